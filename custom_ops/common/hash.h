@@ -1,0 +1,48 @@
+// The one hash of ids, and how a rank is chosen from it.
+//
+// Mix64 is MurmurHash3's 64-bit finalizer (A. Appleby, public domain): a bijection of 64-bit integers in which every
+// input bit changes every output bit with probability close to 1/2. Everything that needs "a hash of the id" derives
+// it from here, so that the parts stay independent on purpose:
+//   owner rank      high bits of Mix64(id)              (HashRangeOwner)
+//   dedup slots     high bits of Mix64(id ^ kSlotSalt)  (SlotHash)
+// Were both taken from the same bits, a rank that owns one range of the hash would fill one range of its slots.
+#ifndef FUSEDREC_COMMON_HASH_H_
+#define FUSEDREC_COMMON_HASH_H_
+
+#include <cstdint>
+
+namespace fusedrec {
+
+inline uint64_t Mix64(uint64_t x) {
+  x ^= x >> 33;
+  x *= 0xff51afd7ed558ccdULL;
+  x ^= x >> 33;
+  x *= 0xc4ceb9fe1a85ec53ULL;
+  x ^= x >> 33;
+  return x;
+}
+
+inline uint64_t SlotHash(int64_t id) {
+  constexpr uint64_t kSlotSalt = 0x9e3779b97f4a7c15ULL;  // 2^64 / golden ratio
+  return Mix64(static_cast<uint64_t>(id) ^ kSlotSalt);
+}
+
+// Maps a hash to [0, n) by its range: floor(hash * n / 2^64). Contiguous ranges of the hash belong to one owner.
+inline uint32_t RangeOf(uint64_t hash, uint32_t n) {
+  return static_cast<uint32_t>((static_cast<unsigned __int128>(hash) * n) >> 64);
+}
+
+// Owner of an id in this project's own tables.
+inline uint32_t HashRangeOwner(int64_t id, uint32_t ranks) {
+  return RangeOf(Mix64(static_cast<uint64_t>(id)), ranks);
+}
+
+// Owner of an id in TFRA's tables: its `default_partition_fn` as a TensorFlow built with CUDA runs it (the published
+// wheels are), which keeps the low 31 bits. TFRA's checkpoint files are laid out by it.
+inline uint32_t TfraOwner(int64_t id, uint32_t ranks) {
+  return static_cast<uint32_t>((static_cast<uint64_t>(id) & 0x7fffffffULL) % ranks);
+}
+
+}  // namespace fusedrec
+
+#endif  // FUSEDREC_COMMON_HASH_H_

@@ -1,0 +1,24 @@
+// Concatenates the ids of a group's features, segment by segment: step a.1 of FusedRec (section 3, "Embedding Fusion").
+//
+// One op instead of a cast, a shape, a concat and a cumulative sum per feature, and the place where row_splits that do
+// not describe their values are refused by the feature's name, before anything is computed from them.
+#ifndef FUSEDREC_FUSE_IDS_FUSE_IDS_H_
+#define FUSEDREC_FUSE_IDS_FUSE_IDS_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/types/span.h"
+
+namespace fusedrec {
+
+//   features        ids of each feature; features of one segment are neighbours
+//   segments        [F] segment of each feature, non-decreasing, in [0, S)
+//   fused           [N] out: ids of all features
+//   segment_splits  [S+1] out: segment s is fused[segment_splits[s]:segment_splits[s+1]]
+void FuseIds(const std::vector<absl::Span<const int64_t>>& features, absl::Span<const int64_t> segments,
+             absl::Span<int64_t> fused, absl::Span<int64_t> segment_splits);
+
+}  // namespace fusedrec
+
+#endif  // FUSEDREC_FUSE_IDS_FUSE_IDS_H_

@@ -1,0 +1,45 @@
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/shape_inference.h"
+
+namespace fusedrec {
+
+using tensorflow::shape_inference::InferenceContext;
+using tensorflow::shape_inference::ShapeHandle;
+
+REGISTER_OP("Fusedrec>FuseIds")
+    .Input("ids: num_features * int64")
+    .Input("row_splits: num_ragged * int64")
+    .Output("fused: int64")
+    .Output("segment_splits: int64")
+    .Output("feature_lengths: int64")
+    .Attr("num_features: int >= 1")
+    .Attr("num_ragged: int >= 0")
+    .Attr("num_segments: int >= 1")
+    .Attr("segments: list(int)")
+    .Attr("ragged_features: list(int)")
+    .Attr("feature_names: list(string)")
+    .SetShapeFn([](InferenceContext* c) {
+      int64_t features, segments;
+      TF_RETURN_IF_ERROR(c->GetAttr("num_features", &features));
+      TF_RETURN_IF_ERROR(c->GetAttr("num_segments", &segments));
+      ShapeHandle unused;
+      for (int i = 0; i < c->num_inputs(); ++i) TF_RETURN_IF_ERROR(c->WithRank(c->input(i), 1, &unused));
+      c->set_output(0, c->UnknownShapeOfRank(1));
+      c->set_output(1, c->Vector(segments + 1));
+      c->set_output(2, c->Vector(features));
+      return absl::OkStatus();
+    })
+    .Doc(R"doc(
+Concatenates the ids of a group's features, segment by segment (FusedRec, section 3, "Embedding Fusion").
+
+ids: <int64>[n_f] ids of feature f.
+row_splits: <int64>[B_f + 1] of the ragged features: must run from 0 to n_f without decreasing.
+fused: <int64>[N] ids of all features, in the order given.
+segment_splits: <int64>[S+1] segment s is fused[segment_splits[s]:segment_splits[s+1]].
+feature_lengths: <int64>[F] n_f.
+segments: [F] segment of each feature, non-decreasing.
+ragged_features: index of the feature that each row_splits belongs to.
+feature_names: [F] names for messages.
+)doc");
+
+}  // namespace fusedrec

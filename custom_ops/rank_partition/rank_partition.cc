@@ -1,0 +1,148 @@
+#include "rank_partition/rank_partition.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "common/hash.h"
+
+namespace fusedrec {
+namespace {
+
+constexpr int64_t kBlock = 16 * 1024;  // ids per block of the counting sort
+
+inline uint32_t OwnerOf(int64_t id, Owner owner, uint32_t ranks) {
+  return owner == Owner::kTfra ? TfraOwner(id, ranks) : HashRangeOwner(id, ranks);
+}
+
+}  // namespace
+
+void RankPartition(absl::Span<const int64_t> unique_ids, absl::Span<const int64_t> unique_splits, Owner owner,
+                   const ParallelFor& parallel_for, absl::Span<int64_t> message, absl::Span<int32_t> send_splits,
+                   absl::Span<int32_t> id_splits, absl::Span<int32_t> restore) {
+  const int64_t num_ids = unique_ids.size();
+  const int64_t segments = unique_splits.size() - 1;
+  const int64_t ranks = send_splits.size();
+  const int64_t blocks = (num_ids + kBlock - 1) / kBlock;
+
+  // counts[b][r]: ids of block b that go to r. The owner is kept in `restore` until the final pass overwrites it.
+  std::vector<int32_t> counts((blocks + 1) * ranks, 0);
+  parallel_for(blocks, 8 * kBlock, [&](int64_t begin, int64_t end) {
+    for (int64_t b = begin; b < end; ++b) {
+      int32_t* count = &counts[b * ranks];
+      const int64_t last = std::min(num_ids, (b + 1) * kBlock);
+      for (int64_t u = b * kBlock; u < last; ++u) {
+        const uint32_t r = OwnerOf(unique_ids[u], owner, ranks);
+        restore[u] = r;
+        ++count[r];
+      }
+    }
+  });
+
+  // Exclusive prefix sums, owner-major: counts[b][r] becomes the row of block b's first id for r.
+  int32_t row = 0;
+  for (int64_t r = 0; r < ranks; ++r) {
+    const int32_t first = row;
+    for (int64_t b = 0; b < blocks; ++b) {
+      const int32_t count = counts[b * ranks + r];
+      counts[b * ranks + r] = row;
+      row += count;
+    }
+    id_splits[r] = row - first;
+    send_splits[r] = id_splits[r] + segments;
+  }
+
+  // Headers: segment s sends to r what lies between its first and last id. Counted from the ids, in parallel by segment.
+  std::vector<int64_t> block_start(ranks);
+  int64_t start = 0;
+  for (int64_t r = 0; r < ranks; ++r) {
+    block_start[r] = start;
+    start += send_splits[r];
+  }
+  std::fill(message.begin() + start, message.end(), 0);
+  parallel_for(segments, 2 * num_ids / std::max<int64_t>(segments, 1) + ranks, [&](int64_t begin, int64_t end) {
+    for (int64_t s = begin; s < end; ++s) {
+      for (int64_t r = 0; r < ranks; ++r) message[block_start[r] + s] = 0;
+      for (int64_t u = unique_splits[s]; u < unique_splits[s + 1]; ++u) ++message[block_start[restore[u]] + s];
+    }
+  });
+
+  // Row `i` of owner r lies behind the headers of owners 0..r.
+  parallel_for(blocks, 6 * kBlock, [&](int64_t begin, int64_t end) {
+    for (int64_t b = begin; b < end; ++b) {
+      int32_t* next = &counts[b * ranks];
+      const int64_t last = std::min(num_ids, (b + 1) * kBlock);
+      for (int64_t u = b * kBlock; u < last; ++u) {
+        const int32_t r = restore[u];
+        restore[u] = next[r]++;
+        message[restore[u] + (r + 1) * segments] = unique_ids[u];
+      }
+    }
+  });
+}
+
+absl::Status CheckMessage(absl::Span<const int64_t> message, absl::Span<const int32_t> received_splits,
+                          int64_t num_segments) {
+  const char* remedy = " All ranks must run the same model with the same tables.";
+  int64_t start = 0;
+  for (size_t r = 0; r < received_splits.size(); ++r) {
+    const int64_t size = received_splits[r];
+    if (size < num_segments || start + size > static_cast<int64_t>(message.size())) {
+      return absl::InvalidArgumentError(absl::StrCat("received_splits[", r, "] must lie in [", num_segments, ", ",
+                                                     static_cast<int64_t>(message.size()) - start, "], got ", size,
+                                                     ".", remedy));
+    }
+    // Each count is bounded before it is added: a damaged header must not overflow the sum.
+    int64_t ids = 0;
+    for (int64_t s = 0; s < num_segments; ++s) {
+      const int64_t count = message[start + s];
+      if (count < 0 || count > size - num_segments - ids) {
+        return absl::InvalidArgumentError(absl::StrCat("message of rank ", r, " counts ", count, " ids in segment ", s,
+                                                       ", more than its ", size - num_segments, " ids allow.",
+                                                       remedy));
+      }
+      ids += count;
+    }
+    if (ids != size - num_segments) {
+      return absl::InvalidArgumentError(absl::StrCat("message of rank ", r, " counts ", ids, " ids but holds ",
+                                                     size - num_segments, ".", remedy));
+    }
+    start += size;
+  }
+  if (start != static_cast<int64_t>(message.size())) {
+    return absl::InvalidArgumentError(absl::StrCat("received_splits must sum to the ", message.size(),
+                                                   " entries of message, got ", start, ".", remedy));
+  }
+  return absl::OkStatus();
+}
+
+void UnpackMessage(absl::Span<const int64_t> message, absl::Span<const int32_t> received_splits,
+                   absl::Span<int64_t> ids, absl::Span<int64_t> segment_splits, absl::Span<int32_t> position,
+                   absl::Span<int32_t> id_splits) {
+  const int64_t segments = segment_splits.size() - 1;
+  std::fill(segment_splits.begin(), segment_splits.end(), 0);
+  int64_t start = 0;
+  for (size_t r = 0; r < received_splits.size(); ++r) {
+    for (int64_t s = 0; s < segments; ++s) segment_splits[s + 1] += message[start + s];
+    id_splits[r] = received_splits[r] - segments;
+    start += received_splits[r];
+  }
+  for (int64_t s = 0; s < segments; ++s) segment_splits[s + 1] += segment_splits[s];
+
+  std::vector<int64_t> next(segment_splits.begin(), segment_splits.end() - 1);
+  start = 0;
+  int64_t v = 0;
+  for (size_t r = 0; r < received_splits.size(); ++r) {
+    const int64_t* id = &message[start] + segments;
+    for (int64_t s = 0; s < segments; ++s) {
+      const int64_t count = message[start + s];
+      std::copy(id, id + count, ids.begin() + next[s]);
+      for (int64_t i = 0; i < count; ++i) position[v++] = static_cast<int32_t>(next[s] + i);
+      next[s] += count;
+      id += count;
+    }
+    start += received_splits[r];
+  }
+}
+
+}  // namespace fusedrec

@@ -1,0 +1,92 @@
+#include "recovery/recovery.h"
+
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "unsupported/Eigen/CXX11/Tensor"
+
+namespace fusedrec {
+namespace {
+
+constexpr int64_t kAhead = 8;  // rows between a fetch and its use
+constexpr int64_t kCacheLine = 64;
+
+inline void FetchRow(const char* row, int64_t bytes) {
+  for (int64_t b = 0; b < bytes; b += kCacheLine) __builtin_prefetch(row + b, 0);
+}
+
+// A row of float is added up in place; narrower types need a float32 row beside it.
+template <typename T>
+inline void SumRows(const T* grads, int64_t dim, const int32_t* position, const int32_t* end, float* sum) {
+  std::fill(sum, sum + dim, 0.0f);
+  for (; position < end; ++position) {
+    const T* grad = grads + int64_t{*position} * dim;
+    for (int64_t d = 0; d < dim; ++d) sum[d] += static_cast<float>(grad[d]);
+  }
+}
+
+}  // namespace
+
+int64_t FirstOutOfRange(absl::Span<const int32_t> index, int64_t rows) {
+  // One branch-free pass for the usual answer; the search runs only when there is something to find.
+  bool bad = false;
+  for (const int32_t i : index) bad |= static_cast<uint32_t>(i) >= rows;
+  if (!bad) return -1;
+  return std::find_if(index.begin(), index.end(), [&](int32_t i) { return static_cast<uint32_t>(i) >= rows; }) -
+         index.begin();
+}
+
+void Recover(const char* rows, int64_t row_bytes, absl::Span<const int32_t> index, const ParallelFor& parallel_for,
+             char* out, int64_t out_rows) {
+  const int64_t num = index.size();
+  parallel_for(num, 20 + row_bytes / 4, [&](int64_t begin, int64_t end) {
+    for (int64_t n = begin; n < end; ++n) {
+      if (n + kAhead < end) FetchRow(rows + int64_t{index[n + kAhead]} * row_bytes, row_bytes);
+      std::memcpy(out + n * row_bytes, rows + int64_t{index[n]} * row_bytes, row_bytes);
+    }
+  });
+  std::memset(out + num * row_bytes, 0, (out_rows - num) * row_bytes);
+}
+
+template <typename T>
+void RecoverGrad(const T* grads, int64_t dim, absl::Span<const int32_t> index, const ParallelFor& parallel_for, T* out,
+                 int64_t out_rows) {
+  const int64_t num = index.size();
+  // positions[begin[u] .. begin[u + 1]) are the n with index[n] == u, ascending.
+  std::vector<int32_t> begin(out_rows + 1, 0);
+  std::vector<int32_t> positions(num);
+  for (const int32_t u : index) ++begin[u + 1];
+  for (int64_t u = 0; u < out_rows; ++u) begin[u + 1] += begin[u];
+  {
+    std::vector<int32_t> next(begin.begin(), begin.end() - 1);
+    for (int64_t n = 0; n < num; ++n) positions[next[index[n]]++] = static_cast<int32_t>(n);
+  }
+
+  const int64_t mean_uses = num / std::max<int64_t>(out_rows, 1) + 1;
+  parallel_for(out_rows, (20 + dim) * mean_uses, [&](int64_t first, int64_t last) {
+    std::vector<float> wide(std::is_same<T, float>::value ? 0 : dim);
+    for (int64_t u = first; u < last; ++u) {
+      for (int32_t p = begin[u] + kAhead; p < begin[u + 1] + kAhead && p < begin[last]; ++p) {
+        FetchRow(reinterpret_cast<const char*>(grads + int64_t{positions[p]} * dim), dim * sizeof(T));
+      }
+      T* row = out + u * dim;
+      const int32_t* from = positions.data() + begin[u];
+      const int32_t* to = positions.data() + begin[u + 1];
+      if constexpr (std::is_same<T, float>::value) {
+        SumRows(grads, dim, from, to, row);
+      } else {
+        SumRows(grads, dim, from, to, wide.data());
+        for (int64_t d = 0; d < dim; ++d) row[d] = static_cast<T>(wide[d]);
+      }
+    }
+  });
+}
+
+template void RecoverGrad<float>(const float*, int64_t, absl::Span<const int32_t>, const ParallelFor&, float*, int64_t);
+template void RecoverGrad<Eigen::half>(const Eigen::half*, int64_t, absl::Span<const int32_t>, const ParallelFor&,
+                                       Eigen::half*, int64_t);
+template void RecoverGrad<Eigen::bfloat16>(const Eigen::bfloat16*, int64_t, absl::Span<const int32_t>,
+                                           const ParallelFor&, Eigen::bfloat16*, int64_t);
+
+}  // namespace fusedrec

@@ -1,0 +1,65 @@
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/shape_inference.h"
+
+namespace fusedrec {
+
+using tensorflow::shape_inference::DimensionHandle;
+using tensorflow::shape_inference::InferenceContext;
+using tensorflow::shape_inference::ShapeHandle;
+
+REGISTER_OP("Fusedrec>Recover")
+    .Input("rows: T")
+    .Input("index: int32")
+    .Output("out: T")
+    .Attr("T: {float, half, bfloat16}")
+    .Attr("pad: bool = false")
+    .SetShapeFn([](InferenceContext* c) {
+      ShapeHandle rows, index;
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 2, &rows));   // [P, D]
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(1), 1, &index));  // [N]
+      bool pad;
+      TF_RETURN_IF_ERROR(c->GetAttr("pad", &pad));
+      c->set_output(0, c->Matrix(pad ? c->UnknownDim() : c->Dim(index, 0), c->Dim(rows, 1)));
+      return absl::OkStatus();
+    })
+    .Doc(R"doc(
+Brings rows to where they are used: out[n] = rows[index[n]] (FusedRec, section 3, "Embedding Recovery").
+
+rows: <T>[P, D].
+index: <int32>[N] each in [0, P).
+out: <T>[N, D]; with pad, the first dimension is rounded up to a bucketed size and the rows behind N are 0.
+pad: make a send buffer, see above.
+)doc");
+
+REGISTER_OP("Fusedrec>RecoverGrad")
+    .Input("grads: T")
+    .Input("index: int32")
+    .Input("num_rows: int64")
+    .Output("out: T")
+    .Attr("T: {float, half, bfloat16}")
+    .Attr("pad: bool = false")
+    .SetShapeFn([](InferenceContext* c) {
+      ShapeHandle grads, index, scalar;
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 2, &grads));  // [>= N, D]
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(1), 1, &index));  // [N]
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(2), 0, &scalar));
+      bool pad;
+      TF_RETURN_IF_ERROR(c->GetAttr("pad", &pad));
+      DimensionHandle num_rows = c->UnknownDim();
+      if (!pad) TF_RETURN_IF_ERROR(c->MakeDimForScalarInput(2, &num_rows));
+      c->set_output(0, c->Matrix(num_rows, c->Dim(grads, 1)));
+      return absl::OkStatus();
+    })
+    .Doc(R"doc(
+Gradient of Recover: out[u] is the sum of grads[n] over n with index[n] == u, in the order of n (deterministic).
+
+16-bit types are summed in float32 and rounded once.
+
+grads: <T>[M, D] with M >= N; rows behind N are ignored.
+index: <int32>[N] each in [0, num_rows).
+num_rows: <int64>[] U.
+out: <T>[U, D]; with pad, the first dimension is rounded up to a bucketed size and the rows behind U are 0.
+pad: make a send buffer, see above.
+)doc");
+
+}  // namespace fusedrec

@@ -1,0 +1,33 @@
+"""The shared list of edge cases for everything that takes ids in segments, and random small inputs."""
+
+import numpy as np
+
+INT64_MIN, INT64_MAX = np.iinfo(np.int64).min, np.iinfo(np.int64).max
+
+EDGE_CASES: dict[str, list[list[int]]] = {
+    "no_ids": [[]],
+    "no_ids_in_three_segments": [[], [], []],
+    "one_id": [[7]],
+    "empty_first_segment": [[], [1, 2, 1]],
+    "empty_middle_segment": [[1, 1], [], [1, 2]],
+    "empty_last_segment": [[3, 3, 1], []],
+    "one_id_repeated": [[5] * 33],
+    "all_distinct": [list(range(100)), list(range(50))],
+    "negative_and_extreme": [[-1, INT64_MIN, INT64_MAX, -1, 0], [INT64_MIN, -1]],
+    "same_ids_in_all_segments": [[1, 2, 3]] * 4,
+    "longer_than_the_prefetch": [[i % 7 for i in range(41)]],
+}
+
+
+def from_segments(segments: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
+    """ids <int64>[N] and segment_splits <int64>[S+1] of a list of segments."""
+    lengths = [len(segment) for segment in segments]
+    ids = np.array([i for segment in segments for i in segment], np.int64)
+    return ids, np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+
+
+def random_segments(seed: int, max_segments: int = 6, max_length: int = 40, vocabulary: int = 12):
+    """A random small case: short segments over few ids, so that repeats are many."""
+    random = np.random.default_rng(seed)
+    lengths = random.integers(0, max_length, random.integers(1, max_segments + 1))
+    return from_segments([random.integers(-vocabulary, vocabulary, n).tolist() for n in lengths])

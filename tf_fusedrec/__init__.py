@@ -1,0 +1,27 @@
+"""tf_fusedrec: fused embedding exchange and generative recommenders for TensorFlow 2."""
+
+# Order matters once: _tf_compat chooses legacy Keras before anything imports TensorFlow.
+from tf_fusedrec import _tf_compat  # isort: skip
+from tf_fusedrec import checkpoint, collectives
+from tf_fusedrec.collectives import init
+from tf_fusedrec.config import FeatureConfig, TableConfig
+from tf_fusedrec.embedding import FusedEmbedding
+from tf_fusedrec.initializers import Constant, Normal, TruncatedNormal, Uniform, Zeros
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Constant",
+    "FeatureConfig",
+    "FusedEmbedding",
+    "Normal",
+    "TableConfig",
+    "TruncatedNormal",
+    "Uniform",
+    "Zeros",
+    "checkpoint",
+    "collectives",
+    "init",
+]
+
+del _tf_compat

@@ -1,0 +1,43 @@
+"""Loads the compiled custom ops, once, and says in words what is wrong when they cannot be loaded."""
+
+import importlib.util
+import pathlib
+import types
+
+from tf_fusedrec._tf_compat import tf
+
+_FOLDER = pathlib.Path(__file__).parent
+_REMEDY = "Remedy: pip install -e . --no-build-isolation (or `make test`) in the clone, with this TensorFlow installed."
+
+
+def built_for() -> str | None:
+    """TensorFlow version that the library was compiled against, None when the build did not record it."""
+    if importlib.util.find_spec("tf_fusedrec.ops._build_info") is None:
+        return None
+    from tf_fusedrec.ops import _build_info
+
+    return _build_info.TENSORFLOW_VERSION
+
+
+def load() -> types.ModuleType:
+    """The generated wrappers of the custom ops.
+
+    Raises:
+      ImportError: the library was not built, or was built for another TensorFlow.
+    """
+    path = _FOLDER / "_fusedrec_ops.so"
+    if not path.exists():
+        raise ImportError(f"The custom ops are not built: {path.name} is missing in tf_fusedrec/ops. {_REMEDY}")
+    built, running = built_for(), tf.version.VERSION
+    if built is not None and built != running:
+        raise ImportError(
+            f"The custom ops were built for TensorFlow {built}, but TensorFlow {running} is running; "
+            f"custom ops are bound to the exact version. {_REMEDY}"
+        )
+    try:
+        return tf.load_op_library(str(path))
+    except tf.errors.NotFoundError as error:
+        raise ImportError(f"The custom ops do not load under TensorFlow {running}: {error.message}. {_REMEDY}") from error
+
+
+library = load()

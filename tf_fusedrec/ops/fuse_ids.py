@@ -1,0 +1,54 @@
+"""Stage 1 of 8: the ids of a group's features become one flat tensor, a segment per table."""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from tf_fusedrec._tf_compat import tf
+from tf_fusedrec.ops._library import library
+
+
+class FusedIds(NamedTuple):
+    """Ids of all features of a group."""
+
+    ids: tf.Tensor  # <int64>[N], features in the order given
+    segment_splits: tf.Tensor  # <int64>[S+1], segment bounds inside ids
+    feature_lengths: tf.Tensor  # <int64>[F], ids of each feature
+
+
+def fuse_ids(
+    ids: Sequence[tf.Tensor],
+    row_splits: Mapping[int, tf.Tensor],
+    *,
+    segments: Sequence[int],
+    num_segments: int,
+    feature_names: Sequence[str],
+) -> FusedIds:
+    """Concatenates the ids of features (FusedRec, section 3, "Embedding Fusion").
+
+    Args:
+      ids: F tensors <int64>[n_f].
+      row_splits: of the ragged features, by index: <int64>[B_f + 1].
+      segments: segment of each feature, non-decreasing.
+      num_segments: S.
+      feature_names: for error messages.
+
+    Returns:
+      FusedIds.
+
+    Raises:
+      InvalidArgumentError: row_splits of a feature do not run from 0 to n_f without decreasing (it is named).
+    """
+    ragged = sorted(row_splits)
+    return FusedIds(
+        *library.fusedrec_fuse_ids(
+            ids=list(ids),
+            row_splits=[row_splits[f] for f in ragged],
+            segments=list(segments),
+            num_segments=num_segments,
+            ragged_features=ragged,
+            feature_names=list(feature_names),
+        )
+    )
+
+
+tf.no_gradient("Fusedrec>FuseIds")

@@ -1,0 +1,53 @@
+"""Stage 8 of 8: rows come back to where they are used; the gradient is the mirror, a deterministic sum."""
+
+from tf_fusedrec._tf_compat import tf
+from tf_fusedrec.ops._library import library
+
+
+def recover(rows: tf.Tensor, index: tf.Tensor, *, pad: bool = False) -> tf.Tensor:
+    """out[n] = rows[index[n]] (FusedRec, section 3, "Embedding Recovery"). Differentiable in rows.
+
+    Args:
+      rows: <float32, float16 or bfloat16>[P, D].
+      index: <int32>[N], each in [0, P); for the way back restore[inverse], composed.
+      pad: round the first dimension up to a bucketed size, for a send buffer; the rows behind N are 0.
+
+    Returns:
+      [N, D], or [bucketed N, D] with pad.
+
+    Raises:
+      InvalidArgumentError: an index is out of range.
+    """
+    return library.fusedrec_recover(rows=rows, index=index, pad=pad)
+
+
+def recover_grad(grads: tf.Tensor, index: tf.Tensor, num_rows: tf.Tensor, *, pad: bool = False) -> tf.Tensor:
+    """out[u] = sum of grads[n] over n with index[n] == u, in the order of n; 16-bit types are summed in float32.
+
+    Args:
+      grads: <float32, float16 or bfloat16>[M, D], M >= N; rows behind N are ignored.
+      index: <int32>[N], each in [0, num_rows).
+      num_rows: <int64>[], U.
+      pad: round the first dimension up to a bucketed size, for a send buffer; the rows behind U are 0.
+
+    Returns:
+      [U, D], or [bucketed U, D] with pad. The same bits for any number of threads. Differentiable in grads.
+
+    Raises:
+      InvalidArgumentError: an index is out of range, or grads has fewer rows than index.
+    """
+    return library.fusedrec_recover_grad(grads=grads, index=index, num_rows=num_rows, pad=pad)
+
+
+@tf.RegisterGradient("Fusedrec>Recover")
+def _recover_gradient(op, grad):
+    rows, index = op.inputs
+    return recover_grad(grad, index, tf.shape(rows, out_type=tf.int64)[0]), None
+
+
+@tf.RegisterGradient("Fusedrec>RecoverGrad")
+def _recover_grad_gradient(op, grad):
+    grads, index, _ = op.inputs
+    gathered = recover(grad, index)
+    behind = tf.shape(grads)[0] - tf.shape(index)[0]
+    return tf.pad(gathered, [[0, behind], [0, 0]]), None, None

@@ -1,0 +1,297 @@
+"""FusedEmbedding in one process: forms of input, training against the oracle, refusals."""
+
+import numpy as np
+import pytest
+
+import tf_fusedrec as fr
+from tests.oracles.embedding import TableOracle, accumulate, pool
+from tests.oracles.initial_rows import initial_row_oracle
+from tests.support.ids import INT64_MIN
+from tf_fusedrec._tf_compat import keras, tf
+from tf_fusedrec.tables.keys import table_seed
+
+SGD = keras.optimizers.legacy.SGD
+Adagrad = keras.optimizers.legacy.Adagrad
+
+
+def table(name="item", dim=4, optimizer=None, **kwargs):
+    return fr.TableConfig(name=name, dim=dim, optimizer=optimizer or SGD(0.5), **kwargs)
+
+
+def layer(*features, tables=None, **kwargs):
+    return fr.FusedEmbedding(tables=tables or [table()], features=features, **kwargs)
+
+
+def feature(name="f", table="item", combiner=None):
+    return fr.FeatureConfig(name=name, table=table, combiner=combiner)
+
+
+def initial(name, dim, seed=0):
+    return lambda i: initial_row_oracle("normal", 0.0, 0.05, table_seed(seed, name) % 2**64, i, dim)
+
+
+SAMPLES = [[3, 5, 3], [], [9], [5, 7]]
+WEIGHTS = [[1.0, 0.5, 2.0], [], [3.0], [0.25, 4.0]]
+FORMS = {
+    "ragged": lambda values: tf.ragged.constant(values, row_splits_dtype=tf.int64),
+    "sparse": lambda values: tf.ragged.constant(values, row_splits_dtype=tf.int64).to_sparse(),
+    "ragged_int32_splits": lambda values: tf.ragged.constant(values, row_splits_dtype=tf.int32),
+}
+
+
+@pytest.mark.parametrize("dtype", [tf.int32, tf.int64])
+def test_dense_forms(dtype):
+    emb, rows = layer(feature("a"), feature("b"), feature("c")), initial("item", 4)
+    a, b, c = [1, 2, 1], [[1, 2], [3, 4]], np.arange(12).reshape(2, 3, 2)
+    out = emb({"a": tf.constant(a, dtype), "b": tf.constant(b, dtype), "c": tf.constant(c, dtype)})
+    for name, ids in (("a", a), ("b", b), ("c", c)):
+        want = np.array([rows(i) for i in np.ravel(ids)]).reshape(*np.shape(ids), 4)
+        np.testing.assert_allclose(out[name], want, rtol=1e-6)  # one rounding of a double
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_ragged_and_sparse_without_combiner(form):
+    out = layer(feature())({"f": tf.cast(FORMS[form](SAMPLES), tf.int64)})["f"]
+    assert isinstance(out, tf.RaggedTensor) and out.shape.as_list() == [4, None, 4]
+    rows = initial("item", 4)
+    for got, ids in zip(out, SAMPLES, strict=True):
+        np.testing.assert_allclose(got, np.array([rows(i) for i in ids]).reshape(-1, 4), rtol=1e-6)
+
+
+def test_nested_ragged_without_combiner():
+    ids = tf.ragged.constant([[[1, 2], []], [[3]]], dtype=tf.int64)
+    out = layer(feature())({"f": ids})["f"]
+    assert out.shape.as_list() == [2, None, None, 4]
+    np.testing.assert_array_equal(out.row_lengths(axis=2).flat_values, [2, 0, 1])
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("combiner", ["sum", "mean", "sqrtn"])
+@pytest.mark.parametrize("form", FORMS)
+def test_combiners(form, combiner, weighted):
+    emb = layer(feature(combiner=combiner))
+    ids = tf.cast(FORMS[form](SAMPLES), tf.int64)
+    weights = {"f": FORMS[form](WEIGHTS)} if weighted else None
+    oracle = TableOracle(4, initial("item", 4), "sgd", 0.5)
+    want, _ = pool(oracle, SAMPLES, WEIGHTS if weighted else None, combiner)
+    np.testing.assert_allclose(emb({"f": ids}, weights=weights)["f"], want, rtol=1e-5, atol=1e-8)
+
+
+@pytest.mark.parametrize("combiner", ["sum", "mean", "sqrtn"])
+def test_combiners_of_dense_ids(combiner):
+    oracle = TableOracle(4, initial("item", 4), "sgd", 0.5)
+    emb = layer(feature(combiner=combiner))
+    ids, weights = [[1, 2, 2], [4, 5, 6]], [[1.0, -2.0, 0.5], [0.0, 1.0, 3.0]]
+    got = emb({"f": tf.constant(ids)}, weights={"f": tf.constant(weights)})["f"]
+    np.testing.assert_allclose(got, pool(oracle, ids, weights, combiner)[0], rtol=1e-5)
+    single = emb({"f": tf.constant([3, 4])}, weights={"f": tf.constant([2.0, -1.0])})["f"]
+    np.testing.assert_allclose(single, pool(oracle, [[3], [4]], [[2.0], [-1.0]], combiner)[0], rtol=1e-5)
+
+
+@pytest.mark.parametrize("graph", [False, True])
+@pytest.mark.parametrize("rule", ["sgd", "adagrad"])
+def test_training_with_shared_tables_equals_the_oracle(rule, graph):
+    """Two features share a table, a third has its own; gradients depend on the rows, so a wrong row shows."""
+    optimizer = {"sgd": SGD, "adagrad": Adagrad}[rule](0.5)
+    tables = [table("item", optimizer=optimizer), table("user", optimizer=optimizer)]
+    emb = layer(feature("a"), feature("b", combiner="mean"), feature("u", "user", "sum"), tables=tables)
+    assert len(emb.lookups) == 1
+    oracles = {name: TableOracle(4, initial(name, 4), rule, 0.5) for name in ("item", "user")}
+    a, b, u = [3, 5, 3], [[5, 9], [], [3, 3, 1]], [[1], [1, 2], [7]]
+    inputs = {"a": tf.constant(a), "b": tf.ragged.constant(b, dtype=tf.int64), "u": tf.ragged.constant(u, dtype=tf.int64)}
+
+    def step():
+        with tf.GradientTape() as tape:
+            out = emb(inputs)
+            loss = tf.reduce_sum(out["a"] ** 2) + tf.reduce_sum(out["b"] ** 3) + tf.reduce_sum(out["u"] * 0.5)
+        tape.gradient(loss, emb.trainable_variables)
+        return loss
+
+    run = tf.function(step) if graph else step
+    for _ in range(4):
+        rows_a, factor_a = pool(oracles["item"], [[i] for i in a], None, "sum")
+        rows_b, factor_b = pool(oracles["item"], b, None, "mean")
+        rows_u, factor_u = pool(oracles["user"], u, None, "sum")
+        want = (rows_a**2).sum() + (rows_b**3).sum() + rows_u.sum() * 0.5
+        np.testing.assert_allclose(run(), want, rtol=1e-4, atol=1e-7)
+        item, user = {}, {}
+        accumulate(item, [[i] for i in a], factor_a, 2 * rows_a)
+        accumulate(item, b, factor_b, 3 * rows_b**2)
+        accumulate(user, u, factor_u, np.full_like(rows_u, 0.5))
+        oracles["item"].apply(item)
+        oracles["user"].apply(user)
+    for name, oracle in oracles.items():
+        ids, rows = emb.export_table(name)
+        assert ids.tolist() == sorted(oracle.rows)
+        # float32 rows after four steps; Adagrad divides by roots near 0.3, which multiplies the rounding of gradients.
+        np.testing.assert_allclose(rows, [oracle.rows[i] for i in sorted(oracle.rows)], rtol=1e-4, atol=1e-6)
+
+
+def test_no_ids_at_all():
+    emb = layer(feature("a"), feature("b", combiner="mean"))
+    empty = {"a": tf.zeros([0], tf.int64), "b": tf.ragged.constant([[], []], dtype=tf.int64, ragged_rank=1)}
+    with tf.GradientTape() as tape:
+        out = emb(empty)
+        loss = tf.reduce_sum(out["a"]) + tf.reduce_sum(out["b"])
+    tape.gradient(loss, emb.trainable_variables)
+    assert out["a"].shape == [0, 4] and out["b"].shape == [2, 4]
+    assert len(emb.export_table("item")[0]) == 0
+
+
+def test_lookup_without_gradient_inserts_nothing_and_frozen_layers_do_not_train():
+    emb = layer(feature())
+    emb.trainable = False
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(emb({"f": tf.constant([1, 2])})["f"])
+    assert emb.trainable_variables == []
+    tape.gradient(loss, emb.weights)
+    emb({"f": tf.constant([1, 2])})
+    assert len(emb.export_table("item")[0]) == 0
+
+
+def test_new_rows_are_distinct_and_do_not_depend_on_batch_order_or_layer():
+    """The fault B6 of TFRA with tf_keras initializers: rows repeat from batch to batch."""
+    one, other = layer(feature(), name="one"), layer(feature("g"), name="other")
+    ids = np.arange(80)
+    rows = np.concatenate([one({"f": tf.constant(part)})["f"] for part in ids.reshape(10, 8)])
+    assert len(np.unique(rows, axis=0)) == 80
+    np.testing.assert_array_equal(other({"g": tf.constant(ids[::-1])})["g"][::-1], rows)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_16_bit_tables_train(dtype):
+    emb = layer(feature(combiner="sum"), tables=[table(dtype=dtype, initializer=fr.Constant(value=1.0))])
+    with tf.GradientTape() as tape:
+        out = emb({"f": tf.constant([[1, 1], [1, 2]])})["f"]
+        loss = tf.reduce_sum(out)
+    tape.gradient(loss, emb.trainable_variables)
+    assert out.dtype == dtype
+    np.testing.assert_array_equal(emb.export_table("item")[1].astype(np.float32), [[-0.5] * 4, [0.5] * 4])
+
+
+def test_model_fit_in_a_functional_model():
+    emb = layer(feature("a", combiner="mean"), feature("b"), tables=[table(optimizer=Adagrad(0.5))])
+    a, b = keras.Input([None], dtype=tf.int64, ragged=True), keras.Input([], dtype=tf.int64)
+    rows = emb({"a": a, "b": b})
+    model = keras.Model({"a": a, "b": b}, keras.layers.Dense(1)(rows["a"] + rows["b"]))
+    model.compile(keras.optimizers.legacy.Adam(0.05), "mse")
+    x = {"a": tf.ragged.constant([[1, 2], [3], []] * 8, dtype=tf.int64), "b": tf.range(24, dtype=tf.int64)}
+    history = model.fit(x, tf.linspace(0.0, 1.0, 24), batch_size=8, epochs=8, verbose=0).history["loss"]
+    assert history[-1] < 0.2 * history[0]
+    assert len(emb.export_table("item")[0]) == 24
+
+
+def test_second_training_from_lookups_of_one_step_is_refused():
+    for wrap in (lambda f: f, tf.function):
+        emb = layer(feature(), name="twice")
+
+        def step(emb=emb):
+            with tf.GradientTape() as tape:
+                loss = sum(tf.reduce_sum(emb({"f": tf.constant([1])})["f"]) for _ in range(2))
+            tape.gradient(loss, emb.trainable_variables)
+
+        with pytest.raises(tf.errors.InvalidArgumentError, match="FusedEmbedding .*twice.* was trained twice"):
+            wrap(step)()
+
+
+@pytest.mark.parametrize(
+    ("inputs", "weights", "words"),
+    [
+        ({"g": [1]}, None, r"inputs of 'fused_embedding' hold unknown features \['g'\]. Known features: \['f', 'p'\]"),
+        ({}, None, "must be a dict from feature names"),
+        ({"f": [1.5]}, None, "Ids of feature 'f' must be int32 or int64, got float32"),
+        ({"f": ["a"]}, None, "Ids of feature 'f' must be int32 or int64, got string"),
+        ({"f": object()}, None, "feature 'f' must be a Tensor, RaggedTensor or SparseTensor, got object"),
+        ({"f": 3}, None, "Ids of feature 'f' must have a known rank of at least 1"),
+        ({"f": [1]}, {"f": [1.0]}, "Feature 'f' got weights, but its combiner is None"),
+        ({"p": [1]}, {"p": [1]}, "Weights of feature 'p' must be floats, got int32"),
+        ({"p": [1]}, {"q": [1.0]}, r"weights of 'fused_embedding' hold unknown features \['q'\]"),
+        ({"p": [[[1]]]}, None, r"with combiner 'sum' must have shape \[B\] or \[B, L\]"),
+    ],
+)
+def test_bad_inputs_are_refused_by_name(inputs, weights, words):
+    with pytest.raises(ValueError, match=words):
+        layer(feature("f"), feature("p", combiner="sum"), name="fused_embedding")(inputs, weights=weights)
+
+
+def test_weights_of_another_length_are_refused():
+    emb = layer(feature("p", combiner="sum"))
+    with pytest.raises(tf.errors.InvalidArgumentError, match="Weights of feature 'p' must be one per id"):
+        emb({"p": tf.constant([[1, 2]])}, weights={"p": tf.constant([[1.0]])})
+
+
+def test_row_splits_that_lie_are_refused_by_feature():
+    lie = tf.RaggedTensor.from_row_splits(tf.constant([1, 2], tf.int64), tf.constant([0, 5], tf.int64), validate=False)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="row_splits of feature 'p' must run from 0 to 2"):
+        layer(feature("p", combiner="sum"))({"p": lie})
+
+
+def test_ids_and_key_encodings():
+    """Two tables in one group: 'bits' refuses an id below 0 by its table, 'hash' takes every int64."""
+    tables = [table("item"), table("user")]
+    features = [feature("f"), feature("u", "user")]
+    inputs = {"f": tf.constant([1]), "u": tf.constant([INT64_MIN, -1], tf.int64)}
+    with pytest.raises(tf.errors.InvalidArgumentError, match="id -9223372036854775808 of table 'user' does not fit"):
+        layer(*features, tables=tables)(inputs)
+    hashed = layer(*features, tables=tables, key_encoding="hash")
+    with tf.GradientTape() as tape:
+        loss = sum(tf.reduce_sum(rows) for rows in hashed(inputs).values())
+    tape.gradient(loss, hashed.trainable_variables)
+    assert hashed.export_table("user")[0].tolist() == [INT64_MIN, -1]
+    assert hashed.export_table("item")[0].tolist() == [1]
+    alone = layer(feature())  # a group of one needs no bits for the table: any id
+    assert alone({"f": tf.constant([INT64_MIN, -1], tf.int64)})["f"].shape == [2, 4]
+
+
+def test_hash_without_reverse_map_refuses_export():
+    emb = layer(feature(), key_encoding="hash", keep_reverse_map=False)
+    with pytest.raises(RuntimeError, match=r"Rows of tables \['item'\] cannot be exported"):
+        emb.export_table("item")
+    with pytest.raises(ValueError, match="has no table 'nope'. Known tables"):
+        emb.export_table("nope")
+    with pytest.raises(ValueError, match="key_encoding must be one of"):
+        layer(feature(), key_encoding="md5")
+
+
+def test_hash_keys_are_those_of_the_c_plus_plus_mix():
+    from tests.oracles.rank_partition import mix64
+    from tf_fusedrec.tables.keys import NameHash
+
+    ids, names = [0, 1, -1, INT64_MIN, 12345], ["item", "user"]
+    for s, name in enumerate(names):
+        got = NameHash(names).encode(tf.constant(ids, tf.int64), tf.fill([5], tf.constant(s, tf.int64)))
+        assert [int(k) % 2**64 for k in got] == [mix64(i ^ table_seed(0, name)) for i in ids]
+
+
+def test_new_style_optimizers_train_and_those_that_tfra_starts_wrongly_are_refused():
+    emb = layer(feature(), tables=[table(optimizer=keras.optimizers.Adam(0.1))])
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(emb({"f": tf.constant([1])})["f"])
+    before = emb({"f": tf.constant([1])})["f"]
+    tape.gradient(loss, emb.trainable_variables)
+    # Adam's first step is learning_rate * sign(gradient), up to its epsilon of 1e-7.
+    np.testing.assert_allclose(emb({"f": tf.constant([1])})["f"], before - 0.1, atol=1e-5)
+    with pytest.raises(ValueError, match="must not be the new-style Adagrad.*legacy.Adagrad"):
+        layer(feature(), tables=[table(optimizer=keras.optimizers.Adagrad(0.1))])
+
+
+def test_loss_scaling_is_refused():
+    keras.mixed_precision.set_global_policy("mixed_float16")
+    try:
+        with pytest.raises(ValueError, match="mixed_float16.*Use mixed_bfloat16"):
+            layer(feature())
+    finally:
+        keras.mixed_precision.set_global_policy("float32")
+
+
+def test_config_round_trip():
+    emb = layer(
+        feature("a", combiner="mean"), feature("b", "wide"),
+        tables=[table(), table("wide", dim=8, optimizer=keras.optimizers.Adam(0.1), initializer=fr.Uniform(maxval=1.0))],
+        seed=3,
+    )  # fmt: skip
+    again = fr.FusedEmbedding.from_config(emb.get_config())
+    assert [lookup.group.name for lookup in again.lookups] == [lookup.group.name for lookup in emb.lookups]
+    inputs = {"a": tf.constant([[1, 2]]), "b": tf.constant([3])}
+    for name, rows in emb(inputs).items():
+        np.testing.assert_array_equal(again(inputs)[name], rows)

@@ -1,0 +1,176 @@
+"""FusedEmbedding on 1, 2, 3 and 4 real Horovod processes: the tables after training are those of one process."""
+
+import functools
+
+import numpy as np
+import pytest
+
+from tests.support.ranks import RanksFailed, run_ranks
+
+WORLD_SIZES = [2, 3, 4]
+STEPS, SAMPLES = 3, 12
+
+
+def _batches(scenario):
+    """Global batches of one scenario: a pure function of its name. Lists of samples; a sample is a dict of id lists."""
+    random = np.random.default_rng(len(scenario))
+
+    def ids(low, high, n):
+        if scenario == "same_id_everywhere":
+            return [7] * n
+        if scenario == "all_ids_on_one_rank":
+            return (12 * random.integers(low, high, n)).tolist()  # 0 modulo 2, 3 and 4
+        return random.integers(low, high, n).tolist()
+
+    low = -(2**62) if scenario == "any_int64" else 0
+    high = 2**62 if scenario == "any_int64" else 20
+    return [
+        [
+            {
+                "a": ids(low, high, random.integers(0, 5)),
+                "b": ids(low, high, random.integers(0, 5)),
+                "c": ids(low, high, 2),
+                "d": ids(low, high, random.integers(0, 3)),
+                "w": None,
+            }
+            for _ in range(SAMPLES)
+        ]
+        for _ in range(STEPS)
+    ]
+
+
+SCENARIOS = ["uneven", "a_rank_with_nothing", "same_id_everywhere", "all_ids_on_one_rank", "any_int64"]
+
+
+def _slice_of(scenario, rank, size):
+    """Uneven slices on purpose; with a_rank_with_nothing, rank 0 has none (unless it is alone)."""
+    weights = np.arange(1, size + 1)
+    if scenario == "a_rank_with_nothing" and size > 1:
+        weights[0] = 0
+    bounds = np.round(np.concatenate([[0], np.cumsum(weights)]) / weights.sum() * SAMPLES).astype(int)
+    return slice(bounds[rank], bounds[rank + 1])
+
+
+def _train(scenario, gradient_op):
+    import tf_fusedrec as fr
+    from tf_fusedrec._tf_compat import keras, tf
+
+    rank, size = fr.collectives.rank(), fr.collectives.size()
+    adagrad, adam = keras.optimizers.legacy.Adagrad(0.5), keras.optimizers.legacy.Adam(0.1)
+    emb = fr.FusedEmbedding(
+        tables=[
+            fr.TableConfig(name="item", dim=4, optimizer=adagrad),
+            fr.TableConfig(name="user", dim=4, optimizer=adagrad),
+            fr.TableConfig(name="wide", dim=8, optimizer=adam),
+        ],
+        features=[
+            fr.FeatureConfig(name="a", table="item"),
+            fr.FeatureConfig(name="b", table="item", combiner="mean"),
+            fr.FeatureConfig(name="c", table="user"),
+            fr.FeatureConfig(name="d", table="wide", combiner="sqrtn"),
+        ],
+        gradient_op=gradient_op,
+        key_encoding="hash" if scenario == "any_int64" else "bits",
+        name=f"{scenario}-{gradient_op}",
+    )
+    ragged = functools.partial(tf.ragged.constant, ragged_rank=1, dtype=tf.int64, row_splits_dtype=tf.int64)
+
+    @tf.function(reduce_retracing=True)
+    def step(inputs):
+        with tf.GradientTape() as tape:
+            out = emb(inputs)
+            loss = tf.reduce_sum(out["a"].flat_values ** 2) + tf.reduce_sum(tf.sin(5 * out["b"]))
+            loss += tf.reduce_sum(out["c"] ** 3) + tf.reduce_sum(tf.cos(out["d"]))
+            # Losses are sums here, so an average over ranks must be undone to compare with one process.
+            loss *= size if gradient_op == "average" else 1
+        tape.gradient(loss, emb.trainable_variables)
+
+    for batch in _batches(scenario):
+        mine = batch[_slice_of(scenario, rank, size)]
+        inputs = {name: ragged([sample[name] for sample in mine]) for name in "abd"}
+        inputs["c"] = tf.constant(np.array([sample["c"] for sample in mine], np.int64).reshape(len(mine), 2))
+        step(inputs)
+    return {name: emb.export_table(name) for name in ("item", "user", "wide")}
+
+
+def train_all():
+    """Body: every scenario, so that one launch serves them all."""
+    ops = ("sum", "average")
+    return {(s, op): _train(s, op) for s in SCENARIOS for op in (ops if s == "uneven" else ops[:1])}
+
+
+def alltoalls_of_a_step():
+    """Body: Horovod ops in the traced training step of 8 features in 2 groups, and in its evaluation."""
+    import tf_fusedrec as fr
+    from tests.support.graphs import count_ops
+    from tf_fusedrec._tf_compat import keras, tf
+
+    dims = [4, 8] * 4
+    emb = fr.FusedEmbedding(
+        tables=[fr.TableConfig(name=f"t{i}", dim=d, optimizer=keras.optimizers.legacy.Adagrad(0.1)) for i, d in enumerate(dims)],
+        features=[fr.FeatureConfig(name=f"f{i}", table=f"t{i}") for i in range(8)],
+    )
+    inputs = {f"f{i}": tf.range(5 + i) for i in range(8)}
+
+    @tf.function
+    def evaluate():
+        return sum(tf.reduce_sum(rows) for rows in emb(inputs).values())
+
+    @tf.function
+    def train():
+        with tf.GradientTape() as tape:
+            loss = sum(tf.reduce_sum(rows) for rows in emb(inputs).values())
+        tape.gradient(loss, emb.trainable_variables)
+
+    return [count_ops(f.get_concrete_function())["HorovodAlltoall"] for f in (train, evaluate)]
+
+
+def fail_on_rank_1():
+    """Body: rank 1 feeds ids of a float dtype while the others wait in a collective."""
+    import tf_fusedrec as fr
+    from tf_fusedrec._tf_compat import keras, tf
+
+    emb = fr.FusedEmbedding(
+        tables=[fr.TableConfig(name="t", dim=4, optimizer=keras.optimizers.legacy.SGD(0.1))],
+        features=[fr.FeatureConfig(name="f", table="t")],
+    )
+    emb({"f": tf.constant([1.5] if fr.collectives.rank() == 1 else [1])})
+
+
+def merged(results, scenario, table):
+    """Rows of all ranks as one table, ascending ids; an id on two ranks fails."""
+    ids = np.concatenate([r[scenario][table][0] for r in results])
+    rows = np.concatenate([r[scenario][table][1] for r in results])
+    assert len(np.unique(ids)) == len(ids), "an id lives on two ranks"
+    order = np.argsort(ids)
+    return ids[order], rows[order]
+
+
+@pytest.fixture(scope="module")
+def one_process():
+    return run_ranks(train_all, 1)
+
+
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
+def test_rows_after_training_do_not_depend_on_the_number_of_ranks(world_size, one_process):
+    results = run_ranks(train_all, world_size)
+    for scenario in one_process[0]:
+        for table in one_process[0][scenario]:
+            want_ids, want_rows = merged(one_process, scenario, table)
+            ids, rows = merged(results, scenario, table)
+            np.testing.assert_array_equal(ids, want_ids, err_msg=f"{scenario} {table}")
+            # Sums over ranks are added in another order than over samples: float32 rounding (6e-8) of sums of up to 50
+            # terms, over three steps. Adam divides tiny gradients by their own size, hence the absolute part.
+            np.testing.assert_allclose(rows, want_rows, rtol=2e-5, atol=2e-6, err_msg=f"{scenario} {table}")
+        if scenario[0] == "all_ids_on_one_rank":
+            assert [len(r[scenario]["item"][0]) > 0 for r in results] == [True] + [False] * (world_size - 1)
+
+
+def test_three_alltoalls_per_group_and_step():
+    assert run_ranks(alltoalls_of_a_step, 2) == [[6, 4]] * 2
+    assert run_ranks(alltoalls_of_a_step, 1) == [[0, 0]]
+
+
+def test_a_failing_rank_ends_the_job_on_all_ranks():
+    with pytest.raises(RanksFailed, match="Ids of feature 'f' must be int32 or int64, got float32"):
+        run_ranks(fail_on_rank_1, 3, timeout_s=90)

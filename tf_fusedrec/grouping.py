@@ -1,0 +1,86 @@
+"""Stage 0 of 8: tables of equal spec become one group (FusedRec eq. 1): spec = (dim, dtype, optimizer, initializer).
+
+A group costs three all2alls a step however many tables it holds. Decided once, when the layer is made.
+"""
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Sequence
+
+from tf_fusedrec.config import FeatureConfig, TableConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """Tables that are stored, exchanged and trained together."""
+
+    name: str  # from the spec alone: adding a table of another spec renames nothing
+    tables: tuple[TableConfig, ...]  # sorted by name; table s is segment s
+    features: tuple[FeatureConfig, ...]  # sorted by segment, inside a segment in the user's order
+    segments: tuple[int, ...]  # segment of each feature
+
+
+def _optimizer_spec(optimizer: object) -> str:
+    """Equal for optimizers that train alike. TF1 optimizers cannot be compared and are equal to themselves only."""
+    kind = f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"
+    if not hasattr(optimizer, "get_config"):
+        return f"{kind}@{id(optimizer)}"
+    return f"{kind}{json.dumps(optimizer.get_config(), sort_keys=True, default=str)}"
+
+
+def _spec(table: TableConfig) -> tuple:
+    return (table.dim, table.dtype, table.initializer, _optimizer_spec(table.optimizer))
+
+
+def _group_name(table: TableConfig) -> str:
+    digest = hashlib.blake2b(repr(_spec(table)[2:]).encode(), digest_size=3).hexdigest()
+    return f"{type(table.optimizer).__name__.lower()}-{table.dtype}-{table.dim}-{digest}"
+
+
+def check_names(tables: Sequence[TableConfig], features: Sequence[FeatureConfig]) -> None:
+    """Raises ValueError when names repeat, a feature names no table, or a table is named by no feature."""
+    for kind, names in (("tables", [t.name for t in tables]), ("features", [f.name for f in features])):
+        repeated = sorted({n for n in names if names.count(n) > 1})
+        if repeated:
+            raise ValueError(f"Names of {kind} must be unique, got {repeated} more than once.")
+        if not names:
+            raise ValueError(f"{kind} must hold at least one config, got none.")
+    known = {t.name for t in tables}
+    for feature in features:
+        if feature.table not in known:
+            raise ValueError(
+                f"FeatureConfig.table must name one of the tables {sorted(known)}, got {feature.table!r} for feature "
+                f"{feature.name!r}. Add the TableConfig or correct the name."
+            )
+    unused = sorted(known - {f.table for f in features})
+    if unused:
+        raise ValueError(f"Every table must be used by a feature, got no feature for {unused}. Remove the tables.")
+
+
+def group_tables(tables: Sequence[TableConfig], features: Sequence[FeatureConfig]) -> tuple[Group, ...]:
+    """Fuses tables of equal spec into groups.
+
+    Returns:
+      Groups in the order of their first table's name: the same on all ranks, whatever order the user wrote.
+
+    Raises:
+      ValueError: see check_names.
+    """
+    check_names(tables, features)
+    by_spec: dict[tuple, list[TableConfig]] = {}
+    for table in sorted(tables, key=lambda t: t.name):
+        by_spec.setdefault(_spec(table), []).append(table)
+    groups = []
+    for members in by_spec.values():
+        segment_of = {table.name: s for s, table in enumerate(members)}
+        mine = sorted((f for f in features if f.table in segment_of), key=lambda f: segment_of[f.table])
+        groups.append(
+            Group(
+                name=_group_name(members[0]),
+                tables=tuple(members),
+                features=tuple(mine),
+                segments=tuple(segment_of[f.table] for f in mine),
+            )
+        )
+    return tuple(groups)

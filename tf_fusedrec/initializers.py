@@ -1,0 +1,93 @@
+"""Distributions of a new row's values: frozen records, equal by value, so that tables of equal spec can be fused.
+
+The numbers themselves are drawn in ops/initial_rows.py as a pure function of (seed, table, id).
+"""
+
+import dataclasses
+
+from typing import ClassVar
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Initializer:
+    """Base of the distributions below; `a` and `b` are the parameters that the op takes."""
+
+    distribution: ClassVar[str]
+
+    @property
+    def a(self) -> float:
+        raise NotImplementedError
+
+    @property
+    def b(self) -> float:
+        return 0.0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Constant(Initializer):
+    """Every column is `value`."""
+
+    distribution: ClassVar[str] = "constant"
+    value: float = 0.0
+
+    @property
+    def a(self) -> float:
+        return self.value
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Zeros(Constant):
+    """Every column is 0."""
+
+    def __post_init__(self) -> None:
+        if self.value != 0.0:
+            raise ValueError(f"Zeros.value must be 0, got {self.value}. Use Constant(value={self.value}).")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Uniform(Initializer):
+    """Columns are uniform on [minval, maxval)."""
+
+    distribution: ClassVar[str] = "uniform"
+    minval: float = -0.05
+    maxval: float = 0.05
+
+    def __post_init__(self) -> None:
+        if not self.minval < self.maxval:
+            raise ValueError(f"Uniform.minval must be below maxval, got {self.minval} and {self.maxval}.")
+
+    @property
+    def a(self) -> float:
+        return self.minval
+
+    @property
+    def b(self) -> float:
+        return self.maxval
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Normal(Initializer):
+    """Columns are normal with `mean` and `stddev`."""
+
+    distribution: ClassVar[str] = "normal"
+    mean: float = 0.0
+    stddev: float = 0.05
+
+    def __post_init__(self) -> None:
+        if not self.stddev >= 0:
+            raise ValueError(f"{type(self).__name__}.stddev must be >= 0, got {self.stddev}.")
+
+    @property
+    def a(self) -> float:
+        return self.mean
+
+    @property
+    def b(self) -> float:
+        return self.stddev
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TruncatedNormal(Normal):
+    """Normal, redrawn outside two standard deviations."""
+
+    distribution: ClassVar[str] = "truncated_normal"

@@ -1,0 +1,79 @@
+"""One key out of (table, id), for backends whose variable knows a single key: TFRA's.
+
+Made at the owner only, after the exchange (deferred hashing, FusedRec section 3, "Lossless Lookup").
+
+- MergedBits (MTGRBoost eq. 8): key = (table number << (63 - k)) | id with k = ceil(log2(m + 1)) bits for m tables.
+  Exact and reversible; ids must lie in [0, 2^(63 - k)). A group of one table needs no bits: its key is the id.
+- NameHash: key = Mix64(id xor h(name)), any id. Two pairs (name, id) share a key with probability 2^-64, so n rows
+  collide somewhere with probability about n^2 / 2^65: 3e-8 for a million rows, 3 % for a billion. Not reversible by
+  itself: a reverse map key -> (table, id) is kept beside the rows, without which export is refused.
+"""
+
+import hashlib
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from tf_fusedrec._tf_compat import tf
+
+KEY_ENCODINGS = ("bits", "hash")
+
+
+def table_seed(seed: int, name: str) -> int:
+    """A signed 64-bit number, a pure function of a seed and a table's name."""
+    digest = hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little", signed=True)
+
+
+class MergedBits:
+    """Keys of MTGRBoost eq. 8."""
+
+    reversible = True
+
+    def __init__(self, names: Sequence[str]):
+        table_bits = math.ceil(math.log2(len(names) + 1)) if len(names) > 1 else 0
+        self._shift = 63 - table_bits
+        self.id_bits = self._shift if len(names) > 1 else 64
+
+    def encode(self, ids: tf.Tensor, segments: tf.Tensor) -> tf.Tensor:
+        """<int64>[W] keys of ids <int64>[W] in tables <int64>[W]; the range of ids was checked where they were sent."""
+        if self.id_bits == 64:
+            return ids
+        return tf.bitwise.bitwise_or(tf.bitwise.left_shift(segments, tf.cast(self._shift, tf.int64)), ids)
+
+    def decode(self, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """ids and table numbers, both <int64>, of NumPy keys."""
+        if self.id_bits == 64:
+            return keys, np.zeros_like(keys)
+        return keys & ((np.int64(1) << self._shift) - 1), keys >> self._shift
+
+
+class NameHash:
+    """Keys from a 64-bit hash of the table's name and the id."""
+
+    reversible = False
+    id_bits = 64
+
+    def __init__(self, names: Sequence[str]):
+        self._salts = tf.constant([table_seed(0, name) for name in names], tf.int64)
+
+    def encode(self, ids: tf.Tensor, segments: tf.Tensor) -> tf.Tensor:
+        """<int64>[W] keys of ids <int64>[W] in tables <int64>[W]."""
+        salted = tf.bitwise.bitwise_xor(ids, tf.gather(self._salts, segments))
+        return tf.bitcast(_mix64(tf.bitcast(salted, tf.uint64)), tf.int64)
+
+
+def _mix64(x: tf.Tensor) -> tf.Tensor:
+    """MurmurHash3's 64-bit finalizer on <uint64>, as custom_ops/common/hash.h has it."""
+    shift = tf.constant(33, tf.uint64)
+    for factor in (0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53):
+        x = tf.bitwise.bitwise_xor(x, tf.bitwise.right_shift(x, shift)) * tf.constant(factor, tf.uint64)
+    return tf.bitwise.bitwise_xor(x, tf.bitwise.right_shift(x, shift))
+
+
+def make_encoding(kind: str, names: Sequence[str]) -> MergedBits | NameHash:
+    """The key encoding called `kind` ("bits" or "hash") for tables `names`."""
+    if kind not in KEY_ENCODINGS:
+        raise ValueError(f"key_encoding must be one of {KEY_ENCODINGS}, got {kind!r}.")
+    return MergedBits(names) if kind == "bits" else NameHash(names)

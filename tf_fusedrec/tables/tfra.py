@@ -1,0 +1,218 @@
+"""Stage 6 of 8: rows of one group in one TFRA variable, trained by TFRA's DynamicEmbeddingOptimizer.
+
+TFRA's rules hold: a lookup inserts nothing, the optimizer's update does; slots live in variables of their own, which
+are probed again for each. What TFRA leaves to chance is fixed here: initial rows (its tf_keras initializers repeat
+them) and new-style optimizers whose slots it initializes wrongly (refused).
+"""
+
+import collections
+import contextlib
+import io
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tf_fusedrec import ops
+from tf_fusedrec._tf_compat import keras, tf
+from tf_fusedrec.config import TableConfig
+from tf_fusedrec.tables import keys
+
+with contextlib.redirect_stdout(io.StringIO()):  # TFRA prints a notice about TensorFlow's savers at every import
+    import tensorflow_recommenders_addons.dynamic_embedding as de
+
+_IMPORT_BATCH = 1 << 16  # rows per upsert of import_rows
+_names_in_use: collections.Counter = collections.Counter()
+
+
+class Lookup(NamedTuple):
+    """What a lookup found: all that the update needs, so that nothing is derived again."""
+
+    ids: tf.Tensor  # <int64>[W], distinct, grouped by table
+    splits: tf.Tensor  # <int64>[S+1], table bounds inside ids
+    keys: tf.Tensor  # <int64>[W], keys of the TFRA variable
+    exists: tf.Tensor  # <bool>[W], whether the variable holds the row
+    rows: tf.Tensor  # [W, D]
+
+
+def _unique_name(name: str) -> str:
+    """`name`, numbered from its second use on: in TFRA, variables and slots of one name silently are one table."""
+    _names_in_use[name] += 1
+    return name if _names_in_use[name] == 1 else f"{name}_{_names_in_use[name] - 1}"
+
+
+def _copy_of(optimizer: Any) -> Any:
+    """A Keras optimizer of the same settings and no state; TF1 optimizers have no config and serve themselves."""
+    return type(optimizer).from_config(optimizer.get_config()) if hasattr(optimizer, "get_config") else optimizer
+
+
+def _check_slots_start_right(optimizer: Any) -> None:
+    """Refuses optimizers whose slots TFRA 0.8.1 starts at 0 where they start elsewhere: new-style Adagrad and Ftrl."""
+    if not isinstance(optimizer, keras.optimizers.Optimizer):
+        return
+    if getattr(optimizer, "initial_accumulator_value", 0.0):
+        kind = type(optimizer).__name__
+        raise ValueError(
+            f"TableConfig.optimizer must not be the new-style {kind}: TFRA 0.8.1 loses its initial_accumulator_value "
+            f"({optimizer.initial_accumulator_value}) and trains with 0. Use keras.optimizers.legacy.{kind}."
+        )
+
+
+class TfraTable:
+    """The tables of one group in one `de.Variable`.
+
+    Args:
+      name: of the TFRA variable.
+      tables: of equal spec; table s is segment s.
+      key_encoding: "bits" or "hash", see tables/keys.py.
+      seed: of the initial rows.
+      init_capacity: rows for which memory is taken at once.
+      keep_reverse_map: with "hash": remember (table, id) of every key, so that rows can be exported.
+    """
+
+    owner = "tfra"  # TFRA's partition function: its files are laid out by it
+
+    def __init__(
+        self,
+        name: str,
+        tables: Sequence[TableConfig],
+        *,
+        key_encoding: str,
+        seed: int,
+        init_capacity: int,
+        keep_reverse_map: bool,
+    ):
+        spec = tables[0]
+        _check_slots_start_right(spec.optimizer)
+        self.names = [table.name for table in tables]
+        self._dtype = tf.as_dtype(spec.dtype)
+        self._dim = spec.dim
+        self._initializer = spec.initializer
+        self._seeds = [keys.table_seed(seed, table.name) for table in tables]
+        self._encoding = keys.make_encoding(key_encoding, self.names)
+        place = {"devices": ["/CPU:0"], "init_size": init_capacity, "checkpoint": False}
+        name = _unique_name(name)
+        self.variable = de.Variable(name=name, dim=spec.dim, value_dtype=self._dtype, key_dtype=tf.int64, **place)
+        self._reverse = None
+        if keep_reverse_map and not self._encoding.reversible:
+            self._reverse = de.Variable(
+                name=f"{name}-reverse", dim=2, value_dtype=tf.int64, key_dtype=tf.int64, trainable=False, **place
+            )
+        self._shadow = de.shadow_ops.ShadowVariable(self.variable, name=f"{name}-shadow", trainable=False)
+        self.optimizer = de.DynamicEmbeddingOptimizer(_copy_of(spec.optimizer))
+        self._create_slots()
+
+    @property
+    def id_bits(self) -> int:
+        """Ids must lie in [0, 2^id_bits); 64 admits every int64."""
+        return self._encoding.id_bits
+
+    def _create_slots(self) -> None:
+        # Now, not inside the first traced step: variables cannot be made there.
+        if hasattr(self.optimizer, "_create_all_weights"):
+            self.optimizer._create_all_weights([self._shadow])
+        elif hasattr(self.optimizer, "build"):
+            self.optimizer.build([self._shadow])
+
+    def lookup(self, ids: tf.Tensor, splits: tf.Tensor) -> Lookup:
+        """Finds rows; a row that is not there has its initial value and is not inserted.
+
+        Args:
+          ids: <int64>[W], distinct, grouped by table.
+          splits: <int64>[S+1], table bounds inside ids.
+
+        Returns:
+          Lookup.
+        """
+        segments = tf.repeat(tf.range(len(self.names), dtype=tf.int64), splits[1:] - splits[:-1])
+        merged = self._encoding.encode(ids, segments)
+        default = tf.zeros([1, self._dim], self._dtype)
+        found, exists = self.variable.tables[0].lookup(merged, dynamic_default_values=default, return_exists=True)
+        found.set_shape([None, self._dim])
+        rows = ops.initial_rows(
+            found,
+            exists,
+            ids,
+            splits,
+            seeds=self._seeds,
+            distribution=self._initializer.distribution,
+            a=self._initializer.a,
+            b=self._initializer.b,
+        )
+        return Lookup(ids=ids, splits=splits, keys=merged, exists=exists, rows=rows)
+
+    def apply_gradients(self, found: Lookup, grads: tf.Tensor) -> None:
+        """Trains the rows of a lookup with their summed gradients <dtype>[W, D], and inserts those that were new.
+
+        The gradient is handed over dense: every row of the shadow variable is named exactly once, so the optimizer's
+        own search for duplicates would find none.
+        """
+        with tf.control_dependencies([self._shadow.ids.assign(found.keys), self._shadow.assign(found.rows)]):
+            self.optimizer.apply_gradients([(tf.identity(grads), self._shadow)])
+        if self._reverse is not None:
+            segments = tf.repeat(tf.range(len(self.names), dtype=tf.int64), found.splits[1:] - found.splits[:-1])
+            new = tf.logical_not(found.exists)
+            names = tf.stack([segments, found.ids], axis=1)
+            self._reverse.upsert(tf.boolean_mask(found.keys, new), tf.boolean_mask(names, new))
+
+    def size(self) -> int:
+        """Rows held by this rank, all tables of the group. Eager."""
+        return int(self.variable.size())
+
+    def _slots(self) -> dict[str, Any]:
+        return {slot.name.rsplit("/", 1)[-1]: slot for slot in self._shadow._optimizer_vars.value}
+
+    def export(self) -> dict[str, dict[str, np.ndarray]]:
+        """Rows of this rank by table: {"ids": <int64>[n], "rows": [n, D], "slot-<name>": [n, D]}, ids ascending. Eager.
+
+        Raises:
+          RuntimeError: keys are hashed and no reverse map was kept.
+        """
+        merged, rows = (t.numpy() for t in self.variable.export())
+        ids, segments = self._ids_of(merged)
+        columns = {"ids": ids, "rows": rows}
+        for slot_name, slot in self._slots().items():
+            columns[f"slot-{slot_name}"] = slot.lookup(tf.constant(merged)).numpy()
+        exported = {}
+        for s, name in enumerate(self.names):
+            mine = np.flatnonzero(segments == s)
+            mine = mine[np.argsort(ids[mine], kind="stable")]
+            exported[name] = {column: values[mine] for column, values in columns.items()}
+        return exported
+
+    def _ids_of(self, merged: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        if self._encoding.reversible:
+            return self._encoding.decode(merged)
+        if self._reverse is None:
+            raise RuntimeError(
+                f"Rows of tables {self.names} cannot be exported: key_encoding='hash' was used with "
+                "keep_reverse_map=False, so the ids behind the keys are not known. Keep the map, or use 'bits'."
+            )
+        pairs = self._reverse.lookup(tf.constant(merged)).numpy()
+        return pairs[:, 1], pairs[:, 0]
+
+    def clear(self) -> None:
+        """Removes all rows, slots and reverse entries. Eager."""
+        for variable in [self.variable, *self._slots().values(), *([self._reverse] if self._reverse else [])]:
+            variable.clear()
+
+    def import_rows(self, name: str, columns: Mapping[str, np.ndarray]) -> None:
+        """Inserts rows of one table as `export` gave them; slots that `columns` lacks start as for new rows. Eager."""
+        segment = self.names.index(name)
+        ids = columns["ids"]
+        for begin in range(0, len(ids), _IMPORT_BATCH):
+            part = slice(begin, begin + _IMPORT_BATCH)
+            batch = tf.constant(ids[part], tf.int64)
+            segments = tf.fill(tf.shape(batch), tf.constant(segment, tf.int64))
+            merged = self._encoding.encode(batch, segments)
+            self.variable.upsert(merged, tf.constant(columns["rows"][part]))
+            for slot_name, slot in self._slots().items():
+                if f"slot-{slot_name}" in columns:
+                    slot.upsert(merged, tf.constant(columns[f"slot-{slot_name}"][part]))
+            if self._reverse is not None:
+                self._reverse.upsert(merged, tf.stack([segments, batch], axis=1))
+
+
+def owner_of(ids: np.ndarray, ranks: int) -> np.ndarray:
+    """<int64>[n] owner rank of NumPy ids under TFRA's partition function (custom_ops/common/hash.h: TfraOwner)."""
+    return (ids & 0x7FFFFFFF) % ranks

@@ -1,7 +1,6 @@
 """tf_fusedrec: fused embedding exchange and generative recommenders for TensorFlow 2."""
 
-# Order matters once: _tf_compat chooses legacy Keras before anything imports TensorFlow.
-from tf_fusedrec import _tf_compat  # isort: skip
+from tf_fusedrec._tf_compat import keras, tf  # isort: skip  (first: chooses legacy Keras, then imports TensorFlow)
 from tf_fusedrec import checkpoint, collectives
 from tf_fusedrec.collectives import init
 from tf_fusedrec.config import FeatureConfig, TableConfig
@@ -22,6 +21,6 @@ __all__ = [
     "checkpoint",
     "collectives",
     "init",
+    "keras",
+    "tf",
 ]
-
-del _tf_compat

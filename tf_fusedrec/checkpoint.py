@@ -1,4 +1,4 @@
-"""Checkpoints of dense weights and embedding tables: sharded, checksummed, atomic, from any number of ranks to any other.
+"""Checkpoints of dense weights and tables: sharded, checksummed, atomic, from any number of ranks to any other.
 
 A checkpoint is a folder on a file system that all ranks see:
 
@@ -8,6 +8,8 @@ A checkpoint is a folder on a file system that all ranks see:
 
 It is written under a temporary name and renamed when complete, so an interrupted save leaves the last one whole.
 """
+
+from __future__ import annotations
 
 import json
 import os
@@ -46,6 +48,16 @@ def _crc32(path: pathlib.Path) -> int:
         while block := file.read(1 << 20):
             crc = zlib.crc32(block, crc)
     return crc
+
+
+def _replace(final: pathlib.Path, new: pathlib.Path) -> None:
+    """Puts `new` in the place of `final` by renames: at every moment one of them is whole on disk."""
+    old = final.with_name(final.name + ".old")
+    shutil.rmtree(old, ignore_errors=True)
+    if final.exists():
+        final.rename(old)
+    new.rename(final)
+    shutil.rmtree(old, ignore_errors=True)
 
 
 def save(
@@ -93,8 +105,7 @@ def save(
             "extra": extra,
         }
         (partial / "manifest.json").write_text(json.dumps(manifest, indent=1))
-        shutil.rmtree(final, ignore_errors=True)
-        partial.rename(final)
+        _replace(final, partial)
     collectives.barrier()
 
 
@@ -154,9 +165,7 @@ def read_tables(directory: str | os.PathLike) -> dict[str, tuple[np.ndarray, np.
     return tables
 
 
-def load(
-    directory: str | os.PathLike, model: keras.Model, embedding: FusedEmbedding, optimizer: Any = None
-) -> Any:
+def load(directory: str | os.PathLike, model: keras.Model, embedding: FusedEmbedding, optimizer: Any = None) -> Any:
     """Restores what save wrote, on any number of ranks; all ranks call it. Rows that the tables held are dropped.
 
     Dense weights that do not exist yet (a model that was not called, an optimizer before its first step) are restored

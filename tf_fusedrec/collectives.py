@@ -93,7 +93,7 @@ def all_reduce_sum(tensor: tf.Tensor, *, name: str) -> tf.Tensor:
 
 
 def all_gather(array: np.ndarray) -> np.ndarray:
-    """Concatenates NumPy arrays of all ranks along axis 0 (lengths may differ), in rank order. Eager, not in a graph."""
+    """Concatenates NumPy arrays of all ranks along axis 0 (lengths may differ), in rank order. Eager."""
     array = np.asarray(array)
     if _hvd is None:
         return array

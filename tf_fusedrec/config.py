@@ -1,5 +1,7 @@
 """What a user says about tables and features: frozen records, checked when they are made."""
 
+from __future__ import annotations
+
 import dataclasses
 from collections.abc import Mapping
 from typing import Any
@@ -13,7 +15,7 @@ ROW_DTYPES = ("float32", "float16", "bfloat16")
 KERAS_OPTIMIZERS = (keras.optimizers.Optimizer, keras.optimizers.legacy.Optimizer)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True)
 class TableConfig:
     """One embedding table.
 
@@ -65,7 +67,7 @@ class TableConfig:
         }  # fmt: skip
 
     @classmethod
-    def from_dict(cls, fields: Mapping[str, Any]) -> "TableConfig":
+    def from_dict(cls, fields: Mapping[str, Any]) -> TableConfig:
         """The record that to_dict described."""
         fields = dict(fields)
         if isinstance(fields["optimizer"], Mapping):
@@ -77,7 +79,7 @@ class TableConfig:
         return cls(**fields)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True)
 class FeatureConfig:
     """One input of FusedEmbedding.
 

@@ -1,5 +1,7 @@
 """FusedEmbedding, the Keras layer: features in, rows out, tables that train themselves. Composes the other rooms."""
 
+from __future__ import annotations
+
 import dataclasses
 import weakref
 from collections.abc import Mapping, Sequence
@@ -144,7 +146,7 @@ class FusedEmbedding(keras.layers.Layer):
         parts = tf.split(rows, lengths) if len(mine) > 1 else [rows]
         for part in parts:
             part.set_shape([None, rows.shape[1]])
-        return {f.config.name: features.restore_form(f, part) for f, part in zip(mine, parts, strict=True)}
+        return {f.config.name: features.restore_form(f, part) for f, part in zip(mine, parts)}
 
     def _flatten(self, inputs: Mapping[str, Any], weights: Mapping[str, Any]) -> dict[str, features.FlatFeature]:
         if not isinstance(inputs, Mapping) or not inputs:
@@ -177,7 +179,7 @@ class FusedEmbedding(keras.layers.Layer):
         return {**super().get_config(), **self._config}
 
     @classmethod
-    def from_config(cls, config: dict[str, Any]) -> "FusedEmbedding":
+    def from_config(cls, config: dict[str, Any]) -> FusedEmbedding:
         """A layer of the same tables and features, with no rows. Rows come back with tf_fusedrec.checkpoint.load."""
         config = dict(config)
         config.pop("dtype", None)

@@ -21,9 +21,7 @@ class Route(NamedTuple):
     received: ops.ReceivedIds  # ids that this rank owns, of all sources
 
 
-def route_ids(
-    unique: ops.UniqueIds, *, name: str, owner: str, id_bits: int, segment_names: Sequence[str]
-) -> Route:
+def route_ids(unique: ops.UniqueIds, *, name: str, owner: str, id_bits: int, segment_names: Sequence[str]) -> Route:
     """Sends unique ids to their owners.
 
     Args:

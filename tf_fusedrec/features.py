@@ -3,6 +3,8 @@
 Accepted: dense [B] or [B, L, ...], RaggedTensor [B, (L), ...], SparseTensor [B, L]; int32 or int64 ids.
 """
 
+from __future__ import annotations
+
 from typing import NamedTuple
 
 from tf_fusedrec._tf_compat import tf
@@ -31,7 +33,9 @@ def _as_form(value, what: str) -> tf.Tensor | tf.RaggedTensor | tf.SparseTensor:
     try:
         return tf.convert_to_tensor(value)
     except (TypeError, ValueError) as error:
-        raise ValueError(f"{what} must be a Tensor, RaggedTensor or SparseTensor, got {type(value).__name__}.") from error
+        raise ValueError(
+            f"{what} must be a Tensor, RaggedTensor or SparseTensor, got {type(value).__name__}."
+        ) from error
 
 
 def flatten(config: FeatureConfig, value, weights=None) -> FlatFeature:
@@ -73,7 +77,9 @@ def flatten(config: FeatureConfig, value, weights=None) -> FlatFeature:
 
 def _flat_weights(config: FeatureConfig, weights, ids: tf.Tensor) -> tf.Tensor:
     if config.combiner is None:
-        raise ValueError(f"Feature {config.name!r} got weights, but its combiner is None. Use 'sum', 'mean' or 'sqrtn'.")
+        raise ValueError(
+            f"Feature {config.name!r} got weights, but its combiner is None. Use 'sum', 'mean' or 'sqrtn'."
+        )
     if not weights.dtype.is_floating:
         raise ValueError(f"Weights of feature {config.name!r} must be floats, got {weights.dtype.name}.")
     flat = _flat_values(weights)

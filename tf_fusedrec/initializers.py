@@ -4,11 +4,10 @@ The numbers themselves are drawn in ops/initial_rows.py as a pure function of (s
 """
 
 import dataclasses
-
 from typing import ClassVar
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True)
 class Initializer:
     """Base of the distributions below; `a` and `b` are the parameters that the op takes."""
 
@@ -23,7 +22,7 @@ class Initializer:
         return 0.0
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True)
 class Constant(Initializer):
     """Every column is `value`."""
 
@@ -35,7 +34,7 @@ class Constant(Initializer):
         return self.value
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True)
 class Zeros(Constant):
     """Every column is 0."""
 
@@ -44,7 +43,7 @@ class Zeros(Constant):
             raise ValueError(f"Zeros.value must be 0, got {self.value}. Use Constant(value={self.value}).")
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True)
 class Uniform(Initializer):
     """Columns are uniform on [minval, maxval)."""
 
@@ -65,7 +64,7 @@ class Uniform(Initializer):
         return self.maxval
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True)
 class Normal(Initializer):
     """Columns are normal with `mean` and `stddev`."""
 
@@ -86,7 +85,7 @@ class Normal(Initializer):
         return self.stddev
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True)
 class TruncatedNormal(Normal):
     """Normal, redrawn outside two standard deviations."""
 

@@ -33,7 +33,7 @@ class GroupLookup:
         self.table = table
         self._layer_name = layer_name
         self._gradient_scale = gradient_scale
-        self._segment_of = {f.name: s for f, s in zip(group.features, group.segments, strict=True)}
+        self._segment_of = {f.name: s for f, s in zip(group.features, group.segments)}
         # Counts updates: a gradient whose forward pass is older than the last update would overwrite it with old rows.
         self._updates = tf.Variable(0, dtype=tf.int64, trainable=False, name=f"{layer_name}/{group.name}/updates")
 

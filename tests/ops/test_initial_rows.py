@@ -52,7 +52,11 @@ def test_existing_rows_pass_through_and_the_input_is_not_changed():
 
 def test_rows_are_distinct_and_have_the_moments_of_their_distribution():
     n = 20_000
-    for distribution, mean, deviation in [("normal", 0.0, 1.0), ("uniform", 0.5, 12**-0.5), ("truncated_normal", 0.0, 0.8796)]:
+    for distribution, mean, deviation in [
+        ("normal", 0.0, 1.0),
+        ("uniform", 0.5, 12**-0.5),
+        ("truncated_normal", 0.0, 0.8796),
+    ]:
         rows = draw(np.arange(n), [0, n, n], distribution, 0.0, 1.0, dim=8)
         assert len(np.unique(rows, axis=0)) == n
         # 160,000 draws: the mean's standard error is 0.0025, the deviation's below 0.002; five of them.

@@ -98,7 +98,7 @@ def unpack(messages, segments):
 )
 def test_unpack(messages):
     got = unpack(messages, 2)
-    for ours, oracle, what in zip(got, unpack_oracle(messages, 2), got._fields, strict=True):
+    for ours, oracle, what in zip(got, unpack_oracle(messages, 2), got._fields):
         assert_same_integers(ours, oracle, what)
 
 
@@ -110,7 +110,7 @@ def test_unpack_reads_what_partition_wrote(ranks):
     block = packed.message.numpy()[: packed.send_splits.numpy()[0]].tolist()
     got = unpack([block] * ranks, len(splits) - 1)
     wanted = unpack_oracle([block] * ranks, len(splits) - 1)
-    for ours, oracle in zip(got, wanted, strict=True):
+    for ours, oracle in zip(got, wanted):
         assert_same_integers(ours, oracle)
 
 

@@ -15,7 +15,9 @@ def rows_of(dtype, n, dim, seed=0):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("rows", "num", "dim"), [(5, 13, 3), (1, 7, 16), (40, 1000, 8), (3, 0, 4), (0, 0, 4), (4, 9, 1)])
+@pytest.mark.parametrize(
+    ("rows", "num", "dim"), [(5, 13, 3), (1, 7, 16), (40, 1000, 8), (3, 0, 4), (0, 0, 4), (4, 9, 1)]
+)
 def test_recover_and_its_gradient(dtype, rows, num, dim):
     values, grads = rows_of(dtype, rows, dim), rows_of(dtype, num, dim, 1)
     index = np.random.default_rng(2).integers(0, max(rows, 1), num).astype(np.int32)

@@ -11,7 +11,7 @@ from tf_fusedrec._tf_compat import tf
 
 def check(ids, splits):
     got = ops.segment_unique(tf.constant(ids, tf.int64), tf.constant(splits, tf.int64))
-    for ours, oracle, what in zip(got, segment_unique_oracle(ids, splits), got._fields, strict=True):
+    for ours, oracle, what in zip(got, segment_unique_oracle(ids, splits), got._fields):
         assert_same_integers(ours, oracle, what)
 
 

@@ -1,4 +1,4 @@
-"""Oracle for initial_rows: Philox4x32-10 and the distributions, on Python integers. Imports nothing from tf_fusedrec."""
+"""Oracle for initial_rows: Philox4x32-10 on Python integers. Imports nothing from tf_fusedrec."""
 
 import math
 

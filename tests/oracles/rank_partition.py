@@ -1,5 +1,7 @@
 """Oracle for rank_partition and unpack_message. Python integers only; imports nothing from tf_fusedrec."""
 
+from __future__ import annotations
+
 import numpy as np
 
 _MASK = (1 << 64) - 1
@@ -45,7 +47,7 @@ def unpack_oracle(messages, segments):
     """messages: one list per source, each [counts[S] | ids]. Returns ids, segment_splits, position, id_splits."""
     by_segment = [[] for _ in range(segments)]
     arrival = []
-    for source, message in enumerate(messages):
+    for message in messages:
         at = segments
         for s in range(segments):
             for i in message[at : at + message[s]]:

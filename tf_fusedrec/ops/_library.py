@@ -1,5 +1,7 @@
 """Loads the compiled custom ops, once, and says in words what is wrong when they cannot be loaded."""
 
+from __future__ import annotations
+
 import importlib.util
 import pathlib
 import types
@@ -37,7 +39,9 @@ def load() -> types.ModuleType:
     try:
         return tf.load_op_library(str(path))
     except tf.errors.NotFoundError as error:
-        raise ImportError(f"The custom ops do not load under TensorFlow {running}: {error.message}. {_REMEDY}") from error
+        raise ImportError(
+            f"The custom ops do not load under TensorFlow {running}: {error.message}. {_REMEDY}"
+        ) from error
 
 
 library = load()

@@ -3,6 +3,8 @@
 Pure functions of the ids; they know nothing of tables or networks. exchange.py carries the message.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -86,9 +88,7 @@ def unpack_message(message: tf.Tensor, received_splits: tf.Tensor, *, num_segmen
       InvalidArgumentError: a header does not agree with its block; the message names the source rank.
     """
     return ReceivedIds(
-        *library.fusedrec_unpack_message(
-            message=message, received_splits=received_splits, num_segments=num_segments
-        )
+        *library.fusedrec_unpack_message(message=message, received_splits=received_splits, num_segments=num_segments)
     )
 
 

@@ -9,6 +9,8 @@ Made at the owner only, after the exchange (deferred hashing, FusedRec section 3
   itself: a reverse map key -> (table, id) is kept beside the rows, without which export is refused.
 """
 
+from __future__ import annotations
+
 import hashlib
 import math
 from collections.abc import Sequence

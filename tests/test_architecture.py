@@ -1,0 +1,139 @@
+"""The plan, as tests: imports follow the data, TensorFlow and Horovod have one door each, every op fills its rooms."""
+
+import ast
+import pathlib
+import re
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+PACKAGE = ROOT / "tf_fusedrec"
+
+# A room may import rooms of a lower level only.
+LEVEL = {
+    "_tf_compat": 0,
+    "initializers": 1,
+    "config": 2,
+    "ops": 3,
+    "collectives": 3,
+    "grouping": 3,
+    "features": 3,
+    "exchange": 4,
+    "tables": 4,
+    "losses": 4,
+    "metrics": 4,
+    "layers": 4,
+    "data": 4,
+    "lookup": 5,
+    "embedding": 6,
+    "checkpoint": 7,
+    "callbacks": 8,
+}
+# What each of these must never know, whatever the level.
+STRANGERS = {
+    "exchange": {"tables", "features", "grouping"},
+    "tables": {"collectives", "exchange", "features"},
+    "ops": {"collectives"},
+    "layers": {"collectives", "embedding"},
+    "data": {"embedding", "tables"},
+}
+DOORS = {"tensorflow": "_tf_compat.py", "tf_keras": "_tf_compat.py", "keras": "_tf_compat.py", "horovod": "collectives.py"}
+
+
+def imports_of(path: pathlib.Path):
+    """(line, dotted module) of every import in a file; `from tf_fusedrec import x` counts as tf_fusedrec.x."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}:{node.lineno}: write absolute imports"
+            if node.module == "tf_fusedrec":
+                yield from ((node.lineno, f"tf_fusedrec.{alias.name}") for alias in node.names)
+            else:
+                yield node.lineno, node.module
+
+
+def room_of(path: pathlib.Path) -> str:
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def modules():
+    return [path for path in sorted(PACKAGE.rglob("*.py")) if room_of(path) != "__init__"]
+
+
+def test_every_room_has_a_level():
+    assert {room_of(path) for path in modules()} <= set(LEVEL)
+
+
+def test_imports_follow_the_data():
+    bad = []
+    for path in modules():
+        here = room_of(path)
+        for line, module in imports_of(path):
+            parts = module.split(".")
+            if parts[0] != "tf_fusedrec" or parts[1] == here:
+                continue
+            there = parts[1]
+            if there not in LEVEL or LEVEL[there] >= LEVEL[here] or there in STRANGERS.get(here, ()):
+                bad.append(f"{path.relative_to(ROOT)}:{line} imports {there}")
+    assert not bad, "imports against the data flow:\n" + "\n".join(bad)
+
+
+def test_tensorflow_keras_and_horovod_have_one_door():
+    bad = []
+    for path in modules():
+        for line, module in imports_of(path):
+            door = DOORS.get(module.split(".")[0])
+            if door is not None and path.name != door:
+                bad.append(f"{path.relative_to(ROOT)}:{line} imports {module}; only {door} may")
+    assert not bad, "\n".join(bad)
+
+
+def test_models_use_only_what_a_user_can_import():
+    bad = [
+        f"{path.relative_to(ROOT)}:{line} imports {module}"
+        for path in sorted((ROOT / "models").glob("*.py"))
+        for line, module in imports_of(path)
+        if module != "__future__" and any(part.startswith("_") for part in module.split("."))
+    ]
+    assert not bad, "\n".join(bad)
+
+
+def test_private_tensorflow_is_not_used():
+    for path in modules():
+        assert "tensorflow.python" not in path.read_text(), path
+
+
+OPS = sorted(path.name for path in (ROOT / "custom_ops").iterdir() if path.is_dir() and path.name != "common")
+
+
+@pytest.mark.parametrize("stem", OPS)
+def test_every_op_fills_its_rooms(stem):
+    """STYLE habit 3: algorithm, registration, kernel, Python face, oracle, test, benchmark, a row in the table."""
+    rooms = [
+        f"custom_ops/{stem}/{stem}.h",
+        f"custom_ops/{stem}/{stem}.cc",
+        f"custom_ops/{stem}/{stem}_op.cc",
+        f"custom_ops/{stem}/{stem}_kernel.cc",
+        f"tf_fusedrec/ops/{stem}.py",
+        f"tests/oracles/{stem}.py",
+        f"tests/ops/test_{stem}.py",
+        f"benchmarks/{stem}.py",
+    ]
+    missing = [room for room in rooms if not (ROOT / room).exists()]
+    assert not missing
+    assert f"| `{stem}` |" in (ROOT / "custom_ops/README.md").read_text()
+
+
+@pytest.mark.parametrize("stem", OPS)
+def test_algorithms_know_no_tensorflow(stem):
+    for name in (f"{stem}.h", f"{stem}.cc"):
+        assert '#include "tensorflow/' not in (ROOT / "custom_ops" / stem / name).read_text(), name
+
+
+@pytest.mark.parametrize("stem", OPS)
+def test_registrations_have_shape_functions_and_docs(stem):
+    text = (ROOT / "custom_ops" / stem / f"{stem}_op.cc").read_text()
+    registered = re.findall(r'REGISTER_OP\("(.+?)"\)', text)
+    assert registered and all(name.startswith("Fusedrec>") for name in registered)
+    assert text.count(".SetShapeFn(") == text.count(".Doc(") == len(registered)

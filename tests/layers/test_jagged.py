@@ -1,0 +1,95 @@
+"""jagged.py against Python lists; every result is exact, since values only move."""
+
+import numpy as np
+import pytest
+
+from tests.layers.cases import ROW_LENGTHS, splits_of, tokens
+from tf_fusedrec._tf_compat import tf
+from tf_fusedrec.layers import jagged
+
+INNER_SHAPES = [(), (3,), (2, 3)]
+
+
+def ragged(lengths, *shape, seed=0):
+    return tf.RaggedTensor.from_row_splits(tokens(lengths, *shape, seed=seed), splits_of(lengths))
+
+
+@pytest.mark.parametrize("lengths", ROW_LENGTHS.values(), ids=ROW_LENGTHS)
+@pytest.mark.parametrize("shape", INNER_SHAPES)
+def test_dense_and_back(lengths, shape):
+    rows = ragged(lengths, *shape)
+    dense = jagged.to_dense(rows)
+    assert dense.shape == (len(lengths), max(lengths, default=0), *shape)
+    for row, length in enumerate(lengths):
+        np.testing.assert_array_equal(dense[row, :length], rows[row])
+        assert not np.any(dense[row, length:])
+    back = jagged.from_dense(dense, rows.row_splits)
+    np.testing.assert_array_equal(back.values, rows.values)
+    np.testing.assert_array_equal(back.row_splits, rows.row_splits)
+
+
+def test_gradients_of_padding_are_dense_and_skip_the_padding():
+    rows = ragged(ROW_LENGTHS["mixed"], 2)
+    with tf.GradientTape() as tape:
+        tape.watch(rows.values)
+        dense = jagged.to_dense(rows)
+        again = jagged.from_dense(dense * dense, rows.row_splits).values
+        total = tf.reduce_sum(again * again)
+    gradient = tape.gradient(total, rows.values)
+    assert isinstance(gradient, tf.Tensor)
+    np.testing.assert_allclose(gradient, 4.0 * rows.values**3, rtol=1e-6)  # four roundings
+
+
+@pytest.mark.parametrize("lengths", ROW_LENGTHS.values(), ids=ROW_LENGTHS)
+def test_concat_then_split(lengths):
+    other = [(5 * n + 2) % 4 for n in lengths]
+    parts = [ragged(lengths, 3), ragged(other, 3, seed=1), ragged(lengths[::-1], 3, seed=2)]
+    joined = jagged.concat(parts)
+    assert joined.to_list() == [sum(rows, []) for rows in zip(*(part.to_list() for part in parts))]
+    pieces = jagged.split(joined, [part.row_lengths() for part in parts])
+    for piece, part in zip(pieces, parts):
+        np.testing.assert_array_equal(piece.values, part.values)
+        np.testing.assert_array_equal(piece.row_splits, part.row_splits)
+
+
+def test_concat_in_a_graph_of_unknown_sizes_keeps_gradients_apart():
+    spec = tf.RaggedTensorSpec([None, None, 3], tf.float32, ragged_rank=1)
+
+    @tf.function(input_signature=[spec, spec], autograph=False)
+    def gradients(first, second):
+        with tf.GradientTape() as tape:
+            tape.watch([first.values, second.values])
+            total = tf.reduce_sum(jagged.concat([first, second]).values ** 2)
+        return tape.gradient(total, [first.values, second.values])
+
+    first, second = ragged([2, 0], 3), ragged([1, 4], 3, seed=1)
+    for gradient, part in zip(gradients(first, second), (first, second)):
+        np.testing.assert_array_equal(gradient, 2.0 * part.values)
+
+
+@pytest.mark.parametrize("count", [0, 1, 5, 100, "per_row"])
+def test_last(count):
+    lengths = ROW_LENGTHS["mixed"]
+    rows = ragged(lengths, 2)
+    counts = [3, 0, 2, 1, 13] if count == "per_row" else [count] * len(lengths)
+    ours = jagged.last(rows, tf.constant(counts) if count == "per_row" else count)
+    expected = [row[max(len(row) - n, 0) :] for row, n in zip(rows.to_list(), counts)]
+    assert ours.to_list() == expected
+
+
+def test_what_cannot_be_done_is_named():
+    rows = ragged([2, 1], 3)
+    with pytest.raises(ValueError, match=r"parts\[1\] must be a RaggedTensor .*EagerTensor"):
+        jagged.concat([rows, rows.values])
+    with pytest.raises(ValueError, match="parts must hold at least one RaggedTensor"):
+        jagged.concat([])
+    with pytest.raises(tf.errors.InvalidArgumentError, match="same number of rows"):
+        jagged.concat([rows, ragged([1], 3)])
+    with pytest.raises(ValueError, match="lengths must hold one"):
+        jagged.split(rows, [])
+    with pytest.raises(tf.errors.InvalidArgumentError, match="lengths must add up"):
+        jagged.split(rows, [[1, 1], [1, 1]])
+    with pytest.raises(ValueError, match="count must be >= 0, got -1"):
+        jagged.last(rows, -1)
+    with pytest.raises(ValueError, match="ragged in axis 1 only, got ragged_rank 2"):
+        jagged.to_dense(tf.ragged.constant([[[1.0], []]]))

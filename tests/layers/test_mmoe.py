@@ -1,0 +1,70 @@
+"""mmoe.py against the loop oracle, and which experts learn."""
+
+import numpy as np
+import pytest
+
+from tests.oracles.mmoe import mmoe_oracle
+from tf_fusedrec._tf_compat import keras, tf
+from tf_fusedrec.layers import MMoE
+
+
+def built(top_k, num_tasks=2):
+    layer = MMoE(num_experts=4, expert_units=5, num_tasks=num_tasks, top_k=top_k)
+    layer.build([None, 3])
+    layer.expert_bias.assign(np.linspace(-0.5, 0.5, 20))
+    return layer
+
+
+@pytest.mark.parametrize("top_k", [1, 2, 4])
+@pytest.mark.parametrize("rows", [0, 1, 9])
+def test_against_the_loop_oracle(top_k, rows):
+    layer = built(top_k)
+    x = np.random.default_rng(0).normal(size=(rows, 3)).astype(np.float32)
+    weights = [w.numpy().astype(np.float64) for w in layer.weights]
+    expected = mmoe_oracle(x, *weights, num_experts=4, num_tasks=2, top_k=top_k)
+    ours = layer(x)
+    assert [answer.shape for answer in ours] == [(rows, 5), (rows, 5)]
+    np.testing.assert_allclose(np.stack(ours), expected, atol=1e-6)  # float32 sums of 4 terms
+
+
+def test_equal_gates_keep_the_first_experts():
+    layer = built(top_k=2)
+    layer.gate_kernel.assign(tf.zeros_like(layer.gate_kernel))
+    x = np.ones((1, 3), np.float32)
+    experts = np.maximum(x @ layer.expert_kernel.numpy() + layer.expert_bias.numpy(), 0)
+    expected = experts.reshape(4, 5)[:2].mean(axis=0)
+    np.testing.assert_allclose(layer(x)[0][0], expected, atol=1e-6)
+
+
+def test_only_kept_experts_learn():
+    layer = built(top_k=1, num_tasks=1)
+    # The gate looks at the sign of the first column: expert 1 for positive tokens, 3 for negative.
+    layer.gate_kernel.assign([[0, 5, 0, -5], [0, 0, 0, 0], [0, 0, 0, 0]])
+    layer.expert_bias.assign(tf.ones_like(layer.expert_bias) * 10.0)
+    with tf.GradientTape() as tape:
+        total = tf.reduce_sum(layer(tf.constant([[1.0, 2.0, 3.0], [2.0, 0.0, 1.0]]))[0])
+    gradient = tape.gradient(total, layer.expert_bias)
+    np.testing.assert_array_equal(np.reshape(gradient, [4, 5])[:, 0], [0, 2, 0, 0])
+
+
+def test_config_round_trip_and_mixed_bfloat16():
+    layer = MMoE(4, 5, 2, 3, name="head", dtype=keras.mixed_precision.Policy("mixed_bfloat16"))
+    again = MMoE.from_config(layer.get_config())
+    assert again.get_config() == layer.get_config()
+    answers = again(tf.ones([2, 3]))
+    assert answers[0].dtype == tf.bfloat16 and np.all(np.isfinite(tf.cast(answers[0], tf.float32)))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((0, 5, 2, 1), "num_experts must be >= 1, got 0"),
+        ((4, 0, 2, 1), "expert_units must be >= 1, got 0"),
+        ((4, 5, 0, 1), "num_tasks must be >= 1, got 0"),
+        ((4, 5, 2, 5), "top_k must be 1 .. num_experts = 4, got 5"),
+        ((4, 5, 2, 0), "top_k must be 1 .. num_experts = 4, got 0"),
+    ],
+)
+def test_wrong_arguments_are_named(arguments, words):
+    with pytest.raises(ValueError, match=words):
+        MMoE(*arguments)

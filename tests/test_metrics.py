@@ -1,0 +1,138 @@
+"""metrics.py against the pairwise and list-sorting oracles; metrics of integers are exact."""
+
+import numpy as np
+import pytest
+
+from tests.oracles.metrics import auc_oracle, gauc_oracle, rank_oracle
+from tf_fusedrec import metrics
+
+
+def predictions(count, seed, levels=5):
+    """Few score levels, so that ties are common."""
+    generator = np.random.default_rng(seed)
+    labels = generator.integers(0, 2, count)
+    scores = generator.integers(0, levels, count) / 8.0
+    return generator.integers(-3, 4, count), labels, scores
+
+
+def equal_or_both_nan(ours, expected):
+    np.testing.assert_allclose(ours, expected, rtol=1e-15, atol=0)  # one division each
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("count", [0, 1, 2, 7, 40])
+def test_auc_and_gauc_against_pairs(count, seed):
+    groups, labels, scores = predictions(count, seed)
+    equal_or_both_nan(metrics.auc(labels, scores), auc_oracle(labels, scores))
+    for weight in metrics.WEIGHTS:
+        ours = metrics.gauc(groups, labels, scores, weight)
+        np.testing.assert_allclose(ours, gauc_oracle(groups, labels, scores, weight), rtol=1e-14)
+
+
+def test_auc_of_the_docstring_and_of_the_extremes():
+    assert metrics.auc([1, 0, 1, 0], [0.9, 0.9, 0.8, 0.1]) == 0.625
+    assert metrics.auc([0, 0, 1], [0.1, 0.2, 0.3]) == 1.0
+    assert metrics.auc([True, False], np.float32([-1, 1])) == 0.0
+    assert metrics.auc([1.0, 0.0], [5, 5]) == 0.5
+
+
+def test_what_is_undefined_is_nan():
+    assert np.isnan(metrics.auc([], []))
+    assert np.isnan(metrics.auc([1, 1], [0.1, 0.2]))
+    assert np.isnan(metrics.gauc([1, 1, 2], [1, 1, 0], [0.1, 0.2, 0.3]))
+    none = np.empty(0, np.int64)
+    for value in (metrics.hit_rate(none, 10), metrics.ndcg(none, 10), metrics.mrr(none)):
+        assert np.isnan(value)
+
+
+def test_gauc_weights_and_skips():
+    groups = [1, 1, 2, 2, 2, 2, 3]
+    labels = [1, 0, 0, 1, 1, 1, 1]
+    scores = [0.9, 0.1, 0.9, 0.1, 0.1, 0.1, 0.5]  # AUC 1, 0, undefined
+    assert metrics.gauc(groups, labels, scores) == 0.5
+    assert metrics.gauc(groups, labels, scores, weight="impressions") == pytest.approx(2 / 6)
+
+
+def test_large_counts_stay_exact_in_integers():
+    count = 400_000  # the sum of doubled ranks, 1.6e11, is far beyond float32 and any int32
+    labels = np.arange(count) % 2
+    scores = np.arange(count)
+    half = count // 2
+    assert metrics.auc(labels, scores) == (half * (half + 1) // 2) / half**2
+
+
+@pytest.mark.parametrize("rows_at_once", [1, 10**6])
+@pytest.mark.parametrize("seed", range(4))
+def test_rank_against_sorted_lists(seed, rows_at_once, monkeypatch):
+    monkeypatch.setattr(metrics, "_SCORES_AT_ONCE", rows_at_once)
+    generator = np.random.default_rng(seed)
+    users, candidates = 9, 12
+    # Small integers: products are exact, ties are common.
+    queries = generator.integers(-2, 3, (users, 3)).astype(np.float32)
+    items = generator.integers(-2, 3, (candidates, 3)).astype(np.float32)
+    item_ids = generator.permutation(50)[:candidates]
+    targets = generator.choice(np.append(item_ids, 99), users)
+    lengths = generator.integers(0, 15, users)
+    seen = generator.integers(0, 50, lengths.sum())
+    seen = np.where(generator.random(len(seen)) < 0.5, generator.choice(item_ids, len(seen)), seen)
+    splits = np.concatenate([[0], np.cumsum(lengths)])
+    ours = metrics.rank_of_target(queries, items, item_ids, targets, seen, splits)
+    unfiltered = metrics.rank_of_target(queries, items, item_ids, targets)
+    for user in range(users):
+        scores = items @ queries[user]
+        mine = set(seen[splits[user] : splits[user + 1]].tolist())
+        ids = item_ids.tolist()
+        assert ours[user] == rank_oracle(scores, ids, targets[user], mine)
+        assert unfiltered[user] == rank_oracle(scores, ids, targets[user], set())
+
+
+def test_rank_without_users_or_candidates():
+    ids, none = np.array([4, 2]), np.empty(0, np.int64)
+    assert metrics.rank_of_target(np.ones((0, 1)), np.ones((2, 1)), ids, none).shape == (0,)
+    assert metrics.rank_of_target(np.ones((1, 1)), np.ones((0, 1)), none, [3]).tolist() == [1]
+
+
+def test_equal_scores_do_not_flatter_a_collapsed_model():
+    ids = np.arange(100)
+    ranks = metrics.rank_of_target(np.zeros((100, 2)), np.ones((100, 2)), ids, ids)
+    assert metrics.hit_rate(ranks, 10) == 0.1
+
+
+def test_hit_rate_ndcg_mrr():
+    ranks = np.array([1, 3, 11, 1000])
+    assert metrics.hit_rate(ranks, 10) == 0.5
+    assert metrics.hit_rate(ranks, 3) == 0.5 and metrics.hit_rate(ranks, 2) == 0.25
+    assert metrics.ndcg(ranks, 10) == pytest.approx((1 + 0.5) / 4)
+    assert metrics.mrr(ranks) == pytest.approx((1 + 1 / 3 + 1 / 11 + 1 / 1000) / 4)
+
+
+def test_what_cannot_be_done_is_named():
+    with pytest.raises(ValueError, match="1-D and of one length"):
+        metrics.auc([1, 0], [0.5])
+    with pytest.raises(ValueError, match="labels must be 0 or 1, got 2"):
+        metrics.auc([1, 2], [0.5, 0.1])
+    with pytest.raises(ValueError, match="scores must be finite, got nan"):
+        metrics.auc([1, 0], [0.5, np.nan])
+    with pytest.raises(ValueError, match="weight must be one of .*got 'size'"):
+        metrics.gauc([1], [1], [1.0], weight="size")
+    with pytest.raises(ValueError, match="k must be >= 1, got 0"):
+        metrics.hit_rate(np.array([1]), 0)
+    with pytest.raises(ValueError, match="ranks count from 1, got 0"):
+        metrics.ndcg(np.array([0, 3]), 10)
+    users, items, ids = np.ones((2, 3)), np.ones((4, 3)), np.arange(4)
+    rank = metrics.rank_of_target
+    with pytest.raises(ValueError, match=r"must share D, got \(2, 3\) and \(4, 2\)"):
+        rank(users, items[:, :2], ids, [0, 1])
+    with pytest.raises(ValueError, match="item_ids must name each of the 4 items"):
+        rank(users, items, ids[:3], [0, 1])
+    with pytest.raises(ValueError, match="target_ids must hold one id per query"):
+        rank(users, items, ids, [0])
+    with pytest.raises(ValueError, match="item_ids must be distinct"):
+        rank(users, items, [1, 1, 2, 3], [0, 1])
+    with pytest.raises(ValueError, match="must be given together"):
+        rank(users, items, ids, [0, 1], seen_ids=[1])
+    for splits in ([0, 1], [0, 2, 1], [1, 1, 1], [0, 1, 2]):
+        with pytest.raises(ValueError, match="seen_row_splits must run from 0 to len"):
+            rank(users, items, ids, [0, 1], [1], splits)
+    with pytest.raises(ValueError, match="scores of queries 0 .. 1 are not finite"):
+        rank(users * np.nan, items, ids, [0, 1])

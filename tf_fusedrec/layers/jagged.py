@@ -1,0 +1,180 @@
+"""Rows of different length: glue, cut, pad and trim RaggedTensors along the sequence axis.
+
+Used by every layer of this folder and by the models. All functions work on values and row splits
+directly, because TensorFlow's own ragged slicing and concatenation build many small ops per call.
+Nothing here has weights. Zero rows, zero-length rows and a batch without rows are ordinary inputs
+everywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tf_fusedrec._tf_compat import tf
+
+
+def token_places(row_splits: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """The row of every token, and its place inside that row.
+
+    Args:
+      row_splits: <int64>[B+1].
+
+    Returns:
+      rows: <int64>[T], non-decreasing.
+      places: <int64>[T], counting from 0 in each row.
+
+    Example:
+      row_splits 0 2 2 5  ->  rows 0 0 2 2 2,  places 0 1 0 1 2
+    """
+    tokens = tf.range(row_splits[-1])
+    rows = tf.RaggedTensor.from_row_splits(tokens, row_splits, validate=False).value_rowids()
+    return rows, tokens - tf.gather(row_splits, rows)
+
+
+def to_dense(ragged: tf.RaggedTensor) -> tf.Tensor:
+    """Pads every row with zeros to the longest row of the batch: [B,(L),...] -> [B, n, ...]."""
+    check_sequence("ragged", ragged)
+    return _pad(ragged.values, ragged.row_splits)
+
+
+def from_dense(dense: tf.Tensor, row_splits: tf.Tensor) -> tf.RaggedTensor:
+    """Drops the padding again: the first L_b entries of row b. The inverse of `to_dense`.
+
+    Args:
+      dense: <any>[B, n, ...].
+      row_splits: <int64>[B+1]. Row b of the result has row_splits[b+1] - row_splits[b] <= n tokens.
+
+    Returns:
+      RaggedTensor <any>[B,(L),...].
+    """
+    rows, places = token_places(row_splits)
+    values = tf.gather_nd(dense, tf.stack([rows, places], axis=1))
+    return tf.RaggedTensor.from_row_splits(values, row_splits, validate=False)
+
+
+def concat(parts: Sequence[tf.RaggedTensor]) -> tf.RaggedTensor:
+    """Joins rows: row b of the result is row b of the first part, then of the second, and so on.
+
+    Args:
+      parts: one or more RaggedTensors <any>[B,(L_p),...] of one dtype and one inner shape.
+
+    Returns:
+      RaggedTensor <any>[B,(sum of L_p),...].
+
+    Raises:
+      ValueError: parts is empty, or holds something that is not a RaggedTensor.
+      InvalidArgumentError: the parts have different numbers of rows.
+
+    Example:
+      [[1, 2], []] and [[3], [4, 5]]  ->  [[1, 2, 3], [4, 5]]
+    """
+    if not parts:
+        raise ValueError("parts must hold at least one RaggedTensor, got none. Pass the sequences to join.")
+    for number, part in enumerate(parts):
+        check_sequence(f"parts[{number}]", part)
+    lengths = [part.row_lengths() for part in parts]
+    same_rows = [
+        tf.debugging.assert_equal(
+            tf.size(own),
+            tf.size(lengths[0]),
+            message=f"parts[{number}] and parts[0] must have the same number of rows",
+        )
+        for number, own in enumerate(lengths[1:], start=1)
+    ]
+    with tf.control_dependencies([check for check in same_rows if check is not None]):
+        row_splits = _splits(tf.add_n(lengths))
+    places_in_result, start = [], row_splits[:-1]
+    for part, own in zip(parts, lengths):
+        rows, places = token_places(part.row_splits)
+        places_in_result.append(tf.cast(tf.gather(start, rows) + places, tf.int32))
+        start = start + own
+    values = tf.dynamic_stitch(places_in_result, [part.values for part in parts])
+    return tf.RaggedTensor.from_row_splits(values, row_splits, validate=False)
+
+
+def split(ragged: tf.RaggedTensor, lengths: Sequence[tf.Tensor]) -> list[tf.RaggedTensor]:
+    """Cuts every row into consecutive pieces. The inverse of `concat`.
+
+    Args:
+      ragged: RaggedTensor <any>[B,(L),...].
+      lengths: one <int>[B] per piece; together they must cover each row exactly.
+
+    Returns:
+      One RaggedTensor <any>[B,(lengths[p]),...] per piece.
+
+    Raises:
+      ValueError: ragged is not a RaggedTensor, or lengths is empty.
+      InvalidArgumentError: the lengths do not add up to the rows' lengths.
+    """
+    check_sequence("ragged", ragged)
+    if not lengths:
+        raise ValueError("lengths must hold one [B] tensor per piece, got none.")
+    lengths = [tf.cast(length, tf.int64) for length in lengths]
+    covered = tf.debugging.assert_equal(
+        tf.add_n(lengths),
+        ragged.row_lengths(),
+        message="lengths must add up to the row lengths of ragged",
+    )
+    rows, places = token_places(ragged.row_splits)
+    piece, end = tf.zeros_like(rows, tf.int32), tf.zeros_like(lengths[0])
+    with tf.control_dependencies([] if covered is None else [covered]):
+        for length in lengths[:-1]:
+            end = end + length
+            piece += tf.cast(places >= tf.gather(end, rows), tf.int32)
+    pieces = tf.dynamic_partition(ragged.values, piece, len(lengths))
+    return [
+        tf.RaggedTensor.from_row_splits(values, _splits(length), validate=False)
+        for values, length in zip(pieces, lengths)
+    ]
+
+
+def last(ragged: tf.RaggedTensor, count: int | tf.Tensor) -> tf.RaggedTensor:
+    """Keeps the last `count` tokens of every row; a shorter row is kept whole.
+
+    Args:
+      ragged: RaggedTensor <any>[B,(L),...].
+      count: int, or <int>[B] with one count per row (for example the number of targets).
+
+    Returns:
+      RaggedTensor <any>[B,(min(L, count)),...].
+
+    Raises:
+      ValueError: ragged is not a RaggedTensor, or count is a negative int.
+    """
+    check_sequence("ragged", ragged)
+    if isinstance(count, int) and count < 0:
+        raise ValueError(f"count must be >= 0, got {count}.")
+    lengths = ragged.row_lengths()
+    keep = tf.minimum(lengths, tf.cast(count, tf.int64))
+    rows, places = token_places(ragged.row_splits)
+    values = tf.boolean_mask(ragged.values, places >= tf.gather(lengths - keep, rows))
+    return tf.RaggedTensor.from_row_splits(values, _splits(keep), validate=False)
+
+
+def check_sequence(name: str, ragged: tf.RaggedTensor) -> None:
+    """Raises ValueError unless `ragged` is a RaggedTensor whose one ragged axis is axis 1."""
+    if not isinstance(ragged, tf.RaggedTensor):
+        raise ValueError(
+            f"{name} must be a RaggedTensor [B,(L),...], got {type(ragged).__name__}. "
+            "Build it with tf.RaggedTensor.from_row_splits or .from_tensor(dense, lengths)."
+        )
+    if ragged.ragged_rank != 1:
+        raise ValueError(
+            f"{name} must be ragged in axis 1 only, got ragged_rank {ragged.ragged_rank}. "
+            "Give its inner axes a uniform size (ragged.merge_dims, or .to_tensor() inside)."
+        )
+
+
+@tf.custom_gradient
+def _pad(values, row_splits):
+    """TensorFlow's own gradient of to_tensor is IndexedSlices; the dense one is `from_dense`."""
+
+    def gradient(upstream):
+        return from_dense(upstream, row_splits).values, None
+
+    return tf.RaggedTensor.from_row_splits(values, row_splits, validate=False).to_tensor(), gradient
+
+
+def _splits(lengths: tf.Tensor) -> tf.Tensor:
+    """<int64>[B] lengths -> <int64>[B+1] row splits."""
+    return tf.concat([tf.zeros([1], lengths.dtype), tf.cumsum(lengths)], axis=0)

@@ -1,0 +1,91 @@
+"""Multi-gate mixture of experts with top-k gates: the head of the generative ranking model.
+
+Takes the tokens that HSTU blocks answered (targets only, usually) and gives one vector per task and
+token.
+"""
+
+from tf_fusedrec._tf_compat import keras, tf
+
+
+class MMoE(keras.layers.Layer):
+    """y_task = sum over its top k experts of g_e(x) * Expert_e(x); Expert_e(x) = relu(x W_e + b_e).
+
+    The gate of a task is a softmax over ALL experts, of which the k largest are kept and divided by
+    their sum, so that they sum to one (the paper names top k but no normalisation). At equal gates
+    the expert of lower number stays. Every expert is computed for every token; an expert that no
+    gate of a token keeps gets no gradient from it.
+
+    Args:
+      num_experts: E.
+      expert_units: columns of an expert's answer.
+      num_tasks: number of gates and of answers.
+      top_k: experts kept per task and token, 1 .. E.
+
+    Call:
+      x: <float>[T, D].
+      returns a list of num_tasks tensors <float>[T, expert_units].
+
+    Raises:
+      ValueError: an argument out of range.
+
+    Source: MTGRBoost, section 2, eq. 4; Ma et al., Modeling Task Relationships with MMoE
+    (KDD 2018).
+    """
+
+    def __init__(self, num_experts: int, expert_units: int, num_tasks: int, top_k: int, **layer_arguments):
+        super().__init__(**layer_arguments)
+        for name, number in (
+            ("num_experts", num_experts),
+            ("expert_units", expert_units),
+            ("num_tasks", num_tasks),
+        ):
+            if number < 1:
+                raise ValueError(f"{name} must be >= 1, got {number}.")
+        if not 1 <= top_k <= num_experts:
+            raise ValueError(f"top_k must be 1 .. num_experts = {num_experts}, got {top_k}.")
+        self.num_experts = num_experts
+        self.expert_units = expert_units
+        self.num_tasks = num_tasks
+        self.top_k = top_k
+
+    def build(self, input_shape):
+        columns = input_shape[-1]
+        # One matrix for all experts; each expert's columns are drawn with the fans of that expert
+        # alone.
+        limit = (6.0 / (columns + self.expert_units)) ** 0.5
+        self.expert_kernel = self.add_weight(
+            "expert_kernel",
+            [columns, self.num_experts * self.expert_units],
+            initializer=keras.initializers.RandomUniform(-limit, limit),
+        )
+        self.expert_bias = self.add_weight("expert_bias", [self.num_experts * self.expert_units], initializer="zeros")
+        self.gate_kernel = self.add_weight(
+            "gate_kernel",
+            [columns, self.num_tasks * self.num_experts],
+            initializer="glorot_uniform",
+        )
+        super().build(input_shape)
+
+    def call(self, x):
+        experts = tf.nn.relu(tf.matmul(x, self.expert_kernel) + self.expert_bias)
+        experts = tf.reshape(experts, [-1, self.num_experts, self.expert_units])
+        logits = tf.reshape(tf.matmul(x, self.gate_kernel), [-1, self.num_tasks, self.num_experts])
+        gates = _top_gates(logits, self.top_k)
+        return [tf.reduce_sum(gate[:, :, tf.newaxis] * experts, axis=1) for gate in tf.unstack(gates, axis=1)]
+
+    def get_config(self):
+        return {
+            **super().get_config(),
+            "num_experts": self.num_experts,
+            "expert_units": self.expert_units,
+            "num_tasks": self.num_tasks,
+            "top_k": self.top_k,
+        }
+
+
+def _top_gates(logits: tf.Tensor, top_k: int) -> tf.Tensor:
+    """<float>[T, tasks, E] logits -> gates: the k largest of the softmax, renormalised, else 0."""
+    gates = tf.nn.softmax(logits)
+    _, largest = tf.math.top_k(logits, k=top_k)
+    kept = gates * tf.reduce_sum(tf.one_hot(largest, logits.shape[-1], dtype=gates.dtype), axis=-2)
+    return kept / tf.reduce_sum(kept, axis=-1, keepdims=True)

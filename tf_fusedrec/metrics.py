@@ -1,0 +1,223 @@
+"""Exact offline metrics in NumPy: AUC and GAUC for ranking, full-catalogue ranks for retrieval.
+
+Used at the end of an epoch, on all predictions of a held-out split. Nothing is binned or sampled. A
+metric that its input does not define (no user, one class only) is nan, never 0 or 1. Ranks of a
+distributed job gather predictions first (collectives.all_gather) and call these on the whole.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+WEIGHTS = ("none", "impressions")
+_SCORES_AT_ONCE = 1 << 24  # scores held at a time: 64 MiB of float32
+
+
+def auc(labels: np.ndarray, scores: np.ndarray) -> float:
+    """Area under the ROC curve: how often a positive scores above a negative; a tie counts half.
+
+    Args:
+      labels: <any>[n], 0 or 1.
+      scores: <float>[n], finite; only their order matters.
+
+    Returns:
+      0 .. 1, exact up to one division; nan when there is no positive or no negative.
+
+    Raises:
+      ValueError: shapes differ, a label is not 0 or 1, or a score is not finite.
+
+    Example: labels 1 0 1 0, scores .9 .9 .8 .1  ->  (0.5 + 1 + 0 + 1) / 4 = 0.625
+    """
+    areas, _ = _area_per_group(np.zeros(np.shape(labels), np.int64), labels, scores)
+    return float(areas[0]) if len(areas) else float("nan")
+
+
+def gauc(groups: np.ndarray, labels: np.ndarray, scores: np.ndarray, weight: str = "none") -> float:
+    """Mean AUC of the groups (users). Groups with one class only have no AUC and are left out.
+
+    Args:
+      groups: <int>[n], the group of each prediction, in any order.
+      labels, scores: as in `auc`.
+      weight: "none", each group counts once (as in TorchRec); "impressions", by its number of
+        predictions (as in many CTR papers). TorchRec also leaves out groups whose scores are all
+        equal; here they count 0.5, as ties do.
+
+    Returns:
+      0 .. 1; nan when no group has both classes.
+
+    Raises:
+      ValueError: as in `auc`; unknown weight.
+    """
+    if weight not in WEIGHTS:
+        raise ValueError(f"weight must be one of {WEIGHTS}, got {weight!r}.")
+    areas, sizes = _area_per_group(groups, labels, scores)
+    valid = ~np.isnan(areas)
+    if not valid.any():
+        return float("nan")
+    return float(np.average(areas[valid], weights=None if weight == "none" else sizes[valid]))
+
+
+def rank_of_target(
+    queries: np.ndarray,
+    items: np.ndarray,
+    item_ids: np.ndarray,
+    target_ids: np.ndarray,
+    seen_ids: np.ndarray | None = None,
+    seen_row_splits: np.ndarray | None = None,
+) -> np.ndarray:
+    """Rank of each user's target among all candidates, by dot product, without items already seen.
+
+    rank = 1 + the number of candidates ahead: those with a larger score, and those with an equal
+    score that come earlier in `item_ids` (as in a list sorted stably by score; so a model that
+    scores all items alike gains nothing). The target itself is never removed, even if seen. A
+    target that is no candidate gets rank I + 1, behind all. For a popularity baseline give
+    queries = ones [B, 1] and items = counts [I, 1].
+
+    Args:
+      queries: <float>[B, D], one per user.
+      items: <float>[I, D], one per candidate.
+      item_ids: <int64>[I], distinct.
+      target_ids: <int64>[B].
+      seen_ids: None or <int64>[any], items to remove, rows of all users one after another; repeats
+        and ids that are no candidates are allowed.
+      seen_row_splits: <int64>[B+1], bounds of each user's rows in seen_ids; given exactly when
+        seen_ids is.
+
+    Returns:
+      <int64>[B], 1 .. I + 1.
+
+    Raises:
+      ValueError: shapes do not fit, item_ids repeat, seen_row_splits does not cover seen_ids, or a
+        score is not finite.
+    """
+    queries, items = np.asarray(queries), np.asarray(items)
+    item_ids, target_ids = np.asarray(item_ids, np.int64), np.asarray(target_ids, np.int64)
+    _check_ranking(queries, items, item_ids, target_ids)
+    if seen_ids is None and seen_row_splits is None:
+        seen_ids, seen_row_splits = np.empty(0, np.int64), np.zeros(len(queries) + 1, np.int64)
+    seen_ids, splits = _checked_seen(seen_ids, seen_row_splits, len(queries))
+    order = np.argsort(item_ids, kind="stable")
+    target_at = _places(item_ids, order, target_ids)
+    seen_at = _places(item_ids, order, seen_ids)
+    ranks = np.full(len(queries), len(items) + 1, np.int64)
+    step = max(1, _SCORES_AT_ONCE // max(len(items), 1))
+    for begin in range(0, len(queries) if len(items) else 0, step):
+        end = min(begin + step, len(queries))
+        scores = queries[begin:end] @ items.T
+        if not np.isfinite(scores).all():
+            raise ValueError(f"scores of queries {begin} .. {end - 1} are not finite; look for NaN in queries.")
+        target = target_at[begin:end, None]
+        own = np.take_along_axis(scores, target, axis=1)  # -1, no candidate: read but not used
+        ahead = (scores > own) | ((scores == own) & (np.arange(len(items)) < target))
+        user = np.repeat(np.arange(end - begin), np.diff(splits[begin : end + 1]))
+        removed = seen_at[splits[begin] : splits[end]]
+        ahead[user[removed >= 0], removed[removed >= 0]] = False
+        ranks[begin:end] = np.where(target[:, 0] >= 0, 1 + ahead.sum(axis=1), ranks[begin:end])
+    return ranks
+
+
+def hit_rate(ranks: np.ndarray, k: int) -> float:
+    """HR@K: share of users whose target's rank <int64>[B], from 1, is <= k; nan without users."""
+    return _mean(_checked_ranks(ranks) <= _checked_k(k))
+
+
+def ndcg(ranks: np.ndarray, k: int) -> float:
+    """NDCG@K, one relevant item: mean of 1 / log2(rank + 1) where rank <= k; nan without users."""
+    ranks = _checked_ranks(ranks)
+    return _mean(np.where(ranks <= _checked_k(k), 1.0 / np.log2(ranks + 1.0), 0.0))
+
+
+def mrr(ranks: np.ndarray) -> float:
+    """Mean of 1 / rank, without a cut-off; nan without users."""
+    return _mean(1.0 / _checked_ranks(ranks))
+
+
+def _area_per_group(groups, labels, scores) -> tuple[np.ndarray, np.ndarray]:
+    """AUC and size of each distinct group, by ascending group; nan for groups with one class only.
+
+    The Mann-Whitney form: sum of the positives' ranks in their group, equal scores sharing their
+    middle rank. Ranks are doubled so that all sums are integers and exact.
+    """
+    groups, labels, scores = np.asarray(groups), np.asarray(labels), np.asarray(scores)
+    _check_predictions(groups, labels, scores)
+    if not len(scores):
+        return np.empty(0), np.empty(0, np.int64)
+    order = np.lexsort((scores, groups))
+    groups, labels, scores = groups[order], labels[order].astype(np.int64), scores[order]
+    new_group = np.concatenate([[True], groups[1:] != groups[:-1]])
+    new_score = new_group | np.concatenate([[True], scores[1:] != scores[:-1]])
+    group_begins, tie_begins = np.flatnonzero(new_group), np.flatnonzero(new_score)
+    tie_ends = np.append(tie_begins[1:], len(scores))
+    before_group = group_begins[np.cumsum(new_group) - 1]
+    # First rank of a tie is begin + 1, last is end, both counted inside the group: their sum is
+    # twice the middle.
+    doubled_rank = (tie_begins + 1 + tie_ends)[np.cumsum(new_score) - 1] - 2 * before_group
+    sizes = np.diff(np.append(group_begins, len(scores)))
+    positives = np.add.reduceat(labels, group_begins)
+    doubled_area = np.add.reduceat(labels * doubled_rank, group_begins) - positives * (positives + 1)
+    pairs = positives * (sizes - positives)
+    with np.errstate(invalid="ignore"):
+        return np.where(pairs > 0, doubled_area / (2.0 * pairs), np.nan), sizes
+
+
+def _places(item_ids, order, wanted) -> np.ndarray:
+    """Index of each wanted id in item_ids, -1 where it is none of them."""
+    if not len(item_ids):
+        return np.full(len(wanted), -1, np.int64)
+    at = np.searchsorted(item_ids, wanted, sorter=order)
+    at = order[np.minimum(at, len(item_ids) - 1)]
+    return np.where(item_ids[at] == wanted, at, -1)
+
+
+def _mean(values: np.ndarray) -> float:
+    return float(np.mean(values)) if len(values) else float("nan")
+
+
+def _checked_k(k: int) -> int:
+    if k < 1:
+        raise ValueError(f"k must be >= 1, got {k}.")
+    return k
+
+
+def _checked_ranks(ranks) -> np.ndarray:
+    ranks = np.asarray(ranks)
+    if len(ranks) and ranks.min() < 1:
+        raise ValueError(f"ranks count from 1, got {ranks.min()}. Make them with rank_of_target.")
+    return ranks
+
+
+def _check_predictions(groups, labels, scores) -> None:
+    if labels.ndim != 1 or not groups.shape == labels.shape == scores.shape:
+        raise ValueError(
+            "groups, labels and scores must be 1-D and of one length, "
+            f"got {groups.shape}, {labels.shape}, {scores.shape}."
+        )
+    if not np.isin(labels, (0, 1)).all():
+        raise ValueError(f"labels must be 0 or 1, got {labels[~np.isin(labels, (0, 1))][0]}.")
+    if not np.isfinite(scores).all():
+        raise ValueError(f"scores must be finite, got {scores[~np.isfinite(scores)][0]}. Did training diverge?")
+
+
+def _checked_seen(seen_ids, seen_row_splits, rows: int) -> tuple[np.ndarray, np.ndarray]:
+    if seen_ids is None or seen_row_splits is None:
+        raise ValueError("seen_ids and seen_row_splits must be given together, got one of them.")
+    seen_ids, splits = np.asarray(seen_ids, np.int64), np.asarray(seen_row_splits, np.int64)
+    bounds = splits.shape == (rows + 1,) and splits[0] == 0 and splits[-1] == len(seen_ids)
+    if not bounds or (np.diff(splits) < 0).any():
+        raise ValueError(
+            f"seen_row_splits must run from 0 to len(seen_ids) = {len(seen_ids)} and not decrease, "
+            f"with one bound more than the {rows} queries, got shape {splits.shape}. "
+            "Use row_splits of the ragged history."
+        )
+    return seen_ids, splits
+
+
+def _check_ranking(queries, items, item_ids, target_ids) -> None:
+    if queries.ndim != 2 or items.ndim != 2 or queries.shape[1] != items.shape[1]:
+        raise ValueError(f"queries [B, D] and items [I, D] must share D, got {queries.shape} and {items.shape}.")
+    if item_ids.shape != items.shape[:1]:
+        raise ValueError(f"item_ids must name each of the {len(items)} items once, got shape {item_ids.shape}.")
+    if target_ids.shape != queries.shape[:1]:
+        raise ValueError(f"target_ids must hold one id per query ({len(queries)}), got shape {target_ids.shape}.")
+    if len(np.unique(item_ids)) != len(item_ids):
+        raise ValueError("item_ids must be distinct, got repeated ids. Keep one row per item.")

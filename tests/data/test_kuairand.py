@@ -1,0 +1,124 @@
+"""KuaiRand: a tiny log by hand, and on the real one that no row knows anything of its own future."""
+
+import gzip
+import json
+
+import numpy as np
+import pytest
+
+from tests.data.shards import read_lists
+from tests.support.shared import shared_path
+from tf_fusedrec.data import Column, ParquetFolder, read_info, read_items
+from tf_fusedrec.data.kuairand import convert_kuairand
+
+COLUMNS = (
+    Column("user_id"),
+    Column("history_item", ragged=True),
+    Column("history_action", ragged=True, aligned_with="history_item"),
+    Column("history_time", ragged=True, aligned_with="history_item"),
+    Column("exposed_item", ragged=True),
+    Column("exposed_time", ragged=True, aligned_with="exposed_item"),
+    Column("exposed_click", "float32", ragged=True, aligned_with="exposed_item"),
+    Column("exposed_long_view", "float32", ragged=True, aligned_with="exposed_item"),
+)
+HEADER = "user_id,video_id,time_ms,is_click,long_view,play_time_ms,duration_ms"
+# Ten impressions; with test_fraction 0.3 the moment is 8000 ms: items 17, 25, 19 are test.
+LOG = [
+    (2, 21, 2000, 1, 0, 10, 5),
+    (1, 11, 1000, 1, 1, 20, 5),
+    (1, 12, 3000, 0, 0, 0, 5),
+    (1, 13, 3000, 1, 0, 30, 5),
+    (1, 14, 3000, 0, 1, 40, 5),
+    (1, 16, 6000, 0, 0, 50, 5),
+    (1, 17, 8000, 1, 1, 60, 5),
+    (3, 11, 7999, 1, 0, 80, 5),
+    (4, 25, 9000, 1, 0, 70, 5),
+    (3, 19, 9999, 0, 0, 90, 5),
+]
+
+
+def _write(folder, name="log.csv", header=HEADER, rows=LOG):
+    folder.mkdir(exist_ok=True)
+    text = (header + "\n" + "".join(",".join(map(str, row)) + "\n" for row in rows)).encode()
+    (folder / name).write_bytes(gzip.compress(text) if name.endswith(".gz") else text)
+    return folder
+
+
+@pytest.mark.parametrize("name", ["log.csv", "log.csv.gz"])
+def test_split_by_hand(tmp_path, name):
+    info = convert_kuairand(_write(tmp_path / "raw", name), tmp_path / "out", test_fraction=0.3)
+    assert (info.task, info.users, info.items) == ("ranking", 4, 9)
+    assert read_info(tmp_path / "out") == info
+    # User 1 has five impressions before the moment; the third falls on 3000 ms, and so do its neighbours: all exposed.
+    assert read_lists(ParquetFolder(tmp_path / "out/train", COLUMNS)) == [
+        (1, (11,), (65,), (1,), (12, 13, 14, 16), (3, 3, 3, 6), (0.0, 1.0, 0.0, 0.0), (0.0, 0.0, 1.0, 0.0)),
+        (2, (), (), (), (21,), (2,), (1.0,), (0.0,)),
+        (3, (), (), (), (11,), (7,), (1.0,), (0.0,)),
+    ]
+    assert read_lists(ParquetFolder(tmp_path / "out/test", COLUMNS)) == [
+        (1, (11, 12, 13, 14, 16), (65, 0, 1, 64, 0), (1, 3, 3, 3, 6), (17,), (8,), (1.0,), (1.0,)),
+        (3, (11,), (1,), (7,), (19,), (9,), (0.0,), (0.0,)),
+        (4, (), (), (), (25,), (9,), (1.0,), (0.0,)),
+    ]
+    continuous = ParquetFolder(tmp_path / "out/test", [Column("exposed_play_time_ms", "float32", ragged=True)])
+    assert read_lists(continuous) == [((60.0,),), ((90.0,),), ((70.0,),)]
+    assert [items.tolist() for items in read_items(tmp_path / "out")] == [
+        [11, 12, 13, 14, 16, 17, 19, 21, 25],
+        [2, 1, 1, 1, 1, 0, 0, 1, 0],
+    ]
+
+
+def test_user_features_become_codes(tmp_path):
+    source = _write(tmp_path / "raw")
+    features = [(1, "b", 7, "0.5"), (3, "a", -1, ""), (4, "", 7, "0.25"), (99, "z", 8, "2")]
+    _write(source, "user_features.csv", "user_id,degree,level,hot", features)
+    info = convert_kuairand(source, tmp_path / "out", test_fraction=0.3)
+    assert list(info.columns["train"])[:4] == ["user_id", "degree", "level", "hot"]
+    columns = [Column("user_id"), Column("degree"), Column("level"), Column("hot")]
+    # User 2 is not in the features: 0 everywhere. Codes number the sorted values of all users from 1.
+    assert read_lists(ParquetFolder(tmp_path / "out/train", columns)) == [(1, 2, 2, 2), (2, 0, 0, 0), (3, 1, 1, 0)]
+    codes = json.loads((tmp_path / "out/codes.json").read_text())
+    assert codes == {"degree": ["a", "b", "z"], "level": [-1, 7, 8], "hot": [0.25, 0.5, 2.0]}
+
+
+def test_refusals(tmp_path):
+    with pytest.raises(ValueError, match="must be a KuaiRand log or a folder with one of log.csv, log.csv.gz"):
+        convert_kuairand(tmp_path, tmp_path / "out")
+    source = _write(tmp_path / "raw")
+    with pytest.raises(ValueError, match="test_fraction must lie between 0 and 1, got 1"):
+        convert_kuairand(source, tmp_path / "out", test_fraction=1)
+    _write(source, "user_features.csv", "user,degree", [(1, 2)])
+    with pytest.raises(ValueError, match=r"user_features.csv: column 'user_id' is missing"):
+        convert_kuairand(source, tmp_path / "out")
+    _write(source, header="user_id,video_id,time_ms", rows=[(1, 2, 3)])
+    with pytest.raises(ValueError, match=r"log.csv: has none of the labels \['is_click'"):
+        convert_kuairand(source, tmp_path / "out")
+    _write(source, rows=[])
+    with pytest.raises(ValueError, match="log.csv: has no impressions"):
+        convert_kuairand(source, tmp_path / "out")
+    _write(source, rows=[(1, 2, 3, 1, "", 5, 5)])
+    with pytest.raises(ValueError, match="log.csv: column 'long_view' has 1 empty values"):
+        convert_kuairand(source, tmp_path / "out")
+
+
+def test_real_data(tmp_path):
+    source = shared_path("data/kuairand_explicit")
+    info = convert_kuairand(source, tmp_path / "out")
+    assert (info.users, info.items) == (664, 9359)
+    assert len([name for name in info.columns["train"] if name.startswith("exposed_")]) == 2 + 7 + 2
+    train = read_lists(ParquetFolder(tmp_path / "out/train", COLUMNS))
+    test = read_lists(ParquetFolder(tmp_path / "out/test", COLUMNS))
+    for row in train + test:
+        if row[3]:  # seconds are cut off milliseconds, so a strictly older millisecond may share the second
+            assert row[3] == tuple(sorted(row[3])) and row[3][-1] <= row[5][0]
+        assert row[5] == tuple(sorted(row[5])) and row[4]
+    assert max(time for row in train for time in row[5]) <= min(time for row in test for time in row[5])
+    before = {row[0]: row[1] + row[4] for row in train}
+    assert all(row[1] == before.get(row[0], ()) for row in test)
+    # Every impression is used once: before the moment in train, from the moment on as an exposure of test.
+    late = sum(len(row[4]) for row in test)
+    assert sum(map(len, before.values())) + late == 41_712
+    assert late == 41_712 - int(41_712 * 0.8)
+    clicks = sum(np.sum(np.array(row[2]) & 1) + sum(row[6]) for row in train) + sum(sum(row[6]) for row in test)
+    assert clicks == 27_447  # as the data set's notes count them
+    assert read_items(tmp_path / "out")[1].sum() == 41_712 - late

@@ -1,0 +1,56 @@
+"""Rows: every operation on arrays gives what the same operation on a list of lists gives."""
+
+import numpy as np
+import pytest
+
+from tests.data.shards import to_lists
+from tf_fusedrec.data.rows import Ragged, RowQueue, Rows, concat, ragged_from_groups, rows_in_chunks, splits_of
+
+
+def _ragged(lists):
+    return Ragged(np.array(sum(lists, []), np.int64), splits_of(np.array([len(row) for row in lists], np.int64)))
+
+
+LISTS = [[1, 2, 3], [], [4], [5, 6], [], [7, 8, 9, 10]]
+ROWS = Rows({"user": np.arange(6), "item": _ragged(LISTS)}, 6)
+
+
+def _items(rows):
+    return [list(row) for row in to_lists(rows.columns["item"])]
+
+
+@pytest.mark.parametrize("order", [[0, 1, 2, 3, 4, 5], [5, 1, 1, 0], [4], []])
+def test_take(order):
+    taken = ROWS.take(np.array(order, np.int64))
+    assert taken.num_rows == len(order)
+    assert taken.columns["user"].tolist() == order
+    assert taken.columns["item"].lengths().tolist() == [len(LISTS[row]) for row in order]
+    assert taken.columns["item"].values.tolist() == sum([LISTS[row] for row in order], [])
+
+
+def test_slices_concatenate_to_the_whole():
+    for size in (1, 2, 4, 6, 9):
+        parts = list(rows_in_chunks(ROWS, size))
+        assert all(part.num_rows <= size for part in parts)
+        whole = concat(parts)
+        assert whole.num_rows == 6
+        assert _items(whole) == LISTS
+        assert whole.columns["user"].tolist() == list(range(6))
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 9])
+def test_keep_last(count):
+    assert to_lists(_ragged(LISTS).keep_last(count)) == [tuple(row[-count:]) for row in LISTS]
+
+
+def test_ragged_from_groups_keeps_empty_groups():
+    ragged = ragged_from_groups(np.array([7, 8, 9]), np.array([1, 1, 3]), 5)
+    assert ragged.values.tolist() == [7, 8, 9]
+    assert ragged.lengths().tolist() == [0, 2, 0, 1, 0]
+
+
+def test_queue_pops_across_chunks():
+    queue = RowQueue()
+    for chunk in rows_in_chunks(ROWS, 2):
+        queue.append(chunk)
+    assert [_items(queue.pop(count)) for count in (1, 4, 1)] == [LISTS[:1], LISTS[1:5], LISTS[5:]]

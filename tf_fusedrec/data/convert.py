@@ -1,0 +1,85 @@
+"""Command line: a raw data set, or a synthetic one, becomes a folder in our Parquet layout.
+
+    python -m tf_fusedrec.data.convert movielens           --input ml-1m --output data/ml-1m
+    python -m tf_fusedrec.data.convert kuairand            --input log.csv.gz --output data/kuairand
+    python -m tf_fusedrec.data.convert synthetic-ranking   --output data/ranking --users 2000
+    python -m tf_fusedrec.data.convert synthetic-retrieval --output data/retrieval
+
+A flag that a converter does not know is refused, whatever its value.
+"""
+
+import sys
+from collections.abc import Callable
+
+from absl import flags
+
+from tf_fusedrec.data.kuairand import convert_kuairand
+from tf_fusedrec.data.layouts import DatasetInfo
+from tf_fusedrec.data.movielens import convert_movielens
+from tf_fusedrec.data.synthetic import write_synthetic_ranking, write_synthetic_retrieval
+
+_SIZES = ("users", "items", "clusters", "mean_history", "seed")
+# converter -> (function, the flags it takes as positional arguments, and as keywords)
+CONVERTERS: dict[str, tuple[Callable[..., DatasetInfo], tuple[str, ...], tuple[str, ...]]] = {
+    "movielens": (convert_movielens, ("input", "output"), ()),
+    "kuairand": (convert_kuairand, ("input", "output"), ("test_fraction",)),
+    "synthetic-ranking": (write_synthetic_ranking, ("output",), (*_SIZES, "exposures")),
+    "synthetic-retrieval": (write_synthetic_retrieval, ("output",), _SIZES),
+}
+
+
+def convert(argv: list[str]) -> None:
+    """Runs the command line argv (argv[0] is the program) and prints what was made, or the help.
+
+    Raises:
+      ValueError: an unknown converter, a flag missing or not of this converter, and whatever the data are refused for.
+    """
+    known = _flags()
+    try:
+        positional = known(argv)[1:]
+    except flags.Error as error:
+        raise ValueError(f"{error}. Run with --help to see the flags.") from error
+    if known.help:
+        print(f"{__doc__}\n{known.get_help()}")
+        return
+    if len(positional) != 1 or positional[0] not in CONVERTERS:
+        raise ValueError(f"name one converter of {', '.join(CONVERTERS)}, got {positional}.")
+    function, required, optional = CONVERTERS[positional[0]]
+    given = {name: known[name].value for name in known if known[name].present}
+    for name in required:
+        if not given.get(name):
+            raise ValueError(f"{positional[0]} needs --{name}.")
+    for name in given:
+        if name not in required + optional:
+            raise ValueError(f"--{name} is no flag of {positional[0]}; it takes {', '.join(required + optional)}.")
+    places = [given.pop(name) for name in required]
+    info = function(*places, **given)
+    print(f"{known.output}: {info.task}, {info.users} users, {info.items} items, from {info.source}")
+
+
+def _flags() -> flags.FlagValues:
+    """Flags of their own, so that importing this module adds none to another program's. None: not given."""
+    known = flags.FlagValues()
+    flags.DEFINE_string("input", None, "Folder or file of the raw data set.", flag_values=known)
+    flags.DEFINE_string("output", None, "Folder to make; must be new or empty.", flag_values=known)
+    flags.DEFINE_float("test_fraction", None, "Latest share of the log that is test (0.2).", flag_values=known)
+    flags.DEFINE_integer("users", None, "Users to make (2000).", flag_values=known)
+    flags.DEFINE_integer("items", None, "Items to make (1000).", flag_values=known)
+    flags.DEFINE_integer("clusters", None, "Clusters of items (ranking 20, retrieval 50).", flag_values=known)
+    flags.DEFINE_integer("mean_history", None, "Mean interactions of a history (40).", flag_values=known)
+    flags.DEFINE_integer("exposures", None, "Exposures per user and split (10).", flag_values=known)
+    flags.DEFINE_integer("seed", None, "Seed of the generator (0).", flag_values=known)
+    flags.DEFINE_boolean("help", False, "Show this text.", flag_values=known)
+    return known
+
+
+def main() -> None:
+    """Entry point: errors become one line and exit code 1."""
+    try:
+        convert(sys.argv)
+    except ValueError as error:
+        sys.exit(f"error: {error}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,153 @@
+"""Our two Parquet layouts on disk, as data/README.md describes them: writes them, reads what they say of themselves.
+
+The converters and the synthetic generators end here. A data set is a folder: train/ and test/ with Parquet shards,
+items.parquet with the popularity of every item, dataset.json with the facts. It appears all at once or not at all.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+import shutil
+from collections.abc import Mapping
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from tf_fusedrec.data.columns import Column
+from tf_fusedrec.data.rows import Ragged, Rows, Values, rows_in_chunks
+
+TASKS = ("ranking", "retrieval")
+# Row groups are what ranks share out and what a shuffle reorders, so they are small; a file holds many of them.
+ROWS_PER_GROUP = 256
+GROUPS_PER_FILE = 64
+
+
+@dataclasses.dataclass(frozen=True)
+class DatasetInfo:
+    """dataset.json: what a data set holds and how it was made."""
+
+    task: str  # "ranking" or "retrieval"
+    source: str  # where the data come from, with the arguments of a generator
+    split: str  # the rule that parts train from test
+    users: int
+    items: int  # rows of items.parquet
+    columns: Mapping[str, Mapping[str, str]]  # split ("train", "test") -> column -> type, e.g. "list<int64>"
+
+
+def write_dataset(
+    root: str | pathlib.Path,
+    *,
+    task: str,
+    source: str,
+    split: str,
+    users: int,
+    train: Rows,
+    test: Rows,
+    item_ids: np.ndarray,
+    train_items: np.ndarray,
+    codes: Mapping[str, list] | None = None,
+) -> DatasetInfo:
+    """Writes a data set into the folder `root`, which must be new or empty.
+
+    Args:
+      root: the folder to make.
+      task, source, split, users: see DatasetInfo.
+      train, test: the rows of each split.
+      item_ids: <int64>[I] the catalogue, without duplicates.
+      train_items: <int64>[T] the item of every interaction of the training split, each once: counted for items.parquet.
+      codes: for columns that hold codes, the value behind code 1, 2, ... (0 is missing); becomes codes.json.
+
+    Raises:
+      ValueError: an unknown task, or a root that already holds something.
+    """
+    root = pathlib.Path(root)
+    if task not in TASKS:
+        raise ValueError(f"task must be one of {TASKS}, got {task!r}.")
+    if root.exists() and (not root.is_dir() or any(root.iterdir())):
+        raise ValueError(f"output {str(root)!r} already holds something. Remove it, or name another folder.")
+    # Written beside its place and moved at the end: whoever finds `root` finds it whole.
+    partial = root.with_name(root.name + ".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    columns = {}
+    for name, rows in {"train": train, "test": test}.items():
+        (partial / name).mkdir(parents=True)
+        declared = _declared(rows)
+        _write_shards(partial / name, rows, declared)
+        columns[name] = {column.name: column.type_name() for column in declared}
+    _write_items(partial / "items.parquet", item_ids, train_items)
+    if codes:
+        (partial / "codes.json").write_text(json.dumps(codes) + "\n")
+    info = DatasetInfo(task, source, split, users, len(item_ids), columns)
+    (partial / "dataset.json").write_text(json.dumps(dataclasses.asdict(info), indent=2) + "\n")
+    if root.exists():
+        root.rmdir()  # empty, as checked above
+    partial.rename(root)
+    return info
+
+
+def read_info(root: str | pathlib.Path) -> DatasetInfo:
+    """The facts of a data set; refuses a folder that is none."""
+    path = pathlib.Path(root) / "dataset.json"
+    known = [field.name for field in dataclasses.fields(DatasetInfo)]
+    if not path.is_file():
+        raise ValueError(
+            f"{str(root)!r} is not a data set of ours: it has no dataset.json. "
+            "Make one with python -m tf_fusedrec.data.convert."
+        )
+    try:
+        facts = json.loads(path.read_text())
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path}: not JSON ({error}). Convert the data again.") from error
+    if not isinstance(facts, dict) or sorted(facts) != sorted(known):
+        raise ValueError(f"{path}: must hold the fields {known}, got {list(facts)}. Convert the data again.")
+    return DatasetInfo(**facts)
+
+
+def read_items(root: str | pathlib.Path) -> tuple[np.ndarray, np.ndarray]:
+    """(item_id <int64>[I] ascending, count <int64>[I] of training interactions): catalogue and popularity."""
+    path = pathlib.Path(root) / "items.parquet"
+    if not path.is_file():
+        raise ValueError(f"{path} is missing. Make the data set with python -m tf_fusedrec.data.convert.")
+    table = pq.read_table(path)
+    return table["item_id"].to_numpy(), table["count"].to_numpy()
+
+
+def _declared(rows: Rows) -> list[Column]:
+    """The columns of rows; integers are int64 and floats float32, as a Column wants them."""
+    declared = []
+    for name, column in rows.columns.items():
+        values = column.values if isinstance(column, Ragged) else column
+        declared.append(Column(name, str(values.dtype), ragged=isinstance(column, Ragged)))
+    return declared
+
+
+def _write_shards(folder: pathlib.Path, rows: Rows, declared: list[Column]) -> None:
+    schema = pa.schema([(column.name, column.arrow_type()) for column in declared])
+    # No rows still make one file: the split is there, with its schema, and is empty.
+    shards = list(rows_in_chunks(rows, ROWS_PER_GROUP * GROUPS_PER_FILE)) or [rows]
+    for number, shard in enumerate(shards):
+        arrays = [_to_arrow(shard.columns[column.name], column) for column in declared]
+        pq.write_table(
+            pa.table(arrays, schema=schema),
+            folder / f"part-{number:05d}.parquet",
+            row_group_size=ROWS_PER_GROUP,
+            write_page_checksum=True,
+        )
+
+
+def _to_arrow(values: Values, column: Column) -> pa.Array:
+    if isinstance(values, Ragged):
+        # list<> has 32-bit offsets; a shard of ROWS_PER_GROUP * GROUPS_PER_FILE rows is far from their end.
+        return pa.ListArray.from_arrays(pa.array(values.row_splits, pa.int32()), pa.array(values.values))
+    return pa.array(values, column.arrow_type())
+
+
+def _write_items(path: pathlib.Path, item_ids: np.ndarray, train_items: np.ndarray) -> None:
+    catalogue = np.sort(item_ids)
+    seen, counts = np.unique(train_items, return_counts=True)
+    of_item = np.zeros(len(catalogue), np.int64)
+    of_item[np.searchsorted(catalogue, seen)] = counts
+    pq.write_table(pa.table({"item_id": catalogue, "count": of_item}), path, write_page_checksum=True)

@@ -37,7 +37,12 @@ STRANGERS = {
     "layers": {"collectives", "embedding"},
     "data": {"embedding", "tables"},
 }
-DOORS = {"tensorflow": "_tf_compat.py", "tf_keras": "_tf_compat.py", "keras": "_tf_compat.py", "horovod": "collectives.py"}
+DOORS = {
+    "tensorflow": "_tf_compat.py",
+    "tf_keras": "_tf_compat.py",
+    "keras": "_tf_compat.py",
+    "horovod": "collectives.py",
+}
 
 
 def imports_of(path: pathlib.Path):

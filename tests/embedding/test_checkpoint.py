@@ -30,7 +30,7 @@ def _model(key_encoding="bits"):
 
 
 def _train(model, optimizer, steps):
-    """Steps on this rank's part of INPUTS; losses are sums over all ranks, so any number of ranks makes the same step."""
+    """Steps on this rank's part of INPUTS. Losses are sums over all ranks: any number of ranks makes the same step."""
     rank, size = fr.collectives.rank(), fr.collectives.size()
     inputs = {name: tf.constant(ids[rank::size], tf.int64) for name, ids in INPUTS.items()}
     for _ in range(steps):

@@ -11,6 +11,8 @@ the whole queue is closest to the target, and takes k = 0 in front of a row long
 Batches therefore depend on the rows and their order, and not on the chunks in which they came.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import pathlib
 import types
 
@@ -14,11 +14,10 @@ _REMEDY = "Remedy: pip install -e . --no-build-isolation (or `make test`) in the
 
 def built_for() -> str | None:
     """TensorFlow version that the library was compiled against, None when the build did not record it."""
-    if importlib.util.find_spec("tf_fusedrec.ops._build_info") is None:
+    try:
+        return importlib.import_module("tf_fusedrec.ops._build_info").TENSORFLOW_VERSION
+    except ModuleNotFoundError:
         return None
-    from tf_fusedrec.ops import _build_info
-
-    return _build_info.TENSORFLOW_VERSION
 
 
 def load() -> types.ModuleType:

@@ -31,8 +31,6 @@ def table_seed(seed: int, name: str) -> int:
 class MergedBits:
     """Keys of MTGRBoost eq. 8."""
 
-    reversible = True
-
     def __init__(self, names: Sequence[str]):
         table_bits = math.ceil(math.log2(len(names) + 1)) if len(names) > 1 else 0
         self._shift = 63 - table_bits
@@ -54,7 +52,6 @@ class MergedBits:
 class NameHash:
     """Keys from a 64-bit hash of the table's name and the id."""
 
-    reversible = False
     id_bits = 64
 
     def __init__(self, names: Sequence[str]):

@@ -94,7 +94,7 @@ class TfraTable:
         name = _unique_name(name)
         self.variable = de.Variable(name=name, dim=spec.dim, value_dtype=self._dtype, key_dtype=tf.int64, **place)
         self._reverse = None
-        if keep_reverse_map and not self._encoding.reversible:
+        if keep_reverse_map and isinstance(self._encoding, keys.NameHash):
             self._reverse = de.Variable(
                 name=f"{name}-reverse", dim=2, value_dtype=tf.int64, key_dtype=tf.int64, trainable=False, **place
             )
@@ -181,7 +181,7 @@ class TfraTable:
         return exported
 
     def _ids_of(self, merged: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        if self._encoding.reversible:
+        if isinstance(self._encoding, keys.MergedBits):
             return self._encoding.decode(merged)
         if self._reverse is None:
             raise RuntimeError(

@@ -58,6 +58,18 @@ def check_names(tables: Sequence[TableConfig], features: Sequence[FeatureConfig]
         raise ValueError(f"Every table must be used by a feature, got no feature for {unused}. Remove the tables.")
 
 
+def _check_optimizers(tables: Sequence[TableConfig]) -> None:
+    """A TF1 optimizer has one state for all it trains, so it can serve one group only."""
+    first: dict[int, TableConfig] = {}
+    for table in tables:
+        other = first.setdefault(id(table.optimizer), table)
+        if not hasattr(table.optimizer, "get_config") and _spec(other) != _spec(table):
+            raise ValueError(
+                f"{type(table.optimizer).__name__} of table {other.name!r} also serves table {table.name!r}, which is "
+                "in another group. Give each group a TF1 optimizer of its own, or use Keras optimizers."
+            )
+
+
 def group_tables(tables: Sequence[TableConfig], features: Sequence[FeatureConfig]) -> tuple[Group, ...]:
     """Fuses tables of equal spec into groups.
 
@@ -68,6 +80,7 @@ def group_tables(tables: Sequence[TableConfig], features: Sequence[FeatureConfig
       ValueError: see check_names.
     """
     check_names(tables, features)
+    _check_optimizers(tables)
     by_spec: dict[tuple, list[TableConfig]] = {}
     for table in sorted(tables, key=lambda t: t.name):
         by_spec.setdefault(_spec(table), []).append(table)

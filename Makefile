@@ -1,0 +1,60 @@
+# The commands of this clone. Each brings .venv up to date first (tools/setup_env.py), which takes a blink when
+# nothing has changed. `make help` lists them.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+# Set-up, checks and measurements one after another; the compilation inside the set-up uses all cores.
+.NOTPARALLEL:
+MAKEFLAGS += --no-print-directory
+
+export PYTHON ?=
+NP ?= 2
+DATA ?=
+CONFIG ?=
+
+# Modules of benchmarks/ with --quick and --json.
+BENCHMARKS := train_step
+
+BIN := .venv/bin
+
+.PHONY: help setup train test lint bench wheel clean
+
+help: ## This list.
+	@echo "make <target> [NAME=value ...]"
+	@sed -nE 's/^([a-z]+):[^#]*## (.*)/  \1\t\2/p' Makefile | expand -t 12
+	@echo "PYTHON=path/to/python3.11 chooses the interpreter of .venv."
+
+setup: ## Creates .venv, installs the requirements, builds Horovod, compiles the custom ops.
+	@python=$$(tools/find_python.sh) && "$$python" -m tools.setup_env
+
+train: setup ## Trains, evaluates and exports [NP=2 processes] [DATA=folder of MovieLens-1M or KuaiRand] [CONFIG=configs/x.yaml].
+	@$(BIN)/python -m tools.launch_training --np "$(NP)" --data "$(DATA)" --config "$(CONFIG)"
+
+lint: setup ## Checks the style (ruff) and the types (mypy).
+	@echo "lint: ruff ..."
+	@$(BIN)/ruff check --quiet .
+	@echo "lint: mypy ..."
+	@$(BIN)/mypy
+
+test: lint ## Checks style and types, then runs all tests.
+	@echo "test: pytest ..."
+	@$(BIN)/python -m pytest -q --durations=10
+
+bench: setup ## Runs the quick benchmarks; results in build/bench/*.json.
+	@mkdir -p build/bench
+	@for name in $(BENCHMARKS); do \
+	  echo "bench: $$name -> build/bench/$$name.json ..."; \
+	  $(BIN)/python -m benchmarks.$$name --quick --json build/bench/$$name.json; \
+	done
+
+wheel: setup ## Builds the wheel, with the compiled ops inside, into dist/.
+	@echo "wheel: building into dist/ ..."
+	@$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-build-isolation --no-deps --wheel-dir dist .
+	@ls dist/*.whl
+
+clean: ## Removes what was built; keeps .venv (rm -rf .venv removes it) and the built Horovod in the user's cache.
+	@echo "clean: build/ dist/ the compiled ops and caches ..."
+	@rm -rf build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache
+	@rm -f tf_fusedrec/ops/_fusedrec_ops.so tf_fusedrec/ops/_build_info.py
+	@find . -path ./.venv -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,77 @@
+"""One property of every optimizer that TFRA accepts: rows train as a plain variable does whose every row is touched."""
+
+import numpy as np
+import pytest
+
+import tf_fusedrec as fr
+from tf_fusedrec import keras, tf
+
+legacy, new, v1 = keras.optimizers.legacy, keras.optimizers, tf.compat.v1.train
+OPTIMIZERS = {
+    "legacy.SGD": lambda: legacy.SGD(0.1),
+    "legacy.Momentum": lambda: legacy.SGD(0.1, momentum=0.9),
+    "legacy.Adagrad": lambda: legacy.Adagrad(0.1),
+    "legacy.Adam": lambda: legacy.Adam(0.1),
+    "legacy.Ftrl": lambda: legacy.Ftrl(0.1, l2_regularization_strength=0.1),
+    "legacy.RMSprop": lambda: legacy.RMSprop(0.1),
+    "legacy.Adadelta": lambda: legacy.Adadelta(0.1),
+    "legacy.Adamax": lambda: legacy.Adamax(0.1),
+    "legacy.Nadam": lambda: legacy.Nadam(0.1),
+    "legacy.Adam.schedule": lambda: legacy.Adam(keras.optimizers.schedules.ExponentialDecay(0.1, 1, 0.5)),
+    "SGD": lambda: new.SGD(0.1),
+    "Momentum": lambda: new.SGD(0.1, momentum=0.9),
+    "Adam": lambda: new.Adam(0.1),
+    "AdamW": lambda: new.AdamW(0.1),
+    "RMSprop": lambda: new.RMSprop(0.1),
+    "Lion": lambda: new.Lion(0.1),
+    "Adamax": lambda: new.Adamax(0.1),
+    "Nadam": lambda: new.Nadam(0.1),
+    "Adadelta": lambda: new.Adadelta(0.1),
+    "v1.GradientDescent": lambda: v1.GradientDescentOptimizer(0.1),
+    "v1.Adagrad": lambda: v1.AdagradOptimizer(0.1),
+    "v1.Adam": lambda: v1.AdamOptimizer(0.1),
+    "v1.Momentum": lambda: v1.MomentumOptimizer(0.1, 0.9),
+    "v1.Ftrl": lambda: v1.FtrlOptimizer(0.1),
+}
+TARGET = tf.constant([[1.0, -2.0, 0.5], [0.25, 3.0, -1.0]])
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_rows_train_like_a_plain_variable(name):
+    make = OPTIMIZERS[name]
+    emb = fr.FusedEmbedding(
+        tables=[fr.TableConfig(name="t", dim=3, optimizer=make(), initializer=fr.Constant(value=0.7))],
+        features=[fr.FeatureConfig(name="f", table="t")],
+        name=f"optimizer.{name}",
+    )
+    plain, optimizer = tf.Variable(tf.fill([2, 3], 0.7)), make()
+    if isinstance(optimizer, new.Optimizer):
+        optimizer.build([plain])  # Nadam, built while tracing, starts its product of momenta at 0
+
+    @tf.function
+    def step():
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum((emb({"f": tf.constant([1, 2])})["f"] - TARGET) ** 4)
+        tape.gradient(loss, emb.trainable_variables)
+
+    @tf.function
+    def plain_step():
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum((plain - TARGET) ** 4)
+        optimizer.apply_gradients([(tape.gradient(loss, plain), plain)])
+
+    for _ in range(4):
+        step()
+        plain_step()
+        # The same float32 formulas on the same numbers; kernels for dense rows may contract a product and a sum.
+        np.testing.assert_allclose(emb.export_table("t")[1], plain, rtol=1e-5, atol=1e-6)
+
+
+def test_a_tf1_optimizer_cannot_serve_two_groups():
+    """It keeps one state (Adam's powers of beta) that two groups would advance twice a step."""
+    optimizer = v1.AdamOptimizer(0.1)
+    with pytest.raises(ValueError, match="AdamOptimizer of table 'a' also serves table 'b', which is in another group"):
+        fr.FusedEmbedding(
+            tables=[fr.TableConfig(name=n, dim=d, optimizer=optimizer) for n, d in (("a", 2), ("b", 3))],
+            features=[fr.FeatureConfig(name=n, table=n) for n in "ab"],
+        )

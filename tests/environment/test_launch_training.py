@@ -1,0 +1,113 @@
+"""`make train`: the experiment that fits the data, readable output, and an end in order after Ctrl-C."""
+
+import io
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tools import launch_training
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.parametrize(
+    ("file", "config"),
+    [
+        ("ratings.dat", "configs/hstu_ml1m_tiny.yaml"),
+        ("ratings.csv.gz", "configs/hstu_ml1m_tiny.yaml"),
+        ("log.csv", "configs/grm_kuairand_tiny.yaml"),
+    ],
+)
+def test_the_data_set_chooses_the_experiment(tmp_path, file, config):
+    (tmp_path / file).write_text("")
+    assert launch_training.choose_config(str(tmp_path), "") == config
+    assert (ROOT / config).exists()
+
+
+def test_without_data_the_default_and_a_given_config_wins(tmp_path):
+    assert launch_training.choose_config("", "") == launch_training.DEFAULT_CONFIG
+    assert (ROOT / launch_training.DEFAULT_CONFIG).exists()
+    (tmp_path / "ratings.dat").write_text("")
+    (tmp_path / "mine.yaml").write_text("")
+    assert launch_training.choose_config(str(tmp_path), str(tmp_path / "mine.yaml")) == str(tmp_path / "mine.yaml")
+
+
+def test_bad_paths_are_named(tmp_path):
+    with pytest.raises(ValueError, match="DATA must be the folder of a data set, got 'nowhere'"):
+        launch_training.choose_config("nowhere", "")
+    with pytest.raises(ValueError, match=r"CONFIG must be .* got 'nothing.yaml'. There are: .*configs/grm_tiny.yaml"):
+        launch_training.choose_config("", "nothing.yaml")
+    with pytest.raises(ValueError, match=r"holds none of .*ratings.dat.*log.csv.*CONFIG=configs/"):
+        launch_training.choose_config(str(tmp_path), "")
+
+
+def forwarded(text: bytes) -> bytes:
+    """What a reader sees of horovodrun's output."""
+    read, write = os.pipe()
+    with os.fdopen(write, "wb") as stream:
+        stream.write(text)
+    target = io.BytesIO()
+    with os.fdopen(read, "rb") as source:
+        launch_training.forward(source, target)
+    return target.getvalue()
+
+
+def test_the_first_rank_shows_as_it_is_and_the_others_are_marked():
+    text = (
+        b"[0]<stdout>:loss 1\n[1]<stderr>:bad news\n[0]<stdout>:\r[0]<stdout>:step 2\nProcess 1 exit\n[12]<stdout>:end"
+    )
+    assert forwarded(text) == b"loss 1\nrank 1: bad news\n\rstep 2\nProcess 1 exit\nrank 12: end"
+
+
+def test_the_message_of_a_failed_rank_is_not_hidden_by_horovodruns_traceback():
+    told = b"[1]<stderr>:ValueError: the reason\n"
+    own = b"Traceback (most recent call last):\n  File x\nRuntimeError: one or more\nProcess name: 1\nExit code: 3\n\n"
+    assert forwarded(told + own) == (
+        b"rank 1: ValueError: the reason\nerror: rank 1 failed first, with exit code 3; see above.\n"
+    )
+
+
+def test_a_failure_of_horovodrun_itself_is_shown_whole():
+    own = b"Traceback (most recent call last):\n  File x\nValueError: no network interface\n"
+    assert forwarded(own) == own
+
+
+STAND_IN_FOR_HOROVODRUN = """
+import os, subprocess, sys
+rank = '''
+import signal, sys, time
+print("started", flush=True)
+try:
+    time.sleep(60)
+except KeyboardInterrupt:
+    time.sleep(0.5)
+    print("saved", flush=True)
+    sys.exit(130)
+'''
+done = subprocess.run([sys.executable, "-c", rank], env={**os.environ, "HOROVOD_RANK": "0"}, start_new_session=True)
+sys.exit(done.returncode)
+"""
+
+
+def test_ctrl_c_reaches_the_ranks_and_waits_for_their_end(tmp_path):
+    program = (
+        "import signal, sys; from tools import launch_training\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        f"sys.exit(launch_training.run([sys.executable, '-c', {STAND_IN_FOR_HOROVODRUN!r}]))"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as job:
+        assert job.stdout.readline() == "started\n"
+        began = time.monotonic()
+        job.send_signal(signal.SIGINT)
+        output, errors = job.communicate(timeout=30)
+    assert output == "saved\n"
+    assert "the ranks have 60 s to end by themselves" in errors
+    assert job.returncode == 130
+    assert time.monotonic() - began < 20

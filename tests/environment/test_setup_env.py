@@ -1,0 +1,80 @@
+"""The set-up does again what has changed or was broken off, and nothing else."""
+
+import pathlib
+
+import pytest
+
+from tools import setup_env
+
+
+@pytest.fixture
+def clone(tmp_path, monkeypatch):
+    """A clone of a few files with a .venv that looks complete."""
+    for name in ("requirements/runtime.txt", "requirements/build.txt", "requirements/dev.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("tensorflow==2\n")
+    (tmp_path / "requirements/horovod.txt").write_text("horovod==1\n")
+    for name in ("setup.py", "pyproject.toml", "tf_fusedrec/__init__.py", "custom_ops/a/a.cc", "custom_ops/a/a.h"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(name)
+    monkeypatch.setattr(setup_env, "ROOT", tmp_path)
+    monkeypatch.setattr(setup_env, "VENV", tmp_path / ".venv")
+    monkeypatch.setattr(setup_env, "PYTHON", tmp_path / ".venv/bin/python")
+    monkeypatch.setattr(setup_env, "STAMPS", tmp_path / ".venv/.setup")
+    monkeypatch.setattr(setup_env, "INSTALLING", tmp_path / ".venv/.setup/installing")
+    monkeypatch.setattr(setup_env, "LIBRARY", tmp_path / "ops.so")
+    monkeypatch.delenv("PYTHON", raising=False)
+    (tmp_path / ".venv/bin").mkdir(parents=True)
+    (tmp_path / ".venv/.setup").mkdir()
+    (tmp_path / ".venv/bin/python").write_text("")
+    (tmp_path / ".venv/bin/pip").write_text(f"#!{tmp_path}/.venv/bin/python3.11\nimport re\n")
+    (tmp_path / ".venv/pyvenv.cfg").write_text("home = somewhere\nversion = 3.11.7\n")
+    (tmp_path / "ops.so").write_text("")
+    setup_env.stamp("requirements", setup_env.requirements_digest("3.11.7"))
+    setup_env.stamp("horovod", setup_env.horovod_wheel.cache_key(tmp_path, "3.11.7"))
+    setup_env.stamp("package", setup_env.package_digest("3.11.7"))
+    return tmp_path
+
+
+def test_nothing_to_do(clone):
+    assert setup_env.is_complete()
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["requirements/runtime.txt", "requirements/dev.txt", "requirements/horovod.txt", "setup.py", "custom_ops/a/a.h"],
+)
+def test_a_changed_file_is_noticed_by_its_content(clone, name):
+    path: pathlib.Path = clone / name
+    path.touch()
+    assert setup_env.is_complete()
+    path.write_text("tensorflow==3\nhorovod==2\n")
+    assert not setup_env.is_complete()
+
+
+def test_new_and_renamed_sources_are_noticed(clone):
+    (clone / "custom_ops/a/a.cc").rename(clone / "custom_ops/a/b.cc")
+    assert not setup_env.is_complete()
+
+
+def test_a_removed_library_is_noticed(clone):
+    (clone / "ops.so").unlink()
+    assert not setup_env.is_complete()
+
+
+def test_an_installation_that_was_broken_off_is_made_afresh(clone):
+    setup_env.INSTALLING.touch()
+    assert setup_env.venv_version() is None
+
+
+def test_a_virtual_environment_that_was_copied_here_is_not_used(clone):
+    (clone / ".venv/bin/pip").write_text("#!/elsewhere/.venv/bin/python3.11\nimport re\n")
+    assert setup_env.venv_version() is None
+
+
+def test_a_python_chosen_by_hand_replaces_another(clone, monkeypatch):
+    monkeypatch.setenv("PYTHON", "python3.10")
+    monkeypatch.setattr(setup_env, "running_version", lambda: "3.10.13")
+    assert not setup_env.is_complete()
+    monkeypatch.setattr(setup_env, "running_version", lambda: "3.11.7")
+    assert setup_env.is_complete()

@@ -1,0 +1,1 @@
+"""What `make` runs: the environment's set-up and the launch of the main job. Standard library only."""

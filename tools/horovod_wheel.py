@@ -1,0 +1,157 @@
+"""Builds Horovod's wheel from its source release, once for each machine, and keeps it for the next clone.
+
+Called by setup_env.py when TensorFlow is installed, because Horovod is compiled against it. Kept in
+<cache>/<key>/, the key naming all that the binary depends on. Two clones that build at once do not
+disturb each other: one waits for the other's lock, and a finished wheel appears by a rename.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import pathlib
+import platform
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+
+from tools.steps import StepFailed, run_logged
+
+# Gloo needs no further installation; MPI would.
+BUILD_OPTIONS = {
+    "HOROVOD_WITH_TENSORFLOW": "1",
+    "HOROVOD_WITH_GLOO": "1",
+    "HOROVOD_WITHOUT_MPI": "1",
+    "HOROVOD_WITHOUT_PYTORCH": "1",
+    "HOROVOD_WITHOUT_MXNET": "1",
+}
+JOB_MEMORY = 1.5 * 2**30  # bytes; what one compilation of Horovod against TensorFlow takes at most
+
+
+def cache_folder() -> pathlib.Path:
+    """${XDG_CACHE_HOME:-$HOME/.cache}/tf_fusedrec."""
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    return pathlib.Path(base) / "tf_fusedrec"
+
+
+def pinned(name: str, requirements: pathlib.Path) -> str:
+    """The version of `name` in a requirements file (`name==version`)."""
+    found = re.search(rf"^{re.escape(name)}==(\S+)", requirements.read_text(), re.MULTILINE)
+    if found is None:
+        raise StepFailed(f"error: {requirements} must pin {name} as {name}==<version>.")
+    return found.group(1)
+
+
+def cache_key(root: pathlib.Path, python_version: str) -> str:
+    """What the binary depends on, as a folder's name.
+
+    Args:
+      root: the clone, whose requirements pin Horovod and TensorFlow.
+      python_version: of .venv, "3.11.7".
+    """
+    horovod = pinned("horovod", root / "requirements/horovod.txt")
+    tensorflow = pinned("tensorflow", root / "requirements/runtime.txt")
+    compiler = os.environ.get("CXX", "g++")
+    answer = subprocess.run([compiler, "-dumpversion"], stdout=subprocess.PIPE, text=True)
+    major = answer.stdout.strip().split(".")[0]
+    tag = "cp" + "".join(python_version.split(".")[:2])
+    return f"horovod-{horovod}-tensorflow-{tensorflow}-{tag}-{pathlib.Path(compiler).name}{major}-{platform.machine()}"
+
+
+def check_cmake(env: dict[str, str]) -> None:
+    """cmake comes from PyPI into .venv (requirements/build.txt), so that Debian's is not needed."""
+    found = shutil.which("cmake", path=env["PATH"])
+    answer = ""
+    if found is not None:
+        answer = subprocess.run([found, "--version"], env=env, capture_output=True, text=True).stdout
+    version = re.search(r"cmake version (\d+)\.(\d+)", answer)
+    if version and (3, 13) <= (int(version[1]), int(version[2])) < (4, 0):
+        return
+    raise StepFailed(
+        "missing: cmake >= 3.13, < 4, which builds Horovod; "
+        + (f"{found} says {answer.splitlines()[:1]}." if found else "none is on PATH or in .venv.")
+        + "\n  Remedy: remove .venv and run the command again (its cmake comes from "
+        "requirements/build.txt), or Debian: apt install cmake"
+    )
+
+
+def parallel_jobs() -> int:
+    """As many compilations at once as cores and memory allow."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return max(1, min(len(os.sched_getaffinity(0)), int(memory / JOB_MEMORY)))
+
+
+@contextlib.contextmanager
+def locked(path: pathlib.Path, waiting: str) -> Iterator[None]:
+    """Holds the lock `path`; prints `waiting` when somebody else holds it first.
+
+    The commands of steps.run_logged inherit it: when the set-up is killed and one of them lives
+    on, the next set-up waits for its end instead of working beside it.
+    """
+    with path.open("w") as stream:
+        os.set_inheritable(stream.fileno(), True)
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print(f"      {waiting}", flush=True)
+            fcntl.flock(stream, fcntl.LOCK_EX)
+        yield
+
+
+def kept_wheel(folder: pathlib.Path) -> pathlib.Path | None:
+    return next(iter(sorted(folder.glob("horovod-*.whl"))), None)
+
+
+def wheel(root: pathlib.Path, python: pathlib.Path, key: str, env: dict[str, str]) -> pathlib.Path:
+    """The wheel of `key`: from the cache, or built now (about two minutes on two cores).
+
+    Args:
+      root: the clone.
+      python: interpreter of the virtual environment, in which TensorFlow is installed.
+      key: from cache_key.
+      env: from steps.clean_environment.
+
+    Raises:
+      StepFailed: the cache is not writable, cmake is missing, or the build failed.
+    """
+    cache = cache_folder()
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        (cache / f"{key}.lock").touch()
+    except OSError as error:
+        raise StepFailed(
+            f"error: the built Horovod cannot be kept in {cache} ({error.strerror}).\n"
+            "  Remedy: set XDG_CACHE_HOME to a folder that you may write to."
+        ) from error
+    folder = cache / key
+    with locked(cache / f"{key}.lock", "another set-up is building this wheel; waiting for it ..."):
+        if (found := kept_wheel(folder)) is not None:
+            print(f"      from the cache: {found}", flush=True)
+            return found
+        check_cmake(env)
+        print("      building from source, about 2 minutes on 2 cores ...", flush=True)
+        for left_behind in cache.glob(f"unfinished-{key}-*"):  # by a set-up that was killed
+            shutil.rmtree(left_behind, ignore_errors=True)
+        unfinished = pathlib.Path(tempfile.mkdtemp(prefix=f"unfinished-{key}-", dir=cache))
+        try:
+            # No cache of pip's: it keeps wheels by source, not by the TensorFlow that they are for.
+            seconds = run_logged(
+                [str(python), "-m", "pip", "wheel", "--verbose", "--no-build-isolation",
+                 "--no-deps", "--no-cache-dir", "--no-binary", "horovod",
+                 "--wheel-dir", str(unfinished), "-r", "requirements/horovod.txt"],
+                root / "build/setup/horovod.log",
+                cwd=root,
+                env={**env, **BUILD_OPTIONS, "MAKEFLAGS": f"-j{parallel_jobs()}"},
+                sign=r"\[ *\d+%\].*",
+            )  # fmt: skip
+            os.replace(unfinished, folder)
+        finally:
+            shutil.rmtree(unfinished, ignore_errors=True)
+    print(f"      built in {seconds:.0f} s, kept in {folder}", flush=True)
+    built = kept_wheel(folder)
+    if built is None:
+        raise StepFailed(f"error: pip wrote no horovod wheel into {folder}. Remedy: remove that folder.")
+    return built

@@ -1,0 +1,200 @@
+"""Brings .venv to what the clone's files ask for; `make` runs it first, with the interpreter of find_python.sh.
+
+Four steps: virtual environment, requirements, Horovod, this package with its custom ops. Each
+leaves a stamp in .venv/.setup with a digest of what it was made from, and is skipped while the
+digest holds; so a second run takes a blink, and an interrupted one goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import pathlib
+import shutil
+import signal
+import sys
+
+from tools import horovod_wheel, prerequisites
+from tools.steps import StepFailed, clean_environment, run_logged
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+VENV = ROOT / ".venv"
+PYTHON = VENV / "bin/python"
+STAMPS = VENV / ".setup"
+LOGS = ROOT / "build/setup"
+REQUIREMENTS = ["runtime.txt", "build.txt", "dev.txt"]
+LIBRARY = ROOT / "tf_fusedrec/ops/_fusedrec_ops.so"
+
+# While this file exists, an installation into .venv is under way or was broken off. pip takes a
+# half-copied package for an installed one, so .venv is then made afresh.
+INSTALLING = STAMPS / "installing"
+
+
+def digest(*parts: str | pathlib.Path) -> str:
+    """Of texts, and of files with their place in the clone."""
+    total = hashlib.sha256()
+    for part in parts:
+        if isinstance(part, pathlib.Path):
+            total.update(str(part.relative_to(ROOT)).encode() + b"\0" + part.read_bytes())
+        else:
+            total.update(part.encode())
+        total.update(b"\0")
+    return total.hexdigest()
+
+
+def is_stamped(step: str, wanted: str) -> bool:
+    stamp = STAMPS / step
+    return stamp.exists() and stamp.read_text() == wanted
+
+
+def stamp(step: str, value: str) -> None:
+    (STAMPS / step).write_text(value)
+
+
+def venv_version() -> str | None:
+    """Python version of a usable .venv, "3.11.7"; None when there is none, or a broken or copied one."""
+    pip = VENV / "bin/pip"
+    config = VENV / "pyvenv.cfg"
+    if INSTALLING.exists() or not (pip.exists() and config.exists() and PYTHON.exists()):
+        return None
+    # Scripts name their interpreter by its full path: those of a moved folder run another one.
+    if str(VENV) not in pip.read_text().split("import", 1)[0]:
+        return None
+    settings = dict(line.split(" = ", 1) for line in config.read_text().splitlines() if " = " in line)
+    return settings.get("version")
+
+
+def running_version() -> str:
+    return ".".join(map(str, sys.version_info[:3]))
+
+
+def requirements_digest(version: str) -> str:
+    return digest(version, *(ROOT / "requirements" / name for name in REQUIREMENTS))
+
+
+def package_digest(version: str) -> str:
+    sources = sorted(path for path in (ROOT / "custom_ops").rglob("*") if path.is_file())
+    metadata = [ROOT / name for name in ("setup.py", "pyproject.toml", "tf_fusedrec/__init__.py")]
+    return digest(requirements_digest(version), os.environ.get("CXX", "g++"), *metadata, *sources)
+
+
+def pip_install(arguments: list[str], log: str) -> float:
+    """Runs pip inside .venv; returns its seconds. See INSTALLING."""
+    INSTALLING.touch()
+    seconds = run_logged(
+        [str(PYTHON), "-m", "pip", "install", "--no-input", "--no-deps",
+         "--disable-pip-version-check", *arguments],
+        LOGS / log, cwd=ROOT, env=clean_environment(VENV),
+    )  # fmt: skip
+    INSTALLING.unlink()
+    return seconds
+
+
+def make_venv() -> str:
+    """Step 1. Returns the Python version of .venv."""
+    version = venv_version()
+    chosen_by_hand = bool(os.environ.get("PYTHON"))
+    if version is not None and not (chosen_by_hand and version != running_version()):
+        print(f"[1/4] .venv: there, Python {version}", flush=True)
+    else:
+        why = " (the one there is unfinished, moved or of another Python)" if VENV.exists() else ""
+        version = running_version()
+        print(f"[1/4] .venv: creating it with Python {version}{why} ...", flush=True)
+        if VENV.exists():
+            shutil.rmtree(VENV)
+        # Not through a link into another virtual environment.
+        base = getattr(sys, "_base_executable", sys.executable)
+        run_logged([base, "-m", "venv", str(VENV)], LOGS / "venv.log", ROOT, dict(os.environ))
+    STAMPS.mkdir(exist_ok=True)
+    return version
+
+
+def install_requirements(version: str) -> None:
+    """Step 2."""
+    wanted = requirements_digest(version)
+    if is_stamped("requirements", wanted):
+        print("[2/4] requirements: there", flush=True)
+        return
+    print("[2/4] requirements: installing (0.9 GB to download when pip has none of it) ...", flush=True)
+    files = [word for name in REQUIREMENTS for word in ("-r", f"requirements/{name}")]
+    seconds = pip_install(files, "requirements.log")
+    # Nothing was resolved: the pins name every package. So ask whether they fit together.
+    run_logged([str(PYTHON), "-m", "pip", "check"], LOGS / "check.log", ROOT, clean_environment(VENV))
+    stamp("requirements", wanted)
+    print(f"      done in {seconds:.0f} s", flush=True)
+
+
+def install_horovod(version: str) -> None:
+    """Step 3."""
+    key = horovod_wheel.cache_key(ROOT, version)
+    if is_stamped("horovod", key):
+        print("[3/4] Horovod: there", flush=True)
+        return
+    print(f"[3/4] Horovod: {key}", flush=True)
+    env = clean_environment(VENV)
+    found = horovod_wheel.wheel(ROOT, PYTHON, key, env)
+    pip_install(["--force-reinstall", str(found)], "horovod_install.log")
+    try:
+        run_logged([str(PYTHON), "-c", "import horovod.tensorflow"], LOGS / "horovod_check.log", ROOT, env)
+    except StepFailed as error:
+        raise StepFailed(
+            f"{error}\n  Horovod was built but does not load. Remedy: remove {found.parent} and run the command again."
+        ) from error
+    stamp("horovod", key)
+
+
+def install_package(version: str) -> None:
+    """Step 4: an editable installation, which compiles what changed of the custom ops."""
+    wanted = package_digest(version)
+    if is_stamped("package", wanted) and LIBRARY.exists():
+        print("[4/4] custom ops: there", flush=True)
+        return
+    print("[4/4] custom ops: compiling what changed, installing this package ...", flush=True)
+    seconds = run_logged(
+        [str(PYTHON), "-m", "pip", "install", "--verbose", "--no-input", "--no-deps",
+         "--disable-pip-version-check", "--no-build-isolation", "-e", "."],
+        LOGS / "package.log", cwd=ROOT, env=clean_environment(VENV),
+    )  # fmt: skip
+    stamp("package", wanted)
+    print(f"      done in {seconds:.0f} s", flush=True)
+
+
+def is_complete() -> bool:
+    version = venv_version()
+    return (
+        version is not None
+        and not (os.environ.get("PYTHON") and version != running_version())
+        and is_stamped("requirements", requirements_digest(version))
+        and is_stamped("horovod", horovod_wheel.cache_key(ROOT, version))
+        and is_stamped("package", package_digest(version))
+        and LIBRARY.exists()
+    )
+
+
+def main() -> int:
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    LOGS.mkdir(parents=True, exist_ok=True)
+    try:
+        with horovod_wheel.locked(LOGS / "lock", "another set-up of this clone runs; waiting ..."):
+            if shutil.which(os.environ.get("CXX", "g++")) and is_complete():
+                print("set-up: .venv is up to date", flush=True)
+                return 0
+            lacking = prerequisites.missing(ROOT, horovod_wheel.cache_folder(), fresh=venv_version() is None)
+            if lacking:
+                print("\n".join(lacking), file=sys.stderr)
+                return 1
+            version = make_venv()
+            install_requirements(version)
+            install_horovod(version)
+            install_package(version)
+    except StepFailed as error:
+        print(error, file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("\ninterrupted; the same command goes on where this one stopped", file=sys.stderr)
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -113,11 +113,23 @@ def _pool(feature: FlatFeature, rows: tf.Tensor) -> tf.Tensor:
     weights = None if feature.weights is None else tf.cast(feature.weights, tf.float32)
     pooled = _sum_over_sample(feature, wide if weights is None else wide * weights[:, tf.newaxis])
     combiner = feature.config.combiner
-    if combiner != "sum":
-        ones = tf.ones_like(feature.ids, tf.float32) if weights is None else weights
-        norm = _sum_over_sample(feature, (ones if combiner == "mean" else ones * ones)[:, tf.newaxis])
-        pooled = tf.math.divide_no_nan(pooled, norm if combiner == "mean" else tf.sqrt(norm))
-    return tf.cast(pooled, rows.dtype)
+    if combiner == "sum":
+        return tf.cast(pooled, rows.dtype)
+    if weights is None:
+        norm = _ids_per_sample(feature)
+    else:
+        norm = _sum_over_sample(feature, (weights if combiner == "mean" else weights * weights)[:, tf.newaxis])
+    return tf.cast(tf.math.divide_no_nan(pooled, norm if combiner == "mean" else tf.sqrt(norm)), rows.dtype)
+
+
+def _ids_per_sample(feature: FlatFeature) -> tf.Tensor:
+    """<float32>[B, 1] or, where all samples have equally many, [1, 1]: number of ids of each sample."""
+    form = feature.form
+    if isinstance(form, tf.RaggedTensor):
+        return tf.cast(form.row_lengths(), tf.float32)[:, tf.newaxis]
+    if isinstance(form, tf.SparseTensor):
+        return _sum_over_sample(feature, tf.ones_like(feature.ids, tf.float32)[:, tf.newaxis])
+    return tf.cast(tf.reshape(tf.shape(form)[1] if form.shape.rank == 2 else 1, [1, 1]), tf.float32)
 
 
 def _sum_over_sample(feature: FlatFeature, values: tf.Tensor) -> tf.Tensor:

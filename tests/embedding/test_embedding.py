@@ -267,18 +267,6 @@ def test_hash_keys_are_those_of_the_c_plus_plus_mix():
         assert [int(k) % 2**64 for k in got] == [mix64(i ^ table_seed(0, name)) for i in ids]
 
 
-def test_new_style_optimizers_train_and_those_that_tfra_starts_wrongly_are_refused():
-    emb = layer(feature(), tables=[table(optimizer=keras.optimizers.Adam(0.1))])
-    with tf.GradientTape() as tape:
-        loss = tf.reduce_sum(emb({"f": tf.constant([1])})["f"])
-    before = emb({"f": tf.constant([1])})["f"]
-    tape.gradient(loss, emb.trainable_variables)
-    # Adam's first step is learning_rate * sign(gradient), up to its epsilon of 1e-7.
-    np.testing.assert_allclose(emb({"f": tf.constant([1])})["f"], before - 0.1, atol=1e-5)
-    with pytest.raises(ValueError, match="must not be the new-style Adagrad.*legacy.Adagrad"):
-        layer(feature(), tables=[table(optimizer=keras.optimizers.Adagrad(0.1))])
-
-
 def test_loss_scaling_is_refused():
     keras.mixed_precision.set_global_policy("mixed_float16")
     try:

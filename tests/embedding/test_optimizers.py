@@ -27,11 +27,17 @@ OPTIMIZERS = {
     "Adamax": lambda: new.Adamax(0.1),
     "Nadam": lambda: new.Nadam(0.1),
     "Adadelta": lambda: new.Adadelta(0.1),
+    "Adagrad": lambda: new.Adagrad(0.1),
+    "Ftrl": lambda: new.Ftrl(0.1),
+    "Adam.amsgrad": lambda: new.Adam(0.1, amsgrad=True),
     "v1.GradientDescent": lambda: v1.GradientDescentOptimizer(0.1),
     "v1.Adagrad": lambda: v1.AdagradOptimizer(0.1),
     "v1.Adam": lambda: v1.AdamOptimizer(0.1),
     "v1.Momentum": lambda: v1.MomentumOptimizer(0.1, 0.9),
     "v1.Ftrl": lambda: v1.FtrlOptimizer(0.1),
+    "v1.RMSProp": lambda: v1.RMSPropOptimizer(0.1),
+    "v1.Adadelta": lambda: v1.AdadeltaOptimizer(0.1),
+    "v1.ProximalAdagrad": lambda: v1.ProximalAdagradOptimizer(0.1),
 }
 TARGET = tf.constant([[1.0, -2.0, 0.5], [0.25, 3.0, -1.0]])
 
@@ -75,3 +81,19 @@ def test_a_tf1_optimizer_cannot_serve_two_groups():
             tables=[fr.TableConfig(name=n, dim=d, optimizer=optimizer) for n, d in (("a", 2), ("b", 3))],
             features=[fr.FeatureConfig(name=n, table=n) for n in "ab"],
         )
+
+
+def test_what_cannot_train_rows_is_refused():
+    class Stranger:
+        def apply_gradients(self, pairs):
+            raise AssertionError("never called")
+
+    for optimizer, words in (
+        (new.Adam(0.1, use_ema=True), "Adam must not use_ema"),
+        (Stranger(), "must be a tf_keras or TF1 optimizer, got .*Stranger"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            fr.FusedEmbedding(
+                tables=[fr.TableConfig(name="t", dim=2, optimizer=optimizer)],
+                features=[fr.FeatureConfig(name="f", table="t")],
+            )

@@ -1,9 +1,12 @@
-"""Stage 6 of 8: rows of one group in one TFRA variable, trained by TFRA's DynamicEmbeddingOptimizer.
+"""Stage 6 of 8: rows of one group in one TFRA variable, trained by any optimizer that TFRA accepts.
 
-TFRA's rules hold: a lookup inserts nothing, the optimizer's update does; slots live in variables of their own, which
-are probed again for each. What TFRA leaves to chance is fixed here: initial rows (its tf_keras initializers repeat
-them) and new-style optimizers whose slots it initializes wrongly (refused).
+A row and its optimizer slots lie side by side in ONE `de.Variable` of (1 + k) * D columns: one find and one insert per
+step, where TFRA's own DynamicEmbeddingOptimizer keeps a variable per slot and pays 1 + k of each (they are most of a
+step's time; benchmarks/train_step.py). TFRA's rule holds that a lookup inserts nothing, the update does. Initial rows
+are a pure function of (seed, table, id); TFRA's tf_keras initializers repeat rows.
 """
+
+from __future__ import annotations
 
 import collections
 import contextlib
@@ -14,9 +17,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tf_fusedrec import ops
-from tf_fusedrec._tf_compat import keras, tf
+from tf_fusedrec._tf_compat import tf
 from tf_fusedrec.config import TableConfig
 from tf_fusedrec.tables import keys
+from tf_fusedrec.tables.slots import RowTrainer
 
 with contextlib.redirect_stdout(io.StringIO()):  # TFRA prints a notice about TensorFlow's savers at every import
     import tensorflow_recommenders_addons.dynamic_embedding as de
@@ -33,29 +37,13 @@ class Lookup(NamedTuple):
     keys: tf.Tensor  # <int64>[W], keys of the TFRA variable
     exists: tf.Tensor  # <bool>[W], whether the variable holds the row
     rows: tf.Tensor  # [W, D]
+    slots: tf.Tensor  # [W, k * D]
 
 
 def _unique_name(name: str) -> str:
     """`name`, numbered from its second use on: in TFRA, variables and slots of one name silently are one table."""
     _names_in_use[name] += 1
     return name if _names_in_use[name] == 1 else f"{name}_{_names_in_use[name] - 1}"
-
-
-def _copy_of(optimizer: Any) -> Any:
-    """A Keras optimizer of the same settings and no state; TF1 optimizers have no config and serve themselves."""
-    return type(optimizer).from_config(optimizer.get_config()) if hasattr(optimizer, "get_config") else optimizer
-
-
-def _check_slots_start_right(optimizer: Any) -> None:
-    """Refuses optimizers whose slots TFRA 0.8.1 starts at 0 where they start elsewhere: new-style Adagrad and Ftrl."""
-    if not isinstance(optimizer, keras.optimizers.Optimizer):
-        return
-    if getattr(optimizer, "initial_accumulator_value", 0.0):
-        kind = type(optimizer).__name__
-        raise ValueError(
-            f"TableConfig.optimizer must not be the new-style {kind}: TFRA 0.8.1 loses its initial_accumulator_value "
-            f"({optimizer.initial_accumulator_value}) and trains with 0. Use keras.optimizers.legacy.{kind}."
-        )
 
 
 class TfraTable:
@@ -83,7 +71,6 @@ class TfraTable:
         keep_reverse_map: bool,
     ):
         spec = tables[0]
-        _check_slots_start_right(spec.optimizer)
         self.names = [table.name for table in tables]
         self._dtype = tf.as_dtype(spec.dtype)
         self._dim = spec.dim
@@ -92,27 +79,26 @@ class TfraTable:
         self._encoding = keys.make_encoding(key_encoding, self.names)
         place = {"devices": ["/CPU:0"], "init_size": init_capacity, "checkpoint": False}
         name = _unique_name(name)
-        self.variable = de.Variable(name=name, dim=spec.dim, value_dtype=self._dtype, key_dtype=tf.int64, **place)
+        self._trainer = RowTrainer(spec.optimizer, spec.dim, self._dtype, name)
+        columns = spec.dim * (1 + len(self._trainer.slot_names))
+        self.variable = de.Variable(name=name, dim=columns, value_dtype=self._dtype, key_dtype=tf.int64, **place)
         self._reverse = None
         if keep_reverse_map and isinstance(self._encoding, keys.NameHash):
             self._reverse = de.Variable(
                 name=f"{name}-reverse", dim=2, value_dtype=tf.int64, key_dtype=tf.int64, trainable=False, **place
             )
-        self._shadow = de.shadow_ops.ShadowVariable(self.variable, name=f"{name}-shadow", trainable=False)
-        self.optimizer = de.DynamicEmbeddingOptimizer(_copy_of(spec.optimizer))
-        self._create_slots()
+        # What TFRA gives for a key that it does not hold: no row yet, slots as the optimizer starts them.
+        self._default = np.concatenate([np.zeros(spec.dim, self._trainer.start.dtype), self._trainer.start])[np.newaxis]
+
+    @property
+    def optimizer(self) -> Any:
+        """The optimizer that trains these tables: a copy of the configured one, with state of its own."""
+        return self._trainer.optimizer
 
     @property
     def id_bits(self) -> int:
         """Ids must lie in [0, 2^id_bits); 64 admits every int64."""
         return self._encoding.id_bits
-
-    def _create_slots(self) -> None:
-        # Now, not inside the first traced step: variables cannot be made there.
-        if hasattr(self.optimizer, "_create_all_weights"):
-            self.optimizer._create_all_weights([self._shadow])
-        elif hasattr(self.optimizer, "build"):
-            self.optimizer.build([self._shadow])
 
     def lookup(self, ids: tf.Tensor, splits: tf.Tensor) -> Lookup:
         """Finds rows; a row that is not there has its initial value and is not inserted.
@@ -126,11 +112,12 @@ class TfraTable:
         """
         segments = tf.repeat(tf.range(len(self.names), dtype=tf.int64), splits[1:] - splits[:-1])
         merged = self._encoding.encode(ids, segments)
-        default = tf.zeros([1, self._dim], self._dtype)
+        default = tf.constant(self._default, self._dtype)
         found, exists = self.variable.tables[0].lookup(merged, dynamic_default_values=default, return_exists=True)
-        found.set_shape([None, self._dim])
+        found.set_shape([None, default.shape[1]])
+        stored, slots = tf.split(found, [self._dim, default.shape[1] - self._dim], axis=1)
         rows = ops.initial_rows(
-            found,
+            stored,
             exists,
             ids,
             splits,
@@ -139,16 +126,11 @@ class TfraTable:
             a=self._initializer.a,
             b=self._initializer.b,
         )
-        return Lookup(ids=ids, splits=splits, keys=merged, exists=exists, rows=rows)
+        return Lookup(ids=ids, splits=splits, keys=merged, exists=exists, rows=rows, slots=slots)
 
     def apply_gradients(self, found: Lookup, grads: tf.Tensor) -> None:
-        """Trains the rows of a lookup with their summed gradients <dtype>[W, D], and inserts those that were new.
-
-        The gradient is handed over dense: every row of the shadow variable is named exactly once, so the optimizer's
-        own search for duplicates would find none.
-        """
-        with tf.control_dependencies([self._shadow.ids.assign(found.keys), self._shadow.assign(found.rows)]):
-            self.optimizer.apply_gradients([(tf.identity(grads), self._shadow)])
+        """Trains the rows of a lookup with their summed gradients <dtype>[W, D], and inserts those that were new."""
+        self.variable.upsert(found.keys, self._trainer.train(found.rows, found.slots, grads))
         if self._reverse is not None:
             segments = tf.repeat(tf.range(len(self.names), dtype=tf.int64), found.splits[1:] - found.splits[:-1])
             new = tf.logical_not(found.exists)
@@ -159,26 +141,26 @@ class TfraTable:
         """Rows held by this rank, all tables of the group. Eager."""
         return int(self.variable.size())
 
-    def _slots(self) -> dict[str, Any]:
-        return {slot.name.rsplit("/", 1)[-1]: slot for slot in self._shadow._optimizer_vars.value}
-
     def export(self) -> dict[str, dict[str, np.ndarray]]:
         """Rows of this rank by table: {"ids": <int64>[n], "rows": [n, D], "slot-<name>": [n, D]}, ids ascending. Eager.
 
         Raises:
           RuntimeError: keys are hashed and no reverse map was kept.
         """
-        merged, rows = (t.numpy() for t in self.variable.export())
+        merged, values = (t.numpy() for t in self.variable.export())
         ids, segments = self._ids_of(merged)
-        columns = {"ids": ids, "rows": rows}
-        for slot_name, slot in self._slots().items():
-            columns[f"slot-{slot_name}"] = slot.lookup(tf.constant(merged)).numpy()
+        parts = np.split(values, range(self._dim, values.shape[1], self._dim), axis=1)
+        columns = {"ids": ids, **dict(zip(self._columns(), parts))}
         exported = {}
         for s, name in enumerate(self.names):
             mine = np.flatnonzero(segments == s)
             mine = mine[np.argsort(ids[mine], kind="stable")]
             exported[name] = {column: values[mine] for column, values in columns.items()}
         return exported
+
+    def _columns(self) -> list[str]:
+        """Names under which the parts of a stored value are exported, in their order."""
+        return ["rows", *(f"slot-{slot}" for slot in self._trainer.slot_names)]
 
     def _ids_of(self, merged: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         if isinstance(self._encoding, keys.MergedBits):
@@ -193,22 +175,21 @@ class TfraTable:
 
     def clear(self) -> None:
         """Removes all rows, slots and reverse entries. Eager."""
-        for variable in [self.variable, *self._slots().values(), *([self._reverse] if self._reverse else [])]:
+        for variable in [self.variable, *([self._reverse] if self._reverse else [])]:
             variable.clear()
 
     def import_rows(self, name: str, columns: Mapping[str, np.ndarray]) -> None:
         """Inserts rows of one table as `export` gave them; slots that `columns` lacks start as for new rows. Eager."""
-        segment = self.names.index(name)
-        ids = columns["ids"]
+        segment, ids = self.names.index(name), columns["ids"]
+        starts = dict(zip(self._columns(), np.split(self._default, len(self._columns()), axis=1)))
+        values = np.concatenate(
+            [columns.get(part, np.broadcast_to(start, columns["rows"].shape)) for part, start in starts.items()], axis=1
+        )
         for begin in range(0, len(ids), _IMPORT_BATCH):
-            part = slice(begin, begin + _IMPORT_BATCH)
-            batch = tf.constant(ids[part], tf.int64)
+            batch = tf.constant(ids[begin : begin + _IMPORT_BATCH], tf.int64)
             segments = tf.fill(tf.shape(batch), tf.constant(segment, tf.int64))
             merged = self._encoding.encode(batch, segments)
-            self.variable.upsert(merged, tf.constant(columns["rows"][part]))
-            for slot_name, slot in self._slots().items():
-                if f"slot-{slot_name}" in columns:
-                    slot.upsert(merged, tf.constant(columns[f"slot-{slot_name}"][part]))
+            self.variable.upsert(merged, tf.constant(values[begin : begin + _IMPORT_BATCH], self._dtype))
             if self._reverse is not None:
                 self._reverse.upsert(merged, tf.stack([segments, batch], axis=1))
 

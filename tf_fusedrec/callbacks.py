@@ -1,0 +1,195 @@
+"""Keras callbacks of a training job on several ranks: equal start, checkpoints, averages, speed, interruption.
+
+Every callback here talks to the other ranks, so all ranks must fit with the same list. The order that works:
+BroadcastDenseWeights, Interrupt, Checkpoint, Throughput, AverageMetrics, then those of Keras (TensorBoard, on rank 0).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Mapping, Sequence
+from types import FrameType
+from typing import Any
+
+import numpy as np
+
+from tf_fusedrec import checkpoint, collectives
+from tf_fusedrec._tf_compat import keras, tf
+from tf_fusedrec.embedding import FusedEmbedding
+
+
+class BroadcastDenseWeights(keras.callbacks.Callback):
+    """Gives all ranks the dense weights of rank 0 when training begins. Tables need none: a row has one owner.
+
+    Raises:
+      RuntimeError: the model has no weights yet. Call it on one batch before fit.
+    """
+
+    def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:
+        if not self.model.built:
+            raise RuntimeError(
+                f"model {self.model.name!r} has no weights to broadcast yet. Call it on one batch before fit."
+            )
+        collectives.broadcast_variables(self.model.variables)
+
+
+class Checkpoint(keras.callbacks.Callback):
+    """Writes a checkpoint at the end of every epoch, and when training is stopped inside one.
+
+    Its `extra` is the caller's, with "epoch" and "step": where to go on. They are (e + 1, 0) at the end of
+    epoch e, and (e, n) when training was stopped after n steps of epoch e.
+
+    Args:
+      directory: where, on a file system that all ranks see; each save replaces the last one, at once.
+      embedding: the tables.
+      steps_per_epoch: of the whole epoch.
+      extra: JSON-able; saved with every checkpoint.
+      first_step: steps of the first epoch that were done before (a resumed job).
+    """
+
+    def __init__(
+        self,
+        directory: str | os.PathLike,
+        embedding: FusedEmbedding,
+        steps_per_epoch: int,
+        extra: Mapping[str, Any],
+        first_step: int = 0,
+    ):
+        super().__init__()
+        self.directory = directory
+        self._embedding = embedding
+        self._steps_per_epoch = steps_per_epoch
+        self._extra = dict(extra)
+        self._step = first_step
+
+    def on_train_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
+        self._step += 1
+
+    def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
+        done = {"epoch": epoch, "step": self._step}
+        if self._step >= self._steps_per_epoch:
+            done = {"epoch": epoch + 1, "step": 0}
+        checkpoint.save(
+            self.directory,
+            self.model,
+            self._embedding,
+            self.model.optimizer,
+            extra={**self._extra, **done},
+        )
+        self._step = 0
+
+
+class AverageMetrics(keras.callbacks.Callback):
+    """Replaces each of an epoch's logs by its mean over ranks, or by its sum where `sums` names it."""
+
+    def __init__(self, sums: Sequence[str] = ()):
+        super().__init__()
+        self._sums = frozenset(sums)
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        if not logs:
+            return
+        names = sorted(logs)
+        values = tf.constant([float(logs[name]) for name in names], tf.float64)
+        total = collectives.all_reduce_sum(values, name="fusedrec.average_metrics").numpy()
+        for name, value in zip(names, total):
+            logs[name] = float(value) / (1 if name in self._sums else collectives.size())
+
+
+class Throughput(keras.callbacks.Callback):
+    """Measures how much all ranks train per second, without the first step (it traces the graph) and without what
+    happens between epochs. The model must have metrics that count since the epoch began; `counts` names them.
+
+    After every epoch the logs hold "<name>_per_s". `rates` has the figures of the whole training.
+    """
+
+    def __init__(self, counts: Sequence[str] = ("samples", "tokens")):
+        super().__init__()
+        self._counts = tuple(counts)
+        self._total = np.zeros(len(self._counts))
+        self._seconds = 0.0
+        self._warm = False
+        self._begin = 0.0
+        self._before = np.zeros(len(self._counts))
+        self._latest = np.zeros(len(self._counts))
+        self._now = 0.0
+
+    @property
+    def rates(self) -> dict[str, float]:
+        """{"<name>_per_s": of all ranks}, by the slowest rank's clock; nan when nothing was timed. Collective."""
+        return self._rates(self._total, self._seconds)
+
+    def on_epoch_begin(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
+        self._begin = self._now = time.perf_counter()
+        self._before = self._latest = np.zeros(len(self._counts))
+
+    def on_train_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
+        missing = [name for name in self._counts if name not in (logs or {})]
+        if missing:
+            raise ValueError(
+                f"Throughput counts {list(self._counts)}, but the model has no metric {missing[0]!r}; "
+                f"it has {sorted(logs or {})}. Add a keras.metrics.Sum of that name, or name others."
+            )
+        self._now = time.perf_counter()
+        self._latest = np.array([float(logs[name]) for name in self._counts])
+        if not self._warm:
+            self._warm = True
+            self._begin, self._before = self._now, self._latest
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        done, seconds = self._latest - self._before, self._now - self._begin
+        self._total = self._total + done
+        self._seconds += seconds
+        rates = self._rates(done, seconds)
+        if logs is not None:
+            logs.update(rates)
+
+    def _rates(self, done: np.ndarray, seconds: float) -> dict[str, float]:
+        ranks = collectives.all_gather(np.append(done, seconds)[np.newaxis])
+        slowest = ranks[:, -1].max()
+        total = ranks[:, :-1].sum(axis=0)
+        return {
+            f"{name}_per_s": float(count / slowest) if slowest > 0 else float("nan")
+            for name, count in zip(self._counts, total)
+        }
+
+
+class Interrupt(keras.callbacks.Callback):
+    """Ends training on all ranks after the same step when any rank gets SIGINT (Ctrl-C) or SIGTERM.
+
+    Ranks agree by an all-reduced flag after every step. Put it before Checkpoint, which then saves where training
+    stopped. The handlers that stood before come back when training ends; a second signal goes to them at once.
+
+    After fit, `signal_name` is None or the name of the signal ("another rank's signal" where it came elsewhere).
+    """
+
+    SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.signal_name: str | None = None
+        self._received: str | None = None
+        self._handlers: dict[int, Any] = {}
+
+    def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:
+        self._handlers = {number: signal.signal(number, self._note) for number in self.SIGNALS}
+
+    def on_train_end(self, logs: Mapping[str, Any] | None = None) -> None:
+        self._restore()
+
+    def on_train_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
+        flag = tf.constant(0 if self._received is None else 1, tf.int32)
+        if int(collectives.all_reduce_sum(flag, name="fusedrec.interrupt")) > 0:
+            self.signal_name = self._received or "another rank's signal"
+            self.model.stop_training = True
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self._received = signal.Signals(number).name
+        self._restore()
+
+    def _restore(self) -> None:
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+        self._handlers = {}

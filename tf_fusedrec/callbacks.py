@@ -126,11 +126,12 @@ class Throughput(keras.callbacks.Callback):
         self._before = self._latest = np.zeros(len(self._counts))
 
     def on_train_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
-        missing = [name for name in self._counts if name not in (logs or {})]
+        logs = logs or {}
+        missing = [name for name in self._counts if name not in logs]
         if missing:
             raise ValueError(
                 f"Throughput counts {list(self._counts)}, but the model has no metric {missing[0]!r}; "
-                f"it has {sorted(logs or {})}. Add a keras.metrics.Sum of that name, or name others."
+                f"it has {sorted(logs)}. Add a keras.metrics.Sum of that name, or name others."
             )
         self._now = time.perf_counter()
         self._latest = np.array([float(logs[name]) for name in self._counts])

@@ -5,6 +5,7 @@ Accepted: dense [B] or [B, L, ...], RaggedTensor [B, (L), ...], SparseTensor [B,
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 from tf_fusedrec._tf_compat import tf
@@ -116,6 +117,10 @@ def _pool(feature: FlatFeature, rows: tf.Tensor) -> tf.Tensor:
     if combiner == "sum":
         return tf.cast(pooled, rows.dtype)
     if weights is None:
+        if isinstance(feature.form, tf.Tensor):  # the same number for all samples: a product, not a guarded division
+            number = feature.form.shape[1] if feature.form.shape.rank == 2 else 1
+            if number:
+                return tf.cast(pooled * (1.0 / (number if combiner == "mean" else math.sqrt(number))), rows.dtype)
         norm = _ids_per_sample(feature)
     else:
         norm = _sum_over_sample(feature, (weights if combiner == "mean" else weights * weights)[:, tf.newaxis])

@@ -14,7 +14,7 @@ DATA ?=
 CONFIG ?=
 
 # Modules of benchmarks/ with --quick and --json.
-BENCHMARKS := train_step
+BENCHMARKS := train_step alltoall_padding fuse_ids segment_unique rank_partition recovery initial_rows sequence_batching
 
 BIN := .venv/bin
 
@@ -34,6 +34,7 @@ train: setup ## Trains, evaluates and exports [NP=2 processes] [DATA=folder of M
 lint: setup ## Checks the style (ruff) and the types (mypy).
 	@echo "lint: ruff ..."
 	@$(BIN)/ruff check --quiet .
+	@$(BIN)/ruff format --check --quiet .
 	@echo "lint: mypy ..."
 	@$(BIN)/mypy
 

@@ -1,0 +1,172 @@
+"""The three contenders of train_step.py: one click model, three ways to its embedding rows.
+
+All train the same weights by the same rule, the mean over ranks of each rank's mean loss. TFRA sums over ranks, so its
+contenders divide the loss by the number of ranks; tf_fusedrec averages.
+"""
+
+import abc
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+import tf_fusedrec as fr
+from tf_fusedrec import keras, tf
+from tf_fusedrec.tables.tfra import de
+
+DIM = 16
+LEARNING_RATE = 0.05
+INITIAL_VALUE = 0.05
+HIDDEN_UNITS = 64
+ROWS_PER_FEATURE = 1 << 16  # memory taken at once, alike for all, so that no table grows while it is measured
+# Odd, so that multiplying by it is a bijection: two keys of one feature never collide.
+_MIX = np.int64(-7046029254386353131)
+
+
+def _optimizer() -> keras.optimizers.legacy.Optimizer:
+    return keras.optimizers.legacy.Adagrad(LEARNING_RATE)
+
+
+def _tower(features: int) -> keras.Sequential:
+    """The dense weights, the same for all contenders and ranks."""
+    tower = keras.Sequential([keras.layers.Dense(HIDDEN_UNITS, activation="relu"), keras.layers.Dense(1)])
+    tower.build((None, features * DIM))
+    random = np.random.default_rng(0)
+    tower.set_weights([random.normal(0, 0.1, w.shape).astype(np.float32) for w in tower.get_weights()])
+    return tower
+
+
+class Contender(abc.ABC):
+    """A model and its training step. `step(ids, labels)` takes the dict of ids <int64>[B, L] and labels <float>[B]."""
+
+    name: str
+
+    def __init__(self, features: Sequence[str]):
+        self.tower = _tower(len(features))
+        # Nobody's code needs AutoGraph here, and converting TFRA's takes half a minute.
+        self.step = tf.function(tf.autograph.experimental.do_not_convert(self._step), autograph=False)
+
+    @abc.abstractmethod
+    def pooled(self, ids: Mapping[str, tf.Tensor]) -> tf.Tensor:
+        """<float32>[B, F * D], the mean row of every feature."""
+
+    @abc.abstractmethod
+    def train(self, tape: tf.GradientTape, loss: tf.Tensor) -> None:
+        """Updates dense weights and rows."""
+
+    def _step(self, ids: Mapping[str, tf.Tensor], labels: tf.Tensor) -> tf.Tensor:
+        with tf.name_scope(self.name):
+            with tf.GradientTape() as tape:
+                logits = tf.squeeze(self.tower(self.pooled(ids)), axis=1)
+                loss = tf.reduce_mean(tf.nn.sigmoid_cross_entropy_with_logits(labels, logits))
+            self.train(tape, loss)
+        return loss
+
+
+class _Tfra(Contender):
+    """What both TFRA contenders share: its layer, its optimizer in its synchronous mode."""
+
+    def __init__(self, features: Sequence[str]):
+        super().__init__(features)
+        self.optimizer = de.DynamicEmbeddingOptimizer(_optimizer(), synchronous=True)
+        self.layers: list[keras.layers.Layer] = []
+
+    def _add_layer(self, name: str, capacity: int) -> keras.layers.Layer:
+        layer = de.keras.layers.HvdAllToAllEmbedding(
+            embedding_size=DIM,
+            key_dtype=tf.int64,
+            value_dtype=tf.float32,
+            initializer=keras.initializers.Constant(INITIAL_VALUE),
+            devices=["/CPU:0"],
+            init_capacity=capacity,
+            name=name,
+        )
+        self.layers.append(layer)
+        return layer
+
+    def train(self, tape: tf.GradientTape, loss: tf.Tensor) -> None:
+        variables = [*self.tower.trainable_variables, *[v for layer in self.layers for v in layer.trainable_variables]]
+        share = tf.constant(1.0 / fr.collectives.size())
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, variables, output_gradients=share), variables))
+
+
+class Tfra(_Tfra):
+    """TFRA as its users write it: one HvdAllToAllEmbedding per feature."""
+
+    name = "tfra"
+
+    def __init__(self, features: Sequence[str]):
+        super().__init__(features)
+        self._layer_of = {feature: self._add_layer(f"tfra_{feature}", ROWS_PER_FEATURE) for feature in features}
+
+    def pooled(self, ids: Mapping[str, tf.Tensor]) -> tf.Tensor:
+        return tf.concat([tf.reduce_mean(self._layer_of[f](ids[f]), axis=1) for f in ids], axis=1)
+
+
+class TfraFused(_Tfra):
+    """FusedRec section 4's "TFRA-fused", in TFRA's own parts: one layer for all features.
+
+    The category is hashed into the key at the source, so duplicates of all features go in one tf.unique; since a hash
+    cannot be undone, one more all2all tells each owner how many keys of each category come. The owner adds these up
+    as its category statistics.
+    """
+
+    name = "tfra_fused"
+
+    def __init__(self, features: Sequence[str]):
+        super().__init__(features)
+        self._layer = self._add_layer("tfra_fused", ROWS_PER_FEATURE * len(features))
+        self._salts = np.random.default_rng(0).integers(0, 1 << 62, len(features), np.int64)
+        self.category_counts = tf.Variable(tf.zeros([len(features)], tf.int64), trainable=False)
+
+    def pooled(self, ids: Mapping[str, tf.Tensor]) -> tf.Tensor:
+        stacked = tf.stack(list(ids.values()))  # [F, B, L]
+        mixed = tf.bitwise.bitwise_xor(stacked, self._salts[:, np.newaxis, np.newaxis]) * _MIX
+        # The owner is chosen by the low bits of a key, which a product mixes least.
+        merged = tf.bitwise.bitwise_xor(mixed, tf.bitwise.right_shift(mixed, tf.constant(32, tf.int64)))
+        keys, index = tf.unique(tf.reshape(merged, [-1]))
+        self._tell_categories(keys, tf.reshape(index, [len(ids), -1]))
+        rows = tf.gather(self._layer.hvd_variable.embedding_lookup(keys)[0], index)
+        by_sample = tf.reshape(rows, tf.concat([tf.shape(stacked), [DIM]], axis=0))
+        pooled = tf.transpose(tf.reduce_mean(by_sample, axis=2), [1, 0, 2])  # [B, F, D]
+        return tf.reshape(pooled, [-1, len(ids) * DIM])
+
+    def _tell_categories(self, keys: tf.Tensor, index: tf.Tensor) -> None:
+        """One all2all of [F] counts per owner. `keys` are in order of first occurrence, hence grouped by category."""
+        ranks, categories = fr.collectives.size(), index.shape[0]
+        ends = tf.reduce_max(index, axis=1) + 1
+        category = tf.repeat(tf.range(categories), ends - tf.concat([[0], ends[:-1]], axis=0))
+        owner = self._layer.params.partition_fn(keys, ranks)
+        counts = tf.math.bincount(owner * categories + category, minlength=ranks * categories, dtype=tf.int64)
+        splits = tf.fill([ranks], categories)
+        received, _ = fr.collectives.all_to_all(counts, splits, name=f"{self.name}/categories")
+        self.category_counts.assign_add(tf.reduce_sum(tf.reshape(received, [ranks, categories]), axis=0))
+
+
+class Fused(Contender):
+    """FusedEmbedding."""
+
+    name = "ours"
+
+    def __init__(self, features: Sequence[str]):
+        super().__init__(features)
+        self.embedding = fr.FusedEmbedding(
+            tables=[
+                fr.TableConfig(name=f, dim=DIM, optimizer=_optimizer(), initializer=fr.Constant(value=INITIAL_VALUE))
+                for f in features
+            ],
+            features=[fr.FeatureConfig(name=f, table=f, combiner="mean") for f in features],
+            init_capacity=ROWS_PER_FEATURE * len(features),
+            name="benchmark",
+        )
+        self.optimizer = fr.collectives.distributed_optimizer(_optimizer())
+
+    def pooled(self, ids: Mapping[str, tf.Tensor]) -> tf.Tensor:
+        rows = self.embedding(ids)
+        return tf.concat([rows[f] for f in ids], axis=1)
+
+    def train(self, tape: tf.GradientTape, loss: tf.Tensor) -> None:
+        variables = [*self.tower.trainable_variables, *self.embedding.trainable_variables]
+        self.optimizer.minimize(loss, variables, tape=tape)
+
+
+CONTENDERS = (Tfra, TfraFused, Fused)

@@ -1,0 +1,119 @@
+"""Question: how much forward computation does one row per user save over one row per exposure (MTGRBoost, Fig. 4)?
+
+    python -m benchmarks.sequence_batching --config configs/grm_tiny.yaml [--data DIR] [--json FILE] [--quick]
+
+Counts the multiplications and additions of GRM's matrix products, from the lengths of a data set's training rows;
+nothing is timed. Attention is counted by visible pairs, what a kernel without padding computes. Left out: element-wise
+work, embedding lookups. Both layouts score the same exposures and, as tests/models/test_grm.py shows, alike.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import pathlib
+import sys
+import tempfile
+
+import numpy as np
+
+from models.build import columns
+from models.experiment import Experiment, RankingConfig, load
+from models.prepare import prepare_data
+from tf_fusedrec.data import ParquetFolder
+
+QUICK_USERS = 200
+
+
+@dataclasses.dataclass(frozen=True)
+class Flops:
+    """Forward floating point operations of a data set, one layout."""
+
+    tokens: int
+    projections: int  # of the HSTU blocks
+    attention: int
+    heads: int  # experts, gates and task heads
+
+    @property
+    def total(self) -> int:
+        return self.projections + self.attention + self.heads
+
+
+def forward_flops(config: RankingConfig, history: np.ndarray, exposed: np.ndarray) -> Flops:
+    """FLOPs of rows with these lengths.
+
+    Args:
+      config: the model's sizes.
+      history, exposed: <int64>[B] tokens of each row.
+    """
+    context = len(config.contextual)
+    tokens = int((context + history + exposed).sum())
+    inner_qk, inner_value = config.num_heads * config.qk_dim, config.num_heads * config.value_dim
+    of_token = 2 * config.dim * 2 * (inner_qk + inner_value) + 2 * inner_value * config.dim
+    # Context sees context and history; history sees context and itself up to now; a target that and itself.
+    pairs = context * (context + history) + history * context + history * (history + 1) // 2
+    pairs = pairs + exposed * (context + history + 1)
+    of_exposure = 2 * config.dim * config.num_experts * config.expert_units  # experts
+    of_exposure += 2 * 2 * config.dim * config.num_experts  # gates of two tasks
+    of_exposure += 2 * 2 * config.num_experts * config.expert_units  # mixing
+    of_exposure += 2 * 2 * (config.expert_units + 1) * config.head_units  # heads
+    return Flops(
+        tokens,
+        config.num_blocks * tokens * of_token,
+        config.num_blocks * int(pairs.sum()) * 2 * (inner_qk + inner_value),
+        int(exposed.sum()) * of_exposure,
+    )
+
+
+def measure(experiment: Experiment, folder: pathlib.Path, max_users: int | None) -> dict:
+    """FLOPs of both layouts over the training rows (the first max_users of them), and what is saved."""
+    if not isinstance(experiment.model, RankingConfig):
+        raise ValueError(f"--config must be a ranking experiment, {experiment.name!r} is {experiment.task}.")
+    history, exposed = [], []
+    for rows in ParquetFolder(folder / "train", columns(experiment.model, "train")).read():
+        history.append(rows.columns["history_item"].lengths())
+        exposed.append(rows.columns["exposed_item"].lengths())
+    history = np.concatenate([np.empty(0, np.int64), *history])[:max_users]
+    exposed = np.concatenate([np.empty(0, np.int64), *exposed])[:max_users]
+    by_user = forward_flops(experiment.model, history, exposed)
+    repeated = np.repeat(history, exposed)
+    by_exposure = forward_flops(experiment.model, repeated, np.ones_like(repeated))
+    layouts = {"row_per_user": by_user, "row_per_exposure": by_exposure}
+    return {
+        "data": str(folder),
+        "users": len(history),
+        "exposures": int(exposed.sum()),
+        "mean_history_tokens": float(history.mean()) if len(history) else 0.0,
+        **{name: {**dataclasses.asdict(f), "total": f.total} for name, f in layouts.items()},
+        "saving": by_exposure.total / by_user.total if by_user.total else float("nan"),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--config", default="configs/grm_tiny.yaml", help="a ranking experiment")
+    parser.add_argument("--data", default="", help="its data set; replaces data.input")
+    parser.add_argument("--json", default="", help="file for the result")
+    parser.add_argument("--quick", action="store_true", help=f"the first {QUICK_USERS} users only")
+    arguments = parser.parse_args()
+    overrides = [f"data.input={json.dumps(arguments.data)}"] if arguments.data else []
+    try:
+        with tempfile.TemporaryDirectory() as temporary:
+            experiment = load(arguments.config, overrides)
+            folder = prepare_data(experiment, temporary)
+            result = measure(experiment, folder, QUICK_USERS if arguments.quick else None)
+    except ValueError as error:
+        sys.exit(f"error: {error}")
+    print(f"{'forward':<14}{'row per user':>16}{'row per exposure':>18}")
+    for name in ("tokens", "projections", "attention", "heads", "total"):
+        unit, scale = ("", 1) if name == "tokens" else (" GFLOP", 1e9)
+        cells = [result[layout][name] / scale for layout in ("row_per_user", "row_per_exposure")]
+        print(f"{name + unit:<20}{cells[0]:>10.4g}{cells[1]:>18.4g}")
+    print(f"saving: {result['saving']:.2f} times fewer operations with one row per user")
+    if arguments.json:
+        pathlib.Path(arguments.json).write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,49 @@
+"""Ids as recommendation logs have them: a few are hot, most are rare. A pure function of the seed."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+_ID_BITS = 40  # small enough for every key encoding, scattered enough to say nothing by its low bits
+
+
+class Batch(NamedTuple):
+    """One rank's batch of one step."""
+
+    ids: np.ndarray  # <int64>[F, B, L]
+    labels: np.ndarray  # <float32>[B]
+
+
+class ZipfIds:
+    """Draws ids of one feature: the k-th most frequent of `vocabulary` ids has probability ~ k^-alpha."""
+
+    def __init__(self, vocabulary: int, alpha: float):
+        weights = np.arange(1, vocabulary + 1, dtype=np.float64) ** -alpha
+        self._cumulative = np.cumsum(weights) / np.sum(weights)
+
+    def draw(self, random: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+        """<int64>[shape], each in [0, 2^40): the number of an id in order of frequency, scattered."""
+        order = np.searchsorted(self._cumulative, random.random(shape)).astype(np.uint64)
+        return ((order * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(64 - _ID_BITS)).astype(np.int64)
+
+
+class Batches:
+    """Batches of a click model with `features` features whose vocabularies run from 10^3 to 10^6 ids."""
+
+    def __init__(self, *, features: int, batch_size: int, ids_per_feature: int, alpha: float):
+        self._shape = (batch_size, ids_per_feature)
+        self._features = [ZipfIds(int(v), alpha) for v in np.geomspace(1e3, 1e6, features)]
+
+    def batch(self, step: int, rank: int) -> Batch:
+        """The batch of one step on one rank; a label depends on the ids, so that there is something to learn."""
+        random = np.random.default_rng((step, rank))
+        ids = np.stack([feature.draw(random, self._shape) for feature in self._features])
+        votes = np.where((ids >> 7) & 1, 1.0, -1.0).mean(axis=(0, 2))
+        return Batch(ids, (votes > 0).astype(np.float32))
+
+
+def segment_ids(seed: int, *, n_ids: int, zipf_alpha: float, segments: int) -> tuple[np.ndarray, np.ndarray]:
+    """ids <int64>[n_ids] and segment_splits <int64>[segments + 1], segments of equal length, 10^6 ids each."""
+    random = np.random.default_rng(seed)
+    ids = ZipfIds(10**6, zipf_alpha).draw(random, (n_ids,))
+    return ids, np.linspace(0, n_ids, segments + 1).astype(np.int64)

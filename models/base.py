@@ -1,0 +1,63 @@
+"""What the two models share: how one training step counts, and how its loss is reduced over ranks.
+
+A batch is ONE dict of features and labels, so `model.fit(dataset)` needs no other argument. grm.py and
+retrieval.py say what a position's loss is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tf_fusedrec import keras, losses, tf
+
+Batch = Mapping[str, Any]
+
+
+class SequenceModel(keras.Model):
+    """A keras.Model over dict batches whose loss is a global mean over positions.
+
+    Args:
+      embedding: a layer that answers {feature: rows} to {feature: ids}: FusedEmbedding, or any other
+        with the same call. It is called once per step.
+    """
+
+    def __init__(self, embedding: keras.layers.Layer, name: str):
+        super().__init__(name=name)
+        self.embedding = embedding
+        # Counts training steps; part of the checkpoint, so that a resumed run draws what it would have drawn.
+        self.step = tf.Variable(0, dtype=tf.int64, trainable=False, name="step")
+        self._loss = keras.metrics.Mean(name="loss")
+        # float64 counts exactly to 2**53; float32 would stop at 16 million tokens.
+        self._samples = keras.metrics.Sum(name="samples", dtype=tf.float64)
+        self._tokens = keras.metrics.Sum(name="tokens", dtype=tf.float64)
+
+    def position_losses(self, batch: Batch, outputs: Any) -> tf.Tensor:
+        """The loss of each position of this rank's batch, <float>[n]."""
+        raise NotImplementedError
+
+    def counts(self, batch: Batch) -> tuple[tf.Tensor, tf.Tensor]:
+        """Samples (users) and tokens of a batch, <int64>[] each."""
+        raise NotImplementedError
+
+    @property
+    def metrics(self) -> list[keras.metrics.Metric]:
+        return [self._loss, self._samples, self._tokens]
+
+    def train_step(self, data: Batch) -> dict[str, tf.Tensor]:
+        self.step.assign_add(1)
+        return super().train_step(data)
+
+    def compute_loss(self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None) -> tf.Tensor:
+        """R * (sum of this rank's losses) / (positions of all ranks); its average over ranks is the mean."""
+        if y is not None or sample_weight is not None:
+            raise ValueError(
+                f"{self.name} takes one dict of features and labels per batch, got labels or weights "
+                "beside it. Put the labels into the dict."
+            )
+        loss = losses.global_mean(self.position_losses(x, y_pred), name=f"{self.name}.loss")
+        samples, tokens = self.counts(x)
+        self._loss.update_state(loss)
+        self._samples.update_state(samples)
+        self._tokens.update_state(tokens)
+        return loss

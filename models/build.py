@@ -1,0 +1,115 @@
+"""From an experiment to its data columns, embedding layer and model. Shared by train.py, evaluate.py and export.py."""
+
+from __future__ import annotations
+
+import numpy as np
+
+import tf_fusedrec as fr
+from models.experiment import EmbeddingConfig, Experiment, ModelConfig, RankingConfig
+from models.grm import GRM
+from models.retrieval import HSTURetrieval
+from tf_fusedrec import keras
+from tf_fusedrec.data import Column
+
+
+def table_of_feature(model: ModelConfig) -> dict[str, str]:
+    """The table that each feature of the model reads, by feature name."""
+    if isinstance(model, RankingConfig):
+        return {
+            "history_item": "item",
+            "exposed_item": "item",
+            "history_action": "action",
+            **{name: name for name in model.contextual},
+        }
+    return {"item_id": "item", "negative": "item"}
+
+
+def make_embedding(experiment: Experiment) -> fr.FusedEmbedding:
+    """The trained tables of an experiment. They have one spec, so they are fused into one group."""
+    config, tables = experiment.embedding, table_of_feature(experiment.model)
+    return fr.FusedEmbedding(
+        tables=[
+            fr.TableConfig(
+                name=name,
+                dim=experiment.model.dim,
+                initializer=fr.TruncatedNormal(stddev=config.stddev),
+                optimizer=_table_optimizer(config),
+            )
+            for name in sorted(set(tables.values()))
+        ],
+        features=[fr.FeatureConfig(name=name, table=table) for name, table in tables.items()],
+        seed=experiment.seed,
+        name="embedding",
+    )
+
+
+def make_model(experiment: Experiment, embedding: keras.layers.Layer, catalogue: np.ndarray) -> GRM | HSTURetrieval:
+    """The model of an experiment; catalogue <int64>[I] is read by retrieval only."""
+    if isinstance(experiment.model, RankingConfig):
+        return GRM(experiment.model, embedding)
+    return HSTURetrieval(
+        experiment.model,
+        embedding,
+        catalogue,
+        seed=experiment.seed,
+        rank=fr.collectives.rank(),
+    )
+
+
+def columns(model: ModelConfig, split: str) -> list[Column]:
+    """The columns that `split` ("train" or "test") is read with.
+
+    Sequences are cut to what the model takes. The test histories of retrieval are read whole: all that
+    a user has seen is removed from the candidates, and the newest part goes into the model.
+    """
+    if isinstance(model, RankingConfig):
+
+        def history(name: str) -> Column:
+            return Column(name, ragged=True, keep_last=model.max_history, aligned_with=_other(name, "history_item"))
+
+        def exposed(name: str, dtype: str = "int64") -> Column:
+            other = _other(name, "exposed_item")
+            return Column(name, dtype, ragged=True, keep_last=model.max_exposures, aligned_with=other)
+
+        return [
+            *[Column(name) for name in dict.fromkeys(["user_id", *model.contextual])],
+            *[history(name) for name in ("history_item", "history_action", "history_time")],
+            *[exposed(name) for name in ("exposed_item", "exposed_time")],
+            *[exposed(name, "float32") for name in dict.fromkeys([model.click_label, model.conversion_label])],
+        ]
+    # One more than the model takes: the last item is only predicted.
+    keep = model.max_history + 1 if split == "train" else None
+    sequence = [
+        Column("item_id", ragged=True, keep_last=keep),
+        Column("timestamp", ragged=True, keep_last=keep, aligned_with="item_id"),
+    ]
+    if split == "train":
+        return sequence
+    return [*sequence, Column("target_item"), Column("target_timestamp")]
+
+
+def _other(name: str, reference: str) -> str | None:
+    """The column that `name` must be aligned with: the reference, unless it is that itself."""
+    return None if name == reference else reference
+
+
+def length_columns(model: ModelConfig) -> list[str]:
+    """List columns whose values become tokens."""
+    if isinstance(model, RankingConfig):
+        return ["history_item", "exposed_item"]
+    return ["item_id"]
+
+
+def extra_tokens(model: ModelConfig) -> int:
+    """Tokens that every row has beside those of its lists."""
+    return len(model.contextual) if isinstance(model, RankingConfig) else 0
+
+
+def _table_optimizer(config: EmbeddingConfig) -> keras.optimizers.legacy.Optimizer:
+    """A legacy Keras optimizer: those are the ones that train TFRA tables right."""
+    kinds = {
+        "adagrad": keras.optimizers.legacy.Adagrad,
+        "adam": keras.optimizers.legacy.Adam,
+        "sgd": keras.optimizers.legacy.SGD,
+    }
+    return kinds[config.optimizer](config.learning_rate)

@@ -1,0 +1,91 @@
+"""After training: does the SavedModel, loaded by another process, answer as the trained model does?"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+from typing import Any
+
+import numpy as np
+
+from models import serve
+from models.build import columns
+from models.experiment import Experiment
+from models.grm import GRM
+from models.retrieval import HSTURetrieval
+from tf_fusedrec import tf
+from tf_fusedrec.data import ParquetFolder, token_balanced_dataset
+from tf_fusedrec.layers import jagged
+
+# Same weights, same ops, float32: what differs is the order in which sums of at most a thousand terms near 1 run.
+TOLERANCE = 1e-4
+CHECK_TOKENS = 2048
+SERVER_SECONDS = 300
+
+
+def expected_answer(
+    experiment: Experiment, model: GRM | HSTURetrieval, folder: pathlib.Path
+) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """Inputs of the signature "serving_default" and the trained model's outputs for them. All ranks call it.
+
+    The rows come from the training split: all their ids are in the tables. (An id that never was trained has a
+    random row here and a row of zeros in the SavedModel.)
+    """
+    data = ParquetFolder(folder / "train", columns(experiment.model, "train"))
+    lists = [column.name for column in data.columns if column.ragged][:1]
+    batch = next(iter(token_balanced_dataset(data, length_columns=lists, target_tokens=CHECK_TOKENS)))
+    if isinstance(model, GRM):
+        logits = model(batch, training=False)
+        return _ranking_inputs(model, batch), {task: tf.sigmoid(x).numpy() for task, x in logits.items()}
+    items = jagged.last(batch["item_id"], experiment.model.max_history)
+    times = jagged.last(batch["timestamp"], experiment.model.max_history)
+    query_time = tf.reduce_max(times, axis=1) + 60
+    inputs = {
+        "item_id": items.values.numpy(),
+        "timestamp": times.values.numpy(),
+        "row_splits": items.row_splits.numpy(),
+        "query_time": query_time.numpy(),
+    }
+    return inputs, {"user_embedding": model.embed_users(items, times, query_time).numpy()}
+
+
+def check_export(
+    saved_model: str | os.PathLike, inputs: dict[str, np.ndarray], expected: dict[str, np.ndarray]
+) -> float:
+    """Runs models/serve.py on the SavedModel in a process of its own; returns the largest difference.
+
+    Raises:
+      RuntimeError: that process failed, or its answer differs by more than TOLERANCE.
+    """
+    with tempfile.TemporaryDirectory() as temporary:
+        given, answered = pathlib.Path(temporary) / "inputs.npz", pathlib.Path(temporary) / "outputs.npz"
+        np.savez(given, **inputs)
+        command = [sys.executable, serve.__file__, "--model", os.fspath(saved_model)]
+        command += ["--inputs", str(given), "--outputs", str(answered)]
+        # A server is no rank of this job.
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("HOROVOD_")}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=SERVER_SECONDS)
+        if done.returncode != 0:
+            raise RuntimeError(f"{' '.join(command)} ended with exit code {done.returncode}:\n{done.stderr}")
+        with np.load(answered) as outputs:
+            difference = max(
+                float(np.max(np.abs(outputs[name] - value), initial=0.0)) for name, value in expected.items()
+            )
+    if not difference <= TOLERANCE:
+        raise RuntimeError(
+            f"SavedModel {os.fspath(saved_model)} differs from the trained model by {difference:.3g}, more than "
+            f"{TOLERANCE:g}. Do not serve it."
+        )
+    return difference
+
+
+def _ranking_inputs(model: GRM, batch: dict[str, Any]) -> dict[str, np.ndarray]:
+    inputs = {name: batch[name].numpy() for name in model.config.contextual}
+    for group, names in (("history", ("item", "action", "time")), ("exposed", ("item", "time"))):
+        inputs[f"{group}_row_splits"] = batch[f"{group}_item"].row_splits.numpy()
+        for name in names:
+            inputs[f"{group}_{name}"] = batch[f"{group}_{name}"].values.numpy()
+    return inputs

@@ -1,0 +1,141 @@
+"""GRM, the generative ranking model of MTGRBoost (section 2): HSTU blocks, MMoE, CTR and CTCVR heads.
+
+    context ids [B] x C ┐
+    history item+action ├─ embeddings ─▶ [context | history | exposed] ─▶ HSTU x n ─▶ exposed ─▶ MMoE ─▶ CTR
+    exposed items       ┘                                                                            └─▶ CTCVR
+
+One sample is one user. Every exposure is a target of its own: it sees context, history and itself, never
+another exposure, so the logits are those of one row per exposure, at the cost of one pass over the history.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from models.base import Batch, SequenceModel
+from models.experiment import RankingConfig
+from tf_fusedrec import keras, tf
+from tf_fusedrec.layers import HSTU, MMoE, PositionEmbedding, jagged, time_buckets
+
+TASKS = ("ctr", "ctcvr")
+
+
+class GRM(SequenceModel):
+    """Scores every exposure of every user.
+
+    Args:
+      config: sizes, and which columns are contextual and which are labels.
+      embedding: knows the features history_item, history_action, exposed_item and the contextual
+        columns; all rows have config.dim columns.
+
+    Call:
+      inputs: dict with contextual columns <int64>[B]; RaggedTensors <int64>[B,(L)] history_item,
+        history_action, history_time (seconds), and <int64>[B,(E)] exposed_item, exposed_time.
+        Labels may be in the dict; the call does not read them.
+      returns {"ctr": logits, "ctcvr": logits}, <float>[exposures of the batch, row after row].
+        ctr: will it be clicked. ctcvr: will it be clicked and convert.
+
+    Raises:
+      InvalidArgumentError: a row has more tokens than config.max_sequence_length.
+    """
+
+    def __init__(self, config: RankingConfig, embedding: keras.layers.Layer, name: str = "grm"):
+        super().__init__(embedding, name)
+        self.config = config
+        self.positions = PositionEmbedding(config.max_sequence_length, config.dropout, name="positions")
+        self.exposed_marker = self.add_weight(
+            "exposed_marker",
+            [config.dim],
+            initializer=keras.initializers.TruncatedNormal(stddev=0.02),
+        )
+        self.blocks = [
+            HSTU(
+                num_heads=config.num_heads,
+                qk_dim=config.qk_dim,
+                value_dim=config.value_dim,
+                form="mtgrboost",
+                max_sequence_length=config.max_sequence_length,
+                dropout=config.dropout,
+                time_buckets=config.time_buckets,
+                name=f"hstu_{number}",
+            )
+            for number in range(config.num_blocks)
+        ]
+        self.experts = MMoE(config.num_experts, config.expert_units, len(TASKS), config.top_k, name="mmoe")
+        self.heads = [
+            keras.Sequential(
+                [
+                    keras.layers.Dense(config.head_units, activation="relu"),
+                    keras.layers.Dense(1),
+                ],
+                name=f"head_{task}",
+            )
+            for task in TASKS
+        ]
+
+    def call(self, inputs: Batch, training: bool | None = None) -> dict[str, tf.Tensor]:
+        num_targets = inputs["exposed_item"].row_lengths()
+        x = self.positions(self._tokens_of(inputs), num_targets=num_targets, training=training)
+        buckets = self._time_buckets(inputs, num_targets)
+        for block in self.blocks:
+            x = block(
+                x,
+                timestamps=buckets,
+                num_targets=num_targets,
+                contextual_length=len(self.config.contextual),
+                training=training,
+            )
+        exposed = jagged.last(x, num_targets).values
+        logits = [head(y) for head, y in zip(self.heads, self.experts(exposed))]
+        return {task: tf.squeeze(logit, -1) for task, logit in zip(TASKS, logits)}
+
+    def labels(self, batch: Batch) -> dict[str, tf.Tensor]:
+        """{"ctr": click, "ctcvr": click and conversion}, <float>[exposures of the batch]."""
+        click = batch[self.config.click_label].values
+        return {"ctr": click, "ctcvr": click * batch[self.config.conversion_label].values}
+
+    def position_losses(self, batch: Batch, outputs: dict[str, tf.Tensor]) -> tf.Tensor:
+        """Cross entropy of each exposure, summed over the two tasks: <float>[exposures]."""
+        labels = self.labels(batch)
+        return tf.add_n(
+            [tf.nn.sigmoid_cross_entropy_with_logits(labels=labels[task], logits=outputs[task]) for task in TASKS]
+        )
+
+    def counts(self, batch: Batch) -> tuple[tf.Tensor, tf.Tensor]:
+        history, exposed = batch["history_item"], batch["exposed_item"]
+        users = history.nrows()
+        events = tf.size(history.values, tf.int64) + tf.size(exposed.values, tf.int64)
+        return users, events + users * len(self.config.contextual)
+
+    def _tokens_of(self, inputs: Batch) -> tf.RaggedTensor:
+        """[context | history | exposed], every token the sum of the embeddings of its features."""
+        names = ("history_item", "history_action", "exposed_item", *self.config.contextual)
+        rows = self.embedding({name: inputs[name] for name in names})
+        history = rows["history_item"].with_values(rows["history_item"].values + rows["history_action"].values)
+        # History and exposures share the item's row; the marker tells them apart.
+        exposed = rows["exposed_item"].with_values(rows["exposed_item"].values + self.exposed_marker)
+        if not self.config.contextual:
+            return jagged.concat([history, exposed])
+        context = tf.stack([rows[name] for name in self.config.contextual], axis=1)
+        return jagged.concat([self._context_rows(context), history, exposed])
+
+    def _time_buckets(self, inputs: Batch, num_targets: tf.Tensor) -> Any:
+        if not self.config.time_buckets:
+            return None
+        parts = [inputs["history_time"], inputs["exposed_time"]]
+        if self.config.contextual:
+            # Context has no moment of its own: it takes that of the oldest event kept, 0 when there is none.
+            history = inputs["history_time"]
+            first = tf.where(history.row_lengths() > 0, history.row_splits[:-1], tf.size(history.values, tf.int64))
+            begin = tf.gather(tf.concat([history.values, [0]], axis=0), first)
+            context = tf.repeat(begin[:, tf.newaxis], len(self.config.contextual), axis=1)
+            parts.insert(0, self._context_rows(context))
+        return time_buckets(jagged.concat(parts), self.config.time_buckets, num_targets=num_targets)
+
+    def _context_rows(self, dense: tf.Tensor) -> tf.RaggedTensor:
+        """[B, C, ...] -> RaggedTensor [B,(C),...]."""
+        width = len(self.config.contextual)
+        splits = tf.range(tf.shape(dense, tf.int64)[0] + 1) * width
+        values = tf.reshape(dense, tf.concat([[-1], tf.shape(dense)[2:]], axis=0))
+        values.set_shape([None, *dense.shape[2:]])
+        return tf.RaggedTensor.from_row_splits(values, splits, validate=False)

@@ -1,0 +1,106 @@
+"""The data set of an experiment as a folder in our Parquet layout: made once by rank 0, found by all.
+
+The folder's name holds a fingerprint of what it was made from (settings, and name, size and time of every raw
+file), and the folder appears whole or not at all; so finding it is enough to use it again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import pathlib
+
+import tf_fusedrec as fr
+from models.experiment import SOURCES, Experiment
+from tf_fusedrec.data import read_info
+from tf_fusedrec.data.kuairand import convert_kuairand
+from tf_fusedrec.data.movielens import convert_movielens
+from tf_fusedrec.data.synthetic import write_synthetic_ranking, write_synthetic_retrieval
+
+
+def prepare_data(experiment: Experiment, root: str | os.PathLike) -> pathlib.Path:
+    """The folder of the experiment's data set; all ranks call it.
+
+    Args:
+      experiment: its `data` section and seed say what to make.
+      root: where prepared data sets are kept, on a file system that all ranks see.
+
+    Raises:
+      ValueError: data.input is missing, is not there, or is of another kind than the experiment wants.
+      RuntimeError: on the other ranks, when rank 0 could not make the data; with its message.
+    """
+    folder, error = None, None
+    if fr.collectives.rank() == 0:
+        try:
+            folder = _prepare(experiment, pathlib.Path(root))
+        except Exception as caught:  # told to the other ranks below, so that none waits for ever
+            error = caught
+    told = (str(folder), None if error is None else f"{type(error).__name__}: {error}")
+    folder, message = fr.collectives.all_gather_object(told)[0]
+    if error is not None:
+        raise error
+    if message is not None:
+        raise RuntimeError(f"rank 0 could not prepare the data: {message}")
+    return pathlib.Path(folder)
+
+
+def _prepare(experiment: Experiment, root: pathlib.Path) -> pathlib.Path:
+    data = experiment.data
+    source = pathlib.Path(data.input) if data.input else None
+    if source is not None and not source.exists():
+        raise ValueError(f"data.input (--data) is {data.input!r}, which is not there.")
+    if source is not None and (source / "dataset.json").is_file():
+        folder = source
+    else:
+        folder = _convert(experiment, source, root)
+    info = read_info(folder)
+    if info.task != experiment.task:
+        raise ValueError(
+            f"{folder} holds {info.task} data, but the experiment's task is {experiment.task!r}. "
+            "Choose a configuration for that task with --config, or other data with --data."
+        )
+    print(f"data: {folder} ({info.source}; {info.users} users, {info.items} items)", flush=True)
+    return folder
+
+
+def _convert(experiment: Experiment, source: pathlib.Path | None, root: pathlib.Path) -> pathlib.Path:
+    data = experiment.data
+    folder = root / f"{data.source}-{_fingerprint(experiment, source)}"
+    synthetic = data.source.startswith("synthetic")
+    if source is not None and synthetic:
+        raise ValueError(
+            f"data.input (--data) is {data.input!r}, which is not in our Parquet layout (no dataset.json), and "
+            f"data.source {data.source!r} converts nothing. Choose a configuration for that data with --config; "
+            f"there are converters for {[name for name in SOURCES if not name.startswith('synthetic')]}."
+        )
+    if source is None and not synthetic:
+        raise ValueError(f"data.source {data.source!r} needs its files: name their folder with --data.")
+    if folder.exists():
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    if source is None:
+        write = write_synthetic_ranking if experiment.task == "ranking" else write_synthetic_retrieval
+        write(folder, seed=experiment.seed, **data.sizes())
+    elif data.source == "movielens":
+        convert_movielens(source, folder)
+    else:
+        convert_kuairand(source, folder)
+    return folder
+
+
+def _fingerprint(experiment: Experiment, source: pathlib.Path | None) -> str:
+    """Sixteen hexadecimal digits of everything that the converted data depend on."""
+    facts: dict = {"source": experiment.data.source, "version": fr.__version__}
+    if source is None:
+        facts.update(sizes=experiment.data.sizes(), seed=experiment.seed)
+    else:
+        # Converters also read what lies beside the log (movies, user features).
+        folder = source if source.is_dir() else source.parent
+        facts["files"] = [
+            (path.name, path.stat().st_size, path.stat().st_mtime_ns)
+            for path in sorted(folder.iterdir())
+            if path.is_file()
+        ]
+        facts["chosen"] = source.name if source.is_file() else ""
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]

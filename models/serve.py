@@ -1,0 +1,50 @@
+"""Loads a SavedModel of models/export.py and runs one signature: what a server does. Imports only TensorFlow and NumPy.
+
+    python models/serve.py --model runs/grm_tiny/saved_model --inputs inputs.npz --outputs outputs.npz
+
+inputs.npz holds the arrays of the signature's inputs by name; outputs.npz gets those of its outputs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+import numpy as np
+import tensorflow as tf
+
+
+def serve(model: str, signature: str, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Outputs of a SavedModel's signature, by name.
+
+    Raises:
+      ValueError: no such signature, or inputs that are not exactly its own.
+    """
+    loaded = tf.saved_model.load(model)
+    if signature not in loaded.signatures:
+        raise ValueError(f"signature must be one of {sorted(loaded.signatures)}, got {signature!r}.")
+    function = loaded.signatures[signature]
+    wanted = set(function.structured_input_signature[1])
+    if set(inputs) != wanted:
+        raise ValueError(f"inputs of {signature!r} must be {sorted(wanted)}, got {sorted(inputs)}.")
+    outputs = function(**{name: tf.constant(value) for name, value in inputs.items()})
+    return {name: value.numpy() for name, value in outputs.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", required=True, help="folder of the SavedModel")
+    parser.add_argument("--signature", default="serving_default")
+    parser.add_argument("--inputs", required=True, help=".npz of the inputs by name")
+    parser.add_argument("--outputs", required=True, help=".npz to write")
+    arguments = parser.parse_args()
+    with np.load(arguments.inputs) as inputs:
+        try:
+            outputs = serve(arguments.model, arguments.signature, dict(inputs))
+        except ValueError as error:
+            sys.exit(f"error: {error}")
+    np.savez(arguments.outputs, **outputs)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,211 @@
+"""The main job: prepares data, trains with Keras fit, evaluates, exports, and prints what came of it.
+
+    horovodrun -np 2 python -m models.train --config configs/grm_tiny.yaml
+    python -m models.train --config configs/hstu_ml1m_tiny.yaml --data path/to/ml-1m --set train.epochs=2
+
+Flags: --config FILE · --data PATH (replaces data.input) · --set section.field=value (repeatable) ·
+--output DIR (default runs/<name>) · --resume (go on from the checkpoint in the output folder).
+Below the output folder: data/ checkpoint/ saved_model/ tensorboard/ results.json.
+
+Exit codes: 0 done; 1 an error, told on stderr; 130 interrupted by SIGINT or SIGTERM, with a checkpoint to resume from.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from absl import app, flags
+
+import tf_fusedrec as fr
+from models.build import columns, extra_tokens, length_columns, make_embedding, make_model
+from models.check_export import check_export, expected_answer
+from models.evaluate import agreed_batches, evaluate
+from models.experiment import Experiment, load
+from models.export import export
+from models.prepare import prepare_data
+from tf_fusedrec import callbacks, keras, tf
+from tf_fusedrec.data import ParquetFolder, read_items, token_balanced_dataset
+
+EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
+
+
+def run(experiment: Experiment, folder: pathlib.Path, output: pathlib.Path, resume: bool) -> int:
+    """Trains, evaluates and exports; all ranks call it. Returns the exit code, 0 or EXIT_INTERRUPTED."""
+    # Ranks draw different dropout masks; their initial weights are made equal by the broadcast.
+    keras.utils.set_random_seed(experiment.seed + fr.collectives.rank())
+    data = ParquetFolder(
+        folder / "train",
+        columns(experiment.model, "train"),
+        rank=fr.collectives.rank(),
+        world_size=fr.collectives.size(),
+        shuffle_seed=experiment.seed,
+    )
+    train = experiment.train
+    steps = agreed_batches(experiment, data, train.target_tokens, epochs=train.epochs)
+    if not steps:
+        raise ValueError(f"{folder / 'train'} holds no rows to train on.")
+
+    item_ids, _ = read_items(folder)
+    embedding = make_embedding(experiment)
+    model = make_model(experiment, embedding, item_ids)
+    optimizer = keras.optimizers.legacy.Adam(train.learning_rate, beta_2=train.beta_2)
+    model.compile(optimizer=fr.collectives.distributed_optimizer(optimizer))
+    model(_no_rows(data))  # makes the weights, for the broadcast and the restore
+
+    checkpoint = output / "checkpoint"
+    epoch, step = _resume(experiment, model, embedding, checkpoint, steps) if resume else (0, 0)
+    extra = {
+        "experiment": experiment.to_dict(),
+        "items": len(item_ids),
+        "ranks": fr.collectives.size(),
+        "steps_per_epoch": steps,
+    }
+    interrupt = callbacks.Interrupt()
+    throughput = callbacks.Throughput()
+    listeners = [
+        callbacks.BroadcastDenseWeights(),
+        interrupt,
+        callbacks.Checkpoint(checkpoint, embedding, steps, extra, first_step=step),
+        throughput,
+        callbacks.AverageMetrics(sums=("samples", "tokens")),
+    ]
+    if _is_chief():
+        listeners.append(keras.callbacks.TensorBoard(output / "tensorboard", write_graph=False))
+    # A resumed epoch has fewer steps than the others, and Keras knows one number for all: it gets a fit of its own.
+    for begin, end, skip in [(epoch, epoch + 1, step)] * (step > 0) + [(epoch + (step > 0), train.epochs, 0)]:
+        if begin < end and interrupt.signal_name is None:
+            model.fit(
+                token_balanced_dataset(
+                    data,
+                    length_columns=length_columns(experiment.model),
+                    extra_tokens=extra_tokens(experiment.model),
+                    target_tokens=train.target_tokens,
+                    epochs=end - begin,
+                    steps_per_epoch=steps,
+                    first_epoch=begin,
+                ).skip(skip),
+                initial_epoch=begin,
+                epochs=end,
+                steps_per_epoch=steps - skip,
+                callbacks=listeners,
+                verbose=1 if _is_chief() else 0,
+            )
+    if interrupt.signal_name is not None:
+        _say(f"interrupted by {interrupt.signal_name}; checkpoint: {checkpoint}; continue with --resume")
+        return EXIT_INTERRUPTED
+    rates = throughput.rates
+    results = evaluate(experiment, model, folder)
+    inputs, expected = expected_answer(experiment, model, folder)
+    if _is_chief():
+        _finish(output, results, rates, inputs, expected)
+    fr.collectives.barrier()  # nobody leaves while rank 0 still works: horovodrun would end the job
+    return 0
+
+
+def _finish(
+    output: pathlib.Path,
+    results: dict[str, float],
+    rates: dict[str, float],
+    inputs: dict[str, np.ndarray],
+    expected: dict[str, np.ndarray],
+) -> None:
+    """Rank 0's last work: SavedModel, its check, TensorBoard and JSON, the table."""
+    checkpoint, saved_model = output / "checkpoint", output / "saved_model"
+    export(checkpoint, saved_model)
+    difference = check_export(saved_model, inputs, expected)
+    writer = tf.summary.create_file_writer(str(output / "tensorboard" / "test"))
+    with writer.as_default(step=0):
+        for name, value in results.items():
+            tf.summary.scalar(f"test/{name}", value)
+    writer.close()
+    with open(output / "results.json", "w", encoding="utf-8") as file:
+        json.dump({"test": results, **rates, "served_difference": difference}, file, indent=1)
+    lines = [("metric", "test", "baseline")]
+    for name, value in results.items():
+        if name.startswith("baseline_"):
+            continue
+        baseline = results.get(f"baseline_{name}")
+        shown = f"{value:.0f}" if value == int(value) and value > 1 else f"{value:.4f}"
+        lines.append((name, shown, "" if baseline is None else f"{baseline:.4f}"))
+    print("\n" + "\n".join(f"{name:<14}{value:>10}{baseline:>10}" for name, value, baseline in lines))
+    for name, value in rates.items():
+        print(f"{name.replace('_per_s', '/s'):<14}{value:>10.0f}")
+    print(f"checkpoint    {checkpoint}")
+    print(f"saved model   {saved_model} (another process answers within {difference:.1e})", flush=True)
+
+
+def _resume(
+    experiment: Experiment, model: Any, embedding: fr.FusedEmbedding, checkpoint: pathlib.Path, steps: int
+) -> tuple[int, int]:
+    """Restores the checkpoint; returns the epoch and the step in it to go on from."""
+    saved = fr.checkpoint.read_manifest(checkpoint)["extra"]
+    now = experiment.to_dict()
+    for section in ("task", "model", "embedding"):
+        if saved["experiment"][section] != now[section]:
+            raise ValueError(
+                f"--resume: {checkpoint} was trained with another {section!r}: {saved['experiment'][section]}, "
+                f"now {now[section]}. Use the same, or another --output."
+            )
+    fr.checkpoint.load(checkpoint, model, embedding, model.optimizer)
+    epoch, step = saved["epoch"], saved["step"]
+    if step and (saved["ranks"], saved["steps_per_epoch"]) != (fr.collectives.size(), steps):
+        # Other ranks or batches cut the epoch elsewhere: what was done of it cannot be told apart.
+        _say(f"resume: epoch {epoch} was cut differently; it begins again")
+        step = 0
+    _say(f"resumed from {checkpoint} at epoch {epoch}, step {step}")
+    return epoch, step
+
+
+def _no_rows(data: ParquetFolder) -> dict[str, Any]:
+    """A batch without rows, of the data's columns."""
+    batch = {}
+    for column in data.columns:
+        values = tf.zeros([0], column.dtype)
+        no_rows = tf.zeros([1], tf.int64)
+        batch[column.name] = tf.RaggedTensor.from_row_splits(values, no_rows) if column.ragged else values
+    return batch
+
+
+def _is_chief() -> bool:
+    return fr.collectives.rank() == 0
+
+
+def _say(line: str) -> None:
+    if _is_chief():
+        print(line, flush=True)
+
+
+def _define_flags() -> None:
+    flags.DEFINE_string("config", None, "Experiment file, for example configs/grm_tiny.yaml.", required=True)
+    flags.DEFINE_string("data", None, "Raw or converted data set; replaces data.input.")
+    flags.DEFINE_multi_string("set", [], "section.field=value; the value is YAML. May be given again.")
+    flags.DEFINE_string("output", None, "Output folder; default runs/<name of the experiment>.")
+    flags.DEFINE_bool("resume", False, "Go on from the checkpoint in the output folder.")
+
+
+def main(argv: Sequence[str]) -> int:
+    given = flags.FLAGS
+    if len(argv) > 1:
+        raise app.UsageError(f"unexpected arguments {list(argv[1:])}; see --help")
+    fr.init()
+    try:
+        overrides = given["set"].value + ([f"data.input={json.dumps(given.data)}"] if given.data else [])
+        experiment = load(given.config, overrides)
+        output = pathlib.Path(given.output or os.path.join("runs", experiment.name))
+        folder = prepare_data(experiment, output / "data")
+    except ValueError as error:
+        # What a user can put right needs no traceback.
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        return 1
+    return run(experiment, folder, output, given.resume)
+
+
+if __name__ == "__main__":
+    _define_flags()
+    app.run(main)

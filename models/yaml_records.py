@@ -1,0 +1,79 @@
+"""Nested dicts, as YAML holds them, to frozen dataclasses and back.
+
+Used by experiment.py; knows none of its fields. A value is checked against the annotation of its
+field: int, float, str, bool, tuple[T, ...].
+"""
+
+import dataclasses
+import typing
+from collections.abc import Mapping
+from typing import Any
+
+import yaml
+
+
+def override_field(fields: dict[str, Any], override: str) -> None:
+    """Sets a field from "section.field=value" or "field=value"; the value is parsed as YAML."""
+    path, equals, text = override.partition("=")
+    *section, field = path.split(".")
+    if not equals or len(section) > 1 or not field:
+        raise ValueError(f"--set must be section.field=value, got {override!r}. Example: --set train.epochs=2.")
+    target = fields
+    if section:
+        target = fields.setdefault(section[0], {})
+        if not isinstance(target, dict):
+            raise ValueError(f"--set {override!r}: {section[0]!r} is a field, not a section.")
+    try:
+        target[field] = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ValueError(f"--set {override!r}: the value is not YAML: {error}") from error
+
+
+def make_record(record: type, values: Any, section: str) -> Any:
+    """An instance of the dataclass `record` from the dict of its section.
+
+    Raises:
+      ValueError: an unknown field, a missing one without a default, a value of the wrong type;
+        each named with its section.
+    """
+    where = section or "the top level"
+    values = {} if values is None else values
+    if not isinstance(values, Mapping):
+        raise ValueError(f"{where} must hold fields, got {values!r}.")
+    known = {field.name: field for field in dataclasses.fields(record)}
+    types = typing.get_type_hints(record)
+    for name in values:
+        if name not in known:
+            raise ValueError(f"{where} has an unknown field {name!r}. Known fields: {sorted(known)}.")
+    for name, field in known.items():
+        if name not in values and field.default is dataclasses.MISSING:
+            raise ValueError(f"{where} lacks the field {name!r}.")
+    prefix = f"{section}." if section else ""
+    return record(**{name: _typed(prefix + name, value, types[name]) for name, value in values.items()})
+
+
+def _typed(name: str, value: Any, wanted: Any) -> Any:
+    """`value` as annotated; a list becomes a tuple, an integer a float if one is wanted."""
+    origin, arguments = typing.get_origin(wanted), typing.get_args(wanted)
+    if dataclasses.is_dataclass(value):
+        return value  # a section, made before
+    if origin is tuple:
+        if not isinstance(value, (list, tuple)):
+            raise ValueError(f"{name} must be a list of {arguments[0].__name__}, got {value!r}.")
+        return tuple(_typed(f"{name}[{i}]", item, arguments[0]) for i, item in enumerate(value))
+    if wanted is float and not isinstance(value, bool):
+        # YAML 1.1 reads 1e-3 (without a point) as text, so text that is a number is taken.
+        try:
+            return float(value)
+        except (TypeError, ValueError):
+            pass
+    elif isinstance(value, wanted) and (wanted is bool or not isinstance(value, bool)):
+        return value
+    raise ValueError(f"{name} must be {wanted.__name__}, got {value!r} ({type(value).__name__}).")
+
+
+def plain(value: Any) -> Any:
+    """The same with lists for tuples: what YAML and JSON would give back."""
+    if isinstance(value, dict):
+        return {key: plain(item) for key, item in value.items()}
+    return [plain(item) for item in value] if isinstance(value, (list, tuple)) else value

@@ -1,0 +1,89 @@
+"""Runs models.train as users do, small enough for a test, and reads what it printed."""
+
+import contextlib
+import os
+import pathlib
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import psutil
+import yaml
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+RANKING = {
+    "name": "test_ranking",
+    "task": "ranking",
+    "data": {
+        "source": "synthetic-ranking", "users": 40, "items": 20, "clusters": 4, "mean_history": 6, "exposures": 4,
+    },
+    "model": {
+        "contextual": ["user_budget"], "max_history": 20, "max_exposures": 4, "dim": 8, "num_blocks": 1,
+        "num_heads": 1, "qk_dim": 4, "value_dim": 4, "expert_units": 4, "head_units": 4,
+    },
+    "train": {"target_tokens": 64},
+}  # fmt: skip
+RETRIEVAL = {
+    "name": "test_retrieval",
+    "task": "retrieval",
+    "data": {"source": "synthetic-retrieval", "users": 40, "items": 20, "clusters": 4, "mean_history": 6},
+    "model": {
+        "max_history": 20, "dim": 8, "num_blocks": 1, "qk_dim": 4, "value_dim": 4, "num_negatives": 4,
+    },
+    "train": {"target_tokens": 64},
+}  # fmt: skip
+
+
+def command(folder: pathlib.Path, fields: dict, ranks: int, *arguments: str) -> list[str]:
+    config = folder / "config.yaml"
+    config.write_text(yaml.safe_dump(fields))
+    launcher = [str(pathlib.Path(sys.executable).parent / "horovodrun"), "-np", str(ranks), "--gloo"]
+    job = [sys.executable, "-m", "models.train", "--config", str(config), "--output", str(folder / "run")]
+    return (launcher if ranks > 1 else []) + job + list(arguments)
+
+
+@contextlib.contextmanager
+def started(folder: pathlib.Path, fields: dict, ranks: int, *arguments: str) -> Iterator[subprocess.Popen]:
+    """The running job, its output in one pipe; whatever of it is left at the end is killed."""
+    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"}
+    job = subprocess.Popen(
+        command(folder, fields, ranks, *arguments), cwd=ROOT, env=environment, text=True, errors="replace",
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+    try:
+        yield job
+    finally:
+        if job.poll() is None:
+            for process in psutil.Process(job.pid).children(recursive=True):
+                process.kill()
+            job.kill()
+        job.stdout.close()
+        job.wait()
+
+
+def output_of(folder: pathlib.Path, fields: dict, ranks: int, *arguments: str) -> tuple[int, str]:
+    """Exit code and output of a job that ends by itself within 90 s."""
+    with started(folder, fields, ranks, *arguments) as job:
+        output = job.communicate(timeout=90)[0]
+        return job.returncode, output
+
+
+def read_until(job: subprocess.Popen, text: str) -> str:
+    """The job's output up to `text`; progress bars have no line ends, so it is read by the character."""
+    seen = ""
+    while text not in seen:
+        character = job.stdout.read(1)
+        assert character, f"the job ended without printing {text!r}:\n{seen}"
+        seen += character
+    return seen
+
+
+def rank_processes(job: subprocess.Popen) -> dict[int, psutil.Process]:
+    """The processes of the job's ranks, by rank: only they have the variable in their environment."""
+    found = {}
+    for process in psutil.Process(job.pid).children(recursive=True):
+        try:
+            found[int(process.environ()["HOROVOD_RANK"])] = process
+        except (psutil.NoSuchProcess, psutil.AccessDenied, KeyError):
+            continue
+    return found

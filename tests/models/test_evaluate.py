@@ -1,0 +1,86 @@
+"""Evaluation against NumPy on a data set small enough to go through by hand."""
+
+import numpy as np
+import pytest
+
+from models.build import make_embedding, make_model
+from models.evaluate import PRIOR_EXPOSURES, evaluate
+from models.experiment import from_dict
+from tests.models import job
+from tf_fusedrec.data.layouts import write_dataset
+from tf_fusedrec.data.rows import Ragged, Rows, splits_of
+
+
+def listed(rows, dtype=np.int64):
+    return Ragged(np.array(sum(rows, []), dtype), splits_of(np.array([len(row) for row in rows])))
+
+
+def ranking_rows(exposed, click, conversion):
+    users = len(exposed)
+    empty = [[] for _ in range(users)]
+    times = [[1000 + n for n in range(len(row))] for row in exposed]
+    return Rows(
+        {
+            "user_id": np.arange(1, users + 1),
+            "user_budget": np.zeros(users, np.int64),
+            "history_item": listed(empty),
+            "history_action": listed(empty),
+            "history_time": listed(empty),
+            "exposed_item": listed(exposed),
+            "exposed_time": listed(times),
+            "exposed_click": listed(click, np.float32),
+            "exposed_conversion": listed(conversion, np.float32),
+        },
+        users,
+    )
+
+
+def test_ranking_baseline_is_the_smoothed_rate_of_the_item(tmp_path):
+    train = ranking_rows([[1, 4], [1, 7]], [[1, 0], [1, 0]], [[1, 0], [0, 0]])
+    test = ranking_rows([[4, 1, 2], [7, 1]], [[0, 0, 1], [1, 0]], [[0, 0, 1], [0, 0]])
+    write_dataset(
+        tmp_path / "data", task="ranking", source="hand", split="hand", users=2, train=train, test=test,
+        item_ids=np.array([1, 2, 4, 7]), train_items=np.array([1, 4, 1, 7]),
+    )  # fmt: skip
+    experiment = from_dict(job.RANKING)
+    model = make_model(experiment, make_embedding(experiment), np.arange(1))
+    results = evaluate(experiment, model, tmp_path / "data")
+    mean = 2 / 4
+    rate = {
+        1: (2 + PRIOR_EXPOSURES * mean) / (2 + PRIOR_EXPOSURES),
+        4: PRIOR_EXPOSURES * mean / (1 + PRIOR_EXPOSURES),
+        7: PRIOR_EXPOSURES * mean / (1 + PRIOR_EXPOSURES),
+        2: mean,  # never shown in training
+    }
+    scores, labels = [rate[item] for item in (4, 1, 2, 7, 1)], [0, 0, 1, 1, 0]
+    pairs = [
+        (p > n) + 0.5 * (p == n)
+        for p, positive in zip(scores, labels)
+        for n, negative in zip(scores, labels)
+        if positive and not negative
+    ]
+    assert results["exposures"] == 5
+    assert results["baseline_ctr_auc"] == pytest.approx(np.mean(pairs))
+    # User 1: item 2 is ahead of 4 and behind 1. User 2: item 7 is behind item 1.
+    assert results["baseline_ctr_gauc"] == pytest.approx((0.5 + 0.0) / 2)
+    # User 2 has no conversion, hence no AUC. Conversion rates order user 1's items 1, 2, 4 as click rates do.
+    assert results["baseline_ctcvr_gauc"] == pytest.approx(0.5)
+
+
+def test_retrieval_baseline_ranks_by_popularity_without_what_was_seen(tmp_path):
+    items, times = [[1, 2], [3]], [[10, 20], [30]]
+    train = {"user_id": np.array([1, 2]), "item_id": listed(items), "timestamp": listed(times)}
+    test = {**train, "target_item": np.array([3, 4]), "target_timestamp": np.array([40, 50])}
+    write_dataset(
+        tmp_path / "data", task="retrieval", source="hand", split="hand", users=2, train=Rows(train, 2),
+        test=Rows(test, 2), item_ids=np.array([1, 2, 3, 4]), train_items=np.array([1, 1, 1, 2, 2, 3]),
+    )  # fmt: skip
+    experiment = from_dict({**job.RETRIEVAL, "evaluate": {"cutoffs": [1, 3]}})
+    model = make_model(experiment, make_embedding(experiment), np.array([1, 2, 3, 4]))
+    results = evaluate(experiment, model, tmp_path / "data")
+    # User 1 has seen 1 and 2: 3 is first. User 2 has seen 3: 4 comes behind 1 and 2.
+    assert results["baseline_mrr"] == pytest.approx((1 + 1 / 3) / 2)
+    assert (results["baseline_hr@1"], results["baseline_hr@3"]) == (0.5, 1.0)
+    assert results["baseline_ndcg@3"] == pytest.approx((1 + 1 / np.log2(4)) / 2)
+    assert results["users"] == 2
+    assert 0.25 <= results["mrr"] <= 1.0

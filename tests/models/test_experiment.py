@@ -1,0 +1,106 @@
+"""Experiments: what is refused and in which words, overrides, and that every file of configs/ is one."""
+
+import dataclasses
+import pathlib
+
+import pytest
+
+from models import experiment
+
+CONFIGS = sorted((pathlib.Path(__file__).parents[2] / "configs").glob("*.yaml"))
+HEADER = ("Reproduces:", "Source:", "Date:", "Machine:", "Command:", "Expected:")
+
+
+def fields(**sections):
+    return {
+        "name": "x",
+        "task": "ranking",
+        "data": {"source": "synthetic-ranking"},
+        "model": {},
+        **sections,
+    }
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_every_config_loads_and_tells_its_provenance(path):
+    loaded = experiment.load(path)
+    assert loaded.name == path.stem
+    assert experiment.from_dict(loaded.to_dict()) == loaded
+    comment = [line for line in path.read_text().splitlines() if line.startswith("#")]
+    for word in HEADER:
+        assert any(word in line for line in comment), f"{path.name} does not say {word}"
+    assert f"--config configs/{path.name}" in path.read_text()
+
+
+def test_overrides_are_yaml(tmp_path):
+    path = tmp_path / "x.yaml"
+    path.write_text("name: x\ntask: ranking\ndata: {source: synthetic-ranking}\n")
+    loaded = experiment.load(
+        path, ["train.epochs=3", "model.contextual=[a, b]", "embedding.learning_rate=1e-3", "seed=5"]
+    )
+    assert loaded.train.epochs == 3
+    assert loaded.model.contextual == ("a", "b")
+    assert loaded.embedding.learning_rate == 1e-3
+    assert loaded.seed == 5
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        loaded.seed = 6
+
+
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        ({"train": {"epoch": 1}}, r"train has an unknown field 'epoch'. Known fields: \['beta_2', 'epochs'"),
+        ({"trian": {}}, r"the top level has an unknown field 'trian'. Known fields: \['data', 'embedding'"),
+        ({"model": {"num_negatives": 5}}, "model has an unknown field 'num_negatives'"),
+        ({"train": {"epochs": "two"}}, r"train.epochs must be int, got 'two' \(str\)"),
+        ({"train": {"epochs": True}}, "train.epochs must be int, got True"),
+        ({"train": {"learning_rate": "fast"}}, "train.learning_rate must be float, got 'fast'"),
+        ({"train": [1]}, r"train must hold fields, got \[1\]"),
+        ({"model": {"contextual": "user_id"}}, "model.contextual must be a list of str, got 'user_id'"),
+        ({"model": {"contextual": ["a", 3]}}, r"model.contextual\[1\] must be str, got 3"),
+        ({"model": {"contextual": ["a", "a"]}}, "model.contextual names a column twice"),
+        ({"model": {"top_k": 9}}, "model.top_k must be 1 .. num_experts = 4, got 9"),
+        ({"model": {"dropout": 1.0}}, "model.dropout must be 0 <= dropout < 1, got 1.0"),
+        ({"model": {"dim": 0}}, "model.dim must be >= 1, got 0"),
+        ({"task": "clustering"}, r"task must be one of \['ranking', 'retrieval'\], got 'clustering'"),
+        ({"data": {}}, "data lacks the field 'source'"),
+        ({"data": {"source": "movielens"}}, "data.source 'movielens' is retrieval data, but task is 'ranking'"),
+        ({"data": {"source": "kuairand", "users": 5}}, "data.users is a size of a synthetic data set"),
+        ({"data": {"source": "synthetic-ranking", "users": -1}}, "data.users must be >= 1, got -1"),
+        ({"embedding": {"optimizer": "lion"}}, r"embedding.optimizer must be one of \['adagrad'"),
+        ({"embedding": {"stddev": 0.0}}, "embedding.stddev must be > 0, got 0.0"),
+        ({"train": {"beta_2": 1.0}}, "train.beta_2 must lie between 0 and 1, got 1.0"),
+        ({"evaluate": {"cutoffs": []}}, "evaluate.cutoffs must name at least one K"),
+        ({"evaluate": {"cutoffs": [0]}}, "evaluate.cutoffs must be >= 1, got 0"),
+    ],
+)
+def test_refusals_name_section_field_and_value(sections, message):
+    with pytest.raises(ValueError, match=message):
+        experiment.from_dict(fields(**sections))
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("train.epochs", "--set must be section.field=value, got 'train.epochs'"),
+        ("a.b.c=1", "--set must be section.field=value"),
+        ("name.x=1", "'name' is a field, not a section"),
+        ("train.epochs=[", "the value is not YAML"),
+    ],
+)
+def test_bad_overrides_are_refused(tmp_path, override, message):
+    path = tmp_path / "x.yaml"
+    path.write_text("name: x\ntask: ranking\ndata: {source: synthetic-ranking}\n")
+    with pytest.raises(ValueError, match=message):
+        experiment.load(path, [override])
+
+
+def test_a_missing_file_and_no_yaml_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="--config must be a YAML file, but there is no file"):
+        experiment.load(tmp_path / "nothing.yaml")
+    (tmp_path / "bad.yaml").write_text("a: [")
+    with pytest.raises(ValueError, match="is not YAML"):
+        experiment.load(tmp_path / "bad.yaml")
+    (tmp_path / "list.yaml").write_text("- 1")
+    with pytest.raises(ValueError, match="must hold sections, got list"):
+        experiment.load(tmp_path / "list.yaml")

@@ -1,0 +1,97 @@
+"""The SavedModel of a checkpoint against the model it came from, in this process; test_train.py has another process."""
+
+import numpy as np
+import pytest
+
+import tf_fusedrec as fr
+from models import serve
+from models.build import make_embedding, make_model
+from models.experiment import from_dict
+from models.export import export
+from tests.models import job
+from tests.models.batches import START, ragged, ranking_batch
+from tf_fusedrec import keras, tf
+from tf_fusedrec.layers import jagged
+
+ITEMS = np.arange(1, 21)
+
+
+def trained(fields, batch):
+    """A model after one step, and its experiment."""
+    experiment = from_dict(fields)
+    keras.utils.set_random_seed(3)
+    model = make_model(experiment, make_embedding(experiment), ITEMS)
+    model.compile(keras.optimizers.legacy.Adam(0.1))
+    model.fit(tf.data.Dataset.from_tensors(batch), verbose=0)
+    return experiment, model
+
+
+def exported(folder, experiment, model):
+    extra = {"experiment": experiment.to_dict(), "items": len(ITEMS)}
+    fr.checkpoint.save(folder / "checkpoint", model, model.embedding, model.optimizer, extra=extra)
+    export(folder / "checkpoint", folder / "saved_model")
+    return str(folder / "saved_model")
+
+
+def test_ranking_scores(tmp_path):
+    # 25 events, of which the model takes 20.
+    batch = ranking_batch(histories=[25, 0, 3], exposures=[2, 4, 1])
+    cut = {**batch}
+    for name in ("history_item", "history_action", "history_time"):
+        cut[name] = jagged.last(batch[name], 20)
+    experiment, model = trained(job.RANKING, cut)
+    inputs = {"user_budget": batch["user_budget"].numpy()}
+    for group, names in (("history", ("item", "action", "time")), ("exposed", ("item", "time"))):
+        inputs[f"{group}_row_splits"] = batch[f"{group}_item"].row_splits.numpy()
+        inputs.update({f"{group}_{name}": batch[f"{group}_{name}"].values.numpy() for name in names})
+    scores = serve.serve(exported(tmp_path, experiment, model), "serving_default", inputs)
+    for task, logit in model(cut).items():
+        # Probabilities of equal float32 weights; only the order of summation may differ.
+        np.testing.assert_allclose(scores[task], tf.sigmoid(logit), atol=1e-6)
+
+
+def test_retrieval_embeds_and_finds_the_best_unseen_items(tmp_path):
+    batch = {
+        "item_id": ragged([20, 3], [*ITEMS, 4, 5, 6]),
+        "timestamp": ragged([20, 3], [*(START + 60 * ITEMS), START, START + 5, START + 9]),
+    }
+    experiment, model = trained(job.RETRIEVAL, batch)
+    model(batch)
+    inputs = {
+        "item_id": np.array([4, 5, 6, 2, 999]),  # 999 is unknown
+        "timestamp": START + np.arange(5) * 100,
+        "row_splits": np.array([0, 3, 5, 5]),
+        "query_time": START + np.array([400, 900, 900]),
+    }
+    path = exported(tmp_path, experiment, model)
+    users = serve.serve(path, "serving_default", inputs)["user_embedding"]
+    known = [column[:1] for column in (ragged([3, 2, 0], inputs["item_id"]), ragged([3, 2, 0], inputs["timestamp"]))]
+    expected = model.embed_users(*known, tf.constant(inputs["query_time"][:1]))
+    np.testing.assert_allclose(users[:1], expected, atol=1e-6)  # float32, other order of summation
+    assert not users[2].any()  # no history
+
+    best = serve.serve(path, "top_k", {**inputs, "k": np.int32(15)})
+    scores = users @ model.embed_items(tf.constant(ITEMS)).numpy().T
+    for row, seen in enumerate([[4, 5, 6], [2], []]):
+        unseen = [item for item in ITEMS if item not in seen]
+        assert not set(best["ids"][row]) & set(seen)
+        by_score = sorted((scores[row, item - 1] for item in unseen), reverse=True)[:15]
+        np.testing.assert_allclose(best["scores"][row], by_score, atol=1e-6)
+
+
+def test_serve_names_signatures_and_inputs(tmp_path):
+    experiment, model = trained(job.RANKING, ranking_batch(histories=[3], exposures=[2]))
+    path = exported(tmp_path, experiment, model)
+    with pytest.raises(ValueError, match=r"signature must be one of \['serving_default'\], got 'top_k'"):
+        serve.serve(path, "top_k", {})
+    with pytest.raises(ValueError, match=r"inputs of 'serving_default' must be \['exposed_item'"):
+        serve.serve(path, "serving_default", {"x": np.zeros(1)})
+
+
+def test_a_checkpoint_of_something_else_is_refused(tmp_path):
+    experiment, model = trained(job.RANKING, ranking_batch(histories=[3], exposures=[2]))
+    fr.checkpoint.save(tmp_path / "other", model, model.embedding)
+    with pytest.raises(ValueError, match="was not written by models.train"):
+        export(tmp_path / "other", tmp_path / "saved_model")
+    with pytest.raises(ValueError, match="must hold a checkpoint"):
+        export(tmp_path / "nothing", tmp_path / "saved_model")

@@ -1,0 +1,110 @@
+"""GRM: one row per user answers as one row per exposure does; empty inputs; the order of features means nothing."""
+
+import numpy as np
+import pytest
+
+from models.build import table_of_feature
+from models.experiment import RankingConfig
+from models.grm import GRM, TASKS
+from tests.models.batches import one_row_per_exposure, ragged, ranking_batch
+from tests.models.plain_embedding import PlainEmbedding
+from tf_fusedrec import keras, tf
+
+CONFIG = RankingConfig(
+    contextual=("user_id", "user_budget"), max_history=12, max_exposures=6, dim=8, qk_dim=4, value_dim=4,
+    num_experts=3, expert_units=8, head_units=4,
+)  # fmt: skip
+
+
+def make_grm(config=CONFIG):
+    keras.utils.set_random_seed(7)
+    table_of = table_of_feature(config)
+    return GRM(config, PlainEmbedding(table_of, config.dim))
+
+
+def loss_of(model, batch):
+    return float(model.compute_loss(x=batch, y_pred=model(batch)))
+
+
+@pytest.mark.parametrize("config", [CONFIG, RankingConfig(**{**vars(CONFIG), "contextual": ()})])
+def test_one_row_per_user_answers_as_one_row_per_exposure(config):
+    model = make_grm(config)
+    by_user = ranking_batch(histories=[5, 0, 12, 1], exposures=[3, 2, 6, 0])
+    by_exposure = one_row_per_exposure(by_user)
+    for task in TASKS:
+        # float32, a matmul over other paddings: rounding of about 1e-7 of values near 1.
+        np.testing.assert_allclose(model(by_user)[task], model(by_exposure)[task], atol=2e-6)
+    assert loss_of(model, by_user) == pytest.approx(loss_of(model, by_exposure), rel=1e-6)
+
+
+def test_loss_is_cross_entropy_of_click_and_of_click_with_conversion():
+    model = make_grm()
+    batch = ranking_batch(histories=[4, 2], exposures=[2, 3])
+    # All four pairs of click and conversion; a conversion without a click is none.
+    batch["exposed_click"] = ragged([2, 3], [1, 0, 1, 0, 1], np.float32)
+    batch["exposed_conversion"] = ragged([2, 3], [1, 1, 0, 0, 1], np.float32)
+    click = batch["exposed_click"].values.numpy()
+    labels = {"ctr": click, "ctcvr": click * batch["exposed_conversion"].values.numpy()}
+    logits = {task: logit.numpy().astype(np.float64) for task, logit in model(batch).items()}
+    expected = sum(np.mean(np.log1p(np.exp(logits[task])) - labels[task] * logits[task]) for task in TASKS)
+    assert loss_of(model, batch) == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize(("histories", "exposures"), [([], []), ([0, 3], [2, 1]), ([3, 2], [0, 0]), ([0], [0])])
+def test_empty_inputs_have_finite_gradients(histories, exposures):
+    model = make_grm()
+    batch = ranking_batch(histories=histories, exposures=exposures)
+    with tf.GradientTape() as tape:
+        outputs = model(batch, training=True)
+        loss = model.compute_loss(x=batch, y_pred=outputs)
+    assert outputs["ctr"].shape == [sum(exposures)]
+    assert np.isfinite(float(loss))
+    if not sum(exposures):
+        assert float(loss) == 0.0
+    for gradient in tape.gradient(loss, model.trainable_variables):
+        assert gradient is None or np.isfinite(tf.convert_to_tensor(gradient)).all()
+
+
+def test_weights_after_one_step_do_not_depend_on_feature_order():
+    batch = ranking_batch(histories=[5, 0, 12, 1], exposures=[3, 2, 6, 0])
+    weights = []
+    for names in (list(batch), list(reversed(batch))):
+        model = make_grm()
+        model.compile(keras.optimizers.legacy.SGD(0.1))
+        model.train_step({name: batch[name] for name in names})
+        weights.append([variable.numpy() for variable in model.trainable_variables])
+    assert len(weights[0]) == len(weights[1])
+    for first, second in zip(*weights):
+        np.testing.assert_array_equal(first, second)
+
+
+def test_a_target_does_not_see_another():
+    model = make_grm()
+    batch = ranking_batch(histories=[5], exposures=[3])
+    changed = dict(batch)
+    items = batch["exposed_item"].values.numpy().copy()
+    items[1] = items[1] % 59 + 1
+    changed["exposed_item"] = batch["exposed_item"].with_values(tf.constant(items))
+    before, after = model(batch)["ctr"].numpy(), model(changed)["ctr"].numpy()
+    assert before[1] != after[1]
+    np.testing.assert_array_equal(before[[0, 2]], after[[0, 2]])
+
+
+def test_step_counts_and_metrics():
+    model = make_grm()
+    model.compile(keras.optimizers.legacy.SGD(0.1))
+    logs = model.train_step(ranking_batch(histories=[5, 0], exposures=[3, 2]))
+    assert int(model.step) == 1
+    assert (float(logs["samples"]), float(logs["tokens"])) == (2.0, 5 + 5 + 2 * 2)
+
+
+def test_too_many_exposures_are_refused():
+    batch = ranking_batch(histories=[12], exposures=[9])
+    with pytest.raises(tf.errors.InvalidArgumentError, match="max_sequence_length = 20"):
+        make_grm()(batch)
+
+
+def test_labels_beside_the_batch_are_refused():
+    batch = ranking_batch(histories=[2], exposures=[1])
+    with pytest.raises(ValueError, match="takes one dict of features and labels per batch"):
+        make_grm().compute_loss(x=batch, y=tf.zeros([1]), y_pred=None)

@@ -1,0 +1,67 @@
+"""Prepared data: made once, made again when the input changes, refused by name."""
+
+import dataclasses
+
+import pytest
+
+from models.experiment import DataConfig, from_dict
+from models.prepare import prepare_data
+
+RATINGS = "user_id,movie_id,rating,timestamp\n1,10,5,100\n1,20,3,200\n2,10,4,150\n2,30,4,250\n"
+
+
+def movielens(source):
+    return from_dict({"name": "x", "task": "retrieval", "data": {"source": "movielens", "input": str(source)}})
+
+
+def test_unchanged_input_is_used_again_and_changed_input_is_not(tmp_path, capsys):
+    raw, root = tmp_path / "raw", tmp_path / "data"
+    raw.mkdir()
+    (raw / "ratings.csv").write_text(RATINGS)
+    first = prepare_data(movielens(raw), root)
+    made = (first / "dataset.json").stat().st_mtime_ns
+    assert prepare_data(movielens(raw), root) == first
+    assert (first / "dataset.json").stat().st_mtime_ns == made
+    (raw / "ratings.csv").write_text(RATINGS + "2,20,1,300\n")
+    second = prepare_data(movielens(raw), root)
+    assert second != first
+    assert "2 users, 3 items" in capsys.readouterr().out
+
+
+def test_a_converted_folder_is_used_as_it_is(tmp_path):
+    raw = tmp_path / "raw"
+    raw.mkdir()
+    (raw / "ratings.csv").write_text(RATINGS)
+    converted = prepare_data(movielens(raw), tmp_path / "data")
+    assert prepare_data(movielens(converted), tmp_path / "unused") == converted
+    assert not (tmp_path / "unused").exists()
+
+
+def test_synthetic_data_depend_on_sizes_and_seed(tmp_path):
+    def folder(**changes):
+        sizes = {"source": "synthetic-retrieval", "users": 20, "items": 20, "clusters": 4, "mean_history": 3}
+        fields = {"name": "x", "task": "retrieval", "data": sizes, **changes}
+        return prepare_data(from_dict(fields), tmp_path)
+
+    assert folder() == folder()
+    assert folder(seed=1) != folder()
+
+
+def test_refusals(tmp_path):
+    ranking = from_dict({"name": "x", "task": "ranking", "data": {"source": "synthetic-ranking"}})
+
+    def with_data(**data):
+        return dataclasses.replace(ranking, data=DataConfig(**data))
+
+    with pytest.raises(ValueError, match="data.source 'kuairand' needs its files: name their folder with --data"):
+        prepare_data(with_data(source="kuairand"), tmp_path)
+    with pytest.raises(ValueError, match="which is not there"):
+        prepare_data(with_data(source="kuairand", input=str(tmp_path / "nothing")), tmp_path)
+    raw = tmp_path / "raw"
+    raw.mkdir()
+    (raw / "ratings.csv").write_text(RATINGS)
+    with pytest.raises(ValueError, match="is not in our Parquet layout .* there are converters for"):
+        prepare_data(with_data(source="synthetic-ranking", input=str(raw)), tmp_path)
+    converted = prepare_data(movielens(raw), tmp_path / "data")
+    with pytest.raises(ValueError, match="holds retrieval data, but the experiment's task is 'ranking'"):
+        prepare_data(with_data(source="kuairand", input=str(converted)), tmp_path)

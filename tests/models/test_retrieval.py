@@ -1,0 +1,106 @@
+"""HSTU retrieval: positions and their targets, query times, negatives, against NumPy."""
+
+import numpy as np
+import pytest
+
+from models.build import table_of_feature
+from models.experiment import RetrievalConfig
+from models.retrieval import HSTURetrieval
+from tests.models.batches import START, ragged, retrieval_batch
+from tests.models.plain_embedding import PlainEmbedding
+from tf_fusedrec import keras, tf
+
+CONFIG = RetrievalConfig(max_history=10, dim=8, qk_dim=4, value_dim=4, dropout=0.0, num_negatives=5)
+CATALOGUE = np.arange(1, 60)
+
+
+def make_model(config=CONFIG, **arguments):
+    keras.utils.set_random_seed(7)
+    return HSTURetrieval(config, PlainEmbedding(table_of_feature(config), config.dim), CATALOGUE, **arguments)
+
+
+def test_every_position_predicts_the_next_item():
+    batch = retrieval_batch([4, 1, 0, 3])
+    out = make_model()(batch)
+    items = batch["item_id"].to_list()
+    assert out.positive_ids.numpy().tolist() == [*items[0][1:], *items[3][1:]]
+    assert out.query.shape == out.positive.shape == [5, 8]
+    assert out.negatives.shape == [5, 5, 8]
+
+
+@pytest.mark.parametrize("share", [False, True])
+def test_loss_is_the_sampled_softmax_of_normalised_vectors(share):
+    model = make_model(RetrievalConfig(**{**vars(CONFIG), "share_negatives": share}))
+    batch = retrieval_batch([6, 2, 9], seed=3)
+    out = model(batch)
+    expected = []
+    for position in range(out.query.shape[0]):
+        unit = [
+            vector / np.linalg.norm(vector)
+            for vector in (
+                out.query[position].numpy(),
+                out.positive[position].numpy(),
+                *(out.negatives if share else out.negatives[position]).numpy(),
+            )
+        ]
+        ids = (out.negative_ids if share else out.negative_ids[position]).numpy()
+        scores = [unit[0] @ other / 0.05 for other in unit[1:]]
+        kept = [scores[0]] + [score for score, item in zip(scores[1:], ids) if item != out.positive_ids[position]]
+        expected.append(np.log(np.sum(np.exp(kept))) - scores[0])
+    loss = float(model.compute_loss(x=batch, y_pred=out))
+    # Scores reach 20 in float32, so their differences are good to about 1e-5.
+    assert loss == pytest.approx(np.mean(expected), rel=1e-4)
+
+
+def test_negatives_are_a_function_of_seed_step_and_rank():
+    batch = retrieval_batch([4, 4])
+
+    def negatives(step=3, **arguments):
+        model = make_model(**arguments)
+        model.step.assign(step)
+        return model(batch).negative_ids.numpy()
+
+    first = negatives(seed=1, rank=0)
+    assert np.isin(first, CATALOGUE).all()
+    np.testing.assert_array_equal(first, negatives(seed=1, rank=0))
+    for other in (negatives(seed=2, rank=0), negatives(seed=1, rank=1), negatives(step=4, seed=1)):
+        assert (first != other).any()
+
+
+def test_serving_answers_as_the_last_training_position():
+    model = make_model()
+    batch = retrieval_batch([5, 3], seed=1)
+    out = model(batch)
+    last_query = out.query.numpy()[[3, 5]]
+    lengths = batch["item_id"].row_lengths()
+    past = {name: column[:, :-1] for name, column in batch.items()}
+    query_time = tf.stack([batch["timestamp"][row][-1] for row in range(2)])
+    users = model.embed_users(past["item_id"], past["timestamp"], query_time)
+    expected = last_query / np.linalg.norm(last_query, axis=1, keepdims=True)
+    # Other padding, other order of summation, in float32.
+    np.testing.assert_allclose(users, expected, atol=2e-6)
+    assert lengths.numpy().tolist() == [5, 3]
+
+
+def test_the_query_time_matters_and_an_empty_history_gives_zeros():
+    model = make_model()
+    items, times = ragged([2, 0], [5, 6]), ragged([2, 0], [START, START + 60])
+    soon = model.embed_users(items, times, tf.constant([START + 90, START], tf.int64)).numpy()
+    late = model.embed_users(items, times, tf.constant([START + 9_000_000, START], tf.int64)).numpy()
+    assert (soon[0] != late[0]).any()
+    assert not soon[1].any()
+
+
+@pytest.mark.parametrize("lengths", [[], [0, 1], [1], [2, 0]])
+def test_empty_inputs_train(lengths):
+    model = make_model()
+    model.compile(keras.optimizers.legacy.SGD(0.1))
+    logs = model.train_step(retrieval_batch(lengths))
+    assert np.isfinite(float(logs["loss"]))
+    assert float(logs["tokens"]) == sum(max(length - 1, 0) for length in lengths)
+
+
+def test_an_empty_catalogue_and_repeated_ids_are_refused():
+    for catalogue in (np.array([], np.int64), np.array([1, 2, 2])):
+        with pytest.raises(ValueError, match="catalogue must hold at least one id, each once"):
+            HSTURetrieval(CONFIG, PlainEmbedding(table_of_feature(CONFIG), 8), catalogue)

@@ -1,0 +1,97 @@
+"""The main job from its command line: two ranks to the end, an interruption and its resumption, a rank that fails."""
+
+import json
+import re
+import signal
+import time
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from models.experiment import from_dict
+from models.prepare import prepare_data
+from tests.models import job
+
+
+def ops_of(saved_model):
+    """Names of all ops in a SavedModel's graph and functions."""
+    from tensorflow.core.protobuf import saved_model_pb2
+
+    proto = saved_model_pb2.SavedModel.FromString((saved_model / "saved_model.pb").read_bytes())
+    graph = proto.meta_graphs[0].graph_def
+    nodes = [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
+    return {node.op for node in nodes} - {function.signature.name for function in graph.library.function}
+
+
+@pytest.mark.parametrize(
+    ("fields", "metrics"),
+    [(job.RANKING, ["ctr_auc", "ctcvr_gauc"]), (job.RETRIEVAL, ["hr@10", "ndcg@50", "mrr"])],
+    ids=["ranking", "retrieval"],
+)
+def test_two_ranks_train_evaluate_and_export(tmp_path, fields, metrics):
+    code, output = job.output_of(tmp_path, fields, 2)
+    assert code == 0, output
+    results = json.loads((tmp_path / "run" / "results.json").read_text())
+    for name in metrics:
+        assert 0.0 <= results["test"][name] <= 1.0
+        assert 0.0 <= results["test"][f"baseline_{name}"] <= 1.0
+        assert name in output
+    for line in ("samples/s", "tokens/s", "checkpoint ", "saved model "):
+        assert line in output
+    assert results["served_difference"] <= 1e-4
+    bars = [line for line in output.replace("\r", "\n").splitlines() if " - loss: " in line]
+    assert bars and not [line for line in bars if line.startswith("[1]")]  # one progress bar
+    assert list((tmp_path / "run" / "tensorboard").rglob("events.*"))
+    assert not [op for op in ops_of(tmp_path / "run" / "saved_model") if ">" in op or "Horovod" in op]
+
+
+def saved(tmp_path):
+    manifest = json.loads((tmp_path / "run" / "checkpoint" / "manifest.json").read_text())
+    return manifest["extra"]
+
+
+def test_interrupted_jobs_save_on_all_ranks_and_go_on(tmp_path):
+    endless = {**job.RANKING, "train": {"target_tokens": 16, "epochs": 10_000}}
+    with job.started(tmp_path, endless, 2) as running:
+        job.read_until(running, "Epoch 2/")  # the first epoch, with its checkpoint, is done
+        job.rank_processes(running)[1].send_signal(signal.SIGTERM)
+        output = running.communicate(timeout=60)[0]
+    assert "interrupted by another rank's signal; checkpoint: " in output
+    assert "exit with status code 130." in output
+    first = saved(tmp_path)
+    assert first["epoch"] >= 1
+
+    with job.started(tmp_path, endless, 2, "--resume") as running:
+        output = job.read_until(running, f"Epoch {first['epoch'] + 2}/")
+        assert f"at epoch {first['epoch']}, step {first['step']}" in output
+        running.send_signal(signal.SIGINT)  # Ctrl-C, which horovodrun turns into SIGTERM for the ranks
+        output = running.communicate(timeout=60)[0]
+    # Ranks agree after every step; rank 0 may learn of the other's signal before it gets its own.
+    assert re.search("interrupted by (SIGTERM|another rank's signal); checkpoint: ", output)
+    second = saved(tmp_path)
+    assert (second["epoch"], second["step"]) > (first["epoch"], first["step"])
+
+
+def test_a_rank_that_fails_ends_the_job_on_all_ranks_with_its_message(tmp_path):
+    folder = prepare_data(from_dict(job.RANKING), tmp_path / "data")
+    (part,) = (folder / "train").glob("*.parquet")
+    table = pq.read_table(part)
+    # A null label in one of two row groups: one rank meets it, while the other waits for it in a collective.
+    clicks = table["exposed_click"].to_pylist()
+    clicks[-1] = [None] * len(clicks[-1])
+    column = pa.array(clicks, pa.list_(pa.float32()))
+    broken = table.set_column(table.schema.get_field_index("exposed_click"), "exposed_click", column)
+    pq.write_table(broken, part, row_group_size=20)
+    begin = time.monotonic()
+    code, output = job.output_of(tmp_path, job.RANKING, 2, "--data", str(folder))
+    assert code != 0
+    assert "column 'exposed_click' has 4 null values inside its lists" in output
+    assert time.monotonic() - begin < 90  # start, graph and all; the failure itself must end it within 60
+
+
+def test_one_process_needs_no_launcher_and_a_bad_flag_is_one_line(tmp_path):
+    code, output = job.output_of(tmp_path, job.RANKING, 1, "--set", "train.epoch=3")
+    assert code == 1
+    assert "error: train has an unknown field 'epoch'. Known fields: " in output
+    assert "Traceback" not in output

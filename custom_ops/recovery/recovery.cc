@@ -16,6 +16,29 @@ inline void FetchRow(const char* row, int64_t bytes) {
   for (int64_t b = 0; b < bytes; b += kCacheLine) __builtin_prefetch(row + b, 0);
 }
 
+// kBytes > 0 fixes the size of a row, so that a copy is a few vector moves instead of a call; 0 takes any size.
+template <int64_t kBytes>
+void CopyRows(const char* rows, int64_t row_bytes, const int32_t* index, int64_t begin, int64_t end, char* out) {
+  const int64_t bytes = kBytes > 0 ? kBytes : row_bytes;
+  for (int64_t n = begin; n < end; ++n) {
+    if (n + kAhead < end) FetchRow(rows + int64_t{index[n + kAhead]} * bytes, bytes);
+    std::memcpy(out + n * bytes, rows + int64_t{index[n]} * bytes, bytes);
+  }
+}
+
+using Copier = void (*)(const char*, int64_t, const int32_t*, int64_t, int64_t, char*);
+
+Copier CopierOf(int64_t row_bytes) {
+  switch (row_bytes) {
+    case 16: return CopyRows<16>;
+    case 32: return CopyRows<32>;
+    case 64: return CopyRows<64>;
+    case 128: return CopyRows<128>;
+    case 256: return CopyRows<256>;
+    default: return CopyRows<0>;
+  }
+}
+
 // A row of float is added up in place; narrower types need a float32 row beside it.
 template <typename T>
 inline void SumRows(const T* grads, int64_t dim, const int32_t* position, const int32_t* end, float* sum) {
@@ -41,10 +64,8 @@ void Recover(const char* rows, int64_t row_bytes, absl::Span<const int32_t> inde
              char* out, int64_t out_rows) {
   const int64_t num = index.size();
   parallel_for(num, 20 + row_bytes / 4, [&](int64_t begin, int64_t end) {
-    for (int64_t n = begin; n < end; ++n) {
-      if (n + kAhead < end) FetchRow(rows + int64_t{index[n + kAhead]} * row_bytes, row_bytes);
-      std::memcpy(out + n * row_bytes, rows + int64_t{index[n]} * row_bytes, row_bytes);
-    }
+    const auto copy = CopierOf(row_bytes);
+    copy(rows, row_bytes, index.data(), begin, end, out);
   });
   std::memset(out + num * row_bytes, 0, (out_rows - num) * row_bytes);
 }

@@ -98,6 +98,7 @@ def run(experiment: Experiment, folder: pathlib.Path, output: pathlib.Path, resu
             )
     if interrupt.signal_name is not None:
         _say(f"interrupted by {interrupt.signal_name}; checkpoint: {checkpoint}; continue with --resume")
+        fr.collectives.barrier()  # the first rank to leave ends the others, which may not have told yet
         return EXIT_INTERRUPTED
     rates = throughput.rates
     results = evaluate(experiment, model, folder)

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from absl import app, flags
+from absl import app, flags, logging
 
 import tf_fusedrec as fr
 from models.build import columns, extra_tokens, length_columns, make_embedding, make_model
@@ -194,6 +194,7 @@ def main(argv: Sequence[str]) -> int:
     given = flags.FLAGS
     if len(argv) > 1:
         raise app.UsageError(f"unexpected arguments {list(argv[1:])}; see --help")
+    logging.set_verbosity(logging.WARNING)  # TensorFlow tells of every file that a checkpoint writes
     fr.init()
     try:
         overrides = given["set"].value + ([f"data.input={json.dumps(given.data)}"] if given.data else [])

@@ -71,8 +71,6 @@ def horovodrun_command(processes: int, data: str, config: str) -> list[str]:
     # checks of remote hosts, and there are none.
     launcher = pathlib.Path(sys.executable).parent / "horovodrun"
     command = [str(launcher), "-np", str(processes), "--gloo", "--disable-cache"]
-    # horovodrun imports TensorFlow too; run() keeps it quiet, the ranks decide for themselves.
-    command += ["env", "-u", LOG_LEVEL] if LOG_LEVEL not in os.environ else []
     command += [sys.executable, "-m", "models.train", "--config", config]
     return command + (["--data", data] if data else [])
 
@@ -146,6 +144,8 @@ def interrupt(launcher: subprocess.Popen[bytes]) -> None:
 def run(command: list[str]) -> int:
     """Runs horovodrun; returns its exit code, INTERRUPTED after Ctrl-C."""
     path = f"{pathlib.Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
+    # TensorFlow's C++ log fills a page per process with notices about GPUs before anything happens. Errors of the
+    # job come as Python exceptions all the same; the variable, when set, stays as it is.
     launcher = subprocess.Popen(
         command,
         cwd=ROOT,

@@ -22,8 +22,12 @@ from tf_fusedrec.config import TableConfig
 from tf_fusedrec.tables import keys
 from tf_fusedrec.tables.slots import RowTrainer
 
-with contextlib.redirect_stdout(io.StringIO()):  # TFRA prints a notice about TensorFlow's savers at every import
+# At every import TFRA prints a notice about TensorFlow's savers and warns of a collection that nobody uses here.
+_level = tf.get_logger().level
+tf.get_logger().setLevel("ERROR")
+with contextlib.redirect_stdout(io.StringIO()):
     import tensorflow_recommenders_addons.dynamic_embedding as de
+tf.get_logger().setLevel(_level)
 
 _IMPORT_BATCH = 1 << 16  # rows per upsert of import_rows
 _names_in_use: collections.Counter = collections.Counter()

@@ -87,6 +87,6 @@ class Normal(Initializer):
 
 @dataclasses.dataclass(frozen=True)
 class TruncatedNormal(Normal):
-    """Normal, redrawn outside two standard deviations."""
+    """Normal, given that it lies inside two standard deviations."""
 
     distribution: ClassVar[str] = "truncated_normal"

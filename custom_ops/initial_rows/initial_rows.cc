@@ -6,19 +6,27 @@
 namespace fusedrec {
 namespace {
 
-// A number in (0, 1): never 0, so that its logarithm is finite.
-inline double UnitOpen(uint32_t bits) { return (bits + 0.5) * 0x1p-32; }
+// AS 241, PPND16: numerators and denominators, highest power first.
+constexpr double kCentralTop[] = {2509.0809287301226727,  33430.575583588128105, 67265.770927008700853,
+                                  45921.953931549871457,  13731.693765509461125, 1971.5909503065514427,
+                                  133.14166789178437745,  3.387132872796366608};
+constexpr double kCentralBottom[] = {5226.495278852854561,   28729.085735721942674, 39307.89580009271061,
+                                     21213.794301586595867,  5394.1960214247511077, 687.1870074920579083,
+                                     42.313330701600911252,  1.0};
+constexpr double kTailTop[] = {7.7454501427834140764e-4, 0.0227238449892691845833, 0.24178072517745061177,
+                               1.27045825245236838258,   3.64784832476320460504,   5.7694972214606914055,
+                               4.6303378461565452959,    1.42343711074968357734};
+constexpr double kTailBottom[] = {1.05075007164441684324e-9, 5.475938084995344946e-4, 0.0151986665636164571966,
+                                  0.14810397642748007459,    0.68976733498510000455,  1.6763848301838038494,
+                                  2.05319162663775882187,    1.0};
 
-struct Pair {
-  double first, second;
-};
-
-// Two independent standard normal numbers from two uniform ones.
-inline Pair BoxMuller(uint32_t a, uint32_t b) {
-  const double radius = std::sqrt(-2.0 * std::log(UnitOpen(a)));
-  const double angle = 2.0 * M_PI * UnitOpen(b);
-  return {radius * std::cos(angle), radius * std::sin(angle)};
+inline double Polynomial(const double (&coefficients)[8], double x) {
+  double value = coefficients[0];
+  for (int i = 1; i < 8; ++i) value = value * x + coefficients[i];
+  return value;
 }
+
+constexpr double kBelowMinus2 = 0.022750131948179207;  // probability that a standard normal variable is below -2
 
 }  // namespace
 
@@ -35,40 +43,40 @@ std::array<uint32_t, 4> Philox4x32(std::array<uint32_t, 4> counter, uint64_t key
   return counter;
 }
 
+double NormalQuantile(double p) {
+  const double q = p - 0.5;
+  if (std::abs(q) <= 0.425) {
+    const double r = 0.180625 - q * q;
+    return q * Polynomial(kCentralTop, r) / Polynomial(kCentralBottom, r);
+  }
+  // Good to r = 5, p = 1.4e-11; AS 241 has a third pair of polynomials for what no 32-bit number reaches.
+  const double r = std::sqrt(-std::log(q < 0 ? p : 1.0 - p)) - 1.6;
+  const double x = Polynomial(kTailTop, r) / Polynomial(kTailBottom, r);
+  return q < 0 ? -x : x;
+}
+
 void InitialRow(Distribution distribution, double a, double b, uint64_t seed, int64_t id, absl::Span<float> row) {
+  if (distribution == Distribution::kConstant) {
+    std::fill(row.begin(), row.end(), static_cast<float>(a));
+    return;
+  }
   const uint32_t id_low = static_cast<uint32_t>(id), id_high = static_cast<uint32_t>(static_cast<uint64_t>(id) >> 32);
-  const size_t dim = row.size();
-  switch (distribution) {
-    case Distribution::kConstant:
-      std::fill(row.begin(), row.end(), static_cast<float>(a));
-      return;
-    case Distribution::kUniform:
-      for (size_t d = 0; d < dim; d += 4) {
-        const auto bits = Philox4x32({id_low, id_high, static_cast<uint32_t>(d / 4), 0}, seed);
-        for (size_t j = 0; j < 4 && d + j < dim; ++j) {
-          row[d + j] = static_cast<float>(a + (b - a) * (bits[j] * 0x1p-32));
-        }
-      }
-      return;
-    case Distribution::kNormal:
-      for (size_t d = 0; d < dim; d += 4) {
-        const auto bits = Philox4x32({id_low, id_high, static_cast<uint32_t>(d / 4), 0}, seed);
-        const Pair low = BoxMuller(bits[0], bits[1]), high = BoxMuller(bits[2], bits[3]);
-        const double normal[4] = {low.first, low.second, high.first, high.second};
-        for (size_t j = 0; j < 4 && d + j < dim; ++j) row[d + j] = static_cast<float>(a + b * normal[j]);
-      }
-      return;
-    case Distribution::kTruncatedNormal:
-      for (size_t d = 0; d < dim; ++d) {
-        double normal;
-        uint32_t attempt = 0;
-        do {
-          const auto bits = Philox4x32({id_low, id_high, static_cast<uint32_t>(d), attempt++}, seed);
-          normal = BoxMuller(bits[0], bits[1]).first;
-        } while (std::abs(normal) > 2.0);
-        row[d] = static_cast<float>(a + b * normal);
-      }
-      return;
+  std::array<uint32_t, 4> bits{};
+  for (size_t d = 0; d < row.size(); ++d) {
+    if (d % 4 == 0) bits = Philox4x32({id_low, id_high, static_cast<uint32_t>(d / 4), 0}, seed);
+    const double p = (bits[d % 4] + 0.5) * 0x1p-32;  // in (0, 1)
+    double value;
+    switch (distribution) {
+      case Distribution::kUniform:
+        value = a + (b - a) * p;
+        break;
+      case Distribution::kNormal:
+        value = a + b * NormalQuantile(p);
+        break;
+      default:
+        value = a + b * NormalQuantile(kBelowMinus2 + (1.0 - 2.0 * kBelowMinus2) * p);
+    }
+    row[d] = static_cast<float>(value);
   }
 }
 

@@ -5,10 +5,9 @@
 //
 // # Numbers
 // Philox4x32-10, a counter-based generator (Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3", SC 2011):
-// key = table seed (64 bits), counter = (id low, id high, column or block of columns, attempt). Four columns share a
-// call for the uniform distribution, a pair of columns one Box-Muller transform for the normal one; the truncated
-// normal redraws a column outside two standard deviations with the next attempt number. Arithmetic is in double and
-// rounded once, so the last bit does not hang on a float math library.
+// key = table seed (64 bits), counter = (id low, id high, block of four columns, 0), one 32-bit number per column. A
+// number u becomes the distribution's quantile at (u + 1/2) / 2^32: no rejection, so a column never depends on another.
+// The normal quantile is Wichura's AS 241 (Applied Statistics 37, 1988; relative error 1e-16), in double, rounded once.
 #ifndef FUSEDREC_INITIAL_ROWS_INITIAL_ROWS_H_
 #define FUSEDREC_INITIAL_ROWS_INITIAL_ROWS_H_
 
@@ -21,11 +20,14 @@ namespace fusedrec {
 
 std::array<uint32_t, 4> Philox4x32(std::array<uint32_t, 4> counter, uint64_t key);
 
+// The number below which a standard normal variable falls with probability p, 1e-11 < p < 1 - 1e-11.
+double NormalQuantile(double p);
+
 enum class Distribution {
   kConstant,         // a everywhere
   kUniform,          // [a, b)
   kNormal,           // mean a, standard deviation b
-  kTruncatedNormal,  // the same, redrawn outside a +- 2 b
+  kTruncatedNormal,  // the same, given that it lies inside a +- 2 b
 };
 
 // Fills `row` [D] with the initial value of `id` in the table of `seed`.

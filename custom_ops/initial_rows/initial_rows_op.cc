@@ -38,7 +38,7 @@ segment_splits: <int64>[S+1] segment (= table) s is ids[segment_splits[s]:segmen
 out: <T>[W, D] rows, with initial values where exists is false.
 seeds: [S] one 64-bit seed per table.
 distribution: 'constant' (a), 'uniform' on [a, b), 'normal' (mean a, standard deviation b), 'truncated_normal' (the same,
-  redrawn outside two standard deviations).
+  given that it lies inside two standard deviations).
 )doc");
 
 }  // namespace fusedrec

@@ -1,6 +1,6 @@
 """Oracle for initial_rows: Philox4x32-10 on Python integers. Imports nothing from tf_fusedrec."""
 
-import math
+import statistics
 
 import numpy as np
 
@@ -15,29 +15,19 @@ def philox4x32(counter, key):
     return c
 
 
-def _normals(a, b):
-    radius = math.sqrt(-2 * math.log((a + 0.5) / 2**32))
-    angle = 2 * math.pi * (b + 0.5) / 2**32
-    return radius * math.cos(angle), radius * math.sin(angle)
-
-
 def initial_row_oracle(distribution, a, b, seed, id_, dim):
     low, high = int(id_) & 0xFFFFFFFF, int(id_) >> 32 & 0xFFFFFFFF
+    normal = statistics.NormalDist()
     row = []
     for d in range(dim):
-        if distribution == "constant":
-            row.append(a)
-        elif distribution == "truncated_normal":
-            attempt, normal = 0, math.inf
-            while abs(normal) > 2:
-                bits = philox4x32([low, high, d, attempt], seed)
-                normal, attempt = _normals(bits[0], bits[1])[0], attempt + 1
-            row.append(a + b * normal)
-        else:
-            bits = philox4x32([low, high, d // 4, 0], seed)
-            if distribution == "uniform":
-                row.append(a + (b - a) * bits[d % 4] / 2**32)
-            else:
-                pair = _normals(*bits[:2]) if d % 4 < 2 else _normals(*bits[2:])
-                row.append(a + b * pair[d % 2])
+        p = (philox4x32([low, high, d // 4, 0], seed)[d % 4] + 0.5) / 2**32
+        inside = normal.cdf(-2) + p * (normal.cdf(2) - normal.cdf(-2))
+        row.append(
+            {
+                "constant": lambda: a,
+                "uniform": lambda p=p: a + (b - a) * p,
+                "normal": lambda p=p: a + b * normal.inv_cdf(p),
+                "truncated_normal": lambda inside=inside: a + b * normal.inv_cdf(inside),
+            }[distribution]()
+        )
     return np.array(row, np.float32)

@@ -29,7 +29,7 @@ def initial_rows(
       segment_splits: <int64>[S+1].
       seeds: one int64 per table.
       distribution: "constant" (a), "uniform" on [a, b), "normal" (mean a, standard deviation b) or
-        "truncated_normal" (the same, redrawn outside two standard deviations).
+        "truncated_normal" (the same, given that it lies inside two standard deviations).
       a, b: its parameters.
 
     Returns:

@@ -6,6 +6,7 @@ retrieval.py say what a position's loss is.
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,7 +15,7 @@ from tf_fusedrec import keras, losses, tf
 Batch = Mapping[str, Any]
 
 
-class SequenceModel(keras.Model):
+class SequenceModel(keras.Model, abc.ABC):
     """A keras.Model over dict batches whose loss is a global mean over positions.
 
     Args:
@@ -32,13 +33,13 @@ class SequenceModel(keras.Model):
         self._samples = keras.metrics.Sum(name="samples", dtype=tf.float64)
         self._tokens = keras.metrics.Sum(name="tokens", dtype=tf.float64)
 
+    @abc.abstractmethod
     def position_losses(self, batch: Batch, outputs: Any) -> tf.Tensor:
         """The loss of each position of this rank's batch, <float>[n]."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def counts(self, batch: Batch) -> tuple[tf.Tensor, tf.Tensor]:
         """Samples (users) and tokens of a batch, <int64>[] each."""
-        raise NotImplementedError
 
     @property
     def metrics(self) -> list[keras.metrics.Metric]:

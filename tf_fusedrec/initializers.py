@@ -3,22 +3,25 @@
 The numbers themselves are drawn in ops/initial_rows.py as a pure function of (seed, table, id).
 """
 
+import abc
 import dataclasses
 from typing import ClassVar
 
 
 @dataclasses.dataclass(frozen=True)
-class Initializer:
+class Initializer(abc.ABC):
     """Base of the distributions below; `a` and `b` are the parameters that the op takes."""
 
     distribution: ClassVar[str]
 
     @property
+    @abc.abstractmethod
     def a(self) -> float:
-        raise NotImplementedError
+        """First parameter."""
 
     @property
     def b(self) -> float:
+        """Second parameter, of distributions that have two."""
         return 0.0
 
 

@@ -1,0 +1,67 @@
+"""Uneven batches on 1, 2, 3 and 4 real ranks: after `model.fit`, dense weights and rows are those of one process.
+
+The whole of MTGRBoost 5.1 in one test: losses weighted by the global number of samples, dense gradients averaged by
+Horovod, row gradients averaged by FusedEmbedding.
+"""
+
+import numpy as np
+import pytest
+
+from tests.support.ranks import run_ranks
+
+SAMPLES, STEPS = 12, 4
+
+
+def fit_uneven(rank_without_data):
+    """Body: fits a small click model on this rank's slice of every step's samples."""
+    import tf_fusedrec as fr
+    from tf_fusedrec import keras, losses, tf
+
+    rank, size = fr.collectives.rank(), fr.collectives.size()
+    legacy = keras.optimizers.legacy
+    shares = np.arange(1, size + 1)
+    if rank_without_data and size > 1:
+        shares[0] = 0
+    bounds = np.round(np.concatenate([[0], np.cumsum(shares)]) / shares.sum() * SAMPLES).astype(int)
+    mine = slice(bounds[rank], bounds[rank + 1])
+
+    class Clicks(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.embedding = fr.FusedEmbedding(
+                tables=[fr.TableConfig(name="t", dim=4, optimizer=legacy.Adagrad(0.5))],
+                features=[fr.FeatureConfig(name="f", table="t", combiner="sum")],
+            )
+            self.head = keras.layers.Dense(1, kernel_initializer="ones")
+
+        def call(self, inputs):
+            return self.head(self.embedding({"f": inputs["ids"]})["f"])[:, 0]
+
+        def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None):
+            return losses.weighted_binary_cross_entropy(x["label"], y_pred, x["weight"], name="loss")
+
+    random = np.random.default_rng(1)
+    data = {
+        "ids": random.integers(0, 9, (STEPS, SAMPLES, 3)),
+        "label": random.integers(0, 2, (STEPS, SAMPLES)).astype(np.float32),
+        "weight": random.integers(1, 4, (STEPS, SAMPLES)).astype(np.float32),
+    }
+    model = Clicks()
+    model.compile(fr.collectives.distributed_optimizer(legacy.SGD(0.5)))
+    model.fit(tf.data.Dataset.from_tensor_slices({k: v[:, mine] for k, v in data.items()}), verbose=0)
+    return [w.numpy() for w in model.head.weights], model.embedding.export_table("t")
+
+
+@pytest.mark.parametrize("rank_without_data", [False, True])
+def test_weights_after_fit_do_not_depend_on_the_number_of_ranks(rank_without_data):
+    (want_dense, (want_ids, want_rows)) = run_ranks(fit_uneven, 1, rank_without_data=rank_without_data)[0]
+    for size in (2, 3, 4):
+        results = run_ranks(fit_uneven, size, rank_without_data=rank_without_data)
+        for dense, _ in results:
+            for got, want in zip(dense, want_dense):
+                # Four steps on float32 sums of 12 samples in another order.
+                np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+        ids = np.concatenate([table[0] for _, table in results])
+        rows = np.concatenate([table[1] for _, table in results])
+        np.testing.assert_array_equal(np.sort(ids), want_ids)
+        np.testing.assert_allclose(rows[np.argsort(ids)], want_rows, rtol=1e-5, atol=1e-6)

@@ -11,8 +11,26 @@ from collections.abc import Mapping
 from typing import Any
 
 from tf_fusedrec import keras, losses, tf
+from tf_fusedrec.layers import HSTU
 
 Batch = Mapping[str, Any]
+
+
+def hstu_blocks(config: Any, form: str, max_sequence_length: int) -> list[HSTU]:
+    """The HSTU blocks of a model; config is the RankingConfig or RetrievalConfig that sizes them."""
+    return [
+        HSTU(
+            num_heads=config.num_heads,
+            qk_dim=config.qk_dim,
+            value_dim=config.value_dim,
+            form=form,
+            max_sequence_length=max_sequence_length,
+            dropout=config.dropout,
+            time_buckets=config.time_buckets,
+            name=f"hstu_{number}",
+        )
+        for number in range(config.num_blocks)
+    ]
 
 
 class SequenceModel(keras.Model, abc.ABC):

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from models.base import Batch, SequenceModel
+from models.base import Batch, SequenceModel, hstu_blocks
 from models.experiment import RankingConfig
 from tf_fusedrec import keras, tf
-from tf_fusedrec.layers import HSTU, MMoE, PositionEmbedding, jagged, time_buckets
+from tf_fusedrec.layers import MMoE, PositionEmbedding, jagged, time_buckets
 
 TASKS = ("ctr", "ctcvr")
 
@@ -48,19 +48,7 @@ class GRM(SequenceModel):
             [config.dim],
             initializer=keras.initializers.TruncatedNormal(stddev=0.02),
         )
-        self.blocks = [
-            HSTU(
-                num_heads=config.num_heads,
-                qk_dim=config.qk_dim,
-                value_dim=config.value_dim,
-                form="mtgrboost",
-                max_sequence_length=config.max_sequence_length,
-                dropout=config.dropout,
-                time_buckets=config.time_buckets,
-                name=f"hstu_{number}",
-            )
-            for number in range(config.num_blocks)
-        ]
+        self.blocks = hstu_blocks(config, "mtgrboost", config.max_sequence_length)
         self.experts = MMoE(config.num_experts, config.expert_units, len(TASKS), config.top_k, name="mmoe")
         self.heads = [
             keras.Sequential(

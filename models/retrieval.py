@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from models.base import Batch, SequenceModel
+from models.base import Batch, SequenceModel, hstu_blocks
 from models.experiment import RetrievalConfig
 from tf_fusedrec import keras, losses, tf
-from tf_fusedrec.layers import HSTU, PositionEmbedding, jagged, time_buckets
+from tf_fusedrec.layers import PositionEmbedding, jagged, time_buckets
 
 
 class Predictions(NamedTuple):
@@ -68,19 +68,7 @@ class HSTURetrieval(SequenceModel):
         self.catalogue = tf.Variable(np.sort(catalogue).astype(np.int64), trainable=False, name="catalogue")
         self._seed, self._rank = seed, rank
         self.positions = PositionEmbedding(config.max_history, config.dropout, name="positions")
-        self.blocks = [
-            HSTU(
-                num_heads=config.num_heads,
-                qk_dim=config.qk_dim,
-                value_dim=config.value_dim,
-                form="research",
-                max_sequence_length=config.max_history,
-                dropout=config.dropout,
-                time_buckets=config.time_buckets,
-                name=f"hstu_{number}",
-            )
-            for number in range(config.num_blocks)
-        ]
+        self.blocks = hstu_blocks(config, "research", config.max_history)
 
     def call(self, inputs: Batch, training: bool | None = None) -> Predictions:
         items, times = inputs["item_id"], inputs["timestamp"]

@@ -33,12 +33,12 @@ def _dense(model: keras.Model, optimizer: Any) -> tf.train.Checkpoint:
 
 
 def _iterations(embedding: FusedEmbedding) -> dict[str, int]:
-    """Steps that each group's optimizer has counted (learning rate schedules hang on it)."""
+    """Steps that the optimizer of each table has counted: Adam's bias correction and schedules hang on them."""
     counted = {}
     for lookup in embedding.lookups:
         iterations = getattr(lookup.table.optimizer, "iterations", None)
         if iterations is not None:
-            counted[lookup.table.names[0]] = int(iterations.numpy())
+            counted.update(dict.fromkeys(lookup.table.names, int(iterations.numpy())))
     return counted
 
 
@@ -186,8 +186,8 @@ def load(directory: str | os.PathLike, model: keras.Model, embedding: FusedEmbed
             for shard in read_shards(directory, table):
                 mine = owner_of(shard["ids"], collectives.size()) == collectives.rank()
                 lookup.table.import_rows(table, {column: values[mine] for column, values in shard.items()})
-        counted = manifest["iterations"].get(lookup.table.names[0])
-        if counted is not None:
-            lookup.table.optimizer.iterations.assign(counted)
+        counted = [manifest["iterations"][name] for name in lookup.table.names if name in manifest["iterations"]]
+        if counted:
+            lookup.table.optimizer.iterations.assign(max(counted))
     collectives.barrier()
     return manifest["extra"]

@@ -35,8 +35,11 @@ class TableConfig:
     dtype: str = "float32"
 
     def __post_init__(self) -> None:
-        if not self.name or not isinstance(self.name, str):
-            raise ValueError(f"TableConfig.name must be a non-empty string, got {self.name!r}.")
+        if not self.name or not isinstance(self.name, str) or "/" in self.name:
+            raise ValueError(
+                f"TableConfig.name must be a non-empty string without '/' (checkpoints have a folder of that name), "
+                f"got {self.name!r}."
+            )
         if not isinstance(self.dim, int) or self.dim <= 0:
             raise ValueError(f"TableConfig.dim must be an int > 0, got {self.dim!r} for table {self.name!r}.")
         if self.dtype not in ROW_DTYPES:

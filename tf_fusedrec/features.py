@@ -128,13 +128,13 @@ def _pool(feature: FlatFeature, rows: tf.Tensor) -> tf.Tensor:
 
 
 def _ids_per_sample(feature: FlatFeature) -> tf.Tensor:
-    """<float32>[B, 1] or, where all samples have equally many, [1, 1]: number of ids of each sample."""
+    """<float32>[B, 1], or [] for dense ids: number of ids of each sample."""
     form = feature.form
     if isinstance(form, tf.RaggedTensor):
         return tf.cast(form.row_lengths(), tf.float32)[:, tf.newaxis]
     if isinstance(form, tf.SparseTensor):
         return _sum_over_sample(feature, tf.ones_like(feature.ids, tf.float32)[:, tf.newaxis])
-    return tf.cast(tf.reshape(tf.shape(form)[1] if form.shape.rank == 2 else 1, [1, 1]), tf.float32)
+    return tf.cast(tf.shape(form)[1], tf.float32)
 
 
 def _sum_over_sample(feature: FlatFeature, values: tf.Tensor) -> tf.Tensor:

@@ -7,7 +7,6 @@ using tensorflow::DEVICE_CPU;
 using tensorflow::OpKernel;
 using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
-using tensorflow::TensorShape;
 
 class SegmentUniqueOp : public OpKernel {
  public:

@@ -163,3 +163,25 @@ def test_a_missing_table_is_refused(saved):
     folder = pathlib.Path(saved[0])
     with pytest.raises(ValueError, match=r"holds no table 'user'. It holds \['item', 'tag'\]"):
         fr.checkpoint.read_shards(folder, "user")
+
+
+def test_steps_belong_to_tables_not_to_the_group_they_were_in(tmp_path):
+    """A model that drops the first table of a group goes on with the other table's Adam where it was."""
+
+    def layer(*names):
+        adam = keras.optimizers.legacy.Adam(0.1)
+        return fr.FusedEmbedding(
+            tables=[fr.TableConfig(name=n, dim=4, optimizer=adam) for n in names],
+            features=[fr.FeatureConfig(name=n, table=n) for n in names],
+        )
+
+    both, second = layer("first", "second"), layer("second")
+    for _ in range(3):
+        with tf.GradientTape() as tape:
+            loss = sum(tf.reduce_sum(r) for r in both({n: tf.constant([1]) for n in ("first", "second")}).values())
+        tape.gradient(loss, both.trainable_variables)
+    dense = keras.Sequential([keras.layers.Dense(1)])
+    fr.checkpoint.save(tmp_path / "c", dense, both)
+    fr.checkpoint.load(tmp_path / "c", dense, second)
+    assert int(second.optimizers["second"].iterations) == 3
+    np.testing.assert_array_equal(second.export_table("second")[1], both.export_table("second")[1])

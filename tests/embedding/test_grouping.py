@@ -70,6 +70,7 @@ def test_wrong_names_are_refused(tables, features, words):
         ({"initializer": keras.initializers.Zeros()}, "initializer must be one of tf_fusedrec's"),
         ({"optimizer": "adam"}, "TableConfig.optimizer must be an optimizer, got 'adam'"),
         ({"name": ""}, "TableConfig.name must be a non-empty string"),
+        ({"name": "a/b"}, "TableConfig.name must be .* without '/'.* got 'a/b'"),
     ],
 )
 def test_wrong_table_configs_are_refused(change, words):

@@ -37,7 +37,7 @@ class Lookup(NamedTuple):
     """What a lookup found: all that the update needs, so that nothing is derived again."""
 
     ids: tf.Tensor  # <int64>[W], distinct, grouped by table
-    splits: tf.Tensor  # <int64>[S+1], table bounds inside ids
+    segments: tf.Tensor  # <int64>[W], table of each id
     keys: tf.Tensor  # <int64>[W], keys of the TFRA variable
     exists: tf.Tensor  # <bool>[W], whether the variable holds the row
     rows: tf.Tensor  # [W, D]
@@ -130,20 +130,15 @@ class TfraTable:
             a=self._initializer.a,
             b=self._initializer.b,
         )
-        return Lookup(ids=ids, splits=splits, keys=merged, exists=exists, rows=rows, slots=slots)
+        return Lookup(ids=ids, segments=segments, keys=merged, exists=exists, rows=rows, slots=slots)
 
     def apply_gradients(self, found: Lookup, grads: tf.Tensor) -> None:
         """Trains the rows of a lookup with their summed gradients <dtype>[W, D], and inserts those that were new."""
         self.variable.upsert(found.keys, self._trainer.train(found.rows, found.slots, grads))
         if self._reverse is not None:
-            segments = tf.repeat(tf.range(len(self.names), dtype=tf.int64), found.splits[1:] - found.splits[:-1])
             new = tf.logical_not(found.exists)
-            names = tf.stack([segments, found.ids], axis=1)
+            names = tf.stack([found.segments, found.ids], axis=1)
             self._reverse.upsert(tf.boolean_mask(found.keys, new), tf.boolean_mask(names, new))
-
-    def size(self) -> int:
-        """Rows held by this rank, all tables of the group. Eager."""
-        return int(self.variable.size())
 
     def export(self) -> dict[str, dict[str, np.ndarray]]:
         """Rows of this rank by table: {"ids": <int64>[n], "rows": [n, D], "slot-<name>": [n, D]}, ids ascending. Eager.

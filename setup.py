@@ -29,8 +29,11 @@ OBJECTS = pathlib.Path("build/custom_ops")  # relative to ROOT, as are all paths
 LIBRARY = pathlib.Path("tf_fusedrec/ops/_fusedrec_ops.so")
 BUILD_INFO = pathlib.Path("tf_fusedrec/ops/_build_info.py")
 
-# No -march: the library must run on every machine of the architecture.
-COMPILE_FLAGS = ["-O3", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra"]
+# No -march: the library must run on every machine of the architecture (common/simd.h has what is compiled for several).
+# Products and sums are rounded apart, so that all of these give the same bits.
+COMPILE_FLAGS = [
+    "-O3", "-ffp-contract=off", "-fno-math-errno", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra"
+]  # fmt: skip
 
 # A process of its own, because TensorFlow prints at import and would stay loaded in this one.
 DESCRIBE_TENSORFLOW = """

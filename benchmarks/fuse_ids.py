@@ -2,7 +2,7 @@
 
     python -m benchmarks.fuse_ids [--quick] [--json FILE]
 
-Ours also checks the row_splits of ragged features, which the peer takes on trust.
+Ours also checks the row_splits of ragged features, which the peer takes on trust, and says how ids fall into bags.
 """
 
 import itertools
@@ -17,11 +17,11 @@ from tests.oracles.fuse_ids import fuse_ids_oracle
 from tf_fusedrec import ops, tf
 
 
-def concatenated(ids: list[tf.Tensor], segments: list[int]) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Fused ids, segment splits and feature lengths, in plain TensorFlow."""
+def concatenated(ids: list[tf.Tensor], segments: list[int]) -> tuple[tf.Tensor, tf.Tensor]:
+    """Fused ids and segment splits, in plain TensorFlow."""
     lengths = tf.stack([tf.size(i, out_type=tf.int64) for i in ids])
     ends = tf.cumsum(tf.math.segment_sum(lengths, segments))
-    return tf.concat(ids, axis=0), tf.concat([[0], ends], axis=0), lengths
+    return tf.concat(ids, axis=0), tf.concat([[0], ends], axis=0)
 
 
 def measure(quick: bool) -> list[dict[str, Any]]:
@@ -42,15 +42,18 @@ def _case(n_ids: int, features: int, bandwidth: float, quick: bool) -> dict[str,
     @tf.function
     def ours() -> ops.FusedIds:
         ragged = dict.fromkeys(range(0, features, 2), splits)  # every other feature is ragged
-        return ops.fuse_ids(ids, ragged, segments=segments, num_segments=segments[-1] + 1, feature_names=names)
+        return ops.fuse_ids(
+            ids, ragged, segments=segments, num_segments=segments[-1] + 1, feature_names=names,
+            bag_sizes=[0 if f in ragged else 1 for f in range(features)], combiners=["sum"] * features,
+        )  # fmt: skip
 
     @tf.function
-    def peer() -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    def peer() -> tuple[tf.Tensor, tf.Tensor]:
         return concatenated(ids, segments)
 
     want = fuse_ids_oracle(arrays, segments, segments[-1] + 1)
     for who, call in (("ours", ours), ("tf.concat", peer)):
-        for what, g, w in zip(("ids", "segment splits", "feature lengths"), call(), want):
+        for what, g, w in zip(("ids", "segment splits"), call(), want):
             harness.check_equal(f"{what} of {who}, {features} features", g, w)
     total = len(want[0])
     return measure_case(

@@ -105,11 +105,6 @@ def extra_tokens(model: ModelConfig) -> int:
     return len(model.contextual) if isinstance(model, RankingConfig) else 0
 
 
-def _table_optimizer(config: EmbeddingConfig) -> keras.optimizers.legacy.Optimizer:
-    """A legacy Keras optimizer: those are the ones that train TFRA tables right."""
-    kinds = {
-        "adagrad": keras.optimizers.legacy.Adagrad,
-        "adam": keras.optimizers.legacy.Adam,
-        "sgd": keras.optimizers.legacy.SGD,
-    }
+def _table_optimizer(config: EmbeddingConfig) -> fr.optimizers.Rule:
+    kinds = {"adagrad": fr.optimizers.Adagrad, "adam": fr.optimizers.Adam, "sgd": fr.optimizers.SGD}
     return kinds[config.optimizer](config.learning_rate)

@@ -127,7 +127,7 @@ ModelConfig = Union[RankingConfig, RetrievalConfig]
 class EmbeddingConfig:
     """How the rows of the tables begin and are trained."""
 
-    optimizer: str = "adagrad"  # one of TABLE_OPTIMIZERS, the legacy Keras ones
+    optimizer: str = "adagrad"  # one of TABLE_OPTIMIZERS, of tf_fusedrec.optimizers
     learning_rate: float = 0.05
     stddev: float = 0.02  # of a new row's truncated normal values
 

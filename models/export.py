@@ -76,7 +76,7 @@ def export(checkpoint: str | os.PathLike, output: str | os.PathLike) -> None:
 
 
 def _read_dense(model: GRM | HSTURetrieval, checkpoint: str | os.PathLike) -> None:
-    path = str(pathlib.Path(checkpoint) / "dense")
+    path = fr.checkpoint.dense_prefix(checkpoint)
     status = tf.train.Checkpoint(model=model).read(path)
     try:
         status.assert_existing_objects_matched().expect_partial()

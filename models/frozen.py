@@ -22,6 +22,7 @@ class FrozenEmbedding(keras.layers.Layer):
 
     Call:
       inputs: feature name -> ids, <int64>[...] or RaggedTensor <int64>[B,(L)].
+      training: accepted as FusedEmbedding accepts it; these rows never change.
       returns feature name -> rows, <float>[..., D] or RaggedTensor <float>[B,(L),D].
 
     Raises:
@@ -48,7 +49,7 @@ class FrozenEmbedding(keras.layers.Layer):
         """Ids and rows of all tables. The layer does not track them: they are no weights of a checkpoint."""
         return [variable for pair in self._variables_of.value.values() for variable in pair]
 
-    def call(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+    def call(self, inputs: Mapping[str, Any], training: bool | None = None) -> dict[str, Any]:
         rows = {}
         for feature, ids in inputs.items():
             known, table = self._variables_of.value[self._table_of[feature]]

@@ -103,7 +103,7 @@ class HSTURetrieval(SequenceModel):
         Returns:
           <float>[B, D], L2-normalised; zeros for a user without history.
         """
-        rows = self.embedding({"item_id": items})["item_id"]
+        rows = self.embedding({"item_id": items}, training=False)["item_id"]
         asked = tf.RaggedTensor.from_row_splits(query_time, tf.range(tf.size(query_time, tf.int64) + 1), validate=False)
         query_times = jagged.last(jagged.concat([timestamps, asked]), items.row_lengths())
         encoded = self._encode(rows, timestamps, query_times, training=False)
@@ -111,7 +111,7 @@ class HSTURetrieval(SequenceModel):
 
     def embed_items(self, ids: tf.Tensor) -> tf.Tensor:
         """L2-normalised rows of items <int64>[n]: <float>[n, D]. The score of a pair is the dot product."""
-        return normalized(self.embedding({"item_id": ids})["item_id"])
+        return normalized(self.embedding({"item_id": ids}, training=False)["item_id"])
 
     def position_losses(self, batch: Batch, outputs: Predictions) -> tf.Tensor:
         """-log softmax of the item that came next, <float>[P]."""

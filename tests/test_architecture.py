@@ -13,6 +13,7 @@ PACKAGE = ROOT / "tf_fusedrec"
 LEVEL = {
     "_tf_compat": 0,
     "initializers": 1,
+    "optimizers": 1,
     "config": 2,
     "ops": 3,
     "collectives": 3,
@@ -28,6 +29,7 @@ LEVEL = {
     "embedding": 6,
     "checkpoint": 7,
     "callbacks": 8,
+    "external": 8,
 }
 # What each of these must never know, whatever the level.
 STRANGERS = {
@@ -112,6 +114,10 @@ def test_private_tensorflow_is_not_used():
 OPS = sorted(path.name for path in (ROOT / "custom_ops").iterdir() if path.is_dir() and path.name != "common")
 
 
+# The table is measured as a table, against other tables.
+BENCHMARK_OF = {"hash_table": "table"}
+
+
 @pytest.mark.parametrize("stem", OPS)
 def test_every_op_fills_its_rooms(stem):
     """STYLE habit 3: algorithm, registration, kernel, Python face, oracle, test, benchmark, a row in the table."""
@@ -123,7 +129,7 @@ def test_every_op_fills_its_rooms(stem):
         f"tf_fusedrec/ops/{stem}.py",
         f"tests/oracles/{stem}.py",
         f"tests/ops/test_{stem}.py",
-        f"benchmarks/{stem}.py",
+        f"benchmarks/{BENCHMARK_OF.get(stem, stem)}.py",
     ]
     missing = [room for room in rooms if not (ROOT / room).exists()]
     assert not missing
@@ -132,8 +138,9 @@ def test_every_op_fills_its_rooms(stem):
 
 @pytest.mark.parametrize("stem", OPS)
 def test_algorithms_know_no_tensorflow(stem):
-    for name in (f"{stem}.h", f"{stem}.cc"):
-        assert '#include "tensorflow/' not in (ROOT / "custom_ops" / stem / name).read_text(), name
+    for path in sorted((ROOT / "custom_ops" / stem).iterdir()):
+        if not path.name.endswith(("_op.cc", "_kernel.cc", "_resource.h")):
+            assert '#include "tensorflow/' not in path.read_text(), path.name
 
 
 @pytest.mark.parametrize("stem", OPS)

@@ -36,17 +36,30 @@ class BroadcastDenseWeights(keras.callbacks.Callback):
 
 
 class Checkpoint(keras.callbacks.Callback):
-    """Writes a checkpoint at the end of every epoch, and when training is stopped inside one.
+    """Writes a checkpoint at the end of every epoch, inside epochs if asked, and when training is stopped inside one.
 
     Its `extra` is the caller's, with "epoch" and "step": where to go on. They are (e + 1, 0) at the end of
-    epoch e, and (e, n) when training was stopped after n steps of epoch e.
+    epoch e, and (e, n) after n steps of epoch e. Where steps read data that are a function of (epoch, step), and draw
+    random numbers from state that the checkpoint holds, a job that was killed at any moment and goes on from its last
+    checkpoint ends with the weights of one that was not, bit by bit:
+
+        checkpoint = Checkpoint(directory, embedding, steps, extra={}, every_steps=1000)
+        epoch, step = checkpoint.restore(model)  # (0, 0) at the first start
+        if step:  # Keras knows one number of steps for all epochs: the rest of this one gets a fit of its own
+            model.fit(batches(epoch).skip(step), initial_epoch=epoch, epochs=epoch + 1, steps_per_epoch=steps - step,
+                      callbacks=[checkpoint])
+            epoch += 1
+        model.fit(batches(epoch), initial_epoch=epoch, epochs=epochs, steps_per_epoch=steps, callbacks=[checkpoint])
 
     Args:
       directory: where, on a file system that all ranks see; each save replaces the last one, at once.
       embedding: the tables.
       steps_per_epoch: of the whole epoch.
       extra: JSON-able; saved with every checkpoint.
-      first_step: steps of the first epoch that were done before (a resumed job).
+      first_step: steps of the first epoch that were done before (a resumed job); `restore` sets it.
+      every_steps: steps of an epoch between two saves inside it; 0 saves at its end only.
+      full_every: every so many saves hold all rows, those between them what has changed (checkpoint.Checkpointer).
+      background: writes while training goes on, from a copy in memory of all rows that are saved.
     """
 
     def __init__(
@@ -56,29 +69,70 @@ class Checkpoint(keras.callbacks.Callback):
         steps_per_epoch: int,
         extra: Mapping[str, Any],
         first_step: int = 0,
+        *,
+        every_steps: int = 0,
+        full_every: int = 1,
+        background: bool = True,
     ):
         super().__init__()
+        if every_steps < 0:
+            raise ValueError(f"every_steps must be >= 0, got {every_steps}.")
         self.directory = directory
         self._embedding = embedding
         self._steps_per_epoch = steps_per_epoch
         self._extra = dict(extra)
-        self._step = first_step
+        self._every_steps = every_steps
+        self._options: dict[str, Any] = {"full_every": full_every, "background": background}
+        self._checkpointer: checkpoint.Checkpointer | None = None
+        self._first_step = self._step = self._saved_step = first_step
+        self._epoch = 0
+
+    def restore(self, model: keras.Model) -> tuple[int, int]:
+        """Loads the checkpoint if there is one. All ranks call it, before fit.
+
+        Returns:
+          The epoch, and the step in it, to go on from.
+
+        Raises:
+          As checkpoint.load.
+        """
+        # Rank 0 decides for all: the file may appear between the looks of two ranks.
+        if not collectives.all_gather_object(checkpoint.exists(self.directory))[0]:
+            return 0, 0
+        extra = checkpoint.load(self.directory, model, self._embedding, model.optimizer)
+        self._first_step = self._step = self._saved_step = extra["step"]
+        return extra["epoch"], extra["step"]
+
+    def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:
+        if self._checkpointer is None:
+            self._checkpointer = checkpoint.Checkpointer(
+                self.directory, self.model, self._embedding, self.model.optimizer, **self._options
+            )
+
+    def on_epoch_begin(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
+        self._epoch = epoch
 
     def on_train_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
-        self._step += 1
+        self._step = self._first_step + batch + 1  # several steps of one execution end together
+        due = self._every_steps and self._step - self._saved_step >= self._every_steps
+        if due and self._step < self._steps_per_epoch:
+            self._save()
 
     def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
-        done = {"epoch": epoch, "step": self._step}
+        self._save()
+        self._first_step = self._step = self._saved_step = 0
+
+    def on_train_end(self, logs: Mapping[str, Any] | None = None) -> None:
+        if self._checkpointer is not None:
+            self._checkpointer.wait()
+
+    def _save(self) -> None:
+        done = {"epoch": self._epoch, "step": self._step}
         if self._step >= self._steps_per_epoch:
-            done = {"epoch": epoch + 1, "step": 0}
-        checkpoint.save(
-            self.directory,
-            self.model,
-            self._embedding,
-            self.model.optimizer,
-            extra={**self._extra, **done},
-        )
-        self._step = 0
+            done = {"epoch": self._epoch + 1, "step": 0}
+        assert self._checkpointer is not None
+        self._checkpointer.save({**self._extra, **done})
+        self._saved_step = self._step
 
 
 class AverageMetrics(keras.callbacks.Callback):

@@ -6,13 +6,20 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from tf_fusedrec import initializers
+from tf_fusedrec import initializers, optimizers
 from tf_fusedrec._tf_compat import keras
 from tf_fusedrec.initializers import Initializer, Normal
+from tf_fusedrec.optimizers import Rule
 
 COMBINERS = (None, "sum", "mean", "sqrtn")
 ROW_DTYPES = ("float32", "float16", "bfloat16")
+STORAGE_DTYPES = (None, *ROW_DTYPES, "mixed")
+EVICTIONS = (None, "lru", "lfu")
 KERAS_OPTIMIZERS = (keras.optimizers.Optimizer, keras.optimizers.legacy.Optimizer)
+_NATIVE_FIELDS = (
+    "storage_dtype", "stochastic_rounding", "hot_after", "max_rows", "eviction", "ttl", "admission_count",
+    "max_candidates", "record_tombstones", "memory_budget", "tier_folder",
+)  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,17 +29,53 @@ class TableConfig:
     Attributes:
       name: known by it everywhere: messages, checkpoints, initial values. Unique.
       dim: columns of a row, D.
-      optimizer: how rows are trained: any optimizer that TFRA's DynamicEmbeddingOptimizer accepts (tf_keras legacy or
-        new, or a TF1 optimizer). A Keras optimizer is a description: every group trains with its own copy.
+      optimizer: how rows are trained: a record of tf_fusedrec.optimizers, or a Keras optimizer that has a counterpart
+        there; with backend "tfra" any optimizer that TFRA's DynamicEmbeddingOptimizer accepts. It is a description:
+        every group trains with its own state.
       initializer: distribution of a new row's values.
-      dtype: of a row: "float32", "float16" or "bfloat16".
+      dtype: of rows as the model gets them and as they travel: "float32", "float16" or "bfloat16".
+
+    Backend "native" only, all per rank:
+      storage_dtype: of rows in memory; None: dtype. "mixed" keeps rows that were looked up at least hot_after times in
+        float32 and the others in float16 (MTGRBoost, section 5.2). Slots of 16-bit rows are bfloat16.
+      stochastic_rounding: of 16-bit rows after an update, so that small updates are not lost on average.
+      hot_after: training lookups, see storage_dtype.
+      max_rows: rows of this table; 0 for no limit. Then `eviction` decides which leave.
+      eviction: "lru" (least recently looked up), "lfu" (least frequently) or None: reaching max_rows is an error.
+      ttl: training lookups after which a row that none of them touched leaves; 0 for never.
+      admission_count: training lookups that must bring an id before it gets a row; until then it has its initial row
+        and is not trained. Counts are exact.
+      max_candidates: ids counted for admission; beyond, all counts are halved. 0 for no limit.
+      record_tombstones: remember ids that leave, for delta checkpoints and delta exports.
+      memory_budget: bytes of rows in memory (tables of one group share the sum); rows beyond go to a file in
+        tier_folder. 0 for no limit.
+      tier_folder: on a local disk.
+
+    Tables of other models, with any backend (FusedRec, section 2):
+      external: folder of a checkpoint of tf_fusedrec.checkpoint that holds the rows. Every rank reads its share when
+        the layer is made. They are never trained, and in no checkpoint of this model. An id that is not there has a
+        row of zeros. Fields other than name, dim and dtype are not for such a table.
+      external_table: its name there; None: `name`.
     """
 
     name: str
     dim: int
-    optimizer: Any
+    optimizer: Any = None
     initializer: Initializer = Normal()
     dtype: str = "float32"
+    storage_dtype: str | None = None
+    stochastic_rounding: bool = False
+    hot_after: int = 0
+    max_rows: int = 0
+    eviction: str | None = None
+    ttl: int = 0
+    admission_count: int = 1
+    max_candidates: int = 0
+    record_tombstones: bool = False
+    memory_budget: int = 0
+    tier_folder: str = ""
+    external: str | None = None
+    external_table: str | None = None
 
     def __post_init__(self) -> None:
         if not self.name or not isinstance(self.name, str) or "/" in self.name:
@@ -52,28 +95,91 @@ class TableConfig:
                 f"Zeros), got {type(self.initializer).__name__} for table {self.name!r}. Keras initializers draw the "
                 "same matrix at every lookup, which would give new ids repeated rows."
             )
-        if isinstance(self.optimizer, str) or not hasattr(self.optimizer, "apply_gradients"):
+        if self.external is not None or self.external_table is not None:
+            self._check_external()
+        elif not isinstance(self.optimizer, Rule) and not hasattr(self.optimizer, "apply_gradients"):
             raise ValueError(
                 f"TableConfig.optimizer must be an optimizer, got {self.optimizer!r} for table {self.name!r}. "
-                "Example: keras.optimizers.legacy.Adagrad(0.1)."
+                "Example: tf_fusedrec.optimizers.Adagrad(0.1)."
             )
+        self._check_storage()
+        self._check_capacity()
+
+    @property
+    def stores_natively(self) -> list[str]:
+        """Fields in use that only backend "native" honours."""
+        defaults = {field.name: field.default for field in dataclasses.fields(self)}
+        return [name for name in _NATIVE_FIELDS if getattr(self, name) != defaults[name]]
+
+    def _check_external(self) -> None:
+        if not isinstance(self.external, str) or not self.external:
+            raise ValueError(
+                f"TableConfig.external must be the folder of a checkpoint, a string, got {self.external!r} with "
+                f"external_table {self.external_table!r} for table {self.name!r}."
+            )
+        meant = {"optimizer": self.optimizer is not None, "initializer": self.initializer != Normal()}
+        unused = [*(field for field, given in meant.items() if given), *self.stores_natively]
+        if unused:
+            raise ValueError(
+                f"Table {self.name!r} is external, so its rows are read and never trained, but it has {unused}. "
+                "Remove these fields."
+            )
+
+    def _check_storage(self) -> None:
+        for field, choices in (("storage_dtype", STORAGE_DTYPES), ("eviction", EVICTIONS)):
+            if getattr(self, field) not in choices:
+                got = getattr(self, field)
+                raise ValueError(f"TableConfig.{field} must be one of {choices}, got {got!r} for table {self.name!r}.")
+        if (self.storage_dtype == "mixed") != (self.hot_after > 0):
+            raise ValueError(
+                f"TableConfig.hot_after > 0 and storage_dtype='mixed' go together, got {self.hot_after} and "
+                f"{self.storage_dtype!r} for table {self.name!r}."
+            )
+        if (self.memory_budget > 0) != bool(self.tier_folder):
+            raise ValueError(
+                f"TableConfig.memory_budget > 0 and tier_folder go together, got {self.memory_budget} and "
+                f"{self.tier_folder!r} for table {self.name!r}."
+            )
+        if self.memory_budget and self.storage_dtype == "mixed":
+            raise ValueError(
+                f"TableConfig.memory_budget cannot be had with storage_dtype='mixed' (table {self.name!r})."
+            )
+        if self.stochastic_rounding and (self.storage_dtype or self.dtype) == "float32":
+            raise ValueError(f"TableConfig.stochastic_rounding needs a 16-bit storage_dtype (table {self.name!r}).")
+
+    def _check_capacity(self) -> None:
+        for field in ("max_rows", "ttl", "max_candidates", "memory_budget", "hot_after"):
+            if not isinstance(getattr(self, field), int) or getattr(self, field) < 0:
+                raise ValueError(
+                    f"TableConfig.{field} must be an int >= 0, got {getattr(self, field)!r} for table {self.name!r}."
+                )
+        if not isinstance(self.admission_count, int) or self.admission_count < 1:
+            raise ValueError(
+                f"TableConfig.admission_count must be an int >= 1, got {self.admission_count!r} for table "
+                f"{self.name!r}."
+            )
+        if self.eviction and not self.max_rows:
+            raise ValueError(f"TableConfig.eviction {self.eviction!r} needs max_rows > 0 (table {self.name!r}).")
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able; TF1 optimizers, which have no config, stay as they are."""
         optimizer = self.optimizer
-        if isinstance(optimizer, KERAS_OPTIMIZERS):
+        if isinstance(optimizer, Rule):
+            optimizer = optimizer.to_dict()
+        elif isinstance(optimizer, KERAS_OPTIMIZERS):
             legacy = isinstance(optimizer, keras.optimizers.legacy.Optimizer)
             optimizer = {"legacy": legacy, **keras.optimizers.serialize(optimizer)}
         initializer = {"class_name": type(self.initializer).__name__, **dataclasses.asdict(self.initializer)}
-        return {
-            "name": self.name, "dim": self.dim, "dtype": self.dtype, "optimizer": optimizer, "initializer": initializer
-        }  # fmt: skip
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return {**fields, "optimizer": optimizer, "initializer": initializer}
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> TableConfig:
         """The record that to_dict described."""
         fields = dict(fields)
-        if isinstance(fields["optimizer"], Mapping):
+        if isinstance(fields["optimizer"], Mapping) and "legacy" not in fields["optimizer"]:
+            fields["optimizer"] = optimizers.from_dict(fields["optimizer"])
+        elif isinstance(fields["optimizer"], Mapping):
             described = dict(fields["optimizer"])
             legacy = described.pop("legacy")
             fields["optimizer"] = keras.optimizers.deserialize(described, use_legacy_optimizer=legacy)

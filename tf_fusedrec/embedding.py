@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,9 +12,9 @@ import numpy as np
 from tf_fusedrec import collectives, features
 from tf_fusedrec._tf_compat import keras, tf
 from tf_fusedrec.config import FeatureConfig, TableConfig
-from tf_fusedrec.grouping import group_tables
+from tf_fusedrec.grouping import Group, group_tables
 from tf_fusedrec.lookup import GroupLookup, gradient_scale
-from tf_fusedrec.tables import TfraTable
+from tf_fusedrec.tables import ExternalTable, NativeTable, TfraTable
 
 
 class FusedEmbedding(keras.layers.Layer):
@@ -35,14 +35,19 @@ class FusedEmbedding(keras.layers.Layer):
       features: FeatureConfig of each feature.
       seed: initial rows are a pure function of (seed, table name, id).
       gradient_op: "average" over ranks, as hvd.DistributedOptimizer does with dense gradients, or "sum", TFRA's rule.
-      key_encoding: how (table, id) becomes a TFRA key: "bits" (exact; ids must be >= 0 and fit) or "hash" (any id).
-      keep_reverse_map: with "hash": remember the ids behind keys; without, rows cannot be exported or checkpointed.
-      init_capacity: rows per group and rank for which memory is taken at once.
+      backend: where rows live: "native", this project's hash table, or "tfra", a de.Variable.
+      accumulate_steps: gradients of that many steps make one update of the tables, equal to that of one large batch
+        (MTGRBoost, section 5.2): their mean with gradient_op "average", else their sum. "native" only.
+      key_encoding: "tfra" only: how (table, id) becomes a key: "bits" (exact; ids must be >= 0 and fit) or "hash".
+      keep_reverse_map: "tfra" with "hash": remember the ids behind keys; without, rows cannot be exported.
+      init_capacity: "tfra" only: rows per group and rank for which memory is taken at once.
 
     Call:
       inputs: dict from feature name to ids: dense [B] or [B, L], RaggedTensor [B, (L)], SparseTensor [B, L]; int32 or
         int64. May hold a subset of the features.
       weights: dict from feature name to per-id weights in the same form, for features with a combiner.
+      training: False for lookups that must not change the tables: ids without a row have their initial row, and no
+        gradient is taken. Keras sets it in fit, evaluate and predict; None, as in loops of one's own, is True.
 
     Returns:
       dict from feature name to rows: [B, D], [B, L, D] or RaggedTensor [B, (L), D]; [B, D] with a combiner.
@@ -59,6 +64,8 @@ class FusedEmbedding(keras.layers.Layer):
         *,
         seed: int = 0,
         gradient_op: str = "average",
+        backend: str = "native",
+        accumulate_steps: int = 1,
         key_encoding: str = "bits",
         keep_reverse_map: bool = True,
         init_capacity: int = 1 << 16,
@@ -73,66 +80,112 @@ class FusedEmbedding(keras.layers.Layer):
                 "before the scale is taken off. Use mixed_bfloat16."
             )
         scale = gradient_scale(gradient_op)
-        self._config = {
+        _check_backend(backend, tables, accumulate_steps)
+        self._config: dict[str, Any] = {
             "tables": [table.to_dict() for table in tables],
             "features": [dataclasses.asdict(feature) for feature in features],
             "seed": seed,
             "gradient_op": gradient_op,
+            "backend": backend,
+            "accumulate_steps": accumulate_steps,
             "key_encoding": key_encoding,
             "keep_reverse_map": keep_reverse_map,
             "init_capacity": init_capacity,
         }
         self._features = {feature.name: feature for feature in features}
-        lookups = []
         with tf.init_scope():
-            for group in group_tables(tables, features):
-                table = TfraTable(
-                    f"{name}/{group.name}",
-                    group.tables,
-                    key_encoding=key_encoding,
-                    seed=seed,
-                    init_capacity=init_capacity,
-                    keep_reverse_map=keep_reverse_map,
-                )
-                lookups.append(GroupLookup(name, group, table, scale))
+            groups = group_tables(tables, features)
+            lookups = [GroupLookup(name, group, self._table(name, group), scale) for group in groups]
         # A plain holder: Keras would track TFRA's variables as weights, and TensorFlow's checkpoint only rank 0's rows.
         self._holder = _Untracked(lookups)
-        self._anchor = self.add_weight(name="anchor", shape=(), initializer="zeros", dtype=tf.float32)
+        # Without tables of its own there is nothing that its gradient would train.
+        self._anchor = self.add_weight(
+            name="anchor", shape=(), initializer="zeros", dtype=tf.float32, trainable=bool(self.lookups)
+        )
         self._calls: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
         self.built = True
 
+    def _table(self, name: str, group: Group) -> NativeTable | TfraTable | ExternalTable:
+        config = self._config
+        if group.external:
+            return ExternalTable(f"{name}/{group.name}", group.tables)
+        if config["backend"] == "native":
+            return NativeTable(
+                f"{name}/{group.name}",
+                group.tables,
+                seed=config["seed"],
+                accumulate_steps=config["accumulate_steps"],
+                average=config["gradient_op"] == "average",
+            )
+        return TfraTable(
+            f"{name}/{group.name}",
+            group.tables,
+            key_encoding=config["key_encoding"],
+            seed=config["seed"],
+            init_capacity=config["init_capacity"],
+            keep_reverse_map=config["keep_reverse_map"],
+        )
+
     @property
     def lookups(self) -> Sequence[GroupLookup]:
-        """The groups, in an order that is the same on all ranks."""
-        return self._holder.value
+        """The groups of this model's own tables, in an order that is the same on all ranks."""
+        return [lookup for lookup in self._holder.value if not lookup.group.external]
 
     @property
     def optimizers(self) -> dict[str, Any]:
         """The optimizer that trains each table, by table name; tables of one group share theirs."""
         return {name: lookup.table.optimizer for lookup in self.lookups for name in lookup.table.names}
 
-    def call(self, inputs: Mapping[str, Any], weights: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        return self._lookup(inputs, weights or {})
+    def call(
+        self, inputs: Mapping[str, Any], weights: Mapping[str, Any] | None = None, training: bool | None = None
+    ) -> dict[str, Any]:
+        return self._lookup(inputs, weights or {}, self.trainable and training is not False and training != 0)
 
     # Nothing in here needs AutoGraph, and converting it would cost seconds per trace.
     @tf.autograph.experimental.do_not_convert
-    def _lookup(self, inputs: Mapping[str, Any], weights: Mapping[str, Any]) -> dict[str, Any]:
+    def _lookup(self, inputs: Mapping[str, Any], weights: Mapping[str, Any], training: bool) -> dict[str, Any]:
         flat = self._flatten(inputs, weights)
         call = self._next_call()
         outputs: dict[str, Any] = {}
-        for lookup in self.lookups:
-            mine = [flat[f.name] for f in lookup.group.features if f.name in flat]
-            if mine:
-                outputs.update(self._rows_of_group(lookup, mine, call))
+        for lookup, mine in self._by_group(flat):
+            trains = training and not lookup.group.external
+            outputs.update(self._rows_of_group(lookup, mine, call, trains))
         return {name: outputs[name] for name in inputs}
 
-    def _rows_of_group(self, lookup: GroupLookup, mine: list[features.FlatFeature], call: int) -> dict[str, Any]:
-        lengths = None
+    def prefetch(self, inputs: Mapping[str, Any]) -> None:
+        """Begins to bring rows of a coming batch from disk into memory, for tables with a memory_budget.
+
+        Changes nothing, so that it may come any number of steps ahead, or not at all; see tf_fusedrec.data.lookahead.
+        Collective, as a call is.
+
+        Args:
+          inputs: as those of a call; may hold a subset of the features.
+
+        Raises:
+          As a call.
+        """
+        flat = self._flatten(inputs, {})
+        call = self._next_call()
+        for lookup, mine in self._by_group(flat):
+            lookup.prefetch(mine, call=call)
+
+    def _by_group(
+        self, flat: Mapping[str, features.FlatFeature]
+    ) -> Iterator[tuple[GroupLookup, list[features.FlatFeature]]]:
+        for lookup in self._holder.value:
+            mine = [flat[f.name] for f in lookup.group.features if f.name in flat]
+            if mine:
+                yield lookup, mine
+
+    def _rows_of_group(
+        self, lookup: GroupLookup, mine: list[features.FlatFeature], call: int, training: bool
+    ) -> dict[str, Any]:
+        counts = None
 
         @tf.custom_gradient
         def forward(anchor: tf.Tensor):
-            nonlocal lengths
-            rows, lengths, context = lookup.lookup(mine, call=call)
+            nonlocal counts
+            rows, counts, context = lookup.lookup(mine, call=call, training=training)
 
             @tf.autograph.experimental.do_not_convert
             def train(grads: tf.Tensor) -> tf.Tensor:
@@ -142,8 +195,8 @@ class FusedEmbedding(keras.layers.Layer):
             return rows, train
 
         anchor = self._anchor.read_value()
-        rows = forward(anchor if self.trainable else tf.stop_gradient(anchor))
-        parts = tf.split(rows, lengths) if len(mine) > 1 else [rows]
+        rows = forward(anchor if training else tf.stop_gradient(anchor))
+        parts = tf.split(rows, counts) if len(mine) > 1 else [rows]
         for part in parts:
             part.set_shape([None, rows.shape[1]])
         return {f.config.name: features.restore_form(f, part) for f, part in zip(mine, parts)}
@@ -169,11 +222,10 @@ class FusedEmbedding(keras.layers.Layer):
 
     def export_table(self, name: str) -> tuple[np.ndarray, np.ndarray]:
         """ids <int64>[n], ascending, and rows [n, D] of one table that this rank holds. Eager, not collective."""
-        for lookup in self.lookups:
-            if name in lookup.table.names:
-                exported = lookup.table.export()[name]
-                return exported["ids"], exported["rows"]
-        raise ValueError(f"{self.name!r} has no table {name!r}. Known tables: {sorted(self.optimizers)}.")
+        tables = {name: lookup.table for lookup in self._holder.value for name in lookup.table.names}
+        if name not in tables:
+            raise ValueError(f"{self.name!r} has no table {name!r}. Known tables: {sorted(tables)}.")
+        return tables[name].export(name)
 
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), **self._config}
@@ -186,6 +238,20 @@ class FusedEmbedding(keras.layers.Layer):
         config["tables"] = [TableConfig.from_dict(table) for table in config["tables"]]
         config["features"] = [FeatureConfig(**feature) for feature in config["features"]]
         return cls(**config)
+
+
+def _check_backend(backend: str, tables: Sequence[TableConfig], accumulate_steps: int) -> None:
+    if backend not in ("native", "tfra"):
+        raise ValueError(f"backend must be 'native' or 'tfra', got {backend!r}.")
+    if not isinstance(accumulate_steps, int) or accumulate_steps < 1:
+        raise ValueError(f"accumulate_steps must be an int >= 1, got {accumulate_steps!r}.")
+    if backend == "native":
+        return
+    if accumulate_steps > 1:
+        raise ValueError(f"accumulate_steps {accumulate_steps} needs backend='native'.")
+    for table in tables:
+        if table.stores_natively:
+            raise ValueError(f"table {table.name!r} has {table.stores_natively}, which need backend='native'.")
 
 
 class _Untracked:

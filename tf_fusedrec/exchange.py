@@ -18,7 +18,9 @@ class Route(NamedTuple):
     index: tf.Tensor  # <int32>[N], row of the n-th id among the rows that come back: restore[inverse], composed
     num_unique: tf.Tensor  # <int64>[], U
     id_splits: tf.Tensor  # <int32>[R], ids that this rank sent to each owner
-    received: ops.ReceivedIds  # ids that this rank owns, of all sources
+    message: tf.Tensor  # <int64>[V + R * S], ids that this rank owns: blocks [counts[S] | ids] by source
+    message_splits: tf.Tensor  # <int32>[R], entries of each block
+    received_splits: tf.Tensor  # <int32>[R], ids received from each source
 
 
 def route_ids(unique: ops.UniqueIds, *, name: str, owner: str, id_bits: int, segment_names: Sequence[str]) -> Route:
@@ -46,7 +48,9 @@ def route_ids(unique: ops.UniqueIds, *, name: str, owner: str, id_bits: int, seg
         index=tf.gather(ranked.restore, unique.inverse),
         num_unique=tf.size(ranked.restore, out_type=tf.int64),
         id_splits=ranked.id_splits,
-        received=ops.unpack_message(message, splits, num_segments=len(segment_names)),
+        message=message,
+        message_splits=splits,
+        received_splits=splits - len(segment_names),
     )
 
 
@@ -60,7 +64,7 @@ def bring_rows(route: Route, rows: tf.Tensor) -> tf.Tensor:
     Returns:
       [U, D] in the order that route.index refers to.
     """
-    received, _ = collectives.all_to_all(rows, route.received.id_splits, name=f"{route.name}.rows")
+    received, _ = collectives.all_to_all(rows, route.received_splits, name=f"{route.name}.rows")
     return received
 
 

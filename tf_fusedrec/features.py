@@ -5,7 +5,6 @@ Accepted: dense [B] or [B, L, ...], RaggedTensor [B, (L), ...], SparseTensor [B,
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 from tf_fusedrec._tf_compat import tf
@@ -18,6 +17,7 @@ class FlatFeature(NamedTuple):
     config: FeatureConfig
     ids: tf.Tensor  # <int64>[n]
     row_splits: tf.Tensor | None  # <int64>[B+1] of a ragged feature's innermost dimension, to be checked
+    bag_size: int  # ids that become one row; 0: a row of row_splits does
     form: tf.Tensor | tf.RaggedTensor | tf.SparseTensor  # as it came
     weights: tf.Tensor | None  # <float>[n]
 
@@ -73,7 +73,28 @@ def flatten(config: FeatureConfig, value, weights=None) -> FlatFeature:
             raise ValueError(f"Ragged ids of {what} must have flat values of rank 1, got {value.flat_values.shape}.")
         row_splits = tf.cast(value.nested_row_splits[-1], tf.int64)
     flat_weights = None if weights is None else _flat_weights(config, _as_form(weights, f"weights of {what}"), ids)
-    return FlatFeature(config, tf.cast(ids, tf.int64), row_splits, value, flat_weights)
+    bag_size = 1
+    if config.combiner is not None and weights is None:
+        bag_size, row_splits = _bags(value, row_splits)
+    return FlatFeature(config, tf.cast(ids, tf.int64), row_splits, bag_size, value, flat_weights)
+
+
+def _bags(value, row_splits: tf.Tensor | None) -> tuple[int, tf.Tensor | None]:
+    """How the ids of a pooled feature fall into samples: a number of ids each, or 0 and row_splits."""
+    if row_splits is not None:
+        return 0, row_splits
+    if isinstance(value, tf.SparseTensor):
+        rows = tf.RaggedTensor.from_value_rowids(
+            value.values, value.indices[:, 0], value.dense_shape[0], validate=False
+        )
+        return 0, rows.row_splits
+    if value.shape.rank == 1:
+        return 1, None
+    if value.shape[1]:
+        return value.shape[1], None
+    # None, or no ids at all, which leaves the number of samples to be said.
+    shape = tf.shape(value, out_type=tf.int64)
+    return 0, tf.range(shape[0] + 1) * shape[1]
 
 
 def _flat_weights(config: FeatureConfig, weights, ids: tf.Tensor) -> tf.Tensor:
@@ -90,15 +111,21 @@ def _flat_weights(config: FeatureConfig, weights, ids: tf.Tensor) -> tf.Tensor:
 
 
 def restore_form(feature: FlatFeature, rows: tf.Tensor) -> tf.Tensor | tf.RaggedTensor:
-    """Gives flat rows [n, D] the form of the feature: one row per id, or one pooled row per sample.
+    """Gives flat rows the form of the feature: one row per id, or one pooled row per sample.
+
+    Args:
+      feature: as it was flattened.
+      rows: [n, D] of its ids, or, where it was pooled on the way, [B, D].
 
     Returns:
       combiner None: dense [B, ..., D]; RaggedTensor [B, (L), D] for ragged and sparse features.
       else: [B, D]; a sample without ids has zeros.
     """
-    if feature.config.combiner is not None:
-        return _pool(feature, rows)
     form = feature.form
+    if feature.weights is not None:
+        return _pool(feature, rows)
+    if feature.config.combiner is not None:
+        return rows
     if isinstance(form, tf.RaggedTensor):
         return form.with_flat_values(rows)
     if isinstance(form, tf.SparseTensor):
@@ -109,32 +136,14 @@ def restore_form(feature: FlatFeature, rows: tf.Tensor) -> tf.Tensor | tf.Ragged
 
 
 def _pool(feature: FlatFeature, rows: tf.Tensor) -> tf.Tensor:
-    """Weighted sum, mean or sqrtn over the ids of each sample; sums of 16-bit rows are kept in float32."""
-    wide = tf.cast(rows, tf.float32)
-    weights = None if feature.weights is None else tf.cast(feature.weights, tf.float32)
-    pooled = _sum_over_sample(feature, wide if weights is None else wide * weights[:, tf.newaxis])
+    """Weighted sum, mean or sqrtn over the ids of each sample, differentiable in the weights too."""
+    weights = tf.cast(feature.weights, tf.float32)
+    pooled = _sum_over_sample(feature, tf.cast(rows, tf.float32) * weights[:, tf.newaxis])
     combiner = feature.config.combiner
     if combiner == "sum":
         return tf.cast(pooled, rows.dtype)
-    if weights is None:
-        if isinstance(feature.form, tf.Tensor):  # the same number for all samples: a product, not a guarded division
-            number = feature.form.shape[1] if feature.form.shape.rank == 2 else 1
-            if number:
-                return tf.cast(pooled * (1.0 / (number if combiner == "mean" else math.sqrt(number))), rows.dtype)
-        norm = _ids_per_sample(feature)
-    else:
-        norm = _sum_over_sample(feature, (weights if combiner == "mean" else weights * weights)[:, tf.newaxis])
+    norm = _sum_over_sample(feature, (weights if combiner == "mean" else weights * weights)[:, tf.newaxis])
     return tf.cast(tf.math.divide_no_nan(pooled, norm if combiner == "mean" else tf.sqrt(norm)), rows.dtype)
-
-
-def _ids_per_sample(feature: FlatFeature) -> tf.Tensor:
-    """<float32>[B, 1], or [] for dense ids: number of ids of each sample."""
-    form = feature.form
-    if isinstance(form, tf.RaggedTensor):
-        return tf.cast(form.row_lengths(), tf.float32)[:, tf.newaxis]
-    if isinstance(form, tf.SparseTensor):
-        return _sum_over_sample(feature, tf.ones_like(feature.ids, tf.float32)[:, tf.newaxis])
-    return tf.cast(tf.shape(form)[1], tf.float32)
 
 
 def _sum_over_sample(feature: FlatFeature, values: tf.Tensor) -> tf.Tensor:

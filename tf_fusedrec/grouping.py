@@ -9,6 +9,7 @@ import json
 from collections.abc import Sequence
 
 from tf_fusedrec.config import FeatureConfig, TableConfig
+from tf_fusedrec.optimizers import Rule
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,9 +21,16 @@ class Group:
     features: tuple[FeatureConfig, ...]  # sorted by segment, inside a segment in the user's order
     segments: tuple[int, ...]  # segment of each feature
 
+    @property
+    def external(self) -> bool:
+        """Whether its rows are those of other models: read, never trained, in no checkpoint of this one."""
+        return self.tables[0].external is not None
+
 
 def _optimizer_spec(optimizer: object) -> str:
     """Equal for optimizers that train alike. TF1 optimizers cannot be compared and are equal to themselves only."""
+    if isinstance(optimizer, Rule):
+        return repr(optimizer.to_dict())
     kind = f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"
     if not hasattr(optimizer, "get_config"):
         return f"{kind}@{id(optimizer)}"
@@ -30,12 +38,19 @@ def _optimizer_spec(optimizer: object) -> str:
 
 
 def _spec(table: TableConfig) -> tuple:
-    return (table.dim, table.dtype, table.initializer, _optimizer_spec(table.optimizer))
+    if table.external is not None:  # wherever they come from, they lie side by side
+        return (table.dim, table.dtype, "external")
+    described = ("name", "dim", "dtype", "initializer", "optimizer", "memory_budget")
+    rest = [(f.name, getattr(table, f.name)) for f in dataclasses.fields(table) if f.name not in described]
+    # A budget of memory belongs to the group, which has the sum; it matters here only whether there is one.
+    others = (*[(name, value) for name, value in rest if value], table.memory_budget > 0)
+    return (table.dim, table.dtype, table.initializer, _optimizer_spec(table.optimizer), others)
 
 
 def _group_name(table: TableConfig) -> str:
     digest = hashlib.blake2b(repr(_spec(table)[2:]).encode(), digest_size=3).hexdigest()
-    return f"{type(table.optimizer).__name__.lower()}-{table.dtype}-{table.dim}-{digest}"
+    kind = "external" if table.external is not None else type(table.optimizer).__name__.lower()
+    return f"{kind}-{table.dtype}-{table.dim}-{digest}"
 
 
 def check_names(tables: Sequence[TableConfig], features: Sequence[FeatureConfig]) -> None:
@@ -62,8 +77,10 @@ def _check_optimizers(tables: Sequence[TableConfig]) -> None:
     """A TF1 optimizer has one state for all it trains, so it can serve one group only."""
     first: dict[int, TableConfig] = {}
     for table in tables:
+        if table.optimizer is None or isinstance(table.optimizer, Rule) or hasattr(table.optimizer, "get_config"):
+            continue
         other = first.setdefault(id(table.optimizer), table)
-        if not hasattr(table.optimizer, "get_config") and _spec(other) != _spec(table):
+        if _spec(other) != _spec(table):
             raise ValueError(
                 f"{type(table.optimizer).__name__} of table {other.name!r} also serves table {table.name!r}, which is "
                 "in another group. Give each group a TF1 optimizer of its own, or use Keras optimizers."

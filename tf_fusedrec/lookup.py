@@ -1,34 +1,36 @@
 """The way of one group's ids through all stages, forward and backward: Algorithm 1 of FusedRec (paper, section 3).
 
-    fuse_ids ─▶ segment_unique ─▶ rank_partition ─▶ [all2all ids] ─▶ unpack_message ─▶ segment_unique ─▶ table
-    outputs  ◀─ recover        ◀───────────────────  [all2all rows] ◀─ recover        ◀───────────────────┘
+    fuse_ids ─▶ segment_unique ─▶ rank_partition ─▶ [all2all ids] ─▶ table: key, dedup, find or insert
+    outputs  ◀─ recover, pool  ◀───────────────────  [all2all rows] ◀─┘
 
-The backward pass is the mirror: recover_grad, [all2all gradients], recover_grad, the table's optimizer.
+The backward pass is the mirror: recover_grad, [all2all gradients], the table sums over sources and trains.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple, Union
 
 from tf_fusedrec import collectives, exchange, ops
 from tf_fusedrec._tf_compat import tf
 from tf_fusedrec.features import FlatFeature
 from tf_fusedrec.grouping import Group
-from tf_fusedrec.tables import Lookup, TfraTable
+from tf_fusedrec.tables import ExternalTable, NativeTable, TfraTable
+
+Table = Union[NativeTable, TfraTable, ExternalTable]
 
 
 class Context(NamedTuple):
     """What a forward pass leaves for its backward pass."""
 
     route: exchange.Route
-    handles: tf.Tensor  # <int32>[V], row of the v-th received id among the rows found
-    found: Lookup
+    fused: ops.FusedIds
+    found: Any  # the table's: what its apply_gradients needs
     ticket: tf.Tensor  # <int64>[], number of updates that the table had seen
 
 
 class GroupLookup:
     """Rows of one group of tables: where ids, exchange and table meet. `gradient_scale` multiplies every gradient."""
 
-    def __init__(self, layer_name: str, group: Group, table: TfraTable, gradient_scale: float):
+    def __init__(self, layer_name: str, group: Group, table: Table, gradient_scale: float):
         self.group = group
         self.table = table
         self._layer_name = layer_name
@@ -37,49 +39,68 @@ class GroupLookup:
         # Counts updates: a gradient whose forward pass is older than the last update would overwrite it with old rows.
         self._updates = tf.Variable(0, dtype=tf.int64, trainable=False, name=f"{layer_name}/{group.name}/updates")
 
-    def lookup(self, features: Sequence[FlatFeature], *, call: int) -> tuple[tf.Tensor, tf.Tensor, Context]:
+    def lookup(
+        self, features: Sequence[FlatFeature], *, call: int, training: bool
+    ) -> tuple[tf.Tensor, tf.Tensor, Context]:
         """Brings the rows of features, which must be in the group's order.
 
         Args:
           features: of this group.
           call: number of this call in its graph, so that two calls do not share the names of their collectives.
+          training: whether ids without a row get one, where the tables are this model's own.
 
         Returns:
-          rows [N, D] of all features, feature_lengths <int64>[F], and the context for apply_gradients.
+          rows [G, D] of all features, pooled where a feature is, their number by feature <int64>[F], and the context
+          for apply_gradients.
         """
         ticket = self._updates.read_value()
+        fused, route = self._route(features, str(call))
+        found = self.table.lookup(route.message, route.message_splits, training=training)
+        arrived = exchange.bring_rows(route, found.rows)
+        rows = ops.pooled_recover(arrived, route.index, fused.bag_splits, fused.bag_scale)
+        return rows, fused.feature_bags, Context(route, fused, found, ticket)
+
+    def prefetch(self, features: Sequence[FlatFeature], *, call: int) -> None:
+        """Tells the owners of the ids of features which rows a coming lookup will want. Changes nothing.
+
+        Only tables with a memory budget have rows to fetch; for others this is no collective either.
+        """
+        if isinstance(self.table, NativeTable) and self.group.tables[0].memory_budget:
+            _, route = self._route(features, f"{call}.prefetch")
+            self.table.prefetch(route.message, route.message_splits)
+
+    def _route(self, features: Sequence[FlatFeature], name: str) -> tuple[ops.FusedIds, exchange.Route]:
+        """Brings ids to their owners; `name` is of the collective inside this group."""
         fused = ops.fuse_ids(
             [feature.ids for feature in features],
             {f: feature.row_splits for f, feature in enumerate(features) if feature.row_splits is not None},
             segments=[self._segment_of[feature.config.name] for feature in features],
             num_segments=len(self.group.tables),
             feature_names=[feature.config.name for feature in features],
+            bag_sizes=[feature.bag_size for feature in features],
+            combiners=[feature.config.combiner or "sum" for feature in features],
         )
         route = exchange.route_ids(
             ops.segment_unique(fused.ids, fused.segment_splits),
-            name=f"{self._layer_name}.{self.group.name}.{call}",
+            name=f"{self._layer_name}.{self.group.name}.{name}",
             owner=self.table.owner,
             id_bits=self.table.id_bits,
             segment_names=self.table.names,
         )
-        owned = ops.segment_unique(route.received.ids, route.received.segment_splits)
-        handles = tf.gather(owned.inverse, route.received.position)
-        found = self.table.lookup(owned.ids, owned.splits)
-        arrived = exchange.bring_rows(route, ops.recover(found.rows, handles, pad=True))
-        rows = ops.recover(arrived, route.index)
-        return rows, fused.feature_lengths, Context(route, handles, found, ticket)
+        return fused, route
 
     def apply_gradients(self, context: Context, grads: tf.Tensor) -> None:
-        """Takes gradients [N, D] of `lookup`'s rows to their owners and trains the table.
+        """Takes gradients [G, D] of `lookup`'s rows to their owners and trains the table.
 
         Raises:
           InvalidArgumentError: the table was updated after the context's lookup (the layer was called twice in one
             training step, or one tape gave two gradients).
         """
-        route, handles, found, ticket = context
-        summed = ops.recover_grad(grads, route.index, route.num_unique, pad=True)
+        route, fused, found, ticket = context
+        summed = ops.pooled_recover_grad(
+            grads, route.index, fused.bag_splits, fused.bag_scale, route.num_unique, pad=True
+        )
         arrived = exchange.return_gradients(route, summed)
-        owned = ops.recover_grad(arrived, handles, tf.size(found.keys, out_type=tf.int64))
         once = tf.debugging.assert_equal(
             self._updates.read_value(),
             ticket,
@@ -90,7 +111,7 @@ class GroupLookup:
             ),
         )
         with tf.control_dependencies([once] if once is not None else []):
-            self.table.apply_gradients(found, owned * tf.cast(self._gradient_scale, owned.dtype))
+            self.table.apply_gradients(found, arrived, self._gradient_scale)
             self._updates.assign_add(1)
 
 

@@ -5,7 +5,8 @@
 // it from here, so that the parts stay independent on purpose:
 //   owner rank      high bits of Mix64(id)              (HashRangeOwner)
 //   dedup slots     high bits of Mix64(id ^ kSlotSalt)  (SlotHash)
-// Were both taken from the same bits, a rank that owns one range of the hash would fill one range of its slots.
+//   table shards    high bits, lines low bits of Mix64(id ^ kTableSalt)  (TableHash)
+// Were they taken from the same bits, a rank that owns one range of the hash would fill one range of its slots.
 #ifndef FUSEDREC_COMMON_HASH_H_
 #define FUSEDREC_COMMON_HASH_H_
 
@@ -25,6 +26,11 @@ inline uint64_t Mix64(uint64_t x) {
 inline uint64_t SlotHash(int64_t id) {
   constexpr uint64_t kSlotSalt = 0x9e3779b97f4a7c15ULL;  // 2^64 / golden ratio
   return Mix64(static_cast<uint64_t>(id) ^ kSlotSalt);
+}
+
+inline uint64_t TableHash(int64_t id) {
+  constexpr uint64_t kTableSalt = 0xd1b54a32d192ed03ULL;  // any constant that is not the other one
+  return Mix64(static_cast<uint64_t>(id) ^ kTableSalt);
 }
 
 // Maps a hash to [0, n) by its range: floor(hash * n / 2^64). Contiguous ranges of the hash belong to one owner.

@@ -1,6 +1,7 @@
 #include "fuse_ids/fuse_ids.h"
 
 #include <algorithm>
+#include <cmath>
 
 namespace fusedrec {
 
@@ -13,6 +14,16 @@ void FuseIds(const std::vector<absl::Span<const int64_t>>& features, absl::Span<
     segment_splits[segments[f] + 1] += features[f].size();
   }
   for (size_t s = 1; s < segment_splits.size(); ++s) segment_splits[s] += segment_splits[s - 1];
+}
+
+void MakeBags(absl::Span<const int64_t> row_splits, int64_t bag_size, Combiner combiner, int64_t first_id,
+              absl::Span<int64_t> splits, absl::Span<float> scale) {
+  splits[0] = first_id;
+  for (size_t g = 0; g < scale.size(); ++g) {
+    splits[g + 1] = row_splits.empty() ? splits[g] + bag_size : first_id + row_splits[g + 1];
+    const float n = static_cast<float>(std::max<int64_t>(splits[g + 1] - splits[g], 1));
+    scale[g] = combiner == Combiner::kSum ? 1.0f : combiner == Combiner::kMean ? 1.0f / n : 1.0f / std::sqrt(n);
+  }
 }
 
 }  // namespace fusedrec

@@ -19,6 +19,16 @@ namespace fusedrec {
 void FuseIds(const std::vector<absl::Span<const int64_t>>& features, absl::Span<const int64_t> segments,
              absl::Span<int64_t> fused, absl::Span<int64_t> segment_splits);
 
+enum class Combiner { kSum, kMean, kSqrtn };
+
+// The bags of one feature, behind those of the features before it.
+//   row_splits  ends of its bags among its ids, from 0 on; empty: bags of bag_size ids
+//   first_id    of the feature among all ids
+//   splits      out: its bags + 1 entries, the first of which is first_id
+//   scale       out: one entry for each bag
+void MakeBags(absl::Span<const int64_t> row_splits, int64_t bag_size, Combiner combiner, int64_t first_id,
+              absl::Span<int64_t> splits, absl::Span<float> scale);
+
 }  // namespace fusedrec
 
 #endif  // FUSEDREC_FUSE_IDS_FUSE_IDS_H_

@@ -11,13 +11,17 @@ REGISTER_OP("Fusedrec>FuseIds")
     .Input("row_splits: num_ragged * int64")
     .Output("fused: int64")
     .Output("segment_splits: int64")
-    .Output("feature_lengths: int64")
+    .Output("bag_splits: int64")
+    .Output("bag_scale: float")
+    .Output("feature_bags: int64")
     .Attr("num_features: int >= 1")
     .Attr("num_ragged: int >= 0")
     .Attr("num_segments: int >= 1")
     .Attr("segments: list(int)")
     .Attr("ragged_features: list(int)")
     .Attr("feature_names: list(string)")
+    .Attr("bag_sizes: list(int)")
+    .Attr("combiners: list(string)")
     .SetShapeFn([](InferenceContext* c) {
       int64_t features, segments;
       TF_RETURN_IF_ERROR(c->GetAttr("num_features", &features));
@@ -26,7 +30,9 @@ REGISTER_OP("Fusedrec>FuseIds")
       for (int i = 0; i < c->num_inputs(); ++i) TF_RETURN_IF_ERROR(c->WithRank(c->input(i), 1, &unused));
       c->set_output(0, c->UnknownShapeOfRank(1));
       c->set_output(1, c->Vector(segments + 1));
-      c->set_output(2, c->Vector(features));
+      c->set_output(2, c->UnknownShapeOfRank(1));
+      c->set_output(3, c->UnknownShapeOfRank(1));
+      c->set_output(4, c->Vector(features));
       return absl::OkStatus();
     })
     .Doc(R"doc(
@@ -36,10 +42,14 @@ ids: <int64>[n_f] ids of feature f.
 row_splits: <int64>[B_f + 1] of the ragged features: must run from 0 to n_f without decreasing.
 fused: <int64>[N] ids of all features, in the order given.
 segment_splits: <int64>[S+1] segment s is fused[segment_splits[s]:segment_splits[s+1]].
-feature_lengths: <int64>[F] n_f.
+bag_splits: <int64>[G+1] bag g is fused[bag_splits[g]:bag_splits[g+1]]: ids that are pooled into one row.
+bag_scale: <float>[G] what the sum of a bag's rows is multiplied by.
+feature_bags: <int64>[F] bags of each feature.
 segments: [F] segment of each feature, non-decreasing.
 ragged_features: index of the feature that each row_splits belongs to.
 feature_names: [F] names for messages.
+bag_sizes: [F] ids of each bag of a feature; 0: its bags are its rows, by row_splits.
+combiners: [F] scale of a bag of n ids: "sum" 1, "mean" 1 / n, "sqrtn" 1 / sqrt(n).
 )doc");
 
 }  // namespace fusedrec

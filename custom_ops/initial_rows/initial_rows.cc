@@ -55,6 +55,13 @@ double NormalQuantile(double p) {
   return q < 0 ? -x : x;
 }
 
+Distribution DistributionOf(const std::string& name) {
+  return name == "constant"  ? Distribution::kConstant
+         : name == "uniform" ? Distribution::kUniform
+         : name == "normal"  ? Distribution::kNormal
+                             : Distribution::kTruncatedNormal;
+}
+
 void InitialRow(Distribution distribution, double a, double b, uint64_t seed, int64_t id, absl::Span<float> row) {
   if (distribution == Distribution::kConstant) {
     std::fill(row.begin(), row.end(), static_cast<float>(a));

@@ -13,6 +13,7 @@
 
 #include <array>
 #include <cstdint>
+#include <string>
 
 #include "absl/types/span.h"
 
@@ -29,6 +30,9 @@ enum class Distribution {
   kNormal,           // mean a, standard deviation b
   kTruncatedNormal,  // the same, given that it lies inside a +- 2 b
 };
+
+// By the name that the ops take: "constant", "uniform", "normal" or "truncated_normal".
+Distribution DistributionOf(const std::string& name);
 
 // Fills `row` [D] with the initial value of `id` in the table of `seed`.
 void InitialRow(Distribution distribution, double a, double b, uint64_t seed, int64_t id, absl::Span<float> row);

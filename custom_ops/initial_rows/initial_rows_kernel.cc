@@ -21,10 +21,7 @@ class InitialRowsOp : public OpKernel {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("distribution", &distribution));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("a", &a_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("b", &b_));
-    distribution_ = distribution == "constant"  ? Distribution::kConstant
-                    : distribution == "uniform" ? Distribution::kUniform
-                    : distribution == "normal"  ? Distribution::kNormal
-                                                : Distribution::kTruncatedNormal;
+    distribution_ = DistributionOf(distribution);
   }
 
   void Compute(OpKernelContext* ctx) override {

@@ -1,5 +1,6 @@
 #include "common/bucket.h"
 #include "common/kernel_util.h"
+#include "recovery/pooled.h"
 #include "recovery/recovery.h"
 
 namespace fusedrec {
@@ -18,6 +19,17 @@ absl::Status RequireIndex(absl::Span<const int32_t> index, int64_t rows) {
   if (bad < 0) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat("index[", bad, "] must lie in [0, ", rows, "), got ", index[bad],
                                                  ". Compose it from the outputs of SegmentUnique and RankPartition."));
+}
+
+// Checks inputs 2 and 3, the bags of `num_ids` ids.
+absl::Status RequireBags(OpKernelContext* ctx, int64_t num_ids) {
+  const Tensor &splits = ctx->input(2), &scale = ctx->input(3);
+  TF_RETURN_IF_ERROR(RequireRank("bag_splits", splits, 1));
+  TF_RETURN_IF_ERROR(RequireRank("bag_scale", scale, 1));
+  TF_RETURN_IF_ERROR(RequireSplits("bag_splits", In<int64_t>(splits), num_ids));
+  if (scale.NumElements() + 1 == splits.NumElements()) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("bag_scale must have one entry for each of the ",
+                                                 splits.NumElements() - 1, " bags, got ", scale.NumElements(), "."));
 }
 
 }  // namespace
@@ -83,9 +95,64 @@ class RecoverGradOp : public OpKernel {
   bool pad_;
 };
 
-#define FUSEDREC_REGISTER(T)                                                                              \
-  REGISTER_KERNEL_BUILDER(Name("Fusedrec>Recover").Device(DEVICE_CPU).TypeConstraint<T>("T"), RecoverOp<T>); \
-  REGISTER_KERNEL_BUILDER(Name("Fusedrec>RecoverGrad").Device(DEVICE_CPU).TypeConstraint<T>("T"), RecoverGradOp<T>);
+template <typename T>
+class PooledRecoverOp : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(OpKernelContext* ctx) override {
+    const Tensor &rows = ctx->input(0), &index = ctx->input(1), &scale = ctx->input(3);
+    OP_REQUIRES_OK(ctx, RequireRank("rows", rows, 2));
+    OP_REQUIRES_OK(ctx, RequireRank("index", index, 1));
+    OP_REQUIRES_OK(ctx, RequireIndex(In<int32_t>(index), rows.dim_size(0)));
+    OP_REQUIRES_OK(ctx, RequireBags(ctx, index.NumElements()));
+    Tensor* out;
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, TensorShape({scale.NumElements(), rows.dim_size(1)}), &out));
+    PooledRecover(rows.flat<T>().data(), rows.dim_size(1), In<int32_t>(index), In<int64_t>(ctx->input(2)),
+                  In<float>(scale), CpuPool(ctx), out->flat<T>().data());
+  }
+};
+
+template <typename T>
+class PooledRecoverGradOp : public OpKernel {
+ public:
+  explicit PooledRecoverGradOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("pad", &pad_));
+  }
+
+  void Compute(OpKernelContext* ctx) override {
+    const Tensor &grads = ctx->input(0), &index = ctx->input(1), &scale = ctx->input(3);
+    OP_REQUIRES_OK(ctx, RequireRank("grads", grads, 2));
+    OP_REQUIRES_OK(ctx, RequireRank("index", index, 1));
+    OP_REQUIRES_OK(ctx, RequireBags(ctx, index.NumElements()));
+    OP_REQUIRES(ctx, grads.dim_size(0) == scale.NumElements(),
+                absl::InvalidArgumentError(absl::StrCat("grads must have a row for each of the ", scale.NumElements(),
+                                                        " bags, got ", grads.dim_size(0),
+                                                        ". Pass the gradient of PooledRecover's output.")));
+    OP_REQUIRES_OK(ctx, RequireRank("num_rows", ctx->input(4), 0));
+    const int64_t rows = ctx->input(4).scalar<int64_t>()();
+    OP_REQUIRES(ctx, rows >= 0,
+                absl::InvalidArgumentError(absl::StrCat("num_rows must be >= 0, got ", rows,
+                                                        ". Pass the number of rows that PooledRecover read from.")));
+    OP_REQUIRES_OK(ctx, RequireIndex(In<int32_t>(index), rows));
+    Tensor* out;
+    const int64_t out_rows = pad_ ? BucketedSize(rows) : rows;
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, TensorShape({out_rows, grads.dim_size(1)}), &out));
+    PooledRecoverGrad(grads.flat<T>().data(), grads.dim_size(1), In<int32_t>(index), In<int64_t>(ctx->input(2)),
+                      In<float>(scale), CpuPool(ctx), out->flat<T>().data(), out_rows);
+  }
+
+ private:
+  bool pad_;
+};
+
+#define FUSEDREC_REGISTER(T)                                                                                          \
+  REGISTER_KERNEL_BUILDER(Name("Fusedrec>Recover").Device(DEVICE_CPU).TypeConstraint<T>("T"), RecoverOp<T>);         \
+  REGISTER_KERNEL_BUILDER(Name("Fusedrec>RecoverGrad").Device(DEVICE_CPU).TypeConstraint<T>("T"), RecoverGradOp<T>); \
+  REGISTER_KERNEL_BUILDER(Name("Fusedrec>PooledRecover").Device(DEVICE_CPU).TypeConstraint<T>("T"),                  \
+                          PooledRecoverOp<T>);                                                                        \
+  REGISTER_KERNEL_BUILDER(Name("Fusedrec>PooledRecoverGrad").Device(DEVICE_CPU).TypeConstraint<T>("T"),              \
+                          PooledRecoverGradOp<T>);
 FUSEDREC_REGISTER(float)
 FUSEDREC_REGISTER(Eigen::half)
 FUSEDREC_REGISTER(Eigen::bfloat16)

@@ -62,4 +62,64 @@ out: <T>[U, D]; with pad, the first dimension is rounded up to a bucketed size a
 pad: make a send buffer, see above.
 )doc");
 
+REGISTER_OP("Fusedrec>PooledRecover")
+    .Input("rows: T")
+    .Input("index: int32")
+    .Input("bag_splits: int64")
+    .Input("bag_scale: float")
+    .Output("out: T")
+    .Attr("T: {float, half, bfloat16}")
+    .SetShapeFn([](InferenceContext* c) {
+      ShapeHandle rows, scale, unused;
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 2, &rows));    // [P, D]
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(1), 1, &unused));  // [N]
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(2), 1, &unused));  // [G+1]
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(3), 1, &scale));   // [G]
+      c->set_output(0, c->Matrix(c->Dim(scale, 0), c->Dim(rows, 1)));
+      return absl::OkStatus();
+    })
+    .Doc(R"doc(
+Brings rows to where they are used and pools them by bag: out[g] = bag_scale[g] * sum of rows[index[n]] over its n.
+
+rows: <T>[P, D].
+index: <int32>[N] each in [0, P).
+bag_splits: <int64>[G+1] bag g is index[bag_splits[g]:bag_splits[g+1]]; an empty bag gives zeros.
+bag_scale: <float>[G].
+out: <T>[G, D]; 16-bit types are summed in float32 and rounded once.
+)doc");
+
+REGISTER_OP("Fusedrec>PooledRecoverGrad")
+    .Input("grads: T")
+    .Input("index: int32")
+    .Input("bag_splits: int64")
+    .Input("bag_scale: float")
+    .Input("num_rows: int64")
+    .Output("out: T")
+    .Attr("T: {float, half, bfloat16}")
+    .Attr("pad: bool = false")
+    .SetShapeFn([](InferenceContext* c) {
+      ShapeHandle grads, unused;
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 2, &grads));  // [G, D]
+      for (int i = 1; i < 4; ++i) TF_RETURN_IF_ERROR(c->WithRank(c->input(i), 1, &unused));
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(4), 0, &unused));
+      bool pad;
+      TF_RETURN_IF_ERROR(c->GetAttr("pad", &pad));
+      DimensionHandle num_rows = c->UnknownDim();
+      if (!pad) TF_RETURN_IF_ERROR(c->MakeDimForScalarInput(4, &num_rows));
+      c->set_output(0, c->Matrix(num_rows, c->Dim(grads, 1)));
+      return absl::OkStatus();
+    })
+    .Doc(R"doc(
+Gradient of PooledRecover: out[u] is the sum of bag_scale[g] * grads[g] over all n with index[n] == u, g the bag of n, in
+the order of n (deterministic).
+
+grads: <T>[G, D].
+index: <int32>[N] each in [0, num_rows).
+bag_splits: <int64>[G+1].
+bag_scale: <float>[G].
+num_rows: <int64>[] U.
+out: <T>[U, D]; with pad, the first dimension is rounded up to a bucketed size and the rows behind U are 0.
+pad: make a send buffer, see above.
+)doc");
+
 }  // namespace fusedrec

@@ -1,7 +1,4 @@
-"""Checkpoints: written by 1 to 4 real ranks, read by any other number, and refused when they are not whole."""
-
-import json
-import pathlib
+"""Checkpoints of real layers: written by 1 to 4 real ranks, read by any other number, refused by all or by none."""
 
 import numpy as np
 import pytest
@@ -9,19 +6,23 @@ import pytest
 import tf_fusedrec as fr
 from tests.support.ranks import run_ranks
 from tf_fusedrec._tf_compat import keras, tf
+from tf_fusedrec.checkpoint import disk
 
 INPUTS = {"a": [1, 2, 5, 9, 1], "b": [2, 2, 7, 11, 40]}
 
 
-def _model(key_encoding="bits"):
+def _model(backend="native", **options):
     legacy = keras.optimizers.legacy
+    dtype = {"dtype": "bfloat16"} if backend == "tfra" else {"storage_dtype": "bfloat16"}
+    native = {"record_tombstones": True} if backend == "native" else {}
     emb = fr.FusedEmbedding(
         tables=[
-            fr.TableConfig(name="item", dim=4, optimizer=legacy.Adam(0.1)),
-            fr.TableConfig(name="tag", dim=4, optimizer=legacy.Adam(0.1), dtype="bfloat16"),
+            fr.TableConfig(name="item", dim=4, optimizer=legacy.Adam(0.1), **native),
+            fr.TableConfig(name="tag", dim=4, optimizer=legacy.Adam(0.1), **dtype, **native),
         ],
         features=[fr.FeatureConfig(name="a", table="item"), fr.FeatureConfig(name="b", table="tag")],
-        key_encoding=key_encoding,
+        backend=backend,
+        **options,
     )
     a, b = keras.Input([], dtype=tf.int64), keras.Input([], dtype=tf.int64)
     rows = emb({"a": a, "b": b})
@@ -29,10 +30,10 @@ def _model(key_encoding="bits"):
     return keras.Model({"a": a, "b": b}, out), emb, legacy.Adam(0.1)
 
 
-def _train(model, optimizer, steps):
+def _train(model, optimizer, steps, inputs=None):
     """Steps on this rank's part of INPUTS. Losses are sums over all ranks: any number of ranks makes the same step."""
     rank, size = fr.collectives.rank(), fr.collectives.size()
-    inputs = {name: tf.constant(ids[rank::size], tf.int64) for name, ids in INPUTS.items()}
+    inputs = {name: tf.constant(ids[rank::size], tf.int64) for name, ids in (inputs or INPUTS).items()}
     for _ in range(steps):
         with tf.GradientTape() as tape:
             loss = tf.reduce_sum(model(inputs) ** 2) * size
@@ -42,25 +43,46 @@ def _train(model, optimizer, steps):
         optimizer.apply_gradients(zip(gradients, model.trainable_variables))
 
 
-def save_after_two_steps(folder):
+def _held(emb):
+    """(table, id) -> bytes of the record, of this rank."""
+    held = {}
+    for lookup in emb.lookups:
+        for name in lookup.table.names:
+            ids, records = lookup.table.snapshot(name)
+            held.update({(name, i): record.tobytes() for i, record in zip(ids.tolist(), records)})
+    return held
+
+
+def _together(ranks):
+    """The rows of all ranks; none may be on two."""
+    merged = {}
+    for held in ranks:
+        assert not set(merged) & set(held)
+        merged.update(held)
+    return merged
+
+
+def save_after_two_steps(folder, backend="native"):
     """Body: two steps, then a checkpoint."""
-    model, emb, optimizer = _model()
+    model, emb, optimizer = _model(backend)
     _train(model, optimizer, 2)
     fr.checkpoint.save(folder, model, emb, optimizer, extra={"epoch": 3})
+    return _held(emb)
 
 
-def load_and_train_two_more(folder):
+def load_and_train_two_more(folder, backend="native"):
     """Body: loads and goes on; returns what it found and the tables after two more steps."""
-    model, emb, optimizer = _model()
+    model, emb, optimizer = _model(backend)
     extra = fr.checkpoint.load(folder, model, emb, optimizer)
+    found = _held(emb)
     _train(model, optimizer, 2)
     dense = [v.numpy() for v in model.weights]
-    return extra, {name: emb.export_table(name) for name in ("item", "tag")}, dense
+    return extra, {name: emb.export_table(name) for name in ("item", "tag")}, dense, found
 
 
-def four_steps():
+def four_steps(backend="native"):
     """Body: the answer without a checkpoint."""
-    model, emb, optimizer = _model()
+    model, emb, optimizer = _model(backend)
     _train(model, optimizer, 4)
     return None, {name: emb.export_table(name) for name in ("item", "tag")}, [v.numpy() for v in model.weights]
 
@@ -71,14 +93,17 @@ def _merged(results, table):
     return np.concatenate([r[1][table][1] for r in results])[np.argsort(ids)].astype(np.float32), np.sort(ids)
 
 
-@pytest.mark.parametrize(("ranks", "then"), [(1, 3), (2, 1), (3, 4)])
-def test_training_goes_on_as_if_nothing_had_happened(ranks, then, tmp_path):
+@pytest.mark.parametrize(
+    ("ranks", "then", "backend"), [(1, 3, "native"), (2, 1, "native"), (3, 4, "native"), (2, 3, "tfra")]
+)
+def test_training_goes_on_as_if_nothing_had_happened(ranks, then, backend, tmp_path):
     """Rows, slots, dense weights, Adam's counted steps: all must come back, or the next two steps differ."""
     folder = str(tmp_path / "checkpoint")
-    run_ranks(save_after_two_steps, ranks, folder=folder)
-    results = run_ranks(load_and_train_two_more, then, folder=folder)
-    want = run_ranks(four_steps, 1)
+    saved = run_ranks(save_after_two_steps, ranks, folder=folder, backend=backend)
+    results = run_ranks(load_and_train_two_more, then, folder=folder, backend=backend)
+    want = run_ranks(four_steps, 1, backend=backend)
     assert [r[0] for r in results] == [{"epoch": 3}] * then
+    assert _together([r[3] for r in results]) == _together(saved)
     for table, tolerance in (("item", 1e-4), ("tag", 2**-7)):  # one float32 sum in another order; one bfloat16 step
         rows, ids = _merged(results, table)
         want_rows, want_ids = _merged(want, table)
@@ -88,84 +113,185 @@ def test_training_goes_on_as_if_nothing_had_happened(ranks, then, tmp_path):
         np.testing.assert_allclose(got, dense, rtol=1e-3, atol=1e-4)
 
 
-@pytest.fixture
-def saved(tmp_path):
+def save_in_the_background(folder):
+    """Body: a full save and two deltas while training goes on; the last one is what the tables held when it began."""
+    model, emb, optimizer = _model()
+    job = fr.checkpoint.Checkpointer(folder, model, emb, optimizer, full_every=5)
+    for ids in ([1, 2, 5, 9, 1], [1, 2, 70, 71, 72], [2, 3, 70, 80, 81]):
+        _train(model, optimizer, 2, {"a": ids, "b": ids})
+        emb.lookups[0].table.remove(emb.lookups[0].table.names[0], np.array([9, 72]))
+        held = _held(emb)
+        job.save(len(held))
+    _train(model, optimizer, 3)
+    job.wait()
+    parts = fr.checkpoint.read_manifest(folder)["tables"]["item"]["parts"]
+    return held, [part["ranks"] for part in parts]
+
+
+def load_what_is_there(folder):
+    """Body: what this rank finds."""
+    model, emb, optimizer = _model()
+    fr.checkpoint.load(folder, model, emb, optimizer)
+    return _held(emb)
+
+
+def test_deltas_of_two_ranks_are_read_by_three(tmp_path):
+    saved = run_ranks(save_in_the_background, 2, folder=str(tmp_path / "c"))
+    assert [parts for _, parts in saved] == [[2, 2]] * 2
+    found = run_ranks(load_what_is_there, 3, folder=str(tmp_path / "c"))
+    assert _together(found) == _together([held for held, _ in saved])
+
+
+def refused_on_one_rank(folder, filled):
+    """Body: what each rank says of a checkpoint that is damaged where only the last one reads, and holds afterwards."""
+    model, emb, optimizer = _model()
+    if filled:
+        _train(model, optimizer, 1)
+    before = _held(emb)
+    try:
+        fr.checkpoint.load(folder, model, emb, optimizer)
+    except (ValueError, RuntimeError) as refusal:
+        return str(refusal), before, _held(emb)
+
+
+@pytest.mark.parametrize("filled", [False, True])
+def test_damage_that_one_rank_meets_is_refused_by_all(filled, tmp_path):
+    model, emb, optimizer = _model()
+    many = list(range(8000))
+    _train(model, optimizer, 1, {"a": many, "b": many})
+    fr.checkpoint.save(tmp_path / "c", model, emb, optimizer)
+    (path,) = (tmp_path / "c").glob("save-*/item.rows-0.shard")
+    data = bytearray(path.read_bytes())
+    data[-1000] ^= 1  # of the last rows in hash order
+    path.write_bytes(data)
+    results = run_ranks(refused_on_one_rank, 2, folder=str(tmp_path / "c"), filled=filled)
+    words = "item.rows-0.shard is damaged"
+    assert words in results[1][0] and results[0][0].startswith("It failed on rank 1") and words in results[0][0]
+    for _, before, after in results:
+        assert after == before and bool(before) == filled
+
+
+def full_disk_on_rank_1(folder):
+    """Body: a save that only rank 1 has no room for, and one that works again; what is said, and loaded between."""
     model, emb, optimizer = _model()
     _train(model, optimizer, 1)
+    job = fr.checkpoint.Checkpointer(folder, model, emb, optimizer, timeout_s=30)
+    job.save("old")
+    job.wait()
+    _train(model, optimizer, 1)
+    write, failure = disk.write, None
+    if fr.collectives.rank() == 1:
+
+        def full(file, data):
+            raise OSError(28, "No space left on device")
+
+        disk.write = full
+    try:
+        job.save("new")
+        job.wait()
+    except (OSError, RuntimeError) as error:
+        failure = f"{type(error).__name__}: {error}"
+    disk.write = write
+    fr.collectives.barrier()
+    between = fr.checkpoint.read_manifest(folder)["extra"]
+    fr.collectives.barrier()
+    job.save("new")
+    job.wait()
+    return failure, between, fr.checkpoint.read_manifest(folder)["extra"]
+
+
+def test_a_disk_that_is_full_on_one_rank_fails_on_all_and_the_last_checkpoint_stands(tmp_path):
+    results = run_ranks(full_disk_on_rank_1, 2, folder=str(tmp_path / "c"))
+    assert results[0][0].startswith("RuntimeError: Rank 1 could not write its part of save-2-")
+    assert "OSError: [Errno 28] No space left on device" in results[1][0]
+    assert [r[1:] for r in results] == [("old", "new")] * 2
+
+
+@pytest.fixture(params=["native", "tfra"])
+def saved(request, tmp_path):
+    model, emb, optimizer = _model(request.param)
+    _train(model, optimizer, 1)
     fr.checkpoint.save(tmp_path / "checkpoint", model, emb, optimizer)
-    return tmp_path / "checkpoint", model, emb, optimizer
+    return tmp_path / "checkpoint", model, emb, optimizer, request.param
 
 
 def test_read_tables_gives_all_rows(saved):
-    folder, _, emb, _ = saved
+    folder, _, emb, _, backend = saved
     tables = fr.checkpoint.read_tables(folder)
     assert sorted(tables) == ["item", "tag"]
     for name, (ids, rows) in tables.items():
         np.testing.assert_array_equal(ids, emb.export_table(name)[0])
-        np.testing.assert_array_equal(rows, emb.export_table(name)[1])
+        np.testing.assert_array_equal(rows.astype(np.float32), emb.export_table(name)[1].astype(np.float32))
+        assert rows.dtype.name == ("float32" if name == "item" else "bfloat16")
+
+
+def test_what_a_layer_held_before_is_dropped(saved):
+    folder, model, emb, optimizer, _ = saved
+    before = _held(emb)
+    _train(model, optimizer, 2, {"a": [1, 100], "b": [2, 100]})
+    assert _held(emb) != before
+    fr.checkpoint.load(folder, model, emb, optimizer)
+    assert _held(emb) == before
+
+
+def test_a_table_of_another_optimizer_is_refused_with_both_specs(saved):
+    folder, model, _, _, backend = saved
+    other = fr.FusedEmbedding(
+        tables=[fr.TableConfig("item", 4, keras.optimizers.legacy.Adagrad(0.1))],
+        features=[fr.FeatureConfig("a", "item")],
+        backend=backend,
+    )
+    words = r"Table 'item' of checkpoint .* has another spec. Saved: .*'slots': \['m', 'v'\].*Now: .*'accumulator'"
+    with pytest.raises(ValueError, match=words):
+        fr.checkpoint.load(folder, model, other)
+
+
+def test_a_missing_table_is_refused_unless_it_may_begin_empty(saved):
+    folder, model, _, _, backend = saved
+    adam = keras.optimizers.legacy.Adam(0.1)
+    more = fr.FusedEmbedding(
+        tables=[fr.TableConfig(name, 4, adam) for name in ("item", "user")],
+        features=[fr.FeatureConfig(name, name) for name in ("item", "user")],
+        backend=backend,
+    )
+    with pytest.raises(ValueError, match=r"holds no table 'user'. It holds \['item', 'tag'\]"):
+        fr.checkpoint.load(folder, model, more)
+    fr.checkpoint.load(folder, model, more, partial=True)
+    assert len(more.export_table("item")[0]) == 4 and len(more.export_table("user")[0]) == 0
 
 
 def test_hashed_keys_come_back(tmp_path):
-    model, emb, optimizer = _model("hash")
+    model, emb, optimizer = _model("tfra", key_encoding="hash")
     _train(model, optimizer, 2)
     fr.checkpoint.save(tmp_path / "c", model, emb)
-    other, loaded, _ = _model("bits")
+    other, loaded, _ = _model("tfra")
     fr.checkpoint.load(tmp_path / "c", other, loaded)
-    for name in ("item", "tag"):
-        np.testing.assert_array_equal(loaded.export_table(name)[0], emb.export_table(name)[0])
-        np.testing.assert_array_equal(loaded.export_table(name)[1], emb.export_table(name)[1])
+    assert _held(loaded) == _held(emb)
 
 
-def test_a_second_save_replaces_the_first(saved):
-    folder, model, emb, optimizer = saved
-    fr.checkpoint.save(folder, model, emb, optimizer, extra=2)
-    assert fr.checkpoint.read_manifest(folder)["extra"] == 2
-    assert not list(folder.parent.glob("*.partial"))
+def test_ids_that_merged_bits_have_no_room_for_are_refused(tmp_path):
+    """Two tables of one group: an id of more than 61 bits would become a row of the other table."""
+
+    def layer(encoding):
+        sgd = keras.optimizers.legacy.SGD(0.1)
+        return fr.FusedEmbedding(
+            tables=[fr.TableConfig(name, 4, sgd) for name in ("one", "two")],
+            features=[fr.FeatureConfig(name, name) for name in ("one", "two")],
+            backend="tfra",
+            key_encoding=encoding,
+        )
+
+    hashed, dense = layer("hash"), keras.Sequential([keras.layers.Dense(1)])
+    fr.checkpoint.warm_start(hashed, "one", np.array([-1, 2**62]), np.ones([2, 4]))
+    fr.checkpoint.save(tmp_path / "c", dense, hashed)
+    merged = layer("bits")
+    with pytest.raises(ValueError, match=r"ids of table 'one' must lie in \[0, 2\^61\) with key_encoding='bits', got"):
+        fr.checkpoint.load(tmp_path / "c", dense, merged)
+    assert len(merged.export_table("one")[0]) == len(merged.export_table("two")[0]) == 0
 
 
-def test_a_failed_save_leaves_the_last_one_whole(saved, monkeypatch):
-    """A full disk in the middle of a save."""
-    folder, model, emb, optimizer = saved
-    before = json.loads((folder / "manifest.json").read_text())
-
-    def full(*_):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(np, "save", full)
-    with pytest.raises(OSError, match="No space left"):
-        fr.checkpoint.save(folder, model, emb, optimizer)
-    assert json.loads((folder / "manifest.json").read_text()) == before
-    fr.checkpoint.load(folder, model, emb, optimizer)
-
-
-def test_what_is_not_whole_is_refused(saved):
-    folder, model, emb, optimizer = saved
-    file = next((folder / "tables" / "item").glob("rows-0.npy"))
-    whole = file.read_bytes()
-    file.write_bytes(whole[:-3])  # truncated
-    with pytest.raises(ValueError, match=r"rows-0.npy is damaged \(its checksum differs\)"):
-        fr.checkpoint.load(folder, model, emb, optimizer)
-    file.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))  # one bit
-    with pytest.raises(ValueError, match="is damaged"):
-        fr.checkpoint.read_tables(folder)
-    file.unlink()
-    with pytest.raises(ValueError, match="rows-0.npy is missing"):
-        fr.checkpoint.load(folder, model, emb, optimizer)
-    (folder / "manifest.json").write_text('{"format": 99}')
-    with pytest.raises(ValueError, match="has format 99, this version reads 1"):
-        fr.checkpoint.load(folder, model, emb, optimizer)
-    (folder / "manifest.json").unlink()
-    with pytest.raises(ValueError, match="directory must hold a checkpoint, but .*manifest.json is missing"):
-        fr.checkpoint.load(folder, model, emb, optimizer)
-
-
-def test_a_missing_table_is_refused(saved):
-    folder = pathlib.Path(saved[0])
-    with pytest.raises(ValueError, match=r"holds no table 'user'. It holds \['item', 'tag'\]"):
-        fr.checkpoint.read_shards(folder, "user")
-
-
-def test_steps_belong_to_tables_not_to_the_group_they_were_in(tmp_path):
+@pytest.mark.parametrize("backend", ["native", "tfra"])
+def test_steps_belong_to_tables_not_to_the_group_they_were_in(backend, tmp_path):
     """A model that drops the first table of a group goes on with the other table's Adam where it was."""
 
     def layer(*names):
@@ -173,6 +299,7 @@ def test_steps_belong_to_tables_not_to_the_group_they_were_in(tmp_path):
         return fr.FusedEmbedding(
             tables=[fr.TableConfig(name=n, dim=4, optimizer=adam) for n in names],
             features=[fr.FeatureConfig(name=n, table=n) for n in names],
+            backend=backend,
         )
 
     both, second = layer("first", "second"), layer("second")
@@ -185,3 +312,29 @@ def test_steps_belong_to_tables_not_to_the_group_they_were_in(tmp_path):
     fr.checkpoint.load(tmp_path / "c", dense, second)
     assert int(second.optimizers["second"].iterations) == 3
     np.testing.assert_array_equal(second.export_table("second")[1], both.export_table("second")[1])
+
+
+def test_ids_that_wait_for_admission_go_on_waiting(tmp_path):
+    """admission_count=3: two lookups before the checkpoint and one after it make the row."""
+
+    def layer():
+        table = fr.TableConfig("item", 4, keras.optimizers.legacy.SGD(0.1), admission_count=3, record_tombstones=True)
+        return fr.FusedEmbedding(tables=[table], features=[fr.FeatureConfig("f", "item")])
+
+    def step(emb, ids):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(emb({"f": tf.constant(ids)})["f"])
+        tape.gradient(loss, emb.trainable_variables)
+
+    first, dense = layer(), keras.Sequential([keras.layers.Dense(1)])
+    job = fr.checkpoint.Checkpointer(tmp_path / "c", dense, first, full_every=2)
+    step(first, [7, 8])
+    job.save()
+    step(first, [7])
+    assert first.lookups[0].table.size("item") == 0
+    job.save()  # a delta holds all that wait
+    job.wait()
+    second = layer()
+    fr.checkpoint.load(tmp_path / "c", dense, second)
+    step(second, [7, 8])
+    assert second.export_table("item")[0].tolist() == [7]

@@ -88,13 +88,16 @@ def test_combiners_of_dense_ids(combiner):
     np.testing.assert_allclose(single, pool(oracle, [[3], [4]], [[2.0], [-1.0]], combiner)[0], rtol=1e-5)
 
 
+@pytest.mark.parametrize("backend", ["native", "tfra"])
 @pytest.mark.parametrize("graph", [False, True])
 @pytest.mark.parametrize("rule", ["sgd", "adagrad"])
-def test_training_with_shared_tables_equals_the_oracle(rule, graph):
+def test_training_with_shared_tables_equals_the_oracle(rule, graph, backend):
     """Two features share a table, a third has its own; gradients depend on the rows, so a wrong row shows."""
     optimizer = {"sgd": SGD, "adagrad": Adagrad}[rule](0.5)
     tables = [table("item", optimizer=optimizer), table("user", optimizer=optimizer)]
-    emb = layer(feature("a"), feature("b", combiner="mean"), feature("u", "user", "sum"), tables=tables)
+    emb = layer(
+        feature("a"), feature("b", combiner="mean"), feature("u", "user", "sum"), tables=tables, backend=backend
+    )
     assert len(emb.lookups) == 1
     oracles = {name: TableOracle(4, initial(name, 4), rule, 0.5) for name in ("item", "user")}
     a, b, u = [3, 5, 3], [[5, 9], [], [3, 3, 1]], [[1], [1, 2], [7]]
@@ -142,8 +145,12 @@ def test_no_ids_at_all():
     assert len(emb.export_table("item")[0]) == 0
 
 
-def test_lookup_without_gradient_inserts_nothing_and_frozen_layers_do_not_train():
-    emb = layer(feature())
+@pytest.mark.parametrize("backend", ["native", "tfra"])
+def test_evaluation_inserts_nothing_and_frozen_layers_do_not_train(backend):
+    emb = layer(feature(), backend=backend)
+    rows = emb({"f": tf.constant([1, 2])}, training=False)["f"]
+    np.testing.assert_allclose(rows, [initial("item", 4)(i) for i in (1, 2)], rtol=1e-6)  # one rounding of a double
+    assert len(emb.export_table("item")[0]) == 0
     emb.trainable = False
     with tf.GradientTape() as tape:
         loss = tf.reduce_sum(emb({"f": tf.constant([1, 2])})["f"])
@@ -162,9 +169,12 @@ def test_new_rows_are_distinct_and_do_not_depend_on_batch_order_or_layer():
     np.testing.assert_array_equal(other({"g": tf.constant(ids[::-1])})["g"][::-1], rows)
 
 
+@pytest.mark.parametrize("backend", ["native", "tfra"])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_16_bit_tables_train(dtype):
-    emb = layer(feature(combiner="sum"), tables=[table(dtype=dtype, initializer=fr.Constant(value=1.0))])
+def test_16_bit_tables_train(dtype, backend):
+    emb = layer(
+        feature(combiner="sum"), backend=backend, tables=[table(dtype=dtype, initializer=fr.Constant(value=1.0))]
+    )
     with tf.GradientTape() as tape:
         out = emb({"f": tf.constant([[1, 1], [1, 2]])})["f"]
         loss = tf.reduce_sum(out)
@@ -231,30 +241,30 @@ def test_row_splits_that_lie_are_refused_by_feature():
 
 
 def test_ids_and_key_encodings():
-    """Two tables in one group: 'bits' refuses an id below 0 by its table, 'hash' takes every int64."""
+    """Two tables in one TFRA group: 'bits' refuses an id below 0 by its table, 'hash' takes every int64."""
     tables = [table("item"), table("user")]
     features = [feature("f"), feature("u", "user")]
     inputs = {"f": tf.constant([1]), "u": tf.constant([INT64_MIN, -1], tf.int64)}
     with pytest.raises(tf.errors.InvalidArgumentError, match="id -9223372036854775808 of table 'user' does not fit"):
-        layer(*features, tables=tables)(inputs)
-    hashed = layer(*features, tables=tables, key_encoding="hash")
+        layer(*features, tables=tables, backend="tfra")(inputs)
+    hashed = layer(*features, tables=tables, key_encoding="hash", backend="tfra")
     with tf.GradientTape() as tape:
         loss = sum(tf.reduce_sum(rows) for rows in hashed(inputs).values())
     tape.gradient(loss, hashed.trainable_variables)
     assert hashed.export_table("user")[0].tolist() == [INT64_MIN, -1]
     assert hashed.export_table("item")[0].tolist() == [1]
-    alone = layer(feature())  # a group of one needs no bits for the table: any id
+    alone = layer(feature(), backend="tfra")  # a group of one needs no bits for the table: any id
     assert alone({"f": tf.constant([INT64_MIN, -1], tf.int64)})["f"].shape == [2, 4]
 
 
 def test_hash_without_reverse_map_refuses_export():
-    emb = layer(feature(), key_encoding="hash", keep_reverse_map=False)
+    emb = layer(feature(), key_encoding="hash", keep_reverse_map=False, backend="tfra")
     with pytest.raises(RuntimeError, match=r"Rows of tables \['item'\] cannot be exported"):
         emb.export_table("item")
     with pytest.raises(ValueError, match="has no table 'nope'. Known tables"):
         emb.export_table("nope")
     with pytest.raises(ValueError, match="key_encoding must be one of"):
-        layer(feature(), key_encoding="md5")
+        layer(feature(), key_encoding="md5", backend="tfra")
 
 
 def test_hash_keys_are_those_of_the_c_plus_plus_mix():

@@ -48,6 +48,7 @@ def test_rows_train_like_a_plain_variable(name):
     emb = fr.FusedEmbedding(
         tables=[fr.TableConfig(name="t", dim=3, optimizer=make(), initializer=fr.Constant(value=0.7))],
         features=[fr.FeatureConfig(name="f", table="t")],
+        backend="tfra",
         name=f"optimizer.{name}",
     )
     plain, optimizer = tf.Variable(tf.fill([2, 3], 0.7)), make()
@@ -80,6 +81,7 @@ def test_a_tf1_optimizer_cannot_serve_two_groups():
         fr.FusedEmbedding(
             tables=[fr.TableConfig(name=n, dim=d, optimizer=optimizer) for n, d in (("a", 2), ("b", 3))],
             features=[fr.FeatureConfig(name=n, table=n) for n in "ab"],
+            backend="tfra",
         )
 
 
@@ -96,4 +98,5 @@ def test_what_cannot_train_rows_is_refused():
             fr.FusedEmbedding(
                 tables=[fr.TableConfig(name="t", dim=2, optimizer=optimizer)],
                 features=[fr.FeatureConfig(name="f", table="t")],
+                backend="tfra",
             )

@@ -19,7 +19,7 @@ class PlainEmbedding(keras.layers.Layer):
             values = rng.normal(0.0, 0.3, [ROWS, dim]).astype(np.float32)
             self.tables[table] = tf.Variable(values, name=table)
 
-    def call(self, inputs):
+    def call(self, inputs, training=None):
         rows = {}
         for feature, ids in inputs.items():
             table = self.tables[self.table_of[feature]]

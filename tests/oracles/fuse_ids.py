@@ -9,4 +9,19 @@ def fuse_ids_oracle(features, segments, num_segments):
     ]
     fused = np.concatenate([np.asarray(ids, np.int64) for ids in features])
     splits = np.concatenate([[0], np.cumsum(per_segment)]).astype(np.int64)
-    return fused, splits, np.array([len(ids) for ids in features], np.int64)
+    return fused, splits
+
+
+def bags_oracle(features, row_splits, bag_sizes, combiners):
+    """bag_splits, bag_scale and bags by feature; row_splits: {feature: list}, used where the bag size is 0."""
+    splits, scale, bags = [0], [], []
+    for f, ids in enumerate(features):
+        if bag_sizes[f]:
+            lengths = [bag_sizes[f]] * (len(ids) // bag_sizes[f])
+        else:
+            lengths = [end - begin for begin, end in zip(row_splits[f], row_splits[f][1:])]
+        bags.append(len(lengths))
+        for n in lengths:
+            splits.append(splits[-1] + n)
+            scale.append({"sum": 1.0, "mean": 1.0 / max(n, 1), "sqrtn": max(n, 1) ** -0.5}[combiners[f]])
+    return np.array(splits, np.int64), np.array(scale, np.float32), np.array(bags, np.int64)

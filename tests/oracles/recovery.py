@@ -1,4 +1,4 @@
-"""Oracle for recover and recover_grad. NumPy only; imports nothing from tf_fusedrec."""
+"""Oracle for recover, recover_grad and their pooled forms. NumPy only; imports nothing from tf_fusedrec."""
 
 import numpy as np
 
@@ -12,4 +12,22 @@ def recover_grad_oracle(grads, index, num_rows):
     out = np.zeros((num_rows, grads.shape[1]), np.float32)
     for n, u in enumerate(index):
         out[u] += grads[n].astype(np.float32)
+    return out.astype(grads.dtype)
+
+
+def pooled_recover_oracle(rows, index, bag_splits, bag_scale):
+    """Sums in the order of n, in float32 for narrower types, scaled, rounded once."""
+    out = np.zeros((len(bag_scale), rows.shape[1]), np.float32)
+    for g, (begin, end) in enumerate(zip(bag_splits, bag_splits[1:])):
+        for n in range(begin, end):
+            out[g] += rows[index[n]].astype(np.float32)
+        out[g] *= np.float32(bag_scale[g])
+    return out.astype(rows.dtype)
+
+
+def pooled_recover_grad_oracle(grads, index, bag_splits, bag_scale, num_rows):
+    out = np.zeros((num_rows, grads.shape[1]), np.float32)
+    for g, (begin, end) in enumerate(zip(bag_splits, bag_splits[1:])):
+        for n in range(begin, end):
+            out[index[n]] += np.float32(bag_scale[g]) * grads[g].astype(np.float32)
     return out.astype(grads.dtype)

@@ -3,6 +3,15 @@
 from tf_fusedrec.data.columns import Column
 from tf_fusedrec.data.dataset import token_balanced_dataset
 from tf_fusedrec.data.layouts import DatasetInfo, read_info, read_items
+from tf_fusedrec.data.lookahead import lookahead
 from tf_fusedrec.data.parquet import ParquetFolder
 
-__all__ = ["Column", "DatasetInfo", "ParquetFolder", "read_info", "read_items", "token_balanced_dataset"]
+__all__ = [
+    "Column",
+    "DatasetInfo",
+    "ParquetFolder",
+    "lookahead",
+    "read_info",
+    "read_items",
+    "token_balanced_dataset",
+]

@@ -12,7 +12,9 @@ class FusedIds(NamedTuple):
 
     ids: tf.Tensor  # <int64>[N], features in the order given
     segment_splits: tf.Tensor  # <int64>[S+1], segment bounds inside ids
-    feature_lengths: tf.Tensor  # <int64>[F], ids of each feature
+    bag_splits: tf.Tensor  # <int64>[G+1], ids that are pooled into one row
+    bag_scale: tf.Tensor  # <float32>[G], what the sum of a bag's rows is multiplied by
+    feature_bags: tf.Tensor  # <int64>[F], bags of each feature
 
 
 def fuse_ids(
@@ -22,6 +24,8 @@ def fuse_ids(
     segments: Sequence[int],
     num_segments: int,
     feature_names: Sequence[str],
+    bag_sizes: Sequence[int],
+    combiners: Sequence[str],
 ) -> FusedIds:
     """Concatenates the ids of features (FusedRec, section 3, "Embedding Fusion").
 
@@ -31,6 +35,8 @@ def fuse_ids(
       segments: segment of each feature, non-decreasing.
       num_segments: S.
       feature_names: for error messages.
+      bag_sizes: ids of each bag of a feature: 1 pools nothing; 0: its bags are its rows, by row_splits.
+      combiners: "sum", "mean" or "sqrtn" of each feature's bags.
 
     Returns:
       FusedIds.
@@ -47,6 +53,8 @@ def fuse_ids(
             num_segments=num_segments,
             ragged_features=ragged,
             feature_names=list(feature_names),
+            bag_sizes=list(bag_sizes),
+            combiners=list(combiners),
         )
     )
 

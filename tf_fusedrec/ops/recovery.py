@@ -39,6 +39,62 @@ def recover_grad(grads: tf.Tensor, index: tf.Tensor, num_rows: tf.Tensor, *, pad
     return library.fusedrec_recover_grad(grads=grads, index=index, num_rows=num_rows, pad=pad)
 
 
+def pooled_recover(rows: tf.Tensor, index: tf.Tensor, bag_splits: tf.Tensor, bag_scale: tf.Tensor) -> tf.Tensor:
+    """out[g] = bag_scale[g] * sum of rows[index[n]] over the n of bag g, without the rows in between. Differentiable.
+
+    Args:
+      rows: <float32, float16 or bfloat16>[P, D].
+      index: <int32>[N], each in [0, P).
+      bag_splits: <int64>[G+1], bag g is index[bag_splits[g]:bag_splits[g+1]]; an empty bag gives zeros.
+      bag_scale: <float32>[G]. No gradient flows to it.
+
+    Returns:
+      [G, D]; 16-bit types are summed in float32 and rounded once.
+
+    Raises:
+      InvalidArgumentError: an index is out of range, or bag_splits do not run from 0 to N without decreasing.
+    """
+    return library.fusedrec_pooled_recover(rows=rows, index=index, bag_splits=bag_splits, bag_scale=bag_scale)
+
+
+def pooled_recover_grad(
+    grads: tf.Tensor,
+    index: tf.Tensor,
+    bag_splits: tf.Tensor,
+    bag_scale: tf.Tensor,
+    num_rows: tf.Tensor,
+    *,
+    pad: bool = False,
+) -> tf.Tensor:
+    """out[u] = sum of bag_scale[g] * grads[g] over all n with index[n] == u, g the bag of n, in the order of n.
+
+    Args:
+      grads: <float32, float16 or bfloat16>[G, D].
+      index, bag_splits, bag_scale: as in pooled_recover, each index in [0, num_rows).
+      num_rows: <int64>[], U.
+      pad: round the first dimension up to a bucketed size, for a send buffer; the rows behind U are 0.
+
+    Returns:
+      [U, D], or [bucketed U, D] with pad. The same bits for any number of threads.
+
+    Raises:
+      InvalidArgumentError: as in pooled_recover, or grads has not one row per bag.
+    """
+    return library.fusedrec_pooled_recover_grad(
+        grads=grads, index=index, bag_splits=bag_splits, bag_scale=bag_scale, num_rows=num_rows, pad=pad
+    )
+
+
+@tf.RegisterGradient("Fusedrec>PooledRecover")
+def _pooled_recover_gradient(op, grad):
+    rows, index, bag_splits, bag_scale = op.inputs
+    num_rows = tf.shape(rows, out_type=tf.int64)[0]
+    return pooled_recover_grad(grad, index, bag_splits, bag_scale, num_rows), None, None, None
+
+
+tf.no_gradient("Fusedrec>PooledRecoverGrad")
+
+
 @tf.RegisterGradient("Fusedrec>Recover")
 def _recover_gradient(op, grad):
     rows, index = op.inputs

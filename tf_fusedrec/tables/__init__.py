@@ -1,5 +1,7 @@
 """Where rows live. A table backend knows ids, rows and optimizers; it knows no ranks and no features."""
 
-from tf_fusedrec.tables.tfra import Lookup, TfraTable
+from tf_fusedrec.tables.external import ExternalTable
+from tf_fusedrec.tables.native import NativeTable
+from tf_fusedrec.tables.tfra import TfraTable
 
-__all__ = ["Lookup", "TfraTable"]
+__all__ = ["ExternalTable", "NativeTable", "TfraTable"]

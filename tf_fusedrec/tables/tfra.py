@@ -11,7 +11,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,6 +20,7 @@ from tf_fusedrec import ops
 from tf_fusedrec._tf_compat import tf
 from tf_fusedrec.config import TableConfig
 from tf_fusedrec.tables import keys
+from tf_fusedrec.tables.hash_order import mix64
 from tf_fusedrec.tables.slots import RowTrainer
 
 # At every import TFRA prints a notice about TensorFlow's savers and warns of a collection that nobody uses here.
@@ -29,18 +30,20 @@ with contextlib.redirect_stdout(io.StringIO()):
     import tensorflow_recommenders_addons.dynamic_embedding as de
 tf.get_logger().setLevel(_level)
 
-_IMPORT_BATCH = 1 << 16  # rows per upsert of import_rows
+_IMPORT_BATCH = 1 << 16  # rows per upsert of restore
 _names_in_use: collections.Counter = collections.Counter()
 
 
-class Lookup(NamedTuple):
+class Found(NamedTuple):
     """What a lookup found: all that the update needs, so that nothing is derived again."""
 
+    rows: tf.Tensor  # [P, D], row of each id in the order received; P >= V, zeros behind V
+    position: tf.Tensor  # <int32>[V], which of the distinct ids the v-th received one is
     ids: tf.Tensor  # <int64>[W], distinct, grouped by table
     segments: tf.Tensor  # <int64>[W], table of each id
     keys: tf.Tensor  # <int64>[W], keys of the TFRA variable
     exists: tf.Tensor  # <bool>[W], whether the variable holds the row
-    rows: tf.Tensor  # [W, D]
+    distinct: tf.Tensor  # [W, D], rows
     slots: tf.Tensor  # [W, k * D]
 
 
@@ -104,16 +107,19 @@ class TfraTable:
         """Ids must lie in [0, 2^id_bits); 64 admits every int64."""
         return self._encoding.id_bits
 
-    def lookup(self, ids: tf.Tensor, splits: tf.Tensor) -> Lookup:
-        """Finds rows; a row that is not there has its initial value and is not inserted.
+    def lookup(self, message: tf.Tensor, splits: tf.Tensor, *, training: bool) -> Found:
+        """Finds rows; a row that is not there has its initial value and is not inserted, training or not.
 
         Args:
-          ids: <int64>[W], distinct, grouped by table.
-          splits: <int64>[S+1], table bounds inside ids.
+          message: <int64>[V + R * S], blocks [counts[S] | ids] of R sources, see ops.rank_partition.
+          splits: <int32>[R], entries of each block.
+          training: nothing depends on it here: the update inserts (TFRA's rule).
 
         Returns:
-          Lookup.
+          Found.
         """
+        received = ops.unpack_message(message, splits, num_segments=len(self.names))
+        ids, splits, inverse = ops.segment_unique(received.ids, received.segment_splits)
         segments = tf.repeat(tf.range(len(self.names), dtype=tf.int64), splits[1:] - splits[:-1])
         merged = self._encoding.encode(ids, segments)
         default = tf.constant(self._default, self._dtype)
@@ -130,36 +136,126 @@ class TfraTable:
             a=self._initializer.a,
             b=self._initializer.b,
         )
-        return Lookup(ids=ids, segments=segments, keys=merged, exists=exists, rows=rows, slots=slots)
+        position = tf.gather(inverse, received.position)
+        return Found(
+            rows=ops.recover(rows, position, pad=True), position=position, ids=ids, segments=segments, keys=merged,
+            exists=exists, distinct=rows, slots=slots,
+        )  # fmt: skip
 
-    def apply_gradients(self, found: Lookup, grads: tf.Tensor) -> None:
-        """Trains the rows of a lookup with their summed gradients <dtype>[W, D], and inserts those that were new."""
-        self.variable.upsert(found.keys, self._trainer.train(found.rows, found.slots, grads))
+    def apply_gradients(self, found: Found, grads: tf.Tensor, scale: float) -> None:
+        """Trains the rows of a lookup, and inserts those that were new.
+
+        Args:
+          found: of `lookup`.
+          grads: <dtype>[>= V, D] in the order received.
+          scale: factor of all gradients.
+        """
+        summed = ops.recover_grad(grads, found.position, tf.size(found.keys, out_type=tf.int64))
+        summed *= tf.cast(scale, summed.dtype)
+        self.variable.upsert(found.keys, self._trainer.train(found.distinct, found.slots, summed))
         if self._reverse is not None:
             new = tf.logical_not(found.exists)
             names = tf.stack([found.segments, found.ids], axis=1)
             self._reverse.upsert(tf.boolean_mask(found.keys, new), tf.boolean_mask(names, new))
 
-    def export(self) -> dict[str, dict[str, np.ndarray]]:
-        """Rows of this rank by table: {"ids": <int64>[n], "rows": [n, D], "slot-<name>": [n, D]}, ids ascending. Eager.
+    # What a checkpoint asks of a backend. TFRA keeps no count of lookups, no time of a row's change and no candidates.
+    sections = ("rows",)
+    records_tombstones = False
+    clock = 0
+
+    def spec(self, name: str) -> dict[str, Any]:
+        """What a stored row is; rows go from one table to another exactly when both say the same. JSON-able."""
+        return {
+            "dim": self._dim, "storage": self._dtype.name,
+            "optimizer": {"rule": type(self.optimizer).__name__}, "slots": self._trainer.slot_names,
+        }  # fmt: skip
+
+    def record_dtype(self, section: str) -> np.dtype:
+        """Structured, packed: "row" and the optimizer's slots, D numbers each; bfloat16 travels as its bits, <u2."""
+        kind = "<u2" if self._dtype == tf.bfloat16 else self._default.dtype.newbyteorder("<").str
+        return np.dtype([(part, kind, (self._dim,)) for part in ("row", *self._trainer.slot_names)])
+
+    def size(self, name: str) -> int:
+        """Rows of one table on this rank."""
+        return len(self._stored(name)[0]) if self.variable.size() else 0
+
+    def snapshot(self, name: str, section: str = "rows", since: int | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """A copy of this rank's rows of one table: ids <int64>[n] by ascending Mix64(id), and records [n]. Eager.
 
         Raises:
+          ValueError: `since`: TFRA does not know which rows have changed.
           RuntimeError: keys are hashed and no reverse map was kept.
         """
+        if since is not None:
+            raise ValueError(f"since must be None for tables {self.names}: TFRA does not know which rows have changed.")
+        ids, values = self._stored(name)
+        order = np.argsort(mix64(ids))
+        return ids[order], self._records(values[order])
+
+    def restore(self, name: str, section: str, ids: np.ndarray, records: np.ndarray) -> None:
+        """Inserts or overwrites rows as `snapshot` gave them. Eager.
+
+        Raises:
+          ValueError: ids that key_encoding="bits" has no room for.
+        """
+        bits = np.ascontiguousarray(records).view(f"<u{self._default.dtype.itemsize}")
+        values = bits.view(self._default.dtype).reshape(len(ids), self._default.shape[1])
+        for begin in range(0, len(ids), _IMPORT_BATCH):
+            part = slice(begin, begin + _IMPORT_BATCH)
+            merged, names = self._merged(name, ids[part])
+            self.variable.upsert(merged, tf.constant(values[part], self._dtype))
+            if self._reverse is not None:
+                self._reverse.upsert(merged, names)
+
+    def new_records(self, name: str, n: int) -> np.ndarray:
+        """<record_dtype>[n] of rows that were never trained: "row" is zero, slots are as they start."""
+        return self._records(np.repeat(self._default, n, axis=0))
+
+    def remove(self, name: str, ids: np.ndarray) -> None:
+        """Removes rows; ids without a row are passed over. Eager."""
+        for variable in self._variables():
+            variable.remove(self._merged(name, ids)[0])
+
+    def tombstones(self, name: str) -> np.ndarray:
+        """Raises ValueError: what was removed is not recorded."""
+        raise ValueError(f"TFRA records no removed ids, so tables {self.names} have no tombstones.")
+
+    def export(self, name: str) -> tuple[np.ndarray, np.ndarray]:
+        """This rank's rows of one table: ids <int64>[n], ascending, and rows [n, D]. Eager."""
+        ids, values = self._stored(name)
+        order = np.argsort(ids)
+        return ids[order], values[order, : self._dim]
+
+    def clear(self) -> None:
+        """Removes all rows, slots and reverse entries. Eager."""
+        for variable in self._variables():
+            variable.clear()
+
+    def _records(self, values: np.ndarray) -> np.ndarray:
+        """Stored values [n, (1 + k) * D] as <record_dtype>[n]; the bytes are the same."""
+        bits = np.ascontiguousarray(values).view(f"<u{values.dtype.itemsize}")
+        return bits.view(self.record_dtype("rows")).reshape(len(values))
+
+    def _merged(self, name: str, ids: np.ndarray) -> tuple[tf.Tensor, tf.Tensor]:
+        """Keys <int64>[n] of one table's ids, and the pairs (table, id) behind them, <int64>[n, 2]."""
+        bad = np.flatnonzero((ids < 0) | (ids >> min(self.id_bits, 63) > 0)) if self.id_bits < 64 else []
+        if len(bad):
+            raise ValueError(
+                f"ids of table {name!r} must lie in [0, 2^{self.id_bits}) with key_encoding='bits', got {ids[bad[0]]}. "
+                "Use key_encoding='hash'."
+            )
+        flat, segments = tf.constant(ids, tf.int64), tf.constant(self.names.index(name), tf.int64, [len(ids)])
+        return self._encoding.encode(flat, segments), tf.stack([segments, flat], axis=1)
+
+    def _variables(self) -> list[Any]:
+        return [self.variable, *([self._reverse] if self._reverse else [])]
+
+    def _stored(self, name: str) -> tuple[np.ndarray, np.ndarray]:
+        """ids <int64>[n] of one table and what the variable holds of them, [n, (1 + k) * D], in no order."""
         merged, values = (t.numpy() for t in self.variable.export())
         ids, segments = self._ids_of(merged)
-        parts = np.split(values, range(self._dim, values.shape[1], self._dim), axis=1)
-        columns = {"ids": ids, **dict(zip(self._columns(), parts))}
-        exported = {}
-        for s, name in enumerate(self.names):
-            mine = np.flatnonzero(segments == s)
-            mine = mine[np.argsort(ids[mine], kind="stable")]
-            exported[name] = {column: values[mine] for column, values in columns.items()}
-        return exported
-
-    def _columns(self) -> list[str]:
-        """Names under which the parts of a stored value are exported, in their order."""
-        return ["rows", *(f"slot-{slot}" for slot in self._trainer.slot_names)]
+        mine = segments == self.names.index(name)
+        return ids[mine], values[mine]
 
     def _ids_of(self, merged: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         if isinstance(self._encoding, keys.MergedBits):
@@ -171,26 +267,6 @@ class TfraTable:
             )
         pairs = self._reverse.lookup(tf.constant(merged)).numpy()
         return pairs[:, 1], pairs[:, 0]
-
-    def clear(self) -> None:
-        """Removes all rows, slots and reverse entries. Eager."""
-        for variable in [self.variable, *([self._reverse] if self._reverse else [])]:
-            variable.clear()
-
-    def import_rows(self, name: str, columns: Mapping[str, np.ndarray]) -> None:
-        """Inserts rows of one table as `export` gave them; slots that `columns` lacks start as for new rows. Eager."""
-        segment, ids = self.names.index(name), columns["ids"]
-        starts = dict(zip(self._columns(), np.split(self._default, len(self._columns()), axis=1)))
-        values = np.concatenate(
-            [columns.get(part, np.broadcast_to(start, columns["rows"].shape)) for part, start in starts.items()], axis=1
-        )
-        for begin in range(0, len(ids), _IMPORT_BATCH):
-            batch = tf.constant(ids[begin : begin + _IMPORT_BATCH], tf.int64)
-            segments = tf.fill(tf.shape(batch), tf.constant(segment, tf.int64))
-            merged = self._encoding.encode(batch, segments)
-            self.variable.upsert(merged, tf.constant(values[begin : begin + _IMPORT_BATCH], self._dtype))
-            if self._reverse is not None:
-                self._reverse.upsert(merged, tf.stack([segments, batch], axis=1))
 
 
 def owner_of(ids: np.ndarray, ranks: int) -> np.ndarray:

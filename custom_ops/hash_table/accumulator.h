@@ -1,0 +1,62 @@
+// Gradients that wait for their update: sums by row over several batches (MTGRBoost, section 5.2). Sparse: rows that no
+// batch touched take no space.
+#ifndef FUSEDREC_HASH_TABLE_ACCUMULATOR_H_
+#define FUSEDREC_HASH_TABLE_ACCUMULATOR_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/types/span.h"
+#include "common/hash.h"
+#include "hash_table/key_index.h"
+
+namespace fusedrec {
+
+class Accumulator {
+ public:
+  explicit Accumulator(int dim) : dim_(dim) {}
+
+  // Numbers of the sums of these handles; new ones are zeros. Negative handles have none: -1.
+  absl::Status Number(absl::Span<const int64_t> handles, std::vector<int64_t>* numbers) {
+    KeyIndex::Retired retired;  // nobody reads while this runs
+    const absl::Status reserved = index_.Reserve(handles.size(), &retired);
+    if (!reserved.ok()) return reserved;
+    for (const int64_t handle : handles) {
+      if (handle < 0) {
+        numbers->push_back(-1);
+        continue;
+      }
+      const uint64_t hash = TableHash(handle);
+      uint32_t number = index_.Find(handle, hash);
+      if (number == kAbsent) {
+        number = static_cast<uint32_t>(handles_.size());
+        index_.Insert(handle, hash, number);
+        handles_.push_back(static_cast<uint32_t>(handle));
+      }
+      numbers->push_back(number);
+    }
+    sums_.resize(handles_.size() * dim_, 0.0f);
+    return absl::OkStatus();
+  }
+
+  float* Sum(int64_t number) { return &sums_[number * dim_]; }
+  const std::vector<uint32_t>& handles() const { return handles_; }
+
+  void Clear() {
+    KeyIndex::Retired retired;
+    index_.Clear(&retired);
+    handles_.clear();
+    sums_.clear();
+  }
+
+ private:
+  const int dim_;
+  KeyIndex index_;  // handle -> number
+  std::vector<uint32_t> handles_;
+  std::vector<float> sums_;  // [numbers, dim]
+};
+
+}  // namespace fusedrec
+
+#endif  // FUSEDREC_HASH_TABLE_ACCUMULATOR_H_

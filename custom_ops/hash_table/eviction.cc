@@ -1,0 +1,113 @@
+// Which rows leave: LRU, LFU, TTL; and which do not come in: the admission filter.
+//
+// Rows are chosen exactly (by a scan of the segment), many at once: the scan is paid once for 1/16 of max_rows.
+#include <algorithm>
+
+#include "common/hash.h"
+#include "hash_table/hash_table.h"
+#include "hash_table/victims.h"
+
+namespace fusedrec {
+
+int64_t HashTable::EvictWorst(int64_t segment, int64_t count, uint32_t clock, const Waiting& waiting) {
+  if (spec_.eviction == Eviction::kNone) return 0;
+  std::vector<Victim> victims;
+  for (int s = 0; s < kShards; ++s) {
+    std::lock_guard<std::mutex> lock(shards_[s].mutex);
+    ForEachRow(shards_[s], segment, [&](int64_t id, uint32_t handle, const RowHeader& header) {
+      if (header.last + spec_.window > clock) return;
+      if (PoolOf(handle) == 1 && std::binary_search(waiting.begin(), waiting.end(), std::pair(segment, id))) return;
+      const uint64_t score = spec_.eviction == Eviction::kLru ? header.last : uint64_t{header.count} << 32 | header.last;
+      victims.push_back({score, TableHash(id), id, s, static_cast<int32_t>(segment)});
+    });
+  }
+  KeepWorst(&victims, count);
+  for (const Victim& victim : victims) {
+    std::lock_guard<std::mutex> lock(shards_[victim.shard].mutex);
+    RemoveKey(&shards_[victim.shard], segment, victim.id);
+    ++shards_[victim.shard].statistics[segment].evictions;
+  }
+  return victims.size();
+}
+
+int64_t HashTable::Evict(int64_t segment, int64_t count) {
+  std::lock_guard<std::mutex> lock(room_mutex_);
+  version_.fetch_add(1);
+  return EvictWorst(segment, count, clock(), {});
+}
+
+void HashTable::EvictExpired(uint32_t clock) {
+  for (int s = 0; s < kShards; ++s) {
+    Shard& shard = shards_[s];
+    std::lock_guard<std::mutex> lock(shard.mutex);
+    for (int64_t segment = 0; segment < segments(); ++segment) {
+      std::vector<int64_t> expired;
+      ForEachRow(shard, segment, [&](int64_t id, uint32_t, const RowHeader& header) {
+        if (header.last + std::max(spec_.ttl, spec_.window) < clock) expired.push_back(id);
+      });
+      for (const int64_t id : expired) RemoveKey(&shard, segment, id);
+      shard.statistics[segment].evictions += expired.size();
+    }
+  }
+}
+
+// How often an id without a row has come, this time included. Counts are exact: one number per id, in a KeyIndex, about
+// 25 bytes. Over the limit all counts are halved and ids that came once are forgotten (as TinyLFU ages its counters).
+int64_t HashTable::CountCandidate(Shard* shard, int64_t segment, int64_t id) {
+  KeyIndex& candidates = shard->candidates[segment];
+  const uint64_t hash = TableHash(id);
+  const uint32_t seen = candidates.Find(id, hash);
+  if (seen != kAbsent) {
+    if (seen + 1 >= spec_.admission_count) {
+      candidates.Remove(id, hash);
+    } else {
+      candidates.Replace(id, hash, seen + 1);
+    }
+    return seen + 1;
+  }
+  const int64_t limit = (spec_.max_candidates + kShards - 1) / kShards;
+  if (limit > 0 && candidates.size() >= limit) {
+    std::vector<std::pair<int64_t, uint32_t>> all;
+    candidates.ForEach([&](int64_t other, uint32_t count) { all.emplace_back(other, count); });
+    for (const auto& [other, count] : all) {
+      if (count == 1) candidates.Remove(other, TableHash(other));
+      if (count > 1) candidates.Replace(other, TableHash(other), count / 2);
+    }
+    if (candidates.size() >= limit) return 1;  // all came more often: this one is not counted yet
+  }
+  // Without memory for one more the id is new again next time, which is no reason to stop.
+  if (candidates.Reserve(1, &shard->retired).ok()) candidates.Insert(id, hash, 1);
+  return 1;
+}
+
+int64_t HashTable::Remove(int64_t segment, absl::Span<const int64_t> ids) {
+  version_.fetch_add(1);
+  int64_t removed = 0;
+  for (const int64_t id : ids) {
+    Shard* shard = &shards_[ShardOf(TableHash(id))];
+    std::lock_guard<std::mutex> lock(shard->mutex);
+    const int64_t before = shard->keys[segment].size();
+    RemoveKey(shard, segment, id);
+    removed += before - shard->keys[segment].size();
+  }
+  return removed;
+}
+
+void HashTable::Clear() {
+  for (int s = 0; s < kShards; ++s) {
+    Shard& shard = shards_[s];
+    std::lock_guard<std::mutex> lock(shard.mutex);
+    for (int64_t segment = 0; segment < segments(); ++segment) {
+      shard.keys[segment].ForEach([&](int64_t, uint32_t handle) { GiveBack(&shard, handle); });
+      shard.keys[segment].Clear(&shard.retired);
+      if (!shard.candidates.empty()) shard.candidates[segment].Clear(&shard.retired);
+      shard.tombstones[segment].clear();
+      shard.statistics[segment] = {};
+    }
+    FreeRetired(&shard);
+  }
+  std::lock_guard<std::mutex> lock(accumulator_mutex_);
+  accumulator_.Clear();
+}
+
+}  // namespace fusedrec

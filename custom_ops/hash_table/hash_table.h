@@ -1,0 +1,249 @@
+// The dynamic embedding table of one group of tables (segments): native storage, deferred-hash lookup, fused update.
+//
+// Sources: MTGRBoost (section 4.1) for keys apart from rows that never move, FusedRec (section 3, "Lossless Lookup") for
+// making the key from (segment, id) only at the owner, where ids of all sources are deduplicated.
+//
+// # Shards
+// 64 shards by the high bits of TableHash(id), which are independent of those that chose the owner rank. A shard has one
+// KeyIndex per segment and free rows of its own; one thread at a time changes it (its mutex is taken once per batch, not
+// per id), so a batch is worked on by as many threads as there are shards, in an order that does not depend on them.
+// Reading takes no lock at all (key_index.h).
+//
+// # A training lookup
+//   1. The ids of a message are sorted by shard (counting sort).
+//   2. Every shard goes through its ids three steps at a time, each with the memory that it needs already under way:
+//      line of keys; row; the copy. A row that this lookup has seen before is known by its header (`last` is this
+//      lookup's clock), so the probe that finds the row is also the one that deduplicates it and that feeds LRU and LFU.
+//   3. Ids without a row wait until all shards are through: only then is it known how many rows must leave to make room.
+//      They then get a row with its initial value, a pure function of (table seed, id).
+// Answers are row handles, numbered by shard, and for every received id the number of its row; an update needs no probe.
+//
+// # What may run at the same time
+// Lookups, updates and inference lookups of any number. Two updates, or an update and a lookup, of the same rows are the
+// caller's to order, as with any variable. Rows that the last `window` training lookups touched are neither evicted nor
+// moved between pools, so their handles hold until then.
+#ifndef FUSEDREC_HASH_TABLE_HASH_TABLE_H_
+#define FUSEDREC_HASH_TABLE_HASH_TABLE_H_
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "common/parallel.h"
+#include "hash_table/accumulator.h"
+#include "hash_table/key_index.h"
+#include "hash_table/optimizer.h"
+#include "hash_table/row_format.h"
+#include "hash_table/row_pool.h"
+#include "initial_rows/initial_rows.h"
+
+namespace fusedrec {
+
+enum class Eviction { kNone, kLru, kLfu };
+
+// What a table is; the same on all ranks.
+struct TableSpec {
+  int dim;
+  Storage storage = Storage::kFloat32;
+  bool stochastic_rounding = false;
+  Distribution distribution = Distribution::kConstant;
+  double a = 0.0, b = 0.0;      // of the distribution
+  std::vector<uint64_t> seeds;  // one per segment; as many segments as seeds
+  int64_t max_rows = 0;         // per segment; 0: no limit
+  Eviction eviction = Eviction::kNone;
+  int64_t ttl = 0;              // training lookups after which a row that none touched leaves; 0: never
+  int64_t admission_count = 1;  // training lookups that must bring an id before it gets a row
+  int64_t max_candidates = 0;   // ids per segment counted for that; 0: no limit
+  bool record_tombstones = false;
+  int64_t hot_after = 0;        // > 0: rows begin in 16 bits and move to float32 at that many training lookups
+  int64_t memory_budget = 0;    // > 0: bytes of rows in memory; rows beyond are kept in a file
+  std::string tier_folder;      // of that file
+  int64_t window = 1;           // training lookups whose rows stay where they are
+};
+
+// A received message (rank_partition.h), checked: for each source the counts of all segments, then its ids.
+struct Message {
+  absl::Span<const int64_t> entries;        // [V + R * S]
+  absl::Span<const int32_t> source_splits;  // [R]
+  int64_t num_ids;                          // V
+};
+
+// Where rows are written: [V, D] numbers.
+struct RowSink {
+  void* data;
+  Storage storage;
+};
+
+struct SegmentStatistics {
+  int64_t keys = 0, hits = 0, inserts = 0, evictions = 0, refused = 0, candidates = 0;
+};
+
+constexpr int64_t kNoRow = -1;  // handle of an id that admission refuses: it has no row yet
+
+class HashTable {
+ public:
+  static constexpr int kShardBits = 6, kShards = 1 << kShardBits;
+  static int ShardOf(uint64_t hash) { return static_cast<int>(hash >> (64 - kShardBits)); }
+
+  static absl::StatusOr<std::unique_ptr<HashTable>> Make(TableSpec spec, Optimizer optimizer);
+
+  const TableSpec& spec() const { return spec_; }
+  int64_t segments() const { return spec_.seeds.size(); }
+  const RowFormat& format(int pool) const { return pools_[pool]->format(); }
+
+  // Training form.
+  //   rows     [>= V, D]  out: row of each received id, in the order received
+  //   inverse  [V]        out: number of the row of each received id
+  //   handles             out: handle of each number
+  absl::Status Lookup(const Message& message, const ParallelFor& parallel_for, const RowSink& rows,
+                      absl::Span<int32_t> inverse, std::vector<int64_t>* handles);
+
+  // Inference form: inserts and touches nothing; an id without a row has its initial value.
+  void Find(const Message& message, const ParallelFor& parallel_for, const RowSink& rows) const;
+
+  bool IsHandle(int64_t handle) const;
+
+  // Asks the disk for the rows of these ids that are in the file; returns at once.
+  void Prefetch(const Message& message) const;
+
+  // Sums gradients of equal rows and applies the optimizer in place.
+  //   handles  [W], inverse [V]: of Lookup
+  //   grads    [>= V, D], multiplied by `scale`
+  void Apply(absl::Span<const int64_t> handles, absl::Span<const int32_t> inverse, const void* grads, Storage storage,
+             float scale, const StepInput& step, const ParallelFor& parallel_for);
+  // The same in two parts: sums are kept, by row, until ApplyAccumulated.
+  absl::Status Accumulate(absl::Span<const int64_t> handles, absl::Span<const int32_t> inverse, const void* grads,
+                          Storage storage, float scale, const ParallelFor& parallel_for);
+  void ApplyAccumulated(const StepInput& step, const ParallelFor& parallel_for);
+
+  // Evicts the `count` rows of a segment that its policy ranks lowest (none without one); returns how many could go.
+  int64_t Evict(int64_t segment, int64_t count);
+  // Removes ids; those that are not there are passed over. Returns how many were there.
+  int64_t Remove(int64_t segment, absl::Span<const int64_t> ids);
+  void Clear();
+  SegmentStatistics Statistics(int64_t segment) const;
+  int64_t size(int64_t segment) const;
+  int64_t rows_in_pool(int pool) const { return pool_rows_[pool].load(std::memory_order_relaxed); }
+  // Bytes of keys, and of rows (as mapped), for the benchmarks.
+  int64_t key_bytes() const;
+  int64_t row_bytes(int pool) const;
+
+  // Checkpoints; see records.cc for the layout of a record.
+  int record_bytes() const;
+  // Ids of a segment whose rows changed after version `since`, in the order of Mix64(id), and their handles.
+  void Keys(int64_t segment, uint32_t since, std::vector<int64_t>* ids, std::vector<int64_t>* handles) const;
+  // records [handles.size() * record_bytes()]
+  void ReadRecords(absl::Span<const int64_t> handles, const ParallelFor& parallel_for, char* records) const;
+  // Inserts or overwrites distinct ids.
+  absl::Status WriteRecords(int64_t segment, absl::Span<const int64_t> ids, const char* records,
+                            const ParallelFor& parallel_for);
+  void Candidates(int64_t segment, std::vector<int64_t>* ids, std::vector<int64_t>* counts) const;
+  absl::Status SetCandidates(int64_t segment, absl::Span<const int64_t> ids, absl::Span<const int64_t> counts);
+  std::vector<int64_t> Tombstones(int64_t segment) const;
+  void ForgetTombstones();
+
+  uint32_t clock() const { return clock_.load(); }
+  uint32_t version() const { return version_.load(); }
+  void SetClock(uint32_t clock, uint32_t version);
+
+ private:
+  struct Item {  // one received id
+    int64_t id;
+    uint32_t position;  // in the message, headers not counted
+    uint32_t segment;
+  };
+  struct alignas(64) Shard {
+    mutable std::mutex mutex;              // of everything that changes
+    std::vector<KeyIndex> keys;            // by segment
+    std::vector<KeyIndex> candidates;      // by segment: ids that were seen, how often; with admission only
+    std::vector<SegmentStatistics> statistics;
+    std::vector<std::vector<int64_t>> tombstones;  // by segment, with repeats
+    std::vector<uint32_t> free_rows[2];    // by pool
+    KeyIndex::Retired retired;
+  };
+  struct Visit;  // one lookup's work on one shard (lookup.cc)
+  // (segment, id) of rows of a lookup that are about to move, in order: not touched yet, but they may not leave.
+  using Waiting = std::vector<std::pair<int64_t, int64_t>>;
+  class Reader;  // while one lives, replaced lines of keys stay
+
+  HashTable(TableSpec spec, Optimizer optimizer);
+  static constexpr uint32_t kPoolBit = uint32_t{1} << 31;
+  static int PoolOf(uint32_t handle) { return handle >> 31; }
+  char* RowOf(uint32_t handle) const { return pools_[PoolOf(handle)]->Row(handle & ~kPoolBit); }
+  // Asks for header and embedding.
+  void FetchRow(uint32_t handle) const {
+    const char* row = RowOf(handle);
+    for (int offset = 0; offset < fetch_bytes_[PoolOf(handle)]; offset += 64) __builtin_prefetch(row + offset);
+  }
+
+  std::vector<Item> SortByShard(const Message& message, const ParallelFor& parallel_for,
+                                std::vector<int64_t>* shard_begin) const;
+  void VisitKnown(Visit* visit);
+  absl::Status VisitNew(Visit* visit);
+  void Admit(Visit* visit);
+  absl::Status MakeRoom(const std::vector<Visit>& visits, uint32_t clock);
+  bool Touch(Visit* visit, const Item& item, uint32_t handle, char* row);
+  // A row of `pool` for a shard whose mutex is held.
+  absl::Status TakeRow(Shard* shard, int pool, uint32_t* handle);
+  void GiveBack(Shard* shard, uint32_t handle);
+  absl::Status MakeRow(Shard* shard, int64_t segment, int64_t id, int pool, uint32_t* handle);
+  absl::Status MoveRow(Shard* shard, int64_t segment, int64_t id, int to_pool, uint32_t* handle);
+  void InitialNumbers(int64_t segment, int64_t id, float* numbers) const;
+  template <typename Body>
+  void ForEachRow(const Shard& shard, int64_t segment, const Body& visit) const;
+  int64_t CountCandidate(Shard* shard, int64_t segment, int64_t id);
+  int64_t EvictWorst(int64_t segment, int64_t count, uint32_t clock, const Waiting& waiting);
+  void EvictExpired(uint32_t clock);
+  absl::StatusOr<int64_t> DemoteColdest(int64_t count, uint32_t clock);
+  void RemoveKey(Shard* shard, int64_t segment, int64_t id);
+  void FreeRetired(Shard* shard) const;
+  absl::Status WriteRecord(Shard* shard, int64_t segment, int64_t id, const char* record);
+  void FetchForUpdate(uint32_t handle) const;
+  void UpdateRow(const Prepared& prepared, uint32_t handle, float* grad, uint32_t version, float* scratch);
+
+  const TableSpec spec_;
+  int fetch_bytes_[2] = {0, 0};  // by pool
+  int64_t memory_rows_ = 0;  // of the budget; 0: no limit
+  const Optimizer optimizer_;
+  std::unique_ptr<RowPool> pools_[2];  // 0: memory; 1: 16-bit rows or rows in a file, null without
+  std::unique_ptr<Shard[]> shards_;
+  std::atomic<int64_t> pool_rows_[2] = {{0}, {0}};
+  std::atomic<uint32_t> clock_{0};    // training lookups
+  std::atomic<uint32_t> version_{0};  // changes of rows
+  mutable std::atomic<int64_t> readers_{0};
+  std::mutex room_mutex_;  // one lookup at a time makes room
+  std::mutex accumulator_mutex_;
+  Accumulator accumulator_;
+};
+
+// Calls visit(id, handle, header) for the rows of a segment in one shard, whose mutex is held. Headers lie anywhere in
+// memory: they are fetched in groups.
+template <typename Body>
+void HashTable::ForEachRow(const Shard& shard, int64_t segment, const Body& visit) const {
+  constexpr int kGroup = 32;
+  int64_t ids[kGroup];
+  uint32_t handles[kGroup];
+  int n = 0;
+  const auto flush = [&] {
+    for (int i = 0; i < n; ++i) visit(ids[i], handles[i], *RowFormat::Header(RowOf(handles[i])));
+    n = 0;
+  };
+  shard.keys[segment].ForEach([&](int64_t id, uint32_t handle) {
+    ids[n] = id;
+    handles[n] = handle;
+    __builtin_prefetch(RowOf(handle));
+    if (++n == kGroup) flush();
+  });
+  flush();
+}
+
+}  // namespace fusedrec
+
+#endif  // FUSEDREC_HASH_TABLE_HASH_TABLE_H_

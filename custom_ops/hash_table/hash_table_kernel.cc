@@ -1,0 +1,231 @@
+// Kernels of the training step: the resource itself, lookups, updates.
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "common/bucket.h"
+#include "hash_table/table_resource.h"
+#include "rank_partition/rank_partition.h"
+#include "tensorflow/core/framework/resource_op_kernel.h"
+
+namespace fusedrec {
+
+using tensorflow::DEVICE_CPU;
+using tensorflow::OpKernelConstruction;
+using tensorflow::OpKernelContext;
+using tensorflow::Tensor;
+using tensorflow::TensorShape;
+
+class HashTableOp : public tensorflow::ResourceOpKernel<TableResource> {
+ public:
+  explicit HashTableOp(OpKernelConstruction* ctx) : ResourceOpKernel(ctx) {
+    int64_t dim;
+    std::string storage, distribution, eviction;
+    std::vector<int64_t> seeds;
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("dim", &dim));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("seeds", &seeds));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("storage", &storage));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("stochastic_rounding", &spec_.stochastic_rounding));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("distribution", &distribution));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("a", &a_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("b", &b_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("rule", &rule_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("hyperparameters", &hyperparameters_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("max_rows", &spec_.max_rows));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("eviction", &eviction));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("ttl", &spec_.ttl));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("admission_count", &spec_.admission_count));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("max_candidates", &spec_.max_candidates));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("record_tombstones", &spec_.record_tombstones));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("hot_after", &spec_.hot_after));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("memory_budget", &spec_.memory_budget));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("tier_folder", &spec_.tier_folder));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("window", &spec_.window));
+    auto known = StorageOf(storage);
+    OP_REQUIRES_OK(ctx, known.status());
+    spec_.dim = dim;
+    spec_.storage = *known;
+    spec_.a = a_;
+    spec_.b = b_;
+    spec_.seeds.assign(seeds.begin(), seeds.end());
+    spec_.distribution = DistributionOf(distribution);
+    spec_.eviction = eviction == "lru" ? Eviction::kLru : eviction == "lfu" ? Eviction::kLfu : Eviction::kNone;
+  }
+
+ private:
+  absl::Status CreateResource(TableResource** resource) override {
+    auto optimizer = Optimizer::Make(rule_, hyperparameters_);
+    if (!optimizer.ok()) return optimizer.status();
+    auto table = HashTable::Make(spec_, *std::move(optimizer));
+    if (!table.ok()) return table.status();
+    *resource = new TableResource(*std::move(table));
+    return absl::OkStatus();
+  }
+
+  TableSpec spec_;
+  float a_, b_;
+  std::string rule_;
+  std::vector<float> hyperparameters_;
+};
+
+// Reads inputs 1 and 2.
+static absl::Status ReadMessage(OpKernelContext* ctx, const HashTable& table, Message* message) {
+  const Tensor &entries = ctx->input(1), &splits = ctx->input(2);
+  TF_RETURN_IF_ERROR(RequireRank("message", entries, 1));
+  TF_RETURN_IF_ERROR(RequireRank("received_splits", splits, 1));
+  *message = {In<int64_t>(entries), In<int32_t>(splits), 0};
+  TF_RETURN_IF_ERROR(CheckMessage(message->entries, message->source_splits, table.segments()));
+  message->num_ids = entries.NumElements() - splits.NumElements() * table.segments();
+  return absl::OkStatus();
+}
+
+// Allocates output 0: [V rounded up to a bucketed size, D], zeros behind V.
+template <typename T>
+absl::Status AllocateRows(OpKernelContext* ctx, const HashTable& table, int64_t num_ids, RowSink* rows) {
+  const int64_t padded = BucketedSize(num_ids), dim = table.spec().dim;
+  Tensor* out;
+  TF_RETURN_IF_ERROR(ctx->allocate_output(0, TensorShape({padded, dim}), &out));
+  T* data = out->flat<T>().data();
+  std::memset(static_cast<void*>(data + num_ids * dim), 0, (padded - num_ids) * dim * sizeof(T));
+  *rows = {data, StorageFor<T>()};
+  return absl::OkStatus();
+}
+
+template <typename T>
+class TableLookupOp : public TableKernel {
+ public:
+  using TableKernel::TableKernel;
+
+ protected:
+  absl::Status Run(OpKernelContext* ctx, HashTable* table) override {
+    Message message;
+    RowSink rows;
+    Tensor *handles_out, *inverse;
+    TF_RETURN_IF_ERROR(ReadMessage(ctx, *table, &message));
+    TF_RETURN_IF_ERROR(AllocateRows<T>(ctx, *table, message.num_ids, &rows));
+    TF_RETURN_IF_ERROR(ctx->allocate_output(2, TensorShape({message.num_ids}), &inverse));
+    std::vector<int64_t> handles;
+    TF_RETURN_IF_ERROR(table->Lookup(message, CpuPool(ctx), rows, Out<int32_t>(inverse), &handles));
+    TF_RETURN_IF_ERROR(
+        ctx->allocate_output(1, TensorShape({static_cast<int64_t>(handles.size())}), &handles_out));
+    std::copy(handles.begin(), handles.end(), handles_out->flat<int64_t>().data());
+    return absl::OkStatus();
+  }
+};
+
+template <typename T>
+class TableFindOp : public TableKernel {
+ public:
+  using TableKernel::TableKernel;
+
+ protected:
+  absl::Status Run(OpKernelContext* ctx, HashTable* table) override {
+    Message message;
+    RowSink rows;
+    TF_RETURN_IF_ERROR(ReadMessage(ctx, *table, &message));
+    TF_RETURN_IF_ERROR(AllocateRows<T>(ctx, *table, message.num_ids, &rows));
+    table->Find(message, CpuPool(ctx), rows);
+    return absl::OkStatus();
+  }
+};
+
+class TablePrefetchOp : public TableKernel {
+ public:
+  using TableKernel::TableKernel;
+
+ protected:
+  absl::Status Run(OpKernelContext* ctx, HashTable* table) override {
+    Message message;
+    TF_RETURN_IF_ERROR(ReadMessage(ctx, *table, &message));
+    table->Prefetch(message);
+    return absl::OkStatus();
+  }
+};
+
+// Checks inputs 1 to 4: handles, inverse, grads, scale.
+static absl::Status CheckGradients(OpKernelContext* ctx, const HashTable& table) {
+  const Tensor &handles = ctx->input(1), &inverse = ctx->input(2), &grads = ctx->input(3);
+  TF_RETURN_IF_ERROR(RequireRank("handles", handles, 1));
+  TF_RETURN_IF_ERROR(RequireRank("inverse", inverse, 1));
+  TF_RETURN_IF_ERROR(RequireRank("grads", grads, 2));
+  TF_RETURN_IF_ERROR(RequireRank("scale", ctx->input(4), 0));
+  if (grads.dim_size(0) < inverse.NumElements() || grads.dim_size(1) != table.spec().dim) {
+    return absl::InvalidArgumentError(absl::StrCat("grads must have shape [>= ", inverse.NumElements(), ", ",
+                                                   table.spec().dim, "], one row for each received id, got ",
+                                                   grads.shape().DebugString(), "."));
+  }
+  const int64_t rows = handles.NumElements();
+  for (const int32_t number : In<int32_t>(inverse)) {
+    if (number < 0 || number >= rows) {
+      return absl::InvalidArgumentError(absl::StrCat("inverse must lie in [0, ", rows, "), got ", number,
+                                                     ". Take handles and inverse from one TableLookup."));
+    }
+  }
+  for (const int64_t handle : In<int64_t>(handles)) {
+    if (!table.IsHandle(handle)) {
+      return absl::InvalidArgumentError(absl::StrCat("handles must be of a TableLookup of this table, got ", handle, "."));
+    }
+  }
+  return absl::OkStatus();
+}
+
+template <typename T>
+class TableApplyGradientsOp : public TableKernel {
+ public:
+  using TableKernel::TableKernel;
+
+ protected:
+  absl::Status Run(OpKernelContext* ctx, HashTable* table) override {
+    StepInput step;
+    TF_RETURN_IF_ERROR(CheckGradients(ctx, *table));
+    TF_RETURN_IF_ERROR(ScalarInput(ctx, 5, "learning_rate", &step.learning_rate));
+    TF_RETURN_IF_ERROR(ScalarInput(ctx, 6, "step", &step.step));
+    table->Apply(In<int64_t>(ctx->input(1)), In<int32_t>(ctx->input(2)), ctx->input(3).data(), StorageFor<T>(),
+                 ctx->input(4).scalar<float>()(), step, CpuPool(ctx));
+    return absl::OkStatus();
+  }
+};
+
+template <typename T>
+class TableAccumulateGradientsOp : public TableKernel {
+ public:
+  using TableKernel::TableKernel;
+
+ protected:
+  absl::Status Run(OpKernelContext* ctx, HashTable* table) override {
+    TF_RETURN_IF_ERROR(CheckGradients(ctx, *table));
+    return table->Accumulate(In<int64_t>(ctx->input(1)), In<int32_t>(ctx->input(2)), ctx->input(3).data(),
+                             StorageFor<T>(), ctx->input(4).scalar<float>()(), CpuPool(ctx));
+  }
+};
+
+class TableApplyAccumulatedOp : public TableKernel {
+ public:
+  using TableKernel::TableKernel;
+
+ protected:
+  absl::Status Run(OpKernelContext* ctx, HashTable* table) override {
+    StepInput step;
+    TF_RETURN_IF_ERROR(ScalarInput(ctx, 1, "learning_rate", &step.learning_rate));
+    TF_RETURN_IF_ERROR(ScalarInput(ctx, 2, "step", &step.step));
+    table->ApplyAccumulated(step, CpuPool(ctx));
+    return absl::OkStatus();
+  }
+};
+
+REGISTER_KERNEL_BUILDER(Name("Fusedrec>HashTable").Device(DEVICE_CPU), HashTableOp);
+REGISTER_KERNEL_BUILDER(Name("Fusedrec>TablePrefetch").Device(DEVICE_CPU), TablePrefetchOp);
+REGISTER_KERNEL_BUILDER(Name("Fusedrec>TableApplyAccumulated").Device(DEVICE_CPU), TableApplyAccumulatedOp);
+#define FUSEDREC_REGISTER(T)                                                                                          \
+  REGISTER_KERNEL_BUILDER(Name("Fusedrec>TableLookup").Device(DEVICE_CPU).TypeConstraint<T>("T"), TableLookupOp<T>); \
+  REGISTER_KERNEL_BUILDER(Name("Fusedrec>TableFind").Device(DEVICE_CPU).TypeConstraint<T>("T"), TableFindOp<T>);     \
+  REGISTER_KERNEL_BUILDER(Name("Fusedrec>TableApplyGradients").Device(DEVICE_CPU).TypeConstraint<T>("T"),            \
+                          TableApplyGradientsOp<T>);                                                                  \
+  REGISTER_KERNEL_BUILDER(Name("Fusedrec>TableAccumulateGradients").Device(DEVICE_CPU).TypeConstraint<T>("T"),       \
+                          TableAccumulateGradientsOp<T>);
+FUSEDREC_REGISTER(float)
+FUSEDREC_REGISTER(Eigen::half)
+FUSEDREC_REGISTER(Eigen::bfloat16)
+#undef FUSEDREC_REGISTER
+
+}  // namespace fusedrec

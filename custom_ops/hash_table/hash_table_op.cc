@@ -1,0 +1,418 @@
+#include "tensorflow/core/framework/common_shape_fns.h"
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/shape_inference.h"
+
+namespace fusedrec {
+
+using tensorflow::shape_inference::InferenceContext;
+using tensorflow::shape_inference::ShapeHandle;
+
+// Rows that a lookup answers: [unknown, D]; the attribute `dim` says D where the resource is not at hand.
+static absl::Status RowsShape(InferenceContext* c) {
+  ShapeHandle unused;
+  TF_RETURN_IF_ERROR(c->WithRank(c->input(1), 1, &unused));  // message [V + R * S]
+  TF_RETURN_IF_ERROR(c->WithRank(c->input(2), 1, &unused));  // received_splits [R]
+  int64_t dim;
+  TF_RETURN_IF_ERROR(c->GetAttr("dim", &dim));
+  c->set_output(0, c->Matrix(c->UnknownDim(), c->MakeDim(dim)));
+  return absl::OkStatus();
+}
+
+static absl::Status GradientsShape(InferenceContext* c) {
+  ShapeHandle unused;
+  TF_RETURN_IF_ERROR(c->WithRank(c->input(1), 1, &unused));  // handles [W]
+  TF_RETURN_IF_ERROR(c->WithRank(c->input(2), 1, &unused));  // inverse [V]
+  TF_RETURN_IF_ERROR(c->WithRank(c->input(3), 2, &unused));  // grads [>= V, D]
+  for (int i = 4; i < c->num_inputs(); ++i) TF_RETURN_IF_ERROR(c->WithRank(c->input(i), 0, &unused));
+  return absl::OkStatus();
+}
+
+REGISTER_OP("Fusedrec>HashTable")
+    .Output("table: resource")
+    .Attr("container: string = ''")
+    .Attr("shared_name: string = ''")
+    .Attr("dim: int >= 1")
+    .Attr("seeds: list(int) >= 1")
+    .Attr("storage: {'float32', 'bfloat16', 'float16'} = 'float32'")
+    .Attr("stochastic_rounding: bool = false")
+    .Attr("distribution: {'constant', 'uniform', 'normal', 'truncated_normal'} = 'constant'")
+    .Attr("a: float = 0.0")
+    .Attr("b: float = 0.0")
+    .Attr("rule: string")
+    .Attr("hyperparameters: list(float)")
+    .Attr("max_rows: int >= 0 = 0")
+    .Attr("eviction: {'none', 'lru', 'lfu'} = 'none'")
+    .Attr("ttl: int >= 0 = 0")
+    .Attr("admission_count: int >= 1 = 1")
+    .Attr("max_candidates: int >= 0 = 0")
+    .Attr("record_tombstones: bool = false")
+    .Attr("hot_after: int >= 0 = 0")
+    .Attr("memory_budget: int >= 0 = 0")
+    .Attr("tier_folder: string = ''")
+    .Attr("window: int >= 1 = 1")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::ScalarShape)
+    .Doc(R"doc(
+A dynamic embedding table of S segments (tables of equal spec): rows are made as ids come (MTGRBoost, section 4.1).
+
+table: handle of the resource.
+dim: D, columns of a row.
+seeds: one per segment; the initial row is a pure function of (seed, id).
+storage: type of rows in memory; element-wise optimizer slots of 16-bit tables are bfloat16.
+stochastic_rounding: of 16-bit storage.
+distribution: of initial values, with parameters a and b (see InitialRows).
+rule: update rule, with its hyperparameters (see tf_fusedrec/optimizers.py).
+max_rows: per segment; 0 for no limit.
+eviction: which rows leave when max_rows is reached.
+ttl: training lookups after which an untouched row leaves; 0 for never.
+admission_count: training lookups that must bring an id before it gets a row.
+max_candidates: ids counted for admission, per segment; 0 for no limit.
+record_tombstones: remember ids that left, for delta checkpoints.
+hot_after: when above 0, rows begin in float16 and move to float32 at that many training lookups.
+memory_budget: when above 0, bytes of rows in memory; rows beyond are kept in a file in tier_folder.
+window: training lookups whose rows are neither evicted nor moved.
+)doc");
+
+REGISTER_OP("Fusedrec>TableLookup")
+    .Input("table: resource")
+    .Input("message: int64")
+    .Input("received_splits: int32")
+    .Output("rows: T")
+    .Output("handles: int64")
+    .Output("inverse: int32")
+    .Attr("T: {float, half, bfloat16} = DT_FLOAT")
+    .Attr("dim: int >= 1")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      TF_RETURN_IF_ERROR(RowsShape(c));
+      c->set_output(1, c->UnknownShapeOfRank(1));
+      c->set_output(2, c->UnknownShapeOfRank(1));
+      return absl::OkStatus();
+    })
+    .Doc(R"doc(
+Deferred-hash lookup, training form (FusedRec, section 3, "Lossless Lookup"): only here does (segment, id) become a key.
+
+Ids of all sources are deduplicated by the probe itself; ids without a row get one.
+
+table: of HashTable.
+message: <int64>[V + R * S] blocks [counts[S] | ids] of R sources (see UnpackMessage).
+received_splits: <int32>[R] entries of each block, header included.
+rows: <T>[P, D] row of each id in the order received; P is V rounded up to a bucketed size, rows behind V are 0.
+handles: <int64>[W] of the distinct rows; -1 for an id that admission refuses. They hold for `window` lookups.
+inverse: <int32>[V] handles[inverse[v]] is the row of the v-th received id.
+dim: D of the table.
+)doc");
+
+REGISTER_OP("Fusedrec>TableFind")
+    .Input("table: resource")
+    .Input("message: int64")
+    .Input("received_splits: int32")
+    .Output("rows: T")
+    .Attr("T: {float, half, bfloat16} = DT_FLOAT")
+    .Attr("dim: int >= 1")
+    .SetIsStateful()
+    .SetShapeFn(RowsShape)
+    .Doc(R"doc(
+Deferred-hash lookup, inference form: inserts and touches nothing; an id without a row has its initial value.
+
+table: of HashTable.
+message: <int64>[V + R * S], see TableLookup.
+received_splits: <int32>[R].
+rows: <T>[P, D], see TableLookup.
+dim: D of the table.
+)doc");
+
+REGISTER_OP("Fusedrec>TablePrefetch")
+    .Input("table: resource")
+    .Input("message: int64")
+    .Input("received_splits: int32")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::NoOutputs)
+    .Doc(R"doc(
+Asks the disk for rows beyond the memory budget that a coming lookup will want (NestPipe, section IV); does not wait.
+
+table: of HashTable.
+message: <int64>[V + R * S], see TableLookup.
+received_splits: <int32>[R].
+)doc");
+
+REGISTER_OP("Fusedrec>TableApplyGradients")
+    .Input("table: resource")
+    .Input("handles: int64")
+    .Input("inverse: int32")
+    .Input("grads: T")
+    .Input("scale: float")
+    .Input("learning_rate: float")
+    .Input("step: int64")
+    .Attr("T: {float, half, bfloat16}")
+    .SetIsStateful()
+    .SetShapeFn(GradientsShape)
+    .Doc(R"doc(
+Sums gradients of equal rows over their sources, in the order received, and applies the table's optimizer in place.
+
+table: of HashTable.
+handles: <int64>[W] of TableLookup.
+inverse: <int32>[V] of TableLookup.
+grads: <T>[>= V, D] in the order received; rows behind V are ignored.
+scale: <float>[] factor of all gradients.
+learning_rate: <float>[].
+step: <int64>[] number of this update, 1 for the first.
+)doc");
+
+REGISTER_OP("Fusedrec>TableAccumulateGradients")
+    .Input("table: resource")
+    .Input("handles: int64")
+    .Input("inverse: int32")
+    .Input("grads: T")
+    .Input("scale: float")
+    .Attr("T: {float, half, bfloat16}")
+    .SetIsStateful()
+    .SetShapeFn(GradientsShape)
+    .Doc(R"doc(
+Adds gradients to the sums that wait for TableApplyAccumulated; sparse, by row (MTGRBoost, section 5.2).
+
+table: of HashTable.
+handles: <int64>[W] of TableLookup.
+inverse: <int32>[V] of TableLookup.
+grads: <T>[>= V, D] in the order received.
+scale: <float>[] factor of all gradients.
+)doc");
+
+REGISTER_OP("Fusedrec>TableApplyAccumulated")
+    .Input("table: resource")
+    .Input("learning_rate: float")
+    .Input("step: int64")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::NoOutputs)
+    .Doc(R"doc(
+Applies the optimizer to the rows that have waiting sums, and clears those.
+
+table: of HashTable.
+learning_rate: <float>[].
+step: <int64>[] number of this update, 1 for the first.
+)doc");
+
+REGISTER_OP("Fusedrec>TableStatistics")
+    .Input("table: resource")
+    .Output("segments: int64")
+    .Output("bytes: int64")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      c->set_output(0, c->Matrix(c->UnknownDim(), 6));
+      c->set_output(1, c->Vector(5));
+      return absl::OkStatus();
+    })
+    .Doc(R"doc(
+Statistics by category, since the table was made or cleared.
+
+table: of HashTable.
+segments: <int64>[S, 6] keys, hits (distinct rows found by training lookups), inserts, evictions, refused by admission,
+  candidates for admission.
+bytes: <int64>[5] of keys, of rows in memory and in the second pool (as mapped); number of rows in each of the pools.
+)doc");
+
+REGISTER_OP("Fusedrec>TableSize")
+    .Input("table: resource")
+    .Output("size: int64")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      c->set_output(0, c->UnknownShapeOfRank(1));
+      return absl::OkStatus();
+    })
+    .Doc(R"doc(
+Number of rows of each segment.
+
+table: of HashTable.
+size: <int64>[S].
+)doc");
+
+REGISTER_OP("Fusedrec>TableKeys")
+    .Input("table: resource")
+    .Input("segment: int64")
+    .Input("since: int64")
+    .Output("ids: int64")
+    .Output("handles: int64")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      c->set_output(0, c->UnknownShapeOfRank(1));
+      c->set_output(1, c->UnknownShapeOfRank(1));
+      return absl::OkStatus();
+    })
+    .Doc(R"doc(
+Ids of a segment in the order of their hash (Mix64), which is the order of checkpoints.
+
+table: of HashTable.
+segment: <int64>[].
+since: <int64>[] only rows that changed after this version of the table; 0 for all.
+ids: <int64>[n].
+handles: <int64>[n] for TableReadRecords; they hold until the table changes.
+)doc");
+
+REGISTER_OP("Fusedrec>TableReadRecords")
+    .Input("table: resource")
+    .Input("handles: int64")
+    .Output("records: uint8")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      ShapeHandle handles;
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(1), 1, &handles));
+      c->set_output(0, c->Matrix(c->Dim(handles, 0), c->UnknownDim()));
+      return absl::OkStatus();
+    })
+    .Doc(R"doc(
+Rows with optimizer slots and metadata, packed (custom_ops/hash_table/records.cc has the layout). Export goes in batches.
+
+table: of HashTable.
+handles: <int64>[n] of TableKeys.
+records: <uint8>[n, bytes].
+)doc");
+
+REGISTER_OP("Fusedrec>TableImport")
+    .Input("table: resource")
+    .Input("segment: int64")
+    .Input("ids: int64")
+    .Input("records: uint8")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::NoOutputs)
+    .Doc(R"doc(
+Inserts or overwrites rows with records of TableReadRecords, bit by bit.
+
+table: of HashTable.
+segment: <int64>[].
+ids: <int64>[n] distinct.
+records: <uint8>[n, bytes].
+)doc");
+
+REGISTER_OP("Fusedrec>TableRemove")
+    .Input("table: resource")
+    .Input("segment: int64")
+    .Input("ids: int64")
+    .Output("removed: int64")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::ScalarShape)
+    .Doc(R"doc(
+Removes rows by id; ids without a row are passed over.
+
+table: of HashTable.
+segment: <int64>[].
+ids: <int64>[n].
+removed: <int64>[] how many had a row.
+)doc");
+
+REGISTER_OP("Fusedrec>TableEvict")
+    .Input("table: resource")
+    .Input("segment: int64")
+    .Input("count: int64")
+    .Output("evicted: int64")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::ScalarShape)
+    .Doc(R"doc(
+Evicts the rows of a segment that the table's policy ranks lowest; rows of the last `window` lookups stay.
+
+table: of HashTable.
+segment: <int64>[].
+count: <int64>[] how many.
+evicted: <int64>[] how many could go.
+)doc");
+
+REGISTER_OP("Fusedrec>TableTombstones")
+    .Input("table: resource")
+    .Input("segment: int64")
+    .Output("ids: int64")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      c->set_output(0, c->UnknownShapeOfRank(1));
+      return absl::OkStatus();
+    })
+    .Doc(R"doc(
+Ids of a segment that were evicted or removed since TableForgetTombstones, and have not come back. Ascending.
+
+table: of HashTable.
+segment: <int64>[].
+ids: <int64>[n].
+)doc");
+
+REGISTER_OP("Fusedrec>TableForgetTombstones")
+    .Input("table: resource")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::NoOutputs)
+    .Doc(R"doc(
+Begins a new record of tombstones.
+
+table: of HashTable.
+)doc");
+
+REGISTER_OP("Fusedrec>TableCandidates")
+    .Input("table: resource")
+    .Input("segment: int64")
+    .Output("ids: int64")
+    .Output("counts: int64")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      c->set_output(0, c->UnknownShapeOfRank(1));
+      c->set_output(1, c->UnknownShapeOfRank(1));
+      return absl::OkStatus();
+    })
+    .Doc(R"doc(
+Ids that wait for admission and how often they came, in the order of their hash (Mix64).
+
+table: of HashTable.
+segment: <int64>[].
+ids: <int64>[n].
+counts: <int64>[n].
+)doc");
+
+REGISTER_OP("Fusedrec>TableImportCandidates")
+    .Input("table: resource")
+    .Input("segment: int64")
+    .Input("ids: int64")
+    .Input("counts: int64")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::NoOutputs)
+    .Doc(R"doc(
+Sets how often ids without a row have come.
+
+table: of HashTable.
+segment: <int64>[].
+ids: <int64>[n].
+counts: <int64>[n].
+)doc");
+
+REGISTER_OP("Fusedrec>TableClock")
+    .Input("table: resource")
+    .Output("clock: int64")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      c->set_output(0, c->Vector(2));
+      return absl::OkStatus();
+    })
+    .Doc(R"doc(
+Number of training lookups, and version (number of changes).
+
+table: of HashTable.
+clock: <int64>[2].
+)doc");
+
+REGISTER_OP("Fusedrec>TableSetClock")
+    .Input("table: resource")
+    .Input("clock: int64")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::NoOutputs)
+    .Doc(R"doc(
+Sets what TableClock answers: after a checkpoint was read.
+
+table: of HashTable.
+clock: <int64>[2].
+)doc");
+
+REGISTER_OP("Fusedrec>TableClear")
+    .Input("table: resource")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::NoOutputs)
+    .Doc(R"doc(
+Removes all rows, candidates, tombstones, statistics and waiting gradients.
+
+table: of HashTable.
+)doc");
+
+}  // namespace fusedrec

@@ -1,0 +1,291 @@
+// The training lookup; hash_table.h says how it goes.
+#include <algorithm>
+#include <array>
+#include <tuple>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/hash.h"
+#include "hash_table/hash_table.h"
+
+namespace fusedrec {
+namespace {
+
+constexpr int64_t kBlock = 16 * 1024;  // ids per block of the counting sort
+constexpr int kAhead = 12;             // ids between the fetch of a line of keys, that of a row, and its copy
+
+}  // namespace
+
+struct HashTable::Visit {
+  Shard* shard;
+  const Item* items;   // of this shard
+  int64_t num_items;
+  uint32_t clock;
+  RowSink rows;
+  int32_t* inverse;
+  std::vector<int64_t> handles;   // by number inside this shard
+  std::vector<Item> fresh;        // without a row
+  std::vector<Item> moving;       // whose row must move to pool 0 first
+  std::vector<int64_t> num_fresh; // ids of `fresh` by segment; distinct ones where there is a limit
+};
+
+std::vector<HashTable::Item> HashTable::SortByShard(const Message& message, const ParallelFor& parallel_for,
+                                                    std::vector<int64_t>* shard_begin) const {
+  // Runs of one source and segment, cut into pieces: the units of both passes.
+  struct Piece {
+    int64_t entry, position, count;
+    uint32_t segment;
+  };
+  std::vector<Piece> pieces;
+  int64_t entry = 0, position = 0;
+  for (const int32_t size : message.source_splits) {
+    int64_t first = entry + segments();
+    for (int64_t segment = 0; segment < segments(); ++segment) {
+      const int64_t count = message.entries[entry + segment];
+      for (int64_t done = 0; done < count; done += kBlock) {
+        pieces.push_back({first + done, position + done, std::min(kBlock, count - done), static_cast<uint32_t>(segment)});
+      }
+      first += count;
+      position += count;
+    }
+    entry += size;
+  }
+  // next[p][s]: first the ids of piece p in shard s, then, by prefix sums, where the next one of them goes.
+  std::vector<std::array<int32_t, kShards>> next(pieces.size(), std::array<int32_t, kShards>{});
+  const int64_t mean = pieces.empty() ? 1 : message.num_ids / static_cast<int64_t>(pieces.size()) + 1;
+  parallel_for(pieces.size(), 4 * mean, [&](int64_t begin, int64_t end) {
+    for (int64_t p = begin; p < end; ++p) {
+      const int64_t* ids = &message.entries[pieces[p].entry];
+      for (int64_t i = 0; i < pieces[p].count; ++i) ++next[p][ShardOf(TableHash(ids[i]))];
+    }
+  });
+  shard_begin->assign(kShards + 1, 0);
+  int32_t total = 0;
+  for (int s = 0; s < kShards; ++s) {
+    (*shard_begin)[s] = total;
+    for (std::array<int32_t, kShards>& of_piece : next) total += std::exchange(of_piece[s], total);
+  }
+  (*shard_begin)[kShards] = total;
+  std::vector<Item> items(total);
+  parallel_for(pieces.size(), 8 * mean, [&](int64_t begin, int64_t end) {
+    for (int64_t p = begin; p < end; ++p) {
+      const int64_t* ids = &message.entries[pieces[p].entry];
+      for (int64_t i = 0; i < pieces[p].count; ++i) {
+        const int32_t place = next[p][ShardOf(TableHash(ids[i]))]++;
+        items[place] = {ids[i], static_cast<uint32_t>(pieces[p].position + i), pieces[p].segment};
+      }
+    }
+  });
+  return items;
+}
+
+// Writes the row of an id whose row is known; true when this lookup sees the row for the first time.
+bool HashTable::Touch(Visit* visit, const Item& item, uint32_t handle, char* row) {
+  RowHeader* header = RowFormat::Header(row);
+  const bool first = header->last != visit->clock;
+  if (first) {
+    header->last = visit->clock;
+    header->number = static_cast<uint32_t>(visit->handles.size());
+    header->count += header->count != 0xffffffff;
+    visit->handles.push_back(handle);
+  }
+  visit->inverse[item.position] = static_cast<int32_t>(header->number);
+  const RowFormat& row_format = format(PoolOf(handle));
+  char* out = static_cast<char*>(visit->rows.data) +
+              static_cast<int64_t>(item.position) * spec_.dim * BytesOf(visit->rows.storage);
+  row_format.CopyRow(row, visit->rows.storage, out);
+  return first;
+}
+
+void HashTable::VisitKnown(Visit* visit) {
+  std::lock_guard<std::mutex> lock(visit->shard->mutex);
+  FreeRetired(visit->shard);
+  std::vector<KeyIndex>& keys = visit->shard->keys;
+  const Item* items = visit->items;
+  const int64_t n = visit->num_items;
+  uint32_t handles[2 * kAhead];
+  for (int64_t i = 0; i < n + 2 * kAhead; ++i) {
+    if (i < n) keys[items[i].segment].Prefetch(TableHash(items[i].id));
+    if (const int64_t j = i - kAhead; j >= 0 && j < n) {
+      const uint32_t handle = keys[items[j].segment].Find(items[j].id, TableHash(items[j].id));
+      handles[j % (2 * kAhead)] = handle;
+      if (handle != kAbsent) FetchRow(handle);
+    }
+    const int64_t k = i - 2 * kAhead;
+    if (k < 0 || k >= n) continue;
+    const uint32_t handle = handles[k % (2 * kAhead)];
+    if (handle == kAbsent) {
+      visit->fresh.push_back(items[k]);
+      continue;
+    }
+    char* row = RowOf(handle);
+    if (PoolOf(handle) == 1) {
+      const RowHeader& header = *RowFormat::Header(row);
+      const bool hot = spec_.hot_after > 0 && header.count + int64_t{1} >= spec_.hot_after &&
+                       header.last + spec_.window <= visit->clock;
+      if (hot || memory_rows_ > 0) {
+        visit->moving.push_back(items[k]);
+        continue;
+      }
+    }
+    if (Touch(visit, items[k], handle, row)) ++visit->shard->statistics[items[k].segment].hits;
+  }
+  if (visit->fresh.empty()) return;
+  if (spec_.max_rows > 0 || memory_rows_ > 0 || spec_.admission_count > 1) {
+    Admit(visit);
+  } else {
+    visit->num_fresh.assign(segments(), 0);
+    for (const Item& item : visit->fresh) ++visit->num_fresh[item.segment];
+  }
+}
+
+// With limits: sorts what is new, counts it, and answers ids that have not come often enough yet with their initial row.
+void HashTable::Admit(Visit* visit) {
+  std::vector<Item>& fresh = visit->fresh;
+  const auto before = [](const Item& a, const Item& b) {
+    return std::tie(a.segment, a.id, a.position) < std::tie(b.segment, b.id, b.position);
+  };
+  std::sort(fresh.begin(), fresh.end(), before);
+  visit->num_fresh.assign(segments(), 0);
+  std::vector<float> initial(format(0).numbers());
+  size_t kept = 0;
+  for (size_t begin = 0, end; begin < fresh.size(); begin = end) {
+    const Item item = fresh[begin];
+    for (end = begin; end < fresh.size() && fresh[end].id == item.id && fresh[end].segment == item.segment;) ++end;
+    if (spec_.admission_count <= 1 || CountCandidate(visit->shard, item.segment, item.id) >= spec_.admission_count) {
+      ++visit->num_fresh[item.segment];
+      for (size_t i = begin; i < end; ++i) fresh[kept++] = fresh[i];
+      continue;
+    }
+    ++visit->shard->statistics[item.segment].refused;
+    const int32_t number = static_cast<int32_t>(visit->handles.size());
+    visit->handles.push_back(kNoRow);
+    InitialNumbers(item.segment, item.id, initial.data());
+    for (size_t i = begin; i < end; ++i) {
+      visit->inverse[fresh[i].position] = number;
+      char* out = static_cast<char*>(visit->rows.data) +
+                  static_cast<int64_t>(fresh[i].position) * spec_.dim * BytesOf(visit->rows.storage);
+      Convert(initial.data(), Storage::kFloat32, spec_.dim, visit->rows.storage, out);
+    }
+  }
+  fresh.resize(kept);
+}
+
+absl::Status HashTable::VisitNew(Visit* visit) {
+  Shard* shard = visit->shard;
+  std::lock_guard<std::mutex> lock(shard->mutex);
+  for (int64_t segment = 0; segment < static_cast<int64_t>(visit->num_fresh.size()); ++segment) {
+    if (visit->num_fresh[segment] == 0) continue;
+    const absl::Status reserved = shard->keys[segment].Reserve(visit->num_fresh[segment], &shard->retired);
+    if (!reserved.ok()) return reserved;
+  }
+  for (const Item& item : visit->fresh) {
+    uint32_t handle = shard->keys[item.segment].Find(item.id, TableHash(item.id));
+    if (handle == kAbsent) {
+      const absl::Status made = MakeRow(shard, item.segment, item.id, spec_.hot_after > 0 ? 1 : 0, &handle);
+      if (!made.ok()) return made;
+    }
+    Touch(visit, item, handle, RowOf(handle));
+  }
+  for (const Item& item : visit->moving) {
+    uint32_t handle = shard->keys[item.segment].Find(item.id, TableHash(item.id));
+    if (PoolOf(handle) == 1) {
+      const absl::Status moved = MoveRow(shard, item.segment, item.id, 0, &handle);
+      if (!moved.ok()) return moved;
+    }
+    if (Touch(visit, item, handle, RowOf(handle))) ++shard->statistics[item.segment].hits;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status HashTable::Lookup(const Message& message, const ParallelFor& parallel_for, const RowSink& rows,
+                               absl::Span<int32_t> inverse, std::vector<int64_t>* handles) {
+  const uint32_t clock = clock_.fetch_add(1) + 1;
+  version_.fetch_add(1);
+  if (spec_.ttl > 0 && clock % std::max<int64_t>(1, spec_.ttl / 16) == 0) EvictExpired(clock);
+  std::vector<int64_t> shard_begin;
+  const std::vector<Item> items = SortByShard(message, parallel_for, &shard_begin);
+  std::vector<Visit> visits(kShards);
+  for (int s = 0; s < kShards; ++s) {
+    visits[s].shard = &shards_[s];
+    visits[s].items = items.data() + shard_begin[s];
+    visits[s].num_items = shard_begin[s + 1] - shard_begin[s];
+    visits[s].clock = clock;
+    visits[s].rows = rows;
+    visits[s].inverse = inverse.data();
+  }
+  const int64_t cost_of_id = 120 + spec_.dim;  // cycles, roughly
+  const int64_t cost_of_shard = cost_of_id * (message.num_ids / kShards + 1);
+  parallel_for(kShards, cost_of_shard, [&](int64_t begin, int64_t end) {
+    for (int64_t s = begin; s < end; ++s) {
+      if (visits[s].num_items > 0) VisitKnown(&visits[s]);
+    }
+  });
+  const absl::Status room = MakeRoom(visits, clock);
+  if (!room.ok()) return room;
+
+  std::vector<absl::Status> failed(kShards);
+  parallel_for(kShards, cost_of_shard / 4, [&](int64_t begin, int64_t end) {
+    for (int64_t s = begin; s < end; ++s) {
+      if (!visits[s].fresh.empty() || !visits[s].moving.empty()) failed[s] = VisitNew(&visits[s]);
+    }
+  });
+  for (const absl::Status& status : failed) {
+    if (!status.ok()) return status;
+  }
+
+  // Numbers inside a shard become numbers of the whole.
+  std::vector<int32_t> base(kShards);
+  handles->clear();
+  for (int s = 0; s < kShards; ++s) {
+    base[s] = static_cast<int32_t>(handles->size());
+    handles->insert(handles->end(), visits[s].handles.begin(), visits[s].handles.end());
+  }
+  parallel_for(kShards, 2 * (message.num_ids / kShards + 1), [&](int64_t begin, int64_t end) {
+    for (int64_t s = begin; s < end; ++s) {
+      for (int64_t i = 0; i < visits[s].num_items; ++i) inverse[visits[s].items[i].position] += base[s];
+    }
+  });
+  return absl::OkStatus();
+}
+
+absl::Status HashTable::MakeRoom(const std::vector<Visit>& visits, uint32_t clock) {
+  if (spec_.max_rows == 0 && memory_rows_ == 0) return absl::OkStatus();
+  std::lock_guard<std::mutex> lock(room_mutex_);
+  Waiting waiting;
+  for (const Visit& visit : visits) {
+    for (const Item& item : visit.moving) waiting.emplace_back(item.segment, item.id);
+  }
+  std::sort(waiting.begin(), waiting.end());
+  waiting.erase(std::unique(waiting.begin(), waiting.end()), waiting.end());
+  int64_t into_memory = waiting.size();
+  for (int64_t segment = 0; segment < segments(); ++segment) {
+    int64_t fresh = 0;
+    for (const Visit& visit : visits) fresh += visit.num_fresh.empty() ? 0 : visit.num_fresh[segment];
+    into_memory += fresh;
+    const int64_t excess = size(segment) + fresh - spec_.max_rows;
+    if (spec_.max_rows == 0 || excess <= 0) continue;
+    // Some more than needed, so that not every step has to look for the worst.
+    const int64_t gone = EvictWorst(segment, excess + spec_.max_rows / 16, clock, waiting);
+    if (gone < excess) {
+      return absl::ResourceExhaustedError(absl::StrCat(
+          "max_rows of segment ", segment, " is ", spec_.max_rows, ", but a batch needs ", excess - gone,
+          " rows more while the rows of the last ", spec_.window, " lookups may not leave",
+          spec_.eviction == Eviction::kNone && spec_.ttl == 0 ? " and eviction is 'none'" : "",
+          ". What the table holds stays readable. Remedy: a larger max_rows, an eviction policy, or smaller batches."));
+    }
+  }
+  if (memory_rows_ == 0) return absl::OkStatus();
+  const int64_t excess = rows_in_pool(0) + into_memory - memory_rows_;
+  if (excess <= 0) return absl::OkStatus();
+  auto demoted = DemoteColdest(excess + memory_rows_ / 16, clock);
+  if (!demoted.ok()) return demoted.status();
+  if (*demoted < excess) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "memory_budget holds ", memory_rows_, " rows, but a batch needs ", excess - *demoted, " more while the rows ",
+        "of the last ", spec_.window, " lookups stay in memory. Remedy: a larger memory_budget, or smaller batches."));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace fusedrec

@@ -1,0 +1,189 @@
+#include "hash_table/row_format.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "absl/strings/str_cat.h"
+#include "common/simd.h"
+
+namespace fusedrec {
+namespace {
+
+inline uint32_t BitsOf(float x) {
+  uint32_t bits;
+  std::memcpy(&bits, &x, 4);
+  return bits;
+}
+
+inline float FloatOf(uint32_t bits) {
+  float x;
+  std::memcpy(&x, &bits, 4);
+  return x;
+}
+
+// `yes` or `no`, both computed: of `?:` the compiler makes a branch here, and then no vector loop.
+inline uint32_t Either(bool condition, uint32_t yes, uint32_t no) {
+  const uint32_t mask = -static_cast<uint32_t>(condition);
+  return (yes & mask) | (no & ~mask);
+}
+
+inline float FromBfloat16(uint16_t bits) { return FloatOf(uint32_t{bits} << 16); }
+
+// Adding `below` (what rounds, less than one step of the 16-bit grid) and cutting; not a number stays one.
+inline uint16_t ToBfloat16(float x, uint32_t below) {
+  const uint32_t bits = BitsOf(x);
+  const bool nan = (bits & 0x7fffffff) > 0x7f800000, infinite = (bits & 0x7fffffff) == 0x7f800000;
+  const uint32_t rounded = (bits + below) >> 16;
+  return static_cast<uint16_t>(nan ? (bits >> 16) | 0x40 : infinite ? bits >> 16 : rounded);
+}
+
+inline uint32_t NearestBelow(uint32_t bits, int dropped) {
+  return ((1u << (dropped - 1)) - 1) + ((bits >> dropped) & 1);
+}
+
+// No subnormal float32 on the way: TensorFlow's threads flush those to zero.
+inline float FromFloat16(uint16_t half) {
+  const uint32_t sign = uint32_t{half & 0x8000u} << 16, rest = half & 0x7fff;
+  const uint32_t normal = (rest << 13) + (112u << 23), special = 0x7f800000 | (rest & 0x3ff) << 13;
+  const uint32_t subnormal = BitsOf(static_cast<float>(static_cast<int32_t>(rest)) * 0x1p-24f);
+  return FloatOf(sign | Either(rest < 0x400, subnormal, rest >= 0x7c00 ? special : normal));
+}
+
+// `random` are 32 uniform bits, or null for the nearest. Beyond the largest finite number float16 saturates: an infinite
+// row could never come back.
+inline uint16_t ToFloat16(float x, bool stochastic, uint32_t random) {
+  const uint32_t bits = BitsOf(x), sign = (bits >> 16) & 0x8000, magnitude = bits & 0x7fffffff;
+  // Below 2^-14 float16 is subnormal: its grid is 2^-24 there. To the nearest, it is reached by adding 0.5 = 2^-1, whose
+  // own grid is 2^-24; stochastically, by comparing what is cut, exactly, with a random number below 1.
+  constexpr uint32_t kSmallestNormal = 113u << 23;  // 2^-14, as the bits of a float
+  const float small = FloatOf(std::min(magnitude, kSmallestNormal));
+  uint32_t subnormal;
+  if (stochastic) {
+    const float steps = small * 0x1p24f;
+    const int32_t whole = static_cast<int32_t>(steps);
+    const float uniform = static_cast<float>(static_cast<int32_t>(random >> 8)) * 0x1p-24f;
+    const float cut = steps - static_cast<float>(whole);
+    subnormal = static_cast<uint32_t>(whole) + (BitsOf(uniform - cut) >> 31);  // one more where uniform < cut
+  } else {
+    subnormal = BitsOf(small + 0.5f) - BitsOf(0.5f);  // rounds to even
+  }
+  const uint32_t below = stochastic ? random >> 19 : NearestBelow(magnitude, 13);
+  const uint32_t normal = ((magnitude + below) >> 13) - (112u << 10);
+  const uint32_t finite = Either(magnitude < kSmallestNormal, subnormal, std::min(normal, 0x7bffu));
+  const bool nan = magnitude > 0x7f800000;
+  return static_cast<uint16_t>(sign | Either(nan, 0x7e00, finite));
+}
+
+inline uint32_t RandomBits(uint32_t bits, uint32_t column, uint32_t version) {
+  uint32_t x = bits ^ (column * 0x9e3779b9u) ^ (version * 0x85ebca6bu);  // 32-bit finalizer of MurmurHash3
+  x ^= x >> 16;
+  x *= 0x85ebca6bu;
+  x ^= x >> 13;
+  x *= 0xc2b2ae35u;
+  return x ^ (x >> 16);
+}
+
+FUSEDREC_CLONES void WidenBfloat16(const uint16_t* __restrict__ from, int64_t n, float* __restrict__ to) {
+  for (int64_t i = 0; i < n; ++i) to[i] = FromBfloat16(from[i]);
+}
+FUSEDREC_CLONES void WidenFloat16(const uint16_t* __restrict__ from, int64_t n, float* __restrict__ to) {
+  for (int64_t i = 0; i < n; ++i) to[i] = FromFloat16(from[i]);
+}
+FUSEDREC_CLONES void NarrowBfloat16(const float* __restrict__ from, int64_t n, uint16_t* __restrict__ to) {
+  for (int64_t i = 0; i < n; ++i) to[i] = ToBfloat16(from[i], NearestBelow(BitsOf(from[i]), 16));
+}
+FUSEDREC_CLONES void NarrowFloat16(const float* __restrict__ from, int64_t n, uint16_t* __restrict__ to) {
+  for (int64_t i = 0; i < n; ++i) to[i] = ToFloat16(from[i], false, 0);
+}
+FUSEDREC_CLONES void RoundBfloat16(const float* __restrict__ from, int64_t n, uint32_t column, uint32_t version,
+                                   uint16_t* __restrict__ to) {
+  for (int64_t i = 0; i < n; ++i) to[i] = ToBfloat16(from[i], RandomBits(BitsOf(from[i]), column + i, version) >> 16);
+}
+FUSEDREC_CLONES void RoundFloat16(const float* __restrict__ from, int64_t n, uint32_t column, uint32_t version,
+                                  uint16_t* __restrict__ to) {
+  for (int64_t i = 0; i < n; ++i) to[i] = ToFloat16(from[i], true, RandomBits(BitsOf(from[i]), column + i, version));
+}
+
+void Widen(const void* from, Storage storage, int64_t n, float* to) {
+  const uint16_t* narrow = static_cast<const uint16_t*>(from);
+  if (storage == Storage::kFloat32) std::memcpy(to, from, 4 * n);
+  if (storage == Storage::kBfloat16) WidenBfloat16(narrow, n, to);
+  if (storage == Storage::kFloat16) WidenFloat16(narrow, n, to);
+}
+
+void Narrow(const float* from, int64_t n, Storage storage, void* to) {
+  uint16_t* narrow = static_cast<uint16_t*>(to);
+  if (storage == Storage::kFloat32) std::memcpy(to, from, 4 * n);
+  if (storage == Storage::kBfloat16) NarrowBfloat16(from, n, narrow);
+  if (storage == Storage::kFloat16) NarrowFloat16(from, n, narrow);
+}
+
+void NarrowStochastically(const float* from, int64_t n, uint32_t column, uint32_t version, Storage storage, void* to) {
+  uint16_t* narrow = static_cast<uint16_t*>(to);
+  if (storage == Storage::kBfloat16) RoundBfloat16(from, n, column, version, narrow);
+  if (storage == Storage::kFloat16) RoundFloat16(from, n, column, version, narrow);
+}
+
+}  // namespace
+
+absl::StatusOr<Storage> StorageOf(const std::string& name) {
+  if (name == "float32") return Storage::kFloat32;
+  if (name == "bfloat16") return Storage::kBfloat16;
+  if (name == "float16") return Storage::kFloat16;
+  return absl::InvalidArgumentError(
+      absl::StrCat("storage must be 'float32', 'bfloat16' or 'float16', got '", name, "'."));
+}
+
+RowFormat::RowFormat(Storage storage, int dim, int wide_slots, int scalar_slots, bool stochastic)
+    : storage_(storage),
+      stochastic_(stochastic && storage != Storage::kFloat32),
+      dim_(dim),
+      wide_slots_(wide_slots),
+      scalar_slots_(scalar_slots) {
+  wide_offset_ = kRowOffset + dim * BytesOf(storage);
+  scalars_offset_ = wide_offset_ + wide_slots * dim * BytesOf(slot_storage());
+  scalars_offset_ = (scalars_offset_ + 3) / 4 * 4;  // float32 wants its alignment after an odd number of 16-bit ones
+  stride_ = (scalars_offset_ + 4 * scalar_slots + 15) / 16 * 16;
+}
+
+void RowFormat::Load(const char* row, float* numbers) const {
+  Widen(row + kRowOffset, storage_, dim_, numbers);
+  Widen(row + wide_offset_, slot_storage(), int64_t{wide_slots_} * dim_, numbers + dim_);
+  std::memcpy(numbers + dim_ * (1 + wide_slots_), row + scalars_offset_, 4 * scalar_slots_);
+}
+
+void RowFormat::Store(const float* numbers, uint32_t version, char* row) const {
+  const int64_t wide = int64_t{wide_slots_} * dim_;
+  if (stochastic_) {
+    NarrowStochastically(numbers, dim_, 0, version, storage_, row + kRowOffset);
+    NarrowStochastically(numbers + dim_, wide, dim_, version, slot_storage(), row + wide_offset_);
+  } else {
+    Narrow(numbers, dim_, storage_, row + kRowOffset);
+    Narrow(numbers + dim_, wide, slot_storage(), row + wide_offset_);
+  }
+  std::memcpy(row + scalars_offset_, numbers + dim_ * (1 + wide_slots_), 4 * scalar_slots_);
+}
+
+void RowFormat::CopyRow(const char* row, Storage to, void* out) const {
+  Convert(row + kRowOffset, storage_, dim_, to, out);
+}
+
+void Convert(const void* from, Storage from_storage, int64_t n, Storage to_storage, void* to) {
+  if (from_storage == to_storage) {
+    std::memcpy(to, from, n * BytesOf(to_storage));
+  } else if (to_storage == Storage::kFloat32) {
+    Widen(from, from_storage, n, static_cast<float*>(to));
+  } else if (from_storage == Storage::kFloat32) {
+    Narrow(static_cast<const float*>(from), n, to_storage, to);
+  } else {  // between the two 16-bit types, a piece at a time
+    constexpr int64_t kPiece = 64;
+    float numbers[kPiece];
+    for (int64_t i = 0; i < n; i += kPiece) {
+      const int64_t piece = n - i < kPiece ? n - i : kPiece;
+      Widen(static_cast<const uint16_t*>(from) + i, from_storage, piece, numbers);
+      Narrow(numbers, piece, to_storage, static_cast<uint16_t*>(to) + i);
+    }
+  }
+}
+
+}  // namespace fusedrec

@@ -1,0 +1,68 @@
+// The table as a TensorFlow resource, and what all its kernels share.
+#ifndef FUSEDREC_HASH_TABLE_TABLE_RESOURCE_H_
+#define FUSEDREC_HASH_TABLE_TABLE_RESOURCE_H_
+
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/kernel_util.h"
+#include "hash_table/hash_table.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/resource_mgr.h"
+
+namespace fusedrec {
+
+class TableResource : public tensorflow::ResourceBase {
+ public:
+  explicit TableResource(std::unique_ptr<HashTable> table) : table_(std::move(table)) {}
+  HashTable* table() const { return table_.get(); }
+  std::string DebugString() const override {
+    return absl::StrCat("fusedrec.HashTable of ", table_->segments(), " segments");
+  }
+
+ private:
+  std::unique_ptr<HashTable> table_;
+};
+
+template <typename T>
+constexpr Storage StorageFor();
+template <>
+constexpr Storage StorageFor<float>() {
+  return Storage::kFloat32;
+}
+template <>
+constexpr Storage StorageFor<Eigen::half>() {
+  return Storage::kFloat16;
+}
+template <>
+constexpr Storage StorageFor<Eigen::bfloat16>() {
+  return Storage::kBfloat16;
+}
+
+// A kernel whose first input is a table.
+class TableKernel : public tensorflow::OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(tensorflow::OpKernelContext* ctx) final {
+    tensorflow::core::RefCountPtr<TableResource> resource;
+    OP_REQUIRES_OK(ctx, tensorflow::LookupResource(ctx, tensorflow::HandleFromInput(ctx, 0), &resource));
+    OP_REQUIRES_OK(ctx, Run(ctx, resource->table()));
+  }
+
+ protected:
+  virtual absl::Status Run(tensorflow::OpKernelContext* ctx, HashTable* table) = 0;
+};
+
+template <typename T>
+absl::Status ScalarInput(tensorflow::OpKernelContext* ctx, int index, const char* name, T* value) {
+  const absl::Status ranked = RequireRank(name, ctx->input(index), 0);
+  if (ranked.ok()) *value = ctx->input(index).scalar<T>()();
+  return ranked;
+}
+
+}  // namespace fusedrec
+
+#endif  // FUSEDREC_HASH_TABLE_TABLE_RESOURCE_H_

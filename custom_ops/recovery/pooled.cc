@@ -1,0 +1,140 @@
+#include "recovery/pooled.h"
+
+#include <algorithm>
+#include <type_traits>
+#include <vector>
+
+#include "common/simd.h"
+#include "unsupported/Eigen/CXX11/Tensor"
+
+namespace fusedrec {
+namespace {
+
+constexpr int64_t kAhead = 12;  // rows between a fetch and its use
+
+// sum[:] = first ? factor * row[:] : sum[:] + factor * row[:]
+template <typename T>
+inline __attribute__((always_inline)) void Add(const T* __restrict__ row, float factor, bool first, int64_t dim,
+                                               float* __restrict__ sum) {
+  if (first) {
+    for (int64_t d = 0; d < dim; ++d) sum[d] = factor * static_cast<float>(row[d]);
+  } else {
+    for (int64_t d = 0; d < dim; ++d) sum[d] += factor * static_cast<float>(row[d]);
+  }
+}
+
+template <typename T>
+inline void Fetch(const T* row, int64_t dim) {
+  for (int64_t d = 0; d < dim; d += 64 / sizeof(T)) __builtin_prefetch(row + d);
+}
+
+// One output row from the table rows that `place` in [begin, end) names: out = scale * sum. `wide` [dim] is scratch of
+// the 16-bit types; float32 is summed where it stays.
+template <typename T, typename RowOf, typename FactorOf>
+inline __attribute__((always_inline)) void SumInto(int64_t begin, int64_t end, int64_t fetch_end, int64_t dim,
+                                                   const RowOf& row_of, const FactorOf& factor_of, float scale,
+                                                   float* wide, T* out) {
+  if (begin == end) {
+    std::fill(out, out + dim, static_cast<T>(0.0f));
+    return;
+  }
+  float* sum;
+  if constexpr (std::is_same<T, float>::value) {
+    sum = out;
+  } else {
+    sum = wide;
+  }
+  for (int64_t n = begin; n < end; ++n) {
+    if (n + kAhead < fetch_end) Fetch(row_of(n + kAhead), dim);
+    Add(row_of(n), factor_of(n), n == begin, dim, sum);
+  }
+  if (scale != 1.0f) {
+    for (int64_t d = 0; d < dim; ++d) sum[d] *= scale;
+  }
+  if constexpr (!std::is_same<T, float>::value) {
+    for (int64_t d = 0; d < dim; ++d) out[d] = static_cast<T>(wide[d]);
+  }
+}
+
+template <typename T>
+inline __attribute__((always_inline)) void PoolBags(const T* rows, int64_t dim, const int32_t* index,
+                                                    const int64_t* splits, const float* scale, int64_t first,
+                                                    int64_t last, T* out) {
+  std::vector<float> wide(std::is_same<T, float>::value ? 0 : dim);
+  for (int64_t g = first; g < last; ++g) {
+    SumInto(
+        splits[g], splits[g + 1], splits[last], dim, [&](int64_t n) { return rows + int64_t{index[n]} * dim; },
+        [](int64_t) { return 1.0f; }, scale[g], wide.data(), out + g * dim);
+  }
+}
+
+template <typename T>
+inline __attribute__((always_inline)) void SumBags(const T* grads, int64_t dim, const int32_t* begin,
+                                                   const int32_t* bags, const float* scale, int64_t first, int64_t last,
+                                                   T* out) {
+  std::vector<float> wide(std::is_same<T, float>::value ? 0 : dim);
+  for (int64_t u = first; u < last; ++u) {
+    SumInto(
+        begin[u], begin[u + 1], begin[last], dim, [&](int64_t p) { return grads + int64_t{bags[p]} * dim; },
+        [&](int64_t p) { return scale[bags[p]]; }, 1.0f, wide.data(), out + u * dim);
+  }
+}
+
+// The float32 loops, compiled for several instruction sets.
+FUSEDREC_CLONES void PoolFloats(const float* rows, int64_t dim, const int32_t* index, const int64_t* splits,
+                                const float* scale, int64_t first, int64_t last, float* out) {
+  PoolBags(rows, dim, index, splits, scale, first, last, out);
+}
+FUSEDREC_CLONES void SumFloats(const float* grads, int64_t dim, const int32_t* begin, const int32_t* bags,
+                               const float* scale, int64_t first, int64_t last, float* out) {
+  SumBags(grads, dim, begin, bags, scale, first, last, out);
+}
+
+}  // namespace
+
+template <typename T>
+void PooledRecover(const T* rows, int64_t dim, absl::Span<const int32_t> index, absl::Span<const int64_t> bag_splits,
+                   absl::Span<const float> scale, const ParallelFor& parallel_for, T* out) {
+  const int64_t bags = scale.size(), mean = index.size() / std::max<int64_t>(bags, 1) + 1;
+  parallel_for(bags, (20 + dim / 2) * mean, [&](int64_t first, int64_t last) {
+    if constexpr (std::is_same<T, float>::value) {
+      PoolFloats(rows, dim, index.data(), bag_splits.data(), scale.data(), first, last, out);
+    } else {
+      PoolBags(rows, dim, index.data(), bag_splits.data(), scale.data(), first, last, out);
+    }
+  });
+}
+
+template <typename T>
+void PooledRecoverGrad(const T* grads, int64_t dim, absl::Span<const int32_t> index,
+                       absl::Span<const int64_t> bag_splits, absl::Span<const float> scale,
+                       const ParallelFor& parallel_for, T* out, int64_t out_rows) {
+  // bags[begin[u] .. begin[u + 1]): the bag of every n with index[n] == u, in the order of n. Counts stand one place
+  // ahead while the bags are placed, which turns them into the begins.
+  std::vector<int32_t> begin(out_rows + 2, 0), bags(index.size());
+  for (const int32_t u : index) ++begin[u + 2];
+  for (int64_t u = 0; u < out_rows; ++u) begin[u + 2] += begin[u + 1];
+  for (size_t g = 0; g < scale.size(); ++g) {
+    for (int64_t n = bag_splits[g]; n < bag_splits[g + 1]; ++n) bags[begin[index[n] + 1]++] = static_cast<int32_t>(g);
+  }
+  const int64_t mean = index.size() / std::max<int64_t>(out_rows, 1) + 1;
+  parallel_for(out_rows, (20 + dim / 2) * mean, [&](int64_t first, int64_t last) {
+    if constexpr (std::is_same<T, float>::value) {
+      SumFloats(grads, dim, begin.data(), bags.data(), scale.data(), first, last, out);
+    } else {
+      SumBags(grads, dim, begin.data(), bags.data(), scale.data(), first, last, out);
+    }
+  });
+}
+
+#define FUSEDREC_INSTANTIATE(T)                                                                                     \
+  template void PooledRecover<T>(const T*, int64_t, absl::Span<const int32_t>, absl::Span<const int64_t>,           \
+                                 absl::Span<const float>, const ParallelFor&, T*);                                  \
+  template void PooledRecoverGrad<T>(const T*, int64_t, absl::Span<const int32_t>, absl::Span<const int64_t>,       \
+                                     absl::Span<const float>, const ParallelFor&, T*, int64_t);
+FUSEDREC_INSTANTIATE(float)
+FUSEDREC_INSTANTIATE(Eigen::half)
+FUSEDREC_INSTANTIATE(Eigen::bfloat16)
+#undef FUSEDREC_INSTANTIATE
+
+}  // namespace fusedrec

@@ -1,0 +1,42 @@
+// Recovery and pooling in one pass: bags of ids become one row each, and the gradient of a bag goes back to its rows.
+//
+// Rows that only serve to be summed are never written out: N * D numbers less each way, against a gather, a split by
+// feature, a sum, and their gradients. A bag is a sample of a feature that is pooled, or a single id of one that is not.
+//
+// # Determinism
+// Sums run in the order of the ids, whatever the number of threads; 16-bit rows are summed in float32, rounded once.
+#ifndef FUSEDREC_RECOVERY_POOLED_H_
+#define FUSEDREC_RECOVERY_POOLED_H_
+
+#include <cstdint>
+
+#include "absl/types/span.h"
+#include "common/parallel.h"
+
+namespace fusedrec {
+
+// out[g, :] = scale[g] * sum of rows[index[n], :] over n in [bag_splits[g], bag_splits[g + 1]).
+// T is float, Eigen::half or Eigen::bfloat16.
+//
+//   rows        [P, D]
+//   index       [N], each in [0, P) (caller checks)
+//   bag_splits  [G+1], from 0 to N without decreasing (caller checks)
+//   scale       [G]
+//   out         [G, D]
+template <typename T>
+void PooledRecover(const T* rows, int64_t dim, absl::Span<const int32_t> index, absl::Span<const int64_t> bag_splits,
+                   absl::Span<const float> scale, const ParallelFor& parallel_for, T* out);
+
+// out[u, :] = sum of scale[g] * grads[g, :] over the ids n of all bags g with index[n] == u, in the order of n. Rows
+// never named become 0.
+//
+//   grads  [G, D]
+//   out    [out_rows, D]; each index in [0, out_rows)
+template <typename T>
+void PooledRecoverGrad(const T* grads, int64_t dim, absl::Span<const int32_t> index,
+                       absl::Span<const int64_t> bag_splits, absl::Span<const float> scale,
+                       const ParallelFor& parallel_for, T* out, int64_t out_rows);
+
+}  // namespace fusedrec
+
+#endif  // FUSEDREC_RECOVERY_POOLED_H_

@@ -1,0 +1,26 @@
+"""Saves and loads of several ranks in one process: the parts of tf_fusedrec.checkpoint that know ranks as numbers."""
+
+from tf_fusedrec.checkpoint import manifest, saving, shares
+
+
+def save(directory, tables, *, full=None, since=None, extra=None):
+    """A save of simulated ranks; tables[r] is rank r's backend, or its list of backends. Returns the save's name."""
+    tables = [table if isinstance(table, list) else [table] for table in tables]
+    clocks = since or {}
+    plan = saving.make_plan(directory, len(tables), full, clocks)
+    for rank, of_rank in enumerate(tables):
+        saving.write_shard(directory, plan, saving.cut_tables(of_rank, plan), rank)
+    saving.commit(directory, plan, {}, extra, timeout_s=5)
+    return plan.save
+
+
+def load(directory, tables, *, partial=False):
+    """Loads into the backends of simulated ranks; returns the shares that were read."""
+    tables = [table if isinstance(table, list) else [table] for table in tables]
+    described = manifest.read_manifest(directory)["tables"]
+    read = []
+    for rank, of_rank in enumerate(tables):
+        mine = shares.open_tables(directory, described, of_rank, rank, len(tables), partial)
+        shares.restore(mine, of_rank)
+        read.append(mine)
+    return read

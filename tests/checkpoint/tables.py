@@ -1,0 +1,141 @@
+"""A table backend that is a dict: what checkpoints are tested with, one object per simulated rank."""
+
+from __future__ import annotations
+
+import types
+
+import numpy as np
+
+from tests.checkpoint.oracle import OWNERS, mix64
+
+ABOUT = [("last", "<u4"), ("count", "<u4"), ("updated", "<u4"), ("pool", "<u4")]
+
+
+class DictTable:
+    """Tables `names` of one group; `rows[section][name][id]` is a record. `clock` is changes << 32 | training lookups.
+
+    Args:
+      changes: whether it knows what has changed (as the native table), or not (as TFRA's).
+      candidates: whether it has that section.
+      dim, slot: of a record.
+      steps: that the optimizer has counted.
+    """
+
+    records_tombstones = True
+
+    def __init__(self, *names, dim=4, owner="hash_range", changes=True, candidates=False, slot="accumulator", steps=0):
+        self.names, self.owner, self.clock, self.calls = list(names), owner, 0, []
+        about = ABOUT if changes else []
+        row = np.dtype([*about, ("row", "<f4", (dim,)), (slot, "<f4", (dim,)), ("scale", "<f4")])
+        self._records = {"rows": row}
+        if candidates:
+            self._records["candidates"] = np.dtype([("count", "<u4")])
+        self.rows = {section: {name: {} for name in names} for section in self._records}
+        self.removed = {name: set() for name in names}
+        self.optimizer = types.SimpleNamespace(iterations=Counter(steps))
+
+    @property
+    def sections(self):
+        return tuple(self._records)
+
+    def spec(self, name):
+        row = self._records["rows"]
+        slots = tuple(field for field in row.names if field not in ("row", *dict(ABOUT)))
+        return {"dim": row["row"].shape[0], "storage": "float32", "optimizer": {"rule": "double"}, "slots": slots}
+
+    def record_dtype(self, section):
+        return self._records[section]
+
+    def size(self, name):
+        return len(self.rows["rows"][name])
+
+    def snapshot(self, name, section="rows", since=None):
+        rows = self.rows[section][name]
+        ids = [i for i in rows if since is None or rows[i]["updated"] > since >> 32]
+        ids.sort(key=mix64)
+        records = np.array([rows[i] for i in ids], self._records[section])
+        return np.array(ids, np.int64), records
+
+    def restore(self, name, section, ids, records):
+        assert records.dtype == self._records[section] and len(ids) == len(records)
+        self.calls.append(("restore", name, section, len(ids)))
+        for i, record in zip(ids.tolist(), records):
+            self.rows[section][name][i] = record.copy()
+
+    def new_records(self, name, n):
+        return np.zeros(n, self._records["rows"])
+
+    def remove(self, name, ids):
+        for i in np.asarray(ids).tolist():
+            if self.rows["rows"][name].pop(i, None) is not None:
+                self.removed[name].add(i)
+
+    def tombstones(self, name):
+        return np.array(sorted(self.removed[name] - set(self.rows["rows"][name])), np.int64)
+
+    def forget_tombstones(self):
+        self.removed = {name: set() for name in self.names}
+
+    def clear(self):
+        self.calls.append(("clear",))
+        for tables in self.rows.values():
+            for name in tables:
+                tables[name].clear()
+
+    def train(self, name, ids, random):
+        """One step that changes rows of these ids; inserts those that are new."""
+        self.clock += (1 << 32) + 1
+        rows, record = self.rows["rows"][name], self._records["rows"]
+        for i in ids:
+            new = rows.get(i, np.zeros([], record)).copy()
+            new["row"] = random.random(new["row"].shape)
+            new[record.names[-2]] = random.random(new["row"].shape)
+            new["scale"] = random.random()
+            if "updated" in record.names:
+                new["last"], new["count"], new["updated"] = self.clock & 0xFFFFFFFF, new["count"] + 1, self.clock >> 32
+            rows[i] = new
+
+
+class Counter:
+    """The `iterations` of an optimizer."""
+
+    def __init__(self, value):
+        self.value = value
+
+    def numpy(self):
+        return np.int64(self.value)
+
+    def assign(self, value):
+        self.value = value
+
+
+def embedding_of(*tables):
+    """What save and load need of a FusedEmbedding."""
+    return types.SimpleNamespace(lookups=[types.SimpleNamespace(table=table) for table in tables], name="double")
+
+
+def contents(tables):
+    """(section, table) -> {id: bytes of the record} of all simulated ranks together; no id may be there twice."""
+    merged = {}
+    for table in tables:
+        for section, by_name in table.rows.items():
+            for name, rows in by_name.items():
+                of_table = merged.setdefault((section, name), {})
+                assert not set(of_table) & set(rows)
+                of_table.update({i: record.tobytes() for i, record in rows.items()})
+    return merged
+
+
+def ranks_of(make, ranks, fill=None):
+    """One table per simulated rank; `fill(table)` fills a table with all rows, of which each rank keeps its own."""
+    tables = [make() for _ in range(ranks)]
+    if fill is not None:
+        whole = make()
+        fill(whole)
+        for section, by_name in whole.rows.items():
+            for name, rows in by_name.items():
+                for i, record in rows.items():
+                    tables[OWNERS[whole.owner](i, ranks)].rows[section][name][i] = record
+        for table in tables:
+            table.clock = whole.clock
+    return tables

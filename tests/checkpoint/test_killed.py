@@ -1,0 +1,43 @@
+"""A job that is killed with SIGKILL at random moments, also inside saves, ends with the weights it would have had."""
+
+import multiprocessing
+import signal
+
+import numpy as np
+
+from tests.checkpoint import killed_job
+
+KILLS = 20
+
+
+def lives(directory, result, kills):
+    """Exit codes of a job that is started again after every kill. A life costs no import: it is forked from a server
+    that has imported TensorFlow and run none of it."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([killed_job.__name__])
+    codes = []
+    for kill in kills:
+        life = context.Process(target=killed_job.run, args=(str(directory), str(result), kill))
+        life.start()
+        life.join(60)
+        codes.append(life.exitcode)
+    return codes
+
+
+def test_killed_at_20_random_moments_and_no_bit_differs(tmp_path):
+    seed = int(np.random.default_rng().integers(1 << 30))
+    random = np.random.default_rng(seed)
+    kills = [
+        ("operation", int(random.integers(0, 60))) if n % 2 else ("seconds", float(random.uniform(0, 0.1)))
+        for n in range(KILLS)
+    ]
+    said = f"seed {seed}, kills {kills}"
+    assert lives(tmp_path / "whole", tmp_path / "whole.npz", [None]) == [0]
+    codes = lives(tmp_path / "killed", tmp_path / "killed.npz", [*kills, None])
+    assert codes == [-signal.SIGKILL] * KILLS + [0], said
+    with np.load(tmp_path / "whole.npz") as want, np.load(tmp_path / "killed.npz") as got:
+        assert sorted(got) == sorted(want)
+        differ = [name for name in want if got[name].tobytes() != want[name].tobytes()]
+        assert not differ, said
+        assert len(want["item-ids"]) > 50 and 0 < len(want["user-ids"]) <= 25  # of 40: rows were evicted
+        assert want["dense-4"] == killed_job.EPOCHS * killed_job.STEPS

@@ -1,0 +1,206 @@
+"""What is not whole, or not ours, is refused by name, and nothing of it remains in tables or weights."""
+
+import json
+
+import numpy as np
+import pytest
+
+from tests.checkpoint import simulated
+from tests.checkpoint.tables import DictTable, contents, embedding_of
+from tf_fusedrec import checkpoint, keras
+
+IDS = np.random.default_rng(3).integers(-(2**63), 2**63, 3000).tolist()
+
+
+def model(value):
+    dense = keras.Sequential([keras.layers.Dense(2, input_shape=(3,))])
+    dense.set_weights([np.full_like(w, value) for w in dense.get_weights()])
+    return dense
+
+
+def trained(names, ids, **options):
+    table = DictTable(*names, **options)
+    for name in names:
+        table.train(name, ids, np.random.default_rng(len(ids)))
+    return table
+
+
+@pytest.fixture
+def saved(tmp_path, monkeypatch):
+    """A checkpoint with a delta, read in many chunks, so that much is restored before damage at the end is met."""
+    monkeypatch.setattr("tf_fusedrec.checkpoint.shard_file._CHUNK_BYTES", 1)
+    table = trained(("item", "user"), IDS)
+    job = checkpoint.Checkpointer(tmp_path / "c", model(1.0), embedding_of(table), full_every=2)
+    job.save("full")
+    job.wait()
+    table.train("item", IDS[:1500], np.random.default_rng(5))
+    table.remove("user", IDS[:10])
+    job.save("delta")
+    job.wait()
+    return tmp_path / "c", table
+
+
+def damages(directory):
+    """(what is done, words of the refusal) for every way in which a checkpoint can be broken."""
+    full, delta = (f"{part['save']}/" for part in checkpoint.read_manifest(directory)["tables"]["item"]["parts"])
+
+    def file_of(pattern):
+        (path,) = directory.glob(pattern)
+        return path
+
+    def unlink(pattern):
+        file_of(pattern).unlink()
+
+    def flip(pattern, at):
+        path = file_of(pattern)
+        data = bytearray(path.read_bytes())
+        data[at] ^= 16
+        path.write_bytes(data)
+
+    def truncate(pattern):
+        path = file_of(pattern)
+        path.write_bytes(path.read_bytes()[:-1000])
+
+    def swap(one, other):
+        one, other = file_of(one), file_of(other)
+        data = one.read_bytes()
+        one.write_bytes(other.read_bytes())
+        other.write_bytes(data)
+
+    def manifest(old, new):
+        path = directory / "manifest.json"
+        assert old in path.read_text()
+        path.write_text(path.read_text().replace(old, new, 1))
+
+    rows_of_user, rows_of_item, changes_of_item = full + "user.rows*", full + "item.rows*", delta + "item.rows*"
+    return {
+        "missing rows": (lambda: unlink(rows_of_user), "user.rows-0.shard is missing"),
+        "missing delta": (lambda: unlink(changes_of_item), "item.rows-0.shard is missing"),
+        "missing tombstones": (lambda: unlink(delta + "user.tomb*"), "user.tombstones-0.shard is missing"),
+        "missing weights": (lambda: unlink(delta + "dense.index"), "dense.index is missing"),
+        "truncated rows": (lambda: truncate(rows_of_user), "user.rows-0.shard is truncated"),
+        "truncated delta": (lambda: truncate(changes_of_item), "item.rows-0.shard is truncated"),
+        "truncated weights": (lambda: truncate(delta + "dense.data*"), "dense.data-00000-of-00001 is truncated"),
+        "a bit of the last row": (lambda: flip(rows_of_user, -500), "user.rows-0.shard is damaged: block .* differs"),
+        "a bit of the delta": (lambda: flip(changes_of_item, -500), "item.rows-0.shard is damaged: block"),
+        "a bit of the index": (lambda: flip(rows_of_item, -20), "is damaged: its index differs"),
+        "a bit of the weights": (lambda: flip(delta + "dense.data*", 10), "dense.data-00000-of-00001 is damaged"),
+        "tables swapped": (
+            lambda: swap(rows_of_user, rows_of_item),
+            "item.rows-0.shard is foreign: it is of table 'user', but the manifest wants table 'item' here",
+        ),
+        "saves swapped": (
+            lambda: swap(rows_of_item, changes_of_item),
+            f"item.rows-0.shard is foreign: it is of save '{delta[:-1]}', but the manifest wants save '{full[:-1]}'",
+        ),
+        "a digit of the manifest": (lambda: manifest('"clock": ', '"clock": 1'), "manifest.json is damaged: its check"),
+        "a manifest cut off": (lambda: manifest('"tables"', ""), "manifest.json is damaged"),
+        "another format": (lambda: manifest('"format": 2', '"format": 3'), "has format 3, this version reads 2"),
+        "no manifest": (lambda: (directory / "manifest.json").unlink(), "must hold a checkpoint, but .* is missing"),
+    }
+
+
+DAMAGES = [
+    "missing rows", "missing delta", "missing tombstones", "missing weights", "truncated rows", "truncated delta",
+    "truncated weights", "a bit of the last row", "a bit of the delta", "a bit of the index", "a bit of the weights",
+    "tables swapped", "saves swapped", "a digit of the manifest", "a manifest cut off", "another format", "no manifest",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", DAMAGES)
+def test_what_is_not_whole_is_refused_and_nothing_of_it_remains(kind, saved):
+    directory, _ = saved
+    assert set(damages(directory)) == set(DAMAGES)
+    damage, words = damages(directory)[kind]
+    damage()
+    trained_before, empty = trained(("item", "user"), IDS[:7]), DictTable("item", "user")
+    for table in (trained_before, empty):
+        rows, clock = contents([table]), table.clock
+        dense = model(5.0)
+        with pytest.raises(ValueError, match=words):
+            checkpoint.load(directory, dense, embedding_of(table))
+        assert contents([table]) == rows and table.clock == clock and table.optimizer.iterations.value == 0
+        assert all((w == 5.0).all() for w in dense.get_weights())
+    assert ("clear",) not in trained_before.calls
+    if "weights" not in kind:
+        with pytest.raises(ValueError, match=words):
+            checkpoint.read_tables(directory)
+
+
+def test_a_whole_one_is_loaded_into_empty_and_full_tables(saved):
+    """What the tests above would pass without."""
+    directory, table = saved
+    for other in (DictTable("item", "user"), trained(("item", "user"), IDS[-5:])):
+        dense = model(5.0)
+        assert checkpoint.load(directory, dense, embedding_of(other)) == "delta"
+        assert contents([other]) == contents([table]) and other.clock == table.clock
+        assert all((w == 1.0).all() for w in dense.get_weights())
+
+
+def test_rows_that_hold_a_table_are_read_once_and_verified_before_they_are_dropped(saved):
+    directory, table = saved
+    other = trained(("item", "user"), IDS[-5:])
+    checkpoint.load(directory, model(0), embedding_of(other))
+    assert other.calls[0] == ("clear",) and {call[0] for call in other.calls[1:]} == {"restore"}
+    assert sum(call[3] for call in other.calls[1:]) == len(IDS) * 2 - 10
+
+
+@pytest.mark.parametrize(
+    ("options", "shown"),
+    [({"dim": 5}, "'dim': 5"), ({"slot": "momentum"}, r"'slots': \['momentum', 'scale'\]")],
+    ids=["dim", "optimizer"],
+)
+def test_a_checkpoint_of_another_spec_is_refused_with_both_shown(options, shown, saved):
+    directory, _ = saved
+    other = trained(("item", "user"), IDS[:3], **options)
+    rows = contents([other])
+    words = (
+        rf"Table 'item' of checkpoint .* has another spec. Saved: .*'dim': 4.*'slots': \['accumulator'.* Now: .*{shown}"
+    )
+    with pytest.raises(ValueError, match=words):
+        checkpoint.load(directory, model(0), embedding_of(other))
+    assert contents([other]) == rows
+
+
+def test_records_that_do_not_suit_the_table_are_refused(tmp_path):
+    """Equal specs promise equal records; a backend that breaks the promise must not read bytes as something else."""
+    simulated.save(tmp_path, [trained(("item",), IDS[:5], changes=False)])
+    with pytest.raises(ValueError, match=r"item.rows-0.shard holds records \[\('row'.*but the table's are \[\('last'"):
+        simulated.load(tmp_path, [DictTable("item")])
+
+
+def test_read_tables_gives_all_rows_of_full_save_and_delta(saved):
+    directory, table = saved
+    tables = checkpoint.read_tables(directory)
+    assert sorted(tables) == ["item", "user"]
+    for name, (ids, rows) in tables.items():
+        want = table.rows["rows"][name]
+        assert ids.tolist() == sorted(want) and len(ids) == {"item": 3000, "user": 2990}[name]
+        np.testing.assert_array_equal(rows, [want[i]["row"] for i in sorted(want)])
+
+
+def test_read_tables_knows_bfloat16(tmp_path):
+    class Bfloat16Table(DictTable):
+        def record_dtype(self, section):
+            return np.dtype([("row", "<u2", (2,))])
+
+        def snapshot(self, name, section="rows", since=None):
+            return np.array([0, 1]), np.array([([0x3F80, 0xC000],), ([0, 0x4040],)], self.record_dtype(section))
+
+    simulated.save(tmp_path, [Bfloat16Table("item")])
+    ids, rows = checkpoint.read_tables(tmp_path)["item"]
+    assert ids.tolist() == [0, 1] and rows.dtype.name == "bfloat16"
+    np.testing.assert_array_equal(rows.astype(np.float32), [[1.0, -2.0], [0.0, 3.0]])
+
+
+def test_an_empty_checkpoint_has_tables_without_rows(tmp_path):
+    checkpoint.save(tmp_path / "c", model(0), embedding_of(DictTable("item", dim=3)))
+    ids, rows = checkpoint.read_tables(tmp_path / "c")["item"]
+    assert ids.shape == (0,) and rows.shape == (0, 3)
+
+
+def test_the_manifest_says_what_the_tables_are(saved):
+    directory, table = saved
+    described = json.loads((directory / "manifest.json").read_text())["tables"]["item"]
+    assert described["spec"] == json.loads(json.dumps(table.spec("item")))
+    assert (described["owner"], described["clock"], described["iterations"]) == ("hash_range", table.clock, 0)

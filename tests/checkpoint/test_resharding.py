@@ -1,0 +1,169 @@
+"""Any number of ranks reads what any other number wrote: rows bit by bit, each rank its share of the bytes."""
+
+import numpy as np
+import pytest
+
+from tests.checkpoint import simulated
+from tests.checkpoint.oracle import EDGE_IDS, OWNERS, mix64
+from tests.checkpoint.tables import DictTable, contents, ranks_of
+from tf_fusedrec.checkpoint import manifest, shares
+from tf_fusedrec.tables import hash_order
+from tf_fusedrec.tables.tfra import owner_of
+
+IDS = [*EDGE_IDS, *np.random.default_rng(0).integers(-(2**63), 2**63, 300).tolist()]
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 5, 7, 8, 64, 1000])
+def test_ranges_and_owners_are_those_of_the_custom_ops(ranks):
+    bounds = [hash_order.hash_range(rank, ranks) for rank in range(ranks)]
+    assert bounds[0][0] == 0 and bounds[-1][1] == 2**64 - 1
+    for rank, (first, last) in enumerate(bounds):
+        assert (first * ranks >> 64, last * ranks >> 64) == (rank, rank)
+    ids = np.array(IDS, np.int64)
+    assert hash_order.mix64(ids).tolist() == [mix64(i) for i in IDS]
+    assert hash_order.hash_range_owner(ids, ranks).tolist() == [OWNERS["hash_range"](i, ranks) for i in IDS]
+    assert owner_of(ids, ranks).tolist() == [OWNERS["tfra"](i, ranks) for i in IDS]
+
+
+def filled(table):
+    random = np.random.default_rng(1)
+    for name in table.names:
+        table.train(name, IDS if name == "item" else IDS[:20], random)
+    for n, i in enumerate(IDS[:50]):
+        if "candidates" in table.sections:
+            table.rows["candidates"]["item"][i ^ 1] = np.array((n,), [("count", "<u4")])[()]
+
+
+@pytest.mark.parametrize("owner", ["hash_range", "tfra"])
+@pytest.mark.parametrize("then", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 7])
+def test_every_row_finds_its_owner(ranks, then, owner, tmp_path):
+    def make():
+        return DictTable("item", "tag", "empty", owner=owner, candidates=True)
+
+    written = ranks_of(make, ranks, lambda table: filled(table) or table.rows["rows"]["empty"].clear())
+    simulated.save(tmp_path, written)
+    read = ranks_of(make, then)
+    simulated.load(tmp_path, read)
+    assert contents(read) == contents(written)
+    assert len(contents(read)["rows", "item"]) == len(IDS) and len(contents(read)["candidates", "item"]) == 50
+    for rank, table in enumerate(read):
+        assert all(OWNERS[owner](i, then) == rank for i in table.rows["rows"]["item"])
+        assert table.clock == written[0].clock == 3 << 32 | 3
+
+
+def test_a_backend_of_another_owner_reads_too(tmp_path):
+    """Tables of equal spec: where their rows live is not part of it."""
+    written = ranks_of(lambda: DictTable("item", owner="tfra"), 3, filled)
+    simulated.save(tmp_path, written)
+    read = ranks_of(lambda: DictTable("item"), 4)
+    simulated.load(tmp_path, read)
+    assert contents(read) == contents(written)
+    assert all(OWNERS["hash_range"](i, 4) == rank for rank, t in enumerate(read) for i in t.rows["rows"]["item"])
+
+
+class ArrayTable(DictTable):
+    """As a dict, but a snapshot of many rows is made at once and what is restored is only counted."""
+
+    def __init__(self, ids=()):
+        super().__init__("item", dim=32)
+        self.ids, self.restored = np.array(ids, np.int64), 0
+
+    def snapshot(self, name, section="rows", since=None):
+        order = np.argsort(hash_order.mix64(self.ids))
+        return self.ids[order], np.zeros(len(order), self.record_dtype("rows"))
+
+    def restore(self, name, section, ids, records):
+        self.restored += len(ids) * (8 + records.dtype.itemsize)
+
+
+@pytest.mark.parametrize(("ranks", "then"), [(1, 1), (1, 3), (2, 3), (3, 1), (1, 4), (4, 3), (3, 4), (1, 16)])
+def test_each_rank_reads_its_share_and_less_than_2_percent_more(ranks, then, tmp_path):
+    ids = np.random.default_rng(0).integers(-(2**63), 2**63, 600_000)
+    owners = hash_order.hash_range_owner(ids, ranks)
+    simulated.save(tmp_path, [ArrayTable(ids[owners == rank]) for rank in range(ranks)])
+    read = [ArrayTable() for _ in range(then)]
+    shares_read = simulated.load(tmp_path, read)
+    total = sum(table.restored for table in read)
+    assert total == 600_000 * (8 + read[0].record_dtype("rows").itemsize)
+    for table, (share,) in zip(read, shares_read):
+        assert abs(table.restored / total * then - 1) < 0.05
+        assert table.restored <= share.bytes_read < 1.02 * table.restored
+
+
+def test_tables_are_found_by_name_whatever_group_they_are_in(tmp_path):
+    """Grouped otherwise, in another order, one dropped, one added."""
+    first, second = DictTable("item", "tag", steps=5), DictTable("user", steps=7)
+    random = np.random.default_rng(0)
+    for table in (first, second):
+        for name in table.names:
+            table.train(name, IDS[:30], random)
+    first.clock, second.clock = 9 << 32 | 3, 4 << 32 | 5
+    simulated.save(tmp_path, [[first, second]])
+    regrouped, alone = DictTable("user", "item"), DictTable("new")
+    with pytest.raises(ValueError, match=r"holds no table 'new'. It holds \['item', 'tag', 'user'\].*partial=True"):
+        simulated.load(tmp_path, [[regrouped, alone]])
+    assert regrouped.calls == []
+    alone.train("new", [1], random)
+    simulated.load(tmp_path, [[regrouped, alone]], partial=True)
+    assert contents([regrouped])["rows", "item"] == contents([first])["rows", "item"]
+    assert contents([regrouped])["rows", "user"] == contents([second])["rows", "user"]
+    assert alone.size("new") == 0  # it began empty, whatever it held
+    assert regrouped.clock == 9 << 32 | 5 and regrouped.optimizer.iterations.value == 7
+
+
+def test_the_same_rows_come_from_deltas_of_random_histories(tmp_path):
+    """Train, remove, bring back, save full or delta on 3 ranks, load on 1 to 4: always what a dict holds."""
+    random = np.random.default_rng(7)
+    make = lambda: DictTable("item", candidates=True)  # noqa: E731
+    tables = ranks_of(make, 3)
+    full, since = None, {}
+    deltas = 0
+    for step in range(60):
+        ids = random.choice(IDS, 12).tolist()
+        for rank, table in enumerate(tables):
+            mine = [i for i in ids if OWNERS["hash_range"](i, 3) == rank]
+            if random.random() < 0.3:
+                table.remove("item", mine[:3])
+            table.train("item", mine[1:], random)
+            if mine:
+                table.rows["candidates"]["item"].pop(mine[0], None)
+                table.rows["candidates"]["item"][mine[-1]] = np.array((step,), [("count", "<u4")])[()]
+        if step % 3 == 0:
+            if full is None or random.random() < 0.2:
+                full, since = simulated.save(tmp_path, tables), {"item": tables[0].clock}
+                for table in tables:
+                    table.forget_tombstones()
+            else:
+                simulated.save(tmp_path, tables, full=full, since=since)
+                deltas += 1
+            read = ranks_of(make, random.integers(1, 5))
+            simulated.load(tmp_path, read)
+            assert contents(read) == contents(tables)
+    assert deltas > 10 and any(len(t.tombstones("item")) for t in tables)
+
+
+def test_a_delta_is_as_small_as_its_rows_and_needs_the_full_save(tmp_path):
+    tables = ranks_of(lambda: DictTable("item", dim=64), 2, filled)
+    full = simulated.save(tmp_path, tables)
+    for table in tables:
+        table.train("item", [next(iter(table.rows["rows"]["item"]))], np.random.default_rng(0))
+        table.remove("item", list(table.rows["rows"]["item"])[-1:])
+    delta = simulated.save(tmp_path, tables, full=full, since={"item": 1 << 32 | 1})
+    size = {save: sum(f.stat().st_size for f in (tmp_path / save).glob("*.shard")) for save in (full, delta)}
+    assert size[delta] < size[full] / 20
+    (part, changes) = manifest.read_manifest(tmp_path)["tables"]["item"]["parts"]
+    assert (part["save"], changes["save"]) == (full, delta)
+    assert changes["sections"] == {"rows": False, "tombstones": False}
+    (tmp_path / full / "item.rows-1.shard").unlink()
+    with pytest.raises(ValueError, match=f"{full}/item.rows-1.shard is missing"):
+        simulated.load(tmp_path, ranks_of(lambda: DictTable("item", dim=64), 1))
+
+
+def test_one_process_reads_all_rows_of_all_ranks(tmp_path):
+    tables = ranks_of(lambda: DictTable("item", owner="tfra"), 3, filled)
+    simulated.save(tmp_path, tables)
+    described = manifest.read_manifest(tmp_path)["tables"]["item"]
+    rows = shares.TableShare(tmp_path, "item", described, None, 0, 1).sections["rows"]
+    ids = np.concatenate([ids for ids, _ in rows.chunks()])
+    assert sorted(ids.tolist()) == sorted(IDS)

@@ -1,0 +1,172 @@
+"""One file of a checkpoint: what it gives back, what it reads for that, and what it refuses."""
+
+import numpy as np
+import pytest
+
+from tests.checkpoint.oracle import EDGE_IDS, mix64
+from tf_fusedrec.checkpoint.shard_file import Label, ShardFile, write
+from tf_fusedrec.tables.hash_order import LAST_HASH, hash_range
+
+LABEL = Label("save-1-ab", "item", "rows", 1, 3)
+RECORD = np.dtype([("last", "<u4"), ("row", "<f4", (5,)), ("scale", "<f4")])
+BLOCK = 65536 // (8 + RECORD.itemsize)  # rows
+
+
+def rows_of(n, record=RECORD, seed=0):
+    ids = {*EDGE_IDS[:n], *np.random.default_rng(seed).integers(-(2**63), 2**63, n).tolist()}
+    ids = np.array(sorted(list(ids)[:n], key=mix64), np.int64)
+    records = np.zeros(len(ids), record)
+    if record.itemsize:
+        records.view(np.uint8)[:] = np.random.default_rng(seed).integers(0, 256, records.nbytes, np.uint8)
+    return ids, records
+
+
+def read(file, first=0, last=LAST_HASH):
+    chunks = list(file.chunks(first, last))
+    if not chunks:
+        return np.zeros(0, np.int64), np.zeros(0, file.record)
+    return np.concatenate([c[0] for c in chunks]), np.concatenate([c[1] for c in chunks])
+
+
+@pytest.mark.parametrize("n", [0, 1, BLOCK - 1, BLOCK, BLOCK + 1, 5 * BLOCK + 7])
+def test_rows_come_back_bit_by_bit(n, tmp_path):
+    ids, records = rows_of(n)
+    size = write(tmp_path / "f", LABEL, ids, records)
+    assert (tmp_path / "f").stat().st_size == size
+    file = ShardFile(tmp_path / "f", LABEL)
+    got_ids, got = read(file)
+    assert file.rows == n and file.record == RECORD
+    np.testing.assert_array_equal(got_ids, ids)
+    assert got.tobytes() == records.tobytes()
+    assert file.bytes_read == size
+
+
+@pytest.mark.parametrize("record", [np.dtype([]), np.dtype([("count", "<u4")]), np.dtype([("row", "<u2", (40_000,))])])
+def test_records_of_any_size(record, tmp_path):
+    """No bytes (tombstones), few, and more than a block should have: a block then holds 16 rows."""
+    ids, records = rows_of(100, record)
+    write(tmp_path / "f", LABEL, ids, records)
+    got_ids, got = read(ShardFile(tmp_path / "f", LABEL))
+    np.testing.assert_array_equal(got_ids, ids)
+    assert got.dtype == record and got.tobytes() == records.tobytes()
+
+
+@pytest.mark.parametrize("chunk_bytes", [1, 3 * 65536, 1 << 25])
+def test_any_range_of_hashes_is_what_a_search_through_all_rows_finds(chunk_bytes, tmp_path, monkeypatch):
+    monkeypatch.setattr("tf_fusedrec.checkpoint.shard_file._CHUNK_BYTES", chunk_bytes)
+    ids, records = rows_of(7 * BLOCK + 3)
+    write(tmp_path / "f", LABEL, ids, records)
+    hashes = [mix64(int(i)) for i in ids]
+    at_rows = [hashes[0], hashes[BLOCK], hashes[BLOCK] - 1, hashes[2 * BLOCK - 1], hashes[3 * BLOCK + 5], hashes[-1]]
+    bounds = sorted({0, LAST_HASH, *at_rows, *(bound for r in range(5) for bound in hash_range(r, 5))})
+    for first in bounds:
+        for last in bounds:
+            got_ids, got = read(ShardFile(tmp_path / "f", LABEL), first, last)
+            wanted = [n for n, h in enumerate(hashes) if first <= h <= last]
+            np.testing.assert_array_equal(got_ids, ids[wanted])
+            assert got.tobytes() == records[wanted].tobytes()
+
+
+def test_a_range_reads_index_and_its_blocks_only(tmp_path):
+    ids, records = rows_of(40 * BLOCK)
+    size = write(tmp_path / "f", LABEL, ids, records)
+    file = ShardFile(tmp_path / "f", LABEL)
+    overhead = file.bytes_read
+    assert overhead <= 500 + 16 * 40
+    read(file, *hash_range(1, 4))
+    blocks = (file.bytes_read - overhead) / (BLOCK * (8 + RECORD.itemsize))
+    # A quarter of 40 blocks; its bounds lie inside blocks, and hashes are spread a little unevenly.
+    assert 9 <= blocks <= 13 and blocks == int(blocks) and size > 3 * file.bytes_read
+
+
+def test_ids_out_of_hash_order_are_refused(tmp_path):
+    ids, records = rows_of(10)
+    words = (
+        r"ids of table 'item', section 'rows' must ascend in Mix64\(id\) without repeats, but at position 1 they do not"
+    )
+    for bad in (ids[::-1], np.repeat(ids, 2)[:10]):
+        with pytest.raises(ValueError, match=words):
+            write(tmp_path / "f", LABEL, bad, records)
+        assert not (tmp_path / "f").exists()
+
+
+@pytest.fixture
+def file(tmp_path):
+    ids, records = rows_of(3 * BLOCK)
+    write(tmp_path / "item.rows-1.shard", LABEL, ids, records)
+    return tmp_path / "item.rows-1.shard"
+
+
+def refused(path, words, label=LABEL):
+    with pytest.raises(ValueError, match=words) as refusal:
+        read(ShardFile(path, label))
+    assert str(path) in str(refusal.value) and "Restore it, or load another checkpoint." in str(refusal.value)
+
+
+def test_a_missing_file_is_named(file):
+    file.unlink()
+    refused(file, "is missing")
+
+
+@pytest.mark.parametrize("keep", [0, 7, 23, 24, 100, 1000, -9, -1])
+def test_a_truncated_file_is_told_from_a_damaged_one(file, keep):
+    file.write_bytes(file.read_bytes()[:keep])
+    refused(file, "is truncated: [0-9]+ bytes")
+
+
+def test_a_file_that_shrinks_after_it_was_opened_is_refused(file):
+    opened = ShardFile(file, LABEL)
+    file.write_bytes(file.read_bytes()[:-70_000])
+    with pytest.raises(ValueError, match="is truncated"):
+        list(opened.chunks(0, LAST_HASH))
+
+
+def test_bytes_behind_the_end_are_refused(file):
+    file.write_bytes(file.read_bytes() + b"x")
+    refused(file, "has too much: [0-9]+ bytes, want [0-9]+")
+
+
+def test_every_flipped_bit_is_found(file):
+    """One bit in each part of the file, and in 200 random places."""
+    whole = file.read_bytes()
+    head = 24 + int.from_bytes(whole[8:16], "little")
+    places = [0, 7, 8, 15, 16, 23, 24, head - 1, head, len(whole) - 1, len(whole) - 9, len(whole) - 8 - 16]
+    places += np.random.default_rng(0).integers(0, len(whole), 200).tolist()
+    for n, place in enumerate(places):
+        file.write_bytes(whole[:place] + bytes([whole[place] ^ (1 << n % 8)]) + whole[place + 1 :])
+        refused(file, "is damaged|is foreign: it does not begin|is truncated")
+    file.write_bytes(whole)
+    read(ShardFile(file, LABEL))
+
+
+def test_the_damaged_block_is_named_and_blocks_before_it_are_good(file):
+    whole = bytearray(file.read_bytes())
+    head = 24 + int.from_bytes(whole[8:16], "little")
+    whole[head + 8 * (BLOCK + 3)] ^= 1  # an id of block 1
+    file.write_bytes(whole)
+    refused(file, rf"is damaged: block 1 \(rows {BLOCK} to {2 * BLOCK} of {3 * BLOCK}\) differs from its checksum")
+    ids, _ = rows_of(3 * BLOCK)
+    first_block = read(ShardFile(file, LABEL), 0, mix64(int(ids[BLOCK - 1])))[0]
+    np.testing.assert_array_equal(first_block, ids[:BLOCK])
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("save", "save-2-cd"), ("table", "user"), ("section", "candidates"), ("rank", 0), ("ranks", 4)]
+)
+def test_a_foreign_file_says_whose_it_is(file, field, value):
+    found = repr(getattr(LABEL, field))
+    words = f"is foreign: it is of {field} {found}, but the manifest wants {field} {value!r} here"
+    refused(file, words, LABEL._replace(**{field: value}))
+
+
+def test_something_else_is_foreign(file):
+    file.write_bytes(b"PAR1" * 1000)
+    refused(file, "is foreign: it does not begin as a file of a checkpoint does")
+
+
+def test_a_disk_that_cannot_read_names_the_file(file, monkeypatch):
+    def broken(*_):
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr("tf_fusedrec.checkpoint.disk.os.preadv", broken)
+    refused(file, "cannot be read: Input/output error")

@@ -1,0 +1,189 @@
+"""External tables: rows of another model, looked up by (table, id), never trained, in no checkpoint of this one."""
+
+import numpy as np
+import pytest
+
+import tf_fusedrec as fr
+from tests.support.ids import INT64_MAX, INT64_MIN
+from tf_fusedrec import keras, optimizers, tf
+from tf_fusedrec.tables.external import ExternalTable
+
+IDS = [INT64_MIN, -1, 0, 3, 5, INT64_MAX]
+
+
+def write_source(folder, *, backend="native", ids=IDS, **table):
+    """A checkpoint of another model with tables "user" and "item" of 4 columns; returns its rows by table and id."""
+    options = {"dim": 4, "optimizer": keras.optimizers.legacy.Adagrad(0.5), **table}
+    emb = fr.FusedEmbedding(
+        [fr.TableConfig(name=name, **options) for name in ("user", "item")],
+        [fr.FeatureConfig(name=name, table=name) for name in ("user", "item")],
+        backend=backend, key_encoding="hash", name=f"source_{backend}",
+    )  # fmt: skip
+    with tf.GradientTape() as tape:
+        out = emb({"user": tf.constant(ids, tf.int64), "item": tf.constant(ids[1:], tf.int64)})
+        loss = tf.reduce_sum(out["user"] ** 2) + tf.reduce_sum(tf.sin(out["item"]))
+    tape.gradient(loss, emb.trainable_variables)
+    fr.checkpoint.save(folder, keras.Sequential(), emb)
+    return {name: dict(zip(*map(list, emb.export_table(name)))) for name in ("user", "item")}
+
+
+def external(name, folder, table=None, dim=4, **kwargs):
+    return fr.TableConfig(name=name, dim=dim, external=str(folder), external_table=table, **kwargs)
+
+
+def layer(*tables, **kwargs):
+    return fr.FusedEmbedding(tables, [fr.FeatureConfig(name=t.name, table=t.name) for t in tables], **kwargs)
+
+
+def lookup(emb, name, ids):
+    return np.asarray(emb({name: tf.constant(ids, tf.int64)})[name], np.float32)
+
+
+@pytest.mark.parametrize("backend", ["native", "tfra"])
+def test_rows_are_those_of_the_checkpoint_and_unknown_ids_get_zeros(tmp_path, backend):
+    """Of either backend; tables of one id space stay apart, from one checkpoint and from two."""
+    rows = write_source(tmp_path / "a", backend=backend)
+    other = write_source(tmp_path / "b", ids=[3, 4], initializer=fr.Constant(value=2.0))
+    a, b = tmp_path / "a", tmp_path / "b"
+    emb = layer(external("user", a), external("author", a, "item"), external("b", b, "user"))
+    for name, source in (("user", rows["user"]), ("author", rows["item"]), ("b", other["user"])):
+        wanted = [*IDS, 4, 77]
+        want = [source.get(i, np.zeros(4)) for i in wanted]
+        np.testing.assert_array_equal(lookup(emb, name, wanted), np.array(want, np.float32))
+        ids, exported = emb.export_table(name)
+        assert ids.tolist() == sorted(source)
+        np.testing.assert_array_equal(exported, [source[i] for i in sorted(source)])
+    assert lookup(emb, "author", [INT64_MIN]).tolist() == [[0.0] * 4], "an id of another table of that checkpoint"
+
+
+def test_tables_of_equal_dim_and_dtype_are_one_group_and_apart_from_trained_ones(tmp_path):
+    write_source(tmp_path)
+    own = fr.TableConfig(name="own", dim=4, optimizer=optimizers.SGD(0.1))
+    emb = layer(external("user", tmp_path), external("author", tmp_path, "item"), own)
+    assert [lookup.table.names for lookup in emb.lookups] == [["own"]]
+    assert list(emb.optimizers) == ["own"]
+    externals = [lookup.table for lookup in emb._holder.value if isinstance(lookup.table, ExternalTable)]
+    assert [table.names for table in externals] == [["author", "user"]]
+    assert externals[0].size("author") == 5 and externals[0].size("user") == 6
+
+
+@pytest.mark.parametrize("backend", ["native", "tfra"])
+def test_they_are_never_trained_while_everything_else_is(tmp_path, backend):
+    rows = write_source(tmp_path)["user"]
+    own = fr.TableConfig(name="own", dim=4, optimizer=keras.optimizers.legacy.SGD(0.5))
+    emb = layer(external("user", tmp_path), own, backend=backend)
+    ids = {"user": tf.constant([3, 77], tf.int64), "own": tf.constant([3, 77], tf.int64)}
+    weight = tf.Variable(2.0)
+
+    @tf.function
+    def step():
+        with tf.GradientTape() as tape:
+            out = emb(ids)
+            loss = tf.reduce_sum(out["user"]) * weight + tf.reduce_sum(out["own"])
+        return tape.gradient(loss, [weight, *emb.trainable_variables])
+
+    before = lookup(emb, "own", [3, 77])
+    for _ in range(3):
+        gradient = step()[0]
+    np.testing.assert_allclose(gradient, np.sum(rows[3]), rtol=1e-5)
+    np.testing.assert_array_equal(lookup(emb, "user", [3, 77]), [rows[3], np.zeros(4)])
+    np.testing.assert_allclose(lookup(emb, "own", [3, 77]), before - 1.5, atol=1e-6)
+    assert emb.export_table("user")[0].tolist() == sorted(IDS), "an unknown id gets no row"
+    with pytest.raises(ValueError, match=r"Tables \['user'\] are external: their rows are never trained"):
+        emb._holder.value[1].table.apply_gradients(None, None, 1.0)
+
+
+def test_a_model_of_external_tables_only_fits(tmp_path):
+    """Its anchor has nothing to train, and Keras is not to ask for its gradient."""
+    write_source(tmp_path)
+    emb = layer(external("user", tmp_path))
+    ids = keras.Input([], dtype=tf.int64)
+    model = keras.Model(ids, keras.layers.Dense(1)(emb({"user": ids})["user"]))
+    model.compile(keras.optimizers.legacy.Adam(0.5), "mse")
+    history = model.fit(np.int64(IDS * 4), np.arange(24.0) % 6, epochs=30, batch_size=24, verbose=0).history["loss"]
+    assert history[-1] < history[0] and emb.trainable_variables == []
+
+
+def test_they_are_not_in_checkpoints_of_this_model(tmp_path):
+    rows = write_source(tmp_path / "source")["user"]
+    own = fr.TableConfig(name="own", dim=4, optimizer=optimizers.SGD(0.5), record_tombstones=True)
+    emb = layer(external("user", tmp_path / "source"), own)
+    lookup(emb, "own", [1, 2])
+    model = keras.Sequential()
+    saver = fr.checkpoint.Checkpointer(tmp_path / "mine", model, emb, full_every=2)
+    for _ in range(2):
+        saver.save()
+    saver.wait()
+    assert list(fr.checkpoint.read_manifest(tmp_path / "mine")["tables"]) == ["own"]
+    again = fr.FusedEmbedding.from_config(emb.get_config())
+    fr.checkpoint.load(tmp_path / "mine", model, again)
+    assert again.export_table("own")[0].tolist() == [1, 2]
+    np.testing.assert_array_equal(lookup(again, "user", [5]), [rows[5]])
+
+
+def test_changes_and_removals_of_a_delta_checkpoint_count(tmp_path):
+    table = fr.TableConfig(name="user", dim=4, optimizer=optimizers.SGD(0.5), record_tombstones=True)
+    source = layer(table, name="source")
+    lookup(source, "user", IDS)
+    saver = fr.checkpoint.Checkpointer(tmp_path, keras.Sequential(), source, full_every=5)
+    saver.save()
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(source({"user": tf.constant([3, 9], tf.int64)})["user"])
+    tape.gradient(loss, source.trainable_variables)
+    source.lookups[0].table.remove("user", np.array([5]))
+    saver.save()
+    saver.wait()
+    ids, rows = layer(external("user", tmp_path)).export_table("user")
+    np.testing.assert_array_equal(ids, source.export_table("user")[0])
+    np.testing.assert_array_equal(rows, source.export_table("user")[1])
+    assert 9 in ids and 5 not in ids
+
+
+@pytest.mark.parametrize("stored", ["float32", "float16", "bfloat16", "mixed"])
+def test_rows_of_every_storage_come_in_the_dtype_that_is_asked_for(tmp_path, stored):
+    rows = write_source(tmp_path, storage_dtype=stored, hot_after=2 if stored == "mixed" else 0)["item"]
+    for dtype in (tf.float32, tf.float16, tf.bfloat16):
+        emb = layer(external("item", tmp_path, dtype=dtype.name), name=dtype.name)
+        out = emb({"item": tf.constant([3, 77], tf.int64)})["item"]
+        assert out.dtype == dtype
+        want = tf.cast(tf.constant([rows[3], np.zeros(4)], tf.float32), dtype)
+        np.testing.assert_array_equal(tf.cast(out, tf.float32), tf.cast(want, tf.float32))
+
+
+def test_what_is_not_there_is_refused_with_the_names(tmp_path):
+    write_source(tmp_path / "source")
+    for table, words in (
+        (external("u", tmp_path / "nowhere"), "must hold a checkpoint, but .*nowhere.*is missing"),
+        (external("u", tmp_path / "source"), r"holds no table 'u' for the external .*\['item', 'user'\]"),
+        (external("user", tmp_path / "source", dim=8),
+         "dim of the external table 'user' is 8, but table 'user' of checkpoint .*source has 4"),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=words):
+            layer(table)
+    for shard in (tmp_path / "source").rglob("user.rows-0.shard"):
+        shard.write_bytes(shard.read_bytes()[:-30])
+    with pytest.raises(ValueError, match="user.rows-0.shard is truncated"):
+        layer(external("user", tmp_path / "source"))
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"optimizer": optimizers.SGD(0.1)}, r"'t' is external, .* it has \['optimizer'\]"),
+        ({"initializer": fr.Zeros(), "max_rows": 4, "eviction": "lru"}, r"\['initializer', 'max_rows', 'eviction'\]"),
+        ({"external": ""}, "external must be the folder of a checkpoint, a string, got ''"),
+        ({"external": None, "external_table": "t"}, "got None with external_table 't' for table 't'"),
+        ({"external": None}, "optimizer must be an optimizer, got None"),
+    ],
+)
+def test_fields_that_mean_nothing_to_them_are_refused(fields, words):
+    with pytest.raises(ValueError, match=words):
+        fr.TableConfig(**{"name": "t", "dim": 4, "external": "folder", **fields})
+
+
+def test_config_round_trip(tmp_path):
+    write_source(tmp_path)
+    emb = layer(external("u", tmp_path, "user", dtype="float16"))
+    again = fr.FusedEmbedding.from_config(emb.get_config())
+    np.testing.assert_array_equal(lookup(again, "u", IDS), lookup(emb, "u", IDS))
+    assert again.get_config() == emb.get_config()

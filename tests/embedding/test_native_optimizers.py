@@ -1,0 +1,246 @@
+"""One table of update rules, one property: rows of a native table train as the formula and as Keras say, over 50 steps.
+
+Gradients are given, not taken of a loss, so that rounding is not fed back. Rows that a step does not touch keep their
+slots: the oracle leaves them alone, and Keras trains one variable per row, of which it is handed those of the step.
+"""
+
+import dataclasses
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+
+import tf_fusedrec as fr
+from tests.oracles.optimizers import OptimizerOracle
+from tf_fusedrec import keras, optimizers, tf
+
+legacy, new = keras.optimizers.legacy, keras.optimizers
+STEPS, IDS, BATCH, DIM = 50, 8, 12, 19  # 19 columns: sums over a row have a whole block of 16 and a rest
+RATE, START = 0.1, 0.25  # START: a number that 16 bits hold
+
+
+class Case(NamedTuple):
+    """A record with these options, the rule of the oracle that has the same ones, and Keras' names for it all."""
+
+    record: type
+    rule: str
+    options: dict = {}
+    keras: tuple = ()  # functions of the learning rate
+
+
+# Epsilons are large, so that a misplaced one shows.
+CASES = {
+    "sgd": Case(optimizers.SGD, "sgd", keras=(new.SGD, legacy.SGD)),
+    "momentum": Case(
+        optimizers.SGD, "sgd", {"momentum": 0.9},
+        (lambda rate: new.SGD(rate, momentum=0.9), lambda rate: legacy.SGD(rate, momentum=0.9)),
+    ),
+    "nesterov": Case(
+        optimizers.SGD, "sgd", {"momentum": 0.9, "nesterov": True},
+        (
+            lambda rate: new.SGD(rate, momentum=0.9, nesterov=True),
+            lambda rate: legacy.SGD(rate, momentum=0.9, nesterov=True),
+        ),
+    ),
+    "adagrad": Case(
+        optimizers.Adagrad, "adagrad", {"epsilon": 0.05, "initial_accumulator_value": 0.25},
+        (lambda rate: legacy.Adagrad(rate, initial_accumulator_value=0.25, epsilon=0.05),),
+    ),
+    "adagrad.defaults": Case(optimizers.Adagrad, "adagrad", keras=(legacy.Adagrad,)),
+    "adagrad.inside": Case(
+        optimizers.Adagrad, "adagrad", {"epsilon": 0.05, "epsilon_inside": True},
+        (lambda rate: new.Adagrad(rate, epsilon=0.05),),
+    ),
+    "rowwise": Case(optimizers.RowWiseAdagrad, "rowwise_adagrad"),
+    "rowwise.2d_sp": Case(
+        optimizers.RowWiseAdagrad, "rowwise_adagrad",
+        {"variant": "2d_sp", "epsilon": 0.2, "moment_scale": 4.0, "initial_accumulator_value": 20.0},
+    ),
+    "rowwise.torchrec": Case(
+        optimizers.RowWiseAdagrad, "rowwise_adagrad", {"variant": "torchrec", "epsilon": 0.2, "moment_scale": 3.0}
+    ),
+    "rowwise.hsp": Case(optimizers.RowWiseAdagrad, "rowwise_adagrad", {"variant": "hsp", "epsilon": 5.0}),
+    "adam": Case(optimizers.Adam, "adam", keras=(new.Adam, legacy.Adam)),
+    "adam.options": Case(
+        optimizers.Adam, "adam", {"beta_1": 0.8, "beta_2": 0.99, "epsilon": 0.05},
+        (lambda rate: new.Adam(rate, 0.8, 0.99, 0.05), lambda rate: legacy.Adam(rate, 0.8, 0.99, 0.05)),
+    ),
+    "adamw": Case(
+        optimizers.AdamW, "adamw", {"weight_decay": 0.1},
+        (lambda rate: new.AdamW(rate, weight_decay=0.1), lambda rate: new.Adam(rate, weight_decay=0.1)),
+    ),
+    "ftrl": Case(optimizers.Ftrl, "ftrl", keras=(new.Ftrl, legacy.Ftrl)),
+    "ftrl.options": Case(
+        optimizers.Ftrl, "ftrl",
+        {"l1": 0.5, "l2": 0.1, "l2_shrinkage": 0.2, "beta": 0.3, "initial_accumulator_value": 0.25},
+        (lambda rate: new.Ftrl(rate, -0.5, 0.25, 0.5, 0.1, 0.2, 0.3),
+         lambda rate: legacy.Ftrl(rate, -0.5, 0.25, 0.5, 0.1, l2_shrinkage_regularization_strength=0.2, beta=0.3)),
+    ),
+    "ftrl.power": Case(
+        optimizers.Ftrl, "ftrl", {"learning_rate_power": -0.7, "l1": 0.1},
+        (lambda rate: new.Ftrl(rate, -0.7, l1_regularization_strength=0.1),
+         lambda rate: legacy.Ftrl(rate, -0.7, l1_regularization_strength=0.1)),
+    ),
+}  # fmt: skip
+WITH_KERAS = [(name, k) for name, case in CASES.items() for k in range(len(case.keras))]
+
+
+def schedule():
+    return keras.optimizers.schedules.InverseTimeDecay(0.2, 10, 1.0)
+
+
+class Trained:
+    """A layer of one table, whose rows are handed the gradients they are to be trained with."""
+
+    def __init__(self, optimizer, name, start=START, **table):
+        self.emb = fr.FusedEmbedding(
+            tables=[fr.TableConfig("t", DIM, optimizer, initializer=fr.Constant(start), **table)],
+            features=[fr.FeatureConfig("f", "t")],
+            name=f"native_optimizers.{name}",
+        )
+
+    @tf.function(input_signature=[tf.TensorSpec([None], tf.int64), tf.TensorSpec([None, DIM])])
+    def step(self, ids, grads):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(self.emb({"f": ids})["f"] * grads)
+        tape.gradient(loss, self.emb.trainable_variables)
+
+    def rows(self):
+        return dict(zip(*self.emb.export_table("t")))
+
+
+def batches():
+    """STEPS times ids [BATCH], of which many repeat and some of IDS never come, and their gradients."""
+    rng = np.random.default_rng(11)
+    for _ in range(STEPS):
+        seen = rng.choice(IDS, size=rng.integers(1, IDS), replace=False) - 3  # negative ids are ids too
+        scale = np.exp(rng.normal(size=[BATCH, 1]))
+        yield rng.choice(seen, BATCH), (rng.normal(size=[BATCH, DIM]) * scale).astype(np.float32)
+
+
+def assert_equal_rows(ours, wanted, factor=1):
+    """Every step rounds the row, by 2^-24 of it at most; what it rounds of its own is smaller, and signs differ."""
+    assert ours.keys() == wanted.keys() and len(ours) == IDS
+    largest = max(np.abs(row).max() for row in wanted.values())
+    for id_, row in wanted.items():
+        np.testing.assert_allclose(ours[id_], row, rtol=0, atol=factor * STEPS * 2.0**-24 * largest)
+
+
+def oracle_rows(case, rates, clipnorm=0.0):
+    oracle = OptimizerOracle(np.full(DIM, START), case.rule, clipnorm=clipnorm, **case.options)
+    for (ids, grads), rate in zip(batches(), rates):
+        oracle.step(ids.tolist(), grads, rate)
+    return oracle.rows
+
+
+def train(optimizer, name, **table):
+    trained = Trained(optimizer, name, **table)
+    for ids, grads in batches():
+        trained.step(ids, grads)
+    return trained.rows()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_rows_train_as_the_formula_says(name):
+    case = CASES[name]
+    rows = train(case.record(RATE, **case.options), name)
+    assert_equal_rows(rows, oracle_rows(case, [RATE] * STEPS))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_with_a_schedule_and_clipping(name):
+    """The norm is that of a row's summed gradient; most of these are clipped, some are not."""
+    case, clipnorm = CASES[name], 3.0
+    rows = train(case.record(schedule(), clipnorm=clipnorm, **case.options), f"{name}.clipped")
+    rates = [0.2 / (1 + step / 10) for step in range(STEPS)]
+    assert_equal_rows(rows, oracle_rows(case, rates, clipnorm))
+
+
+@pytest.mark.parametrize("rate", [RATE, "schedule"])
+@pytest.mark.parametrize(("name", "k"), WITH_KERAS)
+def test_rows_train_as_in_keras(name, k, rate):
+    """The optimizer of Keras itself is handed to the table, so its conversion is tested too."""
+
+    def make():
+        return CASES[name].keras[k](schedule() if rate == "schedule" else rate)
+
+    optimizer = make()
+    rows = [tf.Variable(tf.fill([1, DIM], START), name=f"row{id_}") for id_ in range(IDS)]
+    if isinstance(optimizer, new.Optimizer):
+        optimizer.build(rows)
+    for ids, grads in batches():
+        sums = {id_: sum(grad for other, grad in zip(ids, grads) if other == id_) for id_ in sorted(set(ids))}
+        optimizer.apply_gradients([(tf.constant(grad[None]), rows[id_ + 3]) for id_, grad in sums.items()])
+    keras_rows = {id_ - 3: row.numpy()[0] for id_, row in enumerate(rows)}
+    # Keras rounds as often as the table does, and its new Adam has 1 - beta_2^t, at first, to five digits only.
+    assert_equal_rows(train(make(), f"{name}.{k}.{rate}"), keras_rows, factor=4)
+
+
+@pytest.mark.parametrize("storage", ["bfloat16", "float16"])
+@pytest.mark.parametrize("name", CASES)
+def test_16_bit_rows_train_in_float32(name, storage):
+    """One step from numbers that 16 bits hold ends at the float32 result, rounded once."""
+    case = CASES[name]
+    start = {"initial_accumulator_value": 0.25} if case.rule in ("adagrad", "ftrl") else {}
+    record = case.record(RATE, **{**case.options, **start})
+    ids, grads = next(batches())
+    exact, narrow = Trained(record, f"{name}.exact"), Trained(record, f"{name}.{storage}", storage_dtype=storage)
+    for trained in (exact, narrow):
+        trained.step(ids, grads)
+    dtype = tf.as_dtype(storage).as_numpy_dtype
+    for id_, row in exact.rows().items():
+        np.testing.assert_array_equal(narrow.rows()[id_], row.astype(dtype).astype(np.float32))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_row_does_not_depend_on_its_company(name):
+    """Bit by bit, also clipped: alone in the batch, among others, in a group of several tables."""
+    case = CASES[name]
+    record = dataclasses.replace(case.record(RATE, **case.options), clipnorm=1.0)
+    grads = np.random.default_rng(3).normal(size=[3, 5, DIM]).astype(np.float32)
+    alone, among = Trained(record, f"{name}.alone"), Trained(record, f"{name}.among")
+    fused = fr.FusedEmbedding(
+        tables=[fr.TableConfig(table, DIM, record, initializer=fr.Constant(START)) for table in ("s", "t")],
+        features=[fr.FeatureConfig("e", "s"), fr.FeatureConfig("f", "t")],
+        name=f"native_optimizers.{name}.fused",
+    )
+    for grad in grads:
+        alone.step([7], grad[:1])
+        among.step([7, 5, -1, 6, 5], grad)
+        with tf.GradientTape() as tape:
+            found = fused({"e": tf.constant([7, 8], tf.int64), "f": tf.constant([7], tf.int64)})
+            loss = tf.reduce_sum(found["e"] * grad[3:]) + tf.reduce_sum(found["f"] * grad[:1])
+        tape.gradient(loss, fused.trainable_variables)
+    np.testing.assert_array_equal(alone.rows()[7], among.rows()[7])
+    np.testing.assert_array_equal(alone.rows()[7], dict(zip(*fused.export_table("t")))[7])
+
+
+def test_the_learning_rate_may_be_set_and_updates_are_counted():
+    trained = Trained(optimizers.SGD(0.5), "set_rate")
+    optimizer = trained.emb.optimizers["t"]
+    ones = np.ones([1, DIM], np.float32)
+    trained.step([4], ones)
+    np.testing.assert_array_equal(trained.rows()[4], START - 0.5 * ones[0])
+    optimizer.learning_rate.assign(0.125)
+    trained.step([4], ones)
+    np.testing.assert_array_equal(trained.rows()[4], START - 0.625 * ones[0])
+    assert optimizer.iterations.numpy() == 2
+
+
+def test_ftrl_leaves_a_row_alone_where_the_rate_is_0():
+    """Its formula divides by the rate; a schedule may begin with 0."""
+    trained = Trained(optimizers.Ftrl(keras.optimizers.schedules.PolynomialDecay(0.0, 1, 0.1)), "ftrl_rate_0")
+    ones = np.ones([1, DIM], np.float32)
+    trained.step([4], ones)
+    np.testing.assert_array_equal(trained.rows()[4], START * ones[0])
+    trained.step([4], ones)
+    assert np.isfinite(trained.rows()[4]).all() and (trained.rows()[4] != START).all()
+
+
+@pytest.mark.parametrize("exponent", [-25, 25])
+def test_clipping_where_float32_has_no_square(exponent):
+    clipnorm = 10.0**exponent
+    trained = Trained(optimizers.SGD(1.0, clipnorm=clipnorm), f"clip.{exponent}", start=0.0)
+    trained.step([1], np.full([1, DIM], clipnorm, np.float32))
+    # Four roundings: of the norm, the factor, the product and what float32 makes of clipnorm.
+    np.testing.assert_allclose(trained.rows()[1], np.full(DIM, -clipnorm / np.sqrt(DIM)), rtol=4 * 2.0**-24)

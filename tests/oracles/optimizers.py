@@ -1,0 +1,93 @@
+"""Oracle for the update rules of native tables: dictionaries and loops over columns, in float64.
+
+NumPy only; imports nothing from tf_fusedrec. The formulas are written from the papers and from Keras' definitions, each
+update one column at a time.
+"""
+
+import math
+
+import numpy as np
+
+
+class OptimizerOracle:
+    """One table of one rule.
+
+    initial: [D], a new row. rule: "sgd", "adagrad", "rowwise_adagrad", "adam", "adamw" or "ftrl", with its options.
+    """
+
+    def __init__(self, initial, rule, clipnorm=0.0, **options):
+        self.initial, self.clipnorm, self.options = np.asarray(initial, np.float64), clipnorm, options
+        self.train_row = globals()[f"_{rule}"]
+        self.rows, self.slots, self.updates = {}, {}, 0
+
+    def row(self, id_):
+        return self.rows.setdefault(id_, self.initial.copy())
+
+    def step(self, ids, grads, lr):
+        """One update: grads [N, D] of ids [N], which may repeat. Only the rows of `ids` change."""
+        self.updates += 1
+        sums = {}
+        for id_, grad in zip(ids, np.asarray(grads, np.float64)):
+            sums[id_] = sums.get(id_, 0.0) + grad
+        for id_, g in sums.items():
+            norm = math.sqrt(sum(x * x for x in g))
+            if self.clipnorm and norm > self.clipnorm:
+                g = g * (self.clipnorm / norm)
+            self.train_row(self.row(id_), g, self.slots.setdefault(id_, {}), lr, self.updates, **self.options)
+
+
+def _sgd(w, g, slots, lr, t, momentum=0.0, nesterov=False):
+    m = slots.setdefault("momentum", np.zeros(len(w)))
+    for d in range(len(w)):
+        m[d] = momentum * m[d] - lr * g[d]
+        w[d] += momentum * m[d] - lr * g[d] if nesterov else m[d]
+
+
+def _adagrad(w, g, slots, lr, t, initial_accumulator_value=0.1, epsilon=1e-7, epsilon_inside=False):
+    v = slots.setdefault("accumulator", np.full(len(w), float(initial_accumulator_value)))
+    for d in range(len(w)):
+        v[d] += g[d] ** 2
+        w[d] -= lr * g[d] / (math.sqrt(v[d] + epsilon) if epsilon_inside else math.sqrt(v[d]) + epsilon)
+
+
+def _rowwise_adagrad(
+    w, g, slots, lr, t, initial_accumulator_value=0.0, epsilon=1e-8, variant="2d_sp", moment_scale=1.0
+):
+    """2D sparse parallelism, Algorithm 1, lines 5 and 6; TorchRec: the mean; TurboGR, eq. 1: epsilon inside."""
+    squares = sum(x**2 for x in g)
+    if variant == "torchrec":
+        squares /= len(w)
+    v = slots["accumulator"] = slots.get("accumulator", initial_accumulator_value) + squares
+    root = math.sqrt(v / moment_scale + epsilon) if variant == "hsp" else math.sqrt(v / moment_scale) + epsilon
+    for d in range(len(w)):
+        w[d] -= lr / root * g[d]
+
+
+def _adam(w, g, slots, lr, t, beta_1=0.9, beta_2=0.999, epsilon=1e-7):
+    """Kingma and Ba, the end of section 2: the corrections are put into the learning rate."""
+    m, v = (slots.setdefault(name, np.zeros(len(w))) for name in ("m", "v"))
+    rate = lr * math.sqrt(1 - beta_2**t) / (1 - beta_1**t)
+    for d in range(len(w)):
+        m[d] = beta_1 * m[d] + (1 - beta_1) * g[d]
+        v[d] = beta_2 * v[d] + (1 - beta_2) * g[d] ** 2
+        w[d] -= rate * m[d] / (math.sqrt(v[d]) + epsilon)
+
+
+def _adamw(w, g, slots, lr, t, weight_decay=0.004, **adam):
+    for d in range(len(w)):
+        w[d] -= lr * weight_decay * w[d]
+    _adam(w, g, slots, lr, t, **adam)
+
+
+def _ftrl(
+    w, g, slots, lr, t,
+    learning_rate_power=-0.5, initial_accumulator_value=0.1, l1=0.0, l2=0.0, l2_shrinkage=0.0, beta=0.0,
+):  # fmt: skip
+    """McMahan et al., Algorithm 1, where sigma = (n'^p - n^p) / lr, w_i = 0 if |z_i| <= l1, and lr is their alpha."""
+    n = slots.setdefault("accumulator", np.full(len(w), float(initial_accumulator_value)))
+    z = slots.setdefault("linear", np.zeros(len(w)))
+    for d in range(len(w)):
+        before, n[d] = n[d] ** -learning_rate_power, n[d] + g[d] ** 2
+        after = n[d] ** -learning_rate_power
+        z[d] += g[d] + 2 * l2_shrinkage * w[d] - (after - before) / lr * w[d]
+        w[d] = 0.0 if abs(z[d]) <= l1 else (math.copysign(l1, z[d]) - z[d]) / ((beta + after) / lr + 2 * l2)

@@ -1,0 +1,103 @@
+"""load: every rank reads its share of a checkpoint, all of them or none. read_tables: all rows, for one process."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+from typing import Any
+
+import numpy as np
+
+from tf_fusedrec import collectives
+from tf_fusedrec._tf_compat import keras, tf
+from tf_fusedrec.checkpoint import dense, shares
+from tf_fusedrec.checkpoint.agreement import agree
+from tf_fusedrec.checkpoint.manifest import read_manifest
+from tf_fusedrec.embedding import FusedEmbedding
+
+
+def load(
+    directory: str | os.PathLike,
+    model: keras.Model,
+    embedding: FusedEmbedding,
+    optimizer: Any = None,
+    *,
+    partial: bool = False,
+) -> Any:
+    """Restores what was saved, on any number of ranks; all ranks call it. Rows that the tables held are dropped.
+
+    Tables are known by name; those of the checkpoint that the model does not have are left alone. Dense weights that do
+    not exist yet (a model that was not called, an optimizer before its first step) are restored when they are made, so
+    the checkpoint must stand until then.
+
+    A checkpoint that is refused changes nothing when tables hold rows: all is read and verified before they are
+    dropped, which takes memory for this rank's share. Empty tables are filled as rows are read, and emptied again.
+
+    Args:
+      directory: of the checkpoint.
+      model, embedding, optimizer: as for save.
+      partial: whether tables that the checkpoint does not hold begin empty; otherwise they are refused.
+
+    Returns:
+      `extra` as it was saved.
+
+    Raises:
+      ValueError: no checkpoint; a missing table or one of another spec; a missing, truncated, damaged or foreign file.
+      RuntimeError: another rank has refused the checkpoint.
+    """
+    directory = pathlib.Path(directory)
+    tables: list[Any] = [lookup.table for lookup in embedding.lookups]
+
+    def opened() -> tuple[dict[str, Any], list[shares.TableShare]]:
+        manifest = read_manifest(directory)
+        mine = shares.open_tables(
+            directory, manifest["tables"], tables, collectives.rank(), collectives.size(), partial
+        )  # fmt: skip
+        dense.check(directory / manifest["save"], manifest["dense"])
+        return manifest, mine
+
+    manifest, mine = agree(opened)
+    rows = agree(lambda: shares.staged(mine) if shares.holds_rows(tables) else None)
+
+    def restored() -> None:
+        shares.restore(mine, tables, rows)
+        dense.read(directory / manifest["save"], model, optimizer)
+
+    try:
+        agree(restored)
+    except Exception:
+        for table in tables:
+            table.clear()
+        raise
+    return manifest["extra"]
+
+
+def read_tables(directory: str | os.PathLike) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """All rows of a checkpoint, of all ranks: table name -> ids <int64>[n], ascending, and rows [n, D]. No Horovod.
+
+    Raises:
+      ValueError: no checkpoint; a missing, truncated, damaged or foreign file.
+    """
+    directory = pathlib.Path(directory)
+    tables = {}
+    for name, described in sorted(read_manifest(directory)["tables"].items()):
+        source = shares.TableShare(directory, name, described, None, 0, 1).sections["rows"]
+        nothing = np.zeros([0], np.int64), np.zeros([0], source.record)
+        chunks = [(ids, records["row"]) for ids, records in [nothing, *source.chunks()]]
+        ids, rows = (np.concatenate(parts) for parts in zip(*chunks))
+        order = np.argsort(ids)
+        # bfloat16 is no type of NumPy; its bits travel as they are.
+        tables[name] = ids[order], rows[order].view(tf.bfloat16.as_numpy_dtype) if rows.dtype == "<u2" else rows[order]
+    return tables
+
+
+def dense_prefix(directory: str | os.PathLike) -> str:
+    """Where tf.train.Checkpoint.read finds the dense weights of a checkpoint: root attributes "model" and "optimizer".
+
+    Raises:
+      ValueError: no checkpoint, or a dense file that is missing or damaged.
+    """
+    directory = pathlib.Path(directory)
+    manifest = read_manifest(directory)
+    dense.check(directory / manifest["save"], manifest["dense"])
+    return str(directory / manifest["save"] / dense.PREFIX)

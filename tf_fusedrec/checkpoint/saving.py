@@ -1,0 +1,180 @@
+"""One save: tables are copied, every rank writes its shard, rank 0 makes the whole a checkpoint. No collectives here.
+
+Ranks meet on the file system, since they write while training goes on with its own collectives: a rank whose files are
+on the disk says so by shard-<rank>.json, one that has failed by shard-<rank>.failed, and rank 0 waits for these.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import secrets
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tf_fusedrec.checkpoint import dense, disk, manifest, shard_file
+from tf_fusedrec.tables.hash_order import mix64
+
+_POLL_S = 0.01
+
+
+class Plan(NamedTuple):
+    """What a save will be; the same on all ranks."""
+
+    save: str  # its name, unique
+    ranks: int
+    # Of a delta: by table, the parts of the full save that it goes with and the clock then. None: this one is full.
+    full: dict[str, list] | None
+    since: dict[str, int]
+
+
+class Cut(NamedTuple):
+    """A copy of what this rank holds of one table."""
+
+    name: str
+    described: dict[str, Any]  # spec, owner, clock, iterations: fields of the manifest
+    sections: dict[str, tuple[np.ndarray, np.ndarray]]  # ids in hash order and records
+    whole: dict[str, bool]  # whether a section holds all there is, or changes
+
+
+def iterations(table: Any) -> int | None:
+    """Steps that the optimizer of a backend has counted: Adam's bias correction and schedules hang on them."""
+    counted = getattr(table.optimizer, "iterations", None)
+    return None if counted is None else int(counted.numpy())
+
+
+def keeps_changes(table: Any) -> bool:
+    """Whether a backend knows which rows have changed, as deltas need."""
+    return "updated" in (table.record_dtype("rows").names or ())
+
+
+def counters(clock: int) -> tuple[int, int]:
+    """Changes and training lookups that a backend has counted: its `clock` is both in one number."""
+    return clock >> 32, clock & 0xFFFFFFFF
+
+
+def latest(clocks: Iterable[int]) -> int:
+    """The clock that no counter of `clocks` is ahead of."""
+    changes, lookups = zip(*map(counters, clocks))
+    return max(changes) << 32 | max(lookups)
+
+
+def make_plan(directory: pathlib.Path, ranks: int, full: str | None, since: Mapping[str, int]) -> Plan:
+    """Begins a save: removes what an interrupted one left, names this one, makes its folder. Rank 0 calls it.
+
+    Args:
+      directory: of the checkpoint.
+      ranks: R.
+      full: name of the full save that a delta goes with; None begins a full one.
+      since: clock of each table at that save.
+
+    Raises:
+      ValueError: `directory` holds something else than a checkpoint of this format, or no longer the full save.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    manifest.remove_unused(directory)
+    parts = None
+    if full is not None:
+        tables = manifest.read_manifest(directory)["tables"]
+        parts = {name: [part for part in table["parts"] if part["save"] == full] for name, table in tables.items()}
+        if not all(parts.values()):
+            raise ValueError(
+                f"{directory} no longer holds the full save {full} that this delta goes with: another job has saved "
+                "there. Give every job a directory of its own."
+            )
+    numbers = [int(folder.name.split("-")[1]) for folder in directory.glob("save-*-*")]
+    save = f"save-{max(numbers, default=0) + 1}-{secrets.token_hex(4)}"
+    (directory / (save + manifest.PARTIAL)).mkdir()
+    return Plan(save, ranks, parts, dict(since))
+
+
+def cut_tables(tables: Sequence[Any], plan: Plan) -> Iterator[Cut]:
+    """Copies of this rank's tables, or of what has changed in them, one after another."""
+    for table in tables:
+        for name in table.names:
+            sections, whole = {}, {}
+            for section in table.sections:
+                whole[section] = plan.full is None or "updated" not in (table.record_dtype(section).names or ())
+                sections[section] = table.snapshot(name, section, None if whole[section] else plan.since[name])
+            if plan.full is not None:
+                removed = np.asarray(table.tombstones(name), np.int64)
+                removed = removed[np.argsort(mix64(removed))]
+                sections[manifest.TOMBSTONES] = removed, np.empty([len(removed)], np.dtype([]))
+                whole[manifest.TOMBSTONES] = False
+            described = {
+                "spec": table.spec(name), "owner": table.owner, "clock": int(table.clock),
+                "iterations": iterations(table),
+            }  # fmt: skip
+            yield Cut(name, described, sections, whole)
+
+
+def write_shard(directory: pathlib.Path, plan: Plan, cuts: Iterable[Cut], rank: int) -> None:
+    """Writes the files of one rank, and says so when they are on the disk.
+
+    Raises:
+      OSError: for example a full disk; the other ranks can see it.
+    """
+    folder = directory / (plan.save + manifest.PARTIAL)
+    tables = {}
+    for cut in cuts:
+        for section, (ids, records) in cut.sections.items():
+            label = shard_file.Label(plan.save, cut.name, section, rank, plan.ranks)
+            shard_file.write(folder / manifest.shard_name(cut.name, section, rank), label, ids, records)
+        tables[cut.name] = {**cut.described, "sections": cut.whole}
+    disk.sync_folder(folder)
+    disk.write_text(folder / f"shard-{rank}.json", json.dumps(tables))
+
+
+def give_up(directory: pathlib.Path, plan: Plan, rank: int, error: BaseException) -> None:
+    """Tells rank 0 that this rank's shard will not come. Does what it can: the disk may be full, or gone."""
+    path = directory / (plan.save + manifest.PARTIAL) / f"shard-{rank}.failed"
+    try:
+        path.touch()
+        path.write_text(f"{type(error).__name__}: {error}")
+    except OSError:
+        return
+
+
+def commit(
+    directory: pathlib.Path, plan: Plan, dense_files: Mapping[str, bytes], extra: Any, timeout_s: float
+) -> dict[str, Any]:
+    """Waits for all shards, then makes them the checkpoint and removes the last one. Rank 0 calls it.
+
+    Returns:
+      the fields of the manifest.
+
+    Raises:
+      RuntimeError: a rank has given up, or told nothing for timeout_s seconds. OSError: for example a full disk.
+    """
+    folder = directory / (plan.save + manifest.PARTIAL)
+    dense_entries = dense.write(folder, dense_files)
+    shards = [_wait_for(folder, rank, time.monotonic() + timeout_s, plan) for rank in range(plan.ranks)]
+    tables = {}
+    for name, described in shards[0].items():
+        part = {"save": plan.save, "ranks": plan.ranks, "sections": described.pop("sections")}
+        clock = latest(shard[name]["clock"] for shard in shards)
+        tables[name] = {**described, "clock": clock, "parts": [*(plan.full or {}).get(name, []), part]}
+    disk.sync_folder(folder)
+    disk.rename(folder, directory / plan.save)
+    fields = {"save": plan.save, "ranks": plan.ranks, "extra": extra, "dense": dense_entries, "tables": tables}
+    manifest.write_manifest(directory, fields)
+    manifest.remove_unused(directory)
+    return fields
+
+
+def _wait_for(folder: pathlib.Path, rank: int, deadline: float, plan: Plan) -> dict[str, Any]:
+    told, failed = folder / f"shard-{rank}.json", folder / f"shard-{rank}.failed"
+    while not told.exists():
+        if failed.exists():
+            raise RuntimeError(f"Rank {rank} could not write its part of {plan.save}. {failed.read_text()}".rstrip())
+        if time.monotonic() > deadline:
+            raise RuntimeError(
+                f"Rank {rank} has not written its part of {plan.save} in time. Is it alive, and does it see "
+                f"{os.fspath(folder)}? The last checkpoint stands."
+            )
+        time.sleep(_POLL_S)
+    return json.loads(told.read_text())

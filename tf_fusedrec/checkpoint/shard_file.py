@@ -1,0 +1,222 @@
+"""One file: the rows of one section of one table that one rank held, in hash order, with an index.
+
+    magic      8 bytes, "FUSEDREC"
+    length     <u8, bytes of the header
+    checksum   <u8, xxh3_64 of the header
+    header     JSON: whose rows these are (Label), how many, rows of a block, dtype of a record
+    ids        <i8[rows], by ascending Mix64(id) (tables/hash_order.py)
+    records    packed record[rows]
+    index      one entry per block of rows: <u8 hash of its first id, <u8 xxh3_64 of its ids and its records
+    checksum   <u8, xxh3_64 of the index
+
+A block is about 64 KB, at least 16 rows. So whoever wants a range of hashes reads the index and two contiguous ranges
+of bytes, too much of which is at most two blocks, and nothing is handed out that does not have its checksum. Ids and
+records lie apart, so that both are written from, and read into, the arrays of a table's snapshot without a copy.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pathlib
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import xxhash
+
+from tf_fusedrec.checkpoint import disk
+from tf_fusedrec.tables.hash_order import mix64
+
+REMEDY = "Restore it, or load another checkpoint."
+_MAGIC = b"FUSEDREC"
+_BLOCK_BYTES = 1 << 16
+_BLOCK_ROWS = 16  # at least
+_CHUNK_BYTES = 1 << 25  # read at once
+_START = np.dtype([("magic", "S8"), ("length", "<u8"), ("checksum", "<u8")])
+_INDEX = np.dtype([("first_hash", "<u8"), ("checksum", "<u8")])
+
+
+class Label(NamedTuple):
+    """Whose rows a file holds."""
+
+    save: str  # name of the save, unique
+    table: str
+    section: str
+    rank: int
+    ranks: int
+
+
+def _rows_per_block(record: np.dtype) -> int:
+    return max(_BLOCK_ROWS, _BLOCK_BYTES // (8 + record.itemsize))
+
+
+def _bytes(array: np.ndarray) -> np.ndarray:
+    """<uint8> view; a record may have no bytes at all (tombstones)."""
+    return array.view(np.uint8) if array.dtype.itemsize else np.zeros([0], np.uint8)
+
+
+def _block_checksums(ids: np.ndarray, records: np.ndarray, block: int) -> Iterator[int]:
+    id_bytes, record_bytes = _bytes(ids).data, _bytes(records).data
+    record = records.dtype.itemsize
+    for begin in range(0, len(ids), block):
+        end = begin + block
+        checksum = xxhash.xxh3_64(id_bytes[8 * begin : 8 * end])
+        checksum.update(record_bytes[record * begin : record * end])
+        yield checksum.intdigest()
+
+
+def write(path: pathlib.Path, label: Label, ids: np.ndarray, records: np.ndarray) -> int:
+    """Writes a file, synced, and returns its bytes.
+
+    Args:
+      path: of a file that does not exist.
+      label: goes into the header.
+      ids: <int64>[n], distinct, in hash order.
+      records: <record>[n], structured and packed.
+
+    Raises:
+      ValueError: ids are not in hash order: ranges of such a file would lose rows.
+      OSError: for example a full disk.
+    """
+    ids, records = np.ascontiguousarray(ids, "<i8"), np.ascontiguousarray(records)
+    hashes = mix64(ids)
+    if not (hashes[1:] > hashes[:-1]).all():
+        position = int(np.flatnonzero(hashes[1:] <= hashes[:-1])[0]) + 1
+        raise ValueError(
+            f"ids of table {label.table!r}, section {label.section!r} must ascend in Mix64(id) without repeats, but at "
+            f"position {position} they do not: the table's snapshot is wrong."
+        )
+    block = _rows_per_block(records.dtype)
+    index = np.empty([-(-len(ids) // block)], _INDEX)
+    index["first_hash"] = hashes[::block]
+    index["checksum"] = list(_block_checksums(ids, records, block))
+    record = records.dtype.descr if records.dtype.names else []
+    header = json.dumps({**label._asdict(), "rows": len(ids), "block": block, "record": record}).encode()
+    head = _MAGIC + len(header).to_bytes(8, "little") + _checksum(header) + header
+    parts = [head, _bytes(ids), _bytes(records), _bytes(index), _checksum(_bytes(index))]
+    with disk.new_file(path) as file:
+        for part in parts:
+            disk.write(file, part)
+    return sum(len(part) for part in parts)
+
+
+def _checksum(data: Any) -> bytes:
+    return xxhash.xxh3_64_intdigest(data).to_bytes(8, "little")
+
+
+class ShardFile:
+    """A file that `write` made. Header and index are read and checked when it is opened, rows when asked for.
+
+    Args:
+      path: of the file.
+      label: whose rows are wanted.
+
+    Attributes:
+      record: dtype of its records.
+      rows: how many it holds.
+      bytes_read: from the disk, so far.
+
+    Raises:
+      ValueError: the file is missing, truncated, damaged or foreign.
+    """
+
+    def __init__(self, path: pathlib.Path, label: Label):
+        self.path = path
+        self.bytes_read = 0
+        with self._open() as file:
+            size = os.fstat(file).st_size
+            header = self._header(file, size)
+            self.rows, self._block = header["rows"], header["block"]
+            self.record = np.dtype([(name, kind, tuple(*shape)) for name, kind, *shape in header["record"]])
+            self._records_at = self._ids_at + 8 * self.rows
+            index_at = self._records_at + self.record.itemsize * self.rows
+            blocks = -(-self.rows // self._block)
+            want = index_at + _INDEX.itemsize * blocks + 8
+            if size != want:
+                raise self._refusal(f"{'is truncated' if size < want else 'has too much'}: {size} bytes, want {want}")
+            self._index = self._read(file, np.empty([blocks], _INDEX), index_at)
+            if self._read(file, np.empty([8], np.uint8), want - 8).tobytes() != _checksum(_bytes(self._index)):
+                raise self._refusal("is damaged: its index differs from its checksum")
+        found = Label(*(header[name] for name in Label._fields))
+        if found != label:
+            differs = [name for name in Label._fields if getattr(found, name) != getattr(label, name)]
+            raise self._refusal(
+                f"is foreign: it is of {_told(found, differs)}, but the manifest wants {_told(label, differs)} here"
+            )
+
+    def _header(self, file: int, size: int) -> dict[str, Any]:
+        if size < _START.itemsize:
+            raise self._refusal(f"is truncated: {size} bytes, the shortest has more than {_START.itemsize}")
+        start = self._read(file, np.empty([1], _START), 0)[0]
+        if start["magic"] != _MAGIC:
+            raise self._refusal("is foreign: it does not begin as a file of a checkpoint does")
+        self._ids_at = _START.itemsize + int(start["length"])
+        if self._ids_at > size:
+            raise self._refusal(f"is truncated: {size} bytes, its header alone ends at {self._ids_at}")
+        header = self._read(file, np.empty([int(start["length"])], np.uint8), _START.itemsize).tobytes()
+        if _checksum(header) != int(start["checksum"]).to_bytes(8, "little"):
+            raise self._refusal("is damaged: its header differs from its checksum")
+        return json.loads(header)
+
+    def chunks(self, first: int, last: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Yields ids <int64>[n] and records [n] of all rows with first <= Mix64(id) <= last, in their order.
+
+        Raises:
+          ValueError: the file is damaged, or has become shorter. Nothing of the damaged block was yielded.
+        """
+        firsts = self._index["first_hash"]
+        begin = max(int(np.searchsorted(firsts, np.uint64(first), side="right")) - 1, 0)
+        end = int(np.searchsorted(firsts, np.uint64(last), side="right"))
+        step = max(_CHUNK_BYTES // (self._block * (8 + self.record.itemsize)), 1)
+        with self._open() as file:
+            for at in range(begin, end, step):
+                ids, records = self._verified(file, at, min(at + step, end))
+                if begin < at and at + step < end:  # no bound of the range lies in here
+                    yield ids, records
+                    continue
+                hashes = mix64(ids)
+                from_row = int(np.searchsorted(hashes, np.uint64(first), side="left"))
+                to_row = int(np.searchsorted(hashes, np.uint64(last), side="right"))
+                yield ids[from_row:to_row], records[from_row:to_row]
+
+    def _verified(self, file: int, begin: int, end: int) -> tuple[np.ndarray, np.ndarray]:
+        """Ids and records of blocks [begin, end)."""
+        row, rows = begin * self._block, min(end * self._block, self.rows) - begin * self._block
+        ids = self._read(file, np.empty([rows], "<i8"), self._ids_at + 8 * row)
+        records = np.empty([rows], self.record)
+        if self.record.itemsize:
+            self._read(file, records, self._records_at + self.record.itemsize * row)
+        for b, checksum in enumerate(_block_checksums(ids, records, self._block), begin):
+            if checksum != self._index["checksum"][b]:
+                rows_of = f"rows {b * self._block} to {min((b + 1) * self._block, self.rows)} of {self.rows}"
+                raise self._refusal(f"is damaged: block {b} ({rows_of}) differs from its checksum")
+        return ids, records
+
+    @contextlib.contextmanager
+    def _open(self) -> Iterator[int]:
+        try:
+            file = os.open(self.path, os.O_RDONLY)
+            try:
+                yield file
+            finally:
+                os.close(file)
+        except FileNotFoundError as error:
+            raise self._refusal("is missing") from error
+        except OSError as error:
+            raise self._refusal(f"cannot be read: {error.strerror}") from error
+
+    def _read(self, file: int, into: np.ndarray, offset: int) -> np.ndarray:
+        count = disk.read(file, into, offset)
+        self.bytes_read += count
+        if count < into.nbytes:
+            raise self._refusal(f"is truncated: {count} bytes at {offset}, want {into.nbytes}")
+        return into
+
+    def _refusal(self, what: str) -> ValueError:
+        return ValueError(f"Checkpoint file {self.path} {what}. {REMEDY}")
+
+
+def _told(label: Label, names: list[str]) -> str:
+    return ", ".join(f"{name} {getattr(label, name)!r}" for name in names)

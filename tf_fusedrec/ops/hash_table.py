@@ -1,0 +1,268 @@
+"""Stages 5 and 6 of 8, and the update: the dynamic embedding table as a TensorFlow resource.
+
+A handle is a scalar tensor of dtype resource. Everything here has side effects; inside a tf.function TensorFlow runs
+calls on one table in program order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from tf_fusedrec._tf_compat import tf
+from tf_fusedrec.ops._library import library
+
+
+class TableRows(NamedTuple):
+    """Answer of a training lookup."""
+
+    rows: tf.Tensor  # <T>[P, D], row of each id in the order received; P >= V, zeros behind V
+    handles: tf.Tensor  # <int64>[W], distinct rows; -1 for an id that admission refuses
+    inverse: tf.Tensor  # <int32>[V], handles[inverse[v]] is the row of the v-th received id
+
+
+def hash_table(
+    *,
+    shared_name: str,
+    dim: int,
+    seeds: Sequence[int],
+    rule: str,
+    hyperparameters: Sequence[float],
+    storage: str = "float32",
+    stochastic_rounding: bool = False,
+    distribution: str = "constant",
+    a: float = 0.0,
+    b: float = 0.0,
+    max_rows: int = 0,
+    eviction: str = "none",
+    ttl: int = 0,
+    admission_count: int = 1,
+    max_candidates: int = 0,
+    record_tombstones: bool = False,
+    hot_after: int = 0,
+    memory_budget: int = 0,
+    tier_folder: str = "",
+    window: int = 1,
+) -> tf.Tensor:
+    """Makes a dynamic table of S segments (MTGRBoost, section 4.1), or gives the one that has this shared_name.
+
+    Args:
+      shared_name: of the resource; it lives until tf.raw_ops.DestroyResourceOp.
+      dim: D, columns of a row.
+      seeds: one int64 per segment; the initial row is a pure function of (seed, id).
+      rule, hyperparameters: of the update, as tf_fusedrec/optimizers.py describes them.
+      storage: "float32", "bfloat16" or "float16".
+      stochastic_rounding: of 16-bit storage.
+      distribution, a, b: of initial rows, see initial_rows.
+      max_rows: per segment; 0 for no limit.
+      eviction: "none", "lru" or "lfu": which rows leave when max_rows is reached.
+      ttl: training lookups after which an untouched row leaves; 0 for never.
+      admission_count: training lookups that must bring an id before it gets a row.
+      max_candidates: ids counted for admission, per segment; 0 for no limit.
+      record_tombstones: remember ids that left.
+      hot_after: when above 0, rows begin in float16 and move to float32 at that many training lookups.
+      memory_budget: bytes of rows in memory; rows beyond are kept in a file in tier_folder. 0 for no limit.
+      tier_folder: of that file.
+      window: training lookups whose rows are neither evicted nor moved.
+
+    Returns:
+      <resource>[].
+
+    Raises:
+      InvalidArgumentError: an unknown rule, a folder that cannot be written, options that exclude each other.
+    """
+    return library.fusedrec_hash_table(
+        shared_name=shared_name, dim=dim, seeds=list(seeds), rule=rule, hyperparameters=list(hyperparameters),
+        storage=storage, stochastic_rounding=stochastic_rounding, distribution=distribution, a=a, b=b,
+        max_rows=max_rows, eviction=eviction, ttl=ttl, admission_count=admission_count, max_candidates=max_candidates,
+        record_tombstones=record_tombstones, hot_after=hot_after, memory_budget=memory_budget, tier_folder=tier_folder,
+        window=window,
+    )  # fmt: skip
+
+
+def table_lookup(
+    table: tf.Tensor, message: tf.Tensor, received_splits: tf.Tensor, *, dim: int, dtype: tf.DType = tf.float32
+) -> TableRows:
+    """Deferred-hash lookup, training form (FusedRec, section 3, "Lossless Lookup"): finds or inserts, and touches.
+
+    Args:
+      table: <resource>[].
+      message: <int64>[V + R * S], blocks [counts[S] | ids] of R sources, see rank_partition.
+      received_splits: <int32>[R], entries of each block, header included.
+      dim: D of the table.
+      dtype: of the answer: float32, float16 or bfloat16.
+
+    Returns:
+      TableRows.
+
+    Raises:
+      InvalidArgumentError: a header does not agree with its block; the message names the source rank.
+      ResourceExhaustedError: no memory for new rows, or max_rows is smaller than a batch. The table stays readable.
+    """
+    return TableRows(
+        *library.fusedrec_table_lookup(
+            table=table, message=message, received_splits=received_splits, T=dtype, dim=dim
+        )
+    )  # fmt: skip
+
+
+def table_find(
+    table: tf.Tensor, message: tf.Tensor, received_splits: tf.Tensor, *, dim: int, dtype: tf.DType = tf.float32
+) -> tf.Tensor:
+    """Deferred-hash lookup, inference form: never inserts or touches; unknown ids have their initial row.
+
+    Args and errors are those of table_lookup.
+
+    Returns:
+      <dtype>[P, D], row of each id in the order received; P >= V, zeros behind V.
+    """
+    return library.fusedrec_table_find(table=table, message=message, received_splits=received_splits, T=dtype, dim=dim)
+
+
+def table_prefetch(table: tf.Tensor, message: tf.Tensor, received_splits: tf.Tensor) -> tf.Operation | None:
+    """Asks the disk for rows beyond the memory budget that a coming lookup will want; does not wait for them.
+
+    Args are those of table_lookup.
+    """
+    return library.fusedrec_table_prefetch(table=table, message=message, received_splits=received_splits)
+
+
+def table_apply_gradients(
+    table: tf.Tensor,
+    found: TableRows,
+    grads: tf.Tensor,
+    *,
+    scale: float | tf.Tensor,
+    learning_rate: tf.Tensor,
+    step: tf.Tensor,
+) -> tf.Operation | None:
+    """Sums gradients of equal rows over their sources, in the order received, and applies the optimizer in place.
+
+    Args:
+      table: <resource>[].
+      found: of table_lookup.
+      grads: <T>[>= V, D] in the order received; rows behind V are ignored.
+      scale: <float32>[] factor of all gradients.
+      learning_rate: <float32>[].
+      step: <int64>[] number of this update, 1 for the first.
+
+    Raises:
+      InvalidArgumentError: shapes disagree, or handles are not of this table.
+    """
+    return library.fusedrec_table_apply_gradients(
+        table=table, handles=found.handles, inverse=found.inverse, grads=grads, scale=scale,
+        learning_rate=learning_rate, step=step,
+    )  # fmt: skip
+
+
+def table_accumulate_gradients(
+    table: tf.Tensor, found: TableRows, grads: tf.Tensor, *, scale: float | tf.Tensor
+) -> tf.Operation | None:
+    """Adds gradients to the sums, by row, that wait for table_apply_accumulated (MTGRBoost, section 5.2).
+
+    Args are those of table_apply_gradients.
+    """
+    return library.fusedrec_table_accumulate_gradients(
+        table=table, handles=found.handles, inverse=found.inverse, grads=grads, scale=scale
+    )
+
+
+def table_apply_accumulated(table: tf.Tensor, *, learning_rate: tf.Tensor, step: tf.Tensor) -> tf.Operation | None:
+    """Applies the optimizer to the rows that have waiting sums, and clears those."""
+    return library.fusedrec_table_apply_accumulated(table=table, learning_rate=learning_rate, step=step)
+
+
+class TableStatistics(NamedTuple):
+    """Since the table was made or cleared."""
+
+    segments: tf.Tensor  # <int64>[S, 6]: keys, hits, inserts, evictions, refused, candidates
+    bytes: tf.Tensor  # <int64>[5]: bytes of keys, of rows in memory, in the second pool; rows in each of the pools
+
+
+def table_statistics(table: tf.Tensor) -> TableStatistics:
+    """Statistics by category. A hit is a distinct row that a training lookup found."""
+    return TableStatistics(*library.fusedrec_table_statistics(table=table))
+
+
+def table_size(table: tf.Tensor) -> tf.Tensor:
+    """<int64>[S], rows of each segment."""
+    return library.fusedrec_table_size(table=table)
+
+
+def table_keys(table: tf.Tensor, segment: int, *, since: int = 0) -> tuple[tf.Tensor, tf.Tensor]:
+    """ids <int64>[n] of a segment in hash order, and handles <int64>[n] for table_read_records.
+
+    Args:
+      table: <resource>[].
+      segment: s.
+      since: only rows that changed after this version of the table; 0 for all.
+    """
+    return library.fusedrec_table_keys(
+        table=table, segment=tf.constant(segment, tf.int64), since=tf.constant(since, tf.int64)
+    )
+
+
+def table_read_records(table: tf.Tensor, handles: tf.Tensor) -> tf.Tensor:
+    """<uint8>[n, bytes]: rows with optimizer slots and metadata, packed (custom_ops/hash_table/records.cc)."""
+    return library.fusedrec_table_read_records(table=table, handles=handles)
+
+
+def table_import(table: tf.Tensor, segment: int, ids: tf.Tensor, records: tf.Tensor) -> None:
+    """Inserts or overwrites rows of distinct ids <int64>[n] with records <uint8>[n, bytes] of table_read_records."""
+    library.fusedrec_table_import(table=table, segment=tf.constant(segment, tf.int64), ids=ids, records=records)
+
+
+def table_remove(table: tf.Tensor, segment: int, ids: tf.Tensor) -> tf.Tensor:
+    """Removes rows by id <int64>[n]; returns <int64>[], how many had a row."""
+    return library.fusedrec_table_remove(table=table, segment=tf.constant(segment, tf.int64), ids=ids)
+
+
+def table_evict(table: tf.Tensor, segment: int, count: int) -> tf.Tensor:
+    """Evicts the `count` rows that the policy ranks lowest; returns <int64>[], how many could go."""
+    return library.fusedrec_table_evict(
+        table=table, segment=tf.constant(segment, tf.int64), count=tf.constant(count, tf.int64)
+    )
+
+
+def table_tombstones(table: tf.Tensor, segment: int) -> tf.Tensor:
+    """<int64>[n], ascending: ids that left since table_forget_tombstones and have not come back."""
+    return library.fusedrec_table_tombstones(table=table, segment=tf.constant(segment, tf.int64))
+
+
+def table_forget_tombstones(table: tf.Tensor) -> None:
+    """Begins a new record of tombstones."""
+    library.fusedrec_table_forget_tombstones(table=table)
+
+
+def table_candidates(table: tf.Tensor, segment: int) -> tuple[tf.Tensor, tf.Tensor]:
+    """ids <int64>[n] that wait for admission, in hash order, and how often they came, <int64>[n]."""
+    return library.fusedrec_table_candidates(table=table, segment=tf.constant(segment, tf.int64))
+
+
+def table_import_candidates(table: tf.Tensor, segment: int, ids: tf.Tensor, counts: tf.Tensor) -> None:
+    """Sets how often ids without a row have come; both <int64>[n]."""
+    library.fusedrec_table_import_candidates(
+        table=table, segment=tf.constant(segment, tf.int64), ids=ids, counts=counts
+    )
+
+
+def table_clock(table: tf.Tensor) -> tf.Tensor:
+    """<int64>[2]: number of training lookups, version (number of changes)."""
+    return library.fusedrec_table_clock(table=table)
+
+
+def table_set_clock(table: tf.Tensor, clock: tf.Tensor) -> None:
+    """Sets what table_clock answers."""
+    library.fusedrec_table_set_clock(table=table, clock=clock)
+
+
+def table_clear(table: tf.Tensor) -> None:
+    """Removes all rows, candidates, tombstones, statistics and waiting gradients."""
+    library.fusedrec_table_clear(table=table)
+
+
+for _op in (
+    "HashTable", "TableLookup", "TableFind", "TableStatistics", "TableSize", "TableKeys", "TableReadRecords",
+    "TableRemove", "TableEvict", "TableTombstones", "TableCandidates", "TableClock",
+):  # fmt: skip
+    tf.no_gradient(f"Fusedrec>{_op}")

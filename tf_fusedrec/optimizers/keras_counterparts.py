@@ -1,0 +1,102 @@
+"""Keras optimizers as records: equal in every formula, or refused by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from tf_fusedrec._tf_compat import keras, tf
+from tf_fusedrec.optimizers.rules import RULES, SGD, Adagrad, Adam, AdamW, Ftrl, LearningRate, Rule, Schedule
+
+
+def resolve(optimizer: Any) -> Rule:
+    """A record as it is; of a Keras optimizer its counterpart (see from_keras)."""
+    return optimizer if isinstance(optimizer, Rule) else from_keras(optimizer)
+
+
+def from_keras(optimizer: Any) -> Rule:
+    """The record whose formulas are those of an optimizer of tf_keras, new or legacy.
+
+    SGD, Adagrad, Adam, AdamW and Ftrl have counterparts: equal on rows that every step touches. On the others, Keras'
+    dense step decays momenta, moments and (AdamW) weights, and the record's does not.
+
+    Raises:
+      ValueError: the class, or an option of it, has no counterpart.
+    """
+    new, legacy = keras.optimizers, keras.optimizers.legacy
+    counterparts: dict[type, Callable[[LearningRate, Mapping[str, Any]], Rule]] = {
+        new.SGD: _sgd, legacy.SGD: _sgd, new.Adam: _adam, legacy.Adam: _adam, new.AdamW: _adam,
+        new.Adagrad: lambda rate, config: _adagrad(rate, config, inside=True),
+        legacy.Adagrad: lambda rate, config: _adagrad(rate, config, inside=False),
+        new.Ftrl: _ftrl, legacy.Ftrl: _ftrl,
+    }  # fmt: skip
+    kind = type(optimizer)
+    if kind not in counterparts:  # not isinstance: what a subclass changes is not known
+        raise ValueError(
+            f"Native tables have no counterpart of optimizer {kind.__module__}.{kind.__name__}. Use a record of "
+            f"tf_fusedrec.optimizers ({', '.join(RULES)}), or FusedEmbedding(backend='tfra')."
+        )
+    config = optimizer.get_config()
+    _check_options(optimizer, config)
+    # The object itself, not its config: a schedule of the user's need not be registered with Keras.
+    rate = optimizer._learning_rate if isinstance(optimizer, new.Optimizer) else optimizer._hyper["learning_rate"]
+    return counterparts[kind](rate if isinstance(rate, Schedule) else float(config["learning_rate"]), config)
+
+
+def _check_options(optimizer: Any, config: Mapping[str, Any]) -> None:
+    """Raises ValueError when an option is in use that the records do not have."""
+    kind = type(optimizer).__name__
+    own = f"tf_fusedrec.optimizers.{kind}"
+    remedies = {
+        "clipnorm": f"{own}(clipnorm=...), which is of each row",
+        "global_clipnorm": f"{own}(clipnorm=...), which is of each row",
+        "clipvalue": f"{own}(clipnorm=...)",
+        "weight_decay": "tf_fusedrec.optimizers.AdamW",
+        "exclude_from_weight_decay": "tf_fusedrec.optimizers.Adam for the tables that shall not decay",
+        "decay": "learning_rate=keras.optimizers.schedules.InverseTimeDecay(rate, 1, decay)",
+        "amsgrad": own,
+        "use_ema": own,
+        "adaptive_epsilon": own,
+        "gradient_transformers": own,
+    }
+    used = {name: config.get(name, getattr(optimizer, name, None)) for name in remedies}
+    lists = ("_exclude_from_weight_decay", "_exclude_from_weight_decay_names")
+    used["exclude_from_weight_decay"] = [entry for name in lists for entry in getattr(optimizer, name, [])]
+    if kind in ("Adam", "AdamW"):
+        del used["weight_decay"]  # which these two apply alike
+    for name, value in getattr(optimizer, "_hyper", {}).items():
+        if callable(value) and not isinstance(value, (Schedule, tf.Variable)):
+            used[name], remedies[name] = value, "a number" + " or a schedule" * (name == "learning_rate")
+    for name, value in used.items():
+        if value:
+            raise ValueError(
+                f"Native tables have no counterpart of {kind}.{name}, got {value!r}. Use {remedies[name]}, or "
+                "FusedEmbedding(backend='tfra')."
+            )
+
+
+def _sgd(rate: LearningRate, config: Mapping[str, Any]) -> Rule:
+    return SGD(rate, momentum=float(config["momentum"]), nesterov=bool(config["nesterov"]))
+
+
+def _adagrad(rate: LearningRate, config: Mapping[str, Any], inside: bool) -> Rule:
+    start = float(config["initial_accumulator_value"])
+    return Adagrad(rate, initial_accumulator_value=start, epsilon=float(config["epsilon"]), epsilon_inside=inside)
+
+
+def _adam(rate: LearningRate, config: Mapping[str, Any]) -> Rule:
+    terms = {name: float(config[name]) for name in ("beta_1", "beta_2", "epsilon")}
+    decay = config.get("weight_decay")
+    return AdamW(rate, weight_decay=float(decay), **terms) if decay else Adam(rate, **terms)
+
+
+def _ftrl(rate: LearningRate, config: Mapping[str, Any]) -> Rule:
+    return Ftrl(
+        rate,
+        learning_rate_power=float(config["learning_rate_power"]),
+        initial_accumulator_value=float(config["initial_accumulator_value"]),
+        l1=float(config["l1_regularization_strength"]),
+        l2=float(config["l2_regularization_strength"]),
+        l2_shrinkage=float(config["l2_shrinkage_regularization_strength"]),
+        beta=float(config["beta"]),
+    )

@@ -1,0 +1,72 @@
+"""Stage 6 of 8 for tables of other models: rows that are read and never trained (FusedRec, section 2).
+
+The owner looks rows up by (table, id), as in tables of its own; here is where deferred hashing pays: the id is still
+known. Rows are in memory, as records of a NativeTable that nothing updates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+
+from tf_fusedrec import initializers, optimizers
+from tf_fusedrec._tf_compat import tf
+from tf_fusedrec.config import TableConfig
+from tf_fusedrec.tables.native import InferenceRows, NativeTable
+
+# From the record of an external table to this rank's ids <int64>[n] and rows <float32>[n, D] of it, a part at a time.
+Reader = Callable[[TableConfig], Iterator[tuple[np.ndarray, np.ndarray]]]
+_reader: Reader | None = None
+
+
+def read_with(reader: Reader) -> None:
+    """Says how external rows are read. Tables know no ranks and no checkpoints: tf_fusedrec/external.py does."""
+    global _reader
+    _reader = reader
+
+
+class ExternalTable:
+    """The external tables of one group.
+
+    Args:
+      name: of the resource, for messages.
+      tables: of equal dim and dtype, each with its checkpoint.
+
+    Raises:
+      ValueError: a checkpoint that is missing, damaged, or without the table or its dim.
+    """
+
+    owner = NativeTable.owner
+    id_bits = NativeTable.id_bits
+    optimizer = None
+
+    def __init__(self, name: str, tables: Sequence[TableConfig]):
+        assert _reader is not None, "tf_fusedrec/__init__.py imports the reader"
+        self.names = [table.name for table in tables]
+        # An id without a row has its initial one: zeros. The rule needs no slots and is never applied.
+        rule, zeros = optimizers.SGD(0.0), initializers.Zeros()
+        stored = [TableConfig(table.name, table.dim, rule, zeros, table.dtype) for table in tables]
+        self._rows = NativeTable(name, stored, seed=0)
+        for table in tables:
+            for ids, rows in _reader(table):
+                records = self._rows.new_records(table.name, len(ids))
+                bits = table.dtype == "bfloat16"
+                records["row"] = rows.astype(tf.bfloat16.as_numpy_dtype).view(np.uint16) if bits else rows
+                self._rows.restore(table.name, "rows", ids, records)
+
+    def lookup(self, message: tf.Tensor, splits: tf.Tensor, *, training: bool) -> InferenceRows:
+        """Rows [P, D] of the ids received, training or not; message and splits are those of NativeTable.lookup."""
+        return InferenceRows(self._rows.lookup(message, splits, training=False).rows)
+
+    def apply_gradients(self, found: InferenceRows, grads: tf.Tensor, scale: float) -> None:
+        """Raises ValueError: these rows belong to another model."""
+        raise ValueError(f"Tables {self.names} are external: their rows are never trained.")
+
+    def size(self, name: str) -> int:
+        """Rows of one table on this rank."""
+        return self._rows.size(name)
+
+    def export(self, name: str) -> tuple[np.ndarray, np.ndarray]:
+        """This rank's rows of one table: ids <int64>[n], ascending, and rows [n, D] of the table's dtype. Eager."""
+        return self._rows.export(name)

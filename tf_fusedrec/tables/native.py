@@ -1,0 +1,249 @@
+"""Stages 5 and 6 of 8: rows of one group in this project's own hash table (custom_ops/hash_table), trained in place.
+
+A training lookup is one op: it makes keys of (table, id), deduplicates over sources, finds or inserts, and answers rows
+in the order received, with handles by which the update needs no second search.
+"""
+
+from __future__ import annotations
+
+import uuid
+import weakref
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tf_fusedrec import ops, optimizers
+from tf_fusedrec._tf_compat import tf
+from tf_fusedrec.config import TableConfig
+from tf_fusedrec.tables.keys import table_seed
+
+_BATCH = 1 << 18  # rows per call when rows are exported
+_VERSION_SHIFT = 32  # of `clock`
+
+
+class InferenceRows(NamedTuple):
+    """Answer of a lookup that does not train."""
+
+    rows: tf.Tensor  # [P, D]
+
+
+class NativeTable:
+    """The tables of one group in one HashTable resource.
+
+    Args:
+      name: of the resource, for messages.
+      tables: of equal spec; table s is segment s.
+      seed: of the initial rows.
+      accumulate_steps: gradients of that many lookups make one update (MTGRBoost, section 5.2).
+      average: whether an update takes the mean over those lookups, or their sum.
+    """
+
+    owner = "hash_range"
+    id_bits = 64  # any int64 is an id
+
+    def __init__(
+        self, name: str, tables: Sequence[TableConfig], *, seed: int, accumulate_steps: int = 1, average: bool = True
+    ):
+        spec = tables[0]
+        self.names = [table.name for table in tables]
+        self._dim = spec.dim
+        self._dtype = tf.as_dtype(spec.dtype)
+        self._storage = spec.storage_dtype or spec.dtype
+        self._admission = spec.admission_count > 1
+        self.records_tombstones = spec.record_tombstones  # whether it remembers ids that leave
+        self._rule = optimizers.resolve(spec.optimizer)
+        self.optimizer = optimizers.Trainer(self._rule, name=name)
+        self._accumulate_steps = accumulate_steps
+        self._average = average
+        self._waiting = tf.Variable(0, dtype=tf.int64, trainable=False, name=f"{name}/waiting")
+        self._handle = ops.hash_table(
+            shared_name=f"fusedrec/{name}/{uuid.uuid4().hex}",
+            dim=spec.dim,
+            seeds=[table_seed(seed, table.name) for table in tables],
+            rule=self._rule.rule,
+            hyperparameters=self._rule.hyperparameters,
+            storage="float32" if self._storage == "mixed" else self._storage,
+            stochastic_rounding=spec.stochastic_rounding,
+            distribution=spec.initializer.distribution,
+            a=spec.initializer.a,
+            b=spec.initializer.b,
+            max_rows=spec.max_rows,
+            eviction=spec.eviction or "none",
+            ttl=spec.ttl,
+            admission_count=spec.admission_count,
+            max_candidates=spec.max_candidates,
+            record_tombstones=spec.record_tombstones,
+            hot_after=spec.hot_after,
+            memory_budget=sum(table.memory_budget for table in tables),
+            tier_folder=spec.tier_folder,
+            window=accumulate_steps,
+        )
+        weakref.finalize(self, tf.raw_ops.DestroyResourceOp, resource=self._handle, ignore_lookup_error=True)
+
+    def lookup(self, message: tf.Tensor, splits: tf.Tensor, *, training: bool) -> ops.TableRows | InferenceRows:
+        """Rows of the ids received.
+
+        Args:
+          message: <int64>[V + R * S], blocks [counts[S] | ids] of R sources, see ops.rank_partition.
+          splits: <int32>[R], entries of each block.
+          training: whether ids without a row get one; else they have their initial value.
+
+        Returns:
+          `rows` [P, D] in the order received, and what apply_gradients needs.
+        """
+        if training:
+            return ops.table_lookup(self._handle, message, splits, dim=self._dim, dtype=self._dtype)
+        return InferenceRows(ops.table_find(self._handle, message, splits, dim=self._dim, dtype=self._dtype))
+
+    def prefetch(self, message: tf.Tensor, splits: tf.Tensor) -> None:
+        """Asks the disk for rows beyond the memory budget that a coming lookup will want."""
+        ops.table_prefetch(self._handle, message, splits)
+
+    def apply_gradients(self, found: ops.TableRows, grads: tf.Tensor, scale: float) -> None:
+        """Trains the rows of a training lookup.
+
+        Args:
+          found: of `lookup`.
+          grads: <dtype>[>= V, D] in the order received.
+          scale: factor of all gradients.
+        """
+        if self._accumulate_steps == 1:
+            rate, step = self.optimizer.current()
+            ops.table_apply_gradients(self._handle, found, grads, scale=scale, learning_rate=rate, step=step)
+            self.optimizer.count()
+            return
+        share = scale / self._accumulate_steps if self._average else scale
+        ops.table_accumulate_gradients(self._handle, found, grads, scale=share)
+        waiting = self._waiting.assign_add(1)
+        tf.cond(tf.equal(waiting, self._accumulate_steps), self._update, lambda: None)
+
+    def _update(self) -> None:
+        rate, step = self.optimizer.current()
+        ops.table_apply_accumulated(self._handle, learning_rate=rate, step=step)
+        self.optimizer.count()
+        self._waiting.assign(0)
+
+    @property
+    def statistics(self) -> dict[str, dict[str, int]]:
+        """By table: keys, hits (distinct rows that training lookups found), inserts, evictions, refused, candidates."""
+        kinds = ("keys", "hits", "inserts", "evictions", "refused", "candidates")
+        rows = ops.table_statistics(self._handle).segments.numpy().tolist()
+        return {name: dict(zip(kinds, row)) for name, row in zip(self.names, rows)}
+
+    @property
+    def memory(self) -> dict[str, int]:
+        """Bytes of keys and of both pools of rows (as mapped), and the rows in each pool."""
+        kinds = ("key_bytes", "row_bytes", "second_row_bytes", "rows", "second_rows")
+        return dict(zip(kinds, ops.table_statistics(self._handle).bytes.numpy().tolist()))
+
+    def size(self, name: str) -> int:
+        """Rows of one table on this rank."""
+        return int(ops.table_size(self._handle)[self.names.index(name)])
+
+    def evict(self, name: str, count: int) -> int:
+        """Evicts the `count` rows that the policy ranks lowest; returns how many could go. Eager."""
+        return int(ops.table_evict(self._handle, self.names.index(name), count))
+
+    def remove(self, name: str, ids: np.ndarray) -> None:
+        """Removes rows; ids without a row are passed over. Eager."""
+        ops.table_remove(self._handle, self.names.index(name), tf.constant(ids, tf.int64))
+
+    def clear(self) -> None:
+        """Removes all rows, candidates, tombstones, statistics and waiting gradients. Eager."""
+        ops.table_clear(self._handle)
+        self._waiting.assign(0)
+
+    # What a checkpoint asks of a backend.
+
+    @property
+    def sections(self) -> tuple[str, ...]:
+        """Kinds of records: rows, and with admission the ids that wait for it."""
+        return ("rows", "candidates") if self._admission else ("rows",)
+
+    def spec(self, name: str) -> dict[str, Any]:
+        """What a stored row is; rows go from one table to another exactly when both say the same. JSON-able."""
+        storage = "float32" if self._storage == "mixed" else self._storage
+        slots = [*self._rule.wide_slots, *self._rule.scalar_slots]
+        return {"dim": self._dim, "storage": storage, "optimizer": self._rule.spec, "slots": slots}
+
+    def record_dtype(self, section: str) -> np.dtype:
+        """Structured, packed: custom_ops/hash_table/records.cc; bfloat16 travels as its bits, <u2."""
+        if section == "candidates":
+            return np.dtype([("count", "<u4")])
+        wide = self._storage in ("float32", "mixed")
+        row = "<f4" if wide else "<f2" if self._storage == "float16" else "<u2"
+        about = [(field, "<u4") for field in ("last", "count", "updated", "pool")]
+        slots = [(slot, "<f4" if wide else "<u2", (self._dim,)) for slot in self._rule.wide_slots]
+        return np.dtype([*about, ("row", row, (self._dim,)), *slots, *[(s, "<f4") for s in self._rule.scalar_slots]])
+
+    def snapshot(self, name: str, section: str = "rows", since: int | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """A copy of this rank's records of one table.
+
+        Args:
+          name: of the table.
+          section: one of `sections`.
+          since: a value of `clock`: only rows that changed after it.
+
+        Returns:
+          ids <int64>[n] by ascending Mix64(id), and records <record_dtype>[n].
+        """
+        segment, dtype = self.names.index(name), self.record_dtype(section)
+        if section == "candidates":
+            ids, counts = ops.table_candidates(self._handle, segment)
+            return ids.numpy(), counts.numpy().astype(dtype["count"]).view(dtype)
+        ids, handles = ops.table_keys(self._handle, segment, since=(since or 0) >> _VERSION_SHIFT)
+        records = np.empty(len(ids), dtype)
+        for begin in range(0, len(ids), _BATCH):
+            part = ops.table_read_records(self._handle, handles[begin : begin + _BATCH]).numpy()
+            records[begin : begin + _BATCH] = part.view(dtype)[:, 0]
+        return ids.numpy(), records
+
+    def restore(self, name: str, section: str, ids: np.ndarray, records: np.ndarray) -> None:
+        """Inserts or overwrites rows as `snapshot` gave them, bit by bit. Eager."""
+        segment, ids = self.names.index(name), tf.constant(ids, tf.int64)
+        if section == "candidates":
+            counts = tf.constant(records["count"].astype(np.int64))
+            ops.table_import_candidates(self._handle, segment, ids, counts)
+            return
+        size = records.dtype.itemsize
+        for begin in range(0, len(records), _BATCH):
+            part = np.ascontiguousarray(records[begin : begin + _BATCH]).view(np.uint8).reshape(-1, size)
+            ops.table_import(self._handle, segment, ids[begin : begin + _BATCH], tf.constant(part))
+
+    def new_records(self, name: str, n: int) -> np.ndarray:
+        """<record_dtype>[n] of rows that were never trained: "row" is zero, slots are as they start."""
+        records = np.zeros(n, self.record_dtype("rows"))
+        for slot, start in self._rule.slot_starts.items():
+            narrow = records.dtype[slot].base == np.dtype("<u2")
+            bits = np.array(start, tf.bfloat16.as_numpy_dtype).view(np.uint16)
+            records[slot] = bits if narrow else start
+        return records
+
+    def tombstones(self, name: str) -> np.ndarray:
+        """ids <int64>[n], ascending, that left since forget_tombstones and have not come back. Eager."""
+        return ops.table_tombstones(self._handle, self.names.index(name)).numpy()
+
+    def forget_tombstones(self) -> None:
+        """Begins a new record of tombstones, for all tables of the group. Eager."""
+        ops.table_forget_tombstones(self._handle)
+
+    @property
+    def clock(self) -> int:
+        """The table's counters in one number that only grows: version (number of changes) and training lookups."""
+        lookups, version = ops.table_clock(self._handle).numpy().tolist()
+        return version << _VERSION_SHIFT | lookups
+
+    @clock.setter
+    def clock(self, value: int) -> None:
+        lookups, version = value & ((1 << _VERSION_SHIFT) - 1), value >> _VERSION_SHIFT
+        ops.table_set_clock(self._handle, tf.constant([lookups, version], tf.int64))
+
+    def export(self, name: str) -> tuple[np.ndarray, np.ndarray]:
+        """This rank's rows of one table: ids <int64>[n], ascending, and rows [n, D] of the table's dtype. Eager."""
+        ids, records = self.snapshot(name)
+        order = np.argsort(ids)
+        rows = records["row"]
+        if rows.dtype == np.uint16:
+            rows = np.ascontiguousarray(rows).view(tf.bfloat16.as_numpy_dtype)
+        return ids[order], rows[order].astype(self._dtype.as_numpy_dtype)

@@ -1,0 +1,170 @@
+"""Tables inside TensorFlow's and Keras' own savers: tf.train.Checkpoint, save_weights, BackupAndRestore, model.save.
+
+With one process they include the tables, as bytes beside the weights: fine for small tables, while
+tf_fusedrec.checkpoint streams, verifies, and runs in the background. With several processes each holds a part of the
+rows only, and a file written by one of them would lack the others': these savers are refused then. Keras' legacy HDF5
+files hold variables and nothing else, and are refused always.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import functools
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tf_fusedrec._tf_compat import keras, tf
+
+_REMEDY = (
+    "Use tf_fusedrec.checkpoint.save and load, or callbacks.Checkpoint: every process writes its rows. For the dense "
+    "weights alone, save inside `with tf_fusedrec.checkpoint.without_tables():`."
+)
+_left_out: contextvars.ContextVar = contextvars.ContextVar("tables are left out", default=False)
+
+
+@contextlib.contextmanager
+def without_tables() -> Iterator[None]:
+    """Inside, the savers of TensorFlow and Keras neither save nor restore tables: for whoever keeps them elsewhere."""
+    token = _left_out.set(True)
+    try:
+        yield
+    finally:
+        _left_out.reset(token)
+
+
+class TableState(tf.train.experimental.PythonState):
+    """The tables of one FusedEmbedding, for savers that know no tables. The layer tracks it as an attribute.
+
+    Args:
+      layer: its name, for messages.
+      tables: its backends.
+      ranks: number of processes.
+
+    Raises (when saving or restoring):
+      ValueError: there are several processes, or what is restored is of other tables.
+    """
+
+    def __init__(self, layer: str, tables: Sequence[Any], ranks: int):
+        self._layer, self._tables, self._ranks = layer, list(tables), ranks
+
+    def serialize(self) -> bytes:
+        """All rows with slots and counters, and what the optimizers count; nothing inside without_tables."""
+        if _left_out.get():
+            return b""
+        self._refuse_several_ranks("written by one process would hold only the rows of that process")
+        described, buffers = {}, []
+        for table in self._tables:
+            for name in table.names:
+                sections = {}
+                for section in table.sections:
+                    ids, records = table.snapshot(name, section)
+                    sections[section] = [len(ids), records.dtype.itemsize]
+                    buffers += [ids.tobytes(), records.tobytes()]
+                described[name] = {
+                    "spec": table.spec(name), "clock": table.clock, "iterations": _iterations(table),
+                    "sections": sections,
+                }  # fmt: skip
+        header = json.dumps(described).encode()
+        return b"".join([len(header).to_bytes(8, "little"), header, *buffers])
+
+    def deserialize(self, string_value: bytes) -> None:
+        """Replaces all rows by what `serialize` gave; does nothing inside without_tables."""
+        if _left_out.get():
+            return
+        self._refuse_several_ranks("restored by every process would give each of them all rows")
+        if not string_value:
+            raise ValueError(
+                f"FusedEmbedding {self._layer!r}: the file was saved without tables. If it is the dense part of a "
+                "checkpoint of tf_fusedrec, load that with tf_fusedrec.checkpoint.load."
+            )
+        saved = self._parsed(string_value)
+        for table in self._tables:
+            table.clear()
+            for name in table.names:
+                for section, (ids, records) in saved[name]["rows"].items():
+                    table.restore(name, section, ids, records)
+            table.clock = max(saved[name]["clock"] for name in table.names)
+            if saved[table.names[0]]["iterations"] is not None:
+                table.optimizer.iterations.assign(max(saved[name]["iterations"] for name in table.names))
+
+    def save_own_variables(self, store: Any) -> None:
+        """Puts the tables into Keras' .weights.h5 and .keras files. The layer's anchor is zero and needs no place."""
+        store["tables"] = np.frombuffer(self.serialize(), np.uint8)
+
+    def load_own_variables(self, store: Mapping[str, Any]) -> None:
+        """Takes them out again.
+
+        Raises:
+          ValueError: the file holds no tables.
+        """
+        if "tables" not in store:
+            raise ValueError(f"FusedEmbedding {self._layer!r}: the file holds no tables; this layer did not save it.")
+        self.deserialize(np.asarray(store["tables"]).tobytes())
+
+    def refuse(self, what: str) -> None:
+        """Raises ValueError: `what` cannot hold tables; does nothing inside without_tables."""
+        if not _left_out.get():
+            raise ValueError(
+                f"FusedEmbedding {self._layer!r}: {what} cannot hold its tables {self._names()}. {_REMEDY}"
+            )
+
+    def _names(self) -> list[str]:
+        return [name for table in self._tables for name in table.names]
+
+    def _refuse_several_ranks(self, why: str) -> None:
+        if self._ranks > 1:
+            raise ValueError(
+                f"FusedEmbedding {self._layer!r}: with {self._ranks} processes, a file of tf.train.Checkpoint, "
+                f"save_weights, BackupAndRestore or model.save {why} (tables {self._names()}). {_REMEDY}"
+            )
+
+    def _parsed(self, data: bytes) -> dict[str, dict[str, Any]]:
+        """By table: what was described, and "rows": {section: (ids, records)}. Everything is checked before any use."""
+        backends = {name: table for table in self._tables for name in table.names}
+        at = 8 + int.from_bytes(data[:8], "little")
+        described = json.loads(data[8:at])
+        missing = sorted(set(backends) - set(described))
+        if missing:
+            raise ValueError(
+                f"FusedEmbedding {self._layer!r}: the file holds no table {missing[0]!r}. It holds {sorted(described)}."
+            )
+        for name, table in described.items():
+            now = json.loads(json.dumps(backends[name].spec(name))) if name in backends else table["spec"]
+            if now != table["spec"]:
+                raise ValueError(f"table {name!r} was saved with the spec {table['spec']}, but has {now} now.")
+            table["rows"] = {}
+            for section, (rows, record_bytes) in table["sections"].items():
+                ids, records = data[at : at + 8 * rows], data[at + 8 * rows : at + (8 + record_bytes) * rows]
+                at += (8 + record_bytes) * rows
+                if name in backends:
+                    record = backends[name].record_dtype(section)
+                    table["rows"][section] = np.frombuffer(ids, "<i8"), np.frombuffer(records, record)
+        return described
+
+
+def _iterations(table: Any) -> int | None:
+    iterations = getattr(table.optimizer, "iterations", None)
+    return None if iterations is None else int(iterations.numpy())
+
+
+def _asking_tables_first(write: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
+    """`write`, which puts the variables of a model into an HDF5 group, for models without tables only."""
+
+    @functools.wraps(write)
+    def save_weights_to_hdf5_group(group: Any, model: Any) -> None:
+        for layer in model._flatten_layers():
+            for value in vars(layer).values():
+                if isinstance(value, TableState):
+                    value.refuse("a legacy HDF5 file (.h5)")
+        write(group, model)
+
+    return save_weights_to_hdf5_group
+
+
+# This writer takes a layer's variables and asks it nothing, so there is no method by which a layer could refuse it.
+_hdf5 = keras.src.saving.legacy.hdf5_format
+_hdf5.save_weights_to_hdf5_group = _asking_tables_first(_hdf5.save_weights_to_hdf5_group)

@@ -15,7 +15,7 @@ int64_t HashTable::EvictWorst(int64_t segment, int64_t count, uint32_t clock, co
   for (int s = 0; s < kShards; ++s) {
     std::lock_guard<std::mutex> lock(shards_[s].mutex);
     ForEachRow(shards_[s], segment, [&](int64_t id, uint32_t handle, const RowHeader& header) {
-      if (header.last + spec_.window > clock) return;
+      if (IsPinned(header, clock)) return;
       if (PoolOf(handle) == 1 && std::binary_search(waiting.begin(), waiting.end(), std::pair(segment, id))) return;
       const uint64_t score = spec_.eviction == Eviction::kLru ? header.last : uint64_t{header.count} << 32 | header.last;
       victims.push_back({score, TableHash(id), id, s, static_cast<int32_t>(segment)});

@@ -53,7 +53,11 @@ HashTable::HashTable(TableSpec spec, Optimizer optimizer)
 }
 
 void HashTable::FreeRetired(Shard* shard) const {
-  if (!shard->retired.empty() && readers_.load(std::memory_order_seq_cst) == 0) shard->retired.clear();
+  if (shard->retired.empty() && shard->left.empty()) return;
+  if (readers_.fetch_add(0, std::memory_order_seq_cst) != 0) return;
+  shard->retired.clear();
+  for (const uint32_t handle : shard->left) shard->free_rows[PoolOf(handle)].push_back(handle & ~kPoolBit);
+  shard->left.clear();
 }
 
 bool HashTable::IsHandle(int64_t handle) const {
@@ -66,6 +70,7 @@ bool HashTable::IsHandle(int64_t handle) const {
 
 absl::Status HashTable::TakeRow(Shard* shard, int pool, uint32_t* handle) {
   std::vector<uint32_t>& free_rows = shard->free_rows[pool];
+  if (free_rows.empty()) FreeRetired(shard);
   if (free_rows.empty()) {
     uint32_t first;
     const absl::Status taken = pools_[pool]->TakeBlock(&first);
@@ -79,7 +84,7 @@ absl::Status HashTable::TakeRow(Shard* shard, int pool, uint32_t* handle) {
 }
 
 void HashTable::GiveBack(Shard* shard, uint32_t handle) {
-  shard->free_rows[PoolOf(handle)].push_back(handle & ~kPoolBit);
+  shard->left.push_back(handle);
   pool_rows_[PoolOf(handle)].fetch_sub(1, std::memory_order_relaxed);
 }
 

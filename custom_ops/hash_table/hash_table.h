@@ -166,12 +166,13 @@ class HashTable {
     std::vector<SegmentStatistics> statistics;
     std::vector<std::vector<int64_t>> tombstones;  // by segment, with repeats
     std::vector<uint32_t> free_rows[2];    // by pool
-    KeyIndex::Retired retired;
+    std::vector<uint32_t> left;            // handles of rows that were given back: a reader may still look at them
+    KeyIndex::Retired retired;             // lines that were replaced: the same
   };
   struct Visit;  // one lookup's work on one shard (lookup.cc)
   // (segment, id) of rows of a lookup that are about to move, in order: not touched yet, but they may not leave.
   using Waiting = std::vector<std::pair<int64_t, int64_t>>;
-  class Reader;  // while one lives, replaced lines of keys stay
+  class Reader;  // while one lives, lines of keys that were replaced and rows that left stay as they are
 
   HashTable(TableSpec spec, Optimizer optimizer);
   static constexpr uint32_t kPoolBit = uint32_t{1} << 31;
@@ -190,6 +191,11 @@ class HashTable {
   void Admit(Visit* visit);
   absl::Status MakeRoom(const std::vector<Visit>& visits, uint32_t clock);
   bool Touch(Visit* visit, const Item& item, uint32_t handle, char* row);
+  // Whether a row's handle may still be in use: one of the last `window` lookups touched it, and no update of all that
+  // waited has come since.
+  bool IsPinned(const RowHeader& header, uint32_t clock) const {
+    return header.last + spec_.window > clock && header.last > settled_.load(std::memory_order_relaxed);
+  }
   // A row of `pool` for a shard whose mutex is held.
   absl::Status TakeRow(Shard* shard, int pool, uint32_t* handle);
   void GiveBack(Shard* shard, uint32_t handle);
@@ -203,7 +209,7 @@ class HashTable {
   void EvictExpired(uint32_t clock);
   absl::StatusOr<int64_t> DemoteColdest(int64_t count, uint32_t clock);
   void RemoveKey(Shard* shard, int64_t segment, int64_t id);
-  void FreeRetired(Shard* shard) const;
+  void FreeRetired(Shard* shard) const;  // what nobody can see any more
   absl::Status WriteRecord(Shard* shard, int64_t segment, int64_t id, const char* record);
   void FetchForUpdate(uint32_t handle) const;
   void UpdateRow(const Prepared& prepared, uint32_t handle, float* grad, uint32_t version, float* scratch);
@@ -217,6 +223,7 @@ class HashTable {
   std::atomic<int64_t> pool_rows_[2] = {{0}, {0}};
   std::atomic<uint32_t> clock_{0};    // training lookups
   std::atomic<uint32_t> version_{0};  // changes of rows
+  std::atomic<uint32_t> settled_{0};  // clock of the last update that left no lookup waiting
   mutable std::atomic<int64_t> readers_{0};
   std::mutex room_mutex_;  // one lookup at a time makes room
   std::mutex accumulator_mutex_;

@@ -1,4 +1,5 @@
 // Kernels of the training step: the resource itself, lookups, updates.
+#include <cmath>
 #include <cstring>
 #include <string>
 #include <vector>
@@ -169,6 +170,18 @@ static absl::Status CheckGradients(OpKernelContext* ctx, const HashTable& table)
   return absl::OkStatus();
 }
 
+// Reads the learning rate and the number of the update from the inputs at `index` and behind it.
+static absl::Status ReadStep(OpKernelContext* ctx, int index, StepInput* step) {
+  TF_RETURN_IF_ERROR(ScalarInput(ctx, index, "learning_rate", &step->learning_rate));
+  TF_RETURN_IF_ERROR(ScalarInput(ctx, index + 1, "step", &step->step));
+  if (!(step->learning_rate >= 0.0f) || std::isinf(step->learning_rate)) {
+    return absl::InvalidArgumentError(absl::StrCat("learning_rate must be finite and >= 0, got ", step->learning_rate,
+                                                   ". A schedule may have left its range."));
+  }
+  if (step->step >= 1) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("step must be >= 1, the number of this update, got ", step->step, "."));
+}
+
 template <typename T>
 class TableApplyGradientsOp : public TableKernel {
  public:
@@ -178,8 +191,7 @@ class TableApplyGradientsOp : public TableKernel {
   absl::Status Run(OpKernelContext* ctx, HashTable* table) override {
     StepInput step;
     TF_RETURN_IF_ERROR(CheckGradients(ctx, *table));
-    TF_RETURN_IF_ERROR(ScalarInput(ctx, 5, "learning_rate", &step.learning_rate));
-    TF_RETURN_IF_ERROR(ScalarInput(ctx, 6, "step", &step.step));
+    TF_RETURN_IF_ERROR(ReadStep(ctx, 5, &step));
     table->Apply(In<int64_t>(ctx->input(1)), In<int32_t>(ctx->input(2)), ctx->input(3).data(), StorageFor<T>(),
                  ctx->input(4).scalar<float>()(), step, CpuPool(ctx));
     return absl::OkStatus();
@@ -206,8 +218,7 @@ class TableApplyAccumulatedOp : public TableKernel {
  protected:
   absl::Status Run(OpKernelContext* ctx, HashTable* table) override {
     StepInput step;
-    TF_RETURN_IF_ERROR(ScalarInput(ctx, 1, "learning_rate", &step.learning_rate));
-    TF_RETURN_IF_ERROR(ScalarInput(ctx, 2, "step", &step.step));
+    TF_RETURN_IF_ERROR(ReadStep(ctx, 1, &step));
     table->ApplyAccumulated(step, CpuPool(ctx));
     return absl::OkStatus();
   }

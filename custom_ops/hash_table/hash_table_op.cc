@@ -61,7 +61,7 @@ seeds: one per segment; the initial row is a pure function of (seed, id).
 storage: type of rows in memory; element-wise optimizer slots of 16-bit tables are bfloat16.
 stochastic_rounding: of 16-bit storage.
 distribution: of initial values, with parameters a and b (see InitialRows).
-rule: update rule, with its hyperparameters (see tf_fusedrec/optimizers.py).
+rule: update rule, with its hyperparameters (see tf_fusedrec/optimizers/rules.py).
 max_rows: per segment; 0 for no limit.
 eviction: which rows leave when max_rows is reached.
 ttl: training lookups after which an untouched row leaves; 0 for never.

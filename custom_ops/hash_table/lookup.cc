@@ -122,7 +122,7 @@ void HashTable::VisitKnown(Visit* visit) {
     if (PoolOf(handle) == 1) {
       const RowHeader& header = *RowFormat::Header(row);
       const bool hot = spec_.hot_after > 0 && header.count + int64_t{1} >= spec_.hot_after &&
-                       header.last + spec_.window <= visit->clock;
+                       !IsPinned(header, visit->clock);
       if (hot || memory_rows_ > 0) {
         visit->moving.push_back(items[k]);
         continue;
@@ -189,10 +189,14 @@ absl::Status HashTable::VisitNew(Visit* visit) {
   }
   for (const Item& item : visit->moving) {
     uint32_t handle = shard->keys[item.segment].Find(item.id, TableHash(item.id));
-    if (PoolOf(handle) == 1) {
-      const absl::Status moved = MoveRow(shard, item.segment, item.id, 0, &handle);
-      if (!moved.ok()) return moved;
+    absl::Status there;
+    if (handle == kAbsent) {  // another lookup has evicted it since: it begins anew
+      there = shard->keys[item.segment].Reserve(1, &shard->retired);
+      if (there.ok()) there = MakeRow(shard, item.segment, item.id, spec_.hot_after > 0 ? 1 : 0, &handle);
+    } else if (PoolOf(handle) == 1) {
+      there = MoveRow(shard, item.segment, item.id, 0, &handle);
     }
+    if (!there.ok()) return there;
     if (Touch(visit, item, handle, RowOf(handle))) ++shard->statistics[item.segment].hits;
   }
   return absl::OkStatus();

@@ -34,11 +34,17 @@ size_t AvailableOnMachine() {
   return std::numeric_limits<size_t>::max();
 }
 
-// Bytes that the container can still take, by its control group (version 2); the largest number without a limit.
+// Bytes that the container can still take, by its control group (version 2); the largest number without a limit. Pages of
+// files count as used there, but are given up for others.
 size_t AvailableInContainer() {
-  std::ifstream limit_file("/sys/fs/cgroup/memory.max"), used_file("/sys/fs/cgroup/memory.current");
-  size_t limit, used;
+  const std::string group = "/sys/fs/cgroup/memory.";
+  std::ifstream limit_file(group + "max"), used_file(group + "current"), statistics(group + "stat");
+  size_t limit, used, bytes, files = 0;
   if (!(limit_file >> limit) || !(used_file >> used)) return std::numeric_limits<size_t>::max();  // "max": no number
+  for (std::string name; statistics >> name >> bytes;) {
+    if (name == "active_file" || name == "inactive_file") files += bytes;
+  }
+  used -= std::min(used, files);
   return limit > used ? limit - used : 0;
 }
 

@@ -1,4 +1,5 @@
-// While a Reader of a table lives, lines of keys that were replaced meanwhile are kept.
+// While a Reader of a table lives, lines of keys that were replaced meanwhile are kept, and rows that left are not given
+// to other ids: who has found a row reads that row.
 #ifndef FUSEDREC_HASH_TABLE_READER_H_
 #define FUSEDREC_HASH_TABLE_READER_H_
 
@@ -6,8 +7,9 @@
 
 namespace fusedrec {
 
-// The writer swaps the lines and then looks for readers; a reader announces itself and then loads the lines. Both in one
-// total order: a writer that sees no reader knows that whoever comes later gets the new lines.
+// The writer changes the lines and then looks for readers; a reader announces itself and then loads the lines. Both change
+// the same counter (the writer adds 0), so one comes before the other: a writer that sees no reader knows that whoever
+// comes later sees the lines as they are now.
 class HashTable::Reader {
  public:
   explicit Reader(const HashTable* table) : table_(table) { table_->readers_.fetch_add(1, std::memory_order_seq_cst); }

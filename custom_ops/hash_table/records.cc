@@ -76,6 +76,8 @@ void HashTable::ReadRecords(absl::Span<const int64_t> handles, const ParallelFor
 absl::Status HashTable::WriteRecord(Shard* shard, int64_t segment, int64_t id, const char* record) {
   uint32_t about[4];
   std::memcpy(about, record, kRecordHeader);
+  // A lookup knows its own rows by its clock, which must lie ahead of all that rows were touched at.
+  for (uint32_t seen = clock_.load(); seen < about[0] && !clock_.compare_exchange_weak(seen, about[0]);) {}
   const RowFormat& first = format(0);
   int pool = pools_[1] != nullptr && about[3] == 1 ? 1 : 0;
   if (memory_rows_ > 0) pool = rows_in_pool(0) < memory_rows_ ? 0 : 1;
@@ -102,8 +104,6 @@ absl::Status HashTable::WriteRecord(Shard* shard, int64_t segment, int64_t id, c
   const int wide_bytes = first.wide_slots() * spec_.dim * BytesOf(first.slot_storage());
   std::memcpy(RowFormat::Payload(row), record + kRecordHeader, row_bytes + wide_bytes);
   std::memcpy(row_format.Scalars(row), record + kRecordHeader + row_bytes + wide_bytes, 4 * first.scalar_slots());
-  // A lookup knows its own rows by its clock, which must lie ahead of all that rows were touched at.
-  for (uint32_t seen = clock_.load(); seen < about[0] && !clock_.compare_exchange_weak(seen, about[0]);) {}
   return absl::OkStatus();
 }
 

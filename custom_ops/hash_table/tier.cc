@@ -19,7 +19,7 @@ absl::StatusOr<int64_t> HashTable::DemoteColdest(int64_t count, uint32_t clock) 
     std::lock_guard<std::mutex> lock(shards_[s].mutex);
     for (int64_t segment = 0; segment < segments(); ++segment) {
       ForEachRow(shards_[s], segment, [&](int64_t id, uint32_t handle, const RowHeader& header) {
-        if (PoolOf(handle) == 1 || header.last + spec_.window > clock) return;
+        if (PoolOf(handle) == 1 || IsPinned(header, clock)) return;
         victims.push_back({header.last, TableHash(id), id, s, static_cast<int32_t>(segment)});
       });
     }

@@ -89,6 +89,7 @@ void HashTable::ApplyAccumulated(const StepInput& step, const ParallelFor& paral
     }
   });
   accumulator_.Clear();
+  settled_.store(clock_.load(), std::memory_order_relaxed);
 }
 
 }  // namespace fusedrec

@@ -50,7 +50,7 @@ def hash_table(
       shared_name: of the resource; it lives until tf.raw_ops.DestroyResourceOp.
       dim: D, columns of a row.
       seeds: one int64 per segment; the initial row is a pure function of (seed, id).
-      rule, hyperparameters: of the update, as tf_fusedrec/optimizers.py describes them.
+      rule, hyperparameters: of the update, as tf_fusedrec/optimizers/rules.py describes them.
       storage: "float32", "bfloat16" or "float16".
       stochastic_rounding: of 16-bit storage.
       distribution, a, b: of initial rows, see initial_rows.

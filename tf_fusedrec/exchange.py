@@ -54,6 +54,20 @@ def route_ids(unique: ops.UniqueIds, *, name: str, owner: str, id_bits: int, seg
     )
 
 
+def own_message(ids: tf.Tensor, segment_splits: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """What a single process would receive of itself, duplicates and all: it is its own owner.
+
+    Args:
+      ids: <int64>[N], grouped by segment.
+      segment_splits: <int64>[S+1].
+
+    Returns:
+      message <int64>[S + N] and its splits <int32>[1], as in Route.
+    """
+    message = tf.concat([segment_splits[1:] - segment_splits[:-1], ids], axis=0)
+    return message, tf.reshape(tf.size(message), [1])
+
+
 def bring_rows(route: Route, rows: tf.Tensor) -> tf.Tensor:
     """Sends rows from their owner to the ranks that asked.
 

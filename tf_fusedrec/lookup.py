@@ -3,8 +3,12 @@
     fuse_ids ─▶ segment_unique ─▶ rank_partition ─▶ [all2all ids] ─▶ table: key, dedup, find or insert
     outputs  ◀─ recover, pool  ◀───────────────────  [all2all rows] ◀─┘
 
-The backward pass is the mirror: recover_grad, [all2all gradients], the table sums over sources and trains.
+The backward pass is the mirror: recover_grad, [all2all gradients], the table sums over sources and trains. One process
+whose features are not pooled leaves out all but the table, which finds duplicates by itself: to take them out first
+saves bytes on a network that is not there, and costs two more passes over the rows.
 """
+
+from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Union
@@ -21,7 +25,7 @@ Table = Union[NativeTable, TfraTable, ExternalTable]
 class Context(NamedTuple):
     """What a forward pass leaves for its backward pass."""
 
-    route: exchange.Route
+    route: exchange.Route | None  # None: ids, rows and gradients stayed where they were
     fused: ops.FusedIds
     found: Any  # the table's: what its apply_gradients needs
     ticket: tf.Tensor  # <int64>[], number of updates that the table had seen
@@ -54,7 +58,12 @@ class GroupLookup:
           for apply_gradients.
         """
         ticket = self._updates.read_value()
-        fused, route = self._route(features, str(call))
+        fused = self._fuse(features)
+        if self._stays_here(features):
+            found = self.table.lookup(*exchange.own_message(fused.ids, fused.segment_splits), training=training)
+            rows = found.rows[: tf.size(fused.ids)]
+            return rows, fused.feature_bags, Context(None, fused, found, ticket)
+        route = self._route(fused, str(call))
         found = self.table.lookup(route.message, route.message_splits, training=training)
         arrived = exchange.bring_rows(route, found.rows)
         rows = ops.pooled_recover(arrived, route.index, fused.bag_splits, fused.bag_scale)
@@ -66,12 +75,15 @@ class GroupLookup:
         Only tables with a memory budget have rows to fetch; for others this is no collective either.
         """
         if isinstance(self.table, NativeTable) and self.group.tables[0].memory_budget:
-            _, route = self._route(features, f"{call}.prefetch")
+            route = self._route(self._fuse(features), f"{call}.prefetch")
             self.table.prefetch(route.message, route.message_splits)
 
-    def _route(self, features: Sequence[FlatFeature], name: str) -> tuple[ops.FusedIds, exchange.Route]:
-        """Brings ids to their owners; `name` is of the collective inside this group."""
-        fused = ops.fuse_ids(
+    def _stays_here(self, features: Sequence[FlatFeature]) -> bool:
+        unpooled = all(feature.bag_size == 1 for feature in features)
+        return collectives.size() == 1 and unpooled and not isinstance(self.table, TfraTable)
+
+    def _fuse(self, features: Sequence[FlatFeature]) -> ops.FusedIds:
+        return ops.fuse_ids(
             [feature.ids for feature in features],
             {f: feature.row_splits for f, feature in enumerate(features) if feature.row_splits is not None},
             segments=[self._segment_of[feature.config.name] for feature in features],
@@ -80,14 +92,16 @@ class GroupLookup:
             bag_sizes=[feature.bag_size for feature in features],
             combiners=[feature.config.combiner or "sum" for feature in features],
         )
-        route = exchange.route_ids(
+
+    def _route(self, fused: ops.FusedIds, name: str) -> exchange.Route:
+        """Brings ids to their owners; `name` is of the collective inside this group."""
+        return exchange.route_ids(
             ops.segment_unique(fused.ids, fused.segment_splits),
             name=f"{self._layer_name}.{self.group.name}.{name}",
             owner=self.table.owner,
             id_bits=self.table.id_bits,
             segment_names=self.table.names,
         )
-        return fused, route
 
     def apply_gradients(self, context: Context, grads: tf.Tensor) -> None:
         """Takes gradients [G, D] of `lookup`'s rows to their owners and trains the table.
@@ -97,10 +111,11 @@ class GroupLookup:
             training step, or one tape gave two gradients).
         """
         route, fused, found, ticket = context
-        summed = ops.pooled_recover_grad(
-            grads, route.index, fused.bag_splits, fused.bag_scale, route.num_unique, pad=True
-        )
-        arrived = exchange.return_gradients(route, summed)
+        arrived = grads
+        if route is not None:
+            bags = (fused.bag_splits, fused.bag_scale)
+            summed = ops.pooled_recover_grad(grads, route.index, *bags, route.num_unique, pad=True)
+            arrived = exchange.return_gradients(route, summed)
         once = tf.debugging.assert_equal(
             self._updates.read_value(),
             ticket,

@@ -22,12 +22,17 @@ int64_t HashTable::EvictWorst(int64_t segment, int64_t count, uint32_t clock, co
     });
   }
   KeepWorst(&victims, count);
+  int64_t gone = 0;
   for (const Victim& victim : victims) {
-    std::lock_guard<std::mutex> lock(shards_[victim.shard].mutex);
-    RemoveKey(&shards_[victim.shard], segment, victim.id);
-    ++shards_[victim.shard].statistics[segment].evictions;
+    Shard* shard = &shards_[victim.shard];
+    std::lock_guard<std::mutex> lock(shard->mutex);
+    const uint32_t handle = shard->keys[segment].Find(victim.id, TableHash(victim.id));
+    if (handle == kAbsent || IsPinned(*RowFormat::Header(RowOf(handle)), clock)) continue;  // another lookup was faster
+    RemoveKey(shard, segment, victim.id);
+    ++shard->statistics[segment].evictions;
+    ++gone;
   }
-  return victims.size();
+  return gone;
 }
 
 int64_t HashTable::Evict(int64_t segment, int64_t count) {

@@ -25,15 +25,18 @@ absl::StatusOr<int64_t> HashTable::DemoteColdest(int64_t count, uint32_t clock) 
     }
   }
   KeepWorst(&victims, count);
+  int64_t gone = 0;
   for (const Victim& victim : victims) {
     Shard* shard = &shards_[victim.shard];
     std::lock_guard<std::mutex> lock(shard->mutex);
     uint32_t handle = shard->keys[victim.segment].Find(victim.id, TableHash(victim.id));
     if (handle == kAbsent || PoolOf(handle) == 1) continue;  // another lookup was faster
+    if (IsPinned(*RowFormat::Header(RowOf(handle)), clock)) continue;
     const absl::Status moved = MoveRow(shard, victim.segment, victim.id, 1, &handle);
     if (!moved.ok()) return moved;
+    ++gone;
   }
-  return victims.size();
+  return gone;
 }
 
 void HashTable::Prefetch(const Message& message) const {

@@ -67,7 +67,7 @@ void Recover(const char* rows, int64_t row_bytes, absl::Span<const int32_t> inde
     const auto copy = CopierOf(row_bytes);
     copy(rows, row_bytes, index.data(), begin, end, out);
   });
-  std::memset(out + num * row_bytes, 0, (out_rows - num) * row_bytes);
+  std::fill_n(out + num * row_bytes, (out_rows - num) * row_bytes, '\0');
 }
 
 template <typename T>

@@ -1,77 +1,22 @@
-"""A save that fails, at any moment and for any reason, leaves the last checkpoint; what surfaces where."""
+"""Saves: one at a time, behind training, full or changes; who waits for whom, and where what failed surfaces."""
 
 import json
-import os
-import pathlib
 import re
-import shutil
-import subprocess
 import threading
 
 import numpy as np
 import pytest
 
 from tests.checkpoint import simulated
+from tests.checkpoint.job import Job, Nth, model, save, trained
 from tests.checkpoint.tables import DictTable, contents, embedding_of, ranks_of
-from tf_fusedrec import checkpoint, keras
+from tf_fusedrec import checkpoint
 from tf_fusedrec.checkpoint import disk, manifest, saving
-
-
-def model():
-    return keras.Sequential([keras.layers.Dense(2, input_shape=(3,))])
-
-
-def trained(table, seed=0):
-    table.train("item", np.random.default_rng(seed).integers(-(2**63), 2**63, 40).tolist(), np.random.default_rng(seed))
-    return table
-
-
-class Job:
-    """One model and table, as a training job has them."""
-
-    def __init__(self, directory, **options):
-        self.directory = pathlib.Path(directory)
-        self.model, self.table = model(), trained(DictTable("item"))
-        self.embedding = embedding_of(self.table)
-        self.checkpointer = checkpoint.Checkpointer(self.directory, self.model, self.embedding, **options)
-
-    def train(self):
-        trained(self.table, self.table.clock)
-        self.model.set_weights([w + 1 for w in self.model.get_weights()])
-
-    def state(self):
-        return contents([self.table]), [w.tolist() for w in self.model.get_weights()]
-
-    def loaded(self):
-        """extra and state of what a new job finds in the directory."""
-        other = Job(self.directory)
-        other.table.clear()
-        extra = checkpoint.load(self.directory, other.model, other.embedding)
-        return extra, other.state()
 
 
 @pytest.fixture(params=[False, True], ids=["foreground", "background"])
 def job(request, tmp_path):
     return Job(tmp_path / "c", background=request.param)
-
-
-def save(job, extra=None):
-    job.checkpointer.save(extra)
-    job.checkpointer.wait()
-
-
-class Nth:
-    """Calls a function; at its n-th call it raises instead."""
-
-    def __init__(self, function, n, error):
-        self.function, self.left, self.error = function, n, error
-        self.calls = 0
-
-    def __call__(self, *args, **kwargs):
-        self.calls += 1
-        if self.calls - 1 == self.left:
-            raise self.error
-        return self.function(*args, **kwargs)
 
 
 def test_what_is_loaded_is_what_was_saved_last(job):
@@ -80,128 +25,6 @@ def test_what_is_loaded_is_what_was_saved_last(job):
         save(job, extra)
         assert job.loaded() == (extra, job.state())
     assert len(list(job.directory.iterdir())) == 2  # the manifest and one save
-
-
-def test_a_full_disk_at_any_write_leaves_the_last_checkpoint(job, monkeypatch):
-    save(job, "old")
-    old = job.state()
-    counter = Nth(disk.write, -1, None)
-    with monkeypatch.context() as patch:
-        patch.setattr(disk, "write", counter)
-        save(job, "old")
-    assert counter.calls > 8
-    for n in range(counter.calls):
-        job.train()
-        with monkeypatch.context() as patch:
-            patch.setattr(disk, "write", Nth(disk.write, n, OSError(28, "No space left on device")))
-            with pytest.raises(OSError, match="No space left on device"):
-                save(job, "new")
-        assert job.loaded() == ("old", old)
-    save(job, "new")
-    assert job.loaded() == ("new", job.state())
-
-
-class Killed(BaseException):
-    """Stands for the end of the process: nothing after it runs."""
-
-
-OPERATIONS = [(os, "write"), (os, "fsync"), (os, "replace"), (os, "open"), (shutil, "rmtree"), (os, "mkdir")]
-
-
-def test_a_crash_between_any_two_operations_leaves_the_old_or_the_new_checkpoint(tmp_path, monkeypatch):
-    job = Job(tmp_path / "c", background=False)
-    save(job, "0")
-    states = {"0": job.state()}
-    found = []
-    monkeypatch.setattr(saving, "give_up", lambda *_: None)
-    for module, name in OPERATIONS:
-        n, done = 0, False
-        while not done:
-            job.train()
-            with monkeypatch.context() as patch:
-                last = Nth(getattr(module, name), n, Killed())
-                patch.setattr(module, name, last)
-                label = f"{name} {n}"
-                states[label] = job.state()
-                try:
-                    save(job, label)
-                    done = True
-                except Killed:
-                    n += 1
-            extra, state = job.loaded()
-            assert state == states[extra]
-            assert not done or extra == label
-            found.append(extra == label)
-        assert n > 0, name
-    assert found.count(False) > 20 and found.count(True) > len(OPERATIONS)
-
-
-def test_data_are_on_the_disk_before_names_that_others_trust(tmp_path, monkeypatch):
-    """Every file is synced after its last write, its folder after that; the manifest is renamed last of all."""
-    log = []
-
-    def told(name, what):
-        original = getattr(os, name)
-
-        def call(*args, **kwargs):
-            result = original(*args, **kwargs)
-            log.append((name, what(args, result)))
-            return result
-
-        return call
-
-    def path_of(descriptor):
-        return os.readlink(f"/proc/self/fd/{descriptor}")
-
-    job = Job(tmp_path / "c", background=False)
-    monkeypatch.setattr(os, "write", told("write", lambda args, _: path_of(args[0])))
-    monkeypatch.setattr(os, "fsync", told("fsync", lambda args, _: path_of(args[0])))
-    monkeypatch.setattr(os, "replace", told("replace", lambda args, _: (str(args[0]), str(args[1]))))
-    save(job)
-    mine = [entry for entry in log if str(job.directory) in str(entry[1])]
-    written = {path for name, path in mine if name == "write"}
-    assert len(written) == 5  # rows, two dense files, shard-0.json, manifest
-    for path in written:
-        last_write = max(n for n, entry in enumerate(mine) if entry == ("write", path))
-        synced = min(n for n, entry in enumerate(mine) if n > last_write and entry == ("fsync", path))
-        renamed = [n for n, (name, paths) in enumerate(mine) if name == "replace" and path.startswith(paths[0])]
-        assert all(synced < n for n in renamed)
-    renames = [pathlib.Path(paths[1]).name for name, paths in mine if name == "replace"]
-    (folder,) = job.directory.glob("save-*")
-    assert renames == ["shard-0.json", folder.name, "manifest.json"]
-    last = max(n for n, (name, _) in enumerate(mine) if name == "replace")
-    assert mine[last + 1 :] == [("fsync", str(job.directory))]
-    for n, (name, paths) in enumerate(mine):
-        assert name != "replace" or mine[n + 1] == ("fsync", str(pathlib.Path(paths[1]).parent))
-
-
-@pytest.fixture
-def small_disk(tmp_path):
-    """A file system of 300 KB."""
-    folder = tmp_path / "small"
-    folder.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=300k", "tmpfs", str(folder)], capture_output=True, check=False
-    )
-    if mounted.returncode != 0:
-        pytest.skip("mounting a file system needs root")
-    yield folder
-    subprocess.run(["umount", "-l", str(folder)], check=True)
-
-
-@pytest.mark.parametrize("background", [False, True])
-def test_a_file_system_that_is_full_keeps_the_last_checkpoint_and_recovers(small_disk, background):
-    job = Job(small_disk / "c", background=background)
-    save(job, "old")
-    old = job.state()
-    (small_disk / "other").write_bytes(bytes(250_000))
-    job.table.train("item", range(1000), np.random.default_rng(0))
-    with pytest.raises(OSError, match="No space left on device"):
-        save(job, "new")
-    assert job.loaded() == ("old", old)
-    (small_disk / "other").unlink()
-    save(job, "new")
-    assert job.loaded() == ("new", job.state())
 
 
 def test_a_rank_that_has_failed_is_named_at_once(tmp_path):

@@ -1,5 +1,7 @@
 """One file of a checkpoint: what it gives back, what it reads for that, and what it refuses."""
 
+import os
+
 import numpy as np
 import pytest
 
@@ -170,3 +172,15 @@ def test_a_disk_that_cannot_read_names_the_file(file, monkeypatch):
 
     monkeypatch.setattr("tf_fusedrec.checkpoint.disk.os.preadv", broken)
     refused(file, "cannot be read: Input/output error")
+
+
+def test_systems_that_write_and_read_less_than_was_asked_are_asked_again(tmp_path, monkeypatch):
+    ids, records = rows_of(3 * BLOCK)
+    write_some, read_some = os.write, os.preadv
+    monkeypatch.setattr(os, "write", lambda file, data: write_some(file, data[:999]))
+    monkeypatch.setattr(os, "preadv", lambda file, into, at: read_some(file, [part[:777] for part in into], at))
+    size = write(tmp_path / "f", LABEL, ids, records)
+    assert (tmp_path / "f").stat().st_size == size
+    got_ids, got = read(ShardFile(tmp_path / "f", LABEL))
+    np.testing.assert_array_equal(got_ids, ids)
+    assert got.tobytes() == records.tobytes()

@@ -14,6 +14,7 @@ from tf_fusedrec import collectives
 from tf_fusedrec._tf_compat import keras
 from tf_fusedrec.checkpoint import dense, saving
 from tf_fusedrec.checkpoint.agreement import agree, of_rank_0
+from tf_fusedrec.checkpoint.ahead import ahead
 from tf_fusedrec.embedding import FusedEmbedding
 
 
@@ -33,7 +34,7 @@ class Checkpointer:
       embedding: tables; every rank writes its own rows with their optimizer slots.
       optimizer: of the dense weights, or None.
       full_every: every full_every-th save is full; 1 makes no deltas.
-      background: False writes before `save` returns, table by table, so that one table at a time is copied.
+      background: False writes before `save` returns, table by table, so that two tables at a time are copied.
       timeout_s: seconds that rank 0 waits for the files of the others.
 
     Attributes:
@@ -106,7 +107,7 @@ class Checkpointer:
         def copied() -> tuple[Iterable[saving.Cut], dict[str, bytes]]:
             cuts = saving.cut_tables(self._tables, plan)
             weights = dense.snapshot(plan.save, self._model, self._optimizer) if rank == 0 else {}
-            return list(cuts) if self._background else cuts, weights
+            return list(cuts) if self._background else ahead(cuts), weights
 
         cuts, weights = agree(copied)
         for table in self._tables if plan.full is None and self._full_every > 1 else ():

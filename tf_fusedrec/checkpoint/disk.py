@@ -45,6 +45,14 @@ def sync_folder(path: pathlib.Path) -> None:
         os.close(folder)
 
 
+def make_folder(path: pathlib.Path) -> None:
+    """Makes a folder and those that it lies in, durably, where they do not exist."""
+    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+    path.mkdir(parents=True, exist_ok=True)
+    for folder in missing:
+        sync_folder(folder.parent)
+
+
 def rename(old: pathlib.Path, new: pathlib.Path) -> None:
     """Gives a file or folder its name, durably; a file of that name is replaced at once."""
     os.replace(old, new)

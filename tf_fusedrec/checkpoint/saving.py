@@ -75,7 +75,7 @@ def make_plan(directory: pathlib.Path, ranks: int, full: str | None, since: Mapp
     Raises:
       ValueError: `directory` holds something else than a checkpoint of this format, or no longer the full save.
     """
-    directory.mkdir(parents=True, exist_ok=True)
+    disk.make_folder(directory)
     manifest.remove_unused(directory)
     parts = None
     if full is not None:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from tf_fusedrec.checkpoint import manifest
+from tf_fusedrec.checkpoint.ahead import ahead
 from tf_fusedrec.checkpoint.saving import latest
 from tf_fusedrec.checkpoint.shard_file import Label, ShardFile
 from tf_fusedrec.tables.hash_order import LAST_HASH, hash_range, mix64
@@ -181,7 +182,7 @@ def restore(
         table.clear()
     for share in shares:
         for section, source in share.sections.items():
-            for ids, records in source.chunks() if rows is None else rows[share.name, section]:
+            for ids, records in ahead(source.chunks()) if rows is None else rows[share.name, section]:
                 share.table.restore(share.name, section, ids, records)
     for table in tables:
         of_table = [share.described for share in shares if share.table is table]

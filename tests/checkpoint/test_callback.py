@@ -1,0 +1,114 @@
+"""The Checkpoint callback in one process: when it saves, what it says of the position, what it restores."""
+
+import numpy as np
+import pytest
+
+from tests.checkpoint.tables import DictTable, embedding_of
+from tf_fusedrec import callbacks, checkpoint, keras, tf
+
+
+def model(steps_per_execution=1):
+    dense = keras.Sequential([keras.layers.Dense(1, input_shape=(2,), kernel_initializer="ones")])
+    dense.compile(keras.optimizers.legacy.SGD(0.01), "mse", steps_per_execution=steps_per_execution)
+    return dense
+
+
+def table():
+    filled = DictTable("item")
+    filled.train("item", [1, 2, 3], np.random.default_rng(0))
+    return filled
+
+
+def fit(dense, listeners, epochs, steps, initial_epoch=0):
+    data = tf.data.Dataset.from_tensors((tf.ones([1, 2]), tf.ones([1, 1]))).repeat()
+    dense.fit(
+        data, epochs=epochs, steps_per_epoch=steps, initial_epoch=initial_epoch, callbacks=listeners, verbose=0
+    )  # fmt: skip
+
+
+@pytest.fixture
+def positions(monkeypatch):
+    """(epoch, step) of every save."""
+    seen = []
+    save = checkpoint.Checkpointer.save
+    monkeypatch.setattr(
+        checkpoint.Checkpointer,
+        "save",
+        lambda self, extra: seen.append((extra["epoch"], extra["step"])) or save(self, extra),
+    )
+    return seen
+
+
+class StopAfter(keras.callbacks.Callback):
+    """As Interrupt does: training ends after a step."""
+
+    def __init__(self, steps):
+        super().__init__()
+        self.left = steps
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.left -= 1
+        self.model.stop_training = self.left == 0
+
+
+def test_it_saves_at_the_end_of_every_epoch_and_is_on_the_disk_when_training_ends(tmp_path, positions):
+    saves = callbacks.Checkpoint(tmp_path / "c", embedding_of(table()), 5, {"name": "a"})
+    fit(model(), [saves], 3, 5)
+    assert positions == [(1, 0), (2, 0), (3, 0)]
+    assert checkpoint.read_manifest(tmp_path / "c")["extra"] == {"name": "a", "epoch": 3, "step": 0}
+
+
+@pytest.mark.parametrize(
+    ("every_steps", "want"), [(2, [(0, 2), (0, 4), (1, 0), (1, 2), (1, 4), (2, 0)]), (5, [(1, 0), (2, 0)])]
+)
+def test_it_saves_inside_epochs_when_asked(every_steps, want, tmp_path, positions):
+    saves = callbacks.Checkpoint(tmp_path / "c", embedding_of(table()), 5, {}, every_steps=every_steps)
+    fit(model(), [saves], 2, 5)
+    assert positions == want
+
+
+def test_steps_that_are_executed_together_are_all_counted(tmp_path, positions):
+    saves = callbacks.Checkpoint(tmp_path / "c", embedding_of(table()), 7, {}, every_steps=3)
+    fit(model(steps_per_execution=2), [saves], 1, 7)
+    assert positions == [(0, 4), (1, 0)]  # after 2, 4, 6 and 7 steps
+
+
+def test_training_that_is_stopped_inside_an_epoch_says_where(tmp_path, positions):
+    saves = callbacks.Checkpoint(tmp_path / "c", embedding_of(table()), 5, {})
+    fit(model(), [StopAfter(8), saves], 9, 5)
+    assert positions == [(1, 0), (1, 3)]
+
+
+def test_a_job_goes_on_where_it_was_stopped(tmp_path, positions):
+    first = model()
+    fit(first, [StopAfter(8), callbacks.Checkpoint(tmp_path / "c", embedding_of(table()), 5, {})], 9, 5)
+    second, loaded = model(), DictTable("item")
+    saves = callbacks.Checkpoint(tmp_path / "c", embedding_of(loaded), 5, {}, every_steps=4)
+    assert saves.restore(second) == (1, 3)
+    assert loaded.size("item") == 3
+    for got, want in zip(second.get_weights(), first.get_weights()):
+        np.testing.assert_array_equal(got, want)
+    positions.clear()
+    fit(second, [saves], 2, 2, initial_epoch=1)  # what is left of epoch 1
+    fit(second, [saves], 4, 5, initial_epoch=2)
+    assert positions == [(2, 0), (2, 4), (3, 0), (3, 4), (4, 0)]
+    assert int(second.optimizer.iterations) == 20
+
+
+def test_a_first_start_begins_at_the_beginning(tmp_path):
+    saves = callbacks.Checkpoint(tmp_path / "c", embedding_of(table()), 5, {})
+    assert saves.restore(model()) == (0, 0)
+
+
+def test_what_fails_in_the_background_ends_training(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("tf_fusedrec.checkpoint.disk.write", full)
+    with pytest.raises(OSError, match="No space left"):
+        fit(model(), [callbacks.Checkpoint(tmp_path / "c", embedding_of(table()), 5, {})], 1, 5)
+
+
+def test_a_negative_number_of_steps_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="every_steps must be >= 0, got -1"):
+        callbacks.Checkpoint(tmp_path, embedding_of(table()), 5, {}, every_steps=-1)

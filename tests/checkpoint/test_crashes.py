@@ -1,0 +1,141 @@
+"""A save that fails at any moment, or a process that ends in it, leaves the last checkpoint whole."""
+
+import os
+import pathlib
+import shutil
+import subprocess
+
+import numpy as np
+import pytest
+
+from tests.checkpoint.job import Job, Nth, save
+from tf_fusedrec.checkpoint import disk, saving
+
+
+@pytest.fixture(params=[False, True], ids=["foreground", "background"])
+def job(request, tmp_path):
+    return Job(tmp_path / "c", background=request.param)
+
+
+def test_a_full_disk_at_any_write_leaves_the_last_checkpoint(job, monkeypatch):
+    save(job, "old")
+    old = job.state()
+    counter = Nth(disk.write, -1, None)
+    with monkeypatch.context() as patch:
+        patch.setattr(disk, "write", counter)
+        save(job, "old")
+    assert counter.calls > 8
+    for n in range(counter.calls):
+        job.train()
+        with monkeypatch.context() as patch:
+            patch.setattr(disk, "write", Nth(disk.write, n, OSError(28, "No space left on device")))
+            with pytest.raises(OSError, match="No space left on device"):
+                save(job, "new")
+        assert job.loaded() == ("old", old)
+    save(job, "new")
+    assert job.loaded() == ("new", job.state())
+
+
+class Killed(BaseException):
+    """Stands for the end of the process: nothing after it runs."""
+
+
+OPERATIONS = [(os, "write"), (os, "fsync"), (os, "replace"), (os, "open"), (shutil, "rmtree"), (os, "mkdir")]
+
+
+def test_a_crash_between_any_two_operations_leaves_the_old_or_the_new_checkpoint(tmp_path, monkeypatch):
+    job = Job(tmp_path / "c", background=False)
+    save(job, "0")
+    states = {"0": job.state()}
+    found = []
+    monkeypatch.setattr(saving, "give_up", lambda *_: None)
+    for module, name in OPERATIONS:
+        n, done = 0, False
+        while not done:
+            job.train()
+            with monkeypatch.context() as patch:
+                last = Nth(getattr(module, name), n, Killed())
+                patch.setattr(module, name, last)
+                label = f"{name} {n}"
+                states[label] = job.state()
+                try:
+                    save(job, label)
+                    done = True
+                except Killed:
+                    n += 1
+            extra, state = job.loaded()
+            assert state == states[extra]
+            assert not done or extra == label
+            found.append(extra == label)
+        assert n > 0, name
+    assert found.count(False) > 20 and found.count(True) > len(OPERATIONS)
+
+
+def test_data_are_on_the_disk_before_names_that_others_trust(tmp_path, monkeypatch):
+    """Every file is synced after its last write, then the folder that it is renamed in; the manifest is last of all."""
+    log = []
+
+    def told(name, what):
+        original = getattr(os, name)
+
+        def call(*args, **kwargs):
+            result = original(*args, **kwargs)
+            log.append((name, what(args, result)))
+            return result
+
+        return call
+
+    def path_of(descriptor):
+        return os.readlink(f"/proc/self/fd/{descriptor}")
+
+    job = Job(tmp_path / "runs" / "c", background=False)
+    monkeypatch.setattr(os, "write", told("write", lambda args, _: path_of(args[0])))
+    monkeypatch.setattr(os, "fsync", told("fsync", lambda args, _: path_of(args[0])))
+    monkeypatch.setattr(os, "replace", told("replace", lambda args, _: (str(args[0]), str(args[1]))))
+    save(job)
+    mine = [entry for entry in log if str(job.directory) in str(entry[1])]
+    # The folders that were made are in those that were there.
+    assert [("fsync", str(tmp_path / "runs")), ("fsync", str(tmp_path))] == [e for e in log[:2] if e not in mine]
+    written = {path for name, path in mine if name == "write"}
+    assert len(written) == 5  # rows, two dense files, shard-0.json, manifest
+    for path in written:
+        last_write = max(n for n, entry in enumerate(mine) if entry == ("write", path))
+        synced = min(n for n, entry in enumerate(mine) if n > last_write and entry == ("fsync", path))
+        renamed = [n for n, (name, paths) in enumerate(mine) if name == "replace" and path.startswith(paths[0])]
+        assert all(synced < n for n in renamed)
+    renames = [pathlib.Path(paths[1]).name for name, paths in mine if name == "replace"]
+    (folder,) = job.directory.glob("save-*")
+    assert renames == ["shard-0.json", folder.name, "manifest.json"]
+    last = max(n for n, (name, _) in enumerate(mine) if name == "replace")
+    assert mine[last + 1 :] == [("fsync", str(job.directory))]
+    for n, (name, paths) in enumerate(mine):
+        assert name != "replace" or mine[n + 1] == ("fsync", str(pathlib.Path(paths[1]).parent))
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of 300 KB."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=300k", "tmpfs", str(folder)], capture_output=True, check=False
+    )
+    if mounted.returncode != 0:
+        pytest.skip("mounting a file system needs root")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_a_file_system_that_is_full_keeps_the_last_checkpoint_and_recovers(small_disk, background):
+    job = Job(small_disk / "c", background=background)
+    save(job, "old")
+    old = job.state()
+    (small_disk / "other").write_bytes(bytes(250_000))
+    job.table.train("item", range(1000), np.random.default_rng(0))
+    with pytest.raises(OSError, match="No space left on device"):
+        save(job, "new")
+    assert job.loaded() == ("old", old)
+    (small_disk / "other").unlink()
+    save(job, "new")
+    assert job.loaded() == ("new", job.state())

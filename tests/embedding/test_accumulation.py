@@ -1,0 +1,142 @@
+"""accumulate_steps=k: one update from k batches, equal to that of the big batch, for every rule (MTGRBoost, 5.2)."""
+
+import numpy as np
+import pytest
+
+import tf_fusedrec as fr
+from tests.oracles.optimizers import OptimizerOracle
+from tf_fusedrec import keras, optimizers, tf
+
+DIM, START, STEPS_PER_UPDATE, UPDATES = 6, 0.25, 3, 4
+RATE = 0.1
+RULES = {
+    "sgd": (optimizers.SGD(RATE), "sgd", {}),
+    "momentum": (optimizers.SGD(RATE, momentum=0.9), "sgd", {"momentum": 0.9}),
+    "adagrad": (optimizers.Adagrad(RATE), "adagrad", {}),
+    "rowwise": (optimizers.RowWiseAdagrad(RATE), "rowwise_adagrad", {}),
+    "adam": (optimizers.Adam(RATE), "adam", {}),
+    "adamw": (optimizers.AdamW(RATE, weight_decay=0.1), "adamw", {"weight_decay": 0.1}),
+    "ftrl": (optimizers.Ftrl(RATE, l1=0.01), "ftrl", {"l1": 0.01}),
+    "sgd_clipped": (optimizers.SGD(RATE, clipnorm=0.5), "sgd", {"clipnorm": 0.5}),
+}
+
+
+def layer(optimizer, accumulate_steps=1, gradient_op="average", **table):
+    config = fr.TableConfig("t", DIM, optimizer, fr.Constant(value=START), **table)
+    return fr.FusedEmbedding(
+        [config], [fr.FeatureConfig(name="f", table="t")], accumulate_steps=accumulate_steps, gradient_op=gradient_op
+    )
+
+
+def train(emb, ids, grads):
+    with tf.GradientTape() as tape:
+        rows = emb({"f": tf.constant(ids, tf.int64)})["f"]
+        loss = tf.reduce_sum(rows * tf.constant(grads, tf.float32))
+    tape.gradient(loss, emb.trainable_variables)
+    return rows
+
+
+def batches(seed):
+    """UPDATES lists of STEPS_PER_UPDATE batches, one of them empty: ids, which repeat, and gradients."""
+    random = np.random.default_rng(seed)
+    for _ in range(UPDATES):
+        sizes = random.permutation([7, 4, 0])
+        yield [(random.integers(0, 9, n).tolist(), random.normal(size=(n, DIM))) for n in sizes]
+
+
+def test_every_rule_is_tried():
+    exported = [getattr(optimizers, name) for name in optimizers.__all__]
+    rules = {value for value in exported if isinstance(value, type) and issubclass(value, optimizers.Rule)}
+    assert {type(rule) for rule, _, _ in RULES.values()} == rules - {optimizers.Rule}
+
+
+@pytest.mark.parametrize("gradient_op", ["average", "sum"])
+@pytest.mark.parametrize("name", RULES)
+def test_k_batches_make_the_update_of_the_big_one(name, gradient_op):
+    """Against a formula in float64, and against a layer that gets the big batch: rows and slots."""
+    optimizer, rule, options = RULES[name]
+    emb, big = layer(optimizer, STEPS_PER_UPDATE, gradient_op), layer(optimizer)
+    share = 1 / STEPS_PER_UPDATE if gradient_op == "average" else 1.0
+    oracle = OptimizerOracle(np.full(DIM, START), rule, **options)
+    for parts in batches(len(name)):
+        before = dict(zip(*map(list, emb.export_table("t"))))
+        for ids, grads in parts:
+            rows = train(emb, ids, grads)
+            for i, row in zip(ids, rows):  # nothing moves before the last batch of an update
+                np.testing.assert_array_equal(row, before.get(i, np.full(DIM, START)))
+        ids = [i for part, _ in parts for i in part]
+        grads = np.concatenate([grads for _, grads in parts]) * share
+        train(big, ids, grads)
+        oracle.step(ids, grads, RATE)
+    ids, rows = emb.export_table("t")
+    assert ids.tolist() == sorted(oracle.rows)
+    # Sums of float32 in another order; Adam's quotients of small numbers multiply that.
+    np.testing.assert_allclose(rows, [oracle.rows[i] for i in ids.tolist()], rtol=2e-5, atol=2e-6)
+    records, wanted = (e.lookups[0].table.snapshot("t")[1] for e in (emb, big))
+    for field in set(records.dtype.names) - {"last", "count", "updated", "pool"}:
+        np.testing.assert_allclose(records[field], wanted[field], rtol=2e-5, atol=2e-6, err_msg=field)
+    assert int(emb.optimizers["t"].iterations) == UPDATES
+
+
+def test_in_a_graph_with_a_schedule_that_counts_updates():
+    schedule = keras.optimizers.schedules.ExponentialDecay(0.5, 1, 0.5)
+    emb = layer(optimizers.SGD(schedule), accumulate_steps=2, gradient_op="sum")
+    step = tf.function(lambda: train(emb, [1, 1], np.ones((2, DIM))))
+    moved = []
+    for _ in range(6):
+        step()
+        moved.append(START - float(emb.export_table("t")[1][0, 0]))
+    np.testing.assert_allclose(moved, [0, 2, 2, 3, 3, 3.5], atol=1e-6)
+
+
+def test_in_keras_fit_it_equals_a_batch_of_k_times_the_size():
+    """Mean losses, so gradient_op "average" makes two batches of 8 one of 16."""
+    histories = {}
+    for accumulate_steps in (1, 2):
+        emb = layer(optimizers.Adagrad(RATE), accumulate_steps)
+        ids = keras.Input([], dtype=tf.int64)
+        model = keras.Model(ids, keras.layers.Lambda(lambda rows: tf.reduce_sum(rows, 1))(emb({"f": ids})["f"]))
+        model.compile(keras.optimizers.legacy.SGD(0.0), "mse")
+        x, y = np.arange(64) % 11, np.linspace(-1, 1, 64)
+        model.fit(x, y, batch_size=16 // accumulate_steps, epochs=3, shuffle=False, verbose=0)
+        histories[accumulate_steps] = emb.export_table("t")[1]
+    np.testing.assert_allclose(histories[2], histories[1], rtol=1e-5)
+
+
+def test_sums_are_of_the_rows_that_were_seen():
+    """A row of the first batch only is trained with the last; one that is only evaluated, or refused, is not."""
+    emb = layer(optimizers.SGD(1.0), accumulate_steps=3, gradient_op="sum", admission_count=2)
+    for _ in range(2):  # ids 1, 2 and 3 get their rows, and a whole update of nothing goes by
+        emb({"f": tf.constant([1, 2, 3])})
+    ones = np.ones((2, DIM))
+    train(emb, [1, 8], ones)  # 8 comes for the first time
+    train(emb, [2, 2], ones)
+    emb({"f": tf.constant([3])}, training=False)
+    train(emb, [], ones[:0])
+    ids, rows = emb.export_table("t")
+    assert ids.tolist() == [1, 2, 3]
+    np.testing.assert_allclose(rows[:, 0], [START - 1, START - 2, START], atol=1e-6)
+    assert emb.lookups[0].table.statistics["t"]["candidates"] == 1
+    train(emb, [1, 1], ones)
+    np.testing.assert_allclose(emb.export_table("t")[1][0, 0], START - 1, atol=1e-6)
+
+
+def test_clear_forgets_what_waits():
+    emb = layer(optimizers.SGD(1.0), accumulate_steps=2, gradient_op="sum")
+    train(emb, [1], np.ones((1, DIM)))
+    emb.lookups[0].table.clear()
+    train(emb, [1], np.ones((1, DIM)))
+    np.testing.assert_allclose(emb.export_table("t")[1], START, atol=1e-6)
+    train(emb, [2], np.ones((1, DIM)))
+    np.testing.assert_allclose(emb.export_table("t")[1], START - 1, atol=1e-6)
+
+
+@pytest.mark.parametrize("steps", [0, -1, 2.0])
+def test_bad_numbers_of_steps_are_refused(steps):
+    with pytest.raises(ValueError, match="accumulate_steps must be an int >= 1"):
+        layer(optimizers.SGD(1.0), accumulate_steps=steps)
+    with pytest.raises(ValueError, match="accumulate_steps 2 needs backend='native'"):
+        fr.FusedEmbedding(
+            [fr.TableConfig(name="t", dim=2, optimizer=keras.optimizers.legacy.SGD(1.0))],
+            [fr.FeatureConfig(name="f", table="t")], accumulate_steps=2, backend="tfra",
+        )  # fmt: skip

@@ -1,0 +1,214 @@
+"""FusedEmbedding with native tables: any id, lookups that train and those that do not, what records say and refuse."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+
+import tf_fusedrec as fr
+from tests.oracles.initial_rows import initial_row_oracle
+from tests.support.ids import INT64_MAX, INT64_MIN
+from tf_fusedrec import keras, optimizers, tf
+from tf_fusedrec.grouping import group_tables
+from tf_fusedrec.tables.keys import table_seed
+
+
+def table(name="t", dim=4, optimizer=None, **kwargs):
+    return fr.TableConfig(name=name, dim=dim, optimizer=optimizer or optimizers.SGD(0.5), **kwargs)
+
+
+def features_of(tables):
+    return [fr.FeatureConfig(name=t.name, table=t.name) for t in tables]
+
+
+def layer(*tables, **kwargs):
+    return fr.FusedEmbedding(tables, features_of(tables), **kwargs)
+
+
+def initial(i, name="t", dim=4):
+    return initial_row_oracle("normal", 0.0, 0.05, table_seed(0, name) % 2**64, i, dim)
+
+
+def statistics(emb):
+    return emb.lookups[0].table.statistics["t"]
+
+
+def test_every_int64_is_an_ordinary_id_and_tables_of_a_group_are_apart():
+    emb = layer(table("item"), table("user"))
+    ids = [INT64_MIN, -1, 0, INT64_MAX, -1]
+    inputs = {"item": tf.constant(ids, tf.int64), "user": tf.constant([-1, INT64_MIN], tf.int64)}
+    for step in range(2):
+        with tf.GradientTape() as tape:
+            out = emb(inputs)
+            loss = tf.reduce_sum(out["item"]) + 2 * tf.reduce_sum(out["user"])
+        for n, i in enumerate(ids):
+            want = initial(i, "item") - 0.5 * step * ids.count(i)
+            np.testing.assert_allclose(out["item"][n], want, atol=1e-6)
+        tape.gradient(loss, emb.trainable_variables)
+    assert emb.export_table("item")[0].tolist() == [INT64_MIN, -1, 0, INT64_MAX]
+    user_ids, rows = emb.export_table("user")
+    assert user_ids.tolist() == [INT64_MIN, -1]
+    np.testing.assert_allclose(rows, [initial(i, "user") - 2 for i in user_ids.tolist()], atol=1e-6)
+
+
+@pytest.mark.parametrize("freeze", ["training_argument", "layer_trainable", "keras_phase"])
+def test_an_evaluation_inserts_nothing_touches_nothing_and_gives_initial_rows(freeze):
+    emb = layer(table())
+    emb({"t": tf.constant([1])})
+    before = statistics(emb), emb.lookups[0].table.clock
+    inputs = {"t": tf.constant([1, 2, INT64_MIN], tf.int64)}
+    emb.trainable = freeze != "layer_trainable"
+    with tf.GradientTape() as tape:
+        training = {"training_argument": False, "layer_trainable": None, "keras_phase": 0}[freeze]
+        loss = tf.reduce_sum(emb(inputs, training=training)["t"])
+    assert tape.gradient(loss, emb.weights) == [None]
+    rows = emb(inputs, training=False)["t"]
+    np.testing.assert_allclose(rows, [initial(i) for i in (1, 2, INT64_MIN)], rtol=1e-6)
+    assert (statistics(emb), emb.lookups[0].table.clock) == before
+    emb.trainable = True
+    np.testing.assert_array_equal(emb(inputs)["t"], rows)  # and that is the row which training inserts
+    assert statistics(emb)["keys"] == 3
+
+
+def test_keras_trains_in_fit_and_only_there():
+    """fit, evaluate and predict, with validation inside fit: rows are those of the training data."""
+    emb = layer(table(optimizer=optimizers.Adagrad(0.5)))
+    ids = keras.Input([], dtype=tf.int64)
+    model = keras.Model(ids, keras.layers.Dense(1)(emb({"t": ids})["t"]))
+    model.compile(keras.optimizers.legacy.Adam(0.05), "mse")
+    x, y = np.arange(32), np.linspace(0, 1, 32)
+    history = model.fit(x, y, batch_size=8, epochs=6, verbose=0, validation_data=(x + 100, y)).history
+    assert history["loss"][-1] < 0.5 * history["loss"][0]
+    trained = emb.export_table("t")
+    assert trained[0].tolist() == x.tolist()
+    assert statistics(emb) == {
+        "keys": 32, "hits": 5 * 32, "inserts": 32, "evictions": 0, "refused": 0, "candidates": 0
+    }  # fmt: skip
+    model.evaluate(x + 200, y, verbose=0)
+    assert model.evaluate(x, y, verbose=0) < 0.5 * history["loss"][0]
+    model.predict(x + 300, verbose=0)
+    np.testing.assert_array_equal(emb.export_table("t")[1], trained[1])
+    assert statistics(emb)["hits"] == 5 * 32 and statistics(emb)["keys"] == 32
+
+
+def test_no_ids_at_all_is_a_step_too():
+    emb = layer(table(ttl=2))
+    for ids in ([1], [], [], []):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(emb({"t": tf.constant(ids, tf.int64)})["t"])
+        tape.gradient(loss, emb.trainable_variables)
+    assert statistics(emb)["evictions"] == 1 and int(emb.optimizers["t"].iterations) == 4
+
+
+RECORDS = [
+    table("plain"),
+    table("f16", storage_dtype="float16", stochastic_rounding=True, dtype="bfloat16"),
+    table("mixed", storage_dtype="mixed", hot_after=7),
+    table("lru", max_rows=10, eviction="lru", record_tombstones=True),
+    table("lfu", max_rows=10, eviction="lfu", ttl=30, admission_count=3, max_candidates=99),
+    table("tier", memory_budget=1 << 20, tier_folder="FOLDER"),
+    table("sgd", optimizer=optimizers.SGD(0.1, momentum=0.9, nesterov=True, clipnorm=1.5)),
+    table(
+        "adagrad",
+        optimizer=optimizers.Adagrad(
+            0.1, initial_accumulator_value=0.2, epsilon=0.01, epsilon_inside=True, clipnorm=0.5
+        ),
+    ),
+    table(
+        "rowwise",
+        optimizer=optimizers.RowWiseAdagrad(
+            0.1, initial_accumulator_value=0.2, epsilon=0.01, variant="hsp", moment_scale=0.5, clipnorm=0.5
+        ),
+    ),
+    table("adam", optimizer=optimizers.Adam(0.1, beta_1=0.8, beta_2=0.9, epsilon=0.01, clipnorm=0.5)),
+    table("adamw", optimizer=optimizers.AdamW(0.1, weight_decay=0.3, beta_1=0.8, beta_2=0.9, epsilon=0.01)),
+    table(
+        "ftrl",
+        optimizer=optimizers.Ftrl(
+            0.1, learning_rate_power=-0.4, initial_accumulator_value=0.2, l1=0.01, l2=0.02, l2_shrinkage=0.03, beta=0.04
+        ),
+    ),
+    table("schedule", optimizer=optimizers.Adam(keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.5))),
+    table("keras", optimizer=keras.optimizers.Adagrad(0.3)),
+]
+
+
+def test_the_records_below_use_every_field():
+    defaults = {field.name: field.default for field in dataclasses.fields(fr.TableConfig)}
+    unused = {name for name in defaults if all(getattr(t, name) == defaults[name] for t in RECORDS)}
+    assert unused == {"initializer", "external", "external_table"}  # test_external.py, test_embedding.py
+
+
+@pytest.mark.parametrize("record", RECORDS, ids=lambda t: t.name)
+def test_config_round_trip_through_json(record, tmp_path):
+    if record.tier_folder:
+        record = dataclasses.replace(record, tier_folder=str(tmp_path))
+    emb = layer(record, accumulate_steps=2, gradient_op="sum", seed=5)
+    # Keras wraps dicts that are attributes of a layer, and has an encoder of its own for them.
+    config = json.loads(json.dumps(emb.get_config(), default=lambda wrapped: wrapped.__wrapped__))
+    again = fr.FusedEmbedding.from_config(config)
+    assert again.get_config() == emb.get_config()
+    (made,) = again.lookups[0].group.tables
+    for field in dataclasses.fields(record):
+        if field.name != "optimizer":
+            assert getattr(made, field.name) == getattr(record, field.name)
+    assert again.lookups[0].group.name == emb.lookups[0].group.name
+    ids = {record.name: tf.constant([1, -5])}
+    got, want = (e(ids)[record.name] for e in (again, emb))
+    assert got.dtype == want.dtype
+    np.testing.assert_array_equal(tf.cast(got, tf.float32), tf.cast(want, tf.float32))
+
+
+def test_another_policy_is_another_group_and_a_budget_of_memory_is_shared():
+    tier = {"memory_budget": 4096, "tier_folder": "folder"}
+    tables = [
+        table("a"), table("b"), table("ttl", ttl=3), table("rows", max_rows=3, eviction="lru"),
+        table("lfu", max_rows=3, eviction="lfu"), table("admission", admission_count=2), table("tier1", **tier),
+        table("tier2", **{**tier, "memory_budget": 8192}), table("half", storage_dtype="float16"),
+        table("tombstones", record_tombstones=True),
+    ]  # fmt: skip
+    groups = [tuple(t.name for t in group.tables) for group in group_tables(tables, features_of(tables))]
+    assert groups == [
+        ("a", "b"), ("admission",), ("half",), ("lfu",), ("rows",), ("tier1", "tier2"), ("tombstones",), ("ttl",)
+    ]  # fmt: skip
+
+
+def test_one_rule_may_serve_tables_of_several_groups():
+    """A record has no state, unlike a TF1 optimizer; each group counts its own updates."""
+    rule = optimizers.Adam(0.1)
+    emb = layer(table("a", optimizer=rule), table("b", dim=8, optimizer=rule))
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(emb({"a": tf.constant([1])})["a"])
+    tape.gradient(loss, emb.trainable_variables)
+    assert [int(emb.optimizers[name].iterations) for name in "ab"] == [1, 0]
+
+
+@pytest.mark.parametrize("record", [t for t in RECORDS if t.stores_natively], ids=lambda t: t.name)
+def test_fields_of_native_tables_are_refused_by_the_other_backend(record):
+    record = dataclasses.replace(record, optimizer=keras.optimizers.legacy.SGD(0.1))
+    with pytest.raises(ValueError, match=f"table '{record.name}' has .*which need backend='native'") as error:
+        layer(record, backend="tfra")
+    assert all(field in str(error.value) for field in record.stores_natively)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"storage_dtype": "int8"}, "storage_dtype must be one of .*'mixed'.*got 'int8' for table 't'"),
+        ({"eviction": "fifo"}, "eviction must be one of .*got 'fifo'"),
+        ({"eviction": "lru"}, "eviction 'lru' needs max_rows > 0"),
+        ({"storage_dtype": "mixed"}, "hot_after > 0 and storage_dtype='mixed' go together, got 0 and 'mixed'"),
+        ({"hot_after": 3}, "hot_after > 0 and storage_dtype='mixed' go together, got 3 and None"),
+        ({"memory_budget": 10}, "memory_budget > 0 and tier_folder go together"),
+        ({"tier_folder": "x"}, "memory_budget > 0 and tier_folder go together"),
+        ({"memory_budget": 9, "tier_folder": "x", "storage_dtype": "mixed", "hot_after": 2}, "cannot be had with"),
+        ({"stochastic_rounding": True}, "stochastic_rounding needs a 16-bit storage_dtype"),
+        ({"max_rows": -1}, "max_rows must be an int >= 0, got -1"),
+        ({"ttl": 1.5}, "ttl must be an int >= 0, got 1.5"),
+        ({"admission_count": 0}, "admission_count must be an int >= 1, got 0"),
+    ],
+)
+def test_fields_that_make_no_sense_are_refused(fields, words):
+    with pytest.raises(ValueError, match=words):
+        table(**fields)

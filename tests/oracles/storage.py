@@ -1,0 +1,66 @@
+"""Oracle for rows of 16 bits and for mixed tables: a dict of float32 numbers that lie on the grid of their type.
+
+NumPy only; imports nothing from tf_fusedrec. Rounds to the nearest, ties to even.
+"""
+
+import numpy as np
+
+
+def rounded(numbers, storage):
+    """The numbers of a storage ("float32", "float16", "bfloat16") nearest to float32 `numbers`, as float32."""
+    numbers = np.asarray(numbers, np.float32)
+    if storage == "float16":
+        return numbers.astype(np.float16).astype(np.float32)
+    if storage == "bfloat16":  # the upper half of a float32
+        bits = numbers.view(np.uint32).astype(np.uint64)
+        return (((bits + 0x7FFF + (bits >> 16 & 1)) >> 16) << 16).astype(np.uint32).view(np.float32)
+    return numbers
+
+
+class StorageOracle:
+    """One table under SGD, Adagrad or row-wise Adagrad, whose rows are rounded after every update.
+
+    Args:
+      initial: id -> [D].
+      rule: "sgd", "adagrad" or "rowwise".
+      storage: of rows; with hot_after that of rows that fewer lookups have touched, others are float32.
+    """
+
+    def __init__(self, initial, rule, rate, storage, hot_after=0):
+        self.initial, self.rule, self.rate = initial, rule, np.float32(rate)
+        self.storage, self.hot_after = storage, hot_after
+        self.rows, self.slots, self.counts = {}, {}, {}
+
+    def lookup(self, ids):
+        """A training lookup: {id: row [D]}."""
+        for i in set(ids):
+            self.counts[i] = self.counts.get(i, 0) + 1
+            if i not in self.rows:
+                self.rows[i] = rounded(self.initial(i), self._storage_of(i))
+                start = np.float32(0 if self.rule == "rowwise" else 0.1)
+                self.slots[i] = (
+                    start if self.rule == "rowwise" else rounded([start] * len(self.rows[i]), self._slots_of(i))
+                )
+        return {i: self.rows[i].copy() for i in ids}
+
+    def update(self, gradients):
+        """gradients: {id: [D] float32}, summed."""
+        for i, g in gradients.items():
+            row, slot, g = self.rows[i], self.slots[i], np.asarray(g, np.float32)
+            if self.rule == "sgd":
+                row = row - self.rate * g
+            else:
+                slot = slot + (np.sum(g * g, dtype=np.float64).astype(np.float32) if self.rule == "rowwise" else g * g)
+                epsilon = np.float32(1e-8 if self.rule == "rowwise" else 1e-7)
+                row = row - self.rate * g / (np.sqrt(slot) + epsilon)
+            self.rows[i] = rounded(row, self._storage_of(i))
+            self.slots[i] = slot if self.rule == "rowwise" else rounded(slot, self._slots_of(i))
+
+    def hot(self):
+        return {i for i, count in self.counts.items() if self.hot_after and count >= self.hot_after}
+
+    def _storage_of(self, i):
+        return "float32" if i in self.hot() else self.storage
+
+    def _slots_of(self, i):
+        return "float32" if self._storage_of(i) == "float32" else "bfloat16"

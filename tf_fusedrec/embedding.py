@@ -37,7 +37,8 @@ class FusedEmbedding(keras.layers.Layer):
       gradient_op: "average" over ranks, as hvd.DistributedOptimizer does with dense gradients, or "sum", TFRA's rule.
       backend: where rows live: "native", this project's hash table, or "tfra", a de.Variable.
       accumulate_steps: gradients of that many steps make one update of the tables, equal to that of one large batch
-        (MTGRBoost, section 5.2): their mean with gradient_op "average", else their sum. "native" only.
+        (MTGRBoost, section 5.2): their mean with gradient_op "average", else their sum. Gradients that wait are in no
+        checkpoint: save after a multiple of it. "native" only.
       key_encoding: "tfra" only: how (table, id) becomes a key: "bits" (exact; ids must be >= 0 and fit) or "hash".
       keep_reverse_map: "tfra" with "hash": remember the ids behind keys; without, rows cannot be exported.
       init_capacity: "tfra" only: rows per group and rank for which memory is taken at once.
@@ -53,8 +54,10 @@ class FusedEmbedding(keras.layers.Layer):
       dict from feature name to rows: [B, D], [B, L, D] or RaggedTensor [B, (L), D]; [B, D] with a combiner.
 
     Raises:
-      ValueError: unknown features, ids that are not integers, weights that do not suit. InvalidArgumentError at run
-        time: row_splits that lie, ids that do not fit "bits", two trainings from lookups of one step.
+      ValueError: unknown features, ids that are not integers, weights that do not suit. At run time
+        InvalidArgumentError: row_splits that lie, ids that do not fit "bits", two trainings from lookups of one step;
+        ResourceExhaustedError: no memory, or max_rows below one batch; FailedPreconditionError: a later training lookup
+        has moved the rows of one whose gradients come only now.
     """
 
     def __init__(
@@ -81,7 +84,7 @@ class FusedEmbedding(keras.layers.Layer):
             )
         scale = gradient_scale(gradient_op)
         _check_backend(backend, tables, accumulate_steps)
-        self._config: dict[str, Any] = {
+        config: dict[str, Any] = {
             "tables": [table.to_dict() for table in tables],
             "features": [dataclasses.asdict(feature) for feature in features],
             "seed": seed,
@@ -92,6 +95,7 @@ class FusedEmbedding(keras.layers.Layer):
             "keep_reverse_map": keep_reverse_map,
             "init_capacity": init_capacity,
         }
+        self._config = _Untracked(config)
         self._features = {feature.name: feature for feature in features}
         with tf.init_scope():
             groups = group_tables(tables, features)
@@ -106,7 +110,7 @@ class FusedEmbedding(keras.layers.Layer):
         self.built = True
 
     def _table(self, name: str, group: Group) -> NativeTable | TfraTable | ExternalTable:
-        config = self._config
+        config = self._config.value
         if group.external:
             return ExternalTable(f"{name}/{group.name}", group.tables)
         if config["backend"] == "native":
@@ -228,7 +232,7 @@ class FusedEmbedding(keras.layers.Layer):
         return tables[name].export(name)
 
     def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), **self._config}
+        return {**super().get_config(), **self._config.value}
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> FusedEmbedding:

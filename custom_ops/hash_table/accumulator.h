@@ -27,12 +27,13 @@ class Accumulator {
         numbers->push_back(-1);
         continue;
       }
-      const uint64_t hash = TableHash(handle);
-      uint32_t number = index_.Find(handle, hash);
+      const int64_t row = static_cast<uint32_t>(handle);  // without the clock that the op puts above it
+      const uint64_t hash = TableHash(row);
+      uint32_t number = index_.Find(row, hash);
       if (number == kAbsent) {
         number = static_cast<uint32_t>(handles_.size());
-        index_.Insert(handle, hash, number);
-        handles_.push_back(static_cast<uint32_t>(handle));
+        index_.Insert(row, hash, number);
+        handles_.push_back(static_cast<uint32_t>(row));
       }
       numbers->push_back(number);
     }

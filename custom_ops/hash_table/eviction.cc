@@ -22,6 +22,7 @@ int64_t HashTable::EvictWorst(int64_t segment, int64_t count, uint32_t clock, co
     });
   }
   KeepWorst(&victims, count);
+  if (!victims.empty()) NoteMove(clock);
   int64_t gone = 0;
   for (const Victim& victim : victims) {
     Shard* shard = &shards_[victim.shard];
@@ -50,6 +51,7 @@ void HashTable::EvictExpired(uint32_t clock) {
       ForEachRow(shard, segment, [&](int64_t id, uint32_t, const RowHeader& header) {
         if (header.last + std::max(spec_.ttl, spec_.window) < clock) expired.push_back(id);
       });
+      if (!expired.empty()) NoteMove(clock);
       for (const int64_t id : expired) RemoveKey(&shard, segment, id);
       shard.statistics[segment].evictions += expired.size();
     }
@@ -87,6 +89,7 @@ int64_t HashTable::CountCandidate(Shard* shard, int64_t segment, int64_t id) {
 
 int64_t HashTable::Remove(int64_t segment, absl::Span<const int64_t> ids) {
   version_.fetch_add(1);
+  NoteMove(clock() + spec_.window);  // of rows that no rule protects
   int64_t removed = 0;
   for (const int64_t id : ids) {
     Shard* shard = &shards_[ShardOf(TableHash(id))];
@@ -99,6 +102,7 @@ int64_t HashTable::Remove(int64_t segment, absl::Span<const int64_t> ids) {
 }
 
 void HashTable::Clear() {
+  NoteMove(clock() + spec_.window);
   for (int s = 0; s < kShards; ++s) {
     Shard& shard = shards_[s];
     std::lock_guard<std::mutex> lock(shard.mutex);
@@ -113,6 +117,7 @@ void HashTable::Clear() {
   }
   std::lock_guard<std::mutex> lock(accumulator_mutex_);
   accumulator_.Clear();
+  waiting_since_.store(0, std::memory_order_release);
 }
 
 }  // namespace fusedrec

@@ -95,20 +95,23 @@ void HashTable::InitialNumbers(int64_t segment, int64_t id, float* numbers) cons
   for (int k = 0; k < optimizer_.scalar_slots(); ++k) numbers[(1 + wide) * dim + k] = optimizer_.scalar_start(k);
 }
 
-absl::Status HashTable::MakeRow(Shard* shard, int64_t segment, int64_t id, int pool, uint32_t* handle) {
-  const absl::Status taken = TakeRow(shard, pool, handle);
-  if (!taken.ok()) return taken;
-  char* row = RowOf(*handle);
-  const uint32_t version = version_.load(std::memory_order_relaxed);
-  *RowFormat::Header(row) = {0, 0, 0, version};
+// Header, embedding and slots of a row that was never trained. Rounded alike whenever it comes, and comes back.
+void HashTable::WriteInitial(int64_t segment, int64_t id, int pool, char* row) const {
+  *RowFormat::Header(row) = {0, 0, 0, version_.load(std::memory_order_relaxed)};
   const RowFormat& row_format = format(pool);
   if (row_format.storage() == Storage::kFloat32) {
     InitialNumbers(segment, id, row_format.Row(row));  // row and slots lie one after the other
-  } else {
-    std::vector<float> numbers(row_format.numbers());
-    InitialNumbers(segment, id, numbers.data());
-    row_format.Store(numbers.data(), 0, row);  // whenever it comes, and comes back, it begins alike
+    return;
   }
+  std::vector<float> numbers(row_format.numbers());
+  InitialNumbers(segment, id, numbers.data());
+  row_format.Store(numbers.data(), 0, row);
+}
+
+absl::Status HashTable::MakeRow(Shard* shard, int64_t segment, int64_t id, int pool, uint32_t* handle) {
+  const absl::Status taken = TakeRow(shard, pool, handle);
+  if (!taken.ok()) return taken;
+  WriteInitial(segment, id, pool, RowOf(*handle));
   shard->keys[segment].Insert(id, TableHash(id), *handle);
   ++shard->statistics[segment].inserts;
   return absl::OkStatus();
@@ -162,7 +165,7 @@ void HashTable::Find(const Message& message, const ParallelFor& parallel_for, co
   const int64_t row_bytes = int64_t{spec_.dim} * BytesOf(rows.storage);
   parallel_for(runs.size(), 1024 * (100 + row_bytes / 4), [&](int64_t begin, int64_t end) {
     Reader reader(this);
-    std::vector<float> initial(format(0).numbers());
+    std::vector<char> initial(format(new_pool()).stride());
     for (int64_t r = begin; r < end; ++r) {
       const Run& run = runs[r];
       const int64_t* ids = &message.entries[run.entry];
@@ -185,8 +188,8 @@ void HashTable::Find(const Message& message, const ParallelFor& parallel_for, co
           if (handle != kAbsent) {
             format(PoolOf(handle)).CopyRow(RowOf(handle), rows.storage, out);
           } else {
-            InitialNumbers(run.segment, ids[k], initial.data());
-            Convert(initial.data(), Storage::kFloat32, spec_.dim, rows.storage, out);
+            WriteInitial(run.segment, ids[k], new_pool(), initial.data());
+            format(new_pool()).CopyRow(initial.data(), rows.storage, out);
           }
         }
       }

@@ -56,6 +56,7 @@ struct TableSpec {
   Distribution distribution = Distribution::kConstant;
   double a = 0.0, b = 0.0;      // of the distribution
   std::vector<uint64_t> seeds;  // one per segment; as many segments as seeds
+  std::vector<std::string> names;  // of the segments, for messages; may be empty
   int64_t max_rows = 0;         // per segment; 0: no limit
   Eviction eviction = Eviction::kNone;
   int64_t ttl = 0;              // training lookups after which a row that none touched leaves; 0: never
@@ -102,13 +103,18 @@ class HashTable {
   //   rows     [>= V, D]  out: row of each received id, in the order received
   //   inverse  [V]        out: number of the row of each received id
   //   handles             out: handle of each number
+  //   clock               out, if wanted: number of this lookup
   absl::Status Lookup(const Message& message, const ParallelFor& parallel_for, const RowSink& rows,
-                      absl::Span<int32_t> inverse, std::vector<int64_t>* handles);
+                      absl::Span<int32_t> inverse, std::vector<int64_t>* handles, uint32_t* clock = nullptr);
 
   // Inference form: inserts and touches nothing; an id without a row has its initial value.
   void Find(const Message& message, const ParallelFor& parallel_for, const RowSink& rows) const;
 
   bool IsHandle(int64_t handle) const;
+  // Whether rows of the lookup of this clock may have left or moved since: its handles are no good then.
+  bool IsStale(uint32_t clock) const { return clock + spec_.window <= moved_at_.load(std::memory_order_acquire); }
+  // Whether gradients wait for ApplyAccumulated.
+  bool HasWaiting() const { return waiting_since_.load(std::memory_order_acquire) != 0; }
 
   // Asks the disk for the rows of these ids that are in the file; returns at once.
   void Prefetch(const Message& message) const;
@@ -118,9 +124,10 @@ class HashTable {
   //   grads    [>= V, D], multiplied by `scale`
   void Apply(absl::Span<const int64_t> handles, absl::Span<const int32_t> inverse, const void* grads, Storage storage,
              float scale, const StepInput& step, const ParallelFor& parallel_for);
-  // The same in two parts: sums are kept, by row, until ApplyAccumulated.
+  // The same in two parts: sums are kept, by row, until ApplyAccumulated. `clock` is that of the lookup: its rows stay
+  // where they are until then.
   absl::Status Accumulate(absl::Span<const int64_t> handles, absl::Span<const int32_t> inverse, const void* grads,
-                          Storage storage, float scale, const ParallelFor& parallel_for);
+                          Storage storage, float scale, const ParallelFor& parallel_for, uint32_t clock = 0);
   void ApplyAccumulated(const StepInput& step, const ParallelFor& parallel_for);
 
   // Evicts the `count` rows of a segment that its policy ranks lowest (none without one); returns how many could go.
@@ -191,17 +198,27 @@ class HashTable {
   void Admit(Visit* visit);
   absl::Status MakeRoom(const std::vector<Visit>& visits, uint32_t clock);
   bool Touch(Visit* visit, const Item& item, uint32_t handle, char* row);
-  // Whether a row's handle may still be in use: one of the last `window` lookups touched it, and no update of all that
-  // waited has come since.
+  // Whether a row's handle may still be in use: one of the last `window` lookups touched it and no update of all that
+  // waited has come since, or its gradient waits.
   bool IsPinned(const RowHeader& header, uint32_t clock) const {
-    return header.last + spec_.window > clock && header.last > settled_.load(std::memory_order_relaxed);
+    const uint32_t waiting_since = waiting_since_.load(std::memory_order_acquire);
+    return (header.last + spec_.window > clock && header.last > settled_.load(std::memory_order_relaxed)) ||
+           (waiting_since != 0 && header.last >= waiting_since);
+  }
+  // Rows are leaving, or moving, that a lookup of `clock` may move.
+  void NoteMove(int64_t clock) {
+    int64_t seen = moved_at_.load();
+    while (seen < clock && !moved_at_.compare_exchange_weak(seen, clock)) {
+    }
   }
   // A row of `pool` for a shard whose mutex is held.
   absl::Status TakeRow(Shard* shard, int pool, uint32_t* handle);
   void GiveBack(Shard* shard, uint32_t handle);
   absl::Status MakeRow(Shard* shard, int64_t segment, int64_t id, int pool, uint32_t* handle);
   absl::Status MoveRow(Shard* shard, int64_t segment, int64_t id, int to_pool, uint32_t* handle);
+  int new_pool() const { return spec_.hot_after > 0 ? 1 : 0; }  // of rows that were never trained
   void InitialNumbers(int64_t segment, int64_t id, float* numbers) const;
+  void WriteInitial(int64_t segment, int64_t id, int pool, char* row) const;
   template <typename Body>
   void ForEachRow(const Shard& shard, int64_t segment, const Body& visit) const;
   int64_t CountCandidate(Shard* shard, int64_t segment, int64_t id);
@@ -223,6 +240,8 @@ class HashTable {
   std::atomic<int64_t> pool_rows_[2] = {{0}, {0}};
   std::atomic<uint32_t> clock_{0};    // training lookups
   std::atomic<uint32_t> version_{0};  // changes of rows
+  std::atomic<int64_t> moved_at_{-1};         // clock of the last lookup that made rows leave or move
+  std::atomic<uint32_t> waiting_since_{0};    // clock of the first lookup whose gradients wait; 0: none do
   std::atomic<uint32_t> settled_{0};  // clock of the last update that left no lookup waiting
   mutable std::atomic<int64_t> readers_{0};
   std::mutex room_mutex_;  // one lookup at a time makes room

@@ -104,6 +104,10 @@ static absl::Status Remove(OpKernelContext* ctx, HashTable* table) {
   int64_t segment;
   TF_RETURN_IF_ERROR(ReadSegment(ctx, *table, &segment));
   TF_RETURN_IF_ERROR(RequireRank("ids", ctx->input(2), 1));
+  if (table->HasWaiting()) {
+    return absl::FailedPreconditionError(
+        "rows cannot be removed while accumulated gradients wait for their update. Remove them after it.");
+  }
   return GiveScalar(ctx, table->Remove(segment, In<int64_t>(ctx->input(2))));
 }
 

@@ -1,4 +1,5 @@
 // Kernels of the training step: the resource itself, lookups, updates.
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <string>
@@ -25,6 +26,10 @@ class HashTableOp : public tensorflow::ResourceOpKernel<TableResource> {
     std::vector<int64_t> seeds;
     OP_REQUIRES_OK(ctx, ctx->GetAttr("dim", &dim));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("seeds", &seeds));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("segment_names", &spec_.names));
+    OP_REQUIRES(ctx, spec_.names.empty() || spec_.names.size() == seeds.size(),
+                absl::InvalidArgumentError(absl::StrCat("segment_names must be empty or one for each of the ",
+                                                        seeds.size(), " seeds, got ", spec_.names.size(), ".")));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("storage", &storage));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("stochastic_rounding", &spec_.stochastic_rounding));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("distribution", &distribution));
@@ -106,10 +111,13 @@ class TableLookupOp : public TableKernel {
     TF_RETURN_IF_ERROR(AllocateRows<T>(ctx, *table, message.num_ids, &rows));
     TF_RETURN_IF_ERROR(ctx->allocate_output(2, TensorShape({message.num_ids}), &inverse));
     std::vector<int64_t> handles;
-    TF_RETURN_IF_ERROR(table->Lookup(message, CpuPool(ctx), rows, Out<int32_t>(inverse), &handles));
+    uint32_t clock;
+    TF_RETURN_IF_ERROR(table->Lookup(message, CpuPool(ctx), rows, Out<int32_t>(inverse), &handles, &clock));
     TF_RETURN_IF_ERROR(
         ctx->allocate_output(1, TensorShape({static_cast<int64_t>(handles.size())}), &handles_out));
-    std::copy(handles.begin(), handles.end(), handles_out->flat<int64_t>().data());
+    // The clock above the row number tells an update whether the rows are still where they were.
+    std::transform(handles.begin(), handles.end(), handles_out->flat<int64_t>().data(),
+                   [&](int64_t handle) { return handle < 0 ? handle : int64_t{clock} << 32 | handle; });
     return absl::OkStatus();
   }
 };
@@ -143,8 +151,8 @@ class TablePrefetchOp : public TableKernel {
   }
 };
 
-// Checks inputs 1 to 4: handles, inverse, grads, scale.
-static absl::Status CheckGradients(OpKernelContext* ctx, const HashTable& table) {
+// Checks inputs 1 to 4: handles, inverse, grads, scale. Gives the clock of the handles' lookup, 0 where none has a row.
+static absl::Status CheckGradients(OpKernelContext* ctx, const HashTable& table, uint32_t* clock) {
   const Tensor &handles = ctx->input(1), &inverse = ctx->input(2), &grads = ctx->input(3);
   TF_RETURN_IF_ERROR(RequireRank("handles", handles, 1));
   TF_RETURN_IF_ERROR(RequireRank("inverse", inverse, 1));
@@ -162,12 +170,25 @@ static absl::Status CheckGradients(OpKernelContext* ctx, const HashTable& table)
                                                      ". Take handles and inverse from one TableLookup."));
     }
   }
+  uint32_t first = 0;
   for (const int64_t handle : In<int64_t>(handles)) {
-    if (!table.IsHandle(handle)) {
+    if (handle == kNoRow) continue;
+    if (handle < 0 || !table.IsHandle(handle & 0xffffffff)) {
       return absl::InvalidArgumentError(absl::StrCat("handles must be of a TableLookup of this table, got ", handle, "."));
     }
+    const uint32_t of_handle = static_cast<uint32_t>(handle >> 32);
+    if (of_handle == 0 || (first != 0 && of_handle != first)) {
+      return absl::InvalidArgumentError(absl::StrCat("handles must be of one TableLookup, got some of lookup ", first,
+                                                     " and some of lookup ", of_handle, "."));
+    }
+    first = of_handle;
   }
-  return absl::OkStatus();
+  *clock = first;
+  if (first == 0 || !table.IsStale(first)) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(
+      "rows of training lookup ", first, " have been evicted, removed or moved by a later one before their gradients ",
+      "came: updating them now would change other rows. Nothing was updated. Take gradients before the next training ",
+      "lookup, and pass training=False to lookups that are not trained."));
 }
 
 // Reads the learning rate and the number of the update from the inputs at `index` and behind it.
@@ -190,7 +211,8 @@ class TableApplyGradientsOp : public TableKernel {
  protected:
   absl::Status Run(OpKernelContext* ctx, HashTable* table) override {
     StepInput step;
-    TF_RETURN_IF_ERROR(CheckGradients(ctx, *table));
+    uint32_t clock;
+    TF_RETURN_IF_ERROR(CheckGradients(ctx, *table, &clock));
     TF_RETURN_IF_ERROR(ReadStep(ctx, 5, &step));
     table->Apply(In<int64_t>(ctx->input(1)), In<int32_t>(ctx->input(2)), ctx->input(3).data(), StorageFor<T>(),
                  ctx->input(4).scalar<float>()(), step, CpuPool(ctx));
@@ -205,9 +227,10 @@ class TableAccumulateGradientsOp : public TableKernel {
 
  protected:
   absl::Status Run(OpKernelContext* ctx, HashTable* table) override {
-    TF_RETURN_IF_ERROR(CheckGradients(ctx, *table));
+    uint32_t clock;
+    TF_RETURN_IF_ERROR(CheckGradients(ctx, *table, &clock));
     return table->Accumulate(In<int64_t>(ctx->input(1)), In<int32_t>(ctx->input(2)), ctx->input(3).data(),
-                             StorageFor<T>(), ctx->input(4).scalar<float>()(), CpuPool(ctx));
+                             StorageFor<T>(), ctx->input(4).scalar<float>()(), CpuPool(ctx), clock);
   }
 };
 

@@ -33,6 +33,7 @@ REGISTER_OP("Fusedrec>HashTable")
     .Attr("shared_name: string = ''")
     .Attr("dim: int >= 1")
     .Attr("seeds: list(int) >= 1")
+    .Attr("segment_names: list(string) = []")
     .Attr("storage: {'float32', 'bfloat16', 'float16'} = 'float32'")
     .Attr("stochastic_rounding: bool = false")
     .Attr("distribution: {'constant', 'uniform', 'normal', 'truncated_normal'} = 'constant'")
@@ -58,6 +59,7 @@ A dynamic embedding table of S segments (tables of equal spec): rows are made as
 table: handle of the resource.
 dim: D, columns of a row.
 seeds: one per segment; the initial row is a pure function of (seed, id).
+segment_names: for messages; one per segment, or none.
 storage: type of rows in memory; element-wise optimizer slots of 16-bit tables are bfloat16.
 stochastic_rounding: of 16-bit storage.
 distribution: of initial values, with parameters a and b (see InitialRows).

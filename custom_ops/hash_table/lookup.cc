@@ -147,7 +147,7 @@ void HashTable::Admit(Visit* visit) {
   };
   std::sort(fresh.begin(), fresh.end(), before);
   visit->num_fresh.assign(segments(), 0);
-  std::vector<float> initial(format(0).numbers());
+  std::vector<char> initial(format(new_pool()).stride());
   size_t kept = 0;
   for (size_t begin = 0, end; begin < fresh.size(); begin = end) {
     const Item item = fresh[begin];
@@ -160,12 +160,12 @@ void HashTable::Admit(Visit* visit) {
     ++visit->shard->statistics[item.segment].refused;
     const int32_t number = static_cast<int32_t>(visit->handles.size());
     visit->handles.push_back(kNoRow);
-    InitialNumbers(item.segment, item.id, initial.data());
+    WriteInitial(item.segment, item.id, new_pool(), initial.data());
     for (size_t i = begin; i < end; ++i) {
       visit->inverse[fresh[i].position] = number;
       char* out = static_cast<char*>(visit->rows.data) +
                   static_cast<int64_t>(fresh[i].position) * spec_.dim * BytesOf(visit->rows.storage);
-      Convert(initial.data(), Storage::kFloat32, spec_.dim, visit->rows.storage, out);
+      format(new_pool()).CopyRow(initial.data(), visit->rows.storage, out);
     }
   }
   fresh.resize(kept);
@@ -182,11 +182,12 @@ absl::Status HashTable::VisitNew(Visit* visit) {
   for (const Item& item : visit->fresh) {
     uint32_t handle = shard->keys[item.segment].Find(item.id, TableHash(item.id));
     if (handle == kAbsent) {
-      const absl::Status made = MakeRow(shard, item.segment, item.id, spec_.hot_after > 0 ? 1 : 0, &handle);
+      const absl::Status made = MakeRow(shard, item.segment, item.id, new_pool(), &handle);
       if (!made.ok()) return made;
     }
     Touch(visit, item, handle, RowOf(handle));
   }
+  if (!visit->moving.empty()) NoteMove(visit->clock);
   for (const Item& item : visit->moving) {
     uint32_t handle = shard->keys[item.segment].Find(item.id, TableHash(item.id));
     absl::Status there;
@@ -203,8 +204,9 @@ absl::Status HashTable::VisitNew(Visit* visit) {
 }
 
 absl::Status HashTable::Lookup(const Message& message, const ParallelFor& parallel_for, const RowSink& rows,
-                               absl::Span<int32_t> inverse, std::vector<int64_t>* handles) {
+                               absl::Span<int32_t> inverse, std::vector<int64_t>* handles, uint32_t* lookup_clock) {
   const uint32_t clock = clock_.fetch_add(1) + 1;
+  if (lookup_clock != nullptr) *lookup_clock = clock;
   version_.fetch_add(1);
   if (spec_.ttl > 0 && clock % std::max<int64_t>(1, spec_.ttl / 16) == 0) EvictExpired(clock);
   std::vector<int64_t> shard_begin;
@@ -254,6 +256,7 @@ absl::Status HashTable::Lookup(const Message& message, const ParallelFor& parall
 }
 
 absl::Status HashTable::MakeRoom(const std::vector<Visit>& visits, uint32_t clock) {
+  const std::vector<std::string>& names = spec_.names;
   if (spec_.max_rows == 0 && memory_rows_ == 0) return absl::OkStatus();
   std::lock_guard<std::mutex> lock(room_mutex_);
   Waiting waiting;
@@ -272,9 +275,10 @@ absl::Status HashTable::MakeRoom(const std::vector<Visit>& visits, uint32_t cloc
     // Some more than needed, so that not every step has to look for the worst.
     const int64_t gone = EvictWorst(segment, excess + spec_.max_rows / 16, clock, waiting);
     if (gone < excess) {
+      const std::string table =
+          names.empty() ? absl::StrCat("segment ", segment) : absl::StrCat("table '", names[segment], "'");
       return absl::ResourceExhaustedError(absl::StrCat(
-          "max_rows of segment ", segment, " is ", spec_.max_rows, ", but a batch needs ", excess - gone,
-          " rows more while the rows of the last ", spec_.window, " lookups may not leave",
+          "max_rows of ", table, " is ", spec_.max_rows, ", but a batch needs ", excess - gone, " rows more while the rows of the last ", spec_.window, " lookups may not leave",
           spec_.eviction == Eviction::kNone && spec_.ttl == 0 ? " and eviction is 'none'" : "",
           ". What the table holds stays readable. Remedy: a larger max_rows, an eviction policy, or smaller batches."));
     }

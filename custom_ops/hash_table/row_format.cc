@@ -143,7 +143,7 @@ RowFormat::RowFormat(Storage storage, int dim, int wide_slots, int scalar_slots,
   wide_offset_ = kRowOffset + dim * BytesOf(storage);
   scalars_offset_ = wide_offset_ + wide_slots * dim * BytesOf(slot_storage());
   scalars_offset_ = (scalars_offset_ + 3) / 4 * 4;  // float32 wants its alignment after an odd number of 16-bit ones
-  stride_ = (scalars_offset_ + 4 * scalar_slots + 15) / 16 * 16;
+  stride_ = (scalars_offset_ + 4 * scalar_slots + 7) / 8 * 8;
 }
 
 void RowFormat::Load(const char* row, float* numbers) const {

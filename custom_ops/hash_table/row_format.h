@@ -1,6 +1,6 @@
 // How one row lies in memory: header, embedding, optimizer slots, side by side (MTGRBoost, section 4.1; DESIGN decision 4).
 //
-//     [ RowHeader | row D x storage | element-wise slots k * D | row-wise slots float32 ]   rounded up to 16 bytes
+//     [ RowHeader | row D x storage | element-wise slots k * D | row-wise slots float32 ]   rounded up to 8 bytes
 //
 // The row is float32, bfloat16 or float16. Element-wise slots of a float32 table are float32, those of a 16-bit table
 // bfloat16 whatever the row is: sums of squares leave float16's range. Row-wise slots are one number each, float32.

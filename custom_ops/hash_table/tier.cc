@@ -25,6 +25,7 @@ absl::StatusOr<int64_t> HashTable::DemoteColdest(int64_t count, uint32_t clock) 
     }
   }
   KeepWorst(&victims, count);
+  if (!victims.empty()) NoteMove(clock);
   int64_t gone = 0;
   for (const Victim& victim : victims) {
     Shard* shard = &shards_[victim.shard];

@@ -58,8 +58,11 @@ void HashTable::Apply(absl::Span<const int64_t> handles, absl::Span<const int32_
 }
 
 absl::Status HashTable::Accumulate(absl::Span<const int64_t> handles, absl::Span<const int32_t> inverse,
-                                   const void* grads, Storage storage, float scale, const ParallelFor& parallel_for) {
+                                   const void* grads, Storage storage, float scale, const ParallelFor& parallel_for,
+                                   uint32_t clock) {
   std::lock_guard<std::mutex> lock(accumulator_mutex_);
+  const uint32_t since = waiting_since_.load(std::memory_order_relaxed);
+  if (since == 0 || clock < since) waiting_since_.store(clock, std::memory_order_release);
   std::vector<int64_t> numbers;
   const absl::Status numbered = accumulator_.Number(handles, &numbers);
   if (!numbered.ok()) return numbered;
@@ -89,6 +92,7 @@ void HashTable::ApplyAccumulated(const StepInput& step, const ParallelFor& paral
     }
   });
   accumulator_.Clear();
+  waiting_since_.store(0, std::memory_order_release);
   settled_.store(clock_.load(), std::memory_order_relaxed);
 }
 

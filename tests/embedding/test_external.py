@@ -96,6 +96,7 @@ def test_they_are_never_trained_while_everything_else_is(tmp_path, backend):
 def test_a_model_of_external_tables_only_fits(tmp_path):
     """Its anchor has nothing to train, and Keras is not to ask for its gradient."""
     write_source(tmp_path)
+    keras.utils.set_random_seed(0)
     emb = layer(external("user", tmp_path))
     ids = keras.Input([], dtype=tf.int64)
     model = keras.Model(ids, keras.layers.Dense(1)(emb({"user": ids})["user"]))

@@ -8,7 +8,7 @@ from tf_fusedrec import optimizers, tf
 from tf_fusedrec.data import lookahead
 
 DIM = 8
-ROW_BYTES = {"rowwise": 64, "adam": 112}  # header 16, numbers 4 each, rounded up to 16
+ROW_BYTES = {"rowwise": 56, "adam": 112}  # header 16, numbers 4 each, rounded up to 8
 RULES = {"rowwise": optimizers.RowWiseAdagrad(0.1), "adam": optimizers.Adam(0.01)}
 ROWS = 512  # of each of two tables
 

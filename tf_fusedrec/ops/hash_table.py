@@ -28,6 +28,7 @@ def hash_table(
     seeds: Sequence[int],
     rule: str,
     hyperparameters: Sequence[float],
+    segment_names: Sequence[str] = (),
     storage: str = "float32",
     stochastic_rounding: bool = False,
     distribution: str = "constant",
@@ -51,6 +52,7 @@ def hash_table(
       dim: D, columns of a row.
       seeds: one int64 per segment; the initial row is a pure function of (seed, id).
       rule, hyperparameters: of the update, as tf_fusedrec/optimizers/rules.py describes them.
+      segment_names: for messages; one per segment, or none.
       storage: "float32", "bfloat16" or "float16".
       stochastic_rounding: of 16-bit storage.
       distribution, a, b: of initial rows, see initial_rows.
@@ -73,7 +75,7 @@ def hash_table(
     """
     return library.fusedrec_hash_table(
         shared_name=shared_name, dim=dim, seeds=list(seeds), rule=rule, hyperparameters=list(hyperparameters),
-        storage=storage, stochastic_rounding=stochastic_rounding, distribution=distribution, a=a, b=b,
+        segment_names=list(segment_names), storage=storage, stochastic_rounding=stochastic_rounding, distribution=distribution, a=a, b=b,
         max_rows=max_rows, eviction=eviction, ttl=ttl, admission_count=admission_count, max_candidates=max_candidates,
         record_tombstones=record_tombstones, hot_after=hot_after, memory_budget=memory_budget, tier_folder=tier_folder,
         window=window,
@@ -147,7 +149,8 @@ def table_apply_gradients(
       step: <int64>[] number of this update, 1 for the first.
 
     Raises:
-      InvalidArgumentError: shapes disagree, or handles are not of this table.
+      InvalidArgumentError: shapes disagree, or handles are not of one lookup of this table.
+      FailedPreconditionError: rows of that lookup have been evicted or moved by a later one; nothing is updated.
     """
     return library.fusedrec_table_apply_gradients(
         table=table, handles=found.handles, inverse=found.inverse, grads=grads, scale=scale,

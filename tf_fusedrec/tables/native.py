@@ -61,6 +61,7 @@ class NativeTable:
             shared_name=f"fusedrec/{name}/{uuid.uuid4().hex}",
             dim=spec.dim,
             seeds=[table_seed(seed, table.name) for table in tables],
+            segment_names=self.names,
             rule=self._rule.rule,
             hyperparameters=self._rule.hyperparameters,
             storage="float32" if self._storage == "mixed" else self._storage,

@@ -238,8 +238,8 @@ class TfraTable:
 
     def _merged(self, name: str, ids: np.ndarray) -> tuple[tf.Tensor, tf.Tensor]:
         """Keys <int64>[n] of one table's ids, and the pairs (table, id) behind them, <int64>[n, 2]."""
-        bad = np.flatnonzero((ids < 0) | (ids >> min(self.id_bits, 63) > 0)) if self.id_bits < 64 else []
-        if len(bad):
+        bad = np.flatnonzero((ids < 0) | (ids >> min(self.id_bits, 63) > 0))
+        if self.id_bits < 64 and len(bad):
             raise ValueError(
                 f"ids of table {name!r} must lie in [0, 2^{self.id_bits}) with key_encoding='bits', got {ids[bad[0]]}. "
                 "Use key_encoding='hash'."

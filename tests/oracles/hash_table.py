@@ -1,0 +1,171 @@
+"""Oracle for hash_table: dictionaries of rows, loops over ids. NumPy only; imports nothing from tf_fusedrec.
+
+A key is (segment, id). Updates are plain gradient descent in float32, sums in the order received.
+"""
+
+import dataclasses
+
+import numpy as np
+
+from tests.oracles.rank_partition import mix64
+
+
+def table_hash(id_):
+    """custom_ops/common/hash.h: of the table's own order, independent of the one that chooses the owner."""
+    return mix64(int(id_) ^ 0xD1B54A32D192ED03)
+
+
+def pack(batch):
+    """Message and received_splits of a batch, ids by source and segment, and its keys in the order received."""
+    message, splits, received = [], [], []
+    for source in batch:
+        block = [len(ids) for ids in source] + [i for ids in source for i in ids]
+        message += block
+        splits.append(len(block))
+        received += [(segment, i) for segment, ids in enumerate(source) for i in ids]
+    return np.array(message, np.int64), np.array(splits, np.int32), received
+
+
+class Exhausted(Exception):
+    """max_rows is too small for the batch."""
+
+
+@dataclasses.dataclass
+class Row:
+    numbers: np.ndarray  # <float32>[D]
+    last: int  # clock of the last training lookup
+    count: int  # training lookups
+
+
+class TableOracle:
+    """initial((segment, id)) gives a new row; policies as custom_ops/hash_table/hash_table_op.cc describes them."""
+
+    SHARDS = 64  # the limit of candidates is divided among them
+
+    def __init__(
+        self, segments, initial, *, max_rows=0, eviction="none", ttl=0, admission_count=1, max_candidates=0,
+        record_tombstones=False, window=1,
+    ):  # fmt: skip
+        self.segments, self.initial, self.max_rows, self.eviction = segments, initial, max_rows, eviction
+        self.ttl, self.admission_count, self.max_candidates = ttl, admission_count, max_candidates
+        self.record_tombstones, self.window = record_tombstones, window
+        self.clock = 0
+        self.clear()
+
+    def clear(self):
+        self.rows = [{} for _ in range(self.segments)]
+        self.candidates = [{} for _ in range(self.segments)]
+        self.gone = [set() for _ in range(self.segments)]
+        self.counters = [dict.fromkeys(["hits", "inserts", "evictions", "refused"], 0) for _ in range(self.segments)]
+
+    def find(self, received):
+        """Rows in the order received; those of unknown ids are initial."""
+        return [self.rows[s][i].numbers if i in self.rows[s] else self.initial((s, i)) for s, i in received]
+
+    def lookup(self, received):
+        """The training form of find."""
+        self.clock += 1
+        self._expire()
+        fresh = [[] for _ in range(self.segments)]
+        for s, i in sorted(set(received)):
+            if i in self.rows[s]:
+                self.counters[s]["hits"] += 1
+                self._touch(self.rows[s][i])
+            elif self._admits(s, i):
+                fresh[s].append(i)
+            else:
+                self.counters[s]["refused"] += 1
+        for s, ids in enumerate(fresh):
+            excess = len(self.rows[s]) + len(ids) - self.max_rows
+            if self.max_rows and excess > 0 and self.evict(s, excess + self.max_rows // 16) < excess:
+                raise Exhausted
+        for s, ids in enumerate(fresh):
+            for i in ids:
+                self.rows[s][i] = Row(self.initial((s, i)), 0, 0)
+                self._touch(self.rows[s][i])
+                self.gone[s].discard(i)
+            self.counters[s]["inserts"] += len(ids)
+        return self.find(received)
+
+    def apply(self, received, grads, scale, learning_rate):
+        """grads [V, D] of a batch that was looked up; ids that admission refused have no row to train."""
+        sums = {}
+        for key, grad in zip(received, grads.astype(np.float32) * np.float32(scale)):
+            sums[key] = sums[key] + grad if key in sums else grad
+        for (s, i), total in sums.items():
+            if i in self.rows[s]:
+                self.rows[s][i].numbers = self.rows[s][i].numbers - np.float32(learning_rate) * total
+
+    def remove(self, s, ids):
+        return sum(self._drop(s, i) for i in ids)
+
+    def evict(self, s, count):
+        """Removes the rows used longest ago, or least often and then longest ago; never those of the last lookups."""
+        if self.eviction == "none":
+            return 0
+        old = [(i, row) for i, row in self.rows[s].items() if row.last + self.window <= self.clock]
+        old.sort(key=lambda item: (item[1].count if self.eviction == "lfu" else 0, item[1].last, table_hash(item[0])))
+        evicted = self.remove(s, [i for i, _ in old[:count]])
+        self.counters[s]["evictions"] += evicted
+        return evicted
+
+    def tombstones(self, s):
+        return sorted(self.gone[s])
+
+    def forget_tombstones(self):
+        self.gone = [set() for _ in range(self.segments)]
+
+    def export(self, s):
+        """[(id, Row)] in the order of checkpoints."""
+        return sorted(self.rows[s].items(), key=lambda item: mix64(item[0]))
+
+    def export_candidates(self, s):
+        return sorted(self.candidates[s].items(), key=lambda item: mix64(item[0]))
+
+    def statistics(self):
+        """[S, 6]: keys, hits, inserts, evictions, refused, candidates."""
+        return [
+            [len(rows), *counters.values(), len(candidates)]
+            for rows, counters, candidates in zip(self.rows, self.counters, self.candidates)
+        ]
+
+    def _touch(self, row):
+        row.last = self.clock
+        row.count += 1
+
+    def _drop(self, s, i):
+        if self.rows[s].pop(i, None) is None:
+            return 0
+        if self.record_tombstones:
+            self.gone[s].add(i)
+        return 1
+
+    def _expire(self):
+        if not self.ttl or self.clock % max(1, self.ttl // 16):
+            return
+        for s, rows in enumerate(self.rows):
+            age = max(self.ttl, self.window)
+            old = [i for i, row in rows.items() if row.last + age < self.clock]
+            self.counters[s]["evictions"] += self.remove(s, old)
+
+    def _admits(self, s, i):
+        if self.admission_count <= 1:
+            return True
+        counts = self.candidates[s]
+        if i in counts:
+            counts[i] += 1
+            if counts[i] < self.admission_count:
+                return False
+            del counts[i]
+            return True
+        limit = -(-self.max_candidates // self.SHARDS)
+        neighbours = [other for other in counts if table_hash(other) >> 58 == table_hash(i) >> 58]
+        if limit and len(neighbours) >= limit:  # all counts are halved
+            for other in neighbours:
+                counts[other] //= 2
+                if counts[other] == 0:
+                    del counts[other]
+            neighbours = [other for other in neighbours if other in counts]
+        if not limit or len(neighbours) < limit:
+            counts[i] = 1
+        return False

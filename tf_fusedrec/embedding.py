@@ -15,6 +15,7 @@ from tf_fusedrec.config import FeatureConfig, TableConfig
 from tf_fusedrec.grouping import Group, group_tables
 from tf_fusedrec.lookup import GroupLookup, gradient_scale
 from tf_fusedrec.tables import ExternalTable, NativeTable, TfraTable
+from tf_fusedrec.tables.state import TableState
 
 
 class FusedEmbedding(keras.layers.Layer):
@@ -106,6 +107,8 @@ class FusedEmbedding(keras.layers.Layer):
         self._anchor = self.add_weight(
             name="anchor", shape=(), initializer="zeros", dtype=tf.float32, trainable=bool(self.lookups)
         )
+        # What TensorFlow's and Keras' own savers see of the tables.
+        self._table_state = TableState(name, [lookup.table for lookup in self.lookups], collectives.size())
         self._calls: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
         self.built = True
 
@@ -230,6 +233,12 @@ class FusedEmbedding(keras.layers.Layer):
         if name not in tables:
             raise ValueError(f"{self.name!r} has no table {name!r}. Known tables: {sorted(tables)}.")
         return tables[name].export(name)
+
+    def save_own_variables(self, store: Any) -> None:
+        self._table_state.save_own_variables(store)
+
+    def load_own_variables(self, store: Mapping[str, Any]) -> None:
+        self._table_state.load_own_variables(store)
 
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), **self._config.value}

@@ -106,6 +106,9 @@ def test_data_are_on_the_disk_before_names_that_others_trust(tmp_path, monkeypat
     renames = [pathlib.Path(paths[1]).name for name, paths in mine if name == "replace"]
     (folder,) = job.directory.glob("save-*")
     assert renames == ["shard-0.json", folder.name, "manifest.json"]
+    told_others = next(n for n, (name, _) in enumerate(mine) if name == "replace")
+    rows = next(n for n, (name, path) in enumerate(mine) if name == "fsync" and str(path).endswith(".shard"))
+    assert ("fsync", f"{folder}.partial") in mine[rows:told_others]
     last = max(n for n, (name, _) in enumerate(mine) if name == "replace")
     assert mine[last + 1 :] == [("fsync", str(job.directory))]
     for n, (name, paths) in enumerate(mine):

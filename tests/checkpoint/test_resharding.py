@@ -89,6 +89,10 @@ def test_each_rank_reads_its_share_and_less_than_2_percent_more(ranks, then, tmp
     for table, (share,) in zip(read, shares_read):
         assert abs(table.restored / total * then - 1) < 0.05
         assert table.restored <= share.bytes_read < 1.02 * table.restored
+    # Only files of writers whose range meets the reader's are opened: r / R to (r + 1) / R in fractions.
+    for rank, (share,) in enumerate(shares_read):
+        meet = [w for w in range(ranks) if w * then < (rank + 1) * ranks and rank * ranks < (w + 1) * then]
+        assert [file.path.name for file in share.sections["rows"].files] == [f"item.rows-{w}.shard" for w in meet]
 
 
 def test_tables_are_found_by_name_whatever_group_they_are_in(tmp_path):

@@ -14,11 +14,11 @@ DATA ?=
 CONFIG ?=
 
 # Modules of benchmarks/ with --quick and --json.
-BENCHMARKS := train_step alltoall_padding fuse_ids segment_unique rank_partition recovery initial_rows sequence_batching
+BENCHMARKS := train_step table alltoall_padding fuse_ids segment_unique rank_partition recovery initial_rows sequence_batching
 
 BIN := .venv/bin
 
-.PHONY: help setup train test lint bench wheel clean
+.PHONY: help setup train test lint sanitize bench wheel clean
 
 help: ## This list.
 	@echo "make <target> [NAME=value ...]"
@@ -38,7 +38,10 @@ lint: setup ## Checks the style (ruff) and the types (mypy).
 	@echo "lint: mypy ..."
 	@$(BIN)/mypy
 
-test: lint ## Checks style and types, then runs all tests.
+sanitize: setup ## Runs the C++ tests under AddressSanitizer, UndefinedBehaviorSanitizer and ThreadSanitizer.
+	@$(BIN)/python -m tools.sanitizers
+
+test: lint sanitize ## Checks style and types, runs the C++ tests under sanitizers, then all tests.
 	@echo "test: pytest ..."
 	@$(BIN)/python -m pytest -q --durations=10
 

@@ -1,4 +1,4 @@
-"""The three contenders of train_step.py: one click model, three ways to its embedding rows.
+"""The contenders of train_step.py: one click model, four ways to its embedding rows.
 
 All train the same weights by the same rule, the mean over ranks of each rank's mean loss. TFRA sums over ranks, so its
 contenders divide the loss by the number of ranks; tf_fusedrec averages.
@@ -43,7 +43,7 @@ class Contender(abc.ABC):
     def __init__(self, features: Sequence[str]):
         self.tower = _tower(len(features))
         # Nobody's code needs AutoGraph here, and converting TFRA's takes half a minute.
-        self.step = tf.function(tf.autograph.experimental.do_not_convert(self._step), autograph=False)
+        self.step = tf.function(tf.autograph.experimental.do_not_convert(self.plain_step), autograph=False)
 
     @abc.abstractmethod
     def pooled(self, ids: Mapping[str, tf.Tensor]) -> tf.Tensor:
@@ -53,7 +53,7 @@ class Contender(abc.ABC):
     def train(self, tape: tf.GradientTape, loss: tf.Tensor) -> None:
         """Updates dense weights and rows."""
 
-    def _step(self, ids: Mapping[str, tf.Tensor], labels: tf.Tensor) -> tf.Tensor:
+    def plain_step(self, ids: Mapping[str, tf.Tensor], labels: tf.Tensor) -> tf.Tensor:
         with tf.name_scope(self.name):
             with tf.GradientTape() as tape:
                 logits = tf.squeeze(self.tower(self.pooled(ids)), axis=1)
@@ -143,9 +143,10 @@ class TfraFused(_Tfra):
 
 
 class Fused(Contender):
-    """FusedEmbedding."""
+    """FusedEmbedding over native tables, its default."""
 
     name = "ours"
+    backend = "native"
 
     def __init__(self, features: Sequence[str]):
         super().__init__(features)
@@ -155,8 +156,9 @@ class Fused(Contender):
                 for f in features
             ],
             features=[fr.FeatureConfig(name=f, table=f, combiner="mean") for f in features],
+            backend=self.backend,
             init_capacity=ROWS_PER_FEATURE * len(features),
-            name="benchmark",
+            name=f"benchmark_{self.backend}",
         )
         self.optimizer = fr.collectives.distributed_optimizer(_optimizer())
 
@@ -169,4 +171,11 @@ class Fused(Contender):
         self.optimizer.minimize(loss, variables, tape=tape)
 
 
-CONTENDERS = (Tfra, TfraFused, Fused)
+class FusedOverTfra(Fused):
+    """FusedEmbedding over a TFRA variable: the same exchange, another table."""
+
+    name = "ours_tfra"
+    backend = "tfra"
+
+
+CONTENDERS = (Tfra, TfraFused, FusedOverTfra, Fused)

@@ -14,6 +14,12 @@ class Batch(NamedTuple):
     labels: np.ndarray  # <float32>[B]
 
 
+def id_of(order: np.ndarray) -> np.ndarray:
+    """<int64>[shape], each in [0, 2^40): the id in place `order` by frequency. Different orders, different ids."""
+    scattered = np.asarray(order).astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    return (scattered >> np.uint64(64 - _ID_BITS)).astype(np.int64)
+
+
 class ZipfIds:
     """Draws ids of one feature: the k-th most frequent of `vocabulary` ids has probability ~ k^-alpha."""
 
@@ -23,8 +29,7 @@ class ZipfIds:
 
     def draw(self, random: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
         """<int64>[shape], each in [0, 2^40): the number of an id in order of frequency, scattered."""
-        order = np.searchsorted(self._cumulative, random.random(shape)).astype(np.uint64)
-        return ((order * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(64 - _ID_BITS)).astype(np.int64)
+        return id_of(np.searchsorted(self._cumulative, random.random(shape)))
 
 
 class Batches:

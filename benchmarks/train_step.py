@@ -1,10 +1,13 @@
-"""One training step: TFRA, TFRA-fused (FusedRec section 4) and FusedEmbedding in the same two processes.
+"""One training step: TFRA, TFRA-fused (FusedRec section 4) and FusedEmbedding, over both backends, in two processes.
 
     python -m benchmarks.train_step [--quick] [--json FILE]
 
 Question: what does a step with many features cost when each feature pays for its own exchange, when they are fused
-with TFRA's own parts, and when tf_fusedrec fuses them? Same model, data, optimizer and rule over ranks; first the
-losses of all three must agree step by step, then they take turns on fresh batches.
+with TFRA's own parts, when tf_fusedrec fuses them over TFRA's table, and when over its own? Same model, data, optimizer
+and rule over ranks; first the losses of all must agree step by step, then they take turns on fresh batches. At the end
+the stages of the native step, measured by clocks inside its graph.
+
+`ratio_native_vs_tfra` in the JSON file is the native step's `ratio_vs_tfra` under the name by which it is asked for.
 """
 
 import resource
@@ -18,6 +21,7 @@ import tf_fusedrec as fr
 from benchmarks import harness
 from benchmarks.contenders import CONTENDERS, Contender
 from benchmarks.graph_count import count_nodes
+from benchmarks.stage_times import MarkedStep, stage_ms
 from benchmarks.synthetic import Batch, Batches
 from tf_fusedrec import tf
 
@@ -73,6 +77,7 @@ def summary(times: Mapping[str, StepTimes], alltoalls: Mapping[str, int]) -> dic
             fields[f"ratio_vs_{name}"] = fields[f"ms_{name}"] / fields["ms_ours"]
             fields[f"p10_ratio_vs_{name}"] = fields[f"ms_p10_{name}"] / fields["ms_p10_ours"]
             fields[f"cpu_ratio_vs_{name}"] = fields[f"cpu_ms_{name}"] / fields["cpu_ms_ours"]
+    fields["ratio_native_vs_tfra"] = fields["ratio_vs_tfra"]
     fields["alltoalls_per_step"] = dict(alltoalls)
     return fields
 
@@ -113,6 +118,22 @@ def _measure(
     }
 
 
+def _stages(
+    contender: Contender, names: Sequence[str], batches: Batches, *, warmup: int, repeats: int
+) -> dict[str, float]:
+    """Milliseconds that each stage adds to a step, mean over ranks."""
+    marked, runs = MarkedStep(contender.plain_step), []
+    for repeat in range(-warmup, repeats):
+        # Far from the batches that were measured: their new ids are as many as those of any other batch.
+        tensors = _tensors(names, batches.batch(10_000 + repeat, fr.collectives.rank()))
+        fr.collectives.barrier()
+        run = marked.run(*tensors)
+        if repeat >= 0:
+            runs.append(run)
+    by_rank = fr.collectives.all_gather_object(stage_ms(runs))
+    return {stage: float(np.mean([ms.get(stage, 0.0) for ms in by_rank])) for stage in by_rank[0]}
+
+
 def _alltoalls(contender: Contender, names: Sequence[str], batch: Batch) -> int:
     graph = contender.step.get_concrete_function(*_tensors(names, batch)).graph
     return count_nodes(graph.as_graph_def(), "HorovodAlltoall")
@@ -131,6 +152,7 @@ def main() -> None:
     _train_and_check(contenders, names, batches)
     repeats = 200 if arguments.quick else 600
     times = _measure(contenders, names, batches, warmup=20, repeats=repeats)
+    stages = _stages(contenders[-1], names, batches, warmup=10, repeats=repeats // 4)
     if fr.collectives.rank() != 0:
         return
     alltoalls = {c.name: _alltoalls(c, names, batches.batch(0, 0)) for c in contenders}
@@ -152,7 +174,10 @@ def main() -> None:
         "zipf_alpha": ZIPF_ALPHA, "repeats": repeats,
     }  # fmt: skip
     harness.print_table(f"train_step: {setting}", rows)
-    harness.write_json(arguments.json, {**fields, "setting": setting})
+    harness.print_table(
+        "stages of the native step, ms", [{"stage": stage, "ms": ms} for stage, ms in stages.items()]
+    )  # fmt: skip
+    harness.write_json(arguments.json, {**fields, "stages_ms": stages, "setting": setting})
 
 
 if __name__ == "__main__":

@@ -9,26 +9,27 @@
 
 namespace fusedrec {
 
-int64_t HashTable::EvictWorst(int64_t segment, int64_t count, uint32_t clock, const Waiting& waiting) {
+int64_t HashTable::EvictWorst(int64_t segment, int64_t count, const Waiting& waiting) {
   if (spec_.eviction == Eviction::kNone) return 0;
+  const Pins pins = CurrentPins();
   std::vector<Victim> victims;
   for (int s = 0; s < kShards; ++s) {
     std::lock_guard<std::mutex> lock(shards_[s].mutex);
     ForEachRow(shards_[s], segment, [&](int64_t id, uint32_t handle, const RowHeader& header) {
-      if (IsPinned(header, clock)) return;
+      if (pins.Hold(header)) return;
       if (PoolOf(handle) == 1 && std::binary_search(waiting.begin(), waiting.end(), std::pair(segment, id))) return;
       const uint64_t score = spec_.eviction == Eviction::kLru ? header.last : uint64_t{header.count} << 32 | header.last;
       victims.push_back({score, TableHash(id), id, s, static_cast<int32_t>(segment)});
     });
   }
   KeepWorst(&victims, count);
-  if (!victims.empty()) NoteMove(clock);
+  if (!victims.empty()) NoteMove(pins.now);
   int64_t gone = 0;
   for (const Victim& victim : victims) {
     Shard* shard = &shards_[victim.shard];
     std::lock_guard<std::mutex> lock(shard->mutex);
     const uint32_t handle = shard->keys[segment].Find(victim.id, TableHash(victim.id));
-    if (handle == kAbsent || IsPinned(*RowFormat::Header(RowOf(handle)), clock)) continue;  // another lookup was faster
+    if (handle == kAbsent || pins.Hold(*RowFormat::Header(RowOf(handle)))) continue;  // another lookup was faster
     RemoveKey(shard, segment, victim.id);
     ++shard->statistics[segment].evictions;
     ++gone;
@@ -39,19 +40,20 @@ int64_t HashTable::EvictWorst(int64_t segment, int64_t count, uint32_t clock, co
 int64_t HashTable::Evict(int64_t segment, int64_t count) {
   std::lock_guard<std::mutex> lock(room_mutex_);
   version_.fetch_add(1);
-  return EvictWorst(segment, count, clock(), {});
+  return EvictWorst(segment, count, {});
 }
 
-void HashTable::EvictExpired(uint32_t clock) {
+void HashTable::EvictExpired() {
+  const Pins pins = CurrentPins();
   for (int s = 0; s < kShards; ++s) {
     Shard& shard = shards_[s];
     std::lock_guard<std::mutex> lock(shard.mutex);
     for (int64_t segment = 0; segment < segments(); ++segment) {
       std::vector<int64_t> expired;
       ForEachRow(shard, segment, [&](int64_t id, uint32_t, const RowHeader& header) {
-        if (header.last + std::max(spec_.ttl, spec_.window) < clock) expired.push_back(id);
+        if (header.last + std::max(spec_.ttl, spec_.window) < pins.now && !pins.Hold(header)) expired.push_back(id);
       });
-      if (!expired.empty()) NoteMove(clock);
+      if (!expired.empty()) NoteMove(pins.now);
       for (const int64_t id : expired) RemoveKey(&shard, segment, id);
       shard.statistics[segment].evictions += expired.size();
     }

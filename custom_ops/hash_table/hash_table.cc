@@ -20,6 +20,9 @@ absl::StatusOr<std::unique_ptr<HashTable>> HashTable::Make(TableSpec spec, Optim
     return absl::InvalidArgumentError(
         "hot_after moves rows between a 16-bit and a float32 pool: it needs storage 'float32' and no memory budget.");
   }
+  if (tiered && spec.tier_folder.empty()) {
+    return absl::InvalidArgumentError("memory_budget needs a tier_folder for the rows beyond it, got none.");
+  }
   std::unique_ptr<HashTable> table(new HashTable(std::move(spec), std::move(optimizer)));
   const TableSpec& made = table->spec_;
   const int wide = table->optimizer_.wide_slots(), scalars = table->optimizer_.scalar_slots();

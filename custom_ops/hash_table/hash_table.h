@@ -25,6 +25,7 @@
 #ifndef FUSEDREC_HASH_TABLE_HASH_TABLE_H_
 #define FUSEDREC_HASH_TABLE_HASH_TABLE_H_
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <memory>
@@ -179,6 +180,7 @@ class HashTable {
   struct Visit;  // one lookup's work on one shard (lookup.cc)
   // (segment, id) of rows of a lookup that are about to move, in order: not touched yet, but they may not leave.
   using Waiting = std::vector<std::pair<int64_t, int64_t>>;
+  class Running;  // a lookup, while it runs (lookup.cc)
   class Reader;  // while one lives, lines of keys that were replaced and rows that left stay as they are
 
   HashTable(TableSpec spec, Optimizer optimizer);
@@ -196,15 +198,22 @@ class HashTable {
   void VisitKnown(Visit* visit);
   absl::Status VisitNew(Visit* visit);
   void Admit(Visit* visit);
-  absl::Status MakeRoom(const std::vector<Visit>& visits, uint32_t clock);
+  absl::Status MakeRoom(const std::vector<Visit>& visits);
   bool Touch(Visit* visit, const Item& item, uint32_t handle, char* row);
-  // Whether a row's handle may still be in use: one of the last `window` lookups touched it and no update of all that
-  // waited has come since, or its gradient waits.
-  bool IsPinned(const RowHeader& header, uint32_t clock) const {
-    const uint32_t waiting_since = waiting_since_.load(std::memory_order_acquire);
-    return (header.last + spec_.window > clock && header.last > settled_.load(std::memory_order_relaxed)) ||
-           (waiting_since != 0 && header.last >= waiting_since);
-  }
+  // Rows whose handles may still be in use: a lookup that runs now has touched them, or one of the last `window` has and
+  // no update of all that waited has come since, or their gradients wait.
+  struct Pins {
+    uint32_t now, settled, waiting_since;
+    int64_t window;
+    std::vector<uint32_t> running;
+
+    bool Hold(const RowHeader& header) const {
+      return (header.last + window > now && header.last > settled) ||
+             (waiting_since != 0 && header.last >= waiting_since) ||
+             std::find(running.begin(), running.end(), header.last) != running.end();
+    }
+  };
+  Pins CurrentPins() const;
   // Rows are leaving, or moving, that a lookup of `clock` may move.
   void NoteMove(int64_t clock) {
     int64_t seen = moved_at_.load();
@@ -222,9 +231,9 @@ class HashTable {
   template <typename Body>
   void ForEachRow(const Shard& shard, int64_t segment, const Body& visit) const;
   int64_t CountCandidate(Shard* shard, int64_t segment, int64_t id);
-  int64_t EvictWorst(int64_t segment, int64_t count, uint32_t clock, const Waiting& waiting);
-  void EvictExpired(uint32_t clock);
-  absl::StatusOr<int64_t> DemoteColdest(int64_t count, uint32_t clock);
+  int64_t EvictWorst(int64_t segment, int64_t count, const Waiting& waiting);
+  void EvictExpired();
+  absl::StatusOr<int64_t> DemoteColdest(int64_t count);
   void RemoveKey(Shard* shard, int64_t segment, int64_t id);
   void FreeRetired(Shard* shard) const;  // what nobody can see any more
   absl::Status WriteRecord(Shard* shard, int64_t segment, int64_t id, const char* record);
@@ -244,6 +253,8 @@ class HashTable {
   std::atomic<uint32_t> waiting_since_{0};    // clock of the first lookup whose gradients wait; 0: none do
   std::atomic<uint32_t> settled_{0};  // clock of the last update that left no lookup waiting
   mutable std::atomic<int64_t> readers_{0};
+  mutable std::mutex running_mutex_;
+  std::vector<uint32_t> running_;  // clocks of the lookups that run now
   std::mutex room_mutex_;  // one lookup at a time makes room
   std::mutex accumulator_mutex_;
   Accumulator accumulator_;

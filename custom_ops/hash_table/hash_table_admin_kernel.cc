@@ -1,5 +1,6 @@
 // Kernels outside the training step: sizes, statistics, eviction, checkpoints.
 #include <algorithm>
+#include <limits>
 #include <vector>
 
 #include "hash_table/table_resource.h"
@@ -66,6 +67,7 @@ static absl::Status Keys(OpKernelContext* ctx, HashTable* table) {
   std::vector<int64_t> ids, handles;
   TF_RETURN_IF_ERROR(ReadSegment(ctx, *table, &segment));
   TF_RETURN_IF_ERROR(ScalarInput(ctx, 2, "since", &since));
+  if (since < 0) return absl::InvalidArgumentError(absl::StrCat("since must be >= 0, got ", since, "."));
   table->Keys(segment, static_cast<uint32_t>(since), &ids, &handles);
   TF_RETURN_IF_ERROR(Give(ctx, 0, ids));
   return Give(ctx, 1, handles);
@@ -147,6 +149,11 @@ static absl::Status ImportCandidates(OpKernelContext* ctx, HashTable* table) {
   if (counts.shape() != ids.shape()) {
     return absl::InvalidArgumentError(absl::StrCat("counts must have the shape of ids, ", ids.shape().DebugString(),
                                                    ", got ", counts.shape().DebugString(), "."));
+  }
+  for (const int64_t count : In<int64_t>(counts)) {
+    if (count < 1 || count > std::numeric_limits<int32_t>::max()) {
+      return absl::InvalidArgumentError(absl::StrCat("counts must lie in [1, 2^31), got ", count, "."));
+    }
   }
   return table->SetCandidates(segment, In<int64_t>(ids), In<int64_t>(counts));
 }

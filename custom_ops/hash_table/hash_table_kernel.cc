@@ -97,16 +97,33 @@ absl::Status AllocateRows(OpKernelContext* ctx, const HashTable& table, int64_t 
   return absl::OkStatus();
 }
 
-template <typename T>
-class TableLookupOp : public TableKernel {
+// A kernel that answers rows: its attribute `dim`, from which static shapes come, must be the table's.
+class RowsKernel : public TableKernel {
  public:
-  using TableKernel::TableKernel;
+  explicit RowsKernel(OpKernelConstruction* ctx) : TableKernel(ctx) { OP_REQUIRES_OK(ctx, ctx->GetAttr("dim", &dim_)); }
+
+ protected:
+  absl::Status CheckDim(const HashTable& table) const {
+    if (dim_ == table.spec().dim) return absl::OkStatus();
+    return absl::InvalidArgumentError(
+        absl::StrCat("dim must be that of the table, ", table.spec().dim, ", got ", dim_, "."));
+  }
+
+ private:
+  int64_t dim_;
+};
+
+template <typename T>
+class TableLookupOp : public RowsKernel {
+ public:
+  using RowsKernel::RowsKernel;
 
  protected:
   absl::Status Run(OpKernelContext* ctx, HashTable* table) override {
     Message message;
     RowSink rows;
     Tensor *handles_out, *inverse;
+    TF_RETURN_IF_ERROR(CheckDim(*table));
     TF_RETURN_IF_ERROR(ReadMessage(ctx, *table, &message));
     TF_RETURN_IF_ERROR(AllocateRows<T>(ctx, *table, message.num_ids, &rows));
     TF_RETURN_IF_ERROR(ctx->allocate_output(2, TensorShape({message.num_ids}), &inverse));
@@ -123,14 +140,15 @@ class TableLookupOp : public TableKernel {
 };
 
 template <typename T>
-class TableFindOp : public TableKernel {
+class TableFindOp : public RowsKernel {
  public:
-  using TableKernel::TableKernel;
+  using RowsKernel::RowsKernel;
 
  protected:
   absl::Status Run(OpKernelContext* ctx, HashTable* table) override {
     Message message;
     RowSink rows;
+    TF_RETURN_IF_ERROR(CheckDim(*table));
     TF_RETURN_IF_ERROR(ReadMessage(ctx, *table, &message));
     TF_RETURN_IF_ERROR(AllocateRows<T>(ctx, *table, message.num_ids, &rows));
     table->Find(message, CpuPool(ctx), rows);

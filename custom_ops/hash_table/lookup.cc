@@ -16,11 +16,39 @@ constexpr int kAhead = 12;             // ids between the fetch of a line of key
 
 }  // namespace
 
+// Counts a lookup, and says while it runs that its rows must stay.
+class HashTable::Running {
+ public:
+  explicit Running(HashTable* table) : table_(table) {
+    std::lock_guard<std::mutex> lock(table_->running_mutex_);
+    clock_ = table_->clock_.fetch_add(1) + 1;
+    table_->running_.push_back(clock_);
+  }
+  ~Running() {
+    std::lock_guard<std::mutex> lock(table_->running_mutex_);
+    std::vector<uint32_t>& running = table_->running_;
+    running.erase(std::find(running.begin(), running.end(), clock_));
+  }
+  Running(const Running&) = delete;
+  Running& operator=(const Running&) = delete;
+  uint32_t clock() const { return clock_; }
+
+ private:
+  HashTable* table_;
+  uint32_t clock_;
+};
+
+HashTable::Pins HashTable::CurrentPins() const {
+  std::lock_guard<std::mutex> lock(running_mutex_);
+  return {clock_.load(), settled_.load(), waiting_since_.load(), spec_.window, running_};
+}
+
 struct HashTable::Visit {
   Shard* shard;
   const Item* items;   // of this shard
   int64_t num_items;
   uint32_t clock;
+  const Pins* pins;
   RowSink rows;
   int32_t* inverse;
   std::vector<int64_t> handles;   // by number inside this shard
@@ -122,7 +150,7 @@ void HashTable::VisitKnown(Visit* visit) {
     if (PoolOf(handle) == 1) {
       const RowHeader& header = *RowFormat::Header(row);
       const bool hot = spec_.hot_after > 0 && header.count + int64_t{1} >= spec_.hot_after &&
-                       !IsPinned(header, visit->clock);
+                       !visit->pins->Hold(header);
       if (hot || memory_rows_ > 0) {
         visit->moving.push_back(items[k]);
         continue;
@@ -187,7 +215,7 @@ absl::Status HashTable::VisitNew(Visit* visit) {
     }
     Touch(visit, item, handle, RowOf(handle));
   }
-  if (!visit->moving.empty()) NoteMove(visit->clock);
+  if (spec_.hot_after > 0 && !visit->moving.empty()) NoteMove(visit->pins->now);
   for (const Item& item : visit->moving) {
     uint32_t handle = shard->keys[item.segment].Find(item.id, TableHash(item.id));
     absl::Status there;
@@ -205,10 +233,12 @@ absl::Status HashTable::VisitNew(Visit* visit) {
 
 absl::Status HashTable::Lookup(const Message& message, const ParallelFor& parallel_for, const RowSink& rows,
                                absl::Span<int32_t> inverse, std::vector<int64_t>* handles, uint32_t* lookup_clock) {
-  const uint32_t clock = clock_.fetch_add(1) + 1;
+  const Running running(this);
+  const uint32_t clock = running.clock();
   if (lookup_clock != nullptr) *lookup_clock = clock;
   version_.fetch_add(1);
-  if (spec_.ttl > 0 && clock % std::max<int64_t>(1, spec_.ttl / 16) == 0) EvictExpired(clock);
+  if (spec_.ttl > 0 && clock % std::max<int64_t>(1, spec_.ttl / 16) == 0) EvictExpired();
+  const Pins pins = CurrentPins();
   std::vector<int64_t> shard_begin;
   const std::vector<Item> items = SortByShard(message, parallel_for, &shard_begin);
   std::vector<Visit> visits(kShards);
@@ -217,6 +247,7 @@ absl::Status HashTable::Lookup(const Message& message, const ParallelFor& parall
     visits[s].items = items.data() + shard_begin[s];
     visits[s].num_items = shard_begin[s + 1] - shard_begin[s];
     visits[s].clock = clock;
+    visits[s].pins = &pins;
     visits[s].rows = rows;
     visits[s].inverse = inverse.data();
   }
@@ -227,7 +258,7 @@ absl::Status HashTable::Lookup(const Message& message, const ParallelFor& parall
       if (visits[s].num_items > 0) VisitKnown(&visits[s]);
     }
   });
-  const absl::Status room = MakeRoom(visits, clock);
+  const absl::Status room = MakeRoom(visits);
   if (!room.ok()) return room;
 
   std::vector<absl::Status> failed(kShards);
@@ -255,7 +286,7 @@ absl::Status HashTable::Lookup(const Message& message, const ParallelFor& parall
   return absl::OkStatus();
 }
 
-absl::Status HashTable::MakeRoom(const std::vector<Visit>& visits, uint32_t clock) {
+absl::Status HashTable::MakeRoom(const std::vector<Visit>& visits) {
   const std::vector<std::string>& names = spec_.names;
   if (spec_.max_rows == 0 && memory_rows_ == 0) return absl::OkStatus();
   std::lock_guard<std::mutex> lock(room_mutex_);
@@ -273,7 +304,7 @@ absl::Status HashTable::MakeRoom(const std::vector<Visit>& visits, uint32_t cloc
     const int64_t excess = size(segment) + fresh - spec_.max_rows;
     if (spec_.max_rows == 0 || excess <= 0) continue;
     // Some more than needed, so that not every step has to look for the worst.
-    const int64_t gone = EvictWorst(segment, excess + spec_.max_rows / 16, clock, waiting);
+    const int64_t gone = EvictWorst(segment, excess + spec_.max_rows / 16, waiting);
     if (gone < excess) {
       const std::string table =
           names.empty() ? absl::StrCat("segment ", segment) : absl::StrCat("table '", names[segment], "'");
@@ -286,7 +317,7 @@ absl::Status HashTable::MakeRoom(const std::vector<Visit>& visits, uint32_t cloc
   if (memory_rows_ == 0) return absl::OkStatus();
   const int64_t excess = rows_in_pool(0) + into_memory - memory_rows_;
   if (excess <= 0) return absl::OkStatus();
-  auto demoted = DemoteColdest(excess + memory_rows_ / 16, clock);
+  auto demoted = DemoteColdest(excess + memory_rows_ / 16);
   if (!demoted.ok()) return demoted.status();
   if (*demoted < excess) {
     return absl::ResourceExhaustedError(absl::StrCat(

@@ -13,26 +13,27 @@
 
 namespace fusedrec {
 
-absl::StatusOr<int64_t> HashTable::DemoteColdest(int64_t count, uint32_t clock) {
+absl::StatusOr<int64_t> HashTable::DemoteColdest(int64_t count) {
+  const Pins pins = CurrentPins();
   std::vector<Victim> victims;
   for (int s = 0; s < kShards; ++s) {
     std::lock_guard<std::mutex> lock(shards_[s].mutex);
     for (int64_t segment = 0; segment < segments(); ++segment) {
       ForEachRow(shards_[s], segment, [&](int64_t id, uint32_t handle, const RowHeader& header) {
-        if (PoolOf(handle) == 1 || IsPinned(header, clock)) return;
+        if (PoolOf(handle) == 1 || pins.Hold(header)) return;
         victims.push_back({header.last, TableHash(id), id, s, static_cast<int32_t>(segment)});
       });
     }
   }
   KeepWorst(&victims, count);
-  if (!victims.empty()) NoteMove(clock);
+  if (!victims.empty()) NoteMove(pins.now);
   int64_t gone = 0;
   for (const Victim& victim : victims) {
     Shard* shard = &shards_[victim.shard];
     std::lock_guard<std::mutex> lock(shard->mutex);
     uint32_t handle = shard->keys[victim.segment].Find(victim.id, TableHash(victim.id));
     if (handle == kAbsent || PoolOf(handle) == 1) continue;  // another lookup was faster
-    if (IsPinned(*RowFormat::Header(RowOf(handle)), clock)) continue;
+    if (pins.Hold(*RowFormat::Header(RowOf(handle)))) continue;
     const absl::Status moved = MoveRow(shard, victim.segment, victim.id, 1, &handle);
     if (!moved.ok()) return moved;
     ++gone;

@@ -67,6 +67,7 @@ def test_summary_has_the_fields_that_the_readme_names():
     assert fields["ms_tfra_fused"] == pytest.approx(44)
     assert fields["ms_ours"] == pytest.approx(22)
     assert fields["ratio_vs_tfra"] == pytest.approx(5)
+    assert fields["ratio_native_vs_tfra"] == pytest.approx(5)
     assert fields["ratio_vs_tfra_fused"] == pytest.approx(2)
     assert fields["cpu_ratio_vs_tfra"] == pytest.approx(4)
     assert fields["ms_p90_ours"] == pytest.approx(23.6)

@@ -1,0 +1,99 @@
+"""When the stages of a training step are done: clocks inside its graph.
+
+Behind every op of this project and every all2all in a traced step stands one more op that reads the clock. What ends
+between two marks is what the step was waiting for, so stages add up to the step. Of stages that run at the same time, a
+later end counts with what it adds.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from tf_fusedrec import tf
+
+_STAGES = {
+    "Fusedrec>FuseIds": "fuse ids",
+    "Fusedrec>SegmentUnique": "deduplicate ids",
+    "Fusedrec>RankPartition": "partition by owner",
+    "Fusedrec>TableLookup": "table: lookup",
+    "Fusedrec>Recover": "rows in the order of ids",
+    "Fusedrec>PooledRecover": "rows in the order of ids",
+    "Fusedrec>RecoverGrad": "sum gradients by id",
+    "Fusedrec>PooledRecoverGrad": "sum gradients by id",
+    "Fusedrec>TableApplyGradients": "table: update",
+}
+_EXCHANGES = ("ids", "rows", "gradients")  # in the order of a step
+DENSE = "dense part, forward and backward"
+BEFORE = "call"
+REST = "rest of the step"
+
+
+class MarkedStep:
+    """A step that says when each of its stages was done.
+
+    Args:
+      step: what a tf.function would run.
+    """
+
+    def __init__(self, step: Callable[..., Any]):
+        self._step = step
+        self._names: list[str] = []
+        self._function = tf.function(tf.autograph.experimental.do_not_convert(self._marked), autograph=False)
+
+    def _marked(self, *arguments: Any) -> tuple[Any, tf.Tensor]:
+        begin = tf.timestamp()
+        result = self._step(*arguments)
+        names, marks, exchanges = [BEFORE], [begin], 0
+        for op in tf.compat.v1.get_default_graph().get_operations():
+            name = _STAGES.get(op.type)
+            if op.type == "HorovodAlltoall":
+                name = f"all2all of {_EXCHANGES[exchanges % len(_EXCHANGES)]}"
+                exchanges += 1
+            if name == _STAGES["Fusedrec>RecoverGrad"]:  # what it waits for ends the dense part
+                names.append(DENSE)
+                marks.append(_clock_after(op.inputs[0].op))
+            if name is not None:
+                names.append(name)
+                marks.append(_clock_after(op))
+        self._names = names
+        return result, tf.stack(marks)
+
+    def run(self, *arguments: Any) -> dict[str, list[float]]:
+        """Seconds from the call until the marks of each stage, and until the return (REST)."""
+        begin = time.time()
+        _, marks = self._function(*arguments)
+        end = time.time()
+        done: dict[str, list[float]] = {}
+        for name, mark in zip(self._names, marks.numpy()):
+            done.setdefault(name, []).append(float(mark) - begin)
+        return {**done, REST: [end - begin]}
+
+
+def _clock_after(op: tf.Operation) -> tf.Tensor:
+    """Reads the clock when `op` has ended; what uses its outputs waits for that, else a single thread may read late."""
+    consumers = {consumer.name: consumer for output in op.outputs for consumer in output.consumers()}
+    with tf.control_dependencies([op]):
+        clock = tf.timestamp()
+    for consumer in consumers.values():
+        consumer._add_control_input(clock.op)
+    return clock
+
+
+def stage_ms(runs: Sequence[dict[str, list[float]]]) -> dict[str, float]:
+    """Milliseconds that each stage adds to the step, in the order in which stages end: medians over runs of `run`.
+
+    A stage of several groups (marks of one name) is the sum of what its marks add.
+    """
+    ends = sorted(
+        (float(np.median([run[name][i] for run in runs])), name) for name in runs[0] for i in range(len(runs[0][name]))
+    )
+    added: dict[str, float] = {}
+    before = 0.0
+    for end, name in ends:
+        added[name] = added.get(name, 0.0) + 1e3 * (end - before)
+        before = end
+    return added

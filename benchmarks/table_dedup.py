@@ -1,0 +1,149 @@
+"""Where duplicates are removed: nowhere, at the source, at the owner, or at both (MTGRBoost, section 6, figure 16).
+
+    python -m benchmarks.table_dedup [--quick] [--json FILE]        (2 processes of one thread each; it starts them)
+
+The same ops run in all four; what differs is what they are given.
+- "source": ids of a batch go through segment_unique before they travel. Without, every occurrence travels as it is, its
+  row comes back for itself, and so does its gradient.
+- "owner": gradients of equal ids are summed before the optimizer is applied once. Without, the handle of a row stands
+  once for every id received, so that the optimizer is applied to the row once for every one of them, in turn.
+The lookup is the same in all four: this table removes duplicates with the very probe that finds a row, so there is no
+dearer lookup to compare with; "owner" is therefore the update's share alone. Under SGD with exact sums all four must
+train the same rows, which is checked first; what is timed is row-wise Adagrad.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+import tf_fusedrec as fr
+from benchmarks import harness
+from benchmarks.synthetic import ZipfIds
+from benchmarks.table_work import ZIPF_ALPHA
+from tf_fusedrec import collectives, exchange, ops, optimizers, tf
+from tf_fusedrec.tables import NativeTable
+
+RANKS = 2
+DIMS = (16, 512)
+IDS_PER_RANK = 20_480
+VOCABULARY = 10**6
+MODES = {"none": (False, False), "source": (True, False), "owner": (False, True), "both": (True, True)}
+_BATCHES = 8
+Step = Callable[[tf.Tensor, tf.Tensor], tuple[tf.Tensor, tf.Tensor]]
+
+
+def batch_of(rank: int, number: int) -> np.ndarray:
+    """<int64>[N] ids of one batch of one rank."""
+    return _ZIPF.draw(np.random.default_rng((number, rank)), (IDS_PER_RANK,))
+
+
+_ZIPF = ZipfIds(VOCABULARY, ZIPF_ALPHA)
+
+
+def make_step(table: NativeTable, name: str, *, at_source: bool, at_owner: bool) -> Step:
+    """step(ids [N], gradients [N, D]) -> rows [N, D] and <int64>[2], ids sent and rows updated by this rank."""
+
+    @tf.function(autograph=False)
+    def step(ids: tf.Tensor, gradients: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        n = tf.size(ids, out_type=tf.int64)
+        unique = ops.UniqueIds(ids, tf.stack([0, n]), tf.range(tf.size(ids)))
+        if at_source:
+            unique = ops.segment_unique(ids, unique.splits)
+        route = exchange.route_ids(
+            unique, name=name, owner=table.owner, id_bits=table.id_bits, segment_names=table.names
+        )
+        found = table.lookup(route.message, route.message_splits, training=True)
+        rows = ops.recover(exchange.bring_rows(route, found.rows), route.index)
+        with tf.control_dependencies([rows]):  # no gradient is there before the rows are
+            gradients = tf.identity(gradients)
+        summed = ops.recover_grad(gradients, route.index, route.num_unique, pad=True)
+        arrived = exchange.return_gradients(route, summed)
+        if not at_owner:
+            received = tf.range(tf.size(found.inverse))
+            found = found._replace(handles=tf.gather(found.handles, found.inverse), inverse=received)
+        table.apply_gradients(found, arrived, 1.0)
+        return rows, tf.stack([route.num_unique, tf.size(found.handles, out_type=tf.int64)])
+
+    return step
+
+
+def _table(name: str, dim: int, rule: optimizers.Rule) -> NativeTable:
+    return NativeTable(name, [fr.TableConfig(name="rows", dim=dim, optimizer=rule, initializer=fr.Zeros())], seed=0)
+
+
+def _check(dim: int) -> None:
+    """All four train the same rows under SGD; gradients and learning rate are such that every sum is exact."""
+    rank = collectives.rank()
+    gradients = tf.constant(np.random.default_rng(rank).integers(-8, 9, (IDS_PER_RANK, dim)).astype(np.float32) / 64)
+    rows = {}
+    for mode, (at_source, at_owner) in MODES.items():
+        table = _table(f"check/{dim}/{mode}", dim, optimizers.SGD(0.25))
+        step = make_step(table, f"check.{dim}.{mode}", at_source=at_source, at_owner=at_owner)
+        for number in range(3):
+            rows[mode], _ = step(tf.constant(batch_of(rank, number)), gradients)
+        harness.check_equal(f"rows of dedup {mode!r} after 2 steps against 'none'", rows[mode], rows["none"])
+    if not np.any(rows["none"]):
+        raise harness.CheckFailed("No row was trained, so equal rows prove nothing.")
+
+
+def _measure(dim: int, repeats: int) -> list[dict[str, Any]]:
+    rank = collectives.rank()
+    table = _table(f"dedup/{dim}", dim, optimizers.RowWiseAdagrad(0.05))
+    steps = {
+        mode: make_step(table, f"dedup.{dim}.{mode}", at_source=at_source, at_owner=at_owner)
+        for mode, (at_source, at_owner) in MODES.items()
+    }
+    batches = [tf.constant(batch_of(rank, number)) for number in range(_BATCHES)]
+    gradients = tf.constant(np.random.default_rng(rank).normal(size=(IDS_PER_RANK, dim)).astype(np.float32))
+    seconds: dict[str, list[float]] = {mode: [] for mode in MODES}
+    counts: dict[str, list[np.ndarray]] = {mode: [] for mode in MODES}
+    for repeat in range(-_BATCHES, repeats):  # once through all batches, so that no row is new when time counts
+        for turn in range(len(MODES)):
+            mode = list(MODES)[(repeat + turn) % len(MODES)]
+            collectives.barrier()
+            begin = time.perf_counter()
+            _, counted = steps[mode](batches[repeat % _BATCHES], gradients)
+            if repeat >= 0:
+                seconds[mode].append(time.perf_counter() - begin)
+                counts[mode].append(counted.numpy())
+    records = []
+    for mode in MODES:
+        slowest = collectives.all_gather(np.array(seconds[mode])[np.newaxis]).max(axis=0)
+        sent, updated = collectives.all_gather(np.array(counts[mode])).mean(axis=0)
+        ms = 1e3 * harness.timing(slowest).median_s
+        records.append(
+            {
+                "dim": dim,
+                "dedup": mode,
+                "ids sent per rank": round(sent),
+                "rows updated per rank": round(updated),
+                "MB per all2all of rows": 4 * dim * sent / 1e6,
+                "ms/step": ms,
+                "ids/s": 1e3 * RANKS * IDS_PER_RANK / ms,
+                "against none": ms,
+            }
+        )
+    return [{**record, "against none": records[0]["ms/step"] / record["ms/step"]} for record in records]
+
+
+def main() -> None:
+    arguments = harness.parse_arguments(__doc__)
+    harness.on_ranks("benchmarks.table_dedup", RANKS)
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    tf.get_logger().setLevel("ERROR")  # it warns of eight functions traced from one definition, as is meant
+    fr.init()
+    records = []
+    for dim in DIMS:
+        _check(dim)
+        records += _measure(dim, repeats=16 if arguments.quick else 64)
+    if collectives.rank() == 0:
+        title = f"dedup: {RANKS} ranks, {IDS_PER_RANK} ids per rank and step, zipf({ZIPF_ALPHA}) over {VOCABULARY} ids"
+        harness.report(title, records, arguments)
+
+
+if __name__ == "__main__":
+    harness.run(main)

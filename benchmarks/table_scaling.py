@@ -1,0 +1,45 @@
+"""A case of table.py: nanoseconds per id of lookup and update with a given number of rows resident."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from benchmarks import children, harness
+from benchmarks.table_contenders import Native
+from benchmarks.table_work import all_ids, available_bytes, make_work
+from tf_fusedrec import tf
+
+_SPARE_BYTES = 3 << 30
+
+
+def main(rows: int, dim: int, repeats: int) -> dict[str, Any]:
+    """Time per id with ids by zipf and with ids that are all equally likely, or {"skipped": reason}."""
+    # all_ids and the distribution of make_work hold up to five numbers of 8 bytes per row for a moment.
+    wanted = max(Native.bytes_wanted(rows, dim, slots=0) + 8 * rows, 40 * rows) + _SPARE_BYTES
+    available = available_bytes()
+    if wanted > available:
+        reason = f"takes {wanted / 1e9:.1f} GB, available are {available / 1e9:.1f} GB"
+        return {"rows": rows, "dim": dim, "skipped": reason}
+    works = {"zipf": make_work(rows, dim=dim), "uniform": make_work(rows, dim=dim, uniform=True)}
+    contender = Native("rowwise_adagrad", dim)
+    contender.fill(all_ids(rows))
+    batches = {name: [tf.constant(batch) for batch in work.ids] for name, work in works.items()}
+    gradients = tf.constant(works["zipf"].gradients)
+    turns = dict.fromkeys(works, 0)
+
+    def run(name: str) -> None:
+        turns[name] += 1
+        contender.step(batches[name][turns[name] % len(batches[name])], gradients)
+
+    times = harness.measure(
+        {name: lambda which=name: run(which) for name in works}, warmup=5, repeats=repeats
+    )  # fmt: skip
+    result: dict[str, Any] = {"rows": rows, "dim": dim}
+    for name, work in works.items():
+        result[f"distinct_{name}"] = round(work.distinct)
+        result[f"ns_per_id_{name}"] = 1e9 * times[name].median_s / len(work.ids[0])
+    return {**result, "bytes_per_row_overhead": contender.overhead}
+
+
+if __name__ == "__main__":
+    children.answer(main)

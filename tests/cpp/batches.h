@@ -1,0 +1,127 @@
+// Batches as tests write them, the messages they make, and what a table answers.
+#ifndef FUSEDREC_TESTS_CPP_BATCHES_H_
+#define FUSEDREC_TESTS_CPP_BATCHES_H_
+
+#include <cstdint>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "check.h"
+#include "common/parallel.h"
+#include "hash_table/hash_table.h"
+
+namespace fusedrec {
+
+using Ids = std::vector<int64_t>;
+using Batch = std::vector<std::vector<Ids>>;  // ids by source and segment
+
+struct Received {
+  int64_t segment, id;
+  bool operator<(const Received& other) const { return std::tie(segment, id) < std::tie(other.segment, other.id); }
+};
+
+// A batch as the owner gets it.
+class Packed {
+ public:
+  explicit Packed(const Batch& batch) {
+    for (const std::vector<Ids>& source : batch) {
+      const size_t begin = entries_.size();
+      for (const Ids& ids : source) entries_.push_back(ids.size());
+      for (size_t segment = 0; segment < source.size(); ++segment) {
+        for (const int64_t id : source[segment]) {
+          entries_.push_back(id);
+          received_.push_back({static_cast<int64_t>(segment), id});
+        }
+      }
+      splits_.push_back(static_cast<int32_t>(entries_.size() - begin));
+    }
+  }
+  Message message() const { return {entries_, splits_, static_cast<int64_t>(received_.size())}; }
+  // In the order of arrival.
+  const std::vector<Received>& received() const { return received_; }
+
+ private:
+  std::vector<int64_t> entries_;
+  std::vector<int32_t> splits_;
+  std::vector<Received> received_;
+};
+
+struct Answer {
+  absl::Status status;
+  std::vector<float> rows;  // [V, D]
+  std::vector<int32_t> inverse;
+  std::vector<int64_t> handles;
+};
+
+inline Answer LookUp(HashTable* table, const Packed& packed, const ParallelFor& parallel_for = SerialFor) {
+  Answer answer;
+  answer.rows.resize(packed.received().size() * table->spec().dim);
+  answer.inverse.resize(packed.received().size());
+  answer.status = table->Lookup(packed.message(), parallel_for, {answer.rows.data(), Storage::kFloat32},
+                                absl::MakeSpan(answer.inverse), &answer.handles);
+  return answer;
+}
+
+// The same, of a lookup that must succeed.
+inline Answer MustLookUp(HashTable* table, const Packed& packed, const ParallelFor& parallel_for = SerialFor) {
+  Answer answer = LookUp(table, packed, parallel_for);
+  CHECK_OK(answer.status);
+  return answer;
+}
+
+inline std::vector<float> FindRows(const HashTable& table, const Packed& packed,
+                                   const ParallelFor& parallel_for = SerialFor) {
+  std::vector<float> rows(packed.received().size() * table.spec().dim);
+  table.Find(packed.message(), parallel_for, {rows.data(), Storage::kFloat32});
+  return rows;
+}
+
+// One row as a checkpoint holds it; float32 tables only.
+struct Record {
+  uint32_t last, count, updated, pool;
+  std::vector<float> numbers;  // row, element-wise slots, row-wise slots
+};
+
+// All rows of a segment, in the order of Keys.
+inline std::vector<std::pair<int64_t, Record>> Records(const HashTable& table, int64_t segment,
+                                                       const ParallelFor& parallel_for = SerialFor) {
+  Ids ids;
+  std::vector<int64_t> handles;
+  table.Keys(segment, 0, &ids, &handles);
+  const size_t size = table.record_bytes();
+  std::vector<char> bytes(size * ids.size());
+  table.ReadRecords(handles, parallel_for, bytes.data());
+  std::vector<std::pair<int64_t, Record>> records;
+  for (size_t i = 0; i < ids.size(); ++i) {
+    Record record;
+    std::memcpy(&record.last, &bytes[i * size], 16);
+    record.numbers.resize((size - 16) / 4);
+    std::memcpy(record.numbers.data(), &bytes[i * size + 16], size - 16);
+    records.emplace_back(ids[i], record);
+  }
+  return records;
+}
+
+inline std::map<int64_t, Record> RecordsById(const HashTable& table, int64_t segment) {
+  std::map<int64_t, Record> by_id;
+  for (auto& [id, record] : Records(table, segment)) CHECK(by_id.emplace(id, record).second, "twice: ", id);
+  return by_id;
+}
+
+inline std::unique_ptr<HashTable> MakeTable(TableSpec spec, const std::string& rule = "sgd",
+                                            const std::vector<float>& hyperparameters = {0.0f}) {
+  auto optimizer = Optimizer::Make(rule, hyperparameters);
+  CHECK_OK(optimizer.status());
+  auto table = HashTable::Make(std::move(spec), *std::move(optimizer));
+  CHECK_OK(table.status());
+  return *std::move(table);
+}
+
+}  // namespace fusedrec
+
+#endif  // FUSEDREC_TESTS_CPP_BATCHES_H_

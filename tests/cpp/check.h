@@ -1,0 +1,44 @@
+// What the programs of this folder check with. The first failure says where and what, and ends the program with 1.
+#ifndef FUSEDREC_TESTS_CPP_CHECK_H_
+#define FUSEDREC_TESTS_CPP_CHECK_H_
+
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+
+// `...`: what helps to understand a failure, as absl::StrCat takes it; a string literal first.
+#define CHECK(condition, ...)                                                                      \
+  do {                                                                                             \
+    if (!(condition)) ::fusedrec::Fail(__FILE__, __LINE__, #condition, absl::StrCat("" __VA_ARGS__)); \
+  } while (false)
+
+#define CHECK_EQ(got, wanted, ...)                                                                   \
+  do {                                                                                               \
+    const auto got_value = (got);                                                                    \
+    const auto wanted_value = (wanted);                                                              \
+    if (!(got_value == wanted_value)) {                                                              \
+      ::fusedrec::Fail(__FILE__, __LINE__, #got " == " #wanted,                                      \
+                       absl::StrCat("got ", got_value, ", wanted ", wanted_value, ". " __VA_ARGS__)); \
+    }                                                                                                \
+  } while (false)
+
+// Of an absl::Status.
+#define CHECK_OK(expression)                                                                \
+  do {                                                                                      \
+    const auto outcome = (expression);                                                      \
+    if (!outcome.ok()) ::fusedrec::Fail(__FILE__, __LINE__, #expression, outcome.ToString()); \
+  } while (false)
+
+namespace fusedrec {
+
+[[noreturn]] inline void Fail(const char* file, int line, const char* condition, const std::string& words) {
+  std::fprintf(stderr, "%s:%d: not so: %s; %s\n", file, line, condition, words.c_str());
+  std::fflush(stderr);
+  std::_Exit(1);  // other threads may still run
+}
+
+}  // namespace fusedrec
+
+#endif  // FUSEDREC_TESTS_CPP_CHECK_H_

@@ -1,0 +1,184 @@
+// A table as an ordered map of rows: slow, obvious, with every policy. It knows nothing of shards but that the limit of
+// candidates is theirs, and nothing of threads.
+#ifndef FUSEDREC_TESTS_CPP_TABLE_MODEL_H_
+#define FUSEDREC_TESTS_CPP_TABLE_MODEL_H_
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <tuple>
+#include <vector>
+
+#include "batches.h"
+#include "common/hash.h"
+
+namespace fusedrec {
+
+class TableModel {
+ public:
+  struct Row {
+    std::vector<float> numbers;
+    uint32_t last = 0, count = 0;
+  };
+  using Segment = std::map<int64_t, Row>;
+
+  explicit TableModel(const TableSpec& spec)
+      : spec_(spec), segments_(spec.seeds.size()), candidates_(spec.seeds.size()), gone_(spec.seeds.size()),
+        statistics_(spec.seeds.size()) {}
+
+  const Segment& segment(int64_t s) const { return segments_[s]; }
+  uint32_t clock() const { return clock_; }
+
+  std::vector<float> Initial(const Received& key) const {
+    std::vector<float> row(spec_.dim);
+    InitialRow(spec_.distribution, spec_.a, spec_.b, spec_.seeds[key.segment], key.id, absl::MakeSpan(row));
+    return row;
+  }
+
+  std::vector<float> Get(const Received& key) const {
+    const auto known = segments_[key.segment].find(key.id);
+    return known == segments_[key.segment].end() ? Initial(key) : known->second.numbers;
+  }
+
+  // False when max_rows cannot hold the batch. Ids that admission refuses have no row afterwards.
+  bool LookUp(const Packed& packed) {
+    ++clock_;
+    Expire();
+    std::set<Received> fresh;
+    for (const Received& key : std::set<Received>(packed.received().begin(), packed.received().end())) {
+      if (segments_[key.segment].count(key.id) != 0) {
+        ++statistics_[key.segment].hits;
+        Touch(key);
+      } else if (Admitted(key)) {
+        fresh.insert(key);
+      } else {
+        ++statistics_[key.segment].refused;
+      }
+    }
+    for (size_t s = 0; s < segments_.size(); ++s) {
+      const int64_t wanted = std::count_if(fresh.begin(), fresh.end(),
+                                           [s](const Received& key) { return key.segment == static_cast<int64_t>(s); });
+      const int64_t excess = static_cast<int64_t>(segments_[s].size()) + wanted - spec_.max_rows;
+      if (spec_.max_rows > 0 && excess > 0 && Evict(s, excess + spec_.max_rows / 16) < excess) return false;
+    }
+    for (const Received& key : fresh) {
+      segments_[key.segment][key.id].numbers = Initial(key);
+      gone_[key.segment].erase(key.id);
+      ++statistics_[key.segment].inserts;
+      Touch(key);
+    }
+    return true;
+  }
+
+  // Plain gradient descent: gradients [V, D] of a batch that was looked up before.
+  void Apply(const Packed& packed, const std::vector<float>& grads, float scale, float learning_rate) {
+    std::map<Received, std::vector<float>> sums;
+    for (size_t v = 0; v < packed.received().size(); ++v) {
+      std::vector<float>& sum = sums[packed.received()[v]];
+      const bool first = sum.empty();
+      sum.resize(spec_.dim);
+      for (int d = 0; d < spec_.dim; ++d) {
+        const float part = grads[v * spec_.dim + d] * scale;
+        sum[d] = first ? part : sum[d] + part;
+      }
+    }
+    for (const auto& [key, sum] : sums) {
+      const auto known = segments_[key.segment].find(key.id);
+      if (known == segments_[key.segment].end()) continue;
+      for (int d = 0; d < spec_.dim; ++d) known->second.numbers[d] -= learning_rate * sum[d];
+    }
+  }
+
+  int64_t Remove(int64_t s, const Ids& ids) {
+    int64_t removed = 0;
+    for (const int64_t id : ids) removed += Drop(s, id);
+    return removed;
+  }
+
+  // Lowest first: by last use, or by number of uses and then last use; equal ones by a hash of the id.
+  int64_t Evict(int64_t s, int64_t count) {
+    if (spec_.eviction == Eviction::kNone) return 0;
+    std::vector<std::tuple<uint32_t, uint32_t, uint64_t, int64_t>> order;
+    for (const auto& [id, row] : segments_[s]) {
+      if (row.last + spec_.window > clock_) continue;
+      order.emplace_back(spec_.eviction == Eviction::kLfu ? row.count : 0, row.last, TableHash(id), id);
+    }
+    std::sort(order.begin(), order.end());
+    order.resize(std::min<size_t>(order.size(), count));
+    for (const auto& victim : order) Drop(s, std::get<3>(victim));
+    statistics_[s].evictions += order.size();
+    return order.size();
+  }
+
+  Ids Tombstones(int64_t s) const { return {gone_[s].begin(), gone_[s].end()}; }
+  void ForgetTombstones() {
+    for (std::set<int64_t>& gone : gone_) gone.clear();
+  }
+  const std::map<int64_t, int64_t>& Candidates(int64_t s) const { return candidates_[s]; }
+
+  SegmentStatistics Statistics(int64_t s) const {
+    SegmentStatistics statistics = statistics_[s];
+    statistics.keys = segments_[s].size();
+    statistics.candidates = candidates_[s].size();
+    return statistics;
+  }
+
+ private:
+  void Touch(const Received& key) {
+    Row& row = segments_[key.segment].at(key.id);
+    row.last = clock_;
+    ++row.count;
+  }
+
+  bool Drop(int64_t s, int64_t id) {
+    if (segments_[s].erase(id) == 0) return false;
+    if (spec_.record_tombstones) gone_[s].insert(id);
+    return true;
+  }
+
+  void Expire() {
+    if (spec_.ttl == 0 || clock_ % std::max<int64_t>(1, spec_.ttl / 16) != 0) return;
+    for (size_t s = 0; s < segments_.size(); ++s) {
+      Ids old;
+      for (const auto& [id, row] : segments_[s]) {
+        if (row.last + std::max(spec_.ttl, spec_.window) < clock_) old.push_back(id);
+      }
+      statistics_[s].evictions += Remove(s, old);
+    }
+  }
+
+  bool Admitted(const Received& key) {
+    if (spec_.admission_count <= 1) return true;
+    std::map<int64_t, int64_t>& counts = candidates_[key.segment];
+    if (counts.count(key.id) != 0) {
+      if (++counts[key.id] < spec_.admission_count) return false;
+      counts.erase(key.id);
+      return true;
+    }
+    const int shard = HashTable::ShardOf(TableHash(key.id));
+    const auto of_shard = [shard](int64_t id) { return HashTable::ShardOf(TableHash(id)) == shard; };
+    const auto size = [&] {
+      return std::count_if(counts.begin(), counts.end(), [&](const auto& item) { return of_shard(item.first); });
+    };
+    const int64_t limit = (spec_.max_candidates + HashTable::kShards - 1) / HashTable::kShards;
+    if (limit > 0 && size() >= limit) {
+      for (auto item = counts.begin(); item != counts.end();) {
+        if (of_shard(item->first)) item->second /= 2;
+        item = item->second == 0 ? counts.erase(item) : std::next(item);
+      }
+    }
+    if (limit == 0 || size() < limit) counts[key.id] = 1;
+    return false;
+  }
+
+  TableSpec spec_;
+  uint32_t clock_ = 0;
+  std::vector<Segment> segments_;
+  std::vector<std::map<int64_t, int64_t>> candidates_;
+  std::vector<std::set<int64_t>> gone_;
+  std::vector<SegmentStatistics> statistics_;
+};
+
+}  // namespace fusedrec
+
+#endif  // FUSEDREC_TESTS_CPP_TABLE_MODEL_H_

@@ -1,0 +1,28 @@
+// A ParallelFor of real threads.
+#ifndef FUSEDREC_TESTS_CPP_THREADS_H_
+#define FUSEDREC_TESTS_CPP_THREADS_H_
+
+#include <cstdint>
+#include <functional>
+#include <thread>
+#include <vector>
+
+#include "common/parallel.h"
+
+namespace fusedrec {
+
+// `threads` ranges of almost equal length, each on a thread of its own, whatever the cost: tests want the threads.
+inline ParallelFor Threads(int threads) {
+  return [threads](int64_t total, int64_t, const std::function<void(int64_t, int64_t)>& body) {
+    std::vector<std::thread> running;
+    for (int t = 0; t < threads; ++t) {
+      const int64_t begin = total * t / threads, end = total * (t + 1) / threads;
+      if (begin < end) running.emplace_back(body, begin, end);
+    }
+    for (std::thread& thread : running) thread.join();
+  };
+}
+
+}  // namespace fusedrec
+
+#endif  // FUSEDREC_TESTS_CPP_THREADS_H_

@@ -1,0 +1,87 @@
+"""`make sanitize` finds what it says, in a clone of one algorithm and one program, and compiles what changed only."""
+
+import pathlib
+
+import pytest
+
+from tools import sanitizers
+
+SOUND = "int Read(const int* x, int i) { return x[i]; }\n"
+CALL = "int Read(const int* x, int i);\n"
+PROGRAMS = {
+    "sound": "int main() { int x[2] = {0, 7}; return Read(x, 1) - 7; }\n",
+    "beyond_the_end": "int main() { int* x = new int[2](); const int y = Read(x, 2); delete[] x; return y; }\n",
+    "leak": "int* kept; int main() { kept = new int[99](); kept = nullptr; }\n",
+    "overflow": "int main(int n, char**) { int x = 0x7fffffff; return x + n > 0; }\n",
+    "race": """#include <thread>
+int shared;
+int main() { std::thread other([] { ++shared; }); ++shared; other.join(); }
+// #include "threads.h" is what tells that a program has threads
+""",
+    "wrong": "int main() { return 3; }\n",
+}
+
+
+@pytest.fixture
+def clone(tmp_path, monkeypatch):
+    """Fills a clone with the algorithm and one of the programs; returns it."""
+    monkeypatch.setattr(sanitizers, "ROOT", tmp_path)
+    monkeypatch.setattr(sanitizers, "tensorflow_flags", lambda: ([], ["-pthread"]))
+    (tmp_path / "custom_ops/a").mkdir(parents=True)
+    (tmp_path / "tests/cpp").mkdir(parents=True)
+    (tmp_path / "custom_ops/a/a.cc").write_text(SOUND)
+    (tmp_path / "custom_ops/a/a_op.cc").write_text("#error a registration is no algorithm\n")
+
+    def write(name: str) -> pathlib.Path:
+        (tmp_path / "tests/cpp/a_test.cc").write_text(CALL + PROGRAMS[name])
+        return tmp_path
+
+    return write
+
+
+def test_a_sound_program_passes_and_is_compiled_once(clone, capsys):
+    root = clone("sound")
+    objects = [root / f"build/sanitizers/address/{name}" for name in ("custom_ops/a/a.o", "tests/cpp/a_test")]
+    assert sanitizers.main(["address"]) == 0
+    made = [path.stat().st_mtime_ns for path in objects]
+    assert sanitizers.main(["address"]) == 0
+    assert [path.stat().st_mtime_ns for path in objects] == made
+    (root / "custom_ops/a/a.cc").write_text(SOUND + "// changed\n")
+    assert sanitizers.main(["address"]) == 0
+    assert all(path.stat().st_mtime_ns > before for path, before in zip(objects, made))
+    assert "a_test ... " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("program", "kind", "words"),
+    [
+        ("beyond_the_end", "address", "heap-buffer-overflow"),
+        ("leak", "address", "detected memory leaks"),
+        ("overflow", "address", "signed integer overflow"),
+        ("race", "thread", "data race"),
+        ("wrong", "address", "a_test ended with 3"),
+    ],
+)
+def test_faults_are_found(clone, capsys, program, kind, words):
+    clone(program)
+    assert sanitizers.main([kind]) == 1
+    assert words in capsys.readouterr().err
+
+
+def test_a_source_that_does_not_compile_fails(clone, capsys):
+    root = clone("sound")
+    (root / "custom_ops/a/a.cc").write_text("int Read(")
+    assert sanitizers.main([]) == 1
+    shown = capsys.readouterr().err
+    assert "custom_ops/a/a.cc:1" in shown and "error: this command failed" in shown
+
+
+def test_an_unknown_kind_is_refused(capsys):
+    assert sanitizers.main(["memory"]) == 2
+    assert "unknown kind 'memory'. Known: address, thread" in capsys.readouterr().err
+
+
+def test_the_threads_of_the_table_are_watched():
+    programs = {path.name for path in sanitizers.programs(sanitizers.KINDS["thread"])}
+    assert {"threads_test.cc", "hash_table_test.cc", "pipeline_test.cc"} <= programs
+    assert {path.stem for path in sanitizers.algorithms()} >= {"hash_table", "key_index", "lookup", "segment_unique"}

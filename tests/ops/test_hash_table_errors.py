@@ -1,0 +1,217 @@
+"""What a table refuses, in which words, and that nothing has changed then."""
+
+import numpy as np
+import pytest
+
+from tests.oracles.hash_table import pack
+from tests.support.hash_tables import new_table
+from tf_fusedrec import ops
+from tf_fusedrec._tf_compat import tf
+
+Invalid, Exhausted = tf.errors.InvalidArgumentError, tf.errors.ResourceExhaustedError
+Precondition = tf.errors.FailedPreconditionError
+
+
+@pytest.fixture
+def table():
+    with new_table(2) as made:
+        yield made
+
+
+MESSAGES = {
+    "rank": ([[1, 0, 5]], [3], "message must have rank 1, got shape \\[1,3\\]"),
+    "splits_rank": ([1, 0, 5], [[3]], "received_splits must have rank 1, got shape \\[1,1\\]"),
+    "a_count_too_large": ([2, 0, 5], [3], "message of rank 0 counts 2 ids in segment 0, more than its 1 ids allow"),
+    "a_negative_count": ([2, -1, 5], [3], "message of rank 0 counts"),
+    "too_few_counted": ([1, 0, 5, 1, 0, 5, 6], [3, 4], "message of rank 1 counts 1 ids but holds 2"),
+    "a_block_without_header": ([1], [1], "received_splits\\[0\\] must lie in \\[2, 1\\], got 1"),
+    "a_block_beyond_the_end": ([1, 0, 5], [4], "received_splits\\[0\\] must lie in \\[2, 3\\], got 4"),
+    "entries_left_over": ([1, 0, 5, 6], [3], "received_splits must sum to the 4 entries of message, got 3"),
+}
+
+
+@pytest.mark.parametrize(("message", "splits", "words"), MESSAGES.values(), ids=MESSAGES)
+def test_messages(table, message, splits, words):
+    message, splits = tf.constant(message, tf.int64), tf.constant(splits, tf.int32)
+    for op in (ops.table_lookup, ops.table_find):
+        with pytest.raises(Invalid, match=words):
+            op(table.handle, message, splits, dim=4)
+    with pytest.raises(Invalid, match=words):
+        ops.table_prefetch(table.handle, message, splits)
+    assert table.statistics() == [[0] * 6] * 2
+
+
+GRADIENTS = {
+    "too_few": ({"grads": np.ones([2, 4])}, "grads must have shape \\[>= 3, 4\\], .*got \\[2,4\\]"),
+    "another_dim": ({"grads": np.ones([3, 5])}, "grads must have shape \\[>= 3, 4\\], .*got \\[3,5\\]"),
+    "rank": ({"grads": np.ones([3])}, "grads must have rank 2, got shape \\[3\\]"),
+    "handles_rank": ({"handles": [[1]]}, "handles must have rank 1, got shape \\[1,1\\]"),
+    "inverse_rank": ({"inverse": [[1]]}, "inverse must have rank 1, got shape \\[1,1\\]"),
+    "inverse_too_large": ({"inverse": [0, 2, 0]}, "inverse must lie in \\[0, 2\\), got 2"),
+    "inverse_negative": ({"inverse": [0, -1, 0]}, "inverse must lie in \\[0, 2\\), got -1"),
+    "no_handle": ({"handles": [-2, -1]}, "handles must be of a TableLookup of this table, got -2"),
+    "a_far_handle": ({"handles": [-1, (1 << 32) + 99_999]}, "handles must be of a TableLookup .*got 4295067295"),
+    "the_other_pool": ({"handles": [-1, (1 << 32) + (1 << 31)]}, "handles must be of a TableLookup .*got 6442450944"),
+    "without_a_clock": ({"handles": [0, -1]}, "handles must be of one TableLookup"),
+    "scale_rank": ({"scale": [1.0]}, "scale must have rank 0, got shape \\[1\\]"),
+}
+STEPS = {
+    "a_negative_rate": ({"learning_rate": -0.5}, "learning_rate must be finite and >= 0, got -0.5"),
+    "rate_not_a_number": ({"learning_rate": np.nan}, "learning_rate must be finite and >= 0, got nan"),
+    "an_infinite_rate": ({"learning_rate": np.inf}, "learning_rate must be finite and >= 0, got inf"),
+    "learning_rate_rank": ({"learning_rate": [1.0]}, "learning_rate must have rank 0, got shape \\[1\\]"),
+    "step_zero": ({"step": 0}, "step must be >= 1, the number of this update, got 0"),
+    "step_rank": ({"step": [1]}, "step must have rank 0, got shape \\[1\\]"),
+}
+
+
+@pytest.mark.parametrize(("wrong", "words"), [*GRADIENTS.values(), *STEPS.values()], ids=[*GRADIENTS, *STEPS])
+def test_updates(table, wrong, words):
+    found = table.lookup([[[1, 2, 1], []]])
+    before = table.find([[[1, 2], []]])
+    given = {"handles": found.handles, "inverse": found.inverse, "grads": np.ones([3, 4]), **wrong}
+    rows = ops.TableRows(
+        found.rows, tf.constant(given.pop("handles"), tf.int64), tf.constant(given.pop("inverse"), tf.int32)
+    )
+    grads = tf.constant(given.pop("grads"), tf.float32)
+    step = {"learning_rate": given.get("learning_rate", 1.0), "step": given.get("step", 1)}
+    scale = given.get("scale", 1.0)
+    with pytest.raises(Invalid, match=words):
+        ops.table_apply_gradients(table.handle, rows, grads, scale=scale, **step)
+    if wrong.keys() & {"learning_rate", "step"}:
+        with pytest.raises(Invalid, match=words):
+            ops.table_apply_accumulated(table.handle, **step)
+    else:
+        with pytest.raises(Invalid, match=words):
+            ops.table_accumulate_gradients(table.handle, rows, grads, scale=scale)
+    np.testing.assert_array_equal(table.find([[[1, 2], []]]), before)
+
+
+def test_handles_of_two_lookups(table):
+    one, other = table.lookup([[[1], []]]), table.lookup([[[2], []]])
+    mixed = one._replace(handles=tf.concat([one.handles, other.handles], 0))
+    with pytest.raises(Invalid, match="of one TableLookup, got some of lookup 1 and some of lookup 2"):
+        table.apply(mixed, tf.ones([1, 4]))
+
+
+def test_gradients_of_rows_that_have_left():
+    """Another id has the row now; it must not be trained with the gradient of the first."""
+    with new_table(max_rows=2, eviction="lru") as table:
+        found = table.lookup([[[1, 2]]])
+        table.lookup([[[3, 4]]])
+        before = table.find([[[3, 4]]])
+        words = "rows of training lookup 1 have been evicted, removed or moved by a later one"
+        with pytest.raises(Precondition, match=words):
+            table.apply(found, tf.ones([2, 4]))
+        with pytest.raises(Precondition, match=words):
+            ops.table_accumulate_gradients(table.handle, found, tf.ones([2, 4]), scale=1.0)
+        np.testing.assert_array_equal(table.find([[[3, 4]]]), before)
+
+
+def test_rows_whose_gradients_wait_are_not_removed(table):
+    found = table.lookup([[[1], []]])
+    ops.table_accumulate_gradients(table.handle, found, tf.ones([1, 4]), scale=1.0)
+    with pytest.raises(Precondition, match="cannot be removed while accumulated gradients wait"):
+        ops.table_remove(table.handle, 0, [1])
+    ops.table_apply_accumulated(table.handle, learning_rate=1.0, step=1)
+    assert ops.table_remove(table.handle, 0, [1]) == 1
+
+
+@pytest.mark.parametrize("segment", [-1, 2])
+def test_segments(table, segment):
+    ids = tf.constant([1], tf.int64)
+    for call in (
+        lambda: ops.table_keys(table.handle, segment),
+        lambda: ops.table_import(table.handle, segment, ids, tf.zeros([1, 32], tf.uint8)),
+        lambda: ops.table_remove(table.handle, segment, ids),
+        lambda: ops.table_evict(table.handle, segment, 1),
+        lambda: ops.table_tombstones(table.handle, segment),
+        lambda: ops.table_candidates(table.handle, segment),
+        lambda: ops.table_import_candidates(table.handle, segment, ids, ids),
+    ):
+        with pytest.raises(Invalid, match=rf"segment must lie in \[0, 2\), got {segment}"):
+            call()
+
+
+def test_upkeep(table):
+    ids, handle = tf.constant([1, 2], tf.int64), table.handle
+    for call, words in (
+        (lambda: ops.table_read_records(handle, [[0]]), "handles must have rank 1"),
+        (lambda: ops.table_read_records(handle, [0]), "handles must be of a TableKeys of this table, got 0"),
+        (lambda: ops.table_read_records(handle, [-1]), "handles must be of a TableKeys of this table, got -1"),
+        (lambda: ops.table_import(handle, 0, [ids], tf.zeros([2, 32], tf.uint8)), "ids must have rank 1"),
+        (lambda: ops.table_import(handle, 0, ids, tf.zeros([64], tf.uint8)), "records must have rank 2"),
+        (
+            lambda: ops.table_import(handle, 0, ids, tf.zeros([2, 36], tf.uint8)),
+            r"records must have shape \[2, 32\], got \[2,36\]. They must come from a table of the same spec",
+        ),
+        (
+            lambda: ops.table_import(handle, 0, ids, tf.zeros([1, 32], tf.uint8)),
+            r"records must have shape \[2, 32\], got \[1,32\]",
+        ),
+        (lambda: ops.table_remove(handle, 0, [ids]), "ids must have rank 1"),
+        (lambda: ops.table_evict(handle, 0, -1), "count must be >= 0, got -1"),
+        (lambda: ops.table_import_candidates(handle, 0, [ids], [ids]), "ids must have rank 1"),
+        (lambda: ops.table_import_candidates(handle, 0, ids, [1]), r"counts must have the shape of ids, .*got \[1\]"),
+        (lambda: ops.table_import_candidates(handle, 0, ids, [3, 0]), r"counts must lie in \[1, 2\^31\), got 0"),
+        (lambda: ops.table_import_candidates(handle, 0, ids, [-1, 1]), r"counts must lie in \[1, 2\^31\), got -1"),
+        (lambda: ops.table_keys(handle, 0, since=-1), "since must be >= 0, got -1"),
+        (lambda: ops.table_set_clock(handle, [1]), r"clock must have shape \[2\], got \[1\]"),
+    ):
+        with pytest.raises(Invalid, match=words):
+            call()
+    assert table.statistics() == [[0] * 6] * 2
+
+
+SPECS = {
+    "a_rule": ({"rule": "sgdd"}, "rule must be sgd, momentum, .* got 'sgdd'"),
+    "hyperparameters": ({"hyperparameters": [0.0, 1.0]}, "hyperparameters of rule sgd must be 1, got 2"),
+    "mixed_16_bits": ({"hot_after": 2, "storage": "float16"}, "hot_after .* needs storage 'float32'"),
+    "mixed_and_tier": ({"hot_after": 2, "memory_budget": 99, "tier_folder": "."}, "hot_after .* no memory budget"),
+    "a_budget_without_a_folder": ({"memory_budget": 99}, "memory_budget needs a tier_folder .* got none"),
+    "a_folder": ({"memory_budget": 99, "tier_folder": "/no/such"}, "tier_folder '/no/such' must be a folder"),
+    "segment_names": ({"segment_names": ["a", "b"]}, "one for each of the 1 seeds, got 2"),
+}
+
+
+@pytest.mark.parametrize(("spec", "words"), SPECS.values(), ids=SPECS)
+def test_tables_that_cannot_be(spec, words):
+    with pytest.raises(Invalid, match=words), new_table(**spec):
+        pass
+
+
+def test_another_dim_than_the_tables(table):
+    message, splits, _ = pack([[[1], []]])
+    for op in (ops.table_lookup, ops.table_find):
+        with pytest.raises(Invalid, match="dim must be that of the table, 4, got 5"):
+            op(table.handle, message, splits, dim=5)
+
+
+@pytest.mark.parametrize("names", [[], ["clicks", "users"]])
+def test_max_rows_smaller_than_a_batch(names):
+    with new_table(2, max_rows=3, eviction="lru", segment_names=names) as table:
+        table.train([[[1, 2], []]], np.ones([2, 4], np.float32))
+        before = table.find([[[1, 2, 5], []]])
+        which = "table 'clicks'" if names else "segment 0"
+        with pytest.raises(Exhausted, match=f"max_rows of {which} is 3, but a batch needs 1 rows more while"):
+            table.lookup([[[1, 2, 3, 4], []]])
+        np.testing.assert_array_equal(table.find([[[1, 2, 5], []]]), before)
+    words = "and eviction is 'none'. What the table holds stays readable"
+    with new_table(max_rows=3) as table, pytest.raises(Exhausted, match=words):
+        table.lookup([[[1, 2, 3, 4]]])
+
+
+def test_a_memory_budget_smaller_than_a_batch(tmp_path):
+    with new_table(memory_budget=3 * 32, tier_folder=str(tmp_path)) as table:
+        table.train([[[1, 2]]], np.ones([2, 4], np.float32))
+        before = table.find([[[1, 2]]])
+        with pytest.raises(Exhausted, match="memory_budget holds 3 rows, but a batch needs 1 more while"):
+            table.lookup([[[1, 2, 3, 4]]])
+        np.testing.assert_array_equal(table.find([[[1, 2]]]), before)
+
+
+def test_a_table_that_is_gone():
+    with new_table() as table:
+        pass
+    with pytest.raises(tf.errors.NotFoundError):
+        table.find([[[1]]])

@@ -1,0 +1,80 @@
+"""Native tables for tests of the ops: made, asked, destroyed."""
+
+import contextlib
+import itertools
+from collections.abc import Iterator
+
+import numpy as np
+
+from tests.oracles.hash_table import pack
+from tests.oracles.initial_rows import initial_row_oracle
+from tf_fusedrec import ops
+from tf_fusedrec._tf_compat import tf
+
+_numbers = itertools.count()
+
+
+class Table:
+    """One HashTable of plain gradient descent, unless said otherwise; the segments' seeds are 5, -6, 7 and so on."""
+
+    def __init__(self, segments=1, dim=4, *, rule="sgd", hyperparameters=(0.0,), **spec):
+        self.dim, self.spec = dim, {"distribution": "uniform", "a": 0.0, "b": 1.0, **spec}
+        self.seeds = [(-1) ** s * (5 + s) for s in range(segments)]
+        self.handle = ops.hash_table(
+            shared_name=f"tests/{next(_numbers)}", dim=dim, seeds=self.seeds, rule=rule,
+            hyperparameters=list(hyperparameters), **self.spec,
+        )  # fmt: skip
+
+    def initial(self, key):
+        """<float32>[D]. Of a uniform distribution: of a normal one the last bits of oracle and table may differ."""
+        segment, id_ = key
+        a, b = self.spec["a"], self.spec["b"]
+        return initial_row_oracle(self.spec["distribution"], a, b, self.seeds[segment], id_, self.dim)
+
+    def lookup(self, batch, dtype=tf.float32):
+        message, splits, _ = pack(batch)
+        return ops.table_lookup(self.handle, message, splits, dim=self.dim, dtype=dtype)
+
+    def find(self, batch, dtype=tf.float32):
+        """[V, D] as NumPy has it, without the padding."""
+        message, splits, received = pack(batch)
+        return ops.table_find(self.handle, message, splits, dim=self.dim, dtype=dtype).numpy()[: len(received)]
+
+    def apply(self, found, grads, *, scale=1.0, learning_rate=1.0, step=1):
+        ops.table_apply_gradients(
+            self.handle, found, tf.convert_to_tensor(grads), scale=scale, learning_rate=learning_rate, step=step
+        )
+
+    def train(self, batch, grads, **kwargs):
+        self.apply(self.lookup(batch), grads, **kwargs)
+
+    def record_dtype(self, wide=(), scalars=()):
+        """Of records, given the names of the slots; custom_ops/hash_table/records.cc has the layout."""
+        storage = self.spec.get("storage", "float32")
+        row = {"float32": "<f4", "float16": "<f2", "bfloat16": "<u2"}[storage]
+        about = [(name, "<u4") for name in ("last", "count", "updated", "pool")]
+        slots = [(name, "<f4" if storage == "float32" else "<u2", (self.dim,)) for name in wide]
+        return np.dtype([*about, ("row", row, (self.dim,)), *slots, *[(name, "<f4") for name in scalars]])
+
+    def records(self, segment=0, since=0, **slots):
+        """ids and records [n], in hash order."""
+        ids, handles = ops.table_keys(self.handle, segment, since=since)
+        return ids.numpy(), ops.table_read_records(self.handle, handles).numpy().view(self.record_dtype(**slots))[:, 0]
+
+    def restore(self, ids, records, segment=0):
+        parts = np.ascontiguousarray(records).view(np.uint8).reshape(len(ids), -1)
+        ops.table_import(self.handle, segment, np.asarray(ids, np.int64), parts)
+
+    def statistics(self):
+        """By segment: keys, hits, inserts, evictions, refused, candidates."""
+        return ops.table_statistics(self.handle).segments.numpy().tolist()
+
+
+@contextlib.contextmanager
+def new_table(*args, **kwargs) -> Iterator[Table]:
+    """A Table for the length of a with-block."""
+    table = Table(*args, **kwargs)
+    try:
+        yield table
+    finally:
+        tf.raw_ops.DestroyResourceOp(resource=table.handle)

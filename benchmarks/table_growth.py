@@ -39,7 +39,7 @@ def main(rows: int, repeats: int) -> dict[str, Any]:
         "new_ids_per_step": NEW_IDS,
         "steps": steps,
         "repeats": repeats,
-        **pauses_ms(seconds),
+        **pauses(seconds),
         "copy_rows_ms": 1e3 * copy_s * size * payload / (copy.bytes_moved / 2),
     }
 
@@ -61,13 +61,14 @@ def _grow(contender: Native, steps: int) -> np.ndarray:
     return seconds
 
 
-def pauses_ms(seconds: np.ndarray) -> dict[str, float]:
-    """Median, pause and longest single step, in milliseconds, of seconds [repeats, steps]."""
+def pauses(seconds: np.ndarray) -> dict[str, float]:
+    """Median, pause (and the rows that there were), longest single step, of seconds [repeats, steps]; times in ms."""
     fastest = seconds.min(axis=0)
     median = float(np.median(fastest))
     return {
         "median_step_ms": 1e3 * median,
         "max_growth_pause_ms": 1e3 * (float(fastest.max()) - median),
+        "rows_at_pause": FIRST_ROWS + NEW_IDS * int(fastest.argmax()),
         "longest_single_step_ms": 1e3 * float(seconds.max()),
     }
 

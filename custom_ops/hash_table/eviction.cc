@@ -10,7 +10,17 @@
 namespace fusedrec {
 
 int64_t HashTable::EvictWorst(int64_t segment, int64_t count, const Waiting& waiting) {
-  if (spec_.eviction == Eviction::kNone) return 0;
+  int64_t gone = 0;
+  // Again where another lookup has touched some of the worst meanwhile.
+  while (gone < count && spec_.eviction != Eviction::kNone) {
+    const int64_t more = EvictWorstOnce(segment, count - gone, waiting);
+    if (more < 0) break;
+    gone += more;
+  }
+  return gone;
+}
+
+int64_t HashTable::EvictWorstOnce(int64_t segment, int64_t count, const Waiting& waiting) {
   const Pins pins = CurrentPins();
   std::vector<Victim> victims;
   for (int s = 0; s < kShards; ++s) {
@@ -22,8 +32,9 @@ int64_t HashTable::EvictWorst(int64_t segment, int64_t count, const Waiting& wai
       victims.push_back({score, TableHash(id), id, s, static_cast<int32_t>(segment)});
     });
   }
+  if (victims.empty()) return -1;
   KeepWorst(&victims, count);
-  if (!victims.empty()) NoteMove(pins.now);
+  NoteMove(pins.now);
   int64_t gone = 0;
   for (const Victim& victim : victims) {
     Shard* shard = &shards_[victim.shard];

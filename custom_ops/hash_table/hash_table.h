@@ -232,8 +232,10 @@ class HashTable {
   void ForEachRow(const Shard& shard, int64_t segment, const Body& visit) const;
   int64_t CountCandidate(Shard* shard, int64_t segment, int64_t id);
   int64_t EvictWorst(int64_t segment, int64_t count, const Waiting& waiting);
+  int64_t EvictWorstOnce(int64_t segment, int64_t count, const Waiting& waiting);  // -1 where no row may leave
   void EvictExpired();
   absl::StatusOr<int64_t> DemoteColdest(int64_t count);
+  absl::StatusOr<int64_t> DemoteColdestOnce(int64_t count);  // the same
   void RemoveKey(Shard* shard, int64_t segment, int64_t id);
   void FreeRetired(Shard* shard) const;  // what nobody can see any more
   absl::Status WriteRecord(Shard* shard, int64_t segment, int64_t id, const char* record);

@@ -14,6 +14,18 @@
 namespace fusedrec {
 
 absl::StatusOr<int64_t> HashTable::DemoteColdest(int64_t count) {
+  int64_t gone = 0;
+  // Again where another lookup has touched some of the coldest meanwhile.
+  while (gone < count) {
+    const auto more = DemoteColdestOnce(count - gone);
+    if (!more.ok()) return more;
+    if (*more < 0) break;
+    gone += *more;
+  }
+  return gone;
+}
+
+absl::StatusOr<int64_t> HashTable::DemoteColdestOnce(int64_t count) {
   const Pins pins = CurrentPins();
   std::vector<Victim> victims;
   for (int s = 0; s < kShards; ++s) {
@@ -25,8 +37,9 @@ absl::StatusOr<int64_t> HashTable::DemoteColdest(int64_t count) {
       });
     }
   }
+  if (victims.empty()) return -1;
   KeepWorst(&victims, count);
-  if (!victims.empty()) NoteMove(pins.now);
+  NoteMove(pins.now);
   int64_t gone = 0;
   for (const Victim& victim : victims) {
     Shard* shard = &shards_[victim.shard];

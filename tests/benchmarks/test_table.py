@@ -68,11 +68,12 @@ def test_tables_that_do_not_fit_are_skipped_with_the_sizes():
 def test_a_pause_counts_when_it_comes_in_every_repeat():
     quiet = [0.001, 0.001, 0.001, 0.001, 0.001]
     disturbed = [0.001, 0.900, 0.001, 0.001, 0.001]
-    assert table_growth.pauses_ms(np.array([quiet, disturbed])) == pytest.approx(
-        {"median_step_ms": 1, "max_growth_pause_ms": 0, "longest_single_step_ms": 900}
+    assert table_growth.pauses(np.array([quiet, disturbed])) == pytest.approx(
+        {"median_step_ms": 1, "max_growth_pause_ms": 0, "rows_at_pause": 1000, "longest_single_step_ms": 900}
     )
     growing = [0.001, 0.001, 0.005, 0.001, 0.001]
-    assert table_growth.pauses_ms(np.array([growing, growing]))["max_growth_pause_ms"] == pytest.approx(4)
+    pauses = table_growth.pauses(np.array([growing, growing]))
+    assert pauses["max_growth_pause_ms"] == pytest.approx(4) and pauses["rows_at_pause"] == 1000 + 2 * 2048
 
 
 def test_summary_takes_the_worst_case_and_passes_over_what_was_skipped():

@@ -134,6 +134,14 @@ def test_every_nth_save_is_full(tmp_path):
     assert parts == [1, 2, 2, 1, 2, 2, 1, 2]
 
 
+@pytest.mark.parametrize(("full_every", "kept"), [(1, True), (2, False)])
+def test_a_full_save_begins_a_new_record_of_tombstones_if_deltas_go_with_it(full_every, kept, tmp_path):
+    job = Job(tmp_path / "c", full_every=full_every)
+    job.table.remove("item", list(job.table.rows["rows"]["item"])[:3])
+    save(job)
+    assert bool(job.table.tombstones("item").size) == kept  # without deltas, the record is the user's
+
+
 def test_deltas_are_refused_where_changes_or_removals_are_not_known(tmp_path):
     with pytest.raises(
         ValueError, match=r"full_every must be 1 for tables \['item'\], got 2: .* which rows have changed"

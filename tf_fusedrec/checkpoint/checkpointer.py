@@ -150,8 +150,7 @@ class Checkpointer:
         try:
             agree(raise_failure)
         except Exception:
-            self._full = None  # removed ids may have been forgotten with the save that failed
-            self._saves = 0
+            self._saves = 0  # the next is full: removed ids may have been forgotten with the save that failed
             raise
 
 

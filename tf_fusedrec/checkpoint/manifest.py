@@ -27,7 +27,6 @@ import json
 import os
 import pathlib
 import shutil
-import urllib.parse
 from typing import Any
 
 from tf_fusedrec.checkpoint import disk
@@ -81,8 +80,8 @@ def write_manifest(directory: pathlib.Path, fields: dict[str, Any]) -> None:
 
 
 def shard_name(table: str, section: str, rank: int) -> str:
-    """File name of a shard. Tables have any name without '/'; a file name must not have all of them."""
-    return f"{urllib.parse.quote(table, safe='')}.{section}-{rank}.shard"
+    """File name of a shard. Tables have any name without '/' (config.py)."""
+    return f"{table}.{section}-{rank}.shard"
 
 
 def saves_of(manifest: dict[str, Any]) -> set[str]:

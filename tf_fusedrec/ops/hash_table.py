@@ -75,10 +75,10 @@ def hash_table(
     """
     return library.fusedrec_hash_table(
         shared_name=shared_name, dim=dim, seeds=list(seeds), rule=rule, hyperparameters=list(hyperparameters),
-        segment_names=list(segment_names), storage=storage, stochastic_rounding=stochastic_rounding, distribution=distribution, a=a, b=b,
-        max_rows=max_rows, eviction=eviction, ttl=ttl, admission_count=admission_count, max_candidates=max_candidates,
-        record_tombstones=record_tombstones, hot_after=hot_after, memory_budget=memory_budget, tier_folder=tier_folder,
-        window=window,
+        segment_names=list(segment_names), storage=storage, stochastic_rounding=stochastic_rounding,
+        distribution=distribution, a=a, b=b, max_rows=max_rows, eviction=eviction, ttl=ttl,
+        admission_count=admission_count, max_candidates=max_candidates, record_tombstones=record_tombstones,
+        hot_after=hot_after, memory_budget=memory_budget, tier_folder=tier_folder, window=window,
     )  # fmt: skip
 
 

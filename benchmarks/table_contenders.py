@@ -7,6 +7,7 @@ A step is a layer's forward and backward pass in sequence form: ids <int64>[N] a
 from __future__ import annotations
 
 import abc
+import itertools
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from tf_fusedrec import keras, optimizers, tf
 from tf_fusedrec.tables.tfra import de
 
 _FILL_BATCH = 1 << 18  # rows per call
+_tfra_layers = itertools.count()
 
 OPTIMIZERS = {
     "rowwise_adagrad": lambda: optimizers.RowWiseAdagrad(LEARNING_RATE),
@@ -117,7 +119,9 @@ class Tfra(Contender):
     def _make_layer(self, optimizer: Any) -> keras.layers.Layer:
         return de.keras.layers.Embedding(
             embedding_size=self._dim, key_dtype=tf.int64, value_dtype=tf.float32, devices=["/CPU:0"],
-            initializer=keras.initializers.Constant(INITIAL_VALUE), init_capacity=self._capacity, name="rows",
+            initializer=keras.initializers.Constant(INITIAL_VALUE), init_capacity=self._capacity,
+            # In TFRA two layers of one name are one table, or none.
+            name=f"rows_{next(_tfra_layers)}",
         )  # fmt: skip
 
     def plain_step(self, ids: tf.Tensor, gradients: tf.Tensor) -> tf.Tensor:

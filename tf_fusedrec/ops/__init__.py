@@ -27,26 +27,42 @@ from tf_fusedrec.ops.hash_table import (
     table_tombstones,
 )
 from tf_fusedrec.ops.initial_rows import initial_rows
+from tf_fusedrec.ops.jagged_attention import (
+    BucketTable,
+    RelativeBias,
+    SequenceTimes,
+    TimeFunction,
+    bias_attention,
+    jagged_attention,
+    sequence_times,
+)
 from tf_fusedrec.ops.rank_partition import RankedIds, ReceivedIds, rank_partition, unpack_message
 from tf_fusedrec.ops.recovery import pooled_recover, pooled_recover_grad, recover, recover_grad
 from tf_fusedrec.ops.segment_unique import UniqueIds, segment_unique
 
 __all__ = [
+    "BucketTable",
     "FusedIds",
     "RankedIds",
     "ReceivedIds",
+    "RelativeBias",
+    "SequenceTimes",
     "TableRows",
     "TableStatistics",
+    "TimeFunction",
     "UniqueIds",
+    "bias_attention",
     "fuse_ids",
     "hash_table",
     "initial_rows",
+    "jagged_attention",
     "pooled_recover",
     "pooled_recover_grad",
     "rank_partition",
     "recover",
     "recover_grad",
     "segment_unique",
+    "sequence_times",
     "table_accumulate_gradients",
     "table_apply_accumulated",
     "table_apply_gradients",

@@ -1,0 +1,233 @@
+#include "tensorflow/core/framework/common_shape_fns.h"
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/shape_inference.h"
+
+namespace fusedrec {
+
+using tensorflow::shape_inference::DimensionHandle;
+using tensorflow::shape_inference::InferenceContext;
+using tensorflow::shape_inference::ShapeHandle;
+
+namespace {
+
+// Ranks of what all ops of this folder have from input `first` on: row_splits, num_targets.
+absl::Status CheckRows(InferenceContext* c, int first) {
+  ShapeHandle unused;
+  for (int i = first; i < first + 2; ++i) TF_RETURN_IF_ERROR(c->WithRank(c->input(i), 1, &unused));
+  return absl::OkStatus();
+}
+
+// position_weights, time_weights, thresholds, asks, answers.
+absl::Status CheckBias(InferenceContext* c, int first) {
+  ShapeHandle unused;
+  for (int i = first; i < first + 5; ++i) TF_RETURN_IF_ERROR(c->WithRank(c->input(i), 1, &unused));
+  return absl::OkStatus();
+}
+
+// query, key and value at inputs first, first + 1, first + 2; tokens: what their first dimensions have in common.
+absl::Status MergeTokens(InferenceContext* c, int first, ShapeHandle* query, ShapeHandle* value) {
+  ShapeHandle key;
+  TF_RETURN_IF_ERROR(c->WithRank(c->input(first), 3, query));
+  TF_RETURN_IF_ERROR(c->WithRank(c->input(first + 1), 3, &key));
+  TF_RETURN_IF_ERROR(c->WithRank(c->input(first + 2), 3, value));
+  TF_RETURN_IF_ERROR(c->Merge(*query, key, query));
+  for (int d = 0; d < 2; ++d) {  // T and H
+    DimensionHandle common;
+    TF_RETURN_IF_ERROR(c->Merge(c->Dim(*query, d), c->Dim(*value, d), &common));
+    TF_RETURN_IF_ERROR(c->ReplaceDim(*query, d, common, query));
+    TF_RETURN_IF_ERROR(c->ReplaceDim(*value, d, common, value));
+  }
+  return absl::OkStatus();
+}
+
+// Channels of JaggedBiasAttention, from its attributes.
+absl::Status NumChannels(InferenceContext* c, int64_t* channels) {
+  bool position;
+  std::string time;
+  TF_RETURN_IF_ERROR(c->GetAttr("position", &position));
+  TF_RETURN_IF_ERROR(c->GetAttr("time", &time));
+  *channels = (position ? 1 : 0) + (time == "none" ? 0 : 1);
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+REGISTER_OP("Fusedrec>JaggedAttention")
+    .Input("query: T")
+    .Input("key: T")
+    .Input("value: T")
+    .Input("row_splits: int64")
+    .Input("num_targets: int64")
+    .Input("scale: float")
+    .Input("position_weights: float")
+    .Input("time_weights: float")
+    .Input("thresholds: int64")
+    .Input("asks: int64")
+    .Input("answers: int64")
+    .Output("out: T")
+    .Attr("T: {float, half, bfloat16}")
+    .Attr("alpha: float = 1.0")
+    .Attr("contextual_length: int >= 0 = 0")
+    .Attr("attention_window: int >= 0 = 0")
+    .Attr("min_full_length: int >= 0 = 0")
+    .Attr("targets: bool = false")
+    .Attr("position: bool = false")
+    .Attr("time: {'none', 'buckets', 'power', 'exponential', 'stretched'} = 'none'")
+    .SetShapeFn([](InferenceContext* c) {
+      ShapeHandle query, value, unused;
+      TF_RETURN_IF_ERROR(MergeTokens(c, 0, &query, &value));
+      TF_RETURN_IF_ERROR(CheckRows(c, 3));
+      TF_RETURN_IF_ERROR(c->WithRankAtMost(c->input(5), 1, &unused));
+      TF_RETURN_IF_ERROR(CheckBias(c, 6));
+      c->set_output(0, value);
+      return absl::OkStatus();
+    })
+    .Doc(R"doc(
+SiLU attention over rows of different length: out_i = scale_i * sum over j of SiLU(alpha q_i . k_j + bias_ij)
+visible_ij v_j, in each row and head.
+
+query: <T>[T, H, Dqk].
+key: <T>[T, H, Dqk].
+value: <T>[T, H, Dv].
+row_splits: <int64>[B+1] row b is the tokens row_splits[b] .. row_splits[b+1].
+num_targets: <int64>[B] targets at the end of each row; ignored without `targets`.
+scale: <float>[] or [T], one per query token.
+position_weights: <float>[2N-1] entry N - 1 + place(j) - place(i); ignored without `position`.
+time_weights: <float>[G+1] weight of each bucket, or the parameters of the function `time`; ignored with time = 'none'.
+thresholds: <int64>[G] not decreasing; the bucket of a pair is the number of thresholds <= |asks[i] - answers[j]|.
+asks: <int64>[T] seconds; ignored with time = 'none', as answers.
+answers: <int64>[T] seconds.
+out: <T>[T, H, Dv]; computed in float32, rounded once.
+)doc");
+
+REGISTER_OP("Fusedrec>JaggedAttentionGrad")
+    .Input("grads: T")
+    .Input("query: T")
+    .Input("key: T")
+    .Input("value: T")
+    .Input("row_splits: int64")
+    .Input("num_targets: int64")
+    .Input("scale: float")
+    .Input("position_weights: float")
+    .Input("time_weights: float")
+    .Input("thresholds: int64")
+    .Input("asks: int64")
+    .Input("answers: int64")
+    .Output("query_grads: T")
+    .Output("key_grads: T")
+    .Output("value_grads: T")
+    .Output("position_grads: float")
+    .Output("time_grads: float")
+    .Attr("T: {float, half, bfloat16}")
+    .Attr("alpha: float = 1.0")
+    .Attr("contextual_length: int >= 0 = 0")
+    .Attr("attention_window: int >= 0 = 0")
+    .Attr("min_full_length: int >= 0 = 0")
+    .Attr("targets: bool = false")
+    .Attr("position: bool = false")
+    .Attr("time: {'none', 'buckets', 'power', 'exponential', 'stretched'} = 'none'")
+    .SetShapeFn([](InferenceContext* c) {
+      ShapeHandle query, value, unused;
+      TF_RETURN_IF_ERROR(MergeTokens(c, 1, &query, &value));
+      TF_RETURN_IF_ERROR(c->Merge(c->input(0), value, &value));
+      TF_RETURN_IF_ERROR(CheckRows(c, 4));
+      TF_RETURN_IF_ERROR(c->WithRankAtMost(c->input(6), 1, &unused));
+      TF_RETURN_IF_ERROR(CheckBias(c, 7));
+      c->set_output(0, query);
+      c->set_output(1, query);
+      c->set_output(2, value);
+      c->set_output(3, c->input(7));
+      c->set_output(4, c->input(8));
+      return absl::OkStatus();
+    })
+    .Doc(R"doc(
+Gradient of JaggedAttention: scores are computed again, tile by tile. Sums run in an order that the lengths of the rows
+alone determine (deterministic).
+
+grads: <T>[T, H, Dv] of out. The other inputs are those of JaggedAttention.
+query_grads: <T>[T, H, Dqk].
+key_grads: <T>[T, H, Dqk].
+value_grads: <T>[T, H, Dv].
+position_grads: <float> of the shape of position_weights; 0 without `position`.
+time_grads: <float> of the shape of time_weights; 0 with time = 'none'.
+)doc");
+
+REGISTER_OP("Fusedrec>JaggedBiasAttention")
+    .Input("value: T")
+    .Input("row_splits: int64")
+    .Input("num_targets: int64")
+    .Input("position_weights: float")
+    .Input("time_weights: float")
+    .Input("thresholds: int64")
+    .Input("asks: int64")
+    .Input("answers: int64")
+    .Output("out: T")
+    .Attr("T: {float, half, bfloat16}")
+    .Attr("contextual_length: int >= 0 = 0")
+    .Attr("attention_window: int >= 0 = 0")
+    .Attr("min_full_length: int >= 0 = 0")
+    .Attr("targets: bool = false")
+    .Attr("position: bool = false")
+    .Attr("time: {'none', 'buckets', 'power', 'exponential', 'stretched'} = 'none'")
+    .SetShapeFn([](InferenceContext* c) {
+      ShapeHandle value;
+      DimensionHandle columns;
+      int64_t channels;
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 3, &value));
+      TF_RETURN_IF_ERROR(CheckRows(c, 1));
+      TF_RETURN_IF_ERROR(CheckBias(c, 3));
+      TF_RETURN_IF_ERROR(NumChannels(c, &channels));
+      TF_RETURN_IF_ERROR(c->Multiply(c->Dim(value, 2), channels, &columns));
+      TF_RETURN_IF_ERROR(c->ReplaceDim(value, 2, columns, &value));
+      c->set_output(0, value);
+      return absl::OkStatus();
+    })
+    .Doc(R"doc(
+The channels of FuXi: out_i = [sum over j of position_ij visible_ij v_j | sum over j of time_ij visible_ij v_j] in each
+row and head, without those of the two that `position` and `time` leave out. The maps are the same for all heads.
+
+value: <T>[T, H, Dv]. The other inputs are those of JaggedAttention.
+out: <T>[T, H, channels * Dv]; computed in float32, rounded once.
+)doc");
+
+REGISTER_OP("Fusedrec>JaggedBiasAttentionGrad")
+    .Input("grads: T")
+    .Input("value: T")
+    .Input("row_splits: int64")
+    .Input("num_targets: int64")
+    .Input("position_weights: float")
+    .Input("time_weights: float")
+    .Input("thresholds: int64")
+    .Input("asks: int64")
+    .Input("answers: int64")
+    .Output("value_grads: T")
+    .Output("position_grads: float")
+    .Output("time_grads: float")
+    .Attr("T: {float, half, bfloat16}")
+    .Attr("contextual_length: int >= 0 = 0")
+    .Attr("attention_window: int >= 0 = 0")
+    .Attr("min_full_length: int >= 0 = 0")
+    .Attr("targets: bool = false")
+    .Attr("position: bool = false")
+    .Attr("time: {'none', 'buckets', 'power', 'exponential', 'stretched'} = 'none'")
+    .SetShapeFn([](InferenceContext* c) {
+      ShapeHandle value, unused;
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 3, &unused));
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(1), 3, &value));
+      TF_RETURN_IF_ERROR(CheckRows(c, 2));
+      TF_RETURN_IF_ERROR(CheckBias(c, 4));
+      c->set_output(0, value);
+      c->set_output(1, c->input(4));
+      c->set_output(2, c->input(5));
+      return absl::OkStatus();
+    })
+    .Doc(R"doc(
+Gradient of JaggedBiasAttention, deterministic as JaggedAttentionGrad.
+
+grads: <T>[T, H, channels * Dv] of out. The other inputs are those of JaggedBiasAttention.
+value_grads: <T>[T, H, Dv].
+position_grads: <float> of the shape of position_weights; 0 without `position`.
+time_grads: <float> of the shape of time_weights; 0 with time = 'none'.
+)doc");
+
+}  // namespace fusedrec

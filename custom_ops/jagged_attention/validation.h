@@ -1,0 +1,31 @@
+// What the ops of this folder require of their arguments. Messages name the argument, what came and the remedy.
+#ifndef FUSEDREC_JAGGED_ATTENTION_VALIDATION_H_
+#define FUSEDREC_JAGGED_ATTENTION_VALIDATION_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/types/span.h"
+#include "jagged_attention/jagged_attention.h"
+
+namespace fusedrec {
+
+// Shapes [T, H, Dqk], [T, H, Dqk], [T, H, Dv].
+absl::Status RequireTokens(const std::vector<int64_t>& query, const std::vector<int64_t>& key,
+                           const std::vector<int64_t>& value);
+
+// Shape [] or [T].
+absl::Status RequireScale(const std::vector<int64_t>& scale, int64_t tokens);
+
+absl::Status RequireTargets(absl::Span<const int64_t> row_splits, absl::Span<const int64_t> num_targets);
+
+// 2N - 1 entries, no row longer than N.
+absl::Status RequirePositionWeights(absl::Span<const int64_t> row_splits, int64_t size);
+
+// The time part of a bias that has one.
+absl::Status RequireTime(const RelativeBias& bias, int64_t tokens);
+
+}  // namespace fusedrec
+
+#endif  // FUSEDREC_JAGGED_ATTENTION_VALIDATION_H_

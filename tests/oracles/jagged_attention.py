@@ -1,0 +1,94 @@
+"""Oracle for jagged_attention: the definitions over one dense row after another, in the dtype of its inputs.
+
+Plain TensorFlow, so that its gradients are TensorFlow's own. Nothing is shared with the op.
+"""
+
+import numpy as np
+
+from tf_fusedrec._tf_compat import tf
+
+
+def visible_pairs(length, num_targets=0, contextual_length=0, attention_window=0, min_full_length=0):
+    """<bool>[length, length] of one row: who (rows) sees whom (columns)."""
+    places = np.arange(length)
+    context = max(contextual_length - 1, 0)
+    top = length - num_targets - context
+    number = np.minimum(np.maximum(places - context, 0), top)
+    asks, answers = number[:, None], number[None, :]
+    visible = (places[:, None] == places[None, :]) | (asks > answers)
+    if attention_window > 0:
+        near = asks - answers <= attention_window
+        if min_full_length > 0:
+            near = near | (asks >= top - min_full_length)
+        visible &= near
+    if contextual_length > 0:
+        visible |= (asks == 0) & (answers < top)
+    return visible
+
+
+def time_map(kind, parameters, thresholds, asks, answers):
+    """[length, length]: the time part of the bias of one row."""
+    difference = asks[:, None] - answers[None, :]
+    if kind == "buckets":
+        buckets = np.sum(np.abs(difference)[:, :, None] >= thresholds, axis=-1)
+        return tf.gather(parameters, buckets)
+    past = tf.constant(np.maximum(difference, 0), parameters.dtype)
+    if kind == "power":
+        return parameters[0] * (past + 1.0) ** -parameters[1]
+    if kind == "exponential":
+        return parameters[0] * tf.exp(-tf.exp(parameters[1]) * past)
+    return parameters[0] * tf.exp(-tf.math.softplus(parameters[1]) * (past + 1.0) ** parameters[2])
+
+
+def position_map(weights, length, num_targets):
+    """[length, length]: the position part; all targets stand at the place behind the history."""
+    places = np.minimum(np.arange(length), length - num_targets)
+    return tf.gather(weights, weights.shape[0] // 2 + places[None, :] - places[:, None])
+
+
+def _rows(row_splits, num_targets):
+    splits = np.asarray(row_splits)
+    counts = np.zeros(len(splits) - 1, int) if num_targets is None else np.asarray(num_targets)
+    return zip(splits[:-1], splits[1:], counts)
+
+
+def _maps(begin, end, count, position_weights, kind, parameters, thresholds, asks, answers):
+    position = None if position_weights is None else position_map(position_weights, end - begin, count)
+    time = None
+    if kind is not None:
+        time = time_map(kind, parameters, thresholds, np.asarray(asks)[begin:end], np.asarray(answers)[begin:end])
+    return position, time
+
+
+def attention_oracle(
+    query, key, value, row_splits, *, scale, alpha=1.0, num_targets=None, position_weights=None, kind=None,
+    parameters=None, thresholds=None, asks=None, answers=None, **masks,
+):  # fmt: skip
+    """[T, H, Dv]. scale: number or [T]."""
+    scale = tf.broadcast_to(tf.cast(scale, value.dtype), [value.shape[0]])
+    outs = [value[:0]]
+    for begin, end, count in _rows(row_splits, num_targets):
+        q, k, v = query[begin:end], key[begin:end], value[begin:end]
+        score = tf.cast(alpha, q.dtype) * tf.einsum("ihd,jhd->hij", q, k)
+        for part in _maps(begin, end, count, position_weights, kind, parameters, thresholds, asks, answers):
+            if part is not None:
+                score += part
+        seen = tf.constant(visible_pairs(end - begin, count, **masks), q.dtype)
+        weight = score * tf.sigmoid(score) * seen * scale[begin:end, None]
+        outs.append(tf.einsum("hij,jhd->ihd", weight, v))
+    return tf.concat(outs, axis=0)
+
+
+def bias_attention_oracle(
+    value, row_splits, *, num_targets=None, position_weights=None, kind=None, parameters=None, thresholds=None,
+    asks=None, answers=None, **masks,
+):  # fmt: skip
+    """[T, H, channels * Dv]: position channel, then time channel, of those that are given."""
+    channels = (position_weights is not None) + (kind is not None)
+    outs = [tf.zeros([0, value.shape[1], channels * value.shape[2]], value.dtype)]
+    for begin, end, count in _rows(row_splits, num_targets):
+        seen = tf.constant(visible_pairs(end - begin, count, **masks), value.dtype)
+        maps = _maps(begin, end, count, position_weights, kind, parameters, thresholds, asks, answers)
+        parts = [tf.einsum("ij,jhd->ihd", part * seen, value[begin:end]) for part in maps if part is not None]
+        outs.append(tf.concat(parts, axis=-1))
+    return tf.concat(outs, axis=0)

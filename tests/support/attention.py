@@ -1,0 +1,138 @@
+"""Cases of jagged attention: one set of arrays, computed by the op in any type and by the oracle in float64."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from tests.oracles.jagged_attention import attention_oracle, bias_attention_oracle
+from tf_fusedrec import ops
+from tf_fusedrec._tf_compat import tf
+
+# Two equal thresholds: bucket 1 is empty, as in the published table. The largest does not fit 32 bits.
+THRESHOLDS = np.array([2, 2, 5, 40, 41, 300, 1000, 90_000, 2**33], np.int64)
+PARAMETERS = {"power": [0.8, 0.4], "exponential": [0.7, -8.0], "stretched": [0.9, -3.0, 0.3]}
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """What a test varies."""
+
+    lengths: tuple[int, ...]
+    heads: int = 2
+    qk_dim: int = 5
+    value_dim: int = 3
+    targets: int | None = None  # at most so many per row
+    contextual_length: int = 0
+    attention_window: int = 0
+    min_full_length: int = 0
+    position: bool = False
+    time: str | None = None
+    far: bool = False  # times that are more than 2^31 seconds apart
+    seed: int = 0
+
+    @property
+    def masks(self) -> dict[str, int]:
+        names = ("contextual_length", "attention_window", "min_full_length")
+        return {name: getattr(self, name) for name in names}
+
+    @property
+    def splits(self) -> np.ndarray:
+        return np.concatenate([[0], np.cumsum(self.lengths, dtype=np.int64)]).astype(np.int64)
+
+
+class Arrays:
+    """The arrays of a case, float32."""
+
+    def __init__(self, case: Case):
+        self.case = case
+        random = np.random.default_rng(case.seed)
+        tokens = sum(case.lengths)
+        dims = (case.qk_dim, case.qk_dim, case.value_dim)
+        # Scores of size 1: where SiLU bends.
+        self.weights = {
+            name: (random.normal(size=(tokens, case.heads, dim)) * dim**-0.25).astype(np.float32)
+            for name, dim in zip(("query", "key", "value"), dims)
+        }
+        longest = max(case.lengths, default=1) + 2
+        if case.position:
+            self.weights["position"] = random.normal(size=2 * longest - 1).astype(np.float32)
+        if case.time == "buckets":
+            self.weights["time"] = random.normal(size=len(THRESHOLDS) + 1).astype(np.float32)
+        elif case.time is not None:
+            self.weights["time"] = np.array(PARAMETERS[case.time], np.float32)
+        self.scale = (random.uniform(0.5, 1.5, tokens) / longest).astype(np.float32)
+        self.num_targets = None
+        if case.targets is not None:
+            drawn = random.integers(0, case.targets + 1, len(case.lengths))
+            self.num_targets = np.minimum(drawn, case.lengths).astype(np.int64)
+        self.answers = random.integers(0, 2**61 if case.far else 200_000, tokens)
+        self.asks = self.answers + random.integers(-50, 5000, tokens)
+
+    def cotangent(self, shape) -> np.ndarray:
+        """A gradient of the output."""
+        return np.random.default_rng(7).normal(size=shape).astype(np.float32)
+
+    def bias(self, weights) -> ops.RelativeBias | None:
+        """For the op; weights: tensors of a type of the caller's."""
+        kind, time, times = self.case.time, None, None
+        if kind is not None:
+            times = ops.SequenceTimes(tf.constant(self.asks), tf.constant(self.answers))
+            table = ops.BucketTable(weights["time"], tf.constant(THRESHOLDS))
+            time = table if kind == "buckets" else ops.TimeFunction(kind, weights["time"])
+        if time is None and "position" not in weights:
+            return None
+        return ops.RelativeBias(weights.get("position"), time, times)
+
+    def _of_oracle(self, weights):
+        bias = {"position_weights": weights.get("position"), "kind": self.case.time, "parameters": weights.get("time")}
+        times = {"thresholds": THRESHOLDS, "asks": self.asks, "answers": self.answers}
+        return {"num_targets": self.num_targets, **bias, **times, **self.case.masks}
+
+    def ours(self, weights, channels=False):
+        """The op's output."""
+        given = {"num_targets": self.num_targets, "bias": self.bias(weights), **self.case.masks}
+        if channels:
+            return ops.bias_attention(weights["value"], self.case.splits, **given)
+        tokens = [weights[name] for name in ("query", "key", "value")]
+        return ops.jagged_attention(*tokens, self.case.splits, scale=self.scale, alpha=0.7, **given)
+
+    def oracle(self, weights, channels=False):
+        """The definitions, in the type of `weights`."""
+        given = self._of_oracle(weights)
+        if channels:
+            return bias_attention_oracle(weights["value"], self.case.splits, **given)
+        tokens = [weights[name] for name in ("query", "key", "value")]
+        return attention_oracle(*tokens, self.case.splits, scale=self.scale, alpha=0.7, **given)
+
+    def results(self, function, dtype, channels=False) -> dict[str, np.ndarray]:
+        """Output and gradients as float64 arrays; weights of the bias stay float32 beside 16-bit tokens."""
+        tokens = ("query", "key", "value")
+        kept = tf.float64 if dtype == tf.float64 else tf.float32
+        weights = {name: tf.cast(w, dtype if name in tokens else kept) for name, w in self.weights.items()}
+        if channels:
+            weights = {name: w for name, w in weights.items() if name not in ("query", "key")}
+        with tf.GradientTape() as tape:
+            tape.watch(weights)
+            out = function(weights, channels)
+            total = tf.reduce_sum(tf.cast(out, kept) * tf.cast(self.cotangent(out.shape), kept))
+        gradients = tape.gradient(total, weights, unconnected_gradients="zero")
+        found = {"out": out, **{f"d_{name}": tf.convert_to_tensor(g) for name, g in gradients.items()}}
+        return {name: np.asarray(tf.cast(x, tf.float64)) for name, x in found.items()}
+
+
+def assert_close(case: Case, channels: bool = False) -> None:
+    """The op in float32 against the oracle in float64.
+
+    The limit is relative to the largest entry of each array: sums of up to some hundred products of float32, of which
+    the worst seen is 4e-6; gradients of a weight of the bias sum over all pairs.
+    """
+    arrays = Arrays(case)
+    ours = arrays.results(arrays.ours, tf.float32, channels)
+    exact = arrays.results(arrays.oracle, tf.float64, channels)
+    assert set(ours) == set(exact)
+    for name, want in exact.items():
+        error = np.max(np.abs(ours[name] - want), initial=0.0)
+        limit = 2e-5 * np.max(np.abs(want), initial=0.0) + 1e-9
+        assert error <= limit, f"{name}: max error {error:.3g} exceeds {limit:.3g} in {case}"

@@ -1,0 +1,273 @@
+"""SiLU attention over rows of different length, with a bias by distance in the sequence and in time.
+
+Two ops share masks and bias: `jagged_attention` (HSTU: queries, keys, SiLU) and `bias_attention` (the channels of
+FuXi: the bias itself is the map). Both work tile by tile; nothing of size sequence x sequence is ever in memory.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from tf_fusedrec._tf_compat import tf
+from tf_fusedrec.ops._library import library
+
+TIME_FUNCTIONS = ("power", "exponential", "stretched")
+
+
+class SequenceTimes(NamedTuple):
+    """When each token asks and when it happened."""
+
+    asks: tf.Tensor  # <int64>[T], seconds
+    answers: tf.Tensor  # <int64>[T], seconds
+
+
+class BucketTable(NamedTuple):
+    """One weight for each range of |ask - answer|."""
+
+    weights: tf.Tensor  # <float>[G+1]
+    thresholds: tf.Tensor  # <int64>[G], not decreasing; a difference's bucket is the number of thresholds <= it
+
+
+class TimeFunction(NamedTuple):
+    """A function of d = max(ask - answer, 0) seconds with trained scalars.
+
+    kind "power", parameters [a, b]: a (d + 1)^-b, the default of FuXi-beta;
+    kind "exponential", [a, b]: a exp(-exp(b) d), its other form;
+    kind "stretched", [a, c, b]: a exp(-softplus(c) (d + 1)^b), as FuXi-gamma's a g^(d^b). The paper leaves the form of
+    g in (0, 1) and what happens at d = 0 open; softplus and the second added to d are choices of this project.
+    """
+
+    kind: str
+    parameters: tf.Tensor  # <float>[2 or 3]
+
+
+class RelativeBias(NamedTuple):
+    """What is added to the score of a pair, the same for all heads: a position part, a time part, or both."""
+
+    position_weights: tf.Tensor | None = None  # <float>[2N-1], entry N-1 + place(answering) - place(asking)
+    time: BucketTable | TimeFunction | None = None
+    times: SequenceTimes | None = None  # given exactly when time is
+
+
+def sequence_times(
+    timestamps: tf.RaggedTensor, query_times: tf.RaggedTensor | None = None, num_targets: tf.Tensor | None = None
+) -> SequenceTimes:
+    """When the tokens of a batch ask and when they happened. Make it once per batch and hand it to all blocks.
+
+    Args:
+      timestamps: RaggedTensor <int64>[B,(L)], seconds; when each token happened.
+      query_times: RaggedTensor <int64>[B,(L)], seconds; when each token asks. The default is the research rule: token
+        i asks at the time of token i+1 (when the answer was wanted), the last token at its own time. When the time
+        of the request is known (training to predict a next item, serving), give it here.
+      num_targets: None or <int>[B]. Affects the default of query_times only: the last history token and the targets
+        ask at their own time, so that a target's time reaches no other token.
+
+    Returns:
+      SequenceTimes, for `RelativeBias`.
+
+    Raises:
+      ValueError: timestamps or query_times is not a RaggedTensor of int64.
+    """
+    _check_times("timestamps", timestamps)
+    if query_times is None:
+        return SequenceTimes(_next_times(timestamps, num_targets), timestamps.values)
+    _check_times("query_times", query_times)
+    return SequenceTimes(query_times.values, timestamps.values)
+
+
+def _next_times(timestamps: tf.RaggedTensor, num_targets: tf.Tensor | None) -> tf.Tensor:
+    """Time of the next token; the last history token and the targets keep their own."""
+    rows = timestamps.value_rowids()
+    history_end = timestamps.row_limits()
+    if num_targets is not None:
+        history_end = history_end - tf.cast(num_targets, tf.int64)
+    tokens = tf.range(tf.size(rows, tf.int64))
+    successor = tokens + tf.cast(tokens + 1 < tf.gather(history_end, rows), tf.int64)
+    return tf.gather(timestamps.values, successor)
+
+
+def _check_times(name: str, times: tf.RaggedTensor) -> None:
+    if not isinstance(times, tf.RaggedTensor) or times.ragged_rank != 1:
+        raise ValueError(f"{name} must be a RaggedTensor [B,(L)], got {type(times).__name__}.")
+    if times.dtype != tf.int64:
+        raise ValueError(f"{name} must be int64 seconds, got {times.dtype.name}. Cast with tf.cast(x, tf.int64).")
+
+
+def jagged_attention(
+    query: tf.Tensor,
+    key: tf.Tensor,
+    value: tf.Tensor,
+    row_splits: tf.Tensor,
+    *,
+    scale: float | tf.Tensor,
+    alpha: float = 1.0,
+    num_targets: tf.Tensor | None = None,
+    contextual_length: int = 0,
+    attention_window: int = 0,
+    min_full_length: int = 0,
+    bias: RelativeBias | None = None,
+) -> tf.Tensor:
+    """out_i = scale_i * sum_j SiLU(alpha query_i . key_j + bias_ij) visible_ij value_j, in each row and head.
+
+    The mask multiplies after SiLU and there is no softmax: weights do not sum to one. alpha multiplies the product and
+    not the bias (Meta's convention; NVIDIA's operators multiply both: give them alpha * weights). `scale` is 1 / N in
+    the HSTU papers' code, N being the static maximum length, so that the result does not depend on which rows share a
+    batch.
+
+    Who sees whom, in a row [context | history | targets] (the rule of the public HSTU operators): context tokens see
+    all context and all history; history is causal and sees the context and itself; a target sees context, history and
+    itself, never another target. Example, 2 context, 3 history, 2 target tokens (rows ask, columns answer):
+
+        1 1 1 1 1 0 0
+        1 1 1 1 1 0 0
+        1 1 1 0 0 0 0
+        1 1 1 1 0 0 0
+        1 1 1 1 1 0 0
+        1 1 1 1 1 1 0
+        1 1 1 1 1 0 1
+
+    With a window W, history and targets see W tokens back and no further, the context counting as one token. With
+    min_full_length F, the last F history tokens and the targets ignore the window.
+
+    Nothing of size L x L is in memory: the backward pass computes the scores again. The same bits for any number of
+    threads. Differentiable in query, key, value and the weights of the bias; once.
+
+    Args:
+      query, key: <float32, bfloat16 or float16>[T, H, Dqk]; 16-bit types are computed in float32 and rounded once.
+      value: <same type>[T, H, Dv].
+      row_splits: <int64>[B+1] bounds of the rows in the tokens. Rows may be empty, B and T may be 0.
+      scale: number, <float>[] or <float>[T], one per query token. No gradient flows to it.
+      alpha: factor of the product of query and key; 1 / sqrt(Dqk) in the production layer of HSTU.
+      num_targets: None or <int>[B], targets at the end of each row.
+      contextual_length: C, context tokens at the start of each row.
+      attention_window: W, 0 for none.
+      min_full_length: F; only with a window.
+      bias: position and time bias, shared by the heads.
+
+    Returns:
+      <type of value>[T, H, Dv].
+
+    Raises:
+      ValueError: a length is negative, or bias is incomplete.
+      InvalidArgumentError: shapes do not fit together; row_splits do not run from 0 to T without decreasing;
+        num_targets is not between 0 and the row's length; a row is longer than N of position_weights; thresholds
+        decrease; times are not one per token.
+
+    Source: Zhai et al., Actions Speak Louder than Words (HSTU), section 3; masks as in its public operators.
+    """
+    return library.fusedrec_jagged_attention(
+        query=query,
+        key=key,
+        value=value,
+        scale=tf.cast(scale, tf.float32),
+        alpha=alpha,
+        **_rows(row_splits, num_targets, contextual_length, attention_window, min_full_length),
+        **_bias(bias),
+    )
+
+
+def bias_attention(
+    value: tf.Tensor,
+    row_splits: tf.Tensor,
+    *,
+    bias: RelativeBias,
+    num_targets: tf.Tensor | None = None,
+    contextual_length: int = 0,
+    attention_window: int = 0,
+    min_full_length: int = 0,
+) -> tf.Tensor:
+    """out_i = [sum_j position_ij visible_ij value_j | sum_j time_ij visible_ij value_j], in each row and head.
+
+    The channels of FuXi: the parts of the bias are the maps, the same for all heads, without SiLU and without divisor.
+    Masks, memory and determinism as in jagged_attention. Differentiable in value and the weights of the bias; once.
+
+    Args:
+      value: <float32, bfloat16 or float16>[T, H, Dv].
+      bias: one or both parts.
+      row_splits, num_targets, contextual_length, attention_window, min_full_length: as in jagged_attention.
+
+    Returns:
+      <type of value>[T, H, 2 * Dv], in each head the position channel, then the time channel; [T, H, Dv] when the bias
+      has one part.
+
+    Raises:
+      ValueError: a length is negative, or bias is incomplete or has no part.
+      InvalidArgumentError: as in jagged_attention.
+
+    Source: Ye et al., FuXi-alpha, section 3 (adaptive multi-channel self-attention); FuXi-beta.
+    """
+    if bias.position_weights is None and bias.time is None:
+        raise ValueError("bias must have position_weights, time, or both, got neither.")
+    return library.fusedrec_jagged_bias_attention(
+        value=value,
+        **_rows(row_splits, num_targets, contextual_length, attention_window, min_full_length),
+        **_bias(bias),
+    )
+
+
+def _rows(row_splits, num_targets, contextual_length, attention_window, min_full_length) -> dict[str, Any]:
+    """Arguments that both ops have."""
+    lengths = {
+        "contextual_length": contextual_length,
+        "attention_window": attention_window,
+        "min_full_length": min_full_length,
+    }
+    for name, length in lengths.items():
+        if length < 0:
+            raise ValueError(f"{name} must be >= 0, got {length}. Use 0 for none.")
+    targets = num_targets is not None
+    return {
+        **lengths,
+        "row_splits": tf.cast(row_splits, tf.int64),
+        "targets": targets,
+        "num_targets": tf.cast(num_targets, tf.int64) if targets else tf.constant([], tf.int64),
+    }
+
+
+def _bias(bias: RelativeBias | None) -> dict[str, Any]:
+    """Arguments that both ops have; what is not there is empty."""
+    position_weights, time, times = bias if bias is not None else RelativeBias()
+    if (time is None) != (times is None):
+        raise ValueError("time and times of a RelativeBias must be given together, got only one of them.")
+    nothing, no_times = tf.constant([], tf.float32), tf.constant([], tf.int64)
+    if isinstance(time, TimeFunction) and time.kind not in TIME_FUNCTIONS:
+        raise ValueError(f"kind of a TimeFunction must be one of {TIME_FUNCTIONS}, got {time.kind!r}.")
+    kind, weights, thresholds = "none", nothing, no_times
+    if isinstance(time, TimeFunction):
+        kind, weights = time.kind, time.parameters
+    elif time is not None:
+        kind, weights, thresholds = "buckets", time.weights, time.thresholds
+    return {
+        "position": position_weights is not None,
+        "position_weights": nothing if position_weights is None else tf.cast(position_weights, tf.float32),
+        "time": kind,
+        "time_weights": tf.cast(weights, tf.float32),
+        "thresholds": thresholds,
+        "asks": no_times if times is None else times.asks,
+        "answers": no_times if times is None else times.answers,
+    }
+
+
+_ATTRIBUTES = ("contextual_length", "attention_window", "min_full_length", "targets", "position", "time")
+
+
+@tf.RegisterGradient("Fusedrec>JaggedAttention")
+def _jagged_attention_gradient(op, grads):
+    attributes = {name: op.get_attr(name) for name in (*_ATTRIBUTES, "alpha")}
+    attributes["time"] = attributes["time"].decode()
+    found = library.fusedrec_jagged_attention_grad(grads, *op.inputs, **attributes)
+    # Inputs: query, key, value, row_splits, num_targets, scale, position_weights, time_weights, thresholds and times.
+    return [*found[:3], None, None, None, *found[3:], None, None, None]
+
+
+@tf.RegisterGradient("Fusedrec>JaggedBiasAttention")
+def _bias_attention_gradient(op, grads):
+    attributes = {name: op.get_attr(name) for name in _ATTRIBUTES}
+    attributes["time"] = attributes["time"].decode()
+    found = library.fusedrec_jagged_bias_attention_grad(grads, *op.inputs, **attributes)
+    # Inputs: value, row_splits, num_targets, position_weights, time_weights, thresholds and times.
+    return [found[0], None, None, *found[1:], None, None, None]
+
+
+tf.no_gradient("Fusedrec>JaggedAttentionGrad")
+tf.no_gradient("Fusedrec>JaggedBiasAttentionGrad")

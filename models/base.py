@@ -11,26 +11,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from tf_fusedrec import keras, losses, tf
-from tf_fusedrec.layers import HSTU
 
 Batch = Mapping[str, Any]
-
-
-def hstu_blocks(config: Any, form: str, max_sequence_length: int) -> list[HSTU]:
-    """The HSTU blocks of a model; config is the RankingConfig or RetrievalConfig that sizes them."""
-    return [
-        HSTU(
-            num_heads=config.num_heads,
-            qk_dim=config.qk_dim,
-            value_dim=config.value_dim,
-            form=form,
-            max_sequence_length=max_sequence_length,
-            dropout=config.dropout,
-            time_buckets=config.time_buckets,
-            name=f"hstu_{number}",
-        )
-        for number in range(config.num_blocks)
-    ]
+# A matrix product forward needs two of its size backward. What a kernel computes again is not useful work.
+TRAINING_PASSES = 3
 
 
 class SequenceModel(keras.Model, abc.ABC):
@@ -50,6 +34,7 @@ class SequenceModel(keras.Model, abc.ABC):
         # float64 counts exactly to 2**53; float32 would stop at 16 million tokens.
         self._samples = keras.metrics.Sum(name="samples", dtype=tf.float64)
         self._tokens = keras.metrics.Sum(name="tokens", dtype=tf.float64)
+        self._flops = keras.metrics.Sum(name="flops", dtype=tf.float64)
 
     @abc.abstractmethod
     def position_losses(self, batch: Batch, outputs: Any) -> tf.Tensor:
@@ -59,9 +44,13 @@ class SequenceModel(keras.Model, abc.ABC):
     def counts(self, batch: Batch) -> tuple[tf.Tensor, tf.Tensor]:
         """Samples (users) and tokens of a batch, <int64>[] each."""
 
+    @abc.abstractmethod
+    def forward_flops(self, batch: Batch) -> tf.Tensor:
+        """Useful multiplications and additions of the matrix products of a forward pass, <float64>[]."""
+
     @property
     def metrics(self) -> list[keras.metrics.Metric]:
-        return [self._loss, self._samples, self._tokens]
+        return [self._loss, self._samples, self._tokens, self._flops]
 
     def train_step(self, data: Batch) -> dict[str, tf.Tensor]:
         self.step.assign_add(1)
@@ -79,4 +68,5 @@ class SequenceModel(keras.Model, abc.ABC):
         self._loss.update_state(loss)
         self._samples.update_state(samples)
         self._tokens.update_state(tokens)
+        self._flops.update_state(TRAINING_PASSES * self.forward_flops(x))
         return loss

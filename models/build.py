@@ -106,5 +106,7 @@ def extra_tokens(model: ModelConfig) -> int:
 
 
 def _table_optimizer(config: EmbeddingConfig) -> fr.optimizers.Rule:
-    kinds = {"adagrad": fr.optimizers.Adagrad, "adam": fr.optimizers.Adam, "sgd": fr.optimizers.SGD}
+    if config.optimizer == "adam":
+        return fr.optimizers.Adam(config.learning_rate, beta_2=config.beta_2, epsilon=config.epsilon)
+    kinds = {"adagrad": fr.optimizers.Adagrad, "sgd": fr.optimizers.SGD}
     return kinds[config.optimizer](config.learning_rate)

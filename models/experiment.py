@@ -18,6 +18,7 @@ from typing import Any, Union
 import yaml
 
 from models.yaml_records import make_record, override_field, plain
+from tf_fusedrec.layers.bias_weights import TIME_ENCODINGS
 
 TASKS = ("ranking", "retrieval")
 SOURCES = {
@@ -26,6 +27,7 @@ SOURCES = {
     "movielens": "retrieval",
     "kuairand": "ranking",
 }
+ENCODERS = ("hstu", "fuxi_alpha", "fuxi_beta", "sasrec")
 TABLE_OPTIMIZERS = ("adagrad", "adam", "sgd")
 _SIZES = ("users", "items", "clusters", "mean_history", "exposures")
 
@@ -95,29 +97,41 @@ class RankingConfig:
 
 @dataclasses.dataclass(frozen=True)
 class RetrievalConfig:
-    """HSTU retrieval, the research form: next-item prediction with a sampled softmax."""
+    """Retrieval: next-item prediction with a sampled softmax, over blocks of one kind."""
 
     max_history: int = 200  # tokens; a longer history keeps its newest
+    output_slots: int = 0  # N = max_history + output_slots; the public experiments have 11
     dim: int = 50
     num_blocks: int = 2
     num_heads: int = 1
     qk_dim: int = 50
     value_dim: int = 50
     dropout: float = 0.2
-    time_buckets: int = 128
+    encoder: str = "hstu"  # one of ENCODERS
+    ffn_multiple: int = 1  # hidden columns of FuXi's and SASRec's feed-forward network, in multiples of dim
+    position_bias: bool = True  # HSTU: by distance in the sequence
+    time_encoding: str = "buckets"  # one of layers.bias_weights.TIME_ENCODINGS
+    time_buckets: int = 128  # of "buckets"; 0 leaves the time bias out
     num_negatives: int = 128
     share_negatives: bool = False  # one pool for all positions of a batch instead of one for each
+    whole_catalogue: bool = False  # every step looks up all items: quicker while they are few; the loss is the same
     temperature: float = 0.05
 
     def __post_init__(self) -> None:
         _check_sizes_of_model(self)
         _check_at_least("model.num_negatives", self.num_negatives, 1)
+        _check_choice("model.encoder", self.encoder, ENCODERS)
+        _check_choice("model.time_encoding", self.time_encoding, TIME_ENCODINGS)
+        _check_at_least("model.ffn_multiple", self.ffn_multiple, 1)
+        _check_at_least("model.output_slots", self.output_slots, 0)
+        if self.share_negatives and self.whole_catalogue:
+            raise ValueError("model.whole_catalogue computes own negatives: set model.share_negatives to false.")
         _check_positive("model.temperature", self.temperature)
 
     @property
     def max_sequence_length(self) -> int:
-        """Tokens of the longest row, N: also the divisor of the attention."""
-        return self.max_history
+        """N: rows of the position tables, and the divisor of the attention."""
+        return self.max_history + self.output_slots
 
 
 ModelConfig = Union[RankingConfig, RetrievalConfig]
@@ -130,11 +144,15 @@ class EmbeddingConfig:
     optimizer: str = "adagrad"  # one of TABLE_OPTIMIZERS, of tf_fusedrec.optimizers
     learning_rate: float = 0.05
     stddev: float = 0.02  # of a new row's truncated normal values
+    beta_2: float = 0.999  # of Adam
+    epsilon: float = 1e-7  # of Adam
 
     def __post_init__(self) -> None:
         _check_choice("embedding.optimizer", self.optimizer, TABLE_OPTIMIZERS)
         _check_positive("embedding.learning_rate", self.learning_rate)
         _check_positive("embedding.stddev", self.stddev)
+        _check_positive("embedding.epsilon", self.epsilon)
+        _check_fraction("embedding.beta_2", self.beta_2)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,13 +163,14 @@ class TrainConfig:
     target_tokens: int = 4096  # of one batch of one rank
     learning_rate: float = 1e-3
     beta_2: float = 0.999
+    epsilon: float = 1e-7
 
     def __post_init__(self) -> None:
         _check_at_least("train.epochs", self.epochs, 1)
         _check_at_least("train.target_tokens", self.target_tokens, 1)
         _check_positive("train.learning_rate", self.learning_rate)
-        if not 0 < self.beta_2 < 1:
-            raise ValueError(f"train.beta_2 must lie between 0 and 1, got {self.beta_2}.")
+        _check_positive("train.epsilon", self.epsilon)
+        _check_fraction("train.beta_2", self.beta_2)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -259,3 +278,8 @@ def _check_at_least(name: str, value: int, least: int) -> None:
 def _check_positive(name: str, value: float) -> None:
     if not value > 0:
         raise ValueError(f"{name} must be > 0, got {value}.")
+
+
+def _check_fraction(name: str, value: float) -> None:
+    if not 0 < value < 1:
+        raise ValueError(f"{name} must lie between 0 and 1, got {value}.")

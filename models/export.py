@@ -33,7 +33,7 @@ from models.frozen import FrozenEmbedding
 from models.grm import GRM, TASKS
 from models.retrieval import HSTURetrieval
 from tf_fusedrec import tf
-from tf_fusedrec.layers import jagged
+from tf_fusedrec.layers import STOCK, jagged
 
 
 def export(checkpoint: str | os.PathLike, output: str | os.PathLike) -> None:
@@ -55,6 +55,9 @@ def export(checkpoint: str | os.PathLike, output: str | os.PathLike) -> None:
     embedding = FrozenEmbedding(fr.checkpoint.read_tables(checkpoint), table_of_feature(experiment.model))
     # Any distinct ids of the right number; the checkpoint holds the true ones.
     model = make_model(experiment, embedding, np.arange(max(extra["items"], 1)))
+    for block in model.blocks:
+        if hasattr(block, "kernels"):
+            block.kernels = STOCK  # a server has no op of ours
     server = _RankingServer(model) if isinstance(model, GRM) else _RetrievalServer(model)
     signatures = server.signatures()  # tracing makes all weights
     _read_dense(model, checkpoint)

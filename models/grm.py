@@ -10,12 +10,11 @@ another exposure, so the logits are those of one row per exposure, at the cost o
 
 from __future__ import annotations
 
-from typing import Any
-
-from models.base import Batch, SequenceModel, hstu_blocks
+from models.base import Batch, SequenceModel
+from models.encoders import attends_by_time, encoder_blocks
 from models.experiment import RankingConfig
 from tf_fusedrec import keras, tf
-from tf_fusedrec.layers import MMoE, PositionEmbedding, jagged, time_buckets
+from tf_fusedrec.layers import MMoE, PositionEmbedding, SequenceTimes, jagged, sequence_times
 
 TASKS = ("ctr", "ctcvr")
 
@@ -48,7 +47,7 @@ class GRM(SequenceModel):
             [config.dim],
             initializer=keras.initializers.TruncatedNormal(stddev=0.02),
         )
-        self.blocks = hstu_blocks(config, "mtgrboost", config.max_sequence_length)
+        self.blocks = encoder_blocks(config)
         self.experts = MMoE(config.num_experts, config.expert_units, len(TASKS), config.top_k, name="mmoe")
         self.heads = [
             keras.Sequential(
@@ -64,11 +63,11 @@ class GRM(SequenceModel):
     def call(self, inputs: Batch, training: bool | None = None) -> dict[str, tf.Tensor]:
         num_targets = inputs["exposed_item"].row_lengths()
         x = self.positions(self._tokens_of(inputs), num_targets=num_targets, training=training)
-        buckets = self._time_buckets(inputs, num_targets)
+        times = self._times(inputs, num_targets)
         for block in self.blocks:
             x = block(
                 x,
-                timestamps=buckets,
+                timestamps=times,
                 num_targets=num_targets,
                 contextual_length=len(self.config.contextual),
                 training=training,
@@ -95,6 +94,16 @@ class GRM(SequenceModel):
         events = tf.size(history.values, tf.int64) + tf.size(exposed.values, tf.int64)
         return users, events + users * len(self.config.contextual)
 
+    def forward_flops(self, batch: Batch) -> tf.Tensor:
+        exposed = batch["exposed_item"].row_lengths()
+        context = len(self.config.contextual)
+        lengths = context + batch["history_item"].row_lengths() + exposed
+        splits = tf.concat([[0], tf.cumsum(lengths)], axis=0)
+        blocks = [block.forward_flops(splits, self.config.dim, exposed, context) for block in self.blocks]
+        of_exposure = self.experts.forward_flops(self.config.dim)
+        of_exposure += 2 * len(TASKS) * (self.config.expert_units + 1) * self.config.head_units
+        return tf.add_n(blocks) + tf.cast(tf.reduce_sum(exposed) * of_exposure, tf.float64)
+
     def _tokens_of(self, inputs: Batch) -> tf.RaggedTensor:
         """[context | history | exposed], every token the sum of the embeddings of its features."""
         names = ("history_item", "history_action", "exposed_item", *self.config.contextual)
@@ -107,8 +116,8 @@ class GRM(SequenceModel):
         context = tf.stack([rows[name] for name in self.config.contextual], axis=1)
         return jagged.concat([self._context_rows(context), history, exposed])
 
-    def _time_buckets(self, inputs: Batch, num_targets: tf.Tensor) -> Any:
-        if not self.config.time_buckets:
+    def _times(self, inputs: Batch, num_targets: tf.Tensor) -> SequenceTimes | None:
+        if not attends_by_time(self.config):
             return None
         parts = [inputs["history_time"], inputs["exposed_time"]]
         if self.config.contextual:
@@ -118,7 +127,7 @@ class GRM(SequenceModel):
             begin = tf.gather(tf.concat([history.values, [0]], axis=0), first)
             context = tf.repeat(begin[:, tf.newaxis], len(self.config.contextual), axis=1)
             parts.insert(0, self._context_rows(context))
-        return time_buckets(jagged.concat(parts), self.config.time_buckets, num_targets=num_targets)
+        return sequence_times(jagged.concat(parts), num_targets=num_targets)
 
     def _context_rows(self, dense: tf.Tensor) -> tf.RaggedTensor:
         """[B, C, ...] -> RaggedTensor [B,(C),...]."""

@@ -1,7 +1,8 @@
-"""HSTU retrieval: the next item of every position of a user's history, with a sampled softmax.
+"""Retrieval: the next item of every position of a user's history, with a sampled softmax.
 
-The research form of HSTU with relative position and time bias. A position asks at the time of the NEXT
-interaction, which is known when a request is served; see tf_fusedrec/layers/relative_bias.py.
+The research form of HSTU with relative position and time bias, or other blocks (encoders.py). A position asks at the
+time of the NEXT interaction, which is known when a request is served; see ops.sequence_times. Histories, positives and
+negatives are jagged: one entry per token of the batch, no padding between ids and loss (but inside SASRec's softmax).
 Source: Zhai et al., Actions Speak Louder than Words (ICML 2024), its public experiments.
 """
 
@@ -11,10 +12,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from models.base import Batch, SequenceModel, hstu_blocks
+from models.base import Batch, SequenceModel
+from models.encoders import attends_by_time, encoder_blocks
 from models.experiment import RetrievalConfig
 from tf_fusedrec import keras, losses, tf
-from tf_fusedrec.layers import PositionEmbedding, jagged, time_buckets
+from tf_fusedrec.layers import PositionEmbedding, jagged, sequence_times
 
 
 class Predictions(NamedTuple):
@@ -25,6 +27,15 @@ class Predictions(NamedTuple):
     negatives: tf.Tensor  # <float>[P, n, D], or [n, D] when shared
     positive_ids: tf.Tensor  # <int64>[P]
     negative_ids: tf.Tensor  # <int64>[P, n], or [n] when shared
+
+
+class CataloguePredictions(NamedTuple):
+    """The same where all I items were looked up: who came next and who did not are rows of `items`."""
+
+    query: tf.Tensor  # <float>[P, D]
+    items: tf.Tensor  # <float>[I, D], in the order of the catalogue
+    positives: tf.Tensor  # <int64>[P]
+    negatives: tf.Tensor  # <int64>[P, n]
 
 
 class HSTURetrieval(SequenceModel):
@@ -40,11 +51,12 @@ class HSTURetrieval(SequenceModel):
     Call (training):
       inputs: dict with RaggedTensors <int64>[B,(L)] item_id and timestamp (seconds). The first L - 1
         items of a row predict the last L - 1; a row of fewer than two items gives no position.
-      returns Predictions.
+      returns Predictions, or CataloguePredictions with config.whole_catalogue.
 
     Raises:
       ValueError: catalogue is not a list of at least one distinct id.
-      InvalidArgumentError: a history is longer than config.max_history.
+      InvalidArgumentError: a history is longer than config.max_sequence_length; with whole_catalogue, an item that
+        the catalogue lacks.
     """
 
     def __init__(
@@ -67,30 +79,36 @@ class HSTURetrieval(SequenceModel):
         # Part of the checkpoint: the exported model answers with these ids.
         self.catalogue = tf.Variable(np.sort(catalogue).astype(np.int64), trainable=False, name="catalogue")
         self._seed, self._rank = seed, rank
-        self.positions = PositionEmbedding(config.max_history, config.dropout, name="positions")
-        self.blocks = hstu_blocks(config, "research", config.max_history)
+        self.positions = PositionEmbedding(config.max_sequence_length, config.dropout, name="positions")
+        self.blocks = encoder_blocks(config)
 
-    def call(self, inputs: Batch, training: bool | None = None) -> Predictions:
-        items, times = inputs["item_id"], inputs["timestamp"]
-        lengths = items.row_lengths()
-        positions = tf.maximum(lengths - 1, 0)
-        positive_ids = jagged.last(items, positions).values
-        negative_ids = self._negative_ids(tf.size(positive_ids))
+    def call(self, inputs: Batch, training: bool | None = None) -> Predictions | CataloguePredictions:
+        if self.config.whole_catalogue:
+            return self._call_with_catalogue(inputs, training)
+        items = inputs["item_id"]
+        positive_ids = _after_first(items).values
+        negative_ids = tf.gather(self.catalogue, self._negatives(tf.size(positive_ids)))
         # One call for all the step needs; an item that is both input and positive is looked up once.
         rows = self.embedding({"item_id": items, "negative": negative_ids})
-        cut = [positions, lengths - positions]
-        encoded = self._encode(
-            jagged.split(rows["item_id"], cut)[0],
-            jagged.split(times, cut)[0],
-            jagged.last(times, positions),
-            training,
-        )
         return Predictions(
-            encoded.values,
-            jagged.last(rows["item_id"], positions).values,
+            self._encode_all_but_last(rows["item_id"], inputs["timestamp"], training).values,
+            _after_first(rows["item_id"]).values,
             rows["negative"],
             positive_ids,
             negative_ids,
+        )
+
+    def _call_with_catalogue(self, inputs: Batch, training: bool | None) -> CataloguePredictions:
+        items = inputs["item_id"]
+        places = items.with_values(self._places(items.values))
+        positives = _after_first(places).values
+        vectors = self.embedding({"item_id": self.catalogue})["item_id"]
+        rows = items.with_values(jagged.gather_rows(vectors, places.values))
+        return CataloguePredictions(
+            self._encode_all_but_last(rows, inputs["timestamp"], training).values,
+            vectors,
+            positives,
+            self._negatives(tf.size(positives)),
         )
 
     def embed_users(self, items: tf.RaggedTensor, timestamps: tf.RaggedTensor, query_time: tf.Tensor) -> tf.Tensor:
@@ -113,13 +131,32 @@ class HSTURetrieval(SequenceModel):
         """L2-normalised rows of items <int64>[n]: <float>[n, D]. The score of a pair is the dot product."""
         return normalized(self.embedding({"item_id": ids}, training=False)["item_id"])
 
-    def position_losses(self, batch: Batch, outputs: Predictions) -> tf.Tensor:
+    def position_losses(self, batch: Batch, outputs: Predictions | CataloguePredictions) -> tf.Tensor:
         """-log softmax of the item that came next, <float>[P]."""
-        return losses.sampled_softmax(*outputs, temperature=self.config.temperature)
+        if isinstance(outputs, CataloguePredictions):
+            return losses.sampled_softmax_of_catalogue(*outputs, self.config.temperature)
+        return losses.sampled_softmax(*outputs, self.config.temperature)
 
     def counts(self, batch: Batch) -> tuple[tf.Tensor, tf.Tensor]:
         lengths = batch["item_id"].row_lengths()
         return tf.size(lengths, tf.int64), tf.reduce_sum(tf.maximum(lengths - 1, 0))
+
+    def forward_flops(self, batch: Batch) -> tf.Tensor:
+        lengths = tf.maximum(batch["item_id"].row_lengths() - 1, 0)
+        splits = tf.concat([[0], tf.cumsum(lengths)], axis=0)
+        blocks = tf.add_n([block.forward_flops(splits, self.config.dim) for block in self.blocks])
+        scores = tf.cast(splits[-1] * (1 + self.config.num_negatives), tf.float64)
+        return blocks + scores * 2 * self.config.dim
+
+    def _encode_all_but_last(
+        self, rows: tf.RaggedTensor, timestamps: tf.RaggedTensor, training: bool | None
+    ) -> tf.RaggedTensor:
+        """Each position asks at the time of the item that came next."""
+        positions = tf.maximum(rows.row_lengths() - 1, 0)
+        cut = [positions, rows.row_lengths() - positions]
+        return self._encode(
+            jagged.split(rows, cut)[0], jagged.split(timestamps, cut)[0], _after_first(timestamps), training
+        )
 
     def _encode(
         self,
@@ -129,20 +166,32 @@ class HSTURetrieval(SequenceModel):
         training: bool | None,
     ) -> tf.RaggedTensor:
         x = self.positions(rows, training=training)
-        buckets = None
-        if self.config.time_buckets:
-            buckets = time_buckets(timestamps, self.config.time_buckets, query_times)
+        times = {"timestamps": sequence_times(timestamps, query_times)} if attends_by_time(self.config) else {}
         for block in self.blocks:
-            x = block(x, timestamps=buckets, training=training)
+            x = block(x, training=training, **times)
         return x
 
-    def _negative_ids(self, num_positions: tf.Tensor) -> tf.Tensor:
+    def _negatives(self, num_positions: tf.Tensor) -> tf.Tensor:
+        """Places in the catalogue, <int32>[P, n], or [n] when shared."""
         number = self.config.num_negatives
         shape = [number] if self.config.share_negatives else tf.stack([num_positions, number])
         # Two words of seed: one for the run and the rank, one for the step.
         seed = tf.stack([tf.constant(self._seed * 65536 + self._rank, tf.int64), self.step])
-        drawn = tf.random.stateless_uniform(shape, seed, maxval=tf.size(self.catalogue, tf.int64), dtype=tf.int64)
-        return tf.gather(self.catalogue, drawn)
+        return tf.random.stateless_uniform(shape, seed, maxval=tf.size(self.catalogue), dtype=tf.int32)
+
+    def _places(self, ids: tf.Tensor) -> tf.Tensor:
+        """Where the catalogue, which ascends, holds each id."""
+        last = tf.size(self.catalogue, tf.int64) - 1
+        places = tf.minimum(tf.searchsorted(self.catalogue, ids, out_type=tf.int64), last)
+        message = "item_id holds an item that the catalogue lacks; set model.whole_catalogue to false"
+        known = tf.debugging.assert_equal(tf.gather(self.catalogue, places), ids, message=message)
+        with tf.control_dependencies([] if known is None else [known]):
+            return tf.identity(places)
+
+
+def _after_first(rows: tf.RaggedTensor) -> tf.RaggedTensor:
+    """Every row without its first entry: what came next, for each entry but the last."""
+    return jagged.last(rows, tf.maximum(rows.row_lengths() - 1, 0))
 
 
 def normalized(vectors: tf.Tensor) -> tf.Tensor:

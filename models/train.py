@@ -31,6 +31,7 @@ from models.export import export
 from models.prepare import prepare_data
 from tf_fusedrec import callbacks, keras, tf
 from tf_fusedrec.data import ParquetFolder, read_items, token_balanced_dataset
+from tf_fusedrec.utilization import ModelFlopsUtilization
 
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 
@@ -54,7 +55,7 @@ def run(experiment: Experiment, folder: pathlib.Path, output: pathlib.Path, resu
     item_ids, _ = read_items(folder)
     embedding = make_embedding(experiment)
     model = make_model(experiment, embedding, item_ids)
-    optimizer = keras.optimizers.legacy.Adam(train.learning_rate, beta_2=train.beta_2)
+    optimizer = keras.optimizers.legacy.Adam(train.learning_rate, beta_2=train.beta_2, epsilon=train.epsilon)
     model.compile(optimizer=fr.collectives.distributed_optimizer(optimizer))
     model(_no_rows(data))  # makes the weights, for the broadcast and the restore
 
@@ -67,13 +68,15 @@ def run(experiment: Experiment, folder: pathlib.Path, output: pathlib.Path, resu
         "steps_per_epoch": steps,
     }
     interrupt = callbacks.Interrupt()
-    throughput = callbacks.Throughput()
+    throughput = callbacks.Throughput(counts=("samples", "tokens", "flops"))
+    utilization = ModelFlopsUtilization()
     listeners = [
         callbacks.BroadcastDenseWeights(),
         interrupt,
         callbacks.Checkpoint(checkpoint, embedding, steps, extra, first_step=step),
         throughput,
-        callbacks.AverageMetrics(sums=("samples", "tokens")),
+        utilization,
+        callbacks.AverageMetrics(sums=("samples", "tokens", "flops")),
     ]
     if _is_chief():
         listeners.append(keras.callbacks.TensorBoard(output / "tensorboard", write_graph=False))
@@ -101,6 +104,7 @@ def run(experiment: Experiment, folder: pathlib.Path, output: pathlib.Path, resu
         fr.collectives.barrier()  # the first rank to leave ends the others, which may not have told yet
         return EXIT_INTERRUPTED
     rates = throughput.rates
+    rates["mfu"] = utilization.utilization(rates["flops_per_s"])
     results = evaluate(experiment, model, folder)
     inputs, expected = expected_answer(experiment, model, folder)
     if _is_chief():
@@ -136,7 +140,8 @@ def _finish(
         lines.append((name, shown, "" if baseline is None else f"{baseline:.4f}"))
     print("\n" + "\n".join(f"{name:<14}{value:>10}{baseline:>10}" for name, value, baseline in lines))
     for name, value in rates.items():
-        print(f"{name.replace('_per_s', '/s'):<14}{value:>10.0f}")
+        shown = f"{value:.4f}" if name == "mfu" else f"{value:.4g}" if name == "flops_per_s" else f"{value:.0f}"
+        print(f"{name.replace('_per_s', '/s'):<14}{shown:>10}")
     print(f"checkpoint    {checkpoint}")
     print(f"saved model   {saved_model} (another process answers within {difference:.1e})", flush=True)
 

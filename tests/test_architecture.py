@@ -29,6 +29,7 @@ LEVEL = {
     "embedding": 6,
     "checkpoint": 7,
     "callbacks": 8,
+    "utilization": 8,
     "external": 8,
 }
 # What each of these must never know, whatever the level.

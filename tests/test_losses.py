@@ -44,6 +44,33 @@ def test_sampled_softmax_against_loops(positions, shared, normalize):
     np.testing.assert_allclose(ours, expected, rtol=1e-12, atol=1e-12)  # float64 on both sides
 
 
+@pytest.mark.parametrize("positions", [0, 1, 20, 1100])  # 1100: three blocks of rows
+def test_softmax_over_a_catalogue_equals_the_one_over_gathered_rows(positions):
+    generator = np.random.default_rng(4)
+    items, query = generator.normal(size=(8, 5)), generator.normal(size=(positions, 5))
+    positives, negatives = generator.integers(0, 8, positions), generator.integers(0, 8, (positions, 6))
+
+    def gathered(query, items):
+        parts = query, tf.gather(items, positives), tf.gather(items, negatives), tf.constant(positives)
+        return losses.sampled_softmax(*parts, tf.constant(negatives), 0.3)
+
+    def chosen(query, items):
+        return losses.sampled_softmax_of_catalogue(query, items, tf.constant(positives), tf.constant(negatives), 0.3)
+
+    results = []
+    for loss in (gathered, chosen):
+        inputs = [tf.constant(query), tf.constant(items)]
+        with tf.GradientTape() as tape:
+            tape.watch(inputs)
+            nll = loss(*inputs)
+            total = tf.reduce_sum(nll * np.linspace(0.5, 1.5, positions))
+        results.append([nll, *map(tf.convert_to_tensor, tape.gradient(total, inputs))])
+    for theirs, ours in zip(*results):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-12, atol=1e-11)  # float64 on both sides
+    with pytest.raises(ValueError, match="temperature must be > 0, got 0"):
+        losses.sampled_softmax_of_catalogue(query, items, positives, negatives, 0)
+
+
 @pytest.mark.parametrize("shared", [False, True])
 def test_sampled_softmax_gradients_are_numeric_ones(shared):
     query, positive, negatives, positive_ids, negative_ids = retrieval_batch(4, shared)

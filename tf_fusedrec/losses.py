@@ -10,6 +10,7 @@ from tf_fusedrec import collectives
 from tf_fusedrec._tf_compat import tf
 
 COLLISION_LOGIT = -5e4  # a negative that is the positive itself; finite, as in the public HSTU experiments
+_BLOCK_ROWS = 512  # of a catalogue of thousands: a few MB, about the cache of a core
 NORM_FLOOR = 1e-6  # smallest length that L2 normalisation divides by, as there
 
 
@@ -133,6 +134,69 @@ def sampled_softmax(
     others = tf.where(collides, tf.constant(COLLISION_LOGIT, others.dtype), others / temperature)
     positive_logit = similarity / temperature
     return tf.reduce_logsumexp(tf.concat([positive_logit, others], axis=1), axis=1) - positive_logit[:, 0]
+
+
+def sampled_softmax_of_catalogue(
+    query: tf.Tensor, items: tf.Tensor, positives: tf.Tensor, negatives: tf.Tensor, temperature: float
+) -> tf.Tensor:
+    """`sampled_softmax` of normalised vectors, own negatives, for a catalogue whose rows are all at hand.
+
+    The same value without the [P, n, D] array of negatives: chosen entries of a blocked query x items product, and
+    sparse products backward. Quicker where P * n is far more than the items of the catalogue.
+
+    Args:
+      query: <float>[P, D].
+      items: <float>[I, D], every item of the catalogue.
+      positives: <int>[P], the item that came next, as a row of `items`.
+      negatives: <int>[P, n], as rows of `items`; one that equals the positive takes no part.
+      temperature: > 0.
+
+    Returns:
+      nll: <float>[P], float32 or wider. Reduce it with `global_mean`.
+
+    Raises:
+      ValueError: temperature is not positive.
+    """
+    if temperature <= 0:
+        raise ValueError(f"temperature must be > 0, got {temperature}.")
+    query, items = (_at_least_float32(vectors) for vectors in (query, items))
+    positives = tf.cast(positives, tf.int64)[:, tf.newaxis]
+    negatives = tf.cast(negatives, tf.int64)
+    chosen = tf.concat([positives, negatives], axis=1)
+    logits = chosen_products(query * _inverse_length(query), items * _inverse_length(items), chosen) / temperature
+    others = tf.where(negatives == positives, tf.constant(COLLISION_LOGIT, logits.dtype), logits[:, 1:])
+    return tf.reduce_logsumexp(tf.concat([logits[:, :1], others], axis=1), axis=1) - logits[:, 0]
+
+
+@tf.custom_gradient
+def chosen_products(left: tf.Tensor, right: tf.Tensor, chosen: tf.Tensor):
+    """left[p] . right[chosen[p, c]]: <float>[P, D], <float>[I, D], <int64>[P, C] -> <float>[P, C]; dense gradients.
+
+    Forward: blocks of left x right stay in the cache while their entries are picked; gathering C rows for every p
+    would move D times as much memory. Backward: the gradient is sparse in [P, I], and so are the two products.
+    """
+
+    def gradient(upstream):
+        shape = tf.shape(chosen, tf.int64)
+        rows = tf.repeat(tf.range(shape[0]), shape[1])
+        sparse = {
+            "a_indices": tf.stack([rows, tf.reshape(chosen, [-1])], axis=1),
+            "a_values": tf.reshape(upstream, [-1]),
+            "a_shape": tf.stack([shape[0], tf.shape(right, tf.int64)[0]]),
+        }
+        d_left = tf.raw_ops.SparseTensorDenseMatMul(**sparse, b=right)
+        return d_left, tf.raw_ops.SparseTensorDenseMatMul(**sparse, b=left, adjoint_a=True), None
+
+    blocks = tf.maximum(-(-tf.shape(left)[0] // _BLOCK_ROWS), 1)  # a TensorArray of nothing cannot be joined
+    picked = tf.TensorArray(left.dtype, blocks, infer_shape=False, element_shape=[None, chosen.shape[1]])
+
+    def pick(block, picked):
+        rows = slice(block * _BLOCK_ROWS, (block + 1) * _BLOCK_ROWS)
+        products = tf.matmul(left[rows], right, transpose_b=True)
+        return block + 1, picked.write(block, tf.gather(products, chosen[rows], batch_dims=1))
+
+    _, picked = tf.while_loop(lambda block, _: block < blocks, pick, [0, picked], parallel_iterations=1)
+    return tf.ensure_shape(picked.concat(), chosen.shape), gradient
 
 
 def _inverse_length(vectors: tf.Tensor) -> tf.Tensor:

@@ -1,4 +1,4 @@
-"""hstu.py: the research block against reference results, the MTGRBoost block against its equations, and its manners."""
+"""hstu.py: the research block against reference results, the other forms against their equations, and its manners."""
 
 import numpy as np
 import pytest
@@ -11,9 +11,10 @@ from tests.layers.cases import (
     times,
     tokens,
 )
-from tests.oracles.attention import mtgrboost_block_oracle
-from tf_fusedrec._tf_compat import keras, tf
-from tf_fusedrec.layers import HSTU, PositionEmbedding, jagged, time_buckets
+from tests.oracles.hstu import mtgrboost_block_oracle, production_block_oracle
+from tf_fusedrec import layers
+from tf_fusedrec._tf_compat import tf
+from tf_fusedrec.layers import HSTU, PositionEmbedding, jagged, sequence_times
 
 SIZES = {"num_heads": 2, "qk_dim": 4, "value_dim": 6, "max_sequence_length": 30}
 SPECS = [
@@ -35,7 +36,7 @@ def test_research_block_equals_the_reference_forward_and_backward():
     stamps = np.concatenate([arrays["timestamps"], arrays["timestamps"][:, -1:]], axis=1)
     flat, asks = (np.concatenate([row[begin : begin + n] for row, n in zip(stamps, lengths)]) for begin in (0, 1))
     splits = tf.constant(arrays["seq_offsets"])
-    buckets = time_buckets(
+    asked = sequence_times(
         tf.RaggedTensor.from_row_splits(flat, splits),
         query_times=tf.RaggedTensor.from_row_splits(asks, splits),
     )
@@ -43,10 +44,10 @@ def test_research_block_equals_the_reference_forward_and_backward():
     layer.build([None, None, x.shape[1]])
     names = {
         "_uvqk": layer.projection.kernel,
-        "_o__weight": layer.output_projection.kernel,
-        "_o__bias": layer.output_projection.bias,
-        "_rel_attn_bias___pos_w": layer.position_weights,
-        "_rel_attn_bias___ts_w": layer.time_weights,
+        "_o__weight": layer.output_stage.projection.kernel,
+        "_o__bias": layer.output_stage.projection.bias,
+        "_rel_attn_bias___pos_w": layer.bias_weights.position_weights,
+        "_rel_attn_bias___ts_w": layer.bias_weights.time_weights,
     }
     assert len(names) == len(layer.trainable_variables)
     for name, variable in names.items():
@@ -54,7 +55,7 @@ def test_research_block_equals_the_reference_forward_and_backward():
         variable.assign(arrays[name].T if name == "_o__weight" else arrays[name])
     with tf.GradientTape() as tape:
         tape.watch(x)
-        out = layer(tf.RaggedTensor.from_row_splits(x, splits), timestamps=buckets).values
+        out = layer(tf.RaggedTensor.from_row_splits(x, splits), timestamps=asked).values
         total = tf.reduce_sum(out * arrays["dout"])
     assert_within_noise(out, arrays["out"], arrays["noise_out"])
     gradients = tape.gradient(total, {"x": x, **names})
@@ -67,9 +68,9 @@ def test_research_block_equals_the_reference_forward_and_backward():
 def test_mtgrboost_block_equals_its_equations():
     lengths = ROW_LENGTHS["mixed"]
     x, _ = batch(lengths)
-    layer = HSTU(**SIZES, form="mtgrboost", relative_bias=False)
+    layer = HSTU(**SIZES, form="mtgrboost", position_bias=False, time_encoding="none")
     out = layer(x)
-    projection, output = layer.projection, layer.output_projection
+    projection, output = layer.projection, layer.output_stage.projection
     projection.bias.assign(np.linspace(-0.5, 0.5, projection.bias.shape[0]))
     weights = [projection.kernel, projection.bias, output.kernel, output.bias]
     expected = mtgrboost_block_oracle(
@@ -84,7 +85,52 @@ def test_mtgrboost_block_equals_its_equations():
     assert np.max(np.abs(out.values - expected)) > 1e-3  # the biases count
 
 
-@pytest.mark.parametrize("form", ["research", "mtgrboost"])
+def test_production_block_equals_its_equations():
+    lengths = ROW_LENGTHS["mixed"]
+    x, _ = batch(lengths)
+    layer = HSTU(**SIZES, form="production", position_bias=False, time_encoding="none")
+    layer(x)
+    weights = {
+        "input_norm": (layer.input_norm_weight, layer.input_norm_bias),
+        "projection": (layer.projection.kernel, layer.projection.bias),
+        "norm": (layer.output_stage.norm_weight, layer.output_stage.norm_bias),
+        "output": (layer.output_stage.projection.kernel,),
+    }
+    generator = np.random.default_rng(5)
+    for pair in weights.values():
+        for variable in pair:
+            variable.assign(generator.normal(size=variable.shape, scale=0.5).astype(np.float32))
+    values = {name: [v.numpy().astype(np.float64) for v in pair] for name, pair in weights.items()}
+    expected = production_block_oracle(
+        x.values.numpy().astype(np.float64),
+        splits_of(lengths),
+        values,
+        *(SIZES[name] for name in ("num_heads", "qk_dim", "value_dim")),
+        scale=1.0 / 30.0,
+    )
+    np.testing.assert_allclose(layer(x).values, expected, atol=3e-5)  # float32, as below
+
+
+@pytest.mark.parametrize("divisor", ["row_length", "visible_keys"])
+def test_divisors_scale_each_asking_token(divisor):
+    """Without gate and norm in the way: what goes into the op, by a kernel that tells its scale."""
+    lengths, told = [5, 0, 3], []
+    x, _ = batch(lengths)
+    layer = HSTU(**SIZES, divisor=divisor, attention_window=2, position_bias=False, time_encoding="none")
+
+    def attention(query, key, value, row_splits, *, scale, **masks):
+        told.append((scale, masks))
+        return layers.jagged_attention(query, key, value, row_splits, scale=scale, **masks)
+
+    layer.kernels = layer.kernels._replace(attention=attention)
+    layer(x)
+    ((scale, masks),) = told
+    wanted = [5] * 5 + [3] * 3 if divisor == "row_length" else [1, 2, 3, 3, 3, 1, 2, 3]
+    np.testing.assert_allclose(1.0 / scale, wanted, rtol=1e-6)
+    assert masks["attention_window"] == 2 and masks["min_full_length"] == 0 and masks["alpha"] == 1.0
+
+
+@pytest.mark.parametrize("form", ["research", "production", "mtgrboost"])
 def test_targets_in_one_row_equal_one_row_per_target(form):
     """One user with 3 exposures, and the same as 3 rows with one exposure each."""
     context, history, exposures = 2, 5, 3
@@ -97,9 +143,9 @@ def test_targets_in_one_row_equal_one_row_per_target(form):
         splits, counts = tf.constant(splits_of(lengths)), tf.constant(counts)
         times_ = tf.RaggedTensor.from_row_splits(stamps, splits)
         hidden = stack[0](tf.RaggedTensor.from_row_splits(values, splits), num_targets=counts)
-        buckets = time_buckets(times_, num_targets=counts)
+        asked = sequence_times(times_, num_targets=counts)
         for block in stack[1:]:
-            hidden = block(hidden, timestamps=buckets, num_targets=counts, contextual_length=context)
+            hidden = block(hidden, timestamps=asked, num_targets=counts, contextual_length=context)
         return jagged.last(hidden, counts).values
 
     together = targets(x, stamps, [len(x)], [exposures])
@@ -115,7 +161,7 @@ def test_targets_in_one_row_equal_one_row_per_target(form):
     np.testing.assert_allclose(together, each, atol=5e-6)  # float32, other order of summation
 
 
-@pytest.mark.parametrize("form", ["research", "mtgrboost"])
+@pytest.mark.parametrize("form", ["research", "production", "mtgrboost"])
 def test_graph_of_unknown_sizes_gives_gradients_for_all_weights(form):
     layer = HSTU(**SIZES, form=form)
     layer.build([None, None, 8])
@@ -137,32 +183,19 @@ def test_graph_of_unknown_sizes_gives_gradients_for_all_weights(form):
             assert np.any(gradient) == (sum(lengths) > 0), variable.name
 
 
-def test_buckets_made_once_equal_buckets_made_by_the_block():
+def test_times_made_once_equal_times_made_by_the_block():
     x, stamps = batch(ROW_LENGTHS["mixed"])
     layer = HSTU(**SIZES, time_buckets=40)
     for counts in (None, tf.constant([2, 5, 1, 0, 0])):
-        shared = layer(x, timestamps=time_buckets(stamps, 40, num_targets=counts), num_targets=counts)
+        shared = layer(x, timestamps=sequence_times(stamps, num_targets=counts), num_targets=counts)
         own = layer(x, timestamps=stamps, num_targets=counts)
         np.testing.assert_array_equal(shared.values, own.values)
-
-
-def test_config_round_trip_builds_the_same_layer():
-    for layer in (
-        HSTU(3, 5, 7, "mtgrboost", 20, 0.3, True, 17, name="block"),
-        HSTU(relative_bias=False),
-        HSTU(**SIZES, time_buckets=0),
-    ):
-        again = HSTU.from_config(layer.get_config())
-        assert again.get_config() == layer.get_config()
-        layer.build([None, None, 8])
-        again.build([None, None, 8])
-        assert [w.shape for w in again.weights] == [w.shape for w in layer.weights]
 
 
 def test_new_weights_are_drawn_apart():
     layer = HSTU(num_heads=2, qk_dim=4, value_dim=4, max_sequence_length=65, time_buckets=128)
     layer.build([None, None, 8])
-    position, time = layer.position_weights.numpy(), layer.time_weights.numpy()
+    position, time = (weights.numpy() for weights in layer.bias_weights.weights)
     assert position.shape == time.shape and np.any(position != time)
     assert abs(np.std(position) - 0.02) < 0.005  # 129 draws: standard error 0.0012
 
@@ -175,32 +208,15 @@ def test_dropout_works_in_training_only():
     assert np.any(layer(x, timestamps=stamps, training=True).values != still)
 
 
-def test_mixed_bfloat16_runs_near_float32():
-    x, stamps = batch(ROW_LENGTHS["mixed"])
-    full = HSTU(**SIZES)
-    expected = full(x, timestamps=stamps).values
-    half = HSTU(**SIZES, dtype=keras.mixed_precision.Policy("mixed_bfloat16"))
-    half.build([None, None, 8])
-    half.set_weights(full.get_weights())
-    with tf.GradientTape() as tape:
-        out = half(x, timestamps=stamps).values
-        total = tf.reduce_sum(tf.cast(out, tf.float32) ** 2)
-    assert out.dtype == tf.bfloat16
-    # bfloat16 keeps 8 bits; a few roundings of numbers up to 4.
-    np.testing.assert_allclose(tf.cast(out, tf.float32), expected, atol=0.06)
-    for gradient in tape.gradient(total, half.trainable_variables):
-        assert gradient.dtype == tf.float32 and np.all(np.isfinite(gradient))
-
-
 def test_a_saved_model_answers_alike(tmp_path):
     module = tf.Module()
     module.blocks = [HSTU(**SIZES), HSTU(**SIZES)]
 
     @tf.function(input_signature=SPECS, autograph=False)
     def serve(x, stamps):
-        buckets = time_buckets(stamps)
+        asked = sequence_times(stamps)
         for block in module.blocks:
-            x = block(x, timestamps=buckets)
+            x = block(x, timestamps=asked)
         return x
 
     module.serve = serve
@@ -217,9 +233,15 @@ def test_a_saved_model_answers_alike(tmp_path):
     ("arguments", "words"),
     [
         ({"num_heads": 0}, "num_heads must be >= 1, got 0"),
+        ({"attention_window": -1}, "attention_window must be >= 0, got -1"),
+        ({"divisor": "batch"}, r"divisor must be one of \('max_length', 'row_length', 'visible_keys'\), got 'batch'"),
+        ({"time_encoding": "sine"}, r"time_encoding must be one of \('none', 'buckets', .* got 'sine'"),
+        ({"gate_activation": "relu"}, "gate_activation must be one of .* got 'relu'"),
+        ({"group_norm": True}, "group_norm and gate_activation belong to form \"production\", got form 'research'"),
+        ({"form": "mtgrboost", "concat": True}, 'concat belongs to the forms "research" and "production"'),
         ({"max_sequence_length": 0}, "max_sequence_length must be >= 1, got 0"),
-        ({"form": "meta"}, r"form must be one of \('research', 'mtgrboost'\), got 'meta'"),
-        ({"time_buckets": 146}, r"time_buckets must be 0 .* 145, got 146"),
+        ({"form": "meta"}, r"form must be one of \('research', 'production', 'mtgrboost'\), got 'meta'"),
+        ({"time_buckets": 146}, "time_buckets must be 1 .. 145, got 146"),
     ],
 )
 def test_wrong_arguments_are_named(arguments, words):
@@ -229,13 +251,13 @@ def test_wrong_arguments_are_named(arguments, words):
 
 def test_wrong_calls_are_named():
     x, stamps = batch([3, 2])
-    with pytest.raises(ValueError, match="'block' has a time bias and needs timestamps"):
+    with pytest.raises(ValueError, match="'block_bias' has a time bias and needs timestamps"):
         HSTU(**SIZES, name="block")(x)
-    with pytest.raises(ValueError, match="'block' has no time bias, but got timestamps"):
-        HSTU(**SIZES, time_buckets=0, name="block")(x, timestamps=stamps)
+    with pytest.raises(ValueError, match="'block_bias' has no time bias, but got timestamps"):
+        HSTU(**SIZES, time_encoding="none", name="block")(x, timestamps=stamps)
     with pytest.raises(ValueError, match="x must be a RaggedTensor"):
         HSTU(**SIZES)(x.to_tensor(), timestamps=stamps)
     with pytest.raises(tf.errors.InvalidArgumentError, match="longer than max_sequence_length = 2"):
-        HSTU(max_sequence_length=2, relative_bias=False)(x)
+        HSTU(max_sequence_length=2, position_bias=False, time_encoding="none")(x)
     with pytest.raises(tf.errors.InvalidArgumentError, match="timestamps must have the row length"):
         HSTU(**SIZES)(x, timestamps=batch([4, 1])[1])

@@ -93,3 +93,41 @@ def test_what_cannot_be_done_is_named():
         jagged.last(rows, -1)
     with pytest.raises(ValueError, match="ragged in axis 1 only, got ragged_rank 2"):
         jagged.to_dense(tf.ragged.constant([[[1.0], []]]))
+
+
+@pytest.mark.parametrize("lengths", ROW_LENGTHS.values(), ids=ROW_LENGTHS)
+@pytest.mark.parametrize("shape", INNER_SHAPES)
+def test_interleaving_and_back(lengths, shape):
+    first, second = ragged(lengths, *shape), ragged(lengths, *shape, seed=1)
+    both = jagged.interleave(first, second)
+    assert both.values.shape[1:] == shape
+    for row, length in enumerate(lengths):
+        np.testing.assert_array_equal(both[row][0::2], first[row])
+        np.testing.assert_array_equal(both[row][1::2], second[row])
+        assert both.row_lengths()[row] == 2 * length
+    for part, back in zip((first, second), jagged.deinterleave(both)):
+        np.testing.assert_array_equal(back.values, part.values)
+        np.testing.assert_array_equal(back.row_splits, part.row_splits)
+
+
+def test_interleaving_refuses_rows_that_do_not_fit():
+    with pytest.raises(tf.errors.InvalidArgumentError, match="first and second must have the same row lengths"):
+        jagged.interleave(ragged([2, 1]), ragged([1, 2]))
+    with pytest.raises(tf.errors.InvalidArgumentError, match="rows must have even lengths"):
+        jagged.deinterleave(ragged([2, 1]))
+
+
+def test_gathered_rows_have_a_dense_gradient():
+    table = tf.constant(tokens([4], 3))
+    with tf.GradientTape() as tape:
+        tape.watch(table)
+        out = jagged.gather_rows(table, tf.constant([2, 0, 2]))
+    gradient = tape.gradient(out, table)
+    np.testing.assert_array_equal(out, table.numpy()[[2, 0, 2]])
+    np.testing.assert_array_equal(gradient[:, 0], [1, 0, 2, 0])
+
+
+def test_lengths_are_checked_against_the_layer():
+    np.testing.assert_array_equal(jagged.checked_lengths(ragged([3, 2]), 3, "block").values, ragged([3, 2]).values)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="layer 'block': a row of x is longer than max_sequence"):
+        jagged.checked_lengths(ragged([3, 2]), 2, "block")

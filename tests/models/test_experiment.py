@@ -67,6 +67,8 @@ def test_overrides_are_yaml(tmp_path):
         ({"data": {"source": "movielens"}}, "data.source 'movielens' is retrieval data, but task is 'ranking'"),
         ({"data": {"source": "kuairand", "users": 5}}, "data.users is a size of a synthetic data set"),
         ({"data": {"source": "synthetic-ranking", "users": -1}}, "data.users must be >= 1, got -1"),
+        ({"train": {"epsilon": 0.0}}, "train.epsilon must be > 0, got 0.0"),
+        ({"embedding": {"beta_2": 1.0}}, "embedding.beta_2 must lie between 0 and 1, got 1.0"),
         ({"embedding": {"optimizer": "lion"}}, r"embedding.optimizer must be one of \['adagrad'"),
         ({"embedding": {"stddev": 0.0}}, "embedding.stddev must be > 0, got 0.0"),
         ({"train": {"beta_2": 1.0}}, "train.beta_2 must lie between 0 and 1, got 1.0"),
@@ -77,6 +79,25 @@ def test_overrides_are_yaml(tmp_path):
 def test_refusals_name_section_field_and_value(sections, message):
     with pytest.raises(ValueError, match=message):
         experiment.from_dict(fields(**sections))
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (
+            {"encoder": "gru"},
+            r"model.encoder must be one of \['hstu', 'fuxi_alpha', 'fuxi_beta', 'sasrec'\], got 'gru'",
+        ),
+        ({"time_encoding": "sine"}, r"model.time_encoding must be one of \['none', 'buckets'"),
+        ({"output_slots": -1}, "model.output_slots must be >= 0, got -1"),
+        ({"ffn_multiple": 0}, "model.ffn_multiple must be >= 1, got 0"),
+        ({"whole_catalogue": True, "share_negatives": True}, "set model.share_negatives to false"),
+    ],
+)
+def test_refusals_of_retrieval(model, message):
+    sections = fields(task="retrieval", data={"source": "synthetic-retrieval"}, model=model)
+    with pytest.raises(ValueError, match=message):
+        experiment.from_dict(sections)
 
 
 @pytest.mark.parametrize(

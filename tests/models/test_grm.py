@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from benchmarks.sequence_batching import forward_flops
 from models.build import table_of_feature
 from models.experiment import RankingConfig
 from models.grm import GRM, TASKS
@@ -108,3 +109,12 @@ def test_labels_beside_the_batch_are_refused():
     batch = ranking_batch(histories=[2], exposures=[1])
     with pytest.raises(ValueError, match="takes one dict of features and labels per batch"):
         make_grm().compute_loss(x=batch, y=tf.zeros([1]), y_pred=None)
+
+
+def test_flops_are_those_counted_from_the_sizes():
+    """Against the count of benchmarks/sequence_batching.py, which has its own tests; training is three times it."""
+    model, batch = make_grm(), ranking_batch(histories=[5, 0, 12, 1], exposures=[3, 2, 6, 0])
+    expected = forward_flops(CONFIG, np.array([5, 0, 12, 1]), np.array([3, 2, 6, 0])).total
+    assert float(model.forward_flops(batch)) == expected
+    model.compile(keras.optimizers.legacy.SGD(0.1))
+    assert float(model.train_step(batch)["flops"]) == 3 * expected

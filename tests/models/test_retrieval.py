@@ -52,6 +52,49 @@ def test_loss_is_the_sampled_softmax_of_normalised_vectors(share):
     assert loss == pytest.approx(np.mean(expected), rel=1e-4)
 
 
+def test_the_whole_catalogue_gives_the_loss_and_the_gradients_of_gathered_negatives():
+    batch, results = retrieval_batch([6, 1, 0, 9], seed=3), []
+    for whole in (False, True):
+        model = make_model(RetrievalConfig(**{**vars(CONFIG), "whole_catalogue": whole}))
+        model(batch)
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(model.position_losses(batch, model(batch)))
+        table = model.embedding.tables["item"]
+        gradients = tape.gradient(loss, [table, *model.blocks[0].trainable_variables])
+        results.append([loss, *map(tf.convert_to_tensor, gradients)])
+    assert len(results[0]) == len(results[1]) > 3
+    for gathered, whole in zip(*results):
+        # float32: scores reach 20, and the two sum in another order.
+        np.testing.assert_allclose(whole, gathered, rtol=1e-4, atol=1e-5)
+
+
+def test_items_that_the_catalogue_lacks_are_refused():
+    model = make_model(RetrievalConfig(**{**vars(CONFIG), "whole_catalogue": True}))
+    batch = {"item_id": ragged([2], [5, 63]), "timestamp": ragged([2], [START, START + 1])}
+    with pytest.raises(tf.errors.InvalidArgumentError, match="item_id holds an item that the catalogue lacks"):
+        model(batch)
+
+
+@pytest.mark.parametrize("encoder", ["hstu", "fuxi_alpha", "fuxi_beta", "sasrec"])
+def test_every_encoder_trains_and_answers_from_the_past_only(encoder):
+    config = RetrievalConfig(**{**vars(CONFIG), "encoder": encoder, "time_encoding": "stretched"})
+    model = make_model(config)
+    batch = retrieval_batch([4, 0, 7], seed=2)
+    out = model(batch)
+    later = {**batch, "item_id": ragged([4, 0, 7], [*batch["item_id"].values.numpy()[:10], 1])}
+    np.testing.assert_allclose(model(later).query[:9], out.query[:9], atol=1e-6)  # the last item is only predicted
+    model.compile(keras.optimizers.legacy.SGD(0.1))
+    logs = model.train_step(batch)
+    assert np.isfinite(float(logs["loss"])) and float(logs["flops"]) == 3 * float(model.forward_flops(batch))
+
+
+def test_flops_by_hand():
+    model, batch = make_model(), retrieval_batch([4, 1, 3])
+    tokens, pairs = 3 + 2, 6 + 3
+    blocks = 2 * (tokens * (8 * 4 * 4 + 4 * 8) + pairs * 2 * 4) * CONFIG.num_blocks
+    assert float(model.forward_flops(batch)) == blocks + 2 * tokens * (1 + 5) * 8
+
+
 def test_negatives_are_a_function_of_seed_step_and_rank():
     batch = retrieval_batch([4, 4])
 

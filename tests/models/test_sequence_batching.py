@@ -4,8 +4,7 @@ import numpy as np
 
 from benchmarks.sequence_batching import forward_flops
 from models.experiment import RankingConfig
-from tf_fusedrec import tf
-from tf_fusedrec.layers.masks import attention_mask
+from tests.oracles.jagged_attention import visible_pairs
 
 CONFIG = RankingConfig(
     contextual=("a", "b"), dim=8, num_blocks=3, num_heads=2, qk_dim=4, value_dim=5, num_experts=3,
@@ -15,11 +14,7 @@ CONFIG = RankingConfig(
 
 def test_attention_counts_the_pairs_that_the_mask_shows():
     history, exposed = np.array([4, 0, 7]), np.array([2, 3, 0])
-    lengths = history + exposed + 2
-    mask = attention_mask(
-        tf.constant(lengths), tf.constant(lengths.max()), tf.constant(exposed), contextual_length=2
-    ).numpy()
-    pairs = sum(int(row[:n, :n].sum()) for row, n in zip(mask, lengths))
+    pairs = sum(int(visible_pairs(2 + h + e, e, contextual_length=2).sum()) for h, e in zip(history, exposed))
     # A pair costs a product of 4 and one of 5 columns, in 2 heads and 3 blocks; multiply and add are two.
     assert forward_flops(CONFIG, history, exposed).attention == pairs * 2 * (4 + 5) * 2 * 3
 

@@ -1,24 +1,51 @@
 """Keras layers over ragged sequences: what the dense side of a generative recommender is built of.
 
-Reading order: jagged (rows of different length), masks and relative_bias (which pairs see each
-other, and how near they are), attention (the one function that a fused op will replace), hstu,
-mmoe, positions.
+Reading order: jagged (rows of different length), positions (the input), hstu with bias_weights and gated_output, fuxi,
+sasrec, mmoe. The attention itself is tf_fusedrec/ops/jagged_attention.py, or, for serving without our ops,
+stock_attention.py.
 """
 
 from tf_fusedrec.layers import jagged
-from tf_fusedrec.layers.attention import jagged_attention
+from tf_fusedrec.layers.bias_weights import BiasWeights
+from tf_fusedrec.layers.fuxi import FuXi
+from tf_fusedrec.layers.gated_output import GatedOutput
 from tf_fusedrec.layers.hstu import HSTU
+from tf_fusedrec.layers.kernels import FUSED, STOCK
 from tf_fusedrec.layers.mmoe import MMoE
+from tf_fusedrec.layers.position_time import PositionTimeEmbedding
 from tf_fusedrec.layers.positions import PositionEmbedding
-from tf_fusedrec.layers.relative_bias import RelativeBias, TimeBuckets, time_buckets
+from tf_fusedrec.layers.relative_bias import bucket_thresholds
+from tf_fusedrec.layers.sasrec import SASRec
+from tf_fusedrec.layers.visible_keys import visible_keys
+from tf_fusedrec.ops import (
+    BucketTable,
+    RelativeBias,
+    SequenceTimes,
+    TimeFunction,
+    bias_attention,
+    jagged_attention,
+    sequence_times,
+)
 
 __all__ = [
+    "FUSED",
     "HSTU",
+    "STOCK",
+    "BiasWeights",
+    "BucketTable",
+    "FuXi",
+    "GatedOutput",
     "MMoE",
     "PositionEmbedding",
+    "PositionTimeEmbedding",
     "RelativeBias",
-    "TimeBuckets",
+    "SASRec",
+    "SequenceTimes",
+    "TimeFunction",
+    "bias_attention",
+    "bucket_thresholds",
     "jagged",
     "jagged_attention",
-    "time_buckets",
+    "sequence_times",
+    "visible_keys",
 ]

@@ -1,65 +1,68 @@
 """One HSTU block: project, attend, gate, project back, add.
 
-A model is PositionEmbedding (positions.py), then a stack of these. The attention itself is
-attention.py; its bias is relative_bias.py.
+A model is PositionEmbedding (positions.py), then a stack of these. The attention is ops/jagged_attention.py; its bias
+comes from bias_weights.py, and what follows it is gated_output.py.
 """
 
 from __future__ import annotations
 
 from tf_fusedrec._tf_compat import keras, tf
-from tf_fusedrec.layers import jagged
-from tf_fusedrec.layers.attention import jagged_attention
-from tf_fusedrec.layers.relative_bias import (
-    MAX_TIME_BUCKETS,
-    RelativeBias,
-    TimeBuckets,
-    time_buckets,
-)
+from tf_fusedrec.layers import jagged, norms
+from tf_fusedrec.layers.bias_weights import BiasWeights, check_bias_arguments
+from tf_fusedrec.layers.gated_output import GATE_ACTIVATIONS, GatedOutput
+from tf_fusedrec.layers.kernels import FUSED
+from tf_fusedrec.layers.visible_keys import visible_keys
 
-FORMS = ("research", "mtgrboost")
+FORMS = ("research", "production", "mtgrboost")
+DIVISORS = ("max_length", "row_length", "visible_keys")
 
 
 class HSTU(keras.layers.Layer):
-    """Hierarchical sequential transduction unit over ragged sequences.
+    """Hierarchical sequential transduction unit over ragged sequences, in one of three published forms.
 
-    form="research", the layer of the public HSTU experiments:
-      u, v, q, k = split(SiLU(LN(x) W));   out = x + dropout(u * LN(attention(q, k, v))) W_o + b_o
-      LN has no weights, epsilon 1e-6; W has no bias and is drawn from N(0, 0.02).
-    form="mtgrboost", equations 1-3 of MTGRBoost:
-      u, q, k, v = split(SiLU(x W + b));   out = x + dropout(LN(attention(q, k, v) * u)) W_o + b_o
-      LN has weights. The paper's equations show neither the residual x nor a divisor; both are
-      added here, as in HSTU.
-    attention = sum_j SiLU(q_i k_j + bias_ij) v_j / N with the masks of masks.py: context, causal
-    history, targets.
+    "research", the layer of the public experiments:
+      u, v, q, k = split(SiLU(LN(x) W));               out = x + dropout(u * LN(attention)) W_o + b_o
+      LN has no weights, W has no bias and is drawn from N(0, 0.02).
+    "production", the layer of the public operators ("STU"):
+      u, v, q, k = split(LN'(x) W + b), u = SiLU(u);   out = x + dropout(u * LN'(attention)) W_o
+      LN' has weights; scores are divided by sqrt(qk_dim). The public one has no relative bias: position_bias=False,
+      time_encoding="none".
+    "mtgrboost", equations 1-3 of MTGRBoost:
+      u, q, k, v = split(SiLU(x W + b));               out = x + dropout(LN'(attention * u)) W_o + b_o
+      The paper's equations show neither the residual x nor a divisor; both are added here, as in HSTU.
+    attention = sum_j SiLU(q_i k_j + bias_ij) v_j / divisor, over the tokens that the masks of
+    ops.jagged_attention let i see. All epsilons are 1e-6.
 
     Args:
       num_heads: H.
       qk_dim, value_dim: columns of one head's query and key, and of its value.
-      form: "research" or "mtgrboost".
-      max_sequence_length: N >= the longest row; also the divisor of the attention and the size of
-        the position bias.
+      form: one of FORMS.
+      max_sequence_length: N >= the longest row; size of the position table.
       dropout: before the last projection.
-      relative_bias: adds a learned bias by distance in the sequence and in time, one pair of tables
-        per block.
-      time_buckets: G, the time table has G+1 rows; 0 leaves the time bias out. Ignored without
-        relative_bias.
+      position_bias, time_encoding, time_buckets: see BiasWeights; one set of weights per block, shared by its heads.
+      divisor: "max_length": N, as published; the answer does not depend on the length of the row. "row_length": the
+        row's own length. "visible_keys": the number of tokens that the asking one sees.
+      attention_window: 0, or how many places back a token sees.
+      min_full_length: that many of the newest tokens of a row ignore the window.
+      concat: projects three parts instead of the gated one. research: [u, LN(attention), u * LN(attention)];
+        production: [u, attention, u * LN'(attention)].
+      group_norm: production only; LN' of the attention is of each head, with one weight per head.
+      gate_activation: production only; applied to u once more, one of "none", "silu", "sigmoid".
 
     Call:
       x: RaggedTensor <float>[B,(L),D].
-      timestamps: RaggedTensor <int64>[B,(L)] in seconds; or TimeBuckets made of it once for a whole
-        stack (`layers.time_buckets`, which also says at what time a token asks). Required when
-        there is a time bias.
+      timestamps: RaggedTensor <int64>[B,(L)] in seconds; or SequenceTimes made of it once for a whole stack
+        (`ops.sequence_times`, which also says at what time a token asks). Required when there is a time bias.
       num_targets: None or <int>[B], targets at the end of each row.
       contextual_length: C, context tokens at the start of each row.
       returns RaggedTensor <float>[B,(L),D].
 
     Raises:
-      ValueError: an argument out of range, x is not ragged, or timestamps are missing or not
+      ValueError: an argument out of range or not of this form, x is not ragged, or timestamps are missing or not
         wanted.
-      InvalidArgumentError: a row is longer than max_sequence_length; timestamps have other row
-        lengths than x.
+      InvalidArgumentError: a row is longer than max_sequence_length; timestamps have other row lengths than x.
 
-    Source: Zhai et al., Actions Speak Louder than Words (ICML 2024); MTGRBoost, section 2.
+    Source: Zhai et al., Actions Speak Louder than Words (ICML 2024) and its public code; MTGRBoost, section 2.
     """
 
     def __init__(
@@ -70,151 +73,159 @@ class HSTU(keras.layers.Layer):
         form: str = "research",
         max_sequence_length: int = 211,
         dropout: float = 0.0,
-        relative_bias: bool = True,
+        position_bias: bool = True,
+        time_encoding: str = "buckets",
         time_buckets: int = 128,
+        divisor: str = "max_length",
+        attention_window: int = 0,
+        min_full_length: int = 0,
+        concat: bool = False,
+        group_norm: bool = False,
+        gate_activation: str = "none",
         **layer_arguments,
     ):
         super().__init__(**layer_arguments)
-        sizes = {
-            "num_heads": num_heads,
-            "qk_dim": qk_dim,
-            "value_dim": value_dim,
-            "max_sequence_length": max_sequence_length,
-        }
-        for name, number in sizes.items():
+        for name, number in {"num_heads": num_heads, "qk_dim": qk_dim, "value_dim": value_dim}.items():
             if number < 1:
                 raise ValueError(f"{name} must be >= 1, got {number}.")
-        if form not in FORMS:
-            raise ValueError(f"form must be one of {FORMS}, got {form!r}.")
-        if not 0 <= time_buckets <= MAX_TIME_BUCKETS:
-            raise ValueError(f"time_buckets must be 0 (no time bias) .. {MAX_TIME_BUCKETS}, got {time_buckets}.")
+        for name, number in {"attention_window": attention_window, "min_full_length": min_full_length}.items():
+            if number < 0:
+                raise ValueError(f"{name} must be >= 0, got {number}. Use 0 for none.")
+        for name, given, known in (
+            ("form", form, FORMS),
+            ("divisor", divisor, DIVISORS),
+            ("gate_activation", gate_activation, tuple(GATE_ACTIVATIONS)),
+        ):
+            if given not in known:
+                raise ValueError(f"{name} must be one of {known}, got {given!r}.")
+        check_bias_arguments(max_sequence_length, time_encoding, time_buckets)
+        if form != "production" and (group_norm or gate_activation != "none"):
+            raise ValueError(f'group_norm and gate_activation belong to form "production", got form {form!r}.')
+        if form == "mtgrboost" and concat:
+            raise ValueError('concat belongs to the forms "research" and "production", got form "mtgrboost".')
         self.num_heads = num_heads
         self.qk_dim = qk_dim
         self.value_dim = value_dim
         self.form = form
         self.max_sequence_length = max_sequence_length
-        self.relative_bias = relative_bias
+        self.dropout = dropout
+        self.position_bias = position_bias
+        self.time_encoding = time_encoding
         self.time_buckets = time_buckets
-        self.dropout = keras.layers.Dropout(dropout, dtype=self.dtype_policy)
+        self.divisor = divisor
+        self.attention_window = attention_window
+        self.min_full_length = min_full_length
+        self.concat = concat
+        self.group_norm = group_norm
+        self.gate_activation = gate_activation
+        self.kernels = FUSED  # models/export.py puts STOCK here
 
     def build(self, input_shape):
         columns, inner = input_shape[-1], self.num_heads * self.value_dim
-        research = self.form == "research"
+        research, production = self.form == "research", self.form == "production"
         self.projection = keras.layers.Dense(
             2 * self.num_heads * (self.value_dim + self.qk_dim),
             use_bias=not research,
-            kernel_initializer=_small_normal() if research else "glorot_uniform",
-            activation=tf.nn.silu,
+            kernel_initializer=keras.initializers.RandomNormal(stddev=0.02) if research else "glorot_uniform",
+            activation=None if production else tf.nn.silu,
             dtype=self.dtype_policy,
             name="projection",
         )
-        self.output_projection = keras.layers.Dense(columns, dtype=self.dtype_policy, name="output_projection")
-        self.attention_norm = self._layer_norm(weights=not research, name="attention_norm")
-        if research:
-            self.input_norm = self._layer_norm(weights=False, name="input_norm")
-        if self.relative_bias:
-            self.position_weights = self.add_weight(
-                "position_weights", [2 * self.max_sequence_length - 1], initializer=_small_normal()
-            )
-            if self.time_buckets:
-                self.time_weights = self.add_weight(
-                    "time_weights", [self.time_buckets + 1], initializer=_small_normal()
-                )
-        for layer, width in (
-            (self.projection, columns),
-            (self.output_projection, inner),
-            (self.attention_norm, inner),
+        if production:
+            self.input_norm_weight = self.add_weight("input_norm_weight", [columns], initializer="ones")
+            self.input_norm_bias = self.add_weight("input_norm_bias", [columns], initializer="zeros")
+        self.bias_weights = BiasWeights(
+            self.max_sequence_length,
+            self.position_bias,
+            self.time_encoding,
+            self.time_buckets,
+            name=f"{self.name}_bias",
+        )
+        concat = ("normalized" if research else "raw") if self.concat else "none"
+        self.output_stage = GatedOutput(
+            self.num_heads,
+            norm="plain" if research else "per_head" if self.group_norm else "affine",
+            gate_before_norm=self.form == "mtgrboost",
+            gate_activation=self.gate_activation,
+            concat=concat,
+            use_bias=not production,
+            dropout=self.dropout,
+            dtype=self.dtype_policy,
+            name="output_stage",
+        )
+        for layer, shape in (
+            (self.projection, tf.TensorShape([None, columns])),
+            (self.bias_weights, None),
+            (self.output_stage, [tf.TensorShape([None, width]) for width in (columns, inner, inner)]),
         ):
             with tf.name_scope(layer.name):
-                layer.build(tf.TensorShape([None, width]))
+                layer.build(shape)
         super().build(input_shape)
 
     def call(self, x, timestamps=None, num_targets=None, contextual_length=0, training=None):
-        jagged.check_sequence("x", x)
-        x = self._checked_lengths(x)
-        bias = self._bias(x, timestamps, num_targets)
-        research = self.form == "research"
-        projected = self.projection(self.input_norm(x.values) if research else x.values)
-        gate, query, key, value = self._split(projected)
-        attended = jagged_attention(
+        x = jagged.checked_lengths(x, self.max_sequence_length, self.name)
+        bias = self.bias_weights(x.row_splits, timestamps, num_targets)
+        gate, query, key, value = self._split(self.projection(self._normalized(x.values)))
+        masks = {
+            "num_targets": num_targets,
+            "contextual_length": contextual_length,
+            "attention_window": self.attention_window,
+            "min_full_length": self.min_full_length,
+        }
+        attended = self.kernels.attention(
             self._heads(query, self.qk_dim),
             self._heads(key, self.qk_dim),
             self._heads(value, self.value_dim),
             x.row_splits,
-            scale=1.0 / self.max_sequence_length,
-            num_targets=num_targets,
-            contextual_length=contextual_length,
-            relative_bias=bias,
+            scale=self._scale(x, masks),
+            alpha=self.qk_dim**-0.5 if self.form == "production" else 1.0,
+            bias=bias,
+            **masks,
         )
         attended = tf.reshape(attended, [-1, self.num_heads * self.value_dim])
-        gated = gate * self.attention_norm(attended) if research else self.attention_norm(attended * gate)
-        return x.with_values(x.values + self.output_projection(self.dropout(gated, training=training)))
+        return x.with_values(self.output_stage([x.values, gate, attended], training=training))
+
+    def forward_flops(
+        self, row_splits: tf.Tensor, columns: int, num_targets: tf.Tensor | None = None, contextual_length: int = 0
+    ) -> tf.Tensor:
+        """Multiplications and additions of the matrix products for these rows, <float64>[]: only pairs that see."""
+        keys = visible_keys(
+            row_splits, num_targets, contextual_length, self.attention_window, self.min_full_length
+        )  # fmt: skip
+        qk, inner = self.num_heads * self.qk_dim, self.num_heads * self.value_dim
+        of_token = 2 * columns * 2 * (qk + inner) + 2 * (3 if self.concat else 1) * inner * columns
+        tokens, pairs = (tf.cast(number, tf.float64) for number in (row_splits[-1], tf.reduce_sum(keys)))
+        return tokens * of_token + pairs * 2 * (qk + inner)
 
     def get_config(self):
-        return {
-            **super().get_config(),
-            "num_heads": self.num_heads,
-            "qk_dim": self.qk_dim,
-            "value_dim": self.value_dim,
-            "form": self.form,
-            "max_sequence_length": self.max_sequence_length,
-            "dropout": self.dropout.rate,
-            "relative_bias": self.relative_bias,
-            "time_buckets": self.time_buckets,
-        }
-
-    def _layer_norm(self, weights: bool, name: str) -> keras.layers.Layer:
-        return keras.layers.LayerNormalization(
-            epsilon=1e-6, center=weights, scale=weights, dtype=self.dtype_policy, name=name
+        names = (
+            "num_heads qk_dim value_dim form max_sequence_length dropout position_bias time_encoding time_buckets "
+            "divisor attention_window min_full_length concat group_norm gate_activation"
         )
+        return {**super().get_config(), **{name: getattr(self, name) for name in names.split()}}
+
+    def _normalized(self, tokens: tf.Tensor) -> tf.Tensor:
+        if self.form == "mtgrboost":
+            return tokens
+        normalized = norms.layer_norm(tokens)
+        if self.form == "research":
+            return normalized
+        return normalized * self.input_norm_weight + self.input_norm_bias
 
     def _split(self, projected: tf.Tensor) -> list[tf.Tensor]:
         """[T, all] -> gate, query, key, value. Columns lie as in the sources: u v q k; u q k v."""
         qk, value = self.num_heads * self.qk_dim, self.num_heads * self.value_dim
-        if self.form == "research":
-            gate, value, query, key = tf.split(projected, [value, value, qk, qk], axis=-1)
-        else:
-            gate, query, key, value = tf.split(projected, [value, qk, qk, value], axis=-1)
-        return [gate, query, key, value]
+        if self.form == "mtgrboost":
+            return tf.split(projected, [value, qk, qk, value], axis=-1)
+        gate, value, query, key = tf.split(projected, [value, value, qk, qk], axis=-1)
+        return [tf.nn.silu(gate) if self.form == "production" else gate, query, key, value]
 
-    def _checked_lengths(self, x: tf.RaggedTensor) -> tf.RaggedTensor:
-        fits = tf.debugging.assert_less_equal(
-            x.row_lengths(),
-            tf.constant(self.max_sequence_length, tf.int64),
-            message=f"layer {self.name!r}: a row of x is longer than max_sequence_length = "
-            f"{self.max_sequence_length}. Trim it with jagged.last.",
-        )
-        with tf.control_dependencies([] if fits is None else [fits]):
-            return x.with_values(tf.identity(x.values))
+    def _scale(self, x: tf.RaggedTensor, masks: dict) -> float | tf.Tensor:
+        if self.divisor == "max_length":
+            return 1.0 / self.max_sequence_length
+        if self.divisor == "visible_keys":
+            return 1.0 / tf.cast(visible_keys(x.row_splits, **masks), tf.float32)
+        return 1.0 / tf.cast(tf.gather(x.row_lengths(), x.value_rowids()), tf.float32)
 
     def _heads(self, tokens: tf.Tensor, columns: int) -> tf.Tensor:
         return tf.reshape(tokens, [-1, self.num_heads, columns])
-
-    def _bias(self, x, timestamps, num_targets) -> RelativeBias | None:
-        wants_times = self.relative_bias and self.time_buckets > 0
-        if wants_times and timestamps is None:
-            raise ValueError(
-                f"layer {self.name!r} has a time bias and needs timestamps, got None. "
-                "Pass timestamps=, or build the layer with time_buckets=0."
-            )
-        if not wants_times and timestamps is not None:
-            raise ValueError(
-                f"layer {self.name!r} has no time bias, but got timestamps. Leave them out, or "
-                "build the layer with relative_bias=True and time_buckets > 0."
-            )
-        if not self.relative_bias:
-            return None
-        if not wants_times:
-            return RelativeBias(tf.convert_to_tensor(self.position_weights))
-        if not isinstance(timestamps, TimeBuckets):
-            timestamps = time_buckets(timestamps, self.time_buckets, num_targets=num_targets)
-        return RelativeBias(
-            tf.convert_to_tensor(self.position_weights),
-            tf.convert_to_tensor(self.time_weights),
-            timestamps,
-        )
-
-
-def _small_normal() -> keras.initializers.Initializer:
-    """A new object per weight: one tf_keras initializer used twice draws the same numbers twice."""
-    return keras.initializers.RandomNormal(stddev=0.02)

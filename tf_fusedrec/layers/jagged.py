@@ -165,6 +165,71 @@ def check_sequence(name: str, ragged: tf.RaggedTensor) -> None:
         )
 
 
+def checked_lengths(ragged: tf.RaggedTensor, longest: int, layer: str) -> tf.RaggedTensor:
+    """The same rows, which are checked to be no longer than `longest`, the max_sequence_length of layer `layer`."""
+    check_sequence("x", ragged)
+    fits = tf.debugging.assert_less_equal(
+        ragged.row_lengths(),
+        tf.constant(longest, tf.int64),
+        message=f"layer {layer!r}: a row of x is longer than max_sequence_length = {longest}. "
+        "Trim it with jagged.last.",
+    )
+    with tf.control_dependencies([] if fits is None else [fits]):
+        return ragged.with_values(tf.identity(ragged.values))
+
+
+def interleave(first: tf.RaggedTensor, second: tf.RaggedTensor) -> tf.RaggedTensor:
+    """Rows f_0 s_0 f_1 s_1 ..., of content and action tokens, for example; twice as long.
+
+    Args:
+      first, second: RaggedTensors <any>[B,(L),...] of the same row lengths.
+
+    Returns:
+      RaggedTensor <any>[B,(2L),...]. At inference targets are not interleaved: `concat` them behind it.
+
+    Raises:
+      ValueError: one is not a RaggedTensor.
+      InvalidArgumentError: the row lengths differ.
+
+    Example:
+      [[1, 2], [3]] and [[10, 20], [30]]  ->  [[1, 10, 2, 20], [3, 30]]
+    """
+    check_sequence("first", first)
+    check_sequence("second", second)
+    same = tf.debugging.assert_equal(
+        first.row_splits, second.row_splits, message="first and second must have the same row lengths"
+    )
+    with tf.control_dependencies([] if same is None else [same]):
+        pairs = tf.stack([first.values, second.values], axis=1)
+    values = tf.reshape(pairs, tf.concat([[-1], tf.shape(pairs)[2:]], axis=0))
+    values.set_shape([None, *pairs.shape[2:]])
+    return tf.RaggedTensor.from_row_splits(values, 2 * first.row_splits, validate=False)
+
+
+def deinterleave(ragged: tf.RaggedTensor) -> tuple[tf.RaggedTensor, tf.RaggedTensor]:
+    """Tokens at even and at odd places of each row: the inverse of `interleave`; all rows have even lengths."""
+    check_sequence("ragged", ragged)
+    even = tf.debugging.assert_equal(
+        ragged.row_splits % 2, tf.zeros([], ragged.row_splits.dtype), message="rows must have even lengths"
+    )
+    with tf.control_dependencies([] if even is None else [even]):
+        splits = ragged.row_splits // 2
+    return tuple(tf.RaggedTensor.from_row_splits(ragged.values[i::2], splits, validate=False) for i in (0, 1))
+
+
+@tf.custom_gradient
+def gather_rows(table: tf.Tensor, rows: tf.Tensor):
+    """table[rows]: <float>[N, D], <int>[T] -> <float>[T, D], with a dense gradient.
+
+    tf.gather's own gradient is IndexedSlices, which optimizers sort and Horovod gathers from all ranks.
+    """
+
+    def gradient(upstream):
+        return tf.math.unsorted_segment_sum(upstream, rows, tf.shape(table)[0]), None
+
+    return tf.gather(table, rows), gradient
+
+
 @tf.custom_gradient
 def _pad(values, row_splits):
     """TensorFlow's own gradient of to_tensor is IndexedSlices; the dense one is `from_dense`."""

@@ -73,6 +73,13 @@ class MMoE(keras.layers.Layer):
         gates = _top_gates(logits, self.top_k)
         return [tf.reduce_sum(gate[:, :, tf.newaxis] * experts, axis=1) for gate in tf.unstack(gates, axis=1)]
 
+    def forward_flops(self, columns: int) -> int:
+        """Multiplications and additions of the matrix products for one token of `columns` columns."""
+        experts = columns * self.num_experts * self.expert_units
+        gates = columns * self.num_tasks * self.num_experts
+        mixing = self.num_tasks * self.num_experts * self.expert_units
+        return 2 * (experts + gates + mixing)
+
     def get_config(self):
         return {
             **super().get_config(),

@@ -44,19 +44,11 @@ class PositionEmbedding(keras.layers.Layer):
         super().build(input_shape)
 
     def call(self, x, num_targets=None, training=None):
-        jagged.check_sequence("x", x)
-        lengths = x.row_lengths()
-        fits = tf.debugging.assert_less_equal(
-            lengths,
-            tf.constant(self.max_sequence_length, tf.int64),
-            message=f"layer {self.name!r}: a row of x is longer than max_sequence_length = "
-            f"{self.max_sequence_length}. Trim it with jagged.last.",
-        )
-        with tf.control_dependencies([] if fits is None else [fits]):
-            rows, places = jagged.token_places(x.row_splits)
+        x = jagged.checked_lengths(x, self.max_sequence_length, self.name)
+        rows, places = jagged.token_places(x.row_splits)
         if num_targets is not None:
-            places = tf.minimum(places, tf.gather(lengths - tf.cast(num_targets, tf.int64), rows))
-        positions = _rows_dense_gradient(tf.convert_to_tensor(self.positions), places)
+            places = tf.minimum(places, tf.gather(x.row_lengths() - tf.cast(num_targets, tf.int64), rows))
+        positions = jagged.gather_rows(tf.convert_to_tensor(self.positions), places)
         return x.with_values(self.dropout(x.values * x.shape[-1] ** 0.5 + positions, training=training))
 
     def get_config(self):
@@ -65,13 +57,3 @@ class PositionEmbedding(keras.layers.Layer):
             "max_sequence_length": self.max_sequence_length,
             "dropout": self.dropout.rate,
         }
-
-
-@tf.custom_gradient
-def _rows_dense_gradient(table, places):
-    """table[places] with a dense gradient: Horovod would gather IndexedSlices from all ranks."""
-
-    def gradient(upstream):
-        return tf.math.unsorted_segment_sum(upstream, places, tf.shape(table)[0]), None
-
-    return tf.gather(table, places), gradient

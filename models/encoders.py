@@ -1,0 +1,53 @@
+"""The stack of sequence blocks of an experiment: which layer, of which size. Used by grm.py and retrieval.py."""
+
+from __future__ import annotations
+
+from typing import Any, Union, overload
+
+from models.experiment import RankingConfig, RetrievalConfig
+from tf_fusedrec.layers import HSTU, FuXi, SASRec
+
+Block = Union[HSTU, FuXi, SASRec]
+
+
+@overload
+def encoder_blocks(config: RankingConfig) -> list[HSTU]: ...
+@overload
+def encoder_blocks(config: RetrievalConfig) -> list[Block]: ...
+def encoder_blocks(config: RankingConfig | RetrievalConfig) -> list[Any]:
+    """The blocks of a model, first to last."""
+    return [_block(config, f"block_{number}") for number in range(config.num_blocks)]
+
+
+def attends_by_time(config: RankingConfig | RetrievalConfig) -> bool:
+    """Whether the blocks want timestamps."""
+    if isinstance(config, RetrievalConfig) and config.encoder == "sasrec":
+        return False
+    return _time_encoding(config) != "none"
+
+
+def _block(config: RankingConfig | RetrievalConfig, name: str) -> Block:
+    common: dict[str, Any] = {
+        "num_heads": config.num_heads,
+        "max_sequence_length": config.max_sequence_length,
+        "dropout": config.dropout,
+        "name": name,
+    }
+    if isinstance(config, RetrievalConfig) and config.encoder == "sasrec":
+        return SASRec(ffn_units=config.ffn_multiple * config.dim, **common)
+    common |= {
+        "qk_dim": config.qk_dim,
+        "value_dim": config.value_dim,
+        "time_encoding": _time_encoding(config),
+        "time_buckets": config.time_buckets or 1,
+    }
+    if isinstance(config, RankingConfig):
+        return HSTU(form="mtgrboost", **common)
+    if config.encoder == "hstu":
+        return HSTU(form="research", position_bias=config.position_bias, **common)
+    return FuXi(form=config.encoder.removeprefix("fuxi_"), ffn_multiple=config.ffn_multiple, **common)
+
+
+def _time_encoding(config: RankingConfig | RetrievalConfig) -> str:
+    encoding = config.time_encoding if isinstance(config, RetrievalConfig) else "buckets"
+    return "none" if encoding == "buckets" and not config.time_buckets else encoding

@@ -1,0 +1,121 @@
+"""What every layer of the folder must do: configuration round trip, float16-like policies, and no rows at all."""
+
+import numpy as np
+import pytest
+
+from tests.layers.cases import ROW_LENGTHS, splits_of, times, tokens
+from tf_fusedrec import layers
+from tf_fusedrec._tf_compat import keras, tf
+
+N = 30
+HSTU_SIZES = {"num_heads": 2, "qk_dim": 4, "value_dim": 6, "max_sequence_length": N}
+FUXI_SIZES = {**HSTU_SIZES, "dropout": 0.2}
+# name -> class, arguments, whether it is called with timestamps. A new layer is one row.
+LAYERS = {
+    "hstu_research": (layers.HSTU, {**HSTU_SIZES, "concat": True, "dropout": 0.3, "time_buckets": 17}, True),
+    "hstu_production": (
+        layers.HSTU,
+        {
+            **HSTU_SIZES,
+            "form": "production",
+            "group_norm": True,
+            "gate_activation": "silu",
+            "position_bias": False,
+            "time_encoding": "none",
+            "attention_window": 5,
+            "min_full_length": 2,
+            "divisor": "row_length",
+        },
+        False,
+    ),
+    "hstu_mtgrboost": (layers.HSTU, {**HSTU_SIZES, "form": "mtgrboost", "time_encoding": "power"}, True),
+    "fuxi_alpha": (layers.FuXi, {**FUXI_SIZES, "ffn_multiple": 2}, True),
+    "fuxi_beta": (layers.FuXi, {**FUXI_SIZES, "form": "beta", "time_encoding": "exponential"}, True),
+    "fuxi_gamma": (layers.FuXi, {**FUXI_SIZES, "form": "beta", "time_encoding": "stretched"}, True),
+    "sasrec": (layers.SASRec, {"num_heads": 2, "ffn_units": 6, "max_sequence_length": N, "dropout": 0.1}, False),
+    "positions": (layers.PositionEmbedding, {"max_sequence_length": N, "dropout": 0.1}, False),
+    "position_time": (
+        layers.PositionTimeEmbedding,
+        {"num_positions": N, "time_buckets": 12, "time_bucket_function": "log"},
+        True,
+    ),
+}
+
+
+def made(name, **more):
+    kind, arguments, timed = LAYERS[name]
+    layer = kind(**arguments, **more, name=name)
+
+    def call(lengths, **options):
+        splits = splits_of(lengths)
+        x = tf.RaggedTensor.from_row_splits(tokens(lengths, 8), splits)
+        if timed:
+            options["timestamps"] = tf.RaggedTensor.from_row_splits(times(lengths), splits)
+        return layer(x, **options)
+
+    return layer, call
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_config_round_trip_builds_the_same_layer(name):
+    layer, _ = made(name)
+    again = type(layer).from_config(layer.get_config())
+    assert again.get_config() == layer.get_config()
+    assert LAYERS[name][1].items() <= layer.get_config().items()
+    for one in (layer, again):
+        one.build([None, None, 8])
+    assert [w.shape for w in again.weights] == [w.shape for w in layer.weights] and layer.weights
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_mixed_bfloat16_runs_near_float32(name):
+    layer, call = made(name)
+    expected = call(ROW_LENGTHS["mixed"]).values
+    half, half_call = made(name, dtype=keras.mixed_precision.Policy("mixed_bfloat16"))
+    half.build([None, None, 8])
+    half.set_weights(layer.get_weights())
+    with tf.GradientTape() as tape:
+        out = half_call(ROW_LENGTHS["mixed"]).values
+        total = tf.reduce_sum(tf.cast(out, tf.float32) ** 2)
+    assert out.dtype == tf.bfloat16
+    # bfloat16 keeps 8 bits: a hundredth of the largest entry is a few roundings.
+    np.testing.assert_allclose(tf.cast(out, tf.float32), expected, atol=0.03 * np.abs(expected).max())
+    for variable, gradient in zip(half.trainable_variables, tape.gradient(total, half.trainable_variables)):
+        assert gradient.dtype == variable.dtype == tf.float32 and np.all(np.isfinite(gradient)), variable.name
+
+
+@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("lengths", ["all_rows_empty", "no_rows", "empty_first_and_last"])
+def test_rows_without_tokens_are_ordinary(name, lengths):
+    _, call = made(name)
+    out = call(ROW_LENGTHS[lengths])
+    np.testing.assert_array_equal(out.row_splits, splits_of(ROW_LENGTHS[lengths]))
+    assert np.all(np.isfinite(out.values))
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_dropout_works_in_training_only(name):
+    _, call = made(name)
+    lengths = ROW_LENGTHS["mixed"]
+    still = call(lengths).values
+    np.testing.assert_array_equal(
+        call(lengths, training=False).values if "dropout" in LAYERS[name][1] else still, still
+    )
+    if "dropout" in LAYERS[name][1]:
+        assert np.any(call(lengths, training=True).values != still)
+
+
+def test_bias_weights_and_the_output_stage_round_trip():
+    for layer in (
+        layers.BiasWeights(9, False, "stretched", 3, name="bias"),
+        layers.GatedOutput(2, "per_head", True, "sigmoid", "raw", False, 0.4, name="output"),
+    ):
+        again = type(layer).from_config(layer.get_config())
+        assert again.get_config() == layer.get_config()
+
+
+def test_bias_weights_are_float32_under_any_policy():
+    layer = layers.BiasWeights(9, dtype=keras.mixed_precision.Policy("mixed_bfloat16"))
+    layer.build(None)
+    assert {weight.dtype for weight in layer.weights} == {tf.float32}
+    assert layer.compute_dtype == "float32"

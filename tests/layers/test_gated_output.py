@@ -1,0 +1,64 @@
+"""gated_output.py against reference results of the public operators' output stage, and its options by formula."""
+
+import numpy as np
+import pytest
+
+from tests.layers.cases import assert_within_noise, oracle_file
+from tests.oracles.hstu import layer_norm, sigmoid, silu
+from tf_fusedrec._tf_compat import tf
+from tf_fusedrec.layers import GatedOutput
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("layernorm_plain", {"norm": "affine"}),
+        ("groupnorm", {"norm": "per_head", "num_heads": 2}),
+        ("silu_gate", {"norm": "affine", "gate_activation": "silu"}),
+    ],
+)
+def test_equals_the_reference_forward_and_backward(name, options):
+    arrays, _ = oracle_file(f"output_stage_{name}")
+    layer = GatedOutput(use_bias=False, **options)
+    inputs = {key: tf.constant(arrays[key]) for key in ("x", "u", "attn")}
+    layer.build([value.shape for value in inputs.values()])
+    variables = {"norm_w": layer.norm_weight, "norm_b": layer.norm_bias, "out_w": layer.projection.kernel}
+    for key, variable in variables.items():
+        variable.assign(arrays[key])
+    with tf.GradientTape() as tape:
+        tape.watch(list(inputs.values()))
+        out = layer(list(inputs.values()))
+        total = tf.reduce_sum(out * arrays["dout"])
+    assert_within_noise(out, arrays["out"], arrays["noise_out"])
+    for key, gradient in tape.gradient(total, {**inputs, **variables}).items():
+        assert_within_noise(gradient, arrays[f"d_{key}"], arrays[f"noise_d_{key}"])
+
+
+@pytest.mark.parametrize("concat", ["none", "normalized", "raw"])
+@pytest.mark.parametrize("activation", ["none", "sigmoid"])
+def test_options_by_formula(concat, activation):
+    generator = np.random.default_rng(1)
+    x, gate, attended = (generator.normal(size=(5, width)).astype(np.float32) for width in (3, 4, 4))
+    layer = GatedOutput(norm="plain", concat=concat, gate_activation=activation)
+    out = layer([x, gate, attended])
+    gate = gate if activation == "none" else sigmoid(gate)
+    parts = [gate * layer_norm(attended)]
+    if concat != "none":
+        parts = [gate, layer_norm(attended) if concat == "normalized" else attended, *parts]
+    expected = x + np.concatenate(parts, axis=1) @ layer.projection.kernel.numpy()
+    np.testing.assert_allclose(out, expected, atol=1e-5)  # float32 sums of up to 12 terms
+
+
+def test_gate_before_norm():
+    generator = np.random.default_rng(2)
+    x, gate, attended = (generator.normal(size=(5, width)).astype(np.float32) for width in (3, 4, 4))
+    layer = GatedOutput(norm="affine", gate_before_norm=True, gate_activation="silu")
+    out = layer([x, gate, attended])
+    expected = x + layer_norm(attended * silu(gate)) @ layer.projection.kernel.numpy()
+    np.testing.assert_allclose(out, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("option", ["norm", "gate_activation", "concat"])
+def test_unknown_options_are_named(option):
+    with pytest.raises(ValueError, match=f"{option} must be one of .* got 'other'"):
+        GatedOutput(**{option: "other"})

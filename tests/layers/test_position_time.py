@@ -1,0 +1,74 @@
+"""position_time.py against reference results of the public operators, one token at a time, and its thresholds."""
+
+import math
+
+import numpy as np
+import pytest
+
+from tests.layers.cases import ROW_LENGTHS, assert_within_noise, oracle_file, splits_of, times, tokens
+from tf_fusedrec._tf_compat import tf
+from tf_fusedrec.layers import PositionTimeEmbedding
+
+
+@pytest.mark.parametrize("name", ["plain", "targets_ctx"])
+def test_equals_the_reference_forward_and_backward(name):
+    arrays, settings = oracle_file(f"pos_ts_embedding_{name}")
+    columns = arrays["seq_emb"].shape[1]
+    # The reference of these files limits buckets to its table's columns; a table of as many rows does the same.
+    layer = PositionTimeEmbedding(arrays["pos_emb"].shape[0], columns - 1, settings["time_bucket_fn"])
+    layer.build([None, None, columns])
+    layer.positions.assign(arrays["pos_emb"])
+    layer.ages.assign(arrays["ts_emb"][:columns])
+    # The reference adds to embeddings that are scaled already.
+    x = tf.constant(arrays["seq_emb"] / math.sqrt(columns))
+    splits = tf.constant(arrays["seq_offsets"])
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        out = layer(
+            tf.RaggedTensor.from_row_splits(x, splits),
+            tf.RaggedTensor.from_row_splits(arrays["timestamps"], splits),
+            num_targets=tf.constant(arrays["num_targets"]),
+            contextual_length=settings["contextual"],
+        ).values
+        total = tf.reduce_sum(out * arrays["dout"])
+    assert_within_noise(out, arrays["out"], 1e-7)  # one multiplication and two additions
+    d_x, d_positions, d_ages = tape.gradient(total, [x, layer.positions, layer.ages])
+    assert_within_noise(d_x / math.sqrt(columns), arrays["d_seq_emb"], 1e-7)
+    assert_within_noise(d_positions, arrays["d_pos_emb"], 1e-6)  # sums of up to 20 terms
+    assert_within_noise(d_ages, arrays["d_ts_emb"][:columns], 1e-6)
+    assert not arrays["d_ts_emb"][columns:].any()
+
+
+@pytest.mark.parametrize("lengths", ROW_LENGTHS.values(), ids=ROW_LENGTHS)
+@pytest.mark.parametrize("function", ["sqrt", "log"])
+def test_each_token_gets_the_rows_of_its_place_and_age(lengths, function):
+    layer, splits = PositionTimeEmbedding(9, 40, function), splits_of(lengths)
+    stamps = times(lengths) // 50  # ages up to ten days
+    counts = [n // 3 for n in lengths]
+    x = tf.RaggedTensor.from_row_splits(tokens(lengths, 4), splits)
+    ragged_times = tf.RaggedTensor.from_row_splits(stamps, splits)
+    out = layer(x, ragged_times, num_targets=tf.constant(counts, tf.int64), contextual_length=2)
+    for begin, end, count in zip(splits[:-1], splits[1:], counts):
+        for token in range(begin, end):
+            place = token - begin
+            position = place if place < 2 else min(2 + max(end - begin - count - place, 0), 8)
+            minutes = int(stamps[end - 1] - stamps[token]) / 60
+            bucket = math.sqrt(minutes) if function == "sqrt" else math.log(max(minutes, 1))
+            expected = x.values[token] * 2.0 + layer.positions[position] + layer.ages[min(int(bucket), 40)]
+            np.testing.assert_allclose(out.values[token], expected, atol=1e-6)
+
+
+def test_thresholds_of_large_buckets_fit():
+    thresholds = PositionTimeEmbedding(1, 2048, "log")._thresholds()
+    assert (np.diff(thresholds) >= 0).all() and thresholds[0] == math.ceil(60 * math.e)
+    assert PositionTimeEmbedding(1, 3)._thresholds().tolist() == [60, 240, 540]
+
+
+def test_what_cannot_be_done_is_named():
+    x = tf.RaggedTensor.from_row_splits(tf.zeros([3, 4]), [0, 1, 3])
+    with pytest.raises(ValueError, match="time_bucket_function must be 'sqrt' or 'log', got 'exp'"):
+        PositionTimeEmbedding(3, time_bucket_function="exp")
+    with pytest.raises(ValueError, match="num_positions must be >= 1, got 0"):
+        PositionTimeEmbedding(0)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="timestamps must have the row lengths of x"):
+        PositionTimeEmbedding(3)(x, tf.RaggedTensor.from_row_splits(tf.zeros([3], tf.int64), [0, 2, 3]))

@@ -1,0 +1,80 @@
+"""stock_attention.py against the definitions of the op, under all masks and biases; and against reference results."""
+
+import numpy as np
+import pytest
+
+from tests.layers.cases import ROW_LENGTHS, assert_within_noise, oracle_file, splits_of, times, tokens
+from tests.oracles.jagged_attention import attention_oracle, bias_attention_oracle
+from tf_fusedrec._tf_compat import tf
+from tf_fusedrec.layers import BucketTable, RelativeBias, TimeFunction, bucket_thresholds, sequence_times
+from tf_fusedrec.layers.stock_attention import bias_attention, jagged_attention
+
+MASKS = {
+    "causal": {},
+    "window": {"attention_window": 4},
+    "window_and_newest": {"attention_window": 3, "min_full_length": 2},
+    "context": {"contextual_length": 2},
+    "context_window": {"contextual_length": 1, "attention_window": 5, "min_full_length": 1},
+}
+FUNCTIONS = {"power": [0.3, 0.5], "exponential": [0.2, -9.0], "stretched": [0.3, -2.0, 0.3]}
+
+
+def biases(lengths, counts, kind):
+    """A RelativeBias and the same as arguments of the oracle."""
+    generator = np.random.default_rng(2)
+    position = tf.constant(generator.normal(size=59).astype(np.float32))
+    stamps = tf.RaggedTensor.from_row_splits(times(lengths) % 10**6, splits_of(lengths))
+    asked = sequence_times(stamps, num_targets=counts)
+    shared = {"asks": asked.asks, "answers": asked.answers, "position_weights": position}
+    if kind == "buckets":
+        weights, thresholds = tf.constant(generator.normal(size=31).astype(np.float32)), bucket_thresholds(30)
+        bias = RelativeBias(position, BucketTable(weights, tf.constant(thresholds)), asked)
+        return bias, {**shared, "kind": kind, "parameters": weights, "thresholds": thresholds}
+    parameters = tf.constant(FUNCTIONS[kind])
+    return RelativeBias(position, TimeFunction(kind, parameters), asked), {
+        **shared,
+        "kind": kind,
+        "parameters": parameters,
+    }
+
+
+@pytest.mark.parametrize("lengths", ROW_LENGTHS.values(), ids=ROW_LENGTHS)
+@pytest.mark.parametrize("masks", MASKS.values(), ids=MASKS)
+@pytest.mark.parametrize("with_targets", [False, True])
+def test_equals_the_definitions(lengths, masks, with_targets):
+    # Rows hold their context and their targets.
+    lengths = [n + 3 if n else 0 for n in lengths]
+    counts = tf.constant([n // 4 for n in lengths], tf.int64) if with_targets else None
+    q, k, v = (tf.constant(tokens(lengths, 2, d, seed=s)) for s, d in enumerate((5, 5, 3)))
+    splits = tf.constant(splits_of(lengths))
+    scale = tf.constant(np.linspace(0.1, 1.0, sum(lengths)).astype(np.float32))
+    for kind in (None, "buckets", *FUNCTIONS):
+        bias, arguments = (None, {}) if kind is None else biases(lengths, counts, kind)
+        shared = {"num_targets": counts, **masks}
+        ours = jagged_attention(q, k, v, splits, scale=scale, alpha=0.7, bias=bias, **shared)
+        expected = attention_oracle(q, k, v, splits, scale=scale, alpha=0.7, **shared, **arguments)
+        np.testing.assert_allclose(ours, expected, rtol=1e-5, atol=1e-5)  # float32, other order of summation
+        if bias is not None:
+            ours = bias_attention(v, splits, bias=bias, **shared)
+            expected = bias_attention_oracle(v, splits, **shared, **arguments)
+            np.testing.assert_allclose(ours, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["attn_window_minfull", "attn_context_window_targets"])
+def test_equals_reference_results(name):
+    arrays, settings = oracle_file(name)
+    splits = arrays["seq_offsets"]
+    q, k, v = (tf.constant(arrays[x].reshape(splits[-1], settings["heads"], -1)) for x in "qkv")
+    ours = jagged_attention(
+        q,
+        k,
+        v,
+        tf.constant(splits),
+        scale=1.0 / settings["max_seq_len"],
+        alpha=settings["alpha"],
+        num_targets=arrays.get("num_targets"),
+        contextual_length=settings.get("contextual_seq_len", 0),
+        attention_window=settings.get("max_attn_len", 0),
+        min_full_length=settings.get("min_full_attn_seq_len", 0),
+    )
+    assert_within_noise(ours, arrays["out"].reshape(ours.shape), arrays["noise_out"])

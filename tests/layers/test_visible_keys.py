@@ -1,0 +1,43 @@
+"""visible_keys.py against the masks, drawn pair by pair."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.layers.cases import ROW_LENGTHS, splits_of
+from tests.oracles.jagged_attention import visible_pairs
+from tf_fusedrec._tf_compat import tf
+from tf_fusedrec.layers import visible_keys
+
+
+def counted(lengths, targets, context, window, full):
+    rows = [
+        visible_pairs(n, 0 if targets is None else t, context, window, full).sum(axis=1)
+        for n, t in zip(lengths, lengths if targets is None else targets)
+    ]
+    return np.concatenate([*rows, np.empty(0, np.int64)])
+
+
+@pytest.mark.parametrize("lengths", ROW_LENGTHS.values(), ids=ROW_LENGTHS)
+def test_causal_rows(lengths):
+    expected = np.concatenate([*[np.arange(1, n + 1) for n in lengths], np.empty(0, np.int64)])
+    np.testing.assert_array_equal(visible_keys(tf.constant(splits_of(lengths))), expected)
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    st.lists(st.tuples(st.integers(0, 6), st.integers(0, 4)), min_size=1, max_size=4),
+    st.booleans(),
+    st.integers(0, 3),
+    st.integers(0, 5),
+    st.integers(0, 3),
+)
+def test_all_masks(rows, with_targets, context, window, full):
+    """Every row holds its context: what comes behind it are history and targets."""
+    lengths = [context + history + targets for history, targets in rows]
+    targets = [count for _, count in rows] if with_targets else None
+    ours = visible_keys(
+        tf.constant(splits_of(lengths)), None if targets is None else tf.constant(targets), context, window, full
+    )
+    np.testing.assert_array_equal(ours, counted(lengths, targets, context, window, full))

@@ -1,0 +1,160 @@
+"""FuXi blocks: separate attention channels by meaning, position and time, then a gated feed-forward network.
+
+Built of the same op as hstu.py: its `bias_attention` applies the position and the time map to the values as they are,
+without SiLU and without a divisor.
+"""
+
+from __future__ import annotations
+
+from tf_fusedrec._tf_compat import keras, tf
+from tf_fusedrec.layers import jagged, norms
+from tf_fusedrec.layers.bias_weights import BiasWeights, check_bias_arguments
+from tf_fusedrec.layers.kernels import FUSED
+from tf_fusedrec.layers.visible_keys import visible_keys
+
+FORMS = ("alpha", "beta")
+
+
+class FuXi(keras.layers.Layer):
+    """FuXi-alpha or FuXi-beta block over ragged sequences.
+
+    With RMS = RMSNorm without weights, epsilon 1e-6:
+      u, v, q, k = split(SiLU(RMS(x) W));  channels, per head: position map v, time map v, SiLU(q k) v / N
+      h = x + Lin0(dropout(u * RMS(channels)));   g = dropout(RMS(h));   out = h + Lin2(SiLU(Lin1 g) * Lin3 g)
+    "alpha" has the three channels; "beta" has no q and k and the first two (it attends by place and time alone).
+    The maps are causal and shared by the heads; no targets, no context.
+
+    Args:
+      num_heads: H.
+      qk_dim: columns of a head's query and key, form "alpha" only.
+      value_dim: columns of a head's value.
+      form: "alpha" or "beta".
+      ffn_multiple: hidden columns of the feed-forward network, in multiples of D; 0 leaves it out ("single stage").
+      max_sequence_length: N >= the longest row; also the divisor of the SiLU channel.
+      time_encoding: "buckets" (alpha as published), "power" or "exponential" (beta as published), or "stretched",
+        FuXi-gamma's; see BiasWeights.
+      time_buckets: G of "buckets".
+      dropout: before Lin0 and before the feed-forward network.
+
+    Call:
+      x: RaggedTensor <float>[B,(L),D].
+      timestamps: RaggedTensor <int64>[B,(L)] in seconds, or SequenceTimes made of it once for a whole stack.
+      returns RaggedTensor <float>[B,(L),D].
+
+    Raises:
+      ValueError: an argument out of range, x is not ragged, or timestamps are missing.
+      InvalidArgumentError: a row is longer than max_sequence_length; timestamps have other row lengths than x.
+
+    Source: Ye et al., FuXi-alpha (2025); FuXi-beta (2025); FuXi-gamma (arXiv 2512.12740), whose block-sparse position
+    map is not here.
+    """
+
+    def __init__(
+        self,
+        num_heads: int = 2,
+        qk_dim: int = 16,
+        value_dim: int = 16,
+        form: str = "alpha",
+        ffn_multiple: int = 1,
+        max_sequence_length: int = 211,
+        time_encoding: str = "buckets",
+        time_buckets: int = 128,
+        dropout: float = 0.0,
+        **layer_arguments,
+    ):
+        super().__init__(**layer_arguments)
+        for name, number in {"num_heads": num_heads, "qk_dim": qk_dim, "value_dim": value_dim}.items():
+            if number < 1:
+                raise ValueError(f"{name} must be >= 1, got {number}.")
+        if form not in FORMS:
+            raise ValueError(f"form must be one of {FORMS}, got {form!r}.")
+        if ffn_multiple < 0:
+            raise ValueError(f"ffn_multiple must be >= 0, got {ffn_multiple}. 0 leaves the second stage out.")
+        check_bias_arguments(max_sequence_length, time_encoding, time_buckets)
+        if time_encoding == "none":
+            raise ValueError('time_encoding must not be "none": the time channel is a part of the block.')
+        self.num_heads = num_heads
+        self.qk_dim = qk_dim
+        self.value_dim = value_dim
+        self.form = form
+        self.ffn_multiple = ffn_multiple
+        self.max_sequence_length = max_sequence_length
+        self.time_encoding = time_encoding
+        self.time_buckets = time_buckets
+        self.dropout = keras.layers.Dropout(dropout, dtype=self.dtype_policy)
+        self.kernels = FUSED  # models/export.py puts STOCK here
+
+    def build(self, input_shape):
+        columns, inner = input_shape[-1], self.num_heads * self.value_dim
+        hidden = columns * self.ffn_multiple
+        self.projection = self._dense(
+            sum(self._widths()), tf.nn.silu, "projection", keras.initializers.RandomNormal(stddev=0.02)
+        )
+        self.bias_weights = BiasWeights(
+            self.max_sequence_length, True, self.time_encoding, self.time_buckets, name=f"{self.name}_bias"
+        )
+        self.channel_projection = self._dense(columns, None, "channel_projection", use_bias=True)
+        layers = [
+            (self.projection, columns),
+            (self.bias_weights, None),
+            (self.channel_projection, self._channels() * inner),
+        ]
+        if hidden:
+            self.ffn_gate = self._dense(hidden, tf.nn.silu, "ffn_gate")
+            self.ffn_value = self._dense(hidden, None, "ffn_value")
+            self.ffn_output = self._dense(columns, None, "ffn_output")
+            layers += [(self.ffn_gate, columns), (self.ffn_value, columns), (self.ffn_output, hidden)]
+        for layer, width in layers:
+            with tf.name_scope(layer.name):
+                layer.build(None if width is None else tf.TensorShape([None, width]))
+        super().build(input_shape)
+
+    def call(self, x, timestamps=None, training=None):
+        x = jagged.checked_lengths(x, self.max_sequence_length, self.name)
+        bias = self.bias_weights(x.row_splits, timestamps)
+        gate, value, *query_key = tf.split(self.projection(norms.rms_norm(x.values)), self._widths(), axis=-1)
+        value = self._heads(value, self.value_dim)
+        channels = self.kernels.bias_attention(value, x.row_splits, bias=bias)
+        if query_key:
+            query, key = (self._heads(part, self.qk_dim) for part in query_key)
+            scale = 1.0 / self.max_sequence_length
+            semantic = self.kernels.attention(query, key, value, x.row_splits, scale=scale)
+            channels = tf.concat([channels, semantic], axis=-1)
+        channels = tf.reshape(channels, [-1, self._channels() * self.num_heads * self.value_dim])
+        gated = self.dropout(gate * norms.rms_norm(channels), training=training)
+        hidden = x.values + self.channel_projection(gated)
+        if not self.ffn_multiple:
+            return x.with_values(hidden)
+        g = self.dropout(norms.rms_norm(hidden), training=training)
+        return x.with_values(hidden + self.ffn_output(self.ffn_gate(g) * self.ffn_value(g)))
+
+    def forward_flops(self, row_splits: tf.Tensor, columns: int) -> tf.Tensor:
+        """Multiplications and additions of the matrix products for these rows, <float64>[]: only pairs that see."""
+        inner = self.num_heads * self.value_dim
+        of_token = 2 * columns * (sum(self._widths()) + self._channels() * inner + 3 * columns * self.ffn_multiple)
+        of_pair = 2 * 2 * inner + (2 * (self.num_heads * self.qk_dim + inner) if self.form == "alpha" else 0)
+        tokens, pairs = (
+            tf.cast(number, tf.float64) for number in (row_splits[-1], tf.reduce_sum(visible_keys(row_splits)))
+        )
+        return tokens * of_token + pairs * of_pair
+
+    def get_config(self):
+        names = "num_heads qk_dim value_dim form ffn_multiple max_sequence_length time_encoding time_buckets"
+        own = {name: getattr(self, name) for name in names.split()}
+        return {**super().get_config(), **own, "dropout": self.dropout.rate}
+
+    def _channels(self) -> int:
+        return 3 if self.form == "alpha" else 2
+
+    def _widths(self) -> list[int]:
+        """Columns of u, v and, in alpha, q and k."""
+        inner, qk = self.num_heads * self.value_dim, self.num_heads * self.qk_dim
+        return [self._channels() * inner, inner, *([qk, qk] if self.form == "alpha" else [])]
+
+    def _heads(self, tokens: tf.Tensor, columns: int) -> tf.Tensor:
+        return tf.reshape(tokens, [-1, self.num_heads, columns])
+
+    def _dense(self, units, activation, name, initializer="glorot_uniform", use_bias=False) -> keras.layers.Dense:
+        return keras.layers.Dense(
+            units, activation, use_bias, kernel_initializer=initializer, dtype=self.dtype_policy, name=name
+        )

@@ -1,0 +1,106 @@
+"""The second half of an HSTU block: normalise what was attended, gate it, project it, add it to the input.
+
+The three forms of hstu.py differ here in the place and the weights of the normalisation; the options are those of the
+public operators' output stage.
+"""
+
+from __future__ import annotations
+
+from tf_fusedrec._tf_compat import keras, tf
+from tf_fusedrec.layers import norms
+
+GATE_ACTIVATIONS = {"none": tf.identity, "silu": tf.nn.silu, "sigmoid": tf.sigmoid}
+
+
+class GatedOutput(keras.layers.Layer):
+    """x + W dropout(y), y = gate * norm(attended); or norm(gate * attended).
+
+    Args:
+      num_heads: H, of the norm per head.
+      norm: "plain" (layer norm without weights), "affine", or "per_head": over the columns of each head, with one
+        weight and one bias per head. Epsilon 1e-6.
+      gate_before_norm: y = norm(gate * attended), eq. 3 of MTGRBoost.
+      gate_activation: of the gate, one of GATE_ACTIVATIONS.
+      concat: "none"; "normalized" projects [gate, norm(attended), y], "raw" projects [gate, attended, y].
+      use_bias: of the projection.
+      dropout: of y (or of all that is projected).
+
+    Call:
+      x: <float>[T, D]; gate, attended: <float>[T, H * Dv].
+      returns <float>[T, D].
+
+    Raises:
+      ValueError: an option that is none of those above.
+    """
+
+    def __init__(
+        self,
+        num_heads: int = 1,
+        norm: str = "plain",
+        gate_before_norm: bool = False,
+        gate_activation: str = "none",
+        concat: str = "none",
+        use_bias: bool = True,
+        dropout: float = 0.0,
+        **layer_arguments,
+    ):
+        super().__init__(**layer_arguments)
+        choices = {
+            "norm": (norm, ("plain", "affine", "per_head")),
+            "gate_activation": (gate_activation, tuple(GATE_ACTIVATIONS)),
+            "concat": (concat, ("none", "normalized", "raw")),
+        }
+        for name, (given, known) in choices.items():
+            if given not in known:
+                raise ValueError(f"{name} must be one of {known}, got {given!r}.")
+        self.num_heads = num_heads
+        self.norm = norm
+        self.gate_before_norm = gate_before_norm
+        self.gate_activation = gate_activation
+        self.concat = concat
+        self.use_bias = use_bias
+        self.dropout = keras.layers.Dropout(dropout, dtype=self.dtype_policy)
+
+    def build(self, input_shape):
+        columns, inner = input_shape[0][-1], input_shape[2][-1]
+        if self.norm != "plain":
+            width = inner if self.norm == "affine" else self.num_heads
+            self.norm_weight = self.add_weight("norm_weight", [width], initializer="ones")
+            self.norm_bias = self.add_weight("norm_bias", [width], initializer="zeros")
+        self.projection = keras.layers.Dense(
+            columns, use_bias=self.use_bias, dtype=self.dtype_policy, name="output_projection"
+        )
+        with tf.name_scope(self.projection.name):
+            self.projection.build(tf.TensorShape([None, inner if self.concat == "none" else 3 * inner]))
+        super().build(input_shape)
+
+    def call(self, inputs, training=None):
+        x, gate, attended = inputs
+        gate = GATE_ACTIVATIONS[self.gate_activation](gate)
+        normalized = self._normalized(attended * gate if self.gate_before_norm else attended)
+        gated = normalized if self.gate_before_norm else gate * normalized
+        if self.concat != "none":
+            middle = normalized if self.concat == "normalized" else attended
+            gated = tf.concat([gate, middle, gated], axis=-1)
+        return x + self.projection(self.dropout(gated, training=training))
+
+    def get_config(self):
+        return {
+            **super().get_config(),
+            "num_heads": self.num_heads,
+            "norm": self.norm,
+            "gate_before_norm": self.gate_before_norm,
+            "gate_activation": self.gate_activation,
+            "concat": self.concat,
+            "use_bias": self.use_bias,
+            "dropout": self.dropout.rate,
+        }
+
+    def _normalized(self, x: tf.Tensor) -> tf.Tensor:
+        if self.norm == "plain":
+            return norms.layer_norm(x)
+        if self.norm == "affine":
+            return norms.layer_norm(x) * self.norm_weight + self.norm_bias
+        heads = tf.reshape(x, [-1, self.num_heads, x.shape[-1] // self.num_heads])
+        heads = norms.layer_norm(heads) * self.norm_weight[:, tf.newaxis] + self.norm_bias[:, tf.newaxis]
+        return tf.reshape(heads, [-1, x.shape[-1]])

@@ -1,0 +1,99 @@
+"""The input of the production operators: scaled token embeddings plus how far from the end, and how long ago.
+
+Beside positions.py, the input of the research models, which count places from the beginning.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tf_fusedrec._tf_compat import keras, tf
+from tf_fusedrec.layers import jagged
+
+_SECONDS = 60  # one unit of age
+
+
+class PositionTimeEmbedding(keras.layers.Layer):
+    """x * sqrt(D) + position[place] + age[bucket].
+
+    place: a context token p has row p; the others have C + (end of history - their place), all targets C + 0; rows
+      beyond the table share its last one.
+    bucket: of the age in minutes, age = time of the row's last token - the token's time: trunc(sqrt(age)) or
+      trunc(ln(age)), at most time_buckets. Compared with integer thresholds, not computed by a float function.
+
+    Args:
+      num_positions: rows of the position table.
+      time_buckets: G, the time table has G+1 rows.
+      time_bucket_function: "sqrt" or "log".
+
+    Call:
+      x: RaggedTensor <float>[B,(L),D].
+      timestamps: RaggedTensor <int64>[B,(L)] seconds.
+      num_targets: None or <int>[B], targets at the end of each row.
+      contextual_length: C, context tokens at the start of each row.
+      returns RaggedTensor <float>[B,(L),D].
+
+    Raises:
+      ValueError: an argument out of range; x or timestamps is not ragged.
+      InvalidArgumentError: timestamps have other row lengths than x.
+
+    Source: add_timestamp_positional_embeddings of the public HSTU operators, which limits the bucket to the number of
+    COLUMNS of its time table in one of its two implementations; here it is the rows, as in the other.
+    """
+
+    def __init__(
+        self, num_positions: int, time_buckets: int = 2048, time_bucket_function: str = "sqrt", **layer_arguments
+    ):
+        super().__init__(**layer_arguments)
+        for name, number in {"num_positions": num_positions, "time_buckets": time_buckets}.items():
+            if number < 1:
+                raise ValueError(f"{name} must be >= 1, got {number}.")
+        if time_bucket_function not in ("sqrt", "log"):
+            raise ValueError(f"time_bucket_function must be 'sqrt' or 'log', got {time_bucket_function!r}.")
+        self.num_positions = num_positions
+        self.time_buckets = time_buckets
+        self.time_bucket_function = time_bucket_function
+
+    def build(self, input_shape):
+        columns = input_shape[-1]
+        for name, rows in (("positions", self.num_positions), ("ages", self.time_buckets + 1)):
+            initializer = keras.initializers.TruncatedNormal(stddev=columns**-0.5)
+            setattr(self, name, self.add_weight(name, [rows, columns], initializer=initializer))
+        super().build(input_shape)
+
+    def call(self, x, timestamps, num_targets=None, contextual_length=0):
+        jagged.check_sequence("x", x)
+        jagged.check_sequence("timestamps", timestamps)
+        same = tf.debugging.assert_equal(
+            x.row_splits, timestamps.row_splits, message="timestamps must have the row lengths of x"
+        )
+        with tf.control_dependencies([] if same is None else [same]):
+            rows, places = jagged.token_places(x.row_splits)
+        history_end = x.row_lengths()
+        if num_targets is not None:
+            history_end -= tf.cast(num_targets, tf.int64)
+        from_end = tf.maximum(tf.gather(history_end, rows) - places, 0) + contextual_length
+        position = tf.where(places < contextual_length, places, tf.minimum(from_end, self.num_positions - 1))
+        # An empty row has no token that asks for its last one; the index before the first is only kept in range.
+        last = tf.maximum(timestamps.row_limits() - 1, 0)
+        age = tf.gather(timestamps.values, tf.gather(last, rows)) - timestamps.values
+        bucket = tf.searchsorted(tf.constant(self._thresholds()), age, side="right")
+        tables = ((self.positions, position), (self.ages, bucket))
+        added = tf.add_n([jagged.gather_rows(tf.convert_to_tensor(table), index) for table, index in tables])
+        return x.with_values(x.values * x.shape[-1] ** 0.5 + added)
+
+    def get_config(self):
+        return {
+            **super().get_config(),
+            "num_positions": self.num_positions,
+            "time_buckets": self.time_buckets,
+            "time_bucket_function": self.time_bucket_function,
+        }
+
+    def _thresholds(self) -> np.ndarray:
+        """<int64>[G] the smallest age in seconds of buckets 1 .. G; one that does not fit int64 is its largest."""
+        bucket = np.arange(1, self.time_buckets + 1, dtype=np.float64)
+        if self.time_bucket_function == "sqrt":
+            return (_SECONDS * bucket**2).astype(np.int64)
+        begin = np.ceil(_SECONDS * np.exp(np.minimum(bucket, 39.0)))
+        return np.where(bucket < 39, begin, np.iinfo(np.int64).max).astype(np.int64)

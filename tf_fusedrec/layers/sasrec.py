@@ -1,0 +1,122 @@
+"""SASRec block: causal softmax attention and a small feed-forward network, the baseline of the sequence models."""
+
+from __future__ import annotations
+
+from tf_fusedrec._tf_compat import keras, tf
+from tf_fusedrec.layers import jagged, norms
+from tf_fusedrec.layers.visible_keys import visible_keys
+
+_EPSILON = 1e-8  # of this model's norms, in the public experiments
+
+
+class SASRec(keras.layers.Layer):
+    """Self-attentive sequential recommendation block over ragged sequences, as in the public HSTU experiments.
+
+      q = LN(x);  h = LN(q + MultiHead(query=q, key=x, value=x));  out = h + dropout(dropout(relu(h W1 + b1)) W2 + b2)
+    LN has no weights, epsilon 1e-8; MultiHead is causal softmax attention with 1 / sqrt(D / H), biases, and dropout of
+    its weights in training.
+
+    The softmax is not computed by ops.jagged_attention (whose weights are SiLU and need no sum over a row): it is plain
+    TensorFlow, and pads the batch to its longest row inside this layer. All else works on the jagged tokens.
+
+    Args:
+      num_heads: H, a divisor of D.
+      ffn_units: hidden columns of the feed-forward network.
+      max_sequence_length: N >= the longest row.
+      dropout: of the attention's weights and, twice, in the feed-forward network.
+
+    Call:
+      x: RaggedTensor <float>[B,(L),D].
+      returns RaggedTensor <float>[B,(L),D].
+
+    Raises:
+      ValueError: an argument out of range, H does not divide D, or x is not ragged.
+      InvalidArgumentError: a row is longer than max_sequence_length.
+
+    Source: Kang and McAuley, Self-Attentive Sequential Recommendation (ICDM 2018), in the form of the baseline of Zhai
+    et al. (ICML 2024).
+    """
+
+    def __init__(
+        self,
+        num_heads: int = 1,
+        ffn_units: int = 50,
+        max_sequence_length: int = 211,
+        dropout: float = 0.0,
+        **layer_arguments,
+    ):
+        super().__init__(**layer_arguments)
+        sizes = {"num_heads": num_heads, "ffn_units": ffn_units, "max_sequence_length": max_sequence_length}
+        for name, number in sizes.items():
+            if number < 1:
+                raise ValueError(f"{name} must be >= 1, got {number}.")
+        self.num_heads = num_heads
+        self.ffn_units = ffn_units
+        self.max_sequence_length = max_sequence_length
+        self.dropout = keras.layers.Dropout(dropout, dtype=self.dtype_policy)
+
+    def build(self, input_shape):
+        columns = input_shape[-1]
+        if columns % self.num_heads:
+            raise ValueError(f"num_heads must divide the columns of x, got {self.num_heads} heads for {columns}.")
+        self.query, self.key_value, self.attention_output, self.ffn_hidden, self.ffn_output = layers = [
+            keras.layers.Dense(
+                units,
+                activation,
+                kernel_initializer=keras.initializers.GlorotNormal(),
+                dtype=self.dtype_policy,
+                name=name,
+            )
+            for name, units, activation in (
+                ("query", columns, None),
+                ("key_value", 2 * columns, None),
+                ("attention_output", columns, None),
+                ("ffn_hidden", self.ffn_units, "relu"),
+                ("ffn_output", columns, None),
+            )
+        ]
+        for layer in layers:
+            with tf.name_scope(layer.name):
+                layer.build(tf.TensorShape([None, self.ffn_units if layer is self.ffn_output else columns]))
+        super().build(input_shape)
+
+    def call(self, x, training=None):
+        x = jagged.checked_lengths(x, self.max_sequence_length, self.name)
+        normalized = norms.layer_norm(x.values, _EPSILON)
+        key, value = tf.split(self.key_value(x.values), 2, axis=-1)
+        attended = self._attend(self.query(normalized), key, value, x.row_splits, training)
+        hidden = norms.layer_norm(normalized + self.attention_output(attended), _EPSILON)
+        inner = self.dropout(self.ffn_hidden(hidden), training=training)
+        return x.with_values(hidden + self.dropout(self.ffn_output(inner), training=training))
+
+    def forward_flops(self, row_splits: tf.Tensor, columns: int) -> tf.Tensor:
+        """Multiplications and additions of the matrix products for these rows, <float64>[]: only pairs that see."""
+        of_token = 2 * columns * (4 * columns + 2 * self.ffn_units)
+        tokens, pairs = (
+            tf.cast(number, tf.float64) for number in (row_splits[-1], tf.reduce_sum(visible_keys(row_splits)))
+        )
+        return tokens * of_token + pairs * 2 * 2 * columns
+
+    def get_config(self):
+        return {
+            **super().get_config(),
+            "num_heads": self.num_heads,
+            "ffn_units": self.ffn_units,
+            "max_sequence_length": self.max_sequence_length,
+            "dropout": self.dropout.rate,
+        }
+
+    def _attend(self, query, key, value, row_splits, training):
+        """Causal softmax attention, <float>[T, D]; padded inside, in float32."""
+        queries, keys, values = (self._padded_heads(tokens, row_splits) for tokens in (query, key, value))
+        scores = tf.einsum("bihd,bjhd->bhij", queries, keys) * queries.shape[-1] ** -0.5
+        places = tf.range(tf.shape(scores)[-1])
+        scores = tf.where(places[:, tf.newaxis] >= places, scores, scores.dtype.min)
+        weights = self.dropout(tf.nn.softmax(scores), training=training)
+        out = jagged.from_dense(tf.einsum("bhij,bjhd->bihd", tf.cast(weights, values.dtype), values), row_splits)
+        return tf.cast(tf.reshape(out.values, [-1, query.shape[-1]]), query.dtype)
+
+    def _padded_heads(self, tokens: tf.Tensor, row_splits: tf.Tensor) -> tf.Tensor:
+        heads = tf.reshape(tokens, [-1, self.num_heads, tokens.shape[-1] // self.num_heads])
+        wide = tf.cast(heads, tf.float32) if heads.dtype.size < 4 else heads
+        return jagged.to_dense(tf.RaggedTensor.from_row_splits(wide, row_splits, validate=False))

@@ -1,0 +1,140 @@
+"""jagged_attention and bias_attention of stock TensorFlow ops, for a SavedModel that is served without our ops.
+
+The definitions of tf_fusedrec.ops.jagged_attention, where the arguments are told, at the cost of padding: the batch is
+padded to its longest row, and every pair of it lies in memory, for every head. Nothing is trained with it.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from tf_fusedrec._tf_compat import tf
+from tf_fusedrec.layers import jagged
+from tf_fusedrec.ops import BucketTable, RelativeBias, TimeFunction
+
+
+class _Rows(NamedTuple):
+    """The padded form of a batch: B rows of n places."""
+
+    row_splits: tf.Tensor  # <int64>[B+1]
+    lengths: tf.Tensor  # <int64>[B]
+    places: tf.Tensor  # <int64>[n]
+    num_targets: tf.Tensor | None  # <int64>[B]
+
+
+def jagged_attention(
+    query: tf.Tensor,
+    key: tf.Tensor,
+    value: tf.Tensor,
+    row_splits: tf.Tensor,
+    *,
+    scale: float | tf.Tensor,
+    alpha: float = 1.0,
+    num_targets: tf.Tensor | None = None,
+    contextual_length: int = 0,
+    attention_window: int = 0,
+    min_full_length: int = 0,
+    bias: RelativeBias | None = None,
+) -> tf.Tensor:
+    """out_i = scale_i sum_j SiLU(alpha query_i . key_j + bias_ij) visible_ij value_j, in each row: [T, H, Dv]."""
+    rows = _rows(row_splits, num_targets)
+    queries, keys, values = (_padded(tokens, rows) for tokens in (query, key, value))
+    scores = alpha * tf.einsum("bihd,bjhd->bhij", queries, keys)
+    if bias is not None:
+        for part in (_position_map(bias, rows), _time_map(bias, rows)):
+            scores = scores if part is None else scores + part[:, tf.newaxis]
+    visible = tf.cast(_visible(rows, contextual_length, attention_window, min_full_length), scores.dtype)
+    out = tf.einsum("bhij,bjhd->bihd", tf.nn.silu(scores) * visible[:, tf.newaxis], values)
+    scale = tf.reshape(tf.cast(scale, out.dtype), [-1, 1, 1])
+    return tf.cast(jagged.from_dense(out, rows.row_splits).values * scale, value.dtype)
+
+
+def bias_attention(
+    value: tf.Tensor,
+    row_splits: tf.Tensor,
+    *,
+    bias: RelativeBias,
+    num_targets: tf.Tensor | None = None,
+    contextual_length: int = 0,
+    attention_window: int = 0,
+    min_full_length: int = 0,
+) -> tf.Tensor:
+    """Per head [sum_j position_ij visible_ij value_j | the same with time_ij]: [T, H, 2 Dv], or [T, H, Dv] of one."""
+    rows = _rows(row_splits, num_targets)
+    values = _padded(value, rows)
+    visible = tf.cast(_visible(rows, contextual_length, attention_window, min_full_length), values.dtype)
+    maps = [part for part in (_position_map(bias, rows), _time_map(bias, rows)) if part is not None]
+    channels = [tf.einsum("bij,bjhd->bihd", part * visible, values) for part in maps]
+    return tf.cast(jagged.from_dense(tf.concat(channels, axis=-1), rows.row_splits).values, value.dtype)
+
+
+def _rows(row_splits: tf.Tensor, num_targets: tf.Tensor | None) -> _Rows:
+    row_splits = tf.cast(row_splits, tf.int64)
+    lengths = row_splits[1:] - row_splits[:-1]
+    longest = tf.reduce_max(tf.concat([lengths, [0]], axis=0))
+    targets = None if num_targets is None else tf.cast(num_targets, tf.int64)
+    return _Rows(row_splits, lengths, tf.range(longest), targets)
+
+
+def _padded(tokens: tf.Tensor, rows: _Rows) -> tf.Tensor:
+    """[T, ...] -> [B, n, ...], in float32 at least."""
+    tokens = tf.cast(tokens, tf.float32) if tokens.dtype.size < 4 else tokens
+    return jagged.to_dense(tf.RaggedTensor.from_row_splits(tokens, rows.row_splits, validate=False))
+
+
+def _visible(rows: _Rows, contextual_length: int, attention_window: int, min_full_length: int) -> tf.Tensor:
+    """<bool>[B, n, n], pairs (asking, answering): context is group 0, each history token a group, all targets one."""
+    groups = tf.maximum(rows.places - contextual_length + 1, 0) if contextual_length else rows.places
+    top = (rows.lengths - max(contextual_length - 1, 0))[:, tf.newaxis]
+    groups = tf.broadcast_to(groups, [tf.size(rows.lengths), tf.size(rows.places)])
+    if rows.num_targets is not None:
+        top -= rows.num_targets[:, tf.newaxis]
+        groups = tf.minimum(groups, top)
+    asks, answers, top = groups[:, :, tf.newaxis], groups[:, tf.newaxis, :], top[:, :, tf.newaxis]
+    visible = (asks > answers) | tf.eye(tf.size(rows.places), dtype=tf.bool)
+    if attention_window:
+        near = asks - answers <= attention_window
+        if min_full_length:
+            near |= asks >= top - min_full_length
+        visible &= near
+    if contextual_length:
+        visible |= (asks == 0) & (answers < top)
+    return visible
+
+
+def _position_map(bias: RelativeBias, rows: _Rows) -> tf.Tensor | None:
+    """<float32>[B or 1, n, n]; all targets of a row stand behind its history."""
+    if bias.position_weights is None:
+        return None
+    places = rows.places[tf.newaxis]
+    if rows.num_targets is not None:
+        places = tf.minimum(places, (rows.lengths - rows.num_targets)[:, tf.newaxis])
+    centre = tf.shape(bias.position_weights, tf.int64)[0] // 2
+    distance = places[:, tf.newaxis, :] - places[:, :, tf.newaxis]
+    return tf.gather(tf.cast(bias.position_weights, tf.float32), centre + distance)
+
+
+def _time_map(bias: RelativeBias, rows: _Rows) -> tf.Tensor | None:
+    """<float32>[B, n, n]."""
+    if bias.time is None or bias.times is None:
+        return None
+    asks, answers = (
+        jagged.to_dense(tf.RaggedTensor.from_row_splits(times, rows.row_splits, validate=False)) for times in bias.times
+    )
+    difference = asks[:, :, tf.newaxis] - answers[:, tf.newaxis, :]
+    if isinstance(bias.time, BucketTable):
+        flat = tf.reshape(tf.abs(difference), [-1])
+        buckets = tf.searchsorted(bias.time.thresholds, flat, side="right")
+        return tf.reshape(tf.gather(tf.cast(bias.time.weights, tf.float32), buckets), tf.shape(difference))
+    return _function_of_time(bias.time, tf.cast(tf.maximum(difference, 0), tf.float32))
+
+
+def _function_of_time(function: TimeFunction, seconds: tf.Tensor) -> tf.Tensor:
+    scalars = tf.unstack(tf.cast(function.parameters, tf.float32))
+    if function.kind == "power":
+        return scalars[0] * (seconds + 1.0) ** -scalars[1]
+    if function.kind == "exponential":
+        return scalars[0] * tf.exp(-tf.exp(scalars[1]) * seconds)
+    if function.kind == "stretched":
+        return scalars[0] * tf.exp(-tf.nn.softplus(scalars[1]) * (seconds + 1.0) ** scalars[2])
+    raise ValueError(f"time.kind must be power, exponential or stretched, got {function.kind!r}.")

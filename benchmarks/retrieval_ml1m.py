@@ -1,6 +1,6 @@
 """Question: does the retrieval model, trained by the published recipe, reach HSTU's published figures on MovieLens-1M?
 
-    python -m benchmarks.retrieval_ml1m --data DIR --run DIR [--no-time-bias | --no-relative-bias] [--json FILE]
+    python -m benchmarks.retrieval_ml1m [--data DIR] [--run DIR] [--model sasrec] [--no-time-bias] [--json FILE]
 
 The recipe is configs/hstu_ml1m.yaml in batches of 128 users: 48 steps an epoch, 101 epochs. The run saves itself after
 every epoch and goes on from there when it is started again; curve.json in its folder has the loss of every epoch and
@@ -179,7 +179,7 @@ def _check_run(checkpoint: pathlib.Path, extra: Mapping[str, Any]) -> None:
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", default="../shared/data/ml-1m", help="folder with the ratings of MovieLens-1M")
-    parser.add_argument("--run", type=pathlib.Path, required=True, help="folder of the run, made or gone on with")
+    parser.add_argument("--run", type=pathlib.Path, help="folder of the run, made or gone on with; default below runs/")
     parser.add_argument("--model", choices=("hstu", "sasrec"), default="hstu")
     bias = parser.add_mutually_exclusive_group()
     bias.add_argument("--no-time-bias", action="store_true", help="ablation: positions only")
@@ -187,7 +187,12 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     bias.add_argument("--no-relative-bias", action="store_true", help="ablation: neither positions nor times")
     parser.add_argument("--quick", action="store_true", help=f"{QUICK_EPOCHS} epochs of {QUICK_USERS} users")
     parser.add_argument("--json", type=pathlib.Path, help="file for the result")
-    return parser.parse_args(argv)
+    arguments = parser.parse_args(argv)
+    if arguments.run is None:
+        flags = ("no_time_bias", "no_position_bias", "no_relative_bias", "quick")
+        parts = ["retrieval_ml1m", arguments.model, *(flag for flag in flags if getattr(arguments, flag))]
+        arguments.run = pathlib.Path("runs", "_".join(parts))
+    return arguments
 
 
 def experiment_of(arguments: argparse.Namespace) -> Experiment:

@@ -88,6 +88,11 @@ def test_flags_choose_the_model(flags, encoder, position, encoding):
     assert (experiment.train.epochs, model.max_sequence_length, model.num_negatives) == (101, 211, 128)
 
 
+def test_every_variant_has_a_folder_of_its_own():
+    assert str(benchmark.parse([]).run) == "runs/retrieval_ml1m_hstu"
+    assert str(benchmark.parse(["--no-time-bias", "--quick"]).run) == "runs/retrieval_ml1m_hstu_no_time_bias_quick"
+
+
 def test_every_user_comes_once_an_epoch_in_an_order_of_its_own():
     splits = np.arange(301, dtype=np.int64)
     rows = Rows({"item_id": Ragged(np.arange(300), splits)}, 300)

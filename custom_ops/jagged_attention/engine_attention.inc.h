@@ -1,32 +1,41 @@
 // SiLU attention, one unit at a time. Scores stand in tiles [keys, kPanel], queries in the lanes: keys and values are
 // read as they lie in their tensors, and only a panel's queries (and gradients) are transposed.
 
+// Keys that a forward unit copies and works on at a time.
+constexpr int64_t kForwardKeys = 256;
+
 struct AttentionScratch {
-  explicit AttentionScratch(const AttentionProblem& p, int64_t keys, int64_t heads, float* base) : memory(base) {
-    qk_width = RoundUp(p.qk_dim, kLanes);
-    value_width = RoundUp(p.value_dim, kLanes);
-    query = memory.Take(heads * p.qk_dim * kPanel);
-    result = memory.Take(heads * Greater(p.qk_dim, p.value_dim) * kPanel);
+  // panels: of queries that are held at the same time; keys: that are held at the same time.
+  AttentionScratch(const AttentionProblem& p, bool backward, int64_t panels, int64_t keys, int64_t heads, float* base)
+      : memory(base) {
+    key_width = SpreadWidth(p.qk_dim);
+    value_width = SpreadWidth(p.value_dim);
+    query = memory.Take(panels * heads * p.qk_dim * kPanel);
+    result = memory.Take(panels * heads * Greater(p.qk_dim, p.value_dim) * kPanel);
+    key = memory.Take(heads * keys * key_width);
+    value = memory.Take(heads * keys * value_width);
     score = memory.Take(kTileKeys * kPanel);
     bias = memory.Take(kTileKeys * kPanel);
     time_bias = memory.Take(kTileKeys * kPanel);
     buckets = memory.TakeInts(kTileKeys * kPanel);
-    if (keys == 0) return;
+    if (!backward) return;
+    query_grads_width = RoundUp(p.qk_dim, kLanes);
+    value_grads_width = RoundUp(p.value_dim, kLanes);
     grads = memory.Take(heads * p.value_dim * kPanel);
     weight_grads = memory.Take(kTileKeys * kPanel);
     bias_grads = memory.Take(kTileKeys * kPanel);
-    query_rows = memory.Take(heads * kPanel * qk_width);
-    grad_rows = memory.Take(heads * kPanel * value_width);
-    key_grads = memory.Take(heads * keys * qk_width);
-    value_grads = memory.Take(heads * keys * value_width);
+    query_rows = memory.Take(heads * kPanel * query_grads_width);
+    grad_rows = memory.Take(heads * kPanel * value_grads_width);
+    key_grads = memory.Take(heads * keys * query_grads_width);
+    value_grads = memory.Take(heads * keys * value_grads_width);
     time_sums = memory.Take(TimeSums(p.bias) * kLanes);
   }
 
   Scratch memory;
-  int64_t qk_width, value_width;
-  float *query, *result, *score, *bias, *time_bias, *grads = nullptr, *weight_grads = nullptr,
-      *bias_grads = nullptr, *query_rows = nullptr, *grad_rows = nullptr, *key_grads = nullptr, *value_grads = nullptr,
-      *time_sums = nullptr;
+  int64_t key_width, value_width, query_grads_width = 0, value_grads_width = 0;
+  float *query, *result, *key, *value, *score, *bias, *time_bias, *grads = nullptr, *weight_grads = nullptr,
+        *bias_grads = nullptr, *query_rows = nullptr, *grad_rows = nullptr, *key_grads = nullptr,
+        *value_grads = nullptr, *time_sums = nullptr;
   int32_t* buckets;
 };
 
@@ -103,46 +112,89 @@ static inline void AddTile(const Tile& tile, const float* grads, bool first, flo
   ((biased) ? ((masked) ? f<true, true>(__VA_ARGS__) : f<true, false>(__VA_ARGS__)) \
             : ((masked) ? f<false, true>(__VA_ARGS__) : f<false, false>(__VA_ARGS__)))
 
-static inline const float* ScaleOf(const AttentionProblem& p, int64_t token) {
-  return p.scale == nullptr ? nullptr : p.scale + token * p.scale_stride;
+static inline Factor ScaleOf(const AttentionProblem& p, int64_t token) {
+  return {1.0f, p.scale + token * p.scale_stride, p.scale_stride};
 }
 
+// Copies the keys and values of places [begin, end): in the order of memory, whatever the number of heads.
+static inline void GatherKeys(const AttentionProblem& p, const AttentionUnit& unit, int64_t begin, int64_t end,
+                              int64_t room, const AttentionScratch& scratch) {
+  const int64_t start = p.row_splits[unit.row];
+  for (int64_t place = begin; place < end; ++place) {
+    for (int64_t head = unit.head_begin; head < unit.head_end; ++head) {
+      const int64_t from = (start + place) * p.heads + head, to = (head - unit.head_begin) * room + place - begin;
+      CopyRow(p.key + from * p.qk_dim, p.qk_dim, scratch.key + to * scratch.key_width);
+      CopyRow(p.value + from * p.value_dim, p.value_dim, scratch.value + to * scratch.value_width);
+    }
+  }
+}
+
+// The queries of a unit against all keys: keys in blocks, which are copied once; panels of queries inside.
 static void Forward(const AttentionProblem& p, const AttentionUnit& unit, float* memory) {
   const int64_t heads = unit.head_end - unit.head_begin, start = p.row_splits[unit.row];
-  const AttentionScratch scratch(p, 0, heads, memory);
-  const int64_t qk_stride = p.heads * p.qk_dim, value_stride = p.heads * p.value_dim;
+  const int64_t panels = RoundUp(unit.end - unit.begin, kPanel) / kPanel;
+  const AttentionScratch scratch(p, false, panels, kForwardKeys, heads, memory);
   const RowMask row = MaskOf(p, unit.row);
   const bool biased = HasBias(p.bias);
+  const int64_t query_size = p.qk_dim * kPanel, result_size = p.value_dim * kPanel;
   PanelMask mask;
   PanelBias bias;
   if (biased) SetBiasRow(p, unit.row, &bias);
-  for (int64_t begin = unit.begin; begin < unit.end; begin += kPanel) {
-    const int64_t end = Lesser(begin + kPanel, unit.end), count = end - begin;
-    SetPanel(row, begin, end, &mask);
-    if (biased) SetBiasPanel(p, unit.row, mask, &bias);
-    for (int64_t h = 0; h < heads; ++h) {
-      const Rows queries = {p.query + (start + begin) * qk_stride + (unit.head_begin + h) * p.qk_dim, qk_stride};
-      Transpose(queries, count, p.qk_dim, p.alpha, nullptr, 0, scratch.query + h * p.qk_dim * kPanel);
-    }
-    Zero(scratch.result, heads * p.value_dim * kPanel);
-    Tiles tiles(mask, 0, row.length);
-    for (Tile tile; tiles.Next(&tile);) {
-      if (biased) FillBias(bias, tile, scratch);
-      const int64_t lane = tile.lane_begin, lanes = tile.lanes(), keys = tile.keys();
-      for (int64_t h = 0; h < heads; ++h) {
-        const int64_t token = start + tile.key_begin, head = unit.head_begin + h;
-        Multiply<false>(keys, lanes, p.qk_dim, p.key + token * qk_stride + head * p.qk_dim, qk_stride,
-                        scratch.query + h * p.qk_dim * kPanel + lane, kPanel, scratch.score + lane, kPanel, false);
-        FUSEDREC_TILE_CASES(SiluTile, biased, tile.masked, mask, tile, scratch.bias, scratch.score);
-        Multiply<true>(p.value_dim, lanes, keys, p.value + token * value_stride + head * p.value_dim, value_stride,
-                       scratch.score + lane, kPanel, scratch.result + h * p.value_dim * kPanel + lane, kPanel, true);
+  for (int64_t n = 0; n < panels * heads; ++n) {
+    const int64_t begin = unit.begin + n / heads * kPanel, head = unit.head_begin + n % heads;
+    const Rows queries = {p.query + ((start + begin) * p.heads + head) * p.qk_dim, p.heads * p.qk_dim};
+    Transpose(queries, Lesser(kPanel, unit.end - begin), p.qk_dim, {p.alpha, nullptr, 0},
+              scratch.query + n * query_size);
+  }
+  Zero(scratch.result, panels * heads * result_size);
+  const int64_t last_key = LastVisible(row, unit.end);
+  for (int64_t first = 0; first < last_key; first += kForwardKeys) {
+    const int64_t last = Lesser(first + kForwardKeys, last_key);
+    if (Classify(row, unit.begin, unit.end, first, last) == Visible::kNone) continue;
+    GatherKeys(p, unit, first, last, kForwardKeys, scratch);
+    for (int64_t panel = 0; panel < panels; ++panel) {
+      const int64_t begin = unit.begin + panel * kPanel;
+      SetPanel(row, begin, Lesser(begin + kPanel, unit.end), &mask);
+      if (biased) SetBiasPanel(p, unit.row, mask, &bias);
+      Tiles tiles(mask, first, last);
+      for (Tile tile; tiles.Next(&tile);) {
+        if (biased) FillBias(bias, tile, scratch);
+        const int64_t lane = tile.lane_begin, lanes = tile.lanes(), keys = tile.keys();
+        for (int64_t h = 0; h < heads; ++h) {
+          const int64_t key = h * kForwardKeys + tile.key_begin - first, n = panel * heads + h;
+          Multiply<false, false>(keys, lanes, p.qk_dim, scratch.key + key * scratch.key_width, scratch.key_width,
+                                 scratch.query + n * query_size + lane, kPanel, scratch.score + lane, kPanel);
+          FUSEDREC_TILE_CASES(SiluTile, biased, tile.masked, mask, tile, scratch.bias, scratch.score);
+          Multiply<true, true>(p.value_dim, lanes, keys, scratch.value + key * scratch.value_width,
+                               scratch.value_width, scratch.score + lane, kPanel,
+                               scratch.result + n * result_size + lane, kPanel);
+        }
       }
     }
-    for (int64_t h = 0; h < heads; ++h) {
-      TransposeBack(scratch.result + h * p.value_dim * kPanel, count, p.value_dim, 1.0f, ScaleOf(p, start + begin),
-                    p.scale_stride, p.out + (start + begin) * value_stride + (unit.head_begin + h) * p.value_dim,
-                    value_stride);
-    }
+  }
+  for (int64_t n = 0; n < panels * heads; ++n) {
+    const int64_t begin = unit.begin + n / heads * kPanel, head = unit.head_begin + n % heads;
+    TransposeBack(scratch.result + n * result_size, Lesser(kPanel, unit.end - begin), p.value_dim,
+                  ScaleOf(p, start + begin), p.out + ((start + begin) * p.heads + head) * p.value_dim,
+                  p.heads * p.value_dim);
+  }
+}
+
+// The queries of a panel times alpha, and the gradients of their outputs times the scale, both ways.
+static inline void PackPanel(const AttentionProblem& p, const AttentionUnit& unit, int64_t begin, int64_t count,
+                             const AttentionScratch& scratch) {
+  const int64_t token = p.row_splits[unit.row] + begin;
+  const Factor alpha = {p.alpha, nullptr, 0}, scale = ScaleOf(p, token);
+  for (int64_t h = 0; h < unit.head_end - unit.head_begin; ++h) {
+    const int64_t head = unit.head_begin + h;
+    const Rows queries = {p.query + (token * p.heads + head) * p.qk_dim, p.heads * p.qk_dim};
+    const Rows grads = {p.grads + (token * p.heads + head) * p.value_dim, p.heads * p.value_dim};
+    Transpose(queries, count, p.qk_dim, alpha, scratch.query + h * p.qk_dim * kPanel);
+    Transpose(grads, count, p.value_dim, scale, scratch.grads + h * p.value_dim * kPanel);
+    Pad(queries, count, p.qk_dim, scratch.query_grads_width, alpha,
+        scratch.query_rows + h * kPanel * scratch.query_grads_width);
+    Pad(grads, count, p.value_dim, scratch.value_grads_width, scale,
+        scratch.grad_rows + h * kPanel * scratch.value_grads_width);
   }
 }
 
@@ -152,24 +204,22 @@ static void Forward(const AttentionProblem& p, const AttentionUnit& unit, float*
 static void Backward(const AttentionProblem& p, const AttentionUnit& unit, float* memory) {
   const int64_t heads = unit.head_end - unit.head_begin, start = p.row_splits[unit.row];
   const int64_t unit_keys = unit.end - unit.begin;
-  const AttentionScratch scratch(p, unit_keys, heads, memory);
-  const int64_t qk_stride = p.heads * p.qk_dim, value_stride = p.heads * p.value_dim;
-  const int64_t qk_width = scratch.qk_width, value_width = scratch.value_width;
+  const AttentionScratch scratch(p, true, 1, unit_keys, heads, memory);
+  const int64_t key_width = scratch.query_grads_width, value_width = scratch.value_grads_width;
   const RowMask row = MaskOf(p, unit.row);
   const bool biased = HasBias(p.bias), bias_grads = biased && p.bias_grads;
   PanelMask mask;
   PanelBias bias;
   if (biased) SetBiasRow(p, unit.row, &bias);
-  Zero(scratch.key_grads, heads * unit_keys * qk_width);
+  GatherKeys(p, unit, unit.begin, unit.end, unit_keys, scratch);
+  Zero(scratch.key_grads, heads * unit_keys * key_width);
   Zero(scratch.value_grads, heads * unit_keys * value_width);
   Zero(scratch.time_sums, TimeSums(p.bias) * kLanes);
   // Where the gradients of the unit's first query and head go.
-  float* query_grads = unit.query_grads;
-  int64_t query_grads_stride = heads * p.qk_dim;
-  if (query_grads == nullptr) {
-    query_grads = p.query_grads + (start + unit.query_begin) * qk_stride + unit.head_begin * p.qk_dim;
-    query_grads_stride = qk_stride;
-  }
+  const bool shared = unit.query_grads != nullptr;
+  const int64_t query_grads_stride = (shared ? heads : p.heads) * p.qk_dim;
+  float* query_grads = shared ? unit.query_grads
+                              : p.query_grads + ((start + unit.query_begin) * p.heads + unit.head_begin) * p.qk_dim;
   for (int64_t begin = unit.query_begin; begin < row.length; begin += kPanel) {
     const int64_t end = Lesser(begin + kPanel, row.length), count = end - begin;
     SetPanel(row, begin, end, &mask);
@@ -178,39 +228,28 @@ static void Backward(const AttentionProblem& p, const AttentionUnit& unit, float
     Tiles tiles(mask, unit.begin, unit.end);
     bool packed = false;
     for (Tile tile; tiles.Next(&tile);) {
-      for (int64_t h = 0; h < heads && !packed; ++h) {
-        const int64_t token = start + begin, head = unit.head_begin + h;
-        const Rows queries = {p.query + token * qk_stride + head * p.qk_dim, qk_stride};
-        const Rows grads = {p.grads + token * value_stride + head * p.value_dim, value_stride};
-        const float* scale = ScaleOf(p, token);
-        Transpose(queries, count, p.qk_dim, p.alpha, nullptr, 0, scratch.query + h * p.qk_dim * kPanel);
-        Transpose(grads, count, p.value_dim, 1.0f, scale, p.scale_stride, scratch.grads + h * p.value_dim * kPanel);
-        Pad(queries, count, p.qk_dim, qk_width, p.alpha, nullptr, 0, scratch.query_rows + h * kPanel * qk_width);
-        Pad(grads, count, p.value_dim, value_width, 1.0f, scale, p.scale_stride,
-            scratch.grad_rows + h * kPanel * value_width);
-      }
+      if (!packed) PackPanel(p, unit, begin, count, scratch);
       packed = true;
       if (biased) FillBias(bias, tile, scratch);
       const int64_t lane = tile.lane_begin, lanes = tile.lanes(), keys = tile.keys();
       for (int64_t h = 0; h < heads; ++h) {
-        const int64_t token = start + tile.key_begin, head = unit.head_begin + h;
-        const float* key = p.key + token * qk_stride + head * p.qk_dim;
-        const float* value = p.value + token * value_stride + head * p.value_dim;
-        Multiply<false>(keys, lanes, p.qk_dim, key, qk_stride, scratch.query + h * p.qk_dim * kPanel + lane, kPanel,
-                        scratch.score + lane, kPanel, false);
-        Multiply<false>(keys, lanes, p.value_dim, value, value_stride, scratch.grads + h * p.value_dim * kPanel + lane,
-                        kPanel, scratch.weight_grads + lane, kPanel, false);
+        const int64_t at = h * unit_keys + tile.key_begin - unit.begin;
+        const float* key = scratch.key + at * scratch.key_width;
+        Multiply<false, false>(keys, lanes, p.qk_dim, key, scratch.key_width,
+                               scratch.query + h * p.qk_dim * kPanel + lane, kPanel, scratch.score + lane, kPanel);
+        Multiply<false, false>(keys, lanes, p.value_dim, scratch.value + at * scratch.value_width, scratch.value_width,
+                               scratch.grads + h * p.value_dim * kPanel + lane, kPanel, scratch.weight_grads + lane,
+                               kPanel);
         FUSEDREC_TILE_CASES(SiluGradTile, biased, tile.masked, mask, tile, scratch.bias, scratch.score,
                             scratch.weight_grads);
-        Multiply<true>(p.qk_dim, lanes, keys, key, qk_stride, scratch.weight_grads + lane, kPanel,
-                       scratch.result + h * p.qk_dim * kPanel + lane, kPanel, true);
-        const int64_t at = h * unit_keys + tile.key_begin - unit.begin;
-        Multiply<false>(keys, value_width, lanes, scratch.score + lane, kPanel,
-                        scratch.grad_rows + (h * kPanel + lane) * value_width, value_width,
-                        scratch.value_grads + at * value_width, value_width, true);
-        Multiply<false>(keys, qk_width, lanes, scratch.weight_grads + lane, kPanel,
-                        scratch.query_rows + (h * kPanel + lane) * qk_width, qk_width,
-                        scratch.key_grads + at * qk_width, qk_width, true);
+        Multiply<true, true>(p.qk_dim, lanes, keys, key, scratch.key_width, scratch.weight_grads + lane, kPanel,
+                             scratch.result + h * p.qk_dim * kPanel + lane, kPanel);
+        Multiply<false, true>(keys, value_width, lanes, scratch.score + lane, kPanel,
+                              scratch.grad_rows + (h * kPanel + lane) * value_width, value_width,
+                              scratch.value_grads + at * value_width, value_width);
+        Multiply<false, true>(keys, key_width, lanes, scratch.weight_grads + lane, kPanel,
+                              scratch.query_rows + (h * kPanel + lane) * key_width, key_width,
+                              scratch.key_grads + at * key_width, key_width);
         if (bias_grads && heads > 1) AddTile(tile, scratch.weight_grads, h == 0, scratch.bias_grads);
       }
       if (!bias_grads) continue;
@@ -221,16 +260,21 @@ static void Backward(const AttentionProblem& p, const AttentionUnit& unit, float
       if (p.bias.time != TimeMap::kNone) AddTimeGrads(bias, tile, scratch.buckets, sums, scratch.time_sums);
     }
     for (int64_t h = 0; h < heads; ++h) {
-      TransposeBack(scratch.result + h * p.qk_dim * kPanel, count, p.qk_dim, p.alpha, nullptr, 0,
+      TransposeBack(scratch.result + h * p.qk_dim * kPanel, count, p.qk_dim, {p.alpha, nullptr, 0},
                     query_grads + (begin - unit.query_begin) * query_grads_stride + h * p.qk_dim, query_grads_stride);
     }
   }
   for (int64_t h = 0; h < heads; ++h) {
-    const int64_t token = start + unit.begin, head = unit.head_begin + h;
-    Unpad(scratch.key_grads + h * unit_keys * qk_width, unit_keys, p.qk_dim, qk_width,
-          p.key_grads + token * qk_stride + head * p.qk_dim, qk_stride);
+    const int64_t token = (start + unit.begin) * p.heads + unit.head_begin + h;
+    Unpad(scratch.key_grads + h * unit_keys * key_width, unit_keys, p.qk_dim, key_width, p.key_grads + token * p.qk_dim,
+          p.heads * p.qk_dim);
     Unpad(scratch.value_grads + h * unit_keys * value_width, unit_keys, p.value_dim, value_width,
-          p.value_grads + token * value_stride + head * p.value_dim, value_stride);
+          p.value_grads + token * p.value_dim, p.heads * p.value_dim);
   }
   if (bias_grads) WriteTimeGrads(p.bias, scratch.time_sums, unit.time_grads);
+}
+
+static int64_t AttentionScratchFloats(const AttentionProblem& p, bool backward, int64_t places, int64_t heads) {
+  const int64_t panels = backward ? 1 : RoundUp(places, kPanel) / kPanel;
+  return AttentionScratch(p, backward, panels, backward ? places : kForwardKeys, heads, nullptr).memory.used();
 }

@@ -11,7 +11,9 @@ namespace fusedrec {
 namespace tiles_avx2 {
 
 constexpr int kVectorBytes = 32;
+// Of accumulators in registers.
 constexpr int kBlockRows = 6;
+constexpr int kBlockVectors = 2;
 
 typedef float Vec __attribute__((vector_size(kVectorBytes)));
 
@@ -19,6 +21,11 @@ static inline Vec Fma(Vec a, Vec b, Vec c) { return (Vec)_mm256_fmadd_ps((__m256
 static inline Vec Max(Vec a, Vec b) { return (Vec)_mm256_max_ps((__m256)a, (__m256)b); }
 static inline Vec Min(Vec a, Vec b) { return (Vec)_mm256_min_ps((__m256)a, (__m256)b); }
 static inline Vec Reciprocal(Vec x) { return 1.0f / x; }
+
+// 4 numbers from column c of every fourth row, one behind the other.
+static inline Vec JoinQuads(const float* const* rows, int64_t c) {
+  return (Vec)_mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(rows[0] + c)), _mm_loadu_ps(rows[4] + c), 1);
+}
 
 #include "jagged_attention/engine.inc.h"
 

@@ -13,7 +13,9 @@ namespace fusedrec {
 namespace tiles_avx512 {
 
 constexpr int kVectorBytes = 64;
-constexpr int kBlockRows = 8;  // of accumulators in registers, two vectors each
+// Of accumulators in registers.
+constexpr int kBlockRows = 6;
+constexpr int kBlockVectors = 4;
 
 typedef float Vec __attribute__((vector_size(kVectorBytes)));
 
@@ -24,6 +26,13 @@ static inline Vec Min(Vec a, Vec b) { return (Vec)_mm512_min_ps((__m512)a, (__m5
 static inline Vec Reciprocal(Vec x) {
   const __m512 near = _mm512_rcp14_ps((__m512)x);
   return (Vec)_mm512_mul_ps(near, _mm512_fnmadd_ps((__m512)x, near, _mm512_set1_ps(2.0f)));
+}
+
+// 4 numbers from column c of every fourth row, one behind the other.
+static inline Vec JoinQuads(const float* const* rows, int64_t c) {
+  const __m256 low = _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(rows[0] + c)), _mm_loadu_ps(rows[4] + c), 1);
+  const __m256 high = _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(rows[8] + c)), _mm_loadu_ps(rows[12] + c), 1);
+  return (Vec)_mm512_insertf32x8(_mm512_castps256_ps512(low), high, 1);
 }
 
 #include "jagged_attention/engine.inc.h"

@@ -2,6 +2,7 @@
 // heads of a value are the columns of one product; there is no SiLU.
 
 constexpr int kMaxChannels = 2;
+constexpr Factor kOne = {1.0f, nullptr, 0};
 
 struct ChannelScratch {
   ChannelScratch(const AttentionProblem& p, int64_t keys, float* base) : memory(base) {
@@ -57,18 +58,18 @@ static void ChannelsForward(const AttentionProblem& p, const AttentionUnit& unit
     SetPanel(row, begin, end, &mask);
     SetBiasPanel(p, unit.row, mask, &bias);
     for (int c = 0; c < channels; ++c) Zero(scratch.panel[c], columns * kPanel);
-    Tiles tiles(mask, 0, row.length);
+    Tiles tiles(mask, 0, LastVisible(row, end));
     for (Tile tile; tiles.Next(&tile);) {
       FillMaps(bias, tile, scratch);
       for (int c = 0; c < channels; ++c) {
-        Multiply<true>(columns, tile.lanes(), tile.keys(), p.value + (start + tile.key_begin) * columns, columns,
-                       scratch.map[c] + tile.lane_begin, kPanel, scratch.panel[c] + tile.lane_begin, kPanel, true);
+        Multiply<true, true>(columns, tile.lanes(), tile.keys(), p.value + (start + tile.key_begin) * columns, columns,
+                       scratch.map[c] + tile.lane_begin, kPanel, scratch.panel[c] + tile.lane_begin, kPanel);
       }
     }
     for (int c = 0; c < channels; ++c) {
       for (int64_t h = 0; h < p.heads; ++h) {
         float* out = p.out + ((start + begin) * p.heads + h) * channels * p.value_dim + c * p.value_dim;
-        TransposeBack(scratch.panel[c] + h * p.value_dim * kPanel, count, p.value_dim, 1.0f, nullptr, 0, out,
+        TransposeBack(scratch.panel[c] + h * p.value_dim * kPanel, count, p.value_dim, kOne, out,
                       channels * columns);
       }
     }
@@ -99,7 +100,7 @@ static void ChannelsBackward(const AttentionProblem& p, const AttentionUnit& uni
         for (int64_t h = 0; h < p.heads; ++h) {
           const int64_t at = ((start + begin) * p.heads + h) * channels * p.value_dim + c * p.value_dim;
           const Rows grads = {p.grads + at, channels * columns};
-          Transpose(grads, count, p.value_dim, 1.0f, nullptr, 0, scratch.panel[c] + h * p.value_dim * kPanel);
+          Transpose(grads, count, p.value_dim, kOne, scratch.panel[c] + h * p.value_dim * kPanel);
           for (int64_t i = 0; i < count; ++i) {
             __builtin_memcpy(scratch.grad_rows[c] + i * width + h * p.value_dim, grads.data + i * grads.stride,
                              p.value_dim * sizeof(float));
@@ -110,11 +111,11 @@ static void ChannelsBackward(const AttentionProblem& p, const AttentionUnit& uni
       FillMaps(bias, tile, scratch);
       const int64_t lane = tile.lane_begin, lanes = tile.lanes(), keys = tile.keys();
       for (int c = 0; c < channels; ++c) {
-        Multiply<false>(keys, width, lanes, scratch.map[c] + lane, kPanel, scratch.grad_rows[c] + lane * width, width,
-                        scratch.value_grads + (tile.key_begin - unit.begin) * width, width, true);
+        Multiply<false, true>(keys, width, lanes, scratch.map[c] + lane, kPanel, scratch.grad_rows[c] + lane * width, width,
+                        scratch.value_grads + (tile.key_begin - unit.begin) * width, width);
         if (!p.bias_grads) continue;
-        Multiply<false>(keys, lanes, columns, p.value + (start + tile.key_begin) * columns, columns,
-                        scratch.panel[c] + lane, kPanel, scratch.map_grads + lane, kPanel, false);
+        Multiply<false, false>(keys, lanes, columns, p.value + (start + tile.key_begin) * columns, columns,
+                        scratch.panel[c] + lane, kPanel, scratch.map_grads + lane, kPanel);
         HideTile(mask, tile, scratch.map_grads);
         if (c == 0 && p.bias.position != nullptr) {
           AddPositionGrads(bias, tile, scratch.map_grads, unit.query_begin - unit.end + 1, unit.position_grads);
@@ -128,11 +129,6 @@ static void ChannelsBackward(const AttentionProblem& p, const AttentionUnit& uni
   if (p.bias_grads) WriteTimeGrads(p.bias, scratch.time_sums, unit.time_grads);
 }
 
-// The larger need of the two passes of an op; keys: of the largest unit of its backward pass.
-static int64_t AttentionScratchFloats(const AttentionProblem& p, int64_t keys, int64_t heads) {
-  return AttentionScratch(p, keys, heads, nullptr).memory.used();
-}
-
-static int64_t ChannelScratchFloats(const AttentionProblem& p, int64_t keys, int64_t) {
-  return ChannelScratch(p, keys, nullptr).memory.used();
+static int64_t ChannelScratchFloats(const AttentionProblem& p, bool backward, int64_t places, int64_t) {
+  return ChannelScratch(p, backward ? places : 0, nullptr).memory.used();
 }

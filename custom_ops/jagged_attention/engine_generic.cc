@@ -5,7 +5,9 @@ namespace fusedrec {
 namespace tiles_generic {
 
 constexpr int kVectorBytes = 16;
+// Of accumulators in registers.
 constexpr int kBlockRows = 4;
+constexpr int kBlockVectors = 2;
 
 typedef float Vec __attribute__((vector_size(kVectorBytes)));
 
@@ -13,6 +15,12 @@ static inline Vec Fma(Vec a, Vec b, Vec c) { return a * b + c; }
 static inline Vec Max(Vec a, Vec b) { return a > b ? a : b; }
 static inline Vec Min(Vec a, Vec b) { return a < b ? a : b; }
 static inline Vec Reciprocal(Vec x) { return 1.0f / x; }
+
+// 4 numbers from column c of every fourth row, one behind the other.
+static inline Vec JoinQuads(const float* const* rows, int64_t c) {
+  typedef float LooseVec __attribute__((vector_size(16), aligned(4), may_alias));
+  return *reinterpret_cast<const LooseVec*>(rows[0] + c);
+}
 
 #include "jagged_attention/engine.inc.h"
 

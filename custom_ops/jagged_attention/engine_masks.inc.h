@@ -47,6 +47,9 @@ static inline Visible Classify(const RowMask& mask, int64_t i0, int64_t i1, int6
   return (diagonal || causal) && near ? Visible::kSome : (context ? Visible::kSome : Visible::kNone);
 }
 
+// Keys from here on are seen by no query before `end`: only context sees what comes after it.
+static inline int64_t LastVisible(const RowMask& mask, int64_t end) { return mask.contextual ? mask.length : end; }
+
 // The queries of a panel, one per lane.
 struct PanelMask {
   RowMask row;

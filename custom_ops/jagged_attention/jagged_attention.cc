@@ -17,6 +17,7 @@ constexpr int64_t kBlockQueries = 512;
 // at most kMostBlocks per row, so that these are never more than a small multiple of the queries.
 constexpr int64_t kBlockKeys = 512;
 constexpr int64_t kMostBlocks = 8;
+constexpr int64_t kShortRow = 128;
 
 int64_t KeysPerUnit(int64_t length) {
   const int64_t keys = std::max(kBlockKeys, (length + kMostBlocks - 1) / kMostBlocks);
@@ -103,18 +104,20 @@ double Cost(const AttentionProblem& problem, const AttentionUnit& unit, int64_t 
   return pairs * (unit.head_end - unit.head_begin);
 }
 
-// With a bias one unit does all heads: the bias of a tile is computed once for them.
-int64_t HeadsPerUnit(const AttentionProblem& problem) {
-  return problem.bias.position != nullptr || problem.bias.time != TimeMap::kNone ? problem.heads : 1;
+// With a bias one unit does all heads: the bias of a tile is computed once for them. Units of short rows do, too: they
+// read their tokens as they lie in memory.
+int64_t HeadsPerUnit(const AttentionProblem& problem, int64_t length) {
+  const bool biased = problem.bias.position != nullptr || problem.bias.time != TimeMap::kNone;
+  return biased || length <= kShortRow ? problem.heads : 1;
 }
 
 // block: places per unit, of a row's length.
 template <typename BlockOf>
 std::vector<AttentionUnit> Units(const AttentionProblem& problem, int64_t num_rows, const BlockOf& block_of) {
   std::vector<AttentionUnit> units;
-  const int64_t heads = HeadsPerUnit(problem);
   for (int64_t row = 0; row < num_rows; ++row) {
     const int64_t length = problem.row_splits[row + 1] - problem.row_splits[row], block = block_of(length);
+    const int64_t heads = HeadsPerUnit(problem, length);
     for (int64_t begin = 0; begin < length; begin += block) {
       for (int64_t head = 0; head < problem.heads; head += heads) {
         AttentionUnit unit{};
@@ -134,16 +137,16 @@ std::vector<AttentionUnit> Units(const AttentionProblem& problem, int64_t num_ro
 void RunUnits(const AttentionProblem& problem, const std::vector<AttentionUnit>& units, const TilePasses& passes,
               bool backward, const ParallelFor& parallel_for) {
   std::vector<double> cost(units.size());
-  int64_t most_keys = 0;
+  int64_t floats = 0;
   for (size_t u = 0; u < units.size(); ++u) {
     const int64_t row = units[u].row, length = problem.row_splits[row + 1] - problem.row_splits[row];
     cost[u] = Cost(problem, units[u], length, !backward);
-    if (backward) most_keys = std::max(most_keys, units[u].end - units[u].begin);
+    floats = std::max(floats, passes.scratch_floats(problem, backward, units[u].end - units[u].begin,
+                                                     units[u].head_end - units[u].head_begin));
   }
   std::vector<int32_t> order(units.size());
   std::iota(order.begin(), order.end(), 0);
   std::stable_sort(order.begin(), order.end(), [&](int32_t a, int32_t b) { return cost[a] > cost[b]; });
-  const int64_t floats = passes.scratch_floats(problem, most_keys, HeadsPerUnit(problem));
   std::atomic<size_t> next{0};
   constexpr int64_t kOwnShare = 1 << 30;  // every thread that comes is welcome
   parallel_for(static_cast<int64_t>(units.size()), kOwnShare, [&](int64_t, int64_t) {

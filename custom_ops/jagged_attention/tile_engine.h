@@ -89,9 +89,9 @@ struct AttentionUnit {
   float* time_grads;  // [num_thresholds + 1], or of the parameters
 };
 
-// The functions of one op: bytes of scratch are for units of up to `keys` keys and `heads` heads.
+// The functions of one op. Scratch: for units of up to `places` queries (forward) or keys (backward) and `heads` heads.
 struct TilePasses {
-  int64_t (*scratch_floats)(const AttentionProblem&, int64_t keys, int64_t heads);
+  int64_t (*scratch_floats)(const AttentionProblem&, bool backward, int64_t places, int64_t heads);
   void (*forward)(const AttentionProblem&, const AttentionUnit&, float* scratch);
   void (*backward)(const AttentionProblem&, const AttentionUnit&, float* scratch);
 };

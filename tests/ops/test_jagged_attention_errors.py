@@ -1,0 +1,126 @@
+"""What the ops of jagged attention refuse, and the words that say which argument it was."""
+
+import pytest
+
+from tf_fusedrec import ops
+from tf_fusedrec._tf_compat import tf
+
+TOKENS = tf.zeros([3, 2, 4])
+SPLITS = tf.constant([0, 1, 3], tf.int64)
+TIMES = ops.SequenceTimes(tf.zeros(3, tf.int64), tf.zeros(3, tf.int64))
+TABLE = ops.BucketTable(tf.zeros(3), tf.constant([1, 9], tf.int64))
+
+
+def attend(query=TOKENS, key=TOKENS, value=TOKENS, splits=SPLITS, scale=1.0, **rest):
+    return ops.jagged_attention(query, key, value, splits, scale=scale, **rest)
+
+
+def refuses(words, **arguments):
+    """In a graph without static shapes, so that the kernel and not the shape function refuses."""
+    tensors = {name: x for name, x in arguments.items() if isinstance(x, tf.Tensor)}
+    rest = {name: x for name, x in arguments.items() if name not in tensors}
+    names = list(tensors)
+    signature = [tf.TensorSpec(None, x.dtype) for x in tensors.values()]
+
+    @tf.function(input_signature=signature, autograph=False)
+    def call(*given):
+        return attend(**dict(zip(names, given)), **rest)
+
+    with pytest.raises(tf.errors.InvalidArgumentError, match=words):
+        call(*tensors.values())
+
+
+@pytest.mark.parametrize(
+    ("splits", "words"),
+    [
+        ([0, 2, 1, 3], "row_splits must not decrease, got 2 then 1 at entry 2"),
+        ([0, 2], "row_splits must run from 0 to 3, got first 0, last 2"),
+        ([1, 3], "row_splits must run from 0 to 3, got first 1, last 3"),
+        ([], "row_splits must have at least one entry, got none"),
+    ],
+)
+def test_row_splits(splits, words):
+    refuses(words, splits=tf.constant(splits, tf.int64))
+
+
+def test_shapes_of_tokens():
+    refuses(r"key must have the shape of query \[3,2,4\], got \[3,2,5\]", key=tf.zeros([3, 2, 5]))
+    refuses(r"key must have the shape of query \[3,2,4\], got \[3,1,4\]", key=tf.zeros([3, 1, 4]))
+    refuses(r"value must have the tokens and heads of query \[3,2,4\], got \[2,2,4\]", value=tf.zeros([2, 2, 4]))
+    refuses("query must have rank 3", query=tf.zeros([3, 8]))
+
+
+@pytest.mark.parametrize("shape", [[2], [3, 1], [0]])
+def test_shape_of_scale(shape):
+    refuses(r"scale must have shape \[\] or \[3\]", scale=tf.zeros(shape))
+
+
+@pytest.mark.parametrize(
+    ("targets", "words"),
+    [
+        ([1, 3], r"num_targets\[1\] must lie between 0 and the row's length 2, got 3"),
+        ([-1, 0], r"num_targets\[0\] must lie between 0 and the row's length 1, got -1"),
+        ([1], "num_targets must have one entry per row, that is 2, got 1"),
+        ([], "num_targets must have one entry per row, that is 2, got 0"),
+    ],
+)
+def test_num_targets(targets, words):
+    refuses(words, num_targets=tf.constant(targets, tf.int64))
+
+
+@pytest.mark.parametrize("call", [attend, lambda **bias: ops.bias_attention(TOKENS, SPLITS, **bias)])
+@pytest.mark.parametrize(
+    ("bias", "words"),
+    [
+        (ops.RelativeBias(tf.zeros(1)), "row 1 has 2 tokens, longer than N = 1 of position_weights"),
+        (ops.RelativeBias(tf.zeros(6)), "position_weights must have 2N - 1 entries .*, got 6"),
+        (ops.RelativeBias(tf.zeros(0)), "position_weights must have 2N - 1 entries .*, got 0"),
+        (
+            ops.RelativeBias(time=TABLE._replace(thresholds=tf.constant([9, 1], tf.int64)), times=TIMES),
+            "thresholds must not decrease, got 9 then 1 at entry 1",
+        ),
+        (
+            ops.RelativeBias(time=TABLE._replace(weights=tf.zeros(2)), times=TIMES),
+            "time_weights must have one entry more than thresholds, that is 3, got 2",
+        ),
+        (
+            ops.RelativeBias(time=TABLE, times=TIMES._replace(asks=tf.zeros(2, tf.int64))),
+            "asks must have one time per token, that is 3, got 2",
+        ),
+        (
+            ops.RelativeBias(time=TABLE, times=TIMES._replace(answers=tf.zeros(4, tf.int64))),
+            "answers must have one time per token, that is 3, got 4",
+        ),
+        (
+            ops.RelativeBias(time=ops.TimeFunction("power", tf.zeros(3)), times=TIMES),
+            "time_weights must hold the 2 parameters of this function of time, got 3",
+        ),
+    ],
+)
+def test_bias(call, bias, words):
+    with pytest.raises(tf.errors.InvalidArgumentError, match=words):
+        call(bias=bias)
+
+
+@pytest.mark.parametrize("name", ["contextual_length", "attention_window", "min_full_length"])
+def test_negative_lengths(name):
+    with pytest.raises(ValueError, match=f"{name} must be >= 0, got -1"):
+        attend(**{name: -1})
+
+
+def test_an_incomplete_bias():
+    for bias in (ops.RelativeBias(time=TABLE), ops.RelativeBias(tf.zeros(5), times=TIMES)):
+        with pytest.raises(ValueError, match="time and times of a RelativeBias must be given together"):
+            attend(bias=bias)
+    with pytest.raises(ValueError, match="kind of a TimeFunction must be one of .*, got 'linear'"):
+        attend(bias=ops.RelativeBias(time=ops.TimeFunction("linear", tf.zeros(2)), times=TIMES))
+    with pytest.raises(ValueError, match="bias must have position_weights, time, or both, got neither"):
+        ops.bias_attention(TOKENS, SPLITS, bias=ops.RelativeBias())
+
+
+def test_timestamps_that_are_not_ragged_seconds():
+    stamps = tf.RaggedTensor.from_row_lengths(tf.zeros(3, tf.int32), [3])
+    with pytest.raises(ValueError, match="timestamps must be int64 seconds, got int32"):
+        ops.sequence_times(stamps)
+    with pytest.raises(ValueError, match="query_times must be a RaggedTensor"):
+        ops.sequence_times(tf.cast(stamps, tf.int64), query_times=tf.zeros([1, 3], tf.int64))

@@ -34,7 +34,7 @@ class SequenceModel(keras.Model, abc.ABC):
         # float64 counts exactly to 2**53; float32 would stop at 16 million tokens.
         self._samples = keras.metrics.Sum(name="samples", dtype=tf.float64)
         self._tokens = keras.metrics.Sum(name="tokens", dtype=tf.float64)
-        self._flops = keras.metrics.Sum(name="flops", dtype=tf.float64)
+        self._gflops = keras.metrics.Sum(name="gflops", dtype=tf.float64)
 
     @abc.abstractmethod
     def position_losses(self, batch: Batch, outputs: Any) -> tf.Tensor:
@@ -50,7 +50,7 @@ class SequenceModel(keras.Model, abc.ABC):
 
     @property
     def metrics(self) -> list[keras.metrics.Metric]:
-        return [self._loss, self._samples, self._tokens, self._flops]
+        return [self._loss, self._samples, self._tokens, self._gflops]
 
     def train_step(self, data: Batch) -> dict[str, tf.Tensor]:
         self.step.assign_add(1)
@@ -68,5 +68,5 @@ class SequenceModel(keras.Model, abc.ABC):
         self._loss.update_state(loss)
         self._samples.update_state(samples)
         self._tokens.update_state(tokens)
-        self._flops.update_state(TRAINING_PASSES * self.forward_flops(x))
+        self._gflops.update_state(TRAINING_PASSES * self.forward_flops(x) / 1e9)
         return loss

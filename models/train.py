@@ -68,7 +68,7 @@ def run(experiment: Experiment, folder: pathlib.Path, output: pathlib.Path, resu
         "steps_per_epoch": steps,
     }
     interrupt = callbacks.Interrupt()
-    throughput = callbacks.Throughput(counts=("samples", "tokens", "flops"))
+    throughput = callbacks.Throughput(counts=("samples", "tokens", "gflops"))
     utilization = ModelFlopsUtilization()
     listeners = [
         callbacks.BroadcastDenseWeights(),
@@ -76,7 +76,7 @@ def run(experiment: Experiment, folder: pathlib.Path, output: pathlib.Path, resu
         callbacks.Checkpoint(checkpoint, embedding, steps, extra, first_step=step),
         throughput,
         utilization,
-        callbacks.AverageMetrics(sums=("samples", "tokens", "flops")),
+        callbacks.AverageMetrics(sums=("samples", "tokens", "gflops")),
     ]
     if _is_chief():
         listeners.append(keras.callbacks.TensorBoard(output / "tensorboard", write_graph=False))
@@ -104,7 +104,7 @@ def run(experiment: Experiment, folder: pathlib.Path, output: pathlib.Path, resu
         fr.collectives.barrier()  # the first rank to leave ends the others, which may not have told yet
         return EXIT_INTERRUPTED
     rates = throughput.rates
-    rates["mfu"] = utilization.utilization(rates["flops_per_s"])
+    rates["mfu"] = utilization.utilization(rates["gflops_per_s"])
     results = evaluate(experiment, model, folder)
     inputs, expected = expected_answer(experiment, model, folder)
     if _is_chief():
@@ -140,7 +140,7 @@ def _finish(
         lines.append((name, shown, "" if baseline is None else f"{baseline:.4f}"))
     print("\n" + "\n".join(f"{name:<14}{value:>10}{baseline:>10}" for name, value, baseline in lines))
     for name, value in rates.items():
-        shown = f"{value:.4f}" if name == "mfu" else f"{value:.4g}" if name == "flops_per_s" else f"{value:.0f}"
+        shown = f"{value:.4f}" if name == "mfu" else f"{value:.1f}" if name == "gflops_per_s" else f"{value:.0f}"
         print(f"{name.replace('_per_s', '/s'):<14}{shown:>10}")
     print(f"checkpoint    {checkpoint}")
     print(f"saved model   {saved_model} (another process answers within {difference:.1e})", flush=True)

@@ -37,13 +37,13 @@ class ModelFlopsUtilization(keras.callbacks.Callback):
     Put it behind callbacks.Throughput, which must count `metric`, and before callbacks that read the logs.
 
     Args:
-      metric: the model's metric that counts useful FLOPs, of the forward and the backward pass.
+      metric: the model's metric that counts useful GFLOPs (1e9), of the forward and the backward pass.
 
     Raises:
       ValueError: at the end of an epoch, when Throughput does not count the metric.
     """
 
-    def __init__(self, metric: str = "flops"):
+    def __init__(self, metric: str = "gflops"):
         super().__init__()
         self._rate_name = f"{metric}_per_s"
         self.machine_flops_per_s = 0.0  # of all ranks, measured when training begins
@@ -63,6 +63,6 @@ class ModelFlopsUtilization(keras.callbacks.Callback):
             )
         logs["mfu"] = self.utilization(logs[self._rate_name])
 
-    def utilization(self, flops_per_s: float) -> float:
+    def utilization(self, gflops_per_s: float) -> float:
         """The same for a rate of all ranks; nan before training began."""
-        return float(flops_per_s) / self.machine_flops_per_s if self.machine_flops_per_s else float("nan")
+        return 1e9 * float(gflops_per_s) / self.machine_flops_per_s if self.machine_flops_per_s else float("nan")

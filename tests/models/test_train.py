@@ -38,8 +38,8 @@ def test_two_ranks_train_evaluate_and_export(tmp_path, fields, metrics):
         assert 0.0 <= results["test"][f"baseline_{name}"] <= 1.0
         assert name in output
     # Each rank measures beside the other; a model this small uses next to nothing of what it measures.
-    assert 0.0 < results["mfu"] < 1.0 and results["flops_per_s"] > 0.0
-    for line in ("samples/s", "tokens/s", "flops/s", "mfu ", "checkpoint ", "saved model "):
+    assert 0.0 < results["mfu"] < 1.0 and results["gflops_per_s"] > 0.0
+    for line in ("samples/s", "tokens/s", "gflops/s", "mfu ", "checkpoint ", "saved model "):
         assert line in output
     assert results["served_difference"] <= 1e-4
     bars = [line for line in output.replace("\r", "\n").splitlines() if " - loss: " in line]

@@ -153,10 +153,11 @@ class HSTU(keras.layers.Layer):
             dtype=self.dtype_policy,
             name="output_stage",
         )
+        # In this order: the weights that a seed draws depend on it.
         for layer, shape in (
             (self.projection, tf.TensorShape([None, columns])),
-            (self.bias_weights, None),
             (self.output_stage, [tf.TensorShape([None, width]) for width in (columns, inner, inner)]),
+            (self.bias_weights, None),
         ):
             with tf.name_scope(layer.name):
                 layer.build(shape)

@@ -130,6 +130,17 @@ def test_divisors_scale_each_asking_token(divisor):
     assert masks["attention_window"] == 2 and masks["min_full_length"] == 0 and masks["alpha"] == 1.0
 
 
+@pytest.mark.parametrize("concat", [False, True])
+def test_flops_by_hand(concat):
+    layer = HSTU(**SIZES, concat=concat)  # H 2, dqk 4, dv 6
+    splits, targets = tf.constant([0, 6, 6, 9], tf.int64), tf.constant([2, 0, 0])
+    flops = layer.forward_flops(splits, 8, num_targets=targets, contextual_length=1)
+    # Row 1: context sees context and 3 of history; history 2, 3, 4; each target context, history and itself.
+    pairs = 4 + (2 + 3 + 4) + 2 * 5 + 3 + (2 + 3)
+    by_token = 8 * 2 * (2 * 4 + 2 * 6) + (3 if concat else 1) * 12 * 8
+    assert float(flops) == 2 * (9 * by_token + pairs * 2 * (4 + 6))
+
+
 @pytest.mark.parametrize("form", ["research", "production", "mtgrboost"])
 def test_targets_in_one_row_equal_one_row_per_target(form):
     """One user with 3 exposures, and the same as 3 rows with one exposure each."""

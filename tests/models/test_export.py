@@ -50,12 +50,23 @@ def test_ranking_scores(tmp_path):
         np.testing.assert_allclose(scores[task], tf.sigmoid(logit), atol=1e-6)
 
 
-def test_retrieval_embeds_and_finds_the_best_unseen_items(tmp_path):
+ENCODERS = {
+    "hstu": {},
+    "hstu_whole_catalogue": {"whole_catalogue": True},
+    "fuxi_alpha": {"encoder": "fuxi_alpha"},
+    "fuxi_beta": {"encoder": "fuxi_beta", "time_encoding": "stretched"},
+    "sasrec": {"encoder": "sasrec"},
+}
+
+
+@pytest.mark.parametrize("encoder", ENCODERS.values(), ids=ENCODERS)
+def test_retrieval_embeds_and_finds_the_best_unseen_items(tmp_path, encoder):
     batch = {
         "item_id": ragged([20, 3], [*ITEMS, 4, 5, 6]),
         "timestamp": ragged([20, 3], [*(START + 60 * ITEMS), START, START + 5, START + 9]),
     }
-    experiment, model = trained(job.RETRIEVAL, batch)
+    fields = {**job.RETRIEVAL, "model": {**job.RETRIEVAL["model"], **encoder}}
+    experiment, model = trained(fields, batch)
     model(batch)
     inputs = {
         "item_id": np.array([4, 5, 6, 2, 999]),  # 999 is unknown

@@ -52,6 +52,7 @@ HashTable::HashTable(TableSpec spec, Optimizer optimizer)
     }
     shard.statistics.resize(segments());
     shard.tombstones.resize(segments());
+    shard.touched.resize(segments());
   }
 }
 

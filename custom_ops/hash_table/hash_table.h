@@ -92,6 +92,7 @@ constexpr int64_t kNoRow = -1;  // handle of an id that admission refuses: it ha
 class HashTable {
  public:
   static constexpr int kShardBits = 6, kShards = 1 << kShardBits;
+  static constexpr uint32_t kJustNow = 0xffffffff;  // clock of a lookup whose gradients come at once
   static int ShardOf(uint64_t hash) { return static_cast<int>(hash >> (64 - kShardBits)); }
 
   static absl::StatusOr<std::unique_ptr<HashTable>> Make(TableSpec spec, Optimizer optimizer);
@@ -123,8 +124,9 @@ class HashTable {
   // Sums gradients of equal rows and applies the optimizer in place.
   //   handles  [W], inverse [V]: of Lookup
   //   grads    [>= V, D], multiplied by `scale`
+  //   clock    of that lookup
   void Apply(absl::Span<const int64_t> handles, absl::Span<const int32_t> inverse, const void* grads, Storage storage,
-             float scale, const StepInput& step, const ParallelFor& parallel_for);
+             float scale, const StepInput& step, const ParallelFor& parallel_for, uint32_t clock = kJustNow);
   // The same in two parts: sums are kept, by row, until ApplyAccumulated. `clock` is that of the lookup: its rows stay
   // where they are until then.
   absl::Status Accumulate(absl::Span<const int64_t> handles, absl::Span<const int32_t> inverse, const void* grads,
@@ -145,8 +147,10 @@ class HashTable {
 
   // Checkpoints; see records.cc for the layout of a record.
   int record_bytes() const;
-  // Ids of a segment whose rows changed after version `since`, in the order of Mix64(id), and their handles.
-  void Keys(int64_t segment, uint32_t since, std::vector<int64_t>* ids, std::vector<int64_t>* handles) const;
+  // Ids of a segment whose rows changed after version `since` (0: all), in no order that means anything, and their
+  // handles.
+  void Keys(int64_t segment, uint32_t since, const ParallelFor& parallel_for, std::vector<int64_t>* ids,
+            std::vector<int64_t>* handles) const;
   // records [handles.size() * record_bytes()]
   void ReadRecords(absl::Span<const int64_t> handles, const ParallelFor& parallel_for, char* records) const;
   // Inserts or overwrites distinct ids.
@@ -155,6 +159,7 @@ class HashTable {
   void Candidates(int64_t segment, std::vector<int64_t>* ids, std::vector<int64_t>* counts) const;
   absl::Status SetCandidates(int64_t segment, absl::Span<const int64_t> ids, absl::Span<const int64_t> counts);
   std::vector<int64_t> Tombstones(int64_t segment) const;
+  // Begins anew what deltas are made of: the record of ids that left, and that of ids whose rows may have changed.
   void ForgetTombstones();
 
   uint32_t clock() const { return clock_.load(); }
@@ -173,6 +178,7 @@ class HashTable {
     std::vector<KeyIndex> candidates;      // by segment: ids that were seen, how often; with admission only
     std::vector<SegmentStatistics> statistics;
     std::vector<std::vector<int64_t>> tombstones;  // by segment, with repeats
+    std::vector<std::vector<int64_t>> touched;     // by segment: ids of rows that may have changed (changes.cc), the same
     std::vector<uint32_t> free_rows[2];    // by pool
     std::vector<uint32_t> left;            // handles of rows that were given back: a reader may still look at them
     KeyIndex::Retired retired;             // lines that were replaced: the same
@@ -220,6 +226,8 @@ class HashTable {
     while (seen < clock && !moved_at_.compare_exchange_weak(seen, clock)) {
     }
   }
+  void RecordTouch(Shard* shard, int64_t segment, int64_t id, uint32_t last);
+  void DropRecordOlderThan(uint32_t clock);
   // A row of `pool` for a shard whose mutex is held.
   absl::Status TakeRow(Shard* shard, int pool, uint32_t* handle);
   void GiveBack(Shard* shard, uint32_t handle);
@@ -253,6 +261,8 @@ class HashTable {
   std::atomic<uint32_t> version_{0};  // changes of rows
   std::atomic<int64_t> moved_at_{-1};         // clock of the last lookup that made rows leave or move
   std::atomic<uint32_t> waiting_since_{0};    // clock of the first lookup whose gradients wait; 0: none do
+  std::atomic<int64_t> record_clock_{-1};     // clock at which the record of touched rows begins; -1: there is none
+  std::atomic<uint32_t> record_version_{0};   // version then
   std::atomic<uint32_t> settled_{0};  // clock of the last update that left no lookup waiting
   mutable std::atomic<int64_t> readers_{0};
   mutable std::mutex running_mutex_;

@@ -68,7 +68,7 @@ static absl::Status Keys(OpKernelContext* ctx, HashTable* table) {
   TF_RETURN_IF_ERROR(ReadSegment(ctx, *table, &segment));
   TF_RETURN_IF_ERROR(ScalarInput(ctx, 2, "since", &since));
   if (since < 0) return absl::InvalidArgumentError(absl::StrCat("since must be >= 0, got ", since, "."));
-  table->Keys(segment, static_cast<uint32_t>(since), &ids, &handles);
+  table->Keys(segment, static_cast<uint32_t>(since), CpuPool(ctx), &ids, &handles);
   TF_RETURN_IF_ERROR(Give(ctx, 0, ids));
   return Give(ctx, 1, handles);
 }

@@ -233,7 +233,7 @@ class TableApplyGradientsOp : public TableKernel {
     TF_RETURN_IF_ERROR(CheckGradients(ctx, *table, &clock));
     TF_RETURN_IF_ERROR(ReadStep(ctx, 5, &step));
     table->Apply(In<int64_t>(ctx->input(1)), In<int32_t>(ctx->input(2)), ctx->input(3).data(), StorageFor<T>(),
-                 ctx->input(4).scalar<float>()(), step, CpuPool(ctx));
+                 ctx->input(4).scalar<float>()(), step, CpuPool(ctx), clock);
     return absl::OkStatus();
   }
 };

@@ -241,7 +241,7 @@ REGISTER_OP("Fusedrec>TableKeys")
       return absl::OkStatus();
     })
     .Doc(R"doc(
-Ids of a segment in the order of their hash (Mix64), which is the order of checkpoints.
+Ids of a segment, in no order that means anything: who writes a checkpoint sorts them when training goes on.
 
 table: of HashTable.
 segment: <int64>[].
@@ -339,7 +339,8 @@ REGISTER_OP("Fusedrec>TableForgetTombstones")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::NoOutputs)
     .Doc(R"doc(
-Begins a new record of tombstones.
+Begins a new record of tombstones, and of the rows that may have changed: who has made a full checkpoint and will make
+deltas calls it. TableKeys since a version of after that looks at these rows alone.
 
 table: of HashTable.
 )doc");

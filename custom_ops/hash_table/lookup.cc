@@ -112,6 +112,7 @@ bool HashTable::Touch(Visit* visit, const Item& item, uint32_t handle, char* row
   RowHeader* header = RowFormat::Header(row);
   const bool first = header->last != visit->clock;
   if (first) {
+    RecordTouch(visit->shard, item.segment, item.id, header->last);
     header->last = visit->clock;
     header->number = static_cast<uint32_t>(visit->handles.size());
     header->count += header->count != 0xffffffff;
@@ -222,7 +223,8 @@ absl::Status HashTable::VisitNew(Visit* visit) {
     if (handle == kAbsent) {  // another lookup has evicted it since: it begins anew
       there = shard->keys[item.segment].Reserve(1, &shard->retired);
       if (there.ok()) there = MakeRow(shard, item.segment, item.id, spec_.hot_after > 0 ? 1 : 0, &handle);
-    } else if (PoolOf(handle) == 1) {
+    } else if (PoolOf(handle) == 1 && (memory_rows_ > 0 || !visit->pins->Hold(*RowFormat::Header(RowOf(handle))))) {
+      // Of rows in 16 bits another lookup may have taken the handle since this one chose to move it.
       there = MoveRow(shard, item.segment, item.id, 0, &handle);
     }
     if (!there.ok()) return there;

@@ -5,7 +5,7 @@
 // nothing, and `pool` says where they go back to.
 #include <algorithm>
 #include <cstring>
-#include <numeric>
+#include <utility>
 
 #include "common/hash.h"
 #include "hash_table/hash_table.h"
@@ -15,37 +15,12 @@ namespace {
 
 constexpr int kRecordHeader = 4 * sizeof(uint32_t);
 
-struct KeyOfRow {
-  uint64_t hash;
-  int64_t id;
-  uint32_t handle;
-  bool operator<(const KeyOfRow& other) const { return hash < other.hash; }
-};
-
 }  // namespace
 
 int HashTable::record_bytes() const {
   const RowFormat& row_format = format(0);
   return kRecordHeader + spec_.dim * BytesOf(row_format.storage()) +
          row_format.wide_slots() * spec_.dim * BytesOf(row_format.slot_storage()) + 4 * row_format.scalar_slots();
-}
-
-void HashTable::Keys(int64_t segment, uint32_t since, std::vector<int64_t>* ids, std::vector<int64_t>* handles) const {
-  std::vector<KeyOfRow> keys;
-  keys.reserve(size(segment));
-  for (int s = 0; s < kShards; ++s) {
-    std::lock_guard<std::mutex> lock(shards_[s].mutex);
-    ForEachRow(shards_[s], segment, [&](int64_t id, uint32_t handle, const RowHeader& header) {
-      if (header.updated > since || since == 0) keys.push_back({Mix64(static_cast<uint64_t>(id)), id, handle});
-    });
-  }
-  std::sort(keys.begin(), keys.end());
-  ids->resize(keys.size());
-  handles->resize(keys.size());
-  for (size_t i = 0; i < keys.size(); ++i) {
-    (*ids)[i] = keys[i].id;
-    (*handles)[i] = keys[i].handle;
-  }
 }
 
 void HashTable::ReadRecords(absl::Span<const int64_t> handles, const ParallelFor& parallel_for, char* records) const {
@@ -93,6 +68,7 @@ absl::Status HashTable::WriteRecord(Shard* shard, int64_t segment, int64_t id, c
   }
   char* row = RowOf(handle);
   const RowFormat& row_format = format(pool);
+  RecordTouch(shard, segment, id, 0);
   *RowFormat::Header(row) = {about[0], 0, about[1], about[2]};
   if (row_format.storage() != first.storage()) {
     std::vector<float> numbers(first.numbers());
@@ -133,17 +109,16 @@ absl::Status HashTable::WriteRecords(int64_t segment, absl::Span<const int64_t> 
 }
 
 void HashTable::Candidates(int64_t segment, std::vector<int64_t>* ids, std::vector<int64_t>* counts) const {
-  std::vector<KeyOfRow> keys;
+  std::vector<std::pair<int64_t, uint32_t>> candidates;
   for (int s = 0; s < kShards && spec_.admission_count > 1; ++s) {
     std::lock_guard<std::mutex> lock(shards_[s].mutex);
-    shards_[s].candidates[segment].ForEach([&](int64_t id, uint32_t count) {
-      keys.push_back({Mix64(static_cast<uint64_t>(id)), id, count});
-    });
+    shards_[s].candidates[segment].ForEach([&](int64_t id, uint32_t count) { candidates.emplace_back(id, count); });
   }
-  std::sort(keys.begin(), keys.end());
-  for (const KeyOfRow& key : keys) {
-    ids->push_back(key.id);
-    counts->push_back(key.handle);
+  const auto hash = [](const auto& candidate) { return Mix64(static_cast<uint64_t>(candidate.first)); };
+  std::sort(candidates.begin(), candidates.end(), [&](const auto& a, const auto& b) { return hash(a) < hash(b); });
+  for (const auto& [id, count] : candidates) {
+    ids->push_back(id);
+    counts->push_back(count);
   }
 }
 
@@ -158,26 +133,6 @@ absl::Status HashTable::SetCandidates(int64_t segment, absl::Span<const int64_t>
     shard->candidates[segment].Insert(ids[i], hash, static_cast<uint32_t>(counts[i]));
   }
   return absl::OkStatus();
-}
-
-std::vector<int64_t> HashTable::Tombstones(int64_t segment) const {
-  std::vector<int64_t> gone;
-  for (int s = 0; s < kShards; ++s) {
-    std::lock_guard<std::mutex> lock(shards_[s].mutex);
-    for (const int64_t id : shards_[s].tombstones[segment]) {
-      if (shards_[s].keys[segment].Find(id, TableHash(id)) == kAbsent) gone.push_back(id);
-    }
-  }
-  std::sort(gone.begin(), gone.end());
-  gone.erase(std::unique(gone.begin(), gone.end()), gone.end());
-  return gone;
-}
-
-void HashTable::ForgetTombstones() {
-  for (int s = 0; s < kShards; ++s) {
-    std::lock_guard<std::mutex> lock(shards_[s].mutex);
-    for (std::vector<int64_t>& of_segment : shards_[s].tombstones) of_segment.clear();
-  }
 }
 
 SegmentStatistics HashTable::Statistics(int64_t segment) const {
@@ -213,6 +168,7 @@ int64_t HashTable::row_bytes(int pool) const { return pools_[pool] == nullptr ? 
 void HashTable::SetClock(uint32_t clock, uint32_t version) {
   clock_.store(clock);
   version_.store(version);
+  record_clock_.store(-1);  // it counts by the clock of before
   moved_at_.store(int64_t{clock} + spec_.window);  // handles of before are of another clock
 }
 

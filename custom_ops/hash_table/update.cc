@@ -34,7 +34,9 @@ inline void HashTable::FetchForUpdate(uint32_t handle) const {
 }
 
 void HashTable::Apply(absl::Span<const int64_t> handles, absl::Span<const int32_t> inverse, const void* grads,
-                      Storage storage, float scale, const StepInput& step, const ParallelFor& parallel_for) {
+                      Storage storage, float scale, const StepInput& step, const ParallelFor& parallel_for,
+                      uint32_t clock) {
+  DropRecordOlderThan(clock);
   const uint32_t version = version_.fetch_add(1) + 1;
   const Prepared prepared = optimizer_.Prepare(step);
   const GradientSum sums(inverse, handles.size(), grads, storage, spec_.dim, scale);
@@ -81,6 +83,7 @@ absl::Status HashTable::Accumulate(absl::Span<const int64_t> handles, absl::Span
 
 void HashTable::ApplyAccumulated(const StepInput& step, const ParallelFor& parallel_for) {
   std::lock_guard<std::mutex> lock(accumulator_mutex_);
+  if (HasWaiting()) DropRecordOlderThan(waiting_since_.load());
   const uint32_t version = version_.fetch_add(1) + 1;
   const Prepared prepared = optimizer_.Prepare(step);
   const std::vector<uint32_t>& handles = accumulator_.handles();

@@ -49,7 +49,7 @@ class DictTable:
     def size(self, name):
         return len(self.rows["rows"][name])
 
-    def snapshot(self, name, section="rows", since=None):
+    def snapshot(self, name, section="rows", since=None, *, in_hash_order=True):
         rows = self.rows[section][name]
         ids = [i for i in rows if since is None or rows[i]["updated"] > since >> 32]
         ids.sort(key=mix64)

@@ -184,7 +184,7 @@ def test_read_tables_knows_bfloat16(tmp_path):
         def record_dtype(self, section):
             return np.dtype([("row", "<u2", (2,))])
 
-        def snapshot(self, name, section="rows", since=None):
+        def snapshot(self, name, section="rows", since=None, *, in_hash_order=True):
             return np.array([0, 1]), np.array([([0x3F80, 0xC000],), ([0, 0x4040],)], self.record_dtype(section))
 
     simulated.save(tmp_path, [Bfloat16Table("item")])

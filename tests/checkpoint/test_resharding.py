@@ -69,7 +69,7 @@ class ArrayTable(DictTable):
         super().__init__("item", dim=32)
         self.ids, self.restored = np.array(ids, np.int64), 0
 
-    def snapshot(self, name, section="rows", since=None):
+    def snapshot(self, name, section="rows", since=None, *, in_hash_order=True):
         order = np.argsort(hash_order.mix64(self.ids))
         return self.ids[order], np.zeros(len(order), self.record_dtype("rows"))
 

@@ -2,6 +2,7 @@
 #ifndef FUSEDREC_TESTS_CPP_BATCHES_H_
 #define FUSEDREC_TESTS_CPP_BATCHES_H_
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <map>
@@ -56,6 +57,7 @@ struct Answer {
   std::vector<float> rows;  // [V, D]
   std::vector<int32_t> inverse;
   std::vector<int64_t> handles;
+  uint32_t clock = 0;
 };
 
 inline Answer LookUp(HashTable* table, const Packed& packed, const ParallelFor& parallel_for = SerialFor) {
@@ -63,7 +65,7 @@ inline Answer LookUp(HashTable* table, const Packed& packed, const ParallelFor& 
   answer.rows.resize(packed.received().size() * table->spec().dim);
   answer.inverse.resize(packed.received().size());
   answer.status = table->Lookup(packed.message(), parallel_for, {answer.rows.data(), Storage::kFloat32},
-                                absl::MakeSpan(answer.inverse), &answer.handles);
+                                absl::MakeSpan(answer.inverse), &answer.handles, &answer.clock);
   return answer;
 }
 
@@ -87,12 +89,12 @@ struct Record {
   std::vector<float> numbers;  // row, element-wise slots, row-wise slots
 };
 
-// All rows of a segment, in the order of Keys.
+// All rows of a segment, by id.
 inline std::vector<std::pair<int64_t, Record>> Records(const HashTable& table, int64_t segment,
                                                        const ParallelFor& parallel_for = SerialFor) {
   Ids ids;
   std::vector<int64_t> handles;
-  table.Keys(segment, 0, &ids, &handles);
+  table.Keys(segment, 0, SerialFor, &ids, &handles);
   const size_t size = table.record_bytes();
   std::vector<char> bytes(size * ids.size());
   table.ReadRecords(handles, parallel_for, bytes.data());
@@ -104,6 +106,7 @@ inline std::vector<std::pair<int64_t, Record>> Records(const HashTable& table, i
     std::memcpy(record.numbers.data(), &bytes[i * size + 16], size - 16);
     records.emplace_back(ids[i], record);
   }
+  std::sort(records.begin(), records.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
   return records;
 }
 

@@ -1,6 +1,7 @@
 // Records: a table that is read out and written into an empty one goes on as if nothing had happened, bit by bit, in
 // every storage and with two pools; a delta holds what changed and nothing else.
 #include <cstring>
+#include <map>
 #include <random>
 #include <set>
 #include <string>
@@ -36,16 +37,24 @@ struct Snapshot {
 Snapshot Read(const HashTable& table, uint32_t since) {
   Snapshot snapshot;
   std::vector<int64_t> handles;
-  table.Keys(0, since, &snapshot.ids, &handles);
+  table.Keys(0, since, Threads(2), &snapshot.ids, &handles);
   snapshot.bytes.resize(handles.size() * table.record_bytes());
   table.ReadRecords(handles, Threads(2), snapshot.bytes.data());
   return snapshot;
 }
 
+std::map<int64_t, std::string> ById(const HashTable& table) {
+  const Snapshot snapshot = Read(table, 0);
+  std::map<int64_t, std::string> records;
+  const size_t size = table.record_bytes();
+  for (size_t i = 0; i < snapshot.ids.size(); ++i) records[snapshot.ids[i]] = snapshot.bytes.substr(i * size, size);
+  CHECK_EQ(records.size(), snapshot.ids.size());
+  return records;
+}
+
 void CheckSame(const HashTable& got, const HashTable& wanted) {
-  const Snapshot ours = Read(got, 0), theirs = Read(wanted, 0);
-  CHECK(ours.ids == theirs.ids);
-  CHECK(ours.bytes == theirs.bytes);
+  const std::map<int64_t, std::string> ours = ById(got), theirs = ById(wanted);
+  CHECK(ours == theirs);
   CHECK_EQ(got.clock(), wanted.clock());
 }
 

@@ -12,6 +12,7 @@ from tests.oracles.initial_rows import initial_row_oracle
 from tests.support.ids import INT64_MAX, INT64_MIN
 from tf_fusedrec import ops
 from tf_fusedrec._tf_compat import tf
+from tf_fusedrec.tables.hash_order import mix64
 
 SEQUENCES = 2000
 DIM, SEEDS = 3, [5, -6]
@@ -138,10 +139,11 @@ class Pair:
             [("last", "<u4"), ("count", "<u4"), ("updated", "<u4"), ("pool", "<u4"), ("row", "<f4", (DIM,))]
         )
         for segment in range(2):
-            keys, handles = ops.table_keys(self.table, segment)
-            records = ops.table_read_records(self.table, handles).numpy().view(record)[:, 0]
+            keys, handles = (tensor.numpy() for tensor in ops.table_keys(self.table, segment))
+            order = np.argsort(mix64(keys))
+            records = ops.table_read_records(self.table, handles[order]).numpy().view(record)[:, 0]
             want = self.oracle.export(segment)
-            assert keys.numpy().tolist() == [id_ for id_, _ in want]
+            assert keys[order].tolist() == [id_ for id_, _ in want]
             assert records["last"].tolist() == [row.last for _, row in want]
             assert records["count"].tolist() == [row.count for _, row in want]
             np.testing.assert_array_equal(records["row"], np.reshape([row.numbers for _, row in want], [-1, DIM]))

@@ -10,6 +10,7 @@ from tests.oracles.hash_table import pack
 from tests.oracles.initial_rows import initial_row_oracle
 from tf_fusedrec import ops
 from tf_fusedrec._tf_compat import tf
+from tf_fusedrec.tables.hash_order import mix64
 
 _numbers = itertools.count()
 
@@ -58,8 +59,10 @@ class Table:
 
     def records(self, segment=0, since=0, **slots):
         """ids and records [n], in hash order."""
-        ids, handles = ops.table_keys(self.handle, segment, since=since)
-        return ids.numpy(), ops.table_read_records(self.handle, handles).numpy().view(self.record_dtype(**slots))[:, 0]
+        ids, handles = (tensor.numpy() for tensor in ops.table_keys(self.handle, segment, since=since))
+        order = np.argsort(mix64(ids))
+        records = ops.table_read_records(self.handle, handles[order]).numpy()
+        return ids[order], records.view(self.record_dtype(**slots))[:, 0]
 
     def restore(self, ids, records, segment=0):
         parts = np.ascontiguousarray(records).view(np.uint8).reshape(len(ids), -1)

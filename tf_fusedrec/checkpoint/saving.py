@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tf_fusedrec.checkpoint import dense, disk, manifest, shard_file
-from tf_fusedrec.tables.hash_order import mix64
 
 _POLL_S = 0.01
 
@@ -37,7 +36,7 @@ class Cut(NamedTuple):
 
     name: str
     described: dict[str, Any]  # spec, owner, clock, iterations: fields of the manifest
-    sections: dict[str, tuple[np.ndarray, np.ndarray]]  # ids in hash order and records
+    sections: dict[str, tuple[np.ndarray, np.ndarray]]  # ids and records, in any order
     whole: dict[str, bool]  # whether a section holds all there is, or changes
 
 
@@ -99,10 +98,10 @@ def cut_tables(tables: Sequence[Any], plan: Plan) -> Iterator[Cut]:
             sections, whole = {}, {}
             for section in table.sections:
                 whole[section] = plan.full is None or "updated" not in (table.record_dtype(section).names or ())
-                sections[section] = table.snapshot(name, section, None if whole[section] else plan.since[name])
+                since = None if whole[section] else plan.since[name]
+                sections[section] = table.snapshot(name, section, since, in_hash_order=False)
             if plan.full is not None:
                 removed = np.asarray(table.tombstones(name), np.int64)
-                removed = removed[np.argsort(mix64(removed))]
                 sections[manifest.TOMBSTONES] = removed, np.empty([len(removed)], np.dtype([]))
                 whole[manifest.TOMBSTONES] = False
             described = {

@@ -11,7 +11,7 @@
 
 A block is about 64 KB, at least 16 rows. So whoever wants a range of hashes reads the index and two contiguous ranges
 of bytes, too much of which is at most two blocks, and nothing is handed out that does not have its checksum. Ids and
-records lie apart, so that both are written from, and read into, the arrays of a table's snapshot without a copy.
+records lie apart, so that both are read into the arrays that a table restores without a copy.
 """
 
 from __future__ import annotations
@@ -73,33 +73,42 @@ def write(path: pathlib.Path, label: Label, ids: np.ndarray, records: np.ndarray
     Args:
       path: of a file that does not exist.
       label: goes into the header.
-      ids: <int64>[n], distinct, in hash order.
+      ids: <int64>[n], distinct, in any order.
       records: <record>[n], structured and packed.
 
     Raises:
-      ValueError: ids are not in hash order: ranges of such a file would lose rows.
+      ValueError: an id comes twice: a range of such a file would have one too many.
       OSError: for example a full disk.
     """
-    ids, records = np.ascontiguousarray(ids, "<i8"), np.ascontiguousarray(records)
     hashes = mix64(ids)
-    if not (hashes[1:] > hashes[:-1]).all():
-        position = int(np.flatnonzero(hashes[1:] <= hashes[:-1])[0]) + 1
+    order = np.argsort(hashes)
+    hashes, ids = hashes[order], np.ascontiguousarray(ids[order], "<i8")
+    repeated = ids[1:][hashes[1:] == hashes[:-1]]
+    if repeated.size:
         raise ValueError(
-            f"ids of table {label.table!r}, section {label.section!r} must ascend in Mix64(id) without repeats, but at "
-            f"position {position} they do not: the table's snapshot is wrong."
+            f"ids of table {label.table!r}, section {label.section!r} must be distinct, but {repeated[0]} comes more "
+            "than once: the table's snapshot is wrong."
         )
     block = _rows_per_block(records.dtype)
     index = np.empty([-(-len(ids) // block)], _INDEX)
     index["first_hash"] = hashes[::block]
-    index["checksum"] = list(_block_checksums(ids, records, block))
     record = records.dtype.descr if records.dtype.names else []
     header = json.dumps({**label._asdict(), "rows": len(ids), "block": block, "record": record}).encode()
     head = _MAGIC + len(header).to_bytes(8, "little") + _checksum(header) + header
-    parts = [head, _bytes(ids), _bytes(records), _bytes(index), _checksum(_bytes(index))]
+    checksums: list[int] = []
     with disk.new_file(path) as file:
-        for part in parts:
-            disk.write(file, part)
-    return sum(len(part) for part in parts)
+        disk.write(file, head)
+        disk.write(file, _bytes(ids))
+        # Some blocks at a time: a second copy of all records may not fit.
+        some = block * max(_CHUNK_BYTES // _BLOCK_BYTES, 1)
+        for begin in range(0, len(ids), some):
+            part = records[order[begin : begin + some]]
+            checksums += _block_checksums(ids[begin : begin + some], part, block)
+            disk.write(file, _bytes(part))
+        index["checksum"] = checksums
+        disk.write(file, _bytes(index))
+        disk.write(file, _checksum(_bytes(index)))
+    return len(head) + ids.nbytes + records.nbytes + index.nbytes + 8
 
 
 def _checksum(data: Any) -> bytes:

@@ -193,7 +193,7 @@ def table_size(table: tf.Tensor) -> tf.Tensor:
 
 
 def table_keys(table: tf.Tensor, segment: int, *, since: int = 0) -> tuple[tf.Tensor, tf.Tensor]:
-    """ids <int64>[n] of a segment in hash order, and handles <int64>[n] for table_read_records.
+    """ids <int64>[n] of a segment, in no order that means anything, and handles <int64>[n] for table_read_records.
 
     Args:
       table: <resource>[].

@@ -16,9 +16,10 @@ import numpy as np
 from tf_fusedrec import ops, optimizers
 from tf_fusedrec._tf_compat import tf
 from tf_fusedrec.config import TableConfig
+from tf_fusedrec.tables.hash_order import mix64
 from tf_fusedrec.tables.keys import table_seed
 
-_BATCH = 1 << 18  # rows per call when rows are exported
+_BATCH = 1 << 18  # rows per call when rows are restored
 _VERSION_SHIFT = 32  # of `clock`
 
 
@@ -178,27 +179,32 @@ class NativeTable:
         slots = [(slot, "<f4" if wide else "<u2", (self._dim,)) for slot in self._rule.wide_slots]
         return np.dtype([*about, ("row", row, (self._dim,)), *slots, *[(s, "<f4") for s in self._rule.scalar_slots]])
 
-    def snapshot(self, name: str, section: str = "rows", since: int | None = None) -> tuple[np.ndarray, np.ndarray]:
+    def snapshot(
+        self, name: str, section: str = "rows", since: int | None = None, *, in_hash_order: bool = True
+    ) -> tuple[np.ndarray, np.ndarray]:
         """A copy of this rank's records of one table.
 
         Args:
           name: of the table.
           section: one of `sections`.
           since: a value of `clock`: only rows that changed after it.
+          in_hash_order: whether to sort, which takes longer than the copy: a save does it behind training's back.
 
         Returns:
-          ids <int64>[n] by ascending Mix64(id), and records <record_dtype>[n].
+          ids <int64>[n], by ascending Mix64(id) if so wanted, and records <record_dtype>[n].
         """
         segment, dtype = self.names.index(name), self.record_dtype(section)
         if section == "candidates":
             ids, counts = ops.table_candidates(self._handle, segment)
             return ids.numpy(), counts.numpy().astype(dtype["count"]).view(dtype)
         ids, handles = ops.table_keys(self._handle, segment, since=(since or 0) >> _VERSION_SHIFT)
-        records = np.empty(len(ids), dtype)
-        for begin in range(0, len(ids), _BATCH):
-            part = ops.table_read_records(self._handle, handles[begin : begin + _BATCH]).numpy()
-            records[begin : begin + _BATCH] = part.view(dtype)[:, 0]
-        return ids.numpy(), records
+        # The memory of the op's own answer: .numpy() would copy it once more.
+        records = np.asarray(memoryview(ops.table_read_records(self._handle, handles))).view(dtype)[:, 0]
+        ids = ids.numpy()
+        if not in_hash_order:
+            return ids, records
+        order = np.argsort(mix64(ids))
+        return ids[order], records[order]
 
     def restore(self, name: str, section: str, ids: np.ndarray, records: np.ndarray) -> None:
         """Inserts or overwrites rows as `snapshot` gave them, bit by bit. Eager."""

@@ -179,8 +179,10 @@ class TfraTable:
         """Rows of one table on this rank."""
         return len(self._stored(name)[0]) if self.variable.size() else 0
 
-    def snapshot(self, name: str, section: str = "rows", since: int | None = None) -> tuple[np.ndarray, np.ndarray]:
-        """A copy of this rank's rows of one table: ids <int64>[n] by ascending Mix64(id), and records [n]. Eager.
+    def snapshot(
+        self, name: str, section: str = "rows", since: int | None = None, *, in_hash_order: bool = True
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """A copy of this rank's rows of one table: ids <int64>[n], by ascending Mix64(id) if wanted, and records [n].
 
         Raises:
           ValueError: `since`: TFRA does not know which rows have changed.
@@ -189,7 +191,7 @@ class TfraTable:
         if since is not None:
             raise ValueError(f"since must be None for tables {self.names}: TFRA does not know which rows have changed.")
         ids, values = self._stored(name)
-        order = np.argsort(mix64(ids))
+        order = np.argsort(mix64(ids)) if in_hash_order else slice(None)
         return ids[order], self._records(values[order])
 
     def restore(self, name: str, section: str, ids: np.ndarray, records: np.ndarray) -> None:

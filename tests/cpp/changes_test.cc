@@ -1,0 +1,163 @@
+// The rows that changed since a full save, from the record of what was touched, are those that all headers tell: of a
+// twin without a record. Gradients that come late, rows that leave, come back or are imported, and records that grow too
+// long included.
+#include <cstring>
+#include <memory>
+#include <random>
+#include <set>
+#include <vector>
+
+#include "batches.h"
+#include "check.h"
+#include "hash_table/hash_table.h"
+#include "threads.h"
+
+namespace fusedrec {
+namespace {
+
+constexpr int kDim = 3;
+
+std::unique_ptr<HashTable> Make(bool record, Eviction eviction, int64_t hot_after) {
+  TableSpec spec;
+  spec.dim = kDim;
+  spec.seeds = {3, 4};
+  spec.distribution = Distribution::kNormal;
+  spec.b = 1.0;
+  spec.record_tombstones = record;
+  spec.hot_after = hot_after;
+  spec.eviction = eviction;
+  if (eviction != Eviction::kNone) spec.max_rows = 200;
+  auto table = HashTable::Make(spec, *Optimizer::Make("sgd", {0}));
+  CHECK_OK(table.status());
+  return *std::move(table);
+}
+
+std::set<int64_t> Changed(const HashTable& table, int64_t segment, uint32_t since) {
+  Ids ids;
+  std::vector<int64_t> handles;
+  table.Keys(segment, since, Threads(2), &ids, &handles);
+  const std::set<int64_t> distinct(ids.begin(), ids.end());
+  CHECK_EQ(distinct.size(), ids.size(), "an id twice");
+  CHECK_EQ(handles.size(), ids.size());
+  return distinct;
+}
+
+// The same is done to both tables.
+class Twins {
+ public:
+  Twins(Eviction eviction, int64_t hot_after)
+      : tables_{Make(true, eviction, hot_after), Make(false, eviction, hot_after)} {}
+
+  template <typename Body>
+  void Both(const Body& body) {
+    for (auto& table : tables_) body(table.get());
+  }
+  void BeginRecord() {
+    Both([](HashTable* table) { table->ForgetTombstones(); });
+    since_ = {since_.back(), tables_[0]->version()};  // a version of before the record, too
+  }
+  void Check() {
+    since_.push_back(tables_[0]->version());
+    CHECK_EQ(tables_[0]->version(), tables_[1]->version());
+    for (const uint32_t since : since_) {
+      for (int64_t segment = 0; segment < 2; ++segment) {
+        CHECK(Changed(*tables_[0], segment, since) == Changed(*tables_[1], segment, since), "since ", since);
+      }
+    }
+  }
+  const HashTable& twin() const { return *tables_[1]; }
+
+ private:
+  std::unique_ptr<HashTable> tables_[2];
+  std::vector<uint32_t> since_ = {0};
+};
+
+void RandomSteps(Eviction eviction, int64_t hot_after, uint64_t seed) {
+  std::mt19937_64 random(seed);
+  Twins twins(eviction, hot_after);
+  struct Late {
+    Answer answer[2];
+    size_t received;
+  };
+  std::vector<Late> late;
+  for (int step = 0; step < 400; ++step) {
+    Batch batch(2, std::vector<Ids>(2));
+    for (auto& source : batch) {
+      for (Ids& ids : source) {
+        for (int n = random() % 8; n > 0; --n) ids.push_back(static_cast<int64_t>(random() % 150) - 30);
+      }
+    }
+    const Packed packed(batch);
+    const std::vector<float> grads(packed.received().size() * kDim, 0.5f);
+    Late now{{}, packed.received().size()};
+    const int how = random() % 8;
+    int which = 0;
+    twins.Both([&](HashTable* table) {
+      Answer& answer = now.answer[which++] = MustLookUp(table, packed);
+      if (how < 4) {
+        table->Apply(answer.handles, answer.inverse, grads.data(), Storage::kFloat32, 1.0f, {0.1f, 1}, SerialFor,
+                     answer.clock);
+      } else if (how == 4) {
+        CHECK_OK(table->Accumulate(answer.handles, answer.inverse, grads.data(), Storage::kFloat32, 1.0f, SerialFor,
+                                   answer.clock));
+      }
+    });
+    if (how == 5 && eviction == Eviction::kNone && hot_after == 0) late.push_back(now);
+    if (random() % 8 == 0 && !late.empty()) {
+      const std::vector<float> theirs(late.back().received * kDim, 0.25f);
+      which = 0;
+      twins.Both([&](HashTable* table) {
+        const Answer& answer = late.back().answer[which++];
+        table->Apply(answer.handles, answer.inverse, theirs.data(), Storage::kFloat32, 1.0f, {0.1f, 1}, SerialFor,
+                     answer.clock);
+      });
+      late.pop_back();
+    }
+    const Ids some = {static_cast<int64_t>(random() % 150) - 30, static_cast<int64_t>(random() % 150) + 1000};
+    const uint64_t dice = random();
+    std::vector<char> records(some.size() * twins.twin().record_bytes());
+    const uint32_t changed = twins.twin().version() + 1;
+    for (size_t i = 0; i < some.size(); ++i) {
+      std::memcpy(&records[i * twins.twin().record_bytes() + 8], &changed, sizeof(changed));
+    }
+    twins.Both([&](HashTable* table) {
+      if (dice % 4 == 0) table->ApplyAccumulated({0.1f, 1}, SerialFor);
+      if (dice % 16 == 1 && late.empty() && !table->HasWaiting()) table->Remove(0, some);
+      if (dice % 16 == 2) {
+        CHECK_OK(table->WriteRecords(1, some, records.data(), SerialFor));
+        table->Evict(1, 0);  // the version is now that of these rows
+      }
+      if (dice % 64 == 3 && late.empty() && !table->HasWaiting()) table->Clear();
+    });
+    if (random() % 32 == 0) twins.BeginRecord();
+    twins.Check();
+  }
+}
+
+// Of so many rows a scan is no slower: the record ends, the answer stays.
+void MoreThanIsRecorded() {
+  Twins twins(Eviction::kNone, 0);
+  twins.Both([&](HashTable* table) { MustLookUp(table, Packed(Batch{{Ids{1}, Ids{}}})); });
+  twins.BeginRecord();
+  Batch batch(1, std::vector<Ids>(2));
+  for (int64_t id = 0; id < 40000; ++id) batch[0][0].push_back(id);
+  const Packed packed(batch);
+  twins.Both([&](HashTable* table) { MustLookUp(table, packed); });
+  twins.Check();
+  twins.BeginRecord();
+  twins.Both([&](HashTable* table) { MustLookUp(table, Packed({{{1, 2}, {3}}})); });
+  twins.Check();
+}
+
+}  // namespace
+}  // namespace fusedrec
+
+int main() {
+  using namespace fusedrec;
+  for (uint64_t seed = 0; seed < 3; ++seed) {
+    RandomSteps(Eviction::kNone, 0, seed);
+    RandomSteps(Eviction::kLru, 0, seed);
+    RandomSteps(Eviction::kNone, 3, seed);
+  }
+  MoreThanIsRecorded();
+}

@@ -6,7 +6,8 @@ The recipe is configs/hstu_ml1m.yaml in batches of 128 users: 48 steps an epoch,
 every epoch and goes on from there when it is started again; curve.json in its folder has the loss of every epoch and
 what was evaluated. --json writes what stands after every evaluation: `epochs` are those trained so far, `complete`
 says whether they are all, and the figures are of the last one. Candidates are all movies but those that the user has
-rated before. There is no validation split, as there: the best epoch by the test split is told apart. --quick trains 2 epochs of 512 users.
+rated before. There is no validation split, as in the publication: the best epoch by the test split is told apart.
+--quick trains 2 epochs of 512 users.
 """
 
 from __future__ import annotations

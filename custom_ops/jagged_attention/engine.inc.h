@@ -1,5 +1,5 @@
 // The tile engine, included by engine_<instruction set>.cc inside a namespace that has defined
-//   kVectorBytes, kBlockRows, kBlockVectors, Vec, Fma, Max, Min, Reciprocal, JoinQuads.
+//   kVectorBytes, kBlockRows, kBlockVectors, Vec, Fma, Max, Min, Reciprocal, JoinQuads, SplitQuads.
 // No include guard and no includes: see tile_engine.h for why.
 
 constexpr int64_t kLanes = kVectorBytes / 4;

@@ -116,10 +116,25 @@ static inline Factor ScaleOf(const AttentionProblem& p, int64_t token) {
   return {1.0f, p.scale + token * p.scale_stride, p.scale_stride};
 }
 
-// Copies the keys and values of places [begin, end): in the order of memory, whatever the number of heads.
-static inline void GatherKeys(const AttentionProblem& p, const AttentionUnit& unit, int64_t begin, int64_t end,
-                              int64_t room, const AttentionScratch& scratch) {
+// Keys and values of some places: of head h of the unit, place n, at key + h * key_head + n * key_stride.
+struct HeldKeys {
+  const float *key, *value;
+  int64_t key_stride, value_stride, key_head, value_head;
+
+  const float* KeyAt(int64_t h, int64_t n) const { return key + h * key_head + n * key_stride; }
+  const float* ValueAt(int64_t h, int64_t n) const { return value + h * value_head + n * value_stride; }
+};
+
+// Of places [begin, end): copied in the order of memory, so that the many panels that read them do so without
+// conflicts in the cache; where only one panel will, they are read as they lie in their tensors.
+static inline HeldKeys HoldKeys(const AttentionProblem& p, const AttentionUnit& unit, int64_t begin, int64_t end,
+                                int64_t room, const AttentionScratch& scratch) {
   const int64_t start = p.row_splits[unit.row];
+  if (p.row_splits[unit.row + 1] - start <= kPanel) {
+    const int64_t first = (start + begin) * p.heads + unit.head_begin;
+    return {p.key + first * p.qk_dim, p.value + first * p.value_dim, p.heads * p.qk_dim, p.heads * p.value_dim,
+            p.qk_dim, p.value_dim};
+  }
   for (int64_t place = begin; place < end; ++place) {
     for (int64_t head = unit.head_begin; head < unit.head_end; ++head) {
       const int64_t from = (start + place) * p.heads + head, to = (head - unit.head_begin) * room + place - begin;
@@ -127,6 +142,8 @@ static inline void GatherKeys(const AttentionProblem& p, const AttentionUnit& un
       CopyRow(p.value + from * p.value_dim, p.value_dim, scratch.value + to * scratch.value_width);
     }
   }
+  return {scratch.key, scratch.value, scratch.key_width, scratch.value_width, room * scratch.key_width,
+          room * scratch.value_width};
 }
 
 // The queries of a unit against all keys: keys in blocks, which are copied once; panels of queries inside.
@@ -151,7 +168,7 @@ static void Forward(const AttentionProblem& p, const AttentionUnit& unit, float*
   for (int64_t first = 0; first < last_key; first += kForwardKeys) {
     const int64_t last = Lesser(first + kForwardKeys, last_key);
     if (Classify(row, unit.begin, unit.end, first, last) == Visible::kNone) continue;
-    GatherKeys(p, unit, first, last, kForwardKeys, scratch);
+    const HeldKeys held = HoldKeys(p, unit, first, last, kForwardKeys, scratch);
     for (int64_t panel = 0; panel < panels; ++panel) {
       const int64_t begin = unit.begin + panel * kPanel;
       SetPanel(row, begin, Lesser(begin + kPanel, unit.end), &mask);
@@ -161,13 +178,12 @@ static void Forward(const AttentionProblem& p, const AttentionUnit& unit, float*
         if (biased) FillBias(bias, tile, scratch);
         const int64_t lane = tile.lane_begin, lanes = tile.lanes(), keys = tile.keys();
         for (int64_t h = 0; h < heads; ++h) {
-          const int64_t key = h * kForwardKeys + tile.key_begin - first, n = panel * heads + h;
-          Multiply<false, false>(keys, lanes, p.qk_dim, scratch.key + key * scratch.key_width, scratch.key_width,
+            const int64_t key = tile.key_begin - first, n = panel * heads + h;
+          Multiply<false, false>(keys, lanes, p.qk_dim, held.KeyAt(h, key), held.key_stride,
                                  scratch.query + n * query_size + lane, kPanel, scratch.score + lane, kPanel);
           FUSEDREC_TILE_CASES(SiluTile, biased, tile.masked, mask, tile, scratch.bias, scratch.score);
-          Multiply<true, true>(p.value_dim, lanes, keys, scratch.value + key * scratch.value_width,
-                               scratch.value_width, scratch.score + lane, kPanel,
-                               scratch.result + n * result_size + lane, kPanel);
+          Multiply<true, true>(p.value_dim, lanes, keys, held.ValueAt(h, key), held.value_stride, scratch.score + lane,
+                               kPanel, scratch.result + n * result_size + lane, kPanel);
         }
       }
     }
@@ -211,7 +227,7 @@ static void Backward(const AttentionProblem& p, const AttentionUnit& unit, float
   PanelMask mask;
   PanelBias bias;
   if (biased) SetBiasRow(p, unit.row, &bias);
-  GatherKeys(p, unit, unit.begin, unit.end, unit_keys, scratch);
+  const HeldKeys held = HoldKeys(p, unit, unit.begin, unit.end, unit_keys, scratch);
   Zero(scratch.key_grads, heads * unit_keys * key_width);
   Zero(scratch.value_grads, heads * unit_keys * value_width);
   Zero(scratch.time_sums, TimeSums(p.bias) * kLanes);
@@ -234,15 +250,15 @@ static void Backward(const AttentionProblem& p, const AttentionUnit& unit, float
       const int64_t lane = tile.lane_begin, lanes = tile.lanes(), keys = tile.keys();
       for (int64_t h = 0; h < heads; ++h) {
         const int64_t at = h * unit_keys + tile.key_begin - unit.begin;
-        const float* key = scratch.key + at * scratch.key_width;
-        Multiply<false, false>(keys, lanes, p.qk_dim, key, scratch.key_width,
+        const float* key = held.KeyAt(h, tile.key_begin - unit.begin);
+        Multiply<false, false>(keys, lanes, p.qk_dim, key, held.key_stride,
                                scratch.query + h * p.qk_dim * kPanel + lane, kPanel, scratch.score + lane, kPanel);
-        Multiply<false, false>(keys, lanes, p.value_dim, scratch.value + at * scratch.value_width, scratch.value_width,
-                               scratch.grads + h * p.value_dim * kPanel + lane, kPanel, scratch.weight_grads + lane,
-                               kPanel);
+        Multiply<false, false>(keys, lanes, p.value_dim, held.ValueAt(h, tile.key_begin - unit.begin),
+                               held.value_stride, scratch.grads + h * p.value_dim * kPanel + lane, kPanel,
+                               scratch.weight_grads + lane, kPanel);
         FUSEDREC_TILE_CASES(SiluGradTile, biased, tile.masked, mask, tile, scratch.bias, scratch.score,
                             scratch.weight_grads);
-        Multiply<true, true>(p.qk_dim, lanes, keys, key, scratch.key_width, scratch.weight_grads + lane, kPanel,
+        Multiply<true, true>(p.qk_dim, lanes, keys, key, held.key_stride, scratch.weight_grads + lane, kPanel,
                              scratch.result + h * p.qk_dim * kPanel + lane, kPanel);
         Multiply<false, true>(keys, value_width, lanes, scratch.score + lane, kPanel,
                               scratch.grad_rows + (h * kPanel + lane) * value_width, value_width,

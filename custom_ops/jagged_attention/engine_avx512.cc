@@ -30,9 +30,17 @@ static inline Vec Reciprocal(Vec x) {
 
 // 4 numbers from column c of every fourth row, one behind the other.
 static inline Vec JoinQuads(const float* const* rows, int64_t c) {
-  const __m256 low = _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(rows[0] + c)), _mm_loadu_ps(rows[4] + c), 1);
-  const __m256 high = _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(rows[8] + c)), _mm_loadu_ps(rows[12] + c), 1);
-  return (Vec)_mm512_insertf32x8(_mm512_castps256_ps512(low), high, 1);
+  const auto pair = [&](int r) {
+    return _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(rows[r] + c)), _mm_loadu_ps(rows[r + 4] + c), 1);
+  };
+  return (Vec)_mm512_insertf32x8(_mm512_castps256_ps512(pair(0)), pair(8), 1);
+}
+// And back: its quarters (16 bytes) to rows of `stride` numbers.
+static inline void SplitQuads(Vec x, float* to, int64_t stride) {
+  _mm_storeu_ps(to, _mm512_castps512_ps128((__m512)x));
+  _mm_storeu_ps(to + stride, _mm512_extractf32x4_ps((__m512)x, 1));
+  _mm_storeu_ps(to + 2 * stride, _mm512_extractf32x4_ps((__m512)x, 2));
+  _mm_storeu_ps(to + 3 * stride, _mm512_extractf32x4_ps((__m512)x, 3));
 }
 
 #include "jagged_attention/engine.inc.h"

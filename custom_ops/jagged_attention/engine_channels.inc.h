@@ -111,8 +111,8 @@ static void ChannelsBackward(const AttentionProblem& p, const AttentionUnit& uni
       FillMaps(bias, tile, scratch);
       const int64_t lane = tile.lane_begin, lanes = tile.lanes(), keys = tile.keys();
       for (int c = 0; c < channels; ++c) {
-        Multiply<false, true>(keys, width, lanes, scratch.map[c] + lane, kPanel, scratch.grad_rows[c] + lane * width, width,
-                        scratch.value_grads + (tile.key_begin - unit.begin) * width, width);
+        Multiply<false, true>(keys, width, lanes, scratch.map[c] + lane, kPanel, scratch.grad_rows[c] + lane * width,
+                              width, scratch.value_grads + (tile.key_begin - unit.begin) * width, width);
         if (!p.bias_grads) continue;
         Multiply<false, false>(keys, lanes, columns, p.value + (start + tile.key_begin) * columns, columns,
                         scratch.panel[c] + lane, kPanel, scratch.map_grads + lane, kPanel);

@@ -102,6 +102,10 @@ static inline void TransposeBack(const float* from, int64_t count, int64_t colum
       Vec x[4];
       for (int r = 0; r < 4; ++r) x[r] = factors * Load(from + (c + r) * kPanel + lane);
       TransposeQuads(x);
+      if (rows == kLanes) {
+        for (int r = 0; r < 4; ++r) SplitQuads(x[r], row + r * stride + c, 4 * stride);
+        continue;
+      }
       float quads[4][kLanes];
       for (int r = 0; r < 4; ++r) Store(quads[r], x[r]);
       for (int64_t i = 0; i < rows; ++i) __builtin_memcpy(row + i * stride + c, quads[i % 4] + i / 4 * 4, 16);

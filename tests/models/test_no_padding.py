@@ -1,0 +1,50 @@
+"""Between ids and loss nothing is padded: the graph of a training step has no op that makes rows equally long."""
+
+import numpy as np
+import pytest
+
+from models.build import table_of_feature
+from models.experiment import RankingConfig, RetrievalConfig
+from models.grm import GRM
+from models.retrieval import HSTURetrieval
+from tests.models.batches import ranking_batch, retrieval_batch
+from tests.models.plain_embedding import PlainEmbedding
+from tests.support.graphs import count_ops
+from tf_fusedrec import keras, tf
+
+# What pads a RaggedTensor, and what would multiply padded rows.
+PADDING = {"RaggedTensorToTensor", "Pad", "PadV2", "BatchMatMulV2", "BatchMatMulV3"}
+SIZES = {"dim": 8, "num_heads": 2, "qk_dim": 4, "value_dim": 4}
+
+
+def ops_of_a_step(model, batch):
+    model(batch)  # makes the weights
+    model.compile(keras.optimizers.legacy.SGD(0.1))
+    return count_ops(tf.function(model.train_step, autograph=False).get_concrete_function(batch))
+
+
+def retrieval(**fields):
+    config = RetrievalConfig(**SIZES, max_history=10, num_negatives=5, **fields)
+    model = HSTURetrieval(config, PlainEmbedding(table_of_feature(config), 8), np.arange(1, 60))
+    return ops_of_a_step(model, retrieval_batch([4, 0, 7]))
+
+
+@pytest.mark.parametrize("encoder", ["hstu", "fuxi_alpha", "fuxi_beta"])
+@pytest.mark.parametrize("negatives", ["own", "share_negatives", "whole_catalogue"])
+def test_retrieval(encoder, negatives):
+    ops = retrieval(encoder=encoder, **({} if negatives == "own" else {negatives: True}))
+    # Own negatives are [P, n, D]: their product with the query is a batch of [n, D] x [D], all of them there.
+    allowed = {"BatchMatMulV2"} if negatives == "own" else set()
+    assert not (PADDING - allowed) & set(ops)
+    assert ops["Fusedrec>JaggedAttention"] + ops["Fusedrec>JaggedBiasAttention"] >= 2
+
+
+def test_ranking():
+    config = RankingConfig(**SIZES, contextual=("user_id",), max_history=12, max_exposures=6)
+    ops = ops_of_a_step(GRM(config, PlainEmbedding(table_of_feature(config), 8)), ranking_batch([5, 0, 12], [3, 2, 6]))
+    assert not PADDING & set(ops)
+    assert ops["Fusedrec>JaggedAttention"] == ops["Fusedrec>JaggedAttentionGrad"] == 2
+
+
+def test_the_softmax_of_sasrec_does_pad_and_the_check_sees_it():
+    assert "RaggedTensorToTensor" in retrieval(encoder="sasrec", whole_catalogue=True)

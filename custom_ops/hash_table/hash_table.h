@@ -183,6 +183,19 @@ class HashTable {
     std::vector<uint32_t> left;            // handles of rows that were given back: a reader may still look at them
     KeyIndex::Retired retired;             // lines that were replaced: the same
   };
+  // Memory of one lookup, kept for the next one: what is new for every batch would be cleared by the system every time.
+  struct Scratch {
+    std::vector<Item> items;      // of all ids, by shard; as long as the longest batch so far
+    std::vector<int32_t> place;   // of the i-th received id among the items
+    std::vector<int32_t> number;  // of each item's row
+
+    void MakeRoomFor(size_t n) {
+      if (n <= items.size()) return;
+      items.resize(n);
+      place.resize(n);
+      number.resize(n);
+    }
+  };
   struct Visit;  // one lookup's work on one shard (lookup.cc)
   // (segment, id) of rows of a lookup that are about to move, in order: not touched yet, but they may not leave.
   using Waiting = std::vector<std::pair<int64_t, int64_t>>;
@@ -199,13 +212,13 @@ class HashTable {
     for (int offset = 0; offset < fetch_bytes_[PoolOf(handle)]; offset += 64) __builtin_prefetch(row + offset);
   }
 
-  std::vector<Item> SortByShard(const Message& message, const ParallelFor& parallel_for,
-                                std::vector<int64_t>* shard_begin) const;
+  void SortByShard(const Message& message, const ParallelFor& parallel_for, Scratch* scratch,
+                   std::vector<int64_t>* shard_begin) const;
   void VisitKnown(Visit* visit);
   absl::Status VisitNew(Visit* visit);
   void Admit(Visit* visit);
   absl::Status MakeRoom(const std::vector<Visit>& visits);
-  bool Touch(Visit* visit, const Item& item, uint32_t handle, char* row);
+  bool Touch(Visit* visit, const Item& item, int64_t place, uint32_t handle, char* row);
   // Rows whose handles may still be in use: a lookup that runs now has touched them, or one of the last `window` has and
   // no update of all that waited has come since, or their gradients wait.
   struct Pins {
@@ -267,6 +280,7 @@ class HashTable {
   mutable std::atomic<int64_t> readers_{0};
   mutable std::mutex running_mutex_;
   std::vector<uint32_t> running_;  // clocks of the lookups that run now
+  std::vector<std::unique_ptr<Scratch>> idle_;  // of lookups that have ended
   std::mutex room_mutex_;  // one lookup at a time makes room
   std::mutex accumulator_mutex_;
   Accumulator accumulator_;

@@ -16,26 +16,33 @@ constexpr int kAhead = 12;             // ids between the fetch of a line of key
 
 }  // namespace
 
-// Counts a lookup, and says while it runs that its rows must stay.
+// Counts a lookup, and says while it runs that its rows must stay. Has its scratch.
 class HashTable::Running {
  public:
   explicit Running(HashTable* table) : table_(table) {
     std::lock_guard<std::mutex> lock(table_->running_mutex_);
     clock_ = table_->clock_.fetch_add(1) + 1;
     table_->running_.push_back(clock_);
+    std::vector<std::unique_ptr<Scratch>>& idle = table_->idle_;
+    if (idle.empty()) idle.push_back(std::make_unique<Scratch>());
+    scratch_ = std::move(idle.back());
+    idle.pop_back();
   }
   ~Running() {
     std::lock_guard<std::mutex> lock(table_->running_mutex_);
     std::vector<uint32_t>& running = table_->running_;
     running.erase(std::find(running.begin(), running.end(), clock_));
+    table_->idle_.push_back(std::move(scratch_));
   }
   Running(const Running&) = delete;
   Running& operator=(const Running&) = delete;
   uint32_t clock() const { return clock_; }
+  Scratch* scratch() const { return scratch_.get(); }
 
  private:
   HashTable* table_;
   uint32_t clock_;
+  std::unique_ptr<Scratch> scratch_;
 };
 
 HashTable::Pins HashTable::CurrentPins() const {
@@ -45,20 +52,19 @@ HashTable::Pins HashTable::CurrentPins() const {
 
 struct HashTable::Visit {
   Shard* shard;
-  const Item* items;   // of this shard
-  int64_t num_items;
+  Scratch* scratch;
+  int64_t begin, end;  // places of this shard's items
   uint32_t clock;
   const Pins* pins;
   RowSink rows;
-  int32_t* inverse;
   std::vector<int64_t> handles;   // by number inside this shard
   std::vector<Item> fresh;        // without a row
   std::vector<Item> moving;       // whose row must move to pool 0 first
   std::vector<int64_t> num_fresh; // ids of `fresh` by segment; distinct ones where there is a limit
 };
 
-std::vector<HashTable::Item> HashTable::SortByShard(const Message& message, const ParallelFor& parallel_for,
-                                                    std::vector<int64_t>* shard_begin) const {
+void HashTable::SortByShard(const Message& message, const ParallelFor& parallel_for, Scratch* scratch,
+                            std::vector<int64_t>* shard_begin) const {
   // Runs of one source and segment, cut into pieces: the units of both passes.
   struct Piece {
     int64_t entry, position, count;
@@ -94,21 +100,22 @@ std::vector<HashTable::Item> HashTable::SortByShard(const Message& message, cons
     for (std::array<int32_t, kShards>& of_piece : next) total += std::exchange(of_piece[s], total);
   }
   (*shard_begin)[kShards] = total;
-  std::vector<Item> items(total);
+  scratch->MakeRoomFor(total);
   parallel_for(pieces.size(), 8 * mean, [&](int64_t begin, int64_t end) {
     for (int64_t p = begin; p < end; ++p) {
       const int64_t* ids = &message.entries[pieces[p].entry];
       for (int64_t i = 0; i < pieces[p].count; ++i) {
         const int32_t place = next[p][ShardOf(TableHash(ids[i]))]++;
-        items[place] = {ids[i], static_cast<uint32_t>(pieces[p].position + i), pieces[p].segment};
+        const int64_t position = pieces[p].position + i;
+        scratch->items[place] = {ids[i], static_cast<uint32_t>(position), pieces[p].segment};
+        scratch->place[position] = place;
       }
     }
   });
-  return items;
 }
 
 // Writes the row of an id whose row is known; true when this lookup sees the row for the first time.
-bool HashTable::Touch(Visit* visit, const Item& item, uint32_t handle, char* row) {
+bool HashTable::Touch(Visit* visit, const Item& item, int64_t place, uint32_t handle, char* row) {
   RowHeader* header = RowFormat::Header(row);
   const bool first = header->last != visit->clock;
   if (first) {
@@ -118,7 +125,7 @@ bool HashTable::Touch(Visit* visit, const Item& item, uint32_t handle, char* row
     header->count += header->count != 0xffffffff;
     visit->handles.push_back(handle);
   }
-  visit->inverse[item.position] = static_cast<int32_t>(header->number);
+  visit->scratch->number[place] = static_cast<int32_t>(header->number);
   const RowFormat& row_format = format(PoolOf(handle));
   char* out = static_cast<char*>(visit->rows.data) +
               static_cast<int64_t>(item.position) * spec_.dim * BytesOf(visit->rows.storage);
@@ -130,8 +137,8 @@ void HashTable::VisitKnown(Visit* visit) {
   std::lock_guard<std::mutex> lock(visit->shard->mutex);
   FreeRetired(visit->shard);
   std::vector<KeyIndex>& keys = visit->shard->keys;
-  const Item* items = visit->items;
-  const int64_t n = visit->num_items;
+  const Item* items = visit->scratch->items.data() + visit->begin;
+  const int64_t n = visit->end - visit->begin;
   uint32_t handles[2 * kAhead];
   for (int64_t i = 0; i < n + 2 * kAhead; ++i) {
     if (i < n) keys[items[i].segment].Prefetch(TableHash(items[i].id));
@@ -157,7 +164,7 @@ void HashTable::VisitKnown(Visit* visit) {
         continue;
       }
     }
-    if (Touch(visit, items[k], handle, row)) ++visit->shard->statistics[items[k].segment].hits;
+    if (Touch(visit, items[k], visit->begin + k, handle, row)) ++visit->shard->statistics[items[k].segment].hits;
   }
   if (visit->fresh.empty()) return;
   if (spec_.max_rows > 0 || memory_rows_ > 0 || spec_.admission_count > 1) {
@@ -191,7 +198,7 @@ void HashTable::Admit(Visit* visit) {
     visit->handles.push_back(kNoRow);
     WriteInitial(item.segment, item.id, new_pool(), initial.data());
     for (size_t i = begin; i < end; ++i) {
-      visit->inverse[fresh[i].position] = number;
+      visit->scratch->number[visit->scratch->place[fresh[i].position]] = number;
       char* out = static_cast<char*>(visit->rows.data) +
                   static_cast<int64_t>(fresh[i].position) * spec_.dim * BytesOf(visit->rows.storage);
       format(new_pool()).CopyRow(initial.data(), visit->rows.storage, out);
@@ -214,7 +221,7 @@ absl::Status HashTable::VisitNew(Visit* visit) {
       const absl::Status made = MakeRow(shard, item.segment, item.id, new_pool(), &handle);
       if (!made.ok()) return made;
     }
-    Touch(visit, item, handle, RowOf(handle));
+    Touch(visit, item, visit->scratch->place[item.position], handle, RowOf(handle));
   }
   if (spec_.hot_after > 0 && !visit->moving.empty()) NoteMove(visit->pins->now);
   for (const Item& item : visit->moving) {
@@ -228,7 +235,8 @@ absl::Status HashTable::VisitNew(Visit* visit) {
       there = MoveRow(shard, item.segment, item.id, 0, &handle);
     }
     if (!there.ok()) return there;
-    if (Touch(visit, item, handle, RowOf(handle))) ++shard->statistics[item.segment].hits;
+    const int64_t place = visit->scratch->place[item.position];
+    if (Touch(visit, item, place, handle, RowOf(handle))) ++shard->statistics[item.segment].hits;
   }
   return absl::OkStatus();
 }
@@ -242,22 +250,23 @@ absl::Status HashTable::Lookup(const Message& message, const ParallelFor& parall
   if (spec_.ttl > 0 && clock % std::max<int64_t>(1, spec_.ttl / 16) == 0) EvictExpired();
   const Pins pins = CurrentPins();
   std::vector<int64_t> shard_begin;
-  const std::vector<Item> items = SortByShard(message, parallel_for, &shard_begin);
+  Scratch* scratch = running.scratch();
+  SortByShard(message, parallel_for, scratch, &shard_begin);
   std::vector<Visit> visits(kShards);
   for (int s = 0; s < kShards; ++s) {
     visits[s].shard = &shards_[s];
-    visits[s].items = items.data() + shard_begin[s];
-    visits[s].num_items = shard_begin[s + 1] - shard_begin[s];
+    visits[s].scratch = scratch;
+    visits[s].begin = shard_begin[s];
+    visits[s].end = shard_begin[s + 1];
     visits[s].clock = clock;
     visits[s].pins = &pins;
     visits[s].rows = rows;
-    visits[s].inverse = inverse.data();
   }
   const int64_t cost_of_id = 120 + spec_.dim;  // cycles, roughly
   const int64_t cost_of_shard = cost_of_id * (message.num_ids / kShards + 1);
   parallel_for(kShards, cost_of_shard, [&](int64_t begin, int64_t end) {
     for (int64_t s = begin; s < end; ++s) {
-      if (visits[s].num_items > 0) VisitKnown(&visits[s]);
+      if (visits[s].begin < visits[s].end) VisitKnown(&visits[s]);
     }
   });
   const absl::Status room = MakeRoom(visits);
@@ -273,17 +282,15 @@ absl::Status HashTable::Lookup(const Message& message, const ParallelFor& parall
     if (!status.ok()) return status;
   }
 
-  // Numbers inside a shard become numbers of the whole.
-  std::vector<int32_t> base(kShards);
+  // Numbers inside a shard become numbers of the whole, and go where their ids came from.
   handles->clear();
-  for (int s = 0; s < kShards; ++s) {
-    base[s] = static_cast<int32_t>(handles->size());
-    handles->insert(handles->end(), visits[s].handles.begin(), visits[s].handles.end());
+  for (const Visit& visit : visits) {
+    const int32_t base = static_cast<int32_t>(handles->size());
+    for (int64_t place = visit.begin; place < visit.end; ++place) scratch->number[place] += base;
+    handles->insert(handles->end(), visit.handles.begin(), visit.handles.end());
   }
-  parallel_for(kShards, 2 * (message.num_ids / kShards + 1), [&](int64_t begin, int64_t end) {
-    for (int64_t s = begin; s < end; ++s) {
-      for (int64_t i = 0; i < visits[s].num_items; ++i) inverse[visits[s].items[i].position] += base[s];
-    }
+  parallel_for(message.num_ids, 4, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) inverse[i] = scratch->number[scratch->place[i]];
   });
   return absl::OkStatus();
 }

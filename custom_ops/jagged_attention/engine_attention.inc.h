@@ -29,13 +29,14 @@ struct AttentionScratch {
     key_grads = memory.Take(heads * keys * query_grads_width);
     value_grads = memory.Take(heads * keys * value_grads_width);
     time_sums = memory.Take(TimeSums(p.bias) * kLanes);
+    time_totals = memory.Take(TimeSums(p.bias) * kLanes);
   }
 
   Scratch memory;
   int64_t key_width, value_width, query_grads_width = 0, value_grads_width = 0;
   float *query, *result, *key, *value, *score, *bias, *time_bias, *grads = nullptr, *weight_grads = nullptr,
         *bias_grads = nullptr, *query_rows = nullptr, *grad_rows = nullptr, *key_grads = nullptr,
-        *value_grads = nullptr, *time_sums = nullptr;
+        *value_grads = nullptr, *time_sums = nullptr, *time_totals = nullptr;
   int32_t* buckets;
 };
 
@@ -231,6 +232,7 @@ static void Backward(const AttentionProblem& p, const AttentionUnit& unit, float
   Zero(scratch.key_grads, heads * unit_keys * key_width);
   Zero(scratch.value_grads, heads * unit_keys * value_width);
   Zero(scratch.time_sums, TimeSums(p.bias) * kLanes);
+  Zero(scratch.time_totals, TimeSums(p.bias) * kLanes);
   // Where the gradients of the unit's first query and head go.
   const bool shared = unit.query_grads != nullptr;
   const int64_t query_grads_stride = (shared ? heads : p.heads) * p.qk_dim;
@@ -279,6 +281,7 @@ static void Backward(const AttentionProblem& p, const AttentionUnit& unit, float
       TransposeBack(scratch.result + h * p.qk_dim * kPanel, count, p.qk_dim, {p.alpha, nullptr, 0},
                     query_grads + (begin - unit.query_begin) * query_grads_stride + h * p.qk_dim, query_grads_stride);
     }
+    if (bias_grads && packed) MoveTimeSums(p.bias, scratch.time_sums, scratch.time_totals);
   }
   for (int64_t h = 0; h < heads; ++h) {
     const int64_t token = (start + unit.begin) * p.heads + unit.head_begin + h;
@@ -287,7 +290,7 @@ static void Backward(const AttentionProblem& p, const AttentionUnit& unit, float
     Unpad(scratch.value_grads + h * unit_keys * value_width, unit_keys, p.value_dim, value_width,
           p.value_grads + token * p.value_dim, p.heads * p.value_dim);
   }
-  if (bias_grads) WriteTimeGrads(p.bias, scratch.time_sums, unit.time_grads);
+  if (bias_grads) WriteTimeGrads(p.bias, scratch.time_totals, unit.time_grads);
 }
 
 static int64_t AttentionScratchFloats(const AttentionProblem& p, bool backward, int64_t places, int64_t heads) {

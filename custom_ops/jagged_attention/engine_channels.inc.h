@@ -19,13 +19,15 @@ struct ChannelScratch {
     map_grads = memory.Take(kTileKeys * kPanel);
     value_grads = memory.Take(keys * width);
     time_sums = memory.Take(TimeSums(p.bias) * kLanes);
+    time_totals = memory.Take(TimeSums(p.bias) * kLanes);
   }
 
   Scratch memory;
   int64_t channels, columns, width;
   int32_t* buckets;
   float *map[kMaxChannels], *panel[kMaxChannels];  // panel: results, or transposed gradients
-  float *grad_rows[kMaxChannels] = {}, *map_grads = nullptr, *value_grads = nullptr, *time_sums = nullptr;
+  float *grad_rows[kMaxChannels] = {}, *map_grads = nullptr, *value_grads = nullptr, *time_sums = nullptr,
+        *time_totals = nullptr;
 };
 
 // tile = 0 where hidden.
@@ -88,6 +90,7 @@ static void ChannelsBackward(const AttentionProblem& p, const AttentionUnit& uni
   SetBiasRow(p, unit.row, &bias);
   Zero(scratch.value_grads, unit_keys * width);
   Zero(scratch.time_sums, TimeSums(p.bias) * kLanes);
+  Zero(scratch.time_totals, TimeSums(p.bias) * kLanes);
   for (int64_t begin = unit.query_begin; begin < row.length; begin += kPanel) {
     const int64_t end = Lesser(begin + kPanel, row.length), count = end - begin;
     SetPanel(row, begin, end, &mask);
@@ -124,9 +127,10 @@ static void ChannelsBackward(const AttentionProblem& p, const AttentionUnit& uni
         }
       }
     }
+    if (p.bias_grads && packed) MoveTimeSums(p.bias, scratch.time_sums, scratch.time_totals);
   }
   Unpad(scratch.value_grads, unit_keys, columns, width, p.value_grads + (start + unit.begin) * columns, columns);
-  if (p.bias_grads) WriteTimeGrads(p.bias, scratch.time_sums, unit.time_grads);
+  if (p.bias_grads) WriteTimeGrads(p.bias, scratch.time_totals, unit.time_grads);
 }
 
 static int64_t ChannelScratchFloats(const AttentionProblem& p, bool backward, int64_t places, int64_t) {

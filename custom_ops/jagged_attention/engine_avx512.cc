@@ -35,6 +35,7 @@ static inline Vec JoinQuads(const float* const* rows, int64_t c) {
   };
   return (Vec)_mm512_insertf32x8(_mm512_castps256_ps512(pair(0)), pair(8), 1);
 }
+
 // And back: its quarters (16 bytes) to rows of `stride` numbers.
 static inline void SplitQuads(Vec x, float* to, int64_t stride) {
   _mm_storeu_ps(to, _mm512_castps512_ps128((__m512)x));

@@ -28,6 +28,7 @@ LEVEL = {
     "lookup": 5,
     "embedding": 6,
     "checkpoint": 7,
+    "schedules": 7,
     "callbacks": 8,
     "utilization": 8,
     "external": 8,

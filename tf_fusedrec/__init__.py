@@ -1,7 +1,7 @@
 """tf_fusedrec: fused embedding exchange and generative recommenders for TensorFlow 2."""
 
 from tf_fusedrec._tf_compat import keras, tf  # isort: skip  (first: chooses legacy Keras, then imports TensorFlow)
-from tf_fusedrec import checkpoint, collectives, external
+from tf_fusedrec import checkpoint, collectives, external, schedules
 from tf_fusedrec.collectives import init
 from tf_fusedrec.config import FeatureConfig, TableConfig
 from tf_fusedrec.embedding import FusedEmbedding
@@ -24,5 +24,6 @@ __all__ = [
     "init",
     "keras",
     "optimizers",
+    "schedules",
     "tf",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,11 +14,12 @@ from tf_fusedrec import collectives, features
 from tf_fusedrec._tf_compat import keras, tf
 from tf_fusedrec.config import FeatureConfig, TableConfig
 from tf_fusedrec.grouping import Group, group_tables
-from tf_fusedrec.lookup import GroupLookup, gradient_scale
+from tf_fusedrec.lookup import GroupLookup, WaitingGradients, gradient_scale
 from tf_fusedrec.tables import ExternalTable, NativeTable, TfraTable
 from tf_fusedrec.tables.state import TableState
 
 
+@keras.saving.register_keras_serializable("tf_fusedrec")
 class FusedEmbedding(keras.layers.Layer):
     """Distributed dynamic embedding tables for many features (FusedRec, Algorithm 1).
 
@@ -40,6 +42,8 @@ class FusedEmbedding(keras.layers.Layer):
       accumulate_steps: gradients of that many steps make one update of the tables, equal to that of one large batch
         (MTGRBoost, section 5.2): their mean with gradient_op "average", else their sum. Gradients that wait are in no
         checkpoint: save after a multiple of it. "native" only.
+      lookups_per_update: training lookups that a step makes before its update, as schedules.FrozenWindow does: rows of
+        so many are neither evicted nor moved. Tables without eviction, ttl, hot_after and memory_budget need not know.
       key_encoding: "tfra" only: how (table, id) becomes a key: "bits" (exact; ids must be >= 0 and fit) or "hash".
       keep_reverse_map: "tfra" with "hash": remember the ids behind keys; without, rows cannot be exported.
       init_capacity: "tfra" only: rows per group and rank for which memory is taken at once.
@@ -70,6 +74,7 @@ class FusedEmbedding(keras.layers.Layer):
         gradient_op: str = "average",
         backend: str = "native",
         accumulate_steps: int = 1,
+        lookups_per_update: int = 1,
         key_encoding: str = "bits",
         keep_reverse_map: bool = True,
         init_capacity: int = 1 << 16,
@@ -84,7 +89,7 @@ class FusedEmbedding(keras.layers.Layer):
                 "before the scale is taken off. Use mixed_bfloat16."
             )
         scale = gradient_scale(gradient_op)
-        _check_backend(backend, tables, accumulate_steps)
+        _check_backend(backend, tables, accumulate_steps=accumulate_steps, lookups_per_update=lookups_per_update)
         config: dict[str, Any] = {
             "tables": [table.to_dict() for table in tables],
             "features": [dataclasses.asdict(feature) for feature in features],
@@ -92,6 +97,7 @@ class FusedEmbedding(keras.layers.Layer):
             "gradient_op": gradient_op,
             "backend": backend,
             "accumulate_steps": accumulate_steps,
+            "lookups_per_update": lookups_per_update,
             "key_encoding": key_encoding,
             "keep_reverse_map": keep_reverse_map,
             "init_capacity": init_capacity,
@@ -109,7 +115,8 @@ class FusedEmbedding(keras.layers.Layer):
         )
         # What TensorFlow's and Keras' own savers see of the tables.
         self._table_state = TableState(name, [lookup.table for lookup in self.lookups], collectives.size())
-        self._calls: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+        self._calls = _Untracked(weakref.WeakKeyDictionary())
+        self._deferral = _Untracked(None)  # or where gradients wait, and the gate of the rows
         self.built = True
 
     def _table(self, name: str, group: Group) -> NativeTable | TfraTable | ExternalTable:
@@ -123,6 +130,7 @@ class FusedEmbedding(keras.layers.Layer):
                 seed=config["seed"],
                 accumulate_steps=config["accumulate_steps"],
                 average=config["gradient_op"] == "average",
+                lookups_per_update=config["lookups_per_update"],
             )
         return TfraTable(
             f"{name}/{group.name}",
@@ -176,6 +184,37 @@ class FusedEmbedding(keras.layers.Layer):
         for lookup, mine in self._by_group(flat):
             lookup.prefetch(mine, call=call)
 
+    @contextlib.contextmanager
+    def deferred(self, waiting: list[WaitingGradients], gate: tf.Operation | tf.Tensor | None) -> Iterator[None]:
+        """For schedules: calls inside look up and exchange at once, but answer rows behind a gate and do not train.
+
+        Args:
+          waiting: gradients are put here, for lookup.apply_waiting, in place of an update.
+          gate: what must have run before rows are handed on; no lookup and no exchange waits for it. None for nothing.
+        """
+        self._deferral.value = (waiting, gate)
+        try:
+            yield
+        finally:
+            self._deferral.value = None
+
+    def check_deferrable(self, lookups: int) -> None:
+        """Raises ValueError unless gradients of that many lookups may wait for one update."""
+        config = self._config.value
+        if config["backend"] != "native":
+            raise ValueError(
+                f"several lookups before one update need backend='native', and {self.name!r} has {config['backend']!r}."
+            )
+        if config["lookups_per_update"] >= lookups:
+            return
+        for lookup in self.lookups:
+            if isinstance(lookup.table, NativeTable) and lookup.table.moves_rows:
+                raise ValueError(
+                    f"tables {lookup.table.names} of {self.name!r} may evict or move rows (eviction, ttl, hot_after or "
+                    f"memory_budget) between the {lookups} lookups of a step. "
+                    f"Remedy: FusedEmbedding(lookups_per_update={lookups})."
+                )
+
     def _by_group(
         self, flat: Mapping[str, features.FlatFeature]
     ) -> Iterator[tuple[GroupLookup, list[features.FlatFeature]]]:
@@ -188,15 +227,22 @@ class FusedEmbedding(keras.layers.Layer):
         self, lookup: GroupLookup, mine: list[features.FlatFeature], call: int, training: bool
     ) -> dict[str, Any]:
         counts = None
+        deferral = self._deferral.value
 
         @tf.custom_gradient
         def forward(anchor: tf.Tensor):
             nonlocal counts
             rows, counts, context = lookup.lookup(mine, call=call, training=training)
+            if deferral is not None and deferral[1] is not None:
+                with tf.control_dependencies([deferral[1]]):
+                    rows = tf.identity(rows)
 
             @tf.autograph.experimental.do_not_convert
             def train(grads: tf.Tensor) -> tf.Tensor:
-                lookup.apply_gradients(context, grads)
+                if deferral is None:
+                    lookup.apply_gradients(context, grads)
+                else:
+                    deferral[0].append(WaitingGradients(lookup, context, grads))
                 return tf.zeros_like(anchor)
 
             return rows, train
@@ -223,8 +269,8 @@ class FusedEmbedding(keras.layers.Layer):
         if tf.executing_eagerly():
             return 0
         graph = tf.compat.v1.get_default_graph()
-        number = self._calls.get(graph, 0)
-        self._calls[graph] = number + 1
+        number = self._calls.value.get(graph, 0)
+        self._calls.value[graph] = number + 1
         return number
 
     def export_table(self, name: str) -> tuple[np.ndarray, np.ndarray]:
@@ -253,15 +299,17 @@ class FusedEmbedding(keras.layers.Layer):
         return cls(**config)
 
 
-def _check_backend(backend: str, tables: Sequence[TableConfig], accumulate_steps: int) -> None:
+def _check_backend(backend: str, tables: Sequence[TableConfig], **counts: int) -> None:
     if backend not in ("native", "tfra"):
         raise ValueError(f"backend must be 'native' or 'tfra', got {backend!r}.")
-    if not isinstance(accumulate_steps, int) or accumulate_steps < 1:
-        raise ValueError(f"accumulate_steps must be an int >= 1, got {accumulate_steps!r}.")
+    for name, count in counts.items():
+        if not isinstance(count, int) or count < 1:
+            raise ValueError(f"{name} must be an int >= 1, got {count!r}.")
     if backend == "native":
         return
-    if accumulate_steps > 1:
-        raise ValueError(f"accumulate_steps {accumulate_steps} needs backend='native'.")
+    for name, count in counts.items():
+        if count > 1:
+            raise ValueError(f"{name} {count} needs backend='native'.")
     for table in tables:
         if table.stores_natively:
             raise ValueError(f"table {table.name!r} has {table.stores_natively}, which need backend='native'.")

@@ -110,24 +110,62 @@ class GroupLookup:
           InvalidArgumentError: the table was updated after the context's lookup (the layer was called twice in one
             training step, or one tape gave two gradients).
         """
-        route, fused, found, ticket = context
-        arrived = grads
-        if route is not None:
-            bags = (fused.bag_splits, fused.bag_scale)
-            summed = ops.pooled_recover_grad(grads, route.index, *bags, route.num_unique, pad=True)
-            arrived = exchange.return_gradients(route, summed)
+        arrived = self._return(context, grads)
+        with tf.control_dependencies(self._not_updated_since(context)):
+            self.table.apply_gradients(context.found, arrived, self._gradient_scale)
+            self._updates.assign_add(1)
+
+    def apply_together(self, parts: Sequence[tuple[Context, tf.Tensor]]) -> None:
+        """As apply_gradients, for several lookups: one update, of the sum of their gradients. Native tables only."""
+        assert isinstance(self.table, NativeTable)
+        # All are sent before the first is waited for.
+        arrived = [self._return(context, grads) for context, grads in parts]
+        with tf.control_dependencies([check for context, _ in parts for check in self._not_updated_since(context)]):
+            found = [context.found for context, _ in parts]
+            self.table.apply_together(list(zip(found, arrived)), self._gradient_scale)
+            self._updates.assign_add(1)
+
+    def _return(self, context: Context, grads: tf.Tensor) -> tf.Tensor:
+        """Gradients of the rows that this rank owns, in the order in which the ids arrived."""
+        route, fused = context.route, context.fused
+        if route is None:
+            return grads
+        bags = (fused.bag_splits, fused.bag_scale)
+        summed = ops.pooled_recover_grad(grads, route.index, *bags, route.num_unique, pad=True)
+        return exchange.return_gradients(route, summed)
+
+    def _not_updated_since(self, context: Context) -> list[tf.Operation]:
         once = tf.debugging.assert_equal(
             self._updates.read_value(),
-            ticket,
+            context.ticket,
             message=(
                 f"FusedEmbedding {self._layer_name!r} was trained twice from lookups of the same step (group "
                 f"{self.group.name}, tables {self.table.names}): the second update would overwrite the first with old "
                 "rows. Look up all features of a step in one call, and take one gradient of one loss."
             ),
         )
-        with tf.control_dependencies([once] if once is not None else []):
-            self.table.apply_gradients(found, arrived, self._gradient_scale)
-            self._updates.assign_add(1)
+        return [once] if once is not None else []
+
+
+class WaitingGradients(NamedTuple):
+    """Gradients [G, D] of one lookup that wait for others of their update."""
+
+    lookup: GroupLookup
+    context: Context
+    grads: tf.Tensor
+
+
+def apply_waiting(waiting: Sequence[WaitingGradients]) -> None:
+    """One update of every group that has waiting gradients, summed in the order given. Collective, native tables only.
+
+    Raises:
+      As GroupLookup.apply_gradients.
+    """
+    groups: dict[int, list[WaitingGradients]] = {}
+    for part in waiting:
+        groups.setdefault(id(part.lookup), []).append(part)
+    for parts in groups.values():
+        parts[0].lookup.apply_together([(part.context, part.grads) for part in parts])
 
 
 def gradient_scale(gradient_op: str) -> float:

@@ -36,15 +36,23 @@ class NativeTable:
       name: of the resource, for messages.
       tables: of equal spec; table s is segment s.
       seed: of the initial rows.
-      accumulate_steps: gradients of that many lookups make one update (MTGRBoost, section 5.2).
-      average: whether an update takes the mean over those lookups, or their sum.
+      accumulate_steps: gradients of that many steps make one update (MTGRBoost, section 5.2).
+      average: whether an update takes the mean over those steps, or their sum.
+      lookups_per_update: training lookups that one step may make before its update.
     """
 
     owner = "hash_range"
     id_bits = 64  # any int64 is an id
 
     def __init__(
-        self, name: str, tables: Sequence[TableConfig], *, seed: int, accumulate_steps: int = 1, average: bool = True
+        self,
+        name: str,
+        tables: Sequence[TableConfig],
+        *,
+        seed: int,
+        accumulate_steps: int = 1,
+        average: bool = True,
+        lookups_per_update: int = 1,
     ):
         spec = tables[0]
         self.names = [table.name for table in tables]
@@ -79,8 +87,10 @@ class NativeTable:
             hot_after=spec.hot_after,
             memory_budget=sum(table.memory_budget for table in tables),
             tier_folder=spec.tier_folder,
-            window=accumulate_steps,
+            window=accumulate_steps * lookups_per_update,
         )
+        # Whether training lookups may move rows of earlier ones, which then must not be many steps old.
+        self.moves_rows = bool(spec.eviction or spec.ttl or spec.hot_after or spec.memory_budget)
         weakref.finalize(self, tf.raw_ops.DestroyResourceOp, resource=self._handle, ignore_lookup_error=True)
 
     def lookup(self, message: tf.Tensor, splits: tf.Tensor, *, training: bool) -> ops.TableRows | InferenceRows:
@@ -115,8 +125,16 @@ class NativeTable:
             ops.table_apply_gradients(self._handle, found, grads, scale=scale, learning_rate=rate, step=step)
             self.optimizer.count()
             return
+        self.apply_together([(found, grads)], scale)
+
+    def apply_together(self, parts: Sequence[tuple[ops.TableRows, tf.Tensor]], scale: float) -> None:
+        """As apply_gradients, for several lookups of one step: the update takes the sum of their gradients."""
         share = scale / self._accumulate_steps if self._average else scale
-        ops.table_accumulate_gradients(self._handle, found, grads, scale=share)
+        for found, grads in parts:
+            ops.table_accumulate_gradients(self._handle, found, grads, scale=share)
+        if self._accumulate_steps == 1:
+            self._update()
+            return
         waiting = self._waiting.assign_add(1)
         tf.cond(tf.equal(waiting, self._accumulate_steps), self._update, lambda: None)
 

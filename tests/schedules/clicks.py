@@ -1,0 +1,79 @@
+"""A small model with a plain, a ragged and a weighted pooled feature, and its data: what these tests train."""
+
+import numpy as np
+
+import tf_fusedrec as fr
+from tf_fusedrec import keras, optimizers, tf
+from tf_fusedrec.schedules import PipelinedModel
+
+DIM = 4
+
+
+def make_embedding(rule="Adam", table=None, **layer):
+    table = {"optimizer": getattr(optimizers, rule)(0.1), "initializer": fr.Uniform(-1, 1), **(table or {})}
+    return fr.FusedEmbedding(
+        [fr.TableConfig(name, DIM, **table) for name in ("item", "user")],
+        [
+            fr.FeatureConfig(name="item", table="item"),
+            fr.FeatureConfig(name="past", table="item", combiner="mean"),
+            fr.FeatureConfig(name="user", table="user"),
+        ],
+        **layer,
+    )
+
+
+def make_model(embedding, schedule="sync", optimizer=None, **compiled):
+    """Functional; the same dense weights each time."""
+    keras.utils.set_random_seed(3)
+    inputs = {
+        "item": keras.Input([], dtype=tf.int64, name="item"),
+        "past": keras.Input([None], dtype=tf.int64, ragged=True, name="past"),
+        "user": keras.Input([], dtype=tf.int64, name="user"),
+    }
+    rows = embedding(inputs)
+    hidden = keras.layers.Dense(8, activation="tanh")(keras.layers.Concatenate()(list(rows.values())))
+    model = PipelinedModel(inputs, keras.layers.Dense(1)(hidden), schedule=schedule)
+    compiled = {"loss": "mse", "weighted_metrics": ["mae"], **compiled}
+    model.compile(optimizer or keras.optimizers.legacy.Adam(0.01), **compiled)
+    return model
+
+
+def batch(samples, seed):
+    """(x, y, sample_weight) of random clicks."""
+    random = np.random.default_rng(seed)
+    lengths = random.integers(0, 4, samples)
+    x = {
+        "item": tf.constant(random.integers(0, 12, samples)),
+        "past": tf.RaggedTensor.from_row_lengths(tf.constant(random.integers(0, 12, lengths.sum())), lengths),
+        "user": tf.constant(random.integers(0, 30, samples)),
+    }
+    y, weights = random.normal(size=samples), random.uniform(0.5, 2, samples)
+    return x, tf.constant(y, tf.float32), tf.constant(weights, tf.float32)
+
+
+# Sizes differ from step to step: one step must serve them all.
+SIGNATURE = (
+    {
+        "item": tf.TensorSpec([None], tf.int64),
+        "past": tf.RaggedTensorSpec([None, None], tf.int64, 1, tf.int64),
+        "user": tf.TensorSpec([None], tf.int64),
+    },
+    tf.TensorSpec([None], tf.float32),
+    tf.TensorSpec([None], tf.float32),
+)
+
+
+def train_function(model):
+    return tf.function(lambda *data: model.train_step(data), input_signature=SIGNATURE)
+
+
+def state(model, embedding):
+    """Everything that training changes, as arrays: dense weights and slots, rows with theirs by ascending id."""
+    arrays = {f"dense {i}": w.numpy() for i, w in enumerate([*model.weights, *model.optimizer.variables()])}
+    for lookup in embedding.lookups:
+        for name in lookup.table.names:
+            ids, records = lookup.table.snapshot(name)
+            order = np.argsort(ids)
+            arrays[f"{name} ids"] = ids[order]
+            arrays.update({f"{name} {field}": records[field][order] for field in records.dtype.names})
+    return arrays

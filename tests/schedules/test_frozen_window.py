@@ -1,0 +1,152 @@
+"""FrozenWindow on one process: equal to whole batches but for rounding, with all that Keras puts around a step."""
+
+import numpy as np
+import pytest
+
+import tf_fusedrec as fr
+from tests.schedules import clicks
+from tf_fusedrec import keras, optimizers, tf
+from tf_fusedrec.schedules import FrozenWindow, PipelinedModel
+
+
+def fit(schedule, samples=22, batch_size=8, epochs=2, embedding=None, **compiled):
+    """The model, its embedding and the history of a run whose epochs end with a batch of 6 samples."""
+    embedding = embedding or clicks.make_embedding()
+    model = clicks.make_model(embedding, schedule, **compiled)
+    data = tf.data.Dataset.from_tensor_slices(clicks.batch(samples, seed=1)).batch(batch_size)
+    return model, embedding, model.fit(data, epochs=epochs, verbose=0).history
+
+
+def assert_near(got, wanted):
+    """But for rounding of sums in another order, over a few steps of Adam, whose quotients multiply it."""
+    for what in wanted:
+        if what.split()[-1] not in ("last", "count", "updated", "pool"):  # counted by lookup, not by step
+            np.testing.assert_allclose(got[what], wanted[what], rtol=2e-4, atol=2e-5, err_msg=what)
+
+
+@pytest.mark.parametrize("rule", ["Adam", "RowWiseAdagrad"])
+@pytest.mark.parametrize("micro_batches", [1, 3, 4, 7])
+def test_fit_equals_whole_batches(micro_batches, rule):
+    """Sample weights, a last batch of 6 samples (for 7 micro-batches), ragged input, loss and metric in the history."""
+    wanted, wanted_rows, sync = fit("sync", embedding=clicks.make_embedding(rule))
+    model, rows, history = fit(FrozenWindow(micro_batches), embedding=clicks.make_embedding(rule))
+    assert_near(clicks.state(model, rows), clicks.state(wanted, wanted_rows))
+    assert history.keys() == sync.keys() == {"loss", "mae"}
+    for name in sync:
+        np.testing.assert_allclose(history[name], sync[name], rtol=1e-5, err_msg=name)
+    assert int(rows.optimizers["item"].iterations) == int(model.optimizer.iterations) == 6
+
+
+def test_eager_and_traced_steps_are_equal():
+    eager, traced = (fit(FrozenWindow(3), run_eagerly=run_eagerly)[:2] for run_eagerly in (True, False))
+    assert_near(clicks.state(*eager), clicks.state(*traced))
+
+
+def test_accumulation_goes_on_top():
+    """Two batches of four micro-batches make one update of the tables."""
+    results = [
+        fit(schedule, samples=32, embedding=clicks.make_embedding(accumulate_steps=2))[:2]
+        for schedule in ("sync", FrozenWindow(4))
+    ]
+    assert int(results[1][1].optimizers["item"].iterations) == 4
+    assert_near(*(clicks.state(*result) for result in results))
+
+
+def test_rows_that_move_stay_for_the_window():
+    """Tables with a policy: what FusedEmbedding(lookups_per_update) is for, and that the error says so."""
+    table = {"ttl": 100, "max_rows": 200, "eviction": "lru"}
+    with pytest.raises(ValueError, match=r"between the 4 lookups of a step.*lookups_per_update=4"):
+        fit(FrozenWindow(4), embedding=clicks.make_embedding(table=table, lookups_per_update=3))
+    results = [
+        fit(schedule, embedding=clicks.make_embedding(table=table, lookups_per_update=4))[:2]
+        for schedule in ("sync", FrozenWindow(4))
+    ]
+    assert_near(*(clicks.state(*result) for result in results))
+
+
+def test_a_table_that_is_full_evicts_no_row_of_the_window():
+    """Every micro-batch brings new rows; with room for two batches, those of one step are never taken."""
+    embedding = clicks.make_embedding(table={"max_rows": 16, "eviction": "lru"}, lookups_per_update=4)
+    model = clicks.make_model(embedding, FrozenWindow(4))
+    x, y, _ = clicks.batch(8, seed=0)
+    for step in range(6):
+        model.train_on_batch({**x, "user": tf.range(8, dtype=tf.int64) + 8 * step}, y)
+    ids = embedding.export_table("user")[0]
+    assert len(ids) <= 16 and set(range(40, 48)) <= set(ids.tolist()) <= set(range(32, 48))
+
+
+class Tower(PipelinedModel):
+    """Subclassed: two inputs of its own kind, losses added in the call and by a regularizer, an ordinary embedding."""
+
+    def __init__(self, schedule):
+        super().__init__(schedule=schedule)
+        keras.utils.set_random_seed(5)
+        self.rows = fr.FusedEmbedding(
+            [fr.TableConfig("t", 4, optimizers.Adam(0.1), fr.Uniform(-1, 1))], [fr.FeatureConfig(name="f", table="t")]
+        )
+        self.plain = keras.layers.Embedding(9, 4)
+        self.out = keras.layers.Dense(1, kernel_regularizer=keras.regularizers.L2(0.1))
+        self.seen = []
+
+    def call(self, inputs):
+        ids, plain = inputs
+        self.seen.append(self.micro_batch.number)
+        hidden = self.rows({"f": ids})["f"] + self.plain(plain)
+        self.add_loss(tf.math.divide_no_nan(tf.reduce_sum(hidden**2), tf.cast(tf.size(ids), tf.float32)))
+        return self.out(hidden)
+
+
+def test_added_losses_and_ordinary_embeddings():
+    states, losses = [], []
+    for schedule in ("sync", FrozenWindow(4)):
+        model = Tower(schedule)
+        model.compile(keras.optimizers.Adam(0.01), "mse")  # Keras' newer optimizers, too
+        x = (np.arange(20) % 7, np.arange(20) % 5)
+        losses.append(model.fit(x, np.linspace(-1, 1, 20), batch_size=8, epochs=2, shuffle=False, verbose=0).history)
+        states.append([*(w.numpy() for w in model.trainable_weights), model.rows.export_table("t")[1]])
+        assert set(model.seen) == ({0} if schedule == "sync" else {0, 1, 2, 3})
+    for got, wanted in zip(*states):
+        np.testing.assert_allclose(got, wanted, rtol=2e-4, atol=2e-5)
+    np.testing.assert_allclose(losses[1]["loss"], losses[0]["loss"], rtol=1e-5)
+
+
+@pytest.mark.parametrize("count", [0, -1, 2.0, True, None])
+def test_bad_numbers_of_micro_batches_are_refused(count):
+    with pytest.raises(ValueError, match="micro_batches must be an int >= 1, got"):
+        FrozenWindow(count)
+
+
+def test_more_micro_batches_than_a_batch_can_have_are_refused():
+    with pytest.raises(ValueError, match="micro_batches 9 is more than the 8 samples"):
+        data = tf.data.Dataset.from_tensor_slices(clicks.batch(16, seed=1)).batch(8, drop_remainder=True)
+        clicks.make_model(clicks.make_embedding(), FrozenWindow(9)).fit(data, verbose=0)
+
+
+def test_a_model_without_fused_embedding_is_refused():
+    x = keras.Input([3])
+    model = PipelinedModel(x, keras.layers.Dense(1)(x), schedule=FrozenWindow(2))
+    model.compile("sgd", "mse")
+    with pytest.raises(ValueError, match="hides the exchanges of a FusedEmbedding.*schedule='sync'"):
+        model.fit(np.zeros([4, 3]), np.zeros([4]), verbose=0)
+    model.schedule = "sync"
+    model.compile("sgd", "mse")
+    model.fit(np.zeros([4, 3]), np.zeros([4]), verbose=0)
+
+
+def test_tables_of_tfra_are_refused():
+    table = {"optimizer": keras.optimizers.legacy.Adam(0.1)}
+    with pytest.raises(ValueError, match="need backend='native', and 'fused_embedding' has 'tfra'"):
+        fit(FrozenWindow(2), embedding=clicks.make_embedding(table=table, backend="tfra"))
+
+
+@pytest.mark.parametrize("lookups", [0, 2.5])
+def test_bad_lookups_per_update_are_refused(lookups):
+    with pytest.raises(ValueError, match="lookups_per_update must be an int >= 1"):
+        clicks.make_embedding(lookups_per_update=lookups)
+
+
+def test_sums_and_missing_losses_are_refused():
+    with pytest.raises(ValueError, match="has the reduction 'sum'"):
+        fit(FrozenWindow(2), loss=keras.losses.MeanSquaredError(reduction="sum"))
+    with pytest.raises(ValueError, match="No loss to compute|no loss to train with"):
+        fit(FrozenWindow(2), loss=None)

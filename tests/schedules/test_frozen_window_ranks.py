@@ -1,0 +1,102 @@
+"""FrozenWindow(M) on 1 to 4 processes: gradient accumulation over the same micro-batches, bit for bit.
+
+The oracle is a loop of single steps with FusedEmbedding(accumulate_steps=M), which has its own tests, and dense
+gradients added up in Python. Rows, slots, dense weights and their slots must be equal after every step.
+"""
+
+import numpy as np
+import pytest
+
+from tests.schedules import clicks
+from tests.support.ranks import run_ranks
+
+STEPS = 4
+# Micro-batches, rule of the tables, gradient_op. The oracle of "average" divides by M once more, which is exact for
+# powers of two only.
+SCENARIOS = {
+    "adam_1": (1, "Adam", "average"),
+    "adam_4": (4, "Adam", "average"),
+    "rowwise_2": (2, "RowWiseAdagrad", "average"),
+    "rowwise_3": (3, "RowWiseAdagrad", "sum"),
+}
+
+
+def _batches(rank):
+    """Sizes that M does not divide, that are below M, and ranks with nothing."""
+    return [
+        clicks.batch([9, 2, 7, 5][(step + rank) % 4] * (step != 2 or rank != 1), 10 * step + rank)
+        for step in range(STEPS)
+    ]
+
+
+def _optimizer(distributed):
+    import tf_fusedrec as fr
+    from tf_fusedrec import keras
+
+    adam = keras.optimizers.legacy.Adam(0.01)
+    return fr.collectives.distributed_optimizer(adam) if distributed else adam
+
+
+def _frozen(micro_batches, rule, gradient_op):
+    import tf_fusedrec as fr
+    from tf_fusedrec.schedules import FrozenWindow
+
+    embedding = clicks.make_embedding(rule, gradient_op=gradient_op, name=f"frozen_{micro_batches}_{rule}")
+    model = clicks.make_model(embedding, FrozenWindow(micro_batches), _optimizer(distributed=True))
+    step, states = clicks.train_function(model), []
+    for data in _batches(fr.collectives.rank()):
+        step(*data)
+        states.append(clicks.state(model, embedding))
+    return states
+
+
+def _accumulated(micro_batches, rule, gradient_op):
+    """One step per micro-batch; piece i of n samples is n * i // M : n * (i + 1) // M, and weighs its share of n."""
+    import tf_fusedrec as fr
+    from tf_fusedrec import tf
+
+    embedding = clicks.make_embedding(
+        rule, gradient_op=gradient_op, accumulate_steps=micro_batches, name=f"accumulated_{micro_batches}_{rule}"
+    )
+    model = clicks.make_model(embedding, "sync", _optimizer(distributed=False))
+    undo = micro_batches if gradient_op == "average" else 1
+
+    @tf.function(input_signature=[*clicks.SIGNATURE, tf.TensorSpec([])])
+    def gradients(x, y, sample_weight, weight):
+        with tf.GradientTape() as tape:
+            loss = model.compute_loss(x, y, model(x, training=True), sample_weight) * weight
+        return tape.gradient(loss, model.trainable_variables)
+
+    states = []
+    for x, y, sample_weight in _batches(fr.collectives.rank()):
+        sums, n = None, len(y)
+        for i in range(micro_batches):
+            part = slice(n * i // micro_batches, n * (i + 1) // micro_batches)
+            weight = np.float32(part.stop - part.start) / np.float32(max(n, 1)) * np.float32(undo)
+            piece = {name: tensor[part] for name, tensor in x.items()}
+            of_piece = [g / undo for g in gradients(piece, y[part], sample_weight[part], weight)]
+            sums = of_piece if sums is None else [total + g for total, g in zip(sums, of_piece)]
+        if fr.collectives.size() > 1:
+            import horovod.tensorflow as hvd
+
+            sums = [hvd.allreduce(g, op=hvd.Average, name=f"{embedding.name}.{i}") for i, g in enumerate(sums)]
+        model.optimizer.apply_gradients(zip(sums, model.trainable_variables))
+        states.append(clicks.state(model, embedding))
+    return states
+
+
+def _both():
+    return {name: (_frozen(*options), _accumulated(*options)) for name, options in SCENARIOS.items()}
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+def test_it_equals_accumulation_bit_for_bit(world_size, monkeypatch):
+    # A ring adds an element's gradients in an order that its place in the buffer decides: no tensors side by side.
+    monkeypatch.setenv("HOROVOD_FUSION_THRESHOLD", "0")
+    for rank, results in enumerate(run_ranks(_both, world_size)):
+        for scenario, (frozen, accumulated) in results.items():
+            for step, (got, wanted) in enumerate(zip(frozen, accumulated)):
+                assert got.keys() == wanted.keys()
+                for what in wanted:
+                    message = f"{scenario}, rank {rank}, step {step}: {what}"
+                    np.testing.assert_array_equal(got[what], wanted[what], err_msg=message)

@@ -1,0 +1,81 @@
+"""Batches cut by sample: every kind of tensor, sizes that do not divide, nothing, bad input."""
+
+import numpy as np
+import pytest
+
+from tf_fusedrec import tf
+from tf_fusedrec.schedules import cut
+
+
+def make(samples):
+    """A structure whose every tensor tells of sample s: s once, s s-times, s in column s % 3."""
+    numbers = np.arange(samples)
+    rows = [[s] * (s % 4) for s in numbers]
+    x = {
+        "dense": tf.constant(numbers),
+        "wide": tf.constant(np.stack([numbers, -numbers], axis=1)),
+        "ragged": tf.ragged.constant(rows, tf.int64, ragged_rank=1, row_splits_dtype=tf.int64),
+        "sparse": tf.SparseTensor(np.stack([numbers, numbers % 3], axis=1), numbers + 1, [samples, 3]),
+    }
+    return x, (tf.constant(numbers, tf.float32), None)
+
+
+def samples_of(piece):
+    x, (y, nothing) = piece
+    assert nothing is None
+    numbers = x["dense"].numpy().tolist()
+    assert x["wide"].numpy().tolist() == [[s, -s] for s in numbers]
+    assert x["ragged"].to_list() == [[s] * (s % 4) for s in numbers]
+    dense = np.zeros([len(numbers), 3], int)
+    dense[np.arange(len(numbers)), np.array(numbers, int) % 3] = np.array(numbers) + 1
+    np.testing.assert_array_equal(tf.sparse.to_dense(x["sparse"]), dense)
+    assert y.numpy().tolist() == numbers
+    return numbers
+
+
+@pytest.mark.parametrize("samples", [1, 4, 7, 8])
+@pytest.mark.parametrize("pieces", [1, 2, 3, 4, 7])
+def test_pieces_are_the_batch_in_order_and_even(samples, pieces):
+    data = make(samples)
+    if samples < pieces:
+        with pytest.raises(ValueError, match=f"micro_batches {pieces} is more than the {samples} samples of a batch"):
+            cut(data, pieces)
+        return
+    numbers = [samples_of(piece) for piece in cut(data, pieces)]
+    assert sum(numbers, []) == list(range(samples))
+    sizes = [len(piece) for piece in numbers]
+    assert max(sizes) - min(sizes) <= 1
+
+
+def _any_size(specs):
+    """The same specs for any number of samples."""
+
+    def any_size(spec):
+        if isinstance(spec, tf.RaggedTensorSpec):
+            return tf.RaggedTensorSpec([None, *spec.shape[1:]], spec.dtype, spec.ragged_rank, spec.row_splits_dtype)
+        return type(spec)([None, *spec.shape[1:]], spec.dtype)
+
+    return tf.nest.map_structure(any_size, specs)
+
+
+@pytest.mark.parametrize("samples", [0, 1, 2])
+def test_small_batches_have_pieces_of_nothing(samples):
+    """Where the size is not known when the step is traced, as for the last batch of an epoch."""
+    x, (y, _) = make(samples)
+    data = (x, y)
+    specs = _any_size(tf.nest.map_structure(tf.type_spec_from_value, data))
+    pieces = tf.function(lambda data: cut(data, 3), input_signature=[specs])(data)
+    numbers = [samples_of((x, (y, None))) for x, y in pieces]
+    assert sum(numbers, []) == list(range(samples))
+
+
+def test_tensors_that_do_not_agree_are_refused():
+    with pytest.raises(ValueError, match=r"same number of samples, got \[3, 4\]"):
+        cut((tf.zeros([3]), tf.zeros([4, 2])), 2)
+    with pytest.raises(ValueError, match="is a scalar"):
+        cut((tf.zeros([3]), tf.zeros([])), 2)
+    with pytest.raises(ValueError, match="at least one tensor"):
+        cut((None, {}), 2)
+    step = tf.function(lambda a, b: cut((a, b), 2), input_signature=[tf.TensorSpec([None])] * 2)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="differ in their number of samples"):
+        step(tf.zeros([3]), tf.zeros([4]))

@@ -1,0 +1,80 @@
+"""PipelinedModel is a keras.Model: two ways to write it, saved, restored, checkpointed."""
+
+import numpy as np
+import pytest
+
+import tf_fusedrec as fr
+from tests.schedules import clicks
+from tf_fusedrec import keras, tf
+from tf_fusedrec.schedules import FrozenWindow, PipelinedModel, Sync
+
+
+class Called(PipelinedModel):
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.out = keras.layers.Dense(1)
+
+    def call(self, x):
+        return self.out(x)
+
+
+def test_functional_and_subclassed_models_live_side_by_side():
+    """Keras turns a class for good into a functional one when one of its objects is; ours must stay what it is."""
+    x = keras.Input([3])
+    functional = PipelinedModel(x, keras.layers.Dense(1)(x), schedule=FrozenWindow(2), name="mine")
+    by_name = PipelinedModel(inputs=x, outputs=keras.layers.Dense(1)(x))
+    subclassed = Called(schedule=FrozenWindow(3))
+    for model in (functional, by_name, subclassed):
+        assert isinstance(model, PipelinedModel) and model(tf.zeros([2, 3])).shape == [2, 1]
+    assert functional.name == "mine"
+    assert [m.schedule for m in (functional, by_name, subclassed)] == [FrozenWindow(2), Sync(), FrozenWindow(3)]
+    with pytest.raises(ValueError, match="cannot be given inputs and outputs"):
+        Called.__mro__[1].__init__(Called.__new__(Called), x, keras.layers.Dense(1)(x))
+
+
+@pytest.mark.parametrize("schedule", ["frozen", None, 4])
+def test_unknown_schedules_are_refused(schedule):
+    with pytest.raises(ValueError, match="schedule must be 'sync' or a record of tf_fusedrec.schedules"):
+        Called(schedule=schedule)
+
+
+@pytest.mark.parametrize("schedule", ["sync", FrozenWindow(3)])
+def test_a_saved_model_comes_back_with_its_schedule_and_trains_on(schedule, tmp_path):
+    table = fr.TableConfig("t", 4, fr.optimizers.Adam(0.1), fr.Uniform(-1, 1))
+    embedding = fr.FusedEmbedding([table], [fr.FeatureConfig("f", "t")])
+    ids = keras.Input([], dtype=tf.int64)
+    model = PipelinedModel(ids, keras.layers.Dense(1)(embedding({"f": ids})["f"]), schedule=schedule)
+    model.compile(keras.optimizers.legacy.Adam(0.1), "mse")
+    x, y = np.arange(8) % 5, np.arange(8.0)
+    model.train_on_batch(x, y)
+    model.save(tmp_path / "m.keras")
+    loaded = keras.models.load_model(tmp_path / "m.keras")
+    assert type(loaded) is type(model) and loaded.schedule == model.schedule
+    np.testing.assert_array_equal(loaded(x), model(x))
+    for one in (model, loaded):
+        one.train_on_batch(x, y)
+    rows = next(layer for layer in loaded.layers if isinstance(layer, fr.FusedEmbedding))
+    np.testing.assert_array_equal(rows.export_table("t")[1], embedding.export_table("t")[1])
+
+
+def test_a_checkpoint_between_steps_is_all_of_the_state(tmp_path):
+    """A run of four steps, and one that is resumed by another object after two."""
+
+    def make():
+        embedding = clicks.make_embedding()
+        return clicks.make_model(embedding, FrozenWindow(3)), embedding
+
+    batches = [clicks.batch(7, seed) for seed in range(4)]
+    model, embedding = make()
+    for step, data in enumerate(batches):
+        model.train_on_batch(*data)
+        if step == 1:
+            fr.checkpoint.save(tmp_path, model, embedding, model.optimizer)
+    other, rows = make()
+    other.train_on_batch(*batches[3])  # makes the slots, and something to overwrite
+    fr.checkpoint.load(tmp_path, other, rows, other.optimizer)
+    for data in batches[2:]:
+        other.train_on_batch(*data)
+    got, wanted = clicks.state(other, rows), clicks.state(model, embedding)
+    for what in wanted:
+        np.testing.assert_array_equal(got[what], wanted[what], err_msg=what)

@@ -1,0 +1,79 @@
+"""What waits for what in the traced step of FrozenWindow: exchanges for no compute, compute for the piece before."""
+
+import pytest
+
+from tests.schedules import clicks
+from tests.support.ranks import run_ranks
+
+M = 3
+
+
+def _facts():
+    """What the tests below assert, of the step of a model on any number of processes."""
+    from tests.support.graphs import ancestors, count_ops
+    from tf_fusedrec.schedules import FrozenWindow
+
+    model = clicks.make_model(clicks.make_embedding(), FrozenWindow(M))
+    step = clicks.train_function(model).get_concrete_function()
+    ops = step.graph.get_operations()  # in the order of the program
+    lookups = [i for i, op in enumerate(ops) if op.type == "Fusedrec>TableLookup"]
+    ends = [*lookups[1:], len(ops)]
+    compute = [[op for op in ops[begin:end] if op.type == "MatMul"] for begin, end in zip(lookups, ends)]
+    exchanges = {
+        kind: [op for op in ops if op.type == "HorovodAlltoall" and _name(op).endswith(f".{kind}")]
+        for kind in ("ids", "rows", "gradients")
+    }
+    before = {op: ancestors(op) for op in ops if op.type in ("MatMul", "HorovodAlltoall", "Fusedrec>TableLookup")}
+
+    def waits(op):
+        return [i for i, piece in enumerate(compute) if before[op] & set(piece)]
+
+    return {
+        "matmuls": [len(piece) for piece in compute],
+        "exchanges": {kind: [_name(op) for op in found] for kind, found in exchanges.items()},
+        "lookup_waits_for": [waits(ops[i]) for i in lookups],
+        "rows_wait_for": [waits(op) for op in exchanges["rows"]],
+        "gradients_wait_for": [waits(op) for op in exchanges["gradients"]],
+        "compute_waits_for": [
+            [i for i, piece in enumerate(compute) if i != j and all(set(piece) <= before[op] for op in mine)]
+            for j, mine in enumerate(compute)
+        ],
+        "compute_depends_on": [sorted({i for op in mine for i in waits(op)} - {j}) for j, mine in enumerate(compute)],
+        "ops": {kind: n for kind, n in count_ops(step).items() if kind.startswith("Fusedrec>Table")},
+    }
+
+
+def _name(op):
+    return op.name.rsplit("/", 1)[-1]
+
+
+@pytest.fixture(scope="module", params=[1, 2])
+def facts(request):
+    return request.param, run_ranks(_facts, request.param)[0]
+
+
+def test_exchanges_wait_for_no_compute(facts):
+    ranks, seen = facts
+    assert seen["lookup_waits_for"] == [[]] * M
+    assert seen["rows_wait_for"] == [[]] * M * (ranks > 1)
+
+
+def test_compute_goes_one_micro_batch_after_another(facts):
+    _, seen = facts
+    assert min(seen["matmuls"]) == max(seen["matmuls"]) >= 4  # forward and backward
+    wanted = [list(range(j)) for j in range(M)]
+    assert seen["compute_waits_for"] == seen["compute_depends_on"] == wanted
+
+
+def test_gradients_leave_when_their_compute_is_done(facts):
+    ranks, seen = facts
+    assert seen["gradients_wait_for"] == ([list(range(j + 1)) for j in range(M)] if ranks > 1 else [])
+
+
+def test_three_exchanges_per_group_and_micro_batch_and_one_update(facts):
+    ranks, seen = facts
+    for names in seen["exchanges"].values():
+        assert len(names) == len(set(names)) == M * (ranks > 1)
+    assert seen["ops"] == {
+        "Fusedrec>TableLookup": M, "Fusedrec>TableAccumulateGradients": M, "Fusedrec>TableApplyAccumulated": 1,
+    }  # fmt: skip

@@ -1,0 +1,9 @@
+"""When the exchanges of a training step run: schedules of a PipelinedModel, one file each."""
+
+from tf_fusedrec.schedules.frozen_window import FrozenWindow
+from tf_fusedrec.schedules.micro_batch import MicroBatch, cut
+from tf_fusedrec.schedules.model import PipelinedModel
+from tf_fusedrec.schedules.schedule import Schedule
+from tf_fusedrec.schedules.sync import Sync
+
+__all__ = ["FrozenWindow", "MicroBatch", "PipelinedModel", "Schedule", "Sync", "cut"]

@@ -1,0 +1,141 @@
+"""Micro-batches against frozen tables: exchanges of one run under the dense compute of another (NestPipe, section V).
+
+lookups, rows     0   1   2   3            all as early as the network lets them
+dense compute         0   1   2   3        one after another, each behind the gate of the one before
+gradients                 0   1   2   3    each when its compute is done
+update                                  x  one, dense and sparse
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from typing import Any
+
+from tf_fusedrec._tf_compat import keras, tf
+from tf_fusedrec.embedding import FusedEmbedding
+from tf_fusedrec.lookup import WaitingGradients, apply_waiting
+from tf_fusedrec.schedules.micro_batch import MicroBatch, cut
+from tf_fusedrec.schedules.schedule import Schedule
+
+
+@dataclasses.dataclass(frozen=True)
+class FrozenWindow(Schedule):
+    """Cuts every batch by sample into micro-batches; tables and dense weights change once, at its end.
+
+    Equal to gradient accumulation over the same micro-batches bit for bit, and to the whole batch but for the rounding
+    of sums in another order. What looks across samples sees a micro-batch: batch normalization, in-batch negatives;
+    and the tables count a training lookup per micro-batch, for admission, ttl and frequencies.
+
+    Costs 2 M all2alls of rows and gradients per group and step, and M of ids. Only what depends on rows waits for the
+    micro-batch before; dense layers that read no rows may run at any time. The step is traced M times.
+
+    A batch with fewer samples than M has micro-batches of no samples, which weigh nothing: layers and losses must take
+    them, as they must where a rank has no data. Keras losses do; a mean of one's own over nothing is not a number.
+
+    Args:
+      micro_batches: M >= 1. With 1, the batch is whole.
+
+    Raises:
+      ValueError: M is no int >= 1. In a training step: M above the batch size, where that is known when the step is
+        traced; a model without FusedEmbedding or with backend "tfra"; a table whose rows move and whose layer has a
+        smaller lookups_per_update; a loss with reduction "sum", which has no mean to keep.
+    """
+
+    micro_batches: int
+
+    def __post_init__(self):
+        count = self.micro_batches
+        if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+            raise ValueError(f"micro_batches must be an int >= 1, got {count!r}.")
+
+    def get_config(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    def train_step(self, model: Any, data: Any) -> dict[str, tf.Tensor]:
+        embeddings = self._embeddings(model)
+        _refuse_sums(model.loss if hasattr(model, "loss") else None)
+        pieces = cut(data, self.micro_batches)
+        shares = tf.unstack(model.loss_shares(pieces), num=len(pieces))
+        waiting: list[WaitingGradients] = []
+        dense: list[list[Any]] = []
+        losses, logs, gate = [], {}, None
+        for i, (piece, share) in enumerate(zip(pieces, shares)):
+            x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(piece)
+            mine: list[WaitingGradients] = []
+            with contextlib.ExitStack() as window:
+                window.enter_context(model.working_on(MicroBatch(i, share)))
+                for embedding in embeddings:
+                    window.enter_context(embedding.deferred(mine, gate))
+                with tf.GradientTape() as tape:
+                    y_pred = model(x, training=True)
+                    loss = model.compute_loss(x, y, y_pred, sample_weight)
+                    if loss is None:
+                        raise ValueError(f"{model.name!r} has no loss to train with. Remedy: compile(loss=...).")
+                    loss = loss * tf.cast(share, loss.dtype)
+                dense.append(tape.gradient(loss, model.trainable_variables))
+                logs = model.compute_metrics(x, y, y_pred, sample_weight)
+            losses.append(loss)
+            waiting += mine
+            gate = _done(loss, dense[-1], mine)
+        apply_waiting(waiting)
+        sums = [_sum(list(parts)) for parts in zip(*dense)]
+        model.optimizer.minimize(tf.add_n(losses), model.trainable_variables, tape=_Answers(sums))
+        return logs
+
+    def _embeddings(self, model: Any) -> list[FusedEmbedding]:
+        found = [module for module in model.submodules if isinstance(module, FusedEmbedding)]
+        if not found:
+            raise ValueError(
+                f"schedule {self} hides the exchanges of a FusedEmbedding, and {model.name!r} has none. "
+                "Remedy: schedule='sync'."
+            )
+        for embedding in found:
+            embedding.check_deferrable(self.micro_batches)
+        return found
+
+
+class _Answers:
+    """In the place of a tape: answers gradients that are there. So any optimizer's `minimize` takes them in once, that
+    of Horovod included, which reduces them over ranks there and nowhere else."""
+
+    def __init__(self, gradients: list[Any]):
+        self._gradients = gradients
+
+    def __enter__(self) -> _Answers:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        pass
+
+    def gradient(self, *_: Any) -> list[Any]:
+        return self._gradients
+
+
+def _done(loss: tf.Tensor, dense: list[Any], sparse: list[WaitingGradients]) -> tf.Operation | None:
+    """An op that runs when the compute of a micro-batch has; None where ops run as they come."""
+    gradients = [gradient for gradient in dense if gradient is not None]
+    return tf.group(loss, *tf.nest.flatten(gradients, expand_composites=True), *[part.grads for part in sparse])
+
+
+def _sum(parts: list[Any]) -> Any:
+    """Of the gradients of one weight, first piece first; rows of an ordinary embedding are put side by side."""
+    parts = [part for part in parts if part is not None]
+    if not parts:
+        return None
+    if all(isinstance(part, tf.IndexedSlices) for part in parts):
+        values, indices = (tf.concat([getattr(part, what) for part in parts], 0) for what in ("values", "indices"))
+        return tf.IndexedSlices(values, indices, parts[0].dense_shape)
+    total = tf.convert_to_tensor(parts[0])
+    for part in parts[1:]:
+        total += tf.convert_to_tensor(part)
+    return total
+
+
+def _refuse_sums(loss: Any) -> None:
+    for one in tf.nest.flatten(loss):
+        if getattr(one, "reduction", None) == keras.losses.Reduction.SUM:
+            raise ValueError(
+                f"loss {one.name!r} has the reduction 'sum'; micro-batches are put together as a mean over samples. "
+                "Remedy: the reduction 'sum_over_batch_size'."
+            )

@@ -1,0 +1,96 @@
+"""A batch in pieces of whole samples, whatever it is made of."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from tf_fusedrec._tf_compat import tf
+
+
+class MicroBatch(NamedTuple):
+    """Which part of the batch a model is working on."""
+
+    number: int  # of the piece, 0 first; a batch in one piece is piece 0
+    share: Any  # <float32>[] or 1.0: the part of the batch's loss that is this piece's; pieces sum to 1
+
+
+WHOLE = MicroBatch(0, 1.0)
+
+
+def cut(data: Any, micro_batches: int) -> list[Any]:
+    """Cuts a batch by sample into consecutive pieces as even as can be: their sizes differ by at most one.
+
+    A batch of fewer samples than pieces, as the last of an epoch may be, has pieces without samples.
+
+    Args:
+      data: any structure of dense [B, ...], ragged [B, (L), ...] and sparse [B, ...] tensors; None stays None.
+      micro_batches: M, number of pieces.
+
+    Returns:
+      M structures like `data`.
+
+    Raises:
+      ValueError: a tensor without a first dimension, tensors whose first dimensions are known and differ, a batch
+        whose size is known and is below M. At run time InvalidArgumentError: first dimensions that differ.
+
+    Example, M = 2:
+      {"a": [7 8 9], "b": [[1 2] [] [3]]}  ->  {"a": [7], "b": [[1 2]]}, {"a": [8 9], "b": [[] [3]]}
+    """
+    tensors = [_tensor(leaf) for leaf in tf.nest.flatten(data) if leaf is not None]
+    _check(tensors, micro_batches)
+    samples = _samples(tensors[0])
+    same = [
+        tf.debugging.assert_equal(_samples(tensor), samples, "tensors of a batch differ in their number of samples")
+        for tensor in tensors[1:]
+    ]
+    with tf.control_dependencies([check for check in same if check is not None]):
+        bounds = [tf.identity(samples * i // micro_batches) for i in range(micro_batches + 1)]
+
+    def piece(leaf: Any, i: int) -> Any:
+        return None if leaf is None else _slice(_tensor(leaf), bounds[i], bounds[i + 1])
+
+    return [tf.nest.map_structure(lambda leaf, i=i: piece(leaf, i), data) for i in range(micro_batches)]
+
+
+def num_samples(data: Any) -> tf.Tensor:
+    """<int64>[], number of samples of a batch or of a piece of it."""
+    return _samples(next(_tensor(leaf) for leaf in tf.nest.flatten(data) if leaf is not None))
+
+
+def _tensor(leaf: Any) -> Any:
+    return leaf if isinstance(leaf, (tf.RaggedTensor, tf.SparseTensor)) else tf.convert_to_tensor(leaf)
+
+
+def _check(tensors: list[Any], micro_batches: int) -> None:
+    if not tensors:
+        raise ValueError("a batch must hold at least one tensor, got none.")
+    for tensor in tensors:
+        if tensor.shape.rank == 0:
+            raise ValueError(
+                f"a batch is cut by sample, but {tensor!r} is a scalar. Give every tensor a first dimension of samples."
+            )
+    sizes = sorted({tensor.shape[0] for tensor in tensors if tensor.shape.rank and tensor.shape[0] is not None})
+    if len(sizes) > 1:
+        raise ValueError(f"tensors of a batch must have the same number of samples, got {sizes}.")
+    if sizes and sizes[0] < micro_batches:
+        raise ValueError(
+            f"micro_batches {micro_batches} is more than the {sizes[0]} samples of a batch. Remedy: larger batches, or "
+            "fewer micro-batches."
+        )
+
+
+def _samples(tensor: Any) -> tf.Tensor:
+    if isinstance(tensor, tf.RaggedTensor):
+        return tf.cast(tensor.nrows(), tf.int64)
+    if isinstance(tensor, tf.SparseTensor):
+        return tensor.dense_shape[0]
+    return tf.shape(tensor, tf.int64)[0]
+
+
+def _slice(tensor: Any, begin: tf.Tensor, end: tf.Tensor) -> Any:
+    if not isinstance(tensor, tf.SparseTensor):
+        return tensor[begin:end]
+    rest = tensor.dense_shape[1:]
+    return tf.sparse.slice(
+        tensor, tf.concat([[begin], tf.zeros_like(rest)], axis=0), tf.concat([[end - begin], rest], axis=0)
+    )

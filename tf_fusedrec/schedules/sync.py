@@ -1,0 +1,20 @@
+"""The reference: ids, rows, compute, gradients and update one after another."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from tf_fusedrec._tf_compat import keras, tf
+from tf_fusedrec.schedules.schedule import Schedule
+
+
+@dataclasses.dataclass(frozen=True)
+class Sync(Schedule):
+    """The training step of keras.Model, whole batches: what other schedules must equal."""
+
+    def train_step(self, model: Any, data: Any) -> dict[str, tf.Tensor]:
+        return keras.Model.train_step(model, data)
+
+    def get_config(self) -> dict[str, Any]:
+        return {}

@@ -7,22 +7,25 @@ retrieval.py say what a position's loss is.
 from __future__ import annotations
 
 import abc
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tf_fusedrec import keras, losses, tf
+from tf_fusedrec import collectives, keras, losses, tf
+from tf_fusedrec.schedules import PipelinedModel
 
 Batch = Mapping[str, Any]
 # A matrix product forward needs two of its size backward. What a kernel computes again is not useful work.
 TRAINING_PASSES = 3
 
 
-class SequenceModel(keras.Model, abc.ABC):
+class SequenceModel(PipelinedModel, abc.ABC):
     """A keras.Model over dict batches whose loss is a global mean over positions.
+
+    Its training step is laid out by `schedule`, which may be set; see tf_fusedrec.schedules.
 
     Args:
       embedding: a layer that answers {feature: rows} to {feature: ids}: FusedEmbedding, or any other
-        with the same call. It is called once per step.
+        with the same call. It is called once per step and micro-batch.
     """
 
     def __init__(self, embedding: keras.layers.Layer, name: str):
@@ -39,6 +42,10 @@ class SequenceModel(keras.Model, abc.ABC):
     @abc.abstractmethod
     def position_losses(self, batch: Batch, outputs: Any) -> tf.Tensor:
         """The loss of each position of this rank's batch, <float>[n]."""
+
+    @abc.abstractmethod
+    def num_positions(self, batch: Batch) -> tf.Tensor:
+        """The number n of `position_losses` without computing them, <int64>[]."""
 
     @abc.abstractmethod
     def counts(self, batch: Batch) -> tuple[tf.Tensor, tf.Tensor]:
@@ -63,10 +70,18 @@ class SequenceModel(keras.Model, abc.ABC):
                 f"{self.name} takes one dict of features and labels per batch, got labels or weights "
                 "beside it. Put the labels into the dict."
             )
-        loss = losses.global_mean(self.position_losses(x, y_pred), name=f"{self.name}.loss")
+        # Micro-batches have all-reduces of their own, which may be in flight together.
+        name = f"{self.name}.loss.{self.micro_batch.number}"
+        loss = losses.global_mean(self.position_losses(x, y_pred), name=name)
         samples, tokens = self.counts(x)
-        self._loss.update_state(loss)
+        self._loss.update_state(loss, self.micro_batch.share)
         self._samples.update_state(samples)
         self._tokens.update_state(tokens)
         self._gflops.update_state(TRAINING_PASSES * self.forward_flops(x) / 1e9)
         return loss
+
+    def loss_shares(self, pieces: Sequence[Batch]) -> tf.Tensor:
+        """Shares of all ranks' positions, as the loss is a mean over those: <float32>[M]."""
+        positions = tf.cast(tf.stack([self.num_positions(piece) for piece in pieces]), tf.float32)
+        positions = collectives.all_reduce_sum(positions, name=f"{self.name}.shares")
+        return tf.math.divide_no_nan(positions, tf.reduce_sum(positions))

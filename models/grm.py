@@ -88,6 +88,9 @@ class GRM(SequenceModel):
             [tf.nn.sigmoid_cross_entropy_with_logits(labels=labels[task], logits=outputs[task]) for task in TASKS]
         )
 
+    def num_positions(self, batch: Batch) -> tf.Tensor:
+        return tf.size(batch["exposed_item"].values, tf.int64)
+
     def counts(self, batch: Batch) -> tuple[tf.Tensor, tf.Tensor]:
         history, exposed = batch["history_item"], batch["exposed_item"]
         users = history.nrows()

@@ -137,6 +137,9 @@ class HSTURetrieval(SequenceModel):
             return losses.sampled_softmax_of_catalogue(*outputs, self.config.temperature)
         return losses.sampled_softmax(*outputs, self.config.temperature)
 
+    def num_positions(self, batch: Batch) -> tf.Tensor:
+        return self.counts(batch)[1]
+
     def counts(self, batch: Batch) -> tuple[tf.Tensor, tf.Tensor]:
         lengths = batch["item_id"].row_lengths()
         return tf.size(lengths, tf.int64), tf.reduce_sum(tf.maximum(lengths - 1, 0))
@@ -175,8 +178,10 @@ class HSTURetrieval(SequenceModel):
         """Places in the catalogue, <int32>[P, n], or [n] when shared."""
         number = self.config.num_negatives
         shape = [number] if self.config.share_negatives else tf.stack([num_positions, number])
-        # Two words of seed: one for the run and the rank, one for the step.
-        seed = tf.stack([tf.constant(self._seed * 65536 + self._rank, tf.int64), self.step])
+        # Two words of seed: one for the run and the rank, one for the step and its micro-batch. Shared negatives are
+        # those of the whole batch.
+        draw = self.step if self.config.share_negatives else self.step + (self.micro_batch.number << 40)
+        seed = tf.stack([tf.constant(self._seed * 65536 + self._rank, tf.int64), draw])
         return tf.random.stateless_uniform(shape, seed, maxval=tf.size(self.catalogue), dtype=tf.int32)
 
     def _places(self, ids: tf.Tensor) -> tf.Tensor:

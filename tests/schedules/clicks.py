@@ -69,7 +69,8 @@ def train_function(model):
 
 def state(model, embedding):
     """Everything that training changes, as arrays: dense weights and slots, rows with theirs by ascending id."""
-    arrays = {f"dense {i}": w.numpy() for i, w in enumerate([*model.weights, *model.optimizer.variables()])}
+    dense = [*model.trainable_weights, *model.optimizer.variables()]
+    arrays = {f"dense {i}": weight.numpy() for i, weight in enumerate(dense)}
     for lookup in embedding.lookups:
         for name in lookup.table.names:
             ids, records = lookup.table.snapshot(name)

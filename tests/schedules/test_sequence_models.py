@@ -1,0 +1,168 @@
+"""GRM and retrieval, whose losses are means over the positions of all ranks, under FrozenWindow."""
+
+import copy
+
+import numpy as np
+import pytest
+
+from tests.models.batches import ranking_batch, retrieval_batch
+from tests.models.job import RANKING, RETRIEVAL
+from tests.schedules import clicks
+from tests.support.ranks import run_ranks
+
+M, STEPS = 2, 3
+
+
+def _sizes(step, rank):
+    """Users of a batch: more on one rank than on another, fewer than M, none."""
+    return [6, 9, 1][(step + rank) % 3] * (step != 1 or rank != 1)
+
+
+def _ranking_batch(step, rank):
+    random = np.random.default_rng([step, rank])
+    users = _sizes(step, rank)
+    return ranking_batch(
+        random.integers(0, 12, users).tolist(), random.integers(0, 5, users).tolist(), 100 * step + rank
+    )
+
+
+def _make(fields, accumulate_steps=1):
+    """(model, embedding) of a configuration, without dropout; the same dense weights each time and on every rank."""
+    import tf_fusedrec as fr
+    from models.build import make_embedding, make_model
+    from models.experiment import from_dict
+    from tf_fusedrec import keras
+
+    fields = copy.deepcopy(fields)
+    fields["model"]["dropout"] = 0.0
+    experiment = from_dict(fields)
+    config = make_embedding(experiment).get_config()
+    embedding = fr.FusedEmbedding.from_config({**config, "accumulate_steps": accumulate_steps})
+    keras.utils.set_random_seed(3)
+    return make_model(experiment, embedding, np.arange(1, 60)), embedding
+
+
+def _of_any_size(batch):
+    """The signature of batches of any number of users, as those of a data set are."""
+    from tf_fusedrec import tf
+
+    def of_any_size(tensor):
+        if isinstance(tensor, tf.RaggedTensor):
+            return tf.RaggedTensorSpec([None, None], tensor.dtype, 1, tf.int64)
+        return tf.TensorSpec([None], tensor.dtype)
+
+    return {name: of_any_size(tensor) for name, tensor in batch.items()}
+
+
+def _trained(schedule, fields, batches):
+    """States after each step, and the losses, of the training step that Keras would run."""
+    import tf_fusedrec as fr
+    from tf_fusedrec import keras, tf
+
+    model, embedding = _make(fields)
+    model.schedule = schedule
+    model.compile(fr.collectives.distributed_optimizer(keras.optimizers.legacy.Adam(0.01)))
+    model(batches[0], training=False)
+    step = tf.function(model.train_step, input_signature=[_of_any_size(batches[0])])
+    states, losses = [], []
+    for batch in batches:
+        model.reset_metrics()
+        losses.append(float(step(batch)["loss"]))
+        states.append(clicks.state(model, embedding))
+    return states, losses
+
+
+def _accumulated(batches, ranks):
+    """GRM's oracle: a step per micro-batch, which weighs its part of all ranks' exposures; batches by rank and step."""
+    import tf_fusedrec as fr
+    from tf_fusedrec import keras, tf
+
+    model, embedding = _make(RANKING, accumulate_steps=M)
+    model.compile(keras.optimizers.legacy.Adam(0.01))
+    rank = fr.collectives.rank()
+    model(batches[rank][0], training=False)
+
+    @tf.function(input_signature=[_of_any_size(batches[rank][0]), tf.TensorSpec([])])
+    def gradients(batch, weight):
+        with tf.GradientTape() as tape:
+            loss = model.compute_loss(batch, None, model(batch, training=True), None) * weight
+        return tape.gradient(loss, model.trainable_variables)
+
+    states = []
+    for step in range(STEPS):
+        pieces = [[_piece(batches[r][step], i) for r in range(ranks)] for i in range(M)]
+        positions = np.array(
+            [sum(piece["exposed_item"].values.shape[0] for piece in row) for row in pieces], np.float32
+        )
+        sums = None
+        for row, weight in zip(pieces, positions / positions.sum()):
+            grads = [g / M for g in gradients(row[rank], tf.constant(weight * M, tf.float32))]
+            sums = grads if sums is None else [total + g for total, g in zip(sums, grads)]
+        if ranks > 1:
+            import horovod.tensorflow as hvd
+
+            sums = [hvd.allreduce(g, op=hvd.Average, name=f"dense.{i}") for i, g in enumerate(sums)]
+        model.optimizer.apply_gradients(zip(sums, model.trainable_variables))
+        states.append(clicks.state(model, embedding))
+    return states
+
+
+def _piece(batch, i):
+    users = batch["user_id"].shape[0]
+    return {name: tensor[users * i // M : users * (i + 1) // M] for name, tensor in batch.items()}
+
+
+def _grm(ranks):
+    import tf_fusedrec as fr
+    from tf_fusedrec.schedules import FrozenWindow
+
+    batches = [[_ranking_batch(step, rank) for step in range(STEPS)] for rank in range(ranks)]
+    mine = batches[fr.collectives.rank()]
+    return _trained(FrozenWindow(M), RANKING, mine), _trained("sync", RANKING, mine), _accumulated(batches, ranks)
+
+
+def assert_near(states, others, rtol):
+    for got, wanted in zip(states, others):
+        for what in wanted:
+            if what.split()[-1] not in ("last", "count", "updated", "pool"):  # counted by lookup, not by step
+                np.testing.assert_allclose(got[what], wanted[what], rtol=rtol, atol=rtol / 10, err_msg=what)
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_grm_equals_accumulation_bit_for_bit_and_whole_batches_but_for_rounding(world_size, monkeypatch):
+    monkeypatch.setenv("HOROVOD_FUSION_THRESHOLD", "0")  # see test_frozen_window_ranks.py
+    results = run_ranks(_grm, world_size, timeout_s=480, ranks=world_size)
+    for (states, _), (whole, _), accumulated in results:
+        for step, (got, wanted) in enumerate(zip(states, accumulated)):
+            for what in wanted:
+                np.testing.assert_array_equal(got[what], wanted[what], err_msg=f"step {step}: {what}")
+        # Adam divides gradients by their size: where those are all rounding, steps are. Three of 0.01 leave 1e-3.
+        assert_near(states, whole, rtol=1e-3)
+    losses, wanted = (np.mean([result[i][1] for result in results], axis=0) for i in (0, 1))
+    np.testing.assert_allclose(losses, wanted, rtol=1e-4)
+
+
+def test_retrieval_with_shared_negatives_equals_whole_batches():
+    from tf_fusedrec.schedules import FrozenWindow
+
+    fields = copy.deepcopy(RETRIEVAL)
+    fields["model"]["share_negatives"] = True
+    batches = [
+        retrieval_batch(lengths, seed) for seed, lengths in enumerate([[5, 2, 9, 1, 4], [3, 0, 7, 8], [2, 6, 5, 5]])
+    ]
+    (states, losses), (whole, wanted) = (_trained(schedule, fields, batches) for schedule in (FrozenWindow(M), "sync"))
+    assert_near(states, whole, rtol=1e-3)
+    np.testing.assert_allclose(losses, wanted, rtol=1e-4)
+
+
+def test_micro_batches_draw_negatives_of_their_own():
+    from tf_fusedrec.schedules import MicroBatch
+
+    model, _ = _make(RETRIEVAL)
+    batch = retrieval_batch([6, 4])
+    draws = []
+    for number in (0, 1):
+        with model.working_on(MicroBatch(number, 0.5)):
+            draws.append(model(batch).negative_ids.numpy())
+    np.testing.assert_array_equal(draws[0], model(batch).negative_ids)
+    assert (draws[0] != draws[1]).any()

@@ -18,11 +18,20 @@ void FuseIds(const std::vector<absl::Span<const int64_t>>& features, absl::Span<
 
 void MakeBags(absl::Span<const int64_t> row_splits, int64_t bag_size, Combiner combiner, int64_t first_id,
               absl::Span<int64_t> splits, absl::Span<float> scale) {
+  const auto scale_of = [combiner](int64_t ids) {
+    const float n = static_cast<float>(std::max<int64_t>(ids, 1));
+    return combiner == Combiner::kSum ? 1.0f : combiner == Combiner::kMean ? 1.0f / n : 1.0f / std::sqrt(n);
+  };
   splits[0] = first_id;
-  for (size_t g = 0; g < scale.size(); ++g) {
-    splits[g + 1] = row_splits.empty() ? splits[g] + bag_size : first_id + row_splits[g + 1];
-    const float n = static_cast<float>(std::max<int64_t>(splits[g + 1] - splits[g], 1));
-    scale[g] = combiner == Combiner::kSum ? 1.0f : combiner == Combiner::kMean ? 1.0f / n : 1.0f / std::sqrt(n);
+  const int64_t bags = scale.size();
+  if (row_splits.empty()) {  // all alike
+    for (int64_t g = 0; g < bags; ++g) splits[g + 1] = first_id + (g + 1) * bag_size;
+    std::fill(scale.begin(), scale.end(), scale_of(bag_size));
+    return;
+  }
+  for (int64_t g = 0; g < bags; ++g) {
+    splits[g + 1] = first_id + row_splits[g + 1];
+    scale[g] = scale_of(splits[g + 1] - splits[g]);
   }
 }
 

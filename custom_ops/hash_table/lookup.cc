@@ -12,7 +12,9 @@ namespace fusedrec {
 namespace {
 
 constexpr int64_t kBlock = 16 * 1024;  // ids per block of the counting sort
-constexpr int kAhead = 12;             // ids between the fetch of a line of keys, that of a row, and its copy
+constexpr int kAhead = 16;             // ids between the fetch of a line of keys, that of a row, and its copy
+constexpr int kRing = 2 * kAhead;      // ids under way
+static_assert((kRing & (kRing - 1)) == 0, "the ring is indexed by a mask");
 
 }  // namespace
 
@@ -139,17 +141,22 @@ void HashTable::VisitKnown(Visit* visit) {
   std::vector<KeyIndex>& keys = visit->shard->keys;
   const Item* items = visit->scratch->items.data() + visit->begin;
   const int64_t n = visit->end - visit->begin;
-  uint32_t handles[2 * kAhead];
-  for (int64_t i = 0; i < n + 2 * kAhead; ++i) {
-    if (i < n) keys[items[i].segment].Prefetch(TableHash(items[i].id));
+  uint64_t hashes[kRing];
+  uint32_t handles[kRing];
+  for (int64_t i = 0; i < n + kRing; ++i) {
+    if (i < n) {
+      const uint64_t hash = TableHash(items[i].id);
+      keys[items[i].segment].Prefetch(hash);
+      hashes[i & (kRing - 1)] = hash;
+    }
     if (const int64_t j = i - kAhead; j >= 0 && j < n) {
-      const uint32_t handle = keys[items[j].segment].Find(items[j].id, TableHash(items[j].id));
-      handles[j % (2 * kAhead)] = handle;
+      const uint32_t handle = keys[items[j].segment].Find(items[j].id, hashes[j & (kRing - 1)]);
+      handles[j & (kRing - 1)] = handle;
       if (handle != kAbsent) FetchRow(handle);
     }
-    const int64_t k = i - 2 * kAhead;
+    const int64_t k = i - kRing;
     if (k < 0 || k >= n) continue;
-    const uint32_t handle = handles[k % (2 * kAhead)];
+    const uint32_t handle = handles[k & (kRing - 1)];
     if (handle == kAbsent) {
       visit->fresh.push_back(items[k]);
       continue;

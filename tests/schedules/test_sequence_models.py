@@ -9,8 +9,18 @@ from tests.models.batches import ranking_batch, retrieval_batch
 from tests.models.job import RANKING, RETRIEVAL
 from tests.schedules import clicks
 from tests.support.ranks import run_ranks
+from tests.support.shared import shared_path
+from tf_fusedrec.data.kuairand import convert_kuairand
 
 M, STEPS = 2, 3
+KUAIRAND = {
+    **RANKING,
+    "data": {"source": "kuairand"},
+    "model": {
+        **RANKING["model"], "contextual": ["user_active_degree"], "click_label": "exposed_click",
+        "conversion_label": "exposed_long_view", "max_history": 100, "max_exposures": 64,
+    },
+}  # fmt: skip
 
 
 def _sizes(step, rank):
@@ -72,12 +82,12 @@ def _trained(schedule, fields, batches):
     return states, losses
 
 
-def _accumulated(batches, ranks):
+def _accumulated(fields, batches, ranks):
     """GRM's oracle: a step per micro-batch, which weighs its part of all ranks' exposures; batches by rank and step."""
     import tf_fusedrec as fr
     from tf_fusedrec import keras, tf
 
-    model, embedding = _make(RANKING, accumulate_steps=M)
+    model, embedding = _make(fields, accumulate_steps=M)
     model.compile(keras.optimizers.legacy.Adam(0.01))
     rank = fr.collectives.rank()
     model(batches[rank][0], training=False)
@@ -112,13 +122,30 @@ def _piece(batch, i):
     return {name: tensor[users * i // M : users * (i + 1) // M] for name, tensor in batch.items()}
 
 
-def _grm(ranks):
+def _grm(ranks, folder=None):
     import tf_fusedrec as fr
     from tf_fusedrec.schedules import FrozenWindow
 
-    batches = [[_ranking_batch(step, rank) for step in range(STEPS)] for rank in range(ranks)]
+    if folder is None:
+        fields, batches = RANKING, [[_ranking_batch(step, rank) for step in range(STEPS)] for rank in range(ranks)]
+    else:
+        fields = KUAIRAND
+        batches = [_kuairand_batches(folder, rank, ranks) for rank in range(ranks)]
     mine = batches[fr.collectives.rank()]
-    return _trained(FrozenWindow(M), RANKING, mine), _trained("sync", RANKING, mine), _accumulated(batches, ranks)
+    return _trained(FrozenWindow(M), fields, mine), _trained("sync", fields, mine), _accumulated(fields, batches, ranks)
+
+
+def _kuairand_batches(folder, rank, ranks):
+    from models.build import columns, length_columns
+    from models.experiment import from_dict
+    from tf_fusedrec.data import ParquetFolder, token_balanced_dataset
+
+    model = from_dict(KUAIRAND).model
+    data = ParquetFolder(folder, columns(model, "train"), rank=rank, world_size=ranks, shuffle_seed=0)
+    dataset = token_balanced_dataset(
+        data, length_columns=length_columns(model), target_tokens=512, epochs=1, steps_per_epoch=STEPS
+    )
+    return list(dataset)
 
 
 def assert_near(states, others, rtol):
@@ -128,11 +155,10 @@ def assert_near(states, others, rtol):
                 np.testing.assert_allclose(got[what], wanted[what], rtol=rtol, atol=rtol / 10, err_msg=what)
 
 
-@pytest.mark.parametrize("world_size", [2, 4])
-def test_grm_equals_accumulation_bit_for_bit_and_whole_batches_but_for_rounding(world_size, monkeypatch):
-    monkeypatch.setenv("HOROVOD_FUSION_THRESHOLD", "0")  # see test_frozen_window_ranks.py
-    results = run_ranks(_grm, world_size, timeout_s=480, ranks=world_size)
+def assert_equals_both(results):
+    """Accumulation bit for bit, and whole batches but for rounding."""
     for (states, _), (whole, _), accumulated in results:
+        assert len(states) == len(whole) == len(accumulated) == STEPS
         for step, (got, wanted) in enumerate(zip(states, accumulated)):
             for what in wanted:
                 np.testing.assert_array_equal(got[what], wanted[what], err_msg=f"step {step}: {what}")
@@ -140,6 +166,18 @@ def test_grm_equals_accumulation_bit_for_bit_and_whole_batches_but_for_rounding(
         assert_near(states, whole, rtol=1e-3)
     losses, wanted = (np.mean([result[i][1] for result in results], axis=0) for i in (0, 1))
     np.testing.assert_allclose(losses, wanted, rtol=1e-4)
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_grm_equals_accumulation_and_whole_batches(world_size, monkeypatch):
+    monkeypatch.setenv("HOROVOD_FUSION_THRESHOLD", "0")  # see test_frozen_window_ranks.py
+    assert_equals_both(run_ranks(_grm, world_size, timeout_s=480, ranks=world_size))
+
+
+def test_grm_on_real_data(monkeypatch, tmp_path):
+    convert_kuairand(shared_path("data/kuairand_explicit"), tmp_path / "out")
+    monkeypatch.setenv("HOROVOD_FUSION_THRESHOLD", "0")
+    assert_equals_both(run_ranks(_grm, 2, timeout_s=480, ranks=2, folder=str(tmp_path / "out/train")))
 
 
 def test_retrieval_with_shared_negatives_equals_whole_batches():

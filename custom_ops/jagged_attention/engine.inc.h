@@ -22,5 +22,6 @@ static inline int64_t Greater(int64_t a, int64_t b) { return a > b ? a : b; }
 #include "jagged_attention/engine_masks.inc.h"
 #include "jagged_attention/engine_bias.inc.h"
 #include "jagged_attention/engine_panel.inc.h"
+#include "jagged_attention/engine_short.inc.h"
 #include "jagged_attention/engine_attention.inc.h"
 #include "jagged_attention/engine_channels.inc.h"

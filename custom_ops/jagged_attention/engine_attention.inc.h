@@ -40,10 +40,6 @@ struct AttentionScratch {
   int32_t* buckets;
 };
 
-static inline bool HasBias(const BiasTables& bias) {
-  return bias.position != nullptr || bias.time != TimeMap::kNone;
-}
-
 // The sum of the parts that there are, in scratch.bias.
 static inline void FillBias(const PanelBias& bias, const Tile& tile, const AttentionScratch& scratch) {
   if (bias.tables->position == nullptr) {
@@ -75,7 +71,6 @@ static inline void SiluTile(const PanelMask& mask, const Tile& tile, const float
 }
 
 // score = SiLU(x), weight_grads *= SiLU'(x), x = score + bias; 0 where hidden.
-// SiLU'(x) = s + x s (1 - s), s = sigmoid(x).
 template <bool kBiased, bool kMasked>
 static inline void SiluGradTile(const PanelMask& mask, const Tile& tile, const float* bias, float* score,
                                 float* weight_grads) {
@@ -84,10 +79,8 @@ static inline void SiluGradTile(const PanelMask& mask, const Tile& tile, const f
     for (int64_t lane = tile.lane_begin; lane < tile.lane_end; lane += kLanes) {
       Vec x = Load(score + lane);
       if (kBiased) x += Load(bias + lane);
-      const Vec sigmoid = Sigmoid(x);
-      Vec weight = x * sigmoid;
-      const Vec slope = Fma(weight, Splat(1.0f) - sigmoid, sigmoid);
-      Vec grad = Load(weight_grads + lane) * slope;
+      const SiluAt at(x);
+      Vec weight = at.weight, grad = Load(weight_grads + lane) * at.slope;
       if (kMasked) {
         const IntVec visible = VisibleLanes(mask, lane, key);
         weight = (Vec)((IntVec)weight & visible);
@@ -149,6 +142,7 @@ static inline HeldKeys HoldKeys(const AttentionProblem& p, const AttentionUnit& 
 
 // The queries of a unit against all keys: keys in blocks, which are copied once; panels of queries inside.
 static void Forward(const AttentionProblem& p, const AttentionUnit& unit, float* memory) {
+  if (IsShort(p, unit)) return ForwardShort(p, unit, memory);
   const int64_t heads = unit.head_end - unit.head_begin, start = p.row_splits[unit.row];
   const int64_t panels = RoundUp(unit.end - unit.begin, kPanel) / kPanel;
   const AttentionScratch scratch(p, false, panels, kForwardKeys, heads, memory);
@@ -219,6 +213,7 @@ static inline void PackPanel(const AttentionProblem& p, const AttentionUnit& uni
 // sums of the bias. With x the score, y = SiLU(x), g the gradient of the output times the scale:
 //   dv = y^T g;   dx = (g v^T) SiLU'(x);   dq = alpha dx k;   dk = dx^T (alpha q);   dbias = dx
 static void Backward(const AttentionProblem& p, const AttentionUnit& unit, float* memory) {
+  if (IsShort(p, unit)) return BackwardShort(p, unit, memory);
   const int64_t heads = unit.head_end - unit.head_begin, start = p.row_splits[unit.row];
   const int64_t unit_keys = unit.end - unit.begin;
   const AttentionScratch scratch(p, true, 1, unit_keys, heads, memory);
@@ -295,5 +290,6 @@ static void Backward(const AttentionProblem& p, const AttentionUnit& unit, float
 
 static int64_t AttentionScratchFloats(const AttentionProblem& p, bool backward, int64_t places, int64_t heads) {
   const int64_t panels = backward ? 1 : RoundUp(places, kPanel) / kPanel;
-  return AttentionScratch(p, backward, panels, backward ? places : kForwardKeys, heads, nullptr).memory.used();
+  return Greater(AttentionScratch(p, backward, panels, backward ? places : kForwardKeys, heads, nullptr).memory.used(),
+                 ShortScratch(p, nullptr).memory.used());
 }

@@ -1,5 +1,9 @@
 // The bias of the pairs of a tile, and the gradients of its weights. Tiles are [keys, kPanel].
 
+static inline bool HasBias(const BiasTables& bias) {
+  return bias.position != nullptr || bias.time != TimeMap::kNone;
+}
+
 // What the bias needs to know of the queries of a panel.
 struct PanelBias {
   const BiasTables* tables;

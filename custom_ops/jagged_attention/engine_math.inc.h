@@ -46,3 +46,14 @@ static inline Vec Log(Vec x) {
 }
 
 static inline Vec Sigmoid(Vec x) { return Reciprocal(Splat(1.0f) + Exp(-x)); }
+
+// SiLU(x) = x s and its slope s + x s (1 - s), s = sigmoid(x).
+struct SiluAt {
+  explicit SiluAt(Vec x) {
+    const Vec sigmoid = Sigmoid(x);
+    weight = x * sigmoid;
+    slope = Fma(weight, Splat(1.0f) - sigmoid, sigmoid);
+  }
+
+  Vec weight, slope;
+};

@@ -12,7 +12,8 @@
 // A row is cut into panels of queries and tiles of keys; a tile of scores lives in the cache of one core between the
 // products that make it and those that use it. Nothing of size sequence x sequence is kept; the backward pass computes
 // the scores again. Tiles in which nobody sees anybody are never visited, tiles in which everybody sees everybody pay
-// for no mask. There is no softmax, so that tiles simply add up.
+// for no mask. There is no softmax, so that tiles simply add up. Rows of one panel have a way of their own
+// (engine_short.inc.h).
 //
 // Threads take units of work (a block of queries forward, a block of keys backward), the costliest first. How the work
 // is cut follows from the lengths of the rows alone, each unit writes where no other does, and what several units

@@ -1,5 +1,6 @@
 """Input pipeline: Parquet shards -> this rank's rows -> token-balanced batches -> tf.data. See README.md here."""
 
+from tf_fusedrec.data.clustering import cluster_samples
 from tf_fusedrec.data.columns import Column
 from tf_fusedrec.data.dataset import token_balanced_dataset
 from tf_fusedrec.data.layouts import DatasetInfo, read_info, read_items
@@ -10,6 +11,7 @@ __all__ = [
     "Column",
     "DatasetInfo",
     "ParquetFolder",
+    "cluster_samples",
     "lookahead",
     "read_info",
     "read_items",

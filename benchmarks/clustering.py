@@ -1,0 +1,185 @@
+"""Question: how many bytes less do micro-batches exchange when samples that share ids are put together?
+
+    python -m benchmarks.clustering [--quick] [--json FILE]
+
+Token-balanced batches of real sequences, M = 8 micro-batches of equal numbers of samples (NestPipe, section V.C). A
+rank sends 8 bytes for an id, gets a row of DIM float32 and sends its gradient, once for every micro-batch with that id.
+Naive: pieces as samples come. The bound is M = 1, where nothing is sent twice: no order of samples gets there.
+
+A sample is a user's whole sequence (the last 200), or a window of 50 that begins every 25, as long sequences are cut
+for training; the users or windows of a batch are drawn at random. The headline is of whole sequences of Amazon's sports
+articles. Needs ../shared/data; without it there is nothing to measure.
+"""
+
+from __future__ import annotations
+
+import pathlib
+import statistics
+import time
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from benchmarks import harness
+from tf_fusedrec import tf
+from tf_fusedrec.data import cluster_samples
+from tf_fusedrec.data.batching import batch_sizes
+from tf_fusedrec.data.interactions import by_user_and_time, read_log
+from tf_fusedrec.data.rows import Ragged, ragged_from_groups
+from tf_fusedrec.data.sample_partition import partition_samples
+
+DATA = harness.ROOT.parent / "shared" / "data"
+MICRO_BATCHES = 8
+DIM = 64
+BYTES_OF_ID = 8 + 2 * 4 * DIM
+LAST, WINDOW, STRIDE = 200, 50, 25
+
+
+class Log(NamedTuple):
+    """A log of interactions and its columns."""
+
+    file: str
+    user: str
+    item: str
+    time: str
+
+
+class Case(NamedTuple):
+    """What batches are made of."""
+
+    log: str
+    sample: str  # "sequence" or "window"
+    tokens: int  # of a batch of one rank
+
+
+LOGS = {
+    "amazon_sports": Log("interactions.csv.gz", "user_id", "item_id", "timestamp"),
+    "kuairand_explicit": Log("log.csv.gz", "user_id", "video_id", "time_ms"),
+    "ml-1m": Log("ratings.csv.gz", "user_id", "movie_id", "timestamp"),
+}
+HEADLINE = Case("amazon_sports", "sequence", 32768)
+CASES = [
+    HEADLINE,
+    *[Case("amazon_sports", "sequence", tokens) for tokens in (8192, 131072)],
+    *[Case(log, sample, t) for log in ("kuairand_explicit", "ml-1m") for sample in ("sequence", "window")
+      for t in (8192, 32768)],
+]  # fmt: skip
+
+
+def sequences(name: str, data: pathlib.Path = DATA) -> Ragged:
+    """Every user's items of a log, in order of time."""
+    log = LOGS[name]
+    columns = read_log(data / name / log.file, {column: pa.int64() for column in (log.user, log.item, log.time)})
+    order = by_user_and_time(columns[log.user], columns[log.time])
+    users, row = np.unique(columns[log.user][order], return_inverse=True)
+    return ragged_from_groups(columns[log.item][order], row, len(users))
+
+
+def samples_of(case: Case, data: pathlib.Path = DATA) -> Ragged:
+    """The samples of a case, one row each."""
+    items = sequences(case.log, data)
+    if case.sample == "sequence":
+        return items.keep_last(LAST)
+    starts, lengths = [], []
+    for begin, end in zip(items.row_splits[:-1], items.row_splits[1:]):
+        # The newest window first; what is left over at the old end is no window.
+        of_user = np.arange(max(begin, end - WINDOW), begin - 1, -STRIDE)
+        starts.append(of_user)
+        lengths.append(np.minimum(of_user + WINDOW, end) - of_user)
+    return items.gather(np.concatenate(starts), np.concatenate(lengths))
+
+
+def batches_of(samples: Ragged, tokens: int, count: int) -> Iterator[Ragged]:
+    """The first `count` batches of samples at random, of about that many tokens; one at least."""
+    samples = samples.take(np.random.default_rng(0).permutation(len(samples.row_splits) - 1))
+    begin = 0
+    for number, size in enumerate(batch_sizes([samples.lengths()], tokens)):
+        batch = samples.slice(begin, begin + size)
+        # The last batch of the data may be much smaller.
+        if number == count or (number and len(batch.values) < tokens / 2):
+            return
+        yield batch
+        begin += size
+
+
+def travelling(batch: Ragged, micro_batches: int) -> int:
+    """Ids that travel: the distinct ids of every piece."""
+    bounds = (len(batch.row_splits) - 1) * np.arange(micro_batches + 1) // micro_batches
+    return sum(len(np.unique(batch.slice(b, e).values)) for b, e in zip(bounds[:-1], bounds[1:]))
+
+
+def imbalance(batch: Ragged, micro_batches: int) -> float:
+    """Tokens of the largest piece over the mean."""
+    bounds = (len(batch.row_splits) - 1) * np.arange(micro_batches + 1) // micro_batches
+    tokens = np.diff(batch.row_splits[bounds])
+    return float(tokens.max() / tokens.mean())
+
+
+def clustered(batch: Ragged, micro_batches: int) -> Ragged:
+    """The batch as the input pipeline gives it."""
+    ragged = tf.RaggedTensor.from_row_splits(batch.values, batch.row_splits)
+    dataset = tf.data.Dataset.from_tensors({"item": ragged})
+    (out,) = cluster_samples(dataset, micro_batches, lambda features: features)
+    return Ragged(out["item"].values.numpy(), out["item"].row_splits.numpy())
+
+
+def measure(case: Case, batches: int, data: pathlib.Path = DATA) -> dict[str, Any]:
+    """Mean bytes of a rank and step, all2alls of ids, rows and gradients together; and the median time of clustering.
+
+    Raises:
+      harness.CheckFailed: a clustered batch does not hold the samples of its batch.
+    """
+    naive, together, once, uneven, seconds = [], [], [], [], []
+    for batch in batches_of(samples_of(case, data), case.tokens, batches):
+        new = clustered(batch, MICRO_BATCHES)
+        harness.check_equal("samples of a clustered batch", _sorted(new), _sorted(batch))
+        naive.append(travelling(batch, MICRO_BATCHES))
+        together.append(travelling(new, MICRO_BATCHES))
+        once.append(travelling(batch, 1))
+        uneven.append((imbalance(batch, MICRO_BATCHES), imbalance(new, MICRO_BATCHES)))
+        tokens = batch.lengths()
+        row = np.repeat(np.arange(len(tokens)), tokens)
+        begin = time.perf_counter()
+        partition_samples(batch.values, row, tokens, MICRO_BATCHES)
+        seconds.append(time.perf_counter() - begin)
+    return {
+        **case._asdict(),
+        "samples": len(tokens),
+        "bytes_naive": BYTES_OF_ID * statistics.mean(naive),
+        "bytes_clustered": BYTES_OF_ID * statistics.mean(together),
+        "bytes_m1": BYTES_OF_ID * statistics.mean(once),
+        "ratio": sum(together) / sum(naive),
+        "ratio_m1": sum(once) / sum(naive),
+        "imbalance_naive": max(before for before, _ in uneven),
+        "imbalance_clustered": max(after for _, after in uneven),
+        "clustering_ms": 1e3 * statistics.median(seconds),
+    }
+
+
+def headline(batches: int = 4, data: pathlib.Path = DATA) -> dict[str, Any] | None:
+    """The case that benchmarks.overlap reports: `ratio` is its bytes_ratio_clustered. None without the data."""
+    return measure(HEADLINE, batches, data) if (data / HEADLINE.log).is_dir() else None
+
+
+def _sorted(batch: Ragged) -> np.ndarray:
+    """Samples as one array that does not depend on their order: by length, then by ids."""
+    rows = [batch.values[b:e].tolist() for b, e in zip(batch.row_splits[:-1], batch.row_splits[1:])]
+    return np.array([number for row in sorted(rows) for number in (len(row), *row)])
+
+
+def main() -> None:
+    arguments = harness.parse_arguments(__doc__)
+    cases = [measure(case, 1 if arguments.quick else 4) for case in CASES if (DATA / case.log).is_dir()]
+    harness.print_table("all2all bytes of a rank and step, 8 micro-batches: clustered against as they come", cases)
+    if not cases:
+        print(f"  {DATA} has none of {sorted(LOGS)}")
+    first = cases[0] if cases and cases[0]["log"] == HEADLINE.log else {}
+    fields = ("bytes_naive", "bytes_clustered", "bytes_m1", "clustering_ms")
+    result = {"bytes_ratio_clustered": first.get("ratio"), **{name: first.get(name) for name in fields}}
+    harness.write_json(arguments.json, {**result, "micro_batches": MICRO_BATCHES, "dim": DIM, "cases": cases})
+
+
+if __name__ == "__main__":
+    harness.run(main)

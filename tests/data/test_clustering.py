@@ -1,0 +1,138 @@
+"""Clustered batches: the same samples in another order, pieces as even as before, fewer ids in several pieces."""
+
+import numpy as np
+import pytest
+
+from tf_fusedrec import tf
+from tf_fusedrec.data import cluster_samples
+from tf_fusedrec.data.sample_partition import partition_samples
+from tf_fusedrec.schedules import cut
+
+INT64_MIN = np.iinfo(np.int64).min
+
+
+def _travelling(ids, samples, part):
+    """Oracle: ids that travel, once for every micro-batch that holds them."""
+    return len({(int(part[s]), int(i)) for i, s in zip(ids, samples)})
+
+
+def _communities(rng, samples=240, groups=8):
+    """Samples of 3 to 9 ids; those of one group share 20 ids, and 1 id in 4 is anyone's."""
+    lengths = rng.integers(3, 10, samples)
+    row = np.repeat(np.arange(samples), lengths)
+    own = (row % groups) * 1000 + rng.integers(0, 20, len(row))
+    return np.where(rng.random(len(row)) < 0.25, 10_000 + rng.integers(0, 40, len(row)), own), row, lengths
+
+
+def _blocks(count, micro_batches):
+    """Micro-batch of each sample in the order of arrival, as schedules.cut bounds them."""
+    return np.repeat(np.arange(micro_batches), np.diff(count * np.arange(micro_batches + 1) // micro_batches))
+
+
+@pytest.mark.parametrize("micro_batches", [2, 5, 8])
+def test_pieces_stay_even_and_hidden_groups_are_found(micro_batches):
+    ids, row, tokens = _communities(np.random.default_rng(0))
+    part = partition_samples(ids, row, tokens, micro_batches)
+    naive = _blocks(len(tokens), micro_batches)
+    np.testing.assert_array_equal(np.bincount(part), np.bincount(naive))
+    load = np.bincount(part, tokens)
+    assert load.max() <= 1.05 * load.mean()
+    # The groups themselves, dealt to the pieces, are nearly the best there is.
+    planted = naive[np.argsort(np.argsort(np.arange(len(tokens)) % 8, kind="stable"))]
+    assert _travelling(ids, row, part) <= 1.2 * _travelling(ids, row, planted)
+    assert _travelling(ids, row, part) < 0.75 * _travelling(ids, row, naive)
+
+
+def test_two_kinds_of_samples_are_parted():
+    ids = np.array([1, 2, 7, 8, 1, 2, 7, 8])
+    part = partition_samples(ids, np.arange(8) // 2, np.full(4, 2), 2)
+    assert part[0] == part[2] != part[1] == part[3]
+
+
+@pytest.mark.parametrize(
+    "ids, samples, count",
+    [
+        ([], [], 0), ([], [], 5), ([3], [0], 1), ([4] * 6, range(6), 6), (range(9), range(9), 9),
+        ([5, 5, INT64_MIN, -1, INT64_MIN], [0, 0, 1, 1, 2], 3), ([1, 2, 1], [0, 1, 6], 7),
+    ],
+    ids=["nothing", "no ids", "one", "all the same", "all distinct", "fewer than pieces", "samples without ids"],
+)  # fmt: skip
+@pytest.mark.parametrize("micro_batches", [1, 4])
+def test_corner_cases_are_partitions(ids, samples, count, micro_batches):
+    samples = np.array(samples, np.int64)
+    part = partition_samples(np.array(ids, np.int64), samples, np.bincount(samples, minlength=count), micro_batches)
+    np.testing.assert_array_equal(np.sort(part), _blocks(count, micro_batches))
+
+
+def _batch(rng):
+    ids, _, lengths = _communities(rng, samples=37)
+    ragged = tf.RaggedTensor.from_row_lengths(ids, lengths)
+    rest = {
+        "number": tf.range(37),
+        "pairs": tf.reshape(tf.range(74), [37, 2]) + 90_000,
+        "nested": tf.RaggedTensor.from_row_lengths(ragged, tf.ones([37], tf.int64)),
+        "sparse": ragged.to_sparse(),
+    }
+    return {"ids": ragged, **rest}
+
+
+def _of_tables(x, y):
+    return {"item": [x["ids"], x["sparse"]], "user": tf.cast(x["pairs"], tf.int32), "other": x["nested"]}
+
+
+def _lists(value):
+    value = tf.sparse.to_dense(value, -1) if isinstance(value, tf.SparseTensor) else value
+    return value.to_list() if isinstance(value, tf.RaggedTensor) else value.numpy().tolist()
+
+
+def test_whole_samples_move_and_order_is_of_the_batch_alone():
+    batches = [_batch(np.random.default_rng(seed)) for seed in (1, 2)]
+    plain = tf.data.Dataset.from_generator(
+        lambda: ((x, x["number"] * 2) for x in batches),
+        output_signature=tf.nest.map_structure(tf.type_spec_from_value, (batches[0], batches[0]["number"] * 2)),
+    )
+    again = [cluster_samples(plain, 4, _of_tables) for _ in range(2)]
+    assert tf.nest.map_structure(lambda spec: spec.dtype, again[0].element_spec) == tf.nest.map_structure(
+        lambda spec: spec.dtype, plain.element_spec
+    )
+    for (before, _), (x, y), (other, _) in zip(plain, *again):
+        order = x["number"].numpy()
+        np.testing.assert_array_equal(np.sort(order), np.arange(37))
+        assert (order != np.arange(37)).any()
+        np.testing.assert_array_equal(y, 2 * order)
+        np.testing.assert_array_equal(other["number"], order)
+        for name, value in before.items():
+            lists = _lists(value)
+            assert _lists(x[name]) == [lists[sample] for sample in order], name
+        for piece in cut(x["number"], 4):  # samples of a piece keep their order
+            np.testing.assert_array_equal(piece, np.sort(piece))
+
+
+def test_ids_of_different_tables_are_different_rows():
+    """By `first` samples 0 and 2 belong together; were the numbers of both tables the same rows, 0 and 1 would."""
+    x = {"first": [[5], [6], [5], [6]], "second": [[0, 1], [2, 3], [2, 4], [0, 9]], "third": [[6], [5], [6], [5]]}
+    x = {name: tf.constant(value, tf.int64) for name, value in x.items()}
+    data = tf.data.Dataset.from_tensors({**x, "number": tf.range(4)})
+    (batch,) = cluster_samples(data, 2, lambda b: {"a": b["first"], "b": b["second"], "c": b["third"]})
+    assert {frozenset(piece.numpy()) for piece in cut(batch["number"], 2)} == {frozenset({0, 2}), frozenset({1, 3})}
+
+
+def test_batches_of_no_samples_pass():
+    empty = {"ids": tf.RaggedTensor.from_row_splits(tf.zeros([0], tf.int64), [0]), "y": tf.zeros([0, 3])}
+    (batch,) = cluster_samples(tf.data.Dataset.from_tensors(empty), 4, lambda b: {"item": b["ids"]})
+    assert batch["ids"].nrows() == 0 and batch["y"].shape == [0, 3]
+
+
+def test_refusals_are_by_name():
+    data = tf.data.Dataset.from_tensors({"a": tf.range(4), "b": tf.range(6), "c": tf.zeros([4])})
+    for wrong in (0, True, 2.0):
+        with pytest.raises(ValueError, match="micro_batches must be an int >= 1"):
+            cluster_samples(data, wrong, lambda b: {"t": b["a"]})
+    with pytest.raises(ValueError, match="ids of table 't' must be int32 or int64 .* got float32"):
+        cluster_samples(data, 2, lambda b: {"t": b["c"]})
+    with pytest.raises(ValueError, match="with a first dimension of samples"):
+        cluster_samples(data, 2, lambda b: {"t": b["a"][0]})
+    with pytest.raises(ValueError, match="dict from names of tables"):
+        cluster_samples(data, 2, lambda b: b["a"])
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"features of \[4, 6\] samples"):
+        list(cluster_samples(data, 2, lambda b: {"t": [b["a"], b["b"]]}))

@@ -51,10 +51,12 @@ def partition_samples(ids: np.ndarray, samples: np.ndarray, tokens: np.ndarray, 
     for by_copies in np.linspace(*_BY_COPIES, _SWEEPS):
         # Other neighbours and other bounds in every sweep: a block only exchanges the places of its own samples.
         reach = block + _FAR * by_copies * count
+        leaves = by_copies * _FEW ** np.arange(count + 1, dtype=np.float32)
+        leaves[0] = 1
         line = by_tokens[np.argsort(np.arange(count) + reach * random.random(count), kind="stable")]
         bounds = [0, *range(1 + int(random.integers(block)), count, block), count]
         for i in random.permutation(len(bounds) - 1):
-            search.place(line[bounds[i] : bounds[i + 1]], by_copies, random)
+            search.place(line[bounds[i] : bounds[i + 1]], leaves, random)
     return search.part
 
 
@@ -105,20 +107,22 @@ class _Search:
         self._micro_batches = micro_batches
         where = links.ids * micro_batches + part[np.repeat(np.arange(len(tokens)), links.lengths)]
         self._copies = np.bincount(where, minlength=micro_batches * (int(links.ids.max()) + 1))
-        self._leaves = _FEW ** np.arange(len(tokens) + 1)
         self._load = np.bincount(part, tokens, minlength=micro_batches)
         self._share = max(1.0, tokens.sum() / micro_batches)
         self._price = np.zeros(micro_batches)
 
-    def place(self, chosen: np.ndarray, by_copies: float, random: np.random.Generator) -> None:
-        """Gives the chosen samples <int64>[b] the places that they have now, anew."""
+    def place(self, chosen: np.ndarray, leaves: np.ndarray, random: np.random.Generator) -> None:
+        """Gives the chosen samples <int64>[b] the places that they have now, anew.
+
+        leaves: <float32>[B+1], what an id still costs where so many samples have it already.
+        """
         m = self._micro_batches
         ids, rows = self._links.of(chosen)
         at, tokens = ids * m, self._tokens[chosen]
         places = np.bincount(self.part[chosen], minlength=m)
         np.subtract.at(self._copies, at + self.part[chosen][rows], 1)
         copies = self._copies.reshape(-1, m)[ids]
-        missing = (1 - by_copies) * (copies == 0) + by_copies * self._leaves[copies]
+        missing = leaves[copies]
         cost = _sum_by_row(missing, self._links.lengths[chosen])
         cost += np.outer(tokens - tokens.mean(), self._price)
         # Parts that cost the same are taken as chance has it, else all would take the first.

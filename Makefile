@@ -60,5 +60,5 @@ wheel: setup ## Builds the wheel, with the compiled ops inside, into dist/.
 clean: ## Removes what was built; keeps .venv (rm -rf .venv removes it) and the built Horovod in the user's cache.
 	@echo "clean: build/ dist/ the compiled ops and caches ..."
 	@rm -rf build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache
-	@rm -f tf_fusedrec/ops/_fusedrec_ops.so tf_fusedrec/ops/_build_info.py
+	@rm -f tf_fusedrec/ops/_fusedrec_ops.so tf_fusedrec/ops/libfusedrec_cuda.so tf_fusedrec/ops/_build_info.py
 	@find . -path ./.venv -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +

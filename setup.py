@@ -1,4 +1,9 @@
-"""Compiles custom_ops/**/*.cc into tf_fusedrec/ops/_fusedrec_ops.so; the metadata are in pyproject.toml.
+"""Compiles custom_ops into tf_fusedrec/ops/_fusedrec_ops.so; the metadata are in pyproject.toml.
+
+With nvcc, the kernels for GPUs (*.cu) become libfusedrec_cuda.so beside it, and the ops get their GPU form
+(*_gpu_kernel.cc). The two stay apart because TensorFlow's own libraries carry symbols of another CUDA runtime: the
+library with the kernels never sees TensorFlow, and its runtime is linked in and hidden. FUSEDREC_CUDA decides: `auto`
+(the default: when nvcc is found), `0` or `1`.
 
 The library is bound to the TensorFlow of the building environment: its flags come from
 tf.sysconfig, and its version is written to tf_fusedrec/ops/_build_info.py, from which the loader
@@ -28,11 +33,24 @@ SOURCES = "custom_ops"
 OBJECTS = pathlib.Path("build/custom_ops")  # relative to ROOT, as are all paths given to g++
 LIBRARY = pathlib.Path("tf_fusedrec/ops/_fusedrec_ops.so")
 BUILD_INFO = pathlib.Path("tf_fusedrec/ops/_build_info.py")
+CUDA_LIBRARY = pathlib.Path("tf_fusedrec/ops/libfusedrec_cuda.so")
 
 # No -march: the library must run on every machine of the architecture (common/simd.h has what is compiled for several).
 # Products and sums are rounded apart, so that all of these give the same bits.
 COMPILE_FLAGS = [
     "-O3", "-ffp-contract=off", "-fno-math-errno", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra"
+]  # fmt: skip
+
+# Machine code for A100 and H100/H200, and PTX from which the driver makes that of later ones. -fmad=false: as above.
+CUDA_FLAGS = [
+    "-std=c++17", "-O3", "-fmad=false", "-lineinfo", "-Xcompiler", "-fPIC,-fvisibility=hidden,-Wall",
+    "-gencode", "arch=compute_80,code=sm_80",
+    "-gencode", "arch=compute_90,code=sm_90",
+    "-gencode", "arch=compute_90,code=compute_90",
+]  # fmt: skip
+# The CUDA runtime inside, and none of its names outside.
+CUDA_LINK_FLAGS = [
+    "-shared", "-cudart", "static", "-Xlinker", f"--exclude-libs=ALL,-z,defs,-soname={CUDA_LIBRARY.name}"
 ]  # fmt: skip
 
 # A process of its own, because TensorFlow prints at import and would stay loaded in this one.
@@ -64,6 +82,22 @@ def describe_tensorflow() -> tuple[str, list[str], list[str]]:
     return version, compile_flags, link_flags
 
 
+def find_nvcc() -> str | None:
+    """The CUDA compiler to build with, None to build without."""
+    wanted = os.environ.get("FUSEDREC_CUDA", "auto")
+    if wanted not in ("auto", "0", "1"):
+        raise SystemExit(f"error: FUSEDREC_CUDA must be auto, 0 or 1, got {wanted!r}.")
+    nvcc = os.environ.get("NVCC", "nvcc")
+    if wanted == "0" or shutil.which(nvcc) is not None:
+        return None if wanted == "0" else nvcc
+    if wanted == "1":
+        raise SystemExit(
+            f"error: FUSEDREC_CUDA=1, but the CUDA compiler {nvcc!r} is not on PATH. Remedy: install the CUDA toolkit "
+            "(12.3 or later), name its compiler in NVCC, or build without GPU kernels: FUSEDREC_CUDA=0."
+        )
+    return None
+
+
 def is_current(output: pathlib.Path, command: str, inputs: list[pathlib.Path]) -> bool:
     """Whether `output` was made by `command` and is younger than its inputs."""
     record = output.with_suffix(".command")
@@ -74,15 +108,15 @@ def is_current(output: pathlib.Path, command: str, inputs: list[pathlib.Path]) -
 
 
 def dependencies(depfile: pathlib.Path) -> list[pathlib.Path]:
-    """The source and headers of an object, as g++ -MMD listed them (`object: source header ...`)."""
+    """The source and headers of an object, as the compiler's -MMD listed them (`object: source header ...`)."""
     if not depfile.exists():
         return []
-    words = shlex.split(depfile.read_text().replace("\\\n", " "))
-    return [ROOT / word for word in words[1:]]
+    _, _, listed = depfile.read_text().replace("\\\n", " ").partition(":")
+    return [ROOT / word for word in shlex.split(listed)]
 
 
 def run_compiler(command: list[str], output: pathlib.Path) -> None:
-    """Runs g++ so that `output` appears only when it succeeded."""
+    """Runs a compiler so that `output` appears only when it succeeded."""
     unfinished = output.with_name(f"{output.name}.{os.getpid()}.tmp")
     started = time.time()
     done = subprocess.run([*command, "-o", str(unfinished)], cwd=ROOT)
@@ -110,8 +144,30 @@ def compile_object(source: pathlib.Path, flags: list[str]) -> tuple[pathlib.Path
     return stem.with_suffix(".o"), True
 
 
-def build_library() -> tuple[pathlib.Path, str]:
-    """Compiles and links what has changed. Returns the library and the TensorFlow version."""
+def compile_objects(sources: list[pathlib.Path], flags: list[str]) -> tuple[list[str], bool]:
+    """The objects of sources, and whether any of them had to be compiled."""
+    with concurrent.futures.ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        compiled = list(pool.map(lambda source: compile_object(source, flags), sources))
+    return [str(path) for path, _ in compiled], any(fresh for _, fresh in compiled)
+
+
+def link(name: str, command: list[str], objects: list[str], fresh: bool) -> pathlib.Path:
+    library = ROOT / OBJECTS / name
+    if fresh or not is_current(library, shlex.join(command), [ROOT / path for path in objects]):
+        print(f"linking {name}", flush=True)
+        run_compiler(command, library)
+    return library
+
+
+def build_cuda_library(nvcc: str) -> pathlib.Path:
+    """Compiles and links what has changed of the kernels for GPUs."""
+    sources = sorted(path.relative_to(ROOT) for path in (ROOT / SOURCES).rglob("*.cu"))
+    objects, fresh = compile_objects(sources, [nvcc, *CUDA_FLAGS, f"-I{SOURCES}"])
+    return link(CUDA_LIBRARY.name, [nvcc, *CUDA_LINK_FLAGS, *objects], objects, fresh)
+
+
+def build_library(with_cuda: bool) -> tuple[pathlib.Path, str]:
+    """Compiles and links what has changed of the ops. Returns the library and the TensorFlow version."""
     version, compile_flags, link_flags = describe_tensorflow()
     compiler = os.environ.get("CXX", "g++")
     if shutil.which(compiler) is None:
@@ -120,18 +176,15 @@ def build_library() -> tuple[pathlib.Path, str]:
             "(Debian: apt install g++) or name another one in CXX."
         )
     sources = sorted(path.relative_to(ROOT) for path in (ROOT / SOURCES).rglob("*.cc"))
-    flags = [compiler, *compile_flags, *COMPILE_FLAGS, f"-I{SOURCES}"]
-    workers = len(os.sched_getaffinity(0))
-    with concurrent.futures.ThreadPoolExecutor(workers) as pool:
-        compiled = list(pool.map(lambda source: compile_object(source, flags), sources))
-    objects = [str(path) for path, _ in compiled]
-    command = [compiler, "-shared", *objects, *link_flags]
-    library = ROOT / OBJECTS / LIBRARY.name
-    inputs = [ROOT / path for path in objects]
-    if any(fresh for _, fresh in compiled) or not is_current(library, shlex.join(command), inputs):
-        print(f"linking {LIBRARY.name}", flush=True)
-        run_compiler(command, library)
-    return library, version
+    cuda_flags = []
+    if with_cuda:
+        # Found beside the library that needs it, and before TensorFlow's libraries.
+        cuda_flags = [f"-L{OBJECTS}", f"-l:{CUDA_LIBRARY.name}", "-Wl,-rpath,$ORIGIN"]
+    else:
+        sources = [path for path in sources if not path.name.endswith("_gpu_kernel.cc")]
+    objects, fresh = compile_objects(sources, [compiler, *compile_flags, *COMPILE_FLAGS, f"-I{SOURCES}"])
+    command = [compiler, "-shared", *objects, *cuda_flags, *link_flags]
+    return link(LIBRARY.name, command, objects, fresh), version
 
 
 def put(source: pathlib.Path, target: pathlib.Path) -> None:
@@ -153,23 +206,31 @@ class BuildAfresh(build):
 
 
 class BuildCustomOps(build_ext):
-    """Builds the one library in place of the Python extension that setuptools expects."""
+    """Builds the libraries in place of the Python extension that setuptools expects."""
 
     def run(self) -> None:
-        library, version = build_library()
-        info = ROOT / OBJECTS / BUILD_INFO.name
-        info.write_text(f'"""Written by setup.py with the library beside it."""\n\nTENSORFLOW_VERSION = "{version}"\n')
-        for source, target in ((library, LIBRARY), (info, BUILD_INFO)):
-            put(source, (ROOT if self.inplace else pathlib.Path(self.build_lib)) / target)
+        nvcc = find_nvcc()
+        built = {} if nvcc is None else {CUDA_LIBRARY: build_cuda_library(nvcc)}
+        built[LIBRARY], version = build_library(with_cuda=nvcc is not None)
+        built[BUILD_INFO] = ROOT / OBJECTS / BUILD_INFO.name
+        built[BUILD_INFO].write_text(
+            f'"""Written by setup.py with the library beside it."""\n\nTENSORFLOW_VERSION = "{version}"\n'
+        )
+        folder = ROOT if self.inplace else pathlib.Path(self.build_lib)
+        for target, source in built.items():
+            put(source, folder / target)
+        if nvcc is None:  # one of an earlier build would be packed into the wheel
+            (folder / CUDA_LIBRARY).unlink(missing_ok=True)
 
     def get_outputs(self) -> list[str]:
-        return [str(pathlib.Path(self.build_lib) / path) for path in (LIBRARY, BUILD_INFO)]
+        libraries = [LIBRARY, BUILD_INFO] if find_nvcc() is None else [LIBRARY, BUILD_INFO, CUDA_LIBRARY]
+        return [str(pathlib.Path(self.build_lib) / path) for path in libraries]
 
     def get_output_mapping(self) -> dict[str, str]:
         """Built file -> its place in the source tree, for an editable installation."""
         if not self.inplace:
             return {}
-        return dict(zip(self.get_outputs(), (str(LIBRARY), str(BUILD_INFO))))
+        return {path: str(pathlib.Path(path).relative_to(self.build_lib)) for path in self.get_outputs()}
 
 
 # The extension is named so that setuptools knows the wheel to be bound to a platform.

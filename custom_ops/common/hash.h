@@ -12,9 +12,11 @@
 
 #include <cstdint>
 
+#include "common/host_device.h"
+
 namespace fusedrec {
 
-inline uint64_t Mix64(uint64_t x) {
+FUSEDREC_HOST_DEVICE inline uint64_t Mix64(uint64_t x) {
   x ^= x >> 33;
   x *= 0xff51afd7ed558ccdULL;
   x ^= x >> 33;
@@ -23,29 +25,33 @@ inline uint64_t Mix64(uint64_t x) {
   return x;
 }
 
-inline uint64_t SlotHash(int64_t id) {
+FUSEDREC_HOST_DEVICE inline uint64_t SlotHash(int64_t id) {
   constexpr uint64_t kSlotSalt = 0x9e3779b97f4a7c15ULL;  // 2^64 / golden ratio
   return Mix64(static_cast<uint64_t>(id) ^ kSlotSalt);
 }
 
-inline uint64_t TableHash(int64_t id) {
+FUSEDREC_HOST_DEVICE inline uint64_t TableHash(int64_t id) {
   constexpr uint64_t kTableSalt = 0xd1b54a32d192ed03ULL;  // any constant that is not the other one
   return Mix64(static_cast<uint64_t>(id) ^ kTableSalt);
 }
 
 // Maps a hash to [0, n) by its range: floor(hash * n / 2^64). Contiguous ranges of the hash belong to one owner.
-inline uint32_t RangeOf(uint64_t hash, uint32_t n) {
+FUSEDREC_HOST_DEVICE inline uint32_t RangeOf(uint64_t hash, uint32_t n) {
+#if defined(__CUDA_ARCH__)
+  return static_cast<uint32_t>(__umul64hi(hash, n));
+#else
   return static_cast<uint32_t>((static_cast<unsigned __int128>(hash) * n) >> 64);
+#endif
 }
 
 // Owner of an id in this project's own tables.
-inline uint32_t HashRangeOwner(int64_t id, uint32_t ranks) {
+FUSEDREC_HOST_DEVICE inline uint32_t HashRangeOwner(int64_t id, uint32_t ranks) {
   return RangeOf(Mix64(static_cast<uint64_t>(id)), ranks);
 }
 
 // Owner of an id in TFRA's tables: its `default_partition_fn` as a TensorFlow built with CUDA runs it (the published
 // wheels are), which keeps the low 31 bits. TFRA's checkpoint files are laid out by it.
-inline uint32_t TfraOwner(int64_t id, uint32_t ranks) {
+FUSEDREC_HOST_DEVICE inline uint32_t TfraOwner(int64_t id, uint32_t ranks) {
   return static_cast<uint32_t>((static_cast<uint64_t>(id) & 0x7fffffffULL) % ranks);
 }
 

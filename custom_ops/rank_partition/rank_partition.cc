@@ -10,6 +10,7 @@ namespace fusedrec {
 namespace {
 
 constexpr int64_t kBlock = 16 * 1024;  // ids per block of the counting sort
+constexpr char kRemedy[] = " All ranks must run the same model with the same tables.";
 
 inline uint32_t OwnerOf(int64_t id, Owner owner, uint32_t ranks) {
   return owner == Owner::kTfra ? TfraOwner(id, ranks) : HashRangeOwner(id, ranks);
@@ -81,37 +82,47 @@ void RankPartition(absl::Span<const int64_t> unique_ids, absl::Span<const int64_
   });
 }
 
-absl::Status CheckMessage(absl::Span<const int64_t> message, absl::Span<const int32_t> received_splits,
-                          int64_t num_segments) {
-  const char* remedy = " All ranks must run the same model with the same tables.";
+absl::Status CheckReceivedSplits(int64_t entries, absl::Span<const int32_t> received_splits, int64_t num_segments) {
   int64_t start = 0;
   for (size_t r = 0; r < received_splits.size(); ++r) {
     const int64_t size = received_splits[r];
-    if (size < num_segments || start + size > static_cast<int64_t>(message.size())) {
+    if (size < num_segments || start + size > entries) {
       return absl::InvalidArgumentError(absl::StrCat("received_splits[", r, "] must lie in [", num_segments, ", ",
-                                                     static_cast<int64_t>(message.size()) - start, "], got ", size,
-                                                     ".", remedy));
-    }
-    // Each count is bounded before it is added: a damaged header must not overflow the sum.
-    int64_t ids = 0;
-    for (int64_t s = 0; s < num_segments; ++s) {
-      const int64_t count = message[start + s];
-      if (count < 0 || count > size - num_segments - ids) {
-        return absl::InvalidArgumentError(absl::StrCat("message of rank ", r, " counts ", count, " ids in segment ", s,
-                                                       ", more than its ", size - num_segments, " ids allow.",
-                                                       remedy));
-      }
-      ids += count;
-    }
-    if (ids != size - num_segments) {
-      return absl::InvalidArgumentError(absl::StrCat("message of rank ", r, " counts ", ids, " ids but holds ",
-                                                     size - num_segments, ".", remedy));
+                                                     entries - start, "], got ", size, ".", kRemedy));
     }
     start += size;
   }
-  if (start != static_cast<int64_t>(message.size())) {
-    return absl::InvalidArgumentError(absl::StrCat("received_splits must sum to the ", message.size(),
-                                                   " entries of message, got ", start, ".", remedy));
+  if (start == entries) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("received_splits must sum to the ", entries,
+                                                 " entries of message, got ", start, ".", kRemedy));
+}
+
+absl::Status CheckHeader(int64_t rank, absl::Span<const int64_t> counts, int64_t num_ids) {
+  // Each count is bounded before it is added: a damaged header must not overflow the sum.
+  int64_t ids = 0;
+  for (size_t s = 0; s < counts.size(); ++s) {
+    if (counts[s] < 0 || counts[s] > num_ids - ids) {
+      return absl::InvalidArgumentError(absl::StrCat("message of rank ", rank, " counts ", counts[s],
+                                                     " ids in segment ", s, ", more than its ", num_ids,
+                                                     " ids allow.", kRemedy));
+    }
+    ids += counts[s];
+  }
+  if (ids == num_ids) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("message of rank ", rank, " counts ", ids, " ids but holds ", num_ids, ".", kRemedy));
+}
+
+absl::Status CheckMessage(absl::Span<const int64_t> message, absl::Span<const int32_t> received_splits,
+                          int64_t num_segments) {
+  if (absl::Status status = CheckReceivedSplits(message.size(), received_splits, num_segments); !status.ok()) {
+    return status;
+  }
+  int64_t start = 0;
+  for (size_t r = 0; r < received_splits.size(); ++r) {
+    const absl::Span<const int64_t> counts = message.subspan(start, num_segments);
+    if (absl::Status status = CheckHeader(r, counts, received_splits[r] - num_segments); !status.ok()) return status;
+    start += received_splits[r];
   }
   return absl::OkStatus();
 }

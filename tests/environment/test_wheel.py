@@ -26,9 +26,7 @@ def clone(tmp_path_factory) -> pathlib.Path:
     folder = tmp_path_factory.mktemp("clone")
     for name in ("custom_ops", "tf_fusedrec", "requirements", "build/custom_ops"):
         if (ROOT / name).exists():
-            shutil.copytree(
-                ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "_fusedrec_ops.so")
-            )
+            shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
     for name in ("setup.py", "pyproject.toml", "MANIFEST.in", "README.md"):
         shutil.copy2(ROOT / name, folder)
     return folder
@@ -64,6 +62,8 @@ def test_the_wheel_is_for_this_python_and_platform_and_carries_the_library(wheel
     assert re.fullmatch(rf"tf_fusedrec-[\d.]+-{tag}-{tag}-linux_\w+\.whl", wheel.name)
     names = zipfile.ZipFile(wheel).namelist()
     assert "tf_fusedrec/ops/_fusedrec_ops.so" in names and "tf_fusedrec/ops/_build_info.py" in names
+    has_nvcc = shutil.which(os.environ.get("NVCC", "nvcc")) is not None
+    assert ("tf_fusedrec/ops/libfusedrec_cuda.so" in names) == has_nvcc
     foreign = [n for n in names if not n.startswith("tf_fusedrec/") and ".dist-info/" not in n]
     assert foreign == []
 
@@ -93,7 +93,8 @@ def test_the_library_names_no_folder_of_the_building_machine(installed):
         check=True,
     ).stdout
     assert "libtensorflow_framework.so.2" in dynamic
-    assert "RPATH" not in dynamic and "RUNPATH" not in dynamic
+    paths = re.findall(r"\((?:RPATH|RUNPATH)\).*\[(.*)\]", dynamic)
+    assert paths == (["$ORIGIN"] if "libfusedrec_cuda.so" in dynamic else [])
 
 
 def compiled(clone: pathlib.Path) -> list[str]:

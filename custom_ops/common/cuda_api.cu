@@ -1,0 +1,9 @@
+#include "common/cuda_api.h"
+
+#include "common/launcher.cuh"
+
+const char* fusedrec_cuda_error_string(int error) { return cudaGetErrorString(static_cast<cudaError_t>(error)); }
+
+int fusedrec_copy_to_host(void* host, const void* device, int64_t bytes, void* stream) {
+  return fusedrec::CopyToHost(static_cast<char*>(host), static_cast<const char*>(device), bytes, stream);
+}

@@ -1,0 +1,15 @@
+// The line between the kernel library (libfusedrec_cuda.so, nvcc) and the op library (g++): see device.cuh.
+#ifndef FUSEDREC_COMMON_CUDA_API_H_
+#define FUSEDREC_COMMON_CUDA_API_H_
+
+#include <cstdint>
+
+#define FUSEDREC_CUDA_API extern "C" __attribute__((visibility("default")))
+
+// Name and meaning of an answer of a launcher; never null.
+FUSEDREC_CUDA_API const char* fusedrec_cuda_error_string(int error);
+
+// Copies `bytes` from device to host and waits for them, and so for all that was enqueued before.
+FUSEDREC_CUDA_API int fusedrec_copy_to_host(void* host, const void* device, int64_t bytes, void* stream);
+
+#endif  // FUSEDREC_COMMON_CUDA_API_H_

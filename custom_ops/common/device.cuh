@@ -1,0 +1,74 @@
+// What device code is written against: CUDA, or its emulation on the CPU (tests/cuda/emulation) in tests.
+//
+// Device code keeps to what both have: launches through FUSEDREC_LAUNCH, shared memory through FUSEDREC_SHARED, words
+// that other threads change while they are read through LoadFresh and StoreFresh. No CUB, no cooperative groups.
+//
+// # Launchers
+// `extern "C"`, raw pointers, sizes, `void* stream` last; the answer is 0, or a cudaError_t. No TensorFlow type and no
+// CUDA type crosses that line: the op library is compiled without CUDA, and a test drives the same library through
+// ctypes. Scratch is the caller's, so that it comes from TensorFlow's allocator; no launcher allocates.
+#ifndef FUSEDREC_COMMON_DEVICE_CUH_
+#define FUSEDREC_COMMON_DEVICE_CUH_
+
+#include <cstdint>
+
+#ifdef FUSEDREC_EMULATION
+#include "emulation/cuda_emulation.h"
+#else
+#ifndef __CUDACC_RTC__
+#include <cuda_runtime.h>
+#endif
+#define FUSEDREC_LAUNCH(kernel, grid, block, shared_bytes, stream, ...) \
+  kernel<<<(grid), (block), (shared_bytes), static_cast<cudaStream_t>(stream)>>>(__VA_ARGS__)
+#define FUSEDREC_SHARED(type, name, count) __shared__ type name[count]
+#define FUSEDREC_DYNAMIC_SHARED(name) extern __shared__ __align__(16) unsigned char name[]
+#endif
+
+namespace fusedrec {
+
+constexpr unsigned kFullWarp = 0xffffffffu;
+
+__device__ inline int Lane() { return static_cast<int>(threadIdx.x & 31); }
+__device__ inline int Warp() { return static_cast<int>(threadIdx.x >> 5); }
+__device__ inline unsigned LanesBefore() { return (1u << (threadIdx.x & 31)) - 1; }
+__device__ inline int64_t GlobalThread() { return static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; }
+
+#ifndef FUSEDREC_EMULATION
+// A word that other threads change: neither kept in a register nor in the cache of one multiprocessor.
+template <typename T>
+__device__ inline T LoadFresh(const T* p) {
+  return *static_cast<const volatile T*>(p);
+}
+template <typename T>
+__device__ inline void StoreFresh(T* p, T value) {
+  *static_cast<volatile T*>(p) = value;
+}
+// A spinning thread lets others go first.
+__device__ inline void Backoff() { __nanosleep(32); }
+#endif
+
+template <typename T>
+__device__ inline T WarpSum(T value) {
+  for (int d = 16; d > 0; d >>= 1) value += __shfl_xor_sync(kFullWarp, value, d);
+  return value;
+}
+
+// Sum of the lanes up to and with this one.
+template <typename T>
+__device__ inline T WarpInclusiveSum(T value) {
+  for (int d = 1; d < 32; d <<= 1) {
+    const T other = __shfl_up_sync(kFullWarp, value, d);
+    if (Lane() >= d) value += other;
+  }
+  return value;
+}
+
+// Blocks of `threads` threads for `work` threads; at least one.
+inline unsigned BlocksFor(int64_t work, int threads) {
+  const int64_t blocks = (work + threads - 1) / threads;
+  return static_cast<unsigned>(blocks < 1 ? 1 : blocks);
+}
+
+}  // namespace fusedrec
+
+#endif  // FUSEDREC_COMMON_DEVICE_CUH_

@@ -1,0 +1,53 @@
+// What the OpKernels for a GPU share. They hold no device code: they check, allocate and call launchers (cuda_api.h).
+//
+// Arguments that are small and decide on sizes (splits, counts) are in host memory, so that they are checked as on a CPU
+// and no size waits for the device; what has the size of a batch stays on the device.
+#ifndef FUSEDREC_COMMON_GPU_KERNEL_UTIL_H_
+#define FUSEDREC_COMMON_GPU_KERNEL_UTIL_H_
+
+#include <cstdint>
+#include <type_traits>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "common/cuda_api.h"
+#include "common/kernel_util.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "xla/stream_executor/stream.h"
+
+namespace fusedrec {
+
+// The cudaStream_t of this op.
+inline void* StreamOf(tensorflow::OpKernelContext* ctx) {
+  return ctx->op_device_context()->stream()->platform_specific_handle().stream;
+}
+
+// Answer of a launcher as a Status.
+inline absl::Status CudaStatus(const char* launcher, int answer) {
+  if (answer == 0) return absl::OkStatus();
+  return absl::InternalError(absl::StrCat(launcher, " failed: ", fusedrec_cuda_error_string(answer), " (CUDA error ",
+                                          answer, ")."));
+}
+
+// Memory for the time of one op; TensorFlow gives it to others only behind what is enqueued now.
+inline absl::Status AllocateScratch(tensorflow::OpKernelContext* ctx, int64_t bytes, tensorflow::Tensor* scratch) {
+  return ctx->allocate_temp(tensorflow::DT_INT8, tensorflow::TensorShape({bytes}), scratch);
+}
+
+// What positions in 32 bits can name.
+inline absl::Status RequireSize(const char* name, int64_t size) {
+  constexpr int64_t kMost = (int64_t{1} << 31) - 1;
+  if (size <= kMost) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(name, " must be at most ", kMost, " on a GPU, got ", size,
+                                                 ". Use smaller batches."));
+}
+
+// How launchers name the type of a tensor (number.cuh).
+template <typename T>
+constexpr int NumberTypeOf() {
+  return std::is_same<T, float>::value ? 0 : std::is_same<T, Eigen::half>::value ? 1 : 2;
+}
+
+}  // namespace fusedrec
+
+#endif  // FUSEDREC_COMMON_GPU_KERNEL_UTIL_H_

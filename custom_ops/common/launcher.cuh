@@ -1,0 +1,74 @@
+// What launchers share: carving scratch, and small copies between host and device.
+#ifndef FUSEDREC_COMMON_LAUNCHER_CUH_
+#define FUSEDREC_COMMON_LAUNCHER_CUH_
+
+#include <cstddef>
+#include <cstdint>
+
+#include "common/device.cuh"
+
+namespace fusedrec {
+
+constexpr int kCudaSuccess = 0;
+constexpr int kCudaInvalidValue = 1;  // cudaErrorInvalidValue: an argument that the caller should have refused
+
+// Cuts scratch into arrays that begin at multiples of 256 bytes. With a null pointer it only counts.
+class Carver {
+ public:
+  explicit Carver(void* scratch) : begin_(static_cast<char*>(scratch)) {}
+  template <typename T>
+  T* Take(int64_t count) {
+    char* at = begin_ + bytes_;
+    bytes_ += (count * static_cast<int64_t>(sizeof(T)) + 255) / 256 * 256;
+    return begin_ == nullptr ? nullptr : reinterpret_cast<T*>(at);
+  }
+  int64_t bytes() const { return bytes_; }
+
+ private:
+  char* begin_;
+  int64_t bytes_ = 0;
+};
+
+// Whether `splits` run from 0 to `total` without decreasing.
+inline bool SplitsAreSound(const int64_t* splits, int64_t segments, int64_t total) {
+  if (segments < 0 || splits[0] != 0 || splits[segments] != total) return false;
+  for (int64_t s = 0; s < segments; ++s) {
+    if (splits[s] > splits[s + 1]) return false;
+  }
+  return true;
+}
+
+template <typename T>
+int CopyToDevice(T* device, const T* host, int64_t count, void* stream) {
+  if (count == 0) return kCudaSuccess;
+  return static_cast<int>(cudaMemcpyAsync(device, host, count * sizeof(T), cudaMemcpyHostToDevice,
+                                          static_cast<cudaStream_t>(stream)));
+}
+
+// Waits for the copy, and so for everything before it on the stream.
+template <typename T>
+int CopyToHost(T* host, const T* device, int64_t count, void* stream) {
+  const auto on = static_cast<cudaStream_t>(stream);
+  if (count > 0) {
+    const int error = static_cast<int>(cudaMemcpyAsync(host, device, count * sizeof(T), cudaMemcpyDeviceToHost, on));
+    if (error != kCudaSuccess) return error;
+  }
+  return static_cast<int>(cudaStreamSynchronize(on));
+}
+
+inline int Fill(void* device, int byte, int64_t bytes, void* stream) {
+  if (bytes == 0) return kCudaSuccess;
+  return static_cast<int>(cudaMemsetAsync(device, byte, bytes, static_cast<cudaStream_t>(stream)));
+}
+
+inline int LastError() { return static_cast<int>(cudaGetLastError()); }
+
+#define FUSEDREC_RETURN_IF_CUDA_ERROR(expression)             \
+  do {                                                        \
+    const int fusedrec_cuda_error = (expression);             \
+    if (fusedrec_cuda_error != 0) return fusedrec_cuda_error; \
+  } while (false)
+
+}  // namespace fusedrec
+
+#endif  // FUSEDREC_COMMON_LAUNCHER_CUH_

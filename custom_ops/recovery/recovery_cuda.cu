@@ -1,0 +1,135 @@
+#include "recovery/recovery_cuda.h"
+
+#include <algorithm>
+
+#include "common/launcher.cuh"
+#include "recovery/recovery_cuda.cuh"
+
+namespace fusedrec {
+namespace recovery {
+namespace {
+
+constexpr int64_t kMost = (int64_t{1} << 31) - 1;  // positions, rows and bags are 32-bit
+constexpr unsigned kMostBlocks = 132 * 16;         // of loops over any length: several waves of the largest device
+
+int64_t Chunks(int64_t num_index) { return (num_index + kChunk - 1) / kChunk; }
+
+struct Scratch {
+  Scratch(void* memory, int64_t num_index, int64_t dim) : carver(memory) {
+    order[0] = carver.Take<int32_t>(num_index);
+    order[1] = carver.Take<int32_t>(num_index);
+    bag_of = carver.Take<int32_t>(num_index);
+    counts = carver.Take<unsigned>(stable_split::Tiles(num_index) << kDigitBits);
+    totals = carver.Take<unsigned>(1 << kDigitBits);
+    parts = carver.Take<float>(2 * Chunks(num_index) * dim);
+  }
+  Carver carver;
+  int32_t* order[2];
+  int32_t* bag_of;
+  unsigned *counts, *totals;
+  float* parts;
+};
+
+unsigned LoopBlocks(int64_t work) { return std::min(BlocksFor(work, kThreads), kMostBlocks); }
+
+template <typename Word>
+int Gather(const void* rows, int64_t num_rows, int64_t row_bytes, const int32_t* index, int64_t num_index, void* out,
+           int64_t out_rows, void* stream) {
+  const int64_t row_words = row_bytes / static_cast<int64_t>(sizeof(Word)), out_words = out_rows * row_words;
+  FUSEDREC_LAUNCH(RecoverKernel<Word>, LoopBlocks(out_words), kThreads, 0, stream, static_cast<const Word*>(rows),
+                  num_rows, row_words, index, num_index, static_cast<Word*>(out), out_words);
+  return LastError();
+}
+
+template <typename T>
+int Pool(const void* rows, int64_t num_rows, int64_t dim, const int32_t* index, int64_t num_index,
+         const int64_t* bag_splits, const float* bag_scale, int64_t num_bags, void* out, void* stream) {
+  FUSEDREC_LAUNCH(PooledRecoverKernel<T>, LoopBlocks(num_bags * dim), kThreads, 0, stream, static_cast<const T*>(rows),
+                  num_rows, dim, index, num_index, bag_splits, bag_scale, num_bags, static_cast<T*>(out));
+  return LastError();
+}
+
+// Sorts the positions by row; returns where they are.
+int32_t* SortByRow(const Scratch& at, const int32_t* index, int64_t num_index, int64_t num_rows, void* stream) {
+  const int64_t tiles = stable_split::Tiles(num_index);
+  const int bins = 1 << kDigitBits, shared = stable_split::SharedBytes(bins);
+  int32_t* order = nullptr;
+  int passes = 0;
+  for (int shift = 0; shift == 0 || num_rows >> shift > 0; shift += kDigitBits, ++passes) {
+    int32_t* const sorted = at.order[passes % 2];
+    const DigitOf digit_of{index, order, static_cast<uint32_t>(num_rows), shift};
+    FUSEDREC_LAUNCH(RecoverGradCountKernel, static_cast<unsigned>(tiles), kThreads, shared, stream, digit_of,
+                    num_index, tiles, at.counts);
+    FUSEDREC_LAUNCH(stable_split::SumOverTilesKernel, static_cast<unsigned>(bins), kThreads, 0, stream, tiles,
+                    at.counts, at.totals);
+    FUSEDREC_LAUNCH(RecoverGradPlaceKernel, static_cast<unsigned>(tiles), kThreads, shared, stream, digit_of,
+                    num_index, tiles, at.counts, at.totals, sorted);
+    order = sorted;
+  }
+  return order;
+}
+
+template <typename T>
+int Sum(const void* grads, int64_t dim, const int32_t* index, int64_t num_index, const int64_t* bag_splits,
+        const float* bag_scale, int64_t num_bags, void* scratch, void* out, int64_t num_rows, void* stream) {
+  const Scratch at(scratch, num_index, dim);
+  if (bag_splits != nullptr) {
+    FUSEDREC_LAUNCH(BagOfKernel, BlocksFor(num_index, kThreads), kThreads, 0, stream, bag_splits, num_bags, num_index,
+                    at.bag_of);
+  }
+  int32_t* const order = SortByRow(at, index, num_index, num_rows, stream);
+  const DigitOf sorted{index, order, static_cast<uint32_t>(num_rows), 0};
+  const GradRows<T> rows{static_cast<const T*>(grads), dim, bag_splits == nullptr ? nullptr : at.bag_of, bag_scale,
+                         num_bags};
+  int columns = 1;
+  while (columns < dim && columns < 128) columns *= 2;
+  const unsigned blocks = BlocksFor(Chunks(num_index) * columns, kThreads);
+  FUSEDREC_LAUNCH(RecoverGradSumKernel<T>, blocks, kThreads, 0, stream, rows, sorted, num_index, num_rows, columns,
+                  at.parts, static_cast<T*>(out));
+  FUSEDREC_LAUNCH(RecoverGradJoinKernel<T>, blocks, kThreads, 0, stream, sorted, num_index, num_rows, dim, columns,
+                  at.parts, static_cast<T*>(out));
+  return LastError();
+}
+
+}  // namespace
+}  // namespace recovery
+}  // namespace fusedrec
+
+using namespace fusedrec;            // NOLINT
+using namespace fusedrec::recovery;  // NOLINT
+
+int fusedrec_recover(const void* rows, int64_t num_rows, int64_t row_bytes, const int32_t* index, int64_t num_index,
+                     void* out, int64_t out_rows, void* stream) {
+  if (num_index > kMost || out_rows < num_index || row_bytes < 0) return kCudaInvalidValue;
+  if (out_rows == 0 || row_bytes == 0) return kCudaSuccess;
+  auto* const gather = row_bytes % 16 == 0  ? &Gather<uint4>
+                             : row_bytes % 4 == 0 ? &Gather<uint32_t>
+                                                  : &Gather<uint16_t>;
+  return gather(rows, num_rows, row_bytes, index, num_index, out, out_rows, stream);
+}
+
+int fusedrec_pooled_recover(int type, const void* rows, int64_t num_rows, int64_t dim, const int32_t* index,
+                            int64_t num_index, const int64_t* bag_splits, const float* bag_scale, int64_t num_bags,
+                            void* out, void* stream) {
+  if (num_index > kMost || num_bags > kMost || type < 0 || type > 2) return kCudaInvalidValue;
+  if (num_bags == 0 || dim == 0) return kCudaSuccess;
+  auto* const pool = type == kNumberFloat ? &Pool<float> : type == kNumberHalf ? &Pool<Half> : &Pool<Bfloat16>;
+  return pool(rows, num_rows, dim, index, num_index, bag_splits, bag_scale, num_bags, out, stream);
+}
+
+int64_t fusedrec_recover_grad_scratch_bytes(int64_t num_index, int64_t dim) {
+  return Scratch(nullptr, num_index, dim).carver.bytes();
+}
+
+int fusedrec_recover_grad(int type, const void* grads, int64_t dim, const int32_t* index, int64_t num_index,
+                          const int64_t* bag_splits, const float* bag_scale, int64_t num_bags, void* scratch, void* out,
+                          int64_t num_rows, int64_t out_rows, void* stream) {
+  if (num_index > kMost || num_rows > kMost || num_bags > kMost || out_rows < num_rows || type < 0 || type > 2) {
+    return kCudaInvalidValue;
+  }
+  const int64_t number_bytes = type == kNumberFloat ? 4 : 2;
+  FUSEDREC_RETURN_IF_CUDA_ERROR(Fill(out, 0, out_rows * dim * number_bytes, stream));
+  if (num_index == 0 || dim == 0) return kCudaSuccess;
+  auto* const sum = type == kNumberFloat ? &Sum<float> : type == kNumberHalf ? &Sum<Half> : &Sum<Bfloat16>;
+  return sum(grads, dim, index, num_index, bag_splits, bag_scale, num_bags, scratch, out, num_rows, stream);
+}

@@ -1,0 +1,145 @@
+#include "common/bucket.h"
+#include "common/gpu_kernel_util.h"
+#include "recovery/recovery_cuda.h"
+
+namespace fusedrec {
+
+using tensorflow::DEVICE_GPU;
+using tensorflow::OpKernel;
+using tensorflow::OpKernelConstruction;
+using tensorflow::OpKernelContext;
+using tensorflow::Tensor;
+using tensorflow::TensorShape;
+
+namespace {
+
+// num_rows, in host memory, and the rows of a gradient with its padding.
+absl::Status ReadNumRows(const Tensor& num_rows, bool pad, int64_t* rows, int64_t* out_rows) {
+  TF_RETURN_IF_ERROR(RequireRank("num_rows", num_rows, 0));
+  *rows = num_rows.scalar<int64_t>()();
+  if (*rows < 0) {
+    return absl::InvalidArgumentError(absl::StrCat("num_rows must be >= 0, got ", *rows,
+                                                   ". Pass the number of rows that were read from."));
+  }
+  *out_rows = pad ? BucketedSize(*rows) : *rows;
+  return RequireSize("num_rows", *out_rows);
+}
+
+absl::Status RequireBags(const Tensor& splits, const Tensor& scale) {
+  TF_RETURN_IF_ERROR(RequireRank("bag_splits", splits, 1));
+  TF_RETURN_IF_ERROR(RequireRank("bag_scale", scale, 1));
+  if (scale.NumElements() + 1 == splits.NumElements()) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("bag_scale must have one entry for each of the ",
+                                                 splits.NumElements() - 1, " bags, got ", scale.NumElements(), "."));
+}
+
+}  // namespace
+
+template <typename T>
+class RecoverGpuOp : public OpKernel {
+ public:
+  explicit RecoverGpuOp(OpKernelConstruction* ctx) : OpKernel(ctx) { OP_REQUIRES_OK(ctx, ctx->GetAttr("pad", &pad_)); }
+
+  void Compute(OpKernelContext* ctx) override {
+    const Tensor &rows = ctx->input(0), &index = ctx->input(1);
+    OP_REQUIRES_OK(ctx, RequireRank("rows", rows, 2));
+    OP_REQUIRES_OK(ctx, RequireRank("index", index, 1));
+    const int64_t num_index = index.NumElements(), dim = rows.dim_size(1);
+    OP_REQUIRES_OK(ctx, RequireSize("the size of index", num_index));
+    const int64_t out_rows = pad_ ? BucketedSize(num_index) : num_index;
+    Tensor* out;
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, TensorShape({out_rows, dim}), &out));
+    OP_REQUIRES_OK(ctx, CudaStatus("recover", fusedrec_recover(rows.data(), rows.dim_size(0), dim * sizeof(T),
+                                                               In<int32_t>(index).data(), num_index, out->data(),
+                                                               out_rows, StreamOf(ctx))));
+  }
+
+ private:
+  bool pad_;
+};
+
+template <typename T>
+class PooledRecoverGpuOp : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(OpKernelContext* ctx) override {
+    const Tensor &rows = ctx->input(0), &index = ctx->input(1), &splits = ctx->input(2), &scale = ctx->input(3);
+    OP_REQUIRES_OK(ctx, RequireRank("rows", rows, 2));
+    OP_REQUIRES_OK(ctx, RequireRank("index", index, 1));
+    OP_REQUIRES_OK(ctx, RequireBags(splits, scale));
+    OP_REQUIRES_OK(ctx, RequireSize("the size of index", index.NumElements()));
+    const int64_t dim = rows.dim_size(1), bags = scale.NumElements();
+    Tensor* out;
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, TensorShape({bags, dim}), &out));
+    OP_REQUIRES_OK(ctx, CudaStatus("pooled_recover",
+                                   fusedrec_pooled_recover(NumberTypeOf<T>(), rows.data(), rows.dim_size(0), dim,
+                                                           In<int32_t>(index).data(), index.NumElements(),
+                                                           In<int64_t>(splits).data(), In<float>(scale).data(), bags,
+                                                           out->data(), StreamOf(ctx))));
+  }
+};
+
+// Inputs grads, index; pooled: bag_splits, bag_scale; num_rows.
+template <typename T, bool kPooled>
+class RecoverGradGpuOp : public OpKernel {
+ public:
+  explicit RecoverGradGpuOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("pad", &pad_));
+  }
+
+  void Compute(OpKernelContext* ctx) override {
+    const Tensor &grads = ctx->input(0), &index = ctx->input(1);
+    OP_REQUIRES_OK(ctx, RequireRank("grads", grads, 2));
+    OP_REQUIRES_OK(ctx, RequireRank("index", index, 1));
+    const int64_t num_index = index.NumElements(), dim = grads.dim_size(1);
+    OP_REQUIRES_OK(ctx, RequireSize("the size of index", num_index));
+    int64_t rows, out_rows, bags = 0;
+    const int64_t* splits = nullptr;
+    const float* scale = nullptr;
+    if (kPooled) {
+      OP_REQUIRES_OK(ctx, RequireBags(ctx->input(2), ctx->input(3)));
+      splits = In<int64_t>(ctx->input(2)).data();
+      scale = In<float>(ctx->input(3)).data();
+      bags = ctx->input(3).NumElements();
+      OP_REQUIRES(ctx, grads.dim_size(0) == bags,
+                  absl::InvalidArgumentError(absl::StrCat("grads must have a row for each of the ", bags,
+                                                          " bags, got ", grads.dim_size(0),
+                                                          ". Pass the gradient of PooledRecover's output.")));
+    } else {
+      OP_REQUIRES(ctx, grads.dim_size(0) >= num_index,
+                  absl::InvalidArgumentError(absl::StrCat("grads must have a row for each of the ", num_index,
+                                                          " entries of index, got ", grads.dim_size(0),
+                                                          ". Pass the gradient of Recover's output.")));
+    }
+    OP_REQUIRES_OK(ctx, ReadNumRows(ctx->input(kPooled ? 4 : 2), pad_, &rows, &out_rows));
+    Tensor scratch;
+    Tensor* out;
+    OP_REQUIRES_OK(ctx, AllocateScratch(ctx, fusedrec_recover_grad_scratch_bytes(num_index, dim), &scratch));
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, TensorShape({out_rows, dim}), &out));
+    OP_REQUIRES_OK(ctx, CudaStatus("recover_grad",
+                                   fusedrec_recover_grad(NumberTypeOf<T>(), grads.data(), dim,
+                                                         In<int32_t>(index).data(), num_index, splits, scale, bags,
+                                                         scratch.data(), out->data(), rows, out_rows, StreamOf(ctx))));
+  }
+
+ private:
+  bool pad_;
+};
+
+#define FUSEDREC_REGISTER(T)                                                                                       \
+  REGISTER_KERNEL_BUILDER(Name("Fusedrec>Recover").Device(DEVICE_GPU).TypeConstraint<T>("T"), RecoverGpuOp<T>);    \
+  REGISTER_KERNEL_BUILDER(                                                                                         \
+      Name("Fusedrec>RecoverGrad").Device(DEVICE_GPU).TypeConstraint<T>("T").HostMemory("num_rows"),               \
+      RecoverGradGpuOp<T, false>);                                                                                 \
+  REGISTER_KERNEL_BUILDER(Name("Fusedrec>PooledRecover").Device(DEVICE_GPU).TypeConstraint<T>("T"),                \
+                          PooledRecoverGpuOp<T>);                                                                  \
+  REGISTER_KERNEL_BUILDER(                                                                                         \
+      Name("Fusedrec>PooledRecoverGrad").Device(DEVICE_GPU).TypeConstraint<T>("T").HostMemory("num_rows"),         \
+      RecoverGradGpuOp<T, true>);
+FUSEDREC_REGISTER(float)
+FUSEDREC_REGISTER(Eigen::half)
+FUSEDREC_REGISTER(Eigen::bfloat16)
+#undef FUSEDREC_REGISTER
+
+}  // namespace fusedrec

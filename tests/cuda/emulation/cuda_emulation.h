@@ -1,0 +1,43 @@
+// CUDA on the CPU, for tests of kernels where there is no GPU: the same .cu files, compiled by g++.
+//
+// What it shows: wrong indices (AddressSanitizer underneath, each array of shared memory on its own), shared memory read
+// before it is written, barriers that are missing or not reached by all, collectives of a warp that diverge, races
+// between atomic operations (random schedules, several threads of the machine). What it does not: missing fences on
+// hardware with weakly ordered memory, data races between plain accesses that no schedule here brings forth, and time.
+// Those are for compute-sanitizer and for a GPU (tests/gpu).
+#pragma once
+
+#define __global__
+#define __device__
+#define __host__
+#define __constant__
+#define __forceinline__ inline
+#define __launch_bounds__(...)
+#define __align__(n) __attribute__((aligned(n)))
+
+#include "emulation/runtime.h"
+#include "emulation/scheduler.h"
+#include "emulation/intrinsics.h"
+
+struct alignas(8) uint2 {
+  unsigned x, y;
+};
+struct alignas(16) uint4 {
+  unsigned x, y, z, w;
+};
+struct alignas(16) float4 {
+  float x, y, z, w;
+};
+
+#define threadIdx (emulation::now->current->index)
+#define blockIdx (emulation::now->index)
+#define blockDim (emulation::now->block)
+#define gridDim (emulation::now->grid)
+
+#define FUSEDREC_LAUNCH(kernel, grid, block, shared_bytes, stream, ...) \
+  ((void)(stream), emulation::Launch((grid), (block), (shared_bytes), [&] { kernel(__VA_ARGS__); }))
+#define FUSEDREC_SHARED(type, name, count) \
+  static char name##_key;                  \
+  type* const name = static_cast<type*>(emulation::Shared(&name##_key, sizeof(type) * (count)))
+#define FUSEDREC_DYNAMIC_SHARED(name) \
+  unsigned char* const name = reinterpret_cast<unsigned char*>(emulation::now->dynamic_shared.get())

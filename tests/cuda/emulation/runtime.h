@@ -1,0 +1,32 @@
+// What launchers call of the CUDA runtime: the device's memory is the host's, and every call ends before it returns.
+#pragma once
+
+#include <sched.h>
+
+#include "emulation/scheduler.h"
+
+using cudaStream_t = struct CUstream_st*;
+enum cudaError_t { cudaSuccess = 0, cudaErrorInvalidValue = 1 };
+enum cudaMemcpyKind { cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost, cudaMemcpyDeviceToDevice };
+enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize };
+
+inline cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind, cudaStream_t) {
+  std::memcpy(to, from, bytes);
+  return cudaSuccess;
+}
+inline cudaError_t cudaMemsetAsync(void* to, int byte, size_t bytes, cudaStream_t) {
+  std::memset(to, byte, bytes);
+  return cudaSuccess;
+}
+inline cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }
+inline cudaError_t cudaGetLastError() { return cudaSuccess; }
+inline const char* cudaGetErrorString(cudaError_t) { return "emulated"; }
+template <typename Kernel>
+cudaError_t cudaFuncSetAttribute(Kernel*, cudaFuncAttribute, int) {
+  return cudaSuccess;
+}
+
+extern "C" __attribute__((visibility("default"), weak)) void emulation_options(int workers, double preempt,
+                                                                               uint64_t seed) {
+  emulation::options = {workers, preempt, seed};
+}

@@ -1,0 +1,100 @@
+"""Where the arrays of a check live: in NumPy for the emulation, in PyTorch on a GPU. Neither needs TensorFlow."""
+
+from __future__ import annotations
+
+import ctypes
+
+import numpy as np
+
+POISON = 0xA5  # of memory that a kernel has to write
+
+
+class NumpyMemory:
+    """The emulation's device memory is the host's."""
+
+    stream = None
+
+    def put(self, array):
+        """A copy of `array` that kernels can read and write."""
+        return np.array(array, order="C", copy=True)
+
+    def empty(self, shape, dtype):
+        """Memory with nonsense in it."""
+        array = np.empty(shape, dtype)
+        array.view(np.uint8).reshape(-1)[:] = POISON
+        return array
+
+    def get(self, array):
+        return array
+
+    def pointer(self, array):
+        return ctypes.c_void_p(array.ctypes.data)
+
+
+class TorchMemory:
+    """Device memory by PyTorch. 16-bit floats travel as int16: only their bits matter here."""
+
+    def __init__(self):
+        import torch
+
+        self.torch = torch
+        self.stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+
+    def put(self, array):
+        array = np.ascontiguousarray(array)
+        tensor = self.torch.from_numpy(array.reshape(-1).view(np.uint8).copy()).cuda()
+        tensor.numpy_form = (array.shape, array.dtype)
+        return tensor
+
+    def empty(self, shape, dtype):
+        return self.put(NumpyMemory().empty(shape, dtype))
+
+    def get(self, tensor):
+        shape, dtype = tensor.numpy_form
+        return tensor.cpu().numpy().view(dtype).reshape(shape)
+
+    def pointer(self, tensor):
+        return ctypes.c_void_p(tensor.data_ptr())
+
+
+class Kernels:
+    """Launchers of a library, called with arrays: device arrays and host arrays by pointer, Python numbers by value.
+
+    Args:
+      path: libfusedrec_cuda.so, or an emulated one.
+      memory: NumpyMemory or TorchMemory.
+    """
+
+    def __init__(self, path, memory):
+        self.library = ctypes.CDLL(str(path))
+        self.memory = memory
+
+    def _convert(self, argument):
+        if argument is None:
+            return ctypes.c_void_p(None)
+        if isinstance(argument, (bool, int, np.integer)):
+            return ctypes.c_int64(int(argument))
+        if isinstance(argument, float):
+            return ctypes.c_float(argument)
+        if isinstance(argument, (ctypes.Array, ctypes.Structure)):
+            return ctypes.byref(argument)
+        if isinstance(argument, np.ndarray):
+            return ctypes.c_void_p(argument.ctypes.data)
+        return self.memory.pointer(argument)
+
+    def answer(self, name, *arguments):
+        """What the launcher `fusedrec_<name>` returns; the stream is added."""
+        return getattr(self.library, f"fusedrec_{name}")(*map(self._convert, arguments), self.memory.stream)
+
+    def run(self, name, *arguments):
+        code = self.answer(name, *arguments)
+        assert code == 0, f"fusedrec_{name} answered {code}"
+
+    def count(self, name, *arguments):
+        """A launcher's helper that returns an int64, such as the bytes of its scratch."""
+        function = getattr(self.library, f"fusedrec_{name}")
+        function.restype = ctypes.c_int64
+        return function(*map(self._convert, arguments))
+
+    def scratch(self, name, *arguments):
+        return self.memory.empty([self.count(f"{name}_scratch_bytes", *arguments)], np.uint8)

@@ -1,0 +1,82 @@
+"""Faults that the checks over the emulation must find: each a change of one place of a kernel's source.
+
+A change must fit: a text that is no longer there, or there twice, fails the test, so that the list keeps up with the
+code.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Mutant(NamedTuple):
+    """A fault, and the checks that must find it."""
+
+    name: str
+    op: str
+    path: str  # below custom_ops
+    old: str
+    new: str
+    only: str = ""  # part of the names of the checks to run: those that find it soonest
+    words: str = ""  # that must stand in what the run says; empty: any failure will do
+
+
+SEGMENT_UNIQUE = "segment_unique/segment_unique_cuda.cuh"
+SPLIT = "common/stable_split.cuh"
+LOOK_BACK = "common/look_back.cuh"
+RANK_PARTITION = "rank_partition/rank_partition_cuda.cuh"
+RECOVERY = "recovery/recovery_cuda.cuh"
+
+MUTANTS = [
+    Mutant(
+        "a barrier less: sums of warps are read before they are there", "segment_unique", SEGMENT_UNIQUE,
+        "= warp_sum;\n  __syncthreads();", "= warp_sum;", "many_tiles",
+    ),
+    Mutant(
+        "a barrier less: the tile is read before it is there", "segment_unique", LOOK_BACK,
+        "+ 1u;\n  __syncthreads();", "+ 1u;", "many_tiles",
+    ),
+    Mutant(
+        "a barrier that one warp passes by", "segment_unique", SEGMENT_UNIQUE,
+        "  __syncthreads();\n  if (Warp() == 0) {", "  if (Warp() != 1) __syncthreads();\n  if (Warp() == 0) {",
+        "many_tiles", "different barriers",
+    ),
+    Mutant(
+        "a ballot that only some lanes reach", "segment_unique", SEGMENT_UNIQUE,
+        "    firsts[k] = __ballot_sync(kFullWarp, own[k] == n);",
+        "    firsts[k] = 0;\n    if (n < num_ids) firsts[k] = __ballot_sync(kFullWarp, own[k] == n);",
+        "edge_cases", "deadlock",
+    ),
+    Mutant(
+        "an index beyond the end", "segment_unique", SEGMENT_UNIQUE,
+        "inverse[n] = static_cast", "inverse[n + 1] = static_cast", "fills_its_tiles", "heap-buffer-overflow",
+    ),
+    Mutant(
+        "shared memory beyond the end", "segment_unique", SEGMENT_UNIQUE,
+        "warp_begin[Warp()] = warp_sum", "warp_begin[Warp() + 1] = warp_sum", "edge_cases", "heap-buffer-overflow",
+    ),
+    Mutant(
+        "the first position does not win", "segment_unique", SEGMENT_UNIQUE,
+        "if (n < seen) atomicMin(&slots[slot], n);", "", "many_tiles",
+    ),
+    Mutant(
+        "a tile leaves out the sum of one before it", "segment_unique", LOOK_BACK, "lane <= last ?", "lane < last ?",
+        "many_tiles",
+    ),
+    Mutant(
+        "a barrier of a warp less: a count is read after it is raised", "rank_partition", SPLIT,
+        "count[bin];\n  __syncwarp();", "count[bin];", "many_tiles",
+    ),
+    Mutant(
+        "an index shifted: headers of the next bound", "rank_partition", RANK_PARTITION,
+        "before[(s + 1) * ranks + r])", "before[s * ranks + r])", "edge_cases",
+    ),
+    Mutant(
+        "an index shifted: the part of a row is taken for another", "recovery", RECOVERY,
+        "parts[(2 * chunk + 1) * grads.dim + d] = sum", "parts[2 * chunk * grads.dim + d] = sum", "fill_their_chunks",
+    ),
+    Mutant(
+        "a barrier less: sums of digits are read before they are there", "recovery", RECOVERY,
+        "= until;\n  __syncthreads();", "= until;", "order_of_a_sum",
+    ),
+]  # fmt: skip

@@ -1,0 +1,44 @@
+"""Runs the checks of one op over one library: python -m tests.cuda.run_checks OP --library PATH [--memory torch].
+
+Needs NumPy, and PyTorch for --memory torch; no TensorFlow. Over an emulated library, every check runs once with threads
+in order and then under random schedules, the same ones every time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import importlib
+import sys
+import time
+
+from tests.cuda.memory import Kernels, NumpyMemory, TorchMemory
+
+# Workers, probability of giving way at an atomic operation, seed.
+SCHEDULES = [(1, 0.0, 0), (1, 0.3, 1), (2, 0.3, 2)]
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("op")
+    parser.add_argument("--library", required=True)
+    parser.add_argument("--memory", choices=["numpy", "torch"], default="numpy")
+    parser.add_argument("--schedules", type=int, default=len(SCHEDULES), help="how many of them (emulation)")
+    parser.add_argument("--only", default="", help="part of the names of the checks to run")
+    options = parser.parse_args(arguments)
+    checks = importlib.import_module(f"tests.cuda.checks.{options.op}")
+    emulated = options.memory == "numpy"
+    kernels = Kernels(options.library, NumpyMemory() if emulated else TorchMemory())
+    for name in [name for name in dir(checks) if name.startswith("check_") and options.only in name]:
+        for workers, preempt, seed in SCHEDULES[: options.schedules] if emulated else SCHEDULES[:1]:
+            if emulated:
+                set_options = kernels.library.emulation_options
+                set_options(ctypes.c_int(workers), ctypes.c_double(preempt), ctypes.c_uint64(seed))
+            started = time.monotonic()
+            getattr(checks, name)(kernels)
+            print(f"{options.op}: {name} seed {seed}: {time.monotonic() - started:.2f} s", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

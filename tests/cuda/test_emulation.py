@@ -1,0 +1,62 @@
+"""The kernels for GPUs, run on the CPU (emulation/cuda_emulation.h), against their oracles; and that faults are found.
+
+The emulation looks for wrong indices, barriers and collectives that diverge, and races of atomic operations under
+several schedules. What it cannot see is left to tests/gpu.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import pathlib
+import shutil
+import subprocess
+
+import pytest
+
+from tests.cuda import libraries
+from tests.cuda.mutants import MUTANTS
+
+OPS = sorted(path.parent.name for path in (libraries.ROOT / "custom_ops").glob("*/*_cuda.cu"))
+WORKERS = 2
+
+
+@pytest.fixture(scope="module")
+def built() -> dict[str, pathlib.Path]:
+    """The emulated library of every op."""
+    with concurrent.futures.ThreadPoolExecutor(WORKERS) as pool:
+        folder = libraries.ROOT / "build/emulation"
+        return dict(zip(OPS, pool.map(lambda op: libraries.build(op, folder), OPS)))
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_kernels_agree_with_their_oracles(built, op):
+    done = libraries.run_checks(op, built[op])
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "check_" in done.stdout
+
+
+def run_mutant(mutant, folder: pathlib.Path) -> subprocess.CompletedProcess:
+    sources = folder / "custom_ops"
+    shutil.copytree(libraries.ROOT / "custom_ops", sources, ignore=shutil.ignore_patterns("*.cc", "*.md"))
+    path = sources / mutant.path
+    text = path.read_text()
+    assert text.count(mutant.old) == 1, (
+        f"{mutant.name}: {mutant.old!r} is {text.count(mutant.old)} times in {path.name}"
+    )
+    path.write_text(text.replace(mutant.old, mutant.new))
+    return libraries.run_checks(mutant.op, libraries.build(mutant.op, folder, sources), "--only", mutant.only)
+
+
+@pytest.fixture(scope="module")
+def mutants_done(tmp_path_factory):
+    """What the checks said of each mutant; compiled and run side by side."""
+    with concurrent.futures.ThreadPoolExecutor(WORKERS) as pool:
+        return {mutant.name: pool.submit(run_mutant, mutant, tmp_path_factory.mktemp("mutant")) for mutant in MUTANTS}
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=[mutant.name for mutant in MUTANTS])
+def test_a_fault_is_found(mutants_done, mutant):
+    done = mutants_done[mutant.name].result()
+    said = done.stdout + done.stderr
+    assert done.returncode != 0, f"nothing was found:\n{said}"
+    assert mutant.words in said

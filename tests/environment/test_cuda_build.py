@@ -1,0 +1,84 @@
+"""The kernels for GPUs are in a library of their own, which keeps CUDA to itself; every op has its GPU form."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+FOLDER = ROOT / "tf_fusedrec/ops"
+CUDA_LIBRARY = FOLDER / "libfusedrec_cuda.so"
+
+built_with_cuda = pytest.mark.skipif(
+    not CUDA_LIBRARY.exists(), reason="built without GPU kernels (no nvcc, or FUSEDREC_CUDA=0)"
+)
+
+
+def symbols(library: pathlib.Path) -> list[tuple[str, str]]:
+    """(type, name) of the dynamic symbols of a library, without the versions of names."""
+    listed = subprocess.run(["nm", "-D", str(library)], capture_output=True, text=True, check=True).stdout
+    return [(fields[-2], fields[-1].split("@")[0]) for fields in map(str.split, listed.splitlines())]
+
+
+def is_cuda(name: str) -> bool:
+    return re.match(r"_{0,2}cu(da|blas|dnn)|_{0,2}nv|cu[A-Z]", name) is not None
+
+
+@built_with_cuda
+def test_no_name_of_cuda_leaks_in_or_out():
+    ours = symbols(CUDA_LIBRARY)
+    assert [name for _, name in ours if is_cuda(name)] == []
+    exported = [name for kind, name in ours if kind not in "Uw"]
+    assert exported and all(name.startswith("fusedrec_") for name in exported), exported
+    wanted = [name for kind, name in symbols(FOLDER / "_fusedrec_ops.so") if kind == "U"]
+    assert [name for name in wanted if is_cuda(name)] == []
+    # Everything that the op library takes from it is there, and nothing is exported that nobody declares.
+    assert {name for name in wanted if name.startswith("fusedrec_")} <= set(exported)
+    headers = "".join(path.read_text() for path in (ROOT / "custom_ops").rglob("*.h"))
+    assert set(re.findall(r"FUSEDREC_CUDA_API [\w ]+?\*?\s*(fusedrec_\w+)\(", headers)) == set(exported)
+
+
+@built_with_cuda
+def test_the_op_library_finds_the_kernels_beside_it_and_needs_no_driver():
+    dynamic = subprocess.run(
+        ["readelf", "-d", str(FOLDER / "_fusedrec_ops.so")], capture_output=True, text=True, check=True
+    ).stdout
+    assert "[libfusedrec_cuda.so]" in dynamic and "[$ORIGIN]" in dynamic
+    for library in (CUDA_LIBRARY, FOLDER / "_fusedrec_ops.so"):
+        needed = subprocess.run(["readelf", "-d", str(library)], capture_output=True, text=True, check=True).stdout
+        assert "libcuda" not in needed, needed
+
+
+@built_with_cuda
+def test_there_is_machine_code_for_both_architectures_and_ptx():
+    cuobjdump = shutil.which("cuobjdump")
+    if cuobjdump is None:
+        pytest.skip("cuobjdump of the CUDA toolkit is not on PATH")
+    listed = subprocess.run(
+        [cuobjdump, "--list-elf", "--list-ptx", str(CUDA_LIBRARY)], capture_output=True, text=True, check=True
+    ).stdout
+    assert set(re.findall(r"sm_\w+(?=\.cubin)", listed)) == {"sm_80", "sm_90"}
+    assert set(re.findall(r"sm_\w+(?=\.ptx)", listed)) == {"sm_90"}
+
+
+def build(**env: str) -> subprocess.CompletedProcess:
+    """`setup.py build_ext`, which here refuses before it compiles anything."""
+    command = [sys.executable, "setup.py", "build_ext", "--inplace"]
+    return subprocess.run(command, cwd=ROOT, env={**os.environ, **env}, capture_output=True, text=True)
+
+
+def test_cuda_that_is_wanted_and_not_there_is_an_error_with_its_remedy(tmp_path):
+    done = build(FUSEDREC_CUDA="1", NVCC=str(tmp_path / "nvcc"))
+    assert done.returncode != 0
+    assert "FUSEDREC_CUDA=1, but the CUDA compiler" in done.stderr and "or build without GPU kernels" in done.stderr
+
+
+def test_another_wish_is_refused():
+    done = build(FUSEDREC_CUDA="yes")
+    assert done.returncode != 0 and "FUSEDREC_CUDA must be auto, 0 or 1, got 'yes'" in done.stderr

@@ -111,6 +111,8 @@ def summary(experiment: Experiment, entries: Sequence[Mapping[str, Any]]) -> dic
         "model": model.encoder,
         "position_bias": model.position_bias and model.encoder == "hstu",
         "time_bias": attends_by_time(model),
+        "negatives": model.num_negatives,
+        "expansion": model.expansion,
         "published": {source: dict(zip(_NAMES, figures)) for source, figures in PUBLISHED[model.encoder].items()},
         "note": CAVEAT + " " + COMPARISON,
         "machine": describe(),
@@ -147,9 +149,8 @@ def train(
     rows = concat(list(ParquetFolder(folder / "train", columns(experiment.model, "train")).read()))
     rows = rows.slice(0, min(rows.num_rows, max_users or rows.num_rows))
     steps = -(-rows.num_rows // BATCH_USERS)
-    item_ids, _ = read_items(folder)
     embedding = make_embedding(experiment)
-    model = make_model(experiment, embedding, item_ids)
+    model = make_model(experiment, embedding, *read_items(folder))
     adam = experiment.train
     model.compile(keras.optimizers.legacy.Adam(adam.learning_rate, beta_2=adam.beta_2, epsilon=adam.epsilon))
     nothing = tf.RaggedTensor.from_row_splits(tf.zeros([0], tf.int64), tf.zeros([1], tf.int64))
@@ -192,12 +193,17 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     bias.add_argument("--no-time-bias", action="store_true", help="ablation: positions only")
     bias.add_argument("--no-position-bias", action="store_true", help="ablation: times only")
     bias.add_argument("--no-relative-bias", action="store_true", help="ablation: neither positions nor times")
+    parser.add_argument("--negatives", type=int, help="own negatives of a position; default the recipe's 128")
+    parser.add_argument("--expansion", type=int, help="k of logit sharing: each position takes k times as many")
+    parser.add_argument("--epochs", type=int, help="instead of the recipe's 101")
     parser.add_argument("--quick", action="store_true", help=f"{QUICK_EPOCHS} epochs of {QUICK_USERS} users")
     parser.add_argument("--json", type=pathlib.Path, help="file for the result")
     arguments = parser.parse_args(argv)
     if arguments.run is None:
         flags = ("no_time_bias", "no_position_bias", "no_relative_bias", "quick")
         parts = ["retrieval_ml1m", arguments.model, *(flag for flag in flags if getattr(arguments, flag))]
+        numbers = ("negatives", "expansion", "epochs")
+        parts += [f"{name}{getattr(arguments, name)}" for name in numbers if getattr(arguments, name)]
         arguments.run = pathlib.Path("runs", "_".join(parts))
     return arguments
 
@@ -208,6 +214,12 @@ def experiment_of(arguments: argparse.Namespace) -> Experiment:
         overrides.append("model.time_encoding=none")
     if arguments.no_position_bias or arguments.no_relative_bias:
         overrides.append("model.position_bias=false")
+    if arguments.negatives:
+        overrides.append(f"model.num_negatives={arguments.negatives}")
+    if arguments.expansion:
+        overrides.append(f"model.expansion={arguments.expansion}")
+    if arguments.epochs:
+        overrides.append(f"train.epochs={arguments.epochs}")
     if arguments.quick:
         overrides.append(f"train.epochs={QUICK_EPOCHS}")
     return load(CONFIG, overrides)

@@ -43,14 +43,17 @@ def make_embedding(experiment: Experiment) -> fr.FusedEmbedding:
     )
 
 
-def make_model(experiment: Experiment, embedding: keras.layers.Layer, catalogue: np.ndarray) -> GRM | HSTURetrieval:
-    """The model of an experiment; catalogue <int64>[I] is read by retrieval only."""
+def make_model(
+    experiment: Experiment, embedding: keras.layers.Layer, catalogue: np.ndarray, popularity: np.ndarray
+) -> GRM | HSTURetrieval:
+    """The model of an experiment; catalogue and popularity <int64>[I], as of read_items, are for retrieval only."""
     if isinstance(experiment.model, RankingConfig):
         return GRM(experiment.model, embedding)
     return HSTURetrieval(
         experiment.model,
         embedding,
         catalogue,
+        popularity,
         seed=experiment.seed,
         rank=fr.collectives.rank(),
     )

@@ -19,6 +19,7 @@ import yaml
 
 from models.yaml_records import make_record, override_field, plain
 from tf_fusedrec.layers.bias_weights import TIME_ENCODINGS
+from tf_fusedrec.negatives import SAMPLINGS, SHARINGS
 
 TASKS = ("ranking", "retrieval")
 SOURCES = {
@@ -113,6 +114,10 @@ class RetrievalConfig:
     time_encoding: str = "buckets"  # one of layers.bias_weights.TIME_ENCODINGS
     time_buckets: int = 128  # of "buckets"; 0 leaves the time bias out
     num_negatives: int = 128
+    sampling: str = "uniform"  # of negatives, one of negatives.SAMPLINGS
+    log_q: bool = False  # takes log sampling probabilities off the logits: for samplings other than uniform
+    expansion: int = 1  # k: each position shares the negatives of others, k * num_negatives in all
+    sharing: str = "negatives"  # what is shared, one of negatives.SHARINGS
     share_negatives: bool = False  # one pool for all positions of a batch instead of one for each
     whole_catalogue: bool = False  # every step looks up all items: quicker while they are few; the loss is the same
     temperature: float = 0.05
@@ -124,8 +129,21 @@ class RetrievalConfig:
         _check_choice("model.time_encoding", self.time_encoding, TIME_ENCODINGS)
         _check_at_least("model.ffn_multiple", self.ffn_multiple, 1)
         _check_at_least("model.output_slots", self.output_slots, 0)
-        if self.share_negatives and self.whole_catalogue:
-            raise ValueError("model.whole_catalogue computes own negatives: set model.share_negatives to false.")
+        _check_choice("model.sampling", self.sampling, SAMPLINGS)
+        _check_choice("model.sharing", self.sharing, SHARINGS)
+        _check_at_least("model.expansion", self.expansion, 1)
+        if self.log_q and self.sampling == "uniform":
+            raise ValueError("model.log_q corrects nothing where model.sampling is 'uniform': set it to false.")
+        if self.share_negatives:
+            own = {
+                "whole_catalogue": self.whole_catalogue,
+                "expansion": self.expansion > 1,
+                "sampling": self.sampling == "in_batch",
+            }
+            for name in [name for name, meant in own.items() if meant]:
+                raise ValueError(
+                    f"model.{name} {getattr(self, name)!r} is for own negatives: set model.share_negatives to false."
+                )
         _check_positive("model.temperature", self.temperature)
 
     @property

@@ -53,8 +53,9 @@ def export(checkpoint: str | os.PathLike, output: str | os.PathLike) -> None:
         )
     experiment = from_dict(extra["experiment"])
     embedding = FrozenEmbedding(fr.checkpoint.read_tables(checkpoint), table_of_feature(experiment.model))
-    # Any distinct ids of the right number; the checkpoint holds the true ones.
-    model = make_model(experiment, embedding, np.arange(max(extra["items"], 1)))
+    # Any distinct ids of the right number; the checkpoint holds the true ones. Serving draws no negatives.
+    items = max(extra["items"], 1)
+    model = make_model(experiment, embedding, np.arange(items), np.ones(items, np.int64))
     for block in model.blocks:
         if hasattr(block, "kernels"):
             block.kernels = STOCK  # a server has no op of ours

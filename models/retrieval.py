@@ -17,16 +17,21 @@ from models.encoders import attends_by_time, encoder_blocks
 from models.experiment import RetrievalConfig
 from tf_fusedrec import keras, losses, tf
 from tf_fusedrec.layers import PositionEmbedding, jagged, sequence_times
+from tf_fusedrec.negatives import Sampler, other_positions, reuse
+from tf_fusedrec.similarities import NORM_FLOOR
 
 
 class Predictions(NamedTuple):
-    """What the loss needs: P positions, n negatives."""
+    """What the loss needs: P positions, n negatives of each out of U rows."""
 
     query: tf.Tensor  # <float>[P, D]
     positive: tf.Tensor  # <float>[P, D], embedding of the item that came next
-    negatives: tf.Tensor  # <float>[P, n, D], or [n, D] when shared
+    negatives: tf.Tensor  # <float>[U, D]
     positive_ids: tf.Tensor  # <int64>[P]
-    negative_ids: tf.Tensor  # <int64>[P, n], or [n] when shared
+    negative_ids: tf.Tensor  # <int64>[U]
+    chosen: tf.Tensor | None  # <int32>[P, n], rows of negatives; None when all positions share them
+    log_q: tuple[tf.Tensor, tf.Tensor] | None  # <float>[P] and [U]
+    reused_from: tf.Tensor | None  # <int32>[P, m], positions whose logits are reused
 
 
 class CataloguePredictions(NamedTuple):
@@ -36,6 +41,8 @@ class CataloguePredictions(NamedTuple):
     items: tf.Tensor  # <float>[I, D], in the order of the catalogue
     positives: tf.Tensor  # <int64>[P]
     negatives: tf.Tensor  # <int64>[P, n]
+    log_q: tf.Tensor | None  # <float>[I]
+    reused_from: tf.Tensor | None  # <int32>[P, m]
 
 
 class HSTURetrieval(SequenceModel):
@@ -44,7 +51,8 @@ class HSTURetrieval(SequenceModel):
     Args:
       config: sizes and loss.
       embedding: knows the features item_id and negative, which share one table of config.dim columns.
-      catalogue: <int64>[I], distinct ids; negatives are drawn from it uniformly, with replacement.
+      catalogue: <int64>[I], distinct ids; negatives are drawn from it, with replacement, as config.sampling says.
+      popularity: <int64>[I], training interactions of each item of the catalogue; None where nothing needs them.
       seed: of the negatives. The draw is a pure function of (seed, step, rank).
       rank: of this process among the processes that train together.
 
@@ -64,6 +72,7 @@ class HSTURetrieval(SequenceModel):
         config: RetrievalConfig,
         embedding: keras.layers.Layer,
         catalogue: np.ndarray,
+        popularity: np.ndarray | None = None,
         *,
         seed: int = 0,
         rank: int = 0,
@@ -77,7 +86,10 @@ class HSTURetrieval(SequenceModel):
             )
         self.config = config
         # Part of the checkpoint: the exported model answers with these ids.
-        self.catalogue = tf.Variable(np.sort(catalogue).astype(np.int64), trainable=False, name="catalogue")
+        order = np.argsort(catalogue)
+        self.catalogue = tf.Variable(catalogue[order].astype(np.int64), trainable=False, name="catalogue")
+        counts = None if popularity is None else np.asarray(popularity)[order]
+        self._sampler = Sampler(catalogue.size, config.sampling, counts)
         self._seed, self._rank = seed, rank
         self.positions = PositionEmbedding(config.max_sequence_length, config.dropout, name="positions")
         self.blocks = encoder_blocks(config)
@@ -87,16 +99,29 @@ class HSTURetrieval(SequenceModel):
             return self._call_with_catalogue(inputs, training)
         items = inputs["item_id"]
         positive_ids = _after_first(items).values
-        negative_ids = tf.gather(self.catalogue, self._negatives(tf.size(positive_ids)))
+        drawn = self._negatives(tf.size(positive_ids))
+        in_batch = self.config.sampling == "in_batch"
+        wanted = {"item_id": items}
+        if not in_batch:
+            # Each item once: what is drawn often is looked up, kept and sent once.
+            places, chosen = tf.unique(tf.reshape(drawn, [-1]))
+            drawn = tf.reshape(chosen, tf.shape(drawn))
+            wanted["negative"] = negative_ids = tf.gather(self.catalogue, places)
         # One call for all the step needs; an item that is both input and positive is looked up once.
-        rows = self.embedding({"item_id": items, "negative": negative_ids})
-        return Predictions(
-            self._encode_all_but_last(rows["item_id"], inputs["timestamp"], training).values,
-            _after_first(rows["item_id"]).values,
-            rows["negative"],
-            positive_ids,
-            negative_ids,
-        )
+        rows = self.embedding(wanted)
+        positive = _after_first(rows["item_id"]).values
+        log_q = None
+        if self.config.log_q:
+            own = self._sampler.log_q(self._places(positive_ids))
+            log_q = own, own if in_batch else self._sampler.log_q(places)
+        query = self._encode_all_but_last(rows["item_id"], inputs["timestamp"], training).values
+        if self.config.share_negatives:
+            return Predictions(query, positive, rows["negative"], positive_ids, negative_ids, None, log_q, None)
+        of_others, reused_from = self._shared(tf.size(positive_ids))
+        if of_others is not None:
+            drawn = tf.concat([drawn, reuse(drawn, of_others)], axis=1)
+        negatives, ids = (positive, positive_ids) if in_batch else (rows["negative"], negative_ids)
+        return Predictions(query, positive, negatives, positive_ids, ids, drawn, log_q, reused_from)
 
     def _call_with_catalogue(self, inputs: Batch, training: bool | None) -> CataloguePredictions:
         items = inputs["item_id"]
@@ -104,11 +129,19 @@ class HSTURetrieval(SequenceModel):
         positives = _after_first(places).values
         vectors = self.embedding({"item_id": self.catalogue})["item_id"]
         rows = items.with_values(jagged.gather_rows(vectors, places.values))
+        negatives = self._negatives(tf.size(positives))
+        if self.config.sampling == "in_batch":
+            negatives = tf.gather(positives, negatives)
+        of_others, reused_from = self._shared(tf.size(positives))
+        if of_others is not None:
+            negatives = tf.concat([negatives, reuse(negatives, of_others)], axis=1)
         return CataloguePredictions(
             self._encode_all_but_last(rows, inputs["timestamp"], training).values,
             vectors,
             positives,
-            self._negatives(tf.size(positives)),
+            negatives,
+            self._sampler.log_q(tf.range(tf.size(self.catalogue))) if self.config.log_q else None,
+            reused_from,
         )
 
     def embed_users(self, items: tf.RaggedTensor, timestamps: tf.RaggedTensor, query_time: tf.Tensor) -> tf.Tensor:
@@ -133,9 +166,12 @@ class HSTURetrieval(SequenceModel):
 
     def position_losses(self, batch: Batch, outputs: Predictions | CataloguePredictions) -> tf.Tensor:
         """-log softmax of the item that came next, <float>[P]."""
+        temperature, log_q, reused_from = self.config.temperature, outputs.log_q, outputs.reused_from
         if isinstance(outputs, CataloguePredictions):
-            return losses.sampled_softmax_of_catalogue(*outputs, self.config.temperature)
-        return losses.sampled_softmax(*outputs, self.config.temperature)
+            return losses.sampled_softmax_of_catalogue(*outputs[:4], temperature, log_q=log_q, reused_from=reused_from)
+        return losses.sampled_softmax(
+            *outputs[:5], temperature, chosen=outputs.chosen, log_q=log_q, reused_from=reused_from
+        )
 
     def num_positions(self, batch: Batch) -> tf.Tensor:
         return self.counts(batch)[1]
@@ -148,7 +184,10 @@ class HSTURetrieval(SequenceModel):
         lengths = tf.maximum(batch["item_id"].row_lengths() - 1, 0)
         splits = tf.concat([[0], tf.cumsum(lengths)], axis=0)
         blocks = tf.add_n([block.forward_flops(splits, self.config.dim) for block in self.blocks])
-        scores = tf.cast(splits[-1] * (1 + self.config.num_negatives), tf.float64)
+        computed = self.config.num_negatives
+        if self.config.sharing == "negatives":
+            computed *= self.config.expansion
+        scores = tf.cast(splits[-1] * (1 + computed), tf.float64)
         return blocks + scores * 2 * self.config.dim
 
     def _encode_all_but_last(
@@ -175,14 +214,25 @@ class HSTURetrieval(SequenceModel):
         return x
 
     def _negatives(self, num_positions: tf.Tensor) -> tf.Tensor:
-        """Places in the catalogue, <int32>[P, n], or [n] when shared."""
+        """Drawn by the sampler, <int32>[P, n], or [n] when shared."""
         number = self.config.num_negatives
         shape = [number] if self.config.share_negatives else tf.stack([num_positions, number])
-        # Two words of seed: one for the run and the rank, one for the step and its micro-batch. Shared negatives are
-        # those of the whole batch.
-        draw = self.step if self.config.share_negatives else self.step + (self.micro_batch.number << 40)
-        seed = tf.stack([tf.constant(self._seed * 65536 + self._rank, tf.int64), draw])
-        return tf.random.stateless_uniform(shape, seed, maxval=tf.size(self.catalogue), dtype=tf.int32)
+        return self._sampler.draw(shape, self._seed_of(shared=self.config.share_negatives), num_positions)
+
+    def _shared(self, num_positions: tf.Tensor) -> tuple[tf.Tensor | None, tf.Tensor | None]:
+        """Positions whose negatives, and whose logits, each position takes beside its own: <int32>[P, (k-1) n]."""
+        config = self.config
+        if config.expansion == 1:
+            return None, None
+        # A seed that no draw of negatives has: its words are negative.
+        seed = -1 - 2 * self._seed_of(shared=False)
+        source = other_positions(num_positions, (config.expansion - 1) * config.num_negatives, seed)
+        return (source, None) if config.sharing == "negatives" else (None, source)
+
+    def _seed_of(self, shared: bool) -> tf.Tensor:
+        """Two words: one for the run and the rank, one for the step and, unless shared by all of it, micro-batch."""
+        draw = self.step if shared else self.step + (self.micro_batch.number << 40)
+        return tf.stack([tf.constant(self._seed * 65536 + self._rank, tf.int64), draw])
 
     def _places(self, ids: tf.Tensor) -> tf.Tensor:
         """Where the catalogue, which ascends, holds each id."""
@@ -201,4 +251,4 @@ def _after_first(rows: tf.RaggedTensor) -> tf.RaggedTensor:
 
 def normalized(vectors: tf.Tensor) -> tf.Tensor:
     """vectors / max(length, 1e-6), over the last axis; the rule of losses.sampled_softmax."""
-    return vectors / tf.maximum(tf.norm(vectors, axis=-1, keepdims=True), losses.NORM_FLOOR)
+    return vectors / tf.maximum(tf.norm(vectors, axis=-1, keepdims=True), NORM_FLOOR)

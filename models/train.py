@@ -52,9 +52,9 @@ def run(experiment: Experiment, folder: pathlib.Path, output: pathlib.Path, resu
     if not steps:
         raise ValueError(f"{folder / 'train'} holds no rows to train on.")
 
-    item_ids, _ = read_items(folder)
+    item_ids, popularity = read_items(folder)
     embedding = make_embedding(experiment)
-    model = make_model(experiment, embedding, item_ids)
+    model = make_model(experiment, embedding, item_ids, popularity)
     optimizer = keras.optimizers.legacy.Adam(train.learning_rate, beta_2=train.beta_2, epsilon=train.epsilon)
     model.compile(optimizer=fr.collectives.distributed_optimizer(optimizer))
     model(_no_rows(data))  # makes the weights, for the broadcast and the restore

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from tf_fusedrec import collectives
 from tf_fusedrec._tf_compat import tf
+from tf_fusedrec.negatives import reuse
+from tf_fusedrec.similarities import chosen_products, inverse_length, segmented_products
 
 COLLISION_LOGIT = -5e4  # a negative that is the positive itself; finite, as in the public HSTU experiments
-_BLOCK_ROWS = 512  # of a catalogue of thousands: a few MB, about the cache of a core
-NORM_FLOOR = 1e-6  # smallest length that L2 normalisation divides by, as there
 
 
 def global_mean(values: tf.Tensor, weights: tf.Tensor | None = None, *, name: str) -> tf.Tensor:
@@ -84,65 +84,86 @@ def sampled_softmax(
     positive_ids: tf.Tensor,
     negative_ids: tf.Tensor,
     temperature: float,
+    *,
+    chosen: tf.Tensor | None = None,
     normalize: bool = True,
+    log_q: tuple[tf.Tensor, tf.Tensor] | None = None,
+    reused_from: tf.Tensor | None = None,
 ) -> tf.Tensor:
     """-log softmax of the positive among itself and the sampled negatives, per position.
 
     logit = similarity / temperature; the similarity is the dot product, of L2-normalised vectors if
     `normalize`. A negative whose id equals the position's positive id gets the logit -5e4: it takes
-    no part. There is no correction for the sampling distribution.
+    no part. The [T, n, D] array of every position's negatives is never made.
 
     Args:
       query: <float>[T, D].
       positive: <float>[T, D], embedding of the item that came next.
-      negatives: <float>[T, n, D], own negatives of each position; or <float>[n, D], shared by all
-        positions (one [T, D] x [D, n] product, and n rows to look up instead of T * n).
+      negatives: <float>[U, D], rows that may be negatives; 16-bit rows are widened a segment at a time.
       positive_ids: <int>[T].
-      negative_ids: <int>[T, n] or <int>[n], to match negatives.
+      negative_ids: <int>[U], one for each row of negatives.
       temperature: > 0; the public experiments use 0.05 with normalised vectors.
+      chosen: <int>[T, n], the negatives of each position as rows of `negatives`; or None: all U for every
+        position (one [T, D] x [D, U] product).
       normalize: divide all vectors by max(their length, 1e-6).
+      log_q: None, or log sampling probabilities of positives <float>[T] and of rows of negatives <float>[U], up to
+        one constant: they are subtracted from the logits, of positives too (logQ correction: Yi et al., RecSys 2019).
+      reused_from: None, or <int>[T, m], other positions, whose negative logits this one reuses: see
+        negatives.reuse. Needs `chosen`.
 
     Returns:
       nll: <float>[T], float32 or wider. Reduce it with `global_mean`.
 
     Raises:
-      ValueError: temperature is not positive; negatives is not of rank 2 or 3; negative_ids has
-        another rank than negatives without its last axis.
+      ValueError: temperature is not positive; negatives is not of rank 2, or negative_ids not of rank 1; reused_from
+        without chosen.
 
-    Source: the public HSTU experiments (Zhai et al., ICML 2024), their sampled softmax loss.
+    Source: the public HSTU experiments (Zhai et al., ICML 2024), their sampled softmax loss; TurboGR, section 4.3.
     """
-    if temperature <= 0:
-        raise ValueError(f"temperature must be > 0, got {temperature}.")
-    if negatives.shape.rank not in (2, 3):
-        raise ValueError(f"negatives must be [T, n, D] or [n, D], got shape {negatives.shape}.")
-    if negative_ids.shape.rank != negatives.shape.rank - 1:
+    _check_temperature(temperature)
+    if negatives.shape.rank != 2 or negative_ids.shape.rank != 1:
         raise ValueError(
-            f"negative_ids must name every row of negatives {negatives.shape}, got shape {negative_ids.shape}."
+            f"negatives must be [U, D] and negative_ids [U], got {negatives.shape} and {negative_ids.shape}. "
+            "Say with `chosen` which rows are the negatives of which position."
         )
-    query, positive, negatives = (_at_least_float32(vectors) for vectors in (query, positive, negatives))
+    if reused_from is not None and chosen is None:
+        raise ValueError("reused_from needs chosen: without it every position has all negatives already.")
+    query, positive = _at_least_float32(query), _at_least_float32(positive)
     if normalize:
-        query, positive = query * _inverse_length(query), positive * _inverse_length(positive)
-    similarity = tf.reduce_sum(query * positive, axis=-1, keepdims=True)
-    if negatives.shape.rank == 2:
-        others = tf.matmul(query, negatives, transpose_b=True)
+        query, positive = query * inverse_length(query), positive * inverse_length(positive)
+    own = tf.reduce_sum(query * positive, axis=-1, keepdims=True)
+    if chosen is not None:
+        others = segmented_products(query, negatives, chosen, normalize)
     else:
-        others = tf.linalg.matvec(negatives, query)
-    if normalize:
-        # Dividing the products avoids a normalised copy of the largest array, negatives.
-        others *= tf.squeeze(_inverse_length(negatives), -1)
-    collides = tf.cast(negative_ids, tf.int64) == tf.cast(positive_ids, tf.int64)[:, tf.newaxis]
-    others = tf.where(collides, tf.constant(COLLISION_LOGIT, others.dtype), others / temperature)
-    positive_logit = similarity / temperature
-    return tf.reduce_logsumexp(tf.concat([positive_logit, others], axis=1), axis=1) - positive_logit[:, 0]
+        negatives = _at_least_float32(negatives)
+        others = tf.matmul(query, negatives * inverse_length(negatives) if normalize else negatives, transpose_b=True)
+
+    def of_negatives(values: tf.Tensor) -> tf.Tensor:
+        return values[tf.newaxis] if chosen is None else tf.gather(values, chosen)
+
+    own, others = own / temperature, others / temperature
+    if log_q is not None:
+        own -= tf.cast(log_q[0], own.dtype)[:, tf.newaxis]
+        others -= tf.cast(of_negatives(log_q[1]), own.dtype)
+    return _nll(
+        own, others, tf.cast(positive_ids, tf.int64), tf.cast(of_negatives(negative_ids), tf.int64), reused_from
+    )
 
 
 def sampled_softmax_of_catalogue(
-    query: tf.Tensor, items: tf.Tensor, positives: tf.Tensor, negatives: tf.Tensor, temperature: float
+    query: tf.Tensor,
+    items: tf.Tensor,
+    positives: tf.Tensor,
+    negatives: tf.Tensor,
+    temperature: float,
+    *,
+    log_q: tf.Tensor | None = None,
+    reused_from: tf.Tensor | None = None,
 ) -> tf.Tensor:
     """`sampled_softmax` of normalised vectors, own negatives, for a catalogue whose rows are all at hand.
 
-    The same value without the [P, n, D] array of negatives: chosen entries of a blocked query x items product, and
-    sparse products backward. Quicker where P * n is far more than the items of the catalogue.
+    The same value from chosen entries of a blocked query x items product, and sparse products backward. Quicker where
+    P * n is far more than the items of the catalogue.
 
     Args:
       query: <float>[P, D].
@@ -150,6 +171,8 @@ def sampled_softmax_of_catalogue(
       positives: <int>[P], the item that came next, as a row of `items`.
       negatives: <int>[P, n], as rows of `items`; one that equals the positive takes no part.
       temperature: > 0.
+      log_q: None, or <float>[I], of every item; see sampled_softmax.
+      reused_from: None, or <int>[P, m]; see sampled_softmax.
 
     Returns:
       nll: <float>[P], float32 or wider. Reduce it with `global_mean`.
@@ -157,51 +180,34 @@ def sampled_softmax_of_catalogue(
     Raises:
       ValueError: temperature is not positive.
     """
+    _check_temperature(temperature)
+    query, items = (_at_least_float32(vectors) for vectors in (query, items))
+    positives, negatives = tf.cast(positives, tf.int64), tf.cast(negatives, tf.int64)
+    chosen = tf.concat([positives[:, tf.newaxis], negatives], axis=1)
+    logits = chosen_products(query * inverse_length(query), items * inverse_length(items), chosen) / temperature
+    if log_q is not None:
+        logits -= tf.cast(tf.gather(log_q, chosen), logits.dtype)
+    return _nll(logits[:, :1], logits[:, 1:], positives, negatives, reused_from)
+
+
+def _nll(
+    own: tf.Tensor, others: tf.Tensor, positives: tf.Tensor, negatives: tf.Tensor, reused_from: tf.Tensor | None
+) -> tf.Tensor:
+    """-log softmax of own <float>[T, 1] among itself and others <float>[T, n]; ids <int64>[T] and [T, n] or [1, n]."""
+    collision = tf.constant(COLLISION_LOGIT, others.dtype)
+    others = tf.where(negatives == positives[:, tf.newaxis], collision, others)
+    if reused_from is not None:
+        # What collided over there takes no part here either, nor does what is the positive here.
+        more = reuse(others, reused_from)
+        out = reuse(negatives, reused_from) == positives[:, tf.newaxis]
+        out |= reused_from == tf.range(tf.shape(reused_from)[0], dtype=reused_from.dtype)[:, tf.newaxis]
+        others = tf.concat([others, tf.where(out, collision, more)], axis=1)
+    return tf.reduce_logsumexp(tf.concat([own, others], axis=1), axis=1) - own[:, 0]
+
+
+def _check_temperature(temperature: float) -> None:
     if temperature <= 0:
         raise ValueError(f"temperature must be > 0, got {temperature}.")
-    query, items = (_at_least_float32(vectors) for vectors in (query, items))
-    positives = tf.cast(positives, tf.int64)[:, tf.newaxis]
-    negatives = tf.cast(negatives, tf.int64)
-    chosen = tf.concat([positives, negatives], axis=1)
-    logits = chosen_products(query * _inverse_length(query), items * _inverse_length(items), chosen) / temperature
-    others = tf.where(negatives == positives, tf.constant(COLLISION_LOGIT, logits.dtype), logits[:, 1:])
-    return tf.reduce_logsumexp(tf.concat([logits[:, :1], others], axis=1), axis=1) - logits[:, 0]
-
-
-@tf.custom_gradient
-def chosen_products(left: tf.Tensor, right: tf.Tensor, chosen: tf.Tensor):
-    """left[p] . right[chosen[p, c]]: <float>[P, D], <float>[I, D], <int64>[P, C] -> <float>[P, C]; dense gradients.
-
-    Forward: blocks of left x right stay in the cache while their entries are picked; gathering C rows for every p
-    would move D times as much memory. Backward: the gradient is sparse in [P, I], and so are the two products.
-    """
-
-    def gradient(upstream):
-        shape = tf.shape(chosen, tf.int64)
-        rows = tf.repeat(tf.range(shape[0]), shape[1])
-        sparse = {
-            "a_indices": tf.stack([rows, tf.reshape(chosen, [-1])], axis=1),
-            "a_values": tf.reshape(upstream, [-1]),
-            "a_shape": tf.stack([shape[0], tf.shape(right, tf.int64)[0]]),
-        }
-        d_left = tf.raw_ops.SparseTensorDenseMatMul(**sparse, b=right)
-        return d_left, tf.raw_ops.SparseTensorDenseMatMul(**sparse, b=left, adjoint_a=True), None
-
-    blocks = tf.maximum(-(-tf.shape(left)[0] // _BLOCK_ROWS), 1)  # a TensorArray of nothing cannot be joined
-    picked = tf.TensorArray(left.dtype, blocks, infer_shape=False, element_shape=[None, chosen.shape[1]])
-
-    def pick(block, picked):
-        rows = slice(block * _BLOCK_ROWS, (block + 1) * _BLOCK_ROWS)
-        products = tf.matmul(left[rows], right, transpose_b=True)
-        return block + 1, picked.write(block, tf.gather(products, chosen[rows], batch_dims=1))
-
-    _, picked = tf.while_loop(lambda block, _: block < blocks, pick, [0, picked], parallel_iterations=1)
-    return tf.ensure_shape(picked.concat(), chosen.shape), gradient
-
-
-def _inverse_length(vectors: tf.Tensor) -> tf.Tensor:
-    """1 / max(|v|, floor) over the last axis, kept; its gradient at v = 0 is 0."""
-    return tf.math.rsqrt(tf.maximum(tf.reduce_sum(tf.square(vectors), axis=-1, keepdims=True), NORM_FLOOR**2))
 
 
 def _at_least_float32(tensor: tf.Tensor) -> tf.Tensor:

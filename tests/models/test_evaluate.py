@@ -43,7 +43,7 @@ def test_ranking_baseline_is_the_smoothed_rate_of_the_item(tmp_path):
         item_ids=np.array([1, 2, 4, 7]), train_items=np.array([1, 4, 1, 7]),
     )  # fmt: skip
     experiment = from_dict(job.RANKING)
-    model = make_model(experiment, make_embedding(experiment), np.arange(1))
+    model = make_model(experiment, make_embedding(experiment), np.arange(1), np.ones(1, np.int64))
     results = evaluate(experiment, model, tmp_path / "data")
     mean = 2 / 4
     rate = {
@@ -76,7 +76,7 @@ def test_retrieval_baseline_ranks_by_popularity_without_what_was_seen(tmp_path):
         test=Rows(test, 2), item_ids=np.array([1, 2, 3, 4]), train_items=np.array([1, 1, 1, 2, 2, 3]),
     )  # fmt: skip
     experiment = from_dict({**job.RETRIEVAL, "evaluate": {"cutoffs": [1, 3]}})
-    model = make_model(experiment, make_embedding(experiment), np.array([1, 2, 3, 4]))
+    model = make_model(experiment, make_embedding(experiment), np.array([1, 2, 3, 4]), np.ones(4, np.int64))
     results = evaluate(experiment, model, tmp_path / "data")
     # User 1 has seen 1 and 2: 3 is first. User 2 has seen 3: 4 comes behind 1 and 2.
     assert results["baseline_mrr"] == pytest.approx((1 + 1 / 3) / 2)

@@ -20,7 +20,7 @@ def trained(fields, batch):
     """A model after one step, and its experiment."""
     experiment = from_dict(fields)
     keras.utils.set_random_seed(3)
-    model = make_model(experiment, make_embedding(experiment), ITEMS)
+    model = make_model(experiment, make_embedding(experiment), ITEMS, np.ones(len(ITEMS), np.int64))
     model.compile(keras.optimizers.legacy.Adam(0.1))
     model.fit(tf.data.Dataset.from_tensors(batch), verbose=0)
     return experiment, model

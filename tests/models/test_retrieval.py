@@ -25,7 +25,8 @@ def test_every_position_predicts_the_next_item():
     items = batch["item_id"].to_list()
     assert out.positive_ids.numpy().tolist() == [*items[0][1:], *items[3][1:]]
     assert out.query.shape == out.positive.shape == [5, 8]
-    assert out.negatives.shape == [5, 5, 8]
+    assert out.chosen.shape == [5, 5]
+    assert out.negatives.shape == [len(np.unique(out.negative_ids)), 8]  # each item once
 
 
 @pytest.mark.parametrize("share", [False, True])
@@ -40,10 +41,10 @@ def test_loss_is_the_sampled_softmax_of_normalised_vectors(share):
             for vector in (
                 out.query[position].numpy(),
                 out.positive[position].numpy(),
-                *(out.negatives if share else out.negatives[position]).numpy(),
+                *(out.negatives.numpy() if share else out.negatives.numpy()[out.chosen[position]]),
             )
         ]
-        ids = (out.negative_ids if share else out.negative_ids[position]).numpy()
+        ids = out.negative_ids.numpy() if share else out.negative_ids.numpy()[out.chosen[position]]
         scores = [unit[0] @ other / 0.05 for other in unit[1:]]
         kept = [scores[0]] + [score for score, item in zip(scores[1:], ids) if item != out.positive_ids[position]]
         expected.append(np.log(np.sum(np.exp(kept))) - scores[0])
@@ -52,10 +53,21 @@ def test_loss_is_the_sampled_softmax_of_normalised_vectors(share):
     assert loss == pytest.approx(np.mean(expected), rel=1e-4)
 
 
-def test_the_whole_catalogue_gives_the_loss_and_the_gradients_of_gathered_negatives():
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"sampling": "frequency", "log_q": True},
+        {"sampling": "in_batch", "log_q": True},
+        {"expansion": 3},
+        {"expansion": 2, "sharing": "logits", "sampling": "in_batch"},
+    ],
+)
+def test_the_whole_catalogue_gives_the_loss_and_the_gradients_of_gathered_negatives(fields):
     batch, results = retrieval_batch([6, 1, 0, 9], seed=3), []
     for whole in (False, True):
-        model = make_model(RetrievalConfig(**{**vars(CONFIG), "whole_catalogue": whole}))
+        config = RetrievalConfig(**{**vars(CONFIG), "whole_catalogue": whole, **fields})
+        model = make_model(config, popularity=np.arange(59))
         model(batch)
         with tf.GradientTape() as tape:
             loss = tf.reduce_mean(model.position_losses(batch, model(batch)))
@@ -66,6 +78,27 @@ def test_the_whole_catalogue_gives_the_loss_and_the_gradients_of_gathered_negati
     for gathered, whole in zip(*results):
         # float32: scores reach 20, and the two sum in another order.
         np.testing.assert_allclose(whole, gathered, rtol=1e-4, atol=1e-5)
+
+
+def test_in_batch_negatives_are_the_positives_of_the_batch_and_need_no_lookup():
+    config = RetrievalConfig(**{**vars(CONFIG), "sampling": "in_batch"})
+    model = HSTURetrieval(config, PlainEmbedding({"item_id": "item"}, config.dim), CATALOGUE)
+    out = model(retrieval_batch([6, 2], seed=3))
+    assert out.negatives is out.positive and out.negative_ids is out.positive_ids
+    assert out.chosen.shape == [6, 5] and out.chosen.numpy().max() < 6
+
+
+def test_expansion_takes_negatives_of_other_positions_or_their_logits():
+    batch = retrieval_batch([6, 2, 9], seed=3)
+    alone = make_model()(batch)
+    written = make_model(RetrievalConfig(**{**vars(CONFIG), "expansion": 3}))(batch)
+    np.testing.assert_array_equal(written.chosen[:, :5], alone.chosen)
+    assert written.chosen.shape == [14, 15] and written.negatives.shape == alone.negatives.shape
+    for column in range(15):  # the same negatives, each shared twice
+        assert sorted(written.chosen[:, column].numpy()) == sorted(alone.chosen[:, column % 5].numpy())
+    reused = make_model(RetrievalConfig(**{**vars(CONFIG), "expansion": 3, "sharing": "logits"}))(batch)
+    np.testing.assert_array_equal(reused.chosen, alone.chosen)
+    assert reused.reused_from.shape == [14, 10]
 
 
 def test_items_that_the_catalogue_lacks_are_refused():
@@ -102,7 +135,8 @@ def test_negatives_are_a_function_of_seed_step_and_rank():
     def negatives(step=3, **arguments):
         model = make_model(**arguments)
         model.step.assign(step)
-        return model(batch).negative_ids.numpy()
+        out = model(batch)
+        return out.negative_ids.numpy()[out.chosen]
 
     first = negatives(seed=1, rank=0)
     assert np.isin(first, CATALOGUE).all()

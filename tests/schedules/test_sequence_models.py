@@ -49,7 +49,7 @@ def _make(fields, accumulate_steps=1):
     config = make_embedding(experiment).get_config()
     embedding = fr.FusedEmbedding.from_config({**config, "accumulate_steps": accumulate_steps})
     keras.utils.set_random_seed(3)
-    return make_model(experiment, embedding, np.arange(1, 60)), embedding
+    return make_model(experiment, embedding, np.arange(1, 60), np.ones(59, np.int64)), embedding
 
 
 def _of_any_size(batch):

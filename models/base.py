@@ -60,7 +60,8 @@ class SequenceModel(PipelinedModel, abc.ABC):
         return [self._loss, self._samples, self._tokens, self._gflops]
 
     def train_step(self, data: Batch) -> dict[str, tf.Tensor]:
-        self.step.assign_add(1)
+        with tf.control_dependencies(tf.nest.flatten(data, expand_composites=True)):  # not without data
+            self.step.assign_add(1)
         return super().train_step(data)
 
     def compute_loss(self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None) -> tf.Tensor:

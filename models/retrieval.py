@@ -231,7 +231,8 @@ class HSTURetrieval(SequenceModel):
 
     def _seed_of(self, shared: bool) -> tf.Tensor:
         """Two words: one for the run and the rank, one for the step and, unless shared by all of it, micro-batch."""
-        draw = self.step if shared else self.step + (self.micro_batch.number << 40)
+        step = self.step + self.steps_ahead
+        draw = step if shared else step + (self.micro_batch.number << 40)
         return tf.stack([tf.constant(self._seed * 65536 + self._rank, tf.int64), draw])
 
     def _places(self, ids: tf.Tensor) -> tf.Tensor:

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Optional
 
 import numpy as np
 
@@ -14,9 +14,17 @@ from tf_fusedrec import collectives, features
 from tf_fusedrec._tf_compat import keras, tf
 from tf_fusedrec.config import FeatureConfig, TableConfig
 from tf_fusedrec.grouping import Group, group_tables
-from tf_fusedrec.lookup import GroupLookup, WaitingGradients, gradient_scale
+from tf_fusedrec.lookup import Context, GroupLookup, WaitingGradients, gradient_scale
 from tf_fusedrec.tables import ExternalTable, NativeTable, TfraTable
 from tf_fusedrec.tables.state import TableState
+
+
+class Reached(BaseException):
+    """A call came to a FusedEmbedding that interrupts it. No Exception: Keras makes new ones of those."""
+
+
+# Of one call, by group: rows and their context, or None.
+Answer = Sequence[Optional[tuple[tf.Tensor, Context]]]
 
 
 @keras.saving.register_keras_serializable("tf_fusedrec")
@@ -117,6 +125,8 @@ class FusedEmbedding(keras.layers.Layer):
         self._table_state = TableState(name, [lookup.table for lookup in self.lookups], collectives.size())
         self._calls = _Untracked(weakref.WeakKeyDictionary())
         self._deferral = _Untracked(None)  # or where gradients wait, and the gate of the rows
+        self._interrupts = _Untracked(False)
+        self._answers = _Untracked(None)  # or what the coming calls are answered, first call first
         self.built = True
 
     def _table(self, name: str, group: Group) -> NativeTable | TfraTable | ExternalTable:
@@ -154,17 +164,20 @@ class FusedEmbedding(keras.layers.Layer):
     def call(
         self, inputs: Mapping[str, Any], weights: Mapping[str, Any] | None = None, training: bool | None = None
     ) -> dict[str, Any]:
+        if self._interrupts.value:
+            raise Reached(inputs, weights)
         return self._lookup(inputs, weights or {}, self.trainable and training is not False and training != 0)
 
     # Nothing in here needs AutoGraph, and converting it would cost seconds per trace.
     @tf.autograph.experimental.do_not_convert
     def _lookup(self, inputs: Mapping[str, Any], weights: Mapping[str, Any], training: bool) -> dict[str, Any]:
-        flat = self._flatten(inputs, weights)
-        call = self._next_call()
+        grouped = self.grouped(inputs, weights)
+        call = self.next_call()
+        answer = self._next_answer(grouped) if training else None
         outputs: dict[str, Any] = {}
-        for lookup, mine in self._by_group(flat):
+        for i, (lookup, mine) in enumerate(grouped):
             trains = training and not lookup.group.external
-            outputs.update(self._rows_of_group(lookup, mine, call, trains))
+            outputs.update(self._rows_of_group(lookup, mine, call, trains, answer[i] if answer else None))
         return {name: outputs[name] for name in inputs}
 
     def prefetch(self, inputs: Mapping[str, Any]) -> None:
@@ -179,9 +192,8 @@ class FusedEmbedding(keras.layers.Layer):
         Raises:
           As a call.
         """
-        flat = self._flatten(inputs, {})
-        call = self._next_call()
-        for lookup, mine in self._by_group(flat):
+        call = self.next_call()
+        for lookup, mine in self.grouped(inputs, {}):
             lookup.prefetch(mine, call=call)
 
     @contextlib.contextmanager
@@ -215,16 +227,66 @@ class FusedEmbedding(keras.layers.Layer):
                     f"Remedy: FusedEmbedding(lookups_per_update={lookups})."
                 )
 
-    def _by_group(
-        self, flat: Mapping[str, features.FlatFeature]
-    ) -> Iterator[tuple[GroupLookup, list[features.FlatFeature]]]:
-        for lookup in self._holder.value:
-            mine = [flat[f.name] for f in lookup.group.features if f.name in flat]
-            if mine:
-                yield lookup, mine
+    @contextlib.contextmanager
+    def interrupting(self) -> Iterator[None]:
+        """For schedules: a training call inside raises Reached(inputs, weights) and does nothing else."""
+        self._interrupts.value = True
+        try:
+            yield
+        finally:
+            self._interrupts.value = False
+
+    @contextlib.contextmanager
+    def answering(self, answers: Sequence[Answer]) -> Iterator[None]:
+        """For schedules: training calls inside look nothing up; they take rows that are there, and train them.
+
+        Args:
+          answers: of the calls in their order, each as `grouped` gives their groups: the rows [G, D] of `bring` and
+            their context, or None for a group that is looked up as ever.
+
+        Raises:
+          ValueError: another number of training calls came, or one of other features. At run time
+            InvalidArgumentError: one with another number of ids.
+        """
+        waiting = self._answers.value = list(answers)
+        try:
+            yield
+        finally:
+            self._answers.value = None
+        if waiting:
+            raise ValueError(
+                f"{len(waiting)} of {len(answers)} lookups of {self.name!r} that were made ahead had no training call "
+                "to answer. Remedy: embedding_inputs of the model must give the calls that a training step makes."
+            )
+
+    def _next_answer(self, grouped: Sequence[tuple[GroupLookup, list[features.FlatFeature]]]) -> Answer | None:
+        answers = self._answers.value
+        if answers is None:
+            return None
+        if not answers or len(answers[0]) != len(grouped):
+            raise ValueError(
+                f"{self.name!r} was called with other features, or more often in a training step, than was looked up "
+                "ahead. Remedy: embedding_inputs of the model must give the calls that a training step makes."
+            )
+        return answers.pop(0)
+
+    def grouped(
+        self, inputs: Mapping[str, Any], weights: Mapping[str, Any]
+    ) -> list[tuple[GroupLookup, list[features.FlatFeature]]]:
+        """Checks inputs of a call and sorts them by group: all groups that have features among them, in one order."""
+        flat = self._flatten(inputs, weights)
+        parts = [
+            (lookup, [flat[f.name] for f in lookup.group.features if f.name in flat]) for lookup in self._holder.value
+        ]
+        return [(lookup, mine) for lookup, mine in parts if mine]
 
     def _rows_of_group(
-        self, lookup: GroupLookup, mine: list[features.FlatFeature], call: int, training: bool
+        self,
+        lookup: GroupLookup,
+        mine: list[features.FlatFeature],
+        call: int,
+        training: bool,
+        answer: tuple[tf.Tensor, Context] | None,
     ) -> dict[str, Any]:
         counts = None
         deferral = self._deferral.value
@@ -232,7 +294,20 @@ class FusedEmbedding(keras.layers.Layer):
         @tf.custom_gradient
         def forward(anchor: tf.Tensor):
             nonlocal counts
-            rows, counts, context = lookup.lookup(mine, call=call, training=training)
+            if answer is None:
+                rows, counts, context = lookup.lookup(mine, call=call, training=training)
+            else:
+                rows, context = answer
+                fused = context.routed.fused
+                counts = fused.feature_bags
+                same = tf.debugging.assert_equal(
+                    tf.add_n([tf.size(feature.ids) for feature in mine]),
+                    tf.size(fused.ids),
+                    f"{self.name!r} was called with other ids in a training step than were looked up ahead. Remedy: "
+                    "embedding_inputs of the model must give the calls that a training step makes.",
+                )
+                with tf.control_dependencies([same] if same is not None else []):
+                    rows = tf.identity(rows)
             if deferral is not None and deferral[1] is not None:
                 with tf.control_dependencies([deferral[1]]):
                     rows = tf.identity(rows)
@@ -264,8 +339,8 @@ class FusedEmbedding(keras.layers.Layer):
                 raise ValueError(f"{what} of {self.name!r} hold unknown features {unknown}. Known features: {known}.")
         return {name: features.flatten(self._features[name], ids, weights.get(name)) for name, ids in inputs.items()}
 
-    def _next_call(self) -> int:
-        """Number of this call in its graph; eager calls run one after another and may share the number 0."""
+    def next_call(self) -> int:
+        """Number of a call in its graph; eager calls run one after another and may share the number 0."""
         if tf.executing_eagerly():
             return 0
         graph = tf.compat.v1.get_default_graph()

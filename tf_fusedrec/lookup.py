@@ -22,12 +22,20 @@ from tf_fusedrec.tables import ExternalTable, NativeTable, TfraTable
 Table = Union[NativeTable, TfraTable, ExternalTable]
 
 
-class Context(NamedTuple):
-    """What a forward pass leaves for its backward pass."""
+class Routed(NamedTuple):
+    """Ids of one lookup where their owners are, and the way back."""
 
-    route: exchange.Route | None  # None: ids, rows and gradients stayed where they were
     fused: ops.FusedIds
-    found: Any  # the table's: what its apply_gradients needs
+    route: exchange.Route | None  # None: ids, rows and gradients stay where they are
+    message: tf.Tensor  # <int64>[V + R * S], ids that this rank owns: blocks [counts[S] | ids] by source
+    message_splits: tf.Tensor  # <int32>[R], entries of each block
+
+
+class Context(NamedTuple):
+    """What a forward pass leaves for its backward pass. All leaves but names are tensors: it may wait for a step."""
+
+    routed: Routed
+    found: Any  # the table's: rows, and what its apply_gradients needs
     ticket: tf.Tensor  # <int64>[], number of updates that the table had seen
 
 
@@ -46,7 +54,7 @@ class GroupLookup:
     def lookup(
         self, features: Sequence[FlatFeature], *, call: int, training: bool
     ) -> tuple[tf.Tensor, tf.Tensor, Context]:
-        """Brings the rows of features, which must be in the group's order.
+        """Brings the rows of features, which must be in the group's order: `route`, `fetch` and `bring` in one.
 
         Args:
           features: of this group.
@@ -57,17 +65,30 @@ class GroupLookup:
           rows [G, D] of all features, pooled where a feature is, their number by feature <int64>[F], and the context
           for apply_gradients.
         """
-        ticket = self._updates.read_value()
+        context = self.fetch(self.route(features, call=call), training=training)
+        return self.bring(context), context.routed.fused.feature_bags, context
+
+    def route(self, features: Sequence[FlatFeature], *, call: int) -> Routed:
+        """First stage: ids travel to their owners. Reads no table. Args as those of `lookup`."""
         fused = self._fuse(features)
         if self._stays_here(features):
-            found = self.table.lookup(*exchange.own_message(fused.ids, fused.segment_splits), training=training)
-            rows = found.rows[: tf.size(fused.ids)]
-            return rows, fused.feature_bags, Context(None, fused, found, ticket)
+            return Routed(fused, None, *exchange.own_message(fused.ids, fused.segment_splits))
         route = self._route(fused, str(call))
-        found = self.table.lookup(route.message, route.message_splits, training=training)
-        arrived = exchange.bring_rows(route, found.rows)
-        rows = ops.pooled_recover(arrived, route.index, fused.bag_splits, fused.bag_scale)
-        return rows, fused.feature_bags, Context(route, fused, found, ticket)
+        return Routed(fused, route, route.message, route.message_splits)
+
+    def fetch(self, routed: Routed, *, training: bool) -> Context:
+        """Second stage, at the owner: rows as they are now. No collective."""
+        ticket = self._updates.read_value()
+        found = self.table.lookup(routed.message, routed.message_splits, training=training)
+        return Context(routed, found, ticket)
+
+    def bring(self, context: Context) -> tf.Tensor:
+        """Third stage: rows travel to who asked: [G, D] of all features, pooled where a feature is."""
+        fused, route = context.routed.fused, context.routed.route
+        if route is None:
+            return context.found.rows[: tf.size(fused.ids)]
+        arrived = exchange.bring_rows(route, context.found.rows)
+        return ops.pooled_recover(arrived, route.index, fused.bag_splits, fused.bag_scale)
 
     def prefetch(self, features: Sequence[FlatFeature], *, call: int) -> None:
         """Tells the owners of the ids of features which rows a coming lookup will want. Changes nothing.
@@ -104,14 +125,37 @@ class GroupLookup:
         )
 
     def apply_gradients(self, context: Context, grads: tf.Tensor) -> None:
-        """Takes gradients [G, D] of `lookup`'s rows to their owners and trains the table.
+        """Takes gradients [G, D] of `lookup`'s rows to their owners and trains the table: two stages in one.
 
         Raises:
-          InvalidArgumentError: the table was updated after the context's lookup (the layer was called twice in one
-            training step, or one tape gave two gradients).
+          As `apply_returned`.
         """
-        arrived = self._return(context, grads)
-        with tf.control_dependencies(self._not_updated_since(context)):
+        self.apply_returned(context, self.return_gradients(context, grads))
+
+    def return_gradients(self, context: Context, grads: tf.Tensor) -> tf.Tensor:
+        """Fourth stage: gradients of the rows that this rank owns, [>= V, D] in the order in which the ids arrived."""
+        fused, route = context.routed.fused, context.routed.route
+        if route is None:
+            return grads
+        bags = (fused.bag_splits, fused.bag_scale)
+        summed = ops.pooled_recover_grad(grads, route.index, *bags, route.num_unique, pad=True)
+        return exchange.return_gradients(route, summed)
+
+    def apply_returned(self, context: Context, arrived: tf.Tensor, *, staleness: int = 0) -> None:
+        """Fifth stage, at the owner: trains the table. No collective.
+
+        Args:
+          context: of `fetch`.
+          arrived: of `return_gradients`.
+          staleness: updates that the schedule makes between `fetch` and here, at most. Rows must stay where they are
+            meanwhile: FusedEmbedding(lookups_per_update) above it.
+
+        Raises:
+          InvalidArgumentError: the table was updated more often after the context's fetch (the layer was called twice
+            in one training step, or one tape gave two gradients).
+        """
+        # What counts waits for gradients: a step that finds no data any more counts nothing.
+        with tf.control_dependencies([*self._not_updated_since(context, staleness), arrived]):
             self.table.apply_gradients(context.found, arrived, self._gradient_scale)
             self._updates.assign_add(1)
 
@@ -119,25 +163,17 @@ class GroupLookup:
         """As apply_gradients, for several lookups: one update, of the sum of their gradients. Native tables only."""
         assert isinstance(self.table, NativeTable)
         # All are sent before the first is waited for.
-        arrived = [self._return(context, grads) for context, grads in parts]
-        with tf.control_dependencies([check for context, _ in parts for check in self._not_updated_since(context)]):
+        arrived = [self.return_gradients(context, grads) for context, grads in parts]
+        checks = [check for context, _ in parts for check in self._not_updated_since(context, 0)]
+        with tf.control_dependencies([*checks, *arrived]):
             found = [context.found for context, _ in parts]
             self.table.apply_together(list(zip(found, arrived)), self._gradient_scale)
             self._updates.assign_add(1)
 
-    def _return(self, context: Context, grads: tf.Tensor) -> tf.Tensor:
-        """Gradients of the rows that this rank owns, in the order in which the ids arrived."""
-        route, fused = context.route, context.fused
-        if route is None:
-            return grads
-        bags = (fused.bag_splits, fused.bag_scale)
-        summed = ops.pooled_recover_grad(grads, route.index, *bags, route.num_unique, pad=True)
-        return exchange.return_gradients(route, summed)
-
-    def _not_updated_since(self, context: Context) -> list[tf.Operation]:
-        once = tf.debugging.assert_equal(
+    def _not_updated_since(self, context: Context, staleness: int) -> list[tf.Operation]:
+        once = tf.debugging.assert_less_equal(
             self._updates.read_value(),
-            context.ticket,
+            context.ticket + staleness,
             message=(
                 f"FusedEmbedding {self._layer_name!r} was trained twice from lookups of the same step (group "
                 f"{self.group.name}, tables {self.table.names}): the second update would overwrite the first with old "

@@ -93,6 +93,8 @@ class Checkpointer:
         """
         self.wait()
         begin = time.perf_counter()
+        if hasattr(self._model, "drain"):  # a schedule may hold gradients back
+            self._model.drain()
         full = self._full if self._saves % self._full_every else None
         self._saves += 1
         rank = collectives.rank()

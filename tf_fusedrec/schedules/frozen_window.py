@@ -15,6 +15,7 @@ from typing import Any
 from tf_fusedrec._tf_compat import keras, tf
 from tf_fusedrec.embedding import FusedEmbedding
 from tf_fusedrec.lookup import WaitingGradients, apply_waiting
+from tf_fusedrec.schedules.calls import embeddings_of
 from tf_fusedrec.schedules.micro_batch import MicroBatch, cut
 from tf_fusedrec.schedules.schedule import Schedule
 
@@ -84,12 +85,7 @@ class FrozenWindow(Schedule):
         return logs
 
     def _embeddings(self, model: Any) -> list[FusedEmbedding]:
-        found = [module for module in model.submodules if isinstance(module, FusedEmbedding)]
-        if not found:
-            raise ValueError(
-                f"schedule {self} hides the exchanges of a FusedEmbedding, and {model.name!r} has none. "
-                "Remedy: schedule='sync'."
-            )
+        found = embeddings_of(model)
         for embedding in found:
             embedding.check_deferrable(self.micro_batches)
         return found

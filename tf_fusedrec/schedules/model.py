@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from tf_fusedrec import collectives
 from tf_fusedrec._tf_compat import keras, tf
+from tf_fusedrec.schedules.agreement import agreed_data
+from tf_fusedrec.schedules.calls import EmbeddingCall, calls_of_graph, calls_until_first
+from tf_fusedrec.schedules.feed import Feed
 from tf_fusedrec.schedules.frozen_window import FrozenWindow
 from tf_fusedrec.schedules.micro_batch import WHOLE, MicroBatch, num_samples
 from tf_fusedrec.schedules.schedule import Schedule
@@ -61,6 +65,72 @@ class PipelinedModel(keras.Model):
     def train_step(self, data: Any) -> dict[str, tf.Tensor]:
         return self.schedule.train_step(self, data)
 
+    def make_train_function(self, force: bool = False) -> Callable[[Any], dict[str, tf.Tensor]]:
+        """What fit calls with an iterator for every step; loops of one's own may call it as well.
+
+        On several ranks, and under a schedule that looks ahead, batches are read ahead. It raises OutOfRangeError when
+        no rank has data any more.
+        """
+        looks_ahead, at_once = self.schedule.looks_ahead, int(self._steps_per_execution or 1)
+        if looks_ahead and at_once > 1:
+            raise ValueError(
+                f"schedule {self.schedule} reads ahead from step to step, which steps_per_execution {at_once} does not "
+                "allow for. Remedy: compile(steps_per_execution=1)."
+            )
+        if not looks_ahead and (collectives.size() == 1 or at_once > 1):
+            return super().make_train_function(force)
+        if not isinstance(self.train_function, Feed) or force:
+            self.train_function: Any = Feed(self, compiled=not self.run_eagerly)
+        return self.train_function
+
+    def drain(self) -> None:
+        """Ends work of the schedule that must not be left undone when weights or tables are read. Collective.
+
+        Evaluation, predictions, saves, checkpoints and the end of fit do so by themselves. Training may go on.
+        """
+        if isinstance(self.train_function, Feed):
+            self.train_function.drain()
+
+    def fit(self, x: Any = None, y: Any = None, batch_size: int | None = None, *args: Any, **kwargs: Any) -> Any:
+        x = agreed_data(x, batch_size, kwargs.get("steps_per_epoch"))
+        try:
+            history = super().fit(x, y, batch_size, *args, **kwargs)
+            self.drain()
+        finally:
+            if isinstance(self.train_function, Feed):
+                self.train_function.forget()
+        return history
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> Any:
+        self.drain()
+        return super().evaluate(*args, **kwargs)
+
+    def predict(self, *args: Any, **kwargs: Any) -> Any:
+        self.drain()
+        return super().predict(*args, **kwargs)
+
+    def save(self, *args: Any, **kwargs: Any) -> None:
+        self.drain()
+        super().save(*args, **kwargs)
+
+    def save_weights(self, *args: Any, **kwargs: Any) -> None:
+        self.drain()
+        super().save_weights(*args, **kwargs)
+
+    def embedding_inputs(self, x: Any) -> list[EmbeddingCall]:
+        """The lookups that a training step of inputs x makes, in their order: what a schedule does ahead.
+
+        Override it where lookups cannot be told from the model. By itself a functional model is cut where they come; of
+        others the call is run until it gets to the one FusedEmbedding, which it must call once. What comes before must
+        have no effects, and give the same when the batch computes: where the number of the training step matters,
+        `steps_ahead` says how far off it is.
+
+        Raises:
+          ValueError: the lookups cannot be told.
+        """
+        calls = calls_of_graph(self, x) if isinstance(self, FunctionalPipelinedModel) else None
+        return calls_until_first(self, x) if calls is None else calls
+
     def loss_shares(self, pieces: Sequence[Any]) -> tf.Tensor:
         """What part of the batch's loss each micro-batch makes; override where the loss is no mean over samples.
 
@@ -78,15 +148,20 @@ class PipelinedModel(keras.Model):
         """What the model works on now, for a compute_loss or call that wants to know. Whole batches are piece 0."""
         return self.__dict__.get("_micro_batch", WHOLE)
 
+    @property
+    def steps_ahead(self) -> int:
+        """Training steps that will have begun when that of the batch that the model works on has: 0 in this step."""
+        return self.__dict__.get("_steps_ahead", 0)
+
     @contextlib.contextmanager
-    def working_on(self, micro_batch: MicroBatch) -> Iterator[None]:
-        """For schedules: sets `micro_batch` inside."""
+    def working_on(self, micro_batch: MicroBatch, steps_ahead: int = 0) -> Iterator[None]:
+        """For schedules: sets `micro_batch` and `steps_ahead` inside."""
         # Past Keras' __setattr__, which would track the tuple.
-        self.__dict__["_micro_batch"] = micro_batch
+        self.__dict__.update(_micro_batch=micro_batch, _steps_ahead=steps_ahead)
         try:
             yield
         finally:
-            del self.__dict__["_micro_batch"]
+            del self.__dict__["_micro_batch"], self.__dict__["_steps_ahead"]
 
 
 @keras.saving.register_keras_serializable("tf_fusedrec")

@@ -1,0 +1,34 @@
+"""A schedule that routes ids one step ahead and does nothing else: what feed and stages must carry, and no more."""
+
+import dataclasses
+
+from tf_fusedrec import keras
+from tf_fusedrec.schedules import Schedule, stages
+from tf_fusedrec.schedules.micro_batch import WHOLE
+
+
+@dataclasses.dataclass(frozen=True)
+class RouteAhead(Schedule):
+    looks_ahead = True
+
+    def train_step(self, model, data):
+        return keras.Model.train_step(model, data)
+
+    def get_config(self):
+        return {}
+
+    def start(self, model, batches):
+        return stages.route(self._plan(model, batches[0], 1))
+
+    def step(self, model, batches, state):
+        planned = self._plan(model, batches[1], 2)
+        answers = stages.bring(planned, stages.fetch(planned, state))
+        state = stages.route(planned)
+        with stages.answering(planned, answers):
+            logs = model.train_step(batches[0])
+        return logs, state
+
+    def _plan(self, model, data, steps_ahead):
+        x, _, _ = keras.utils.unpack_x_y_sample_weight(data)
+        with model.working_on(WHOLE, steps_ahead):
+            return stages.plan(model.embedding_inputs(x))

@@ -1,0 +1,141 @@
+"""Batches that are read ahead: every one trains once and in order, whatever ends when."""
+
+import numpy as np
+import pytest
+
+import tf_fusedrec as fr
+from tests.schedules import clicks
+from tests.schedules.ahead import RouteAhead
+from tf_fusedrec import keras, tf
+from tf_fusedrec.schedules import PipelinedModel
+
+
+def dataset(samples=22, batch_size=8, seed=1):
+    return tf.data.Dataset.from_tensor_slices(clicks.batch(samples, seed)).batch(batch_size)
+
+
+def trained(schedule, fits, **compiled):
+    """State and histories after some runs of fit, each given by (data set, arguments)."""
+    embedding = clicks.make_embedding()
+    model = clicks.make_model(embedding, schedule, **compiled)
+    histories = [model.fit(data, verbose=0, **arguments).history for data, arguments in fits]
+    return clicks.state(model, embedding), histories
+
+
+def assert_same(fits, **compiled):
+    (got, histories), (wanted, of_sync) = (trained(schedule, fits, **compiled) for schedule in (RouteAhead(), "sync"))
+    for what in wanted:
+        np.testing.assert_array_equal(got[what], wanted[what], err_msg=what)
+    assert histories == of_sync
+
+
+class Stop(keras.callbacks.Callback):
+    """Ends training in the middle of an epoch, with a batch read ahead."""
+
+    def on_train_batch_end(self, batch, logs=None):
+        if batch == 1:
+            self.model.stop_training = True
+            raise KeyboardInterrupt
+
+
+def unknown(data):
+    return data.filter(lambda *_: True)
+
+
+@pytest.mark.parametrize(
+    "fits",
+    [
+        [(unknown(dataset()), {"epochs": 3})],
+        [(dataset(), {"epochs": 3, "validation_data": dataset(seed=2)})],
+        [(dataset().repeat(), {"epochs": 3, "steps_per_epoch": 4})],
+        [(dataset(64), {"epochs": 3, "steps_per_epoch": 2})],  # goes on through the data from epoch to epoch
+        [(dataset(8), {"epochs": 2}), (dataset(5, 8), {}), (dataset(24, 8, seed=4), {"epochs": 2})],
+    ],
+    ids=["unknown", "validation", "endless", "longer", "fits"],
+)
+def test_fit_trains_every_batch_once_and_in_order(fits):
+    assert_same(fits)
+
+
+def test_static_batch_sizes_and_eager_steps():
+    data = tf.data.Dataset.from_tensor_slices(clicks.batch(22, seed=1)).batch(8, drop_remainder=True)
+    assert_same([(data, {"epochs": 2})])
+    assert_same([(dataset(), {})], run_eagerly=True)
+
+
+def test_data_that_ends_early_ends_training_as_under_sync():
+    assert_same([(dataset(), {"epochs": 2, "steps_per_epoch": 5})])
+
+
+def test_a_batch_that_was_read_and_never_trained_leaves_nothing():
+    states = []
+    for schedule in (RouteAhead(), "sync"):
+        embedding = clicks.make_embedding()
+        model = clicks.make_model(embedding, schedule)
+        with pytest.raises(KeyboardInterrupt):
+            model.fit(dataset(40), verbose=0, callbacks=[Stop()])
+        model.fit(dataset(), verbose=0)
+        model.train_on_batch(*clicks.batch(8, seed=7))
+        states.append(clicks.state(model, embedding))
+    for what in states[1]:
+        np.testing.assert_array_equal(states[0][what], states[1][what], err_msg=what)
+
+
+def test_a_step_for_loops_of_ones_own():
+    embedding = clicks.make_embedding()
+    model = clicks.make_model(embedding, RouteAhead())
+    step, batches, steps = model.make_train_function(), iter(dataset(30)), 0
+    with pytest.raises(tf.errors.OutOfRangeError):
+        while True:
+            model.reset_metrics()
+            assert step(batches)["loss"] > 0
+            steps += 1
+    assert steps == 4
+    wanted, _ = trained("sync", [(dataset(30), {})])
+    got = clicks.state(model, embedding)
+    for what in wanted:
+        np.testing.assert_array_equal(got[what], wanted[what], err_msg=what)
+
+
+class Twin(PipelinedModel):
+    """Subclassed; `calls` times through its embedding, or never."""
+
+    def __init__(self, calls, embeddings=1):
+        super().__init__(schedule=RouteAhead())
+        self.rows = [
+            fr.FusedEmbedding(
+                [fr.TableConfig("t", 4, fr.optimizers.SGD(0.1))], [fr.FeatureConfig("f", "t")], name=f"e{i}"
+            )
+            for i in range(embeddings)
+        ]
+        self.calls, self.out = calls, keras.layers.Dense(1)
+
+    def call(self, x):
+        rows = [self.rows[0]({"f": x})["f"] for _ in range(self.calls)]
+        return self.out(tf.add_n([tf.zeros([tf.size(x), 4]), *rows]))
+
+
+def test_lookups_that_cannot_be_told_are_refused():
+    x, y = np.arange(8), np.zeros(8)
+    for model, words in (
+        (Twin(0), "never calls its FusedEmbedding"),
+        (Twin(2), "called with other features, or more often"),
+        (Twin(1, embeddings=2), "has 2 FusedEmbeddings"),
+    ):
+        model.compile("sgd", "mse")
+        with pytest.raises(ValueError, match=words):
+            model.fit(x, y, verbose=0)
+    plain = keras.Input([3])
+    model = PipelinedModel(plain, keras.layers.Dense(1)(plain), schedule=RouteAhead())
+    model.compile("sgd", "mse")
+    with pytest.raises(ValueError, match="has none. Remedy: schedule='sync'"):
+        model.fit(np.zeros([8, 3]), y, verbose=0)
+
+
+def test_scalars_in_a_batch_and_several_steps_at_once_are_refused():
+    model = clicks.make_model(clicks.make_embedding(), RouteAhead(), steps_per_execution=2)
+    with pytest.raises(ValueError, match="steps_per_execution 2 does not"):
+        model.fit(dataset(), verbose=0)
+    model = clicks.make_model(clicks.make_embedding(), RouteAhead())
+    with pytest.raises(ValueError, match="first dimension is that of the samples"):
+        model.fit(tf.data.Dataset.from_tensor_slices(clicks.batch(8, 1)), verbose=0)

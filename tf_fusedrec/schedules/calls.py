@@ -1,0 +1,82 @@
+"""Which lookups a batch will make, before its turn to compute has come."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from tf_fusedrec._tf_compat import keras, tf
+from tf_fusedrec.embedding import FusedEmbedding, Reached
+
+
+class EmbeddingCall(NamedTuple):
+    """One call of a FusedEmbedding in a training step."""
+
+    embedding: FusedEmbedding
+    inputs: Mapping[str, Any]
+    weights: Mapping[str, Any] | None = None
+
+
+def embeddings_of(model: Any) -> list[FusedEmbedding]:
+    """The FusedEmbedding layers of a model.
+
+    Raises:
+      ValueError: there are none, so that there is nothing to hide.
+    """
+    found = [module for module in model.submodules if isinstance(module, FusedEmbedding)]
+    if not found:
+        raise ValueError(
+            f"schedule {model.schedule} hides the exchanges of a FusedEmbedding, and {model.name!r} has none. "
+            "Remedy: schedule='sync'."
+        )
+    return found
+
+
+def calls_of_graph(model: Any, x: Any) -> list[EmbeddingCall] | None:
+    """The calls of a functional model for inputs x, by the part of its graph that leads to them.
+
+    None where a FusedEmbedding lies in another model or layer inside it.
+    """
+    if set(embeddings_of(model)) - set(model.layers):
+        return None
+    nodes = [
+        node
+        for depth in sorted(model._nodes_by_depth, reverse=True)  # the order in which Keras runs them
+        for node in model._nodes_by_depth[depth]
+        if isinstance(node.layer, FusedEmbedding)
+    ]
+    wanted = []
+    for node in nodes:
+        given = {**dict(zip(("inputs", "weights"), node.call_args)), **node.call_kwargs}
+        wanted.append({name: given[name] for name in ("inputs", "weights") if given.get(name) is not None})
+    with tf.init_scope():
+        front = keras.Model(model._nested_inputs, wanted)
+    return [EmbeddingCall(node.layer, **found) for node, found in zip(nodes, front(x, training=True))]
+
+
+def calls_until_first(model: Any, x: Any) -> list[EmbeddingCall]:
+    """The one call of a model that has one FusedEmbedding: the model is run until it gets there.
+
+    Raises:
+      ValueError: several FusedEmbeddings, or one inside of a loop or branch of the graph; one that is never called.
+    """
+    remedy = "Remedy: an embedding_inputs method of the model that gives its EmbeddingCalls."
+    embeddings = embeddings_of(model)
+    if len(embeddings) > 1:
+        raise ValueError(
+            f"{model.name!r} has {len(embeddings)} FusedEmbeddings; which of them a batch is looked up in cannot be "
+            f"seen without running it. {remedy}"
+        )
+    try:
+        with embeddings[0].interrupting():
+            model(x, training=True)
+    except Reached as reached:
+        call = EmbeddingCall(embeddings[0], *reached.args)
+    else:
+        raise ValueError(f"{model.name!r} never calls its FusedEmbedding for a batch. {remedy}")
+    if not tf.executing_eagerly():
+        here = tf.compat.v1.get_default_graph()
+        tensors = [leaf for leaf in tf.nest.flatten(call[1:], expand_composites=True) if tf.is_tensor(leaf)]
+        if any(tensor.graph is not here for tensor in tensors if hasattr(tensor, "graph")):
+            raise ValueError(f"{model.name!r} calls its FusedEmbedding inside of a loop or branch. {remedy}")
+    return [call]

@@ -1,0 +1,138 @@
+"""Training steps that know what comes next: batches are read ahead, by all ranks until the last of them has none.
+
+    step t     [batch t computes]   [batch t+1: what its schedule does ahead]   [batch t+lead is read; who has data?]
+
+A rank whose data ends first takes part with batches of no samples. Whether any rank has data is agreed on when a batch
+is read, at least one step before it computes, so nobody waits for the answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from tf_fusedrec import collectives
+from tf_fusedrec._tf_compat import tf
+from tf_fusedrec.schedules.carry import Carry
+from tf_fusedrec.schedules.schedule import Schedule
+
+
+class _Read(NamedTuple):
+    """One batch, and whether any rank has one at this place."""
+
+    data: Any
+    goes_on: tf.Tensor  # <bool>[]
+
+
+class Feed:
+    """In the place of Keras' compiled training function: called with an iterator, answers the logs of one step.
+
+    Batches have an unknown number of samples, whatever the data set says. After an error the next call begins anew.
+
+    Args:
+      model: a PipelinedModel, whose schedule is that of this moment.
+      compiled: whether steps run as functions; else eagerly.
+
+    Raises:
+      tf.errors.OutOfRangeError: no rank has data any more.
+    """
+
+    def __init__(self, model: Any, *, compiled: bool):
+        self._model = model
+        self._schedule = model.schedule
+        self._carries: dict[str, Carry] = {}  # by the structure of the data set's batches
+        self._iterator: Any = None
+        self._goes_on = False
+
+        def wrap(function: Callable) -> Callable:
+            return tf.function(function, reduce_retracing=True) if compiled else function
+
+        self._start, self._step = wrap(self._start_reading), wrap(self._read_and_train)
+        self._drains: dict[str, Callable] = {}
+        self._wrap = wrap
+
+    def __call__(self, iterator: Any) -> dict[str, tf.Tensor]:
+        iterator_before, self._iterator = self._iterator, None  # an error leaves none
+        if iterator is not iterator_before:
+            self.forget()
+            self._goes_on = bool(self._start(iterator))
+        if not self._goes_on:
+            self.forget()
+            raise tf.errors.OutOfRangeError(None, None, "End of sequence: no rank has data any more.")
+        logs, goes_on = self._step(iterator)
+        self._goes_on = bool(goes_on)
+        self._iterator = iterator
+        return logs
+
+    def drain(self) -> None:
+        """Lets the schedule end what may not be left undone when weights and tables are read. Collective."""
+        if type(self._schedule).drain is Schedule.drain:
+            return
+        for key, carry in self._carries.items():
+            if carry.full:
+                if key not in self._drains:
+                    self._drains[key] = self._wrap(lambda carry=carry: self._drain(carry))
+                self._drains[key]()
+
+    def forget(self) -> None:
+        """Drops what was read and done ahead."""
+        self._iterator = None
+        for carry in self._carries.values():
+            carry.clear()
+
+    def _start_reading(self, iterator: Any) -> tf.Tensor:
+        reads = [self._read(iterator, i) for i in range(self._schedule.lead)]
+        state = self._schedule.start(self._model, [read.data for read in reads])
+        key = repr(iterator.element_spec)
+        if key not in self._carries:
+            self._carries[key] = Carry((reads, state))
+        self._carries[key].put((reads, state))
+        return reads[0].goes_on
+
+    def _read_and_train(self, iterator: Any) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
+        carry = self._carries[repr(iterator.element_spec)]
+        reads, state = carry.take()
+        reads = [*reads, self._read(iterator, 0)]
+        logs, state = self._schedule.step(self._model, [read.data for read in reads], state)
+        carry.put((reads[1:], state))
+        with tf.control_dependencies(tf.nest.flatten(logs)):
+            self._model._train_counter.assign_add(1)  # Keras counts here what its callbacks and summaries ask for
+        return logs, reads[1].goes_on
+
+    def _drain(self, carry: Carry) -> None:
+        reads, state = carry.take()
+        carry.put((reads, self._schedule.drain(self._model, state)))
+
+    def _read(self, iterator: Any, number: int) -> _Read:
+        optional = iterator.get_next_as_optional()
+        here = optional.has_value()
+        data = tf.cond(here, optional.get_value, lambda: _no_samples(iterator.element_spec))
+        ranks = collectives.all_reduce_sum(tf.cast(here, tf.int32), name=f"{self._model.name}.has_data.{number}")
+        return _Read(data, ranks > 0)
+
+
+def _no_samples(element_spec: Any) -> Any:
+    """A batch of no samples of a data set with this element_spec."""
+
+    def empty(spec: Any) -> Any:
+        rank = spec.shape.rank
+        if not rank:
+            raise ValueError(
+                f"a batch must be made of tensors whose first dimension is that of the samples, got {spec}. "
+                "Remedy: Dataset.batch, or tensors of a known rank >= 1."
+            )
+        rest = [size or 0 for size in spec.shape[1:]]
+        if isinstance(spec, tf.SparseTensorSpec):
+            shape = tf.constant([0, *rest], tf.int64)
+            return tf.SparseTensor(tf.zeros([0, rank], tf.int64), tf.zeros([0], spec.dtype), shape)
+        if isinstance(spec, tf.RaggedTensorSpec):
+            inner = [size or 0 for size in spec.shape[1 + spec.ragged_rank :]]
+            splits = [tf.zeros([1], spec.row_splits_dtype)] * spec.ragged_rank
+            return tf.RaggedTensor.from_nested_row_splits(_zeros([0, *inner], spec.dtype), splits, validate=False)
+        return _zeros([0, *rest], spec.dtype)
+
+    return tf.nest.map_structure(empty, element_spec)
+
+
+def _zeros(shape: list[int], dtype: tf.DType) -> tf.Tensor:
+    return tf.reshape(tf.constant([], dtype), shape)

@@ -10,7 +10,7 @@ import pickle
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -24,12 +24,12 @@ class RanksFailed(AssertionError):
         self.output = output
 
 
-def _environment() -> dict[str, str]:
+def _environment(given: Mapping[str, str]) -> dict[str, str]:
     # horovodrun starts `python` from PATH; one thread pool per rank would fight for two cores.
     bin_folder = str(pathlib.Path(sys.executable).parent)
     return {
-        **os.environ,
-        "PATH": bin_folder + os.pathsep + os.environ["PATH"],
+        **given,
+        "PATH": bin_folder + os.pathsep + given["PATH"],
         "PYTHONPATH": str(ROOT),
         "TF_CPP_MIN_LOG_LEVEL": "3",
         "OMP_NUM_THREADS": "1",
@@ -42,14 +42,30 @@ def run_ranks(body: Callable[..., Any], world_size: int, timeout_s: float = 240,
     Raises:
       RanksFailed: a rank raised, or they did not end within timeout_s seconds.
     """
+    launch = [] if world_size == 1 else ["horovodrun", "-np", str(world_size), "--gloo"]
+    return launch_ranks(launch, os.environ, body, world_size, timeout_s, **kwargs)
+
+
+def launch_ranks(
+    launch: Sequence[str],
+    environment: Mapping[str, str],
+    body: Callable[..., Any],
+    world_size: int,
+    timeout_s: float,
+    **kwargs: Any,
+) -> list[Any]:
+    """As run_ranks, by a launcher of one's own, which must start world_size processes that see one file system.
+
+    Raises:
+      RanksFailed: a rank raised, or they did not end within timeout_s seconds.
+    """
     with tempfile.TemporaryDirectory() as folder:
         job = pathlib.Path(folder) / "job.pkl"
         job.write_bytes(pickle.dumps((body.__module__, body.__qualname__, kwargs)))
         child = [sys.executable, "-m", "tests.support.ranks", str(job)]
-        launch = [] if world_size == 1 else ["horovodrun", "-np", str(world_size), "--gloo"]
         try:
             done = subprocess.run(
-                launch + child, env=_environment(), cwd=ROOT, timeout=timeout_s, text=True,
+                [*launch, *child], env=_environment(environment), cwd=ROOT, timeout=timeout_s, text=True,
                 stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
             )  # fmt: skip
         except subprocess.TimeoutExpired as expired:

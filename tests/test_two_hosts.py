@@ -1,0 +1,66 @@
+"""`horovodrun -H` over two hosts trains what one host trains. The hosts are network namespaces, joined by a cable."""
+
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from benchmarks import network
+from tests.schedules import clicks
+from tests.support.ranks import launch_ranks, run_ranks
+
+STEPS = 3
+WHY_NOT = network.why_not()
+
+
+def train():
+    """Body: `model.fit` over a few batches. Answers the state, where the rank ran, and what its network card sent."""
+    import horovod.tensorflow as hvd
+
+    import tf_fusedrec as fr
+    from tf_fusedrec import keras, tf
+
+    model = clicks.make_model(
+        clicks.make_embedding(),
+        optimizer=fr.collectives.distributed_optimizer(keras.optimizers.legacy.Adam(0.01)),
+    )
+    batches = [clicks.batch(9, 10 * step + fr.collectives.rank()) for step in range(STEPS)]
+    dataset = tf.data.Dataset.from_generator(lambda: iter(batches), output_signature=clicks.SIGNATURE)
+    model.fit(dataset, steps_per_epoch=STEPS, verbose=0)
+    cards = [line.split() for line in pathlib.Path("/proc/net/dev").read_text().splitlines()]
+    sent = [card for card in cards if card[0] == "eth0:"]
+    return {
+        "state": clicks.state(model, model.get_layer("fused_embedding")),
+        "place": (hvd.local_rank(), hvd.local_size(), hvd.cross_rank(), hvd.cross_size()),
+        "bytes_sent": int(sent[0][9]) if sent else 0,
+    }
+
+
+@pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT))
+def test_training_over_two_hosts_equals_training_on_one(tmp_path):
+    with network.two_hosts(tmp_path) as (on_first_host, environment):
+        hosts = ",".join(f"{host}:1" for host in network.HOSTS)
+        # Named, or horovodrun may choose lo, at which the hosts do not reach each other.
+        card = ["--network-interfaces", "eth0"]
+        launch = [*on_first_host, "horovodrun", "-np", "2", "-H", hosts, *card, "--gloo", "--disable-cache"]
+        two = launch_ranks(launch, environment, train, 2, timeout_s=100)
+    one = run_ranks(train, 2)
+    assert [result["place"] for result in two] == [(0, 1, 0, 2), (0, 1, 1, 2)]
+    assert [result["place"] for result in one] == [(0, 2, 0, 1), (1, 2, 0, 1)]
+    for here, there in zip(two, one):
+        assert here["bytes_sent"] > 10_000  # rows, gradients and dense all-reduces went through the cable
+        assert here["state"].keys() == there["state"].keys()
+        for what, wanted in there["state"].items():
+            np.testing.assert_array_equal(here["state"][what], wanted, err_msg=what)
+
+
+@pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT))
+def test_namespaces_end_with_what_runs_in_them():
+    with network.namespace() as name:
+        sleeper = subprocess.Popen(network.inside(name, [sys.executable, "-c", "import time; time.sleep(600)"]))
+        while str(sleeper.pid) not in subprocess.check_output(["ip", "netns", "pids", name], text=True).split():
+            assert sleeper.poll() is None
+    assert sleeper.wait(timeout=10) == -9
+    assert name not in subprocess.check_output(["ip", "netns", "list"], text=True)

@@ -32,6 +32,7 @@ LEVEL = {
     "checkpoint": 7,
     "schedules": 7,
     "callbacks": 8,
+    "timeline": 8,
     "utilization": 8,
     "external": 8,
 }

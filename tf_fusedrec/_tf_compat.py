@@ -32,9 +32,10 @@ _choose_legacy_keras()
 import tensorflow as tf  # noqa: E402
 import tf_keras as keras  # noqa: E402
 from tensorflow.python.autograph.core import config as _autograph  # noqa: E402
+from tensorflow.tsl.profiler.protobuf.xplane_pb2 import XSpace  # noqa: E402  What tf.profiler writes.
 
 # AutoGraph leaves `keras` alone, but rewrites the sources of `tf_keras` at the first step of every process: 15 s on
 # two cores. The list of modules that it leaves alone has no public name.
 _autograph.CONVERSION_RULES = (_autograph.DoNotConvert("tf_keras"), *_autograph.CONVERSION_RULES)
 
-__all__ = ["keras", "tf"]
+__all__ = ["XSpace", "keras", "tf"]

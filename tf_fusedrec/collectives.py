@@ -31,6 +31,8 @@ def init() -> None:
             f"HOROVOD_SIZE is {os.environ['HOROVOD_SIZE']}, but Horovod with TensorFlow is not installed. Remedy: "
             "`make test` builds it, or run without horovodrun on one process."
         ) from error
+    # Costs nothing until start_timeline; horovodrun --timeline-filename has set another one.
+    os.environ.setdefault("HOROVOD_TIMELINE", "DYNAMIC")
     hvd.init()
     _hvd = hvd
 
@@ -124,3 +126,25 @@ def distributed_optimizer(optimizer: keras.optimizers.Optimizer) -> keras.optimi
     import horovod.tensorflow.keras as hvd_keras
 
     return hvd_keras.DistributedOptimizer(optimizer)
+
+
+def start_timeline(path: os.PathLike) -> None:
+    """Rank 0: Horovod writes what its collectives do, until stop_timeline; nothing with one process.
+
+    Raises:
+      RuntimeError: it writes a timeline already.
+    """
+    if _hvd is None:
+        return
+    if os.environ.get("HOROVOD_TIMELINE") != "DYNAMIC":
+        raise RuntimeError(
+            f"Horovod writes a timeline to {os.environ.get('HOROVOD_TIMELINE')!r} already. "
+            "Remedy: leave out horovodrun --timeline-filename, or unset HOROVOD_TIMELINE."
+        )
+    _hvd.start_timeline(os.fspath(path))
+
+
+def stop_timeline() -> None:
+    """Ends what start_timeline began; the file is finished a little later."""
+    if _hvd is not None:
+        _hvd.stop_timeline()

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 import tf_fusedrec as fr
 from models.experiment import EmbeddingConfig, Experiment, ModelConfig, RankingConfig
 from models.grm import GRM
 from models.retrieval import HSTURetrieval
-from tf_fusedrec import keras
+from tf_fusedrec import keras, tf
 from tf_fusedrec.data import Column
 
 
@@ -89,6 +91,16 @@ def columns(model: ModelConfig, split: str) -> list[Column]:
     if split == "train":
         return sequence
     return [*sequence, Column("target_item"), Column("target_timestamp")]
+
+
+def no_rows(columns: Sequence[Column]) -> dict[str, tf.Tensor | tf.RaggedTensor]:
+    """A batch without rows: a model that is called with it makes its weights."""
+    batch = {}
+    for column in columns:
+        values = tf.zeros([0], column.dtype)
+        no_splits = tf.zeros([1], tf.int64)
+        batch[column.name] = tf.RaggedTensor.from_row_splits(values, no_splits) if column.ragged else values
+    return batch
 
 
 def _other(name: str, reference: str) -> str | None:

@@ -1,9 +1,9 @@
-"""From a checkpoint to a SavedModel of stock TensorFlow ops, which a server loads with TensorFlow alone.
+"""A trained model as a SavedModel, and what its servers send and get.
 
-    python -m models.export --checkpoint runs/grm_tiny/checkpoint --output runs/grm_tiny/saved_model
+    python -m models.export --checkpoint runs/grm_tiny/checkpoint --output runs/grm_tiny/saved_model [--ops ours]
 
-The model is built again around a FrozenEmbedding of the checkpoint's rows. Unknown ids get a row of zeros.
-Signatures take flat tensors; a ragged feature is its values and the row_splits <int64>[B+1] it shares with its group:
+Unknown ids get a row of zeros. Signatures take flat tensors; a ragged feature is its values and the row_splits
+<int64>[B+1] it shares with its group:
 
 ranking, "serving_default"
   history_item, history_action, history_time <int64>[H], history_row_splits; exposed_item, exposed_time <int64>[E],
@@ -18,30 +18,31 @@ Histories longer than the model's are cut to their newest events.
 from __future__ import annotations
 
 import os
-import pathlib
-import shutil
 from collections.abc import Sequence
-from typing import Any
+from typing import Union
 
 import numpy as np
 from absl import app, flags
 
 import tf_fusedrec as fr
-from models.build import make_model, table_of_feature
+from models.build import columns, make_embedding, make_model, no_rows
 from models.experiment import RankingConfig, from_dict
-from models.frozen import FrozenEmbedding
 from models.grm import GRM, TASKS
 from models.retrieval import HSTURetrieval
 from tf_fusedrec import tf
-from tf_fusedrec.layers import STOCK, jagged
+from tf_fusedrec.layers import jagged
+
+Model = Union[GRM, HSTURetrieval]
 
 
-def export(checkpoint: str | os.PathLike, output: str | os.PathLike) -> None:
-    """Writes the SavedModel of a checkpoint that models.train made. Not collective: one process calls it.
+def export(model: Model, output: str | os.PathLike, ops: str = "stock") -> None:
+    """Writes the SavedModel of a trained model; see fr.export. Collective."""
+    server = _RankingServer(model) if isinstance(model, GRM) else _RetrievalServer(model)
+    fr.export(model, output, ops, signatures=server.signatures())
 
-    Args:
-      checkpoint: its folder.
-      output: folder of the SavedModel; what stood there is replaced at the end, at once.
+
+def trained_model(checkpoint: str | os.PathLike) -> Model:
+    """The model of a checkpoint that models.train made, with its rows. Collective.
 
     Raises:
       ValueError: no checkpoint of ours, or one that lacks weights of the model.
@@ -52,40 +53,22 @@ def export(checkpoint: str | os.PathLike, output: str | os.PathLike) -> None:
             f"--checkpoint {os.fspath(checkpoint)!r} was not written by models.train: it names no experiment."
         )
     experiment = from_dict(extra["experiment"])
-    embedding = FrozenEmbedding(fr.checkpoint.read_tables(checkpoint), table_of_feature(experiment.model))
     # Any distinct ids of the right number; the checkpoint holds the true ones. Serving draws no negatives.
     items = max(extra["items"], 1)
-    model = make_model(experiment, embedding, np.arange(items), np.ones(items, np.int64))
-    for block in model.blocks:
-        if hasattr(block, "kernels"):
-            block.kernels = STOCK  # a server has no op of ours
-    server = _RankingServer(model) if isinstance(model, GRM) else _RetrievalServer(model)
-    signatures = server.signatures()  # tracing makes all weights
-    _read_dense(model, checkpoint)
-    # The module holds variables only: with the Keras model in it, every layer's training call would be saved too.
-    module = tf.Module()
-    module.variables_of_signatures = [*model.variables, *embedding.table_variables]
-    final = pathlib.Path(output)
-    partial = final.with_name(final.name + ".partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    tf.saved_model.save(
-        module,
-        str(partial),
-        signatures=signatures,
-        # Gradients of the training path mean nothing to a server.
-        options=tf.saved_model.SaveOptions(experimental_custom_gradients=False),
-    )
-    shutil.rmtree(final, ignore_errors=True)
-    partial.rename(final)
+    model = make_model(experiment, make_embedding(experiment), np.arange(items), np.ones(items, np.int64))
+    model(no_rows(columns(experiment.model, "train")))  # makes the weights
+    fr.checkpoint.load(checkpoint, model, model.embedding)
+    _check_all_restored(model, fr.checkpoint.dense_prefix(checkpoint))
+    return model
 
 
-def _read_dense(model: GRM | HSTURetrieval, checkpoint: str | os.PathLike) -> None:
-    path = fr.checkpoint.dense_prefix(checkpoint)
-    status = tf.train.Checkpoint(model=model).read(path)
+def _check_all_restored(model: Model, prefix: str) -> None:
+    with fr.checkpoint.without_tables():
+        status = tf.train.Checkpoint(model=model).read(prefix)
     try:
         status.assert_existing_objects_matched().expect_partial()
     except AssertionError as error:
-        raise ValueError(f"{path} does not hold all weights of the model: {error}") from error
+        raise ValueError(f"{prefix} does not hold all weights of the model: {error}") from error
 
 
 class _RankingServer:
@@ -95,11 +78,11 @@ class _RankingServer:
         self._config: RankingConfig = model.config
         self._model = model
 
-    def signatures(self) -> dict[str, Any]:
+    def signatures(self) -> dict[str, fr.Signature]:
         names = ["history_item", "history_action", "history_time", "history_row_splits"]
         names += ["exposed_item", "exposed_time", "exposed_row_splits", *self._config.contextual]
-        inputs = {name: tf.TensorSpec([None], tf.int64, name=name) for name in names}
-        return {"serving_default": tf.function(self.scores).get_concrete_function(inputs)}
+        inputs = {name: tf.TensorSpec([None], tf.int64) for name in names}
+        return {"serving_default": fr.Signature(self.scores, inputs)}
 
     def scores(self, inputs: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         batch = {name: inputs[name] for name in self._config.contextual}
@@ -118,14 +101,12 @@ class _RetrievalServer:
     def __init__(self, model: HSTURetrieval):
         self._model = model
 
-    def signatures(self) -> dict[str, Any]:
+    def signatures(self) -> dict[str, fr.Signature]:
         names = ("item_id", "timestamp", "row_splits", "query_time")
-        inputs = {name: tf.TensorSpec([None], tf.int64, name=name) for name in names}
+        inputs = {name: tf.TensorSpec([None], tf.int64) for name in names}
         return {
-            "serving_default": tf.function(self.user_embedding).get_concrete_function(inputs),
-            "top_k": tf.function(self.top_k).get_concrete_function(
-                {**inputs, "k": tf.TensorSpec([], tf.int32, name="k")}
-            ),
+            "serving_default": fr.Signature(self.user_embedding, inputs),
+            "top_k": fr.Signature(self.top_k, {**inputs, "k": tf.TensorSpec([], tf.int32)}),
         }
 
     def user_embedding(self, inputs: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
@@ -156,7 +137,7 @@ def main(argv: Sequence[str]) -> None:
     if len(argv) > 1:
         raise app.UsageError(f"unexpected arguments {list(argv[1:])}; see --help")
     try:
-        export(flags.FLAGS.checkpoint, flags.FLAGS.output)
+        export(trained_model(flags.FLAGS.checkpoint), flags.FLAGS.output, flags.FLAGS.ops)
     except ValueError as error:
         raise SystemExit(f"error: {error}") from error
     print(f"saved model: {flags.FLAGS.output}")
@@ -164,5 +145,6 @@ def main(argv: Sequence[str]) -> None:
 
 if __name__ == "__main__":
     flags.DEFINE_string("checkpoint", None, "Folder of a checkpoint that models.train wrote.", required=True)
-    flags.DEFINE_string("output", None, "Folder of the SavedModel to write.", required=True)
+    flags.DEFINE_string("output", None, "Folder of the SavedModel to write; it must not exist.", required=True)
+    flags.DEFINE_enum("ops", "stock", ["stock", "ours"], "Operations that the server has.")
     app.run(main)

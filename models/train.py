@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import os
 import pathlib
+import shutil
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -23,7 +24,7 @@ import numpy as np
 from absl import app, flags, logging
 
 import tf_fusedrec as fr
-from models.build import columns, extra_tokens, length_columns, make_embedding, make_model
+from models.build import columns, extra_tokens, length_columns, make_embedding, make_model, no_rows
 from models.check_export import check_export, expected_answer
 from models.evaluate import agreed_batches, evaluate
 from models.experiment import Experiment, load
@@ -57,7 +58,7 @@ def run(experiment: Experiment, folder: pathlib.Path, output: pathlib.Path, resu
     model = make_model(experiment, embedding, item_ids, popularity)
     optimizer = keras.optimizers.legacy.Adam(train.learning_rate, beta_2=train.beta_2, epsilon=train.epsilon)
     model.compile(optimizer=fr.collectives.distributed_optimizer(optimizer))
-    model(_no_rows(data))  # makes the weights, for the broadcast and the restore
+    model(no_rows(data.columns))  # makes the weights, for the broadcast and the restore
 
     checkpoint = output / "checkpoint"
     epoch, step = _resume(experiment, model, embedding, checkpoint, steps) if resume else (0, 0)
@@ -108,6 +109,9 @@ def run(experiment: Experiment, folder: pathlib.Path, output: pathlib.Path, resu
     results = evaluate(experiment, model, folder)
     inputs, expected = expected_answer(experiment, model, folder)
     if _is_chief():
+        shutil.rmtree(output / "saved_model", ignore_errors=True)  # of an earlier run
+    export(model, output / "saved_model")
+    if _is_chief():
         _finish(output, results, rates, inputs, expected)
     fr.collectives.barrier()  # nobody leaves while rank 0 still works: horovodrun would end the job
     return 0
@@ -120,9 +124,8 @@ def _finish(
     inputs: dict[str, np.ndarray],
     expected: dict[str, np.ndarray],
 ) -> None:
-    """Rank 0's last work: SavedModel, its check, TensorBoard and JSON, the table."""
+    """Rank 0's last work: check of the SavedModel, TensorBoard and JSON, the table."""
     checkpoint, saved_model = output / "checkpoint", output / "saved_model"
-    export(checkpoint, saved_model)
     difference = check_export(saved_model, inputs, expected)
     writer = tf.summary.create_file_writer(str(output / "tensorboard" / "test"))
     with writer.as_default(step=0):
@@ -166,16 +169,6 @@ def _resume(
         step = 0
     _say(f"resumed from {checkpoint} at epoch {epoch}, step {step}")
     return epoch, step
-
-
-def _no_rows(data: ParquetFolder) -> dict[str, Any]:
-    """A batch without rows, of the data's columns."""
-    batch = {}
-    for column in data.columns:
-        values = tf.zeros([0], column.dtype)
-        no_rows = tf.zeros([1], tf.int64)
-        batch[column.name] = tf.RaggedTensor.from_row_splits(values, no_rows) if column.ragged else values
-    return batch
 
 
 def _is_chief() -> bool:

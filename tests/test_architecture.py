@@ -35,6 +35,7 @@ LEVEL = {
     "timeline": 8,
     "utilization": 8,
     "external": 8,
+    "saved_model": 8,
 }
 # What each of these must never know, whatever the level.
 STRANGERS = {

@@ -6,6 +6,7 @@ from tf_fusedrec.collectives import init
 from tf_fusedrec.config import FeatureConfig, TableConfig
 from tf_fusedrec.embedding import FusedEmbedding
 from tf_fusedrec.initializers import Constant, Normal, TruncatedNormal, Uniform, Zeros
+from tf_fusedrec.saved_model import Signature, export
 
 __version__ = "0.1.0"
 
@@ -14,12 +15,14 @@ __all__ = [
     "FeatureConfig",
     "FusedEmbedding",
     "Normal",
+    "Signature",
     "TableConfig",
     "TruncatedNormal",
     "Uniform",
     "Zeros",
     "checkpoint",
     "collectives",
+    "export",
     "external",
     "init",
     "keras",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Optional
 
 import numpy as np
@@ -127,6 +127,7 @@ class FusedEmbedding(keras.layers.Layer):
         self._deferral = _Untracked(None)  # or where gradients wait, and the gate of the rows
         self._interrupts = _Untracked(False)
         self._answers = _Untracked(None)  # or what the coming calls are answered, first call first
+        self._server = _Untracked(None)  # or who answers rows in the place of the tables
         self.built = True
 
     def _table(self, name: str, group: Group) -> NativeTable | TfraTable | ExternalTable:
@@ -161,11 +162,18 @@ class FusedEmbedding(keras.layers.Layer):
         """The optimizer that trains each table, by table name; tables of one group share theirs."""
         return {name: lookup.table.optimizer for lookup in self.lookups for name in lookup.table.names}
 
+    @property
+    def tables(self) -> list[TableConfig]:
+        """As they were given, external ones included."""
+        return [TableConfig.from_dict(table) for table in self._config.value["tables"]]
+
     def call(
         self, inputs: Mapping[str, Any], weights: Mapping[str, Any] | None = None, training: bool | None = None
     ) -> dict[str, Any]:
         if self._interrupts.value:
             raise Reached(inputs, weights)
+        if self._server.value is not None:
+            return self._served(inputs, weights or {})
         return self._lookup(inputs, weights or {}, self.trainable and training is not False and training != 0)
 
     # Nothing in here needs AutoGraph, and converting it would cost seconds per trace.
@@ -209,6 +217,25 @@ class FusedEmbedding(keras.layers.Layer):
             yield
         finally:
             self._deferral.value = None
+
+    @contextlib.contextmanager
+    def served_by(self, rows: Callable[[str, tf.Tensor], tf.Tensor]) -> Iterator[None]:
+        """For exports: calls inside ask neither tables nor other ranks, but `rows` of (table name, ids <int64>[n])."""
+        self._server.value = rows
+        try:
+            yield
+        finally:
+            self._server.value = None
+
+    def _served(self, inputs: Mapping[str, Any], weights: Mapping[str, Any]) -> dict[str, Any]:
+        rows = self._server.value
+        outputs = {}
+        for name, feature in self._flatten(inputs, weights).items():
+            if feature.config.combiner is not None and feature.weights is None:
+                # What weights pool, operations of TensorFlow alone pool.
+                feature = features.flatten(feature.config, inputs[name], tf.ones_like(feature.ids, tf.float32))
+            outputs[name] = features.restore_form(feature, rows(feature.config.table, feature.ids))
+        return outputs
 
     def check_deferrable(self, lookups: int) -> None:
         """Raises ValueError unless gradients of that many lookups may wait for one update."""

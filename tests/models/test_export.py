@@ -7,7 +7,7 @@ import tf_fusedrec as fr
 from models import serve
 from models.build import make_embedding, make_model
 from models.experiment import from_dict
-from models.export import export
+from models.export import export, trained_model
 from tests.models import job
 from tests.models.batches import START, ragged, ranking_batch
 from tf_fusedrec import keras, tf
@@ -29,7 +29,7 @@ def trained(fields, batch):
 def exported(folder, experiment, model):
     extra = {"experiment": experiment.to_dict(), "items": len(ITEMS)}
     fr.checkpoint.save(folder / "checkpoint", model, model.embedding, model.optimizer, extra=extra)
-    export(folder / "checkpoint", folder / "saved_model")
+    export(trained_model(folder / "checkpoint"), folder / "saved_model")
     return str(folder / "saved_model")
 
 
@@ -103,6 +103,6 @@ def test_a_checkpoint_of_something_else_is_refused(tmp_path):
     experiment, model = trained(job.RANKING, ranking_batch(histories=[3], exposures=[2]))
     fr.checkpoint.save(tmp_path / "other", model, model.embedding)
     with pytest.raises(ValueError, match="was not written by models.train"):
-        export(tmp_path / "other", tmp_path / "saved_model")
+        trained_model(tmp_path / "other")
     with pytest.raises(ValueError, match="must hold a checkpoint"):
-        export(tmp_path / "nothing", tmp_path / "saved_model")
+        trained_model(tmp_path / "nothing")

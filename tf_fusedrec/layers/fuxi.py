@@ -82,7 +82,7 @@ class FuXi(keras.layers.Layer):
         self.time_encoding = time_encoding
         self.time_buckets = time_buckets
         self.dropout = keras.layers.Dropout(dropout, dtype=self.dtype_policy)
-        self.kernels = FUSED  # models/export.py puts STOCK here
+        self.kernels = FUSED  # fr.export puts STOCK here
 
     def build(self, input_shape):
         columns, inner = input_shape[-1], self.num_heads * self.value_dim

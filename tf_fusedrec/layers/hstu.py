@@ -118,7 +118,7 @@ class HSTU(keras.layers.Layer):
         self.concat = concat
         self.group_norm = group_norm
         self.gate_activation = gate_activation
-        self.kernels = FUSED  # models/export.py puts STOCK here
+        self.kernels = FUSED  # fr.export puts STOCK here
 
     def build(self, input_shape):
         columns, inner = input_shape[-1], self.num_heads * self.value_dim

@@ -1,6 +1,6 @@
 """Which functions compute the attention of a layer: our op, or stock TensorFlow ops for a server that has no other.
 
-A layer holds one of these in its attribute `kernels`, FUSED from the start; models/export.py puts STOCK there before
+A layer holds one of these in its attribute `kernels`, FUSED from the start; fr.export puts STOCK there while
 it traces. Both take the same arguments and answer alike, but for the order of sums.
 """
 

@@ -1,0 +1,41 @@
+"""A Python environment that holds TensorFlow and what it requires, and nothing else: where a stranger's server runs."""
+
+import importlib.metadata
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+
+def make_environment(folder: pathlib.Path) -> pathlib.Path:
+    """Makes a virtual environment of links to this one's TensorFlow below `folder`; returns its python."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
+    (site,) = folder.glob("lib/python*/site-packages")
+    for distribution in _with_requirements("tensorflow"):
+        for path in distribution.files or ():
+            entry = path.parts[0]
+            if entry not in ("..", "__pycache__") and not (site / entry).exists():
+                os.symlink(distribution.locate_file(entry), site / entry)
+    return folder / "bin" / "python"
+
+
+def _with_requirements(name: str) -> list[importlib.metadata.Distribution]:
+    """The installed distribution of that name and all that it requires on this machine."""
+    found, open_ends = {}, [name]
+    while open_ends:
+        name = _canonical(open_ends.pop())
+        if name in found:
+            continue
+        try:
+            found[name] = importlib.metadata.distribution(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue  # of another system or Python
+        for requirement in found[name].requires or ():
+            if "extra ==" not in requirement:
+                open_ends.append(re.match(r"[\w.-]+", requirement).group())
+    return list(found.values())
+
+
+def _canonical(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()

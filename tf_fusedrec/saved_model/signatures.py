@@ -1,0 +1,94 @@
+"""What a server sends and gets: signatures of flat tensors, made from a function or from a functional Keras model.
+
+A ragged input `x` is `x` (its flat values) and `x_row_splits` <int64>[B+1]; a sparse one `x_indices`, `x` and
+`x_dense_shape`. Ragged outputs come in the same way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from tf_fusedrec._tf_compat import keras, tf
+
+
+class Signature(NamedTuple):
+    """A function of a server.
+
+    function: of one dict from input name to tensor, to a dict from output name to tensor. It is traced anew, so it may
+      call the model, whose layers answer as they will be served; it must not call an already traced tf.function.
+    inputs: tf.TensorSpec by input name.
+    """
+
+    function: Callable[[dict[str, tf.Tensor]], Mapping[str, tf.Tensor]]
+    inputs: Mapping[str, tf.TensorSpec]
+
+    def trace(self) -> Any:
+        """The ConcreteFunction, whose inputs have the names of `inputs`, whatever those of the specs are."""
+        named = {name: tf.TensorSpec(spec.shape, spec.dtype, name=name) for name, spec in self.inputs.items()}
+        return tf.function(self.function, autograph=False).get_concrete_function(named)
+
+
+def default_signatures(model: keras.Model) -> dict[str, Signature]:
+    """Those that the model names itself in `serving_signatures()`; of a functional model its inputs and outputs.
+
+    Raises:
+      ValueError: a subclassed model without that method.
+    """
+    if hasattr(model, "serving_signatures"):
+        return model.serving_signatures()
+    if not getattr(model, "_is_graph_network", False):
+        raise ValueError(
+            f"export cannot tell what a server sends to {model.name!r}, which is no functional Keras model. Remedy: "
+            "export(..., signatures={'serving_default': Signature(function, inputs)}), or a method serving_signatures."
+        )
+    return {"serving_default": _of_functional(model)}
+
+
+def _of_functional(model: keras.Model) -> Signature:
+    # A copy of the structure: Keras' own wrappers of it do not nest.
+    structure = tf.nest.map_structure(lambda symbol: symbol, model.input)
+    symbols = {symbol.node.layer.name: symbol for symbol in tf.nest.flatten(structure)}
+    specs: dict[str, tf.TensorSpec] = {}
+    for name, symbol in symbols.items():
+        specs.update(_flat_specs(name, symbol.type_spec))
+
+    def function(inputs: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+        values = {name: _pack(name, symbol.type_spec, inputs) for name, symbol in symbols.items()}
+        given = tf.nest.pack_sequence_as(structure, [values[s.node.layer.name] for s in tf.nest.flatten(structure)])
+        return flat_outputs(model(given, training=False), model.output_names)
+
+    return Signature(function, specs)
+
+
+def flat_outputs(outputs: Any, names: Any) -> dict[str, tf.Tensor]:
+    """Outputs of a model as a dict of tensors: by key of a dict, else by `names`."""
+    named = outputs if isinstance(outputs, Mapping) else dict(zip(names, tf.nest.flatten(outputs)))
+    flat: dict[str, tf.Tensor] = {}
+    for name, output in named.items():
+        if isinstance(output, tf.RaggedTensor):
+            flat[f"{name}_row_splits"] = tf.cast(output.row_splits, tf.int64)
+            output = output.values
+        flat[name] = output
+    return flat
+
+
+def _flat_specs(name: str, spec: Any) -> dict[str, tf.TensorSpec]:
+    def tensor(suffix: str, shape: list[Any], dtype: tf.DType) -> dict[str, tf.TensorSpec]:
+        return {name + suffix: tf.TensorSpec(shape, dtype)}
+
+    if isinstance(spec, tf.RaggedTensorSpec):
+        values = tensor("", [None, *spec.shape[spec.ragged_rank + 1 :]], spec.dtype)
+        return {**values, **tensor("_row_splits", [None], tf.int64)}
+    if isinstance(spec, tf.SparseTensorSpec):
+        indices = tensor("_indices", [None, spec.shape.rank], tf.int64)
+        return {**indices, **tensor("", [None], spec.dtype), **tensor("_dense_shape", [spec.shape.rank], tf.int64)}
+    return tensor("", spec.shape.as_list(), spec.dtype)
+
+
+def _pack(name: str, spec: Any, inputs: Mapping[str, tf.Tensor]) -> Any:
+    if isinstance(spec, tf.RaggedTensorSpec):
+        return tf.RaggedTensor.from_row_splits(inputs[name], inputs[f"{name}_row_splits"])
+    if isinstance(spec, tf.SparseTensorSpec):
+        return tf.SparseTensor(inputs[f"{name}_indices"], inputs[name], inputs[f"{name}_dense_shape"])
+    return inputs[name]

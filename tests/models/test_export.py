@@ -10,6 +10,7 @@ from models.experiment import from_dict
 from models.export import export, trained_model
 from tests.models import job
 from tests.models.batches import START, ragged, ranking_batch
+from tests.support.graphs import saved_operations
 from tf_fusedrec import keras, tf
 from tf_fusedrec.layers import jagged
 
@@ -44,7 +45,9 @@ def test_ranking_scores(tmp_path):
     for group, names in (("history", ("item", "action", "time")), ("exposed", ("item", "time"))):
         inputs[f"{group}_row_splits"] = batch[f"{group}_item"].row_splits.numpy()
         inputs.update({f"{group}_{name}": batch[f"{group}_{name}"].values.numpy() for name in names})
-    scores = serve.serve(exported(tmp_path, experiment, model), "serving_default", inputs)
+    path = exported(tmp_path, experiment, model)
+    assert not {op for op in saved_operations(path) if op.startswith(("Fusedrec>", "TFRA>", "Horovod"))}
+    scores = serve.serve(path, "serving_default", inputs)
     for task, logit in model(cut).items():
         # Probabilities of equal float32 weights; only the order of summation may differ.
         np.testing.assert_allclose(scores[task], tf.sigmoid(logit), atol=1e-6)

@@ -17,7 +17,7 @@ def load(loader, folder):
         return lambda inputs: {name: y.numpy() for name, y in answer(**inputs).items()}
     if loader == "keras":
         layer = tf.keras.layers.TFSMLayer(folder, call_endpoint="serving_default")
-        return lambda inputs: {name: y.numpy() for name, y in layer(**inputs).items()}
+        return lambda inputs: {name: y.numpy() for name, y in layer(inputs).items()}
     assert loader == "v1"
 
     def answer(inputs):

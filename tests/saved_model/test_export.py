@@ -5,20 +5,12 @@ import pytest
 
 import tf_fusedrec as fr
 from tests.saved_model import click_model
+from tests.support.graphs import saved_operations
 from tests.support.ranks import run_ranks
 from tf_fusedrec import keras, tf
 
 # The same float32 numbers; pooled rows are summed in another order.
 CLOSE = {"rtol": 1e-5, "atol": 1e-6}
-
-
-def operations(path):
-    from tensorflow.core.protobuf import saved_model_pb2  # not before tf_fusedrec, which chooses the Keras
-
-    saved = saved_model_pb2.SavedModel()
-    saved.ParseFromString((path / "saved_model.pb").read_bytes())
-    graph = saved.meta_graphs[0].graph_def
-    return {node.op for node in graph.node} | {node.op for f in graph.library.function for node in f.node_def}
 
 
 @pytest.fixture(scope="module")
@@ -56,8 +48,8 @@ def test_stock_needs_no_operation_but_those_of_tensorflow(model, tmp_path):
     fr.export(model, tmp_path / "stock")
     fr.export(model, tmp_path / "ours", "ours")
     known = {"Horovod", "Fusedrec>", "TFRA>"}
-    assert not {op for op in operations(tmp_path / "stock") if any(op.startswith(name) for name in known)}
-    assert {op for op in operations(tmp_path / "ours") if "Fusedrec>" in op} >= {"Fusedrec>TableFind"}
+    assert not {op for op in saved_operations(tmp_path / "stock") if any(op.startswith(name) for name in known)}
+    assert {op for op in saved_operations(tmp_path / "ours") if "Fusedrec>" in op} >= {"Fusedrec>TableFind"}
 
 
 @pytest.mark.parametrize("ops", ["stock", "ours"])

@@ -1,5 +1,6 @@
 """Looks into traced functions: counts of operations, and what depends on what."""
 
+import pathlib
 from collections import Counter
 
 
@@ -20,3 +21,13 @@ def ancestors(op) -> set:
                 found.add(earlier)
                 open_ends.append(earlier)
     return found
+
+
+def saved_operations(folder) -> set:
+    """Types of all operations in the graphs of a SavedModel."""
+    from tensorflow.core.protobuf import saved_model_pb2  # not before tf_fusedrec, which chooses the Keras
+
+    saved = saved_model_pb2.SavedModel()
+    saved.ParseFromString((pathlib.Path(folder) / "saved_model.pb").read_bytes())
+    graph = saved.meta_graphs[0].graph_def
+    return {node.op for nodes in (graph.node, *[f.node_def for f in graph.library.function]) for node in nodes}

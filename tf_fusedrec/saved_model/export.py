@@ -100,14 +100,16 @@ def _write(
     served = StockTables(arrays) if ops == "stock" else NativeTables(arrays, partial)
     # The module holds variables only: with the Keras model in it, every layer's training call would be saved too.
     module = tf.Module()
-    module.tables = served
+    module.served_tables = served
     weights = {id(v) for v in model.variables} if model.built else set()
     with serving(model, served, STOCK if ops == "stock" else FUSED):
         traced = {name: signature.trace() for name, signature in signatures.items()}
-        module.dense = model.variables
-        made = {id(v) for v in module.dense} - weights
+        for name, function in traced.items():
+            setattr(module, name, function)  # where keras.layers.TFSMLayer looks for functions of one dict
+        module.dense_weights = model.variables
+        made = {id(v) for v in module.dense_weights} - weights
         if made:
-            names = sorted(v.name for v in module.dense if id(v) in made)
+            names = sorted(v.name for v in module.dense_weights if id(v) in made)
             raise ValueError(
                 f"weights {names} of {model.name!r} did not exist before the export: nothing has trained or restored "
                 "them. Remedy: call the model on a batch, then train it or load a checkpoint, then export."

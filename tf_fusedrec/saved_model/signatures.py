@@ -24,9 +24,11 @@ class Signature(NamedTuple):
     inputs: Mapping[str, tf.TensorSpec]
 
     def trace(self) -> Any:
-        """The ConcreteFunction, whose inputs have the names of `inputs`, whatever those of the specs are."""
+        """A tf.function of one dict, traced; its inputs have the names of `inputs`, whatever those of the specs."""
         named = {name: tf.TensorSpec(spec.shape, spec.dtype, name=name) for name, spec in self.inputs.items()}
-        return tf.function(self.function, autograph=False).get_concrete_function(named)
+        function = tf.function(self.function, input_signature=[named], autograph=False)
+        function.get_concrete_function()
+        return function
 
 
 def default_signatures(model: keras.Model) -> dict[str, Signature]:

@@ -56,6 +56,11 @@ class SequenceModel(PipelinedModel, abc.ABC):
         """Useful multiplications and additions of the matrix products of a forward pass, <float64>[]."""
 
     @property
+    def _place(self) -> Any:
+        """Of the embedding, where it is a FusedEmbedding: whose loss this rank's positions are part of."""
+        return getattr(self.embedding, "place", None)
+
+    @property
     def metrics(self) -> list[keras.metrics.Metric]:
         return [self._loss, self._samples, self._tokens, self._gflops]
 
@@ -65,7 +70,10 @@ class SequenceModel(PipelinedModel, abc.ABC):
         return super().train_step(data)
 
     def compute_loss(self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None) -> tf.Tensor:
-        """R * (sum of this rank's losses) / (positions of all ranks); its average over ranks is the mean."""
+        """R * (sum of this rank's losses) / (positions of all ranks); its average over ranks is the mean.
+
+        Where groups of ranks train apart, of those of this rank's group: see losses.global_mean.
+        """
         if y is not None or sample_weight is not None:
             raise ValueError(
                 f"{self.name} takes one dict of features and labels per batch, got labels or weights "
@@ -73,7 +81,7 @@ class SequenceModel(PipelinedModel, abc.ABC):
             )
         # Micro-batches have all-reduces of their own, which may be in flight together.
         name = f"{self.name}.loss.{self.micro_batch.number}"
-        loss = losses.global_mean(self.position_losses(x, y_pred), name=name)
+        loss = losses.global_mean(self.position_losses(x, y_pred), name=name, place=self._place)
         samples, tokens = self.counts(x)
         self._loss.update_state(loss, self.micro_batch.share)
         self._samples.update_state(samples)
@@ -82,7 +90,8 @@ class SequenceModel(PipelinedModel, abc.ABC):
         return loss
 
     def loss_shares(self, pieces: Sequence[Batch]) -> tf.Tensor:
-        """Shares of all ranks' positions, as the loss is a mean over those: <float32>[M]."""
+        """Shares of the positions that the loss is a mean over, those of all ranks or of a group: <float32>[M]."""
         positions = tf.cast(tf.stack([self.num_positions(piece) for piece in pieces]), tf.float32)
-        positions = collectives.all_reduce_sum(positions, name=f"{self.name}.shares")
+        ranks = None if self._place is None else self._place.loss_ranks
+        positions = collectives.all_reduce_sum(positions, name=f"{self.name}.shares", ranks=ranks)
         return tf.math.divide_no_nan(positions, tf.reduce_sum(positions))

@@ -188,11 +188,11 @@ def ranks(monkeypatch):
     def run(body, batches):
         monkeypatch.setattr(collectives, "size", lambda: len(batches))
         sent = []
-        monkeypatch.setattr(collectives, "all_reduce_sum", lambda tensor, *, name: sent.append(tensor) or tensor)
+        monkeypatch.setattr(collectives, "all_reduce_sum", lambda tensor, **_: sent.append(tensor) or tensor)
         for batch in batches:
             body(batch)
         total = tf.add_n(sent)
-        monkeypatch.setattr(collectives, "all_reduce_sum", lambda tensor, *, name: total)
+        monkeypatch.setattr(collectives, "all_reduce_sum", lambda tensor, **_: total)
         return [body(batch) for batch in batches]
 
     return run

@@ -2,11 +2,11 @@
 
 from tf_fusedrec._tf_compat import keras, tf  # isort: skip  (first: chooses legacy Keras, then imports TensorFlow)
 from tf_fusedrec import checkpoint, collectives, external, schedules
-from tf_fusedrec.collectives import init
 from tf_fusedrec.config import FeatureConfig, TableConfig
 from tf_fusedrec.embedding import FusedEmbedding
 from tf_fusedrec.initializers import Constant, Normal, TruncatedNormal, Uniform, Zeros
 from tf_fusedrec.saved_model import Signature, export
+from tf_fusedrec.topology import Topology, init
 
 __version__ = "0.1.0"
 
@@ -17,6 +17,7 @@ __all__ = [
     "Normal",
     "Signature",
     "TableConfig",
+    "Topology",
     "TruncatedNormal",
     "Uniform",
     "Zeros",

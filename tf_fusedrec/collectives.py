@@ -2,10 +2,16 @@
 
 Every collective has a name, the same on all ranks: Horovod matches collectives by name, and its response cache needs
 the name and the shape to come again. One process needs no Horovod at all.
+
+Collectives of a training step run among all ranks or among some (`Ranks`), which Horovod calls a process set. Sets are
+made when the processes join; later ones would make Horovod ask in every cycle whether there are new ones.
 """
 
+from __future__ import annotations
+
+import dataclasses
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,16 +19,48 @@ import numpy as np
 from tf_fusedrec._tf_compat import keras, tf
 
 _hvd: Any = None  # horovod.tensorflow once init() has found more than one process
+_process_sets: dict[tuple[int, ...], Any] = {}  # Horovod's, by their ranks
 
 
-def init() -> None:
+@dataclasses.dataclass(frozen=True)
+class Ranks:
+    """The ranks among which a collective runs. All of them call it, and no other."""
+
+    members: tuple[int, ...]  # ascending
+    index: int  # of this process among them
+
+    @property
+    def size(self) -> int:
+        return len(self.members)
+
+
+def launched_size() -> int:
+    """Number of processes that were launched together, known before they have joined."""
+    return int(os.environ.get("HOROVOD_SIZE", "1"))
+
+
+def init(sets: Iterable[Sequence[int]] = ()) -> None:
     """Joins the other processes when launched under horovodrun; does nothing otherwise. May be called again.
+
+    Args:
+      sets: ranks among which collectives will run beside those of all ranks; the same on all ranks.
 
     Raises:
       ImportError: launched with several processes, but Horovod is not installed.
+      RuntimeError: called again, with sets that the first call did not name.
     """
     global _hvd
-    if _hvd is not None or int(os.environ.get("HOROVOD_SIZE", "1")) == 1:
+    if launched_size() == 1:
+        return
+    # A collective of one rank is none, and all ranks are a set anyway.
+    wanted = list(dict.fromkeys(tuple(sorted(ranks)) for ranks in sets if 1 < len(ranks) < launched_size()))
+    if _hvd is not None:
+        missing = [ranks for ranks in wanted if ranks not in _process_sets]
+        if missing:
+            raise RuntimeError(
+                f"The processes have joined without sets of ranks {missing}, and later is too late. Remedy: name all "
+                "topologies in the first call, tf_fusedrec.init(topology)."
+            )
         return
     try:
         import horovod.tensorflow as hvd
@@ -33,7 +71,9 @@ def init() -> None:
         ) from error
     # Costs nothing until start_timeline; horovodrun --timeline-filename has set another one.
     os.environ.setdefault("HOROVOD_TIMELINE", "DYNAMIC")
-    hvd.init()
+    made = {ranks: hvd.ProcessSet(list(ranks)) for ranks in wanted}
+    hvd.init(process_sets=list(made.values()) or None)
+    _process_sets.update(made)
     _hvd = hvd
 
 
@@ -56,6 +96,36 @@ def size() -> int:
     return _hvd.size() if _hvd else 1
 
 
+def world() -> Ranks:
+    """All ranks."""
+    return Ranks(tuple(range(size())), rank())
+
+
+def among(members: Sequence[int]) -> Ranks:
+    """The set of these ranks, of which this process must be one.
+
+    Raises:
+      RuntimeError: the processes have joined without it.
+    """
+    ranks = Ranks(tuple(sorted(members)), sorted(members).index(rank()))
+    if 1 < ranks.size < size() and ranks.members not in _process_sets:
+        raise RuntimeError(
+            f"The processes have joined without the set of ranks {ranks.members}. Remedy: name the topology when they "
+            "join, tf_fusedrec.init(topology)."
+        )
+    return ranks
+
+
+def _horovod_set(ranks: Ranks | None) -> dict[str, Any]:
+    """Argument of Horovod's collectives for `ranks`; None is all ranks."""
+    found = _process_sets.get(ranks.members) if ranks is not None else None
+    return {} if found is None else {"process_set": found}
+
+
+def _alone(ranks: Ranks | None) -> bool:
+    return _hvd is None or (ranks is not None and ranks.size == 1)
+
+
 def _flat(name: str) -> str:
     """`name` without '/': ignore_name_scope makes Horovod drop all that stands before the last one."""
     return name.replace("/", ".")
@@ -65,33 +135,68 @@ def _flat(name: str) -> str:
 _CARRIED_AS = {tf.bfloat16: tf.int16}
 
 
-def all_to_all(tensor: tf.Tensor, splits: tf.Tensor, *, name: str) -> tuple[tf.Tensor, tf.Tensor]:
+def all_to_all(
+    tensor: tf.Tensor, splits: tf.Tensor, *, name: str, ranks: Ranks | None = None
+) -> tuple[tf.Tensor, tf.Tensor]:
     """Sends slices of the first dimension to all ranks and returns what came from them, in rank order.
 
     Args:
       tensor: [P, ...] with P >= sum(splits); rows behind the sum are padding and stay here.
       splits: <int32>[R], rows for each rank.
       name: the same on all ranks and at every step; two all2alls in flight must differ in it.
+      ranks: the R ranks that take part; None for all.
 
     Returns:
       received [sum of received_splits, ...] and received_splits <int32>[R].
     """
-    if _hvd is None:
+    if _alone(ranks):
         return tensor[: splits[0]], tf.identity(splits)
     carried = _CARRIED_AS.get(tensor.dtype)
     sent = tf.bitcast(tensor, carried) if carried else tensor
-    received, received_splits = _hvd.alltoall(sent, splits=splits, name=_flat(name), ignore_name_scope=True)
+    received, received_splits = _hvd.alltoall(
+        sent, splits=splits, name=_flat(name), ignore_name_scope=True, **_horovod_set(ranks)
+    )
     received = tf.bitcast(received, tensor.dtype) if carried else received
     received.set_shape([None, *tensor.shape[1:]])
-    received_splits.set_shape([size()])
+    received_splits.set_shape([size() if ranks is None else ranks.size])
     return received, received_splits
 
 
-def all_reduce_sum(tensor: tf.Tensor, *, name: str) -> tf.Tensor:
-    """Sum over ranks, element by element. No gradient flows through it."""
-    if _hvd is None:
+def all_to_each(tensor: tf.Tensor, *, name: str, ranks: Ranks) -> tuple[tf.Tensor, tf.Tensor]:
+    """Gathers tensors, whose first dimensions may differ, on all of `ranks`, in rank order.
+
+    An all2all of equal parts: that says what came from whom and takes padded buffers, and Horovod's own gather neither.
+
+    Args:
+      tensor: [n, ...].
+      name: as in all_to_all.
+      ranks: the R ranks that take part.
+
+    Returns:
+      gathered [sum of all n, ...] and each n, <int32>[R].
+    """
+    length = tf.shape(tensor)[0]
+    if _alone(ranks):
+        return tensor, tf.reshape(length, [1])
+    total = ranks.size * length
+    padding = tf.zeros(tf.concat([[_bucketed(total) - total], tf.shape(tensor)[1:]], axis=0), tensor.dtype)
+    copies = tf.concat([*[tensor] * ranks.size, padding], axis=0)
+    return all_to_all(copies, tf.fill([ranks.size], length), name=name, ranks=ranks)
+
+
+def _bucketed(n: tf.Tensor) -> tf.Tensor:
+    """<int32>[] of few sizes, n at least: custom_ops/common/bucket.h says why, and how."""
+    quarters = tf.math.log(tf.cast(tf.maximum(n, 1024), tf.float64) / 1024) / tf.math.log(tf.constant(2.0, tf.float64))
+    step = 256 * 2 ** tf.cast(tf.math.floor(quarters), tf.int32)
+    return -(-tf.maximum(n, 1) // step) * step
+
+
+def all_reduce_sum(tensor: tf.Tensor, *, name: str, ranks: Ranks | None = None) -> tf.Tensor:
+    """Sum over all ranks, or over `ranks`, element by element. No gradient flows through it."""
+    if _alone(ranks):
         return tf.stop_gradient(tensor)
-    return tf.stop_gradient(_hvd.allreduce(tensor, op=_hvd.Sum, name=_flat(name), ignore_name_scope=True))
+    total = _hvd.allreduce(tensor, op=_hvd.Sum, name=_flat(name), ignore_name_scope=True, **_horovod_set(ranks))
+    return tf.stop_gradient(total)
 
 
 def all_gather(array: np.ndarray) -> np.ndarray:

@@ -17,6 +17,7 @@ from tf_fusedrec.grouping import Group, group_tables
 from tf_fusedrec.lookup import Context, GroupLookup, WaitingGradients, gradient_scale
 from tf_fusedrec.tables import ExternalTable, NativeTable, TfraTable
 from tf_fusedrec.tables.state import TableState
+from tf_fusedrec.topology import Place, Topology
 
 
 class Reached(BaseException):
@@ -46,12 +47,14 @@ class FusedEmbedding(keras.layers.Layer):
       features: FeatureConfig of each feature.
       seed: initial rows are a pure function of (seed, table name, id).
       gradient_op: "average" over ranks, as hvd.DistributedOptimizer does with dense gradients, or "sum", TFRA's rule.
+        Under the topology rule "weight_sync", over the ranks of a group.
       backend: where rows live: "native", this project's hash table, or "tfra", a de.Variable.
       accumulate_steps: gradients of that many steps make one update of the tables, equal to that of one large batch
         (MTGRBoost, section 5.2): their mean with gradient_op "average", else their sum. Gradients that wait are in no
         checkpoint: save after a multiple of it. "native" only.
       lookups_per_update: training lookups that a step makes before its update, as schedules.FrozenWindow does: rows of
         so many are neither evicted nor moved. Tables without eviction, ttl, hot_after and memory_budget need not know.
+      topology: how ranks share the tables; None: one copy of them over all ranks. Groups are for "native" only.
       key_encoding: "tfra" only: how (table, id) becomes a key: "bits" (exact; ids must be >= 0 and fit) or "hash".
       keep_reverse_map: "tfra" with "hash": remember the ids behind keys; without, rows cannot be exported.
       init_capacity: "tfra" only: rows per group and rank for which memory is taken at once.
@@ -83,6 +86,7 @@ class FusedEmbedding(keras.layers.Layer):
         backend: str = "native",
         accumulate_steps: int = 1,
         lookups_per_update: int = 1,
+        topology: Topology | None = None,
         key_encoding: str = "bits",
         keep_reverse_map: bool = True,
         init_capacity: int = 1 << 16,
@@ -96,8 +100,10 @@ class FusedEmbedding(keras.layers.Layer):
                 "FusedEmbedding cannot train under the policy mixed_float16: it scales the loss, and rows are trained "
                 "before the scale is taken off. Use mixed_bfloat16."
             )
-        scale = gradient_scale(gradient_op)
         _check_backend(backend, tables, accumulate_steps=accumulate_steps, lookups_per_update=lookups_per_update)
+        topology = topology or Topology()
+        if backend != "native" and topology.groups > 1:
+            raise ValueError(f"{topology} of {name!r} needs backend='native', and it has {backend!r}.")
         config: dict[str, Any] = {
             "tables": [table.to_dict() for table in tables],
             "features": [dataclasses.asdict(feature) for feature in features],
@@ -106,15 +112,18 @@ class FusedEmbedding(keras.layers.Layer):
             "backend": backend,
             "accumulate_steps": accumulate_steps,
             "lookups_per_update": lookups_per_update,
+            "topology": topology.to_dict(),
             "key_encoding": key_encoding,
             "keep_reverse_map": keep_reverse_map,
             "init_capacity": init_capacity,
         }
         self._config = _Untracked(config)
         self._features = {feature.name: feature for feature in features}
+        self._place = _Untracked(Place(topology))
+        scale = gradient_scale(gradient_op, self.place.loss_ranks.size)
         with tf.init_scope():
             groups = group_tables(tables, features)
-            lookups = [GroupLookup(name, group, self._table(name, group), scale) for group in groups]
+            lookups = [GroupLookup(name, group, self._table(name, group), scale, self.place) for group in groups]
         # A plain holder: Keras would track TFRA's variables as weights, and TensorFlow's checkpoint only rank 0's rows.
         self._holder = _Untracked(lookups)
         # Without tables of its own there is nothing that its gradient would train.
@@ -133,7 +142,8 @@ class FusedEmbedding(keras.layers.Layer):
     def _table(self, name: str, group: Group) -> NativeTable | TfraTable | ExternalTable:
         config = self._config.value
         if group.external:
-            return ExternalTable(f"{name}/{group.name}", group.tables)
+            mine = self.place.group
+            return ExternalTable(f"{name}/{group.name}", group.tables, mine.index, mine.size)
         if config["backend"] == "native":
             return NativeTable(
                 f"{name}/{group.name}",
@@ -142,6 +152,8 @@ class FusedEmbedding(keras.layers.Layer):
                 accumulate_steps=config["accumulate_steps"],
                 average=config["gradient_op"] == "average",
                 lookups_per_update=config["lookups_per_update"],
+                averaged=self.place.averages,
+                moment_scale=self.place.topology.scale_of_moments,
             )
         return TfraTable(
             f"{name}/{group.name}",
@@ -151,6 +163,11 @@ class FusedEmbedding(keras.layers.Layer):
             init_capacity=config["init_capacity"],
             keep_reverse_map=config["keep_reverse_map"],
         )
+
+    @property
+    def place(self) -> Place:
+        """Which part of which replica of the tables this process holds."""
+        return self._place.value
 
     @property
     def lookups(self) -> Sequence[GroupLookup]:
@@ -236,6 +253,15 @@ class FusedEmbedding(keras.layers.Layer):
                 feature = features.flatten(feature.config, inputs[name], tf.ones_like(feature.ids, tf.float32))
             outputs[name] = features.restore_form(feature, rows(feature.config.table, feature.ids))
         return outputs
+
+    def synchronize(self) -> None:
+        """Makes replicas of tables equal now, where they train apart (Topology rule "weight_sync"). Collective.
+
+        Between synchronisations each group sees its own replica. Checkpoints synchronise by themselves; call it before
+        rows are exported, or a model is evaluated, after steps that are no multiple of sync_every.
+        """
+        for lookup in self.lookups:
+            lookup.synchronize()
 
     def check_deferrable(self, lookups: int) -> None:
         """Raises ValueError unless gradients of that many lookups may wait for one update."""
@@ -398,6 +424,7 @@ class FusedEmbedding(keras.layers.Layer):
         config.pop("dtype", None)
         config["tables"] = [TableConfig.from_dict(table) for table in config["tables"]]
         config["features"] = [FeatureConfig(**feature) for feature in config["features"]]
+        config["topology"] = Topology(**config["topology"])
         return cls(**config)
 
 

@@ -2,13 +2,28 @@
 
 Three all2alls per group and training step: ids (with the header of counts), rows, gradients. Send buffers are padded
 to bucketed sizes by the ops that make them, the splits say what is real (custom_ops/common/bucket.h says why).
+
+They run inside a group of ranks (topology.py). Where groups share gradients, the owner of an id takes the duplicates
+out of what its group sent, tells the owners in the other groups which ids those are and, later, the sums of their
+gradients: two all2alls more, among the replicas of a shard. So all replicas see the same ids and gradients.
 """
+
+from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from tf_fusedrec import collectives, ops
 from tf_fusedrec._tf_compat import tf
+from tf_fusedrec.topology import Place
+
+
+class Shared(NamedTuple):
+    """Where the ids of this rank's own group are among those of all groups."""
+
+    inverse: tf.Tensor  # <int32>[V], number of the v-th id received among the group's distinct ids
+    num_unique: tf.Tensor  # <int64>[], of those
+    begin: tf.Tensor  # <int32>[], where the group's distinct ids begin among what the table is asked
 
 
 class Route(NamedTuple):
@@ -18,18 +33,32 @@ class Route(NamedTuple):
     index: tf.Tensor  # <int32>[N], row of the n-th id among the rows that come back: restore[inverse], composed
     num_unique: tf.Tensor  # <int64>[], U
     id_splits: tf.Tensor  # <int32>[R], ids that this rank sent to each owner
-    message: tf.Tensor  # <int64>[V + R * S], ids that this rank owns: blocks [counts[S] | ids] by source
-    message_splits: tf.Tensor  # <int32>[R], entries of each block
-    received_splits: tf.Tensor  # <int32>[R], ids received from each source
+    # What the table is asked: <int64>[V + R * S] blocks [counts[S] | ids] by source, and entries of each <int32>[R].
+    # Sources are the R ranks of the group or, where groups share gradients, the groups.
+    message: tf.Tensor
+    message_splits: tf.Tensor
+    received_splits: tf.Tensor  # <int32>[R], ids received from each rank of the group
+    shared: Shared | None  # None: the table is asked for the group's ids alone
 
 
-def route_ids(unique: ops.UniqueIds, *, name: str, owner: str, id_bits: int, segment_names: Sequence[str]) -> Route:
+def route_ids(
+    unique: ops.UniqueIds,
+    *,
+    name: str,
+    owner: str,
+    id_bits: int,
+    segment_names: Sequence[str],
+    place: Place,
+    training: bool,
+) -> Route:
     """Sends unique ids to their owners.
 
     Args:
-      unique: distinct ids of a group, by segment.
+      unique: distinct ids of a group of tables, by segment.
       name: of the collective, the same on all ranks.
       owner, id_bits, segment_names: see ops.rank_partition.
+      place: of this process among the ranks.
+      training: whether gradients may follow.
 
     Returns:
       Route.
@@ -37,12 +66,15 @@ def route_ids(unique: ops.UniqueIds, *, name: str, owner: str, id_bits: int, seg
     ranked = ops.rank_partition(
         unique.ids,
         unique.splits,
-        num_ranks=collectives.size(),
+        num_ranks=place.group.size,
         owner=owner,
         id_bits=id_bits,
         segment_names=segment_names,
     )
-    message, splits = collectives.all_to_all(ranked.message, ranked.send_splits, name=f"{name}.ids")
+    message, splits = collectives.all_to_all(ranked.message, ranked.send_splits, name=f"{name}.ids", ranks=place.group)
+    received_splits, shared = splits - len(segment_names), None
+    if training and place.shares_gradients:
+        message, splits, shared = _tell_replicas(message, splits, len(segment_names), name, place)
     return Route(
         name=name,
         index=tf.gather(ranked.restore, unique.inverse),
@@ -50,8 +82,22 @@ def route_ids(unique: ops.UniqueIds, *, name: str, owner: str, id_bits: int, seg
         id_splits=ranked.id_splits,
         message=message,
         message_splits=splits,
-        received_splits=splits - len(segment_names),
+        received_splits=received_splits,
+        shared=shared,
     )
+
+
+def _tell_replicas(
+    message: tf.Tensor, splits: tf.Tensor, segments: int, name: str, place: Place
+) -> tuple[tf.Tensor, tf.Tensor, Shared]:
+    """Messages of all groups to this shard, without the duplicates inside each group; see Route and Shared."""
+    received = ops.unpack_message(message, splits, num_segments=segments)
+    unique = ops.segment_unique(received.ids, received.segment_splits)
+    own, _ = own_message(unique.ids, unique.splits)
+    message, splits = collectives.all_to_each(own, name=f"{name}.replicas.ids", ranks=place.replicas)
+    begin = tf.reduce_sum(splits[: place.replicas.index] - segments)
+    inverse = tf.gather(unique.inverse, received.position)
+    return message, splits, Shared(inverse, tf.size(unique.ids, out_type=tf.int64), begin)
 
 
 def own_message(ids: tf.Tensor, segment_splits: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -68,29 +114,37 @@ def own_message(ids: tf.Tensor, segment_splits: tf.Tensor) -> tuple[tf.Tensor, t
     return message, tf.reshape(tf.size(message), [1])
 
 
-def bring_rows(route: Route, rows: tf.Tensor) -> tf.Tensor:
+def bring_rows(route: Route, rows: tf.Tensor, place: Place) -> tf.Tensor:
     """Sends rows from their owner to the ranks that asked.
 
     Args:
       route: of the ids.
-      rows: [>= V, D] in the order in which the ids arrived; rows behind V are padding.
+      rows: [P, D], the table's answer to route.message; rows behind the last id are padding.
+      place: of this process among the ranks.
 
     Returns:
       [U, D] in the order that route.index refers to.
     """
-    received, _ = collectives.all_to_all(rows, route.received_splits, name=f"{route.name}.rows")
+    if route.shared is not None:
+        rows = ops.recover(rows, route.shared.begin + route.shared.inverse, pad=True)
+    received, _ = collectives.all_to_all(rows, route.received_splits, name=f"{route.name}.rows", ranks=place.group)
     return received
 
 
-def return_gradients(route: Route, grads: tf.Tensor) -> tf.Tensor:
+def return_gradients(route: Route, grads: tf.Tensor, place: Place) -> tf.Tensor:
     """Sends gradients of rows to their owner: the mirror of bring_rows.
 
     Args:
       route: of the ids.
       grads: [>= U, D] in the order of bring_rows' result; rows behind U are padding.
+      place: of this process among the ranks.
 
     Returns:
-      [V, D] in the order in which the ids arrived.
+      [ids of route.message, D] in that order.
     """
-    received, _ = collectives.all_to_all(grads, route.id_splits, name=f"{route.name}.gradients")
-    return received
+    received, _ = collectives.all_to_all(grads, route.id_splits, name=f"{route.name}.gradients", ranks=place.group)
+    if route.shared is None:
+        return received
+    summed = ops.recover_grad(received, route.shared.inverse, route.shared.num_unique)
+    gathered, _ = collectives.all_to_each(summed, name=f"{route.name}.replicas.gradients", ranks=place.replicas)
+    return gathered

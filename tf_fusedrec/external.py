@@ -12,7 +12,6 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from tf_fusedrec import collectives
 from tf_fusedrec._tf_compat import tf
 from tf_fusedrec.checkpoint import read_manifest, shares
 from tf_fusedrec.config import TableConfig
@@ -32,8 +31,8 @@ class _Wanted:
         return self._record
 
 
-def read_rows(config: TableConfig) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yields this rank's rows of an external table: ids <int64>[n] and rows <float32>[n, D]. Not collective.
+def read_rows(config: TableConfig, shard: int, shards: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yields the rows of one shard of an external table: ids <int64>[n] and rows <float32>[n, D]. Not collective.
 
     Raises:
       ValueError: no checkpoint, one without the table or with another dim; a missing, truncated, damaged or foreign
@@ -53,9 +52,7 @@ def read_rows(config: TableConfig) -> Iterator[tuple[np.ndarray, np.ndarray]]:
             f"{directory} has {dim}. Use dim={dim}."
         )
     saved = shares.TableShare(directory, name, tables[name], None, 0, 1).sections["rows"].record
-    mine = shares.TableShare(
-        directory, name, tables[name], _Wanted(saved), collectives.rank(), collectives.size()
-    )  # fmt: skip
+    mine = shares.TableShare(directory, name, tables[name], _Wanted(saved), shard, shards)
     for ids, records in mine.sections["rows"].chunks():
         rows = np.ascontiguousarray(records["row"])
         if rows.dtype == "<u2":  # bfloat16 is no type of NumPy; its bits travel as they are

@@ -13,11 +13,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Union
 
-from tf_fusedrec import collectives, exchange, ops
+from tf_fusedrec import exchange, ops, replicas
 from tf_fusedrec._tf_compat import tf
 from tf_fusedrec.features import FlatFeature
 from tf_fusedrec.grouping import Group
 from tf_fusedrec.tables import ExternalTable, NativeTable, TfraTable
+from tf_fusedrec.topology import Place
 
 Table = Union[NativeTable, TfraTable, ExternalTable]
 
@@ -40,10 +41,14 @@ class Context(NamedTuple):
 
 
 class GroupLookup:
-    """Rows of one group of tables: where ids, exchange and table meet. `gradient_scale` multiplies every gradient."""
+    """Rows of one group of tables: where ids, exchange and table meet. `gradient_scale` multiplies every gradient.
 
-    def __init__(self, layer_name: str, group: Group, table: Table, gradient_scale: float):
+    `place` says among which ranks.
+    """
+
+    def __init__(self, layer_name: str, group: Group, table: Table, gradient_scale: float, place: Place):
         self.group = group
+        self._place = place
         self.table = table
         self._layer_name = layer_name
         self._gradient_scale = gradient_scale
@@ -65,15 +70,15 @@ class GroupLookup:
           rows [G, D] of all features, pooled where a feature is, their number by feature <int64>[F], and the context
           for apply_gradients.
         """
-        context = self.fetch(self.route(features, call=call), training=training)
+        context = self.fetch(self.route(features, call=call, training=training), training=training)
         return self.bring(context), context.routed.fused.feature_bags, context
 
-    def route(self, features: Sequence[FlatFeature], *, call: int) -> Routed:
+    def route(self, features: Sequence[FlatFeature], *, call: int, training: bool = True) -> Routed:
         """First stage: ids travel to their owners. Reads no table. Args as those of `lookup`."""
         fused = self._fuse(features)
         if self._stays_here(features):
             return Routed(fused, None, *exchange.own_message(fused.ids, fused.segment_splits))
-        route = self._route(fused, str(call))
+        route = self._route(fused, str(call), training)
         return Routed(fused, route, route.message, route.message_splits)
 
     def fetch(self, routed: Routed, *, training: bool) -> Context:
@@ -87,7 +92,7 @@ class GroupLookup:
         fused, route = context.routed.fused, context.routed.route
         if route is None:
             return context.found.rows[: tf.size(fused.ids)]
-        arrived = exchange.bring_rows(route, context.found.rows)
+        arrived = exchange.bring_rows(route, context.found.rows, self._place)
         return ops.pooled_recover(arrived, route.index, fused.bag_splits, fused.bag_scale)
 
     def prefetch(self, features: Sequence[FlatFeature], *, call: int) -> None:
@@ -96,12 +101,13 @@ class GroupLookup:
         Only tables with a memory budget have rows to fetch; for others this is no collective either.
         """
         if isinstance(self.table, NativeTable) and self.group.tables[0].memory_budget:
-            route = self._route(self._fuse(features), f"{call}.prefetch")
+            route = self._route(self._fuse(features), f"{call}.prefetch", training=True)
             self.table.prefetch(route.message, route.message_splits)
 
     def _stays_here(self, features: Sequence[FlatFeature]) -> bool:
         unpooled = all(feature.bag_size == 1 for feature in features)
-        return collectives.size() == 1 and unpooled and not isinstance(self.table, TfraTable)
+        alone = self._place.group.size == 1 and not self._place.shares_gradients
+        return alone and unpooled and not isinstance(self.table, TfraTable)
 
     def _fuse(self, features: Sequence[FlatFeature]) -> ops.FusedIds:
         return ops.fuse_ids(
@@ -114,14 +120,16 @@ class GroupLookup:
             combiners=[feature.config.combiner or "sum" for feature in features],
         )
 
-    def _route(self, fused: ops.FusedIds, name: str) -> exchange.Route:
-        """Brings ids to their owners; `name` is of the collective inside this group."""
+    def _route(self, fused: ops.FusedIds, name: str, training: bool) -> exchange.Route:
+        """Brings ids to their owners; `name` is of the collective inside this group of tables."""
         return exchange.route_ids(
             ops.segment_unique(fused.ids, fused.segment_splits),
             name=f"{self._layer_name}.{self.group.name}.{name}",
             owner=self.table.owner,
             id_bits=self.table.id_bits,
             segment_names=self.table.names,
+            place=self._place,
+            training=training,
         )
 
     def apply_gradients(self, context: Context, grads: tf.Tensor) -> None:
@@ -139,7 +147,7 @@ class GroupLookup:
             return grads
         bags = (fused.bag_splits, fused.bag_scale)
         summed = ops.pooled_recover_grad(grads, route.index, *bags, route.num_unique, pad=True)
-        return exchange.return_gradients(route, summed)
+        return exchange.return_gradients(route, summed, self._place)
 
     def apply_returned(self, context: Context, arrived: tf.Tensor, *, staleness: int = 0) -> None:
         """Fifth stage, at the owner: trains the table. No collective.
@@ -158,6 +166,7 @@ class GroupLookup:
         with tf.control_dependencies([*self._not_updated_since(context, staleness), arrived]):
             self.table.apply_gradients(context.found, arrived, self._gradient_scale)
             self._updates.assign_add(1)
+            self._note_trained([context])
 
     def apply_together(self, parts: Sequence[tuple[Context, tf.Tensor]]) -> None:
         """As apply_gradients, for several lookups: one update, of the sum of their gradients. Native tables only."""
@@ -169,6 +178,23 @@ class GroupLookup:
             found = [context.found for context, _ in parts]
             self.table.apply_together(list(zip(found, arrived)), self._gradient_scale)
             self._updates.assign_add(1)
+            self._note_trained([context for context, _ in parts])
+
+    def _note_trained(self, contexts: Sequence[Context]) -> None:
+        """After an update: what the other replicas must hear of it, and, every few updates, what they say."""
+        if not self._place.averages:
+            return
+        assert isinstance(self.table, NativeTable)
+        for context in contexts:
+            self.table.note_trained(context.routed.message, context.routed.message_splits)
+        every = self._place.topology.sync_every
+        tf.cond(self.table.updates_make_a_multiple_of(every), self.synchronize, lambda: None)
+
+    def synchronize(self) -> None:
+        """Makes replicas equal that train apart, now; others are equal. Collective."""
+        if self._place.averages:
+            assert isinstance(self.table, NativeTable)
+            replicas.average(self.table, self._place, name=f"{self._layer_name}.{self.group.name}.average")
 
     def _not_updated_since(self, context: Context, staleness: int) -> list[tf.Operation]:
         once = tf.debugging.assert_less_equal(
@@ -204,8 +230,8 @@ def apply_waiting(waiting: Sequence[WaitingGradients]) -> None:
         parts[0].lookup.apply_together([(part.context, part.grads) for part in parts])
 
 
-def gradient_scale(gradient_op: str) -> float:
-    """Factor that turns sums over ranks into what `gradient_op` names: "sum" or "average" over ranks."""
+def gradient_scale(gradient_op: str, ranks: int) -> float:
+    """Factor that turns sums over `ranks` ranks into what `gradient_op` names: "sum" or "average" over them."""
     if gradient_op not in ("average", "sum"):
         raise ValueError(f"gradient_op must be 'average' or 'sum', got {gradient_op!r}.")
-    return 1.0 / collectives.size() if gradient_op == "average" else 1.0
+    return 1.0 / ranks if gradient_op == "average" else 1.0

@@ -10,11 +10,14 @@ from tf_fusedrec import collectives
 from tf_fusedrec._tf_compat import tf
 from tf_fusedrec.negatives import reuse
 from tf_fusedrec.similarities import chosen_products, inverse_length, segmented_products
+from tf_fusedrec.topology import Place
 
 COLLISION_LOGIT = -5e4  # a negative that is the positive itself; finite, as in the public HSTU experiments
 
 
-def global_mean(values: tf.Tensor, weights: tf.Tensor | None = None, *, name: str) -> tf.Tensor:
+def global_mean(
+    values: tf.Tensor, weights: tf.Tensor | None = None, *, name: str, place: Place | None = None
+) -> tf.Tensor:
     """R * sum(values * weights) of this rank / sum of the weights of all ranks.
 
     The AVERAGE over ranks of this number is the weighted mean over all ranks' values. So gradients
@@ -27,6 +30,9 @@ def global_mean(values: tf.Tensor, weights: tf.Tensor | None = None, *, name: st
       values: <float>[n]. A rank may have n = 0; it must still call, as all ranks must.
       weights: None for 1, or <float>[n], not negative. No gradient flows to them.
       name: of the all-reduce; the same on all ranks, and different for each call in one step.
+      place: of the FusedEmbedding. Where its groups train apart (Topology rule "weight_sync"), the mean is that of this
+        rank's group, and "all ranks" above are its R ranks; dense gradients are then those of the mean of the groups'
+        means. None: all ranks.
 
     Returns:
       <float>[], float32 or wider. 0 when the weights of all ranks sum to 0.
@@ -45,13 +51,20 @@ def global_mean(values: tf.Tensor, weights: tf.Tensor | None = None, *, name: st
     weights = tf.stop_gradient(tf.cast(weights, values.dtype))
     if not values.shape.is_compatible_with(weights.shape):
         raise ValueError(f"weights must have the shape of values, {values.shape}, got {weights.shape}.")
-    total = collectives.all_reduce_sum(tf.reduce_sum(weights), name=name)
-    ranks = tf.cast(collectives.size(), values.dtype)
-    return tf.math.divide_no_nan(ranks * tf.reduce_sum(values * weights), tf.stop_gradient(total))
+    ranks = collectives.world() if place is None else place.loss_ranks
+    total = collectives.all_reduce_sum(tf.reduce_sum(weights), name=name, ranks=ranks)
+    return tf.math.divide_no_nan(
+        tf.cast(ranks.size, values.dtype) * tf.reduce_sum(values * weights), tf.stop_gradient(total)
+    )
 
 
 def weighted_binary_cross_entropy(
-    labels: tf.Tensor, logits: tf.Tensor, weights: tf.Tensor | None = None, *, name: str
+    labels: tf.Tensor,
+    logits: tf.Tensor,
+    weights: tf.Tensor | None = None,
+    *,
+    name: str,
+    place: Place | None = None,
 ) -> tf.Tensor:
     """Global weighted mean of the binary cross entropy of flat targets.
 
@@ -59,7 +72,7 @@ def weighted_binary_cross_entropy(
       labels: <float>[n], 0 .. 1.
       logits: <float>[n], log odds, before the sigmoid.
       weights: None for 1, or <float>[n]; 0 leaves a target out.
-      name: see `global_mean`.
+      name, place: see `global_mean`.
 
     Returns:
       <float>[], see `global_mean`.
@@ -74,7 +87,7 @@ def weighted_binary_cross_entropy(
             "Flatten both to one value per target."
         )
     values = tf.nn.sigmoid_cross_entropy_with_logits(labels=tf.cast(labels, logits.dtype), logits=logits)
-    return global_mean(values, weights, name=name)
+    return global_mean(values, weights, name=name, place=place)
 
 
 def sampled_softmax(

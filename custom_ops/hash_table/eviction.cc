@@ -124,9 +124,14 @@ void HashTable::Clear() {
       shard.keys[segment].Clear(&shard.retired);
       if (!shard.candidates.empty()) shard.candidates[segment].Clear(&shard.retired);
       shard.tombstones[segment].clear();
+      shard.unsynced[segment].clear();
       shard.statistics[segment] = {};
     }
     FreeRetired(&shard);
+  }
+  {
+    std::lock_guard<std::mutex> lock(trained_mutex_);
+    for (std::vector<int64_t>& of_segment : trained_) of_segment.clear();
   }
   std::lock_guard<std::mutex> lock(accumulator_mutex_);
   accumulator_.Clear();

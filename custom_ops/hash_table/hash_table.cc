@@ -53,6 +53,7 @@ HashTable::HashTable(TableSpec spec, Optimizer optimizer)
     shard.statistics.resize(segments());
     shard.tombstones.resize(segments());
     shard.touched.resize(segments());
+    shard.unsynced.resize(segments());
   }
 }
 
@@ -144,6 +145,7 @@ void HashTable::RemoveKey(Shard* shard, int64_t segment, int64_t id) {
   if (handle == kAbsent) return;
   GiveBack(shard, handle);
   if (spec_.record_tombstones) shard->tombstones[segment].push_back(id);
+  if (spec_.averaged) shard->unsynced[segment].push_back(id);
 }
 
 void HashTable::Find(const Message& message, const ParallelFor& parallel_for, const RowSink& rows) const {

@@ -68,6 +68,7 @@ struct TableSpec {
   int64_t memory_budget = 0;    // > 0: bytes of rows in memory; rows beyond are kept in a file
   std::string tier_folder;      // of that file
   int64_t window = 1;           // training lookups whose rows stay where they are
+  bool averaged = false;        // replicas of this table are averaged: remember what they must tell each other
 };
 
 // A received message (rank_partition.h), checked: for each source the counts of all segments, then its ids.
@@ -162,6 +163,21 @@ class HashTable {
   // Begins anew what deltas are made of: the record of ids that left, and that of ids whose rows may have changed.
   void ForgetTombstones();
 
+  // Replicas that train apart and are averaged from time to time (replicas.cc); for tables whose spec says so.
+  // Notes that the rows of these ids have been trained.
+  void NoteTrained(const Message& message);
+  // What has happened since it was asked last: ids by segment that were trained and have a row, then ids by segment that
+  // left and have none. counts [2 * segments()]; headers: last << 32 | count of each trained id, 0 of the others.
+  void TakeUnsynced(std::vector<int64_t>* counts, std::vector<int64_t>* ids, std::vector<int64_t>* headers);
+  // numbers [ids.size() * format(0).numbers()]: row and slots of ids grouped by segment; initial ones without a row.
+  void ReadNumbers(absl::Span<const int64_t> ids, absl::Span<const int64_t> segment_splits,
+                   const ParallelFor& parallel_for, float* numbers) const;
+  // Removes the ids `left`, but for rows in use, then sets rows of distinct ids; both are grouped by segment. Rows that
+  // are there stay where they are. `step` seeds the rounding: replicas that are told the same become the same.
+  absl::Status Merge(absl::Span<const int64_t> left, absl::Span<const int64_t> left_splits,
+                     absl::Span<const int64_t> ids, absl::Span<const int64_t> segment_splits, const float* numbers,
+                     absl::Span<const int64_t> headers, uint32_t step);
+
   uint32_t clock() const { return clock_.load(); }
   uint32_t version() const { return version_.load(); }
   void SetClock(uint32_t clock, uint32_t version);
@@ -178,6 +194,7 @@ class HashTable {
     std::vector<KeyIndex> candidates;      // by segment: ids that were seen, how often; with admission only
     std::vector<SegmentStatistics> statistics;
     std::vector<std::vector<int64_t>> tombstones;  // by segment, with repeats
+    std::vector<std::vector<int64_t>> unsynced;    // by segment: ids that left since TakeUnsynced, with repeats
     std::vector<std::vector<int64_t>> touched;     // by segment: ids of rows that may have changed (changes.cc), the same
     std::vector<uint32_t> free_rows[2];    // by pool
     std::vector<uint32_t> left;            // handles of rows that were given back: a reader may still look at them
@@ -260,6 +277,8 @@ class HashTable {
   void RemoveKey(Shard* shard, int64_t segment, int64_t id);
   void FreeRetired(Shard* shard) const;  // what nobody can see any more
   absl::Status WriteRecord(Shard* shard, int64_t segment, int64_t id, const char* record);
+  absl::Status WriteNumbers(Shard* shard, int64_t segment, int64_t id, const float* numbers, int64_t header,
+                            uint32_t step);
   void FetchForUpdate(uint32_t handle) const;
   void UpdateRow(const Prepared& prepared, uint32_t handle, float* grad, uint32_t version, float* scratch);
 
@@ -284,6 +303,9 @@ class HashTable {
   std::mutex room_mutex_;  // one lookup at a time makes room
   std::mutex accumulator_mutex_;
   Accumulator accumulator_;
+  std::mutex trained_mutex_;
+  std::vector<std::vector<int64_t>> trained_;  // by segment: ids of NoteTrained, with repeats
+  std::vector<size_t> distinct_trained_;       // of them, when repeats were taken out last
 };
 
 // Calls visit(id, handle, header) for the rows of a segment in one shard, whose mutex is held. Headers lie anywhere in

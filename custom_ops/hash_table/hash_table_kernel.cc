@@ -47,6 +47,7 @@ class HashTableOp : public tensorflow::ResourceOpKernel<TableResource> {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("memory_budget", &spec_.memory_budget));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("tier_folder", &spec_.tier_folder));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("window", &spec_.window));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("averaged", &spec_.averaged));
     auto known = StorageOf(storage);
     OP_REQUIRES_OK(ctx, known.status());
     spec_.dim = dim;

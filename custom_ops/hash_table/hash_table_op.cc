@@ -52,6 +52,7 @@ REGISTER_OP("Fusedrec>HashTable")
     .Attr("memory_budget: int >= 0 = 0")
     .Attr("tier_folder: string = ''")
     .Attr("window: int >= 1 = 1")
+    .Attr("averaged: bool = false")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::ScalarShape)
     .Doc(R"doc(
@@ -74,6 +75,7 @@ record_tombstones: remember ids that left, for delta checkpoints.
 hot_after: when above 0, rows begin in float16 and move to float32 at that many training lookups.
 memory_budget: when above 0, bytes of rows in memory; rows beyond are kept in a file in tier_folder.
 window: training lookups whose rows are neither evicted nor moved.
+averaged: replicas of this table train apart: remember what TableTakeUnsynced must tell them.
 )doc");
 
 REGISTER_OP("Fusedrec>TableLookup")

@@ -6,7 +6,9 @@ import types
 
 import numpy as np
 
+import tf_fusedrec as fr
 from tests.checkpoint.oracle import OWNERS, mix64
+from tf_fusedrec.topology import Place
 
 ABOUT = [("last", "<u4"), ("count", "<u4"), ("updated", "<u4"), ("pool", "<u4")]
 
@@ -111,7 +113,10 @@ class Counter:
 
 def embedding_of(*tables):
     """What save and load need of a FusedEmbedding."""
-    return types.SimpleNamespace(lookups=[types.SimpleNamespace(table=table) for table in tables], name="double")
+    lookups = [types.SimpleNamespace(table=table) for table in tables]
+    return types.SimpleNamespace(
+        lookups=lookups, name="double", place=Place(fr.Topology()), synchronize=lambda: None
+    )  # fmt: skip
 
 
 def contents(tables):

@@ -36,14 +36,16 @@ def _environment(given: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def run_ranks(body: Callable[..., Any], world_size: int, timeout_s: float = 240, **kwargs: Any) -> list[Any]:
-    """Results of `body(**kwargs)` by rank, from world_size new processes.
+def run_ranks(
+    body: Callable[..., Any], world_size: int, timeout_s: float = 240, topologies: Sequence[Any] = (), **kwargs: Any
+) -> list[Any]:
+    """Results of `body(**kwargs)` by rank, from world_size new processes that joined with these topologies.
 
     Raises:
       RanksFailed: a rank raised, or they did not end within timeout_s seconds.
     """
     launch = [] if world_size == 1 else ["horovodrun", "-np", str(world_size), "--gloo"]
-    return launch_ranks(launch, os.environ, body, world_size, timeout_s, **kwargs)
+    return launch_ranks(launch, os.environ, body, world_size, timeout_s, topologies, **kwargs)
 
 
 def launch_ranks(
@@ -52,6 +54,7 @@ def launch_ranks(
     body: Callable[..., Any],
     world_size: int,
     timeout_s: float,
+    topologies: Sequence[Any] = (),
     **kwargs: Any,
 ) -> list[Any]:
     """As run_ranks, by a launcher of one's own, which must start world_size processes that see one file system.
@@ -61,7 +64,7 @@ def launch_ranks(
     """
     with tempfile.TemporaryDirectory() as folder:
         job = pathlib.Path(folder) / "job.pkl"
-        job.write_bytes(pickle.dumps((body.__module__, body.__qualname__, kwargs)))
+        job.write_bytes(pickle.dumps((body.__module__, body.__qualname__, topologies, kwargs)))
         child = [sys.executable, "-m", "tests.support.ranks", str(job)]
         try:
             done = subprocess.run(
@@ -81,8 +84,8 @@ def _child(job: pathlib.Path) -> None:
 
     import tf_fusedrec
 
-    tf_fusedrec.init()
-    module, name, kwargs = pickle.loads(job.read_bytes())
+    module, name, topologies, kwargs = pickle.loads(job.read_bytes())
+    tf_fusedrec.init(*topologies)
     result = getattr(importlib.import_module(module), name)(**kwargs)
     (job.parent / f"result-{tf_fusedrec.collectives.rank()}.pkl").write_bytes(pickle.dumps(result))
 

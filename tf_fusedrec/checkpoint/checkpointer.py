@@ -31,7 +31,8 @@ class Checkpointer:
     Args:
       directory: on a file system that all ranks see. It may hold a checkpoint; nothing else may save there.
       model: dense weights (its FusedEmbedding layers hold none but the anchor).
-      embedding: tables; every rank writes its own rows with their optimizer slots.
+      embedding: tables; every rank writes its own rows with their optimizer slots. Ranks that hold replicas of the same
+        rows write a part of them each, after replicas that train apart have been synchronised.
       optimizer: of the dense weights, or None.
       full_every: every full_every-th save is full; 1 makes no deltas.
       background: False writes before `save` returns, table by table, so that two tables at a time are copied.
@@ -57,6 +58,7 @@ class Checkpointer:
     ):
         self._directory = pathlib.Path(directory)
         self._model, self._optimizer = model, optimizer
+        self._embedding = embedding
         self._tables: list[Any] = [lookup.table for lookup in embedding.lookups]
         self._full_every, self._background, self._timeout_s = full_every, background, timeout_s
         if full_every < 1:
@@ -97,7 +99,8 @@ class Checkpointer:
             self._model.drain()
         full = self._full if self._saves % self._full_every else None
         self._saves += 1
-        rank = collectives.rank()
+        rank, place = collectives.rank(), self._embedding.place
+        self._embedding.synchronize()
 
         def begun() -> tuple[saving.Plan, str]:
             name, since = full or (None, {})
@@ -107,7 +110,7 @@ class Checkpointer:
         clocks = {name: int(table.clock) for table in self._tables for name in table.names}
 
         def copied() -> tuple[Iterable[saving.Cut], dict[str, bytes]]:
-            cuts = saving.cut_tables(self._tables, plan)
+            cuts = saving.cut_tables(self._tables, plan, place.piece if place.replicas.size > 1 else None)
             weights = dense.snapshot(plan.save, self._model, self._optimizer) if rank == 0 else {}
             return list(cuts) if self._background else ahead(cuts), weights
 
@@ -117,13 +120,13 @@ class Checkpointer:
 
         def write() -> None:
             try:
-                saving.write_shard(self._directory, plan, cuts, rank)
+                saving.write_shard(self._directory, plan, cuts, place.piece)
                 if rank == 0:
                     saving.commit(self._directory, plan, weights, json.loads(told), self._timeout_s)
                 if plan.full is None:
                     self._full = plan.save, clocks
             except BaseException as failure:
-                saving.give_up(self._directory, plan, rank, failure)
+                saving.give_up(self._directory, plan, place.piece, failure)
                 self._failure = failure
 
         if self._background:

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from tf_fusedrec import collectives
 from tf_fusedrec._tf_compat import keras, tf
 from tf_fusedrec.checkpoint import dense, shares
 from tf_fusedrec.checkpoint.agreement import agree
@@ -24,7 +23,7 @@ def load(
     *,
     partial: bool = False,
 ) -> Any:
-    """Restores what was saved, on any number of ranks; all ranks call it. Rows that the tables held are dropped.
+    """Restores what was saved, on any ranks in any groups; all ranks call it. Rows that the tables held are dropped.
 
     Tables are known by name; those of the checkpoint that the model does not have are left alone. Dense weights that do
     not exist yet (a model that was not called, an optimizer before its first step) are restored when they are made, so
@@ -50,9 +49,8 @@ def load(
 
     def opened() -> tuple[dict[str, Any], list[shares.TableShare]]:
         manifest = read_manifest(directory)
-        mine = shares.open_tables(
-            directory, manifest["tables"], tables, collectives.rank(), collectives.size(), partial
-        )  # fmt: skip
+        group = embedding.place.group
+        mine = shares.open_tables(directory, manifest["tables"], tables, group.index, group.size, partial)
         dense.check(directory / manifest["save"], manifest["dense"])
         return manifest, mine
 

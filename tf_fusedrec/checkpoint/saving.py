@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tf_fusedrec.checkpoint import dense, disk, manifest, shard_file
+from tf_fusedrec.tables.hash_order import hash_range_owner
 
 _POLL_S = 0.01
 
@@ -91,18 +92,32 @@ def make_plan(directory: pathlib.Path, ranks: int, full: str | None, since: Mapp
     return Plan(save, ranks, parts, dict(since))
 
 
-def cut_tables(tables: Sequence[Any], plan: Plan) -> Iterator[Cut]:
-    """Copies of this rank's tables, or of what has changed in them, one after another."""
+def cut_tables(tables: Sequence[Any], plan: Plan, piece: int | None = None) -> Iterator[Cut]:
+    """Copies of this rank's tables, or of what has changed in them, one after another.
+
+    Args:
+      tables: backends.
+      plan: of the save.
+      piece: number of the range of hashes, of plan.ranks, to which rows are limited, where other ranks hold the same
+        rows; None: all that this rank holds.
+    """
+
+    def meant(ids: np.ndarray, records: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        if piece is None:
+            return ids, records
+        mine = hash_range_owner(ids, plan.ranks) == piece
+        return ids[mine], records[mine]
+
     for table in tables:
         for name in table.names:
             sections, whole = {}, {}
             for section in table.sections:
                 whole[section] = plan.full is None or "updated" not in (table.record_dtype(section).names or ())
                 since = None if whole[section] else plan.since[name]
-                sections[section] = table.snapshot(name, section, since, in_hash_order=False)
+                sections[section] = meant(*table.snapshot(name, section, since, in_hash_order=False))
             if plan.full is not None:
                 removed = np.asarray(table.tombstones(name), np.int64)
-                sections[manifest.TOMBSTONES] = removed, np.empty([len(removed)], np.dtype([]))
+                sections[manifest.TOMBSTONES] = meant(removed, np.empty([len(removed)], np.dtype([])))
                 whole[manifest.TOMBSTONES] = False
             described = {
                 "spec": table.spec(name), "owner": table.owner, "clock": int(table.clock),

@@ -10,7 +10,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from tf_fusedrec import collectives
 from tf_fusedrec._tf_compat import tf
 from tf_fusedrec.checkpoint.saving import counters, keeps_changes
 from tf_fusedrec.embedding import FusedEmbedding
@@ -50,7 +49,8 @@ def warm_start(embedding: FusedEmbedding, table: str, ids: np.ndarray, rows: np.
     if not np.isfinite(rows).all():
         raise ValueError(f"rows of table {table!r} must be finite, but that of id {ids[_first_bad(rows)]} is not.")
     owner = owner_of if backend.owner == "tfra" else hash_range_owner
-    mine = owner(ids, collectives.size()) == collectives.rank()
+    group = embedding.place.group
+    mine = owner(ids, group.size) == group.index
     records = backend.new_records(table, int(mine.sum()))
     if records["row"].dtype == "<u2":
         records["row"] = rows[mine].astype(tf.bfloat16.as_numpy_dtype).view(np.uint16)

@@ -39,6 +39,13 @@ from tf_fusedrec.ops.jagged_attention import (
 from tf_fusedrec.ops.rank_partition import RankedIds, ReceivedIds, rank_partition, unpack_message
 from tf_fusedrec.ops.recovery import pooled_recover, pooled_recover_grad, recover, recover_grad
 from tf_fusedrec.ops.segment_unique import UniqueIds, segment_unique
+from tf_fusedrec.ops.table_replicas import (
+    Unsynced,
+    table_merge,
+    table_note_trained,
+    table_read_numbers,
+    table_take_unsynced,
+)
 
 __all__ = [
     "BucketTable",
@@ -51,6 +58,7 @@ __all__ = [
     "TableStatistics",
     "TimeFunction",
     "UniqueIds",
+    "Unsynced",
     "bias_attention",
     "fuse_ids",
     "hash_table",
@@ -76,12 +84,16 @@ __all__ = [
     "table_import_candidates",
     "table_keys",
     "table_lookup",
+    "table_merge",
+    "table_note_trained",
     "table_prefetch",
+    "table_read_numbers",
     "table_read_records",
     "table_remove",
     "table_set_clock",
     "table_size",
     "table_statistics",
+    "table_take_unsynced",
     "table_tombstones",
     "unpack_message",
 ]

@@ -44,6 +44,7 @@ def hash_table(
     memory_budget: int = 0,
     tier_folder: str = "",
     window: int = 1,
+    averaged: bool = False,
 ) -> tf.Tensor:
     """Makes a dynamic table of S segments (MTGRBoost, section 4.1), or gives the one that has this shared_name.
 
@@ -66,6 +67,7 @@ def hash_table(
       memory_budget: bytes of rows in memory; rows beyond are kept in a file in tier_folder. 0 for no limit.
       tier_folder: of that file.
       window: training lookups whose rows are neither evicted nor moved.
+      averaged: replicas train apart: remember what they must tell each other (table_replicas.py).
 
     Returns:
       <resource>[].
@@ -79,6 +81,7 @@ def hash_table(
         distribution=distribution, a=a, b=b, max_rows=max_rows, eviction=eviction, ttl=ttl,
         admission_count=admission_count, max_candidates=max_candidates, record_tombstones=record_tombstones,
         hot_after=hot_after, memory_budget=memory_budget, tier_folder=tier_folder, window=window,
+        averaged=averaged,
     )  # fmt: skip
 
 

@@ -53,6 +53,15 @@ class Rule(abc.ABC):
         """Numbers of the rule in the op, clipnorm first."""
 
     @property
+    def rate_scale(self) -> float:
+        """Factor of the learning rate in the op.
+
+        With a moment scale c of an element-wise v it is sqrt(c), and epsilon is scaled alike, so that the op need not
+        know c: lr / (sqrt(v / c) + epsilon) = sqrt(c) lr / (sqrt(v) + sqrt(c) epsilon).
+        """
+        return 1.0
+
+    @property
     def wide_slots(self) -> tuple[str, ...]:
         """Names of the slots that hold D numbers per row."""
         return ()
@@ -75,6 +84,13 @@ class Rule(abc.ABC):
         What may change while a model is trained (rate, clipping, decay, epsilon) is not in it. JSON-able.
         """
         return {"rule": self.rule}
+
+    def with_moment_scale(self, moment_scale: float) -> Rule:
+        """The record with this moment scale; itself where it has none, or one that is not 1."""
+        if getattr(self, "moment_scale", None) != 1.0:
+            return self
+        fields = {"moment_scale": moment_scale}
+        return dataclasses.replace(self, **fields)
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able; `from_dict` is the inverse."""
@@ -144,15 +160,18 @@ class Adagrad(Rule):
     Args:
       initial_accumulator_value: v of a new row.
       epsilon_inside: w -= lr g / sqrt(v + epsilon), the form of keras.optimizers.Adagrad.
+      moment_scale: c > 0; v / c stands for v in the step of w. See RowWiseAdagrad.
     """
 
     initial_accumulator_value: float = 0.1
     epsilon: float = 1e-7
     epsilon_inside: bool = False
     clipnorm: float = 0.0
+    moment_scale: float = 1.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self._require("moment_scale", "> 0", lambda value: value > 0)
         self._require_not_negative("initial_accumulator_value")
         self._require_divisor(self.initial_accumulator_value)
 
@@ -161,12 +180,17 @@ class Adagrad(Rule):
         return "adagrad"
 
     @property
+    def rate_scale(self) -> float:
+        return math.sqrt(self.moment_scale)
+
+    @property
     def wide_slots(self) -> tuple[str, ...]:
         return ("accumulator",)
 
     @property
     def hyperparameters(self) -> list[float]:
-        return [self.clipnorm, self.initial_accumulator_value, self.epsilon, float(self.epsilon_inside)]
+        epsilon = self.epsilon * (self.moment_scale if self.epsilon_inside else self.rate_scale)
+        return [self.clipnorm, self.initial_accumulator_value, epsilon, float(self.epsilon_inside)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -179,7 +203,8 @@ class RowWiseAdagrad(Rule):
         "2d_sp": as above (Zhang et al., "Two-dimensional Sparse Parallelism", Algorithm 1, lines 5 and 6);
         "torchrec": v += mean of g^2 over the row (FBGEMM's EXACT_ROWWISE_ADAGRAD);
         "hsp": epsilon inside the root, w -= lr g / sqrt(v / c + epsilon) (TurboGR, eq. 1, read row by row).
-      moment_scale: c > 0, in the range (0, number of replica groups] (2D sparse parallelism, Scaling Rule 1).
+      moment_scale: c > 0, in the range (0, number of replica groups] (2D sparse parallelism, Scaling Rule 1). A layer
+        whose replicas are averaged sets it where it is 1, see Topology.
     """
 
     initial_accumulator_value: float = 0.0
@@ -221,12 +246,18 @@ class _Moments(Rule):
     beta_2: float
     epsilon: float
     clipnorm: float
+    moment_scale: float
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self._require("moment_scale", "> 0", lambda value: value > 0)
         for name in ("beta_1", "beta_2"):
             self._require(name, ">= 0 and < 1", lambda value: 0 <= value < 1)
         self._require_divisor(0)
+
+    @property
+    def rate_scale(self) -> float:
+        return math.sqrt(self.moment_scale)
 
     @property
     def wide_slots(self) -> tuple[str, ...]:
@@ -235,7 +266,7 @@ class _Moments(Rule):
     @property
     def hyperparameters(self) -> list[float]:
         # 1 - beta, because float32 would keep five digits of it where it has beta.
-        return [self.clipnorm, 1 - self.beta_1, 1 - self.beta_2, self.epsilon]
+        return [self.clipnorm, 1 - self.beta_1, 1 - self.beta_2, self.epsilon * self.rate_scale]
 
     @property
     def spec(self) -> dict[str, Any]:
@@ -248,12 +279,16 @@ class Adam(_Moments):
 
     Kingma and Ba, "Adam", ICLR 2015, the order before section 2.1, as in Keras: epsilon is the paper's epsilon hat.
     Lazy: m and v of rows that are not seen do not decay.
+
+    Args:
+      moment_scale: c > 0; v / c stands for v in the step of w. See RowWiseAdagrad.
     """
 
     beta_1: float = 0.9
     beta_2: float = 0.999
     epsilon: float = 1e-7
     clipnorm: float = 0.0
+    moment_scale: float = 1.0
 
     @property
     def rule(self) -> str:
@@ -265,6 +300,9 @@ class AdamW(_Moments):
     """w -= lr weight_decay w, then Adam's step (Loshchilov and Hutter, ICLR 2019; order and scaling as in Keras).
 
     Lazy: the rows of a step decay in that step, the others do not, so a row decays as often as it is seen.
+
+    Args:
+      moment_scale: of Adam's step; the decay does not know it.
     """
 
     weight_decay: float = 0.004
@@ -272,6 +310,7 @@ class AdamW(_Moments):
     beta_2: float = 0.999
     epsilon: float = 1e-7
     clipnorm: float = 0.0
+    moment_scale: float = 1.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -283,7 +322,7 @@ class AdamW(_Moments):
 
     @property
     def hyperparameters(self) -> list[float]:
-        return [*super().hyperparameters, self.weight_decay]
+        return [*super().hyperparameters, self.weight_decay / self.rate_scale]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -29,11 +29,13 @@ class Trainer:
             )
 
     def current(self) -> tuple[tf.Tensor, tf.Tensor]:
-        """Learning rate <float32>[] and number <int64>[], 1 for the first, of the coming update."""
+        """Learning rate <float32>[] for the op, and number <int64>[], 1 for the first, of the coming update."""
         done = self.iterations.read_value()
         if isinstance(self.learning_rate, Schedule):
-            return tf.cast(self.learning_rate(done), tf.float32), done + 1
-        return self.learning_rate.read_value(), done + 1
+            rate = tf.cast(self.learning_rate(done), tf.float32)
+        else:
+            rate = self.learning_rate.read_value()
+        return rate * self.rule.rate_scale, done + 1
 
     def count(self) -> None:
         """Counts an update."""

@@ -9,11 +9,15 @@ import numpy as np
 from tf_fusedrec import collectives
 from tf_fusedrec._tf_compat import tf
 from tf_fusedrec.embedding import FusedEmbedding
+from tf_fusedrec.tables.hash_order import hash_range_owner
 
 
 def write_share(folder: pathlib.Path, embedding: FusedEmbedding, table: str) -> None:
-    """Writes this rank's rows of one table."""
+    """Writes this rank's rows of one table; of rows that other ranks hold, too, its part."""
     ids, rows = embedding.export_table(table)
+    if embedding.place.replicas.size > 1:
+        mine = hash_range_owner(ids, collectives.size()) == embedding.place.piece
+        ids, rows = ids[mine], rows[mine]
     np.save(_file(folder, table, "ids", collectives.rank()), ids)
     # NumPy has no bfloat16 of its own, and would write it as bytes without a type.
     np.save(_file(folder, table, "rows", collectives.rank()), rows.view(np.uint16) if _is_bfloat16(rows) else rows)

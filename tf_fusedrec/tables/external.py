@@ -15,8 +15,9 @@ from tf_fusedrec._tf_compat import tf
 from tf_fusedrec.config import TableConfig
 from tf_fusedrec.tables.native import InferenceRows, NativeTable
 
-# From the record of an external table to this rank's ids <int64>[n] and rows <float32>[n, D] of it, a part at a time.
-Reader = Callable[[TableConfig], Iterator[tuple[np.ndarray, np.ndarray]]]
+# From the record of an external table, a shard and the number of shards to the ids <int64>[n] and rows <float32>[n, D]
+# of that shard, a part at a time.
+Reader = Callable[[TableConfig, int, int], Iterator[tuple[np.ndarray, np.ndarray]]]
 _reader: Reader | None = None
 
 
@@ -32,6 +33,7 @@ class ExternalTable:
     Args:
       name: of the resource, for messages.
       tables: of equal dim and dtype, each with its checkpoint.
+      shard, shards: which part of the rows is here.
 
     Raises:
       ValueError: a checkpoint that is missing, damaged, or without the table or its dim.
@@ -41,7 +43,7 @@ class ExternalTable:
     id_bits = NativeTable.id_bits
     optimizer = None
 
-    def __init__(self, name: str, tables: Sequence[TableConfig]):
+    def __init__(self, name: str, tables: Sequence[TableConfig], shard: int, shards: int):
         assert _reader is not None, "tf_fusedrec/__init__.py imports the reader"
         self.names = [table.name for table in tables]
         # An id without a row has its initial one: zeros. The rule needs no slots and is never applied.
@@ -49,7 +51,7 @@ class ExternalTable:
         stored = [TableConfig(table.name, table.dim, rule, zeros, table.dtype) for table in tables]
         self._rows = NativeTable(name, stored, seed=0)
         for table in tables:
-            for ids, rows in _reader(table):
+            for ids, rows in _reader(table, shard, shards):
                 records = self._rows.new_records(table.name, len(ids))
                 bits = table.dtype == "bfloat16"
                 records["row"] = rows.astype(tf.bfloat16.as_numpy_dtype).view(np.uint16) if bits else rows

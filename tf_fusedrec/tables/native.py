@@ -39,6 +39,11 @@ class NativeTable:
       accumulate_steps: gradients of that many steps make one update (MTGRBoost, section 5.2).
       average: whether an update takes the mean over those steps, or their sum.
       lookups_per_update: training lookups that one step may make before its update.
+      averaged: replicas of this table train apart and are averaged from time to time.
+      moment_scale: of the optimizer, where it has one and its record leaves it at 1.
+
+    Raises:
+      ValueError: options that averaged tables cannot have.
     """
 
     owner = "hash_range"
@@ -53,15 +58,23 @@ class NativeTable:
         accumulate_steps: int = 1,
         average: bool = True,
         lookups_per_update: int = 1,
+        averaged: bool = False,
+        moment_scale: float = 1.0,
     ):
         spec = tables[0]
+        if averaged and (spec.admission_count > 1 or spec.hot_after):
+            raise ValueError(
+                f"tables {[table.name for table in tables]} have admission_count > 1 or hot_after, which count lookups "
+                "of all ranks, while under the rule 'weight_sync' every group sees its own. Remedy: Topology(rule="
+                "'gradient_sync')."
+            )
         self.names = [table.name for table in tables]
         self._dim = spec.dim
         self._dtype = tf.as_dtype(spec.dtype)
         self._storage = spec.storage_dtype or spec.dtype
         self._admission = spec.admission_count > 1
         self.records_tombstones = spec.record_tombstones  # whether it remembers ids that leave
-        self._rule = optimizers.resolve(spec.optimizer)
+        self._rule = optimizers.resolve(spec.optimizer).with_moment_scale(moment_scale)
         self.optimizer = optimizers.Trainer(self._rule, name=name)
         self._accumulate_steps = accumulate_steps
         self._average = average
@@ -88,6 +101,7 @@ class NativeTable:
             memory_budget=sum(table.memory_budget for table in tables),
             tier_folder=spec.tier_folder,
             window=accumulate_steps * lookups_per_update,
+            averaged=averaged,
         )
         # Whether training lookups may move rows of earlier ones, which then must not be many steps old.
         self.moves_rows = bool(spec.eviction or spec.ttl or spec.hot_after or spec.memory_budget)
@@ -143,6 +157,28 @@ class NativeTable:
         ops.table_apply_accumulated(self._handle, learning_rate=rate, step=step)
         self.optimizer.count()
         self._waiting.assign(0)
+
+    # What replicas.py asks of a table that is averaged.
+
+    def note_trained(self, message: tf.Tensor, splits: tf.Tensor) -> None:
+        """Notes that rows of the ids of a lookup have been trained."""
+        ops.table_note_trained(self._handle, message, splits)
+
+    def updates_make_a_multiple_of(self, steps: int) -> tf.Tensor:
+        """<bool>[]: whether the last call has made an update, and it was the n-th for a multiple n of `steps`."""
+        return tf.equal(self._waiting, 0) & tf.equal(self.optimizer.iterations % steps, 0)
+
+    def take_unsynced(self) -> ops.Unsynced:
+        """What has happened to this replica since it was asked last."""
+        return ops.table_take_unsynced(self._handle)
+
+    def read_numbers(self, ids: tf.Tensor, segment_splits: tf.Tensor) -> tf.Tensor:
+        """Rows and slots of ids, as ops.table_read_numbers."""
+        return ops.table_read_numbers(self._handle, ids, segment_splits)
+
+    def merge(self, **what: tf.Tensor) -> None:
+        """Makes this replica what all become, as ops.table_merge."""
+        ops.table_merge(self._handle, **what, step=self.optimizer.iterations.read_value())
 
     @property
     def statistics(self) -> dict[str, dict[str, int]]:

@@ -1,0 +1,86 @@
+"""GRM of configs/grm_kuairand_tiny.yaml, with short sequences, on the real KuaiRand log: what these tests train."""
+
+import pathlib
+
+import numpy as np
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+STEPS = 50
+SHORT = ("model.max_history=24", "model.max_exposures=12", "model.dropout=0", "train.target_tokens=96")
+
+
+def experiment(*overrides):
+    from models.experiment import load
+
+    return load(ROOT / "configs/grm_kuairand_tiny.yaml", [*SHORT, *overrides])
+
+
+def batches(folder, steps=STEPS):
+    """This rank's batches, the same for every topology."""
+    import tf_fusedrec as fr
+    from models.build import columns, length_columns
+    from tf_fusedrec.data import ParquetFolder, token_balanced_dataset
+
+    model, rank, size = experiment().model, fr.collectives.rank(), fr.collectives.size()
+    data = ParquetFolder(folder, columns(model, "train"), rank=rank, world_size=size, shuffle_seed=0)
+    return list(
+        token_balanced_dataset(
+            data, length_columns=length_columns(model), target_tokens=96, epochs=1, steps_per_epoch=steps
+        )
+    )
+
+
+def train(batches, name, schedule="sync", table=None, overrides=(), **layer):
+    """Trains by model.fit from the same weights each time; returns losses, dense weights and this rank's records."""
+    import tf_fusedrec as fr
+    from models.build import make_embedding, make_model
+    from tf_fusedrec import keras, tf
+
+    run = experiment(*overrides)
+    config = make_embedding(run).get_config()
+    config["tables"] = [{**fields, **(table or {})} for fields in config["tables"]]
+    if "topology" in layer:
+        layer["topology"] = layer["topology"].to_dict()
+    embedding = fr.FusedEmbedding.from_config({**config, "name": name, **layer})
+    keras.utils.set_random_seed(3)
+    model = make_model(run, embedding, np.arange(1, 60))
+    model.schedule = schedule
+    model.compile(fr.collectives.distributed_optimizer(keras.optimizers.legacy.Adam(0.002)))
+    model(batches[0], training=False)
+    dataset = tf.data.Dataset.from_generator(lambda: iter(batches), output_signature=_of_any_size(batches[0]))
+    losses = []
+    on_end = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: losses.append(logs["loss"]))
+    model.fit(dataset, steps_per_epoch=len(batches), verbose=0, callbacks=[on_end])
+    return {"loss": losses, "dense": [w.numpy() for w in model.trainable_weights], "tables": records(embedding)}
+
+
+def records(embedding):
+    """By table: this rank's ids, ascending, and records."""
+    found = {}
+    for lookup in embedding.lookups:
+        for name in lookup.table.names:
+            ids, rows = lookup.table.snapshot(name)
+            order = np.argsort(ids)
+            found[name] = ids[order], rows[order]
+    return found
+
+
+def merged(results, ranks):
+    """Tables of the ranks of one replica put together, by table: ids, ascending, and records."""
+    tables = {}
+    for name in results[0]["tables"]:
+        ids, rows = (np.concatenate(parts) for parts in zip(*[results[rank]["tables"][name] for rank in ranks]))
+        order = np.argsort(ids)
+        tables[name] = ids[order], rows[order]
+    return tables
+
+
+def _of_any_size(batch):
+    from tf_fusedrec import tf
+
+    def of_any_size(tensor):
+        if isinstance(tensor, tf.RaggedTensor):
+            return tf.RaggedTensorSpec([None, None], tensor.dtype, 1, tf.int64)
+        return tf.TensorSpec([None], tensor.dtype)
+
+    return {name: of_any_size(tensor) for name, tensor in batch.items()}

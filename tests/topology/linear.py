@@ -1,0 +1,71 @@
+"""A linear model whose gradients NumPy can compute, on items of real histories; see tests/oracles/weight_sync.py."""
+
+import numpy as np
+
+DIM = 4
+
+
+def samples(ids, step):
+    """x <float32>[n, DIM] and y <float32>[n] of ids, a pure function of id and step."""
+    phase = (np.asarray(ids, np.float64)[:, np.newaxis] * [1.0, 0.7, 0.3, 0.1] + step) % 7
+    return np.cos(phase).astype(np.float32), np.sin(np.asarray(ids, np.float64) % 5).astype(np.float32)
+
+
+def ids_of(batches):
+    """Items of the histories of each batch; no rank has any in one step, one rank none in another."""
+    import tf_fusedrec as fr
+
+    ids = [batch["history_item"].values.numpy() for batch in batches]
+    for step in (7, 9) if fr.collectives.rank() == 1 else (7,):
+        ids[step] = ids[step][:0]
+    return ids
+
+
+def make(name, optimizer, topology, table=None, **layer):
+    import tf_fusedrec as fr
+
+    return fr.FusedEmbedding(
+        [fr.TableConfig("item", DIM, optimizer, initializer=fr.Uniform(-1, 1), **(table or {}))],
+        [fr.FeatureConfig("item", "item")], topology=topology, name=name, **layer,
+    )  # fmt: skip
+
+
+def step_function(embedding):
+    from tf_fusedrec import losses, tf
+
+    @tf.function(input_signature=[tf.TensorSpec([None], tf.int64), tf.TensorSpec([None, DIM]), tf.TensorSpec([None])])
+    def step(ids, x, y):
+        with tf.GradientTape() as tape:
+            error = tf.reduce_sum(embedding({"item": ids})["item"] * x, axis=1) - y
+            loss = losses.global_mean(error**2, name=f"{embedding.name}.loss", place=embedding.place)
+        tape.gradient(loss, embedding.trainable_variables)
+        return loss
+
+    return step
+
+
+def train(ids, name, optimizer, topology, **options):
+    """The layer after a step on each of this rank's batches of ids."""
+    from tf_fusedrec import tf
+
+    embedding = make(name, optimizer, topology, **options)
+    step = step_function(embedding)
+    for n, mine in enumerate(ids):
+        step(tf.constant(mine), *samples(mine, n))
+    return embedding
+
+
+def records(embedding):
+    """This rank's ids, ascending, and records."""
+    found, rows = embedding.lookups[0].table.snapshot("item")
+    order = np.argsort(found)
+    return found[order], rows[order]
+
+
+def initial_rows(ids, optimizer):
+    """Rows of ids that were never trained."""
+    import tf_fusedrec as fr
+    from tf_fusedrec import tf
+
+    embedding = make("initial", optimizer, fr.Topology())
+    return embedding({"item": tf.constant(ids)}, training=False)["item"].numpy()

@@ -41,6 +41,8 @@ def make_embedding(experiment: Experiment) -> fr.FusedEmbedding:
         ],
         features=[fr.FeatureConfig(name=name, table=table) for name, table in tables.items()],
         seed=experiment.seed,
+        topology=config.topology,
+        wire_dtype=None if config.wire_dtype == "float32" else config.wire_dtype,
         name="embedding",
     )
 

@@ -20,6 +20,7 @@ import yaml
 from models.yaml_records import make_record, override_field, plain
 from tf_fusedrec.layers.bias_weights import TIME_ENCODINGS
 from tf_fusedrec.negatives import SAMPLINGS, SHARINGS
+from tf_fusedrec.topology import RULES, Topology
 
 TASKS = ("ranking", "retrieval")
 SOURCES = {
@@ -30,6 +31,7 @@ SOURCES = {
 }
 ENCODERS = ("hstu", "fuxi_alpha", "fuxi_beta", "sasrec")
 TABLE_OPTIMIZERS = ("adagrad", "adam", "sgd")
+WIRE_DTYPES = ("float32", "bfloat16", "float16")
 _SIZES = ("users", "items", "clusters", "mean_history", "exposures")
 
 
@@ -164,8 +166,32 @@ class EmbeddingConfig:
     stddev: float = 0.02  # of a new row's truncated normal values
     beta_2: float = 0.999  # of Adam
     epsilon: float = 1e-7  # of Adam
+    groups: int = 1  # of ranks, each with a replica of the tables; it must divide the ranks. See tf_fusedrec.Topology
+    rule: str = "gradient_sync"  # what keeps replicas equal, one of topology.RULES
+    sync_every: int = 1  # updates, of rule weight_sync
+    moment_scale: float = 0.0  # of rule weight_sync; 0: groups
+    replicas_together: bool = False  # consecutive ranks hold replicas of one shard, in place of one group
+    wire_dtype: str = "float32"  # of rows and gradients on their way: float32, bfloat16 or float16
+
+    @property
+    def topology(self) -> Topology:
+        return Topology(
+            self.groups,
+            self.rule,
+            sync_every=self.sync_every,
+            moment_scale=self.moment_scale or None,
+            replicas_together=self.replicas_together,
+        )
 
     def __post_init__(self) -> None:
+        _check_at_least("embedding.groups", self.groups, 1)
+        _check_choice("embedding.rule", self.rule, RULES)
+        _check_at_least("embedding.sync_every", self.sync_every, 1)
+        _check_choice("embedding.wire_dtype", self.wire_dtype, WIRE_DTYPES)
+        try:
+            _ = self.topology
+        except ValueError as error:
+            raise ValueError(f"embedding: {error}") from error
         _check_choice("embedding.optimizer", self.optimizer, TABLE_OPTIMIZERS)
         _check_positive("embedding.learning_rate", self.learning_rate)
         _check_positive("embedding.stddev", self.stddev)

@@ -193,10 +193,10 @@ def main(argv: Sequence[str]) -> int:
     if len(argv) > 1:
         raise app.UsageError(f"unexpected arguments {list(argv[1:])}; see --help")
     logging.set_verbosity(logging.WARNING)  # TensorFlow tells of every file that a checkpoint writes
-    fr.init()
     try:
         overrides = given["set"].value + ([f"data.input={json.dumps(given.data)}"] if given.data else [])
         experiment = load(given.config, overrides)
+        fr.init(experiment.embedding.topology)
         output = pathlib.Path(given.output or os.path.join("runs", experiment.name))
         folder = prepare_data(experiment, output / "data")
     except ValueError as error:

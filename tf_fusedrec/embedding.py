@@ -55,6 +55,10 @@ class FusedEmbedding(keras.layers.Layer):
       lookups_per_update: training lookups that a step makes before its update, as schedules.FrozenWindow does: rows of
         so many are neither evicted nor moved. Tables without eviction, ttl, hot_after and memory_budget need not know.
       topology: how ranks share the tables; None: one copy of them over all ranks. Groups are for "native" only.
+      wire_dtype: "bfloat16" or "float16": float32 rows and gradients travel in half the bytes, ids never; None: as they
+        are. Every number is rounded once each way: by at most 2^-8 of itself in bfloat16; by 2^-11 in float16, or 2^-25
+        where it is below 2^-14, and gradients beyond 65504 become that. Sums and tables stay float32. Gradients that
+        groups share are rounded once more, as sums of a group.
       key_encoding: "tfra" only: how (table, id) becomes a key: "bits" (exact; ids must be >= 0 and fit) or "hash".
       keep_reverse_map: "tfra" with "hash": remember the ids behind keys; without, rows cannot be exported.
       init_capacity: "tfra" only: rows per group and rank for which memory is taken at once.
@@ -87,6 +91,7 @@ class FusedEmbedding(keras.layers.Layer):
         accumulate_steps: int = 1,
         lookups_per_update: int = 1,
         topology: Topology | None = None,
+        wire_dtype: str | None = None,
         key_encoding: str = "bits",
         keep_reverse_map: bool = True,
         init_capacity: int = 1 << 16,
@@ -101,6 +106,8 @@ class FusedEmbedding(keras.layers.Layer):
                 "before the scale is taken off. Use mixed_bfloat16."
             )
         _check_backend(backend, tables, accumulate_steps=accumulate_steps, lookups_per_update=lookups_per_update)
+        if wire_dtype not in (None, "bfloat16", "float16"):
+            raise ValueError(f"wire_dtype must be 'bfloat16', 'float16' or None, got {wire_dtype!r}.")
         topology = topology or Topology()
         if backend != "native" and topology.groups > 1:
             raise ValueError(f"{topology} of {name!r} needs backend='native', and it has {backend!r}.")
@@ -113,6 +120,7 @@ class FusedEmbedding(keras.layers.Layer):
             "accumulate_steps": accumulate_steps,
             "lookups_per_update": lookups_per_update,
             "topology": topology.to_dict(),
+            "wire_dtype": wire_dtype,
             "key_encoding": key_encoding,
             "keep_reverse_map": keep_reverse_map,
             "init_capacity": init_capacity,
@@ -123,7 +131,8 @@ class FusedEmbedding(keras.layers.Layer):
         scale = gradient_scale(gradient_op, self.place.loss_ranks.size)
         with tf.init_scope():
             groups = group_tables(tables, features)
-            lookups = [GroupLookup(name, group, self._table(name, group), scale, self.place) for group in groups]
+            wire = None if wire_dtype is None else tf.as_dtype(wire_dtype)
+            lookups = [GroupLookup(name, group, self._table(name, group), scale, self.place, wire) for group in groups]
         # A plain holder: Keras would track TFRA's variables as weights, and TensorFlow's checkpoint only rank 0's rows.
         self._holder = _Untracked(lookups)
         # Without tables of its own there is nothing that its gradient would train.

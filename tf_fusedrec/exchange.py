@@ -114,37 +114,49 @@ def own_message(ids: tf.Tensor, segment_splits: tf.Tensor) -> tuple[tf.Tensor, t
     return message, tf.reshape(tf.size(message), [1])
 
 
-def bring_rows(route: Route, rows: tf.Tensor, place: Place) -> tf.Tensor:
+def _narrowed(tensor: tf.Tensor, wire: tf.DType | None) -> tf.Tensor:
+    """What travels in the place of rows or gradients: rounded to the nearest, where that makes it shorter."""
+    if wire is None or tensor.dtype.size <= wire.size:
+        return tensor
+    return tf.saturate_cast(tensor, wire)  # not infinite beyond float16's largest number
+
+
+def bring_rows(route: Route, rows: tf.Tensor, place: Place, wire: tf.DType | None) -> tf.Tensor:
     """Sends rows from their owner to the ranks that asked.
 
     Args:
       route: of the ids.
       rows: [P, D], the table's answer to route.message; rows behind the last id are padding.
       place: of this process among the ranks.
+      wire: type that longer numbers travel as; None for their own.
 
     Returns:
       [U, D] in the order that route.index refers to.
     """
     if route.shared is not None:
         rows = ops.recover(rows, route.shared.begin + route.shared.inverse, pad=True)
-    received, _ = collectives.all_to_all(rows, route.received_splits, name=f"{route.name}.rows", ranks=place.group)
-    return received
+    sent = _narrowed(rows, wire if place.group.size > 1 else None)
+    received, _ = collectives.all_to_all(sent, route.received_splits, name=f"{route.name}.rows", ranks=place.group)
+    return tf.cast(received, rows.dtype)
 
 
-def return_gradients(route: Route, grads: tf.Tensor, place: Place) -> tf.Tensor:
+def return_gradients(route: Route, grads: tf.Tensor, place: Place, wire: tf.DType | None) -> tf.Tensor:
     """Sends gradients of rows to their owner: the mirror of bring_rows.
 
     Args:
       route: of the ids.
       grads: [>= U, D] in the order of bring_rows' result; rows behind U are padding.
       place: of this process among the ranks.
+      wire: as for bring_rows; sums over a group that go to its replicas are rounded alike.
 
     Returns:
       [ids of route.message, D] in that order.
     """
-    received, _ = collectives.all_to_all(grads, route.id_splits, name=f"{route.name}.gradients", ranks=place.group)
+    sent = _narrowed(grads, wire if place.group.size > 1 else None)
+    received, _ = collectives.all_to_all(sent, route.id_splits, name=f"{route.name}.gradients", ranks=place.group)
+    received = tf.cast(received, grads.dtype)
     if route.shared is None:
         return received
-    summed = ops.recover_grad(received, route.shared.inverse, route.shared.num_unique)
+    summed = _narrowed(ops.recover_grad(received, route.shared.inverse, route.shared.num_unique), wire)
     gathered, _ = collectives.all_to_each(summed, name=f"{route.name}.replicas.gradients", ranks=place.replicas)
-    return gathered
+    return tf.cast(gathered, grads.dtype)

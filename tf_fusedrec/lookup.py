@@ -41,14 +41,29 @@ class Context(NamedTuple):
 
 
 class GroupLookup:
-    """Rows of one group of tables: where ids, exchange and table meet. `gradient_scale` multiplies every gradient.
+    """Rows of one group of tables: where ids, exchange and table meet.
 
-    `place` says among which ranks.
+    Args:
+      layer_name: of the FusedEmbedding.
+      group: of tables.
+      table: where their rows live.
+      gradient_scale: multiplies every gradient.
+      place: of this process among the ranks.
+      wire: type that rows and gradients travel as; None for their own.
     """
 
-    def __init__(self, layer_name: str, group: Group, table: Table, gradient_scale: float, place: Place):
+    def __init__(
+        self,
+        layer_name: str,
+        group: Group,
+        table: Table,
+        gradient_scale: float,
+        place: Place,
+        wire: tf.DType | None,
+    ):
         self.group = group
         self._place = place
+        self._wire = wire
         self.table = table
         self._layer_name = layer_name
         self._gradient_scale = gradient_scale
@@ -92,7 +107,7 @@ class GroupLookup:
         fused, route = context.routed.fused, context.routed.route
         if route is None:
             return context.found.rows[: tf.size(fused.ids)]
-        arrived = exchange.bring_rows(route, context.found.rows, self._place)
+        arrived = exchange.bring_rows(route, context.found.rows, self._place, self._wire)
         return ops.pooled_recover(arrived, route.index, fused.bag_splits, fused.bag_scale)
 
     def prefetch(self, features: Sequence[FlatFeature], *, call: int) -> None:
@@ -147,7 +162,7 @@ class GroupLookup:
             return grads
         bags = (fused.bag_splits, fused.bag_scale)
         summed = ops.pooled_recover_grad(grads, route.index, *bags, route.num_unique, pad=True)
-        return exchange.return_gradients(route, summed, self._place)
+        return exchange.return_gradients(route, summed, self._place, self._wire)
 
     def apply_returned(self, context: Context, arrived: tf.Tensor, *, staleness: int = 0) -> None:
         """Fifth stage, at the owner: trains the table. No collective.

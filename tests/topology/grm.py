@@ -43,7 +43,7 @@ def train(batches, name, schedule="sync", table=None, overrides=(), **layer):
         layer["topology"] = layer["topology"].to_dict()
     embedding = fr.FusedEmbedding.from_config({**config, "name": name, **layer})
     keras.utils.set_random_seed(3)
-    model = make_model(run, embedding, np.arange(1, 60))
+    model = make_model(run, embedding, np.arange(1, 60), np.ones(59))
     model.schedule = schedule
     model.compile(fr.collectives.distributed_optimizer(keras.optimizers.legacy.Adam(0.002)))
     model(batches[0], training=False)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tests.oracles import weight_sync
+from tests.support.ids import INT64_MIN
 from tests.support.ranks import run_ranks
 from tests.support.shared import shared_path
 from tests.topology import grm, linear
@@ -49,6 +50,31 @@ def _resharded(embedding, folder):
     return found
 
 
+WIRES = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
+WIRE_IDS = [INT64_MIN, 2**62 + 1, -1, 5, 6, 7]
+BEYOND = 1e6  # a gradient that float16 does not hold
+
+
+def _wire_gradients(rank):
+    """<float32>[ids, DIM], of every rank's lookup of WIRE_IDS."""
+    gradients = np.random.default_rng(rank).normal(size=[len(WIRE_IDS), linear.DIM])
+    gradients[-1] = BEYOND
+    return gradients.astype(np.float32)
+
+
+def _over_wire(wire, topology, name):
+    """Rows as the model gets them, and the table after a step of SGD whose update is the sum of all gradients."""
+    import tf_fusedrec as fr
+    from tf_fusedrec import tf
+
+    embedding = linear.make(name, optimizers.SGD(1.0), topology, gradient_op="sum", wire_dtype=wire)
+    with tf.GradientTape() as tape:
+        rows = embedding({"item": tf.constant(WIRE_IDS, tf.int64)})["item"]
+        loss = tf.reduce_sum(rows * _wire_gradients(fr.collectives.rank()))
+    tape.gradient(loss, embedding.trainable_variables)
+    return rows.numpy(), linear.records(embedding)
+
+
 def _run_all(folder, checkpoint):
     batches = grm.batches(folder)
     ids = linear.ids_of(batches)
@@ -58,6 +84,9 @@ def _run_all(folder, checkpoint):
         "ids": ids,
         "initial": linear.initial_rows(np.unique(np.concatenate(ids)), optimizers.SGD(0.0)),
     }
+    for wire in (None, *WIRES):
+        found["wire", wire] = _over_wire(wire, Topology(), f"wire_{wire}")
+        found["shared_wire", wire] = _over_wire(wire, SHARED, f"shared_wire_{wire}")
     for name, (rule, numbers, topology) in AVERAGED.items():
         embedding = linear.train(ids, name, getattr(optimizers, rule)(RATE, **numbers), topology)
         found[name] = linear.records(embedding)
@@ -198,6 +227,32 @@ def test_a_checkpoint_has_each_shard_once_and_goes_into_any_topology(results, ch
         assert len(np.unique(ids)) == len(ids)
         np.testing.assert_array_equal(ids, saved[0])
         np.testing.assert_array_equal(rows, saved[1]["row"])
+
+
+@pytest.mark.parametrize("wire", list(WIRES))
+def test_rows_and_gradients_travel_narrow_and_ids_do_not(results, wire):
+    world_size = len(results)
+    for kind, ranks_of_replicas in (("wire", [range(world_size)]), ("shared_wire", SHARED.sets(world_size)[0])):
+        for result in results:
+            rows, exact = result[kind, wire][0], result[kind, None][0]
+            travelled = kind == "wire" or world_size > 2  # a group of one has its rows at home
+            assert np.all(np.abs(rows - exact) <= WIRES[wire] * np.abs(exact))
+            assert (rows != exact).any() == travelled
+        tables = [_put_together([results[rank][kind, wire][1] for rank in ranks]) for ranks in ranks_of_replicas]
+        assert_equal_replicas(tables)
+        start = _put_together([results[rank][kind, None][1] for rank in ranks_of_replicas[0]])
+        assert set(tables[0][0].tolist()) == set(WIRE_IDS)
+        np.testing.assert_array_equal(tables[0][0], start[0])
+        order = np.argsort(WIRE_IDS)
+        sizes = sum(np.abs(_wire_gradients(rank)) for rank in range(world_size))[order]
+        error = np.abs(tables[0][1]["row"] - start[1]["row"])
+        last = np.array(WIRE_IDS)[order] == WIRE_IDS[-1]
+        # Once rounded on each way, and as sums of groups once more; float32 sums of the two runs differ by far less.
+        assert np.all(error[~last] <= (WIRES[wire] * (1 if kind == "wire" else 2.01) * sizes + 1e-5)[~last])
+        assert (error[~last] > 1e-5).any()
+        if wire == "float16" and kind == "wire":
+            beyond = np.abs(tables[0][1]["row"][last])
+            np.testing.assert_allclose(beyond, world_size * 65504.0, rtol=1e-3)
 
 
 def _put_together(parts):

@@ -61,6 +61,8 @@ def export(
 
     of_rank_0(begin)
     tables = _tables(model)
+    for embedding, _ in tables.values():
+        embedding.synchronize()
 
     def write_rows() -> None:
         for table, (embedding, _) in tables.items():

@@ -277,7 +277,8 @@ class FusedEmbedding(keras.layers.Layer):
         config = self._config.value
         if config["backend"] != "native":
             raise ValueError(
-                f"several lookups before one update need backend='native', and {self.name!r} has {config['backend']!r}."
+                "lookups ahead of their step, or several before one update, need backend='native', and "
+                f"{self.name!r} has {config['backend']!r}."
             )
         if config["lookups_per_update"] >= lookups:
             return

@@ -96,10 +96,19 @@ class GroupLookup:
         route = self._route(fused, str(call), training)
         return Routed(fused, route, route.message, route.message_splits)
 
-    def fetch(self, routed: Routed, *, training: bool) -> Context:
-        """Second stage, at the owner: rows as they are now. No collective."""
+    def look_ahead(self, routed: Routed) -> ops.RowsAhead:
+        """Between the stages, at the owner: reads ahead what `fetch` will want. No collective; native tables only."""
+        assert isinstance(self.table, NativeTable)
+        return self.table.look_ahead(routed.message, routed.message_splits)
+
+    def fetch(self, routed: Routed, *, training: bool, ahead: ops.RowsAhead | None = None) -> Context:
+        """Second stage, at the owner: rows as they are now; with `ahead`, only what changed is read. No collective."""
         ticket = self._updates.read_value()
-        found = self.table.lookup(routed.message, routed.message_splits, training=training)
+        if ahead is None:
+            found = self.table.lookup(routed.message, routed.message_splits, training=training)
+        else:
+            assert isinstance(self.table, NativeTable)
+            found = self.table.lookup(routed.message, routed.message_splits, training=training, ahead=ahead)
         return Context(routed, found, ticket)
 
     def bring(self, context: Context) -> tf.Tensor:

@@ -6,7 +6,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/hash.h"
-#include "hash_table/reader.h"
 
 namespace fusedrec {
 
@@ -89,6 +88,7 @@ absl::Status HashTable::TakeRow(Shard* shard, int pool, uint32_t* handle) {
 }
 
 void HashTable::GiveBack(Shard* shard, uint32_t handle) {
+  moves_.fetch_add(1);
   shard->left.push_back(handle);
   pool_rows_[PoolOf(handle)].fetch_sub(1, std::memory_order_relaxed);
 }
@@ -146,61 +146,6 @@ void HashTable::RemoveKey(Shard* shard, int64_t segment, int64_t id) {
   GiveBack(shard, handle);
   if (spec_.record_tombstones) shard->tombstones[segment].push_back(id);
   if (spec_.averaged) shard->unsynced[segment].push_back(id);
-}
-
-void HashTable::Find(const Message& message, const ParallelFor& parallel_for, const RowSink& rows) const {
-  struct Run {
-    int64_t entry, position, count, segment;
-  };
-  std::vector<Run> runs;
-  int64_t entry = 0, position = 0;
-  for (const int32_t size : message.source_splits) {
-    int64_t first = entry + segments();
-    for (int64_t segment = 0; segment < segments(); ++segment) {
-      const int64_t count = message.entries[entry + segment];
-      constexpr int64_t kPiece = 1024;  // ids of one unit of work
-      for (int64_t done = 0; done < count; done += kPiece) {
-        runs.push_back({first + done, position + done, std::min(kPiece, count - done), segment});
-      }
-      first += count;
-      position += count;
-    }
-    entry += size;
-  }
-  constexpr int kAhead = 12;
-  const int64_t row_bytes = int64_t{spec_.dim} * BytesOf(rows.storage);
-  parallel_for(runs.size(), 1024 * (100 + row_bytes / 4), [&](int64_t begin, int64_t end) {
-    Reader reader(this);
-    std::vector<char> initial(format(new_pool()).stride());
-    for (int64_t r = begin; r < end; ++r) {
-      const Run& run = runs[r];
-      const int64_t* ids = &message.entries[run.entry];
-      uint32_t handles[2 * kAhead];
-      const auto keys_of = [&](uint64_t hash) -> const KeyIndex& { return shards_[ShardOf(hash)].keys[run.segment]; };
-      for (int64_t i = 0; i < run.count + 2 * kAhead; ++i) {
-        if (i < run.count) {
-          const uint64_t hash = TableHash(ids[i]);
-          keys_of(hash).Prefetch(hash);
-        }
-        if (const int64_t j = i - kAhead; j >= 0 && j < run.count) {
-          const uint64_t hash = TableHash(ids[j]);
-          const uint32_t handle = keys_of(hash).Find(ids[j], hash);
-          handles[j % (2 * kAhead)] = handle;
-          if (handle != kAbsent) FetchRow(handle);
-        }
-        if (const int64_t k = i - 2 * kAhead; k >= 0) {
-          char* out = static_cast<char*>(rows.data) + (run.position + k) * row_bytes;
-          const uint32_t handle = handles[k % (2 * kAhead)];
-          if (handle != kAbsent) {
-            format(PoolOf(handle)).CopyRow(RowOf(handle), rows.storage, out);
-          } else {
-            WriteInitial(run.segment, ids[k], new_pool(), initial.data());
-            format(new_pool()).CopyRow(initial.data(), rows.storage, out);
-          }
-        }
-      }
-    }
-  });
 }
 
 }  // namespace fusedrec

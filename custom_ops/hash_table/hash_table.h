@@ -78,6 +78,12 @@ struct Message {
   int64_t num_ids;                          // V
 };
 
+// What a look-ahead has seen (look_ahead.cc): a lookup of the same message begins from it.
+struct Ahead {
+  absl::Span<const int64_t> handles;  // [V], row of each received id; kNoRow: it had none
+  int64_t version, moves;             // of the table then
+};
+
 // Where rows are written: [V, D] numbers.
 struct RowSink {
   void* data;
@@ -88,7 +94,7 @@ struct SegmentStatistics {
   int64_t keys = 0, hits = 0, inserts = 0, evictions = 0, refused = 0, candidates = 0;
 };
 
-constexpr int64_t kNoRow = -1;  // handle of an id that admission refuses: it has no row yet
+constexpr int64_t kNoRow = -1;  // handle of an id that has no row yet, because admission refuses it for example
 
 class HashTable {
  public:
@@ -107,8 +113,16 @@ class HashTable {
   //   inverse  [V]        out: number of the row of each received id
   //   handles             out: handle of each number
   //   clock               out, if wanted: number of this lookup
+  //   ahead               in, if there was one: `rows` holds what it wrote, and only what changed since is written
   absl::Status Lookup(const Message& message, const ParallelFor& parallel_for, const RowSink& rows,
-                      absl::Span<int32_t> inverse, std::vector<int64_t>* handles, uint32_t* clock = nullptr);
+                      absl::Span<int32_t> inverse, std::vector<int64_t>* handles, uint32_t* clock = nullptr,
+                      const Ahead* ahead = nullptr);
+
+  // Reads the rows that a coming Lookup of this message will want; changes nothing.
+  //   rows     [>= V, D]  out: row of each received id that has one
+  //   handles  [V]        out: those rows, or kNoRow
+  void LookAhead(const Message& message, const ParallelFor& parallel_for, const RowSink& rows,
+                 absl::Span<int64_t> handles, int64_t* version, int64_t* moves) const;
 
   // Inference form: inserts and touches nothing; an id without a row has its initial value.
   void Find(const Message& message, const ParallelFor& parallel_for, const RowSink& rows) const;
@@ -235,7 +249,9 @@ class HashTable {
   absl::Status VisitNew(Visit* visit);
   void Admit(Visit* visit);
   absl::Status MakeRoom(const std::vector<Visit>& visits);
-  bool Touch(Visit* visit, const Item& item, int64_t place, uint32_t handle, char* row);
+  bool Touch(Visit* visit, const Item& item, int64_t place, uint32_t handle, char* row, bool write = true);
+  void Read(const Message& message, const ParallelFor& parallel_for, const RowSink& rows,
+            absl::Span<int64_t> handles) const;
   // Rows whose handles may still be in use: a lookup that runs now has touched them, or one of the last `window` has and
   // no update of all that waited has come since, or their gradients wait.
   struct Pins {
@@ -291,6 +307,7 @@ class HashTable {
   std::atomic<int64_t> pool_rows_[2] = {{0}, {0}};
   std::atomic<uint32_t> clock_{0};    // training lookups
   std::atomic<uint32_t> version_{0};  // changes of rows
+  std::atomic<int64_t> moves_{0};             // rows that left or moved, and all else that a look-ahead cannot outlive
   std::atomic<int64_t> moved_at_{-1};         // clock of the last lookup that made rows leave or move
   std::atomic<uint32_t> waiting_since_{0};    // clock of the first lookup whose gradients wait; 0: none do
   std::atomic<int64_t> record_clock_{-1};     // clock at which the record of touched rows begins; -1: there is none

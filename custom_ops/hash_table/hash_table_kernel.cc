@@ -114,6 +114,21 @@ class RowsKernel : public TableKernel {
   int64_t dim_;
 };
 
+// Looks up into `rows` and allocates outputs 1 and 2.
+static absl::Status LookUp(OpKernelContext* ctx, HashTable* table, const Message& message, const RowSink& rows,
+                           const Ahead* ahead) {
+  Tensor *handles_out, *inverse;
+  TF_RETURN_IF_ERROR(ctx->allocate_output(2, TensorShape({message.num_ids}), &inverse));
+  std::vector<int64_t> handles;
+  uint32_t clock;
+  TF_RETURN_IF_ERROR(table->Lookup(message, CpuPool(ctx), rows, Out<int32_t>(inverse), &handles, &clock, ahead));
+  TF_RETURN_IF_ERROR(ctx->allocate_output(1, TensorShape({static_cast<int64_t>(handles.size())}), &handles_out));
+  // The clock above the row number tells an update whether the rows are still where they were.
+  std::transform(handles.begin(), handles.end(), handles_out->flat<int64_t>().data(),
+                 [&](int64_t handle) { return handle < 0 ? handle : int64_t{clock} << 32 | handle; });
+  return absl::OkStatus();
+}
+
 template <typename T>
 class TableLookupOp : public RowsKernel {
  public:
@@ -123,20 +138,64 @@ class TableLookupOp : public RowsKernel {
   absl::Status Run(OpKernelContext* ctx, HashTable* table) override {
     Message message;
     RowSink rows;
-    Tensor *handles_out, *inverse;
     TF_RETURN_IF_ERROR(CheckDim(*table));
     TF_RETURN_IF_ERROR(ReadMessage(ctx, *table, &message));
     TF_RETURN_IF_ERROR(AllocateRows<T>(ctx, *table, message.num_ids, &rows));
-    TF_RETURN_IF_ERROR(ctx->allocate_output(2, TensorShape({message.num_ids}), &inverse));
-    std::vector<int64_t> handles;
-    uint32_t clock;
-    TF_RETURN_IF_ERROR(table->Lookup(message, CpuPool(ctx), rows, Out<int32_t>(inverse), &handles, &clock));
-    TF_RETURN_IF_ERROR(
-        ctx->allocate_output(1, TensorShape({static_cast<int64_t>(handles.size())}), &handles_out));
-    // The clock above the row number tells an update whether the rows are still where they were.
-    std::transform(handles.begin(), handles.end(), handles_out->flat<int64_t>().data(),
-                   [&](int64_t handle) { return handle < 0 ? handle : int64_t{clock} << 32 | handle; });
+    return LookUp(ctx, table, message, rows, nullptr);
+  }
+};
+
+template <typename T>
+class TableLookAheadOp : public RowsKernel {
+ public:
+  using RowsKernel::RowsKernel;
+
+ protected:
+  absl::Status Run(OpKernelContext* ctx, HashTable* table) override {
+    Message message;
+    RowSink rows;
+    Tensor *handles, *mark;
+    TF_RETURN_IF_ERROR(CheckDim(*table));
+    TF_RETURN_IF_ERROR(ReadMessage(ctx, *table, &message));
+    TF_RETURN_IF_ERROR(AllocateRows<T>(ctx, *table, message.num_ids, &rows));
+    TF_RETURN_IF_ERROR(ctx->allocate_output(1, TensorShape({message.num_ids}), &handles));
+    TF_RETURN_IF_ERROR(ctx->allocate_output(2, TensorShape({2}), &mark));
+    int64_t* of_table = mark->flat<int64_t>().data();
+    table->LookAhead(message, CpuPool(ctx), rows, Out<int64_t>(handles), &of_table[0], &of_table[1]);
     return absl::OkStatus();
+  }
+};
+
+template <typename T>
+class TableRefreshOp : public RowsKernel {
+ public:
+  using RowsKernel::RowsKernel;
+
+ protected:
+  absl::Status Run(OpKernelContext* ctx, HashTable* table) override {
+    Message message;
+    TF_RETURN_IF_ERROR(CheckDim(*table));
+    TF_RETURN_IF_ERROR(ReadMessage(ctx, *table, &message));
+    const Tensor &rows = ctx->input(3), &handles = ctx->input(4), &mark = ctx->input(5);
+    TF_RETURN_IF_ERROR(RequireRank("rows_ahead", rows, 2));
+    TF_RETURN_IF_ERROR(RequireRank("handles_ahead", handles, 1));
+    if (mark.dims() != 1 || mark.dim_size(0) != 2 || handles.NumElements() != message.num_ids ||
+        rows.dim_size(0) < message.num_ids || rows.dim_size(1) != table->spec().dim) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "rows_ahead, handles_ahead and mark must be of a TableLookAhead of the same ", message.num_ids, " ids, got ",
+          "shapes ", rows.shape().DebugString(), ", ", handles.shape().DebugString(), " and ",
+          mark.shape().DebugString(), "."));
+    }
+    for (const int64_t handle : In<int64_t>(handles)) {
+      if (table->IsHandle(handle)) continue;
+      return absl::InvalidArgumentError(
+          absl::StrCat("handles_ahead must be of a TableLookAhead of this table, got ", handle, "."));
+    }
+    Tensor* out;
+    TF_RETURN_IF_ERROR(ctx->forward_input_or_allocate_output({3}, 0, rows.shape(), &out));
+    if (out->data() != rows.data()) std::memcpy(out->data(), rows.data(), rows.TotalBytes());
+    const Ahead ahead{In<int64_t>(handles), mark.flat<int64_t>()(0), mark.flat<int64_t>()(1)};
+    return LookUp(ctx, table, message, {out->flat<T>().data(), StorageFor<T>()}, &ahead);
   }
 };
 
@@ -271,6 +330,10 @@ REGISTER_KERNEL_BUILDER(Name("Fusedrec>TablePrefetch").Device(DEVICE_CPU), Table
 REGISTER_KERNEL_BUILDER(Name("Fusedrec>TableApplyAccumulated").Device(DEVICE_CPU), TableApplyAccumulatedOp);
 #define FUSEDREC_REGISTER(T)                                                                                          \
   REGISTER_KERNEL_BUILDER(Name("Fusedrec>TableLookup").Device(DEVICE_CPU).TypeConstraint<T>("T"), TableLookupOp<T>); \
+  REGISTER_KERNEL_BUILDER(Name("Fusedrec>TableLookAhead").Device(DEVICE_CPU).TypeConstraint<T>("T"),                 \
+                          TableLookAheadOp<T>);                                                                       \
+  REGISTER_KERNEL_BUILDER(Name("Fusedrec>TableRefresh").Device(DEVICE_CPU).TypeConstraint<T>("T"),                   \
+                          TableRefreshOp<T>);                                                                         \
   REGISTER_KERNEL_BUILDER(Name("Fusedrec>TableFind").Device(DEVICE_CPU).TypeConstraint<T>("T"), TableFindOp<T>);     \
   REGISTER_KERNEL_BUILDER(Name("Fusedrec>TableApplyGradients").Device(DEVICE_CPU).TypeConstraint<T>("T"),            \
                           TableApplyGradientsOp<T>);                                                                  \

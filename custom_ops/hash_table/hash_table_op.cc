@@ -108,6 +108,72 @@ inverse: <int32>[V] handles[inverse[v]] is the row of the v-th received id.
 dim: D of the table.
 )doc");
 
+REGISTER_OP("Fusedrec>TableLookAhead")
+    .Input("table: resource")
+    .Input("message: int64")
+    .Input("received_splits: int32")
+    .Output("rows: T")
+    .Output("handles: int64")
+    .Output("mark: int64")
+    .Attr("T: {float, half, bfloat16} = DT_FLOAT")
+    .Attr("dim: int >= 1")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      TF_RETURN_IF_ERROR(RowsShape(c));
+      c->set_output(1, c->UnknownShapeOfRank(1));
+      c->set_output(2, c->Vector(2));
+      return absl::OkStatus();
+    })
+    .Doc(R"doc(
+Reads ahead what a coming TableRefresh of the same message will want (NestPipe, section IV); changes nothing.
+
+table: of HashTable.
+message: <int64>[V + R * S], see TableLookup.
+received_splits: <int32>[R].
+rows: <T>[P, D] row of each id that has one, see TableLookup; the others hold anything.
+handles: <int64>[V] row of each received id; -1 where it has none.
+mark: <int64>[2] state of the table: what changed later is newer.
+dim: D of the table.
+)doc");
+
+REGISTER_OP("Fusedrec>TableRefresh")
+    .Input("table: resource")
+    .Input("message: int64")
+    .Input("received_splits: int32")
+    .Input("rows_ahead: T")
+    .Input("handles_ahead: int64")
+    .Input("mark: int64")
+    .Output("rows: T")
+    .Output("handles: int64")
+    .Output("inverse: int32")
+    .Attr("T: {float, half, bfloat16} = DT_FLOAT")
+    .Attr("dim: int >= 1")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      ShapeHandle unused;
+      TF_RETURN_IF_ERROR(RowsShape(c));
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(3), 2, &unused));  // rows_ahead [P, D]
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(4), 1, &unused));  // handles_ahead [V]
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(5), 1, &unused));  // mark [2]
+      c->set_output(1, c->UnknownShapeOfRank(1));
+      c->set_output(2, c->UnknownShapeOfRank(1));
+      return absl::OkStatus();
+    })
+    .Doc(R"doc(
+TableLookup that begins from a TableLookAhead: equal to it, but searches and copies only what is new or has changed since.
+
+table: of HashTable.
+message: <int64>[V + R * S], see TableLookup; that of the look-ahead.
+received_splits: <int32>[R], that of the look-ahead.
+rows_ahead: <T>[>= V, D] of the look-ahead; given on as `rows` without a copy where nobody else holds it.
+handles_ahead: <int64>[V] of the look-ahead.
+mark: <int64>[2] of the look-ahead.
+rows: <T>[P, D], see TableLookup.
+handles: <int64>[W], see TableLookup.
+inverse: <int32>[V], see TableLookup.
+dim: D of the table.
+)doc");
+
 REGISTER_OP("Fusedrec>TableFind")
     .Input("table: resource")
     .Input("message: int64")

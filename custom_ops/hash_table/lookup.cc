@@ -59,6 +59,7 @@ struct HashTable::Visit {
   uint32_t clock;
   const Pins* pins;
   RowSink rows;
+  const Ahead* ahead;             // null: there was none
   std::vector<int64_t> handles;   // by number inside this shard
   std::vector<Item> fresh;        // without a row
   std::vector<Item> moving;       // whose row must move to pool 0 first
@@ -116,8 +117,8 @@ void HashTable::SortByShard(const Message& message, const ParallelFor& parallel_
   });
 }
 
-// Writes the row of an id whose row is known; true when this lookup sees the row for the first time.
-bool HashTable::Touch(Visit* visit, const Item& item, int64_t place, uint32_t handle, char* row) {
+// Writes the row of an id whose row is known, if it is not there; true when this lookup sees the row for the first time.
+bool HashTable::Touch(Visit* visit, const Item& item, int64_t place, uint32_t handle, char* row, bool write) {
   RowHeader* header = RowFormat::Header(row);
   const bool first = header->last != visit->clock;
   if (first) {
@@ -128,6 +129,7 @@ bool HashTable::Touch(Visit* visit, const Item& item, int64_t place, uint32_t ha
     visit->handles.push_back(handle);
   }
   visit->scratch->number[place] = static_cast<int32_t>(header->number);
+  if (!write) return first;
   const RowFormat& row_format = format(PoolOf(handle));
   char* out = static_cast<char*>(visit->rows.data) +
               static_cast<int64_t>(item.position) * spec_.dim * BytesOf(visit->rows.storage);
@@ -143,14 +145,19 @@ void HashTable::VisitKnown(Visit* visit) {
   const int64_t n = visit->end - visit->begin;
   uint64_t hashes[kRing];
   uint32_t handles[kRing];
+  // Rows leave and move under this mutex only: what was seen holds for all of this shard, or is not used.
+  const Ahead* ahead = visit->ahead != nullptr && visit->ahead->moves == moves_.load() ? visit->ahead : nullptr;
+  const auto seen = [&](const Item& item) { return ahead == nullptr ? kNoRow : ahead->handles[item.position]; };
   for (int64_t i = 0; i < n + kRing; ++i) {
-    if (i < n) {
+    if (i < n && seen(items[i]) == kNoRow) {
       const uint64_t hash = TableHash(items[i].id);
       keys[items[i].segment].Prefetch(hash);
       hashes[i & (kRing - 1)] = hash;
     }
     if (const int64_t j = i - kAhead; j >= 0 && j < n) {
-      const uint32_t handle = keys[items[j].segment].Find(items[j].id, hashes[j & (kRing - 1)]);
+      const int64_t known = seen(items[j]);
+      const uint32_t handle = known != kNoRow ? static_cast<uint32_t>(known)
+                                              : keys[items[j].segment].Find(items[j].id, hashes[j & (kRing - 1)]);
       handles[j & (kRing - 1)] = handle;
       if (handle != kAbsent) FetchRow(handle);
     }
@@ -171,7 +178,8 @@ void HashTable::VisitKnown(Visit* visit) {
         continue;
       }
     }
-    if (Touch(visit, items[k], visit->begin + k, handle, row)) ++visit->shard->statistics[items[k].segment].hits;
+    const bool is_there = seen(items[k]) != kNoRow && RowFormat::Header(row)->updated <= ahead->version;
+    if (Touch(visit, items[k], visit->begin + k, handle, row, !is_there)) ++visit->shard->statistics[items[k].segment].hits;
   }
   if (visit->fresh.empty()) return;
   if (spec_.max_rows > 0 || memory_rows_ > 0 || spec_.admission_count > 1) {
@@ -249,7 +257,8 @@ absl::Status HashTable::VisitNew(Visit* visit) {
 }
 
 absl::Status HashTable::Lookup(const Message& message, const ParallelFor& parallel_for, const RowSink& rows,
-                               absl::Span<int32_t> inverse, std::vector<int64_t>* handles, uint32_t* lookup_clock) {
+                               absl::Span<int32_t> inverse, std::vector<int64_t>* handles, uint32_t* lookup_clock,
+                               const Ahead* ahead) {
   const Running running(this);
   const uint32_t clock = running.clock();
   if (lookup_clock != nullptr) *lookup_clock = clock;
@@ -268,6 +277,7 @@ absl::Status HashTable::Lookup(const Message& message, const ParallelFor& parall
     visits[s].clock = clock;
     visits[s].pins = &pins;
     visits[s].rows = rows;
+    visits[s].ahead = ahead;
   }
   const int64_t cost_of_id = 120 + spec_.dim;  // cycles, roughly
   const int64_t cost_of_shard = cost_of_id * (message.num_ids / kShards + 1);

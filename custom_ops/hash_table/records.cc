@@ -86,6 +86,7 @@ absl::Status HashTable::WriteRecord(Shard* shard, int64_t segment, int64_t id, c
 absl::Status HashTable::WriteRecords(int64_t segment, absl::Span<const int64_t> ids, const char* records,
                                      const ParallelFor& parallel_for) {
   NoteMove(clock() + spec_.window);  // a row may come back into another pool
+  moves_.fetch_add(1);               // and with another value, of an older version
   std::vector<std::vector<int64_t>> of_shard(kShards);
   for (size_t i = 0; i < ids.size(); ++i) of_shard[ShardOf(TableHash(ids[i]))].push_back(i);
   const int64_t size = record_bytes();
@@ -168,6 +169,7 @@ int64_t HashTable::row_bytes(int pool) const { return pools_[pool] == nullptr ? 
 void HashTable::SetClock(uint32_t clock, uint32_t version) {
   clock_.store(clock);
   version_.store(version);
+  moves_.fetch_add(1);  // versions of before are of another count
   record_clock_.store(-1);  // it counts by the clock of before
   moved_at_.store(int64_t{clock} + spec_.window);  // handles of before are of another clock
 }

@@ -21,6 +21,14 @@ class TableRows(NamedTuple):
     inverse: tf.Tensor  # <int32>[V], handles[inverse[v]] is the row of the v-th received id
 
 
+class RowsAhead(NamedTuple):
+    """What a look-ahead has seen."""
+
+    rows: tf.Tensor  # <T>[P, D], row of each id that has one, in the order received
+    handles: tf.Tensor  # <int64>[V], row of each received id; -1 where it has none
+    mark: tf.Tensor  # <int64>[2], state of the table then
+
+
 def hash_table(
     *,
     shared_name: str,
@@ -107,6 +115,45 @@ def table_lookup(
     return TableRows(
         *library.fusedrec_table_lookup(
             table=table, message=message, received_splits=received_splits, T=dtype, dim=dim
+        )
+    )  # fmt: skip
+
+
+def table_look_ahead(
+    table: tf.Tensor, message: tf.Tensor, received_splits: tf.Tensor, *, dim: int, dtype: tf.DType = tf.float32
+) -> RowsAhead:
+    """Reads the rows that a coming table_refresh will want (NestPipe, section IV). Changes nothing in the table.
+
+    Args and errors are those of table_lookup.
+    """
+    return RowsAhead(
+        *library.fusedrec_table_look_ahead(
+            table=table, message=message, received_splits=received_splits, T=dtype, dim=dim
+        )
+    )  # fmt: skip
+
+
+def table_refresh(
+    table: tf.Tensor, message: tf.Tensor, received_splits: tf.Tensor, ahead: RowsAhead, *, dim: int
+) -> TableRows:
+    """table_lookup that begins from a look-ahead: searches and copies only what is new or has changed since.
+
+    Args:
+      table: <resource>[].
+      message, received_splits: those of the look-ahead.
+      ahead: of table_look_ahead; its rows must not be used any more.
+      dim: D of the table.
+
+    Returns:
+      What table_lookup would answer now, and the table as that would leave it.
+
+    Raises:
+      As table_lookup; InvalidArgumentError: a look-ahead of another message.
+    """
+    return TableRows(
+        *library.fusedrec_table_refresh(
+            table=table, message=message, received_splits=received_splits, rows_ahead=ahead.rows,
+            handles_ahead=ahead.handles, mark=ahead.mark, dim=dim,
         )
     )  # fmt: skip
 
@@ -268,7 +315,7 @@ def table_clear(table: tf.Tensor) -> None:
 
 
 for _op in (
-    "HashTable", "TableLookup", "TableFind", "TableStatistics", "TableSize", "TableKeys", "TableReadRecords",
-    "TableRemove", "TableEvict", "TableTombstones", "TableCandidates", "TableClock",
+    "HashTable", "TableLookup", "TableLookAhead", "TableRefresh", "TableFind", "TableStatistics", "TableSize",
+    "TableKeys", "TableReadRecords", "TableRemove", "TableEvict", "TableTombstones", "TableCandidates", "TableClock",
 ):  # fmt: skip
     tf.no_gradient(f"Fusedrec>{_op}")

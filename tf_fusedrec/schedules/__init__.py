@@ -1,10 +1,22 @@
 """When the exchanges of a training step run: schedules of a PipelinedModel, one file each."""
 
 from tf_fusedrec.schedules.calls import EmbeddingCall
+from tf_fusedrec.schedules.dual_buffer import DualBuffer
 from tf_fusedrec.schedules.frozen_window import FrozenWindow
 from tf_fusedrec.schedules.micro_batch import MicroBatch, cut
 from tf_fusedrec.schedules.model import PipelinedModel
+from tf_fusedrec.schedules.nested import Nested
 from tf_fusedrec.schedules.schedule import Schedule
 from tf_fusedrec.schedules.sync import Sync
 
-__all__ = ["EmbeddingCall", "FrozenWindow", "MicroBatch", "PipelinedModel", "Schedule", "Sync", "cut"]
+__all__ = [
+    "DualBuffer",
+    "EmbeddingCall",
+    "FrozenWindow",
+    "MicroBatch",
+    "Nested",
+    "PipelinedModel",
+    "Schedule",
+    "Sync",
+    "cut",
+]

@@ -10,13 +10,15 @@ from tf_fusedrec import collectives
 from tf_fusedrec._tf_compat import keras, tf
 from tf_fusedrec.schedules.agreement import agreed_data
 from tf_fusedrec.schedules.calls import EmbeddingCall, calls_of_graph, calls_until_first
+from tf_fusedrec.schedules.dual_buffer import DualBuffer
 from tf_fusedrec.schedules.feed import Feed
 from tf_fusedrec.schedules.frozen_window import FrozenWindow
 from tf_fusedrec.schedules.micro_batch import WHOLE, MicroBatch, num_samples
+from tf_fusedrec.schedules.nested import Nested
 from tf_fusedrec.schedules.schedule import Schedule
 from tf_fusedrec.schedules.sync import Sync
 
-_KINDS = {"sync": Sync, "frozen_window": FrozenWindow}
+_KINDS = {"sync": Sync, "frozen_window": FrozenWindow, "dual_buffer": DualBuffer, "nested": Nested}
 
 
 class PipelinedModel(keras.Model):

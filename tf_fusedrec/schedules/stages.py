@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple, Optional
+from typing import Any, NamedTuple, Optional
 
 from tf_fusedrec.embedding import Answer, FusedEmbedding
 from tf_fusedrec.features import FlatFeature
 from tf_fusedrec.lookup import Context, GroupLookup, Routed
+from tf_fusedrec.ops import RowsAhead
 from tf_fusedrec.schedules.calls import EmbeddingCall
 
 
@@ -26,6 +27,7 @@ class Planned(NamedTuple):
 
 # Of one batch: by call, by group.
 Routes = Sequence[Sequence[Optional[Routed]]]
+RowsByCall = Sequence[Sequence[Optional[RowsAhead]]]
 Contexts = Sequence[Sequence[Optional[Context]]]
 
 
@@ -52,11 +54,24 @@ def route(planned: Sequence[Planned]) -> Routes:
     return [of_call(call) for call in planned]
 
 
-def fetch(planned: Sequence[Planned], routes: Routes) -> Contexts:
-    """Looks rows up where they are, for training. `planned` may be that of another batch: it says which tables."""
+def look_ahead(planned: Sequence[Planned], routes: Routes) -> RowsByCall:
+    """Reads rows at the owner that `fetch` will want, and changes nothing. Native tables only."""
     return [
-        [group and routed and group[0].fetch(routed, training=True) for group, routed in zip(call.groups, of_call)]
+        [group and routed and group[0].look_ahead(routed) for group, routed in zip(call.groups, of_call)]
         for call, of_call in zip(planned, routes)
+    ]
+
+
+def fetch(planned: Sequence[Planned], routes: Routes, ahead: RowsByCall | None = None) -> Contexts:
+    """Looks rows up where they are, for training. `planned` may be that of another batch: it says which tables."""
+
+    def one(group: Any, routed: Routed | None, seen: RowsAhead | None) -> Context | None:
+        return group and routed and group[0].fetch(routed, training=True, ahead=seen)
+
+    seen = ahead or [[None] * len(of_call) for of_call in routes]
+    return [
+        [one(*of_group) for of_group in zip(call.groups, of_call, seen_of_call)]
+        for call, of_call, seen_of_call in zip(planned, routes, seen)
     ]
 
 

@@ -107,20 +107,29 @@ class NativeTable:
         self.moves_rows = bool(spec.eviction or spec.ttl or spec.hot_after or spec.memory_budget)
         weakref.finalize(self, tf.raw_ops.DestroyResourceOp, resource=self._handle, ignore_lookup_error=True)
 
-    def lookup(self, message: tf.Tensor, splits: tf.Tensor, *, training: bool) -> ops.TableRows | InferenceRows:
+    def lookup(
+        self, message: tf.Tensor, splits: tf.Tensor, *, training: bool, ahead: ops.RowsAhead | None = None
+    ) -> ops.TableRows | InferenceRows:
         """Rows of the ids received.
 
         Args:
           message: <int64>[V + R * S], blocks [counts[S] | ids] of R sources, see ops.rank_partition.
           splits: <int32>[R], entries of each block.
           training: whether ids without a row get one; else they have their initial value.
+          ahead: what `look_ahead` saw for the same message, for a training lookup: the answer is the same, sooner.
 
         Returns:
           `rows` [P, D] in the order received, and what apply_gradients needs.
         """
+        if ahead is not None:
+            return ops.table_refresh(self._handle, message, splits, ahead, dim=self._dim)
         if training:
             return ops.table_lookup(self._handle, message, splits, dim=self._dim, dtype=self._dtype)
         return InferenceRows(ops.table_find(self._handle, message, splits, dim=self._dim, dtype=self._dtype))
+
+    def look_ahead(self, message: tf.Tensor, splits: tf.Tensor) -> ops.RowsAhead:
+        """Reads the rows that a coming training lookup will want; changes nothing. Args as those of `lookup`."""
+        return ops.table_look_ahead(self._handle, message, splits, dim=self._dim, dtype=self._dtype)
 
     def prefetch(self, message: tf.Tensor, splits: tf.Tensor) -> None:
         """Asks the disk for rows beyond the memory budget that a coming lookup will want."""

@@ -1,0 +1,192 @@
+// A table whose lookups begin from look-aheads is, after every step, the table whose lookups do not: answers, records,
+// counters, who was evicted; whatever the policy, and whatever happens between look-ahead and lookup.
+#include <algorithm>
+#include <map>
+#include <memory>
+#include <random>
+#include <utility>
+#include <vector>
+
+#include "batches.h"
+#include "check.h"
+#include "folder.h"
+#include "hash_table/hash_table.h"
+
+namespace fusedrec {
+namespace {
+
+constexpr int kDim = 3, kSteps = 60;
+
+TableSpec Spec() {
+  TableSpec spec;
+  spec.dim = kDim;
+  spec.distribution = Distribution::kUniform;
+  spec.b = 1.0;
+  spec.seeds = {9, 10};
+  return spec;
+}
+
+struct Seen {
+  std::vector<float> rows;
+  std::vector<int64_t> handles;
+  int64_t version, moves;
+};
+
+Seen See(const HashTable& table, const Packed& packed) {
+  Seen seen;
+  seen.rows.assign(packed.received().size() * kDim, -7.0f);
+  seen.handles.resize(packed.received().size());
+  table.LookAhead(packed.message(), SerialFor, {seen.rows.data(), Storage::kFloat32}, absl::MakeSpan(seen.handles),
+                  &seen.version, &seen.moves);
+  return seen;
+}
+
+Answer LookUpFrom(HashTable* table, const Packed& packed, Seen seen) {
+  Answer answer;
+  answer.rows = std::move(seen.rows);
+  answer.inverse.resize(packed.received().size());
+  const Ahead ahead{seen.handles, seen.version, seen.moves};
+  CHECK_OK(table->Lookup(packed.message(), SerialFor, {answer.rows.data(), Storage::kFloat32},
+                         absl::MakeSpan(answer.inverse), &answer.handles, &answer.clock, &ahead));
+  return answer;
+}
+
+Batch RandomBatch(std::mt19937* random, int64_t range) {
+  Batch batch(2, std::vector<Ids>(2));
+  for (std::vector<Ids>& source : batch) {
+    for (Ids& ids : source) {
+      for (int n = (*random)() % 20; n > 0; --n) ids.push_back((*random)() % range);
+    }
+  }
+  return batch;
+}
+
+void Update(HashTable* table, const Answer& answer, int64_t step) {
+  std::vector<float> grads(answer.rows.size());
+  for (size_t i = 0; i < grads.size(); ++i) grads[i] = 0.1f * answer.rows[i] + 0.01f * (i % 7);
+  table->Apply(answer.handles, answer.inverse, grads.data(), Storage::kFloat32, 1.0f, {0.1f, step}, SerialFor,
+               answer.clock);
+}
+
+void CheckSame(const HashTable& got, const HashTable& wanted, bool tiered) {
+  CHECK_EQ(got.clock(), wanted.clock());
+  CHECK_EQ(got.version(), wanted.version());
+  for (int64_t segment = 0; segment < 2; ++segment) {
+    const auto a = Records(got, segment), b = Records(wanted, segment);
+    CHECK_EQ(a.size(), b.size());
+    for (size_t i = 0; i < a.size(); ++i) {
+      CHECK_EQ(a[i].first, b[i].first);
+      CHECK_EQ(a[i].second.last, b[i].second.last);
+      CHECK_EQ(a[i].second.count, b[i].second.count);
+      CHECK_EQ(a[i].second.updated, b[i].second.updated);
+      CHECK(tiered || a[i].second.pool == b[i].second.pool);
+      CHECK(a[i].second.numbers == b[i].second.numbers, "id ", a[i].first);
+    }
+    const SegmentStatistics x = got.Statistics(segment), y = wanted.Statistics(segment);
+    CHECK_EQ(x.hits, y.hits);
+    CHECK_EQ(x.inserts, y.inserts);
+    CHECK_EQ(x.evictions, y.evictions);
+    CHECK_EQ(x.refused, y.refused);
+    CHECK_EQ(x.candidates, y.candidates);
+  }
+}
+
+// `disturb` does something to a table between look-ahead and lookup.
+template <typename Disturb>
+void Equal(const TableSpec& spec, int64_t range, const Disturb& disturb) {
+  const auto adam = [&] { return MakeTable(spec, "adam", {0.9f, 0.999f, 1e-8f, 0.0f}); };
+  const std::unique_ptr<HashTable> table = adam(), plain = adam();
+  std::mt19937 random(5);
+  Packed now(RandomBatch(&random, range));
+  Seen seen = See(*table, now);
+  int64_t changed = 0;
+  for (int64_t step = 1; step <= kSteps; ++step) {
+    const std::vector<float> before = seen.rows;
+    const std::vector<int64_t> had = seen.handles;
+    const Answer got = LookUpFrom(table.get(), now, std::move(seen)), wanted = MustLookUp(plain.get(), now);
+    CHECK(got.rows == wanted.rows, "step ", step);
+    CHECK(got.inverse == wanted.inverse);
+    for (size_t v = 0; v < had.size(); ++v) {
+      changed += had[v] != kNoRow && !std::equal(&before[v * kDim], &before[v * kDim] + kDim, &got.rows[v * kDim]);
+    }
+    const Packed next(RandomBatch(&random, range));
+    seen = See(*table, next);  // before the update
+    See(*table, Packed(RandomBatch(&random, range)));  // one that no lookup follows
+    Update(table.get(), got, step);
+    Update(plain.get(), wanted, step);
+    CheckSame(*table, *plain, spec.memory_budget > 0);
+    disturb(table.get(), step);
+    disturb(plain.get(), step);
+    now = next;
+  }
+  CHECK(changed > kSteps, "updates changed only ", changed, " of the rows seen ahead");
+}
+
+void Nothing(HashTable*, int64_t) {}
+
+void Policies() {
+  Equal(Spec(), 60, Nothing);
+  TableSpec lru = Spec(), lfu = Spec(), ttl = Spec(), admission = Spec(), hot = Spec(), narrow = Spec();
+  lru.max_rows = lfu.max_rows = 90;
+  lru.eviction = Eviction::kLru;
+  lru.record_tombstones = true;
+  Equal(lru, 150, Nothing);
+  lfu.eviction = Eviction::kLfu;
+  Equal(lfu, 150, Nothing);
+  ttl.ttl = 4;
+  Equal(ttl, 150, Nothing);
+  admission.admission_count = 3;
+  Equal(admission, 60, Nothing);
+  hot.hot_after = 4;
+  Equal(hot, 60, Nothing);
+  narrow.storage = Storage::kBfloat16;
+  narrow.stochastic_rounding = true;
+  Equal(narrow, 60, Nothing);
+}
+
+void Tier() {
+  const Folder folder;
+  TableSpec spec = Spec();
+  spec.tier_folder = folder.name();
+  spec.memory_budget = 120 * 56;
+  Equal(spec, 150, Nothing);
+}
+
+// Handles and rows of the look-ahead are worth nothing any more.
+void Disturbed() {
+  TableSpec lru = Spec();
+  lru.eviction = Eviction::kLru;
+  lru.max_rows = 1000;
+  Equal(lru, 60, [](HashTable* table, int64_t step) {
+    if (step % 3 == 0) table->Evict(0, 5);
+    if (step % 4 == 0) table->Remove(1, {1, 2, 3, 4, 5, 6, 7, 8});
+  });
+  Equal(Spec(), 60, [](HashTable* table, int64_t step) {  // rows of another time come back
+    static std::map<const HashTable*, std::pair<Ids, std::vector<char>>> saved;
+    auto& [ids, records] = saved[table];
+    if (step % 5 == 1) {
+      std::vector<int64_t> handles;
+      ids.clear();
+      table->Keys(0, 0, SerialFor, &ids, &handles);
+      records.resize(ids.size() * table->record_bytes());
+      table->ReadRecords(handles, SerialFor, records.data());
+    }
+    if (step % 5 == 4) CHECK_OK(table->WriteRecords(0, ids, records.data(), SerialFor));
+  });
+  Equal(Spec(), 30, [](HashTable* table, int64_t step) {
+    if (step == 20) table->Clear();
+    if (step == 40) table->SetClock(1000, 1000);
+  });
+  Equal(Spec(), 60, [](HashTable* table, int64_t step) {  // another lookup in between makes rows
+    MustLookUp(table, Packed(Batch(1, {Ids{step, step + 20}, Ids{step}})));
+  });
+}
+
+}  // namespace
+}  // namespace fusedrec
+
+int main() {
+  fusedrec::Policies();
+  fusedrec::Tier();
+  fusedrec::Disturbed();
+}

@@ -1,0 +1,150 @@
+"""DualBuffer and Nested on one process: equal to Sync and FrozenWindow bit for bit, whatever tables do meanwhile."""
+
+import numpy as np
+import pytest
+
+import tf_fusedrec as fr
+from tests.schedules import clicks
+from tests.schedules.test_feed import Stop, dataset, unknown
+from tf_fusedrec import keras
+from tf_fusedrec.schedules import DualBuffer, FrozenWindow, Nested
+
+PAIRS = {"dual_buffer": (DualBuffer(), "sync"), "nested": (Nested(4), FrozenWindow(4))}
+TABLES = {
+    "adam": ({}, "Adam"),
+    "bfloat16": ({"storage_dtype": "bfloat16", "stochastic_rounding": True}, "Adam"),
+    "lru": ({"max_rows": 18, "eviction": "lru", "record_tombstones": True}, "RowWiseAdagrad"),
+    "ttl": ({"ttl": 16, "admission_count": 2}, "Adam"),
+}
+
+
+@pytest.fixture(params=PAIRS)
+def pair(request):
+    return PAIRS[request.param]
+
+
+def assert_same(got, wanted, but=()):
+    assert got.keys() == wanted.keys()
+    for what in wanted:
+        if what.split()[-1] not in but:
+            np.testing.assert_array_equal(got[what], wanted[what], err_msg=what)
+
+
+def make_embedding(pair, rule="Adam", table=None):
+    return clicks.make_embedding(rule, table, lookups_per_update=pair[0].lookups)
+
+
+def fitted(pair, schedule, fits, rule="Adam", table=None):
+    """States after each run of fit, given by (data set, arguments), and what evaluation said between epochs."""
+    embedding = make_embedding(pair, rule, table)
+    model = clicks.make_model(embedding, schedule)
+    states, histories = [], []
+    for data, arguments in fits:
+        histories.append(model.fit(data, verbose=0, **arguments).history)
+        states.append(clicks.state(model, embedding))
+    return states, histories, embedding.lookups[0].table.clock
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_fits_of_every_form_of_table(pair, table):
+    """Two fits; evaluation between epochs; a last batch of 6 samples; data of unknown number of batches."""
+    options, rule = TABLES[table]
+    fits = [
+        (unknown(dataset()), {"epochs": 2, "validation_data": dataset(seed=2)}),
+        (dataset(40, seed=3), {"epochs": 2, "steps_per_epoch": 2}),
+    ]
+    (got, history, clock), (wanted, of_reference, clock_of_reference) = (
+        fitted(pair, schedule, fits, rule, options) for schedule in pair
+    )
+    for one, other in zip(got, wanted):
+        assert_same(one, other)
+    assert history == of_reference and clock == clock_of_reference
+
+
+def test_rows_beyond_memory(pair, tmp_path):
+    table = {"memory_budget": 1200, "tier_folder": str(tmp_path)}
+    data = [(dataset(64, seed=5), {"epochs": 2})]
+    (got, _, _), (wanted, _, _) = (fitted(pair, schedule, data, table=table) for schedule in pair)
+    assert_same(got[0], wanted[0], but=["pool"])  # where a row lies is no part of what it is
+
+
+class SaveAt(keras.callbacks.Callback):
+    """Saves in the middle of an epoch, with a batch looked up ahead."""
+
+    def __init__(self, folder, embedding, step):
+        super().__init__()
+        self.folder, self.embedding, self.step = folder, embedding, step
+
+    def on_train_batch_end(self, batch, logs=None):
+        if batch == self.step:
+            fr.checkpoint.save(self.folder, self.model, self.embedding, self.model.optimizer)
+
+
+def test_a_checkpoint_in_the_middle_is_that_of_the_reference_and_goes_on_alike(pair, tmp_path):
+    """Counters of LRU, admission and ttl, too: a look-ahead counts nothing before its turn."""
+    table = {"max_rows": 60, "eviction": "lru", "ttl": 50, "admission_count": 2}
+    saved = []
+    for i, schedule in enumerate(pair):
+        folder = tmp_path / str(i)
+        embedding = make_embedding(pair, table=table)
+        model = clicks.make_model(embedding, schedule)
+        model.fit(dataset(64, seed=5), verbose=0, callbacks=[SaveAt(folder, embedding, 3)])
+        whole = clicks.state(model, embedding)
+        rows = make_embedding(pair, table=table)
+        resumed = clicks.make_model(rows, schedule)
+        resumed.train_on_batch(*clicks.batch(8, seed=9))
+        fr.checkpoint.load(folder, resumed, rows, resumed.optimizer)
+        saved.append((clicks.state(resumed, rows), rows.lookups[0].table.clock))
+        resumed.fit(dataset(64, seed=5).skip(4), verbose=0)
+        assert_same(clicks.state(resumed, rows), whole)
+    assert_same(saved[0][0], saved[1][0])
+    assert saved[0][1] == saved[1][1]
+
+
+def test_training_that_stops_in_the_middle_leaves_nothing_behind(pair):
+    states = []
+    for schedule in pair:
+        embedding = make_embedding(pair, table={"ttl": 16})
+        model = clicks.make_model(embedding, schedule)
+        with pytest.raises(KeyboardInterrupt):
+            model.fit(dataset(40), verbose=0, callbacks=[Stop()])
+        states.append([clicks.state(model, embedding)])
+        model.fit(dataset(), verbose=0)
+        states[-1].append(clicks.state(model, embedding))
+    for got, wanted in zip(*states):
+        assert_same(got, wanted)
+
+
+class Meddle(keras.callbacks.Callback):
+    """Rows leave by hand while a batch that wants them is looked up ahead."""
+
+    def __init__(self, embedding):
+        super().__init__()
+        self.table = embedding.lookups[0].table
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.table.remove("item", np.arange(6))
+        self.table.evict("user", 4)
+
+
+def test_rows_that_leave_between_look_ahead_and_lookup_are_searched_again(pair):
+    states = []
+    for schedule in pair:
+        embedding = make_embedding(pair, table={"max_rows": 60, "eviction": "lru"})
+        model = clicks.make_model(embedding, schedule)
+        model.fit(dataset(40), verbose=0, callbacks=[Meddle(embedding)])
+        states.append(clicks.state(model, embedding))
+    assert_same(*states)
+
+
+def test_bad_input_is_refused(pair):
+    ahead, _ = pair
+    table = {"optimizer": keras.optimizers.legacy.Adam(0.1)}
+    with pytest.raises(ValueError, match="need backend='native'"):
+        clicks.make_model(clicks.make_embedding(table=table, backend="tfra"), ahead).fit(dataset(), verbose=0)
+    for wrong in (0, 1.5, True):
+        with pytest.raises(ValueError, match="micro_batches must be an int >= 1"):
+            Nested(wrong)
+    with pytest.raises(ValueError, match="between the 5 lookups of a step.*lookups_per_update=5"):
+        table = {"max_rows": 60, "eviction": "lru"}
+        clicks.make_model(clicks.make_embedding(table=table, lookups_per_update=4), Nested(5)).fit(dataset(), verbose=0)

@@ -1,0 +1,83 @@
+"""Batch t+1 is routed and its rows are read while batch t computes (NestPipe, section IV); equal to sync, bit for bit.
+
+step t        refresh t ─▶ rows t ─▶ compute t ─▶ gradients t ─▶ update t
+meanwhile     read t+1 ─▶ ids t+1 ─▶ look ahead t+1, into a buffer at the owner
+step t+1      refresh t+1: of the buffer, what batch t has updated ─▶ rows t+1 ─▶ ...
+
+Rows stay with their owner until they are refreshed: sent earlier they would be stale (section V-A). A look-ahead
+changes nothing in a table (custom_ops/hash_table/look_ahead.cc), so a batch that never gets its turn, at the end of fit
+for example, leaves no trace, and whatever reads tables between two steps finds what sync would have left.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from tf_fusedrec._tf_compat import keras, tf
+from tf_fusedrec.schedules import stages
+from tf_fusedrec.schedules.calls import embeddings_of
+from tf_fusedrec.schedules.micro_batch import WHOLE, MicroBatch
+from tf_fusedrec.schedules.schedule import Schedule
+
+
+class AheadOfTables(Schedule):
+    """What DualBuffer and Nested share: the lookups of a batch, and when their stages run."""
+
+    looks_ahead = True
+
+    def start(self, model: Any, batches: Sequence[Any]) -> Any:
+        return _prepare(self._planned(model, batches[0], steps_ahead=1))
+
+    def step(self, model: Any, batches: Sequence[Any], state: Any) -> tuple[dict[str, tf.Tensor], Any]:
+        planned = self._planned(model, batches[1], steps_ahead=2)
+        answers = stages.bring(planned, stages.fetch(planned, *state))
+        # Ops on one table run in this order: the buffer is filled between the refresh above and the update below.
+        state = _prepare(planned)
+        with stages.answering(planned, answers):
+            logs = model.train_step(batches[0])
+        return logs, state
+
+    def _planned(self, model: Any, data: Any, steps_ahead: int) -> list[stages.Planned]:
+        for embedding in embeddings_of(model):
+            embedding.check_deferrable(self.lookups)
+        calls = []
+        for number, piece in enumerate(self.pieces(data)):
+            x, _, _ = keras.utils.unpack_x_y_sample_weight(piece)
+            with model.working_on(MicroBatch(number, WHOLE.share), steps_ahead):
+                calls += model.embedding_inputs(x)
+        return stages.plan(calls)
+
+    @property
+    def lookups(self) -> int:
+        """Of each call in a step, before its update."""
+        return 1
+
+    def pieces(self, data: Any) -> list[Any]:
+        """What the training step cuts a batch into."""
+        return [data]
+
+
+def _prepare(planned: Sequence[stages.Planned]) -> tuple[stages.Routes, stages.RowsByCall]:
+    routes = stages.route(planned)
+    return routes, stages.look_ahead(planned, routes)
+
+
+@dataclasses.dataclass(frozen=True)
+class DualBuffer(AheadOfTables):
+    """Hides the input, deduplication, routing and table lookups of a batch behind the compute of the one before.
+
+    Equal to Sync bit for bit, in rows, slots, counters and evictions. Which lookups a batch will make is asked of
+    `model.embedding_inputs`. In a loop of one's own that calls `model.train_step` itself there is no batch ahead, and
+    nothing is hidden; `model.make_train_function()` gives a step that takes an iterator.
+
+    Raises:
+      ValueError: in fit: a model without FusedEmbedding, with backend "tfra", or whose lookups cannot be told.
+    """
+
+    def train_step(self, model: Any, data: Any) -> dict[str, tf.Tensor]:
+        return keras.Model.train_step(model, data)
+
+    def get_config(self) -> dict[str, Any]:
+        return {}

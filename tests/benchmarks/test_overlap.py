@@ -1,0 +1,55 @@
+"""benchmarks/overlap.py: the arithmetic of its figures, the nulls without root, and a tiny run with root."""
+
+import json
+
+import pytest
+
+from benchmarks import network, overlap
+from benchmarks.overlap_model import Size
+
+WHY_NOT = network.why_not()
+TABLE = {"step_ms": 1.0, "compute_ms": 1.0, "exchange_ms": 0.0, "exposed_ms": 0.0, "free_ms": 0.0}
+MS = {
+    "dense_only": [90, 100, 300],
+    "dense_with_allreduce": [108, 108, 108],
+    "exchange_only": [80, 80, 81],
+    "sync": [190, 180, 170],
+    "frozen_M4": [120, 120, 125],
+}
+
+
+def test_figures_are_made_of_medians():
+    one = overlap.case(1.0, {"ms": MS, "table": dict.fromkeys(MS, TABLE)})
+    assert one["ratio"] == 100 / 80
+    assert one["exposed_ms"] == {"sync": 80, "frozen_M4": 20}
+    assert overlap.fields(one) == {
+        "exposed_ratio_sync": 1.0,
+        "exposed_ratio_frozen_M4": 0.25,
+        "exposed_allreduce_ms": 8,
+        "speedup_frozen": 1.5,
+    }
+    assert tuple(overlap.fields(one)) == overlap.FIELDS
+
+
+def test_without_root_fields_are_null_and_the_reason_is_said(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(network.os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(overlap.clustering, "headline", lambda *_: None)
+    monkeypatch.setattr("sys.argv", ["overlap", "--quick", "--json", str(tmp_path / "overlap.json")])
+    overlap.main()
+    result = json.loads((tmp_path / "overlap.json").read_text())
+    assert all(result[name] is None for name in (*overlap.FIELDS, "bytes_ratio_clustered"))
+    assert result["not_measured"] == "network namespaces need root" and result["cases"] == []
+    assert "not measured: network namespaces need root" in capsys.readouterr().out
+
+
+@pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT))
+def test_a_tiny_run(capsys):
+    # Long enough on the wire that what it costs is not lost in what the processes cost: 1 MB each way, 2 x 8 ms.
+    answer = overlap.run_ranks(Size(users=8, history=60, exposures=4, dim=512, blocks=1, batches=2), repeats=3)
+    one = overlap.case(1.0, answer)
+    assert all(len(ms) == 3 and min(ms) > 0 for ms in answer["ms"].values())
+    assert one["table"]["exchange_only"]["exchange_ms"] > 10 > one["table"]["dense_only"]["exchange_ms"]
+    for times in one["table"].values():
+        assert times["compute_ms"] + times["exposed_ms"] + times["free_ms"] == pytest.approx(times["step_ms"])
+    overlap.show(one)
+    assert "frozen_M4" in capsys.readouterr().out

@@ -75,7 +75,9 @@ def requirements_digest(version: str) -> str:
 def package_digest(version: str) -> str:
     sources = sorted(path for path in (ROOT / "custom_ops").rglob("*") if path.is_file())
     metadata = [ROOT / name for name in ("setup.py", "pyproject.toml", "tf_fusedrec/__init__.py")]
-    return digest(requirements_digest(version), os.environ.get("CXX", "g++"), *metadata, *sources)
+    compilers = [os.environ.get(name, default) for name, default in (("CXX", "g++"), ("NVCC", "nvcc"))]
+    wanted = os.environ.get("FUSEDREC_CUDA", "auto")
+    return digest(requirements_digest(version), *compilers, wanted, *metadata, *sources)
 
 
 def pip_install(arguments: list[str], log: str) -> float:

@@ -7,3 +7,5 @@ const char* fusedrec_cuda_error_string(int error) { return cudaGetErrorString(st
 int fusedrec_copy_to_host(void* host, const void* device, int64_t bytes, void* stream) {
   return fusedrec::CopyToHost(static_cast<char*>(host), static_cast<const char*>(device), bytes, stream);
 }
+
+int fusedrec_fill_zeros(void* device, int64_t bytes, void* stream) { return fusedrec::Fill(device, 0, bytes, stream); }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import os
 import pathlib
 import shlex
@@ -11,32 +12,42 @@ import sys
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 HERE = pathlib.Path(__file__).resolve().parent
 FLAGS = [
-    "-std=c++17", "-O1", "-g1", "-fPIC", "-shared", "-pthread", "-fvisibility=hidden", "-fno-omit-frame-pointer",
+    "-std=c++17", "-O1", "-g1", "-fPIC", "-pthread", "-fvisibility=hidden", "-fno-omit-frame-pointer",
     "-ffp-contract=off", "-Wall", "-Wextra", "-Wno-unknown-pragmas", "-Wno-attributes", "-Wno-maybe-uninitialized",
     "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-DFUSEDREC_EMULATION",
 ]  # fmt: skip
 
 
-def source_of(op: str, custom_ops: pathlib.Path) -> pathlib.Path:
-    return custom_ops / op / f"{op}_cuda.cu"
+def sources_of(op: str, custom_ops: pathlib.Path) -> list[pathlib.Path]:
+    return sorted((custom_ops / op).glob("*.cu"))
 
 
-def build(op: str, folder: pathlib.Path, custom_ops: pathlib.Path = ROOT / "custom_ops") -> pathlib.Path:
-    """The emulated library of one op, compiled again when something that it read is younger."""
-    library, depfile = folder / f"{op}.so", folder / f"{op}.d"
-    command = [os.environ.get("CXX", "g++"), *FLAGS, f"-I{custom_ops}", f"-I{HERE}", "-MMD", "-MF", str(depfile)]
-    command += ["-MT", "library", "-x", "c++", str(source_of(op, custom_ops)), "-o", str(library)]
-    if library.exists() and depfile.exists():
-        read = shlex.split(depfile.read_text().replace("\\\n", " "))[1:]
-        made = library.stat().st_mtime
+def run_compiler(output: pathlib.Path, inputs: list[str], custom_ops: pathlib.Path, *more: str) -> None:
+    """Compiles or links, unless nothing that was read for `output` is younger than it."""
+    depfile = output.with_suffix(".d")
+    command = [os.environ.get("CXX", "g++"), *FLAGS, *more, f"-I{custom_ops}", f"-I{HERE}"]
+    command += ["-MMD", "-MF", str(depfile), "-MT", "output"] if "-c" in more else []
+    read = shlex.split(depfile.read_text().replace("\\\n", " "))[1:] if depfile.exists() else inputs
+    if output.exists():
+        made = output.stat().st_mtime
         if all(pathlib.Path(path).exists() and pathlib.Path(path).stat().st_mtime < made for path in read):
-            return library
+            return
+    subprocess.run([*command, *inputs, "-o", str(output)], check=True)
+
+
+def build(op: str, folder: pathlib.Path, custom_ops: pathlib.Path = ROOT / "custom_ops", *more: str) -> pathlib.Path:
+    """The emulated library of one op; only what changed is compiled. `more`: flags of the compiler."""
     folder.mkdir(parents=True, exist_ok=True)
-    subprocess.run(command, check=True)
+    objects = {folder / f"{op}.{source.stem}.o": source for source in sources_of(op, custom_ops)}
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        compile_one = lambda item: run_compiler(item[0], ["-x", "c++", str(item[1])], custom_ops, "-c", *more)  # noqa: E731
+        list(pool.map(compile_one, objects.items()))
+    library = folder / f"{op}.so"
+    run_compiler(library, [str(path) for path in objects], custom_ops, "-shared")
     return library
 
 
-def run_checks(op: str, library: pathlib.Path, *arguments: str, timeout: float = 300) -> subprocess.CompletedProcess:
+def run_checks(op: str, library: pathlib.Path, *arguments: str, timeout: float = 1200) -> subprocess.CompletedProcess:
     """Runs the checks of an op over an emulated library, in a process of its own with the sanitizers' runtime."""
     runtime = [
         subprocess.run(["g++", f"-print-file-name={name}"], capture_output=True, text=True, check=True).stdout.strip()

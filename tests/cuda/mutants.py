@@ -19,6 +19,7 @@ class Mutant(NamedTuple):
     new: str
     only: str = ""  # part of the names of the checks to run: those that find it soonest
     words: str = ""  # that must stand in what the run says; empty: any failure will do
+    smaller: tuple[str, str, str] | None = None  # (path, old, new) that leaves out what the checks do not run
 
 
 SEGMENT_UNIQUE = "segment_unique/segment_unique_cuda.cuh"
@@ -26,6 +27,15 @@ SPLIT = "common/stable_split.cuh"
 LOOK_BACK = "common/look_back.cuh"
 RANK_PARTITION = "rank_partition/rank_partition_cuda.cuh"
 RECOVERY = "recovery/recovery_cuda.cuh"
+ATTENTION = "jagged_attention/jagged_attention_cuda.cuh"
+ONE_SIZE = (
+    "jagged_attention/attention_launch.cuh",
+    """  if (dim <= 64) return LaunchPass<T, 64, kPass>(problem, stream);
+  if (dim <= 128) return LaunchPass<T, 128, kPass>(problem, stream);
+  return LaunchPass<T, 256, kPass>(problem, stream);
+""",
+    "  return kCudaInvalidValue;\n",
+)  # fmt: skip
 
 MUTANTS = [
     Mutant(
@@ -78,5 +88,17 @@ MUTANTS = [
     Mutant(
         "a barrier less: sums of digits are read before they are there", "recovery", RECOVERY,
         "= until;\n  __syncthreads();", "= until;", "order_of_a_sum",
+    ),
+    Mutant(
+        "a barrier less: weights are multiplied before they are stored", "jagged_attention", ATTENTION,
+        "      __syncthreads();\n\n      const int pairs", "      const int pairs", "rows_of_all", smaller=ONE_SIZE,
+    ),
+    Mutant(
+        "a ballot that only lanes reach whose bucket changes", "jagged_attention", ATTENTION,
+        "      Flush(changes);", "      if (changes) Flush(changes);", "rows_of_all", "deadlock", smaller=ONE_SIZE,
+    ),
+    Mutant(
+        "an index shifted: the weight of the next distance", "jagged_attention", ATTENTION,
+        "mask.Place(query) - low]", "mask.Place(query) - low + 1]", "rows_of_all", smaller=ONE_SIZE,
     ),
 ]  # fmt: skip

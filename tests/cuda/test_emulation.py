@@ -16,7 +16,7 @@ import pytest
 from tests.cuda import libraries
 from tests.cuda.mutants import MUTANTS
 
-OPS = sorted(path.parent.name for path in (libraries.ROOT / "custom_ops").glob("*/*_cuda.cu"))
+OPS = sorted(path.parent.name for path in (libraries.ROOT / "custom_ops").glob("*/*_cuda.cuh"))
 WORKERS = 2
 
 
@@ -38,12 +38,11 @@ def test_kernels_agree_with_their_oracles(built, op):
 def run_mutant(mutant, folder: pathlib.Path) -> subprocess.CompletedProcess:
     sources = folder / "custom_ops"
     shutil.copytree(libraries.ROOT / "custom_ops", sources, ignore=shutil.ignore_patterns("*.cc", "*.md"))
-    path = sources / mutant.path
-    text = path.read_text()
-    assert text.count(mutant.old) == 1, (
-        f"{mutant.name}: {mutant.old!r} is {text.count(mutant.old)} times in {path.name}"
-    )
-    path.write_text(text.replace(mutant.old, mutant.new))
+    changes = [(mutant.path, mutant.old, mutant.new), *([mutant.smaller] if mutant.smaller else [])]
+    for name, old, new in changes:
+        text = (sources / name).read_text()
+        assert text.count(old) == 1, f"{mutant.name}: {old!r} is {text.count(old)} times in {name}"
+        (sources / name).write_text(text.replace(old, new))
     return libraries.run_checks(mutant.op, libraries.build(mutant.op, folder, sources), "--only", mutant.only)
 
 

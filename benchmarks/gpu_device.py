@@ -1,0 +1,100 @@
+"""What the benchmarks of kernels on a GPU share: the library, the clock, and what the device can do at best.
+
+PyTorch brings memory and the stream; TensorFlow is not needed. Times are those of CUDA events around each call, medians
+of many calls; before each, a buffer larger than the last-level cache is written, so that a call finds no data of its
+own there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pathlib
+import statistics
+import subprocess
+
+from tests.cuda.memory import Kernels, TorchMemory
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+LIBRARY = ROOT / "tf_fusedrec/ops/libfusedrec_cuda.so"
+_CLOCKS = "name,driver_version,clocks.sm,clocks.mem,clocks.max.sm,clocks.max.mem,power.limit"
+
+
+def open_kernels() -> Kernels:
+    """The library of the kernels.
+
+    Raises:
+      SystemExit: there is no PyTorch, no GPU, or no library; says which.
+    """
+    try:
+        import torch
+    except ImportError as error:
+        raise SystemExit("error: this benchmark needs PyTorch. Remedy: run it on a machine with PyTorch.") from error
+    if not torch.cuda.is_available():
+        raise SystemExit("error: this benchmark needs a GPU, and PyTorch sees none.")
+    if not LIBRARY.exists():
+        raise SystemExit(
+            f"error: {LIBRARY.name} is not built. Remedy: FUSEDREC_CUDA=1 python setup.py build_ext --inplace"
+        )
+    return Kernels(LIBRARY, TorchMemory())
+
+
+def median_us(call, *, rounds: int = 50, warm_up: int = 5) -> float:
+    """Median time of call() in microseconds, with a cold last-level cache."""
+    import torch
+
+    flush = torch.empty(256 << 20, dtype=torch.uint8, device="cuda")
+    events = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(rounds)]
+    for _ in range(warm_up):
+        call()
+    for begin, end in events:
+        flush.zero_()
+        begin.record()
+        call()
+        end.record()
+    torch.cuda.synchronize()
+    return statistics.median(begin.elapsed_time(end) * 1e3 for begin, end in events)
+
+
+def copy_bytes_per_s() -> float:
+    """Bytes read and written per second by a copy of 1 GiB."""
+    import torch
+
+    source = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
+    target = torch.empty_like(source)
+    return 2 * source.numel() / (median_us(lambda: target.copy_(source), rounds=20) * 1e-6)
+
+
+def matrix_flops() -> float:
+    """bfloat16 operations per second of a product of 8192 x 8192."""
+    import torch
+
+    a = torch.randn(8192, 8192, dtype=torch.bfloat16, device="cuda")
+    b = torch.randn_like(a)
+    return 2 * 8192**3 / (median_us(lambda: a @ b, rounds=20) * 1e-6)
+
+
+def device() -> dict[str, str]:
+    """Name, driver and clocks, as the driver tells them."""
+    command = ["nvidia-smi", f"--query-gpu={_CLOCKS}", "--format=csv,noheader"]
+    told = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()[0]
+    return dict(zip(_CLOCKS.split(","), (field.strip() for field in told.split(","))))
+
+
+def options(description: str, name: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--quick", action="store_true", help="the smallest case only")
+    parser.add_argument("--json", type=pathlib.Path, default=ROOT / f"benchmarks/results/gpu_{name}.json")
+    return parser.parse_args()
+
+
+def write(path: pathlib.Path, results: list[dict]) -> None:
+    """Prints the results as a table and writes them with the device."""
+    for result in results:
+        print(
+            "  ".join(
+                f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}" for key, value in result.items()
+            )
+        )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"device": device(), "results": results}, indent=1) + "\n")

@@ -1,0 +1,273 @@
+// The kernel of jagged attention, in its three passes; the idea stands in jagged_attention_cuda.h.
+#ifndef FUSEDREC_JAGGED_ATTENTION_JAGGED_ATTENTION_CUDA_CUH_
+#define FUSEDREC_JAGGED_ATTENTION_JAGGED_ATTENTION_CUDA_CUH_
+
+#include "jagged_attention/attention_engine.cuh"
+#include "jagged_attention/attention_pairs.cuh"
+#include "jagged_attention/attention_tiles.cuh"
+
+namespace fusedrec {
+namespace attention {
+
+// Rows of a tile that a block owns: places from `begin` on of sequence `row`.
+struct Item {
+  int row, begin;
+};
+
+// One call, for kernels. As FusedrecAttention, with all arrays on the device.
+template <typename T>
+struct Problem {
+  int64_t heads;
+  int qk_dim, value_dim;
+  float alpha;
+  const T *query, *key, *value;
+  const float* scale;
+  int64_t scale_stride;
+  const int64_t *row_splits, *num_targets;  // num_targets: null without
+  MaskOptions mask;
+  BiasTables bias;  // of device memory
+  const int64_t *asks, *answers;
+  T* out;
+  const T* grads;
+  T *query_grads, *key_grads, *value_grads;
+  float *position_slots, *time_slots;  // [slots, 2N-1], [slots, G+1]: sums of each block
+  const Item* items;
+  int64_t num_items;
+
+  __device__ bool has_bias() const { return bias.position != nullptr || bias.num_thresholds >= 0; }
+};
+
+__device__ inline float Sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
+
+// Gradients of the bias: of the pairs of one tile, `exact` and `buckets`, keys in rows and queries in columns.
+template <typename T, int D>
+class BiasGradSums {
+ public:
+  using S = Shape<T, D>;
+
+  __device__ BiasGradSums(const Problem<T>& problem, const SharedTiles<T, D>& tiles)
+      : problem_(problem), tiles_(tiles) {}
+
+  // Sums of the time part become 0. Everybody calls it, and meets at a barrier before it calls anything else.
+  __device__ void Begin() {
+    for (int g = threadIdx.x; g < S::kTimeWarps * (problem_.bias.num_thresholds + 1); g += S::kThreads) {
+      tiles_.time_sums[g] = 0.0f;
+    }
+  }
+
+  __device__ void AddTile(const RowMask& mask, int r0, int r1, int c0, int c1) {
+    if (problem_.bias.position != nullptr) AddDistances(mask, r0, r1, c0, c1);
+    if (problem_.bias.num_thresholds < 0 || static_cast<int>(threadIdx.x) >= S::kRows) return;
+    for (int c = 0; c < S::kColumns; ++c) {
+      const int bucket = tiles_.buckets[threadIdx.x * S::kExactStride + c];
+      const bool changes = bucket != kNoBucket && bucket != bucket_;
+      Flush(changes);
+      if (changes) {
+        bucket_ = bucket;
+        sum_ = 0.0f;
+      }
+      sum_ += tiles_.exact[threadIdx.x * S::kExactStride + c];
+    }
+  }
+
+  // Behind the last tile of a row of tiles.
+  __device__ void EndRows() {
+    if (problem_.bias.num_thresholds < 0 || static_cast<int>(threadIdx.x) >= S::kRows) return;
+    Flush(bucket_ != kNoBucket);
+    bucket_ = kNoBucket;
+    sum_ = 0.0f;
+  }
+
+  // To the memory of this block.
+  __device__ void Write() {
+    __syncthreads();
+    const int size = problem_.bias.num_thresholds + 1;
+    for (int g = threadIdx.x; g < size; g += S::kThreads) {
+      float sum = 0.0f;
+      for (int w = 0; w < S::kTimeWarps; ++w) sum += tiles_.time_sums[w * size + g];
+      problem_.time_slots[static_cast<int64_t>(blockIdx.x) * size + g] = sum;
+    }
+  }
+
+ private:
+  // Adds the sums of the lanes that say so to their buckets, one lane after the other: they may share a bucket.
+  __device__ void Flush(bool wanted) {
+    float* const sums = tiles_.time_sums + Warp() * (problem_.bias.num_thresholds + 1);
+    for (unsigned waiting = __ballot_sync(kFullWarp, wanted && bucket_ != kNoBucket); waiting != 0;
+         waiting &= waiting - 1) {
+      if (Lane() == __ffs(static_cast<int>(waiting)) - 1) sums[bucket_] += sum_;
+      __syncwarp();
+    }
+  }
+
+  // Thread q owns the pairs whose places differ by low + q.
+  __device__ void AddDistances(const RowMask& mask, int r0, int r1, int c0, int c1) {
+    const int low = mask.Place(r0) - mask.Place(c1 - 1), count = mask.Place(r1 - 1) - mask.Place(c0) - low + 1;
+    float* const sums = problem_.position_slots + static_cast<int64_t>(blockIdx.x) * (2 * problem_.bias.max_length - 1);
+    for (int q = threadIdx.x; q < count; q += S::kThreads) {
+      float sum = 0.0f;
+      for (int r = 0; r < r1 - r0; ++r) {
+        const int place = mask.Place(r0 + r) - (low + q);  // of the query
+        // Every place but that of the targets is that of one token.
+        const int from = Greater(place, c0), to = place < mask.targets_from ? Lesser(place + 1, c1) : c1;
+        if (place > mask.targets_from) continue;
+        for (int c = from; c < to; ++c) sum += tiles_.exact[r * S::kExactStride + c - c0];
+      }
+      sums[problem_.bias.max_length - 1 + low + q] += sum;
+    }
+  }
+
+  const Problem<T>& problem_;
+  const SharedTiles<T, D>& tiles_;
+  int bucket_ = kNoBucket;
+  float sum_ = 0.0f;
+};
+
+// The scores of a tile become weights (SiLU of score and bias, 0 where hidden) and their derivatives.
+template <typename T, int D, bool kKeyRows>
+__device__ inline void Weigh(const Problem<T>& problem, const SharedTiles<T, D>& tiles, const RowMask& mask, int r0,
+                             int r1, int c0, int c1, float (*scores)[4], float (*slopes)[4]) {
+  using S = Shape<T, D>;
+  const BiasTables& bias = tiles.bias;
+  const int row_base = S::RowBase() + (Lane() >> 2), column_base = S::ColumnBase() + 2 * (Lane() & 3);
+  const int low = kKeyRows ? mask.Place(r0) - mask.Place(c1 - 1) : mask.Place(c0) - mask.Place(r1 - 1);
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int r = row_base + 8 * half, row = r0 + r;
+    int bucket = -1;
+#pragma unroll
+    for (int n = 0; n < S::kPairBlocks; ++n) {
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const int c = column_base + 8 * n + e, column = c0 + c;
+        const int query = kKeyRows ? column : row, key = kKeyRows ? row : column;
+        const bool visible = row < r1 && column < c1 && mask.Visible(query, key);
+        float weight = 0.0f, slope = 0.0f;
+        if (visible) {
+          float score = problem.alpha * scores[n][2 * half + e];
+          if (bias.position != nullptr) score += tiles.distances[mask.Place(key) - mask.Place(query) - low];
+          if (bias.num_thresholds >= 0) {
+            const unsigned long long difference = TimeBetween(kKeyRows ? tiles.column_times[c] : tiles.row_times[r],
+                                                              kKeyRows ? tiles.row_times[r] : tiles.column_times[c]);
+            bucket = bucket < 0 ? SearchBucket(bias, difference) : StepBucket(bias, difference, bucket);
+            score += bias.time_weights[bucket];
+          }
+          const float gate = Sigmoid(score);
+          weight = score * gate;
+          slope = gate * (1.0f + score * (1.0f - gate));
+        }
+        scores[n][2 * half + e] = weight;
+        slopes[n][2 * half + e] = slope;
+        if (kKeyRows && bias.num_thresholds >= 0) {
+          tiles.buckets[r * S::kExactStride + c] = static_cast<uint16_t>(visible ? bucket : kNoBucket);
+        }
+      }
+    }
+  }
+}
+
+enum Pass { kForward, kQueryGrads, kKeyGrads };
+
+template <typename T, int D, Pass kPass>
+__global__ void __launch_bounds__(Shape<T, D>::kThreads) AttentionKernel(Problem<T> problem) {
+  using S = Shape<T, D>;
+  constexpr bool kKeyRows = kPass == kKeyGrads;
+  FUSEDREC_DYNAMIC_SHARED(memory);
+  SharedTiles<T, D> tiles;
+  tiles.Carve(memory, kPass != kForward, kKeyRows, problem.bias.num_thresholds);
+  tiles.LoadTables(problem.bias);
+  BiasGradSums<T, D> bias_grads(problem, tiles);
+  if (kKeyRows) bias_grads.Begin();
+  const int row_base = S::RowBase(), column_base = S::ColumnBase(), dim_base = S::DimBase();
+  const int64_t stride_qk = problem.heads * problem.qk_dim, stride_value = problem.heads * problem.value_dim;
+
+  for (int64_t i = blockIdx.x; i < problem.num_items * problem.heads; i += gridDim.x) {
+    const Item item = problem.items[i / problem.heads];
+    const int64_t first = problem.row_splits[item.row], head = i % problem.heads;
+    const RowMask mask = MaskOf(problem.mask, problem.row_splits[item.row + 1] - first,
+                                problem.num_targets == nullptr ? 0 : problem.num_targets[item.row]);
+    const int r0 = item.begin, r1 = Lesser(r0 + S::kRows, mask.length);
+    // Beginnings of the sequence and head in the tensors.
+    const int64_t at_qk = first * stride_qk + head * problem.qk_dim;
+    const int64_t at_value = first * stride_value + head * problem.value_dim;
+
+    __syncthreads();  // the last item is done with the tiles
+    S::LoadRows(kKeyRows ? problem.key + at_qk : problem.query + at_qk, stride_qk, problem.qk_dim, r0, r1, S::kRows,
+                tiles.row_a);
+    if (kPass != kForward) {
+      S::LoadRows(kKeyRows ? problem.value + at_value : problem.grads + at_value, stride_value, problem.value_dim, r0,
+                  r1, S::kRows, tiles.row_b);
+    }
+    if (problem.bias.num_thresholds >= 0) {
+      S::LoadTimes((kKeyRows ? problem.answers : problem.asks) + first, r0, r1, S::kRows, tiles.row_times);
+    }
+    if (!kKeyRows) S::LoadScale(problem.scale, first, problem.scale_stride, r0, r1, S::kRows, tiles.scale);
+
+    float sums_a[S::kDimBlocks][4] = {}, sums_b[kKeyRows ? S::kDimBlocks : 1][4] = {};
+    for (int c0 = 0; c0 < mask.length; c0 += S::kColumns) {
+      const int c1 = Lesser(c0 + S::kColumns, mask.length);
+      if (kKeyRows ? mask.Hidden(c0, c1, r0, r1) : mask.Hidden(r0, r1, c0, c1)) continue;
+      __syncthreads();  // the last tile of columns is done with
+      S::LoadRows(kKeyRows ? problem.query + at_qk : problem.key + at_qk, stride_qk, problem.qk_dim, c0, c1,
+                  S::kColumns, tiles.column_a);
+      S::LoadRows(kKeyRows ? problem.grads + at_value : problem.value + at_value, stride_value, problem.value_dim, c0,
+                  c1, S::kColumns, tiles.column_b);
+      if (problem.bias.num_thresholds >= 0) {
+        S::LoadTimes((kKeyRows ? problem.asks : problem.answers) + first, c0, c1, S::kColumns, tiles.column_times);
+      }
+      if (kKeyRows) S::LoadScale(problem.scale, first, problem.scale_stride, c0, c1, S::kColumns, tiles.scale);
+      if (problem.bias.position != nullptr) {
+        const int low = kKeyRows ? mask.Place(r0) - mask.Place(c1 - 1) : mask.Place(c0) - mask.Place(r1 - 1);
+        const int high = kKeyRows ? mask.Place(r1 - 1) - mask.Place(c0) : mask.Place(c1 - 1) - mask.Place(r0);
+        const float* const weights = problem.bias.position + problem.bias.max_length - 1 + low;
+        for (int q = threadIdx.x; q <= high - low; q += S::kThreads) tiles.distances[q] = weights[q];
+      }
+      __syncthreads();
+
+      float scores[S::kPairBlocks][4] = {}, slopes[S::kPairBlocks][4];
+      MultiplyTile<T, D, S::kPairBlocks, false>(tiles.row_a + row_base * S::kStride, S::kStride,
+                                                tiles.column_a + column_base * S::kStride, S::kStride, scores);
+      Weigh<T, D, kKeyRows>(problem, tiles, mask, r0, r1, c0, c1, scores, slopes);
+      if (kPass == kForward) S::StorePairs(scores, nullptr, false, tiles.pair_a);
+      if (kPass == kKeyGrads) S::StorePairs(scores, tiles.scale, true, tiles.pair_a);
+      if (kPass != kForward) {
+        float products[S::kPairBlocks][4] = {};
+        MultiplyTile<T, D, S::kPairBlocks, false>(tiles.row_b + row_base * S::kStride, S::kStride,
+                                                  tiles.column_b + column_base * S::kStride, S::kStride, products);
+#pragma unroll
+        for (int n = 0; n < S::kPairBlocks; ++n) {
+#pragma unroll
+          for (int e = 0; e < 4; ++e) products[n][e] *= slopes[n][e];
+        }
+        S::StorePairs(products, tiles.scale, kKeyRows, kKeyRows ? tiles.pair_b : tiles.pair_a);
+        if (kKeyRows && problem.has_bias()) S::StoreExact(products, tiles.scale, tiles.exact);
+      }
+      __syncthreads();
+
+      const int pairs = row_base * S::kPairStride;
+      MultiplyTile<T, S::kColumns, S::kDimBlocks, true>(
+          (kKeyRows ? tiles.pair_b : tiles.pair_a) + pairs, S::kPairStride,
+          (kPass == kForward ? tiles.column_b : tiles.column_a) + dim_base, S::kStride, sums_a);
+      if constexpr (kKeyRows) {
+        MultiplyTile<T, S::kColumns, S::kDimBlocks, true>(tiles.pair_a + pairs, S::kPairStride,
+                                                          tiles.column_b + dim_base, S::kStride, sums_b);
+        if (problem.has_bias()) bias_grads.AddTile(mask, r0, r1, c0, c1);
+      }
+    }
+    if constexpr (kPass == kForward) {
+      S::WriteRows(sums_a, tiles.scale, 1.0f, problem.out + at_value, stride_value, problem.value_dim, r0, r1);
+    } else if constexpr (kPass == kQueryGrads) {
+      S::WriteRows(sums_a, nullptr, problem.alpha, problem.query_grads + at_qk, stride_qk, problem.qk_dim, r0, r1);
+    } else {
+      S::WriteRows(sums_a, nullptr, problem.alpha, problem.key_grads + at_qk, stride_qk, problem.qk_dim, r0, r1);
+      S::WriteRows(sums_b, nullptr, 1.0f, problem.value_grads + at_value, stride_value, problem.value_dim, r0, r1);
+      bias_grads.EndRows();
+    }
+  }
+  if (kKeyRows && problem.bias.num_thresholds >= 0) bias_grads.Write();
+}
+
+}  // namespace attention
+}  // namespace fusedrec
+
+#endif  // FUSEDREC_JAGGED_ATTENTION_JAGGED_ATTENTION_CUDA_CUH_

@@ -1,0 +1,91 @@
+"""The kernels also compile for CUDA 12.3, with which TensorFlow 2.16 was built: by NVRTC, without a toolkit or a GPU.
+
+NVRTC compiles device code alone; what launchers call of the runtime (copies, fills, cudaFuncSetAttribute) is older.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import pathlib
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+SOURCES = ROOT / "custom_ops"
+# What NVRTC does not bring and kernels include.
+STANDARD_HEADERS = {
+    "cstdint": """
+typedef unsigned char uint8_t; typedef unsigned short uint16_t; typedef unsigned int uint32_t;
+typedef int int32_t; typedef long int64_t; typedef unsigned long uint64_t; typedef unsigned long uintptr_t;
+""",
+}
+# Instances of templates that stand for all: of attention one, because they take their time.
+KERNELS = {
+    "segment_unique/segment_unique_cuda.cuh": ["&fusedrec::segment_unique::SegmentUniqueNumberKernel"],
+    "rank_partition/rank_partition_cuda.cuh": ["&fusedrec::rank_partition::RankPartitionPlaceKernel"],
+    "recovery/recovery_cuda.cuh": [
+        f"&fusedrec::recovery::{kernel}<{type_}>"
+        for kernel in ("RecoverGradSumKernel", "RecoverGradJoinKernel", "PooledRecoverKernel")
+        for type_ in ("float", "fusedrec::Half", "fusedrec::Bfloat16")
+    ],
+    "jagged_attention/jagged_attention_cuda.cuh": [
+        "&fusedrec::attention::AttentionKernel<fusedrec::Bfloat16, 32, fusedrec::attention::kKeyGrads>"
+    ],
+}
+
+
+def load_nvrtc() -> ctypes.CDLL:
+    """NVRTC 12.3 of requirements/dev.txt; skips without."""
+    try:
+        found = importlib.util.find_spec("nvidia.cuda_nvrtc")
+    except ModuleNotFoundError:
+        found = None
+    if found is None or not found.submodule_search_locations:
+        pytest.skip("nvidia-cuda-nvrtc-cu12 of requirements/dev.txt is not installed (it is there for Linux on x86-64)")
+    library = pathlib.Path(list(found.submodule_search_locations)[0]) / "lib/libnvrtc.so.12"
+    nvrtc = ctypes.CDLL(str(library))
+    major, minor = ctypes.c_int(), ctypes.c_int()
+    nvrtc.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
+    assert (major.value, minor.value) == (12, 3)
+    return nvrtc
+
+
+def strings(texts):
+    return (ctypes.c_char_p * len(texts))(*(text.encode() for text in texts))
+
+
+def compile_source(nvrtc: ctypes.CDLL, source: str, kernels: list[str]) -> tuple[int, str]:
+    """NVRTC's answer and log, to PTX for sm_80."""
+    headers = {str(p.relative_to(SOURCES)): p.read_text() for p in SOURCES.rglob("*") if p.suffix in (".cuh", ".h")}
+    headers.update(STANDARD_HEADERS)
+    program = ctypes.c_void_p()
+    created = nvrtc.nvrtcCreateProgram(
+        ctypes.byref(program), source.encode(), b"kernels.cu", len(headers), strings(headers.values()), strings(headers)
+    )
+    assert created == 0
+    for kernel in kernels:
+        assert nvrtc.nvrtcAddNameExpression(program, kernel.encode()) == 0
+    flags = ["--gpu-architecture=compute_80", "--std=c++17", "--device-as-default-execution-space", "--fmad=false"]
+    answer = nvrtc.nvrtcCompileProgram(program, len(flags), strings(flags))
+    size = ctypes.c_size_t()
+    nvrtc.nvrtcGetProgramLogSize(program, ctypes.byref(size))
+    log = ctypes.create_string_buffer(size.value)
+    nvrtc.nvrtcGetProgramLog(program, log)
+    nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
+    return answer, log.value.decode()
+
+
+@pytest.mark.parametrize("path", KERNELS)
+def test_kernels_compile(path):
+    answer, log = compile_source(load_nvrtc(), f'#include "{path}"\n', KERNELS[path])
+    assert answer == 0, log
+
+
+def test_what_is_newer_does_not_compile():
+    answer, log = compile_source(load_nvrtc(), "#if CUDART_VERSION < 99999\n#error too old\n#endif\n", [])
+    assert answer != 0 and "too old" in log
+
+
+def test_no_kernel_is_left_out():
+    assert {path.relative_to(SOURCES) for path in SOURCES.glob("*/*_cuda.cuh")} == set(map(pathlib.Path, KERNELS))

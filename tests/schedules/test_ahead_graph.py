@@ -1,0 +1,66 @@
+"""What waits for what in the traced step of DualBuffer and Nested."""
+
+import pytest
+
+from tests.schedules import clicks
+from tests.support.ranks import run_ranks
+
+M = 2
+
+
+def _facts():
+    """By schedule: what the tests below assert, of the compiled function that fit calls."""
+    from tests.support.graphs import ancestors
+    from tf_fusedrec import tf
+    from tf_fusedrec.schedules import DualBuffer, Nested
+
+    found = {}
+    for name, schedule in (("dual_buffer", DualBuffer()), ("nested", Nested(M))):
+        model = clicks.make_model(clicks.make_embedding(), schedule)
+        data = tf.data.Dataset.from_tensor_slices(clicks.batch(24, 1)).batch(8)
+        feed, batches = model.make_train_function(), iter(data)
+        feed(batches)
+        ops = feed._step.get_concrete_function(batches).graph.get_operations()
+        compute = {op for op in ops if op.type == "MatMul"}
+        kinds = {
+            "refresh": [op for op in ops if op.type == "Fusedrec>TableRefresh"],
+            "look_ahead": [op for op in ops if op.type == "Fusedrec>TableLookAhead"],
+            "update": [op for op in ops if op.type.startswith("Fusedrec>TableApply")],
+            **{
+                kind: [op for op in ops if op.type == "HorovodAlltoall" and op.name.endswith(f".{kind}")]
+                for kind in ("ids", "rows", "gradients")
+            },
+        }
+        before = {op: ancestors(op) for found_ops in kinds.values() for op in found_ops}
+        refreshes, updates = set(kinds["refresh"]), set(kinds["update"])
+        found[name] = {
+            "counts": {kind: len(found_ops) for kind, found_ops in kinds.items()},
+            "ahead_waits_for_compute": [bool(before[op] & compute) for op in kinds["look_ahead"] + kinds["ids"]],
+            "rows_wait_for_refresh": [bool(before[op] & refreshes) for op in kinds["rows"]],
+            "rows_wait_for_compute": [bool(before[op] & compute) for op in kinds["rows"]],
+            "update_waits_for_look_ahead": [set(kinds["look_ahead"]) <= before[op] for op in kinds["update"]],
+            "look_ahead_waits_for_update": [bool(before[op] & updates) for op in kinds["look_ahead"]],
+        }
+    return found
+
+
+@pytest.fixture(scope="module")
+def facts():
+    return run_ranks(_facts, 2)[0]
+
+
+@pytest.mark.parametrize("schedule", ["dual_buffer", "nested"])
+def test_the_next_batch_waits_for_no_compute(facts, schedule):
+    lookups = M if schedule == "nested" else 1
+    seen = facts[schedule]
+    for kind in ("refresh", "look_ahead", "ids", "rows", "gradients"):
+        assert seen["counts"][kind] == lookups, kind
+    assert not any(seen["ahead_waits_for_compute"])
+
+
+@pytest.mark.parametrize("schedule", ["dual_buffer", "nested"])
+def test_rows_leave_when_they_are_refreshed_and_not_before(facts, schedule):
+    seen = facts[schedule]
+    assert all(seen["rows_wait_for_refresh"]) and not any(seen["rows_wait_for_compute"])
+    # The buffer is filled before the update, so that what the update changes is newer.
+    assert all(seen["update_waits_for_look_ahead"]) and not any(seen["look_ahead_waits_for_update"])

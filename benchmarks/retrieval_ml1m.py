@@ -84,7 +84,8 @@ class Curve(keras.callbacks.Callback):
         entry = {"epoch": epoch + 1, "loss": float(logs["loss"]), "seconds": wall, "processor_seconds": processor}
         last = epoch + 1 == self._experiment.train.epochs
         if last or (epoch + 1) % EVALUATE_EVERY == 0:
-            results = evaluate(self._experiment, self.model, self._folder)
+            results, samples = evaluate(self._experiment, self.model, self._folder)
+            np.savez(self._path.with_name("samples.npz"), **samples)  # for models.compare
             entry |= {name.replace("@", "_at_"): value for name, value in results.items() if "baseline" not in name}
         self.entries.append(entry)
         partial = self._path.with_suffix(".partial")

@@ -19,7 +19,8 @@ import tempfile
 import numpy as np
 
 from models.build import columns
-from models.experiment import Experiment, RankingConfig, load
+from models.experiment import Experiment, load
+from models.model_config import GRMConfig
 from models.prepare import prepare_data
 from tf_fusedrec.data import ParquetFolder
 
@@ -40,7 +41,7 @@ class Flops:
         return self.projections + self.attention + self.heads
 
 
-def forward_flops(config: RankingConfig, history: np.ndarray, exposed: np.ndarray) -> Flops:
+def forward_flops(config: GRMConfig, history: np.ndarray, exposed: np.ndarray) -> Flops:
     """FLOPs of rows with these lengths.
 
     Args:
@@ -68,8 +69,8 @@ def forward_flops(config: RankingConfig, history: np.ndarray, exposed: np.ndarra
 
 def measure(experiment: Experiment, folder: pathlib.Path, max_users: int | None) -> dict:
     """FLOPs of both layouts over the training rows (the first max_users of them), and what is saved."""
-    if not isinstance(experiment.model, RankingConfig):
-        raise ValueError(f"--config must be a ranking experiment, {experiment.name!r} is {experiment.task}.")
+    if not isinstance(experiment.model, GRMConfig):
+        raise ValueError(f"--config must be an experiment of a GRM, {experiment.name!r} is none.")
     history, exposed = [], []
     for rows in ParquetFolder(folder / "train", columns(experiment.model, "train")).read():
         history.append(rows.columns["history_item"].lengths())

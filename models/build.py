@@ -7,8 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 
 import tf_fusedrec as fr
-from models.experiment import EmbeddingConfig, Experiment, ModelConfig, RankingConfig
+from models.dlrm import DLRM
+from models.experiment import EmbeddingConfig, Experiment
 from models.grm import GRM
+from models.model_config import DLRMConfig, GRMConfig, ModelConfig, RankingConfig, RetrievalConfig
+from models.ranking import RankingModel, embedded_features
 from models.retrieval import HSTURetrieval
 from tf_fusedrec import keras, tf
 from tf_fusedrec.data import Column
@@ -17,12 +20,7 @@ from tf_fusedrec.data import Column
 def table_of_feature(model: ModelConfig) -> dict[str, str]:
     """The table that each feature of the model reads, by feature name."""
     if isinstance(model, RankingConfig):
-        return {
-            "history_item": "item",
-            "exposed_item": "item",
-            "history_action": "action",
-            **{name: name for name in model.contextual},
-        }
+        return embedded_features(model)
     return {"item_id": "item", "negative": "item"}
 
 
@@ -39,7 +37,10 @@ def make_embedding(experiment: Experiment) -> fr.FusedEmbedding:
             )
             for name in sorted(set(tables.values()))
         ],
-        features=[fr.FeatureConfig(name=name, table=table) for name, table in tables.items()],
+        features=[
+            fr.FeatureConfig(name, table, output_dtype=_output_dtype(experiment.model, name))
+            for name, table in tables.items()
+        ],
         seed=experiment.seed,
         topology=config.topology,
         wire_dtype=None if config.wire_dtype == "float32" else config.wire_dtype,
@@ -49,10 +50,12 @@ def make_embedding(experiment: Experiment) -> fr.FusedEmbedding:
 
 def make_model(
     experiment: Experiment, embedding: keras.layers.Layer, catalogue: np.ndarray, popularity: np.ndarray
-) -> GRM | HSTURetrieval:
-    """The model of an experiment; catalogue and popularity <int64>[I], as of read_items, are for retrieval only."""
-    if isinstance(experiment.model, RankingConfig):
-        return GRM(experiment.model, embedding)
+) -> RankingModel | HSTURetrieval:
+    """The model of an experiment; catalogue and popularity are <int64>[I], as of read_items."""
+    if isinstance(experiment.model, GRMConfig):
+        return GRM(experiment.model, embedding, catalogue, popularity)
+    if isinstance(experiment.model, DLRMConfig):
+        return DLRM(experiment.model, embedding, catalogue, popularity)
     return HSTURetrieval(
         experiment.model,
         embedding,
@@ -80,9 +83,9 @@ def columns(model: ModelConfig, split: str) -> list[Column]:
 
         return [
             *[Column(name) for name in dict.fromkeys(["user_id", *model.contextual])],
-            *[history(name) for name in ("history_item", "history_action", "history_time")],
-            *[exposed(name) for name in ("exposed_item", "exposed_time")],
-            *[exposed(name, "float32") for name in dict.fromkeys([model.click_label, model.conversion_label])],
+            *[history(name) for name in (*model.columns_of("history"), "history_action", "history_time")],
+            *[exposed(name) for name in (*model.columns_of("exposed"), "exposed_time")],
+            *[exposed(name, "float32") for name in model.label_columns],
         ]
     # One more than the model takes: the last item is only predicted.
     keep = model.max_history + 1 if split == "train" else None
@@ -92,7 +95,7 @@ def columns(model: ModelConfig, split: str) -> list[Column]:
     ]
     if split == "train":
         return sequence
-    return [*sequence, Column("target_item"), Column("target_timestamp")]
+    return [Column("user_id"), *sequence, Column("target_item"), Column("target_timestamp")]
 
 
 def no_rows(columns: Sequence[Column]) -> dict[str, tf.Tensor | tf.RaggedTensor]:
@@ -119,7 +122,7 @@ def length_columns(model: ModelConfig) -> list[str]:
 
 def extra_tokens(model: ModelConfig) -> int:
     """Tokens that every row has beside those of its lists."""
-    return len(model.contextual) if isinstance(model, RankingConfig) else 0
+    return len(model.contextual) if isinstance(model, GRMConfig) else 0
 
 
 def _table_optimizer(config: EmbeddingConfig) -> fr.optimizers.Rule:
@@ -127,3 +130,7 @@ def _table_optimizer(config: EmbeddingConfig) -> fr.optimizers.Rule:
         return fr.optimizers.Adam(config.learning_rate, beta_2=config.beta_2, epsilon=config.epsilon)
     kinds = {"adagrad": fr.optimizers.Adagrad, "sgd": fr.optimizers.SGD}
     return kinds[config.optimizer](config.learning_rate)
+
+
+def _output_dtype(model: ModelConfig, feature: str) -> str | None:
+    return model.negatives_dtype if isinstance(model, RetrievalConfig) and feature == "negative" else None

@@ -14,7 +14,7 @@ import numpy as np
 from models import serve
 from models.build import columns
 from models.experiment import Experiment
-from models.grm import GRM
+from models.ranking import RankingModel
 from models.retrieval import HSTURetrieval
 from tf_fusedrec import tf
 from tf_fusedrec.data import ParquetFolder, token_balanced_dataset
@@ -27,7 +27,7 @@ SERVER_SECONDS = 300
 
 
 def expected_answer(
-    experiment: Experiment, model: GRM | HSTURetrieval, folder: pathlib.Path
+    experiment: Experiment, model: RankingModel | HSTURetrieval, folder: pathlib.Path
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     """Inputs of the signature "serving_default" and the trained model's outputs for them. All ranks call it.
 
@@ -37,7 +37,7 @@ def expected_answer(
     data = ParquetFolder(folder / "train", columns(experiment.model, "train"))
     lists = [column.name for column in data.columns if column.ragged][:1]
     batch = next(iter(token_balanced_dataset(data, length_columns=lists, target_tokens=CHECK_TOKENS)))
-    if isinstance(model, GRM):
+    if isinstance(model, RankingModel):
         logits = model(batch, training=False)
         return _ranking_inputs(model, batch), {task: tf.sigmoid(x).numpy() for task, x in logits.items()}
     items = jagged.last(batch["item_id"], experiment.model.max_history)
@@ -82,10 +82,10 @@ def check_export(
     return difference
 
 
-def _ranking_inputs(model: GRM, batch: dict[str, Any]) -> dict[str, np.ndarray]:
+def _ranking_inputs(model: RankingModel, batch: dict[str, Any]) -> dict[str, np.ndarray]:
     inputs = {name: batch[name].numpy() for name in model.config.contextual}
-    for group, names in (("history", ("item", "action", "time")), ("exposed", ("item", "time"))):
-        inputs[f"{group}_row_splits"] = batch[f"{group}_item"].row_splits.numpy()
-        for name in names:
-            inputs[f"{group}_{name}"] = batch[f"{group}_{name}"].values.numpy()
+    for role, further in (("history", ("history_action", "history_time")), ("exposed", ("exposed_time",))):
+        inputs[f"{role}_row_splits"] = batch[f"{role}_item"].row_splits.numpy()
+        for name in (*model.config.columns_of(role), *further):
+            inputs[name] = batch[name].values.numpy()
     return inputs

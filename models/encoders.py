@@ -4,29 +4,29 @@ from __future__ import annotations
 
 from typing import Any, Union, overload
 
-from models.experiment import RankingConfig, RetrievalConfig
+from models.model_config import GRMConfig, RetrievalConfig
 from tf_fusedrec.layers import HSTU, FuXi, SASRec
 
 Block = Union[HSTU, FuXi, SASRec]
 
 
 @overload
-def encoder_blocks(config: RankingConfig) -> list[HSTU]: ...
+def encoder_blocks(config: GRMConfig) -> list[HSTU]: ...
 @overload
 def encoder_blocks(config: RetrievalConfig) -> list[Block]: ...
-def encoder_blocks(config: RankingConfig | RetrievalConfig) -> list[Any]:
+def encoder_blocks(config: GRMConfig | RetrievalConfig) -> list[Any]:
     """The blocks of a model, first to last."""
     return [_block(config, f"block_{number}") for number in range(config.num_blocks)]
 
 
-def attends_by_time(config: RankingConfig | RetrievalConfig) -> bool:
+def attends_by_time(config: GRMConfig | RetrievalConfig) -> bool:
     """Whether the blocks want timestamps."""
     if isinstance(config, RetrievalConfig) and config.encoder == "sasrec":
         return False
     return _time_encoding(config) != "none"
 
 
-def _block(config: RankingConfig | RetrievalConfig, name: str) -> Block:
+def _block(config: GRMConfig | RetrievalConfig, name: str) -> Block:
     common: dict[str, Any] = {
         "num_heads": config.num_heads,
         "max_sequence_length": config.max_sequence_length,
@@ -41,13 +41,13 @@ def _block(config: RankingConfig | RetrievalConfig, name: str) -> Block:
         "time_encoding": _time_encoding(config),
         "time_buckets": config.time_buckets or 1,
     }
-    if isinstance(config, RankingConfig):
+    if isinstance(config, GRMConfig):
         return HSTU(form="mtgrboost", **common)
     if config.encoder == "hstu":
         return HSTU(form="research", position_bias=config.position_bias, **common)
     return FuXi(form=config.encoder.removeprefix("fuxi_"), ffn_multiple=config.ffn_multiple, **common)
 
 
-def _time_encoding(config: RankingConfig | RetrievalConfig) -> str:
+def _time_encoding(config: GRMConfig | RetrievalConfig) -> str:
     encoding = config.time_encoding if isinstance(config, RetrievalConfig) else "buckets"
     return "none" if encoding == "buckets" and not config.time_buckets else encoding

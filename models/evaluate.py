@@ -8,27 +8,34 @@ from __future__ import annotations
 
 import pathlib
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 
 import tf_fusedrec as fr
+from models import baselines
 from models.build import columns, extra_tokens, length_columns
-from models.experiment import Experiment, RankingConfig
-from models.grm import GRM, TASKS
+from models.experiment import Experiment
+from models.ranking import RankingModel
 from models.retrieval import HSTURetrieval
 from tf_fusedrec import metrics, tf
-from tf_fusedrec.data import Column, ParquetFolder, read_items, token_balanced_dataset
-from tf_fusedrec.data.rows import Ragged
+from tf_fusedrec.data import ParquetFolder, read_items, token_balanced_dataset
 from tf_fusedrec.layers import jagged
 
-# An item's rate starts at the mean rate with the weight of so many exposures.
-PRIOR_EXPOSURES = 10.0
 _ITEMS_AT_ONCE = 1 << 16
 
 
-def evaluate(experiment: Experiment, model: GRM | HSTURetrieval, folder: pathlib.Path) -> dict[str, float]:
-    """Metrics of the test split, by name; baselines are named "baseline_...". All ranks call it, all get it."""
-    if isinstance(model, GRM):
+class Evaluation(NamedTuple):
+    """Metrics, and what they were computed from."""
+
+    results: dict[str, float]  # by name; baselines are named "baseline_..."
+    # Arrays of one length, an entry for each test exposure or user: what compare.py pairs two runs by.
+    samples: dict[str, np.ndarray]
+
+
+def evaluate(experiment: Experiment, model: RankingModel | HSTURetrieval, folder: pathlib.Path) -> Evaluation:
+    """Metrics of the test split. All ranks call it, all get it."""
+    if isinstance(model, RankingModel):
         return _evaluate_ranking(experiment, model, folder)
     return _evaluate_retrieval(experiment, model, folder)
 
@@ -71,63 +78,45 @@ def _gathered(parts: list[np.ndarray], dtype: type) -> np.ndarray:
     return fr.collectives.all_gather(np.concatenate([np.empty(0, dtype), *parts]).astype(dtype))
 
 
-def _evaluate_ranking(experiment: Experiment, model: GRM, folder: pathlib.Path) -> dict[str, float]:
+def _evaluate_ranking(experiment: Experiment, model: RankingModel, folder: pathlib.Path) -> Evaluation:
     score = tf.function(lambda batch: model(batch, training=False), reduce_retracing=True)
-    users, items = [], []
-    logits: dict[str, list] = {task: [] for task in TASKS}
-    labels: dict[str, list] = {task: [] for task in TASKS}
+    parts: dict[str, list] = {}
     for batch in _test_batches(experiment, folder):
-        for task, logit in score(batch).items():
-            logits[task].append(logit.numpy())
-            labels[task].append(model.labels(batch)[task].numpy())
         exposed = batch["exposed_item"]
-        users.append(tf.gather(batch["user_id"], exposed.value_rowids()).numpy())
-        items.append(exposed.values.numpy())
-    user, item = _gathered(users, np.int64), _gathered(items, np.int64)
-    results = {"exposures": float(len(user)), "loss": 0.0}
-    rates = _item_rates(model.config, folder, item)
-    for task in TASKS:
-        logit = _gathered(logits[task], np.float64)
-        label = _gathered(labels[task], np.float64)
+        found = {"user": tf.gather(batch["user_id"], exposed.value_rowids()), "item": exposed.values}
+        found["time"] = batch["exposed_time"].values
+        labels = model.labels(batch)
+        for task, logit in score(batch).items():
+            found |= {f"{task}_logit": logit, f"{task}_label": labels[task]}
+        for name, values in found.items():
+            parts.setdefault(name, []).append(values.numpy())
+    tasks = model.config.tasks
+    kinds = {"user": np.int64, "item": np.int64, "time": np.int64}
+    names = [*kinds, *(f"{task}_{what}" for task in tasks for what in ("logit", "label"))]
+    samples = {name: _gathered(parts.get(name, []), kinds.get(name, np.float64)) for name in names}
+    results = {"exposures": float(len(samples["user"])), "loss": 0.0}
+    rates = baselines.ranking(model.config, folder, samples["user"], samples["item"])
+    for task in tasks:
+        logit, label = samples[f"{task}_logit"], samples[f"{task}_label"]
         # log(1 + e^x) - y x, without overflow.
-        results["loss"] += float(np.mean(np.logaddexp(0.0, logit) - label * logit)) if len(user) else np.nan
-        results[f"{task}_auc"] = metrics.auc(label, logit)
-        results[f"{task}_gauc"] = metrics.gauc(user, label, logit)
+        entropy = np.logaddexp(0.0, logit) - label * logit
+        results["loss"] += float(np.mean(entropy)) if len(label) else np.nan
+        results |= {f"{task}_{name}": value for name, value in _of_task(samples["user"], label, logit).items()}
         results[f"baseline_{task}_auc"] = metrics.auc(label, rates[task])
-        results[f"baseline_{task}_gauc"] = metrics.gauc(user, label, rates[task])
-    return results
+        results[f"baseline_{task}_gauc"] = metrics.gauc(samples["user"], label, rates[task])
+    return Evaluation(results, samples)
 
 
-def _item_rates(config: RankingConfig, folder: pathlib.Path, item: np.ndarray) -> dict[str, np.ndarray]:
-    """Baseline: each item's smoothed rate of clicks (and of clicks that convert) in the training exposures."""
-    names = dict.fromkeys([config.click_label, config.conversion_label])
-    data = ParquetFolder(
-        folder / "train",
-        [Column("exposed_item", ragged=True), *(Column(n, "float32", ragged=True) for n in names)],
-        rank=fr.collectives.rank(),
-        world_size=fr.collectives.size(),
-    )
-    shown, clicked, converted = [], [], []
-    for rows in data.read():
-        lists = {name: column.values for name, column in rows.columns.items() if isinstance(column, Ragged)}
-        shown.append(lists["exposed_item"])
-        clicked.append(lists[config.click_label])
-        converted.append(lists[config.click_label] * lists[config.conversion_label])
-    known, index, count = np.unique(_gathered(shown, np.int64), return_inverse=True, return_counts=True)
-    rates = {}
-    for task, parts in zip(TASKS, (clicked, converted)):
-        label = _gathered(parts, np.float64)
-        mean = label.mean() if len(label) else 0.0
-        positives = np.bincount(index, weights=label, minlength=len(known))
-        of_known = (positives + PRIOR_EXPOSURES * mean) / (count + PRIOR_EXPOSURES)
-        # One more entry, the mean, for items that were never shown in training.
-        at = np.searchsorted(known, item)
-        found = (at < len(known)) & (np.append(known, 0)[np.minimum(at, len(known))] == item)
-        rates[task] = np.append(of_known, mean)[np.where(found, at, len(known))]
-    return rates
+def _of_task(user: np.ndarray, label: np.ndarray, logit: np.ndarray) -> dict[str, float]:
+    return {
+        "auc": metrics.auc(label, logit),
+        "gauc": metrics.gauc(user, label, logit),
+        "ne": metrics.normalized_entropy(label, logit),
+        "calibration": metrics.calibration(label, logit),
+    }
 
 
-def _evaluate_retrieval(experiment: Experiment, model: HSTURetrieval, folder: pathlib.Path) -> dict[str, float]:
+def _evaluate_retrieval(experiment: Experiment, model: HSTURetrieval, folder: pathlib.Path) -> Evaluation:
     item_ids, popularity = read_items(folder)
     item_vectors = np.concatenate(
         [
@@ -142,7 +131,7 @@ def _evaluate_retrieval(experiment: Experiment, model: HSTURetrieval, folder: pa
         items, times = jagged.last(batch["item_id"], newest), jagged.last(batch["timestamp"], newest)
         return model.embed_users(items, times, batch["target_timestamp"])
 
-    own, popular = [], []
+    own, popular, user_ids = [], [], []
     for batch in _test_batches(experiment, folder):
         users = embed(batch).numpy()  # all ranks, also with no users
         seen = {
@@ -150,6 +139,7 @@ def _evaluate_retrieval(experiment: Experiment, model: HSTURetrieval, folder: pa
             "seen_ids": batch["item_id"].values.numpy(),
             "seen_row_splits": batch["item_id"].row_splits.numpy(),
         }
+        user_ids.append(batch["user_id"].numpy())
         own.append(metrics.rank_of_target(users, item_vectors, item_ids, **seen))
         everyone = np.ones([len(users), 1])
         popular.append(metrics.rank_of_target(everyone, popularity[:, np.newaxis] * 1.0, item_ids, **seen))
@@ -160,4 +150,4 @@ def _evaluate_retrieval(experiment: Experiment, model: HSTURetrieval, folder: pa
             results[f"{prefix}hr@{cutoff}"] = metrics.hit_rate(ranks, cutoff)
             results[f"{prefix}ndcg@{cutoff}"] = metrics.ndcg(ranks, cutoff)
         results[f"{prefix}mrr"] = metrics.mrr(ranks)
-    return results
+    return Evaluation(results, {"user": _gathered(user_ids, np.int64), "rank": all_ranks[""]})

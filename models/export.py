@@ -7,7 +7,8 @@ Unknown ids get a row of zeros. Signatures take flat tensors; a ragged feature i
 
 ranking, "serving_default"
   history_item, history_action, history_time <int64>[H], history_row_splits; exposed_item, exposed_time <int64>[E],
-  exposed_row_splits; every contextual column <int64>[B].   ->   ctr, ctcvr <float>[E] probabilities.
+  exposed_row_splits; those of item_features likewise; every contextual column <int64>[B].   ->   ctr, ctcvr and other
+  tasks <float>[E] probabilities.
 retrieval, "serving_default"
   item_id, timestamp <int64>[T], row_splits, query_time <int64>[B] (seconds).  ->  user_embedding <float>[B, D].
 retrieval, "top_k"
@@ -26,18 +27,19 @@ from absl import app, flags
 
 import tf_fusedrec as fr
 from models.build import columns, make_embedding, make_model, no_rows
-from models.experiment import RankingConfig, from_dict
-from models.grm import GRM, TASKS
+from models.experiment import from_dict
+from models.model_config import RankingConfig
+from models.ranking import RankingModel
 from models.retrieval import HSTURetrieval
 from tf_fusedrec import tf
 from tf_fusedrec.layers import jagged
 
-Model = Union[GRM, HSTURetrieval]
+Model = Union[RankingModel, HSTURetrieval]
 
 
 def export(model: Model, output: str | os.PathLike, ops: str = "stock") -> None:
     """Writes the SavedModel of a trained model; see fr.export. Collective."""
-    server = _RankingServer(model) if isinstance(model, GRM) else _RetrievalServer(model)
+    server = _RankingServer(model) if isinstance(model, RankingModel) else _RetrievalServer(model)
     fr.export(model, output, ops, signatures=server.signatures())
 
 
@@ -72,27 +74,31 @@ def _check_all_restored(model: Model, prefix: str) -> None:
 
 
 class _RankingServer:
-    """What a server of a GRM loads."""
+    """What a server of a ranking model loads."""
 
-    def __init__(self, model: GRM):
+    def __init__(self, model: RankingModel):
         self._config: RankingConfig = model.config
         self._model = model
 
     def signatures(self) -> dict[str, fr.Signature]:
-        names = ["history_item", "history_action", "history_time", "history_row_splits"]
-        names += ["exposed_item", "exposed_time", "exposed_row_splits", *self._config.contextual]
+        names = [*self._names("history"), "history_row_splits", *self._names("exposed"), "exposed_row_splits"]
+        names += self._config.contextual
         inputs = {name: tf.TensorSpec([None], tf.int64) for name in names}
         return {"serving_default": fr.Signature(self.scores, inputs)}
 
+    def _names(self, role: str) -> list[str]:
+        further = ["history_action"] if role == "history" else []
+        return [*self._config.columns_of(role), *further, f"{role}_time"]
+
     def scores(self, inputs: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         batch = {name: inputs[name] for name in self._config.contextual}
-        for name in ("history_item", "history_action", "history_time"):
+        for name in self._names("history"):
             ragged = tf.RaggedTensor.from_row_splits(inputs[name], inputs["history_row_splits"])
             batch[name] = jagged.last(ragged, self._config.max_history)
-        for name in ("exposed_item", "exposed_time"):
+        for name in self._names("exposed"):
             batch[name] = tf.RaggedTensor.from_row_splits(inputs[name], inputs["exposed_row_splits"])
         logits = self._model(batch, training=False)
-        return {task: tf.sigmoid(logits[task]) for task in TASKS}
+        return {task: tf.sigmoid(logits[task]) for task in logits}
 
 
 class _RetrievalServer:

@@ -10,37 +10,36 @@ another exposure, so the logits are those of one row per exposure, at the cost o
 
 from __future__ import annotations
 
-from models.base import Batch, SequenceModel
+import numpy as np
+
+from models.base import Batch
 from models.encoders import attends_by_time, encoder_blocks
-from models.experiment import RankingConfig
+from models.model_config import GRMConfig
+from models.ranking import RankingModel
 from tf_fusedrec import keras, tf
 from tf_fusedrec.layers import MMoE, PositionEmbedding, SequenceTimes, jagged, sequence_times
 
-TASKS = ("ctr", "ctcvr")
 
-
-class GRM(SequenceModel):
+class GRM(RankingModel):
     """Scores every exposure of every user.
 
-    Args:
-      config: sizes, and which columns are contextual and which are labels.
-      embedding: knows the features history_item, history_action, exposed_item and the contextual
-        columns; all rows have config.dim columns.
-
-    Call:
-      inputs: dict with contextual columns <int64>[B]; RaggedTensors <int64>[B,(L)] history_item,
-        history_action, history_time (seconds), and <int64>[B,(E)] exposed_item, exposed_time.
-        Labels may be in the dict; the call does not read them.
-      returns {"ctr": logits, "ctcvr": logits}, <float>[exposures of the batch, row after row].
-        ctr: will it be clicked. ctcvr: will it be clicked and convert.
+    Args, Call: see RankingModel.
 
     Raises:
       InvalidArgumentError: a row has more tokens than config.max_sequence_length.
     """
 
-    def __init__(self, config: RankingConfig, embedding: keras.layers.Layer, name: str = "grm"):
-        super().__init__(embedding, name)
-        self.config = config
+    config: GRMConfig
+
+    def __init__(
+        self,
+        config: GRMConfig,
+        embedding: keras.layers.Layer,
+        catalogue: np.ndarray,
+        popularity: np.ndarray,
+        name: str = "grm",
+    ):
+        super().__init__(config, embedding, catalogue, popularity, name)
         self.positions = PositionEmbedding(config.max_sequence_length, config.dropout, name="positions")
         self.exposed_marker = self.add_weight(
             "exposed_marker",
@@ -48,7 +47,7 @@ class GRM(SequenceModel):
             initializer=keras.initializers.TruncatedNormal(stddev=0.02),
         )
         self.blocks = encoder_blocks(config)
-        self.experts = MMoE(config.num_experts, config.expert_units, len(TASKS), config.top_k, name="mmoe")
+        self.experts = MMoE(config.num_experts, config.expert_units, len(config.tasks), config.top_k, name="mmoe")
         self.heads = [
             keras.Sequential(
                 [
@@ -57,12 +56,12 @@ class GRM(SequenceModel):
                 ],
                 name=f"head_{task}",
             )
-            for task in TASKS
+            for task in config.tasks
         ]
 
     def call(self, inputs: Batch, training: bool | None = None) -> dict[str, tf.Tensor]:
         num_targets = inputs["exposed_item"].row_lengths()
-        x = self.positions(self._tokens_of(inputs), num_targets=num_targets, training=training)
+        x = self.positions(self._tokens_of(inputs, training), num_targets=num_targets, training=training)
         times = self._times(inputs, num_targets)
         for block in self.blocks:
             x = block(
@@ -74,22 +73,7 @@ class GRM(SequenceModel):
             )
         exposed = jagged.last(x, num_targets).values
         logits = [head(y) for head, y in zip(self.heads, self.experts(exposed))]
-        return {task: tf.squeeze(logit, -1) for task, logit in zip(TASKS, logits)}
-
-    def labels(self, batch: Batch) -> dict[str, tf.Tensor]:
-        """{"ctr": click, "ctcvr": click and conversion}, <float>[exposures of the batch]."""
-        click = batch[self.config.click_label].values
-        return {"ctr": click, "ctcvr": click * batch[self.config.conversion_label].values}
-
-    def position_losses(self, batch: Batch, outputs: dict[str, tf.Tensor]) -> tf.Tensor:
-        """Cross entropy of each exposure, summed over the two tasks: <float>[exposures]."""
-        labels = self.labels(batch)
-        return tf.add_n(
-            [tf.nn.sigmoid_cross_entropy_with_logits(labels=labels[task], logits=outputs[task]) for task in TASKS]
-        )
-
-    def num_positions(self, batch: Batch) -> tf.Tensor:
-        return tf.size(batch["exposed_item"].values, tf.int64)
+        return {task: tf.squeeze(logit, -1) for task, logit in zip(self.config.tasks, logits)}
 
     def counts(self, batch: Batch) -> tuple[tf.Tensor, tf.Tensor]:
         history, exposed = batch["history_item"], batch["exposed_item"]
@@ -104,16 +88,17 @@ class GRM(SequenceModel):
         splits = tf.concat([[0], tf.cumsum(lengths)], axis=0)
         blocks = [block.forward_flops(splits, self.config.dim, exposed, context) for block in self.blocks]
         of_exposure = self.experts.forward_flops(self.config.dim)
-        of_exposure += 2 * len(TASKS) * (self.config.expert_units + 1) * self.config.head_units
+        of_exposure += 2 * len(self.config.tasks) * (self.config.expert_units + 1) * self.config.head_units
         return tf.add_n(blocks) + tf.cast(tf.reduce_sum(exposed) * of_exposure, tf.float64)
 
-    def _tokens_of(self, inputs: Batch) -> tf.RaggedTensor:
+    def _tokens_of(self, inputs: Batch, training: bool | None) -> tf.RaggedTensor:
         """[context | history | exposed], every token the sum of the embeddings of its features."""
-        names = ("history_item", "history_action", "exposed_item", *self.config.contextual)
-        rows = self.embedding({name: inputs[name] for name in names})
-        history = rows["history_item"].with_values(rows["history_item"].values + rows["history_action"].values)
+        rows = self.rows_of(inputs, training)
+        of_history = [rows[name].values for name in (*self.config.columns_of("history"), "history_action")]
+        history = rows["history_item"].with_values(tf.add_n(of_history))
         # History and exposures share the item's row; the marker tells them apart.
-        exposed = rows["exposed_item"].with_values(rows["exposed_item"].values + self.exposed_marker)
+        of_exposed = [rows[name].values for name in self.config.columns_of("exposed")]
+        exposed = rows["exposed_item"].with_values(tf.add_n(of_exposed) + self.exposed_marker)
         if not self.config.contextual:
             return jagged.concat([history, exposed])
         context = tf.stack([rows[name] for name in self.config.contextual], axis=1)

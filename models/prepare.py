@@ -85,7 +85,7 @@ def _convert(experiment: Experiment, source: pathlib.Path | None, root: pathlib.
     elif data.source == "movielens":
         convert_movielens(source, folder)
     else:
-        convert_kuairand(source, folder)
+        convert_kuairand(source, folder, split=data.split)
     return folder
 
 
@@ -102,5 +102,6 @@ def _fingerprint(experiment: Experiment, source: pathlib.Path | None) -> str:
             for path in sorted(folder.iterdir())
             if path.is_file()
         ]
+        facts["split"] = experiment.data.split
         facts["chosen"] = source.name if source.is_file() else ""
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]

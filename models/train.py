@@ -5,7 +5,7 @@
 
 Flags: --config FILE · --data PATH (replaces data.input) · --set section.field=value (repeatable) ·
 --output DIR (default runs/<name>) · --resume (go on from the checkpoint in the output folder).
-Below the output folder: data/ checkpoint/ saved_model/ tensorboard/ results.json.
+Below the output folder: data/ checkpoint/ saved_model/ tensorboard/ results.json samples.npz (for models.compare).
 
 Exit codes: 0 done; 1 an error, told on stderr; 130 interrupted by SIGINT or SIGTERM, with a checkpoint to resume from.
 """
@@ -106,12 +106,13 @@ def run(experiment: Experiment, folder: pathlib.Path, output: pathlib.Path, resu
         return EXIT_INTERRUPTED
     rates = throughput.rates
     rates["mfu"] = utilization.utilization(rates["gflops_per_s"])
-    results = evaluate(experiment, model, folder)
+    results, samples = evaluate(experiment, model, folder)
     inputs, expected = expected_answer(experiment, model, folder)
     if _is_chief():
         shutil.rmtree(output / "saved_model", ignore_errors=True)  # of an earlier run
     export(model, output / "saved_model")
     if _is_chief():
+        np.savez(output / "samples.npz", **samples)  # for models.compare
         _finish(output, results, rates, inputs, expected)
     fr.collectives.barrier()  # nobody leaves while rank 0 still works: horovodrun would end the job
     return 0

@@ -22,6 +22,7 @@ LEVEL = {
     "topology": 4,
     "tables": 4,
     "metrics": 4,
+    "streaming_metrics": 4,
     "negatives": 4,
     "similarities": 4,
     "layers": 4,

@@ -197,11 +197,16 @@ class FeatureConfig:
       table: name of the table whose rows it reads. Features may share a table.
       combiner: None keeps one row per id; "sum", "mean" and "sqrtn" pool the rows of a sample, weighted by the weights
         that the call may bring (mean divides by the sum of weights, sqrtn by the root of the sum of their squares).
+      output_dtype: of this feature's rows as the model gets them and as they travel; None: its table's dtype. A 16-bit
+        one halves both for this feature alone, as of negatives (TurboGR, section 4.3.2); its gradients travel as
+        bfloat16, which has the range of float32. It costs three further all2alls, and ids that other features
+        bring too travel twice. Backend "native" only.
     """
 
     name: str
     table: str
     combiner: str | None = None
+    output_dtype: str | None = None
 
     def __post_init__(self) -> None:
         if not self.name or not isinstance(self.name, str):
@@ -209,4 +214,9 @@ class FeatureConfig:
         if self.combiner not in COMBINERS:
             raise ValueError(
                 f"FeatureConfig.combiner must be one of {COMBINERS}, got {self.combiner!r} for feature {self.name!r}."
+            )
+        if self.output_dtype not in (None, *ROW_DTYPES):
+            raise ValueError(
+                f"FeatureConfig.output_dtype must be None or one of {ROW_DTYPES}, got {self.output_dtype!r} for "
+                f"feature {self.name!r}."
             )

@@ -131,6 +131,7 @@ class FusedEmbedding(keras.layers.Layer):
         scale = gradient_scale(gradient_op, self.place.loss_ranks.size)
         with tf.init_scope():
             groups = group_tables(tables, features)
+            _check_lanes(groups, backend, lookups_per_update)
             wire = None if wire_dtype is None else tf.as_dtype(wire_dtype)
             lookups = [GroupLookup(name, group, self._table(name, group), scale, self.place, wire) for group in groups]
         # A plain holder: Keras would track TFRA's variables as weights, and TensorFlow's checkpoint only rank 0's rows.
@@ -351,46 +352,66 @@ class FusedEmbedding(keras.layers.Layer):
         training: bool,
         answer: tuple[tf.Tensor, Context] | None,
     ) -> dict[str, Any]:
-        counts = None
         deferral = self._deferral.value
+        lanes = [lane for _, lane in lookup.lanes(mine)]
+        counts: list[tf.Tensor] = []
 
         @tf.custom_gradient
         def forward(anchor: tf.Tensor):
-            nonlocal counts
-            if answer is None:
-                rows, counts, context = lookup.lookup(mine, call=call, training=training)
-            else:
-                rows, context = answer
-                fused = context.routed.fused
-                counts = fused.feature_bags
-                same = tf.debugging.assert_equal(
-                    tf.add_n([tf.size(feature.ids) for feature in mine]),
-                    tf.size(fused.ids),
-                    f"{self.name!r} was called with other ids in a training step than were looked up ahead. Remedy: "
-                    "embedding_inputs of the model must give the calls that a training step makes.",
-                )
-                with tf.control_dependencies([same] if same is not None else []):
-                    rows = tf.identity(rows)
-            if deferral is not None and deferral[1] is not None:
-                with tf.control_dependencies([deferral[1]]):
-                    rows = tf.identity(rows)
+            counts.clear()
+            rows, contexts = [], []
+            for lane in lanes:
+                of_lane, context = self._rows_of_lane(lookup, lane, call, training, answer)
+                counts.append(context.routed.fused.feature_bags)
+                if deferral is not None and deferral[1] is not None:
+                    with tf.control_dependencies([deferral[1]]):
+                        of_lane = tf.identity(of_lane)
+                rows.append(of_lane)
+                contexts.append(context)
 
             @tf.autograph.experimental.do_not_convert
-            def train(grads: tf.Tensor) -> tf.Tensor:
-                if deferral is None:
-                    lookup.apply_gradients(context, grads)
+            def train(*grads: tf.Tensor) -> tf.Tensor:
+                if deferral is not None:
+                    deferral[0].extend(WaitingGradients(lookup, *part) for part in zip(contexts, grads))
+                elif len(lanes) == 1:
+                    lookup.apply_gradients(contexts[0], grads[0])
                 else:
-                    deferral[0].append(WaitingGradients(lookup, context, grads))
+                    lookup.apply_together(list(zip(contexts, grads)))
                 return tf.zeros_like(anchor)
 
             return rows, train
 
         anchor = self._anchor.read_value()
-        rows = forward(anchor if training else tf.stop_gradient(anchor))
-        parts = tf.split(rows, counts) if len(mine) > 1 else [rows]
-        for part in parts:
-            part.set_shape([None, rows.shape[1]])
-        return {f.config.name: features.restore_form(f, part) for f, part in zip(mine, parts)}
+        brought = forward(anchor if training else tf.stop_gradient(anchor))
+        outputs: dict[str, Any] = {}
+        for lane, rows, numbers in zip(lanes, brought, counts):
+            parts = tf.split(rows, numbers) if len(lane) > 1 else [rows]
+            for feature, part in zip(lane, parts):
+                part.set_shape([None, rows.shape[1]])
+                outputs[feature.config.name] = features.restore_form(feature, part)
+        return outputs
+
+    def _rows_of_lane(
+        self,
+        lookup: GroupLookup,
+        lane: list[features.FlatFeature],
+        call: int,
+        training: bool,
+        answer: tuple[tf.Tensor, Context] | None,
+    ) -> tuple[tf.Tensor, Context]:
+        """Rows [G, D] and their context: looked up, or the answer after a check that it is one to these ids."""
+        if answer is None:
+            rows, _, context = lookup.lookup(lane, call=call, training=training)
+            return rows, context
+        rows, context = answer
+        same = tf.debugging.assert_equal(
+            tf.add_n([tf.size(feature.ids) for feature in lane]),
+            tf.size(context.routed.fused.ids),
+            f"{self.name!r} was called with other ids in a training step than were looked up ahead. Remedy: "
+            "embedding_inputs of the model must give the calls that a training step makes.",
+        )
+        with tf.control_dependencies([same] if same is not None else []):
+            return tf.identity(rows), context
 
     def _flatten(self, inputs: Mapping[str, Any], weights: Mapping[str, Any]) -> dict[str, features.FlatFeature]:
         if not isinstance(inputs, Mapping) or not inputs:
@@ -452,6 +473,25 @@ def _check_backend(backend: str, tables: Sequence[TableConfig], **counts: int) -
     for table in tables:
         if table.stores_natively:
             raise ValueError(f"table {table.name!r} has {table.stores_natively}, which need backend='native'.")
+
+
+def _check_lanes(groups: Sequence[Group], backend: str, lookups_per_update: int) -> None:
+    """Features of another output dtype are looked up beside the others: several lookups before one update."""
+    for group in groups:
+        spec = group.tables[0]
+        dtypes = {feature.name: feature.output_dtype or spec.dtype for feature in group.features}
+        own, lanes = [name for name, dtype in dtypes.items() if dtype != spec.dtype], len(set(dtypes.values()))
+        if not own or group.external:
+            continue
+        if backend != "native":
+            raise ValueError(f"output_dtype of features {own} needs backend='native', got {backend!r}.")
+        moves = spec.eviction or spec.ttl or spec.hot_after or spec.memory_budget
+        if moves and lookups_per_update < lanes:
+            raise ValueError(
+                f"features {own} have an output_dtype of their own, so a step makes {lanes} lookups of tables "
+                f"{[table.name for table in group.tables]}, which may evict or move rows between them. "
+                f"Remedy: FusedEmbedding(lookups_per_update={lanes})."
+            )
 
 
 class _Untracked:

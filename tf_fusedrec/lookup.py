@@ -30,6 +30,7 @@ class Routed(NamedTuple):
     route: exchange.Route | None  # None: ids, rows and gradients stay where they are
     message: tf.Tensor  # <int64>[V + R * S], ids that this rank owns: blocks [counts[S] | ids] by source
     message_splits: tf.Tensor  # <int32>[R], entries of each block
+    output_dtype: str  # name of the dtype of the rows that are brought
 
 
 class Context(NamedTuple):
@@ -67,6 +68,7 @@ class GroupLookup:
         self.table = table
         self._layer_name = layer_name
         self._gradient_scale = gradient_scale
+        self._dtype = tf.as_dtype(group.tables[0].dtype)
         self._segment_of = {f.name: s for f, s in zip(group.features, group.segments)}
         # Counts updates: a gradient whose forward pass is older than the last update would overwrite it with old rows.
         self._updates = tf.Variable(0, dtype=tf.int64, trainable=False, name=f"{layer_name}/{group.name}/updates")
@@ -77,7 +79,7 @@ class GroupLookup:
         """Brings the rows of features, which must be in the group's order: `route`, `fetch` and `bring` in one.
 
         Args:
-          features: of this group.
+          features: of one lane of this group, see `lanes`.
           call: number of this call in its graph, so that two calls do not share the names of their collectives.
           training: whether ids without a row get one, where the tables are this model's own.
 
@@ -89,12 +91,30 @@ class GroupLookup:
         return self.bring(context), context.routed.fused.feature_bags, context
 
     def route(self, features: Sequence[FlatFeature], *, call: int, training: bool = True) -> Routed:
-        """First stage: ids travel to their owners. Reads no table. Args as those of `lookup`."""
+        """First stage: ids travel to their owners. Reads no table. Args as those of `lookup`.
+
+        Raises:
+          ValueError: features of several lanes.
+        """
+        dtypes = [lane for lane, _ in self.lanes(features)]
+        if len(dtypes) > 1:
+            raise ValueError(
+                f"features {[feature.config.name for feature in features]} have the output dtypes {dtypes}, which "
+                "travel apart and cannot be looked up ahead. Give them one output_dtype, or take another schedule."
+            )
         fused = self._fuse(features)
         if self._stays_here(features):
-            return Routed(fused, None, *exchange.own_message(fused.ids, fused.segment_splits))
-        route = self._route(fused, str(call), training)
-        return Routed(fused, route, route.message, route.message_splits)
+            return Routed(fused, None, *exchange.own_message(fused.ids, fused.segment_splits), dtypes[0])
+        name = str(call) if dtypes[0] == self._dtype.name else f"{call}.{dtypes[0]}"
+        route = self._route(fused, name, training)
+        return Routed(fused, route, route.message, route.message_splits, dtypes[0])
+
+    def lanes(self, features: Sequence[FlatFeature]) -> list[tuple[str, list[FlatFeature]]]:
+        """Features whose rows travel together, and the name of their output dtype; the table's own dtype first."""
+        parts: dict[str, list[FlatFeature]] = {}
+        for feature in features:
+            parts.setdefault(feature.config.output_dtype or self._dtype.name, []).append(feature)
+        return sorted(parts.items(), key=lambda part: (part[0] != self._dtype.name, part[0]))
 
     def look_ahead(self, routed: Routed) -> ops.RowsAhead:
         """Between the stages, at the owner: reads ahead what `fetch` will want. No collective; native tables only."""
@@ -113,11 +133,17 @@ class GroupLookup:
 
     def bring(self, context: Context) -> tf.Tensor:
         """Third stage: rows travel to who asked: [G, D] of all features, pooled where a feature is."""
-        fused, route = context.routed.fused, context.routed.route
+        fused, route, rows = context.routed.fused, context.routed.route, context.found.rows
+        output = tf.as_dtype(context.routed.output_dtype)
         if route is None:
-            return context.found.rows[: tf.size(fused.ids)]
-        arrived = exchange.bring_rows(route, context.found.rows, self._place, self._wire)
-        return ops.pooled_recover(arrived, route.index, fused.bag_splits, fused.bag_scale)
+            return tf.cast(rows[: tf.size(fused.ids)], output)
+        arrived = exchange.bring_rows(
+            route, tf.cast(rows, output) if self._narrows(context) else rows, self._place, self._wire
+        )
+        return ops.pooled_recover(tf.cast(arrived, output), route.index, fused.bag_splits, fused.bag_scale)
+
+    def _narrows(self, context: Context) -> bool:
+        return tf.as_dtype(context.routed.output_dtype).size < self._dtype.size
 
     def prefetch(self, features: Sequence[FlatFeature], *, call: int) -> None:
         """Tells the owners of the ids of features which rows a coming lookup will want. Changes nothing.
@@ -167,11 +193,14 @@ class GroupLookup:
     def return_gradients(self, context: Context, grads: tf.Tensor) -> tf.Tensor:
         """Fourth stage: gradients of the rows that this rank owns, [>= V, D] in the order in which the ids arrived."""
         fused, route = context.routed.fused, context.routed.route
+        grads = tf.cast(grads, self._dtype)
         if route is None:
             return grads
         bags = (fused.bag_splits, fused.bag_scale)
         summed = ops.pooled_recover_grad(grads, route.index, *bags, route.num_unique, pad=True)
-        return exchange.return_gradients(route, summed, self._place, self._wire)
+        # bfloat16: gradients of a mean over many samples lie below float16.
+        wire = tf.bfloat16 if self._narrows(context) else self._wire
+        return exchange.return_gradients(route, summed, self._place, wire)
 
     def apply_returned(self, context: Context, arrived: tf.Tensor, *, staleness: int = 0) -> None:
         """Fifth stage, at the owner: trains the table. No collective.

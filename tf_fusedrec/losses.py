@@ -9,7 +9,7 @@ from __future__ import annotations
 from tf_fusedrec import collectives
 from tf_fusedrec._tf_compat import tf
 from tf_fusedrec.negatives import reuse
-from tf_fusedrec.similarities import chosen_products, inverse_length, segmented_products
+from tf_fusedrec.similarities import chosen_products, inverse_length, segmented_products, widened
 from tf_fusedrec.topology import Place
 
 COLLISION_LOGIT = -5e4  # a negative that is the positive itself; finite, as in the public HSTU experiments
@@ -148,7 +148,7 @@ def sampled_softmax(
     if chosen is not None:
         others = segmented_products(query, negatives, chosen, normalize)
     else:
-        negatives = _at_least_float32(negatives)
+        negatives = widened(negatives, query.dtype)
         others = tf.matmul(query, negatives * inverse_length(negatives) if normalize else negatives, transpose_b=True)
 
     def of_negatives(values: tf.Tensor) -> tf.Tensor:

@@ -57,6 +57,36 @@ def gauc(groups: np.ndarray, labels: np.ndarray, scores: np.ndarray, weight: str
     return float(np.average(areas[valid], weights=None if weight == "none" else sizes[valid]))
 
 
+def normalized_entropy(labels: np.ndarray, logits: np.ndarray) -> float:
+    """Mean cross entropy divided by that of the labels' own rate: 1 for a model that knows no more; nan for one class.
+
+    Args:
+      labels: <any>[n], 0 or 1.
+      logits: <float>[n], log odds, finite.
+
+    Source: He et al., Practical Lessons from Predicting Clicks on Ads at Facebook (ADKDD 2014), section 2.1.
+    """
+    labels, logits = np.asarray(labels, np.float64), np.asarray(logits, np.float64)
+    _check_predictions(labels, labels, logits)
+    rate = _mean(labels)
+    if not 0 < rate < 1:
+        return float("nan")
+    of_rate = -(rate * np.log(rate) + (1 - rate) * np.log1p(-rate))
+    return _mean(np.logaddexp(0.0, logits) - labels * logits) / of_rate
+
+
+def calibration(labels: np.ndarray, logits: np.ndarray) -> float:
+    """Sum of predicted probabilities divided by the number of positives: 1 is right; nan without positives.
+
+    Args and source: see normalized_entropy.
+    """
+    labels, logits = np.asarray(labels, np.float64), np.asarray(logits, np.float64)
+    _check_predictions(labels, labels, logits)
+    # 1 / (1 + e^-x), without overflow.
+    predicted = np.exp(-np.logaddexp(0.0, -logits)).sum()
+    return float(predicted / labels.sum()) if labels.any() else float("nan")
+
+
 def rank_of_target(
     queries: np.ndarray,
     items: np.ndarray,

@@ -94,6 +94,16 @@ def segmented_products(left: tf.Tensor, right: tf.Tensor, chosen: tf.Tensor, nor
     return products(left, right)
 
 
+def widened(vectors: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+    """vectors as `dtype`, whose gradient is not narrowed again; see segmented_products."""
+
+    @tf.custom_gradient
+    def widen(vectors: tf.Tensor):
+        return tf.cast(vectors, dtype), lambda upstream: upstream
+
+    return widen(vectors)
+
+
 def inverse_length(vectors: tf.Tensor) -> tf.Tensor:
     """1 / max(|v|, floor) over the last axis, kept; its gradient at v = 0 is 0."""
     return tf.math.rsqrt(tf.maximum(tf.reduce_sum(tf.square(vectors), axis=-1, keepdims=True), NORM_FLOOR**2))

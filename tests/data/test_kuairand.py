@@ -8,7 +8,7 @@ import pytest
 
 from tests.data.shards import read_lists
 from tests.support.shared import shared_path
-from tf_fusedrec.data import Column, ParquetFolder, read_info, read_items
+from tf_fusedrec.data import Column, ParquetFolder, kuairand, read_info, read_items
 from tf_fusedrec.data.kuairand import convert_kuairand
 
 COLUMNS = (
@@ -68,6 +68,35 @@ def test_split_by_hand(tmp_path, name):
     ]
 
 
+def test_split_by_user_by_hand(tmp_path, monkeypatch):
+    monkeypatch.setattr(kuairand, "WINDOW", 2)
+    convert_kuairand(_write(tmp_path / "raw"), tmp_path / "out", test_fraction=0.5, split="user")
+    columns = [Column("user_id"), *(Column(name, ragged=True) for name in ("history_item", "exposed_item"))]
+    # User 1 has six impressions, of which three are train: a window of two and one of one. Others: half, rounded up.
+    assert read_lists(ParquetFolder(tmp_path / "out/train", columns)) == [
+        (1, (), (11, 12)), (1, (11, 12), (13,)), (2, (), (21,)), (3, (), (11,)), (4, (), (25,)),
+    ]  # fmt: skip
+    assert read_lists(ParquetFolder(tmp_path / "out/test", columns)) == [
+        (1, (11, 12, 13), (14, 16, 17)), (3, (11,), (19,)),
+    ]  # fmt: skip
+    assert read_items(tmp_path / "out")[1].tolist() == [2, 1, 1, 0, 0, 0, 0, 1, 1]
+
+
+def test_durations_become_codes(tmp_path):
+    rows = [(1, item, item, 1, 0, 9, duration) for item, duration in enumerate([0, -1, 1, 999, 1000, 3000, 3001, 7000])]
+    convert_kuairand(_write(tmp_path / "raw", rows=rows), tmp_path / "out", test_fraction=0.2, split="user")
+    columns = [Column(f"{role}_duration", ragged=True) for role in ("history", "exposed")]
+    # 1 + 4 log2(1 + seconds), rounded down: 0.001 s, 0.999 s, 1 s, 3 s, 3.001 s; the last, 7 s, is test.
+    assert read_lists(ParquetFolder(tmp_path / "out/test", columns)) == [((0, 0, 1, 4, 5, 9, 9), (13,))]
+
+
+def test_the_split_by_user_is_that_of_the_notes_of_the_data_set(tmp_path):
+    convert_kuairand(shared_path("data/kuairand_explicit"), tmp_path / "out", split="user")
+    for split, rows, exposures in (("train", 2396, 33_620), ("test", 664, 8_092)):
+        lists = read_lists(ParquetFolder(tmp_path / "out" / split, COLUMNS))
+        assert len(lists) == rows and sum(len(row[4]) for row in lists) == exposures
+
+
 def test_user_features_become_codes(tmp_path):
     source = _write(tmp_path / "raw")
     features = [(1, "b", 7, "0.5"), (3, "a", -1, ""), (4, "", 7, "0.25"), (99, "z", 8, "2")]
@@ -87,6 +116,8 @@ def test_refusals(tmp_path):
     source = _write(tmp_path / "raw")
     with pytest.raises(ValueError, match="test_fraction must lie between 0 and 1, got 1"):
         convert_kuairand(source, tmp_path / "out", test_fraction=1)
+    with pytest.raises(ValueError, match=r"split must be one of \['time', 'user'\], got 'half'"):
+        convert_kuairand(source, tmp_path / "out", split="half")
     _write(source, "user_features.csv", "user,degree", [(1, 2)])
     with pytest.raises(ValueError, match=r"user_features.csv: column 'user_id' is missing"):
         convert_kuairand(source, tmp_path / "out")
@@ -105,7 +136,7 @@ def test_real_data(tmp_path):
     source = shared_path("data/kuairand_explicit")
     info = convert_kuairand(source, tmp_path / "out")
     assert (info.users, info.items) == (664, 9359)
-    assert len([name for name in info.columns["train"] if name.startswith("exposed_")]) == 2 + 7 + 2
+    assert len([name for name in info.columns["train"] if name.startswith("exposed_")]) == 3 + 7 + 2
     train = read_lists(ParquetFolder(tmp_path / "out/train", COLUMNS))
     test = read_lists(ParquetFolder(tmp_path / "out/test", COLUMNS))
     for row in train + test:

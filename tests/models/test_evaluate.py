@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
+from models.baselines import PRIOR_EXPOSURES
 from models.build import make_embedding, make_model
-from models.evaluate import PRIOR_EXPOSURES, evaluate
+from models.evaluate import evaluate
 from models.experiment import from_dict
 from tests.models import job
 from tf_fusedrec.data.layouts import write_dataset
@@ -35,7 +36,7 @@ def ranking_rows(exposed, click, conversion):
     )
 
 
-def test_ranking_baseline_is_the_smoothed_rate_of_the_item(tmp_path):
+def test_ranking_baseline_adds_the_log_odds_of_user_and_item(tmp_path):
     train = ranking_rows([[1, 4], [1, 7]], [[1, 0], [1, 0]], [[1, 0], [0, 0]])
     test = ranking_rows([[4, 1, 2], [7, 1]], [[0, 0, 1], [1, 0]], [[0, 0, 1], [0, 0]])
     write_dataset(
@@ -44,15 +45,16 @@ def test_ranking_baseline_is_the_smoothed_rate_of_the_item(tmp_path):
     )  # fmt: skip
     experiment = from_dict(job.RANKING)
     model = make_model(experiment, make_embedding(experiment), np.arange(1), np.ones(1, np.int64))
-    results = evaluate(experiment, model, tmp_path / "data")
-    mean = 2 / 4
-    rate = {
-        1: (2 + PRIOR_EXPOSURES * mean) / (2 + PRIOR_EXPOSURES),
-        4: PRIOR_EXPOSURES * mean / (1 + PRIOR_EXPOSURES),
-        7: PRIOR_EXPOSURES * mean / (1 + PRIOR_EXPOSURES),
-        2: mean,  # never shown in training
-    }
-    scores, labels = [rate[item] for item in (4, 1, 2, 7, 1)], [0, 0, 1, 1, 0]
+    results, samples = evaluate(experiment, model, tmp_path / "data")
+
+    def log_odds(positives, shown, mean):
+        rate = (positives + PRIOR_EXPOSURES * mean) / (shown + PRIOR_EXPOSURES)
+        return np.log(rate / (1 - rate))
+
+    of_item = {1: log_odds(2, 2, 0.5), 4: log_odds(0, 1, 0.5), 7: log_odds(0, 1, 0.5), 2: log_odds(0, 0, 0.5)}
+    of_user = [log_odds(1, 2, 0.5)] * 3 + [log_odds(1, 2, 0.5)] * 2
+    scores = [of_item[item] + user for item, user in zip((4, 1, 2, 7, 1), of_user)]
+    labels = [0, 0, 1, 1, 0]
     pairs = [
         (p > n) + 0.5 * (p == n)
         for p, positive in zip(scores, labels)
@@ -65,6 +67,13 @@ def test_ranking_baseline_is_the_smoothed_rate_of_the_item(tmp_path):
     assert results["baseline_ctr_gauc"] == pytest.approx((0.5 + 0.0) / 2)
     # User 2 has no conversion, hence no AUC. Conversion rates order user 1's items 1, 2, 4 as click rates do.
     assert results["baseline_ctcvr_gauc"] == pytest.approx(0.5)
+    # What two runs are compared by: one entry for each exposure.
+    assert samples["user"].tolist() == [1, 1, 1, 2, 2] and samples["item"].tolist() == [4, 1, 2, 7, 1]
+    assert samples["ctr_label"].tolist() == labels and samples["ctcvr_label"].tolist() == [0, 0, 1, 0, 0]
+    logit = samples["ctr_logit"]
+    entropy = np.mean(np.log1p(np.exp(logit)) - labels * logit)
+    assert results["ctr_ne"] == pytest.approx(entropy / (-0.4 * np.log(0.4) - 0.6 * np.log(0.6)))
+    assert results["ctr_calibration"] == pytest.approx(np.sum(1 / (1 + np.exp(-logit))) / 2)
 
 
 def test_retrieval_baseline_ranks_by_popularity_without_what_was_seen(tmp_path):
@@ -77,10 +86,11 @@ def test_retrieval_baseline_ranks_by_popularity_without_what_was_seen(tmp_path):
     )  # fmt: skip
     experiment = from_dict({**job.RETRIEVAL, "evaluate": {"cutoffs": [1, 3]}})
     model = make_model(experiment, make_embedding(experiment), np.array([1, 2, 3, 4]), np.ones(4, np.int64))
-    results = evaluate(experiment, model, tmp_path / "data")
+    results, samples = evaluate(experiment, model, tmp_path / "data")
     # User 1 has seen 1 and 2: 3 is first. User 2 has seen 3: 4 comes behind 1 and 2.
     assert results["baseline_mrr"] == pytest.approx((1 + 1 / 3) / 2)
     assert (results["baseline_hr@1"], results["baseline_hr@3"]) == (0.5, 1.0)
     assert results["baseline_ndcg@3"] == pytest.approx((1 + 1 / np.log2(4)) / 2)
     assert results["users"] == 2
+    assert samples["user"].tolist() == [1, 2] and samples["rank"].shape == (2,)
     assert 0.25 <= results["mrr"] <= 1.0

@@ -5,13 +5,13 @@ import pytest
 
 from benchmarks.sequence_batching import forward_flops
 from models.build import table_of_feature
-from models.experiment import RankingConfig
-from models.grm import GRM, TASKS
+from models.grm import GRM
+from models.model_config import GRMConfig
 from tests.models.batches import one_row_per_exposure, ragged, ranking_batch
 from tests.models.plain_embedding import PlainEmbedding
 from tf_fusedrec import keras, tf
 
-CONFIG = RankingConfig(
+CONFIG = GRMConfig(
     contextual=("user_id", "user_budget"), max_history=12, max_exposures=6, dim=8, qk_dim=4, value_dim=4,
     num_experts=3, expert_units=8, head_units=4,
 )  # fmt: skip
@@ -20,19 +20,19 @@ CONFIG = RankingConfig(
 def make_grm(config=CONFIG):
     keras.utils.set_random_seed(7)
     table_of = table_of_feature(config)
-    return GRM(config, PlainEmbedding(table_of, config.dim))
+    return GRM(config, PlainEmbedding(table_of, config.dim), np.arange(1, 60), np.arange(59))
 
 
 def loss_of(model, batch):
     return float(model.compute_loss(x=batch, y_pred=model(batch)))
 
 
-@pytest.mark.parametrize("config", [CONFIG, RankingConfig(**{**vars(CONFIG), "contextual": ()})])
+@pytest.mark.parametrize("config", [CONFIG, GRMConfig(**{**vars(CONFIG), "contextual": ()})])
 def test_one_row_per_user_answers_as_one_row_per_exposure(config):
     model = make_grm(config)
     by_user = ranking_batch(histories=[5, 0, 12, 1], exposures=[3, 2, 6, 0])
     by_exposure = one_row_per_exposure(by_user)
-    for task in TASKS:
+    for task in model.config.tasks:
         # float32, a matmul over other paddings: rounding of about 1e-7 of values near 1.
         np.testing.assert_allclose(model(by_user)[task], model(by_exposure)[task], atol=2e-6)
     assert loss_of(model, by_user) == pytest.approx(loss_of(model, by_exposure), rel=1e-6)
@@ -47,7 +47,7 @@ def test_loss_is_cross_entropy_of_click_and_of_click_with_conversion():
     click = batch["exposed_click"].values.numpy()
     labels = {"ctr": click, "ctcvr": click * batch["exposed_conversion"].values.numpy()}
     logits = {task: logit.numpy().astype(np.float64) for task, logit in model(batch).items()}
-    expected = sum(np.mean(np.log1p(np.exp(logits[task])) - labels[task] * logits[task]) for task in TASKS)
+    expected = sum(np.mean(np.log1p(np.exp(logits[task])) - labels[task] * logits[task]) for task in model.config.tasks)
     assert loss_of(model, batch) == pytest.approx(expected, rel=1e-6)
 
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from models.build import table_of_feature
-from models.experiment import RankingConfig, RetrievalConfig
 from models.grm import GRM
+from models.model_config import GRMConfig, RetrievalConfig
 from models.retrieval import HSTURetrieval
 from tests.models.batches import ranking_batch, retrieval_batch
 from tests.models.plain_embedding import PlainEmbedding
@@ -33,15 +33,16 @@ def retrieval(**fields):
 @pytest.mark.parametrize("negatives", ["own", "share_negatives", "whole_catalogue"])
 def test_retrieval(encoder, negatives):
     ops = retrieval(encoder=encoder, **({} if negatives == "own" else {negatives: True}))
-    # Own negatives are [P, n, D]: their product with the query is a batch of [n, D] x [D], all of them there.
+    # Of a segment, own negatives are [S, n, D]: their product with the query is a batch of [n, D] x [D].
     allowed = {"BatchMatMulV2"} if negatives == "own" else set()
     assert not (PADDING - allowed) & set(ops)
     assert ops["Fusedrec>JaggedAttention"] + ops["Fusedrec>JaggedBiasAttention"] >= 2
 
 
 def test_ranking():
-    config = RankingConfig(**SIZES, contextual=("user_id",), max_history=12, max_exposures=6)
-    ops = ops_of_a_step(GRM(config, PlainEmbedding(table_of_feature(config), 8)), ranking_batch([5, 0, 12], [3, 2, 6]))
+    config = GRMConfig(**SIZES, contextual=("user_id",), max_history=12, max_exposures=6)
+    model = GRM(config, PlainEmbedding(table_of_feature(config), 8), np.arange(1, 60), np.ones(59))
+    ops = ops_of_a_step(model, ranking_batch([5, 0, 12], [3, 2, 6]))
     assert not PADDING & set(ops)
     assert ops["Fusedrec>JaggedAttention"] == ops["Fusedrec>JaggedAttentionGrad"] == 2
 

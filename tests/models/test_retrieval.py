@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from models.build import table_of_feature
-from models.experiment import RetrievalConfig
+from models.model_config import RetrievalConfig
 from models.retrieval import HSTURetrieval
 from tests.models.batches import START, ragged, retrieval_batch
 from tests.models.plain_embedding import PlainEmbedding

@@ -3,10 +3,10 @@
 import numpy as np
 
 from benchmarks.sequence_batching import forward_flops
-from models.experiment import RankingConfig
+from models.model_config import GRMConfig
 from tests.oracles.jagged_attention import visible_pairs
 
-CONFIG = RankingConfig(
+CONFIG = GRMConfig(
     contextual=("a", "b"), dim=8, num_blocks=3, num_heads=2, qk_dim=4, value_dim=5, num_experts=3,
     expert_units=6, head_units=7,
 )  # fmt: skip

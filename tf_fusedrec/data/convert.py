@@ -22,7 +22,7 @@ _SIZES = ("users", "items", "clusters", "mean_history", "seed")
 # converter -> (function, the flags it takes as positional arguments, and as keywords)
 CONVERTERS: dict[str, tuple[Callable[..., DatasetInfo], tuple[str, ...], tuple[str, ...]]] = {
     "movielens": (convert_movielens, ("input", "output"), ()),
-    "kuairand": (convert_kuairand, ("input", "output"), ("test_fraction",)),
+    "kuairand": (convert_kuairand, ("input", "output"), ("test_fraction", "split")),
     "synthetic-ranking": (write_synthetic_ranking, ("output",), (*_SIZES, "exposures")),
     "synthetic-retrieval": (write_synthetic_retrieval, ("output",), _SIZES),
 }
@@ -63,6 +63,7 @@ def _flags() -> flags.FlagValues:
     flags.DEFINE_string("input", None, "Folder or file of the raw data set.", flag_values=known)
     flags.DEFINE_string("output", None, "Folder to make; must be new or empty.", flag_values=known)
     flags.DEFINE_float("test_fraction", None, "Latest share of the log that is test (0.2).", flag_values=known)
+    flags.DEFINE_string("split", None, "KuaiRand: time or user (time).", flag_values=known)
     flags.DEFINE_integer("users", None, "Users to make (2000).", flag_values=known)
     flags.DEFINE_integer("items", None, "Items to make (1000).", flag_values=known)
     flags.DEFINE_integer("clusters", None, "Clusters of items (ranking 20, retrieval 50).", flag_values=known)

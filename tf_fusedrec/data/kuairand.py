@@ -1,7 +1,8 @@
 """KuaiRand log -> the ranking layout: one row per user with contextual features, history and exposures.
 
 The log is a CSV(.gz) with a header, one impression a line, in any order; it is sorted by (user_id, time_ms), ties in
-file order. The split is by one moment for all users, so no model is trained on anything later than any test exposure.
+file order. The split by time is by one moment for all users: no model is trained on anything later than any test
+exposure. The split by user parts the impressions of each user, as the notes of published extracts do.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from pyarrow import csv
 
 from tf_fusedrec.data.interactions import by_user_and_time, read_log, readable_text
 from tf_fusedrec.data.layouts import DatasetInfo, write_dataset
-from tf_fusedrec.data.rows import Ragged, Rows, Values, ragged_from_groups
+from tf_fusedrec.data.rows import Ragged, Rows, Values
 
 LOGS = ("log.csv", "log.csv.gz")
 USER_FEATURES = ("user_features.csv", "user_features.csv.gz")
@@ -29,57 +30,65 @@ ACTION_BITS = {
     "long_view": 64,
     "is_hate": 128,
 }
+DURATION = "duration_ms"
 CONTINUOUS_LABELS = ("play_time_ms", "profile_stay_time", "comment_stay_time")
-SPLIT = (
-    "By time: the moment T lies where the first {train:g} of the log's impressions end. Train sees only what came "
-    "before T: a user's later half is exposed, the earlier half is history. Test: what came from T on is exposed, all "
-    "before T is history. History always ends strictly before the first exposure."
-)
+WINDOW = 16  # exposures of a training row, of the split by user
+SPLITS = {
+    "time": "By time: the moment T lies where the first {train:g} of the log's impressions end. Train sees only what "
+    "came before T: a user's later half is exposed, the earlier half is history. Test: what came from T on is exposed, "
+    "all before T is history. History always ends strictly before the first exposure.",
+    "user": "By user: the first {train:g} of each user's impressions, rounded up, are train, the others the exposures "
+    "of test, with all of train as history. Train has every {window} impressions of a user as the exposures of a row, "
+    "with all before them as history. Train may hold impressions of others that are later than an exposure of test.",
+}
 
 
 def convert_kuairand(
-    source: str | pathlib.Path, output: str | pathlib.Path, *, test_fraction: float = 0.2
+    source: str | pathlib.Path, output: str | pathlib.Path, *, test_fraction: float = 0.2, split: str = "time"
 ) -> DatasetInfo:
     """Writes the ranking layout of the log in `source` (a folder, or the log itself) into `output`.
 
     Every binary and continuous label of the log becomes exposed_<label>, without the "is_". user_features.csv(.gz)
     beside the log adds its columns as contextual codes: 0 is missing, values are numbered from 1 in sorted order.
+    duration_ms, where the log has it, becomes history_duration and exposed_duration: codes of four to a doubling.
 
     Args:
       test_fraction: share of the impressions, the latest ones, that become test exposures; in (0, 1).
+      split: the rule that parts train from test, one of SPLITS.
     """
+    if split not in SPLITS:
+        raise ValueError(f"split must be one of {list(SPLITS)}, got {split!r}.")
     if not 0 < test_fraction < 1:
         raise ValueError(f"test_fraction must lie between 0 and 1, got {test_fraction}.")
     path = _log_file(pathlib.Path(source))
     log, binary, labels = _read_log_sorted(path)
-    user, time_ms = log["user_id"], log["time_ms"]
-    users, row_of = np.unique(user, return_inverse=True)
-
-    moment = np.sort(time_ms)[int(len(time_ms) * (1 - test_fraction))]
-    late = time_ms >= moment
-    # Where the later half of a user's training impressions begins; impressions of that same millisecond belong to it,
-    # so that history is strictly older.
-    counts = np.bincount(row_of[~late], minlength=len(users))
-    middle = np.searchsorted(row_of, np.arange(len(users))) + counts // 2
-    exposed_from = time_ms[np.minimum(middle, len(time_ms) - 1)]
-    exposed_in_train = ~late & (time_ms >= exposed_from[row_of])
+    users, begin, counts = np.unique(log["user_id"], return_index=True, return_counts=True)
+    end = begin + counts
+    if split == "time":
+        middle, late = _cut_by_time(log["time_ms"], begin, end, test_fraction)
+        train = np.arange(len(users)), begin, middle, late
+    else:
+        late = begin + np.ceil(counts * (1 - test_fraction)).astype(np.int64)
+        train = _windows(begin, late)
+    in_train = np.arange(end[-1]) < np.repeat(late, counts)
 
     contextual, codes = _user_features(path.parent, users)
     context = {"user_id": users, **contextual}
+    columns = _columns(log, binary, labels)
     parts = {
-        "train": _split(log, binary, labels, row_of, context, ~late & ~exposed_in_train, exposed_in_train),
-        "test": _split(log, binary, labels, row_of, context, ~late, late),
+        "train": _rows(columns, context, *train),
+        "test": _rows(columns, context, np.arange(len(users)), begin, late, end),
     }
     return write_dataset(
         output,
         task="ranking",
-        source=f"KuaiRand, {path.name}, {len(user)} impressions",
-        split=SPLIT.format(train=1 - test_fraction),
+        source=f"KuaiRand, {path.name}, {len(in_train)} impressions",
+        split=SPLITS[split].format(train=1 - test_fraction, window=WINDOW),
         users=len(users),
         train=parts["train"],
         test=parts["test"],
         item_ids=np.unique(log["video_id"]),
-        train_items=log["video_id"][~late],
+        train_items=log["video_id"][in_train],
         codes=codes,
     )
 
@@ -101,7 +110,9 @@ def _read_log_sorted(path: pathlib.Path) -> tuple[dict[str, np.ndarray], list[st
     if not binary:
         raise ValueError(f"{path}: has none of the labels {list(ACTION_BITS)}, its columns are {header}.")
     labels = binary + [name for name in CONTINUOUS_LABELS if name in header]
-    ids = {name: pa.int64() for name in ("user_id", "video_id", "time_ms")}
+    ids = {
+        name: pa.int64() for name in ("user_id", "video_id", "time_ms", DURATION) if name != DURATION or name in header
+    }
     log = read_log(path, {**ids, **{name: pa.float32() for name in labels}})
     if not len(log["user_id"]):
         raise ValueError(f"{path}: has no impressions. Check the file.")
@@ -109,35 +120,63 @@ def _read_log_sorted(path: pathlib.Path) -> tuple[dict[str, np.ndarray], list[st
     return {name: column[order] for name, column in log.items()}, binary, labels
 
 
-def _split(
-    log: dict[str, np.ndarray],
-    binary: list[str],
-    labels: list[str],
-    row_of: np.ndarray,
-    context: dict[str, np.ndarray],
-    history: np.ndarray,
-    exposed: np.ndarray,
-) -> Rows:
-    """One row for each user who has an exposure. history, exposed: <bool>[N], which impressions are which."""
-    users = len(context["user_id"])
-    present = np.flatnonzero(np.bincount(row_of[exposed], minlength=users))
+def _cut_by_time(
+    time_ms: np.ndarray, begin: np.ndarray, end: np.ndarray, test_fraction: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """Where the exposures of train and of test begin, <int64>[U] each, in a log sorted by user and time."""
+    moment = np.sort(time_ms)[int(len(time_ms) * (1 - test_fraction))]
+    user = np.repeat(np.arange(len(begin)), end - begin)
+    late = begin + np.bincount(user[time_ms < moment], minlength=len(begin))
+    # The later half of a user's training impressions; impressions of the millisecond it begins in belong to it, so
+    # that history is strictly older.
+    exposed_from = time_ms[np.minimum(begin + (late - begin) // 2, len(time_ms) - 1)]
+    older = (time_ms < moment) & (time_ms < exposed_from[user])
+    return begin + np.bincount(user[older], minlength=len(begin)), late
 
-    def listed(values: np.ndarray, chosen: np.ndarray) -> Ragged:
-        return ragged_from_groups(values[chosen], row_of[chosen], users).take(present)
 
+def _windows(begin: np.ndarray, late: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """User, begin of the history, of the exposures, and their end, for every WINDOW impressions before `late`."""
+    windows = -(-(late - begin) // WINDOW)
+    user = np.repeat(np.arange(len(begin)), windows)
+    number = np.arange(len(user)) - np.repeat(np.cumsum(windows) - windows, windows)
+    middle = begin[user] + number * WINDOW
+    return user, begin[user], middle, np.minimum(middle + WINDOW, late[user])
+
+
+def _columns(log: dict[str, np.ndarray], binary: list[str], labels: list[str]) -> dict[str, np.ndarray]:
+    """What each impression gives to the columns of its role, by their names."""
     seconds = log["time_ms"] // 1000
     action = np.zeros(len(seconds), np.int64)
     for name in binary:
         action += log[name].astype(np.int64) * ACTION_BITS[name]
-    columns: dict[str, Values] = {name: values[present] for name, values in context.items()}
-    columns["history_item"] = listed(log["video_id"], history)
-    columns["history_action"] = listed(action, history)
-    columns["history_time"] = listed(seconds, history)
-    columns["exposed_item"] = listed(log["video_id"], exposed)
-    columns["exposed_time"] = listed(seconds, exposed)
-    for name in labels:
-        columns[f"exposed_{name.removeprefix('is_')}"] = listed(log[name], exposed)
-    return Rows(columns, len(present))
+    columns = {
+        "history_item": log["video_id"], "history_action": action, "history_time": seconds,
+        "exposed_item": log["video_id"], "exposed_time": seconds,
+    }  # fmt: skip
+    if DURATION in log:
+        # Four codes to a doubling of the seconds; 0 is a video without a duration.
+        longer = np.log2(1 + np.maximum(log[DURATION], 0) / 1000)
+        code = np.where(log[DURATION] > 0, 1 + np.floor(4 * longer), 0).astype(np.int64)
+        columns["history_duration"] = columns["exposed_duration"] = code
+    return {**columns, **{f"exposed_{name.removeprefix('is_')}": log[name] for name in labels}}
+
+
+def _rows(
+    columns: dict[str, np.ndarray],
+    context: dict[str, np.ndarray],
+    user: np.ndarray,
+    begin: np.ndarray,
+    middle: np.ndarray,
+    end: np.ndarray,
+) -> Rows:
+    """Rows of users <int64>[B] with history begin .. middle and exposures middle .. end; none without exposures."""
+    some = end > middle
+    user, begin, middle, end = (bounds[some] for bounds in (user, begin, middle, end))
+    rows: dict[str, Values] = {name: values[user] for name, values in context.items()}
+    for name, values in columns.items():
+        first, last = (begin, middle) if name.startswith("history_") else (middle, end)
+        rows[name] = Ragged(values, np.zeros(1, np.int64)).gather(first, last - first)
+    return Rows(rows, len(user))
 
 
 def _user_features(folder: pathlib.Path, users: np.ndarray) -> tuple[dict[str, np.ndarray], dict[str, list]]:

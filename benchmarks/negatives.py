@@ -1,0 +1,118 @@
+"""Question: what do logits in segments cost and save, against gathering a row for every negative?
+
+    python -m benchmarks.negatives [--quick] [--json FILE]
+
+A step is loss and gradients of P positions with their own negatives out of a table: benchmarks/negatives_step.py. Both
+forms first give the same loss and, in a smaller case, the same gradients. Peak memory is what a step of a process of
+its own adds, forward and backward; times are of forms that take turns.
+"""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+
+from benchmarks import children, harness, negatives_wire
+from benchmarks.negatives_step import DIM, ITEMS, Case
+
+NEGATIVES = (32, 64, 128)
+QUICK_NEGATIVES = (128,)
+POSITIONS, QUICK_POSITIONS = 4096, 2048
+# float32: logits reach 20, a rounding of one is 20 * 2**-24, and losses are means of thousands.
+LOSS_TOLERANCE = 1e-5
+
+
+def check_gradients() -> None:
+    """Both forms' gradients of a small case, those of the table summed by row, in float64."""
+    case = Case(positions=96, negatives=16, items=300)
+    results = {form: case.step(form)() for form in ("plain", "ours")}
+    dense = {}
+    for form, (_, of_query, values, rows) in results.items():
+        dense[form] = np.zeros([300, DIM])
+        np.add.at(dense[form], rows.numpy(), values.numpy())
+        dense[form] = np.concatenate([dense[form], of_query.numpy()])
+    harness.check_close("gradients", dense["ours"], dense["plain"], relative=1e-4, reason="float32 sums in other order")
+
+
+def measure(positions: int, negatives: int, repeats: int) -> dict[str, Any]:
+    """One record: losses, times, peaks, and the ratios of ours to the plain form."""
+    case = Case(positions, negatives)
+    steps = {form: case.step(form) for form in ("plain", "ours")}
+    losses = {form: float(step()[0]) for form, step in steps.items()}
+    harness.check_close("loss", losses["ours"], losses["plain"], relative=LOSS_TOLERANCE, reason="float32 logits to 20")
+    half = float(case.step("ours", "float16")()[0])
+    times = harness.measure(steps, warmup=1, repeats=repeats)
+    rows = int(np.unique(case.negatives).size)
+    del case, steps
+    request = {"positions": positions, "negatives": negatives}
+    peaks = {
+        name: children.ask("benchmarks.negatives_step", form=form, row_dtype=dtype, **request)
+        for name, form, dtype in (
+            ("plain", "plain", "float32"),
+            ("ours", "ours", "float32"),
+            ("half", "ours", "float16"),
+        )
+    }
+    return {
+        "negatives": negatives,
+        "positions": positions,
+        "rows": rows,
+        "dim": DIM,
+        "loss_plain": losses["plain"],
+        "loss_ours": losses["ours"],
+        "loss_float16_rows": half,
+        "ms_plain": 1e3 * times["plain"].median_s,
+        "ms_ours": 1e3 * times["ours"].median_s,
+        "step_time_ratio": times["ours"].median_s / times["plain"].median_s,
+        "peak_bytes_plain": peaks["plain"],
+        "peak_bytes_ours": peaks["ours"],
+        "peak_bytes_float16_rows": peaks["half"],
+        "peak_memory_ratio": peaks["ours"] / peaks["plain"],
+    }
+
+
+def wire_bytes() -> dict[str, Any]:
+    """Bytes on the wire of one step on 2 ranks, with float32 and with float16 negatives, and their ratio.
+
+    With float32 both features travel together, an id of both once; so the float32 side is that of all rows.
+    """
+    horovodrun = str(pathlib.Path(sys.executable).parent / "horovodrun")
+    command = [horovodrun, "-np", str(negatives_wire.RANKS), "--gloo", sys.executable, "-m", negatives_wire.__name__]
+    environment = children.environment()
+    done = subprocess.run(command, env=environment, cwd=harness.ROOT, text=True, capture_output=True, check=False)
+    found = [line.partition(negatives_wire.MARK)[2] for line in done.stdout.splitlines() if negatives_wire.MARK in line]
+    if done.returncode != 0 or not found:
+        raise harness.CheckFailed(f"{command} ended with {done.returncode}:\n{(done.stdout + done.stderr)[-2000:]}")
+    answers = json.loads(found[0])
+    payload = {
+        dtype: sum(count for name, count in counts.items() if not name.endswith("ids"))
+        for dtype, counts in answers.items()
+    }
+    return {
+        "wire_bytes_float32": answers["float32"],
+        "wire_bytes_float16": answers["float16"],
+        "wire_ratio": payload["float16"] / payload["float32"],
+    }
+
+
+def main() -> None:
+    arguments = harness.parse_arguments(__doc__)
+    check_gradients()
+    positions, repeats = (QUICK_POSITIONS, 5) if arguments.quick else (POSITIONS, 15)
+    cases = [measure(positions, n, repeats) for n in (QUICK_NEGATIVES if arguments.quick else NEGATIVES)]
+    last = cases[-1]
+    harness.print_table(f"sampled negatives of {positions} positions out of {ITEMS} items", cases)
+    wire = wire_bytes()
+    for dtype in ("float32", "float16"):
+        harness.print_table(f"bytes of a step on 2 ranks, negatives in {dtype}", [wire[f"wire_bytes_{dtype}"]])
+    figures = {name: last[name] for name in ("peak_memory_ratio", "step_time_ratio")}
+    harness.write_json(arguments.json, {"benchmark": "negatives", **figures, **wire, "cases": cases})
+
+
+if __name__ == "__main__":
+    harness.run(main)

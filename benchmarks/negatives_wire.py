@@ -1,0 +1,64 @@
+"""Bytes that a step sends for its negatives, rows and gradients, in float32 and in float16. On 2 ranks, run by
+benchmarks.negatives.
+
+Counted where they are handed to the all2all, what goes to the rank itself included: R messages of a rank.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+
+import tf_fusedrec as fr
+from benchmarks import harness
+from tf_fusedrec import collectives, losses, tf
+
+MARK = "WIRE "
+RANKS = 2
+POSITIONS, NEGATIVES, ITEMS, DIM = 256, 128, 20_000, 64
+
+
+def bytes_of_a_step(output_dtype: str) -> dict[str, int]:
+    """Bytes of rows and of gradients of all ranks, of the feature `negative` and of the other one."""
+    table = fr.TableConfig("item", DIM, optimizer=fr.optimizers.Adam(1e-3))
+    features = [fr.FeatureConfig("item_id", "item"), fr.FeatureConfig("negative", "item", output_dtype=output_dtype)]
+    layer = fr.FusedEmbedding([table], features, seed=1, name=f"wire_{output_dtype}")
+    generator = np.random.default_rng(fr.collectives.rank())
+    items = tf.constant(generator.integers(0, ITEMS, POSITIONS))
+    drawn, chosen = np.unique(generator.integers(0, ITEMS, (POSITIONS, NEGATIVES)), return_inverse=True)
+    drawn, chosen = tf.constant(drawn), tf.constant(chosen.reshape(POSITIONS, NEGATIVES), tf.int32)
+    counts: dict[str, int] = {}
+    honest = collectives.all_to_all
+
+    def counted(tensor: tf.Tensor, splits: tf.Tensor, *, name: str, **ranks: Any) -> tuple[tf.Tensor, tf.Tensor]:
+        lane, kind = ("negative" if "float16" in name else "others"), name.rpartition(".")[2]
+        width = tensor.dtype.size * int(np.prod(tensor.shape[1:]))
+        counts[f"{lane}_{kind}"] = counts.get(f"{lane}_{kind}", 0) + int(tf.reduce_sum(splits)) * width
+        return honest(tensor, splits, name=name, **ranks)
+
+    collectives.all_to_all = counted
+    try:
+        with tf.GradientTape() as tape:
+            rows = layer({"item_id": items, "negative": drawn})
+            own = rows["item_id"]
+            nll = losses.sampled_softmax(own, own, rows["negative"], items, drawn, 0.05, chosen=chosen)
+            loss = losses.global_mean(nll, name="wire.loss")
+        tape.gradient(loss, layer.trainable_variables)
+    finally:
+        collectives.all_to_all = honest
+    names = sorted(collectives.all_gather_object(sorted(counts))[0])
+    total = collectives.all_gather(np.array([[counts[name] for name in names]])).sum(axis=0)
+    return dict(zip(names, map(int, total)))
+
+
+def main() -> None:
+    fr.init()
+    answers = {dtype: bytes_of_a_step(dtype) for dtype in ("float32", "float16")}
+    if fr.collectives.rank() == 0:
+        print(MARK + json.dumps(answers), flush=True)
+
+
+if __name__ == "__main__":
+    harness.run(main)

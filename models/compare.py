@@ -1,0 +1,190 @@
+"""Two runs side by side: every metric of both, their difference, and how sure it is.
+
+    python -m models.compare RUN_A RUN_B [--resamples 1000] [--seed 0] [--level 0.95] [--json FILE]
+
+RUN is a folder that models.train (or benchmarks.retrieval_ml1m) wrote: its samples.npz holds what the metrics were
+computed from, exposure by exposure or user by user. The interval is that of a paired bootstrap: users are drawn with
+replacement, the same for both runs, and the percentiles of the difference are told. Users, not exposures, are drawn,
+as exposures of one user are not independent. Both runs must have been evaluated on the same exposures or users.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pathlib
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tf_fusedrec import metrics
+
+SAMPLES = "samples.npz"
+CUTOFFS = (10, 50, 200)
+_KEYS = ("user", "item", "time")
+# A metric of users drawn `times` <int64>[users] times, from the arrays of a run.
+Metric = Callable[[np.ndarray], float]
+
+
+def read_samples(run: pathlib.Path) -> dict[str, np.ndarray]:
+    """The arrays of a run, in an order that does not depend on its ranks.
+
+    Raises:
+      ValueError: the folder holds none.
+    """
+    path = run / SAMPLES
+    if not path.is_file():
+        raise ValueError(f"{run} has no {SAMPLES}: it is no folder of models.train, or its training has not ended.")
+    with np.load(path) as file:
+        arrays = {name: file[name] for name in file.files}
+    order = np.lexsort([arrays[name] for name in reversed(_KEYS) if name in arrays])
+    return {name: values[order] for name, values in arrays.items()}
+
+
+def check_pairs(a: Mapping[str, np.ndarray], b: Mapping[str, np.ndarray]) -> None:
+    """Raises ValueError unless both runs were evaluated on the same exposures or users."""
+    known = [name for name in a if name in _KEYS or name.endswith("_label")]
+    if ("rank" in a) != ("rank" in b):
+        raise ValueError("RUN_A and RUN_B are of different tasks: one ranks exposures, the other retrieves items.")
+    for name in known:
+        if name.endswith("_label") and name not in b:
+            continue  # a task that only one of them has
+        if not np.array_equal(a[name], b[name]):
+            raise ValueError(
+                f"RUN_A and RUN_B were evaluated on different samples: {name!r} differs ({len(a[name])} and "
+                f"{len(b[name])} entries). Pairs need the same test split."
+            )
+
+
+def metrics_of(samples: Mapping[str, np.ndarray]) -> dict[str, Metric]:
+    """Name -> the metric as a function of how often each user was drawn, users in ascending order."""
+    _, user = np.unique(samples["user"], return_inverse=True)
+    if "rank" in samples:
+        return _of_ranks(samples["rank"], user)
+    tasks = [name.removesuffix("_logit") for name in samples if name.endswith("_logit")]
+    return {
+        f"{task}_{name}": metric
+        for task in tasks
+        for name, metric in _of_logits(samples[f"{task}_label"], samples[f"{task}_logit"], user).items()
+    }
+
+
+def compare(
+    a: Mapping[str, np.ndarray], b: Mapping[str, np.ndarray], resamples: int, seed: int, level: float
+) -> dict[str, dict[str, float]]:
+    """Metric -> a, b, difference (b - a), low and high of its interval; of the metrics that both runs have.
+
+    Args:
+      a, b: of read_samples.
+      resamples: draws of users; 0 leaves the interval nan.
+      seed: of the draws.
+      level: share of the draws that the interval holds, in (0, 1).
+    """
+    check_pairs(a, b)
+    of_a, of_b = metrics_of(a), metrics_of(b)
+    names = [name for name in of_a if name in of_b]
+    users = len(np.unique(a["user"]))
+    generator = np.random.default_rng(seed)
+    drawn = np.full([resamples, len(names)], np.nan)
+    for number in range(resamples if users else 0):
+        times = np.bincount(generator.integers(0, users, users), minlength=users)
+        drawn[number] = [of_b[name](times) - of_a[name](times) for name in names]
+    everyone = np.ones(users, np.int64)
+    table = {}
+    for column, name in enumerate(names):
+        ours, theirs = of_a[name](everyone), of_b[name](everyone)
+        # A draw may have one class only, where the metric is not defined; it says nothing.
+        valid = drawn[~np.isnan(drawn[:, column]), column]
+        tail = (1 - level) / 2
+        low, high = np.quantile(valid, [tail, 1 - tail]) if len(valid) else (np.nan, np.nan)
+        table[name] = {"a": ours, "b": theirs, "difference": theirs - ours, "low": float(low), "high": float(high)}
+    return table
+
+
+def _of_ranks(ranks: np.ndarray, user: np.ndarray) -> dict[str, Metric]:
+    gains = {f"hr@{k}": np.where(ranks <= k, 1.0, 0.0) for k in CUTOFFS}
+    gains |= {f"ndcg@{k}": np.where(ranks <= k, 1 / np.log2(ranks + 1.0), 0.0) for k in CUTOFFS}
+    gains["mrr"] = 1.0 / ranks
+
+    def mean_of(gain: np.ndarray) -> Metric:
+        return lambda times: _mean(gain, times[user])
+
+    return {name: mean_of(gain) for name, gain in gains.items()}
+
+
+def _of_logits(label: np.ndarray, logit: np.ndarray, user: np.ndarray) -> dict[str, Metric]:
+    areas = np.full(user.max(initial=-1) + 1, np.nan)
+    for number in range(len(areas)):
+        mine = user == number
+        areas[number] = metrics.auc(label[mine], logit[mine])
+    defined = ~np.isnan(areas)
+    entropy = np.logaddexp(0.0, logit) - label * logit
+    # In the order of the scores once; a draw only changes how often each counts.
+    order = np.argsort(logit, kind="stable")
+    _, tie = np.unique(logit[order], return_inverse=True)
+
+    def area(times: np.ndarray) -> float:
+        weight = times[user][order]
+        positives = np.bincount(tie, weights=weight * label[order])
+        negatives = np.bincount(tie, weights=weight * (1 - label[order]))
+        pairs = positives.sum() * negatives.sum()
+        below = np.cumsum(negatives) - negatives
+        return float(positives @ (below + negatives / 2) / pairs) if pairs else np.nan
+
+    def normalized(times: np.ndarray) -> float:
+        rate = _mean(label, times[user])
+        if not 0 < rate < 1:
+            return np.nan
+        return _mean(entropy, times[user]) / -(rate * np.log(rate) + (1 - rate) * np.log1p(-rate))
+
+    return {"auc": area, "gauc": lambda times: _mean(areas[defined], times[defined]), "ne": normalized}
+
+
+def _mean(values: np.ndarray, weights: np.ndarray) -> float:
+    total = weights.sum()
+    return float(values @ weights / total) if total else np.nan
+
+
+def print_table(table: Mapping[str, Mapping[str, float]], users: int, level: float) -> None:
+    print(f"{users} users; b - a with its {level:.0%} interval, * where it holds no 0")
+    print(f"{'metric':<24}{'a':>10}{'b':>10}{'b - a':>10}{'low':>10}{'high':>10}")
+    for name, row in table.items():
+        sure = " *" if row["low"] > 0 or row["high"] < 0 else ""
+        print(f"{name:<24}" + "".join(f"{value:>10.4f}" for value in row.values()) + sure)
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("run_a", type=pathlib.Path, metavar="RUN_A")
+    parser.add_argument("run_b", type=pathlib.Path, metavar="RUN_B")
+    parser.add_argument("--resamples", type=int, default=1000, help="draws of users (1000)")
+    parser.add_argument("--seed", type=int, default=0, help="of the draws (0)")
+    parser.add_argument("--level", type=float, default=0.95, help="of the interval, in (0, 1) (0.95)")
+    parser.add_argument("--json", type=pathlib.Path, help="file for the result")
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    arguments = parse(argv)
+    try:
+        if arguments.resamples < 0 or not 0 < arguments.level < 1:
+            raise ValueError(
+                f"--resamples must be >= 0 and --level lie between 0 and 1, got {arguments.resamples} and "
+                f"{arguments.level}."
+            )
+        a, b = read_samples(arguments.run_a), read_samples(arguments.run_b)
+        table = compare(a, b, arguments.resamples, arguments.seed, arguments.level)
+    except ValueError as error:
+        sys.exit(f"error: {error}")
+    users = len(np.unique(a["user"]))
+    print_table(table, users, arguments.level)
+    if arguments.json:
+        facts: dict[str, Any] = {"a": str(arguments.run_a), "b": str(arguments.run_b), "users": users}
+        facts |= {"level": arguments.level, "resamples": arguments.resamples, "metrics": table}
+        arguments.json.write_text(json.dumps(facts, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,42 @@
+"""benchmarks/negatives.py tiny: both forms agree before anything is timed, and the JSON has what readers rely on."""
+
+import json
+
+import pytest
+
+from benchmarks import children, harness, negatives, negatives_step
+from tf_fusedrec import tf
+
+WIRE = {"wire_bytes_float32": {"others_rows": 8}, "wire_bytes_float16": {"negative_rows": 4}, "wire_ratio": 0.5}
+
+
+def test_the_fields_of_the_json(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(negatives, "QUICK_POSITIONS", 32)
+    monkeypatch.setattr(negatives_step.Case.__init__, "__defaults__", (500,))
+    monkeypatch.setattr(children, "ask", lambda module, form, **request: {"plain": 8.0, "ours": 2.0}[form])
+    monkeypatch.setattr(negatives, "wire_bytes", lambda: WIRE)
+    path = tmp_path / "results.json"
+    monkeypatch.setattr("sys.argv", ["negatives", "--quick", "--json", str(path)])
+    negatives.main()
+    results = json.loads(path.read_text())
+    assert results["peak_memory_ratio"] == 0.25 and results["step_time_ratio"] > 0 and results["wire_ratio"] == 0.5
+    case = results["cases"][0]
+    assert (case["negatives"], case["positions"]) == (128, 32) and case["rows"] <= 500
+    assert case["loss_ours"] == pytest.approx(case["loss_plain"], rel=1e-5)
+    # Rows of 11 bits: logits that reach 20 are off by at most a few hundredths.
+    assert case["loss_float16_rows"] == pytest.approx(case["loss_plain"], rel=1e-2)
+    assert "bytes of a step on 2 ranks" in capsys.readouterr().out
+
+
+def test_a_wrong_gradient_is_not_measured(monkeypatch):
+    honest = negatives_step.losses.sampled_softmax
+    monkeypatch.setattr(
+        negatives_step.losses, "sampled_softmax", lambda *a, **k: honest(*a, **k) + 1e-3 * tf.norm(a[0])
+    )
+    with pytest.raises(harness.CheckFailed, match="gradients"):
+        negatives.check_gradients()
+
+
+def test_peak_memory_of_a_step():
+    peak = negatives_step.main("plain", positions=512, negatives=64, row_dtype="float32")
+    assert peak > 512 * 64 * negatives_step.DIM * 4  # at least the array of all rows

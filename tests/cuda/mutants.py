@@ -28,6 +28,7 @@ LOOK_BACK = "common/look_back.cuh"
 RANK_PARTITION = "rank_partition/rank_partition_cuda.cuh"
 RECOVERY = "recovery/recovery_cuda.cuh"
 ATTENTION = "jagged_attention/jagged_attention_cuda.cuh"
+BIAS_GRADS = "jagged_attention/attention_bias_grads.cuh"
 ONE_SIZE = (
     "jagged_attention/attention_launch.cuh",
     """  if (dim <= 64) return LaunchPass<T, 64, kPass>(problem, stream);
@@ -94,7 +95,7 @@ MUTANTS = [
         "      __syncthreads();\n\n      const int pairs", "      const int pairs", "rows_of_all", smaller=ONE_SIZE,
     ),
     Mutant(
-        "a ballot that only lanes reach whose bucket changes", "jagged_attention", ATTENTION,
+        "a ballot that only lanes reach whose bucket changes", "jagged_attention", BIAS_GRADS,
         "      Flush(changes);", "      if (changes) Flush(changes);", "rows_of_all", "deadlock", smaller=ONE_SIZE,
     ),
     Mutant(

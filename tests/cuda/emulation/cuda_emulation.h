@@ -16,7 +16,7 @@
 #define __align__(n) __attribute__((aligned(n)))
 
 #include "emulation/runtime.h"
-#include "emulation/scheduler.h"
+#include "emulation/meetings.h"
 #include "emulation/intrinsics.h"
 
 struct alignas(8) uint2 {

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <type_traits>
 
-#include "emulation/scheduler.h"
+#include "emulation/meetings.h"
 
 #define EMULATION_TEXT(x) #x
 #define EMULATION_LINE(x) EMULATION_TEXT(x)

@@ -1,7 +1,7 @@
 // The tensor core instructions, by what the PTX manual says of who holds what: g = lane / 4, t = lane % 4.
 #pragma once
 
-#include "emulation/scheduler.h"
+#include "emulation/meetings.h"
 
 namespace fusedrec {
 namespace attention {

@@ -6,7 +6,9 @@ from tf_fusedrec.schedules.frozen_window import FrozenWindow
 from tf_fusedrec.schedules.micro_batch import MicroBatch, cut
 from tf_fusedrec.schedules.model import PipelinedModel
 from tf_fusedrec.schedules.nested import Nested
+from tf_fusedrec.schedules.pipelined import Pipelined
 from tf_fusedrec.schedules.schedule import Schedule
+from tf_fusedrec.schedules.semi_async import SemiAsync
 from tf_fusedrec.schedules.sync import Sync
 
 __all__ = [
@@ -15,8 +17,10 @@ __all__ = [
     "FrozenWindow",
     "MicroBatch",
     "Nested",
+    "Pipelined",
     "PipelinedModel",
     "Schedule",
+    "SemiAsync",
     "Sync",
     "cut",
 ]

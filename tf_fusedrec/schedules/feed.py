@@ -54,9 +54,11 @@ class Feed:
     def __call__(self, iterator: Any) -> dict[str, tf.Tensor]:
         iterator_before, self._iterator = self._iterator, None  # an error leaves none
         if iterator is not iterator_before:
+            self.drain()
             self.forget()
             self._goes_on = bool(self._start(iterator))
         if not self._goes_on:
+            self.drain()
             self.forget()
             raise tf.errors.OutOfRangeError(None, None, "End of sequence: no rank has data any more.")
         logs, goes_on = self._step(iterator)

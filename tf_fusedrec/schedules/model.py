@@ -15,10 +15,19 @@ from tf_fusedrec.schedules.feed import Feed
 from tf_fusedrec.schedules.frozen_window import FrozenWindow
 from tf_fusedrec.schedules.micro_batch import WHOLE, MicroBatch, num_samples
 from tf_fusedrec.schedules.nested import Nested
+from tf_fusedrec.schedules.pipelined import Pipelined
 from tf_fusedrec.schedules.schedule import Schedule
+from tf_fusedrec.schedules.semi_async import SemiAsync
 from tf_fusedrec.schedules.sync import Sync
 
-_KINDS = {"sync": Sync, "frozen_window": FrozenWindow, "dual_buffer": DualBuffer, "nested": Nested}
+_KINDS = {
+    "sync": Sync,
+    "frozen_window": FrozenWindow,
+    "dual_buffer": DualBuffer,
+    "nested": Nested,
+    "semi_async": SemiAsync,
+    "pipelined": Pipelined,
+}
 
 
 class PipelinedModel(keras.Model):

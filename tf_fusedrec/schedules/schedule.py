@@ -16,9 +16,15 @@ class Schedule(abc.ABC):
     sets `looks_ahead` and says `start` and `step`; what it has begun passes from step to step as `state`.
     """
 
-    looks_ahead = False
-    # Batches that are read before the first one computes, >= 1; so many are ahead of the one that computes.
-    lead = 1
+    @property
+    def looks_ahead(self) -> bool:
+        """Whether the schedule has a `start` and a `step`."""
+        return False
+
+    @property
+    def lead(self) -> int:
+        """Batches that are read before the first one computes, >= 1; so many are ahead of the one that computes."""
+        return 1
 
     @abc.abstractmethod
     def train_step(self, model: Any, data: Any) -> dict[str, tf.Tensor]:

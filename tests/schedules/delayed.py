@@ -1,0 +1,62 @@
+"""Oracle of stale rows: the same model on plain tf.Variables, whose updates in NumPy reach it so many steps late."""
+
+import numpy as np
+
+from tf_fusedrec import keras, tf
+
+
+class PlainTables(keras.layers.Layer):
+    """In the place of a FusedEmbedding, for ids that are known beforehand; trains nothing by itself."""
+
+    def __init__(self, embedding, ids_of_table):
+        super().__init__()
+        self.features = embedding._features
+        self.ids = {table: np.unique(ids) for table, ids in ids_of_table.items()}
+        self.shown = {}
+        for table, ids in self.ids.items():
+            feature = next(name for name, f in self.features.items() if f.table == table and f.combiner is None)
+            rows = embedding({feature: tf.constant(ids)}, training=False)[feature]
+            self.shown[table] = tf.Variable(rows, trainable=False)
+
+    def call(self, inputs, training=None):
+        return {name: self._rows(self.features[name], ids) for name, ids in inputs.items()}
+
+    def _rows(self, feature, ids):
+        flat = ids.flat_values if isinstance(ids, tf.RaggedTensor) else ids
+        rows = tf.gather(self.shown[feature.table], tf.searchsorted(tf.constant(self.ids[feature.table]), flat))
+        if not isinstance(ids, tf.RaggedTensor):
+            return rows
+        ragged = ids.with_flat_values(rows)
+        if feature.combiner is None:
+            return ragged
+        assert feature.combiner == "mean"
+        sums = tf.math.unsorted_segment_sum(rows, ids.value_rowids(), ids.nrows())
+        return tf.math.divide_no_nan(sums, tf.cast(ids.row_lengths(), tf.float32)[:, tf.newaxis])
+
+
+def train(model, tables, gradients, batches, staleness, rate):
+    """Trains with Adagrad (v += g^2 from 0.1, w -= rate g / (sqrt(v) + 1e-7)) on rows that lack `staleness` updates.
+
+    Args:
+      model: with an optimizer for its dense weights.
+      tables: the PlainTables inside the model.
+      gradients: from a batch to gradients of model.trainable_variables and of tables.shown.
+      batches: any values for `gradients`.
+
+    Returns:
+      rows {table: [ids, D]} after all updates.
+    """
+    versions = [{table: shown.numpy().astype(np.float64) for table, shown in tables.shown.items()}]
+    squares = {table: np.full_like(rows, 0.1) for table, rows in versions[0].items()}
+    for t, batch in enumerate(batches):
+        for table, shown in tables.shown.items():
+            shown.assign(versions[max(t - staleness, 0)][table].astype(np.float32))
+        dense, sparse = gradients(batch)
+        model.optimizer.apply_gradients(zip(dense, model.trainable_variables))
+        newest = {}
+        for table, rows in versions[-1].items():
+            g = np.asarray(tf.convert_to_tensor(sparse[table]), np.float64)  # rows of no id have a gradient of zero
+            squares[table] += g**2
+            newest[table] = rows - rate * g / (np.sqrt(squares[table]) + 1e-7)
+        versions.append(newest)
+    return versions[-1]

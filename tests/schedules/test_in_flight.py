@@ -1,0 +1,103 @@
+"""SemiAsync and Pipelined in one process: rows as late as they say, drains that change nothing, refusals."""
+
+import numpy as np
+import pytest
+
+import tf_fusedrec as fr
+from tests.schedules import clicks, delayed
+from tf_fusedrec import keras, tf
+from tf_fusedrec.schedules import Pipelined, PipelinedModel, SemiAsync
+
+STEPS, SAMPLES, RATE = 50, 8, 0.1
+STALENESS = {SemiAsync(): 1, **{Pipelined(depth): int(depth >= 4) for depth in range(1, 7)}}
+# Values of size 1 in float32, where the simulation has float64: 1e-7 is lost each time, in 50 steps.
+TOLERANCE = 5e-5
+BATCHES = [clicks.batch(SAMPLES, 100 * step) for step in range(STEPS)]
+
+
+def _data():
+    joined = tf.nest.map_structure(lambda *leaves: tf.concat(leaves, 0), *BATCHES)
+    return tf.data.Dataset.from_tensor_slices(joined).batch(SAMPLES)
+
+
+def _trained(schedule, **fit):
+    """Dense weights, and everything that training changes."""
+    embedding = clicks.make_embedding("Adagrad")
+    model = clicks.make_model(embedding, schedule, keras.optimizers.legacy.SGD(0.05))
+    model.fit(_data(), verbose=0, **fit)
+    dense = [weight.numpy() for weight in model.trainable_weights if weight.shape.rank]  # not the anchor
+    return dense, clicks.state(model, embedding)
+
+
+def _simulated(staleness):
+    tables = delayed.PlainTables(clicks.make_embedding("Adagrad"), {"item": np.arange(12), "user": np.arange(30)})
+    model = clicks.make_model(tables, "sync", keras.optimizers.legacy.SGD(0.05))
+
+    @tf.function(reduce_retracing=True)
+    def gradients(x, y, weight):
+        with tf.GradientTape() as tape:
+            tape.watch(list(tables.shown.values()))
+            loss = model.compute_loss(x, y, model(x, training=True), weight)
+        return tape.gradient(loss, (model.trainable_variables, tables.shown))
+
+    rows = delayed.train(model, tables, lambda batch: gradients(*batch), BATCHES, staleness, RATE)
+    return [weight.numpy() for weight in model.trainable_weights], rows
+
+
+def test_rows_are_as_late_as_stated():
+    """Equal to a simulation of that staleness after 50 steps, and far from those of other ones."""
+    wanted = {staleness: _simulated(staleness) for staleness in (0, 1, 2)}
+    for schedule, stated in STALENESS.items():
+        assert schedule.staleness == stated
+        got, state = _trained(schedule)
+        for staleness, (dense, rows) in wanted.items():
+            errors = [np.abs(weight - other).max() for weight, other in zip(got, dense)]
+            for table, of_table in rows.items():
+                errors.append(np.abs(state[f"{table} row"] - of_table[state[f"{table} ids"]]).max())
+            if staleness == stated:
+                assert max(errors) < TOLERANCE, f"{schedule}, {staleness}: {max(errors)}"
+            else:
+                assert max(errors) > 100 * TOLERANCE, f"{schedule} could as well have staleness {staleness}"
+
+
+class Drain(keras.callbacks.Callback):
+    """What a checkpoint or an evaluation does first; every update that is due must have been made then."""
+
+    def __init__(self):
+        super().__init__()
+        self.updates = []
+
+    def on_train_batch_end(self, batch, logs=None):
+        if batch % 7 == 3:
+            self.model.drain()
+            embedding = next(layer for layer in self.model.layers if isinstance(layer, fr.FusedEmbedding))
+            self.updates.append((batch, int(embedding.lookups[0].table.optimizer.iterations)))
+
+
+def test_drains_make_the_updates_that_wait_and_change_nothing_else():
+    drain = Drain()
+    (_, plain), (_, drained) = _trained(SemiAsync()), _trained(SemiAsync(), callbacks=[drain])
+    assert drain.updates == [(batch, batch + 1) for batch in range(3, STEPS, 7)]
+    for what in plain:
+        if what.split()[-1] not in ("last", "updated"):  # by the clock of the table, which counts lookups
+            np.testing.assert_array_equal(drained[what], plain[what], err_msg=what)
+
+
+def test_refusals_are_by_name():
+    for depth in (0, 7, True, 2.5, "3"):
+        with pytest.raises(ValueError, match="depth must be an int from 1 to 6"):
+            Pipelined(depth)
+    moving = clicks.make_embedding(table={"max_rows": 64, "eviction": "lru"})
+    with pytest.raises(ValueError, match=r"Remedy: FusedEmbedding\(lookups_per_update=2\)"):
+        clicks.make_model(moving, SemiAsync()).fit(_data(), verbose=0)
+    plain = keras.Input([3])
+    model = PipelinedModel(plain, keras.layers.Dense(1)(plain), schedule=Pipelined(6))
+    model.compile("sgd", "mse")
+    with pytest.raises(ValueError, match="has none. Remedy: schedule='sync'"):
+        model.fit(np.zeros([8, 3]), np.zeros(8), verbose=0)
+
+
+def test_saved_models_keep_their_schedule():
+    for schedule in (SemiAsync(), Pipelined(4)):
+        model = clicks.make_model(clicks.make_embedding(), schedule)
+        assert type(model).from_config(model.get_config()).schedule == schedule

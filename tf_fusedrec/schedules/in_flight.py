@@ -1,0 +1,157 @@
+"""Several batches in flight: what SemiAsync and Pipelined have in common (TurboGR, sections 4.2.2 and 4.2.3).
+
+In step t, one under the other, where batch t computes on rows that came in the step before:
+
+    gradients of t-1 -> owners, update -> rows of t+1 looked up -> all2all    the table's order; no compute in it
+    ids of t+a: unique, all2all                                               read no table
+    batch t: dense forward, backward, dense update                            waits for none of these
+
+So the rows of a batch lack the update of the batch before, and no other. Dense weights are always the newest.
+"""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from tf_fusedrec._tf_compat import keras, tf
+from tf_fusedrec.embedding import Answer
+from tf_fusedrec.lookup import Context, GroupLookup, WaitingGradients
+from tf_fusedrec.schedules import stages
+from tf_fusedrec.schedules.calls import embeddings_of
+from tf_fusedrec.schedules.micro_batch import WHOLE
+from tf_fusedrec.schedules.schedule import Schedule
+
+
+class Waiting(NamedTuple):
+    """Gradients that wait for the next step."""
+
+    there: tf.Tensor  # <bool>[]; False before the first step and after a drain: then `parts` are a filling
+    parts: Sequence[WaitingGradients]
+
+
+class State(NamedTuple):
+    """What a step finds of the batches before and behind its own."""
+
+    routes: Sequence[stages.Routes]  # ids at their owners: of the batch whose rows come next, and of those behind it
+    answers: Sequence[Answer]  # rows of the batch that computes next; none where it looks them up in its own step
+    waiting: Waiting | None  # None: updates are made in the step of their batch
+
+
+class InFlight(Schedule):
+    """A schedule of stages. What a stage does is done for one batch per step; which one, a subclass says."""
+
+    @property
+    def looks_ahead(self) -> bool:
+        return True
+
+    @property
+    @abc.abstractmethod
+    def routes_ahead(self) -> int:
+        """a: in step t the ids of batch t+a travel; 0: those of batch t, as under Sync."""
+
+    @property
+    @abc.abstractmethod
+    def rows_ahead(self) -> bool:
+        """Whether in step t the rows of t+1 travel; else those of t, which are then as fresh as under Sync."""
+
+    @property
+    @abc.abstractmethod
+    def updates_late(self) -> bool:
+        """Whether in step t the gradients of t-1 travel and their update is made, else those of t."""
+
+    @property
+    def staleness(self) -> int:
+        """Updates of the tables that the rows of a batch lack: 0 as under Sync."""
+        return int(self.rows_ahead)
+
+    def train_step(self, model: Any, data: Any) -> dict[str, tf.Tensor]:
+        return keras.Model.train_step(model, data)
+
+    def start(self, model: Any, batches: Sequence[Any]) -> State:
+        for embedding in embeddings_of(model):
+            embedding.check_deferrable(1 + self.rows_ahead)
+        plans = [_plan(model, batches[i], i + 1) for i in range(self.routes_ahead)]
+        routes = [stages.route(planned) for planned in plans]
+        if not self.rows_ahead:
+            return State(routes, [], None)
+        answers = stages.bring(plans[0], stages.fetch(plans[0], routes[0]))
+        filling = [WaitingGradients(lookup, context, rows) for lookup, rows, context in _parts(plans[0], answers)]
+        waiting = Waiting(tf.constant(False), filling) if self.updates_late else None
+        return State(routes[1:], answers, waiting)
+
+    def step(self, model: Any, batches: Sequence[Any], state: State) -> tuple[dict[str, tf.Tensor], State]:
+        if not self.routes_ahead:
+            return model.train_step(batches[0]), state
+        planned = _plan(model, batches[self.routes_ahead], self.routes_ahead + 1)
+        routes = [*state.routes, stages.route(planned)]
+        if state.waiting is not None:
+            _update_late(state.waiting)
+        answers = stages.bring(planned, stages.fetch(planned, routes.pop(0)))
+        if not self.rows_ahead:
+            with stages.answering(planned, answers):
+                return model.train_step(batches[0]), State(routes, [], None)
+        mine: list[WaitingGradients] = []
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(stages.answering(planned, state.answers))
+            for embedding in embeddings_of(model):
+                stack.enter_context(embedding.deferred(mine, None))
+            logs = model.train_step(batches[0])
+        parts = [_gradients_of(model, context, mine) for _, _, context in _parts(planned, state.answers)]
+        if self.updates_late:
+            return logs, State(routes, answers, Waiting(tf.constant(True), parts))
+        _update(parts)
+        return logs, State(routes, answers, None)
+
+    def drain(self, model: Any, state: State) -> State:
+        if state.waiting is None:
+            return state
+        _update_late(state.waiting)
+        return state._replace(waiting=state.waiting._replace(there=tf.constant(False)))
+
+
+def _plan(model: Any, data: Any, steps_ahead: int) -> list[stages.Planned]:
+    x, _, _ = keras.utils.unpack_x_y_sample_weight(data)
+    with model.working_on(WHOLE, steps_ahead):
+        return stages.plan(model.embedding_inputs(x))
+
+
+def _parts(
+    planned: Sequence[stages.Planned], answers: Sequence[Answer]
+) -> list[tuple[GroupLookup, tf.Tensor, Context]]:
+    """Every lookup of a batch, its rows and their context. `planned` may be that of another batch."""
+    return [
+        (group[0], *answer)
+        for call, of_call in zip(planned, answers)
+        for group, answer in zip(call.groups, of_call)
+        if group and answer
+    ]
+
+
+def _gradients_of(model: Any, context: Context, gradients: Sequence[WaitingGradients]) -> WaitingGradients:
+    for part in gradients:
+        if part.context is context:
+            return part
+    raise ValueError(
+        f"the loss of {model.name!r} does not depend on all rows that it looks up for training, so that there are no "
+        f"gradients for them to wait for. Remedy: schedule='sync', or `trainable = False` of the FusedEmbedding."
+    )
+
+
+def _update(parts: Sequence[WaitingGradients]) -> None:
+    """Sends gradients to their owners, all before the first is waited for, and trains the tables."""
+    arrived = [part.lookup.return_gradients(part.context, part.grads) for part in parts]
+    for part, gradients in zip(parts, arrived):
+        part.lookup.apply_returned(part.context, gradients, staleness=1)
+
+
+def _update_late(waiting: Waiting) -> None:
+    """The same, if there are any: they are there on all ranks or on none."""
+
+    def update() -> tf.Tensor:
+        _update(waiting.parts)
+        return waiting.there
+
+    tf.cond(waiting.there, update, lambda: waiting.there)

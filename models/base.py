@@ -81,7 +81,10 @@ class SequenceModel(PipelinedModel, abc.ABC):
             )
         # Micro-batches have all-reduces of their own, which may be in flight together.
         name = f"{self.name}.loss.{self.micro_batch.number}"
-        loss = losses.global_mean(self.position_losses(x, y_pred), name=name, place=self._place)
+        # Counted from the data, not from the losses: so the all-reduce of the count starts with the step, and no
+        # backward pass waits in Horovod's queue behind the exchanges of other micro-batches.
+        ones = tf.ones([self.num_positions(x)])
+        loss = losses.global_mean(self.position_losses(x, y_pred), ones, name=name, place=self._place)
         samples, tokens = self.counts(x)
         self._loss.update_state(loss, self.micro_batch.share)
         self._samples.update_state(samples)

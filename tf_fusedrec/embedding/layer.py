@@ -2,34 +2,27 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Optional
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from tf_fusedrec import collectives, features
 from tf_fusedrec._tf_compat import keras, tf
 from tf_fusedrec.config import FeatureConfig, TableConfig
+from tf_fusedrec.embedding.group_rows import GroupCall, rows_of_group
+from tf_fusedrec.embedding.modes import CallModes, Reached
 from tf_fusedrec.grouping import Group, group_tables
-from tf_fusedrec.lookup import Context, GroupLookup, WaitingGradients, gradient_scale
+from tf_fusedrec.lookup import GroupLookup, gradient_scale
 from tf_fusedrec.tables import ExternalTable, NativeTable, TfraTable
 from tf_fusedrec.tables.state import TableState
 from tf_fusedrec.topology import Place, Topology
 
 
-class Reached(BaseException):
-    """A call came to a FusedEmbedding that interrupts it. No Exception: Keras makes new ones of those."""
-
-
-# Of one call, by group: rows and their context, or None.
-Answer = Sequence[Optional[tuple[tf.Tensor, Context]]]
-
-
 @keras.saving.register_keras_serializable("tf_fusedrec")
-class FusedEmbedding(keras.layers.Layer):
+class FusedEmbedding(CallModes, keras.layers.Layer):
     """Distributed dynamic embedding tables for many features (FusedRec, Algorithm 1).
 
     Tables of equal spec (dim, dtype, initializer, optimizer) are fused into groups by themselves. A training step costs
@@ -143,10 +136,6 @@ class FusedEmbedding(keras.layers.Layer):
         # What TensorFlow's and Keras' own savers see of the tables.
         self._table_state = TableState(name, [lookup.table for lookup in self.lookups], collectives.size())
         self._calls = _Untracked(weakref.WeakKeyDictionary())
-        self._deferral = _Untracked(None)  # or where gradients wait, and the gate of the rows
-        self._interrupts = _Untracked(False)
-        self._answers = _Untracked(None)  # or what the coming calls are answered, first call first
-        self._server = _Untracked(None)  # or who answers rows in the place of the tables
         self.built = True
 
     def _table(self, name: str, group: Group) -> NativeTable | TfraTable | ExternalTable:
@@ -197,9 +186,9 @@ class FusedEmbedding(keras.layers.Layer):
     def call(
         self, inputs: Mapping[str, Any], weights: Mapping[str, Any] | None = None, training: bool | None = None
     ) -> dict[str, Any]:
-        if self._interrupts.value:
+        if self._interrupts:
             raise Reached(inputs, weights)
-        if self._server.value is not None:
+        if self._server is not None:
             return self._served(inputs, weights or {})
         return self._lookup(inputs, weights or {}, self.trainable and training is not False and training != 0)
 
@@ -212,7 +201,9 @@ class FusedEmbedding(keras.layers.Layer):
         outputs: dict[str, Any] = {}
         for i, (lookup, mine) in enumerate(grouped):
             trains = training and not lookup.group.external
-            outputs.update(self._rows_of_group(lookup, mine, call, trains, answer[i] if answer else None))
+            ready = answer[i] if answer else None
+            of_group = GroupCall(self.name, lookup, mine, call, trains, ready, self._deferral)
+            outputs.update(rows_of_group(of_group, self._anchor.read_value()))
         return {name: outputs[name] for name in inputs}
 
     def prefetch(self, inputs: Mapping[str, Any]) -> None:
@@ -230,39 +221,6 @@ class FusedEmbedding(keras.layers.Layer):
         call = self.next_call()
         for lookup, mine in self.grouped(inputs, {}):
             lookup.prefetch(mine, call=call)
-
-    @contextlib.contextmanager
-    def deferred(self, waiting: list[WaitingGradients], gate: tf.Operation | tf.Tensor | None) -> Iterator[None]:
-        """For schedules: calls inside look up and exchange at once, but answer rows behind a gate and do not train.
-
-        Args:
-          waiting: gradients are put here, for lookup.apply_waiting, in place of an update.
-          gate: what must have run before rows are handed on; no lookup and no exchange waits for it. None for nothing.
-        """
-        self._deferral.value = (waiting, gate)
-        try:
-            yield
-        finally:
-            self._deferral.value = None
-
-    @contextlib.contextmanager
-    def served_by(self, rows: Callable[[str, tf.Tensor], tf.Tensor]) -> Iterator[None]:
-        """For exports: calls inside ask neither tables nor other ranks, but `rows` of (table name, ids <int64>[n])."""
-        self._server.value = rows
-        try:
-            yield
-        finally:
-            self._server.value = None
-
-    def _served(self, inputs: Mapping[str, Any], weights: Mapping[str, Any]) -> dict[str, Any]:
-        rows = self._server.value
-        outputs = {}
-        for name, feature in self._flatten(inputs, weights).items():
-            if feature.config.combiner is not None and feature.weights is None:
-                # What weights pool, operations of TensorFlow alone pool.
-                feature = features.flatten(feature.config, inputs[name], tf.ones_like(feature.ids, tf.float32))
-            outputs[name] = features.restore_form(feature, rows(feature.config.table, feature.ids))
-        return outputs
 
     def synchronize(self) -> None:
         """Makes replicas of tables equal now, where they train apart (Topology rule "weight_sync"). Collective.
@@ -291,49 +249,6 @@ class FusedEmbedding(keras.layers.Layer):
                     f"Remedy: FusedEmbedding(lookups_per_update={lookups})."
                 )
 
-    @contextlib.contextmanager
-    def interrupting(self) -> Iterator[None]:
-        """For schedules: a training call inside raises Reached(inputs, weights) and does nothing else."""
-        self._interrupts.value = True
-        try:
-            yield
-        finally:
-            self._interrupts.value = False
-
-    @contextlib.contextmanager
-    def answering(self, answers: Sequence[Answer]) -> Iterator[None]:
-        """For schedules: training calls inside look nothing up; they take rows that are there, and train them.
-
-        Args:
-          answers: of the calls in their order, each as `grouped` gives their groups: the rows [G, D] of `bring` and
-            their context, or None for a group that is looked up as ever.
-
-        Raises:
-          ValueError: another number of training calls came, or one of other features. At run time
-            InvalidArgumentError: one with another number of ids.
-        """
-        waiting = self._answers.value = list(answers)
-        try:
-            yield
-        finally:
-            self._answers.value = None
-        if waiting:
-            raise ValueError(
-                f"{len(waiting)} of {len(answers)} lookups of {self.name!r} that were made ahead had no training call "
-                "to answer. Remedy: embedding_inputs of the model must give the calls that a training step makes."
-            )
-
-    def _next_answer(self, grouped: Sequence[tuple[GroupLookup, list[features.FlatFeature]]]) -> Answer | None:
-        answers = self._answers.value
-        if answers is None:
-            return None
-        if not answers or len(answers[0]) != len(grouped):
-            raise ValueError(
-                f"{self.name!r} was called with other features, or more often in a training step, than was looked up "
-                "ahead. Remedy: embedding_inputs of the model must give the calls that a training step makes."
-            )
-        return answers.pop(0)
-
     def grouped(
         self, inputs: Mapping[str, Any], weights: Mapping[str, Any]
     ) -> list[tuple[GroupLookup, list[features.FlatFeature]]]:
@@ -343,75 +258,6 @@ class FusedEmbedding(keras.layers.Layer):
             (lookup, [flat[f.name] for f in lookup.group.features if f.name in flat]) for lookup in self._holder.value
         ]
         return [(lookup, mine) for lookup, mine in parts if mine]
-
-    def _rows_of_group(
-        self,
-        lookup: GroupLookup,
-        mine: list[features.FlatFeature],
-        call: int,
-        training: bool,
-        answer: tuple[tf.Tensor, Context] | None,
-    ) -> dict[str, Any]:
-        deferral = self._deferral.value
-        lanes = [lane for _, lane in lookup.lanes(mine)]
-        counts: list[tf.Tensor] = []
-
-        @tf.custom_gradient
-        def forward(anchor: tf.Tensor):
-            counts.clear()
-            rows, contexts = [], []
-            for lane in lanes:
-                of_lane, context = self._rows_of_lane(lookup, lane, call, training, answer)
-                counts.append(context.routed.fused.feature_bags)
-                if deferral is not None and deferral[1] is not None:
-                    with tf.control_dependencies([deferral[1]]):
-                        of_lane = tf.identity(of_lane)
-                rows.append(of_lane)
-                contexts.append(context)
-
-            @tf.autograph.experimental.do_not_convert
-            def train(*grads: tf.Tensor) -> tf.Tensor:
-                if deferral is not None:
-                    deferral[0].extend(WaitingGradients(lookup, *part) for part in zip(contexts, grads))
-                elif len(lanes) == 1:
-                    lookup.apply_gradients(contexts[0], grads[0])
-                else:
-                    lookup.apply_together(list(zip(contexts, grads)))
-                return tf.zeros_like(anchor)
-
-            return rows, train
-
-        anchor = self._anchor.read_value()
-        brought = forward(anchor if training else tf.stop_gradient(anchor))
-        outputs: dict[str, Any] = {}
-        for lane, rows, numbers in zip(lanes, brought, counts):
-            parts = tf.split(rows, numbers) if len(lane) > 1 else [rows]
-            for feature, part in zip(lane, parts):
-                part.set_shape([None, rows.shape[1]])
-                outputs[feature.config.name] = features.restore_form(feature, part)
-        return outputs
-
-    def _rows_of_lane(
-        self,
-        lookup: GroupLookup,
-        lane: list[features.FlatFeature],
-        call: int,
-        training: bool,
-        answer: tuple[tf.Tensor, Context] | None,
-    ) -> tuple[tf.Tensor, Context]:
-        """Rows [G, D] and their context: looked up, or the answer after a check that it is one to these ids."""
-        if answer is None:
-            rows, _, context = lookup.lookup(lane, call=call, training=training)
-            return rows, context
-        rows, context = answer
-        same = tf.debugging.assert_equal(
-            tf.add_n([tf.size(feature.ids) for feature in lane]),
-            tf.size(context.routed.fused.ids),
-            f"{self.name!r} was called with other ids in a training step than were looked up ahead. Remedy: "
-            "embedding_inputs of the model must give the calls that a training step makes.",
-        )
-        with tf.control_dependencies([same] if same is not None else []):
-            return tf.identity(rows), context
 
     def _flatten(self, inputs: Mapping[str, Any], weights: Mapping[str, Any]) -> dict[str, features.FlatFeature]:
         if not isinstance(inputs, Mapping) or not inputs:

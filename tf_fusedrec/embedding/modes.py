@@ -1,0 +1,118 @@
+"""Ways to call a FusedEmbedding that are not for its user: what schedules and exports make of the calls of a model."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Optional
+
+from tf_fusedrec import features
+from tf_fusedrec._tf_compat import tf
+from tf_fusedrec.embedding.group_rows import Deferral
+from tf_fusedrec.lookup import Context, GroupLookup, WaitingGradients
+
+
+class Reached(BaseException):
+    """A call came to a FusedEmbedding that interrupts it. No Exception: Keras makes new ones of those."""
+
+
+# Of one call, by group: rows and their context, or None.
+Answer = Sequence[Optional[tuple[tf.Tensor, Context]]]
+Rows = Callable[[str, tf.Tensor], tf.Tensor]
+
+
+class CallModes:
+    """Base of the layer: inside each context manager its calls do something else. One at a time of each kind."""
+
+    name: str
+    _deferral: Deferral | None
+    _interrupts: bool
+    _answers: list[Answer] | None  # of the coming calls, first call first
+    _server: Rows | None
+    _flatten: Callable[[Mapping[str, Any], Mapping[str, Any]], dict[str, features.FlatFeature]]
+
+    def __init__(self, **kwargs: Any):
+        super().__init__(**kwargs)
+        # Past Keras' __setattr__, which would wrap and track what these hold.
+        self.__dict__.update(_deferral=None, _interrupts=False, _answers=None, _server=None)
+
+    def _set(self, **modes: Any) -> None:
+        self.__dict__.update(modes)
+
+    @contextlib.contextmanager
+    def deferred(self, waiting: list[WaitingGradients], gate: tf.Operation | tf.Tensor | None) -> Iterator[None]:
+        """For schedules: calls inside look up and exchange at once, but answer rows behind a gate and do not train.
+
+        Args:
+          waiting: gradients are put here, for lookup.apply_waiting, in place of an update.
+          gate: what must have run before rows are handed on; no lookup and no exchange waits for it. None for nothing.
+        """
+        self._set(_deferral=Deferral(waiting, gate))
+        try:
+            yield
+        finally:
+            self._set(_deferral=None)
+
+    @contextlib.contextmanager
+    def interrupting(self) -> Iterator[None]:
+        """For schedules: a training call inside raises Reached(inputs, weights) and does nothing else."""
+        self._set(_interrupts=True)
+        try:
+            yield
+        finally:
+            self._set(_interrupts=False)
+
+    @contextlib.contextmanager
+    def answering(self, answers: Sequence[Answer]) -> Iterator[None]:
+        """For schedules: training calls inside look nothing up; they take rows that are there, and train them.
+
+        Args:
+          answers: of the calls in their order, each as `grouped` gives their groups: the rows [G, D] of `bring` and
+            their context, or None for a group that is looked up as ever.
+
+        Raises:
+          ValueError: another number of training calls came, or one of other features. At run time
+            InvalidArgumentError: one with another number of ids.
+        """
+        waiting = list(answers)
+        self._set(_answers=waiting)
+        try:
+            yield
+        finally:
+            self._set(_answers=None)
+        if waiting:
+            raise ValueError(
+                f"{len(waiting)} of {len(answers)} lookups of {self.name!r} that were made ahead had no training call "
+                "to answer. Remedy: embedding_inputs of the model must give the calls that a training step makes."
+            )
+
+    def _next_answer(self, grouped: Sequence[tuple[GroupLookup, list[features.FlatFeature]]]) -> Answer | None:
+        answers = self._answers
+        if answers is None:
+            return None
+        if not answers or len(answers[0]) != len(grouped):
+            raise ValueError(
+                f"{self.name!r} was called with other features, or more often in a training step, than was looked up "
+                "ahead. Remedy: embedding_inputs of the model must give the calls that a training step makes."
+            )
+        return answers.pop(0)
+
+    @contextlib.contextmanager
+    def served_by(self, rows: Rows) -> Iterator[None]:
+        """For exports: calls inside ask neither tables nor other ranks, but `rows` of (table name, ids <int64>[n])."""
+        self._set(_server=rows)
+        try:
+            yield
+        finally:
+            self._set(_server=None)
+
+    def _served(self, inputs: Mapping[str, Any], weights: Mapping[str, Any]) -> dict[str, Any]:
+        rows = self._server
+        assert rows is not None
+        outputs = {}
+        for name, feature in self._flatten(inputs, weights).items():
+            if feature.config.combiner is not None and feature.weights is None:
+                # What weights pool, operations of TensorFlow alone pool.
+                feature = features.flatten(feature.config, inputs[name], tf.ones_like(feature.ids, tf.float32))
+            outputs[name] = features.restore_form(feature, rows(feature.config.table, feature.ids))
+        return outputs

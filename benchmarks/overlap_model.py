@@ -10,7 +10,7 @@ import numpy as np
 
 import tf_fusedrec as fr
 from benchmarks.synthetic import ZipfIds
-from models.experiment import RankingConfig
+from models.model_config import GRMConfig
 from models.grm import GRM
 from tf_fusedrec import keras, tf
 
@@ -36,8 +36,8 @@ class Size:
         return self.users * (self.history + self.exposures)
 
 
-def config(size: Size) -> RankingConfig:
-    return RankingConfig(
+def config(size: Size) -> GRMConfig:
+    return GRMConfig(
         max_history=size.history, max_exposures=size.exposures, dim=size.dim, num_blocks=size.blocks, num_heads=2,
         qk_dim=32, value_dim=32, time_buckets=0, num_experts=2, expert_units=32, top_k=1,
     )  # fmt: skip

@@ -16,6 +16,9 @@ from models.retrieval import HSTURetrieval
 from tf_fusedrec import keras, tf
 from tf_fusedrec.data import Column
 
+# Features that no column feeds: retrieval draws its negatives itself.
+MADE_FEATURES = ("negative",)
+
 
 def table_of_feature(model: ModelConfig) -> dict[str, str]:
     """The table that each feature of the model reads, by feature name."""
@@ -24,9 +27,17 @@ def table_of_feature(model: ModelConfig) -> dict[str, str]:
     return {"item_id": "item", "negative": "item"}
 
 
+def features(model: ModelConfig) -> list[fr.FeatureConfig]:
+    """The features of the model's embedding layer."""
+    return [
+        fr.FeatureConfig(name, table, output_dtype=_output_dtype(model, name))
+        for name, table in table_of_feature(model).items()
+    ]
+
+
 def make_embedding(experiment: Experiment) -> fr.FusedEmbedding:
     """The trained tables of an experiment. They have one spec, so they are fused into one group."""
-    config, tables = experiment.embedding, table_of_feature(experiment.model)
+    config = experiment.embedding
     return fr.FusedEmbedding(
         tables=[
             fr.TableConfig(
@@ -35,12 +46,9 @@ def make_embedding(experiment: Experiment) -> fr.FusedEmbedding:
                 initializer=fr.TruncatedNormal(stddev=config.stddev),
                 optimizer=_table_optimizer(config),
             )
-            for name in sorted(set(tables.values()))
+            for name in sorted(set(table_of_feature(experiment.model).values()))
         ],
-        features=[
-            fr.FeatureConfig(name, table, output_dtype=_output_dtype(experiment.model, name))
-            for name, table in tables.items()
-        ],
+        features=features(experiment.model),
         seed=experiment.seed,
         topology=config.topology,
         wire_dtype=None if config.wire_dtype == "float32" else config.wire_dtype,
@@ -102,7 +110,7 @@ def no_rows(columns: Sequence[Column]) -> dict[str, tf.Tensor | tf.RaggedTensor]
     """A batch without rows: a model that is called with it makes its weights."""
     batch = {}
     for column in columns:
-        values = tf.zeros([0], column.dtype)
+        values = tf.zeros([0], column.value_dtype)
         no_splits = tf.zeros([1], tf.int64)
         batch[column.name] = tf.RaggedTensor.from_row_splits(values, no_splits) if column.ragged else values
     return batch

@@ -17,7 +17,7 @@ from models.experiment import Experiment
 from models.ranking import RankingModel
 from models.retrieval import HSTURetrieval
 from tf_fusedrec import tf
-from tf_fusedrec.data import ParquetFolder, token_balanced_dataset
+from tf_fusedrec.data import ParquetFolder, TokenBatches
 from tf_fusedrec.layers import jagged
 
 # Same weights, same ops, float32: what differs is the order in which sums of at most a thousand terms near 1 run.
@@ -34,9 +34,10 @@ def expected_answer(
     The rows come from the training split: all their ids are in the tables. (An id that never was trained has a
     random row here and a row of zeros in the SavedModel.)
     """
-    data = ParquetFolder(folder / "train", columns(experiment.model, "train"))
+    data = ParquetFolder(folder / "train", columns(experiment.model, "train"), bad_rows=experiment.data.bad_rows)
     lists = [column.name for column in data.columns if column.ragged][:1]
-    batch = next(iter(token_balanced_dataset(data, length_columns=lists, target_tokens=CHECK_TOKENS)))
+    target_tokens = max(CHECK_TOKENS, experiment.train.target_tokens)  # every row of the split fits the second
+    batch = next(iter(TokenBatches(data, length_columns=lists, target_tokens=target_tokens).dataset()))
     if isinstance(model, RankingModel):
         logits = model(batch, training=False)
         return _ranking_inputs(model, batch), {task: tf.sigmoid(x).numpy() for task, x in logits.items()}

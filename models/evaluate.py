@@ -19,7 +19,7 @@ from models.experiment import Experiment
 from models.ranking import RankingModel
 from models.retrieval import HSTURetrieval
 from tf_fusedrec import metrics, tf
-from tf_fusedrec.data import ParquetFolder, read_items, token_balanced_dataset
+from tf_fusedrec.data import ParquetFolder, TokenBatches, read_items
 from tf_fusedrec.layers import jagged
 
 _ITEMS_AT_ONCE = 1 << 16
@@ -40,37 +40,21 @@ def evaluate(experiment: Experiment, model: RankingModel | HSTURetrieval, folder
     return _evaluate_retrieval(experiment, model, folder)
 
 
-def agreed_batches(experiment: Experiment, data: ParquetFolder, target_tokens: int, **epochs: int) -> int:
-    """Batches of an epoch: the most that any rank has in any of the epochs. Collective."""
-    own = data.count_batches(
-        length_columns=length_columns(experiment.model),
-        extra_tokens=extra_tokens(experiment.model),
-        target_tokens=target_tokens,
-        **epochs,
-    )
-    return int(fr.collectives.all_gather(np.array([own], np.int64)).max())
-
-
 def _test_batches(experiment: Experiment, folder: pathlib.Path) -> Iterator[dict]:
     data = ParquetFolder(
         folder / "test",
         columns(experiment.model, "test"),
         rank=fr.collectives.rank(),
         world_size=fr.collectives.size(),
+        bad_rows=experiment.data.bad_rows,
     )
-    target_tokens = experiment.evaluate.target_tokens
-    steps = agreed_batches(experiment, data, target_tokens, epochs=1)
-    if not steps:
-        return iter(())
-    return iter(
-        token_balanced_dataset(
-            data,
-            length_columns=length_columns(experiment.model),
-            extra_tokens=extra_tokens(experiment.model),
-            target_tokens=target_tokens,
-            steps_per_epoch=steps,
-        )
+    batches = TokenBatches(
+        data,
+        length_columns=length_columns(experiment.model),
+        extra_tokens=extra_tokens(experiment.model),
+        target_tokens=experiment.evaluate.target_tokens,
     )
+    return iter(batches.dataset())
 
 
 def _gathered(parts: list[np.ndarray], dtype: type) -> np.ndarray:

@@ -27,6 +27,7 @@ from models.yaml_records import (
     override_field,
     plain,
 )
+from tf_fusedrec.data import POLICIES, SCOPES
 from tf_fusedrec.data.kuairand import SPLITS
 from tf_fusedrec.topology import RULES, Topology
 
@@ -53,10 +54,12 @@ class DataConfig:
     clusters: int = 0
     mean_history: int = 0  # interactions per user
     exposures: int = 0  # per user and split
+    bad_rows: str = "error"  # or "skip": rows that cannot be used are left out and counted in the log
     split: str = "time"  # kuairand: one of data.kuairand.SPLITS
 
     def __post_init__(self) -> None:
         check_choice("data.source", self.source, tuple(SOURCES))
+        check_choice("data.bad_rows", self.bad_rows, POLICIES)
         check_choice("data.split", self.split, tuple(SPLITS))
         given = list(self.sizes())
         if given and not self.source.startswith("synthetic"):
@@ -119,6 +122,8 @@ class TrainConfig:
 
     epochs: int = 1
     target_tokens: int = 4096  # of one batch of one rank
+    balance: str = "rank"  # or "global": the rows of all ranks' batches are dealt out longest first
+    quadratic_cost: float = 0.0  # c > 0 balances L + c L^2 of rows of L tokens instead of L
     learning_rate: float = 1e-3
     beta_2: float = 0.999
     epsilon: float = 1e-7
@@ -126,6 +131,9 @@ class TrainConfig:
     def __post_init__(self) -> None:
         check_at_least("train.epochs", self.epochs, 1)
         check_at_least("train.target_tokens", self.target_tokens, 1)
+        check_choice("train.balance", self.balance, SCOPES)
+        if not self.quadratic_cost >= 0:
+            raise ValueError(f"train.quadratic_cost must be >= 0, got {self.quadratic_cost}.")
         check_positive("train.learning_rate", self.learning_rate)
         check_positive("train.epsilon", self.epsilon)
         check_fraction("train.beta_2", self.beta_2)

@@ -24,14 +24,23 @@ import numpy as np
 from absl import app, flags, logging
 
 import tf_fusedrec as fr
-from models.build import columns, extra_tokens, length_columns, make_embedding, make_model, no_rows
+from models.build import (
+    MADE_FEATURES,
+    columns,
+    extra_tokens,
+    features,
+    length_columns,
+    make_embedding,
+    make_model,
+    no_rows,
+)
 from models.check_export import check_export, expected_answer
-from models.evaluate import agreed_batches, evaluate
+from models.evaluate import evaluate
 from models.experiment import Experiment, load
 from models.export import export
 from models.prepare import prepare_data
 from tf_fusedrec import callbacks, keras, tf
-from tf_fusedrec.data import ParquetFolder, read_items, token_balanced_dataset
+from tf_fusedrec.data import Cost, ParquetFolder, TokenBatches, check_features, read_items
 from tf_fusedrec.utilization import ModelFlopsUtilization
 
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
@@ -47,26 +56,37 @@ def run(experiment: Experiment, folder: pathlib.Path, output: pathlib.Path, resu
         rank=fr.collectives.rank(),
         world_size=fr.collectives.size(),
         shuffle_seed=experiment.seed,
+        bad_rows=experiment.data.bad_rows,
     )
-    train = experiment.train
-    steps = agreed_batches(experiment, data, train.target_tokens, epochs=train.epochs)
+    embedding = make_embedding(experiment)
+    check_features(data.columns, features(experiment.model), made=MADE_FEATURES)
+    checkpoint, train = output / "checkpoint", experiment.train
+    batches = TokenBatches(
+        data,
+        length_columns=length_columns(experiment.model),
+        extra_tokens=extra_tokens(experiment.model),
+        target_tokens=train.target_tokens,
+        scope=train.balance,
+        cost=Cost(1.0, train.quadratic_cost),
+        epochs=train.epochs,
+        start=_saved_input(experiment, checkpoint) if resume else None,
+    )
+    steps, epoch, step = batches.steps_per_epoch, batches.first_epoch, batches.first_step
     if not steps:
         raise ValueError(f"{folder / 'train'} holds no rows to train on.")
 
     item_ids, popularity = read_items(folder)
-    embedding = make_embedding(experiment)
     model = make_model(experiment, embedding, item_ids, popularity)
     optimizer = keras.optimizers.legacy.Adam(train.learning_rate, beta_2=train.beta_2, epsilon=train.epsilon)
     model.compile(optimizer=fr.collectives.distributed_optimizer(optimizer))
     model(no_rows(data.columns))  # makes the weights, for the broadcast and the restore
 
-    checkpoint = output / "checkpoint"
-    epoch, step = _resume(experiment, model, embedding, checkpoint, steps) if resume else (0, 0)
+    if resume:
+        fr.checkpoint.load(checkpoint, model, embedding, model.optimizer)
+        _say(f"resumed from {checkpoint} at epoch {epoch}, step {step} of {steps}")
     extra = {
         "experiment": experiment.to_dict(),
         "items": len(item_ids),
-        "ranks": fr.collectives.size(),
-        "steps_per_epoch": steps,
     }
     interrupt = callbacks.Interrupt()
     throughput = callbacks.Throughput(counts=("samples", "tokens", "gflops"))
@@ -74,7 +94,7 @@ def run(experiment: Experiment, folder: pathlib.Path, output: pathlib.Path, resu
     listeners = [
         callbacks.BroadcastDenseWeights(),
         interrupt,
-        callbacks.Checkpoint(checkpoint, embedding, steps, extra, first_step=step),
+        callbacks.Checkpoint(checkpoint, embedding, steps, extra, first_step=step, input_position=batches.position),
         throughput,
         utilization,
         callbacks.AverageMetrics(sums=("samples", "tokens", "gflops")),
@@ -82,21 +102,13 @@ def run(experiment: Experiment, folder: pathlib.Path, output: pathlib.Path, resu
     if _is_chief():
         listeners.append(keras.callbacks.TensorBoard(output / "tensorboard", write_graph=False))
     # A resumed epoch has fewer steps than the others, and Keras knows one number for all: it gets a fit of its own.
-    for begin, end, skip in [(epoch, epoch + 1, step)] * (step > 0) + [(epoch + (step > 0), train.epochs, 0)]:
+    for begin, end, done in [(epoch, epoch + 1, step)] * (step != 0) + [(epoch + (step != 0), train.epochs, 0)]:
         if begin < end and interrupt.signal_name is None:
             model.fit(
-                token_balanced_dataset(
-                    data,
-                    length_columns=length_columns(experiment.model),
-                    extra_tokens=extra_tokens(experiment.model),
-                    target_tokens=train.target_tokens,
-                    epochs=end - begin,
-                    steps_per_epoch=steps,
-                    first_epoch=begin,
-                ).skip(skip),
+                batches.dataset(begin, end - begin),
                 initial_epoch=begin,
                 epochs=end,
-                steps_per_epoch=steps - skip,
+                steps_per_epoch=steps - done,
                 callbacks=listeners,
                 verbose=1 if _is_chief() else 0,
             )
@@ -150,10 +162,8 @@ def _finish(
     print(f"saved model   {saved_model} (another process answers within {difference:.1e})", flush=True)
 
 
-def _resume(
-    experiment: Experiment, model: Any, embedding: fr.FusedEmbedding, checkpoint: pathlib.Path, steps: int
-) -> tuple[int, int]:
-    """Restores the checkpoint; returns the epoch and the step in it to go on from."""
+def _saved_input(experiment: Experiment, checkpoint: pathlib.Path) -> dict[str, Any]:
+    """Where the input stood when the checkpoint was written; refuses one of another model."""
     saved = fr.checkpoint.read_manifest(checkpoint)["extra"]
     now = experiment.to_dict()
     for section in ("task", "model", "embedding"):
@@ -162,14 +172,7 @@ def _resume(
                 f"--resume: {checkpoint} was trained with another {section!r}: {saved['experiment'][section]}, "
                 f"now {now[section]}. Use the same, or another --output."
             )
-    fr.checkpoint.load(checkpoint, model, embedding, model.optimizer)
-    epoch, step = saved["epoch"], saved["step"]
-    if step and (saved["ranks"], saved["steps_per_epoch"]) != (fr.collectives.size(), steps):
-        # Other ranks or batches cut the epoch elsewhere: what was done of it cannot be told apart.
-        _say(f"resume: epoch {epoch} was cut differently; it begins again")
-        step = 0
-    _say(f"resumed from {checkpoint} at epoch {epoch}, step {step}")
-    return epoch, step
+    return saved["input"]
 
 
 def _is_chief() -> bool:

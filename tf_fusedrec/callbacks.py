@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
 from typing import Any
 
@@ -57,10 +57,13 @@ class Checkpoint(keras.callbacks.Callback):
       embedding: the tables.
       steps_per_epoch: of the whole epoch.
       extra: JSON-able; saved with every checkpoint.
-      first_step: steps of the first epoch that were done before (a resumed job); `restore` sets it.
+      first_step: steps of the first epoch that were done before (a resumed job); `restore` sets it. Below 0 when
+        what is left of the epoch takes more steps than an epoch has.
       every_steps: steps of an epoch between two saves inside it; 0 saves at its end only.
       full_every: every so many saves hold all rows, those between them what has changed (checkpoint.Checkpointer).
       background: writes while training goes on, from a copy in memory of all rows that are saved.
+      input_position: takes an epoch and its trained steps, gives where the input stands then, JSON-able and the same on
+        all ranks (TokenBatches.position of tf_fusedrec.data); saved as "input" of `extra`.
     """
 
     def __init__(
@@ -74,6 +77,7 @@ class Checkpoint(keras.callbacks.Callback):
         every_steps: int = 0,
         full_every: int = 1,
         background: bool = True,
+        input_position: Callable[[int, int], Any] | None = None,
     ):
         super().__init__()
         if every_steps < 0:
@@ -83,6 +87,7 @@ class Checkpoint(keras.callbacks.Callback):
         self._steps_per_epoch = steps_per_epoch
         self._extra = dict(extra)
         self._every_steps = every_steps
+        self._input_position = input_position
         self._options: dict[str, Any] = {"full_every": full_every, "background": background}
         self._checkpointer: checkpoint.Checkpointer | None = None
         self._first_step = self._step = self._saved_step = first_step
@@ -128,9 +133,12 @@ class Checkpoint(keras.callbacks.Callback):
             self._checkpointer.wait()
 
     def _save(self) -> None:
-        done = {"epoch": self._epoch, "step": self._step}
+        done: dict[str, Any] = {"epoch": self._epoch, "step": self._step}
         if self._step >= self._steps_per_epoch:
             done = {"epoch": self._epoch + 1, "step": 0}
+        if self._input_position is not None:
+            # Of the steps that were trained: the input itself has been read further ahead.
+            done["input"] = self._input_position(done["epoch"], done["step"])
         assert self._checkpointer is not None
         self._checkpointer.save({**self._extra, **done})
         self._saved_step = self._step

@@ -1,13 +1,16 @@
 """Bad Parquet input: each refusal names the file, the column and the remedy, before the first row where it can."""
 
+import re
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.data.shards import COLUMNS, read_lists, write_folder
+from tests.data.shards import COLUMNS, read_lists, user_table, write_folder
 from tf_fusedrec._tf_compat import tf
-from tf_fusedrec.data import Column, ParquetFolder, token_balanced_dataset
+from tf_fusedrec.config import FeatureConfig
+from tf_fusedrec.data import Column, ParquetFolder, TokenBatches, check_features
 from tf_fusedrec.data.layouts import write_dataset
 from tf_fusedrec.data.rows import Ragged, Rows, splits_of
 
@@ -71,9 +74,16 @@ def test_damaged_page(tmp_path):
 
 def test_damaged_page_through_tensorflow_names_the_file(tmp_path):
     folder = ParquetFolder(_damaged_page(tmp_path), [ITEM])
-    dataset = token_balanced_dataset(folder, length_columns=["item"], target_tokens=100)
-    with pytest.raises(tf.errors.OpError, match=r"part-00000.parquet, row group \d: not readable as Parquet"):
-        for _ in dataset:
+    with pytest.raises(ValueError, match=r"part-00000.parquet, row group \d: not readable as Parquet"):
+        TokenBatches(folder, length_columns=["item"], target_tokens=100)  # before the first step
+
+
+def test_errors_inside_tf_data_name_the_file(tmp_path):
+    path = write_folder(tmp_path / "d", [20, 20], 5)
+    batches = TokenBatches(ParquetFolder(path, COLUMNS, threads=1), length_columns=["item_id"], target_tokens=5)
+    (path / "part-1.parquet").unlink()
+    with pytest.raises(tf.errors.OpError, match=r"part-1.parquet, row group \d: the file is gone .*Keep the files"):
+        for _ in batches.dataset():
             pass
 
 
@@ -121,14 +131,116 @@ def test_lists_that_lie_about_their_lengths(tmp_path):
     table = pa.table({"item": [[1, 2], [3], [4]], "time": [[1, 2], [3, 4], []]})  # 4 and 4 in all
     pq.write_table(table, tmp_path / "part-0.parquet")
     folder = ParquetFolder(tmp_path, [ITEM, Column("time", ragged=True, aligned_with="item")])
-    with pytest.raises(ValueError, match=r"'time' must have as many values as 'item' in every row, got 2 and 1.*row 1"):
+    with pytest.raises(ValueError, match=r"row group 0: column 'time' must have .* as 'item' in every.*Row 1"):
         read_lists(folder)
+
+
+def _skipped(path, columns=COLUMNS, target_tokens=50, length_columns=("item_id",), **options):
+    """Values of the first column that reach the batches with bad_rows="skip", and the folder."""
+    folder = ParquetFolder(path, columns, bad_rows="skip", **options)
+    rows = []
+    for batch in TokenBatches(folder, length_columns=length_columns, target_tokens=target_tokens).dataset():
+        rows += batch[columns[0].name].numpy().tolist()
+    return rows, folder
+
+
+def _good(num_rows=9):
+    users = list(range(num_rows))
+    items = [[u * 10, u * 10 + 1] for u in users]
+    return {"user": users, "item": items, "time": [[1, 2] for _ in users]}
+
+
+BAD_COLUMNS = (Column("user"), ITEM, Column("time", ragged=True, aligned_with="item"))
+
+
+@pytest.mark.parametrize(
+    "spoil, named, lost",
+    [
+        (lambda c: c["time"].__setitem__(4, [1]), "column 'time' must have as many values as 'item'.*Row 1 is", [4]),
+        (lambda c: c["user"].__setitem__(4, None), "column 'user' has 1 null values.*Row 1 is the first", [4]),
+        (lambda c: c["item"].__setitem__(5, None), "column 'item' has 1 null rows.*Row 2 is the first", [5]),
+        (lambda c: c["item"].__setitem__(3, [7, None]), "column 'item' has 1 null values inside .*Row 0 is", [3]),
+        (
+            lambda c: c["item"].__setitem__(3, [7] * 60),
+            r"column \['item'\] has a row of 60 tokens.*Row 0 ",
+            [3],
+        ),
+    ],
+    ids=["lengths", "null_scalar", "null_list", "null_inside", "huge_row"],
+)
+def test_bad_rows_are_left_out_named_and_counted(tmp_path, caplog, spoil, named, lost):
+    columns = _good()
+    spoil(columns)
+    columns["time"] = columns["time"] if lost != [3] else [[0] * len(items) for items in columns["item"]]
+    types = {"user": pa.int64(), "item": pa.list_(pa.int64()), "time": pa.list_(pa.int64())}
+    table = pa.table({name: pa.array(values, types[name]) for name, values in columns.items()})
+    pq.write_table(table, tmp_path / "a.parquet", row_group_size=3)
+    for _ in range(2):  # the next epoch meets it again and counts it once
+        rows, folder = _skipped(tmp_path, BAD_COLUMNS, length_columns=["item"])
+        assert rows == [user for user in range(9) if user not in lost]
+        assert folder.bad.skipped_rows == 1
+    assert [record for record in caplog.messages if record.startswith("left out: ")]
+    assert re.search(rf"a.parquet, row group 1.* ?{named}.*\(1 rows; in all 1 rows at ", caplog.text, re.DOTALL)
+    with pytest.raises((ValueError, tf.errors.OpError), match=rf"a.parquet, row group 1.* ?{named}"):
+        list(TokenBatches(ParquetFolder(tmp_path, BAD_COLUMNS), length_columns=["item"], target_tokens=50).dataset())
+
+
+def test_a_file_with_floats_for_ids(tmp_path, caplog):
+    path = write_folder(tmp_path / "d", [5, 5], 5)
+    table = user_table(5, 5)
+    floats = table.set_column(0, "user_id", table["user_id"].cast(pa.float64()))
+    pq.write_table(floats, path / "part-1.parquet")
+    with pytest.raises(ValueError, match="part-1.parquet: column 'user_id' must be int64, got double. Rewrite"):
+        ParquetFolder(path, COLUMNS)
+    assert _skipped(path)[0] == [0, 1, 2, 3, 4]
+    assert "part-1.parquet: column 'user_id' must be int64, got double" in caplog.text
+
+
+def test_an_empty_row_group(tmp_path, caplog):
+    table = user_table(6)
+    with pq.ParquetWriter(tmp_path / "a.parquet", table.schema) as writer:
+        for rows in (table.slice(0, 2), table.slice(0, 0), table.slice(2)):
+            writer.write_table(rows)
+    with pytest.raises(ValueError, match=r"a.parquet, row group 1: holds no rows of .*'item_id', 'rating'"):
+        ParquetFolder(tmp_path, COLUMNS)
+    assert _skipped(tmp_path)[0] == list(range(6))
+    assert "a.parquet, row group 1: holds no rows" in caplog.text
+
+
+@pytest.mark.parametrize("scope", ["rank", "global"])
+def test_a_file_that_vanishes_during_the_epoch(tmp_path, caplog, scope):
+    path = write_folder(tmp_path / "d", [10, 10], 5)
+    folder = ParquetFolder(path, COLUMNS, bad_rows="skip", shuffle_seed=1)
+    batches = TokenBatches(folder, length_columns=["item_id"], target_tokens=5, scope=scope)
+    (path / "part-0.parquet").unlink()
+    users = sum((batch["user_id"].numpy().tolist() for batch in batches.dataset()), [])
+    assert sorted(users) == list(range(10, 20))
+    assert folder.bad.skipped_rows == 10
+    for group in (0, 1):
+        assert f"part-0.parquet, row group {group}: the file is gone" in caplog.text
+
+
+def test_a_damaged_page_costs_its_row_group(tmp_path, caplog):
+    folder = ParquetFolder(_damaged_page(tmp_path), [ITEM], bad_rows="skip")
+    lost = folder.num_rows - sum(rows.num_rows for rows in folder.read())
+    assert lost == folder.bad.skipped_rows in (244, 256)  # one of two row groups
+    assert "not readable as Parquet" in caplog.text
+
+
+def test_features_must_have_a_column_of_ids():
+    features = [FeatureConfig("item_id", "item"), FeatureConfig("negative", "item")]
+    check_features(COLUMNS, features, made=["negative"])
+    with pytest.raises(ValueError, match=r"feature 'negative' \(table 'item'\) has no column; columns are"):
+        check_features(COLUMNS, features)
+    with pytest.raises(ValueError, match="feature 'rating' .* wants ids, but its column is list<float32>. Store"):
+        check_features(COLUMNS, [FeatureConfig("rating", "item")])
+    check_features([Column("item_id", "string")], features[:1])
 
 
 @pytest.mark.parametrize(
     "make, message",
     [
-        (lambda: [Column("item", "string")], r"Column.dtype of 'item' must be one of \['float32', 'int64'\]"),
+        (lambda: [Column("item", "int32")], r"Column.dtype of 'item' must be one of \['float32', 'int64', 'string'\]"),
         (lambda: [Column("item", keep_last=3)], "is a scalar, so keep_last and aligned_with mean nothing"),
         (lambda: [Column("item", ragged=True, keep_last=0)], "keep_last of 'item' must be >= 1, got 0"),
         (list, "columns must name at least one Column"),

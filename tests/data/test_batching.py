@@ -1,19 +1,14 @@
-"""Algorithm 1 of MTGRBoost against its oracle, and the properties that the oracle does not show."""
-
-import itertools
+"""Algorithm 1 of MTGRBoost and longest-first reallocation of TurboGR against their oracles; the cost of rows."""
 
 import numpy as np
 import pytest
 
-from tests.data.shards import to_lists
-from tests.oracles.batching import batch_sizes_oracle
-from tf_fusedrec.data import Column
-from tf_fusedrec.data.batching import batch_sizes, check_length_columns, row_tokens, token_balanced_batches
-from tf_fusedrec.data.rows import Ragged, Rows, rows_in_chunks, splits_of
+from tests.oracles.batching import batch_sizes_oracle, longest_first_oracle
+from tf_fusedrec.data.batching import Cost, closest_cuts, longest_first
 
 
-def _chunks(lengths, size):
-    return [np.array(lengths[begin : begin + size], np.int64) for begin in range(0, len(lengths), size)]
+def _sizes(lengths, target):
+    return np.diff(closest_cuts(np.array(lengths, np.int64), target), prepend=0).tolist()
 
 
 @pytest.mark.parametrize(
@@ -31,63 +26,57 @@ def _chunks(lengths, size):
 )
 def test_cases_by_hand(lengths, target, expected):
     assert batch_sizes_oracle(lengths, target) == expected
-    for size in (1, 2, 100):
-        assert list(batch_sizes(_chunks(lengths, size), target)) == expected
+    assert _sizes(lengths, target) == expected
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_equals_oracle_whatever_the_chunks(seed):
+def test_cuts_equal_the_oracle_from_any_cut_on(seed):
     rng = np.random.default_rng(seed)
     lengths = np.minimum(1 + rng.geometric(0.1, rng.integers(0, 120)), rng.integers(2, 60)).tolist()
     target = int(rng.integers(1, 80))
-    chunks = np.split(np.array(lengths, np.int64), np.sort(rng.integers(0, len(lengths) + 1, 5)))  # empty ones too
-    sizes = list(batch_sizes(chunks, target))
+    sizes = _sizes(lengths, target)
     assert sizes == batch_sizes_oracle(lengths, target)
     assert sum(sizes) == len(lengths)
-
-
-def test_chunks_are_asked_for_only_when_needed():
-    asked = itertools.count()
-
-    def chunks():
-        for _ in range(100):
-            next(asked)
-            yield np.full(10, 1, np.int64)
-
-    sizes = batch_sizes(chunks(), 20)
-    assert [next(sizes), next(sizes)] == [20, 20]
-    assert next(asked) == 4
+    done = int(rng.integers(0, len(sizes) + 1))
+    assert _sizes(lengths[sum(sizes[:done]) :], target) == sizes[done:]
 
 
 def test_batches_are_balanced_in_tokens():
     lengths = np.random.default_rng(0).lognormal(3.5, 1.0, 5000).astype(np.int64) + 1
-    sizes = list(batch_sizes(_chunks(lengths, 512), 4096))
-    tokens = np.add.reduceat(lengths, np.concatenate([[0], np.cumsum(sizes)[:-1]]))[:-1]
+    ends = closest_cuts(lengths, 4096)
+    tokens = np.add.reduceat(lengths, np.concatenate([[0], ends[:-1]]))[:-1]
     # The cut is the closest one: at most half the row that lies across the target is missing or too much.
     assert np.all(np.abs(tokens - 4096) <= lengths.max() / 2)
-    assert len(set(sizes)) > 5  # and rows per batch vary instead
+    assert len(set(np.diff(ends))) > 5  # and rows per batch vary instead
 
 
-def test_rows_keep_their_order_and_count_extra_tokens():
-    lengths = np.array([2, 0, 3, 1, 4, 0, 0, 2])
-    values = np.arange(12)
-    rows = Rows({"item": Ragged(values, splits_of(lengths)), "user": np.arange(8)}, 8)
-    batches = list(token_balanced_batches(rows_in_chunks(rows, 3), ["item"], 1, 5))
-    assert [batch.num_rows for batch in batches] == batch_sizes_oracle((lengths + 1).tolist(), 5)
-    assert np.concatenate([batch.columns["user"] for batch in batches]).tolist() == list(range(8))
-    assert sum([to_lists(batch.columns["item"]) for batch in batches], []) == to_lists(rows.columns["item"])
+@pytest.mark.parametrize("seed", range(30))
+def test_longest_first_equals_the_oracle(seed):
+    rng = np.random.default_rng(seed)
+    weights = rng.integers(0, 12, rng.integers(0, 40))  # many ties
+    ranks = int(rng.integers(1, 7))
+    assert longest_first(weights, ranks).tolist() == longest_first_oracle(weights.tolist(), ranks)
 
 
-def test_a_row_without_tokens_counts_one():
-    nothing = Rows({"item": Ragged(np.empty(0, np.int64), np.zeros(6, np.int64))}, 5)
-    assert row_tokens(nothing, ["item"], 0).tolist() == [1] * 5
+def test_longest_first_by_hand():
+    assert longest_first(np.array([5, 9, 2, 4, 3]), 2).tolist() == [1, 0, 1, 1, 0]  # the docstring's example
+    assert longest_first(np.array([7, 7]), 4).tolist() == [0, 1]  # two ranks have none
 
 
-def test_refusals():
-    with pytest.raises(ValueError, match="target_tokens must be >= 1, got 0"):
-        list(batch_sizes([], 0))
-    columns = [Column("user"), Column("item", ragged=True)]
-    with pytest.raises(ValueError, match=r"length_columns names 'user', which is not a list column.*\['item'\]"):
-        check_length_columns(["user"], columns)
-    with pytest.raises(ValueError, match="length_columns must name at least one list column"):
-        check_length_columns([], columns)
+def test_weights_are_tokens_unless_cost_is_quadratic():
+    tokens = np.array([1, 10, 100, 0])
+    for cost in (Cost(), Cost(3.0)):
+        weights, target = cost.weights(tokens, 50)
+        assert weights.tolist() == tokens.tolist() and target == 50
+    weights, target = Cost(2.0, 0.5).weights(tokens, 50)
+    cost = [2.0 * n + 0.5 * n * n for n in (1, 10, 100, 0)]
+    # Rounded to integers: half of one in weights that sum to 111,000.
+    np.testing.assert_allclose(weights, [c * 1000 * 111 / sum(cost) for c in cost], atol=0.5)
+    assert target == 50_000
+    assert Cost(0.0, 1.0).weights(np.empty(0, np.int64), 5)[1] == 5  # no rows
+
+
+@pytest.mark.parametrize("fields", [(0.0, 0.0), (-1.0, 1.0), (1.0, -1.0), (float("nan"), 1.0)])
+def test_costs_are_checked(fields):
+    with pytest.raises(ValueError, match="Cost needs linear and quadratic >= 0, one of them > 0, got Cost"):
+        Cost(*fields)

@@ -1,12 +1,14 @@
-"""token_balanced_dataset: static types, exact steps, empty batches, and that Keras model.fit consumes it."""
+"""TokenBatches: static types, exact steps, empty batches, and that Keras model.fit consumes it."""
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from tests.data.shards import COLUMNS, expected_rows, read_lists, write_folder
+from tests.oracles.batching import batch_sizes_oracle
 from tf_fusedrec._tf_compat import keras, tf
-from tf_fusedrec.data import ParquetFolder, token_balanced_dataset
-from tf_fusedrec.data.batching import token_balanced_batches
+from tf_fusedrec.data import Column, Cost, ParquetFolder, TokenBatches
 
 OPTIONS = {"length_columns": ["item_id"], "extra_tokens": 1, "target_tokens": 12}
 
@@ -20,49 +22,78 @@ def _rows(batches):
     return rows
 
 
+def _ranks(path, world_size, batches=OPTIONS, **options):
+    """TokenBatches of every rank."""
+    folders = [ParquetFolder(path, COLUMNS, rank=rank, world_size=world_size, **options) for rank in range(world_size)]
+    return [TokenBatches(folder, **batches) for folder in folders]
+
+
 def test_element_spec_is_static(tmp_path):
     folder = ParquetFolder(write_folder(tmp_path / "d", [9], 4), COLUMNS)
-    assert token_balanced_dataset(folder, **OPTIONS).element_spec == {
+    assert TokenBatches(folder, **OPTIONS).dataset().element_spec == {
         "user_id": tf.TensorSpec([None], tf.int64),
         "item_id": tf.RaggedTensorSpec([None, None], tf.int64, ragged_rank=1, row_splits_dtype=tf.int64),
         "rating": tf.RaggedTensorSpec([None, None], tf.float32, ragged_rank=1, row_splits_dtype=tf.int64),
     }
 
 
-def test_holds_the_rows_of_each_epoch_in_order(tmp_path):
+def test_holds_the_rows_of_each_epoch_in_order_in_batches_of_algorithm_1(tmp_path):
     folder = ParquetFolder(write_folder(tmp_path / "d", [40], 8), COLUMNS, shuffle_seed=2, shuffle_rows=16)
-    batches = list(token_balanced_dataset(folder, epochs=2, first_epoch=3, **OPTIONS))
-    assert _rows(batches) == read_lists(folder, 3) + read_lists(folder, 4)
-    sizes = [
-        batch.num_rows for epoch in (3, 4) for batch in token_balanced_batches(folder.read(epoch), ["item_id"], 1, 12)
-    ]
-    assert [int(batch["user_id"].shape[0]) for batch in batches] == sizes
+    batches = TokenBatches(folder, epochs=5, **OPTIONS)
+    got = list(batches.dataset(3, 2))
+    assert len(got) == 2 * batches.steps_per_epoch == int(batches.dataset(3, 2).cardinality())
+    assert _rows(got) == read_lists(folder, 3) + read_lists(folder, 4)
+    sizes = [batch_sizes_oracle([len(row[1]) + 1 for row in read_lists(folder, epoch)], 12) for epoch in range(5)]
+    assert batches.steps_per_epoch == max(map(len, sizes))
+    found = [int(batch["user_id"].shape[0]) for batch in got]
+    padded = [of + [0] * (batches.steps_per_epoch - len(of)) for of in sizes[3:]]
+    assert found == padded[0] + padded[1]
 
 
-def test_every_rank_has_the_same_steps_and_empty_batches_at_the_end(tmp_path):
+@pytest.mark.parametrize("scope", ["rank", "global"])
+def test_every_rank_has_the_same_steps_and_empty_batches_at_the_end(tmp_path, scope):
     path = write_folder(tmp_path / "d", [7], 100)
-    folders = [ParquetFolder(path, COLUMNS, rank=rank, world_size=4) for rank in range(4)]
-    steps = max(folder.count_batches(epochs=2, **OPTIONS) for folder in folders) + 1
-    rows = []
-    for folder in folders:
-        dataset = token_balanced_dataset(folder, epochs=2, steps_per_epoch=steps, **OPTIONS)
-        assert int(dataset.cardinality()) == 2 * steps
-        batches = list(dataset)
-        assert len(batches) == 2 * steps
-        last = batches[steps - 1]
-        assert last["user_id"].shape == [0]
-        assert last["item_id"].row_splits.numpy().tolist() == [0]
-        assert last["rating"].flat_values.dtype == tf.float32
-        rows += _rows(batches[:steps])
-    assert sorted(rows) == expected_rows(7)
+    ranks = _ranks(path, 8, {**OPTIONS, "target_tokens": 4, "epochs": 2, "scope": scope})
+    steps = {batches.steps_per_epoch for batches in ranks}
+    assert len(steps) == 1
+    every = [list(batches.dataset(epochs=2)) for batches in ranks]
+    assert {len(batches) for batches in every} == {2 * steps.pop()}
+    half = len(every[0]) // 2
+    assert sorted(sum((_rows(batches[:half]) for batches in every), [])) == expected_rows(7)
+    empty = [batch for batches in every for batch in batches if not batch["user_id"].shape[0]]
+    assert empty
+    assert empty[0]["item_id"].row_splits.numpy().tolist() == [0]
+    assert empty[0]["rating"].flat_values.dtype == tf.float32
 
 
-def test_an_epoch_with_more_batches_is_cut_short(tmp_path):
-    folder = ParquetFolder(write_folder(tmp_path / "d", [40], 8), COLUMNS)
-    whole = list(token_balanced_dataset(folder, **OPTIONS))
-    cut = list(token_balanced_dataset(folder, epochs=2, steps_per_epoch=2, **OPTIONS))
-    assert len(whole) > 2
-    assert _rows(cut) == _rows(whole[:2]) * 2
+def test_a_scalar_column_may_tell_the_tokens(tmp_path):
+    lengths = [3, 1, 2, 4, 1, 0, 5]
+    table = pa.table({"item_id": [list(range(n)) for n in lengths], "length": pa.array(lengths, pa.int64())})
+    pq.write_table(table, tmp_path / "a.parquet", row_group_size=3)
+    folder = ParquetFolder(tmp_path, [Column("item_id", ragged=True), Column("length")])
+    by_list, by_scalar = (
+        TokenBatches(folder, length_columns=[name], target_tokens=6) for name in ("item_id", "length")
+    )
+    assert folder.tokens(["length"]).tolist() == folder.tokens(["item_id"]).tolist() == [3, 1, 2, 4, 1, 1, 5]
+    for first, second in zip(by_list.dataset(), by_scalar.dataset()):
+        assert first["item_id"].to_list() == second["item_id"].to_list()
+
+
+def test_costs_balance_other_batches_than_tokens(tmp_path):
+    lengths = [40, 10, 10, 10, 10] * 4
+    pq.write_table(pa.table({"item_id": [list(range(n)) for n in lengths]}), tmp_path / "a.parquet")
+    loads = {}
+    for cost in (Cost(), Cost(1.0, 1.0)):
+        every = []
+        for rank in range(2):
+            folder = ParquetFolder(tmp_path, [Column("item_id", ragged=True)], rank=rank, world_size=2)
+            batches = TokenBatches(folder, length_columns=["item_id"], target_tokens=80, scope="global", cost=cost)
+            every.append([batch["item_id"].row_lengths().numpy() for batch in batches.dataset()])
+        loads[cost] = [[(of.sum(), (of + of**2).sum()) for of in step] for step in zip(*every)]
+    for (tokens, _), (others, _) in loads[Cost()]:
+        assert tokens == others == 80  # two long rows and eight short ones are 80 and 80 tokens
+    for (_, cost), (_, other) in loads[Cost(1.0, 1.0)]:
+        assert cost == other
 
 
 class _MeanRating(keras.Model):
@@ -89,11 +120,11 @@ class _MeanRating(keras.Model):
 
 def test_model_fit_consumes_it_with_empty_batches(tmp_path):
     folder = ParquetFolder(write_folder(tmp_path / "d", [40], 8), COLUMNS, shuffle_seed=0)
-    steps = folder.count_batches(epochs=5, **OPTIONS) + 2
-    dataset = token_balanced_dataset(folder, epochs=5, steps_per_epoch=steps, **OPTIONS)
+    batches = TokenBatches(folder, epochs=5, **OPTIONS)
+    steps = batches.steps_per_epoch
     model = _MeanRating()
     model.compile(optimizer=keras.optimizers.legacy.SGD(0.2))
-    history = model.fit(dataset, epochs=5, steps_per_epoch=steps, verbose=0)
+    history = model.fit(batches.dataset(epochs=5), epochs=5, steps_per_epoch=steps, verbose=0)
     assert int(model.optimizer.iterations) == 5 * steps
     assert np.all(np.isfinite(history.history["loss"]))
     ratings = [value for row in expected_rows(40) for value in row[2]]
@@ -106,12 +137,17 @@ def test_model_fit_consumes_it_with_empty_batches(tmp_path):
     [
         ({"target_tokens": 0}, "target_tokens must be >= 1, got 0"),
         ({"epochs": 0}, "epochs must be >= 1, got 0"),
-        ({"steps_per_epoch": 0}, "steps_per_epoch must be >= 1, got 0"),
+        ({"scope": "all"}, r"scope must be one of \('rank', 'global'\), got 'all'"),
         ({"extra_tokens": -1}, "extra_tokens must be >= 0, got -1"),
-        ({"length_columns": ["nothing"]}, "length_columns names 'nothing', which is not a list column"),
+        (
+            {"length_columns": ["nothing"]},
+            r"length_columns names 'nothing', which is not a list column .*\['item_id', ",
+        ),
+        ({"length_columns": ["rating_mean"]}, "length_columns names 'rating_mean', which is not a list column"),
+        ({"length_columns": []}, "length_columns must name at least one list column"),
     ],
 )
 def test_arguments_are_checked(tmp_path, change, message):
     folder = ParquetFolder(write_folder(tmp_path / "d", [4], 4), COLUMNS)
     with pytest.raises(ValueError, match=message):
-        token_balanced_dataset(folder, **{**OPTIONS, **change})
+        TokenBatches(folder, **{**OPTIONS, **change})

@@ -1,4 +1,4 @@
-"""Oracle for MTGRBoost Algorithm 1 with its tail flushed. Python lists; imports nothing from tf_fusedrec."""
+"""Oracles for MTGRBoost Algorithm 1 with its tail flushed, and for longest-first assignment. Python lists only."""
 
 
 def batch_sizes_oracle(lengths, target):
@@ -10,3 +10,13 @@ def batch_sizes_oracle(lengths, target):
         sizes.append(best)
         rows = rows[best:]
     return sizes + [len(rows)] if rows else sizes
+
+
+def longest_first_oracle(weights, ranks):
+    """The rank of each row: heaviest rows first (the lower of two equal), each to the lowest rank that has least."""
+    sums, owner = [0] * ranks, [None] * len(weights)
+    while None in owner:
+        row = max((row for row in range(len(weights)) if owner[row] is None), key=lambda row: (weights[row], -row))
+        owner[row] = sums.index(min(sums))
+        sums[owner[row]] += weights[row]
+    return owner

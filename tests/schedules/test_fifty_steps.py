@@ -17,14 +17,11 @@ M, STEPS = 2, 50
 def _data(folder, rank, ranks):
     from models.build import columns, length_columns
     from models.experiment import from_dict
-    from tf_fusedrec.data import ParquetFolder, token_balanced_dataset
+    from tf_fusedrec.data import ParquetFolder, TokenBatches
 
     model = from_dict(KUAIRAND).model
     data = ParquetFolder(folder, columns(model, "train"), rank=rank, world_size=ranks, shuffle_seed=0)
-    batches = token_balanced_dataset(
-        data, length_columns=length_columns(model), target_tokens=256, epochs=1, steps_per_epoch=10
-    )
-    return batches.repeat()
+    return TokenBatches(data, length_columns=length_columns(model), target_tokens=256).dataset().take(10).repeat()
 
 
 @contextlib.contextmanager

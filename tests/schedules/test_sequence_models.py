@@ -138,14 +138,11 @@ def _grm(ranks, folder=None):
 def _kuairand_batches(folder, rank, ranks):
     from models.build import columns, length_columns
     from models.experiment import from_dict
-    from tf_fusedrec.data import ParquetFolder, token_balanced_dataset
+    from tf_fusedrec.data import ParquetFolder, TokenBatches
 
     model = from_dict(KUAIRAND).model
     data = ParquetFolder(folder, columns(model, "train"), rank=rank, world_size=ranks, shuffle_seed=0)
-    dataset = token_balanced_dataset(
-        data, length_columns=length_columns(model), target_tokens=512, epochs=1, steps_per_epoch=STEPS
-    )
-    return list(dataset)
+    return list(TokenBatches(data, length_columns=length_columns(model), target_tokens=512).dataset().take(STEPS))
 
 
 def assert_near(states, others, rtol):

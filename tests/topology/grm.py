@@ -19,15 +19,11 @@ def batches(folder, steps=STEPS):
     """This rank's batches, the same for every topology."""
     import tf_fusedrec as fr
     from models.build import columns, length_columns
-    from tf_fusedrec.data import ParquetFolder, token_balanced_dataset
+    from tf_fusedrec.data import ParquetFolder, TokenBatches
 
     model, rank, size = experiment().model, fr.collectives.rank(), fr.collectives.size()
     data = ParquetFolder(folder, columns(model, "train"), rank=rank, world_size=size, shuffle_seed=0)
-    return list(
-        token_balanced_dataset(
-            data, length_columns=length_columns(model), target_tokens=96, epochs=1, steps_per_epoch=steps
-        )
-    )
+    return list(TokenBatches(data, length_columns=length_columns(model), target_tokens=96).dataset().take(steps))
 
 
 def train(batches, name, schedule="sync", table=None, overrides=(), **layer):

@@ -1,19 +1,28 @@
-"""Input pipeline: Parquet shards -> this rank's rows -> token-balanced batches -> tf.data. See README.md here."""
+"""Input pipeline: Parquet shards -> a plan of every rank's batches -> read-ahead -> tf.data. See README.md here."""
 
+from tf_fusedrec.data.bad_input import POLICIES
+from tf_fusedrec.data.batching import Cost
 from tf_fusedrec.data.clustering import cluster_samples
-from tf_fusedrec.data.columns import Column
-from tf_fusedrec.data.dataset import token_balanced_dataset
+from tf_fusedrec.data.columns import Column, check_features
+from tf_fusedrec.data.dataset import TokenBatches
+from tf_fusedrec.data.fingerprint import fingerprint
 from tf_fusedrec.data.layouts import DatasetInfo, read_info, read_items
 from tf_fusedrec.data.lookahead import lookahead
 from tf_fusedrec.data.parquet import ParquetFolder
+from tf_fusedrec.data.plan import SCOPES
 
 __all__ = [
     "Column",
+    "Cost",
     "DatasetInfo",
+    "POLICIES",
     "ParquetFolder",
+    "SCOPES",
+    "TokenBatches",
+    "check_features",
     "cluster_samples",
+    "fingerprint",
     "lookahead",
     "read_info",
     "read_items",
-    "token_balanced_dataset",
 ]

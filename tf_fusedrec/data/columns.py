@@ -1,17 +1,15 @@
-"""What a column is: its declaration, the check of a Parquet schema against it, and its way into NumPy."""
+"""What a column is: its declaration, and the check of a Parquet schema and of the model's features against it."""
 
 from __future__ import annotations
 
 import dataclasses
-import pathlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
-import numpy as np
 import pyarrow as pa
 
-from tf_fusedrec.data.rows import Ragged, Rows, Values
+from tf_fusedrec.config import FeatureConfig
 
-_ARROW = {"int64": pa.int64(), "float32": pa.float32()}
+_ARROW = {"int64": pa.int64(), "float32": pa.float32(), "string": pa.string()}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,7 +22,7 @@ class Column:
     """
 
     name: str
-    dtype: str = "int64"  # "int64" or "float32"
+    dtype: str = "int64"  # "int64", "float32", or "string": ids that become int64 fingerprints (fingerprint.py)
     ragged: bool = False
     keep_last: int | None = None  # values
     aligned_with: str | None = None
@@ -33,7 +31,7 @@ class Column:
         if self.dtype not in _ARROW:
             raise ValueError(
                 f"Column.dtype of {self.name!r} must be one of {sorted(_ARROW)}, got {self.dtype!r}. "
-                "Ids are int64, values and labels float32."
+                "Ids are int64 or string, values and labels float32."
             )
         if not self.ragged and (self.keep_last is not None or self.aligned_with is not None):
             raise ValueError(
@@ -44,6 +42,11 @@ class Column:
             raise ValueError(
                 f"Column.keep_last of {self.name!r} must be >= 1, got {self.keep_last}. Use None to keep whole rows."
             )
+
+    @property
+    def value_dtype(self) -> str:
+        """Of the values that the model gets: "int64" or "float32"."""
+        return "int64" if self.dtype == "string" else self.dtype
 
     def type_name(self) -> str:
         """The type as messages and dataset.json spell it: "int64" or "list<int64>"."""
@@ -79,13 +82,21 @@ def check_columns(columns: Sequence[Column]) -> None:
             )
 
 
-def check_schema(path: pathlib.Path, schema: pa.Schema, columns: Sequence[Column]) -> None:
-    """Refuses a file whose schema lacks a column or has it with another type, naming both."""
+def check_schema(
+    where: str, schema: pa.Schema, columns: Sequence[Column], partitions: Mapping[str, str] | None = None
+) -> None:
+    """Refuses a file whose schema lacks a column or has it with another type, naming both.
+
+    `partitions` are values that the file's folders give; a scalar int64 column may come from there.
+    """
     for column in columns:
         index = schema.get_field_index(column.name)
+        if index < 0 and column.name in (partitions or {}):
+            _check_partition(where, column, (partitions or {})[column.name])
+            continue
         if index < 0:
             raise ValueError(
-                f"{path}: column {column.name!r} is missing; the file has {schema.names}. "
+                f"{where}: column {column.name!r} is missing; the file has {schema.names}. "
                 "Name a column that is there, or convert the data again."
             )
         found = schema.field(index).type
@@ -94,39 +105,45 @@ def check_schema(path: pathlib.Path, schema: pa.Schema, columns: Sequence[Column
         remedy = "Rewrite the file with that type, or declare the Column as it is."
         if _is_list(found) and pa.types.is_struct(found.value_type):
             remedy = "Lists of structs are not read: write one list column for each field of the struct."
-        raise ValueError(f"{path}: column {column.name!r} must be {column.type_name()}, got {found}. {remedy}")
+        raise ValueError(f"{where}: column {column.name!r} must be {column.type_name()}, got {found}. {remedy}")
 
 
-def rows_from_arrow(batch: pa.RecordBatch, columns: Sequence[Column], where: str) -> Rows:
-    """Turns a record batch into Rows, without copying where a row is kept whole.
+def check_features(columns: Sequence[Column], features: Iterable[FeatureConfig], made: Iterable[str] = ()) -> None:
+    """Refuses a feature of the model that no column of ids feeds. Call it before the first step.
 
-    Raises:
-      ValueError: a null value, or aligned columns whose rows differ in length; `where` tells file and row group.
+    Args:
+      columns: what the reader reads.
+      features: of the embedding layer.
+      made: features that the model makes itself (sampled negatives).
     """
-    scalars: dict[str, Values] = {}
-    lists: dict[str, Ragged] = {}
-    for column in columns:
-        array = batch.column(column.name)
-        if column.ragged:
-            lists[column.name] = _list_to_numpy(array, column, where)
-        else:
-            scalars[column.name] = _scalar_to_numpy(array, column, where)
-    for column in columns:
-        if column.aligned_with in lists:
-            _check_aligned(column, lists[column.name], lists[column.aligned_with], where)
-    for column in columns:
-        if column.keep_last is not None:
-            lists[column.name] = lists[column.name].keep_last(column.keep_last)
-    return Rows({**scalars, **lists}, batch.num_rows)
+    by_name = {column.name: column for column in columns}
+    for feature in features:
+        if feature.name in made:
+            continue
+        column = by_name.get(feature.name)
+        if column is None:
+            raise ValueError(
+                f"feature {feature.name!r} (table {feature.table!r}) has no column; columns are {sorted(by_name)}. "
+                "Read a column of that name, or name the feature after a column."
+            )
+        if column.value_dtype != "int64":
+            raise ValueError(
+                f"feature {feature.name!r} (table {feature.table!r}) wants ids, but its column is "
+                f"{column.type_name()}. Store ids as int64 or string."
+            )
 
 
-def empty_rows(columns: Sequence[Column]) -> Rows:
-    """No rows of these columns: the batch of a rank that ran out."""
-    values: dict[str, Values] = {}
-    for column in columns:
-        nothing = np.empty(0, column.dtype)
-        values[column.name] = Ragged(nothing, np.zeros(1, np.int64)) if column.ragged else nothing
-    return Rows(values, 0)
+def _check_partition(where: str, column: Column, value: str) -> None:
+    if column.ragged or column.dtype == "float32":
+        raise ValueError(
+            f"{where}: column {column.name!r} is a folder's name ({column.name}={value}), which gives an int64 or "
+            f"string per row, got {column.type_name()}. Declare the Column so."
+        )
+    if column.dtype == "int64" and not value.removeprefix("-").isdecimal():
+        raise ValueError(
+            f"{where}: column {column.name!r} must be int64, got the folder {column.name}={value}. "
+            'Declare it as dtype="string".'
+        )
 
 
 def _is_list(found: pa.DataType) -> bool:
@@ -135,40 +152,11 @@ def _is_list(found: pa.DataType) -> bool:
 
 def _matches(found: pa.DataType, column: Column) -> bool:
     if column.ragged:
-        return _is_list(found) and found.value_type == _ARROW[column.dtype]
-    return found == _ARROW[column.dtype]
+        return _is_list(found) and _holds(found.value_type, column)
+    return _holds(found, column)
 
 
-def _scalar_to_numpy(array: pa.Array, column: Column, where: str) -> np.ndarray:
-    if array.null_count:
-        _refuse_nulls(array.null_count, "null values", column, where)
-    return array.to_numpy(zero_copy_only=True)
-
-
-def _list_to_numpy(array: pa.Array, column: Column, where: str) -> Ragged:
-    if array.null_count:
-        _refuse_nulls(array.null_count, "null rows", column, where)
-    # An array may be a window on a larger one: its offsets then start above 0, and `values` is the larger one's.
-    offsets = array.offsets.to_numpy(zero_copy_only=True).astype(np.int64)
-    values = array.values.slice(offsets[0], offsets[-1] - offsets[0])
-    if values.null_count:
-        _refuse_nulls(values.null_count, "null values inside its lists", column, where)
-    return Ragged(values.to_numpy(zero_copy_only=True), offsets - offsets[0])
-
-
-def _refuse_nulls(count: int, what: str, column: Column, where: str) -> None:
-    raise ValueError(
-        f"{where}: column {column.name!r} has {count} {what}. Write a value of your own for what is missing "
-        "(an id, 0.0, or an empty list)."
-    )
-
-
-def _check_aligned(column: Column, values: Ragged, other: Ragged, where: str) -> None:
-    if np.array_equal(values.row_splits, other.row_splits):
-        return
-    lengths, wanted = values.lengths(), other.lengths()
-    row = int(np.flatnonzero(lengths != wanted)[0])
-    raise ValueError(
-        f"{where}: column {column.name!r} must have as many values as {column.aligned_with!r} in every row, got "
-        f"{lengths[row]} and {wanted[row]} in one (row {row} of the rows read at once). Write both lists together."
-    )
+def _holds(found: pa.DataType, column: Column) -> bool:
+    if column.dtype == "string" and pa.types.is_dictionary(found):
+        found = found.value_type
+    return found == _ARROW[column.dtype] or (column.dtype == "string" and pa.types.is_large_string(found))

@@ -3,91 +3,221 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from tf_fusedrec._tf_compat import tf
-from tf_fusedrec.data import batching
-from tf_fusedrec.data.columns import Column, empty_rows
+from tf_fusedrec.data import plan
+from tf_fusedrec.data.batching import Cost
+from tf_fusedrec.data.columns import Column
 from tf_fusedrec.data.parquet import ParquetFolder
 from tf_fusedrec.data.rows import Ragged, Rows
 
 _PREFETCH = 4  # batches made ahead, enough to hide a row group that takes longer than a step
 
 
-def token_balanced_dataset(
-    folder: ParquetFolder,
-    *,
-    length_columns: Sequence[str],
-    target_tokens: int,
-    extra_tokens: int = 0,
-    epochs: int = 1,
-    steps_per_epoch: int | None = None,
-    first_epoch: int = 0,
-) -> tf.data.Dataset:
-    """Batches of about target_tokens tokens (MTGRBoost Algorithm 1) of this rank's rows.
+class TokenBatches:
+    """Batches of about target_tokens tokens of this rank's rows, equally many on all ranks, from any position on.
 
     Args:
       folder: what to read.
-      length_columns: list columns whose values become tokens of the model.
-      target_tokens: tokens wanted in a batch.
+      length_columns: list columns whose values become tokens of the model, or int64 columns that hold such numbers.
+      target_tokens: tokens wanted in a batch of one rank.
       extra_tokens: tokens that the model adds to every row (contextual features, for example).
-      epochs: how many times the data are read, each time in the folder's order of that epoch.
-      steps_per_epoch: batches of every epoch on this rank, for example the maximum over ranks of
-        folder.count_batches(). A rank that runs out yields batches of no rows; an epoch that has more is cut short.
-        Call model.fit with the same steps_per_epoch and epochs. None gives as many as there are.
-      first_epoch: the number of the first epoch; a resumed job continues with the order it would have had.
+      scope: "rank" or "global", see plan.py. "global" balances best where batches have few rows; a rank then reads
+        the row groups of all.
+      cost: balances what rows cost instead of their tokens; a target of n tokens is what n tokens cost on average.
+      epochs: that will be read.
+      start: a position of an earlier job, to go on from it, on any number of ranks; None begins with epoch 0.
 
-    Returns:
-      A dataset of dicts, by column name: <dtype>[B], or RaggedTensor <dtype>[B, (L)] with int64 row_splits. Its
-      cardinality is epochs * steps_per_epoch when steps_per_epoch is given. Without it the cardinality is unknown, and
-      model.fit would take the first epoch's number of batches for all: fit one epoch at a time then.
+    Attributes:
+      first_epoch: 0, or that of `start`.
+      steps_per_epoch: of every rank in whole epochs: the most that any rank has in any epoch. A rank that has run out
+        has batches of no rows. 0 when there are no rows.
+      first_step: the step of first_epoch to go on with, counted so that steps_per_epoch ends the epoch: with as many
+        ranks as before, the steps that were done; otherwise it may be below 0.
 
     Raises:
-      ValueError: a length column that is not a list column, or a target, epochs or steps below 1.
+      ValueError: a length column that tells no number of tokens; a target or epochs below 1; a row with more tokens
+        than the target, unless the folder skips bad rows; a start of other data, or of another order.
     """
-    batching.check_length_columns(length_columns, folder.columns)
-    wanted = {"target_tokens": target_tokens, "epochs": epochs}
-    if steps_per_epoch is not None:
-        wanted["steps_per_epoch"] = steps_per_epoch
-    for name, value in wanted.items():
-        if value < 1:
-            raise ValueError(f"{name} must be >= 1, got {value}.")
-    if extra_tokens < 0:
-        raise ValueError(f"extra_tokens must be >= 0, got {extra_tokens}.")
 
-    def batches() -> Iterator[dict]:
-        for epoch in range(first_epoch, first_epoch + epochs):
-            of_epoch = batching.token_balanced_batches(folder.read(epoch), length_columns, extra_tokens, target_tokens)
-            if steps_per_epoch is not None:
-                nothing = itertools.repeat(empty_rows(folder.columns))
-                of_epoch = itertools.islice(itertools.chain(of_epoch, nothing), steps_per_epoch)
-            yield from map(_arrays, of_epoch)
+    def __init__(
+        self,
+        folder: ParquetFolder,
+        *,
+        length_columns: Sequence[str],
+        target_tokens: int,
+        extra_tokens: int = 0,
+        scope: str = "rank",
+        cost: Cost | None = None,
+        epochs: int = 1,
+        start: Mapping[str, Any] | None = None,
+    ) -> None:
+        for name, value, least in (
+            ("target_tokens", target_tokens, 1), ("epochs", epochs, 1), ("extra_tokens", extra_tokens, 0)
+        ):  # fmt: skip
+            if value < least:
+                raise ValueError(f"{name} must be >= {least}, got {value}.")
+        if scope not in plan.SCOPES:
+            raise ValueError(f"scope must be one of {plan.SCOPES}, got {scope!r}.")
+        self._folder, self._scope = folder, scope
+        tokens = folder.tokens(length_columns, extra_tokens)
+        _meet_long_rows(folder, tokens, length_columns, target_tokens)
+        self._weights, self._target = (cost or Cost()).weights(tokens, target_tokens)
+        self._start = _checked_start(folder, start) if start else None
+        self.first_epoch = start["epoch"] if start else 0
+        self._plan_of: dict[int, plan.EpochPlan] = {}
+        # Without a seed all whole epochs are the same.
+        whole = range(epochs if folder.seed is not None else 1)
+        self.steps_per_epoch = max(self._new_plan(epoch, plan.whole(folder.num_rows)).steps for epoch in whole)
+        self.first_step = 0
+        if start and self._start is not None:
+            left = self._plan(self.first_epoch).steps
+            if start["ranks"] == folder.world_size:  # as the epoch would have ended, with its empty batches
+                left = max(left, start["steps_left"])
+            self.first_step = self.steps_per_epoch - left
 
-    signature = {column.name: _spec(column) for column in folder.columns}
-    dataset = tf.data.Dataset.from_generator(batches, output_signature=signature)
-    if steps_per_epoch is not None:
-        dataset = dataset.apply(tf.data.experimental.assert_cardinality(epochs * steps_per_epoch))
-    return dataset.map(_tensors).prefetch(_PREFETCH)
+    def dataset(self, first_epoch: int | None = None, epochs: int = 1) -> tf.data.Dataset:
+        """Batches of some epochs.
+
+        Args:
+          first_epoch: None begins where `start` says; with first_step.
+          epochs: how many. Call model.fit with the same number, and steps_per_epoch (less first_step in an epoch that
+            begins there).
+
+        Returns:
+          A dataset of dicts, by column name: <dtype>[B], or RaggedTensor <dtype>[B, (L)] with int64 row_splits. Its
+          cardinality is the number of steps. Inside it errors arrive as TensorFlow errors with the same words.
+        """
+        begin = self.first_epoch if first_epoch is None else first_epoch
+        steps = {epoch: self.steps_per_epoch - self._skipped(epoch) for epoch in range(begin, begin + epochs)}
+
+        def batches() -> Iterator[Rows]:
+            for epoch, count in steps.items():
+                of_epoch = self._plan(epoch)
+                rank = self._folder.rank
+                positions = (of_epoch.batch(rank, step) for step in range(count))
+                yield from self._folder.read_positions(epoch, of_epoch.intervals(rank), positions)
+
+        dataset = _to_tensors(batches, self._folder.columns)
+        dataset = dataset.apply(tf.data.experimental.assert_cardinality(sum(steps.values())))
+        return dataset.prefetch(_PREFETCH)
+
+    def position(self, epoch: int, step: int) -> dict[str, Any]:
+        """Where all ranks stand when `step` steps of an epoch (counted from first_step in first_epoch) are trained.
+
+        A function of the steps that were trained, whatever has been read ahead.
+
+        Returns:
+          JSON-able; what `start` takes. All ranks get the same.
+        """
+        done = step - self._skipped(epoch)
+        begun = done > 0 or (epoch == self.first_epoch and self._start is not None)
+        return {
+            "epoch": epoch,
+            "left": self._plan(epoch).left_after(done) if begun else None,
+            "ranks": self._folder.world_size,
+            "steps_left": self.steps_per_epoch - step,
+            **_order_of(self._folder),
+        }
+
+    def _skipped(self, epoch: int) -> int:
+        return self.first_step if epoch == self.first_epoch else 0
+
+    def _plan(self, epoch: int) -> plan.EpochPlan:
+        """The plan of what this job reads of an epoch; that of the latest epoch is kept."""
+        found = self._plan_of.get(epoch)
+        if found is None:
+            left = self._start if epoch == self.first_epoch else None
+            found = self._new_plan(epoch, left or plan.whole(self._folder.num_rows))
+            self._plan_of = {epoch: found}
+        return found
+
+    def _new_plan(self, epoch: int, left: plan.Streams) -> plan.EpochPlan:
+        weights = self._weights[self._folder.order(epoch).file_rows()]
+        return plan.EpochPlan(weights, self._target, left, self._folder.world_size, self._scope)
 
 
-def _spec(column: Column) -> tf.TensorSpec | tuple[tf.TensorSpec, tf.TensorSpec]:
-    values = tf.TensorSpec([None], column.dtype)
-    return (values, tf.TensorSpec([None], tf.int64)) if column.ragged else values
+def _order_of(folder: ParquetFolder) -> dict[str, Any]:
+    """What positions depend on, beside the epoch."""
+    return {"contents": folder.contents(), "shuffle_seed": folder.seed, "shuffle_rows": folder.shuffle_rows}
 
 
-def _arrays(rows: Rows) -> dict[str, np.ndarray | tuple[np.ndarray, np.ndarray]]:
-    """Plain arrays for TensorFlow: ragged tensors made in Python would cost more than all the reading."""
-    return {
-        name: (column.values, column.row_splits) if isinstance(column, Ragged) else column
-        for name, column in rows.columns.items()
-    }
+def _checked_start(folder: ParquetFolder, start: Mapping[str, Any]) -> plan.Streams | None:
+    """What is left of the first epoch, None for all of it; refuses positions of another order."""
+    if start["left"] is None:
+        return None
+    for name, value in _order_of(folder).items():
+        if start[name] != value:
+            raise ValueError(
+                f"start lies inside epoch {start['epoch']} of data with {name} {start[name]!r}, but that of "
+                f"{folder.path} is {value!r}. Positions are of one order of rows: give the files and settings back, or "
+                "begin the next epoch with start=None."
+            )
+    return [[(begin, end) for begin, end in stream] for stream in start["left"]]
 
 
-def _tensors(arrays: dict[str, tf.Tensor | tuple[tf.Tensor, tf.Tensor]]) -> dict[str, tf.Tensor | tf.RaggedTensor]:
-    # validate=False: the row_splits are cumulative sums made by our own reader, right by construction.
-    return {
-        name: tf.RaggedTensor.from_row_splits(*column, validate=False) if isinstance(column, tuple) else column
-        for name, column in arrays.items()
-    }
+def _meet_long_rows(folder: ParquetFolder, tokens: np.ndarray, length_columns: Sequence[str], target: int) -> None:
+    """Refuses rows longer than a whole batch, or sets their tokens to 0, which leaves them out."""
+    long = np.flatnonzero(tokens > target)
+    groups = folder.groups_of(long)
+    for group in np.unique(groups):
+        rows = long[groups == group]
+        place, first = folder.place(int(group))
+        folder.bad.meet(
+            place,
+            f"column {list(length_columns)} has a row of {tokens[rows[0]]} tokens, "
+            f"longer than target_tokens = {target} of a batch. Keep less (Column.keep_last), raise target_tokens, or "
+            'leave such rows out (bad_rows="skip"). '
+            f"Row {rows[0] - first} is the first.",
+            (rows - first).tolist(),
+        )
+    tokens[long] = 0
+
+
+def _to_tensors(batches: Callable[[], Iterator[Rows]], columns: Sequence[Column]) -> tf.data.Dataset:
+    """A dataset of what `batches` yields, each iterator with a call of its own.
+
+    from_generator takes as long to convert arrays as reading them from Parquet did, numpy_function nearly nothing. So
+    the generator hands over a number, and a function of that number the arrays.
+    """
+    numbers = itertools.count()
+    waiting: dict[int, list[np.ndarray]] = {}
+
+    def produce() -> Iterator[int]:
+        own: list[int] = []
+        try:
+            for rows in batches():
+                own = [number for number in own if number in waiting]
+                own.append(next(numbers))
+                waiting[own[-1]] = _arrays(rows, columns)
+                yield own[-1]
+        finally:  # an iterator that was left has taken fewer than were made
+            for number in own:
+                waiting.pop(number, None)
+
+    dtypes = [dtype for column in columns for dtype in [column.value_dtype] + ["int64"] * column.ragged]
+
+    def tensors(number: tf.Tensor) -> dict[str, tf.Tensor | tf.RaggedTensor]:
+        flat = iter(tf.numpy_function(lambda at: waiting.pop(int(at)), [number], dtypes))
+        found: dict[str, tf.Tensor | tf.RaggedTensor] = {}
+        for column in columns:
+            values = tf.ensure_shape(next(flat), [None])
+            if column.ragged:
+                # validate=False: the row_splits are cumulative sums made by our own reader, right by construction.
+                values = tf.RaggedTensor.from_row_splits(values, tf.ensure_shape(next(flat), [None]), validate=False)
+            found[column.name] = values
+        return found
+
+    return tf.data.Dataset.from_generator(produce, output_signature=tf.TensorSpec([], tf.int64)).map(tensors)
+
+
+def _arrays(rows: Rows, columns: Sequence[Column]) -> list[np.ndarray]:
+    flat: list[np.ndarray] = []
+    for column in columns:
+        values = rows.columns[column.name]
+        flat += [values.values, values.row_splits] if isinstance(values, Ragged) else [values]
+    return flat

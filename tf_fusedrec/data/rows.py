@@ -1,7 +1,7 @@
 """Rows held as NumPy columns: what the Parquet reader hands to the batcher, and the batcher to TensorFlow.
 
 A scalar column is one array [B]; a list column is its values [T] and row_splits [B+1]. Every function here
-works on whole arrays, so nothing on the way from the file to the batch loops over rows in Python.
+works on whole arrays, so nothing on the way from the file to the batch loops over values in Python.
 """
 
 import collections
@@ -10,6 +10,9 @@ from collections.abc import Iterable, Mapping
 from typing import Union
 
 import numpy as np
+
+_TENSOR_ALIGNMENT = 64  # bytes
+_LONG_ROW = 64  # values; from about there one copy for each row is faster than an index for each value
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,6 +34,10 @@ class Ragged:
     def gather(self, starts: np.ndarray, lengths: np.ndarray) -> "Ragged":
         """The rows values[starts[i]:starts[i] + lengths[i]], in that order. starts, lengths: <int64>[B']."""
         splits = splits_of(lengths)
+        if splits[-1] > _LONG_ROW * len(lengths):
+            ends = starts + lengths
+            rows = [self.values[begin:end] for begin, end in zip(starts.tolist(), ends.tolist())]
+            return Ragged(np.concatenate(rows, out=_aligned(splits[-1], self.values.dtype)), splits)
         # Value t of the result lies at starts[row of t] + (t - splits[row of t]).
         source = np.repeat(starts - splits[:-1], lengths)
         source += np.arange(splits[-1])
@@ -47,6 +54,13 @@ class Ragged:
             return self
         kept = np.minimum(lengths, count)
         return self.gather(self.row_splits[1:] - kept, kept)
+
+
+def _aligned(size: int, dtype: np.dtype) -> np.ndarray:
+    """An uninitialised array <dtype>[size] where TensorFlow takes it as a tensor without copying it."""
+    memory = np.empty(size * dtype.itemsize + _TENSOR_ALIGNMENT, np.uint8)
+    begin = -memory.ctypes.data % _TENSOR_ALIGNMENT
+    return memory[begin : begin + size * dtype.itemsize].view(dtype)
 
 
 Values = Union[np.ndarray, Ragged]

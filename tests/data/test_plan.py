@@ -1,0 +1,84 @@
+"""EpochPlan on random weights: every row once, equal steps, and any sequence of stops on any numbers of ranks."""
+
+import numpy as np
+import pytest
+
+from tests.oracles.batching import batch_sizes_oracle, longest_first_oracle
+from tf_fusedrec.data.plan import EpochPlan, share, whole
+
+
+def _weights(rng, rows):
+    return rng.integers(1, 10, rows)
+
+
+def _positions(plan, ranks, steps):
+    """[step][rank] lists of positions."""
+    return [[plan.batch(rank, step).tolist() for rank in range(ranks)] for step in steps]
+
+
+def _flat(nested):
+    return [position for step in nested for batch in step for position in batch]
+
+
+@pytest.mark.parametrize("scope", ["rank", "global"])
+@pytest.mark.parametrize("ranks", [1, 2, 3, 7])
+@pytest.mark.parametrize("rows", [0, 1, 5, 60])
+def test_every_row_is_in_one_batch_and_the_batches_are_the_oracles(rows, ranks, scope):
+    weights = _weights(np.random.default_rng(rows), rows)
+    plan = EpochPlan(weights, 12, whole(rows), ranks, scope)
+    batches = _positions(plan, ranks, range(plan.steps + 2))
+    assert sorted(_flat(batches)) == list(range(rows))
+    assert batches[plan.steps :] == [[[]] * ranks] * 2  # who has run out, and all behind the end
+    if scope == "rank":
+        for rank in range(ranks):
+            part = range(rows * rank // ranks, rows * (rank + 1) // ranks)
+            sizes = batch_sizes_oracle(weights[part].tolist(), 12) if part else []
+            assert [len(step[rank]) for step in batches if step[rank]] == sizes
+            assert [position for step in batches for position in step[rank]] == list(part)
+        return
+    begin = 0
+    for step, size in enumerate(batch_sizes_oracle(weights.tolist(), 12 * ranks)):
+        owner = longest_first_oracle(weights[begin : begin + size].tolist(), ranks)
+        for rank in range(ranks):
+            assert batches[step][rank] == [begin + row for row in range(size) if owner[row] == rank]
+        begin += size
+
+
+@pytest.mark.parametrize("scope", ["rank", "global"])
+def test_as_many_ranks_go_on_with_the_very_same_batches(scope):
+    weights = _weights(np.random.default_rng(1), 100)
+    plan = EpochPlan(weights, 15, whole(100), 3, scope)
+    every = _positions(plan, 3, range(plan.steps))
+    for done in range(plan.steps + 1):
+        rest = EpochPlan(weights, 15, plan.left_after(done), 3, scope)
+        assert _positions(rest, 3, range(plan.steps - done)) == every[done:]
+        assert rest.steps == plan.steps - done
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_stops_on_any_numbers_of_ranks_lose_and_repeat_no_row(seed):
+    rng = np.random.default_rng(seed)
+    rows = int(rng.integers(0, 150))
+    weights, left, trained = _weights(rng, rows), whole(rows), []
+    for _ in range(5):
+        ranks, scope = int(rng.integers(1, 6)), ["rank", "global"][rng.integers(2)]
+        plan = EpochPlan(weights, 12, left, ranks, scope)
+        steps = int(rng.integers(0, plan.steps + 2))
+        trained += _flat(_positions(plan, ranks, range(steps)))
+        left = plan.left_after(steps)
+    last = EpochPlan(weights, 12, left, 2, "rank")
+    trained += _flat(_positions(last, 2, range(last.steps)))
+    assert sorted(trained) == list(range(rows))
+
+
+def test_rows_of_no_weight_are_in_no_batch():
+    weights = np.array([3, 0, 4, 0, 0, 5, 0])
+    for scope in ("rank", "global"):
+        plan = EpochPlan(weights, 5, whole(7), 2, scope)
+        assert sorted(_flat(_positions(plan, 2, range(plan.steps)))) == [0, 2, 5]
+
+
+def test_what_is_left_is_shared_equally():
+    assert share([[(3, 5)], [(10, 20), (30, 31)]], 2) == [[(3, 5)], [(10, 20), (30, 31)]]
+    assert share([[(3, 5)], [(10, 20), (30, 31)]], 3) == [[(3, 5), (10, 12)], [(12, 16)], [(16, 20), (30, 31)]]
+    assert share([[]], 2) == [[], []]

@@ -49,7 +49,7 @@ def test_overrides_are_yaml(tmp_path):
 @pytest.mark.parametrize(
     ("sections", "message"),
     [
-        ({"train": {"epoch": 1}}, r"train has an unknown field 'epoch'. Known fields: \['beta_2', 'epochs'"),
+        ({"train": {"epoch": 1}}, r"train has an unknown field 'epoch'. Known fields: \['balance', 'beta_2', 'epochs'"),
         ({"trian": {}}, r"the top level has an unknown field 'trian'. Known fields: \['data', 'embedding'"),
         ({"model": {"num_negatives": 5}}, "model has an unknown field 'num_negatives'"),
         ({"train": {"epochs": "two"}}, r"train.epochs must be int, got 'two' \(str\)"),

@@ -83,7 +83,7 @@ inline std::vector<float> FindRows(const HashTable& table, const Packed& packed,
   return rows;
 }
 
-// One row as a checkpoint holds it; float32 tables only.
+// One row as a checkpoint holds it. Of 16-bit tables `numbers` are bits, two 16-bit numbers in one.
 struct Record {
   uint32_t last, count, updated, pool;
   std::vector<float> numbers;  // row, element-wise slots, row-wise slots
@@ -102,7 +102,7 @@ inline std::vector<std::pair<int64_t, Record>> Records(const HashTable& table, i
   for (size_t i = 0; i < ids.size(); ++i) {
     Record record;
     std::memcpy(&record.last, &bytes[i * size], 16);
-    record.numbers.resize((size - 16) / 4);
+    record.numbers.resize((size - 16 + 3) / 4);
     std::memcpy(record.numbers.data(), &bytes[i * size + 16], size - 16);
     records.emplace_back(ids[i], record);
   }

@@ -25,7 +25,7 @@ import pyarrow as pa
 from benchmarks import harness
 from tf_fusedrec import tf
 from tf_fusedrec.data import cluster_samples
-from tf_fusedrec.data.batching import batch_sizes
+from tf_fusedrec.data.batching import closest_cuts
 from tf_fusedrec.data.interactions import by_user_and_time, read_log
 from tf_fusedrec.data.rows import Ragged, ragged_from_groups
 from tf_fusedrec.data.sample_partition import partition_samples
@@ -95,13 +95,13 @@ def batches_of(samples: Ragged, tokens: int, count: int) -> Iterator[Ragged]:
     """The first `count` batches of samples at random, of about that many tokens; one at least."""
     samples = samples.take(np.random.default_rng(0).permutation(len(samples.row_splits) - 1))
     begin = 0
-    for number, size in enumerate(batch_sizes([samples.lengths()], tokens)):
-        batch = samples.slice(begin, begin + size)
+    for number, end in enumerate(closest_cuts(samples.lengths(), tokens).tolist()):
+        batch = samples.slice(begin, end)
         # The last batch of the data may be much smaller.
         if number == count or (number and len(batch.values) < tokens / 2):
             return
         yield batch
-        begin += size
+        begin = end
 
 
 def travelling(batch: Ragged, micro_batches: int) -> int:

@@ -26,6 +26,7 @@ from benchmarks.synthetic import ZipfIds
 from benchmarks.table_work import ZIPF_ALPHA
 from tf_fusedrec import collectives, exchange, ops, optimizers, tf
 from tf_fusedrec.tables import NativeTable
+from tf_fusedrec.topology import Place, Topology
 
 RANKS = 2
 DIMS = (16, 512)
@@ -47,6 +48,8 @@ _ZIPF = ZipfIds(VOCABULARY, ZIPF_ALPHA)
 def make_step(table: NativeTable, name: str, *, at_source: bool, at_owner: bool) -> Step:
     """step(ids [N], gradients [N, D]) -> rows [N, D] and <int64>[2], ids sent and rows updated by this rank."""
 
+    place = Place(Topology())  # one copy of the table over all ranks
+
     @tf.function(autograph=False)
     def step(ids: tf.Tensor, gradients: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         n = tf.size(ids, out_type=tf.int64)
@@ -54,14 +57,15 @@ def make_step(table: NativeTable, name: str, *, at_source: bool, at_owner: bool)
         if at_source:
             unique = ops.segment_unique(ids, unique.splits)
         route = exchange.route_ids(
-            unique, name=name, owner=table.owner, id_bits=table.id_bits, segment_names=table.names
-        )
+            unique, name=name, owner=table.owner, id_bits=table.id_bits, segment_names=table.names, place=place,
+            training=True,
+        )  # fmt: skip
         found = table.lookup(route.message, route.message_splits, training=True)
-        rows = ops.recover(exchange.bring_rows(route, found.rows), route.index)
+        rows = ops.recover(exchange.bring_rows(route, found.rows, place, None), route.index)
         with tf.control_dependencies([rows]):  # no gradient is there before the rows are
             gradients = tf.identity(gradients)
         summed = ops.recover_grad(gradients, route.index, route.num_unique, pad=True)
-        arrived = exchange.return_gradients(route, summed)
+        arrived = exchange.return_gradients(route, summed, place, None)
         if not at_owner:
             received = tf.range(tf.size(found.inverse))
             found = found._replace(handles=tf.gather(found.handles, found.inverse), inverse=received)

@@ -14,7 +14,7 @@ DATA ?=
 CONFIG ?=
 
 # Modules of benchmarks/ with --quick and --json.
-BENCHMARKS := train_step attention table tier checkpoint alltoall_padding fuse_ids segment_unique rank_partition recovery initial_rows sequence_batching clustering scale overlap negatives balance
+BENCHMARKS := train_step tfra_swap attention table tier checkpoint alltoall_padding fuse_ids segment_unique rank_partition recovery initial_rows sequence_batching clustering scale overlap negatives balance serving
 
 BIN := .venv/bin
 

@@ -39,6 +39,7 @@ LEVEL = {
     "utilization": 9,
     "external": 9,
     "saved_model": 9,
+    "tfra": 9,
 }
 # What each of these must never know, whatever the level.
 STRANGERS = {

@@ -7,6 +7,7 @@ that comes too late is refused instead of failing later in a layer nobody would 
 
 import os
 import sys
+from collections.abc import Callable
 
 _SWITCH = "TF_USE_LEGACY_KERAS"
 _ON = ("1", "true", "True")
@@ -34,8 +35,16 @@ import tf_keras as keras  # noqa: E402
 from tensorflow.python.autograph.core import config as _autograph  # noqa: E402
 from tensorflow.tsl.profiler.protobuf.xplane_pb2 import XSpace  # noqa: E402  What tf.profiler writes.
 
-# AutoGraph leaves `keras` alone, but rewrites the sources of `tf_keras` at the first step of every process: 15 s on
-# two cores. The list of modules that it leaves alone has no public name.
-_autograph.CONVERSION_RULES = (_autograph.DoNotConvert("tf_keras"), *_autograph.CONVERSION_RULES)
+# AutoGraph leaves `keras` alone, but rewrites the sources of `tf_keras` and of TFRA at the first step of every process:
+# 15 s each on two cores, and nothing in them needs it. The list of modules that it leaves alone has no public name.
+# What these call of a user's is converted as before, and so is what tf_fusedrec.tfra calls.
+_LEFT_ALONE = ("tf_keras", "tensorflow_recommenders_addons", "tf_fusedrec.tfra")
+_autograph.CONVERSION_RULES = (*map(_autograph.DoNotConvert, _LEFT_ALONE), *_autograph.CONVERSION_RULES)
 
-__all__ = ["XSpace", "keras", "tf"]
+
+def converted_as_here(function: Callable) -> Callable:
+    """`function` of a user's, converted by AutoGraph when the code that runs now is; from a module left alone."""
+    return tf.__internal__.autograph.tf_convert(function, tf.__internal__.autograph.control_status_ctx())
+
+
+__all__ = ["XSpace", "converted_as_here", "keras", "tf"]

@@ -42,6 +42,13 @@ class MergedBits:
             return ids
         return tf.bitwise.bitwise_or(tf.bitwise.left_shift(segments, tf.cast(self._shift, tf.int64)), ids)
 
+    def decode_tensor(self, keys: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """ids and table numbers, both <int64>[W], of keys <int64>[W]."""
+        if self.id_bits == 64:
+            return keys, tf.zeros_like(keys)
+        mask, shift = tf.constant((1 << self._shift) - 1, tf.int64), tf.constant(self._shift, tf.int64)
+        return tf.bitwise.bitwise_and(keys, mask), tf.bitwise.right_shift(keys, shift)
+
     def decode(self, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """ids and table numbers, both <int64>, of NumPy keys."""
         if self.id_bits == 64:
@@ -60,10 +67,10 @@ class NameHash:
     def encode(self, ids: tf.Tensor, segments: tf.Tensor) -> tf.Tensor:
         """<int64>[W] keys of ids <int64>[W] in tables <int64>[W]."""
         salted = tf.bitwise.bitwise_xor(ids, tf.gather(self._salts, segments))
-        return tf.bitcast(_mix64(tf.bitcast(salted, tf.uint64)), tf.int64)
+        return tf.bitcast(mix64(tf.bitcast(salted, tf.uint64)), tf.int64)
 
 
-def _mix64(x: tf.Tensor) -> tf.Tensor:
+def mix64(x: tf.Tensor) -> tf.Tensor:
     """MurmurHash3's 64-bit finalizer on <uint64>, as custom_ops/common/hash.h has it."""
     shift = tf.constant(33, tf.uint64)
     for factor in (0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53):

@@ -28,8 +28,10 @@ _level = tf.get_logger().level
 tf.get_logger().setLevel("ERROR")
 with contextlib.redirect_stdout(io.StringIO()):
     import tensorflow_recommenders_addons.dynamic_embedding as de
+    from tensorflow_recommenders_addons.dynamic_embedding.python.ops import dynamic_embedding_variable as _variables
 tf.get_logger().setLevel(_level)
 
+default_partition_fn = _variables.default_partition_fn
 _IMPORT_BATCH = 1 << 16  # rows per upsert of restore
 _names_in_use: collections.Counter = collections.Counter()
 
@@ -269,6 +271,11 @@ class TfraTable:
             )
         pairs = self._reverse.lookup(tf.constant(merged)).numpy()
         return pairs[:, 1], pairs[:, 0]
+
+
+def forget_variable(name: str) -> None:
+    """Lets go of a `de.Variable` that TFRA keeps, for the life of the process, for layers of the same name."""
+    _variables.variable_scope._get_default_variable_store()._vars.pop(name, None)
 
 
 def owner_of(ids: np.ndarray, ranks: int) -> np.ndarray:

@@ -1,0 +1,24 @@
+"""The benchmark of the swap, tiny and on one process: both models train alike, and a difference stops it."""
+
+import numpy as np
+import pytest
+
+from benchmarks import harness, tfra_swap
+from benchmarks.synthetic import Batches
+
+
+def test_both_models_train_alike_and_take_turns():
+    import horovod.tensorflow as hvd  # not before tf_fusedrec, which chooses the Keras
+
+    hvd.init()  # TFRA's layers ask it even when they are alone
+    batches = Batches(features=2, batch_size=8, ids_per_feature=2, alpha=1.05)
+    steps = tfra_swap.contenders(["a", "b"])
+    assert tfra_swap.largest_difference(steps, batches) <= tfra_swap.LOSS_TOLERANCE
+    seconds = tfra_swap.measure(steps, batches, warmup=1, repeats=2)
+    assert list(seconds) == ["tfra", "ours"] and all(len(s) == 2 and min(s) > 0 for s in seconds.values())
+
+    def careless(*batch):
+        return np.float32(1.01) * steps["tfra"](*batch)
+
+    with pytest.raises(harness.CheckFailed, match="losses of ours by step against TFRA's"):
+        tfra_swap.largest_difference({"tfra": steps["tfra"], "ours": careless}, batches)

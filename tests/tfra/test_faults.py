@@ -1,0 +1,188 @@
+"""Faults of upstream's layer in one process that FusedEmbedding does not have, and what the swap refuses, by name."""
+
+import numpy as np
+import pytest
+
+from tests.tfra import models
+from tf_fusedrec import keras, tf
+from tf_fusedrec.tables.tfra import de
+from tf_fusedrec.tfra import FusedEmbedding, fuse
+from tf_fusedrec.tfra.callbacks import save_model
+from tf_fusedrec.tfra.initial import law_of, uniforms
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_saved_models_give_the_rows_under_every_loader(tmp_path, fused):
+    """B1: upstream answers initial rows under tf.saved_model.load and load_model, without a word."""
+    inputs = [keras.Input([2], dtype=tf.int64, name=f"ids{n}") for n in range(2)]
+    layers = [models.layer_of(models.OURS, f"saved_{fused}{n}") for n in range(2)]
+    model = keras.Model(inputs, [layer(part) for layer, part in zip(layers, inputs)])
+    for n, layer in enumerate(layers):
+        layer.params.upsert(tf.range(5, dtype=tf.int64), tf.fill([5, 4], 3.0 + n))
+    if fused:
+        fuse(model)
+    path = str(tmp_path / "model")
+    save_model(model, path)
+    for part in tmp_path.rglob("TFRADynamicEmbedding"):
+        assert list(part.glob("*_mht_1of1_rank0_size1-keys"))
+    moved = str((tmp_path / "model").rename(tmp_path / "elsewhere"))
+    ids = [tf.constant([[1, 4]], tf.int64), tf.constant([[0, 9]], tf.int64)]
+
+    def check(answers):
+        np.testing.assert_array_equal(np.asarray(answers[0])[0, :, 0], np.float32([3, 3]))
+        np.testing.assert_array_equal(np.asarray(answers[1])[0, :, 0], np.float32([4, 0.1]))
+
+    check(tf.saved_model.load(moved)(ids))
+    check(keras.models.load_model(moved)(ids))
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        loaded = tf.compat.v1.saved_model.load(session, ["serve"], moved)
+        signature = loaded.signature_def["serving_default"]
+        feed = {signature.inputs[f"ids{n}"].name: part.numpy() for n, part in enumerate(ids)}
+        check(session.run([signature.outputs[name].name for name in sorted(signature.outputs)], feed))
+
+
+def test_default_initializer_gives_every_key_a_row_of_its_own():
+    """B6: upstream's 80 new keys in 10 batches of 8 get 8 rows."""
+    layer = models.layer_of(models.OURS, "drawn", initializer=None)
+    step = models.training_step(models.SumOfRows([layer]), models.legacy.SGD(0.0))
+    for batch in range(10):
+        step([tf.range(8 * batch, 8 * batch + 8, dtype=tf.int64)[:, None]], tf.zeros([8]))
+    keys, rows = layer.export()
+    assert len(keys) == 80 and len(np.unique(rows, axis=0)) == 80
+    # Equal at another lookup, and in another table of the same layer's name and seed; not in other layers.
+    np.testing.assert_array_equal(layer(tf.constant([5, 500], tf.int64))[0], rows[5])
+    other = models.layer_of(models.OURS, "drawn_too", initializer=None)
+    assert not np.isin(other(tf.constant(keys)).numpy(), rows).any()
+
+
+def test_rows_of_new_keys_have_the_initializers_distribution():
+    keys = tf.range(-20_000, 20_000, dtype=tf.int64)
+    drawn = uniforms(keys, tf.zeros_like(keys) + 77, 5)
+    kinds = keras.initializers
+    cases = {  # initializer: mean, standard deviation, largest absolute value
+        kinds.RandomNormal(1.0, 0.5): (1.0, 0.5, None),
+        kinds.RandomUniform(-0.3, 0.1): (-0.1, 0.4 / np.sqrt(12), 0.3),
+        kinds.TruncatedNormal(0.0, 0.5): (0.0, 0.5 * 0.87962566, 1.0),
+        kinds.GlorotUniform(): (0.0, np.sqrt(2 / (95 + 5)), np.sqrt(6 / (95 + 5))),
+        kinds.HeNormal(): (0.0, np.sqrt(2 / 95), 2 * np.sqrt(2 / 95) / 0.87962566),
+    }
+    for initializer, (mean, deviation, largest) in cases.items():
+        rows = law_of(initializer, rows=95, dim=5, layer="any")(drawn).numpy()
+        # 200,000 numbers: the error of their mean is deviation / 450, here allowed five times.
+        assert abs(rows.mean() - mean) < 5 * deviation / 450
+        assert abs(rows.std() / deviation - 1) < 0.01
+        assert abs(np.corrcoef(rows.T) - np.eye(5)).max() < 0.03
+        if largest is not None:
+            assert np.abs(rows).max() <= largest * (1 + 1e-6)
+    with pytest.raises(ValueError, match="initializer of layer 'any' must say what one row is, got Orthogonal"):
+        law_of(kinds.Orthogonal(), rows=95, dim=5, layer="any")
+
+
+def test_ids_of_other_dtypes_and_sparse_ids_are_refused():
+    layer = models.layer_of(models.OURS, "typed")
+    with pytest.raises(ValueError, match="ids of layer 'typed' must be int64, got float32"):
+        layer(tf.zeros([2]))
+    with pytest.raises(ValueError, match="'typed' takes dense or ragged ids, got a SparseTensor"):
+        layer(tf.sparse.from_dense(tf.constant([[1, 0]], tf.int64)))
+
+
+def test_mpi_size_that_is_not_the_number_of_processes_is_refused():
+    with pytest.raises(ValueError, match="mpi_size of layer 'ranks' must be 1 or the number of processes, 1, got 3"):
+        models.layer_of(models.OURS, "ranks", mpi_size=3)
+
+
+def test_scaled_losses_are_refused():
+    layer = models.layer_of(models.OURS, "scaled")
+    keras.mixed_precision.set_global_policy("mixed_float16")
+    try:
+        with pytest.raises(ValueError, match="'scaled' cannot train under the policy mixed_float16"):
+            layer(tf.constant([1], tf.int64))
+    finally:
+        keras.mixed_precision.set_global_policy("float32")
+
+
+class Creator(de.CuckooHashTableCreator):
+    """One that fuse does not know."""
+
+
+def model_of(name, **arguments):
+    return models.SumOfRows([models.layer_of(models.OURS, f"{name}{n}", **arguments) for n in range(2)])
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "message"),
+    [
+        ("pa", {"partitioner": lambda keys, n: tf.cast(keys % n, tf.int32)}, "'pa0' has a partitioner of its own"),
+        ("kv", {"kv_creator": Creator()}, "'kv0' has the KV creator Creator; .* Use de.CuckooHashTableCreator"),
+        ("i32", {"key_dtype": tf.int32}, "'i320' has keys of int32; a group's are int64"),
+    ],
+)
+def test_layers_that_no_group_can_hold_are_refused_and_may_stay_alone(name, arguments, message):
+    model = model_of(name, **arguments)
+    with pytest.raises(ValueError, match=rf"{message}.*\n?.*fuse\(model, leave=\['{name}0'\]\)"):
+        fuse(model)
+    assert fuse(model, leave=[f"{name}0", f"{name}1"]) == []
+
+
+def test_models_that_cannot_be_fused_are_refused():
+    with pytest.raises(ValueError, match="has no tf_fusedrec.tfra.FusedEmbedding"):
+        fuse(keras.Sequential([keras.layers.Dense(1)]))
+    model = model_of("twice")
+    with pytest.raises(
+        ValueError, match=r"leave must name layers .* got \['nobody'\]. Its layers: \['twice0', 'twice1'"
+    ):
+        fuse(model, leave=["nobody"])
+    fuse(model)
+    with pytest.raises(ValueError, match="was fused before"):
+        fuse(model)
+    trained = model_of("trained")
+    models.training_step(trained, models.legacy.Adagrad(0.1))([tf.zeros([1, 1], tf.int64)] * 2, tf.zeros([1]))
+    with pytest.raises(ValueError, match="have optimizer slots already. Call fuse before the first"):
+        fuse(trained)
+    negative = model_of("negative")
+    negative.embeddings[1].params.upsert(tf.constant([-3], tf.int64), tf.zeros([1, 4]))
+    with pytest.raises(ValueError, match="'negative1' holds key -3"):
+        fuse(negative)
+
+
+def test_ids_that_a_group_has_no_room_for_are_refused():
+    model = model_of("room")
+    fuse(model)
+    for bad in (-1, 1 << 61):
+        with pytest.raises(tf.errors.InvalidArgumentError, match=r"\['room0', 'room1'\] must lie in \[0, 2\^61\)"):
+            model([tf.constant([[bad]], tf.int64), tf.constant([[1]], tf.int64)])
+
+
+def test_ids_that_cannot_be_known_beforehand_go_alone_and_calls_in_other_graphs_are_refused():
+    class Hops(models.SumOfRows):
+        """The second layer's ids are made of the first one's rows."""
+
+        def call(self, ids):
+            first = self.embeddings[0](ids)
+            hop = tf.cast(tf.round(first[..., 0]), tf.int64)
+            return tf.reduce_sum(first, axis=[1, 2]) + tf.reduce_sum(self.embeddings[1](hop), axis=[1, 2])
+
+    model = Hops([models.layer_of(models.OURS, f"hop{n}") for n in range(2)])
+    model.embeddings[0].params.upsert(tf.constant([1], tf.int64), tf.fill([1, 4], 7.0))
+    model.embeddings[1].params.upsert(tf.constant([7], tf.int64), tf.fill([1, 4], 5.0))
+    fuse(model)
+    step = models.training_step(model, models.legacy.SGD(0.125))
+    assert float(step(tf.constant([[1]], tf.int64), tf.constant([0.0]))) == (4 * 7.0 + 4 * 5.0) ** 2
+    np.testing.assert_allclose(model.embeddings[1].export()[1], [[5.0 - 0.125 * 2 * 48] * 4])
+
+    class Inner(models.SumOfRows):
+        def call(self, ids):
+            return tf.cond(tf.size(ids[0]) > 3, lambda: self.embeddings[0](ids[0])[:, 0, 0], lambda: tf.zeros([1]))
+
+    inner = Inner([models.layer_of(models.OURS, f"inner{n}") for n in range(2)])
+    fuse(inner)
+    with pytest.raises(ValueError, match="'inner0' is called inside a tf.function, a tf.cond or a loop"):
+        tf.function(inner)([tf.zeros([1, 1], tf.int64)] * 2)
+
+
+def test_a_layer_alone_has_upstreams_names_and_config():
+    ours, theirs = (models.layer_of(kind, "named", mpi_size=1) for kind in (models.OURS, models.UPSTREAM))
+    assert isinstance(ours, models.UPSTREAM) and ours.params.name == theirs.params.name == "named-parameter"
+    assert [v.name for v in ours.weights] == [v.name for v in theirs.weights]
+    assert set(theirs.get_config()) <= set(ours.get_config())
+    assert isinstance(ours, FusedEmbedding) and ours.layers == ["named"]

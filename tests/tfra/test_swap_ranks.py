@@ -1,0 +1,325 @@
+"""FusedEmbedding against HvdAllToAllEmbedding on 2 ranks: the same steps give the same losses, keys and rows."""
+
+import numpy as np
+import pytest
+
+from tests.support.ranks import run_ranks
+
+STEPS = 5
+
+
+def check_all():
+    """Body: every case against upstream, in one pair of processes; what a case raises is its result."""
+    import traceback
+
+    results = {}
+    for name, case in CASES.items():
+        try:
+            case(name)
+            results[name] = ""
+        except Exception:
+            results[name] = traceback.format_exc()
+    return results
+
+
+def compare(name, make_optimizer, *, layers=2, fused=False, low=-9, ids_dtype=np.int64, nothing_on=None, **arguments):
+    """Trains upstream's layers and ours on the same batches and compares losses by step, keys and rows."""
+    from tests.tfra import models
+    from tf_fusedrec import collectives, tf
+    from tf_fusedrec.tfra import fuse
+
+    def run(kind, tag):
+        model = models.SumOfRows([models.layer_of(kind, f"{name}_{tag}{n}", **arguments) for n in range(layers)])
+        if tag == "fused":
+            assert len(fuse(model)) == 1
+        step, random, losses = (
+            models.training_step(model, make_optimizer()),
+            np.random.default_rng(collectives.rank()),
+            [],
+        )
+        for _ in range(STEPS):
+            samples = 0 if collectives.rank() == nothing_on else 6
+            ids = [tf.constant(random.integers(low, 12, [samples, 3]).astype(ids_dtype)) for _ in range(layers)]
+            losses.append(float(step(ids, tf.constant(random.random(samples).astype(np.float32)))))
+        return np.array(losses), [models.exported(layer) for layer in model.embeddings]
+
+    want_losses, want_tables = run(models.UPSTREAM, "theirs")
+    for tag in ("ours", "fused") if fused else ("ours",):
+        losses, tables = run(models.OURS, tag)
+        # Sums of a few float32 in another order; of nothing, the mean is NaN on both sides.
+        np.testing.assert_allclose(losses, want_losses, rtol=1e-5, atol=1e-6)
+        for (keys, rows), (want_keys, want_rows) in zip(tables, want_tables):
+            np.testing.assert_array_equal(keys, want_keys)
+            tolerance = 2e-3 if rows.dtype == np.float16 else 1e-5
+            np.testing.assert_allclose(rows, want_rows, rtol=tolerance, atol=tolerance)
+    assert sum(len(keys) for keys, _ in want_tables) > 0
+
+
+def adagrad():
+    from tests.tfra.models import legacy
+
+    return legacy.Adagrad(0.1)
+
+
+def sgd():
+    from tests.tfra.models import legacy
+
+    return legacy.SGD(0.05)
+
+
+def clipped_adam():
+    from tests.tfra.models import legacy
+
+    return legacy.Adam(0.05, clipnorm=0.5)
+
+
+def new_adam():
+    from tf_fusedrec import keras
+
+    return keras.optimizers.Adam(0.05)
+
+
+def restricted(name):
+    """Frequencies are counted as upstream counts them, and the rarest go."""
+    from tests.tfra import models
+    from tf_fusedrec import collectives, tf
+    from tf_fusedrec.tables.tfra import de
+
+    left = []
+    for kind, tag in ((models.UPSTREAM, "theirs"), (models.OURS, "ours")):
+        layer = models.layer_of(kind, f"{name}_{tag}", restrict_policy=de.FrequencyRestrictPolicy)
+        step = models.training_step(models.SumOfRows([layer]), sgd())
+        random = np.random.default_rng(collectives.rank())
+        for _ in range(STEPS):
+            ids = tf.constant(np.minimum(random.geometric(0.2, [6, 3]), 30))
+            step([ids], tf.constant(random.random(6).astype(np.float32)))
+        status = [tensor.numpy() for tensor in layer.params.restrict_policy.status.export()]
+        order = np.argsort(status[0])
+        layer.params.restrict(2, trigger=3)
+        left.append((status[0][order], status[1][order], len(exported_keys(layer))))
+    for theirs, ours in zip(*left):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def exported_keys(layer):
+    return layer.params.export()[0].numpy()
+
+
+def other_inputs(name):
+    """Ragged ids, int32 ids of an int64 layer, upstream's safe_embedding_lookup_sparse, inference mode."""
+    from tests.tfra import models
+    from tf_fusedrec import collectives, tf
+    from tf_fusedrec.tables.tfra import de
+    from tf_fusedrec.tfra import fuse
+
+    layers = [models.layer_of(models.OURS, f"{name}{n}") for n in range(2)]
+    for n, layer in enumerate(layers):
+        mine = np.arange(collectives.rank(), 20, collectives.size())
+        layer.params.upsert(tf.constant(mine), tf.constant((mine[:, None] + 100.0 * n) * np.ones([1, 4]), tf.float32))
+    fuse(models.SumOfRows(layers))
+    for n, layer in enumerate(layers):
+        ragged = tf.RaggedTensor.from_nested_row_splits([3, 1, 4, 15], [[0, 2, 2], [0, 1, 4]])
+        want = ragged.with_flat_values(tf.constant([3.0, 1.0, 4.0, 15.0]) + 100.0 * n)
+        answer = layer(tf.cast(ragged, tf.int64))
+        np.testing.assert_array_equal(answer.flat_values[:, 0], want.flat_values)
+        assert answer.ragged_rank == 2
+        np.testing.assert_array_equal(layer(tf.constant([[5, 6]], tf.int32))[..., 0], [[5 + 100.0 * n, 6 + 100.0 * n]])
+        sparse = tf.sparse.from_dense(tf.constant([[2, 4], [7, 0]], tf.int64))
+        pooled = de.safe_embedding_lookup_sparse(layer.hvd_variable, sparse, combiner="mean", name=f"{name}_safe{n}")
+        np.testing.assert_allclose(pooled[:, 0], [3.0 + 100 * n, 7.0 + 100 * n])
+        de.enable_inference_mode()
+        try:
+            np.testing.assert_array_equal(
+                layer(tf.constant([[8, 99]], tf.int64))[0, :, 0], np.float32([8 + 100 * n, 0.1])
+            )
+            assert 99 not in layer.export()[0]
+        finally:
+            de.enable_train_mode()
+        layer(tf.zeros([0, 2], tf.int64)) if collectives.rank() else layer(tf.zeros([3, 2], tf.int64))
+
+
+def unique_flags(name):
+    """B9: an id seen three times on rank 0 and once on rank 1 gets the sum of its gradients, whatever the flags."""
+    from tests.tfra import models
+    from tf_fusedrec import collectives, tf
+
+    for first in (True, False):
+        for second in (True, False):
+            layer = models.layer_of(
+                models.OURS, f"{name}_{first}_{second}", with_unique=first, with_secondary_unique=second
+            )  # fmt: skip
+            optimizer = models.de.DynamicEmbeddingOptimizer(models.legacy.SGD(1.0), synchronous=True)
+            ids = tf.constant([7, 7, 7, 8] if collectives.rank() == 0 else [7, 9, 9, 10], tf.int64)
+
+            @tf.function
+            def step(layer=layer, optimizer=optimizer, ids=ids):
+                with tf.GradientTape() as tape:
+                    loss = tf.reduce_mean(tf.reduce_sum(layer(ids), axis=1))
+                optimizer.apply_gradients(
+                    zip(tape.gradient(loss, layer.trainable_variables), layer.trainable_variables)
+                )
+
+            step()
+            keys, rows = layer.export()
+            want = {7: -0.9, 8: -0.15, 9: -0.4, 10: -0.15}  # 0.1 - (number of times) / 4
+            for key, row in zip(keys, rows):
+                np.testing.assert_allclose(row, want[key], rtol=1e-6)
+            assert layer.with_unique is first
+
+
+def several_calls(name):
+    """B3: a layer that is called twice in a step trains the keys of both calls, with the summed gradients."""
+    from tests.tfra import models
+    from tf_fusedrec import collectives, tf
+    from tf_fusedrec.tfra import fuse
+
+    class Twice(models.SumOfRows):
+        def call(self, ids):
+            return super().call(ids) + 2.0 * super().call([part[:, :1] for part in ids])
+
+    tables = []
+    for fused in (False, True):
+        model = Twice([models.layer_of(models.OURS, f"{name}{fused}{n}") for n in range(2)])
+        if fused:
+            fuse(model)
+        step = models.training_step(model, sgd())
+        random = np.random.default_rng(collectives.rank())
+        for _ in range(STEPS):
+            ids = [tf.constant(random.integers(0, 12, [6, 3])) for _ in range(2)]
+            step(ids, tf.constant(random.random(6).astype(np.float32)))
+        tables.append([layer.export() for layer in model.embeddings])
+    # The same in NumPy, on the ids of both ranks.
+    rows, draws = np.full([2, 12, 4], 0.1), [np.random.default_rng(rank) for rank in range(collectives.size())]
+    seen = np.zeros([2, 12], bool)
+    for _ in range(STEPS):
+        grads = np.zeros_like(rows)
+        for random in draws:
+            ids = np.stack([random.integers(0, 12, [6, 3]) for _ in range(2)])
+            labels = random.random(6).astype(np.float32)
+            weights = np.arange(1, 5) * np.arange(1, 3)[:, None]
+            parts = [((rows[n][ids[n]].mean(1) + 2 * rows[n][ids[n][:, 0]]) * weights[n]).sum(-1) for n in range(2)]
+            slope = 2 * (parts[0] + parts[1] - labels) / len(labels)
+            for n in range(2):
+                for sample in range(6):
+                    for place in range(3):
+                        share = 1 / 3 + 2 * (place == 0)
+                        grads[n, ids[n][sample, place]] += slope[sample] * share * weights[n]
+                seen[n][ids[n].ravel()] = True
+        rows -= 0.05 * grads
+    for table in tables:
+        for n, (keys, got) in enumerate(table):
+            np.testing.assert_array_equal(
+                keys, np.flatnonzero(seen[n])[np.flatnonzero(seen[n]) % 2 == collectives.rank()]
+            )
+            np.testing.assert_allclose(got, rows[n][keys], rtol=1e-4, atol=1e-4)
+
+
+def table_operations(name):
+    """B15: with a new-style optimizer, 1 + k finds and inserts a layer; fused, as many for all, and 3 all2alls."""
+    from benchmarks.graph_count import count_nodes
+    from tests.tfra import models
+    from tf_fusedrec import tf
+    from tf_fusedrec.tfra import fuse
+
+    for fused, want in ((False, [9, 9, 9]), (True, [3, 3, 3])):
+        model = models.SumOfRows([models.layer_of(models.OURS, f"{name}{fused}{n}") for n in range(3)])
+        if fused:
+            fuse(model)
+        step = models.training_step(model, new_adam())
+        graph = step.get_concrete_function([tf.zeros([2, 3], tf.int64)] * 3, tf.zeros([2])).graph.as_graph_def()
+        operations = ("TFRA>CuckooHashTableFind", "TFRA>CuckooHashTableInsert", "HorovodAlltoall")
+        assert [count_nodes(graph, op) for op in operations] == want
+
+
+def uneven_steps(name):
+    """B12: rank 1 has fewer batches; fit, evaluate and predict end on both ranks after as many."""
+    from tests.tfra import models
+    from tf_fusedrec import collectives, keras, tf
+    from tf_fusedrec.tfra import fuse
+
+    model = models.SumOfRows([models.layer_of(models.OURS, f"{name}{n}") for n in range(2)])
+    fuse(model)
+    model.compile(models.de.DynamicEmbeddingOptimizer(sgd(), synchronous=True), "mse", run_eagerly=False)
+
+    class Count(keras.callbacks.Callback):
+        def __init__(self):
+            super().__init__()
+            self.batches = 0
+
+        def on_train_batch_end(self, batch, logs=None):
+            self.batches += 1
+
+    for batches_of_rank_1 in (3, 0):
+        count, batches = Count(), [5, batches_of_rank_1][collectives.rank()]
+        ids = tuple(np.arange(4 * batches * 3).reshape(-1, 3) % 11 for _ in range(2))
+        dataset = tf.data.Dataset.from_tensor_slices((ids, np.ones(4 * batches, np.float32))).batch(4)
+        if batches_of_rank_1:
+            model.fit(dataset, verbose=0, callbacks=[count], epochs=2)
+            assert count.batches == 2 * batches_of_rank_1
+            model.evaluate(dataset, verbose=0)
+            assert len(model.predict(dataset, verbose=0)) == 4 * batches_of_rank_1
+        else:
+            assert not list(tf_even(dataset))
+    with pytest.raises(ValueError, match=r"arrays of \[5, 1\] batches"):
+        model.fit(ids, np.ones(len(ids[0])), batch_size=4) if collectives.rank() == 0 else model.fit(
+            tuple(part for part in np.ones([2, 4, 3], np.int64)), np.ones(4), batch_size=4
+        )
+
+
+def tf_even(dataset):
+    from tf_fusedrec.tfra import even
+
+    return even(dataset)
+
+
+def two_graphs(name):
+    """A layer looked up in two graphs before a gradient is refused, where upstream trains rows of other keys."""
+    from tests.tfra import models
+    from tf_fusedrec import tf
+
+    layer = models.layer_of(models.OURS, name)
+    with tf.GradientTape() as tape:
+        first = layer(tf.constant([1, 2], tf.int64))
+        layer(tf.constant([3], tf.int64))
+        loss = tf.reduce_sum(first)
+    with pytest.raises(tf.errors.InvalidArgumentError, match=f"Layer '{name}' was looked up again"):
+        tape.gradient(loss, layer.trainable_variables)
+
+
+def partition_by_high_digit(keys, ranks):
+    from tf_fusedrec import tf
+
+    return tf.cast(tf.math.floormod(keys // 4, tf.cast(ranks, keys.dtype)), tf.int32)
+
+
+CASES = {
+    "adagrad": lambda name: compare(name, adagrad, fused=True, low=0),
+    "sgd_negative_ids": lambda name: compare(name, sgd),
+    "clipped_adam": lambda name: compare(name, clipped_adam),
+    "adagrad_bp_v2": lambda name: compare(name, adagrad, bp_v2=True, fused=True, low=0),
+    "new_adam": lambda name: compare(name, new_adam, fused=True, low=0),
+    "int32": lambda name: compare(name, sgd, layers=1, key_dtype="int32", ids_dtype=np.int32),
+    "float64": lambda name: compare(name, sgd, layers=1, value_dtype="float64"),
+    "float16": lambda name: compare(name, sgd, layers=1, value_dtype="float16"),
+    "partitioner": lambda name: compare(name, sgd, layers=1, partitioner=partition_by_high_digit),
+    "max_norm": lambda name: compare(name, sgd, layers=1, max_norm=0.15),
+    "no_data_on_rank_1": lambda name: compare(name, sgd, fused=True, low=0, nothing_on=1),
+    "restricted": restricted,
+    "other_inputs": other_inputs,
+    "unique_flags": unique_flags,
+    "several_calls": several_calls,
+    "table_operations": table_operations,
+    "uneven_steps": uneven_steps,
+    "two_graphs": two_graphs,
+}
+
+
+@pytest.fixture(scope="module")
+def results():
+    return run_ranks(check_all, 2, timeout_s=600)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_on_two_ranks(results, case):
+    failures = [f"rank {rank}:\n{found[case]}" for rank, found in enumerate(results) if found[case]]
+    assert not failures, "\n".join(failures)

@@ -1,0 +1,44 @@
+"""A TFRA user's program on real MovieLens-1M, on 2 ranks: with TFRA, with the import swapped, with its layers fused."""
+
+import pathlib
+
+import numpy as np
+
+from tests.support.ranks import run_ranks
+from tests.support.shared import shared_path
+
+SCRIPT = pathlib.Path(__file__).with_name("user_script.py")
+BEFORE = "from tensorflow_recommenders_addons import dynamic_embedding as de\n"
+AFTER = "from tf_fusedrec.tfra import dynamic_embedding as de\n"
+STEPS = 200
+
+
+def run_script(data, folder, swapped, fused):
+    """Body: the program; losses by step."""
+    import tf_fusedrec.tfra
+
+    source = SCRIPT.read_text()
+    assert source.count(BEFORE) == 1
+    program = {"__name__": "user_script"}
+    exec(compile(source.replace(BEFORE, AFTER) if swapped else source, str(SCRIPT), "exec"), program)
+    finish = {"finish": tf_fusedrec.tfra.fuse} if fused else {}
+    return program["main"](data, folder, STEPS, **finish)
+
+
+def test_losses_and_files_are_those_of_tfra(tmp_path):
+    data = str(shared_path("data/ml-1m"))
+    runs = {"tfra": (False, False), "swapped": (True, False), "fused": (True, True)}
+    losses = {
+        name: run_ranks(
+            run_script, 2, timeout_s=600, data=data, folder=str(tmp_path / name), swapped=swapped, fused=fused
+        )
+        for name, (swapped, fused) in runs.items()
+    }
+    for name in ("swapped", "fused"):
+        for got, want in zip(losses[name], losses["tfra"]):
+            assert len(got) == STEPS
+            # float32 sums in another order, amplified by 200 steps of training; losses are around 1.
+            np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
+    assert np.ptp(losses["tfra"][0]) > 0.5, "losses that do not move compare nothing"
+    files = {name: sorted(p.name for p in (tmp_path / name).rglob("*_mht_*")) for name in runs}
+    assert files["swapped"] == files["tfra"] and len(files["tfra"]) == 2 * 2 * 8 * 2  # savers, ranks, tables, kinds

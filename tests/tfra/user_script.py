@@ -1,0 +1,118 @@
+"""Ratings of MovieLens-1M by two towers, as TFRA's movielens-1m-keras-with-horovod demo does it.
+
+This is a user's program: it knows TFRA, Keras and Horovod, and nothing of this project. The tests run it as it stands,
+and once more with its last import changed.
+"""
+
+import gzip
+import os
+
+import horovod.tensorflow as hvd
+import numpy as np
+import tensorflow as tf
+import tf_keras as keras
+from tensorflow_recommenders_addons import dynamic_embedding as de
+
+BATCH_SIZE = 64
+AGES = (1, 18, 25, 35, 45, 50, 56)
+
+
+def read_ratings(folder, rows):
+    """The first `rows` ratings in a fixed random order, as a dict of columns."""
+    with gzip.open(os.path.join(folder, "users.dat.gz"), "rt") as lines:
+        users = {
+            int(u): (g == "M", AGES.index(int(age)), int(job)) for u, g, age, job, _ in (x.split("::") for x in lines)
+        }
+    with gzip.open(os.path.join(folder, "ratings.csv.gz"), "rt") as lines:
+        next(lines)
+        ratings = np.array([line.split(",")[:3] for line in lines], np.int64)
+    ratings = ratings[np.random.default_rng(0).permutation(len(ratings))[:rows]]
+    about = np.array([users[u] for u in ratings[:, 0]], np.int64)
+    return {
+        "user_id": ratings[:, 0],
+        "movie_id": ratings[:, 1],
+        "user_gender": about[:, 0],
+        "user_age": about[:, 1],
+        "user_occupation": about[:, 2],
+        "user_rating": ratings[:, 2].astype(np.float32),
+    }
+
+
+class Channel(keras.layers.Layer):
+    """One tower: an embedding of sparse ids, one of features with few values, a dense layer."""
+
+    def __init__(self, name, sparse, dense):
+        super().__init__(name=name)
+        self.sparse, self.dense = sparse, dense
+        self.sparse_embedding = self.embedding(f"{name}_SparseUnifiedEmbeddingLayer", 16)
+        self.dense_embedding = self.embedding(f"{name}_DenseUnifiedEmbeddingLayer", 8)
+        self.dnn = keras.layers.Dense(32, activation="relu", kernel_initializer=keras.initializers.GlorotUniform(1))
+
+    def embedding(self, name, size):
+        saver = de.FileSystemSaver(proc_size=hvd.size(), proc_rank=hvd.rank())
+        return de.keras.layers.HvdAllToAllEmbedding(
+            mpi_size=hvd.size(),
+            embedding_size=size,
+            key_dtype=tf.int64,
+            value_dtype=tf.float32,
+            initializer=keras.initializers.Constant(0.05),
+            devices=["/CPU:0"],
+            name=name,
+            init_capacity=8192,
+            kv_creator=de.CuckooHashTableCreator(saver=saver),
+        )
+
+    def call(self, features):
+        # Features of one tower share tables: the feature's number goes into the high bits of the id.
+        parts = []
+        for names, layer in ((self.sparse, self.sparse_embedding), (self.dense, self.dense_embedding)):
+            ids = tf.stack([features[name] + (n << 40) for n, name in enumerate(names)], axis=1)
+            parts.append(tf.reshape(layer(ids), [-1, len(names) * layer.embedding_size]))
+        return self.dnn(tf.concat(parts, axis=1))
+
+
+class DualChannelsModel(keras.Model):
+    """Both towers and a dense head."""
+
+    def __init__(self):
+        super().__init__()
+        self.user = Channel("user", ["user_id"], ["user_gender", "user_age", "user_occupation"])
+        self.movie = Channel("movie", ["movie_id"], ["movie_id"])
+        self.head = keras.layers.Dense(1, kernel_initializer=keras.initializers.GlorotUniform(2))
+
+    def call(self, features):
+        return self.head(tf.concat([self.user(features), self.movie(features)], axis=1))[:, 0]
+
+
+class Losses(keras.callbacks.Callback):
+    """The loss of every batch: Keras reports means since the epoch began."""
+
+    def __init__(self):
+        super().__init__()
+        self.means = []
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.means.append(logs["loss"])
+
+
+def main(data, model_dir, steps, finish=lambda model: None):
+    """Trains `steps` steps on this rank's share and saves; returns the losses and the seconds of the second half."""
+    hvd.init()
+    ratings = read_ratings(data, steps * BATCH_SIZE * hvd.size())
+    mine = {name: column[hvd.rank() :: hvd.size()] for name, column in ratings.items()}
+    labels = mine.pop("user_rating")
+    model = DualChannelsModel()
+    finish(model)
+    optimizer = de.DynamicEmbeddingOptimizer(keras.optimizers.legacy.Adagrad(0.05), synchronous=True)
+    model.compile(optimizer, loss="mse")
+    losses = Losses()
+    callbacks = [
+        de.keras.callbacks.DEHvdBroadcastGlobalVariablesCallback(root_rank=0),
+        de.keras.callbacks.ModelCheckpoint(os.path.join(model_dir, "checkpoint"), verbose=0),
+        losses,
+    ]
+    dataset = tf.data.Dataset.from_tensor_slices((mine, labels)).batch(BATCH_SIZE)
+    model.fit(dataset, callbacks=callbacks, verbose=0)
+    de.keras.models.save_model(model, os.path.join(model_dir, "export"))
+    means = np.array(losses.means, np.float64)
+    return np.diff(means * np.arange(1, len(means) + 1), prepend=0.0)

@@ -1,0 +1,127 @@
+"""Native tables as TFRA's table files: rows and optimizer slots, for any number of TFRA processes.
+
+tfra.export_checkpoint("for_tfra/TFRADynamicEmbedding", embedding, ranks=2)  # TFRA reads it on two
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import shutil
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from tf_fusedrec import collectives
+from tf_fusedrec._tf_compat import tf
+from tf_fusedrec.checkpoint.agreement import agree, of_rank_0
+from tf_fusedrec.embedding import FusedEmbedding
+from tf_fusedrec.tables.tfra import owner_of
+from tf_fusedrec.tfra import files
+from tf_fusedrec.tfra.importing import slots_of, tables_of
+
+
+def export_checkpoint(
+    directory: str | os.PathLike,
+    embedding: FusedEmbedding,
+    *,
+    ranks: int | None = None,
+    names: Mapping[str, str] | None = None,
+    slots: bool = True,
+    short_file_name: bool = False,
+) -> None:
+    """Writes tables as files that TFRA's FileSystemSaver reads on `ranks` processes. Collective.
+
+    Rows go to the files of the ranks that TFRA's default partition function names: with as many files as processes,
+    TFRA reads them without asking whose they are.
+
+    Args:
+      directory: of the files; must not exist, or be empty, since TFRA merges what it finds there. On a file system that
+        all ranks see.
+      embedding: the layer.
+      ranks: processes that will load it; None: as many as now.
+      names: as in import_checkpoint.
+      slots: whether to write the optimizer's slots.
+      short_file_name: that of the TFRA layers, on which the names of the slots' files depend.
+
+    Raises:
+      ValueError: a directory that holds files, ranks below 1, an optimizer whose slots TFRA has no tables for.
+      OSError, RuntimeError: it failed, here or on another rank; `directory` is removed.
+    """
+    folder = pathlib.Path(directory)
+    targets = collectives.size() if ranks is None else ranks
+    wanted = agree(lambda: _checked_targets(embedding, names, targets, slots))
+
+    def begun() -> None:
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise ValueError(f"{folder} exists and holds files, which TFRA would merge. Remove it, or name another.")
+        folder.mkdir(parents=True, exist_ok=True)
+
+    of_rank_0(begun)
+    rank, size = collectives.rank(), collectives.size()
+    try:
+        written = agree(lambda: _write_parts(folder, wanted, targets, rank, slots, short_file_name))
+        agree(lambda: _join_parts(folder, [name for name, target in written if target % size == rank], size))
+    except Exception:
+        collectives.barrier()
+        if rank == 0:
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
+def _checked_targets(
+    embedding: FusedEmbedding, names: Mapping[str, str] | None, ranks: int, slots: bool
+) -> dict[str, tuple[Any, str]]:
+    if not isinstance(ranks, int) or ranks < 1:
+        raise ValueError(f"ranks must be an int >= 1, got {ranks!r}.")
+    wanted = tables_of(embedding, names)
+    for name, (table, _) in wanted.items():
+        narrow = [s for s in slots_of(table, name) if not table.record_dtype("rows")[s].shape]
+        if slots and narrow:
+            raise ValueError(
+                f"slots {narrow} of table {name!r} are one number per row, which no TFRA optimizer has. Write rows "
+                "alone: slots=False."
+            )
+    return wanted
+
+
+def _write_parts(
+    folder: pathlib.Path, wanted: Mapping[str, tuple[Any, str]], targets: int, rank: int, slots: bool, short: bool
+) -> list[tuple[str, int]]:
+    """Writes this rank's part of every file; returns all files, which are the same on all ranks, with their rank."""
+    names = []
+    for name, (table, layer) in wanted.items():
+        ids, records = table.snapshot(name, in_hash_order=False)
+        owner = owner_of(ids, targets)
+        between = "_" if short else f"_DynamicEmbedding_{layer}-shadow_"
+        fields = {"row": f"{layer}-parameter"}
+        if slots:
+            fields.update({slot: f"{layer}-parameter{between}{slot}" for slot in slots_of(table, name)})
+        for target in range(targets):
+            mine = np.flatnonzero(owner == target)
+            for field, variable in fields.items():
+                values = _as_stored(table, name, np.ascontiguousarray(records[field][mine]))
+                for kind, array in (("keys", ids[mine]), ("values", values)):
+                    names.append((files.file_name(variable, target, targets, kind), target))
+                    array.tofile(folder / f"{names[-1][0]}.part{rank}")
+    return names
+
+
+def _as_stored(table: Any, name: str, values: np.ndarray) -> np.ndarray:
+    """Values of a field in the dtype of the rows: TFRA's slots have it, ours may be narrower (bfloat16 bits)."""
+    dtype = tf.as_dtype(table.spec(name)["storage"])
+    if values.dtype == np.dtype("<u2"):
+        values = values.view(tf.bfloat16.as_numpy_dtype)
+    return values.astype(dtype.as_numpy_dtype)
+
+
+def _join_parts(folder: pathlib.Path, names: list[str], size: int) -> None:
+    """Makes whole files of the parts that all ranks have written."""
+    for name in names:
+        with (folder / name).open("wb") as whole:
+            for rank in range(size):
+                part = folder / f"{name}.part{rank}"
+                with part.open("rb") as file:
+                    shutil.copyfileobj(file, whole)
+                part.unlink()

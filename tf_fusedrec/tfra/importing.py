@@ -1,0 +1,184 @@
+"""TFRA's table files into native tables: rows and optimizer slots, on any number of ranks.
+
+    tfra.import_checkpoint("saved/variables/TFRADynamicEmbedding", embedding)  # all ranks, any number
+
+TFRA's files know neither dtypes nor optimizers: the tables that take the rows say what they are.
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from tf_fusedrec import collectives
+from tf_fusedrec._tf_compat import tf
+from tf_fusedrec.checkpoint.agreement import agree
+from tf_fusedrec.embedding import FusedEmbedding
+from tf_fusedrec.tables.hash_order import hash_range_owner
+from tf_fusedrec.tables.tfra import owner_of
+from tf_fusedrec.tfra import files
+
+# The one slot that TFRA's optimizers name otherwise than the records of tf_fusedrec.optimizers: new-style SGD.
+_ALIASES = {"m": "momentum"}
+
+
+def import_checkpoint(
+    directory: str | os.PathLike,
+    embedding: FusedEmbedding,
+    *,
+    names: Mapping[str, str] | None = None,
+    slots: bool = True,
+    value_dtype: str | None = None,
+    key_dtype: str = "int64",
+    iterations: int | None = None,
+) -> dict[str, int]:
+    """Reads tables that TFRA's FileSystemSaver wrote, with their slots, on any number of ranks. Collective.
+
+    Every rank reads all files and keeps the rows that it owns. Rows of other ids stay as they are. Nothing is changed
+    when a file is refused.
+
+    Args:
+      directory: with the files; or a SavedModel, or a checkpoint's directory with one TFRADynamicEmbedding folder.
+      embedding: the layer whose tables take the rows.
+      names: TFRA layer of a table, where it is not the table's own name. With names, only the tables that it holds.
+      slots: False takes rows alone; their slots start as those of new rows.
+      value_dtype: of the files, where it is not the table's: "float32", "float16", "bfloat16" or "float64".
+      key_dtype: of the files: "int64" or "int32".
+      iterations: updates that the optimizer had done, which Adam's bias correction needs (TFRA keeps the number in the
+        TensorFlow checkpoint, optimizer.iterations); None leaves it.
+
+    Returns:
+      By table, how many rows this rank has taken.
+
+    Raises:
+      ValueError: no files, files that are missing, truncated or of several saves; a table without files; slots that
+        the table's optimizer does not have, or lacks; a key that is in two files.
+      RuntimeError: it failed on another rank.
+    """
+    wanted = agree(lambda: tables_of(embedding, names))
+
+    def opened() -> list[_Source]:
+        found = files.variables_in(folder := files.folder_of(pathlib.Path(directory)))
+        return [
+            _Source(folder, found, table, name, layer, slots, value_dtype, np.dtype(key_dtype))
+            for name, (table, layer) in wanted.items()
+        ]
+
+    sources = agree(opened)
+    read = agree(lambda: [list(source.mine(collectives.rank(), collectives.size())) for source in sources])
+
+    def taken() -> dict[str, int]:
+        rows = {}
+        for source, chunks in zip(sources, read):
+            for ids, records in chunks:
+                source.table.restore(source.name, "rows", ids, records)
+            rows[source.name] = sum(len(ids) for ids, _ in chunks)
+            if iterations is not None:
+                source.table.optimizer.iterations.assign(iterations)
+        return rows
+
+    return agree(taken)
+
+
+class _Source:
+    """The files of one table, checked against it."""
+
+    def __init__(
+        self,
+        folder: pathlib.Path,
+        found: Mapping[str, Mapping[files.Shard, files.Files]],
+        table: Any,
+        name: str,
+        layer: str,
+        slots: bool,
+        value_dtype: str | None,
+        key_dtype: np.dtype,
+    ):
+        self.table, self.name, self._key_dtype = table, name, key_dtype
+        variable = f"{layer}-parameter"
+        if variable not in found:
+            raise ValueError(
+                f"{folder} has no variable {variable!r} for table {name!r}. It has {sorted(found)}. Say which layer it "
+                "was: names={table: layer}."
+            )
+        record = table.record_dtype("rows")
+        self._dim = table.spec(name)["dim"]
+        stored = table.spec(name)["storage"] if value_dtype is None else value_dtype
+        self._dtype = tf.as_dtype(stored).as_numpy_dtype
+        self._rows = found[variable]
+        own = slots_of(table, name)
+        prefixes = (f"{variable}_DynamicEmbedding_{layer}-shadow_", f"{variable}_")
+        theirs: dict[str, Mapping[files.Shard, files.Files]] = {}
+        for other, shards in found.items():
+            prefix = next((p for p in prefixes if other.startswith(p)), None)
+            if prefix is not None:
+                slot = other.removeprefix(prefix)
+                theirs[_ALIASES.get(slot, slot) if slot not in own else slot] = shards
+        if slots and sorted(theirs) != sorted(own):
+            raise ValueError(
+                f"{folder} has slots {sorted(theirs)} for layer {layer!r}, but table {name!r} is trained by "
+                f"{table.spec(name)['optimizer']}, which has {sorted(own)}. Give the table the optimizer of the "
+                "checkpoint, or take rows alone: slots=False."
+            )
+        self._slots = theirs if slots else {}
+        self._record = record
+        for shards in (self._rows, *self._slots.values()):
+            if set(shards) != set(self._rows):
+                raise ValueError(
+                    f"{folder}: slots of layer {layer!r} were saved by another number of ranks than its rows."
+                )
+            for pair in shards.values():
+                self._read(pair)
+
+    def _read(self, pair: files.Files) -> tuple[np.ndarray, np.ndarray]:
+        return files.read(pair, self._dim, np.dtype(self._dtype), self._key_dtype)
+
+    def mine(self, rank: int, ranks: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """ids <int64>[n] and records of each shard's rows that this rank owns."""
+        owner = owner_of if self.table.owner == "tfra" else hash_range_owner
+        seen = np.zeros([0], np.int64)
+        for shard, pair in self._rows.items():
+            keys, rows = self._read(pair)
+            kept = np.flatnonzero(owner(keys, ranks) == rank)
+            ids = keys[kept]
+            seen = np.concatenate([seen, ids])
+            records = self.table.new_records(self.name, len(ids))
+            _put(records, "row", np.asarray(rows[kept]), slice(None))
+            for slot, shards in self._slots.items():
+                slot_keys, values = self._read(shards[shard])
+                order = np.argsort(slot_keys)
+                at = np.minimum(np.searchsorted(slot_keys, ids, sorter=order), max(len(order) - 1, 0))
+                has = np.flatnonzero(slot_keys[order][at] == ids) if len(order) else np.zeros([0], np.int64)
+                _put(records, slot, np.asarray(values[order[at[has]]]), has)
+            yield ids, records
+        repeated, counts = np.unique(seen, return_counts=True)
+        if len(seen) > len(repeated):
+            raise ValueError(
+                f"Key {repeated[counts > 1][0]} of table {self.name!r} is in the files of two ranks. Every rank must "
+                "save its own rows: FileSystemSaver(proc_size=hvd.size(), proc_rank=hvd.rank())."
+            )
+
+
+def _put(records: np.ndarray, field: str, values: np.ndarray, at: Any) -> None:
+    """Sets a field, rounding to how the table stores it; bfloat16 is stored as its bits."""
+    if records[field].dtype == np.dtype("<u2"):
+        values = values.astype(tf.bfloat16.as_numpy_dtype).view(np.uint16)
+    records[field][at] = values
+
+
+def slots_of(table: Any, name: str) -> list[str]:
+    return list(table.spec(name)["slots"])
+
+
+def tables_of(embedding: FusedEmbedding, names: Mapping[str, str] | None) -> dict[str, tuple[Any, str]]:
+    """Backend and TFRA layer of each table."""
+    tables = {name: lookup.table for lookup in embedding.lookups for name in lookup.table.names}
+    unknown = sorted(set(names or {}) - set(tables))
+    if unknown:
+        raise ValueError(f"names must name tables of {embedding.name!r}, got {unknown}. Its tables: {sorted(tables)}.")
+    layers = dict(names) if names is not None else {name: name for name in tables}
+    return {name: (tables[name], layer) for name, layer in sorted(layers.items())}

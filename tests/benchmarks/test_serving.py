@@ -1,0 +1,35 @@
+"""The serving benchmark, tiny: its fields, and a server that answers otherwise is not measured."""
+
+import json
+import sys
+
+import numpy as np
+import pytest
+
+from benchmarks import harness, serving
+from models.experiment import load
+from tf_fusedrec import tf
+
+
+def test_fields(tmp_path, monkeypatch):
+    monkeypatch.setattr(serving, "QUICK", serving.Size(items=300, requests=6))
+    monkeypatch.setattr(serving, "BATCHES", (1, 2))
+    monkeypatch.setattr(sys, "argv", ["serving", "--quick", "--json", str(tmp_path / "result.json")])
+    serving.main()
+    result = json.loads((tmp_path / "result.json").read_text())
+    for field in ("p50_ms", "p99_ms"):
+        assert {ops: set(of_batch) for ops, of_batch in result[field].items()} == {
+            "stock": {"1", "2"},
+            "ours": {"1", "2"},
+        }
+    assert all(result["p99_ms"][ops][n] >= result["p50_ms"][ops][n] > 0 for ops in ("stock", "ours") for n in "12")
+    assert all(size > 1 for size in result["size_over_rows"].values())
+
+
+def test_servers_that_disagree_are_not_measured():
+    def server(answer):
+        return lambda **inputs: {"ctr": tf.constant([answer])}
+
+    servers = {"stock": server(0.5), "ours": server(np.float32(0.51))}
+    with pytest.raises(harness.CheckFailed, match="ctr"):
+        serving.percentiles(servers, load(str(serving.CONFIG), []), 1, serving.Size(items=10, requests=2))

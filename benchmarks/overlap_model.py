@@ -96,7 +96,7 @@ def make_embedding(size: Size, name: str, table: dict[str, Any], **layer: Any) -
 def make_model(size: Size, embedding: keras.layers.Layer, schedule: Any, *, reduce: bool = True) -> GRM:
     """The same dense weights each time; their gradients are averaged over ranks if `reduce` says so."""
     keras.utils.set_random_seed(1)
-    model = GRM(config(size), embedding)
+    model = GRM(config(size), embedding, np.arange(1), np.ones(1, np.int64))
     model.schedule = schedule
     adam = keras.optimizers.legacy.Adam(1e-3)
     model.compile(fr.collectives.distributed_optimizer(adam) if reduce else adam)

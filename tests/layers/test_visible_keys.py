@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.layers.cases import ROW_LENGTHS, splits_of
-from tests.oracles.jagged_attention import visible_pairs
+from tests.oracles.visible_pairs import visible_pairs
 from tf_fusedrec._tf_compat import tf
 from tf_fusedrec.layers import visible_keys
 

@@ -4,7 +4,7 @@ import numpy as np
 
 from benchmarks.sequence_batching import forward_flops
 from models.model_config import GRMConfig
-from tests.oracles.jagged_attention import visible_pairs
+from tests.oracles.visible_pairs import visible_pairs
 
 CONFIG = GRMConfig(
     contextual=("a", "b"), dim=8, num_blocks=3, num_heads=2, qk_dim=4, value_dim=5, num_experts=3,

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tests.layers.cases import oracle_file
-from tests.oracles.jagged_attention import visible_pairs
+from tests.oracles.visible_pairs import visible_pairs
 from tf_fusedrec import ops
 from tf_fusedrec._tf_compat import tf
 from tf_fusedrec.layers.relative_bias import bucket_thresholds

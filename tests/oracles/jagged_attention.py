@@ -5,25 +5,8 @@ Plain TensorFlow, so that its gradients are TensorFlow's own. Nothing is shared 
 
 import numpy as np
 
+from tests.oracles.visible_pairs import visible_pairs
 from tf_fusedrec._tf_compat import tf
-
-
-def visible_pairs(length, num_targets=0, contextual_length=0, attention_window=0, min_full_length=0):
-    """<bool>[length, length] of one row: who (rows) sees whom (columns)."""
-    places = np.arange(length)
-    context = max(contextual_length - 1, 0)
-    top = length - num_targets - context
-    number = np.minimum(np.maximum(places - context, 0), top)
-    asks, answers = number[:, None], number[None, :]
-    visible = (places[:, None] == places[None, :]) | (asks > answers)
-    if attention_window > 0:
-        near = asks - answers <= attention_window
-        if min_full_length > 0:
-            near = near | (asks >= top - min_full_length)
-        visible &= near
-    if contextual_length > 0:
-        visible |= (asks == 0) & (answers < top)
-    return visible
 
 
 def time_map(kind, parameters, thresholds, asks, answers):

@@ -61,8 +61,9 @@ def export(
 
     of_rank_0(begin)
     tables = _tables(model)
-    for embedding, _ in tables.values():
-        embedding.synchronize()
+    for layer in model.submodules:
+        if isinstance(layer, FusedEmbedding):
+            layer.synchronize()
 
     def write_rows() -> None:
         for table, (embedding, _) in tables.items():

@@ -1,28 +1,13 @@
 """Oracle of jagged attention and its gradients: the definitions, one dense sequence after another. NumPy, float64.
 
-(tests/oracles/jagged_attention.py is the same in TensorFlow, which a machine with a GPU need not have.)
+(tests/oracles/jagged_attention.py does it in TensorFlow, which a machine with a GPU need not have.)
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-
-def visible_pairs(length, num_targets=0, contextual_length=0, attention_window=0, min_full_length=0):
-    """<bool>[length, length] of one sequence: who (rows) sees whom (columns)."""
-    places, context = np.arange(length), max(contextual_length - 1, 0)
-    top = length - num_targets - context
-    number = np.minimum(np.maximum(places - context, 0), top)
-    asks, answers = number[:, None], number[None, :]
-    visible = (places[:, None] == places[None, :]) | (asks > answers)
-    if attention_window > 0:
-        near = asks - answers <= attention_window
-        if min_full_length > 0:
-            near = near | (asks >= top - min_full_length)
-        visible &= near
-    if contextual_length > 0:
-        visible |= (asks == 0) & (answers < top)
-    return visible
+from tests.oracles.visible_pairs import visible_pairs
 
 
 def _sequences(case):

@@ -67,7 +67,8 @@ def describe_tensorflow() -> tuple[str, list[str], list[str]]:
         [sys.executable, "-c", DESCRIBE_TENSORFLOW],
         env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
         capture_output=True,
-        text=True,
+        encoding="utf-8",
+        errors="replace",
     )
     if answer.returncode != 0:
         reason = (answer.stderr.strip().splitlines() or ["no message"])[-1]
@@ -101,7 +102,7 @@ def find_nvcc() -> str | None:
 def is_current(output: pathlib.Path, command: str, inputs: list[pathlib.Path]) -> bool:
     """Whether `output` was made by `command` and is younger than its inputs."""
     record = output.with_suffix(".command")
-    if not output.exists() or not record.exists() or record.read_text() != command:
+    if not output.exists() or not record.exists() or record.read_text(encoding="utf-8") != command:
         return False
     made = output.stat().st_mtime
     return all(path.exists() and path.stat().st_mtime < made for path in inputs)
@@ -111,7 +112,7 @@ def dependencies(depfile: pathlib.Path) -> list[pathlib.Path]:
     """The source and headers of an object, as the compiler's -MMD listed them (`object: source header ...`)."""
     if not depfile.exists():
         return []
-    _, _, listed = depfile.read_text().replace("\\\n", " ").partition(":")
+    _, _, listed = depfile.read_text(encoding="utf-8").replace("\\\n", " ").partition(":")
     return [ROOT / word for word in shlex.split(listed)]
 
 
@@ -126,7 +127,7 @@ def run_compiler(command: list[str], output: pathlib.Path) -> None:
     # As old as the reading of its inputs: a file edited during the compilation is younger.
     os.utime(unfinished, (started, started))
     os.replace(unfinished, output)
-    output.with_suffix(".command").write_text(shlex.join(command))
+    output.with_suffix(".command").write_text(shlex.join(command), encoding="utf-8")
 
 
 def compile_object(source: pathlib.Path, flags: list[str]) -> tuple[pathlib.Path, bool]:
@@ -214,7 +215,8 @@ class BuildCustomOps(build_ext):
         built[LIBRARY], version = build_library(with_cuda=nvcc is not None)
         built[BUILD_INFO] = ROOT / OBJECTS / BUILD_INFO.name
         built[BUILD_INFO].write_text(
-            f'"""Written by setup.py with the library beside it."""\n\nTENSORFLOW_VERSION = "{version}"\n'
+            f'"""Written by setup.py with the library beside it."""\n\nTENSORFLOW_VERSION = "{version}"\n',
+            encoding="utf-8",
         )
         folder = ROOT if self.inplace else pathlib.Path(self.build_lib)
         for target, source in built.items():

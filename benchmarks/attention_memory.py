@@ -12,7 +12,9 @@ ROWS = 4  # the padded contender has all of them in memory at once
 
 
 def _kilobytes(field: str) -> int:
-    found = re.search(rf"^{field}:\s+(\d+) kB$", pathlib.Path("/proc/self/status").read_text(), re.MULTILINE)
+    found = re.search(
+        rf"^{field}:\s+(\d+) kB$", pathlib.Path("/proc/self/status").read_text(encoding="utf-8"), re.MULTILINE
+    )
     return int(found.group(1)) if found else 0
 
 

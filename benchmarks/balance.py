@@ -95,10 +95,12 @@ def _on_ranks(quick: bool) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         found = pathlib.Path(folder) / "steps.json"
         command = [sys.executable, "-m", "benchmarks.balance_steps", "--json", str(found)] + ["--quick"] * quick
-        done = subprocess.run(command, env=children.environment(), capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            command, env=children.environment(), capture_output=True, encoding="utf-8", errors="replace", check=False
+        )
         if done.returncode != 0:
             raise harness.CheckFailed(f"benchmarks.balance_steps failed:\n{(done.stdout + done.stderr)[-3000:]}")
-        fields = json.loads(found.read_text())
+        fields = json.loads(found.read_text(encoding="utf-8"))
     return {name: value for name, value in fields.items() if name.startswith(("step_time", "ms_"))}
 
 

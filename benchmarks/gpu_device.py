@@ -77,7 +77,9 @@ def matrix_flops() -> float:
 def device() -> dict[str, str]:
     """Name, driver and clocks, as the driver tells them."""
     command = ["nvidia-smi", f"--query-gpu={_CLOCKS}", "--format=csv,noheader"]
-    told = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()[0]
+    told = subprocess.run(
+        command, capture_output=True, encoding="utf-8", errors="replace", check=True
+    ).stdout.splitlines()[0]
     return dict(zip(_CLOCKS.split(","), (field.strip() for field in told.split(","))))
 
 
@@ -97,4 +99,4 @@ def write(path: pathlib.Path, results: list[dict]) -> None:
             )
         )
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"device": device(), "results": results}, indent=1) + "\n")
+    path.write_text(json.dumps({"device": device(), "results": results}, indent=1) + "\n", encoding="utf-8")

@@ -79,7 +79,7 @@ def on_ranks(module: str, ranks: int) -> bool:
     path = os.pathsep.join([str(horovodrun.parent), os.environ.get("PATH", "")])
     python_path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     with subprocess.Popen(
-        command, env={**quiet, "PATH": path, "PYTHONPATH": python_path}, text=True,
+        command, env={**quiet, "PATH": path, "PYTHONPATH": python_path}, encoding="utf-8", errors="replace",
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     ) as job:  # fmt: skip
         for line in job.stdout or ():
@@ -141,14 +141,16 @@ def memcpy_bytes_per_s(megabytes: int = 256, repeats: int = 7) -> float:
 
 def _cpu_model() -> str:
     cpuinfo = pathlib.Path("/proc/cpuinfo")
-    text = cpuinfo.read_text() if cpuinfo.exists() else ""
+    text = cpuinfo.read_text(encoding="utf-8") if cpuinfo.exists() else ""
     found = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
     return found.group(1) if found else platform.processor() or platform.machine()
 
 
 def _commit() -> str:
     def git(*words: str) -> str:
-        done = subprocess.run(["git", "-C", str(ROOT), *words], capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            ["git", "-C", str(ROOT), *words], capture_output=True, encoding="utf-8", errors="replace", check=False
+        )
         return done.stdout.strip()
 
     commit = git("rev-parse", "--short", "HEAD")
@@ -186,7 +188,7 @@ def print_table(title: str, rows: Sequence[Mapping[str, Any]]) -> None:
 def write_json(path: pathlib.Path | None, results: Mapping[str, Any]) -> None:
     """Writes results with the environment beside them; does nothing when path is None."""
     if path is not None:
-        path.write_text(json.dumps({**results, **environment()}, indent=2) + "\n")
+        path.write_text(json.dumps({**results, **environment()}, indent=2) + "\n", encoding="utf-8")
 
 
 def report(title: str, cases: Sequence[Mapping[str, Any]], arguments: Arguments) -> None:

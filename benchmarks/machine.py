@@ -10,7 +10,7 @@ import platform
 def describe(cpuinfo: str | None = None, *, gpu: bool | None = None) -> str:
     """For example "virtual machine, 2 x86-64 cores (AVX-512), no GPU"."""
     path = pathlib.Path("/proc/cpuinfo")
-    text = cpuinfo if cpuinfo is not None else path.read_text() if path.exists() else ""
+    text = cpuinfo if cpuinfo is not None else path.read_text(encoding="utf-8") if path.exists() else ""
     flags = next((line.split(":")[1].split() for line in text.splitlines() if line.startswith("flags")), [])
     kind = "virtual machine" if "hypervisor" in flags else "machine"
     cores = text.count("processor\t") if cpuinfo is not None else os.cpu_count()

@@ -84,7 +84,9 @@ def wire_bytes() -> dict[str, Any]:
     horovodrun = str(pathlib.Path(sys.executable).parent / "horovodrun")
     command = [horovodrun, "-np", str(negatives_wire.RANKS), "--gloo", sys.executable, "-m", negatives_wire.__name__]
     environment = children.environment()
-    done = subprocess.run(command, env=environment, cwd=harness.ROOT, text=True, capture_output=True, check=False)
+    done = subprocess.run(
+        command, env=environment, cwd=harness.ROOT, encoding="utf-8", errors="replace", capture_output=True, check=False
+    )
     found = [line.partition(negatives_wire.MARK)[2] for line in done.stdout.splitlines() if negatives_wire.MARK in line]
     if done.returncode != 0 or not found:
         raise harness.CheckFailed(f"{command} ended with {done.returncode}:\n{(done.stdout + done.stderr)[-2000:]}")

@@ -79,7 +79,9 @@ def _narrowed(rows: tf.Tensor, dtype: str) -> tf.Tensor:
 
 
 def _kilobytes(field: str) -> int:
-    found = re.search(rf"^{field}:\s+(\d+) kB$", pathlib.Path("/proc/self/status").read_text(), re.MULTILINE)
+    found = re.search(
+        rf"^{field}:\s+(\d+) kB$", pathlib.Path("/proc/self/status").read_text(encoding="utf-8"), re.MULTILINE
+    )
     return int(found.group(1)) if found else 0
 
 
@@ -88,7 +90,7 @@ def main(form: str, positions: int, negatives: int, row_dtype: str) -> float:
     step = Case(positions, negatives).step(form, row_dtype)
     step.get_concrete_function()  # tracing is no part of the step
     Case(8, 2, items=16).step(form, row_dtype)()  # nor are thread pools and first calls
-    pathlib.Path("/proc/self/clear_refs").write_text("5")  # the high-water mark begins here
+    pathlib.Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # the high-water mark begins here
     before = _kilobytes("VmRSS")
     step()
     return 1024.0 * (_kilobytes("VmHWM") - before)

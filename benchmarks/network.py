@@ -88,7 +88,7 @@ def two_hosts(folder: pathlib.Path) -> Iterator[tuple[list[str], dict[str, str]]
             stack.enter_context(_etc_hosts(name))
         ssh = folder / "ssh"
         cases = [f"  {host}) set -- {shlex.join(_on_host(name, host))} ;;" for name, host in zip(names, HOSTS)]
-        ssh.write_text(_SSH.replace("CASES", "\n".join(cases)))
+        ssh.write_text(_SSH.replace("CASES", "\n".join(cases)), encoding="utf-8")
         ssh.chmod(0o755)
         path = f"{folder}{os.pathsep}{os.environ['PATH']}"
         yield _on_host(names[0], next(iter(HOSTS))), {**os.environ, "PATH": path}
@@ -109,7 +109,7 @@ def _etc_hosts(name: str) -> Iterator[None]:
     folder.mkdir(parents=True)
     try:
         lines = ["127.0.0.1 localhost", *(f"{address} {host}" for host, address in HOSTS.items())]
-        (folder / "hosts").write_text("\n".join(lines) + "\n")
+        (folder / "hosts").write_text("\n".join(lines) + "\n", encoding="utf-8")
         yield
     finally:
         shutil.rmtree(folder)
@@ -134,11 +134,13 @@ exec env -i PATH="$PATH" HOME="$HOME" "$@" sh -c "$command"
 
 
 def _end_processes(name: str) -> None:
-    listed = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True, check=False)
+    listed = subprocess.run(
+        ["ip", "netns", "pids", name], capture_output=True, encoding="utf-8", errors="replace", check=False
+    )
     for pid in listed.stdout.split():
         with contextlib.suppress(ProcessLookupError):
             os.kill(int(pid), signal.SIGKILL)
 
 
 def _run(*command: str) -> None:
-    subprocess.run(command, check=True, capture_output=True, text=True)
+    subprocess.run(command, check=True, capture_output=True, encoding="utf-8", errors="replace")

@@ -47,7 +47,8 @@ def run_ranks(size: Size, repeats: int) -> dict[str, Any]:
         ranks = [horovodrun, "-np", "2", "--gloo", sys.executable, "-m", "benchmarks.overlap_ranks", request]
         try:
             done = subprocess.run(
-                network.inside(name, ranks), env=children.environment(), cwd=harness.ROOT, text=True, timeout=TIMEOUT_S,
+                network.inside(name, ranks), env=children.environment(), cwd=harness.ROOT, timeout=TIMEOUT_S,
+                encoding="utf-8", errors="replace",
                 stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
             )  # fmt: skip
         except subprocess.TimeoutExpired as expired:

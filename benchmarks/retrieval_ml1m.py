@@ -73,7 +73,7 @@ class Curve(keras.callbacks.Callback):
         super().__init__()
         self._report = report  # called after every evaluation
         self._path, self._experiment, self._folder = path, experiment, folder
-        entries = json.loads(path.read_text()) if path.exists() else []
+        entries = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
         self.entries: list[dict[str, Any]] = [entry for entry in entries if entry["epoch"] <= done]
 
     def on_epoch_begin(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
@@ -89,7 +89,7 @@ class Curve(keras.callbacks.Callback):
             entry |= {name.replace("@", "_at_"): value for name, value in results.items() if "baseline" not in name}
         self.entries.append(entry)
         partial = self._path.with_suffix(".partial")
-        partial.write_text("[\n" + ",\n".join(json.dumps(one) for one in self.entries) + "\n]\n")
+        partial.write_text("[\n" + ",\n".join(json.dumps(one) for one in self.entries) + "\n]\n", encoding="utf-8")
         partial.replace(self._path)
         if "hr_at_10" in entry:
             self._report(self.entries)
@@ -231,7 +231,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     def report(entries: list[dict[str, Any]]) -> None:
         if arguments.json and any("hr_at_10" in entry for entry in entries):
-            arguments.json.write_text(json.dumps(summary(experiment, entries), indent=1) + "\n")
+            arguments.json.write_text(json.dumps(summary(experiment, entries), indent=1) + "\n", encoding="utf-8")
 
     try:
         experiment = experiment_of(arguments)

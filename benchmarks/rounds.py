@@ -57,7 +57,8 @@ class Remote:
     def __init__(self, python: str, module: str, request: Mapping[str, Any]):
         self._name = f"{python} -m {module}"
         self._process = subprocess.Popen(
-            [python, "-m", module, json.dumps(request)], env=children.environment(), cwd=harness.ROOT, text=True,
+            [python, "-m", module, json.dumps(request)], env=children.environment(), cwd=harness.ROOT,
+            encoding="utf-8", errors="replace",
             stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         )  # fmt: skip
         self.about = self._answer()

@@ -113,7 +113,7 @@ def main() -> None:
         print(f"{name + unit:<20}{cells[0]:>10.4g}{cells[1]:>18.4g}")
     print(f"saving: {result['saving']:.2f} times fewer operations with one row per user")
     if arguments.json:
-        pathlib.Path(arguments.json).write_text(json.dumps(result, indent=1) + "\n")
+        pathlib.Path(arguments.json).write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

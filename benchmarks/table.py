@@ -140,10 +140,17 @@ def run_ablation(module: str, quick: bool) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder) / "results.json"
         command = [sys.executable, "-m", f"benchmarks.{module}", "--json", str(path), *["--quick"] * quick]
-        done = subprocess.run(command, env=children.environment(), cwd=harness.ROOT, text=True, capture_output=True)
+        done = subprocess.run(
+            command,
+            env=children.environment(),
+            cwd=harness.ROOT,
+            encoding="utf-8",
+            errors="replace",
+            capture_output=True,
+        )
         if done.returncode != 0:
             raise harness.CheckFailed(f"benchmarks.{module} ended with code {done.returncode}:\n{done.stdout[-3000:]}")
-        return json.loads(path.read_text())
+        return json.loads(path.read_text(encoding="utf-8"))
 
 
 def main() -> None:
@@ -201,7 +208,9 @@ def _keep(folder: pathlib.Path | None, name: str, page: Page) -> None:
     if folder is not None:
         where = harness.environment()
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(f"{page.text}\nload {where['load_average']}, commit {where['commit']}\n")
+        (folder / name).write_text(
+            f"{page.text}\nload {where['load_average']}, commit {where['commit']}\n", encoding="utf-8"
+        )
 
 
 if __name__ == "__main__":

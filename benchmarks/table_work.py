@@ -98,6 +98,6 @@ class Copy:
 
 def available_bytes(meminfo: str | None = None) -> int:
     """Memory that a new process can have."""
-    text = pathlib.Path("/proc/meminfo").read_text() if meminfo is None else meminfo
+    text = pathlib.Path("/proc/meminfo").read_text(encoding="utf-8") if meminfo is None else meminfo
     found = re.search(r"^MemAvailable:\s*(\d+) kB$", text, re.MULTILINE)
     return 1024 * int(found.group(1)) if found else 0

@@ -70,7 +70,7 @@ class Contender:
 
 def _file_mappings() -> list[tuple[int, int]]:
     """(address, bytes) of the files of rows that this process has mapped."""
-    lines = pathlib.Path("/proc/self/maps").read_text().splitlines()
+    lines = pathlib.Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
     ranges = [re.match(r"([0-9a-f]+)-([0-9a-f]+)", line) for line in lines if "/fusedrec-rows-" in line]
     spans = [(int(found[1], 16), int(found[2], 16)) for found in ranges if found]
     return [(begin, end - begin) for begin, end in spans]
@@ -93,7 +93,7 @@ def give_up_pages() -> float:
 
 def bytes_read() -> int:
     """Bytes that this process has had read from a disk."""
-    found = re.search(r"^read_bytes: (\d+)$", pathlib.Path("/proc/self/io").read_text(), re.MULTILINE)
+    found = re.search(r"^read_bytes: (\d+)$", pathlib.Path("/proc/self/io").read_text(encoding="utf-8"), re.MULTILINE)
     return int(found.group(1)) if found else 0
 
 

@@ -68,7 +68,9 @@ def check_export(
         command += ["--inputs", str(given), "--outputs", str(answered)]
         # A server is no rank of this job.
         environment = {name: value for name, value in os.environ.items() if not name.startswith("HOROVOD_")}
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=SERVER_SECONDS)
+        done = subprocess.run(
+            command, env=environment, capture_output=True, encoding="utf-8", errors="replace", timeout=SERVER_SECONDS
+        )
         if done.returncode != 0:
             raise RuntimeError(f"{' '.join(command)} ended with exit code {done.returncode}:\n{done.stderr}")
         with np.load(answered) as outputs:

@@ -183,7 +183,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if arguments.json:
         facts: dict[str, Any] = {"a": str(arguments.run_a), "b": str(arguments.run_b), "users": users}
         facts |= {"level": arguments.level, "resamples": arguments.resamples, "metrics": table}
-        arguments.json.write_text(json.dumps(facts, indent=1) + "\n")
+        arguments.json.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

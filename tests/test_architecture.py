@@ -59,7 +59,7 @@ DOORS = {
 
 def imports_of(path: pathlib.Path):
     """(line, dotted module) of every import in a file; `from tf_fusedrec import x` counts as tf_fusedrec.x."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -118,7 +118,22 @@ def test_models_use_only_what_a_user_can_import():
 
 def test_private_tensorflow_is_not_used():
     for path in modules():
-        assert path.name == "_tf_compat.py" or "tensorflow.python" not in path.read_text(), path
+        assert path.name == "_tf_compat.py" or "tensorflow.python" not in path.read_text(encoding="utf-8"), path
+
+
+def test_text_is_utf8_whatever_the_locale():
+    """Under LC_ALL=C Python would refuse the non-ASCII letters of our own files."""
+    bad = []
+    for folder in ("tf_fusedrec", "models", "benchmarks", "tests", "tools"):
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                keywords = {word.arg for word in node.keywords} if isinstance(node, ast.Call) else {"encoding"}
+                if "encoding" in keywords:
+                    continue
+                name = ast.unparse(node.func).split(".")[-1]
+                if name in ("read_text", "write_text") or ast.unparse(node.func) == "open" or "text" in keywords:
+                    bad.append(f"{path.relative_to(ROOT)}:{node.lineno} {ast.unparse(node)[:80]}")
+    assert not bad, 'name encoding="utf-8":\n' + "\n".join(bad)
 
 
 OPS = sorted(path.name for path in (ROOT / "custom_ops").iterdir() if path.is_dir() and path.name != "common")
@@ -143,19 +158,19 @@ def test_every_op_fills_its_rooms(stem):
     ]
     missing = [room for room in rooms if not (ROOT / room).exists()]
     assert not missing
-    assert f"| `{stem}` |" in (ROOT / "custom_ops/README.md").read_text()
+    assert f"| `{stem}` |" in (ROOT / "custom_ops/README.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("stem", OPS)
 def test_algorithms_know_no_tensorflow(stem):
     for path in sorted((ROOT / "custom_ops" / stem).iterdir()):
         if not path.name.endswith(("_op.cc", "_kernel.cc", "_resource.h")):
-            assert '#include "tensorflow/' not in path.read_text(), path.name
+            assert '#include "tensorflow/' not in path.read_text(encoding="utf-8"), path.name
 
 
 @pytest.mark.parametrize("stem", OPS)
 def test_registrations_have_shape_functions_and_docs(stem):
-    text = (ROOT / "custom_ops" / stem / f"{stem}_op.cc").read_text()
+    text = (ROOT / "custom_ops" / stem / f"{stem}_op.cc").read_text(encoding="utf-8")
     registered = re.findall(r'REGISTER_OP\("(.+?)"\)', text)
     assert registered and all(name.startswith("Fusedrec>") for name in registered)
     assert text.count(".SetShapeFn(") == text.count(".Doc(") == len(registered)

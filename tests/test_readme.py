@@ -5,7 +5,7 @@ import io
 import pathlib
 import re
 
-README = (pathlib.Path(__file__).resolve().parents[1] / "README.md").read_text()
+README = (pathlib.Path(__file__).resolve().parents[1] / "README.md").read_text(encoding="utf-8")
 
 
 def test_the_program_prints_what_is_written_below_it():

@@ -29,7 +29,7 @@ def train():
     batches = [clicks.batch(9, 10 * step + fr.collectives.rank()) for step in range(STEPS)]
     dataset = tf.data.Dataset.from_generator(lambda: iter(batches), output_signature=clicks.SIGNATURE)
     model.fit(dataset, steps_per_epoch=STEPS, verbose=0)
-    cards = [line.split() for line in pathlib.Path("/proc/net/dev").read_text().splitlines()]
+    cards = [line.split() for line in pathlib.Path("/proc/net/dev").read_text(encoding="utf-8").splitlines()]
     sent = [card for card in cards if card[0] == "eth0:"]
     return {
         "state": clicks.state(model, model.get_layer("fused_embedding")),
@@ -60,7 +60,10 @@ def test_training_over_two_hosts_equals_training_on_one(tmp_path):
 def test_namespaces_end_with_what_runs_in_them():
     with network.namespace() as name:
         sleeper = subprocess.Popen(network.inside(name, [sys.executable, "-c", "import time; time.sleep(600)"]))
-        while str(sleeper.pid) not in subprocess.check_output(["ip", "netns", "pids", name], text=True).split():
+        while (
+            str(sleeper.pid)
+            not in subprocess.check_output(["ip", "netns", "pids", name], encoding="utf-8", errors="replace").split()
+        ):
             assert sleeper.poll() is None
     assert sleeper.wait(timeout=10) == -9
-    assert name not in subprocess.check_output(["ip", "netns", "list"], text=True)
+    assert name not in subprocess.check_output(["ip", "netns", "list"], encoding="utf-8", errors="replace")

@@ -39,7 +39,7 @@ def cache_folder() -> pathlib.Path:
 
 def pinned(name: str, requirements: pathlib.Path) -> str:
     """The version of `name` in a requirements file (`name==version`)."""
-    found = re.search(rf"^{re.escape(name)}==(\S+)", requirements.read_text(), re.MULTILINE)
+    found = re.search(rf"^{re.escape(name)}==(\S+)", requirements.read_text(encoding="utf-8"), re.MULTILINE)
     if found is None:
         raise StepFailed(f"error: {requirements} must pin {name} as {name}==<version>.")
     return found.group(1)
@@ -55,7 +55,7 @@ def cache_key(root: pathlib.Path, python_version: str) -> str:
     horovod = pinned("horovod", root / "requirements/horovod.txt")
     tensorflow = pinned("tensorflow", root / "requirements/runtime.txt")
     compiler = os.environ.get("CXX", "g++")
-    answer = subprocess.run([compiler, "-dumpversion"], stdout=subprocess.PIPE, text=True)
+    answer = subprocess.run([compiler, "-dumpversion"], stdout=subprocess.PIPE, encoding="utf-8", errors="replace")
     major = answer.stdout.strip().split(".")[0]
     tag = "cp" + "".join(python_version.split(".")[:2])
     return f"horovod-{horovod}-tensorflow-{tensorflow}-{tag}-{pathlib.Path(compiler).name}{major}-{platform.machine()}"
@@ -66,7 +66,9 @@ def check_cmake(env: dict[str, str]) -> None:
     found = shutil.which("cmake", path=env["PATH"])
     answer = ""
     if found is not None:
-        answer = subprocess.run([found, "--version"], env=env, capture_output=True, text=True).stdout
+        answer = subprocess.run(
+            [found, "--version"], env=env, capture_output=True, encoding="utf-8", errors="replace"
+        ).stdout
     version = re.search(r"cmake version (\d+)\.(\d+)", answer)
     if version and (3, 13) <= (int(version[1]), int(version[2])) < (4, 0):
         return
@@ -91,7 +93,7 @@ def locked(path: pathlib.Path, waiting: str) -> Iterator[None]:
     The commands of steps.run_logged inherit it: when the set-up is killed and one of them lives
     on, the next set-up waits for its end instead of working beside it.
     """
-    with path.open("w") as stream:
+    with path.open("w", encoding="utf-8") as stream:
         os.set_inheritable(stream.fileno(), True)
         try:
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)

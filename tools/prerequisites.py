@@ -70,12 +70,13 @@ def check_compiler(compiler: str) -> list[str]:
         return [f"missing: a C++ compiler; {compiler} is not on PATH.\n{remedy}"]
     with tempfile.TemporaryDirectory() as folder:
         source = pathlib.Path(folder) / "program.cc"
-        source.write_text(CXX17_PROGRAM)
+        source.write_text(CXX17_PROGRAM, encoding="utf-8")
         done = subprocess.run(
             [compiler, "-std=c++17", str(source), "-o", str(source.with_suffix(""))],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            text=True,
+            encoding="utf-8",
+            errors="replace",
         )
     if done.returncode == 0:
         return []

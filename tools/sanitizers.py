@@ -68,7 +68,7 @@ def tensorflow_flags() -> tuple[list[str], list[str]]:
     """Of the compiler and of the linker: absl's headers and symbols are TensorFlow's."""
     answer = subprocess.run(
         [sys.executable, "-c", DESCRIBE_TENSORFLOW],
-        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}, capture_output=True, text=True,
+        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}, capture_output=True, encoding="utf-8", errors="replace",
     )  # fmt: skip
     if answer.returncode != 0:
         reason = (answer.stderr.strip().splitlines() or ["no message"])[-1]
@@ -89,7 +89,7 @@ def algorithms() -> list[pathlib.Path]:
 def programs(kind: Kind) -> list[pathlib.Path]:
     """Sources of tests/cpp, one program each."""
     sources = sorted((ROOT / PROGRAMS).glob("*.cc"))
-    wanted = [path for path in sources if not kind.only_threads or '"threads.h"' in path.read_text()]
+    wanted = [path for path in sources if not kind.only_threads or '"threads.h"' in path.read_text(encoding="utf-8")]
     return [path.relative_to(ROOT) for path in wanted]
 
 
@@ -106,7 +106,7 @@ class Step:
     def is_done(self) -> bool:
         """Whether the same command made the output, and nothing that it read is younger."""
         output, record = ROOT / self.output, self._record()
-        if not output.exists() or not record.exists() or record.read_text() != shlex.join(self.command):
+        if not output.exists() or not record.exists() or record.read_text(encoding="utf-8") != shlex.join(self.command):
             return False
         made = output.stat().st_mtime
         return all(path.exists() and path.stat().st_mtime < made for path in self._inputs())
@@ -114,13 +114,15 @@ class Step:
     def _inputs(self) -> Iterable[pathlib.Path]:
         depfile = ROOT / self.output.with_suffix(".d")
         if self.output.suffix == ".o":  # `object: source header ...`, as -MMD writes it
-            return [ROOT / word for word in shlex.split(depfile.read_text().replace("\\\n", " "))[1:]]
+            return [ROOT / word for word in shlex.split(depfile.read_text(encoding="utf-8").replace("\\\n", " "))[1:]]
         return [ROOT / word for word in self.command if word.endswith(".o")]
 
     def run(self) -> None:
         started = time.time()
         (ROOT / self.output).parent.mkdir(parents=True, exist_ok=True)
-        done = subprocess.run([*self.command, "-o", str(self.output)], cwd=ROOT, capture_output=True, text=True)
+        done = subprocess.run(
+            [*self.command, "-o", str(self.output)], cwd=ROOT, capture_output=True, encoding="utf-8", errors="replace"
+        )
         if done.returncode != 0:
             (ROOT / self.output).unlink(missing_ok=True)
             remedy = (
@@ -132,7 +134,7 @@ class Step:
         sys.stderr.write(done.stderr)  # warnings
         # As old as the reading of its inputs: a file edited meanwhile is younger.
         os.utime(ROOT / self.output, (started, started))
-        self._record().write_text(shlex.join(self.command))
+        self._record().write_text(shlex.join(self.command), encoding="utf-8")
 
 
 def compilation(kind: Kind, compiler: list[str], source: pathlib.Path) -> Step:
@@ -179,7 +181,7 @@ def run(program: pathlib.Path, prefix: list[str]) -> float:
     try:
         done = subprocess.run(
             [*prefix, str(ROOT / program)], cwd=ROOT, env=env, timeout=TIMEOUT_S,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, encoding="utf-8", errors="replace",
         )  # fmt: skip
     except subprocess.TimeoutExpired as error:
         raise Failed(f"error: {program} did not end within {TIMEOUT_S:.0f} s") from error

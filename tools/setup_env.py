@@ -44,11 +44,11 @@ def digest(*parts: str | pathlib.Path) -> str:
 
 def is_stamped(step: str, wanted: str) -> bool:
     stamp = STAMPS / step
-    return stamp.exists() and stamp.read_text() == wanted
+    return stamp.exists() and stamp.read_text(encoding="utf-8") == wanted
 
 
 def stamp(step: str, value: str) -> None:
-    (STAMPS / step).write_text(value)
+    (STAMPS / step).write_text(value, encoding="utf-8")
 
 
 def venv_version() -> str | None:
@@ -58,9 +58,9 @@ def venv_version() -> str | None:
     if INSTALLING.exists() or not (pip.exists() and config.exists() and PYTHON.exists()):
         return None
     # Scripts name their interpreter by its full path: those of a moved folder run another one.
-    if str(VENV) not in pip.read_text().split("import", 1)[0]:
+    if str(VENV) not in pip.read_text(encoding="utf-8").split("import", 1)[0]:
         return None
-    settings = dict(line.split(" = ", 1) for line in config.read_text().splitlines() if " = " in line)
+    settings = dict(line.split(" = ", 1) for line in config.read_text(encoding="utf-8").splitlines() if " = " in line)
     return settings.get("version")
 
 

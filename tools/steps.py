@@ -99,7 +99,7 @@ def run_logged(
       StepFailed: it did not end with 0; the message carries the first reasons, the log's tail and its place.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("w") as stream:
+    with log.open("w", encoding="utf-8") as stream:
         stream.write(f"$ {shlex.join(command)}\n")
         stream.flush()
         child = subprocess.Popen(
@@ -127,7 +127,7 @@ def run_logged(
     finally:
         progress.clear()
     if child.returncode != 0:
-        lines = log.read_text(errors="replace").splitlines()
+        lines = log.read_text(errors="replace", encoding="utf-8").splitlines()
         earlier = [line for line in lines[:-TAIL_LINES] if REASON.search(line)][:REASON_LINES]
         shown = [*earlier, *(["..."] if earlier else []), *lines[-TAIL_LINES:]]
         raise StepFailed(

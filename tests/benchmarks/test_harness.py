@@ -55,7 +55,7 @@ def test_timing_is_median_and_90th_percentile():
 def test_report_writes_cases_with_machine_and_commit(tmp_path, capsys):
     path = tmp_path / "results.json"
     harness.report("title", [{"n_ids": 3, "ms_ours": 1.5}], harness.Arguments(quick=True, json=path))
-    written = json.loads(path.read_text())
+    written = json.loads(path.read_text(encoding="utf-8"))
     assert written["cases"] == [{"n_ids": 3, "ms_ours": 1.5}]
     assert {"machine", "commit", "load_average", "benchmark"} <= set(written)
     assert "ms_ours" in capsys.readouterr().out

@@ -18,7 +18,7 @@ def test_the_fields_of_the_json(tmp_path, monkeypatch, capsys):
     path = tmp_path / "results.json"
     monkeypatch.setattr("sys.argv", ["negatives", "--quick", "--json", str(path)])
     negatives.main()
-    results = json.loads(path.read_text())
+    results = json.loads(path.read_text(encoding="utf-8"))
     assert results["peak_memory_ratio"] == 0.25 and results["step_time_ratio"] > 0 and results["wire_ratio"] == 0.5
     case = results["cases"][0]
     assert (case["negatives"], case["positions"]) == (128, 32) and case["rows"] <= 500

@@ -25,7 +25,7 @@ def test_quick_run_writes_its_cases(name, tmp_path, monkeypatch):
     path = tmp_path / "results.json"
     monkeypatch.setattr("sys.argv", [name, "--quick", "--json", str(path)])
     importlib.import_module(f"benchmarks.{name}").main()
-    cases = json.loads(path.read_text())["cases"]
+    cases = json.loads(path.read_text(encoding="utf-8"))["cases"]
     assert cases
     for case in cases:
         assert AXES[name] | MEASURES <= set(case)

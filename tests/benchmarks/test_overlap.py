@@ -36,7 +36,7 @@ def test_without_root_fields_are_null_and_the_reason_is_said(tmp_path, monkeypat
     monkeypatch.setattr(overlap.clustering, "headline", lambda *_: None)
     monkeypatch.setattr("sys.argv", ["overlap", "--quick", "--json", str(tmp_path / "overlap.json")])
     overlap.main()
-    result = json.loads((tmp_path / "overlap.json").read_text())
+    result = json.loads((tmp_path / "overlap.json").read_text(encoding="utf-8"))
     assert all(result[name] is None for name in (*overlap.FIELDS, "bytes_ratio_clustered"))
     assert result["not_measured"] == "network namespaces need root" and result["cases"] == []
     assert "not measured: network namespaces need root" in capsys.readouterr().out

@@ -19,7 +19,7 @@ def data(tmp_path_factory):
     for user in range(1, USERS + 1):
         for place, movie in enumerate(generator.choice(ITEMS, 6, replace=False) + 1):
             lines.append(f"{user},{movie},3,{10**9 + 60 * place}")
-    (folder / "ratings.csv").write_text("\n".join(lines) + "\n")
+    (folder / "ratings.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
     return folder
 
 
@@ -43,24 +43,24 @@ def test_a_run_goes_on_where_it_ended_and_tells_how_far_it_came(data, tmp_path, 
     monkeypatch.setattr(benchmark.callbacks.Checkpoint, "_save", save_and_stop)
     with pytest.raises(KeyboardInterrupt):
         benchmark.main(given)
-    first = json.loads(output.read_text())
+    first = json.loads(output.read_text(encoding="utf-8"))
     assert (first["epochs"], first["complete"]) == (1, False)
     monkeypatch.setattr(benchmark.callbacks.Checkpoint, "_save", save)
     benchmark.main(given)
     assert "epochs done: 1" in capsys.readouterr().out
-    result = json.loads(output.read_text())
+    result = json.loads(output.read_text(encoding="utf-8"))
     assert (result["epochs"], result["complete"], result["users"]) == (2, True, USERS)
     for name in ("hr_at_10", "ndcg_at_10", "hr_at_50", "hr_at_200"):
         assert 0 <= result[name] <= 1
     assert result["hr_at_50"] == 1.0  # of 40 movies
     assert result["seconds_per_epoch"] > 0 and "estimates" in result["note"]
     assert result["best_on_test"]["ndcg_at_10"] >= result["ndcg_at_10"]
-    curve = json.loads((tmp_path / "run" / "curve.json").read_text())
+    curve = json.loads((tmp_path / "run" / "curve.json").read_text(encoding="utf-8"))
     assert [entry["epoch"] for entry in curve] == [1, 2] and curve[0]["loss"] > 0
     # Nothing is left to train, and the same is told again.
     output.unlink()
     benchmark.main(given)
-    assert json.loads(output.read_text()) == result
+    assert json.loads(output.read_text(encoding="utf-8")) == result
 
 
 def test_another_model_does_not_go_on_with_the_run(data, tmp_path, monkeypatch):

@@ -88,7 +88,7 @@ def test_own_table_and_json(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(scale, "measure", lambda *_: costs)
     monkeypatch.setattr("sys.argv", ["scale", "--quick", "--json", str(tmp_path / "scale.json")])
     scale.main()
-    result = json.loads((tmp_path / "scale.json").read_text())
+    result = json.loads((tmp_path / "scale.json").read_text(encoding="utf-8"))
     for rows in result["own"].values():
         alone = [row for row in rows if row["groups"] == 1]
         assert [row["workers"] for row in alone] == list(scale.WORKERS)

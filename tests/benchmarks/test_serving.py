@@ -16,7 +16,7 @@ def test_fields(tmp_path, monkeypatch):
     monkeypatch.setattr(serving, "BATCHES", (1, 2))
     monkeypatch.setattr(sys, "argv", ["serving", "--quick", "--json", str(tmp_path / "result.json")])
     serving.main()
-    result = json.loads((tmp_path / "result.json").read_text())
+    result = json.loads((tmp_path / "result.json").read_text(encoding="utf-8"))
     for field in ("p50_ms", "p99_ms"):
         assert {ops: set(of_batch) for ops, of_batch in result[field].items()} == {
             "stock": {"1", "2"},

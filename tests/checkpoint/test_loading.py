@@ -69,8 +69,8 @@ def damages(directory):
 
     def manifest(old, new):
         path = directory / "manifest.json"
-        assert old in path.read_text()
-        path.write_text(path.read_text().replace(old, new, 1))
+        assert old in path.read_text(encoding="utf-8")
+        path.write_text(path.read_text(encoding="utf-8").replace(old, new, 1), encoding="utf-8")
 
     rows_of_user, rows_of_item, changes_of_item = full + "user.rows*", full + "item.rows*", delta + "item.rows*"
     return {
@@ -201,6 +201,6 @@ def test_an_empty_checkpoint_has_tables_without_rows(tmp_path):
 
 def test_the_manifest_says_what_the_tables_are(saved):
     directory, table = saved
-    described = json.loads((directory / "manifest.json").read_text())["tables"]["item"]
+    described = json.loads((directory / "manifest.json").read_text(encoding="utf-8"))["tables"]["item"]
     assert described["spec"] == json.loads(json.dumps(table.spec("item")))
     assert (described["owner"], described["clock"], described["iterations"]) == ("hash_range", table.clock, 0)

@@ -175,7 +175,7 @@ def test_what_an_interrupted_save_left_goes_and_what_is_not_ours_stays(job):
     (job.directory / "save-3-dead.partial").mkdir()
     (job.directory / "save-3-dead.partial" / "item.rows-0.shard").write_bytes(b"x")
     (job.directory / "save-9-dead").mkdir()
-    (job.directory / "notes.txt").write_text("mine")
+    (job.directory / "notes.txt").write_text("mine", encoding="utf-8")
     save(job)
     names = sorted(path.name for path in job.directory.iterdir())
     assert len(names) == 3 and names[:2] == ["manifest.json", "notes.txt"] and re.match("save-1-", names[2])
@@ -183,7 +183,7 @@ def test_what_an_interrupted_save_left_goes_and_what_is_not_ours_stays(job):
 
 def test_a_directory_with_a_checkpoint_of_another_format_is_left_alone(job):
     job.directory.mkdir()
-    (job.directory / "manifest.json").write_text(json.dumps({"format": 1}))
+    (job.directory / "manifest.json").write_text(json.dumps({"format": 1}), encoding="utf-8")
     with pytest.raises(ValueError, match="has format 1, this version reads 2"):
         job.checkpointer.save()
     assert [path.name for path in job.directory.iterdir()] == ["manifest.json"]

@@ -27,7 +27,7 @@ def run_compiler(output: pathlib.Path, inputs: list[str], custom_ops: pathlib.Pa
     depfile = output.with_suffix(".d")
     command = [os.environ.get("CXX", "g++"), *FLAGS, *more, f"-I{custom_ops}", f"-I{HERE}"]
     command += ["-MMD", "-MF", str(depfile), "-MT", "output"] if "-c" in more else []
-    read = shlex.split(depfile.read_text().replace("\\\n", " "))[1:] if depfile.exists() else inputs
+    read = shlex.split(depfile.read_text(encoding="utf-8").replace("\\\n", " "))[1:] if depfile.exists() else inputs
     if output.exists():
         made = output.stat().st_mtime
         if all(pathlib.Path(path).exists() and pathlib.Path(path).stat().st_mtime < made for path in read):
@@ -50,9 +50,13 @@ def build(op: str, folder: pathlib.Path, custom_ops: pathlib.Path = ROOT / "cust
 def run_checks(op: str, library: pathlib.Path, *arguments: str, timeout: float = 1200) -> subprocess.CompletedProcess:
     """Runs the checks of an op over an emulated library, in a process of its own with the sanitizers' runtime."""
     runtime = [
-        subprocess.run(["g++", f"-print-file-name={name}"], capture_output=True, text=True, check=True).stdout.strip()
+        subprocess.run(
+            ["g++", f"-print-file-name={name}"], capture_output=True, encoding="utf-8", errors="replace", check=True
+        ).stdout.strip()
         for name in ("libasan.so", "libstdc++.so")
     ]
     env = {**os.environ, "LD_PRELOAD": ":".join(runtime), "ASAN_OPTIONS": "detect_leaks=0", "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "tests.cuda.run_checks", op, "--library", str(library), *arguments]
-    return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=timeout)
+    return subprocess.run(
+        command, cwd=ROOT, env=env, capture_output=True, encoding="utf-8", errors="replace", timeout=timeout
+    )

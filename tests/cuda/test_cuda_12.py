@@ -57,7 +57,11 @@ def strings(texts):
 
 def compile_source(nvrtc: ctypes.CDLL, source: str, kernels: list[str]) -> tuple[int, str]:
     """NVRTC's answer and log, to PTX for sm_80."""
-    headers = {str(p.relative_to(SOURCES)): p.read_text() for p in SOURCES.rglob("*") if p.suffix in (".cuh", ".h")}
+    headers = {
+        str(p.relative_to(SOURCES)): p.read_text(encoding="utf-8")
+        for p in SOURCES.rglob("*")
+        if p.suffix in (".cuh", ".h")
+    }
     headers.update(STANDARD_HEADERS)
     program = ctypes.c_void_p()
     created = nvrtc.nvrtcCreateProgram(

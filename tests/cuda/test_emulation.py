@@ -40,9 +40,9 @@ def run_mutant(mutant, folder: pathlib.Path) -> subprocess.CompletedProcess:
     shutil.copytree(libraries.ROOT / "custom_ops", sources, ignore=shutil.ignore_patterns("*.cc", "*.md"))
     changes = [(mutant.path, mutant.old, mutant.new), *([mutant.smaller] if mutant.smaller else [])]
     for name, old, new in changes:
-        text = (sources / name).read_text()
+        text = (sources / name).read_text(encoding="utf-8")
         assert text.count(old) == 1, f"{mutant.name}: {old!r} is {text.count(old)} times in {name}"
-        (sources / name).write_text(text.replace(old, new))
+        (sources / name).write_text(text.replace(old, new), encoding="utf-8")
     return libraries.run_checks(mutant.op, libraries.build(mutant.op, folder, sources), "--only", mutant.only)
 
 

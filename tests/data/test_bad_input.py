@@ -25,7 +25,7 @@ def _write(tmp_path, array, name="item"):
 def test_folder_that_is_none(tmp_path):
     with pytest.raises(ValueError, match="must be a folder of Parquet files, got .*missing.* which is not there"):
         ParquetFolder(tmp_path / "missing", [ITEM])
-    (tmp_path / "file").write_text("")
+    (tmp_path / "file").write_text("", encoding="utf-8")
     with pytest.raises(ValueError, match="which is a file"):
         ParquetFolder(tmp_path / "file", [ITEM])
 
@@ -37,7 +37,7 @@ def test_empty_folder(tmp_path):
 
 def test_file_that_is_no_parquet(tmp_path):
     path = write_folder(tmp_path / "d", [5, 5], 2)
-    (path / "part-1.parquet").write_text("hello, I am a text file and no Parquet")
+    (path / "part-1.parquet").write_text("hello, I am a text file and no Parquet", encoding="utf-8")
     with pytest.raises(ValueError, match=r"part-1.parquet: not readable as Parquet .* write it again"):
         ParquetFolder(path, COLUMNS)
 

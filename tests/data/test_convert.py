@@ -14,10 +14,10 @@ def test_makes_a_data_set_and_says_so(tmp_path, capsys):
     assert "ranking, 12 users, 9 items, from synthetic ranking" in capsys.readouterr().out
     _run("synthetic-retrieval", "--output", tmp_path / "s", "--users=5", "--items=50", "--seed=4")
     assert read_info(tmp_path / "s").source.endswith("seed=4")
-    (tmp_path / "ratings.dat").write_text("1::2::3::4\n1::5::3::6\n")
+    (tmp_path / "ratings.dat").write_text("1::2::3::4\n1::5::3::6\n", encoding="utf-8")
     _run("movielens", "--input", tmp_path, "--output", tmp_path / "m")
     assert read_info(tmp_path / "m").users == 1
-    (tmp_path / "log.csv").write_text("user_id,video_id,time_ms,is_click\n1,2,3,1\n1,3,9,0\n")
+    (tmp_path / "log.csv").write_text("user_id,video_id,time_ms,is_click\n1,2,3,1\n1,3,9,0\n", encoding="utf-8")
     _run("kuairand", f"--input={tmp_path}", "--output", tmp_path / "k", "--test_fraction=0.5")
     assert read_info(tmp_path / "k").items == 2
 

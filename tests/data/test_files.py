@@ -17,7 +17,7 @@ def _partitioned(tmp_path):
         (tmp_path / name / "_SUCCESS").touch()
     for name in ("_temporary/0", "day=1/.staging"):
         (tmp_path / name).mkdir(parents=True)
-        (tmp_path / name / "part-9.parquet").write_text("half written")
+        (tmp_path / name / "part-9.parquet").write_text("half written", encoding="utf-8")
     return tmp_path
 
 

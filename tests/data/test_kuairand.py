@@ -106,7 +106,7 @@ def test_user_features_become_codes(tmp_path):
     columns = [Column("user_id"), Column("degree"), Column("level"), Column("hot")]
     # User 2 is not in the features: 0 everywhere. Codes number the sorted values of all users from 1.
     assert read_lists(ParquetFolder(tmp_path / "out/train", columns)) == [(1, 2, 2, 2), (2, 0, 0, 0), (3, 1, 1, 0)]
-    codes = json.loads((tmp_path / "out/codes.json").read_text())
+    codes = json.loads((tmp_path / "out/codes.json").read_text(encoding="utf-8"))
     assert codes == {"degree": ["a", "b", "z"], "level": [-1, 7, 8], "hot": [0.25, 0.5, 2.0]}
 
 

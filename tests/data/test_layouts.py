@@ -70,9 +70,9 @@ def test_refusals(tmp_path):
         read_info(tmp_path)
     with pytest.raises(ValueError, match="items.parquet is missing"):
         read_items(tmp_path)
-    (tmp_path / "dataset.json").write_text("{")
+    (tmp_path / "dataset.json").write_text("{", encoding="utf-8")
     with pytest.raises(ValueError, match="dataset.json: not JSON"):
         read_info(tmp_path)
-    (tmp_path / "dataset.json").write_text(json.dumps({"task": "ranking"}))
+    (tmp_path / "dataset.json").write_text(json.dumps({"task": "ranking"}), encoding="utf-8")
     with pytest.raises(ValueError, match=r"must hold the fields \['task', .*got \['task'\]"):
         read_info(tmp_path)

@@ -74,16 +74,16 @@ def test_refusals(tmp_path):
     source = _write(_write(tmp_path / "raw", "ratings.dat").parent / "raw", "ratings.csv")
     with pytest.raises(ValueError, match="got 2 of them. Name the file of ratings itself"):
         convert_movielens(source, tmp_path / "out")
-    (source / "movies.dat").write_text("10::A::B\n")
+    (source / "movies.dat").write_text("10::A::B\n", encoding="utf-8")
     with pytest.raises(ValueError, match="movies.dat: lacks 3 movies that were rated, for example 20"):
         convert_movielens(source / "ratings.dat", tmp_path / "out")
-    (source / "ratings.dat").write_text("1::2::five::3\n")
+    (source / "ratings.dat").write_text("1::2::five::3\n", encoding="utf-8")
     with pytest.raises(ValueError, match="ratings.dat: not readable as the log it should be"):
         convert_movielens(source / "ratings.dat", tmp_path / "out")
-    (source / "ratings.csv").write_text("user_id,movie_id,rating\n1,2,3\n")
+    (source / "ratings.csv").write_text("user_id,movie_id,rating\n1,2,3\n", encoding="utf-8")
     with pytest.raises(ValueError, match="ratings.csv: not readable as the log it should be .*timestamp"):
         convert_movielens(source / "ratings.csv", tmp_path / "out")
-    (source / "ratings.csv").write_text("user_id,movie_id,rating,timestamp\n1,2,3,\n")
+    (source / "ratings.csv").write_text("user_id,movie_id,rating,timestamp\n1,2,3,\n", encoding="utf-8")
     with pytest.raises(ValueError, match="ratings.csv: column 'timestamp' has 1 empty values"):
         convert_movielens(source / "ratings.csv", tmp_path / "out")
 
@@ -99,9 +99,9 @@ def test_real_data_is_the_published_sequence(movielens):
     """sasrec_ml-1m.txt holds every user's films in order, without those rated fewer than 5 times."""
     source, output, info = movielens
     assert (info.users, info.items) == (6040, 3883)
-    with (source / "sasrec_item_map.csv").open() as lines:
+    with (source / "sasrec_item_map.csv").open(encoding="utf-8") as lines:
         film = {row["sasrec_item"]: int(row["movie_id"]) for row in csv.DictReader(lines)}
-    with (source / "sasrec_user_map.csv").open() as lines:
+    with (source / "sasrec_user_map.csv").open(encoding="utf-8") as lines:
         person = {row["sasrec_user"]: int(row["user_id"]) for row in csv.DictReader(lines)}
     published = {user: [] for user in person.values()}
     with gzip.open(source / "sasrec_ml-1m.txt.gz", "rt") as lines:

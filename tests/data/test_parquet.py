@@ -90,7 +90,7 @@ def test_long_rows_are_cut_to_their_end(tmp_path):
 
 def test_large_lists_and_hidden_files(tmp_path):
     tmp_path = write_folder(tmp_path / "d", [3], 2)
-    (tmp_path / "_SUCCESS.parquet").write_text("not a shard")
+    (tmp_path / "_SUCCESS.parquet").write_text("not a shard", encoding="utf-8")
     large = pa.table({"item_id": pa.array([[1], [2, 3]], pa.large_list(pa.int64()))})
     pq.write_table(large, tmp_path / "part-9.parquet")
     folder = ParquetFolder(tmp_path, [Column("item_id", ragged=True)])

@@ -7,32 +7,36 @@ import subprocess
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-MAKEFILE = (ROOT / "Makefile").read_text()
+MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
 TARGETS = set(re.findall(r"^([a-z]+):", MAKEFILE, re.MULTILINE))
 
 
 def test_the_targets_are_there_and_help_is_the_default():
     assert {"help", "setup", "train", "test", "lint", "bench", "wheel", "clean"} <= TARGETS
-    shown = subprocess.run(["make"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    shown = subprocess.run(
+        ["make"], cwd=ROOT, capture_output=True, encoding="utf-8", errors="replace", check=True
+    ).stdout
     for target in TARGETS:
         assert re.search(rf"^  {target}\s+\w", shown, re.MULTILINE), target
 
 
 @pytest.mark.parametrize("arguments", [["train", "NP=3"], ["test"], ["bench"], ["wheel"], ["lint"]])
 def test_every_target_sets_up_first_and_runs_from_the_virtual_environment(arguments):
-    plan = subprocess.run(["make", "-n", *arguments], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    plan = subprocess.run(
+        ["make", "-n", *arguments], cwd=ROOT, capture_output=True, encoding="utf-8", errors="replace", check=True
+    ).stdout
     set_up, rest = plan.split("tools.setup_env\n", 1)
     assert "tools/find_python.sh" in set_up
     assert ".venv/bin/" in rest
 
 
 def test_the_readmes_make_commands_exist():
-    named = set(re.findall(r"\bmake ([a-z]+)\b", (ROOT / "README.md").read_text()))
+    named = set(re.findall(r"\bmake ([a-z]+)\b", (ROOT / "README.md").read_text(encoding="utf-8")))
     assert {"train", "test"} <= named <= TARGETS
 
 
 def test_the_readmes_modules_exist():
-    for module in re.findall(r"python -m ([\w.]+)", (ROOT / "README.md").read_text()):
+    for module in re.findall(r"python -m ([\w.]+)", (ROOT / "README.md").read_text(encoding="utf-8")):
         path = ROOT / module.replace(".", "/")
         assert path.with_suffix(".py").exists() or (path / "__main__.py").exists(), module
 
@@ -46,12 +50,14 @@ def test_every_benchmark_of_the_list_exists():
 def test_continuous_integration_runs_the_tests():
     script = ROOT / ".ci/run"
     assert script.stat().st_mode & 0o100
-    assert "set -euo pipefail" in script.read_text() and "make test" in script.read_text()
+    assert "set -euo pipefail" in script.read_text(encoding="utf-8") and "make test" in script.read_text(
+        encoding="utf-8"
+    )
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "requirements").glob("*.txt")), ids=lambda path: path.name)
 def test_every_requirement_is_pinned_exactly(path):
-    lines = [line for line in path.read_text().splitlines() if line and not line.startswith("#")]
+    lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line and not line.startswith("#")]
     assert lines
     for line in lines:
         assert re.fullmatch(
@@ -60,8 +66,12 @@ def test_every_requirement_is_pinned_exactly(path):
 
 
 def test_the_metadata_ask_for_the_pinned_versions():
-    text = (ROOT / "pyproject.toml").read_text()
-    pins = dict(re.findall(r"^([\w-]+)==([\w.]+)$", (ROOT / "requirements/runtime.txt").read_text(), re.MULTILINE))
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    pins = dict(
+        re.findall(
+            r"^([\w-]+)==([\w.]+)$", (ROOT / "requirements/runtime.txt").read_text(encoding="utf-8"), re.MULTILINE
+        )
+    )
     asked = re.findall(r'"(tensorflow|tf-keras|tensorflow-recommenders-addons)==([\w.]+)"', text)
     assert len(asked) >= 4
     for name, version in asked:
@@ -70,7 +80,13 @@ def test_the_metadata_ask_for_the_pinned_versions():
 
 def test_no_file_names_a_place_on_one_machine():
     """No home, temporary or working folder of a developer's machine, in what is tracked."""
-    listed = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True)
+    listed = subprocess.run(
+        ["git", "ls-files", "-co", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        encoding="utf-8",
+        errors="replace",
+    )
     if listed.returncode != 0:
         pytest.skip("not a git checkout")
     machine_path = re.compile(r"(?<![\w./$}])/(?:root|home|work|tmp|opt)/\w")
@@ -78,7 +94,7 @@ def test_no_file_names_a_place_on_one_machine():
     for name in listed.stdout.splitlines():
         path = ROOT / name
         if path.suffix in (".py", ".txt", ".toml", ".yaml", ".md", ".sh", ".cc", ".h", "") and path.is_file():
-            for number, line in enumerate(path.read_text(errors="replace").splitlines(), 1):
+            for number, line in enumerate(path.read_text(errors="replace", encoding="utf-8").splitlines(), 1):
                 if machine_path.search(line):
                     bad.append(f"{name}:{number}: {line.strip()}")
     assert not bad, "\n".join(bad)

@@ -22,7 +22,9 @@ built_with_cuda = pytest.mark.skipif(
 
 def symbols(library: pathlib.Path) -> list[tuple[str, str]]:
     """(type, name) of the dynamic symbols of a library, without the versions of names."""
-    listed = subprocess.run(["nm", "-D", str(library)], capture_output=True, text=True, check=True).stdout
+    listed = subprocess.run(
+        ["nm", "-D", str(library)], capture_output=True, encoding="utf-8", errors="replace", check=True
+    ).stdout
     return [(fields[-2], fields[-1].split("@")[0]) for fields in map(str.split, listed.splitlines())]
 
 
@@ -40,18 +42,24 @@ def test_no_name_of_cuda_leaks_in_or_out():
     assert [name for name in wanted if is_cuda(name)] == []
     # Everything that the op library takes from it is there, and nothing is exported that nobody declares.
     assert {name for name in wanted if name.startswith("fusedrec_")} <= set(exported)
-    headers = "".join(path.read_text() for path in (ROOT / "custom_ops").rglob("*.h"))
+    headers = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "custom_ops").rglob("*.h"))
     assert set(re.findall(r"FUSEDREC_CUDA_API [\w ]+?\*?\s*(fusedrec_\w+)\(", headers)) == set(exported)
 
 
 @built_with_cuda
 def test_the_op_library_finds_the_kernels_beside_it_and_needs_no_driver():
     dynamic = subprocess.run(
-        ["readelf", "-d", str(FOLDER / "_fusedrec_ops.so")], capture_output=True, text=True, check=True
+        ["readelf", "-d", str(FOLDER / "_fusedrec_ops.so")],
+        capture_output=True,
+        encoding="utf-8",
+        errors="replace",
+        check=True,
     ).stdout
     assert "[libfusedrec_cuda.so]" in dynamic and "[$ORIGIN]" in dynamic
     for library in (CUDA_LIBRARY, FOLDER / "_fusedrec_ops.so"):
-        needed = subprocess.run(["readelf", "-d", str(library)], capture_output=True, text=True, check=True).stdout
+        needed = subprocess.run(
+            ["readelf", "-d", str(library)], capture_output=True, encoding="utf-8", errors="replace", check=True
+        ).stdout
         assert "libcuda" not in needed, needed
 
 
@@ -61,7 +69,11 @@ def test_there_is_machine_code_for_both_architectures_and_ptx():
     if cuobjdump is None:
         pytest.skip("cuobjdump of the CUDA toolkit is not on PATH")
     listed = subprocess.run(
-        [cuobjdump, "--list-elf", "--list-ptx", str(CUDA_LIBRARY)], capture_output=True, text=True, check=True
+        [cuobjdump, "--list-elf", "--list-ptx", str(CUDA_LIBRARY)],
+        capture_output=True,
+        encoding="utf-8",
+        errors="replace",
+        check=True,
     ).stdout
     assert set(re.findall(r"sm_\w+(?=\.cubin)", listed)) == {"sm_80", "sm_90"}
     assert set(re.findall(r"sm_\w+(?=\.ptx)", listed)) == {"sm_90"}
@@ -70,7 +82,9 @@ def test_there_is_machine_code_for_both_architectures_and_ptx():
 def build(**env: str) -> subprocess.CompletedProcess:
     """`setup.py build_ext`, which here refuses before it compiles anything."""
     command = [sys.executable, "setup.py", "build_ext", "--inplace"]
-    return subprocess.run(command, cwd=ROOT, env={**os.environ, **env}, capture_output=True, text=True)
+    return subprocess.run(
+        command, cwd=ROOT, env={**os.environ, **env}, capture_output=True, encoding="utf-8", errors="replace"
+    )
 
 
 def test_cuda_that_is_wanted_and_not_there_is_an_error_with_its_remedy(tmp_path):

@@ -19,7 +19,7 @@ KEY = "horovod-0-tensorflow-0-cp311-g++12-x86_64"
 def fake_build(command, log, cwd, env, sign):
     """In the place of run_logged: writes a wheel slowly, and counts the builds."""
     folder = pathlib.Path(command[command.index("--wheel-dir") + 1])
-    with (pathlib.Path(env["COUNT"])).open("a") as stream:
+    with (pathlib.Path(env["COUNT"])).open("a", encoding="utf-8") as stream:
         stream.write("built\n")
     (folder / "horovod-0-cp311.whl").write_bytes(b"half")
     time.sleep(0.5)
@@ -44,7 +44,7 @@ def test_two_clones_at_once_build_one_wheel_and_both_get_it(tmp_path):
     for clone in clones:
         clone.join(60)
     assert [clone.exitcode for clone in clones] == [0, 0, 0]
-    assert (tmp_path / "count").read_text() == "built\n"
+    assert (tmp_path / "count").read_text(encoding="utf-8") == "built\n"
     kept = tmp_path / "cache/tf_fusedrec"
     assert sorted(path.name for path in kept.iterdir()) == [KEY, f"{KEY}.lock"]
 
@@ -81,7 +81,7 @@ def test_a_killed_set_up_is_waited_for_while_its_command_lives(tmp_path):
 
 
 def test_a_cache_that_cannot_be_written_is_named(tmp_path, monkeypatch):
-    (tmp_path / "file").write_text("")
+    (tmp_path / "file").write_text("", encoding="utf-8")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     with pytest.raises(StepFailed, match="cannot be kept in .*file/tf_fusedrec.*\n.*set XDG_CACHE_HOME"):
         horovod_wheel.wheel(ROOT, pathlib.Path("python"), KEY, {})

@@ -24,7 +24,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
     ],
 )
 def test_the_data_set_chooses_the_experiment(tmp_path, file, config):
-    (tmp_path / file).write_text("")
+    (tmp_path / file).write_text("", encoding="utf-8")
     assert launch_training.choose_config(str(tmp_path), "") == config
     assert (ROOT / config).exists()
 
@@ -32,8 +32,8 @@ def test_the_data_set_chooses_the_experiment(tmp_path, file, config):
 def test_without_data_the_default_and_a_given_config_wins(tmp_path):
     assert launch_training.choose_config("", "") == launch_training.DEFAULT_CONFIG
     assert (ROOT / launch_training.DEFAULT_CONFIG).exists()
-    (tmp_path / "ratings.dat").write_text("")
-    (tmp_path / "mine.yaml").write_text("")
+    (tmp_path / "ratings.dat").write_text("", encoding="utf-8")
+    (tmp_path / "mine.yaml").write_text("", encoding="utf-8")
     assert launch_training.choose_config(str(tmp_path), str(tmp_path / "mine.yaml")) == str(tmp_path / "mine.yaml")
 
 
@@ -101,7 +101,12 @@ def test_ctrl_c_reaches_the_ranks_and_waits_for_their_end(tmp_path):
         f"sys.exit(launch_training.run([sys.executable, '-c', {STAND_IN_FOR_HOROVODRUN!r}]))"
     )
     with subprocess.Popen(
-        [sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", program],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        encoding="utf-8",
+        errors="replace",
     ) as job:
         assert job.stdout.readline() == "started\n"
         began = time.monotonic()

@@ -8,7 +8,9 @@ import sys
 def python(program: str, **variables: str) -> subprocess.CompletedProcess:
     env = {name: value for name, value in os.environ.items() if name != "TF_USE_LEGACY_KERAS"}
     env.update(variables, TF_CPP_MIN_LOG_LEVEL="3")
-    return subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True)
+    return subprocess.run(
+        [sys.executable, "-c", program], env=env, capture_output=True, encoding="utf-8", errors="replace"
+    )
 
 
 def test_the_package_first_gives_legacy_keras():

@@ -17,7 +17,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 def script(folder: pathlib.Path, name: str, text: str) -> pathlib.Path:
     """An executable shell script `name` in `folder`, in the place of the real program."""
     path = folder / name
-    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.write_text(f"#!/bin/sh\n{text}\n", encoding="utf-8")
     path.chmod(0o755)
     return path
 
@@ -27,7 +27,8 @@ def find_python(path: pathlib.Path, **variables: str) -> subprocess.CompletedPro
         [str(ROOT / "tools/find_python.sh")],
         env={"PATH": str(path), **variables},
         capture_output=True,
-        text=True,
+        encoding="utf-8",
+        errors="replace",
     )
 
 
@@ -64,7 +65,7 @@ def test_a_python_chosen_by_hand_is_not_replaced_by_another(tmp_path):
 
 def test_the_real_version_check_refuses_other_versions(tmp_path):
     """The probe itself, run with the version that it reads replaced."""
-    text = (ROOT / "tools/find_python.sh").read_text()
+    text = (ROOT / "tools/find_python.sh").read_text(encoding="utf-8")
     probe = text.split("probe='")[1].split("'\n")[0]
     for version, suitable in {(3, 8): False, (3, 9): True, (3, 11): True, (3, 12): False}.items():
         faked = f"import sys; sys.version_info = {version}\n{probe}"
@@ -81,7 +82,8 @@ def test_no_compiler_and_no_make_stop_the_set_up_before_anything_is_made(tmp_pat
         cwd=tmp_path / "clone",
         env={"PATH": str(tmp_path / "bin"), "HOME": str(tmp_path)},
         capture_output=True,
-        text=True,
+        encoding="utf-8",
+        errors="replace",
     )
     assert done.returncode == 1
     assert "missing: a C++ compiler; g++ is not on PATH.\n  Remedy: Debian, Ubuntu: apt install g++" in done.stderr

@@ -29,11 +29,11 @@ def clone(tmp_path, monkeypatch):
     monkeypatch.setattr(sanitizers, "tensorflow_flags", lambda: ([], ["-pthread"]))
     (tmp_path / "custom_ops/a").mkdir(parents=True)
     (tmp_path / "tests/cpp").mkdir(parents=True)
-    (tmp_path / "custom_ops/a/a.cc").write_text(SOUND)
-    (tmp_path / "custom_ops/a/a_op.cc").write_text("#error a registration is no algorithm\n")
+    (tmp_path / "custom_ops/a/a.cc").write_text(SOUND, encoding="utf-8")
+    (tmp_path / "custom_ops/a/a_op.cc").write_text("#error a registration is no algorithm\n", encoding="utf-8")
 
     def write(name: str) -> pathlib.Path:
-        (tmp_path / "tests/cpp/a_test.cc").write_text(CALL + PROGRAMS[name])
+        (tmp_path / "tests/cpp/a_test.cc").write_text(CALL + PROGRAMS[name], encoding="utf-8")
         return tmp_path
 
     return write
@@ -46,7 +46,7 @@ def test_a_sound_program_passes_and_is_compiled_once(clone, capsys):
     made = [path.stat().st_mtime_ns for path in objects]
     assert sanitizers.main(["address"]) == 0
     assert [path.stat().st_mtime_ns for path in objects] == made
-    (root / "custom_ops/a/a.cc").write_text(SOUND + "// changed\n")
+    (root / "custom_ops/a/a.cc").write_text(SOUND + "// changed\n", encoding="utf-8")
     assert sanitizers.main(["address"]) == 0
     assert all(path.stat().st_mtime_ns > before for path, before in zip(objects, made))
     assert "a_test ... " in capsys.readouterr().out
@@ -70,7 +70,7 @@ def test_faults_are_found(clone, capsys, program, kind, words):
 
 def test_a_source_that_does_not_compile_fails(clone, capsys):
     root = clone("sound")
-    (root / "custom_ops/a/a.cc").write_text("int Read(")
+    (root / "custom_ops/a/a.cc").write_text("int Read(", encoding="utf-8")
     assert sanitizers.main([]) == 1
     shown = capsys.readouterr().err
     assert "custom_ops/a/a.cc:1" in shown and "error: this command failed" in shown

@@ -12,11 +12,11 @@ def clone(tmp_path, monkeypatch):
     """A clone of a few files with a .venv that looks complete."""
     for name in ("requirements/runtime.txt", "requirements/build.txt", "requirements/dev.txt"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text("tensorflow==2\n")
-    (tmp_path / "requirements/horovod.txt").write_text("horovod==1\n")
+        (tmp_path / name).write_text("tensorflow==2\n", encoding="utf-8")
+    (tmp_path / "requirements/horovod.txt").write_text("horovod==1\n", encoding="utf-8")
     for name in ("setup.py", "pyproject.toml", "tf_fusedrec/__init__.py", "custom_ops/a/a.cc", "custom_ops/a/a.h"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(name)
+        (tmp_path / name).write_text(name, encoding="utf-8")
     monkeypatch.setattr(setup_env, "ROOT", tmp_path)
     monkeypatch.setattr(setup_env, "VENV", tmp_path / ".venv")
     monkeypatch.setattr(setup_env, "PYTHON", tmp_path / ".venv/bin/python")
@@ -26,10 +26,10 @@ def clone(tmp_path, monkeypatch):
     monkeypatch.delenv("PYTHON", raising=False)
     (tmp_path / ".venv/bin").mkdir(parents=True)
     (tmp_path / ".venv/.setup").mkdir()
-    (tmp_path / ".venv/bin/python").write_text("")
-    (tmp_path / ".venv/bin/pip").write_text(f"#!{tmp_path}/.venv/bin/python3.11\nimport re\n")
-    (tmp_path / ".venv/pyvenv.cfg").write_text("home = somewhere\nversion = 3.11.7\n")
-    (tmp_path / "ops.so").write_text("")
+    (tmp_path / ".venv/bin/python").write_text("", encoding="utf-8")
+    (tmp_path / ".venv/bin/pip").write_text(f"#!{tmp_path}/.venv/bin/python3.11\nimport re\n", encoding="utf-8")
+    (tmp_path / ".venv/pyvenv.cfg").write_text("home = somewhere\nversion = 3.11.7\n", encoding="utf-8")
+    (tmp_path / "ops.so").write_text("", encoding="utf-8")
     setup_env.stamp("requirements", setup_env.requirements_digest("3.11.7"))
     setup_env.stamp("horovod", setup_env.horovod_wheel.cache_key(tmp_path, "3.11.7"))
     setup_env.stamp("package", setup_env.package_digest("3.11.7"))
@@ -48,7 +48,7 @@ def test_a_changed_file_is_noticed_by_its_content(clone, name):
     path: pathlib.Path = clone / name
     path.touch()
     assert setup_env.is_complete()
-    path.write_text("tensorflow==3\nhorovod==2\n")
+    path.write_text("tensorflow==3\nhorovod==2\n", encoding="utf-8")
     assert not setup_env.is_complete()
 
 
@@ -68,7 +68,7 @@ def test_an_installation_that_was_broken_off_is_made_afresh(clone):
 
 
 def test_a_virtual_environment_that_was_copied_here_is_not_used(clone):
-    (clone / ".venv/bin/pip").write_text("#!/elsewhere/.venv/bin/python3.11\nimport re\n")
+    (clone / ".venv/bin/pip").write_text("#!/elsewhere/.venv/bin/python3.11\nimport re\n", encoding="utf-8")
     assert setup_env.venv_version() is None
 
 

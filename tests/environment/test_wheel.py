@@ -54,7 +54,9 @@ def installed(wheel, tmp_path_factory) -> pathlib.Path:
 def run_installed(program: str, installed: pathlib.Path, cwd: pathlib.Path) -> subprocess.CompletedProcess:
     """Runs a program with the installed wheel before everything else, from another folder."""
     env = {**os.environ, "PYTHONPATH": str(installed), "TF_CPP_MIN_LOG_LEVEL": "3"}
-    return subprocess.run([sys.executable, "-c", program], cwd=cwd, env=env, capture_output=True, text=True)
+    return subprocess.run(
+        [sys.executable, "-c", program], cwd=cwd, env=env, capture_output=True, encoding="utf-8", errors="replace"
+    )
 
 
 def test_the_wheel_is_for_this_python_and_platform_and_carries_the_library(wheel):
@@ -73,13 +75,13 @@ def test_the_installed_wheel_works_from_another_folder(installed, tmp_path):
     assert done.returncode == 0, done.stderr
     place, answer = done.stdout.splitlines()
     assert place == str(installed / "tf_fusedrec/__init__.py")
-    (version,) = re.findall(r'__version__ = "(.*)"', (ROOT / "tf_fusedrec/__init__.py").read_text())
+    (version,) = re.findall(r'__version__ = "(.*)"', (ROOT / "tf_fusedrec/__init__.py").read_text(encoding="utf-8"))
     assert answer == f"{version} True"
 
 
 def test_a_library_for_another_tensorflow_says_so(installed, tmp_path):
     other = shutil.copytree(installed, tmp_path / "other")
-    (other / "tf_fusedrec/ops/_build_info.py").write_text('TENSORFLOW_VERSION = "2.15.1"\n')
+    (other / "tf_fusedrec/ops/_build_info.py").write_text('TENSORFLOW_VERSION = "2.15.1"\n', encoding="utf-8")
     done = run_installed(LOAD, other, tmp_path)
     assert done.returncode != 0
     assert "were built for TensorFlow 2.15.1, but TensorFlow 2.16.2 is running" in done.stderr
@@ -89,7 +91,8 @@ def test_the_library_names_no_folder_of_the_building_machine(installed):
     dynamic = subprocess.run(
         ["readelf", "-d", str(installed / "tf_fusedrec/ops/_fusedrec_ops.so")],
         capture_output=True,
-        text=True,
+        encoding="utf-8",
+        errors="replace",
         check=True,
     ).stdout
     assert "libtensorflow_framework.so.2" in dynamic
@@ -103,7 +106,8 @@ def compiled(clone: pathlib.Path) -> list[str]:
         [sys.executable, "setup.py", "-q", "build_ext", "--inplace"],
         cwd=clone,
         capture_output=True,
-        text=True,
+        encoding="utf-8",
+        errors="replace",
         check=True,
     )
     assert (clone / "tf_fusedrec/ops/_fusedrec_ops.so").exists()
@@ -113,11 +117,15 @@ def compiled(clone: pathlib.Path) -> list[str]:
 def test_only_what_changed_is_compiled_again(clone, wheel):
     assert compiled(clone) == []
     source = clone / "custom_ops/recovery/recovery.cc"
-    source.write_text(source.read_text() + "\n// changed\n")
+    source.write_text(source.read_text(encoding="utf-8") + "\n// changed\n", encoding="utf-8")
     assert compiled(clone) == ["custom_ops/recovery/recovery.cc"]
     header = clone / "custom_ops/recovery/recovery.h"
-    header.write_text(header.read_text() + "\n// changed\n")
-    users = [path for path in (clone / "custom_ops").rglob("*.cc") if '"recovery/recovery.h"' in path.read_text()]
+    header.write_text(header.read_text(encoding="utf-8") + "\n// changed\n", encoding="utf-8")
+    users = [
+        path
+        for path in (clone / "custom_ops").rglob("*.cc")
+        if '"recovery/recovery.h"' in path.read_text(encoding="utf-8")
+    ]
     assert sorted(compiled(clone)) == sorted(str(path.relative_to(clone)) for path in users) != []
     assert compiled(clone) == []
 
@@ -137,7 +145,8 @@ def test_a_build_without_tensorflow_says_what_to_do(clone, tmp_path):
         cwd=clone,
         env={"PATH": os.environ["PATH"], "PYTHONPATH": str(tools)},
         capture_output=True,
-        text=True,
+        encoding="utf-8",
+        errors="replace",
     )
     assert done.returncode != 0
     assert "cannot import it (ModuleNotFoundError: No module named 'tensorflow')" in done.stderr

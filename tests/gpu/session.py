@@ -20,7 +20,7 @@ LIBRARY = ROOT / "tf_fusedrec/ops/libfusedrec_cuda.so"
 OPS = sorted(path.parent.name for path in (ROOT / "custom_ops").glob("*/*_cuda.cuh"))
 TOOLS = ("memcheck", "racecheck")
 BENCHMARKS = sorted(
-    path.stem for path in (ROOT / "benchmarks").glob("gpu_*.py") if "if __name__ ==" in path.read_text()
+    path.stem for path in (ROOT / "benchmarks").glob("gpu_*.py") if "if __name__ ==" in path.read_text(encoding="utf-8")
 )
 TIMEOUT_S = 600.0
 
@@ -41,7 +41,7 @@ def sanitizer() -> str | None:
 
 
 def run(command: list[str]) -> subprocess.CompletedProcess:
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT_S)
+    return subprocess.run(command, cwd=ROOT, capture_output=True, encoding="utf-8", errors="replace", timeout=TIMEOUT_S)
 
 
 def check(op: str, tool: str | None = None) -> subprocess.CompletedProcess:

@@ -36,7 +36,7 @@ RETRIEVAL = {
 
 def command(folder: pathlib.Path, fields: dict, ranks: int, *arguments: str) -> list[str]:
     config = folder / "config.yaml"
-    config.write_text(yaml.safe_dump(fields))
+    config.write_text(yaml.safe_dump(fields), encoding="utf-8")
     launcher = [str(pathlib.Path(sys.executable).parent / "horovodrun"), "-np", str(ranks), "--gloo"]
     job = [sys.executable, "-m", "models.train", "--config", str(config), "--output", str(folder / "run")]
     return (launcher if ranks > 1 else []) + job + list(arguments)
@@ -47,7 +47,7 @@ def started(folder: pathlib.Path, fields: dict, ranks: int, *arguments: str) -> 
     """The running job, its output in one pipe; whatever of it is left at the end is killed."""
     environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"}
     job = subprocess.Popen(
-        command(folder, fields, ranks, *arguments), cwd=ROOT, env=environment, text=True, errors="replace",
+        command(folder, fields, ranks, *arguments), cwd=ROOT, env=environment, encoding="utf-8", errors="replace",
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
     try:

@@ -71,7 +71,7 @@ def test_the_interval_of_a_difference_of_means_is_the_normal_one(tmp_path):
 def test_pairs_do_not_depend_on_the_order_of_rows_and_the_table_tells(tmp_path, capsys):
     runs = [ranking_run(tmp_path / "a", 0.5), ranking_run(tmp_path / "b", 0.5, order_seed=9)]
     compare.main([*map(str, runs), "--resamples", "50", "--json", str(tmp_path / "same.json")])
-    facts = json.loads((tmp_path / "same.json").read_text())
+    facts = json.loads((tmp_path / "same.json").read_text(encoding="utf-8"))
     assert facts["users"] == 30 and all(row["low"] == row["high"] == 0 for row in facts["metrics"].values())
     assert "*" not in capsys.readouterr().out.splitlines()[-1]
     better = ranking_run(tmp_path / "c", 3.0, seed=4)

@@ -26,15 +26,15 @@ def test_every_config_loads_and_tells_its_provenance(path):
     loaded = experiment.load(path)
     assert loaded.name == path.stem
     assert experiment.from_dict(loaded.to_dict()) == loaded
-    comment = [line for line in path.read_text().splitlines() if line.startswith("#")]
+    comment = [line for line in path.read_text(encoding="utf-8").splitlines() if line.startswith("#")]
     for word in HEADER:
         assert any(word in line for line in comment), f"{path.name} does not say {word}"
-    assert f"--config configs/{path.name}" in path.read_text()
+    assert f"--config configs/{path.name}" in path.read_text(encoding="utf-8")
 
 
 def test_overrides_are_yaml(tmp_path):
     path = tmp_path / "x.yaml"
-    path.write_text("name: x\ntask: ranking\ndata: {source: synthetic-ranking}\n")
+    path.write_text("name: x\ntask: ranking\ndata: {source: synthetic-ranking}\n", encoding="utf-8")
     loaded = experiment.load(
         path, ["train.epochs=3", "model.contextual=[a, b]", "embedding.learning_rate=1e-3", "seed=5"]
     )
@@ -111,7 +111,7 @@ def test_refusals_of_retrieval(model, message):
 )
 def test_bad_overrides_are_refused(tmp_path, override, message):
     path = tmp_path / "x.yaml"
-    path.write_text("name: x\ntask: ranking\ndata: {source: synthetic-ranking}\n")
+    path.write_text("name: x\ntask: ranking\ndata: {source: synthetic-ranking}\n", encoding="utf-8")
     with pytest.raises(ValueError, match=message):
         experiment.load(path, [override])
 
@@ -119,9 +119,9 @@ def test_bad_overrides_are_refused(tmp_path, override, message):
 def test_a_missing_file_and_no_yaml_are_refused(tmp_path):
     with pytest.raises(ValueError, match="--config must be a YAML file, but there is no file"):
         experiment.load(tmp_path / "nothing.yaml")
-    (tmp_path / "bad.yaml").write_text("a: [")
+    (tmp_path / "bad.yaml").write_text("a: [", encoding="utf-8")
     with pytest.raises(ValueError, match="is not YAML"):
         experiment.load(tmp_path / "bad.yaml")
-    (tmp_path / "list.yaml").write_text("- 1")
+    (tmp_path / "list.yaml").write_text("- 1", encoding="utf-8")
     with pytest.raises(ValueError, match="must hold sections, got list"):
         experiment.load(tmp_path / "list.yaml")

@@ -17,12 +17,12 @@ def movielens(source):
 def test_unchanged_input_is_used_again_and_changed_input_is_not(tmp_path, capsys):
     raw, root = tmp_path / "raw", tmp_path / "data"
     raw.mkdir()
-    (raw / "ratings.csv").write_text(RATINGS)
+    (raw / "ratings.csv").write_text(RATINGS, encoding="utf-8")
     first = prepare_data(movielens(raw), root)
     made = (first / "dataset.json").stat().st_mtime_ns
     assert prepare_data(movielens(raw), root) == first
     assert (first / "dataset.json").stat().st_mtime_ns == made
-    (raw / "ratings.csv").write_text(RATINGS + "2,20,1,300\n")
+    (raw / "ratings.csv").write_text(RATINGS + "2,20,1,300\n", encoding="utf-8")
     second = prepare_data(movielens(raw), root)
     assert second != first
     assert "2 users, 3 items" in capsys.readouterr().out
@@ -31,7 +31,7 @@ def test_unchanged_input_is_used_again_and_changed_input_is_not(tmp_path, capsys
 def test_a_converted_folder_is_used_as_it_is(tmp_path):
     raw = tmp_path / "raw"
     raw.mkdir()
-    (raw / "ratings.csv").write_text(RATINGS)
+    (raw / "ratings.csv").write_text(RATINGS, encoding="utf-8")
     converted = prepare_data(movielens(raw), tmp_path / "data")
     assert prepare_data(movielens(converted), tmp_path / "unused") == converted
     assert not (tmp_path / "unused").exists()
@@ -59,7 +59,7 @@ def test_refusals(tmp_path):
         prepare_data(with_data(source="kuairand", input=str(tmp_path / "nothing")), tmp_path)
     raw = tmp_path / "raw"
     raw.mkdir()
-    (raw / "ratings.csv").write_text(RATINGS)
+    (raw / "ratings.csv").write_text(RATINGS, encoding="utf-8")
     with pytest.raises(ValueError, match="is not in our Parquet layout .* there are converters for"):
         prepare_data(with_data(source="synthetic-ranking", input=str(raw)), tmp_path)
     converted = prepare_data(movielens(raw), tmp_path / "data")

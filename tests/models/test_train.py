@@ -32,7 +32,7 @@ def ops_of(saved_model):
 def test_two_ranks_train_evaluate_and_export(tmp_path, fields, metrics):
     code, output = job.output_of(tmp_path, fields, 2)
     assert code == 0, output
-    results = json.loads((tmp_path / "run" / "results.json").read_text())
+    results = json.loads((tmp_path / "run" / "results.json").read_text(encoding="utf-8"))
     for name in metrics:
         assert 0.0 <= results["test"][name] <= 1.0
         assert 0.0 <= results["test"][f"baseline_{name}"] <= 1.0
@@ -49,7 +49,7 @@ def test_two_ranks_train_evaluate_and_export(tmp_path, fields, metrics):
 
 
 def saved(tmp_path):
-    manifest = json.loads((tmp_path / "run" / "checkpoint" / "manifest.json").read_text())
+    manifest = json.loads((tmp_path / "run" / "checkpoint" / "manifest.json").read_text(encoding="utf-8"))
     return manifest["extra"]
 
 

@@ -38,7 +38,9 @@ def arguments_of_ops() -> dict[str, tuple[str, set[str]]]:
     """Op -> its folder and the names of its inputs and outputs, as they are registered."""
     found = {}
     for path in sorted((ROOT / "custom_ops").glob("*/*_op.cc")):
-        for op, text in re.findall(r'REGISTER_OP\("Fusedrec>(\w+)"\)(.*?)\.SetShapeFn', path.read_text(), re.S):
+        for op, text in re.findall(
+            r'REGISTER_OP\("Fusedrec>(\w+)"\)(.*?)\.SetShapeFn', path.read_text(encoding="utf-8"), re.S
+        ):
             found[op] = path.parent.name, set(re.findall(r'\.(?:Input|Output)\("(\w+):', text))
     return found
 

@@ -35,7 +35,9 @@ def case(tmp_path_factory):
 def run(command):
     inherited = ("TF_USE_LEGACY_KERAS", "PYTHONPATH")
     environment = {name: value for name, value in os.environ.items() if name not in inherited}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        command, env=environment, capture_output=True, encoding="utf-8", errors="replace", timeout=300
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 

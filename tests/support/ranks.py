@@ -68,7 +68,8 @@ def launch_ranks(
         child = [sys.executable, "-m", "tests.support.ranks", str(job)]
         try:
             done = subprocess.run(
-                [*launch, *child], env=_environment(environment), cwd=ROOT, timeout=timeout_s, text=True,
+                [*launch, *child], env=_environment(environment), cwd=ROOT, timeout=timeout_s,
+                encoding="utf-8", errors="replace",
                 stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
             )  # fmt: skip
         except subprocess.TimeoutExpired as expired:

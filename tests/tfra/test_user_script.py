@@ -17,7 +17,7 @@ def run_script(data, folder, swapped, fused):
     """Body: the program; losses by step."""
     import tf_fusedrec.tfra
 
-    source = SCRIPT.read_text()
+    source = SCRIPT.read_text(encoding="utf-8")
     assert source.count(BEFORE) == 1
     program = {"__name__": "user_script"}
     exec(compile(source.replace(BEFORE, AFTER) if swapped else source, str(SCRIPT), "exec"), program)

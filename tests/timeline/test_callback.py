@@ -36,14 +36,14 @@ def _fit_twice(folder):
 
 
 def _events(folder, kind):
-    entries = json.loads((folder / "trace.json").read_text())["traceEvents"]
+    entries = json.loads((folder / "trace.json").read_text(encoding="utf-8"))["traceEvents"]
     pid = next(e["pid"] for e in entries if e["ph"] == "M" and e["args"]["name"] == kind)
     return sorted((e for e in entries if e["ph"] == "X" and e["pid"] == pid), key=lambda e: e["ts"])
 
 
 def _check_times(folder, recorded):
     assert [times["number"] for times in recorded] == [FIRST, FIRST + 1]
-    assert json.loads((folder / "steps.json").read_text()) == recorded
+    assert json.loads((folder / "steps.json").read_text(encoding="utf-8")) == recorded
     for times in recorded:
         parts = times["compute_ms"] + times["exposed_ms"] + times["free_ms"]
         assert parts == pytest.approx(times["step_ms"])

@@ -23,7 +23,7 @@ LOG = [
 
 
 def test_exchanges_and_waits_are_read_and_their_parts_left_out(tmp_path):
-    (tmp_path / "log.json").write_text(json.dumps(LOG))
+    (tmp_path / "log.json").write_text(json.dumps(LOG), encoding="utf-8")
     assert horovod_events(tmp_path / "log.json") == [
         (WAIT, "alltoall layer.group.0.rows", 6.0, 6.25, "horovod"),
         (EXCHANGE, "alltoall layer.group.0.rows", 6.5, 7.0, "horovod"),
@@ -31,7 +31,7 @@ def test_exchanges_and_waits_are_read_and_their_parts_left_out(tmp_path):
 
 
 def test_a_log_that_does_not_end_is_given_up(tmp_path):
-    (tmp_path / "log.json").write_text(json.dumps(LOG)[:-1])
+    (tmp_path / "log.json").write_text(json.dumps(LOG)[:-1], encoding="utf-8")
     with pytest.raises(TimeoutError, match="did not finish .*log.json within 0.2 s"):
         horovod_events(tmp_path / "log.json", timeout_s=0.2)
     with pytest.raises(TimeoutError, match="did not finish"):

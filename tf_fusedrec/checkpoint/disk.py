@@ -59,7 +59,7 @@ def rename(old: pathlib.Path, new: pathlib.Path) -> None:
     sync_folder(new.parent)
 
 
-def write_text(path: pathlib.Path, text: str) -> None:
+def write_durably(path: pathlib.Path, text: str) -> None:
     """Writes a text file under a temporary name and renames it: `path` is the old one or the new one, always whole."""
     partial = path.with_name(path.name + ".partial")
     partial.unlink(missing_ok=True)

@@ -76,7 +76,7 @@ def write_manifest(directory: pathlib.Path, fields: dict[str, Any]) -> None:
     """Makes a checkpoint of what `fields` names. Before, `directory` holds the last one, afterwards this one."""
     # What JSON makes of it (tuples become lists) is what a reader computes the checksum of.
     manifest = json.loads(json.dumps({"format": FORMAT, **fields}))
-    disk.write_text(directory / _NAME, json.dumps({**manifest, "checksum": _checksum(manifest)}, indent=1))
+    disk.write_durably(directory / _NAME, json.dumps({**manifest, "checksum": _checksum(manifest)}, indent=1))
 
 
 def shard_name(table: str, section: str, rank: int) -> str:

@@ -140,7 +140,7 @@ def write_shard(directory: pathlib.Path, plan: Plan, cuts: Iterable[Cut], rank: 
             shard_file.write(folder / manifest.shard_name(cut.name, section, rank), label, ids, records)
         tables[cut.name] = {**cut.described, "sections": cut.whole}
     disk.sync_folder(folder)
-    disk.write_text(folder / f"shard-{rank}.json", json.dumps(tables))
+    disk.write_durably(folder / f"shard-{rank}.json", json.dumps(tables))
 
 
 def give_up(directory: pathlib.Path, plan: Plan, rank: int, error: BaseException) -> None:
@@ -148,7 +148,7 @@ def give_up(directory: pathlib.Path, plan: Plan, rank: int, error: BaseException
     path = directory / (plan.save + manifest.PARTIAL) / f"shard-{rank}.failed"
     try:
         path.touch()
-        path.write_text(f"{type(error).__name__}: {error}")
+        path.write_text(f"{type(error).__name__}: {error}", encoding="utf-8")
     except OSError:
         return
 
@@ -184,11 +184,13 @@ def _wait_for(folder: pathlib.Path, rank: int, deadline: float, plan: Plan) -> d
     told, failed = folder / f"shard-{rank}.json", folder / f"shard-{rank}.failed"
     while not told.exists():
         if failed.exists():
-            raise RuntimeError(f"Rank {rank} could not write its part of {plan.save}. {failed.read_text()}".rstrip())
+            raise RuntimeError(
+                f"Rank {rank} could not write its part of {plan.save}. {failed.read_text(encoding='utf-8')}".rstrip()
+            )
         if time.monotonic() > deadline:
             raise RuntimeError(
                 f"Rank {rank} has not written its part of {plan.save} in time. Is it alive, and does it see "
                 f"{os.fspath(folder)}? The last checkpoint stands."
             )
         time.sleep(_POLL_S)
-    return json.loads(told.read_text())
+    return json.loads(told.read_text(encoding="utf-8"))

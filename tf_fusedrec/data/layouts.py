@@ -79,9 +79,9 @@ def write_dataset(
         columns[name] = {column.name: column.type_name() for column in declared}
     _write_items(partial / "items.parquet", item_ids, train_items)
     if codes:
-        (partial / "codes.json").write_text(json.dumps(codes) + "\n")
+        (partial / "codes.json").write_text(json.dumps(codes) + "\n", encoding="utf-8")
     info = DatasetInfo(task, source, split, users, len(item_ids), columns)
-    (partial / "dataset.json").write_text(json.dumps(dataclasses.asdict(info), indent=2) + "\n")
+    (partial / "dataset.json").write_text(json.dumps(dataclasses.asdict(info), indent=2) + "\n", encoding="utf-8")
     if root.exists():
         root.rmdir()  # empty, as checked above
     partial.rename(root)
@@ -98,7 +98,7 @@ def read_info(root: str | pathlib.Path) -> DatasetInfo:
             "Make one with python -m tf_fusedrec.data.convert."
         )
     try:
-        facts = json.loads(path.read_text())
+        facts = json.loads(path.read_text(encoding="utf-8"))
     except json.JSONDecodeError as error:
         raise ValueError(f"{path}: not JSON ({error}). Convert the data again.") from error
     if not isinstance(facts, dict) or sorted(facts) != sorted(known):

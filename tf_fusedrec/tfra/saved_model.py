@@ -23,7 +23,7 @@ _MARK = "tfra_tables.txt"
 def _mark() -> tf.saved_model.Asset:
     """A file in a SavedModel's `assets`: by its path, the graph of a loaded model knows where it was loaded from."""
     path = pathlib.Path(tempfile.mkdtemp(prefix="tf_fusedrec-")) / _MARK
-    path.write_text("The rows of this model's tables are in ../variables/TFRADynamicEmbedding.\n")
+    path.write_text("The rows of this model's tables are in ../variables/TFRADynamicEmbedding.\n", encoding="utf-8")
     return tf.saved_model.Asset(str(path))
 
 

@@ -77,8 +77,10 @@ class Timeline(keras.callbacks.Callback):
         self.folder.mkdir(parents=True, exist_ok=True)
         begin, end = self._bounds[0][1], self._bounds[-1][2]
         recorded = [event for event in events if event.end > begin and event.begin < end]
-        (self.folder / "trace.json").write_text(json.dumps(_chrome_trace(recorded, self._bounds)))
-        (self.folder / "steps.json").write_text(json.dumps([times._asdict() for times in self.steps], indent=1) + "\n")
+        (self.folder / "trace.json").write_text(json.dumps(_chrome_trace(recorded, self._bounds)), encoding="utf-8")
+        (self.folder / "steps.json").write_text(
+            json.dumps([times._asdict() for times in self.steps], indent=1) + "\n", encoding="utf-8"
+        )
         median = sorted(range(len(self.steps)), key=lambda i: self.steps[i].step_ms)[len(self.steps) // 2]
         picture.draw(self.folder / "step.png", self.steps[median], events, *self._bounds[median][1:])
 

@@ -28,7 +28,7 @@ def horovod_events(path: pathlib.Path, timeout_s: float = 10.0) -> list[Event]:
     give_up = time.monotonic() + timeout_s
     while True:
         try:
-            entries = json.loads(path.read_text())
+            entries = json.loads(path.read_text(encoding="utf-8"))
             break
         except (FileNotFoundError, json.JSONDecodeError):
             if time.monotonic() > give_up:

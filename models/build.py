@@ -13,6 +13,7 @@ from models.grm import GRM
 from models.model_config import DLRMConfig, GRMConfig, ModelConfig, RankingConfig, RetrievalConfig
 from models.ranking import RankingModel, embedded_features
 from models.retrieval import HSTURetrieval
+from models.schedule_choice import schedule_of
 from tf_fusedrec import keras, tf
 from tf_fusedrec.data import Column
 
@@ -59,19 +60,23 @@ def make_embedding(experiment: Experiment) -> fr.FusedEmbedding:
 def make_model(
     experiment: Experiment, embedding: keras.layers.Layer, catalogue: np.ndarray, popularity: np.ndarray
 ) -> RankingModel | HSTURetrieval:
-    """The model of an experiment; catalogue and popularity are <int64>[I], as of read_items."""
+    """The model of an experiment, under its schedule; catalogue and popularity are <int64>[I], as of read_items."""
+    model: RankingModel | HSTURetrieval
     if isinstance(experiment.model, GRMConfig):
-        return GRM(experiment.model, embedding, catalogue, popularity)
-    if isinstance(experiment.model, DLRMConfig):
-        return DLRM(experiment.model, embedding, catalogue, popularity)
-    return HSTURetrieval(
-        experiment.model,
-        embedding,
-        catalogue,
-        popularity,
-        seed=experiment.seed,
-        rank=fr.collectives.rank(),
-    )
+        model = GRM(experiment.model, embedding, catalogue, popularity)
+    elif isinstance(experiment.model, DLRMConfig):
+        model = DLRM(experiment.model, embedding, catalogue, popularity)
+    else:
+        model = HSTURetrieval(
+            experiment.model,
+            embedding,
+            catalogue,
+            popularity,
+            seed=experiment.seed,
+            rank=fr.collectives.rank(),
+        )
+    model.schedule = schedule_of(experiment.train.schedule)
+    return model
 
 
 def columns(model: ModelConfig, split: str) -> list[Column]:

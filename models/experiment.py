@@ -18,6 +18,7 @@ from typing import Any
 import yaml
 
 from models.model_config import RANKING_KINDS, ModelConfig, RetrievalConfig
+from models.schedule_choice import schedule_of
 from models.yaml_records import (
     check_at_least,
     check_choice,
@@ -124,6 +125,7 @@ class TrainConfig:
     target_tokens: int = 4096  # of one batch of one rank
     balance: str = "rank"  # or "global": the rows of all ranks' batches are dealt out longest first
     quadratic_cost: float = 0.0  # c > 0 balances L + c L^2 of rows of L tokens instead of L
+    schedule: str = "sync"  # or dual_buffer, semi_async, frozen_window(M), nested(M), pipelined(depth)
     learning_rate: float = 1e-3
     beta_2: float = 0.999
     epsilon: float = 1e-7
@@ -134,6 +136,10 @@ class TrainConfig:
         check_choice("train.balance", self.balance, SCOPES)
         if not self.quadratic_cost >= 0:
             raise ValueError(f"train.quadratic_cost must be >= 0, got {self.quadratic_cost}.")
+        try:
+            schedule_of(self.schedule)
+        except ValueError as error:
+            raise ValueError(f"train.schedule: {error}") from error
         check_positive("train.learning_rate", self.learning_rate)
         check_positive("train.epsilon", self.epsilon)
         check_fraction("train.beta_2", self.beta_2)

@@ -3,9 +3,11 @@
 import dataclasses
 import pathlib
 
+import numpy as np
 import pytest
 
-from models import experiment
+from models import build, experiment
+from tf_fusedrec import keras, schedules
 
 CONFIGS = sorted((pathlib.Path(__file__).parents[2] / "configs").glob("*.yaml"))
 HEADER = ("Reproduces:", "Source:", "Date:", "Machine:", "Command:", "Expected:")
@@ -72,6 +74,9 @@ def test_overrides_are_yaml(tmp_path):
         ({"embedding": {"optimizer": "lion"}}, r"embedding.optimizer must be one of \['adagrad'"),
         ({"embedding": {"stddev": 0.0}}, "embedding.stddev must be > 0, got 0.0"),
         ({"train": {"beta_2": 1.0}}, "train.beta_2 must lie between 0 and 1, got 1.0"),
+        ({"train": {"schedule": "nested"}}, "train.schedule: a schedule must be one of .* number N, got 'nested'"),
+        ({"train": {"schedule": "sync(2)"}}, "train.schedule: a schedule must be one of .*, got 'sync\\(2\\)'"),
+        ({"train": {"schedule": "pipelined(7)"}}, "train.schedule: .*depth"),
         ({"evaluate": {"cutoffs": []}}, "evaluate.cutoffs must name at least one K"),
         ({"evaluate": {"cutoffs": [0]}}, "evaluate.cutoffs must be >= 1, got 0"),
     ],
@@ -79,6 +84,23 @@ def test_overrides_are_yaml(tmp_path):
 def test_refusals_name_section_field_and_value(sections, message):
     with pytest.raises(ValueError, match=message):
         experiment.from_dict(fields(**sections))
+
+
+@pytest.mark.parametrize(
+    ("text", "schedule"),
+    [
+        ("sync", schedules.Sync()),
+        ("semi_async", schedules.SemiAsync()),
+        ("dual_buffer", schedules.DualBuffer()),
+        ("frozen_window(3)", schedules.FrozenWindow(3)),
+        ("nested(4)", schedules.Nested(4)),
+        ("pipelined(6)", schedules.Pipelined(6)),
+    ],
+)
+def test_a_model_gets_the_schedule_that_the_experiment_names(text, schedule):
+    loaded = experiment.from_dict(fields(train={"schedule": text}))
+    model = build.make_model(loaded, keras.layers.Layer(), np.arange(1), np.ones(1, np.int64))
+    assert type(model.schedule) is type(schedule) and model.schedule == schedule
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,35 @@
+"""Schedules as experiments write them: sync, dual_buffer, semi_async, frozen_window(4), nested(4), pipelined(6)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from tf_fusedrec import schedules
+
+_PLAIN: dict[str, Callable[[], schedules.Schedule]] = {
+    "sync": schedules.Sync,
+    "dual_buffer": schedules.DualBuffer,
+    "semi_async": schedules.SemiAsync,
+}
+_NUMBERED: dict[str, Callable[[int], schedules.Schedule]] = {
+    "frozen_window": schedules.FrozenWindow,
+    "nested": schedules.Nested,
+    "pipelined": schedules.Pipelined,
+}
+
+
+def schedule_of(text: str) -> schedules.Schedule:
+    """The schedule of its name, with the number of micro-batches, or of batches in flight, in parentheses.
+
+    Raises:
+      ValueError: no such schedule; a number is missing, too many, or out of its range.
+    """
+    found = re.fullmatch(r"(\w+)(?:\((\d+)\))?", text)
+    name, number = found.groups() if found else (None, None)
+    if name in _PLAIN and number is None:
+        return _PLAIN[name]()
+    if name in _NUMBERED and number is not None:
+        return _NUMBERED[name](int(number))
+    forms = [*_PLAIN, *(f"{name}(N)" for name in _NUMBERED)]
+    raise ValueError(f"a schedule must be one of {forms} with a whole number N, got {text!r}.")

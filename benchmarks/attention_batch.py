@@ -91,10 +91,10 @@ class Batch:
 
     def _rows(self, rows: list[int], bucketed: bool) -> Rows:
         length = int(self.lengths[rows].max()) if bucketed else self.longest
-        tensors = map(tf.constant, padded(self.arrays, self.splits, rows, length))
+        query, key, value, grads = map(tf.constant, padded(self.arrays, self.splits, rows, length))
         buckets = np.zeros((len(rows), length, length) if self.weights else (0, 0, 0), np.int32)
         for place, row in enumerate(rows if self.weights else ()):
             asks, answers = (times.numpy()[self.splits[row] : self.splits[row + 1]] for times in self.times)
             found = np.searchsorted(self.thresholds, np.abs(asks[:, None] - answers[None, :]), side="right")
             buckets[place, : len(asks), : len(asks)] = found
-        return Rows(*tensors, tf.constant(buckets))
+        return Rows(query, key, value, grads, tf.constant(buckets))

@@ -20,7 +20,7 @@ HEADS, TOKENS = 4, 1 << 16
 def prepare(kernels, dim: int, longest: int, bias: bool):
     """(call, scratch, arrays that it points to, operations forward)."""
     random = np.random.default_rng(longest + dim)
-    lengths = []
+    lengths: list[int] = []
     while sum(lengths) < TOKENS:
         lengths.append(int(random.integers(longest // 2, longest + 1)))
     case = checks.random_case(lengths, HEADS, dim, dim, bias=bias)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import pathlib
 import re
-from collections.abc import Callable
 
 import numpy as np
 
@@ -48,8 +47,8 @@ class Case:
         nll = losses.sampled_softmax(self.query, positive, rows, self.positives, items, TEMPERATURE, chosen=chosen)
         return tf.reduce_mean(nll)
 
-    def step(self, form: str, row_dtype: str = "float32") -> Callable[[], list[tf.Tensor]]:
-        """Loss and gradients of the queries and of the table's rows (as slices, ids with repeats)."""
+    def step(self, form: str, row_dtype: str = "float32") -> tf.types.experimental.GenericFunction:
+        """A function of nothing: loss, gradients of the queries and of the table's rows (slices, ids with repeats)."""
         loss_of = {"plain": self.plain, "ours": self.ours}[form]
 
         @tf.function(autograph=False)

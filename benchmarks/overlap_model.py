@@ -102,7 +102,7 @@ def make_model(size: Size, embedding: keras.layers.Layer, schedule: Any, *, redu
     model.compile(fr.collectives.distributed_optimizer(adam) if reduce else adam)
     model(make_batch(size, 0), training=False)  # draws them
     # Nothing in it needs AutoGraph, which would take longer to read it than the measurement takes.
-    model.train_step = tf.autograph.experimental.do_not_convert(model.train_step)
+    model.train_step = tf.autograph.experimental.do_not_convert(model.train_step)  # type: ignore[method-assign]
     return model
 
 

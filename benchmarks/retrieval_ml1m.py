@@ -30,6 +30,7 @@ from models.build import columns, make_embedding, make_model
 from models.encoders import attends_by_time
 from models.evaluate import evaluate
 from models.experiment import Experiment, load
+from models.model_config import RetrievalConfig
 from models.prepare import prepare_data
 from tf_fusedrec import callbacks, keras, tf
 from tf_fusedrec.data import ParquetFolder, read_items
@@ -81,7 +82,8 @@ class Curve(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
         wall, processor = time.perf_counter() - self._begin[0], time.process_time() - self._begin[1]
-        entry = {"epoch": epoch + 1, "loss": float(logs["loss"]), "seconds": wall, "processor_seconds": processor}
+        loss = float((logs or {})["loss"])
+        entry = {"epoch": epoch + 1, "loss": loss, "seconds": wall, "processor_seconds": processor}
         last = epoch + 1 == self._experiment.train.epochs
         if last or (epoch + 1) % EVALUATE_EVERY == 0:
             results, samples = evaluate(self._experiment, self.model, self._folder)
@@ -101,6 +103,7 @@ def summary(experiment: Experiment, entries: Sequence[Mapping[str, Any]]) -> dic
     evaluated = [entry for entry in entries if "hr_at_10" in entry]
     last, best = evaluated[-1], max(evaluated, key=lambda entry: entry["ndcg_at_10"])
     model = experiment.model
+    assert isinstance(model, RetrievalConfig)
     return {
         **{name: last[name] for name in _NAMES},
         "epochs": last["epoch"],

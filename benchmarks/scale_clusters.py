@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from benchmarks.scale_fit import AllToAll, Key, Line, Prediction, printed, value_of
 from benchmarks.scale_published import NESTPIPE, TURBOGR, WORKERS, Cell
 from benchmarks.scale_replay import Replay, StepCosts, dual_buffer, nested, replay, sync
@@ -118,7 +120,7 @@ def predictions() -> dict[Key, Prediction]:
     }  # fmt: skip
 
 
-def compared(cell: Cell, prediction: Prediction) -> dict[str, object]:
+def compared(cell: Cell, prediction: Prediction) -> dict[str, Any]:
     """A cell beside its prediction. Where it says "out of memory", `error %` is 0 if more than 100 % are predicted."""
     if cell.value is None:
         error = 0.0 if prediction.value > 100 else 100 - prediction.value

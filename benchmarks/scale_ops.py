@@ -10,6 +10,7 @@ import tf_fusedrec as fr
 from benchmarks import harness
 from benchmarks.synthetic import ZipfIds
 from tf_fusedrec import ops, tf
+from tf_fusedrec.tables import NativeTable
 
 
 class OpCosts(NamedTuple):
@@ -37,6 +38,7 @@ def measure(dim: int, ids: int, quick: bool) -> OpCosts:
         name="scale",
     )
     table = embedding.lookups[0].table
+    assert isinstance(table, NativeTable)
     message = tf.concat([[tf.constant(rows, tf.int64)], unique.ids], 0)
     message_splits = tf.constant([rows + 1], tf.int32)
     found = table.lookup(message, message_splits, training=True)
@@ -49,7 +51,9 @@ def measure(dim: int, ids: int, quick: bool) -> OpCosts:
     square = tf.random.stateless_normal([side, side], [3, 4])
 
     def update() -> None:
-        table.apply_gradients(table.lookup(message, message_splits, training=True), gradients, 1.0)
+        rows = table.lookup(message, message_splits, training=True)
+        assert isinstance(rows, ops.TableRows)
+        table.apply_gradients(rows, gradients, 1.0)
 
     contenders = {
         "unique": lambda: ops.segment_unique(tf.constant(drawn), splits),

@@ -6,7 +6,7 @@ Each cell names its paper, table, row and column. Figures are as printed: TABLE 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 NESTPIPE, TURBOGR, TWO_D = "NestPipe", "TurboGR", "2D-SP"
@@ -84,6 +84,9 @@ _TABLE_4 = {"Baseline": (1970.0, 498.0, 613.0), "HSP": (1790.0, 120.0, 373.0)}
 
 def cells() -> Iterator[Cell]:
     """All of them."""
+    figures: Sequence[float | None]
+    rows: Mapping[int, Sequence[float | None]]
+    value: float | None
     for method, figures in _QPS.items():
         for workers, qps in zip(WORKERS, figures):
             yield Cell(NESTPIPE, "TABLE III", str(workers), f"{method} QPS 1e5", qps)
@@ -99,8 +102,8 @@ def cells() -> Iterator[Cell]:
     for method, figures in _TABLE_IV.items():
         for column, value in zip(("communication ms", "exposed ms", "QPS 1e5"), figures):
             yield Cell(NESTPIPE, "TABLE IV", "1536", f"{method} {column}", value)
-    for column, value in _SHARES_128.items():
-        yield Cell(NESTPIPE, "Fig. 2", "128", f"TorchRec {column}", value)
+    for column, share in _SHARES_128.items():
+        yield Cell(NESTPIPE, "Fig. 2", "128", f"TorchRec {column}", share)
     for model, rows in _TABLE_1.items():
         for groups, figures in rows.items():
             for column, value in zip(("QPS", "peak memory %", "mean memory %", "imbalance"), figures):

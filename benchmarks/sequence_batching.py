@@ -73,8 +73,8 @@ def measure(experiment: Experiment, folder: pathlib.Path, max_users: int | None)
         raise ValueError(f"--config must be an experiment of a GRM, {experiment.name!r} is none.")
     history, exposed = [], []
     for rows in ParquetFolder(folder / "train", columns(experiment.model, "train")).read():
-        history.append(rows.columns["history_item"].lengths())
-        exposed.append(rows.columns["exposed_item"].lengths())
+        history.append(rows.ragged("history_item").lengths())
+        exposed.append(rows.ragged("exposed_item").lengths())
     history = np.concatenate([np.empty(0, np.int64), *history])[:max_users]
     exposed = np.concatenate([np.empty(0, np.int64), *exposed])[:max_users]
     by_user = forward_flops(experiment.model, history, exposed)

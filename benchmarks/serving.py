@@ -26,6 +26,7 @@ from benchmarks import harness
 from models.build import columns, make_embedding, make_model, no_rows
 from models.experiment import Experiment, load
 from models.export import export
+from models.model_config import RankingConfig
 from tf_fusedrec import tf
 from tf_fusedrec.saved_model.export import OPS
 
@@ -46,12 +47,18 @@ class Size:
 FULL, QUICK = Size(2_000_000, 1_000), Size(200_000, 200)
 
 
+def contextual(experiment: Experiment) -> tuple[str, ...]:
+    """The scalar features of a user."""
+    assert isinstance(experiment.model, RankingConfig)
+    return experiment.model.contextual
+
+
 def trained(experiment: Experiment, items: int) -> tuple[Any, int]:
     """A model with a row for every item, and the bytes of all its rows."""
     model = make_model(experiment, make_embedding(experiment), np.arange(1), np.ones(1, np.int64))
     model(no_rows(columns(experiment.model, "train")))
     random, dim = np.random.default_rng(0), experiment.model.dim
-    rows = {"item": items, "action": 4, **dict.fromkeys(experiment.model.contextual, 1000)}
+    rows = {"item": items, "action": 4, **dict.fromkeys(contextual(experiment), 1000)}
     for table, count in rows.items():
         values = random.normal(0, 0.1, [count, dim]).astype(np.float32)
         fr.checkpoint.warm_start(model.embedding, table, np.arange(count), values)
@@ -70,7 +77,7 @@ def request(experiment: Experiment, users: int, items: int, random: np.random.Ge
         "exposed_item": random.integers(0, items, exposed),
         "exposed_time": np.full(exposed, 31 * DAY),
         "exposed_row_splits": np.arange(users + 1) * EXPOSED,
-        **{name: random.integers(0, 1000, users) for name in experiment.model.contextual},
+        **{name: random.integers(0, 1000, users) for name in contextual(experiment)},
     }
     return {name: tf.constant(value, tf.int64) for name, value in arrays.items()}
 
@@ -110,7 +117,9 @@ def main() -> None:
         }
         loaded = {ops: tf.saved_model.load(str(folder)) for ops, folder in folders.items()}
         servers = {ops: model.signatures["serving_default"] for ops, model in loaded.items()}
-        table, p50, p99 = [], {ops: {} for ops in OPS}, {ops: {} for ops in OPS}
+        table: list[dict[str, Any]] = []
+        p50: dict[str, dict[str, float]] = {ops: {} for ops in OPS}
+        p99: dict[str, dict[str, float]] = {ops: {} for ops in OPS}
         for users in BATCHES:
             for ops, (median, tail) in percentiles(servers, experiment, users, size).items():
                 p50[ops][str(users)], p99[ops][str(users)] = median, tail

@@ -77,7 +77,8 @@ class Native(Contender):
     def payload(self) -> int:
         """Bytes of a row with its slots."""
         record = self.table.record_dtype("rows")
-        return sum(record[name].itemsize for name in record.names if name not in ("last", "count", "updated", "pool"))
+        header = ("last", "count", "updated", "pool")
+        return sum(record[name].itemsize for name in record.names or () if name not in header)
 
     @property
     def overhead(self) -> float:

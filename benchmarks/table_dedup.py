@@ -61,6 +61,7 @@ def make_step(table: NativeTable, name: str, *, at_source: bool, at_owner: bool)
             training=True,
         )  # fmt: skip
         found = table.lookup(route.message, route.message_splits, training=True)
+        assert isinstance(found, ops.TableRows)
         rows = ops.recover(exchange.bring_rows(route, found.rows, place, None), route.index)
         with tf.control_dependencies([rows]):  # no gradient is there before the rows are
             gradients = tf.identity(gradients)

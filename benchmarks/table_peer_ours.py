@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import pathlib
 import sys
@@ -50,7 +51,7 @@ def main(folder: str, rows: int, threads: int, bag: int) -> None:
                 step(name, n)
             np.save(pathlib.Path(folder) / f"{name}.npy", step(name, 0).numpy())
 
-    rounds.serve({name: lambda n, which=name: step(which, n) for name in contenders}, check, {})
+    rounds.serve({name: functools.partial(step, name) for name in contenders}, check, {})
 
 
 if __name__ == "__main__":

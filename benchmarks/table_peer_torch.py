@@ -5,6 +5,7 @@ Imports neither TensorFlow nor this project. Says what is missing when it cannot
 
 from __future__ import annotations
 
+import functools
 import json
 import pathlib
 import sys
@@ -89,7 +90,7 @@ def main(folder: str, rows: int, threads: int, bag: int) -> None:
             np.save(pathlib.Path(folder) / f"{name}.npy", step(name, 0).detach().numpy())
 
     about = {"torch": torch.__version__, "missing": ""}
-    rounds.serve({name: lambda n, which=name: step(which, n) for name in contenders}, check, about)
+    rounds.serve({name: functools.partial(step, name) for name in contenders}, check, about)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from benchmarks import children, harness
@@ -32,7 +33,7 @@ def main(rows: int, dim: int, repeats: int) -> dict[str, Any]:
         contender.step(batches[name][turns[name] % len(batches[name])], gradients)
 
     times = harness.measure(
-        {name: lambda which=name: run(which) for name in works}, warmup=5, repeats=repeats
+        {name: functools.partial(run, name) for name in works}, warmup=5, repeats=repeats
     )  # fmt: skip
     result: dict[str, Any] = {"rows": rows, "dim": dim}
     for name, work in works.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from benchmarks import children, harness
@@ -41,7 +42,7 @@ def main(rows: int, optimizer: str, repeats: int) -> dict[str, Any]:
         contender.step(ids[turns[contender.name] % len(ids)], gradients)
 
     times = harness.measure(
-        {c.name: lambda contender=c: run(contender) for c in contenders}, warmup=5, repeats=repeats
+        {c.name: functools.partial(run, c) for c in contenders}, warmup=5, repeats=repeats
     )  # fmt: skip
     ours_s, theirs_s = times["ours"].median_s, times["tfra"].median_s
     return {

@@ -13,6 +13,7 @@ is not in these numbers. The file is in the working folder, which must be on a l
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 import pathlib
 import re
@@ -26,6 +27,7 @@ import numpy as np
 import tf_fusedrec as fr
 from benchmarks import harness
 from tf_fusedrec import optimizers, tf
+from tf_fusedrec.tables import NativeTable
 
 DIM, ROW_BYTES = 64, 288  # header 16, row 256, one accumulator, rounded up to 16
 AHEAD = 2  # batches between a prefetch and its lookup
@@ -47,11 +49,19 @@ class Contender:
     """A layer and its training step, with or without look-ahead."""
 
     def __init__(self, name: str, rows: int, folder: str | None, lookahead: bool):
-        budget = {} if folder is None else {"memory_budget": rows // SHARE * ROW_BYTES, "tier_folder": folder}
+        budget: dict[str, Any] = {}
+        if folder is not None:
+            budget = {"memory_budget": rows // SHARE * ROW_BYTES, "tier_folder": folder}
         table = fr.TableConfig("t", DIM, optimizers.RowWiseAdagrad(0.05), **budget)
         self.emb = fr.FusedEmbedding([table], [fr.FeatureConfig("t", "t")], name=name)
         self._lookahead = lookahead
         self._step = tf.function(self._train, input_signature=[tf.TensorSpec([None], tf.int64)] * 2)
+
+    @property
+    def table(self) -> NativeTable:
+        table = self.emb.lookups[0].table
+        assert isinstance(table, NativeTable)
+        return table
 
     def _train(self, ids: tf.Tensor, coming: tf.Tensor) -> tf.Tensor:
         if self._lookahead:
@@ -87,7 +97,7 @@ def give_up_pages() -> float:
         present = (ctypes.c_ubyte * (size // 4096))()
         _libc.mincore(ctypes.c_void_p(address), ctypes.c_size_t(size), present)
         pages += len(present)
-        resident += int(np.sum(np.frombuffer(present, np.uint8) & 1))
+        resident += int(np.sum(np.ctypeslib.as_array(present) & 1))
     return resident / max(pages, 1)
 
 
@@ -118,9 +128,9 @@ def _check(contenders: dict[str, Contender], case: Case) -> None:
         for name in set(contenders) - {"memory"}:
             for got, wanted in zip(contenders[name].train(block), want):
                 harness.check_equal(f"rows of {name}", got, wanted)
-    wanted_ids, wanted_records = contenders["memory"].emb.lookups[0].table.snapshot("t")
+    wanted_ids, wanted_records = contenders["memory"].table.snapshot("t")
     for name in set(contenders) - {"memory"}:
-        table = contenders[name].emb.lookups[0].table
+        table = contenders[name].table
         ids, records = table.snapshot("t")
         harness.check_equal(f"ids of {name}", ids, wanted_ids)
         for field in set(records.dtype.names) - {"pool"}:
@@ -154,7 +164,7 @@ def measure(case: Case) -> dict[str, Any]:
                     stayed.append(give_up_pages())
                 elif name == "tier_cached":  # its pages went with those of the others: read them all
                     contenders[name].emb({"t": tf.range(case.rows, dtype=tf.int64)}, training=False)
-                taken, bytes_ = _timed(lambda name=name, block=block: contenders[name].train(block))
+                taken, bytes_ = _timed(functools.partial(contenders[name].train, block))
                 seconds[name].append(taken)
                 read[name] += bytes_
     per_block = STEPS * case.ids

@@ -4,30 +4,15 @@ from tf_fusedrec.ops.fuse_ids import FusedIds, fuse_ids
 from tf_fusedrec.ops.hash_table import (
     RowsAhead,
     TableRows,
-    TableStatistics,
     hash_table,
     table_accumulate_gradients,
     table_apply_accumulated,
     table_apply_gradients,
-    table_candidates,
-    table_clear,
-    table_clock,
-    table_evict,
     table_find,
-    table_forget_tombstones,
-    table_import,
-    table_import_candidates,
-    table_keys,
     table_look_ahead,
     table_lookup,
     table_prefetch,
-    table_read_records,
     table_refresh,
-    table_remove,
-    table_set_clock,
-    table_size,
-    table_statistics,
-    table_tombstones,
 )
 from tf_fusedrec.ops.initial_rows import initial_rows
 from tf_fusedrec.ops.jagged_attention import (
@@ -42,6 +27,23 @@ from tf_fusedrec.ops.jagged_attention import (
 from tf_fusedrec.ops.rank_partition import RankedIds, ReceivedIds, rank_partition, unpack_message
 from tf_fusedrec.ops.recovery import pooled_recover, pooled_recover_grad, recover, recover_grad
 from tf_fusedrec.ops.segment_unique import UniqueIds, segment_unique
+from tf_fusedrec.ops.table_contents import (
+    TableStatistics,
+    table_candidates,
+    table_clear,
+    table_clock,
+    table_evict,
+    table_forget_tombstones,
+    table_import,
+    table_import_candidates,
+    table_keys,
+    table_read_records,
+    table_remove,
+    table_set_clock,
+    table_size,
+    table_statistics,
+    table_tombstones,
+)
 from tf_fusedrec.ops.table_replicas import (
     Unsynced,
     table_merge,

@@ -1,0 +1,107 @@
+"""What a table holds: counted, read and written in batches, removed, evicted; the face of checkpoints and statistics.
+
+Side effects and order are those of hash_table.py.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from tf_fusedrec._tf_compat import tf
+from tf_fusedrec.ops._library import library
+
+
+class TableStatistics(NamedTuple):
+    """Since the table was made or cleared."""
+
+    segments: tf.Tensor  # <int64>[S, 6]: keys, hits, inserts, evictions, refused, candidates
+    bytes: tf.Tensor  # <int64>[5]: bytes of keys, of rows in memory, in the second pool; rows in each of the pools
+
+
+def table_statistics(table: tf.Tensor) -> TableStatistics:
+    """Statistics by category. A hit is a distinct row that a training lookup found."""
+    return TableStatistics(*library.fusedrec_table_statistics(table=table))
+
+
+def table_size(table: tf.Tensor) -> tf.Tensor:
+    """<int64>[S], rows of each segment."""
+    return library.fusedrec_table_size(table=table)
+
+
+def table_keys(table: tf.Tensor, segment: int, *, since: int = 0) -> tuple[tf.Tensor, tf.Tensor]:
+    """ids <int64>[n] of a segment, in no order that means anything, and handles <int64>[n] for table_read_records.
+
+    Args:
+      table: <resource>[].
+      segment: s.
+      since: only rows that changed after this version of the table; 0 for all.
+    """
+    return library.fusedrec_table_keys(
+        table=table, segment=tf.constant(segment, tf.int64), since=tf.constant(since, tf.int64)
+    )
+
+
+def table_read_records(table: tf.Tensor, handles: tf.Tensor) -> tf.Tensor:
+    """<uint8>[n, bytes]: rows with optimizer slots and metadata, packed (custom_ops/hash_table/records.cc)."""
+    return library.fusedrec_table_read_records(table=table, handles=handles)
+
+
+def table_import(table: tf.Tensor, segment: int, ids: tf.Tensor, records: tf.Tensor) -> None:
+    """Inserts or overwrites rows of distinct ids <int64>[n] with records <uint8>[n, bytes] of table_read_records."""
+    library.fusedrec_table_import(table=table, segment=tf.constant(segment, tf.int64), ids=ids, records=records)
+
+
+def table_remove(table: tf.Tensor, segment: int, ids: tf.Tensor) -> tf.Tensor:
+    """Removes rows by id <int64>[n]; returns <int64>[], how many had a row."""
+    return library.fusedrec_table_remove(table=table, segment=tf.constant(segment, tf.int64), ids=ids)
+
+
+def table_evict(table: tf.Tensor, segment: int, count: int) -> tf.Tensor:
+    """Evicts the `count` rows that the policy ranks lowest; returns <int64>[], how many could go."""
+    return library.fusedrec_table_evict(
+        table=table, segment=tf.constant(segment, tf.int64), count=tf.constant(count, tf.int64)
+    )
+
+
+def table_tombstones(table: tf.Tensor, segment: int) -> tf.Tensor:
+    """<int64>[n], ascending: ids that left since table_forget_tombstones and have not come back."""
+    return library.fusedrec_table_tombstones(table=table, segment=tf.constant(segment, tf.int64))
+
+
+def table_forget_tombstones(table: tf.Tensor) -> None:
+    """Begins a new record of tombstones."""
+    library.fusedrec_table_forget_tombstones(table=table)
+
+
+def table_candidates(table: tf.Tensor, segment: int) -> tuple[tf.Tensor, tf.Tensor]:
+    """ids <int64>[n] that wait for admission, in hash order, and how often they came, <int64>[n]."""
+    return library.fusedrec_table_candidates(table=table, segment=tf.constant(segment, tf.int64))
+
+
+def table_import_candidates(table: tf.Tensor, segment: int, ids: tf.Tensor, counts: tf.Tensor) -> None:
+    """Sets how often ids without a row have come; both <int64>[n]."""
+    library.fusedrec_table_import_candidates(
+        table=table, segment=tf.constant(segment, tf.int64), ids=ids, counts=counts
+    )
+
+
+def table_clock(table: tf.Tensor) -> tf.Tensor:
+    """<int64>[2]: number of training lookups, version (number of changes)."""
+    return library.fusedrec_table_clock(table=table)
+
+
+def table_set_clock(table: tf.Tensor, clock: tf.Tensor) -> None:
+    """Sets what table_clock answers."""
+    library.fusedrec_table_set_clock(table=table, clock=clock)
+
+
+def table_clear(table: tf.Tensor) -> None:
+    """Removes all rows, candidates, tombstones, statistics and waiting gradients."""
+    library.fusedrec_table_clear(table=table)
+
+
+for _op in (
+    "HashTable", "TableLookup", "TableLookAhead", "TableRefresh", "TableFind", "TableStatistics", "TableSize",
+    "TableKeys", "TableReadRecords", "TableRemove", "TableEvict", "TableTombstones", "TableCandidates", "TableClock",
+):  # fmt: skip
+    tf.no_gradient(f"Fusedrec>{_op}")

@@ -60,7 +60,7 @@ def hash_table(
       shared_name: of the resource; it lives until tf.raw_ops.DestroyResourceOp.
       dim: D, columns of a row.
       seeds: one int64 per segment; the initial row is a pure function of (seed, id).
-      rule, hyperparameters: of the update, as tf_fusedrec/optimizers/rules.py describes them.
+      rule, hyperparameters: of the update, as the records of tf_fusedrec/optimizers/ give them.
       segment_names: for messages; one per segment, or none.
       storage: "float32", "bfloat16" or "float16".
       stochastic_rounding: of 16-bit storage.

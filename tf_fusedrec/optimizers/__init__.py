@@ -1,7 +1,12 @@
 """How rows of native tables are trained: records of the update rules, their Keras counterparts, their state."""
 
+from tf_fusedrec.optimizers.adagrad import Adagrad, RowWiseAdagrad
+from tf_fusedrec.optimizers.adam import Adam, AdamW
+from tf_fusedrec.optimizers.ftrl import Ftrl
 from tf_fusedrec.optimizers.keras_counterparts import from_keras, resolve
-from tf_fusedrec.optimizers.rules import SGD, Adagrad, Adam, AdamW, Ftrl, RowWiseAdagrad, Rule, from_dict
+from tf_fusedrec.optimizers.rule import Rule
+from tf_fusedrec.optimizers.rules import from_dict
+from tf_fusedrec.optimizers.sgd import SGD
 from tf_fusedrec.optimizers.trainer import Trainer
 
 __all__ = [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tf_fusedrec._tf_compat import keras, tf
-from tf_fusedrec.optimizers.rules import Rule, Schedule
+from tf_fusedrec.optimizers.rule import Rule, Schedule
 
 
 class Trainer:

@@ -1,0 +1,99 @@
+"""Adagrad with an accumulator per number, and with one per row."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+from tf_fusedrec.optimizers.rule import Rule
+
+VARIANTS = ("2d_sp", "torchrec", "hsp")
+
+
+@dataclasses.dataclass(frozen=True)
+class Adagrad(Rule):
+    """v += g^2; w -= lr g / (sqrt(v) + epsilon), column by column.
+
+    Duchi et al., "Adaptive Subgradient Methods", JMLR 2011, diagonal form, as in keras.optimizers.legacy.Adagrad.
+
+    Args:
+      initial_accumulator_value: v of a new row.
+      epsilon_inside: w -= lr g / sqrt(v + epsilon), the form of keras.optimizers.Adagrad.
+      moment_scale: c > 0; v / c stands for v in the step of w. See RowWiseAdagrad.
+    """
+
+    initial_accumulator_value: float = 0.1
+    epsilon: float = 1e-7
+    epsilon_inside: bool = False
+    clipnorm: float = 0.0
+    moment_scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._require("moment_scale", "> 0", lambda value: value > 0)
+        self._require_not_negative("initial_accumulator_value")
+        self._require_divisor(self.initial_accumulator_value)
+
+    @property
+    def rule(self) -> str:
+        return "adagrad"
+
+    @property
+    def rate_scale(self) -> float:
+        return math.sqrt(self.moment_scale)
+
+    @property
+    def wide_slots(self) -> tuple[str, ...]:
+        return ("accumulator",)
+
+    @property
+    def hyperparameters(self) -> list[float]:
+        epsilon = self.epsilon * (self.moment_scale if self.epsilon_inside else self.rate_scale)
+        return [self.clipnorm, self.initial_accumulator_value, epsilon, float(self.epsilon_inside)]
+
+
+@dataclasses.dataclass(frozen=True)
+class RowWiseAdagrad(Rule):
+    """v += sum of g^2 over the row; w -= lr g / (sqrt(v / c) + epsilon): Adagrad with one accumulator per row.
+
+    Args:
+      initial_accumulator_value: v of a new row.
+      variant: frameworks and papers disagree:
+        "2d_sp": as above (Zhang et al., "Two-dimensional Sparse Parallelism", Algorithm 1, lines 5 and 6);
+        "torchrec": v += mean of g^2 over the row (FBGEMM's EXACT_ROWWISE_ADAGRAD);
+        "hsp": epsilon inside the root, w -= lr g / sqrt(v / c + epsilon) (TurboGR, eq. 1, read row by row).
+      moment_scale: c > 0, in the range (0, number of replica groups] (2D sparse parallelism, Scaling Rule 1). A layer
+        whose replicas are averaged sets it where it is 1, see Topology.
+    """
+
+    initial_accumulator_value: float = 0.0
+    epsilon: float = 1e-8
+    variant: str = "2d_sp"
+    moment_scale: float = 1.0
+    clipnorm: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.variant not in VARIANTS:
+            raise ValueError(f"RowWiseAdagrad.variant must be one of {VARIANTS}, got {self.variant!r}.")
+        self._require_not_negative("initial_accumulator_value")
+        self._require_divisor(self.initial_accumulator_value)
+        self._require("moment_scale", "> 0", lambda value: value > 0)
+
+    @property
+    def rule(self) -> str:
+        return "rowwise_adagrad"
+
+    @property
+    def scalar_slots(self) -> tuple[str, ...]:
+        return ("accumulator",)
+
+    @property
+    def hyperparameters(self) -> list[float]:
+        inside, mean = float(self.variant == "hsp"), float(self.variant == "torchrec")
+        return [self.clipnorm, self.initial_accumulator_value, self.epsilon, inside, mean, self.moment_scale]
+
+    @property
+    def spec(self) -> dict[str, Any]:
+        return {"rule": self.rule, "accumulates": "mean" if self.variant == "torchrec" else "sum"}

@@ -1,0 +1,95 @@
+"""Adam and AdamW, lazy: moments of rows that are not seen stay as they are."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+from tf_fusedrec.optimizers.rule import Rule
+
+
+class _Moments(Rule):
+    """What Adam and AdamW share."""
+
+    beta_1: float
+    beta_2: float
+    epsilon: float
+    clipnorm: float
+    moment_scale: float
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._require("moment_scale", "> 0", lambda value: value > 0)
+        for name in ("beta_1", "beta_2"):
+            self._require(name, ">= 0 and < 1", lambda value: 0 <= value < 1)
+        self._require_divisor(0)
+
+    @property
+    def rate_scale(self) -> float:
+        return math.sqrt(self.moment_scale)
+
+    @property
+    def wide_slots(self) -> tuple[str, ...]:
+        return ("m", "v")
+
+    @property
+    def hyperparameters(self) -> list[float]:
+        # 1 - beta, because float32 would keep five digits of it where it has beta.
+        return [self.clipnorm, 1 - self.beta_1, 1 - self.beta_2, self.epsilon * self.rate_scale]
+
+    @property
+    def spec(self) -> dict[str, Any]:
+        return {"rule": "adam"}  # AdamW's slots are Adam's
+
+
+@dataclasses.dataclass(frozen=True)
+class Adam(_Moments):
+    """m += (1 - b1)(g - m); v += (1 - b2)(g^2 - v); w -= lr sqrt(1 - b2^t) / (1 - b1^t) m / (sqrt(v) + epsilon).
+
+    Kingma and Ba, "Adam", ICLR 2015, the order before section 2.1, as in Keras: epsilon is the paper's epsilon hat.
+    Lazy: m and v of rows that are not seen do not decay.
+
+    Args:
+      moment_scale: c > 0; v / c stands for v in the step of w. See RowWiseAdagrad.
+    """
+
+    beta_1: float = 0.9
+    beta_2: float = 0.999
+    epsilon: float = 1e-7
+    clipnorm: float = 0.0
+    moment_scale: float = 1.0
+
+    @property
+    def rule(self) -> str:
+        return "adam"
+
+
+@dataclasses.dataclass(frozen=True)
+class AdamW(_Moments):
+    """w -= lr weight_decay w, then Adam's step (Loshchilov and Hutter, ICLR 2019; order and scaling as in Keras).
+
+    Lazy: the rows of a step decay in that step, the others do not, so a row decays as often as it is seen.
+
+    Args:
+      moment_scale: of Adam's step; the decay does not know it.
+    """
+
+    weight_decay: float = 0.004
+    beta_1: float = 0.9
+    beta_2: float = 0.999
+    epsilon: float = 1e-7
+    clipnorm: float = 0.0
+    moment_scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._require_not_negative("weight_decay")
+
+    @property
+    def rule(self) -> str:
+        return "adamw"
+
+    @property
+    def hyperparameters(self) -> list[float]:
+        return [*super().hyperparameters, self.weight_decay / self.rate_scale]

@@ -100,7 +100,7 @@ class Checkpoint(keras.callbacks.Callback):
           The epoch, and the step in it, to go on from.
 
         Raises:
-          As checkpoint.load.
+          ValueError, RuntimeError: as checkpoint.load.
         """
         # Rank 0 decides for all: the file may appear between the looks of two ranks.
         if not collectives.all_gather_object(checkpoint.exists(self.directory))[0]:

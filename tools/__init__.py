@@ -1,1 +1,1 @@
-"""What `make` runs: the environment's set-up and the launch of the main job. Standard library only."""
+"""What `make` runs: the environment's set-up and the launch of the main job. Standard library only, but for docs/."""

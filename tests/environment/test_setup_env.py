@@ -10,7 +10,8 @@ from tools import setup_env
 @pytest.fixture
 def clone(tmp_path, monkeypatch):
     """A clone of a few files with a .venv that looks complete."""
-    for name in ("requirements/runtime.txt", "requirements/build.txt", "requirements/dev.txt"):
+    for name in ("runtime", "build", "dev", "docs"):
+        name = f"requirements/{name}.txt"
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("tensorflow==2\n", encoding="utf-8")
     (tmp_path / "requirements/horovod.txt").write_text("horovod==1\n", encoding="utf-8")

@@ -148,3 +148,16 @@ def test_bad_input_is_refused(pair):
     with pytest.raises(ValueError, match="between the 5 lookups of a step.*lookups_per_update=5"):
         table = {"max_rows": 60, "eviction": "lru"}
         clicks.make_model(clicks.make_embedding(table=table, lookups_per_update=4), Nested(5)).fit(dataset(), verbose=0)
+
+
+def test_a_functional_model_of_one_feature_tells_its_lookup():
+    """Keras takes a list of one output out of its list; the one call must come back as a call all the same."""
+    embedding = fr.FusedEmbedding(
+        [fr.TableConfig("item", 4, fr.optimizers.SGD(0.1))], [fr.FeatureConfig("item", "item")]
+    )  # fmt: skip
+    item = keras.Input([], dtype="int64", name="item")
+    model = fr.schedules.PipelinedModel({"item": item}, keras.layers.Dense(1)(embedding({"item": item})["item"]))
+    ids = np.array([5, 7, 5])
+    (call,) = model.embedding_inputs({"item": ids})
+    assert call.embedding is embedding and call.weights is None
+    np.testing.assert_array_equal(call.inputs["item"], ids)

@@ -216,7 +216,7 @@ class FusedEmbedding(CallModes, keras.layers.Layer):
           inputs: as those of a call; may hold a subset of the features.
 
         Raises:
-          As a call.
+          ValueError: as a call.
         """
         call = self.next_call()
         for lookup, mine in self.grouped(inputs, {}):

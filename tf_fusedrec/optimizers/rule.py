@@ -29,6 +29,13 @@ LearningRate = Union[float, "keras.optimizers.schedules.LearningRateSchedule"]
 class Rule(abc.ABC):
     """Base of the records; custom_ops/hash_table/optimizer.h has the other side.
 
+    Args:
+      learning_rate: lr >= 0, or a schedule of keras.optimizers.schedules, of the updates of the tables.
+      epsilon: keeps the divisor from 0.
+      beta_1, beta_2: decay of the mean of gradients and of that of their squares.
+      weight_decay: share of a row, times the learning rate, that a step takes off.
+      clipnorm: largest norm of the gradient of one row; a longer one is shortened to it. 0 for no limit.
+
     Raises:
       ValueError: an argument is out of its range.
     """

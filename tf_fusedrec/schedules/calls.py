@@ -50,7 +50,8 @@ def calls_of_graph(model: Any, x: Any) -> list[EmbeddingCall] | None:
         given = {**dict(zip(("inputs", "weights"), node.call_args)), **node.call_kwargs}
         wanted.append({name: given[name] for name in ("inputs", "weights") if given.get(name) is not None})
     with tf.init_scope():
-        front = keras.Model(model._nested_inputs, wanted)
+        # A tuple: Keras takes a list of one output out of its list.
+        front = keras.Model(model._nested_inputs, tuple(wanted))
     return [EmbeddingCall(node.layer, **found) for node, found in zip(nodes, front(x, training=True))]
 
 

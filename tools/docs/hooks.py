@@ -1,0 +1,29 @@
+"""Hooks of mkdocs: pages and pictures that are made when the site is built, and lie nowhere else."""
+
+from __future__ import annotations
+
+import pathlib
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+
+from tools.docs import configuration, drawings
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+# Pages that are the README of a room.
+READMES = {
+    "data.md": "tf_fusedrec/data/README.md",
+    "main_job.md": "models/README.md",
+    "ops.md": "custom_ops/README.md",
+}
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Adds what is generated to the files of docs/."""
+    for uri, readme in READMES.items():
+        files.append(File.generated(config, uri, content=(ROOT / readme).read_text(encoding="utf-8")))
+    files.append(File.generated(config, "configuration.md", content=configuration.page()))
+    for name, drawing in drawings.all_drawings().items():
+        files.append(File.generated(config, f"img/{name}", content=drawing))
+    return files

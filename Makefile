@@ -43,7 +43,8 @@ sanitize: setup ## Runs the C++ tests under AddressSanitizer, UndefinedBehaviorS
 
 test: lint sanitize ## Checks style and types, runs the C++ tests under sanitizers, then all tests.
 	@echo "test: pytest ..."
-	@$(BIN)/python -m pytest -q --durations=10
+# Two at a time: a test of several processes waits for most of its time. Halves of the list, so that fixtures stay whole.
+	@$(BIN)/python -m pytest -q --durations=10 --numprocesses 2 --dist worksteal
 
 bench: setup ## Runs the quick benchmarks; results in build/bench/*.json.
 	@mkdir -p build/bench

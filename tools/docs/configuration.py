@@ -98,7 +98,7 @@ def page() -> str:
     ]
     for title, purpose, path, names in SECTIONS:
         lines += ["", f"## {title}", "", f"{purpose} Source: `{path}`."]
-        records = {record.name: record for record in records_of(_files(path))}
+        records = {record.name: record for record in records_of(files_of(path))}
         for name in names:
             lines += ["", f"### {name}", "", *_table(records[name], constants)]
     return "\n".join(lines) + "\n"
@@ -129,7 +129,7 @@ def _spelled(words: str, constants: Mapping[str, tuple[str, ...]]) -> str:
     return _CONSTANT.sub(values, words).replace("|", "\\|")
 
 
-def _files(path: str) -> list[pathlib.Path]:
+def files_of(path: str) -> list[pathlib.Path]:
     """Those that "folder/{a,b}.py" names."""
     family = re.fullmatch(r"(.*)\{(.*)\}(.*)", path)
     return [ROOT / f"{family[1]}{name}{family[3]}" for name in family[2].split(",")] if family else [ROOT / path]
@@ -158,7 +158,9 @@ def _record(
         fields.update({field.name: field for field in found[base].fields})
         mine.update(told[base])
     mine.update(_told(docstring))
-    for item in node.body:
+    # What a class in between only announces is no field of the dataclasses below it.
+    is_record = any("dataclass" in ast.unparse(decorator) for decorator in node.decorator_list)
+    for item in node.body if is_record else ():
         if not isinstance(item, ast.AnnAssign) or not isinstance(item.target, ast.Name) or item.end_lineno is None:
             continue
         annotation = ast.unparse(item.annotation)

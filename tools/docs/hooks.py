@@ -7,6 +7,7 @@ import pathlib
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
+from benchmarks import plots
 from tools.docs import configuration, drawings
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -26,4 +27,6 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     files.append(File.generated(config, "configuration.md", content=configuration.page()))
     for name, drawing in drawings.all_drawings().items():
         files.append(File.generated(config, f"img/{name}", content=drawing))
+    for name, plot in plots.kept_plots().items():
+        files.append(File.generated(config, f"img/{name}.svg", content=plot))
     return files

@@ -1,0 +1,39 @@
+"""Plots show the numbers of the results, and what no plot is known for is named."""
+
+import json
+import re
+
+from benchmarks import harness, plots
+
+
+def texts(svg):
+    return re.findall(r">([^<>]+)</text>", svg)
+
+
+def test_plots_of_the_kept_results_show_their_numbers():
+    kept = plots.kept_plots()
+    rows = plots.tables((plots.RESULTS / "table.txt").read_text(encoding="utf-8"))
+    versus = next(table for title, table in rows.items() if title.startswith("against TFRA"))
+    shown = texts(kept["table_versus_tfra"])
+    for row in versus:
+        for column in ("ms_ours", "ms_tfra"):
+            assert f"{float(row[column]):.3g}" in shown
+    assert "HSTU" in texts(kept["retrieval_ml1m"]) and "64 columns, uniform" in texts(kept["table_by_rows"])
+    assert kept == plots.kept_plots(), "the same results are the same file"
+
+
+def test_results_of_a_benchmark_and_of_an_unknown_one(tmp_path, capsys):
+    cases = [{"n_ids": 7, "peer": "x", "ratio": 1.25}, {"n_ids": 8, "peer": "x", "ratio": 0.5}]
+    harness.write_json(tmp_path / "op.json", {"benchmark": "op", "cases": cases})
+    (tmp_path / "step.json").write_text(
+        json.dumps({"ms_ours": 2.0, "ms_p90_ours": 9.0, "ms_tfra": 3.0}), encoding="utf-8"
+    )
+    (tmp_path / "other.json").write_text("{}", encoding="utf-8")
+    plots.main(
+        ["--output", str(tmp_path / "out"), *(str(tmp_path / f"{name}.json") for name in ("op", "step", "other"))]
+    )
+    assert "other: no plot is known for it" in capsys.readouterr().out
+    assert {"n_ids 7", "1.25", "0.5"} <= set(texts((tmp_path / "out/op.svg").read_text(encoding="utf-8")))
+    step = texts((tmp_path / "out/step.svg").read_text(encoding="utf-8"))
+    assert {"ours", "tfra"} <= set(step) and "p90_ours" not in step
+    assert not (tmp_path / "out/other.svg").exists()

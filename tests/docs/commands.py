@@ -1,0 +1,52 @@
+"""What README.md, docs/*.md and the READMEs of rooms show: programs with their output, and commands."""
+
+from __future__ import annotations
+
+import pathlib
+import re
+import shlex
+from collections.abc import Iterator
+from typing import NamedTuple
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+PAGES = [
+    ROOT / "README.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+    ROOT / "models/README.md",
+    ROOT / "tf_fusedrec/data/README.md",
+    ROOT / "custom_ops/README.md",
+]
+
+
+class Program(NamedTuple):
+    code: str
+    output: str  # what the block below says that it prints; "" where there is none
+
+
+def programs(page: pathlib.Path) -> list[Program]:
+    """The python blocks of a page, in their order."""
+    text = page.read_text(encoding="utf-8")
+    found = re.findall(r"^```python\n(.*?)^```\n(?:\s*^```text\n(.*?)^```)?", text, re.DOTALL | re.MULTILINE)
+    return [Program(*blocks) for blocks in found]
+
+
+def commands(page: pathlib.Path) -> list[str]:
+    """Lines of the bash blocks of a page, without their comments."""
+    text = page.read_text(encoding="utf-8")
+    lines = [
+        line
+        for block in re.findall(r"^```bash\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+        for line in block.splitlines()
+    ]
+    return [re.sub(r"\s+# .*", "", line) for line in lines if line.strip()]
+
+
+def modules_and_flags(page: pathlib.Path) -> Iterator[tuple[str, list[str]]]:
+    """Every `python -m module --flag ...` of a page, in blocks and in the text."""
+    text = page.read_text(encoding="utf-8")
+    spoken = re.findall(r"`([^`\n]*python -m [\w.]+[^`\n]*)`", text)
+    for command in [*commands(page), *spoken]:
+        found = re.search(r"python -m ([\w.]+)(.*)", command)
+        if found:
+            words = shlex.split(found[2])
+            yield found[1], [word.split("=")[0] for word in words if word.startswith("--")]

@@ -1,0 +1,154 @@
+"""Every program of the documentation prints what is written below it; every command is run here or by a named test."""
+
+import contextlib
+import io
+import re
+import runpy
+import shlex
+import sys
+
+import pytest
+
+from tests.docs.commands import PAGES, ROOT, commands, modules_and_flags, programs
+
+TARGETS = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+CONVERT = "python -m tf_fusedrec.data.convert"
+MAIN_JOB = "tests/models/test_train.py::test_two_ranks_train_evaluate_and_export"
+BY_DATA = "tests/environment/test_launch_training.py::test_the_data_set_chooses_the_experiment"
+MOVIELENS = "tests/data/test_movielens.py::test_every_form_gives_the_same"
+
+# What is too long to run here, or not for this machine: the test that runs the same.
+RUN_ELSEWHERE = {
+    "make setup": "tests/environment/test_setup_env.py::test_nothing_to_do",
+    "make train": "tests/environment/test_launch_training.py::test_without_data_the_default_and_a_given_config_wins",
+    "make train DATA=path/to/ml-1m": BY_DATA,
+    "make train DATA=path/to/kuairand": BY_DATA,
+    "make test": "tests/environment/test_commands.py::test_continuous_integration_runs_the_tests",
+    "make sanitize": "tests/environment/test_sanitizers.py::test_a_sound_program_passes_and_is_compiled_once",
+    "make bench": "tests/environment/test_commands.py::test_every_benchmark_of_the_list_exists",
+    "make wheel": "tests/environment/test_wheel.py::test_the_installed_wheel_works_from_another_folder",
+    "horovodrun -np 2 --gloo python train.py": MAIN_JOB,
+    "horovodrun -np 2 --gloo python -m models.train --config configs/grm_tiny.yaml --set train.epochs=2 "
+    "--output runs/mine": (
+        MAIN_JOB
+    ),
+    "horovodrun -np 2 python -m models.train --config configs/hstu_ml1m_tiny.yaml --data path/to/ml-1m": (
+        MAIN_JOB
+    ),
+    "horovodrun -np 16 -H host1:8,host2:8 --network-interfaces eth0 --gloo python train.py": (
+        "tests/test_two_hosts.py::test_training_over_two_hosts_equals_training_on_one"
+    ),
+    "python -m models.compare runs/mine runs/grm_tiny": (
+        "tests/models/test_compare.py::test_pairs_do_not_depend_on_the_order_of_rows_and_the_table_tells"
+    ),
+    "python -m models.export --checkpoint runs/grm_tiny/checkpoint --output runs/grm_tiny/served": (
+        "tests/models/test_export.py::test_a_checkpoint_of_something_else_is_refused"
+    ),
+    "saved_model_cli show --dir runs/a/saved_model --tag_set serve --signature_def serving_default": (
+        "tests/saved_model/test_loaders.py::test_saved_model_cli"
+    ),
+    "saved_model_cli run --dir runs/a/saved_model --tag_set serve --signature_def serving_default --input_exprs "
+    "'history=np.array([3, 5]);history_row_splits=np.array([0, 2])'": (
+        "tests/saved_model/test_loaders.py::test_saved_model_cli"
+    ),
+    "python -m pytest -q tests/ops/test_segment_unique.py tests/test_architecture.py": (
+        "tests/ops/test_segment_unique.py::test_edge_cases"
+    ),
+    "python -m tests.gpu.session": "tests/benchmarks/test_gpu.py::test_the_session_knows_every_op_and_benchmark",
+    "python -m benchmarks.train_step --quick --json train_step.json": (
+        "tests/benchmarks/test_train_step.py::test_summary_has_the_fields_that_the_readme_names"
+    ),
+    "python -m benchmarks.segment_unique --quick --json segment_unique.json": (
+        "tests/benchmarks/test_op_benchmarks.py::test_quick_run_writes_its_cases"
+    ),
+    "python -m benchmarks.overlap --quick --json overlap.json": "tests/benchmarks/test_overlap.py::test_a_tiny_run",
+    "python -m benchmarks.serving --quick --json serving.json": "tests/benchmarks/test_serving.py::test_fields",
+    "python -m benchmarks.tfra_swap --quick --json swap.json": (
+        "tests/benchmarks/test_tfra_swap.py::test_both_models_train_alike_and_take_turns"
+    ),
+    "python -m benchmarks.scale --quick --json scale.json": (
+        "tests/benchmarks/test_scale.py::test_own_table_and_json"
+    ),
+    f"{CONVERT} movielens --input ml-1m --output data/ml-1m": MOVIELENS,
+    f"{CONVERT} kuairand --input log.csv.gz --output data/kuairand --test_fraction 0.2 --split user": (
+        "tests/data/test_kuairand.py::test_split_by_hand"
+    ),
+    "FUSEDREC_CUDA=1 pip install --no-build-isolation .": (
+        "tests/environment/test_cuda_build.py::test_cuda_that_is_wanted_and_not_there_is_an_error_with_its_remedy"
+    ),
+}  # fmt: skip
+# Of a cluster with GPUs, which no test has: that they install the pinned versions is all that is checked.
+ONLY_ON_GPUS = (
+    "pip install 'tensorflow[and-cuda]==2.16.2'",
+    "HOROVOD_WITH_TENSORFLOW=1 HOROVOD_WITHOUT_PYTORCH=1 HOROVOD_WITHOUT_MXNET=1 HOROVOD_WITH_GLOO=1 "
+    "HOROVOD_WITHOUT_MPI=1 HOROVOD_GPU_OPERATIONS=NCCL pip install --no-build-isolation horovod==0.28.1",
+)
+RUN_HERE = ("python -m tf_fusedrec.data.convert synthetic-", "python -m benchmarks.plots")
+SHOWN = sorted({command for page in PAGES for command in commands(page)})
+
+
+def test_what_is_installed_on_gpus_is_pinned():
+    pins = "".join((ROOT / f"requirements/{name}.txt").read_text(encoding="utf-8") for name in ("runtime", "horovod"))
+    for command in ONLY_ON_GPUS:
+        name, version = re.search(r"([a-z]+)(?:\[and-cuda\])?==([\d.]+)", command).groups()
+        assert f"\n{name}=={version}\n" in pins, command
+
+
+def page_name(page):
+    return str(page.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES[1:] if programs(page)], ids=page_name)
+def test_programs_print_what_is_written_below_them(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names = {"__name__": "docs"}
+    for program in programs(page):
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            exec(compile(program.code, page.name, "exec"), names)
+        assert printed.getvalue() == program.output
+
+
+def test_every_command_is_run_here_or_by_a_test_that_is_there():
+    listed = {*RUN_ELSEWHERE, *ONLY_ON_GPUS}
+    unknown = [command for command in SHOWN if command not in listed and not command.startswith(RUN_HERE)]
+    assert not unknown, "name the test that runs it, or run it here"
+    assert not listed - set(SHOWN), "no page shows these any more"
+    for where in RUN_ELSEWHERE.values():
+        path, _, test = where.partition("::")
+        assert f"def {test}(" in (ROOT / path).read_text(encoding="utf-8"), where
+
+
+@pytest.mark.parametrize("command", [command for command in SHOWN if command.startswith(RUN_HERE)])
+def test_cheap_commands_end_well(command, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    words = shlex.split(command)[2:]
+    monkeypatch.setattr(sys, "argv", words)
+    runpy.run_module(words[0], run_name="__main__")
+    assert any(path.is_file() for path in tmp_path.rglob("*")), "it wrote nothing"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_name)
+def test_modules_and_their_flags_exist(page):
+    for module, flags in modules_and_flags(page):
+        if module in ("pytest", "mkdocs") or module == "benchmarks.":  # not ours; "benchmarks.<op>"
+            continue
+        path = ROOT / module.replace(".", "/")
+        source = path.with_suffix(".py") if path.with_suffix(".py").exists() else path / "__main__.py"
+        text = source.read_text(encoding="utf-8")
+        known = {f"--{name}" for name in re.findall(r'(?:add_argument\(\s*"--|DEFINE_\w+\(\s*")([\w-]+)"', text)}
+        if "harness.parse_arguments" in text:
+            known |= {"--quick", "--json"}
+        assert set(flags) <= known, f"{module} has {sorted(known)}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_name)
+def test_make_targets_exist(page):
+    text = page.read_text(encoding="utf-8")
+    shown = " ".join([*commands(page), *re.findall(r"`(make [^`\n]*)`", text)])
+    assert set(re.findall(r"\bmake ([a-z]+)\b", shown)) <= TARGETS
+
+
+def test_what_the_readme_links_to_is_there():
+    links = re.findall(r"\]\(((?!https?:)[^)#]+)\)", PAGES[0].read_text(encoding="utf-8"))
+    assert links and all((ROOT / link).exists() for link in links)

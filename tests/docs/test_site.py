@@ -1,0 +1,64 @@
+"""The site is built without a warning, from the disk it asks nothing of the network, and what is generated is true."""
+
+import dataclasses
+import importlib
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from tests.docs.commands import ROOT
+from tf_fusedrec import ops, tf
+from tools.docs import configuration, drawings
+
+RECORDS = [(path, name) for _, _, path, names in configuration.SECTIONS for name in names]
+
+
+def test_the_site(tmp_path):
+    subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", str(tmp_path)],
+        cwd=ROOT, check=True, timeout=300,
+    )  # fmt: skip
+    assert "max_rows" in (tmp_path / "configuration.html").read_text(encoding="utf-8")
+    assert "accumulate_steps" in (tmp_path / "api/embedding.html").read_text(encoding="utf-8")
+    assert {"message.svg", "table.svg", "schedules.svg", "topology.svg"} <= {
+        p.name for p in (tmp_path / "img").iterdir()
+    }
+    for page in tmp_path.rglob("*.html"):
+        loaded = re.findall(r'<(?:script|link|img)[^>]+(?:src|href)="(https?:[^"]+)"', page.read_text(encoding="utf-8"))
+        assert not loaded, page.name
+
+
+@pytest.mark.parametrize(("path", "name"), RECORDS, ids=[name for _, name in RECORDS])
+def test_fields_and_defaults_are_those_of_the_dataclass(path, name):
+    module = re.sub(r"\{.*\}", "rules", path).removesuffix(".py").replace("/", ".")
+    record = getattr(importlib.import_module(module), name)
+    (found,) = [one for one in configuration.records_of(configuration.files_of(path)) if one.name == name]
+    wanted = {field.name: field for field in dataclasses.fields(record)}
+    assert [field.name for field in found.fields] == list(wanted)
+    namespace = vars(importlib.import_module(record.__module__))
+    for field in found.fields:
+        if field.default:
+            assert eval(field.default, dict(namespace)) == wanted[field.name].default, field.name
+        else:
+            assert wanted[field.name].default is dataclasses.MISSING, field.name
+
+
+def test_constants_are_spelled_out():
+    page = configuration.page()
+    assert not re.search(r"\bone of (?:\w+\.)*[A-Z][A-Z_]{3,}\b", page)
+
+
+def test_the_drawing_of_the_message_shows_what_the_ops_answer():
+    example = {name: np.array(numbers) for name, numbers in drawings.EXAMPLE.items()}
+    unique = ops.segment_unique(tf.constant(example["ids"]), tf.constant(example["segment_splits"]))
+    ranked = ops.rank_partition(unique.ids, unique.splits, num_ranks=len(example["send_splits"]))
+    got = {
+        "unique_ids": unique.ids, "unique_splits": unique.splits, "inverse": unique.inverse,
+        "message": ranked.message[: len(example["message"])], "send_splits": ranked.send_splits,
+        "restore": ranked.restore,
+    }  # fmt: skip
+    for name, tensor in got.items():
+        np.testing.assert_array_equal(tensor, example[name], err_msg=name)

@@ -18,7 +18,7 @@ BENCHMARKS := train_step tfra_swap attention table tier checkpoint alltoall_padd
 
 BIN := .venv/bin
 
-.PHONY: help setup train test lint sanitize bench wheel clean
+.PHONY: help setup train test lint sanitize bench docs wheel clean
 
 help: ## This list.
 	@echo "make <target> [NAME=value ...]"
@@ -52,6 +52,10 @@ bench: setup ## Runs the quick benchmarks; results in build/bench/*.json.
 	  echo "bench: $$name -> build/bench/$$name.json ..."; \
 	  $(BIN)/python -m benchmarks.$$name --quick --json build/bench/$$name.json; \
 	done
+
+docs: setup ## Builds the documentation into build/site; begin with build/site/index.html.
+	@$(BIN)/python -m mkdocs build --quiet --strict
+	@echo "docs: build/site/index.html"
 
 wheel: setup ## Builds the wheel, with the compiled ops inside, into dist/.
 	@echo "wheel: building into dist/ ..."

@@ -12,7 +12,7 @@ TARGETS = set(re.findall(r"^([a-z]+):", MAKEFILE, re.MULTILINE))
 
 
 def test_the_targets_are_there_and_help_is_the_default():
-    assert {"help", "setup", "train", "test", "lint", "bench", "wheel", "clean"} <= TARGETS
+    assert {"help", "setup", "train", "test", "lint", "bench", "docs", "wheel", "clean"} <= TARGETS
     shown = subprocess.run(
         ["make"], cwd=ROOT, capture_output=True, encoding="utf-8", errors="replace", check=True
     ).stdout
@@ -20,7 +20,7 @@ def test_the_targets_are_there_and_help_is_the_default():
         assert re.search(rf"^  {target}\s+\w", shown, re.MULTILINE), target
 
 
-@pytest.mark.parametrize("arguments", [["train", "NP=3"], ["test"], ["bench"], ["wheel"], ["lint"]])
+@pytest.mark.parametrize("arguments", [["train", "NP=3"], ["test"], ["bench"], ["docs"], ["wheel"], ["lint"]])
 def test_every_target_sets_up_first_and_runs_from_the_virtual_environment(arguments):
     plan = subprocess.run(
         ["make", "-n", *arguments], cwd=ROOT, capture_output=True, encoding="utf-8", errors="replace", check=True

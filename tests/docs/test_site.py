@@ -11,7 +11,7 @@ import pytest
 
 from tests.docs.commands import ROOT
 from tf_fusedrec import ops, tf
-from tools.docs import configuration, drawings
+from tools.docs import configuration, drawings, hooks
 
 RECORDS = [(path, name) for _, _, path, names in configuration.SECTIONS for name in names]
 
@@ -62,3 +62,11 @@ def test_the_drawing_of_the_message_shows_what_the_ops_answer():
     }  # fmt: skip
     for name, tensor in got.items():
         np.testing.assert_array_equal(tensor, example[name], err_msg=name)
+
+
+def test_recorded_timelines_are_shown_under_their_schedules():
+    shown = hooks.timelines(["img/timeline_sync.png", "index.md", "img/message.svg", "img/timeline_frozen_window.png"])
+    assert re.findall(r"!\[(.*?)\]\((.*?)\)", shown) == [
+        ("frozen window", "img/timeline_frozen_window.png"), ("sync", "img/timeline_sync.png"),
+    ]  # fmt: skip
+    assert hooks.timelines(["index.md"]) == ""

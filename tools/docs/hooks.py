@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import pathlib
+import re
+from collections.abc import Iterable
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
 
 from benchmarks import plots
 from tools.docs import configuration, drawings
@@ -30,3 +33,15 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for name, plot in plots.kept_plots().items():
         files.append(File.generated(config, f"img/{name}.svg", content=plot))
     return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Puts the recorded timelines, docs/img/timeline_*.png, where a page asks for them."""
+    return markdown.replace("<!-- timelines -->", timelines(file.src_uri for file in files))
+
+
+def timelines(uris: Iterable[str]) -> str:
+    """Markdown of the pictures among files, each under the name of its schedule."""
+    pictures = sorted(uri for uri in uris if re.fullmatch(r"img/timeline_\w+\.png", uri))
+    names = [uri[len("img/timeline_") : -len(".png")].replace("_", " ") for uri in pictures]
+    return "\n\n".join(f"A recorded step, {name}:\n\n![{name}]({uri})" for name, uri in zip(names, pictures))

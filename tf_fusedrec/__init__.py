@@ -5,7 +5,7 @@ from tf_fusedrec import checkpoint, collectives, external, schedules
 from tf_fusedrec.config import FeatureConfig, TableConfig
 from tf_fusedrec.embedding import FusedEmbedding
 from tf_fusedrec.initializers import Constant, Normal, TruncatedNormal, Uniform, Zeros
-from tf_fusedrec.saved_model import Signature, export
+from tf_fusedrec.saved_model import Signature, apply_delta, export
 from tf_fusedrec.topology import Topology, init
 
 __version__ = "0.1.0"
@@ -21,6 +21,7 @@ __all__ = [
     "TruncatedNormal",
     "Uniform",
     "Zeros",
+    "apply_delta",
     "checkpoint",
     "collectives",
     "export",

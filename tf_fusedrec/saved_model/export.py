@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pathlib
 import shutil
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
 from tf_fusedrec._tf_compat import keras, tf
 from tf_fusedrec.checkpoint.agreement import agree, of_rank_0
+from tf_fusedrec.config import TableConfig
 from tf_fusedrec.embedding import FusedEmbedding
 from tf_fusedrec.layers.kernels import FUSED, STOCK
-from tf_fusedrec.saved_model import rows
+from tf_fusedrec.saved_model import delta, rows
+from tf_fusedrec.saved_model.applying import DESCRIPTION, FORMAT
 from tf_fusedrec.saved_model.native_tables import NativeTables
 from tf_fusedrec.saved_model.serving import serving
 from tf_fusedrec.saved_model.signatures import Signature, default_signatures
@@ -28,8 +32,12 @@ def export(
     ops: str = "stock",
     *,
     signatures: Mapping[str, Signature] | None = None,
+    base: str | os.PathLike | None = None,
 ) -> None:
     """Writes the model as a SavedModel for a server. Collective: all ranks call it, rank 0 writes.
+
+    With `base`, writes what has changed since: rows, ids that have left, and all that is no row of a table. A server
+    makes the full export of both (applying.py). Ranks may be others than those that exported the base.
 
     An id that has no row gets a row of zeros. (In training and evaluation it has its initial row.) Rows are in the
     tables' dtype. Rank 0 holds all rows in memory while it writes.
@@ -41,12 +49,14 @@ def export(
         "ours": the process that loads it must have imported tf_fusedrec; tables are hash tables, attention is jagged.
       signatures: by name; None for those of `model.serving_signatures()`, or the inputs and outputs of a functional
         model as "serving_default".
+      base: folder of an earlier full export with the same `ops` and tables, which rank 0 reads; None: a full export.
 
     Raises:
       ValueError: `path` exists, `ops` is neither, no signatures can be told, two layers have tables of one name,
-        weights do not exist yet. RuntimeError: another rank has failed.
+        weights do not exist yet, `base` is no full export or one of other operations or tables. RuntimeError: another
+        rank has failed.
     """
-    path = pathlib.Path(path)
+    path, base = pathlib.Path(path), None if base is None else pathlib.Path(base)
     if ops not in OPS:
         raise ValueError(f"ops must be one of {OPS}, got {ops!r}.")
     if signatures is None:
@@ -56,11 +66,15 @@ def export(
     def begin() -> None:
         if path.exists():
             raise ValueError(f"path {os.fspath(path)!r} exists. Remedy: another folder for each export, or remove it.")
+        if base is not None:
+            delta.check_base(base, described)
         shutil.rmtree(partial, ignore_errors=True)
         (partial / "rows").mkdir(parents=True)
 
-    of_rank_0(begin)
     tables = _tables(model)
+    of_tables = {name: {"dim": config.dim, "dtype": config.dtype} for name, (_, config) in tables.items()}
+    described = {"format": FORMAT, "ops": ops, "tables": of_tables}
+    of_rank_0(begin)
     for layer in model.submodules:
         if isinstance(layer, FusedEmbedding):
             layer.synchronize()
@@ -69,43 +83,49 @@ def export(
         for table, (embedding, _) in tables.items():
             rows.write_share(partial / "rows", embedding, table)
 
+    def finish() -> None:
+        if base is not None:
+            delta.write_delta(base, partial / "saved_model", partial / "delta")
+        (partial / ("saved_model" if base is None else "delta")).rename(path)
+
     try:
         agree(write_rows)
-        of_rank_0(lambda: _write(model, partial, tables, ops, signatures))
-        of_rank_0(lambda: (partial / "saved_model").rename(path) and None)
+        of_rank_0(lambda: _write(model, partial, tables, described, signatures))
+        of_rank_0(finish)
     finally:
         of_rank_0(lambda: shutil.rmtree(partial, ignore_errors=True))
 
 
-def _tables(model: keras.Model) -> dict[str, tuple[FusedEmbedding, str]]:
-    """The layer and the dtype of every table, by name."""
-    tables: dict[str, tuple[FusedEmbedding, str]] = {}
+def _tables(model: keras.Model) -> dict[str, tuple[FusedEmbedding, TableConfig]]:
+    """The layer and the config of every table, by name."""
+    tables: dict[str, tuple[FusedEmbedding, TableConfig]] = {}
     for layer in model.submodules:
         if not isinstance(layer, FusedEmbedding):
             continue
         for config in layer.tables:
             if config.name in tables:
                 raise ValueError(f"two layers of {model.name!r} have a table {config.name!r}; a server tells by name.")
-            tables[config.name] = layer, config.dtype
+            tables[config.name] = layer, config
     return tables
 
 
 def _write(
     model: keras.Model,
     partial: pathlib.Path,
-    tables: Mapping[str, tuple[FusedEmbedding, str]],
-    ops: str,
+    tables: Mapping[str, tuple[FusedEmbedding, TableConfig]],
+    described: Mapping[str, Any],
     signatures: Mapping[str, Signature],
 ) -> None:
     arrays: dict[str, tuple[np.ndarray, np.ndarray]] = {
-        table: rows.read_shares(partial / "rows", table, dtype) for table, (_, dtype) in tables.items()
+        table: rows.read_shares(partial / "rows", table, config.dtype) for table, (_, config) in tables.items()
     }
-    served = StockTables(arrays) if ops == "stock" else NativeTables(arrays, partial)
+    stock = described["ops"] == "stock"
+    served = StockTables(arrays) if stock else NativeTables(arrays, partial)
     # The module holds variables only: with the Keras model in it, every layer's training call would be saved too.
     module = tf.Module()
     module.served_tables = served
     weights = {id(v) for v in model.variables} if model.built else set()
-    with serving(model, served, STOCK if ops == "stock" else FUSED):
+    with serving(model, served, STOCK if stock else FUSED):
         traced = {name: signature.trace() for name, signature in signatures.items()}
         for name, function in traced.items():
             setattr(module, name, function)  # where keras.layers.TFSMLayer looks for functions of one dict
@@ -124,3 +144,6 @@ def _write(
             # Gradients of the training path mean nothing to a server.
             options=tf.saved_model.SaveOptions(experimental_custom_gradients=False),
         )
+    description = partial / "saved_model" / DESCRIPTION
+    description.parent.mkdir()
+    description.write_text(json.dumps(described, indent=1), encoding="utf-8")

@@ -51,8 +51,16 @@ def namespace() -> Iterator[str]:
 
 def limit(name: str, device: str, rate: str) -> None:
     """Lets `rate` ("1gbit") leave through a device of a namespace: a token bucket, which every kernel has."""
-    bucket = ("tbf", "rate", rate, "burst", "256kb", "latency", "200ms")
-    _run("tc", "-n", name, "qdisc", "add", "dev", device, "root", *bucket)
+    _run("tc", "-n", name, "qdisc", "add", "dev", device, "root", *_bucket(rate))
+
+
+def limit_here(device: str, rate: str) -> None:
+    """Changes the limit of a device of the namespace that this process is in."""
+    _run("tc", "qdisc", "replace", "dev", device, "root", *_bucket(rate))
+
+
+def _bucket(rate: str) -> tuple[str, ...]:
+    return ("tbf", "rate", rate, "burst", "256kb", "latency", "200ms")
 
 
 @contextlib.contextmanager

@@ -3,73 +3,79 @@
     python -m benchmarks.overlap [--quick] [--json FILE]
 
 Two ranks of GRM whose loop-back is limited to 1 Gbit/s in a network namespace, which needs root; without it the fields
-are null. Compute is made 0.5, 1 and 2 times as long as the exchange by the number of blocks. In each run all contenders
-take turns: the step of every schedule, its dense part alone and its exchange alone.
+are null. There dense compute takes about as long as the exchange; a slower and a quicker network make it half and
+twice as long. All contenders take turns: the step of every arm, its dense part alone and its exchange alone.
 
     exposed = (step - dense only) / (exchange only)
 
 Dense only has rows that are there and averages no gradients; exchange only is lookup and update with their all2alls.
-The table says for the median of a few recorded steps of rank 0 how long it computed, exchanged, exchanged with nothing
-else to do, and did neither (TurboGR, table 6). Fields without a suffix are those of compute : exchange = 1.
+Arms with 2d have two groups of one rank (rule gradient_sync): no rows travel, and gradients go to both replicas. Arms
+with a file keep most rows in the second tier, whose pages are taken from memory before every step; they are compared
+with sync_file. The table says for the median of a few recorded steps of rank 0 how long it computed, exchanged,
+exchanged with nothing else to do, and did neither (TurboGR, table 6). Fields without a suffix are those of compute :
+exchange = 1. --quick has all arms there, and sync and frozen_M4 at the other two.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import json
-import pathlib
-import subprocess
-import sys
+import tempfile
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from benchmarks import children, clustering, harness, network
 from benchmarks.overlap_model import Size
-from benchmarks.overlap_ranks import MARK, SCHEDULES
+from benchmarks.overlap_ranks import ARMS, RANKS
 
-RATE = "1gbit"
-TIMEOUT_S = 600
-SIZE = Size(users=64, history=120, exposures=8, dim=512, blocks=2)
-FIELDS = ("exposed_ratio_sync", "exposed_ratio_frozen_M4", "exposed_allreduce_ms", "speedup_frozen")
-BLOCKS = {0.5: 1, 1.0: 3, 2.0: 6}  # by compute : exchange that they come near to
+TIMEOUT_S = 900
+SIZE = Size(users=64, history=120, exposures=8, dim=512, heads=6)
+RATES = {1.0: "1gbit", 0.5: "450mbit", 2.0: "2500mbit"}  # by compute : exchange that they come near to
+REPEATS, QUICK_REPEATS = 20, 4
+RECORDED, QUICK_RECORDED = 3, 1  # steps of each contender for the table
+QUICK_ELSEWHERE = ("sync", "frozen_M4", "nested_M4")  # arms of --quick where compute : exchange is not 1
+FIELDS = {
+    "exposed_ratio_sync": ("exposed_ratio", "sync"),
+    "exposed_ratio_frozen_M4": ("exposed_ratio", "frozen_M4"),
+    "exposed_ratio_nested_M4": ("exposed_ratio", "nested_M4"),
+    "exposed_ms_2d": ("exposed_ms", "2d"),
+    "exposed_ms_nested": ("exposed_ms", "nested_M4"),
+    "exposed_ms_nested_2d": ("exposed_ms", "nested_2d"),
+    "speedup_frozen": ("speedup", "frozen_M4"),
+    "speedup_dual": ("speedup", "dual"),
+    "speedup_dual_file": ("speedup", "dual_file"),
+    "speedup_nested": ("speedup", "nested_M4"),
+    "speedup_semi_async": ("speedup", "semi_async"),
+    "speedup_2d": ("speedup", "2d"),
+}
 
 
-def run_ranks(size: Size, repeats: int) -> dict[str, Any]:
-    """What overlap_ranks answers, from two processes in a namespace of their own.
+def run_ranks(size: Size, phases: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """What overlap_ranks answers for each phase, from two processes in a namespace of their own.
 
     Raises:
       CheckFailed: they failed, or did not end in time.
     """
-    request = json.dumps({"size": dataclasses.asdict(size), "repeats": repeats})
-    horovodrun = str(pathlib.Path(sys.executable).parent / "horovodrun")
-    with network.slow_loopback(RATE) as name:
-        ranks = [horovodrun, "-np", "2", "--gloo", sys.executable, "-m", "benchmarks.overlap_ranks", request]
-        try:
-            done = subprocess.run(
-                network.inside(name, ranks), env=children.environment(), cwd=harness.ROOT, timeout=TIMEOUT_S,
-                encoding="utf-8", errors="replace",
-                stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            )  # fmt: skip
-        except subprocess.TimeoutExpired as expired:
-            raise harness.CheckFailed(f"the ranks did not end within {TIMEOUT_S} s.") from expired
-    answers = [line.split(MARK, 1)[1] for line in done.stdout.splitlines() if MARK in line]
-    if done.returncode or not answers:
-        raise harness.CheckFailed("the ranks failed:\n" + "\n".join(done.stdout.splitlines()[-30:]))
-    return json.loads(answers[-1])
+    with network.slow_loopback(phases[0]["rate"]) as name, tempfile.TemporaryDirectory() as folder:
+        return children.ask_ranks(
+            "benchmarks.overlap_ranks", RANKS, inside=network.inside(name, []), timeout_s=TIMEOUT_S,
+            size=dataclasses.asdict(size), phases=list(phases), folder=folder,
+        )["phases"]  # fmt: skip
 
 
 def case(ratio: float, answer: dict[str, Any]) -> dict[str, Any]:
     """One run as figures: medians in ms, and what is exposed of the exchange."""
     ms = {name: float(np.median(values)) for name, values in answer["ms"].items()}
     dense, exchange = ms["dense_only"], ms["exchange_only"]
+    arms = [name for name in ARMS if name in ms]
     return {
         "wanted_ratio": ratio,
         "ratio": dense / exchange,
         "ms": ms,
-        "exposed_ms": {name: ms[name] - dense for name in SCHEDULES},
-        "exposed_ratio": {name: (ms[name] - dense) / exchange for name in SCHEDULES},
-        "speedup": {name: ms["sync"] / ms[name] for name in SCHEDULES},
+        "exposed_ms": {name: ms[name] - dense for name in arms},
+        "exposed_ratio": {name: (ms[name] - dense) / exchange for name in arms},
+        "speedup": {name: ms[ARMS[name].reference] / ms[name] for name in arms},
         "exposed_allreduce_ms": ms["dense_with_allreduce"] - dense,
         "table": answer["table"],
     }
@@ -77,27 +83,20 @@ def case(ratio: float, answer: dict[str, Any]) -> dict[str, Any]:
 
 def fields(one: dict[str, Any] | None) -> dict[str, float | None]:
     """The figures that are asked for by name, of the case with as much compute as exchange; None without root."""
-    if one is None:
-        return dict.fromkeys(FIELDS)
-    return {
-        "exposed_ratio_sync": one["exposed_ratio"]["sync"],
-        "exposed_ratio_frozen_M4": one["exposed_ratio"]["frozen_M4"],
-        "exposed_allreduce_ms": one["exposed_allreduce_ms"],
-        "speedup_frozen": one["speedup"]["frozen_M4"],
-    }
+    found = {name: None if one is None else one[figure][arm] for name, (figure, arm) in FIELDS.items()}
+    return {**found, "exposed_allreduce_ms": None if one is None else one["exposed_allreduce_ms"]}
 
 
 def show(one: dict[str, Any]) -> None:
-    rows = [
-        {
-            "contender": name,
-            "ms": one["ms"][name],
-            "exposed ratio": one["exposed_ratio"].get(name, "-"),
-            "times sync": one["speedup"].get(name, "-"),
-            **{column.removesuffix("_ms"): ms for column, ms in one["table"][name].items()},
-        }
-        for name in one["ms"]
-    ]
+    rows = []
+    for name, ms in one["ms"].items():
+        figures = {"exposed ratio": one["exposed_ratio"], "times sync": one["speedup"]}
+        row = {"contender": name, "ms": ms, **{title: of.get(name, "-") for title, of in figures.items()}}
+        if one["table"]:
+            went = one["table"][name]
+            row |= {"step": went["step_ms"], "compute": went["compute_ms"], "exchange": went["exchange_ms"]}
+            row |= {"not overlapped": went["exposed_ms"], "free": went["free_ms"]}
+        rows.append(row)
     title = f"compute : exchange {one['ratio']:.2f}; from `step` on: one recorded step of rank 0, ms"
     harness.print_table(title, rows)
 
@@ -107,10 +106,15 @@ def main() -> None:
     reason = network.why_not()
     cases = []
     if reason is None:
-        for ratio, blocks in BLOCKS.items():
-            size = dataclasses.replace(SIZE, blocks=blocks)
-            cases.append(case(ratio, run_ranks(size, 8 if arguments.quick else 30)))
-            show(cases[-1])
+        phases = []
+        for ratio, rate in RATES.items():
+            few = arguments.quick and ratio != 1
+            repeats, recorded = (QUICK_REPEATS, QUICK_RECORDED) if arguments.quick else (REPEATS, RECORDED)
+            arms = QUICK_ELSEWHERE if few else list(ARMS)
+            phases.append({"rate": rate, "arms": arms, "repeats": repeats, "recorded": 0 if few else recorded})
+        cases = [case(*of_phase) for of_phase in zip(RATES, run_ranks(SIZE, phases))]
+        for one in cases:
+            show(one)
     else:
         print(f"not measured: {reason}")
     even = next((one for one in cases if one["wanted_ratio"] == 1), None)
@@ -118,15 +122,15 @@ def main() -> None:
     results: dict[str, Any] = {
         **fields(even),
         "bytes_ratio_clustered": None if clustered is None else clustered["ratio"],
+        "clustering_ms": None if clustered is None else clustered["clustering_ms"],
         "clustering": clustered,
         "not_measured": reason,
-        "rate": RATE,
+        "rates": {str(ratio): rate for ratio, rate in RATES.items()},
         "size": dataclasses.asdict(SIZE),
         "cases": cases,
     }
-    harness.print_table(
-        "fields", [{"field": name, "value": results[name]} for name in [*FIELDS, "bytes_ratio_clustered"]]
-    )
+    shown = [*fields(even), "bytes_ratio_clustered", "clustering_ms"]
+    harness.print_table("fields", [{"field": name, "value": results[name]} for name in shown])
     harness.write_json(arguments.json, results)
 
 

@@ -26,7 +26,8 @@ class Size:
     history: int  # tokens of a user
     exposures: int  # more tokens
     dim: int
-    blocks: int
+    heads: int  # of 32 columns; a block's compute grows with them, and its number of ops does not
+    blocks: int = 1
     batches: int = 4  # that come again and again: their rows are there after the first round
     vocabulary: int = 200_000
     zipf_alpha: float = 0.3
@@ -38,8 +39,8 @@ class Size:
 
 def config(size: Size) -> GRMConfig:
     return GRMConfig(
-        max_history=size.history, max_exposures=size.exposures, dim=size.dim, num_blocks=size.blocks, num_heads=2,
-        qk_dim=32, value_dim=32, time_buckets=0, num_experts=2, expert_units=32, top_k=1,
+        max_history=size.history, max_exposures=size.exposures, dim=size.dim, num_blocks=size.blocks,
+        num_heads=size.heads, qk_dim=32, value_dim=32, time_buckets=0, num_experts=2, expert_units=32, top_k=1,
     )  # fmt: skip
 
 

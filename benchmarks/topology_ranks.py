@@ -1,0 +1,69 @@
+"""One rank of benchmarks/topology.py: trains a layer on the same batches under every number of groups."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+import tf_fusedrec as fr
+from benchmarks import children
+from benchmarks.topology import DIM, REAL_GROUPS, batches
+from tf_fusedrec import exchange, ops, tf
+from tf_fusedrec.tables import NativeTable
+
+
+def topology(groups: int) -> fr.Topology:
+    return fr.Topology(groups, "weight_sync")
+
+
+def train(groups: int, mine: list[np.ndarray]) -> dict[str, Any]:
+    """Ids that this rank received in each step, rows of its table after the last, and the bytes that it has mapped."""
+    name = f"groups{groups}"
+    layer = fr.FusedEmbedding(
+        [fr.TableConfig("item", DIM, fr.optimizers.Adagrad(0.01))],
+        [fr.FeatureConfig("item", "item")],
+        topology=topology(groups),
+        name=name,
+    )
+    table, place = layer.lookups[0].table, layer.place
+    assert isinstance(table, NativeTable)
+
+    @tf.function(input_signature=[tf.TensorSpec([None], tf.int64)], autograph=False)
+    def step(ids: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.square(layer({"item": ids})["item"]))
+        tape.gradient(loss, layer.trainable_variables)
+        size = tf.size(ids, tf.int64)
+        unique = ops.UniqueIds(ids, tf.stack([0, size]), tf.range(tf.size(ids)))  # a batch has each id once
+        route = exchange.route_ids(
+            unique, name=f"{name}.count", owner=table.owner, id_bits=table.id_bits, segment_names=table.names,
+            place=place, training=False,
+        )  # fmt: skip
+        return tf.reduce_sum(route.received_splits)
+
+    received = [int(step(tf.constant(ids))) for ids in mine]
+    memory = table.memory
+    return {
+        "received": received,
+        "rows": table.size("item"),
+        "table_bytes": memory["key_bytes"] + memory["row_bytes"],
+    }
+
+
+def main(steps: int, ids_per_rank: int) -> dict[str, Any] | None:
+    """On rank 0: for every number of groups, what `train` answers on each rank."""
+    fr.init(*map(topology, REAL_GROUPS))
+    rank, ranks = fr.collectives.rank(), fr.collectives.size()
+    mine = [of_step[rank] for of_step in batches(ranks, steps, ids_per_rank)]
+    found = {}
+    for groups in REAL_GROUPS:
+        told = fr.collectives.all_gather_object(train(groups, mine))
+        found[str(groups)] = {name: [one[name] for one in told] for name in told[0]}
+        if rank == 0:
+            print(f"{groups} groups: {found[str(groups)]['rows']} rows", flush=True)
+    return found if rank == 0 else None
+
+
+if __name__ == "__main__":
+    children.answer(main)

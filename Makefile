@@ -14,7 +14,7 @@ DATA ?=
 CONFIG ?=
 
 # Modules of benchmarks/ with --quick and --json.
-BENCHMARKS := train_step tfra_swap attention table tier checkpoint alltoall_padding fuse_ids segment_unique rank_partition recovery initial_rows sequence_batching clustering scale overlap negatives balance serving
+BENCHMARKS := train_step tfra_swap attention table tier checkpoint alltoall_padding fuse_ids segment_unique rank_partition recovery initial_rows sequence_batching clustering scale overlap topology schedule_quality negatives balance serving
 
 BIN := .venv/bin
 

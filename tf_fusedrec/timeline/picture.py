@@ -30,7 +30,7 @@ def draw(path: pathlib.Path, times: StepTimes, events: Sequence[Event], begin: f
         for start, stop, label in spans:
             pen.rectangle([x(start), top + 6, max(x(stop), x(start) + 1), top + LANE - 6], fill=color)
             if pen.textlength(label, font) < x(stop) - x(start) - 6:
-                pen.text((x(start) + 4, top + 14), label, "white", font)
+                pen.text((x(start) + 4, top + 14), label, _INK if color == COLORS[WAIT] else "white", font)
 
     title = (
         f"step {times.number}: {times.step_ms:.1f} ms = {times.compute_ms:.1f} compute + {times.exposed_ms:.1f} exposed"

@@ -1,0 +1,71 @@
+"""Pictures of one step under Sync, FrozenWindow and Nested: what docs/img/timeline_*.png are made by.
+
+    python -m benchmarks.timelines FOLDER [ARM ...]
+
+The model and the network of 1 Gbit/s are those of benchmarks/overlap.py, and the callback tf_fusedrec.timeline.Timeline
+records rank 0 of 2. Needs root, as that does.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+import shutil
+import sys
+import tempfile
+from collections.abc import Sequence
+from typing import Any
+
+import tf_fusedrec as fr
+from benchmarks import children, harness, network, overlap
+from benchmarks.overlap_model import Size, dataset, make_embedding, make_model
+from benchmarks.overlap_ranks import ARMS, RANKS
+from tf_fusedrec import keras, tf
+from tf_fusedrec.timeline import Timeline
+
+PICTURES = ("sync", "frozen_M4", "nested_M4")
+FIRST, STEPS = 4, 7  # of each arm; the first ones make the rows
+
+
+def record(size: dict[str, Any], arms: list[str], folder: str) -> list[str] | None:
+    """One rank: trains each arm a few steps with the callback. Rank 0 leaves the pictures and answers their names."""
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    tf.config.threading.set_inter_op_parallelism_threads(2)
+    fr.init()
+    keras.utils.disable_interactive_logging()
+    batches, pictures = dataset(Size(**size)), []
+    for name in arms:
+        model = make_model(Size(**size), make_embedding(Size(**size), name, {}), ARMS[name].schedule)
+        with tempfile.TemporaryDirectory() as recorded:
+            timeline = Timeline(recorded, first_step=FIRST, steps=STEPS - FIRST)
+            model.fit(batches, steps_per_epoch=STEPS, verbose=0, callbacks=[timeline])
+            if fr.collectives.rank() == 0:
+                pictures.append(f"timeline_{name}.png")
+                shutil.copy(pathlib.Path(recorded) / "step.png", pathlib.Path(folder) / pictures[-1])
+                print(f"{pictures[-1]}: steps of {[round(step.step_ms) for step in timeline.steps]} ms", flush=True)
+    return pictures or None
+
+
+def main(folder: pathlib.Path, arms: Sequence[str]) -> None:
+    """Writes the pictures of these arms.
+
+    Raises:
+      CheckFailed: no such folder or arm; no root; the ranks failed.
+    """
+    reason = network.why_not()
+    if reason is not None:
+        raise harness.CheckFailed(f"no pictures: {reason}")
+    if not folder.is_dir() or not set(arms) <= set(ARMS):
+        raise harness.CheckFailed(f"FOLDER must be there and ARM one of {list(ARMS)}, got {folder} and {list(arms)}.")
+    with network.slow_loopback("1gbit") as name:
+        children.ask_ranks(
+            "benchmarks.timelines", RANKS, inside=network.inside(name, []), timeout_s=overlap.TIMEOUT_S,
+            size=dataclasses.asdict(overlap.SIZE), arms=list(arms), folder=str(folder.resolve()),
+        )  # fmt: skip
+
+
+if __name__ == "__main__":
+    if fr.collectives.launched_size() > 1:
+        children.answer(record)
+    else:
+        harness.run(lambda: main(pathlib.Path(sys.argv[1]), sys.argv[2:] or PICTURES))

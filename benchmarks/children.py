@@ -35,7 +35,9 @@ def ask(module: str, **request: Any) -> Any:
       CheckFailed: the process failed; the message ends with the last lines that it printed.
     """
     command = [sys.executable, "-m", module, json.dumps(request)]
-    done = subprocess.run(command, env=environment(), text=True, capture_output=True, check=False)
+    done = subprocess.run(
+        command, env=environment(), encoding="utf-8", errors="replace", capture_output=True, check=False
+    )
     results = [line for line in done.stdout.splitlines() if line.startswith(_MARK)]
     if done.returncode != 0 or not results:
         last = (done.stdout + done.stderr).strip().splitlines()[-15:]

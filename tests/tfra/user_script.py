@@ -23,10 +23,10 @@ def read_ratings(folder, rows):
         users = {
             int(u): (g == "M", AGES.index(int(age)), int(job)) for u, g, age, job, _ in (x.split("::") for x in lines)
         }
-    with gzip.open(os.path.join(folder, "ratings.csv.gz"), "rt") as lines:
-        next(lines)
-        ratings = np.array([line.split(",")[:3] for line in lines], np.int64)
-    ratings = ratings[np.random.default_rng(0).permutation(len(ratings))[:rows]]
+    with gzip.open(os.path.join(folder, "ratings.csv.gz"), "rt") as file:
+        lines = file.readlines()[1:]
+    chosen = np.random.default_rng(0).permutation(len(lines))[:rows]
+    ratings = np.array([lines[i].split(",")[:3] for i in chosen], np.int64)
     about = np.array([users[u] for u in ratings[:, 0]], np.int64)
     return {
         "user_id": ratings[:, 0],

@@ -1,6 +1,6 @@
 """Pictures of one step under Sync, FrozenWindow and Nested: what docs/img/timeline_*.png are made by.
 
-    python -m benchmarks.timelines FOLDER [ARM ...]
+    python -m benchmarks.timelines FOLDER [PICTURE ...]
 
 The model and the network of 1 Gbit/s are those of benchmarks/overlap.py, and the callback tf_fusedrec.timeline.Timeline
 records rank 0 of 2. Needs root, as that does.
@@ -23,19 +23,19 @@ from benchmarks.overlap_ranks import ARMS, RANKS
 from tf_fusedrec import keras, tf
 from tf_fusedrec.timeline import Timeline
 
-PICTURES = ("sync", "frozen_M4", "nested_M4")
+PICTURES = {"sync": "sync", "frozen_window": "frozen_M4", "nested": "nested_M4"}  # arms of overlap
 FIRST, STEPS = 4, 7  # of each arm; the first ones make the rows
 
 
-def record(size: dict[str, Any], arms: list[str], folder: str) -> list[str] | None:
+def record(size: dict[str, Any], names: list[str], folder: str) -> list[str] | None:
     """One rank: trains each arm a few steps with the callback. Rank 0 leaves the pictures and answers their names."""
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(2)
     fr.init()
     keras.utils.disable_interactive_logging()
     batches, pictures = dataset(Size(**size)), []
-    for name in arms:
-        model = make_model(Size(**size), make_embedding(Size(**size), name, {}), ARMS[name].schedule)
+    for name in names:
+        model = make_model(Size(**size), make_embedding(Size(**size), name, {}), ARMS[PICTURES[name]].schedule)
         with tempfile.TemporaryDirectory() as recorded:
             timeline = Timeline(recorded, first_step=FIRST, steps=STEPS - FIRST)
             model.fit(batches, steps_per_epoch=STEPS, verbose=0, callbacks=[timeline])
@@ -46,21 +46,22 @@ def record(size: dict[str, Any], arms: list[str], folder: str) -> list[str] | No
     return pictures or None
 
 
-def main(folder: pathlib.Path, arms: Sequence[str]) -> None:
-    """Writes the pictures of these arms.
+def main(folder: pathlib.Path, names: Sequence[str]) -> None:
+    """Writes these pictures.
 
     Raises:
-      CheckFailed: no such folder or arm; no root; the ranks failed.
+      CheckFailed: no such folder or picture; no root; the ranks failed.
     """
     reason = network.why_not()
     if reason is not None:
         raise harness.CheckFailed(f"no pictures: {reason}")
-    if not folder.is_dir() or not set(arms) <= set(ARMS):
-        raise harness.CheckFailed(f"FOLDER must be there and ARM one of {list(ARMS)}, got {folder} and {list(arms)}.")
-    with network.slow_loopback("1gbit") as name:
+    if not folder.is_dir() or not set(names) <= set(PICTURES):
+        wanted = f"FOLDER must be there and PICTURE one of {list(PICTURES)}"
+        raise harness.CheckFailed(f"{wanted}, got {folder} and {list(names)}.")
+    with network.slow_loopback("1gbit") as namespace:
         children.ask_ranks(
-            "benchmarks.timelines", RANKS, inside=network.inside(name, []), timeout_s=overlap.TIMEOUT_S,
-            size=dataclasses.asdict(overlap.SIZE), arms=list(arms), folder=str(folder.resolve()),
+            "benchmarks.timelines", RANKS, inside=network.inside(namespace, []), timeout_s=overlap.TIMEOUT_S,
+            size=dataclasses.asdict(overlap.SIZE), names=list(names), folder=str(folder.resolve()),
         )  # fmt: skip
 
 
@@ -68,4 +69,4 @@ if __name__ == "__main__":
     if fr.collectives.launched_size() > 1:
         children.answer(record)
     else:
-        harness.run(lambda: main(pathlib.Path(sys.argv[1]), sys.argv[2:] or PICTURES))
+        harness.run(lambda: main(pathlib.Path(sys.argv[1]), sys.argv[2:] or list(PICTURES)))

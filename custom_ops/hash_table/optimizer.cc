@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <iterator>
-#include <limits>
 
 #include "absl/strings/str_cat.h"
 #include "common/simd.h"
@@ -35,109 +34,60 @@ float NormInDouble(const float* x, int n) {
 }
 
 FUSEDREC_CLONES void Clip(float clipnorm, int n, float* __restrict__ g) {
-  constexpr float kSmallest = 1e-30f, kLargest = 1e30f;  // sums of squares that float holds to full precision
   const float squares = SumOfSquares(g, n);
-  const float norm = squares > kSmallest && squares < kLargest ? std::sqrt(squares) : NormInDouble(g, n);
+  const float norm = squares > kSmallestSquares && squares < kLargestSquares ? std::sqrt(squares) : NormInDouble(g, n);
   if (!(norm > clipnorm)) return;
   const float scale = clipnorm / norm;
   for (int d = 0; d < n; ++d) g[d] *= scale;
 }
 
-// w -= lr g
 FUSEDREC_CLONES void Sgd(float lr, int n, const float* __restrict__ g, float* __restrict__ w) {
-  for (int d = 0; d < n; ++d) w[d] -= lr * g[d];
+  for (int d = 0; d < n; ++d) SgdColumn(lr, g[d], w + d);
 }
 
-// m = mu m - lr g;  w += m, or with Nesterov's look-ahead w += mu m - lr g. (Keras; Sutskever et al., ICML 2013)
 FUSEDREC_CLONES void Momentum(float lr, float mu, bool nesterov, int n, const float* __restrict__ g,
                               float* __restrict__ w, float* __restrict__ m) {
   if (nesterov) {
-    for (int d = 0; d < n; ++d) {
-      m[d] = mu * m[d] - lr * g[d];
-      w[d] += mu * m[d] - lr * g[d];
-    }
+    for (int d = 0; d < n; ++d) MomentumColumn(lr, mu, true, g[d], w + d, m + d);
   } else {
-    for (int d = 0; d < n; ++d) {
-      m[d] = mu * m[d] - lr * g[d];
-      w[d] += m[d];
-    }
+    for (int d = 0; d < n; ++d) MomentumColumn(lr, mu, false, g[d], w + d, m + d);
   }
 }
 
-// v += g^2;  w -= lr g / (sqrt(v) + epsilon), or lr g / sqrt(v + epsilon). (Duchi et al., JMLR 2011, diagonal form)
 FUSEDREC_CLONES void Adagrad(float lr, float epsilon, bool inside, int n, const float* __restrict__ g,
                              float* __restrict__ w, float* __restrict__ v) {
   if (inside) {
-    for (int d = 0; d < n; ++d) {
-      v[d] += g[d] * g[d];
-      w[d] -= lr * g[d] / std::sqrt(v[d] + epsilon);
-    }
+    for (int d = 0; d < n; ++d) AdagradColumn(lr, epsilon, true, g[d], w + d, v + d);
   } else {
-    for (int d = 0; d < n; ++d) {
-      v[d] += g[d] * g[d];
-      w[d] -= lr * g[d] / (std::sqrt(v[d]) + epsilon);
-    }
+    for (int d = 0; d < n; ++d) AdagradColumn(lr, epsilon, false, g[d], w + d, v + d);
   }
 }
 
-// v += |g|^2, or |g|^2 / D;  w -= lr g / (sqrt(v / c) + epsilon), or lr g / sqrt(v / c + epsilon).
-// (2D sparse parallelism, Algorithm 1, lines 5 and 6)
-FUSEDREC_CLONES void RowwiseAdagrad(float lr, float epsilon, bool inside, bool mean, float c, int n,
-                                    const float* __restrict__ g, float* __restrict__ w, float* __restrict__ v) {
+// v += |g|^2, or |g|^2 / D;  w -= rate g
+FUSEDREC_CLONES void RowwiseAdagrad(const UpdateRule& rule, float lr, int n, const float* __restrict__ g,
+                                    float* __restrict__ w, float* __restrict__ v) {
   const float squares = SumOfSquares(g, n);
-  *v += mean ? squares / static_cast<float>(n) : squares;
-  const float rate = lr / (inside ? std::sqrt(*v / c + epsilon) : std::sqrt(*v / c) + epsilon);
-  for (int d = 0; d < n; ++d) w[d] -= rate * g[d];
+  *v += rule.mean ? squares / static_cast<float>(n) : squares;
+  const float rate = RowwiseRate(rule, lr, *v);
+  for (int d = 0; d < n; ++d) SgdColumn(rate, g[d], w + d);
 }
 
-// w -= decay w;  m += (1 - beta_1)(g - m);  v += (1 - beta_2)(g^2 - v);  w -= rate m / (sqrt(v) + epsilon)
-// (Kingma and Ba, ICLR 2015, in the order just before section 2.1; Loshchilov and Hutter, ICLR 2019, Algorithm 2)
 FUSEDREC_CLONES void Adam(float rate, float decay, float one_minus_beta_1, float one_minus_beta_2, float epsilon, int n,
                           const float* __restrict__ g, float* __restrict__ w, float* __restrict__ m,
                           float* __restrict__ v) {
   for (int d = 0; d < n; ++d) {
-    m[d] += (g[d] - m[d]) * one_minus_beta_1;
-    v[d] += (g[d] * g[d] - v[d]) * one_minus_beta_2;
-    w[d] = (w[d] - w[d] * decay) - m[d] * rate / (std::sqrt(v[d]) + epsilon);
+    AdamColumn(rate, decay, one_minus_beta_1, one_minus_beta_2, epsilon, g[d], w + d, m + d, v + d);
   }
-}
-
-// What all loops of FTRL do to one column, given power(n) = n^-learning_rate_power:
-//   n' = n + g^2;  z += g + 2 shrinkage w - (power(n') - power(n)) / lr w
-//   w = (z clipped to [-l1, l1] - z) / (power(n') / lr + 2 l2 + beta / lr)
-// (McMahan et al., KDD 2013, Algorithm 1; shrinkage as in Keras)
-struct FtrlNumbers {
-  float inverse_rate, l1, l2_term, shrinkage;
-};
-
-inline __attribute__((always_inline)) void FtrlColumn(const FtrlNumbers& by, float old_power, float new_power, float g,
-                                                      float* __restrict__ w, float* __restrict__ z) {
-  *z += g + 2 * by.shrinkage * *w - (new_power - old_power) * by.inverse_rate * *w;
-  // Without branches, so that the loop vectorizes. A column that never had a gradient is 0 / kSmallest, not 0 / 0.
-  constexpr float kSmallest = std::numeric_limits<float>::min();
-  const float quadratic = std::max(new_power * by.inverse_rate + by.l2_term, kSmallest);
-  *w = (std::min(std::max(*z, -by.l1), by.l1) - *z) / quadratic;
 }
 
 FUSEDREC_CLONES void FtrlSquareRoot(FtrlNumbers by, int dim, const float* __restrict__ g, float* __restrict__ w,
                                     float* __restrict__ n, float* __restrict__ z) {
-  for (int d = 0; d < dim; ++d) {
-    const float sum = n[d] + g[d] * g[d];
-    FtrlColumn(by, std::sqrt(n[d]), std::sqrt(sum), g[d], w + d, z + d);
-    n[d] = sum;
-  }
+  for (int d = 0; d < dim; ++d) FtrlSquareRootColumn(by, g[d], w + d, n + d, z + d);
 }
 
 void FtrlPower(FtrlNumbers by, float power, int dim, const float* g, float* w, float* n, float* z) {
-  for (int d = 0; d < dim; ++d) {
-    const float sum = n[d] + g[d] * g[d];
-    FtrlColumn(by, std::pow(n[d], power), std::pow(sum, power), g[d], w + d, z + d);
-    n[d] = sum;
-  }
+  for (int d = 0; d < dim; ++d) FtrlPowerColumn(by, power, g[d], w + d, n + d, z + d);
 }
-
-// 1 - (1 - x)^t without the cancellation of small x: Adam's first steps divide by it.
-double OneMinusPower(float x, int64_t t) { return -std::expm1(static_cast<double>(t) * std::log1p(-double{x})); }
 
 }  // namespace
 
@@ -177,90 +127,75 @@ absl::StatusOr<Optimizer> Optimizer::Make(const std::string& rule, absl::Span<co
     }
   }
   Optimizer made;
-  made.rule_ = known->rule;
+  UpdateRule& made_rule = made.rule_;
+  made_rule.rule = known->rule;
   made.wide_slots_ = known->wide_slots;
   made.scalar_slots_ = known->scalar_slots;
   made.starts_with_value_ = known->starts_with_value;
   const float* next = hyperparameters.data();
-  made.clipnorm_ = *next++;
-  switch (made.rule_) {
+  made_rule.clipnorm = *next++;
+  switch (made_rule.rule) {
     case Rule::kSgd:
       break;
     case Rule::kMomentum:
-      made.momentum_ = *next++;
-      made.nesterov_ = *next++ != 0;
+      made_rule.momentum = *next++;
+      made_rule.nesterov = *next++ != 0;
       break;
     case Rule::kRowwiseAdagrad:
     case Rule::kAdagrad:
-      made.initial_accumulator_value_ = *next++;
-      made.epsilon_ = *next++;
-      made.epsilon_inside_ = *next++ != 0;
-      if (made.rule_ == Rule::kAdagrad) break;
-      made.mean_ = *next++ != 0;
-      made.moment_scale_ = *next++;
+      made_rule.initial_accumulator_value = *next++;
+      made_rule.epsilon = *next++;
+      made_rule.epsilon_inside = *next++ != 0;
+      if (made_rule.rule == Rule::kAdagrad) break;
+      made_rule.mean = *next++ != 0;
+      made_rule.moment_scale = *next++;
       break;
     case Rule::kAdam:
     case Rule::kAdamW:
-      made.one_minus_beta_1_ = *next++;
-      made.one_minus_beta_2_ = *next++;
-      made.epsilon_ = *next++;
-      if (made.rule_ == Rule::kAdamW) made.weight_decay_ = *next++;
+      made_rule.one_minus_beta_1 = *next++;
+      made_rule.one_minus_beta_2 = *next++;
+      made_rule.epsilon = *next++;
+      if (made_rule.rule == Rule::kAdamW) made_rule.weight_decay = *next++;
       break;
     case Rule::kFtrl:
-      made.initial_accumulator_value_ = *next++;
-      made.learning_rate_power_ = *next++;
-      made.l1_ = *next++;
-      made.l2_ = *next++;
-      made.l2_shrinkage_ = *next++;
-      made.beta_ = *next++;
+      made_rule.initial_accumulator_value = *next++;
+      made_rule.learning_rate_power = *next++;
+      made_rule.l1 = *next++;
+      made_rule.l2 = *next++;
+      made_rule.l2_shrinkage = *next++;
+      made_rule.beta = *next++;
       break;
   }
   return made;
 }
 
-Prepared Optimizer::Prepare(const StepInput& step) const {
-  const float lr = step.learning_rate;
-  switch (rule_) {
-    case Rule::kAdam:
-    case Rule::kAdamW: {
-      const double first = OneMinusPower(one_minus_beta_1_, step.step);
-      const double second = OneMinusPower(one_minus_beta_2_, step.step);
-      return {lr, static_cast<float>(lr * std::sqrt(second) / first), lr * weight_decay_};
-    }
-    case Rule::kFtrl:
-      return {lr, 1 / lr, 2 * l2_ + beta_ / lr};
-    default:
-      return {lr, 0, 0};
-  }
-}
-
 void Optimizer::Update(const Prepared& prepared, int dim, float* grad, float* row, float* wide, float* scalars) const {
   const float lr = prepared.learning_rate;
-  if (clipnorm_ > 0) Clip(clipnorm_, dim, grad);
-  switch (rule_) {
+  if (rule_.clipnorm > 0) Clip(rule_.clipnorm, dim, grad);
+  switch (rule_.rule) {
     case Rule::kSgd:
       Sgd(lr, dim, grad, row);
       break;
     case Rule::kMomentum:
-      Momentum(lr, momentum_, nesterov_, dim, grad, row, wide);
+      Momentum(lr, rule_.momentum, rule_.nesterov, dim, grad, row, wide);
       break;
     case Rule::kAdagrad:
-      Adagrad(lr, epsilon_, epsilon_inside_, dim, grad, row, wide);
+      Adagrad(lr, rule_.epsilon, rule_.epsilon_inside, dim, grad, row, wide);
       break;
     case Rule::kRowwiseAdagrad:
-      RowwiseAdagrad(lr, epsilon_, epsilon_inside_, mean_, moment_scale_, dim, grad, row, scalars);
+      RowwiseAdagrad(rule_, lr, dim, grad, row, scalars);
       break;
     case Rule::kAdam:
     case Rule::kAdamW:
-      Adam(prepared.a, prepared.b, one_minus_beta_1_, one_minus_beta_2_, epsilon_, dim, grad, row, wide, wide + dim);
+      Adam(prepared.a, prepared.b, rule_.one_minus_beta_1, rule_.one_minus_beta_2, rule_.epsilon, dim, grad, row, wide, wide + dim);
       break;
     case Rule::kFtrl: {
       if (lr == 0) break;  // the formula divides by it; a rate of 0, as schedules begin with, leaves the row alone
-      const FtrlNumbers by{prepared.a, l1_, prepared.b, l2_shrinkage_};
-      if (learning_rate_power_ == -0.5f) {
+      const FtrlNumbers by{prepared.a, rule_.l1, prepared.b, rule_.l2_shrinkage};
+      if (rule_.learning_rate_power == -0.5f) {
         FtrlSquareRoot(by, dim, grad, row, wide, wide + dim);
       } else {
-        FtrlPower(by, -learning_rate_power_, dim, grad, row, wide, wide + dim);
+        FtrlPower(by, -rule_.learning_rate_power, dim, grad, row, wide, wide + dim);
       }
       break;
     }

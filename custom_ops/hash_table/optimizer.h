@@ -19,7 +19,7 @@
 //
 // nesterov, epsilon_inside and mean are 0 or 1. Adam takes 1 - beta because a float holds 1 - 0.999 to eight digits and
 // 0.999 only so that five of 1 - 0.999 are left, and the first moments are divided by it. The formulas, with their
-// sources, stand beside the loops in optimizer.cc and in tf_fusedrec/optimizers/rules.py.
+// sources, stand in update_rule.h and in tf_fusedrec/optimizers/rules.py.
 //
 // All arithmetic is float32, whatever the table stores. A row gives the same bits on every instruction set (simd.h).
 #ifndef FUSEDREC_HASH_TABLE_OPTIMIZER_H_
@@ -30,19 +30,9 @@
 
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "hash_table/update_rule.h"
 
 namespace fusedrec {
-
-struct StepInput {
-  float learning_rate;
-  int64_t step;  // 1 for the first update; Adam corrects its bias by it
-};
-
-// What is the same for all rows of one step.
-struct Prepared {
-  float learning_rate;
-  float a, b;  // adam: corrected rate, -; adamw: corrected rate, lr * weight_decay; ftrl: 1 / lr, 2 (l2 + beta / 2 lr)
-};
 
 class Optimizer {
  public:
@@ -53,11 +43,11 @@ class Optimizer {
   int scalar_slots() const { return scalar_slots_; }  // row-wise slots, one float each
 
   // Value of slot k of a row that was never trained.
-  float wide_start(int k) const { return starts_with_value_ && k == 0 ? initial_accumulator_value_ : 0.0f; }
+  float wide_start(int k) const { return starts_with_value_ && k == 0 ? rule_.initial_accumulator_value : 0.0f; }
   float scalar_start(int k) const { return wide_start(k); }
 
-  // `step.step` must be at least 1 (the caller checks: Adam divides by 0 at step 0).
-  Prepared Prepare(const StepInput& step) const;
+  // `step.step` must be at least 1.
+  Prepared Prepare(const StepInput& step) const { return PrepareStep(rule_, step); }
 
   // Trains one row.
   //
@@ -70,31 +60,12 @@ class Optimizer {
   void Update(const Prepared& prepared, int dim, float* grad, float* row, float* wide, float* scalars) const;
 
  private:
-  enum class Rule { kSgd, kMomentum, kAdagrad, kRowwiseAdagrad, kAdam, kAdamW, kFtrl };
-
   Optimizer() = default;
 
-  Rule rule_ = Rule::kSgd;
+  UpdateRule rule_;
   int wide_slots_ = 0;
   int scalar_slots_ = 0;
   bool starts_with_value_ = false;  // the first slot starts with initial_accumulator_value
-
-  float clipnorm_ = 0;
-  float momentum_ = 0;
-  bool nesterov_ = false;
-  float initial_accumulator_value_ = 0;
-  float epsilon_ = 0;
-  bool epsilon_inside_ = false;
-  bool mean_ = false;
-  float moment_scale_ = 1;
-  float one_minus_beta_1_ = 0;
-  float one_minus_beta_2_ = 0;
-  float weight_decay_ = 0;
-  float learning_rate_power_ = 0;
-  float l1_ = 0;
-  float l2_ = 0;
-  float l2_shrinkage_ = 0;
-  float beta_ = 0;
 };
 
 }  // namespace fusedrec

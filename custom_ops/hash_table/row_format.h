@@ -17,13 +17,11 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "hash_table/storage.h"
 
 namespace fusedrec {
 
-enum class Storage { kFloat32, kBfloat16, kFloat16 };
-
 absl::StatusOr<Storage> StorageOf(const std::string& name);
-inline int BytesOf(Storage storage) { return storage == Storage::kFloat32 ? 4 : 2; }
 
 struct RowHeader {
   uint32_t last;     // clock of the last training lookup

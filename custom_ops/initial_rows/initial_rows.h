@@ -11,25 +11,13 @@
 #ifndef FUSEDREC_INITIAL_ROWS_INITIAL_ROWS_H_
 #define FUSEDREC_INITIAL_ROWS_INITIAL_ROWS_H_
 
-#include <array>
 #include <cstdint>
 #include <string>
 
 #include "absl/types/span.h"
+#include "initial_rows/initial_number.h"
 
 namespace fusedrec {
-
-std::array<uint32_t, 4> Philox4x32(std::array<uint32_t, 4> counter, uint64_t key);
-
-// The number below which a standard normal variable falls with probability p, 1e-11 < p < 1 - 1e-11.
-double NormalQuantile(double p);
-
-enum class Distribution {
-  kConstant,         // a everywhere
-  kUniform,          // [a, b)
-  kNormal,           // mean a, standard deviation b
-  kTruncatedNormal,  // the same, given that it lies inside a +- 2 b
-};
 
 // By the name that the ops take: "constant", "uniform", "normal" or "truncated_normal".
 Distribution DistributionOf(const std::string& name);

@@ -15,18 +15,13 @@ constexpr unsigned kMostBlocks = 132 * 16;         // of loops over any length: 
 int64_t Chunks(int64_t num_index) { return (num_index + kChunk - 1) / kChunk; }
 
 struct Scratch {
-  Scratch(void* memory, int64_t num_index, int64_t dim) : carver(memory) {
-    order[0] = carver.Take<int32_t>(num_index);
-    order[1] = carver.Take<int32_t>(num_index);
+  Scratch(void* memory, int64_t num_index, int64_t dim) : carver(memory), sort(&carver, num_index) {
     bag_of = carver.Take<int32_t>(num_index);
-    counts = carver.Take<unsigned>(stable_split::Tiles(num_index) << kDigitBits);
-    totals = carver.Take<unsigned>(1 << kDigitBits);
     parts = carver.Take<float>(2 * Chunks(num_index) * dim);
   }
   Carver carver;
-  int32_t* order[2];
+  row_sort::Scratch sort;
   int32_t* bag_of;
-  unsigned *counts, *totals;
   float* parts;
 };
 
@@ -49,26 +44,6 @@ int Pool(const void* rows, int64_t num_rows, int64_t dim, const int32_t* index, 
   return LastError();
 }
 
-// Sorts the positions by row; returns where they are.
-int32_t* SortByRow(const Scratch& at, const int32_t* index, int64_t num_index, int64_t num_rows, void* stream) {
-  const int64_t tiles = stable_split::Tiles(num_index);
-  const int bins = 1 << kDigitBits, shared = stable_split::SharedBytes(bins);
-  int32_t* order = nullptr;
-  int passes = 0;
-  for (int shift = 0; shift == 0 || num_rows >> shift > 0; shift += kDigitBits, ++passes) {
-    int32_t* const sorted = at.order[passes % 2];
-    const DigitOf digit_of{index, order, static_cast<uint32_t>(num_rows), shift};
-    FUSEDREC_LAUNCH(RecoverGradCountKernel, static_cast<unsigned>(tiles), kThreads, shared, stream, digit_of,
-                    num_index, tiles, at.counts);
-    FUSEDREC_LAUNCH(stable_split::SumOverTilesKernel, static_cast<unsigned>(bins), kThreads, 0, stream, tiles,
-                    at.counts, at.totals);
-    FUSEDREC_LAUNCH(RecoverGradPlaceKernel, static_cast<unsigned>(tiles), kThreads, shared, stream, digit_of,
-                    num_index, tiles, at.counts, at.totals, sorted);
-    order = sorted;
-  }
-  return order;
-}
-
 template <typename T>
 int Sum(const void* grads, int64_t dim, const int32_t* index, int64_t num_index, const int64_t* bag_splits,
         const float* bag_scale, int64_t num_bags, void* scratch, void* out, int64_t num_rows, void* stream) {
@@ -77,7 +52,7 @@ int Sum(const void* grads, int64_t dim, const int32_t* index, int64_t num_index,
     FUSEDREC_LAUNCH(BagOfKernel, BlocksFor(num_index, kThreads), kThreads, 0, stream, bag_splits, num_bags, num_index,
                     at.bag_of);
   }
-  int32_t* const order = SortByRow(at, index, num_index, num_rows, stream);
+  int32_t* const order = row_sort::SortByRow(at.sort, index, num_index, num_rows, stream);
   const DigitOf sorted{index, order, static_cast<uint32_t>(num_rows), 0};
   const GradRows<T> rows{static_cast<const T*>(grads), dim, bag_splits == nullptr ? nullptr : at.bag_of, bag_scale,
                          num_bags};

@@ -3,15 +3,15 @@
 #define FUSEDREC_RECOVERY_RECOVERY_CUDA_CUH_
 
 #include "common/number.cuh"
-#include "common/stable_split.cuh"
+#include "common/row_sort.cuh"
 
 namespace fusedrec {
 namespace recovery {
 
+using row_sort::DigitOf;
 using stable_split::kThreads;
 
-constexpr int kChunk = 64;     // sorted positions that one group of threads sums
-constexpr int kDigitBits = 8;  // of a row, per pass of the sort
+constexpr int kChunk = 64;  // sorted positions that one group of threads sums
 
 inline __device__ bool InRange(int32_t index, int64_t rows) {
   return static_cast<int64_t>(static_cast<uint32_t>(index)) < rows;
@@ -45,47 +45,6 @@ __global__ void __launch_bounds__(kThreads)
     }
     out[i] = FromFloat<T>(bag_scale[g] * sum);
   }
-}
-
-// Bins of a pass: digit of the row that position order[n] names (order null: n itself). What is out of range sorts as
-// the last row, behind all others.
-struct DigitOf {
-  const int32_t* __restrict__ index;
-  const int32_t* __restrict__ order;
-  uint32_t num_rows;
-  int shift;
-
-  __device__ uint32_t Row(int64_t n) const {
-    const uint32_t row = static_cast<uint32_t>(index[order == nullptr ? n : order[n]]);
-    return row < num_rows ? row : num_rows;
-  }
-  __device__ int operator()(int64_t n) const { return static_cast<int>(Row(n) >> shift & ((1u << kDigitBits) - 1)); }
-};
-
-__global__ void __launch_bounds__(kThreads)
-    RecoverGradCountKernel(DigitOf digit_of, int64_t num_index, int64_t tiles, unsigned* __restrict__ counts) {
-  FUSEDREC_DYNAMIC_SHARED(shared);
-  stable_split::CountTile(digit_of, num_index, 1 << kDigitBits, tiles, reinterpret_cast<unsigned*>(shared), counts);
-}
-
-// sorted[.] = positions, by the digit and otherwise in the order that they had.
-__global__ void __launch_bounds__(kThreads)
-    RecoverGradPlaceKernel(DigitOf digit_of, int64_t num_index, int64_t tiles, const unsigned* __restrict__ counts,
-                           const unsigned* __restrict__ totals, int32_t* __restrict__ sorted) {
-  FUSEDREC_DYNAMIC_SHARED(shared);
-  FUSEDREC_SHARED(unsigned, digit_begin, 1 << kDigitBits);
-  FUSEDREC_SHARED(unsigned, warp_sums, stable_split::kWarps);
-  const unsigned total = totals[threadIdx.x];  // as many threads as digits
-  unsigned until = WarpInclusiveSum(total);
-  if (Lane() == 31) warp_sums[Warp()] = until;
-  __syncthreads();
-  for (int w = 0; w < Warp(); ++w) until += warp_sums[w];
-  digit_begin[threadIdx.x] = until - total;  // read behind the barriers of PlaceTile
-  const auto place = [&](int64_t n, int digit, unsigned rank) {
-    sorted[digit_begin[digit] + rank] = digit_of.order == nullptr ? static_cast<int32_t>(n) : digit_of.order[n];
-  };
-  stable_split::PlaceTile(digit_of, num_index, 1 << kDigitBits, tiles, reinterpret_cast<unsigned*>(shared), counts,
-                          place);
 }
 
 // bag_of[n]: the bag of position n; num_bags where there is none.

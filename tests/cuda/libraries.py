@@ -6,6 +6,7 @@ import concurrent.futures
 import os
 import pathlib
 import shlex
+import shutil
 import subprocess
 import sys
 
@@ -45,6 +46,16 @@ def build(op: str, folder: pathlib.Path, custom_ops: pathlib.Path = ROOT / "cust
     library = folder / f"{op}.so"
     run_compiler(library, [str(path) for path in objects], custom_ops, "-shared")
     return library
+
+
+def reuse(op: str, made: pathlib.Path, folder: pathlib.Path, changed: set[str]) -> None:
+    """Copies those objects of an earlier build into `folder` for which none of the `changed` sources was read."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for depfile in made.glob(f"{op}.*.d"):
+        read = depfile.read_text(encoding="utf-8")
+        if not any(f"/custom_ops/{name}" in read for name in changed) and depfile.with_suffix(".o").exists():
+            for path in (depfile, depfile.with_suffix(".o")):
+                shutil.copy2(path, folder / path.name)
 
 
 def run_checks(op: str, library: pathlib.Path, *arguments: str, timeout: float = 1200) -> subprocess.CompletedProcess:

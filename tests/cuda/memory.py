@@ -14,6 +14,10 @@ class NumpyMemory:
 
     stream = None
 
+    def __init__(self):
+        self.libc = ctypes.CDLL(None)
+        self.libc.free.argtypes = [ctypes.c_void_p]
+
     def put(self, array):
         """A copy of `array` that kernels can read and write."""
         return np.array(array, order="C", copy=True)
@@ -30,6 +34,16 @@ class NumpyMemory:
     def pointer(self, array):
         return ctypes.c_void_p(array.ctypes.data)
 
+    def allocate(self, bytes_):
+        """Address of memory that begins at a multiple of 256 bytes and whose end AddressSanitizer knows."""
+        address = ctypes.c_void_p()
+        assert self.libc.posix_memalign(ctypes.byref(address), ctypes.c_size_t(256), ctypes.c_size_t(bytes_)) == 0
+        ctypes.memset(address, POISON, bytes_)
+        return address.value
+
+    def release(self, address):
+        self.libc.free(address)
+
 
 class TorchMemory:
     """Device memory by PyTorch. 16-bit floats travel as int16: only their bits matter here."""
@@ -39,6 +53,7 @@ class TorchMemory:
 
         self.torch = torch
         self.stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+        self.allocated = {}
 
     def put(self, array):
         array = np.ascontiguousarray(array)
@@ -56,6 +71,15 @@ class TorchMemory:
     def pointer(self, tensor):
         return ctypes.c_void_p(tensor.data_ptr())
 
+    def allocate(self, bytes_):
+        """Address of memory of PyTorch's allocator: all work is on its current stream, so it may be reused at once."""
+        tensor = self.torch.empty(bytes_, dtype=self.torch.uint8, device="cuda")
+        self.allocated[tensor.data_ptr()] = tensor
+        return tensor.data_ptr()
+
+    def release(self, address):
+        del self.allocated[address]
+
 
 class Kernels:
     """Launchers of a library, called with arrays: device arrays and host arrays by pointer, Python numbers by value.
@@ -72,6 +96,8 @@ class Kernels:
     def _convert(self, argument):
         if argument is None:
             return ctypes.c_void_p(None)
+        if isinstance(argument, ctypes.c_void_p) or type(argument).__name__ == "CArgObject":  # as byref gives it
+            return argument
         if isinstance(argument, (bool, int, np.integer)):
             return ctypes.c_int64(int(argument))
         if isinstance(argument, float):

@@ -29,6 +29,8 @@ RANK_PARTITION = "rank_partition/rank_partition_cuda.cuh"
 RECOVERY = "recovery/recovery_cuda.cuh"
 ATTENTION = "jagged_attention/jagged_attention_cuda.cuh"
 BIAS_GRADS = "jagged_attention/attention_bias_grads.cuh"
+TABLE = "hash_table/hash_table_cuda.cuh"
+LINES = "hash_table/device_lines.cuh"
 ONE_SIZE = (
     "jagged_attention/attention_launch.cuh",
     """  if (dim <= 64) return LaunchPass<T, 64, kPass>(problem, stream);
@@ -87,7 +89,7 @@ MUTANTS = [
         "parts[(2 * chunk + 1) * grads.dim + d] = sum", "parts[2 * chunk * grads.dim + d] = sum", "fill_their_chunks",
     ),
     Mutant(
-        "a barrier less: sums of digits are read before they are there", "recovery", RECOVERY,
+        "a barrier less: sums of digits are read before they are there", "recovery", "common/row_sort.cuh",
         "= until;\n  __syncthreads();", "= until;", "order_of_a_sum",
     ),
     Mutant(
@@ -101,5 +103,41 @@ MUTANTS = [
     Mutant(
         "an index shifted: the weight of the next distance", "jagged_attention", ATTENTION,
         "mask.Place(query) - low]", "mask.Place(query) - low + 1]", "rows_of_all", smaller=ONE_SIZE,
+    ),
+    Mutant(
+        "a place of a line is taken without looking who took it", "hash_table", LINES,
+        "atomicCAS(&line->meta, meta, meta | place)", "(StoreFresh(&line->meta, meta | place), meta)", "grow_the_table",
+    ),
+    Mutant(
+        "a full line that a key passed carries no mark", "hash_table", LINES,
+        "if ((meta & kOverflown) == 0) atomicOr(&line->meta, kOverflown);", "", "collide",
+    ),
+    Mutant(
+        "an index shifted: the row of the key before", "hash_table", LINES,
+        "(first & 4) << 2", "(first & 4) << 1", "grow_the_table",
+    ),
+    Mutant(
+        "a search that some lanes of a group leave", "hash_table", LINES,
+        "if (found == kNowhere && (meta & kOverflown) != 0) {",
+        "if (found == kNowhere && (meta & kOverflown) != 0 && GroupLane() != 1) {", "collide", "different collectives",
+    ),
+    Mutant(
+        "a touch is dropped: positions of a known id do not meet", "hash_table", TABLE,
+        "atomicMax(&table.Meta(row)->touch, TouchOf(attempt, position));",
+        "table.Meta(row)->touch = TouchOf(attempt, position);",
+        "grow_the_table",
+    ),
+    Mutant(
+        "the first position of a new id does not win", "hash_table", TABLE,
+        "      if (n < seen) atomicMin(&slots[slot], n);\n", "", "first_occurrence",
+    ),
+    Mutant(
+        "a barrier less: sums of firsts are read before they are there", "hash_table", TABLE,
+        "num_firsts : num_fresh;\n  __syncthreads();", "num_firsts : num_fresh;", "first_occurrence",
+    ),
+    Mutant(
+        "an index shifted: the last gradient of a row goes to the next", "hash_table", "hash_table/device_update.cuh",
+        "begin[u] = static_cast<int32_t>(p);", "begin[u] = static_cast<int32_t>(p > 0 ? p - 1 : 0);",
+        "order_received",
     ),
 ]  # fmt: skip

@@ -1,7 +1,7 @@
 """Runs the checks of one op over one library: python -m tests.cuda.run_checks OP --library PATH [--memory torch].
 
 Needs NumPy, and PyTorch for --memory torch; no TensorFlow. Over an emulated library, every check runs once with threads
-in order and then under random schedules, the same ones every time.
+in order and then under random schedules, the same ones every time; those that say `once` run in order alone.
 """
 
 from __future__ import annotations
@@ -30,12 +30,14 @@ def main(arguments: list[str]) -> int:
     emulated = options.memory == "numpy"
     kernels = Kernels(options.library, NumpyMemory() if emulated else TorchMemory())
     for name in [name for name in dir(checks) if name.startswith("check_") and options.only in name]:
-        for workers, preempt, seed in SCHEDULES[: options.schedules] if emulated else SCHEDULES[:1]:
+        check = getattr(checks, name)
+        schedules = options.schedules if emulated and not getattr(check, "once", False) else 1
+        for workers, preempt, seed in SCHEDULES[:schedules]:
             if emulated:
                 set_options = kernels.library.emulation_options
                 set_options(ctypes.c_int(workers), ctypes.c_double(preempt), ctypes.c_uint64(seed))
             started = time.monotonic()
-            getattr(checks, name)(kernels)
+            check(kernels)
             print(f"{options.op}: {name} seed {seed}: {time.monotonic() - started:.2f} s", flush=True)
     return 0
 

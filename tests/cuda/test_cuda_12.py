@@ -29,6 +29,7 @@ KERNELS = {
         for kernel in ("RecoverGradSumKernel", "RecoverGradJoinKernel", "PooledRecoverKernel")
         for type_ in ("float", "fusedrec::Half", "fusedrec::Bfloat16")
     ],
+    "hash_table/hash_table_cuda.cuh": ["&fusedrec::device_table::NumberKernel"],
     "jagged_attention/jagged_attention_cuda.cuh": [
         "&fusedrec::attention::AttentionKernel<fusedrec::Bfloat16, 32, fusedrec::attention::kKeyGrads>"
     ],

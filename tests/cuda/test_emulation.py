@@ -43,12 +43,13 @@ def run_mutant(mutant, folder: pathlib.Path) -> subprocess.CompletedProcess:
         text = (sources / name).read_text(encoding="utf-8")
         assert text.count(old) == 1, f"{mutant.name}: {old!r} is {text.count(old)} times in {name}"
         (sources / name).write_text(text.replace(old, new), encoding="utf-8")
+    libraries.reuse(mutant.op, libraries.ROOT / "build/emulation", folder, {name for name, *_ in changes})
     return libraries.run_checks(mutant.op, libraries.build(mutant.op, folder, sources), "--only", mutant.only)
 
 
 @pytest.fixture(scope="module")
-def mutants_done(tmp_path_factory):
-    """What the checks said of each mutant; compiled and run side by side."""
+def mutants_done(built, tmp_path_factory):
+    """What the checks said of each mutant; compiled, as far as they differ, and run side by side."""
     with concurrent.futures.ThreadPoolExecutor(WORKERS) as pool:
         return {mutant.name: pool.submit(run_mutant, mutant, tmp_path_factory.mktemp("mutant")) for mutant in MUTANTS}
 

@@ -18,7 +18,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 # Folders whose ops run on the CPU alone, or such ops, and why.
 ON_THE_CPU = {
     "fuse_ids": "its inputs come from the input pipeline, which is on the host",
-    "hash_table": "tables are in host memory; there is no table on the device yet",
+    "hash_table": "tables of ops are in host memory; the one on the device (hash_table_cuda.h) has no OpKernels yet",
     "initial_rows": "for tables of other projects, which are in host memory",
     "JaggedBiasAttention": "there is no kernel for the channels of FuXi yet",
     "JaggedBiasAttentionGrad": "the same",

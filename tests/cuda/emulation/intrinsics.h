@@ -145,6 +145,11 @@ T atomicOr(T* p, U value) {
   emulation::MayPreempt();
   return __atomic_fetch_or(p, static_cast<T>(value), __ATOMIC_SEQ_CST);
 }
+template <typename T, typename U>
+T atomicAnd(T* p, U value) {
+  emulation::MayPreempt();
+  return __atomic_fetch_and(p, static_cast<T>(value), __ATOMIC_SEQ_CST);
+}
 
 namespace fusedrec {
 

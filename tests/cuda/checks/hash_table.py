@@ -1,0 +1,178 @@
+"""The table on the device against dictionaries (tests/oracles/hash_table.py). Rows are compared bit for bit."""
+
+import numpy as np
+
+from tests.cuda.checks.hash_table_update import (  # noqa: F401
+    check_initial_rows_and_slots,
+    check_rows_of_16_bits,
+    check_rules,
+    check_sums_are_in_the_order_received,
+)
+from tests.cuda.device_table import INVALID, NOWHERE, OUT_OF_MEMORY, DeviceTable, Refused
+from tests.oracles.hash_table import TableOracle, pack
+from tests.oracles.initial_rows import initial_row_oracle
+from tests.support.ids import EDGE_CASES
+
+SEEDS = [11, 22, 33]
+MASK = 2**64 - 1
+
+
+def oracle_of(dim, seeds=SEEDS, **options):
+    made = {}
+
+    def initial(key):
+        if key not in made:
+            made[key] = initial_row_oracle("uniform", -1.0, 1.0, seeds[key[0]], key[1], dim)
+        return made[key]
+
+    return TableOracle(len(seeds), initial, **options)
+
+
+def table_of(kernels, dim, seeds=SEEDS, **more):
+    return DeviceTable(kernels, dim, seeds, distribution="uniform", a=-1.0, b=1.0, **more)
+
+
+def batch_of(random, sources, segments, most, vocabulary):
+    """Ids by source and segment, many of them twice, some of the extremes."""
+    ids = lambda: random.integers(-vocabulary, vocabulary, random.integers(0, most)).tolist()  # noqa: E731
+    batch = [[ids() for _ in range(segments)] for _ in range(sources)]
+    batch[0][0] += [-(2**63), -1, 2**63 - 1, 0, -(2**63)]
+    return batch
+
+
+def compare_lookup(table, oracle, batch, known):
+    """Rows, numbers in order of first occurrence, and handles that stay what they were (`known`)."""
+    message, splits, received = pack(batch)
+    rows, inverse, handles = table.lookup(message, splits)
+    wanted = oracle.lookup(received)
+    first = {key: number for number, key in enumerate(dict.fromkeys(received))}
+    np.testing.assert_array_equal(inverse, [first[key] for key in received])
+    assert len(handles) == len(first) and np.all(handles >> 32 == oracle.clock)
+    np.testing.assert_array_equal(rows[: len(received)], np.array(wanted, np.float32).reshape(-1, table.dim))
+    np.testing.assert_array_equal(rows[len(received) :], 0)
+    for key, number in first.items():
+        assert known.setdefault(key, handles[number] & 0xFFFFFFFF) == handles[number] & 0xFFFFFFFF, key
+    assert len(set(known.values())) == len(known), "two ids have one row"
+    np.testing.assert_array_equal(table.size()[0], [len(rows) for rows in oracle.rows])
+
+
+def compare_find(table, oracle, batch, known):
+    message, splits, received = pack(batch)
+    rows, found = table.find(message, splits)
+    np.testing.assert_array_equal(
+        rows[: len(received)], np.array(oracle.find(received), np.float32).reshape(-1, table.dim)
+    )
+    np.testing.assert_array_equal(found, [known.get(key, NOWHERE) for key in received])
+
+
+def check_lookups_grow_the_table(kernels):
+    """From nothing to hundreds of rows in several chunks: rows, numbers and handles stay right while lines double."""
+    random = np.random.default_rng(0)
+    table, oracle, known = table_of(kernels, 5), oracle_of(5), {}
+    for most, vocabulary in ((20, 8), (60, 40), (150, 200), (150, 200)):
+        compare_lookup(table, oracle, batch_of(random, 3, 3, most, vocabulary), known)
+    compare_find(table, oracle, batch_of(random, 2, 3, 50, 400), known)
+    lines = table.size()[1]["line_bytes"] // 64
+    assert sum(len(rows) for rows in oracle.rows) <= 0.75 * 5 * lines and lines > 64
+    table.close()
+
+
+def check_new_rows_are_numbered_by_first_occurrence(kernels):
+    """Also the rows themselves: the second of two tables, under any schedule, has every id in the same row."""
+    table = table_of(kernels, 1, SEEDS[:1])
+    ids = np.random.default_rng(1).integers(0, 3000, 5000)  # three tiles of numbers
+    _, inverse, handles = table.lookup([5000, *ids], [5001])
+    distinct = list(dict.fromkeys(ids.tolist()))
+    np.testing.assert_array_equal(handles & 0xFFFFFFFF, np.arange(len(distinct)))
+    np.testing.assert_array_equal(np.array(distinct)[inverse], ids)
+    table.close()
+
+
+def check_edge_cases(kernels):
+    for segments in EDGE_CASES.values():
+        seeds = list(range(len(segments)))
+        table, oracle, known = table_of(kernels, 4, seeds), oracle_of(4, seeds), {}
+        for batch in ([segments], [segments, segments], [[[] for _ in segments], segments]):
+            compare_lookup(table, oracle, batch, known)
+            compare_find(table, oracle, batch, known)
+        table.close()
+
+
+def id_of_hash(hash_):
+    """The id whose TableHash is `hash_`: Mix64 backwards."""
+    x = hash_
+    for factor in (0xC4CEB9FE1A85EC53, 0xFF51AFD7ED558CCD):
+        x ^= x >> 33
+        x = x * pow(factor, -1, 2**64) & MASK
+    x = (x ^ x >> 33) ^ 0xD1B54A32D192ED03
+    return x - 2**64 if x >= 2**63 else x
+
+
+def check_ids_that_collide(kernels):
+    """One path through the lines for all ids: full lines, marks, the last line; then ids that are not there."""
+    step = 0x1234567 << 32
+    ids = [id_of_hash(step | n << 20 | 5) for n in range(60)]
+    table, oracle, known = table_of(kernels, 4, SEEDS[:1]), oracle_of(4, SEEDS[:1]), {}
+    for begin, end in ((0, 3), (3, 17), (0, 60)):
+        compare_lookup(table, oracle, [[ids[begin:end]], [ids[end - 2 : begin : -1]]], known)
+    others = [id_of_hash(step | n << 20 | 5) for n in range(60, 70)] + [id_of_hash(n << 40 | 5) for n in range(9)]
+    compare_find(table, oracle, [[ids[::7] + others]], known)
+    table.close()
+
+
+def check_without_memory_nothing_changes(kernels):
+    """The n-th allocation of a lookup that needs lines, chunks and a longer directory fails, for every n."""
+    random = np.random.default_rng(2)
+    for directory in (False, True):
+        table, oracle, known = table_of(kernels, 3, chunk_rows=32), oracle_of(3), {}
+        for _ in range(2):
+            compare_lookup(table, oracle, batch_of(random, 2, 3, 30, 60), known)
+        batch = batch_of(random, 2, 3, 160 if directory else 40, 10**6)
+        message, splits, _ = pack(batch)
+        before = table.size()[0]
+        failed = 0
+        while True:
+            table.allocations_left = failed
+            try:
+                table.lookup(message, splits)
+                break
+            except Refused as refused:
+                assert refused.args == (OUT_OF_MEMORY,)
+            table.allocations_left = None
+            np.testing.assert_array_equal(table.size()[0], before)
+            failed += 1 if failed < 7 or not directory else 6
+        table.allocations_left = None
+        assert failed >= 4
+        oracle.lookup(pack(batch)[2])
+        compare_lookup(table, oracle, batch_of(random, 2, 3, 30, 60), known)
+        table.close()
+
+
+def check_what_does_not_fit_is_refused(kernels):
+    table = table_of(kernels, 2)
+    calls = (
+        ([1, 1, 1, 5, 6], [5]),  # three ids by the headers, two are there
+        ([0, 1, 0, 5, 6], [5]),
+        ([3, -1, 0, 5, 6], [5]),
+        ([2**62, 2**62, -(2**63), 5], [4]),
+        ([1, 1], [2]),  # shorter than its headers
+    )
+    for entries, splits in calls:
+        for call in (table.lookup, table.find):
+            try:
+                call(entries, splits)
+            except Refused as refused:
+                assert refused.args == (INVALID,)
+            else:
+                raise AssertionError(f"{entries} was taken")
+    entries, splits, message = table.message([0], [2**30, 2**30])  # refused before an entry is read
+    assert kernels.answer("table_find", table.handle, message, 0, None, 0, None) == INVALID
+    assert table.size()[0].tolist() == [0, 0, 0]
+    for changes in ({"chunk_rows": 33}, {"chunk_rows": 16}, {"wide_slots": 3}, {"max_rows": -1}, {"dim": 0}):
+        try:
+            table_of(kernels, **{"dim": 2, **changes})
+        except Refused as refused:
+            assert refused.args == (INVALID,)
+        else:
+            raise AssertionError(changes)
+    table.close()

@@ -1,0 +1,148 @@
+"""The table on a device, driven through ctypes: for checks over the emulation, tests on a GPU and benchmarks."""
+
+from __future__ import annotations
+
+import ctypes
+
+import numpy as np
+
+STORAGES = {"float32": 0, "bfloat16": 1, "float16": 2}
+DISTRIBUTIONS = {"constant": 0, "uniform": 1, "normal": 2, "truncated_normal": 3}
+RULES = {name: n for n, name in enumerate(("sgd", "momentum", "adagrad", "rowwise_adagrad", "adam", "adamw", "ftrl"))}
+SLOTS = {"sgd": (0, 0), "momentum": (1, 0), "adagrad": (1, 0), "rowwise_adagrad": (0, 1)}  # others: (2, 0)
+EVICTIONS = {"none": 0, "lru": 1, "lfu": 2}
+NOWHERE = 0xFFFFFFFF
+INVALID, OUT_OF_MEMORY, FULL, STALE = 1, 2, -1, -2
+
+
+class Allocator(ctypes.Structure):
+    """FusedrecAllocator."""
+
+    _fields_ = [
+        ("context", ctypes.c_void_p),
+        ("allocate", ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)),
+        ("release", ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)),
+    ]
+
+
+class Spec(ctypes.Structure):
+    """FusedrecTableSpec."""
+
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in (
+            "segments", "dim", "storage", "stochastic_rounding", "wide_slots", "scalar_slots", "distribution",
+            "chunk_rows", "max_rows", "eviction", "ttl", "window",
+        )),
+        *((name, ctypes.c_double) for name in ("a", "b", "first_slot")),
+        ("seeds", ctypes.c_void_p),
+    ]  # fmt: skip
+
+
+class Update(ctypes.Structure):
+    """FusedrecUpdate."""
+
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in ("rule", "nesterov", "epsilon_inside", "mean", "step")),
+        *((name, ctypes.c_float) for name in (
+            "learning_rate", "clipnorm", "momentum", "initial_accumulator_value", "epsilon", "moment_scale",
+            "one_minus_beta_1", "one_minus_beta_2", "weight_decay", "learning_rate_power", "l1", "l2", "l2_shrinkage",
+            "beta",
+        )),
+    ]  # fmt: skip
+
+
+class Message(ctypes.Structure):
+    """FusedrecMessage."""
+
+    _fields_ = [("entries", ctypes.c_void_p), ("received_splits", ctypes.c_void_p), ("ranks", ctypes.c_int64)]
+
+
+class Refused(Exception):
+    """What a call answered when it was not 0."""
+
+
+class DeviceTable:
+    """A table of `dim` columns with one segment per seed.
+
+    Args:
+      kernels: tests.cuda.memory.Kernels.
+      more: further fields of Spec.
+    """
+
+    def __init__(
+        self, kernels, dim, seeds, storage="float32", distribution="constant", eviction="none", rule="sgd", **more
+    ):
+        self.kernels, self.memory, self.dim, self.storage = kernels, kernels.memory, dim, storage
+        self.allocations_left = None  # None: as many as there is memory
+        seeds = np.array(seeds, np.uint64)
+        self.segments = len(seeds)
+        wide, scalars = SLOTS.get(rule, (2, 0))
+        more = {"chunk_rows": 64, "window": 1, "wide_slots": wide, "scalar_slots": scalars, **more}
+        spec = Spec(
+            segments=len(seeds), dim=dim, storage=STORAGES[storage], distribution=DISTRIBUTIONS[distribution],
+            eviction=EVICTIONS[eviction], seeds=seeds.ctypes.data, **more,
+        )  # fmt: skip
+        fields = dict(Allocator._fields_)
+        self.allocator = Allocator(None, fields["allocate"](self._allocate), fields["release"](self._release))
+        self.handle = ctypes.c_void_p()
+        self._call("create", spec, self.allocator, ctypes.byref(self.handle), table=False)
+
+    def close(self):
+        self.kernels.library.fusedrec_table_destroy(self.handle)
+
+    def _allocate(self, _, bytes_):
+        if self.allocations_left is not None:
+            if self.allocations_left == 0:
+                return None
+            self.allocations_left -= 1
+        return self.memory.allocate(bytes_)
+
+    def _release(self, _, address):
+        self.memory.release(address)
+
+    def _call(self, name, *arguments, table=True):
+        code = self.kernels.answer(f"table_{name}", *((self.handle,) if table else ()), *arguments)
+        if code != 0:
+            raise Refused(code)
+
+    def message(self, entries, splits):
+        """The entries on the device, host splits, and the structure that names both; keep all three."""
+        device, splits = self.memory.put(np.asarray(entries, np.int64)), np.asarray(splits, np.int32)
+        return device, splits, Message(self.memory.pointer(device).value, splits.ctypes.data, len(splits))
+
+    def lookup(self, entries, splits, to="float32", padding=3):
+        """(rows [V + padding, D] as they lie in memory, inverse [V], handles [W])."""
+        device, splits, message = self.message(entries, splits)
+        num_ids = max(len(entries) - len(splits) * self.segments, 0)
+        rows = self.memory.empty([num_ids + padding, self.dim], np.float32 if to == "float32" else np.uint16)
+        inverse, handles = self.memory.empty([num_ids], np.int32), self.memory.empty([num_ids], np.int64)
+        distinct = np.zeros(1, np.int64)
+        host = distinct.ctypes.data_as(ctypes.c_void_p)
+        self._call("lookup", message, STORAGES[to], rows, num_ids + padding, inverse, handles, host)
+        get = self.memory.get
+        return get(rows), get(inverse), get(handles)[: distinct[0]]
+
+    def find(self, entries, splits, to="float32", padding=3):
+        """(rows [V + padding, D], row number of each id [V], NOWHERE without)."""
+        device, splits, message = self.message(entries, splits)
+        num_ids = max(len(entries) - len(splits) * self.segments, 0)
+        rows = self.memory.empty([num_ids + padding, self.dim], np.float32 if to == "float32" else np.uint16)
+        found = self.memory.empty([num_ids], np.uint32)
+        self._call("find", message, STORAGES[to], rows, num_ids + padding, found)
+        return self.memory.get(rows), self.memory.get(found)
+
+    def apply(self, handles, inverse, grads, *, rule="sgd", learning_rate=1.0, scale=1.0, clock=None, storage="float32",
+              **more):  # fmt: skip
+        """grads [>= V, D] of the lookup that gave handles and inverse; `more`: fields of Update."""
+        put = self.memory.put
+        update = Update(rule=RULES[rule], learning_rate=learning_rate, **{"step": 1, "moment_scale": 1.0, **more})
+        clock = self.size()[1]["clock"] if clock is None else clock
+        arguments = [put(handles), len(handles), put(inverse), len(inverse), put(grads), STORAGES[storage]]
+        self._call("apply", *arguments, float(scale), update, clock)
+
+    def size(self):
+        """(ids by segment, {clock, version, line_bytes, chunk_bytes})."""
+        sizes, about = np.zeros(self.segments, np.int64), np.zeros(4, np.int64)
+        pointers = [ctypes.c_void_p(x.ctypes.data) for x in (sizes, about)]
+        self.kernels.library.fusedrec_table_size(self.handle, *pointers)
+        return sizes, dict(zip(("clock", "version", "line_bytes", "chunk_bytes"), about.tolist()))

@@ -50,7 +50,8 @@ CUDA_FLAGS = [
 ]  # fmt: skip
 # The CUDA runtime inside, and none of its names outside.
 CUDA_LINK_FLAGS = [
-    "-shared", "-cudart", "static", "-Xlinker", f"--exclude-libs=ALL,-z,defs,-soname={CUDA_LIBRARY.name}"
+    "-shared", "-cudart", "static", "-Xlinker",
+    f"--exclude-libs=ALL,-z,defs,--version-script={SOURCES}/common/cuda_api.map,-soname={CUDA_LIBRARY.name}",
 ]  # fmt: skip
 
 # A process of its own, because TensorFlow prints at import and would stay loaded in this one.

@@ -58,20 +58,16 @@ int FusedrecDeviceTable::Receive(const FusedrecMessage& message, Received* recei
   carve(received->memory.data());
   received->view = {message.entries, run_begin, segments, runs, num_ids};
   FUSEDREC_RETURN_IF_CUDA_ERROR(CopyToDevice(begins, source_begin.data(), ranks + 1, stream));
-  FUSEDREC_RETURN_IF_CUDA_ERROR(Fill(received->memory.data(), 0, reinterpret_cast<char*>(begins) - received->memory.data(), stream));
+  const int64_t counters = reinterpret_cast<char*>(begins) - received->memory.data();
+  FUSEDREC_RETURN_IF_CUDA_ERROR(Fill(received->memory.data(), 0, counters, stream));
   FUSEDREC_LAUNCH(RunsKernel, BlocksFor(ranks, kWarps), kThreads, 0, stream, message.entries, begins, ranks, segments,
                   run_begin, received->counts);
   return LastError();
 }
 
-int FusedrecDeviceTable::Lookup(const FusedrecMessage& message, int64_t storage, void* rows, int64_t out_rows,
-                                int32_t* inverse, int64_t* handles, int64_t* num_rows, void* stream) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  Received received;
-  FUSEDREC_RETURN_IF_CUDA_ERROR(Receive(message, &received, stream));
+int FusedrecDeviceTable::Admit(const Received& received, uint32_t clock, uint32_t version, bool limited,
+                               int32_t* inverse, int64_t* handles, int64_t* num_rows, void* stream) {
   const MessageView& view = received.view;
-  if (out_rows < view.num_ids) return kCudaInvalidValue;
-  const uint32_t clock = clock_ + 1, version = version_ + 1;
   const Memory memory(allocator_, LookupScratch(nullptr, view.num_ids).carver.bytes());
   if (memory.data() == nullptr) return kDeviceOutOfMemory;
   const LookupScratch at(memory.data(), view.num_ids);
@@ -88,12 +84,10 @@ int FusedrecDeviceTable::Lookup(const FusedrecMessage& message, int64_t storage,
   const int64_t words = 32 + spec_.segments;
   std::vector<int64_t> counted(words);
   FUSEDREC_RETURN_IF_CUDA_ERROR(CopyToHost(counted.data(), reinterpret_cast<int64_t*>(received.counts), words, stream));
-  const int64_t distinct = counted[0], fresh_rows = counted[1];
+  const int64_t fresh_rows = counted[1];
   if (counted[2] != 0) return kCudaInvalidValue;
   const std::vector<int64_t> more(counted.begin() + 32, counted.end());
-  if (fresh_rows > 0) FUSEDREC_RETURN_IF_CUDA_ERROR(MakeRoom(more, stream));
-  clock_ = clock;
-  version_ = version;
+  if (fresh_rows > 0) FUSEDREC_RETURN_IF_CUDA_ERROR(MakeRoom(more, clock, limited, stream));
   const FreshRows fresh{free_rows_, static_cast<uint32_t>(next_row_)};
   if (view.num_ids > 0) {
     FUSEDREC_LAUNCH(CommitKernel, BlocksFor(view.num_ids, kThreads), kThreads, 0, stream, View(), view, fresh, clock,
@@ -107,8 +101,28 @@ int FusedrecDeviceTable::Lookup(const FusedrecMessage& message, int64_t storage,
   free_rows_ -= reused;
   next_row_ += fresh_rows - reused;
   for (int64_t s = 0; s < spec_.segments; ++s) segments_[s].size += more[s];
-  *num_rows = distinct;
-  return Gather(nullptr, handles, inverse, view.num_ids, storage, rows, out_rows, stream);
+  *num_rows = counted[0];
+  return LastError();
+}
+
+int FusedrecDeviceTable::Lookup(const FusedrecMessage& message, int64_t storage, void* rows, int64_t out_rows,
+                                int32_t* inverse, int64_t* handles, int64_t* num_rows, void* stream) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  Received received;
+  FUSEDREC_RETURN_IF_CUDA_ERROR(Receive(message, &received, stream));
+  const int64_t num_ids = received.view.num_ids;
+  if (out_rows < num_ids || storage < 0 || storage > 2) return kCudaInvalidValue;
+  const uint32_t clock = clock_ + 1, version = version_ + 1;
+  if (spec_.ttl > 0 && clock % std::max<int64_t>(1, spec_.ttl / 16) == 0) {
+    Counts counts;  // a message that does not fit changes nothing
+    FUSEDREC_RETURN_IF_CUDA_ERROR(CopyToHost(&counts, received.counts, 1, stream));
+    if (counts.bad != 0) return kCudaInvalidValue;
+    FUSEDREC_RETURN_IF_CUDA_ERROR(TakeExpiredOut(clock, stream));
+  }
+  FUSEDREC_RETURN_IF_CUDA_ERROR(Admit(received, clock, version, true, inverse, handles, num_rows, stream));
+  clock_ = clock;
+  version_ = version;
+  return Gather(nullptr, handles, inverse, num_ids, storage, rows, out_rows, stream);
 }
 
 int FusedrecDeviceTable::Find(const FusedrecMessage& message, int64_t storage, void* rows, int64_t out_rows,
@@ -117,7 +131,7 @@ int FusedrecDeviceTable::Find(const FusedrecMessage& message, int64_t storage, v
   Received received;
   FUSEDREC_RETURN_IF_CUDA_ERROR(Receive(message, &received, stream));
   const MessageView& view = received.view;
-  if (rows != nullptr && out_rows < view.num_ids) return kCudaInvalidValue;
+  if (storage < 0 || storage > 2 || (rows != nullptr && out_rows < view.num_ids)) return kCudaInvalidValue;
   Memory memory;
   if (found == nullptr) {
     memory = Memory(allocator_, view.num_ids * sizeof(uint32_t));
@@ -141,7 +155,6 @@ int FusedrecDeviceTable::Find(const FusedrecMessage& message, int64_t storage, v
 
 int FusedrecDeviceTable::Gather(const uint32_t* where, const int64_t* handles, const int32_t* inverse, int64_t num_ids,
                                 int64_t storage, void* rows, int64_t out_rows, void* stream) const {
-  if (storage < 0 || storage > 2) return kCudaInvalidValue;
   const Storage to = static_cast<Storage>(storage);
   if (out_rows == 0) return kCudaSuccess;
   if (to != layout_.storage) {

@@ -35,6 +35,18 @@ __device__ inline unsigned long long TouchOf(uint32_t attempt, uint32_t position
 __device__ inline uint32_t AttemptOf(unsigned long long touch) { return static_cast<uint32_t>(touch >> 32); }
 __device__ inline uint32_t PositionOf(unsigned long long touch) { return ~static_cast<uint32_t>(touch); }
 
+constexpr uint32_t kNoAttempt = 0xffffffffu;  // of pins outside a lookup
+
+// Rows that may not leave: those of the last `window` lookups, and those that the lookup under way has met.
+struct Pins {
+  uint32_t clock, attempt;
+  int64_t window;
+
+  __device__ bool Hold(const RowMeta& meta) const {
+    return meta.last + window > clock || AttemptOf(meta.touch) == attempt;
+  }
+};
+
 struct RowLayout {
   int dim, wide_slots, scalar_slots;
   Storage storage, slot_storage;

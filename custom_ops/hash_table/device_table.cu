@@ -82,16 +82,16 @@ int FusedrecDeviceTable::UploadSegments(void* stream) {
 int FusedrecDeviceTable::Allocate(const std::vector<int64_t>& more, int64_t rows, Growth* growth) const {
   for (size_t s = 0; s < segments_.size(); ++s) {
     const Segment& now = segments_[s];
+    if (now.size + more[s] <= 0) continue;
     int64_t want = std::max<int64_t>(now.num_lines, 1);
     while (static_cast<double>(now.size + more[s]) > kMaxLoad * kKeysPerLine * static_cast<double>(want)) want *= 2;
     // Keys that come and go leave marks which make searches go on in vain.
     const bool worn = now.removed > now.num_lines;
-    if (more[s] == 0 || (want == now.num_lines && !worn)) continue;
+    if (want == now.num_lines && !worn) continue;
     Segment grown;
     grown.lines = Memory(allocator_, want * sizeof(Line));
     if (grown.lines.data() == nullptr) return kDeviceOutOfMemory;
     grown.num_lines = want;
-    grown.size = now.size;
     growth->lines.emplace_back(s, std::move(grown));
   }
   const int64_t beyond = next_row_ + std::max<int64_t>(rows, 0);
@@ -113,6 +113,7 @@ int FusedrecDeviceTable::Grow(Growth growth, Memory directory, void* stream) {
       FUSEDREC_LAUNCH(RehashKernel, BlocksFor(places, 256), 256, 0, stream,
                       reinterpret_cast<const Line*>(now.lines.data()), places, to);
     }
+    grown.size = now.size;
     now = std::move(grown);
   }
   if (!growth.lines.empty()) FUSEDREC_RETURN_IF_CUDA_ERROR(UploadSegments(stream));
@@ -124,17 +125,32 @@ int FusedrecDeviceTable::Grow(Growth growth, Memory directory, void* stream) {
   return CopyToDevice(reinterpret_cast<char**>(directory_.data()), begins.data(), begins.size(), stream);
 }
 
-int FusedrecDeviceTable::MakeRoom(const std::vector<int64_t>& more, void* stream) {
+int FusedrecDeviceTable::MakeRoom(const std::vector<int64_t>& more, uint32_t clock, bool limited, void* stream) {
+  const Pins pins{clock, attempt_, spec_.window};
+  std::vector<int64_t> leaving(more.size(), 0), net = more;
   int64_t rows = -free_rows_;
-  for (const int64_t of_segment : more) rows += of_segment;
+  for (size_t s = 0; s < more.size(); ++s) {
+    const int64_t excess = segments_[s].size + more[s] - spec_.max_rows;
+    if (limited && spec_.max_rows > 0 && excess > 0) {
+      FUSEDREC_RETURN_IF_CUDA_ERROR(CountThatMayLeave(s, pins, &leaving[s], stream));
+      if (leaving[s] < excess) return kDeviceTableFull;
+      // Some more than needed, so that not every step has to look for the worst.
+      leaving[s] = std::min(leaving[s], excess + spec_.max_rows / 16);
+    }
+    net[s] -= leaving[s];
+    rows += net[s];
+  }
   Growth growth;
   Memory directory;
-  const int answer = Allocate(more, rows, &growth);
+  const int answer = Allocate(net, rows, &growth);
   if (answer != kCudaSuccess) return answer;
   const int64_t pointers = chunks_.size() + growth.chunks.size();
   if (pointers * static_cast<int64_t>(sizeof(char*)) > directory_.bytes()) {
     directory = Memory(allocator_, std::max<int64_t>(2 * pointers, 16) * sizeof(char*));
     if (directory.data() == nullptr) return kDeviceOutOfMemory;
+  }
+  for (size_t s = 0; s < more.size(); ++s) {
+    FUSEDREC_RETURN_IF_CUDA_ERROR(EvictWorst(s, leaving[s], pins, stream));
   }
   return Grow(std::move(growth), std::move(directory), stream);
 }

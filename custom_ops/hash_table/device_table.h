@@ -86,6 +86,13 @@ struct FusedrecDeviceTable {
   int Find(const FusedrecMessage& message, int64_t storage, void* rows, int64_t out_rows, uint32_t* found, void* stream);
   int Apply(const int64_t* handles, int64_t num_rows, const int32_t* inverse, int64_t num_ids, const void* grads,
             int64_t storage, float scale, const FusedrecUpdate& update, uint32_t clock, void* stream);
+  int Evict(int64_t segment, int64_t count, int64_t* gone, void* stream);
+  int Remove(int64_t segment, const int64_t* ids, int64_t num_ids, int64_t* gone, void* stream);
+  int Keys(int64_t segment, int64_t since, int64_t* ids, int64_t* handles, int64_t* count, void* stream) const;
+  int64_t record_bytes() const;
+  int ReadRecords(const int64_t* handles, int64_t count, char* records, void* stream) const;
+  int WriteRecords(int64_t segment, const int64_t* ids, int64_t count, const char* records, void* stream);
+  void SetClock(int64_t clock, int64_t version);
   void Size(int64_t* sizes, int64_t* about) const;
 
  private:
@@ -106,8 +113,20 @@ struct FusedrecDeviceTable {
   int Allocate(const std::vector<int64_t>& more, int64_t rows, Growth* growth) const;
   // Takes the memory over: rehashes lines, extends the directory of chunks. Cannot run out of memory any more.
   int Grow(Growth growth, Memory directory, void* stream);
-  // Room for new ids; all of it, or none and an answer that says why.
-  int MakeRoom(const std::vector<int64_t>& more, void* stream);
+  // Room for new ids, by evictions where max_rows asks for them (`limited`); all of it, or none and an answer that says why.
+  int MakeRoom(const std::vector<int64_t>& more, uint32_t clock, bool limited, void* stream);
+  // Steps 2 to 5 of a lookup, whose clock and version the caller sets behind it.
+  int Admit(const fusedrec::device_table::Received& received, uint32_t clock, uint32_t version, bool limited,
+            int32_t* inverse, int64_t* handles, int64_t* num_rows, void* stream);
+
+  template <typename Wanted, typename MakeDoWith>
+  int Select(const Wanted& wanted, const MakeDoWith& make_do_with, std::vector<int64_t>* counts, void* stream) const;
+  template <typename Wanted>
+  int TakeRowsOut(const Wanted& wanted, int64_t moved_at, int64_t* gone, void* stream);
+  int CountThatMayLeave(int64_t segment, const fusedrec::device_table::Pins& pins, int64_t* count, void* stream) const;
+  // Takes out the `count` rows that may leave and rank lowest; there are that many.
+  int EvictWorst(int64_t segment, int64_t count, const fusedrec::device_table::Pins& pins, void* stream);
+  int TakeExpiredOut(uint32_t clock, void* stream);
   int Gather(const uint32_t* where, const int64_t* handles, const int32_t* inverse, int64_t num_ids, int64_t storage,
              void* rows, int64_t out_rows, void* stream) const;
   int UploadSegments(void* stream);

@@ -26,4 +26,34 @@ int fusedrec_table_apply(FusedrecDeviceTable* table, const int64_t* handles, int
                       static_cast<uint32_t>(clock), stream);
 }
 
+int fusedrec_table_evict(FusedrecDeviceTable* table, int64_t segment, int64_t count, int64_t* gone, void* stream) {
+  return table->Evict(segment, count, gone, stream);
+}
+
+int fusedrec_table_remove(FusedrecDeviceTable* table, int64_t segment, const int64_t* ids, int64_t num_ids,
+                          int64_t* gone, void* stream) {
+  return table->Remove(segment, ids, num_ids, gone, stream);
+}
+
+int fusedrec_table_keys(FusedrecDeviceTable* table, int64_t segment, int64_t since, int64_t* ids, int64_t* handles,
+                        int64_t* count, void* stream) {
+  return table->Keys(segment, since, ids, handles, count, stream);
+}
+
+int64_t fusedrec_table_record_bytes(FusedrecDeviceTable* table) { return table->record_bytes(); }
+
+int fusedrec_table_read_records(FusedrecDeviceTable* table, const int64_t* handles, int64_t count, char* records,
+                                void* stream) {
+  return table->ReadRecords(handles, count, records, stream);
+}
+
+int fusedrec_table_write_records(FusedrecDeviceTable* table, int64_t segment, const int64_t* ids, int64_t count,
+                                 const char* records, void* stream) {
+  return table->WriteRecords(segment, ids, count, records, stream);
+}
+
+void fusedrec_table_set_clock(FusedrecDeviceTable* table, int64_t clock, int64_t version) {
+  table->SetClock(clock, version);
+}
+
 void fusedrec_table_size(FusedrecDeviceTable* table, int64_t* sizes, int64_t* about) { table->Size(sizes, about); }

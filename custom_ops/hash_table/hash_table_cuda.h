@@ -101,6 +101,28 @@ FUSEDREC_CUDA_API int fusedrec_table_apply(FusedrecDeviceTable* table, const int
                                            const int32_t* inverse, int64_t num_ids, const void* grads, int64_t storage,
                                            float scale, const FusedrecUpdate* update, int64_t clock, void* stream);
 
+// Takes out the `count` rows of a segment that its policy ranks lowest, rows of the last `window` lookups apart; *gone,
+// host, out: how many could go. Waits.
+FUSEDREC_CUDA_API int fusedrec_table_evict(FusedrecDeviceTable* table, int64_t segment, int64_t count, int64_t* gone,
+                                           void* stream);
+// Takes out ids [num_ids], device; those that are not there are passed over. *gone, host, out. Waits.
+FUSEDREC_CUDA_API int fusedrec_table_remove(FusedrecDeviceTable* table, int64_t segment, const int64_t* ids,
+                                            int64_t num_ids, int64_t* gone, void* stream);
+
+// Checkpoints, in the format of records.cc.
+// Ids of a segment whose rows changed after version `since` (0: all), in the order of rows, and their rows: [*count],
+// device, out, with room for the segment's size. Waits.
+FUSEDREC_CUDA_API int fusedrec_table_keys(FusedrecDeviceTable* table, int64_t segment, int64_t since, int64_t* ids,
+                                          int64_t* handles, int64_t* count, void* stream);
+FUSEDREC_CUDA_API int64_t fusedrec_table_record_bytes(FusedrecDeviceTable* table);
+// records [count * record_bytes], device, of rows that fusedrec_table_keys gave.
+FUSEDREC_CUDA_API int fusedrec_table_read_records(FusedrecDeviceTable* table, const int64_t* handles, int64_t count,
+                                                  char* records, void* stream);
+// Inserts or overwrites distinct ids [count], device; max_rows does not hold for them. Waits.
+FUSEDREC_CUDA_API int fusedrec_table_write_records(FusedrecDeviceTable* table, int64_t segment, const int64_t* ids,
+                                                   int64_t count, const char* records, void* stream);
+FUSEDREC_CUDA_API void fusedrec_table_set_clock(FusedrecDeviceTable* table, int64_t clock, int64_t version);
+
 // sizes [segments], host, out: ids that have a row. about [4], host, out: lookups so far (the clock), version, bytes of
 // lines, bytes of chunks.
 FUSEDREC_CUDA_API void fusedrec_table_size(FusedrecDeviceTable* table, int64_t* sizes, int64_t* about);

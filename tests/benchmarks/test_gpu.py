@@ -27,5 +27,5 @@ def test_the_program_says_what_it_lacks(program, tmp_path):
 
 
 def test_the_session_knows_every_op_and_benchmark():
-    assert {"segment_unique", "rank_partition", "recovery"} <= set(session.OPS)
-    assert {"gpu_segment_unique", "gpu_recovery"} <= set(session.BENCHMARKS)
+    assert {"segment_unique", "rank_partition", "recovery", "hash_table"} <= set(session.OPS)
+    assert {"gpu_segment_unique", "gpu_recovery", "gpu_table"} <= set(session.BENCHMARKS)

@@ -140,6 +140,39 @@ class DeviceTable:
         arguments = [put(handles), len(handles), put(inverse), len(inverse), put(grads), STORAGES[storage]]
         self._call("apply", *arguments, float(scale), update, clock)
 
+    def _count(self, name, *arguments):
+        counted = np.zeros(1, np.int64)
+        self._call(name, *arguments, counted.ctypes.data_as(ctypes.c_void_p))
+        return int(counted[0])
+
+    def evict(self, segment, count):
+        return self._count("evict", segment, count)
+
+    def remove(self, segment, ids):
+        return self._count("remove", segment, self.memory.put(np.asarray(ids, np.int64)), len(ids))
+
+    def export(self, segment, since=0):
+        """(ids [n], records [n, record_bytes]), in the order of rows."""
+        most = int(self.size()[0][segment])
+        ids, handles = self.memory.empty([most], np.int64), self.memory.empty([most], np.int64)
+        count = self._count("keys", segment, since, ids, handles)
+        records = self.memory.empty([count, self.record_bytes()], np.uint8)
+        self._call("read_records", handles, count, records)
+        return self.memory.get(ids)[:count], self.memory.get(records)
+
+    def record_bytes(self):
+        function = self.kernels.library.fusedrec_table_record_bytes
+        function.restype = ctypes.c_int64
+        return function(self.handle)
+
+    def restore(self, segment, ids, records):
+        """Writes records [n, record_bytes] of distinct ids [n]."""
+        self._call("write_records", segment, self.memory.put(ids), len(ids), self.memory.put(records))
+
+    def set_clock(self, clock, version):
+        numbers = [ctypes.c_int64(x) for x in (clock, version)]
+        self.kernels.library.fusedrec_table_set_clock(self.handle, *numbers)
+
     def size(self):
         """(ids by segment, {clock, version, line_bytes, chunk_bytes})."""
         sizes, about = np.zeros(self.segments, np.int64), np.zeros(4, np.int64)

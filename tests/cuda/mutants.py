@@ -30,6 +30,7 @@ RECOVERY = "recovery/recovery_cuda.cuh"
 ATTENTION = "jagged_attention/jagged_attention_cuda.cuh"
 BIAS_GRADS = "jagged_attention/attention_bias_grads.cuh"
 TABLE = "hash_table/hash_table_cuda.cuh"
+SELECT = "hash_table/device_select.cuh"
 LINES = "hash_table/device_lines.cuh"
 ONE_SIZE = (
     "jagged_attention/attention_launch.cuh",
@@ -139,5 +140,17 @@ MUTANTS = [
         "an index shifted: the last gradient of a row goes to the next", "hash_table", "hash_table/device_update.cuh",
         "begin[u] = static_cast<int32_t>(p);", "begin[u] = static_cast<int32_t>(p > 0 ? p - 1 : 0);",
         "order_received",
+    ),
+    Mutant(
+        "a barrier less: bytes are counted before the counters are cleared", "hash_table", SELECT,
+        "own[threadIdx.x] = 0;\n  __syncthreads();", "own[threadIdx.x] = 0;", "policies",
+    ),
+    Mutant(
+        "the row that a lookup has met may leave", "hash_table", "hash_table/device_rows.cuh",
+        "meta.last + window > clock || AttemptOf(meta.touch) == attempt", "meta.last + window > clock", "policies",
+    ),
+    Mutant(
+        "a key that leaves stays in its line", "hash_table", LINES, "atomicAnd(&line->meta, ~(1u << i));", "",
+        "by_hand",
     ),
 ]  # fmt: skip

@@ -2,6 +2,13 @@
 
 import numpy as np
 
+from tests.cuda.checks.hash_table_leaving import (  # noqa: F401
+    check_a_checkpoint_goes_back_in,
+    check_a_full_table_refuses_and_stays,
+    check_gradients_of_rows_that_left_are_refused,
+    check_rows_are_evicted_and_removed_by_hand,
+    check_rows_leave_as_the_policies_say,
+)
 from tests.cuda.checks.hash_table_update import (  # noqa: F401
     check_initial_rows_and_slots,
     check_rows_of_16_bits,

@@ -1,0 +1,148 @@
+"""Rows that leave the table on the device, and checkpoints, against dictionaries (tests/oracles/hash_table.py)."""
+
+import numpy as np
+
+from tests.cuda.device_table import FULL, STALE, DeviceTable, Refused
+from tests.oracles.hash_table import TableOracle, pack
+
+DIM = 3
+
+
+def answer_of(call, *arguments, **more):
+    """What the library answered that was not 0."""
+    try:
+        call(*arguments, **more)
+    except Refused as refused:
+        return refused.args[0]
+    return 0
+
+
+def oracle_of(segments, **options):
+    return TableOracle(segments, lambda key: np.full(DIM, 0.5, np.float32), **options)
+
+
+def table_of(kernels, segments, **more):
+    return DeviceTable(kernels, DIM, range(segments), a=0.5, chunk_rows=32, **more)
+
+
+def batch_of(random, segments, most, vocabulary):
+    ids = lambda: (random.integers(-2, vocabulary, random.integers(1, most)) // random.integers(1, 4)).tolist()  # noqa: E731
+    return [[ids() for _ in range(segments)] for _ in range(2)]
+
+
+def step(table, oracle, batch, random, update=False):
+    """A lookup of both, and an update."""
+    message, splits, received = pack(batch)
+    rows, inverse, handles = table.lookup(message, splits)
+    np.testing.assert_array_equal(rows[: len(received)], oracle.lookup(received))
+    if not update:
+        return
+    grads = random.integers(-3, 4, [len(received), DIM]).astype(np.float32)  # sums are exact
+    table.apply(handles, inverse, grads, learning_rate=0.5)
+    oracle.apply(received, grads, 1.0, 0.5)
+
+
+def compare(table, oracle):
+    """All rows with what is known of them, from the records of an export."""
+    for segment, rows in enumerate(oracle.rows):
+        ids, records = table.export(segment)
+        assert sorted(ids.tolist()) == sorted(rows)
+        words, numbers = records[:, :16].copy().view(np.uint32), records[:, 16:].copy().view(np.float32)
+        for id_, (last, count, _, pool), row in zip(ids.tolist(), words, numbers):
+            assert (last, count, pool) == (rows[id_].last, rows[id_].count, 0), id_
+            np.testing.assert_array_equal(row[:DIM], rows[id_].numbers)
+
+
+def check_rows_leave_as_the_policies_say(kernels):
+    """max_rows with LRU and LFU, and a time to live; evicted ids come back with their initial row."""
+    for options in (
+        {"max_rows": 40, "eviction": "lru"}, {"max_rows": 48, "eviction": "lfu", "window": 2}, {"ttl": 3},
+        {"max_rows": 60, "eviction": "lru", "ttl": 4},
+    ):  # fmt: skip
+        random = np.random.default_rng(5)
+        table, oracle = table_of(kernels, 2, **options), oracle_of(2, **options)
+        for number in range(8):
+            step(table, oracle, batch_of(random, 2, 18, 90), random, update=number == 3)
+            if number % 4 == 3:
+                compare(table, oracle)
+        assert sum(counters["evictions"] for counters in oracle.counters) > 10
+        table.close()
+
+
+def check_rows_are_evicted_and_removed_by_hand(kernels):
+    random = np.random.default_rng(6)
+    table, oracle = table_of(kernels, 2, eviction="lfu"), oracle_of(2, eviction="lfu")
+    for _ in range(3):
+        step(table, oracle, batch_of(random, 2, 90, 300), random)
+    for segment, count in ((0, 1), (1, 20), (1, 0), (0, 10**6)):
+        assert table.evict(segment, count) == oracle.evict(segment, count)
+        compare(table, oracle)
+    gone = [*list(oracle.rows[1])[:30], 10**9, -(2**63)]
+    assert table.remove(1, gone + gone[:3]) == oracle.remove(1, gone) == 30
+    assert table.remove(1, []) == table.remove(0, [12345]) == 0
+    compare(table, oracle)
+    before = table.size()[1]["chunk_bytes"]
+    step(table, oracle, batch_of(random, 2, 30, 300), random)
+    compare(table, oracle)
+    assert table.size()[1]["chunk_bytes"] == before  # rows that left are used again
+    table.close()
+
+
+def check_a_full_table_refuses_and_stays(kernels):
+    """Rows of the last lookups may not leave, nor those that the lookup itself has met."""
+    for eviction in ("none", "lru"):
+        table = table_of(kernels, 1, max_rows=8, eviction=eviction, window=1)
+        oracle = oracle_of(1, max_rows=8, eviction=eviction)
+        for ids in ([1, 2, 3], [4, 5, 6]):
+            table.lookup([3, *ids], [4])
+            oracle.lookup([(0, i) for i in ids])
+        assert answer_of(table.lookup, [9, *range(1, 10)], [10]) == FULL
+        compare(table, oracle)
+        table.lookup([8, *range(1, 9)], [9])
+        assert table.size()[0] == [8]
+        table.close()
+
+
+def check_gradients_of_rows_that_left_are_refused(kernels):
+    table = table_of(kernels, 1)
+    _, inverse, handles = table.lookup([3, 1, 2, 3], [4])
+    clock = table.size()[1]["clock"]
+    table.remove(0, [2])
+    grads = np.ones([3, DIM], np.float32)
+    assert answer_of(table.apply, handles, inverse, grads, clock=clock) == STALE
+    np.testing.assert_array_equal(table.find([1, 1], [2])[0][:1], 0.5)
+    table.close()
+
+
+def check_a_checkpoint_goes_back_in(kernels):
+    """Into another table, partly over rows that are there; also rows of 16 bits with all kinds of slots; a delta."""
+    for storage, rule, dim in (("float32", "adagrad", 3), ("bfloat16", "adam", 5), ("float16", "rowwise_adagrad", 3)):
+        make = lambda: DeviceTable(kernels, dim, [1, 2], storage, rule=rule, chunk_rows=32)  # noqa: B023, E731
+        table, other = make(), make()
+        ids = np.arange(-40, 60, dtype=np.int64)
+        _, inverse, handles = table.lookup([0, 100, *ids], [102])
+        version = table.size()[1]["version"]
+        grads = np.random.default_rng(7).normal(size=[100, dim]).astype(np.float32)
+        for clock in (1, 2):
+            table.apply(handles, inverse, grads, rule=rule, epsilon=1e-6, one_minus_beta_1=0.1, one_minus_beta_2=0.1)
+            _, inverse, handles = table.lookup([0, 10, *ids[:10]], [12])
+            assert table.size()[1]["clock"] == clock + 1
+            grads = grads[:10]
+        exported, records = table.export(1)
+        np.testing.assert_array_equal(exported, ids)
+        other.lookup([5, 5, *range(10)], [12])
+        other.restore(1, exported[50:], records[50:])
+        other.restore(1, exported[:50], records[:50])
+        again, same = other.export(1)
+        order = np.argsort(again, kind="stable")
+        np.testing.assert_array_equal(again[order], exported)
+        np.testing.assert_array_equal(same[order], records)
+        assert other.size()[0].tolist() == [5, 100] and other.size()[1]["clock"] == 3
+        rows = [t.find([0, 100, *ids], [102])[0] for t in (table, other)]
+        np.testing.assert_array_equal(*rows)
+        assert len(table.export(1, since=version)[0]) == 100 and len(table.export(1, since=version + 2)[0]) == 10
+        table.close()
+        other.close()
+
+
+check_a_checkpoint_goes_back_in.once = True  # copies: what depends on a schedule is checked above

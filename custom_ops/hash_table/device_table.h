@@ -52,7 +52,7 @@ struct Received {
 
 inline UpdateRule RuleOf(const FusedrecUpdate& update) {
   UpdateRule rule;
-  rule.rule = static_cast<Rule>(update.rule);
+  rule.rule = static_cast<RuleKind>(update.rule);
   rule.clipnorm = update.clipnorm;
   rule.momentum = update.momentum;
   rule.nesterov = update.nesterov != 0;

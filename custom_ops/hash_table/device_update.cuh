@@ -90,23 +90,23 @@ __device__ inline void UpdateColumn(const UpdateRule& rule, const Prepared& by, 
   float w = row.Load(d), first = slots > 0 ? row.Slot(0, d) : 0.0f, second = slots > 1 ? row.Slot(1, d) : 0.0f;
   const float lr = by.learning_rate;
   switch (rule.rule) {
-    case Rule::kSgd:
+    case RuleKind::kSgd:
       SgdColumn(lr, g, &w);
       break;
-    case Rule::kMomentum:
+    case RuleKind::kMomentum:
       MomentumColumn(lr, rule.momentum, rule.nesterov, g, &w, &first);
       break;
-    case Rule::kAdagrad:
+    case RuleKind::kAdagrad:
       AdagradColumn(lr, rule.epsilon, rule.epsilon_inside, g, &w, &first);
       break;
-    case Rule::kRowwiseAdagrad:
+    case RuleKind::kRowwiseAdagrad:
       SgdColumn(rowwise_rate, g, &w);
       break;
-    case Rule::kAdam:
-    case Rule::kAdamW:
+    case RuleKind::kAdam:
+    case RuleKind::kAdamW:
       AdamColumn(by.a, by.b, rule.one_minus_beta_1, rule.one_minus_beta_2, rule.epsilon, g, &w, &first, &second);
       break;
-    case Rule::kFtrl: {
+    case RuleKind::kFtrl: {
       const FtrlNumbers numbers{by.a, rule.l1, by.b, rule.l2_shrinkage};
       if (rule.learning_rate_power == -0.5f) {
         FtrlSquareRootColumn(numbers, g, &w, &first, &second);
@@ -141,7 +141,7 @@ static __global__ void __launch_bounds__(kUpdateThreads)
     if (norm > rule.clipnorm) grads.clip = rule.clipnorm / norm;
   }
   float rate = 0.0f;
-  if (rule.rule == Rule::kRowwiseAdagrad) {
+  if (rule.rule == RuleKind::kRowwiseAdagrad) {
     float* const v = reinterpret_cast<float*>(columns.row + table.layout.scalars_offset);
     const float squares = grads.Squares(mask), sum = *v + (rule.mean ? squares / static_cast<float>(grads.dim) : squares);
     rate = RowwiseRate(rule, by.learning_rate, sum);
@@ -150,7 +150,7 @@ static __global__ void __launch_bounds__(kUpdateThreads)
   }
   if (lane == 0) table.Meta(row)->updated = version;
   // FTRL divides by the rate: one of 0, as schedules begin with, leaves the row alone.
-  if (rule.rule == Rule::kFtrl && by.learning_rate == 0.0f) return;
+  if (rule.rule == RuleKind::kFtrl && by.learning_rate == 0.0f) return;
   for (int d = lane; d < grads.dim; d += kRowLanes) UpdateColumn(rule, by, rate, grads(d), d, columns);
 }
 

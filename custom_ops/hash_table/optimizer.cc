@@ -94,19 +94,19 @@ void FtrlPower(FtrlNumbers by, float power, int dim, const float* g, float* w, f
 absl::StatusOr<Optimizer> Optimizer::Make(const std::string& rule, absl::Span<const float> hyperparameters) {
   struct Known {
     const char* name;
-    Rule rule;
+    RuleKind rule;
     size_t hyperparameters;
     int wide_slots, scalar_slots;
     bool starts_with_value;
   };
   static constexpr Known kKnown[] = {
-      {"sgd", Rule::kSgd, 1, 0, 0, false},
-      {"momentum", Rule::kMomentum, 3, 1, 0, false},
-      {"adagrad", Rule::kAdagrad, 4, 1, 0, true},
-      {"rowwise_adagrad", Rule::kRowwiseAdagrad, 6, 0, 1, true},
-      {"adam", Rule::kAdam, 4, 2, 0, false},
-      {"adamw", Rule::kAdamW, 5, 2, 0, false},
-      {"ftrl", Rule::kFtrl, 7, 2, 0, true},
+      {"sgd", RuleKind::kSgd, 1, 0, 0, false},
+      {"momentum", RuleKind::kMomentum, 3, 1, 0, false},
+      {"adagrad", RuleKind::kAdagrad, 4, 1, 0, true},
+      {"rowwise_adagrad", RuleKind::kRowwiseAdagrad, 6, 0, 1, true},
+      {"adam", RuleKind::kAdam, 4, 2, 0, false},
+      {"adamw", RuleKind::kAdamW, 5, 2, 0, false},
+      {"ftrl", RuleKind::kFtrl, 7, 2, 0, true},
   };
   const auto known = std::find_if(std::begin(kKnown), std::end(kKnown), [&](const Known& k) { return rule == k.name; });
   if (known == std::end(kKnown)) {
@@ -135,29 +135,29 @@ absl::StatusOr<Optimizer> Optimizer::Make(const std::string& rule, absl::Span<co
   const float* next = hyperparameters.data();
   made_rule.clipnorm = *next++;
   switch (made_rule.rule) {
-    case Rule::kSgd:
+    case RuleKind::kSgd:
       break;
-    case Rule::kMomentum:
+    case RuleKind::kMomentum:
       made_rule.momentum = *next++;
       made_rule.nesterov = *next++ != 0;
       break;
-    case Rule::kRowwiseAdagrad:
-    case Rule::kAdagrad:
+    case RuleKind::kRowwiseAdagrad:
+    case RuleKind::kAdagrad:
       made_rule.initial_accumulator_value = *next++;
       made_rule.epsilon = *next++;
       made_rule.epsilon_inside = *next++ != 0;
-      if (made_rule.rule == Rule::kAdagrad) break;
+      if (made_rule.rule == RuleKind::kAdagrad) break;
       made_rule.mean = *next++ != 0;
       made_rule.moment_scale = *next++;
       break;
-    case Rule::kAdam:
-    case Rule::kAdamW:
+    case RuleKind::kAdam:
+    case RuleKind::kAdamW:
       made_rule.one_minus_beta_1 = *next++;
       made_rule.one_minus_beta_2 = *next++;
       made_rule.epsilon = *next++;
-      if (made_rule.rule == Rule::kAdamW) made_rule.weight_decay = *next++;
+      if (made_rule.rule == RuleKind::kAdamW) made_rule.weight_decay = *next++;
       break;
-    case Rule::kFtrl:
+    case RuleKind::kFtrl:
       made_rule.initial_accumulator_value = *next++;
       made_rule.learning_rate_power = *next++;
       made_rule.l1 = *next++;
@@ -173,23 +173,23 @@ void Optimizer::Update(const Prepared& prepared, int dim, float* grad, float* ro
   const float lr = prepared.learning_rate;
   if (rule_.clipnorm > 0) Clip(rule_.clipnorm, dim, grad);
   switch (rule_.rule) {
-    case Rule::kSgd:
+    case RuleKind::kSgd:
       Sgd(lr, dim, grad, row);
       break;
-    case Rule::kMomentum:
+    case RuleKind::kMomentum:
       Momentum(lr, rule_.momentum, rule_.nesterov, dim, grad, row, wide);
       break;
-    case Rule::kAdagrad:
+    case RuleKind::kAdagrad:
       Adagrad(lr, rule_.epsilon, rule_.epsilon_inside, dim, grad, row, wide);
       break;
-    case Rule::kRowwiseAdagrad:
+    case RuleKind::kRowwiseAdagrad:
       RowwiseAdagrad(rule_, lr, dim, grad, row, scalars);
       break;
-    case Rule::kAdam:
-    case Rule::kAdamW:
+    case RuleKind::kAdam:
+    case RuleKind::kAdamW:
       Adam(prepared.a, prepared.b, rule_.one_minus_beta_1, rule_.one_minus_beta_2, rule_.epsilon, dim, grad, row, wide, wide + dim);
       break;
-    case Rule::kFtrl: {
+    case RuleKind::kFtrl: {
       if (lr == 0) break;  // the formula divides by it; a rate of 0, as schedules begin with, leaves the row alone
       const FtrlNumbers by{prepared.a, rule_.l1, prepared.b, rule_.l2_shrinkage};
       if (rule_.learning_rate_power == -0.5f) {

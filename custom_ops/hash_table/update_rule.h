@@ -14,11 +14,11 @@
 
 namespace fusedrec {
 
-enum class Rule { kSgd, kMomentum, kAdagrad, kRowwiseAdagrad, kAdam, kAdamW, kFtrl };
+enum class RuleKind { kSgd, kMomentum, kAdagrad, kRowwiseAdagrad, kAdam, kAdamW, kFtrl };
 
 // A rule with its hyperparameters; those of other rules are not used.
 struct UpdateRule {
-  Rule rule = Rule::kSgd;
+  RuleKind rule = RuleKind::kSgd;
   float clipnorm = 0;
   float momentum = 0;
   bool nesterov = false;
@@ -124,13 +124,13 @@ inline double OneMinusPower(float x, int64_t t) {
 inline Prepared PrepareStep(const UpdateRule& rule, const StepInput& step) {
   const float lr = step.learning_rate;
   switch (rule.rule) {
-    case Rule::kAdam:
-    case Rule::kAdamW: {
+    case RuleKind::kAdam:
+    case RuleKind::kAdamW: {
       const double first = OneMinusPower(rule.one_minus_beta_1, step.step);
       const double second = OneMinusPower(rule.one_minus_beta_2, step.step);
       return {lr, static_cast<float>(lr * std::sqrt(second) / first), lr * rule.weight_decay};
     }
-    case Rule::kFtrl:
+    case RuleKind::kFtrl:
       return {lr, 1 / lr, 2 * rule.l2 + rule.beta / lr};
     default:
       return {lr, 0, 0};

@@ -17,7 +17,7 @@ from tests.cuda.checks import jagged_attention as checks
 HEADS, TOKENS = 4, 1 << 16
 # TFLOP/s on an H100 SXM, bfloat16, causal, no bias, by (pass, dim, longest): HSTU kernels of recsys-examples (wgmma),
 # and FlashAttention-2 (mma.sync, as ours), which is attention with softmax.
-PUBLISHED = {
+PUBLISHED: dict[tuple[str, int], dict[int, tuple]] = {
     ("forward", 64): {512: (169, 180), 1024: (253, 229), 2048: (368, 262), 4096: (426, 284)},
     ("backward", 64): {512: (166, None), 1024: (257, None), 2048: (329, None), 4096: (379, None)},
     ("forward", 128): {512: (261, 191), 1024: (391, 260), 2048: (459, 298), 4096: (505, 319)},

@@ -102,7 +102,7 @@ def measure_step(kernels, dim: int, bandwidth: float, **more) -> list[dict]:
     step()
     assert num_rows[0] == distinct
     moved = n * (8 + 64 + 4 + 8 * dim) + n * 4 * dim + distinct * 8 * dim
-    results = []
+    results: list[dict] = []
     for name, call in (("lookup", lookup), ("update", apply), ("lookup and update", step)):
         us = gpu_device.median_us(call)
         results.append({"name": name, "dim": dim, "ids": n, "rows": distinct, "us": us, "G_ids_per_s": n / us / 1e3})

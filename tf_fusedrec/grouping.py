@@ -5,8 +5,9 @@ A group costs three all2alls a step however many tables it holds. Decided once, 
 
 import dataclasses
 import hashlib
+import itertools
 import json
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 from tf_fusedrec.config import FeatureConfig, TableConfig
 from tf_fusedrec.optimizers import Rule
@@ -27,30 +28,35 @@ class Group:
         return self.tables[0].external is not None
 
 
-def _optimizer_spec(optimizer: object) -> str:
+def _optimizer_spec(optimizer: object, shared: bool) -> str:
     """Equal for optimizers that train alike. TF1 optimizers cannot be compared and are equal to themselves only."""
     if isinstance(optimizer, Rule):
         return repr(optimizer.to_dict())
     kind = f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"
     if not hasattr(optimizer, "get_config"):
-        return f"{kind}@{id(optimizer)}"
+        return kind if shared else f"{kind}@{id(optimizer)}"
     return f"{kind}{json.dumps(optimizer.get_config(), sort_keys=True, default=str)}"
 
 
-def _spec(table: TableConfig) -> tuple:
+def _spec(table: TableConfig, shared: bool = False) -> tuple:
+    """What tables of one group have in common. `shared`: only what other ranks have in common with this one, too."""
     if table.external is not None:  # wherever they come from, they lie side by side
         return (table.dim, table.dtype, "external")
     described = ("name", "dim", "dtype", "initializer", "optimizer", "memory_budget")
-    rest = [(f.name, getattr(table, f.name)) for f in dataclasses.fields(table) if f.name not in described]
+    values = {f.name: getattr(table, f.name) for f in dataclasses.fields(table) if f.name not in described}
+    if shared:
+        values["tier_folder"] = bool(table.tier_folder)
     # A budget of memory belongs to the group, which has the sum; it matters here only whether there is one.
-    others = (*[(name, value) for name, value in rest if value], table.memory_budget > 0)
-    return (table.dim, table.dtype, table.initializer, _optimizer_spec(table.optimizer), others)
+    others = (*[(name, value) for name, value in values.items() if value], table.memory_budget > 0)
+    return (table.dim, table.dtype, table.initializer, _optimizer_spec(table.optimizer, shared), others)
 
 
-def _group_name(table: TableConfig) -> str:
-    digest = hashlib.blake2b(repr(_spec(table)[2:]).encode(), digest_size=3).hexdigest()
+def _group_name(table: TableConfig, taken: Container[str]) -> str:
+    """The same on all ranks, which know their collectives by it: not a word of what is this process' alone."""
+    digest = hashlib.blake2b(repr(_spec(table, shared=True)[2:]).encode(), digest_size=3).hexdigest()
     kind = "external" if table.external is not None else type(table.optimizer).__name__.lower()
-    return f"{kind}-{table.dtype}-{table.dim}-{digest}"
+    name = f"{kind}-{table.dtype}-{table.dim}-{digest}"
+    return next(n for n in itertools.chain([name], (f"{name}-{k}" for k in itertools.count(1))) if n not in taken)
 
 
 def check_names(tables: Sequence[TableConfig], features: Sequence[FeatureConfig]) -> None:
@@ -101,13 +107,13 @@ def group_tables(tables: Sequence[TableConfig], features: Sequence[FeatureConfig
     by_spec: dict[tuple, list[TableConfig]] = {}
     for table in sorted(tables, key=lambda t: t.name):
         by_spec.setdefault(_spec(table), []).append(table)
-    groups = []
+    groups: list[Group] = []
     for members in by_spec.values():
         segment_of = {table.name: s for s, table in enumerate(members)}
         mine = sorted((f for f in features if f.table in segment_of), key=lambda f: segment_of[f.table])
         groups.append(
             Group(
-                name=_group_name(members[0]),
+                name=_group_name(members[0], {group.name for group in groups}),
                 tables=tuple(members),
                 features=tuple(mine),
                 segments=tuple(segment_of[f.table] for f in mine),

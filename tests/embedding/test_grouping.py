@@ -1,7 +1,7 @@
 import pytest
 
 import tf_fusedrec as fr
-from tf_fusedrec._tf_compat import keras
+from tf_fusedrec._tf_compat import keras, tf
 from tf_fusedrec.grouping import group_tables
 
 Adagrad = keras.optimizers.legacy.Adagrad
@@ -36,6 +36,18 @@ def test_groups_do_not_depend_on_the_order_written():
     one, other = (group_tables(t, features_of(t)) for t in (tables, tables[::-1]))
     assert [g.name for g in one] == [g.name for g in other]
     assert [g.tables[0].name for g in one] == [g.tables[0].name for g in other]
+
+
+def test_names_of_groups_are_those_of_the_other_ranks():
+    """Folders and TF1 optimizers are a process' own; with them in the names, no rank's all2all would find its peers."""
+
+    def group_names(folders):
+        tiers = [table(f, optimizer=fr.optimizers.SGD(0.1), memory_budget=4096, tier_folder=f) for f in folders]
+        tf1 = [table(n, optimizer=tf.compat.v1.train.GradientDescentOptimizer(0.1)) for n in ("y", "z")]
+        return [group.name for group in group_tables([*tiers, *tf1], features_of([*tiers, *tf1]))]
+
+    here, there = group_names(["a", "b"]), group_names(["c", "d"])
+    assert here == there and len(set(here)) == 4
 
 
 def test_features_follow_their_segments():

@@ -110,7 +110,9 @@ def test_a_row_group_that_lies_across_blocks_is_decoded_once(tmp_path, monkeypat
     folder = ParquetFolder(path, COLUMNS, shuffle_seed=3, shuffle_rows=20)
     read = []
     original = reading.GroupReader.read
-    monkeypatch.setattr(reading.GroupReader, "read", lambda self, *span: read.append(span) or original(self, *span))
+    monkeypatch.setattr(
+        reading.GroupReader, "read", lambda self, *span, **how: read.append(span) or original(self, *span, **how)
+    )
     assert sorted(read_lists(folder)) == expected_rows(60)
     assert sorted(read) == [(group, 0, 15) for group in range(4)]
 

@@ -49,8 +49,17 @@ def test_ragged_from_groups_keeps_empty_groups():
     assert ragged.lengths().tolist() == [0, 2, 0, 1, 0]
 
 
-def test_queue_pops_across_chunks():
+@pytest.mark.parametrize("longer", [1, 100])  # long lists are not joined before they are taken
+def test_queue_pops_across_chunks(longer):
+    lists = [row * longer for row in LISTS]
     queue = RowQueue()
-    for chunk in rows_in_chunks(ROWS, 2):
+    for chunk in rows_in_chunks(Rows({"user": np.arange(6), "item": _ragged(lists)}, 6), 2):
         queue.append(chunk)
-    assert [_items(queue.pop(count)) for count in (1, 4, 1)] == [LISTS[:1], LISTS[1:5], LISTS[5:]]
+    for begin, count in ((0, 1), (1, 4), (5, 1)):
+        block = queue.pop(count)
+        for order in ([*range(count)], [*range(count)][::-1], [0, 0], []):
+            taken = block.take(np.array(order, np.int64))
+            wanted = [begin + row for row in order]
+            assert (taken.num_rows, taken.columns["user"].tolist()) == (len(order), wanted)
+            assert taken.columns["item"].lengths().tolist() == [len(lists[row]) for row in wanted]
+            assert taken.columns["item"].values.tolist() == sum([lists[row] for row in wanted], [])

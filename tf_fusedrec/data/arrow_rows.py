@@ -88,7 +88,7 @@ def _good_rows(
             nulls = array.is_null().to_numpy(zero_copy_only=False)
             kind = "null rows" if column.ragged else "null values"
             refuse(nulls, f"{what} {int(nulls.sum())} {kind}. {remedy}")
-        if column.ragged:
+        if column.ragged and array.values.null_count:
             values = array.flatten()  # of rows that are not null
             if values.null_count:
                 inside = pc.list_parent_indices(array).to_numpy()[values.is_null().to_numpy(zero_copy_only=False)]

@@ -104,7 +104,7 @@ class TokenBatches:
 
         dataset = _to_tensors(batches, self._folder.columns)
         dataset = dataset.apply(tf.data.experimental.assert_cardinality(sum(steps.values())))
-        return dataset.prefetch(_PREFETCH)
+        return _without_tuning(dataset.prefetch(_PREFETCH))
 
     def position(self, epoch: int, step: int) -> dict[str, Any]:
         """Where all ranks stand when `step` steps of an epoch (counted from first_step in first_epoch) are trained.
@@ -139,6 +139,13 @@ class TokenBatches:
     def _new_plan(self, epoch: int, left: plan.Streams) -> plan.EpochPlan:
         weights = self._weights[self._folder.order(epoch).file_rows()]
         return plan.EpochPlan(weights, self._target, left, self._folder.world_size, self._scope)
+
+
+def _without_tuning(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """Nothing here can be tuned, and an iterator would wait for the tuner's thread when it ends, 0.15 s and more."""
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    return dataset.with_options(options)
 
 
 def _order_of(folder: ParquetFolder) -> dict[str, Any]:
@@ -202,13 +209,16 @@ def _to_tensors(batches: Callable[[], Iterator[Rows]], columns: Sequence[Column]
     dtypes = [dtype for column in columns for dtype in [column.value_dtype] + ["int64"] * column.ragged]
 
     def tensors(number: tf.Tensor) -> dict[str, tf.Tensor | tf.RaggedTensor]:
-        flat = iter(tf.numpy_function(lambda at: waiting.pop(int(at)), [number], dtypes))
+        made = tf.numpy_function(lambda at: waiting.pop(int(at)), [number], dtypes)
+        for tensor in made:
+            tensor.set_shape([None])  # unlike ensure_shape no op, of which every step has one for each tensor
+        flat = iter(made)
         found: dict[str, tf.Tensor | tf.RaggedTensor] = {}
         for column in columns:
-            values = tf.ensure_shape(next(flat), [None])
+            values = next(flat)
             if column.ragged:
                 # validate=False: the row_splits are cumulative sums made by our own reader, right by construction.
-                values = tf.RaggedTensor.from_row_splits(values, tf.ensure_shape(next(flat), [None]), validate=False)
+                values = tf.RaggedTensor.from_row_splits(values, next(flat), validate=False)
             found[column.name] = values
         return found
 

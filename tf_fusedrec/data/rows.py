@@ -4,14 +4,16 @@ A scalar column is one array [B]; a list column is its values [T] and row_splits
 works on whole arrays, so nothing on the way from the file to the batch loops over values in Python.
 """
 
+from __future__ import annotations
+
 import collections
 import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import Union
 
 import numpy as np
+import pyarrow as pa
 
-_TENSOR_ALIGNMENT = 64  # bytes
 _LONG_ROW = 64  # values; from about there one copy for each row is faster than an index for each value
 
 
@@ -26,28 +28,27 @@ class Ragged:
         """<int64>[B] values of each row."""
         return np.diff(self.row_splits)
 
-    def slice(self, begin: int, end: int) -> "Ragged":
+    def slice(self, begin: int, end: int) -> Ragged:
         """Rows begin..end, without copying values."""
         splits = self.row_splits[begin : end + 1]
         return Ragged(self.values[splits[0] : splits[-1]], splits - splits[0])
 
-    def gather(self, starts: np.ndarray, lengths: np.ndarray) -> "Ragged":
+    def gather(self, starts: np.ndarray, lengths: np.ndarray) -> Ragged:
         """The rows values[starts[i]:starts[i] + lengths[i]], in that order. starts, lengths: <int64>[B']."""
         splits = splits_of(lengths)
         if splits[-1] > _LONG_ROW * len(lengths):
-            ends = starts + lengths
-            rows = [self.values[begin:end] for begin, end in zip(starts.tolist(), ends.tolist())]
-            return Ragged(np.concatenate(rows, out=_aligned(splits[-1], self.values.dtype)), splits)
+            rows = [self.values[begin:end] for begin, end in zip(starts.tolist(), (starts + lengths).tolist())]
+            return Ragged(_joined(rows, splits[-1]), splits)
         # Value t of the result lies at starts[row of t] + (t - splits[row of t]).
         source = np.repeat(starts - splits[:-1], lengths)
         source += np.arange(splits[-1])
         return Ragged(self.values[source], splits)
 
-    def take(self, order: np.ndarray) -> "Ragged":
+    def take(self, order: np.ndarray) -> Ragged:
         """The rows `order` <int64>[B'], in that order."""
         return self.gather(self.row_splits[order], self.lengths()[order])
 
-    def keep_last(self, count: int) -> "Ragged":
+    def keep_last(self, count: int) -> Ragged:
         """Each row's last `count` values; a shorter row stays whole."""
         lengths = self.lengths()
         if lengths.max(initial=0) <= count:
@@ -57,10 +58,17 @@ class Ragged:
 
 
 def _aligned(size: int, dtype: np.dtype) -> np.ndarray:
-    """An uninitialised array <dtype>[size] where TensorFlow takes it as a tensor without copying it."""
-    memory = np.empty(size * dtype.itemsize + _TENSOR_ALIGNMENT, np.uint8)
-    begin = -memory.ctypes.data % _TENSOR_ALIGNMENT
-    return memory[begin : begin + size * dtype.itemsize].view(dtype)
+    """An uninitialised array <dtype>[size] where TensorFlow takes it as a tensor without copying it.
+
+    Arrow aligns to 64 bytes, and hands the memory of an earlier batch out again, where np.empty has the system clear
+    new pages for arrays of this size.
+    """
+    return np.frombuffer(pa.allocate_buffer(size * dtype.itemsize), dtype)
+
+
+def _joined(rows: list[np.ndarray], size: int) -> np.ndarray:
+    """Rows (at least one) <dtype>[..] of together `size` values, one after another."""
+    return np.concatenate(rows, out=_aligned(size, rows[0].dtype))
 
 
 Values = Union[np.ndarray, Ragged]
@@ -79,7 +87,7 @@ class Rows:
         assert isinstance(column, Ragged), f"column {name!r} is a scalar"
         return column
 
-    def slice(self, begin: int, end: int) -> "Rows":
+    def slice(self, begin: int, end: int) -> Rows:
         """Rows begin..end, without copying values."""
         columns = {
             name: column.slice(begin, end) if isinstance(column, Ragged) else column[begin:end]
@@ -87,7 +95,7 @@ class Rows:
         }
         return Rows(columns, end - begin)
 
-    def take(self, order: np.ndarray) -> "Rows":
+    def take(self, order: np.ndarray) -> Rows:
         """The rows `order` <int64>[B'], in that order."""
         columns = {
             name: column.take(order) if isinstance(column, Ragged) else column[order]
@@ -115,16 +123,64 @@ def concat(parts: list[Rows]) -> Rows:
     columns: dict[str, Values] = {}
     for name, first in parts[0].columns.items():
         if isinstance(first, Ragged):
-            pieces = [part.ragged(name) for part in parts]
-            lengths = np.concatenate([piece.lengths() for piece in pieces])
-            columns[name] = Ragged(np.concatenate([piece.values for piece in pieces]), splits_of(lengths))
+            columns[name] = concat_ragged([part.ragged(name) for part in parts])
         else:
             columns[name] = np.concatenate([part.columns[name] for part in parts])
     return Rows(columns, sum(part.num_rows for part in parts))
 
 
+def concat_ragged(pieces: list[Ragged]) -> Ragged:
+    """The rows of all pieces (at least one), one after another."""
+    lengths = np.concatenate([piece.lengths() for piece in pieces])
+    return Ragged(np.concatenate([piece.values for piece in pieces]), splits_of(lengths))
+
+
+class Block:
+    """Rows that lie in several parts, to be taken in any order: long lists are copied once, out of their part.
+
+    Args:
+      parts: at least one, of the same columns.
+    """
+
+    def __init__(self, parts: list[Rows]) -> None:
+        self.num_rows = sum(part.num_rows for part in parts)
+        self.columns: dict[str, Values | _Lists] = {}
+        for name, column in parts[0].columns.items():
+            if isinstance(column, Ragged):
+                pieces = [part.ragged(name) for part in parts]
+                long = sum(len(piece.values) for piece in pieces) > _LONG_ROW * self.num_rows
+                self.columns[name] = _Lists(pieces) if long else concat_ragged(pieces)
+            else:
+                self.columns[name] = np.concatenate([part.columns[name] for part in parts])
+
+    def take(self, order: np.ndarray) -> Rows:
+        """The rows `order` <int64>[B], in that order."""
+        columns: dict[str, Values] = {}
+        for name, column in self.columns.items():
+            columns[name] = column[order] if isinstance(column, np.ndarray) else column.take(order)
+        return Rows(columns, len(order))
+
+
+class _Lists:
+    """A list column in pieces."""
+
+    def __init__(self, pieces: list[Ragged]) -> None:
+        self._values = [piece.values for piece in pieces]
+        self._piece = np.repeat(np.arange(len(pieces)), [len(piece.row_splits) - 1 for piece in pieces])
+        self._begins = np.concatenate([piece.row_splits[:-1] for piece in pieces])
+        self._ends = np.concatenate([piece.row_splits[1:] for piece in pieces])
+
+    def take(self, order: np.ndarray) -> Ragged:
+        if not len(order):
+            return Ragged(self._values[0][:0], np.zeros(1, np.int64))
+        begins, ends = self._begins[order], self._ends[order]
+        splits = splits_of(ends - begins)
+        places = zip(self._piece[order].tolist(), begins.tolist(), ends.tolist())
+        return Ragged(_joined([self._values[piece][begin:end] for piece, begin, end in places], splits[-1]), splits)
+
+
 class RowQueue:
-    """First in, first out; rows enter in chunks and leave in batches of any size."""
+    """First in, first out; rows enter in chunks and leave in blocks of any size."""
 
     def __init__(self) -> None:
         self._chunks: collections.deque[Rows] = collections.deque()
@@ -133,7 +189,7 @@ class RowQueue:
     def append(self, rows: Rows) -> None:
         self._chunks.append(rows)
 
-    def pop(self, count: int) -> Rows:
+    def pop(self, count: int) -> Block:
         """The next `count` (at least one) rows; the caller appended at least so many."""
         parts = []
         while count:
@@ -145,7 +201,7 @@ class RowQueue:
             if end == chunk.num_rows:
                 self._chunks.popleft()
                 self._begin = 0
-        return concat(parts)
+        return Block(parts)
 
 
 def rows_in_chunks(rows: Rows, size: int) -> Iterable[Rows]:

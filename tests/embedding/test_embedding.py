@@ -277,15 +277,6 @@ def test_hash_keys_are_those_of_the_c_plus_plus_mix():
         assert [int(k) % 2**64 for k in got] == [mix64(i ^ table_seed(0, name)) for i in ids]
 
 
-def test_loss_scaling_is_refused():
-    keras.mixed_precision.set_global_policy("mixed_float16")
-    try:
-        with pytest.raises(ValueError, match="mixed_float16.*Use mixed_bfloat16"):
-            layer(feature())
-    finally:
-        keras.mixed_precision.set_global_policy("float32")
-
-
 def test_config_round_trip():
     emb = layer(
         feature("a", combiner="mean"), feature("b", "wide"),

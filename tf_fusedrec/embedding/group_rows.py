@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from tf_fusedrec import features
-from tf_fusedrec._tf_compat import tf
+import numpy as np
+
+from tf_fusedrec import collectives, features
+from tf_fusedrec._tf_compat import keras, tf
 from tf_fusedrec.lookup import Context, GroupLookup, WaitingGradients
 
 
@@ -27,6 +29,7 @@ class GroupCall(NamedTuple):
     training: bool
     answer: tuple[tf.Tensor, Context] | None  # rows and context that are there already
     deferral: Deferral | None
+    loss_scaler: Any  # the optimizer that scales the loss, or None
 
 
 def rows_of_group(call: GroupCall, anchor: tf.Tensor) -> dict[str, Any]:
@@ -50,12 +53,13 @@ def rows_of_group(call: GroupCall, anchor: tf.Tensor) -> dict[str, Any]:
 
         @tf.autograph.experimental.do_not_convert
         def train(*grads: tf.Tensor) -> tf.Tensor:
+            _check_scaling(call)
             if deferral is not None:
                 deferral.waiting.extend(WaitingGradients(lookup, *part) for part in zip(contexts, grads))
-            elif len(lanes) == 1:
-                lookup.apply_gradients(contexts[0], grads[0])
+            elif call.loss_scaler is not None:
+                return _train_unscaled(call, contexts, grads)
             else:
-                lookup.apply_together(list(zip(contexts, grads)))
+                _train(lookup, contexts, grads)
             return tf.zeros_like(anchor)
 
         return rows, train
@@ -68,6 +72,45 @@ def rows_of_group(call: GroupCall, anchor: tf.Tensor) -> dict[str, Any]:
             part.set_shape([None, rows.shape[1]])
             outputs[feature.config.name] = features.restore_form(feature, part)
     return outputs
+
+
+def _train(lookup: GroupLookup, contexts: Sequence[Context], grads: Sequence[tf.Tensor]) -> None:
+    if len(contexts) == 1:
+        lookup.apply_gradients(contexts[0], grads[0])
+    else:
+        lookup.apply_together(list(zip(contexts, grads)))
+
+
+def _check_scaling(call: GroupCall) -> None:
+    if call.loss_scaler is None and keras.mixed_precision.global_policy().name == "mixed_float16":
+        raise ValueError(
+            f"{call.layer_name!r} cannot train under the policy mixed_float16 here: the loss is scaled, and rows are "
+            "trained before the scale is taken off. Remedy: PipelinedModel, a loop inside "
+            "`embedding.loss_scaled_by(optimizer)`, or the policy mixed_bfloat16."
+        )
+    if call.loss_scaler is not None and call.deferral is not None:
+        raise ValueError(
+            f"gradients of {call.layer_name!r} wait under this schedule, and a scale of the loss would be forgotten. "
+            "Remedy: schedule='sync' or DualBuffer, or the policy mixed_bfloat16."
+        )
+
+
+def _train_unscaled(call: GroupCall, contexts: Sequence[Context], grads: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Trains by gradients of a scaled loss, where they are finite on all ranks; the anchor's gradient says so."""
+    unscaled = [grad / tf.cast(call.loss_scaler.loss_scale, grad.dtype) for grad in map(_wide, grads)]
+    bad = tf.add_n([tf.reduce_sum(tf.cast(~tf.math.is_finite(grad), tf.int64)) for grad in unscaled])
+    name = f"{call.layer_name}.{call.lookup.group.name}.{call.number}.overflows"
+    finite = tf.equal(collectives.all_reduce_sum(bad, name=name), 0)
+
+    def train() -> tf.Tensor:
+        _train(call.lookup, contexts, [tf.cast(wide, grad.dtype) for wide, grad in zip(unscaled, grads)])
+        return tf.zeros([])
+
+    return tf.cond(finite, train, lambda: tf.constant(np.inf, tf.float32))
+
+
+def _wide(grad: tf.Tensor) -> tf.Tensor:
+    return tf.cast(tf.convert_to_tensor(grad), tf.float32)
 
 
 def _rows_of_lane(call: GroupCall, lane: list[features.FlatFeature]) -> tuple[tf.Tensor, Context]:

@@ -31,7 +31,8 @@ class FusedEmbedding(CallModes, keras.layers.Layer):
     Training happens inside the gradient: when a tape asks for the gradient of the layer's one trainable weight, a
     scalar anchor, gradients go to the rows' owners and their optimizer is applied there. So the layer works in
     `model.fit` and in any custom loop; `layer.trainable = False` freezes the tables. Dense optimizers never see rows
-    (clipping by global norm does not count them), and loss scaling is refused since rows would get scaled gradients.
+    (clipping by global norm does not count them). A scaled loss (policy "mixed_float16") needs a PipelinedModel, or a
+    loop inside `loss_scaled_by(optimizer)`, since rows would get scaled gradients; rows keep their own dtypes.
 
     On R processes every call is collective: all ranks must call the layer equally often, with no ids if need be.
 
@@ -93,11 +94,6 @@ class FusedEmbedding(CallModes, keras.layers.Layer):
     ):
         super().__init__(name=name, dtype=tf.float32, **kwargs)
         collectives.check_init()
-        if keras.mixed_precision.global_policy().name == "mixed_float16":
-            raise ValueError(
-                "FusedEmbedding cannot train under the policy mixed_float16: it scales the loss, and rows are trained "
-                "before the scale is taken off. Use mixed_bfloat16."
-            )
         _check_backend(backend, tables, accumulate_steps=accumulate_steps, lookups_per_update=lookups_per_update)
         if wire_dtype not in (None, "bfloat16", "float16"):
             raise ValueError(f"wire_dtype must be 'bfloat16', 'float16' or None, got {wire_dtype!r}.")
@@ -202,7 +198,7 @@ class FusedEmbedding(CallModes, keras.layers.Layer):
         for i, (lookup, mine) in enumerate(grouped):
             trains = training and not lookup.group.external
             ready = answer[i] if answer else None
-            of_group = GroupCall(self.name, lookup, mine, call, trains, ready, self._deferral)
+            of_group = GroupCall(self.name, lookup, mine, call, trains, ready, self._deferral, self._loss_scaler)
             outputs.update(rows_of_group(of_group, self._anchor.read_value()))
         return {name: outputs[name] for name in inputs}
 

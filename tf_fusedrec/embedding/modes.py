@@ -29,12 +29,13 @@ class CallModes:
     _interrupts: bool
     _answers: list[Answer] | None  # of the coming calls, first call first
     _server: Rows | None
+    _loss_scaler: Any
     _flatten: Callable[[Mapping[str, Any], Mapping[str, Any]], dict[str, features.FlatFeature]]
 
     def __init__(self, **kwargs: Any):
         super().__init__(**kwargs)
         # Past Keras' __setattr__, which would wrap and track what these hold.
-        self.__dict__.update(_deferral=None, _interrupts=False, _answers=None, _server=None)
+        self.__dict__.update(_deferral=None, _interrupts=False, _answers=None, _server=None, _loss_scaler=None)
 
     def _set(self, **modes: Any) -> None:
         self.__dict__.update(modes)
@@ -52,6 +53,23 @@ class CallModes:
             yield
         finally:
             self._set(_deferral=None)
+
+    @contextlib.contextmanager
+    def loss_scaled_by(self, optimizer: Any) -> Iterator[None]:
+        """For training steps whose loss is scaled: gradients of rows are taken off the scale that `optimizer` has then.
+
+        Where one of them is not finite, on any rank, no row of its group is trained, and the layer's anchor gets such a
+        gradient: the optimizer sees it, leaves out its step, too, and lowers the scale. Calls and the gradient must be
+        inside. PipelinedModel does so by itself.
+
+        Args:
+          optimizer: a keras.mixed_precision.LossScaleOptimizer.
+        """
+        self._set(_loss_scaler=optimizer)
+        try:
+            yield
+        finally:
+            self._set(_loss_scaler=None)
 
     @contextlib.contextmanager
     def interrupting(self) -> Iterator[None]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from tf_fusedrec import collectives
 from tf_fusedrec._tf_compat import keras, tf
+from tf_fusedrec.embedding import FusedEmbedding
 from tf_fusedrec.schedules.agreement import agreed_data
 from tf_fusedrec.schedules.calls import EmbeddingCall, calls_of_graph, calls_until_first
 from tf_fusedrec.schedules.dual_buffer import DualBuffer
@@ -74,7 +75,12 @@ class PipelinedModel(keras.Model):
         self._schedule = schedule
 
     def train_step(self, data: Any) -> dict[str, tf.Tensor]:
-        return self.schedule.train_step(self, data)
+        with contextlib.ExitStack() as step:
+            if isinstance(getattr(self, "optimizer", None), keras.mixed_precision.LossScaleOptimizer):
+                for layer in self.submodules:
+                    if isinstance(layer, FusedEmbedding):
+                        step.enter_context(layer.loss_scaled_by(self.optimizer))
+            return self.schedule.train_step(self, data)
 
     def make_train_function(self, force: bool = False) -> Callable[[Any], dict[str, tf.Tensor]]:
         """What fit calls with an iterator for every step; loops of one's own may call it as well.

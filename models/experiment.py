@@ -57,8 +57,17 @@ class DataConfig:
     exposures: int = 0  # per user and split
     bad_rows: str = "error"  # or "skip": rows that cannot be used are left out and counted in the log
     split: str = "time"  # kuairand: one of data.kuairand.SPLITS
+    follow: bool = False  # train/ is a growing folder of partitions, see tf_fusedrec.data.GrowingFolder
+    marker: str = "_SUCCESS"  # the file of a complete partition; "": every folder with Parquet files is one
+    poll_seconds: float = 30.0
+    timeout_seconds: float = 0.0  # without a new partition, then training ends; 0: never
+    max_partitions: int = 0  # 0: all
 
     def __post_init__(self) -> None:
+        check_positive("data.poll_seconds", self.poll_seconds)
+        if not self.timeout_seconds >= 0:
+            raise ValueError(f"data.timeout_seconds must be >= 0, got {self.timeout_seconds}.")
+        check_at_least("data.max_partitions", self.max_partitions, 0)
         check_choice("data.source", self.source, tuple(SOURCES))
         check_choice("data.bad_rows", self.bad_rows, POLICIES)
         check_choice("data.split", self.split, tuple(SPLITS))
@@ -129,9 +138,11 @@ class TrainConfig:
     learning_rate: float = 1e-3
     beta_2: float = 0.999
     epsilon: float = 1e-7
+    progressive_steps: int = 0  # ranking: steps of a window of progressive AUC and NE; 0 takes none
 
     def __post_init__(self) -> None:
         check_at_least("train.epochs", self.epochs, 1)
+        check_at_least("train.progressive_steps", self.progressive_steps, 0)
         check_at_least("train.target_tokens", self.target_tokens, 1)
         check_choice("train.balance", self.balance, SCOPES)
         if not self.quadratic_cost >= 0:
@@ -180,6 +191,12 @@ class Experiment:
                 f"data.source {self.data.source!r} is {SOURCES[self.data.source]} data, "
                 f"but task is {self.task!r}. Choose one of {fitting}."
             )
+        if self.data.follow and self.train.epochs != 1:
+            raise ValueError(
+                f"data.follow trains every partition once, so train.epochs must be 1, got {self.train.epochs}."
+            )
+        if self.train.progressive_steps and self.task != "ranking":
+            raise ValueError(f"train.progressive_steps is of ranking; task is {self.task!r}. Remove it.")
         check_at_least("seed", self.seed, 0)
 
     def to_dict(self) -> dict[str, Any]:

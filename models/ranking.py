@@ -12,6 +12,7 @@ import numpy as np
 from models.base import Batch, SequenceModel
 from models.model_config import RankingConfig
 from tf_fusedrec import keras, tf
+from tf_fusedrec.progressive import ProgressiveMetrics
 
 RARE = -1  # stands for every item that is not frequent
 _NO_ITEM = np.iinfo(np.int64).max
@@ -44,6 +45,7 @@ class RankingModel(SequenceModel):
     ):
         super().__init__(embedding, name)
         self.config = config
+        self.progressive: ProgressiveMetrics | None = None  # may be set before fit, which then has it as a callback
         self._frequent = None
         if config.min_item_count > 1:
             frequent = np.full(max(len(catalogue), 1), _NO_ITEM)
@@ -64,6 +66,11 @@ class RankingModel(SequenceModel):
         return tf.add_n(
             [tf.nn.sigmoid_cross_entropy_with_logits(labels=labels[task], logits=outputs[task]) for task in outputs]
         )
+
+    def compute_loss(self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None) -> tf.Tensor:
+        if self.progressive is not None:
+            self.progressive.update(self.labels(x), y_pred)
+        return super().compute_loss(x, y, y_pred, sample_weight)
 
     def num_positions(self, batch: Batch) -> tf.Tensor:
         return tf.size(batch["exposed_item"].values, tf.int64)

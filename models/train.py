@@ -5,6 +5,7 @@
 
 Flags: --config FILE · --data PATH (replaces data.input) · --set section.field=value (repeatable) ·
 --output DIR (default runs/<name>) · --resume (go on from the checkpoint in the output folder).
+With data.follow the folder of training data may grow while it is read, partition after partition (rounds.py).
 Below the output folder: data/ checkpoint/ saved_model/ tensorboard/ results.json samples.npz (for models.compare).
 
 Exit codes: 0 done; 1 an error, told on stderr; 130 interrupted by SIGINT or SIGTERM, with a checkpoint to resume from.
@@ -18,6 +19,7 @@ import pathlib
 import shutil
 import sys
 from collections.abc import Sequence
+from logging import getLogger
 from typing import Any
 
 import numpy as np
@@ -27,9 +29,7 @@ import tf_fusedrec as fr
 from models.build import (
     MADE_FEATURES,
     columns,
-    extra_tokens,
     features,
-    length_columns,
     make_embedding,
     make_model,
     no_rows,
@@ -39,8 +39,11 @@ from models.evaluate import evaluate
 from models.experiment import Experiment, load
 from models.export import export
 from models.prepare import prepare_data
+from models.ranking import RankingModel
+from models.rounds import rounds
 from tf_fusedrec import callbacks, keras, tf
-from tf_fusedrec.data import Cost, ParquetFolder, TokenBatches, check_features, read_items
+from tf_fusedrec.data import check_features, read_items
+from tf_fusedrec.progressive import ProgressiveMetrics
 from tf_fusedrec.utilization import ModelFlopsUtilization
 
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
@@ -50,40 +53,20 @@ def run(experiment: Experiment, folder: pathlib.Path, output: pathlib.Path, resu
     """Trains, evaluates and exports; all ranks call it. Returns the exit code, 0 or EXIT_INTERRUPTED."""
     # Ranks draw different dropout masks; their initial weights are made equal by the broadcast.
     keras.utils.set_random_seed(experiment.seed + fr.collectives.rank())
-    data = ParquetFolder(
-        folder / "train",
-        columns(experiment.model, "train"),
-        rank=fr.collectives.rank(),
-        world_size=fr.collectives.size(),
-        shuffle_seed=experiment.seed,
-        bad_rows=experiment.data.bad_rows,
-    )
     embedding = make_embedding(experiment)
-    check_features(data.columns, features(experiment.model), made=MADE_FEATURES)
+    read = columns(experiment.model, "train")
+    check_features(read, features(experiment.model), made=MADE_FEATURES)
     checkpoint, train = output / "checkpoint", experiment.train
-    batches = TokenBatches(
-        data,
-        length_columns=length_columns(experiment.model),
-        extra_tokens=extra_tokens(experiment.model),
-        target_tokens=train.target_tokens,
-        scope=train.balance,
-        cost=Cost(1.0, train.quadratic_cost),
-        epochs=train.epochs,
-        start=_saved_input(experiment, checkpoint) if resume else None,
-    )
-    steps, epoch, step = batches.steps_per_epoch, batches.first_epoch, batches.first_step
-    if not steps:
-        raise ValueError(f"{folder / 'train'} holds no rows to train on.")
+    work = rounds(experiment, folder, _saved_input(experiment, checkpoint) if resume else None)
 
     item_ids, popularity = read_items(folder)
     model = make_model(experiment, embedding, item_ids, popularity)
     optimizer = keras.optimizers.legacy.Adam(train.learning_rate, beta_2=train.beta_2, epsilon=train.epsilon)
     model.compile(optimizer=fr.collectives.distributed_optimizer(optimizer))
-    model(no_rows(data.columns))  # makes the weights, for the broadcast and the restore
+    model(no_rows(read))  # makes the weights, for the broadcast and the restore
 
     if resume:
         fr.checkpoint.load(checkpoint, model, embedding, model.optimizer)
-        _say(f"resumed from {checkpoint} at epoch {epoch}, step {step} of {steps}")
     extra = {
         "experiment": experiment.to_dict(),
         "items": len(item_ids),
@@ -91,27 +74,33 @@ def run(experiment: Experiment, folder: pathlib.Path, output: pathlib.Path, resu
     interrupt = callbacks.Interrupt()
     throughput = callbacks.Throughput(counts=("samples", "tokens", "gflops"))
     utilization = ModelFlopsUtilization()
-    listeners = [
-        callbacks.BroadcastDenseWeights(),
-        interrupt,
-        callbacks.Checkpoint(checkpoint, embedding, steps, extra, first_step=step, input_position=batches.position),
-        throughput,
-        utilization,
-        callbacks.AverageMetrics(sums=("samples", "tokens", "gflops")),
-    ]
+    listeners: list[keras.callbacks.Callback] = [callbacks.BroadcastDenseWeights(), interrupt]
+    others = [throughput, utilization, callbacks.AverageMetrics(sums=("samples", "tokens", "gflops"))]
+    if train.progressive_steps and isinstance(model, RankingModel):
+        model.progressive = ProgressiveMetrics(
+            model.config.tasks, every_steps=train.progressive_steps, directory=output / "tensorboard" / "progressive",
+            first_step=int(model.step),
+        )  # fmt: skip
+        others.append(model.progressive)
     if _is_chief():
-        listeners.append(keras.callbacks.TensorBoard(output / "tensorboard", write_graph=False))
-    # A resumed epoch has fewer steps than the others, and Keras knows one number for all: it gets a fit of its own.
-    for begin, end, done in [(epoch, epoch + 1, step)] * (step != 0) + [(epoch + (step != 0), train.epochs, 0)]:
-        if begin < end and interrupt.signal_name is None:
-            model.fit(
-                batches.dataset(begin, end - begin),
-                initial_epoch=begin,
-                epochs=end,
-                steps_per_epoch=steps - done,
-                callbacks=listeners,
-                verbose=1 if _is_chief() else 0,
-            )
+        others.append(keras.callbacks.TensorBoard(output / "tensorboard", write_graph=False))
+    for one in work:
+        if resume:
+            _say(f"resumed from {checkpoint} at epoch {one.epoch}, step {one.step} of {one.steps}")
+            resume = False
+        saving = callbacks.Checkpoint(
+            checkpoint, embedding, one.steps, extra, first_step=one.step, input_position=one.position
+        )  # fmt: skip
+        model.fit(
+            one.dataset,
+            initial_epoch=one.epoch,
+            epochs=one.end,
+            steps_per_epoch=one.steps - one.step,
+            callbacks=[*listeners, saving, *others],
+            verbose=1 if _is_chief() else 0,
+        )
+        if interrupt.signal_name is not None:
+            break
     if interrupt.signal_name is not None:
         _say(f"interrupted by {interrupt.signal_name}; checkpoint: {checkpoint}; continue with --resume")
         fr.collectives.barrier()  # the first rank to leave ends the others, which may not have told yet
@@ -197,6 +186,8 @@ def main(argv: Sequence[str]) -> int:
     if len(argv) > 1:
         raise app.UsageError(f"unexpected arguments {list(argv[1:])}; see --help")
     logging.set_verbosity(logging.WARNING)  # TensorFlow tells of every file that a checkpoint writes
+    for name in ("tf_fusedrec.data", "tf_fusedrec.progressive"):
+        getLogger(name).setLevel("INFO")
     try:
         overrides = given["set"].value + ([f"data.input={json.dumps(given.data)}"] if given.data else [])
         experiment = load(given.config, overrides)

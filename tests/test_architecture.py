@@ -37,6 +37,7 @@ LEVEL = {
     "schedules": 8,
     "callbacks": 9,
     "timeline": 9,
+    "progressive": 9,
     "utilization": 9,
     "external": 9,
     "saved_model": 9,

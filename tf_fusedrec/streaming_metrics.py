@@ -47,9 +47,16 @@ class SummedMetric(keras.metrics.Metric, abc.ABC):
 
     def across_ranks(self) -> float:
         """Of the data of all ranks, which all call it, metrics in the same order. Eager."""
+        return self.value_of_states(self.summed_states())
+
+    def summed_states(self) -> np.ndarray:
+        """<float64>[n] the sums over ranks of all states, one after another; they may be added again. Collective."""
         flat = np.concatenate([np.ravel(state.numpy()) for state in self._states])
-        total = collectives.all_reduce_sum(tf.constant(flat), name="fusedrec.metric").numpy()
-        parts = np.split(total, np.cumsum([state.shape.num_elements() for state in self._states])[:-1])
+        return collectives.all_reduce_sum(tf.constant(flat), name="fusedrec.metric").numpy()
+
+    def value_of_states(self, flat: np.ndarray) -> float:
+        """The metric of states <float64>[n] as of `summed_states`."""
+        parts = np.split(flat, np.cumsum([state.shape.num_elements() for state in self._states])[:-1])
         return float(self.value_of(*(tf.reshape(part, state.shape) for part, state in zip(parts, self._states))))
 
     def _add(self, *values: tf.Tensor) -> None:

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 
 import psutil
+import pyarrow.parquet as pq
 import yaml
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -32,6 +33,20 @@ RETRIEVAL = {
     },
     "train": {"target_tokens": 64},
 }  # fmt: skip
+
+
+def in_partitions(folder: pathlib.Path, count: int) -> pathlib.Path:
+    """Parts the rows of train of a prepared data set into complete partitions hour=8, hour=9, ..."""
+    table = pq.read_table(folder / "train")
+    for file in (folder / "train").glob("*.parquet"):
+        file.unlink()
+    for number in range(count):
+        part = folder / "train" / f"hour={8 + number}"
+        part.mkdir()
+        begin, end = (len(table) * bound // count for bound in (number, number + 1))
+        pq.write_table(table.slice(begin, end - begin), part / "part-0.parquet", row_group_size=4)
+        (part / "_SUCCESS").touch()
+    return folder
 
 
 def command(folder: pathlib.Path, fields: dict, ranks: int, *arguments: str) -> list[str]:
@@ -62,9 +77,9 @@ def started(folder: pathlib.Path, fields: dict, ranks: int, *arguments: str) -> 
 
 
 def output_of(folder: pathlib.Path, fields: dict, ranks: int, *arguments: str) -> tuple[int, str]:
-    """Exit code and output of a job that ends by itself within 90 s."""
+    """Exit code and output of a job that ends by itself within 180 s, which bounds a job that hangs."""
     with started(folder, fields, ranks, *arguments) as job:
-        output = job.communicate(timeout=90)[0]
+        output = job.communicate(timeout=180)[0]
         return job.returncode, output
 
 

@@ -74,6 +74,17 @@ def test_overrides_are_yaml(tmp_path):
         ({"embedding": {"optimizer": "lion"}}, r"embedding.optimizer must be one of \['adagrad'"),
         ({"embedding": {"stddev": 0.0}}, "embedding.stddev must be > 0, got 0.0"),
         ({"train": {"beta_2": 1.0}}, "train.beta_2 must lie between 0 and 1, got 1.0"),
+        (
+            {"data": {"source": "synthetic-ranking", "follow": True}, "train": {"epochs": 2}},
+            "data.follow trains every partition once, so train.epochs must be 1, got 2",
+        ),
+        ({"data": {"source": "synthetic-ranking", "poll_seconds": 0}}, "data.poll_seconds must be > 0, got 0"),
+        ({"data": {"source": "synthetic-ranking", "timeout_seconds": -1}}, "data.timeout_seconds must be >= 0, got -1"),
+        ({"data": {"source": "synthetic-ranking", "max_partitions": -1}}, "data.max_partitions must be >= 0, got -1"),
+        (
+            {"task": "retrieval", "data": {"source": "movielens"}, "train": {"progressive_steps": 5}},
+            "train.progressive_steps is of ranking; task is 'retrieval'",
+        ),
         ({"train": {"schedule": "nested"}}, "train.schedule: a schedule must be one of .* number N, got 'nested'"),
         ({"train": {"schedule": "sync(2)"}}, "train.schedule: a schedule must be one of .*, got 'sync\\(2\\)'"),
         ({"train": {"schedule": "pipelined(7)"}}, "train.schedule: .*depth"),

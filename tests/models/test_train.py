@@ -30,8 +30,20 @@ def ops_of(saved_model):
     ids=["ranking", "retrieval"],
 )
 def test_two_ranks_train_evaluate_and_export(tmp_path, fields, metrics):
-    code, output = job.output_of(tmp_path, fields, 2)
+    arguments = []
+    if fields is job.RANKING:  # it follows a folder of partitions
+        folder = job.in_partitions(prepare_data(from_dict(fields), tmp_path / "data"), 3)
+        (folder / "train" / "_STOP").touch()
+        arguments = ["--data", str(folder), "--set", "data.follow=true", "--set", "train.progressive_steps=2"]
+    code, output = job.output_of(tmp_path, fields, 2, *arguments)
     assert code == 0, output
+    if arguments:
+        samples = [float(number) for number in re.findall(r"samples: ([0-9.]+) [^\n\r]*samples_per_s", output)]
+        assert sum(samples) == fields["data"]["users"] and len(samples) == 3  # Keras' epochs are the partitions
+        assert saved(tmp_path)["input"]["partition"] == [2, "hour=10"]
+        assert re.search(r"step 2: progressive/ctr_auc_window [0-9.na]+ progressive/ctr_auc_cumulative ", output)
+        assert "ends after 3 partitions: _STOP is there" in output
+        assert list((tmp_path / "run" / "tensorboard" / "progressive").glob("events.*"))
     results = json.loads((tmp_path / "run" / "results.json").read_text(encoding="utf-8"))
     for name in metrics:
         assert 0.0 <= results["test"][name] <= 1.0
@@ -46,6 +58,11 @@ def test_two_ranks_train_evaluate_and_export(tmp_path, fields, metrics):
     assert bars and not [line for line in bars if line.startswith("[1]")]  # one progress bar
     assert list((tmp_path / "run" / "tensorboard").rglob("events.*"))
     assert not [op for op in ops_of(tmp_path / "run" / "saved_model") if ">" in op or "Horovod" in op]
+
+
+def last_samples(output):
+    """Rows of all ranks in the epoch that was told of last: its bar ends with the sums of AverageMetrics."""
+    return float(re.findall(r"samples: ([0-9.]+)", output)[-1])
 
 
 def saved(tmp_path):
@@ -63,10 +80,13 @@ def test_interrupted_jobs_save_on_all_ranks_and_go_on(tmp_path):
     assert "exit with status code 130." in output
     first = saved(tmp_path)
     assert first["epoch"] >= 1
+    trained, rows = last_samples(output), job.RANKING["data"]["users"]
 
-    with job.started(tmp_path, endless, 2, "--resume") as running:
+    # On another number of ranks: what is left of the epoch is trained, no row of it is lost or repeated.
+    with job.started(tmp_path, endless, 3, "--resume") as running:
         output = job.read_until(running, f"Epoch {first['epoch'] + 2}/")
-        assert f"at epoch {first['epoch']}, step {first['step']}" in output
+        assert f"at epoch {first['epoch']}, step " in output
+        assert trained + last_samples(output) == (rows if first["step"] else 2 * rows)
         running.send_signal(signal.SIGINT)  # Ctrl-C, which horovodrun turns into SIGTERM for the ranks
         output = running.communicate(timeout=60)[0]
     # Ranks agree after every step; rank 0 may learn of the other's signal before it gets its own.

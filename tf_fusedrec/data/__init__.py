@@ -6,6 +6,7 @@ from tf_fusedrec.data.clustering import cluster_samples
 from tf_fusedrec.data.columns import Column, check_features
 from tf_fusedrec.data.dataset import TokenBatches
 from tf_fusedrec.data.fingerprint import fingerprint
+from tf_fusedrec.data.growing import GrowingFolder, Partition, check_same_files
 from tf_fusedrec.data.layouts import DatasetInfo, read_info, read_items
 from tf_fusedrec.data.lookahead import lookahead
 from tf_fusedrec.data.parquet import ParquetFolder
@@ -15,11 +16,14 @@ __all__ = [
     "Column",
     "Cost",
     "DatasetInfo",
+    "GrowingFolder",
     "POLICIES",
     "ParquetFolder",
+    "Partition",
     "SCOPES",
     "TokenBatches",
     "check_features",
+    "check_same_files",
     "cluster_samples",
     "fingerprint",
     "lookahead",

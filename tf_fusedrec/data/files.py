@@ -75,6 +75,20 @@ def parquet_files(folder: Folder) -> list[str]:
     return files
 
 
+def folders_with(folder: Folder, marker: str | None) -> list[str]:
+    """Paths below the folder of those folders that hold a file named `marker`, or, with None, a *.parquet file.
+
+    Folders of hidden names (that start with "." or "_") are left out.
+    """
+    found = set()
+    for file in _files(folder):
+        parent, _, name = file.rpartition("/")
+        named = name == marker if marker is not None else name.endswith(".parquet") and not name.startswith((".", "_"))
+        if parent and named and not _hidden(parent):
+            found.add(parent)
+    return sorted(found)
+
+
 def partition_values(file: str) -> Mapping[str, str]:
     """{key: value} of the folders key=value on the way to a file: "day=7/hour=12/a.parquet" gives day and hour."""
     return dict(part.split("=", 1) for part in file.split("/")[:-1] if "=" in part)
@@ -97,9 +111,14 @@ def readable(where: str) -> Iterator[None]:
 
 def _visible(folder: Folder) -> list[str]:
     """Paths below the folder of all files, sorted, without what is hidden."""
-    below = []
+    return sorted(file for file in _files(folder) if not _hidden(file))
+
+
+def _files(folder: Folder) -> Iterator[str]:
     for info in folder.filesystem.get_file_info(fs.FileSelector(folder.path, recursive=True)):
-        file = info.path[len(folder.path) :].lstrip("/")
-        if info.type == fs.FileType.File and not any(part.startswith((".", "_")) for part in file.split("/")):
-            below.append(file)
-    return sorted(below)
+        if info.type == fs.FileType.File:
+            yield info.path[len(folder.path) :].lstrip("/")
+
+
+def _hidden(path: str) -> bool:
+    return any(part.startswith((".", "_")) for part in path.split("/"))

@@ -1,0 +1,75 @@
+"""Rounds of a folder that grows: from every position of a checkpoint on, what is left of it and no row twice."""
+
+import dataclasses
+import json
+
+import pytest
+
+from models.experiment import from_dict
+from models.prepare import prepare_data
+from models.rounds import rounds
+from tests.models import job
+
+PARTITIONS = 3
+
+
+@pytest.fixture(scope="module")
+def followed(tmp_path_factory):
+    """Experiment and folder, which ends behind its partitions."""
+    fields = {**job.RANKING, "data": {**job.RANKING["data"], "follow": True, "max_partitions": PARTITIONS}}
+    experiment = from_dict(fields)
+    folder = prepare_data(experiment, tmp_path_factory.mktemp("data"))
+    return experiment, job.in_partitions(folder, PARTITIONS)
+
+
+def users(followed, saved=None):
+    """[(number of the round, its users step by step)] and the positions behind every step."""
+    found, positions = [], []
+    for one in rounds(*followed, json.loads(json.dumps(saved))):
+        assert one.end == one.epoch + 1
+        batches = [batch["user_id"].numpy().tolist() for batch in one.dataset]
+        assert len(batches) == one.steps - one.step
+        found.append((one.epoch, batches))
+        positions += [one.position(one.epoch, one.step + step) for step in range(len(batches))]
+        positions.append(one.position(one.epoch + 1, 0))
+    return found, positions
+
+
+def test_every_position_goes_on_with_the_very_same_batches(followed):
+    whole, positions = users(followed)
+    assert [epoch for epoch, _ in whole] == [0, 1, 2]
+    trained = [user for _, batches in whole for users in batches for user in users]
+    assert len(trained) == len(set(trained)) == job.RANKING["data"]["users"]
+    steps = [(epoch, batch) for epoch, batches in whole for batch in batches]
+    done = 0
+    for position in positions:
+        again, _ = users(followed, position)
+        assert [(epoch, batch) for epoch, batches in again for batch in batches] == steps[done:]
+        done += position["epoch"] == 0  # behind a partition stands what stands before the next
+    assert done == len(steps)
+
+
+def test_a_partition_without_rows_has_no_round(followed, tmp_path):
+    experiment, folder = followed
+    (tmp_path / "train").mkdir()
+    for number, name in enumerate(["hour=8", "hour=9", "hour=10"]):
+        (tmp_path / "train" / name).mkdir()
+        (tmp_path / "train" / name / "_SUCCESS").touch()
+        source = folder / "train" / name / "part-0.parquet"
+        table = job.pq.read_table(source)
+        job.pq.write_table(table.slice(0, 0) if number == 1 else table, tmp_path / "train" / name / "a.parquet")
+    found, _ = users((experiment, tmp_path))
+    assert [epoch for epoch, _ in found] == [0, 2]
+
+
+def test_a_position_of_the_other_kind_of_data_is_refused(followed):
+    experiment, folder = followed
+    one = next(rounds(experiment, folder, None))
+    epochs = dataclasses.replace(experiment, data=dataclasses.replace(experiment.data, follow=False))
+    with pytest.raises(
+        ValueError, match="data.follow is False, but the job of the checkpoint followed a growing folder"
+    ):
+        rounds(epochs, folder, one.position(0, 1))
+    saved = {name: value for name, value in one.position(0, 1).items() if name != "partition"}
+    with pytest.raises(ValueError, match="data.follow is True, but the job of the checkpoint read one data set"):
+        rounds(experiment, folder, saved)

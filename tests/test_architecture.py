@@ -42,6 +42,7 @@ LEVEL = {
     "external": 9,
     "saved_model": 9,
     "tfra": 9,
+    "monitoring": 10,
 }
 # A copy of it goes to servers that have TensorFlow and NumPy, and nothing else.
 TRAVELS = PACKAGE / "saved_model" / "applying.py"

@@ -72,6 +72,11 @@ class GroupLookup:
         self._segment_of = {f.name: s for f, s in zip(group.features, group.segments)}
         # Counts updates: a gradient whose forward pass is older than the last update would overwrite it with old rows.
         self._updates = tf.Variable(0, dtype=tf.int64, trainable=False, name=f"{layer_name}/{group.name}/updates")
+        # <int64>[3], of training lookups that leave their rank: ids that features asked for, ids that were sent, bytes
+        # of ids, rows and gradients to other ranks.
+        self.traffic = tf.Variable(
+            [0, 0, 0], dtype=tf.int64, trainable=False, name=f"{layer_name}/{group.name}/traffic"
+        )
 
     def lookup(
         self, features: Sequence[FlatFeature], *, call: int, training: bool
@@ -107,6 +112,8 @@ class GroupLookup:
             return Routed(fused, None, *exchange.own_message(fused.ids, fused.segment_splits), dtypes[0])
         name = str(call) if dtypes[0] == self._dtype.name else f"{call}.{dtypes[0]}"
         route = self._route(fused, name, training)
+        if training:
+            self.traffic.assign_add(self._traffic_of(fused, route, dtypes[0]))
         return Routed(fused, route, route.message, route.message_splits, dtypes[0])
 
     def lanes(self, features: Sequence[FlatFeature]) -> list[tuple[str, list[FlatFeature]]]:
@@ -181,6 +188,17 @@ class GroupLookup:
             place=self._place,
             training=training,
         )
+
+    def _traffic_of(self, fused: ops.FusedIds, route: exchange.Route, output_dtype: str) -> tf.Tensor:
+        """What one lookup adds to `traffic`; inside its group of ranks."""
+        sent, received = (tf.cast(splits, tf.int64) for splits in (route.id_splits, route.received_splits))
+        me = self._place.group.index
+        sent_away, asked_of_me = tf.reduce_sum(sent) - sent[me], tf.reduce_sum(received) - received[me]
+        narrowest = [self._dtype, tf.as_dtype(output_dtype), *([] if self._wire is None else [self._wire])]
+        row_bytes = self.group.tables[0].dim * min(dtype.size for dtype in narrowest)
+        header_bytes = 8 * len(self.group.tables) * (self._place.group.size - 1)
+        total = 8 * sent_away + header_bytes + (asked_of_me + sent_away) * row_bytes
+        return tf.stack([tf.size(fused.ids, tf.int64), tf.reduce_sum(sent), total])
 
     def apply_gradients(self, context: Context, grads: tf.Tensor) -> None:
         """Takes gradients [G, D] of `lookup`'s rows to their owners and trains the table: two stages in one.

@@ -1,0 +1,188 @@
+"""What a fit on two ranks writes for TensorBoard against counts made in NumPy, and that all ranks stop together."""
+
+import types
+
+import numpy as np
+import pytest
+
+import tf_fusedrec as fr
+from tests.embedding.test_mixed_precision import Clicks, batches, overflowing, policy
+from tests.oracles.rank_partition import mix64
+from tests.support.ranks import run_ranks
+from tf_fusedrec import callbacks, keras, monitoring, tf, utilization
+from tf_fusedrec.timeline import Timeline
+
+STEPS, DIM = 6, 16
+
+
+class Counted(Clicks):
+    """Counts what Throughput and ModelFlopsUtilization want."""
+
+    def __init__(self, optimizer):
+        super().__init__(optimizer)
+        self.counts = [keras.metrics.Sum(name="tokens"), keras.metrics.Sum(name="gflops")]
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None):
+        self.counts[0].update_state(tf.size(x.values))
+        self.counts[1].update_state(1e-3)
+        return super().compute_loss(x, y, y_pred, sample_weight)
+
+
+class LocalLosses(keras.callbacks.Callback):
+    """Puts a validation loss into the logs that only this rank has measured."""
+
+    def __init__(self, losses):
+        super().__init__()
+        self.losses, self.epochs = losses, 0
+
+    def on_epoch_end(self, epoch, logs=None):
+        logs["val_loss"], self.epochs = self.losses[epoch], epoch + 1
+
+
+LOSSES = ([9.0, 8.0, 7.0, 6.0, 5.0], [1.0, 3.0, 5.0, 7.0, 9.0])  # the mean is worse from the second epoch on
+
+
+def watched(folder):
+    """Body of the ranks: trains under every callback; what a rank ends with."""
+    rank, ranks = fr.collectives.rank(), fr.collectives.size()
+    keras.utils.set_random_seed(1)
+    model = Counted(fr.optimizers.Adagrad(0.1))
+    parts = list(batches(rank, ranks, STEPS))
+    for x, _ in parts[:1]:
+        model(x, training=False)
+    optimizer = fr.collectives.distributed_optimizer(keras.optimizers.legacy.SGD(0.05))
+    model.compile(optimizer, keras.losses.BinaryCrossentropy(from_logits=True))
+    timeline, local = Timeline(f"{folder}/timeline", first_step=2, steps=2), LocalLosses(LOSSES[rank])
+    listeners = [
+        callbacks.BroadcastDenseWeights(),
+        callbacks.Throughput(counts=("tokens", "gflops")),
+        utilization.ModelFlopsUtilization(),
+        callbacks.AverageMetrics(sums=("tokens", "gflops")),
+        timeline,
+        monitoring.EmbeddingMetrics(model.embedding, timeline),
+        *([keras.callbacks.TensorBoard(f"{folder}/board", write_graph=False)] if rank == 0 else []),
+        local,
+        monitoring.EarlyStopping("val_loss", patience=2),
+    ]
+    dataset = tf.data.Dataset.from_generator(
+        lambda: iter(parts),
+        output_signature=(tf.RaggedTensorSpec([None, None], tf.int64), tf.TensorSpec([None, 1], tf.float32)),
+    )
+    history = model.fit(dataset, epochs=5, callbacks=listeners, verbose=0).history
+    return {"history": history, "epochs": local.epochs, "overflows": overflows_of_one_rank(rank)}
+
+
+def overflows_of_one_rank(rank):
+    """Rows after a step in which the loss of rank 1 alone is too large for float16, and after one of small losses."""
+    with policy("mixed_float16"):
+        model = Clicks(fr.optimizers.SGD(0.1))
+        x, y = next(batches(0, 1, 1))
+        model(x, training=False)
+        optimizer = overflowing(2.0**8)
+        model.compile(optimizer, "mse")
+        rows, scales = [], []
+        for weight in (1e30 if rank else 1.0, 1.0):
+            weights = np.full([len(y)], weight, np.float32)
+            model.fit(tf.data.Dataset.from_tensors((x, y, weights)), verbose=0)
+            rows.append(model.embedding.export_table("item")[1])
+            scales.append(float(optimizer.loss_scale))
+        return rows, scales
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("watched")
+    return folder, run_ranks(watched, 2, folder=str(folder))
+
+
+def scalars(folder):
+    """What an event file holds: by tag, the values in their order."""
+    found = {}
+    for path in sorted(folder.rglob("events*")):
+        for record in tf.data.TFRecordDataset(str(path)):
+            for value in tf.compat.v1.Event.FromString(record.numpy()).summary.value:
+                found.setdefault(value.tag, []).append(float(tf.make_ndarray(value.tensor)))
+    return found
+
+
+def test_tensorboard_has_what_tables_and_exchanges_did(ended):
+    folder, _ = ended
+    written = scalars(folder / "board")
+    asked = sent = away = 0
+    rows = set()
+    for rank in range(2):
+        for x, _ in batches(rank, 2, STEPS):
+            unique = np.unique(x.values)
+            rows |= set(unique.tolist())
+            asked, sent = asked + len(x.values), sent + len(unique)
+            away += sum(mix64(int(i)) >> 63 != rank for i in unique)
+    per_step = [
+        {i for rank in range(2) for i in list(batches(rank, 2, STEPS))[s][0].values.numpy()} for s in range(STEPS)
+    ]
+    lookups = sum(map(len, per_step))
+    first = {
+        "epoch_rows/item": len(rows), "epoch_growth/item": len(rows), "epoch_evictions/item": 0,
+        "epoch_hit_rate/item": 1 - len(rows) / lookups, "epoch_dedup_ratio": asked / sent,
+        # An id each way, a header of one count, a row and a gradient of 16 float32.
+        "epoch_all2all_bytes": (8 * away + 8 * 2 * STEPS + 2 * away * 4 * DIM) / (2 * STEPS),
+    }  # fmt: skip
+    for tag, value in first.items():
+        assert written[tag][0] == pytest.approx(value, rel=1e-6), tag
+    assert written["epoch_growth/item"][1] == 0 and written["epoch_hit_rate/item"][1] == 1
+    assert written["epoch_all2all_bytes"][1] == written["epoch_all2all_bytes"][0]
+    for tag in ("epoch_exposed_ms", "epoch_tokens_per_s", "epoch_mfu"):
+        assert all(value > 0 for value in written[tag]) and len(written[tag]) == len(written["epoch_loss"]), tag
+
+
+def test_all_ranks_stop_after_the_same_epoch(ended):
+    _, results = ended
+    assert [result["epochs"] for result in results] == [3, 3]
+    alone = []
+    for losses in LOSSES:
+        stopping = keras.callbacks.EarlyStopping("val_loss", patience=2)
+        stopping.set_model(types.SimpleNamespace(stop_training=False))
+        stopping.on_train_begin()
+        for epoch, loss in enumerate(losses):
+            if not stopping.model.stop_training:
+                stopping.on_epoch_end(epoch, {"val_loss": loss})
+        alone.append(stopping.stopped_epoch)
+    assert alone == [0, 2]  # by itself rank 0 would have gone on
+
+
+def test_an_overflow_on_one_rank_is_one_on_all(ended):
+    _, results = ended
+    for rows, scales in (result["overflows"] for result in results):
+        assert scales == [2.0**7, 2.0**7]
+        assert np.isfinite(rows[1]).all() and (rows[0] != rows[1]).any()
+    untrained = Clicks(fr.optimizers.SGD(0.1)).embedding
+    x, _ = next(batches(0, 1, 1))
+    untrained({"item": x}, training=True)
+    initial = np.concatenate([rows[0] for rows, _ in (result["overflows"] for result in results)])
+    np.testing.assert_array_equal(np.sort(initial, axis=None), np.sort(untrained.export_table("item")[1], axis=None))
+
+
+def test_evictions_and_what_cannot_be_known():
+    config = fr.TableConfig("x", 2, fr.optimizers.SGD(0.1), eviction="lru", max_rows=100)
+    embedding = fr.FusedEmbedding([config], [fr.FeatureConfig("x", "x")])
+    watcher, logs = monitoring.EmbeddingMetrics(embedding), {}
+    embedding({"x": tf.range(10)}, training=True)
+    watcher.on_epoch_begin(0)
+    embedding({"x": tf.range(5, 12)}, training=True)
+    embedding.lookups[0].table.evict("x", 3)
+    watcher.on_train_batch_end(0)
+    watcher.on_epoch_end(0, logs)
+    # One process looks up without an exchange: nothing travels, and nobody takes duplicates out before.
+    assert logs == {"rows/x": 9, "growth/x": -1, "hit_rate/x": 5 / 7, "evictions/x": 3}
+
+
+def test_early_stopping_refuses_to_restore_half_a_model():
+    with pytest.raises(ValueError, match="would restore dense weights and leave the tables.*callbacks.Checkpoint"):
+        monitoring.EarlyStopping("val_loss", restore_best_weights=True)
+
+
+def test_early_stopping_where_nobody_has_measured():
+    stopping = monitoring.EarlyStopping("val_loss", patience=0)
+    stopping.set_model(types.SimpleNamespace(stop_training=False))
+    stopping.on_train_begin()
+    stopping.on_epoch_end(0, {"val_loss": float("nan")})
+    assert not stopping.model.stop_training

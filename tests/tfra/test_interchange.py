@@ -172,6 +172,15 @@ def test_files_that_cannot_be_read_are_refused(tmp_path):
     short = both(tmp_path / "short", [[1, 2]])
     (short / files.file_name("item-parameter", 0, 1, "values")).write_bytes(b"\0" * 20)
     refused(short, "has 20 bytes and .* 16, which are not int64 keys and rows of 4 float32s")
+    parted = both(tmp_path / "parted", [[1], [2]])
+    write(parted, "user-parameter_momentum", [[1]])
+    with pytest.raises(ValueError, match="slots of layer 'user' were saved by another number of ranks than its rows"):
+        import_checkpoint(parted, native(optimizers.SGD(0.1, momentum=0.9)), names={"user": "user"})
+    several = tmp_path / "several"
+    several.mkdir()
+    for save in ("TFRADynamicEmbedding-1", "TFRADynamicEmbedding-2"):
+        both(several / save, [[1]])
+    refused(several, "has TFRA table files of several checkpoints: .*Name one")
     refused(both(tmp_path / "double", [[1, 2]], dtype="<f8"), "another dim, value_dtype or key_dtype")
     refused(both(tmp_path / "again", [[1, 2], [2]]), "Key 2 of table 'item' is in the files of two ranks")
     refused(one, "names must name tables of .*, got \\['nobody'\\]", names={"nobody": "user"})

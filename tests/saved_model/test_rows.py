@@ -1,0 +1,29 @@
+"""Rows of all ranks in one place: each once, where ranks hold replicas of each other's rows, too."""
+
+import types
+
+import numpy as np
+import pytest
+
+from tf_fusedrec import collectives, tf
+from tf_fusedrec.saved_model import rows
+
+IDS = np.array([7, -3, 2**62, 0, 5, np.iinfo(np.int64).min])
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_every_row_once(dtype, replicas, tmp_path, monkeypatch):
+    numbers = np.arange(12).reshape(6, 2).astype(tf.as_dtype(dtype).as_numpy_dtype)
+    monkeypatch.setattr(collectives, "size", lambda: 2)
+    for rank in range(2):
+        held = slice(None) if replicas == 2 else slice(rank, None, 2)
+        place = types.SimpleNamespace(replicas=types.SimpleNamespace(size=replicas), piece=rank)
+        embedding = types.SimpleNamespace(export_table=lambda _, held=held: (IDS[held], numbers[held]), place=place)
+        monkeypatch.setattr(collectives, "rank", lambda rank=rank: rank)
+        rows.write_share(tmp_path, embedding, "item")
+    ids, got = rows.read_shares(tmp_path, "item", dtype)
+    order = np.argsort(IDS)
+    np.testing.assert_array_equal(ids, IDS[order])
+    assert got.dtype == numbers.dtype
+    np.testing.assert_array_equal(got, numbers[order])

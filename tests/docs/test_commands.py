@@ -45,11 +45,11 @@ RUN_ELSEWHERE = {
         "tests/models/test_export.py::test_a_checkpoint_of_something_else_is_refused"
     ),
     "saved_model_cli show --dir runs/a/saved_model --tag_set serve --signature_def serving_default": (
-        "tests/saved_model/test_loaders.py::test_saved_model_cli"
+        "tests/saved_model/test_loaders.py::test_loader"
     ),
     "saved_model_cli run --dir runs/a/saved_model --tag_set serve --signature_def serving_default --input_exprs "
     "'history=np.array([3, 5]);history_row_splits=np.array([0, 2])'": (
-        "tests/saved_model/test_loaders.py::test_saved_model_cli"
+        "tests/saved_model/test_loaders.py::test_loader"
     ),
     "python -m pytest -q tests/ops/test_segment_unique.py tests/test_architecture.py": (
         "tests/ops/test_segment_unique.py::test_edge_cases"

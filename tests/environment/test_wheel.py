@@ -1,5 +1,6 @@
 """The wheel carries the compiled ops and works from any folder; the build says clearly what it lacks."""
 
+import email
 import os
 import pathlib
 import re
@@ -11,12 +12,36 @@ import zipfile
 
 import pytest
 
+from tests.support.only_tensorflow import make_environment
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 LOAD = """
 import tf_fusedrec, sys
 from tf_fusedrec.ops._library import library
 print(tf_fusedrec.__file__)
 print(tf_fusedrec.__version__, hasattr(library, "fusedrec_segment_unique"))
+"""
+TRAIN = """
+import importlib.util
+import tf_fusedrec as fr
+from tf_fusedrec import callbacks, keras, monitoring, optimizers, tf
+
+assert importlib.util.find_spec("horovod") is None
+table = fr.TableConfig("item", 8, optimizers.Adagrad(0.5), fr.Uniform(-0.1, 0.1))
+embedding = fr.FusedEmbedding([table], [fr.FeatureConfig("items", "item", "mean")])
+items = keras.Input([None], ragged=True, dtype=tf.int64, name="items")
+output = keras.layers.Dense(1)(embedding({"items": items})["items"])
+model = fr.schedules.PipelinedModel(items, output)
+model.compile(keras.optimizers.legacy.Adagrad(0.5), "mse")
+batch = tf.ragged.constant([[1, 2], [3], [], [4, 5, 6]], dtype=tf.int64), tf.constant([[1.0], [-1.0], [0.0], [2.0]])
+listeners = [callbacks.Checkpoint("checkpoint", embedding, 1, {}), monitoring.EmbeddingMetrics(embedding)]
+losses = model.fit(tf.data.Dataset.from_tensors(batch), epochs=20, callbacks=listeners, verbose=0).history["loss"]
+fr.export(model, "served")
+served = tf.saved_model.load("served").signatures["serving_default"]
+answer = served(items=batch[0].values, items_row_splits=batch[0].row_splits)
+assert losses[-1] < 0.1 * losses[0], losses
+assert float(tf.reduce_max(tf.abs(list(answer.values())[0] - model(batch[0], training=False)))) < 1e-5
+print(len(embedding.export_table("item")[0]), "rows")
 """
 
 
@@ -44,8 +69,17 @@ def wheel(clone) -> pathlib.Path:
 
 
 @pytest.fixture(scope="module")
-def installed(wheel, tmp_path_factory) -> pathlib.Path:
-    folder = tmp_path_factory.mktemp("installed")
+def python(wheel, tmp_path_factory) -> pathlib.Path:
+    """Of an environment that holds what the wheel declares that it needs, and nothing else."""
+    (metadata,) = (n for n in zipfile.ZipFile(wheel).namelist() if n.endswith("METADATA"))
+    required = email.message_from_bytes(zipfile.ZipFile(wheel).read(metadata)).get_all("Requires-Dist")
+    declared = [re.match(r"[\w.-]+", line).group() for line in required if "extra ==" not in line]
+    return make_environment(tmp_path_factory.mktemp("empty") / "venv", declared)
+
+
+@pytest.fixture(scope="module")
+def installed(wheel, python) -> pathlib.Path:
+    (folder,) = python.parents[1].glob("lib/python*/site-packages")
     command = [sys.executable, "-m", "pip", "install", "--no-deps", "--target", str(folder), str(wheel)]
     subprocess.run(command, cwd=folder, check=True)
     return folder
@@ -64,6 +98,8 @@ def test_the_wheel_is_for_this_python_and_platform_and_carries_the_library(wheel
     assert re.fullmatch(rf"tf_fusedrec-[\d.]+-{tag}-{tag}-linux_\w+\.whl", wheel.name)
     names = zipfile.ZipFile(wheel).namelist()
     assert "tf_fusedrec/ops/_fusedrec_ops.so" in names and "tf_fusedrec/ops/_build_info.py" in names
+    sources = {str(path.relative_to(ROOT)) for path in (ROOT / "tf_fusedrec").rglob("*.py")}
+    assert {*sources, "tf_fusedrec/py.typed"} <= set(names)
     has_nvcc = shutil.which(os.environ.get("NVCC", "nvcc")) is not None
     assert ("tf_fusedrec/ops/libfusedrec_cuda.so" in names) == has_nvcc
     foreign = [n for n in names if not n.startswith("tf_fusedrec/") and ".dist-info/" not in n]
@@ -79,25 +115,44 @@ def test_the_installed_wheel_works_from_another_folder(installed, tmp_path):
     assert answer == f"{version} True"
 
 
+def test_a_model_trains_where_there_is_only_what_the_wheel_declares(installed, python, tmp_path):
+    env = {"PATH": os.environ["PATH"], "TF_CPP_MIN_LOG_LEVEL": "3"}
+    done = subprocess.run(
+        [str(python), "-c", TRAIN], cwd=tmp_path, env=env, capture_output=True, encoding="utf-8", errors="replace"
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split("\n")[-2] == "6 rows"
+
+
 def test_a_library_for_another_tensorflow_says_so(installed, tmp_path):
-    other = shutil.copytree(installed, tmp_path / "other")
+    other = tmp_path / "other"
+    shutil.copytree(installed / "tf_fusedrec", other / "tf_fusedrec")
     (other / "tf_fusedrec/ops/_build_info.py").write_text('TENSORFLOW_VERSION = "2.15.1"\n', encoding="utf-8")
     done = run_installed(LOAD, other, tmp_path)
     assert done.returncode != 0
     assert "were built for TensorFlow 2.15.1, but TensorFlow 2.16.2 is running" in done.stderr
 
 
+def listed(*command: str) -> str:
+    return subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", check=True).stdout
+
+
 def test_the_library_names_no_folder_of_the_building_machine(installed):
-    dynamic = subprocess.run(
-        ["readelf", "-d", str(installed / "tf_fusedrec/ops/_fusedrec_ops.so")],
-        capture_output=True,
-        encoding="utf-8",
-        errors="replace",
-        check=True,
-    ).stdout
+    dynamic = listed("readelf", "-d", str(installed / "tf_fusedrec/ops/_fusedrec_ops.so"))
     assert "libtensorflow_framework.so.2" in dynamic
     paths = re.findall(r"\((?:RPATH|RUNPATH)\).*\[(.*)\]", dynamic)
     assert paths == (["$ORIGIN"] if "libfusedrec_cuda.so" in dynamic else [])
+
+
+def test_the_library_loads_where_there_is_no_cuda(installed):
+    """So under tensorflow-cpu, whose framework library has the same name."""
+    of_the_system = {"libstdc++.so.6", "libm.so.6", "libgcc_s.so.1", "libc.so.6", "ld-linux-x86-64.so.2"}
+    ours = {path.name: path for path in (installed / "tf_fusedrec/ops").glob("*.so")}
+    for path in ours.values():
+        needed = set(re.findall(r"\(NEEDED\).*\[(.*)\]", listed("readelf", "-d", str(path))))
+        assert needed - of_the_system <= {"libtensorflow_framework.so.2", *ours}
+        undefined = re.findall(r" U (\S+)$", listed("nm", "-D", "--undefined-only", str(path)), re.MULTILINE)
+        assert not [name for name in undefined if re.match(r"(__)?(cuda|cu[A-Z]|nv|cublas|cudnn|nccl)", name)]
 
 
 def compiled(clone: pathlib.Path) -> list[str]:

@@ -1,39 +1,54 @@
-"""A stranger's server: loads a SavedModel by one of TensorFlow's loaders. Runs where there is nothing but TensorFlow.
+"""A stranger's server: loads SavedModels by every loader of TensorFlow. Runs where there is nothing but TensorFlow.
 
-python server.py LOADER MODEL INPUTS.npz OUTPUTS.npz
+python server.py JOBS.json: a list of {"model": folder, "signature": name, "inputs": file.npz, "outputs": prefix};
+writes <prefix>.<loader>.npz, and for "cli", which is saved_model_cli run, one <prefix>.cli/<output>.npy per output.
 """
 
+import contextlib
 import importlib.util
+import json
+import pathlib
 import sys
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.tools import saved_model_cli
 
 
-def load(loader, folder):
-    """A function from arrays by input name to arrays by output name."""
-    if loader == "saved_model":
-        answer = tf.saved_model.load(folder).signatures["serving_default"]
-        return lambda inputs: {name: y.numpy() for name, y in answer(**inputs).items()}
-    if loader == "keras":
-        layer = tf.keras.layers.TFSMLayer(folder, call_endpoint="serving_default")
-        return lambda inputs: {name: y.numpy() for name, y in layer(inputs).items()}
-    assert loader == "v1"
+def by_saved_model(folder, signature, inputs):
+    answer = tf.saved_model.load(folder).signatures[signature]
+    return {name: y.numpy() for name, y in answer(**inputs).items()}
 
-    def answer(inputs):
-        with tf.Graph().as_default(), tf.compat.v1.Session() as session:
-            graph = tf.compat.v1.saved_model.load(session, ["serve"], folder)
-            signature = graph.signature_def["serving_default"]
-            feed = {signature.inputs[name].name: value.numpy() for name, value in inputs.items()}
-            return session.run({name: tensor.name for name, tensor in signature.outputs.items()}, feed)
 
-    return answer
+def by_keras(folder, signature, inputs):
+    layer = tf.keras.layers.TFSMLayer(folder, call_endpoint=signature)
+    return {name: y.numpy() for name, y in layer(inputs).items()}
+
+
+def by_v1(folder, name, inputs):
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        signature = tf.compat.v1.saved_model.load(session, ["serve"], folder).signature_def[name]
+        feed = {signature.inputs[name].name: value.numpy() for name, value in inputs.items()}
+        return session.run({name: tensor.name for name, tensor in signature.outputs.items()}, feed)
+
+
+def by_cli(folder, signature, given, outputs):
+    with np.load(given) as inputs:
+        files = ";".join(f"{name}={given}[{name}]" for name in inputs)
+    sys.argv = ["saved_model_cli", "run", "--dir", folder, "--tag_set", "serve", "--signature_def", signature]
+    sys.argv += ["--inputs", files, "--outdir", outputs]
+    with contextlib.suppress(SystemExit):  # with which a program of absl ends
+        saved_model_cli.main()
 
 
 if __name__ == "__main__":
     for stranger in ("tf_fusedrec", "horovod", "tensorflow_recommenders_addons", "tf_keras"):
         assert importlib.util.find_spec(stranger) is None, stranger
-    loader, folder, given, answered = sys.argv[1:]
-    with np.load(given) as arrays:
-        inputs = {name: tf.constant(arrays[name]) for name in arrays}
-    np.savez(answered, **load(loader, folder)(inputs))
+    for job in json.loads(pathlib.Path(sys.argv[1]).read_text(encoding="utf-8")):
+        folder, signature, given, outputs = (job[name] for name in ("model", "signature", "inputs", "outputs"))
+        with np.load(given) as arrays:
+            inputs = {name: tf.constant(arrays[name]) for name in arrays}
+        for loader in (by_saved_model, by_keras, by_v1):
+            name = loader.__name__.removeprefix("by_")
+            np.savez(f"{outputs}.{name}.npz", **loader(folder, signature, inputs))
+        by_cli(folder, signature, given, f"{outputs}.cli")

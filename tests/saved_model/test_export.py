@@ -1,5 +1,8 @@
 """fr.export of a functional model, with either kind of operations: the SavedModel answers as the model does."""
 
+import json
+import types
+
 import numpy as np
 import pytest
 
@@ -8,6 +11,7 @@ from tests.saved_model import click_model
 from tests.support.graphs import saved_operations
 from tests.support.ranks import run_ranks
 from tf_fusedrec import keras, tf
+from tf_fusedrec.saved_model.signatures import default_signatures, flat_outputs
 
 # The same float32 numbers; pooled rows are summed in another order.
 CLOSE = {"rtol": 1e-5, "atol": 1e-6}
@@ -82,6 +86,17 @@ def test_signatures_of_ones_own(model, tmp_path):
     np.testing.assert_allclose(got, model(click_model.batch(0))["click"][0], **CLOSE)
 
 
+def test_outputs_are_flat_and_models_may_say_their_signatures():
+    ragged = tf.RaggedTensor.from_row_lengths(tf.constant([1.0, 2.0, 3.0]), tf.constant([2, 0, 1], tf.int32))
+    flat = flat_outputs([ragged, tf.constant([4.0])], ["a", "b"])
+    assert {name: value.numpy().tolist() for name, value in flat.items()} == {
+        "a": [1, 2, 3], "a_row_splits": [0, 2, 2, 3], "b": [4],
+    }  # fmt: skip
+    assert flat["a_row_splits"].dtype == tf.int64
+    own = {"serving_default": fr.Signature(lambda inputs: inputs, {})}
+    assert default_signatures(types.SimpleNamespace(serving_signatures=lambda: own)) is own
+
+
 def test_what_is_refused(model, tmp_path):
     (tmp_path / "here").mkdir()
     with pytest.raises(ValueError, match=r"path '.*here' exists. Remedy: another folder"):
@@ -94,11 +109,16 @@ def test_what_is_refused(model, tmp_path):
     own = {"s": fr.Signature(lambda inputs: {"y": unborn(inputs["x"])}, {"x": tf.TensorSpec([None, 2])})}
     with pytest.raises(ValueError, match="did not exist before the export"):
         fr.export(unborn, tmp_path / "served", signatures=own)
+    table, feature = fr.TableConfig("twice", 2, fr.optimizers.SGD(0.1)), fr.FeatureConfig("x", "twice")
+    inputs = {"x": keras.Input([], dtype=tf.int64, name="x")}
+    rows = [fr.FusedEmbedding([table], [feature], name=name)(inputs)["x"] for name in ("one", "two")]
+    with pytest.raises(ValueError, match="two layers of 'both' have a table 'twice'"):
+        fr.export(keras.Model(inputs, rows, name="both"), tmp_path / "served")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["here"]
 
 
 def exported(folder):
-    """Body of the ranks: trains on batches of each rank and exports; answers what the models say."""
+    """Body of the ranks: trains on batches of each rank, exports and saves; answers what the models say."""
     answers, rank = {}, fr.collectives.rank()
     for backend in ("native", "tfra"):
         model = click_model.make_model(backend)
@@ -107,17 +127,115 @@ def exported(folder):
         fr.export(model, f"{folder}/{backend}")
         outputs = model(click_model.batch(3), training=False)
         answers[backend] = {name: output.numpy() for name, output in outputs.items()}
+        if backend == "native":
+            fr.export(model, f"{folder}/ours", "ours")
+            fr.checkpoint.save(f"{folder}/checkpoint", model, model.get_layer("fused_embedding"))
     try:
         fr.export(model, f"{folder}/tfra")
     except (ValueError, RuntimeError) as error:
         return answers, str(error)
 
 
-def test_rows_of_all_ranks(tmp_path):
-    for answers, refusal in run_ranks(exported, 3, folder=str(tmp_path)):
+@pytest.fixture(scope="module")
+def of_three_ranks(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("three")
+    return folder, run_ranks(exported, 3, folder=str(folder))
+
+
+def test_rows_of_all_ranks(of_three_ranks):
+    folder, results = of_three_ranks
+    for answers, refusal in results:
         assert "exists. Remedy" in refusal  # on every rank, though rank 0 alone writes
         for backend, expected in answers.items():
-            loaded = tf.saved_model.load(str(tmp_path / backend))
+            loaded = tf.saved_model.load(str(folder / backend))
             got = loaded.signatures["serving_default"](**click_model.served(click_model.batch(3)))
             for name, value in expected.items():
                 np.testing.assert_allclose(got[name], value, **CLOSE)
+
+
+def changes(delta):
+    return {path.name: np.load(path) for path in (delta / "changes").iterdir()}
+
+
+@pytest.mark.parametrize("ops", ["stock", "ours"])
+def test_base_and_delta_are_the_full_export(of_three_ranks, ops, tmp_path):
+    """The base is of three ranks; one rank goes on from their checkpoint, evicts rows and exports what has changed."""
+    folder, _ = of_three_ranks
+    base = folder / ("native" if ops == "stock" else "ours")
+    model = click_model.make_model()
+    embedding = model.get_layer("fused_embedding")
+    fr.checkpoint.load(folder / "checkpoint", model, embedding)
+    fr.export(model, tmp_path / "nothing", ops, base=base)
+    assert all(len(array) == 0 for array in changes(tmp_path / "nothing").values())
+
+    click_model.train(model, [9])
+    gone = {"item": [-1, click_model.LIMITS.min], "user": [click_model.LIMITS.max]}
+    for lookup in embedding.lookups:
+        for name in lookup.table.names:
+            lookup.table.remove(name, np.array(gone[name]))
+    own = {
+        "rows": fr.Signature(lambda inputs: rows_of(embedding, inputs["ids"]), {"ids": tf.TensorSpec([None], tf.int64)})
+    }
+    signatures = {**default_signatures(model), **own}
+    fr.export(model, tmp_path / "delta", ops, base=base, signatures=signatures)
+    fr.apply_delta(base, tmp_path / "delta", tmp_path / "applied")
+    loaded = tf.saved_model.load(str(tmp_path / "applied"))
+    # Of ids that have rows: others have rows of zeros in the export, and their initial rows in the model.
+    held = np.intersect1d(*(embedding.export_table(table)[0] for table in ("item", "user")))
+    inputs = click_model.batch(9)
+    inputs = {"shown": tf.constant(np.resize(held, [6, 2])), "user": tf.constant(np.resize(held, [6]))} | {
+        name: inputs[name].with_values(np.resize(held, len(inputs[name].values))) for name in ("history", "liked")
+    }
+    answer = loaded.signatures["serving_default"](**click_model.served(inputs))
+    for name, value in model(inputs, training=False).items():
+        np.testing.assert_allclose(answer[name], value, **CLOSE)
+
+    before, written = fr.checkpoint.read_tables(folder / "checkpoint"), changes(tmp_path / "delta")
+    for table in ("item", "user"):
+        old = {i: row.tobytes() for i, row in zip(before[table][0].tolist(), before[table][1])}
+        now = dict(zip(embedding.export_table(table)[0].tolist(), embedding.export_table(table)[1]))
+        changed = [i for i, row in now.items() if old.get(i) != row.tobytes()]
+        assert len(changed) > 0 and set(gone[table]) <= set(old)
+        assert written[f"{table}.ids.npy"].tolist() == sorted(changed)
+        assert written[f"{table}.removed.npy"].tolist() == sorted(gone[table])
+        asked = sorted({*now, *old, 12345})
+        got = loaded.signatures["rows"](ids=tf.constant(asked, tf.int64))[table]
+        nothing = np.zeros(got.shape[1])
+        np.testing.assert_array_equal(got, np.array([now.get(i, nothing) for i in asked], got.dtype.as_numpy_dtype))
+
+
+def rows_of(embedding, ids):
+    rows = embedding({"shown": ids, "user": ids})
+    return {"item": rows["shown"], "user": rows["user"]}
+
+
+def test_what_a_delta_refuses(of_three_ranks, model, tmp_path):
+    folder, _ = of_three_ranks
+    fr.export(model, tmp_path / "base")
+    fr.export(model, tmp_path / "delta", base=tmp_path / "base")
+    delta, fine = tmp_path / "delta", tmp_path / "base"
+    with pytest.raises(
+        ValueError, match=r"'.*ours' has .*'ours'.*, and what is to be exported .*'stock'.*a full export"
+    ):
+        fr.export(model, tmp_path / "other", base=folder / "ours")
+    with pytest.raises(ValueError, match=r"base '.*delta' is a delta. Remedy: the full export that apply_delta makes"):
+        fr.export(model, tmp_path / "other", base=delta)
+    with pytest.raises(ValueError, match="is no export"):
+        fr.export(model, tmp_path / "other", base=tmp_path)
+    cases = {
+        "exists. Remedy: another folder": (fine, delta, fine),
+        "holds no delta.json. Remedy": (fine, fine, tmp_path / "out"),
+        "does not start from base '.*native': the rows of table 'item' are others. Remedy": (folder / "native", delta),
+        "does not start from base '.*ours': the base has": (folder / "ours", delta),
+    }
+    for message, (base, given, *output) in cases.items():
+        with pytest.raises(ValueError, match=message):
+            fr.apply_delta(base, given, *(output or [tmp_path / "out"]))
+    np.save(delta / "changes" / "item.removed.npy", np.array([1, 2]))
+    with pytest.raises(ValueError, match="changes of table 'item' in '.*delta' are damaged"):
+        fr.apply_delta(fine, delta, tmp_path / "out")
+    described = json.loads((fine / "assets.extra/tables.json").read_text(encoding="utf-8"))
+    (fine / "assets.extra/tables.json").write_text(json.dumps({**described, "format": 0}), encoding="utf-8")
+    with pytest.raises(ValueError, match="has format 0, want 1"):
+        fr.apply_delta(fine, delta, tmp_path / "out")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["base", "delta"]

@@ -1,5 +1,10 @@
-"""A stock export loads where there is nothing but TensorFlow, by every loader that servers use."""
+"""Stock exports load where there is nothing but TensorFlow, by every loader that servers use, and answer as the model.
 
+Served are a small functional model, put together there from a base and a delta, the GRM of `make train` and the
+retrieval model of MovieLens-1M. All of it takes two processes: one puts together, one serves everything.
+"""
+
+import json
 import os
 import pathlib
 import subprocess
@@ -8,58 +13,105 @@ import numpy as np
 import pytest
 
 import tf_fusedrec as fr
+from models.experiment import load
+from models.export import export
+from tests.models.batches import START, ragged, ranking_batch
+from tests.models.test_export import ITEMS, trained
 from tests.saved_model import click_model
 from tests.support.only_tensorflow import make_environment
+from tf_fusedrec import tf
 
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 SERVER = pathlib.Path(__file__).parent / "server.py"
-CLOSE = {"rtol": 1e-5, "atol": 1e-6}  # as in test_export.py
+# Equal float32 weights; sums of at most some hundred terms near 1 run in another order.
+CLOSE = {"rtol": 1e-5, "atol": 1e-5}
 
 
-@pytest.fixture(scope="module")
-def python(tmp_path_factory):
-    return make_environment(tmp_path_factory.mktemp("tensorflow") / "venv")
-
-
-@pytest.fixture(scope="module")
-def case(tmp_path_factory):
-    """The folder with a SavedModel and inputs.npz, and the outputs that the trained model gives."""
-    folder = tmp_path_factory.mktemp("served")
+def click(folder):
+    """A delta, and by signature the inputs and outputs of what becomes of it."""
     model = click_model.make_model()
     click_model.train(model)
-    fr.export(model, folder / "model")
+    fr.export(model, folder / "base")
+    click_model.train(model, [4, 5])
+    fr.export(model, folder / "delta", base=folder / "base")
     inputs = click_model.batch(2)
-    np.savez(folder / "inputs.npz", **click_model.served(inputs))
-    return folder, {name: y.numpy() for name, y in model(inputs, training=False).items()}
+    return {"serving_default": (click_model.served(inputs), model(inputs, training=False))}
 
 
-def run(command):
+def ranking(folder):
+    """The GRM of `make train`, after a step; its scores of every candidate."""
+    batch = ranking_batch(histories=[40, 0, 3], exposures=[2, 4, 1])
+    batch["user_device"] = batch["user_budget"]
+    _, model = trained(load(ROOT / "configs/grm_tiny.yaml").to_dict(), batch)
+    export(model, folder / "ranking")
+    inputs = {name: batch[name] for name in ("user_budget", "user_device")}
+    for group, names in (("history", ("item", "action", "time")), ("exposed", ("item", "time"))):
+        inputs[f"{group}_row_splits"] = batch[f"{group}_item"].row_splits
+        inputs.update({f"{group}_{name}": batch[f"{group}_{name}"].values for name in names})
+    scores = {task: tf.sigmoid(logit) for task, logit in model(batch, training=False).items()}
+    assert all(score.shape == [7] for score in scores.values())
+    return {"serving_default": (inputs, scores)}
+
+
+def retrieval(folder):
+    """The model of MovieLens-1M, after a step; embeddings of users, and their best items that they have not seen."""
+    items = ragged([20, 3], [*ITEMS, 4, 5, 6])
+    times = ragged([20, 3], [*(START + 60 * ITEMS), START, START + 5, START + 9])
+    _, model = trained(load(ROOT / "configs/hstu_ml1m_tiny.yaml").to_dict(), {"item_id": items, "timestamp": times})
+    export(model, folder / "retrieval")
+    query = tf.constant([START + 5000, START + 900], tf.int64)
+    inputs = {"item_id": items.values, "timestamp": times.values, "row_splits": items.row_splits, "query_time": query}
+    users = model.embed_users(items, times, query)
+    scores = tf.matmul(users, model.embed_items(tf.constant(ITEMS)), transpose_b=True).numpy()
+    lowest = np.finfo(np.float32).min
+    scores[0], scores[1, [3, 4, 5]] = lowest, lowest  # seen
+    best = -np.sort(-scores, axis=1)[:, :17]
+    ids = np.stack([ITEMS[np.argsort(-row, kind="stable")][:17] for row in scores])
+    return {
+        "serving_default": (inputs, {"user_embedding": users}),
+        "top_k": ({**inputs, "k": tf.constant(17)}, {"ids": ids, "scores": best}),
+    }
+
+
+def run(*command):
+    """Of a process that knows nothing of this project."""
     inherited = ("TF_USE_LEGACY_KERAS", "PYTHONPATH")
     environment = {name: value for name, value in os.environ.items() if name not in inherited}
     done = subprocess.run(
-        command, env=environment, capture_output=True, encoding="utf-8", errors="replace", timeout=300
+        list(map(str, command)), env=environment, capture_output=True, encoding="utf-8", errors="replace", timeout=300
     )
     assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
-@pytest.mark.parametrize("loader", ["saved_model", "keras", "v1"])
-def test_loader(loader, python, case):
-    folder, expected = case
-    answered = folder / f"{loader}.npz"
-    run([python, SERVER, loader, folder / "model", folder / "inputs.npz", answered])
-    with np.load(answered) as outputs:
-        assert set(outputs) == set(expected)
-        for name, value in expected.items():
-            np.testing.assert_allclose(outputs[name], value, **CLOSE)
+@pytest.fixture(scope="module")
+def served(tmp_path_factory):
+    """The folder of answers, and what they ought to be, by model and signature."""
+    folder = tmp_path_factory.mktemp("served")
+    cases = {case.__name__: case(folder) for case in (click, ranking, retrieval)}
+    jobs = []
+    for model, signatures in cases.items():
+        for signature, (inputs, _) in signatures.items():
+            given, answered = folder / f"{model}.{signature}.inputs.npz", folder / f"{model}.{signature}"
+            np.savez(given, **inputs)
+            jobs.append({"model": folder / model, "signature": signature, "inputs": given, "outputs": answered})
+    (folder / "jobs.json").write_text(json.dumps(jobs, default=str), encoding="utf-8")
+    python = make_environment(folder / "venv")
+    # The delta brings what puts it and its base together.
+    run(python, folder / "delta/apply_delta.py", folder / "base", folder / "delta", folder / "click")
+    run(python, SERVER, folder / "jobs.json")
+    return folder, cases
 
 
-def test_saved_model_cli(python, case):
-    folder, expected = case
-    main = "from tensorflow.python.tools.saved_model_cli import main; main()"
-    with np.load(folder / "inputs.npz") as inputs:
-        given = ";".join(f"{name}={folder}/inputs.npz[{name}]" for name in inputs)
-    out = folder / "cli"
-    run([python, "-c", main, "run", "--dir", folder / "model", "--tag_set", "serve", "--signature_def",
-         "serving_default", "--inputs", given, "--outdir", out])  # fmt: skip
-    for name, value in expected.items():
-        np.testing.assert_allclose(np.load(pathlib.Path(out) / f"{name}.npy"), value, **CLOSE)
+@pytest.mark.parametrize("loader", ["saved_model", "keras", "v1", "cli"])
+def test_loader(loader, served):
+    folder, cases = served
+    for model, signatures in cases.items():
+        for signature, (_, expected) in signatures.items():
+            prefix = folder / f"{model}.{signature}"
+            if loader == "cli":
+                outputs = {path.stem: np.load(path) for path in pathlib.Path(f"{prefix}.cli").iterdir()}
+            else:
+                outputs = dict(np.load(f"{prefix}.{loader}.npz"))
+            assert set(outputs) == set(expected)
+            for name, value in expected.items():
+                np.testing.assert_allclose(outputs[name], value, **CLOSE, err_msg=f"{model} {signature} {name}")

@@ -1,4 +1,7 @@
-"""A Python environment that holds TensorFlow and what it requires, and nothing else: where a stranger's server runs."""
+"""A Python environment that holds TensorFlow and what it requires, and nothing else: where a stranger's server runs.
+
+Or other distributions with what they require: where a stranger installs our wheel.
+"""
 
 import importlib.metadata
 import os
@@ -6,13 +9,14 @@ import pathlib
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 
 
-def make_environment(folder: pathlib.Path) -> pathlib.Path:
-    """Makes a virtual environment of links to this one's TensorFlow below `folder`; returns its python."""
+def make_environment(folder: pathlib.Path, names: Sequence[str] = ("tensorflow",)) -> pathlib.Path:
+    """Makes a virtual environment of links to distributions of this one below `folder`; returns its python."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
     (site,) = folder.glob("lib/python*/site-packages")
-    for distribution in _with_requirements("tensorflow"):
+    for distribution in _with_requirements(names):
         for path in distribution.files or ():
             entry = path.parts[0]
             if entry not in ("..", "__pycache__") and not (site / entry).exists():
@@ -20,9 +24,9 @@ def make_environment(folder: pathlib.Path) -> pathlib.Path:
     return folder / "bin" / "python"
 
 
-def _with_requirements(name: str) -> list[importlib.metadata.Distribution]:
-    """The installed distribution of that name and all that it requires on this machine."""
-    found, open_ends = {}, [name]
+def _with_requirements(names: Sequence[str]) -> list[importlib.metadata.Distribution]:
+    """The installed distributions of these names and all that they require on this machine."""
+    found, open_ends = {}, list(names)
     while open_ends:
         name = _canonical(open_ends.pop())
         if name in found:

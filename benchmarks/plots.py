@@ -71,6 +71,16 @@ def table_versus_tfra(text: str) -> str:
     return bars("a step of one table, 81,920 ids", "ms", values, [name for name in values if name.endswith("ours")])
 
 
+def _curves(figure: Any, axes: Any, x: str, y: str, title: str) -> str:
+    """SVG of curves that are drawn, with words."""
+    axes.set_xlabel(x)
+    axes.set_ylabel(y)
+    axes.set_title(title, fontsize=10)
+    axes.legend(fontsize=8)
+    axes.spines[["top", "right"]].set_visible(False)
+    return svg(figure)
+
+
 def table_by_rows(text: str) -> str:
     """ns per id by resident rows (benchmarks.table)."""
     rows = _titled(tables(text), "time per id by rows")
@@ -82,12 +92,7 @@ def table_by_rows(text: str) -> str:
             axes.plot(resident, [float(row[f"ns_per_id_{law}"]) for row in mine], style, label=f"{dim} columns, {law}")
     axes.set_xscale("log")
     axes.set_ylim(bottom=0)
-    axes.set_xlabel("rows resident")
-    axes.set_ylabel("ns per id")
-    axes.set_title("lookup and update, row-wise Adagrad, all cores", fontsize=10)
-    axes.legend(fontsize=8)
-    axes.spines[["top", "right"]].set_visible(False)
-    return svg(figure)
+    return _curves(figure, axes, "rows resident", "ns per id", "lookup and update, row-wise Adagrad, all cores")
 
 
 def table_peers(text: str) -> str:
@@ -103,12 +108,7 @@ def retrieval_curve(curves: Mapping[str, Sequence[Mapping[str, float]]]) -> str:
     for name, epochs in curves.items():
         measured = [epoch for epoch in epochs if "hr_at_10" in epoch]
         axes.plot([e["epoch"] for e in measured], [e["hr_at_10"] for e in measured], "-o", markersize=3, label=name)
-    axes.set_xlabel("epoch")
-    axes.set_ylabel("HR@10")
-    axes.set_title("MovieLens-1M, the whole catalogue ranked", fontsize=10)
-    axes.legend(fontsize=8)
-    axes.spines[["top", "right"]].set_visible(False)
-    return svg(figure)
+    return _curves(figure, axes, "epoch", "HR@10", "MovieLens-1M, the whole catalogue ranked")
 
 
 def kept_plots() -> dict[str, str]:

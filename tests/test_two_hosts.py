@@ -9,7 +9,8 @@ import pytest
 
 from benchmarks import network
 from tests.schedules import clicks
-from tests.support.ranks import launch_ranks, run_ranks
+from tests.support.launched import launch_ranks
+from tests.support.ranks import run_ranks
 
 STEPS = 3
 WHY_NOT = network.why_not()

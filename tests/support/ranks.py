@@ -1,19 +1,35 @@
 """Runs a function in real Horovod processes on this machine: what the distributed tests stand on.
 
-A body is a function `body(**kwargs)` of an importable test module. Each rank is a fresh process (TensorFlow does not
-survive fork) started by horovodrun, exactly as users start theirs; results come back pickled, by rank.
+A body is a function `body(**kwargs)` of an importable test module. Each rank is a process of its own, forked from one
+that has imported TensorFlow and done nothing with it (multiprocessing's fork server: TensorFlow survives a fork only
+that early), which saves importing it anew in each; results come back pickled, by rank. tests/support/launched.py starts
+ranks with horovodrun instead.
 """
 
+import importlib
+import multiprocessing
 import os
 import pathlib
 import pickle
-import subprocess
 import sys
 import tempfile
+import time
+import traceback
 from collections.abc import Callable, Mapping, Sequence
+from multiprocessing import connection
+from multiprocessing.context import ForkServerContext, ForkServerProcess
 from typing import Any
 
+from horovod.runner import gloo_run
+from horovod.runner.common.util.hosts import get_host_assignments, parse_hosts
+from horovod.runner.http.http_server import RendezvousServer
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+_PRELOADED = ("tf_fusedrec", "tf_fusedrec.tfra", "horovod.tensorflow", "pytest")
+_TO_END_S = 20  # that a rank has for the end which another rank's failure or the time limit demands of it
+
+_processes: ForkServerContext = multiprocessing.get_context("forkserver")
+_processes.set_forkserver_preload(list(_PRELOADED))
 
 
 class RanksFailed(AssertionError):
@@ -24,16 +40,33 @@ class RanksFailed(AssertionError):
         self.output = output
 
 
-def _environment(given: Mapping[str, str]) -> dict[str, str]:
-    # horovodrun starts `python` from PATH; one thread pool per rank would fight for two cores.
-    bin_folder = str(pathlib.Path(sys.executable).parent)
-    return {
-        **given,
-        "PATH": bin_folder + os.pathsep + given["PATH"],
-        "PYTHONPATH": str(ROOT),
-        "TF_CPP_MIN_LOG_LEVEL": "3",
-        "OMP_NUM_THREADS": "1",
-    }
+def environment_of_ranks(given: Mapping[str, str]) -> dict[str, str]:
+    """`given`, with what the ranks of all tests have; pools of one thread, or they would fight for cores."""
+    return {**given, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3", "OMP_NUM_THREADS": "1"}
+
+
+def write_job(
+    folder: pathlib.Path, body: Callable[..., Any], topologies: Sequence[Any], kwargs: Mapping
+) -> pathlib.Path:
+    """The file that tells a rank what to do."""
+    job = folder / "job.pkl"
+    job.write_bytes(pickle.dumps((body.__module__, body.__qualname__, topologies, kwargs)))
+    return job
+
+
+def do_job(job: pathlib.Path) -> None:
+    """What every rank does: joins the others, runs the body and leaves its result beside the job."""
+    import tf_fusedrec
+
+    module, name, topologies, kwargs = pickle.loads(job.read_bytes())
+    tf_fusedrec.init(*topologies)
+    result = getattr(importlib.import_module(module), name)(**kwargs)
+    (job.parent / f"result-{tf_fusedrec.collectives.rank()}.pkl").write_bytes(pickle.dumps(result))
+
+
+def read_results(job: pathlib.Path, world_size: int) -> list[Any]:
+    """Results of a job that has ended, by rank."""
+    return [pickle.loads((job.parent / f"result-{rank}.pkl").read_bytes()) for rank in range(world_size)]
 
 
 def run_ranks(
@@ -44,52 +77,68 @@ def run_ranks(
     Raises:
       RanksFailed: a rank raised, or they did not end within timeout_s seconds.
     """
-    launch = [] if world_size == 1 else ["horovodrun", "-np", str(world_size), "--gloo"]
-    return launch_ranks(launch, os.environ, body, world_size, timeout_s, topologies, **kwargs)
-
-
-def launch_ranks(
-    launch: Sequence[str],
-    environment: Mapping[str, str],
-    body: Callable[..., Any],
-    world_size: int,
-    timeout_s: float,
-    topologies: Sequence[Any] = (),
-    **kwargs: Any,
-) -> list[Any]:
-    """As run_ranks, by a launcher of one's own, which must start world_size processes that see one file system.
-
-    Raises:
-      RanksFailed: a rank raised, or they did not end within timeout_s seconds.
-    """
+    rendezvous = RendezvousServer()
     with tempfile.TemporaryDirectory() as folder:
-        job = pathlib.Path(folder) / "job.pkl"
-        job.write_bytes(pickle.dumps((body.__module__, body.__qualname__, topologies, kwargs)))
-        child = [sys.executable, "-m", "tests.support.ranks", str(job)]
+        job = write_job(pathlib.Path(folder), body, topologies, kwargs)
+        output = job.with_name("output.txt")
+        slots = get_host_assignments(parse_hosts(f"localhost:{world_size}"), world_size)
+        port = rendezvous.start()
         try:
-            done = subprocess.run(
-                [*launch, *child], env=_environment(environment), cwd=ROOT, timeout=timeout_s,
-                encoding="utf-8", errors="replace",
-                stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            )  # fmt: skip
-        except subprocess.TimeoutExpired as expired:
-            output = (expired.stdout or b"").decode(errors="replace")
-            raise RanksFailed(f"{world_size} ranks did not end within {timeout_s} s", output) from expired
-        if done.returncode != 0:
-            raise RanksFailed(f"{world_size} ranks ended with exit code {done.returncode}", done.stdout)
-        return [pickle.loads((job.parent / f"result-{rank}.pkl").read_bytes()) for rank in range(world_size)]
+            rendezvous.init(slots)
+            shared = environment_of_ranks(os.environ)
+            if world_size > 1:
+                shared.update({k: str(v) for k, v in gloo_run.create_run_env_vars("127.0.0.1", ["lo"], port).items()})
+            ranks = [
+                _processes.Process(
+                    target=_rank,
+                    args=(job, output, shared | (gloo_run.create_slot_env_vars(slot) if world_size > 1 else {})),
+                )
+                for slot in slots
+            ]
+            for rank in ranks:
+                rank.start()
+            late = _wait(ranks, time.monotonic() + timeout_s)
+        finally:
+            rendezvous.stop()
+        printed = output.read_text(encoding="utf-8", errors="replace") if output.exists() else ""
+        if late:
+            raise RanksFailed(f"{world_size} ranks did not end within {timeout_s} s", printed)
+        if any(rank.exitcode for rank in ranks):
+            raise RanksFailed(f"{world_size} ranks ended with exit codes {[rank.exitcode for rank in ranks]}", printed)
+        return read_results(job, world_size)
 
 
-def _child(job: pathlib.Path) -> None:
-    import importlib
+def _wait(ranks: Sequence[ForkServerProcess], until: float) -> bool:
+    """Returns when all have ended: by themselves, or, after a failure or at `until`, by force. Whether it was late."""
+    try:
+        while True:
+            running = [rank for rank in ranks if rank.exitcode is None]
+            if not running or any(rank.exitcode for rank in ranks):
+                return False
+            if not connection.wait([rank.sentinel for rank in running], max(0.0, until - time.monotonic())):
+                return True
+    finally:
+        for end in (ForkServerProcess.terminate, ForkServerProcess.kill):
+            for rank in ranks:
+                if rank.exitcode is None:
+                    end(rank)
+            for rank in ranks:
+                rank.join(_TO_END_S)
 
-    import tf_fusedrec
 
-    module, name, topologies, kwargs = pickle.loads(job.read_bytes())
-    tf_fusedrec.init(*topologies)
-    result = getattr(importlib.import_module(module), name)(**kwargs)
-    (job.parent / f"result-{tf_fusedrec.collectives.rank()}.pkl").write_bytes(pickle.dumps(result))
+def _rank(job: pathlib.Path, output: pathlib.Path, environment: Mapping[str, str]) -> None:
+    file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    for stream in (1, 2):
+        os.dup2(file, stream)
+    os.environ.clear()
+    os.environ.update(environment)
+    os.chdir(ROOT)
+    try:
+        do_job(job)
+        import horovod.tensorflow as hvd
 
-
-if __name__ == "__main__":
-    _child(pathlib.Path(sys.argv[1]))
+        hvd.shutdown()  # which Python would do at its end, but not at the end of a process of multiprocessing
+    except BaseException:
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)

@@ -56,10 +56,8 @@ def make_step(table: NativeTable, name: str, *, at_source: bool, at_owner: bool)
         unique = ops.UniqueIds(ids, tf.stack([0, n]), tf.range(tf.size(ids)))
         if at_source:
             unique = ops.segment_unique(ids, unique.splits)
-        route = exchange.route_ids(
-            unique, name=name, owner=table.owner, id_bits=table.id_bits, segment_names=table.names, place=place,
-            training=True,
-        )  # fmt: skip
+        leaving = exchange.Leaving(unique, name, table.owner, table.id_bits, table.names)
+        route = exchange.route_ids([leaving], place, training=True)[0]
         found = table.lookup(route.message, route.message_splits, training=True)
         assert isinstance(found, ops.TableRows)
         rows = ops.recover(exchange.bring_rows(route, found.rows, place, None), route.index)

@@ -36,10 +36,8 @@ def train(groups: int, mine: list[np.ndarray]) -> dict[str, Any]:
         tape.gradient(loss, layer.trainable_variables)
         size = tf.size(ids, tf.int64)
         unique = ops.UniqueIds(ids, tf.stack([0, size]), tf.range(tf.size(ids)))  # a batch has each id once
-        route = exchange.route_ids(
-            unique, name=f"{name}.count", owner=table.owner, id_bits=table.id_bits, segment_names=table.names,
-            place=place, training=False,
-        )  # fmt: skip
+        leaving = exchange.Leaving(unique, f"{name}.count", table.owner, table.id_bits, table.names)
+        route = exchange.route_ids([leaving], place, training=False)[0]
         return tf.reduce_sum(route.received_splits)
 
     received = [int(step(tf.constant(ids))) for ids in mine]

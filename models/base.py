@@ -10,7 +10,7 @@ import abc
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tf_fusedrec import collectives, keras, losses, tf
+from tf_fusedrec import keras, losses, tf
 from tf_fusedrec.schedules import PipelinedModel
 
 Batch = Mapping[str, Any]
@@ -79,12 +79,11 @@ class SequenceModel(PipelinedModel, abc.ABC):
                 f"{self.name} takes one dict of features and labels per batch, got labels or weights "
                 "beside it. Put the labels into the dict."
             )
-        # Micro-batches have all-reduces of their own, which may be in flight together.
-        name = f"{self.name}.loss.{self.micro_batch.number}"
-        # Counted from the data, not from the losses: so the all-reduce of the count starts with the step, and no
-        # backward pass waits in Horovod's queue behind the exchanges of other micro-batches.
-        ones = tf.ones([self.num_positions(x)])
-        loss = losses.global_mean(self.position_losses(x, y_pred), ones, name=name, place=self._place)
+        positions = self.micro_batch.weight
+        if positions is None:
+            # Counted from the data, not from the losses: it is known before they are, and backward waits for nobody.
+            positions = self._positions_of_all(self.num_positions(x), name="loss")
+        loss = losses.global_mean(self.position_losses(x, y_pred), total=positions, place=self._place)
         samples, tokens = self.counts(x)
         self._loss.update_state(loss, self.micro_batch.share)
         self._samples.update_state(samples)
@@ -92,9 +91,9 @@ class SequenceModel(PipelinedModel, abc.ABC):
         self._gflops.update_state(TRAINING_PASSES * self.forward_flops(x) / 1e9)
         return loss
 
-    def loss_shares(self, pieces: Sequence[Batch]) -> tf.Tensor:
-        """Shares of the positions that the loss is a mean over, those of all ranks or of a group: <float32>[M]."""
-        positions = tf.cast(tf.stack([self.num_positions(piece) for piece in pieces]), tf.float32)
-        ranks = None if self._place is None else self._place.loss_ranks
-        positions = collectives.all_reduce_sum(positions, name=f"{self.name}.shares", ranks=ranks)
-        return tf.math.divide_no_nan(positions, tf.reduce_sum(positions))
+    def loss_weights(self, pieces: Sequence[Batch]) -> tf.Tensor:
+        """Positions of each micro-batch over which the loss is a mean, of all ranks or of a group: <float32>[M]."""
+        return self._positions_of_all(tf.stack([self.num_positions(piece) for piece in pieces]), name="weights")
+
+    def _positions_of_all(self, positions: tf.Tensor, name: str) -> tf.Tensor:
+        return losses.total_weight(tf.cast(positions, tf.float32), name=f"{self.name}.{name}", place=self._place)

@@ -20,6 +20,7 @@ LEVEL = {
     "collectives": 3,
     "grouping": 3,
     "features": 3,
+    "messages": 4,
     "topology": 4,
     "tables": 4,
     "metrics": 4,

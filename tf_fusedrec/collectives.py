@@ -162,35 +162,6 @@ def all_to_all(
     return received, received_splits
 
 
-def all_to_each(tensor: tf.Tensor, *, name: str, ranks: Ranks) -> tuple[tf.Tensor, tf.Tensor]:
-    """Gathers tensors, whose first dimensions may differ, on all of `ranks`, in rank order.
-
-    An all2all of equal parts: that says what came from whom and takes padded buffers, and Horovod's own gather neither.
-
-    Args:
-      tensor: [n, ...].
-      name: as in all_to_all.
-      ranks: the R ranks that take part.
-
-    Returns:
-      gathered [sum of all n, ...] and each n, <int32>[R].
-    """
-    length = tf.shape(tensor)[0]
-    if _alone(ranks):
-        return tensor, tf.reshape(length, [1])
-    total = ranks.size * length
-    padding = tf.zeros(tf.concat([[_bucketed(total) - total], tf.shape(tensor)[1:]], axis=0), tensor.dtype)
-    copies = tf.concat([*[tensor] * ranks.size, padding], axis=0)
-    return all_to_all(copies, tf.fill([ranks.size], length), name=name, ranks=ranks)
-
-
-def _bucketed(n: tf.Tensor) -> tf.Tensor:
-    """<int32>[] of few sizes, n at least: custom_ops/common/bucket.h says why, and how."""
-    quarters = tf.math.log(tf.cast(tf.maximum(n, 1024), tf.float64) / 1024) / tf.math.log(tf.constant(2.0, tf.float64))
-    step = 256 * 2 ** tf.cast(tf.math.floor(quarters), tf.int32)
-    return -(-tf.maximum(n, 1) // step) * step
-
-
 def all_reduce_sum(tensor: tf.Tensor, *, name: str, ranks: Ranks | None = None) -> tf.Tensor:
     """Sum over all ranks, or over `ranks`, element by element. No gradient flows through it."""
     if _alone(ranks):
@@ -225,12 +196,23 @@ def broadcast_variables(variables: Sequence[tf.Variable]) -> None:
 
 
 def distributed_optimizer(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
-    """The optimizer for dense weights: averages their gradients over ranks; itself when there is one process."""
+    """The optimizer for dense weights: averages their gradients over ranks; itself when there is one process.
+
+    Each gradient is sent as soon as it is there, while the backward pass goes on; Horovod fuses what is ready together.
+    """
     if _hvd is None:
         return optimizer
     import horovod.tensorflow.keras as hvd_keras
 
-    return hvd_keras.DistributedOptimizer(optimizer)
+    made = hvd_keras.DistributedOptimizer(optimizer)
+    # Horovod's own is one function of all gradients, in which one all-reduce waits for the last gradient as all do.
+    made._allreduce_grads = lambda gradients, variables: [_averaged(gradient) for gradient in gradients]
+    return made
+
+
+def _averaged(gradient: Any) -> Any:
+    """Over ranks; None stays None. Named after the tensor: names of a traced step are the same on all ranks."""
+    return None if gradient is None else _hvd.allreduce(gradient, op=_hvd.Average)
 
 
 def start_timeline(path: os.PathLike) -> None:

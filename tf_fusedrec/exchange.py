@@ -1,7 +1,8 @@
 """Stages 4 and 7 of 8: ids travel to their owners, rows come back, gradients go out again. Knows no table.
 
-Three all2alls per group and training step: ids (with the header of counts), rows, gradients. Send buffers are padded
-to bucketed sizes by the ops that make them, the splits say what is real (custom_ops/common/bucket.h says why).
+Two all2alls per lookup of a group, of rows and of gradients, and one for the ids of many lookups (messages.py). Send
+buffers are padded to bucketed sizes by the ops that make them, the splits say what is real (custom_ops/common/bucket.h
+says why).
 
 They run inside a group of ranks (topology.py). Where groups share gradients, the owner of an id takes the duplicates
 out of what its group sent, tells the owners in the other groups which ids those are and, later, the sums of their
@@ -13,8 +14,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from tf_fusedrec import collectives, ops
+from tf_fusedrec import collectives, messages, ops
 from tf_fusedrec._tf_compat import tf
+from tf_fusedrec.messages import Message
 from tf_fusedrec.topology import Place
 
 
@@ -41,63 +43,82 @@ class Route(NamedTuple):
     shared: Shared | None  # None: the table is asked for the group's ids alone
 
 
-def route_ids(
-    unique: ops.UniqueIds,
-    *,
-    name: str,
-    owner: str,
-    id_bits: int,
-    segment_names: Sequence[str],
-    place: Place,
-    training: bool,
-) -> Route:
-    """Sends unique ids to their owners.
+class Leaving(NamedTuple):
+    """Distinct ids of one lookup of a group of tables, before they travel."""
+
+    unique: ops.UniqueIds  # by segment
+    name: str  # of its collectives, the same on all ranks
+    owner: str  # this and the rest: see ops.rank_partition
+    id_bits: int
+    segment_names: Sequence[str]
+
+
+def route_ids(leaving: Sequence[Leaving], place: Place, *, training: bool) -> list[Route]:
+    """Sends unique ids to their owners, those of all lookups in one all2all.
 
     Args:
-      unique: distinct ids of a group of tables, by segment.
-      name: of the collective, the same on all ranks.
-      owner, id_bits, segment_names: see ops.rank_partition.
+      leaving: of each lookup; another order on another rank mixes them up.
       place: of this process among the ranks.
       training: whether gradients may follow.
 
     Returns:
-      Route.
+      Route of each.
     """
-    ranked = ops.rank_partition(
-        unique.ids,
-        unique.splits,
-        num_ranks=place.group.size,
-        owner=owner,
-        id_bits=id_bits,
-        segment_names=segment_names,
-    )
-    message, splits = collectives.all_to_all(ranked.message, ranked.send_splits, name=f"{name}.ids", ranks=place.group)
-    received_splits, shared = splits - len(segment_names), None
+    partitioned = [
+        ops.rank_partition(
+            one.unique.ids,
+            one.unique.splits,
+            num_ranks=place.group.size,
+            owner=one.owner,
+            id_bits=one.id_bits,
+            segment_names=one.segment_names,
+        )
+        for one in leaving
+    ]
+    segments = [len(one.segment_names) for one in leaving]
+    of_group = _send(partitioned, segments, leaving[0].name, place)
+    asked = of_group
+    shared: list[Shared | None] = [None] * len(leaving)
     if training and place.shares_gradients:
-        message, splits, shared = _tell_replicas(message, splits, len(segment_names), name, place)
-    return Route(
-        name=name,
-        index=tf.gather(ranked.restore, unique.inverse),
-        num_unique=tf.size(ranked.restore, out_type=tf.int64),
-        id_splits=ranked.id_splits,
-        message=message,
-        message_splits=splits,
-        received_splits=received_splits,
-        shared=shared,
-    )
+        asked, shared = _tell_replicas(of_group, segments, leaving[0].name, place)
+    return [
+        Route(
+            name=one.name,
+            index=tf.gather(ranked.restore, one.unique.inverse),
+            num_unique=tf.size(ranked.restore, out_type=tf.int64),
+            id_splits=ranked.id_splits,
+            message=message,
+            message_splits=splits,
+            received_splits=received - len(one.segment_names),
+            shared=own,
+        )
+        for one, ranked, (_, received), (message, splits), own in zip(leaving, partitioned, of_group, asked, shared)
+    ]
+
+
+def _send(partitioned: Sequence[ops.RankedIds], segments: Sequence[int], name: str, place: Place) -> list[Message]:
+    if place.group.size == 1:
+        return [(ranked.message[: ranked.send_splits[0]], ranked.send_splits) for ranked in partitioned]
+    sent = messages.joined([(ranked.message, ranked.send_splits) for ranked in partitioned])
+    arrived = collectives.all_to_all(*sent, name=f"{name}.ids", ranks=place.group)
+    return messages.parted(*arrived, segments)
 
 
 def _tell_replicas(
-    message: tf.Tensor, splits: tf.Tensor, segments: int, name: str, place: Place
-) -> tuple[tf.Tensor, tf.Tensor, Shared]:
+    of_group: Sequence[Message], segments: Sequence[int], name: str, place: Place
+) -> tuple[list[Message], list[Shared | None]]:
     """Messages of all groups to this shard, without the duplicates inside each group; see Route and Shared."""
-    received = ops.unpack_message(message, splits, num_segments=segments)
-    unique = ops.segment_unique(received.ids, received.segment_splits)
-    own, _ = own_message(unique.ids, unique.splits)
-    message, splits = collectives.all_to_each(own, name=f"{name}.replicas.ids", ranks=place.replicas)
-    begin = tf.reduce_sum(splits[: place.replicas.index] - segments)
-    inverse = tf.gather(unique.inverse, received.position)
-    return message, splits, Shared(inverse, tf.size(unique.ids, out_type=tf.int64), begin)
+    received = [ops.unpack_message(*message, num_segments=count) for message, count in zip(of_group, segments)]
+    unique = [ops.segment_unique(one.ids, one.segment_splits) for one in received]
+    own = tf.concat([own_message(one.ids, one.splits)[0] for one in unique], axis=0)
+    gathered = messages.all_to_each(own, name=f"{name}.replicas.ids", ranks=place.replicas)
+    asked = messages.parted(*gathered, segments)
+    shared: list[Shared | None] = []
+    for one, mine, count, (_, splits) in zip(received, unique, segments, asked):
+        begin = tf.reduce_sum(splits[: place.replicas.index] - count)
+        inverse = tf.gather(mine.inverse, one.position)
+        shared.append(Shared(inverse, tf.size(mine.ids, out_type=tf.int64), begin))
+    return asked, shared
 
 
 def own_message(ids: tf.Tensor, segment_splits: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -158,5 +179,5 @@ def return_gradients(route: Route, grads: tf.Tensor, place: Place, wire: tf.DTyp
     if route.shared is None:
         return received
     summed = _narrowed(ops.recover_grad(received, route.shared.inverse, route.shared.num_unique), wire)
-    gathered, _ = collectives.all_to_each(summed, name=f"{route.name}.replicas.gradients", ranks=place.replicas)
+    gathered, _ = messages.all_to_each(summed, name=f"{route.name}.replicas.gradients", ranks=place.replicas)
     return tf.cast(gathered, grads.dtype)

@@ -16,7 +16,12 @@ COLLISION_LOGIT = -5e4  # a negative that is the positive itself; finite, as in 
 
 
 def global_mean(
-    values: tf.Tensor, weights: tf.Tensor | None = None, *, name: str, place: Place | None = None
+    values: tf.Tensor,
+    weights: tf.Tensor | None = None,
+    *,
+    name: str | None = None,
+    place: Place | None = None,
+    total: tf.Tensor | None = None,
 ) -> tf.Tensor:
     """R * sum(values * weights) of this rank / sum of the weights of all ranks.
 
@@ -29,16 +34,18 @@ def global_mean(
     Args:
       values: <float>[n]. A rank may have n = 0; it must still call, as all ranks must.
       weights: None for 1, or <float>[n], not negative. No gradient flows to them.
-      name: of the all-reduce; the same on all ranks, and different for each call in one step.
+      name: of the all-reduce; the same on all ranks, and different for each call in one step. Needed without `total`.
       place: of the FusedEmbedding. Where its groups train apart (Topology rule "weight_sync"), the mean is that of this
         rank's group, and "all ranks" above are its R ranks; dense gradients are then those of the mean of the groups'
         means. None: all ranks.
+      total: <float>[], the sum of the weights of all ranks where that is known already, as from `total_weight`: then
+        nothing is all-reduced here, between forward and backward pass.
 
     Returns:
       <float>[], float32 or wider. 0 when the weights of all ranks sum to 0.
 
     Raises:
-      ValueError: the shapes of values and weights are known and differ.
+      ValueError: the shapes of values and weights are known and differ; neither name nor total is given.
 
     Example, two ranks: values [1, 2, 3] and [7]  ->  2 * 6 / 4 = 3 and 2 * 7 / 4 = 3.5, whose
       average is 13 / 4.
@@ -51,11 +58,31 @@ def global_mean(
     weights = tf.stop_gradient(tf.cast(weights, values.dtype))
     if not values.shape.is_compatible_with(weights.shape):
         raise ValueError(f"weights must have the shape of values, {values.shape}, got {weights.shape}.")
-    ranks = collectives.world() if place is None else place.loss_ranks
-    total = collectives.all_reduce_sum(tf.reduce_sum(weights), name=name, ranks=ranks)
+    if total is None:
+        if name is None:
+            raise ValueError("global_mean needs the name of its all-reduce, or the total weight of all ranks.")
+        total = total_weight(tf.reduce_sum(weights), name=name, place=place)
     return tf.math.divide_no_nan(
-        tf.cast(ranks.size, values.dtype) * tf.reduce_sum(values * weights), tf.stop_gradient(total)
+        tf.cast(_loss_ranks(place).size, values.dtype) * tf.reduce_sum(values * weights),
+        tf.stop_gradient(tf.cast(total, values.dtype)),
     )
+
+
+def total_weight(weight: tf.Tensor, *, name: str, place: Place | None = None) -> tf.Tensor:
+    """The sum over the ranks that a loss is the mean of. Where it depends on the batch alone, the sooner the better.
+
+    Args:
+      weight: <float>[...] of this rank.
+      name, place: see `global_mean`.
+
+    Returns:
+      <float>[...].
+    """
+    return collectives.all_reduce_sum(weight, name=name, ranks=_loss_ranks(place))
+
+
+def _loss_ranks(place: Place | None) -> collectives.Ranks:
+    return collectives.world() if place is None else place.loss_ranks
 
 
 def weighted_binary_cross_entropy(

@@ -10,7 +10,7 @@ those the largest holds.
 
 from __future__ import annotations
 
-from tf_fusedrec import collectives, ops
+from tf_fusedrec import collectives, messages, ops
 from tf_fusedrec._tf_compat import tf
 from tf_fusedrec.tables import NativeTable
 from tf_fusedrec.topology import Place
@@ -25,8 +25,8 @@ def average(table: NativeTable, place: Place, *, name: str) -> None:
       name: of the collectives, the same on all ranks.
     """
     mine = table.take_unsynced()
-    message, entries = collectives.all_to_each(mine.message, name=f"{name}.ids", ranks=place.replicas)
-    told, _ = collectives.all_to_each(mine.headers, name=f"{name}.headers", ranks=place.replicas)
+    message, entries = messages.all_to_each(mine.message, name=f"{name}.ids", ranks=place.replicas)
+    told, _ = messages.all_to_each(mine.headers, name=f"{name}.headers", ranks=place.replicas)
     segments = len(table.names)
     received = ops.unpack_message(message, entries, num_segments=2 * segments)
     union = ops.segment_unique(received.ids, received.segment_splits)

@@ -4,7 +4,6 @@ import dataclasses
 
 from tf_fusedrec import keras
 from tf_fusedrec.schedules import Schedule, stages
-from tf_fusedrec.schedules.micro_batch import WHOLE
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,6 +28,4 @@ class RouteAhead(Schedule):
         return logs, state
 
     def _plan(self, model, data, steps_ahead):
-        x, _, _ = keras.utils.unpack_x_y_sample_weight(data)
-        with model.working_on(WHOLE, steps_ahead):
-            return stages.plan(model.embedding_inputs(x))
+        return stages.plan(model, [data], steps_ahead=steps_ahead)

@@ -6,7 +6,7 @@ import tf_fusedrec as fr
 from tf_fusedrec import keras, optimizers, tf
 from tf_fusedrec.schedules import PipelinedModel
 
-DIM = 4
+DIM, UNITS = 4, 8
 
 
 def make_embedding(rule="Adam", table=None, **layer):
@@ -31,7 +31,7 @@ def make_model(embedding, schedule="sync", optimizer=None, **compiled):
         "user": keras.Input([], dtype=tf.int64, name="user"),
     }
     rows = embedding(inputs)
-    hidden = keras.layers.Dense(8, activation="tanh")(keras.layers.Concatenate()(list(rows.values())))
+    hidden = keras.layers.Dense(UNITS, activation="tanh")(keras.layers.Concatenate()(list(rows.values())))
     model = PipelinedModel(inputs, keras.layers.Dense(1)(hidden), schedule=schedule)
     compiled = {"loss": "mse", "weighted_metrics": ["mae"], **compiled}
     model.compile(optimizer or keras.optimizers.legacy.Adam(0.01), **compiled)
@@ -61,6 +61,18 @@ SIGNATURE = (
     tf.TensorSpec([None], tf.float32),
     tf.TensorSpec([None], tf.float32),
 )
+
+
+def last_layer_reduced_early(ops):
+    """Whether the gradient of the last layer may be averaged over ranks before that of the first layer is there."""
+    from tests.support.graphs import ancestors
+
+    def of_shape(kind, shape):
+        return [op for op in ops if op.type == kind and op.outputs[0].shape == shape]
+
+    first, last = of_shape("MatMul", (3 * DIM, UNITS)), of_shape("HorovodAllreduce", (UNITS, 1))
+    assert len(last) == 1 and first, "the model is another one"
+    return first[-1] not in ancestors(last[0])
 
 
 def train_function(model):

@@ -34,29 +34,42 @@ class PlainTables(keras.layers.Layer):
         return tf.math.divide_no_nan(sums, tf.cast(ids.row_lengths(), tf.float32)[:, tf.newaxis])
 
 
-def train(model, tables, gradients, batches, staleness, rate):
+def train(model, tables, gradients, batches, staleness, rate, sync_every=1):
     """Trains with Adagrad (v += g^2 from 0.1, w -= rate g / (sqrt(v) + 1e-7)) on rows that lack `staleness` updates.
 
     Args:
       model: with an optimizer for its dense weights.
       tables: the PlainTables inside the model.
       gradients: from a batch to gradients of model.trainable_variables and of tables.shown.
-      batches: any values for `gradients`.
+      batches: of each step a list: the batch of each group of ranks that has tables of its own.
+      sync_every: updates after which the tables of all groups, v among them, become their mean.
 
     Returns:
-      rows {table: [ids, D]} after all updates.
+      rows {table: [ids, D]} of the first group after all updates.
     """
-    versions = [{table: shown.numpy().astype(np.float64) for table, shown in tables.shown.items()}]
-    squares = {table: np.full_like(rows, 0.1) for table, rows in versions[0].items()}
-    for t, batch in enumerate(batches):
-        for table, shown in tables.shown.items():
-            shown.assign(versions[max(t - staleness, 0)][table].astype(np.float32))
-        dense, sparse = gradients(batch)
-        model.optimizer.apply_gradients(zip(dense, model.trainable_variables))
-        newest = {}
-        for table, rows in versions[-1].items():
-            g = np.asarray(tf.convert_to_tensor(sparse[table]), np.float64)  # rows of no id have a gradient of zero
-            squares[table] += g**2
-            newest[table] = rows - rate * g / (np.sqrt(squares[table]) + 1e-7)
-        versions.append(newest)
-    return versions[-1]
+    begin = {table: shown.numpy().astype(np.float64) for table, shown in tables.shown.items()}
+    groups = range(len(batches[0]))
+    versions = [[begin] for _ in groups]
+    squares = [{table: np.full_like(rows, 0.1) for table, rows in begin.items()} for _ in groups]
+    for t, of_groups in enumerate(batches):
+        all_dense = []
+        for group in groups:
+            for table, shown in tables.shown.items():
+                shown.assign(versions[group][max(t - staleness, 0)][table].astype(np.float32))
+            dense, sparse = gradients(of_groups[group])
+            all_dense.append(dense)
+            newest = {}
+            for table, rows in versions[group][-1].items():
+                g = np.asarray(tf.convert_to_tensor(sparse[table]), np.float64)  # rows of no id have a gradient of zero
+                squares[group][table] += g**2
+                newest[table] = rows - rate * g / (np.sqrt(squares[group][table]) + 1e-7)
+            versions[group].append(newest)
+        if (t + 1) % sync_every == 0:
+            for table in begin:
+                for now in ([versions[group][-1] for group in groups], squares):
+                    mean = np.mean([of_group[table] for of_group in now], axis=0)
+                    for of_group in now:
+                        of_group[table] = mean.copy()
+        means = [tf.add_n(parts) / len(parts) for parts in zip(*all_dense)]
+        model.optimizer.apply_gradients(zip(means, model.trainable_variables))
+    return versions[0][-1]

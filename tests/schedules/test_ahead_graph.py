@@ -10,13 +10,15 @@ M = 2
 
 def _facts():
     """By schedule: what the tests below assert, of the compiled function that fit calls."""
+    import tf_fusedrec as fr
     from tests.support.graphs import ancestors
-    from tf_fusedrec import tf
-    from tf_fusedrec.schedules import DualBuffer, Nested
+    from tf_fusedrec import keras, tf
+    from tf_fusedrec.schedules import DualBuffer, Nested, Sync
 
     found = {}
-    for name, schedule in (("dual_buffer", DualBuffer()), ("nested", Nested(M))):
-        model = clicks.make_model(clicks.make_embedding(), schedule)
+    for name, schedule in (("sync", Sync()), ("dual_buffer", DualBuffer()), ("nested", Nested(M))):
+        optimizer = fr.collectives.distributed_optimizer(keras.optimizers.legacy.Adam(0.01))
+        model = clicks.make_model(clicks.make_embedding(), schedule, optimizer)
         data = tf.data.Dataset.from_tensor_slices(clicks.batch(24, 1)).batch(8)
         feed, batches = model.make_train_function(), iter(data)
         feed(batches)
@@ -34,6 +36,7 @@ def _facts():
         before = {op: ancestors(op) for found_ops in kinds.values() for op in found_ops}
         refreshes, updates = set(kinds["refresh"]), set(kinds["update"])
         found[name] = {
+            "reduced_early": clicks.last_layer_reduced_early(ops),
             "counts": {kind: len(found_ops) for kind, found_ops in kinds.items()},
             "ahead_waits_for_compute": [bool(before[op] & compute) for op in kinds["look_ahead"] + kinds["ids"]],
             "rows_wait_for_refresh": [bool(before[op] & refreshes) for op in kinds["rows"]],
@@ -53,8 +56,9 @@ def facts():
 def test_the_next_batch_waits_for_no_compute(facts, schedule):
     lookups = M if schedule == "nested" else 1
     seen = facts[schedule]
-    for kind in ("refresh", "look_ahead", "ids", "rows", "gradients"):
+    for kind in ("refresh", "look_ahead", "rows", "gradients"):
         assert seen["counts"][kind] == lookups, kind
+    assert seen["counts"]["ids"] == 1
     assert not any(seen["ahead_waits_for_compute"])
 
 
@@ -64,3 +68,7 @@ def test_rows_leave_when_they_are_refreshed_and_not_before(facts, schedule):
     assert all(seen["rows_wait_for_refresh"]) and not any(seen["rows_wait_for_compute"])
     # The buffer is filled before the update, so that what the update changes is newer.
     assert all(seen["update_waits_for_look_ahead"]) and not any(seen["look_ahead_waits_for_update"])
+
+
+def test_dense_gradients_are_averaged_as_they_become_ready(facts):
+    assert [seen["reduced_early"] for seen in facts.values()] == [True] * 3

@@ -7,7 +7,7 @@ import tf_fusedrec as fr
 from tests.schedules import clicks
 from tests.schedules.test_feed import Stop, dataset, unknown
 from tf_fusedrec import keras
-from tf_fusedrec.schedules import DualBuffer, FrozenWindow, Nested
+from tf_fusedrec.schedules import DualBuffer, FrozenWindow, Nested, PipelinedModel
 
 PAIRS = {"dual_buffer": (DualBuffer(), "sync"), "nested": (Nested(4), FrozenWindow(4))}
 TABLES = {
@@ -31,7 +31,7 @@ def assert_same(got, wanted, but=()):
 
 
 def make_embedding(pair, rule="Adam", table=None):
-    return clicks.make_embedding(rule, table, lookups_per_update=pair[0].lookups)
+    return clicks.make_embedding(rule, table, lookups_per_update=getattr(pair[0], "micro_batches", 1))
 
 
 def fitted(pair, schedule, fits, rule="Adam", table=None):
@@ -128,6 +128,7 @@ class Meddle(keras.callbacks.Callback):
 
 
 def test_rows_that_leave_between_look_ahead_and_lookup_are_searched_again(pair):
+    """What stands for a pin: rows in flight may be evicted, and the step is that of the reference all the same."""
     states = []
     for schedule in pair:
         embedding = make_embedding(pair, table={"max_rows": 60, "eviction": "lru"})
@@ -142,6 +143,11 @@ def test_bad_input_is_refused(pair):
     table = {"optimizer": keras.optimizers.legacy.Adam(0.1)}
     with pytest.raises(ValueError, match="need backend='native'"):
         clicks.make_model(clicks.make_embedding(table=table, backend="tfra"), ahead).fit(dataset(), verbose=0)
+    plain = keras.Input([3])
+    model = PipelinedModel(plain, keras.layers.Dense(1)(plain), schedule=ahead)
+    model.compile("sgd", "mse")
+    with pytest.raises(ValueError, match="hides the exchanges of a FusedEmbedding.*schedule='sync'"):
+        model.fit(np.zeros([8, 3]), np.zeros(8), verbose=0)
     for wrong in (0, 1.5, True):
         with pytest.raises(ValueError, match="micro_batches must be an int >= 1"):
             Nested(wrong)

@@ -30,6 +30,7 @@ def _cases():
     import tf_fusedrec as fr
     from tests.schedules.ahead import RouteAhead
     from tf_fusedrec import tf
+    from tf_fusedrec.schedules import FrozenWindow, Nested
 
     rank = fr.collectives.rank()
     mine = [3, 1][rank % 2]
@@ -43,6 +44,13 @@ def _cases():
         "one of each": (_fitted("sync", unknown if rank else data, epochs=2), padded),
         "never any, ahead": (_fitted(RouteAhead(), data.take(0) if rank else data, epochs=2), alone),
     }
+    found["more micro-batches than samples"] = tuple(
+        _fitted(schedule, one, epochs=2)
+        for schedule, one in (
+            (Nested(5), data),
+            (FrozenWindow(5), data.concatenate(empty.repeat(3 - mine))),
+        )
+    )
     steps = _fitted(RouteAhead(), data, epochs=2, steps_per_epoch=3)[2]
     refused = []
     x, y, _ = clicks.batch(4 + 40 * rank, seed=rank)
@@ -51,15 +59,29 @@ def _cases():
             _fitted("sync", one, **arguments)
         except ValueError as error:
             refused.append(str(error))
-    return found, steps, refused
+    model = clicks.make_model(clicks.make_embedding(), "sync")
+    uneven = []
+    for one in (data, unknown, data.concatenate(empty.repeat(3 - mine))):
+        x = one.map(lambda x, y, weight: x)
+        uneven.append((model.evaluate(one, verbose=0), model.predict(x, verbose=0)))
+    validated = model.fit(data, epochs=2, validation_data=data, verbose=0).history["val_loss"]
+    return found, steps, refused, uneven, validated
 
 
 def test_a_rank_whose_data_ends_first_takes_part_with_nothing():
-    for found, steps, (different_steps, different_lengths) in run_ranks(_cases, 2):
+    results = run_ranks(_cases, 2)
+    for found, steps, (different_steps, different_lengths), *_ in results:
         assert "steps_per_epoch must be the same on all ranks, got [1, 2]" in different_steps
-        assert "give fit a tf.data.Dataset on every rank" in different_lengths
+        assert "give a tf.data.Dataset on every rank" in different_lengths
         assert steps == 3  # an epoch of three; there is no data for a second one, and training ends, as under Keras
         for case, ((state, *counts), (wanted, *wanted_counts)) in found.items():
             assert counts == wanted_counts == [2, 6], case
             for what in wanted:
                 np.testing.assert_array_equal(state[what], wanted[what], err_msg=f"{case}: {what}")
+    for rank, (*_, uneven, validated) in enumerate(results):
+        # Evaluation and predictions of 3 batches here and 1 there: as if the other rank had empty ones.
+        *found, (wanted, predictions) = uneven
+        assert len(predictions) == 4 * [3, 1][rank] - 1 and len(validated) == 2
+        for losses, predicted in found:
+            np.testing.assert_allclose(losses, wanted, rtol=1e-6)  # of sums over batches of other sizes
+            np.testing.assert_allclose(predicted, predictions, rtol=1e-6)

@@ -40,7 +40,9 @@ def _simulated(staleness):
             loss = model.compute_loss(x, y, model(x, training=True), weight)
         return tape.gradient(loss, (model.trainable_variables, tables.shown))
 
-    rows = delayed.train(model, tables, lambda batch: gradients(*batch), BATCHES, staleness, RATE)
+    rows = delayed.train(
+        model, tables, lambda batch: gradients(*batch), [[batch] for batch in BATCHES], staleness, RATE
+    )
     return [weight.numpy() for weight in model.trainable_weights], rows
 
 

@@ -91,7 +91,7 @@ def _simulated(folder, ranks, staleness):
             loss = model.compute_loss(batch, None, model(batch, training=True), None)
         return tape.gradient(loss, (model.trainable_variables, tables.shown))
 
-    rows = delayed.train(model, tables, gradients, joined, staleness, RATE)
+    rows = delayed.train(model, tables, gradients, [[batch] for batch in joined], staleness, RATE)
     return [weight.numpy() for weight in model.trainable_weights], rows, tables.ids
 
 

@@ -10,15 +10,18 @@ M = 3
 
 def _facts():
     """What the tests below assert, of the step of a model on any number of processes."""
-    from tests.support.graphs import ancestors, count_ops
+    import tf_fusedrec as fr
+    from tests.support.graphs import ancestors, count_ops, reduced_in_between
+    from tf_fusedrec import keras
     from tf_fusedrec.schedules import FrozenWindow
 
-    model = clicks.make_model(clicks.make_embedding(), FrozenWindow(M))
+    optimizer = fr.collectives.distributed_optimizer(keras.optimizers.legacy.Adam(0.01))
+    model = clicks.make_model(clicks.make_embedding(), FrozenWindow(M), optimizer)
     step = clicks.train_function(model).get_concrete_function()
     ops = step.graph.get_operations()  # in the order of the program
-    lookups = [i for i, op in enumerate(ops) if op.type == "Fusedrec>TableLookup"]
-    ends = [*lookups[1:], len(ops)]
-    compute = [[op for op in ops[begin:end] if op.type == "MatMul"] for begin, end in zip(lookups, ends)]
+    lookups = [op for op in ops if op.type == "Fusedrec>TableLookup"]
+    products = [op for op in ops if op.type == "MatMul"]
+    compute = [products[i : i + len(products) // M] for i in range(0, len(products), len(products) // M)]
     exchanges = {
         kind: [op for op in ops if op.type == "HorovodAlltoall" and _name(op).endswith(f".{kind}")]
         for kind in ("ids", "rows", "gradients")
@@ -31,7 +34,11 @@ def _facts():
     return {
         "matmuls": [len(piece) for piece in compute],
         "exchanges": {kind: [_name(op) for op in found] for kind, found in exchanges.items()},
-        "lookup_waits_for": [waits(ops[i]) for i in lookups],
+        "lookup_waits_for": [waits(op) for op in lookups],
+        "compute_waits_for_lookups": [sum(lookup in before[op] for lookup in lookups) for op in compute[0]],
+        "compute_waits_for_rows": [sum(rows in before[op] for rows in exchanges["rows"]) for op in compute[0]],
+        "reduced_early": fr.collectives.size() == 1 or clicks.last_layer_reduced_early(ops),
+        "reduced_in_between": reduced_in_between(ops),
         "rows_wait_for": [waits(op) for op in exchanges["rows"]],
         "gradients_wait_for": [waits(op) for op in exchanges["gradients"]],
         "compute_waits_for": [
@@ -70,10 +77,21 @@ def test_gradients_leave_when_their_compute_is_done(facts):
     assert seen["gradients_wait_for"] == ([list(range(j + 1)) for j in range(M)] if ranks > 1 else [])
 
 
-def test_three_exchanges_per_group_and_micro_batch_and_one_update(facts):
+def test_compute_begins_behind_all_lookups_and_its_own_rows(facts):
     ranks, seen = facts
-    for names in seen["exchanges"].values():
-        assert len(names) == len(set(names)) == M * (ranks > 1)
+    assert set(seen["compute_waits_for_lookups"]) == {M}
+    assert set(seen["compute_waits_for_rows"]) == {int(ranks > 1)}
+
+
+def test_dense_gradients_are_averaged_as_they_become_ready(facts):
+    _, seen = facts
+    assert seen["reduced_early"] and not seen["reduced_in_between"]
+
+
+def test_one_exchange_of_ids_two_of_every_micro_batch_and_one_update(facts):
+    ranks, seen = facts
+    for kind, names in seen["exchanges"].items():
+        assert len(names) == len(set(names)) == (1 if kind == "ids" else M) * (ranks > 1)
     assert seen["ops"] == {
         "Fusedrec>TableLookup": M, "Fusedrec>TableAccumulateGradients": M, "Fusedrec>TableApplyAccumulated": 1,
     }  # fmt: skip

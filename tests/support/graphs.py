@@ -23,6 +23,14 @@ def ancestors(op) -> set:
     return found
 
 
+def reduced_in_between(ops) -> list:
+    """Names of all-reduces that wait for a matrix product and that a matrix product waits for."""
+    products = [op for op in ops if op.type == "MatMul"]
+    waited_for = set().union(*[ancestors(op) for op in products])
+    reduces = [op for op in ops if op.type == "HorovodAllreduce" and op in waited_for]
+    return [op.name for op in reduces if ancestors(op) & set(products)]
+
+
 def saved_operations(folder) -> set:
     """Types of all operations in the graphs of a SavedModel."""
     from tensorflow.core.protobuf import saved_model_pb2  # not before tf_fusedrec, which chooses the Keras

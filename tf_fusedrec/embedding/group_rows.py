@@ -9,7 +9,7 @@ import numpy as np
 
 from tf_fusedrec import collectives, features
 from tf_fusedrec._tf_compat import keras, tf
-from tf_fusedrec.lookup import Context, GroupLookup, WaitingGradients
+from tf_fusedrec.lookup import Context, LaneCall, Routed, WaitingGradients, apply_waiting
 
 
 class Deferral(NamedTuple):
@@ -19,31 +19,32 @@ class Deferral(NamedTuple):
     gate: Any  # an op or a tensor; None for nothing
 
 
+# Of one group in a call: rows [G, D] of each lane and their context.
+AnswerOfGroup = Sequence[tuple[tf.Tensor, Context]]
+
+
 class GroupCall(NamedTuple):
     """One call of the layer, as far as one group has part in it."""
 
     layer_name: str
-    lookup: GroupLookup
-    features: Sequence[features.FlatFeature]
-    number: int  # of the call in its graph
-    training: bool
-    answer: tuple[tf.Tensor, Context] | None  # rows and context that are there already
+    lanes: Sequence[LaneCall]  # of one group, one at least
+    routed: Sequence[Routed]  # of each; none where there is an answer
+    answer: AnswerOfGroup | None  # what is there already
     deferral: Deferral | None
     loss_scaler: Any  # the optimizer that scales the loss, or None
 
 
 def rows_of_group(call: GroupCall, anchor: tf.Tensor) -> dict[str, Any]:
     """Rows by feature, in the feature's form. Their gradient trains the group's tables; that of the anchor is zero."""
-    lookup, deferral = call.lookup, call.deferral
-    lanes = [lane for _, lane in lookup.lanes(call.features)]
+    lookup, training, deferral = call.lanes[0].lookup, call.lanes[0].training, call.deferral
     counts: list[tf.Tensor] = []
 
     @tf.custom_gradient
     def forward(anchor: tf.Tensor):
         counts.clear()
         rows, contexts = [], []
-        for lane in lanes:
-            of_lane, context = _rows_of_lane(call, lane)
+        for number in range(len(call.lanes)):
+            of_lane, context = _rows_of_lane(call, number)
             counts.append(context.routed.fused.feature_bags)
             if deferral is not None and deferral.gate is not None:
                 with tf.control_dependencies([deferral.gate]):
@@ -54,31 +55,25 @@ def rows_of_group(call: GroupCall, anchor: tf.Tensor) -> dict[str, Any]:
         @tf.autograph.experimental.do_not_convert
         def train(*grads: tf.Tensor) -> tf.Tensor:
             _check_scaling(call)
+            waiting = [WaitingGradients(lookup, *part) for part in zip(contexts, grads)]
             if deferral is not None:
-                deferral.waiting.extend(WaitingGradients(lookup, *part) for part in zip(contexts, grads))
+                deferral.waiting.extend(waiting)
             elif call.loss_scaler is not None:
-                return _train_unscaled(call, contexts, grads)
+                return _train_unscaled(call, waiting)
             else:
-                _train(lookup, contexts, grads)
+                apply_waiting(waiting)
             return tf.zeros_like(anchor)
 
         return rows, train
 
-    brought = forward(anchor if call.training else tf.stop_gradient(anchor))
+    brought = forward(anchor if training else tf.stop_gradient(anchor))
     outputs: dict[str, Any] = {}
-    for lane, rows, numbers in zip(lanes, brought, counts):
+    for lane, rows, numbers in zip([lane.features for lane in call.lanes], brought, counts):
         parts = tf.split(rows, numbers) if len(lane) > 1 else [rows]
         for feature, part in zip(lane, parts):
             part.set_shape([None, rows.shape[1]])
             outputs[feature.config.name] = features.restore_form(feature, part)
     return outputs
-
-
-def _train(lookup: GroupLookup, contexts: Sequence[Context], grads: Sequence[tf.Tensor]) -> None:
-    if len(contexts) == 1:
-        lookup.apply_gradients(contexts[0], grads[0])
-    else:
-        lookup.apply_together(list(zip(contexts, grads)))
 
 
 def _check_scaling(call: GroupCall) -> None:
@@ -95,15 +90,16 @@ def _check_scaling(call: GroupCall) -> None:
         )
 
 
-def _train_unscaled(call: GroupCall, contexts: Sequence[Context], grads: Sequence[tf.Tensor]) -> tf.Tensor:
+def _train_unscaled(call: GroupCall, waiting: Sequence[WaitingGradients]) -> tf.Tensor:
     """Trains by gradients of a scaled loss, where they are finite on all ranks; the anchor's gradient says so."""
-    unscaled = [grad / tf.cast(call.loss_scaler.loss_scale, grad.dtype) for grad in map(_wide, grads)]
+    unscaled = [grad / tf.cast(call.loss_scaler.loss_scale, grad.dtype) for grad in (_wide(w.grads) for w in waiting)]
     bad = tf.add_n([tf.reduce_sum(tf.cast(~tf.math.is_finite(grad), tf.int64)) for grad in unscaled])
-    name = f"{call.layer_name}.{call.lookup.group.name}.{call.number}.overflows"
+    first = call.lanes[0]
+    name = f"{call.layer_name}.{first.lookup.group.name}.{first.number}.overflows"
     finite = tf.equal(collectives.all_reduce_sum(bad, name=name), 0)
 
     def train() -> tf.Tensor:
-        _train(call.lookup, contexts, [tf.cast(wide, grad.dtype) for wide, grad in zip(unscaled, grads)])
+        apply_waiting([one._replace(grads=tf.cast(wide, one.grads.dtype)) for one, wide in zip(waiting, unscaled)])
         return tf.zeros([])
 
     return tf.cond(finite, train, lambda: tf.constant(np.inf, tf.float32))
@@ -113,14 +109,15 @@ def _wide(grad: tf.Tensor) -> tf.Tensor:
     return tf.cast(tf.convert_to_tensor(grad), tf.float32)
 
 
-def _rows_of_lane(call: GroupCall, lane: list[features.FlatFeature]) -> tuple[tf.Tensor, Context]:
+def _rows_of_lane(call: GroupCall, number: int) -> tuple[tf.Tensor, Context]:
     """Rows [G, D] and their context: looked up, or the answer after a check that it is one to these ids."""
+    lane = call.lanes[number]
     if call.answer is None:
-        rows, _, context = call.lookup.lookup(lane, call=call.number, training=call.training)
-        return rows, context
-    rows, context = call.answer
+        context = lane.lookup.fetch(call.routed[number], training=lane.training)
+        return lane.lookup.bring(context), context
+    rows, context = call.answer[number]
     same = tf.debugging.assert_equal(
-        tf.add_n([tf.size(feature.ids) for feature in lane]),
+        tf.add_n([tf.size(feature.ids) for feature in lane.features]),
         tf.size(context.routed.fused.ids),
         f"{call.layer_name!r} was called with other ids in a training step than were looked up ahead. Remedy: "
         "embedding_inputs of the model must give the calls that a training step makes.",

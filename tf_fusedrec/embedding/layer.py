@@ -12,11 +12,11 @@ import numpy as np
 from tf_fusedrec import collectives, features
 from tf_fusedrec._tf_compat import keras, tf
 from tf_fusedrec.config import FeatureConfig, TableConfig
+from tf_fusedrec.embedding.construction import check_backend, check_deferrable, check_lanes, make_table
 from tf_fusedrec.embedding.group_rows import GroupCall, rows_of_group
 from tf_fusedrec.embedding.modes import CallModes, Reached
-from tf_fusedrec.grouping import Group, group_tables
-from tf_fusedrec.lookup import GroupLookup, gradient_scale
-from tf_fusedrec.tables import ExternalTable, NativeTable, TfraTable
+from tf_fusedrec.grouping import group_tables
+from tf_fusedrec.lookup import GroupLookup, LaneCall, gradient_scale, route
 from tf_fusedrec.tables.state import TableState
 from tf_fusedrec.topology import Place, Topology
 
@@ -26,7 +26,8 @@ class FusedEmbedding(CallModes, keras.layers.Layer):
     """Distributed dynamic embedding tables for many features (FusedRec, Algorithm 1).
 
     Tables of equal spec (dim, dtype, initializer, optimizer) are fused into groups by themselves. A training step costs
-    three all2alls per group whatever the number of features: ids, rows, gradients. Tables grow as ids come.
+    two all2alls per group, rows and gradients, whatever the number of features, and one of all ids. Tables grow as ids
+    come.
 
     Training happens inside the gradient: when a tape asks for the gradient of the layer's one trainable weight, a
     scalar anchor, gradients go to the rows' owners and their optimizer is applied there. So the layer works in
@@ -94,7 +95,7 @@ class FusedEmbedding(CallModes, keras.layers.Layer):
     ):
         super().__init__(name=name, dtype=tf.float32, **kwargs)
         collectives.check_init()
-        _check_backend(backend, tables, accumulate_steps=accumulate_steps, lookups_per_update=lookups_per_update)
+        check_backend(backend, tables, accumulate_steps=accumulate_steps, lookups_per_update=lookups_per_update)
         if wire_dtype not in (None, "bfloat16", "float16"):
             raise ValueError(f"wire_dtype must be 'bfloat16', 'float16' or None, got {wire_dtype!r}.")
         topology = topology or Topology()
@@ -120,9 +121,12 @@ class FusedEmbedding(CallModes, keras.layers.Layer):
         scale = gradient_scale(gradient_op, self.place.loss_ranks.size)
         with tf.init_scope():
             groups = group_tables(tables, features)
-            _check_lanes(groups, backend, lookups_per_update)
+            check_lanes(groups, backend, lookups_per_update)
             wire = None if wire_dtype is None else tf.as_dtype(wire_dtype)
-            lookups = [GroupLookup(name, group, self._table(name, group), scale, self.place, wire) for group in groups]
+            lookups = [
+                GroupLookup(name, group, make_table(name, group, config, self.place), scale, self.place, wire)
+                for group in groups
+            ]
         # A plain holder: Keras would track TFRA's variables as weights, and TensorFlow's checkpoint only rank 0's rows.
         self._holder = _Untracked(lookups)
         # Without tables of its own there is nothing that its gradient would train.
@@ -133,31 +137,6 @@ class FusedEmbedding(CallModes, keras.layers.Layer):
         self._table_state = TableState(name, [lookup.table for lookup in self.lookups], collectives.size())
         self._calls = _Untracked(weakref.WeakKeyDictionary())
         self.built = True
-
-    def _table(self, name: str, group: Group) -> NativeTable | TfraTable | ExternalTable:
-        config = self._config.value
-        if group.external:
-            mine = self.place.group
-            return ExternalTable(f"{name}/{group.name}", group.tables, mine.index, mine.size)
-        if config["backend"] == "native":
-            return NativeTable(
-                f"{name}/{group.name}",
-                group.tables,
-                seed=config["seed"],
-                accumulate_steps=config["accumulate_steps"],
-                average=config["gradient_op"] == "average",
-                lookups_per_update=config["lookups_per_update"],
-                averaged=self.place.averages,
-                moment_scale=self.place.topology.scale_of_moments,
-            )
-        return TfraTable(
-            f"{name}/{group.name}",
-            group.tables,
-            key_encoding=config["key_encoding"],
-            seed=config["seed"],
-            init_capacity=config["init_capacity"],
-            keep_reverse_map=config["keep_reverse_map"],
-        )
 
     @property
     def place(self) -> Place:
@@ -192,13 +171,18 @@ class FusedEmbedding(CallModes, keras.layers.Layer):
     @tf.autograph.experimental.do_not_convert
     def _lookup(self, inputs: Mapping[str, Any], weights: Mapping[str, Any], training: bool) -> dict[str, Any]:
         grouped = self.grouped(inputs, weights)
-        call = self.next_call()
-        answer = self._next_answer(grouped) if training else None
+        number = self.next_call()
+        answers = (self._next_answer(grouped) if training else None) or [None] * len(grouped)
+        calls = [
+            [LaneCall(lookup, *lane, number, training and not lookup.group.external) for lane in lookup.lanes(mine)]
+            for lookup, mine in grouped
+        ]
+        # The ids of all groups travel together.
+        routed = iter(route([lane for lanes, answer in zip(calls, answers) if answer is None for lane in lanes]))
         outputs: dict[str, Any] = {}
-        for i, (lookup, mine) in enumerate(grouped):
-            trains = training and not lookup.group.external
-            ready = answer[i] if answer else None
-            of_group = GroupCall(self.name, lookup, mine, call, trains, ready, self._deferral, self._loss_scaler)
+        for lanes, answer in zip(calls, answers):
+            mine = [next(routed) for _ in lanes] if answer is None else []
+            of_group = GroupCall(self.name, lanes, mine, answer, self._deferral, self._loss_scaler)
             outputs.update(rows_of_group(of_group, self._anchor.read_value()))
         return {name: outputs[name] for name in inputs}
 
@@ -229,21 +213,7 @@ class FusedEmbedding(CallModes, keras.layers.Layer):
 
     def check_deferrable(self, lookups: int) -> None:
         """Raises ValueError unless gradients of that many lookups may wait for one update."""
-        config = self._config.value
-        if config["backend"] != "native":
-            raise ValueError(
-                "lookups ahead of their step, or several before one update, need backend='native', and "
-                f"{self.name!r} has {config['backend']!r}."
-            )
-        if config["lookups_per_update"] >= lookups:
-            return
-        for lookup in self.lookups:
-            if isinstance(lookup.table, NativeTable) and lookup.table.moves_rows:
-                raise ValueError(
-                    f"tables {lookup.table.names} of {self.name!r} may evict or move rows (eviction, ttl, hot_after or "
-                    f"memory_budget) between the {lookups} lookups of a step. "
-                    f"Remedy: FusedEmbedding(lookups_per_update={lookups})."
-                )
+        check_deferrable(self.name, self._config.value, self.lookups, lookups)
 
     def grouped(
         self, inputs: Mapping[str, Any], weights: Mapping[str, Any]
@@ -299,41 +269,6 @@ class FusedEmbedding(CallModes, keras.layers.Layer):
         config["features"] = [FeatureConfig(**feature) for feature in config["features"]]
         config["topology"] = Topology(**config["topology"])
         return cls(**config)
-
-
-def _check_backend(backend: str, tables: Sequence[TableConfig], **counts: int) -> None:
-    if backend not in ("native", "tfra"):
-        raise ValueError(f"backend must be 'native' or 'tfra', got {backend!r}.")
-    for name, count in counts.items():
-        if not isinstance(count, int) or count < 1:
-            raise ValueError(f"{name} must be an int >= 1, got {count!r}.")
-    if backend == "native":
-        return
-    for name, count in counts.items():
-        if count > 1:
-            raise ValueError(f"{name} {count} needs backend='native'.")
-    for table in tables:
-        if table.stores_natively:
-            raise ValueError(f"table {table.name!r} has {table.stores_natively}, which need backend='native'.")
-
-
-def _check_lanes(groups: Sequence[Group], backend: str, lookups_per_update: int) -> None:
-    """Features of another output dtype are looked up beside the others: several lookups before one update."""
-    for group in groups:
-        spec = group.tables[0]
-        dtypes = {feature.name: feature.output_dtype or spec.dtype for feature in group.features}
-        own, lanes = [name for name, dtype in dtypes.items() if dtype != spec.dtype], len(set(dtypes.values()))
-        if not own or group.external:
-            continue
-        if backend != "native":
-            raise ValueError(f"output_dtype of features {own} needs backend='native', got {backend!r}.")
-        moves = spec.eviction or spec.ttl or spec.hot_after or spec.memory_budget
-        if moves and lookups_per_update < lanes:
-            raise ValueError(
-                f"features {own} have an output_dtype of their own, so a step makes {lanes} lookups of tables "
-                f"{[table.name for table in group.tables]}, which may evict or move rows between them. "
-                f"Remedy: FusedEmbedding(lookups_per_update={lanes})."
-            )
 
 
 class _Untracked:

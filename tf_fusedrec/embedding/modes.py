@@ -8,7 +8,7 @@ from typing import Any, Optional
 
 from tf_fusedrec import features
 from tf_fusedrec._tf_compat import tf
-from tf_fusedrec.embedding.group_rows import Deferral
+from tf_fusedrec.embedding.group_rows import AnswerOfGroup, Deferral
 from tf_fusedrec.lookup import Context, GroupLookup, WaitingGradients
 
 
@@ -16,8 +16,8 @@ class Reached(BaseException):
     """A call came to a FusedEmbedding that interrupts it. No Exception: Keras makes new ones of those."""
 
 
-# Of one call, by group: rows and their context, or None.
-Answer = Sequence[Optional[tuple[tf.Tensor, Context]]]
+# Of one call, by group; None for one that is looked up as ever.
+Answer = Sequence[Optional[AnswerOfGroup]]
 Rows = Callable[[str, tf.Tensor], tf.Tensor]
 
 
@@ -86,7 +86,7 @@ class CallModes:
 
         Args:
           answers: of the calls in their order, each as `grouped` gives their groups: the rows [G, D] of `bring` and
-            their context, or None for a group that is looked up as ever.
+            their context by lane, or None for a group that is looked up as ever.
 
         Raises:
           ValueError: another number of training calls came, or one of other features. At run time
@@ -103,6 +103,11 @@ class CallModes:
                 f"{len(waiting)} of {len(answers)} lookups of {self.name!r} that were made ahead had no training call "
                 "to answer. Remedy: embedding_inputs of the model must give the calls that a training step makes."
             )
+
+    @property
+    def contexts_to_come(self) -> list[Context]:
+        """Inside of `answering`: of the answers that no call has taken yet."""
+        return [context for answer in self._answers or () for group in answer for _, context in group or ()]
 
     def _next_answer(self, grouped: Sequence[tuple[GroupLookup, list[features.FlatFeature]]]) -> Answer | None:
         answers = self._answers

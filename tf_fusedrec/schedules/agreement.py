@@ -8,33 +8,34 @@ from tf_fusedrec import collectives
 from tf_fusedrec._tf_compat import tf
 
 
-def agreed_data(x: Any, batch_size: int | None, steps_per_epoch: int | None) -> Any:
+def agreed_data(x: Any, batch_size: int | None, steps: int | None, argument: str = "steps_per_epoch") -> Any:
     """`x`, or the same with a length that Keras does not know, where lengths differ between ranks; collective.
 
     Keras counts the batches of a data set before it begins, and stops after so many. Without that number an epoch ends
     when no rank has data any more, as Feed sees to.
 
     Args:
-      x, batch_size, steps_per_epoch: of keras.Model.fit.
+      x, batch_size, steps: of keras.Model.fit, evaluate or predict.
+      argument: name of `steps` there.
 
     Raises:
-      ValueError: another steps_per_epoch on another rank, or arrays of other lengths.
+      ValueError: other steps on another rank, or arrays of other lengths.
     """
     if collectives.size() == 1:
         return x
     is_dataset = isinstance(x, tf.data.Dataset)
     batches = int(x.cardinality()) if is_dataset else _batches(x, batch_size or 32)
-    mine = (is_dataset, batches, steps_per_epoch)
+    mine = (is_dataset, batches, steps)
     of_ranks = collectives.all_gather_object(mine)
     if len({steps for _, _, steps in of_ranks}) > 1:
         raise ValueError(
-            f"steps_per_epoch must be the same on all ranks, got {[steps for _, _, steps in of_ranks]} by rank."
+            f"{argument} must be the same on all ranks, got {[steps for _, _, steps in of_ranks]} by rank."
         )
     if all(other == mine for other in of_ranks):
         return x
     if not all(given for given, _, _ in of_ranks):
         raise ValueError(
-            f"ranks have {[number for _, number, _ in of_ranks]} batches. Remedy: give fit a tf.data.Dataset on every "
+            f"ranks have {[number for _, number, _ in of_ranks]} batches. Remedy: give a tf.data.Dataset on every "
             "rank; a rank whose data ends first then takes part with empty batches."
         )
     return tf.data.Dataset.from_tensors(0).flat_map(lambda _: x)

@@ -6,32 +6,42 @@ step t+1      refresh t+1: of the buffer, what batch t has updated ─▶ rows t
 
 Rows stay with their owner until they are refreshed: sent earlier they would be stale (section V-A). A look-ahead
 changes nothing in a table (custom_ops/hash_table/look_ahead.cc), so a batch that never gets its turn, at the end of fit
-for example, leaves no trace, and whatever reads tables between two steps finds what sync would have left.
+for example, leaves no trace, and whatever reads tables between two steps finds what sync would have left. Rows in the
+buffer are not pinned, which would change what is evicted: the refresh searches again for those that have moved or left.
 """
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
 from tf_fusedrec._tf_compat import keras, tf
+from tf_fusedrec.lookup import Routed
+from tf_fusedrec.ops import RowsAhead
 from tf_fusedrec.schedules import stages
-from tf_fusedrec.schedules.calls import embeddings_of
-from tf_fusedrec.schedules.micro_batch import WHOLE, MicroBatch
 from tf_fusedrec.schedules.schedule import Schedule
 
 
 class AheadOfTables(Schedule):
-    """What DualBuffer and Nested share: the lookups of a batch, and when their stages run."""
+    """What DualBuffer and Nested share: when the stages of the coming batch run."""
 
     looks_ahead = True
 
+    @abc.abstractmethod
+    def planned(self, model: Any, data: Any, steps_ahead: int) -> list[stages.Planned]:
+        """The lookups of a batch that will train in that many steps.
+
+        Raises:
+          ValueError: they cannot be told, or tables cannot take them.
+        """
+
     def start(self, model: Any, batches: Sequence[Any]) -> Any:
-        return _prepare(self._planned(model, batches[0], steps_ahead=1))
+        return _prepare(self.planned(model, batches[0], steps_ahead=1))
 
     def step(self, model: Any, batches: Sequence[Any], state: Any) -> tuple[dict[str, tf.Tensor], Any]:
-        planned = self._planned(model, batches[1], steps_ahead=2)
+        planned = self.planned(model, batches[1], steps_ahead=2)
         answers = stages.bring(planned, stages.fetch(planned, *state))
         # Ops on one table run in this order: the buffer is filled between the refresh above and the update below.
         state = _prepare(planned)
@@ -39,27 +49,8 @@ class AheadOfTables(Schedule):
             logs = model.train_step(batches[0])
         return logs, state
 
-    def _planned(self, model: Any, data: Any, steps_ahead: int) -> list[stages.Planned]:
-        for embedding in embeddings_of(model):
-            embedding.check_deferrable(self.lookups)
-        calls = []
-        for number, piece in enumerate(self.pieces(data)):
-            x, _, _ = keras.utils.unpack_x_y_sample_weight(piece)
-            with model.working_on(MicroBatch(number, WHOLE.share), steps_ahead):
-                calls += model.embedding_inputs(x)
-        return stages.plan(calls)
 
-    @property
-    def lookups(self) -> int:
-        """Of each call in a step, before its update."""
-        return 1
-
-    def pieces(self, data: Any) -> list[Any]:
-        """What the training step cuts a batch into."""
-        return [data]
-
-
-def _prepare(planned: Sequence[stages.Planned]) -> tuple[stages.Routes, stages.RowsByCall]:
+def _prepare(planned: Sequence[stages.Planned]) -> tuple[list[Routed], list[RowsAhead]]:
     routes = stages.route(planned)
     return routes, stages.look_ahead(planned, routes)
 
@@ -81,3 +72,6 @@ class DualBuffer(AheadOfTables):
 
     def get_config(self) -> dict[str, Any]:
         return {}
+
+    def planned(self, model: Any, data: Any, steps_ahead: int) -> list[stages.Planned]:
+        return stages.plan(model, [data], steps_ahead=steps_ahead)

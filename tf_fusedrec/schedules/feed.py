@@ -17,7 +17,7 @@ from tf_fusedrec.schedules.carry import Carry
 from tf_fusedrec.schedules.schedule import Schedule
 
 
-class _Read(NamedTuple):
+class Read(NamedTuple):
     """One batch, and whether any rank has one at this place."""
 
     data: Any
@@ -105,12 +105,20 @@ class Feed:
         reads, state = carry.take()
         carry.put((reads, self._schedule.drain(self._model, state)))
 
-    def _read(self, iterator: Any, number: int) -> _Read:
-        optional = iterator.get_next_as_optional()
-        here = optional.has_value()
-        data = tf.cond(here, optional.get_value, lambda: _no_samples(iterator.element_spec))
-        ranks = collectives.all_reduce_sum(tf.cast(here, tf.int32), name=f"{self._model.name}.has_data.{number}")
-        return _Read(data, ranks > 0)
+    def _read(self, iterator: Any, number: int) -> Read:
+        return read(iterator, f"{self._model.name}.has_data.{number}")
+
+
+def read(iterator: Any, name: str) -> Read:
+    """The next batch of this rank, of no samples behind the last one. Traced, collective.
+
+    Args:
+      name: of the all-reduce, the same on all ranks.
+    """
+    optional = iterator.get_next_as_optional()
+    here = optional.has_value()
+    data = tf.cond(here, optional.get_value, lambda: _no_samples(iterator.element_spec))
+    return Read(data, collectives.all_reduce_sum(tf.cast(here, tf.int32), name=name) > 0)
 
 
 def _no_samples(element_spec: Any) -> Any:

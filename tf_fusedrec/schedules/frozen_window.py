@@ -1,20 +1,22 @@
 """Micro-batches against frozen tables: exchanges of one run under the dense compute of another (NestPipe, section V).
 
-lookups, rows     0   1   2   3            all as early as the network lets them
-dense compute         0   1   2   3        one after another, each behind the gate of the one before
-gradients                 0   1   2   3    each when its compute is done
-update                                  x  one, dense and sparse
+ids, lookups      all                      in one all2all; before anything computes
+rows                  0   1   2   3        as early as the network lets them
+dense compute             0   1   2   3    one after another, each behind the gate of the one before
+gradients                     0   1   2   3    each when its compute is done
+update                                      x  one, dense and sparse
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 from tf_fusedrec._tf_compat import keras, tf
-from tf_fusedrec.embedding import FusedEmbedding
 from tf_fusedrec.lookup import WaitingGradients, apply_waiting
+from tf_fusedrec.schedules import stages
 from tf_fusedrec.schedules.calls import embeddings_of
 from tf_fusedrec.schedules.micro_batch import MicroBatch, cut
 from tf_fusedrec.schedules.schedule import Schedule
@@ -28,8 +30,10 @@ class FrozenWindow(Schedule):
     of sums in another order. What looks across samples sees a micro-batch: batch normalization, in-batch negatives;
     and the tables count a training lookup per micro-batch, for admission, ttl and frequencies.
 
-    Costs 2 M all2alls of rows and gradients per group and step, and M of ids. Only what depends on rows waits for the
-    micro-batch before; dense layers that read no rows may run at any time. The step is traced M times.
+    Costs 2 M all2alls of rows and gradients per group and step, and one of ids. Only what depends on rows waits for the
+    micro-batch before; dense layers that read no rows may run at any time. The step is traced M times. Which lookups a
+    batch will make is asked of `model.embedding_inputs`. Nothing is all-reduced between a forward and a backward pass,
+    and dense gradients are, once, as they become ready in the backward pass of the last micro-batch.
 
     A batch with fewer samples than M has micro-batches of no samples, which weigh nothing: layers and losses must take
     them, as they must where a rank has no data. Keras losses do; a mean of one's own over nothing is not a number.
@@ -39,8 +43,8 @@ class FrozenWindow(Schedule):
 
     Raises:
       ValueError: M is no int >= 1. In a training step: M above the batch size, where that is known when the step is
-        traced; a model without FusedEmbedding or with backend "tfra"; a table whose rows move and whose layer has a
-        smaller lookups_per_update; a loss with reduction "sum", which has no mean to keep.
+        traced; a model without FusedEmbedding, with backend "tfra", or whose lookups cannot be told; a table whose rows
+        move and whose layer has a smaller lookups_per_update; a loss with reduction "sum", which has no mean to keep.
     """
 
     micro_batches: int
@@ -54,41 +58,52 @@ class FrozenWindow(Schedule):
         return dataclasses.asdict(self)
 
     def train_step(self, model: Any, data: Any) -> dict[str, tf.Tensor]:
-        embeddings = self._embeddings(model)
         _refuse_sums(model.loss if hasattr(model, "loss") else None)
         pieces = cut(data, self.micro_batches)
-        shares = tf.unstack(model.loss_shares(pieces), num=len(pieces))
-        waiting: list[WaitingGradients] = []
-        dense: list[list[Any]] = []
-        losses, logs, gate = [], {}, None
-        for i, (piece, share) in enumerate(zip(pieces, shares)):
-            x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(piece)
-            mine: list[WaitingGradients] = []
-            with contextlib.ExitStack() as window:
-                window.enter_context(model.working_on(MicroBatch(i, share)))
-                for embedding in embeddings:
-                    window.enter_context(embedding.deferred(mine, gate))
-                with tf.GradientTape() as tape:
-                    y_pred = model(x, training=True)
-                    loss = model.compute_loss(x, y, y_pred, sample_weight)
-                    if loss is None:
-                        raise ValueError(f"{model.name!r} has no loss to train with. Remedy: compile(loss=...).")
-                    loss = loss * tf.cast(share, loss.dtype)
-                dense.append(tape.gradient(loss, model.trainable_variables))
-                logs = model.compute_metrics(x, y, y_pred, sample_weight)
-            losses.append(loss)
-            waiting += mine
-            gate = _done(loss, dense[-1], mine)
-        apply_waiting(waiting)
-        sums = [_sum(list(parts)) for parts in zip(*dense)]
-        model.optimizer.minimize(tf.add_n(losses), model.trainable_variables, tape=_Answers(sums))
-        return logs
+        weights = model.loss_weights(pieces)
+        shares = tf.math.divide_no_nan(weights, tf.reduce_sum(weights))
+        parts = [MicroBatch(i, shares[i], weights[i]) for i in range(len(pieces))]
+        if any(
+            embedding.contexts_to_come for embedding in embeddings_of(model)
+        ):  # looked up by a schedule that is ahead
+            return _train(model, pieces, parts)
+        planned = stages.plan(model, pieces, before_update=self.micro_batches)
+        answers = stages.bring(planned, stages.fetch(planned, stages.route(planned)))
+        with stages.answering(planned, answers):
+            return _train(model, pieces, parts)
 
-    def _embeddings(self, model: Any) -> list[FusedEmbedding]:
-        found = embeddings_of(model)
-        for embedding in found:
-            embedding.check_deferrable(self.micro_batches)
-        return found
+
+def _train(model: Any, pieces: Sequence[Any], parts: Sequence[MicroBatch]) -> dict[str, tf.Tensor]:
+    """Computes the micro-batches one after another on rows that are on their way, and updates once."""
+    embeddings = embeddings_of(model)
+    # All lookups run before anything computes: they take a millisecond, and one that a compute keeps from running in
+    # time is missed by all that come behind it in Horovod's queue. Their rows need not have arrived.
+    gate = tf.group(*[context.found.rows for embedding in embeddings for context in embedding.contexts_to_come])
+    waiting: list[WaitingGradients] = []
+    dense: list[list[Any]] = []
+    losses, logs = [], {}
+    for piece, part in zip(pieces, parts):
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(piece)
+        mine: list[WaitingGradients] = []
+        with contextlib.ExitStack() as window:
+            window.enter_context(model.working_on(part))
+            for embedding in embeddings:
+                window.enter_context(embedding.deferred(mine, gate))
+            with tf.GradientTape() as tape:
+                y_pred = model(x, training=True)
+                loss = model.compute_loss(x, y, y_pred, sample_weight)
+                if loss is None:
+                    raise ValueError(f"{model.name!r} has no loss to train with. Remedy: compile(loss=...).")
+                loss = loss * tf.cast(part.share, loss.dtype)
+            dense.append(tape.gradient(loss, model.trainable_variables))
+            logs = model.compute_metrics(x, y, y_pred, sample_weight)
+        losses.append(loss)
+        waiting += mine
+        gate = _done(loss, dense[-1], mine)
+    apply_waiting(waiting)
+    sums = [_sum(list(of_weight)) for of_weight in zip(*dense)]
+    model.optimizer.minimize(tf.add_n(losses), model.trainable_variables, tape=_Answers(sums))
+    return logs
 
 
 class _Answers:

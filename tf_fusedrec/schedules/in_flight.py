@@ -17,11 +17,9 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from tf_fusedrec._tf_compat import keras, tf
-from tf_fusedrec.embedding import Answer
-from tf_fusedrec.lookup import Context, GroupLookup, WaitingGradients
+from tf_fusedrec.lookup import Context, Routed, WaitingGradients, apply_waiting
 from tf_fusedrec.schedules import stages
 from tf_fusedrec.schedules.calls import embeddings_of
-from tf_fusedrec.schedules.micro_batch import WHOLE
 from tf_fusedrec.schedules.schedule import Schedule
 
 
@@ -35,8 +33,8 @@ class Waiting(NamedTuple):
 class State(NamedTuple):
     """What a step finds of the batches before and behind its own."""
 
-    routes: Sequence[stages.Routes]  # ids at their owners: of the batch whose rows come next, and of those behind it
-    answers: Sequence[Answer]  # rows of the batch that computes next; none where it looks them up in its own step
+    routes: Sequence[Sequence[Routed]]  # ids at their owners: of the batch whose rows come next, and of those behind it
+    answers: Sequence[stages.Answered]  # rows of the batch that computes next; none where that is looked up in its step
     waiting: Waiting | None  # None: updates are made in the step of their batch
 
 
@@ -71,21 +69,21 @@ class InFlight(Schedule):
         return keras.Model.train_step(model, data)
 
     def start(self, model: Any, batches: Sequence[Any]) -> State:
-        for embedding in embeddings_of(model):
-            embedding.check_deferrable(1 + self.rows_ahead)
-        plans = [_plan(model, batches[i], i + 1) for i in range(self.routes_ahead)]
+        embeddings_of(model)  # which there must be
+        plans = [self._plan(model, batches[i], i + 1) for i in range(self.routes_ahead)]
         routes = [stages.route(planned) for planned in plans]
         if not self.rows_ahead:
             return State(routes, [], None)
         answers = stages.bring(plans[0], stages.fetch(plans[0], routes[0]))
-        filling = [WaitingGradients(lookup, context, rows) for lookup, rows, context in _parts(plans[0], answers)]
+        lanes = stages.lookups(plans[0])
+        filling = [WaitingGradients(lane.lookup, context, rows) for lane, (rows, context) in zip(lanes, answers)]
         waiting = Waiting(tf.constant(False), filling) if self.updates_late else None
         return State(routes[1:], answers, waiting)
 
     def step(self, model: Any, batches: Sequence[Any], state: State) -> tuple[dict[str, tf.Tensor], State]:
         if not self.routes_ahead:
             return model.train_step(batches[0]), state
-        planned = _plan(model, batches[self.routes_ahead], self.routes_ahead + 1)
+        planned = self._plan(model, batches[self.routes_ahead], self.routes_ahead + 1)
         routes = [*state.routes, stages.route(planned)]
         if state.waiting is not None:
             _update_late(state.waiting)
@@ -99,10 +97,10 @@ class InFlight(Schedule):
             for embedding in embeddings_of(model):
                 stack.enter_context(embedding.deferred(mine, None))
             logs = model.train_step(batches[0])
-        parts = [_gradients_of(model, context, mine) for _, _, context in _parts(planned, state.answers)]
+        parts = [_gradients_of(model, context, mine) for _, context in state.answers]
         if self.updates_late:
             return logs, State(routes, answers, Waiting(tf.constant(True), parts))
-        _update(parts)
+        apply_waiting(parts, staleness=1)
         return logs, State(routes, answers, None)
 
     def drain(self, model: Any, state: State) -> State:
@@ -111,23 +109,8 @@ class InFlight(Schedule):
         _update_late(state.waiting)
         return state._replace(waiting=state.waiting._replace(there=tf.constant(False)))
 
-
-def _plan(model: Any, data: Any, steps_ahead: int) -> list[stages.Planned]:
-    x, _, _ = keras.utils.unpack_x_y_sample_weight(data)
-    with model.working_on(WHOLE, steps_ahead):
-        return stages.plan(model.embedding_inputs(x))
-
-
-def _parts(
-    planned: Sequence[stages.Planned], answers: Sequence[Answer]
-) -> list[tuple[GroupLookup, tf.Tensor, Context]]:
-    """Every lookup of a batch, its rows and their context. `planned` may be that of another batch."""
-    return [
-        (group[0], *answer)
-        for call, of_call in zip(planned, answers)
-        for group, answer in zip(call.groups, of_call)
-        if group and answer
-    ]
+    def _plan(self, model: Any, data: Any, steps_ahead: int) -> list[stages.Planned]:
+        return stages.plan(model, [data], steps_ahead=steps_ahead, before_update=1 + self.rows_ahead)
 
 
 def _gradients_of(model: Any, context: Context, gradients: Sequence[WaitingGradients]) -> WaitingGradients:
@@ -140,18 +123,11 @@ def _gradients_of(model: Any, context: Context, gradients: Sequence[WaitingGradi
     )
 
 
-def _update(parts: Sequence[WaitingGradients]) -> None:
-    """Sends gradients to their owners, all before the first is waited for, and trains the tables."""
-    arrived = [part.lookup.return_gradients(part.context, part.grads) for part in parts]
-    for part, gradients in zip(parts, arrived):
-        part.lookup.apply_returned(part.context, gradients, staleness=1)
-
-
 def _update_late(waiting: Waiting) -> None:
-    """The same, if there are any: they are there on all ranks or on none."""
+    """Sends gradients to their owners and trains the tables, if there are any: on all ranks or on none."""
 
     def update() -> tf.Tensor:
-        _update(waiting.parts)
+        apply_waiting(waiting.parts, staleness=1)
         return waiting.there
 
     tf.cond(waiting.there, update, lambda: waiting.there)

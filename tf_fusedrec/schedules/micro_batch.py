@@ -12,6 +12,7 @@ class MicroBatch(NamedTuple):
 
     number: int  # of the piece, 0 first; a batch in one piece is piece 0
     share: Any  # <float32>[] or 1.0: the part of the batch's loss that is this piece's; pieces sum to 1
+    weight: Any = None  # <float32>[], of PipelinedModel.loss_weights; None for a batch in one piece, which asks nobody
 
 
 WHOLE = MicroBatch(0, 1.0)

@@ -12,6 +12,7 @@ from tf_fusedrec.embedding import FusedEmbedding
 from tf_fusedrec.schedules.agreement import agreed_data
 from tf_fusedrec.schedules.calls import EmbeddingCall, calls_of_graph, calls_until_first
 from tf_fusedrec.schedules.dual_buffer import DualBuffer
+from tf_fusedrec.schedules.even_steps import EvenSteps
 from tf_fusedrec.schedules.feed import Feed
 from tf_fusedrec.schedules.frozen_window import FrozenWindow
 from tf_fusedrec.schedules.micro_batch import WHOLE, MicroBatch, num_samples
@@ -108,8 +109,39 @@ class PipelinedModel(keras.Model):
         if isinstance(self.train_function, Feed):
             self.train_function.drain()
 
+    def make_test_function(self, force: bool = False) -> Callable[[Any], Any]:
+        """What evaluate calls with an iterator for every step: as many times on every rank."""
+        if self._runs_alone():
+            return super().make_test_function(force)
+        if not isinstance(self.test_function, EvenSteps) or force:
+            self.test_function: Any = self._even_steps("test", self.test_step, self._test_counter)
+        return self.test_function
+
+    def make_predict_function(self, force: bool = False) -> Callable[[Any], Any]:
+        """What predict calls with an iterator for every step: as many times on every rank."""
+        if self._runs_alone():
+            return super().make_predict_function(force)
+        if not isinstance(self.predict_function, EvenSteps) or force:
+            self.predict_function: Any = self._even_steps("predict", self.predict_step, self._predict_counter)
+        return self.predict_function
+
+    def _runs_alone(self) -> bool:
+        return collectives.size() == 1 or int(self._steps_per_execution or 1) > 1
+
+    def _even_steps(self, kind: str, step: Callable[[Any], Any], counter: tf.Variable) -> EvenSteps:
+        def counted(data: Any) -> Any:
+            outputs = step(data)
+            counter.assign_add(1)
+            return outputs
+
+        return EvenSteps(f"{self.name}.{kind}.has_data", counted, compiled=not self.run_eagerly)
+
     def fit(self, x: Any = None, y: Any = None, batch_size: int | None = None, *args: Any, **kwargs: Any) -> Any:
         x = agreed_data(x, batch_size, kwargs.get("steps_per_epoch"))
+        validation = kwargs.get("validation_data")
+        if isinstance(validation, tf.data.Dataset):
+            size, steps = kwargs.get("validation_batch_size"), kwargs.get("validation_steps")
+            kwargs["validation_data"] = agreed_data(validation, size, steps, "validation_steps")
         try:
             history = super().fit(x, y, batch_size, *args, **kwargs)
             self.drain()
@@ -118,13 +150,15 @@ class PipelinedModel(keras.Model):
                 self.train_function.forget()
         return history
 
-    def evaluate(self, *args: Any, **kwargs: Any) -> Any:
+    def evaluate(self, x: Any = None, y: Any = None, batch_size: int | None = None, *args: Any, **kwargs: Any) -> Any:
         self.drain()
-        return super().evaluate(*args, **kwargs)
+        return super().evaluate(
+            agreed_data(x, batch_size, kwargs.get("steps"), "steps"), y, batch_size, *args, **kwargs
+        )
 
-    def predict(self, *args: Any, **kwargs: Any) -> Any:
+    def predict(self, x: Any, batch_size: int | None = None, *args: Any, **kwargs: Any) -> Any:
         self.drain()
-        return super().predict(*args, **kwargs)
+        return super().predict(agreed_data(x, batch_size, kwargs.get("steps"), "steps"), batch_size, *args, **kwargs)
 
     def save(self, *args: Any, **kwargs: Any) -> None:
         self.drain()
@@ -148,17 +182,18 @@ class PipelinedModel(keras.Model):
         calls = calls_of_graph(self, x) if isinstance(self, FunctionalPipelinedModel) else None
         return calls_until_first(self, x) if calls is None else calls
 
-    def loss_shares(self, pieces: Sequence[Any]) -> tf.Tensor:
-        """What part of the batch's loss each micro-batch makes; override where the loss is no mean over samples.
+    def loss_weights(self, pieces: Sequence[Any]) -> tf.Tensor:
+        """What each micro-batch weighs in the batch's loss; override where that is no mean over this rank's samples.
+
+        Asked once, before anything computes; `micro_batch.weight` tells a compute_loss that divides by it.
 
         Args:
           pieces: M micro-batches, each as `data` of train_step.
 
         Returns:
-          <float32>[M] with sum 1, or zeros for a batch of nothing: loss of batch = sum of share * loss of micro-batch.
+          <float32>[M], >= 0: loss of batch = sum of weight * loss of micro-batch / sum of weights.
         """
-        samples = tf.cast(tf.stack([num_samples(piece) for piece in pieces]), tf.float32)
-        return tf.math.divide_no_nan(samples, tf.reduce_sum(samples))
+        return tf.cast(tf.stack([num_samples(piece) for piece in pieces]), tf.float32)
 
     @property
     def micro_batch(self) -> MicroBatch:

@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any
 
 from tf_fusedrec._tf_compat import tf
+from tf_fusedrec.schedules import stages
 from tf_fusedrec.schedules.dual_buffer import AheadOfTables
 from tf_fusedrec.schedules.frozen_window import FrozenWindow
 from tf_fusedrec.schedules.micro_batch import cut
@@ -35,9 +36,6 @@ class Nested(AheadOfTables):
     def train_step(self, model: Any, data: Any) -> dict[str, tf.Tensor]:
         return FrozenWindow(self.micro_batches).train_step(model, data)
 
-    @property
-    def lookups(self) -> int:
-        return self.micro_batches
-
-    def pieces(self, data: Any) -> list[Any]:
-        return cut(data, self.micro_batches)
+    def planned(self, model: Any, data: Any, steps_ahead: int) -> list[stages.Planned]:
+        pieces = cut(data, self.micro_batches)
+        return stages.plan(model, pieces, steps_ahead=steps_ahead, before_update=self.micro_batches)

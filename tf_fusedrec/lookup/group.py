@@ -63,7 +63,7 @@ class GroupLookup:
         wire: tf.DType | None,
     ):
         self.group = group
-        self._place = place
+        self.place = place
         self._wire = wire
         self.table = table
         self._layer_name = layer_name
@@ -78,50 +78,41 @@ class GroupLookup:
             [0, 0, 0], dtype=tf.int64, trainable=False, name=f"{layer_name}/{group.name}/traffic"
         )
 
-    def lookup(
-        self, features: Sequence[FlatFeature], *, call: int, training: bool
-    ) -> tuple[tf.Tensor, tf.Tensor, Context]:
-        """Brings the rows of features, which must be in the group's order: `route`, `fetch` and `bring` in one.
-
-        Args:
-          features: of one lane of this group, see `lanes`.
-          call: number of this call in its graph, so that two calls do not share the names of their collectives.
-          training: whether ids without a row get one, where the tables are this model's own.
-
-        Returns:
-          rows [G, D] of all features, pooled where a feature is, their number by feature <int64>[F], and the context
-          for apply_gradients.
-        """
-        context = self.fetch(self.route(features, call=call, training=training), training=training)
-        return self.bring(context), context.routed.fused.feature_bags, context
-
-    def route(self, features: Sequence[FlatFeature], *, call: int, training: bool = True) -> Routed:
-        """First stage: ids travel to their owners. Reads no table. Args as those of `lookup`.
-
-        Raises:
-          ValueError: features of several lanes.
-        """
-        dtypes = [lane for lane, _ in self.lanes(features)]
-        if len(dtypes) > 1:
-            raise ValueError(
-                f"features {[feature.config.name for feature in features]} have the output dtypes {dtypes}, which "
-                "travel apart and cannot be looked up ahead. Give them one output_dtype, or take another schedule."
-            )
-        fused = self._fuse(features)
-        if self._stays_here(features):
-            return Routed(fused, None, *exchange.own_message(fused.ids, fused.segment_splits), dtypes[0])
-        name = str(call) if dtypes[0] == self._dtype.name else f"{call}.{dtypes[0]}"
-        route = self._route(fused, name, training)
-        if training:
-            self.traffic.assign_add(self._traffic_of(fused, route, dtypes[0]))
-        return Routed(fused, route, route.message, route.message_splits, dtypes[0])
-
     def lanes(self, features: Sequence[FlatFeature]) -> list[tuple[str, list[FlatFeature]]]:
         """Features whose rows travel together, and the name of their output dtype; the table's own dtype first."""
         parts: dict[str, list[FlatFeature]] = {}
         for feature in features:
             parts.setdefault(feature.config.output_dtype or self._dtype.name, []).append(feature)
         return sorted(parts.items(), key=lambda part: (part[0] != self._dtype.name, part[0]))
+
+    def fuse(self, features: Sequence[FlatFeature]) -> ops.FusedIds:
+        """Ids of features of one lane, in the group's order, side by side."""
+        return ops.fuse_ids(
+            [feature.ids for feature in features],
+            {f: feature.row_splits for f, feature in enumerate(features) if feature.row_splits is not None},
+            segments=[self._segment_of[feature.config.name] for feature in features],
+            num_segments=len(self.group.tables),
+            feature_names=[feature.config.name for feature in features],
+            bag_sizes=[feature.bag_size for feature in features],
+            combiners=[feature.config.combiner or "sum" for feature in features],
+        )
+
+    def stay_here(self, features: Sequence[FlatFeature]) -> bool:
+        """Whether their ids, rows and gradients need not travel, and duplicates may stay."""
+        unpooled = all(feature.bag_size == 1 for feature in features)
+        alone = self.place.group.size == 1 and not self.place.shares_gradients
+        return alone and unpooled and not isinstance(self.table, TfraTable)
+
+    def leaving(self, fused: ops.FusedIds, lane: str, number: str) -> exchange.Leaving:
+        """What exchange.route_ids sends of `fuse`: distinct ids. `number` is of the call, "0" or "0.prefetch"."""
+        name = number if lane == self._dtype.name else f"{number}.{lane}"
+        return exchange.Leaving(
+            ops.segment_unique(fused.ids, fused.segment_splits),
+            name=f"{self._layer_name}.{self.group.name}.{name}",
+            owner=self.table.owner,
+            id_bits=self.table.id_bits,
+            segment_names=self.table.names,
+        )
 
     def look_ahead(self, routed: Routed) -> ops.RowsAhead:
         """Between the stages, at the owner: reads ahead what `fetch` will want. No collective; native tables only."""
@@ -144,9 +135,8 @@ class GroupLookup:
         output = tf.as_dtype(context.routed.output_dtype)
         if route is None:
             return tf.cast(rows[: tf.size(fused.ids)], output)
-        arrived = exchange.bring_rows(
-            route, tf.cast(rows, output) if self._narrows(context) else rows, self._place, self._wire
-        )
+        narrowed = tf.cast(rows, output) if self._narrows(context) else rows
+        arrived = exchange.bring_rows(route, narrowed, self.place, self._wire)
         return ops.pooled_recover(tf.cast(arrived, output), route.index, fused.bag_splits, fused.bag_scale)
 
     def _narrows(self, context: Context) -> bool:
@@ -158,55 +148,22 @@ class GroupLookup:
         Only tables with a memory budget have rows to fetch; for others this is no collective either.
         """
         if isinstance(self.table, NativeTable) and self.group.tables[0].memory_budget:
-            route = self._route(self._fuse(features), f"{call}.prefetch", training=True)
+            leaving = self.leaving(self.fuse(features), self._dtype.name, f"{call}.prefetch")
+            route = exchange.route_ids([leaving], self.place, training=True)[0]
             self.table.prefetch(route.message, route.message_splits)
 
-    def _stays_here(self, features: Sequence[FlatFeature]) -> bool:
-        unpooled = all(feature.bag_size == 1 for feature in features)
-        alone = self._place.group.size == 1 and not self._place.shares_gradients
-        return alone and unpooled and not isinstance(self.table, TfraTable)
-
-    def _fuse(self, features: Sequence[FlatFeature]) -> ops.FusedIds:
-        return ops.fuse_ids(
-            [feature.ids for feature in features],
-            {f: feature.row_splits for f, feature in enumerate(features) if feature.row_splits is not None},
-            segments=[self._segment_of[feature.config.name] for feature in features],
-            num_segments=len(self.group.tables),
-            feature_names=[feature.config.name for feature in features],
-            bag_sizes=[feature.bag_size for feature in features],
-            combiners=[feature.config.combiner or "sum" for feature in features],
-        )
-
-    def _route(self, fused: ops.FusedIds, name: str, training: bool) -> exchange.Route:
-        """Brings ids to their owners; `name` is of the collective inside this group of tables."""
-        return exchange.route_ids(
-            ops.segment_unique(fused.ids, fused.segment_splits),
-            name=f"{self._layer_name}.{self.group.name}.{name}",
-            owner=self.table.owner,
-            id_bits=self.table.id_bits,
-            segment_names=self.table.names,
-            place=self._place,
-            training=training,
-        )
-
-    def _traffic_of(self, fused: ops.FusedIds, route: exchange.Route, output_dtype: str) -> tf.Tensor:
-        """What one lookup adds to `traffic`; inside its group of ranks."""
+    def count_traffic(self, routed: Routed) -> None:
+        """Adds what one training lookup sends to `traffic`, inside its group of ranks."""
+        route = routed.route
+        assert route is not None
         sent, received = (tf.cast(splits, tf.int64) for splits in (route.id_splits, route.received_splits))
-        me = self._place.group.index
+        me = self.place.group.index
         sent_away, asked_of_me = tf.reduce_sum(sent) - sent[me], tf.reduce_sum(received) - received[me]
-        narrowest = [self._dtype, tf.as_dtype(output_dtype), *([] if self._wire is None else [self._wire])]
+        narrowest = [self._dtype, tf.as_dtype(routed.output_dtype), *([] if self._wire is None else [self._wire])]
         row_bytes = self.group.tables[0].dim * min(dtype.size for dtype in narrowest)
-        header_bytes = 8 * len(self.group.tables) * (self._place.group.size - 1)
+        header_bytes = 8 * len(self.group.tables) * (self.place.group.size - 1)
         total = 8 * sent_away + header_bytes + (asked_of_me + sent_away) * row_bytes
-        return tf.stack([tf.size(fused.ids, tf.int64), tf.reduce_sum(sent), total])
-
-    def apply_gradients(self, context: Context, grads: tf.Tensor) -> None:
-        """Takes gradients [G, D] of `lookup`'s rows to their owners and trains the table: two stages in one.
-
-        Raises:
-          As `apply_returned`.
-        """
-        self.apply_returned(context, self.return_gradients(context, grads))
+        self.traffic.assign_add(tf.stack([tf.size(routed.fused.ids, tf.int64), tf.reduce_sum(sent), total]))
 
     def return_gradients(self, context: Context, grads: tf.Tensor) -> tf.Tensor:
         """Fourth stage: gradients of the rows that this rank owns, [>= V, D] in the order in which the ids arrived."""
@@ -218,54 +175,49 @@ class GroupLookup:
         summed = ops.pooled_recover_grad(grads, route.index, *bags, route.num_unique, pad=True)
         # bfloat16: gradients of a mean over many samples lie below float16.
         wire = tf.bfloat16 if self._narrows(context) else self._wire
-        return exchange.return_gradients(route, summed, self._place, wire)
+        return exchange.return_gradients(route, summed, self.place, wire)
 
-    def apply_returned(self, context: Context, arrived: tf.Tensor, *, staleness: int = 0) -> None:
-        """Fifth stage, at the owner: trains the table. No collective.
+    def apply_returned(self, parts: Sequence[tuple[Context, tf.Tensor]], *, staleness: int = 0) -> None:
+        """Fifth stage, at the owner: one update of the table. No collective.
 
         Args:
-          context: of `fetch`.
-          arrived: of `return_gradients`.
+          parts: of each lookup its context, of `fetch`, and gradients, of `return_gradients`, which are summed in this
+            order. Several only for native tables.
           staleness: updates that the schedule makes between `fetch` and here, at most. Rows must stay where they are
             meanwhile: FusedEmbedding(lookups_per_update) above it.
 
         Raises:
-          InvalidArgumentError: the table was updated more often after the context's fetch (the layer was called twice
-            in one training step, or one tape gave two gradients).
+          InvalidArgumentError: the table was updated more often after a context's fetch (the layer was called twice in
+            one training step, or one tape gave two gradients).
         """
+        checks = [check for context, _ in parts for check in self._not_updated_since(context, staleness)]
         # What counts waits for gradients: a step that finds no data any more counts nothing.
-        with tf.control_dependencies([*self._not_updated_since(context, staleness), arrived]):
-            self.table.apply_gradients(context.found, arrived, self._gradient_scale)
-            self._updates.assign_add(1)
-            self._note_trained([context])
-
-    def apply_together(self, parts: Sequence[tuple[Context, tf.Tensor]]) -> None:
-        """As apply_gradients, for several lookups: one update, of the sum of their gradients. Native tables only."""
-        assert isinstance(self.table, NativeTable)
-        # All are sent before the first is waited for.
-        arrived = [self.return_gradients(context, grads) for context, grads in parts]
-        checks = [check for context, _ in parts for check in self._not_updated_since(context, 0)]
-        with tf.control_dependencies([*checks, *arrived]):
-            found = [context.found for context, _ in parts]
-            self.table.apply_together(list(zip(found, arrived)), self._gradient_scale)
+        with tf.control_dependencies([*checks, *[arrived for _, arrived in parts]]):
+            if len(parts) == 1:
+                self.table.apply_gradients(parts[0][0].found, parts[0][1], self._gradient_scale)
+            else:
+                assert isinstance(self.table, NativeTable)
+                self.table.apply_together(
+                    [(context.found, arrived) for context, arrived in parts], self._gradient_scale
+                )
             self._updates.assign_add(1)
             self._note_trained([context for context, _ in parts])
 
     def _note_trained(self, contexts: Sequence[Context]) -> None:
         """After an update: what the other replicas must hear of it, and, every few updates, what they say."""
-        if not self._place.averages:
+        if not self.place.averages:
             return
         assert isinstance(self.table, NativeTable)
         for context in contexts:
             self.table.note_trained(context.routed.message, context.routed.message_splits)
-        every = self._place.topology.sync_every
+        every = self.place.topology.sync_every
         tf.cond(self.table.updates_make_a_multiple_of(every), self.synchronize, lambda: None)
 
     def synchronize(self) -> None:
         """Makes replicas equal that train apart, now; others are equal. Collective."""
-        if self._place.averages:
+        if self.place.averages:
             assert isinstance(self.table, NativeTable)
-            replicas.average(self.table, self._place, name=f"{self._layer_name}.{self.group.name}.average")
+            replicas.average(self.table, self.place, name=f"{self._layer_name}.{self.group.name}.average")
 
     def _not_updated_since(self, context: Context, staleness: int) -> list[tf.Operation]:
         once = tf.debugging.assert_less_equal(
@@ -278,27 +230,6 @@ class GroupLookup:
             ),
         )
         return [once] if once is not None else []
-
-
-class WaitingGradients(NamedTuple):
-    """Gradients [G, D] of one lookup that wait for others of their update."""
-
-    lookup: GroupLookup
-    context: Context
-    grads: tf.Tensor
-
-
-def apply_waiting(waiting: Sequence[WaitingGradients]) -> None:
-    """One update of every group that has waiting gradients, summed in the order given. Collective, native tables only.
-
-    Raises:
-      As GroupLookup.apply_gradients.
-    """
-    groups: dict[int, list[WaitingGradients]] = {}
-    for part in waiting:
-        groups.setdefault(id(part.lookup), []).append(part)
-    for parts in groups.values():
-        parts[0].lookup.apply_together([(part.context, part.grads) for part in parts])
 
 
 def gradient_scale(gradient_op: str, ranks: int) -> float:

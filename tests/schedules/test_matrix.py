@@ -1,0 +1,117 @@
+"""Every schedule under every topology, 4 processes: one job.
+
+Exact schedules equal the one that they are a faster way of, bit for bit, under the same topology; micro-batches equal
+whole batches but for rounding; and all are near a simulation that knows neither ranks nor schedules, of the staleness
+that each states, whose groups train apart where the topology says so.
+"""
+
+import numpy as np
+import pytest
+
+from tests.schedules import clicks, delayed
+from tests.support.ranks import run_ranks
+from tf_fusedrec import keras, tf
+from tf_fusedrec.schedules import DualBuffer, FrozenWindow, Nested, Pipelined, SemiAsync, Sync
+from tf_fusedrec.topology import Topology
+
+RANKS, STEPS, SAMPLES, RATE, M = 4, 6, 4, 0.1, 2
+TOPOLOGIES = {
+    "one_group": Topology(),
+    "gradient_sync": Topology(2, "gradient_sync"),
+    "weight_sync": Topology(2, "weight_sync", sync_every=2, moment_scale=1.0),
+}
+# The schedule that each must equal bit for bit; itself where only the simulation is there.
+SAME_AS = {
+    Sync(): Sync(),
+    DualBuffer(): Sync(),
+    FrozenWindow(M): FrozenWindow(M),
+    Nested(M): FrozenWindow(M),
+    SemiAsync(): SemiAsync(),
+    Pipelined(3): Sync(),  # test_in_flight.py has all depths
+    Pipelined(6): SemiAsync(),
+}
+STALE = {SemiAsync(), Pipelined(6)}
+# float32 against float64, after a few steps; another staleness is far beyond it.
+TOLERANCE = 2e-5
+
+
+def _batch(rank, step):
+    return clicks.batch(SAMPLES, 10 * step + rank)
+
+
+def _joined(batches):
+    return tf.nest.map_structure(lambda *leaves: tf.concat(leaves, 0), *batches)
+
+
+def _all():
+    """By topology and schedule: dense weights, and everything that training has changed."""
+    import tf_fusedrec as fr
+
+    rank, found = fr.collectives.rank(), {}
+    data = tf.data.Dataset.from_tensor_slices(_joined([_batch(rank, step) for step in range(STEPS)])).batch(SAMPLES)
+    for name, topology in TOPOLOGIES.items():
+        for schedule in SAME_AS:
+            embedding = clicks.make_embedding("Adagrad", topology=topology)
+            optimizer = fr.collectives.distributed_optimizer(keras.optimizers.legacy.SGD(0.05))
+            model = clicks.make_model(embedding, schedule, optimizer)
+            model.fit(data, verbose=0)
+            dense = [weight.numpy() for weight in model.trainable_weights if weight.shape.rank]  # not the anchor
+            found[name, schedule] = dense, clicks.state(model, embedding)
+    return found
+
+
+def _simulated(groups, staleness, sync_every):
+    tables = delayed.PlainTables(clicks.make_embedding("Adagrad"), {"item": np.arange(12), "user": np.arange(30)})
+    model = clicks.make_model(tables, "sync", keras.optimizers.legacy.SGD(0.05))
+
+    @tf.function(reduce_retracing=True)
+    def gradients(x, y, weight):
+        with tf.GradientTape() as tape:
+            tape.watch(list(tables.shown.values()))
+            loss = model.compute_loss(x, y, model(x, training=True), weight)
+        return tape.gradient(loss, (model.trainable_variables, tables.shown))
+
+    share = RANKS // groups
+    batches = [
+        [_joined([_batch(rank, step) for rank in range(g * share, (g + 1) * share)]) for g in range(groups)]
+        for step in range(STEPS)
+    ]
+    rows = delayed.train(model, tables, lambda batch: gradients(*batch), batches, staleness, RATE, sync_every)
+    return [weight.numpy() for weight in model.trainable_weights], rows
+
+
+@pytest.fixture(scope="module")
+def results():
+    return run_ranks(_all, RANKS, timeout_s=600, topologies=list(TOPOLOGIES.values()))
+
+
+def _error(dense, state, wanted, rows):
+    errors = [np.abs(weight - other).max() for weight, other in zip(dense, wanted)]
+    for table, of_table in rows.items():
+        errors.append(np.abs(state[f"{table} row"] - of_table[state[f"{table} ids"]]).max(initial=0))
+    return max(errors)
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES)
+def test_it_is_the_simulation_of_its_staleness(results, topology):
+    apart = topology == "weight_sync"
+    simulated = [_simulated(2 if apart else 1, staleness, TOPOLOGIES[topology].sync_every) for staleness in (0, 1)]
+    for rank, result in enumerate(results):
+        for schedule in SAME_AS:
+            stale = schedule in STALE
+            dense, state = result[topology, schedule]
+            assert sum(len(state[f"{table} ids"]) for table in ("item", "user")) > 0
+            errors = [_error(dense, state, *of_staleness) for of_staleness in simulated]
+            assert errors[stale] < TOLERANCE, f"{topology}, {schedule}, rank {rank}: {errors}"
+            assert errors[not stale] > 100 * TOLERANCE, f"{topology}, {schedule}: as well the other staleness, {errors}"
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES)
+def test_exact_schedules_are_exact(results, topology):
+    for rank, result in enumerate(results):
+        for schedule, same in SAME_AS.items():
+            (_, state), (_, wanted) = result[topology, schedule], result[topology, same]
+            for what in wanted:
+                if what.split()[-1] not in ("last", "updated") or schedule not in STALE:  # counted by lookup
+                    message = f"{topology}, {schedule}, rank {rank}: {what}"
+                    np.testing.assert_array_equal(state[what], wanted[what], err_msg=message)

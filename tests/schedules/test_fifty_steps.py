@@ -56,7 +56,9 @@ def _trained(schedule, folder, ranks, steps=STEPS):
     model, embedding = _make(SMALL)
     model.schedule = schedule
     model.compile(fr.collectives.distributed_optimizer(keras.optimizers.legacy.Adam(0.01)))
-    batches = iter(_data(folder, fr.collectives.rank(), ranks).repeat())
+    data = _data(folder, fr.collectives.rank(), ranks)
+    model(next(iter(data)), training=False)
+    batches = iter(data.repeat())
     step, losses = model.make_train_function(), []
     for _ in range(steps):
         model.reset_metrics()

@@ -20,6 +20,7 @@ from tf_fusedrec.schedules.nested import Nested
 from tf_fusedrec.schedules.pipelined import Pipelined
 from tf_fusedrec.schedules.schedule import Schedule
 from tf_fusedrec.schedules.semi_async import SemiAsync
+from tf_fusedrec.schedules.slots import make_slots
 from tf_fusedrec.schedules.sync import Sync
 
 _KINDS = {
@@ -89,6 +90,7 @@ class PipelinedModel(keras.Model):
         On several ranks, and under a schedule that looks ahead, batches are read ahead. It raises OutOfRangeError when
         no rank has data any more.
         """
+        make_slots(self)
         looks_ahead, at_once = self.schedule.looks_ahead, int(self._steps_per_execution or 1)
         if looks_ahead and at_once > 1:
             raise ValueError(

@@ -1,4 +1,4 @@
-"""Optimizer slots before the first step: TensorFlow traces a function a second time if its first trace makes variables."""
+"""Optimizer slots before the first step: a function whose first trace makes variables is traced a second time."""
 
 from __future__ import annotations
 

@@ -5,6 +5,7 @@ import numpy as np
 import tf_fusedrec as fr
 from tf_fusedrec import keras, optimizers, tf
 from tf_fusedrec.schedules import PipelinedModel
+from tf_fusedrec.schedules.feed import unconverted
 from tf_fusedrec.schedules.slots import make_slots
 
 DIM, UNITS = 4, 8
@@ -23,7 +24,7 @@ def make_embedding(rule="Adam", table=None, **layer):
     )
 
 
-def make_model(embedding, schedule="sync", optimizer=None, **compiled):
+def make_model(embedding, schedule="sync", optimizer=None, features=("item", "past", "user"), **compiled):
     """Functional; the same dense weights each time."""
     keras.utils.set_random_seed(3)
     inputs = {
@@ -31,6 +32,7 @@ def make_model(embedding, schedule="sync", optimizer=None, **compiled):
         "past": keras.Input([None], dtype=tf.int64, ragged=True, name="past"),
         "user": keras.Input([], dtype=tf.int64, name="user"),
     }
+    inputs = {name: inputs[name] for name in features}
     rows = embedding(inputs)
     hidden = keras.layers.Dense(UNITS, activation="tanh")(keras.layers.Concatenate()(list(rows.values())))
     model = PipelinedModel(inputs, keras.layers.Dense(1)(hidden), schedule=schedule)
@@ -79,7 +81,7 @@ def last_layer_reduced_early(ops):
 
 def train_function(model):
     make_slots(model)
-    return tf.function(lambda *data: model.train_step(data), input_signature=SIGNATURE)
+    return tf.function(unconverted(lambda *data: model.train_step(data)), input_signature=SIGNATURE)
 
 
 def state(model, embedding):

@@ -15,6 +15,7 @@ from tf_fusedrec.schedules import DualBuffer, FrozenWindow, Nested, Pipelined, S
 from tf_fusedrec.topology import Topology
 
 RANKS, STEPS, SAMPLES, RATE, M = 4, 6, 4, 0.1, 2
+FEATURES = ("item", "user")
 TOPOLOGIES = {
     "one_group": Topology(),
     "gradient_sync": Topology(2, "gradient_sync"),
@@ -36,7 +37,8 @@ TOLERANCE = 2e-5
 
 
 def _batch(rank, step):
-    return clicks.batch(SAMPLES, 10 * step + rank)
+    x, y, weight = clicks.batch(SAMPLES, 10 * step + rank)
+    return {name: x[name] for name in FEATURES}, y, weight
 
 
 def _joined(batches):
@@ -53,7 +55,7 @@ def _all():
         for schedule in SAME_AS:
             embedding = clicks.make_embedding("Adagrad", topology=topology)
             optimizer = fr.collectives.distributed_optimizer(keras.optimizers.legacy.SGD(0.05))
-            model = clicks.make_model(embedding, schedule, optimizer)
+            model = clicks.make_model(embedding, schedule, optimizer, FEATURES)
             model.fit(data, verbose=0)
             dense = [weight.numpy() for weight in model.trainable_weights if weight.shape.rank]  # not the anchor
             found[name, schedule] = dense, clicks.state(model, embedding)
@@ -62,7 +64,7 @@ def _all():
 
 def _simulated(groups, staleness, sync_every):
     tables = delayed.PlainTables(clicks.make_embedding("Adagrad"), {"item": np.arange(12), "user": np.arange(30)})
-    model = clicks.make_model(tables, "sync", keras.optimizers.legacy.SGD(0.05))
+    model = clicks.make_model(tables, "sync", keras.optimizers.legacy.SGD(0.05), FEATURES)
 
     @tf.function(reduce_retracing=True)
     def gradients(x, y, weight):
@@ -82,7 +84,10 @@ def _simulated(groups, staleness, sync_every):
 
 @pytest.fixture(scope="module")
 def results():
-    return run_ranks(_all, RANKS, timeout_s=600, topologies=list(TOPOLOGIES.values()))
+    with pytest.MonkeyPatch.context() as patch:
+        # A ring adds an element's gradients in an order that its place in the buffer decides: no tensors side by side.
+        patch.setenv("HOROVOD_FUSION_THRESHOLD", "0")
+        return run_ranks(_all, RANKS, timeout_s=480, topologies=list(TOPOLOGIES.values()))
 
 
 def _error(dense, state, wanted, rows):
@@ -103,7 +108,7 @@ def test_it_is_the_simulation_of_its_staleness(results, topology):
             assert sum(len(state[f"{table} ids"]) for table in ("item", "user")) > 0
             errors = [_error(dense, state, *of_staleness) for of_staleness in simulated]
             assert errors[stale] < TOLERANCE, f"{topology}, {schedule}, rank {rank}: {errors}"
-            assert errors[not stale] > 100 * TOLERANCE, f"{topology}, {schedule}: as well the other staleness, {errors}"
+            assert errors[not stale] > 50 * TOLERANCE, f"{topology}, {schedule}: as well the other staleness, {errors}"
 
 
 @pytest.mark.parametrize("topology", TOPOLOGIES)

@@ -66,12 +66,15 @@ def _trained(schedule, fields, batches):
     """States after each step, and the losses, of the training step that Keras would run."""
     import tf_fusedrec as fr
     from tf_fusedrec import keras, tf
+    from tf_fusedrec.schedules.feed import unconverted
+    from tf_fusedrec.schedules.slots import make_slots
 
     model, embedding = _make(fields)
     model.schedule = schedule
     model.compile(fr.collectives.distributed_optimizer(keras.optimizers.legacy.Adam(0.01)))
     model(batches[0], training=False)
-    step = tf.function(model.train_step, input_signature=[_of_any_size(batches[0])])
+    make_slots(model)
+    step = tf.function(unconverted(model.train_step), input_signature=[_of_any_size(batches[0])])
     # What is counted over ranks is counted from the data.
     assert not reduced_in_between(step.get_concrete_function().graph.get_operations())
     states, losses = [], []

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tf_fusedrec._tf_compat import tf
-from tf_fusedrec.schedules.feed import read
+from tf_fusedrec.schedules.feed import read, unconverted
 
 
 class EvenSteps:
@@ -39,7 +39,7 @@ class EvenSteps:
         return self._steps[key](batch.data)
 
     def _wrap(self, function: Callable, signature: Any = None) -> Callable:
-        return tf.function(function, input_signature=signature) if self._compiled else function
+        return tf.function(unconverted(function), input_signature=signature) if self._compiled else function
 
 
 def _of_any_size(spec: Any) -> Any:

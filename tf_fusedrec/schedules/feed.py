@@ -45,7 +45,7 @@ class Feed:
         self._goes_on = False
 
         def wrap(function: Callable) -> Callable:
-            return tf.function(function, reduce_retracing=True) if compiled else function
+            return tf.function(unconverted(function), reduce_retracing=True) if compiled else function
 
         self._start, self._step = wrap(self._start_reading), wrap(self._read_and_train)
         self._drains: dict[str, Callable] = {}
@@ -107,6 +107,11 @@ class Feed:
 
     def _read(self, iterator: Any, number: int) -> Read:
         return read(iterator, f"{self._model.name}.has_data.{number}")
+
+
+def unconverted(function: Callable) -> Callable:
+    """Without AutoGraph, which would take seconds: so does Keras run training steps. It converts layers by itself."""
+    return tf.autograph.experimental.do_not_convert(function)
 
 
 def read(iterator: Any, name: str) -> Read:

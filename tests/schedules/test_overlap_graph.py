@@ -39,7 +39,9 @@ def _facts():
         "compute_waits_for_rows": [sum(rows in before[op] for rows in exchanges["rows"]) for op in compute[0]],
         "reduced_early": fr.collectives.size() == 1 or clicks.last_layer_reduced_early(ops),
         "reduced_in_between": reduced_in_between(ops),
+        "lookups_in_order": [lookups[i] in before[lookups[i + 1]] for i in range(M - 1)],
         "rows_wait_for": [waits(op) for op in exchanges["rows"]],
+        "rows_wait_for_rows": [bool(before[op] & set(exchanges["rows"])) for op in exchanges["rows"]],
         "gradients_wait_for": [waits(op) for op in exchanges["gradients"]],
         "compute_waits_for": [
             [i for i, piece in enumerate(compute) if i != j and all(set(piece) <= before[op] for op in mine)]
@@ -63,6 +65,12 @@ def test_exchanges_wait_for_no_compute(facts):
     ranks, seen = facts
     assert seen["lookup_waits_for"] == [[]] * M
     assert seen["rows_wait_for"] == [[]] * M * (ranks > 1)
+
+
+def test_exchanges_begin_in_order_and_wait_for_no_other_to_arrive(facts):
+    ranks, seen = facts
+    assert seen["lookups_in_order"] == [True] * (M - 1)
+    assert seen["rows_wait_for_rows"] == [False] * M * (ranks > 1)
 
 
 def test_compute_goes_one_micro_batch_after_another(facts):

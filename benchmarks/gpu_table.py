@@ -89,11 +89,10 @@ def measure_step(kernels, dim: int, bandwidth: float, **more) -> list[dict]:
         kernels.run("table_lookup", table.handle, message, STORAGES["float32"], rows, n, inverse, handles, num_rows)
 
     def apply():
-        clock = table.size()[1]["clock"]
+        distinct_rows = int(num_rows[0])
         kernels.run(
-            "table_apply", table.handle, handles, int(num_rows[0]), inverse, n, grads, STORAGES["float32"], 1.0, update,
-            clock,
-        )  # fmt: skip
+            "table_apply", table.handle, handles, distinct_rows, inverse, n, grads, STORAGES["float32"], 1.0, update
+        )
 
     def step():
         lookup()

@@ -109,5 +109,16 @@ class FuseIdsOp : public OpKernel {
 };
 
 REGISTER_KERNEL_BUILDER(Name("Fusedrec>FuseIds").Device(DEVICE_CPU), FuseIdsOp);
+// Ids come from the input pipeline, which is on the host, and go to the device fused, in one copy.
+REGISTER_KERNEL_BUILDER(Name("Fusedrec>FuseIds")
+                            .Device(tensorflow::DEVICE_GPU)
+                            .HostMemory("ids")
+                            .HostMemory("row_splits")
+                            .HostMemory("fused")
+                            .HostMemory("segment_splits")
+                            .HostMemory("bag_splits")
+                            .HostMemory("bag_scale")
+                            .HostMemory("feature_bags"),
+                        FuseIdsOp);
 
 }  // namespace fusedrec

@@ -48,7 +48,8 @@ int FusedrecDeviceTable::Select(const Wanted& wanted, const MakeDoWith& make_do_
 }
 
 template <typename Wanted>
-int FusedrecDeviceTable::TakeRowsOut(const Wanted& wanted, int64_t moved_at, int64_t* gone, void* stream) {
+int FusedrecDeviceTable::TakeRowsOut(const Wanted& wanted, int64_t moved_at, bool evicted, int64_t* gone,
+                                     void* stream) {
   const auto take_out = [&](unsigned long long* gone_of) { return TakeOut{View(), free_rows_, gone_of}; };
   std::vector<int64_t> counts;
   FUSEDREC_RETURN_IF_CUDA_ERROR(Select(wanted, take_out, &counts, stream));
@@ -58,6 +59,7 @@ int FusedrecDeviceTable::TakeRowsOut(const Wanted& wanted, int64_t moved_at, int
   for (int64_t s = 0; s < spec_.segments; ++s) {
     segments_[s].size -= counts[1 + s];
     segments_[s].removed += counts[1 + s];
+    if (evicted) segments_[s].evictions += counts[1 + s];
   }
   return kCudaSuccess;
 }
@@ -100,13 +102,13 @@ int FusedrecDeviceTable::EvictWorst(int64_t segment, int64_t count, const Pins& 
   FUSEDREC_RETURN_IF_CUDA_ERROR(LastError());
   may_leave.most = &search->found;
   int64_t gone;
-  return TakeRowsOut(may_leave, pins.clock, &gone, stream);
+  return TakeRowsOut(may_leave, pins.clock, true, &gone, stream);
 }
 
 int FusedrecDeviceTable::TakeExpiredOut(uint32_t clock, void* stream) {
   const Pins pins{clock, kNoAttempt, spec_.window};
   int64_t gone;
-  return TakeRowsOut(HasExpired{pins, std::max(spec_.ttl, spec_.window)}, clock, &gone, stream);
+  return TakeRowsOut(HasExpired{pins, std::max(spec_.ttl, spec_.window)}, clock, true, &gone, stream);
 }
 
 int FusedrecDeviceTable::Evict(int64_t segment, int64_t count, int64_t* gone, void* stream) {
@@ -127,7 +129,7 @@ int FusedrecDeviceTable::Remove(int64_t segment, const int64_t* ids, int64_t num
     FUSEDREC_LAUNCH(MarkKernel, BlocksFor(num_ids, kSelectThreads), kSelectThreads, 0, stream, View(),
                     static_cast<uint32_t>(segment), ids, num_ids);
   }
-  return TakeRowsOut(IsMarked{}, int64_t{clock_} + spec_.window, gone, stream);
+  return TakeRowsOut(IsMarked{}, int64_t{clock_} + spec_.window, false, gone, stream);
 }
 
 int FusedrecDeviceTable::Keys(int64_t segment, int64_t since, int64_t* ids, int64_t* handles, int64_t* count,

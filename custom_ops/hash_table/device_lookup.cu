@@ -48,7 +48,8 @@ int FusedrecDeviceTable::Receive(const FusedrecMessage& message, Received* recei
   const auto carve = [&](void* memory) {
     Carver carver(memory);
     received->counts = carver.Take<Counts>(1);
-    received->new_of = carver.Take<unsigned long long>(segments);
+    received->new_of = carver.Take<unsigned long long>(2 * segments);
+    received->hits_of = received->new_of + segments;
     begins = carver.Take<int64_t>(ranks + 1);
     run_begin = carver.Take<int64_t>(runs + 1);
     return carver.bytes();
@@ -77,16 +78,16 @@ int FusedrecDeviceTable::Admit(const Received& received, uint32_t clock, uint32_
     FUSEDREC_LAUNCH(ProbeKernel, BlocksFor(view.num_ids, kThreads), kThreads, 0, stream, View(), view, attempt_,
                     received.counts, static_cast<uint32_t>(2 * view.num_ids), at.slots, at.where);
     FUSEDREC_LAUNCH(NumberKernel, static_cast<unsigned>(at.tiles), kThreads, 0, stream, View(), view, at.slots,
-                    at.where, at.first, at.number, received.counts, received.new_of, at.states, at.ticket);
+                    at.where, at.first, at.number, received.counts, received.new_of, received.hits_of, at.states, at.ticket);
     FUSEDREC_RETURN_IF_CUDA_ERROR(LastError());
   }
-  // Counts, and behind them, aligned to 256 bytes, the new ids of each segment.
-  const int64_t words = 32 + spec_.segments;
+  // Counts, and behind them, aligned to 256 bytes, the new ids of each segment, and the known ones.
+  const int64_t words = 32 + 2 * spec_.segments;
   std::vector<int64_t> counted(words);
   FUSEDREC_RETURN_IF_CUDA_ERROR(CopyToHost(counted.data(), reinterpret_cast<int64_t*>(received.counts), words, stream));
   const int64_t fresh_rows = counted[1];
   if (counted[2] != 0) return kCudaInvalidValue;
-  const std::vector<int64_t> more(counted.begin() + 32, counted.end());
+  const std::vector<int64_t> more(counted.begin() + 32, counted.begin() + 32 + spec_.segments);
   if (fresh_rows > 0) FUSEDREC_RETURN_IF_CUDA_ERROR(MakeRoom(more, clock, limited, stream));
   const FreshRows fresh{free_rows_, static_cast<uint32_t>(next_row_)};
   if (view.num_ids > 0) {
@@ -100,7 +101,13 @@ int FusedrecDeviceTable::Admit(const Received& received, uint32_t clock, uint32_
   const int64_t reused = std::min(fresh_rows, free_rows_);
   free_rows_ -= reused;
   next_row_ += fresh_rows - reused;
-  for (int64_t s = 0; s < spec_.segments; ++s) segments_[s].size += more[s];
+  for (int64_t s = 0; s < spec_.segments; ++s) {
+    segments_[s].size += more[s];
+    if (limited) {  // a lookup, not an import
+      segments_[s].inserts += more[s];
+      segments_[s].hits += counted[32 + spec_.segments + s];
+    }
+  }
   *num_rows = counted[0];
   return LastError();
 }

@@ -113,8 +113,9 @@ int FusedrecDeviceTable::Grow(Growth growth, Memory directory, void* stream) {
       FUSEDREC_LAUNCH(RehashKernel, BlocksFor(places, 256), 256, 0, stream,
                       reinterpret_cast<const Line*>(now.lines.data()), places, to);
     }
-    grown.size = now.size;
-    now = std::move(grown);
+    now.lines = std::move(grown.lines);
+    now.num_lines = grown.num_lines;
+    now.removed = 0;
   }
   if (!growth.lines.empty()) FUSEDREC_RETURN_IF_CUDA_ERROR(UploadSegments(stream));
   if (growth.chunks.empty()) return LastError();
@@ -153,6 +154,22 @@ int FusedrecDeviceTable::MakeRoom(const std::vector<int64_t>& more, uint32_t clo
     FUSEDREC_RETURN_IF_CUDA_ERROR(EvictWorst(s, leaving[s], pins, stream));
   }
   return Grow(std::move(growth), std::move(directory), stream);
+}
+
+int FusedrecDeviceTable::Clear(void* stream) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  moved_at_ = int64_t{clock_} + spec_.window;
+  segments_ = std::vector<Segment>(spec_.segments);
+  chunks_.clear();
+  free_rows_ = next_row_ = 0;
+  return UploadSegments(stream);
+}
+
+void FusedrecDeviceTable::Statistics(int64_t* statistics) const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  for (const Segment& segment : segments_) {
+    for (const int64_t count : {segment.hits, segment.inserts, segment.evictions}) *statistics++ = count;
+  }
 }
 
 void FusedrecDeviceTable::Size(int64_t* sizes, int64_t* about) const {

@@ -47,7 +47,7 @@ struct Received {
   Memory memory;
   MessageView view;
   Counts* counts;              // device
-  unsigned long long* new_of;  // device, [segments], behind counts
+  unsigned long long *new_of, *hits_of;  // device, [segments] each, behind counts
 };
 
 inline UpdateRule RuleOf(const FusedrecUpdate& update) {
@@ -85,7 +85,7 @@ struct FusedrecDeviceTable {
              int64_t* handles, int64_t* num_rows, void* stream);
   int Find(const FusedrecMessage& message, int64_t storage, void* rows, int64_t out_rows, uint32_t* found, void* stream);
   int Apply(const int64_t* handles, int64_t num_rows, const int32_t* inverse, int64_t num_ids, const void* grads,
-            int64_t storage, float scale, const FusedrecUpdate& update, uint32_t clock, void* stream);
+            int64_t storage, float scale, const FusedrecUpdate& update, void* stream);
   int Evict(int64_t segment, int64_t count, int64_t* gone, void* stream);
   int Remove(int64_t segment, const int64_t* ids, int64_t num_ids, int64_t* gone, void* stream);
   int Keys(int64_t segment, int64_t since, int64_t* ids, int64_t* handles, int64_t* count, void* stream) const;
@@ -93,13 +93,16 @@ struct FusedrecDeviceTable {
   int ReadRecords(const int64_t* handles, int64_t count, char* records, void* stream) const;
   int WriteRecords(int64_t segment, const int64_t* ids, int64_t count, const char* records, void* stream);
   void SetClock(int64_t clock, int64_t version);
+  int Clear(void* stream);
   void Size(int64_t* sizes, int64_t* about) const;
+  void Statistics(int64_t* statistics) const;
 
  private:
   struct Segment {
     Memory lines;
     int64_t num_lines = 0, size = 0;
     int64_t removed = 0;  // since the lines were built: marks that nothing needs any more stay until then
+    int64_t hits = 0, inserts = 0, evictions = 0;
   };
   // Lines and chunks that a lookup needs beyond those that are there.
   struct Growth {
@@ -122,7 +125,7 @@ struct FusedrecDeviceTable {
   template <typename Wanted, typename MakeDoWith>
   int Select(const Wanted& wanted, const MakeDoWith& make_do_with, std::vector<int64_t>* counts, void* stream) const;
   template <typename Wanted>
-  int TakeRowsOut(const Wanted& wanted, int64_t moved_at, int64_t* gone, void* stream);
+  int TakeRowsOut(const Wanted& wanted, int64_t moved_at, bool evicted, int64_t* gone, void* stream);
   int CountThatMayLeave(int64_t segment, const fusedrec::device_table::Pins& pins, int64_t* count, void* stream) const;
   // Takes out the `count` rows that may leave and rank lowest; there are that many.
   int EvictWorst(int64_t segment, int64_t count, const fusedrec::device_table::Pins& pins, void* stream);
@@ -130,6 +133,10 @@ struct FusedrecDeviceTable {
   int Gather(const uint32_t* where, const int64_t* handles, const int32_t* inverse, int64_t num_ids, int64_t storage,
              void* rows, int64_t out_rows, void* stream) const;
   int UploadSegments(void* stream);
+  // Whether handles name rows of the table and inverse names handles; *clock: of the handles' lookup, which must be one
+  // when there is an inverse.
+  int CheckHandles(const int64_t* handles, int64_t num_handles, const int32_t* inverse, int64_t num_ids, uint32_t* clock,
+                   void* stream) const;
 
   fusedrec::device_table::TableView View() const;
   fusedrec::device_table::InitialValues Initial() const;

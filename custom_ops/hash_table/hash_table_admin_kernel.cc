@@ -28,9 +28,7 @@ static absl::Status GiveScalar(OpKernelContext* ctx, int64_t value) {
 
 static absl::Status ReadSegment(OpKernelContext* ctx, const HashTable& table, int64_t* segment) {
   TF_RETURN_IF_ERROR(ScalarInput(ctx, 1, "segment", segment));
-  if (*segment >= 0 && *segment < table.segments()) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat("segment must lie in [0, ", table.segments(), "), got ", *segment, "."));
+  return RequireSegment(*segment, table.segments());
 }
 
 // What a kernel does, as a function of its context and table.
@@ -91,13 +89,7 @@ static absl::Status Import(OpKernelContext* ctx, HashTable* table) {
   int64_t segment;
   const Tensor &ids = ctx->input(2), &records = ctx->input(3);
   TF_RETURN_IF_ERROR(ReadSegment(ctx, *table, &segment));
-  TF_RETURN_IF_ERROR(RequireRank("ids", ids, 1));
-  TF_RETURN_IF_ERROR(RequireRank("records", records, 2));
-  if (records.dim_size(0) != ids.NumElements() || records.dim_size(1) != table->record_bytes()) {
-    return absl::InvalidArgumentError(absl::StrCat("records must have shape [", ids.NumElements(), ", ",
-                                                   table->record_bytes(), "], got ", records.shape().DebugString(),
-                                                   ". They must come from a table of the same spec."));
-  }
+  TF_RETURN_IF_ERROR(RequireRecords(ids, records, table->record_bytes()));
   return table->WriteRecords(segment, In<int64_t>(ids),
                              reinterpret_cast<const char*>(records.flat<uint8_t>().data()), CpuPool(ctx));
 }
@@ -164,10 +156,7 @@ static absl::Status Clock(OpKernelContext* ctx, HashTable* table) {
 
 static absl::Status SetClock(OpKernelContext* ctx, HashTable* table) {
   const Tensor& clock = ctx->input(1);
-  if (clock.shape() != TensorShape({2})) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("clock must have shape [2], got ", clock.shape().DebugString(), "."));
-  }
+  TF_RETURN_IF_ERROR(RequireClock(clock));
   table->SetClock(static_cast<uint32_t>(clock.flat<int64_t>()(0)), static_cast<uint32_t>(clock.flat<int64_t>()(1)));
   return absl::OkStatus();
 }

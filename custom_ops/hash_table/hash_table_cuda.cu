@@ -21,9 +21,8 @@ int fusedrec_table_find(FusedrecDeviceTable* table, const FusedrecMessage* messa
 
 int fusedrec_table_apply(FusedrecDeviceTable* table, const int64_t* handles, int64_t num_rows, const int32_t* inverse,
                          int64_t num_ids, const void* grads, int64_t storage, float scale, const FusedrecUpdate* update,
-                         int64_t clock, void* stream) {
-  return table->Apply(handles, num_rows, inverse, num_ids, grads, storage, scale, *update,
-                      static_cast<uint32_t>(clock), stream);
+                         void* stream) {
+  return table->Apply(handles, num_rows, inverse, num_ids, grads, storage, scale, *update, stream);
 }
 
 int fusedrec_table_evict(FusedrecDeviceTable* table, int64_t segment, int64_t count, int64_t* gone, void* stream) {
@@ -56,4 +55,8 @@ void fusedrec_table_set_clock(FusedrecDeviceTable* table, int64_t clock, int64_t
   table->SetClock(clock, version);
 }
 
+int fusedrec_table_clear(FusedrecDeviceTable* table, void* stream) { return table->Clear(stream); }
+
 void fusedrec_table_size(FusedrecDeviceTable* table, int64_t* sizes, int64_t* about) { table->Size(sizes, about); }
+
+void fusedrec_table_statistics(FusedrecDeviceTable* table, int64_t* statistics) { table->Statistics(statistics); }

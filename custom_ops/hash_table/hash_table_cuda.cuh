@@ -95,11 +95,12 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 // first[n]: the first position of the same id. number[n]: first positions before n. A first position of a new id: its
-// where becomes kNew and its rank among those. new_of [segments] counts them.
+// where becomes kNew and its rank among those. new_of [segments] counts them, hits_of those of known ids.
 __global__ void __launch_bounds__(kThreads)
     NumberKernel(TableView table, MessageView message, const uint32_t* __restrict__ slots, uint32_t* __restrict__ where,
                  uint32_t* __restrict__ first, uint32_t* __restrict__ number, Counts* counts,
-                 unsigned long long* __restrict__ new_of, unsigned long long* states, unsigned* ticket) {
+                 unsigned long long* __restrict__ new_of, unsigned long long* __restrict__ hits_of,
+                 unsigned long long* states, unsigned* ticket) {
   if (counts->bad != 0) return;
   FUSEDREC_SHARED(unsigned, begin, 2 * kWarps);  // of each warp: firsts, then new ones
   const unsigned tile = TakeTile(ticket);
@@ -144,9 +145,11 @@ __global__ void __launch_bounds__(kThreads)
       where[n] = kNew | (rank + __popc(fresh[k] & LanesBefore()));
       segment = static_cast<int>(message.RunOf(0, message.runs - 1, n) % message.segments);
     }
-    const unsigned alike = __match_any_sync(kFullWarp, segment);
+    const bool is_new = segment >= 0, is_first = (firsts[k] >> Lane() & 1) != 0;
+    if (is_first && !is_new) segment = static_cast<int>(table.Meta(where[n])->segment);
+    const unsigned alike = __match_any_sync(kFullWarp, segment) & (is_new ? fresh[k] : ~fresh[k]);
     if (segment >= 0 && (alike & LanesBefore()) == 0) {
-      atomicAdd(&new_of[segment], static_cast<unsigned long long>(__popc(alike)));
+      atomicAdd(is_new ? &new_of[segment] : &hits_of[segment], static_cast<unsigned long long>(__popc(alike)));
     }
     next += __popc(firsts[k]);
     rank += __popc(fresh[k]);

@@ -35,6 +35,8 @@ constexpr int64_t kDeviceTableMaxRows = int64_t{1} << 31;  // of one table
 constexpr int kDeviceOutOfMemory = 2;  // cudaErrorMemoryAllocation; also: kDeviceTableMaxRows rows are there
 constexpr int kDeviceTableFull = -1;   // max_rows, and not enough rows may leave
 constexpr int kDeviceStale = -2;       // rows of the lookup whose gradients come have left since
+constexpr int kDeviceBadHandle = -3;   // not of this table, or not all of one lookup
+constexpr int kDeviceBadInverse = -4;  // names a row beyond the handles
 
 }  // namespace fusedrec
 
@@ -96,10 +98,11 @@ FUSEDREC_CUDA_API int fusedrec_table_find(FusedrecDeviceTable* table, const Fuse
 //
 //   handles [num_rows], inverse [num_ids]  device, of fusedrec_table_lookup
 //   grads   [>= num_ids, dim]  device, of `storage`; multiplied by `scale`
-//   clock   that of the lookup: the one that fusedrec_table_size tells behind it
+// Waits once, for what is known of handles and inverse: kDeviceStale, kDeviceBadHandle, kDeviceBadInverse and
+// kDeviceOutOfMemory say that nothing has changed.
 FUSEDREC_CUDA_API int fusedrec_table_apply(FusedrecDeviceTable* table, const int64_t* handles, int64_t num_rows,
                                            const int32_t* inverse, int64_t num_ids, const void* grads, int64_t storage,
-                                           float scale, const FusedrecUpdate* update, int64_t clock, void* stream);
+                                           float scale, const FusedrecUpdate* update, void* stream);
 
 // Takes out the `count` rows of a segment that its policy ranks lowest, rows of the last `window` lookups apart; *gone,
 // host, out: how many could go. Waits.
@@ -115,16 +118,22 @@ FUSEDREC_CUDA_API int fusedrec_table_remove(FusedrecDeviceTable* table, int64_t 
 FUSEDREC_CUDA_API int fusedrec_table_keys(FusedrecDeviceTable* table, int64_t segment, int64_t since, int64_t* ids,
                                           int64_t* handles, int64_t* count, void* stream);
 FUSEDREC_CUDA_API int64_t fusedrec_table_record_bytes(FusedrecDeviceTable* table);
-// records [count * record_bytes], device, of rows that fusedrec_table_keys gave.
+// records [count * record_bytes], device, of rows that fusedrec_table_keys gave; kDeviceBadHandle where there was never
+// such a row. Waits.
 FUSEDREC_CUDA_API int fusedrec_table_read_records(FusedrecDeviceTable* table, const int64_t* handles, int64_t count,
                                                   char* records, void* stream);
 // Inserts or overwrites distinct ids [count], device; max_rows does not hold for them. Waits.
 FUSEDREC_CUDA_API int fusedrec_table_write_records(FusedrecDeviceTable* table, int64_t segment, const int64_t* ids,
                                                    int64_t count, const char* records, void* stream);
 FUSEDREC_CUDA_API void fusedrec_table_set_clock(FusedrecDeviceTable* table, int64_t clock, int64_t version);
+// Takes all rows out, and gives their memory back.
+FUSEDREC_CUDA_API int fusedrec_table_clear(FusedrecDeviceTable* table, void* stream);
 
 // sizes [segments], host, out: ids that have a row. about [4], host, out: lookups so far (the clock), version, bytes of
 // lines, bytes of chunks.
 FUSEDREC_CUDA_API void fusedrec_table_size(FusedrecDeviceTable* table, int64_t* sizes, int64_t* about);
+// statistics [segments, 3], host, out, since the table was made or cleared: distinct rows that training lookups found,
+// rows that they made, rows that were evicted.
+FUSEDREC_CUDA_API void fusedrec_table_statistics(FusedrecDeviceTable* table, int64_t* statistics);
 
 #endif  // FUSEDREC_HASH_TABLE_HASH_TABLE_CUDA_H_

@@ -1,11 +1,10 @@
-// Kernels of the training step: the resource itself, lookups, updates.
+// Kernels of the training step: the resource itself, and lookups; hash_table_update_kernel.cc has the updates.
 #include <algorithm>
-#include <cmath>
 #include <cstring>
-#include <string>
 #include <vector>
 
 #include "common/bucket.h"
+#include "hash_table/table_attributes.h"
 #include "hash_table/table_resource.h"
 #include "rank_partition/rank_partition.h"
 #include "tensorflow/core/framework/resource_op_kernel.h"
@@ -21,58 +20,20 @@ using tensorflow::TensorShape;
 class HashTableOp : public tensorflow::ResourceOpKernel<TableResource> {
  public:
   explicit HashTableOp(OpKernelConstruction* ctx) : ResourceOpKernel(ctx) {
-    int64_t dim;
-    std::string storage, distribution, eviction;
-    std::vector<int64_t> seeds;
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("dim", &dim));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("seeds", &seeds));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("segment_names", &spec_.names));
-    OP_REQUIRES(ctx, spec_.names.empty() || spec_.names.size() == seeds.size(),
-                absl::InvalidArgumentError(absl::StrCat("segment_names must be empty or one for each of the ",
-                                                        seeds.size(), " seeds, got ", spec_.names.size(), ".")));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("storage", &storage));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("stochastic_rounding", &spec_.stochastic_rounding));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("distribution", &distribution));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("a", &a_));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("b", &b_));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("rule", &rule_));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("hyperparameters", &hyperparameters_));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("max_rows", &spec_.max_rows));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("eviction", &eviction));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("ttl", &spec_.ttl));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("admission_count", &spec_.admission_count));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("max_candidates", &spec_.max_candidates));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("record_tombstones", &spec_.record_tombstones));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("hot_after", &spec_.hot_after));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("memory_budget", &spec_.memory_budget));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("tier_folder", &spec_.tier_folder));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("window", &spec_.window));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("averaged", &spec_.averaged));
-    auto known = StorageOf(storage);
-    OP_REQUIRES_OK(ctx, known.status());
-    spec_.dim = dim;
-    spec_.storage = *known;
-    spec_.a = a_;
-    spec_.b = b_;
-    spec_.seeds.assign(seeds.begin(), seeds.end());
-    spec_.distribution = DistributionOf(distribution);
-    spec_.eviction = eviction == "lru" ? Eviction::kLru : eviction == "lfu" ? Eviction::kLfu : Eviction::kNone;
+    OP_REQUIRES_OK(ctx, ReadAttributes(ctx, &attributes_));
   }
 
  private:
   absl::Status CreateResource(TableResource** resource) override {
-    auto optimizer = Optimizer::Make(rule_, hyperparameters_);
+    auto optimizer = Optimizer::Make(attributes_.rule, attributes_.hyperparameters);
     if (!optimizer.ok()) return optimizer.status();
-    auto table = HashTable::Make(spec_, *std::move(optimizer));
+    auto table = HashTable::Make(attributes_.spec, *std::move(optimizer));
     if (!table.ok()) return table.status();
     *resource = new TableResource(*std::move(table));
     return absl::OkStatus();
   }
 
-  TableSpec spec_;
-  float a_, b_;
-  std::string rule_;
-  std::vector<float> hyperparameters_;
+  TableAttributes attributes_;
 };
 
 // Reads inputs 1 and 2.
@@ -104,11 +65,7 @@ class RowsKernel : public TableKernel {
   explicit RowsKernel(OpKernelConstruction* ctx) : TableKernel(ctx) { OP_REQUIRES_OK(ctx, ctx->GetAttr("dim", &dim_)); }
 
  protected:
-  absl::Status CheckDim(const HashTable& table) const {
-    if (dim_ == table.spec().dim) return absl::OkStatus();
-    return absl::InvalidArgumentError(
-        absl::StrCat("dim must be that of the table, ", table.spec().dim, ", got ", dim_, "."));
-  }
+  absl::Status CheckDim(const HashTable& table) const { return RequireDim(table.spec(), dim_); }
 
  private:
   int64_t dim_;
@@ -229,116 +186,15 @@ class TablePrefetchOp : public TableKernel {
   }
 };
 
-// Checks inputs 1 to 4: handles, inverse, grads, scale. Gives the clock of the handles' lookup, 0 where none has a row.
-static absl::Status CheckGradients(OpKernelContext* ctx, const HashTable& table, uint32_t* clock) {
-  const Tensor &handles = ctx->input(1), &inverse = ctx->input(2), &grads = ctx->input(3);
-  TF_RETURN_IF_ERROR(RequireRank("handles", handles, 1));
-  TF_RETURN_IF_ERROR(RequireRank("inverse", inverse, 1));
-  TF_RETURN_IF_ERROR(RequireRank("grads", grads, 2));
-  TF_RETURN_IF_ERROR(RequireRank("scale", ctx->input(4), 0));
-  if (grads.dim_size(0) < inverse.NumElements() || grads.dim_size(1) != table.spec().dim) {
-    return absl::InvalidArgumentError(absl::StrCat("grads must have shape [>= ", inverse.NumElements(), ", ",
-                                                   table.spec().dim, "], one row for each received id, got ",
-                                                   grads.shape().DebugString(), "."));
-  }
-  const int64_t rows = handles.NumElements();
-  for (const int32_t number : In<int32_t>(inverse)) {
-    if (number < 0 || number >= rows) {
-      return absl::InvalidArgumentError(absl::StrCat("inverse must lie in [0, ", rows, "), got ", number,
-                                                     ". Take handles and inverse from one TableLookup."));
-    }
-  }
-  uint32_t first = 0;
-  for (const int64_t handle : In<int64_t>(handles)) {
-    if (handle == kNoRow) continue;
-    if (handle < 0 || !table.IsHandle(handle & 0xffffffff)) {
-      return absl::InvalidArgumentError(absl::StrCat("handles must be of a TableLookup of this table, got ", handle, "."));
-    }
-    const uint32_t of_handle = static_cast<uint32_t>(handle >> 32);
-    if (of_handle == 0 || (first != 0 && of_handle != first)) {
-      return absl::InvalidArgumentError(absl::StrCat("handles must be of one TableLookup, got some of lookup ", first,
-                                                     " and some of lookup ", of_handle, "."));
-    }
-    first = of_handle;
-  }
-  *clock = first;
-  if (first == 0 || !table.IsStale(first)) return absl::OkStatus();
-  return absl::FailedPreconditionError(absl::StrCat(
-      "rows of training lookup ", first, " have been evicted, removed or moved by a later one before their gradients ",
-      "came: updating them now would change other rows. Nothing was updated. Take gradients before the next training ",
-      "lookup, and pass training=False to lookups that are not trained."));
-}
-
-// Reads the learning rate and the number of the update from the inputs at `index` and behind it.
-static absl::Status ReadStep(OpKernelContext* ctx, int index, StepInput* step) {
-  TF_RETURN_IF_ERROR(ScalarInput(ctx, index, "learning_rate", &step->learning_rate));
-  TF_RETURN_IF_ERROR(ScalarInput(ctx, index + 1, "step", &step->step));
-  if (!(step->learning_rate >= 0.0f) || std::isinf(step->learning_rate)) {
-    return absl::InvalidArgumentError(absl::StrCat("learning_rate must be finite and >= 0, got ", step->learning_rate,
-                                                   ". A schedule may have left its range."));
-  }
-  if (step->step >= 1) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat("step must be >= 1, the number of this update, got ", step->step, "."));
-}
-
-template <typename T>
-class TableApplyGradientsOp : public TableKernel {
- public:
-  using TableKernel::TableKernel;
-
- protected:
-  absl::Status Run(OpKernelContext* ctx, HashTable* table) override {
-    StepInput step;
-    uint32_t clock;
-    TF_RETURN_IF_ERROR(CheckGradients(ctx, *table, &clock));
-    TF_RETURN_IF_ERROR(ReadStep(ctx, 5, &step));
-    table->Apply(In<int64_t>(ctx->input(1)), In<int32_t>(ctx->input(2)), ctx->input(3).data(), StorageFor<T>(),
-                 ctx->input(4).scalar<float>()(), step, CpuPool(ctx), clock);
-    return absl::OkStatus();
-  }
-};
-
-template <typename T>
-class TableAccumulateGradientsOp : public TableKernel {
- public:
-  using TableKernel::TableKernel;
-
- protected:
-  absl::Status Run(OpKernelContext* ctx, HashTable* table) override {
-    uint32_t clock;
-    TF_RETURN_IF_ERROR(CheckGradients(ctx, *table, &clock));
-    return table->Accumulate(In<int64_t>(ctx->input(1)), In<int32_t>(ctx->input(2)), ctx->input(3).data(),
-                             StorageFor<T>(), ctx->input(4).scalar<float>()(), CpuPool(ctx), clock);
-  }
-};
-
-class TableApplyAccumulatedOp : public TableKernel {
- public:
-  using TableKernel::TableKernel;
-
- protected:
-  absl::Status Run(OpKernelContext* ctx, HashTable* table) override {
-    StepInput step;
-    TF_RETURN_IF_ERROR(ReadStep(ctx, 1, &step));
-    table->ApplyAccumulated(step, CpuPool(ctx));
-    return absl::OkStatus();
-  }
-};
-
 REGISTER_KERNEL_BUILDER(Name("Fusedrec>HashTable").Device(DEVICE_CPU), HashTableOp);
 REGISTER_KERNEL_BUILDER(Name("Fusedrec>TablePrefetch").Device(DEVICE_CPU), TablePrefetchOp);
-REGISTER_KERNEL_BUILDER(Name("Fusedrec>TableApplyAccumulated").Device(DEVICE_CPU), TableApplyAccumulatedOp);
 #define FUSEDREC_REGISTER(T)                                                                                          \
   REGISTER_KERNEL_BUILDER(Name("Fusedrec>TableLookup").Device(DEVICE_CPU).TypeConstraint<T>("T"), TableLookupOp<T>); \
   REGISTER_KERNEL_BUILDER(Name("Fusedrec>TableLookAhead").Device(DEVICE_CPU).TypeConstraint<T>("T"),                 \
                           TableLookAheadOp<T>);                                                                       \
   REGISTER_KERNEL_BUILDER(Name("Fusedrec>TableRefresh").Device(DEVICE_CPU).TypeConstraint<T>("T"),                   \
                           TableRefreshOp<T>);                                                                         \
-  REGISTER_KERNEL_BUILDER(Name("Fusedrec>TableFind").Device(DEVICE_CPU).TypeConstraint<T>("T"), TableFindOp<T>);     \
-  REGISTER_KERNEL_BUILDER(Name("Fusedrec>TableApplyGradients").Device(DEVICE_CPU).TypeConstraint<T>("T"),            \
-                          TableApplyGradientsOp<T>);                                                                  \
-  REGISTER_KERNEL_BUILDER(Name("Fusedrec>TableAccumulateGradients").Device(DEVICE_CPU).TypeConstraint<T>("T"),       \
-                          TableAccumulateGradientsOp<T>);
+  REGISTER_KERNEL_BUILDER(Name("Fusedrec>TableFind").Device(DEVICE_CPU).TypeConstraint<T>("T"), TableFindOp<T>);
 FUSEDREC_REGISTER(float)
 FUSEDREC_REGISTER(Eigen::half)
 FUSEDREC_REGISTER(Eigen::bfloat16)

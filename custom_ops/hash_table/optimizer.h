@@ -39,6 +39,7 @@ class Optimizer {
   // Refuses rules that are not in the table above, and hyperparameters that are too few, too many or not finite.
   static absl::StatusOr<Optimizer> Make(const std::string& rule, absl::Span<const float> hyperparameters);
 
+  const UpdateRule& rule() const { return rule_; }
   int wide_slots() const { return wide_slots_; }      // element-wise slots, D values each
   int scalar_slots() const { return scalar_slots_; }  // row-wise slots, one float each
 

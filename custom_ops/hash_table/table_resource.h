@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/kernel_util.h"
 #include "hash_table/hash_table.h"
+#include "hash_table/table_checks.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/resource_mgr.h"
 
@@ -26,21 +27,6 @@ class TableResource : public tensorflow::ResourceBase {
   std::unique_ptr<HashTable> table_;
 };
 
-template <typename T>
-constexpr Storage StorageFor();
-template <>
-constexpr Storage StorageFor<float>() {
-  return Storage::kFloat32;
-}
-template <>
-constexpr Storage StorageFor<Eigen::half>() {
-  return Storage::kFloat16;
-}
-template <>
-constexpr Storage StorageFor<Eigen::bfloat16>() {
-  return Storage::kBfloat16;
-}
-
 // A kernel whose first input is a table.
 class TableKernel : public tensorflow::OpKernel {
  public:
@@ -55,13 +41,6 @@ class TableKernel : public tensorflow::OpKernel {
  protected:
   virtual absl::Status Run(tensorflow::OpKernelContext* ctx, HashTable* table) = 0;
 };
-
-template <typename T>
-absl::Status ScalarInput(tensorflow::OpKernelContext* ctx, int index, const char* name, T* value) {
-  const absl::Status ranked = RequireRank(name, ctx->input(index), 0);
-  if (ranked.ok()) *value = ctx->input(index).scalar<T>()();
-  return ranked;
-}
 
 }  // namespace fusedrec
 

@@ -69,8 +69,18 @@ class InitialRowsOp : public OpKernel {
   float a_, b_;
 };
 
-#define FUSEDREC_REGISTER(T) \
-  REGISTER_KERNEL_BUILDER(Name("Fusedrec>InitialRows").Device(DEVICE_CPU).TypeConstraint<T>("T"), InitialRowsOp<T>);
+// On a GPU in host memory: for tables of other projects, whose rows are there. The table on a device makes its own.
+#define FUSEDREC_REGISTER(T)                                                                                          \
+  REGISTER_KERNEL_BUILDER(Name("Fusedrec>InitialRows").Device(DEVICE_CPU).TypeConstraint<T>("T"), InitialRowsOp<T>); \
+  REGISTER_KERNEL_BUILDER(Name("Fusedrec>InitialRows")                                                                \
+                              .Device(tensorflow::DEVICE_GPU)                                                         \
+                              .TypeConstraint<T>("T")                                                                 \
+                              .HostMemory("rows")                                                                     \
+                              .HostMemory("exists")                                                                   \
+                              .HostMemory("ids")                                                                      \
+                              .HostMemory("segment_splits")                                                           \
+                              .HostMemory("out"),                                                                     \
+                          InitialRowsOp<T>);
 FUSEDREC_REGISTER(float)
 FUSEDREC_REGISTER(Eigen::half)
 FUSEDREC_REGISTER(Eigen::bfloat16)

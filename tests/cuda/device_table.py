@@ -12,7 +12,7 @@ RULES = {name: n for n, name in enumerate(("sgd", "momentum", "adagrad", "rowwis
 SLOTS = {"sgd": (0, 0), "momentum": (1, 0), "adagrad": (1, 0), "rowwise_adagrad": (0, 1)}  # others: (2, 0)
 EVICTIONS = {"none": 0, "lru": 1, "lfu": 2}
 NOWHERE = 0xFFFFFFFF
-INVALID, OUT_OF_MEMORY, FULL, STALE = 1, 2, -1, -2
+INVALID, OUT_OF_MEMORY, FULL, STALE, BAD_HANDLE, BAD_INVERSE = 1, 2, -1, -2, -3, -4
 
 
 class Allocator(ctypes.Structure):
@@ -131,14 +131,12 @@ class DeviceTable:
         self._call("find", message, STORAGES[to], rows, num_ids + padding, found)
         return self.memory.get(rows), self.memory.get(found)
 
-    def apply(self, handles, inverse, grads, *, rule="sgd", learning_rate=1.0, scale=1.0, clock=None, storage="float32",
-              **more):  # fmt: skip
+    def apply(self, handles, inverse, grads, *, rule="sgd", learning_rate=1.0, scale=1.0, storage="float32", **more):
         """grads [>= V, D] of the lookup that gave handles and inverse; `more`: fields of Update."""
         put = self.memory.put
         update = Update(rule=RULES[rule], learning_rate=learning_rate, **{"step": 1, "moment_scale": 1.0, **more})
-        clock = self.size()[1]["clock"] if clock is None else clock
         arguments = [put(handles), len(handles), put(inverse), len(inverse), put(grads), STORAGES[storage]]
-        self._call("apply", *arguments, float(scale), update, clock)
+        self._call("apply", *arguments, float(scale), update)
 
     def _count(self, name, *arguments):
         counted = np.zeros(1, np.int64)
@@ -156,9 +154,13 @@ class DeviceTable:
         most = int(self.size()[0][segment])
         ids, handles = self.memory.empty([most], np.int64), self.memory.empty([most], np.int64)
         count = self._count("keys", segment, since, ids, handles)
-        records = self.memory.empty([count, self.record_bytes()], np.uint8)
-        self._call("read_records", handles, count, records)
-        return self.memory.get(ids)[:count], self.memory.get(records)
+        records = self.read_records(self.memory.get(handles)[:count])
+        return self.memory.get(ids)[:count], records
+
+    def read_records(self, handles):
+        records = self.memory.empty([len(handles), self.record_bytes()], np.uint8)
+        self._call("read_records", self.memory.put(handles), len(handles), records)
+        return self.memory.get(records)
 
     def record_bytes(self):
         function = self.kernels.library.fusedrec_table_record_bytes
@@ -172,6 +174,15 @@ class DeviceTable:
     def set_clock(self, clock, version):
         numbers = [ctypes.c_int64(x) for x in (clock, version)]
         self.kernels.library.fusedrec_table_set_clock(self.handle, *numbers)
+
+    def clear(self):
+        self._call("clear")
+
+    def statistics(self):
+        """[segments, 3]: hits, inserts, evictions."""
+        counted = np.zeros([self.segments, 3], np.int64)
+        self.kernels.library.fusedrec_table_statistics(self.handle, ctypes.c_void_p(counted.ctypes.data))
+        return counted.tolist()
 
     def size(self):
         """(ids by segment, {clock, version, line_bytes, chunk_bytes})."""

@@ -5,7 +5,9 @@ import numpy as np
 from tests.cuda.checks.hash_table_leaving import (  # noqa: F401
     check_a_checkpoint_goes_back_in,
     check_a_full_table_refuses_and_stays,
+    check_a_table_is_cleared,
     check_gradients_of_rows_that_left_are_refused,
+    check_handles_of_elsewhere_are_refused,
     check_rows_are_evicted_and_removed_by_hand,
     check_rows_leave_as_the_policies_say,
 )

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from tests.cuda.device_table import FULL, STALE, DeviceTable, Refused
+from tests.cuda.device_table import BAD_HANDLE, BAD_INVERSE, FULL, OUT_OF_MEMORY, STALE, DeviceTable, Refused
 from tests.oracles.hash_table import TableOracle, pack
 
 DIM = 3
@@ -43,7 +43,9 @@ def step(table, oracle, batch, random, update=False):
 
 
 def compare(table, oracle):
-    """All rows with what is known of them, from the records of an export."""
+    """All rows with what is known of them, from the records of an export; and statistics."""
+    counted = [[counters[name] for name in ("hits", "inserts", "evictions")] for counters in oracle.counters]
+    assert table.statistics() == counted
     for segment, rows in enumerate(oracle.rows):
         ids, records = table.export(segment)
         assert sorted(ids.tolist()) == sorted(rows)
@@ -106,11 +108,54 @@ def check_a_full_table_refuses_and_stays(kernels):
 def check_gradients_of_rows_that_left_are_refused(kernels):
     table = table_of(kernels, 1)
     _, inverse, handles = table.lookup([3, 1, 2, 3], [4])
-    clock = table.size()[1]["clock"]
     table.remove(0, [2])
     grads = np.ones([3, DIM], np.float32)
-    assert answer_of(table.apply, handles, inverse, grads, clock=clock) == STALE
+    assert answer_of(table.apply, handles, inverse, grads) == STALE
     np.testing.assert_array_equal(table.find([1, 1], [2])[0][:1], 0.5)
+    table.close()
+
+
+def check_handles_of_elsewhere_are_refused(kernels):
+    """What an update is told is looked at before a kernel follows it; nothing has changed then."""
+    table = table_of(kernels, 1)
+    table.lookup([3, 1, 2, 3], [4])
+    _, inverse, handles = table.lookup([4, 1, 2, 3, 2], [5])
+    grads = np.ones([4, DIM], np.float32)
+    wrong = [
+        (handles - (1 << 32) * np.array([0, 1, 0]), BAD_HANDLE), (handles + (1 << 32), BAD_HANDLE),
+        (handles & 0xFFFFFFFF, BAD_HANDLE), (handles + 3, BAD_HANDLE), (handles | -(2**63), BAD_HANDLE),
+        (handles[:2], BAD_INVERSE), (handles[:0], BAD_INVERSE),
+    ]  # fmt: skip
+    for others, code in wrong:
+        assert answer_of(table.apply, others, inverse, grads) == code
+    for place in (-1, 3, 2**31 - 1):
+        assert answer_of(table.apply, handles, np.where([0, 0, 1, 0], place, inverse).astype(np.int32), grads) == BAD_INVERSE
+    table.allocations_left = 1  # the second is that of the check
+    assert answer_of(table.apply, handles, inverse, grads) == OUT_OF_MEMORY
+    table.allocations_left = None
+    np.testing.assert_array_equal(table.find([3, 1, 2, 3], [4])[0][:3], 0.5)
+    for number in (3, -1, 2**31):
+        assert answer_of(table.read_records, np.array([0, number])) == BAD_HANDLE
+    table.apply(handles, inverse, grads)
+    np.testing.assert_array_equal(table.find([3, 1, 2, 3], [4])[0][:3, 0], [-0.5, -1.5, -0.5])
+    table.close()
+
+
+def check_a_table_is_cleared(kernels):
+    """It begins anew, but for its clock: handles of before are stale."""
+    table = table_of(kernels, 2, eviction="lru")
+    random = np.random.default_rng(8)
+    for _ in range(2):
+        oracle = oracle_of(2, eviction="lru")
+        oracle.clock = table.size()[1]["clock"]
+        for _ in range(2):
+            step(table, oracle, batch_of(random, 2, 90, 300), random)
+        compare(table, oracle)
+        _, inverse, handles = table.lookup([1, 0, 7], [3])
+        table.clear()
+        assert table.size()[0].tolist() == [0, 0] and table.size()[1]["chunk_bytes"] == 0
+        assert answer_of(table.apply, handles, inverse, np.ones([1, DIM], np.float32)) == BAD_HANDLE
+        assert table.statistics() == [[0, 0, 0]] * 2
     table.close()
 
 

@@ -1,0 +1,57 @@
+// What the host must know of handles and of an inverse before a kernel follows them: in TensorFlow they are tensors like
+// any other, and an index out of range would end the process.
+#ifndef FUSEDREC_HASH_TABLE_DEVICE_HANDLES_CUH_
+#define FUSEDREC_HASH_TABLE_DEVICE_HANDLES_CUH_
+
+#include "common/device.cuh"
+
+namespace fusedrec {
+namespace device_table {
+
+constexpr int kHandleThreads = 256;
+constexpr unsigned kHandleBlocks = 132 * 4;  // of a loop that waits for memory alone
+
+__device__ inline unsigned Smaller(unsigned a, unsigned b) { return a < b ? a : b; }
+
+// All bits of all words are set before the kernel; words only become smaller.
+struct HandleFacts {
+  unsigned oldest, newest;     // smallest clock, and smallest complement of a clock
+  unsigned handles_are_sound;  // 0: one names a row that never was
+  unsigned inverse_is_sound;   // 0: a number is no handle's
+};
+
+static __global__ void __launch_bounds__(kHandleThreads)
+    HandleFactsKernel(const int64_t* __restrict__ handles, int64_t num_handles, const int32_t* __restrict__ inverse,
+                      int64_t num_ids, int64_t num_rows, HandleFacts* facts) {
+  unsigned oldest = ~0u, newest = ~0u;
+  bool handles_are_sound = true, inverse_is_sound = true;
+  const int64_t threads = static_cast<int64_t>(gridDim.x) * kHandleThreads;
+  for (int64_t n = GlobalThread(); n < num_handles; n += threads) {
+    const int64_t handle = handles[n];
+    const unsigned clock = static_cast<unsigned>(static_cast<uint64_t>(handle) >> 32);
+    handles_are_sound = handles_are_sound && handle >= 0 && (handle & 0xffffffff) < num_rows;
+    oldest = Smaller(oldest, clock);
+    newest = Smaller(newest, ~clock);
+  }
+  if (inverse != nullptr) {
+    for (int64_t n = GlobalThread(); n < num_ids; n += threads) {
+      inverse_is_sound = inverse_is_sound && 0 <= inverse[n] && inverse[n] < num_handles;
+    }
+  }
+  for (int d = 16; d > 0; d >>= 1) {
+    oldest = Smaller(oldest, __shfl_xor_sync(kFullWarp, oldest, d));
+    newest = Smaller(newest, __shfl_xor_sync(kFullWarp, newest, d));
+  }
+  handles_are_sound = __all_sync(kFullWarp, handles_are_sound);
+  inverse_is_sound = __all_sync(kFullWarp, inverse_is_sound);
+  if (Lane() != 0) return;
+  if (oldest != ~0u) atomicMin(&facts->oldest, oldest);
+  if (newest != ~0u) atomicMin(&facts->newest, newest);
+  if (!handles_are_sound) facts->handles_are_sound = 0;
+  if (!inverse_is_sound) facts->inverse_is_sound = 0;
+}
+
+}  // namespace device_table
+}  // namespace fusedrec
+
+#endif  // FUSEDREC_HASH_TABLE_DEVICE_HANDLES_CUH_

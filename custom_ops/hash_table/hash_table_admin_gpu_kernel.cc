@@ -62,7 +62,7 @@ absl::Status SetClock(OpKernelContext* ctx, const DeviceTableResource& resource)
   return absl::OkStatus();
 }
 
-absl::Status Clear(OpKernelContext* ctx, const DeviceTableResource& resource) {
+absl::Status Clear([[maybe_unused]] OpKernelContext* ctx, const DeviceTableResource& resource) {
   return resource.StatusOf(fusedrec_table_clear(resource.table(), StreamOf(ctx)), "its segments");
 }
 

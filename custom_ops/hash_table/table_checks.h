@@ -8,7 +8,6 @@
 #include "absl/strings/str_cat.h"
 #include "common/kernel_util.h"
 #include "hash_table/hash_table.h"
-#include "tensorflow/core/framework/op_kernel.h"
 
 namespace fusedrec {
 

@@ -58,8 +58,24 @@ def reuse(op: str, made: pathlib.Path, folder: pathlib.Path, changed: set[str]) 
                 shutil.copy2(path, folder / path.name)
 
 
-def run_checks(op: str, library: pathlib.Path, *arguments: str, timeout: float = 1200) -> subprocess.CompletedProcess:
-    """Runs the checks of an op over an emulated library, in a process of its own with the sanitizers' runtime."""
+def build_op_kernels(folder: pathlib.Path) -> pathlib.Path:
+    """OpKernels for a GPU as kernels for the CPU over the emulated launchers (emulation/op_kernels.cc)."""
+    from tf_fusedrec._tf_compat import tf
+
+    launchers = [build(op, folder) for op in ("common", "hash_table")]
+    library, source = folder / "op_kernels.so", HERE / "emulation/op_kernels.cc"
+    headers = [
+        "-isystem" + flag[len("-I") :] if flag.startswith("-I") else flag for flag in tf.sysconfig.get_compile_flags()
+    ]
+    command = [os.environ.get("CXX", "g++"), *headers, "-O0", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra"]
+    command += [f"-I{ROOT / 'custom_ops'}", "-shared", str(source), "-o", str(library), f"-L{folder}"]
+    command += [*(f"-l:{path.name}" for path in launchers), "-Wl,-rpath,$ORIGIN", *tf.sysconfig.get_link_flags()]
+    subprocess.run(command, check=True)
+    return library
+
+
+def under_sanitizers(module: str, *arguments: str, timeout: float = 1200) -> subprocess.CompletedProcess:
+    """Runs a module in a process of its own with the sanitizers' runtime."""
     runtime = [
         subprocess.run(
             ["g++", f"-print-file-name={name}"], capture_output=True, encoding="utf-8", errors="replace", check=True
@@ -67,7 +83,12 @@ def run_checks(op: str, library: pathlib.Path, *arguments: str, timeout: float =
         for name in ("libasan.so", "libstdc++.so")
     ]
     env = {**os.environ, "LD_PRELOAD": ":".join(runtime), "ASAN_OPTIONS": "detect_leaks=0", "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "tests.cuda.run_checks", op, "--library", str(library), *arguments]
     return subprocess.run(
-        command, cwd=ROOT, env=env, capture_output=True, encoding="utf-8", errors="replace", timeout=timeout
-    )
+        [sys.executable, "-m", module, *arguments],
+        cwd=ROOT, env=env, capture_output=True, encoding="utf-8", errors="replace", timeout=timeout,
+    )  # fmt: skip
+
+
+def run_checks(op: str, library: pathlib.Path, *arguments: str, timeout: float = 1200) -> subprocess.CompletedProcess:
+    """Runs the checks of an op over an emulated library."""
+    return under_sanitizers("tests.cuda.run_checks", op, "--library", str(library), *arguments, timeout=timeout)

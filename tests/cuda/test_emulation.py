@@ -35,6 +35,14 @@ def test_kernels_agree_with_their_oracles(built, op):
     assert "check_" in done.stdout
 
 
+def test_op_kernels_for_a_gpu_agree_with_those_for_the_cpu(built):
+    """TensorFlow runs the code of the former over the emulation: programs on tables of both kinds, and refusals."""
+    library = libraries.build_op_kernels(built["hash_table"].parent)
+    done = libraries.under_sanitizers("tests.cuda.run_op_kernels", str(library))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "refusals agree" in done.stdout
+
+
 def run_mutant(mutant, folder: pathlib.Path) -> subprocess.CompletedProcess:
     sources = folder / "custom_ops"
     shutil.copytree(libraries.ROOT / "custom_ops", sources, ignore=shutil.ignore_patterns("*.cc", "*.md"))

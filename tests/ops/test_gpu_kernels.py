@@ -1,6 +1,6 @@
-"""Every op that has a kernel for the CPU has one for the GPU, for the same types, with sizes and splits on the host.
+"""Every op has a kernel for the GPU, for the types of that for the CPU, with sizes and splits on the host.
 
-Registration is all that can be tested without a GPU; the kernels under these are run by tests/cuda and tests/gpu.
+What these do is tested by tests/cuda and tests/gpu.
 """
 
 from __future__ import annotations
@@ -15,17 +15,22 @@ from tf_fusedrec.ops import _library
 from tensorflow.python.framework import kernels  # isort: skip  (tf_fusedrec first: it chooses legacy Keras)
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-# Folders whose ops run on the CPU alone, or such ops, and why.
-ON_THE_CPU = {
-    "fuse_ids": "its inputs come from the input pipeline, which is on the host",
-    "hash_table": "tables of ops are in host memory; the one on the device (hash_table_cuda.h) has no OpKernels yet",
-    "initial_rows": "for tables of other projects, which are in host memory",
-    "JaggedBiasAttention": "there is no kernel for the channels of FuXi yet",
+# Ops whose kernel for the GPU has all arguments in host memory and computes there, and why.
+ON_THE_HOST = {
+    "FuseIds": "its inputs come from the input pipeline, which is on the host; what is fused then goes to the device",
+    "InitialRows": "for tables of other projects, whose rows are in host memory",
+    "JaggedBiasAttention": "weights without queries and keys (the channels of FuXi) have no kernel on a device",
     "JaggedBiasAttentionGrad": "the same",
 }
+# What a table on a device answers with a Status that names the remedy (hash_table_admin_gpu_kernel.cc).
+REFUSED = {
+    "TableAccumulateGradients", "TableApplyAccumulated", "TableNoteTrained", "TableTakeUnsynced", "TableReadNumbers",
+    "TableMerge",
+}  # fmt: skip
 HOST_ARGUMENTS = {
     "segment_splits", "unique_splits", "received_splits", "send_splits", "id_splits", "num_rows", "row_splits",
-    "num_targets", "thresholds",
+    "num_targets", "thresholds", "table", "segment", "since", "count", "removed", "evicted", "size", "clock",
+    "segments", "bytes",
 }  # fmt: skip
 
 pytestmark = pytest.mark.skipif(
@@ -48,28 +53,25 @@ def arguments_of_ops() -> dict[str, tuple[str, set[str]]]:
 OPS = arguments_of_ops()
 
 
-def on_the_cpu(op):
-    return op in ON_THE_CPU or OPS[op][0] in ON_THE_CPU
-
-
 def registered(op, device):
     listed = kernels.get_registered_kernels_for_op(f"Fusedrec>{op}").kernel
     return [kernel for kernel in listed if kernel.device_type == device]
 
 
-@pytest.mark.parametrize("op", [op for op in OPS if not on_the_cpu(op)])
+@pytest.mark.parametrize("op", OPS)
 def test_the_op_has_a_gpu_kernel_for_the_types_of_the_cpu(op):
     on_cpu, on_gpu = registered(op, "CPU"), registered(op, "GPU")
     types = [sorted(str(kernel.constraint) for kernel in listed) for listed in (on_cpu, on_gpu)]
     assert on_gpu and types[0] == types[1]
     for kernel in on_gpu:
-        assert set(kernel.host_memory_arg) >= OPS[op][1] & HOST_ARGUMENTS
+        on_host = set(kernel.host_memory_arg)
+        assert on_host >= OPS[op][1] & HOST_ARGUMENTS
+        if "table" not in OPS[op][1]:
+            assert (on_host == OPS[op][1]) == (op in ON_THE_HOST)
 
 
-@pytest.mark.parametrize("op", [op for op in OPS if on_the_cpu(op)])
-def test_what_is_listed_for_the_cpu_alone_is_there_alone(op):
-    assert registered(op, "CPU") and not registered(op, "GPU")
-
-
-def test_the_list_names_what_is_there():
-    assert set(ON_THE_CPU) <= {folder for folder, _ in OPS.values()} | set(OPS)
+def test_the_lists_name_what_is_there():
+    assert set(ON_THE_HOST) | REFUSED <= set(OPS)
+    kernels_of = (ROOT / "custom_ops/hash_table/hash_table_admin_gpu_kernel.cc").read_text(encoding="utf-8")
+    refused = re.findall(r'FUSEDREC_KERNEL\("(\w+)"\)[^;]*RefusedOnDeviceOp', kernels_of)
+    assert set(refused) == REFUSED

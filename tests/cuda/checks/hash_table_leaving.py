@@ -129,7 +129,8 @@ def check_handles_of_elsewhere_are_refused(kernels):
     for others, code in wrong:
         assert answer_of(table.apply, others, inverse, grads) == code
     for place in (-1, 3, 2**31 - 1):
-        assert answer_of(table.apply, handles, np.where([0, 0, 1, 0], place, inverse).astype(np.int32), grads) == BAD_INVERSE
+        elsewhere = np.where([0, 0, 1, 0], place, inverse).astype(np.int32)
+        assert answer_of(table.apply, handles, elsewhere, grads) == BAD_INVERSE
     table.allocations_left = 1  # the second is that of the check
     assert answer_of(table.apply, handles, inverse, grads) == OUT_OF_MEMORY
     table.allocations_left = None

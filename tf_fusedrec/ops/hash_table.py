@@ -56,6 +56,9 @@ def hash_table(
 ) -> tf.Tensor:
     """Makes a dynamic table of S segments (MTGRBoost, section 4.1), or gives the one that has this shared_name.
 
+    It is where TensorFlow places this call: on a GPU under tf.device("/GPU:0"), in host memory under "/CPU:0". All that
+    is done with the handle follows it there.
+
     Args:
       shared_name: of the resource; it lives until tf.raw_ops.DestroyResourceOp.
       dim: D, columns of a row.
@@ -82,6 +85,8 @@ def hash_table(
 
     Raises:
       InvalidArgumentError: an unknown rule, a folder that cannot be written, options that exclude each other.
+      UnimplementedError: on a GPU, an option that only tables in host memory have: admission_count, record_tombstones,
+        hot_after, memory_budget, averaged.
     """
     return library.fusedrec_hash_table(
         shared_name=shared_name, dim=dim, seeds=list(seeds), rule=rule, hyperparameters=list(hyperparameters),

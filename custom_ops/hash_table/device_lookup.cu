@@ -66,7 +66,7 @@ int FusedrecDeviceTable::Receive(const FusedrecMessage& message, Received* recei
   return LastError();
 }
 
-int FusedrecDeviceTable::Admit(const Received& received, uint32_t clock, uint32_t version, bool limited,
+int FusedrecDeviceTable::Admit(const Received& received, uint32_t clock, uint32_t version, bool is_lookup,
                                int32_t* inverse, int64_t* handles, int64_t* num_rows, void* stream) {
   const MessageView& view = received.view;
   const Memory memory(allocator_, LookupScratch(nullptr, view.num_ids).carver.bytes());
@@ -88,7 +88,8 @@ int FusedrecDeviceTable::Admit(const Received& received, uint32_t clock, uint32_
   const int64_t fresh_rows = counted[1];
   if (counted[2] != 0) return kCudaInvalidValue;
   const std::vector<int64_t> more(counted.begin() + 32, counted.begin() + 32 + spec_.segments);
-  if (fresh_rows > 0) FUSEDREC_RETURN_IF_CUDA_ERROR(MakeRoom(more, clock, limited, stream));
+  if (fresh_rows > 0 && is_lookup && refuses_new_rows_) return kDeviceAbsent;
+  if (fresh_rows > 0) FUSEDREC_RETURN_IF_CUDA_ERROR(MakeRoom(more, clock, is_lookup, stream));
   const FreshRows fresh{free_rows_, static_cast<uint32_t>(next_row_)};
   if (view.num_ids > 0) {
     FUSEDREC_LAUNCH(CommitKernel, BlocksFor(view.num_ids, kThreads), kThreads, 0, stream, View(), view, fresh, clock,
@@ -103,7 +104,7 @@ int FusedrecDeviceTable::Admit(const Received& received, uint32_t clock, uint32_
   next_row_ += fresh_rows - reused;
   for (int64_t s = 0; s < spec_.segments; ++s) {
     segments_[s].size += more[s];
-    if (limited) {  // a lookup, not an import
+    if (is_lookup) {
       segments_[s].inserts += more[s];
       segments_[s].hits += counted[32 + spec_.segments + s];
     }

@@ -2,6 +2,7 @@
 #include "hash_table/device_records.cuh"
 
 #include <algorithm>
+#include <numeric>
 
 #include "hash_table/device_table.h"
 
@@ -21,11 +22,12 @@ int FusedrecDeviceTable::ReadRecords(const int64_t* handles, int64_t count, char
   return LastError();
 }
 
-int FusedrecDeviceTable::WriteRecords(int64_t segment, const int64_t* ids, int64_t count, const char* records,
-                                      void* stream) {
+int FusedrecDeviceTable::WriteRecords(const std::vector<int64_t>& counts, const int64_t* ids, const char* records,
+                                      int64_t* written, void* stream) {
   std::lock_guard<std::mutex> lock(mutex_);
-  const int64_t segments = spec_.segments;
-  if (segment < 0 || segment >= segments || count < 0 || count > kDeviceTableMaxIds) return kCudaInvalidValue;
+  const int64_t segments = spec_.segments, count = std::accumulate(counts.begin(), counts.end(), int64_t{0});
+  *written = 0;
+  if (static_cast<int64_t>(counts.size()) != segments || count > kDeviceTableMaxIds) return kCudaInvalidValue;
   if (count == 0) return kCudaSuccess;
   int64_t *entries = nullptr, *handles = nullptr;
   int32_t* inverse = nullptr;
@@ -42,16 +44,13 @@ int FusedrecDeviceTable::WriteRecords(int64_t segment, const int64_t* ids, int64
   if (memory.data() == nullptr) return kDeviceOutOfMemory;
   carve(memory.data());
   // The ids as a message of one source.
-  std::vector<int64_t> headers(segments, 0);
-  headers[segment] = count;
-  FUSEDREC_RETURN_IF_CUDA_ERROR(CopyToDevice(entries, headers.data(), segments, stream));
+  FUSEDREC_RETURN_IF_CUDA_ERROR(CopyToDevice(entries, counts.data(), segments, stream));
   FUSEDREC_RETURN_IF_CUDA_ERROR(static_cast<int>(cudaMemcpyAsync(
       entries + segments, ids, count * sizeof(int64_t), cudaMemcpyDeviceToDevice, static_cast<cudaStream_t>(stream))));
   const int32_t splits = static_cast<int32_t>(segments + count);
   Received received;
   FUSEDREC_RETURN_IF_CUDA_ERROR(Receive({entries, &splits, 1}, &received, stream));
-  int64_t num_rows;
-  FUSEDREC_RETURN_IF_CUDA_ERROR(Admit(received, clock_, version_, false, inverse, handles, &num_rows, stream));
+  FUSEDREC_RETURN_IF_CUDA_ERROR(Admit(received, clock_, version_, false, inverse, handles, written, stream));
   FUSEDREC_RETURN_IF_CUDA_ERROR(Fill(last, 0, sizeof(unsigned), stream));
   FUSEDREC_LAUNCH(WriteRecordsKernel, BlocksFor(32 * count, kRecordThreads), kRecordThreads, 0, stream, View(), handles,
                   inverse, count, records, last);

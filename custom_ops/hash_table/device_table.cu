@@ -126,13 +126,13 @@ int FusedrecDeviceTable::Grow(Growth growth, Memory directory, void* stream) {
   return CopyToDevice(reinterpret_cast<char**>(directory_.data()), begins.data(), begins.size(), stream);
 }
 
-int FusedrecDeviceTable::MakeRoom(const std::vector<int64_t>& more, uint32_t clock, bool limited, void* stream) {
+int FusedrecDeviceTable::MakeRoom(const std::vector<int64_t>& more, uint32_t clock, bool is_lookup, void* stream) {
   const Pins pins{clock, attempt_, spec_.window};
   std::vector<int64_t> leaving(more.size(), 0), net = more;
   int64_t rows = -free_rows_;
   for (size_t s = 0; s < more.size(); ++s) {
     const int64_t excess = segments_[s].size + more[s] - spec_.max_rows;
-    if (limited && spec_.max_rows > 0 && excess > 0) {
+    if (is_lookup && spec_.max_rows > 0 && excess > 0) {
       FUSEDREC_RETURN_IF_CUDA_ERROR(CountThatMayLeave(s, pins, &leaving[s], stream));
       if (leaving[s] < excess) return kDeviceTableFull;
       // Some more than needed, so that not every step has to look for the worst.
@@ -163,6 +163,26 @@ int FusedrecDeviceTable::Clear(void* stream) {
   chunks_.clear();
   free_rows_ = next_row_ = 0;
   return UploadSegments(stream);
+}
+
+int FusedrecDeviceTable::Reserve(int64_t rows, void* stream) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  Growth growth;
+  FUSEDREC_RETURN_IF_CUDA_ERROR(Allocate(std::vector<int64_t>(spec_.segments, 0), rows, &growth));
+  Memory directory(allocator_, std::max<int64_t>(growth.chunks.size(), 16) * sizeof(char*));
+  if (directory.data() == nullptr) return kDeviceOutOfMemory;
+  return Grow(std::move(growth), std::move(directory), stream);
+}
+
+int FusedrecDeviceTable::Forget(void* stream) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  moved_at_ = int64_t{clock_} + spec_.window;
+  free_rows_ = next_row_ = 0;
+  for (Segment& segment : segments_) {
+    segment.size = segment.removed = 0;
+    FUSEDREC_RETURN_IF_CUDA_ERROR(Fill(segment.lines.data(), 0, segment.lines.bytes(), stream));
+  }
+  return kCudaSuccess;
 }
 
 void FusedrecDeviceTable::Statistics(int64_t* statistics) const {

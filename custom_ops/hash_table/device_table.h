@@ -89,11 +89,21 @@ struct FusedrecDeviceTable {
   int Evict(int64_t segment, int64_t count, int64_t* gone, void* stream);
   int Remove(int64_t segment, const int64_t* ids, int64_t num_ids, int64_t* gone, void* stream);
   int Keys(int64_t segment, int64_t since, int64_t* ids, int64_t* handles, int64_t* count, void* stream) const;
+  int64_t segments() const { return spec_.segments; }
   int64_t record_bytes() const;
   int ReadRecords(const int64_t* handles, int64_t count, char* records, void* stream) const;
-  int WriteRecords(int64_t segment, const int64_t* ids, int64_t count, const char* records, void* stream);
+  // Ids grouped by segment, counts [segments] of them; *written: distinct ones.
+  int WriteRecords(const std::vector<int64_t>& counts, const int64_t* ids, const char* records, int64_t* written,
+                   void* stream);
   void SetClock(int64_t clock, int64_t version);
   int Clear(void* stream);
+  // What a buffer of a batch needs (device_buffer.h): chunks for `rows` rows, which stay when all rows are forgotten;
+  // lookups that make no row; rows of another table of the same spec in the place of those of equal keys.
+  int Reserve(int64_t rows, void* stream);
+  int Forget(void* stream);
+  void RefuseNewRows() { refuses_new_rows_ = true; }
+  int RefreshFrom(const FusedrecDeviceTable& newer, unsigned long long* shared, void* stream);
+  int64_t num_rows() const { return next_row_; }  // that were ever there: all of them, without removals
   void Size(int64_t* sizes, int64_t* about) const;
   void Statistics(int64_t* statistics) const;
 
@@ -116,10 +126,11 @@ struct FusedrecDeviceTable {
   int Allocate(const std::vector<int64_t>& more, int64_t rows, Growth* growth) const;
   // Takes the memory over: rehashes lines, extends the directory of chunks. Cannot run out of memory any more.
   int Grow(Growth growth, Memory directory, void* stream);
-  // Room for new ids, by evictions where max_rows asks for them (`limited`); all of it, or none and an answer that says why.
-  int MakeRoom(const std::vector<int64_t>& more, uint32_t clock, bool limited, void* stream);
+  // Room for new ids, by evictions where max_rows asks for them (`is_lookup`: an import is not held to it); all of it, or
+  // none and an answer that says why.
+  int MakeRoom(const std::vector<int64_t>& more, uint32_t clock, bool is_lookup, void* stream);
   // Steps 2 to 5 of a lookup, whose clock and version the caller sets behind it.
-  int Admit(const fusedrec::device_table::Received& received, uint32_t clock, uint32_t version, bool limited,
+  int Admit(const fusedrec::device_table::Received& received, uint32_t clock, uint32_t version, bool is_lookup,
             int32_t* inverse, int64_t* handles, int64_t* num_rows, void* stream);
 
   template <typename Wanted, typename MakeDoWith>
@@ -156,6 +167,7 @@ struct FusedrecDeviceTable {
   int64_t next_row_ = 0;   // the first row that nobody ever had
   uint32_t clock_ = 0, version_ = 0;
   int64_t moved_at_ = 0;  // clock of the last lookup, or other call, that took rows out
+  bool refuses_new_rows_ = false;
   uint32_t attempt_ = 0;  // lookups begun, so that the touches of one that failed are not taken for those of the next
 };
 

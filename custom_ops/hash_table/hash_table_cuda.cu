@@ -48,7 +48,11 @@ int fusedrec_table_read_records(FusedrecDeviceTable* table, const int64_t* handl
 
 int fusedrec_table_write_records(FusedrecDeviceTable* table, int64_t segment, const int64_t* ids, int64_t count,
                                  const char* records, void* stream) {
-  return table->WriteRecords(segment, ids, count, records, stream);
+  std::vector<int64_t> counts(table->segments(), 0);
+  if (segment < 0 || segment >= table->segments() || count < 0) return fusedrec::kCudaInvalidValue;
+  counts[segment] = count;
+  int64_t written;
+  return table->WriteRecords(counts, ids, records, &written, stream);
 }
 
 void fusedrec_table_set_clock(FusedrecDeviceTable* table, int64_t clock, int64_t version) {

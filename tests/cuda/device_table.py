@@ -12,7 +12,7 @@ RULES = {name: n for n, name in enumerate(("sgd", "momentum", "adagrad", "rowwis
 SLOTS = {"sgd": (0, 0), "momentum": (1, 0), "adagrad": (1, 0), "rowwise_adagrad": (0, 1)}  # others: (2, 0)
 EVICTIONS = {"none": 0, "lru": 1, "lfu": 2}
 NOWHERE = 0xFFFFFFFF
-INVALID, OUT_OF_MEMORY, FULL, STALE, BAD_HANDLE, BAD_INVERSE = 1, 2, -1, -2, -3, -4
+INVALID, OUT_OF_MEMORY, FULL, STALE, BAD_HANDLE, BAD_INVERSE, ABSENT, NOT_WRITTEN = 1, 2, -1, -2, -3, -4, -5, -6
 
 
 class Allocator(ctypes.Structure):
@@ -85,7 +85,10 @@ class DeviceTable:
         fields = dict(Allocator._fields_)
         self.allocator = Allocator(None, fields["allocate"](self._allocate), fields["release"](self._release))
         self.handle = ctypes.c_void_p()
-        self._call("create", spec, self.allocator, ctypes.byref(self.handle), table=False)
+        self._create(spec)
+
+    def _create(self, spec):
+        self._call("table_create", spec, self.allocator, ctypes.byref(self.handle), table=False)
 
     def close(self):
         self.kernels.library.fusedrec_table_destroy(self.handle)
@@ -101,7 +104,7 @@ class DeviceTable:
         self.memory.release(address)
 
     def _call(self, name, *arguments, table=True):
-        code = self.kernels.answer(f"table_{name}", *((self.handle,) if table else ()), *arguments)
+        code = self.kernels.answer(name, *((self.handle,) if table else ()), *arguments)
         if code != 0:
             raise Refused(code)
 
@@ -118,7 +121,7 @@ class DeviceTable:
         inverse, handles = self.memory.empty([num_ids], np.int32), self.memory.empty([num_ids], np.int64)
         distinct = np.zeros(1, np.int64)
         host = distinct.ctypes.data_as(ctypes.c_void_p)
-        self._call("lookup", message, STORAGES[to], rows, num_ids + padding, inverse, handles, host)
+        self._call("table_lookup", message, STORAGES[to], rows, num_ids + padding, inverse, handles, host)
         get = self.memory.get
         return get(rows), get(inverse), get(handles)[: distinct[0]]
 
@@ -128,7 +131,7 @@ class DeviceTable:
         num_ids = max(len(entries) - len(splits) * self.segments, 0)
         rows = self.memory.empty([num_ids + padding, self.dim], np.float32 if to == "float32" else np.uint16)
         found = self.memory.empty([num_ids], np.uint32)
-        self._call("find", message, STORAGES[to], rows, num_ids + padding, found)
+        self._call("table_find", message, STORAGES[to], rows, num_ids + padding, found)
         return self.memory.get(rows), self.memory.get(found)
 
     def apply(self, handles, inverse, grads, *, rule="sgd", learning_rate=1.0, scale=1.0, storage="float32", **more):
@@ -136,11 +139,11 @@ class DeviceTable:
         put = self.memory.put
         update = Update(rule=RULES[rule], learning_rate=learning_rate, **{"step": 1, "moment_scale": 1.0, **more})
         arguments = [put(handles), len(handles), put(inverse), len(inverse), put(grads), STORAGES[storage]]
-        self._call("apply", *arguments, float(scale), update)
+        self._call("table_apply", *arguments, float(scale), update)
 
     def _count(self, name, *arguments):
         counted = np.zeros(1, np.int64)
-        self._call(name, *arguments, counted.ctypes.data_as(ctypes.c_void_p))
+        self._call(f"table_{name}", *arguments, counted.ctypes.data_as(ctypes.c_void_p))
         return int(counted[0])
 
     def evict(self, segment, count):
@@ -159,7 +162,7 @@ class DeviceTable:
 
     def read_records(self, handles):
         records = self.memory.empty([len(handles), self.record_bytes()], np.uint8)
-        self._call("read_records", self.memory.put(handles), len(handles), records)
+        self._call("table_read_records", self.memory.put(handles), len(handles), records)
         return self.memory.get(records)
 
     def record_bytes(self):
@@ -169,14 +172,14 @@ class DeviceTable:
 
     def restore(self, segment, ids, records):
         """Writes records [n, record_bytes] of distinct ids [n]."""
-        self._call("write_records", segment, self.memory.put(ids), len(ids), self.memory.put(records))
+        self._call("table_write_records", segment, self.memory.put(ids), len(ids), self.memory.put(records))
 
     def set_clock(self, clock, version):
         numbers = [ctypes.c_int64(x) for x in (clock, version)]
         self.kernels.library.fusedrec_table_set_clock(self.handle, *numbers)
 
     def clear(self):
-        self._call("clear")
+        self._call("table_clear")
 
     def statistics(self):
         """[segments, 3]: hits, inserts, evictions."""

@@ -1,0 +1,148 @@
+"""Rows in host memory behind two buffers on the device: the same bits as a table that has all rows on the device."""
+
+import numpy as np
+
+from tests.cuda.checks.hash_table_leaving import answer_of
+from tests.cuda.device_buffer import DeviceBuffer
+from tests.cuda.device_table import ABSENT, FULL, INVALID, NOT_WRITTEN, OUT_OF_MEMORY, DeviceTable
+from tests.oracles.hash_table import TableOracle, pack
+
+DIM, SEEDS, START, FIRST_SLOT = 5, [3, 4], 0.25, 0.5
+NUMBERS = {"float32": np.float32, "bfloat16": np.uint16}
+
+
+class HostRows:
+    """Records by key in host memory: a new key begins with its initial record."""
+
+    def __init__(self, storage, slots):
+        one = lambda x, n: (  # noqa: E731
+            np.full(n, x, np.float32) if storage == "float32" else (np.full(n, x, np.float32).view(np.uint32) >> 16)
+        ).astype(NUMBERS[storage])
+        numbers = [one(START, DIM), *(one(FIRST_SLOT if k == 0 else 0.0, DIM) for k in range(slots))]
+        self.initial = np.concatenate([np.zeros(16, np.uint8), *(part.view(np.uint8) for part in numbers)])
+        self.records = {}
+
+    def read(self, keys):
+        """ids, segment_splits and records of keys grouped by segment."""
+        ids = np.array([id_ for _, id_ in keys], np.int64)
+        splits = np.searchsorted([segment for segment, _ in keys], np.arange(len(SEEDS) + 1)).astype(np.int64)
+        records = [self.records.get(key, self.initial) for key in keys]
+        return ids, splits, np.array(records, np.uint8).reshape(len(keys), len(self.initial))
+
+    def write(self, keys, records):
+        assert len(keys) == len(records)
+        self.records.update(zip(keys, records.copy()))
+
+
+def batches_of(random, count):
+    """Few ids are frequent; batches of nothing, of one id, of the ids before, of none of the ids before."""
+
+    def skewed(low):
+        ids = lambda: (random.zipf(1.3, random.integers(4, 24)) % 40 + low).tolist()  # noqa: E731
+        return [[ids() for _ in SEEDS] for _ in range(2)]
+
+    batches = [skewed(0) for _ in range(count)]
+    batches[1] = [[[], []], [[], []]]
+    batches[2] = [[[7], []], [[], []]]
+    batches[4] = [source[::-1] for source in batches[3][::-1]]  # keys change segments
+    batches[5] = batches[4]
+    batches[6] = skewed(100)
+    batches[7] = [[[-(2**63), 2**63 - 1, 0], [0]], [[0], [-(2**63)]]]
+    return batches
+
+
+def keys_of(random, received):
+    """Distinct keys by segment, in any order inside one."""
+    keys = list(dict.fromkeys(received))
+    return sorted((keys[i] for i in random.permutation(len(keys))), key=lambda key: key[0])
+
+
+def check_buffers_are_as_a_table_without(kernels):
+    """Rows of every lookup and, at the end, all records: embedding, slots, clocks, counts, versions."""
+    for storage, rule, slots, more in (
+        ("float32", "sgd", 0, {}), ("float32", "adagrad", 1, {"epsilon": 1e-7}),
+        ("bfloat16", "adam", 2, {"epsilon": 1e-7, "one_minus_beta_1": 0.1, "one_minus_beta_2": 0.01}),
+    ):  # fmt: skip
+        random = np.random.default_rng(slots)
+        options = {"storage": storage, "rule": rule, "a": START, "first_slot": FIRST_SLOT if slots == 1 else 0.0}
+        plain, buffer = DeviceTable(kernels, DIM, SEEDS, **options), DeviceBuffer(kernels, 80, DIM, SEEDS, **options)
+        host = HostRows(storage, slots)
+        if slots == 2:
+            host.initial[16 + 2 * DIM :] = 0
+        oracle = TableOracle(len(SEEDS), lambda key: np.full(DIM, START, np.float32))
+        batches = [pack(batch) for batch in batches_of(random, 10)]
+        keys = [keys_of(random, received) for _, _, received in batches] + [[]]
+        buffer.prefetch(*host.read(keys[0]))
+        assert buffer.advance() == 0 and len(buffer.write_back()) == 0
+        for step, (message, splits, received) in enumerate(batches):
+            buffer.prefetch(*host.read(keys[step + 1]))  # of old rows, where the batch under way changes them
+            assert buffer.rows() == [len(keys[step]), 0, len(keys[step + 1])]
+            (rows, inverse, handles), (wanted, its_inverse, its_handles) = (
+                table.lookup(message, splits) for table in (buffer, plain)
+            )
+            np.testing.assert_array_equal(rows, wanted, err_msg=f"{rule}, step {step}")
+            grads = random.integers(-3, 4, [len(received), DIM]).astype(np.float32)  # sums are exact
+            more = {"rule": rule, "learning_rate": 0.5, "step": step + 1, **more}
+            buffer.apply(handles, inverse, grads, **more)
+            plain.apply(its_handles, its_inverse, grads, **more)
+            if rule == "sgd":
+                np.testing.assert_array_equal(rows[: len(received)], np.reshape(oracle.lookup(received), [-1, DIM]))
+                oracle.apply(received, grads, 1.0, 0.5)
+            assert buffer.advance() == len(set(keys[step]) & set(keys[step + 1]))
+            host.write(keys[step], buffer.write_back())
+        for segment in range(len(SEEDS)):
+            ids, records = plain.export(segment)
+            assert sorted((segment, id_) for id_ in ids.tolist()) == sorted(k for k in host.records if k[0] == segment)
+            for id_, record in zip(ids.tolist(), records):
+                np.testing.assert_array_equal(host.records[segment, id_], record, err_msg=f"{rule}, id {id_}")
+        plain.close()
+        buffer.close()
+
+
+def check_a_buffer_that_does_not_fit_changes_nothing(kernels):
+    buffer, host = DeviceBuffer(kernels, 3, DIM, SEEDS, a=START, chunk_rows=32), HostRows("float32", 0)
+    first, second = [(0, 1), (0, 2), (1, 1)], [(0, 2), (0, 5)]
+    buffer.prefetch(*host.read(first))
+    buffer.advance()
+    buffer.write_back()
+    _, inverse, handles = buffer.lookup([2, 1, 1, 2, 1], [5])
+    buffer.apply(handles, inverse, np.ones([3, DIM], np.float32))
+
+    def trained():
+        rows, _ = buffer.find([2, 1, 1, 2, 1], [5])
+        np.testing.assert_array_equal(rows[:3], START - 1.0)
+
+    ids, splits, records = host.read(second)
+    wrong = (
+        (FULL, host.read([*first, (1, 2)])), (INVALID, host.read([(0, 2), (0, 2)])),
+        (INVALID, (ids, splits[::-1].copy(), records)), (INVALID, (ids, splits + 1, records)),
+    )  # fmt: skip
+    for code, arguments in wrong:
+        assert answer_of(buffer.prefetch, *arguments) == code
+        trained()
+    assert answer_of(buffer.lookup, [2, 0, 1, 7], [4]) == ABSENT
+    trained()
+    failed = 0
+    for call, arguments in ((buffer.prefetch, (ids, splits, records)), (buffer.advance, ()), (buffer.write_back, ())):
+        for left in range(9):
+            buffer.allocations_left = left
+            answer = answer_of(call, *arguments)
+            buffer.allocations_left = None
+            if answer == 0:
+                break
+            assert answer == OUT_OF_MEMORY
+            failed += 1
+            if call != buffer.write_back:
+                trained()
+        if call == buffer.advance:
+            assert answer_of(buffer.prefetch, ids, splits, records) == answer_of(buffer.advance) == NOT_WRITTEN
+            assert buffer.rows() == [2, 3, 0]
+    assert failed >= 6 and buffer.rows() == [2, 0, 0]
+    np.testing.assert_array_equal(buffer.find([2, 0, 2, 5], [4])[0][:2, 0], [START - 1.0, START])
+    buffer.close()
+    for capacity, more in ((0, {}), (2**31, {}), (3, {"max_rows": 5}), (3, {"eviction": "lru"}), (3, {"ttl": 2})):
+        assert answer_of(DeviceBuffer, kernels, capacity, DIM, SEEDS, **more) == INVALID
+
+
+# The kernels of a buffer only read what others have written: no schedule changes that.
+check_buffers_are_as_a_table_without.once = check_a_buffer_that_does_not_fit_changes_nothing.once = True

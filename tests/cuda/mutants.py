@@ -32,6 +32,7 @@ BIAS_GRADS = "jagged_attention/attention_bias_grads.cuh"
 TABLE = "hash_table/hash_table_cuda.cuh"
 SELECT = "hash_table/device_select.cuh"
 LINES = "hash_table/device_lines.cuh"
+BUFFER = "hash_table/device_buffer.cuh"
 ONE_SIZE = (
     "jagged_attention/attention_launch.cuh",
     """  if (dim <= 64) return LaunchPass<T, 64, kPass>(problem, stream);
@@ -152,5 +153,22 @@ MUTANTS = [
     Mutant(
         "a key that leaves stays in its line", "hash_table", LINES, "atomicAnd(&line->meta, ~(1u << i));", "",
         "by_hand",
+    ),
+    Mutant(
+        "rows that both buffers hold are not refreshed", "hash_table", BUFFER,
+        "to[i] = from[i];", "(void)from, (void)to;",
+        "as_a_table",
+    ),
+    Mutant(
+        "the wrong buffer is written back", "hash_table", "hash_table/device_buffer.cu",
+        "other()->ReadRecords(device_handles", "active()->ReadRecords(device_handles", "as_a_table",
+    ),
+    Mutant(
+        "an index shifted: the row before is refreshed", "hash_table", BUFFER,
+        "own = static_cast<uint32_t>(n);", "own = static_cast<uint32_t>(n > 0 ? n - 1 : n);", "as_a_table",
+    ),
+    Mutant(
+        "a handle beyond the rows is taken", "hash_table", "hash_table/device_handles.cuh",
+        "(handle & 0xffffffff) < num_rows", "(handle & 0xffffffff) <= num_rows", "of_elsewhere",
     ),
 ]  # fmt: skip

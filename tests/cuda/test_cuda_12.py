@@ -37,7 +37,7 @@ KERNELS = {
 # Kernels of the same op in headers of their own: included with it; no name of theirs is asked for.
 MORE = {
     "hash_table/hash_table_cuda.cuh": [
-        f"hash_table/device_{part}.cuh" for part in ("keys", "update", "select", "records")
+        f"hash_table/device_{part}.cuh" for part in ("keys", "update", "select", "records", "handles", "buffer")
     ],
 }
 

@@ -14,7 +14,8 @@ import subprocess
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from benchmarks import harness
@@ -28,15 +29,20 @@ def environment() -> dict[str, str]:
     return {"TF_CPP_MIN_LOG_LEVEL": "3", **os.environ, "PYTHONPATH": python_path}
 
 
-def ask(module: str, **request: Any) -> Any:
-    """What `main(**request)` of a module returns in a process of its own.
+def ask(module: str, *, variables: Mapping[str, str] = MappingProxyType({}), **request: Any) -> Any:
+    """What `main(**request)` of a module returns in a process of its own, with these environment variables set.
 
     Raises:
       CheckFailed: the process failed; the message ends with the last lines that it printed.
     """
     command = [sys.executable, "-m", module, json.dumps(request)]
     done = subprocess.run(
-        command, env=environment(), encoding="utf-8", errors="replace", capture_output=True, check=False
+        command,
+        env={**environment(), **variables},
+        encoding="utf-8",
+        errors="replace",
+        capture_output=True,
+        check=False,
     )
     results = [line for line in done.stdout.splitlines() if line.startswith(_MARK)]
     if done.returncode != 0 or not results:

@@ -38,7 +38,7 @@ def chosen_products(left: tf.Tensor, right: tf.Tensor, chosen: tf.Tensor):
 def segmented_products(left: tf.Tensor, right: tf.Tensor, chosen: tf.Tensor, normalize: bool) -> tf.Tensor:
     """left[p] . r, where r is right[chosen[p, c]], divided by max(its length, 1e-6) if `normalize`.
 
-    Peak memory beside the arguments: one segment, [P, C] numbers, and backward [U, D] for the gradient.
+    Peak memory beside the arguments: one segment, [P, C] numbers, and backward one [U, D], the gradient itself.
 
     Args:
       left: <float>[P, D], float32 or float64.
@@ -87,11 +87,28 @@ def segmented_products(left: tf.Tensor, right: tf.Tensor, chosen: tf.Tensor, nor
             # Of r / |r|: what points along r is taken off; at the floor the divisor is a constant.
             along = tf.math.unsorted_segment_sum(tf.reshape(upstream * result, [-1]), tf.reshape(chosen, [-1]), rows)
             along = tf.where(scale < 1 / NORM_FLOOR, along * tf.square(scale), 0)
-            return d_left, d_right - along[:, tf.newaxis] * tf.cast(right, dtype)
+            return d_left, _less_scaled(d_right, along, right)
 
         return tf.ensure_shape(result, chosen.shape), gradient
 
     return products(left, right)
+
+
+def _less_scaled(values: tf.Tensor, scale: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
+    """values[u] - scale[u] * rows[u], <float>[U, D], written over `values`, which nothing else may read.
+
+    A block of rows at a time: neither the product nor the difference is another [U, D]. (A scatter in a loop would
+    copy all values for every block: TensorFlow does not see that the loop holds the only reference.)
+    """
+    total = tf.shape(values)[0]
+    per_block = tf.maximum(_SEGMENT_VALUES // tf.maximum(tf.shape(values)[1], 1), 1)
+
+    def step(begin: tf.Tensor, values: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        end = tf.minimum(begin + per_block, total)
+        change = scale[begin:end, tf.newaxis] * tf.cast(rows[begin:end], values.dtype)
+        return end, tf.ensure_shape(tf.raw_ops.InplaceSub(x=values, i=tf.range(begin, end), v=change), values.shape)
+
+    return tf.while_loop(lambda begin, _: begin < total, step, [0, values], parallel_iterations=1)[1]
 
 
 def widened(vectors: tf.Tensor, dtype: tf.DType) -> tf.Tensor:

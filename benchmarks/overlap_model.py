@@ -75,7 +75,10 @@ def dataset(size: Size) -> tf.data.Dataset:
     whole = parts[0]
     for part in parts[1:]:
         whole = whole.concatenate(part)
-    return whole.repeat()
+    options = tf.data.Options()
+    # There is nothing to tune, and an iterator ends when its tuner next wakes: a minute later, one after another.
+    options.autotune.enabled = False
+    return whole.repeat().with_options(options)
 
 
 def make_embedding(size: Size, name: str, table: dict[str, Any], **layer: Any) -> fr.FusedEmbedding:

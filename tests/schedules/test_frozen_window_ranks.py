@@ -1,4 +1,4 @@
-"""FrozenWindow(M) on 1 to 4 processes: gradient accumulation over the same micro-batches, bit for bit.
+"""FrozenWindow(M) on 1 and 3 processes, 2 and 4 are in test_fifty_steps.py: gradient accumulation, bit for bit.
 
 The oracle is a loop of single steps with FusedEmbedding(accumulate_steps=M), which has its own tests, and dense
 gradients added up in Python. Rows, slots, dense weights and their slots must be equal after every step.
@@ -89,7 +89,7 @@ def _both():
     return {name: (_frozen(*options), _accumulated(*options)) for name, options in SCENARIOS.items()}
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+@pytest.mark.parametrize("world_size", [1, 3])
 def test_it_equals_accumulation_bit_for_bit(world_size, monkeypatch):
     # A ring adds an element's gradients in an order that its place in the buffer decides: no tensors side by side.
     monkeypatch.setenv("HOROVOD_FUSION_THRESHOLD", "0")

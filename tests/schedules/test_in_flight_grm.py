@@ -12,6 +12,7 @@ from tests.support.ranks import run_ranks
 from tests.support.shared import shared_path
 from tf_fusedrec import keras, tf
 from tf_fusedrec.data.kuairand import convert_kuairand
+from tf_fusedrec.schedules.feed import unconverted
 
 STEPS, RATE = 50, 0.2
 # Rounding of sums in another order grows through 50 steps of a network with normalization; what another staleness
@@ -84,13 +85,13 @@ def _simulated(folder, ranks, staleness):
     model.compile(keras.optimizers.legacy.SGD(0.05))
     model(joined[0], training=False)
 
-    @tf.function(input_signature=[_of_any_size(joined[0])])
     def gradients(batch):
         with tf.GradientTape() as tape:
             tape.watch(list(tables.shown.values()))
             loss = model.compute_loss(batch, None, model(batch, training=True), None)
         return tape.gradient(loss, (model.trainable_variables, tables.shown))
 
+    gradients = tf.function(unconverted(gradients), input_signature=[_of_any_size(joined[0])])
     rows = delayed.train(model, tables, gradients, [[batch] for batch in joined], staleness, RATE)
     return [weight.numpy() for weight in model.trainable_weights], rows, tables.ids
 

@@ -6,7 +6,7 @@ import pytest
 import tf_fusedrec as fr
 from tests.schedules import clicks
 from tf_fusedrec import keras, tf
-from tf_fusedrec.schedules import FrozenWindow, PipelinedModel, Sync
+from tf_fusedrec.schedules import DualBuffer, FrozenWindow, PipelinedModel, Sync
 
 
 class Called(PipelinedModel):
@@ -36,6 +36,31 @@ def test_functional_and_subclassed_models_live_side_by_side():
 def test_unknown_schedules_are_refused(schedule):
     with pytest.raises(ValueError, match="schedule must be 'sync' or a record of tf_fusedrec.schedules"):
         Called(schedule=schedule)
+
+
+class Branching(keras.layers.Layer):
+    """Needs AutoGraph, which Keras applies to the calls of layers."""
+
+    def call(self, x):
+        if tf.reduce_sum(x) > 0:
+            return x + 1.0
+        else:
+            return x
+
+
+@pytest.mark.parametrize("optimizer", [keras.optimizers.Adam, keras.optimizers.legacy.Adam])
+@pytest.mark.parametrize("schedule", ["sync", FrozenWindow(2), DualBuffer()])
+def test_a_step_is_traced_once_and_may_branch_in_layers(schedule, optimizer):
+    ids = keras.Input([], dtype=tf.int64)
+    table = fr.TableConfig("t", 4, fr.optimizers.SGD(0.1))
+    embedding = fr.FusedEmbedding([table], [fr.FeatureConfig("f", "t")])
+    outputs = keras.layers.Dense(1)(Branching()(embedding({"f": ids})["f"]))
+    model, traces = PipelinedModel(ids, outputs, schedule=schedule), []
+    train_step = model.train_step
+    model.train_step = lambda data: traces.append(data) or train_step(data)
+    model.compile(optimizer(0.1), "mse")
+    model.fit(tf.data.Dataset.from_tensor_slices((np.arange(8) % 5, np.arange(8.0))).batch(4), verbose=0)
+    assert len(traces) == 1
 
 
 @pytest.mark.parametrize("schedule", ["sync", FrozenWindow(3)])

@@ -89,27 +89,28 @@ def _accumulated(fields, batches, ranks):
     """GRM's oracle: a step per micro-batch, which weighs its part of all ranks' exposures; batches by rank and step."""
     import tf_fusedrec as fr
     from tf_fusedrec import keras, tf
+    from tf_fusedrec.schedules.feed import unconverted
 
     model, embedding = _make(fields, accumulate_steps=M)
     model.compile(keras.optimizers.legacy.Adam(0.01))
     rank = fr.collectives.rank()
     model(batches[rank][0], training=False)
 
-    @tf.function(input_signature=[_of_any_size(batches[rank][0]), tf.TensorSpec([])])
     def gradients(batch, weight):
         with tf.GradientTape() as tape:
             loss = model.compute_loss(batch, None, model(batch, training=True), None) * weight
         return tape.gradient(loss, model.trainable_variables)
 
-    states = []
-    for step in range(len(batches[rank])):
-        pieces = [[_piece(batches[r][step], i) for r in range(ranks)] for i in range(M)]
-        positions = np.array(
-            [sum(piece["exposed_item"].values.shape[0] for piece in row) for row in pieces], np.float32
-        )
+    signature = [_of_any_size(batches[rank][0]), tf.TensorSpec([])]
+    gradients = tf.function(unconverted(gradients), input_signature=signature)
+    states, pieces = [], {}  # cut once, though they come again
+    for step, mine in enumerate(batches[rank]):
+        if id(mine) not in pieces:
+            pieces[id(mine)] = [_piece(mine, i) for i in range(M)]
+        positions = np.sum([_positions(batches[r][step]) for r in range(ranks)], axis=0, dtype=np.float32)
         sums = None
-        for row, weight in zip(pieces, positions / positions.sum()):
-            grads = [g / M for g in gradients(row[rank], tf.constant(weight * M, tf.float32))]
+        for piece, weight in zip(pieces[id(mine)], positions / positions.sum()):
+            grads = [g / M for g in gradients(piece, tf.constant(weight * M, tf.float32))]
             sums = grads if sums is None else [total + g for total, g in zip(sums, grads)]
         if ranks > 1:
             import horovod.tensorflow as hvd
@@ -123,6 +124,12 @@ def _accumulated(fields, batches, ranks):
 def _piece(batch, i):
     users = batch["user_id"].shape[0]
     return {name: tensor[users * i // M : users * (i + 1) // M] for name, tensor in batch.items()}
+
+
+def _positions(batch):
+    """Exposures of each micro-batch."""
+    users = batch["user_id"].shape[0]
+    return np.diff(batch["exposed_item"].row_splits.numpy()[[users * i // M for i in range(M + 1)]])
 
 
 def _grm(ranks):

@@ -1,4 +1,4 @@
-"""GRM of configs/grm_kuairand_tiny.yaml, with short sequences, on the real KuaiRand log: what these tests train."""
+"""GRM of configs/grm_kuairand_tiny.yaml, one block and short sequences, on the real KuaiRand log."""
 
 import pathlib
 
@@ -6,7 +6,9 @@ import numpy as np
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 STEPS = 50
-SHORT = ("model.max_history=24", "model.max_exposures=12", "model.dropout=0", "train.target_tokens=96")
+SHORT = (
+    "model.max_history=24", "model.max_exposures=12", "model.num_blocks=1", "model.dropout=0", "train.target_tokens=96",
+)  # fmt: skip
 
 
 def experiment(*overrides):

@@ -33,7 +33,9 @@ def make(name, optimizer, topology, table=None, **layer):
 def step_function(embedding):
     from tf_fusedrec import losses, tf
 
-    @tf.function(input_signature=[tf.TensorSpec([None], tf.int64), tf.TensorSpec([None, DIM]), tf.TensorSpec([None])])
+    signature = [tf.TensorSpec([None], tf.int64), tf.TensorSpec([None, DIM]), tf.TensorSpec([None])]
+
+    @tf.function(input_signature=signature, autograph=False)
     def step(ids, x, y):
         with tf.GradientTape() as tape:
             error = tf.reduce_sum(embedding({"item": ids})["item"] * x, axis=1) - y

@@ -110,8 +110,12 @@ class Feed:
 
 
 def unconverted(function: Callable) -> Callable:
-    """Without AutoGraph, which would take seconds: so does Keras run training steps. It converts layers by itself."""
-    return tf.autograph.experimental.do_not_convert(function)
+    """Without AutoGraph, which would take seconds: so does Keras run training steps, and convert layers by itself.
+
+    Made where nothing is traced; what do_not_convert gives would keep Keras from that.
+    """
+    autograph = tf.__internal__.autograph
+    return autograph.tf_convert(function, autograph.control_status_ctx(), convert_by_default=False)
 
 
 def read(iterator: Any, name: str) -> Read:

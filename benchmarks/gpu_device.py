@@ -41,19 +41,27 @@ def open_kernels() -> Kernels:
 
 def median_us(call, *, rounds: int = 50, warm_up: int = 5) -> float:
     """Median time of call() in microseconds, with a cold last-level cache."""
+    return medians_us({"": call}, rounds=rounds, warm_up=warm_up)[""]
+
+
+def medians_us(calls: dict, *, rounds: int = 50, warm_up: int = 5) -> dict[str, float]:
+    """Median time of each of the calls in microseconds, with a cold last-level cache; every round makes all in turn."""
     import torch
 
     flush = torch.empty(256 << 20, dtype=torch.uint8, device="cuda")
-    events = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(rounds)]
-    for _ in range(warm_up):
-        call()
-    for begin, end in events:
-        flush.zero_()
-        begin.record()
-        call()
-        end.record()
+    events: dict[str, list] = {name: [] for name in calls}
+    for number in range(warm_up + rounds):
+        for name, call in calls.items():
+            flush.zero_()
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin.record()
+            call()
+            end.record()
+            events[name] += [(begin, end)] if number >= warm_up else []
     torch.cuda.synchronize()
-    return statistics.median(begin.elapsed_time(end) * 1e3 for begin, end in events)
+    return {
+        name: statistics.median(begin.elapsed_time(end) * 1e3 for begin, end in pairs) for name, pairs in events.items()
+    }
 
 
 def copy_bytes_per_s() -> float:

@@ -2,6 +2,9 @@
 
     python -m benchmarks.gpu_table [--quick] [--json FILE]
 
+With rows in host memory: what the two buffers of a batch cost, of which half of the rows are also in the next one. The
+floor of the refresh is the copy bandwidth; rows to and from the host are given in bytes per second.
+
 A million distinct ids at a time, out of lines filled to 0.5 and 0.75. The floor is the copy bandwidth over what
 must move: the id, its line of 64 bytes and its row in, the row (or the row's number) out. A step is a lookup of ids of
 which a third are distinct and the update of their rows by row-wise Adagrad; its rate counts ids. Times are of whole
@@ -13,6 +16,7 @@ from __future__ import annotations
 import numpy as np
 
 from benchmarks import gpu_device
+from tests.cuda.device_buffer import DeviceBuffer
 from tests.cuda.device_table import NOWHERE, STORAGES, DeviceTable, Update
 
 NUM_IDS = 1 << 20
@@ -112,12 +116,48 @@ def measure_step(kernels, dim: int, bandwidth: float, **more) -> list[dict]:
     return results
 
 
+def measure_buffers(kernels, dim: int, bandwidth: float, rows: int = NUM_IDS // 4) -> list[dict]:
+    """Rows from host memory, the intersection and refresh, and rows back to it; row-wise Adagrad."""
+    buffer = DeviceBuffer(kernels, rows, dim, [1], rule="rowwise_adagrad", chunk_rows=1 << 16)
+    ids, splits = ids_of(rows + rows // 2), np.array([0, rows], np.int64)
+    batches = [ids[:rows].copy(), ids[rows // 2 :].copy()]
+    records = kernels.memory.host([rows, buffer.record_bytes()])
+    records[:] = 0
+    buffer.prefetch(batches[1], splits, records)
+    buffer.advance()
+    buffer.write_back()
+    number, shared = 0, 0
+
+    def prefetch():
+        buffer.prefetch(batches[number % 2], splits, records)
+
+    def advance():
+        nonlocal number, shared
+        number, shared = number + 1, buffer.advance()
+
+    calls = {"rows to a buffer": prefetch, "refresh": advance, "rows back": lambda: buffer.write_back(records)}
+    times = gpu_device.medians_us(calls, rounds=20)
+    assert shared == 2 * rows - len(ids)
+    record_bytes = rows * buffer.record_bytes()
+    results: list[dict] = [{"name": name, "dim": dim, "rows": rows, "us": us} for name, us in times.items()]
+    # The keys and lines of all rows; numbers and slots of those that both hold, read and written.
+    moved = rows * (32 + 64) + shared * 2 * (record_bytes // rows)
+    results[1].update(
+        shared=shared, bytes=moved, fraction_of_copy_bandwidth=moved / (results[1]["us"] * 1e-6) / bandwidth
+    )
+    for result in (results[0], results[2]):
+        result.update(bytes=record_bytes, GB_per_s=record_bytes / result["us"] / 1e3)
+    buffer.close()
+    return results
+
+
 def main() -> None:
     arguments = gpu_device.options(__doc__, "table")
     kernels, bandwidth = gpu_device.open_kernels(), gpu_device.copy_bytes_per_s()
     dims = (8,) if arguments.quick else (8, 64, 128)
     results = [line for dim in dims for load in (0.5, 0.75) for line in measure_find(kernels, dim, load, bandwidth)]
     results += [line for dim in dims for line in measure_step(kernels, dim, bandwidth)]
+    results += [line for dim in dims for line in measure_buffers(kernels, dim, bandwidth)]
     gpu_device.write(arguments.json, results)
 
 

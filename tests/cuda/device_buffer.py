@@ -50,9 +50,9 @@ class DeviceBuffer(DeviceTable):
         self._take_active()
         return int(shared[0])
 
-    def write_back(self):
-        """Records of the batch before, in the order of its ids."""
-        records = np.zeros([self.rows()[1], self.record_bytes()], np.uint8)
+    def write_back(self, records=None):
+        """Records of the batch before, in the order of its ids; into `records`, if they are given."""
+        records = np.zeros([self.rows()[1], self.record_bytes()], np.uint8) if records is None else records
         self._of_buffer("write_back", records)
         return records
 

@@ -31,6 +31,10 @@ class NumpyMemory:
     def get(self, array):
         return array
 
+    def host(self, shape):
+        """Bytes in host memory that are copied from and to the device as fast as can be."""
+        return np.empty(shape, np.uint8)
+
     def pointer(self, array):
         return ctypes.c_void_p(array.ctypes.data)
 
@@ -53,7 +57,7 @@ class TorchMemory:
 
         self.torch = torch
         self.stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
-        self.allocated = {}
+        self.allocated, self.pinned = {}, []
 
     def put(self, array):
         array = np.ascontiguousarray(array)
@@ -67,6 +71,11 @@ class TorchMemory:
     def get(self, tensor):
         shape, dtype = tensor.numpy_form
         return tensor.cpu().numpy().view(dtype).reshape(shape)
+
+    def host(self, shape):
+        pinned = self.torch.empty(shape, dtype=self.torch.uint8, pin_memory=True)
+        self.pinned.append(pinned)
+        return pinned.numpy()
 
     def pointer(self, tensor):
         return ctypes.c_void_p(tensor.data_ptr())

@@ -51,15 +51,6 @@ int64_t NumRows(const JaggedRows& rows) { return static_cast<int64_t>(rows.row_s
 
 }  // namespace
 
-int NumTimeParameters(TimeMap map) {
-  switch (map) {
-    case TimeMap::kPower:
-    case TimeMap::kExponential: return 2;
-    case TimeMap::kStretched: return 3;
-    default: return 0;
-  }
-}
-
 void JaggedAttention(const JaggedRows& rows, const AttentionInputs& inputs, const RelativeBias& bias,
                      const TileEngine& engine, const ParallelFor& parallel_for, float* out) {
   const PreparedBias prepared(bias);

@@ -15,6 +15,15 @@ absl::Status Invalid(const Words&... words) {
 
 }  // namespace
 
+int NumTimeParameters(TimeMap map) {
+  switch (map) {
+    case TimeMap::kPower:
+    case TimeMap::kExponential: return 2;
+    case TimeMap::kStretched: return 3;
+    default: return 0;
+  }
+}
+
 absl::Status RequireTokens(const std::vector<int64_t>& query, const std::vector<int64_t>& key,
                            const std::vector<int64_t>& value) {
   if (key != query) {

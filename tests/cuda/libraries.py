@@ -9,6 +9,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterable
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 HERE = pathlib.Path(__file__).resolve().parent
@@ -58,18 +59,22 @@ def reuse(op: str, made: pathlib.Path, folder: pathlib.Path, changed: set[str]) 
                 shutil.copy2(path, folder / path.name)
 
 
-def build_op_kernels(folder: pathlib.Path) -> pathlib.Path:
+def build_op_kernels(folder: pathlib.Path, launchers: Iterable[pathlib.Path]) -> pathlib.Path:
     """OpKernels for a GPU as kernels for the CPU over the emulated launchers (emulation/op_kernels.cc)."""
     from tf_fusedrec._tf_compat import tf
 
-    launchers = [build(op, folder) for op in ("common", "hash_table")]
+    launchers = [build("common", folder), *launchers]
     library, source = folder / "op_kernels.so", HERE / "emulation/op_kernels.cc"
     headers = [
         "-isystem" + flag[len("-I") :] if flag.startswith("-I") else flag for flag in tf.sysconfig.get_compile_flags()
     ]
     command = [os.environ.get("CXX", "g++"), *headers, "-O0", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra"]
     command += [f"-I{ROOT / 'custom_ops'}", "-shared", str(source), "-o", str(library), f"-L{folder}"]
-    command += [*(f"-l:{path.name}" for path in launchers), "-Wl,-rpath,$ORIGIN", *tf.sysconfig.get_link_flags()]
+    command += [
+        *(f"-l:{path.name}" for path in launchers),
+        "-Wl,-rpath,$ORIGIN,-z,defs",
+        *tf.sysconfig.get_link_flags(),
+    ]
     subprocess.run(command, check=True)
     return library
 

@@ -7,11 +7,16 @@
 #define Device(type) Device(::tensorflow::DEVICE_CPU).Label("emulated")  // NOLINT
 #define StreamOf(ctx) nullptr
 
-#include "hash_table/hash_table_gpu_kernel.cc"  // NOLINT
-#include "hash_table/hash_table_admin_gpu_kernel.cc"  // NOLINT
+#include "hash_table/hash_table_admin_gpu_kernel.cc"        // NOLINT
+#include "hash_table/hash_table_gpu_kernel.cc"              // NOLINT
+#include "jagged_attention/jagged_attention_gpu_kernel.cc"  // NOLINT
+#include "rank_partition/rank_partition_gpu_kernel.cc"      // NOLINT
+#include "recovery/recovery_gpu_kernel.cc"                  // NOLINT
+#include "segment_unique/segment_unique_gpu_kernel.cc"      // NOLINT
 
 // What of the op library these call: its names are hidden.
-#include "hash_table/optimizer.cc"  // NOLINT
-#include "hash_table/row_format.cc"  // NOLINT
-#include "initial_rows/initial_rows.cc"  // NOLINT
+#include "hash_table/optimizer.cc"           // NOLINT
+#include "hash_table/row_format.cc"          // NOLINT
+#include "initial_rows/initial_rows.cc"      // NOLINT
+#include "jagged_attention/validation.cc"    // NOLINT
 #include "rank_partition/rank_partition.cc"  // NOLINT

@@ -1,0 +1,94 @@
+"""From unique to recovery, and attention: the same inputs to kernels of both kinds, and inputs that are wrong."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tests.cuda.op_kernels import refused, run_op, same
+from tf_fusedrec import ops
+from tf_fusedrec._tf_compat import tf
+
+
+def both(op, *arguments, **more):
+    """The answer of both kinds of kernels, which are the same to the bit."""
+    host, device = (run_op(on_device, op, arguments, **more) for on_device in (False, True))
+    tf.nest.map_structure(lambda ours, theirs: same(ours.numpy(), theirs.numpy(), op.__name__), host, device)
+    return tf.nest.map_structure(lambda tensor: tensor.numpy(), host)
+
+
+def run_stages(random, segments, most, dtype):
+    """A message to oneself and back."""
+    lengths = random.integers(0, most, segments)
+    ids = random.integers(-most // 2, most // 2, lengths.sum()) * 2**40
+    splits = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    unique = both(ops.segment_unique, ids, splits)
+    ranked = both(ops.rank_partition, unique.ids, unique.splits, num_ranks=3, owner="hash_range")
+    sent = ranked.message[: ranked.send_splits.sum()]
+    both(ops.unpack_message, sent, ranked.send_splits, num_segments=segments)
+    rows = tf.cast(random.integers(-8, 8, [len(unique.ids), 5]), dtype).numpy()  # sums are exact in any order
+    index = unique.inverse.astype(np.int32)
+    bags = np.sort(random.integers(0, len(index) + 1, 6)).astype(np.int64)
+    bags[0], bags[-1] = 0, len(index)
+    scale, num_rows = np.full(5, 0.5, np.float32), np.array(len(rows), np.int64)
+    both(ops.pooled_recover, rows, index, bags, scale)
+    both(ops.pooled_recover_grad, np.ones([5, 5], rows.dtype), index, bags, scale, num_rows)
+    for pad in (False, True):
+        grads = both(ops.recover, rows, index, pad=pad)
+        both(ops.recover_grad, grads, index, num_rows, pad=pad)
+
+
+def attention(query, key, value, splits, grads):
+    with tf.GradientTape() as tape:
+        tape.watch([query, key, value])
+        out = ops.jagged_attention(query, key, value, splits, scale=0.1)
+    return out, tape.gradient(out, [query, key, value], grads)
+
+
+def run_attention(random):
+    splits, shape = np.array([0, 3, 3, 20], np.int64), [20, 2, 32]
+    query, key, value, grads = (random.normal(size=shape).astype(np.float32) for _ in range(4))
+    host, device = (run_op(on_device, attention, (query, key, value, splits, grads)) for on_device in (False, True))
+    for ours, theirs in zip(tf.nest.flatten(host), tf.nest.flatten(device)):
+        # Sums of 32 and of at most 17 float32 in another order, and another exponential.
+        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
+    refused(
+        tf.errors.InvalidArgumentError, "row_splits must not decrease",
+        lambda: run_op(True, attention, (query, key, value, np.array([0, 5, 3, 20]), grads)),
+    )  # fmt: skip
+    wide = np.zeros([20, 1, 257], np.float32)
+    refused(
+        tf.errors.InvalidArgumentError, "at most 256 columns",
+        lambda: run_op(True, attention, (wide, wide, wide, splits, wide)),
+    )  # fmt: skip
+
+
+def run_refusals():
+    """Too many segments, sizes over 2^31, offsets that decrease, headers that do not fit."""
+    wrong, rows = tf.errors.InvalidArgumentError, np.zeros([3, 4], np.float32)
+    index, four = np.zeros(4, np.int32), np.arange(4)
+    partition = lambda splits, **more: run_op(True, ops.rank_partition, (four, splits), **{"num_ranks": 2, **more})  # noqa: E731
+    unique = lambda splits: run_op(True, ops.segment_unique, (four, splits))  # noqa: E731
+    unpack = lambda message, splits: run_op(True, ops.unpack_message, (message, splits), num_segments=2)  # noqa: E731
+    size = lambda n: np.array(n, np.int64)  # noqa: E731
+    for call in (unique, partition):
+        refused(wrong, "splits must not decrease", lambda: call(np.array([0, 3, 1, 4])))  # noqa: B023
+        refused(wrong, "splits must run from 0 to 4", lambda: call(np.array([0, 5])))  # noqa: B023
+        refused(wrong, "must have at least one entry", lambda: call(np.array([], np.int64)))  # noqa: B023
+    refused(wrong, "segments on a GPU", lambda: unique(np.minimum(np.arange(2**20 + 2), 4)))
+    refused(wrong, "num_ranks must be at most", lambda: partition(np.array([0, 4]), num_ranks=10**6))
+    refused(wrong, "does not fit the", lambda: partition(np.array([0, 4]), owner="tfra", id_bits=1))
+    refused(wrong, "counts 3 ids in segment 0", lambda: unpack(np.array([3, 0, 7]), np.array([3], np.int32)))
+    refused(wrong, "received_splits", lambda: unpack(np.array([1, 0, 7]), np.array([4], np.int32)))
+    for n in (-1, 2**31):
+        refused(wrong, "num_rows must be", lambda: run_op(True, ops.recover_grad, (rows, index[:3], size(n))))  # noqa: B023
+    refused(wrong, "grads must have a row", lambda: run_op(True, ops.recover_grad, (rows, index, size(3))))
+    pooled = lambda scale: run_op(True, ops.pooled_recover, (rows, index, np.array([0, 4]), scale))  # noqa: E731
+    refused(wrong, "bag_scale must have one entry", lambda: pooled(np.ones(2, np.float32)))
+
+
+def run():
+    random = np.random.default_rng(0)
+    for number, (segments, most) in enumerate(((1, 1), (1, 2), (3, 20), (5, 300))):
+        run_stages(random, segments, most, (tf.float32, tf.float16, tf.bfloat16)[number % 3])
+    run_attention(random)
+    run_refusals()

@@ -1,0 +1,219 @@
+"""The same random programs on a table in host memory and on one on a device.
+
+Keys, counts and clocks must be the same, and so must all bits of rows, slots and records: sums are in the order
+received, and rules round every operation apart on both (update_rule.h).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tests.cuda.op_kernels import refused, run_op, same
+from tests.oracles.hash_table import pack
+from tf_fusedrec import ops
+from tf_fusedrec._tf_compat import tf
+from tf_fusedrec.ops import _library
+
+DIM, SEGMENTS = 5, 2
+LONG = 3  # programs with all steps; the others are for their rules alone
+PLAIN = {"distribution": "uniform", "a": -0.5, "b": 0.5}
+PROGRAMS = [
+    {"rule": "adam", "hyperparameters": [0.0, 0.1, 0.001, 1e-7], **PLAIN, "max_rows": 40, "eviction": "lru"},
+    {"rule": "rowwise_adagrad", "hyperparameters": [0.7, 0.1, 1e-8, 0.0, 1.0, 2.0], **PLAIN, "storage": "bfloat16",
+     "stochastic_rounding": True, "max_rows": 50, "eviction": "lfu", "window": 2},
+    {"rule": "adagrad", "hyperparameters": [0.3, 0.1, 1e-7, 1.0], "distribution": "truncated_normal", "a": 0.0,
+     "b": 0.1, "storage": "float16", "ttl": 3},
+    {"rule": "ftrl", "hyperparameters": [0.0, 0.1, -0.5, 0.02, 0.1, 0.1, 0.3], **PLAIN, "eviction": "lru"},
+    {"rule": "momentum", "hyperparameters": [0.0, 0.9, 1.0], **PLAIN, "max_rows": 45, "ttl": 4, "eviction": "lfu"},
+    {"rule": "adamw", "hyperparameters": [0.5, 0.1, 0.001, 1e-7, 0.01], **PLAIN, "storage": "bfloat16"},
+    {"rule": "sgd", "hyperparameters": [0.0], "a": 0.25},
+]  # fmt: skip
+
+
+class Side:
+    """A table of one of both kinds; `call` runs an op of it and answers arrays."""
+
+    def __init__(self, name, on_device, options):
+        self.on_device = on_device
+        options = {"shared_name": f"{name}/{on_device}", "dim": DIM, "seeds": [11, -22], **options}
+        self.handle = run_op(on_device, ops.hash_table, (), **options)
+
+    def call(self, op, *arguments, **more):
+        answer = run_op(self.on_device, op, (self.handle, *arguments), **more)
+        return tf.nest.map_structure(lambda tensor: tensor.numpy(), answer)
+
+
+def apply_gradients(table, handles, inverse, grads, rate, step):
+    found = ops.TableRows(grads, handles, inverse)
+    return ops.table_apply_gradients(table, found, grads, scale=0.5, learning_rate=rate, step=step)
+
+
+def refresh(table, message, splits, dtype):
+    ahead = ops.table_look_ahead(table, message, splits, dim=DIM, dtype=dtype)
+    return ops.table_refresh(table, message, splits, ahead, dim=DIM)
+
+
+def look_up(table, message, splits, dtype):
+    return ops.table_lookup(table, message, splits, dim=DIM, dtype=dtype)
+
+
+def keys_since(table, segment, since):
+    return _library.library.fusedrec_table_keys(table=table, segment=segment, since=since)
+
+
+def statistics_of_segments(table):
+    return ops.table_statistics(table).segments
+
+
+def apply_accumulated(table):
+    return ops.table_apply_accumulated(table, learning_rate=tf.constant(1.0), step=tf.constant(1, tf.int64))
+
+
+def batch_of(random, most=20, vocabulary=60):
+    ids = lambda: (random.integers(-2, vocabulary, random.integers(0, most)) // random.integers(1, 3)).tolist()  # noqa: E731
+    batch = [[ids() for _ in range(SEGMENTS)] for _ in range(3)]
+    batch[0][0] += [-(2**63), 2**63 - 1, -(2**63)]
+    return batch
+
+
+def records_of(side, segment, since=0):
+    """Ids, ascending, and their records."""
+    ids, handles = side.call(keys_since, np.array(segment), np.array(since))
+    order = np.argsort(ids)
+    return ids[order], side.call(ops.table_read_records, handles[order])
+
+
+def compare_tables(sides, since=0):
+    for op in (ops.table_size, ops.table_clock, statistics_of_segments):
+        host, device = (side.call(op) for side in sides)
+        same(host, device, str(op))
+    for segment in range(SEGMENTS):
+        (ids, records), (device_ids, device_records) = (records_of(side, segment, since) for side in sides)
+        same(ids, device_ids, "keys")
+        same(records, device_records, "records")
+
+
+def train(sides, random, number, lookup, dtype):
+    """A lookup of both, and an update of what it found. The host numbers rows by shard, the device as they come."""
+    message, splits, received = pack(batch_of(random))
+    if len(received) % 3 == 0:
+        host, device = (side.call(ops.table_find, message, splits, dim=DIM, dtype=dtype) for side in sides)
+        same(host, device, "rows of an inference lookup")
+    host, device = (side.call(lookup, message, splits, dtype=dtype) for side in sides)
+    same(host.rows, device.rows, "rows of a training lookup")
+    assert len(host.handles) == len(device.handles) == len(set(received))
+    same(np.unique(device.inverse), np.arange(len(device.handles), dtype=np.int32), "numbers")
+    for found in (host, device):
+        assert [found.inverse[received.index(key)] for key in received] == found.inverse.tolist()
+    grads = tf.cast(random.normal(size=[len(received) + number % 2, DIM]), dtype).numpy()
+    for side, found in zip(sides, (host, device)):
+        side.call(apply_gradients, found.handles, found.inverse, grads, np.float32(0.05).reshape(()),
+                  np.array(number + 1, np.int64))  # fmt: skip
+
+
+def run_program(number, options, steps):
+    """Lookups, updates and what leaves on the way; both tables are compared after every second step."""
+    random = np.random.default_rng(number)
+    sides = [Side(f"program{number}", on_device, options) for on_device in (False, True)]
+    dtype = (tf.float32, tf.float16, tf.bfloat16)[number % 3]
+    since = 0
+    for step in range(steps):
+        train(sides, random, step, refresh if step % 3 == 2 else look_up, dtype)
+        if step % 2:
+            compare_tables(sides, since)
+            since = sides[0].call(ops.table_clock)[1]
+    return sides, random, dtype
+
+
+def run_upkeep(sides, random, dtype, number, options):
+    """Rows leave by hand, go through checkpoints to a new table of the other kind, and all of them go."""
+    gone = np.array([0, 1, 2, 3, 10**12, -(2**63)], np.int64)
+    for op, *arguments in ((ops.table_evict, 1, 7), (ops.table_remove, 0, gone)):
+        host, device = (side.call(op, *arguments) for side in sides)
+        same(host, device, op.__name__)
+    compare_tables(sides)
+    others = [Side(f"other{number}", on_device, options) for on_device in (False, True)]
+    for side, other in zip(sides, others[::-1]):
+        other.call(ops.table_import_candidates, 0, np.array([7]), np.array([1]))
+        for segment in range(SEGMENTS):
+            other.call(ops.table_import, segment, *records_of(side, segment))
+        other.call(ops.table_set_clock, side.call(ops.table_clock))
+    compare_tables(others)
+    train(others, random, 6, look_up, dtype)
+    compare_tables(others)
+    for side in sides:
+        side.call(ops.table_prefetch, *pack(batch_of(random))[:2])
+        side.call(ops.table_forget_tombstones)
+        side.call(ops.table_clear)
+        assert side.call(ops.table_size).tolist() == [0] * SEGMENTS
+        assert side.call(ops.table_tombstones, 0).size == 0 and side.call(ops.table_candidates, 1)[0].size == 0
+    train(sides, random, 7, look_up, dtype)
+    compare_tables(sides)
+
+
+def run_refusals():
+    """What is wrong reaches a Status, and the table is what it was."""
+    wrong, unimplemented = tf.errors.InvalidArgumentError, tf.errors.UnimplementedError
+    sgd = {"rule": "sgd", "hyperparameters": [0.0], "a": 0.25}
+    for option, value in (
+        ("admission_count", 2), ("record_tombstones", True), ("hot_after", 3), ("memory_budget", 1 << 20),
+        ("tier_folder", "/tmp"), ("averaged", True),
+    ):  # fmt: skip
+        refused(unimplemented, f"must have {option}", lambda: Side("refused", True, {**sgd, option: value}))  # noqa: B023
+    refused(wrong, "hyperparameters", lambda: Side("few", True, {**sgd, "hyperparameters": []}))
+    side = Side("table", True, {**sgd, "max_rows": 4})
+    message, splits = np.array([2, 1, 5, 6, 7], np.int64), np.array([5], np.int32)
+    lookup = lambda message, splits, dim=DIM: side.call(ops.table_lookup, message, splits, dim=dim)  # noqa: E731
+    found = lookup(message, splits)
+    numbers = (np.float32(1.0).reshape(()), np.array(1, np.int64))
+    grads = np.ones([3, DIM], np.float32)
+    update = lambda handles, inverse, grads=grads, numbers=numbers: side.call(  # noqa: E731
+        apply_gradients, handles, inverse, grads, *numbers
+    )
+    before = records_of(side, 0)
+    refused(wrong, "dim must be that of the table", lambda: lookup(message, splits, dim=DIM + 1))
+    refused(wrong, "received_splits", lambda: lookup(message, splits + 1))
+    refused(wrong, "counts that do not fit", lambda: lookup(message + np.array([1, 0, 0, 0, 0]), splits))
+    refused(
+        tf.errors.ResourceExhaustedError,
+        "max_rows is 4",
+        lambda: lookup(np.array([5, 0, *range(5)]), np.array([7], np.int32)),
+    )
+    refused(wrong, "handles must be of one TableLookup", lambda: update(found.handles + 77, found.inverse))
+    refused(wrong, "inverse must lie in", lambda: update(found.handles, found.inverse + 3))
+    refused(wrong, "grads must have shape", lambda: update(found.handles, found.inverse, grads[:2]))
+    refused(
+        wrong, "step must be >= 1", lambda: update(found.handles, found.inverse, grads, (numbers[0], numbers[1] - 1))
+    )
+    refused(
+        wrong,
+        "learning_rate must be finite",
+        lambda: update(found.handles, found.inverse, grads, (-numbers[0], numbers[1])),
+    )
+    refused(wrong, "segment must lie in", lambda: side.call(ops.table_evict, 2, 1))
+    refused(wrong, "count must be >= 0", lambda: side.call(ops.table_evict, 1, -1))
+    refused(wrong, "since must be >= 0", lambda: records_of(side, 0, since=-1))
+    refused(wrong, "handles must be of one", lambda: side.call(ops.table_read_records, np.array([99])))
+    refused(
+        wrong,
+        "records must have shape",
+        lambda: side.call(ops.table_import, 0, np.array([1]), np.zeros([1, 3], np.uint8)),
+    )
+    refused(wrong, "clock must have shape", lambda: side.call(ops.table_set_clock, np.zeros([3], np.int64)))
+    for call in (ops.table_take_unsynced, apply_accumulated):
+        refused(unimplemented, "is not for tables on a GPU", lambda: side.call(call))  # noqa: B023
+    for was, now in zip(before, records_of(side, 0)):
+        same(was, now, "a refused call")
+    side.call(ops.table_remove, 0, np.array([5]))
+    refused(
+        tf.errors.FailedPreconditionError, "have been evicted or removed", lambda: update(found.handles, found.inverse)
+    )
+
+
+def run():
+    for number, options in enumerate(PROGRAMS):
+        done = run_program(number, options, steps=2 if number >= LONG else 6)
+        if number < LONG:
+            run_upkeep(*done, number, options)
+        print(f"program {number} of {options['rule']} agrees", flush=True)
+    run_refusals()

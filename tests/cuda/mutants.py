@@ -167,8 +167,4 @@ MUTANTS = [
         "an index shifted: the row before is refreshed", "hash_table", BUFFER,
         "own = static_cast<uint32_t>(n);", "own = static_cast<uint32_t>(n > 0 ? n - 1 : n);", "as_a_table",
     ),
-    Mutant(
-        "a handle beyond the rows is taken", "hash_table", "hash_table/device_handles.cuh",
-        "(handle & 0xffffffff) < num_rows", "(handle & 0xffffffff) <= num_rows", "of_elsewhere",
-    ),
 ]  # fmt: skip

@@ -1,5 +1,6 @@
 #include "common/bucket.h"
 #include "common/gpu_kernel_util.h"
+#include "recovery/bags.h"
 #include "recovery/recovery_cuda.h"
 
 namespace fusedrec {
@@ -23,14 +24,6 @@ absl::Status ReadNumRows(const Tensor& num_rows, bool pad, int64_t* rows, int64_
   }
   *out_rows = pad ? BucketedSize(*rows) : *rows;
   return RequireSize("num_rows", *out_rows);
-}
-
-absl::Status RequireBags(const Tensor& splits, const Tensor& scale) {
-  TF_RETURN_IF_ERROR(RequireRank("bag_splits", splits, 1));
-  TF_RETURN_IF_ERROR(RequireRank("bag_scale", scale, 1));
-  if (scale.NumElements() + 1 == splits.NumElements()) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat("bag_scale must have one entry for each of the ",
-                                                 splits.NumElements() - 1, " bags, got ", scale.NumElements(), "."));
 }
 
 }  // namespace
@@ -67,7 +60,7 @@ class PooledRecoverGpuOp : public OpKernel {
     const Tensor &rows = ctx->input(0), &index = ctx->input(1), &splits = ctx->input(2), &scale = ctx->input(3);
     OP_REQUIRES_OK(ctx, RequireRank("rows", rows, 2));
     OP_REQUIRES_OK(ctx, RequireRank("index", index, 1));
-    OP_REQUIRES_OK(ctx, RequireBags(splits, scale));
+    OP_REQUIRES_OK(ctx, RequireBagShapes(splits, scale));
     OP_REQUIRES_OK(ctx, RequireSize("the size of index", index.NumElements()));
     const int64_t dim = rows.dim_size(1), bags = scale.NumElements();
     Tensor* out;
@@ -98,7 +91,7 @@ class RecoverGradGpuOp : public OpKernel {
     const int64_t* splits = nullptr;
     const float* scale = nullptr;
     if (kPooled) {
-      OP_REQUIRES_OK(ctx, RequireBags(ctx->input(2), ctx->input(3)));
+      OP_REQUIRES_OK(ctx, RequireBagShapes(ctx->input(2), ctx->input(3)));
       splits = In<int64_t>(ctx->input(2)).data();
       scale = In<float>(ctx->input(3)).data();
       bags = ctx->input(3).NumElements();

@@ -1,5 +1,6 @@
 #include "common/bucket.h"
 #include "common/kernel_util.h"
+#include "recovery/bags.h"
 #include "recovery/pooled.h"
 #include "recovery/recovery.h"
 
@@ -23,13 +24,8 @@ absl::Status RequireIndex(absl::Span<const int32_t> index, int64_t rows) {
 
 // Checks inputs 2 and 3, the bags of `num_ids` ids.
 absl::Status RequireBags(OpKernelContext* ctx, int64_t num_ids) {
-  const Tensor &splits = ctx->input(2), &scale = ctx->input(3);
-  TF_RETURN_IF_ERROR(RequireRank("bag_splits", splits, 1));
-  TF_RETURN_IF_ERROR(RequireRank("bag_scale", scale, 1));
-  TF_RETURN_IF_ERROR(RequireSplits("bag_splits", In<int64_t>(splits), num_ids));
-  if (scale.NumElements() + 1 == splits.NumElements()) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat("bag_scale must have one entry for each of the ",
-                                                 splits.NumElements() - 1, " bags, got ", scale.NumElements(), "."));
+  TF_RETURN_IF_ERROR(RequireBagShapes(ctx->input(2), ctx->input(3)));
+  return RequireSplits("bag_splits", In<int64_t>(ctx->input(2)), num_ids);
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import fcntl
 import os
 import pathlib
 import shlex
@@ -40,6 +41,12 @@ def run_compiler(output: pathlib.Path, inputs: list[str], custom_ops: pathlib.Pa
 def build(op: str, folder: pathlib.Path, custom_ops: pathlib.Path = ROOT / "custom_ops", *more: str) -> pathlib.Path:
     """The emulated library of one op; only what changed is compiled. `more`: flags of the compiler."""
     folder.mkdir(parents=True, exist_ok=True)
+    with (folder / f"{op}.lock").open("w", encoding="utf-8") as lock:  # another process may want it, too
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return _build(op, folder, custom_ops, *more)
+
+
+def _build(op: str, folder: pathlib.Path, custom_ops: pathlib.Path, *more: str) -> pathlib.Path:
     objects = {folder / f"{op}.{source.stem}.o": source for source in sources_of(op, custom_ops)}
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         compile_one = lambda item: run_compiler(item[0], ["-x", "c++", str(item[1])], custom_ops, "-c", *more)  # noqa: E731

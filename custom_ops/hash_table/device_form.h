@@ -24,6 +24,13 @@ inline absl::Status RequireDeviceForm(const TableSpec& spec) {
   if (spec.memory_budget != 0) return refuse("memory_budget", spec.memory_budget, 0);
   if (!spec.tier_folder.empty()) return refuse("tier_folder", absl::StrCat("'", spec.tier_folder, "'"), "''");
   if (spec.averaged) return refuse("averaged", "True", "False");
+  const auto at_most = [](const char* what, int64_t got, int64_t most) {
+    return absl::InvalidArgumentError(absl::StrCat("a table on a GPU must have at most ", most, " ", what, ", got ", got,
+                                                   ". Remedy: split the group of tables, or tf.device('/CPU:0')."));
+  };
+  const int64_t segments = static_cast<int64_t>(spec.seeds.size());
+  if (segments > kDeviceTableMaxSegments) return at_most("segments", segments, kDeviceTableMaxSegments);
+  if (spec.dim > kDeviceTableMaxColumns) return at_most("columns (dim)", spec.dim, kDeviceTableMaxColumns);
   return absl::OkStatus();
 }
 

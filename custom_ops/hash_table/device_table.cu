@@ -36,12 +36,12 @@ FusedrecDeviceTable::FusedrecDeviceTable(const FusedrecTableSpec& spec, const Fu
 
 int FusedrecDeviceTable::Make(const FusedrecTableSpec& spec, const FusedrecAllocator& allocator,
                               FusedrecDeviceTable** made, void* stream) {
-  constexpr int64_t kMostColumns = int64_t{1} << 20;
   const auto is_in = [](int64_t x, int64_t low, int64_t high) { return low <= x && x <= high; };
-  if (!is_in(spec.segments, 1, int64_t{1} << 20) || !is_in(spec.dim, 1, kMostColumns) || !is_in(spec.storage, 0, 2) ||
-      !is_in(spec.wide_slots, 0, 2) || !is_in(spec.scalar_slots, 0, 1) || !is_in(spec.distribution, 0, 3) ||
-      !is_in(spec.chunk_rows, 32, kDeviceTableMaxRows) || (spec.chunk_rows & (spec.chunk_rows - 1)) != 0 ||
-      !is_in(spec.eviction, 0, 2) || spec.max_rows < 0 || spec.ttl < 0 || spec.window < 0) {
+  if (!is_in(spec.segments, 1, kDeviceTableMaxSegments) || !is_in(spec.dim, 1, kDeviceTableMaxColumns) ||
+      !is_in(spec.storage, 0, 2) || !is_in(spec.wide_slots, 0, 2) || !is_in(spec.scalar_slots, 0, 1) ||
+      !is_in(spec.distribution, 0, 3) || !is_in(spec.chunk_rows, 32, kDeviceTableMaxRows) ||
+      (spec.chunk_rows & (spec.chunk_rows - 1)) != 0 || !is_in(spec.eviction, 0, 2) ||
+      spec.max_rows < 0 || spec.ttl < 0 || spec.window < 0) {
     return kCudaInvalidValue;
   }
   auto table = new FusedrecDeviceTable(spec, allocator);

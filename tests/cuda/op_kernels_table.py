@@ -160,6 +160,7 @@ def run_refusals():
         ("tier_folder", "/tmp"), ("averaged", True),
     ):  # fmt: skip
         refused(unimplemented, f"must have {option}", lambda: Side("refused", True, {**sgd, option: value}))  # noqa: B023
+    refused(wrong, "columns (dim), got", lambda: Side("wide", True, {**sgd, "dim": 2**20 + 1}))
     refused(wrong, "hyperparameters", lambda: Side("few", True, {**sgd, "hyperparameters": []}))
     side = Side("table", True, {**sgd, "max_rows": 4})
     message, splits = np.array([2, 1, 5, 6, 7], np.int64), np.array([5], np.int32)

@@ -192,8 +192,11 @@ def test_a_file_with_floats_for_ids(tmp_path, caplog):
     pq.write_table(floats, path / "part-1.parquet")
     with pytest.raises(ValueError, match="part-1.parquet: column 'user_id' must be int64, got double. Rewrite"):
         ParquetFolder(path, COLUMNS)
-    assert _skipped(path)[0] == [0, 1, 2, 3, 4]
-    assert "part-1.parquet: column 'user_id' must be int64, got double" in caplog.text
+    rows, folder = _skipped(path)
+    assert rows == [0, 1, 2, 3, 4] and folder.bad.skipped_rows == 5
+    (told,) = caplog.messages
+    assert "part-1.parquet: column 'user_id' must be int64, got double" in told
+    assert told.endswith("(5 rows; in all 5 rows at 1 places)")
 
 
 def test_an_empty_row_group(tmp_path, caplog):
@@ -204,7 +207,8 @@ def test_an_empty_row_group(tmp_path, caplog):
     with pytest.raises(ValueError, match=r"a.parquet, row group 1: holds no rows of .*'item_id', 'rating'"):
         ParquetFolder(tmp_path, COLUMNS)
     assert _skipped(tmp_path)[0] == list(range(6))
-    assert "a.parquet, row group 1: holds no rows" in caplog.text
+    (told,) = caplog.messages
+    assert "a.parquet, row group 1: holds no rows" in told and told.endswith("(0 rows; in all 0 rows at 1 places)")
 
 
 @pytest.mark.parametrize("scope", ["rank", "global"])
@@ -218,6 +222,9 @@ def test_a_file_that_vanishes_during_the_epoch(tmp_path, caplog, scope):
     assert folder.bad.skipped_rows == 10
     for group in (0, 1):
         assert f"part-0.parquet, row group {group}: the file is gone" in caplog.text
+    assert [message.rpartition("(")[2] for message in caplog.messages] == [
+        "5 rows; in all 5 rows at 1 places)", "5 rows; in all 10 rows at 2 places)"
+    ]  # fmt: skip
 
 
 def test_a_damaged_page_costs_its_row_group(tmp_path, caplog):

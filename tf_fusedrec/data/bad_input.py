@@ -26,7 +26,7 @@ class BadInput:
 
     @property
     def skipped_rows(self) -> int:
-        """Distinct rows that this process has met and left out; of files that it cannot read it knows no rows."""
+        """Distinct rows that this process has met and left out; a file whose footer it cannot read counts none."""
         return sum(len(rows) for rows in self._rows.values())
 
     @property

@@ -179,12 +179,13 @@ class ParquetFolder:
     def _row_groups(self, file: str) -> list[RowGroup]:
         """The row groups of a file, its schema checked."""
         where = f"{self.path}/{file}"
+        sizes: list[int] = []
         try:
             with files.readable(where), self._folder.open(file) as parquet:
-                check_schema(where, parquet.schema_arrow, self.columns, files.partition_values(file))
                 sizes = [parquet.metadata.row_group(n).num_rows for n in range(parquet.num_row_groups)]
+                check_schema(where, parquet.schema_arrow, self.columns, files.partition_values(file))
         except ValueError as error:
-            self.bad.meet(where, str(error).removeprefix(f"{where}: "))
+            self.bad.meet(where, str(error).removeprefix(f"{where}: "), range(sum(sizes)))
             return []
         for number, size in enumerate(sizes):
             if not size and any(sizes):

@@ -1,4 +1,4 @@
-"""Every schedule under every topology, 4 processes: one job.
+"""Every schedule under both topologies of groups, 4 processes. One group: test_fifty_steps.py, test_in_flight_grm.py.
 
 Exact schedules equal the one that they are a faster way of, bit for bit, under the same topology; micro-batches equal
 whole batches but for rounding; and all are near a simulation that knows neither ranks nor schedules, of the staleness
@@ -17,7 +17,6 @@ from tf_fusedrec.topology import Topology
 RANKS, STEPS, SAMPLES, RATE, M = 4, 6, 4, 0.1, 2
 FEATURES = ("item", "user")
 TOPOLOGIES = {
-    "one_group": Topology(),
     "gradient_sync": Topology(2, "gradient_sync"),
     "weight_sync": Topology(2, "weight_sync", sync_every=2, moment_scale=1.0),
 }
@@ -28,8 +27,7 @@ SAME_AS = {
     FrozenWindow(M): FrozenWindow(M),
     Nested(M): FrozenWindow(M),
     SemiAsync(): SemiAsync(),
-    Pipelined(3): Sync(),  # test_in_flight.py has all depths
-    Pipelined(6): SemiAsync(),
+    Pipelined(6): SemiAsync(),  # test_in_flight.py has all depths
 }
 STALE = {SemiAsync(), Pipelined(6)}
 # float32 against float64, after a few steps; another staleness is far beyond it.

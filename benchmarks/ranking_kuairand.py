@@ -1,4 +1,4 @@
-"""Question: how well does GRM rank beside DLRM on KuaiRand, when the test split chooses nothing?
+"""Question: how well does GRM rank beside DLRM on KuaiRand, when a validation split chooses?
 
     python -m benchmarks.ranking_kuairand [--data DIR] [--quick] [--json FILE]
 
@@ -6,7 +6,8 @@ Of every user the last fifth of the impressions is the test split; of what is be
 split. Each model is trained once (seed 0) with every setting of GRID, and evaluated on the validation split after every
 epoch; the setting and the number of epochs with the highest mean of the AUC of click and long view are kept. Then the
 model is trained anew on all that is before the test split, for that number of epochs, with each of SEEDS, and evaluated
-on the test split once. What GRID does not name is that of the configuration files.
+on the test split once. What GRID does not name is that of the configuration files, some of which
+was chosen by test figures before this benchmark was there.
 
 The JSON file has for each model every score of the validation split (`tried`), what was chosen and how it did there,
 and of every metric of the test split the mean over seeds, their standard deviation and each seed's; `difference` of

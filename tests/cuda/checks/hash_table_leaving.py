@@ -58,8 +58,7 @@ def compare(table, oracle):
 def check_rows_leave_as_the_policies_say(kernels):
     """max_rows with LRU and LFU, and a time to live; evicted ids come back with their initial row."""
     for options in (
-        {"max_rows": 40, "eviction": "lru"}, {"max_rows": 48, "eviction": "lfu", "window": 2}, {"ttl": 3},
-        {"max_rows": 60, "eviction": "lru", "ttl": 4},
+        {"max_rows": 40, "eviction": "lru"}, {"max_rows": 48, "eviction": "lfu", "window": 2, "ttl": 5}, {"ttl": 3},
     ):  # fmt: skip
         random = np.random.default_rng(5)
         table, oracle = table_of(kernels, 2, **options), oracle_of(2, **options)

@@ -9,8 +9,10 @@ What joining ids pays, two ranks on a quiet loop-back of two cores, median ms fr
     8 lookups                        2.1 : 4.7     5.0 : 8.2     53 : 41
 
 An all2all has a cost of its own, which joining saves; joining copies the ids twice more, which costs more than that
-where they are very many. A loop-back has less latency than any network, and micro-batches whose ids come together
-cannot overtake each other: so ids always travel together.
+where they are very many. A loop-back has less latency than any network, so joining pays more elsewhere, and what it
+loses is little beside the rows: 3 ms of 2 x 100,000 ids, whose rows and gradients (64 columns of float32, half of them
+for the other rank) take 41 ms at 10 Gbit/s. So ids always travel together. Those of micro-batches would also overtake
+each other otherwise: rows of the first would wait for ids of the last.
 """
 
 from __future__ import annotations

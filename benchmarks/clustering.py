@@ -2,7 +2,7 @@
 
     python -m benchmarks.clustering [--quick] [--json FILE]
 
-Token-balanced batches of real sequences, M = 8 micro-batches of equal numbers of samples (NestPipe, section V.C). A
+Token-balanced batches of real sequences, M = 8 micro-batches as schedules.cut bounds them (NestPipe, section V.C). A
 rank sends 8 bytes for an id, gets a row of DIM float32 and sends its gradient, once for every micro-batch with that id.
 Naive: pieces as samples come. The bound is M = 1, where nothing is sent twice: no order of samples gets there.
 
@@ -29,6 +29,7 @@ from tf_fusedrec.data.batching import closest_cuts
 from tf_fusedrec.data.interactions import by_user_and_time, read_log
 from tf_fusedrec.data.rows import Ragged, ragged_from_groups
 from tf_fusedrec.data.sample_partition import partition_samples
+from tf_fusedrec.pieces import piece_bounds
 
 DATA = harness.ROOT.parent / "shared" / "data"
 MICRO_BATCHES = 8
@@ -106,15 +107,15 @@ def batches_of(samples: Ragged, tokens: int, count: int) -> Iterator[Ragged]:
 
 def travelling(batch: Ragged, micro_batches: int) -> int:
     """Ids that travel: the distinct ids of every piece."""
-    bounds = (len(batch.row_splits) - 1) * np.arange(micro_batches + 1) // micro_batches
+    bounds = piece_bounds(len(batch.row_splits) - 1, micro_batches)
     return sum(len(np.unique(batch.slice(b, e).values)) for b, e in zip(bounds[:-1], bounds[1:]))
 
 
 def imbalance(batch: Ragged, micro_batches: int) -> float:
-    """Tokens of the largest piece over the mean."""
-    bounds = (len(batch.row_splits) - 1) * np.arange(micro_batches + 1) // micro_batches
-    tokens = np.diff(batch.row_splits[bounds])
-    return float(tokens.max() / tokens.mean())
+    """Most tokens of a piece over its share of them, by samples."""
+    bounds = piece_bounds(len(batch.row_splits) - 1, micro_batches)
+    share = np.diff(bounds) / bounds[-1] * len(batch.values)
+    return float((np.diff(batch.row_splits[bounds]) / share).max())
 
 
 def clustered(batch: Ragged, micro_batches: int) -> Ragged:

@@ -61,7 +61,10 @@ def sync(costs: StepCosts) -> Program:
 
 
 def frozen_window(micro_batches: int) -> Schedule:
-    """NestPipe V: exchanges of one micro-batch under the compute of another; lookups start with the step."""
+    """NestPipe V: exchanges of one micro-batch under the compute of another; lookups start with the step.
+
+    Micro-batches are equal, as in what the paper publishes; schedules.cut makes the first and the last smaller.
+    """
     return lambda costs: _program(costs, micro_batches, ahead=False)
 
 

@@ -15,6 +15,7 @@ LEVEL = {
     "_tf_compat": 0,
     "initializers": 1,
     "optimizers": 1,
+    "pieces": 1,
     "config": 2,
     "ops": 3,
     "collectives": 3,

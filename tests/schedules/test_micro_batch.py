@@ -35,7 +35,7 @@ def samples_of(piece):
 
 @pytest.mark.parametrize("samples", [1, 4, 7, 8])
 @pytest.mark.parametrize("pieces", [1, 2, 3, 4, 7])
-def test_pieces_are_the_batch_in_order_and_even(samples, pieces):
+def test_pieces_are_the_batch_in_order_and_none_is_empty(samples, pieces):
     data = make(samples)
     if samples < pieces:
         with pytest.raises(ValueError, match=f"micro_batches {pieces} is more than the {samples} samples of a batch"):
@@ -43,8 +43,18 @@ def test_pieces_are_the_batch_in_order_and_even(samples, pieces):
         return
     numbers = [samples_of(piece) for piece in cut(data, pieces)]
     assert sum(numbers, []) == list(range(samples))
-    sizes = [len(piece) for piece in numbers]
-    assert max(sizes) - min(sizes) <= 1
+    assert all(numbers)
+
+
+@pytest.mark.parametrize(
+    "samples, sizes",
+    [(600, [600]), (600, [300, 300]), (600, [100, 200, 200, 100]), (8, [1, 3, 2, 2]), (4, [1, 1, 1, 1])],
+)
+def test_the_first_and_the_last_piece_are_half_as_large(samples, sizes):
+    """Of samples beyond one for each piece; M = 2 has no piece between them."""
+    found = [len(piece) for piece in cut(tf.range(samples), len(sizes))]
+    np.testing.assert_allclose(found, sizes, atol=1 if samples % 6 == 0 else 0)
+    assert sum(found) == samples
 
 
 def _any_size(specs):

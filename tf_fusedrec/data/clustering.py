@@ -22,7 +22,7 @@ IdsOfTables = Mapping[str, Union[Any, Sequence[Any]]]
 def cluster_samples(dataset: tf.data.Dataset, micro_batches: int, ids: Callable[..., IdsOfTables]) -> tf.data.Dataset:
     """Orders the samples of every batch so that the pieces of schedules.cut have few ids in common.
 
-    Pieces keep their number of samples and have nearly the same number of tokens, which are the ids given here;
+    Pieces keep their number of samples and have nearly that share of the tokens, which are the ids given here;
     samples of a piece keep their order. The new order is a function of the batch and of M. It is found on the CPU, a
     batch or two ahead of training; benchmarks/clustering.py says how long that takes and how many bytes it saves.
 

@@ -16,6 +16,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from tf_fusedrec.pieces import piece_bounds
+
 # Settings were found on batches of the three logs of benchmarks/clustering.py; results depend little on any of them.
 _SWEEPS = 30  # times that every sample is placed
 _BY_COPIES = (0.95, 0.02)  # weight of copies against presence, in the first and in the last sweep
@@ -36,17 +38,18 @@ def partition_samples(ids: np.ndarray, samples: np.ndarray, tokens: np.ndarray, 
       micro_batches: M >= 1.
 
     Returns:
-      <int64>[B], micro-batch of each sample; micro-batch i has as many as piece i of schedules.cut.
+      <int64>[B], micro-batch of each sample; micro-batch i has as many as piece i of schedules.cut, and nearly that
+      share of the tokens.
     """
     count = len(tokens)
-    sizes = np.diff(count * np.arange(micro_batches + 1) // micro_batches)
+    sizes = np.diff(piece_bounds(count, micro_batches))
     links = _Links(*_shared(ids, samples, count), count)
     by_tokens = np.argsort(-tokens, kind="stable")
     part = _dealt(by_tokens, sizes)
     if micro_batches == 1 or not len(links.ids):
         return part
     random = np.random.default_rng(0)
-    search = _Search(links, tokens, part, micro_batches)
+    search = _Search(links, tokens, part, sizes)
     block = max(micro_batches, min(_BLOCK, count // _BLOCKS))  # with fewer places there is little to exchange
     for by_copies in np.linspace(*_BY_COPIES, _SWEEPS):
         # Other neighbours and other bounds in every sweep: a block only exchanges the places of its own samples.
@@ -72,12 +75,15 @@ def _shared(ids: np.ndarray, samples: np.ndarray, count: int) -> tuple[np.ndarra
 
 
 def _dealt(by_tokens: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """Samples dealt out like cards, there and back, so that neighbours in tokens go to different micro-batches."""
-    micro_batches, rounds = len(sizes), len(by_tokens) // len(sizes)
-    there = np.tile(np.arange(micro_batches), (rounds, 1))
-    there[1::2] = there[1::2, ::-1]
+    """Samples dealt out like cards, there and back, so that neighbours in tokens go to different micro-batches.
+
+    A micro-batch of half the size is dealt to half as often.
+    """
+    piece = np.repeat(np.arange(len(sizes)), sizes)
+    turn = np.concatenate([np.arange(size) for size in sizes])
+    back = np.where(turn % 2, -piece, piece)
     part = np.empty(len(by_tokens), np.int64)
-    part[by_tokens] = np.concatenate([there.reshape(-1), np.flatnonzero(sizes > rounds)])
+    part[by_tokens] = piece[np.lexsort((back, (turn + 0.5) / sizes[piece]))]
     return part
 
 
@@ -100,7 +106,8 @@ class _Links:
 class _Search:
     """A partition under change: where every id and how many tokens are."""
 
-    def __init__(self, links: _Links, tokens: np.ndarray, part: np.ndarray, micro_batches: int):
+    def __init__(self, links: _Links, tokens: np.ndarray, part: np.ndarray, sizes: np.ndarray):
+        micro_batches = len(sizes)
         self.part = part
         self._links = links
         self._tokens = tokens
@@ -108,7 +115,7 @@ class _Search:
         where = links.ids * micro_batches + part[np.repeat(np.arange(len(tokens)), links.lengths)]
         self._copies = np.bincount(where, minlength=micro_batches * (int(links.ids.max()) + 1))
         self._load = np.bincount(part, tokens, minlength=micro_batches)
-        self._share = max(1.0, tokens.sum() / micro_batches)
+        self._share = np.maximum(1.0, tokens.sum() * sizes / sizes.sum())
         self._price = np.zeros(micro_batches)
 
     def place(self, chosen: np.ndarray, leaves: np.ndarray, random: np.random.Generator) -> None:

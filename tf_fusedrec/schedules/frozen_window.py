@@ -39,7 +39,7 @@ class FrozenWindow(Schedule):
     them, as they must where a rank has no data. Keras losses do; a mean of one's own over nothing is not a number.
 
     Args:
-      micro_batches: M >= 1. With 1, the batch is whole.
+      micro_batches: M >= 1. With 1, the batch is whole. The largest has about 1 / (M - 1) of the samples, see `cut`.
 
     Raises:
       ValueError: M is no int >= 1. In a training step: M above the batch size, where that is known when the step is
@@ -63,10 +63,8 @@ class FrozenWindow(Schedule):
         weights = model.loss_weights(pieces)
         shares = tf.math.divide_no_nan(weights, tf.reduce_sum(weights))
         parts = [MicroBatch(i, shares[i], weights[i]) for i in range(len(pieces))]
-        if any(
-            embedding.contexts_to_come for embedding in embeddings_of(model)
-        ):  # looked up by a schedule that is ahead
-            return _train(model, pieces, parts)
+        if any(embedding.contexts_to_come for embedding in embeddings_of(model)):
+            return _train(model, pieces, parts)  # looked up by a schedule that is ahead
         planned = stages.plan(model, pieces, before_update=self.micro_batches)
         answers = stages.bring(planned, stages.fetch(planned, stages.route(planned)))
         with stages.answering(planned, answers):

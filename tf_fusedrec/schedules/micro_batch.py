@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from tf_fusedrec._tf_compat import tf
+from tf_fusedrec.pieces import piece_bounds
 
 
 class MicroBatch(NamedTuple):
@@ -19,7 +20,7 @@ WHOLE = MicroBatch(0, 1.0)
 
 
 def cut(data: Any, micro_batches: int) -> list[Any]:
-    """Cuts a batch by sample into consecutive pieces as even as can be: their sizes differ by at most one.
+    """Cuts a batch by sample into consecutive pieces, the first and the last half as large as others (pieces.py).
 
     A batch of fewer samples than pieces, as the last of an epoch may be, has pieces without samples.
 
@@ -45,7 +46,7 @@ def cut(data: Any, micro_batches: int) -> list[Any]:
         for tensor in tensors[1:]
     ]
     with tf.control_dependencies([check for check in same if check is not None]):
-        bounds = [tf.identity(samples * i // micro_batches) for i in range(micro_batches + 1)]
+        bounds = [tf.identity(bound) for bound in piece_bounds(samples, micro_batches)]
 
     def piece(leaf: Any, i: int) -> Any:
         return None if leaf is None else _slice(_tensor(leaf), bounds[i], bounds[i + 1])

@@ -34,6 +34,19 @@ class PlainTables(keras.layers.Layer):
         return tf.math.divide_no_nan(sums, tf.cast(ids.row_lengths(), tf.float32)[:, tf.newaxis])
 
 
+def gradients_of(model, tables):
+    """What `train` wants of a model whose batches are (x, y, weights of samples)."""
+
+    @tf.function(reduce_retracing=True)
+    def gradients(x, y, weight):
+        with tf.GradientTape() as tape:
+            tape.watch(list(tables.shown.values()))
+            loss = model.compute_loss(x, y, model(x, training=True), weight)
+        return tape.gradient(loss, (model.trainable_variables, tables.shown))
+
+    return lambda batch: gradients(*batch)
+
+
 def train(model, tables, gradients, batches, staleness, rate, sync_every=1):
     """Trains with Adagrad (v += g^2 from 0.1, w -= rate g / (sqrt(v) + 1e-7)) on rows that lack `staleness` updates.
 

@@ -33,15 +33,8 @@ def _simulated(staleness):
     tables = delayed.PlainTables(clicks.make_embedding("Adagrad"), {"item": np.arange(12), "user": np.arange(30)})
     model = clicks.make_model(tables, "sync", keras.optimizers.legacy.SGD(0.05))
 
-    @tf.function(reduce_retracing=True)
-    def gradients(x, y, weight):
-        with tf.GradientTape() as tape:
-            tape.watch(list(tables.shown.values()))
-            loss = model.compute_loss(x, y, model(x, training=True), weight)
-        return tape.gradient(loss, (model.trainable_variables, tables.shown))
-
     rows = delayed.train(
-        model, tables, lambda batch: gradients(*batch), [[batch] for batch in BATCHES], staleness, RATE
+        model, tables, delayed.gradients_of(model, tables), [[batch] for batch in BATCHES], staleness, RATE
     )
     return [weight.numpy() for weight in model.trainable_weights], rows
 

@@ -64,19 +64,12 @@ def _simulated(groups, staleness, sync_every):
     tables = delayed.PlainTables(clicks.make_embedding("Adagrad"), {"item": np.arange(12), "user": np.arange(30)})
     model = clicks.make_model(tables, "sync", keras.optimizers.legacy.SGD(0.05), FEATURES)
 
-    @tf.function(reduce_retracing=True)
-    def gradients(x, y, weight):
-        with tf.GradientTape() as tape:
-            tape.watch(list(tables.shown.values()))
-            loss = model.compute_loss(x, y, model(x, training=True), weight)
-        return tape.gradient(loss, (model.trainable_variables, tables.shown))
-
     share = RANKS // groups
     batches = [
         [_joined([_batch(rank, step) for rank in range(g * share, (g + 1) * share)]) for g in range(groups)]
         for step in range(STEPS)
     ]
-    rows = delayed.train(model, tables, lambda batch: gradients(*batch), batches, staleness, RATE, sync_every)
+    rows = delayed.train(model, tables, delayed.gradients_of(model, tables), batches, staleness, RATE, sync_every)
     return [weight.numpy() for weight in model.trainable_weights], rows
 
 

@@ -3,11 +3,45 @@
 // Rows are chosen exactly (by a scan of the segment), many at once: the scan is paid once for 1/16 of max_rows.
 #include <algorithm>
 
+#include "absl/strings/str_cat.h"
 #include "common/hash.h"
 #include "hash_table/hash_table.h"
 #include "hash_table/victims.h"
 
 namespace fusedrec {
+
+absl::Status HashTable::MakeRoom(const std::vector<int64_t>& fresh, const Waiting& waiting) {
+  const std::vector<std::string>& names = spec_.names;
+  std::lock_guard<std::mutex> lock(room_mutex_);
+  int64_t into_memory = waiting.size();
+  for (int64_t segment = 0; segment < segments(); ++segment) {
+    into_memory += fresh[segment];
+    const int64_t excess = size(segment) + fresh[segment] - spec_.max_rows;
+    if (spec_.max_rows == 0 || excess <= 0) continue;
+    // Some more than needed, so that not every step has to look for the worst.
+    const int64_t gone = EvictWorst(segment, excess + spec_.max_rows / 16, waiting);
+    if (gone < excess) {
+      const std::string table =
+          names.empty() ? absl::StrCat("segment ", segment) : absl::StrCat("table '", names[segment], "'");
+      return absl::ResourceExhaustedError(absl::StrCat(
+          "max_rows of ", table, " is ", spec_.max_rows, ", but a batch needs ", excess - gone, " rows more while ",
+          "the rows of the last ", spec_.window, " lookups may not leave",
+          spec_.eviction == Eviction::kNone && spec_.ttl == 0 ? " and eviction is 'none'" : "",
+          ". What the table holds stays readable. Remedy: a larger max_rows, an eviction policy, or smaller batches."));
+    }
+  }
+  if (memory_rows_ == 0) return absl::OkStatus();
+  const int64_t excess = rows_in_pool(0) + into_memory - memory_rows_;
+  if (excess <= 0) return absl::OkStatus();
+  auto demoted = DemoteColdest(excess + memory_rows_ / 16);
+  if (!demoted.ok()) return demoted.status();
+  if (*demoted < excess) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "memory_budget holds ", memory_rows_, " rows, but a batch needs ", excess - *demoted, " more while the rows ",
+        "of the last ", spec_.window, " lookups stay in memory. Remedy: a larger memory_budget, or smaller batches."));
+  }
+  return absl::OkStatus();
+}
 
 int64_t HashTable::EvictWorst(int64_t segment, int64_t count, const Waiting& waiting) {
   int64_t gone = 0;

@@ -43,58 +43,9 @@
 #include "hash_table/optimizer.h"
 #include "hash_table/row_format.h"
 #include "hash_table/row_pool.h"
-#include "initial_rows/initial_rows.h"
+#include "hash_table/table_spec.h"
 
 namespace fusedrec {
-
-enum class Eviction { kNone, kLru, kLfu };
-
-// What a table is; the same on all ranks.
-struct TableSpec {
-  int dim;
-  Storage storage = Storage::kFloat32;
-  bool stochastic_rounding = false;
-  Distribution distribution = Distribution::kConstant;
-  double a = 0.0, b = 0.0;      // of the distribution
-  std::vector<uint64_t> seeds;  // one per segment; as many segments as seeds
-  std::vector<std::string> names;  // of the segments, for messages; may be empty
-  int64_t max_rows = 0;         // per segment; 0: no limit
-  Eviction eviction = Eviction::kNone;
-  int64_t ttl = 0;              // training lookups after which a row that none touched leaves; 0: never
-  int64_t admission_count = 1;  // training lookups that must bring an id before it gets a row
-  int64_t max_candidates = 0;   // ids per segment counted for that; 0: no limit
-  bool record_tombstones = false;
-  int64_t hot_after = 0;        // > 0: rows begin in 16 bits and move to float32 at that many training lookups
-  int64_t memory_budget = 0;    // > 0: bytes of rows in memory; rows beyond are kept in a file
-  std::string tier_folder;      // of that file
-  int64_t window = 1;           // training lookups whose rows stay where they are
-  bool averaged = false;        // replicas of this table are averaged: remember what they must tell each other
-};
-
-// A received message (rank_partition.h), checked: for each source the counts of all segments, then its ids.
-struct Message {
-  absl::Span<const int64_t> entries;        // [V + R * S]
-  absl::Span<const int32_t> source_splits;  // [R]
-  int64_t num_ids;                          // V
-};
-
-// What a look-ahead has seen (look_ahead.cc): a lookup of the same message begins from it.
-struct Ahead {
-  absl::Span<const int64_t> handles;  // [V], row of each received id; kNoRow: it had none
-  int64_t version, moves;             // of the table then
-};
-
-// Where rows are written: [V, D] numbers.
-struct RowSink {
-  void* data;
-  Storage storage;
-};
-
-struct SegmentStatistics {
-  int64_t keys = 0, hits = 0, inserts = 0, evictions = 0, refused = 0, candidates = 0;
-};
-
-constexpr int64_t kNoRow = -1;  // handle of an id that has no row yet, because admission refuses it for example
 
 class HashTable {
  public:
@@ -248,7 +199,9 @@ class HashTable {
   void VisitKnown(Visit* visit);
   absl::Status VisitNew(Visit* visit);
   void Admit(Visit* visit);
-  absl::Status MakeRoom(const std::vector<Visit>& visits);
+  absl::Status MakeRoomFor(const std::vector<Visit>& visits);
+  // Room for new ids, by segment, and for the rows that are about to move into memory.
+  absl::Status MakeRoom(const std::vector<int64_t>& fresh, const Waiting& waiting);
   bool Touch(Visit* visit, const Item& item, int64_t place, uint32_t handle, char* row, bool write = true);
   void Read(const Message& message, const ParallelFor& parallel_for, const RowSink& rows,
             absl::Span<int64_t> handles) const;

@@ -1,17 +1,14 @@
 // The training lookup; hash_table.h says how it goes.
 #include <algorithm>
-#include <array>
 #include <tuple>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
 #include "common/hash.h"
 #include "hash_table/hash_table.h"
 
 namespace fusedrec {
 namespace {
 
-constexpr int64_t kBlock = 16 * 1024;  // ids per block of the counting sort
 constexpr int kAhead = 16;             // ids between the fetch of a line of keys, that of a row, and its copy
 constexpr int kRing = 2 * kAhead;      // ids under way
 static_assert((kRing & (kRing - 1)) == 0, "the ring is indexed by a mask");
@@ -65,57 +62,6 @@ struct HashTable::Visit {
   std::vector<Item> moving;       // whose row must move to pool 0 first
   std::vector<int64_t> num_fresh; // ids of `fresh` by segment; distinct ones where there is a limit
 };
-
-void HashTable::SortByShard(const Message& message, const ParallelFor& parallel_for, Scratch* scratch,
-                            std::vector<int64_t>* shard_begin) const {
-  // Runs of one source and segment, cut into pieces: the units of both passes.
-  struct Piece {
-    int64_t entry, position, count;
-    uint32_t segment;
-  };
-  std::vector<Piece> pieces;
-  int64_t entry = 0, position = 0;
-  for (const int32_t size : message.source_splits) {
-    int64_t first = entry + segments();
-    for (int64_t segment = 0; segment < segments(); ++segment) {
-      const int64_t count = message.entries[entry + segment];
-      for (int64_t done = 0; done < count; done += kBlock) {
-        pieces.push_back({first + done, position + done, std::min(kBlock, count - done), static_cast<uint32_t>(segment)});
-      }
-      first += count;
-      position += count;
-    }
-    entry += size;
-  }
-  // next[p][s]: first the ids of piece p in shard s, then, by prefix sums, where the next one of them goes.
-  std::vector<std::array<int32_t, kShards>> next(pieces.size(), std::array<int32_t, kShards>{});
-  const int64_t mean = pieces.empty() ? 1 : message.num_ids / static_cast<int64_t>(pieces.size()) + 1;
-  parallel_for(pieces.size(), 4 * mean, [&](int64_t begin, int64_t end) {
-    for (int64_t p = begin; p < end; ++p) {
-      const int64_t* ids = &message.entries[pieces[p].entry];
-      for (int64_t i = 0; i < pieces[p].count; ++i) ++next[p][ShardOf(TableHash(ids[i]))];
-    }
-  });
-  shard_begin->assign(kShards + 1, 0);
-  int32_t total = 0;
-  for (int s = 0; s < kShards; ++s) {
-    (*shard_begin)[s] = total;
-    for (std::array<int32_t, kShards>& of_piece : next) total += std::exchange(of_piece[s], total);
-  }
-  (*shard_begin)[kShards] = total;
-  scratch->MakeRoomFor(total);
-  parallel_for(pieces.size(), 8 * mean, [&](int64_t begin, int64_t end) {
-    for (int64_t p = begin; p < end; ++p) {
-      const int64_t* ids = &message.entries[pieces[p].entry];
-      for (int64_t i = 0; i < pieces[p].count; ++i) {
-        const int32_t place = next[p][ShardOf(TableHash(ids[i]))]++;
-        const int64_t position = pieces[p].position + i;
-        scratch->items[place] = {ids[i], static_cast<uint32_t>(position), pieces[p].segment};
-        scratch->place[position] = place;
-      }
-    }
-  });
-}
 
 // Writes the row of an id whose row is known, if it is not there; true when this lookup sees the row for the first time.
 bool HashTable::Touch(Visit* visit, const Item& item, int64_t place, uint32_t handle, char* row, bool write) {
@@ -256,6 +202,19 @@ absl::Status HashTable::VisitNew(Visit* visit) {
   return absl::OkStatus();
 }
 
+absl::Status HashTable::MakeRoomFor(const std::vector<Visit>& visits) {
+  if (spec_.max_rows == 0 && memory_rows_ == 0) return absl::OkStatus();
+  std::vector<int64_t> fresh(segments(), 0);
+  Waiting waiting;
+  for (const Visit& visit : visits) {
+    for (size_t segment = 0; segment < visit.num_fresh.size(); ++segment) fresh[segment] += visit.num_fresh[segment];
+    for (const Item& item : visit.moving) waiting.emplace_back(item.segment, item.id);
+  }
+  std::sort(waiting.begin(), waiting.end());
+  waiting.erase(std::unique(waiting.begin(), waiting.end()), waiting.end());
+  return MakeRoom(fresh, waiting);
+}
+
 absl::Status HashTable::Lookup(const Message& message, const ParallelFor& parallel_for, const RowSink& rows,
                                absl::Span<int32_t> inverse, std::vector<int64_t>* handles, uint32_t* lookup_clock,
                                const Ahead* ahead) {
@@ -286,7 +245,7 @@ absl::Status HashTable::Lookup(const Message& message, const ParallelFor& parall
       if (visits[s].begin < visits[s].end) VisitKnown(&visits[s]);
     }
   });
-  const absl::Status room = MakeRoom(visits);
+  const absl::Status room = MakeRoomFor(visits);
   if (!room.ok()) return room;
 
   std::vector<absl::Status> failed(kShards);
@@ -309,47 +268,6 @@ absl::Status HashTable::Lookup(const Message& message, const ParallelFor& parall
   parallel_for(message.num_ids, 4, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) inverse[i] = scratch->number[scratch->place[i]];
   });
-  return absl::OkStatus();
-}
-
-absl::Status HashTable::MakeRoom(const std::vector<Visit>& visits) {
-  const std::vector<std::string>& names = spec_.names;
-  if (spec_.max_rows == 0 && memory_rows_ == 0) return absl::OkStatus();
-  std::lock_guard<std::mutex> lock(room_mutex_);
-  Waiting waiting;
-  for (const Visit& visit : visits) {
-    for (const Item& item : visit.moving) waiting.emplace_back(item.segment, item.id);
-  }
-  std::sort(waiting.begin(), waiting.end());
-  waiting.erase(std::unique(waiting.begin(), waiting.end()), waiting.end());
-  int64_t into_memory = waiting.size();
-  for (int64_t segment = 0; segment < segments(); ++segment) {
-    int64_t fresh = 0;
-    for (const Visit& visit : visits) fresh += visit.num_fresh.empty() ? 0 : visit.num_fresh[segment];
-    into_memory += fresh;
-    const int64_t excess = size(segment) + fresh - spec_.max_rows;
-    if (spec_.max_rows == 0 || excess <= 0) continue;
-    // Some more than needed, so that not every step has to look for the worst.
-    const int64_t gone = EvictWorst(segment, excess + spec_.max_rows / 16, waiting);
-    if (gone < excess) {
-      const std::string table =
-          names.empty() ? absl::StrCat("segment ", segment) : absl::StrCat("table '", names[segment], "'");
-      return absl::ResourceExhaustedError(absl::StrCat(
-          "max_rows of ", table, " is ", spec_.max_rows, ", but a batch needs ", excess - gone, " rows more while the rows of the last ", spec_.window, " lookups may not leave",
-          spec_.eviction == Eviction::kNone && spec_.ttl == 0 ? " and eviction is 'none'" : "",
-          ". What the table holds stays readable. Remedy: a larger max_rows, an eviction policy, or smaller batches."));
-    }
-  }
-  if (memory_rows_ == 0) return absl::OkStatus();
-  const int64_t excess = rows_in_pool(0) + into_memory - memory_rows_;
-  if (excess <= 0) return absl::OkStatus();
-  auto demoted = DemoteColdest(excess + memory_rows_ / 16);
-  if (!demoted.ok()) return demoted.status();
-  if (*demoted < excess) {
-    return absl::ResourceExhaustedError(absl::StrCat(
-        "memory_budget holds ", memory_rows_, " rows, but a batch needs ", excess - *demoted, " more while the rows ",
-        "of the last ", spec_.window, " lookups stay in memory. Remedy: a larger memory_budget, or smaller batches."));
-  }
   return absl::OkStatus();
 }
 

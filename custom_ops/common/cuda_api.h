@@ -6,6 +6,14 @@
 
 #define FUSEDREC_CUDA_API extern "C" __attribute__((visibility("default")))
 
+namespace fusedrec {
+
+// Answers of launchers; others are what CUDA says.
+constexpr int kCudaSuccess = 0;
+constexpr int kCudaInvalidValue = 1;  // cudaErrorInvalidValue: an argument is wrong, and no output is valid
+
+}  // namespace fusedrec
+
 // Name and meaning of an answer of a launcher; never null.
 FUSEDREC_CUDA_API const char* fusedrec_cuda_error_string(int error);
 

@@ -5,12 +5,10 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "common/cuda_api.h"
 #include "common/device.cuh"
 
 namespace fusedrec {
-
-constexpr int kCudaSuccess = 0;
-constexpr int kCudaInvalidValue = 1;  // cudaErrorInvalidValue: an argument that the caller should have refused
 
 // Cuts scratch into arrays that begin at multiples of 256 bytes. With a null pointer it only counts.
 class Carver {

@@ -1,12 +1,21 @@
-// What kernels of pooled recovery check of their bags on any device; where bags lie is for the host to see alone.
+// What kernels of recovery check alike, whatever the device.
 #ifndef FUSEDREC_RECOVERY_BAGS_H_
 #define FUSEDREC_RECOVERY_BAGS_H_
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "common/kernel_util.h"
+#include "recovery/recovery.h"
 
 namespace fusedrec {
+
+// index: in host memory.
+inline absl::Status RequireIndex(absl::Span<const int32_t> index, int64_t rows) {
+  const int64_t bad = FirstOutOfRange(index, rows);
+  if (bad < 0) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("index[", bad, "] must lie in [0, ", rows, "), got ", index[bad],
+                                                 ". Compose it from the outputs of SegmentUnique and RankPartition."));
+}
 
 // bag_splits [G + 1] and bag_scale [G].
 inline absl::Status RequireBagShapes(const tensorflow::Tensor& splits, const tensorflow::Tensor& scale) {

@@ -1,6 +1,7 @@
 #include "recovery/recovery_cuda.h"
 
 #include <algorithm>
+#include <initializer_list>
 
 #include "common/launcher.cuh"
 #include "recovery/recovery_cuda.cuh"
@@ -9,21 +10,27 @@ namespace fusedrec {
 namespace recovery {
 namespace {
 
-constexpr int64_t kMost = (int64_t{1} << 31) - 1;  // positions, rows and bags are 32-bit
+constexpr int64_t kMost = (int64_t{1} << 31) - 1;  // positions, rows, bags and columns are 32-bit
 constexpr unsigned kMostBlocks = 132 * 16;         // of loops over any length: several waves of the largest device
 
 int64_t Chunks(int64_t num_index) { return (num_index + kChunk - 1) / kChunk; }
 
 struct Scratch {
   Scratch(void* memory, int64_t num_index, int64_t dim) : carver(memory), sort(&carver, num_index) {
+    wrong = carver.Take<unsigned>(1);
     bag_of = carver.Take<int32_t>(num_index);
     parts = carver.Take<float>(2 * Chunks(num_index) * dim);
   }
   Carver carver;
   row_sort::Scratch sort;
+  unsigned* wrong;
   int32_t* bag_of;
   float* parts;
 };
+
+bool AreSizes(std::initializer_list<int64_t> sizes) {
+  return std::all_of(sizes.begin(), sizes.end(), [](int64_t size) { return 0 <= size && size <= kMost; });
+}
 
 unsigned LoopBlocks(int64_t work) { return std::min(BlocksFor(work, kThreads), kMostBlocks); }
 
@@ -36,11 +43,24 @@ int Gather(const void* rows, int64_t num_rows, int64_t row_bytes, const int32_t*
   return LastError();
 }
 
+// Waits for the device: whether bags are sound is asked before a kernel follows them. The wait lies in front of the work
+// and not behind it, so that the host is free again while the work runs.
+int CheckBags(const int64_t* bag_splits, int64_t num_bags, const int32_t* index, int64_t num_index, int64_t num_rows,
+              unsigned* wrong, void* stream) {
+  FUSEDREC_RETURN_IF_CUDA_ERROR(Fill(wrong, 0, sizeof(unsigned), stream));
+  FUSEDREC_LAUNCH(CheckBagsKernel, LoopBlocks(std::max(num_bags + 1, num_index)), kThreads, 0, stream, bag_splits,
+                  num_bags, index, num_index, num_rows, wrong);
+  FUSEDREC_RETURN_IF_CUDA_ERROR(LastError());
+  unsigned found = 0;
+  FUSEDREC_RETURN_IF_CUDA_ERROR(CopyToHost(&found, wrong, 1, stream));
+  return found == 0 ? kCudaSuccess : kCudaInvalidValue;
+}
+
 template <typename T>
-int Pool(const void* rows, int64_t num_rows, int64_t dim, const int32_t* index, int64_t num_index,
-         const int64_t* bag_splits, const float* bag_scale, int64_t num_bags, void* out, void* stream) {
+int Pool(const void* rows, int64_t dim, const int32_t* index, const int64_t* bag_splits, const float* bag_scale,
+         int64_t num_bags, void* out, void* stream) {
   FUSEDREC_LAUNCH(PooledRecoverKernel<T>, LoopBlocks(num_bags * dim), kThreads, 0, stream, static_cast<const T*>(rows),
-                  num_rows, dim, index, num_index, bag_splits, bag_scale, num_bags, static_cast<T*>(out));
+                  dim, index, bag_splits, bag_scale, num_bags, static_cast<T*>(out));
   return LastError();
 }
 
@@ -54,8 +74,7 @@ int Sum(const void* grads, int64_t dim, const int32_t* index, int64_t num_index,
   }
   int32_t* const order = row_sort::SortByRow(at.sort, index, num_index, num_rows, stream);
   const DigitOf sorted{index, order, static_cast<uint32_t>(num_rows), 0};
-  const GradRows<T> rows{static_cast<const T*>(grads), dim, bag_splits == nullptr ? nullptr : at.bag_of, bag_scale,
-                         num_bags};
+  const GradRows<T> rows{static_cast<const T*>(grads), dim, bag_splits == nullptr ? nullptr : at.bag_of, bag_scale};
   int columns = 1;
   while (columns < dim && columns < 128) columns *= 2;
   const unsigned blocks = BlocksFor(Chunks(num_index) * columns, kThreads);
@@ -75,7 +94,7 @@ using namespace fusedrec::recovery;  // NOLINT
 
 int fusedrec_recover(const void* rows, int64_t num_rows, int64_t row_bytes, const int32_t* index, int64_t num_index,
                      void* out, int64_t out_rows, void* stream) {
-  if (num_index > kMost || out_rows < num_index || row_bytes < 0) return kCudaInvalidValue;
+  if (!AreSizes({num_index, num_rows, row_bytes}) || out_rows < num_index) return kCudaInvalidValue;
   if (out_rows == 0 || row_bytes == 0) return kCudaSuccess;
   auto* const gather = row_bytes % 16 == 0  ? &Gather<uint4>
                              : row_bytes % 4 == 0 ? &Gather<uint32_t>
@@ -83,13 +102,17 @@ int fusedrec_recover(const void* rows, int64_t num_rows, int64_t row_bytes, cons
   return gather(rows, num_rows, row_bytes, index, num_index, out, out_rows, stream);
 }
 
+int64_t fusedrec_pooled_recover_scratch_bytes() { return sizeof(unsigned); }
+
 int fusedrec_pooled_recover(int type, const void* rows, int64_t num_rows, int64_t dim, const int32_t* index,
                             int64_t num_index, const int64_t* bag_splits, const float* bag_scale, int64_t num_bags,
-                            void* out, void* stream) {
-  if (num_index > kMost || num_bags > kMost || type < 0 || type > 2) return kCudaInvalidValue;
+                            void* scratch, void* out, void* stream) {
+  if (!AreSizes({num_index, num_rows, num_bags, dim}) || type < 0 || type > 2) return kCudaInvalidValue;
+  FUSEDREC_RETURN_IF_CUDA_ERROR(
+      CheckBags(bag_splits, num_bags, index, num_index, num_rows, static_cast<unsigned*>(scratch), stream));
   if (num_bags == 0 || dim == 0) return kCudaSuccess;
   auto* const pool = type == kNumberFloat ? &Pool<float> : type == kNumberHalf ? &Pool<Half> : &Pool<Bfloat16>;
-  return pool(rows, num_rows, dim, index, num_index, bag_splits, bag_scale, num_bags, out, stream);
+  return pool(rows, dim, index, bag_splits, bag_scale, num_bags, out, stream);
 }
 
 int64_t fusedrec_recover_grad_scratch_bytes(int64_t num_index, int64_t dim) {
@@ -99,8 +122,12 @@ int64_t fusedrec_recover_grad_scratch_bytes(int64_t num_index, int64_t dim) {
 int fusedrec_recover_grad(int type, const void* grads, int64_t dim, const int32_t* index, int64_t num_index,
                           const int64_t* bag_splits, const float* bag_scale, int64_t num_bags, void* scratch, void* out,
                           int64_t num_rows, int64_t out_rows, void* stream) {
-  if (num_index > kMost || num_rows > kMost || num_bags > kMost || out_rows < num_rows || type < 0 || type > 2) {
+  if (!AreSizes({num_index, num_rows, num_bags, dim}) || out_rows < num_rows || type < 0 || type > 2) {
     return kCudaInvalidValue;
+  }
+  if (bag_splits != nullptr) {
+    FUSEDREC_RETURN_IF_CUDA_ERROR(CheckBags(bag_splits, num_bags, index, num_index, num_rows,
+                                            Scratch(scratch, num_index, dim).wrong, stream));
   }
   const int64_t number_bytes = type == kNumberFloat ? 4 : 2;
   FUSEDREC_RETURN_IF_CUDA_ERROR(Fill(out, 0, out_rows * dim * number_bytes, stream));

@@ -30,24 +30,35 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+// *wrong, 0 before, becomes 1 where bag_splits do not run from 0 to num_index without decreasing, or where an index is
+// out of range.
+__global__ void __launch_bounds__(kThreads)
+    CheckBagsKernel(const int64_t* __restrict__ bag_splits, int64_t num_bags, const int32_t* __restrict__ index,
+                    int64_t num_index, int64_t num_rows, unsigned* wrong) {
+  bool is_sound = true;
+  for (int64_t i = GlobalThread(); i <= num_bags || i < num_index; i += static_cast<int64_t>(gridDim.x) * kThreads) {
+    if (i < num_index) is_sound = is_sound && InRange(index[i], num_rows);
+    if (i > num_bags) continue;
+    is_sound = is_sound && (i == 0 ? bag_splits[0] == 0 : bag_splits[i - 1] <= bag_splits[i]);
+    if (i == num_bags) is_sound = is_sound && bag_splits[i] == num_index;
+  }
+  if (!is_sound) atomicOr(wrong, 1u);
+}
+
 template <typename T>
 __global__ void __launch_bounds__(kThreads)
-    PooledRecoverKernel(const T* __restrict__ rows, int64_t num_rows, int64_t dim, const int32_t* __restrict__ index,
-                        int64_t num_index, const int64_t* __restrict__ bag_splits, const float* __restrict__ bag_scale,
-                        int64_t num_bags, T* __restrict__ out) {
+    PooledRecoverKernel(const T* __restrict__ rows, int64_t dim, const int32_t* __restrict__ index,
+                        const int64_t* __restrict__ bag_splits, const float* __restrict__ bag_scale, int64_t num_bags,
+                        T* __restrict__ out) {
   for (int64_t i = GlobalThread(); i < num_bags * dim; i += static_cast<int64_t>(gridDim.x) * kThreads) {
     const int64_t g = i / dim, d = i % dim;
-    const int64_t begin = bag_splits[g] > 0 ? bag_splits[g] : 0;
-    const int64_t end = bag_splits[g + 1] < num_index ? bag_splits[g + 1] : num_index;
     float sum = 0.0f;
-    for (int64_t n = begin; n < end; ++n) {
-      if (InRange(index[n], num_rows)) sum += ToFloat(rows[index[n] * dim + d]);
-    }
+    for (int64_t n = bag_splits[g]; n < bag_splits[g + 1]; ++n) sum += ToFloat(rows[index[n] * dim + d]);
     out[i] = FromFloat<T>(bag_scale[g] * sum);
   }
 }
 
-// bag_of[n]: the bag of position n; num_bags where there is none.
+// bag_of[n]: the bag of position n.
 __global__ void __launch_bounds__(kThreads)
     BagOfKernel(const int64_t* __restrict__ bag_splits, int64_t num_bags, int64_t num_index,
                 int32_t* __restrict__ bag_of) {
@@ -71,12 +82,11 @@ struct GradRows {
   int64_t dim;
   const int32_t* __restrict__ bag_of;  // null: a row of grads per position
   const float* __restrict__ bag_scale;
-  int64_t num_bags;
 
   __device__ float At(int32_t n, int64_t d) const {
     if (bag_of == nullptr) return ToFloat(grads[n * dim + d]);
-    const int32_t g = bag_of[n];
-    return g < num_bags ? bag_scale[g] * ToFloat(grads[g * dim + d]) : 0.0f;
+    const int64_t g = bag_of[n];
+    return bag_scale[g] * ToFloat(grads[g * dim + d]);
   }
 };
 

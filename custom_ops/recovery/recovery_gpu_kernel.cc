@@ -1,3 +1,5 @@
+#include <vector>
+
 #include "common/bucket.h"
 #include "common/gpu_kernel_util.h"
 #include "recovery/bags.h"
@@ -26,6 +28,26 @@ absl::Status ReadNumRows(const Tensor& num_rows, bool pad, int64_t* rows, int64_
   return RequireSize("num_rows", *out_rows);
 }
 
+template <typename T>
+absl::Status CopyToHost(OpKernelContext* ctx, const Tensor& t, std::vector<T>* host) {
+  host->resize(t.NumElements());
+  return CudaStatus("copy to the host",
+                    fusedrec_copy_to_host(host->data(), t.data(), host->size() * sizeof(T), StreamOf(ctx)));
+}
+
+// Answer of a launcher of the pooled forms as a Status. Which bag or index it refused is looked for here, by the checks of
+// the kernels for the CPU: only when there is something to find do inputs come to the host.
+absl::Status PooledStatus(OpKernelContext* ctx, const char* launcher, int answer, int64_t num_rows) {
+  if (answer != kCudaInvalidValue) return CudaStatus(launcher, answer);
+  std::vector<int32_t> index;
+  std::vector<int64_t> splits;
+  TF_RETURN_IF_ERROR(CopyToHost(ctx, ctx->input(1), &index));
+  TF_RETURN_IF_ERROR(CopyToHost(ctx, ctx->input(2), &splits));
+  TF_RETURN_IF_ERROR(RequireIndex(index, num_rows));
+  TF_RETURN_IF_ERROR(RequireSplits("bag_splits", splits, index.size()));
+  return CudaStatus(launcher, answer);
+}
+
 }  // namespace
 
 template <typename T>
@@ -51,6 +73,7 @@ class RecoverGpuOp : public OpKernel {
   bool pad_;
 };
 
+// Waits once, for whether the bags are sound; so does its gradient.
 template <typename T>
 class PooledRecoverGpuOp : public OpKernel {
  public:
@@ -63,13 +86,14 @@ class PooledRecoverGpuOp : public OpKernel {
     OP_REQUIRES_OK(ctx, RequireBagShapes(splits, scale));
     OP_REQUIRES_OK(ctx, RequireSize("the size of index", index.NumElements()));
     const int64_t dim = rows.dim_size(1), bags = scale.NumElements();
+    Tensor scratch;
     Tensor* out;
+    OP_REQUIRES_OK(ctx, AllocateScratch(ctx, fusedrec_pooled_recover_scratch_bytes(), &scratch));
     OP_REQUIRES_OK(ctx, ctx->allocate_output(0, TensorShape({bags, dim}), &out));
-    OP_REQUIRES_OK(ctx, CudaStatus("pooled_recover",
-                                   fusedrec_pooled_recover(NumberTypeOf<T>(), rows.data(), rows.dim_size(0), dim,
-                                                           In<int32_t>(index).data(), index.NumElements(),
-                                                           In<int64_t>(splits).data(), In<float>(scale).data(), bags,
-                                                           out->data(), StreamOf(ctx))));
+    const int answer = fusedrec_pooled_recover(
+        NumberTypeOf<T>(), rows.data(), rows.dim_size(0), dim, In<int32_t>(index).data(), index.NumElements(),
+        In<int64_t>(splits).data(), In<float>(scale).data(), bags, scratch.data(), out->data(), StreamOf(ctx));
+    OP_REQUIRES_OK(ctx, PooledStatus(ctx, "pooled_recover", answer, rows.dim_size(0)));
   }
 };
 
@@ -110,10 +134,10 @@ class RecoverGradGpuOp : public OpKernel {
     Tensor* out;
     OP_REQUIRES_OK(ctx, AllocateScratch(ctx, fusedrec_recover_grad_scratch_bytes(num_index, dim), &scratch));
     OP_REQUIRES_OK(ctx, ctx->allocate_output(0, TensorShape({out_rows, dim}), &out));
-    OP_REQUIRES_OK(ctx, CudaStatus("recover_grad",
-                                   fusedrec_recover_grad(NumberTypeOf<T>(), grads.data(), dim,
-                                                         In<int32_t>(index).data(), num_index, splits, scale, bags,
-                                                         scratch.data(), out->data(), rows, out_rows, StreamOf(ctx))));
+    const int answer = fusedrec_recover_grad(NumberTypeOf<T>(), grads.data(), dim, In<int32_t>(index).data(), num_index,
+                                             splits, scale, bags, scratch.data(), out->data(), rows, out_rows,
+                                             StreamOf(ctx));
+    OP_REQUIRES_OK(ctx, kPooled ? PooledStatus(ctx, "recover_grad", answer, rows) : CudaStatus("recover_grad", answer));
   }
 
  private:

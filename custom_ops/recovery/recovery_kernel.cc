@@ -15,13 +15,6 @@ using tensorflow::TensorShape;
 
 namespace {
 
-absl::Status RequireIndex(absl::Span<const int32_t> index, int64_t rows) {
-  const int64_t bad = FirstOutOfRange(index, rows);
-  if (bad < 0) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat("index[", bad, "] must lie in [0, ", rows, "), got ", index[bad],
-                                                 ". Compose it from the outputs of SegmentUnique and RankPartition."));
-}
-
 // Checks inputs 2 and 3, the bags of `num_ids` ids.
 absl::Status RequireBags(OpKernelContext* ctx, int64_t num_ids) {
   TF_RETURN_IF_ERROR(RequireBagShapes(ctx->input(2), ctx->input(3)));

@@ -95,6 +95,10 @@ MUTANTS = [
         "= until;\n  __syncthreads();", "= until;", "order_of_a_sum",
     ),
     Mutant(
+        "bags that decrease are not looked for", "recovery", RECOVERY,
+        "bag_splits[i - 1] <= bag_splits[i]", "bag_splits[i] >= 0", "bags_that_do_not_fit", "order",
+    ),
+    Mutant(
         "a barrier less: weights are multiplied before they are stored", "jagged_attention", ATTENTION,
         "      __syncthreads();\n\n      const int pairs", "      const int pairs", "rows_of_all", smaller=ONE_SIZE,
     ),

@@ -86,9 +86,27 @@ def run_refusals():
     refused(wrong, "bag_scale must have one entry", lambda: pooled(np.ones(2, np.float32)))
 
 
+def run_refusals_of_bags():
+    """Bags and indices that are wrong: both kinds, forward and gradient, in the same words."""
+    wrong, rows = tf.errors.InvalidArgumentError, np.zeros([3, 4], np.float32)
+    good, scale, size = np.zeros(4, np.int32), np.ones(3, np.float32), np.array(3, np.int64)
+    for splits, index, words in (
+        ([0, 3, 1, 4], good, "bag_splits must not decrease, got 3 then 1 at entry 2. Build it from the lengths"),
+        ([1, 1, 2, 4], good, "bag_splits must run from 0 to 4, got first 1, last 4"),
+        ([0, 1, 2, 5], good, "bag_splits must run from 0 to 4, got first 0, last 5"),
+        ([0, 1, 2, 4], good + [0, 0, 3, 0], "index[2] must lie in [0, 3), got 3. Compose it from the outputs"),
+        ([0, 1, 2, 4], good - [0, 1, 0, 0], "index[1] must lie in [0, 3), got -1"),
+    ):
+        bags = (index.astype(np.int32), np.array(splits, np.int64), scale)
+        for on_device in (False, True):
+            refused(wrong, words, lambda: run_op(on_device, ops.pooled_recover, (rows, *bags)))  # noqa: B023
+            refused(wrong, words, lambda: run_op(on_device, ops.pooled_recover_grad, (rows, *bags, size)))  # noqa: B023
+
+
 def run():
     random = np.random.default_rng(0)
     for number, (segments, most) in enumerate(((1, 1), (1, 2), (3, 20), (5, 300))):
         run_stages(random, segments, most, (tf.float32, tf.float16, tf.bfloat16)[number % 3])
     run_attention(random)
     run_refusals()
+    run_refusals_of_bags()

@@ -6,6 +6,7 @@ one rounding that the op promises, in 16 bits.
 
 import numpy as np
 
+from tests.cuda.memory import POISON
 from tests.oracles.recovery import (
     pooled_recover_grad_oracle,
     pooled_recover_oracle,
@@ -13,6 +14,7 @@ from tests.oracles.recovery import (
     recover_oracle,
 )
 
+INVALID = 1  # cudaErrorInvalidValue
 TYPES = {0: np.float32, 1: np.float16}  # 2, bfloat16, has no NumPy type: see check_bfloat16
 
 
@@ -110,12 +112,34 @@ def check_pooled(kernels):
         out = memory.empty([120, 5], dtype)
         kernels.run(
             "pooled_recover", type_, memory.put(rows), 30, 5, memory.put(index), 400, memory.put(splits),
-            memory.put(scale), 120, out,
+            memory.put(scale), 120, memory.empty([kernels.count("pooled_recover_scratch_bytes")], np.uint8), out,
         )  # fmt: skip
         np.testing.assert_array_equal(memory.get(out), pooled_recover_oracle(rows, index, splits, scale))
         grads = integers(random, [120, 5], dtype)
         ours = summed(kernels, type_, grads, index, 30, 33, (splits, scale))
         np.testing.assert_array_equal(ours[:30], pooled_recover_grad_oracle(grads, index, splits, scale, 30))
+
+
+def check_bags_that_do_not_fit_are_refused(kernels):
+    """Before a kernel follows them: neither form writes a number then."""
+    memory, index = kernels.memory, np.arange(600, dtype=np.int32) % 7
+    bags = np.arange(0, 601, 2)
+    wrong = {name: (bags.copy(), index.copy()) for name in ("first", "last", "order", "end", "row", "negative")}
+    wrong["first"][0][0], wrong["last"][0][-1], wrong["order"][0][299] = 1, 601, 591
+    wrong["end"][0][298:300], wrong["row"][1][599], wrong["negative"][1][0] = 2**40, 7, -1
+    wrong["none"] = bags[:1], index
+    for name, (splits, rows_of) in wrong.items():
+        num_bags = len(splits) - 1
+        on_device = [memory.put(x) for x in (rows_of, splits, np.ones(num_bags, np.float32))]
+        rows, scratch = memory.put(np.ones([max(num_bags, 7), 3], np.float32)), memory.empty([256], np.uint8)
+        out = memory.empty([max(num_bags, 7), 3], np.float32)
+        at, splits, scale = on_device
+        answer = kernels.answer("pooled_recover", 0, rows, 7, 3, at, 600, splits, scale, num_bags, scratch, out)
+        assert answer == INVALID, name
+        scratch = kernels.scratch("recover_grad", 600, 3)
+        answer = kernels.answer("recover_grad", 0, rows, 3, at, 600, splits, scale, num_bags, scratch, out, 7, 7)
+        assert answer == INVALID, name
+        assert np.all(memory.get(out).view(np.uint8) == POISON), name
 
 
 def check_bfloat16(kernels):

@@ -5,7 +5,7 @@
 #include "tensorflow/core/framework/resource_op_kernel.h"
 
 #define Device(type) Device(::tensorflow::DEVICE_CPU).Label("emulated")  // NOLINT
-#define StreamOf(ctx) nullptr
+#define StreamOf(ctx) (static_cast<void>(ctx), static_cast<void*>(nullptr))
 
 #include "hash_table/hash_table_admin_gpu_kernel.cc"        // NOLINT
 #include "hash_table/hash_table_gpu_kernel.cc"              // NOLINT
@@ -20,3 +20,4 @@
 #include "initial_rows/initial_rows.cc"      // NOLINT
 #include "jagged_attention/validation.cc"    // NOLINT
 #include "rank_partition/rank_partition.cc"  // NOLINT
+#include "recovery/recovery.cc"              // NOLINT

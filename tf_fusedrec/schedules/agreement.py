@@ -6,13 +6,15 @@ from typing import Any
 
 from tf_fusedrec import collectives
 from tf_fusedrec._tf_compat import tf
+from tf_fusedrec.schedules.feed import no_samples
 
 
 def agreed_data(x: Any, batch_size: int | None, steps: int | None, argument: str = "steps_per_epoch") -> Any:
-    """`x`, or the same with a length that Keras does not know, where lengths differ between ranks; collective.
+    """`x`, or the same with a length that suits all ranks, where lengths differ; collective.
 
-    Keras counts the batches of a data set before it begins, and stops after so many. Without that number an epoch ends
-    when no rank has data any more, as Feed sees to.
+    Keras counts the batches of a data set before it begins, and stops after so many. Where the number is known on all
+    ranks, batches of no samples follow, up to the largest. Else Keras is not told: an epoch ends after `steps`, or when
+    no rank has data any more, as Feed and EvenSteps see to.
 
     Args:
       x, batch_size, steps: of keras.Model.fit, evaluate or predict.
@@ -38,6 +40,10 @@ def agreed_data(x: Any, batch_size: int | None, steps: int | None, argument: str
             f"ranks have {[number for _, number, _ in of_ranks]} batches. Remedy: give a tf.data.Dataset on every "
             "rank; a rank whose data ends first then takes part with empty batches."
         )
+    counts = [number for _, number, _ in of_ranks]
+    if steps is None and min(counts) >= 0:  # below: unknown, or endless
+        nothing = tf.data.Dataset.from_tensors(0).map(lambda _: no_samples(x.element_spec))
+        return x.concatenate(nothing.repeat(max(counts) - batches))
     return tf.data.Dataset.from_tensors(0).flat_map(lambda _: x)
 
 

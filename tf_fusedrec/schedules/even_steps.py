@@ -10,36 +10,67 @@ from tf_fusedrec.schedules.feed import read, unconverted
 
 
 class EvenSteps:
-    """In the place of Keras' compiled test or predict function: called with an iterator, answers what one step gives.
+    """In the place of Keras' compiled test or predict function: called with an iterator, answers what its steps give.
 
     A rank whose data ends first takes part with batches of no samples: lookups are collective, and the others would
     wait for it for ever.
 
     Args:
+      model: a PipelinedModel; a call makes as many steps as its `steps_at_once`, or as any rank has data for.
       name: of the all-reduce that asks who has data.
       step: what is done with one batch, of any number of samples.
-      compiled: whether it runs as a function; else eagerly.
+      put_together: makes the answer of those of the steps, `last` or `joined`.
+      compiled: whether steps run as functions; else eagerly.
 
     Raises:
       tf.errors.OutOfRangeError: no rank has data any more.
     """
 
-    def __init__(self, name: str, step: Callable[[Any], Any], *, compiled: bool):
-        self._step, self._compiled = step, compiled
+    def __init__(
+        self,
+        model: Any,
+        name: str,
+        step: Callable[[Any], Any],
+        put_together: Callable[[list[Any]], Any],
+        *,
+        compiled: bool,
+    ):
+        self._model, self._step, self._put_together, self._compiled = model, step, put_together, compiled
         self._read = self._wrap(lambda iterator: read(iterator, name))
         self._steps: dict[str, Callable] = {}  # by the structure of the batches
 
     def __call__(self, iterator: Any) -> Any:
-        batch = self._read(iterator)
-        if not batch.goes_on:
-            raise tf.errors.OutOfRangeError(None, None, "End of sequence: no rank has data any more.")
         key = repr(iterator.element_spec)
         if key not in self._steps:
             self._steps[key] = self._wrap(self._step, [tf.nest.map_structure(_of_any_size, iterator.element_spec)])
-        return self._steps[key](batch.data)
+        answers: list[Any] = []
+        while len(answers) < self._model.steps_at_once:
+            batch = self._read(iterator)
+            if not batch.goes_on:
+                break
+            answers.append(self._steps[key](batch.data))
+        if not answers:
+            raise tf.errors.OutOfRangeError(None, None, "End of sequence: no rank has data any more.")
+        return self._put_together(answers)
 
     def _wrap(self, function: Callable, signature: Any = None) -> Callable:
         return tf.function(unconverted(function), input_signature=signature) if self._compiled else function
+
+
+def last(answers: list[Any]) -> Any:
+    """Of several steps what the last one says: logs tell of all steps since the epoch began."""
+    return answers[-1]
+
+
+def joined(answers: list[Any]) -> Any:
+    """Predictions of several steps, one behind another; scalars side by side, as Keras' predict puts them."""
+
+    def join(*parts: Any) -> Any:
+        if isinstance(parts[0], tf.SparseTensor):
+            return tf.sparse.concat(0, list(parts))
+        return tf.concat(parts, 0) if parts[0].shape.rank else tf.stack(parts)
+
+    return tf.nest.map_structure(join, *answers)
 
 
 def _of_any_size(spec: Any) -> Any:

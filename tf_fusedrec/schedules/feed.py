@@ -25,9 +25,10 @@ class Read(NamedTuple):
 
 
 class Feed:
-    """In the place of Keras' compiled training function: called with an iterator, answers the logs of one step.
+    """In the place of Keras' compiled training function: called with an iterator, answers the logs of its last step.
 
-    Batches have an unknown number of samples, whatever the data set says. After an error the next call begins anew.
+    A call makes as many steps as `steps_at_once` of the model, or as any rank has data for. Batches have an unknown
+    number of samples, whatever the data set says. After an error the next call begins anew.
 
     Args:
       model: a PipelinedModel, whose schedule is that of this moment.
@@ -61,8 +62,11 @@ class Feed:
             self.drain()
             self.forget()
             raise tf.errors.OutOfRangeError(None, None, "End of sequence: no rank has data any more.")
-        logs, goes_on = self._step(iterator)
-        self._goes_on = bool(goes_on)
+        for _ in range(self._model.steps_at_once):
+            logs, goes_on = self._step(iterator)
+            self._goes_on = bool(goes_on)
+            if not self._goes_on:
+                break
         self._iterator = iterator
         return logs
 
@@ -126,12 +130,16 @@ def read(iterator: Any, name: str) -> Read:
     """
     optional = iterator.get_next_as_optional()
     here = optional.has_value()
-    data = tf.cond(here, optional.get_value, lambda: _no_samples(iterator.element_spec))
+    data = tf.cond(here, optional.get_value, lambda: no_samples(iterator.element_spec))
     return Read(data, collectives.all_reduce_sum(tf.cast(here, tf.int32), name=name) > 0)
 
 
-def _no_samples(element_spec: Any) -> Any:
-    """A batch of no samples of a data set with this element_spec."""
+def no_samples(element_spec: Any) -> Any:
+    """A batch of no samples of a data set with this element_spec.
+
+    Raises:
+      ValueError: a tensor without a first dimension, or of an unknown rank.
+    """
 
     def empty(spec: Any) -> Any:
         rank = spec.shape.rank

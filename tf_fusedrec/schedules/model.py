@@ -12,7 +12,7 @@ from tf_fusedrec.embedding import FusedEmbedding
 from tf_fusedrec.schedules.agreement import agreed_data
 from tf_fusedrec.schedules.calls import EmbeddingCall, calls_of_graph, calls_until_first
 from tf_fusedrec.schedules.dual_buffer import DualBuffer
-from tf_fusedrec.schedules.even_steps import EvenSteps
+from tf_fusedrec.schedules.even_steps import EvenSteps, joined, last
 from tf_fusedrec.schedules.feed import Feed
 from tf_fusedrec.schedules.frozen_window import FrozenWindow
 from tf_fusedrec.schedules.micro_batch import WHOLE, MicroBatch, num_samples
@@ -89,15 +89,12 @@ class PipelinedModel(keras.Model):
 
         On several ranks, and under a schedule that looks ahead, batches are read ahead. It raises OutOfRangeError when
         no rank has data any more.
+
+        Raises:
+          ValueError: steps_per_execution "auto" on several ranks.
         """
         make_slots(self)
-        looks_ahead, at_once = self.schedule.looks_ahead, int(self._steps_per_execution or 1)
-        if looks_ahead and at_once > 1:
-            raise ValueError(
-                f"schedule {self.schedule} reads ahead from step to step, which steps_per_execution {at_once} does not "
-                "allow for. Remedy: compile(steps_per_execution=1)."
-            )
-        if not looks_ahead and (collectives.size() == 1 or at_once > 1):
+        if self._runs_alone() and not self.schedule.looks_ahead:
             return super().make_train_function(force)
         if not isinstance(self.train_function, Feed) or force:
             self.train_function: Any = Feed(self, compiled=not self.run_eagerly)
@@ -127,8 +124,20 @@ class PipelinedModel(keras.Model):
             self.predict_function: Any = self._even_steps("predict", self.predict_step, self._predict_counter)
         return self.predict_function
 
+    @property
+    def steps_at_once(self) -> int:
+        """Steps that fit, evaluate and predict make between two callbacks: steps_per_execution of compile, or what is
+        left of an epoch, which Keras writes in its place for the last of them."""
+        return int(self._steps_per_execution or 1)
+
     def _runs_alone(self) -> bool:
-        return collectives.size() == 1 or int(self._steps_per_execution or 1) > 1
+        """Whether no other rank takes part in its steps."""
+        if collectives.size() > 1 and self.autotune_steps_per_execution:
+            raise ValueError(
+                "steps_per_execution 'auto' is chosen by every rank for itself, and callbacks of ranks would wait for "
+                "one another at different steps. Remedy: compile(steps_per_execution=N), the same on all ranks."
+            )
+        return collectives.size() == 1
 
     def _even_steps(self, kind: str, step: Callable[[Any], Any], counter: tf.Variable) -> EvenSteps:
         def counted(data: Any) -> Any:
@@ -136,7 +145,8 @@ class PipelinedModel(keras.Model):
             counter.assign_add(1)
             return outputs
 
-        return EvenSteps(f"{self.name}.{kind}.has_data", counted, compiled=not self.run_eagerly)
+        put_together = joined if kind == "predict" else last
+        return EvenSteps(self, f"{self.name}.{kind}.has_data", counted, put_together, compiled=not self.run_eagerly)
 
     def fit(self, x: Any = None, y: Any = None, batch_size: int | None = None, *args: Any, **kwargs: Any) -> Any:
         x = agreed_data(x, batch_size, kwargs.get("steps_per_epoch"))

@@ -139,10 +139,17 @@ class TrainConfig:
     beta_2: float = 0.999
     epsilon: float = 1e-7
     progressive_steps: int = 0  # ranking: steps of a window of progressive AUC and NE; 0 takes none
+    embedding_metrics: bool = False  # tells after every epoch what tables and exchanges did, see tf_fusedrec.monitoring
+    patience: int = (
+        0  # epochs in a row without a smaller loss, after which training ends on all ranks; 0: it never does
+    )
 
     def __post_init__(self) -> None:
         check_at_least("train.epochs", self.epochs, 1)
         check_at_least("train.progressive_steps", self.progressive_steps, 0)
+        check_at_least("train.patience", self.patience, 0)
+        if self.patience >= self.epochs:
+            raise ValueError(f"train.patience must be below train.epochs = {self.epochs}, got {self.patience}.")
         check_at_least("train.target_tokens", self.target_tokens, 1)
         check_choice("train.balance", self.balance, SCOPES)
         if not self.quadratic_cost >= 0:

@@ -41,7 +41,7 @@ from models.export import export
 from models.prepare import prepare_data
 from models.ranking import RankingModel
 from models.rounds import rounds
-from tf_fusedrec import callbacks, keras, tf
+from tf_fusedrec import callbacks, keras, monitoring, tf
 from tf_fusedrec.data import check_features, read_items
 from tf_fusedrec.progressive import ProgressiveMetrics
 from tf_fusedrec.utilization import ModelFlopsUtilization
@@ -82,8 +82,12 @@ def run(experiment: Experiment, folder: pathlib.Path, output: pathlib.Path, resu
             first_step=int(model.step),
         )  # fmt: skip
         others.append(model.progressive)
+    if train.embedding_metrics:
+        others.append(monitoring.EmbeddingMetrics(embedding))
     if _is_chief():
         others.append(keras.callbacks.TensorBoard(output / "tensorboard", write_graph=False))
+    if train.patience:
+        others.append(monitoring.EarlyStopping("loss", patience=train.patience, verbose=1 if _is_chief() else 0))
     for one in work:
         if resume:
             _say(f"resumed from {checkpoint} at epoch {one.epoch}, step {one.step} of {one.steps}")
@@ -99,7 +103,7 @@ def run(experiment: Experiment, folder: pathlib.Path, output: pathlib.Path, resu
             callbacks=[*listeners, saving, *others],
             verbose=1 if _is_chief() else 0,
         )
-        if interrupt.signal_name is not None:
+        if model.stop_training:  # interrupted, or no smaller loss for too long
             break
     if interrupt.signal_name is not None:
         _say(f"interrupted by {interrupt.signal_name}; checkpoint: {checkpoint}; continue with --resume")

@@ -9,6 +9,7 @@ import tf_fusedrec as fr
 from tests.embedding.test_mixed_precision import Clicks, batches, overflowing, policy
 from tests.oracles.rank_partition import mix64
 from tests.support.ranks import run_ranks
+from tests.support.tensorboard import scalars
 from tf_fusedrec import callbacks, keras, monitoring, tf, utilization
 from tf_fusedrec.timeline import Timeline
 
@@ -94,16 +95,6 @@ def overflows_of_one_rank(rank):
 def ended(tmp_path_factory):
     folder = tmp_path_factory.mktemp("watched")
     return folder, run_ranks(watched, 2, folder=str(folder))
-
-
-def scalars(folder):
-    """What an event file holds: by tag, the values in their order."""
-    found = {}
-    for path in sorted(folder.rglob("events*")):
-        for record in tf.data.TFRecordDataset(str(path)):
-            for value in tf.compat.v1.Event.FromString(record.numpy()).summary.value:
-                found.setdefault(value.tag, []).append(float(tf.make_ndarray(value.tensor)))
-    return found
 
 
 def test_tensorboard_has_what_tables_and_exchanges_did(ended):

@@ -51,7 +51,10 @@ def test_overrides_are_yaml(tmp_path):
 @pytest.mark.parametrize(
     ("sections", "message"),
     [
-        ({"train": {"epoch": 1}}, r"train has an unknown field 'epoch'. Known fields: \['balance', 'beta_2', 'epochs'"),
+        (
+            {"train": {"epoch": 1}},
+            r"train has an unknown field 'epoch'. Known fields: \['balance', 'beta_2', 'embedding_metrics', 'epochs'",
+        ),
         ({"trian": {}}, r"the top level has an unknown field 'trian'. Known fields: \['data', 'embedding'"),
         ({"model": {"num_negatives": 5}}, "model has an unknown field 'num_negatives'"),
         ({"train": {"epochs": "two"}}, r"train.epochs must be int, got 'two' \(str\)"),
@@ -99,6 +102,8 @@ def test_overrides_are_yaml(tmp_path):
         ({"train": {"balance": "host"}}, r"train.balance must be one of \['rank', 'global'\], got 'host'"),
         ({"train": {"quadratic_cost": -1.0}}, "train.quadratic_cost must be >= 0, got -1.0"),
         ({"train": {"progressive_steps": -1}}, "train.progressive_steps must be >= 0, got -1"),
+        ({"train": {"patience": -1}}, "train.patience must be >= 0, got -1"),
+        ({"train": {"epochs": 2, "patience": 2}}, "train.patience must be below train.epochs = 2, got 2"),
         ({"model": {"item_dropout": 0.1}}, "model.item_dropout trains the row of unknown items: it needs model.min_it"),
         ({"model": {"kind": "dlrm", "top_units": [0]}}, "model.top_units must be >= 1, got 0"),
         ({"embedding": {"groups": 0}}, "embedding.groups must be >= 1, got 0"),

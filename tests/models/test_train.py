@@ -5,6 +5,7 @@ import re
 import signal
 import time
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from models.experiment import from_dict
 from models.prepare import prepare_data
 from tests.models import job
+from tests.support.tensorboard import scalars
 
 
 def ops_of(saved_model):
@@ -30,20 +32,31 @@ def ops_of(saved_model):
     ids=["ranking", "retrieval"],
 )
 def test_two_ranks_train_evaluate_and_export(tmp_path, fields, metrics):
-    arguments = []
-    if fields is job.RANKING:  # it follows a folder of partitions
+    # Steps as large as these make the loss of an epoch larger than that of the one before, sooner or later.
+    arguments = ["--set", "train.epochs=40", "--set", "train.patience=1", "--set", "train.learning_rate=1.0"]
+    if follows := fields is job.RANKING:  # a folder of partitions
         folder = job.in_partitions(prepare_data(from_dict(fields), tmp_path / "data"), 3)
         (folder / "train" / "_STOP").touch()
         arguments = ["--data", str(folder), "--set", "data.follow=true", "--set", "train.progressive_steps=2"]
+        arguments += ["--set", "train.embedding_metrics=true"]
     code, output = job.output_of(tmp_path, fields, 2, *arguments)
     assert code == 0, output
-    if arguments:
+    written = scalars(tmp_path / "run" / "tensorboard")
+    if follows:
         samples = [float(number) for number in re.findall(r"samples: ([0-9.]+) [^\n\r]*samples_per_s", output)]
         assert sum(samples) == fields["data"]["users"] and len(samples) == 3  # Keras' epochs are the partitions
         assert saved(tmp_path)["input"]["partition"] == [2, "hour=10"]
         assert re.search(r"step 2: progressive/ctr_auc_window [0-9.na]+ progressive/ctr_auc_cumulative ", output)
         assert "ends after 3 partitions: _STOP is there" in output
         assert list((tmp_path / "run" / "tensorboard" / "progressive").glob("events.*"))
+        rows, growth = written["epoch_rows/item"], written["epoch_growth/item"]
+        np.testing.assert_array_equal(rows, np.cumsum(growth))  # from nothing, once for each partition
+        assert len(rows) == 3 and 0 < rows[-1] <= fields["data"]["items"] and written["epoch_all2all_bytes"][0] > 0
+    else:
+        losses = written["epoch_loss"]
+        ended = next(i for i, loss in enumerate(losses) if i and loss >= min(losses[:i]))
+        assert len(losses) == ended + 1 == saved(tmp_path)["epoch"] < 40
+        assert f"Epoch {ended + 1}: early stopping" in output and not [tag for tag in written if "rows/" in tag]
     results = json.loads((tmp_path / "run" / "results.json").read_text(encoding="utf-8"))
     for name in metrics:
         assert 0.0 <= results["test"][name] <= 1.0

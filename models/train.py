@@ -103,7 +103,7 @@ def run(experiment: Experiment, folder: pathlib.Path, output: pathlib.Path, resu
             callbacks=[*listeners, saving, *others],
             verbose=1 if _is_chief() else 0,
         )
-        if model.stop_training:  # interrupted, or no smaller loss for too long
+        if interrupt.signal_name is not None:
             break
     if interrupt.signal_name is not None:
         _say(f"interrupted by {interrupt.signal_name}; checkpoint: {checkpoint}; continue with --resume")

@@ -109,6 +109,10 @@ def test_overrides_are_yaml(tmp_path):
         ({"embedding": {"groups": 0}}, "embedding.groups must be >= 1, got 0"),
         ({"embedding": {"rule": "vote"}}, "embedding.rule must be one of .*, got 'vote'"),
         ({"embedding": {"sync_every": 0}}, "embedding.sync_every must be >= 1, got 0"),
+        (
+            {"embedding": {"sync_every": 3}},
+            "embedding: Topology.sync_every and moment_scale are of the rule 'weight_sync'",
+        ),
         ({"embedding": {"wire_dtype": "int8"}}, "embedding.wire_dtype must be one of .*, got 'int8'"),
         ({"data": {"source": "netflix"}}, r"data.source must be one of .*, got 'netflix'"),
         ({"embedding": {"learning_rate": 0.0}}, "embedding.learning_rate must be > 0, got 0.0"),

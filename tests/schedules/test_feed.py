@@ -64,8 +64,8 @@ def test_static_batch_sizes_and_eager_steps():
 
 
 def test_several_steps_between_two_callbacks():
-    # Of 3 batches 2 and 1; of 5 that are asked for, where 3 are left, as many as there are.
-    assert_same([(dataset(), {"epochs": 2})], steps_per_execution=2)
+    # Of 3 batches 2 and 1; of 6 that are asked for as many as there are.
+    assert_same([(dataset(), {"epochs": 2}), (dataset(), {"steps_per_epoch": 6})], steps_per_execution=2)
 
 
 def test_data_that_ends_early_ends_training_as_under_sync():

@@ -77,8 +77,8 @@ inline int32_t* SortByRow(const Scratch& at, const int32_t* index, int64_t num_i
     const DigitOf digit_of{index, order, static_cast<uint32_t>(num_rows), shift};
     FUSEDREC_LAUNCH(CountDigitsKernel, static_cast<unsigned>(tiles), stable_split::kThreads, shared, stream, digit_of,
                     num_index, tiles, at.counts);
-    FUSEDREC_LAUNCH(stable_split::SumOverTilesKernel, static_cast<unsigned>(bins), stable_split::kThreads, 0, stream,
-                    tiles, at.counts, at.totals);
+    FUSEDREC_LAUNCH(stable_split::SumOverTilesKernel, static_cast<unsigned>(bins), stable_split::SumThreads(tiles), 0,
+                    stream, tiles, at.counts, at.totals);
     FUSEDREC_LAUNCH(PlaceDigitsKernel, static_cast<unsigned>(tiles), stable_split::kThreads, shared, stream, digit_of,
                     num_index, tiles, at.counts, at.totals, sorted);
     order = sorted;

@@ -92,20 +92,24 @@ __device__ inline void PlaceTile(const BinOf& bin_of, int64_t items, int bins, i
   }
 }
 
-// One block per bin: counts become the bin's items before each tile; totals[bin] is their sum.
+// Threads of a block that sums over tiles: a warp, where each of its lanes has at most one.
+inline int SumThreads(int64_t tiles) { return tiles > 32 ? kThreads : 32; }
+
+// One block of SumThreads per bin: counts become the bin's items before each tile; totals[bin] is their sum.
 static __global__ void __launch_bounds__(kThreads)
     SumOverTilesKernel(int64_t tiles, unsigned* __restrict__ counts, unsigned* __restrict__ totals) {
   FUSEDREC_SHARED(unsigned, warp_sums, kWarps);
   unsigned* const own = counts + static_cast<int64_t>(blockIdx.x) * tiles;
+  const int threads = static_cast<int>(blockDim.x);
   unsigned before = 0;
-  for (int64_t base = 0; base < tiles; base += kThreads) {
+  for (int64_t base = 0; base < tiles; base += threads) {
     const int64_t t = base + threadIdx.x;
     const unsigned count = t < tiles ? own[t] : 0;
     unsigned until = WarpInclusiveSum(count);
     if (Lane() == 31) warp_sums[Warp()] = until;
     __syncthreads();
     unsigned all = 0;
-    for (int w = 0; w < kWarps; ++w) {
+    for (int w = 0; w < threads / 32; ++w) {
       if (w < Warp()) until += warp_sums[w];
       all += warp_sums[w];
     }

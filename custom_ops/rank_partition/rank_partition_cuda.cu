@@ -67,8 +67,8 @@ int fusedrec_rank_partition(const int64_t* unique_ids, const int64_t* unique_spl
   if (tiles > 0) {
     FUSEDREC_LAUNCH(RankPartitionCountKernel, static_cast<unsigned>(tiles), kThreads, shared, stream, owner_of,
                     num_ids, tiles, id_bits, at.counts, at.totals + num_ranks);
-    FUSEDREC_LAUNCH(stable_split::SumOverTilesKernel, static_cast<unsigned>(ranks), kThreads, 0, stream, tiles,
-                    at.counts, at.totals);
+    FUSEDREC_LAUNCH(stable_split::SumOverTilesKernel, static_cast<unsigned>(ranks), stable_split::SumThreads(tiles), 0,
+                    stream, tiles, at.counts, at.totals);
   }
   FUSEDREC_LAUNCH(RankPartitionBeginsKernel, 1u, stable_split::kMaxBins, 0, stream, at.totals, ranks, at.rank_begin);
   if (num_segments > 0) {

@@ -43,6 +43,14 @@ def check_many_tiles_and_ranks(kernels):
     compare(kernels, ids[:4096], np.array([0, 2048, 2048, 4096]), 2, "tfra")
 
 
+def check_more_tiles_than_a_warp_sums(kernels):
+    ids = np.random.default_rng(3).integers(-(2**60), 2**60, 33 * 2048 + 5)
+    compare(kernels, ids, np.array([0, 40_000, len(ids)]), 2, "hash_range")
+
+
+check_more_tiles_than_a_warp_sums.once = True  # for the sum alone: schedules are for fewer ids
+
+
 def check_ids_that_do_not_fit(kernels):
     ids = np.array([3, 15, 16, -1, 2])
     assert partition(kernels, ids, [0, 5], 2, "hash_range", id_bits=4)[2] == 2

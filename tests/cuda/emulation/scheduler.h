@@ -16,6 +16,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <thread>
 #include <vector>
 
@@ -61,12 +62,35 @@ struct Meeting {
   void* operands[32];
 };
 
+// Stacks of a worker that has ended are taken over by the next: mapping them costs more than most kernels.
+class Stacks {
+ public:
+  Stacks() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (idle_.empty()) return;
+    own_ = std::move(idle_.back());
+    idle_.pop_back();
+  }
+  ~Stacks() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    idle_.push_back(std::move(own_));
+  }
+  int size() const { return static_cast<int>(own_.size()); }
+  void Add(char* stack) { own_.push_back(stack); }
+  char* operator[](int n) const { return own_[n]; }
+
+ private:
+  std::vector<char*> own_;
+  inline static std::mutex mutex_;
+  inline static std::vector<std::vector<char*>> idle_;
+};
+
 struct Block {
   dim3 grid, block;
   uint3 index{};
   std::vector<Thread> threads;
   std::vector<Meeting> meetings;
-  std::vector<char*> stacks;
+  Stacks stacks;
   std::map<const void*, std::unique_ptr<char[]>> shared;  // each an allocation of its own: AddressSanitizer sees its ends
   std::unique_ptr<char[]> dynamic_shared;
   int alive = 0, waiting = 0;
@@ -77,9 +101,6 @@ struct Block {
   const std::function<void()>* body = nullptr;
 
   int size() const { return static_cast<int>(block.x * block.y * block.z); }
-  ~Block() {
-    for (char* stack : stacks) munmap(stack, kStackBytes);
-  }
 };
 inline thread_local Block* now = nullptr;
 
@@ -145,13 +166,15 @@ inline void ThreadMain() {
 }
 
 inline void Prepare(Block* block, int n) {
-  if (static_cast<int>(block->stacks.size()) <= n) {
+  if (block->stacks.size() <= n) {
     void* memory = mmap(nullptr, kStackBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (memory == MAP_FAILED) Die("no memory for the stacks");
     mprotect(memory, 4096, PROT_NONE);
-    block->stacks.push_back(static_cast<char*>(memory));
+    EMULATION_UNPOISON(static_cast<char*>(memory) + 4096, kStackBytes - 4096);
+    block->stacks.Add(static_cast<char*>(memory));
   }
-  EMULATION_UNPOISON(block->stacks[n] + 4096, kStackBytes - 4096);
+  // Functions that have returned left nothing poisoned; ThreadMain, at the top, never does.
+  EMULATION_UNPOISON(block->stacks[n] + kStackBytes - 1024, 1024);
   Thread& thread = block->threads[n];
   thread.linear = n;
   thread.done = false;
@@ -169,7 +192,7 @@ inline void RunBlock(Block* block, uint3 index, size_t dynamic_bytes) {
   const int n = block->size();
   block->alive = n;
   block->waiting = 0;
-  block->meetings.assign((n + 31) / 32 * 32, Meeting());
+  block->meetings.resize((n + 31) / 32 * 32);  // nobody waits in those of the block before
   block->shared.clear();
   block->dynamic_shared.reset(dynamic_bytes > 0 ? new char[dynamic_bytes] : nullptr);
   if (dynamic_bytes > 0) std::memset(block->dynamic_shared.get(), kPoison, dynamic_bytes);

@@ -13,6 +13,7 @@ import numpy as np
 
 from benchmarks import gpu_device
 from tests.cuda.checks import jagged_attention as checks
+from tests.cuda.checks.jagged_attention_call import prepare, random_case
 
 HEADS, TOKENS = 4, 1 << 16
 # TFLOP/s on an H100 SXM, bfloat16, causal, no bias, by (pass, dim, longest): HSTU kernels of recsys-examples (wgmma),
@@ -30,59 +31,38 @@ def published(name: str, dim: int, longest: int) -> dict[str, float]:
     return {who: x for who, x in zip(("recsys-examples HSTU H100", "FlashAttention-2 H100"), figures) if x is not None}
 
 
-def prepare(kernels, dim: int, longest: int, bias: bool):
-    """(call, scratch, arrays that it points to, operations forward)."""
-    random = np.random.default_rng(longest + dim)
+def lengths_of_rows(random: np.random.Generator, longest: int) -> list[int]:
+    """Between longest / 2 and longest, TOKENS or a little more in all."""
     lengths: list[int] = []
     while sum(lengths) < TOKENS:
         lengths.append(int(random.integers(longest // 2, longest + 1)))
-    case = checks.random_case(lengths, HEADS, dim, dim, bias=bias)
-    memory, tokens = kernels.memory, sum(lengths)
-    host = {"row_splits": case["row_splits"].astype(np.int64)}
-    device = {name: memory.put(checks.to_bits(2, case[name])) for name in ("query", "key", "value")}
-    device["scale"] = memory.put(np.array([case["scale"]], np.float32))
-    for name in ("out", "grads", "query_grads", "key_grads", "value_grads"):
-        device[name] = memory.put(np.zeros([tokens, HEADS, dim], np.uint16))
-    call = checks.Call(
-        type=2, batch=len(lengths), tokens=tokens, heads=HEADS, qk_dim=dim, value_dim=dim, num_thresholds=-1,
-        alpha=case["alpha"],
-    )  # fmt: skip
-    if bias:
-        host["thresholds"] = case["thresholds"]
-        for name in ("asks", "answers"):
-            device[name] = memory.put(case[name])
-        for name in ("position_weights", "time_weights"):
-            device[name] = memory.put(case[name].astype(np.float32))
-            device[name.replace("weights", "grads")] = memory.put(np.zeros(len(case[name]), np.float32))
-        call.num_thresholds = len(case["thresholds"])
-        call.max_length = (len(case["position_weights"]) + 1) // 2
-    for name, array in host.items():
-        setattr(call, name, array.ctypes.data)
-    for name, array in device.items():
-        setattr(call, name, memory.pointer(array).value)
-    scratch = memory.empty([kernels.count("jagged_attention_scratch_bytes", call)], np.uint8)
-    operations = 2.0 * HEADS * dim * float(np.sum(np.square(lengths, dtype=np.float64)))
-    return call, scratch, (host, device), operations
+    return lengths
 
 
 def measure(kernels, dim: int, longest: int, bias: bool, rate: float) -> list[dict]:
-    call, scratch, arrays, operations = prepare(kernels, dim, longest, bias)
+    random = np.random.default_rng(longest + dim)
+    lengths = lengths_of_rows(random, longest)
+    case = random_case(lengths, HEADS, dim, dim, bias=bias)
+    forward = prepare(kernels, "jagged_attention", 2, case)
+    backward = prepare(kernels, "jagged_attention", 2, case, random.normal(size=case["value"].shape))
+    operations = 2.0 * HEADS * dim * float(np.sum(np.square(lengths, dtype=np.float64)))
     runs = {
-        "forward": (lambda: kernels.run("jagged_attention", call, scratch), operations),
-        "backward": (lambda: kernels.run("jagged_attention_grad", call, scratch), 2.5 * operations),
+        "forward": (lambda: kernels.run(forward.launcher, forward.call, forward.scratch), operations),
+        "backward": (lambda: kernels.run(backward.launcher, backward.call, backward.scratch), 2.5 * operations),
     }
     if not bias:
         from benchmarks import gpu_attention_triton
 
-        host, device = arrays
-        triton_forward = gpu_attention_triton.prepare(host["row_splits"], device, HEADS, dim, call.alpha)
+        triton_forward = gpu_attention_triton.prepare(
+            forward.host["row_splits"], forward.device, HEADS, dim, forward.call.alpha
+        )
         runs["triton forward"] = triton_forward, operations
     results = []
     for name, (run, work) in runs.items():
         us = gpu_device.median_us(run, rounds=20)
         flops = work / (us * 1e-6)
         results.append({
-            "name": name, "dim": dim, "longest": longest, "bias": bias, "tokens": call.tokens, "us": us,
+            "name": name, "dim": dim, "longest": longest, "bias": bias, "tokens": sum(lengths), "us": us,
             "tflops": flops / 1e12, "fraction_of_matrix_rate": flops / rate,
             "published_tflops": published(name, dim, longest),
         })  # fmt: skip

@@ -1,40 +1,12 @@
-// What a call of attention is for its kernels, and the gradients of its bias.
+// Gradients of the weights of the bias by position and by buckets of time.
 #ifndef FUSEDREC_JAGGED_ATTENTION_ATTENTION_BIAS_GRADS_CUH_
 #define FUSEDREC_JAGGED_ATTENTION_ATTENTION_BIAS_GRADS_CUH_
 
-#include "jagged_attention/attention_pairs.cuh"
-#include "jagged_attention/attention_tiles.cuh"
+#include "jagged_attention/attention_problem.cuh"
+#include "jagged_attention/attention_shared.cuh"
 
 namespace fusedrec {
 namespace attention {
-
-// Rows of a tile that a block owns: places from `begin` on of sequence `row`.
-struct Item {
-  int row, begin;
-};
-
-// One call, for kernels. As FusedrecAttention, with all arrays on the device.
-template <typename T>
-struct Problem {
-  int64_t heads;
-  int qk_dim, value_dim;
-  float alpha;
-  const T *query, *key, *value;
-  const float* scale;
-  int64_t scale_stride;
-  const int64_t *row_splits, *num_targets;  // num_targets: null without
-  MaskOptions mask;
-  BiasTables bias;  // of device memory
-  const int64_t *asks, *answers;
-  T* out;
-  const T* grads;
-  T *query_grads, *key_grads, *value_grads;
-  float *position_slots, *time_slots;  // [slots, 2N-1], [slots, G+1]: sums of each block
-  const Item* items;
-  int64_t num_items;
-
-  __device__ bool has_bias() const { return bias.position != nullptr || bias.num_thresholds >= 0; }
-};
 
 // Gradients of the bias: of the pairs of one tile, `exact` and `buckets`, keys in rows and queries in columns.
 template <typename T, int D>
@@ -42,7 +14,7 @@ class BiasGradSums {
  public:
   using S = Shape<T, D>;
 
-  __device__ BiasGradSums(const Problem<T>& problem, const SharedTiles<T, D>& tiles)
+  __device__ BiasGradSums(const Problem<T>& problem, const BiasTiles<T, D>& tiles)
       : problem_(problem), tiles_(tiles) {}
 
   // Sums of the time part become 0. Everybody calls it, and meets at a barrier before it calls anything else.
@@ -52,8 +24,25 @@ class BiasGradSums {
     }
   }
 
-  __device__ void AddTile(const RowMask& mask, int r0, int r1, int c0, int c1) {
-    if (problem_.bias.position != nullptr) AddDistances(mask, r0, r1, c0, c1);
+  // To the weights of the distances: thread q owns the pairs whose places differ by low + q.
+  __device__ void AddDistances(const RowMask& mask, int r0, int r1, int c0, int c1) {
+    const int low = mask.LowestDistance(c1, r0), count = mask.Place(r1 - 1) - mask.Place(c0) - low + 1;
+    float* const sums = problem_.position_slots + static_cast<int64_t>(blockIdx.x) * (2 * problem_.bias.max_length - 1);
+    for (int q = threadIdx.x; q < count; q += S::kThreads) {
+      float sum = 0.0f;
+      for (int r = 0; r < r1 - r0; ++r) {
+        const int place = mask.Place(r0 + r) - (low + q);  // of the query
+        // Every place but that of the targets is that of one token.
+        const int from = Greater(place, c0), to = place < mask.targets_from ? Lesser(place + 1, c1) : c1;
+        if (place > mask.targets_from) continue;
+        for (int c = from; c < to; ++c) sum += tiles_.exact[r * S::kExactStride + c - c0];
+      }
+      sums[problem_.bias.max_length - 1 + low + q] += sum;
+    }
+  }
+
+  // To the weights of the buckets.
+  __device__ void AddBuckets() {
     if (problem_.bias.num_thresholds < 0 || static_cast<int>(threadIdx.x) >= S::kRows) return;
     for (int c = 0; c < S::kColumns; ++c) {
       const int bucket = tiles_.buckets[threadIdx.x * S::kExactStride + c];
@@ -97,25 +86,8 @@ class BiasGradSums {
     }
   }
 
-  // Thread q owns the pairs whose places differ by low + q.
-  __device__ void AddDistances(const RowMask& mask, int r0, int r1, int c0, int c1) {
-    const int low = mask.Place(r0) - mask.Place(c1 - 1), count = mask.Place(r1 - 1) - mask.Place(c0) - low + 1;
-    float* const sums = problem_.position_slots + static_cast<int64_t>(blockIdx.x) * (2 * problem_.bias.max_length - 1);
-    for (int q = threadIdx.x; q < count; q += S::kThreads) {
-      float sum = 0.0f;
-      for (int r = 0; r < r1 - r0; ++r) {
-        const int place = mask.Place(r0 + r) - (low + q);  // of the query
-        // Every place but that of the targets is that of one token.
-        const int from = Greater(place, c0), to = place < mask.targets_from ? Lesser(place + 1, c1) : c1;
-        if (place > mask.targets_from) continue;
-        for (int c = from; c < to; ++c) sum += tiles_.exact[r * S::kExactStride + c - c0];
-      }
-      sums[problem_.bias.max_length - 1 + low + q] += sum;
-    }
-  }
-
   const Problem<T>& problem_;
-  const SharedTiles<T, D>& tiles_;
+  const BiasTiles<T, D>& tiles_;
   int bucket_ = kNoBucket;
   float sum_ = 0.0f;
 };

@@ -6,6 +6,7 @@
 #define FUSEDREC_JAGGED_ATTENTION_ATTENTION_PAIRS_CUH_
 
 #include "common/device.cuh"
+#include "common/host_device.h"
 
 namespace fusedrec {
 namespace attention {
@@ -20,6 +21,9 @@ struct RowMask {
   __device__ int Number(int place) const { return Lesser(Greater(place - context, 0), top); }
   // Where a token stands for the bias: all targets behind the history.
   __device__ int Place(int place) const { return Lesser(place, targets_from); }
+
+  // The first number of a key's place minus a query's in a tile: keys from k0 on, queries before q1.
+  __device__ int LowestDistance(int q1, int k0) const { return Place(k0) - Place(q1 - 1); }
 
   __device__ bool Visible(int i, int j) const {
     const int asks = Number(i), answers = Number(j);
@@ -54,13 +58,20 @@ __device__ inline RowMask MaskOf(const MaskOptions& options, int64_t length, int
   return mask;
 }
 
-// Tables of the bias in shared memory.
+// Functions of time in place of buckets (attention_time_function.cuh), as launchers name them.
+enum TimeKind { kNoFunction = 0, kPower = 1, kExponential = 2, kStretched = 3 };
+constexpr int kTimeParameters = 3;  // at most
+
+// Tables of the bias.
 struct BiasTables {
   const float* position;          // device, [2N-1], or null
   int max_length;                 // N
   const long long* thresholds;    // [num_thresholds]
   const float* time_weights;      // [num_thresholds + 1]
-  int num_thresholds;             // -1: no time part
+  int num_thresholds;             // -1: no buckets
+  TimeKind function;              // with parameters time_weights and no thresholds
+
+  FUSEDREC_HOST_DEVICE bool has_time() const { return num_thresholds >= 0 || function != kNoFunction; }
 };
 
 // Number of thresholds <= difference.

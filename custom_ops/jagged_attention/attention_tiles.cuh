@@ -1,16 +1,28 @@
-// Sizes of the tiles of attention, how they lie in shared memory, and how they are filled and written.
+// Sizes of the tiles of attention, and how they are filled and written.
 #ifndef FUSEDREC_JAGGED_ATTENTION_ATTENTION_TILES_CUH_
 #define FUSEDREC_JAGGED_ATTENTION_ATTENTION_TILES_CUH_
 
-#include "common/host_device.h"
 #include "jagged_attention/attention_engine.cuh"
-#include "jagged_attention/attention_pairs.cuh"
 
 namespace fusedrec {
 namespace attention {
 
-constexpr int kNoBucket = 0xffff;  // of a pair that is hidden
-constexpr int kSharedThresholds = 1024;  // more than these stay in device memory
+// Which columns of a tensor a tile has: those of one head, or the next ones of all heads, whose columns lie `apart`.
+struct HeadColumns {
+  int count;
+
+  __device__ int64_t At(int column) const { return column; }
+  __device__ bool HasChunks(int chunk) const { return count % chunk == 0; }
+};
+struct AllColumns {
+  int count, first, head_dim;
+  int64_t apart;
+
+  __device__ int64_t At(int column) const {
+    return (first + column) / head_dim * apart + (first + column) % head_dim;
+  }
+  __device__ bool HasChunks(int chunk) const { return head_dim % chunk == 0; }
+};
 
 // Tiles of type T and D columns of queries, keys and values. Chosen so that the largest pass fits the shared memory of
 // an A100 (163 KiB) and sums of a warp fit its registers.
@@ -30,15 +42,17 @@ struct Shape {
   static __device__ int ColumnBase() { return Warp() / kRowWarps * (kColumns / kColumnWarps); }
   static __device__ int DimBase() { return Warp() / kRowWarps * (D / kColumnWarps); }
 
-  // Rows [begin, end) of a tensor, `dim` columns; what is missing becomes 0.
-  static __device__ void LoadRows(const T* tensor, int64_t stride, int dim, int begin, int end, int rows, T* tile) {
+  // Rows [begin, end) of a tensor; what is missing becomes 0.
+  template <typename Columns>
+  static __device__ void LoadRows(const T* tensor, int64_t stride, const Columns& columns, int begin, int end, int rows,
+                                  T* tile) {
     constexpr int kChunk = 16 / sizeof(T);
-    if (dim % kChunk == 0 && stride % kChunk == 0 && reinterpret_cast<uintptr_t>(tensor) % 16 == 0) {
+    if (columns.HasChunks(kChunk) && stride % kChunk == 0 && reinterpret_cast<uintptr_t>(tensor) % 16 == 0) {
       for (int x = threadIdx.x; x < rows * (D / kChunk); x += kThreads) {
         const int row = x / (D / kChunk), column = x % (D / kChunk) * kChunk;
         uint4 chunk{};
-        if (begin + row < end && column < dim) {
-          chunk = *reinterpret_cast<const uint4*>(tensor + (begin + row) * stride + column);
+        if (begin + row < end && column < columns.count) {
+          chunk = *reinterpret_cast<const uint4*>(tensor + (begin + row) * stride + columns.At(column));
         }
         *reinterpret_cast<uint4*>(tile + row * kStride + column) = chunk;
       }
@@ -47,7 +61,7 @@ struct Shape {
     for (int x = threadIdx.x; x < rows * D; x += kThreads) {
       const int row = x / D, column = x % D;
       T number{};
-      if (begin + row < end && column < dim) number = tensor[(begin + row) * stride + column];
+      if (begin + row < end && column < columns.count) number = tensor[(begin + row) * stride + columns.At(column)];
       tile[row * kStride + column] = number;
     }
   }
@@ -74,7 +88,7 @@ struct Shape {
       }
     }
   }
-  // The same in float32, [kRows, kExactStride], with the scale of the column.
+  // The same in float32, [kRows, kExactStride], with the scale of the column (null: 1).
   static __device__ void StoreExact(const float (*held)[4], const float* scale, float* exact) {
     const int row = RowBase() + (Lane() >> 2), column = ColumnBase() + 2 * (Lane() & 3);
 #pragma unroll
@@ -82,90 +96,27 @@ struct Shape {
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         const int c = column + 8 * n + (e & 1);
-        exact[(row + (e >> 1) * 8) * kExactStride + c] = scale[c] * held[n][e];
+        const float factor = scale == nullptr ? 1.0f : scale[c];
+        exact[(row + (e >> 1) * 8) * kExactStride + c] = factor * held[n][e];
       }
     }
   }
   // Rows [begin, end) of a tensor = sums, times `factor` and the scale of the row (null: 1).
+  template <typename Columns>
   static __device__ void WriteRows(const float (*sums)[4], const float* scale, float factor, T* tensor, int64_t stride,
-                                   int dim, int begin, int end) {
+                                   const Columns& columns, int begin, int end) {
     const int row = RowBase() + (Lane() >> 2), column = DimBase() + 2 * (Lane() & 3);
 #pragma unroll
     for (int n = 0; n < kDimBlocks; ++n) {
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         const int r = row + (e >> 1) * 8, c = column + 8 * n + (e & 1);
-        if (begin + r >= end || c >= dim) continue;
+        if (begin + r >= end || c >= columns.count) continue;
         const float by = scale == nullptr ? factor : factor * scale[r];
-        tensor[(begin + r) * stride + c] = FromFloat<T>(by * sums[n][e]);
+        tensor[(begin + r) * stride + columns.At(c)] = FromFloat<T>(by * sums[n][e]);
       }
     }
   }
-};
-
-// Cuts memory into arrays that begin at multiples of 16 bytes.
-struct Taker {
-  unsigned char* memory;
-  int bytes;
-
-  template <typename Number>
-  FUSEDREC_HOST_DEVICE void operator()(Number** array, int count) {
-#ifdef __CUDA_ARCH__
-    *array = reinterpret_cast<Number*>(memory + bytes);
-#else
-    *array = reinterpret_cast<Number*>(reinterpret_cast<uintptr_t>(memory) + bytes);  // of null, too
-#endif
-    bytes += (count * static_cast<int>(sizeof(Number)) + 15) / 16 * 16;
-  }
-};
-
-// What a block has in shared memory.
-template <typename T, int D>
-struct SharedTiles {
-  using S = Shape<T, D>;
-  T *row_a, *row_b, *column_a, *column_b;  // [kRows or kColumns, kStride]
-  T *pair_a, *pair_b;                      // [kRows, kPairStride]
-  float* exact;                            // [kRows, kExactStride]: gradients of the pairs, for the bias
-  uint16_t* buckets;                       // the same shape
-  int64_t *row_times, *column_times;
-  float *scale, *distances;
-  float* time_sums;  // [kTimeWarps, G+1]
-  BiasTables bias;   // thresholds and time_weights in shared memory, unless they are too many
-
-  // Returns the bytes that are needed.
-  FUSEDREC_HOST_DEVICE int Carve(unsigned char* memory, bool backward, bool key_rows, int num_thresholds) {
-    Taker take{memory, 0};
-    take(&row_a, S::kRows * S::kStride);
-    take(&row_b, backward ? S::kRows * S::kStride : 0);
-    take(&column_a, S::kColumns * S::kStride);
-    take(&column_b, S::kColumns * S::kStride);
-    take(&pair_a, S::kRows * S::kPairStride);
-    take(&pair_b, key_rows ? S::kRows * S::kPairStride : 0);
-    take(&exact, key_rows ? S::kRows * S::kExactStride : 0);
-    take(&buckets, key_rows && num_thresholds >= 0 ? S::kRows * S::kExactStride : 0);
-    take(&row_times, num_thresholds >= 0 ? S::kRows : 0);
-    take(&column_times, num_thresholds >= 0 ? S::kColumns : 0);
-    take(&scale, S::kRows > S::kColumns ? S::kRows : S::kColumns);
-    take(&distances, S::kRows + S::kColumns);
-    take(&time_sums, key_rows ? S::kTimeWarps * (num_thresholds + 1) : 0);
-    const int shared_thresholds = num_thresholds <= kSharedThresholds ? num_thresholds : -1;
-    take(&thresholds_, shared_thresholds >= 0 ? shared_thresholds : 0);
-    take(&time_weights_, shared_thresholds + 1);
-    return take.bytes;
-  }
-
-  __device__ void LoadTables(const BiasTables& from) {
-    bias = from;
-    if (from.num_thresholds > kSharedThresholds) return;
-    bias.thresholds = thresholds_;
-    bias.time_weights = time_weights_;
-    for (int g = threadIdx.x; g < from.num_thresholds; g += S::kThreads) thresholds_[g] = from.thresholds[g];
-    for (int g = threadIdx.x; g <= from.num_thresholds; g += S::kThreads) time_weights_[g] = from.time_weights[g];
-  }
-
- private:
-  long long* thresholds_;
-  float* time_weights_;
 };
 
 }  // namespace attention

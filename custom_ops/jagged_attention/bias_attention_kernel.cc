@@ -69,36 +69,10 @@ class JaggedBiasAttentionGradOp : public OpKernel {
   const BiasAndRows options_;
 };
 
-// On a GPU in host memory: the weights alone, without queries and keys, have no kernel of their own there.
-#define FUSEDREC_REGISTER(T)                                                                                             \
-  REGISTER_KERNEL_BUILDER(Name("Fusedrec>JaggedBiasAttention").Device(DEVICE_CPU).TypeConstraint<T>("T"),                \
-                          JaggedBiasAttentionOp<T>);                                                                     \
-  REGISTER_KERNEL_BUILDER(Name("Fusedrec>JaggedBiasAttentionGrad").Device(DEVICE_CPU).TypeConstraint<T>("T"),            \
-                          JaggedBiasAttentionGradOp<T>);                                                                 \
-  REGISTER_KERNEL_BUILDER(Name("Fusedrec>JaggedBiasAttention").Device(tensorflow::DEVICE_GPU).TypeConstraint<T>("T")     \
-                              .HostMemory("value")                                                                       \
-                              .HostMemory("row_splits")                                                                  \
-                              .HostMemory("num_targets")                                                                 \
-                              .HostMemory("position_weights")                                                            \
-                              .HostMemory("time_weights")                                                                \
-                              .HostMemory("thresholds")                                                                  \
-                              .HostMemory("asks")                                                                        \
-                              .HostMemory("answers")                                                                     \
-                              .HostMemory("out"),                                                                        \
-                          JaggedBiasAttentionOp<T>);                                                                     \
-  REGISTER_KERNEL_BUILDER(Name("Fusedrec>JaggedBiasAttentionGrad").Device(tensorflow::DEVICE_GPU).TypeConstraint<T>("T") \
-                              .HostMemory("grads")                                                                       \
-                              .HostMemory("value")                                                                       \
-                              .HostMemory("row_splits")                                                                  \
-                              .HostMemory("num_targets")                                                                 \
-                              .HostMemory("position_weights")                                                            \
-                              .HostMemory("time_weights")                                                                \
-                              .HostMemory("thresholds")                                                                  \
-                              .HostMemory("asks")                                                                        \
-                              .HostMemory("answers")                                                                     \
-                              .HostMemory("value_grads")                                                                 \
-                              .HostMemory("position_grads")                                                              \
-                              .HostMemory("time_grads"),                                                                 \
+#define FUSEDREC_REGISTER(T)                                                                                  \
+  REGISTER_KERNEL_BUILDER(Name("Fusedrec>JaggedBiasAttention").Device(DEVICE_CPU).TypeConstraint<T>("T"),     \
+                          JaggedBiasAttentionOp<T>);                                                          \
+  REGISTER_KERNEL_BUILDER(Name("Fusedrec>JaggedBiasAttentionGrad").Device(DEVICE_CPU).TypeConstraint<T>("T"), \
                           JaggedBiasAttentionGradOp<T>);
 FUSEDREC_REGISTER(float)
 FUSEDREC_REGISTER(Eigen::half)

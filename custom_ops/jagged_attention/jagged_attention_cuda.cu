@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "jagged_attention/attention_channels_launch.cuh"
 #include "jagged_attention/attention_launch.cuh"
 
 namespace fusedrec {
@@ -42,16 +43,17 @@ int64_t NumItems(const FusedrecAttention& call) {
   return items;
 }
 
+// parts: blocks of work of each item: heads, or slices of columns.
 struct Scratch {
-  Scratch(void* memory, const FusedrecAttention& call) : carver(memory) {
+  Scratch(void* memory, const FusedrecAttention& call, int64_t parts) : carver(memory) {
     at.num_items = NumItems(call);
     at.row_splits = carver.Take<int64_t>(call.batch + 1);
     at.num_targets = carver.Take<int64_t>(call.batch);
     at.thresholds = carver.Take<int64_t>(std::max<int64_t>(call.num_thresholds, 0));
     for (Item*& items : at.items) items = carver.Take<Item>(at.num_items);
-    slots = SlotsOf(at.num_items * call.heads);
+    slots = SlotsOf(at.num_items * parts);
     position_size = call.max_length > 0 ? 2 * call.max_length - 1 : 0;
-    time_size = call.num_thresholds + 1;
+    time_size = NumTimeWeights(call);
     at.position_slots = carver.Take<float>(slots * position_size);
     at.time_slots = carver.Take<float>(slots * time_size);
   }
@@ -60,11 +62,12 @@ struct Scratch {
   int64_t slots, position_size, time_size;
 };
 
+constexpr int64_t kMost = (int64_t{1} << 31) - 1;
+
 bool IsSound(const FusedrecAttention& call) {
-  constexpr int64_t kMost = (int64_t{1} << 31) - 1;
-  if (call.type < 0 || call.type > 2 || call.tokens > kMost || call.heads < 1 || call.qk_dim > kAttentionMaxDim ||
-      call.value_dim > kAttentionMaxDim || call.num_thresholds > kAttentionMaxThresholds ||
-      call.max_length > kMost / 2 || !SplitsAreSound(call.row_splits, call.batch, call.tokens)) {
+  if (call.type < 0 || call.type > 2 || call.tokens > kMost || call.heads < 1 || call.heads > kMost ||
+      call.num_thresholds > kAttentionMaxThresholds || call.max_length > kMost / 2 ||
+      !SplitsAreSound(call.row_splits, call.batch, call.tokens)) {
     return false;
   }
   for (int64_t b = 0; b < call.batch; ++b) {
@@ -78,7 +81,18 @@ bool IsSound(const FusedrecAttention& call) {
   return true;
 }
 
-// Copies what the host has to the device.
+bool AttentionIsSound(const FusedrecAttention& call) {
+  return IsSound(call) && call.qk_dim <= kAttentionMaxDim && call.value_dim <= kAttentionMaxDim &&
+         call.time_function == kNoFunction;
+}
+
+bool ChannelsAreSound(const FusedrecAttention& call) {
+  return IsSound(call) && call.value_dim >= 0 && call.value_dim <= kMost / (kMaxChannels * call.heads) &&
+         call.time_function >= kNoFunction && call.time_function <= kStretched &&
+         (call.time_function == kNoFunction || call.num_thresholds < 0);
+}
+
+// Copies what the host has to the device, and clears the sums of distances.
 int Prepare(const FusedrecAttention& call, const Scratch& scratch, bool backward, void* stream) {
   const DeviceArrays& at = scratch.at;
   FUSEDREC_RETURN_IF_CUDA_ERROR(CopyToDevice(at.row_splits, call.row_splits, call.batch + 1, stream));
@@ -92,7 +106,28 @@ int Prepare(const FusedrecAttention& call, const Scratch& scratch, bool backward
     const std::vector<Item> items = ItemsOf(call, keys == 1);
     FUSEDREC_RETURN_IF_CUDA_ERROR(CopyToDevice(at.items[keys], items.data(), at.num_items, stream));
   }
-  return kCudaSuccess;
+  if (!backward) return kCudaSuccess;
+  const int64_t floats = scratch.slots * scratch.position_size;
+  return Fill(at.position_slots, 0, floats * static_cast<int64_t>(sizeof(float)), stream);
+}
+
+// Gradients of the bias from the sums of the blocks.
+int SumBiasGrads(const FusedrecAttention& call, const Scratch& scratch, void* stream) {
+  if (scratch.position_size > 0) {
+    FUSEDREC_LAUNCH(SumSlotsKernel, BlocksFor(scratch.position_size, 256), 256, 0, stream, scratch.at.position_slots,
+                    scratch.slots, scratch.position_size, call.position_grads);
+  }
+  if (scratch.time_size > 0) {
+    FUSEDREC_LAUNCH(SumSlotsKernel, BlocksFor(scratch.time_size, 256), 256, 0, stream, scratch.at.time_slots,
+                    scratch.slots, scratch.time_size, call.time_grads);
+  }
+  return LastError();
+}
+
+auto* ChannelsOf(const FusedrecAttention& call) {
+  return call.type == kNumberFloat  ? &Channels<float>
+         : call.type == kNumberHalf ? &Channels<Half>
+                                    : &Channels<Bfloat16>;
 }
 
 }  // namespace
@@ -103,12 +138,12 @@ using namespace fusedrec;             // NOLINT
 using namespace fusedrec::attention;  // NOLINT
 
 int64_t fusedrec_jagged_attention_scratch_bytes(const FusedrecAttention* call) {
-  return Scratch(nullptr, *call).carver.bytes();
+  return Scratch(nullptr, *call, call->heads).carver.bytes();
 }
 
 int fusedrec_jagged_attention(const FusedrecAttention* call, void* scratch, void* stream) {
-  if (!IsSound(*call)) return kCudaInvalidValue;
-  const Scratch at(scratch, *call);
+  if (!AttentionIsSound(*call)) return kCudaInvalidValue;
+  const Scratch at(scratch, *call, call->heads);
   FUSEDREC_RETURN_IF_CUDA_ERROR(Prepare(*call, at, false, stream));
   auto* const run = call->type == kNumberFloat  ? &Forward<float>
                     : call->type == kNumberHalf ? &Forward<Half>
@@ -117,22 +152,31 @@ int fusedrec_jagged_attention(const FusedrecAttention* call, void* scratch, void
 }
 
 int fusedrec_jagged_attention_grad(const FusedrecAttention* call, void* scratch, void* stream) {
-  if (!IsSound(*call)) return kCudaInvalidValue;
-  const Scratch at(scratch, *call);
+  if (!AttentionIsSound(*call)) return kCudaInvalidValue;
+  const Scratch at(scratch, *call, call->heads);
   FUSEDREC_RETURN_IF_CUDA_ERROR(Prepare(*call, at, true, stream));
-  FUSEDREC_RETURN_IF_CUDA_ERROR(
-      Fill(at.at.position_slots, 0, at.slots * at.position_size * static_cast<int64_t>(sizeof(float)), stream));
   auto* const run = call->type == kNumberFloat  ? &Backward<float>
                     : call->type == kNumberHalf ? &Backward<Half>
                                                 : &Backward<Bfloat16>;
   FUSEDREC_RETURN_IF_CUDA_ERROR(run(*call, at.at, stream));
-  if (at.position_size > 0) {
-    FUSEDREC_LAUNCH(SumSlotsKernel, BlocksFor(at.position_size, 256), 256, 0, stream, at.at.position_slots, at.slots,
-                    at.position_size, call->position_grads);
-  }
-  if (at.time_size > 0) {
-    FUSEDREC_LAUNCH(SumSlotsKernel, BlocksFor(at.time_size, 256), 256, 0, stream, at.at.time_slots, at.slots,
-                    at.time_size, call->time_grads);
-  }
-  return LastError();
+  return SumBiasGrads(*call, at, stream);
+}
+
+int64_t fusedrec_bias_attention_scratch_bytes(const FusedrecAttention* call) {
+  return Scratch(nullptr, *call, SlicesOf(*call)).carver.bytes();
+}
+
+int fusedrec_bias_attention(const FusedrecAttention* call, void* scratch, void* stream) {
+  if (!ChannelsAreSound(*call)) return kCudaInvalidValue;
+  const Scratch at(scratch, *call, SlicesOf(*call));
+  FUSEDREC_RETURN_IF_CUDA_ERROR(Prepare(*call, at, false, stream));
+  return ChannelsOf(*call)(*call, at.at, false, stream);
+}
+
+int fusedrec_bias_attention_grad(const FusedrecAttention* call, void* scratch, void* stream) {
+  if (!ChannelsAreSound(*call)) return kCudaInvalidValue;
+  const Scratch at(scratch, *call, SlicesOf(*call));
+  FUSEDREC_RETURN_IF_CUDA_ERROR(Prepare(*call, at, true, stream));
+  FUSEDREC_RETURN_IF_CUDA_ERROR(ChannelsOf(*call)(*call, at.at, true, stream));
+  return SumBiasGrads(*call, at, stream);
 }

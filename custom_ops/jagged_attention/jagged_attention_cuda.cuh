@@ -4,8 +4,8 @@
 
 #include "jagged_attention/attention_bias_grads.cuh"
 #include "jagged_attention/attention_engine.cuh"
-#include "jagged_attention/attention_pairs.cuh"
-#include "jagged_attention/attention_tiles.cuh"
+#include "jagged_attention/attention_problem.cuh"
+#include "jagged_attention/attention_shared.cuh"
 
 namespace fusedrec {
 namespace attention {
@@ -19,7 +19,7 @@ __device__ inline void Weigh(const Problem<T>& problem, const SharedTiles<T, D>&
   using S = Shape<T, D>;
   const BiasTables& bias = tiles.bias;
   const int row_base = S::RowBase() + (Lane() >> 2), column_base = S::ColumnBase() + 2 * (Lane() & 3);
-  const int low = kKeyRows ? mask.Place(r0) - mask.Place(c1 - 1) : mask.Place(c0) - mask.Place(r1 - 1);
+  const int low = kKeyRows ? mask.LowestDistance(c1, r0) : mask.LowestDistance(r1, c0);
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int r = row_base + 8 * half, row = r0 + r;
@@ -63,28 +63,28 @@ __global__ void __launch_bounds__(Shape<T, D>::kThreads) AttentionKernel(Problem
   constexpr bool kKeyRows = kPass == kKeyGrads;
   FUSEDREC_DYNAMIC_SHARED(memory);
   SharedTiles<T, D> tiles;
-  tiles.Carve(memory, kPass != kForward, kKeyRows, problem.bias.num_thresholds);
+  tiles.Carve(memory, kPass != kForward, kKeyRows, problem.bias);
   tiles.LoadTables(problem.bias);
   BiasGradSums<T, D> bias_grads(problem, tiles);
   if (kKeyRows) bias_grads.Begin();
   const int row_base = S::RowBase(), column_base = S::ColumnBase(), dim_base = S::DimBase();
   const int64_t stride_qk = problem.heads * problem.qk_dim, stride_value = problem.heads * problem.value_dim;
+  const HeadColumns columns_qk{problem.qk_dim}, columns_value{problem.value_dim};
 
   for (int64_t i = blockIdx.x; i < problem.num_items * problem.heads; i += gridDim.x) {
     const Item item = problem.items[i / problem.heads];
     const int64_t first = problem.row_splits[item.row], head = i % problem.heads;
-    const RowMask mask = MaskOf(problem.mask, problem.row_splits[item.row + 1] - first,
-                                problem.num_targets == nullptr ? 0 : problem.num_targets[item.row]);
+    const RowMask mask = problem.MaskOfRow(item.row);
     const int r0 = item.begin, r1 = Lesser(r0 + S::kRows, mask.length);
     // Beginnings of the sequence and head in the tensors.
     const int64_t at_qk = first * stride_qk + head * problem.qk_dim;
     const int64_t at_value = first * stride_value + head * problem.value_dim;
 
     __syncthreads();  // the last item is done with the tiles
-    S::LoadRows(kKeyRows ? problem.key + at_qk : problem.query + at_qk, stride_qk, problem.qk_dim, r0, r1, S::kRows,
+    S::LoadRows(kKeyRows ? problem.key + at_qk : problem.query + at_qk, stride_qk, columns_qk, r0, r1, S::kRows,
                 tiles.row_a);
     if (kPass != kForward) {
-      S::LoadRows(kKeyRows ? problem.value + at_value : problem.grads + at_value, stride_value, problem.value_dim, r0,
+      S::LoadRows(kKeyRows ? problem.value + at_value : problem.grads + at_value, stride_value, columns_value, r0,
                   r1, S::kRows, tiles.row_b);
     }
     if (problem.bias.num_thresholds >= 0) {
@@ -97,19 +97,20 @@ __global__ void __launch_bounds__(Shape<T, D>::kThreads) AttentionKernel(Problem
       const int c1 = Lesser(c0 + S::kColumns, mask.length);
       if (kKeyRows ? mask.Hidden(c0, c1, r0, r1) : mask.Hidden(r0, r1, c0, c1)) continue;
       __syncthreads();  // the last tile of columns is done with
-      S::LoadRows(kKeyRows ? problem.query + at_qk : problem.key + at_qk, stride_qk, problem.qk_dim, c0, c1,
+      S::LoadRows(kKeyRows ? problem.query + at_qk : problem.key + at_qk, stride_qk, columns_qk, c0, c1,
                   S::kColumns, tiles.column_a);
-      S::LoadRows(kKeyRows ? problem.grads + at_value : problem.value + at_value, stride_value, problem.value_dim, c0,
+      S::LoadRows(kKeyRows ? problem.grads + at_value : problem.value + at_value, stride_value, columns_value, c0,
                   c1, S::kColumns, tiles.column_b);
       if (problem.bias.num_thresholds >= 0) {
         S::LoadTimes((kKeyRows ? problem.asks : problem.answers) + first, c0, c1, S::kColumns, tiles.column_times);
       }
       if (kKeyRows) S::LoadScale(problem.scale, first, problem.scale_stride, c0, c1, S::kColumns, tiles.scale);
       if (problem.bias.position != nullptr) {
-        const int low = kKeyRows ? mask.Place(r0) - mask.Place(c1 - 1) : mask.Place(c0) - mask.Place(r1 - 1);
-        const int high = kKeyRows ? mask.Place(r1 - 1) - mask.Place(c0) : mask.Place(c1 - 1) - mask.Place(r0);
-        const float* const weights = problem.bias.position + problem.bias.max_length - 1 + low;
-        for (int q = threadIdx.x; q <= high - low; q += S::kThreads) tiles.distances[q] = weights[q];
+        if (kKeyRows) {
+          tiles.LoadDistances(mask, c0, c1, r0, r1);
+        } else {
+          tiles.LoadDistances(mask, r0, r1, c0, c1);
+        }
       }
       __syncthreads();
 
@@ -140,16 +141,17 @@ __global__ void __launch_bounds__(Shape<T, D>::kThreads) AttentionKernel(Problem
       if constexpr (kKeyRows) {
         MultiplyTile<T, S::kColumns, S::kDimBlocks, true>(tiles.pair_a + pairs, S::kPairStride,
                                                           tiles.column_b + dim_base, S::kStride, sums_b);
-        if (problem.has_bias()) bias_grads.AddTile(mask, r0, r1, c0, c1);
+        if (problem.bias.position != nullptr) bias_grads.AddDistances(mask, r0, r1, c0, c1);
+        bias_grads.AddBuckets();
       }
     }
     if constexpr (kPass == kForward) {
-      S::WriteRows(sums_a, tiles.scale, 1.0f, problem.out + at_value, stride_value, problem.value_dim, r0, r1);
+      S::WriteRows(sums_a, tiles.scale, 1.0f, problem.out + at_value, stride_value, columns_value, r0, r1);
     } else if constexpr (kPass == kQueryGrads) {
-      S::WriteRows(sums_a, nullptr, problem.alpha, problem.query_grads + at_qk, stride_qk, problem.qk_dim, r0, r1);
+      S::WriteRows(sums_a, nullptr, problem.alpha, problem.query_grads + at_qk, stride_qk, columns_qk, r0, r1);
     } else {
-      S::WriteRows(sums_a, nullptr, problem.alpha, problem.key_grads + at_qk, stride_qk, problem.qk_dim, r0, r1);
-      S::WriteRows(sums_b, nullptr, 1.0f, problem.value_grads + at_value, stride_value, problem.value_dim, r0, r1);
+      S::WriteRows(sums_a, nullptr, problem.alpha, problem.key_grads + at_qk, stride_qk, columns_qk, r0, r1);
+      S::WriteRows(sums_b, nullptr, 1.0f, problem.value_grads + at_value, stride_value, columns_value, r0, r1);
       bias_grads.EndRows();
     }
   }

@@ -1,7 +1,7 @@
 // SiLU attention over rows of different length on a GPU, forward and backward, with its relative bias.
 //
 // The contract is that of jagged_attention.h: the same masks, the same bias by position and by buckets of time. Functions
-// of time (power, exponential, stretched) and the channels of FuXi are the CPU's.
+// of time (power, exponential, stretched) are there for the channels of FuXi alone.
 //
 // # How
 // A block takes one tile of rows of one sequence and head after another from a list, the costliest first, and goes over
@@ -18,6 +18,14 @@
 // from integers, without logarithms. Gradients: a thread owns a distance of the tile; a lane owns a row and adds while
 // the bucket stays the same. No atomic operations. Blocks are as many as kAttentionSlots at most, each with sums of its
 // own, which are added up in order: gradients are the same on every run.
+//
+// # The channels of FuXi
+// The weights are those of the bias alone, a map each of position and of time, without queries and keys: the first product
+// drops out. A map is the same for all heads, so that the heads of a value are the columns of one product; a block has a
+// slice of kLargeSlice of them (attention_call.cuh) and a tile of queries, and multiplies both maps with a tile of values
+// that is read once. Backward one pass over keys does everything: the gradient of a map is one product, that of the
+// values the other, and slices add their share to the sums of the bias. Functions of time (attention_time_function.cuh)
+// have few parameters, whose sums each thread keeps in registers.
 #ifndef FUSEDREC_JAGGED_ATTENTION_JAGGED_ATTENTION_CUDA_H_
 #define FUSEDREC_JAGGED_ATTENTION_JAGGED_ATTENTION_CUDA_H_
 
@@ -40,7 +48,8 @@ struct FusedrecAttention {
   int64_t contextual_length, attention_window, min_full_length;
   int64_t scale_stride;    // 0: one scale for all tokens, 1: one per query token
   int64_t max_length;      // N; 0: no position part
-  int64_t num_thresholds;  // G; -1: no time part
+  int64_t num_thresholds;  // G; -1: no buckets
+  int64_t time_function;   // 0: none, 1: power, 2: exponential, 3: stretched; channels only, without buckets
   double alpha;
   const int64_t* row_splits;   // [B+1], host
   const int64_t* num_targets;  // [B], host, or null
@@ -50,10 +59,10 @@ struct FusedrecAttention {
   const void* value;              // [T, H, value_dim]
   const float* scale;             // [1] or [T]
   const float* position_weights;  // [2N-1]
-  const float* time_weights;      // [G+1]
+  const float* time_weights;      // [G+1], or the parameters of time_function
   const int64_t* asks;            // [T]
   const int64_t* answers;
-  void* out;          // forward
+  void* out;          // forward; of channels [T, H, channels * value_dim]
   const void* grads;  // backward: of out
   void* query_grads;
   void* key_grads;
@@ -67,5 +76,10 @@ struct FusedrecAttention {
 FUSEDREC_CUDA_API int64_t fusedrec_jagged_attention_scratch_bytes(const FusedrecAttention* call);
 FUSEDREC_CUDA_API int fusedrec_jagged_attention(const FusedrecAttention* call, void* scratch, void* stream);
 FUSEDREC_CUDA_API int fusedrec_jagged_attention_grad(const FusedrecAttention* call, void* scratch, void* stream);
+
+// The channels of FuXi: query, key, scale and alpha are not read, value_dim may have any size.
+FUSEDREC_CUDA_API int64_t fusedrec_bias_attention_scratch_bytes(const FusedrecAttention* call);
+FUSEDREC_CUDA_API int fusedrec_bias_attention(const FusedrecAttention* call, void* scratch, void* stream);
+FUSEDREC_CUDA_API int fusedrec_bias_attention_grad(const FusedrecAttention* call, void* scratch, void* stream);
 
 #endif  // FUSEDREC_JAGGED_ATTENTION_JAGGED_ATTENTION_CUDA_H_

@@ -29,6 +29,7 @@ RANK_PARTITION = "rank_partition/rank_partition_cuda.cuh"
 RECOVERY = "recovery/recovery_cuda.cuh"
 ATTENTION = "jagged_attention/jagged_attention_cuda.cuh"
 BIAS_GRADS = "jagged_attention/attention_bias_grads.cuh"
+CHANNELS = "jagged_attention/attention_channels.cuh"
 TABLE = "hash_table/hash_table_cuda.cuh"
 SELECT = "hash_table/device_select.cuh"
 LINES = "hash_table/device_lines.cuh"
@@ -40,6 +41,10 @@ ONE_SIZE = (
   return LaunchPass<T, 256, kPass>(problem, stream);
 """,
     "  return kCudaInvalidValue;\n",
+)  # fmt: skip
+ONE_SLICE = (
+    "jagged_attention/attention_channels_launch.cuh",
+    "  return LaunchChannels<T, kLargeSlice>(problem, backward, stream);\n", "  return kCudaInvalidValue;\n",
 )  # fmt: skip
 
 MUTANTS = [
@@ -109,6 +114,19 @@ MUTANTS = [
     Mutant(
         "an index shifted: the weight of the next distance", "jagged_attention", ATTENTION,
         "mask.Place(query) - low]", "mask.Place(query) - low + 1]", "rows_of_all", smaller=ONE_SIZE,
+    ),
+    Mutant(
+        "a barrier less: maps are multiplied before they are there", "jagged_attention", CHANNELS,
+        "    }\n    __syncthreads();\n#pragma unroll", "    }\n#pragma unroll", "channels_of_rows", smaller=ONE_SLICE,
+    ),
+    Mutant(
+        "a barrier less: gradients are hidden before they are there", "jagged_attention", CHANNELS,
+        "tiles.exact);\n        __syncthreads();", "tiles.exact);", "channels_of_rows", smaller=ONE_SLICE,
+    ),
+    Mutant(
+        "an index shifted: a head's gradients lie as its values do", "jagged_attention", CHANNELS,
+        "of_grads = ColumnsOf<D>(problem, slice, channels)", "of_grads = ColumnsOf<D>(problem, slice, 1)",
+        "channels_of_rows", smaller=ONE_SLICE,
     ),
     Mutant(
         "a place of a line is taken without looking who took it", "hash_table", LINES,

@@ -1,4 +1,4 @@
-"""From unique to recovery, and attention: the same inputs to kernels of both kinds, and inputs that are wrong."""
+"""From unique to recovery: the same inputs to kernels of both kinds, and inputs that are wrong."""
 
 from __future__ import annotations
 
@@ -35,31 +35,6 @@ def run_stages(random, segments, most, dtype):
     for pad in (False, True):
         grads = both(ops.recover, rows, index, pad=pad)
         both(ops.recover_grad, grads, index, num_rows, pad=pad)
-
-
-def attention(query, key, value, splits, grads):
-    with tf.GradientTape() as tape:
-        tape.watch([query, key, value])
-        out = ops.jagged_attention(query, key, value, splits, scale=0.1)
-    return out, tape.gradient(out, [query, key, value], grads)
-
-
-def run_attention(random):
-    splits, shape = np.array([0, 3, 3, 20], np.int64), [20, 2, 32]
-    query, key, value, grads = (random.normal(size=shape).astype(np.float32) for _ in range(4))
-    host, device = (run_op(on_device, attention, (query, key, value, splits, grads)) for on_device in (False, True))
-    for ours, theirs in zip(tf.nest.flatten(host), tf.nest.flatten(device)):
-        # Sums of 32 and of at most 17 float32 in another order, and another exponential.
-        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
-    refused(
-        tf.errors.InvalidArgumentError, "row_splits must not decrease",
-        lambda: run_op(True, attention, (query, key, value, np.array([0, 5, 3, 20]), grads)),
-    )  # fmt: skip
-    wide = np.zeros([20, 1, 257], np.float32)
-    refused(
-        tf.errors.InvalidArgumentError, "at most 256 columns",
-        lambda: run_op(True, attention, (wide, wide, wide, splits, wide)),
-    )  # fmt: skip
 
 
 def run_refusals():
@@ -107,6 +82,5 @@ def run():
     random = np.random.default_rng(0)
     for number, (segments, most) in enumerate(((1, 1), (1, 2), (3, 20), (5, 300))):
         run_stages(random, segments, most, (tf.float32, tf.float16, tf.bfloat16)[number % 3])
-    run_attention(random)
     run_refusals()
     run_refusals_of_bags()

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import sys
 
-from tests.cuda import op_kernels_stages, op_kernels_table
+from tests.cuda import op_kernels_attention, op_kernels_stages, op_kernels_table
 from tf_fusedrec._tf_compat import tf
 
 
 def main(arguments: list[str]) -> int:
     tf.load_op_library(arguments[0])
-    for programs in (op_kernels_stages, op_kernels_table):
+    for programs in (op_kernels_stages, op_kernels_attention, op_kernels_table):
         programs.run()
         print(f"{programs.__name__} agrees", flush=True)
     return 0

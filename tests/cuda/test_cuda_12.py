@@ -31,11 +31,14 @@ KERNELS = {
     ],
     "hash_table/hash_table_cuda.cuh": ["&fusedrec::device_table::NumberKernel"],
     "jagged_attention/jagged_attention_cuda.cuh": [
-        "&fusedrec::attention::AttentionKernel<fusedrec::Bfloat16, 32, fusedrec::attention::kKeyGrads>"
+        "&fusedrec::attention::AttentionKernel<fusedrec::Bfloat16, 32, fusedrec::attention::kKeyGrads>",
+        "&fusedrec::attention::ChannelsKernel<fusedrec::Bfloat16, 64>",
+        "&fusedrec::attention::ChannelGradsKernel<fusedrec::Bfloat16, 64>",
     ],
 }
 # Kernels of the same op in headers of their own: included with it; no name of theirs is asked for.
 MORE = {
+    "jagged_attention/jagged_attention_cuda.cuh": ["jagged_attention/attention_channels.cuh"],
     "hash_table/hash_table_cuda.cuh": [
         f"hash_table/device_{part}.cuh" for part in ("keys", "update", "select", "records", "handles", "buffer")
     ],

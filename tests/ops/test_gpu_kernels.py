@@ -19,8 +19,6 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 ON_THE_HOST = {
     "FuseIds": "its inputs come from the input pipeline, which is on the host; what is fused then goes to the device",
     "InitialRows": "for tables of other projects, whose rows are in host memory",
-    "JaggedBiasAttention": "weights without queries and keys (the channels of FuXi) have no kernel on a device",
-    "JaggedBiasAttentionGrad": "the same",
 }
 # What a table on a device answers with a Status that names the remedy (hash_table_admin_gpu_kernel.cc).
 REFUSED = {

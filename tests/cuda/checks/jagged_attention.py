@@ -1,135 +1,26 @@
 """Jagged attention, forward and backward, against NumPy in float64 and against files of independent reference results.
 
-Tolerances, relative to the largest number of an array: 2^-6 for bfloat16 and 2^-9 for float16, two units in the last
-place of a rounded number (inputs and weights are rounded, sums are not); 2e-6 for float32, some units in the last
-place.
+(jagged_attention_call.py says how near.)
 """
 
 from __future__ import annotations
 
-import ctypes
 import json
 
 import numpy as np
 
-from tests.cuda.checks.jagged_attention_oracle import attention, attention_grad, visible_pairs
+from tests.cuda.checks.jagged_attention_call import Call, assert_near, compare, log_thresholds, random_case, run
+from tests.cuda.checks.jagged_attention_channels import (  # noqa: F401
+    check_bad_arguments_of_channels_are_refused,
+    check_channels_of_functions_of_time,
+    check_channels_of_rows_of_all_lengths,
+    check_channels_under_masks,
+    check_channels_with_more_tiles_than_blocks,
+    check_slices_of_columns,
+)
+from tests.cuda.checks.jagged_attention_fuxi import check_blocks_of_fuxi  # noqa: F401
+from tests.cuda.checks.jagged_attention_oracle import visible_pairs
 from tests.support.shared import ROOT
-
-TOLERANCE = {0: 2e-6, 1: 2.0**-9, 2: 2.0**-6}
-_NUMBERS = [
-    "type", "batch", "tokens", "heads", "qk_dim", "value_dim", "contextual_length", "attention_window",
-    "min_full_length", "scale_stride", "max_length", "num_thresholds",
-]  # fmt: skip
-_POINTERS = [
-    "row_splits", "num_targets", "thresholds", "query", "key", "value", "scale", "position_weights", "time_weights",
-    "asks", "answers", "out", "grads", "query_grads", "key_grads", "value_grads", "position_grads", "time_grads",
-]  # fmt: skip
-
-
-class Call(ctypes.Structure):
-    """FusedrecAttention of jagged_attention_cuda.h."""
-
-    _fields_ = [
-        *((name, ctypes.c_int64) for name in _NUMBERS), ("alpha", ctypes.c_double),
-        *((name, ctypes.c_void_p) for name in _POINTERS),
-    ]  # fmt: skip
-
-
-def to_bits(type_, array):
-    """float32 numbers as the kernels read them."""
-    array = np.asarray(array, np.float32)
-    if type_ == 2:
-        bits = array.view(np.uint32)
-        return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
-    return array.astype(np.float16) if type_ == 1 else array
-
-
-def from_bits(type_, array):
-    if type_ == 2:
-        return (array.astype(np.uint32) << 16).view(np.float32)
-    return array.astype(np.float32)
-
-
-def run(kernels, type_, case, grads=None):
-    """out, or with grads the gradients of query, key, value, position_weights, time_weights."""
-    memory = kernels.memory
-    tokens, heads, qk_dim = case["query"].shape
-    value_dim, masks = case["value"].shape[2], case.get("masks", {})
-    host = {"row_splits": np.asarray(case["row_splits"], np.int64)}
-    if case.get("num_targets") is not None:
-        host["num_targets"] = np.asarray(case["num_targets"], np.int64)
-    device = {name: memory.put(to_bits(type_, case[name])) for name in ("query", "key", "value")}
-    device["scale"] = memory.put(np.asarray(case["scale"], np.float32).reshape(-1))
-    call = Call(
-        type=type_, batch=len(case["row_splits"]) - 1, tokens=tokens, heads=heads, qk_dim=qk_dim, value_dim=value_dim,
-        scale_stride=int(np.ndim(case["scale"]) == 1), num_thresholds=-1, alpha=case.get("alpha", 1.0),
-        contextual_length=masks.get("contextual_length", 0), attention_window=masks.get("attention_window", 0),
-        min_full_length=masks.get("min_full_length", 0),
-    )  # fmt: skip
-    wanted, number = {}, to_bits(type_, np.zeros(0)).dtype
-    if case.get("position_weights") is not None:
-        device["position_weights"] = memory.put(np.asarray(case["position_weights"], np.float32))
-        call.max_length = (len(case["position_weights"]) + 1) // 2
-        wanted["position_grads"] = ([len(case["position_weights"])], np.float32)
-    if case.get("time_weights") is not None:
-        device.update({name: memory.put(np.asarray(case[name], np.int64)) for name in ("asks", "answers")})
-        device["time_weights"] = memory.put(np.asarray(case["time_weights"], np.float32))
-        host["thresholds"] = np.asarray(case["thresholds"], np.int64)
-        call.num_thresholds = len(case["thresholds"])
-        wanted["time_grads"] = ([len(case["time_weights"])], np.float32)
-    if grads is None:
-        wanted = {"out": (case["value"].shape, number)}
-    else:
-        device["grads"] = memory.put(to_bits(type_, grads))
-        wanted = {f"{name}_grads": (case[name].shape, number) for name in ("query", "key", "value")} | wanted
-    device.update({name: memory.empty(*form) for name, form in wanted.items()})
-    for name, array in host.items():
-        setattr(call, name, array.ctypes.data)
-    for name, array in device.items():
-        setattr(call, name, memory.pointer(array).value)
-    scratch = memory.empty([kernels.count("jagged_attention_scratch_bytes", call)], np.uint8)
-    kernels.run("jagged_attention" + ("" if grads is None else "_grad"), call, scratch)
-    results = {name: memory.get(device[name]) for name in wanted}
-    return {name: x if x.dtype == np.float32 else from_bits(type_, x) for name, x in results.items()}
-
-
-def assert_near(type_, ours, wanted, what):
-    assert np.all(np.isfinite(ours)), what
-    error = np.max(np.abs(ours - wanted), initial=0.0) / max(np.max(np.abs(wanted), initial=0.0), 1e-9)
-    assert error <= TOLERANCE[type_], f"{what}: error {error:.2e} of the largest number"
-
-
-def compare(kernels, type_, case, backward=True):
-    rounded = {name: from_bits(type_, to_bits(type_, case[name])) for name in ("query", "key", "value")}
-    exact = {**case, **rounded}
-    out = attention(**exact)
-    assert_near(type_, run(kernels, type_, case)["out"], out, "out")
-    if not backward:
-        return
-    grads = from_bits(type_, to_bits(type_, np.random.default_rng(9).normal(size=out.shape)))
-    wanted = attention_grad(grads=grads, **exact)
-    for name, ours in run(kernels, type_, case, grads).items():
-        assert_near(type_, ours, wanted[name], name)
-
-
-def random_case(lengths, heads, qk_dim, value_dim, *, seed=0, targets=None, bias=True, **masks):
-    random = np.random.default_rng(seed)
-    tokens, longest = sum(lengths), max(max(lengths, default=1), 1)
-    case = {
-        "query": random.normal(size=[tokens, heads, qk_dim]), "key": random.normal(size=[tokens, heads, qk_dim]),
-        "value": random.normal(size=[tokens, heads, value_dim]), "alpha": qk_dim**-0.5, "scale": 1.0 / longest,
-        "row_splits": np.concatenate([[0], np.cumsum(lengths)]), "num_targets": targets, "masks": masks,
-    }  # fmt: skip
-    if bias:
-        answers = [1_000_000 + np.cumsum(random.integers(0, 400, n) ** 2) for n in lengths]
-        asks = [np.concatenate([a[1:], a[-1:]]) for a in answers]
-        case.update(
-            position_weights=random.normal(size=2 * longest - 1), time_weights=random.normal(size=21),
-            thresholds=np.floor(2.0 ** np.arange(20)).astype(np.int64),
-            answers=np.concatenate([*answers, np.empty(0, np.int64)]).astype(np.int64),
-            asks=np.concatenate([*asks, np.empty(0, np.int64)]).astype(np.int64),
-        )  # fmt: skip
-    return case
 
 
 def check_rows_of_all_lengths(kernels):
@@ -220,24 +111,15 @@ def compare_file(kernels, path):
             case["thresholds"] = 60 * np.arange(1, buckets + 1, dtype=np.int64) ** 2
         else:  # the first difference whose trunc(log(difference) / 0.301) is g
             case["thresholds"] = log_thresholds(buckets)
-    assert_near(0, run(kernels, 0, case)["out"], arrays["out"].reshape(case["value"].shape), path.name)
-    grads = run(kernels, 0, case, arrays["dout"].reshape(case["value"].shape))
+    assert_near(
+        0, run(kernels, "jagged_attention", 0, case)["out"], arrays["out"].reshape(case["value"].shape), path.name
+    )
+    grads = run(kernels, "jagged_attention", 0, case, arrays["dout"].reshape(case["value"].shape))
     names = {"query_grads": "dq", "key_grads": "dk", "value_grads": "dv", "position_grads": "d_pos_w"}
     for name, ours in grads.items():
         wanted = arrays[names.get(name, "d_ts_w")].reshape(ours.shape)
         error = np.max(np.abs(ours - wanted))  # the reference is float32, too; its own tolerance
         assert error <= 1e-5 + 1.3e-6 * np.max(np.abs(wanted)), f"{path.name} {name}: {error:.2e}"
-
-
-def log_thresholds(count):
-    """Differences from which trunc(log(difference) / 0.301) is 1, 2, ..., count; found near exp(0.301 g)."""
-    found = []
-    for g in range(1, count + 1):
-        near = int(np.exp(0.301 * g)) + np.arange(-2, 3)
-        near = near[near > 0]
-        reached = near[np.trunc(np.log(near.astype(np.float64)) / 0.301) >= g]
-        found.append(reached[0] if len(reached) else near[-1])  # so large that no time of a file comes near it
-    return np.array(found, np.int64)
 
 
 def check_the_masks_of_the_oracle(_):

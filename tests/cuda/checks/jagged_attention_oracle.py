@@ -1,4 +1,6 @@
-"""Oracle of jagged attention and its gradients: the definitions, one dense sequence after another. NumPy, float64.
+"""Oracle of jagged attention, of its channels and their gradients: the definitions, one dense sequence after another.
+
+NumPy, float64.
 
 (tests/oracles/jagged_attention.py does it in TensorFlow, which a machine with a GPU need not have.)
 """
@@ -17,22 +19,52 @@ def _sequences(case):
         yield slice(begin, end), 0 if targets is None else targets[b]
 
 
+def _position(case, rows, targets):
+    """Map of the distances, and index of the weight of every pair."""
+    weights, length = np.asarray(case["position_weights"], np.float64), rows.stop - rows.start
+    places = np.minimum(np.arange(length), length - targets)
+    index = len(weights) // 2 + places[None, :] - places[:, None]
+    return weights[index], index
+
+
+def _seconds(case, rows):
+    asks, answers = (np.asarray(case[name])[rows].astype(object) for name in ("asks", "answers"))
+    return asks[:, None] - answers[None, :]  # Python integers: no difference overflows
+
+
+def _buckets(case, rows):
+    """Map of the buckets of time, and bucket of every pair."""
+    difference = np.abs(_seconds(case, rows))
+    bucket = np.sum([difference >= int(t) for t in case["thresholds"]], axis=0).astype(np.int64)
+    bucket = bucket.reshape(difference.shape)
+    return np.asarray(case["time_weights"], np.float64)[bucket], bucket
+
+
+def _function(case, rows):
+    """Map of a function of time, and its derivatives by the parameters."""
+    past = np.maximum(_seconds(case, rows), 0).astype(np.float64)
+    a, b, *more = np.asarray(case["time_weights"], np.float64)
+    if case["time_function"] == 1:
+        unit, inner = (past + 1) ** -b, [-np.log(past + 1)]
+    elif case["time_function"] == 2:
+        unit, inner = np.exp(-np.exp(b) * past), [-np.exp(b) * past]
+    else:
+        rate, power = np.log1p(np.exp(b)), (past + 1) ** more[0]
+        unit = np.exp(-rate * power)
+        inner = [-power / (1 + np.exp(-b)), -rate * power * np.log(past + 1)]
+    return a * unit, [unit, *(a * unit * x for x in inner)]
+
+
 def _bias(case, rows, targets):
     """Index of the position weight and bucket of every pair, and their sum of weights; 0 and None without."""
-    length = rows.stop - rows.start
     position = bucket = None
-    bias = np.zeros([length, length])
+    bias = np.zeros([rows.stop - rows.start] * 2)
     if case.get("position_weights") is not None:
-        weights = np.asarray(case["position_weights"], np.float64)
-        places = np.minimum(np.arange(length), length - targets)
-        position = len(weights) // 2 + places[None, :] - places[:, None]
-        bias = bias + weights[position]
+        weights, position = _position(case, rows, targets)
+        bias = bias + weights
     if case.get("time_weights") is not None:
-        asks, answers = (np.asarray(case[name])[rows].astype(object) for name in ("asks", "answers"))
-        difference = np.abs(asks[:, None] - answers[None, :])  # Python integers: no difference overflows
-        bucket = np.sum([difference >= int(t) for t in case["thresholds"]], axis=0).astype(np.int64)
-        bucket = bucket.reshape(length, length)
-        bias = bias + np.asarray(case["time_weights"], np.float64)[bucket]
+        weights, bucket = _buckets(case, rows)
+        bias = bias + weights
     return position, bucket, bias
 
 
@@ -73,4 +105,43 @@ def attention_grad(*, grads, **case):
             np.add.at(out["position_grads"], position, of_scores.sum(axis=0))
         if bucket is not None:
             np.add.at(out["time_grads"], bucket, of_scores.sum(axis=0))
+    return out
+
+
+def _channels(case, rows, targets):
+    """Name of the weights' gradients, map, and what says how the weights make the map, of each channel."""
+    if case.get("position_weights") is not None:
+        yield "position_grads", *_position(case, rows, targets)
+    if case.get("time_weights") is not None:
+        yield "time_grads", *(_function(case, rows) if case.get("time_function") else _buckets(case, rows))
+
+
+def bias_attention(**case):
+    """[T, H, channels * value_dim]."""
+    tokens, heads, dim = case["value"].shape
+    channels = sum(case.get(name) is not None for name in ("position_weights", "time_weights"))
+    out = np.zeros([tokens, heads, channels, dim])
+    for rows, targets in _sequences(case):
+        seen = visible_pairs(rows.stop - rows.start, targets, **case.get("masks", {}))
+        for c, (_, weights, _) in enumerate(_channels(case, rows, targets)):
+            out[rows, :, c] = np.einsum("ij,jhd->ihd", weights * seen, np.asarray(case["value"], np.float64)[rows])
+    return out.reshape(tokens, heads, channels * dim)
+
+
+def bias_attention_grad(*, grads, **case):
+    """value_grads, position_grads, time_grads by name."""
+    out = {f"{name}_grads": np.zeros(len(case.get(f"{name}_weights", ()))) for name in ("position", "time")}
+    out["value_grads"] = np.zeros(case["value"].shape)
+    tokens, heads, dim = case["value"].shape
+    channels = sum(case.get(name) is not None for name in ("position_weights", "time_weights"))
+    parts = np.asarray(grads, np.float64).reshape(tokens, heads, channels, dim)
+    for rows, targets in _sequences(case):
+        seen, value = visible_pairs(rows.stop - rows.start, targets, **case.get("masks", {})), case["value"][rows]
+        for c, (name, weights, made_of) in enumerate(_channels(case, rows, targets)):
+            out["value_grads"][rows] += np.einsum("ij,ihd->jhd", weights * seen, parts[rows, :, c])
+            of_map = np.einsum("ihd,jhd->ij", parts[rows, :, c], np.asarray(value, np.float64)) * seen
+            if isinstance(made_of, list):
+                out[name] += [np.sum(of_map * slope) for slope in made_of]
+            else:
+                np.add.at(out[name], made_of, of_map)
     return out

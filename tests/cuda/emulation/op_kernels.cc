@@ -9,6 +9,7 @@
 
 #include "hash_table/hash_table_admin_gpu_kernel.cc"        // NOLINT
 #include "hash_table/hash_table_gpu_kernel.cc"              // NOLINT
+#include "jagged_attention/bias_attention_gpu_kernel.cc"     // NOLINT
 #include "jagged_attention/jagged_attention_gpu_kernel.cc"  // NOLINT
 #include "rank_partition/rank_partition_gpu_kernel.cc"      // NOLINT
 #include "recovery/recovery_gpu_kernel.cc"                  // NOLINT

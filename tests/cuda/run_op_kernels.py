@@ -5,14 +5,16 @@ LIBRARY is that of emulation/op_kernels.cc.
 
 from __future__ import annotations
 
+import ctypes
 import sys
 
-from tests.cuda import op_kernels_attention, op_kernels_stages, op_kernels_table
+from tests.cuda import op_kernels_attention, op_kernels_memory, op_kernels_stages, op_kernels_table
 from tf_fusedrec._tf_compat import tf
 
 
 def main(arguments: list[str]) -> int:
     tf.load_op_library(arguments[0])
+    op_kernels_memory.run(ctypes.CDLL(arguments[0]).emulation_allocations_left)
     for programs in (op_kernels_stages, op_kernels_attention, op_kernels_table):
         programs.run()
         print(f"{programs.__name__} agrees", flush=True)

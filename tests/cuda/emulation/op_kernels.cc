@@ -1,9 +1,41 @@
 // The OpKernels for a GPU as kernels for the CPU, over the emulated launchers: so TensorFlow runs their code without a
 // device. They carry a label, by which a graph asks for them where a kernel for the CPU is registered, too.
+#include <atomic>
+
 #include "common/gpu_kernel_util.h"
+#include "hash_table/hash_table_cuda.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/resource_op_kernel.h"
 
+// Memory that ends on demand: tables get TensorFlow's allocator through one that counts.
+namespace {
+
+std::atomic<int64_t> allocations_left{-1};  // negative: as many as there is memory for
+
+void* AllocateWhileAnyAreLeft(void* inner, int64_t bytes) {
+  if (allocations_left.load() == 0) return nullptr;
+  if (allocations_left.load() > 0) --allocations_left;
+  const auto* of = static_cast<const FusedrecAllocator*>(inner);
+  return of->allocate(of->context, bytes);
+}
+
+void Release(void* inner, void* data) {
+  const auto* of = static_cast<const FusedrecAllocator*>(inner);
+  of->release(of->context, data);
+}
+
+int CreateTable(const FusedrecTableSpec* spec, const FusedrecAllocator* allocator, FusedrecDeviceTable** table,
+                void* stream) {
+  auto* const inner = new FusedrecAllocator(*allocator);  // as long as the process: few tables are made
+  const FusedrecAllocator counting{inner, &AllocateWhileAnyAreLeft, &Release};
+  return fusedrec_table_create(spec, &counting, table, stream);
+}
+
+}  // namespace
+
+FUSEDREC_CUDA_API void emulation_allocations_left(int64_t count) { allocations_left = count; }
+
+#define fusedrec_table_create CreateTable
 #define Device(type) Device(::tensorflow::DEVICE_CPU).Label("emulated")  // NOLINT
 #define StreamOf(ctx) (static_cast<void>(ctx), static_cast<void*>(nullptr))
 

@@ -1,0 +1,121 @@
+"""A device without memory: ops of a table on a GPU say so, the table is what it was, and training goes on.
+
+The allocator that OpKernels give to the library gives nothing any more after so many allocations, in the emulated build
+alone (emulation/op_kernels.cc). Every allocation of a call fails once. The same program runs on a table in host memory.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+
+import numpy as np
+
+from tests.cuda.op_kernels import same
+from tests.cuda.op_kernels_table import (
+    DIM,
+    SEGMENTS,
+    Side,
+    apply_gradients,
+    compare_tables,
+    keys_since,
+    look_up,
+    records_of,
+    statistics_of_segments,
+)
+from tests.oracles.hash_table import pack
+from tf_fusedrec import ops
+from tf_fusedrec._tf_compat import tf
+
+ADAGRAD = {"rule": "adagrad", "hyperparameters": [0.0, 0.1, 1e-7, 1.0], "distribution": "uniform", "a": -0.5, "b": 0.5}
+UNLIMITED = -1
+
+
+def state_of(side):
+    counts = [side.call(op) for op in (ops.table_size, statistics_of_segments)]
+    clock = side.call(ops.table_clock)[0]  # a call that failed may have used a version up
+    return [*counts, clock, *(array for segment in range(SEGMENTS) for array in records_of(side, segment))]
+
+
+def until_it_fits(limit, call, unchanged):
+    """The answer of `call` once it has all its allocations, and how many it needed."""
+    for left in itertools.count():
+        limit(ctypes.c_int64(left))
+        try:
+            return call(), left
+        except tf.errors.ResourceExhaustedError as said:
+            assert "no device memory" in str(said) and "Remedy" in str(said), said
+        finally:
+            limit(ctypes.c_int64(UNLIMITED))
+        unchanged()
+
+
+class Pair:
+    """A table in host memory, and one on a device whose every call lacks memory before it is done."""
+
+    def __init__(self, limit, name, options):
+        self.limit, self.needed = limit, {}
+        self.host = Side(name, False, options)
+        self.device, count = until_it_fits(limit, lambda: Side(name, True, options), lambda: None)
+        assert count >= 2, "a table with no memory was made"
+
+    def call(self, op, *arguments, **more):
+        """The answers of both."""
+        return self.host.call(op, *arguments, **more), self.on_device(op, *arguments, **more)
+
+    def on_device(self, op, *arguments, **more):
+        before = state_of(self.device)
+
+        def unchanged():
+            for was, now in zip(before, state_of(self.device)):
+                same(was, now, f"{op.__name__} without memory")
+
+        answer, count = until_it_fits(self.limit, lambda: self.device.call(op, *arguments, **more), unchanged)
+        self.needed[op.__name__] = max(count, self.needed.get(op.__name__, 0))
+        return answer
+
+    def train(self, random, batch, step):
+        message, splits, received = pack(batch)
+        found = self.call(look_up, message, splits, dtype=tf.float32)
+        same(found[0].rows, found[1].rows, "rows")
+        same(
+            self.host.call(ops.table_find, message, splits, dim=DIM, dtype=tf.float32),
+            self.on_device(ops.table_find, message, splits, dim=DIM, dtype=tf.float32),
+            "rows of inference",
+        )
+        grads = random.normal(size=[len(received), DIM]).astype(np.float32)
+        numbers = np.float32(0.05).reshape(()), np.array(step, np.int64)
+        self.host.call(apply_gradients, found[0].handles, found[0].inverse, grads, *numbers)
+        self.on_device(apply_gradients, found[1].handles, found[1].inverse, grads, *numbers)
+
+    def compare(self):
+        compare_tables([self.host, self.device])
+
+
+def run(limit):
+    random = np.random.default_rng(0)
+    options = {**ADAGRAD, "max_rows": 40, "eviction": "lru"}
+    pair = Pair(limit, "memory", options)
+    # Lines that double, then rows that leave for others.
+    for step, (first, most, others) in enumerate(((0, 5, 5), (0, 35, 20), (30, 30, 0), (60, 35, 0))):
+        pair.train(random, [[list(range(first, first + most)), list(range(others))]], step + 1)
+        pair.compare()
+    assert pair.host.call(statistics_of_segments)[0, 2] > 20, "no row was evicted"
+    pair.call(ops.table_evict, 1, 7)
+    pair.call(ops.table_remove, 0, np.arange(60, 70))
+    pair.device.call(ops.table_set_clock, pair.host.call(ops.table_clock))
+    exported, handles = pair.on_device(keys_since, np.array(0), np.array(0))
+    records = pair.on_device(ops.table_read_records, handles)
+    other = Pair(limit, "other memory", options)
+    other.call(ops.table_import, 0, exported, records)
+    for tables in (pair, other):
+        tables.compare()
+        tables.train(random, [[list(range(100, 120)), []]], 9)
+        tables.compare()
+    least = {
+        "look_up": 5, "table_find": 2, "apply_gradients": 2, "table_evict": 3, "table_remove": 1, "keys_since": 1,
+        "table_read_records": 1, "table_import": 6,
+    }  # fmt: skip
+    failed = {name: max(p.needed.get(name, 0) for p in (pair, other)) for name in pair.needed | other.needed}
+    assert failed.keys() == least.keys() and all(failed[name] >= least[name] for name in least), failed
+    print(f"allocations that failed, by call: {failed}", flush=True)

@@ -91,6 +91,13 @@ int64_t fusedrec_unpack_message_scratch_bytes(int64_t num_segments, int64_t num_
 
 int fusedrec_message_headers(const int64_t* message, const int32_t* received_splits, int64_t num_segments,
                              int64_t num_ranks, void* scratch, int64_t* headers, void* stream) {
+  if (num_segments < 0 || num_ranks < 0 || num_segments > kMaxIds) return kCudaInvalidValue;
+  int64_t size = 0;
+  for (int64_t r = 0; r < num_ranks; ++r) {
+    if (received_splits[r] < num_segments) return kCudaInvalidValue;
+    size += received_splits[r];
+  }
+  if (size > kMaxIds) return kCudaInvalidValue;
   const UnpackScratch at(scratch, num_segments, num_ranks);
   std::vector<int64_t> block_begin(num_ranks, 0);
   for (int64_t r = 1; r < num_ranks; ++r) block_begin[r] = block_begin[r - 1] + received_splits[r - 1];
@@ -110,6 +117,7 @@ int fusedrec_unpack_message(const int64_t* message, const int64_t* headers, int6
   int64_t num_ids = 0;
   for (int64_t run = 0; run < runs; ++run) {
     const int64_t r = run / num_segments, s = run % num_segments;
+    if (headers[run] < 0 || headers[run] > kMaxIds - num_ids) return kCudaInvalidValue;
     if (s == 0) id_splits[r] = 0;
     run_begin[run] = num_ids;
     num_ids += headers[run];
@@ -123,7 +131,6 @@ int fusedrec_unpack_message(const int64_t* message, const int64_t* headers, int6
     next[run % num_segments] += headers[run];
   }
   if (num_ids == 0) return kCudaSuccess;
-  if (num_ids > kMaxIds) return kCudaInvalidValue;
   const UnpackScratch at(scratch, num_segments, num_ranks);
   FUSEDREC_RETURN_IF_CUDA_ERROR(CopyToDevice(at.run_begin, run_begin.data(), runs, stream));
   FUSEDREC_RETURN_IF_CUDA_ERROR(CopyToDevice(at.run_to, run_to.data(), runs, stream));

@@ -60,6 +60,11 @@ def run_attention(random):
     refused(
         wrong, "row_splits must not decrease", lambda: run_op(True, attention, (query, key, value, decreasing, grads))
     )
+    long = np.zeros([2**31, 1, 0], np.float32)  # no bytes
+    refused(
+        wrong, "the number of tokens must be at most 2147483647",
+        lambda: run_op(True, attention, (long, long, long, np.array([0, 2**31]), long)),
+    )  # fmt: skip
     refused(wrong, "at most 256 columns", lambda: run_op(True, attention, (wide, wide, wide, SPLITS, wide)))
 
 

@@ -50,12 +50,19 @@ def run_refusals():
         refused(wrong, "splits must run from 0 to 4", lambda: call(np.array([0, 5])))  # noqa: B023
         refused(wrong, "must have at least one entry", lambda: call(np.array([], np.int64)))  # noqa: B023
     refused(wrong, "segments on a GPU", lambda: unique(np.minimum(np.arange(2**20 + 2), 4)))
+    empty, many = np.array([], np.int64), np.zeros(2**21 + 1, np.int64)
+    refused(
+        wrong, "the size of the message must be at most 2147483647",
+        lambda: run_op(True, ops.rank_partition, (empty, many), num_ranks=1024),
+    )  # fmt: skip
     refused(wrong, "num_ranks must be at most", lambda: partition(np.array([0, 4]), num_ranks=10**6))
     refused(wrong, "does not fit the", lambda: partition(np.array([0, 4]), owner="tfra", id_bits=1))
     refused(wrong, "counts 3 ids in segment 0", lambda: unpack(np.array([3, 0, 7]), np.array([3], np.int32)))
     refused(wrong, "received_splits", lambda: unpack(np.array([1, 0, 7]), np.array([4], np.int32)))
     for n in (-1, 2**31):
         refused(wrong, "num_rows must be", lambda: run_op(True, ops.recover_grad, (rows, index[:3], size(n))))  # noqa: B023
+        bag = index[:3], np.array([0, 3]), np.ones(1, np.float32)
+        refused(wrong, "num_rows must be", lambda: run_op(True, ops.pooled_recover_grad, (rows[:1], *bag, size(n))))  # noqa: B023
     refused(wrong, "grads must have a row", lambda: run_op(True, ops.recover_grad, (rows, index, size(3))))
     pooled = lambda scale: run_op(True, ops.pooled_recover, (rows, index, np.array([0, 4]), scale))  # noqa: E731
     refused(wrong, "bag_scale must have one entry", lambda: pooled(np.ones(2, np.float32)))

@@ -66,6 +66,23 @@ def check_bad_arguments_are_refused(kernels):
             kernels.scratch("rank_partition", 4, 4, ranks), message, size, counts, memory.empty([4], np.int32),
         )  # fmt: skip
         assert answer == 1, (splits, ranks, size)
+    for num_ids, segments, ranks in ((0, 2**21, 1024), (2**31, 1, 1)):  # entries of a message over 2^31
+        splits, size = np.zeros(segments + 1, np.int64), num_ids + ranks * segments
+        splits[-1] = num_ids
+        sizes = num_ids, segments, ranks, 0, 64
+        answer = kernels.answer("rank_partition", None, splits, *sizes, None, None, size, counts, None)
+        assert answer == 1, sizes
+
+
+def check_messages_that_do_not_fit_are_refused(kernels):
+    headers = np.zeros(4, np.int64)
+    for splits, segments in (([3, 1], 2), ([-1, 4], 1), ([2**31 - 1, 1], 1), ([3], -1), ([3], 2**40)):
+        sizes = np.array(splits, np.int32), segments, len(splits)
+        assert kernels.answer("message_headers", None, *sizes, None, headers) == 1, sizes
+    splits, id_splits = np.zeros(3, np.int64), np.zeros(2, np.int32)
+    for counts in ([1, -1, 0, 2], [2**31, 0, 0, 0], [2**30, 2**30, 0, 0], [2**62, 2**62, 2**62, 2**62]):
+        answer = kernels.answer("unpack_message", None, np.array(counts), 2, 2, None, None, splits, None, id_splits)
+        assert answer == 1, counts
 
 
 def check_unpack(kernels):

@@ -99,6 +99,25 @@ def check_the_order_of_a_sum(kernels):
     np.testing.assert_allclose(ours, wanted, rtol=0, atol=1e-5)  # two orders of ten numbers of size one
 
 
+def check_sizes_that_do_not_fit_are_refused(kernels):
+    """Sizes over 2^31 and below 0, and types that are not there: before a pointer is followed."""
+    for wrong in (2**31, -1):
+        for place in range(3):  # num_rows, row_bytes, num_index
+            sizes = [wrong if n == place else 0 for n in range(3)]
+            assert kernels.answer("recover", None, *sizes[:2], None, sizes[2], None, wrong) == INVALID, sizes
+        for place in range(4):  # num_rows, dim, num_index, num_bags
+            rows, dim, n, bags = (wrong if m == place else 0 for m in range(4))
+            answer = kernels.answer("pooled_recover", 0, None, rows, dim, None, n, None, None, bags, None, None)
+            assert answer == INVALID, place
+            answer = kernels.answer("recover_grad", 0, None, dim, None, n, None, None, bags, None, None, rows, rows)
+            assert answer == INVALID, place
+    assert kernels.answer("recover", None, 0, 4, None, 5, None, 4) == INVALID  # fewer rows out than indices
+    assert kernels.answer("recover_grad", 0, None, 1, None, 0, None, None, 0, None, None, 5, 4) == INVALID
+    for type_ in (-1, 3):
+        assert kernels.answer("pooled_recover", type_, None, 0, 0, None, 0, None, None, 0, None, None) == INVALID
+        assert kernels.answer("recover_grad", type_, None, 0, None, 0, None, None, 0, None, None, 0, 0) == INVALID
+
+
 def bags_of(random, n, num_bags):
     splits = np.concatenate([[0], np.sort(random.integers(0, n + 1, num_bags - 1)), [n]]).astype(np.int64)
     return splits, 2.0 ** random.integers(-2, 2, num_bags).astype(np.float32)  # powers of two: products are exact

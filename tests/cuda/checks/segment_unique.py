@@ -57,5 +57,6 @@ def check_bad_splits_are_refused(kernels):
             "segment_unique", memory.put(np.arange(4)), np.array(splits), 4, len(splits) - 1, scratch, *out
         )
         assert answer == INVALID, splits
-    too_many = np.array([0, 2**31]), 2**31, 1
-    assert kernels.answer("segment_unique", None, *too_many, None, None, None, None) == INVALID
+    for splits, num_ids in (([0, 2**31], 2**31), ([0, -1], -1), (np.zeros(2**20 + 2, np.int64), 0)):
+        sizes = np.array(splits), num_ids, len(splits) - 1
+        assert kernels.answer("segment_unique", None, *sizes, None, None, None, None) == INVALID, sizes

@@ -152,7 +152,7 @@ __global__ void __launch_bounds__(Shape<T, D>::kThreads) ChannelGradsKernel(Prob
     const RowMask mask = problem.MaskOfRow(item.row);
     const int r0 = item.begin, r1 = Lesser(r0 + S::kRows, mask.length);
     const AllColumns of_values = ColumnsOf<D>(problem, slice, 1), of_grads = ColumnsOf<D>(problem, slice, channels);
-    __syncthreads();  // the last item is done with the tiles
+    // The last item is done with these: nobody reads them behind the last barrier of a tile.
     S::LoadRows(problem.value + first * stride, stride, of_values, r0, r1, S::kRows, tiles.row);
     if (problem.bias.has_time()) S::LoadTimes(problem.answers + first, r0, r1, S::kRows, tiles.row_times);
 

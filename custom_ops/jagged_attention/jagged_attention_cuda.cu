@@ -62,14 +62,19 @@ struct Scratch {
   int64_t slots, position_size, time_size;
 };
 
-constexpr int64_t kMost = (int64_t{1} << 31) - 1;
+constexpr int64_t kMost = (int64_t{1} << 31) - 1;  // of sizes, and of the blocks of a launch
 
-bool IsSound(const FusedrecAttention& call) {
-  if (call.type < 0 || call.type > 2 || call.tokens > kMost || call.heads < 1 || call.heads > kMost ||
-      call.num_thresholds > kAttentionMaxThresholds || call.max_length > kMost / 2 ||
-      !SplitsAreSound(call.row_splits, call.batch, call.tokens)) {
-    return false;
+bool SizesAreSound(const FusedrecAttention& call) {
+  for (const int64_t size : {call.tokens, call.heads, call.qk_dim, call.value_dim, call.contextual_length,
+                             call.attention_window, call.min_full_length, call.max_length}) {
+    if (size < 0) return false;
   }
+  return call.type >= 0 && call.type <= 2 && call.tokens <= kMost && call.heads >= 1 && call.heads <= kMost &&
+         call.max_length <= kMost / 2 && call.num_thresholds >= -1 && call.num_thresholds <= kAttentionMaxThresholds;
+}
+
+bool RowsAreSound(const FusedrecAttention& call) {
+  if (!SplitsAreSound(call.row_splits, call.batch, call.tokens)) return false;
   for (int64_t b = 0; b < call.batch; ++b) {
     const int64_t length = call.row_splits[b + 1] - call.row_splits[b];
     if (call.max_length > 0 && length > call.max_length) return false;
@@ -82,14 +87,15 @@ bool IsSound(const FusedrecAttention& call) {
 }
 
 bool AttentionIsSound(const FusedrecAttention& call) {
-  return IsSound(call) && call.qk_dim <= kAttentionMaxDim && call.value_dim <= kAttentionMaxDim &&
-         call.time_function == kNoFunction;
+  return SizesAreSound(call) && call.qk_dim <= kAttentionMaxDim && call.value_dim <= kAttentionMaxDim &&
+         call.time_function == kNoFunction && RowsAreSound(call) && NumItems(call) <= kMost / call.heads;
 }
 
 bool ChannelsAreSound(const FusedrecAttention& call) {
-  return IsSound(call) && call.value_dim >= 0 && call.value_dim <= kMost / (kMaxChannels * call.heads) &&
+  return SizesAreSound(call) && call.value_dim <= kMost / (kMaxChannels * call.heads) &&
          call.time_function >= kNoFunction && call.time_function <= kStretched &&
-         (call.time_function == kNoFunction || call.num_thresholds < 0);
+         (call.time_function == kNoFunction || call.num_thresholds < 0) && RowsAreSound(call) &&
+         NumItems(call) * SlicesOf(call) <= kMost;
 }
 
 // Copies what the host has to the device, and clears the sums of distances.

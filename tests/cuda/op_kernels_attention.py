@@ -91,6 +91,11 @@ def run_refusals(random):
     ):  # fmt: skip
         wrong = tuple({**right, place: value}.values())
         refused(tf.errors.InvalidArgumentError, words, lambda: run_op(True, channels, wrong, kind="buckets"))  # noqa: B023
+    long = np.zeros([2**31, 1, 0], np.float32)  # no bytes
+    refused(
+        tf.errors.InvalidArgumentError, "the number of tokens must be at most 2147483647",
+        lambda: run_op(True, channels, tuple({**right, 0: long, 8: long}.values()), kind="buckets"),
+    )  # fmt: skip
     many = tuple({**right, 4: np.zeros(4098, np.float32), 5: np.arange(4097)}.values())
     refused(
         tf.errors.InvalidArgumentError, "thresholds must be at most 4096",

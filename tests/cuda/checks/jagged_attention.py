@@ -68,6 +68,8 @@ def check_bad_arguments_are_refused(kernels):
     for changes in (
         {"splits": [0, 5, 4]}, {"tokens": 8}, {"qk_dim": 257}, {"value_dim": 257}, {"thresholds": [2, 1, 3]},
         {"max_length": 3}, {"type": 3}, {"num_thresholds": 4097}, {"heads": 0}, {"tokens": 2**31},
+        {"qk_dim": -1}, {"num_thresholds": -2}, {"time_function": 1},
+        {"tokens": 2**31 - 1, "splits": [0, 3, 2**31 - 1], "heads": 64},  # blocks
     ):  # fmt: skip
         assert answer(**changes) == 1, changes
 

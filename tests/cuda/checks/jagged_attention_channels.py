@@ -98,6 +98,8 @@ def check_bad_arguments_of_channels_are_refused(kernels):
     for changes in (
         {"splits": [0, 5, 4]}, {"tokens": 8}, {"thresholds": [2, 1, 3]}, {"max_length": 3}, {"type": 3}, {"heads": 0},
         {"heads": 2**62}, {"value_dim": 2**31}, {"value_dim": -1}, {"time_function": 1}, {"tokens": 2**31},
-        {"time_function": 4, "num_thresholds": -1}, {"time_function": -1, "num_thresholds": -1},
+        {"time_function": 4, "num_thresholds": -1}, {"time_function": -1, "num_thresholds": -1}, {"batch": -1},
+        {"num_thresholds": -2}, {"tokens": -1}, {"max_length": -1}, {"attention_window": -1},
+        {"tokens": 2**31 - 1, "splits": [0, 3, 2**31 - 1], "value_dim": 2**13},  # blocks
     ):  # fmt: skip
         assert answer(**changes) == 1, changes

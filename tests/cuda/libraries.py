@@ -7,7 +7,6 @@ import fcntl
 import os
 import pathlib
 import shlex
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -54,16 +53,6 @@ def _build(op: str, folder: pathlib.Path, custom_ops: pathlib.Path, *more: str) 
     library = folder / f"{op}.so"
     run_compiler(library, [str(path) for path in objects], custom_ops, "-shared")
     return library
-
-
-def reuse(op: str, made: pathlib.Path, folder: pathlib.Path, changed: set[str]) -> None:
-    """Copies those objects of an earlier build into `folder` for which none of the `changed` sources was read."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for depfile in made.glob(f"{op}.*.d"):
-        read = depfile.read_text(encoding="utf-8")
-        if not any(f"/custom_ops/{name}" in read for name in changed) and depfile.with_suffix(".o").exists():
-            for path in (depfile, depfile.with_suffix(".o")):
-                shutil.copy2(path, folder / path.name)
 
 
 def build_op_kernels(folder: pathlib.Path, launchers: Iterable[pathlib.Path]) -> pathlib.Path:

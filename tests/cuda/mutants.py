@@ -1,11 +1,14 @@
 """Faults that the checks over the emulation must find: each a change of one place of a kernel's source.
 
-A change must fit: a text that is no longer there, or there twice, fails the test, so that the list keeps up with the
-code.
+FAULT in a new text is true, or 1, while the checks look for that fault, and false for all others: so one compilation of
+an op has them all, and one run each finds them. A change must fit: a text that is no longer there, or there twice, fails
+the test, so that the list keeps up with the code.
 """
 
 from __future__ import annotations
 
+import fcntl
+import pathlib
 from typing import NamedTuple
 
 
@@ -19,7 +22,6 @@ class Mutant(NamedTuple):
     new: str
     only: str = ""  # part of the names of the checks to run: those that find it soonest
     words: str = ""  # that must stand in what the run says; empty: any failure will do
-    smaller: tuple[str, str, str] | None = None  # (path, old, new) that leaves out what the checks do not run
 
 
 SEGMENT_UNIQUE = "segment_unique/segment_unique_cuda.cuh"
@@ -34,159 +36,205 @@ TABLE = "hash_table/hash_table_cuda.cuh"
 SELECT = "hash_table/device_select.cuh"
 LINES = "hash_table/device_lines.cuh"
 BUFFER = "hash_table/device_buffer.cuh"
-ONE_SIZE = (
-    "jagged_attention/attention_launch.cuh",
-    """  if (dim <= 64) return LaunchPass<T, 64, kPass>(problem, stream);
+# (path, old, new) by op: sizes of heads that these checks do not run are not compiled.
+SMALLER = {
+    "jagged_attention": [
+        (
+            "jagged_attention/attention_launch.cuh",
+            """  if (dim <= 64) return LaunchPass<T, 64, kPass>(problem, stream);
   if (dim <= 128) return LaunchPass<T, 128, kPass>(problem, stream);
   return LaunchPass<T, 256, kPass>(problem, stream);
 """,
-    "  return kCudaInvalidValue;\n",
-)  # fmt: skip
-ONE_SLICE = (
-    "jagged_attention/attention_channels_launch.cuh",
-    "  return LaunchChannels<T, kLargeSlice>(problem, backward, stream);\n", "  return kCudaInvalidValue;\n",
-)  # fmt: skip
+            "  return kCudaInvalidValue;\n",
+        ),
+        (
+            "jagged_attention/attention_channels_launch.cuh",
+            "  return LaunchChannels<T, kLargeSlice>(problem, backward, stream);\n", "  return kCudaInvalidValue;\n",
+        ),
+    ],
+}  # fmt: skip
 
 MUTANTS = [
     Mutant(
         "a barrier less: sums of warps are read before they are there", "segment_unique", SEGMENT_UNIQUE,
-        "= warp_sum;\n  __syncthreads();", "= warp_sum;", "many_tiles",
+        "= warp_sum;\n  __syncthreads();", "= warp_sum;\n  if (!FAULT) __syncthreads();", "many_tiles",
     ),
     Mutant(
         "a barrier less: the tile is read before it is there", "segment_unique", LOOK_BACK,
-        "+ 1u;\n  __syncthreads();", "+ 1u;", "many_tiles",
+        "+ 1u;\n  __syncthreads();", "+ 1u;\n  if (!FAULT) __syncthreads();", "many_tiles",
     ),
     Mutant(
         "a barrier that one warp passes by", "segment_unique", SEGMENT_UNIQUE,
-        "  __syncthreads();\n  if (Warp() == 0) {", "  if (Warp() != 1) __syncthreads();\n  if (Warp() == 0) {",
+        "__syncthreads();\n  if (Warp() == 0) {",
+        "FAULT && Warp() == 1 ? static_cast<void>(0) : __syncthreads();\n  if (Warp() == 0) {",
         "many_tiles", "different barriers",
     ),
     Mutant(
         "a ballot that only some lanes reach", "segment_unique", SEGMENT_UNIQUE,
         "    firsts[k] = __ballot_sync(kFullWarp, own[k] == n);",
-        "    firsts[k] = 0;\n    if (n < num_ids) firsts[k] = __ballot_sync(kFullWarp, own[k] == n);",
+        "    firsts[k] = 0;\n    if (!FAULT || n < num_ids) firsts[k] = __ballot_sync(kFullWarp, own[k] == n);",
         "edge_cases", "deadlock",
     ),
     Mutant(
         "an index beyond the end", "segment_unique", SEGMENT_UNIQUE,
-        "inverse[n] = static_cast", "inverse[n + 1] = static_cast", "fills_its_tiles", "heap-buffer-overflow",
+        "inverse[n] = static_cast", "inverse[n + FAULT] = static_cast", "fills_its_tiles", "heap-buffer-overflow",
     ),
     Mutant(
         "shared memory beyond the end", "segment_unique", SEGMENT_UNIQUE,
-        "warp_begin[Warp()] = warp_sum", "warp_begin[Warp() + 1] = warp_sum", "edge_cases", "heap-buffer-overflow",
+        "warp_begin[Warp()] = warp_sum", "warp_begin[Warp() + FAULT] = warp_sum", "edge_cases", "heap-buffer-overflow",
     ),
     Mutant(
         "the first position does not win", "segment_unique", SEGMENT_UNIQUE,
-        "if (n < seen) atomicMin(&slots[slot], n);", "", "many_tiles",
+        "if (n < seen) atomicMin(&slots[slot], n);", "if (!FAULT && n < seen) atomicMin(&slots[slot], n);",
+        "many_tiles",
     ),
     Mutant(
-        "a tile leaves out the sum of one before it", "segment_unique", LOOK_BACK, "lane <= last ?", "lane < last ?",
+        "a tile leaves out the sum of one before it", "segment_unique", LOOK_BACK, "lane <= last ?", "lane <= last - FAULT ?",
         "many_tiles",
     ),
     Mutant(
         "a barrier of a warp less: a count is read after it is raised", "rank_partition", SPLIT,
-        "count[bin];\n  __syncwarp();", "count[bin];", "many_tiles",
+        "count[bin];\n  __syncwarp();", "count[bin];\n  if (!FAULT) __syncwarp();", "many_tiles",
     ),
     Mutant(
         "an index shifted: headers of the next bound", "rank_partition", RANK_PARTITION,
-        "before[(s + 1) * ranks + r])", "before[s * ranks + r])", "edge_cases",
+        "before[(s + 1) * ranks + r])", "before[(s + 1 - FAULT) * ranks + r])", "edge_cases",
     ),
     Mutant(
         "an index shifted: the part of a row is taken for another", "recovery", RECOVERY,
-        "parts[(2 * chunk + 1) * grads.dim + d] = sum", "parts[2 * chunk * grads.dim + d] = sum", "fill_their_chunks",
+        "parts[(2 * chunk + 1) * grads.dim + d] = sum", "parts[(2 * chunk + 1 - FAULT) * grads.dim + d] = sum", "fill_their_chunks",
     ),
     Mutant(
         "a barrier less: sums of digits are read before they are there", "recovery", "common/row_sort.cuh",
-        "= until;\n  __syncthreads();", "= until;", "order_of_a_sum",
+        "= until;\n  __syncthreads();", "= until;\n  if (!FAULT) __syncthreads();", "order_of_a_sum",
     ),
     Mutant(
         "bags that decrease are not looked for", "recovery", RECOVERY,
-        "bag_splits[i - 1] <= bag_splits[i]", "bag_splits[i] >= 0", "bags_that_do_not_fit", "order",
+        "bag_splits[i - 1] <= bag_splits[i]", "(FAULT || bag_splits[i - 1] <= bag_splits[i])", "bags_that_do_not_fit", "order",
     ),
     Mutant(
         "a barrier less: weights are multiplied before they are stored", "jagged_attention", ATTENTION,
-        "      __syncthreads();\n\n      const int pairs", "      const int pairs", "rows_of_all", smaller=ONE_SIZE,
+        "      __syncthreads();\n\n      const int pairs", "      if (!FAULT) __syncthreads();\n\n      const int pairs",
+        "rows_of_all",
     ),
     Mutant(
         "a ballot that only lanes reach whose bucket changes", "jagged_attention", BIAS_GRADS,
-        "      Flush(changes);", "      if (changes) Flush(changes);", "rows_of_all", "deadlock", smaller=ONE_SIZE,
+        "      Flush(changes);", "      if (!FAULT || changes) Flush(changes);", "rows_of_all", "deadlock",
     ),
     Mutant(
         "an index shifted: the weight of the next distance", "jagged_attention", ATTENTION,
-        "mask.Place(query) - low]", "mask.Place(query) - low + 1]", "rows_of_all", smaller=ONE_SIZE,
+        "mask.Place(query) - low]", "mask.Place(query) - low + FAULT]", "rows_of_all",
     ),
     Mutant(
         "a barrier less: maps are multiplied before they are there", "jagged_attention", CHANNELS,
-        "    }\n    __syncthreads();\n#pragma unroll", "    }\n#pragma unroll", "channels_of_rows", smaller=ONE_SLICE,
+        "    }\n    __syncthreads();\n#pragma unroll", "    }\n    if (!FAULT) __syncthreads();\n#pragma unroll",
+        "channels_of_rows",
     ),
     Mutant(
         "a barrier less: gradients are hidden before they are there", "jagged_attention", CHANNELS,
-        "tiles.exact);\n        __syncthreads();", "tiles.exact);", "channels_of_rows", smaller=ONE_SLICE,
+        "tiles.exact);\n        __syncthreads();", "tiles.exact);\n        if (!FAULT) __syncthreads();",
+        "channels_of_rows",
     ),
     Mutant(
         "an index shifted: a head's gradients lie as its values do", "jagged_attention", CHANNELS,
-        "of_grads = ColumnsOf<D>(problem, slice, channels)", "of_grads = ColumnsOf<D>(problem, slice, 1)",
-        "channels_of_rows", smaller=ONE_SLICE,
+        "of_grads = ColumnsOf<D>(problem, slice, channels)", "of_grads = ColumnsOf<D>(problem, slice, FAULT ? 1 : channels)",
+        "channels_of_rows",
     ),
     Mutant(
         "a place of a line is taken without looking who took it", "hash_table", LINES,
-        "atomicCAS(&line->meta, meta, meta | place)", "(StoreFresh(&line->meta, meta | place), meta)", "grow_the_table",
+        "atomicCAS(&line->meta, meta, meta | place)", "FAULT ? (StoreFresh(&line->meta, meta | place), meta) : atomicCAS(&line->meta, meta, meta | place)",
+        "grow_the_table",
     ),
     Mutant(
         "a full line that a key passed carries no mark", "hash_table", LINES,
-        "if ((meta & kOverflown) == 0) atomicOr(&line->meta, kOverflown);", "", "collide",
+        "if ((meta & kOverflown) == 0) atomicOr(&line->meta, kOverflown);",
+        "if (!FAULT && (meta & kOverflown) == 0) atomicOr(&line->meta, kOverflown);", "collide",
     ),
     Mutant(
         "an index shifted: the row of the key before", "hash_table", LINES,
-        "(first & 4) << 2", "(first & 4) << 1", "grow_the_table",
+        "(first & 4) << 2", "(first & 4) << (2 - FAULT)", "grow_the_table",
     ),
     Mutant(
         "a search that some lanes of a group leave", "hash_table", LINES,
         "if (found == kNowhere && (meta & kOverflown) != 0) {",
-        "if (found == kNowhere && (meta & kOverflown) != 0 && GroupLane() != 1) {", "collide", "different collectives",
+        "if (found == kNowhere && (meta & kOverflown) != 0 && !(FAULT && GroupLane() == 1)) {", "collide", "different collectives",
     ),
     Mutant(
         "a touch is dropped: positions of a known id do not meet", "hash_table", TABLE,
         "atomicMax(&table.Meta(row)->touch, TouchOf(attempt, position));",
-        "table.Meta(row)->touch = TouchOf(attempt, position);",
+        "if (FAULT) table.Meta(row)->touch = TouchOf(attempt, position);\n"
+        "    else atomicMax(&table.Meta(row)->touch, TouchOf(attempt, position));",
         "grow_the_table",
     ),
     Mutant(
         "the first position of a new id does not win", "hash_table", TABLE,
-        "      if (n < seen) atomicMin(&slots[slot], n);\n", "", "first_occurrence",
+        "if (n < seen) atomicMin(&slots[slot], n);", "if (!FAULT && n < seen) atomicMin(&slots[slot], n);",
+        "first_occurrence",
     ),
     Mutant(
         "a barrier less: sums of firsts are read before they are there", "hash_table", TABLE,
-        "num_firsts : num_fresh;\n  __syncthreads();", "num_firsts : num_fresh;", "first_occurrence",
+        "num_firsts : num_fresh;\n  __syncthreads();", "num_firsts : num_fresh;\n  if (!FAULT) __syncthreads();",
+        "first_occurrence",
     ),
     Mutant(
         "an index shifted: the last gradient of a row goes to the next", "hash_table", "hash_table/device_update.cuh",
-        "begin[u] = static_cast<int32_t>(p);", "begin[u] = static_cast<int32_t>(p > 0 ? p - 1 : 0);",
+        "begin[u] = static_cast<int32_t>(p);", "begin[u] = static_cast<int32_t>(FAULT && p > 0 ? p - 1 : p);",
         "order_received",
     ),
     Mutant(
         "a barrier less: bytes are counted before the counters are cleared", "hash_table", SELECT,
-        "own[threadIdx.x] = 0;\n  __syncthreads();", "own[threadIdx.x] = 0;", "policies",
+        "own[threadIdx.x] = 0;\n  __syncthreads();", "own[threadIdx.x] = 0;\n  if (!FAULT) __syncthreads();", "policies",
     ),
     Mutant(
         "the row that a lookup has met may leave", "hash_table", "hash_table/device_rows.cuh",
-        "meta.last + window > clock || AttemptOf(meta.touch) == attempt", "meta.last + window > clock", "policies",
+        "meta.last + window > clock || AttemptOf(meta.touch) == attempt", "meta.last + window > clock || (!FAULT && AttemptOf(meta.touch) == attempt)",
+        "policies",
     ),
     Mutant(
-        "a key that leaves stays in its line", "hash_table", LINES, "atomicAnd(&line->meta, ~(1u << i));", "",
+        "a key that leaves stays in its line", "hash_table", LINES, "atomicAnd(&line->meta, ~(1u << i));", "if (!FAULT) atomicAnd(&line->meta, ~(1u << i));",
         "by_hand",
     ),
     Mutant(
         "rows that both buffers hold are not refreshed", "hash_table", BUFFER,
-        "to[i] = from[i];", "(void)from, (void)to;",
+        "to[i] = from[i];", "if (!FAULT) to[i] = from[i];",
         "as_a_table",
     ),
     Mutant(
         "the wrong buffer is written back", "hash_table", "hash_table/device_buffer.cu",
-        "other()->ReadRecords(device_handles", "active()->ReadRecords(device_handles", "as_a_table",
+        "other()->ReadRecords(device_handles", "(FAULT ? active() : other())->ReadRecords(device_handles", "as_a_table",
     ),
     Mutant(
         "an index shifted: the row before is refreshed", "hash_table", BUFFER,
-        "own = static_cast<uint32_t>(n);", "own = static_cast<uint32_t>(n > 0 ? n - 1 : n);", "as_a_table",
+        "own = static_cast<uint32_t>(n);", "own = static_cast<uint32_t>(FAULT && n > 0 ? n - 1 : n);", "as_a_table",
     ),
 ]  # fmt: skip
+
+
+def numbered(op: str) -> list[tuple[int, Mutant]]:
+    """Faults of an op and their numbers; 0 is none."""
+    return [(number, mutant) for number, mutant in enumerate(MUTANTS, 1) if mutant.op == op]
+
+
+def changed(text: str, old: str, new: str, what: str) -> str:
+    assert text.count(old) == 1, f"{what}: {old!r} is {text.count(old)} times in its file"
+    return text.replace(old, new)
+
+
+def write_sources(op: str, custom_ops: pathlib.Path, folder: pathlib.Path) -> None:
+    """Copies the sources of kernels with all faults of an op into `folder`; what has not changed keeps its time."""
+    paths = [path for path in custom_ops.rglob("*") if path.suffix in (".cu", ".cuh", ".h")]
+    texts = {str(path.relative_to(custom_ops)): path.read_text(encoding="utf-8") for path in paths}
+    for path, old, new in SMALLER.get(op, []):
+        texts[path] = changed(texts[path], old, new, path)
+    for number, mutant in numbered(op):
+        assert "FAULT" in mutant.new, f"{mutant.name}: without FAULT it would hide the others"
+        new = mutant.new.replace("FAULT", f"(emulation::fault == {number})")
+        texts[mutant.path] = changed(texts[mutant.path], mutant.old, new, mutant.name)
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("w", encoding="utf-8") as lock:  # another process may write the same
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        for name, text in texts.items():
+            path = folder / name
+            if not path.exists() or path.read_text(encoding="utf-8") != text:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(text, encoding="utf-8")

@@ -24,12 +24,16 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--library", required=True)
     parser.add_argument("--memory", choices=["numpy", "torch"], default="numpy")
     parser.add_argument("--schedules", type=int, default=len(SCHEDULES), help="how many of them (emulation)")
-    parser.add_argument("--only", default="", help="part of the names of the checks to run")
+    parser.add_argument("--only", nargs="*", default=[""], help="parts of the names of the checks to run")
+    parser.add_argument("--fault", type=int, default=0, help="number of the fault that is to be there (mutants.py)")
     options = parser.parse_args(arguments)
     checks = importlib.import_module(f"tests.cuda.checks.{options.op}")
     emulated = options.memory == "numpy"
     kernels = Kernels(options.library, NumpyMemory() if emulated else TorchMemory())
-    for name in [name for name in dir(checks) if name.startswith("check_") and options.only in name]:
+    if options.fault != 0:
+        kernels.library.emulation_fault(ctypes.c_int(options.fault))
+    chosen = [name for name in dir(checks) if name.startswith("check_") and any(part in name for part in options.only)]
+    for name in chosen:
         check = getattr(checks, name)
         schedules = options.schedules if emulated and not getattr(check, "once", False) else 1
         for workers, preempt, seed in SCHEDULES[:schedules]:

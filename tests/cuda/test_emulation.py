@@ -9,16 +9,15 @@ from __future__ import annotations
 import concurrent.futures
 import os
 import pathlib
-import shutil
 import subprocess
 
 import pytest
 
-from tests.cuda import libraries
-from tests.cuda.mutants import MUTANTS
+from tests.cuda import libraries, mutants
 
 OPS = sorted(path.parent.name for path in (libraries.ROOT / "custom_ops").glob("*/*_cuda.cuh"))
 WORKERS = 2
+ALL = list(enumerate(mutants.MUTANTS, 1))
 
 
 @pytest.fixture(scope="module")
@@ -44,35 +43,41 @@ def test_op_kernels_for_a_gpu_agree_with_those_for_the_cpu(built):
     assert "op_kernels_table agrees" in done.stdout
 
 
-def run_mutant(mutant, folder: pathlib.Path) -> subprocess.CompletedProcess:
-    sources = folder / "custom_ops"
-    shutil.copytree(libraries.ROOT / "custom_ops", sources, ignore=shutil.ignore_patterns("*.cc", "*.md"))
-    changes = [(mutant.path, mutant.old, mutant.new), *([mutant.smaller] if mutant.smaller else [])]
-    for name, old, new in changes:
-        text = (sources / name).read_text(encoding="utf-8")
-        assert text.count(old) == 1, f"{mutant.name}: {old!r} is {text.count(old)} times in {name}"
-        (sources / name).write_text(text.replace(old, new), encoding="utf-8")
-    libraries.reuse(mutant.op, libraries.ROOT / "build/emulation", folder, {name for name, *_ in changes})
+def build_with_faults(op: str) -> pathlib.Path:
+    """The library of an op with all its faults, none of which is there until it is asked for."""
+    folder = libraries.ROOT / "build/faults" / op
+    mutants.write_sources(op, libraries.ROOT / "custom_ops", folder / "custom_ops")
     # Without the second sanitizer, which doubles the time of a compilation and is not what finds them.
-    library = libraries.build(mutant.op, folder, sources, "-fno-sanitize=undefined")
-    return libraries.run_checks(mutant.op, library, "--only", mutant.only)
+    return libraries.build(op, folder, folder / "custom_ops", "-fno-sanitize=undefined")
+
+
+def run_mutant(number: int, mutant: mutants.Mutant) -> subprocess.CompletedProcess:
+    library = build_with_faults(mutant.op)
+    return libraries.run_checks(mutant.op, library, "--fault", str(number), "--only", mutant.only)
 
 
 @pytest.fixture(scope="module")
-def checked(built, tmp_path_factory):
-    """What the checks say of a mutant; compiled as far as it differs."""
-    run = lambda mutant: run_mutant(mutant, tmp_path_factory.mktemp("mutant"))  # noqa: E731
+def checked():
+    """What the checks say of a mutant."""
     if "PYTEST_XDIST_WORKER" in os.environ:  # workers share the tests among themselves
-        yield run
+        yield run_mutant
         return
     with concurrent.futures.ThreadPoolExecutor(WORKERS) as pool:
-        running = {mutant.name: pool.submit(run, mutant) for mutant in MUTANTS}
-        yield lambda mutant: running[mutant.name].result()
+        running = {number: pool.submit(run_mutant, number, mutant) for number, mutant in ALL}
+        yield lambda number, _: running[number].result()
 
 
-@pytest.mark.parametrize("mutant", MUTANTS, ids=[mutant.name for mutant in MUTANTS])
-def test_a_fault_is_found(checked, mutant):
-    done = checked(mutant)
+@pytest.mark.parametrize("op", sorted({mutant.op for mutant in mutants.MUTANTS}))
+def test_without_a_fault_nothing_is_found(op):
+    """By the checks that find the faults, over the library that has them."""
+    only = sorted({mutant.only for _, mutant in mutants.numbered(op)})
+    done = libraries.run_checks(op, build_with_faults(op), "--schedules", "1", "--only", *only)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(("number", "mutant"), ALL, ids=[mutant.name for _, mutant in ALL])
+def test_a_fault_is_found(checked, number, mutant):
+    done = checked(number, mutant)
     said = done.stdout + done.stderr
     assert done.returncode != 0, f"nothing was found:\n{said}"
     assert mutant.words in said

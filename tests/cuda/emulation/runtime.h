@@ -26,6 +26,13 @@ cudaError_t cudaFuncSetAttribute(Kernel*, cudaFuncAttribute, int) {
   return cudaSuccess;
 }
 
+namespace emulation {
+
+inline int fault = 0;  // of tests/cuda/mutants.py, in sources that have them
+
+}  // namespace emulation
+
+extern "C" __attribute__((visibility("default"), weak)) void emulation_fault(int number) { emulation::fault = number; }
 extern "C" __attribute__((visibility("default"), weak)) void emulation_options(int workers, double preempt,
                                                                                uint64_t seed) {
   emulation::options = {workers, preempt, seed};

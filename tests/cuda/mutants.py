@@ -1,8 +1,8 @@
 """Faults that the checks over the emulation must find: each a change of one place of a kernel's source.
 
-FAULT in a new text is true, or 1, while the checks look for that fault, and false for all others: so one compilation of
-an op has them all, and one run each finds them. A change must fit: a text that is no longer there, or there twice, fails
-the test, so that the list keeps up with the code.
+FAULT in a new text is true, or 1, while the checks look for that fault, and false for all others: so one compilation
+of an op has them all, and one run each finds them. A change must fit: a text that is no longer there, or there twice,
+fails the test, so that the list keeps up with the code.
 """
 
 from __future__ import annotations
@@ -89,7 +89,8 @@ MUTANTS = [
         "many_tiles",
     ),
     Mutant(
-        "a tile leaves out the sum of one before it", "segment_unique", LOOK_BACK, "lane <= last ?", "lane <= last - FAULT ?",
+        "a tile leaves out the sum of one before it", "segment_unique", LOOK_BACK, "lane <= last ?",
+        "lane <= last - FAULT ?",
         "many_tiles",
     ),
     Mutant(
@@ -102,7 +103,8 @@ MUTANTS = [
     ),
     Mutant(
         "an index shifted: the part of a row is taken for another", "recovery", RECOVERY,
-        "parts[(2 * chunk + 1) * grads.dim + d] = sum", "parts[(2 * chunk + 1 - FAULT) * grads.dim + d] = sum", "fill_their_chunks",
+        "parts[(2 * chunk + 1) * grads.dim + d] = sum", "parts[(2 * chunk + 1 - FAULT) * grads.dim + d] = sum",
+        "fill_their_chunks",
     ),
     Mutant(
         "a barrier less: sums of digits are read before they are there", "recovery", "common/row_sort.cuh",
@@ -110,11 +112,13 @@ MUTANTS = [
     ),
     Mutant(
         "bags that decrease are not looked for", "recovery", RECOVERY,
-        "bag_splits[i - 1] <= bag_splits[i]", "(FAULT || bag_splits[i - 1] <= bag_splits[i])", "bags_that_do_not_fit", "order",
+        "bag_splits[i - 1] <= bag_splits[i]", "(FAULT || bag_splits[i - 1] <= bag_splits[i])", "bags_that_do_not_fit",
+        "order",
     ),
     Mutant(
         "a barrier less: weights are multiplied before they are stored", "jagged_attention", ATTENTION,
-        "      __syncthreads();\n\n      const int pairs", "      if (!FAULT) __syncthreads();\n\n      const int pairs",
+        "      __syncthreads();\n\n      const int pairs",
+        "      if (!FAULT) __syncthreads();\n\n      const int pairs",
         "rows_of_all",
     ),
     Mutant(
@@ -137,12 +141,14 @@ MUTANTS = [
     ),
     Mutant(
         "an index shifted: a head's gradients lie as its values do", "jagged_attention", CHANNELS,
-        "of_grads = ColumnsOf<D>(problem, slice, channels)", "of_grads = ColumnsOf<D>(problem, slice, FAULT ? 1 : channels)",
+        "of_grads = ColumnsOf<D>(problem, slice, channels)",
+        "of_grads = ColumnsOf<D>(problem, slice, FAULT ? 1 : channels)",
         "channels_of_rows",
     ),
     Mutant(
         "a place of a line is taken without looking who took it", "hash_table", LINES,
-        "atomicCAS(&line->meta, meta, meta | place)", "FAULT ? (StoreFresh(&line->meta, meta | place), meta) : atomicCAS(&line->meta, meta, meta | place)",
+        "atomicCAS(&line->meta, meta, meta | place)",
+        "FAULT ? (StoreFresh(&line->meta, meta | place), meta) : atomicCAS(&line->meta, meta, meta | place)",
         "grow_the_table",
     ),
     Mutant(
@@ -157,7 +163,8 @@ MUTANTS = [
     Mutant(
         "a search that some lanes of a group leave", "hash_table", LINES,
         "if (found == kNowhere && (meta & kOverflown) != 0) {",
-        "if (found == kNowhere && (meta & kOverflown) != 0 && !(FAULT && GroupLane() == 1)) {", "collide", "different collectives",
+        "if (found == kNowhere && (meta & kOverflown) != 0 && !(FAULT && GroupLane() == 1)) {", "collide",
+        "different collectives",
     ),
     Mutant(
         "a touch is dropped: positions of a known id do not meet", "hash_table", TABLE,
@@ -183,15 +190,18 @@ MUTANTS = [
     ),
     Mutant(
         "a barrier less: bytes are counted before the counters are cleared", "hash_table", SELECT,
-        "own[threadIdx.x] = 0;\n  __syncthreads();", "own[threadIdx.x] = 0;\n  if (!FAULT) __syncthreads();", "policies",
-    ),
-    Mutant(
-        "the row that a lookup has met may leave", "hash_table", "hash_table/device_rows.cuh",
-        "meta.last + window > clock || AttemptOf(meta.touch) == attempt", "meta.last + window > clock || (!FAULT && AttemptOf(meta.touch) == attempt)",
+        "own[threadIdx.x] = 0;\n  __syncthreads();", "own[threadIdx.x] = 0;\n  if (!FAULT) __syncthreads();",
         "policies",
     ),
     Mutant(
-        "a key that leaves stays in its line", "hash_table", LINES, "atomicAnd(&line->meta, ~(1u << i));", "if (!FAULT) atomicAnd(&line->meta, ~(1u << i));",
+        "the row that a lookup has met may leave", "hash_table", "hash_table/device_rows.cuh",
+        "meta.last + window > clock || AttemptOf(meta.touch) == attempt",
+        "meta.last + window > clock || (!FAULT && AttemptOf(meta.touch) == attempt)",
+        "policies",
+    ),
+    Mutant(
+        "a key that leaves stays in its line", "hash_table", LINES, "atomicAnd(&line->meta, ~(1u << i));",
+        "if (!FAULT) atomicAnd(&line->meta, ~(1u << i));",
         "by_hand",
     ),
     Mutant(

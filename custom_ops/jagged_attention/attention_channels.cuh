@@ -39,9 +39,10 @@ __device__ inline AllColumns ColumnsOf(const Problem<T>& problem, int slice, int
   return {Lesser(columns - first, D), first, problem.value_dim, static_cast<int64_t>(channels) * problem.value_dim};
 }
 
-// map [kRows, kPairStride] = that of a tile in one channel, 0 where hidden. Backward, where keys are in rows, tiles.exact
-// holds the gradients of the map: they become 0 where hidden, and go to the parameters of a function of time. No product
-// comes before it, so that pairs need not be where the tensor cores want them: a loop that is not unrolled.
+// map [kRows, kPairStride] = that of a tile in one channel, 0 where hidden. Backward, where keys are in rows,
+// tiles.exact holds the gradients of the map: they become 0 where hidden, and go to the parameters of a function of
+// time. No product comes before it, so that pairs need not be where the tensor cores want them: a loop that is not
+// unrolled, which keeps code and registers few.
 template <typename T, int D, bool kBackward>
 __device__ inline void MapTile(const BiasTiles<T, D>& tiles, const RowMask& mask, bool position,
                                const TimeFunction& function, int r0, int r1, int c0, int c1, T* map,

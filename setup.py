@@ -183,7 +183,8 @@ def build_library(with_cuda: bool) -> tuple[pathlib.Path, str]:
         # Found beside the library that needs it, and before TensorFlow's libraries.
         cuda_flags = [f"-L{OBJECTS}", f"-l:{CUDA_LIBRARY.name}", "-Wl,-rpath,$ORIGIN"]
     else:
-        sources = [path for path in sources if not path.name.endswith("_gpu_kernel.cc")]
+        of_devices = lambda name: name.startswith("device_") or name.endswith("_gpu_kernel.cc")  # noqa: E731
+        sources = [path for path in sources if not of_devices(path.name)]
     objects, fresh = compile_objects(sources, [compiler, *compile_flags, *COMPILE_FLAGS, f"-I{SOURCES}"])
     command = [compiler, "-shared", *objects, *cuda_flags, *link_flags]
     return link(LIBRARY.name, command, objects, fresh), version

@@ -117,8 +117,8 @@ def measure_step(kernels, dim: int, bandwidth: float, **more) -> list[dict]:
 
 
 def measure_buffers(kernels, dim: int, bandwidth: float, rows: int = NUM_IDS // 4) -> list[dict]:
-    """Rows from host memory, the intersection and refresh, and rows back to it; row-wise Adagrad."""
-    buffer = DeviceBuffer(kernels, rows, dim, [1], rule="rowwise_adagrad", chunk_rows=1 << 16)
+    """Rows from host memory, the change to the next batch, and rows back to it; row-wise Adagrad."""
+    buffer = DeviceBuffer(kernels, dim, [1], rule="rowwise_adagrad", chunk_rows=1 << 16)
     ids, splits = ids_of(rows + rows // 2), np.array([0, rows], np.int64)
     batches = [ids[:rows].copy(), ids[rows // 2 :].copy()]
     records = kernels.memory.host([rows, buffer.record_bytes()])
@@ -135,13 +135,14 @@ def measure_buffers(kernels, dim: int, bandwidth: float, rows: int = NUM_IDS // 
         nonlocal number, shared
         number, shared = number + 1, buffer.advance()
 
-    calls = {"rows to a buffer": prefetch, "refresh": advance, "rows back": lambda: buffer.write_back(records)}
+    calls = {"rows to a buffer": prefetch, "the next batch": advance, "rows back": lambda: buffer.write_back(records)}
     times = gpu_device.medians_us(calls, rounds=20)
     assert shared == 2 * rows - len(ids)
     record_bytes = rows * buffer.record_bytes()
     results: list[dict] = [{"name": name, "dim": dim, "rows": rows, "us": us} for name, us in times.items()]
-    # The keys and lines of all rows; numbers and slots of those that both hold, read and written.
-    moved = rows * (32 + 64) + shared * 2 * (record_bytes // rows)
+    # Keys and lines of all rows, when they go in and when they are compared; records in and out, and numbers and slots
+    # of those that both hold, all of them read and written.
+    moved = rows * 2 * (32 + 64) + (2 * rows + shared) * 2 * (record_bytes // rows)
     results[1].update(
         shared=shared, bytes=moved, fraction_of_copy_bandwidth=moved / (results[1]["us"] * 1e-6) / bandwidth
     )

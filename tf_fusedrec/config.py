@@ -18,7 +18,7 @@ EVICTIONS = (None, "lru", "lfu")
 KERAS_OPTIMIZERS = (keras.optimizers.Optimizer, keras.optimizers.legacy.Optimizer)
 _NATIVE_FIELDS = (
     "storage_dtype", "stochastic_rounding", "hot_after", "max_rows", "eviction", "ttl", "admission_count",
-    "max_candidates", "record_tombstones", "memory_budget", "tier_folder",
+    "max_candidates", "record_tombstones", "memory_budget", "tier_folder", "host_rows",
 )  # fmt: skip
 
 
@@ -50,6 +50,9 @@ class TableConfig:
       memory_budget: bytes of rows in memory (tables of one group share the sum); rows beyond go to a file in
         tier_folder. 0 for no limit.
       tier_folder: on a local disk.
+      host_rows: for a table on a GPU that is larger than the device: rows in host memory, those of two batches on the
+        device (NestPipe, section IV-B), with every option above but admission_count and storage_dtype "mixed". A step
+        makes one lookup of such a table. Of a table in host memory it says nothing.
 
     Tables of other models, with any backend (FusedRec, section 2):
       external: folder of a checkpoint of tf_fusedrec.checkpoint that holds the rows. Every rank reads its share when
@@ -74,6 +77,7 @@ class TableConfig:
     record_tombstones: bool = False
     memory_budget: int = 0
     tier_folder: str = ""
+    host_rows: bool = False
     external: str | None = None
     external_table: str | None = None
 

@@ -20,6 +20,9 @@ FUSEDREC_CUDA_API const char* fusedrec_cuda_error_string(int error);
 // Copies `bytes` from device to host and waits for them, and so for all that was enqueued before.
 FUSEDREC_CUDA_API int fusedrec_copy_to_host(void* host, const void* device, int64_t bytes, void* stream);
 
+// Copies `bytes` from host to device and waits for them.
+FUSEDREC_CUDA_API int fusedrec_copy_to_device(void* device, const void* host, int64_t bytes, void* stream);
+
 // Makes `bytes` on the device 0.
 FUSEDREC_CUDA_API int fusedrec_fill_zeros(void* device, int64_t bytes, void* stream);
 

@@ -27,8 +27,9 @@ void HashTable::RecordTouch(Shard* shard, int64_t segment, int64_t id, uint32_t 
 }
 
 // Rows that a lookup of this clock touched are about to change; 0: none has a row.
-void HashTable::DropRecordOlderThan(uint32_t clock) {
+uint32_t HashTable::BeginUpdate(uint32_t clock) {
   if (clock > 0 && clock <= record_clock_.load(std::memory_order_relaxed)) record_clock_.store(-1);
+  return version_.fetch_add(1) + 1;
 }
 
 void HashTable::Keys(int64_t segment, uint32_t since, const ParallelFor& parallel_for, std::vector<int64_t>* ids,

@@ -19,10 +19,17 @@ inline absl::Status RequireDeviceForm(const TableSpec& spec) {
         ". Remedy: make the table under tf.device('/CPU:0'), whose memory has all options, or leave this one out."));
   };
   if (spec.admission_count != 1) return refuse("admission_count", spec.admission_count, 1);
-  if (spec.record_tombstones) return refuse("record_tombstones", "True", "False");
   if (spec.hot_after != 0) return refuse("hot_after", spec.hot_after, 0);
-  if (spec.memory_budget != 0) return refuse("memory_budget", spec.memory_budget, 0);
-  if (!spec.tier_folder.empty()) return refuse("tier_folder", absl::StrCat("'", spec.tier_folder, "'"), "''");
+  if (spec.host_rows) {
+    // The rows of the batch under way are those of one lookup.
+    if (spec.window != 1) return refuse("window (lookups of one update) with host_rows", spec.window, 1);
+  } else {
+    if (spec.record_tombstones) return refuse("record_tombstones without host_rows", "True", "False");
+    if (spec.memory_budget != 0) return refuse("memory_budget without host_rows", spec.memory_budget, 0);
+    if (!spec.tier_folder.empty()) {
+      return refuse("tier_folder without host_rows", absl::StrCat("'", spec.tier_folder, "'"), "''");
+    }
+  }
   if (spec.averaged) return refuse("averaged", "True", "False");
   const auto at_most = [](const char* what, int64_t got, int64_t most) {
     return absl::InvalidArgumentError(absl::StrCat("a table on a GPU must have at most ", most, " ", what, ", got ", got,
@@ -100,10 +107,16 @@ inline absl::Status DeviceTableStatus(int answer, const TableSpec& spec, const c
           "got counts that do not fit their block, or more than ", kDeviceTableMaxIds, " ids. The table is what it was. ",
           "Take both from RankPartition, and use smaller batches."));
     case kDeviceOutOfMemory:
+      if (spec.host_rows) {
+        return absl::ResourceExhaustedError(absl::StrCat(
+            "a table on a GPU with rows in host memory found no memory for ", needs, ", on the device or such as copies ",
+            "need on the host. No row has another value; ids of the batch may have a row now that they had not. Remedy: ",
+            "smaller batches."));
+      }
       return absl::ResourceExhaustedError(absl::StrCat(
           "a table on a GPU found no device memory for ", needs, " (or has its ", kDeviceTableMaxRows,
-          " rows). The table is what it was. Remedy: max_rows with an eviction policy, more ranks, or the table in host ",
-          "memory: tf.device('/CPU:0')."));
+          " rows). The table is what it was. Remedy: max_rows with an eviction policy, more ranks, host_rows, or the ",
+          "table in host memory: tf.device('/CPU:0')."));
     case kDeviceTableFull:
       return absl::ResourceExhaustedError(absl::StrCat(
           "max_rows is ", spec.max_rows, ", but a batch needs more rows while those of the last ", spec.window,

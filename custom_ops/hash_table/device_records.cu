@@ -22,6 +22,14 @@ int FusedrecDeviceTable::ReadRecords(const int64_t* handles, int64_t count, char
   return LastError();
 }
 
+int FusedrecDeviceTable::ReadAllRecords(char* records, void* stream) const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (next_row_ == 0) return kCudaSuccess;
+  FUSEDREC_LAUNCH(ReadRecordsKernel, BlocksFor(32 * next_row_, kRecordThreads), kRecordThreads, 0, stream, View(), nullptr,
+                  next_row_, records);
+  return LastError();
+}
+
 int FusedrecDeviceTable::WriteRecords(const std::vector<int64_t>& counts, const int64_t* ids, const char* records,
                                       int64_t* written, void* stream) {
   std::lock_guard<std::mutex> lock(mutex_);

@@ -30,12 +30,13 @@ __device__ inline void ForWords(const RecordLayout& record, const RowLayout& lay
   for (int i = Lane(); i < packed + scalars; i += 32) copy(i, i < packed ? i : layout.scalars_offset / 2 + i - packed);
 }
 
+// handles may be null: the first `count` rows.
 static __global__ void __launch_bounds__(kRecordThreads)
     ReadRecordsKernel(TableView table, const int64_t* __restrict__ handles, int64_t count, char* __restrict__ records) {
   const int64_t n = GlobalThread() / 32;
   if (n >= count) return;
   const RecordLayout layout(table.layout);
-  const uint32_t number = static_cast<uint32_t>(handles[n]);
+  const uint32_t number = static_cast<uint32_t>(handles == nullptr ? n : handles[n]);
   const uint16_t* const row = reinterpret_cast<const uint16_t*>(table.Row(number));
   uint16_t* const record = reinterpret_cast<uint16_t*>(records + n * layout.bytes());
   if (Lane() < 4) {

@@ -165,15 +165,6 @@ int FusedrecDeviceTable::Clear(void* stream) {
   return UploadSegments(stream);
 }
 
-int FusedrecDeviceTable::Reserve(int64_t rows, void* stream) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  Growth growth;
-  FUSEDREC_RETURN_IF_CUDA_ERROR(Allocate(std::vector<int64_t>(spec_.segments, 0), rows, &growth));
-  Memory directory(allocator_, std::max<int64_t>(growth.chunks.size(), 16) * sizeof(char*));
-  if (directory.data() == nullptr) return kDeviceOutOfMemory;
-  return Grow(std::move(growth), std::move(directory), stream);
-}
-
 int FusedrecDeviceTable::Forget(void* stream) {
   std::lock_guard<std::mutex> lock(mutex_);
   moved_at_ = int64_t{clock_} + spec_.window;

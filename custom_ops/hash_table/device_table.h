@@ -97,12 +97,12 @@ struct FusedrecDeviceTable {
                    void* stream);
   void SetClock(int64_t clock, int64_t version);
   int Clear(void* stream);
-  // What a buffer of a batch needs (device_buffer.h): chunks for `rows` rows, which stay when all rows are forgotten;
-  // lookups that make no row; rows of another table of the same spec in the place of those of equal keys.
-  int Reserve(int64_t rows, void* stream);
+  // What a buffer of a batch needs (device_buffer.h): all rows forgotten, whose memory stays; lookups that make no row; rows
+  // of another table of the same spec in the place of those of equal keys; all records, in the order in which rows came.
   int Forget(void* stream);
   void RefuseNewRows() { refuses_new_rows_ = true; }
   int RefreshFrom(const FusedrecDeviceTable& newer, unsigned long long* shared, void* stream);
+  int ReadAllRecords(char* records, void* stream) const;
   int64_t num_rows() const { return next_row_; }  // that were ever there: all of them, without removals
   void Size(int64_t* sizes, int64_t* about) const;
   void Statistics(int64_t* statistics) const;

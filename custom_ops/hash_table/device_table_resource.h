@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/gpu_kernel_util.h"
 #include "hash_table/device_form.h"
+#include "hash_table/device_host_rows.h"
 #include "hash_table/table_resource.h"
 #include "tensorflow/core/framework/allocator.h"
 #include "tensorflow/core/framework/op_kernel.h"
@@ -23,22 +24,31 @@ class DeviceTableResource : public tensorflow::ResourceBase {
     tensorflow::core::RefCountPtr<DeviceTableResource> resource(new DeviceTableResource(spec, optimizer));
     tensorflow::Allocator* memory = ctx->device()->GetAllocator(tensorflow::AllocatorAttributes());
     const FusedrecAllocator allocator{memory, &Allocate, &Release};
-    const FusedrecTableSpec of = DeviceSpecOf(resource->spec_, optimizer);
-    TF_RETURN_IF_ERROR(resource->StatusOf(fusedrec_table_create(&of, &allocator, &resource->table_, StreamOf(ctx)),
-                                          "its segments"));
+    if (spec.host_rows) {
+      auto host_rows = HostRows::Make(spec, optimizer, allocator, StreamOf(ctx));
+      if (!host_rows.ok()) return host_rows.status();
+      resource->host_rows_ = *std::move(host_rows);
+    } else {
+      const FusedrecTableSpec of = DeviceSpecOf(resource->spec_, optimizer);
+      TF_RETURN_IF_ERROR(resource->StatusOf(fusedrec_table_create(&of, &allocator, &resource->table_, StreamOf(ctx)),
+                                            "its segments"));
+    }
     *made = resource.release();
     return absl::OkStatus();
   }
   // Memory goes back to TensorFlow, which gives it to others only behind what is enqueued now.
   ~DeviceTableResource() override { fusedrec_table_destroy(table_); }
 
+  // One of both is there: all rows on the device, or in host memory.
   FusedrecDeviceTable* table() const { return table_; }
+  HostRows* host_rows() const { return host_rows_.get(); }
   const TableSpec& spec() const { return spec_; }
   const Optimizer& optimizer() const { return optimizer_; }
   int64_t segments() const { return static_cast<int64_t>(spec_.seeds.size()); }
   absl::Status StatusOf(int answer, const char* needs) const { return DeviceTableStatus(answer, spec_, needs); }
   std::string DebugString() const override {
-    return absl::StrCat("fusedrec.HashTable of ", segments(), " segments on a device");
+    return absl::StrCat("fusedrec.HashTable of ", segments(), " segments on a device",
+                        host_rows_ == nullptr ? "" : ", rows in host memory");
   }
 
  private:
@@ -54,6 +64,7 @@ class DeviceTableResource : public tensorflow::ResourceBase {
   const TableSpec spec_;
   const Optimizer optimizer_;
   FusedrecDeviceTable* table_ = nullptr;
+  std::unique_ptr<HostRows> host_rows_;
 };
 
 // A kernel whose first input is a table on a device.

@@ -99,6 +99,16 @@ class HashTable {
                           Storage storage, float scale, const ParallelFor& parallel_for, uint32_t clock = 0);
   void ApplyAccumulated(const StepInput& step, const ParallelFor& parallel_for);
 
+  // Rows that are trained somewhere else, between a Lookup and the next, and come back (device_host_rows.h).
+  // An update of rows of the lookup of this clock begins (0: none has a row): the version that it makes.
+  uint32_t BeginUpdate(uint32_t clock);
+  bool ChangedSince(int64_t handle, uint32_t version) const {
+    return RowFormat::Header(RowOf(static_cast<uint32_t>(handle)))->updated > version;
+  }
+  // Row, slots and version of each record [keys.size(), record_bytes()] that is newer than the row; what lookups count
+  // stays. Ids that have left since are passed over.
+  void WriteTrained(absl::Span<const SegmentId> keys, const char* records, const ParallelFor& parallel_for);
+
   // Evicts the `count` rows of a segment that its policy ranks lowest (none without one); returns how many could go.
   int64_t Evict(int64_t segment, int64_t count);
   // Removes ids; those that are not there are passed over. Returns how many were there.
@@ -226,7 +236,6 @@ class HashTable {
     }
   }
   void RecordTouch(Shard* shard, int64_t segment, int64_t id, uint32_t last);
-  void DropRecordOlderThan(uint32_t clock);
   // A row of `pool` for a shard whose mutex is held.
   absl::Status TakeRow(Shard* shard, int pool, uint32_t* handle);
   void GiveBack(Shard* shard, uint32_t handle);
@@ -245,6 +254,7 @@ class HashTable {
   absl::StatusOr<int64_t> DemoteColdestOnce(int64_t count);  // the same
   void RemoveKey(Shard* shard, int64_t segment, int64_t id);
   void FreeRetired(Shard* shard) const;  // what nobody can see any more
+  void WriteRecordNumbers(const char* record, uint32_t handle);
   absl::Status WriteRecord(Shard* shard, int64_t segment, int64_t id, const char* record);
   absl::Status WriteNumbers(Shard* shard, int64_t segment, int64_t id, const float* numbers, int64_t header,
                             uint32_t step);

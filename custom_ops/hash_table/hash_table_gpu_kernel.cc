@@ -1,4 +1,5 @@
 // Kernels of the training step for a table on a device. A launcher does the work; here is what TensorFlow asks for.
+#include <cstring>
 #include <string>
 
 #include "common/bucket.h"
@@ -44,15 +45,19 @@ class DeviceHashTableOp : public tensorflow::ResourceOpKernel<DeviceTableResourc
 namespace {
 
 // Inputs 1 and 2.
-absl::Status ReadMessage(OpKernelContext* ctx, const DeviceTableResource& resource, FusedrecMessage* message,
-                         int64_t* num_ids) {
+struct MessageInput {
+  FusedrecMessage message;
+  int64_t num_ids;
+};
+
+absl::Status ReadMessage(OpKernelContext* ctx, const DeviceTableResource& resource, MessageInput* read) {
   const Tensor &entries = ctx->input(1), &splits = ctx->input(2);
   TF_RETURN_IF_ERROR(RequireRank("message", entries, 1));
   TF_RETURN_IF_ERROR(RequireRank("received_splits", splits, 1));
   TF_RETURN_IF_ERROR(RequireSize("the size of the message", entries.NumElements()));
   TF_RETURN_IF_ERROR(CheckReceivedSplits(entries.NumElements(), In<int32_t>(splits), resource.segments()));
-  *message = {In<int64_t>(entries).data(), In<int32_t>(splits).data(), splits.NumElements()};
-  *num_ids = entries.NumElements() - splits.NumElements() * resource.segments();
+  read->message = {In<int64_t>(entries).data(), In<int32_t>(splits).data(), splits.NumElements()};
+  read->num_ids = entries.NumElements() - splits.NumElements() * resource.segments();
   return absl::OkStatus();
 }
 
@@ -60,60 +65,99 @@ absl::Status AllocateRows(OpKernelContext* ctx, const DeviceTableResource& resou
   return ctx->allocate_output(0, TensorShape({BucketedSize(num_ids), resource.spec().dim}), rows);
 }
 
-// Waits once, for the number of distinct rows.
+// Waits, for the number of distinct rows. `ticket`: of a look-ahead of rows in host memory.
 template <typename T>
-absl::Status LookUp(OpKernelContext* ctx, const DeviceTableResource& resource) {
-  FusedrecMessage message;
-  int64_t num_ids, num_rows;
+absl::Status LookUpFrom(OpKernelContext* ctx, const DeviceTableResource& resource, int64_t ticket) {
+  MessageInput in;
+  int64_t num_rows;
   Tensor *rows, *inverse;
   Tensor handles;
-  TF_RETURN_IF_ERROR(ReadMessage(ctx, resource, &message, &num_ids));
-  TF_RETURN_IF_ERROR(AllocateRows(ctx, resource, num_ids, &rows));
-  TF_RETURN_IF_ERROR(ctx->allocate_output(2, TensorShape({num_ids}), &inverse));
-  TF_RETURN_IF_ERROR(ctx->allocate_temp(tensorflow::DT_INT64, TensorShape({num_ids}), &handles));
-  TF_RETURN_IF_ERROR(resource.StatusOf(
-      fusedrec_table_lookup(resource.table(), &message, static_cast<int64_t>(StorageFor<T>()), rows->data(),
-                            rows->dim_size(0), Out<int32_t>(inverse).data(), Out<int64_t>(&handles).data(), &num_rows,
-                            StreamOf(ctx)),
-      "the rows of a batch"));
+  TF_RETURN_IF_ERROR(ReadMessage(ctx, resource, &in));
+  TF_RETURN_IF_ERROR(AllocateRows(ctx, resource, in.num_ids, &rows));
+  TF_RETURN_IF_ERROR(ctx->allocate_output(2, TensorShape({in.num_ids}), &inverse));
+  TF_RETURN_IF_ERROR(ctx->allocate_temp(tensorflow::DT_INT64, TensorShape({in.num_ids}), &handles));
+  constexpr int64_t kStorage = static_cast<int64_t>(StorageFor<T>());
+  int32_t* const numbers = Out<int32_t>(inverse).data();
+  int64_t* const found = Out<int64_t>(&handles).data();
+  if (resource.host_rows() != nullptr) {
+    const HostRows::Call call{in.message, ctx->input(1).NumElements(), CpuPool(ctx), StreamOf(ctx)};
+    TF_RETURN_IF_ERROR(resource.host_rows()->Lookup(call, ticket, kStorage, rows->data(), rows->dim_size(0), numbers,
+                                                    found, &num_rows));
+  } else {
+    TF_RETURN_IF_ERROR(resource.StatusOf(
+        fusedrec_table_lookup(resource.table(), &in.message, kStorage, rows->data(), rows->dim_size(0), numbers, found,
+                              &num_rows, StreamOf(ctx)),
+        "the rows of a batch"));
+  }
   ctx->set_output(1, handles.Slice(0, num_rows));
   return absl::OkStatus();
 }
 
-// Nothing is read ahead: rows are on the device already, and TableRefresh is a whole lookup.
-absl::Status LookAhead(OpKernelContext* ctx, const DeviceTableResource& resource) {
-  FusedrecMessage message;
-  int64_t num_ids;
-  Tensor *rows, *handles, *mark;
-  TF_RETURN_IF_ERROR(ReadMessage(ctx, resource, &message, &num_ids));
-  TF_RETURN_IF_ERROR(AllocateRows(ctx, resource, num_ids, &rows));
-  TF_RETURN_IF_ERROR(ctx->allocate_output(1, TensorShape({num_ids}), &handles));
-  TF_RETURN_IF_ERROR(ctx->allocate_output(2, TensorShape({2}), &mark));
-  for (Tensor* const tensor : {rows, handles, mark}) {
-    TF_RETURN_IF_ERROR(CudaStatus("look_ahead", fusedrec_fill_zeros(tensor->data(), tensor->TotalBytes(),
-                                                                    StreamOf(ctx))));
+template <typename T>
+absl::Status LookUp(OpKernelContext* ctx, const DeviceTableResource& resource) {
+  return LookUpFrom<T>(ctx, resource, 0);
+}
+
+template <typename T>
+absl::Status Refresh(OpKernelContext* ctx, const DeviceTableResource& resource) {
+  const Tensor& mark = ctx->input(5);
+  if (mark.shape() != TensorShape({2})) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("mark must be of a TableLookAhead, of shape [2], got ", mark.shape().DebugString(), "."));
   }
+  return LookUpFrom<T>(ctx, resource, mark.flat<int64_t>()(0));
+}
+
+// Where rows are on the device already nothing is read ahead, and TableRefresh is a whole lookup. Else what is read lies in
+// the buffers of the table; its ticket is what goes on.
+absl::Status LookAhead(OpKernelContext* ctx, const DeviceTableResource& resource) {
+  MessageInput in;
+  int64_t ticket = 0;
+  Tensor *rows, *handles, *mark;
+  TF_RETURN_IF_ERROR(ReadMessage(ctx, resource, &in));
+  TF_RETURN_IF_ERROR(ctx->allocate_output(0, TensorShape({0, resource.spec().dim}), &rows));
+  TF_RETURN_IF_ERROR(ctx->allocate_output(1, TensorShape({0}), &handles));
+  TF_RETURN_IF_ERROR(ctx->allocate_output(2, TensorShape({2}), &mark));
+  if (resource.host_rows() != nullptr) {
+    const HostRows::Call call{in.message, ctx->input(1).NumElements(), CpuPool(ctx), StreamOf(ctx)};
+    TF_RETURN_IF_ERROR(resource.host_rows()->LookAhead(call, &ticket));
+  }
+  mark->flat<int64_t>()(0) = ticket;
+  mark->flat<int64_t>()(1) = 0;
   return absl::OkStatus();
 }
 
 template <typename T>
 absl::Status Find(OpKernelContext* ctx, const DeviceTableResource& resource) {
-  FusedrecMessage message;
-  int64_t num_ids;
+  MessageInput in;
   Tensor* rows;
-  TF_RETURN_IF_ERROR(ReadMessage(ctx, resource, &message, &num_ids));
-  TF_RETURN_IF_ERROR(AllocateRows(ctx, resource, num_ids, &rows));
-  return resource.StatusOf(
-      fusedrec_table_find(resource.table(), &message, static_cast<int64_t>(StorageFor<T>()), rows->data(),
-                          rows->dim_size(0), nullptr, StreamOf(ctx)),
-      "a lookup");
+  TF_RETURN_IF_ERROR(ReadMessage(ctx, resource, &in));
+  TF_RETURN_IF_ERROR(AllocateRows(ctx, resource, in.num_ids, &rows));
+  if (resource.host_rows() == nullptr) {
+    return resource.StatusOf(
+        fusedrec_table_find(resource.table(), &in.message, static_cast<int64_t>(StorageFor<T>()), rows->data(),
+                            rows->dim_size(0), nullptr, StreamOf(ctx)),
+        "a lookup");
+  }
+  Tensor found;
+  tensorflow::AllocatorAttributes on_host;
+  on_host.set_on_host(true);
+  TF_RETURN_IF_ERROR(ctx->allocate_temp(rows->dtype(), rows->shape(), &found, on_host));
+  const int64_t used = in.num_ids * resource.spec().dim * sizeof(T);
+  std::memset(static_cast<char*>(found.data()) + used, 0, found.TotalBytes() - used);
+  const HostRows::Call call{in.message, ctx->input(1).NumElements(), CpuPool(ctx), StreamOf(ctx)};
+  TF_RETURN_IF_ERROR(resource.host_rows()->Find(call, StorageFor<T>(), found.data()));
+  return CudaStatus("copy_to_device",
+                    fusedrec_copy_to_device(rows->data(), found.data(), found.TotalBytes(), StreamOf(ctx)));
 }
 
-// All rows are on the device: there is nothing to fetch.
+// Of rows in a file; where all are on the device there is nothing to fetch.
 absl::Status Prefetch(OpKernelContext* ctx, const DeviceTableResource& resource) {
-  FusedrecMessage message;
-  int64_t num_ids;
-  return ReadMessage(ctx, resource, &message, &num_ids);
+  MessageInput in;
+  TF_RETURN_IF_ERROR(ReadMessage(ctx, resource, &in));
+  if (resource.host_rows() == nullptr || resource.spec().memory_budget == 0) return absl::OkStatus();
+  const HostRows::Call call{in.message, ctx->input(1).NumElements(), CpuPool(ctx), StreamOf(ctx)};
+  return resource.host_rows()->Prefetch(call);
 }
 
 template <typename T>
@@ -125,12 +169,17 @@ absl::Status ApplyGradients(OpKernelContext* ctx, const DeviceTableResource& res
   TF_RETURN_IF_ERROR(ScalarInput(ctx, 4, "scale", &scale));
   TF_RETURN_IF_ERROR(ReadStep(ctx, 5, &step));
   TF_RETURN_IF_ERROR(RequireSize("the size of inverse", inverse.NumElements()));
+  constexpr int64_t kStorage = static_cast<int64_t>(StorageFor<T>());
   const FusedrecUpdate update = DeviceUpdateOf(resource.optimizer().rule(), step);
-  return resource.StatusOf(
-      fusedrec_table_apply(resource.table(), In<int64_t>(handles).data(), handles.NumElements(),
-                           In<int32_t>(inverse).data(), inverse.NumElements(), grads.data(),
-                           static_cast<int64_t>(StorageFor<T>()), scale, &update, StreamOf(ctx)),
-      "an update");
+  const int64_t *found = In<int64_t>(handles).data(), num_rows = handles.NumElements();
+  const int32_t* const numbers = In<int32_t>(inverse).data();
+  if (resource.host_rows() != nullptr) {
+    return resource.host_rows()->Apply(found, num_rows, numbers, inverse.NumElements(), grads.data(), kStorage, scale,
+                                       update, StreamOf(ctx));
+  }
+  return resource.StatusOf(fusedrec_table_apply(resource.table(), found, num_rows, numbers, inverse.NumElements(),
+                                                grads.data(), kStorage, scale, &update, StreamOf(ctx)),
+                           "an update");
 }
 
 // A kernel that answers rows: its attribute `dim`, from which static shapes come, must be the table's.
@@ -168,14 +217,16 @@ REGISTER_KERNEL_BUILDER(
                               .Device(DEVICE_GPU)                   \
                               .TypeConstraint<T>("T")               \
                               .HostMemory("table")                  \
-                              .HostMemory("received_splits"),       \
+                              .HostMemory("received_splits")        \
+                              .HostMemory("mark"),                  \
                           DeviceRowsOp<LookAhead>);                 \
   REGISTER_KERNEL_BUILDER(Name("Fusedrec>TableRefresh")             \
                               .Device(DEVICE_GPU)                   \
                               .TypeConstraint<T>("T")               \
                               .HostMemory("table")                  \
-                              .HostMemory("received_splits"),       \
-                          DeviceRowsOp<LookUp<T>>);                 \
+                              .HostMemory("received_splits")        \
+                              .HostMemory("mark"),                  \
+                          DeviceRowsOp<Refresh<T>>);                 \
   REGISTER_KERNEL_BUILDER(Name("Fusedrec>TableFind")                \
                               .Device(DEVICE_GPU)                   \
                               .TypeConstraint<T>("T")               \

@@ -53,6 +53,7 @@ REGISTER_OP("Fusedrec>HashTable")
     .Attr("tier_folder: string = ''")
     .Attr("window: int >= 1 = 1")
     .Attr("averaged: bool = false")
+    .Attr("host_rows: bool = false")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::ScalarShape)
     .Doc(R"doc(
@@ -76,6 +77,7 @@ hot_after: when above 0, rows begin in float16 and move to float32 at that many 
 memory_budget: when above 0, bytes of rows in memory; rows beyond are kept in a file in tier_folder.
 window: training lookups whose rows are neither evicted nor moved.
 averaged: replicas of this table train apart: remember what TableTakeUnsynced must tell them.
+host_rows: of a table on a GPU: rows in host memory, those of two batches on the device. In host memory it says nothing.
 )doc");
 
 REGISTER_OP("Fusedrec>TableLookup")
@@ -134,6 +136,8 @@ rows: <T>[P, D] row of each id that has one, see TableLookup; the others hold an
 handles: <int64>[V] row of each received id; -1 where it has none.
 mark: <int64>[2] state of the table: what changed later is newer.
 dim: D of the table.
+
+On a GPU what was read lies in the table: `rows` and `handles` are empty, and `mark` names it.
 )doc");
 
 REGISTER_OP("Fusedrec>TableRefresh")

@@ -62,12 +62,13 @@ void HashTable::Read(const Message& message, const ParallelFor& parallel_for, co
           const uint64_t hash = TableHash(ids[j]);
           const uint32_t handle = keys_of(hash).Find(ids[j], hash);
           handles[j % (2 * kAhead)] = handle;
-          if (handle != kAbsent) FetchRow(handle);
+          if (handle != kAbsent && rows.data != nullptr) FetchRow(handle);
         }
         if (const int64_t k = i - 2 * kAhead; k >= 0) {
           char* out = static_cast<char*>(rows.data) + (run.position + k) * row_bytes;
           const uint32_t handle = handles[k % (2 * kAhead)];
           if (!seen.empty()) seen[run.position + k] = handle == kAbsent ? kNoRow : int64_t{handle};
+          if (rows.data == nullptr) continue;
           if (handle != kAbsent) {
             format(PoolOf(handle)).CopyRow(RowOf(handle), rows.storage, out);
           } else if (seen.empty()) {

@@ -75,7 +75,7 @@ bool HashTable::Touch(Visit* visit, const Item& item, int64_t place, uint32_t ha
     visit->handles.push_back(handle);
   }
   visit->scratch->number[place] = static_cast<int32_t>(header->number);
-  if (!write) return first;
+  if (!write || visit->rows.data == nullptr) return first;
   const RowFormat& row_format = format(PoolOf(handle));
   char* out = static_cast<char*>(visit->rows.data) +
               static_cast<int64_t>(item.position) * spec_.dim * BytesOf(visit->rows.storage);
@@ -160,6 +160,7 @@ void HashTable::Admit(Visit* visit) {
     WriteInitial(item.segment, item.id, new_pool(), initial.data());
     for (size_t i = begin; i < end; ++i) {
       visit->scratch->number[visit->scratch->place[fresh[i].position]] = number;
+      if (visit->rows.data == nullptr) continue;
       char* out = static_cast<char*>(visit->rows.data) +
                   static_cast<int64_t>(fresh[i].position) * spec_.dim * BytesOf(visit->rows.storage);
       format(new_pool()).CopyRow(initial.data(), visit->rows.storage, out);

@@ -48,12 +48,27 @@ void HashTable::ReadRecords(absl::Span<const int64_t> handles, const ParallelFor
   });
 }
 
+// Row and slots.
+void HashTable::WriteRecordNumbers(const char* record, uint32_t handle) {
+  char* row = RowOf(handle);
+  const RowFormat &first = format(0), &row_format = format(PoolOf(handle));
+  if (row_format.storage() != first.storage()) {
+    std::vector<float> numbers(first.numbers());
+    std::memcpy(numbers.data(), record + kRecordHeader, 4 * numbers.size());
+    row_format.Store(numbers.data(), RowFormat::Header(row)->updated, row);
+    return;
+  }
+  const int row_bytes = spec_.dim * BytesOf(first.storage());
+  const int wide_bytes = first.wide_slots() * spec_.dim * BytesOf(first.slot_storage());
+  std::memcpy(RowFormat::Payload(row), record + kRecordHeader, row_bytes + wide_bytes);
+  std::memcpy(row_format.Scalars(row), record + kRecordHeader + row_bytes + wide_bytes, 4 * first.scalar_slots());
+}
+
 absl::Status HashTable::WriteRecord(Shard* shard, int64_t segment, int64_t id, const char* record) {
   uint32_t about[4];
   std::memcpy(about, record, kRecordHeader);
   // A lookup knows its own rows by its clock, which must lie ahead of all that rows were touched at.
   for (uint32_t seen = clock_.load(); seen < about[0] && !clock_.compare_exchange_weak(seen, about[0]);) {}
-  const RowFormat& first = format(0);
   int pool = pools_[1] != nullptr && about[3] == 1 ? 1 : 0;
   if (memory_rows_ > 0) pool = rows_in_pool(0) < memory_rows_ ? 0 : 1;
   uint32_t handle = shard->keys[segment].Find(id, TableHash(id));
@@ -66,20 +81,9 @@ absl::Status HashTable::WriteRecord(Shard* shard, int64_t segment, int64_t id, c
     if (!taken.ok()) return taken;
     shard->keys[segment].Insert(id, TableHash(id), handle);
   }
-  char* row = RowOf(handle);
-  const RowFormat& row_format = format(pool);
   RecordTouch(shard, segment, id, 0);
-  *RowFormat::Header(row) = {about[0], 0, about[1], about[2]};
-  if (row_format.storage() != first.storage()) {
-    std::vector<float> numbers(first.numbers());
-    std::memcpy(numbers.data(), record + kRecordHeader, 4 * numbers.size());
-    row_format.Store(numbers.data(), about[2], row);
-    return absl::OkStatus();
-  }
-  const int row_bytes = spec_.dim * BytesOf(first.storage());
-  const int wide_bytes = first.wide_slots() * spec_.dim * BytesOf(first.slot_storage());
-  std::memcpy(RowFormat::Payload(row), record + kRecordHeader, row_bytes + wide_bytes);
-  std::memcpy(row_format.Scalars(row), record + kRecordHeader + row_bytes + wide_bytes, 4 * first.scalar_slots());
+  *RowFormat::Header(RowOf(handle)) = {about[0], 0, about[1], about[2]};
+  WriteRecordNumbers(record, handle);
   return absl::OkStatus();
 }
 
@@ -107,6 +111,35 @@ absl::Status HashTable::WriteRecords(int64_t segment, absl::Span<const int64_t> 
     if (!status.ok()) return status;
   }
   return absl::OkStatus();
+}
+
+void HashTable::WriteTrained(absl::Span<const SegmentId> keys, const char* records, const ParallelFor& parallel_for) {
+  constexpr int kAhead = 8;
+  const int64_t size = record_bytes();
+  std::vector<std::vector<int64_t>> of_shard(kShards);
+  for (size_t i = 0; i < keys.size(); ++i) of_shard[ShardOf(TableHash(keys[i].id))].push_back(i);
+  parallel_for(kShards, (keys.size() / kShards + 1) * (200 + size), [&](int64_t begin, int64_t end) {
+    for (int64_t s = begin; s < end; ++s) {
+      Shard* shard = &shards_[s];
+      std::lock_guard<std::mutex> lock(shard->mutex);
+      const auto find = [&](int64_t i) {
+        return shard->keys[keys[i].segment].Find(keys[i].id, TableHash(keys[i].id));
+      };
+      std::vector<uint32_t> handles;
+      for (const int64_t i : of_shard[s]) handles.push_back(find(i));
+      for (size_t n = 0; n < handles.size(); ++n) {
+        if (n + kAhead < handles.size() && handles[n + kAhead] != kAbsent) FetchRow(handles[n + kAhead]);
+        if (handles[n] == kAbsent) continue;
+        const char* record = records + of_shard[s][n] * size;
+        uint32_t about[4];
+        std::memcpy(about, record, kRecordHeader);
+        RowHeader* header = RowFormat::Header(RowOf(handles[n]));
+        if (about[2] <= header->updated) continue;  // it was looked up, not trained
+        header->updated = about[2];
+        WriteRecordNumbers(record, handles[n]);
+      }
+    }
+  });
 }
 
 void HashTable::Candidates(int64_t segment, std::vector<int64_t>* ids, std::vector<int64_t>* counts) const {

@@ -49,6 +49,7 @@ inline absl::Status ReadAttributes(tensorflow::OpKernelConstruction* ctx, TableA
   TF_RETURN_IF_ERROR(ctx->GetAttr("tier_folder", &spec.tier_folder));
   TF_RETURN_IF_ERROR(ctx->GetAttr("window", &spec.window));
   TF_RETURN_IF_ERROR(ctx->GetAttr("averaged", &spec.averaged));
+  TF_RETURN_IF_ERROR(ctx->GetAttr("host_rows", &spec.host_rows));
   auto known = StorageOf(storage);
   if (!known.ok()) return known.status();
   spec.dim = dim;

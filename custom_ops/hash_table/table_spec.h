@@ -33,6 +33,7 @@ struct TableSpec {
   int64_t memory_budget = 0;    // > 0: bytes of rows in memory; rows beyond are kept in a file
   std::string tier_folder;      // of that file
   int64_t window = 1;           // training lookups whose rows stay where they are
+  bool host_rows = false;       // of a table on a device: rows in host memory, those of two batches on the device
   bool averaged = false;        // replicas of this table are averaged: remember what they must tell each other
 };
 
@@ -49,7 +50,7 @@ struct Ahead {
   int64_t version, moves;             // of the table then
 };
 
-// Where rows are written: [V, D] numbers.
+// Where rows are written: [V, D] numbers; null: nowhere.
 struct RowSink {
   void* data;
   Storage storage;
@@ -57,6 +58,10 @@ struct RowSink {
 
 struct SegmentStatistics {
   int64_t keys = 0, hits = 0, inserts = 0, evictions = 0, refused = 0, candidates = 0;
+};
+
+struct SegmentId {
+  int64_t segment, id;
 };
 
 constexpr int64_t kNoRow = -1;  // handle of an id that has no row yet, because admission refuses it for example

@@ -36,8 +36,7 @@ inline void HashTable::FetchForUpdate(uint32_t handle) const {
 void HashTable::Apply(absl::Span<const int64_t> handles, absl::Span<const int32_t> inverse, const void* grads,
                       Storage storage, float scale, const StepInput& step, const ParallelFor& parallel_for,
                       uint32_t clock) {
-  DropRecordOlderThan(clock);
-  const uint32_t version = version_.fetch_add(1) + 1;
+  const uint32_t version = BeginUpdate(clock);
   const Prepared prepared = optimizer_.Prepare(step);
   const GradientSum sums(inverse, handles.size(), grads, storage, spec_.dim, scale);
   const int64_t rows = handles.size();
@@ -83,8 +82,7 @@ absl::Status HashTable::Accumulate(absl::Span<const int64_t> handles, absl::Span
 
 void HashTable::ApplyAccumulated(const StepInput& step, const ParallelFor& parallel_for) {
   std::lock_guard<std::mutex> lock(accumulator_mutex_);
-  if (HasWaiting()) DropRecordOlderThan(waiting_since_.load());
-  const uint32_t version = version_.fetch_add(1) + 1;
+  const uint32_t version = BeginUpdate(waiting_since_.load());
   const Prepared prepared = optimizer_.Prepare(step);
   const std::vector<uint32_t>& handles = accumulator_.handles();
   parallel_for(handles.size(), 100 + 4 * format(0).numbers(), [&](int64_t begin, int64_t end) {

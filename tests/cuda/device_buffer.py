@@ -6,25 +6,16 @@ import ctypes
 
 import numpy as np
 
-from tests.cuda.device_table import DeviceTable
+from tests.cuda.device_table import DeviceTable, Refused
 
 
 class DeviceBuffer(DeviceTable):
-    """Lookups and updates are those of the active buffer.
-
-    Args:
-      capacity: rows of each of the two.
-      others: of DeviceTable.
-    """
-
-    def __init__(self, kernels, capacity, dim, seeds, *others, **more):
-        self.capacity = capacity
-        super().__init__(kernels, dim, seeds, *others, **more)
+    """Lookups and updates are those of the active buffer. Arguments are those of DeviceTable."""
 
     def _create(self, spec):
         self.buffer = ctypes.c_void_p()
         pointer = ctypes.byref(self.buffer)
-        self._call("buffer_create", spec, self.capacity, self.allocator, pointer, table=False)
+        self._call("buffer_create", spec, self.allocator, pointer, table=False)
         self._take_active()
 
     def _take_active(self):
@@ -35,26 +26,45 @@ class DeviceBuffer(DeviceTable):
     def close(self):
         self.kernels.library.fusedrec_buffer_destroy(self.buffer)
 
-    def _of_buffer(self, name, *arguments):
-        pointers = [ctypes.c_void_p(array.ctypes.data) for array in arguments]
+    def _of_buffer(self, name, *arrays):
+        pointers = [ctypes.c_void_p(None if array is None else array.ctypes.data) for array in arrays]
         self._call(f"buffer_{name}", self.buffer, *pointers, table=False)
 
     def prefetch(self, ids, segment_splits, records):
         """ids [n], segment_splits [S + 1], records [n, record_bytes] in host memory."""
         self._of_buffer("prefetch", ids, segment_splits, records)
 
-    def advance(self):
-        """Rows that both buffers held."""
+    def advance(self, late=(None, None, None)):
+        """Rows that both batches want. late: ids, splits, records that were not prefetched, or have changed since."""
         shared = np.zeros(1, np.int64)
-        self._of_buffer("advance", shared)
+        self._of_buffer("advance", *late, shared)
         self._take_active()
         return int(shared[0])
 
     def write_back(self, records=None):
         """Records of the batch before, in the order of its ids; into `records`, if they are given."""
         records = np.zeros([self.rows()[1], self.record_bytes()], np.uint8) if records is None else records
-        self._of_buffer("write_back", records)
+        code = self.kernels.library.fusedrec_buffer_write_back(self.buffer, ctypes.c_void_p(records.ctypes.data))
+        if code != 0:
+            raise Refused(code)
         return records
+
+    def read_active(self):
+        """Records of the batch under way, in the order of its ids."""
+        records = np.zeros([self.rows()[0], self.record_bytes()], np.uint8)
+        self._of_buffer("read_active", records)
+        return records
+
+    def drop(self):
+        self._of_buffer("drop")
+
+    def host_memory(self, size):
+        """Address of as many bytes that need no staging."""
+        memory, function = ctypes.c_void_p(), self.kernels.library.fusedrec_buffer_host_memory
+        code = function(self.buffer, ctypes.c_int64(size), ctypes.byref(memory))
+        if code != 0:
+            raise Refused(code)
+        return memory.value
 
     def rows(self):
         """Rows that are active, that wait to be written back, that were prefetched."""

@@ -55,6 +55,19 @@ def _build(op: str, folder: pathlib.Path, custom_ops: pathlib.Path, *more: str) 
     return library
 
 
+def algorithms() -> list[str]:
+    """What of the op library these kernels call, whose names it hides: its objects, as the set-up has made them."""
+    sources = [path.relative_to(ROOT) for path in (ROOT / "custom_ops").rglob("*.cc")]
+    objects = [
+        ROOT / "build" / path.with_suffix(".o")
+        for path in sources
+        if not (path.stem.endswith(("_kernel", "_op")) or path.stem.startswith("device_"))
+    ]
+    missing = [str(path) for path in objects if not path.exists()]
+    assert not missing, f"{missing} are not there. Remedy: python setup.py build_ext --inplace"
+    return [str(path) for path in objects]
+
+
 def build_op_kernels(folder: pathlib.Path, launchers: Iterable[pathlib.Path]) -> pathlib.Path:
     """OpKernels for a GPU as kernels for the CPU over the emulated launchers (emulation/op_kernels.cc)."""
     from tf_fusedrec._tf_compat import tf
@@ -65,7 +78,7 @@ def build_op_kernels(folder: pathlib.Path, launchers: Iterable[pathlib.Path]) ->
         "-isystem" + flag[len("-I") :] if flag.startswith("-I") else flag for flag in tf.sysconfig.get_compile_flags()
     ]
     command = [os.environ.get("CXX", "g++"), *headers, "-O0", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra"]
-    command += [f"-I{ROOT / 'custom_ops'}", "-shared", str(source), "-o", str(library), f"-L{folder}"]
+    command += [f"-I{ROOT / 'custom_ops'}", "-shared", str(source), *algorithms(), "-o", str(library), f"-L{folder}"]
     command += [
         *(f"-l:{path.name}" for path in launchers),
         "-Wl,-rpath,$ORIGIN,-z,defs",

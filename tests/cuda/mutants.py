@@ -211,7 +211,9 @@ MUTANTS = [
     ),
     Mutant(
         "the wrong buffer is written back", "hash_table", "hash_table/device_buffer.cu",
-        "other()->ReadRecords(device_handles", "(FAULT ? active() : other())->ReadRecords(device_handles", "as_a_table",
+        "shared, stream));\n  FUSEDREC_RETURN_IF_CUDA_ERROR(active()->ReadAllRecords(",
+        "shared, stream));\n  FUSEDREC_RETURN_IF_CUDA_ERROR((FAULT ? other() : active())->ReadAllRecords(",
+        "as_a_table",
     ),
     Mutant(
         "an index shifted: the row before is refreshed", "hash_table", BUFFER,

@@ -99,14 +99,22 @@ def train(sides, random, number, lookup, dtype):
     if len(received) % 3 == 0:
         host, device = (side.call(ops.table_find, message, splits, dim=DIM, dtype=dtype) for side in sides)
         same(host, device, "rows of an inference lookup")
-    host, device = (side.call(lookup, message, splits, dtype=dtype) for side in sides)
+    both = [side.call(lookup, message, splits, dtype=dtype) for side in sides]
+    compare_found(*both, received)
+    update(sides, both, received, random, number, dtype)
+
+
+def compare_found(host, device, received):
     same(host.rows, device.rows, "rows of a training lookup")
     assert len(host.handles) == len(device.handles) == len(set(received))
     same(np.unique(device.inverse), np.arange(len(device.handles), dtype=np.int32), "numbers")
     for found in (host, device):
         assert [found.inverse[received.index(key)] for key in received] == found.inverse.tolist()
+
+
+def update(sides, both, received, random, number, dtype):
     grads = tf.cast(random.normal(size=[len(received) + number % 2, DIM]), dtype).numpy()
-    for side, found in zip(sides, (host, device)):
+    for side, found in zip(sides, both):
         side.call(apply_gradients, found.handles, found.inverse, grads, np.float32(0.05).reshape(()),
                   np.array(number + 1, np.int64))  # fmt: skip
 

@@ -8,14 +8,20 @@ from __future__ import annotations
 import ctypes
 import sys
 
-from tests.cuda import op_kernels_attention, op_kernels_memory, op_kernels_stages, op_kernels_table
+from tests.cuda import (
+    op_kernels_attention,
+    op_kernels_host_rows,
+    op_kernels_memory,
+    op_kernels_stages,
+    op_kernels_table,
+)
 from tf_fusedrec._tf_compat import tf
 
 
 def main(arguments: list[str]) -> int:
     tf.load_op_library(arguments[0])
     op_kernels_memory.run(ctypes.CDLL(arguments[0]).emulation_allocations_left)
-    for programs in (op_kernels_stages, op_kernels_attention, op_kernels_table):
+    for programs in (op_kernels_stages, op_kernels_attention, op_kernels_table, op_kernels_host_rows):
         programs.run()
         print(f"{programs.__name__} agrees", flush=True)
     return 0

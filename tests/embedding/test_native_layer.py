@@ -111,6 +111,7 @@ RECORDS = [
     table("lru", max_rows=10, eviction="lru", record_tombstones=True),
     table("lfu", max_rows=10, eviction="lfu", ttl=30, admission_count=3, max_candidates=99),
     table("tier", memory_budget=1 << 20, tier_folder="FOLDER"),
+    table("host_rows", host_rows=True),
     table("sgd", optimizer=optimizers.SGD(0.1, momentum=0.9, nesterov=True, clipnorm=1.5)),
     table(
         "adagrad",
@@ -169,11 +170,12 @@ def test_another_policy_is_another_group_and_a_budget_of_memory_is_shared():
         table("a"), table("b"), table("ttl", ttl=3), table("rows", max_rows=3, eviction="lru"),
         table("lfu", max_rows=3, eviction="lfu"), table("admission", admission_count=2), table("tier1", **tier),
         table("tier2", **{**tier, "memory_budget": 8192}), table("half", storage_dtype="float16"),
-        table("tombstones", record_tombstones=True),
+        table("tombstones", record_tombstones=True), table("host", host_rows=True),
     ]  # fmt: skip
     groups = [tuple(t.name for t in group.tables) for group in group_tables(tables, features_of(tables))]
     assert groups == [
-        ("a", "b"), ("admission",), ("half",), ("lfu",), ("rows",), ("tier1", "tier2"), ("tombstones",), ("ttl",)
+        ("a", "b"), ("admission",), ("half",), ("host",), ("lfu",), ("rows",), ("tier1", "tier2"), ("tombstones",),
+        ("ttl",),
     ]  # fmt: skip
 
 

@@ -66,7 +66,7 @@ def check_lanes(groups: Sequence[Group], backend: str, lookups_per_update: int) 
             continue
         if backend != "native":
             raise ValueError(f"output_dtype of features {own} needs backend='native', got {backend!r}.")
-        moves = spec.eviction or spec.ttl or spec.hot_after or spec.memory_budget
+        moves = spec.eviction or spec.ttl or spec.hot_after or spec.memory_budget or spec.host_rows
         if moves and lookups_per_update < lanes:
             raise ValueError(
                 f"features {own} have an output_dtype of their own, so a step makes {lanes} lookups of tables "
@@ -88,7 +88,7 @@ def check_deferrable(name: str, config: Mapping[str, Any], groups: Sequence[Grou
         moves = isinstance(lookup.table, NativeTable) and lookup.table.moves_rows
         if moves and config["lookups_per_update"] < lookups * lanes:
             raise ValueError(
-                f"tables {lookup.table.names} of {name!r} may evict or move rows (eviction, ttl, hot_after or "
-                f"memory_budget) between the {lookups * lanes} lookups of a step. "
+                f"tables {lookup.table.names} of {name!r} may evict or move rows (eviction, ttl, hot_after, "
+                f"memory_budget or host_rows) between the {lookups * lanes} lookups of a step. "
                 f"Remedy: FusedEmbedding(lookups_per_update={lookups * lanes})."
             )

@@ -48,7 +48,8 @@ class FusedEmbedding(CallModes, keras.layers.Layer):
         (MTGRBoost, section 5.2): their mean with gradient_op "average", else their sum. Gradients that wait are in no
         checkpoint: save after a multiple of it. "native" only.
       lookups_per_update: training lookups that a step makes before its update, as schedules.FrozenWindow does: rows of
-        so many are neither evicted nor moved. Tables without eviction, ttl, hot_after and memory_budget need not know.
+        so many are neither evicted nor moved. Tables without eviction, ttl, hot_after, memory_budget and host_rows need
+        not know.
       topology: how ranks share the tables; None: one copy of them over all ranks. Groups are for "native" only.
       wire_dtype: "bfloat16" or "float16": float32 rows and gradients travel in half the bytes, ids never; None: as they
         are. Every number is rounded once each way: by at most 2^-8 of itself in bfloat16; by 2^-11 in float16, or 2^-25

@@ -53,6 +53,7 @@ def hash_table(
     tier_folder: str = "",
     window: int = 1,
     averaged: bool = False,
+    host_rows: bool = False,
 ) -> tf.Tensor:
     """Makes a dynamic table of S segments (MTGRBoost, section 4.1), or gives the one that has this shared_name.
 
@@ -79,14 +80,16 @@ def hash_table(
       tier_folder: of that file.
       window: training lookups whose rows are neither evicted nor moved.
       averaged: replicas train apart: remember what they must tell each other (table_replicas.py).
+      host_rows: on a GPU, rows in host memory and those of two batches on the device, for tables larger than that
+        (NestPipe, section IV-B); table_look_ahead then copies rows of the next batch. In host memory it says nothing.
 
     Returns:
       <resource>[].
 
     Raises:
       InvalidArgumentError: an unknown rule, a folder that cannot be written, options that exclude each other.
-      UnimplementedError: on a GPU, an option that only tables in host memory have: admission_count, record_tombstones,
-        hot_after, memory_budget, averaged.
+      UnimplementedError: on a GPU, an option that only tables in host memory have: admission_count, hot_after and
+        averaged; without host_rows record_tombstones and memory_budget; with host_rows a window above 1.
     """
     return library.fusedrec_hash_table(
         shared_name=shared_name, dim=dim, seeds=list(seeds), rule=rule, hyperparameters=list(hyperparameters),
@@ -94,7 +97,7 @@ def hash_table(
         distribution=distribution, a=a, b=b, max_rows=max_rows, eviction=eviction, ttl=ttl,
         admission_count=admission_count, max_candidates=max_candidates, record_tombstones=record_tombstones,
         hot_after=hot_after, memory_budget=memory_budget, tier_folder=tier_folder, window=window,
-        averaged=averaged,
+        averaged=averaged, host_rows=host_rows,
     )  # fmt: skip
 
 

@@ -102,9 +102,10 @@ class NativeTable:
             tier_folder=spec.tier_folder,
             window=accumulate_steps * lookups_per_update,
             averaged=averaged,
+            host_rows=spec.host_rows,
         )
         # Whether training lookups may move rows of earlier ones, which then must not be many steps old.
-        self.moves_rows = bool(spec.eviction or spec.ttl or spec.hot_after or spec.memory_budget)
+        self.moves_rows = bool(spec.eviction or spec.ttl or spec.hot_after or spec.memory_budget or spec.host_rows)
         weakref.finalize(self, tf.raw_ops.DestroyResourceOp, resource=self._handle, ignore_lookup_error=True)
 
     def lookup(

@@ -1,10 +1,12 @@
 """Rows in host memory behind two buffers on the device: the same bits as a table that has all rows on the device."""
 
+import ctypes
+
 import numpy as np
 
 from tests.cuda.checks.hash_table_leaving import answer_of
 from tests.cuda.device_buffer import DeviceBuffer
-from tests.cuda.device_table import ABSENT, FULL, INVALID, NOT_WRITTEN, OUT_OF_MEMORY, DeviceTable
+from tests.cuda.device_table import ABSENT, INVALID, NOT_WRITTEN, OUT_OF_MEMORY, DeviceTable
 from tests.oracles.hash_table import TableOracle, pack
 
 DIM, SEEDS, START = 5, [3, 4], 0.25
@@ -55,22 +57,31 @@ def keys_of(random, received):
     return sorted((keys[i] for i in random.permutation(len(keys))), key=lambda key: key[0])
 
 
+def parts_of(random, keys):
+    """Keys to prefetch, keys to tell of late, of both kinds by segment; and all, in the order in which rows come."""
+    part = random.integers(0, 3, len(keys))  # 1: both early and late
+    prefetched, late = ([key for key, p in zip(keys, part) if p in which] for which in ((0, 1), (1, 2)))
+    return prefetched, late, list(dict.fromkeys(prefetched + late))
+
+
 def check_buffers_are_as_a_table_without(kernels):
     """Rows of every lookup and, at the end, all records: embedding, slots, clocks, counts, versions."""
     adam = {"epsilon": 1e-7, "one_minus_beta_1": 0.1, "one_minus_beta_2": 0.01}
     for storage, rule, slots, more in (("float32", "sgd", 0, {}), ("bfloat16", "adam", 2, adam)):
         random = np.random.default_rng(slots)
         options = {"storage": storage, "rule": rule, "a": START}
-        plain, buffer = DeviceTable(kernels, DIM, SEEDS, **options), DeviceBuffer(kernels, 80, DIM, SEEDS, **options)
+        plain, buffer = DeviceTable(kernels, DIM, SEEDS, **options), DeviceBuffer(kernels, DIM, SEEDS, **options)
         host = HostRows(storage, slots)
         oracle = TableOracle(len(SEEDS), lambda key: np.full(DIM, START, np.float32))
         batches = [pack(batch) for batch in batches_of(random, 9)]
         keys = [keys_of(random, received) for _, _, received in batches] + [[]]
-        buffer.prefetch(*host.read(keys[0]))
-        assert buffer.advance() == 0 and len(buffer.write_back()) == 0
+        prefetched, late, told = parts_of(random, keys[0])
+        buffer.prefetch(*host.read(prefetched))
+        assert buffer.advance(host.read(late)) == 0 and len(buffer.write_back()) == 0
         for step, (message, splits, received) in enumerate(batches):
-            buffer.prefetch(*host.read(keys[step + 1]))  # of old rows, where the batch under way changes them
-            assert buffer.rows() == [len(keys[step]), 0, len(keys[step + 1])]
+            prefetched, late, next_told = parts_of(random, keys[step + 1])
+            buffer.prefetch(*host.read(prefetched))  # of old rows, where the batch under way changes them
+            assert buffer.rows() == [len(keys[step]), 0, len(prefetched)]
             (rows, inverse, handles), (wanted, its_inverse, its_handles) = (
                 table.lookup(message, splits) for table in (buffer, plain)
             )
@@ -82,8 +93,11 @@ def check_buffers_are_as_a_table_without(kernels):
             if rule == "sgd":
                 np.testing.assert_array_equal(rows[: len(received)], np.reshape(oracle.lookup(received), [-1, DIM]))
                 oracle.apply(received, grads, 1.0, 0.5)
-            assert buffer.advance() == len(set(keys[step]) & set(keys[step + 1]))
-            host.write(keys[step], buffer.write_back())
+            if step % 2:
+                host.write(told, buffer.read_active())
+            assert buffer.advance(host.read(late)) == len(set(keys[step]) & set(keys[step + 1]))
+            host.write(told, buffer.write_back())
+            told = next_told
         for segment in range(len(SEEDS)):
             ids, records = plain.export(segment)
             assert sorted((segment, id_) for id_ in ids.tolist()) == sorted(k for k in host.records if k[0] == segment)
@@ -94,7 +108,7 @@ def check_buffers_are_as_a_table_without(kernels):
 
 
 def check_a_buffer_that_does_not_fit_changes_nothing(kernels):
-    buffer, host = DeviceBuffer(kernels, 3, DIM, SEEDS, a=START, chunk_rows=32), HostRows("float32", 0)
+    buffer, host = DeviceBuffer(kernels, DIM, SEEDS, a=START, chunk_rows=32), HostRows("float32", 0)
     first, second = [(0, 1), (0, 2), (1, 1)], [(0, 2), (0, 5)]
     buffer.prefetch(*host.read(first))
     buffer.advance()
@@ -107,35 +121,41 @@ def check_a_buffer_that_does_not_fit_changes_nothing(kernels):
         np.testing.assert_array_equal(rows[:3], START - 1.0)
 
     ids, splits, records = host.read(second)
-    wrong = (
-        (FULL, host.read([*first, (1, 2)])), (INVALID, host.read([(0, 2), (0, 2)])),
-        (INVALID, (ids, splits[::-1].copy(), records)), (INVALID, (ids, splits + 1, records)),
-    )  # fmt: skip
-    for code, arguments in wrong:
-        assert answer_of(buffer.prefetch, *arguments) == code
+    wrong = ((ids, splits[::-1].copy(), records), (ids, splits + 1, records))
+    for arguments in wrong:
+        assert answer_of(buffer.prefetch, *arguments) == INVALID
+        assert answer_of(buffer.advance, arguments) == INVALID
         trained()
+    buffer.prefetch(*host.read([(0, 2), (0, 2)]))
+    assert answer_of(buffer.advance) == answer_of(buffer.advance, host.read([(1, 3), (1, 3)])) == INVALID
     assert answer_of(buffer.lookup, [2, 0, 1, 7], [4]) == ABSENT
     trained()
     failed = 0
-    for call, arguments in ((buffer.prefetch, (ids, splits, records)), (buffer.advance, ()), (buffer.write_back, ())):
-        for left in range(9):
-            buffer.allocations_left = left
-            answer = answer_of(call, *arguments)
-            buffer.allocations_left = None
-            if answer == 0:
-                break
-            assert answer == OUT_OF_MEMORY
-            failed += 1
-            if call != buffer.write_back:
-                trained()
-        if call == buffer.advance:
-            assert answer_of(buffer.prefetch, ids, splits, records) == answer_of(buffer.advance) == NOT_WRITTEN
-            assert buffer.rows() == [2, 3, 0]
-    assert failed >= 6 and buffer.rows() == [2, 0, 0]
+    for left in range(99):
+        buffer.allocations_left = left
+        # What is prefetched stays for the next try; after an advance that failed the batch is told of anew.
+        answers = answer_of(buffer.prefetch, ids, splits, records), answer_of(buffer.advance, host.read([(1, 9)]))
+        buffer.allocations_left = None
+        if answers == (0, 0):
+            break
+        assert set(answers) <= {0, OUT_OF_MEMORY}
+        failed += 1
+        trained()
+    assert failed >= 6
+    assert answer_of(buffer.prefetch, ids, splits, records) == answer_of(buffer.advance) == NOT_WRITTEN
+    assert answer_of(buffer.read_active) == NOT_WRITTEN
+    assert buffer.rows() == [3, 3, 0]
+    buffer.allocations_left = 0  # what goes back has its memory
+    assert buffer.write_back().shape == (3, buffer.record_bytes()) and buffer.rows() == [3, 0, 0]
+    buffer.allocations_left = None
     np.testing.assert_array_equal(buffer.find([2, 0, 2, 5], [4])[0][:2, 0], [START - 1.0, START])
+    ctypes.memset(buffer.host_memory(1 << 16), 1, 1 << 16)
+    buffer.advance()
+    buffer.drop()
+    assert buffer.rows() == [0, 0, 0] and answer_of(buffer.lookup, [2, 0, 2, 5], [4]) == ABSENT
     buffer.close()
-    for capacity, more in ((0, {}), (2**31, {}), (3, {"max_rows": 5}), (3, {"eviction": "lru"}), (3, {"ttl": 2})):
-        assert answer_of(DeviceBuffer, kernels, capacity, DIM, SEEDS, **more) == INVALID
+    for more in ({"max_rows": 5}, {"eviction": "lru"}, {"ttl": 2}):
+        assert answer_of(DeviceBuffer, kernels, DIM, SEEDS, **more) == INVALID
 
 
 # The kernels of a buffer only read what others have written: no schedule changes that.

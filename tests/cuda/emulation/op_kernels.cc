@@ -3,7 +3,7 @@
 #include <atomic>
 
 #include "common/gpu_kernel_util.h"
-#include "hash_table/hash_table_cuda.h"
+#include "hash_table/device_buffer_cuda.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/resource_op_kernel.h"
 
@@ -24,11 +24,21 @@ void Release(void* inner, void* data) {
   of->release(of->context, data);
 }
 
+FusedrecAllocator Counting(const FusedrecAllocator& allocator) {
+  auto* const inner = new FusedrecAllocator(allocator);  // as long as the process: few tables are made
+  return {inner, &AllocateWhileAnyAreLeft, &Release};
+}
+
 int CreateTable(const FusedrecTableSpec* spec, const FusedrecAllocator* allocator, FusedrecDeviceTable** table,
                 void* stream) {
-  auto* const inner = new FusedrecAllocator(*allocator);  // as long as the process: few tables are made
-  const FusedrecAllocator counting{inner, &AllocateWhileAnyAreLeft, &Release};
+  const FusedrecAllocator counting = Counting(*allocator);
   return fusedrec_table_create(spec, &counting, table, stream);
+}
+
+int CreateBuffer(const FusedrecTableSpec* spec, const FusedrecAllocator* allocator, FusedrecDeviceBuffer** buffer,
+                 void* stream) {
+  const FusedrecAllocator counting = Counting(*allocator);
+  return fusedrec_buffer_create(spec, &counting, buffer, stream);
 }
 
 }  // namespace
@@ -36,9 +46,11 @@ int CreateTable(const FusedrecTableSpec* spec, const FusedrecAllocator* allocato
 FUSEDREC_CUDA_API void emulation_allocations_left(int64_t count) { allocations_left = count; }
 
 #define fusedrec_table_create CreateTable
+#define fusedrec_buffer_create CreateBuffer
 #define Device(type) Device(::tensorflow::DEVICE_CPU).Label("emulated")  // NOLINT
 #define StreamOf(ctx) (static_cast<void>(ctx), static_cast<void*>(nullptr))
 
+#include "hash_table/device_host_rows.cc"                   // NOLINT
 #include "hash_table/hash_table_admin_gpu_kernel.cc"        // NOLINT
 #include "hash_table/hash_table_gpu_kernel.cc"              // NOLINT
 #include "jagged_attention/bias_attention_gpu_kernel.cc"     // NOLINT
@@ -46,11 +58,3 @@ FUSEDREC_CUDA_API void emulation_allocations_left(int64_t count) { allocations_l
 #include "rank_partition/rank_partition_gpu_kernel.cc"      // NOLINT
 #include "recovery/recovery_gpu_kernel.cc"                  // NOLINT
 #include "segment_unique/segment_unique_gpu_kernel.cc"      // NOLINT
-
-// What of the op library these call: its names are hidden.
-#include "hash_table/optimizer.cc"           // NOLINT
-#include "hash_table/row_format.cc"          // NOLINT
-#include "initial_rows/initial_rows.cc"      // NOLINT
-#include "jagged_attention/validation.cc"    // NOLINT
-#include "rank_partition/rank_partition.cc"  // NOLINT
-#include "recovery/recovery.cc"              // NOLINT

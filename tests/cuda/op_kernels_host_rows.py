@@ -1,0 +1,187 @@
+"""Tables on a device whose rows are in host memory (device_host_rows.h), beside tables in host memory: all bits.
+
+Batches are read ahead while the one before is trained, as schedules do it; in between, whatever else is done to tables.
+"""
+
+from __future__ import annotations
+
+import tempfile
+
+import numpy as np
+
+from tests.cuda.op_kernels import refused, same
+from tests.cuda.op_kernels_table import (
+    DIM,
+    PLAIN,
+    SEGMENTS,
+    Side,
+    apply_accumulated,
+    apply_gradients,
+    batch_of,
+    compare_found,
+    compare_tables,
+    keys_since,
+    look_up,
+    records_of,
+    run_upkeep,
+    update,
+)  # fmt: skip
+from tests.oracles.hash_table import pack
+from tf_fusedrec import ops
+from tf_fusedrec._tf_compat import tf
+
+SGD = {"rule": "sgd", "hyperparameters": [0.0], "a": 0.25, "host_rows": True}
+PROGRAMS = [
+    {"rule": "adam", "hyperparameters": [0.0, 0.1, 0.001, 1e-7], **PLAIN, "max_rows": 60, "eviction": "lru",
+     "record_tombstones": True},
+    {"rule": "rowwise_adagrad", "hyperparameters": [0.7, 0.1, 1e-8, 0.0, 1.0, 2.0], **PLAIN, "storage": "bfloat16",
+     "stochastic_rounding": True, "max_rows": 55, "eviction": "lfu", "ttl": 1},
+    {"rule": "adagrad", "hyperparameters": [0.3, 0.1, 1e-7, 1.0], "distribution": "truncated_normal", "a": 0.0,
+     "b": 0.1, "storage": "float16", "memory_budget": 70 * 40},
+]  # fmt: skip
+LONG = 1  # programs with checkpoints and what leaves by hand
+
+
+def look_ahead(table, message, splits, dtype):
+    return ops.table_look_ahead(table, message, splits, dim=DIM, dtype=dtype)
+
+
+def refresh(table, message, splits, rows, handles, mark):
+    return ops.table_refresh(table, message, splits, ops.RowsAhead(rows, handles, mark), dim=DIM)
+
+
+def nothing(sides, random):
+    pass
+
+
+def read(sides, random):
+    message, splits, _ = pack(batch_of(random))
+    host, device = (side.call(ops.table_find, message, splits, dim=DIM, dtype=tf.float32) for side in sides)
+    same(host, device, "rows of an inference lookup")
+    compare_tables(sides)
+
+
+def evict_some(sides, random):
+    host, device = (side.call(ops.table_evict, 1, 9) for side in sides)
+    same(host, device, "evicted")
+
+
+def remove_some(sides, random):
+    host, device = (side.call(ops.table_remove, 0, np.arange(0, 12)) for side in sides)
+    same(host, device, "removed")
+
+
+def set_some_back(sides, random):
+    """Rows become those of another id, with the versions of long ago."""
+    ids, records = records_of(sides[0], 0)
+    for side in sides:
+        side.call(ops.table_import, 0, ids, np.roll(records, 1, axis=0))
+
+
+def clear(sides, random):
+    for side in sides:
+        side.call(ops.table_clear)
+
+
+def look_at_another(sides, random):
+    """A second look-ahead takes the place of the first, whose lookup then begins anew."""
+    message, splits, _ = pack(batch_of(random))
+    for side in sides:
+        side.call(look_ahead, message, splits, dtype=tf.float32)
+
+
+# What happens between the update of a batch and the lookup of the next, which was read ahead before.
+BETWEEN = [nothing, read, evict_some, nothing, remove_some, set_some_back, look_at_another, clear]
+
+
+def run_program(number, options):
+    random = np.random.default_rng(number)
+    sides = [Side(f"host_rows{number}", on_device, {**options, "host_rows": True}) for on_device in (False, True)]
+    batches = [pack(batch_of(random, most=1 if step == 4 else 20)) for step in range(len(BETWEEN) + 2)]
+    since, ahead = 0, [None, None]
+    for step, (message, splits, received) in enumerate(batches):
+        if ahead[0] is None:
+            both = [side.call(look_up, message, splits, dtype=tf.float32) for side in sides]
+        else:
+            both = [side.call(refresh, message, splits, *seen) for side, seen in zip(sides, ahead)]
+        compare_found(*both, received)
+        ahead = [None, None]
+        if step + 1 < len(batches) and step != 2:
+            ahead = [side.call(look_ahead, *batches[step + 1][:2], dtype=tf.float32) for side in sides]
+        if step % 3 == 1:
+            keys = [side.call(keys_since, np.array(0), np.array(0)) for side in sides]
+        if step != 5:  # a lookup that nobody trains
+            update(sides, both, received, random, step, tf.float32)
+        if step % 3 == 1:  # of rows that were trained since
+            host, device = (
+                side.call(ops.table_read_records, handles[np.argsort(ids)]) for side, (ids, handles) in zip(sides, keys)
+            )
+            same(host, device, "records of keys from before the update")
+        BETWEEN[step % len(BETWEEN)](sides, random)
+        if step % 3 == 2:
+            compare_tables(sides, since)
+            since = sides[0].call(ops.table_clock)[1]
+    compare_tables(sides)
+    for segment in range(SEGMENTS):
+        host, device = (np.sort(side.call(ops.table_tombstones, segment)) for side in sides)
+        same(host, device, "tombstones")
+    return sides, random, tf.float32
+
+
+def run_refusals():
+    """What is wrong reaches a Status, and no row is lost."""
+    wrong, unimplemented = tf.errors.InvalidArgumentError, tf.errors.UnimplementedError
+    for option, value in (("admission_count", 2), ("hot_after", 3), ("window", 2), ("averaged", True)):
+        refused(unimplemented, f"must have {option}", lambda: Side("refused", True, {**SGD, option: value}))  # noqa: B023
+    side = Side("host_rows", True, {**SGD, "max_rows": 4})
+    message, splits = np.array([2, 1, 5, 6, 7], np.int64), np.array([5], np.int32)
+    find_rows = lambda message, splits=splits: side.call(look_up, message, splits, dtype=tf.float32)  # noqa: E731
+    see = lambda message, splits=splits: side.call(look_ahead, message, splits, dtype=tf.float32)  # noqa: E731
+    from_seen = lambda message, splits, seen: side.call(refresh, message, splits, *seen)  # noqa: E731
+    grads, numbers = np.ones([3, DIM], np.float32), (np.float32(1.0).reshape(()), np.array(1, np.int64))
+    train = lambda found: side.call(apply_gradients, found.handles, found.inverse, grads, *numbers)  # noqa: E731
+    found = find_rows(message)
+    refused(wrong, "message of rank 0 counts", lambda: find_rows(message + [1, 0, 0, 0, 0]))
+    train(found)
+    before = [records_of(side, segment) for segment in range(SEGMENTS)]
+    too_many = np.array([5, 0, *range(5)]), np.array([7], np.int32)
+    for seen in ([], [see(*too_many)]):
+        call = from_seen if seen else find_rows
+        refused(tf.errors.ResourceExhaustedError, "max_rows of", lambda: call(*too_many, *seen))  # noqa: B023
+    seen = see(message)
+    assert seen.rows.shape == (0, DIM) and seen.handles.shape == (0,) and seen.mark[0] > 0
+    refused(wrong, "mark must be of", lambda: from_seen(message, splits, (*seen[:2], seen.mark[:1])))
+    others = ((message[:-1] - [0, 1, 0, 0], splits - 1), (message + [0, 0, 0, 0, 1], splits))
+    for other in others:
+        seen = see(message)
+        refused(wrong, "message must be that of the look-ahead", lambda: from_seen(*other, seen))  # noqa: B023
+    for segment, (ids, records) in enumerate(before):
+        now, its_records = records_of(side, segment)
+        same(ids, now, "keys")
+        same(records[:, 12:], its_records[:, 12:], "rows of refused calls")  # which count as lookups
+    found = find_rows(message)
+    side.call(ops.table_evict, 0, 9)  # which leaves the rows of the last lookup
+    train(found)
+    changes = (
+        (ops.table_remove, 0, np.array([5])),
+        (ops.table_import, 0, before[0][0], before[0][1]),
+        (ops.table_set_clock, side.call(ops.table_clock)),
+        (ops.table_clear,),
+    )
+    for op, *arguments in changes:
+        found = find_rows(message)
+        side.call(op, *arguments)
+        refused(tf.errors.FailedPreconditionError, "have been evicted or removed", lambda: train(found))  # noqa: B023
+    refused(unimplemented, "is not for tables on a GPU", lambda: side.call(apply_accumulated))
+
+
+def run():
+    with tempfile.TemporaryDirectory() as folder:
+        for number, options in enumerate(PROGRAMS):
+            if "memory_budget" in options:
+                options = {**options, "tier_folder": folder}
+            done = run_program(number, options)
+            if number < LONG:
+                run_upkeep(*done, f"host{number}", {**options, "host_rows": True})
+            print(f"rows in host memory agree, {options['rule']}", flush=True)
+    run_refusals()

@@ -11,6 +11,17 @@ namespace {
 
 constexpr unsigned kMostBlocks = 132 * 16;
 
+// Of the search for the rows that rank lowest.
+struct WorstScratch {
+  explicit WorstScratch(void* memory) : carver(memory) {
+    search = carver.Take<Search>(1);
+    bins = carver.Take<unsigned>(256);
+  }
+  Carver carver;
+  Search* search;
+  unsigned* bins;
+};
+
 struct SelectScratch {
   SelectScratch(void* memory, int64_t num_rows, int64_t segments) : carver(memory) {
     tiles = std::max<int64_t>((num_rows + kSelectThreads - 1) / kSelectThreads, 1);
@@ -27,12 +38,19 @@ struct SelectScratch {
 
 }  // namespace
 
+Memory FusedrecDeviceTable::SelectMemory() const {
+  return Memory(allocator_, SelectScratch(nullptr, next_row_, spec_.segments).carver.bytes());
+}
+
+Memory FusedrecDeviceTable::WorstMemory() const {
+  return Memory(allocator_, WorstScratch(nullptr).carver.bytes());
+}
+
 // Counts the rows that are wanted, and those of each segment that do_with counts.
 template <typename Wanted, typename MakeDoWith>
-int FusedrecDeviceTable::Select(const Wanted& wanted, const MakeDoWith& make_do_with, std::vector<int64_t>* counts,
-                                void* stream) const {
+int FusedrecDeviceTable::Select(const Wanted& wanted, const MakeDoWith& make_do_with, const Memory& memory,
+                                std::vector<int64_t>* counts, void* stream) const {
   const int64_t segments = spec_.segments;
-  const Memory memory(allocator_, SelectScratch(nullptr, next_row_, segments).carver.bytes());
   if (memory.data() == nullptr) return kDeviceOutOfMemory;
   const SelectScratch at(memory.data(), next_row_, segments);
   FUSEDREC_RETURN_IF_CUDA_ERROR(Fill(at.states, 0xff, at.filled_bytes, stream));
@@ -48,11 +66,11 @@ int FusedrecDeviceTable::Select(const Wanted& wanted, const MakeDoWith& make_do_
 }
 
 template <typename Wanted>
-int FusedrecDeviceTable::TakeRowsOut(const Wanted& wanted, int64_t moved_at, bool evicted, int64_t* gone,
-                                     void* stream) {
+int FusedrecDeviceTable::TakeRowsOut(const Wanted& wanted, int64_t moved_at, bool evicted, const Memory& memory,
+                                     int64_t* gone, void* stream) {
   const auto take_out = [&](unsigned long long* gone_of) { return TakeOut{View(), free_rows_, gone_of}; };
   std::vector<int64_t> counts;
-  FUSEDREC_RETURN_IF_CUDA_ERROR(Select(wanted, take_out, &counts, stream));
+  FUSEDREC_RETURN_IF_CUDA_ERROR(Select(wanted, take_out, memory, &counts, stream));
   *gone = counts[0];
   if (*gone > 0) moved_at_ = std::max(moved_at_, moved_at);
   free_rows_ += *gone;
@@ -70,26 +88,19 @@ int FusedrecDeviceTable::CountThatMayLeave(int64_t segment, const Pins& pins, in
   std::vector<int64_t> counts;
   const auto nothing = [](unsigned long long*) { return Nothing{}; };
   const MayLeave may_leave{static_cast<uint32_t>(segment), spec_.eviction == 2, pins, nullptr};
-  FUSEDREC_RETURN_IF_CUDA_ERROR(Select(may_leave, nothing, &counts, stream));
+  FUSEDREC_RETURN_IF_CUDA_ERROR(Select(may_leave, nothing, SelectMemory(), &counts, stream));
   *count = counts[0];
   return kCudaSuccess;
 }
 
-int FusedrecDeviceTable::EvictWorst(int64_t segment, int64_t count, const Pins& pins, void* stream) {
+int FusedrecDeviceTable::EvictWorst(int64_t segment, int64_t count, const Pins& pins, const Memory& worst,
+                                    const Memory& select, void* stream) {
   if (count <= 0) return kCudaSuccess;
-  Search* search = nullptr;
-  unsigned* bins = nullptr;
-  const auto carve = [&](void* memory) {
-    Carver carver(memory);
-    search = carver.Take<Search>(1);
-    bins = carver.Take<unsigned>(256);
-    return carver.bytes();
-  };
-  const int64_t bytes = carve(nullptr);
-  const Memory memory(allocator_, bytes);
-  if (memory.data() == nullptr) return kDeviceOutOfMemory;
-  carve(memory.data());
-  FUSEDREC_RETURN_IF_CUDA_ERROR(Fill(memory.data(), 0, bytes, stream));
+  if (worst.data() == nullptr) return kDeviceOutOfMemory;
+  const WorstScratch at(worst.data());
+  Search* const search = at.search;
+  unsigned* const bins = at.bins;
+  FUSEDREC_RETURN_IF_CUDA_ERROR(Fill(worst.data(), 0, worst.bytes(), stream));
   const unsigned long long wanted = static_cast<unsigned long long>(count);
   FUSEDREC_RETURN_IF_CUDA_ERROR(CopyToDevice(&search->count, &wanted, 1, stream));
   MayLeave may_leave{static_cast<uint32_t>(segment), spec_.eviction == 2, pins, nullptr};
@@ -102,34 +113,40 @@ int FusedrecDeviceTable::EvictWorst(int64_t segment, int64_t count, const Pins& 
   FUSEDREC_RETURN_IF_CUDA_ERROR(LastError());
   may_leave.most = &search->found;
   int64_t gone;
-  return TakeRowsOut(may_leave, pins.clock, true, &gone, stream);
+  return TakeRowsOut(may_leave, pins.clock, true, select, &gone, stream);
 }
 
 int FusedrecDeviceTable::TakeExpiredOut(uint32_t clock, void* stream) {
   const Pins pins{clock, kNoAttempt, spec_.window};
   int64_t gone;
-  return TakeRowsOut(HasExpired{pins, std::max(spec_.ttl, spec_.window)}, clock, true, &gone, stream);
+  return TakeRowsOut(HasExpired{pins, std::max(spec_.ttl, spec_.window)}, clock, true, SelectMemory(), &gone,
+                     stream);
 }
 
 int FusedrecDeviceTable::Evict(int64_t segment, int64_t count, int64_t* gone, void* stream) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (segment < 0 || segment >= spec_.segments) return kCudaInvalidValue;
-  ++version_;
   const Pins pins{clock_, kNoAttempt, spec_.window};
   FUSEDREC_RETURN_IF_CUDA_ERROR(CountThatMayLeave(segment, pins, gone, stream));
   *gone = std::max<int64_t>(std::min(*gone, count), 0);
-  return EvictWorst(segment, *gone, pins, stream);
+  const Memory worst = WorstMemory(), select = SelectMemory();
+  FUSEDREC_RETURN_IF_CUDA_ERROR(EvictWorst(segment, *gone, pins, worst, select, stream));
+  ++version_;
+  return kCudaSuccess;
 }
 
 int FusedrecDeviceTable::Remove(int64_t segment, const int64_t* ids, int64_t num_ids, int64_t* gone, void* stream) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (segment < 0 || segment >= spec_.segments || num_ids < 0 || num_ids > kDeviceTableMaxIds) return kCudaInvalidValue;
+  // Before rows are marked: marks of a call that failed would be taken for those of the next.
+  const Memory select = SelectMemory();
+  if (select.data() == nullptr) return kDeviceOutOfMemory;
   ++version_;
   if (num_ids > 0) {
     FUSEDREC_LAUNCH(MarkKernel, BlocksFor(num_ids, kSelectThreads), kSelectThreads, 0, stream, View(),
                     static_cast<uint32_t>(segment), ids, num_ids);
   }
-  return TakeRowsOut(IsMarked{}, int64_t{clock_} + spec_.window, false, gone, stream);
+  return TakeRowsOut(IsMarked{}, int64_t{clock_} + spec_.window, false, select, gone, stream);
 }
 
 int FusedrecDeviceTable::Keys(int64_t segment, int64_t since, int64_t* ids, int64_t* handles, int64_t* count,
@@ -139,7 +156,7 @@ int FusedrecDeviceTable::Keys(int64_t segment, int64_t since, int64_t* ids, int6
   std::vector<int64_t> counts;
   const auto to = [&](unsigned long long*) { return Export{ids, handles}; };
   const HasChanged changed{static_cast<uint32_t>(segment), static_cast<uint32_t>(since)};
-  FUSEDREC_RETURN_IF_CUDA_ERROR(Select(changed, to, &counts, stream));
+  FUSEDREC_RETURN_IF_CUDA_ERROR(Select(changed, to, SelectMemory(), &counts, stream));
   *count = counts[0];
   return kCudaSuccess;
 }

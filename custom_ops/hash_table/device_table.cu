@@ -150,8 +150,13 @@ int FusedrecDeviceTable::MakeRoom(const std::vector<int64_t>& more, uint32_t clo
     directory = Memory(allocator_, std::max<int64_t>(2 * pointers, 16) * sizeof(char*));
     if (directory.data() == nullptr) return kDeviceOutOfMemory;
   }
-  for (size_t s = 0; s < more.size(); ++s) {
-    FUSEDREC_RETURN_IF_CUDA_ERROR(EvictWorst(s, leaving[s], pins, stream));
+  // All memory of the evictions before the first of them: none, or all.
+  if (std::any_of(leaving.begin(), leaving.end(), [](int64_t count) { return count > 0; })) {
+    const Memory worst = WorstMemory(), select = SelectMemory();
+    if (worst.data() == nullptr || select.data() == nullptr) return kDeviceOutOfMemory;
+    for (size_t s = 0; s < more.size(); ++s) {
+      FUSEDREC_RETURN_IF_CUDA_ERROR(EvictWorst(s, leaving[s], pins, worst, select, stream));
+    }
   }
   return Grow(std::move(growth), std::move(directory), stream);
 }

@@ -133,13 +133,19 @@ struct FusedrecDeviceTable {
   int Admit(const fusedrec::device_table::Received& received, uint32_t clock, uint32_t version, bool is_lookup,
             int32_t* inverse, int64_t* handles, int64_t* num_rows, void* stream);
 
+  // Scratch of Select, and of EvictWorst: for any segment, as long as no row is made.
+  Memory SelectMemory() const;
+  Memory WorstMemory() const;
   template <typename Wanted, typename MakeDoWith>
-  int Select(const Wanted& wanted, const MakeDoWith& make_do_with, std::vector<int64_t>* counts, void* stream) const;
+  int Select(const Wanted& wanted, const MakeDoWith& make_do_with, const Memory& memory, std::vector<int64_t>* counts,
+             void* stream) const;
   template <typename Wanted>
-  int TakeRowsOut(const Wanted& wanted, int64_t moved_at, bool evicted, int64_t* gone, void* stream);
+  int TakeRowsOut(const Wanted& wanted, int64_t moved_at, bool evicted, const Memory& memory, int64_t* gone,
+                  void* stream);
   int CountThatMayLeave(int64_t segment, const fusedrec::device_table::Pins& pins, int64_t* count, void* stream) const;
   // Takes out the `count` rows that may leave and rank lowest; there are that many.
-  int EvictWorst(int64_t segment, int64_t count, const fusedrec::device_table::Pins& pins, void* stream);
+  int EvictWorst(int64_t segment, int64_t count, const fusedrec::device_table::Pins& pins, const Memory& worst,
+                 const Memory& select, void* stream);
   int TakeExpiredOut(uint32_t clock, void* stream);
   int Gather(const uint32_t* where, const int64_t* handles, const int32_t* inverse, int64_t num_ids, int64_t storage,
              void* rows, int64_t out_rows, void* stream) const;

@@ -12,7 +12,7 @@ import re
 
 import numpy as np
 
-from tests.cuda.op_kernels import same
+from tests.cuda.op_kernels import refused, same
 from tests.cuda.op_kernels_table import (
     DIM,
     SEGMENTS,
@@ -33,9 +33,8 @@ UNLIMITED = -1
 
 
 def state_of(side):
-    counts = [side.call(op) for op in (ops.table_size, statistics_of_segments)]
-    clock = side.call(ops.table_clock)[0]  # a call that failed may have used a version up
-    return [*counts, clock, *(array for segment in range(SEGMENTS) for array in records_of(side, segment))]
+    counts = [side.call(op) for op in (ops.table_size, ops.table_clock, statistics_of_segments)]
+    return [*counts, *(array for segment in range(SEGMENTS) for array in records_of(side, segment))]
 
 
 def until_it_fits(limit, call, unchanged):
@@ -128,13 +127,21 @@ def run(limit):
     options = {**ADAGRAD, "max_rows": 40, "eviction": "lru"}
     pair = Pair(limit, "memory", options)
     # Lines that double, then rows that leave for others.
-    for step, (first, most, others) in enumerate(((0, 5, 5), (0, 35, 20), (30, 30, 0), (60, 35, 0))):
-        pair.train(random, [[list(range(first, first + most)), list(range(others))]], step + 1)
+    for step, (first, most) in enumerate(((0, 5), (0, 35), (30, 30), (60, 35))):
+        pair.train(random, [[list(range(first, first + most))] * SEGMENTS], step + 1)
         pair.compare()
-    assert pair.host.call(statistics_of_segments)[0, 2] > 20, "no row was evicted"
+    assert np.all(pair.host.call(statistics_of_segments)[:, 2] > 20), "no rows were evicted"
+    pair.train(random, [[[94], [94]]], 5)  # others may leave again
     pair.call(ops.table_evict, 1, 7)
-    pair.call(ops.table_remove, 0, np.arange(60, 70))
-    pair.device.call(ops.table_set_clock, pair.host.call(ops.table_clock))
+    limit(ctypes.c_int64(0))
+    refused(
+        tf.errors.ResourceExhaustedError,
+        "no device memory",
+        lambda: pair.device.call(ops.table_remove, 0, np.arange(80, 90)),
+    )
+    limit(ctypes.c_int64(UNLIMITED))
+    pair.call(ops.table_remove, 0, np.arange(60, 70))  # and not those before
+    pair.compare()
     exported, handles = pair.on_device(keys_since, np.array(0), np.array(0))
     records = pair.on_device(ops.table_read_records, handles)
     other = Pair(limit, "other memory", options)

@@ -4,6 +4,7 @@ import ctypes
 
 import numpy as np
 
+from tests.cuda.checks import once
 from tests.cuda.checks.hash_table_leaving import answer_of
 from tests.cuda.device_buffer import DeviceBuffer
 from tests.cuda.device_table import ABSENT, INVALID, NOT_WRITTEN, OUT_OF_MEMORY, DeviceTable
@@ -64,6 +65,8 @@ def parts_of(random, keys):
     return prefetched, late, list(dict.fromkeys(prefetched + late))
 
 
+# The kernels of a buffer only read what others have written: no schedule changes that.
+@once
 def check_buffers_are_as_a_table_without(kernels):
     """Rows of every lookup and, at the end, all records: embedding, slots, clocks, counts, versions."""
     adam = {"epsilon": 1e-7, "one_minus_beta_1": 0.1, "one_minus_beta_2": 0.01}
@@ -107,6 +110,7 @@ def check_buffers_are_as_a_table_without(kernels):
         buffer.close()
 
 
+@once
 def check_a_buffer_that_does_not_fit_changes_nothing(kernels):
     buffer, host = DeviceBuffer(kernels, DIM, SEEDS, a=START, chunk_rows=32), HostRows("float32", 0)
     first, second = [(0, 1), (0, 2), (1, 1)], [(0, 2), (0, 5)]
@@ -156,7 +160,3 @@ def check_a_buffer_that_does_not_fit_changes_nothing(kernels):
     buffer.close()
     for more in ({"max_rows": 5}, {"eviction": "lru"}, {"ttl": 2}):
         assert answer_of(DeviceBuffer, kernels, DIM, SEEDS, **more) == INVALID
-
-
-# The kernels of a buffer only read what others have written: no schedule changes that.
-check_buffers_are_as_a_table_without.once = check_a_buffer_that_does_not_fit_changes_nothing.once = True

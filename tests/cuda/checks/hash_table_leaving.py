@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from tests.cuda.checks import once
 from tests.cuda.device_table import BAD_HANDLE, BAD_INVERSE, FULL, OUT_OF_MEMORY, STALE, DeviceTable, Refused
 from tests.oracles.hash_table import TableOracle, pack
 
@@ -159,6 +160,8 @@ def check_a_table_is_cleared(kernels):
     table.close()
 
 
+# Copies: what depends on a schedule is checked above.
+@once
 def check_a_checkpoint_goes_back_in(kernels):
     """Into another table, partly over rows that are there; also rows of 16 bits with all kinds of slots; a delta."""
     for storage, rule, dim in (("float32", "adagrad", 3), ("bfloat16", "adam", 5), ("float16", "rowwise_adagrad", 3)):
@@ -188,6 +191,3 @@ def check_a_checkpoint_goes_back_in(kernels):
         assert len(table.export(1, since=version)[0]) == 100 and len(table.export(1, since=version + 2)[0]) == 10
         table.close()
         other.close()
-
-
-check_a_checkpoint_goes_back_in.once = True  # copies: what depends on a schedule is checked above

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from tests.cuda.checks import once
 from tests.cuda.device_table import DeviceTable
 from tests.oracles.hash_table import TableOracle, pack
 from tests.oracles.optimizers import OptimizerOracle
@@ -36,6 +37,8 @@ def batch_of(random, sources, most, vocabulary):
     return [[random.integers(0, vocabulary, random.integers(1, most)).tolist()] for _ in range(sources)]
 
 
+# What a column becomes does not depend on the schedule.
+@once
 def check_rules(kernels):
     """Two steps of each; ids that come from several sources, and from one more than once."""
     for number, (name, (rule, options, numbers)) in enumerate(RULES.items()):
@@ -73,6 +76,7 @@ def check_sums_are_in_the_order_received(kernels):
     table.close()
 
 
+@once
 def check_rows_of_16_bits(kernels):
     """To the nearest: as NumPy rounds. Stochastically: a neighbour, the same on every run, and right on average."""
     ids = [64, *range(64)]
@@ -96,6 +100,7 @@ def check_rows_of_16_bits(kernels):
             assert abs(np.mean(runs[0] - exact)) < 3 * grid * 0.5 / np.sqrt(192)
 
 
+@once
 def check_initial_rows_and_slots(kernels):
     """A new row's slots begin as the rule wants, whatever the dimension; bits of the normal distribution are checked
     where rows of the CPU are (tests/ops/test_initial_rows.py): both take them from one header."""
@@ -106,8 +111,3 @@ def check_initial_rows_and_slots(kernels):
         # v = 3 + 4^2
         np.testing.assert_allclose(table.find([2, 1, 2], [3])[0][:2], -4.0 / np.sqrt(19.0), rtol=1e-6)
         table.close()
-
-
-# What a column becomes does not depend on the schedule.
-for check in (check_rules, check_rows_of_16_bits, check_initial_rows_and_slots):
-    check.once = True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from tests.cuda.checks import once
 from tests.cuda.checks.jagged_attention_call import Call, assert_near, compare, random_case, run, to_bits
 from tests.cuda.checks.jagged_attention_oracle import bias_attention_grad
 
@@ -33,13 +34,11 @@ def check_channels_of_rows_of_all_lengths(kernels):
     compare(kernels, 2, channels([3], 2, 0), "bias_attention")
 
 
+@once
 def check_slices_of_columns(kernels):
     """Columns of several heads in a slice and a head in several, at every alignment."""
     for type_, heads, value_dim in ((2, 3, 72), (2, 1, 256), (1, 5, 27), (0, 1, 1), (0, 3, 44)):
         compare(kernels, type_, channels([40], heads, value_dim, seed=heads), "bias_attention")
-
-
-check_slices_of_columns.once = True
 
 
 def check_channels_under_masks(kernels):
@@ -51,6 +50,7 @@ def check_channels_under_masks(kernels):
         compare(kernels, 0 if seed == 2 else 2, case, "bias_attention")
 
 
+@once
 def check_channels_of_functions_of_time(kernels):
     """Each function, with and without positions; one channel of buckets, one of positions; times of all 64 bits."""
     for function in FUNCTIONS:
@@ -66,9 +66,7 @@ def check_channels_of_functions_of_time(kernels):
     compare(kernels, 0, case, "bias_attention")
 
 
-check_channels_of_functions_of_time.once = True
-
-
+@once
 def check_channels_with_more_tiles_than_blocks(kernels):
     """A block takes one tile after another; and its sums, in whatever order blocks run, are the same to the bit."""
     case = without(channels([2] * 515, 1, 2), "position_weights")
@@ -80,9 +78,6 @@ def check_channels_with_more_tiles_than_blocks(kernels):
     once, again = (run(kernels, "bias_attention", 2, case, grads) for _ in range(2))
     for name, array in once.items():
         np.testing.assert_array_equal(array, again[name], name)
-
-
-check_channels_with_more_tiles_than_blocks.once = True
 
 
 def check_bad_arguments_of_channels_are_refused(kernels):

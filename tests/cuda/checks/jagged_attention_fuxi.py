@@ -9,6 +9,7 @@ import json
 
 import numpy as np
 
+from tests.cuda.checks import once
 from tests.cuda.checks.jagged_attention_call import log_thresholds, run
 from tests.oracles.fuxi import rms_norm, silu
 from tests.support.shared import ROOT
@@ -40,6 +41,7 @@ def case_of(arrays, settings):
     return {**case, "time_function": 2, "time_weights": np.array(scalars)}
 
 
+@once
 def check_blocks_of_fuxi(kernels):
     folder = ROOT.parent / "shared/oracle/hstu"
     if not folder.exists():
@@ -48,9 +50,6 @@ def check_blocks_of_fuxi(kernels):
     for name in ("fuxi_alpha_block", "fuxi_beta_exp"):
         arrays = dict(np.load(folder / f"{name}.npz"))
         compare_block(kernels, arrays, json.loads(bytes(arrays.pop("meta_json"))), name)
-
-
-check_blocks_of_fuxi.once = True
 
 
 def compare_block(kernels, arrays, settings, name):

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from tests.cuda.checks import once
 from tests.oracles.rank_partition import rank_partition_oracle, unpack_oracle
 from tests.support.ids import EDGE_CASES, from_segments
 
@@ -43,12 +44,11 @@ def check_many_tiles_and_ranks(kernels):
     compare(kernels, ids[:4096], np.array([0, 2048, 2048, 4096]), 2, "tfra")
 
 
+# For the sum alone: schedules are for fewer ids.
+@once
 def check_more_tiles_than_a_warp_sums(kernels):
     ids = np.random.default_rng(3).integers(-(2**60), 2**60, 33 * 2048 + 5)
     compare(kernels, ids, np.array([0, 40_000, len(ids)]), 2, "hash_range")
-
-
-check_more_tiles_than_a_warp_sums.once = True  # for the sum alone: schedules are for fewer ids
 
 
 def check_ids_that_do_not_fit(kernels):

@@ -1,0 +1,79 @@
+"""A Keras model whose ops all run their OpKernels for a GPU: fits, evaluation and tables, beside those for the CPU.
+
+Tables lie on the device, and in host memory with buffers on the device; batches are looked up ahead or not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+
+import numpy as np
+
+from tests.cuda.op_kernels import LABELS, refused
+from tests.schedules import clicks
+from tf_fusedrec._tf_compat import tf
+from tf_fusedrec.ops import _library
+from tf_fusedrec.schedules import DualBuffer
+
+from tensorflow.python.framework import kernels  # isort: skip  (tf_fusedrec first: it chooses legacy Keras)
+
+LRU = {"max_rows": 18, "eviction": "lru"}
+OF_HOST_ROWS = {**LRU, "record_tombstones": True, "ttl": 9}
+
+
+def on_device_where_it_can(function, labels):
+    """An op of the library that takes the labelled kernel, in graphs and in eager calls."""
+
+    def make(**arguments):
+        with tf.compat.v1.get_default_graph()._kernel_label_map(labels):
+            return function(**arguments)
+
+    def call(**arguments):
+        return tf.function(lambda: make(**arguments))() if tf.executing_eagerly() else make(**arguments)
+
+    return call
+
+
+@contextlib.contextmanager
+def on_device():
+    """What is made inside runs on the emulated device, but for ops that compute in host memory there, too."""
+    has_label = lambda op: any(k.label == "emulated" for k in kernels.get_registered_kernels_for_op(op).kernel)  # noqa: E731
+    labels = {op: label for op, label in LABELS.items() if has_label(op)}
+    originals = {
+        name: getattr(_library.library, name) for name in dir(_library.library) if name.startswith("fusedrec_")
+    }
+    for name, function in originals.items():
+        setattr(_library.library, name, on_device_where_it_can(function, labels))
+    try:
+        yield
+    finally:
+        for name, function in originals.items():
+            setattr(_library.library, name, function)
+
+
+def fitted(schedule, table):
+    """Losses, what evaluation says, and all that training has changed."""
+    embedding = clicks.make_embedding("Adam", table)
+    model = clicks.make_model(embedding, schedule)
+    data = tf.data.Dataset.from_tensor_slices(clicks.batch(30, seed=1)).batch(8)
+    history = model.fit(data, epochs=2, validation_data=data, verbose=0).history
+    return history, clicks.state(model, embedding)
+
+
+def run():
+    with on_device():
+        refused(
+            tf.errors.UnimplementedError, "a table on a GPU must have", lambda: fitted("sync", {"admission_count": 2})
+        )
+    for table, more, schedules in (
+        (LRU, {}, ("sync", DualBuffer())), (OF_HOST_ROWS, {"host_rows": True}, ("sync", DualBuffer())),
+    ):  # fmt: skip
+        wanted, state = fitted("sync", table)
+        for schedule in schedules:
+            with on_device():
+                got, its_state = fitted(schedule, {**table, **more})
+            assert got == wanted, (got, wanted)
+            assert its_state.keys() == state.keys()
+            for what, array in state.items():
+                np.testing.assert_array_equal(its_state[what], array, err_msg=f"{what}, {schedule}, {more}")
+        print(f"a model agrees, {table} {more}", flush=True)

@@ -81,9 +81,10 @@ def tensorflow_flags() -> tuple[list[str], list[str]]:
 
 
 def algorithms() -> list[pathlib.Path]:
-    """Sources of custom_ops that include no TensorFlow header."""
+    """Sources of custom_ops that include no TensorFlow header and call no kernel of a GPU (device_*.cc)."""
     sources = sorted((ROOT / ALGORITHMS).rglob("*.cc"))
-    return [path.relative_to(ROOT) for path in sources if not path.stem.endswith(("_op", "_kernel"))]
+    apart = lambda stem: stem.endswith(("_op", "_kernel")) or stem.startswith("device_")  # noqa: E731
+    return [path.relative_to(ROOT) for path in sources if not apart(path.stem)]
 
 
 def programs(kind: Kind) -> list[pathlib.Path]:

@@ -87,7 +87,8 @@ FUSEDREC_CUDA_API void fusedrec_table_destroy(FusedrecDeviceTable* table);
 //   inverse   [V]  device, out: number of each id's row
 //   handles   [V]  device, out: the first *num_rows are written: lookup << 32 | row
 //   num_rows  host, out
-// kCudaInvalidValue when headers do not fit their message; kDeviceOutOfMemory, kDeviceTableFull: nothing has changed.
+// kCudaInvalidValue when headers do not fit their message; kDeviceOutOfMemory, kDeviceTableFull: nothing has changed, but
+// for rows whose time to live is over at this lookup, which have left.
 FUSEDREC_CUDA_API int fusedrec_table_lookup(FusedrecDeviceTable* table, const FusedrecMessage* message, int64_t storage,
                                             void* rows, int64_t out_rows, int32_t* inverse, int64_t* handles,
                                             int64_t* num_rows, void* stream);

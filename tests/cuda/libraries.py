@@ -11,6 +11,8 @@ import subprocess
 import sys
 from collections.abc import Iterable
 
+from tools.sanitizers import algorithms
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 HERE = pathlib.Path(__file__).resolve().parent
 FLAGS = [
@@ -55,14 +57,9 @@ def _build(op: str, folder: pathlib.Path, custom_ops: pathlib.Path, *more: str) 
     return library
 
 
-def algorithms() -> list[str]:
+def objects_of_algorithms() -> list[str]:
     """What of the op library these kernels call, whose names it hides: its objects, as the set-up has made them."""
-    sources = [path.relative_to(ROOT) for path in (ROOT / "custom_ops").rglob("*.cc")]
-    objects = [
-        ROOT / "build" / path.with_suffix(".o")
-        for path in sources
-        if not (path.stem.endswith(("_kernel", "_op")) or path.stem.startswith("device_"))
-    ]
+    objects = [ROOT / "build" / source.with_suffix(".o") for source in algorithms()]
     missing = [str(path) for path in objects if not path.exists()]
     assert not missing, f"{missing} are not there. Remedy: python setup.py build_ext --inplace"
     return [str(path) for path in objects]
@@ -78,7 +75,15 @@ def build_op_kernels(folder: pathlib.Path, launchers: Iterable[pathlib.Path]) ->
         "-isystem" + flag[len("-I") :] if flag.startswith("-I") else flag for flag in tf.sysconfig.get_compile_flags()
     ]
     command = [os.environ.get("CXX", "g++"), *headers, "-O0", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra"]
-    command += [f"-I{ROOT / 'custom_ops'}", "-shared", str(source), *algorithms(), "-o", str(library), f"-L{folder}"]
+    command += [
+        f"-I{ROOT / 'custom_ops'}",
+        "-shared",
+        str(source),
+        *objects_of_algorithms(),
+        "-o",
+        str(library),
+        f"-L{folder}",
+    ]
     command += [
         *(f"-l:{path.name}" for path in launchers),
         "-Wl,-rpath,$ORIGIN,-z,defs",

@@ -70,7 +70,8 @@ def test_a_tiny_run(capsys):
     assert np.median(slow["ms"]["exchange_only"]) > 2 * np.median(answer["ms"]["exchange_only"])
     one = overlap.case(1.0, answer)
     assert all(len(ms) == 3 and min(ms) > 0 for ms in answer["ms"].values())
-    assert one["table"]["exchange_only"]["exchange_ms"] > 10 > one["table"]["dense_only"]["exchange_ms"]
+    exchange, none = (one["table"][arm]["exchange_ms"] for arm in ("exchange_only", "dense_only"))
+    assert exchange > max(4, 2 * none)  # half of what the wire alone takes one way
     for times in one["table"].values():
         assert times["compute_ms"] + times["exposed_ms"] + times["free_ms"] == pytest.approx(times["step_ms"])
     overlap.show(one)

@@ -115,6 +115,20 @@ def test_data_are_on_the_disk_before_names_that_others_trust(tmp_path, monkeypat
         assert name != "replace" or mine[n + 1] == ("fsync", str(pathlib.Path(paths[1]).parent))
 
 
+def test_the_folder_of_a_shard_may_be_renamed_as_soon_as_the_shard_is_told_of(tmp_path, monkeypatch):
+    """Rank 0 waits for that, and the last rank may be slow to sync what it has told."""
+    (tmp_path / "save.partial").mkdir()
+    replace = os.replace
+
+    def replaced_and_committed(old, new):
+        replace(old, new)
+        replace(tmp_path / "save.partial", tmp_path / "save")
+
+    monkeypatch.setattr(os, "replace", replaced_and_committed)
+    disk.write_durably(tmp_path / "save.partial" / "shard-1.json", "{}")
+    assert (tmp_path / "save" / "shard-1.json").read_text(encoding="utf-8") == "{}"
+
+
 @pytest.fixture
 def small_disk(tmp_path):
     """A file system of 300 KB."""

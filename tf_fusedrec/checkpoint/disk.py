@@ -36,13 +36,21 @@ def new_file(path: pathlib.Path) -> Iterator[int]:
         os.close(file)
 
 
-def sync_folder(path: pathlib.Path) -> None:
-    """Makes the names in a folder durable."""
+@contextlib.contextmanager
+def _synced_folder(path: pathlib.Path) -> Iterator[None]:
+    """Makes the names in a folder durable when the block ends well, whatever its own name is by then."""
     folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
+        yield
         os.fsync(folder)
     finally:
         os.close(folder)
+
+
+def sync_folder(path: pathlib.Path) -> None:
+    """Makes the names in a folder durable."""
+    with _synced_folder(path):
+        pass
 
 
 def make_folder(path: pathlib.Path) -> None:
@@ -54,9 +62,12 @@ def make_folder(path: pathlib.Path) -> None:
 
 
 def rename(old: pathlib.Path, new: pathlib.Path) -> None:
-    """Gives a file or folder its name, durably; a file of that name is replaced at once."""
-    os.replace(old, new)
-    sync_folder(new.parent)
+    """Gives a file or folder its name, durably; a file of that name is replaced at once.
+
+    Another process may have waited for that name, and rename the folder it is in as soon as it is there.
+    """
+    with _synced_folder(new.parent):
+        os.replace(old, new)
 
 
 def write_durably(path: pathlib.Path, text: str) -> None:

@@ -71,17 +71,14 @@ class JaggedBiasAttentionGradGpuOp : public JaggedBiasAttentionGpuBase<T> {
                 absl::InvalidArgumentError(absl::StrCat("grads must have shape ", shape.DebugString(), ", got ",
                                                         grads.shape().DebugString(),
                                                         ". Pass the gradient of JaggedBiasAttention's output.")));
-    const int inputs[] = {1, 4, 5};  // value, position_weights, time_weights
-    const bool there[] = {true, this->options().position(), this->options().time() != TimeMap::kNone};
+    // Of value, position_weights, time_weights.
+    const bool any = grads.NumElements() > 0;
     Tensor* outputs[3];
-    for (int i = 0; i < 3; ++i) {
-      OP_REQUIRES_OK(ctx, ctx->allocate_output(i, ctx->input(inputs[i]).shape(), &outputs[i]));
-      // What has no part in the bias has no gradient; nor has anything where there is nothing in out.
-      if (grads.NumElements() > 0 && there[i]) continue;
-      OP_REQUIRES_OK(ctx, CudaStatus("fill", fusedrec_fill_zeros(outputs[i]->data(), outputs[i]->TotalBytes(),
-                                                                 StreamOf(ctx))));
-    }
-    if (grads.NumElements() == 0) return;
+    OP_REQUIRES_OK(ctx, AllocateGradients(ctx, {{1, any},
+                                                {4, any && this->options().position()},
+                                                {5, any && this->options().time() != TimeMap::kNone}},
+                                          outputs));
+    if (!any) return;
     call.grads = grads.data();
     call.value_grads = outputs[0]->data();
     call.position_grads = outputs[1]->flat<float>().data();

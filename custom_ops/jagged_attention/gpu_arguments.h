@@ -2,6 +2,8 @@
 #ifndef FUSEDREC_JAGGED_ATTENTION_GPU_ARGUMENTS_H_
 #define FUSEDREC_JAGGED_ATTENTION_GPU_ARGUMENTS_H_
 
+#include <initializer_list>
+
 #include "common/gpu_kernel_util.h"
 #include "jagged_attention/jagged_attention_cuda.h"
 #include "jagged_attention/kernel_arguments.h"
@@ -41,6 +43,25 @@ inline absl::Status ReadRowsAndBias(tensorflow::OpKernelContext* ctx, const Bias
   call->time_weights = bias.time_weights.data();
   call->asks = bias.asks.data();
   call->answers = bias.answers.data();
+  return absl::OkStatus();
+}
+
+struct GradientOf {
+  int input;
+  bool is_computed;  // what has no part in the result has a gradient of 0
+};
+
+// Output i is the gradient of inputs[i], of its shape; 0 where a launcher does not write it.
+inline absl::Status AllocateGradients(tensorflow::OpKernelContext* ctx, std::initializer_list<GradientOf> inputs,
+                                      tensorflow::Tensor** outputs) {
+  int i = 0;
+  for (const GradientOf& of : inputs) {
+    tensorflow::Tensor** const output = &outputs[i];
+    TF_RETURN_IF_ERROR(ctx->allocate_output(i++, ctx->input(of.input).shape(), output));
+    if (of.is_computed) continue;
+    TF_RETURN_IF_ERROR(
+        CudaStatus("fill", fusedrec_fill_zeros((*output)->data(), (*output)->TotalBytes(), StreamOf(ctx))));
+  }
   return absl::OkStatus();
 }
 

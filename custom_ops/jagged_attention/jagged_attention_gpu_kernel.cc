@@ -95,19 +95,14 @@ class JaggedAttentionGradGpuOp : public JaggedAttentionGpuBase<T> {
                                                         ctx->input(3).shape().DebugString(), ", got ",
                                                         ctx->input(0).shape().DebugString(),
                                                         ". Pass the gradient of JaggedAttention's output.")));
-    const int inputs[] = {1, 2, 3, 7, 8};  // query, key, value, position_weights, time_weights
+    // Of query, key, value, position_weights, time_weights.
+    const bool any = call.heads > 0;
     Tensor* outputs[5];
-    for (int i = 0; i < 5; ++i) {
-      OP_REQUIRES_OK(ctx, ctx->allocate_output(i, ctx->input(inputs[i]).shape(), &outputs[i]));
-    }
-    // What has no part in the bias has no gradient; nor has anything where there are no heads.
-    const bool there[] = {true, true, true, this->options().position(), this->options().time() != TimeMap::kNone};
-    for (int i = 0; i < 5; ++i) {
-      if (call.heads > 0 && there[i]) continue;
-      OP_REQUIRES_OK(ctx, CudaStatus("fill", fusedrec_fill_zeros(outputs[i]->data(), outputs[i]->TotalBytes(),
-                                                                 StreamOf(ctx))));
-    }
-    if (call.heads == 0) return;
+    OP_REQUIRES_OK(ctx, AllocateGradients(ctx, {{1, any}, {2, any}, {3, any},
+                                                {7, any && this->options().position()},
+                                                {8, any && this->options().time() != TimeMap::kNone}},
+                                          outputs));
+    if (!any) return;
     call.grads = ctx->input(0).data();
     call.query_grads = outputs[0]->data();
     call.key_grads = outputs[1]->data();

@@ -140,9 +140,7 @@ class TrainConfig:
     epsilon: float = 1e-7
     progressive_steps: int = 0  # ranking: steps of a window of progressive AUC and NE; 0 takes none
     embedding_metrics: bool = False  # tells after every epoch what tables and exchanges did, see tf_fusedrec.monitoring
-    patience: int = (
-        0  # epochs in a row without a smaller loss, after which training ends on all ranks; 0: it never does
-    )
+    patience: int = 0  # epochs in a row without a smaller loss that end training on all ranks; 0: none do
 
     def __post_init__(self) -> None:
         check_at_least("train.epochs", self.epochs, 1)

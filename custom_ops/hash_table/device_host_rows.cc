@@ -2,7 +2,6 @@
 
 #include <utility>
 
-#include "absl/strings/str_cat.h"
 #include "common/cuda_api.h"
 #include "hash_table/device_form.h"
 #include "rank_partition/rank_partition.h"
@@ -150,9 +149,9 @@ absl::Status HostRows::Lookup(const Call& call, int64_t ticket, int64_t storage,
   if (done.ok()) {
     done = StatusOf(fusedrec_buffer_advance(buffer_, late.ids.data(), late.splits.data(), late.records, nullptr, call.stream));
   }
-  const std::vector<SegmentId> told = std::exchange(seen_, Seen()).told;
+  std::vector<SegmentId> told = std::exchange(seen_, Seen()).told;
   if (!done.ok()) return done;
-  waiting_ = std::exchange(active_, told);
+  waiting_ = std::exchange(active_, std::move(told));
   is_trained_ = trainable_ = false;
   FusedrecDeviceTable* const active = fusedrec_buffer_active(buffer_);
   fusedrec_table_set_clock(active, clock, version);
@@ -194,28 +193,32 @@ absl::Status HostRows::Apply(const int64_t* handles, int64_t num_rows, const int
   return done;
 }
 
+template <typename Read>
+absl::Status HostRows::WriteTrained(const std::vector<SegmentId>& rows, const Read& read,
+                                    const ParallelFor& parallel_for) {
+  char* records;
+  int answer = fusedrec_buffer_host_memory(buffer_, rows.size() * table_->record_bytes(), &records);
+  if (answer == 0) answer = read(records);
+  if (answer == 0) table_->WriteTrained(rows, records, parallel_for);
+  return StatusOf(answer);
+}
+
 absl::Status HostRows::WriteBack(const ParallelFor& parallel_for) {
   if (waiting_.empty()) return absl::OkStatus();
-  char* records;
-  int answer = fusedrec_buffer_host_memory(buffer_, waiting_.size() * table_->record_bytes(), &records);
-  if (answer == 0) answer = fusedrec_buffer_write_back(buffer_, records);
-  if (answer != 0) return StatusOf(answer);
-  table_->WriteTrained(waiting_, records, parallel_for);
-  waiting_.clear();
-  return absl::OkStatus();
+  const auto read = [this](char* records) { return fusedrec_buffer_write_back(buffer_, records); };
+  const absl::Status done = WriteTrained(waiting_, read, parallel_for);
+  if (done.ok()) waiting_.clear();
+  return done;
 }
 
 // All rows in host memory become those of now.
 absl::Status HostRows::TakeBack(const ParallelFor& parallel_for, void* stream) {
-  const absl::Status done = WriteBack(parallel_for);
+  absl::Status done = WriteBack(parallel_for);
   if (!done.ok() || !is_trained_) return done;
-  char* records;
-  int answer = fusedrec_buffer_host_memory(buffer_, active_.size() * table_->record_bytes(), &records);
-  if (answer == 0) answer = fusedrec_buffer_read_active(buffer_, records, stream);
-  if (answer != 0) return StatusOf(answer);
-  table_->WriteTrained(active_, records, parallel_for);
-  is_trained_ = false;
-  return absl::OkStatus();
+  const auto read = [=](char* records) { return fusedrec_buffer_read_active(buffer_, records, stream); };
+  done = WriteTrained(active_, read, parallel_for);
+  if (done.ok()) is_trained_ = false;
+  return done;
 }
 
 absl::Status HostRows::OnHost(Access access, const ParallelFor& parallel_for, void* stream,

@@ -91,6 +91,9 @@ class HostRows {
   // The received ids whose row is_wanted(v) names, kNoRow for none, with their records.
   template <typename RowWanted>
   absl::Status Pack(const ParallelFor& parallel_for, const RowWanted& row_wanted, Parcel* parcel);
+  // Records of rows, which read(records) copies from the device, become those of host memory.
+  template <typename Read>
+  absl::Status WriteTrained(const std::vector<SegmentId>& rows, const Read& read, const ParallelFor& parallel_for);
   absl::Status WriteBack(const ParallelFor& parallel_for);
   absl::Status TakeBack(const ParallelFor& parallel_for, void* stream);
 

@@ -18,6 +18,7 @@
 
 #include "common/hash.h"
 #include "hash_table/hash_table.h"
+#include "hash_table/message_runs.h"
 #include "hash_table/reader.h"
 
 namespace fusedrec {
@@ -25,31 +26,15 @@ namespace fusedrec {
 // With `seen`, ids without a row are only told of; else their initial value is written.
 void HashTable::Read(const Message& message, const ParallelFor& parallel_for, const RowSink& rows,
                      absl::Span<int64_t> seen) const {
-  struct Run {
-    int64_t entry, position, count, segment;
-  };
-  std::vector<Run> runs;
-  int64_t entry = 0, position = 0;
-  for (const int32_t size : message.source_splits) {
-    int64_t first = entry + segments();
-    for (int64_t segment = 0; segment < segments(); ++segment) {
-      const int64_t count = message.entries[entry + segment];
-      constexpr int64_t kPiece = 1024;  // ids of one unit of work
-      for (int64_t done = 0; done < count; done += kPiece) {
-        runs.push_back({first + done, position + done, std::min(kPiece, count - done), segment});
-      }
-      first += count;
-      position += count;
-    }
-    entry += size;
-  }
+  constexpr int64_t kPiece = 1024;  // ids of one unit of work
+  const std::vector<MessageRun> runs = RunsOf(message, segments(), kPiece);
   constexpr int kAhead = 12;
   const int64_t row_bytes = int64_t{spec_.dim} * BytesOf(rows.storage);
-  parallel_for(runs.size(), 1024 * (100 + row_bytes / 4), [&](int64_t begin, int64_t end) {
+  parallel_for(runs.size(), kPiece * (100 + row_bytes / 4), [&](int64_t begin, int64_t end) {
     Reader reader(this);
     std::vector<char> initial(format(new_pool()).stride());
     for (int64_t r = begin; r < end; ++r) {
-      const Run& run = runs[r];
+      const MessageRun& run = runs[r];
       const int64_t* ids = &message.entries[run.entry];
       uint32_t handles[2 * kAhead];
       const auto keys_of = [&](uint64_t hash) -> const KeyIndex& { return shards_[ShardOf(hash)].keys[run.segment]; };

@@ -5,6 +5,7 @@
 
 #include "common/hash.h"
 #include "hash_table/hash_table.h"
+#include "hash_table/message_runs.h"
 
 namespace fusedrec {
 namespace {
@@ -15,25 +16,7 @@ constexpr int64_t kBlock = 16 * 1024;  // ids per block of the counting sort
 
 void HashTable::SortByShard(const Message& message, const ParallelFor& parallel_for, Scratch* scratch,
                             std::vector<int64_t>* shard_begin) const {
-  // Runs of one source and segment, cut into pieces: the units of both passes.
-  struct Piece {
-    int64_t entry, position, count;
-    uint32_t segment;
-  };
-  std::vector<Piece> pieces;
-  int64_t entry = 0, position = 0;
-  for (const int32_t size : message.source_splits) {
-    int64_t first = entry + segments();
-    for (int64_t segment = 0; segment < segments(); ++segment) {
-      const int64_t count = message.entries[entry + segment];
-      for (int64_t done = 0; done < count; done += kBlock) {
-        pieces.push_back({first + done, position + done, std::min(kBlock, count - done), static_cast<uint32_t>(segment)});
-      }
-      first += count;
-      position += count;
-    }
-    entry += size;
-  }
+  const std::vector<MessageRun> pieces = RunsOf(message, segments(), kBlock);  // the units of both passes
   // next[p][s]: first the ids of piece p in shard s, then, by prefix sums, where the next one of them goes.
   std::vector<std::array<int32_t, kShards>> next(pieces.size(), std::array<int32_t, kShards>{});
   const int64_t mean = pieces.empty() ? 1 : message.num_ids / static_cast<int64_t>(pieces.size()) + 1;
@@ -57,7 +40,7 @@ void HashTable::SortByShard(const Message& message, const ParallelFor& parallel_
       for (int64_t i = 0; i < pieces[p].count; ++i) {
         const int32_t place = next[p][ShardOf(TableHash(ids[i]))]++;
         const int64_t position = pieces[p].position + i;
-        scratch->items[place] = {ids[i], static_cast<uint32_t>(position), pieces[p].segment};
+        scratch->items[place] = {ids[i], static_cast<uint32_t>(position), static_cast<uint32_t>(pieces[p].segment)};
         scratch->place[position] = place;
       }
     }

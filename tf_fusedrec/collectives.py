@@ -39,15 +39,17 @@ def launched_size() -> int:
     return int(os.environ.get("HOROVOD_SIZE", "1"))
 
 
-def init(sets: Iterable[Sequence[int]] = ()) -> None:
+def init(sets: Iterable[Sequence[int]] = (), *, timeline: bool = False) -> None:
     """Joins the other processes when launched under horovodrun; does nothing otherwise. May be called again.
 
     Args:
       sets: ranks among which collectives will run beside those of all ranks; the same on all ranks.
+      timeline: whether start_timeline may be called later. A job with it is slower from its first step to its last:
+        Horovod's writer of rank 0 takes up to a whole core, recording or not. HOROVOD_TIMELINE=DYNAMIC asks likewise.
 
     Raises:
       ImportError: launched with several processes, but Horovod is not installed.
-      RuntimeError: called again, with sets that the first call did not name.
+      RuntimeError: called again, with sets or a timeline that the first call did not name.
     """
     global _hvd
     if launched_size() == 1:
@@ -61,6 +63,8 @@ def init(sets: Iterable[Sequence[int]] = ()) -> None:
                 f"The processes have joined without sets of ranks {missing}, and later is too late. Remedy: name all "
                 "topologies in the first call, tf_fusedrec.init(topology)."
             )
+        if timeline:
+            check_timeline()
         return
     try:
         import horovod.tensorflow as hvd
@@ -69,8 +73,9 @@ def init(sets: Iterable[Sequence[int]] = ()) -> None:
             f"HOROVOD_SIZE is {os.environ['HOROVOD_SIZE']}, but Horovod with TensorFlow is not installed. Remedy: "
             "`make test` builds it, or run without horovodrun on one process."
         ) from error
-    # Costs nothing until start_timeline; horovodrun --timeline-filename has set another one.
-    os.environ.setdefault("HOROVOD_TIMELINE", "DYNAMIC")
+    if timeline:
+        # horovodrun --timeline-filename has set another one, which check_timeline refuses.
+        os.environ.setdefault("HOROVOD_TIMELINE", "DYNAMIC")
     made = {ranks: hvd.ProcessSet(list(ranks)) for ranks in wanted}
     hvd.init(process_sets=list(made.values()) or None)
     _process_sets.update(made)
@@ -215,20 +220,31 @@ def _averaged(gradient: Any) -> Any:
     return None if gradient is None else _hvd.allreduce(gradient, op=_hvd.Average)
 
 
+def check_timeline() -> None:
+    """Raises RuntimeError unless start_timeline can work: the processes joined with a timeline, or there is one."""
+    found = os.environ.get("HOROVOD_TIMELINE")
+    if _hvd is None or found == "DYNAMIC":
+        return
+    if found is None:
+        raise RuntimeError(
+            "The processes have joined without a timeline, and later is too late. Remedy: tf_fusedrec.init("
+            "timeline=True), or HOROVOD_TIMELINE=DYNAMIC in the environment of all processes."
+        )
+    raise RuntimeError(
+        f"Horovod writes a timeline to {found!r} already. "
+        "Remedy: leave out horovodrun --timeline-filename, or unset HOROVOD_TIMELINE."
+    )
+
+
 def start_timeline(path: os.PathLike) -> None:
-    """Rank 0: Horovod writes what its collectives do, until stop_timeline; nothing with one process.
+    """Rank 0: Horovod records its collectives until stop_timeline. Does nothing with one process.
 
     Raises:
-      RuntimeError: it writes a timeline already.
+      RuntimeError: as check_timeline.
     """
-    if _hvd is None:
-        return
-    if os.environ.get("HOROVOD_TIMELINE") != "DYNAMIC":
-        raise RuntimeError(
-            f"Horovod writes a timeline to {os.environ.get('HOROVOD_TIMELINE')!r} already. "
-            "Remedy: leave out horovodrun --timeline-filename, or unset HOROVOD_TIMELINE."
-        )
-    _hvd.start_timeline(os.fspath(path))
+    check_timeline()
+    if _hvd is not None:
+        _hvd.start_timeline(os.fspath(path))
 
 
 def stop_timeline() -> None:

@@ -147,19 +147,21 @@ class Place:
         return self.group if self.averages else collectives.world()
 
 
-def init(*topologies: Topology) -> None:
+def init(*topologies: Topology, timeline: bool = False) -> None:
     """Joins the other processes when launched under horovodrun; does nothing otherwise. May be called again.
 
     Args:
       topologies: of the layers that will be made; none for tables over all ranks.
+      timeline: whether timeline.Timeline will record steps of this job, which slows every step. See collectives.init.
 
     Raises:
       ImportError: launched with several processes, but Horovod is not installed.
       ValueError: the groups of a topology do not divide the number of processes.
-      RuntimeError: called again, with a topology that the first call did not name.
+      RuntimeError: called again, with a topology or a timeline that the first call did not name.
     """
     size = collectives.launched_size()
-    collectives.init([ranks for topology in topologies for sets in topology.sets(size) for ranks in sets])
+    sets = [ranks for topology in topologies for sets in topology.sets(size) for ranks in sets]
+    collectives.init(sets, timeline=timeline)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -56,7 +56,6 @@ def watched(folder):
     model.compile(optimizer, keras.losses.BinaryCrossentropy(from_logits=True))
     timeline, local = Timeline(f"{folder}/timeline", first_step=2, steps=2), LocalLosses(LOSSES[rank])
     listeners = [
-        callbacks.BroadcastDenseWeights(),
         callbacks.Throughput(counts=("tokens", "gflops")),
         utilization.ModelFlopsUtilization(),
         callbacks.AverageMetrics(sums=("tokens", "gflops")),

@@ -1,7 +1,7 @@
-"""Keras callbacks of a training job on several ranks: equal start, checkpoints, averages, speed, interruption.
+"""Keras callbacks of a training job on several ranks: checkpoints, averages, speed, interruption.
 
 Every callback here talks to the other ranks, so all ranks must fit with the same list. The order that works:
-BroadcastDenseWeights, Interrupt, Checkpoint, Throughput, AverageMetrics, then those of Keras (TensorBoard, on rank 0).
+Interrupt, Checkpoint, Throughput, AverageMetrics, then those of Keras (TensorBoard, on rank 0).
 """
 
 from __future__ import annotations
@@ -19,21 +19,6 @@ from tf_fusedrec import checkpoint, collectives
 from tf_fusedrec._tf_compat import keras, tf
 from tf_fusedrec.embedding import FusedEmbedding
 from tf_fusedrec.streaming_metrics import SummedMetric
-
-
-class BroadcastDenseWeights(keras.callbacks.Callback):
-    """Gives all ranks the dense weights of rank 0 when training begins. Tables need none: a row has one owner.
-
-    Raises:
-      RuntimeError: the model has no weights yet. Call it on one batch before fit.
-    """
-
-    def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:
-        if not self.model.built:
-            raise RuntimeError(
-                f"model {self.model.name!r} has no weights to broadcast yet. Call it on one batch before fit."
-            )
-        collectives.broadcast_variables(self.model.variables)
 
 
 class Checkpoint(keras.callbacks.Callback):

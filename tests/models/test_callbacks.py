@@ -81,8 +81,3 @@ def test_throughput_names_the_metric_that_is_missing():
 def test_average_metrics_in_one_process_changes_nothing():
     history = fitted([callbacks.AverageMetrics(sums=("samples",))]).history
     np.testing.assert_array_equal(history["samples"], [20.0])
-
-
-def test_broadcast_refuses_a_model_without_weights():
-    with pytest.raises(RuntimeError, match="has no weights to broadcast yet. Call it on one batch before fit"):
-        fitted([callbacks.BroadcastDenseWeights()], build=False)

@@ -20,7 +20,7 @@ from tf_fusedrec.schedules.nested import Nested
 from tf_fusedrec.schedules.pipelined import Pipelined
 from tf_fusedrec.schedules.schedule import Schedule
 from tf_fusedrec.schedules.semi_async import SemiAsync
-from tf_fusedrec.schedules.slots import make_slots
+from tf_fusedrec.schedules.slots import make_slots, start_equal
 from tf_fusedrec.schedules.sync import Sync
 
 _KINDS = {
@@ -88,12 +88,15 @@ class PipelinedModel(keras.Model):
         """What fit calls with an iterator for every step; loops of one's own may call it as well.
 
         On several ranks, and under a schedule that looks ahead, batches are read ahead. It raises OutOfRangeError when
-        no rank has data any more.
+        no rank has data any more. Ranks begin with rank 0's weights and slots; those that have been trained are
+        compared instead.
 
         Raises:
           ValueError: steps_per_execution "auto" on several ranks.
+          RuntimeError: ranks have trained, or have loaded, different weights: see collectives.equal_start.
         """
         make_slots(self)
+        start_equal(self)
         if self._runs_alone() and not self.schedule.looks_ahead:
             return super().make_train_function(force)
         if not isinstance(self.train_function, Feed) or force:

@@ -75,7 +75,7 @@ def run(experiment: Experiment, folder: pathlib.Path, output: pathlib.Path, resu
     throughput = callbacks.Throughput(counts=("samples", "tokens", "gflops"))
     utilization = ModelFlopsUtilization()
     listeners: list[keras.callbacks.Callback] = [interrupt]
-    others = [throughput, utilization, callbacks.AverageMetrics(sums=("samples", "tokens", "gflops"))]
+    others: list[keras.callbacks.Callback] = [throughput, utilization]
     if train.progressive_steps and isinstance(model, RankingModel):
         model.progressive = ProgressiveMetrics(
             model.config.tasks, every_steps=train.progressive_steps, directory=output / "tensorboard" / "progressive",

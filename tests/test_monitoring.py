@@ -58,7 +58,6 @@ def watched(folder):
     listeners = [
         callbacks.Throughput(counts=("tokens", "gflops")),
         utilization.ModelFlopsUtilization(),
-        callbacks.AverageMetrics(sums=("tokens", "gflops")),
         timeline,
         monitoring.EmbeddingMetrics(model.embedding, timeline),
         *([keras.callbacks.TensorBoard(f"{folder}/board", write_graph=False)] if rank == 0 else []),

@@ -217,14 +217,16 @@ def check_equal(variables: Sequence[tf.Variable], when: str) -> None:
 
 
 def equal_start(variables: Sequence[tf.Variable], steps: int) -> None:
-    """Gives all ranks rank 0's values where no rank has trained yet; else checks that they are equal. Collective, eager.
+    """Gives all ranks rank 0's values where no rank has trained yet; else checks that they are equal. Eager.
+
+    Collective. A broadcast is told at INFO by the logger "tf_fusedrec.collectives" of rank 0.
 
     Args:
       variables: dense weights and what their optimizer keeps; in the same order on all ranks.
       steps: that the optimizer has made on this rank: 0 at a first start, more behind a checkpoint.
 
     Raises:
-      RuntimeError: ranks have trained, or have loaded a checkpoint, and do not hold the same; or they have other models.
+      RuntimeError: ranks that have trained, or have loaded a checkpoint, do not hold the same; or other models.
     """
     if _hvd is None:
         return

@@ -53,7 +53,7 @@ EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 
 def run(experiment: Experiment, folder: pathlib.Path, output: pathlib.Path, resume: bool) -> int:
     """Trains, evaluates and exports; all ranks call it. Returns the exit code, 0 or EXIT_INTERRUPTED."""
-    # Ranks draw different dropout masks; their initial weights are made equal by the broadcast.
+    # Ranks draw different dropout masks; all of them begin with rank 0's weights nevertheless.
     keras.utils.set_random_seed(experiment.seed + fr.collectives.rank())
     embedding = make_embedding(experiment)
     read = columns(experiment.model, "train")
@@ -65,7 +65,7 @@ def run(experiment: Experiment, folder: pathlib.Path, output: pathlib.Path, resu
     model = make_model(experiment, embedding, item_ids, popularity)
     optimizer = keras.optimizers.legacy.Adam(train.learning_rate, beta_2=train.beta_2, epsilon=train.epsilon)
     model.compile(optimizer=fr.collectives.distributed_optimizer(optimizer))
-    model(no_rows(read))  # makes the weights, for the broadcast and the restore
+    model(no_rows(read))  # makes the weights, for the restore
 
     if resume:
         fr.checkpoint.load(checkpoint, model, embedding, model.optimizer)
@@ -76,8 +76,8 @@ def run(experiment: Experiment, folder: pathlib.Path, output: pathlib.Path, resu
     interrupt = callbacks.Interrupt()
     throughput = callbacks.Throughput(counts=("samples", "tokens", "gflops"))
     utilization = ModelFlopsUtilization()
-    listeners: list[keras.callbacks.Callback] = [callbacks.BroadcastDenseWeights(), interrupt]
-    others = [throughput, utilization, callbacks.AverageMetrics(sums=("samples", "tokens", "gflops"))]
+    listeners: list[keras.callbacks.Callback] = [interrupt]
+    others: list[keras.callbacks.Callback] = [throughput, utilization]
     if train.progressive_steps and isinstance(model, RankingModel):
         model.progressive = ProgressiveMetrics(
             model.config.tasks, every_steps=train.progressive_steps, directory=output / "tensorboard" / "progressive",

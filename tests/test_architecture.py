@@ -16,6 +16,8 @@ LEVEL = {
     "initializers": 1,
     "optimizers": 1,
     "pieces": 1,
+    "averaging": 1,
+    "equality": 1,
     "config": 2,
     "ops": 3,
     "collectives": 3,

@@ -1,7 +1,7 @@
-"""Keras callbacks of a training job on several ranks: equal start, checkpoints, averages, speed, interruption.
+"""Keras callbacks of a training job on several ranks: checkpoints, speed, interruption.
 
 Every callback here talks to the other ranks, so all ranks must fit with the same list. The order that works:
-BroadcastDenseWeights, Interrupt, Checkpoint, Throughput, AverageMetrics, then those of Keras (TensorBoard, on rank 0).
+Interrupt, Checkpoint, Throughput, then those of Keras (TensorBoard, on rank 0).
 """
 
 from __future__ import annotations
@@ -18,22 +18,6 @@ import numpy as np
 from tf_fusedrec import checkpoint, collectives
 from tf_fusedrec._tf_compat import keras, tf
 from tf_fusedrec.embedding import FusedEmbedding
-from tf_fusedrec.streaming_metrics import SummedMetric
-
-
-class BroadcastDenseWeights(keras.callbacks.Callback):
-    """Gives all ranks the dense weights of rank 0 when training begins. Tables need none: a row has one owner.
-
-    Raises:
-      RuntimeError: the model has no weights yet. Call it on one batch before fit.
-    """
-
-    def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:
-        if not self.model.built:
-            raise RuntimeError(
-                f"model {self.model.name!r} has no weights to broadcast yet. Call it on one batch before fit."
-            )
-        collectives.broadcast_variables(self.model.variables)
 
 
 class Checkpoint(keras.callbacks.Callback):
@@ -142,43 +126,6 @@ class Checkpoint(keras.callbacks.Callback):
         assert self._checkpointer is not None
         self._checkpointer.save({**self._extra, **done})
         self._saved_step = self._step
-
-
-class AverageMetrics(keras.callbacks.Callback):
-    """Replaces each of an epoch's logs by its mean over ranks, or by its sum where `sums` names it.
-
-    Metrics that are no mean, those of streaming_metrics, are taken anew from the summed states of all ranks.
-    """
-
-    def __init__(self, sums: Sequence[str] = ()):
-        super().__init__()
-        self._sums = frozenset(sums)
-        self._trained: dict[str, float] | None = None  # before a validation overwrote the states
-
-    def on_epoch_begin(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
-        self._trained = None
-
-    def on_test_begin(self, logs: Mapping[str, Any] | None = None) -> None:
-        self._trained = self._summed()
-
-    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        if not logs:
-            return
-        names = sorted(logs)
-        values = tf.constant([float(logs[name]) for name in names], tf.float64)
-        total = collectives.all_reduce_sum(values, name="fusedrec.average_metrics").numpy()
-        for name, value in zip(names, total):
-            logs[name] = float(value) / (1 if name in self._sums else collectives.size())
-        now = self._summed()
-        if self._trained is None:
-            logs.update(now)
-        else:
-            logs.update(self._trained)
-            logs.update({f"val_{name}": value for name, value in now.items()})
-
-    def _summed(self) -> dict[str, float]:
-        found = [metric for metric in self.model.metrics if isinstance(metric, SummedMetric)]
-        return {metric.name: metric.across_ranks() for metric in found}
 
 
 class Throughput(keras.callbacks.Callback):

@@ -76,7 +76,7 @@ def test_two_ranks_train_evaluate_and_export(tmp_path, fields, metrics):
 
 
 def last_samples(output):
-    """Rows of all ranks in the epoch that was told of last: its bar ends with the sums of AverageMetrics."""
+    """Rows of all ranks in the epoch that was told of last: its bar ends with the sums over ranks."""
     return float(re.findall(r"samples: ([0-9.]+)", output)[-1])
 
 

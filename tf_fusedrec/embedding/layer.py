@@ -12,6 +12,7 @@ import numpy as np
 from tf_fusedrec import collectives, features
 from tf_fusedrec._tf_compat import keras, tf
 from tf_fusedrec.config import FeatureConfig, TableConfig
+from tf_fusedrec.embedding import anchor
 from tf_fusedrec.embedding.construction import check_backend, check_deferrable, check_lanes, make_table
 from tf_fusedrec.embedding.group_rows import GroupCall, rows_of_group
 from tf_fusedrec.embedding.modes import CallModes, Reached
@@ -180,11 +181,13 @@ class FusedEmbedding(CallModes, keras.layers.Layer):
         ]
         # The ids of all groups travel together.
         routed = iter(route([lane for lanes, answer in zip(calls, answers) if answer is None for lane in lanes]))
+        value = self._anchor.read_value()
+        value = anchor.checked(value, self.name) if training else value
         outputs: dict[str, Any] = {}
         for lanes, answer in zip(calls, answers):
             mine = [next(routed) for _ in lanes] if answer is None else []
             of_group = GroupCall(self.name, lanes, mine, answer, self._deferral, self._loss_scaler)
-            outputs.update(rows_of_group(of_group, self._anchor.read_value()))
+            outputs.update(rows_of_group(of_group, value))
         return {name: outputs[name] for name in inputs}
 
     def prefetch(self, inputs: Mapping[str, Any]) -> None:

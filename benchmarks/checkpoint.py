@@ -65,7 +65,7 @@ def round_trip(folder: pathlib.Path, rows: int) -> float:
         directory = folder / f"stage-{stage}"
         plan = saving.make_plan(directory, len(tables), None, {})
         for rank, table in enumerate(tables):
-            saving.write_shard(directory, plan, saving.cut_tables([table], plan), rank)
+            saving.write_shard(directory, plan, saving.cut_tables([table], plan, rank), rank)
         saving.commit(directory, plan, {}, None, timeout_s=60)
         described = manifest.read_manifest(directory)["tables"]
         tables = [NativeTable(f"round_trip/{stage}/{rank}", [table_config()], seed=0) for rank in range(ranks)]
@@ -114,7 +114,7 @@ class Job:
     def save(self) -> float:
         """Seconds of a full save, on the disk when it ends."""
         begin = time.perf_counter()
-        fr.checkpoint.save(self.folder / "c", self.dense, self.embedding)
+        fr.checkpoint.save(self.folder / "c", self.dense, layers=[self.embedding])
         return time.perf_counter() - begin
 
     def load(self) -> float:
@@ -122,7 +122,7 @@ class Job:
         self.forget_pages()
         loaded = self.layer()
         begin = time.perf_counter()
-        fr.checkpoint.load(self.folder / "c", self.dense, loaded)
+        fr.checkpoint.load(self.folder / "c", self.dense, layers=[loaded])
         seconds = time.perf_counter() - begin
         harness.check_equal("rows loaded", loaded.lookups[0].table.size("item"), len(self.ids))
         return seconds
@@ -165,7 +165,7 @@ class Job:
         changed = tf.constant(self.ids[:: int(1 / CHANGED_SHARE)])
         seconds: dict[str, list[float]] = {"full": [], "delta": []}
         checkpointer = fr.checkpoint.Checkpointer(
-            self.folder / "pauses", self.dense, self.embedding, full_every=2, background=True
+            self.folder / "pauses", self.dense, layers=[self.embedding], full_every=2, background=True
         )
         for _ in range(repeats):
             for kind in seconds:

@@ -9,7 +9,7 @@ def save(directory, tables, *, full=None, since=None, extra=None):
     clocks = since or {}
     plan = saving.make_plan(directory, len(tables), full, clocks)
     for rank, of_rank in enumerate(tables):
-        saving.write_shard(directory, plan, saving.cut_tables(of_rank, plan), rank)
+        saving.write_shard(directory, plan, saving.cut_tables(of_rank, plan, rank), rank)
     saving.commit(directory, plan, {}, extra, timeout_s=5)
     return plan.save
 

@@ -1,7 +1,7 @@
 """Checkpoints of dense weights and tables: sharded, checksummed, atomic, from any number of ranks to any other.
 
-    checkpoint.save("runs/a/checkpoint", model, embedding, optimizer, extra={"epoch": 3})     # all ranks
-    extra = checkpoint.load("runs/a/checkpoint", model, embedding, optimizer)                 # any number of ranks
+    checkpoint.save("runs/a/checkpoint", model, model.optimizer, extra={"epoch": 3})     # all ranks
+    extra = checkpoint.load("runs/a/checkpoint", model, model.optimizer)                 # any number of ranks
 
 Every rank writes its own rows, in hash order with an index, so that each of any number of ranks reads contiguous bytes:
 its share (shard_file.py). A manifest, written last, makes files a checkpoint: an interrupted save leaves the last one

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import pathlib
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from tf_fusedrec import collectives
@@ -15,6 +16,7 @@ from tf_fusedrec._tf_compat import keras
 from tf_fusedrec.checkpoint import dense, saving
 from tf_fusedrec.checkpoint.agreement import agree, of_rank_0
 from tf_fusedrec.checkpoint.ahead import ahead
+from tf_fusedrec.checkpoint.layers import embeddings_of, finds_layers
 from tf_fusedrec.embedding import FusedEmbedding
 
 
@@ -30,10 +32,11 @@ class Checkpointer:
 
     Args:
       directory: on a file system that all ranks see. It may hold a checkpoint; nothing else may save there.
-      model: dense weights (its FusedEmbedding layers hold none but the anchor).
-      embedding: tables; every rank writes its own rows with their optimizer slots. Ranks that hold replicas of the same
-        rows write a part of them each, after replicas that train apart have been synchronised.
+      model: dense weights, and the tables of all FusedEmbedding layers in it; or one such layer. Every rank writes its
+        own rows with their optimizer slots. Ranks that hold replicas of the same rows write a part of them each, after
+        replicas that train apart have been synchronised.
       optimizer: of the dense weights, or None.
+      layers: FusedEmbedding layers that are trained and that the model does not hold.
       full_every: every full_every-th save is full; 1 makes no deltas.
       background: False writes before `save` returns, table by table, so that two tables at a time are copied.
       timeout_s: seconds that rank 0 waits for the files of the others.
@@ -42,24 +45,27 @@ class Checkpointer:
       pause_s: seconds that the last `save` took from training, without waiting for the one before.
 
     Raises:
-      ValueError: deltas are asked of tables that do not know which rows have changed (backend TFRA) or have gone.
+      ValueError: the model has no FusedEmbedding layer, or two with a table of the same name; deltas are asked of
+        tables that do not know which rows have changed (backend TFRA) or have gone.
+      TypeError: a layer comes as an argument beside the model.
     """
 
+    @finds_layers(3)
     def __init__(
         self,
         directory: str | os.PathLike,
-        model: keras.Model,
-        embedding: FusedEmbedding,
+        model: keras.Model | FusedEmbedding,
         optimizer: Any = None,
         *,
+        layers: Sequence[FusedEmbedding] = (),
         full_every: int = 1,
         background: bool = True,
         timeout_s: float = 1800.0,
     ):
         self._directory = pathlib.Path(directory)
         self._model, self._optimizer = model, optimizer
-        self._embedding = embedding
-        self._tables: list[Any] = [lookup.table for lookup in embedding.lookups]
+        self._embeddings = embeddings_of(model, layers)
+        self._tables: list[Any] = [lookup.table for layer in self._embeddings for lookup in layer.lookups]
         self._full_every, self._background, self._timeout_s = full_every, background, timeout_s
         if full_every < 1:
             raise ValueError(f"full_every must be >= 1, got {full_every}.")
@@ -99,8 +105,9 @@ class Checkpointer:
             self._model.drain()
         full = self._full if self._saves % self._full_every else None
         self._saves += 1
-        rank, place = collectives.rank(), self._embedding.place
-        self._embedding.synchronize()
+        rank = collectives.rank()
+        for layer in self._embeddings:
+            layer.synchronize()
 
         def begun() -> tuple[saving.Plan, str]:
             name, since = full or (None, {})
@@ -110,7 +117,12 @@ class Checkpointer:
         clocks = {name: int(table.clock) for table in self._tables for name in table.names}
 
         def copied() -> tuple[Iterable[saving.Cut], dict[str, bytes]]:
-            cuts = saving.cut_tables(self._tables, plan, place.piece if place.replicas.size > 1 else None)
+            cuts = itertools.chain.from_iterable(
+                saving.cut_tables(
+                    [lookup.table for lookup in layer.lookups], plan, layer.place.piece, layer.place.replicas.size
+                )
+                for layer in self._embeddings
+            )
             weights = dense.snapshot(plan.save, self._model, self._optimizer) if rank == 0 else {}
             return list(cuts) if self._background else ahead(cuts), weights
 
@@ -120,13 +132,13 @@ class Checkpointer:
 
         def write() -> None:
             try:
-                saving.write_shard(self._directory, plan, cuts, place.piece)
+                saving.write_shard(self._directory, plan, cuts, rank)
                 if rank == 0:
                     saving.commit(self._directory, plan, weights, json.loads(told), self._timeout_s)
                 if plan.full is None:
                     self._full = plan.save, clocks
             except BaseException as failure:
-                saving.give_up(self._directory, plan, place.piece, failure)
+                saving.give_up(self._directory, plan, rank, failure)
                 self._failure = failure
 
         if self._background:
@@ -159,24 +171,27 @@ class Checkpointer:
             raise
 
 
+@finds_layers(2)
 def save(
     directory: str | os.PathLike,
-    model: keras.Model,
-    embedding: FusedEmbedding,
+    model: keras.Model | FusedEmbedding,
     optimizer: Any = None,
     *,
     extra: Any = None,
+    layers: Sequence[FusedEmbedding] = (),
 ) -> None:
     """Writes a full checkpoint; all ranks call it. One that stood in `directory` is replaced at the end, at once.
 
     Args:
       directory: of the checkpoint, on a file system that all ranks see.
-      model: dense weights (its FusedEmbedding layers hold none but the anchor).
-      embedding: tables; every rank writes its own rows with their optimizer slots.
+      model: dense weights, and the tables of all FusedEmbedding layers in it; or one such layer. Every rank writes its
+        own rows with their optimizer slots.
       optimizer: of the dense weights, or None.
       extra: JSON-able; given back by load.
+      layers: FusedEmbedding layers that are trained and that the model does not hold.
 
     Raises:
       OSError, RuntimeError: it failed, here or on another rank (a full disk, for example). The last checkpoint stands.
+      ValueError, TypeError: as Checkpointer.
     """
-    Checkpointer(directory, model, embedding, optimizer, background=False).save(extra)
+    Checkpointer(directory, model, optimizer, layers=layers, background=False).save(extra)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pathlib
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,17 +12,19 @@ import numpy as np
 from tf_fusedrec._tf_compat import keras, tf
 from tf_fusedrec.checkpoint import dense, shares
 from tf_fusedrec.checkpoint.agreement import agree
+from tf_fusedrec.checkpoint.layers import embeddings_of, finds_layers
 from tf_fusedrec.checkpoint.manifest import read_manifest
 from tf_fusedrec.embedding import FusedEmbedding
 
 
+@finds_layers(2)
 def load(
     directory: str | os.PathLike,
-    model: keras.Model,
-    embedding: FusedEmbedding,
+    model: keras.Model | FusedEmbedding,
     optimizer: Any = None,
     *,
     partial: bool = False,
+    layers: Sequence[FusedEmbedding] = (),
 ) -> Any:
     """Restores what was saved, on any ranks in any groups; all ranks call it. Rows that the tables held are dropped.
 
@@ -34,7 +37,7 @@ def load(
 
     Args:
       directory: of the checkpoint.
-      model, embedding, optimizer: as for save.
+      model, optimizer, layers: as for save.
       partial: whether tables that the checkpoint does not hold begin empty; otherwise they are refused.
 
     Returns:
@@ -45,12 +48,15 @@ def load(
       RuntimeError: another rank has refused the checkpoint.
     """
     directory = pathlib.Path(directory)
-    tables: list[Any] = [lookup.table for lookup in embedding.lookups]
+    embeddings = embeddings_of(model, layers)
+    tables: list[Any] = [lookup.table for layer in embeddings for lookup in layer.lookups]
 
     def opened() -> tuple[dict[str, Any], list[shares.TableShare]]:
         manifest = read_manifest(directory)
-        group = embedding.place.group
-        mine = shares.open_tables(directory, manifest["tables"], tables, group.index, group.size, partial)
+        mine: list[shares.TableShare] = []
+        for layer in embeddings:
+            of_layer, group = [lookup.table for lookup in layer.lookups], layer.place.group
+            mine += shares.open_tables(directory, manifest["tables"], of_layer, group.index, group.size, partial)
         dense.check(directory / manifest["save"], manifest["dense"])
         return manifest, mine
 

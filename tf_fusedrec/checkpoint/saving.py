@@ -39,6 +39,7 @@ class Cut(NamedTuple):
     described: dict[str, Any]  # spec, owner, clock, iterations: fields of the manifest
     sections: dict[str, tuple[np.ndarray, np.ndarray]]  # ids and records, in any order
     whole: dict[str, bool]  # whether a section holds all there is, or changes
+    piece: int  # which range of hashes, of as many as there are ranks, the rows of a table of owner "hash_range" lie in
 
 
 def iterations(table: Any) -> int | None:
@@ -92,18 +93,18 @@ def make_plan(directory: pathlib.Path, ranks: int, full: str | None, since: Mapp
     return Plan(save, ranks, parts, dict(since))
 
 
-def cut_tables(tables: Sequence[Any], plan: Plan, piece: int | None = None) -> Iterator[Cut]:
+def cut_tables(tables: Sequence[Any], plan: Plan, piece: int, replicas: int = 1) -> Iterator[Cut]:
     """Copies of this rank's tables, or of what has changed in them, one after another.
 
     Args:
-      tables: backends.
+      tables: backends of one layer.
       plan: of the save.
-      piece: number of the range of hashes, of plan.ranks, to which rows are limited, where other ranks hold the same
-        rows; None: all that this rank holds.
+      piece: number of the range of hashes, of plan.ranks, that this rank writes.
+      replicas: ranks that hold the same rows: rows are limited to the range where there are several.
     """
 
     def meant(ids: np.ndarray, records: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        if piece is None:
+        if replicas == 1:
             return ids, records
         mine = hash_range_owner(ids, plan.ranks) == piece
         return ids[mine], records[mine]
@@ -123,7 +124,7 @@ def cut_tables(tables: Sequence[Any], plan: Plan, piece: int | None = None) -> I
                 "spec": table.spec(name), "owner": table.owner, "clock": int(table.clock),
                 "iterations": iterations(table),
             }  # fmt: skip
-            yield Cut(name, described, sections, whole)
+            yield Cut(name, described, sections, whole, piece)
 
 
 def write_shard(directory: pathlib.Path, plan: Plan, cuts: Iterable[Cut], rank: int) -> None:
@@ -136,8 +137,8 @@ def write_shard(directory: pathlib.Path, plan: Plan, cuts: Iterable[Cut], rank: 
     tables = {}
     for cut in cuts:
         for section, (ids, records) in cut.sections.items():
-            label = shard_file.Label(plan.save, cut.name, section, rank, plan.ranks)
-            shard_file.write(folder / manifest.shard_name(cut.name, section, rank), label, ids, records)
+            label = shard_file.Label(plan.save, cut.name, section, cut.piece, plan.ranks)
+            shard_file.write(folder / manifest.shard_name(cut.name, section, cut.piece), label, ids, records)
         tables[cut.name] = {**cut.described, "sections": cut.whole}
     disk.sync_folder(folder)
     disk.write_durably(folder / f"shard-{rank}.json", json.dumps(tables))

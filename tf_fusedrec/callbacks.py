@@ -17,6 +17,7 @@ import numpy as np
 
 from tf_fusedrec import checkpoint, collectives
 from tf_fusedrec._tf_compat import keras, tf
+from tf_fusedrec.checkpoint.agreement import agree
 from tf_fusedrec.checkpoint.layers import finds_layers
 from tf_fusedrec.embedding import FusedEmbedding
 from tf_fusedrec.streaming_metrics import SummedMetric
@@ -54,13 +55,16 @@ class Checkpoint(keras.callbacks.Callback):
         model.fit(batches(epoch), initial_epoch=epoch, epochs=epochs, steps_per_epoch=steps, callbacks=[checkpoint])
 
     Args:
-      directory: where, on a file system that all ranks see; each save replaces the last one, at once.
+      directory: where, on a file system that all ranks see.
       steps_per_epoch: of the whole epoch.
       extra: JSON-able; saved with every checkpoint.
       first_step: steps of the first epoch that were done before (a resumed job); `restore` sets it. Below 0 when
         what is left of the epoch takes more steps than an epoch has.
       every_steps: steps of an epoch between two saves inside it; 0 saves at its end only.
       full_every: every so many saves hold all rows, those between them what has changed (checkpoint.Checkpointer).
+      keep: saves that stay, the last one included.
+      not_finite: what becomes of a save with a number that is not finite: "refuse" ends training, "skip" logs an error
+        and goes on, "save" writes it (checkpoint.Checkpointer).
       background: writes while training goes on, from a copy in memory of all rows that are saved.
       input_position: takes an epoch and its trained steps, gives where the input stands then, JSON-able and the same on
         all ranks (TokenBatches.position of tf_fusedrec.data); saved as "input" of `extra`.
@@ -77,6 +81,8 @@ class Checkpoint(keras.callbacks.Callback):
         *,
         every_steps: int = 0,
         full_every: int = 1,
+        keep: int = 2,
+        not_finite: str = "refuse",
         background: bool = True,
         input_position: Callable[[int, int], Any] | None = None,
         layers: Sequence[FusedEmbedding] = (),
@@ -90,24 +96,36 @@ class Checkpoint(keras.callbacks.Callback):
         self._extra = dict(extra)
         self._every_steps = every_steps
         self._input_position = input_position
-        self._options: dict[str, Any] = {"full_every": full_every, "background": background}
+        self._options: dict[str, Any] = {
+            "full_every": full_every, "keep": keep, "not_finite": not_finite, "background": background,
+        }  # fmt: skip
         self._checkpointer: checkpoint.Checkpointer | None = None
         self._first_step = self._step = self._saved_step = first_step
         self._epoch = 0
 
-    def restore(self, model: keras.Model) -> tuple[int, int]:
+    def restore(self, model: keras.Model, save: str | int | None = None) -> tuple[int, int]:
         """Loads the checkpoint if there is one. All ranks call it, before fit.
+
+        Args:
+          model: that will be fitted.
+          save: which of the saves that are kept, by name or number (checkpoint.saves); None: the last one.
 
         Returns:
           The epoch, and the step in it, to go on from.
 
         Raises:
-          ValueError, RuntimeError: as checkpoint.load.
+          ValueError, RuntimeError: as checkpoint.load; a checkpoint that this callback did not write.
         """
         # Rank 0 decides for all: the file may appear between the looks of two ranks.
-        if not collectives.all_gather_object(checkpoint.exists(self.directory))[0]:
+        if save is None and not collectives.all_gather_object(checkpoint.exists(self.directory))[0]:
             return 0, 0
-        extra = checkpoint.load(self.directory, model, model.optimizer, layers=self._layers)
+        extra = agree(lambda: checkpoint.read_manifest(self.directory, save)["extra"])
+        if not isinstance(extra, dict) or not all(isinstance(extra.get(name), int) for name in ("epoch", "step")):
+            raise ValueError(
+                f"extra of checkpoint {os.fspath(self.directory)} must hold the epoch and step to go on from, got "
+                f"{extra!r}: callbacks.Checkpoint did not write it. Load it with tf_fusedrec.checkpoint.load."
+            )
+        extra = checkpoint.load(self.directory, model, model.optimizer, save=save, layers=self._layers)
         self._first_step = self._step = self._saved_step = extra["step"]
         return extra["epoch"], extra["step"]
 

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import tf_fusedrec as fr
+from tests.checkpoint import simulated
 from tests.checkpoint.tables import DictTable, contents, embedding_of, ranks_of
 from tf_fusedrec import callbacks, checkpoint, keras, tf
 from tf_fusedrec.checkpoint import saving
@@ -85,7 +86,7 @@ def test_layers_of_other_topologies_share_a_checkpoint(tmp_path):
     for rank, piece in enumerate([0, 2, 1, 3]):
         cuts = [*saving.cut_tables([of_whole[rank]], plan, rank), *saving.cut_tables([grouped], plan, piece, 2)]
         saving.write_shard(tmp_path, plan, cuts, rank)
-    saving.commit(tmp_path, plan, {}, None, timeout_s=5)
+    saving.commit(tmp_path, plan, simulated.DENSE, None, timeout_s=5)
     for table in (whole, grouped):
         (name,) = table.names
         assert checkpoint.read_tables(tmp_path)[name][0].tolist() == sorted(table.rows["rows"][name])

@@ -181,6 +181,9 @@ def test_read_tables_gives_all_rows_of_full_save_and_delta(saved):
 
 def test_read_tables_knows_bfloat16(tmp_path):
     class Bfloat16Table(DictTable):
+        def spec(self, name):
+            return {**super().spec(name), "dim": 2, "slots": []}
+
         def record_dtype(self, section):
             return np.dtype([("row", "<u2", (2,))])
 

@@ -59,7 +59,7 @@ def trained_model(checkpoint: str | os.PathLike) -> Model:
     items = max(extra["items"], 1)
     model = make_model(experiment, make_embedding(experiment), np.arange(items), np.ones(items, np.int64))
     model(no_rows(columns(experiment.model, "train")))  # makes the weights
-    fr.checkpoint.load(checkpoint, model, model.embedding)
+    fr.checkpoint.load(checkpoint, model)
     _check_all_restored(model, fr.checkpoint.dense_prefix(checkpoint))
     return model
 

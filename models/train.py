@@ -68,7 +68,7 @@ def run(experiment: Experiment, folder: pathlib.Path, output: pathlib.Path, resu
     model(no_rows(read))  # makes the weights, for the restore
 
     if resume:
-        fr.checkpoint.load(checkpoint, model, embedding, model.optimizer)
+        fr.checkpoint.load(checkpoint, model, model.optimizer)
     extra = {
         "experiment": experiment.to_dict(),
         "items": len(item_ids),
@@ -97,7 +97,7 @@ def run(experiment: Experiment, folder: pathlib.Path, output: pathlib.Path, resu
             _say(f"resumed from {checkpoint} at epoch {one.epoch}, step {one.step} of {one.steps}")
             resume = False
         saving = callbacks.Checkpoint(
-            checkpoint, embedding, one.steps, extra, first_step=one.step, input_position=one.position
+            checkpoint, one.steps, extra, first_step=one.step, input_position=one.position
         )  # fmt: skip
         model.fit(
             one.dataset,

@@ -125,11 +125,11 @@ def test_without_tables_the_dense_weights_go_alone(trained, tmp_path):
 
 def test_checkpoints_of_this_package_keep_tables_out_of_their_dense_part(trained, tmp_path):
     model, emb, other, loaded = trained
-    fr.checkpoint.save(tmp_path / "c", model, emb, model.optimizer)
+    fr.checkpoint.save(tmp_path / "c", model, model.optimizer)
     prefix = fr.checkpoint.dense_prefix(tmp_path / "c")
     kept = [name for name, _ in tf.train.list_variables(prefix) if "table_state" in name]
     assert [tf.train.load_variable(prefix, name) for name in kept] == [b""]
-    fr.checkpoint.load(tmp_path / "c", other, loaded, other.optimizer)
+    fr.checkpoint.load(tmp_path / "c", other, other.optimizer)
     assert state(other, loaded) == state(model, emb)
 
 

@@ -64,7 +64,8 @@ def flatten(config: FeatureConfig, value, weights=None, mask=None) -> FlatFeatur
     value = _as_form(value, what)
     if value.dtype not in (tf.int32, tf.int64):
         raise ValueError(
-            f"Ids of {what} must be int32 or int64, got {value.dtype.name}. Cast them, or hash strings to int64 first."
+            f"Ids of {what} must be int32 or int64, got {value.dtype.name}. Cast them; strings become ids by "
+            "fr.hash_strings."
         )
     if value.shape.rank is None or value.shape.rank < 1:
         raise ValueError(f"Ids of {what} must have a known rank of at least 1 (samples first), got {value.shape}.")

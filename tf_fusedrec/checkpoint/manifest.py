@@ -13,7 +13,8 @@ changed since, the tombstones, and all that is small. Folders that the manifest 
 save left, or are about to go.
 
     {"format": 2, "save": "save-7-9e2b", "ranks": 2, "extra": ..., "dense": {file name: [bytes, xxh3_64]},
-     "tables": {"item": {"spec": {...}, "owner": "hash_range", "clock": 70, "iterations": 70, "parts": [
+     "tables": {"item": {"spec": {...}, "owner": "hash_range", "clock": 70, "iterations": 70,
+                         "learning_rate": [0.1, 0.05], "parts": [
          {"save": "save-6-41cc", "ranks": 2, "sections": {"rows": true}},
          {"save": "save-7-9e2b", "ranks": 2, "sections": {"rows": false, "tombstones": false}}]}},
      "checksum": xxh3_64 of all the rest}

@@ -47,6 +47,7 @@ LEVEL = {
     "saved_model": 9,
     "tfra": 9,
     "monitoring": 10,
+    "learning_rates": 11,
 }
 # A copy of it goes to servers that have TensorFlow and NumPy, and nothing else.
 TRAVELS = PACKAGE / "saved_model" / "applying.py"

@@ -3,6 +3,7 @@
 from tf_fusedrec._tf_compat import keras, tf  # isort: skip  (first: chooses legacy Keras, then imports TensorFlow)
 from tf_fusedrec import checkpoint, collectives, external, schedules
 from tf_fusedrec.config import FeatureConfig, TableConfig
+from tf_fusedrec.data import hash_strings
 from tf_fusedrec.embedding import FusedEmbedding
 from tf_fusedrec.initializers import Constant, Normal, TruncatedNormal, Uniform, Zeros
 from tf_fusedrec.saved_model import Signature, apply_delta, export
@@ -26,6 +27,7 @@ __all__ = [
     "collectives",
     "export",
     "external",
+    "hash_strings",
     "init",
     "keras",
     "optimizers",

@@ -13,7 +13,8 @@ A full save needs one folder, a delta two: that of the last full save for the ro
 changed since, the tombstones, and all that is small. Folders of earlier saves stay while they are kept (folders.py).
 
     {"format": 2, "save": "save-7-9e2b41cc", "ranks": 2, "extra": ..., "dense": {file name: [bytes, xxh3_64]},
-     "tables": {"item": {"spec": {...}, "owner": "hash_range", "clock": 70, "iterations": 70, "parts": [
+     "tables": {"item": {"spec": {...}, "owner": "hash_range", "clock": 70, "iterations": 70,
+                         "learning_rate": [0.1, 0.05], "parts": [
          {"save": "save-6-41cc9e2b", "ranks": 2, "sections": {"rows": true}},
          {"save": "save-7-9e2b41cc", "ranks": 2, "sections": {"rows": false, "tombstones": false}}]}},
      "checksum": xxh3_64 of all the rest}

@@ -36,7 +36,7 @@ class Cut(NamedTuple):
     """A copy of what this rank holds of one table."""
 
     name: str
-    described: dict[str, Any]  # spec, owner, clock, iterations: fields of the manifest
+    described: dict[str, Any]  # spec, owner, clock, iterations, learning_rate: fields of the manifest
     sections: dict[str, tuple[np.ndarray, np.ndarray]]  # ids and records, in any order
     whole: dict[str, bool]  # whether a section holds all there is, or changes
     piece: int  # which range of hashes, of as many as there are ranks, the rows of a table of owner "hash_range" lie in
@@ -46,6 +46,11 @@ def iterations(table: Any) -> int | None:
     """Steps that the optimizer of a backend has counted: Adam's bias correction and schedules hang on them."""
     counted = getattr(table.optimizer, "iterations", None)
     return None if counted is None else int(counted.numpy())
+
+
+def rates(table: Any) -> list[float] | None:
+    """Learning rates of a native table, see optimizers.Trainer.rates; None where there is nothing to restore."""
+    return getattr(table.optimizer, "rates", None)
 
 
 def keeps_changes(table: Any) -> bool:
@@ -122,7 +127,7 @@ def cut_tables(tables: Sequence[Any], plan: Plan, piece: int, replicas: int = 1)
                 whole[TOMBSTONES] = False
             described = {
                 "spec": table.spec(name), "owner": table.owner, "clock": int(table.clock),
-                "iterations": iterations(table),
+                "iterations": iterations(table), "learning_rate": rates(table),
             }  # fmt: skip
             yield Cut(name, described, sections, whole, piece)
 

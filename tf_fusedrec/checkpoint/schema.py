@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import pathlib
 import re
 from collections.abc import Mapping
@@ -78,7 +79,9 @@ def _check_dense(it: _Checked, dense: Any) -> None:
 
 
 def _check_table(it: _Checked, at: str, table: Any, manifest: Mapping[str, Any], directory: pathlib.Path) -> None:
-    it.fields(at, table, "spec", "owner", "clock", "iterations", "parts")
+    # Version 0.1.0 wrote no learning rates.
+    rates = ("learning_rate",) if isinstance(table, dict) and "learning_rate" in table else ()
+    it.fields(at, table, "spec", "owner", "clock", "iterations", "parts", *rates)
     spec = table["spec"]
     it.fields(f"{at}.spec", spec, "dim", "storage", "optimizer", "slots")
     it.number(f"{at}.spec.dim", spec["dim"], 1, 1 << 24)
@@ -90,6 +93,12 @@ def _check_table(it: _Checked, at: str, table: Any, manifest: Mapping[str, Any],
     it.number(f"{at}.clock", table["clock"], 0, (1 << 64) - 1)
     if table["iterations"] is not None:
         it.number(f"{at}.iterations", table["iterations"], 0, (1 << 63) - 1)
+    if table.get("learning_rate") is not None:
+        given = table["learning_rate"]
+        it.need(isinstance(given, list) and len(given) == 2, f"{at}.learning_rate", given, "[of the record, present]")
+        for r, rate in enumerate(given):
+            right = isinstance(rate, (int, float)) and not isinstance(rate, bool) and math.isfinite(rate)
+            it.need(right, f"{at}.learning_rate[{r}]", rate, "a finite number")
     parts = table["parts"]
     # A full save, or a delta and the full save that it goes with.
     it.need(isinstance(parts, list) and len(parts) in (1, 2), f"{at}.parts", parts, "a list of one or two parts")

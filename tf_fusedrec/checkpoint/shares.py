@@ -232,3 +232,6 @@ def restore(
             counted = [described["iterations"] for described in of_table if described["iterations"] is not None]
             if counted:
                 table.optimizer.iterations.assign(max(counted))
+            rates = [described["learning_rate"] for described in of_table if described.get("learning_rate")]
+            if rates:
+                table.optimizer.restore_rates(rates)

@@ -66,7 +66,7 @@ class TableState(tf.train.experimental.PythonState):
                     buffers += [ids.tobytes(), records.tobytes()]
                 described[name] = {
                     "spec": table.spec(name), "clock": table.clock, "iterations": _iterations(table),
-                    "sections": sections,
+                    "learning_rate": getattr(table.optimizer, "rates", None), "sections": sections,
                 }  # fmt: skip
         header = json.dumps(described).encode()
         return b"".join([len(header).to_bytes(8, "little"), header, *buffers])
@@ -90,6 +90,9 @@ class TableState(tf.train.experimental.PythonState):
             table.clock = max(saved[name]["clock"] for name in table.names)
             if saved[table.names[0]]["iterations"] is not None:
                 table.optimizer.iterations.assign(max(saved[name]["iterations"] for name in table.names))
+            rates = [saved[name]["learning_rate"] for name in table.names if saved[name].get("learning_rate")]
+            if rates:
+                table.optimizer.restore_rates(rates)
 
     def save_own_variables(self, store: Any) -> None:
         """Puts the tables into Keras' .weights.h5 and .keras files. The layer's anchor is zero and needs no place."""

@@ -16,6 +16,7 @@ LEVEL = {
     "initializers": 1,
     "optimizers": 1,
     "pieces": 1,
+    "xla": 1,
     "config": 2,
     "ops": 3,
     "collectives": 3,

@@ -19,6 +19,7 @@ from tf_fusedrec.grouping import group_tables
 from tf_fusedrec.lookup import GroupLookup, LaneCall, gradient_scale, route
 from tf_fusedrec.tables.state import TableState
 from tf_fusedrec.topology import Place, Topology
+from tf_fusedrec.xla import outside_clusters
 
 
 @keras.saving.register_keras_serializable("tf_fusedrec")
@@ -166,7 +167,8 @@ class FusedEmbedding(CallModes, keras.layers.Layer):
             raise Reached(inputs, weights)
         if self._server is not None:
             return self._served(inputs, weights or {})
-        return self._lookup(inputs, weights or {}, self.trainable and training is not False and training != 0)
+        with outside_clusters(f"Layer {self.name!r}"):
+            return self._lookup(inputs, weights or {}, self.trainable and training is not False and training != 0)
 
     # Nothing in here needs AutoGraph, and converting it would cost seconds per trace.
     @tf.autograph.experimental.do_not_convert

@@ -9,17 +9,26 @@ made when the processes join; later ones would make Horovod ask in every cycle w
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
+from tf_fusedrec import ops
 from tf_fusedrec._tf_compat import keras, tf
+from tf_fusedrec.watchdog import Board, Ending, Watchdog
+
+REPORT_AFTER_S = 60.0
+GIVE_UP_AFTER_S = 600
+_GLOO_TIMEOUT = "HOROVOD_GLOO_TIMEOUT_SECONDS"
+_REPORT_AFTER = "FUSEDREC_REPORT_AFTER_SECONDS"
 
 _hvd: Any = None  # horovod.tensorflow once init() has found more than one process
 _process_sets: dict[tuple[int, ...], Any] = {}  # Horovod's, by their ranks
+_members: dict[str, tuple[int, ...]] = {}  # of collectives that not all ranks take part in, by name
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,11 +48,17 @@ def launched_size() -> int:
     return int(os.environ.get("HOROVOD_SIZE", "1"))
 
 
-def init(sets: Iterable[Sequence[int]] = ()) -> None:
+def init(
+    sets: Iterable[Sequence[int]] = (), *, report_after_s: float | None = None, give_up_after_s: int | None = None
+) -> None:
     """Joins the other processes when launched under horovodrun; does nothing otherwise. May be called again.
 
     Args:
       sets: ranks among which collectives will run beside those of all ranks; the same on all ranks.
+      report_after_s: seconds after which a rank that waits in a collective says for whom. None: what the environment
+        variable FUSEDREC_REPORT_AFTER_SECONDS says, or REPORT_AFTER_S.
+      give_up_after_s: seconds without a sign of life of a rank after which Horovod ends the job. None: what
+        HOROVOD_GLOO_TIMEOUT_SECONDS says, or GIVE_UP_AFTER_S. It has no effect when Horovod was initialized before.
 
     Raises:
       ImportError: launched with several processes, but Horovod is not installed.
@@ -71,10 +86,49 @@ def init(sets: Iterable[Sequence[int]] = ()) -> None:
         ) from error
     # Costs nothing until start_timeline; horovodrun --timeline-filename has set another one.
     os.environ.setdefault("HOROVOD_TIMELINE", "DYNAMIC")
+    watch = _watch(report_after_s, give_up_after_s)
     made = {ranks: hvd.ProcessSet(list(ranks)) for ranks in wanted}
-    hvd.init(process_sets=list(made.values()) or None)
+    with _waiting("init"):
+        hvd.init(process_sets=list(made.values()) or None)
     _process_sets.update(made)
     _hvd = hvd
+    if watch is not None:
+        watch.install()
+
+
+def _watch(report_after_s: float | None, give_up_after_s: int | None) -> Ending | None:
+    """Starts the watchdog, before the processes join: a rank that does not come is its first case."""
+    if give_up_after_s is not None:
+        os.environ[_GLOO_TIMEOUT] = str(give_up_after_s)
+    gives_up = int(os.environ.setdefault(_GLOO_TIMEOUT, str(GIVE_UP_AFTER_S)))
+    if report_after_s is None:
+        report_after_s = float(os.environ.get(_REPORT_AFTER, REPORT_AFTER_S))
+    here, board = int(os.environ["HOROVOD_RANK"]), Board.of_job()
+    watchdog = Watchdog(
+        here, launched_size(), board, report_after_s=report_after_s, gives_up_after_s=gives_up, members=_members
+    )
+    watchdog.start()
+    return None if board is None else Ending(here, board, watchdog, patience_s=gives_up)
+
+
+@contextlib.contextmanager
+def _waiting(name: str) -> Iterator[None]:
+    """Marks a collective that Python calls."""
+    ops.mark_now(name, ended=False)
+    yield
+    ops.mark_now(name, ended=True)
+
+
+def _begin(tensor: tf.Tensor, name: str, *, after: Sequence[tf.Tensor] = (), ranks: Ranks | None = None) -> tf.Tensor:
+    """`tensor`, once a collective of that name is marked as begun, when all that it sends is there."""
+    if ranks is not None and ranks.size < size():
+        _members[name] = ranks.members
+    with tf.control_dependencies([one for one in after if tf.is_symbolic_tensor(one)]):
+        return ops.mark_collective(tensor, name=name, ended=False)
+
+
+def _end(tensor: tf.Tensor, name: str) -> tf.Tensor:
+    return ops.mark_collective(tensor, name=name, ended=True)
 
 
 def check_init() -> None:
@@ -154,8 +208,10 @@ def all_to_all(
     carried = _CARRIED_AS.get(tensor.dtype)
     sent = tf.bitcast(tensor, carried) if carried else tensor
     received, received_splits = _hvd.alltoall(
-        sent, splits=splits, name=_flat(name), ignore_name_scope=True, **_horovod_set(ranks)
-    )
+        _begin(sent, name, after=[splits], ranks=ranks),
+        splits=splits, name=_flat(name), ignore_name_scope=True, **_horovod_set(ranks),
+    )  # fmt: skip
+    received = _end(received, name)
     received = tf.bitcast(received, tensor.dtype) if carried else received
     received.set_shape([None, *tensor.shape[1:]])
     received_splits.set_shape([size() if ranks is None else ranks.size])
@@ -166,8 +222,9 @@ def all_reduce_sum(tensor: tf.Tensor, *, name: str, ranks: Ranks | None = None) 
     """Sum over all ranks, or over `ranks`, element by element. No gradient flows through it."""
     if _alone(ranks):
         return tf.stop_gradient(tensor)
-    total = _hvd.allreduce(tensor, op=_hvd.Sum, name=_flat(name), ignore_name_scope=True, **_horovod_set(ranks))
-    return tf.stop_gradient(total)
+    sent = _begin(tensor, name, ranks=ranks)
+    total = _hvd.allreduce(sent, op=_hvd.Sum, name=_flat(name), ignore_name_scope=True, **_horovod_set(ranks))
+    return tf.stop_gradient(_end(total, name))
 
 
 def all_gather(array: np.ndarray) -> np.ndarray:
@@ -175,24 +232,30 @@ def all_gather(array: np.ndarray) -> np.ndarray:
     array = np.asarray(array)
     if _hvd is None:
         return array
-    return _hvd.allgather(tf.convert_to_tensor(array), name="fusedrec.all_gather").numpy()
+    with _waiting("all_gather"):
+        return _hvd.allgather(tf.convert_to_tensor(array), name="fusedrec.all_gather").numpy()
 
 
 def all_gather_object(value: Any) -> list[Any]:
     """Picklable objects of all ranks, in rank order. Eager."""
-    return [value] if _hvd is None else _hvd.allgather_object(value, name="fusedrec.all_gather_object")
+    if _hvd is None:
+        return [value]
+    with _waiting("all_gather_object"):
+        return _hvd.allgather_object(value, name="fusedrec.all_gather_object")
 
 
 def barrier() -> None:
     """Returns when every rank has called it."""
     if _hvd is not None:
-        _hvd.allreduce(tf.zeros([]), op=_hvd.Sum, name="fusedrec.barrier")
+        with _waiting("barrier"):
+            _hvd.allreduce(tf.zeros([]), op=_hvd.Sum, name="fusedrec.barrier")
 
 
 def broadcast_variables(variables: Sequence[tf.Variable]) -> None:
     """Sets the variables of all ranks to rank 0's values. The list must be in the same order on all ranks."""
     if _hvd is not None:
-        _hvd.broadcast_variables(variables, root_rank=0)
+        with _waiting("broadcast_variables"):
+            _hvd.broadcast_variables(variables, root_rank=0)
 
 
 def distributed_optimizer(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
@@ -212,7 +275,10 @@ def distributed_optimizer(optimizer: keras.optimizers.Optimizer) -> keras.optimi
 
 def _averaged(gradient: Any) -> Any:
     """Over ranks; None stays None. Named after the tensor: names of a traced step are the same on all ranks."""
-    return None if gradient is None else _hvd.allreduce(gradient, op=_hvd.Average)
+    if not tf.is_symbolic_tensor(gradient):  # None, slices, or a step that is not traced
+        return None if gradient is None else _hvd.allreduce(gradient, op=_hvd.Average)
+    name = f"gradient {gradient.op.name}"
+    return _end(_hvd.allreduce(_begin(gradient, name), op=_hvd.Average), name)
 
 
 def start_timeline(path: os.PathLike) -> None:

@@ -30,7 +30,9 @@ def test_every_target_sets_up_first_and_runs_from_the_virtual_environment(argume
     assert ".venv/bin/" in rest
 
 
-@pytest.mark.parametrize("value", ['x"; touch broken; "', "$(touch broken)", "$$(touch broken)", "$(shell touch broken)"])
+@pytest.mark.parametrize(
+    "value", ['x"; touch broken; "', "$(touch broken)", "$$(touch broken)", "$(shell touch broken)"]
+)
 @pytest.mark.parametrize("target", ["train", "bench"])
 def test_a_value_given_to_make_is_never_run_as_a_command(tmp_path, target, value):
     (tmp_path / "Makefile").write_text(MAKEFILE, encoding="utf-8")

@@ -141,11 +141,13 @@ class TrainConfig:
     progressive_steps: int = 0  # ranking: steps of a window of progressive AUC and NE; 0 takes none
     embedding_metrics: bool = False  # tells after every epoch what tables and exchanges did, see tf_fusedrec.monitoring
     patience: int = 0  # epochs in a row without a smaller loss that end training on all ranks; 0: none do
+    timeline_steps: int = 0  # steps to record into the output folder, see tf_fusedrec.timeline; slows ranks; 0: none
 
     def __post_init__(self) -> None:
         check_at_least("train.epochs", self.epochs, 1)
         check_at_least("train.progressive_steps", self.progressive_steps, 0)
         check_at_least("train.patience", self.patience, 0)
+        check_at_least("train.timeline_steps", self.timeline_steps, 0)
         if self.patience >= self.epochs:
             raise ValueError(f"train.patience must be below train.epochs = {self.epochs}, got {self.patience}.")
         check_at_least("train.target_tokens", self.target_tokens, 1)

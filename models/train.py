@@ -6,7 +6,8 @@
 Flags: --config FILE · --data PATH (replaces data.input) · --set section.field=value (repeatable) ·
 --output DIR (default runs/<name>) · --resume (go on from the checkpoint in the output folder).
 With data.follow the folder of training data may grow while it is read, partition after partition (rounds.py).
-Below the output folder: data/ checkpoint/ saved_model/ tensorboard/ results.json samples.npz (for models.compare).
+Below the output folder: data/ checkpoint/ saved_model/ tensorboard/ results.json samples.npz (for models.compare), and
+timeline/ with train.timeline_steps.
 
 Exit codes: 0 done; 1 an error, told on stderr; 130 interrupted by SIGINT or SIGTERM, with a checkpoint to resume from.
 """
@@ -44,6 +45,7 @@ from models.rounds import rounds
 from tf_fusedrec import callbacks, keras, monitoring, tf
 from tf_fusedrec.data import check_features, read_items
 from tf_fusedrec.progressive import ProgressiveMetrics
+from tf_fusedrec.timeline import Timeline
 from tf_fusedrec.utilization import ModelFlopsUtilization
 
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
@@ -84,6 +86,8 @@ def run(experiment: Experiment, folder: pathlib.Path, output: pathlib.Path, resu
         others.append(model.progressive)
     if train.embedding_metrics:
         others.append(monitoring.EmbeddingMetrics(embedding))
+    if train.timeline_steps and _is_chief():
+        others.append(Timeline(output / "timeline", steps=train.timeline_steps))
     if _is_chief():
         others.append(keras.callbacks.TensorBoard(output / "tensorboard", write_graph=False))
     if train.patience:
@@ -195,7 +199,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         overrides = given["set"].value + ([f"data.input={json.dumps(given.data)}"] if given.data else [])
         experiment = load(given.config, overrides)
-        fr.init(experiment.embedding.topology)
+        fr.init(experiment.embedding.topology, timeline=experiment.train.timeline_steps > 0)
         output = pathlib.Path(given.output or os.path.join("runs", experiment.name))
         folder = prepare_data(experiment, output / "data")
     except ValueError as error:

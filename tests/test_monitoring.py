@@ -94,7 +94,7 @@ def overflows_of_one_rank(rank):
 @pytest.fixture(scope="module")
 def ended(tmp_path_factory):
     folder = tmp_path_factory.mktemp("watched")
-    return folder, run_ranks(watched, 2, folder=str(folder))
+    return folder, run_ranks(watched, 2, timeline=True, folder=str(folder))
 
 
 def test_tensorboard_has_what_tables_and_exchanges_did(ended):

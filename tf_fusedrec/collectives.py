@@ -49,12 +49,18 @@ def launched_size() -> int:
 
 
 def init(
-    sets: Iterable[Sequence[int]] = (), *, report_after_s: float | None = None, give_up_after_s: int | None = None
+    sets: Iterable[Sequence[int]] = (),
+    *,
+    timeline: bool = False,
+    report_after_s: float | None = None,
+    give_up_after_s: int | None = None,
 ) -> None:
     """Joins the other processes when launched under horovodrun; does nothing otherwise. May be called again.
 
     Args:
       sets: ranks among which collectives will run beside those of all ranks; the same on all ranks.
+      timeline: whether start_timeline may be called later. A job with it is slower from its first step to its last:
+        Horovod's writer of rank 0 takes up to a whole core, recording or not. HOROVOD_TIMELINE=DYNAMIC asks likewise.
       report_after_s: seconds after which a rank that waits in a collective says for whom. None: what the environment
         variable FUSEDREC_REPORT_AFTER_SECONDS says, or REPORT_AFTER_S.
       give_up_after_s: seconds without a sign of life of a rank after which Horovod ends the job. None: what
@@ -62,7 +68,7 @@ def init(
 
     Raises:
       ImportError: launched with several processes, but Horovod is not installed.
-      RuntimeError: called again, with sets that the first call did not name.
+      RuntimeError: called again, with sets or a timeline that the first call did not name.
     """
     global _hvd
     if launched_size() == 1:
@@ -76,6 +82,8 @@ def init(
                 f"The processes have joined without sets of ranks {missing}, and later is too late. Remedy: name all "
                 "topologies in the first call, tf_fusedrec.init(topology)."
             )
+        if timeline:
+            check_timeline()
         return
     try:
         import horovod.tensorflow as hvd
@@ -84,8 +92,9 @@ def init(
             f"HOROVOD_SIZE is {os.environ['HOROVOD_SIZE']}, but Horovod with TensorFlow is not installed. Remedy: "
             "`make test` builds it, or run without horovodrun on one process."
         ) from error
-    # Costs nothing until start_timeline; horovodrun --timeline-filename has set another one.
-    os.environ.setdefault("HOROVOD_TIMELINE", "DYNAMIC")
+    if timeline:
+        # horovodrun --timeline-filename has set another one, which check_timeline refuses.
+        os.environ.setdefault("HOROVOD_TIMELINE", "DYNAMIC")
     watch = _watch(report_after_s, give_up_after_s)
     made = {ranks: hvd.ProcessSet(list(ranks)) for ranks in wanted}
     with _waiting("init"):
@@ -281,20 +290,31 @@ def _averaged(gradient: Any) -> Any:
     return _end(_hvd.allreduce(_begin(gradient, name), op=_hvd.Average), name)
 
 
+def check_timeline() -> None:
+    """Raises RuntimeError unless start_timeline can work: the processes joined with a timeline, or there is one."""
+    found = os.environ.get("HOROVOD_TIMELINE")
+    if _hvd is None or found == "DYNAMIC":
+        return
+    if found is None:
+        raise RuntimeError(
+            "The processes have joined without a timeline, and later is too late. Remedy: tf_fusedrec.init("
+            "timeline=True), or HOROVOD_TIMELINE=DYNAMIC in the environment of all processes."
+        )
+    raise RuntimeError(
+        f"Horovod writes a timeline to {found!r} already. "
+        "Remedy: leave out horovodrun --timeline-filename, or unset HOROVOD_TIMELINE."
+    )
+
+
 def start_timeline(path: os.PathLike) -> None:
-    """Rank 0: Horovod writes what its collectives do, until stop_timeline; nothing with one process.
+    """Rank 0: Horovod records its collectives until stop_timeline. Does nothing with one process.
 
     Raises:
-      RuntimeError: it writes a timeline already.
+      RuntimeError: as check_timeline.
     """
-    if _hvd is None:
-        return
-    if os.environ.get("HOROVOD_TIMELINE") != "DYNAMIC":
-        raise RuntimeError(
-            f"Horovod writes a timeline to {os.environ.get('HOROVOD_TIMELINE')!r} already. "
-            "Remedy: leave out horovodrun --timeline-filename, or unset HOROVOD_TIMELINE."
-        )
-    _hvd.start_timeline(os.fspath(path))
+    check_timeline()
+    if _hvd is not None:
+        _hvd.start_timeline(os.fspath(path))
 
 
 def stop_timeline() -> None:

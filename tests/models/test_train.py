@@ -34,6 +34,7 @@ def ops_of(saved_model):
 def test_two_ranks_train_evaluate_and_export(tmp_path, fields, metrics):
     # Steps as large as these make the loss of an epoch larger than that of the one before, sooner or later.
     arguments = ["--set", "train.epochs=40", "--set", "train.patience=1", "--set", "train.learning_rate=1.0"]
+    arguments += ["--set", "train.timeline_steps=1"]
     if follows := fields is job.RANKING:  # a folder of partitions
         folder = job.in_partitions(prepare_data(from_dict(fields), tmp_path / "data"), 3)
         (folder / "train" / "_STOP").touch()
@@ -62,6 +63,7 @@ def test_two_ranks_train_evaluate_and_export(tmp_path, fields, metrics):
         assert 0.0 <= results["test"][name] <= 1.0
         assert 0.0 <= results["test"][f"baseline_{name}"] <= 1.0
         assert name in output
+    assert len(json.loads((tmp_path / "run" / "timeline" / "steps.json").read_text(encoding="utf-8"))) == 1
     # Each rank measures beside the other; a model this small uses next to nothing of what it measures.
     assert 0.0 < results["mfu"] < 1.0 and results["gflops_per_s"] > 0.0
     for line in ("samples/s", "tokens/s", "gflops/s", "mfu ", "checkpoint ", "saved model "):

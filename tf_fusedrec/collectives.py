@@ -9,21 +9,29 @@ made when the processes join; later ones would make Horovod ask in every cycle w
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-from tf_fusedrec import equality
+from tf_fusedrec import equality, ops
 from tf_fusedrec._tf_compat import keras, tf
 from tf_fusedrec.averaging import averaging
+from tf_fusedrec.watchdog import Board, Ending, Watchdog
+
+REPORT_AFTER_S = 60.0
+GIVE_UP_AFTER_S = 600
+_GLOO_TIMEOUT = "HOROVOD_GLOO_TIMEOUT_SECONDS"
+_REPORT_AFTER = "FUSEDREC_REPORT_AFTER_SECONDS"
 
 _LOG = logging.getLogger("tf_fusedrec.collectives")
 _hvd: Any = None  # horovod.tensorflow once init() has found more than one process
 _process_sets: dict[tuple[int, ...], Any] = {}  # Horovod's, by their ranks
+_members: dict[str, tuple[int, ...]] = {}  # of collectives that not all ranks take part in, by name
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,13 +51,23 @@ def launched_size() -> int:
     return int(os.environ.get("HOROVOD_SIZE", "1"))
 
 
-def init(sets: Iterable[Sequence[int]] = (), *, timeline: bool = False) -> None:
+def init(
+    sets: Iterable[Sequence[int]] = (),
+    *,
+    timeline: bool = False,
+    report_after_s: float | None = None,
+    give_up_after_s: int | None = None,
+) -> None:
     """Joins the other processes when launched under horovodrun; does nothing otherwise. May be called again.
 
     Args:
       sets: ranks among which collectives will run beside those of all ranks; the same on all ranks.
       timeline: whether start_timeline may be called later. A job with it is slower from its first step to its last:
         Horovod's writer of rank 0 takes up to a whole core, recording or not. HOROVOD_TIMELINE=DYNAMIC asks likewise.
+      report_after_s: seconds after which a rank that waits in a collective says for whom. None: what the environment
+        variable FUSEDREC_REPORT_AFTER_SECONDS says, or REPORT_AFTER_S.
+      give_up_after_s: seconds without a sign of life of a rank after which Horovod ends the job. None: what
+        HOROVOD_GLOO_TIMEOUT_SECONDS says, or GIVE_UP_AFTER_S. It has no effect when Horovod was initialized before.
 
     Raises:
       ImportError: launched with several processes, but Horovod is not installed.
@@ -80,10 +98,49 @@ def init(sets: Iterable[Sequence[int]] = (), *, timeline: bool = False) -> None:
     if timeline:
         # horovodrun --timeline-filename has set another one, which check_timeline refuses.
         os.environ.setdefault("HOROVOD_TIMELINE", "DYNAMIC")
+    watch = _watch(report_after_s, give_up_after_s)
     made = {ranks: hvd.ProcessSet(list(ranks)) for ranks in wanted}
-    hvd.init(process_sets=list(made.values()) or None)
+    with _waiting("init"):
+        hvd.init(process_sets=list(made.values()) or None)
     _process_sets.update(made)
     _hvd = hvd
+    if watch is not None:
+        watch.install()
+
+
+def _watch(report_after_s: float | None, give_up_after_s: int | None) -> Ending | None:
+    """Starts the watchdog, before the processes join: a rank that does not come is its first case."""
+    if give_up_after_s is not None:
+        os.environ[_GLOO_TIMEOUT] = str(give_up_after_s)
+    gives_up = int(os.environ.setdefault(_GLOO_TIMEOUT, str(GIVE_UP_AFTER_S)))
+    if report_after_s is None:
+        report_after_s = float(os.environ.get(_REPORT_AFTER, REPORT_AFTER_S))
+    here, board = int(os.environ["HOROVOD_RANK"]), Board.of_job()
+    watchdog = Watchdog(
+        here, launched_size(), board, report_after_s=report_after_s, gives_up_after_s=gives_up, members=_members
+    )
+    watchdog.start()
+    return None if board is None else Ending(here, board, watchdog, patience_s=gives_up)
+
+
+@contextlib.contextmanager
+def _waiting(name: str) -> Iterator[None]:
+    """Marks a collective that Python calls."""
+    ops.mark_now(name, ended=False)
+    yield
+    ops.mark_now(name, ended=True)
+
+
+def _begin(tensor: tf.Tensor, name: str, *, after: Sequence[tf.Tensor] = (), ranks: Ranks | None = None) -> tf.Tensor:
+    """`tensor`, once a collective of that name is marked as begun, when all that it sends is there."""
+    if ranks is not None and ranks.size < size():
+        _members[name] = ranks.members
+    with tf.control_dependencies([one for one in after if tf.is_symbolic_tensor(one)]):
+        return ops.mark_collective(tensor, name=name, ended=False)
+
+
+def _end(tensor: tf.Tensor, name: str) -> tf.Tensor:
+    return ops.mark_collective(tensor, name=name, ended=True)
 
 
 def check_init() -> None:
@@ -163,8 +220,10 @@ def all_to_all(
     carried = _CARRIED_AS.get(tensor.dtype)
     sent = tf.bitcast(tensor, carried) if carried else tensor
     received, received_splits = _hvd.alltoall(
-        sent, splits=splits, name=_flat(name), ignore_name_scope=True, **_horovod_set(ranks)
-    )
+        _begin(sent, name, after=[splits], ranks=ranks),
+        splits=splits, name=_flat(name), ignore_name_scope=True, **_horovod_set(ranks),
+    )  # fmt: skip
+    received = _end(received, name)
     received = tf.bitcast(received, tensor.dtype) if carried else received
     received.set_shape([None, *tensor.shape[1:]])
     received_splits.set_shape([size() if ranks is None else ranks.size])
@@ -175,8 +234,9 @@ def all_reduce_sum(tensor: tf.Tensor, *, name: str, ranks: Ranks | None = None) 
     """Sum over all ranks, or over `ranks`, element by element. No gradient flows through it."""
     if _alone(ranks):
         return tf.stop_gradient(tensor)
-    total = _hvd.allreduce(tensor, op=_hvd.Sum, name=_flat(name), ignore_name_scope=True, **_horovod_set(ranks))
-    return tf.stop_gradient(total)
+    sent = _begin(tensor, name, ranks=ranks)
+    total = _hvd.allreduce(sent, op=_hvd.Sum, name=_flat(name), ignore_name_scope=True, **_horovod_set(ranks))
+    return tf.stop_gradient(_end(total, name))
 
 
 def all_gather(array: np.ndarray) -> np.ndarray:
@@ -184,18 +244,23 @@ def all_gather(array: np.ndarray) -> np.ndarray:
     array = np.asarray(array)
     if _hvd is None:
         return array
-    return _hvd.allgather(tf.convert_to_tensor(array), name="fusedrec.all_gather").numpy()
+    with _waiting("all_gather"):
+        return _hvd.allgather(tf.convert_to_tensor(array), name="fusedrec.all_gather").numpy()
 
 
 def all_gather_object(value: Any) -> list[Any]:
     """Picklable objects of all ranks, in rank order. Eager."""
-    return [value] if _hvd is None else _hvd.allgather_object(value, name="fusedrec.all_gather_object")
+    if _hvd is None:
+        return [value]
+    with _waiting("all_gather_object"):
+        return _hvd.allgather_object(value, name="fusedrec.all_gather_object")
 
 
 def barrier() -> None:
     """Returns when every rank has called it."""
     if _hvd is not None:
-        _hvd.allreduce(tf.zeros([]), op=_hvd.Sum, name="fusedrec.barrier")
+        with _waiting("barrier"):
+            _hvd.allreduce(tf.zeros([]), op=_hvd.Sum, name="fusedrec.barrier")
 
 
 def broadcast_variables(variables: Sequence[tf.Variable]) -> None:
@@ -203,8 +268,9 @@ def broadcast_variables(variables: Sequence[tf.Variable]) -> None:
     if _hvd is None:
         return
     # Horovod's function of a whole list stays cached, and fails when models of the same form come and go.
-    for number, variable in enumerate(variables):
-        variable.assign(_hvd.broadcast(variable.read_value(), root_rank=0, name=f"fusedrec.broadcast.{number}"))
+    with _waiting("broadcast_variables"):
+        for number, variable in enumerate(variables):
+            variable.assign(_hvd.broadcast(variable.read_value(), root_rank=0, name=f"fusedrec.broadcast.{number}"))
 
 
 def check_equal(variables: Sequence[tf.Variable], when: str) -> None:
@@ -278,7 +344,10 @@ def distributed_optimizer(optimizer: keras.optimizers.Optimizer) -> keras.optimi
 
 def _averaged(gradient: Any) -> Any:
     """Over ranks. Named after the tensor: names of a traced step are the same on all ranks."""
-    return _hvd.allreduce(gradient, op=_hvd.Average)
+    if not tf.is_symbolic_tensor(gradient):  # slices, or a step that is not traced
+        return _hvd.allreduce(gradient, op=_hvd.Average)
+    name = f"gradient {gradient.op.name}"
+    return _end(_hvd.allreduce(_begin(gradient, name), op=_hvd.Average), name)
 
 
 def check_timeline() -> None:

@@ -20,6 +20,7 @@ from tf_fusedrec.grouping import group_tables
 from tf_fusedrec.lookup import GroupLookup, LaneCall, gradient_scale, route
 from tf_fusedrec.tables.state import TableState
 from tf_fusedrec.topology import Place, Topology
+from tf_fusedrec.xla import outside_clusters
 
 
 @keras.saving.register_keras_serializable("tf_fusedrec")
@@ -177,7 +178,8 @@ class FusedEmbedding(CallModes, keras.layers.Layer):
         if self._server is not None:
             return self._served(inputs, weights or {}, mask or {})
         trains = self.trainable and training is not False and training != 0
-        return self._lookup(inputs, weights or {}, mask or {}, trains)
+        with outside_clusters(f"Layer {self.name!r}"):
+            return self._lookup(inputs, weights or {}, mask or {}, trains)
 
     def compute_mask(self, inputs: Mapping[str, Any], mask: Mapping[str, Any] | None = None) -> dict[str, Any] | None:
         """Of dense features without a combiner: <bool>[B, L], False at padding; None where nothing can be padding."""

@@ -70,6 +70,9 @@ RUN_ELSEWHERE = {
         "tests/benchmarks/test_scale.py::test_own_table_and_json"
     ),
     f"{CONVERT} movielens --input ml-1m --output data/ml-1m": MOVIELENS,
+    f"{CONVERT} sequences --input sequences.txt --output data/sequences": (
+        "tests/data/test_convert.py::test_makes_a_data_set_and_says_so"
+    ),
     f"{CONVERT} kuairand --input log.csv.gz --output data/kuairand --test_fraction 0.2 --split user": (
         "tests/data/test_kuairand.py::test_split_by_hand"
     ),

@@ -36,7 +36,7 @@ from models.build import (
     no_rows,
 )
 from models.check_export import check_export, expected_answer
-from models.evaluate import evaluate
+from models.evaluate import evaluate, table
 from models.experiment import Experiment, load
 from models.export import export
 from models.prepare import prepare_data
@@ -144,14 +144,7 @@ def _finish(
     writer.close()
     with open(output / "results.json", "w", encoding="utf-8") as file:
         json.dump({"test": results, **rates, "served_difference": difference}, file, indent=1)
-    lines = [("metric", "test", "baseline")]
-    for name, value in results.items():
-        if name.startswith("baseline_"):
-            continue
-        baseline = results.get(f"baseline_{name}")
-        shown = f"{value:.0f}" if value == int(value) and value > 1 else f"{value:.4f}"
-        lines.append((name, shown, "" if baseline is None else f"{baseline:.4f}"))
-    print("\n" + "\n".join(f"{name:<14}{value:>10}{baseline:>10}" for name, value, baseline in lines))
+    print("\n" + table(results))
     for name, value in rates.items():
         shown = f"{value:.4f}" if name == "mfu" else f"{value:.1f}" if name == "gflops_per_s" else f"{value:.0f}"
         print(f"{name.replace('_per_s', '/s'):<14}{shown:>10}")

@@ -8,7 +8,7 @@ SHELL := /bin/bash
 .NOTPARALLEL:
 MAKEFLAGS += --no-print-directory
 
-export PYTHON ?=
+PYTHON ?=
 NP ?= 2
 DATA ?=
 CONFIG ?=
@@ -16,7 +16,13 @@ CONFIG ?=
 # Modules of benchmarks/ with --quick and --json.
 BENCHMARKS := train_step tfra_swap attention table tier checkpoint alltoall_padding fuse_ids segment_unique rank_partition recovery initial_rows sequence_batching clustering scale overlap topology schedule_quality negatives balance serving
 
-BIN := .venv/bin
+override BIN := .venv/bin
+
+# Values of a user reach recipes as environment variables, as they were written: neither make nor the shell reads a
+# command in them.
+TAKEN := PYTHON NP DATA CONFIG BENCHMARKS
+$(foreach name,$(TAKEN),$(eval override $(name) := $$(value $(name))))
+export $(TAKEN)
 
 .PHONY: help setup train test lint sanitize bench docs wheel clean
 
@@ -29,7 +35,7 @@ setup: ## Creates .venv, installs the requirements, builds Horovod, compiles the
 	@python=$$(tools/find_python.sh) && "$$python" -m tools.setup_env
 
 train: setup ## Trains, evaluates and exports [NP=2 processes] [DATA=folder of MovieLens-1M or KuaiRand] [CONFIG=configs/x.yaml].
-	@$(BIN)/python -m tools.launch_training --np "$(NP)" --data "$(DATA)" --config "$(CONFIG)"
+	@$(BIN)/python -m tools.launch_training --np "$$NP" --data "$$DATA" --config "$$CONFIG"
 
 lint: setup ## Checks the style (ruff) and the types (mypy).
 	@echo "lint: ruff ..."
@@ -48,9 +54,9 @@ test: lint sanitize ## Checks style and types, runs the C++ tests under sanitize
 
 bench: setup ## Runs the quick benchmarks; results in build/bench/*.json.
 	@mkdir -p build/bench
-	@for name in $(BENCHMARKS); do \
+	@for name in $$BENCHMARKS; do \
 	  echo "bench: $$name -> build/bench/$$name.json ..."; \
-	  $(BIN)/python -m benchmarks.$$name --quick --json build/bench/$$name.json; \
+	  $(BIN)/python -m "benchmarks.$$name" --quick --json "build/bench/$$name.json"; \
 	done
 
 docs: setup ## Builds the documentation into build/site; begin with build/site/index.html.

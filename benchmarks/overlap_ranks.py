@@ -127,8 +127,6 @@ def measure(steps: dict[str, Step], repeats: int) -> dict[str, list[float]]:
 
 def record(steps: dict[str, Step], count: int) -> dict[str, dict[str, float]]:
     """Where the median of `count` steps of each contender went, on rank 0; other ranks answer nothing."""
-    if not count:
-        return {}
     recorder = Recorder() if fr.collectives.rank() == 0 else None
     bounds: dict[str, list[tuple[float, float]]] = {}
     for name, step in steps.items():
@@ -149,32 +147,35 @@ def record(steps: dict[str, Step], count: int) -> dict[str, dict[str, float]]:
     return table
 
 
-def main(size: dict[str, Any], phases: list[dict[str, Any]], folder: str) -> dict[str, Any] | None:
-    """On rank 0, of each phase: milliseconds of each step by contender, and the table of `record`.
+def main(
+    size: dict[str, Any], phases: list[dict[str, Any]], folder: str, recording: bool
+) -> list[dict[str, Any]] | None:
+    """On rank 0, of each phase: milliseconds of each step by contender, or the table of `record`.
 
     Args:
       size: fields of Size.
       phases: of each the `rate` of the network, the `arms` that take turns and their `repeats`, and
         steps `recorded` of each.
       folder: where tables put their files; the same on all ranks.
+      recording: whether to record steps and not to time them: a job that can do the one is too slow for the other.
     """
     # One core per rank computes; a second thread keeps lookups from waiting for the compute of another micro-batch.
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(2)
-    fr.init(GROUPS)
+    fr.init(GROUPS, timeline=recording)
     keras.utils.disable_interactive_logging()
     arms = list(dict.fromkeys(arm for phase in phases for arm in phase["arms"]))
     steps, models = contenders(Size(**size), arms, folder)
     check(steps, models, Size(**size).batches)
-    found = []
+    found: list[dict[str, Any]] = []
     for phase in phases:
         say(f"at {phase['rate']}: {', '.join(phase['arms'])}")
         if fr.collectives.rank() == 0:
             network.limit_here("lo", phase["rate"])
         fr.collectives.barrier()
         turns = {name: step for name, step in steps.items() if name in phase["arms"] or name not in ARMS}
-        found.append({"ms": measure(turns, phase["repeats"]), "table": record(turns, phase["recorded"])})
-    return {"phases": found} if fr.collectives.rank() == 0 else None
+        found.append(record(turns, phase["recorded"]) if recording else measure(turns, phase["repeats"]))
+    return found if fr.collectives.rank() == 0 else None
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ def record(size: dict[str, Any], names: list[str], folder: str) -> list[str] | N
     """One rank: trains each arm a few steps with the callback. Rank 0 leaves the pictures and answers their names."""
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(2)
-    fr.init()
+    fr.init(timeline=True)
     keras.utils.disable_interactive_logging()
     batches, pictures = dataset(Size(**size)), []
     for name in names:

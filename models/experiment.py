@@ -37,6 +37,7 @@ SOURCES = {
     "synthetic-ranking": "ranking",
     "synthetic-retrieval": "retrieval",
     "movielens": "retrieval",
+    "sequences": "retrieval",
     "kuairand": "ranking",
 }
 TABLE_OPTIMIZERS = ("adagrad", "adam", "sgd")
@@ -49,7 +50,7 @@ class DataConfig:
     """Where the data come from. Sizes are of a synthetic set; 0: its default."""
 
     source: str  # one of SOURCES
-    input: str = ""  # raw files (movielens, kuairand), or a converted folder
+    input: str = ""  # raw files (movielens, sequences, kuairand), or a converted folder
     users: int = 0
     items: int = 0
     clusters: int = 0
@@ -141,11 +142,13 @@ class TrainConfig:
     progressive_steps: int = 0  # ranking: steps of a window of progressive AUC and NE; 0 takes none
     embedding_metrics: bool = False  # tells after every epoch what tables and exchanges did, see tf_fusedrec.monitoring
     patience: int = 0  # epochs in a row without a smaller loss that end training on all ranks; 0: none do
+    timeline_steps: int = 0  # steps to record into the output folder, see tf_fusedrec.timeline; slows ranks; 0: none
 
     def __post_init__(self) -> None:
         check_at_least("train.epochs", self.epochs, 1)
         check_at_least("train.progressive_steps", self.progressive_steps, 0)
         check_at_least("train.patience", self.patience, 0)
+        check_at_least("train.timeline_steps", self.timeline_steps, 0)
         if self.patience >= self.epochs:
             raise ValueError(f"train.patience must be below train.epochs = {self.epochs}, got {self.patience}.")
         check_at_least("train.target_tokens", self.target_tokens, 1)

@@ -56,10 +56,8 @@ def watched(folder):
     model.compile(optimizer, keras.losses.BinaryCrossentropy(from_logits=True))
     timeline, local = Timeline(f"{folder}/timeline", first_step=2, steps=2), LocalLosses(LOSSES[rank])
     listeners = [
-        callbacks.BroadcastDenseWeights(),
         callbacks.Throughput(counts=("tokens", "gflops")),
         utilization.ModelFlopsUtilization(),
-        callbacks.AverageMetrics(sums=("tokens", "gflops")),
         timeline,
         monitoring.EmbeddingMetrics(model.embedding, timeline),
         *([keras.callbacks.TensorBoard(f"{folder}/board", write_graph=False)] if rank == 0 else []),
@@ -94,7 +92,7 @@ def overflows_of_one_rank(rank):
 @pytest.fixture(scope="module")
 def ended(tmp_path_factory):
     folder = tmp_path_factory.mktemp("watched")
-    return folder, run_ranks(watched, 2, folder=str(folder))
+    return folder, run_ranks(watched, 2, timeline=True, folder=str(folder))
 
 
 def test_tensorboard_has_what_tables_and_exchanges_did(ended):

@@ -33,6 +33,7 @@ _choose_legacy_keras()
 import tensorflow as tf  # noqa: E402
 import tf_keras as keras  # noqa: E402
 from tensorflow.python.autograph.core import config as _autograph  # noqa: E402
+from tensorflow.python.ops import control_flow_util as _control_flow  # noqa: E402
 from tensorflow.tsl.profiler.protobuf.xplane_pb2 import XSpace  # noqa: E402  What tf.profiler writes.
 
 # AutoGraph leaves `keras` alone, but rewrites the sources of `tf_keras` and of TFRA at the first step of every process:
@@ -47,4 +48,9 @@ def converted_as_here(function: Callable) -> Callable:
     return tf.__internal__.autograph.tf_convert(function, tf.__internal__.autograph.control_status_ctx())
 
 
-__all__ = ["XSpace", "converted_as_here", "keras", "tf"]
+def in_xla_context(graph: tf.Graph) -> bool:
+    """Whether a graph that is being traced, or one around it, is compiled by XLA as a whole (`jit_compile=True`)."""
+    return _control_flow.GraphOrParentsInXlaContext(graph)
+
+
+__all__ = ["XSpace", "converted_as_here", "in_xla_context", "keras", "tf"]

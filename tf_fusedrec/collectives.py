@@ -9,17 +9,29 @@ made when the processes join; later ones would make Horovod ask in every cycle w
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import logging
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
+from tf_fusedrec import equality, ops
 from tf_fusedrec._tf_compat import keras, tf
+from tf_fusedrec.averaging import averaging
+from tf_fusedrec.watchdog import Board, Ending, Watchdog
 
+REPORT_AFTER_S = 60.0
+GIVE_UP_AFTER_S = 600
+_GLOO_TIMEOUT = "HOROVOD_GLOO_TIMEOUT_SECONDS"
+_REPORT_AFTER = "FUSEDREC_REPORT_AFTER_SECONDS"
+
+_LOG = logging.getLogger("tf_fusedrec.collectives")
 _hvd: Any = None  # horovod.tensorflow once init() has found more than one process
 _process_sets: dict[tuple[int, ...], Any] = {}  # Horovod's, by their ranks
+_members: dict[str, tuple[int, ...]] = {}  # of collectives that not all ranks take part in, by name
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,15 +51,27 @@ def launched_size() -> int:
     return int(os.environ.get("HOROVOD_SIZE", "1"))
 
 
-def init(sets: Iterable[Sequence[int]] = ()) -> None:
+def init(
+    sets: Iterable[Sequence[int]] = (),
+    *,
+    timeline: bool = False,
+    report_after_s: float | None = None,
+    give_up_after_s: int | None = None,
+) -> None:
     """Joins the other processes when launched under horovodrun; does nothing otherwise. May be called again.
 
     Args:
       sets: ranks among which collectives will run beside those of all ranks; the same on all ranks.
+      timeline: whether start_timeline may be called later. A job with it is slower from its first step to its last:
+        Horovod's writer of rank 0 takes up to a whole core, recording or not. HOROVOD_TIMELINE=DYNAMIC asks likewise.
+      report_after_s: seconds after which a rank that waits in a collective says for whom. None: what the environment
+        variable FUSEDREC_REPORT_AFTER_SECONDS says, or REPORT_AFTER_S.
+      give_up_after_s: seconds without a sign of life of a rank after which Horovod ends the job. None: what
+        HOROVOD_GLOO_TIMEOUT_SECONDS says, or GIVE_UP_AFTER_S. It has no effect when Horovod was initialized before.
 
     Raises:
       ImportError: launched with several processes, but Horovod is not installed.
-      RuntimeError: called again, with sets that the first call did not name.
+      RuntimeError: called again, with sets or a timeline that the first call did not name.
     """
     global _hvd
     if launched_size() == 1:
@@ -61,6 +85,8 @@ def init(sets: Iterable[Sequence[int]] = ()) -> None:
                 f"The processes have joined without sets of ranks {missing}, and later is too late. Remedy: name all "
                 "topologies in the first call, tf_fusedrec.init(topology)."
             )
+        if timeline:
+            check_timeline()
         return
     try:
         import horovod.tensorflow as hvd
@@ -69,12 +95,52 @@ def init(sets: Iterable[Sequence[int]] = ()) -> None:
             f"HOROVOD_SIZE is {os.environ['HOROVOD_SIZE']}, but Horovod with TensorFlow is not installed. Remedy: "
             "`make test` builds it, or run without horovodrun on one process."
         ) from error
-    # Costs nothing until start_timeline; horovodrun --timeline-filename has set another one.
-    os.environ.setdefault("HOROVOD_TIMELINE", "DYNAMIC")
+    if timeline:
+        # horovodrun --timeline-filename has set another one, which check_timeline refuses.
+        os.environ.setdefault("HOROVOD_TIMELINE", "DYNAMIC")
+    watch = _watch(report_after_s, give_up_after_s)
     made = {ranks: hvd.ProcessSet(list(ranks)) for ranks in wanted}
-    hvd.init(process_sets=list(made.values()) or None)
+    with _waiting("init"):
+        hvd.init(process_sets=list(made.values()) or None)
     _process_sets.update(made)
     _hvd = hvd
+    if watch is not None:
+        watch.install()
+
+
+def _watch(report_after_s: float | None, give_up_after_s: int | None) -> Ending | None:
+    """Starts the watchdog, before the processes join: a rank that does not come is its first case."""
+    if give_up_after_s is not None:
+        os.environ[_GLOO_TIMEOUT] = str(give_up_after_s)
+    gives_up = int(os.environ.setdefault(_GLOO_TIMEOUT, str(GIVE_UP_AFTER_S)))
+    if report_after_s is None:
+        report_after_s = float(os.environ.get(_REPORT_AFTER, REPORT_AFTER_S))
+    here, board = int(os.environ["HOROVOD_RANK"]), Board.of_job()
+    watchdog = Watchdog(
+        here, launched_size(), board, report_after_s=report_after_s, gives_up_after_s=gives_up, members=_members
+    )
+    watchdog.start()
+    return None if board is None else Ending(here, board, watchdog, patience_s=gives_up)
+
+
+@contextlib.contextmanager
+def _waiting(name: str) -> Iterator[None]:
+    """Marks a collective that Python calls."""
+    ops.mark_now(name, ended=False)
+    yield
+    ops.mark_now(name, ended=True)
+
+
+def _begin(tensor: tf.Tensor, name: str, *, after: Sequence[tf.Tensor] = (), ranks: Ranks | None = None) -> tf.Tensor:
+    """`tensor`, once a collective of that name is marked as begun, when all that it sends is there."""
+    if ranks is not None and ranks.size < size():
+        _members[name] = ranks.members
+    with tf.control_dependencies([one for one in after if tf.is_symbolic_tensor(one)]):
+        return ops.mark_collective(tensor, name=name, ended=False)
+
+
+def _end(tensor: tf.Tensor, name: str) -> tf.Tensor:
+    return ops.mark_collective(tensor, name=name, ended=True)
 
 
 def check_init() -> None:
@@ -154,8 +220,10 @@ def all_to_all(
     carried = _CARRIED_AS.get(tensor.dtype)
     sent = tf.bitcast(tensor, carried) if carried else tensor
     received, received_splits = _hvd.alltoall(
-        sent, splits=splits, name=_flat(name), ignore_name_scope=True, **_horovod_set(ranks)
-    )
+        _begin(sent, name, after=[splits], ranks=ranks),
+        splits=splits, name=_flat(name), ignore_name_scope=True, **_horovod_set(ranks),
+    )  # fmt: skip
+    received = _end(received, name)
     received = tf.bitcast(received, tensor.dtype) if carried else received
     received.set_shape([None, *tensor.shape[1:]])
     received_splits.set_shape([size() if ranks is None else ranks.size])
@@ -166,8 +234,9 @@ def all_reduce_sum(tensor: tf.Tensor, *, name: str, ranks: Ranks | None = None) 
     """Sum over all ranks, or over `ranks`, element by element. No gradient flows through it."""
     if _alone(ranks):
         return tf.stop_gradient(tensor)
-    total = _hvd.allreduce(tensor, op=_hvd.Sum, name=_flat(name), ignore_name_scope=True, **_horovod_set(ranks))
-    return tf.stop_gradient(total)
+    sent = _begin(tensor, name, ranks=ranks)
+    total = _hvd.allreduce(sent, op=_hvd.Sum, name=_flat(name), ignore_name_scope=True, **_horovod_set(ranks))
+    return tf.stop_gradient(_end(total, name))
 
 
 def all_gather(array: np.ndarray) -> np.ndarray:
@@ -175,60 +244,137 @@ def all_gather(array: np.ndarray) -> np.ndarray:
     array = np.asarray(array)
     if _hvd is None:
         return array
-    return _hvd.allgather(tf.convert_to_tensor(array), name="fusedrec.all_gather").numpy()
+    with _waiting("all_gather"):
+        return _hvd.allgather(tf.convert_to_tensor(array), name="fusedrec.all_gather").numpy()
 
 
 def all_gather_object(value: Any) -> list[Any]:
     """Picklable objects of all ranks, in rank order. Eager."""
-    return [value] if _hvd is None else _hvd.allgather_object(value, name="fusedrec.all_gather_object")
+    if _hvd is None:
+        return [value]
+    with _waiting("all_gather_object"):
+        return _hvd.allgather_object(value, name="fusedrec.all_gather_object")
 
 
 def barrier() -> None:
     """Returns when every rank has called it."""
     if _hvd is not None:
-        _hvd.allreduce(tf.zeros([]), op=_hvd.Sum, name="fusedrec.barrier")
+        with _waiting("barrier"):
+            _hvd.allreduce(tf.zeros([]), op=_hvd.Sum, name="fusedrec.barrier")
 
 
 def broadcast_variables(variables: Sequence[tf.Variable]) -> None:
-    """Sets the variables of all ranks to rank 0's values. The list must be in the same order on all ranks."""
+    """Sets the variables of all ranks to rank 0's values. The list must be in the same order on all ranks. Eager."""
+    if _hvd is None:
+        return
+    # Horovod's function of a whole list stays cached, and fails when models of the same form come and go.
+    with _waiting("broadcast_variables"):
+        for number, variable in enumerate(variables):
+            variable.assign(_hvd.broadcast(variable.read_value(), root_rank=0, name=f"fusedrec.broadcast.{number}"))
+
+
+def check_equal(variables: Sequence[tf.Variable], when: str) -> None:
+    """Checks that all ranks hold the same values, by digests of a few bytes each. Collective, eager.
+
+    Args:
+      variables: in the same order on all ranks, as of equality.dense_weights.
+      when: of what the error speaks, such as "before a save".
+
+    Raises:
+      RuntimeError: they do not; names the weight and the ranks.
+    """
     if _hvd is not None:
-        _hvd.broadcast_variables(variables, root_rank=0)
+        _refuse(equality.difference(all_gather_object(equality.digests(variables))), when)
+
+
+def equal_start(variables: Sequence[tf.Variable], steps: int) -> None:
+    """Gives all ranks rank 0's values where no rank has trained yet; else checks that they are equal. Eager.
+
+    Collective. A broadcast is told at INFO by the logger "tf_fusedrec.collectives" of rank 0.
+
+    Args:
+      variables: dense weights and what their optimizer keeps; in the same order on all ranks.
+      steps: that the optimizer has made on this rank: 0 at a first start, more behind a checkpoint.
+
+    Raises:
+      RuntimeError: ranks that have trained, or have loaded a checkpoint, do not hold the same; or other models.
+    """
+    if _hvd is None:
+        return
+    told = all_gather_object((steps, equality.digests(variables)))
+    of_ranks = [digests for _, digests in told]
+    differs = equality.difference(of_ranks)
+    if differs is None:
+        return
+    if any(steps for steps, _ in told) or not equality.same_forms(of_ranks):
+        _refuse(
+            differs, f"before the first step here, after {[steps for steps, _ in told]} steps of the optimizer by rank"
+        )
+    broadcast_variables(variables)
+    if rank() == 0:
+        _LOG.info("before the first step %s; all ranks have rank 0's values now", differs)
+
+
+def _refuse(differs: str | None, when: str) -> None:
+    if differs is not None:
+        raise RuntimeError(
+            f"Ranks do not hold the same model {when}: {differs}. Remedy: build the same model on all ranks, load the "
+            "same checkpoint on all of them, train with tf_fusedrec.collectives.distributed_optimizer and the same "
+            "learning rate; or give all ranks rank 0's values by tf_fusedrec.collectives.broadcast_variables."
+        )
 
 
 def distributed_optimizer(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
     """The optimizer for dense weights: averages their gradients over ranks; itself when there is one process.
 
+    `fit`, `minimize` and `apply_gradients` of a loop of one's own average alike. A mean over ranks weighs ranks, not
+    samples: where batches of ranks differ in size, so must the loss say (losses.global_mean).
+
+    All ranks begin with rank 0's weights: they are broadcast while the first step is traced, before it runs. An eager
+    loop is not traced: there the first gradients are still those of each rank's own weights. Frozen weights that
+    `apply_gradients` never sees are left alone: broadcast_variables. Weights that have been trained are compared
+    instead, and a difference is an error: see `equal_start`.
+
     Each gradient is sent as soon as it is there, while the backward pass goes on; Horovod fuses what is ready together.
     """
     if _hvd is None:
         return optimizer
-    import horovod.tensorflow.keras as hvd_keras
-
-    made = hvd_keras.DistributedOptimizer(optimizer)
-    # Horovod's own is one function of all gradients, in which one all-reduce waits for the last gradient as all do.
-    made._allreduce_grads = lambda gradients, variables: [_averaged(gradient) for gradient in gradients]
-    return made
+    return averaging(optimizer, _averaged, equal_start)
 
 
 def _averaged(gradient: Any) -> Any:
-    """Over ranks; None stays None. Named after the tensor: names of a traced step are the same on all ranks."""
-    return None if gradient is None else _hvd.allreduce(gradient, op=_hvd.Average)
+    """Over ranks. Named after the tensor: names of a traced step are the same on all ranks."""
+    if not tf.is_symbolic_tensor(gradient):  # slices, or a step that is not traced
+        return _hvd.allreduce(gradient, op=_hvd.Average)
+    name = f"gradient {gradient.op.name}"
+    return _end(_hvd.allreduce(_begin(gradient, name), op=_hvd.Average), name)
+
+
+def check_timeline() -> None:
+    """Raises RuntimeError unless start_timeline can work: the processes joined with a timeline, or there is one."""
+    found = os.environ.get("HOROVOD_TIMELINE")
+    if _hvd is None or found == "DYNAMIC":
+        return
+    if found is None:
+        raise RuntimeError(
+            "The processes have joined without a timeline, and later is too late. Remedy: tf_fusedrec.init("
+            "timeline=True), or HOROVOD_TIMELINE=DYNAMIC in the environment of all processes."
+        )
+    raise RuntimeError(
+        f"Horovod writes a timeline to {found!r} already. "
+        "Remedy: leave out horovodrun --timeline-filename, or unset HOROVOD_TIMELINE."
+    )
 
 
 def start_timeline(path: os.PathLike) -> None:
-    """Rank 0: Horovod writes what its collectives do, until stop_timeline; nothing with one process.
+    """Rank 0: Horovod records its collectives until stop_timeline. Does nothing with one process.
 
     Raises:
-      RuntimeError: it writes a timeline already.
+      RuntimeError: as check_timeline.
     """
-    if _hvd is None:
-        return
-    if os.environ.get("HOROVOD_TIMELINE") != "DYNAMIC":
-        raise RuntimeError(
-            f"Horovod writes a timeline to {os.environ.get('HOROVOD_TIMELINE')!r} already. "
-            "Remedy: leave out horovodrun --timeline-filename, or unset HOROVOD_TIMELINE."
-        )
-    _hvd.start_timeline(os.fspath(path))
+    check_timeline()
+    if _hvd is not None:
+        _hvd.start_timeline(os.fspath(path))
 
 
 def stop_timeline() -> None:

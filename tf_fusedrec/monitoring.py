@@ -1,7 +1,7 @@
 """Keras callbacks that watch a training job on several ranks: what its tables and exchanges did, and when to stop.
 
 All ranks must fit with the same list, and log and decide the same. The order that works: Throughput,
-ModelFlopsUtilization, AverageMetrics, EmbeddingMetrics, then Keras' TensorBoard on rank 0, and EarlyStopping.
+ModelFlopsUtilization, EmbeddingMetrics, then Keras' TensorBoard on rank 0, and EarlyStopping.
 """
 
 from __future__ import annotations

@@ -147,19 +147,27 @@ class Place:
         return self.group if self.averages else collectives.world()
 
 
-def init(*topologies: Topology) -> None:
+def init(
+    *topologies: Topology,
+    timeline: bool = False,
+    report_after_s: float | None = None,
+    give_up_after_s: int | None = None,
+) -> None:
     """Joins the other processes when launched under horovodrun; does nothing otherwise. May be called again.
 
     Args:
       topologies: of the layers that will be made; none for tables over all ranks.
+      timeline: whether timeline.Timeline will record steps of this job, which slows every step. See collectives.init.
+      report_after_s, give_up_after_s: see collectives.init.
 
     Raises:
       ImportError: launched with several processes, but Horovod is not installed.
       ValueError: the groups of a topology do not divide the number of processes.
-      RuntimeError: called again, with a topology that the first call did not name.
+      RuntimeError: called again, with a topology or a timeline that the first call did not name.
     """
     size = collectives.launched_size()
-    collectives.init([ranks for topology in topologies for sets in topology.sets(size) for ranks in sets])
+    sets = [ranks for topology in topologies for sets in topology.sets(size) for ranks in sets]
+    collectives.init(sets, timeline=timeline, report_after_s=report_after_s, give_up_after_s=give_up_after_s)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -30,6 +30,28 @@ def test_every_target_sets_up_first_and_runs_from_the_virtual_environment(argume
     assert ".venv/bin/" in rest
 
 
+@pytest.mark.parametrize(
+    "value", ['x"; touch broken; "', "$(touch broken)", "$$(touch broken)", "$(shell touch broken)"]
+)
+@pytest.mark.parametrize("target", ["train", "bench"])
+def test_a_value_given_to_make_is_never_run_as_a_command(tmp_path, target, value):
+    (tmp_path / "Makefile").write_text(MAKEFILE, encoding="utf-8")
+    python = tmp_path / ".venv/bin/python"
+    python.parent.mkdir(parents=True)
+    python.write_text('#!/bin/sh\nfor word; do echo "<$word>"; done\n', encoding="utf-8")
+    python.chmod(0o755)
+    taken = ("NP", "DATA", "CONFIG") if target == "train" else ("BENCHMARKS",)
+    done = subprocess.run(
+        ["make", "--old-file=setup", target, f"PYTHON={value}", f"BIN={value}", *(f"{name}={value}" for name in taken)],
+        cwd=tmp_path, capture_output=True, encoding="utf-8", errors="replace", check=True,
+    )  # fmt: skip
+    assert not (tmp_path / "broken").exists()
+    if target == "train":
+        assert done.stdout.count(f"<{value}>") == 3, done.stdout
+    else:
+        assert f"<benchmarks.{value.split()[0]}>" in done.stdout
+
+
 def test_the_readmes_make_commands_exist():
     named = set(re.findall(r"\bmake ([a-z]+)\b", (ROOT / "README.md").read_text(encoding="utf-8")))
     assert {"train", "test"} <= named <= TARGETS

@@ -26,7 +26,7 @@ def launch_ranks(
       RanksFailed: a rank raised, or they did not end within timeout_s seconds.
     """
     with tempfile.TemporaryDirectory() as folder:
-        job = write_job(pathlib.Path(folder), body, topologies, kwargs)
+        job = write_job(pathlib.Path(folder), body, topologies, False, kwargs)
         # horovodrun starts `python` from PATH.
         path = str(pathlib.Path(sys.executable).parent) + os.pathsep + environment["PATH"]
         try:

@@ -46,11 +46,11 @@ def environment_of_ranks(given: Mapping[str, str]) -> dict[str, str]:
 
 
 def write_job(
-    folder: pathlib.Path, body: Callable[..., Any], topologies: Sequence[Any], kwargs: Mapping
+    folder: pathlib.Path, body: Callable[..., Any], topologies: Sequence[Any], timeline: bool, kwargs: Mapping
 ) -> pathlib.Path:
     """The file that tells a rank what to do."""
     job = folder / "job.pkl"
-    job.write_bytes(pickle.dumps((body.__module__, body.__qualname__, topologies, kwargs)))
+    job.write_bytes(pickle.dumps((body.__module__, body.__qualname__, topologies, timeline, kwargs)))
     return job
 
 
@@ -58,8 +58,8 @@ def do_job(job: pathlib.Path) -> None:
     """What every rank does: joins the others, runs the body and leaves its result beside the job."""
     import tf_fusedrec
 
-    module, name, topologies, kwargs = pickle.loads(job.read_bytes())
-    tf_fusedrec.init(*topologies)
+    module, name, topologies, timeline, kwargs = pickle.loads(job.read_bytes())
+    tf_fusedrec.init(*topologies, timeline=timeline)
     result = getattr(importlib.import_module(module), name)(**kwargs)
     (job.parent / f"result-{tf_fusedrec.collectives.rank()}.pkl").write_bytes(pickle.dumps(result))
 
@@ -70,16 +70,21 @@ def read_results(job: pathlib.Path, world_size: int) -> list[Any]:
 
 
 def run_ranks(
-    body: Callable[..., Any], world_size: int, timeout_s: float = 240, topologies: Sequence[Any] = (), **kwargs: Any
+    body: Callable[..., Any],
+    world_size: int,
+    timeout_s: float = 240,
+    topologies: Sequence[Any] = (),
+    timeline: bool = False,
+    **kwargs: Any,
 ) -> list[Any]:
-    """Results of `body(**kwargs)` by rank, from world_size new processes that joined with these topologies.
+    """Results of `body(**kwargs)` by rank, from world_size new processes that joined as tf_fusedrec.init says.
 
     Raises:
       RanksFailed: a rank raised, or they did not end within timeout_s seconds.
     """
     rendezvous = RendezvousServer()
     with tempfile.TemporaryDirectory() as folder:
-        job = write_job(pathlib.Path(folder), body, topologies, kwargs)
+        job = write_job(pathlib.Path(folder), body, topologies, timeline, kwargs)
         output = job.with_name("output.txt")
         slots = get_host_assignments(parse_hosts(f"localhost:{world_size}"), world_size)
         port = rendezvous.start()

@@ -1,7 +1,10 @@
 """The callback inside `fit` on two processes and on one."""
 
 import json
+import pathlib
+import time
 
+import numpy as np
 import pytest
 
 from tests.schedules import clicks
@@ -52,7 +55,7 @@ def _check_times(folder, recorded):
 
 
 def test_exchanges_and_ops_of_two_ranks(tmp_path):
-    results = run_ranks(_fit_twice, 2, folder=str(tmp_path))
+    results = run_ranks(_fit_twice, 2, timeline=True, folder=str(tmp_path))
     assert results[1] == [[], []]  # rank 0 records
     for turn, recorded in zip(("first", "second"), results[0]):
         folder = tmp_path / turn
@@ -99,3 +102,44 @@ def test_a_timeline_of_horovodruns_own_is_not_overwritten(monkeypatch):
     monkeypatch.setenv("HOROVOD_TIMELINE", "mine.json")
     with pytest.raises(RuntimeError, match=r"timeline to 'mine.json' already.*--timeline-filename"):
         collectives.start_timeline("other.json")
+
+
+def _without_timeline():
+    """Of an idle joined rank: threads that never sleep, and what refuses a timeline."""
+    import tf_fusedrec as fr
+
+    fr.collectives.barrier()
+    spinning, refusals = _spinning_threads(), []
+    for ask in (lambda: Timeline("folder"), lambda: fr.init(timeline=True)):
+        try:
+            ask()
+        except RuntimeError as error:
+            refusals.append(str(error))
+    fr.collectives.barrier()
+    return spinning, refusals
+
+
+def _spinning_threads():
+    """Threads of this process that take a core for a second and never give it up to wait.
+
+    So they are told from Horovod's thread, which sleeps a millisecond at a time, on a loaded machine as on an idle one.
+    """
+
+    def used():
+        for task in pathlib.Path("/proc/self/task").iterdir():
+            fields = (task / "stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+            status = (task / "status").read_text(encoding="utf-8")
+            waits = int(status.split("\nvoluntary_ctxt_switches:")[1].split()[0])
+            yield int(task.name), (int(fields[11]) + int(fields[12]), waits)
+
+    before = dict(used())
+    time.sleep(1)
+    after = {thread: np.subtract(now, before[thread]) for thread, now in used() if thread in before}
+    return [thread for thread, (ticks, waits) in after.items() if ticks >= 5 and waits < 10]
+
+
+def test_a_joined_rank_is_idle_and_says_that_it_has_no_timeline():
+    for spinning, refusals in run_ranks(_without_timeline, 2):
+        assert spinning == []
+        assert len(refusals) == 2
+        assert all("joined without a timeline" in text and "init(timeline=True)" in text for text in refusals)

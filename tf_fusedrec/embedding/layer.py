@@ -12,6 +12,7 @@ import numpy as np
 from tf_fusedrec import collectives, features
 from tf_fusedrec._tf_compat import keras, tf
 from tf_fusedrec.config import FeatureConfig, TableConfig
+from tf_fusedrec.embedding import anchor
 from tf_fusedrec.embedding.construction import check_backend, check_deferrable, check_lanes, make_table
 from tf_fusedrec.embedding.description import Described
 from tf_fusedrec.embedding.group_rows import GroupCall, rows_of_group
@@ -20,6 +21,7 @@ from tf_fusedrec.grouping import group_tables
 from tf_fusedrec.lookup import GroupLookup, LaneCall, gradient_scale, route
 from tf_fusedrec.tables.state import TableState
 from tf_fusedrec.topology import Place, Topology
+from tf_fusedrec.xla import outside_clusters
 
 
 @keras.saving.register_keras_serializable("tf_fusedrec")
@@ -177,7 +179,8 @@ class FusedEmbedding(CallModes, Described, keras.layers.Layer):
         if self._server is not None:
             return self._served(inputs, weights or {}, mask or {})
         trains = self.trainable and training is not False and training != 0
-        return self._lookup(inputs, weights or {}, mask or {}, trains)
+        with outside_clusters(f"Layer {self.name!r}"):
+            return self._lookup(inputs, weights or {}, mask or {}, trains)
 
     def compute_mask(self, inputs: Mapping[str, Any], mask: Mapping[str, Any] | None = None) -> dict[str, Any] | None:
         """Of dense features without a combiner: <bool>[B, L], False at padding; None where nothing can be padding."""
@@ -202,11 +205,13 @@ class FusedEmbedding(CallModes, Described, keras.layers.Layer):
         ]
         # The ids of all groups travel together.
         routed = iter(route([lane for lanes, answer in zip(calls, answers) if answer is None for lane in lanes]))
+        value = self._anchor.read_value()
+        value = anchor.checked(value, self.name) if training else value
         outputs: dict[str, Any] = {}
         for lanes, answer in zip(calls, answers):
             mine = [next(routed) for _ in lanes] if answer is None else []
             of_group = GroupCall(self.name, lanes, mine, answer, self._deferral, self._loss_scaler)
-            outputs.update(rows_of_group(of_group, self._anchor.read_value()))
+            outputs.update(rows_of_group(of_group, value))
         return {name: outputs[name] for name in inputs}
 
     def prefetch(self, inputs: Mapping[str, Any]) -> None:

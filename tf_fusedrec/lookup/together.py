@@ -12,6 +12,7 @@ from tf_fusedrec import exchange
 from tf_fusedrec._tf_compat import tf
 from tf_fusedrec.features import FlatFeature
 from tf_fusedrec.lookup.group import Context, GroupLookup, Routed
+from tf_fusedrec.xla import outside_clusters
 
 
 class LaneCall(NamedTuple):
@@ -68,11 +69,12 @@ def apply_waiting(waiting: Sequence[WaitingGradients], *, staleness: int = 0) ->
     Raises:
       As GroupLookup.apply_returned.
     """
-    # All are sent before the first is waited for.
-    arrived = [part.lookup.return_gradients(part.context, part.grads) for part in waiting]
     groups: dict[int, list[int]] = {}
     for i, part in enumerate(waiting):
         groups.setdefault(id(part.lookup), []).append(i)
-    for numbers in groups.values():
-        parts = [(waiting[i].context, arrived[i]) for i in numbers]
-        waiting[numbers[0]].lookup.apply_returned(parts, staleness=staleness)
+    with outside_clusters("An update of tables"):
+        # All are sent before the first is waited for.
+        arrived = [part.lookup.return_gradients(part.context, part.grads) for part in waiting]
+        for numbers in groups.values():
+            parts = [(waiting[i].context, arrived[i]) for i in numbers]
+            waiting[numbers[0]].lookup.apply_returned(parts, staleness=staleness)

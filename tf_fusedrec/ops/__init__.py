@@ -1,5 +1,6 @@
 """The Python face of the custom ops: check, call, gradient, docstring. Knows no Keras, no ranks, no tables."""
 
+from tf_fusedrec.ops.collective_marks import Mark, collective_marks, mark_collective, mark_now
 from tf_fusedrec.ops.fuse_ids import FusedIds, fuse_ids
 from tf_fusedrec.ops.hash_table import (
     RowsAhead,
@@ -55,6 +56,7 @@ from tf_fusedrec.ops.table_replicas import (
 __all__ = [
     "BucketTable",
     "FusedIds",
+    "Mark",
     "RankedIds",
     "ReceivedIds",
     "RelativeBias",
@@ -66,10 +68,13 @@ __all__ = [
     "UniqueIds",
     "Unsynced",
     "bias_attention",
+    "collective_marks",
     "fuse_ids",
     "hash_table",
     "initial_rows",
     "jagged_attention",
+    "mark_collective",
+    "mark_now",
     "pooled_recover",
     "pooled_recover_grad",
     "rank_partition",

@@ -8,7 +8,7 @@ import types
 
 from tf_fusedrec._tf_compat import tf
 
-_FOLDER = pathlib.Path(__file__).parent
+LIBRARY_PATH = pathlib.Path(__file__).with_name("_fusedrec_ops.so")
 _REMEDY = "Remedy: pip install -e . --no-build-isolation (or `make test`) in the clone, with this TensorFlow installed."
 
 
@@ -26,9 +26,8 @@ def load() -> types.ModuleType:
     Raises:
       ImportError: the library was not built, or was built for another TensorFlow.
     """
-    path = _FOLDER / "_fusedrec_ops.so"
-    if not path.exists():
-        raise ImportError(f"The custom ops are not built: {path.name} is missing in tf_fusedrec/ops. {_REMEDY}")
+    if not LIBRARY_PATH.exists():
+        raise ImportError(f"The custom ops are not built: {LIBRARY_PATH.name} is missing in tf_fusedrec/ops. {_REMEDY}")
     built, running = built_for(), tf.version.VERSION
     if built is not None and built != running:
         raise ImportError(
@@ -36,7 +35,7 @@ def load() -> types.ModuleType:
             f"custom ops are bound to the exact version. {_REMEDY}"
         )
     try:
-        return tf.load_op_library(str(path))
+        return tf.load_op_library(str(LIBRARY_PATH))
     except tf.errors.NotFoundError as error:
         raise ImportError(
             f"The custom ops do not load under TensorFlow {running}: {error.message}. {_REMEDY}"

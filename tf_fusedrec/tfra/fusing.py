@@ -14,6 +14,7 @@ from tf_fusedrec.tfra.asking import ids_of_calls
 from tf_fusedrec.tfra.even import fit_evenly
 from tf_fusedrec.tfra.layer import FusedEmbedding
 from tf_fusedrec.tfra.lookup import Wanted
+from tf_fusedrec.xla import outside_clusters
 
 
 class FusedGroup(FusedEmbedding):
@@ -158,17 +159,13 @@ def _look_up_ahead(model: keras.Model, layers: Sequence[FusedEmbedding]) -> None
     def call(_: keras.Model, *args: Any, **kwargs: Any) -> Any:
         if tf.executing_eagerly():
             return original(*args, **kwargs)
-        if getattr(model, "jit_compile", None):
-            raise ValueError(
-                f"model {model.name!r} is compiled with jit_compile=True, but TFRA's tables have no XLA kernels. Use "
-                "model.compile(..., jit_compile=False)."
-            )
         run = converted_as_here(plain)
         if keras.src.engine.base_layer_utils.call_context().saving:
             return run(*args, **kwargs)  # Keras traces every layer of a SavedModel as a function of its own
         asked = ids_of_calls(layers, lambda: run(*args, **kwargs))
         model._clear_losses()  # of the trace that only asked
-        _serve(asked)
+        with outside_clusters(f"Model {model.name!r}"):
+            _serve(asked)
         try:
             answer = run(*args, **kwargs)
             left = [layer.name for layer in layers if layer.member.served]

@@ -15,6 +15,7 @@ from tf_fusedrec.tables.tfra import de, forget_variable
 from tf_fusedrec.tfra import saved_model
 from tf_fusedrec.tfra.initial import law_of, seed_of, uniforms
 from tf_fusedrec.tfra.lookup import RowLookup, Wanted
+from tf_fusedrec.xla import outside_clusters
 
 _UPSERT_ROWS = 1 << 16
 
@@ -89,9 +90,10 @@ class FusedEmbedding(de.keras.layers.HvdAllToAllEmbedding):
                 f"de.safe_embedding_lookup_sparse(layer.hvd_variable, ids, combiner=...), or ids = "
                 "tf.RaggedTensor.from_sparse(ids)."
             )
-        if isinstance(ids, tf.RaggedTensor):
-            return ids.with_flat_values(self._dense(ids.flat_values))
-        return self._dense(tf.convert_to_tensor(ids))
+        with outside_clusters(f"Layer {self.name!r}"):
+            if isinstance(ids, tf.RaggedTensor):
+                return ids.with_flat_values(self._dense(ids.flat_values))
+            return self._dense(tf.convert_to_tensor(ids))
 
     def _dense(self, ids: tf.Tensor) -> tf.Tensor:
         key_dtype = self.key_dtype

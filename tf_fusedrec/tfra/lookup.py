@@ -15,6 +15,7 @@ from tf_fusedrec.tables.keys import MergedBits
 from tf_fusedrec.tables.tfra import de, default_partition_fn, owner_of
 from tf_fusedrec.tfra.route import Route, bring_rows, return_gradients, route_by, route_ids
 from tf_fusedrec.tfra.shadow import SharedShadow
+from tf_fusedrec.xla import outside_clusters
 
 _RECOVERED = (tf.float32, tf.float16, tf.bfloat16)  # what ops.recover takes; others go through stock operations
 
@@ -127,7 +128,7 @@ class RowLookup(de.shadow_ops.HvdVariable):
         @tf.custom_gradient
         def answer(read: tf.Tensor):
             def backward(grads: tf.Tensor) -> tf.IndexedSlices:
-                with tf.control_dependencies(still_held()):
+                with outside_clusters(f"Layer {self.name!r}"), tf.control_dependencies(still_held()):
                     return tf.IndexedSlices(tf.identity(grads), index, tf.shape(read))
 
             return tf.gather(read, index), backward
@@ -150,10 +151,11 @@ class RowLookup(de.shadow_ops.HvdVariable):
         @tf.custom_gradient
         def answer(read: tf.Tensor):
             def backward(grads: tf.Tensor) -> tf.IndexedSlices:
-                with tf.control_dependencies(still_held()):
-                    grads = tf.identity(grads)
-                summed = _recover_grad(grads, route.index, route.num_unique)
-                return tf.IndexedSlices(return_gradients(route, summed), position, tf.shape(read))
+                with outside_clusters(f"Layer {self.name!r}"):
+                    with tf.control_dependencies(still_held()):
+                        grads = tf.identity(grads)
+                    summed = _recover_grad(grads, route.index, route.num_unique)
+                    return tf.IndexedSlices(return_gradients(route, summed), position, tf.shape(read))
 
             arrived = bring_rows(route, _recover(read, position, pad=True))
             return _recover(arrived, route.index), backward

@@ -22,7 +22,7 @@ class Timeline(keras.callbacks.Callback):
     Rank 0 records itself, as Horovod's timeline does; all ranks fit with the callback or only rank 0 does. After the
     last recorded step the folder holds trace.json, for chrome://tracing or ui.perfetto.dev, and a picture of the median
     step, step.png. `steps` then has the times of each, which steps.json holds, too. Recording slows a step by a few
-    microseconds for each of its ops.
+    microseconds for each of its ops. On several ranks the processes join with tf_fusedrec.init(timeline=True).
 
     Args:
       folder: is made.
@@ -31,13 +31,15 @@ class Timeline(keras.callbacks.Callback):
 
     Raises:
       ValueError: first_step or steps that are too small; steps_per_execution > 1, in which a step has no end of its
-        own. RuntimeError: Horovod keeps a timeline of its own already (horovodrun --timeline-filename).
+        own. RuntimeError: several processes that joined without tf_fusedrec.init(timeline=True), or Horovod writes a
+        timeline of its own already (horovodrun --timeline-filename).
     """
 
     def __init__(self, folder: str | os.PathLike, first_step: int = 5, steps: int = 3):
         super().__init__()
         if first_step < 1 or steps < 1:
             raise ValueError(f"first_step and steps must be >= 1, got {first_step} and {steps}.")
+        collectives.check_timeline()
         self.folder = pathlib.Path(folder)
         self.steps: list[StepTimes] = []
         self._first, self._last = first_step, first_step + steps - 1

@@ -18,7 +18,7 @@ class Recorder:
     """Records this process from its making to `stop`; one at a time, on rank 0, which is the one that Horovod logs.
 
     Raises:
-      RuntimeError: Horovod keeps a timeline of its own already (horovodrun --timeline-filename).
+      RuntimeError: as collectives.check_timeline.
     """
 
     def __init__(self) -> None:

@@ -1,0 +1,123 @@
+"""Lookups under XLA, of TFRA's layers and of this project's: outside of clusters, refused inside jit_compile=True."""
+
+import numpy as np
+
+import tf_fusedrec as fr
+from tests.support.ranks import run_ranks
+from tf_fusedrec import keras, tf
+from tf_fusedrec.tfra import fuse
+
+STEPS, ROWS = 6, 32
+
+
+def batches(rank):
+    """STEPS batches whose number of distinct ids changes from one to the next."""
+    random = np.random.default_rng(rank)
+    for step in range(STEPS):
+        ids = random.integers(0, 10 + 20 * step, (4, ROWS, 3))
+        yield {f"f{n}": part for n, part in enumerate(ids)}, random.random(ROWS).astype(np.float32)
+
+
+def fused_model():
+    """Two towers of layers of two sizes, as in TFRA's MovieLens demo."""
+    from tests.tfra.models import OURS, layer_of
+
+    class Towers(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.embeddings = [layer_of(OURS, f"layer{n}", embedding_size=4 + 4 * (n % 2)) for n in range(4)]
+            self.dnn = keras.layers.Dense(8, "relu", kernel_initializer=keras.initializers.GlorotUniform(1))
+            self.head = keras.layers.Dense(1, kernel_initializer=keras.initializers.GlorotUniform(2))
+
+        def call(self, features):
+            parts = []
+            for n, layer in enumerate(self.embeddings):
+                rows = layer(features[f"f{n}"])
+                parts.append(tf.reshape(rows, [-1, 3 * layer.embedding_size]))
+            return self.head(self.dnn(tf.concat(parts, axis=1)))[:, 0]
+
+    model = Towers()
+    fuse(model)
+    return model
+
+
+def native_model():
+    class Clicks(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.embedding = fr.FusedEmbedding(
+                tables=[
+                    fr.TableConfig(name=f"t{n}", dim=4 + 4 * (n % 2), optimizer=keras.optimizers.legacy.Adagrad(0.1))
+                    for n in range(4)
+                ],
+                features=[
+                    fr.FeatureConfig(name=f"f{n}", table=f"t{n}", combiner="sum" if n else None) for n in range(4)
+                ],
+            )
+            self.head = keras.layers.Dense(1, kernel_initializer=keras.initializers.GlorotUniform(2))
+
+        def call(self, features):
+            rows = self.embedding(features)
+            rows["f0"] = tf.reshape(rows["f0"], [-1, 12])
+            return self.head(tf.concat([rows[name] for name in sorted(rows)], axis=1))[:, 0]
+
+    return Clicks()
+
+
+MODELS = {"fused": fused_model, "native": native_model}
+
+
+def fit(make, clustering):
+    """Losses of STEPS steps."""
+    from tf_fusedrec.tables.tfra import de
+
+    keras.backend.clear_session()
+    tf.config.optimizer.set_jit("autoclustering" if clustering else False)
+    model = make()
+    if make is fused_model:
+        optimizer = de.DynamicEmbeddingOptimizer(
+            keras.optimizers.legacy.Adam(0.05), synchronous=fr.collectives.size() > 1
+        )
+    else:
+        optimizer = fr.collectives.distributed_optimizer(keras.optimizers.legacy.Adam(0.05))
+    model.compile(optimizer, loss="mse")
+    return [model.train_on_batch(*batch) for batch in batches(fr.collectives.rank())]
+
+
+def train_with_and_without_clusters():
+    """Body."""
+    return {name: [fit(make, clustering) for clustering in (False, True)] for name, make in MODELS.items()}
+
+
+def test_losses_with_auto_clustering_are_those_without(monkeypatch):
+    monkeypatch.setenv("TF_XLA_FLAGS", "--tf_xla_cpu_global_jit --tf_xla_min_cluster_size=2")
+    for result in run_ranks(train_with_and_without_clusters, 2):
+        for name, (plain, clustered) in result.items():
+            # float32 sums that XLA makes in another order, over 6 steps.
+            np.testing.assert_allclose(clustered, plain, rtol=1e-4, err_msg=name)
+            assert np.ptp(plain) > 0.01, name
+
+
+def refused():
+    """Body: messages of jit_compile=True, and a step of what Keras does by itself."""
+    messages = {}
+    for name, make in MODELS.items():
+        features, labels = next(batches(0))
+        model = make()
+        model.compile(keras.optimizers.legacy.SGD(0.1), loss="mse", jit_compile=True)
+        try:
+            model.train_on_batch(features, labels)
+        except ValueError as error:
+            messages[name] = str(error)
+        if name == "native":
+            for free in (None, False):
+                model = make()
+                model.compile(keras.optimizers.legacy.SGD(0.1), loss="mse", jit_compile=free)
+                model.train_on_batch(features, labels)
+    return messages
+
+
+def test_jit_compile_of_a_model_is_refused_with_the_remedy():
+    for name, message in run_ranks(refused, 1)[0].items():
+        assert "jit_compile=True" in message and "model.compile(..., jit_compile=False)" in message, name
+        assert "Unsupported" not in message

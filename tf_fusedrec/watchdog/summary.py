@@ -1,0 +1,95 @@
+"""What the states of all ranks add up to, and the sentences that a waiting rank prints. Pure functions.
+
+A state is what one rank tells about itself:
+  waits: [name, call, ranks] of each collective in which it waits, ranks being those that take part.
+  begun: how often it has begun each collective, by name.
+  idle: [name, call, seconds] of its last collective, when it is in none.
+  ended: whether its program has ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+State = Mapping[str, Any]
+_NAMED = 8  # ranks that a sentence names one by one
+
+
+def summarize(states: Mapping[int, State], silent: Mapping[int, float]) -> dict[str, Any]:
+    """What rank 0 tells all ranks.
+
+    Args:
+      states: the last one of each rank, by rank; a rank that has told nothing yet is not there.
+      silent: seconds since the last sign of life, of ranks that gave none in time.
+
+    Returns:
+      waits: of each collective in which a rank waits: name, call, ranks, and missing: by rank that has not come, how
+        often it has begun the collective.
+      silent, idle: by rank.
+      ended: ranks whose program has ended.
+    """
+    waits: dict[Any, dict[str, Any]] = {}
+    for state in states.values():
+        for name, call, ranks in state["waits"]:
+            begun = {rank: states[rank]["begun"].get(name, 0) if rank in states else 0 for rank in ranks}
+            missing = {str(rank): count for rank, count in begun.items() if count < call}
+            waits[name, call, tuple(ranks)] = {"name": name, "call": call, "ranks": ranks, "missing": missing}
+    return {
+        "waits": list(waits.values()),
+        "silent": {str(rank): seconds for rank, seconds in silent.items()},
+        "idle": {str(rank): state["idle"] for rank, state in states.items() if state["idle"]},
+        "ended": sorted(rank for rank, state in states.items() if state["ended"]),
+    }
+
+
+def whom_it_waits_for(summary: Mapping[str, Any], rank: int, name: str, call: int) -> str:
+    """What `rank` says in a call of a collective: "for rank 1, which ...", or what is known in its place."""
+    known = (wait for wait in summary["waits"] if (wait["name"], wait["call"]) == (name, call))
+    wait = next((wait for wait in known if rank in wait["ranks"]), None)
+    if wait is None:
+        wait = {"ranks": [int(silent) for silent in summary["silent"]], "missing": {}}
+        if not wait["ranks"]:
+            return "for other ranks; which ones is not known yet"
+    late = [_of_rank(str(other), wait, summary) for other in wait["ranks"]]
+    named = [text for text in late if text]
+    if not named:
+        return "although all ranks have come: the network is slow, or Horovod is busy with another collective"
+    more = f"; and {len(named) - _NAMED} more" if len(named) > _NAMED else ""
+    return "for " + "; ".join(named[:_NAMED]) + more
+
+
+def _of_rank(rank: str, wait: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
+    silence = summary["silent"].get(rank)
+    gone = (
+        f"has given no sign of life for {silence:.0f} s (it is stopped, or its host is not reached)" if silence else ""
+    )
+    if rank not in wait["missing"]:
+        return f"rank {rank}, which {gone}" if gone else ""
+    text = f"rank {rank}, which has made {wait['missing'][rank]} of {wait['call']} calls"
+    if gone:
+        return f"{text} and {gone}"
+    others = [one["name"] for one in summary["waits"] if int(rank) in one["ranks"] and rank not in one["missing"]]
+    idle = summary["idle"].get(rank)
+    if others:
+        return f"{text} and is in collective {others[0]!r}"
+    return f"{text} and has been in no collective for {idle[2]:.0f} s" if idle else text
+
+
+def left_behind(summary: Mapping[str, Any]) -> str | None:
+    """Why ranks wait for ever, when a rank has ended that has not come; None when no rank does."""
+    for wait in summary["waits"]:
+        gone = [rank for rank in wait["missing"] if int(rank) in summary["ended"]]
+        if gone:
+            return (
+                f"the program of rank {gone[0]} has ended after {wait['missing'][gone[0]]} calls of collective "
+                f"{wait['name']!r}, and other ranks wait in call {wait['call']}. Usually the ranks' data ended "
+                "at different steps. Remedy: tf_fusedrec.schedules.PipelinedModel in the place of keras.Model, which "
+                "ends all ranks together, or the same steps_per_epoch on all ranks."
+            )
+    return None
+
+
+def keeps_waiting(summary: Mapping[str, Any], rank: int) -> list[str]:
+    """Names of the collectives in which others wait for this rank."""
+    return [wait["name"] for wait in summary["waits"] if str(rank) in wait["missing"]]

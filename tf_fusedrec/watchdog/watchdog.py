@@ -1,0 +1,190 @@
+"""A thread that says which collective waits for which rank, while the collective itself can say nothing.
+
+Marks go before and behind each collective (ops.collective_marks). The thread of each rank reads its own and tells them
+on the board from time to time, and at once when a collective waits for more than a moment. Rank 0 reads what all ranks
+told and writes a summary, which the waiting ranks read. A rank whose sign of life does not change is stopped, or out of
+reach. The thread sleeps between looks: it uses less than a thousandth of a core.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from tf_fusedrec.ops import Mark, collective_marks
+from tf_fusedrec.watchdog.board import Board
+from tf_fusedrec.watchdog.summary import keeps_waiting, left_behind, summarize, whom_it_waits_for
+
+_MOMENT_S = 2.0  # a collective that waits longer is told on the board
+_RANKS_PER_S = 100  # that rank 0 reads, and that read from the board
+
+
+class Watchdog:
+    """Watches over the collectives of this process.
+
+    Args:
+      rank, size: of this process.
+      board: of the job; None: it tells how long a collective waits, but not for whom.
+      report_after_s: seconds that a collective may wait before it is reported; then after twice as long, and so on.
+      gives_up_after_s: seconds after which Horovod ends a job with a silent rank; for the message.
+      members: ranks that take part in a collective, by its name, where these are not all.
+    """
+
+    def __init__(
+        self, rank: int, size: int, board: Board | None, *, report_after_s: float, gives_up_after_s: int,
+        members: Mapping[str, tuple[int, ...]],
+    ):  # fmt: skip
+        self._rank, self._size, self._board, self._members = rank, size, board, members
+        self._report_after_s, self._gives_up_after_s = report_after_s, gives_up_after_s
+        self._moment_s = min(_MOMENT_S, report_after_s / 2)
+        self._look_every_s = max(min(1.0, report_after_s / 4), size / _RANKS_PER_S)
+        self._tell_every_s = max(report_after_s / 3, 2 * self._look_every_s)
+        self._beat, self._told_at = 0, 0.0
+        self._seen: dict[int, tuple[int, float]] = {}  # beat of each rank, and when it was new
+        self._next_report_s: dict[tuple[str, int], float] = {}  # of collectives that were reported, by name and call
+        self._awake_since = time.monotonic()
+        self._idle_report_s = report_after_s
+        self._lock = threading.Lock()
+        self.ended = False  # whether the program of this rank has ended
+
+    def start(self) -> None:
+        threading.Thread(target=self._run, name="tf_fusedrec watchdog", daemon=True).start()
+
+    def _run(self) -> None:
+        before = time.monotonic()
+        while not self.ended:
+            time.sleep(self._look_every_s)
+            now = time.monotonic()
+            if now - before > 3 * self._look_every_s + 2:
+                self._say(f"it stood still itself for {now - before:.0f} s")
+                self._awake_since = now
+            before = now
+            self.look()
+
+    def look(self) -> dict[str, Any]:
+        """Looks once: tells, asks and reports what is due. Returns the summary, empty when there is none."""
+        with self._lock:
+            marks = collective_marks()
+            waiting = self._waiting(marks)
+            # A thread of the input pipeline may still wait in one when the program ends; nothing needs its answer.
+            long = [] if self.ended else [one for one in waiting if one[1] > self._moment_s]
+            now = time.monotonic()
+            if self.ended or long or now - self._told_at > self._tell_every_s:
+                self._tell(marks, long)
+                summary = self._ask()
+            else:
+                summary = {}
+            self._report_ends(marks)
+            if long:
+                self._report(long, summary)
+            elif summary:
+                self._report_idle(marks, summary)
+            return summary
+
+    def _waiting(self, marks: list[Mark]) -> list[tuple[Mark, float]]:
+        """Collectives that have begun and not ended, and for how many seconds, the longest first."""
+        awake_s = time.monotonic() - self._awake_since
+        found = [(mark, min(mark.begun_ago_s, awake_s)) for mark in marks if mark.begun > mark.ended]
+        return sorted(found, key=lambda one: -one[1])
+
+    def _tell(self, marks: list[Mark], long: list[tuple[Mark, float]]) -> None:
+        everyone = list(range(self._size))
+        last = min((mark for mark in marks if mark.ended), key=lambda mark: mark.ended_ago_s, default=None)
+        idle = last is not None and not any(mark.begun > mark.ended for mark in marks)
+        self._beat += 1
+        self._told_at = time.monotonic()
+        self._state = {
+            "beat": self._beat,
+            "waits": [[m.name, m.ended + 1, list(self._members.get(m.name, everyone))] for m, _ in long],
+            "begun": {mark.name: mark.begun for mark in marks},
+            "idle": [last.name, last.ended, last.ended_ago_s] if last is not None and idle else None,
+            "ended": self.ended,
+        }
+        if self._board is not None and self._rank != 0:
+            self._board.put(f"rank-{self._rank}", self._state)
+
+    def _ask(self) -> dict[str, Any]:
+        if self._board is None:
+            return {}
+        if self._rank == 0:
+            states = {0: self._state, **self._states_of_others()}
+            summary = summarize(states, self._silent())
+            summary["beat"] = self._beat
+            summary["over"] = len(summary["ended"]) == self._size
+            self._board.put("summary", summary)
+            return summary
+        summary = self._board.get("summary") or {}
+        if summary:
+            self._note_beat(0, summary["beat"])
+            summary["silent"].update({str(rank): seconds for rank, seconds in self._silent().items()})
+        return summary
+
+    def _states_of_others(self) -> dict[int, Any]:
+        states = {}
+        for rank in range(1, self._size):
+            state = self._board.get(f"rank-{rank}") if self._board is not None else None
+            if state is not None:
+                states[rank] = state
+            self._note_beat(rank, state["beat"] if state is not None else 0)
+        return states
+
+    def _note_beat(self, rank: int, beat: int) -> None:
+        if self._seen.get(rank, (None, 0.0))[0] != beat:
+            self._seen[rank] = beat, time.monotonic()
+
+    def _silent(self) -> dict[int, float]:
+        now, limit = time.monotonic(), self._tell_every_s + 2 * self._look_every_s
+        ages = {rank: now - max(at, self._awake_since) for rank, (_, at) in self._seen.items()}
+        return {rank: age for rank, age in ages.items() if age > limit}
+
+    def _report(self, long: list[tuple[Mark, float]], summary: dict[str, Any]) -> None:
+        reason = left_behind(summary) if summary else None
+        if reason is not None:
+            self.end_at_once(reason)
+        mark, seconds = long[0]
+        key = mark.name, mark.ended + 1
+        if seconds < self._next_report_s.get(key, self._report_after_s):
+            return
+        self._next_report_s[key] = 2 * seconds
+        text = whom_it_waits_for(summary, self._rank, *key) if summary else "for other ranks; which ones is not known"
+        more = f" {len(long) - 1} more collectives wait." if len(long) > 1 else ""
+        limit = ""
+        if summary and summary["silent"]:
+            limit = f" Horovod ends the job after {self._gives_up_after_s} s (HOROVOD_GLOO_TIMEOUT_SECONDS)."
+        self._say(f"it has waited {seconds:.0f} s in collective {key[0]!r}, call {key[1]}, {text}.{more}{limit}")
+
+    def _report_idle(self, marks: list[Mark], summary: dict[str, Any]) -> None:
+        """Says that others wait for this rank, which is elsewhere: in its input data, or in work of its own."""
+        last = min((mark for mark in marks if mark.ended), key=lambda mark: mark.ended_ago_s, default=None)
+        if last is None or any(mark.begun > mark.ended for mark in marks) or self.ended:
+            return
+        idle_s = min(last.ended_ago_s, time.monotonic() - self._awake_since)
+        if idle_s < self._report_after_s:
+            self._idle_report_s = self._report_after_s
+        elif idle_s >= self._idle_report_s and (wanted := keeps_waiting(summary, self._rank)):
+            self._idle_report_s = 2 * idle_s
+            self._say(
+                f"it has been in no collective for {idle_s:.0f} s, while others wait for it in {wanted[0]!r}; its last "
+                f"one was {last.name!r}, call {last.ended}. It may be waiting for its input data."
+            )
+
+    def _report_ends(self, marks: list[Mark]) -> None:
+        ended = {mark.name: mark.ended for mark in marks}
+        for name, call in list(self._next_report_s):
+            if ended[name] >= call:
+                del self._next_report_s[name, call]
+                self._say(f"it goes on: collective {name!r}, call {call}, has ended")
+
+    def end_at_once(self, reason: str) -> None:
+        """Ends this process with exit code 1: what it waits for never comes."""
+        self._say(f"failed: {reason}")
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        os._exit(1)
+
+    def _say(self, text: str) -> None:
+        print(f"tf_fusedrec: rank {self._rank}: {text}", file=sys.stderr, flush=True)

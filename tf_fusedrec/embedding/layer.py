@@ -14,6 +14,7 @@ from tf_fusedrec._tf_compat import keras, tf
 from tf_fusedrec.config import FeatureConfig, TableConfig
 from tf_fusedrec.embedding import anchor
 from tf_fusedrec.embedding.construction import check_backend, check_deferrable, check_lanes, make_table
+from tf_fusedrec.embedding.description import Described
 from tf_fusedrec.embedding.group_rows import GroupCall, rows_of_group
 from tf_fusedrec.embedding.modes import CallModes, Reached
 from tf_fusedrec.grouping import group_tables
@@ -24,7 +25,7 @@ from tf_fusedrec.xla import outside_clusters
 
 
 @keras.saving.register_keras_serializable("tf_fusedrec")
-class FusedEmbedding(CallModes, keras.layers.Layer):
+class FusedEmbedding(CallModes, Described, keras.layers.Layer):
     """Distributed dynamic embedding tables for many features (FusedRec, Algorithm 1).
 
     Tables of equal spec (dim, dtype, initializer, optimizer) are fused into groups by themselves. A training step costs

@@ -288,6 +288,10 @@ def test_ids_that_merged_bits_have_no_room_for_are_refused(tmp_path):
     with pytest.raises(ValueError, match=r"ids of table 'one' must lie in \[0, 2\^61\) with key_encoding='bits', got"):
         fr.checkpoint.load(tmp_path / "c", merged)
     assert len(merged.export_table("one")[0]) == len(merged.export_table("two")[0]) == 0
+    fr.checkpoint.warm_start(merged, "two", np.array([3]), np.ones([1, 4]))
+    with pytest.raises(ValueError, match=r"ids of table 'one' must lie in \[0, 2\^61\)"):
+        fr.checkpoint.load(tmp_path / "c", merged)
+    assert merged.export_table("two")[0].tolist() == [3], "a refused load leaves what a table held"
 
 
 @pytest.mark.parametrize("backend", ["native", "tfra"])

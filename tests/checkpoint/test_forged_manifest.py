@@ -1,54 +1,23 @@
-"""Files with a right checksum and a wrong content are refused with file and field, and nothing has changed by then."""
+"""Manifests and dense files with a right checksum and a wrong content are refused with file and field.
+
+Nothing has changed by then.
+"""
 
 import copy
 import json
 import re
 
-import numpy as np
 import pytest
 import xxhash
 
-from tests.checkpoint import simulated
-from tests.checkpoint.tables import DictTable, contents, embedding_of
-from tf_fusedrec import checkpoint, keras, tf
-
-IDS = np.random.default_rng(3).integers(-(2**63), 2**63, 900).tolist()
-
-
-def model(value, units=2):
-    dense = keras.Sequential([keras.layers.Dense(units, input_shape=(3,))])
-    dense.set_weights([np.full_like(w, value) for w in dense.get_weights()])
-    return dense
-
-
-def table_of(*ids):
-    table = DictTable("item", "user", candidates=True)
-    for name in table.names if ids else ():
-        table.train(name, ids, np.random.default_rng(5))
-    return table
+from tests.checkpoint.forger import forge_manifest, model, refused, save_two
+from tf_fusedrec import checkpoint, tf
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """A full save and a delta; each test puts right what it has forged."""
-    directory, table = tmp_path_factory.mktemp("forged") / "c", table_of(*IDS)
-    job = checkpoint.Checkpointer(directory, model(1.0), layers=[embedding_of(table)], full_every=2)
-    job.save("full")
-    table.train("item", IDS[:50], np.random.default_rng(6))
-    table.remove("user", IDS[:5])
-    job.save("delta")
-    job.wait()
-    return directory
-
-
-def refused(directory, words):
-    """The refusal of a load into tables with rows and into empty ones, and of read_tables where rows are meant."""
-    for table in (table_of(*IDS[:7]), table_of()):
-        rows, clock, dense = contents([table]), table.clock, model(5.0)
-        with pytest.raises(ValueError, match=words):
-            checkpoint.load(directory, dense, layers=[embedding_of(table)])
-        assert contents([table]) == rows and table.clock == clock and table.optimizer.iterations.value == 0
-        assert all((w == 5.0).all() for w in dense.get_weights())
+    """A checkpoint; each test puts right what it has forged."""
+    return save_two(tmp_path_factory.mktemp("forged") / "c")
 
 
 def both(change):
@@ -169,14 +138,6 @@ FORGERIES = {
 }
 
 
-def forge_manifest(path, change):
-    manifest = json.loads(path.read_text(encoding="utf-8"))
-    manifest.pop("checksum")
-    change(manifest)
-    data = json.dumps(manifest, sort_keys=True).encode()
-    path.write_text(json.dumps({**manifest, "checksum": xxhash.xxh3_64_hexdigest(data)}), encoding="utf-8")
-
-
 @pytest.mark.parametrize("kind", list(FORGERIES))
 def test_a_forged_manifest_is_refused_with_file_and_field(kind, whole):
     path = whole / "manifest.json"
@@ -209,7 +170,7 @@ def test_any_value_in_any_place_is_taken_or_refused_and_never_breaks_a_load(whol
     taken, count = set(), 0
     try:
         for place in places({key: value for key, value in manifest.items() if key not in ("checksum", "extra")}):
-            if not place:
+            if not place or place[1:2] == ("user",):  # as "item"
                 continue
             for value in STRANGE:
                 forged = copy.deepcopy(manifest)
@@ -225,7 +186,7 @@ def test_any_value_in_any_place_is_taken_or_refused_and_never_breaks_a_load(whol
                     taken.add(place)
     finally:
         path.write_bytes(before)
-    assert count > 600
+    assert count > 400
     # Values of equal type in these fields may be those of another save; the load compares them with the tables.
     told = [("storage",), ("optimizer",), ("slots",), ("slots", 0), ("slots", 1), ("optimizer", "rule")]
     fields = {("spec", *field) for field in told} | {("clock",), ("iterations",)}
@@ -233,111 +194,7 @@ def test_any_value_in_any_place_is_taken_or_refused_and_never_breaks_a_load(whol
         ("parts", p, "sections", s) for p, s in ((0, "rows"), (0, "candidates"), (1, "candidates"))
     }  # true as is
     sizes = {("dense", name, 0) for name in manifest["dense"]}
-    assert taken == {("tables", name, *field) for name in ("item", "user") for field in fields} | sizes
-
-
-def forge_shard(path, change=lambda header, ids, records: None, index=lambda index: None):
-    """Writes a shard anew with other contents and right checksums."""
-    data = path.read_bytes()
-    length = int.from_bytes(data[8:16], "little")
-    header = json.loads(data[24 : 24 + length])
-    record = np.dtype([(name, kind, tuple(*shape)) for name, kind, *shape in header["record"]])
-    rows = header["rows"]
-    ids = np.frombuffer(data, "<i8", rows, 24 + length).copy()
-    records = (
-        np.frombuffer(data, record, rows, 24 + length + 8 * rows).copy() if record.itemsize else np.empty(rows, record)
-    )
-    block = header["block"]
-    given = change(header, ids, records)
-    header = given if given is not None else header
-    text = header if isinstance(header, bytes) else json.dumps(header).encode()
-    entries = np.empty(-(-rows // block), [("first_hash", "<u8"), ("checksum", "<u8")])
-    hashed = ids.view(np.uint64).copy()
-    for factor in (0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53):
-        hashed = (hashed ^ (hashed >> np.uint64(33))) * np.uint64(factor)
-    entries["first_hash"] = (hashed ^ (hashed >> np.uint64(33)))[::block]
-    for b in range(len(entries)):
-        part = slice(b * block, (b + 1) * block)
-        entries["checksum"][b] = xxhash.xxh3_64_intdigest(ids[part].tobytes() + records[part].tobytes())
-    index(entries)
-    parts = [b"FUSEDREC", len(text).to_bytes(8, "little"), xxhash.xxh3_64_intdigest(text).to_bytes(8, "little"), text]
-    parts += [ids.tobytes(), records.tobytes(), entries.tobytes()]
-    path.write_bytes(b"".join([*parts, xxhash.xxh3_64_intdigest(entries.tobytes()).to_bytes(8, "little")]))
-
-
-def header(name, value):
-    return lambda header, ids, records: header.__setitem__(name, value)
-
-
-def swap(header, ids, records):
-    ids[[3, 4]] = ids[[4, 3]]
-
-
-def repeat(header, ids, records):
-    ids[3] = ids[4]
-
-
-SHARDS = {
-    "no JSON": (lambda *_: b"{", "its header is no JSON"),
-    "a list": (lambda *_: b"[]", r"the header is \[\]"),
-    "a field more": (header("more", 1), "the header is"),
-    "rows negative": (header("rows", -1), "rows is -1"),
-    "rows a float": (header("rows", 2.0), "rows is 2.0"),
-    "rows more": (header("rows", 10**9), "is truncated"),
-    "block 0": (header("block", 0), "block is 0"),
-    "block text": (header("block", "x"), "block is 'x'"),
-    "rank a float": (header("rank", 0.0), "rank is 0.0"),
-    "rank beyond": (header("rank", 1), "rank is 1"),
-    "ranks 0": (header("ranks", 0), "ranks is 0"),
-    "save null": (header("save", None), "save is None"),
-    "record null": (header("record", None), "record is None"),
-    "record of objects": (header("record", [["row", "|O"]]), r"record is '\|O', want the dtype of a number"),
-    "record without dtype": (header("record", [["row"]]), "record is"),
-    "record twice": (header("record", [["row", "<f4"], ["row", "<f4"]]), "record is"),
-    "record of a shape of text": (header("record", [["row", "<f4", ["x"]]]), "record is 'x'"),
-    "record of two dimensions": (header("record", [["row", "<f4", [2, 2]]]), "record is"),
-    "ids not in order": (swap, "are not in hash order"),
-    "an id twice": (repeat, "are not in hash order"),
-}
-
-
-@pytest.mark.parametrize("kind", list(SHARDS))
-def test_a_forged_shard_is_refused_with_file_and_field(kind, whole):
-    (path,) = whole.glob("save-1-*/user.rows-0.shard")
-    before = path.read_bytes()
-    change, words = SHARDS[kind]
-    forge_shard(path)
-    assert path.read_bytes() == before, "the forger writes what a save writes"
-    forge_shard(path, change)
-    try:
-        refused(whole, f"{re.escape(str(path))} .*{words}")
-        with pytest.raises(ValueError, match=words):
-            checkpoint.read_tables(whole)
-    finally:
-        path.write_bytes(before)
-
-
-def test_an_index_that_lies_is_refused(whole):
-    (path,) = whole.glob("save-1-*/user.rows-0.shard")
-    before = path.read_bytes()
-    try:
-        forge_shard(path, index=lambda entries: entries["first_hash"].__setitem__(0, 5))
-        refused(whole, f"{re.escape(str(path))} .*are not in hash order")
-    finally:
-        path.write_bytes(before)
-
-
-def test_ids_of_another_rank_are_refused(tmp_path):
-    """A shard of rank 1 of 2 that holds rows of rank 0: they would be lost, or be there twice."""
-    for owner in ("hash_range", "tfra"):
-        tables = [DictTable("item", owner=owner) for _ in range(2)]
-        for table in tables:
-            table.train("item", IDS[:20], np.random.default_rng(0))
-        simulated.save(tmp_path / owner, tables)
-        with pytest.raises(
-            ValueError, match=r"item.rows-[01].shard is forged or damaged: id -?\d+ is not of rank [01] of 2"
-        ):
-            checkpoint.read_tables(tmp_path / owner)
+    assert taken == {("tables", "item", *field) for field in fields} | sizes
 
 
 def test_dense_files_that_tensorflow_cannot_read_or_that_are_of_another_model_are_refused(whole, tmp_path):

@@ -19,14 +19,13 @@ from __future__ import annotations
 
 import json
 import pathlib
-import subprocess
 import sys
 import tempfile
 from typing import Any
 
 import numpy as np
 
-from benchmarks import children, harness
+from benchmarks import children, harness, processes
 from tf_fusedrec.data import Cost
 from tf_fusedrec.data.plan import EpochPlan, whole
 
@@ -95,9 +94,7 @@ def _on_ranks(quick: bool) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         found = pathlib.Path(folder) / "steps.json"
         command = [sys.executable, "-m", "benchmarks.balance_steps", "--json", str(found)] + ["--quick"] * quick
-        done = subprocess.run(
-            command, env=children.environment(), capture_output=True, encoding="utf-8", errors="replace", check=False
-        )
+        done = processes.run(command, env=children.environment())
         if done.returncode != 0:
             raise harness.CheckFailed(f"benchmarks.balance_steps failed:\n{(done.stdout + done.stderr)[-3000:]}")
         fields = json.loads(found.read_text(encoding="utf-8"))

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from benchmarks import harness
+from benchmarks import harness, processes
 
 _MARK = "RESULT "  # libraries print lines of their own
 
@@ -36,14 +36,7 @@ def ask(module: str, *, variables: Mapping[str, str] = MappingProxyType({}), **r
       CheckFailed: the process failed; the message ends with the last lines that it printed.
     """
     command = [sys.executable, "-m", module, json.dumps(request)]
-    done = subprocess.run(
-        command,
-        env={**environment(), **variables},
-        encoding="utf-8",
-        errors="replace",
-        capture_output=True,
-        check=False,
-    )
+    done = processes.run(command, env={**environment(), **variables})
     results = [line for line in done.stdout.splitlines() if line.startswith(_MARK)]
     if done.returncode != 0 or not results:
         last = (done.stdout + done.stderr).strip().splitlines()[-15:]
@@ -64,9 +57,9 @@ def ask_ranks(module: str, ranks: int, *, inside: Sequence[str] = (), timeout_s:
     child = [sys.executable, "-m", module, json.dumps(request)]
     last: deque[str] = deque(maxlen=30)
     result = None
-    with subprocess.Popen(
+    with processes.started(
         [*inside, horovodrun, "-np", str(ranks), "--gloo", *child], env=environment(), cwd=harness.ROOT,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, encoding="utf-8", errors="replace",
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     ) as job:  # fmt: skip
         alarm = threading.Timer(timeout_s, job.terminate)  # horovodrun then ends its ranks
         alarm.start()

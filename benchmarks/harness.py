@@ -7,6 +7,7 @@ repeat, so that a disturbance of the machine hits all of them; medians and 90th 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import pathlib
@@ -19,6 +20,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+
+from benchmarks import processes
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 _RANK_PREFIX = re.compile(r"^\[\d+\]<(stdout|stderr)>:")
@@ -52,9 +55,14 @@ def parse_arguments(description: str, argv: Sequence[str] | None = None) -> Argu
 
 
 def run(main: Callable[[], None]) -> None:
-    """Runs a benchmark's main; a failed check is printed and ends the process with exit code 1."""
+    """Runs a benchmark's main; a failed check is printed and ends the process with exit code 1.
+
+    A process that starts others, so none of the ranks, leaves by SystemExit after SIGTERM: see processes.py.
+    """
+    is_rank = "HOROVOD_RANK" in os.environ
     try:
-        main()
+        with contextlib.nullcontext() if is_rank else processes.signals_unwind():
+            main()
     except CheckFailed as failure:
         print(f"CHECK FAILED: {failure}", file=sys.stderr, flush=True)
         sys.exit(1)
@@ -78,8 +86,8 @@ def on_ranks(module: str, ranks: int) -> bool:
     quiet = {"TF_CPP_MIN_LOG_LEVEL": "3", **os.environ}
     path = os.pathsep.join([str(horovodrun.parent), os.environ.get("PATH", "")])
     python_path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    with subprocess.Popen(
-        command, env={**quiet, "PATH": path, "PYTHONPATH": python_path}, encoding="utf-8", errors="replace",
+    with processes.started(
+        command, env={**quiet, "PATH": path, "PYTHONPATH": python_path},
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     ) as job:  # fmt: skip
         for line in job.stdout or ():

@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import json
 import pathlib
-import subprocess
 import sys
 from typing import Any
 
 import numpy as np
 
-from benchmarks import children, harness, negatives_step, negatives_wire
+from benchmarks import children, harness, negatives_step, negatives_wire, processes
 from benchmarks.negatives_step import DIM, ITEMS, RETURN_MEMORY, Case
 
 NEGATIVES = (32, 64, 128)
@@ -89,10 +88,7 @@ def wire_bytes() -> dict[str, Any]:
     """
     horovodrun = str(pathlib.Path(sys.executable).parent / "horovodrun")
     command = [horovodrun, "-np", str(negatives_wire.RANKS), "--gloo", sys.executable, "-m", negatives_wire.__name__]
-    environment = children.environment()
-    done = subprocess.run(
-        command, env=environment, cwd=harness.ROOT, encoding="utf-8", errors="replace", capture_output=True, check=False
-    )
+    done = processes.run(command, env=children.environment(), cwd=harness.ROOT)
     found = [line.partition(negatives_wire.MARK)[2] for line in done.stdout.splitlines() if negatives_wire.MARK in line]
     if done.returncode != 0 or not found:
         raise harness.CheckFailed(f"{command} ended with {done.returncode}:\n{(done.stdout + done.stderr)[-2000:]}")

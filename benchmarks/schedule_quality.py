@@ -27,7 +27,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tf_fusedrec as fr
-from benchmarks import children, harness
+from benchmarks import children, harness, processes
 from models.compare import compare, read_samples
 from models.experiment import load
 from models.prepare import prepare_data
@@ -69,8 +69,8 @@ def train(folder: pathlib.Path, settings: Sequence[str]) -> None:
     command += ["--output", str(folder), *(word for setting in settings for word in ("--set", setting))]
     command += ["--resume"] * fr.checkpoint.exists(folder / "checkpoint")
     with open(folder / "log.txt", "a", encoding="utf-8") as log:
-        done = subprocess.run(
-            command, env=children.environment(), cwd=harness.ROOT, stdout=log, stderr=subprocess.STDOUT, check=False
+        done = processes.run(
+            command, env=children.environment(), cwd=harness.ROOT, stdout=log, stderr=subprocess.STDOUT
         )
     if done.returncode:
         raise harness.CheckFailed(f"{folder.name} ended with code {done.returncode}; see {folder / 'log.txt'}.")

@@ -26,13 +26,12 @@ import contextlib
 import io
 import json
 import pathlib
-import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from benchmarks import children, harness, machine, table_peers
+from benchmarks import children, harness, machine, processes, table_peers
 from benchmarks.table_work import DIM, IDS_PER_STEP, ZIPF_ALPHA
 
 ROWS = (10**6, 10**7)
@@ -140,14 +139,7 @@ def run_ablation(module: str, quick: bool) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder) / "results.json"
         command = [sys.executable, "-m", f"benchmarks.{module}", "--json", str(path), *["--quick"] * quick]
-        done = subprocess.run(
-            command,
-            env=children.environment(),
-            cwd=harness.ROOT,
-            encoding="utf-8",
-            errors="replace",
-            capture_output=True,
-        )
+        done = processes.run(command, env=children.environment(), cwd=harness.ROOT)
         if done.returncode != 0:
             raise harness.CheckFailed(f"benchmarks.{module} ended with code {done.returncode}:\n{done.stdout[-3000:]}")
         return json.loads(path.read_text(encoding="utf-8"))

@@ -105,11 +105,16 @@ def refusals(fr, keras, tf, data):
     model = functional(fr, keras, fr.schedules.PipelinedModel)
     model.compile(fr.collectives.distributed_optimizer(keras.optimizers.Adam(0.05)), "mse")
     model.fit(data.take(1), verbose=0)
+
+    def change_bias():
+        model.optimizer.iterations.assign(1)
+        model.layers[-1].bias.assign([rank])
+
     for name, change, fitted in (
         ("loaded on one rank", lambda: model.optimizer.iterations.assign(1 + 5 * (rank == 0)), model),
-        ("changed on one rank", lambda: [model.optimizer.iterations.assign(1), model.layers[-1].bias.assign([rank])], model),
+        ("changed on one rank", change_bias, model),
         ("not distributed", lambda: None, plain),  # the last one: it ends in the middle of a step
-    ):  # fmt: skip
+    ):
         change()
         try:
             fitted.fit(data, verbose=0)

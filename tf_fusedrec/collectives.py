@@ -21,12 +21,7 @@ import numpy as np
 from tf_fusedrec import equality, ops
 from tf_fusedrec._tf_compat import keras, tf
 from tf_fusedrec.averaging import averaging
-from tf_fusedrec.watchdog import Board, Ending, Watchdog
-
-REPORT_AFTER_S = 60.0
-GIVE_UP_AFTER_S = 600
-_GLOO_TIMEOUT = "HOROVOD_GLOO_TIMEOUT_SECONDS"
-_REPORT_AFTER = "FUSEDREC_REPORT_AFTER_SECONDS"
+from tf_fusedrec.watchdog import start_watchdog
 
 _LOG = logging.getLogger("tf_fusedrec.collectives")
 _hvd: Any = None  # horovod.tensorflow once init() has found more than one process
@@ -65,9 +60,9 @@ def init(
       timeline: whether start_timeline may be called later. A job with it is slower from its first step to its last:
         Horovod's writer of rank 0 takes up to a whole core, recording or not. HOROVOD_TIMELINE=DYNAMIC asks likewise.
       report_after_s: seconds after which a rank that waits in a collective says for whom. None: what the environment
-        variable FUSEDREC_REPORT_AFTER_SECONDS says, or REPORT_AFTER_S.
+        variable FUSEDREC_REPORT_AFTER_SECONDS says, or 60.
       give_up_after_s: seconds without a sign of life of a rank after which Horovod ends the job. None: what
-        HOROVOD_GLOO_TIMEOUT_SECONDS says, or GIVE_UP_AFTER_S. It has no effect when Horovod was initialized before.
+        HOROVOD_GLOO_TIMEOUT_SECONDS says, or 600. It has no effect when Horovod was initialized before.
 
     Raises:
       ImportError: launched with several processes, but Horovod is not installed.
@@ -98,29 +93,14 @@ def init(
     if timeline:
         # horovodrun --timeline-filename has set another one, which check_timeline refuses.
         os.environ.setdefault("HOROVOD_TIMELINE", "DYNAMIC")
-    watch = _watch(report_after_s, give_up_after_s)
+    ending = start_watchdog(launched_size(), _members, report_after_s, give_up_after_s)
     made = {ranks: hvd.ProcessSet(list(ranks)) for ranks in wanted}
     with _waiting("init"):
         hvd.init(process_sets=list(made.values()) or None)
     _process_sets.update(made)
     _hvd = hvd
-    if watch is not None:
-        watch.install()
-
-
-def _watch(report_after_s: float | None, give_up_after_s: int | None) -> Ending | None:
-    """Starts the watchdog, before the processes join: a rank that does not come is its first case."""
-    if give_up_after_s is not None:
-        os.environ[_GLOO_TIMEOUT] = str(give_up_after_s)
-    gives_up = int(os.environ.setdefault(_GLOO_TIMEOUT, str(GIVE_UP_AFTER_S)))
-    if report_after_s is None:
-        report_after_s = float(os.environ.get(_REPORT_AFTER, REPORT_AFTER_S))
-    here, board = int(os.environ["HOROVOD_RANK"]), Board.of_job()
-    watchdog = Watchdog(
-        here, launched_size(), board, report_after_s=report_after_s, gives_up_after_s=gives_up, members=_members
-    )
-    watchdog.start()
-    return None if board is None else Ending(here, board, watchdog, patience_s=gives_up)
+    if ending is not None:
+        ending.install()
 
 
 @contextlib.contextmanager

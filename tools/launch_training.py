@@ -35,6 +35,8 @@ INTERRUPTED = 130  # exit code of a rank and of this program after Ctrl-C
 LOG_LEVEL = "TF_CPP_MIN_LOG_LEVEL"
 PREFIX = re.compile(rb"^\[(\d+)\]<std(?:out|err)>:")
 FAILED_RANK = re.compile(rb"Process name: (\d+)\s+Exit code: (\d+)")
+# What ranks say at their end about the first of them that failed (tf_fusedrec/watchdog/ending.py).
+CAUSE = re.compile(rb"tf_fusedrec: rank (\d+)(?: failed first|: failed): (.+)")
 
 
 def choose_config(data: str, config: str) -> str:
@@ -84,30 +86,41 @@ def plain(chunk: bytes) -> bytes:
     return text if rank == b"0" or not text.strip() else b"rank " + rank + b": " + text
 
 
-def forward(source: IO[bytes], target: IO[bytes]) -> None:
+def forward(source: IO[bytes], target: IO[bytes], last: list[bytes]) -> None:
     """Copies horovodrun's output to ours, piece by piece, until it ends.
 
     When a rank has failed, horovodrun ends with a traceback of itself, which would hide the
-    rank's message above it: the rank and its exit code are told in its place.
+    rank's message above it: the first failed rank and its cause are told in its place.
+
+    Args:
+      source: what horovodrun writes.
+      target: where it goes.
+      last: gets what must stand below all output, of all streams.
     """
-    pending, own_traceback = b"", b""
+    pending, own_traceback, cause = b"", b"", None
+    said: dict[bytes, bytes] = {}  # the last line of each rank
     while block := os.read(source.fileno(), 65536):
         *pieces, pending = re.split(rb"(?<=[\r\n])", pending + block)
         for piece in pieces:
-            if not PREFIX.match(piece) and (own_traceback or piece.startswith(b"Traceback (most")):
+            match = PREFIX.match(piece)
+            if not match and (own_traceback or piece.startswith(b"Traceback (most")):
                 own_traceback += piece
-            else:
-                target.write(plain(piece))
+                continue
+            target.write(plain(piece))
+            if match and (text := piece[match.end() :].strip()):
+                said[match.group(1)] = text
+                cause = cause or CAUSE.search(text)
         target.flush()
     target.write(plain(pending))
-    if failed := FAILED_RANK.search(own_traceback):
-        rank, code = (group.decode() for group in failed.groups())
-        told = (
-            "" if code == str(INTERRUPTED) else f"error: rank {rank} failed first, with exit code {code}; see above.\n"
-        )
-        own_traceback = told.encode()
-    target.write(own_traceback)
     target.flush()
+    failed = FAILED_RANK.search(own_traceback)
+    if failed is None:
+        last.append(own_traceback)
+    elif failed.group(2).decode() != str(INTERRUPTED):
+        rank, code = failed.groups()
+        reason = said.get(rank, b"it said nothing")
+        told = cause.groups() if cause else (rank, b"with exit code %b: %b" % (code, reason))
+        last.append(b"error: rank %b failed first: %b\n" % told)
 
 
 def training_processes(launcher: subprocess.Popen[bytes]) -> list[psutil.Process]:
@@ -157,8 +170,9 @@ def run(command: list[str]) -> int:
     )
     if launcher.stdout is None or launcher.stderr is None:
         raise RuntimeError("Popen gave no pipes")
-    streams = [(launcher.stdout, sys.stdout.buffer), (launcher.stderr, sys.stderr.buffer)]
-    readers = [threading.Thread(target=forward, args=pair, daemon=True) for pair in streams]
+    last: list[bytes] = []
+    streams = [(launcher.stdout, sys.stdout.buffer, last), (launcher.stderr, sys.stderr.buffer, last)]
+    readers = [threading.Thread(target=forward, args=one, daemon=True) for one in streams]
     for reader in readers:
         reader.start()
     interrupted = False
@@ -174,6 +188,8 @@ def run(command: list[str]) -> int:
                 interrupt(launcher)
     for reader in readers:
         reader.join()
+    sys.stderr.buffer.write(b"".join(last))
+    sys.stderr.flush()
     return INTERRUPTED if interrupted else code
 
 

@@ -27,7 +27,9 @@ RUN_ELSEWHERE = {
     "make sanitize": "tests/environment/test_sanitizers.py::test_a_sound_program_passes_and_is_compiled_once",
     "make bench": "tests/environment/test_commands.py::test_every_benchmark_of_the_list_exists",
     "make wheel": "tests/environment/test_wheel.py::test_the_installed_wheel_works_from_another_folder",
-    "horovodrun -np 2 --gloo python train.py": MAIN_JOB,
+    "horovodrun -np 2 --gloo python train.py": (
+        "tests/docs/test_quickstart_ranks.py::test_two_ranks_train_the_model_of_one"
+    ),
     "horovodrun -np 2 --gloo python -m models.train --config configs/grm_tiny.yaml --set train.epochs=2 "
     "--output runs/mine": (
         MAIN_JOB

@@ -52,10 +52,10 @@ def forwarded(text: bytes) -> bytes:
     read, write = os.pipe()
     with os.fdopen(write, "wb") as stream:
         stream.write(text)
-    target = io.BytesIO()
+    target, last = io.BytesIO(), []
     with os.fdopen(read, "rb") as source:
-        launch_training.forward(source, target)
-    return target.getvalue()
+        launch_training.forward(source, target, last)
+    return target.getvalue() + b"".join(last)
 
 
 def test_the_first_rank_shows_as_it_is_and_the_others_are_marked():
@@ -65,12 +65,24 @@ def test_the_first_rank_shows_as_it_is_and_the_others_are_marked():
     assert forwarded(text) == b"loss 1\nrank 1: bad news\n\rstep 2\nProcess 1 exit\nrank 12: end"
 
 
+HOROVODRUNS_OWN = (
+    b"Traceback (most recent call last):\n  File x\nRuntimeError: one or more\nProcess name: 1\nExit code: 3\n\n"
+)
+
+
 def test_the_message_of_a_failed_rank_is_not_hidden_by_horovodruns_traceback():
     told = b"[1]<stderr>:ValueError: the reason\n"
-    own = b"Traceback (most recent call last):\n  File x\nRuntimeError: one or more\nProcess name: 1\nExit code: 3\n\n"
-    assert forwarded(told + own) == (
-        b"rank 1: ValueError: the reason\nerror: rank 1 failed first, with exit code 3; see above.\n"
+    assert forwarded(told + HOROVODRUNS_OWN) == (
+        b"rank 1: ValueError: the reason\nerror: rank 1 failed first: with exit code 3: ValueError: the reason\n"
     )
+
+
+def test_the_cause_stands_last_whichever_rank_ended_first():
+    first = b"[0]<stderr>:tf_fusedrec: rank 0 failed first: ValueError: the reason\n"
+    second = b"[1]<stderr>:Traceback of another rank\n[1]<stderr>:UnknownError: Horovod has been shut down\n"
+    shown = forwarded(first + second + HOROVODRUNS_OWN)
+    assert shown.endswith(b"error: rank 0 failed first: ValueError: the reason\n")
+    assert b"RuntimeError: one or more" not in shown
 
 
 def test_a_failure_of_horovodrun_itself_is_shown_whole():

@@ -80,7 +80,7 @@ def averaged(logs: Any) -> Any:
 
 @contextlib.contextmanager
 def _kept_finite(model: Any, data: Any) -> Iterator[None]:
-    """Takes back what a batch of no samples does to a metric, where it is no number: a loss may be a mean over nothing."""
+    """Restores metrics that a batch of no samples leaves not finite: a loss may be a mean over nothing."""
     if int(num_samples(data)):
         yield
         return

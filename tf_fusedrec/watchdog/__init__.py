@@ -1,7 +1,5 @@
 """Says which rank keeps others waiting, and ends ranks that wait for one that is gone. See watchdog.py."""
 
-from tf_fusedrec.watchdog.board import Board
-from tf_fusedrec.watchdog.ending import Ending
-from tf_fusedrec.watchdog.watchdog import Watchdog
+from tf_fusedrec.watchdog.start import start_watchdog
 
-__all__ = ["Board", "Ending", "Watchdog"]
+__all__ = ["start_watchdog"]

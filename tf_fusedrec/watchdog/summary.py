@@ -60,15 +60,13 @@ def whom_it_waits_for(summary: Mapping[str, Any], rank: int, name: str, call: in
 
 
 def _of_rank(rank: str, wait: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
-    silence = summary["silent"].get(rank)
-    gone = (
-        f"has given no sign of life for {silence:.0f} s (it is stopped, or its host is not reached)" if silence else ""
-    )
-    if rank not in wait["missing"]:
-        return f"rank {rank}, which {gone}" if gone else ""
-    text = f"rank {rank}, which has made {wait['missing'][rank]} of {wait['call']} calls"
-    if gone:
-        return f"{text} and {gone}"
+    silence, made = summary["silent"].get(rank), wait["missing"].get(rank)
+    if silence:
+        after = f", after {made} of {wait['call']} calls" if made is not None else ""
+        return f"rank {rank}, whose last sign of life came {silence:.0f} s ago{after} (stopped, or its host is away)"
+    if made is None:
+        return ""
+    text = f"rank {rank}, which has made {made} of {wait['call']} calls"
     others = [one["name"] for one in summary["waits"] if int(rank) in one["ranks"] and rank not in one["missing"]]
     idle = summary["idle"].get(rank)
     if others:

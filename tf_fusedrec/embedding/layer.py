@@ -159,7 +159,10 @@ class FusedEmbedding(CallModes, Described, keras.layers.Layer):
 
     @property
     def optimizers(self) -> dict[str, Any]:
-        """The optimizer that trains each table, by table name; tables of one group share theirs."""
+        """The optimizer that trains each table, by table name; tables of one group share theirs.
+
+        A number assigned to its `learning_rate` counts from the next step on, on this rank: assign the same on all.
+        """
         return {name: lookup.table.optimizer for lookup in self.lookups for name in lookup.table.names}
 
     @property

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -264,10 +265,13 @@ def distributed_optimizer(optimizer: keras.optimizers.Optimizer) -> keras.optimi
 
 def _averaged(gradient: Any) -> Any:
     """Over ranks; None stays None. Named after the tensor: names of a traced step are the same on all ranks."""
-    if not tf.is_symbolic_tensor(gradient):  # None, slices, or a step that is not traced
-        return None if gradient is None else _hvd.allreduce(gradient, op=_hvd.Average)
-    name = f"gradient {gradient.op.name}"
-    return _end(_hvd.allreduce(_begin(gradient, name), op=_hvd.Average), name)
+    if gradient is None:
+        return None
+    if not isinstance(gradient, tf.Tensor) or not tf.is_symbolic_tensor(gradient):  # slices, or no traced step
+        return _hvd.allreduce(gradient, op=_hvd.Average)
+    # The name that Horovod gives by itself, of the tensor before the mark.
+    name = "HorovodAllreduce_" + re.sub(r"[^a-zA-Z0-9_]", "_", gradient.name)
+    return _end(_hvd.allreduce(_begin(gradient, name), op=_hvd.Average, name=name), name)
 
 
 def check_timeline() -> None:

@@ -23,13 +23,14 @@ import numpy as np
 import tf_fusedrec as fr
 from benchmarks import harness
 from tf_fusedrec import keras, tf
-from tf_fusedrec.checkpoint import disk, manifest, saving, shares
+from tf_fusedrec.checkpoint import disk, folders, saving, shares
 from tf_fusedrec.tables import NativeTable
 from tf_fusedrec.tables.hash_order import hash_range_owner, mix64
 
 DIM = 64
 ROUND_TRIP = (2, 3, 1, 4)  # ranks
 CHANGED_SHARE = 0.01  # rows that a delta has
+NO_WEIGHTS = {"dense.index": b"", "dense.data-00000-of-00001": b""}  # files that are written and not read
 _BLOCK = 1 << 25  # bytes of a plain read
 
 
@@ -65,9 +66,9 @@ def round_trip(folder: pathlib.Path, rows: int) -> float:
         directory = folder / f"stage-{stage}"
         plan = saving.make_plan(directory, len(tables), None, {})
         for rank, table in enumerate(tables):
-            saving.write_shard(directory, plan, saving.cut_tables([table], plan), rank)
-        saving.commit(directory, plan, {}, None, timeout_s=60)
-        described = manifest.read_manifest(directory)["tables"]
+            saving.write_shard(directory, plan, saving.cut_tables([table], plan, rank), rank)
+        saving.commit(directory, plan, NO_WEIGHTS, None, timeout_s=60)
+        described = folders.read_manifest(directory)["tables"]
         tables = [NativeTable(f"round_trip/{stage}/{rank}", [table_config()], seed=0) for rank in range(ranks)]
         for rank, table in enumerate(tables):
             (share,) = shares.open_tables(directory, described, [table], rank, ranks, partial=False)
@@ -114,7 +115,7 @@ class Job:
     def save(self) -> float:
         """Seconds of a full save, on the disk when it ends."""
         begin = time.perf_counter()
-        fr.checkpoint.save(self.folder / "c", self.dense, self.embedding)
+        fr.checkpoint.save(self.folder / "c", self.dense, layers=[self.embedding])
         return time.perf_counter() - begin
 
     def load(self) -> float:
@@ -122,7 +123,7 @@ class Job:
         self.forget_pages()
         loaded = self.layer()
         begin = time.perf_counter()
-        fr.checkpoint.load(self.folder / "c", self.dense, loaded)
+        fr.checkpoint.load(self.folder / "c", self.dense, layers=[loaded])
         seconds = time.perf_counter() - begin
         harness.check_equal("rows loaded", loaded.lookups[0].table.size("item"), len(self.ids))
         return seconds
@@ -165,7 +166,7 @@ class Job:
         changed = tf.constant(self.ids[:: int(1 / CHANGED_SHARE)])
         seconds: dict[str, list[float]] = {"full": [], "delta": []}
         checkpointer = fr.checkpoint.Checkpointer(
-            self.folder / "pauses", self.dense, self.embedding, full_every=2, background=True
+            self.folder / "pauses", self.dense, layers=[self.embedding], full_every=2, background=True
         )
         for _ in range(repeats):
             for kind in seconds:

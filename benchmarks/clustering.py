@@ -20,15 +20,15 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
-import pyarrow as pa
 
 from benchmarks import harness
 from tf_fusedrec import tf
 from tf_fusedrec.data import cluster_samples
 from tf_fusedrec.data.batching import closest_cuts
-from tf_fusedrec.data.interactions import by_user_and_time, read_log
+from tf_fusedrec.data.interactions import by_user_and_time
 from tf_fusedrec.data.rows import Ragged, ragged_from_groups
 from tf_fusedrec.data.sample_partition import partition_samples
+from tf_fusedrec.data.text_log import ID, INTEGER, read_log
 from tf_fusedrec.pieces import piece_bounds
 
 DATA = harness.ROOT.parent / "shared" / "data"
@@ -72,7 +72,7 @@ CASES = [
 def sequences(name: str, data: pathlib.Path = DATA) -> Ragged:
     """Every user's items of a log, in order of time."""
     log = LOGS[name]
-    columns = read_log(data / name / log.file, {column: pa.int64() for column in (log.user, log.item, log.time)})
+    columns = read_log(data / name / log.file, {log.user: ID, log.item: ID, log.time: INTEGER}).columns
     order = by_user_and_time(columns[log.user], columns[log.time])
     users, row = np.unique(columns[log.user][order], return_inverse=True)
     return ragged_from_groups(columns[log.item][order], row, len(users))

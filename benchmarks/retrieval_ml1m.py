@@ -160,7 +160,7 @@ def train(
     nothing = tf.RaggedTensor.from_row_splits(tf.zeros([0], tf.int64), tf.zeros([1], tf.int64))
     model(dict.fromkeys(rows.columns, nothing))  # makes the weights, for the restore
     extra = {"experiment": experiment.to_dict(), "users": rows.num_rows}
-    checkpoint = callbacks.Checkpoint(run / "checkpoint", embedding, steps, extra)
+    checkpoint = callbacks.Checkpoint(run / "checkpoint", steps, extra)
     _check_run(run / "checkpoint", extra)
     done, _ = checkpoint.restore(model)
     curve = Curve(run / "curve.json", experiment, folder, done, report)

@@ -61,7 +61,7 @@ def trained(experiment: Experiment, items: int) -> tuple[Any, int]:
     rows = {"item": items, "action": 4, **dict.fromkeys(contextual(experiment), 1000)}
     for table, count in rows.items():
         values = random.normal(0, 0.1, [count, dim]).astype(np.float32)
-        fr.checkpoint.warm_start(model.embedding, table, np.arange(count), values)
+        fr.checkpoint.warm_start(model, table, np.arange(count), values)
     return model, 4 * dim * sum(rows.values())
 
 

@@ -1,13 +1,21 @@
 """The held-out split: loss, AUC and GAUC of both heads, or HR@K, NDCG@K and MRR; each beside a simple baseline.
 
+    python -m models.evaluate runs/grm_tiny [--data PATH] [--json FILE]      # or under horovodrun, any number of ranks
+
+evaluates the checkpoint of a run of models.train, with the metrics that the run itself has printed at its end.
+
 Every rank scores its share of the users, predictions are gathered, and the exact metrics of tf_fusedrec.metrics
 are computed on the whole. Lookups are collective, so all ranks run the same number of batches.
 """
 
 from __future__ import annotations
 
+import argparse
+import dataclasses
+import json
 import pathlib
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -16,6 +24,8 @@ import tf_fusedrec as fr
 from models import baselines
 from models.build import columns, extra_tokens, length_columns
 from models.experiment import Experiment
+from models.export import saved_experiment, trained_model
+from models.prepare import prepare_data
 from models.ranking import RankingModel
 from models.retrieval import HSTURetrieval
 from tf_fusedrec import metrics, tf
@@ -135,3 +145,63 @@ def _evaluate_retrieval(experiment: Experiment, model: HSTURetrieval, folder: pa
             results[f"{prefix}ndcg@{cutoff}"] = metrics.ndcg(ranks, cutoff)
         results[f"{prefix}mrr"] = metrics.mrr(ranks)
     return Evaluation(results, {"user": _gathered(user_ids, np.int64), "rank": all_ranks[""]})
+
+
+def table(results: Mapping[str, float]) -> str:
+    """The metrics as lines, each beside its baseline."""
+    lines = [("metric", "test", "baseline")]
+    for name, value in results.items():
+        if name.startswith("baseline_"):
+            continue
+        baseline = results.get(f"baseline_{name}")
+        shown = f"{value:.0f}" if value > 1 and float(value).is_integer() else f"{value:.4f}"
+        lines.append((name, shown, "" if baseline is None else f"{baseline:.4f}"))
+    return "\n".join(f"{name:<14}{value:>10}{baseline:>10}" for name, value, baseline in lines)
+
+
+def evaluate_run(run: pathlib.Path, data: str | None = None) -> Evaluation:
+    """The evaluation of a run's checkpoint on its own test split, or that of other data. All ranks call it.
+
+    Args:
+      run: the output folder of models.train, or its checkpoint folder.
+      data: raw or converted data set in place of the run's own; None: the run's.
+
+    Raises:
+      ValueError: no run, no checkpoint of models.train, data that are not there or of another kind.
+      RuntimeError: on the other ranks, when rank 0 could not prepare the data.
+    """
+    if not run.is_dir():
+        raise ValueError(f"RUN must be an output folder of models.train, got {str(run)!r}, which is no folder.")
+    checkpoint = run / "checkpoint" if (run / "checkpoint").is_dir() else run
+    experiment = saved_experiment(checkpoint)
+    if data is not None:
+        experiment = dataclasses.replace(experiment, data=dataclasses.replace(experiment.data, input=data))
+    folder = prepare_data(experiment, checkpoint.parent / "data")
+    return evaluate(experiment, trained_model(checkpoint), folder)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m models.evaluate", description="Evaluates the checkpoint of a run on its test split."
+    )
+    parser.add_argument("run", type=pathlib.Path, metavar="RUN", help="output folder of models.train, or a checkpoint")
+    parser.add_argument("--data", help="raw or converted data set in place of the run's own")
+    parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="where to write the metrics")
+    arguments = parser.parse_args(argv)
+    try:
+        if arguments.json is not None and not arguments.json.parent.is_dir():
+            raise ValueError(f"--json must be a file in a folder that is there, got {str(arguments.json)!r}.")
+        fr.init()
+        results = evaluate_run(arguments.run, arguments.data).results
+    except ValueError as error:
+        sys.exit(f"error: {error}")
+    if fr.collectives.rank() == 0:
+        print(table(results), flush=True)
+        if arguments.json is not None:
+            facts = {"run": str(arguments.run), "data": arguments.data, "test": results}
+            arguments.json.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+    fr.collectives.barrier()  # nobody leaves while rank 0 still writes: horovodrun would end the job
+
+
+if __name__ == "__main__":
+    main()

@@ -37,6 +37,7 @@ SOURCES = {
     "synthetic-ranking": "ranking",
     "synthetic-retrieval": "retrieval",
     "movielens": "retrieval",
+    "sequences": "retrieval",
     "kuairand": "ranking",
 }
 TABLE_OPTIMIZERS = ("adagrad", "adam", "sgd")
@@ -49,7 +50,7 @@ class DataConfig:
     """Where the data come from. Sizes are of a synthetic set; 0: its default."""
 
     source: str  # one of SOURCES
-    input: str = ""  # raw files (movielens, kuairand), or a converted folder
+    input: str = ""  # raw files (movielens, sequences, kuairand), or a converted folder
     users: int = 0
     items: int = 0
     clusters: int = 0

@@ -18,6 +18,7 @@ Histories longer than the model's are cut to their newest events.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Sequence
 from typing import Union
@@ -27,7 +28,7 @@ from absl import app, flags
 
 import tf_fusedrec as fr
 from models.build import columns, make_embedding, make_model, no_rows
-from models.experiment import from_dict
+from models.experiment import EmbeddingConfig, Experiment, from_dict
 from models.model_config import RankingConfig
 from models.ranking import RankingModel
 from models.retrieval import HSTURetrieval
@@ -35,6 +36,8 @@ from tf_fusedrec import tf
 from tf_fusedrec.layers import jagged
 
 Model = Union[RankingModel, HSTURetrieval]
+# Fields of EmbeddingConfig that say how replicas of the tables are trained.
+REPLICAS = ("groups", "rule", "sync_every", "moment_scale", "replicas_together")
 
 
 def export(model: Model, output: str | os.PathLike, ops: str = "stock") -> None:
@@ -43,23 +46,40 @@ def export(model: Model, output: str | os.PathLike, ops: str = "stock") -> None:
     fr.export(model, output, ops, signatures=server.signatures())
 
 
+def saved_experiment(checkpoint: str | os.PathLike) -> Experiment:
+    """The experiment of a checkpoint that models.train made, with one group of ranks: replicas are for training.
+
+    Raises:
+      ValueError: no checkpoint of ours, one of another program, or an experiment that this version does not know.
+    """
+    extra = fr.checkpoint.read_manifest(checkpoint)["extra"]
+    if not extra or "experiment" not in extra:
+        raise ValueError(
+            f"checkpoint {os.fspath(checkpoint)!r} was not written by models.train: it names no experiment."
+        )
+    try:
+        experiment = from_dict(extra["experiment"])
+    except ValueError as error:
+        raise ValueError(
+            f"checkpoint {os.fspath(checkpoint)!r} holds an experiment that this version does not know: {error}"
+        ) from error
+    unreplicated = {name: getattr(EmbeddingConfig, name) for name in REPLICAS}
+    return dataclasses.replace(experiment, embedding=dataclasses.replace(experiment.embedding, **unreplicated))
+
+
 def trained_model(checkpoint: str | os.PathLike) -> Model:
     """The model of a checkpoint that models.train made, with its rows. Collective.
 
     Raises:
       ValueError: no checkpoint of ours, or one that lacks weights of the model.
     """
+    experiment = saved_experiment(checkpoint)
     extra = fr.checkpoint.read_manifest(checkpoint)["extra"]
-    if not extra or "experiment" not in extra:
-        raise ValueError(
-            f"--checkpoint {os.fspath(checkpoint)!r} was not written by models.train: it names no experiment."
-        )
-    experiment = from_dict(extra["experiment"])
     # Any distinct ids of the right number; the checkpoint holds the true ones. Serving draws no negatives.
     items = max(extra["items"], 1)
     model = make_model(experiment, make_embedding(experiment), np.arange(items), np.ones(items, np.int64))
     model(no_rows(columns(experiment.model, "train")))  # makes the weights
-    fr.checkpoint.load(checkpoint, model, model.embedding)
+    fr.checkpoint.load(checkpoint, model)
     _check_all_restored(model, fr.checkpoint.dense_prefix(checkpoint))
     return model
 

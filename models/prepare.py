@@ -16,6 +16,7 @@ from models.experiment import SOURCES, Experiment
 from tf_fusedrec.data import read_info
 from tf_fusedrec.data.kuairand import convert_kuairand
 from tf_fusedrec.data.movielens import convert_movielens
+from tf_fusedrec.data.sequences import convert_sequences
 from tf_fusedrec.data.synthetic import write_synthetic_ranking, write_synthetic_retrieval
 
 
@@ -84,6 +85,8 @@ def _convert(experiment: Experiment, source: pathlib.Path | None, root: pathlib.
         write(folder, seed=experiment.seed, **data.sizes())
     elif data.source == "movielens":
         convert_movielens(source, folder)
+    elif data.source == "sequences":
+        convert_sequences(source, folder)
     else:
         convert_kuairand(source, folder, split=data.split)
     return folder

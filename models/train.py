@@ -36,7 +36,7 @@ from models.build import (
     no_rows,
 )
 from models.check_export import check_export, expected_answer
-from models.evaluate import evaluate
+from models.evaluate import evaluate, table
 from models.experiment import Experiment, load
 from models.export import export
 from models.prepare import prepare_data
@@ -53,7 +53,7 @@ EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 
 def run(experiment: Experiment, folder: pathlib.Path, output: pathlib.Path, resume: bool) -> int:
     """Trains, evaluates and exports; all ranks call it. Returns the exit code, 0 or EXIT_INTERRUPTED."""
-    # Ranks draw different dropout masks; their initial weights are made equal by the broadcast.
+    # Ranks draw different dropout masks; all of them begin with rank 0's weights nevertheless.
     keras.utils.set_random_seed(experiment.seed + fr.collectives.rank())
     embedding = make_embedding(experiment)
     read = columns(experiment.model, "train")
@@ -65,10 +65,10 @@ def run(experiment: Experiment, folder: pathlib.Path, output: pathlib.Path, resu
     model = make_model(experiment, embedding, item_ids, popularity)
     optimizer = keras.optimizers.legacy.Adam(train.learning_rate, beta_2=train.beta_2, epsilon=train.epsilon)
     model.compile(optimizer=fr.collectives.distributed_optimizer(optimizer))
-    model(no_rows(read))  # makes the weights, for the broadcast and the restore
+    model(no_rows(read))  # makes the weights, for the restore
 
     if resume:
-        fr.checkpoint.load(checkpoint, model, embedding, model.optimizer)
+        fr.checkpoint.load(checkpoint, model, model.optimizer)
     extra = {
         "experiment": experiment.to_dict(),
         "items": len(item_ids),
@@ -76,8 +76,8 @@ def run(experiment: Experiment, folder: pathlib.Path, output: pathlib.Path, resu
     interrupt = callbacks.Interrupt()
     throughput = callbacks.Throughput(counts=("samples", "tokens", "gflops"))
     utilization = ModelFlopsUtilization()
-    listeners: list[keras.callbacks.Callback] = [callbacks.BroadcastDenseWeights(), interrupt]
-    others = [throughput, utilization, callbacks.AverageMetrics(sums=("samples", "tokens", "gflops"))]
+    listeners: list[keras.callbacks.Callback] = [interrupt]
+    others: list[keras.callbacks.Callback] = [throughput, utilization]
     if train.progressive_steps and isinstance(model, RankingModel):
         model.progressive = ProgressiveMetrics(
             model.config.tasks, every_steps=train.progressive_steps, directory=output / "tensorboard" / "progressive",
@@ -97,7 +97,7 @@ def run(experiment: Experiment, folder: pathlib.Path, output: pathlib.Path, resu
             _say(f"resumed from {checkpoint} at epoch {one.epoch}, step {one.step} of {one.steps}")
             resume = False
         saving = callbacks.Checkpoint(
-            checkpoint, embedding, one.steps, extra, first_step=one.step, input_position=one.position
+            checkpoint, one.steps, extra, first_step=one.step, input_position=one.position
         )  # fmt: skip
         model.fit(
             one.dataset,
@@ -144,14 +144,7 @@ def _finish(
     writer.close()
     with open(output / "results.json", "w", encoding="utf-8") as file:
         json.dump({"test": results, **rates, "served_difference": difference}, file, indent=1)
-    lines = [("metric", "test", "baseline")]
-    for name, value in results.items():
-        if name.startswith("baseline_"):
-            continue
-        baseline = results.get(f"baseline_{name}")
-        shown = f"{value:.0f}" if value == int(value) and value > 1 else f"{value:.4f}"
-        lines.append((name, shown, "" if baseline is None else f"{baseline:.4f}"))
-    print("\n" + "\n".join(f"{name:<14}{value:>10}{baseline:>10}" for name, value, baseline in lines))
+    print("\n" + table(results))
     for name, value in rates.items():
         shown = f"{value:.4f}" if name == "mfu" else f"{value:.1f}" if name == "gflops_per_s" else f"{value:.0f}"
         print(f"{name.replace('_per_s', '/s'):<14}{shown:>10}")

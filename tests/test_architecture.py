@@ -17,6 +17,8 @@ LEVEL = {
     "optimizers": 1,
     "ops": 1,
     "pieces": 1,
+    "averaging": 1,
+    "equality": 1,
     "xla": 1,
     "config": 2,
     "watchdog": 2,
@@ -47,6 +49,7 @@ LEVEL = {
     "saved_model": 9,
     "tfra": 9,
     "monitoring": 10,
+    "learning_rates": 11,
 }
 # A copy of it goes to servers that have TensorFlow and NumPy, and nothing else.
 TRAVELS = PACKAGE / "saved_model" / "applying.py"
@@ -103,6 +106,17 @@ def test_imports_follow_the_data():
             if there not in LEVEL or LEVEL[there] >= LEVEL[here] or there in STRANGERS.get(here, ()):
                 bad.append(f"{path.relative_to(ROOT)}:{line} imports {there}")
     assert not bad, "imports against the data flow:\n" + "\n".join(bad)
+
+
+def test_public_names_are_there_and_those_on_demand_cost_nothing_before():
+    import tf_fusedrec as fr
+
+    assert {"callbacks", "data", "metrics", "rank", "size"} <= set(fr.__all__)
+    assert all(hasattr(fr, name) for name in fr.__all__)
+    imported = {name for path in modules() if room_of(path) != "data" for _, name in imports_of(path)}
+    assert not [name for name in imported if name.startswith("tf_fusedrec.data")], "fr.data would come with all else"
+    with pytest.raises(AttributeError, match="module 'tf_fusedrec' has no attribute 'nothing'"):
+        _ = fr.nothing
 
 
 def test_tensorflow_keras_and_horovod_have_one_door():

@@ -56,10 +56,8 @@ def watched(folder):
     model.compile(optimizer, keras.losses.BinaryCrossentropy(from_logits=True))
     timeline, local = Timeline(f"{folder}/timeline", first_step=2, steps=2), LocalLosses(LOSSES[rank])
     listeners = [
-        callbacks.BroadcastDenseWeights(),
         callbacks.Throughput(counts=("tokens", "gflops")),
         utilization.ModelFlopsUtilization(),
-        callbacks.AverageMetrics(sums=("tokens", "gflops")),
         timeline,
         monitoring.EmbeddingMetrics(model.embedding, timeline),
         *([keras.callbacks.TensorBoard(f"{folder}/board", write_graph=False)] if rank == 0 else []),

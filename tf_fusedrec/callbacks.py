@@ -1,7 +1,7 @@
-"""Keras callbacks of a training job on several ranks: equal start, checkpoints, averages, speed, interruption.
+"""Keras callbacks of a training job on several ranks: checkpoints, speed, interruption.
 
 Every callback here talks to the other ranks, so all ranks must fit with the same list. The order that works:
-BroadcastDenseWeights, Interrupt, Checkpoint, Throughput, AverageMetrics, then those of Keras (TensorBoard, on rank 0).
+Interrupt, Checkpoint, Throughput, then those of Keras (TensorBoard, on rank 0).
 """
 
 from __future__ import annotations
@@ -17,23 +17,9 @@ import numpy as np
 
 from tf_fusedrec import checkpoint, collectives
 from tf_fusedrec._tf_compat import keras, tf
+from tf_fusedrec.checkpoint.agreement import agree
+from tf_fusedrec.checkpoint.layers import finds_layers
 from tf_fusedrec.embedding import FusedEmbedding
-from tf_fusedrec.streaming_metrics import SummedMetric
-
-
-class BroadcastDenseWeights(keras.callbacks.Callback):
-    """Gives all ranks the dense weights of rank 0 when training begins. Tables need none: a row has one owner.
-
-    Raises:
-      RuntimeError: the model has no weights yet. Call it on one batch before fit.
-    """
-
-    def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:
-        if not self.model.built:
-            raise RuntimeError(
-                f"model {self.model.name!r} has no weights to broadcast yet. Call it on one batch before fit."
-            )
-        collectives.broadcast_variables(self.model.variables)
 
 
 class Checkpoint(keras.callbacks.Callback):
@@ -44,7 +30,7 @@ class Checkpoint(keras.callbacks.Callback):
     random numbers from state that the checkpoint holds, a job that was killed at any moment and goes on from its last
     checkpoint ends with the weights of one that was not, bit by bit:
 
-        checkpoint = Checkpoint(directory, embedding, steps, extra={}, every_steps=1000)
+        checkpoint = Checkpoint(directory, steps, extra={}, every_steps=1000)
         epoch, step = checkpoint.restore(model)  # (0, 0) at the first start
         if step:  # Keras knows one number of steps for all epochs: the rest of this one gets a fit of its own
             model.fit(batches(epoch).skip(step), initial_epoch=epoch, epochs=epoch + 1, steps_per_epoch=steps - step,
@@ -53,66 +39,84 @@ class Checkpoint(keras.callbacks.Callback):
         model.fit(batches(epoch), initial_epoch=epoch, epochs=epochs, steps_per_epoch=steps, callbacks=[checkpoint])
 
     Args:
-      directory: where, on a file system that all ranks see; each save replaces the last one, at once.
-      embedding: the tables.
+      directory: where, on a file system that all ranks see.
       steps_per_epoch: of the whole epoch.
       extra: JSON-able; saved with every checkpoint.
       first_step: steps of the first epoch that were done before (a resumed job); `restore` sets it. Below 0 when
         what is left of the epoch takes more steps than an epoch has.
       every_steps: steps of an epoch between two saves inside it; 0 saves at its end only.
       full_every: every so many saves hold all rows, those between them what has changed (checkpoint.Checkpointer).
+      keep: saves that stay, the last one included.
+      not_finite: what becomes of a save with a number that is not finite: "refuse" ends training, "skip" logs an error
+        and goes on, "save" writes it (checkpoint.Checkpointer).
       background: writes while training goes on, from a copy in memory of all rows that are saved.
       input_position: takes an epoch and its trained steps, gives where the input stands then, JSON-able and the same on
         all ranks (TokenBatches.position of tf_fusedrec.data); saved as "input" of `extra`.
+      layers: FusedEmbedding layers that are trained and that the model does not hold; its own are found.
     """
 
+    @finds_layers(2)
     def __init__(
         self,
         directory: str | os.PathLike,
-        embedding: FusedEmbedding,
         steps_per_epoch: int,
         extra: Mapping[str, Any],
         first_step: int = 0,
         *,
         every_steps: int = 0,
         full_every: int = 1,
+        keep: int = 2,
+        not_finite: str = "refuse",
         background: bool = True,
         input_position: Callable[[int, int], Any] | None = None,
+        layers: Sequence[FusedEmbedding] = (),
     ):
         super().__init__()
         if every_steps < 0:
             raise ValueError(f"every_steps must be >= 0, got {every_steps}.")
         self.directory = directory
-        self._embedding = embedding
+        self._layers = list(layers)
         self._steps_per_epoch = steps_per_epoch
         self._extra = dict(extra)
         self._every_steps = every_steps
         self._input_position = input_position
-        self._options: dict[str, Any] = {"full_every": full_every, "background": background}
+        self._options: dict[str, Any] = {
+            "full_every": full_every, "keep": keep, "not_finite": not_finite, "background": background,
+        }  # fmt: skip
         self._checkpointer: checkpoint.Checkpointer | None = None
         self._first_step = self._step = self._saved_step = first_step
         self._epoch = 0
 
-    def restore(self, model: keras.Model) -> tuple[int, int]:
+    def restore(self, model: keras.Model, save: str | int | None = None) -> tuple[int, int]:
         """Loads the checkpoint if there is one. All ranks call it, before fit.
+
+        Args:
+          model: that will be fitted.
+          save: which of the saves that are kept, by name or number (checkpoint.saves); None: the last one.
 
         Returns:
           The epoch, and the step in it, to go on from.
 
         Raises:
-          ValueError, RuntimeError: as checkpoint.load.
+          ValueError, RuntimeError: as checkpoint.load; a checkpoint that this callback did not write.
         """
         # Rank 0 decides for all: the file may appear between the looks of two ranks.
-        if not collectives.all_gather_object(checkpoint.exists(self.directory))[0]:
+        if save is None and not collectives.all_gather_object(checkpoint.exists(self.directory))[0]:
             return 0, 0
-        extra = checkpoint.load(self.directory, model, self._embedding, model.optimizer)
+        extra = agree(lambda: checkpoint.read_manifest(self.directory, save)["extra"])
+        if not isinstance(extra, dict) or not all(isinstance(extra.get(name), int) for name in ("epoch", "step")):
+            raise ValueError(
+                f"extra of checkpoint {os.fspath(self.directory)} must hold the epoch and step to go on from, got "
+                f"{extra!r}: callbacks.Checkpoint did not write it. Load it with tf_fusedrec.checkpoint.load."
+            )
+        extra = checkpoint.load(self.directory, model, model.optimizer, save=save, layers=self._layers)
         self._first_step = self._step = self._saved_step = extra["step"]
         return extra["epoch"], extra["step"]
 
     def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:
         if self._checkpointer is None:
             self._checkpointer = checkpoint.Checkpointer(
-                self.directory, self.model, self._embedding, self.model.optimizer, **self._options
+                self.directory, self.model, self.model.optimizer, layers=self._layers, **self._options
             )
 
     def on_epoch_begin(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
@@ -142,43 +146,6 @@ class Checkpoint(keras.callbacks.Callback):
         assert self._checkpointer is not None
         self._checkpointer.save({**self._extra, **done})
         self._saved_step = self._step
-
-
-class AverageMetrics(keras.callbacks.Callback):
-    """Replaces each of an epoch's logs by its mean over ranks, or by its sum where `sums` names it.
-
-    Metrics that are no mean, those of streaming_metrics, are taken anew from the summed states of all ranks.
-    """
-
-    def __init__(self, sums: Sequence[str] = ()):
-        super().__init__()
-        self._sums = frozenset(sums)
-        self._trained: dict[str, float] | None = None  # before a validation overwrote the states
-
-    def on_epoch_begin(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
-        self._trained = None
-
-    def on_test_begin(self, logs: Mapping[str, Any] | None = None) -> None:
-        self._trained = self._summed()
-
-    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        if not logs:
-            return
-        names = sorted(logs)
-        values = tf.constant([float(logs[name]) for name in names], tf.float64)
-        total = collectives.all_reduce_sum(values, name="fusedrec.average_metrics").numpy()
-        for name, value in zip(names, total):
-            logs[name] = float(value) / (1 if name in self._sums else collectives.size())
-        now = self._summed()
-        if self._trained is None:
-            logs.update(now)
-        else:
-            logs.update(self._trained)
-            logs.update({f"val_{name}": value for name, value in now.items()})
-
-    def _summed(self) -> dict[str, float]:
-        found = [metric for metric in self.model.metrics if isinstance(metric, SummedMetric)]
-        return {metric.name: metric.across_ranks() for metric in found}
 
 
 class Throughput(keras.callbacks.Callback):

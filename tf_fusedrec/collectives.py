@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,10 +19,12 @@ from typing import Any
 
 import numpy as np
 
-from tf_fusedrec import ops
+from tf_fusedrec import equality, ops
 from tf_fusedrec._tf_compat import keras, tf
+from tf_fusedrec.averaging import averaging
 from tf_fusedrec.watchdog import start_watchdog
 
+_LOG = logging.getLogger("tf_fusedrec.collectives")
 _hvd: Any = None  # horovod.tensorflow once init() has found more than one process
 _process_sets: dict[tuple[int, ...], Any] = {}  # Horovod's, by their ranks
 _members: dict[str, tuple[int, ...]] = {}  # of collectives that not all ranks take part in, by name
@@ -242,31 +245,86 @@ def barrier() -> None:
 
 
 def broadcast_variables(variables: Sequence[tf.Variable]) -> None:
-    """Sets the variables of all ranks to rank 0's values. The list must be in the same order on all ranks."""
+    """Sets the variables of all ranks to rank 0's values. The list must be in the same order on all ranks. Eager."""
+    if _hvd is None:
+        return
+    # Horovod's function of a whole list stays cached, and fails when models of the same form come and go.
+    with _waiting("broadcast_variables"):
+        for number, variable in enumerate(variables):
+            variable.assign(_hvd.broadcast(variable.read_value(), root_rank=0, name=f"fusedrec.broadcast.{number}"))
+
+
+def check_equal(variables: Sequence[tf.Variable], when: str) -> None:
+    """Checks that all ranks hold the same values, by digests of a few bytes each. Collective, eager.
+
+    Args:
+      variables: in the same order on all ranks, as of equality.dense_weights.
+      when: of what the error speaks, such as "before a save".
+
+    Raises:
+      RuntimeError: they do not; names the weight and the ranks.
+    """
     if _hvd is not None:
-        with _waiting("broadcast_variables"):
-            _hvd.broadcast_variables(variables, root_rank=0)
+        _refuse(equality.difference(all_gather_object(equality.digests(variables))), when)
+
+
+def equal_start(variables: Sequence[tf.Variable], steps: int) -> None:
+    """Gives all ranks rank 0's values where no rank has trained yet; else checks that they are equal. Eager.
+
+    Collective. A broadcast is told at INFO by the logger "tf_fusedrec.collectives" of rank 0.
+
+    Args:
+      variables: dense weights and what their optimizer keeps; in the same order on all ranks.
+      steps: that the optimizer has made on this rank: 0 at a first start, more behind a checkpoint.
+
+    Raises:
+      RuntimeError: ranks that have trained, or have loaded a checkpoint, do not hold the same; or other models.
+    """
+    if _hvd is None:
+        return
+    told = all_gather_object((steps, equality.digests(variables)))
+    of_ranks = [digests for _, digests in told]
+    differs = equality.difference(of_ranks)
+    if differs is None:
+        return
+    if any(steps for steps, _ in told) or not equality.same_forms(of_ranks):
+        _refuse(
+            differs, f"before the first step here, after {[steps for steps, _ in told]} steps of the optimizer by rank"
+        )
+    broadcast_variables(variables)
+    if rank() == 0:
+        _LOG.info("before the first step %s; all ranks have rank 0's values now", differs)
+
+
+def _refuse(differs: str | None, when: str) -> None:
+    if differs is not None:
+        raise RuntimeError(
+            f"Ranks do not hold the same model {when}: {differs}. Remedy: build the same model on all ranks, load the "
+            "same checkpoint on all of them, train with tf_fusedrec.collectives.distributed_optimizer and the same "
+            "learning rate; or give all ranks rank 0's values by tf_fusedrec.collectives.broadcast_variables."
+        )
 
 
 def distributed_optimizer(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
     """The optimizer for dense weights: averages their gradients over ranks; itself when there is one process.
 
+    `fit`, `minimize` and `apply_gradients` of a loop of one's own average alike. A mean over ranks weighs ranks, not
+    samples: where batches of ranks differ in size, so must the loss say (losses.global_mean).
+
+    All ranks begin with rank 0's weights: they are broadcast while the first step is traced, before it runs. An eager
+    loop is not traced: there the first gradients are still those of each rank's own weights. Frozen weights that
+    `apply_gradients` never sees are left alone: broadcast_variables. Weights that have been trained are compared
+    instead, and a difference is an error: see `equal_start`.
+
     Each gradient is sent as soon as it is there, while the backward pass goes on; Horovod fuses what is ready together.
     """
     if _hvd is None:
         return optimizer
-    import horovod.tensorflow.keras as hvd_keras
-
-    made = hvd_keras.DistributedOptimizer(optimizer)
-    # Horovod's own is one function of all gradients, in which one all-reduce waits for the last gradient as all do.
-    made._allreduce_grads = lambda gradients, variables: [_averaged(gradient) for gradient in gradients]
-    return made
+    return averaging(optimizer, _averaged, equal_start)
 
 
 def _averaged(gradient: Any) -> Any:
-    """Over ranks; None stays None. Named after the tensor: names of a traced step are the same on all ranks."""
-    if gradient is None:
-        return None
+    """Over ranks. Named after the tensor: names of a traced step are the same on all ranks."""
     if not isinstance(gradient, tf.Tensor) or not tf.is_symbolic_tensor(gradient):  # slices, or no traced step
         return _hvd.allreduce(gradient, op=_hvd.Average)
     # The name that Horovod gives by itself, of the tensor before the mark.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import numbers
 from collections.abc import Mapping
 from typing import Any
 
@@ -205,12 +206,16 @@ class FeatureConfig:
         one halves both for this feature alone, as of negatives (TurboGR, section 4.3.2); its gradients travel as
         bfloat16, which has the range of float32. It costs three further all2alls, and ids that other features
         bring too travel twice. Backend "native" only.
+      padding_id: an id that stands for "no id", as -1 in ids that were padded to [B, L]; None: every id is one. Padding
+        has a row of zeros, or no part in a pooled row, and counts in no mean. It is not looked up: it creates no row,
+        does not travel and gets no gradient. Other features of the table may use the same integer as an id.
     """
 
     name: str
     table: str
     combiner: str | None = None
     output_dtype: str | None = None
+    padding_id: int | None = None
 
     def __post_init__(self) -> None:
         if not self.name or not isinstance(self.name, str):
@@ -223,4 +228,9 @@ class FeatureConfig:
             raise ValueError(
                 f"FeatureConfig.output_dtype must be None or one of {ROW_DTYPES}, got {self.output_dtype!r} for "
                 f"feature {self.name!r}."
+            )
+        integer = isinstance(self.padding_id, numbers.Integral) and not isinstance(self.padding_id, bool)
+        if self.padding_id is not None and not (integer and -(2**63) <= self.padding_id < 2**63):
+            raise ValueError(
+                f"FeatureConfig.padding_id must be None or an int64, got {self.padding_id!r} for feature {self.name!r}."
             )

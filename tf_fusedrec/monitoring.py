@@ -1,7 +1,7 @@
 """Keras callbacks that watch a training job on several ranks: what its tables and exchanges did, and when to stop.
 
 All ranks must fit with the same list, and log and decide the same. The order that works: Throughput,
-ModelFlopsUtilization, AverageMetrics, EmbeddingMetrics, then Keras' TensorBoard on rank 0, and EarlyStopping.
+ModelFlopsUtilization, EmbeddingMetrics, then Keras' TensorBoard on rank 0, and EarlyStopping.
 """
 
 from __future__ import annotations
@@ -116,7 +116,12 @@ class EarlyStopping(keras.callbacks.EarlyStopping):
             )
 
     def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
-        mine = float((logs or {}).get(self.monitor, np.nan))
-        values = collectives.all_gather(np.array([mine], np.float64))
-        known = values[~np.isnan(values)]
-        super().on_epoch_end(epoch, {**(logs or {}), self.monitor: known.mean()} if len(known) else {})
+        super().on_epoch_end(epoch, mean_over_ranks(logs, self.monitor))
+
+
+def mean_over_ranks(logs: Mapping[str, Any] | None, monitor: str) -> dict[str, Any]:
+    """The logs with the mean of `monitor` over the ranks that have measured it; empty where none has. Collective."""
+    mine = float((logs or {}).get(monitor, np.nan))
+    values = collectives.all_gather(np.array([mine], np.float64))
+    known = values[~np.isnan(values)]
+    return {**(logs or {}), monitor: known.mean()} if len(known) else {}

@@ -1,13 +1,15 @@
 """Keras metrics that are right on any number of ranks: what they add up is summed over ranks, then the metric is taken.
 
-The mean over ranks of an AUC, or of any ratio, is not that of all data. `across_ranks` sums the states of all ranks
-first; callbacks.AverageMetrics does so for the metrics of a model at the end of every epoch. metrics.py has the exact
+The mean over ranks of an AUC, or of any ratio, is not that of all data. `summed_over_ranks` sums the states of all
+ranks first; PipelinedModel does so for its metrics at the end of every epoch and evaluation. metrics.py has the exact
 offline forms, which hold all predictions; these hold a few numbers each. What is not defined yet is nan.
 """
 
 from __future__ import annotations
 
 import abc
+import contextlib
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -62,6 +64,45 @@ class SummedMetric(keras.metrics.Metric, abc.ABC):
     def _add(self, *values: tf.Tensor) -> None:
         for state, value in zip(self._states, values):
             state.assign_add(tf.cast(value, tf.float64))
+
+
+def check_summable(metrics: Iterable[keras.metrics.Metric]) -> None:
+    """Raises ValueError for a metric that says by its own merge_state that states of ranks are not merged by a sum."""
+    for metric in metrics:
+        if type(metric).merge_state is not keras.metrics.Metric.merge_state:
+            raise ValueError(
+                f"metric {metric.name!r} of class {type(metric).__name__} has a merge_state of its own, and on "
+                f"{collectives.size()} ranks the states of metrics are added. Remedy: a metric whose states may be "
+                "added, such as a subclass of tf_fusedrec.streaming_metrics.SummedMetric."
+            )
+
+
+@contextlib.contextmanager
+def summed_over_ranks(metrics: Iterable[keras.metrics.Metric]) -> Iterator[None]:
+    """Inside, the state of each metric is the sum over all ranks; behind it, this rank's own again. Collective, eager.
+
+    So Keras merges the states of a metric by itself (Metric.merge_state): exact for all of its metrics.
+
+    Args:
+      metrics: of any Keras class; the same on all ranks, in the same order.
+
+    Raises:
+      ValueError: as check_summable.
+    """
+    metrics = list(metrics)
+    check_summable(metrics)
+    variables = [variable for metric in metrics for variable in metric.variables]
+    mine = [variable.numpy() for variable in variables]
+    flat = np.concatenate([np.zeros(1), *(np.ravel(state).astype(np.float64) for state in mine)])
+    total = collectives.all_reduce_sum(tf.constant(flat), name="fusedrec.metrics").numpy()[1:]
+    begins = np.cumsum([0, *(state.size for state in mine)])
+    for variable, state, begin in zip(variables, mine, begins):
+        variable.assign(np.reshape(total[begin : begin + state.size], state.shape).astype(state.dtype))
+    try:
+        yield
+    finally:
+        for variable, state in zip(variables, mine):
+            variable.assign(state)
 
 
 class AUC(SummedMetric):

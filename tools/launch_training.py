@@ -27,7 +27,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 DEFAULT_CONFIG = "configs/grm_tiny.yaml"
 # Files by which a data set is recognised, and the experiment for it.
 CONFIG_FOR_FILES = {
-    ("ratings.dat", "ratings.csv", "ratings.csv.gz"): "configs/hstu_ml1m_tiny.yaml",
+    ("ratings.dat", "ratings.csv", "ratings.csv.gz", "u.data"): "configs/hstu_ml1m_tiny.yaml",
     ("log.csv", "log.csv.gz"): "configs/grm_kuairand_tiny.yaml",
 }
 GRACE_S = 60.0  # from Ctrl-C until processes that did not end are killed

@@ -26,7 +26,7 @@ class Job:
         self.directory = pathlib.Path(directory)
         self.model, self.table = model(), trained(DictTable("item"))
         self.embedding = embedding_of(self.table)
-        self.checkpointer = checkpoint.Checkpointer(self.directory, self.model, self.embedding, **options)
+        self.checkpointer = checkpoint.Checkpointer(self.directory, self.model, layers=[self.embedding], **options)
 
     def train(self):
         trained(self.table, self.table.clock)
@@ -39,7 +39,7 @@ class Job:
         """extra and state of what a new job finds in the directory."""
         other = Job(self.directory)
         other.table.clear()
-        extra = checkpoint.load(self.directory, other.model, other.embedding)
+        extra = checkpoint.load(self.directory, other.model, layers=[other.embedding])
         return extra, other.state()
 
 

@@ -100,7 +100,7 @@ def run(directory: str, result: str, kill: tuple[str, float] | None) -> None:
     model.steps.assign(0)
     # A life that finds the job done makes no step, which would make these.
     model.optimizer._create_all_weights(model.trainable_variables)
-    checkpoint = callbacks.Checkpoint(directory, model.embedding, STEPS, {}, every_steps=8, full_every=3)
+    checkpoint = callbacks.Checkpoint(directory, STEPS, {}, every_steps=8, full_every=3)
     listeners = [checkpoint, KillAfter(kill[1] if kill and kill[0] == "seconds" else None)]
     epoch, step = checkpoint.restore(model)
     if kill and kill[0] == "operation":

@@ -8,6 +8,7 @@ import numpy as np
 
 import tf_fusedrec as fr
 from tests.checkpoint.oracle import OWNERS, mix64
+from tf_fusedrec import keras
 from tf_fusedrec.topology import Place
 
 ABOUT = [("last", "<u4"), ("count", "<u4"), ("updated", "<u4"), ("pool", "<u4")]
@@ -111,12 +112,27 @@ class Counter:
         self.value = value
 
 
-def embedding_of(*tables):
-    """What save and load need of a FusedEmbedding."""
-    lookups = [types.SimpleNamespace(table=table) for table in tables]
-    return types.SimpleNamespace(
-        lookups=lookups, name="double", place=Place(fr.Topology()), synchronize=lambda: None
-    )  # fmt: skip
+class Double(fr.FusedEmbedding):
+    """A FusedEmbedding of given tables: what save, load and warm_start need of one, and no more."""
+
+    def __init__(self, tables, topology, name):
+        keras.layers.Layer.__init__(self, name=name)
+        # Keras would track the tables.
+        object.__setattr__(self, "_given", ([types.SimpleNamespace(table=t) for t in tables], Place(topology)))
+
+    lookups = property(lambda self: self._given[0])
+    place = property(lambda self: self._given[1])
+    optimizers = property(
+        lambda self: {n: lookup.table.optimizer for lookup in self.lookups for n in lookup.table.names}
+    )
+
+    def synchronize(self):
+        return None
+
+
+def embedding_of(*tables, topology=None, name="double"):
+    """A layer of tables that are dicts."""
+    return Double(tables, topology or fr.Topology(), name)
 
 
 def contents(tables):

@@ -52,7 +52,7 @@ class StopAfter(keras.callbacks.Callback):
 
 
 def test_it_saves_at_the_end_of_every_epoch_and_is_on_the_disk_when_training_ends(tmp_path, positions):
-    saves = callbacks.Checkpoint(tmp_path / "c", embedding_of(table()), 5, {"name": "a"})
+    saves = callbacks.Checkpoint(tmp_path / "c", 5, {"name": "a"}, layers=[embedding_of(table())])
     fit(model(), [saves], 3, 5)
     assert positions == [(1, 0), (2, 0), (3, 0)]
     assert checkpoint.read_manifest(tmp_path / "c")["extra"] == {"name": "a", "epoch": 3, "step": 0}
@@ -62,28 +62,28 @@ def test_it_saves_at_the_end_of_every_epoch_and_is_on_the_disk_when_training_end
     ("every_steps", "want"), [(2, [(0, 2), (0, 4), (1, 0), (1, 2), (1, 4), (2, 0)]), (5, [(1, 0), (2, 0)])]
 )
 def test_it_saves_inside_epochs_when_asked(every_steps, want, tmp_path, positions):
-    saves = callbacks.Checkpoint(tmp_path / "c", embedding_of(table()), 5, {}, every_steps=every_steps)
+    saves = callbacks.Checkpoint(tmp_path / "c", 5, {}, every_steps=every_steps, layers=[embedding_of(table())])
     fit(model(), [saves], 2, 5)
     assert positions == want
 
 
 def test_steps_that_are_executed_together_are_all_counted(tmp_path, positions):
-    saves = callbacks.Checkpoint(tmp_path / "c", embedding_of(table()), 7, {}, every_steps=3)
+    saves = callbacks.Checkpoint(tmp_path / "c", 7, {}, every_steps=3, layers=[embedding_of(table())])
     fit(model(steps_per_execution=2), [saves], 1, 7)
     assert positions == [(0, 4), (1, 0)]  # after 2, 4, 6 and 7 steps
 
 
 def test_training_that_is_stopped_inside_an_epoch_says_where(tmp_path, positions):
-    saves = callbacks.Checkpoint(tmp_path / "c", embedding_of(table()), 5, {})
+    saves = callbacks.Checkpoint(tmp_path / "c", 5, {}, layers=[embedding_of(table())])
     fit(model(), [StopAfter(8), saves], 9, 5)
     assert positions == [(1, 0), (1, 3)]
 
 
 def test_a_job_goes_on_where_it_was_stopped(tmp_path, positions):
     first = model()
-    fit(first, [StopAfter(8), callbacks.Checkpoint(tmp_path / "c", embedding_of(table()), 5, {})], 9, 5)
+    fit(first, [StopAfter(8), callbacks.Checkpoint(tmp_path / "c", 5, {}, layers=[embedding_of(table())])], 9, 5)
     second, loaded = model(), DictTable("item")
-    saves = callbacks.Checkpoint(tmp_path / "c", embedding_of(loaded), 5, {}, every_steps=4)
+    saves = callbacks.Checkpoint(tmp_path / "c", 5, {}, every_steps=4, layers=[embedding_of(loaded)])
     assert saves.restore(second) == (1, 3)
     assert loaded.size("item") == 3
     for got, want in zip(second.get_weights(), first.get_weights()):
@@ -96,7 +96,7 @@ def test_a_job_goes_on_where_it_was_stopped(tmp_path, positions):
 
 
 def test_a_first_start_begins_at_the_beginning(tmp_path):
-    saves = callbacks.Checkpoint(tmp_path / "c", embedding_of(table()), 5, {})
+    saves = callbacks.Checkpoint(tmp_path / "c", 5, {}, layers=[embedding_of(table())])
     assert saves.restore(model()) == (0, 0)
 
 
@@ -106,9 +106,9 @@ def test_what_fails_in_the_background_ends_training(tmp_path, monkeypatch):
 
     monkeypatch.setattr("tf_fusedrec.checkpoint.disk.write", full)
     with pytest.raises(OSError, match="No space left"):
-        fit(model(), [callbacks.Checkpoint(tmp_path / "c", embedding_of(table()), 5, {})], 1, 5)
+        fit(model(), [callbacks.Checkpoint(tmp_path / "c", 5, {}, layers=[embedding_of(table())])], 1, 5)
 
 
 def test_a_negative_number_of_steps_is_refused(tmp_path):
     with pytest.raises(ValueError, match="every_steps must be >= 0, got -1"):
-        callbacks.Checkpoint(tmp_path, embedding_of(table()), 5, {}, every_steps=-1)
+        callbacks.Checkpoint(tmp_path, 5, {}, every_steps=-1, layers=[embedding_of(table())])

@@ -97,7 +97,7 @@ def test_data_are_on_the_disk_before_names_that_others_trust(tmp_path, monkeypat
     # The folders that were made are in those that were there.
     assert [("fsync", str(tmp_path / "runs")), ("fsync", str(tmp_path))] == [e for e in log[:2] if e not in mine]
     written = {path for name, path in mine if name == "write"}
-    assert len(written) == 5  # rows, two dense files, shard-0.json, manifest
+    assert len(written) == 6  # rows, two dense files, shard-0.json, manifests of the save and of the checkpoint
     for path in written:
         last_write = max(n for n, entry in enumerate(mine) if entry == ("write", path))
         synced = min(n for n, entry in enumerate(mine) if n > last_write and entry == ("fsync", path))
@@ -105,7 +105,7 @@ def test_data_are_on_the_disk_before_names_that_others_trust(tmp_path, monkeypat
         assert all(synced < n for n in renamed)
     renames = [pathlib.Path(paths[1]).name for name, paths in mine if name == "replace"]
     (folder,) = job.directory.glob("save-*")
-    assert renames == ["shard-0.json", folder.name, "manifest.json"]
+    assert renames == ["shard-0.json", "manifest.json", folder.name, "manifest.json"]
     told_others = next(n for n, (name, _) in enumerate(mine) if name == "replace")
     rows = next(n for n, (name, path) in enumerate(mine) if name == "fsync" and str(path).endswith(".shard"))
     assert ("fsync", f"{folder}.partial") in mine[rows:told_others]

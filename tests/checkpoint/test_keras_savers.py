@@ -112,6 +112,29 @@ def test_legacy_hdf5_files_are_refused_by_name(name, trained, tmp_path):
     plain.save_weights(tmp_path / "plain.h5")  # models without tables are as ever
 
 
+@pytest.mark.parametrize("saver", ["save", "export", "saved_model", "without_tables"])
+def test_a_saved_model_is_refused_in_one_line_with_the_remedy(saver, tmp_path):
+    model, _ = compiled("native")
+    words = (
+        r"^FusedEmbedding 'fused_embedding': a SavedModel of .* cannot hold its tables \['item', 'tag'\]. "
+        r"Use tf_fusedrec.export\(model, folder\) .* tf_fusedrec.checkpoint.save .*$"
+    )
+    with pytest.raises(ValueError, match=words) as refusal:
+        if saver == "save":
+            model.save(tmp_path / "m")
+        elif saver == "export":
+            model.export(tmp_path / "m")
+        elif saver == "saved_model":
+            tf.saved_model.save(model, str(tmp_path / "m"))
+        else:  # which leaves rows out of files, while a SavedModel would still hold calls that need them
+            with fr.checkpoint.without_tables():
+                model.save(tmp_path / "m")
+    assert "\n" not in str(refusal.value)
+    assert not (tmp_path / "m").exists()
+    plain = keras.Sequential([keras.layers.Dense(1, input_shape=(2,))])
+    plain.export(tmp_path / "plain")  # models without tables are as ever
+
+
 def test_without_tables_the_dense_weights_go_alone(trained, tmp_path):
     model, emb, other, loaded = trained
     before = state(other, loaded)
@@ -125,11 +148,11 @@ def test_without_tables_the_dense_weights_go_alone(trained, tmp_path):
 
 def test_checkpoints_of_this_package_keep_tables_out_of_their_dense_part(trained, tmp_path):
     model, emb, other, loaded = trained
-    fr.checkpoint.save(tmp_path / "c", model, emb, model.optimizer)
+    fr.checkpoint.save(tmp_path / "c", model, model.optimizer)
     prefix = fr.checkpoint.dense_prefix(tmp_path / "c")
     kept = [name for name, _ in tf.train.list_variables(prefix) if "table_state" in name]
     assert [tf.train.load_variable(prefix, name) for name in kept] == [b""]
-    fr.checkpoint.load(tmp_path / "c", other, loaded, other.optimizer)
+    fr.checkpoint.load(tmp_path / "c", other, other.optimizer)
     assert state(other, loaded) == state(model, emb)
 
 

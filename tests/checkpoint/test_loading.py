@@ -30,7 +30,7 @@ def saved(tmp_path, monkeypatch):
     """A checkpoint with a delta, read in many chunks, so that much is restored before damage at the end is met."""
     monkeypatch.setattr("tf_fusedrec.checkpoint.shard_file._CHUNK_BYTES", 1)
     table = trained(("item", "user"), IDS)
-    job = checkpoint.Checkpointer(tmp_path / "c", model(1.0), embedding_of(table), full_every=2)
+    job = checkpoint.Checkpointer(tmp_path / "c", model(1.0), layers=[embedding_of(table)], full_every=2)
     job.save("full")
     job.wait()
     table.train("item", IDS[:1500], np.random.default_rng(5))
@@ -118,7 +118,7 @@ def test_what_is_not_whole_is_refused_and_nothing_of_it_remains(kind, saved):
         rows, clock = contents([table]), table.clock
         dense = model(5.0)
         with pytest.raises(ValueError, match=words):
-            checkpoint.load(directory, dense, embedding_of(table))
+            checkpoint.load(directory, dense, layers=[embedding_of(table)])
         assert contents([table]) == rows and table.clock == clock and table.optimizer.iterations.value == 0
         assert all((w == 5.0).all() for w in dense.get_weights())
     assert ("clear",) not in trained_before.calls
@@ -132,7 +132,7 @@ def test_a_whole_one_is_loaded_into_empty_and_full_tables(saved):
     directory, table = saved
     for other in (DictTable("item", "user"), trained(("item", "user"), IDS[-5:])):
         dense = model(5.0)
-        assert checkpoint.load(directory, dense, embedding_of(other)) == "delta"
+        assert checkpoint.load(directory, dense, layers=[embedding_of(other)]) == "delta"
         assert contents([other]) == contents([table]) and other.clock == table.clock
         assert all((w == 1.0).all() for w in dense.get_weights())
 
@@ -140,7 +140,7 @@ def test_a_whole_one_is_loaded_into_empty_and_full_tables(saved):
 def test_rows_that_hold_a_table_are_read_once_and_verified_before_they_are_dropped(saved):
     directory, table = saved
     other = trained(("item", "user"), IDS[-5:])
-    checkpoint.load(directory, model(0), embedding_of(other))
+    checkpoint.load(directory, model(0), layers=[embedding_of(other)])
     assert other.calls[0] == ("clear",) and {call[0] for call in other.calls[1:]} == {"restore"}
     assert sum(call[3] for call in other.calls[1:]) == len(IDS) * 2 - 10
 
@@ -158,7 +158,7 @@ def test_a_checkpoint_of_another_spec_is_refused_with_both_shown(options, shown,
         rf"Table 'item' of checkpoint .* has another spec. Saved: .*'dim': 4.*'slots': \['accumulator'.* Now: .*{shown}"
     )
     with pytest.raises(ValueError, match=words):
-        checkpoint.load(directory, model(0), embedding_of(other))
+        checkpoint.load(directory, model(0), layers=[embedding_of(other)])
     assert contents([other]) == rows
 
 
@@ -181,6 +181,9 @@ def test_read_tables_gives_all_rows_of_full_save_and_delta(saved):
 
 def test_read_tables_knows_bfloat16(tmp_path):
     class Bfloat16Table(DictTable):
+        def spec(self, name):
+            return {**super().spec(name), "dim": 2, "slots": []}
+
         def record_dtype(self, section):
             return np.dtype([("row", "<u2", (2,))])
 
@@ -194,7 +197,7 @@ def test_read_tables_knows_bfloat16(tmp_path):
 
 
 def test_an_empty_checkpoint_has_tables_without_rows(tmp_path):
-    checkpoint.save(tmp_path / "c", model(0), embedding_of(DictTable("item", dim=3)))
+    checkpoint.save(tmp_path / "c", model(0), layers=[embedding_of(DictTable("item", dim=3))])
     ids, rows = checkpoint.read_tables(tmp_path / "c")["item"]
     assert ids.shape == (0,) and rows.shape == (0, 3)
 

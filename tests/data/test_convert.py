@@ -17,6 +17,9 @@ def test_makes_a_data_set_and_says_so(tmp_path, capsys):
     (tmp_path / "ratings.dat").write_text("1::2::3::4\n1::5::3::6\n", encoding="utf-8")
     _run("movielens", "--input", tmp_path, "--output", tmp_path / "m")
     assert read_info(tmp_path / "m").users == 1
+    (tmp_path / "seq.txt").write_text("1 2 3\n", encoding="utf-8")
+    _run("sequences", "--input", tmp_path / "seq.txt", "--output", tmp_path / "q")
+    assert "1 users, 2 items, from sequences, seq.txt, 2 interactions, timestamps are" in capsys.readouterr().out
     (tmp_path / "log.csv").write_text("user_id,video_id,time_ms,is_click\n1,2,3,1\n1,3,9,0\n", encoding="utf-8")
     _run("kuairand", f"--input={tmp_path}", "--output", tmp_path / "k", "--test_fraction=0.5")
     assert read_info(tmp_path / "k").items == 2
@@ -25,7 +28,7 @@ def test_makes_a_data_set_and_says_so(tmp_path, capsys):
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        ([], r"name one converter of movielens, kuairand, synthetic-ranking, synthetic-retrieval, got \[\]"),
+        ([], r"name one converter of movielens, sequences, kuairand, synthetic-ranking, synthetic-retrieval, got \[\]"),
         (["criteo"], r"name one converter of .* got \['criteo'\]"),
         (["movielens", "--output=x"], "movielens needs --input"),
         (["synthetic-ranking"], "synthetic-ranking needs --output"),

@@ -5,9 +5,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+import tf_fusedrec as fr
 from tests.data.shards import read_lists
-from tf_fusedrec._tf_compat import tf
-from tf_fusedrec.data import Column, ParquetFolder, fingerprint
+from tests.support.graphs import saved_operations
+from tf_fusedrec import keras, tf
+from tf_fusedrec.data import Column, ParquetFolder
 
 MASK = 2**64 - 1
 K0, K2 = 0xC3A5C85C97CB3127, 0x9AE16A3B2F90404F
@@ -50,15 +52,81 @@ STRINGS = ["", "a", "ab", "abc", "user", "item-17", "item-170", "0123456789abcde
 
 def test_equals_farmhash():
     assert farmhash64(b"") == -7286425919675154353
-    got = fingerprint(tf.reshape(tf.constant(STRINGS), [5, 2])).numpy()
+    got = fr.hash_strings(tf.reshape(tf.constant(STRINGS), [5, 2])).numpy()
     assert got.tolist() == np.reshape([farmhash64(text.encode()) for text in STRINGS], [5, 2]).tolist()
 
 
 def test_ragged_empty_and_traced():
     ragged = tf.ragged.constant([["a", "bc"], [], ["a"]])
-    got = tf.function(fingerprint)(ragged)
+    got = tf.function(fr.hash_strings)(ragged)
     assert got.to_list() == [[farmhash64(b"a"), farmhash64(b"bc")], [], [farmhash64(b"a")]]
-    assert fingerprint(tf.zeros([0, 3], tf.string)).shape == [0, 3]
+    assert fr.hash_strings(tf.zeros([0, 3], tf.string)).shape == [0, 3]
+
+
+def of_python(strings):
+    return [farmhash64(text.encode()) for text in strings]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda strings: strings,
+        lambda strings: [text.encode() for text in strings],
+        lambda strings: np.array(strings, object),
+        pa.array,
+        lambda strings: pa.array(strings).dictionary_encode(),
+        lambda strings: pa.chunked_array([strings[:3], strings[3:]]),
+    ],
+)
+def test_strings_of_every_kind_have_the_same_ids(make):
+    got = fr.hash_strings(make(STRINGS))
+    assert got.dtype == np.int64 and got.tolist() == of_python(STRINGS)
+
+
+def test_shapes_are_kept():
+    assert int(fr.hash_strings("")) == farmhash64(b"")
+    for nothing in ([], pa.array([], pa.string()), np.array([], "U3")):
+        assert fr.hash_strings(nothing).shape == (0,)
+    assert fr.hash_strings([["a", "bc"], ["", "a"]]).tolist() == [of_python(["a", "bc"]), of_python(["", "a"])]
+    sparse = tf.SparseTensor([[0, 1], [1, 0]], ["a", "bc"], [2, 2])
+    hashed = fr.hash_strings(sparse)
+    assert hashed.values.numpy().tolist() == of_python(["a", "bc"]) and hashed.indices is sparse.indices
+    dataset = tf.data.Dataset.from_tensor_slices(STRINGS).batch(5).map(fr.hash_strings)
+    assert dataset.element_spec == tf.TensorSpec([None], tf.int64)
+    assert [i for part in dataset for i in part.numpy()] == of_python(STRINGS)
+
+
+@pytest.mark.parametrize(
+    ("strings", "words"),
+    [
+        (["a", None], "must be str or bytes, got None at 1. Remedy for missing values: fill them with ''"),
+        ([["a"], [float("nan")]], r"must be str or bytes, got nan at \(1, 0\)"),
+        ([["a"], ["b", "c"]], r"must be str or bytes, got \['a'\] at 0"),
+        (pa.array(["a", None]), "must be str or bytes, got null at 1"),
+        (pa.array([["a"]]), "must be an Arrow array of strings, got list<item: string>. Hash the flat values"),
+        (np.arange(2), "must be str or bytes, got 0 at 0"),
+        (tf.range(2), "must have dtype string, got int32. Integers are ids as they are"),
+    ],
+)
+def test_what_is_no_string_is_refused(strings, words):
+    with pytest.raises(ValueError, match=words):
+        fr.hash_strings(strings)
+
+
+def test_an_exported_model_takes_strings(tmp_path):
+    """And padding of strings, as padded batches have it."""
+    tables = [fr.TableConfig("item", 2, fr.optimizers.SGD(0.1))]
+    padding_id = int(fr.hash_strings(""))
+    emb = fr.FusedEmbedding(tables, [fr.FeatureConfig("item", "item", "mean", padding_id=padding_id)])
+    strings = keras.Input([None], dtype=tf.string, name="item")
+    model = keras.Model(strings, emb({"item": fr.hash_strings(strings)})["item"])
+    batch = tf.constant([["item-17", "a"], ["a", ""]])
+    wanted = model(batch, training=True)
+    assert sorted(emb.export_table("item")[0].tolist()) == sorted(of_python(["item-17", "a"]))
+    fr.export(model, tmp_path / "served")
+    assert not {op for op in saved_operations(tmp_path / "served") if "Fusedrec" in op}
+    (got,) = tf.saved_model.load(str(tmp_path / "served")).signatures["serving_default"](item=batch).values()
+    np.testing.assert_allclose(got, wanted, rtol=1e-6)
 
 
 @pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.dictionary(pa.int32(), pa.string())])

@@ -4,11 +4,13 @@ import gzip
 import json
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 from tests.data.shards import read_lists
 from tests.support.shared import shared_path
-from tf_fusedrec.data import Column, ParquetFolder, kuairand, read_info, read_items
+from tf_fusedrec import tf
+from tf_fusedrec.data import Column, ParquetFolder, fingerprint, kuairand, read_info, read_items
 from tf_fusedrec.data.kuairand import convert_kuairand
 
 COLUMNS = (
@@ -128,8 +130,37 @@ def test_refusals(tmp_path):
     with pytest.raises(ValueError, match="log.csv: has no impressions"):
         convert_kuairand(source, tmp_path / "out")
     _write(source, rows=[(1, 2, 3, 1, "", 5, 5)])
-    with pytest.raises(ValueError, match="log.csv: column 'long_view' has 1 empty values"):
+    with pytest.raises(ValueError, match="log.csv, line 2: got long_view '', wanted a number"):
         convert_kuairand(source, tmp_path / "out")
+    (source / "user_features.csv").unlink()
+    _write(source, rows=[(*row[:2], row[2] * 10**6, *row[3:]) for row in LOG])
+    with pytest.raises(ValueError, match="log.csv: got a latest time_ms of 9999000000, which reads as seconds, wanted"):
+        convert_kuairand(source, tmp_path / "out")
+    _write(source, rows=LOG[:1])
+    with pytest.raises(
+        ValueError, match="log.csv: got no user for train, of 1 users with 1 impressions, by split 'time'"
+    ):
+        convert_kuairand(source, tmp_path / "out")
+    with pytest.raises(
+        ValueError, match="log.csv: got no user for test, of 1 users with 1 impressions, by split 'user'"
+    ):
+        convert_kuairand(source, tmp_path / "out", split="user")
+    assert not (tmp_path / "out").exists()
+
+
+def test_string_ids_become_fingerprints_and_find_their_features(tmp_path):
+    source = _write(tmp_path / "raw", rows=[(f"u{row[0]}", f"v{row[1]}", *row[2:]) for row in LOG])
+    # user_features.csv of the directory is by the same strings.
+    _write(source, "user_features.csv", "user_id,level", [("u1", 7), ("u3", 9)])
+    info = convert_kuairand(source, tmp_path / "out", test_fraction=0.3)
+    assert info.source.endswith("10 impressions, user_id strings as fingerprints, video_id strings as fingerprints")
+    rows = read_lists(ParquetFolder(tmp_path / "out/test", [Column("user_id"), Column("level"), COLUMNS[4]]))
+    prints = {name: int(fingerprint(tf.constant(name))) for name in ("u1", "u3", "u4", "v17", "v19", "v25")}
+    assert {row[0]: row[1:] for row in rows} == {
+        prints["u1"]: (1, (prints["v17"],)), prints["u3"]: (2, (prints["v19"],)), prints["u4"]: (0, (prints["v25"],)),
+    }  # fmt: skip
+    items = pq.read_table(tmp_path / "out/items.parquet").to_pydict()
+    assert len(items["string"]) == 9 and items["item_id"][items["string"].index("v17")] == prints["v17"]
 
 
 def test_real_data(tmp_path):

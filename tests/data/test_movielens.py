@@ -1,14 +1,16 @@
-"""MovieLens: the three forms of its ratings, stable order, and the real data set against the published sequences."""
+"""MovieLens: every form of its ratings, stable order, lines that are refused, the real data against the published."""
 
 import csv
 import gzip
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 from tests.data.shards import read_lists
 from tests.support.shared import shared_path
-from tf_fusedrec.data import Column, ParquetFolder, read_info, read_items
+from tf_fusedrec import tf
+from tf_fusedrec.data import Column, ParquetFolder, fingerprint, read_info, read_items
 from tf_fusedrec.data.movielens import convert_movielens
 
 TRAIN = (
@@ -29,24 +31,28 @@ RATINGS = [
     (1, 20, 3, 8),
     (9, 70, 1, 1),
 ]
+CSV = "userId,movieId,rating,timestamp\n"
 EXPECTED_TEST = [(1, (10,), (7,), (3.0,), 20, 8), (3, (20, 30, 10), (100, 200, 200), (4.0, 5.0, 1.0), 40, 200)]
 
 
-def _write(folder, name):
+def _write(folder, name, header="user_id,movie_id,rating,timestamp,ts_kind", rows=RATINGS):
+    """`rows` in the form that the name says; a CSV file has a column more."""
     folder.mkdir(exist_ok=True)
-    if name.endswith(".dat"):
-        text = "".join("::".join(map(str, row)) + "\n" for row in RATINGS)
+    if ".csv" in name:
+        text = header + "\n" + "".join(",".join(map(str, row)) + ",0\n" for row in rows)
     else:
-        rows = "".join(",".join(map(str, row)) + ",0\n" for row in RATINGS)
-        text = "user_id,movie_id,rating,timestamp,ts_kind\n" + rows
+        delimiter = "::" if name.startswith("ratings") else "\t"
+        text = "".join(delimiter.join(map(str, row)) + "\n" for row in rows)
     (folder / name).write_bytes(gzip.compress(text.encode()) if name.endswith(".gz") else text.encode())
     return folder
 
 
-@pytest.mark.parametrize("name", ["ratings.dat", "ratings.csv", "ratings.csv.gz"])
+@pytest.mark.parametrize("name", ["ratings.dat", "ratings.dat.gz", "ratings.csv", "ratings.csv.gz", "u.data"])
 @pytest.mark.parametrize("as_file", [False, True])
 def test_every_form_gives_the_same(tmp_path, name, as_file):
-    source = _write(tmp_path / "raw", name)
+    # GroupLens's own header for one of them.
+    header = {"header": "userId,movieId,rating,timestamp,tag"} if name == "ratings.csv" else {}
+    source = _write(tmp_path / "raw", name, **header)
     info = convert_movielens(source / name if as_file else source, tmp_path / "out")
     assert (info.task, info.users, info.items) == ("retrieval", 2, 4)
     assert read_info(tmp_path / "out") == info
@@ -56,14 +62,130 @@ def test_every_form_gives_the_same(tmp_path, name, as_file):
     assert dict(zip(ids.tolist(), counts.tolist())) == {10: 2, 20: 1, 30: 1, 40: 0}
 
 
-@pytest.mark.parametrize("name", ["movies.dat", "movies.dat.gz"])
-def test_movies_file_is_the_catalogue(tmp_path, name):
+@pytest.mark.parametrize(
+    "name, delimiter", [("movies.dat", "::"), ("movies.dat.gz", "::"), ("movies.csv", ","), ("u.item", "|")]
+)
+def test_movies_file_is_the_catalogue(tmp_path, name, delimiter):
     source = _write(tmp_path / "raw", "ratings.dat")
-    lines = [f"{movie}::Caf\xe9 :: a title: with colons::Drama\n" for movie in (10, 20, 30, 40, 50)]
+    lines = ["movieId,title,genres\n"] if name == "movies.csv" else []
+    lines += [
+        f'{movie}{delimiter}"Caf\xe9 :: a title, with: | all"{delimiter}Drama\n' for movie in (10, 20, 30, 40, 50, 70)
+    ]
     text = "".join(lines).encode("latin-1")
     (source / name).write_bytes(gzip.compress(text) if name.endswith(".gz") else text)
     convert_movielens(source, tmp_path / "out")
-    assert read_items(tmp_path / "out")[0].tolist() == [10, 20, 30, 40, 50]
+    assert read_items(tmp_path / "out")[0].tolist() == [10, 20, 30, 40, 50, 70]
+
+
+def test_half_stars_stay(tmp_path):
+    source = _write(
+        tmp_path / "raw", "ratings.dat", rows=[(1, 122, 5, 838985046), (1, 185, 4.5, 838983525), (1, 9, 0.5, 838985047)]
+    )
+    info = convert_movielens(source, tmp_path / "out")
+    assert info.source == "MovieLens, ratings.dat, 3 ratings"
+    assert read_lists(ParquetFolder(tmp_path / "out/train", TRAIN)) == [
+        (1, (185, 122), (838983525, 838985046), (4.5, 5.0))
+    ]
+
+
+def test_a_log_of_ones_own_with_string_ids_and_without_ratings(tmp_path):
+    (tmp_path / "log.csv").write_text(
+        "timestamp,user_id,item_id\n5,ann,B01\n3,ann,A7\n9,ann,007\n1,bob,A7\n2,bob,B01\n", encoding="utf-8"
+    )
+    info = convert_movielens(tmp_path / "log.csv", tmp_path / "out")
+    assert (
+        info.source
+        == "MovieLens, log.csv, 5 ratings, user_id strings as fingerprints, movie_id strings as fingerprints"
+    )
+    assert "rating" not in info.columns["train"]
+    ann, bob, *items = fingerprint(tf.constant(["ann", "bob", "A7", "B01", "007"])).numpy().tolist()
+    a7, b01, zero = items
+    rows = {row[0]: row[1:] for row in read_lists(ParquetFolder(tmp_path / "out/test", [*TEST[:2], TEST[4]]))}
+    assert rows == {ann: ((a7, b01), zero), bob: ((a7,), b01)}
+    table = pq.read_table(tmp_path / "out/items.parquet").to_pydict()
+    assert dict(zip(table["string"], table["item_id"])) == {"A7": a7, "B01": b01, "007": zero}
+    assert dict(zip(*(column.tolist() for column in read_items(tmp_path / "out")))) == {a7: 2, b01: 1, zero: 0}
+
+
+def test_a_movies_file_of_string_ids_names_those_that_nobody_rated(tmp_path):
+    source = _write(tmp_path / "raw", "ratings.csv", rows=[(1, "m1", 3, 7), (1, "m2", 3, 8)])
+    (source / "movies.csv").write_text('movieId,title\n"m1",A\nm2,B\nm3,C\n', encoding="utf-8")
+    convert_movielens(source, tmp_path / "out")
+    assert sorted(pq.read_table(tmp_path / "out/items.parquet")["string"].to_pylist()) == ["m1", "m2", "m3"]
+    (source / "movies.csv").write_text("movieId,title\n1,A\n2,B\n", encoding="utf-8")
+    with pytest.raises(ValueError, match="got movie ids that are integers, where those of the ratings are strings"):
+        convert_movielens(source, tmp_path / "again")
+
+
+@pytest.mark.parametrize("factor, unit", [(10**3, "milliseconds"), (10**6, "microseconds"), (10**9, "nanoseconds")])
+def test_finer_times_are_cut_to_seconds_after_the_sort(tmp_path, factor, unit):
+    times = [1_400_000_000 * factor + 5, 1_400_000_000 * factor + 2, 1_400_000_009 * factor]
+    source = _write(
+        tmp_path / "raw", "ratings.csv", rows=[(1, item, 3, time) for item, time in zip((10, 20, 30), times)]
+    )
+    info = convert_movielens(source, tmp_path / "out")
+    assert info.source.endswith(f"3 ratings, timestamps in {unit} cut to seconds")
+    assert read_lists(ParquetFolder(tmp_path / "out/test", TEST)) == [
+        (1, (20, 10), (1_400_000_000, 1_400_000_000), (3.0, 3.0), 30, 1_400_000_009)
+    ]
+    _write(source, "ratings.csv", rows=[(1, 10, 3, times[0]), (1, 20, 3, 1_400_000_000)])
+    with pytest.raises(
+        ValueError, match=rf"got timestamps of two units, {times[0]} \({unit}\) and 1400000000 \(row 2\), wanted"
+    ):
+        convert_movielens(source, tmp_path / "again")
+
+
+def test_users_that_are_left_out_are_told_of_and_no_users_are_refused(tmp_path):
+    source = _write(tmp_path / "raw", "ratings.dat")
+    assert convert_movielens(source, tmp_path / "out").source.endswith(
+        "7 ratings, 1 of 3 users left out (one interaction)"
+    )
+    _write(source, "ratings.dat", rows=[(user, 10, 3, 7) for user in range(4)])
+    with pytest.raises(
+        ValueError, match=r"ratings.dat: got 4 interactions of 4 users, none with two or more, .*[Ww]anted"
+    ):
+        convert_movielens(source, tmp_path / "none")
+    _write(source, "ratings.dat", rows=[])
+    with pytest.raises(ValueError, match="ratings.dat: got an empty file"):
+        convert_movielens(source, tmp_path / "none")
+    (source / "ratings.dat").unlink()
+    _write(source, "ratings.csv", rows=[])
+    with pytest.raises(ValueError, match="ratings.csv: got 0 interactions of 0 users"):
+        convert_movielens(source, tmp_path / "none")
+    assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize(
+    "name, text, message",
+    [
+        ("ratings.dat", "1::2::3::4\n\n1::2::five::3\n", "line 3: got rating 'five', wanted a number. Correct"),
+        (
+            "ratings.dat",
+            "1::2::3::4\n1::2::3\n",
+            "line 2: got 3 fields, '1::2::3', wanted 4: user_id::movie_id::rating",
+        ),
+        ("u.data", "1\t2\t3\t4\n1 2 3 4\n", "line 2: got 1 fields, '1 2 3 4', wanted 4: user_id"),
+        ("u.data", "1\t2\t3\t4\n1\t2\tnan\t4\n", "line 2: got rating 'nan', wanted a number"),
+        ("ratings.csv", "", r"line 1: got the columns \[\], wanted also user_id or userId, movie_id or"),
+        ("ratings.csv", "1,2,3,4\n1,3,3,5\n", r"line 1: got the columns \['1', .* wanted also user_id or userId"),
+        ("ratings.csv", "userId,movieId\n1,2\n", r"line 1: got the columns \['userId', 'movieId'\], wanted also time"),
+        ("ratings.csv", CSV + "1,2,3,\n", "line 2: got timestamp '', wanted an integer"),
+        ("ratings.csv", CSV + "1,,3,4\n", "line 2: got movieId '', wanted an id"),
+        ("ratings.csv", CSV + "1,2,3,1.5e9\n", "line 2: got timestamp '1.5e9', wanted an integer"),
+        ("ratings.csv", CSV + '1,"2\n2",3,4\n1,2,x,4\n', "line 4: got rating 'x', wanted a number"),
+    ],
+)
+def test_a_line_that_cannot_be_read_is_named(tmp_path, name, text, message):
+    (tmp_path / name).write_text(text, encoding="utf-8")
+    with pytest.raises(ValueError, match=f"{name}, {message}"):
+        convert_movielens(tmp_path, tmp_path / "out")
+
+
+def test_a_damaged_gzip_file_is_named(tmp_path):
+    source = _write(tmp_path / "raw", "ratings.csv.gz")
+    (source / "ratings.csv.gz").write_bytes((source / "ratings.csv.gz").read_bytes()[:-20])
+    with pytest.raises(ValueError, match="ratings.csv.gz: not readable as "):
+        convert_movielens(source, tmp_path / "out")
 
 
 def test_refusals(tmp_path):
@@ -75,17 +197,8 @@ def test_refusals(tmp_path):
     with pytest.raises(ValueError, match="got 2 of them. Name the file of ratings itself"):
         convert_movielens(source, tmp_path / "out")
     (source / "movies.dat").write_text("10::A::B\n", encoding="utf-8")
-    with pytest.raises(ValueError, match="movies.dat: lacks 3 movies that were rated, for example 20"):
+    with pytest.raises(ValueError, match="movies.dat: lacks 4 movies that were rated, for example 20"):
         convert_movielens(source / "ratings.dat", tmp_path / "out")
-    (source / "ratings.dat").write_text("1::2::five::3\n", encoding="utf-8")
-    with pytest.raises(ValueError, match="ratings.dat: not readable as the log it should be"):
-        convert_movielens(source / "ratings.dat", tmp_path / "out")
-    (source / "ratings.csv").write_text("user_id,movie_id,rating\n1,2,3\n", encoding="utf-8")
-    with pytest.raises(ValueError, match="ratings.csv: not readable as the log it should be .*timestamp"):
-        convert_movielens(source / "ratings.csv", tmp_path / "out")
-    (source / "ratings.csv").write_text("user_id,movie_id,rating,timestamp\n1,2,3,\n", encoding="utf-8")
-    with pytest.raises(ValueError, match="ratings.csv: column 'timestamp' has 1 empty values"):
-        convert_movielens(source / "ratings.csv", tmp_path / "out")
 
 
 @pytest.fixture(scope="module")

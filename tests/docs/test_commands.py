@@ -27,7 +27,9 @@ RUN_ELSEWHERE = {
     "make sanitize": "tests/environment/test_sanitizers.py::test_a_sound_program_passes_and_is_compiled_once",
     "make bench": "tests/environment/test_commands.py::test_every_benchmark_of_the_list_exists",
     "make wheel": "tests/environment/test_wheel.py::test_the_installed_wheel_works_from_another_folder",
-    "horovodrun -np 2 --gloo python train.py": MAIN_JOB,
+    "horovodrun -np 2 --gloo python train.py": (
+        "tests/docs/test_quickstart_ranks.py::test_two_ranks_train_the_model_of_one"
+    ),
     "horovodrun -np 2 --gloo python -m models.train --config configs/grm_tiny.yaml --set train.epochs=2 "
     "--output runs/mine": (
         MAIN_JOB
@@ -38,6 +40,8 @@ RUN_ELSEWHERE = {
     "horovodrun -np 16 -H host1:8,host2:8 --network-interfaces eth0 --gloo python train.py": (
         "tests/test_two_hosts.py::test_training_over_two_hosts_equals_training_on_one"
     ),
+    "python -m models.evaluate runs/grm_tiny --json metrics.json": MAIN_JOB,
+    "horovodrun -np 2 --gloo python -m models.evaluate runs/hstu_ml1m_tiny --data path/to/ml-1m": MAIN_JOB,
     "python -m models.compare runs/mine runs/grm_tiny": (
         "tests/models/test_compare.py::test_pairs_do_not_depend_on_the_order_of_rows_and_the_table_tells"
     ),
@@ -70,6 +74,9 @@ RUN_ELSEWHERE = {
         "tests/benchmarks/test_scale.py::test_own_table_and_json"
     ),
     f"{CONVERT} movielens --input ml-1m --output data/ml-1m": MOVIELENS,
+    f"{CONVERT} sequences --input sequences.txt --output data/sequences": (
+        "tests/data/test_convert.py::test_makes_a_data_set_and_says_so"
+    ),
     f"{CONVERT} kuairand --input log.csv.gz --output data/kuairand --test_fraction 0.2 --split user": (
         "tests/data/test_kuairand.py::test_split_by_hand"
     ),

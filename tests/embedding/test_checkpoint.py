@@ -66,14 +66,14 @@ def save_after_two_steps(folder, backend="native"):
     """Body: two steps, then a checkpoint."""
     model, emb, optimizer = _model(backend)
     _train(model, optimizer, 2)
-    fr.checkpoint.save(folder, model, emb, optimizer, extra={"epoch": 3})
+    fr.checkpoint.save(folder, model, optimizer, extra={"epoch": 3})
     return _held(emb)
 
 
 def load_and_train_two_more(folder, backend="native"):
     """Body: loads and goes on; returns what it found and the tables after two more steps."""
     model, emb, optimizer = _model(backend)
-    extra = fr.checkpoint.load(folder, model, emb, optimizer)
+    extra = fr.checkpoint.load(folder, model, optimizer)
     found = _held(emb)
     _train(model, optimizer, 2)
     dense = [v.numpy() for v in model.weights]
@@ -116,7 +116,7 @@ def test_training_goes_on_as_if_nothing_had_happened(ranks, then, backend, tmp_p
 def save_in_the_background(folder):
     """Body: a full save and two deltas while training goes on; the last one is what the tables held when it began."""
     model, emb, optimizer = _model()
-    job = fr.checkpoint.Checkpointer(folder, model, emb, optimizer, full_every=5)
+    job = fr.checkpoint.Checkpointer(folder, model, optimizer, full_every=5)
     for ids in ([1, 2, 5, 9, 1], [1, 2, 70, 71, 72], [2, 3, 70, 80, 81]):
         _train(model, optimizer, 2, {"a": ids, "b": ids})
         emb.lookups[0].table.remove(emb.lookups[0].table.names[0], np.array([9, 72]))
@@ -131,7 +131,7 @@ def save_in_the_background(folder):
 def load_what_is_there(folder):
     """Body: what this rank finds."""
     model, emb, optimizer = _model()
-    fr.checkpoint.load(folder, model, emb, optimizer)
+    fr.checkpoint.load(folder, model, optimizer)
     return _held(emb)
 
 
@@ -149,7 +149,7 @@ def refused_on_one_rank(folder, filled):
         _train(model, optimizer, 1)
     before = _held(emb)
     try:
-        fr.checkpoint.load(folder, model, emb, optimizer)
+        fr.checkpoint.load(folder, model, optimizer)
     except (ValueError, RuntimeError) as refusal:
         return str(refusal), before, _held(emb)
 
@@ -159,7 +159,7 @@ def test_damage_that_one_rank_meets_is_refused_by_all(filled, tmp_path):
     model, emb, optimizer = _model()
     many = list(range(8000))
     _train(model, optimizer, 1, {"a": many, "b": many})
-    fr.checkpoint.save(tmp_path / "c", model, emb, optimizer)
+    fr.checkpoint.save(tmp_path / "c", model, optimizer)
     (path,) = (tmp_path / "c").glob("save-*/item.rows-0.shard")
     data = bytearray(path.read_bytes())
     data[-1000] ^= 1  # of the last rows in hash order
@@ -175,7 +175,7 @@ def full_disk_on_rank_1(folder):
     """Body: a save that only rank 1 has no room for, and one that works again; what is said, and loaded between."""
     model, emb, optimizer = _model()
     _train(model, optimizer, 1)
-    job = fr.checkpoint.Checkpointer(folder, model, emb, optimizer, timeout_s=30)
+    job = fr.checkpoint.Checkpointer(folder, model, optimizer, timeout_s=30)
     job.save("old")
     job.wait()
     _train(model, optimizer, 1)
@@ -211,7 +211,7 @@ def test_a_disk_that_is_full_on_one_rank_fails_on_all_and_the_last_checkpoint_st
 def saved(request, tmp_path):
     model, emb, optimizer = _model(request.param)
     _train(model, optimizer, 1)
-    fr.checkpoint.save(tmp_path / "checkpoint", model, emb, optimizer)
+    fr.checkpoint.save(tmp_path / "checkpoint", model, optimizer)
     return tmp_path / "checkpoint", model, emb, optimizer, request.param
 
 
@@ -230,7 +230,7 @@ def test_what_a_layer_held_before_is_dropped(saved):
     before = _held(emb)
     _train(model, optimizer, 2, {"a": [1, 100], "b": [2, 100]})
     assert _held(emb) != before
-    fr.checkpoint.load(folder, model, emb, optimizer)
+    fr.checkpoint.load(folder, model, optimizer)
     assert _held(emb) == before
 
 
@@ -243,7 +243,7 @@ def test_a_table_of_another_optimizer_is_refused_with_both_specs(saved):
     )
     words = r"Table 'item' of checkpoint .* has another spec. Saved: .*'slots': \['m', 'v'\].*Now: .*'accumulator'"
     with pytest.raises(ValueError, match=words):
-        fr.checkpoint.load(folder, model, other)
+        fr.checkpoint.load(folder, other)
 
 
 def test_a_missing_table_is_refused_unless_it_may_begin_empty(saved):
@@ -255,17 +255,17 @@ def test_a_missing_table_is_refused_unless_it_may_begin_empty(saved):
         backend=backend,
     )
     with pytest.raises(ValueError, match=r"holds no table 'user'. It holds \['item', 'tag'\]"):
-        fr.checkpoint.load(folder, model, more)
-    fr.checkpoint.load(folder, model, more, partial=True)
+        fr.checkpoint.load(folder, more)
+    fr.checkpoint.load(folder, more, partial=True)
     assert len(more.export_table("item")[0]) == 4 and len(more.export_table("user")[0]) == 0
 
 
 def test_hashed_keys_come_back(tmp_path):
     model, emb, optimizer = _model("tfra", key_encoding="hash")
     _train(model, optimizer, 2)
-    fr.checkpoint.save(tmp_path / "c", model, emb)
+    fr.checkpoint.save(tmp_path / "c", model)
     other, loaded, _ = _model("tfra")
-    fr.checkpoint.load(tmp_path / "c", other, loaded)
+    fr.checkpoint.load(tmp_path / "c", other)
     assert _held(loaded) == _held(emb)
 
 
@@ -281,12 +281,12 @@ def test_ids_that_merged_bits_have_no_room_for_are_refused(tmp_path):
             key_encoding=encoding,
         )
 
-    hashed, dense = layer("hash"), keras.Sequential([keras.layers.Dense(1)])
+    hashed = layer("hash")
     fr.checkpoint.warm_start(hashed, "one", np.array([-1, 2**62]), np.ones([2, 4]))
-    fr.checkpoint.save(tmp_path / "c", dense, hashed)
+    fr.checkpoint.save(tmp_path / "c", hashed)
     merged = layer("bits")
     with pytest.raises(ValueError, match=r"ids of table 'one' must lie in \[0, 2\^61\) with key_encoding='bits', got"):
-        fr.checkpoint.load(tmp_path / "c", dense, merged)
+        fr.checkpoint.load(tmp_path / "c", merged)
     assert len(merged.export_table("one")[0]) == len(merged.export_table("two")[0]) == 0
 
 
@@ -307,9 +307,8 @@ def test_steps_belong_to_tables_not_to_the_group_they_were_in(backend, tmp_path)
         with tf.GradientTape() as tape:
             loss = sum(tf.reduce_sum(r) for r in both({n: tf.constant([1]) for n in ("first", "second")}).values())
         tape.gradient(loss, both.trainable_variables)
-    dense = keras.Sequential([keras.layers.Dense(1)])
-    fr.checkpoint.save(tmp_path / "c", dense, both)
-    fr.checkpoint.load(tmp_path / "c", dense, second)
+    fr.checkpoint.save(tmp_path / "c", both)
+    fr.checkpoint.load(tmp_path / "c", second)
     assert int(second.optimizers["second"].iterations) == 3
     np.testing.assert_array_equal(second.export_table("second")[1], both.export_table("second")[1])
 
@@ -326,8 +325,8 @@ def test_ids_that_wait_for_admission_go_on_waiting(tmp_path):
             loss = tf.reduce_sum(emb({"f": tf.constant(ids)})["f"])
         tape.gradient(loss, emb.trainable_variables)
 
-    first, dense = layer(), keras.Sequential([keras.layers.Dense(1)])
-    job = fr.checkpoint.Checkpointer(tmp_path / "c", dense, first, full_every=2)
+    first = layer()
+    job = fr.checkpoint.Checkpointer(tmp_path / "c", first, full_every=2)
     step(first, [7, 8])
     job.save()
     step(first, [7])
@@ -335,6 +334,6 @@ def test_ids_that_wait_for_admission_go_on_waiting(tmp_path):
     job.save()  # a delta holds all that wait
     job.wait()
     second = layer()
-    fr.checkpoint.load(tmp_path / "c", dense, second)
+    fr.checkpoint.load(tmp_path / "c", second)
     step(second, [7, 8])
     assert second.export_table("item")[0].tolist() == [7]

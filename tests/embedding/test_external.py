@@ -23,7 +23,7 @@ def write_source(folder, *, backend="native", ids=IDS, **table):
         out = emb({"user": tf.constant(ids, tf.int64), "item": tf.constant(ids[1:], tf.int64)})
         loss = tf.reduce_sum(out["user"] ** 2) + tf.reduce_sum(tf.sin(out["item"]))
     tape.gradient(loss, emb.trainable_variables)
-    fr.checkpoint.save(folder, keras.Sequential(), emb)
+    fr.checkpoint.save(folder, emb)
     return {name: dict(zip(*map(list, emb.export_table(name)))) for name in ("user", "item")}
 
 
@@ -110,14 +110,13 @@ def test_they_are_not_in_checkpoints_of_this_model(tmp_path):
     own = fr.TableConfig(name="own", dim=4, optimizer=optimizers.SGD(0.5), record_tombstones=True)
     emb = layer(external("user", tmp_path / "source"), own)
     lookup(emb, "own", [1, 2])
-    model = keras.Sequential()
-    saver = fr.checkpoint.Checkpointer(tmp_path / "mine", model, emb, full_every=2)
+    saver = fr.checkpoint.Checkpointer(tmp_path / "mine", emb, full_every=2)
     for _ in range(2):
         saver.save()
     saver.wait()
     assert list(fr.checkpoint.read_manifest(tmp_path / "mine")["tables"]) == ["own"]
     again = fr.FusedEmbedding.from_config(emb.get_config())
-    fr.checkpoint.load(tmp_path / "mine", model, again)
+    fr.checkpoint.load(tmp_path / "mine", again)
     assert again.export_table("own")[0].tolist() == [1, 2]
     np.testing.assert_array_equal(lookup(again, "user", [5]), [rows[5]])
 
@@ -126,7 +125,7 @@ def test_changes_and_removals_of_a_delta_checkpoint_count(tmp_path):
     table = fr.TableConfig(name="user", dim=4, optimizer=optimizers.SGD(0.5), record_tombstones=True)
     source = layer(table, name="source")
     lookup(source, "user", IDS)
-    saver = fr.checkpoint.Checkpointer(tmp_path, keras.Sequential(), source, full_every=5)
+    saver = fr.checkpoint.Checkpointer(tmp_path, source, full_every=5)
     saver.save()
     with tf.GradientTape() as tape:
         loss = tf.reduce_sum(source({"user": tf.constant([3, 9], tf.int64)})["user"])

@@ -5,6 +5,7 @@ slots: the oracle leaves them alone, and Keras trains one variable per row, of w
 """
 
 import dataclasses
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -221,10 +222,70 @@ def test_the_learning_rate_may_be_set_and_updates_are_counted():
     ones = np.ones([1, DIM], np.float32)
     trained.step([4], ones)
     np.testing.assert_array_equal(trained.rows()[4], START - 0.5 * ones[0])
-    optimizer.learning_rate.assign(0.125)
+    for rate, sum_of_rates in ((0.125, 0.625), (np.float32(0.25), 0.875), (tf.Variable(1.0), 1.875)):
+        optimizer.learning_rate = rate  # `step` is traced already
+        trained.step([4], ones)
+        np.testing.assert_array_equal(trained.rows()[4], START - sum_of_rates * ones[0])
+        assert float(optimizer.learning_rate) == float(rate)
+    optimizer.learning_rate.assign(0.0)
     trained.step([4], ones)
-    np.testing.assert_array_equal(trained.rows()[4], START - 0.625 * ones[0])
-    assert optimizer.iterations.numpy() == 2
+    np.testing.assert_array_equal(trained.rows()[4], START - 1.875 * ones[0])
+    assert optimizer.iterations.numpy() == 5
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lambda: new.SGD(0.5), lambda: legacy.SGD(0.5), lambda: new.SGD(tf.Variable(0.5)), lambda: optimizers.SGD(0.5)],
+)
+@pytest.mark.parametrize("backend", ["native", "tfra"])
+def test_an_assigned_rate_counts_in_traced_functions(make, backend):
+    if isinstance(make(), optimizers.Rule) and backend == "tfra":
+        return
+    config = fr.TableConfig("t", 1, make(), initializer=fr.Constant(0.0))
+    emb = fr.FusedEmbedding([config], [fr.FeatureConfig("f", "t")], backend=backend)
+
+    @tf.function
+    def step():
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(emb({"f": tf.constant([4])})["f"])
+        tape.gradient(loss, emb.trainable_variables)
+
+    step()
+    emb.optimizers["t"].learning_rate = 0.125
+    step()
+    assert emb.export_table("t")[1].item() == -0.625 and float(emb.optimizers["t"].learning_rate) == 0.125
+
+
+@pytest.mark.parametrize(
+    ("rate", "name", "value", "error", "words"),
+    [
+        (0.5, "learning_rate", -1.0, ValueError, "must be a finite number >= 0, got -1.0"),
+        (0.5, "learning_rate", math.nan, ValueError, "must be a finite number >= 0, got nan"),
+        (
+            0.5,
+            "learning_rate",
+            schedule(),
+            ValueError,
+            "must be a number, got InverseTimeDecay. Remedy: the schedule as",
+        ),
+        (schedule(), "learning_rate", 0.1, ValueError, "follows InverseTimeDecay, got 0.1. Remedy: a number"),
+        (0.5, "lr", 0.1, AttributeError, "lr of the optimizer of .* cannot be set, got 0.1"),
+        (
+            0.5,
+            "epsilon",
+            0.1,
+            AttributeError,
+            "epsilon of the optimizer of .* cannot be set, got 0.1.*Remedy: another rec",
+        ),
+        (0.5, "iterations", 3, AttributeError, "iterations of the optimizer of .* cannot be set"),
+        (0.5, "rule", optimizers.SGD(0.1), AttributeError, "rule of the optimizer of .* cannot be set"),
+    ],
+)
+def test_what_would_be_ignored_cannot_be_set(rate, name, value, error, words):
+    optimizer = Trained(optimizers.Adam(rate), "not_set").emb.optimizers["t"]
+    with pytest.raises(error, match=words):
+        setattr(optimizer, name, value)
+    assert float(optimizer.learning_rate) == pytest.approx(0.5 if rate == 0.5 else 0.2)
 
 
 def test_ftrl_leaves_a_row_alone_where_the_rate_is_0():

@@ -130,14 +130,14 @@ def train_all(folder, checkpoint):
 def write_checkpoint(folder):
     """A source for external tables, written by one process: ids 0 to 49 with rows of their own."""
     import tf_fusedrec as fr
-    from tf_fusedrec import keras, optimizers, tf
+    from tf_fusedrec import optimizers, tf
 
     emb = fr.FusedEmbedding(
         [fr.TableConfig(name="user", dim=DIM, optimizer=optimizers.SGD(0.1))],
         [fr.FeatureConfig(name="user", table="user")], name="source",
     )  # fmt: skip
     rows = emb({"user": tf.range(50)})["user"].numpy()
-    fr.checkpoint.save(folder, keras.Sequential(), emb)
+    fr.checkpoint.save(folder, emb)
     return rows
 
 

@@ -20,6 +20,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
     [
         ("ratings.dat", "configs/hstu_ml1m_tiny.yaml"),
         ("ratings.csv.gz", "configs/hstu_ml1m_tiny.yaml"),
+        ("u.data", "configs/hstu_ml1m_tiny.yaml"),
         ("log.csv", "configs/grm_kuairand_tiny.yaml"),
     ],
 )

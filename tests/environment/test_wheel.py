@@ -34,7 +34,7 @@ output = keras.layers.Dense(1)(embedding({"items": items})["items"])
 model = fr.schedules.PipelinedModel(items, output)
 model.compile(keras.optimizers.legacy.Adagrad(0.5), "mse")
 batch = tf.ragged.constant([[1, 2], [3], [], [4, 5, 6]], dtype=tf.int64), tf.constant([[1.0], [-1.0], [0.0], [2.0]])
-listeners = [callbacks.Checkpoint("checkpoint", embedding, 1, {}), monitoring.EmbeddingMetrics(embedding)]
+listeners = [callbacks.Checkpoint("checkpoint", 1, {}), monitoring.EmbeddingMetrics(embedding)]
 losses = model.fit(tf.data.Dataset.from_tensors(batch), epochs=20, callbacks=listeners, verbose=0).history["loss"]
 fr.export(model, "served")
 served = tf.saved_model.load("served").signatures["serving_default"]

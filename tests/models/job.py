@@ -49,20 +49,29 @@ def in_partitions(folder: pathlib.Path, count: int) -> pathlib.Path:
     return folder
 
 
-def command(folder: pathlib.Path, fields: dict, ranks: int, *arguments: str) -> list[str]:
+def command(ranks: int, module: str, *arguments: str) -> list[str]:
+    launcher = [str(pathlib.Path(sys.executable).parent / "horovodrun"), "-np", str(ranks), "--gloo"]
+    return (launcher if ranks > 1 else []) + [sys.executable, "-m", module, *arguments]
+
+
+def training(folder: pathlib.Path, fields: dict) -> list[str]:
+    """Arguments of models.train for an experiment; its output goes to `folder`/run."""
     config = folder / "config.yaml"
     config.write_text(yaml.safe_dump(fields), encoding="utf-8")
-    launcher = [str(pathlib.Path(sys.executable).parent / "horovodrun"), "-np", str(ranks), "--gloo"]
-    job = [sys.executable, "-m", "models.train", "--config", str(config), "--output", str(folder / "run")]
-    return (launcher if ranks > 1 else []) + job + list(arguments)
+    return ["--config", str(config), "--output", str(folder / "run")]
+
+
+def started(folder: pathlib.Path, fields: dict, ranks: int, *arguments: str):
+    """The running job of models.train."""
+    return running(ranks, "models.train", *training(folder, fields), *arguments)
 
 
 @contextlib.contextmanager
-def started(folder: pathlib.Path, fields: dict, ranks: int, *arguments: str) -> Iterator[subprocess.Popen]:
-    """The running job, its output in one pipe; whatever of it is left at the end is killed."""
+def running(ranks: int, module: str, *arguments: str) -> Iterator[subprocess.Popen]:
+    """The running module, its output in one pipe; whatever of it is left at the end is killed."""
     environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"}
     job = subprocess.Popen(
-        command(folder, fields, ranks, *arguments), cwd=ROOT, env=environment, encoding="utf-8", errors="replace",
+        command(ranks, module, *arguments), cwd=ROOT, env=environment, encoding="utf-8", errors="replace",
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
     try:
@@ -77,8 +86,13 @@ def started(folder: pathlib.Path, fields: dict, ranks: int, *arguments: str) -> 
 
 
 def output_of(folder: pathlib.Path, fields: dict, ranks: int, *arguments: str) -> tuple[int, str]:
-    """Exit code and output of a job that ends by itself within 180 s, which bounds a job that hangs."""
-    with started(folder, fields, ranks, *arguments) as job:
+    """Exit code and output of a job of models.train."""
+    return launched(ranks, "models.train", *training(folder, fields), *arguments)
+
+
+def launched(ranks: int, module: str, *arguments: str) -> tuple[int, str]:
+    """Exit code and output of a module that ends by itself within 180 s, which bounds a job that hangs."""
+    with running(ranks, module, *arguments) as job:
         output = job.communicate(timeout=180)[0]
         return job.returncode, output
 

@@ -3,7 +3,6 @@
 import os
 import signal
 
-import numpy as np
 import pytest
 
 from tf_fusedrec import callbacks, keras, tf
@@ -76,13 +75,3 @@ def test_throughput_leaves_out_the_first_step():
 def test_throughput_names_the_metric_that_is_missing():
     with pytest.raises(ValueError, match="Throughput counts .*'words'.*, but the model has no metric 'words'"):
         fitted([callbacks.Throughput(counts=("words",))])
-
-
-def test_average_metrics_in_one_process_changes_nothing():
-    history = fitted([callbacks.AverageMetrics(sums=("samples",))]).history
-    np.testing.assert_array_equal(history["samples"], [20.0])
-
-
-def test_broadcast_refuses_a_model_without_weights():
-    with pytest.raises(RuntimeError, match="has no weights to broadcast yet. Call it on one batch before fit"):
-        fitted([callbacks.BroadcastDenseWeights()], build=False)

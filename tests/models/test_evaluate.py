@@ -1,13 +1,19 @@
-"""Evaluation against NumPy on a data set small enough to go through by hand."""
+"""Evaluation against NumPy on a data set small enough to go through by hand; the command and what it refuses."""
+
+import json
 
 import numpy as np
 import pytest
 
+from models import evaluate as command
 from models.baselines import PRIOR_EXPOSURES
 from models.build import make_embedding, make_model
 from models.evaluate import evaluate
 from models.experiment import from_dict
+from models.export import saved_experiment
+from models.prepare import prepare_data
 from tests.models import job
+from tf_fusedrec import checkpoint, keras
 from tf_fusedrec.data.layouts import write_dataset
 from tf_fusedrec.data.rows import Ragged, Rows, splits_of
 
@@ -94,3 +100,57 @@ def test_retrieval_baseline_ranks_by_popularity_without_what_was_seen(tmp_path):
     assert results["users"] == 2
     assert samples["user"].tolist() == [1, 2] and samples["rank"].shape == (2,)
     assert 0.25 <= results["mrr"] <= 1.0
+
+
+def a_run(folder, **embedding):
+    """A run folder with an untrained model's checkpoint, as the main job leaves one; and its data set."""
+    experiment = from_dict(job.RETRIEVAL)
+    data = prepare_data(experiment, folder / "data")
+    model = make_model(experiment, make_embedding(experiment), np.arange(1, 21), np.ones(20, np.int64))
+    list(evaluate(experiment, model, data))  # makes the weights
+    fields = {**experiment.to_dict(), "embedding": {**experiment.to_dict()["embedding"], **embedding}}
+    checkpoint.save(folder / "checkpoint", model, model.embedding, extra={"experiment": fields, "items": 20})
+    return data, evaluate(experiment, model, data).results
+
+
+def test_the_command_takes_a_run_or_a_checkpoint_and_other_data(tmp_path, capsys):
+    data, results = a_run(tmp_path / "run", groups=2)  # trained by replicas, which one process has not
+    for run, further in (("run", []), ("run/checkpoint", []), ("run", ["--data", str(data)])):
+        command.main([str(tmp_path / run), "--json", str(tmp_path / "out.json"), *further])
+        written = json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))
+        assert written["test"] == pytest.approx(results, rel=1e-6)  # the same rows and weights on as many processes
+    printed = capsys.readouterr().out
+    assert printed.count(f"{'hr@10':<14}{results['hr@10']:>10.4f}{results['baseline_hr@10']:>10.4f}") == 3
+    assert saved_experiment(tmp_path / "run" / "checkpoint").embedding.groups == 1
+
+
+def test_metrics_without_a_value_have_their_line():
+    # Without a user of both classes there is no GAUC.
+    assert command.table({"users": 3.0, "gauc": float("nan"), "baseline_gauc": 0.5}).splitlines()[1:] == [
+        f"{'users':<14}{'3':>10}{'':>10}", f"{'gauc':<14}{'nan':>10}{'0.5000':>10}",
+    ]  # fmt: skip
+
+
+def test_runs_that_cannot_be_evaluated_are_one_line(tmp_path):
+    run = tmp_path / "run"
+
+    def refused(message, *arguments):
+        with pytest.raises(SystemExit, match=f"^error: {message}"):
+            command.main([str(argument) for argument in arguments or [run]])
+
+    refused("RUN must be an output folder of models.train, got .*, which is no folder")
+    run.mkdir()
+    refused("directory must hold a checkpoint, but .*run/manifest.json is missing")
+    data, _ = a_run(run, groups=1)
+    refused("--json must be a file in a folder that is there, got '/nowhere/x.json'", run, "--json", "/nowhere/x.json")
+    refused("data.input .* is '/nowhere', which is not there", run, "--data", "/nowhere")
+    facts = json.loads((data / "dataset.json").read_text(encoding="utf-8"))
+    (data / "dataset.json").write_text(json.dumps({**facts, "task": "ranking"}), encoding="utf-8")
+    refused("/.* holds ranking data, but the experiment's task is 'retrieval'", run, "--data", data)
+    a_run(tmp_path / "unknown", optimizer="lion")
+    refused(
+        "checkpoint .* holds an experiment that this version does not know: embedding.optimizer", tmp_path / "unknown"
+    )
+    keras_model = keras.Sequential([keras.layers.Dense(1, input_shape=[1])])
+    checkpoint.save(tmp_path / "other", keras_model, make_embedding(from_dict(job.RETRIEVAL)))
+    refused("checkpoint .* was not written by models.train: it names no experiment", tmp_path / "other")

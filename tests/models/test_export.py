@@ -29,7 +29,7 @@ def trained(fields, batch):
 
 def exported(folder, experiment, model):
     extra = {"experiment": experiment.to_dict(), "items": len(ITEMS)}
-    fr.checkpoint.save(folder / "checkpoint", model, model.embedding, model.optimizer, extra=extra)
+    fr.checkpoint.save(folder / "checkpoint", model, model.optimizer, extra=extra)
     export(trained_model(folder / "checkpoint"), folder / "saved_model")
     return str(folder / "saved_model")
 
@@ -104,7 +104,7 @@ def test_serve_names_signatures_and_inputs(tmp_path):
 
 def test_a_checkpoint_of_something_else_is_refused(tmp_path):
     experiment, model = trained(job.RANKING, ranking_batch(histories=[3], exposures=[2]))
-    fr.checkpoint.save(tmp_path / "other", model, model.embedding)
+    fr.checkpoint.save(tmp_path / "other", model)
     with pytest.raises(ValueError, match="was not written by models.train"):
         trained_model(tmp_path / "other")
     with pytest.raises(ValueError, match="must hold a checkpoint"):

@@ -6,6 +6,7 @@ import pytest
 
 from models.experiment import DataConfig, from_dict
 from models.prepare import prepare_data
+from tf_fusedrec.data import read_info
 
 RATINGS = "user_id,movie_id,rating,timestamp\n1,10,5,100\n1,20,3,200\n2,10,4,150\n2,30,4,250\n"
 
@@ -26,6 +27,12 @@ def test_unchanged_input_is_used_again_and_changed_input_is_not(tmp_path, capsys
     second = prepare_data(movielens(raw), root)
     assert second != first
     assert "2 users, 3 items" in capsys.readouterr().out
+
+
+def test_a_file_of_sequences(tmp_path):
+    (tmp_path / "seq.txt").write_text("1 2 3\n", encoding="utf-8")
+    fields = {"name": "x", "task": "retrieval", "data": {"source": "sequences", "input": str(tmp_path / "seq.txt")}}
+    assert read_info(prepare_data(from_dict(fields), tmp_path / "data")).users == 1
 
 
 def test_a_converted_folder_is_used_as_it_is(tmp_path):

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from models import evaluate
 from models.experiment import from_dict
 from models.prepare import prepare_data
 from tests.models import job
@@ -31,7 +32,7 @@ def ops_of(saved_model):
     [(job.RANKING, ["ctr_auc", "ctcvr_gauc"]), (job.RETRIEVAL, ["hr@10", "ndcg@50", "mrr"])],
     ids=["ranking", "retrieval"],
 )
-def test_two_ranks_train_evaluate_and_export(tmp_path, fields, metrics):
+def test_two_ranks_train_evaluate_and_export(tmp_path, capsys, fields, metrics):
     # Steps as large as these make the loss of an epoch larger than that of the one before, sooner or later.
     arguments = ["--set", "train.epochs=40", "--set", "train.patience=1", "--set", "train.learning_rate=1.0"]
     arguments += ["--set", "train.timeline_steps=1"]
@@ -73,10 +74,30 @@ def test_two_ranks_train_evaluate_and_export(tmp_path, fields, metrics):
     assert bars and not [line for line in bars if line.startswith("[1]")]  # one progress bar
     assert list((tmp_path / "run" / "tensorboard").rglob("events.*"))
     assert not [op for op in ops_of(tmp_path / "run" / "saved_model") if ">" in op or "Horovod" in op]
+    evaluated_again(tmp_path, capsys, output, results["test"], ranks=1 if follows else 2)
+
+
+def evaluated_again(tmp_path, capsys, printed, results, ranks):
+    """models.evaluate finds the metrics of the job itself, and prints its table."""
+    arguments = [str(tmp_path / "run"), "--json", str(tmp_path / "again.json")]
+    if ranks == 1:
+        capsys.readouterr()
+        evaluate.main(arguments)
+        output = capsys.readouterr().out
+    else:
+        code, output = job.launched(ranks, "models.evaluate", *arguments)
+        assert code == 0, output
+    again = json.loads((tmp_path / "again.json").read_text(encoding="utf-8"))["test"]
+    assert set(again) == set(results)
+    for name, value in results.items():
+        # The same weights and rows; other batches on other numbers of ranks sum float32 in another order.
+        np.testing.assert_allclose(again[name], value, rtol=1e-5, err_msg=name)
+    lines = [line for line in printed.splitlines() if re.search(r"(auc|hr@10|mrr) +[0-9]", line)]
+    assert lines and all(re.sub(r"^.*>:", "", line).rstrip() in output for line in lines)
 
 
 def last_samples(output):
-    """Rows of all ranks in the epoch that was told of last: its bar ends with the sums of AverageMetrics."""
+    """Rows of all ranks in the epoch that was told of last: its bar ends with the sums over ranks."""
     return float(re.findall(r"samples: ([0-9.]+)", output)[-1])
 
 

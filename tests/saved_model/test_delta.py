@@ -24,7 +24,7 @@ def make_model():
     model.compile("sgd", "mse")
     random = np.random.default_rng(0)
     ids = random.choice(1 << 60, ROWS, replace=False) - (1 << 59)
-    fr.checkpoint.warm_start(embedding, "a.item", ids, random.normal(size=(ROWS, DIM)).astype(np.float32))
+    fr.checkpoint.warm_start(model, "a.item", ids, random.normal(size=(ROWS, DIM)).astype(np.float32))
     return model, embedding, ids
 
 

@@ -80,7 +80,9 @@ def _cases():
         except ValueError as error:
             refused.append(str(error))
     embedding = clicks.make_embedding()
-    model, two_at_once = (clicks.make_model(embedding, "sync", steps_per_execution=at_once) for at_once in (1, 2))
+    adam = fr.collectives.distributed_optimizer(keras.optimizers.legacy.Adam(0.01))
+    model = clicks.make_model(embedding, "sync", adam)
+    two_at_once = clicks.make_model(embedding, "sync", steps_per_execution=2)
     uneven, called = [], []
     for of, one, arguments in (
         (model, data, {}),

@@ -94,10 +94,10 @@ def test_a_checkpoint_between_steps_is_all_of_the_state(tmp_path):
     for step, data in enumerate(batches):
         model.train_on_batch(*data)
         if step == 1:
-            fr.checkpoint.save(tmp_path, model, embedding, model.optimizer)
+            fr.checkpoint.save(tmp_path, model, model.optimizer)
     other, rows = make()
     other.train_on_batch(*batches[3])  # makes the slots, and something to overwrite
-    fr.checkpoint.load(tmp_path, other, rows, other.optimizer)
+    fr.checkpoint.load(tmp_path, other, other.optimizer)
     for data in batches[2:]:
         other.train_on_batch(*data)
     got, wanted = clicks.state(other, rows), clicks.state(model, embedding)

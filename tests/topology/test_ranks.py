@@ -38,15 +38,14 @@ EVICTING = {
 def _resharded(embedding, folder):
     """Saves a layer, loads it into layers of other topologies, and returns the records of all of them."""
     import tf_fusedrec as fr
-    from tf_fusedrec import keras
 
-    fr.checkpoint.save(folder, keras.Sequential(), embedding)
+    fr.checkpoint.save(folder, embedding)
     found = {"saved": linear.records(embedding)}
     for name, topology in {"one": Topology(), "shared": SHARED}.items():
         other = linear.make(f"resharded_{name}", optimizers.RowWiseAdagrad(RATE), topology)
-        fr.checkpoint.load(folder, keras.Sequential(), other)
+        fr.checkpoint.load(folder, other)
         found[name] = linear.records(other)
-    fr.checkpoint.save(f"{folder}.again", keras.Sequential(), other)
+    fr.checkpoint.save(f"{folder}.again", other)
     return found
 
 

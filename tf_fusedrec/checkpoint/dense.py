@@ -4,18 +4,44 @@ from __future__ import annotations
 
 import pathlib
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from tf_fusedrec._tf_compat import keras, tf
 from tf_fusedrec.checkpoint import disk
-from tf_fusedrec.checkpoint.shard_file import REMEDY
 from tf_fusedrec.tables.state import without_tables
 
 PREFIX = "dense"
 
 
+class Weights(NamedTuple):
+    """Copies of dense weights, [(name, value)]."""
+
+    trained: list[tuple[str, np.ndarray]]  # those that a gradient trains, which must be equal on all ranks
+    others: list[tuple[str, np.ndarray]]  # moving averages, state of the optimizer
+
+
+NO_WEIGHTS = Weights([], [])
+
+
 def _checkpoint(model: keras.Model, optimizer: Any) -> tf.train.Checkpoint:
     return tf.train.Checkpoint(model=model, **({} if optimizer is None else {"optimizer": optimizer}))
+
+
+def _variables(model: Any, optimizer: Any) -> list[Any]:
+    """All variables that exist. A model that was not built has none, and says so by an error."""
+    of_model = model.variables if getattr(model, "built", True) else []
+    of_optimizer = [] if optimizer is None else optimizer.variables
+    return [*of_model, *(of_optimizer() if callable(of_optimizer) else of_optimizer)]
+
+
+def copies(model: Any, optimizer: Any, everything: bool) -> Weights:
+    """Copies of the trainable weights of a model, and of the rest of its state if `everything` is wanted."""
+    trainable = model.trainable_variables if getattr(model, "built", True) else []
+    trained = {id(variable) for variable in trainable}
+    others = [v for v in _variables(model, optimizer) if id(v) not in trained] if everything else []
+    return Weights(*([(variable.name, variable.numpy()) for variable in kind] for kind in (trainable, others)))
 
 
 def snapshot(save: str, model: keras.Model, optimizer: Any) -> dict[str, bytes]:
@@ -44,17 +70,49 @@ def check(folder: pathlib.Path, files: Mapping[str, list]) -> None:
     """Raises ValueError unless all files are there and whole."""
     for name, (size, checksum) in files.items():
         path = folder / name
-        if not path.exists():
-            raise ValueError(f"Checkpoint file {path} is missing. {REMEDY}")
-        data = path.read_bytes()
+        data = disk.read_whole(path)
         if len(data) != size:
             what = "is truncated" if len(data) < size else "has too much"
-            raise ValueError(f"Checkpoint file {path} {what}: {len(data)} bytes, want {size}. {REMEDY}")
+            raise disk.refusal(path, f"{what}: {len(data)} bytes, want {size}")
         if disk.checksum(data) != checksum:
-            raise ValueError(f"Checkpoint file {path} is damaged: it differs from its checksum. {REMEDY}")
+            raise disk.refusal(path, "is damaged: it differs from its checksum")
+    _check_readable(folder)
+
+
+def _check_readable(folder: pathlib.Path) -> None:
+    """Raises ValueError unless TensorFlow can read each tensor of the files."""
+    try:
+        reader = tf.train.load_checkpoint(str(folder / PREFIX))
+        for name in reader.get_variable_to_shape_map():
+            reader.get_tensor(name)
+    except (tf.errors.OpError, ValueError, RuntimeError) as error:
+        raise disk.refusal(folder / PREFIX, f"(.index, .data-*) holds no weights that can be read: {error}") from error
 
 
 def read(folder: pathlib.Path, model: keras.Model, optimizer: Any) -> None:
-    """Restores the weights that exist; others (an optimizer before its first step) when they are made."""
-    with without_tables():
-        _checkpoint(model, optimizer).read(str(folder / PREFIX))
+    """Restores the weights that exist; others (an optimizer before its first step) when they are made.
+
+    Raises:
+      ValueError: they have other shapes or dtypes; some weights may have been restored.
+    """
+    try:
+        with without_tables():
+            _checkpoint(model, optimizer).read(str(folder / PREFIX))
+    except (ValueError, TypeError, tf.errors.OpError) as error:
+        raise ValueError(
+            f"Dense weights of {folder} do not suit the model: {error}. Load them into the model that was saved."
+        ) from error
+
+
+State = list[tuple[Any, np.ndarray]]
+
+
+def state(model: Any, optimizer: Any) -> State:
+    """All variables that exist, with copies of their values."""
+    return [(variable, variable.numpy()) for variable in _variables(model, optimizer)]
+
+
+def put_back(before: State) -> None:
+    """Gives variables the values that `state` has copied."""
+    for variable, value in before:
+        variable.assign(value)

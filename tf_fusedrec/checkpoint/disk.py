@@ -7,6 +7,7 @@ synced before the name that others trust appears.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import pathlib
 from collections.abc import Iterator
@@ -15,6 +16,8 @@ from typing import Any
 import numpy as np
 import xxhash
 
+REMEDY = "Restore it, or load another checkpoint."
+_FULL = "make room there, or save into another folder; earlier checkpoints stand"
 _MOST = 1 << 30  # bytes per call; Linux writes and reads at most 2^31 - 4096 at once
 
 
@@ -27,13 +30,21 @@ def write(file: int, data: Any) -> None:
 
 @contextlib.contextmanager
 def new_file(path: pathlib.Path) -> Iterator[int]:
-    """Descriptor of a file that must not exist yet; synced when the block ends well."""
-    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+    """Descriptor of a file that must not exist yet; synced when the block ends well.
+
+    Raises:
+      OSError: for example of a full disk; it names the file.
+    """
     try:
-        yield file
-        os.fsync(file)
-    finally:
-        os.close(file)
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+        try:
+            yield file
+            os.fsync(file)
+        finally:
+            os.close(file)
+    except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        raise OSError(error.errno, f"{error.strerror} ({_FULL})" if full else error.strerror, str(path)) from error
 
 
 @contextlib.contextmanager
@@ -74,9 +85,13 @@ def write_durably(path: pathlib.Path, text: str) -> None:
     """Writes a text file under a temporary name and renames it: `path` is the old one or the new one, always whole."""
     partial = path.with_name(path.name + ".partial")
     partial.unlink(missing_ok=True)
-    with new_file(partial) as file:
-        write(file, text.encode())
-    rename(partial, path)
+    try:
+        with new_file(partial) as file:
+            write(file, text.encode())
+        rename(partial, path)
+    except OSError:
+        partial.unlink(missing_ok=True)
+        raise
 
 
 def read(file: int, into: np.ndarray, offset: int) -> int:
@@ -88,6 +103,30 @@ def read(file: int, into: np.ndarray, offset: int) -> int:
             break
         done += count
     return done
+
+
+def refusal(path: pathlib.Path, what: str) -> ValueError:
+    """The error of a file that a checkpoint cannot be read from."""
+    return ValueError(f"Checkpoint file {path} {what}. {REMEDY}")
+
+
+@contextlib.contextmanager
+def refusing(path: pathlib.Path) -> Iterator[None]:
+    """Raises ValueError, which names the file, where the block cannot read it."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise refusal(path, "is missing") from error
+    except IsADirectoryError as error:
+        raise refusal(path, "is a folder, where a file should be") from error
+    except OSError as error:
+        raise refusal(path, f"cannot be read: {error.strerror}") from error
+
+
+def read_whole(path: pathlib.Path) -> bytes:
+    """All bytes of a file. Raises ValueError, which names it: there is none, or a folder, or it cannot be read."""
+    with refusing(path):
+        return path.read_bytes()
 
 
 def checksum(data: Any) -> str:

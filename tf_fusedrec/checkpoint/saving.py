@@ -9,14 +9,14 @@ from __future__ import annotations
 import json
 import os
 import pathlib
-import secrets
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from tf_fusedrec.checkpoint import dense, disk, manifest, shard_file
+from tf_fusedrec.checkpoint import dense, disk, folders, manifest, shard_file, verdict
+from tf_fusedrec.checkpoint.schema import TOMBSTONES
 from tf_fusedrec.tables.hash_order import hash_range_owner
 
 _POLL_S = 0.01
@@ -36,15 +36,21 @@ class Cut(NamedTuple):
     """A copy of what this rank holds of one table."""
 
     name: str
-    described: dict[str, Any]  # spec, owner, clock, iterations: fields of the manifest
+    described: dict[str, Any]  # spec, owner, clock, iterations, learning_rate: fields of the manifest
     sections: dict[str, tuple[np.ndarray, np.ndarray]]  # ids and records, in any order
     whole: dict[str, bool]  # whether a section holds all there is, or changes
+    piece: int  # which range of hashes, of as many as there are ranks, the rows of a table of owner "hash_range" lie in
 
 
 def iterations(table: Any) -> int | None:
     """Steps that the optimizer of a backend has counted: Adam's bias correction and schedules hang on them."""
     counted = getattr(table.optimizer, "iterations", None)
     return None if counted is None else int(counted.numpy())
+
+
+def rates(table: Any) -> list[float] | None:
+    """Learning rates of a native table, see optimizers.Trainer.rates; None where there is nothing to restore."""
+    return getattr(table.optimizer, "rates", None)
 
 
 def keeps_changes(table: Any) -> bool:
@@ -74,36 +80,36 @@ def make_plan(directory: pathlib.Path, ranks: int, full: str | None, since: Mapp
 
     Raises:
       ValueError: `directory` holds something else than a checkpoint of this format, or no longer the full save.
+      NotADirectoryError: `directory` is a file.
     """
+    if directory.exists() and not directory.is_dir():
+        raise NotADirectoryError(f"directory {os.fspath(directory)} is a file, not a folder. Name another.")
     disk.make_folder(directory)
-    manifest.remove_unused(directory)
+    last = manifest.read(directory) if manifest.exists(directory) else None
     parts = None
     if full is not None:
-        tables = manifest.read_manifest(directory)["tables"]
+        tables = {} if last is None else last["tables"]
         parts = {name: [part for part in table["parts"] if part["save"] == full] for name, table in tables.items()}
-        if not all(parts.values()):
+        if last is None or not all(parts.values()):
             raise ValueError(
                 f"{directory} no longer holds the full save {full} that this delta goes with: another job has saved "
                 "there. Give every job a directory of its own."
             )
-    numbers = [int(folder.name.split("-")[1]) for folder in directory.glob("save-*-*")]
-    save = f"save-{max(numbers, default=0) + 1}-{secrets.token_hex(4)}"
-    (directory / (save + manifest.PARTIAL)).mkdir()
-    return Plan(save, ranks, parts, dict(since))
+    return Plan(folders.begin(directory), ranks, parts, dict(since))
 
 
-def cut_tables(tables: Sequence[Any], plan: Plan, piece: int | None = None) -> Iterator[Cut]:
+def cut_tables(tables: Sequence[Any], plan: Plan, piece: int, replicas: int = 1) -> Iterator[Cut]:
     """Copies of this rank's tables, or of what has changed in them, one after another.
 
     Args:
-      tables: backends.
+      tables: backends of one layer.
       plan: of the save.
-      piece: number of the range of hashes, of plan.ranks, to which rows are limited, where other ranks hold the same
-        rows; None: all that this rank holds.
+      piece: number of the range of hashes, of plan.ranks, that this rank writes.
+      replicas: ranks that hold the same rows: rows are limited to the range where there are several.
     """
 
     def meant(ids: np.ndarray, records: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        if piece is None:
+        if replicas == 1:
             return ids, records
         mine = hash_range_owner(ids, plan.ranks) == piece
         return ids[mine], records[mine]
@@ -117,35 +123,50 @@ def cut_tables(tables: Sequence[Any], plan: Plan, piece: int | None = None) -> I
                 sections[section] = meant(*table.snapshot(name, section, since, in_hash_order=False))
             if plan.full is not None:
                 removed = np.asarray(table.tombstones(name), np.int64)
-                sections[manifest.TOMBSTONES] = meant(removed, np.empty([len(removed)], np.dtype([])))
-                whole[manifest.TOMBSTONES] = False
+                sections[TOMBSTONES] = meant(removed, np.empty([len(removed)], np.dtype([])))
+                whole[TOMBSTONES] = False
             described = {
                 "spec": table.spec(name), "owner": table.owner, "clock": int(table.clock),
-                "iterations": iterations(table),
+                "iterations": iterations(table), "learning_rate": rates(table),
             }  # fmt: skip
-            yield Cut(name, described, sections, whole)
+            yield Cut(name, described, sections, whole, piece)
 
 
-def write_shard(directory: pathlib.Path, plan: Plan, cuts: Iterable[Cut], rank: int) -> None:
-    """Writes the files of one rank, and says so when they are on the disk.
+def write_shard(
+    directory: pathlib.Path,
+    plan: Plan,
+    cuts: Iterable[Cut],
+    rank: int,
+    weights: dense.Weights = dense.NO_WEIGHTS,
+) -> None:
+    """Writes the files of one rank, and says so when they are on the disk: with what it has found in them.
+
+    Args:
+      directory: of the checkpoint.
+      plan: of the save.
+      cuts: the tables.
+      rank: number of this rank.
+      weights: dense weights, of which rank 0 writes what it has: all ranks must have equal ones.
 
     Raises:
       OSError: for example a full disk; the other ranks can see it.
     """
-    folder = directory / (plan.save + manifest.PARTIAL)
-    tables = {}
+    folder = directory / (plan.save + folders.PARTIAL)
+    tables, bad = {}, [verdict.bad_weight([*weights.trained, *weights.others])]
     for cut in cuts:
         for section, (ids, records) in cut.sections.items():
-            label = shard_file.Label(plan.save, cut.name, section, rank, plan.ranks)
-            shard_file.write(folder / manifest.shard_name(cut.name, section, rank), label, ids, records)
+            label = shard_file.Label(plan.save, cut.name, section, cut.piece, plan.ranks)
+            shard_file.write(folder / manifest.shard_name(cut.name, section, cut.piece), label, ids, records)
+            bad.append(verdict.bad_row(cut.name, ids, records))
         tables[cut.name] = {**cut.described, "sections": cut.whole}
     disk.sync_folder(folder)
-    disk.write_durably(folder / f"shard-{rank}.json", json.dumps(tables))
+    told = {"tables": tables, "dense": verdict.digests(weights.trained), "not_finite": [what for what in bad if what]}
+    disk.write_durably(folder / f"shard-{rank}.json", json.dumps(told))
 
 
 def give_up(directory: pathlib.Path, plan: Plan, rank: int, error: BaseException) -> None:
     """Tells rank 0 that this rank's shard will not come. Does what it can: the disk may be full, or gone."""
-    path = directory / (plan.save + manifest.PARTIAL) / f"shard-{rank}.failed"
+    path = directory / (plan.save + folders.PARTIAL) / f"shard-{rank}.failed"
     try:
         path.touch()
         path.write_text(f"{type(error).__name__}: {error}", encoding="utf-8")
@@ -154,30 +175,46 @@ def give_up(directory: pathlib.Path, plan: Plan, rank: int, error: BaseException
 
 
 def commit(
-    directory: pathlib.Path, plan: Plan, dense_files: Mapping[str, bytes], extra: Any, timeout_s: float
-) -> dict[str, Any]:
-    """Waits for all shards, then makes them the checkpoint and removes the last one. Rank 0 calls it.
+    directory: pathlib.Path,
+    plan: Plan,
+    dense_files: Mapping[str, bytes],
+    extra: Any,
+    timeout_s: float,
+    *,
+    keep: int = 1,
+    finite: bool = True,
+) -> None:
+    """Waits for all shards, makes them the checkpoint, and removes saves that are not kept. Rank 0 calls it.
 
-    Returns:
-      the fields of the manifest.
+    Args:
+      directory: of the checkpoint.
+      plan: of the save.
+      dense_files: contents by name.
+      extra: JSON-able.
+      timeout_s: seconds to wait for the other ranks.
+      keep: saves to keep, this one included.
+      finite: whether a number that is not finite refuses the save.
 
     Raises:
       RuntimeError: a rank has given up, or told nothing for timeout_s seconds. OSError: for example a full disk.
+      ValueError: dense weights differ between ranks. NotFinite: a number is not finite.
     """
-    folder = directory / (plan.save + manifest.PARTIAL)
+    folder = directory / (plan.save + folders.PARTIAL)
     dense_entries = dense.write(folder, dense_files)
     shards = [_wait_for(folder, rank, time.monotonic() + timeout_s, plan) for rank in range(plan.ranks)]
+    verdict.check_equal(shards)
+    if finite:
+        verdict.check_finite(shards)
     tables = {}
-    for name, described in shards[0].items():
+    for name, described in shards[0]["tables"].items():
         part = {"save": plan.save, "ranks": plan.ranks, "sections": described.pop("sections")}
-        clock = latest(shard[name]["clock"] for shard in shards)
+        clock = latest(shard["tables"][name]["clock"] for shard in shards)
         tables[name] = {**described, "clock": clock, "parts": [*(plan.full or {}).get(name, []), part]}
-    disk.sync_folder(folder)
-    disk.rename(folder, directory / plan.save)
     fields = {"save": plan.save, "ranks": plan.ranks, "extra": extra, "dense": dense_entries, "tables": tables}
-    manifest.write_manifest(directory, fields)
-    manifest.remove_unused(directory)
-    return fields
+    manifest.write(folder, fields)
+    disk.rename(folder, directory / plan.save)
+    manifest.write(directory, fields)
+    folders.prune(directory, keep)
 
 
 def _wait_for(folder: pathlib.Path, rank: int, deadline: float, plan: Plan) -> dict[str, Any]:

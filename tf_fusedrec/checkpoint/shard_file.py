@@ -26,10 +26,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import xxhash
 
-from tf_fusedrec.checkpoint import disk
+from tf_fusedrec.checkpoint import disk, schema
 from tf_fusedrec.tables.hash_order import mix64
 
-REMEDY = "Restore it, or load another checkpoint."
 _MAGIC = b"FUSEDREC"
 _BLOCK_BYTES = 1 << 16
 _BLOCK_ROWS = 16  # at least
@@ -123,12 +122,13 @@ class ShardFile:
       label: whose rows are wanted.
 
     Attributes:
+      label: whose rows it holds.
       record: dtype of its records.
       rows: how many it holds.
       bytes_read: from the disk, so far.
 
     Raises:
-      ValueError: the file is missing, truncated, damaged or foreign.
+      ValueError: the file is missing, truncated, damaged, forged or foreign.
     """
 
     def __init__(self, path: pathlib.Path, label: Label):
@@ -148,7 +148,10 @@ class ShardFile:
             self._index = self._read(file, np.empty([blocks], _INDEX), index_at)
             if self._read(file, np.empty([8], np.uint8), want - 8).tobytes() != _checksum(_bytes(self._index)):
                 raise self._refusal("is damaged: its index differs from its checksum")
-        found = Label(*(header[name] for name in Label._fields))
+            firsts = self._index["first_hash"]
+            if (firsts[1:] <= firsts[:-1]).any():
+                raise self._refusal("is forged or damaged: the hashes of its index do not ascend")
+        found = self.label = Label(*(header[name] for name in Label._fields))
         if found != label:
             differs = [name for name in Label._fields if getattr(found, name) != getattr(label, name)]
             raise self._refusal(
@@ -167,7 +170,12 @@ class ShardFile:
         header = self._read(file, np.empty([int(start["length"])], np.uint8), _START.itemsize).tobytes()
         if _checksum(header) != int(start["checksum"]).to_bytes(8, "little"):
             raise self._refusal("is damaged: its header differs from its checksum")
-        return json.loads(header)
+        try:
+            fields = json.loads(header)
+        except (ValueError, RecursionError) as error:
+            raise self._refusal(f"is forged or damaged: its header is no JSON, {error}") from error
+        schema.check_header(self.path, fields)
+        return fields
 
     def chunks(self, first: int, last: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Yields ids <int64>[n] and records [n] of all rows with first <= Mix64(id) <= last, in their order.
@@ -181,17 +189,16 @@ class ShardFile:
         step = max(_CHUNK_BYTES // (self._block * (8 + self.record.itemsize)), 1)
         with self._open() as file:
             for at in range(begin, end, step):
-                ids, records = self._verified(file, at, min(at + step, end))
+                ids, records, hashes = self._verified(file, at, min(at + step, end))
                 if begin < at and at + step < end:  # no bound of the range lies in here
                     yield ids, records
                     continue
-                hashes = mix64(ids)
                 from_row = int(np.searchsorted(hashes, np.uint64(first), side="left"))
                 to_row = int(np.searchsorted(hashes, np.uint64(last), side="right"))
                 yield ids[from_row:to_row], records[from_row:to_row]
 
-    def _verified(self, file: int, begin: int, end: int) -> tuple[np.ndarray, np.ndarray]:
-        """Ids and records of blocks [begin, end)."""
+    def _verified(self, file: int, begin: int, end: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Ids, records and hashes of blocks [begin, end)."""
         row, rows = begin * self._block, min(end * self._block, self.rows) - begin * self._block
         ids = self._read(file, np.empty([rows], "<i8"), self._ids_at + 8 * row)
         records = np.empty([rows], self.record)
@@ -201,20 +208,23 @@ class ShardFile:
             if checksum != self._index["checksum"][b]:
                 rows_of = f"rows {b * self._block} to {min((b + 1) * self._block, self.rows)} of {self.rows}"
                 raise self._refusal(f"is damaged: block {b} ({rows_of}) differs from its checksum")
-        return ids, records
+        hashes = mix64(ids)
+        behind = self._index["first_hash"][end : end + 1]
+        ascending = (hashes[1:] > hashes[:-1]).all() and (hashes[-1:] < behind).all()
+        if not ascending or (hashes[:: self._block] != self._index["first_hash"][begin:end]).any():
+            raise self._refusal(
+                f"is forged or damaged: ids of blocks {begin} to {end - 1} are not in the index's order"
+            )
+        return ids, records, hashes
 
     @contextlib.contextmanager
     def _open(self) -> Iterator[int]:
-        try:
+        with disk.refusing(self.path):
             file = os.open(self.path, os.O_RDONLY)
             try:
                 yield file
             finally:
                 os.close(file)
-        except FileNotFoundError as error:
-            raise self._refusal("is missing") from error
-        except OSError as error:
-            raise self._refusal(f"cannot be read: {error.strerror}") from error
 
     def _read(self, file: int, into: np.ndarray, offset: int) -> np.ndarray:
         count = disk.read(file, into, offset)
@@ -224,7 +234,7 @@ class ShardFile:
         return into
 
     def _refusal(self, what: str) -> ValueError:
-        return ValueError(f"Checkpoint file {self.path} {what}. {REMEDY}")
+        return disk.refusal(self.path, what)
 
 
 def _told(label: Label, names: list[str]) -> str:

@@ -14,11 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from tf_fusedrec.checkpoint import manifest
 from tf_fusedrec.checkpoint.ahead import ahead
+from tf_fusedrec.checkpoint.disk import refusal
+from tf_fusedrec.checkpoint.manifest import shard_name
 from tf_fusedrec.checkpoint.saving import latest
+from tf_fusedrec.checkpoint.schema import TOMBSTONES
 from tf_fusedrec.checkpoint.shard_file import Label, ShardFile
-from tf_fusedrec.tables.hash_order import LAST_HASH, hash_range, mix64
+from tf_fusedrec.tables.hash_order import LAST_HASH, hash_range, hash_range_owner, mix64
 from tf_fusedrec.tables.tfra import owner_of
 
 Chunk = tuple[np.ndarray, np.ndarray]  # ids <int64>[n] and records [n]
@@ -31,6 +33,8 @@ class SectionShare:
       whole, changes, removed: files of the last save of all rows, of later rows, of tombstones.
       first, last: hashes that are read.
       mine: says which of ids <int64>[n] are kept; None keeps all.
+      owner: by which rule the files' ids belong to the ranks that wrote them.
+      id_bits: ids must lie in [0, 2^id_bits) for the table that they are for; 64 admits every int64.
     """
 
     def __init__(
@@ -41,9 +45,12 @@ class SectionShare:
         first: int,
         last: int,
         mine: Callable[[np.ndarray], np.ndarray] | None,
+        owner: str,
+        id_bits: int,
     ):
         self._whole, self._changes, self._removed = whole, changes, removed
         self._first, self._last, self._mine = first, last, mine
+        self._owner, self._id_bits = owner, id_bits
 
     @property
     def files(self) -> list[ShardFile]:
@@ -68,11 +75,29 @@ class SectionShare:
     def _read(self, files: Sequence[ShardFile]) -> Iterator[Chunk]:
         for file in files:
             for ids, records in file.chunks(self._first, self._last):
+                self._check_ids(file, ids)
                 if self._mine is None:
                     yield ids, records
                 else:
                     keep = self._mine(ids)
                     yield ids[keep], records[keep]
+
+    def _check_ids(self, file: ShardFile, ids: np.ndarray) -> None:
+        rank, ranks = file.label.rank, file.label.ranks
+        ends = ids[[0, -1]] if len(ids) else ids  # of ascending hashes
+        if self._owner == "hash_range":
+            strange = ends[hash_range_owner(ends, ranks) != rank]
+        else:
+            strange = ids[owner_of(ids, ranks) != rank]
+        if strange.size:
+            raise refusal(file.path, f"is forged or damaged: id {strange[0]} is not of rank {rank} of {ranks}")
+        if self._id_bits < 64:
+            beyond = ids[(ids < 0) | (ids >> min(self._id_bits, 63) > 0)]
+            if beyond.size:
+                raise ValueError(
+                    f"ids of table {file.label.table!r} must lie in [0, 2^{self._id_bits}) with key_encoding='bits', "
+                    f"got {beyond[0]} in {file.path}. Use key_encoding='hash'."
+                )
 
 
 def _contains(sorted_hashes: np.ndarray, hashes: np.ndarray) -> np.ndarray:
@@ -102,7 +127,7 @@ class TableShare:
             self._mine = lambda ids: owner_of(ids, ranks) == rank
         elif table is not None:
             self._first, self._last = hash_range(rank, ranks)
-        saved = {section for part in described["parts"] for section in part["sections"]} - {manifest.TOMBSTONES}
+        saved = {section for part in described["parts"] for section in part["sections"]} - {TOMBSTONES}
         wanted = saved if table is None else saved & set(table.sections)
         self.sections = {section: self._section(section) for section in sorted(wanted)}
 
@@ -115,12 +140,26 @@ class TableShare:
         parts = [part for part in self.described["parts"] if section in part["sections"]]
         begin = max(p for p, part in enumerate(parts) if part["sections"][section])  # the last that holds all
         whole, changes = self._open(parts[begin : begin + 1], section), self._open(parts[begin + 1 :], section)
-        removed = self._open(parts[begin + 1 :], manifest.TOMBSTONES)
+        removed = self._open(parts[begin + 1 :], TOMBSTONES)
         now = None if self.table is None else self.table.record_dtype(section)
         for file in [*whole, *changes]:
             if now is not None and file.record != now:
                 raise ValueError(f"{file.path} holds records {file.record.descr}, but the table's are {now.descr} now.")
-        return SectionShare(whole, changes, removed, self._first, self._last, self._mine)
+            self._check_record(file, section, whole[0].record)
+        bits = getattr(self.table, "id_bits", 64)
+        owner = self.described["owner"]
+        return SectionShare(whole, changes, removed, self._first, self._last, self._mine, owner, bits)
+
+    def _check_record(self, file: ShardFile, section: str, first: np.dtype) -> None:
+        """A table that nobody has built says by its spec alone what its records are."""
+        spec = self.described["spec"]
+        shapes = {field: file.record[field].shape for field in file.record.names or ()}
+        suits = section != "rows" or (shapes.get("row") == (spec["dim"],) and set(spec["slots"]) <= set(shapes))
+        if file.record != first or not suits:
+            raise refusal(
+                file.path,
+                f"is forged or damaged: its records {file.record.descr} are not those of the manifest's spec {spec}",
+            )
 
     def _open(self, parts: Sequence[Mapping[str, Any]], section: str) -> list[ShardFile]:
         """The files of `parts` that can hold hashes of this share."""
@@ -129,7 +168,7 @@ class TableShare:
             ranks = part["ranks"]
             writers = range(self._first * ranks >> 64, (self._last * ranks >> 64) + 1)
             for rank in writers if self.described["owner"] == "hash_range" else range(ranks):
-                path = self._directory / part["save"] / manifest.shard_name(self.name, section, rank)
+                path = self._directory / part["save"] / shard_name(self.name, section, rank)
                 files.append(ShardFile(path, Label(part["save"], self.name, section, rank, ranks)))
         return files
 
@@ -193,3 +232,6 @@ def restore(
             counted = [described["iterations"] for described in of_table if described["iterations"] is not None]
             if counted:
                 table.optimizer.iterations.assign(max(counted))
+            rates = [described["learning_rate"] for described in of_table if described.get("learning_rate")]
+            if rates:
+                table.optimizer.restore_rates(rates)

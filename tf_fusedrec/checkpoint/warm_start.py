@@ -10,20 +10,22 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from tf_fusedrec._tf_compat import tf
+from tf_fusedrec._tf_compat import keras, tf
+from tf_fusedrec.checkpoint.layers import embeddings_of
 from tf_fusedrec.checkpoint.saving import counters, keeps_changes
 from tf_fusedrec.embedding import FusedEmbedding
 from tf_fusedrec.tables.hash_order import hash_range_owner
 from tf_fusedrec.tables.tfra import owner_of
+from tf_fusedrec.topology import Place
 
 
-def warm_start(embedding: FusedEmbedding, table: str, ids: np.ndarray, rows: np.ndarray) -> int:
+def warm_start(model: keras.Model | FusedEmbedding, table: str, ids: np.ndarray, rows: np.ndarray) -> int:
     """Sets rows of one table; their optimizer slots start as those of new rows. Not collective.
 
     Every rank keeps the ids that it owns, so all ranks may be given all rows, or each its own. Rows of other ids stay.
 
     Args:
-      embedding: the layer.
+      model: the table is one of its FusedEmbedding layers'; or that layer.
       table: name of the table.
       ids: <int64>[n], distinct.
       rows: <float>[n, D], finite; rounded to the table's dtype.
@@ -34,7 +36,7 @@ def warm_start(embedding: FusedEmbedding, table: str, ids: np.ndarray, rows: np.
     Raises:
       ValueError: an unknown table, other shapes or types, ids that repeat, numbers that are not finite.
     """
-    backend = _backend(embedding, table)
+    place, backend = _held(model, table)
     ids, rows = np.asarray(ids), np.asarray(rows)
     dim = backend.spec(table)["dim"]
     if ids.ndim != 1 or ids.dtype.kind not in "iu":
@@ -49,8 +51,7 @@ def warm_start(embedding: FusedEmbedding, table: str, ids: np.ndarray, rows: np.
     if not np.isfinite(rows).all():
         raise ValueError(f"rows of table {table!r} must be finite, but that of id {ids[_first_bad(rows)]} is not.")
     owner = owner_of if backend.owner == "tfra" else hash_range_owner
-    group = embedding.place.group
-    mine = owner(ids, group.size) == group.index
+    mine = owner(ids, place.group.size) == place.group.index
     records = backend.new_records(table, int(mine.sum()))
     if records["row"].dtype == "<u2":
         records["row"] = rows[mine].astype(tf.bfloat16.as_numpy_dtype).view(np.uint16)
@@ -69,12 +70,17 @@ def _first_bad(rows: np.ndarray) -> int:
 
 
 def warm_start_parquet(
-    embedding: FusedEmbedding, table: str, path: str | os.PathLike, *, id_column: str = "id", row_column: str = "row"
+    model: keras.Model | FusedEmbedding,
+    table: str,
+    path: str | os.PathLike,
+    *,
+    id_column: str = "id",
+    row_column: str = "row",
 ) -> int:
     """Sets rows of one table from a Parquet file, one row group at a time. Not collective; see warm_start.
 
     Args:
-      embedding: the layer.
+      model: the table is one of its FusedEmbedding layers'; or that layer.
       table: name of the table.
       path: of the file; every rank reads all of it.
       id_column: of integers, distinct in the whole file.
@@ -87,7 +93,7 @@ def warm_start_parquet(
       ValueError: columns that are missing or of other types, null values, rows of other lengths; all that warm_start
         refuses. Row groups before the one that is refused have been set.
     """
-    dim = _backend(embedding, table).spec(table)["dim"]
+    dim = _held(model, table)[1].spec(table)["dim"]
     taken = 0
     with pq.ParquetFile(path) as file:
         names = file.schema_arrow.names
@@ -99,7 +105,7 @@ def warm_start_parquet(
             ids, rows = columns[id_column].combine_chunks(), columns[row_column].combine_chunks()
             _check_columns(path, ids, rows, dim)
             values = rows.flatten().to_numpy(zero_copy_only=False).reshape(len(rows), dim)
-            taken += warm_start(embedding, table, ids.to_numpy(), values)
+            taken += warm_start(model, table, ids.to_numpy(), values)
     return taken
 
 
@@ -114,8 +120,12 @@ def _check_columns(path: str | os.PathLike, ids: pa.Array, rows: pa.Array, dim: 
         raise ValueError(f"Rows of {os.fspath(path)} must have {dim} numbers each, got {lengths}.")
 
 
-def _backend(embedding: FusedEmbedding, table: str) -> Any:
-    for lookup in embedding.lookups:
-        if table in lookup.table.names:
-            return lookup.table
-    raise ValueError(f"{embedding.name!r} has no table {table!r}. Known tables: {sorted(embedding.optimizers)}.")
+def _held(model: keras.Model | FusedEmbedding, table: str) -> tuple[Place, Any]:
+    """Where this process stands in the topology of a table, and the table's backend."""
+    layers = embeddings_of(model)
+    for layer in layers:
+        for lookup in layer.lookups:
+            if table in lookup.table.names:
+                return layer.place, lookup.table
+    known = sorted(name for layer in layers for name in layer.optimizers)
+    raise ValueError(f"{model.name!r} has no table {table!r}. Known tables: {known}.")

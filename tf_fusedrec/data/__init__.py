@@ -5,7 +5,7 @@ from tf_fusedrec.data.batching import Cost
 from tf_fusedrec.data.clustering import cluster_samples
 from tf_fusedrec.data.columns import Column, check_features
 from tf_fusedrec.data.dataset import TokenBatches
-from tf_fusedrec.data.fingerprint import fingerprint
+from tf_fusedrec.data.fingerprint import hash_strings
 from tf_fusedrec.data.growing import GrowingFolder, Partition, check_same_files
 from tf_fusedrec.data.layouts import DatasetInfo, read_info, read_items
 from tf_fusedrec.data.lookahead import lookahead
@@ -25,7 +25,7 @@ __all__ = [
     "check_features",
     "check_same_files",
     "cluster_samples",
-    "fingerprint",
+    "hash_strings",
     "lookahead",
     "read_info",
     "read_items",

@@ -1,6 +1,7 @@
 """Command line: a raw data set, or a synthetic one, becomes a folder in our Parquet layout.
 
     python -m tf_fusedrec.data.convert movielens           --input ml-1m --output data/ml-1m
+    python -m tf_fusedrec.data.convert sequences           --input sequences.txt --output data/sequences
     python -m tf_fusedrec.data.convert kuairand            --input log.csv.gz --output data/kuairand
     python -m tf_fusedrec.data.convert synthetic-ranking   --output data/ranking --users 2000
     python -m tf_fusedrec.data.convert synthetic-retrieval --output data/retrieval
@@ -16,12 +17,14 @@ from absl import flags
 from tf_fusedrec.data.kuairand import convert_kuairand
 from tf_fusedrec.data.layouts import DatasetInfo
 from tf_fusedrec.data.movielens import convert_movielens
+from tf_fusedrec.data.sequences import convert_sequences
 from tf_fusedrec.data.synthetic import write_synthetic_ranking, write_synthetic_retrieval
 
 _SIZES = ("users", "items", "clusters", "mean_history", "seed")
 # converter -> (function, the flags it takes as positional arguments, and as keywords)
 CONVERTERS: dict[str, tuple[Callable[..., DatasetInfo], tuple[str, ...], tuple[str, ...]]] = {
     "movielens": (convert_movielens, ("input", "output"), ()),
+    "sequences": (convert_sequences, ("input", "output"), ()),
     "kuairand": (convert_kuairand, ("input", "output"), ("test_fraction", "split")),
     "synthetic-ranking": (write_synthetic_ranking, ("output",), (*_SIZES, "exposures")),
     "synthetic-retrieval": (write_synthetic_retrieval, ("output",), _SIZES),

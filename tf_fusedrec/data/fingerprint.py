@@ -1,4 +1,4 @@
-"""String ids as 64-bit integers, in the reader and in a served graph alike: TensorFlow's own tf.fingerprint.
+"""String ids as 64-bit integers, in the reader, in tf.data and in a served graph alike: TensorFlow's tf.fingerprint.
 
 The fingerprint is FarmHash's Fingerprint64 of the bytes, which its authors promise not to change. Two of n distinct
 strings share one with a probability of about n^2 / 2^65:
@@ -9,28 +9,50 @@ strings share one with a probability of about n^2 / 2^65:
     10^9         2.7 %              0.054
     10^10        93 %               5.4
 
-Colliding ids share a row and train it together; nothing else breaks. Whose ids are chosen by adversaries should know
-that Fingerprint64 is no cryptographic hash: collisions can be made.
+Colliding ids share a row and train it together; nothing else breaks. Fingerprint64 is no cryptographic hash: somebody
+who chooses ids can make collisions.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pyarrow as pa
 
-from tf_fusedrec._tf_compat import tf
+from tf_fusedrec._tf_compat import keras, tf
+
+_Symbol = keras.src.engine.keras_tensor.KerasTensor  # of a functional model
 
 
-def fingerprint(strings: tf.Tensor | tf.RaggedTensor) -> tf.Tensor | tf.RaggedTensor:
-    """<int64>[...] of <string>[...], of any shape. A stock TensorFlow op: a SavedModel with it needs no other library.
+def hash_strings(strings: Any) -> Any:
+    """Ids of strings: the fingerprints that the Parquet reader gives of a Column(dtype="string").
 
-    Example: "" gives -7286425919675154353 (0x9ae16a3b2f90404f).
+    Works in tf.data, in a model and in an exported graph, by stock TensorFlow ops: a server needs no other library.
+    A str counts as its UTF-8 bytes. An empty string is a string: its id is -7286425919675154353, which may be a padding
+    id: FeatureConfig(padding_id=int(hash_strings(""))).
+
+    Args:
+      strings: <string>[...], of any shape: Tensor, RaggedTensor, SparseTensor, or an input of a functional Keras model;
+        or NumPy array, pandas Series, Arrow array, (nested) list of str or bytes, or one str.
+
+    Returns:
+      <int64>[...], of the shape and kind of a TensorFlow argument; a NumPy array for others.
+
+    Raises:
+      ValueError: something else than strings, such as a missing value (None, NaN, null).
     """
+    if isinstance(strings, _Symbol):
+        return keras.layers.Lambda(hash_strings)(strings)
     if isinstance(strings, tf.RaggedTensor):
-        return strings.with_flat_values(fingerprint(strings.flat_values))
-    flat = tf.reshape(strings, [-1])
-    # One row of 8 bytes, little-endian, for each string.
-    return tf.reshape(tf.bitcast(tf.fingerprint(flat), tf.int64), tf.shape(strings))
+        return strings.with_flat_values(hash_strings(strings.flat_values))
+    if isinstance(strings, tf.SparseTensor):
+        return strings.with_values(hash_strings(strings.values))
+    if tf.is_tensor(strings):
+        return _fingerprint(strings)
+    if isinstance(strings, (pa.Array, pa.ChunkedArray)):
+        return _of_arrow(strings)
+    return _of_objects(np.asarray(strings, object))
 
 
 def fingerprint_arrow(array: pa.Array) -> np.ndarray:
@@ -38,7 +60,36 @@ def fingerprint_arrow(array: pa.Array) -> np.ndarray:
     # Each distinct string is hashed once.
     encoded = array if pa.types.is_dictionary(array.type) else array.dictionary_encode()
     # NumPy arrays of str would be copied at the width of the longest.
-    distinct = np.array(encoded.dictionary.to_pylist(), object)
-    if not len(distinct):
-        return np.empty(0, np.int64)
-    return fingerprint(tf.constant(distinct, tf.string)).numpy()[encoded.indices.to_numpy()]
+    return _of_objects(np.array(encoded.dictionary.to_pylist(), object))[encoded.indices.to_numpy()]
+
+
+def _fingerprint(strings: tf.Tensor) -> tf.Tensor:
+    if strings.dtype != tf.string:
+        raise ValueError(f"strings must have dtype string, got {strings.dtype.name}. Integers are ids as they are.")
+    # One row of 8 bytes, little-endian, for each string.
+    return tf.reshape(tf.bitcast(tf.fingerprint(tf.reshape(strings, [-1])), tf.int64), tf.shape(strings))
+
+
+def _of_arrow(array: pa.Array | pa.ChunkedArray) -> np.ndarray:
+    values = array.type.value_type if pa.types.is_dictionary(array.type) else array.type
+    kinds = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary)
+    if not array.null_count and not any(of_kind(values) for of_kind in kinds):
+        raise ValueError(f"strings must be an Arrow array of strings, got {array.type}. Hash the flat values of lists.")
+    if array.null_count:
+        _refuse("null", np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False))[0])
+    return fingerprint_arrow(pa.concat_arrays(array.chunks) if isinstance(array, pa.ChunkedArray) else array)
+
+
+def _of_objects(values: np.ndarray) -> np.ndarray:
+    for i, value in enumerate(values.flat):
+        if not isinstance(value, (str, bytes)):
+            _refuse(repr(value), np.unravel_index(i, values.shape))
+    return _fingerprint(tf.constant(values, tf.string)).numpy() if values.size else np.empty(values.shape, np.int64)
+
+
+def _refuse(value: str, place: Any) -> None:
+    where = place[0] if isinstance(place, tuple) and len(place) == 1 else place
+    raise ValueError(
+        f"strings must be str or bytes, got {value} at {where}. Remedy for missing values: fill them with '' and use "
+        "FeatureConfig(padding_id=int(fr.hash_strings(''))), which has a row of zeros."
+    )

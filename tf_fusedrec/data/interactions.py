@@ -1,51 +1,34 @@
-"""Logs as interactions: one row per (user, item, time), in order, before they become one row per user.
+"""Interactions as a retrieval data set: one row per user, the last item held out.
 
-Shared by the converters: reading a text log, the stable order, and cutting each user's sequence.
+Shared by the converters of logs and of sequences: the stable order, seconds, and the cut of each user's sequence.
 """
 
-import contextlib
+from __future__ import annotations
+
 import pathlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
+from typing import NamedTuple
 
 import numpy as np
-import pyarrow as pa
-from pyarrow import csv
+
+from tf_fusedrec.data.layouts import DatasetInfo, write_dataset
+from tf_fusedrec.data.rows import Rows, Values, ragged_from_groups
+
+SPLIT = (
+    "Leave one out: a user's last interaction is the target of test, all before it are train and the history of test. "
+    "Users with fewer than 2 interactions are left out."
+)
+# Seconds reach 10^11 in the year 5138, milliseconds did in 1973: the smallest time of a unit, and units per second.
+_FINER = ((10**17, 10**9, "nanoseconds"), (10**14, 10**6, "microseconds"), (10**11, 10**3, "milliseconds"))
 
 
-@contextlib.contextmanager
-def readable_text(path: pathlib.Path) -> Iterator[None]:
-    """Turns what Arrow raises on a text file that is not what it should be into a ValueError that names the file."""
-    try:
-        yield
-    except (pa.ArrowException, OSError) as error:
-        raise ValueError(f"{path}: not readable as the log it should be ({error}). Check the file.") from error
+class Interactions(NamedTuple):
+    """N interactions, each user's in the order of time."""
 
-
-def read_log(path: pathlib.Path, types: Mapping[str, pa.DataType]) -> dict[str, np.ndarray]:
-    """The named columns of a CSV file (or .csv.gz) with a header, as arrays [N] in the order of the file.
-
-    Raises:
-      ValueError: not readable, a column missing, or a value that is missing or not of its type; names the file.
-    """
-    options = csv.ConvertOptions(include_columns=list(types), column_types=dict(types))
-    with readable_text(path):
-        return _arrays(path, csv.read_csv(path, convert_options=options))
-
-
-def read_double_colon(path: pathlib.Path, names: Sequence[str]) -> dict[str, np.ndarray]:
-    """The int64 columns of a `1::2::3` file without header (MovieLens), as arrays [N] in the order of the file."""
-    # Split at every ":", each "::" has an empty field in its middle; those have no name that is asked for.
-    fields = [name for column in names for name in (column, f"{column}::")][:-1]
-    with readable_text(path):
-        table = csv.read_csv(
-            path,
-            read_options=csv.ReadOptions(column_names=fields),
-            parse_options=csv.ParseOptions(delimiter=":"),
-            convert_options=csv.ConvertOptions(
-                include_columns=list(names), column_types={name: pa.int64() for name in names}
-            ),
-        )
-        return _arrays(path, table)
+    user: np.ndarray  # <int64>[N], ascending
+    item: np.ndarray  # <int64>[N]
+    time: np.ndarray  # <int64>[N], seconds
+    rating: np.ndarray | None = None  # <float32>[N]
 
 
 def by_user_and_time(user: np.ndarray, time: np.ndarray) -> np.ndarray:
@@ -53,10 +36,76 @@ def by_user_and_time(user: np.ndarray, time: np.ndarray) -> np.ndarray:
     return np.lexsort((time, user))
 
 
-def _arrays(path: pathlib.Path, table: pa.Table) -> dict[str, np.ndarray]:
-    for name in table.column_names:
-        if table[name].null_count:
+def seconds_of(path: pathlib.Path, time: np.ndarray) -> tuple[np.ndarray, str]:
+    """<int64>[N] times in whole seconds, and the finer unit that they came in ("" for seconds).
+
+    Raises:
+      ValueError: times of two units.
+    """
+    for least, per_second, unit in _FINER:
+        if time.max(initial=0) < least:
+            continue
+        if time.min() < least:
+            coarse = int(np.flatnonzero(time < least)[0])
             raise ValueError(
-                f"{path}: column {name!r} has {table[name].null_count} empty values. Fill them or drop those rows."
+                f"{path}: got timestamps of two units, {time.max()} ({unit}) and {time[coarse]} (row {coarse + 1}), "
+                "wanted one unit, seconds since 1970. Correct the smaller part."
             )
-    return {name: table[name].to_numpy() for name in table.column_names}
+        return time // per_second, unit
+    return time, ""
+
+
+def write_last_held_out(
+    output: str | pathlib.Path,
+    interactions: Interactions,
+    *,
+    path: pathlib.Path,
+    source: str,
+    catalogue: np.ndarray | None = None,
+    item_strings: Mapping[int, str] | None = None,
+) -> DatasetInfo:
+    """Writes the retrieval layout of interactions into `output`.
+
+    Args:
+      output: the folder to make.
+      interactions: of all users.
+      path: the file they came from, for messages.
+      source: what dataset.json says of it; the number of users that are left out is added.
+      catalogue: <int64>[I] every item, without duplicates; None: the items of the users that stay.
+      item_strings: the string of every item id that is a fingerprint; None for integer ids.
+
+    Raises:
+      ValueError: no user has two interactions; what write_dataset refuses.
+    """
+    user, item, time, rating = interactions
+    everyone, row_of, counts = np.unique(user, return_inverse=True, return_counts=True)
+    enough = (counts >= 2)[row_of]
+    left_out = int((counts < 2).sum())
+    if left_out == len(everyone):
+        raise ValueError(
+            f"{path}: got {len(user)} interactions of {len(everyone)} users, none with two or more, so that no user "
+            "is left. Wanted two interactions of a user at least: the last is held out for test. Check the user column."
+        )
+    if left_out:
+        source += f", {left_out} of {len(everyone)} users left out (one interaction)"
+    user, item, time = user[enough], item[enough], time[enough]
+    users, row_of = np.unique(user, return_inverse=True)
+    last = np.append(user[1:] != user[:-1], True)
+    columns = {"item_id": item, "timestamp": time}
+    if rating is not None:
+        columns["rating"] = rating[enough]
+    before = {name: ragged_from_groups(values[~last], row_of[~last], len(users)) for name, values in columns.items()}
+    train: dict[str, Values] = {"user_id": users, **before}
+    test = {**train, "target_item": item[last], "target_timestamp": time[last]}
+    return write_dataset(
+        output,
+        task="retrieval",
+        source=source,
+        split=SPLIT,
+        users=len(users),
+        train=Rows(train, len(users)),
+        test=Rows(test, len(users)),
+        item_ids=np.unique(item) if catalogue is None else catalogue,
+        train_items=item[~last],
+        item_strings=item_strings,
+    )

@@ -1,21 +1,23 @@
 """KuaiRand log -> the ranking layout: one row per user with contextual features, history and exposures.
 
 The log is a CSV(.gz) with a header, one impression a line, in any order; it is sorted by (user_id, time_ms), ties in
-file order. The split by time is by one moment for all users: no model is trained on anything later than any test
-exposure. The split by user parts the impressions of each user, as the notes of published extracts do.
+file order. Ids are integers, or strings, which become their fingerprints. The split by time is by one moment for all
+users: no model is trained on anything later than any test exposure. The split by user parts the impressions of each
+user, as the notes of published extracts do.
 """
 
 from __future__ import annotations
 
 import pathlib
+from collections.abc import Mapping
 
 import numpy as np
-import pyarrow as pa
 from pyarrow import csv
 
-from tf_fusedrec.data.interactions import by_user_and_time, read_log, readable_text
+from tf_fusedrec.data.interactions import by_user_and_time
 from tf_fusedrec.data.layouts import DatasetInfo, write_dataset
 from tf_fusedrec.data.rows import Ragged, Rows, Values
+from tf_fusedrec.data.text_log import ID, INTEGER, NUMBER, Log, header_of, read_log, readable_text
 
 LOGS = ("log.csv", "log.csv.gz")
 USER_FEATURES = ("user_features.csv", "user_features.csv.gz")
@@ -32,6 +34,7 @@ ACTION_BITS = {
 }
 DURATION = "duration_ms"
 CONTINUOUS_LABELS = ("play_time_ms", "profile_stay_time", "comment_stay_time")
+_SECONDS = range(10**8, 10**11)  # 1973 to 5138 in seconds; in milliseconds the first three years from 1970 on
 WINDOW = 16  # exposures of a training row, of the split by user
 SPLITS = {
     "time": "By time: the moment T lies where the first {train:g} of the log's impressions end. Train sees only what "
@@ -55,13 +58,16 @@ def convert_kuairand(
     Args:
       test_fraction: share of the impressions, the latest ones, that become test exposures; in (0, 1).
       split: the rule that parts train from test, one of SPLITS.
+
+    Raises:
+      ValueError: no log; a line that cannot be read; times in seconds; a split without rows of train or of test.
     """
     if split not in SPLITS:
         raise ValueError(f"split must be one of {list(SPLITS)}, got {split!r}.")
     if not 0 < test_fraction < 1:
         raise ValueError(f"test_fraction must lie between 0 and 1, got {test_fraction}.")
     path = _log_file(pathlib.Path(source))
-    log, binary, labels = _read_log_sorted(path)
+    (log, strings), binary, labels = _read_log_sorted(path)
     users, begin, counts = np.unique(log["user_id"], return_index=True, return_counts=True)
     end = begin + counts
     if split == "time":
@@ -72,23 +78,34 @@ def convert_kuairand(
         train = _windows(begin, late)
     in_train = np.arange(end[-1]) < np.repeat(late, counts)
 
-    contextual, codes = _user_features(path.parent, users)
+    contextual, codes = _user_features(path.parent, users, strings.get("user_id"))
     context = {"user_id": users, **contextual}
     columns = _columns(log, binary, labels)
     parts = {
         "train": _rows(columns, context, *train),
         "test": _rows(columns, context, np.arange(len(users)), begin, late, end),
     }
+    for name, rows in parts.items():
+        if not rows.num_rows:
+            raise ValueError(
+                f"{path}: got no user for {name}, of {len(users)} users with {len(in_train)} impressions, by split "
+                f"{split!r} with test_fraction {test_fraction}. Choose the other split or another fraction, or check "
+                "the columns user_id and time_ms."
+            )
     return write_dataset(
         output,
         task="ranking",
-        source=f"KuaiRand, {path.name}, {len(in_train)} impressions",
+        source=", ".join(
+            [f"KuaiRand, {path.name}, {len(in_train)} impressions"]
+            + [f"{name} strings as fingerprints" for name in strings]
+        ),
         split=SPLITS[split].format(train=1 - test_fraction, window=WINDOW),
         users=len(users),
         train=parts["train"],
         test=parts["test"],
         item_ids=np.unique(log["video_id"]),
         train_items=log["video_id"][in_train],
+        item_strings=strings.get("video_id"),
         codes=codes,
     )
 
@@ -102,22 +119,25 @@ def _log_file(source: pathlib.Path) -> pathlib.Path:
     raise ValueError(f"input {str(source)!r} must be a KuaiRand log or a folder with one of {', '.join(LOGS)}.")
 
 
-def _read_log_sorted(path: pathlib.Path) -> tuple[dict[str, np.ndarray], list[str], list[str]]:
-    """The log's columns sorted by (user, time), its binary labels, and all its labels."""
-    with readable_text(path), csv.open_csv(path) as reader:
-        header = reader.schema.names
+def _read_log_sorted(path: pathlib.Path) -> tuple[Log, list[str], list[str]]:
+    """The log with its columns sorted by (user, time), its binary labels, and all its labels."""
+    header = header_of(path)
     binary = [name for name in ACTION_BITS if name in header]
     if not binary:
         raise ValueError(f"{path}: has none of the labels {list(ACTION_BITS)}, its columns are {header}.")
     labels = binary + [name for name in CONTINUOUS_LABELS if name in header]
-    ids = {
-        name: pa.int64() for name in ("user_id", "video_id", "time_ms", DURATION) if name != DURATION or name in header
-    }
-    log = read_log(path, {**ids, **{name: pa.float32() for name in labels}})
-    if not len(log["user_id"]):
+    integers = ["time_ms", *([DURATION] if DURATION in header else [])]
+    kinds = {"user_id": ID, "video_id": ID, **dict.fromkeys(integers, INTEGER), **dict.fromkeys(labels, NUMBER)}
+    columns, strings = read_log(path, kinds)
+    if not len(columns["user_id"]):
         raise ValueError(f"{path}: has no impressions. Check the file.")
-    order = by_user_and_time(log["user_id"], log["time_ms"])
-    return {name: column[order] for name, column in log.items()}, binary, labels
+    if (latest := int(columns["time_ms"].max())) in _SECONDS:
+        raise ValueError(
+            f"{path}: got a latest time_ms of {latest}, which reads as seconds, wanted milliseconds since 1970. "
+            "Multiply the column by 1000."
+        )
+    order = by_user_and_time(columns["user_id"], columns["time_ms"])
+    return Log({name: column[order] for name, column in columns.items()}, strings), binary, labels
 
 
 def _cut_by_time(
@@ -179,8 +199,13 @@ def _rows(
     return Rows(rows, len(user))
 
 
-def _user_features(folder: pathlib.Path, users: np.ndarray) -> tuple[dict[str, np.ndarray], dict[str, list]]:
-    """Contextual columns <int64>[U] of these users, and the values behind the codes of each column."""
+def _user_features(
+    folder: pathlib.Path, users: np.ndarray, strings: Mapping[int, str] | None
+) -> tuple[dict[str, np.ndarray], dict[str, list]]:
+    """Contextual columns <int64>[U] of these users, and the values behind the codes of each column.
+
+    `strings`: the string of every user, where ids are fingerprints.
+    """
     paths = [folder / name for name in USER_FEATURES if (folder / name).is_file()]
     if not paths:
         return {}, {}
@@ -189,7 +214,7 @@ def _user_features(folder: pathlib.Path, users: np.ndarray) -> tuple[dict[str, n
     if "user_id" not in table.column_names:
         raise ValueError(f"{paths[0]}: column 'user_id' is missing, its columns are {table.column_names}.")
     row = {user: number for number, user in enumerate(table["user_id"].to_pylist())}
-    rows = np.array([row.get(user, -1) for user in users.tolist()])
+    rows = np.array([row.get(user if strings is None else strings[user], -1) for user in users.tolist()])
     contextual, codes = {}, {}
     for name in table.column_names:
         if name == "user_id":

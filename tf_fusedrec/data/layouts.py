@@ -48,6 +48,7 @@ def write_dataset(
     test: Rows,
     item_ids: np.ndarray,
     train_items: np.ndarray,
+    item_strings: Mapping[int, str] | None = None,
     codes: Mapping[str, list] | None = None,
 ) -> DatasetInfo:
     """Writes a data set into the folder `root`, which must be new or empty.
@@ -58,6 +59,7 @@ def write_dataset(
       train, test: the rows of each split.
       item_ids: <int64>[I] the catalogue, without duplicates.
       train_items: <int64>[T] the item of every interaction of the training split, each once: counted for items.parquet.
+      item_strings: the string of every item id, where ids are fingerprints; column `string` of items.parquet.
       codes: for columns that hold codes, the value behind code 1, 2, ... (0 is missing); becomes codes.json.
 
     Raises:
@@ -77,7 +79,7 @@ def write_dataset(
         declared = _declared(rows)
         _write_shards(partial / name, rows, declared)
         columns[name] = {column.name: column.type_name() for column in declared}
-    _write_items(partial / "items.parquet", item_ids, train_items)
+    _write_items(partial / "items.parquet", item_ids, train_items, item_strings)
     if codes:
         (partial / "codes.json").write_text(json.dumps(codes) + "\n", encoding="utf-8")
     info = DatasetInfo(task, source, split, users, len(item_ids), columns)
@@ -145,9 +147,14 @@ def _to_arrow(values: Values, column: Column) -> pa.Array:
     return pa.array(values, column.arrow_type())
 
 
-def _write_items(path: pathlib.Path, item_ids: np.ndarray, train_items: np.ndarray) -> None:
+def _write_items(
+    path: pathlib.Path, item_ids: np.ndarray, train_items: np.ndarray, strings: Mapping[int, str] | None
+) -> None:
     catalogue = np.sort(item_ids)
     seen, counts = np.unique(train_items, return_counts=True)
     of_item = np.zeros(len(catalogue), np.int64)
     of_item[np.searchsorted(catalogue, seen)] = counts
-    pq.write_table(pa.table({"item_id": catalogue, "count": of_item}), path, write_page_checksum=True)
+    columns = {"item_id": pa.array(catalogue), "count": pa.array(of_item)}
+    if strings is not None:
+        columns["string"] = pa.array([strings[item] for item in catalogue.tolist()], pa.string())
+    pq.write_table(pa.table(columns), path, write_page_checksum=True)

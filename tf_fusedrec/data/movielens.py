@@ -1,65 +1,65 @@
-"""MovieLens ratings -> the retrieval layout: one row per user, the last item held out.
+"""MovieLens ratings, or a log of the same columns -> the retrieval layout: one row per user, the last item held out.
 
-Reads `ratings.dat` (UserID::MovieID::Rating::Timestamp) as GroupLens publishes it, or `ratings.csv(.gz)` with the
-header user_id,movie_id,rating,timestamp (further columns are ignored). Interactions are sorted by (user, timestamp)
-with a STABLE sort, ties in file order: many ratings share a second, and an unstable sort there changes the data set.
+Reads what GroupLens publishes: `ratings.dat` (UserID::MovieID::Rating::Timestamp, with whole or half stars), `u.data`
+(the same, parted by tabs), `ratings.csv` with the header userId,movieId,rating,timestamp. A CSV file may as well be one
+of your own: its columns are found by their names, below, and `rating` may be missing. Each may be gzipped (.gz).
+
+Interactions are sorted by (user, timestamp) with a STABLE sort, ties in file order: many ratings share a second, and an
+unstable sort there changes the data set.
 """
 
 from __future__ import annotations
 
-import gzip
-import logging
 import pathlib
 
 import numpy as np
 import pyarrow as pa
 
-from tf_fusedrec.data.interactions import by_user_and_time, read_double_colon, read_log
-from tf_fusedrec.data.layouts import DatasetInfo, write_dataset
-from tf_fusedrec.data.rows import Rows, Values, ragged_from_groups
+from tf_fusedrec.data.interactions import Interactions, by_user_and_time, seconds_of, write_last_held_out
+from tf_fusedrec.data.layouts import DatasetInfo
+from tf_fusedrec.data.text_log import ID, INTEGER, NUMBER, Log, header_of, ids_of, open_text, read_log
 
-RATINGS = ("ratings.dat", "ratings.csv", "ratings.csv.gz")
-MOVIES = ("movies.dat", "movies.dat.gz")
-SPLIT = (
-    "Leave one out: a user's last interaction is the target of test, all before it are train and the history of test. "
-    "Users with fewer than 2 interactions are left out."
-)
+RATINGS = tuple(name + end for name in ("ratings.dat", "ratings.csv", "u.data") for end in ("", ".gz"))
+# Files that list all movies, with what stands behind the id in a line; True: the first line is a header.
+MOVIES = {"movies.dat": ("::", False), "movies.csv": (",", True), "u.item": ("|", False)}
+_KINDS = {"user_id": ID, "movie_id": ID, "rating": NUMBER, "timestamp": INTEGER}
+# The names of these columns in the header of a CSV file.
+NAMES = {
+    "user_id": ("user_id", "userId"),
+    "movie_id": ("movie_id", "movieId", "item_id", "itemId"),
+    "rating": ("rating",),
+    "timestamp": ("timestamp",),
+}
 
 
 def convert_movielens(source: str | pathlib.Path, output: str | pathlib.Path) -> DatasetInfo:
     """Writes the retrieval layout of the ratings in `source` (a folder, or the file of ratings) into `output`.
 
-    The catalogue is movies.dat(.gz) where that lies beside the ratings, else the movies that were rated.
+    The catalogue is movies.dat, movies.csv or u.item where one lies beside the ratings, else the rated movies.
+    String ids become their fingerprints; items.parquet then has a column `string`. Times finer than seconds are cut to
+    seconds. `source` in dataset.json says both.
+
+    Raises:
+      ValueError: no file of ratings; a line that cannot be read; no user with two ratings; times of two units; a
+        catalogue that lacks a rated movie.
     """
-    ratings = _ratings_file(pathlib.Path(source))
-    user, movie, rating, time = _read_ratings(ratings)
-    order = by_user_and_time(user, time)
-    user, movie, rating, time = user[order], movie[order], rating[order], time[order]
-
-    users, row_of, counts = np.unique(user, return_inverse=True, return_counts=True)
-    enough = (counts >= 2)[row_of]
-    if not enough.all():
-        logging.info("%d of %d users have one interaction and are left out", int((counts < 2).sum()), len(users))
-    user, movie, rating, time = user[enough], movie[enough], rating[enough], time[enough]
-    users, row_of = np.unique(user, return_inverse=True)
-    last = np.append(user[1:] != user[:-1], True)[: len(user)]
-
-    before = {
-        name: ragged_from_groups(values[~last], row_of[~last], len(users))
-        for name, values in {"item_id": movie, "timestamp": time, "rating": rating}.items()
-    }
-    train: dict[str, Values] = {"user_id": users, **before}
-    test = {**train, "target_item": movie[last], "target_timestamp": time[last]}
-    return write_dataset(
+    path = _ratings_file(pathlib.Path(source))
+    log = _read_ratings(path)
+    columns = log.columns
+    order = by_user_and_time(columns["user_id"], columns["timestamp"])
+    columns["timestamp"], unit = seconds_of(path, columns["timestamp"])
+    columns = {name: column[order] for name, column in columns.items()}
+    said = [f"MovieLens, {path.name}, {len(order)} ratings"]
+    said += [f"{name} strings as fingerprints" for name in log.strings]
+    said += [f"timestamps in {unit} cut to seconds"] if unit else []
+    strings = dict(log.strings.get("movie_id", {}))
+    return write_last_held_out(
         output,
-        task="retrieval",
-        source=f"MovieLens, {ratings.name}, {len(order)} ratings",
-        split=SPLIT,
-        users=len(users),
-        train=Rows(train, len(users)),
-        test=Rows(test, len(users)),
-        item_ids=_catalogue(ratings.parent, movie),
-        train_items=movie[~last],
+        Interactions(columns["user_id"], columns["movie_id"], columns["timestamp"], columns.get("rating")),
+        path=path,
+        source=", ".join(said),
+        catalogue=_catalogue(path.parent, columns["movie_id"], strings),
+        item_strings=strings or None,
     )
 
 
@@ -76,33 +76,53 @@ def _ratings_file(source: pathlib.Path) -> pathlib.Path:
     return found[0]
 
 
-def _read_ratings(path: pathlib.Path) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """user, movie <int64>[N], rating <float32>[N], time <int64>[N] (seconds), in file order."""
-    names = ("user_id", "movie_id", "rating", "timestamp")
-    if ".dat" in path.suffixes:
-        columns = read_double_colon(path, names)
-    else:
-        types = {name: pa.float32() if name == "rating" else pa.int64() for name in names}
-        columns = read_log(path, types)
-    user, movie, rating, time = (columns[name] for name in names)
-    return user, movie, rating.astype(np.float32), time
+def _read_ratings(path: pathlib.Path) -> Log:
+    """The columns of _KINDS, `rating` where the file has it, in file order."""
+    for suffix, delimiter in ((".dat", "::"), (".data", "\t")):
+        if suffix in path.suffixes:
+            return read_log(path, _KINDS, delimiter=delimiter, header=list(_KINDS))
+    header = header_of(path)
+    found = {name: next((one for one in known if one in header), None) for name, known in NAMES.items()}
+    missing = [" or ".join(NAMES[name]) for name, column in found.items() if column is None and name != "rating"]
+    if missing:
+        raise ValueError(
+            f"{path}, line 1: got the columns {header}, wanted also {', '.join(missing)}. Name the columns so, or give "
+            "the file the ending of its form: .dat (parted by ::) or .data (parted by tabs)."
+        )
+    log = read_log(path, {column: _KINDS[name] for name, column in found.items() if column is not None})
+    own = {column: name for name, column in found.items() if column is not None}
+    return Log(*({own[column]: value for column, value in part.items()} for part in log))
 
 
-def _catalogue(folder: pathlib.Path, rated: np.ndarray) -> np.ndarray:
-    """<int64>[I] every movie: those of movies.dat(.gz), which must hold all that were rated, or the rated ones."""
-    rated = np.unique(rated)
-    for name in MOVIES:
-        path = folder / name
-        if not path.is_file():
-            continue
-        content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-        # Titles are latin-1 and may hold colons; the id is what stands before the first "::".
-        movies = np.array([int(line.split(b"::", 1)[0]) for line in content.splitlines() if line.strip()], np.int64)
-        unknown = np.setdiff1d(rated, movies)
-        if len(unknown):
-            raise ValueError(
-                f"{path}: lacks {len(unknown)} movies that were rated, for example {unknown[0]}. "
-                "Use the movies file of the same release, or take it away to use the rated movies."
-            )
-        return np.unique(movies)
-    return rated
+def _catalogue(folder: pathlib.Path, rated: np.ndarray, strings: dict[int, str]) -> np.ndarray | None:
+    """<int64>[I] every movie of a file of MOVIES, which must hold all that were rated; None where there is no file.
+
+    Adds to `strings` those of the movies that nobody has rated, where ids are strings.
+    """
+    for name, (delimiter, header) in MOVIES.items():
+        for path in (folder / name, folder / f"{name}.gz"):
+            if path.is_file():
+                return _listed(path, delimiter, header, np.unique(rated), strings)
+    return None
+
+
+def _listed(path: pathlib.Path, delimiter: str, header: bool, rated: np.ndarray, strings: dict[int, str]) -> np.ndarray:
+    # Titles may be latin-1 and hold any delimiter; the id is what stands before the first one.
+    with open_text(path) as file:
+        ids = [line.split(delimiter, 1)[0].strip().strip('"') for line in file if line.strip()][header:]
+    movies, theirs = ids_of(path, "movie_id", pa.chunked_array([pa.array(ids, pa.string())]))
+    if bool(theirs) != bool(strings):
+        kinds = ("strings", "integers") if theirs else ("integers", "strings")
+        raise ValueError(
+            f"{path}: got movie ids that are {kinds[0]}, where those of the ratings are {kinds[1]}. "
+            "Use the movies file of the same release, or take it away to use the rated movies."
+        )
+    strings.update(theirs)
+    unknown = np.setdiff1d(rated, movies)
+    if len(unknown):
+        example = strings.get(int(unknown[0]), unknown[0])
+        raise ValueError(
+            f"{path}: lacks {len(unknown)} movies that were rated, for example {example}. "
+            "Use the movies file of the same release, or take it away to use the rated movies."
+        )
+    return np.unique(movies)

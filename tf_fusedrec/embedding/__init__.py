@@ -1,4 +1,5 @@
-"""FusedEmbedding: layer.py is what a user has, group_rows.py what a call does, modes.py what others make of calls."""
+"""layer.py defines FusedEmbedding. group_rows.py runs one call, modes.py lets schedules and exports intercept calls,
+description.py tells a user what the layer holds."""
 
 from tf_fusedrec.embedding.layer import FusedEmbedding
 from tf_fusedrec.embedding.modes import Answer, Reached

@@ -9,6 +9,7 @@ import numpy as np
 
 from tf_fusedrec import collectives, features
 from tf_fusedrec._tf_compat import keras, tf
+from tf_fusedrec.embedding.anchor import gradient
 from tf_fusedrec.lookup import Context, LaneCall, Routed, WaitingGradients, apply_waiting
 
 
@@ -35,7 +36,7 @@ class GroupCall(NamedTuple):
 
 
 def rows_of_group(call: GroupCall, anchor: tf.Tensor) -> dict[str, Any]:
-    """Rows by feature, in the feature's form. Their gradient trains the group's tables; that of the anchor is zero."""
+    """Rows by feature, in the feature's form. Their gradient trains the group's tables; the anchor's: see anchor.py."""
     lookup, training, deferral = call.lanes[0].lookup, call.lanes[0].training, call.deferral
     counts: list[tf.Tensor] = []
 
@@ -59,10 +60,10 @@ def rows_of_group(call: GroupCall, anchor: tf.Tensor) -> dict[str, Any]:
             if deferral is not None:
                 deferral.waiting.extend(waiting)
             elif call.loss_scaler is not None:
-                return _train_unscaled(call, waiting)
+                return _train_unscaled(call, waiting) + gradient(anchor)
             else:
                 apply_waiting(waiting)
-            return tf.zeros_like(anchor)
+            return gradient(anchor)
 
         return rows, train
 

@@ -12,7 +12,9 @@ import numpy as np
 from tf_fusedrec import collectives, features
 from tf_fusedrec._tf_compat import keras, tf
 from tf_fusedrec.config import FeatureConfig, TableConfig
+from tf_fusedrec.embedding import anchor
 from tf_fusedrec.embedding.construction import check_backend, check_deferrable, check_lanes, make_table
+from tf_fusedrec.embedding.description import Described
 from tf_fusedrec.embedding.group_rows import GroupCall, rows_of_group
 from tf_fusedrec.embedding.modes import CallModes, Reached
 from tf_fusedrec.grouping import group_tables
@@ -23,7 +25,7 @@ from tf_fusedrec.xla import outside_clusters
 
 
 @keras.saving.register_keras_serializable("tf_fusedrec")
-class FusedEmbedding(CallModes, keras.layers.Layer):
+class FusedEmbedding(CallModes, Described, keras.layers.Layer):
     """Distributed dynamic embedding tables for many features (FusedRec, Algorithm 1).
 
     Tables of equal spec (dim, dtype, initializer, optimizer) are fused into groups by themselves. A training step costs
@@ -64,14 +66,18 @@ class FusedEmbedding(CallModes, keras.layers.Layer):
       inputs: dict from feature name to ids: dense [B] or [B, L], RaggedTensor [B, (L)], SparseTensor [B, L]; int32 or
         int64. May hold a subset of the features.
       weights: dict from feature name to per-id weights in the same form, for features with a combiner.
+      mask: dict from feature name to bools, False at padding, in the same form or that of its first dimensions; Keras
+        passes the masks of layers before this one. FeatureConfig.padding_id names padding by its id.
       training: False for lookups that must not change the tables: ids without a row have their initial row, and no
         gradient is taken. Keras sets it in fit, evaluate and predict; None, as in loops of one's own, is True.
 
     Returns:
       dict from feature name to rows: [B, D], [B, L, D] or RaggedTensor [B, (L), D]; [B, D] with a combiner.
+      Padding has rows of zeros. Dense rows without a combiner bring a Keras mask of it to later layers; ragged rows
+      bring none, since Keras refuses a mask there.
 
     Raises:
-      ValueError: unknown features, ids that are not integers, weights that do not suit. At run time
+      ValueError: unknown features, ids that are not integers, weights or masks that do not suit. At run time
         InvalidArgumentError: row_splits that lie, ids that do not fit "bits", two trainings from lookups of one step;
         ResourceExhaustedError: no memory, or max_rows below one batch; FailedPreconditionError: a later training lookup
         has moved the rows of one whose gradients come only now.
@@ -96,6 +102,7 @@ class FusedEmbedding(CallModes, keras.layers.Layer):
         **kwargs: Any,
     ):
         super().__init__(name=name, dtype=tf.float32, **kwargs)
+        self.supports_masking = True
         collectives.check_init()
         check_backend(backend, tables, accumulate_steps=accumulate_steps, lookups_per_update=lookups_per_update)
         if wire_dtype not in (None, "bfloat16", "float16"):
@@ -161,19 +168,35 @@ class FusedEmbedding(CallModes, keras.layers.Layer):
         return [TableConfig.from_dict(table) for table in self._config.value["tables"]]
 
     def call(
-        self, inputs: Mapping[str, Any], weights: Mapping[str, Any] | None = None, training: bool | None = None
+        self,
+        inputs: Mapping[str, Any],
+        weights: Mapping[str, Any] | None = None,
+        training: bool | None = None,
+        mask: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
         if self._interrupts:
-            raise Reached(inputs, weights)
+            raise Reached(inputs, weights, mask)
         if self._server is not None:
-            return self._served(inputs, weights or {})
+            return self._served(inputs, weights or {}, mask or {})
+        trains = self.trainable and training is not False and training != 0
         with outside_clusters(f"Layer {self.name!r}"):
-            return self._lookup(inputs, weights or {}, self.trainable and training is not False and training != 0)
+            return self._lookup(inputs, weights or {}, mask or {}, trains)
+
+    def compute_mask(self, inputs: Mapping[str, Any], mask: Mapping[str, Any] | None = None) -> dict[str, Any] | None:
+        """Of dense features without a combiner: <bool>[B, L], False at padding; None where nothing can be padding."""
+        masks = {
+            name: features.is_kept(self._features[name], ids, (mask or {}).get(name))
+            for name, ids in inputs.items()
+            if self._features[name].combiner is None and not isinstance(ids, (tf.RaggedTensor, tf.SparseTensor))
+        }
+        return {name: masks.get(name) for name in inputs} if any(m is not None for m in masks.values()) else None
 
     # Nothing in here needs AutoGraph, and converting it would cost seconds per trace.
     @tf.autograph.experimental.do_not_convert
-    def _lookup(self, inputs: Mapping[str, Any], weights: Mapping[str, Any], training: bool) -> dict[str, Any]:
-        grouped = self.grouped(inputs, weights)
+    def _lookup(
+        self, inputs: Mapping[str, Any], weights: Mapping[str, Any], mask: Mapping[str, Any], training: bool
+    ) -> dict[str, Any]:
+        grouped = self.grouped(inputs, weights, mask)
         number = self.next_call()
         answers = (self._next_answer(grouped) if training else None) or [None] * len(grouped)
         calls = [
@@ -182,11 +205,13 @@ class FusedEmbedding(CallModes, keras.layers.Layer):
         ]
         # The ids of all groups travel together.
         routed = iter(route([lane for lanes, answer in zip(calls, answers) if answer is None for lane in lanes]))
+        value = self._anchor.read_value()
+        value = anchor.checked(value, self.name) if training else value
         outputs: dict[str, Any] = {}
         for lanes, answer in zip(calls, answers):
             mine = [next(routed) for _ in lanes] if answer is None else []
             of_group = GroupCall(self.name, lanes, mine, answer, self._deferral, self._loss_scaler)
-            outputs.update(rows_of_group(of_group, self._anchor.read_value()))
+            outputs.update(rows_of_group(of_group, value))
         return {name: outputs[name] for name in inputs}
 
     def prefetch(self, inputs: Mapping[str, Any]) -> None:
@@ -202,7 +227,7 @@ class FusedEmbedding(CallModes, keras.layers.Layer):
           ValueError: as a call.
         """
         call = self.next_call()
-        for lookup, mine in self.grouped(inputs, {}):
+        for lookup, mine in self.grouped(inputs, {}, {}):
             lookup.prefetch(mine, call=call)
 
     def synchronize(self) -> None:
@@ -219,24 +244,29 @@ class FusedEmbedding(CallModes, keras.layers.Layer):
         check_deferrable(self.name, self._config.value, self.lookups, lookups)
 
     def grouped(
-        self, inputs: Mapping[str, Any], weights: Mapping[str, Any]
+        self, inputs: Mapping[str, Any], weights: Mapping[str, Any], mask: Mapping[str, Any]
     ) -> list[tuple[GroupLookup, list[features.FlatFeature]]]:
         """Checks inputs of a call and sorts them by group: all groups that have features among them, in one order."""
-        flat = self._flatten(inputs, weights)
+        flat = self._flatten(inputs, weights, mask)
         parts = [
             (lookup, [flat[f.name] for f in lookup.group.features if f.name in flat]) for lookup in self._holder.value
         ]
         return [(lookup, mine) for lookup, mine in parts if mine]
 
-    def _flatten(self, inputs: Mapping[str, Any], weights: Mapping[str, Any]) -> dict[str, features.FlatFeature]:
+    def _flatten(
+        self, inputs: Mapping[str, Any], weights: Mapping[str, Any], mask: Mapping[str, Any]
+    ) -> dict[str, features.FlatFeature]:
         if not isinstance(inputs, Mapping) or not inputs:
             raise ValueError(f"inputs of {self.name!r} must be a dict from feature names to ids, got {inputs!r}.")
-        for what, names in (("inputs", inputs), ("weights", weights)):
+        for what, names in (("inputs", inputs), ("weights", weights), ("mask", mask)):
             unknown = sorted(set(names) - set(self._features if what == "inputs" else inputs))
             if unknown:
                 known = sorted(self._features if what == "inputs" else inputs)
                 raise ValueError(f"{what} of {self.name!r} hold unknown features {unknown}. Known features: {known}.")
-        return {name: features.flatten(self._features[name], ids, weights.get(name)) for name, ids in inputs.items()}
+        return {
+            name: features.flatten(self._features[name], ids, weights.get(name), mask.get(name))
+            for name, ids in inputs.items()
+        }
 
     def next_call(self) -> int:
         """Number of a call in its graph; eager calls run one after another and may share the number 0."""

@@ -30,7 +30,7 @@ class CallModes:
     _answers: list[Answer] | None  # of the coming calls, first call first
     _server: Rows | None
     _loss_scaler: Any
-    _flatten: Callable[[Mapping[str, Any], Mapping[str, Any]], dict[str, features.FlatFeature]]
+    _flatten: Callable[[Mapping[str, Any], Mapping[str, Any], Mapping[str, Any]], dict[str, features.FlatFeature]]
 
     def __init__(self, **kwargs: Any):
         super().__init__(**kwargs)
@@ -73,7 +73,7 @@ class CallModes:
 
     @contextlib.contextmanager
     def interrupting(self) -> Iterator[None]:
-        """For schedules: a training call inside raises Reached(inputs, weights) and does nothing else."""
+        """For schedules: a training call inside raises Reached(inputs, weights, mask) and does nothing else."""
         self._set(_interrupts=True)
         try:
             yield
@@ -129,13 +129,11 @@ class CallModes:
         finally:
             self._set(_server=None)
 
-    def _served(self, inputs: Mapping[str, Any], weights: Mapping[str, Any]) -> dict[str, Any]:
+    def _served(self, inputs: Mapping[str, Any], weights: Mapping[str, Any], mask: Mapping[str, Any]) -> dict[str, Any]:
         rows = self._server
         assert rows is not None
         outputs = {}
-        for name, feature in self._flatten(inputs, weights).items():
-            if feature.config.combiner is not None and feature.weights is None:
-                # What weights pool, operations of TensorFlow alone pool.
-                feature = features.flatten(feature.config, inputs[name], tf.ones_like(feature.ids, tf.float32))
+        for name, feature in self._flatten(inputs, weights, mask).items():
+            feature = features.pooled_by_tensorflow(feature)
             outputs[name] = features.restore_form(feature, rows(feature.config.table, feature.ids))
         return outputs

@@ -15,6 +15,7 @@ class EmbeddingCall(NamedTuple):
     embedding: FusedEmbedding
     inputs: Mapping[str, Any]
     weights: Mapping[str, Any] | None = None
+    mask: Mapping[str, Any] | None = None
 
 
 def embeddings_of(model: Any) -> list[FusedEmbedding]:
@@ -48,7 +49,7 @@ def calls_of_graph(model: Any, x: Any) -> list[EmbeddingCall] | None:
     wanted = []
     for node in nodes:
         given = {**dict(zip(("inputs", "weights"), node.call_args)), **node.call_kwargs}
-        wanted.append({name: given[name] for name in ("inputs", "weights") if given.get(name) is not None})
+        wanted.append({name: given[name] for name in EmbeddingCall._fields if given.get(name) is not None})
     with tf.init_scope():
         # A tuple: Keras takes a list of one output out of its list.
         front = keras.Model(model._nested_inputs, tuple(wanted))

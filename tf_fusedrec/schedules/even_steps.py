@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
+
+from tf_fusedrec import collectives
 from tf_fusedrec._tf_compat import tf
 from tf_fusedrec.schedules.feed import read, unconverted
+from tf_fusedrec.schedules.micro_batch import num_samples
 
 
 class EvenSteps:
@@ -48,7 +53,8 @@ class EvenSteps:
             batch = self._read(iterator)
             if not batch.goes_on:
                 break
-            answers.append(self._steps[key](batch.data))
+            with _kept_finite(self._model, batch.data):
+                answers.append(self._steps[key](batch.data))
         if not answers:
             raise tf.errors.OutOfRangeError(None, None, "End of sequence: no rank has data any more.")
         return self._put_together(answers)
@@ -60,6 +66,32 @@ class EvenSteps:
 def last(answers: list[Any]) -> Any:
     """Of several steps what the last one says: logs tell of all steps since the epoch began."""
     return answers[-1]
+
+
+def averaged(logs: Any) -> Any:
+    """Logs of a step of one's own, each number as its mean over ranks; other values as they are. Collective, eager."""
+    if not isinstance(logs, dict):
+        return logs
+    names = [name for name in sorted(logs) if np.ndim(logs[name]) == 0]
+    mine = tf.constant([float(logs[name]) for name in names], tf.float64)
+    total = collectives.all_reduce_sum(mine, name="fusedrec.logs").numpy() if names else []
+    return {**logs, **{name: float(value) / collectives.size() for name, value in zip(names, total)}}
+
+
+@contextlib.contextmanager
+def _kept_finite(model: Any, data: Any) -> Iterator[None]:
+    """Restores metrics that a batch of no samples leaves not finite: a loss may be a mean over nothing."""
+    if int(num_samples(data)):
+        yield
+        return
+    before = {metric: [state.numpy() for state in metric.variables] for metric in model.metrics}
+    yield
+    for metric in model.metrics:
+        if not all(np.isfinite(state.numpy()).all() for state in metric.variables):
+            if metric not in before:  # the step has made it
+                metric.reset_state()
+            for state, value in zip(metric.variables, before.get(metric, [])):
+                state.assign(value)
 
 
 def joined(answers: list[Any]) -> Any:

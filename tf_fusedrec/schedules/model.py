@@ -12,7 +12,7 @@ from tf_fusedrec.embedding import FusedEmbedding
 from tf_fusedrec.schedules.agreement import agreed_data
 from tf_fusedrec.schedules.calls import EmbeddingCall, calls_of_graph, calls_until_first
 from tf_fusedrec.schedules.dual_buffer import DualBuffer
-from tf_fusedrec.schedules.even_steps import EvenSteps, joined, last
+from tf_fusedrec.schedules.even_steps import EvenSteps, averaged, joined, last
 from tf_fusedrec.schedules.feed import Feed
 from tf_fusedrec.schedules.frozen_window import FrozenWindow
 from tf_fusedrec.schedules.micro_batch import WHOLE, MicroBatch, num_samples
@@ -20,8 +20,9 @@ from tf_fusedrec.schedules.nested import Nested
 from tf_fusedrec.schedules.pipelined import Pipelined
 from tf_fusedrec.schedules.schedule import Schedule
 from tf_fusedrec.schedules.semi_async import SemiAsync
-from tf_fusedrec.schedules.slots import make_slots
+from tf_fusedrec.schedules.slots import make_slots, start_equal
 from tf_fusedrec.schedules.sync import Sync
+from tf_fusedrec.streaming_metrics import check_summable, summed_over_ranks
 
 _KINDS = {
     "sync": Sync,
@@ -35,6 +36,11 @@ _KINDS = {
 
 class PipelinedModel(keras.Model):
     """A keras.Model with one argument more; compile, fit, callbacks, evaluate and predict are Keras' own.
+
+    On several ranks, losses and metrics of an epoch, of a validation and of `evaluate` are those of the samples of all
+    ranks, and the same on all; logs inside an epoch are this rank's. A loss that compile gets is a mean over the
+    samples of each rank, and gradients are averaged over ranks: with batches of other sizes on other ranks, a sample of
+    a small batch weighs more. Where that matters, override compute_loss and end it with losses.global_mean.
 
     Functional, `PipelinedModel(inputs, outputs, schedule=FrozenWindow(4))`, or subclassed with a `call`; a subclass
     passes `schedule` on. The schedule may be set anew between runs of `compile`.
@@ -88,12 +94,15 @@ class PipelinedModel(keras.Model):
         """What fit calls with an iterator for every step; loops of one's own may call it as well.
 
         On several ranks, and under a schedule that looks ahead, batches are read ahead. It raises OutOfRangeError when
-        no rank has data any more.
+        no rank has data any more. Ranks begin with rank 0's weights and slots; those that have been trained are
+        compared instead.
 
         Raises:
           ValueError: steps_per_execution "auto" on several ranks.
+          RuntimeError: ranks have trained, or have loaded, different weights: see collectives.equal_start.
         """
         make_slots(self)
+        start_equal(self)
         if self._runs_alone() and not self.schedule.looks_ahead:
             return super().make_train_function(force)
         if not isinstance(self.train_function, Feed) or force:
@@ -179,6 +188,24 @@ class PipelinedModel(keras.Model):
     def save_weights(self, *args: Any, **kwargs: Any) -> None:
         self.drain()
         super().save_weights(*args, **kwargs)
+
+    def get_metrics_result(self) -> dict[str, Any]:
+        """As Keras', of this rank; refuses metrics that cannot be summed over ranks when the first step is traced."""
+        if collectives.size() > 1:
+            check_summable(self.metrics)
+        return super().get_metrics_result()
+
+    def _validate_and_get_metrics_result(self, logs: Any) -> Any:
+        """Logs of all ranks: Keras asks for them once, at the end of an epoch's training and of an evaluation.
+
+        Metrics are taken of the summed states of all ranks. Logs that a train_step or test_step of one's own returns,
+        and that are not the model's metrics, are averaged over ranks.
+        """
+        if collectives.size() == 1:
+            return super()._validate_and_get_metrics_result(logs)
+        with summed_over_ranks(self.metrics):
+            of_all = super()._validate_and_get_metrics_result(logs)
+        return averaged(logs) if of_all is logs else of_all
 
     def embedding_inputs(self, x: Any) -> list[EmbeddingCall]:
         """The lookups that a training step of inputs x makes, in their order: what a schedule does ahead.

@@ -1,15 +1,17 @@
-"""Optimizer slots before the first step: a function whose first trace makes variables is traced a second time."""
+"""Before the first step: the optimizer's slots, and the same weights on all ranks."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from tf_fusedrec import collectives, equality
 from tf_fusedrec._tf_compat import keras
 
 
 def make_slots(model: keras.Model) -> None:
     """Makes the variables of the model's optimizer that its first step would make; does nothing where they are there.
 
+    A function whose first trace makes variables is traced a second time.
     A step of FrozenWindow(M) holds the model M times, so that a second trace would take as long as M steps of others.
     A model that has no weights yet, or no optimizer, is left as it is.
     """
@@ -20,3 +22,13 @@ def make_slots(model: keras.Model) -> None:
         optimizer._create_all_weights(model.trainable_variables)
     else:
         optimizer.build(model.trainable_variables)
+
+
+def start_equal(model: keras.Model) -> None:
+    """collectives.equal_start of the model's dense weights and its optimizer's slots, where they are there. Collective.
+
+    Weights that the first step makes are left to collectives.distributed_optimizer.
+    """
+    optimizer: Any = getattr(model, "optimizer", None)
+    if optimizer is not None and model.built:
+        collectives.equal_start([*equality.dense_weights(model), *optimizer.variables()], int(optimizer.iterations))

@@ -58,7 +58,7 @@ def plan(model: Any, pieces: Sequence[Any], *, steps_ahead: int = 0, before_upda
 
 def _by_group(call: EmbeddingCall) -> Planned:
     number = call.embedding.next_call()
-    grouped = call.embedding.grouped(call.inputs, call.weights or {})
+    grouped = call.embedding.grouped(call.inputs, call.weights or {}, call.mask or {})
     return Planned(
         call.embedding,
         [

@@ -3,7 +3,7 @@
 With one process they include the tables, as bytes beside the weights: fine for small tables, while
 tf_fusedrec.checkpoint streams, verifies, and runs in the background. With several processes each holds a part of the
 rows only, and a file written by one of them would lack the others': these savers are refused then. Keras' legacy HDF5
-files hold variables and nothing else, and are refused always.
+files hold variables and nothing else, and a SavedModel would hold the calls of training: both are refused always.
 """
 
 from __future__ import annotations
@@ -22,6 +22,10 @@ from tf_fusedrec._tf_compat import keras, tf
 _REMEDY = (
     "Use tf_fusedrec.checkpoint.save and load, or callbacks.Checkpoint: every process writes its rows. For the dense "
     "weights alone, save inside `with tf_fusedrec.checkpoint.without_tables():`."
+)
+_SERVED = (
+    "Use tf_fusedrec.export(model, folder) for a SavedModel that serves, tf_fusedrec.checkpoint.save for one that trains "
+    "on, or, in one process, model.save('name.keras')."
 )
 _left_out: contextvars.ContextVar = contextvars.ContextVar("tables are left out", default=False)
 
@@ -66,7 +70,7 @@ class TableState(tf.train.experimental.PythonState):
                     buffers += [ids.tobytes(), records.tobytes()]
                 described[name] = {
                     "spec": table.spec(name), "clock": table.clock, "iterations": _iterations(table),
-                    "sections": sections,
+                    "learning_rate": getattr(table.optimizer, "rates", None), "sections": sections,
                 }  # fmt: skip
         header = json.dumps(described).encode()
         return b"".join([len(header).to_bytes(8, "little"), header, *buffers])
@@ -90,6 +94,9 @@ class TableState(tf.train.experimental.PythonState):
             table.clock = max(saved[name]["clock"] for name in table.names)
             if saved[table.names[0]]["iterations"] is not None:
                 table.optimizer.iterations.assign(max(saved[name]["iterations"] for name in table.names))
+            rates = [saved[name]["learning_rate"] for name in table.names if saved[name].get("learning_rate")]
+            if rates:
+                table.optimizer.restore_rates(rates)
 
     def save_own_variables(self, store: Any) -> None:
         """Puts the tables into Keras' .weights.h5 and .keras files. The layer's anchor is zero and needs no place."""
@@ -105,12 +112,26 @@ class TableState(tf.train.experimental.PythonState):
             raise ValueError(f"FusedEmbedding {self._layer!r}: the file holds no tables; this layer did not save it.")
         self.deserialize(np.asarray(store["tables"]).tobytes())
 
-    def refuse(self, what: str) -> None:
-        """Raises ValueError: `what` cannot hold tables; does nothing inside without_tables."""
+    def refuse_hdf5(self) -> None:
+        """Raises ValueError: a legacy HDF5 file cannot hold tables; does nothing inside without_tables."""
         if not _left_out.get():
             raise ValueError(
-                f"FusedEmbedding {self._layer!r}: {what} cannot hold its tables {self._names()}. {_REMEDY}"
+                f"FusedEmbedding {self._layer!r}: a legacy HDF5 file (.h5) cannot hold its tables {self._names()}. "
+                f"{_REMEDY}"
             )
+
+    def refuse_saved_model(self) -> None:
+        """Raises ValueError: a SavedModel of Keras or TensorFlow holds neither tables nor calls that serve."""
+        raise ValueError(
+            f"FusedEmbedding {self._layer!r}: a SavedModel of model.save(folder), model.export or tf.saved_model.save "
+            f"cannot hold its tables {self._names()}. {_SERVED}"
+        )
+
+    def _trackable_children(self, save_type: str = "checkpoint", **more: Any) -> dict[str, Any]:
+        # What tf.saved_model.save asks every object, before it looks at the functions that use the tables.
+        if save_type == "savedmodel":
+            self.refuse_saved_model()
+        return super()._trackable_children(save_type, **more)
 
     def _names(self) -> list[str]:
         return [name for table in self._tables for name in table.names]
@@ -151,20 +172,23 @@ def _iterations(table: Any) -> int | None:
     return None if iterations is None else int(iterations.numpy())
 
 
-def _asking_tables_first(write: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
-    """`write`, which puts the variables of a model into an HDF5 group, for models without tables only."""
+def _asking_tables_first(
+    write: Callable[..., None], model_at: int, refuse: Callable[[TableState], None]
+) -> Callable[..., None]:
+    """`write`, whose argument number `model_at` is a model, for models without tables only."""
 
     @functools.wraps(write)
-    def save_weights_to_hdf5_group(group: Any, model: Any) -> None:
-        for layer in model._flatten_layers():
+    def write_without_tables(*arguments: Any) -> None:
+        for layer in arguments[model_at]._flatten_layers():
             for value in vars(layer).values():
                 if isinstance(value, TableState):
-                    value.refuse("a legacy HDF5 file (.h5)")
-        write(group, model)
+                    refuse(value)
+        write(*arguments)
 
-    return save_weights_to_hdf5_group
+    return write_without_tables
 
 
-# This writer takes a layer's variables and asks it nothing, so there is no method by which a layer could refuse it.
-_hdf5 = keras.src.saving.legacy.hdf5_format
-_hdf5.save_weights_to_hdf5_group = _asking_tables_first(_hdf5.save_weights_to_hdf5_group)
+# These writers take a layer's variables, or its call, and ask it nothing, so no method of a layer could refuse them.
+_hdf5, _archive = keras.src.saving.legacy.hdf5_format, keras.src.export.export_lib
+_hdf5.save_weights_to_hdf5_group = _asking_tables_first(_hdf5.save_weights_to_hdf5_group, 1, TableState.refuse_hdf5)
+_archive.export_model = _asking_tables_first(_archive.export_model, 0, TableState.refuse_saved_model)

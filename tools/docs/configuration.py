@@ -94,7 +94,8 @@ def page() -> str:
     lines = [
         "# Configuration reference",
         "",
-        "Made from the dataclasses when the site is built. A wrong value is refused by name when the record is made.",
+        "`python -m tools.docs.generate` makes this page from the dataclasses. A wrong value is refused by name when"
+        " the record is made.",
     ]
     for title, purpose, path, names in SECTIONS:
         lines += ["", f"## {title}", "", f"{purpose} Source: `{path}`."]

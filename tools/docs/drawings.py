@@ -1,6 +1,6 @@
 """The drawings of the site, as SVG: the way of an id, a table, the schedules, the topology. No TensorFlow.
 
-The numbers in the drawing of the message are those of the ops; tests/docs/test_drawings.py runs them.
+The numbers in the drawing of the message are those of the ops; tests/docs/test_site.py runs them.
 """
 
 from __future__ import annotations

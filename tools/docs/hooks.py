@@ -1,17 +1,17 @@
-"""Hooks of mkdocs: pages and pictures that are made when the site is built, and lie nowhere else."""
+"""Hooks of mkdocs: the READMEs of rooms become pages, and links to them lead there.
+
+Pages link to files of the repository, so that no link is dead when a page is read there.
+"""
 
 from __future__ import annotations
 
 import pathlib
+import posixpath
 import re
-from collections.abc import Iterable
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
-
-from benchmarks import plots
-from tools.docs import configuration, drawings
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -24,24 +24,25 @@ READMES = {
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Adds what is generated to the files of docs/."""
+    """Adds the READMEs to the files of docs/."""
     for uri, readme in READMES.items():
         files.append(File.generated(config, uri, content=(ROOT / readme).read_text(encoding="utf-8")))
-    files.append(File.generated(config, "configuration.md", content=configuration.page()))
-    for name, drawing in drawings.all_drawings().items():
-        files.append(File.generated(config, f"img/{name}", content=drawing))
-    for name, plot in plots.kept_plots().items():
-        files.append(File.generated(config, f"img/{name}.svg", content=plot))
     return files
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Puts the recorded timelines, docs/img/timeline_*.png, where a page asks for them."""
-    return markdown.replace("<!-- timelines -->", timelines(file.src_uri for file in files))
+    return site_links(markdown, page.file.src_uri)
 
 
-def timelines(uris: Iterable[str]) -> str:
-    """Markdown of the pictures among files, each under the name of its schedule."""
-    pictures = sorted(uri for uri in uris if re.fullmatch(r"img/timeline_\w+\.png", uri))
-    names = [uri[len("img/timeline_") : -len(".png")].replace("_", " ") for uri in pictures]
-    return "\n\n".join(f"A recorded step, {name}:\n\n![{name}]({uri})" for name, uri in zip(names, pictures))
+def site_links(markdown: str, uri: str) -> str:
+    """The page `uri` with links that lead to pages of the site, where they led to files of the repository."""
+    source = READMES.get(uri, f"docs/{uri}")
+    pages = {readme: page for page, readme in READMES.items()}
+
+    def link(found: re.Match[str]) -> str:
+        path, hash_, anchor = found[1].partition("#")
+        target = posixpath.normpath(posixpath.join(posixpath.dirname(source), path))
+        target = pages.get(target, target.removeprefix("docs/"))
+        return f"]({posixpath.relpath(target, posixpath.dirname(uri) or '.')}{hash_}{anchor})"
+
+    return re.sub(r"\]\((?![a-z]+:|#)([^)\s]+)\)", link, markdown)

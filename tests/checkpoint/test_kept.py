@@ -1,0 +1,149 @@
+"""Earlier saves stay and can be loaded; folders and files of others in the same place are never touched."""
+
+import pytest
+
+from tests.checkpoint.job import Job, save
+from tests.checkpoint.tables import embedding_of
+from tests.checkpoint.test_callback import fit, model, table
+from tf_fusedrec import callbacks, checkpoint
+
+
+def load(job, which=None):
+    """extra and state of one of the saves in the job's directory."""
+    other = Job(job.directory)
+    other.table.clear()
+    extra = checkpoint.load(job.directory, other.model, layers=[other.embedding], save=which)
+    return extra, other.state()
+
+
+@pytest.mark.parametrize("full_every", [1, 3])
+def test_the_last_saves_stay_and_each_is_what_it_was(full_every, tmp_path):
+    job, states = Job(tmp_path / "c", full_every=full_every, keep=3), []
+    for step in range(8):
+        job.train()
+        job.table.remove("item", list(job.table.rows["rows"]["item"])[:3])
+        save(job, step)
+        states.append(job.state())
+        there = checkpoint.saves(job.directory)
+        # A full save stays, too, while a delta that is kept goes with it.
+        assert len(there) <= min(step + 1, 3 + (full_every > 1))
+        for n, name in enumerate(there[-3:], len(states) - len(there[-3:])):
+            assert load(job, name) == load(job, n + 1) == (n, states[n])
+            assert checkpoint.read_manifest(job.directory, name)["extra"] == n
+            assert len(checkpoint.read_tables(job.directory, n + 1)["item"][0]) == len(states[n][0]["rows", "item"])
+    assert load(job) == (7, states[7])
+    assert checkpoint.dense_prefix(job.directory, there[-2]) == str(job.directory / there[-2] / "dense")
+
+
+def test_two_saves_stay_by_default(tmp_path):
+    job = Job(tmp_path / "c")
+    for step in range(4):
+        save(job, step)
+    assert [checkpoint.read_manifest(job.directory, name)["extra"] for name in checkpoint.saves(job.directory)] == [
+        2,
+        3,
+    ]
+    with pytest.raises(ValueError, match="keep must be >= 1, got 0: the last save stays"):
+        Job(tmp_path / "c", keep=0)
+
+
+def test_a_save_that_is_not_there_is_refused_with_those_that_are(tmp_path):
+    job = Job(tmp_path / "c")
+    save(job)
+    (there,) = checkpoint.saves(job.directory)
+    for which in (2, "save-1-00000000", "../c"):
+        with pytest.raises(
+            ValueError, match=rf"save {which!r} is not one of the saves in .*/c. It holds \['{there}'\]"
+        ):
+            load(job, which)
+    assert checkpoint.saves(tmp_path / "nothing") == []
+
+
+def test_an_earlier_save_is_loaded_when_the_last_manifest_is_damaged(tmp_path):
+    job = Job(tmp_path / "c")
+    save(job, 1)
+    state = job.state()
+    job.train()
+    save(job, 2)
+    (job.directory / "manifest.json").write_text("{}", encoding="utf-8")
+    with pytest.raises(ValueError, match="manifest.json has format None"):
+        load(job)
+    assert load(job, 1) == (1, state)
+
+
+def test_the_callback_keeps_and_restores_an_earlier_save(tmp_path):
+    saves = callbacks.Checkpoint(tmp_path, 5, {}, keep=3, layers=[embedding_of(table())])
+    fit(model(), [saves], 4, 5)
+    resumed = callbacks.Checkpoint(tmp_path, 5, {}, layers=[embedding_of(table())])
+    assert [resumed.restore(model(), save) for save in (2, 3, None)] == [(2, 0), (3, 0), (4, 0)]
+    checkpoint.save(tmp_path / "other", model(), layers=[embedding_of(table())], extra=[1])
+    other = callbacks.Checkpoint(tmp_path / "other", 5, {}, layers=[embedding_of(table())])
+    with pytest.raises(
+        ValueError, match=r"must hold the epoch and step to go on from, got \[1\]: callbacks.Checkpoint "
+    ):
+        other.restore(model())
+
+
+def users_own(directory):
+    """Files and folders that a user may have there, under names like ours or with contents like ours."""
+    directory.mkdir()
+    (directory / "save-notes.txt").write_text("mine", encoding="utf-8")
+    (directory / "save-").write_text("mine", encoding="utf-8")
+    (directory / "save-7-0123abcd").write_text("a file", encoding="utf-8")
+    for name in ("save-2024-important", "save-x-0123abcd", "save-8-0123abcd", "save-9-0123abcd.partial", "mine"):
+        (directory / name).mkdir()
+        (directory / name / "notes.txt").write_text("mine", encoding="utf-8")
+    (directory / "save-3-0123abcd").mkdir()  # an empty one
+    (directory / "save-2024-important" / "item.rows-0.shard").write_bytes(b"a copy of one of ours")
+    (directory / "save-9-0123abcd.partial" / "item.rows-0.shard").write_bytes(b"a copy of one of ours")
+    (directory / "save-6-0123abcd").symlink_to(directory / "mine")
+    return sorted(path.relative_to(directory) for path in directory.rglob("*"))
+
+
+def test_folders_and_files_of_others_stay(tmp_path):
+    before = users_own(tmp_path / "c")
+    job = Job(tmp_path / "c", keep=1)
+    (tmp_path / "c" / "save-10-89abcdef.partial").mkdir()  # what an interrupted save left goes
+    (tmp_path / "c" / "save-10-89abcdef.partial" / "dense.index").write_bytes(b"x")
+    for step in range(3):
+        save(job, step)
+    after = sorted(path.relative_to(job.directory) for path in job.directory.rglob("*"))
+    (there,) = checkpoint.saves(job.directory)
+    assert set(before) <= set(after)
+    extra = {path.parts[0] for path in set(after) - set(before)}
+    assert extra == {"manifest.json", there} and load(job)[0] == 2
+
+
+def test_a_save_of_ours_that_somebody_added_to_stays_whole(tmp_path):
+    job = Job(tmp_path / "c", keep=1)
+    save(job, "first")
+    state = job.state()
+    (first,) = checkpoint.saves(job.directory)
+    (job.directory / first / "why.txt").write_text("the best one", encoding="utf-8")
+    for step in range(3):
+        job.train()
+        save(job, step)
+    assert load(job, first) == ("first", state) and len(checkpoint.saves(job.directory)) == 2
+
+
+def test_a_folder_where_a_file_should_be_and_a_file_where_the_folder_should_be_are_named(tmp_path):
+    job = Job(tmp_path / "c", background=False)
+    save(job, 1)
+    (there,) = checkpoint.saves(job.directory)
+    for name in ("item.rows-0.shard", "dense.index"):
+        path = job.directory / there / name
+        path.rename(tmp_path / "aside")
+        path.mkdir()
+        with pytest.raises(ValueError, match=f"Checkpoint file .*{name} is a folder, where a file should be"):
+            load(job)
+        path.rmdir()
+        (tmp_path / "aside").rename(path)
+    (job.directory / "manifest.json").rename(tmp_path / "manifest.json")
+    (job.directory / "manifest.json").mkdir()
+    for call in (lambda: load(job), lambda: save(job, 2)):
+        with pytest.raises(ValueError, match="manifest.json is a folder, where a file should be"):
+            call()
+    (tmp_path / "file").write_text("x", encoding="utf-8")
+    with pytest.raises(NotADirectoryError, match="directory .*/file is a file, not a folder. Name another."):
+        save(Job(tmp_path / "file", background=False))
+    assert (tmp_path / "file").read_text(encoding="utf-8") == "x"

@@ -1,0 +1,129 @@
+"""A checkpoint is of all layers of a model, wherever they lie in it; what it would leave out, or mix up, is refused."""
+
+import numpy as np
+import pytest
+
+import tf_fusedrec as fr
+from tests.checkpoint import simulated
+from tests.checkpoint.tables import DictTable, contents, embedding_of, ranks_of
+from tf_fusedrec import callbacks, checkpoint, keras, tf
+from tf_fusedrec.checkpoint import saving
+
+
+def trained(name):
+    table = DictTable(name)
+    table.train(name, range(len(name), len(name) + 9), np.random.default_rng(len(name)))
+    return table
+
+
+class Holder(keras.Model):
+    """A model that holds layers in every way that a user may choose."""
+
+    def __init__(self, tables):
+        super().__init__()
+        one, two, three, four, five = (embedding_of(table, name=f"layer_{table.names[0]}") for table in tables)
+        self.one, self.several = one, [two, {"x": (three,)}]
+        self.inner = keras.Sequential([keras.layers.Dense(1)])
+        self.inner.embedding = four
+        self.block = keras.layers.Layer()
+        self.block.embedding = five
+
+
+NAMES = ["a", "bb", "ccc", "dddd", "eeeee"]
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_all_layers_of_a_model_are_saved_and_loaded(wrapped, tmp_path):
+    def held(tables):
+        return keras.Sequential([Holder(tables)]) if wrapped else Holder(tables)
+
+    saved, loaded = [trained(name) for name in NAMES], [DictTable(name) for name in NAMES]
+    checkpoint.save(tmp_path, held(saved))
+    checkpoint.load(tmp_path, held(loaded))
+    assert sorted(checkpoint.read_tables(tmp_path)) == NAMES
+    assert contents(loaded) == contents(saved) and all(table.size(table.names[0]) == 9 for table in loaded)
+
+
+def test_a_layer_that_the_model_does_not_hold_is_named_beside_it(tmp_path):
+    tables, others = [trained("a"), trained("bb")], [DictTable("a"), DictTable("bb")]
+    checkpoint.save(tmp_path, embedding_of(tables[0]), layers=[embedding_of(tables[1])])
+    checkpoint.load(tmp_path, embedding_of(others[0]), layers=[embedding_of(others[1])])
+    assert contents(others) == contents(tables)
+
+
+def test_the_callback_saves_and_restores_all_layers(tmp_path):
+    """Two real layers; the older of them alone would leave the other's rows behind."""
+
+    def model():
+        layers = [
+            fr.FusedEmbedding([fr.TableConfig(n, 2, fr.optimizers.SGD(0.1))], [fr.FeatureConfig(n, n)], name=f"of_{n}")
+            for n in ("item", "user")
+        ]
+        inputs = {n: keras.Input([], dtype=tf.int64, name=n) for n in ("item", "user")}
+        item, user = (layer({n: inputs[n]})[n] for layer, n in zip(layers, inputs))
+        made = keras.Model(inputs, keras.layers.Dense(1)(item * user))
+        made.compile(keras.optimizers.legacy.SGD(0.1), "mse")
+        return made, layers
+
+    ids = {"item": np.arange(6), "user": np.arange(6) + 10}
+    first, trained_layers = model()
+    first.fit(ids, np.ones(6), batch_size=6, callbacks=[callbacks.Checkpoint(tmp_path, 1, {})], verbose=0)
+    second, layers = model()
+    assert callbacks.Checkpoint(tmp_path, 1, {}).restore(second) == (1, 0)
+    for layer, want, name in zip(layers, trained_layers, ids):
+        assert layer.export_table(name)[0].tolist() == ids[name].tolist()
+        np.testing.assert_array_equal(layer.export_table(name)[1], want.export_table(name)[1])
+    # Rows from elsewhere find their table in either layer.
+    assert checkpoint.warm_start(second, "user", np.array([99]), np.ones([1, 2])) == 1
+    assert 99 in layers[1].export_table("user")[0] and 99 not in layers[0].export_table("item")[0]
+
+
+def test_layers_of_other_topologies_share_a_checkpoint(tmp_path):
+    """Each of four ranks writes its own piece of each layer: ranks 1 and 2 change places in two groups of two."""
+    whole, grouped = trained("whole"), trained("grouped")
+    of_whole = ranks_of(lambda: DictTable("whole"), 4, lambda table: table.rows.update(whole.rows))
+    plan = saving.make_plan(tmp_path, 4, None, {})
+    for rank, piece in enumerate([0, 2, 1, 3]):
+        cuts = [*saving.cut_tables([of_whole[rank]], plan, rank), *saving.cut_tables([grouped], plan, piece, 2)]
+        saving.write_shard(tmp_path, plan, cuts, rank)
+    saving.commit(tmp_path, plan, simulated.DENSE, None, timeout_s=5)
+    for table in (whole, grouped):
+        (name,) = table.names
+        assert checkpoint.read_tables(tmp_path)[name][0].tolist() == sorted(table.rows["rows"][name])
+
+
+def test_two_layers_with_a_table_of_one_name_are_refused_by_name(tmp_path):
+    model = keras.Sequential(name="both")
+    model.two = [embedding_of(DictTable("item"), name="one"), embedding_of(DictTable("x", "item"), name="two")]
+    words = "layers 'one' and 'two' of model 'both' both have a table 'item'.* another TableConfig.name"
+    for call in (
+        lambda: checkpoint.save(tmp_path / "c", model),
+        lambda: checkpoint.load(tmp_path / "c", model),
+        lambda: checkpoint.warm_start(model, "x", np.array([1]), np.ones([1, 4])),
+    ):
+        with pytest.raises(ValueError, match=words):
+            call()
+    assert not (tmp_path / "c").exists()
+
+
+def test_a_model_without_layers_is_refused_with_the_remedy(tmp_path):
+    model = keras.Sequential(name="plain")
+    with pytest.raises(ValueError, match=r"model 'plain' holds no FusedEmbedding layer.*name it in layers=\[...\]"):
+        checkpoint.save(tmp_path, model)
+    with pytest.raises(TypeError, match="model must be a keras.Model or a FusedEmbedding, got str"):
+        checkpoint.save(tmp_path, "model")
+    with pytest.raises(TypeError, match="layers must be a list of FusedEmbedding layers, got "):
+        checkpoint.save(tmp_path, model, layers=embedding_of(DictTable("a")))
+
+
+def test_a_layer_as_an_argument_of_its_own_is_refused_with_the_remedy(tmp_path):
+    model, layer = keras.Sequential(), embedding_of(DictTable("a"), name="mine")
+    calls = {
+        "save": lambda: checkpoint.save(tmp_path, model, layer, None, extra=1),
+        "load": lambda: checkpoint.load(tmp_path, model, embedding=layer),
+        "Checkpointer": lambda: checkpoint.Checkpointer(tmp_path, model, layer),
+        "Checkpoint": lambda: callbacks.Checkpoint(tmp_path, layer, 5, {}),
+    }
+    for name, call in calls.items():
+        with pytest.raises(TypeError, match=rf"^{name} got the layer 'mine' as an argument.*name layers .* layers="):
+            call()

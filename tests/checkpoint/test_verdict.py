@@ -1,0 +1,159 @@
+"""A save that is not fit to be a checkpoint is refused, by name; the checkpoints before it stand."""
+
+import logging
+
+import numpy as np
+import pytest
+
+import tf_fusedrec as fr
+from tests.checkpoint import simulated
+from tests.checkpoint.job import Job, save
+from tests.checkpoint.tables import DictTable
+from tf_fusedrec import checkpoint, keras, tf
+from tf_fusedrec.checkpoint import dense, saving, verdict
+
+
+def spoil_weight(job, value):
+    kernel, bias = job.model.get_weights()
+    job.model.set_weights([np.where(np.arange(kernel.size).reshape(kernel.shape) == 3, value, kernel), bias])
+
+
+def spoil(field, at=0):
+    def spoiled(job, value):
+        (wanted,) = [i for i, n in zip(sorted(job.table.rows["rows"]["item"]), range(40)) if n == 7]
+        record = job.table.rows["rows"]["item"][wanted]
+        numbers = np.atleast_1d(record[field])
+        numbers[at] = value
+        record[field] = numbers if record[field].shape else numbers[0]
+        record["updated"] += 100  # a delta has it
+        return f"{field!r} of id {wanted} of table 'item'"
+
+    return spoiled
+
+
+KINDS = {
+    "weight": (spoil_weight, "dense weight 'dense.*/kernel:0'"),
+    "row": (spoil("row", 3), None),
+    "slot": (spoil("accumulator"), None),
+    "scalar": (spoil("scale"), None),
+}
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_what_is_not_finite_refuses_the_save_by_name(kind, value, tmp_path):
+    spoiled, words = KINDS[kind]
+    job = Job(tmp_path / "c", keep=1)
+    save(job, "good")
+    good = job.state()
+    words = spoiled(job, value) or words
+    job.checkpointer.save("bad")  # written and judged behind training's back
+    with pytest.raises(checkpoint.NotFinite, match=rf"{words} \(rank 0\) is not finite.*earlier checkpoints stand"):
+        job.checkpointer.wait()
+    assert job.loaded() == ("good", good)
+    assert len(list(job.directory.iterdir())) == 2  # nothing is left of what was refused
+    job.table.rows["rows"]["item"].clear()
+    job.model.set_weights([np.zeros_like(w) for w in job.model.get_weights()])
+    save(job, "later")
+    assert job.loaded()[0] == "later"
+
+
+def test_training_goes_on_when_asked_and_the_refusal_is_logged(tmp_path, caplog):
+    job = Job(tmp_path / "c", not_finite="skip", full_every=4)
+    save(job, "good")
+    good = job.state()
+    words = KINDS["row"][0](job, np.nan)
+    with caplog.at_level(logging.ERROR):
+        save(job, "bad")
+    assert words in caplog.text and "is not finite" in caplog.text
+    assert job.loaded() == ("good", good) and len(list(job.directory.iterdir())) == 2
+    job.table.rows["rows"]["item"].clear()
+    save(job, "later")
+    parts = checkpoint.read_manifest(job.directory)["tables"]["item"]["parts"]
+    assert len(parts) == 1 and job.loaded() == ("later", job.state()), "the next save is full"
+
+
+def test_it_is_written_when_asked(tmp_path):
+    job = Job(tmp_path / "c", not_finite="save")
+    words = KINDS["slot"][0](job, np.inf)
+    save(job, words)
+    assert job.loaded() == (words, job.state())
+    with pytest.raises(ValueError, match=r"not_finite must be one of \('refuse', 'skip', 'save'\), got 'never'"):
+        Job(tmp_path / "d", not_finite="never")
+
+
+def test_a_slot_of_the_dense_optimizer_is_looked_at(tmp_path):
+    model = keras.Sequential([keras.layers.Dense(1, input_shape=(2,), name="top")])
+    model.compile(keras.optimizers.legacy.Adam(0.1), "mse")
+    model.train_on_batch(np.ones([1, 2]), np.ones([1]))
+    names = [variable.name for variable in model.optimizer.variables()]
+    (second,) = [n for n, name in enumerate(names) if "top/kernel/v" in name]
+    values = model.optimizer.get_weights()
+    values[second][0] = np.inf
+    model.optimizer.set_weights(values)
+    model.embedding = fr.FusedEmbedding(
+        [fr.TableConfig("item", 2, fr.optimizers.SGD(0.1))], [fr.FeatureConfig("f", "item")]
+    )
+    with pytest.raises(checkpoint.NotFinite, match="dense weight '.*top/kernel/v:0'"):
+        checkpoint.save(tmp_path, model, model.optimizer)
+    checkpoint.save(tmp_path, model)
+    # A metric that is NaN is no weight.
+    model.loss_seen = keras.metrics.Mean()
+    model.loss_seen.update_state(np.nan)
+    checkpoint.save(tmp_path, model)
+
+
+@pytest.mark.parametrize("storage", ["float32", "float16", "bfloat16"])
+def test_rows_of_every_storage_are_looked_at(storage, tmp_path):
+    layer = fr.FusedEmbedding(
+        [fr.TableConfig("item", 2, fr.optimizers.Adagrad(0.1), storage_dtype=storage)], [fr.FeatureConfig("f", "item")]
+    )
+    layer({"f": tf.constant([4, 5], tf.int64)})
+    (table,) = (lookup.table for lookup in layer.lookups)
+    checkpoint.save(tmp_path, layer)
+    ids, records = table.snapshot("item")
+    for field in ("row", "accumulator"):
+        bad = records.copy()
+        bad[field][1, 1] = 0x7FC0 if bad[field].dtype == "<u2" else np.nan
+        table.restore("item", "rows", ids, bad)
+        with pytest.raises(checkpoint.NotFinite, match=f"'{field}' of id {ids[1]} of table 'item'"):
+            checkpoint.save(tmp_path, layer)
+        with pytest.raises(checkpoint.NotFinite):
+            checkpoint.save(tmp_path / "first", layer)
+        assert not checkpoint.exists(tmp_path / "first")
+        table.restore("item", "rows", ids, records)
+
+
+def save_of_three(directory, weights, tables=None):
+    plan = saving.make_plan(directory, 3, None, {})
+    for rank in range(3):
+        table = (tables or [DictTable("item")] * 3)[rank]
+        saving.write_shard(
+            directory, plan, saving.cut_tables([table], plan, rank), rank, dense.Weights(weights[rank], [])
+        )  # fmt: skip
+    saving.commit(directory, plan, simulated.DENSE, None, timeout_s=5)
+
+
+def test_dense_weights_that_differ_between_ranks_refuse_the_save_by_name(tmp_path):
+    equal = [("kernel:0", np.ones([2, 3], np.float32)), ("bias:0", np.zeros(3))]
+    save_of_three(tmp_path, [equal] * 3)
+    # The smallest difference there is, and a zero of the other sign.
+    for value in (np.nextafter(np.float32(1), np.float32(2)), -0.0):
+        other = [("kernel:0", np.ones([2, 3], np.float32)), ("bias:0", np.array([0.0, value, 0.0]))]
+        words = r"'bias:0' differs between ranks \[0, 2\] and ranks \[1\].*BroadcastDenseWeights.*distributed_optimizer"
+        with pytest.raises(ValueError, match=words):
+            save_of_three(tmp_path, [equal, other, equal])
+    with pytest.raises(ValueError, match=r"Rank 2 has the dense weights \['kernel:0'\], but rank 0 has .*'bias:0'"):
+        save_of_three(tmp_path, [equal, equal, equal[:1]])
+    tables = [DictTable("item"), DictTable("item", dim=5), DictTable("item")]
+    with pytest.raises(ValueError, match="Rank 1 has the tables .*'dim': 5.* but rank 0 has .*'dim': 4"):
+        save_of_three(tmp_path / "other", [equal] * 3, tables)
+    assert len(checkpoint.saves(tmp_path)) == 1
+
+
+def test_digests_take_scalars_and_any_dtype():
+    weights = [("a", np.float32(1)), ("b", np.zeros([0, 2])), ("c", tf.ones([2], tf.bfloat16).numpy())]
+    names, numbers = zip(*verdict.digests([(name, np.asarray(value)) for name, value in weights]))
+    assert names == ("a", "b", "c") and len(set(numbers)) == 3
+    assert verdict.bad_weight([("c", np.array([1, np.inf], tf.bfloat16.as_numpy_dtype))]) == "dense weight 'c'"
+    assert verdict.bad_weight([("n", np.array([7])), *weights[1:]]) is None

@@ -1,0 +1,47 @@
+"""No link and no picture of a page is dead when the page is read in the repository, without the site."""
+
+import pathlib
+import re
+import subprocess
+
+import pytest
+
+from tests.docs.commands import ROOT
+
+TRACKED = frozenset(
+    subprocess.run(["git", "ls-files"], cwd=ROOT, check=True, capture_output=True, encoding="utf-8").stdout.splitlines()
+)
+PAGES = sorted(path for path in TRACKED if path.endswith(".md"))
+FOLDERS = {str(parent) for path in TRACKED for parent in pathlib.PurePosixPath(path).parents}
+
+
+def targets(markdown):
+    """What links and pictures of a page point to, without code, other sites and places inside the page."""
+    text = re.sub(r"^```.*?^```|`[^`\n]*`", "", markdown, flags=re.DOTALL | re.MULTILINE)
+    found = re.findall(r"\]\(<?([^)>\s]+)>?(?:\s+\"[^\"]*\")?\)", text)
+    found += re.findall(r"<(?:img|a)\s[^>]*(?:src|href)=\"([^\"]+)\"", text)
+    found += re.findall(r"^\[[^\]]+\]:\s+(\S+)", text, re.MULTILINE)
+    return [target.split("#")[0] for target in found if not re.match(r"[a-z]+:|#", target)]
+
+
+def test_targets_are_found_in_every_form():
+    page = 'a [x](a.md#part) ![y](img/b.png) <img src="c.svg"> [z][1] [w](https://x.org/d.md) `[k](no.md)`\n[1]: e.md\n'
+    assert targets(page) == ["a.md", "img/b.png", "c.svg", "e.md"]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_target_is_in_the_repository(page):
+    folder = (ROOT / page).parent
+    dead = []
+    for target in targets((ROOT / page).read_text(encoding="utf-8")):
+        path = (folder / target).resolve()
+        inside = path.is_relative_to(ROOT) and path.relative_to(ROOT).as_posix()
+        if inside not in TRACKED and inside not in FOLDERS:
+            dead.append(target)
+    assert not dead
+
+
+def test_the_pages_have_links_and_pictures():
+    """So that the test above looks at something."""
+    found = [target for page in PAGES for target in targets((ROOT / page).read_text(encoding="utf-8"))]
+    assert len(found) > 50 and sum(target.endswith((".svg", ".png")) for target in found) >= 10

@@ -1,0 +1,72 @@
+"""Optimizers whose gradients pass through a function before they are applied: where ranks average. Knows no Horovod.
+
+Keras asks an optimizer to aggregate its gradients in one place, whatever the training loop: behind the tape, before
+clipping, and before a LossScaleOptimizer looks for values that are not finite. `minimize`, `apply_gradients` of one's
+own loop and both kinds of Keras optimizers lead there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from tf_fusedrec._tf_compat import keras, tf
+
+Pairs = Iterable[tuple[Any, tf.Variable]]
+
+
+def averaging(
+    optimizer: keras.optimizers.Optimizer,
+    average: Callable[[Any], Any],
+    met: Callable[[Sequence[tf.Variable], int], None],
+) -> keras.optimizers.Optimizer:
+    """A new optimizer of the same class and configuration that averages gradients before it applies them.
+
+    Args:
+      optimizer: of tf_keras, of either kind.
+      average: makes of a gradient, a tensor or IndexedSlices, that of all ranks.
+      met: is called eagerly with variables that the optimizer has not met before, and with its own, and with the
+        number of steps that it has made: while the first step is traced, before anything of it runs.
+    """
+    kind = type(optimizer)
+    # The same name and module: what is saved loads without this class.
+    made = type(kind.__name__, (_Averaging, kind), {"__module__": kind.__module__})
+    distributed = made.from_config(optimizer.get_config())
+    distributed._average, distributed._met, distributed._known = average, met, set()
+    return distributed
+
+
+class _Averaging:
+    """Mixed into an optimizer's class."""
+
+    _average: Callable[[Any], Any]
+    _met: Callable[[Sequence[tf.Variable], int], None]
+    _known: set[Any]  # references of the variables that `_met` was called with
+
+    def minimize(self, loss: Any, var_list: Any, *args: Any, **kwargs: Any) -> Any:
+        # Weights of frozen layers are on the tape, too, and in no list of an optimizer.
+        watched = getattr(kwargs.get("tape"), "watched_variables", tuple)()
+        self._meet(watched)
+        return super().minimize(loss, var_list, *args, **kwargs)  # type: ignore[misc]
+
+    def aggregate_gradients(self, grads_and_vars: Pairs) -> list[tuple[Any, tf.Variable]]:
+        pairs = list(grads_and_vars)
+        self._meet([variable for _, variable in pairs])
+        return [(None if gradient is None else self._average(gradient), variable) for gradient, variable in pairs]
+
+    def _aggregate_gradients(self, grads_and_vars: Pairs) -> list[tuple[Any, tf.Variable]]:
+        """The name of it in keras.optimizers.legacy."""
+        return self.aggregate_gradients(grads_and_vars)
+
+    def _meet(self, variables: Sequence[tf.Variable]) -> None:
+        new = [variable for variable in variables if variable.ref() not in self._known]
+        if not new:
+            return
+        # Keras makes weights outside of the graph that is traced: they have values before the first step runs.
+        with tf.init_scope():
+            if not tf.executing_eagerly() or not all(variable.is_initialized() for variable in new):
+                return
+            steps = int(self.iterations)  # type: ignore[attr-defined]
+            own = [variable for variable in self.variables() if variable.ref() not in self._known]  # type: ignore[attr-defined]
+            self._met([*new, *own], steps)
+            self._known.update(variable.ref() for variable in new)

@@ -1,0 +1,74 @@
+"""Which FusedEmbedding layers a checkpoint is of: all of a model, wherever they lie in it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar, cast
+
+from tf_fusedrec._tf_compat import tf
+from tf_fusedrec.embedding import FusedEmbedding
+
+Call = TypeVar("Call", bound=Callable[..., Any])
+
+
+def embeddings_of(model: tf.Module, layers: Sequence[FusedEmbedding] = ()) -> list[FusedEmbedding]:
+    """The FusedEmbedding layers of a model, and further ones. The order is the same on all ranks.
+
+    Args:
+      model: a Keras model, or one FusedEmbedding. Its layers are found in nested models and layers, and in their
+        attributes: lists, tuples and dicts included.
+      layers: those that the model does not hold.
+
+    Raises:
+      TypeError: `model` or one of `layers` is something else.
+      ValueError: there is no layer, or two layers have tables of the same name.
+    """
+    if not isinstance(model, tf.Module):
+        raise TypeError(f"model must be a keras.Model or a FusedEmbedding, got {type(model).__name__}.")
+    if isinstance(layers, FusedEmbedding) or not all(isinstance(layer, FusedEmbedding) for layer in layers):
+        raise TypeError(f"layers must be a list of FusedEmbedding layers, got {layers!r}.")
+    modules = [model] if isinstance(model, FusedEmbedding) else model.submodules
+    found = {id(module): module for module in (*modules, *layers) if isinstance(module, FusedEmbedding)}
+    if not found:
+        raise ValueError(
+            f"model {model.name!r} holds no FusedEmbedding layer, and a checkpoint is of tables. Remedy: make the "
+            "layer an attribute of the model, or name it in layers=[...]; keep dense weights alone with "
+            "tf.train.Checkpoint."
+        )
+    owners: dict[str, FusedEmbedding] = {}
+    for layer in found.values():
+        for lookup in layer.lookups:
+            for table in lookup.table.names:
+                if table in owners:
+                    raise ValueError(
+                        f"layers {owners[table].name!r} and {layer.name!r} of model {model.name!r} both have a table "
+                        f"{table!r}, and a checkpoint knows tables by name. Remedy: another TableConfig.name for one."
+                    )
+                owners[table] = layer
+    return list(found.values())
+
+
+def finds_layers(arguments: int) -> Callable[[Call], Call]:
+    """Decorates a function that finds the layers of its model by itself: a layer that comes beside is refused.
+
+    Args:
+      arguments: leading positional arguments that may be a layer: self, the directory, the model.
+    """
+
+    def decorated(call: Call) -> Call:
+        @functools.wraps(call)
+        def checked(*args: Any, **kwargs: Any) -> Any:
+            surplus = [*args[arguments:], kwargs.get("embedding")]
+            if any(isinstance(value, FusedEmbedding) for value in surplus):
+                name = next(value.name for value in surplus if isinstance(value, FusedEmbedding))
+                raise TypeError(
+                    f"{call.__qualname__.replace('.__init__', '')} got the layer {name!r} as an argument of its own, "
+                    "but it finds all FusedEmbedding layers of the model. Remedy: leave that argument out; name layers "
+                    "that the model does not hold in layers=[...]."
+                )
+            return call(*args, **kwargs)
+
+        return cast(Call, checked)
+
+    return decorated

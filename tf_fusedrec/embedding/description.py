@@ -1,0 +1,95 @@
+"""What a user can read about the tables of a layer: a table of text, and the number that model.summary() shows."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from tf_fusedrec import collectives
+from tf_fusedrec._tf_compat import tf
+from tf_fusedrec.config import FeatureConfig, TableConfig
+from tf_fusedrec.lookup import GroupLookup
+from tf_fusedrec.topology import Place
+
+_COLUMNS = ("table", "rows", "bytes", "features", "options")
+_NUMBERS = _COLUMNS[1:3]
+
+
+class Described:
+    """Base of the layer: describes it. Eager; nothing is collective unless it is said."""
+
+    name: str
+    place: Place
+    _config: Any
+    _holder: Any
+
+    def describe(self, all_ranks: bool = False) -> str:
+        """Groups, tables and features as a text to print.
+
+        Bytes are those of stored rows with their slots and counters, without keys; of storage "mixed", as if all rows
+        were float32. Rows on disk (memory_budget) count, too.
+
+        Args:
+          all_ranks: False: rows that this rank holds. True: rows of all ranks, replicas once each. Collective then.
+        """
+        lookups: Sequence[GroupLookup] = self._holder.value
+        config, size = self._config.value, collectives.size()
+        rows = np.array([lookup.table.size(name) for lookup in lookups for name in lookup.table.names], np.int64)
+        whose = f"rank {collectives.rank()} of {size}"
+        if all_ranks:
+            rows, whose = collectives.all_gather(rows[np.newaxis]).sum(axis=0), f"all {size} ranks"
+        lines = [
+            f"{self.name}: {len(config['tables'])} tables, {len(lookups)} groups (one exchange of rows each), "
+            f"{len(config['features'])} features, backend {config['backend']}; rows of {whose}"
+        ]
+        left = iter(rows.tolist())
+        for lookup in lookups:
+            lines += ["", _group(lookup)]
+            entries = [_table(lookup, config, next(left)) for config in lookup.group.tables]
+            widths = [max(map(len, column)) for column in zip(_COLUMNS, *entries)]
+            lines += [_line(cells, widths) for cells in (_COLUMNS, *entries)]
+        return "\n".join(lines)
+
+    def count_params(self) -> int:
+        """Numbers in the rows that this rank holds now, without slots: they come and leave with ids."""
+        tables = [(lookup.group.tables[0].dim, lookup.table) for lookup in self._holder.value]
+        return sum(dim * table.size(name) for dim, table in tables for name in table.names)
+
+
+def _group(lookup: GroupLookup) -> str:
+    spec, optimizer = lookup.group.tables[0], lookup.table.optimizer
+    parts = [f"dim {spec.dim}", spec.dtype]
+    if spec.external is not None:
+        return f"group {lookup.group.name}: {', '.join([*parts, 'read only'])}"
+    rate = getattr(optimizer, "learning_rate", None)
+    now = f", learning rate {float(rate):.6g}" if tf.is_tensor(rate) or isinstance(rate, tf.Variable) else ""
+    return f"group {lookup.group.name}: {', '.join([*parts, type(spec.optimizer).__name__])}{now}, {spec.initializer}"
+
+
+def _table(lookup: GroupLookup, config: TableConfig, rows: int) -> tuple[str, ...]:
+    if config.external is not None:
+        row_bytes = config.dim * tf.as_dtype(config.dtype).size
+        options = [f"external={config.external!r}"]
+    else:
+        row_bytes = lookup.table.record_dtype("rows").itemsize  # type: ignore[union-attr]
+        options = [f"{name}={getattr(config, name)!r}" for name in config.stores_natively]
+    read_by = [_feature(feature) for feature in lookup.group.features if feature.table == config.name]
+    return config.name, f"{rows:,}", f"{rows * row_bytes:,}", ", ".join(read_by), ", ".join(options)
+
+
+def _feature(feature: FeatureConfig) -> str:
+    shown = {"combiner": "", "output_dtype": "", "padding_id": "padding "}
+    given = [f"{shown[f.name]}{getattr(feature, f.name)}" for f in dataclasses.fields(feature) if f.name in shown]
+    used = [text for text in given if not text.endswith("None")]
+    return f"{feature.name} ({', '.join(used)})" if used else feature.name
+
+
+def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
+    aligned = [
+        cell.rjust(width) if column in _NUMBERS else cell.ljust(width)
+        for column, cell, width in zip(_COLUMNS, cells, widths)
+    ]
+    return ("  " + "  ".join(aligned)).rstrip()

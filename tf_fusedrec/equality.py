@@ -1,0 +1,69 @@
+"""Whether all ranks hold the same weights: digests that ranks exchange, and the sentence that names what differs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import xxhash
+
+from tf_fusedrec._tf_compat import keras, tf
+
+
+class Digest(NamedTuple):
+    """What one rank tells the others of a variable: a few bytes, whatever its size."""
+
+    name: str
+    form: str  # shape and dtype
+    content: int  # xxh3_64 of the bytes
+
+
+def dense_weights(model: keras.Model) -> list[tf.Variable]:
+    """The weights of a model that all ranks hold alike: those made to be trained, frozen layers included.
+
+    Left out are variables that each rank counts or draws for itself: moving statistics of batch normalization, metrics,
+    states of random generators, step counters. Rows of a FusedEmbedding are no weights.
+    """
+    return [weight for weight in model.weights if weight.trainable]
+
+
+def digests(variables: Iterable[tf.Variable]) -> list[Digest]:
+    """The digest of each variable, in their order; copies one variable at a time to host memory. Eager."""
+    return [_digest(variable) for variable in variables]
+
+
+def difference(of_ranks: Sequence[Sequence[Digest]]) -> str | None:
+    """What differs from rank 0, as a sentence; None where all ranks hold the same, bit for bit.
+
+    Args:
+      of_ranks: R lists, each `digests` of the same variables in the same order.
+    """
+    forms = [[digest.form for digest in digests] for digests in of_ranks]
+    for rank, mine in enumerate(forms):
+        if len(mine) != len(forms[0]):
+            return f"rank {rank} has {len(mine)} dense weights and slots, rank 0 has {len(forms[0])}"
+    for place, first in enumerate(of_ranks[0]):
+        other = [rank for rank, digests in enumerate(of_ranks) if digests[place].form != first.form]
+        if other:
+            theirs = of_ranks[other[0]][place]
+            return f"{first.name!r} is {first.form} on rank 0, {theirs.name!r} is {theirs.form} on rank {other[0]}"
+    for place, first in enumerate(of_ranks[0]):
+        other = [rank for rank, digests in enumerate(of_ranks) if digests[place].content != first.content]
+        if other:
+            more = sum(any(digests[i].content != d.content for digests in of_ranks) for i, d in enumerate(of_ranks[0]))
+            others = f" (and {more - 1} more)" if more > 1 else ""
+            return f"dense weight {first.name!r}{others} has other values on rank 0 than on ranks {other}"
+    return None
+
+
+def same_forms(of_ranks: Sequence[Sequence[Digest]]) -> bool:
+    """Whether rank 0's values fit the variables of all ranks."""
+    return len({tuple(digest.form for digest in digests) for digests in of_ranks}) == 1
+
+
+def _digest(variable: Any) -> Digest:
+    value = np.ascontiguousarray(variable.numpy())
+    # bfloat16 has no buffer of its own that Python reads.
+    content = xxhash.xxh3_64_intdigest(value.view(np.uint8) if value.ndim else value.tobytes())
+    return Digest(variable.name, f"{tuple(variable.shape)} {variable.dtype.name}", content)

@@ -108,8 +108,10 @@ def init(
 def _waiting(name: str) -> Iterator[None]:
     """Marks a collective that Python calls."""
     ops.mark_now(name, ended=False)
-    yield
-    ops.mark_now(name, ended=True)
+    try:
+        yield
+    finally:
+        ops.mark_now(name, ended=True)
 
 
 def _begin(tensor: tf.Tensor, name: str, *, after: Sequence[tf.Tensor] = (), ranks: Ranks | None = None) -> tf.Tensor:

@@ -13,6 +13,7 @@ import contextlib
 import dataclasses
 import logging
 import os
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -107,8 +108,10 @@ def init(
 def _waiting(name: str) -> Iterator[None]:
     """Marks a collective that Python calls."""
     ops.mark_now(name, ended=False)
-    yield
-    ops.mark_now(name, ended=True)
+    try:
+        yield
+    finally:
+        ops.mark_now(name, ended=True)
 
 
 def _begin(tensor: tf.Tensor, name: str, *, after: Sequence[tf.Tensor] = (), ranks: Ranks | None = None) -> tf.Tensor:
@@ -304,10 +307,11 @@ def distributed_optimizer(optimizer: keras.optimizers.Optimizer) -> keras.optimi
 
 def _averaged(gradient: Any) -> Any:
     """Over ranks. Named after the tensor: names of a traced step are the same on all ranks."""
-    if not tf.is_symbolic_tensor(gradient):  # slices, or a step that is not traced
+    if not isinstance(gradient, tf.Tensor) or not tf.is_symbolic_tensor(gradient):  # slices, or no traced step
         return _hvd.allreduce(gradient, op=_hvd.Average)
-    name = f"gradient {gradient.op.name}"
-    return _end(_hvd.allreduce(_begin(gradient, name), op=_hvd.Average), name)
+    # The name that Horovod gives by itself, of the tensor before the mark.
+    name = "HorovodAllreduce_" + re.sub(r"[^a-zA-Z0-9_]", "_", gradient.name)
+    return _end(_hvd.allreduce(_begin(gradient, name), op=_hvd.Average, name=name), name)
 
 
 def check_timeline() -> None:

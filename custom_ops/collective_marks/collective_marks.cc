@@ -33,13 +33,15 @@ CollectiveMark* MarkOf(const std::string& name) {
 }
 
 void Begin(CollectiveMark* mark) {
+  const int64_t before = mark->begun.load();
+  mark->ended.store(before);  // also a call before that has failed, and so never came to its end
   mark->begun_at.store(Now());
-  mark->begun.fetch_add(1);
+  mark->begun.store(before + 1);
 }
 
 void End(CollectiveMark* mark) {
   mark->ended_at.store(Now());
-  mark->ended.fetch_add(1);
+  mark->ended.store(mark->begun.load());
 }
 
 std::string DescribeMarks() {

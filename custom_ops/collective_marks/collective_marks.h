@@ -2,7 +2,8 @@
 //
 // A collective that waits for another rank says nothing by itself, and the thread that runs it is blocked. So a mark
 // goes before and behind each: two atomic stores. Whoever wants to know reads all marks as text, at any time and from
-// any thread, through the C functions below. Marks are made once per name and stay for the life of the process.
+// any thread, through the C functions below. Marks are made once per name and stay for the life of the process. Calls
+// of one name never overlap: Horovod refuses a second collective of a name that is under way.
 #ifndef FUSEDREC_COLLECTIVE_MARKS_COLLECTIVE_MARKS_H_
 #define FUSEDREC_COLLECTIVE_MARKS_COLLECTIVE_MARKS_H_
 

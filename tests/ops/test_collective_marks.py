@@ -39,3 +39,11 @@ def test_python_marks_and_many_names_fit():
     ops.mark_now(names[7], ended=True)
     assert mark(names[7])[1:3] == (1, 1) and mark(names[8])[1:3] == (1, 0)
     assert mark(names[8]).ended_ago_s < 0, "it has never ended"
+
+
+def test_a_call_that_failed_counts_as_ended_when_the_next_one_begins():
+    for ended in (False, False, False, True):
+        ops.mark_now("fails", ended=ended)
+    assert mark("fails")[1:3] == (3, 3)
+    ops.mark_now("fails", ended=False)
+    assert mark("fails")[1:3] == (4, 3)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import time
 from typing import Any
 
 _SCOPE = "tf_fusedrec.watchdog"
@@ -39,6 +40,23 @@ class Board:
         """The value of a key; None when nobody wrote it, or the store does not answer."""
         found, body = self._ask("GET", key)
         return json.loads(body) if found else None
+
+    def tell_failure(self, rank: int, cause: str) -> dict[str, Any]:
+        """Tells why a rank fails. Returns {"rank", "cause"} of the rank that told first."""
+        first = self.first_failure()
+        if first is None:
+            first = {"rank": rank, "cause": cause}
+            self.put("failure", first)
+        return first
+
+    def first_failure(self, wait_s: float = 0.0) -> dict[str, Any] | None:
+        """What the first failing rank told; None when none did so within wait_s seconds."""
+        deadline = time.monotonic() + wait_s
+        while True:
+            first = self.get("failure")
+            if first is not None or time.monotonic() >= deadline:
+                return first
+            time.sleep(0.2)
 
     def _ask(self, method: str, key: str, body: bytes | None = None) -> tuple[bool, bytes]:
         connection = http.client.HTTPConnection(self._address, self._port, timeout=_TIMEOUT_S)

@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import atexit
 import os
+import re
 import sys
 import time
 import types
-from typing import Any
 
 from tf_fusedrec.watchdog.board import Board
 from tf_fusedrec.watchdog.summary import left_behind
 from tf_fusedrec.watchdog.watchdog import Watchdog
 
 _CAUSE_S = 3.0  # that a rank waits for another rank's cause, when Horovod ended its collective
+_OF_HOROVOD = re.compile(r"Horovod|gloo/")  # in messages of a collective that another rank's end has ended
 _LONGEST_CAUSE = 600  # letters
 # Lines of TensorFlow's messages that say where, not what.
 _WHERE = ("Graph execution error", "Detected at node", "<stack traces unavailable>", "File ", "[[", "Traceback")
@@ -31,11 +32,15 @@ class Ending:
       rank: of this process.
       board: of the job.
       watchdog: of this process.
-      patience_s: seconds after which a silent rank is not waited for any more.
+      report_after_s: seconds after which a rank that waits for the others to end says so.
+      gives_up_after_s: seconds after which it ends without them.
     """
 
-    def __init__(self, rank: int, board: Board, watchdog: Watchdog, *, patience_s: float):
-        self._rank, self._board, self._watchdog, self._patience_s = rank, board, watchdog, patience_s
+    def __init__(
+        self, rank: int, board: Board, watchdog: Watchdog, *, report_after_s: float, gives_up_after_s: float
+    ):  # fmt: skip
+        self._rank, self._board, self._watchdog = rank, board, watchdog
+        self._report_after_s, self._gives_up_after_s = report_after_s, gives_up_after_s
         self._process, self._failed, self._before = os.getpid(), False, sys.excepthook
 
     def install(self) -> None:
@@ -48,43 +53,36 @@ class Ending:
         if not self._failed or issubclass(kind, KeyboardInterrupt):
             self._before(kind, value, trace)
             return
-        first = self._first_failure(wait_s=_CAUSE_S if "Horovod" in str(value) else 0.0)
+        of_horovod = _OF_HOROVOD.search(str(value)) is not None
+        first = self._board.first_failure(wait_s=_CAUSE_S if of_horovod else 0.0)
         if first is None:
-            first = {"rank": self._rank, "cause": cause_of(kind, value)}
-            self._board.put("failure", first)
-        if first["rank"] == self._rank or "Horovod" not in str(value):
+            first = self._board.tell_failure(self._rank, cause_of(kind, value))
+        if first["rank"] == self._rank or not of_horovod:
             self._before(kind, value, trace)
         print(f"tf_fusedrec: rank {first['rank']} failed first: {first['cause']}", file=sys.stderr, flush=True)
-
-    def _first_failure(self, wait_s: float) -> dict[str, Any] | None:
-        deadline = time.monotonic() + wait_s
-        while True:
-            first = self._board.get("failure")
-            if first is not None or time.monotonic() >= deadline:
-                return first
-            time.sleep(0.2)
 
     def _on_exit(self) -> None:
         if self._failed or os.getpid() != self._process:
             return
         self._watchdog.ended = True
-        pause, silent_since = 0.05, None
+        began, pause, reported = time.monotonic(), 0.05, False
         while self._board.put(f"ended-{self._rank}", True):  # else the launcher is gone
             summary = self._watchdog.look()
-            if summary.get("over"):
+            waited_s = time.monotonic() - began
+            if summary.get("over") or waited_s > self._gives_up_after_s:
                 return
-            first = self._board.get("failure")
+            first = self._board.first_failure()
             if first is not None:
                 self._watchdog.end_at_once(f"rank {first['rank']} failed first: {first['cause']}")
             reason = left_behind(summary) if summary else None
             if reason is not None:
                 self._watchdog.end_at_once(reason)
-            if summary and not summary["silent"]:
-                silent_since = None
-            elif silent_since is None:
-                silent_since = time.monotonic()
-            elif time.monotonic() - silent_since > self._patience_s:
-                return
+            if waited_s > self._report_after_s and not reported:
+                reported = True
+                self._watchdog.say(
+                    f"its program has ended, and it waits for the other ranks: {summary.get('ended', [])} have ended. "
+                    f"After {self._gives_up_after_s} s it leaves without them"
+                )
             time.sleep(pause)
             pause = min(1.3 * pause, 1.0)
 

@@ -43,4 +43,6 @@ def start_watchdog(
         rank, size, board, report_after_s=report_after_s, gives_up_after_s=gives_up, members=members
     )  # fmt: skip
     watchdog.start()
-    return None if board is None else Ending(rank, board, watchdog, patience_s=gives_up)
+    if board is None:
+        return None
+    return Ending(rank, board, watchdog, report_after_s=report_after_s, gives_up_after_s=gives_up)

@@ -59,8 +59,8 @@ class Watchdog:
         while not self.ended:
             time.sleep(self._look_every_s)
             now = time.monotonic()
-            if now - before > 3 * self._look_every_s + 2:
-                self._say(f"it stood still itself for {now - before:.0f} s")
+            if now - before > max(3 * self._look_every_s, self._report_after_s / 2):
+                self.say(f"it stood still itself for {now - before:.0f} s")
                 self._awake_since = now
             before = now
             self.look()
@@ -155,7 +155,7 @@ class Watchdog:
         limit = ""
         if summary and summary["silent"]:
             limit = f" Horovod ends the job after {self._gives_up_after_s} s (HOROVOD_GLOO_TIMEOUT_SECONDS)."
-        self._say(f"it has waited {seconds:.0f} s in collective {key[0]!r}, call {key[1]}, {text}.{more}{limit}")
+        self.say(f"it has waited {seconds:.0f} s in collective {key[0]!r}, call {key[1]}, {text}.{more}{limit}")
 
     def _report_idle(self, marks: list[Mark], summary: dict[str, Any]) -> None:
         """Says that others wait for this rank, which is elsewhere: in its input data, or in work of its own."""
@@ -167,7 +167,7 @@ class Watchdog:
             self._idle_report_s = self._report_after_s
         elif idle_s >= self._idle_report_s and (wanted := keeps_waiting(summary, self._rank)):
             self._idle_report_s = 2 * idle_s
-            self._say(
+            self.say(
                 f"it has been in no collective for {idle_s:.0f} s, while others wait for it in {wanted[0]!r}; its last "
                 f"one was {last.name!r}, call {last.ended}. It may be waiting for its input data."
             )
@@ -177,14 +177,17 @@ class Watchdog:
         for name, call in list(self._next_report_s):
             if ended[name] >= call:
                 del self._next_report_s[name, call]
-                self._say(f"it goes on: collective {name!r}, call {call}, has ended")
+                self.say(f"it goes on: collective {name!r}, call {call}, has ended")
 
     def end_at_once(self, reason: str) -> None:
         """Ends this process with exit code 1: what it waits for never comes."""
-        self._say(f"failed: {reason}")
+        if self._board is not None:
+            self._board.tell_failure(self._rank, reason)
+        self.say(f"failed: {reason}")
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         os._exit(1)
 
-    def _say(self, text: str) -> None:
+    def say(self, text: str) -> None:
+        """One line to stderr, which names this rank."""
         print(f"tf_fusedrec: rank {self._rank}: {text}", file=sys.stderr, flush=True)

@@ -213,7 +213,8 @@ REGISTER_KERNEL_BUILDER(FUSEDREC_OF_SEGMENT("TableCandidates").HostMemory("ids")
 REGISTER_KERNEL_BUILDER(FUSEDREC_OF_SEGMENT("TableImportCandidates").HostMemory("ids").HostMemory("counts"),
                         FUSEDREC_UPKEEP(ImportCandidates, kNumbers));
 #define FUSEDREC_REGISTER(T) \
-  REGISTER_KERNEL_BUILDER(FUSEDREC_KERNEL("TableAccumulateGradients").TypeConstraint<T>("T"), RefusedOnDeviceOp);
+  REGISTER_KERNEL_BUILDER(FUSEDREC_KERNEL("TableAccumulateGradients").TypeConstraint<T>("T").HostMemory("left_out"), \
+                          RefusedOnDeviceOp);
 FUSEDREC_REGISTER(float)
 FUSEDREC_REGISTER(Eigen::half)
 FUSEDREC_REGISTER(Eigen::bfloat16)

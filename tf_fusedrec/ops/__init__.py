@@ -21,6 +21,7 @@ from tf_fusedrec.ops.jagged_attention import (
     SequenceTimes,
     TimeFunction,
     bias_attention,
+    contextual_lengths,
     jagged_attention,
     sequence_times,
 )
@@ -66,6 +67,7 @@ __all__ = [
     "UniqueIds",
     "Unsynced",
     "bias_attention",
+    "contextual_lengths",
     "fuse_ids",
     "hash_table",
     "initial_rows",

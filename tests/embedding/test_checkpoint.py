@@ -236,6 +236,38 @@ def test_a_disk_that_is_full_on_one_rank_fails_on_all_and_the_last_checkpoint_st
     assert not list((tmp_path / "c").glob("*.partial")) and len(fr.checkpoint.saves(tmp_path / "c")) == 2
 
 
+GROUPED = fr.Topology(2)
+
+
+def save_and_load_two_topologies(folder):
+    """Body: a model with a table over all ranks and one in two groups; what is held, and what a new model loads."""
+
+    def model():
+        made = keras.Sequential()
+        for name, topology in (("flat", fr.Topology()), ("grouped", GROUPED)):
+            table = fr.TableConfig(name, 2, fr.optimizers.SGD(0.1))
+            layer = fr.FusedEmbedding([table], [fr.FeatureConfig(name, name)], topology=topology, name=f"of_{name}")
+            setattr(made, name, layer)
+        return made
+
+    saved, loaded = model(), model()
+    for name in ("flat", "grouped"):
+        getattr(saved, name)({name: tf.range(20 * fr.collectives.rank(), 20 * fr.collectives.rank() + 30)})
+    fr.checkpoint.save(folder, saved)
+    fr.checkpoint.load(folder, loaded)
+    return [[_held(getattr(m, name)) for name in ("flat", "grouped")] for m in (saved, loaded)]
+
+
+def test_layers_of_other_topologies_share_a_checkpoint(tmp_path):
+    results = run_ranks(save_and_load_two_topologies, 2, folder=str(tmp_path / "c"), topologies=(GROUPED,))
+    for saved, loaded in results:
+        assert saved == loaded
+    assert len(_together([saved[0] for saved, _ in results])) == 50  # one table of both ranks
+    assert all(len(saved[1]) == 50 for saved, _ in results)  # a replica each
+    tables = fr.checkpoint.read_tables(tmp_path / "c")
+    assert [tables[name][0].tolist() for name in ("flat", "grouped")] == [list(range(50))] * 2
+
+
 @pytest.fixture(params=["native", "tfra"])
 def saved(request, tmp_path):
     model, emb, optimizer = _model(request.param)

@@ -4,7 +4,7 @@
 #define FUSEDREC_HASH_TABLE_DEVICE_HANDLES_CUH_
 
 #include "common/device.cuh"
-#include "hash_table/storage.h"
+#include "hash_table/device_facts.h"
 
 namespace fusedrec {
 namespace device_table {
@@ -13,21 +13,6 @@ constexpr int kHandleThreads = 256;
 constexpr unsigned kHandleBlocks = 132 * 4;  // of a loop that waits for memory alone
 
 __device__ inline unsigned Smaller(unsigned a, unsigned b) { return a < b ? a : b; }
-
-// All bits of all words are set before the kernel; words only become smaller.
-struct HandleFacts {
-  unsigned oldest, newest;     // smallest clock, and smallest complement of a clock
-  unsigned handles_are_sound;  // 0: one names a row that never was
-  unsigned inverse_is_sound;   // 0: a number is no handle's
-  unsigned grads_are_finite;   // 0: a number is not
-};
-
-// Gradients to look at; null: none.
-struct Numbers {
-  const void* data;
-  Storage storage;
-  int64_t count;
-};
 
 static __global__ void __launch_bounds__(kHandleThreads)
     HandleFactsKernel(const int64_t* __restrict__ handles, int64_t num_handles, const int32_t* __restrict__ inverse,

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "common/launcher.cuh"
-#include "hash_table/device_handles.cuh"
+#include "hash_table/device_facts.h"
 #include "hash_table/device_message.cuh"
 #include "hash_table/device_rows.cuh"
 #include "hash_table/hash_table_cuda.h"

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "hash_table/device_handles.cuh"
 #include "hash_table/device_table.h"
 
 using namespace fusedrec;                // NOLINT

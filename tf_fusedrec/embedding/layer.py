@@ -63,8 +63,8 @@ class FusedEmbedding(CallModes, keras.layers.Layer):
       inputs: dict from feature name to ids: dense [B] or [B, L], RaggedTensor [B, (L)], SparseTensor [B, L]; int32 or
         int64. May hold a subset of the features.
       weights: dict from feature name to per-id weights in the same form, for features with a combiner.
-      training: False for lookups that must not change the tables: ids without a row have their initial row, and no
-        gradient is taken. Keras sets it in fit, evaluate and predict; None, as in loops of one's own, is True.
+      training: False for lookups that must not change the tables: ids without a row have what TableConfig.unknown says,
+        and no gradient is taken. Keras sets it in fit, evaluate and predict; None, as in loops of one's own, is True.
 
     Returns:
       dict from feature name to rows: [B, D], [B, L, D] or RaggedTensor [B, (L), D]; [B, D] with a combiner.

@@ -52,8 +52,8 @@ def trained_model(checkpoint: str | os.PathLike) -> Model:
     extra = fr.checkpoint.read_manifest(checkpoint)["extra"]
     if not extra or "experiment" not in extra:
         raise ValueError(
-            f"--checkpoint {os.fspath(checkpoint)!r} was not written by models.train: it names no experiment. Remedy: a "
-            "checkpoint of models.train, or tf_fusedrec.export of the model that wrote this one."
+            f"--checkpoint {os.fspath(checkpoint)!r} was not written by models.train: it names no experiment. Remedy: "
+            "a checkpoint of models.train, or tf_fusedrec.export of the model that wrote this one."
         )
     experiment = from_dict(extra["experiment"])
     # Any distinct ids of the right number; the checkpoint holds the true ones. Serving draws no negatives.
@@ -72,8 +72,8 @@ def _check_all_restored(model: Model, prefix: str) -> None:
         status.assert_existing_objects_matched().expect_partial()
     except AssertionError as error:
         raise ValueError(
-            f"checkpoint {prefix} does not hold all weights of the model that its experiment describes: {error}. Remedy: "
-            "a checkpoint that models.train of this version wrote."
+            f"checkpoint {prefix} does not hold all weights of the model that its experiment describes: {error}. "
+            "Remedy: a checkpoint that models.train of this version wrote."
         ) from error
 
 

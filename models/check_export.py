@@ -31,8 +31,7 @@ def expected_answer(
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     """Inputs of the signature "serving_default" and the trained model's outputs for them. All ranks call it.
 
-    The rows come from the training split: all their ids are in the tables. (An id that never was trained has a
-    random row here and a row of zeros in the SavedModel.)
+    The rows come from the training split. Ids that a table does not hold have the same row in the SavedModel as here.
     """
     data = ParquetFolder(folder / "train", columns(experiment.model, "train"), bad_rows=experiment.data.bad_rows)
     lists = [column.name for column in data.columns if column.ragged][:1]

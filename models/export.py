@@ -2,8 +2,8 @@
 
     python -m models.export --checkpoint runs/grm_tiny/checkpoint --output runs/grm_tiny/saved_model [--ops ours]
 
-Unknown ids get a row of zeros. Signatures take flat tensors; a ragged feature is its values and the row_splits
-<int64>[B+1] it shares with its group:
+Unknown ids get what they get in evaluation (TableConfig.unknown). Signatures take flat tensors; a ragged feature is its
+values and the row_splits <int64>[B+1] it shares with its group:
 
 ranking, "serving_default"
   history_item, history_action, history_time <int64>[H], history_row_splits; exposed_item, exposed_time <int64>[E],
@@ -55,7 +55,8 @@ def saved_experiment(checkpoint: str | os.PathLike) -> Experiment:
     extra = fr.checkpoint.read_manifest(checkpoint)["extra"]
     if not extra or "experiment" not in extra:
         raise ValueError(
-            f"checkpoint {os.fspath(checkpoint)!r} was not written by models.train: it names no experiment."
+            f"checkpoint {os.fspath(checkpoint)!r} was not written by models.train: it names no experiment. Remedy: a "
+            "checkpoint of models.train, or tf_fusedrec.export of the model that wrote this one."
         )
     try:
         experiment = from_dict(extra["experiment"])
@@ -90,7 +91,10 @@ def _check_all_restored(model: Model, prefix: str) -> None:
     try:
         status.assert_existing_objects_matched().expect_partial()
     except AssertionError as error:
-        raise ValueError(f"{prefix} does not hold all weights of the model: {error}") from error
+        raise ValueError(
+            f"checkpoint {prefix} does not hold all weights of the model that its experiment describes: {error}. "
+            "Remedy: a checkpoint that models.train of this version wrote."
+        ) from error
 
 
 class _RankingServer:

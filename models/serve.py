@@ -22,11 +22,12 @@ def serve(model: str, signature: str, inputs: dict[str, np.ndarray]) -> dict[str
     """
     loaded = tf.saved_model.load(model)
     if signature not in loaded.signatures:
-        raise ValueError(f"signature must be one of {sorted(loaded.signatures)}, got {signature!r}.")
+        known = sorted(loaded.signatures)
+        raise ValueError(f"SavedModel {model!r} has no signature {signature!r}, it has {known}. Remedy: one of these.")
     function = loaded.signatures[signature]
     wanted = set(function.structured_input_signature[1])
     if set(inputs) != wanted:
-        raise ValueError(f"inputs of {signature!r} must be {sorted(wanted)}, got {sorted(inputs)}.")
+        raise ValueError(f"inputs are {sorted(inputs)}, {signature!r} wants {sorted(wanted)}. Remedy: exactly these.")
     outputs = function(**{name: tf.constant(value) for name, value in inputs.items()})
     return {name: value.numpy() for name, value in outputs.items()}
 

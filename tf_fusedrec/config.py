@@ -16,6 +16,7 @@ COMBINERS = (None, "sum", "mean", "sqrtn")
 ROW_DTYPES = ("float32", "float16", "bfloat16")
 STORAGE_DTYPES = (None, *ROW_DTYPES, "mixed")
 EVICTIONS = (None, "lru", "lfu")
+UNKNOWN = ("initial", "zeros")
 KERAS_OPTIMIZERS = (keras.optimizers.Optimizer, keras.optimizers.legacy.Optimizer)
 _NATIVE_FIELDS = (
     "storage_dtype", "stochastic_rounding", "hot_after", "max_rows", "eviction", "ttl", "admission_count",
@@ -35,6 +36,8 @@ class TableConfig:
         every group trains with its own state.
       initializer: distribution of a new row's values.
       dtype: of rows as the model gets them and as they travel: "float32", "float16" or "bfloat16".
+      unknown: the row of an id that the table does not hold, in every lookup that does not train: evaluation,
+        prediction, exports. "initial": the row with which its training would begin. "zeros": zeros.
 
     Backend "native" only, all per rank:
       storage_dtype: of rows in memory; None: dtype. "mixed" keeps rows that at least hot_after steps looked up in
@@ -68,6 +71,7 @@ class TableConfig:
     optimizer: Any = None
     initializer: Initializer = Normal()
     dtype: str = "float32"
+    unknown: str = "initial"
     storage_dtype: str | None = None
     stochastic_rounding: bool = False
     hot_after: int = 0
@@ -123,7 +127,10 @@ class TableConfig:
                 f"TableConfig.external must be the folder of a checkpoint, a string, got {self.external!r} with "
                 f"external_table {self.external_table!r} for table {self.name!r}."
             )
-        meant = {"optimizer": self.optimizer is not None, "initializer": self.initializer != Normal()}
+        meant = {
+            "optimizer": self.optimizer is not None, "initializer": self.initializer != Normal(),
+            "unknown": self.unknown != "initial",
+        }  # fmt: skip
         unused = [*(field for field, given in meant.items() if given), *self.stores_natively]
         if unused:
             raise ValueError(
@@ -132,7 +139,7 @@ class TableConfig:
             )
 
     def _check_storage(self) -> None:
-        for field, choices in (("storage_dtype", STORAGE_DTYPES), ("eviction", EVICTIONS)):
+        for field, choices in (("storage_dtype", STORAGE_DTYPES), ("eviction", EVICTIONS), ("unknown", UNKNOWN)):
             if getattr(self, field) not in choices:
                 got = getattr(self, field)
                 raise ValueError(f"TableConfig.{field} must be one of {choices}, got {got!r} for table {self.name!r}.")

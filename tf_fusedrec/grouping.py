@@ -44,6 +44,7 @@ def _spec(table: TableConfig, shared: bool = False) -> tuple:
         return (table.dim, table.dtype, "external")
     described = ("name", "dim", "dtype", "initializer", "optimizer", "memory_budget")
     values = {f.name: getattr(table, f.name) for f in dataclasses.fields(table) if f.name not in described}
+    values["unknown"] = table.unknown != "initial"
     if shared:
         values["tier_folder"] = bool(table.tier_folder)
     # A budget of memory belongs to the group, which has the sum; it matters here only whether there is one.

@@ -65,6 +65,7 @@ inline FusedrecTableSpec DeviceSpecOf(const TableSpec& spec, const Optimizer& op
   of.eviction = static_cast<int64_t>(spec.eviction);
   of.ttl = spec.ttl;
   of.window = spec.window;
+  of.unknown_zeros = spec.unknown_zeros ? 1 : 0;
   of.a = spec.a;
   of.b = spec.b;
   of.first_slot = optimizer.wide_start(0);

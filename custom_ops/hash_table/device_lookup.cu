@@ -156,7 +156,9 @@ int FusedrecDeviceTable::Find(const FusedrecMessage& message, int64_t storage, v
   if (rows == nullptr) return LastError();
   FUSEDREC_RETURN_IF_CUDA_ERROR(Gather(found, nullptr, nullptr, view.num_ids, storage, rows, out_rows, stream));
   const int64_t blocks = view.num_ids * ((spec_.dim + 3) / 4);
-  FUSEDREC_LAUNCH(GatherInitialKernel, LoopBlocks(blocks), kThreads, 0, stream, View(), view, Initial(), found,
+  InitialValues unknown = Initial();
+  if (spec_.unknown_zeros != 0) unknown = {Distribution::kConstant, 0.0, 0.0, unknown.seeds, 0.0f};
+  FUSEDREC_LAUNCH(GatherInitialKernel, LoopBlocks(blocks), kThreads, 0, stream, View(), view, unknown, found,
                   static_cast<Storage>(storage), rows);
   return LastError();
 }

@@ -56,7 +56,7 @@ struct FusedrecAllocator {
 struct FusedrecTableSpec {
   int64_t segments, dim, storage, stochastic_rounding, wide_slots, scalar_slots, distribution;
   int64_t chunk_rows;  // a power of two, at least 32
-  int64_t max_rows, eviction, ttl, window;
+  int64_t max_rows, eviction, ttl, window, unknown_zeros;
   double a, b, first_slot;  // first_slot: where the first slot of a row begins
   const uint64_t* seeds;    // host, [segments]
 };

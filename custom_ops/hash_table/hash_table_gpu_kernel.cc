@@ -21,17 +21,28 @@ class DeviceHashTableOp : public tensorflow::ResourceOpKernel<DeviceTableResourc
  public:
   explicit DeviceHashTableOp(OpKernelConstruction* ctx) : ResourceOpKernel(ctx) {
     OP_REQUIRES_OK(ctx, ReadAttributes(ctx, &attributes_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("anonymous", &anonymous_));
     OP_REQUIRES_OK(ctx, RequireDeviceForm(attributes_.spec));
   }
 
   void Compute(OpKernelContext* ctx) override {
     tensorflow::mutex_lock lock(context_mutex_);
     context_ = ctx;
-    ResourceOpKernel::Compute(ctx);
+    if (anonymous_) {
+      MakeAnonymous(ctx);
+    } else {
+      ResourceOpKernel::Compute(ctx);
+    }
     context_ = nullptr;
   }
 
  private:
+  void MakeAnonymous(OpKernelContext* ctx) {
+    DeviceTableResource* resource = nullptr;
+    OP_REQUIRES_OK(ctx, CreateResource(&resource));
+    OP_REQUIRES_OK(ctx, OutputOwningHandle(ctx, resource));
+  }
+
   absl::Status CreateResource(DeviceTableResource** resource) override {
     auto optimizer = Optimizer::Make(attributes_.rule, attributes_.hyperparameters);
     if (!optimizer.ok()) return optimizer.status();
@@ -39,6 +50,7 @@ class DeviceHashTableOp : public tensorflow::ResourceOpKernel<DeviceTableResourc
   }
 
   TableAttributes attributes_;
+  bool anonymous_;
   tensorflow::mutex context_mutex_;
   OpKernelContext* context_ = nullptr;  // of the call under way
 };

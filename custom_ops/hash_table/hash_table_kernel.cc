@@ -21,6 +21,14 @@ class HashTableOp : public tensorflow::ResourceOpKernel<TableResource> {
  public:
   explicit HashTableOp(OpKernelConstruction* ctx) : ResourceOpKernel(ctx) {
     OP_REQUIRES_OK(ctx, ReadAttributes(ctx, &attributes_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("anonymous", &anonymous_));
+  }
+
+  void Compute(OpKernelContext* ctx) override {
+    if (!anonymous_) return ResourceOpKernel::Compute(ctx);
+    TableResource* resource = nullptr;
+    OP_REQUIRES_OK(ctx, CreateResource(&resource));
+    OP_REQUIRES_OK(ctx, OutputOwningHandle(ctx, resource));
   }
 
  private:
@@ -34,6 +42,7 @@ class HashTableOp : public tensorflow::ResourceOpKernel<TableResource> {
   }
 
   TableAttributes attributes_;
+  bool anonymous_;
 };
 
 // Reads inputs 1 and 2.

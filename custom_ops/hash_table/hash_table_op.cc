@@ -41,6 +41,7 @@ REGISTER_OP("Fusedrec>HashTable")
     .Attr("distribution: {'constant', 'uniform', 'normal', 'truncated_normal'} = 'constant'")
     .Attr("a: float = 0.0")
     .Attr("b: float = 0.0")
+    .Attr("unknown: {'initial', 'zeros'} = 'initial'")
     .Attr("rule: string")
     .Attr("hyperparameters: list(float)")
     .Attr("max_rows: int >= 0 = 0")
@@ -55,6 +56,7 @@ REGISTER_OP("Fusedrec>HashTable")
     .Attr("window: int >= 1 = 1")
     .Attr("averaged: bool = false")
     .Attr("host_rows: bool = false")
+    .Attr("anonymous: bool = false")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::ScalarShape)
     .Doc(R"doc(
@@ -67,6 +69,7 @@ segment_names: for messages; one per segment, or none.
 storage: type of rows in memory; element-wise optimizer slots of 16-bit tables are bfloat16.
 stochastic_rounding: of 16-bit storage.
 distribution: of initial values, with parameters a and b (see InitialRows).
+unknown: what TableFind answers for an id without a row: its initial row, or zeros.
 rule: update rule, with its hyperparameters (see tf_fusedrec/optimizers/rules.py).
 max_rows: per segment; 0 for no limit.
 eviction: which rows leave when max_rows is reached.
@@ -79,6 +82,7 @@ memory_budget: when above 0, bytes of rows in memory; rows beyond are kept in a 
 window: training lookups whose rows are neither evicted nor moved.
 averaged: replicas of this table train apart: remember what TableTakeUnsynced must tell them.
 host_rows: of a table on a GPU: rows in host memory, those of two batches on the device. In host memory it says nothing.
+anonymous: each run makes a table of its own, which lives as long as a handle of it; shared_name then says nothing.
 )doc");
 
 REGISTER_OP("Fusedrec>TableLookup")
@@ -189,7 +193,7 @@ REGISTER_OP("Fusedrec>TableFind")
     .SetIsStateful()
     .SetShapeFn(RowsShape)
     .Doc(R"doc(
-Deferred-hash lookup, inference form: inserts and touches nothing; an id without a row has its initial value.
+Deferred-hash lookup, inference form: inserts and touches nothing. HashTable's `unknown` says what an id without a row has.
 
 table: of HashTable.
 message: <int64>[V + R * S], see TableLookup.

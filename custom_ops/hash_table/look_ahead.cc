@@ -14,6 +14,7 @@
 // restore), the lookup searches again. To hold the rows back instead would evict others than training without
 // look-ahead does.
 #include <algorithm>
+#include <cstring>
 #include <vector>
 
 #include "common/hash.h"
@@ -23,7 +24,7 @@
 
 namespace fusedrec {
 
-// With `seen`, ids without a row are only told of; else their initial value is written.
+// With `seen`, ids without a row are only told of; else their initial value is written, or zeros.
 void HashTable::Read(const Message& message, const ParallelFor& parallel_for, const RowSink& rows,
                      absl::Span<int64_t> seen) const {
   constexpr int64_t kPiece = 1024;  // ids of one unit of work
@@ -56,6 +57,8 @@ void HashTable::Read(const Message& message, const ParallelFor& parallel_for, co
           if (rows.data == nullptr) continue;
           if (handle != kAbsent) {
             format(PoolOf(handle)).CopyRow(RowOf(handle), rows.storage, out);
+          } else if (seen.empty() && spec_.unknown_zeros) {
+            std::memset(out, 0, row_bytes);
           } else if (seen.empty()) {
             WriteInitial(run.segment, ids[k], new_pool(), initial.data());
             format(new_pool()).CopyRow(initial.data(), rows.storage, out);

@@ -23,7 +23,7 @@ struct TableAttributes {
 inline absl::Status ReadAttributes(tensorflow::OpKernelConstruction* ctx, TableAttributes* read) {
   int64_t dim;
   float a, b;
-  std::string storage, distribution, eviction;
+  std::string storage, distribution, unknown, eviction;
   std::vector<int64_t> seeds;
   TableSpec& spec = read->spec;
   TF_RETURN_IF_ERROR(ctx->GetAttr("dim", &dim));
@@ -38,6 +38,7 @@ inline absl::Status ReadAttributes(tensorflow::OpKernelConstruction* ctx, TableA
   TF_RETURN_IF_ERROR(ctx->GetAttr("distribution", &distribution));
   TF_RETURN_IF_ERROR(ctx->GetAttr("a", &a));
   TF_RETURN_IF_ERROR(ctx->GetAttr("b", &b));
+  TF_RETURN_IF_ERROR(ctx->GetAttr("unknown", &unknown));
   TF_RETURN_IF_ERROR(ctx->GetAttr("rule", &read->rule));
   TF_RETURN_IF_ERROR(ctx->GetAttr("hyperparameters", &read->hyperparameters));
   TF_RETURN_IF_ERROR(ctx->GetAttr("max_rows", &spec.max_rows));
@@ -70,6 +71,7 @@ inline absl::Status ReadAttributes(tensorflow::OpKernelConstruction* ctx, TableA
   spec.b = b;
   spec.seeds.assign(seeds.begin(), seeds.end());
   spec.distribution = DistributionOf(distribution);
+  spec.unknown_zeros = unknown == "zeros";
   spec.eviction = eviction == "lru" ? Eviction::kLru : eviction == "lfu" ? Eviction::kLfu : Eviction::kNone;
   return absl::OkStatus();
 }

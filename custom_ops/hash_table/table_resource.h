@@ -27,6 +27,16 @@ class TableResource : public tensorflow::ResourceBase {
   std::unique_ptr<HashTable> table_;
 };
 
+// Output 0: a handle that alone keeps `resource`, whose one reference it takes.
+template <typename Resource>
+absl::Status OutputOwningHandle(tensorflow::OpKernelContext* ctx, Resource* resource) {
+  const auto handle = tensorflow::ResourceHandle::MakeRefCountingHandle(resource, ctx->device()->name());
+  tensorflow::Tensor* out;
+  TF_RETURN_IF_ERROR(ctx->allocate_output(0, tensorflow::TensorShape({}), &out));
+  out->scalar<tensorflow::ResourceHandle>()() = handle;
+  return absl::OkStatus();
+}
+
 // A kernel whose first input is a table.
 class TableKernel : public tensorflow::OpKernel {
  public:

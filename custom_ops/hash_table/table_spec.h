@@ -21,6 +21,7 @@ struct TableSpec {
   bool stochastic_rounding = false;
   Distribution distribution = Distribution::kConstant;
   double a = 0.0, b = 0.0;      // of the distribution
+  bool unknown_zeros = false;   // whether lookups that do not train answer zeros for an id without a row
   std::vector<uint64_t> seeds;  // one per segment; as many segments as seeds
   std::vector<std::string> names;  // of the segments, for messages; may be empty
   int64_t max_rows = 0;         // per segment; 0: no limit

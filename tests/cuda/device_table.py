@@ -31,7 +31,7 @@ class Spec(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_int64) for name in (
             "segments", "dim", "storage", "stochastic_rounding", "wide_slots", "scalar_slots", "distribution",
-            "chunk_rows", "max_rows", "eviction", "ttl", "window",
+            "chunk_rows", "max_rows", "eviction", "ttl", "window", "unknown_zeros",
         )),
         *((name, ctypes.c_double) for name in ("a", "b", "first_slot")),
         ("seeds", ctypes.c_void_p),

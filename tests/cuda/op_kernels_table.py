@@ -25,8 +25,9 @@ PROGRAMS = [
      "b": 0.1, "storage": "float16", "ttl": 3},
     {"rule": "ftrl", "hyperparameters": [0.0, 0.1, -0.5, 0.02, 0.1, 0.1, 0.3], **PLAIN, "eviction": "lru"},
     {"rule": "momentum", "hyperparameters": [0.0, 0.9, 1.0], **PLAIN, "max_rows": 45, "ttl": 4, "eviction": "lfu"},
-    {"rule": "adamw", "hyperparameters": [0.5, 0.1, 0.001, 1e-7, 0.01], **PLAIN, "storage": "bfloat16"},
-    {"rule": "sgd", "hyperparameters": [0.0], "a": 0.25},
+    {"rule": "adamw", "hyperparameters": [0.5, 0.1, 0.001, 1e-7, 0.01], **PLAIN, "storage": "bfloat16",
+     "unknown": "zeros"},
+    {"rule": "sgd", "hyperparameters": [0.0], "a": 0.25, "unknown": "zeros", "anonymous": True},
 ]  # fmt: skip
 
 

@@ -54,6 +54,26 @@ def test_edge_cases_of_ids(segments):
         assert_same_integers(ops.table_size(table.handle), [len(set(ids)) for ids in segments])
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: dtype.name)
+def test_unknown_ids_have_zeros_where_they_are_asked_for(dtype):
+    make = {"shared_name": "", "dim": 3, "seeds": [5], "rule": "sgd", "hyperparameters": [0.0], "a": 0.25}
+    table = ops.hash_table(**make, unknown="zeros", anonymous=True)
+    message, splits = tf.constant([2, 7, INT64_MIN], tf.int64), tf.constant([3])
+    np.testing.assert_array_equal(ops.table_lookup(table, message, splits, dim=3).rows[:2], np.full([2, 3], 0.25))
+    message, splits = tf.constant([4, INT64_MIN, 8, 7, INT64_MAX], tf.int64), tf.constant([5])
+    rows = ops.table_find(table, message, splits, dim=3, dtype=dtype)[:4]
+    np.testing.assert_array_equal(tf.cast(rows, tf.float32), np.repeat([[0.25], [0], [0.25], [0]], 3, axis=1))
+    assert ops.table_size(table).numpy().tolist() == [2]
+
+
+def test_an_anonymous_table_is_its_own_and_goes_with_its_handle():
+    make = {"shared_name": "tests/anonymous", "dim": 4, "seeds": [5], "rule": "sgd", "hyperparameters": [0.0]}
+    first, second = (ops.hash_table(**make, anonymous=True) for _ in range(2))
+    ops.table_lookup(first, tf.constant([1, 9], tf.int64), tf.constant([2]), dim=4)
+    assert [ops.table_size(table).numpy().tolist() for table in (first, second)] == [[1], [0]]
+    assert ops.table_size(ops.hash_table(**make)).numpy().tolist() == [0]  # nor is it known by its name
+
+
 @pytest.mark.parametrize("batch", SOURCES.values(), ids=SOURCES)
 def test_sources(batch):
     segments = max((len(source) for source in batch), default=2)

@@ -23,9 +23,13 @@ def test_rows_by_id(ids):
 @pytest.mark.parametrize(
     ("ids", "rows", "message"),
     [
-        ([2, 1], np.ones([2, 3]), "ids of table 'item' must ascend"),
-        ([1, 1], np.ones([2, 3]), "ids of table 'item' must ascend"),
-        ([1], np.ones([2, 3]), r"table 'item' must be ids \[n\] and rows \[n, D\]"),
+        ([2, 1], np.ones([2, 3]), "table 'item' of an export has ids that do not ascend, or repeat. Remedy"),
+        ([1, 1], np.ones([2, 3]), "table 'item' of an export has ids that do not ascend, or repeat. Remedy"),
+        (
+            [1],
+            np.ones([2, 3]),
+            r"table 'item' of an export has shapes \(1,\) and \(2, 3\), wants ids \[n\] and rows \[n, D\]. Remedy",
+        ),
     ],
 )
 def test_bad_tables_are_refused(ids, rows, message):

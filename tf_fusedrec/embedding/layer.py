@@ -68,8 +68,8 @@ class FusedEmbedding(CallModes, Described, keras.layers.Layer):
       weights: dict from feature name to per-id weights in the same form, for features with a combiner.
       mask: dict from feature name to bools, False at padding, in the same form or that of its first dimensions; Keras
         passes the masks of layers before this one. FeatureConfig.padding_id names padding by its id.
-      training: False for lookups that must not change the tables: ids without a row have their initial row, and no
-        gradient is taken. Keras sets it in fit, evaluate and predict; None, as in loops of one's own, is True.
+      training: False for lookups that must not change the tables: ids without a row have what TableConfig.unknown says,
+        and no gradient is taken. Keras sets it in fit, evaluate and predict; None, as in loops of one's own, is True.
 
     Returns:
       dict from feature name to rows: [B, D], [B, L, D] or RaggedTensor [B, (L), D]; [B, D] with a combiner.

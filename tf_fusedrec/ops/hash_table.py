@@ -42,6 +42,7 @@ def hash_table(
     distribution: str = "constant",
     a: float = 0.0,
     b: float = 0.0,
+    unknown: str = "initial",
     max_rows: int = 0,
     eviction: str = "none",
     ttl: int = 0,
@@ -54,6 +55,7 @@ def hash_table(
     window: int = 1,
     averaged: bool = False,
     host_rows: bool = False,
+    anonymous: bool = False,
 ) -> tf.Tensor:
     """Makes a dynamic table of S segments (MTGRBoost, section 4.1), or gives the one that has this shared_name.
 
@@ -61,7 +63,7 @@ def hash_table(
     is done with the handle follows it there.
 
     Args:
-      shared_name: of the resource; it lives until tf.raw_ops.DestroyResourceOp.
+      shared_name: of the resource; it lives until tf.raw_ops.DestroyResourceOp, unless it is anonymous.
       dim: D, columns of a row.
       seeds: one int64 per segment; the initial row is a pure function of (seed, id).
       rule, hyperparameters: of the update, as the records of tf_fusedrec/optimizers/ give them.
@@ -69,6 +71,7 @@ def hash_table(
       storage: "float32", "bfloat16" or "float16".
       stochastic_rounding: of 16-bit storage.
       distribution, a, b: of initial rows, see initial_rows.
+      unknown: what table_find answers for an id without a row: "initial", its initial row, or "zeros".
       max_rows: per segment; 0 for no limit.
       eviction: "none", "lru" or "lfu": which rows leave when max_rows is reached.
       ttl: training lookups after which an untouched row leaves; 0 for never.
@@ -82,6 +85,7 @@ def hash_table(
       averaged: replicas train apart: remember what they must tell each other (table_replicas.py).
       host_rows: on a GPU, rows in host memory and those of two batches on the device, for tables larger than that
         (NestPipe, section IV-B); table_look_ahead then copies rows of the next batch. In host memory it says nothing.
+      anonymous: each run makes a table of its own, which lives as long as a handle of it, whatever the shared_name.
 
     Returns:
       <resource>[].
@@ -94,10 +98,10 @@ def hash_table(
     return library.fusedrec_hash_table(
         shared_name=shared_name, dim=dim, seeds=list(seeds), rule=rule, hyperparameters=list(hyperparameters),
         segment_names=list(segment_names), storage=storage, stochastic_rounding=stochastic_rounding,
-        distribution=distribution, a=a, b=b, max_rows=max_rows, eviction=eviction, ttl=ttl,
+        distribution=distribution, a=a, b=b, unknown=unknown, max_rows=max_rows, eviction=eviction, ttl=ttl,
         admission_count=admission_count, max_candidates=max_candidates, record_tombstones=record_tombstones,
         hot_after=hot_after, memory_budget=memory_budget, tier_folder=tier_folder, window=window,
-        averaged=averaged, host_rows=host_rows,
+        averaged=averaged, host_rows=host_rows, anonymous=anonymous,
     )  # fmt: skip
 
 
@@ -171,7 +175,7 @@ def table_refresh(
 def table_find(
     table: tf.Tensor, message: tf.Tensor, received_splits: tf.Tensor, *, dim: int, dtype: tf.DType = tf.float32
 ) -> tf.Tensor:
-    """Deferred-hash lookup, inference form: never inserts or touches; unknown ids have their initial row.
+    """Deferred-hash lookup, inference form: never inserts or touches; the table's `unknown` rule for ids without a row.
 
     Args and errors are those of table_lookup.
 

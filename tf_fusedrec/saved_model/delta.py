@@ -21,8 +21,8 @@ def check_base(base: pathlib.Path, described: dict) -> None:
     found = applying.describe(base)
     if found != described:
         raise ValueError(
-            f"base {os.fspath(base)!r} has {found}, and what is to be exported {described}. Remedy: a base of the same "
-            "ops and tables, or a full export."
+            f"base {os.fspath(base)!r} has {found}, and the model to export has {described}. Remedy: a base of the "
+            "same ops and tables, or a full export."
         )
 
 
@@ -33,17 +33,30 @@ def write_delta(base: pathlib.Path, export: pathlib.Path, delta: pathlib.Path) -
       base, export: full exports with the same operations and tables.
       delta: folder to make.
     """
-    told = {**applying.describe(export), "base": {}, "result": {}}
+    told = {**applying.describe(export), "base": {}, "result": {}, "files": {}}
     before, now = applying.read_tables(base), applying.read_tables(export)
     (delta / "changes").mkdir(parents=True)
     for name in now:
         told["base"][name], told["result"][name] = applying.digest(*before[name]), applying.digest(*now[name])
         for what, array in _changes(*before[name], *now[name]).items():
             np.save(delta / "changes" / f"{name}.{what}.npy", array)
-    applying.take_tables(export)
+    _take_tables(export, told)
     export.rename(delta / "model")
     shutil.copyfile(applying.__file__, delta / "apply_delta.py")
+    for path in sorted(path for path in delta.rglob("*") if path.is_file()):
+        told["files"][path.relative_to(delta).as_posix()] = [path.stat().st_size, applying.checksum_of(path)]
     (delta / "delta.json").write_text(json.dumps(told, indent=1), encoding="utf-8")
+
+
+def _take_tables(export: pathlib.Path, described: dict) -> None:
+    """Removes the rows of all tables from a full export, which cannot be loaded until applying.put_tables."""
+    if described["ops"] == "ours":
+        for name in described["tables"]:
+            (export / applying.record_file(name)).unlink()
+        return
+    keys = {key for name in described["tables"] for key in applying.keys_of(name)}
+    kept = {name: value for name, value in applying.read_bundle(export).items() if name not in keys}
+    applying.write_bundle(export, kept)
 
 
 def _changes(old_ids: np.ndarray, old_rows: np.ndarray, ids: np.ndarray, rows: np.ndarray) -> dict[str, np.ndarray]:

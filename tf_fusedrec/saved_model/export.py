@@ -17,8 +17,9 @@ from tf_fusedrec.config import TableConfig
 from tf_fusedrec.embedding import FusedEmbedding
 from tf_fusedrec.layers.kernels import FUSED, STOCK
 from tf_fusedrec.saved_model import delta, rows
-from tf_fusedrec.saved_model.applying import DESCRIPTION, FORMAT
-from tf_fusedrec.saved_model.native_tables import NativeTables
+from tf_fusedrec.saved_model.applying import DESCRIPTION, FORMAT, check_table_name
+from tf_fusedrec.saved_model.initial_rows import unknown_rows
+from tf_fusedrec.saved_model.native_tables import NativeTables, served_dtype
 from tf_fusedrec.saved_model.serving import serving
 from tf_fusedrec.saved_model.signatures import Signature, default_signatures
 from tf_fusedrec.saved_model.stock_tables import StockTables
@@ -39,8 +40,8 @@ def export(
     With `base`, writes what has changed since: rows, ids that have left, and all that is no row of a table. A server
     makes the full export of both (applying.py). Ranks may be others than those that exported the base.
 
-    An id that has no row gets a row of zeros. (In training and evaluation it has its initial row.) Rows are in the
-    tables' dtype. Rank 0 holds all rows in memory while it writes.
+    An id that has no row gets what it gets in evaluation: TableConfig.unknown says whether its initial row or zeros.
+    Rows are in the tables' dtype. Rank 0 holds all rows in memory while it writes.
 
     Args:
       model: with any number of FusedEmbedding layers, of either backend, or none.
@@ -52,13 +53,13 @@ def export(
       base: folder of an earlier full export with the same `ops` and tables, which rank 0 reads; None: a full export.
 
     Raises:
-      ValueError: `path` exists, `ops` is neither, no signatures can be told, two layers have tables of one name,
-        weights do not exist yet, `base` is no full export or one of other operations or tables. RuntimeError: another
-        rank has failed.
+      ValueError: `path` exists, `ops` is neither, no signatures can be told, two layers have tables of one name, a name
+        cannot be that of a file, weights do not exist yet, `base` is no full export, one of other operations or tables,
+        or damaged. RuntimeError: another rank has failed.
     """
     path, base = pathlib.Path(path), None if base is None else pathlib.Path(base)
     if ops not in OPS:
-        raise ValueError(f"ops must be one of {OPS}, got {ops!r}.")
+        raise ValueError(f"ops is {ops!r}, must be one of {OPS}. Remedy: 'stock' for servers without this package.")
     if signatures is None:
         signatures = default_signatures(model)
     partial = path.with_name(path.name + ".partial")
@@ -72,7 +73,8 @@ def export(
         (partial / "rows").mkdir(parents=True)
 
     tables = _tables(model)
-    of_tables = {name: {"dim": config.dim, "dtype": config.dtype} for name, (_, config) in tables.items()}
+    dtypes = {name: config.dtype if ops == "stock" else served_dtype(config) for name, (_, config) in tables.items()}
+    of_tables = {name: {"dim": config.dim, "dtype": dtypes[name]} for name, (_, config) in tables.items()}
     described = {"format": FORMAT, "ops": ops, "tables": of_tables}
     of_rank_0(begin)
     for layer in model.submodules:
@@ -104,7 +106,11 @@ def _tables(model: keras.Model) -> dict[str, tuple[FusedEmbedding, TableConfig]]
             continue
         for config in layer.tables:
             if config.name in tables:
-                raise ValueError(f"two layers of {model.name!r} have a table {config.name!r}; a server tells by name.")
+                raise ValueError(
+                    f"two layers of {model.name!r} have a table {config.name!r}, and an export knows tables by name. "
+                    "Remedy: another name for one of them."
+                )
+            check_table_name(config.name)
             tables[config.name] = layer, config
     return tables
 
@@ -119,8 +125,16 @@ def _write(
     arrays: dict[str, tuple[np.ndarray, np.ndarray]] = {
         table: rows.read_shares(partial / "rows", table, config.dtype) for table, (_, config) in tables.items()
     }
+    seeds = {table: layer.get_config()["seed"] for table, (layer, _) in tables.items()}
+    unknown = {table: unknown_rows(config, seeds[table]) for table, (_, config) in tables.items()}
     stock = described["ops"] == "stock"
-    served = StockTables(arrays) if stock else NativeTables(arrays, partial)
+    served: StockTables | NativeTables
+    if stock:
+        served = StockTables(arrays, unknown)
+    else:
+        dtypes = {table: tf.as_dtype(of["dtype"]).as_numpy_dtype for table, of in described["tables"].items()}
+        arrays = {table: (ids, of_ids.astype(dtypes[table])) for table, (ids, of_ids) in arrays.items()}
+        served = NativeTables(arrays, unknown, {table: config for table, (_, config) in tables.items()}, partial)
     # The module holds variables only: with the Keras model in it, every layer's training call would be saved too.
     module = tf.Module()
     module.served_tables = served

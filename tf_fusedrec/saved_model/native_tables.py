@@ -1,6 +1,7 @@
 """Tables as a server with this package has them: the hash table of training, filled from files of the SavedModel.
 
-A file holds records [id <int64> | row], by ascending id: 8 bytes beside the row, and no optimizer slots.
+A file holds records [id <int64> | row], by ascending id: 8 bytes beside the row, and no optimizer slots. The graph that
+reads a file verifies its checksum, so a damaged file is refused by every loader, and no other code is needed for it.
 """
 
 from __future__ import annotations
@@ -13,81 +14,116 @@ import numpy as np
 
 from tf_fusedrec import exchange, ops
 from tf_fusedrec._tf_compat import tf
+from tf_fusedrec.config import TableConfig
+from tf_fusedrec.saved_model import applying
+from tf_fusedrec.saved_model.initial_rows import InitialRows
 
-_ID_BYTES = 8
-_HEADER_BYTES = 16  # of a record of the table: counters that a server does not need
-_BLOCK_ROWS = 1 << 16  # read at once when a server starts
+_RECORD_HEADER_BYTES = 16  # of a record of the table: counters that a server does not need
+
+
+def served_dtype(config: TableConfig) -> str:
+    """Dtype in which a server keeps the rows of a table.
+
+    That of the model's rows, unless training keeps fewer bits: an id without a row must get what rounding there gives.
+    """
+    if config.storage_dtype in (None, "float32"):
+        return config.dtype
+    return "float32" if config.storage_dtype == "mixed" else config.storage_dtype
 
 
 class NativeTables(tf.Module):
-    """Tables that never change. An id that is in none of them has a row of zeros.
+    """Tables that never change.
 
     Args:
-      tables: table name -> ids <int64>[n], ascending, and rows <float>[n, D].
+      tables: table name -> ids <int64>[n], ascending, and rows <float>[n, D], of `served_dtype`.
+      unknown: table name -> rows of ids that the table does not hold; None: zeros.
+      configs: table name -> config of its training.
       folder: where files of the rows are made; they are copied into the SavedModel.
     """
 
-    def __init__(self, tables: Mapping[str, tuple[np.ndarray, np.ndarray]], folder: pathlib.Path):
+    def __init__(
+        self,
+        tables: Mapping[str, tuple[np.ndarray, np.ndarray]],
+        unknown: Mapping[str, InitialRows | None],
+        configs: Mapping[str, TableConfig],
+        folder: pathlib.Path,
+    ):
         super().__init__(name="tables")
         # Saved as files because the module knows them.
-        self._files = {
-            name: tf.saved_model.Asset(_write(folder / f"{name}.rows", *rows)) for name, rows in tables.items()
-        }
-        self._tables = {
-            name: _Table(name, rows.shape[1], rows.dtype, self._files[name]) for name, (_, rows) in tables.items()
-        }
+        self._files, self._tables = {}, {}
+        for name, (ids, rows) in tables.items():
+            path, row_bytes = folder / f"{name}.rows", rows.shape[1] * rows.dtype.itemsize
+            applying.write_records(path, name, ids, np.ascontiguousarray(rows).view(np.uint8).reshape(-1, row_bytes))
+            self._files[name] = tf.saved_model.Asset(str(path))
+            self._tables[name] = _Table(configs[name], unknown[name], self._files[name])
 
     def rows(self, table: str, ids: tf.Tensor) -> tf.Tensor:
         """Rows [n, D] of ids <int64>[n]."""
         return self._tables[table].rows(ids)
 
 
-def _write(path: pathlib.Path, ids: np.ndarray, rows: np.ndarray) -> str:
-    row_bytes = rows.shape[1] * rows.dtype.itemsize
-    records = np.empty([len(ids), _ID_BYTES + row_bytes], np.uint8)
-    records[:, :_ID_BYTES] = ids.astype("<i8").view(np.uint8).reshape(-1, _ID_BYTES)
-    records[:, _ID_BYTES:] = np.ascontiguousarray(rows).view(np.uint8).reshape(-1, row_bytes)
-    records.tofile(path)
-    return str(path)
-
-
 class _Table(tf.saved_model.experimental.TrackableResource):
-    def __init__(self, name: str, dim: int, dtype: np.dtype, file: tf.saved_model.Asset):
-        super().__init__()
-        self._name, self._dim, self._dtype, self._file = name, dim, tf.as_dtype(dtype), file
-        # Two versions of a model may be served by one process: each has its own resource.
-        self._shared_name = f"fusedrec/served/{name}/{uuid.uuid4().hex}"
+    def __init__(self, config: TableConfig, unknown: InitialRows | None, file: tf.saved_model.Asset):
+        # Rows that begin in 16 bits are options of tables in host memory only.
+        super().__init__(device="CPU" if config.hot_after else "")
+        self._name, self._dim, self._dtype = config.name, config.dim, tf.as_dtype(config.dtype)
+        self._stored, self._hot_after = tf.as_dtype(served_dtype(config)), config.hot_after
+        self._unknown, self._file = unknown, file
+        # For loaders that make the table by name: two versions of a model may be served by one process.
+        self._shared_name = f"fusedrec/served/{self._name}/{uuid.uuid4().hex}"
+        _ = self.resource_handle  # makes it, outside of the functions that will capture it
 
     def rows(self, ids: tf.Tensor) -> tf.Tensor:
         message, splits = exchange.own_message(ids, tf.stack([tf.constant(0, tf.int64), tf.size(ids, tf.int64)]))
         found = ops.table_find(self.resource_handle, message, splits, dim=self._dim, dtype=self._dtype)
         return found[: tf.size(ids)]
 
-    # What a SavedModel calls when it is loaded, and when it is dropped.
+    # What a SavedModel calls when it is loaded. Nothing destroys the table: it lives as long as the handles that the
+    # functions of a loaded model hold.
 
     def _create_resource(self) -> tf.Tensor:
+        # A session runs its graph many times and finds the table by its name. Whoever loads functions calls this once.
+        of_session = not tf.executing_eagerly() and not tf.compat.v1.get_default_graph().building_function
+        initial = self._unknown
         return ops.hash_table(
             shared_name=self._shared_name,
+            anonymous=not of_session,
             dim=self._dim,
-            seeds=[0],
+            seeds=[initial.seed if initial else 0],
             segment_names=[self._name],
             rule="sgd",
             hyperparameters=[0.0],
-            storage=self._dtype.name,
+            storage=self._stored.name,
+            hot_after=self._hot_after,
+            unknown="initial" if initial else "zeros",
+            distribution=initial.distribution if initial else "constant",
+            a=initial.a if initial else 0.0,
+            b=initial.b if initial else 0.0,
         )
 
     def _initialize(self) -> None:
-        record_bytes = _ID_BYTES + self._dim * self._dtype.size
-        records = tf.data.FixedLengthRecordDataset(self._file.asset_path, record_bytes).batch(_BLOCK_ROWS)
+        path, row_bytes = self._file.asset_path, self._dim * self._stored.size
+        record_bytes = applying.ID_BYTES + row_bytes
+        first_bytes = tf.data.FixedLengthRecordDataset(path, 1).take(applying.HEADER_BYTES)
+        header = tf.io.decode_raw(first_bytes.reduce("", lambda start, byte: start + byte), tf.uint8)
+        missing = applying.HEADER_BYTES - tf.size(header)
+        header = tf.pad(header, [[0, missing]])
+        # Behind a header that is cut there is nothing to read, which the data set would not always see.
+        records = tf.data.FixedLengthRecordDataset(path, record_bytes, applying.HEADER_BYTES)
+        records = records.take(tf.where(missing > 0, tf.constant(0, tf.int64), -1)).batch(applying.BLOCK_ROWS)
 
-        def insert(rows: tf.Tensor, block: tf.Tensor) -> tf.Tensor:
+        def insert(read: tuple[tf.Tensor, tf.Tensor], block: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            rows, checksum = read
             bytes_of = tf.reshape(tf.io.decode_raw(block, tf.uint8), [-1, record_bytes])
-            ids = tf.bitcast(bytes_of[:, :_ID_BYTES], tf.int64)
-            header = tf.zeros([tf.size(ids), _HEADER_BYTES], tf.uint8)
-            ops.table_import(self.resource_handle, 0, ids, tf.concat([header, bytes_of[:, _ID_BYTES:]], axis=1))
-            return rows + tf.size(ids, tf.int64)
+            ids = tf.bitcast(bytes_of[:, : applying.ID_BYTES], tf.int64)
+            counters = tf.zeros([tf.size(ids), _RECORD_HEADER_BYTES], tf.uint8)
+            records = tf.concat([counters, bytes_of[:, applying.ID_BYTES :]], axis=1)
+            ops.table_import(self.resource_handle, 0, ids, records)
+            return rows + tf.size(ids, tf.int64), applying.next_checksum(checksum, bytes_of)
 
-        records.reduce(tf.constant(0, tf.int64), insert)
-
-    def _destroy_resource(self) -> None:
-        tf.raw_ops.DestroyResourceOp(resource=self.resource_handle, ignore_lookup_error=True)
+        start = tf.constant(0, tf.int64), applying.first_checksum(self._name, row_bytes)
+        rows, checksum = records.reduce(start, insert)
+        damaged = f" of table {self._name} is damaged: its rows, of which it has "
+        wanted = ", have another checksum than its header says. Remedy: copy the export again."
+        told = tf.strings.join(["rows file ", path, damaged, tf.strings.as_string(rows), wanted])
+        tf.debugging.Assert(tf.reduce_all(header == applying.header_of(rows, checksum)), [told])

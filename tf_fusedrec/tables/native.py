@@ -92,6 +92,7 @@ class NativeTable:
             distribution=spec.initializer.distribution,
             a=spec.initializer.a,
             b=spec.initializer.b,
+            unknown=spec.unknown,
             max_rows=spec.max_rows,
             eviction=spec.eviction or "none",
             ttl=spec.ttl,
@@ -117,7 +118,7 @@ class NativeTable:
         Args:
           message: <int64>[V + R * S], blocks [counts[S] | ids] of R sources, see ops.rank_partition.
           splits: <int32>[R], entries of each block.
-          training: whether ids without a row get one; else they have their initial value.
+          training: whether ids without a row get one; else they have what TableConfig.unknown says.
           ahead: what `look_ahead` saw for the same message, for a training lookup: the answer is the same, sooner.
 
         Returns:

@@ -24,8 +24,8 @@ _REMEDY = (
     "weights alone, save inside `with tf_fusedrec.checkpoint.without_tables():`."
 )
 _SERVED = (
-    "Use tf_fusedrec.export(model, folder) for a SavedModel that serves, tf_fusedrec.checkpoint.save for one that trains "
-    "on, or, in one process, model.save('name.keras')."
+    "Use tf_fusedrec.export(model, folder) for a SavedModel that serves, and tf_fusedrec.checkpoint.save, or with one "
+    "process model.save('name.keras'), to train on."
 )
 _left_out: contextvars.ContextVar = contextvars.ContextVar("tables are left out", default=False)
 

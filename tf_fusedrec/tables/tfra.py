@@ -84,6 +84,7 @@ class TfraTable:
         self._dtype = tf.as_dtype(spec.dtype)
         self._dim = spec.dim
         self._initializer = spec.initializer
+        self._unknown = spec.unknown
         self._seeds = [keys.table_seed(seed, table.name) for table in tables]
         self._encoding = keys.make_encoding(key_encoding, self.names)
         place = {"devices": ["/CPU:0"], "init_size": init_capacity, "checkpoint": False}
@@ -110,12 +111,12 @@ class TfraTable:
         return self._encoding.id_bits
 
     def lookup(self, message: tf.Tensor, splits: tf.Tensor, *, training: bool) -> Found:
-        """Finds rows; a row that is not there has its initial value and is not inserted, training or not.
+        """Finds rows and inserts none: the update inserts (TFRA's rule).
 
         Args:
           message: <int64>[V + R * S], blocks [counts[S] | ids] of R sources, see ops.rank_partition.
           splits: <int32>[R], entries of each block.
-          training: nothing depends on it here: the update inserts (TFRA's rule).
+          training: whether an id without a row has its initial row; else it has what TableConfig.unknown says.
 
         Returns:
           Found.
@@ -127,17 +128,18 @@ class TfraTable:
         default = tf.constant(self._default, self._dtype)
         found, exists = self.variable.tables[0].lookup(merged, dynamic_default_values=default, return_exists=True)
         found.set_shape([None, default.shape[1]])
-        stored, slots = tf.split(found, [self._dim, default.shape[1] - self._dim], axis=1)
-        rows = ops.initial_rows(
-            stored,
-            exists,
-            ids,
-            splits,
-            seeds=self._seeds,
-            distribution=self._initializer.distribution,
-            a=self._initializer.a,
-            b=self._initializer.b,
-        )
+        rows, slots = tf.split(found, [self._dim, default.shape[1] - self._dim], axis=1)  # zeros where there is no row
+        if training or self._unknown == "initial":
+            rows = ops.initial_rows(
+                rows,
+                exists,
+                ids,
+                splits,
+                seeds=self._seeds,
+                distribution=self._initializer.distribution,
+                a=self._initializer.a,
+                b=self._initializer.b,
+            )
         position = tf.gather(inverse, received.position)
         return Found(
             rows=ops.recover(rows, position, pad=True), position=position, ids=ids, segments=segments, keys=merged,

@@ -1,0 +1,186 @@
+"""Damaged, foreign and hostile files are refused by name, before anything is written, and nothing is left."""
+
+import errno
+import json
+import os
+import pathlib
+import shutil
+
+import numpy as np
+import pytest
+
+import tf_fusedrec as fr
+from tests.saved_model.server import by_saved_model, by_v1
+from tf_fusedrec import keras, tf
+from tf_fusedrec.saved_model import applying
+from tf_fusedrec.saved_model.native_tables import NativeTables
+
+IDS = np.array([-5, 0, 7, 2**40])
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """A base and a delta of each kind of operations, of a model with one small table."""
+    folder = tmp_path_factory.mktemp("exports")
+    embedding = fr.FusedEmbedding([fr.TableConfig("t", 2, fr.optimizers.SGD(1.0))], [fr.FeatureConfig("x", "t")])
+    inputs = {"x": keras.Input([], dtype=tf.int64, name="x")}
+    model = keras.Model(inputs, keras.layers.Dense(1, name="y")(embedding(inputs)["x"]))
+    model.compile("sgd", "mse")
+    model.fit({"x": IDS}, np.ones(4), batch_size=4, verbose=0)
+    for ops in ("stock", "ours"):
+        fr.export(model, folder / ops, ops)
+    model.fit({"x": IDS[:2]}, np.ones(2), batch_size=2, verbose=0)
+    for ops in ("stock", "ours"):
+        fr.export(model, folder / f"{ops}-delta", ops, base=folder / ops)
+    return folder
+
+
+def changed(path, data):
+    """`path` with other bytes, without touching files that share its contents."""
+    path.unlink()
+    path.write_bytes(data)
+
+
+def flipped(data, bit):
+    damaged = bytearray(data)
+    damaged[bit // 8] ^= 1 << bit % 8
+    return bytes(damaged)
+
+
+def test_a_server_finds_every_flipped_bit_and_every_cut_of_its_rows(tmp_path):
+    """By what a loaded graph runs: its initializer."""
+    config = fr.TableConfig("t", 2, fr.optimizers.SGD(1.0))
+    rows = np.arange(6, dtype=np.float32).reshape(3, 2)
+    tables = NativeTables({"t": (IDS[:3], rows)}, {"t": None}, {"t": config}, tmp_path)
+    (table,), path = tables._tables.values(), tmp_path / "t.rows"
+    data = path.read_bytes()
+    assert len(data) == applying.HEADER_BYTES + 3 * 16
+    table._initialize()
+    initialize = tf.function(table._initialize)
+    initialize()
+    header, rest = range(8 * applying.HEADER_BYTES), range(8 * applying.HEADER_BYTES, 8 * len(data))
+    bits = [*header, *np.random.default_rng(0).choice(rest, 150, replace=False)]
+    damaged = [flipped(data, bit) for bit in bits] + [data[:size] for size in range(len(data))] + [data + data[-16:]]
+    for case in damaged:
+        path.write_bytes(case)
+        with pytest.raises(tf.errors.OpError, match=r"t\.rows"):
+            initialize()
+    path.write_bytes(data)
+    initialize()
+    np.testing.assert_array_equal(tables.rows("t", tf.constant(IDS)), [*rows, [0, 0]])
+
+
+def test_an_empty_table_and_files_of_many_blocks(tmp_path, monkeypatch):
+    monkeypatch.setattr(applying, "BLOCK_ROWS", 3)
+    config = fr.TableConfig("t", 2, fr.optimizers.SGD(1.0))
+    for count in (0, 3, 7):
+        rows = np.random.default_rng(count).normal(size=(count, 2)).astype(np.float32)
+        tables = NativeTables({"t": (np.arange(count), rows)}, {"t": None}, {"t": config}, tmp_path)
+        tables._tables["t"]._initialize()
+        np.testing.assert_array_equal(tables.rows("t", tf.range(count, dtype=tf.int64)), rows)
+
+
+@pytest.mark.parametrize("load", [by_saved_model, by_v1])
+def test_loaders_name_the_file_of_damaged_rows(load, folders, tmp_path):
+    shutil.copytree(folders / "ours", tmp_path / "served")
+    path = tmp_path / "served/assets/t.rows"
+    for case in (flipped(path.read_bytes(), 8 * 40 + 3), path.read_bytes()[:-16]):
+        changed(path, case)
+        with pytest.raises(
+            tf.errors.InvalidArgumentError, match=r"rows file .*/t\.rows of table t is damaged: .*copy the export again"
+        ):
+            load(str(tmp_path / "served"), "serving_default", {"x": tf.constant(IDS)})
+
+
+def files_of(folder):
+    return [path for path in sorted(folder.rglob("*")) if path.is_file()]
+
+
+def refused(base, delta, words, output=None):
+    output = output or delta.parent / "out"
+    before = sorted(path.name for path in output.parent.iterdir())
+    with pytest.raises((ValueError, OSError), match=words):
+        fr.apply_delta(base, delta, output)
+    assert sorted(path.name for path in output.parent.iterdir()) == before
+
+
+@pytest.mark.parametrize("ops", ["stock", "ours"])
+def test_apply_delta_finds_flipped_bits_cuts_and_missing_files(ops, folders, tmp_path):
+    base, delta, random = tmp_path / "base", tmp_path / "delta", np.random.default_rng(1)
+    shutil.copytree(folders / f"{ops}-delta", delta)
+    shutil.copytree(folders / ops, base)
+    # Of a base, its description and its rows: the rest comes from the delta.
+    rows = [base / "assets/t.rows"] if ops == "ours" else files_of(base / "variables")
+    for path in [*files_of(delta), base / applying.DESCRIPTION, *rows]:
+        data = path.read_bytes()
+        names = f"{path.name}|variables/variables|does not start from base"
+        cases = [b""]
+        if ops == "ours" or path not in rows:  # the delta replaces all of a bundle but the rows
+            bits = random.choice(8 * len(data), 12)
+            cases += [data[: len(data) // 2], *(flipped(data, bit) for bit in bits)]
+        for case in cases:
+            changed(path, case)
+            refused(base, delta, names)
+        path.unlink()
+        refused(base, delta, f"{path.name}|variables/variables")
+        path.write_bytes(data)
+    (delta / "model/extra").write_text("x", encoding="utf-8")
+    refused(base, delta, "model/extra' is none that delta.json names. Remedy")
+    (delta / "model/extra").unlink()
+    fr.apply_delta(base, delta, tmp_path / "out")
+    by_saved_model(str(tmp_path / "out"), "serving_default", {"x": tf.constant(IDS)})
+
+
+@pytest.mark.parametrize("name", ["../evil", "/tmp/evil", "a\\b", "..", "", "evil\0"])
+def test_hostile_names_of_tables_are_refused(name, folders, tmp_path):
+    base, delta = tmp_path / "base", tmp_path / "delta"
+    shutil.copytree(folders / "ours", base)
+    shutil.copytree(folders / "ours-delta", delta)
+    for path in (base / applying.DESCRIPTION, delta / "delta.json"):
+        told = json.loads(path.read_text(encoding="utf-8"))
+        for part in ("tables", "base", "result"):
+            if part in told:
+                told[part] = {name: told[part]["t"]}
+        changed(path, json.dumps(told).encode())
+    refused(base, folders / "ours-delta", "tables.json.*table name .* cannot be that of a file", tmp_path / "out")
+    refused(folders / "ours", delta, "delta.json.*table name .* cannot be that of a file")
+
+
+def test_a_table_that_no_file_can_be_named_after_is_not_exported(tmp_path):
+    embedding = fr.FusedEmbedding([fr.TableConfig("a\\b", 2, fr.optimizers.SGD(1.0))], [fr.FeatureConfig("x", "a\\b")])
+    inputs = {"x": keras.Input([], dtype=tf.int64, name="x")}
+    with pytest.raises(ValueError, match="cannot be that of a file. Remedy: a name without separators"):
+        fr.export(keras.Model(inputs, embedding(inputs)["x"]), tmp_path / "served")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["../secret", "/etc/hostname", "model/../../secret", "model//x", "model/link"])
+def test_files_outside_of_a_delta_are_refused(name, folders, tmp_path):
+    delta, secret = tmp_path / "in/delta", tmp_path / "in/secret"
+    shutil.copytree(folders / "ours-delta", delta)
+    secret.write_bytes(b"x")
+    (delta / "model/link").symlink_to(secret)
+    told = json.loads((delta / "delta.json").read_text(encoding="utf-8"))
+    told["files"][name] = [1, applying.checksum_of(secret)]
+    told["files"].setdefault("model/link", told["files"][name])
+    changed(delta / "delta.json", json.dumps(told).encode())
+    refused(folders / "ours", delta, "is outside of '.*delta'. Remedy")
+
+
+def test_links_out_of_a_base_are_refused(folders, tmp_path):
+    for ops, file in (("ours", "assets/t.rows"), ("stock", "variables/variables.index")):
+        base = tmp_path / ops
+        shutil.copytree(folders / ops, base)
+        (base / file).rename(tmp_path / "elsewhere")
+        (base / file).symlink_to(tmp_path / "elsewhere")
+        refused(base, folders / f"{ops}-delta", f"{pathlib.Path(file).name}' is outside of", tmp_path / "out")
+
+
+def test_a_full_disk_leaves_nothing_and_names_the_folder(folders, tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(applying, "write_records", full)
+    refused(
+        folders / "ours", folders / "ours-delta", r"output '.*out' cannot be written.*No space left", tmp_path / "out"
+    )

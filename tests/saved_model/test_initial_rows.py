@@ -1,0 +1,55 @@
+"""Initial rows by operations of plain TensorFlow are those of our op, bit for bit, in a SavedModel, too."""
+
+import numpy as np
+import pytest
+
+from tests.oracles.initial_rows import initial_row_oracle
+from tf_fusedrec import ops, tf
+from tf_fusedrec.saved_model.initial_rows import InitialRows
+
+LIMITS = np.iinfo(np.int64)
+IDS = np.concatenate(
+    [[LIMITS.min, LIMITS.max, -1, 0, 1], np.random.default_rng(7).integers(LIMITS.min, LIMITS.max, 9000)]
+)
+A, B = 0.1, 0.7  # no float32 numbers: the op takes them as such
+
+
+def of_op(spec, dtype):
+    n = len(IDS)
+    return ops.initial_rows(
+        tf.zeros([n, spec.dim], dtype), tf.zeros([n], tf.bool), tf.constant(IDS), tf.constant([0, n], tf.int64),
+        seeds=[spec.seed], distribution=spec.distribution, a=spec.a, b=spec.b,
+    )  # fmt: skip
+
+
+def bits(rows):
+    return np.ascontiguousarray(rows).view(np.uint8)
+
+
+@pytest.mark.parametrize("distribution", ["constant", "uniform", "normal", "truncated_normal"])
+def test_rows_are_those_of_the_op(distribution, tmp_path):
+    """The graph optimizer rewrites what a SavedModel runs; 45,000 numbers of each reach both ends of the quantile."""
+    module, expected = tf.Module(), {}
+    for dim, stored, dtype, seed in (
+        (5, "float32", "float32", -3),
+        (1, "float16", "float32", 2**62),
+        (4, "bfloat16", "bfloat16", 9),
+    ):
+        spec = InitialRows(seed, distribution, A, B, dim, stored, dtype)
+        function = tf.function(spec.of, input_signature=[tf.TensorSpec([None], tf.int64)])
+        setattr(module, f"rows{dim}", function)
+        expected[dim] = tf.cast(of_op(spec, stored), dtype)
+        np.testing.assert_array_equal(bits(spec.of(tf.constant(IDS))), bits(expected[dim]))
+    tf.saved_model.save(module, str(tmp_path / "m"))
+    loaded = tf.saved_model.load(str(tmp_path / "m"))
+    for dim, rows in expected.items():
+        np.testing.assert_array_equal(bits(getattr(loaded, f"rows{dim}")(tf.constant(IDS))), bits(rows))
+        assert getattr(loaded, f"rows{dim}")(tf.zeros([0], tf.int64)).shape == (0, dim)
+
+
+def test_rows_are_those_of_the_oracle():
+    """The oracle's quantile has relative error 1e-16, like ours; float32 rounds both, so they differ by one unit."""
+    for distribution in ("uniform", "normal", "truncated_normal"):
+        got = InitialRows(11, distribution, -0.5, 0.25, 6, "float32", "float32").of(tf.constant(IDS[:50])).numpy()
+        oracle = [initial_row_oracle(distribution, -0.5, 0.25, 11, id_, 6) for id_ in IDS[:50]]
+        np.testing.assert_array_max_ulp(got, np.array(oracle), 1)

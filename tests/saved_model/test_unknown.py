@@ -1,0 +1,98 @@
+"""Ids without a row get the same in evaluation and in exports of both kinds, by the rule of their table."""
+
+import numpy as np
+import pytest
+
+import tf_fusedrec as fr
+from tests.saved_model import click_model
+from tf_fusedrec import keras, tf
+
+LIMITS = np.iinfo(np.int64)
+KNOWN, UNKNOWN = np.arange(10), np.array([LIMITS.min, LIMITS.max, -1, 77, 2**40])
+ASKED = np.concatenate([KNOWN, UNKNOWN, UNKNOWN[::-1]])
+# Tables that keep new rows in fewer bits than the model gets, and one that counts ids before they have a row.
+TABLES = {
+    "plain": {"initializer": fr.Uniform(-1.0, 1.0)},
+    "half": {"initializer": fr.Normal(0.0, 1.0), "storage_dtype": "float16"},
+    "mixed": {"initializer": fr.TruncatedNormal(0.3, 1.0), "storage_dtype": "mixed", "hot_after": 2},
+    "counted": {"initializer": fr.Normal(0.0, 1.0), "dtype": "bfloat16", "admission_count": 2},
+    "constant": {"initializer": fr.Constant(0.1), "dtype": "float16", "storage_dtype": "float32"},
+}
+
+
+def make_model(unknown):
+    tables = [fr.TableConfig(name, 5, fr.optimizers.SGD(1.0), unknown=unknown, **of) for name, of in TABLES.items()]
+    embedding = fr.FusedEmbedding(tables, [fr.FeatureConfig(name, name) for name in TABLES])
+    ids = keras.Input([], dtype=tf.int64, name="ids")
+    rows = embedding(dict.fromkeys(TABLES, ids))
+    hidden = tf.concat([tf.cast(of_table, tf.float32) for of_table in rows.values()], axis=1)
+    model = keras.Model(ids, keras.layers.Dense(1, "sigmoid", name="click")(hidden))
+    model.compile("sgd", "mse")
+    signature = fr.Signature(
+        lambda inputs: {
+            **embedding(dict.fromkeys(TABLES, inputs["ids"])),
+            "click": model(inputs["ids"], training=False),
+        },
+        {"ids": tf.TensorSpec([None], tf.int64)},
+    )
+    return model, embedding, {"serving_default": signature}
+
+
+def train(model):
+    for _ in range(2):
+        model.fit(tf.constant(KNOWN), np.ones([len(KNOWN), 1], np.float32), batch_size=len(KNOWN), verbose=0)
+
+
+@pytest.mark.parametrize("unknown", ["initial", "zeros"])
+def test_evaluation_and_exports_agree(unknown, tmp_path):
+    model, embedding, signatures = make_model(unknown)
+    train(model)
+    folders = []
+    for ops in ("stock", "ours"):
+        fr.export(model, tmp_path / ops, ops, signatures=signatures)
+    train(model)
+    for ops in ("stock", "ours"):
+        fr.export(model, tmp_path / f"{ops}-delta", ops, signatures=signatures, base=tmp_path / ops)
+        fr.apply_delta(tmp_path / ops, tmp_path / f"{ops}-delta", tmp_path / f"{ops}-2")
+        fr.export(model, tmp_path / f"{ops}-full", ops, signatures=signatures)
+        folders += [f"{ops}-2", f"{ops}-full"]
+    asked = tf.constant(ASKED)
+    expected = embedding(dict.fromkeys(TABLES, asked), training=False)
+    probabilities = model(asked, training=False)
+    for folder in folders:
+        got = tf.saved_model.load(str(tmp_path / folder)).signatures["serving_default"](ids=asked)
+        for name in TABLES:
+            np.testing.assert_array_equal(got[name], expected[name], err_msg=f"{folder} {name}")
+        # Equal float32 rows and weights; sums of 25 products run in another order.
+        np.testing.assert_allclose(got["click"], probabilities, rtol=1e-5, atol=1e-6)
+    rows = {name: np.asarray(of, np.float32)[len(KNOWN) :] for name, of in expected.items()}
+    if unknown == "zeros":
+        assert not any(of.any() for of in rows.values())
+    else:  # the rows with which training begins
+        begun = embedding(dict.fromkeys(TABLES, asked), training=True)
+        for name, of in rows.items():
+            np.testing.assert_array_equal(np.asarray(begun[name], np.float32)[len(KNOWN) :], of, err_msg=name)
+            assert of.all()
+
+
+@pytest.mark.parametrize("unknown", ["initial", "zeros"])
+def test_tables_of_tfra_have_the_rule(unknown, tmp_path):
+    model = click_model.make_model("tfra", unknown)
+    click_model.train(model, [0])
+    inputs = click_model.batch(5)
+    inputs["user"] = tf.constant(np.arange(100, 106))
+    expected = model(inputs, training=False)
+    unknown_rows = model.get_layer("fused_embedding")({"user": inputs["user"]}, training=False)["user"].numpy()
+    assert unknown_rows.all() if unknown == "initial" else not unknown_rows.any()
+    for ops in ("stock", "ours"):
+        fr.export(model, tmp_path / ops, ops)
+        got = tf.saved_model.load(str(tmp_path / ops)).signatures["serving_default"](**click_model.served(inputs))
+        for name, value in expected.items():
+            np.testing.assert_allclose(got[name], value, rtol=1e-5, atol=1e-6)
+
+
+def test_other_rules_are_refused():
+    with pytest.raises(ValueError, match=r"TableConfig.unknown must be one of \('initial', 'zeros'\), got 'random'"):
+        fr.TableConfig("t", 2, fr.optimizers.SGD(0.1), unknown="random")
+    with pytest.raises(ValueError, match="is external.* it has \\['unknown'\\]"):
+        fr.TableConfig("t", 2, external="folder", unknown="zeros")

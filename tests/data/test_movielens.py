@@ -186,6 +186,9 @@ def test_a_damaged_gzip_file_is_named(tmp_path):
     (source / "ratings.csv.gz").write_bytes((source / "ratings.csv.gz").read_bytes()[:-20])
     with pytest.raises(ValueError, match="ratings.csv.gz: not readable as "):
         convert_movielens(source, tmp_path / "out")
+    (source / "ratings.csv").write_bytes(b"user\0id," + b"x" * (1 << 18))
+    with pytest.raises(ValueError, match="ratings.csv: not readable as a CSV file"):
+        convert_movielens(source / "ratings.csv", tmp_path / "out")
 
 
 def test_refusals(tmp_path):

@@ -91,7 +91,10 @@ def _read_ratings(path: pathlib.Path) -> Log:
         )
     log = read_log(path, {column: _KINDS[name] for name, column in found.items() if column is not None})
     own = {column: name for name, column in found.items() if column is not None}
-    return Log(*({own[column]: value for column, value in part.items()} for part in log))
+    return Log(
+        {own[column]: values for column, values in log.columns.items()},
+        {own[column]: strings for column, strings in log.strings.items()},
+    )
 
 
 def _catalogue(folder: pathlib.Path, rated: np.ndarray, strings: dict[int, str]) -> np.ndarray | None:

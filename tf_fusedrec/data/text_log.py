@@ -55,7 +55,7 @@ def header_of(path: pathlib.Path) -> list[str]:
     try:
         with open_text(path) as file:
             return next(csv.reader(file), [])
-    except (OSError, EOFError, zlib.error) as error:
+    except (OSError, EOFError, zlib.error, csv.Error) as error:
         raise ValueError(f"{path}: not readable as a CSV file ({error}). Check the file.") from error
 
 

@@ -129,7 +129,8 @@ class Checkpointer:
 
         def begun() -> tuple[saving.Plan, str]:
             name, since = full or (None, {})
-            return saving.make_plan(self._directory, collectives.size(), name, since), json.dumps(extra)
+            told = json.dumps(extra)
+            return saving.make_plan(self._directory, collectives.size(), name, since), told
 
         plan, told = of_rank_0(begun)
         self._begun = plan

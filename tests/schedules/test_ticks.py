@@ -10,8 +10,8 @@ from tf_fusedrec.schedules import FrozenWindow, Nested
 
 TABLES = {
     "lru": {"max_rows": 13, "eviction": "lru"},
-    "lfu, ttl, admission": {"max_rows": 13, "eviction": "lfu", "ttl": 5, "admission_count": 3},
-    "ttl": {"ttl": 2},
+    "lfu": {"max_rows": 13, "eviction": "lfu"},
+    "ttl, admission": {"ttl": 2, "admission_count": 2},
     "hot, lru": {"max_rows": 13, "eviction": "lru", "storage_dtype": "mixed", "hot_after": 4},
 }
 

@@ -132,7 +132,8 @@ def _named(path: pathlib.Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # readers of JSON, NumPy and TensorFlow have some dozen for damaged bytes
-        raise ValueError(f"file {os.fspath(path)!r} is damaged: {type(error).__name__}: {error}. {_COPY}") from error
+        why = error if isinstance(error, ValueError) else f"{type(error).__name__} {error}"
+        raise ValueError(f"file {os.fspath(path)!r} is damaged: {why}. {_COPY}") from error
 
 
 def _files_below(folder: pathlib.Path) -> list[pathlib.Path]:

@@ -68,7 +68,7 @@ def make_step(table: NativeTable, name: str, *, at_source: bool, at_owner: bool)
         if not at_owner:
             received = tf.range(tf.size(found.inverse))
             found = found._replace(handles=tf.gather(found.handles, found.inverse), inverse=received)
-        table.apply_gradients(found, arrived, 1.0)
+        table.apply_together([(found, arrived)], 1.0)
         return rows, tf.stack([route.num_unique, tf.size(found.handles, out_type=tf.int64)])
 
     return step

@@ -85,7 +85,7 @@ def run(experiment: Experiment, folder: pathlib.Path, output: pathlib.Path, resu
         )  # fmt: skip
         others.append(model.progressive)
     if train.embedding_metrics:
-        others.append(monitoring.EmbeddingMetrics(embedding))
+        others.append(monitoring.EmbeddingMetrics(embedding, directory=output / "tensorboard" / "tables"))
     if train.timeline_steps and _is_chief():
         others.append(Timeline(output / "timeline", steps=train.timeline_steps))
     if _is_chief():

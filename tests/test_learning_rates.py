@@ -100,13 +100,13 @@ def step(emb):
 def test_an_assigned_rate_is_saved_and_yields_to_another_record(saver, tmp_path):
     def save(model, emb):
         if saver == "checkpoint":
-            fr.checkpoint.save(tmp_path / "c", model, emb)
+            fr.checkpoint.save(tmp_path / "c", model)
         else:
             model.save_weights(tmp_path / "c.weights.h5")
 
     def load(model, emb):
         if saver == "checkpoint":
-            fr.checkpoint.load(tmp_path / "c", model, emb)
+            fr.checkpoint.load(tmp_path / "c", model)
         else:
             model.load_weights(tmp_path / "c.weights.h5")
 

@@ -59,7 +59,7 @@ def watched(folder):
         callbacks.Throughput(counts=("tokens", "gflops")),
         utilization.ModelFlopsUtilization(),
         timeline,
-        monitoring.EmbeddingMetrics(model.embedding, timeline),
+        monitoring.EmbeddingMetrics(model.embedding, timeline, directory=f"{folder}/board/tables"),
         *([keras.callbacks.TensorBoard(f"{folder}/board", write_graph=False)] if rank == 0 else []),
         local,
         monitoring.EarlyStopping("val_loss", patience=2),
@@ -110,15 +110,18 @@ def test_tensorboard_has_what_tables_and_exchanges_did(ended):
         {i for rank in range(2) for i in list(batches(rank, 2, STEPS))[s][0].values.numpy()} for s in range(STEPS)
     ]
     lookups = sum(map(len, per_step))
+    # One table, so that the totals of the logs are the details beside them.
+    of_table = {"rows": len(rows), "growth": len(rows), "evictions": 0, "hit_rate": 1 - len(rows) / lookups}
     first = {
-        "epoch_rows/item": len(rows), "epoch_growth/item": len(rows), "epoch_evictions/item": 0,
-        "epoch_hit_rate/item": 1 - len(rows) / lookups, "epoch_dedup_ratio": asked / sent,
+        **{f"epoch_table_{name}": value for name, value in of_table.items()},
+        **{f"epoch_{name}/item": value for name, value in of_table.items()}, "epoch_dedup_ratio": asked / sent,
         # An id each way, a header of one count, a row and a gradient of 16 float32.
         "epoch_all2all_bytes": (8 * away + 8 * 2 * STEPS + 2 * away * 4 * DIM) / (2 * STEPS),
     }  # fmt: skip
     for tag, value in first.items():
         assert written[tag][0] == pytest.approx(value, rel=1e-6), tag
-    assert written["epoch_growth/item"][1] == 0 and written["epoch_hit_rate/item"][1] == 1
+    for growth, hit_rate in (("growth/item", "hit_rate/item"), ("table_growth", "table_hit_rate")):
+        assert written[f"epoch_{growth}"][1] == 0 and written[f"epoch_{hit_rate}"][1] == 1
     assert written["epoch_all2all_bytes"][1] == written["epoch_all2all_bytes"][0]
     for tag in ("epoch_exposed_ms", "epoch_tokens_per_s", "epoch_mfu"):
         assert all(value > 0 for value in written[tag]) and len(written[tag]) == len(written["epoch_loss"]), tag
@@ -151,6 +154,16 @@ def test_an_overflow_on_one_rank_is_one_on_all(ended):
     np.testing.assert_array_equal(np.sort(initial, axis=None), np.sort(untrained.export_table("item")[1], axis=None))
 
 
+def epoch_of(embedding, watcher, ids, epoch=0):
+    """The logs of an epoch of one step that looks up these ids."""
+    logs = {}
+    watcher.on_epoch_begin(epoch)
+    embedding(ids, training=True)
+    watcher.on_train_batch_end(0)
+    watcher.on_epoch_end(epoch, logs)
+    return logs
+
+
 def test_evictions_and_what_cannot_be_known():
     config = fr.TableConfig("x", 2, fr.optimizers.SGD(0.1), eviction="lru", max_rows=100)
     embedding = fr.FusedEmbedding([config], [fr.FeatureConfig("x", "x")])
@@ -162,7 +175,34 @@ def test_evictions_and_what_cannot_be_known():
     watcher.on_train_batch_end(0)
     watcher.on_epoch_end(0, logs)
     # One process looks up without an exchange: nothing travels, and nobody takes duplicates out before.
-    assert logs == {"rows/x": 9, "growth/x": -1, "hit_rate/x": 5 / 7, "evictions/x": 3}
+    assert logs == {"table_rows": 9, "table_growth": -1, "table_hit_rate": 5 / 7, "table_evictions": 3}
+    config = fr.TableConfig("x", 2, keras.optimizers.legacy.SGD(0.1))
+    embedding = fr.FusedEmbedding([config], [fr.FeatureConfig("x", "x")], backend="tfra")
+    logs = epoch_of(embedding, monitoring.EmbeddingMetrics(embedding), {"x": tf.range(3)})
+    assert logs == {"table_rows": 0, "table_growth": 0, "dedup_ratio": 1}
+
+
+def test_52_tables_log_totals_and_write_details(tmp_path):
+    names = [f"t{number}" for number in range(52)]
+    tables = [fr.TableConfig(name, 2, fr.optimizers.SGD(0.1)) for name in names]
+    embedding = fr.FusedEmbedding(tables, [fr.FeatureConfig(name, name) for name in names])
+    watcher = monitoring.EmbeddingMetrics(embedding, directory=tmp_path)
+    for epoch in range(2):
+        ids = {name: tf.range(number, number + 4 + epoch) for number, name in enumerate(names)}
+        logs = epoch_of(embedding, watcher, ids, epoch)
+        hits = 0 if epoch == 0 else 4 / 5
+        rows, growth = ((4, 4), (5, 1))[epoch]
+        assert logs == {
+            "table_rows": 52 * rows, "table_growth": 52 * growth, "table_hit_rate": hits, "table_evictions": 0
+        }  # fmt: skip
+    written = scalars(tmp_path)
+    assert len(written) == 4 * 52
+    for name in names:
+        assert written[f"epoch_rows/{name}"] == [4, 5] and written[f"epoch_growth/{name}"] == [4, 1]
+        assert written[f"epoch_hit_rate/{name}"] == pytest.approx([0, 0.8]) and written[f"epoch_evictions/{name}"] == [
+            0,
+            0,
+        ]
 
 
 def test_early_stopping_refuses_to_restore_half_a_model():

@@ -67,35 +67,43 @@ def test_weights_after_fit_do_not_depend_on_the_number_of_ranks(rank_without_dat
         np.testing.assert_allclose(rows[np.argsort(ids)], want_rows, rtol=1e-5, atol=1e-6)
 
 
-def gradient_of_shares(shares):
-    """Body: the dense gradient of 10 samples, of which this rank has shares[rank], by a step of SGD(1)."""
+def gradients_of_shares(shares, weights=(1.0,) * 10):
+    """Body: dense gradients of 10 samples, of which this rank has shares[rank], by a step of SGD(1).
+
+    Of a global mean, and of the loss that compile gets, there with weights of the samples.
+    """
     import tf_fusedrec as fr
     from tf_fusedrec import keras, losses, tf
 
-    class Clicks(keras.Sequential):
+    class GlobalMean(keras.Sequential):
         def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None):
-            return losses.weighted_binary_cross_entropy(x["label"], y_pred[:, 0], name="loss")
-
-        def call(self, inputs, training=None, mask=None):
-            return super().call(inputs["x"])
+            return losses.weighted_binary_cross_entropy(y[:, 0], y_pred[:, 0], name="loss")
 
     rank, random = fr.collectives.rank(), np.random.default_rng(3)
     begin = sum(shares[:rank])
     mine = slice(begin, begin + shares[rank])
-    data = {"x": random.normal(size=[10, 4]).astype(np.float32), "label": (random.random(10) < 0.5).astype(np.float32)}
-    model = Clicks([keras.layers.Dense(3, "tanh", kernel_initializer="ones"), keras.layers.Dense(1, use_bias=False)])
-    model({"x": tf.zeros([0, 4])})
-    model.set_weights([0.1 * random.normal(size=w.shape) for w in model.get_weights()])
-    before = model.get_weights()
-    model.compile(fr.collectives.distributed_optimizer(keras.optimizers.legacy.SGD(1.0)))
-    model.fit(tf.data.Dataset.from_tensors({name: value[mine] for name, value in data.items()}), verbose=0)
-    return [b - a for a, b in zip(model.get_weights(), before)]
+    x, label = random.normal(size=[10, 4]).astype(np.float32), (random.random([10, 1]) < 0.5).astype(np.float32)
+    values, weights = 0.1 * random.normal(size=100), np.array(weights, np.float32)
+    found = []
+    for kind, loss in ((GlobalMean, None), (keras.Sequential, keras.losses.BinaryCrossentropy(from_logits=True))):
+        model = kind([keras.layers.Dense(3, "tanh"), keras.layers.Dense(1, use_bias=False)])
+        model(tf.zeros([0, 4]))
+        model.set_weights([np.reshape(values[: w.size], w.shape) for w in model.get_weights()])
+        before = model.get_weights()
+        model.compile(fr.collectives.distributed_optimizer(keras.optimizers.legacy.SGD(1.0)), loss)
+        model.fit(tf.data.Dataset.from_tensors((x[mine], label[mine], weights[mine])), verbose=0)
+        found.append([b - a for a, b in zip(model.get_weights(), before)])
+    return found
 
 
 def test_ranks_with_3_and_7_samples_have_the_gradient_of_one_process_with_10():
-    want = run_ranks(gradient_of_shares, 1, shares=[10])[0]
-    assert min(np.abs(of).max() for of in want) > 1e-3
-    for got in run_ranks(gradient_of_shares, 2, shares=[3, 7]):
-        for ours, theirs in zip(got, want):
+    """That of a global mean; the loss that compile gets weighs ranks: a sample of 3 counts 7/3 of one of 7."""
+    by_rank = [10 / (2 * 3)] * 3 + [10 / (2 * 7)] * 7
+    want = run_ranks(gradients_of_shares, 1, shares=[10], weights=by_rank)[0]
+    for wanted in want:
+        assert min(np.abs(of).max() for of in wanted) > 1e-3
+    assert max(np.abs(of - other).max() for of, other in zip(*want)) > 1e-3
+    for got in run_ranks(gradients_of_shares, 2, shares=[3, 7]):
+        for ours, theirs in zip(sum(got, []), sum(want, [])):
             # float32 sums of 10 samples in another order; weights near 0.1 before the gradient is taken from them.
             np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-7)

@@ -30,7 +30,7 @@ def averaging(
     """
     kind = type(optimizer)
     # The same name and module: what is saved loads without this class.
-    made = type(kind.__name__, (_Averaging, kind), {"__module__": kind.__module__})
+    made: Any = type(kind.__name__, (_Averaging, kind), {"__module__": kind.__module__})
     distributed = made.from_config(optimizer.get_config())
     distributed._average, distributed._met, distributed._known = average, met, set()
     return distributed
@@ -45,8 +45,8 @@ class _Averaging:
 
     def minimize(self, loss: Any, var_list: Any, *args: Any, **kwargs: Any) -> Any:
         # Weights of frozen layers are on the tape, too, and in no list of an optimizer.
-        watched = getattr(kwargs.get("tape"), "watched_variables", tuple)()
-        self._meet(watched)
+        for given in (*args, *kwargs.values()):
+            self._meet(getattr(given, "watched_variables", tuple)())
         return super().minimize(loss, var_list, *args, **kwargs)  # type: ignore[misc]
 
     def aggregate_gradients(self, grads_and_vars: Pairs) -> list[tuple[Any, tf.Variable]]:

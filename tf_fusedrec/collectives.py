@@ -256,20 +256,6 @@ def broadcast_variables(variables: Sequence[tf.Variable]) -> None:
             variable.assign(_hvd.broadcast(variable.read_value(), root_rank=0, name=f"fusedrec.broadcast.{number}"))
 
 
-def check_equal(variables: Sequence[tf.Variable], when: str) -> None:
-    """Checks that all ranks hold the same values, by digests of a few bytes each. Collective, eager.
-
-    Args:
-      variables: in the same order on all ranks, as of equality.dense_weights.
-      when: of what the error speaks, such as "before a save".
-
-    Raises:
-      RuntimeError: they do not; names the weight and the ranks.
-    """
-    if _hvd is not None:
-        _refuse(equality.difference(all_gather_object(equality.digests(variables))), when)
-
-
 def equal_start(variables: Sequence[tf.Variable], steps: int) -> None:
     """Gives all ranks rank 0's values where no rank has trained yet; else checks that they are equal. Eager.
 
@@ -290,21 +276,15 @@ def equal_start(variables: Sequence[tf.Variable], steps: int) -> None:
     if differs is None:
         return
     if any(steps for steps, _ in told) or not equality.same_forms(of_ranks):
-        _refuse(
-            differs, f"before the first step here, after {[steps for steps, _ in told]} steps of the optimizer by rank"
+        raise RuntimeError(
+            f"Ranks do not hold the same model after {[steps for steps, _ in told]} steps of the optimizer by rank: "
+            f"{differs}. Remedy: build the same model on all ranks, load the same checkpoint on all of them, train by "
+            "tf_fusedrec.collectives.distributed_optimizer and the same learning rate; or give all ranks rank 0's "
+            "values by tf_fusedrec.collectives.broadcast_variables."
         )
     broadcast_variables(variables)
     if rank() == 0:
         _LOG.info("before the first step %s; all ranks have rank 0's values now", differs)
-
-
-def _refuse(differs: str | None, when: str) -> None:
-    if differs is not None:
-        raise RuntimeError(
-            f"Ranks do not hold the same model {when}: {differs}. Remedy: build the same model on all ranks, load the "
-            "same checkpoint on all of them, train with tf_fusedrec.collectives.distributed_optimizer and the same "
-            "learning rate; or give all ranks rank 0's values by tf_fusedrec.collectives.broadcast_variables."
-        )
 
 
 def distributed_optimizer(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:

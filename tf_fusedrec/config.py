@@ -37,15 +37,16 @@ class TableConfig:
       dtype: of rows as the model gets them and as they travel: "float32", "float16" or "bfloat16".
 
     Backend "native" only, all per rank:
-      storage_dtype: of rows in memory; None: dtype. "mixed" keeps rows that were looked up at least hot_after times in
+      storage_dtype: of rows in memory; None: dtype. "mixed" keeps rows that at least hot_after steps looked up in
         float32 and the others in float16 (MTGRBoost, section 5.2). Slots of 16-bit rows are bfloat16.
       stochastic_rounding: of 16-bit rows after an update, so that small updates are not lost on average.
-      hot_after: training lookups, see storage_dtype.
+      hot_after: training steps, see storage_dtype.
       max_rows: rows of this table; 0 for no limit. Then `eviction` decides which leave.
       eviction: "lru" (least recently looked up), "lfu" (least frequently) or None: reaching max_rows is an error.
-      ttl: training lookups after which a row that none of them touched leaves; 0 for never.
-      admission_count: training lookups that must bring an id before it gets a row; until then it has its initial row
-        and is not trained. Counts are exact.
+      ttl: training steps after which a row that none of them looked up leaves; 0 for never.
+      admission_count: training steps that must bring an id before it gets a row; until then it has its initial row
+        and is not trained. Counts are exact. A step counts an id once, however often and in however many micro-batches
+        it comes.
       max_candidates: ids counted for admission; beyond, all counts are halved. 0 for no limit.
       record_tombstones: remember ids that leave, for delta checkpoints and delta exports.
       memory_budget: bytes of rows in memory (tables of one group share the sum); rows beyond go to a file in

@@ -63,7 +63,8 @@ def same_forms(of_ranks: Sequence[Sequence[Digest]]) -> bool:
 
 
 def _digest(variable: Any) -> Digest:
-    value = np.ascontiguousarray(variable.numpy())
-    # bfloat16 has no buffer of its own that Python reads.
-    content = xxhash.xxh3_64_intdigest(value.view(np.uint8) if value.ndim else value.tobytes())
-    return Digest(variable.name, f"{tuple(variable.shape)} {variable.dtype.name}", content)
+    # Bytes, since bfloat16 has no buffer of its own that Python reads.
+    content = np.ascontiguousarray(variable.numpy()).reshape(-1).view(np.uint8)
+    return Digest(
+        variable.name, f"{tuple(variable.shape)} {variable.dtype.name}", xxhash.xxh3_64_intdigest(content.data)
+    )

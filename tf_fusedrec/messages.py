@@ -42,7 +42,7 @@ def joined(parts: Sequence[Message]) -> Message:
     base = tf.cumsum(tf.stack([tf.size(message) for message, _ in parts]), exclusive=True)
     begins = base + tf.cumsum(entries, axis=0, exclusive=True)
     total = tf.reduce_sum(entries)
-    padding = tf.zeros([_bucketed(total) - total], tf.int32)
+    padding = tf.zeros([bucketed(total) - total], tf.int32)
     order = tf.concat([_ranges(begins, entries), padding], axis=0)
     return tf.gather(tf.concat([message for message, _ in parts], axis=0), order), tf.reduce_sum(entries, axis=1)
 
@@ -95,12 +95,12 @@ def all_to_each(tensor: tf.Tensor, *, name: str, ranks: collectives.Ranks) -> tu
     if ranks.size == 1:
         return tensor, tf.reshape(length, [1])
     total = ranks.size * length
-    padding = tf.zeros(tf.concat([[_bucketed(total) - total], tf.shape(tensor)[1:]], axis=0), tensor.dtype)
+    padding = tf.zeros(tf.concat([[bucketed(total) - total], tf.shape(tensor)[1:]], axis=0), tensor.dtype)
     copies = tf.concat([*[tensor] * ranks.size, padding], axis=0)
     return collectives.all_to_all(copies, tf.fill([ranks.size], length), name=name, ranks=ranks)
 
 
-def _bucketed(n: tf.Tensor) -> tf.Tensor:
+def bucketed(n: tf.Tensor) -> tf.Tensor:
     """<int32>[] of few sizes, n at least: custom_ops/common/bucket.h says why, and how."""
     quarters = tf.math.log(tf.cast(tf.maximum(n, 1024), tf.float64) / 1024) / tf.math.log(tf.constant(2.0, tf.float64))
     step = 256 * 2 ** tf.cast(tf.math.floor(quarters), tf.int32)

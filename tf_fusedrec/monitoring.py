@@ -6,13 +6,14 @@ ModelFlopsUtilization, EmbeddingMetrics, then Keras' TensorBoard on rank 0, and 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, MutableMapping
 from typing import Any
 
 import numpy as np
 
 from tf_fusedrec import collectives
-from tf_fusedrec._tf_compat import keras
+from tf_fusedrec._tf_compat import keras, tf
 from tf_fusedrec.embedding import FusedEmbedding
 from tf_fusedrec.timeline import Timeline
 
@@ -22,28 +23,41 @@ _COUNTS = ("hits", "inserts", "refused", "evictions")
 class EmbeddingMetrics(keras.callbacks.Callback):
     """After every epoch, puts into the logs what the tables and exchanges of all ranks did in it. Collective.
 
-    TensorBoard writes logs as scalars "epoch_<name>"; T is the name of a table, and what cannot be known is left out:
+    The logs, and so the progress bar and the history, have totals over all tables. What cannot be known is left out:
 
-      rows/T          rows at the end of the epoch
-      growth/T        rows more than at its beginning; below 0 when more have left than came
-      hit_rate/T      of the distinct ids of training lookups, the part that had a row            (backend "native")
-      evictions/T     rows that were evicted                                                     (backend "native")
-      dedup_ratio     ids that features asked for over ids that were sent (several ranks, or pooled features)
-      all2all_bytes   that a rank sends to others in a training step, ids, rows and gradients; the mean (several ranks)
-      exposed_ms      of the median step that `timeline` has recorded: an exchange ran, and no op
+      table_rows       rows at the end of the epoch
+      table_growth     rows more than at its beginning; below 0 when more have left than came
+      table_hit_rate   of the distinct ids of training lookups, the part that had a row           (backend "native")
+      table_evictions  rows that were evicted                                                    (backend "native")
+      dedup_ratio      ids that features asked for over ids that were sent (several ranks, or pooled features)
+      all2all_bytes    that a rank sends to others in a training step, ids, rows and gradients; the mean (several ranks)
+      exposed_ms       of the median step that `timeline` has recorded: an exchange ran, and no op
+
+    TensorBoard writes logs as scalars "epoch_<name>". The first four of each table T are scalars "epoch_rows/T",
+    "epoch_growth/T", "epoch_hit_rate/T" and "epoch_evictions/T" in `directory`.
 
     Replicas of the tables (Topology) are counted once each.
 
     Args:
       embedding: the layer.
       timeline: a callback of the same fit; None for no exposed_ms.
+      directory: where rank 0 writes scalars of each table, such as a folder inside TensorBoard's; None: nowhere.
     """
 
-    def __init__(self, embedding: FusedEmbedding, timeline: Timeline | None = None):
+    def __init__(
+        self,
+        embedding: FusedEmbedding,
+        timeline: Timeline | None = None,
+        *,
+        directory: str | os.PathLike | None = None,
+    ):
         super().__init__()
         self._embedding, self._timeline = embedding, timeline
         self._before: dict[str, np.ndarray] = {}
         self._steps = 0
+        self._writer = None
+        if directory is not None and collectives.rank() == 0:
+            self._writer = tf.summary.create_file_writer(os.fspath(directory))
 
     def on_epoch_begin(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
         self._before, self._steps = self._counted(), 0
@@ -55,11 +69,10 @@ class EmbeddingMetrics(keras.callbacks.Callback):
         if logs is None:
             return
         now = self._counted()
-        for table in self._tables():
-            growth, hits, inserts, refused, evictions = now[table] - self._before[table]
-            logs[f"rows/{table}"], logs[f"growth/{table}"] = float(now[table][0]), float(growth)
-            if asked := hits + inserts + refused:
-                logs[f"hit_rate/{table}"], logs[f"evictions/{table}"] = float(hits / asked), float(evictions)
+        tables = {name: (now[name][0], now[name] - self._before[name]) for name in self._tables()}
+        total = np.sum([rows for rows, _ in tables.values()]), np.sum([done for _, done in tables.values()], axis=0)
+        logs.update({f"table_{kind}": value for kind, value in _told(*total).items()})
+        self._write(epoch, tables)
         asked, sent, sent_bytes = now["traffic"] - self._before["traffic"]
         if sent:
             logs["dedup_ratio"] = float(asked) / float(sent)
@@ -68,6 +81,15 @@ class EmbeddingMetrics(keras.callbacks.Callback):
         exposed = self._exposed_ms()
         if exposed is not None:
             logs["exposed_ms"] = exposed
+
+    def _write(self, epoch: int, tables: Mapping[str, tuple[int, np.ndarray]]) -> None:
+        if self._writer is None:
+            return
+        with tf.summary.record_if(True), self._writer.as_default(step=epoch):
+            for name, counts in tables.items():
+                for kind, value in _told(*counts).items():
+                    tf.summary.scalar(f"epoch_{kind}/{name}", value)
+        self._writer.flush()
 
     def _tables(self) -> list[str]:
         return [name for lookup in self._embedding.lookups for name in lookup.table.names]
@@ -92,6 +114,15 @@ class EmbeddingMetrics(keras.callbacks.Callback):
         mine = [step.exposed_ms for step in self._timeline.steps]  # rank 0 alone records
         recorded = collectives.all_gather_object(mine)[0]
         return float(np.median(recorded)) if recorded else None
+
+
+def _told(rows: int, done: np.ndarray) -> dict[str, float]:
+    """Of one table or of all: `done` are the differences of what `_counted` counts."""
+    growth, hits, inserts, refused, evictions = done
+    told = {"rows": float(rows), "growth": float(growth)}
+    if asked := hits + inserts + refused:
+        told.update(hit_rate=float(hits / asked), evictions=float(evictions))
+    return told
 
 
 class EarlyStopping(keras.callbacks.EarlyStopping):

@@ -2,6 +2,7 @@
 #include <vector>
 
 #include "common/kernel_util.h"
+#include "common/limits.h"
 #include "fuse_ids/fuse_ids.h"
 
 namespace fusedrec {
@@ -18,6 +19,7 @@ class FuseIdsOp : public OpKernel {
  public:
   explicit FuseIdsOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("num_segments", &num_segments_));
+    OP_REQUIRES_OK(ctx, RequireIn("num_segments", num_segments_, 1, kMostSegments, "the number of tables."));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("segments", &segments_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("ragged_features", &ragged_features_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("feature_names", &feature_names_));

@@ -1,3 +1,4 @@
+#include "common/limits.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/shape_inference.h"
 
@@ -26,6 +27,7 @@ REGISTER_OP("Fusedrec>FuseIds")
       int64_t features, segments;
       TF_RETURN_IF_ERROR(c->GetAttr("num_features", &features));
       TF_RETURN_IF_ERROR(c->GetAttr("num_segments", &segments));
+      TF_RETURN_IF_ERROR(RequireIn("num_segments", segments, 1, kMostSegments, "the number of tables."));
       ShapeHandle unused;
       for (int i = 0; i < c->num_inputs(); ++i) TF_RETURN_IF_ERROR(c->WithRank(c->input(i), 1, &unused));
       c->set_output(0, c->UnknownShapeOfRank(1));

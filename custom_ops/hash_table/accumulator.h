@@ -38,10 +38,13 @@ class Accumulator {
       numbers->push_back(number);
     }
     sums_.resize(handles_.size() * dim_, 0.0f);
+    left_out_.resize(handles_.size(), 0);
     return absl::OkStatus();
   }
 
   float* Sum(int64_t number) { return &sums_[number * dim_]; }
+  // Whether a sum was found not to be finite; rows of such sums are left as they are.
+  uint8_t* LeftOut(int64_t number) { return &left_out_[number]; }
   const std::vector<uint32_t>& handles() const { return handles_; }
 
   void Clear() {
@@ -49,6 +52,7 @@ class Accumulator {
     index_.Clear(&retired);
     handles_.clear();
     sums_.clear();
+    left_out_.clear();
   }
 
  private:
@@ -56,6 +60,7 @@ class Accumulator {
   KeyIndex index_;  // handle -> number
   std::vector<uint32_t> handles_;
   std::vector<float> sums_;  // [numbers, dim]
+  std::vector<uint8_t> left_out_;  // [numbers]; bytes, which threads may write side by side
 };
 
 }  // namespace fusedrec

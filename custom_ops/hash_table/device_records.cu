@@ -15,8 +15,8 @@ int FusedrecDeviceTable::ReadRecords(const int64_t* handles, int64_t count, char
   std::lock_guard<std::mutex> lock(mutex_);
   if (count < 0 || count > kDeviceTableMaxIds) return kCudaInvalidValue;
   if (count == 0) return kCudaSuccess;
-  uint32_t clock;
-  FUSEDREC_RETURN_IF_CUDA_ERROR(CheckHandles(handles, count, nullptr, 0, &clock, stream));
+  HandleFacts facts;
+  FUSEDREC_RETURN_IF_CUDA_ERROR(CheckHandles(handles, count, nullptr, 0, {}, &facts, stream));
   FUSEDREC_LAUNCH(ReadRecordsKernel, BlocksFor(32 * count, kRecordThreads), kRecordThreads, 0, stream, View(), handles,
                   count, records);
   return LastError();

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "common/launcher.cuh"
+#include "hash_table/device_facts.h"
 #include "hash_table/device_message.cuh"
 #include "hash_table/device_rows.cuh"
 #include "hash_table/hash_table_cuda.h"
@@ -85,7 +86,8 @@ struct FusedrecDeviceTable {
              int64_t* handles, int64_t* num_rows, void* stream);
   int Find(const FusedrecMessage& message, int64_t storage, void* rows, int64_t out_rows, uint32_t* found, void* stream);
   int Apply(const int64_t* handles, int64_t num_rows, const int32_t* inverse, int64_t num_ids, const void* grads,
-            int64_t storage, float scale, const FusedrecUpdate& update, void* stream);
+            int64_t storage, float scale, const FusedrecUpdate& update, int32_t* left_out, int64_t* num_left_out,
+            void* stream);
   int Evict(int64_t segment, int64_t count, int64_t* gone, void* stream);
   int Remove(int64_t segment, const int64_t* ids, int64_t num_ids, int64_t* gone, void* stream);
   int Keys(int64_t segment, int64_t since, int64_t* ids, int64_t* handles, int64_t* count, void* stream) const;
@@ -150,9 +152,10 @@ struct FusedrecDeviceTable {
   int Gather(const uint32_t* where, const int64_t* handles, const int32_t* inverse, int64_t num_ids, int64_t storage,
              void* rows, int64_t out_rows, void* stream) const;
   int UploadSegments(void* stream);
-  // Whether handles name rows of the table and inverse names handles; *clock: of the handles' lookup, which must be one
-  // when there is an inverse.
-  int CheckHandles(const int64_t* handles, int64_t num_handles, const int32_t* inverse, int64_t num_ids, uint32_t* clock,
+  // Whether handles name rows of the table and inverse names handles; *facts: more of them, of one lookup when there is an
+  // inverse, and of `grads`.
+  int CheckHandles(const int64_t* handles, int64_t num_handles, const int32_t* inverse, int64_t num_ids,
+                   const fusedrec::device_table::Numbers& grads, fusedrec::device_table::HandleFacts* facts,
                    void* stream) const;
 
   fusedrec::device_table::TableView View() const;

@@ -121,11 +121,12 @@ __device__ inline void UpdateColumn(const UpdateRule& rule, const Prepared& by, 
   if (slots > 1) row.StoreSlot(second, 1, d);
 }
 
-// Rows of `handles`, whose gradients are the sorted positions [begin[u], begin[u + 1]).
+// Rows of `handles`, whose gradients are the sorted positions [begin[u], begin[u + 1]). A row whose sum is not finite stays
+// as it is; its u goes to left_out [*num_left_out], in any order.
 static __global__ void __launch_bounds__(kUpdateThreads)
     UpdateKernel(TableView table, const int64_t* __restrict__ handles, int64_t num_rows,
                  const int32_t* __restrict__ begin, GradientColumns grads, UpdateRule rule, Prepared by,
-                 uint32_t version) {
+                 uint32_t version, int32_t* __restrict__ left_out, unsigned* num_left_out) {
   const int64_t u = GlobalThread() / kRowLanes;
   if (u >= num_rows) return;
   const int lane = static_cast<int>(threadIdx.x) % kRowLanes;
@@ -134,6 +135,12 @@ static __global__ void __launch_bounds__(kUpdateThreads)
   const RowColumns columns{table.layout, table.Row(row), version};
   grads.begin = begin[u];
   grads.end = begin[u + 1];
+  bool is_finite = true;
+  for (int d = lane; d < grads.dim; d += kRowLanes) is_finite = is_finite && IsFinite(grads.Sum(d));
+  if (!__all_sync(mask, is_finite)) {
+    if (lane == 0) left_out[atomicAdd(num_left_out, 1u)] = static_cast<int32_t>(u);
+    return;
+  }
   if (rule.clipnorm > 0) {
     const float squares = grads.Squares(mask);
     const bool plain = squares > kSmallestSquares && squares < kLargestSquares;

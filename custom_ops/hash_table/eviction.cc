@@ -25,7 +25,7 @@ absl::Status HashTable::MakeRoom(const std::vector<int64_t>& fresh, const Waitin
           names.empty() ? absl::StrCat("segment ", segment) : absl::StrCat("table '", names[segment], "'");
       return absl::ResourceExhaustedError(absl::StrCat(
           "max_rows of ", table, " is ", spec_.max_rows, ", but a batch needs ", excess - gone, " rows more while ",
-          "the rows of the last ", spec_.window, " lookups may not leave",
+          "the rows of the last ", spec_.window, " lookups, and rows whose gradients wait, may not leave",
           spec_.eviction == Eviction::kNone && spec_.ttl == 0 ? " and eviction is 'none'" : "",
           ". What the table holds stays readable. Remedy: a larger max_rows, an eviction policy, or smaller batches."));
     }
@@ -38,7 +38,7 @@ absl::Status HashTable::MakeRoom(const std::vector<int64_t>& fresh, const Waitin
   if (*demoted < excess) {
     return absl::ResourceExhaustedError(absl::StrCat(
         "memory_budget holds ", memory_rows_, " rows, but a batch needs ", excess - *demoted, " more while the rows ",
-        "of the last ", spec_.window, " lookups stay in memory. Remedy: a larger memory_budget, or smaller batches."));
+        "of the last ", spec_.window, " lookups, and rows whose gradients wait, stay in memory. Remedy: a larger memory_budget, or smaller batches."));
   }
   return absl::OkStatus();
 }

@@ -10,12 +10,17 @@
 
 namespace fusedrec {
 
+// Whether all of x [n] are finite numbers.
+bool AllFinite(const float* x, int n);
+
 class GradientSum {
  public:
   // inverse [V]: number in [0, num_rows) of the row of each received gradient; grads [>= V, dim] of `storage`.
   GradientSum(absl::Span<const int32_t> inverse, int64_t num_rows, const void* grads, Storage storage, int dim,
               float scale);
 
+  // Whether row `number` has no gradient.
+  bool IsEmpty(int64_t number) const { return begin_[number] == begin_[number + 1]; }
   // Asks for the gradients of row `number`.
   void Prefetch(int64_t number) const;
   // sum [dim] = scale * (gradients of row `number`)

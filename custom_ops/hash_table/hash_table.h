@@ -20,8 +20,8 @@
 //
 // # What may run at the same time
 // Lookups, updates and inference lookups of any number. Two updates, or an update and a lookup, of the same rows are the
-// caller's to order, as with any variable. Rows that the last `window` training lookups touched are neither evicted nor
-// moved between pools, so their handles hold until then.
+// caller's to order, as with any variable. Rows that the last `window` training lookups touched, and rows whose gradients
+// wait, are neither evicted nor moved between pools, so their handles hold until then.
 #ifndef FUSEDREC_HASH_TABLE_HASH_TABLE_H_
 #define FUSEDREC_HASH_TABLE_HASH_TABLE_H_
 
@@ -91,12 +91,15 @@ class HashTable {
   //   handles  [W], inverse [V]: of Lookup
   //   grads    [>= V, D], multiplied by `scale`
   //   clock    of that lookup
+  //   left_out out, if wanted: ascending numbers of rows whose sum is not finite; they and their slots stay as they are
   void Apply(absl::Span<const int64_t> handles, absl::Span<const int32_t> inverse, const void* grads, Storage storage,
-             float scale, const StepInput& step, const ParallelFor& parallel_for, uint32_t clock = kJustNow);
+             float scale, const StepInput& step, const ParallelFor& parallel_for, uint32_t clock = kJustNow,
+             std::vector<int32_t>* left_out = nullptr);
   // The same in two parts: sums are kept, by row, until ApplyAccumulated. `clock` is that of the lookup: its rows stay
-  // where they are until then.
+  // where they are until then. left_out: numbers of rows whose sum is no longer finite; each comes once in an update.
   absl::Status Accumulate(absl::Span<const int64_t> handles, absl::Span<const int32_t> inverse, const void* grads,
-                          Storage storage, float scale, const ParallelFor& parallel_for, uint32_t clock = 0);
+                          Storage storage, float scale, const ParallelFor& parallel_for, uint32_t clock = 0,
+                          std::vector<int32_t>* left_out = nullptr);
   void ApplyAccumulated(const StepInput& step, const ParallelFor& parallel_for);
 
   // Rows that are trained somewhere else, between a Lookup and the next, and come back (device_host_rows.h).
@@ -215,16 +218,15 @@ class HashTable {
   bool Touch(Visit* visit, const Item& item, int64_t place, uint32_t handle, char* row, bool write = true);
   void Read(const Message& message, const ParallelFor& parallel_for, const RowSink& rows,
             absl::Span<int64_t> handles) const;
-  // Rows whose handles may still be in use: a lookup that runs now has touched them, or one of the last `window` has and
-  // no update of all that waited has come since, or their gradients wait.
+  // Rows whose handles may still be in use: a lookup that runs now has touched them, or one of the last `window` has, or
+  // their gradients wait.
   struct Pins {
-    uint32_t now, settled, waiting_since;
+    uint32_t now, waiting_since;
     int64_t window;
     std::vector<uint32_t> running;
 
     bool Hold(const RowHeader& header) const {
-      return (header.last + window > now && header.last > settled) ||
-             (waiting_since != 0 && header.last >= waiting_since) ||
+      return header.last + window > now || (waiting_since != 0 && header.last >= waiting_since) ||
              std::find(running.begin(), running.end(), header.last) != running.end();
     }
   };
@@ -275,7 +277,6 @@ class HashTable {
   std::atomic<uint32_t> waiting_since_{0};    // clock of the first lookup whose gradients wait; 0: none do
   std::atomic<int64_t> record_clock_{-1};     // clock at which the record of touched rows begins; -1: there is none
   std::atomic<uint32_t> record_version_{0};   // version then
-  std::atomic<uint32_t> settled_{0};  // clock of the last update that left no lookup waiting
   mutable std::atomic<int64_t> readers_{0};
   mutable std::mutex running_mutex_;
   std::vector<uint32_t> running_;  // clocks of the lookups that run now

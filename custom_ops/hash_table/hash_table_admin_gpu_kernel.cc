@@ -83,7 +83,7 @@ absl::Status Keys(OpKernelContext* ctx, const DeviceTableResource& resource) {
   int64_t segment, since, count, about[4];
   TF_RETURN_IF_ERROR(ReadSegment(ctx, resource, &segment));
   TF_RETURN_IF_ERROR(ScalarInput(ctx, 2, "since", &since));
-  if (since < 0) return absl::InvalidArgumentError(absl::StrCat("since must be >= 0, got ", since, "."));
+  TF_RETURN_IF_ERROR(RequireIn("since", since, 0, kMostClock, "a version of TableClock."));
   const int64_t size = SizesOf(resource, about)[segment];
   Tensor ids, handles;
   TF_RETURN_IF_ERROR(ctx->allocate_temp(tensorflow::DT_INT64, TensorShape({size}), &ids));
@@ -213,7 +213,8 @@ REGISTER_KERNEL_BUILDER(FUSEDREC_OF_SEGMENT("TableCandidates").HostMemory("ids")
 REGISTER_KERNEL_BUILDER(FUSEDREC_OF_SEGMENT("TableImportCandidates").HostMemory("ids").HostMemory("counts"),
                         FUSEDREC_UPKEEP(ImportCandidates, kNumbers));
 #define FUSEDREC_REGISTER(T) \
-  REGISTER_KERNEL_BUILDER(FUSEDREC_KERNEL("TableAccumulateGradients").TypeConstraint<T>("T"), RefusedOnDeviceOp);
+  REGISTER_KERNEL_BUILDER(FUSEDREC_KERNEL("TableAccumulateGradients").TypeConstraint<T>("T").HostMemory("left_out"), \
+                          RefusedOnDeviceOp);
 FUSEDREC_REGISTER(float)
 FUSEDREC_REGISTER(Eigen::half)
 FUSEDREC_REGISTER(Eigen::bfloat16)

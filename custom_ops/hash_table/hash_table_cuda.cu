@@ -21,8 +21,9 @@ int fusedrec_table_find(FusedrecDeviceTable* table, const FusedrecMessage* messa
 
 int fusedrec_table_apply(FusedrecDeviceTable* table, const int64_t* handles, int64_t num_rows, const int32_t* inverse,
                          int64_t num_ids, const void* grads, int64_t storage, float scale, const FusedrecUpdate* update,
-                         void* stream) {
-  return table->Apply(handles, num_rows, inverse, num_ids, grads, storage, scale, *update, stream);
+                         int32_t* left_out, int64_t* num_left_out, void* stream) {
+  return table->Apply(handles, num_rows, inverse, num_ids, grads, storage, scale, *update, left_out, num_left_out,
+                      stream);
 }
 
 int fusedrec_table_evict(FusedrecDeviceTable* table, int64_t segment, int64_t count, int64_t* gone, void* stream) {

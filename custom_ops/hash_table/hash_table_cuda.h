@@ -102,11 +102,15 @@ FUSEDREC_CUDA_API int fusedrec_table_find(FusedrecDeviceTable* table, const Fuse
 //
 //   handles [num_rows], inverse [num_ids]  device, of fusedrec_table_lookup
 //   grads   [>= num_ids, dim]  device, of `storage`; multiplied by `scale`
-// Waits once, for what is known of handles and inverse: kDeviceStale, kDeviceBadHandle, kDeviceBadInverse and
+//   left_out      [num_rows]  device, out: places in handles, in any order, of rows whose sum is not finite: they and their
+//                 slots stay as they are
+//   num_left_out  host, out: how many; 0 where all gradients are finite and a sum of them is not
+// Waits once, and once more where a gradient is not finite, for what is known of handles and inverse: kDeviceStale, kDeviceBadHandle, kDeviceBadInverse and
 // kDeviceOutOfMemory say that nothing has changed.
 FUSEDREC_CUDA_API int fusedrec_table_apply(FusedrecDeviceTable* table, const int64_t* handles, int64_t num_rows,
                                            const int32_t* inverse, int64_t num_ids, const void* grads, int64_t storage,
-                                           float scale, const FusedrecUpdate* update, void* stream);
+                                           float scale, const FusedrecUpdate* update, int32_t* left_out,
+                                           int64_t* num_left_out, void* stream);
 
 // Takes out the `count` rows of a segment that its policy ranks lowest, rows of the last `window` lookups apart; *gone,
 // host, out: how many could go. Waits.

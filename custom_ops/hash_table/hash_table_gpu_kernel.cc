@@ -1,4 +1,5 @@
 // Kernels of the training step for a table on a device. A launcher does the work; here is what TensorFlow asks for.
+#include <algorithm>
 #include <cstring>
 #include <string>
 
@@ -173,13 +174,27 @@ absl::Status ApplyGradients(OpKernelContext* ctx, const DeviceTableResource& res
   const FusedrecUpdate update = DeviceUpdateOf(resource.optimizer().rule(), step);
   const int64_t *found = In<int64_t>(handles).data(), num_rows = handles.NumElements();
   const int32_t* const numbers = In<int32_t>(inverse).data();
+  Tensor on_device;
+  Tensor* left_out;
+  int64_t num_left_out = 0;
+  TF_RETURN_IF_ERROR(ctx->allocate_temp(tensorflow::DT_INT32, TensorShape({num_rows}), &on_device));
+  int32_t* const places = Out<int32_t>(&on_device).data();
   if (resource.host_rows() != nullptr) {
-    return resource.host_rows()->Apply(found, num_rows, numbers, inverse.NumElements(), grads.data(), kStorage, scale,
-                                       update, StreamOf(ctx));
+    TF_RETURN_IF_ERROR(resource.host_rows()->Apply(found, num_rows, numbers, inverse.NumElements(), grads.data(),
+                                                   kStorage, scale, update, places, &num_left_out, StreamOf(ctx)));
+  } else {
+    TF_RETURN_IF_ERROR(resource.StatusOf(
+        fusedrec_table_apply(resource.table(), found, num_rows, numbers, inverse.NumElements(), grads.data(), kStorage,
+                             scale, &update, places, &num_left_out, StreamOf(ctx)),
+        "an update"));
   }
-  return resource.StatusOf(fusedrec_table_apply(resource.table(), found, num_rows, numbers, inverse.NumElements(),
-                                                grads.data(), kStorage, scale, &update, StreamOf(ctx)),
-                           "an update");
+  TF_RETURN_IF_ERROR(ctx->allocate_output(0, TensorShape({num_left_out}), &left_out));
+  if (num_left_out == 0) return absl::OkStatus();  // a copy would wait
+  const absl::Span<int32_t> ascending = Out<int32_t>(left_out);
+  TF_RETURN_IF_ERROR(CudaStatus(
+      "copy_to_host", fusedrec_copy_to_host(ascending.data(), places, ascending.size() * sizeof(int32_t), StreamOf(ctx))));
+  std::sort(ascending.begin(), ascending.end());
+  return absl::OkStatus();
 }
 
 // A kernel that answers rows: its attribute `dim`, from which static shapes come, must be the table's.
@@ -239,7 +254,8 @@ REGISTER_KERNEL_BUILDER(
                               .HostMemory("table")                  \
                               .HostMemory("scale")                  \
                               .HostMemory("learning_rate")          \
-                              .HostMemory("step"),                  \
+                              .HostMemory("step")                   \
+                              .HostMemory("left_out"),              \
                           DeviceTableFunctionOp<ApplyGradients<T>>);
 FUSEDREC_REGISTER(float)
 FUSEDREC_REGISTER(Eigen::half)

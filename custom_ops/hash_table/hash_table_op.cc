@@ -25,6 +25,7 @@ static absl::Status GradientsShape(InferenceContext* c) {
   TF_RETURN_IF_ERROR(c->WithRank(c->input(2), 1, &unused));  // inverse [V]
   TF_RETURN_IF_ERROR(c->WithRank(c->input(3), 2, &unused));  // grads [>= V, D]
   for (int i = 4; i < c->num_inputs(); ++i) TF_RETURN_IF_ERROR(c->WithRank(c->input(i), 0, &unused));
+  c->set_output(0, c->UnknownShapeOfRank(1));
   return absl::OkStatus();
 }
 
@@ -69,7 +70,7 @@ distribution: of initial values, with parameters a and b (see InitialRows).
 rule: update rule, with its hyperparameters (see tf_fusedrec/optimizers/rules.py).
 max_rows: per segment; 0 for no limit.
 eviction: which rows leave when max_rows is reached.
-ttl: training lookups after which an untouched row leaves; 0 for never.
+ttl: training lookups (ticks of the clock) after which an untouched row leaves; 0 for never.
 admission_count: training lookups that must bring an id before it gets a row.
 max_candidates: ids counted for admission, per segment; 0 for no limit.
 record_tombstones: remember ids that left, for delta checkpoints.
@@ -219,11 +220,14 @@ REGISTER_OP("Fusedrec>TableApplyGradients")
     .Input("scale: float")
     .Input("learning_rate: float")
     .Input("step: int64")
+    .Output("left_out: int32")
     .Attr("T: {float, half, bfloat16}")
     .SetIsStateful()
     .SetShapeFn(GradientsShape)
     .Doc(R"doc(
 Sums gradients of equal rows over their sources, in the order received, and applies the table's optimizer in place.
+
+A row whose sum holds a number that is not finite stays as it is, and so do its slots.
 
 table: of HashTable.
 handles: <int64>[W] of TableLookup.
@@ -232,6 +236,8 @@ grads: <T>[>= V, D] in the order received; rows behind V are ignored.
 scale: <float>[] factor of all gradients.
 learning_rate: <float>[].
 step: <int64>[] number of this update, 1 for the first.
+left_out: <int32>[k] ascending places in `handles` of the rows that stay as they are. On a GPU, rows whose gradients are
+  finite and whose sum is not stay as they are without a place here.
 )doc");
 
 REGISTER_OP("Fusedrec>TableAccumulateGradients")
@@ -240,6 +246,7 @@ REGISTER_OP("Fusedrec>TableAccumulateGradients")
     .Input("inverse: int32")
     .Input("grads: T")
     .Input("scale: float")
+    .Output("left_out: int32")
     .Attr("T: {float, half, bfloat16}")
     .SetIsStateful()
     .SetShapeFn(GradientsShape)
@@ -251,6 +258,8 @@ handles: <int64>[W] of TableLookup.
 inverse: <int32>[V] of TableLookup.
 grads: <T>[>= V, D] in the order received.
 scale: <float>[] factor of all gradients.
+left_out: <int32>[k] ascending places in `handles` of rows whose sum is no longer finite, each once in an update: that
+  update leaves them as they are.
 )doc");
 
 REGISTER_OP("Fusedrec>TableApplyAccumulated")

@@ -1,4 +1,7 @@
 // Kernels of updates: gradients in, rows trained.
+#include <algorithm>
+#include <vector>
+
 #include "hash_table/table_resource.h"
 
 namespace fusedrec {
@@ -39,6 +42,13 @@ static absl::Status CheckGradients(OpKernelContext* ctx, const HashTable& table,
       "lookup, and pass training=False to lookups that are not trained."));
 }
 
+static absl::Status GiveLeftOut(OpKernelContext* ctx, const std::vector<int32_t>& numbers) {
+  Tensor* out;
+  TF_RETURN_IF_ERROR(ctx->allocate_output(0, tensorflow::TensorShape({static_cast<int64_t>(numbers.size())}), &out));
+  std::copy(numbers.begin(), numbers.end(), out->flat<int32_t>().data());
+  return absl::OkStatus();
+}
+
 template <typename T>
 class TableApplyGradientsOp : public TableKernel {
  public:
@@ -50,9 +60,10 @@ class TableApplyGradientsOp : public TableKernel {
     uint32_t clock;
     TF_RETURN_IF_ERROR(CheckGradients(ctx, *table, &clock));
     TF_RETURN_IF_ERROR(ReadStep(ctx, 5, &step));
+    std::vector<int32_t> left_out;
     table->Apply(In<int64_t>(ctx->input(1)), In<int32_t>(ctx->input(2)), ctx->input(3).data(), StorageFor<T>(),
-                 ctx->input(4).scalar<float>()(), step, CpuPool(ctx), clock);
-    return absl::OkStatus();
+                 ctx->input(4).scalar<float>()(), step, CpuPool(ctx), clock, &left_out);
+    return GiveLeftOut(ctx, left_out);
   }
 };
 
@@ -65,8 +76,11 @@ class TableAccumulateGradientsOp : public TableKernel {
   absl::Status Run(OpKernelContext* ctx, HashTable* table) override {
     uint32_t clock;
     TF_RETURN_IF_ERROR(CheckGradients(ctx, *table, &clock));
-    return table->Accumulate(In<int64_t>(ctx->input(1)), In<int32_t>(ctx->input(2)), ctx->input(3).data(),
-                             StorageFor<T>(), ctx->input(4).scalar<float>()(), CpuPool(ctx), clock);
+    std::vector<int32_t> left_out;
+    TF_RETURN_IF_ERROR(table->Accumulate(In<int64_t>(ctx->input(1)), In<int32_t>(ctx->input(2)), ctx->input(3).data(),
+                                         StorageFor<T>(), ctx->input(4).scalar<float>()(), CpuPool(ctx), clock,
+                                         &left_out));
+    return GiveLeftOut(ctx, left_out);
   }
 };
 

@@ -46,7 +46,7 @@ class HashTable::Running {
 
 HashTable::Pins HashTable::CurrentPins() const {
   std::lock_guard<std::mutex> lock(running_mutex_);
-  return {clock_.load(), settled_.load(), waiting_since_.load(), spec_.window, running_};
+  return {clock_.load(), waiting_since_.load(), spec_.window, running_};
 }
 
 struct HashTable::Visit {

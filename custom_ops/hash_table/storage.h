@@ -25,6 +25,12 @@ FUSEDREC_HOST_DEVICE inline uint32_t BitsOf(float x) {
 #endif
 }
 
+// An exponent of ones is that of infinities and of what is not a number.
+FUSEDREC_HOST_DEVICE inline bool IsFinite(float x) {
+  constexpr uint32_t kExponent = 0x7f800000;
+  return (BitsOf(x) & kExponent) != kExponent;
+}
+
 FUSEDREC_HOST_DEVICE inline float FloatOf(uint32_t bits) {
 #if defined(__CUDA_ARCH__)
   return __int_as_float(static_cast<int>(bits));

@@ -3,11 +3,13 @@
 #define FUSEDREC_HASH_TABLE_TABLE_ATTRIBUTES_H_
 
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "common/kernel_util.h"
+#include "common/limits.h"
 #include "hash_table/hash_table.h"
 
 namespace fusedrec {
@@ -50,6 +52,16 @@ inline absl::Status ReadAttributes(tensorflow::OpKernelConstruction* ctx, TableA
   TF_RETURN_IF_ERROR(ctx->GetAttr("window", &spec.window));
   TF_RETURN_IF_ERROR(ctx->GetAttr("averaged", &spec.averaged));
   TF_RETURN_IF_ERROR(ctx->GetAttr("host_rows", &spec.host_rows));
+  TF_RETURN_IF_ERROR(RequireIn("dim", dim, 1, kMostColumns, "the columns of a row."));
+  TF_RETURN_IF_ERROR(RequireIn("the number of seeds", seeds.size(), 1, kMostSegments, "the number of tables."));
+  const std::pair<const char*, int64_t> counts[] = {
+      {"max_rows", spec.max_rows},   {"ttl", spec.ttl}, {"max_candidates", spec.max_candidates},
+      {"hot_after", spec.hot_after}, {"memory_budget", spec.memory_budget}};
+  for (const auto& [name, count] : counts) {
+    TF_RETURN_IF_ERROR(RequireIn(name, count, 0, kMostCount, "0, which sets no limit."));
+  }
+  TF_RETURN_IF_ERROR(RequireIn("admission_count", spec.admission_count, 1, kMostCount, "1 admits every id."));
+  TF_RETURN_IF_ERROR(RequireIn("window", spec.window, 1, kMostCount, "1: one lookup before its update."));
   auto known = StorageOf(storage);
   if (!known.ok()) return known.status();
   spec.dim = dim;

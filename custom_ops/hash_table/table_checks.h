@@ -7,6 +7,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "common/kernel_util.h"
+#include "common/limits.h"
 #include "hash_table/hash_table.h"
 
 namespace fusedrec {
@@ -70,9 +71,14 @@ inline absl::Status RequireSegment(int64_t segment, int64_t segments) {
 }
 
 inline absl::Status RequireClock(const tensorflow::Tensor& clock) {
-  if (clock.shape() == tensorflow::TensorShape({2})) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat("clock must have shape [2], got ", clock.shape().DebugString(), "."));
+  if (clock.shape() != tensorflow::TensorShape({2})) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("clock must have shape [2], got ", clock.shape().DebugString(), ". Remedy: that of TableClock."));
+  }
+  for (const int64_t number : In<int64_t>(clock)) {
+    TF_RETURN_IF_ERROR(RequireIn("clock", number, 0, kMostClock, "that of TableClock."));
+  }
+  return absl::OkStatus();
 }
 
 // Ids and records of an import.

@@ -58,7 +58,7 @@ inline absl::Status Keys(tensorflow::OpKernelContext* ctx, HashTable* table) {
   std::vector<int64_t> ids, handles;
   TF_RETURN_IF_ERROR(ReadSegment(ctx, *table, &segment));
   TF_RETURN_IF_ERROR(ScalarInput(ctx, 2, "since", &since));
-  if (since < 0) return absl::InvalidArgumentError(absl::StrCat("since must be >= 0, got ", since, "."));
+  TF_RETURN_IF_ERROR(RequireIn("since", since, 0, kMostClock, "a version of TableClock."));
   table->Keys(segment, static_cast<uint32_t>(since), CpuPool(ctx), &ids, &handles);
   TF_RETURN_IF_ERROR(Give(ctx, 0, ids));
   return Give(ctx, 1, handles);

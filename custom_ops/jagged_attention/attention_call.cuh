@@ -43,7 +43,7 @@ int AskForShared(Kernel kernel, int bytes) {
 
 // What the scratch of a call holds, on the device.
 struct DeviceArrays {
-  int64_t *row_splits, *num_targets, *thresholds;
+  int64_t *row_splits, *num_targets, *contextual_lengths, *thresholds;
   Item* items[2];  // rows of queries, and of keys
   int64_t num_items;
   float *position_slots, *time_slots;
@@ -63,8 +63,9 @@ Problem<T> ProblemOf(const FusedrecAttention& call, const DeviceArrays& at) {
   problem.scale_stride = call.scale_stride;
   problem.row_splits = at.row_splits;
   problem.num_targets = call.num_targets == nullptr ? nullptr : at.num_targets;
+  problem.contextual_lengths = call.contextual_lengths == nullptr ? nullptr : at.contextual_lengths;
   const auto clamp = [](int64_t x) { return static_cast<int>(std::min<int64_t>(x, int64_t{1} << 30)); };
-  problem.mask = {clamp(call.contextual_length), clamp(call.attention_window), clamp(call.min_full_length)};
+  problem.mask = {clamp(call.target_group_size), clamp(call.attention_window), clamp(call.min_full_length)};
   problem.bias.position = call.max_length > 0 ? call.position_weights : nullptr;
   problem.bias.max_length = static_cast<int>(call.max_length);
   problem.bias.thresholds = reinterpret_cast<const long long*>(at.thresholds);

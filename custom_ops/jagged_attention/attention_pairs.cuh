@@ -15,12 +15,15 @@ __device__ inline int Lesser(int a, int b) { return a < b ? a : b; }
 __device__ inline int Greater(int a, int b) { return a > b ? a : b; }
 
 struct RowMask {
-  int length, context, top, window, full_from, targets_from;
-  bool contextual;
+  int length, context, top, window, full_from, targets_from, group_size;
+  bool contextual, grouped;
 
   __device__ int Number(int place) const { return Lesser(Greater(place - context, 0), top); }
   // Where a token stands for the bias: all targets behind the history.
   __device__ int Place(int place) const { return Lesser(place, targets_from); }
+
+  // Of a target: its group.
+  __device__ int Group(int place) const { return (place - targets_from) / group_size; }
 
   // The first number of a key's place minus a query's in a tile: keys from k0 on, queries before q1.
   __device__ int LowestDistance(int q1, int k0) const { return Place(k0) - Place(q1 - 1); }
@@ -30,6 +33,7 @@ struct RowMask {
     bool visible = i == j || asks > answers;
     if (window > 0) visible = visible && (asks - answers <= window || asks >= full_from);
     if (contextual && answers < top) visible = visible || asks == 0;
+    if (grouped && j >= targets_from && i > j) visible = visible || Group(i) == Group(j);
     return visible;
   }
   // Whether none of queries [i0, i1) sees any of keys [j0, j1); may say no of a rectangle that holds none.
@@ -37,24 +41,32 @@ struct RowMask {
     const int asks_low = Number(i0), asks_high = Number(i1 - 1), answers_low = Number(j0), answers_high = Number(j1 - 1);
     const bool near = window <= 0 || asks_low - answers_high <= window || asks_high >= full_from;
     const bool causal = (i0 < j1 && j0 < i1) || asks_high > answers_low;
-    return !(causal && near) && !(contextual && asks_low == 0 && answers_low < top);
+    return !(causal && near) && !(contextual && asks_low == 0 && answers_low < top) && !ShareGroup(i0, i1, j0, j1);
+  }
+  // Whether queries [i0, i1) and keys [j0, j1) have targets of one group.
+  __device__ bool ShareGroup(int i0, int i1, int j0, int j1) const {
+    if (!grouped || i1 <= targets_from || j1 <= targets_from) return false;
+    return Group(Greater(i0, targets_from)) <= Group(j1 - 1) && Group(Greater(j0, targets_from)) <= Group(i1 - 1);
   }
 };
 
 struct MaskOptions {
-  int contextual_length, attention_window, min_full_length;
+  int target_group_size, attention_window, min_full_length;
 };
 
-__device__ inline RowMask MaskOf(const MaskOptions& options, int64_t length, int64_t targets) {
+__device__ inline RowMask MaskOf(const MaskOptions& options, int64_t length, int64_t targets, int64_t context) {
   RowMask mask;
   mask.length = static_cast<int>(length);
-  mask.contextual = options.contextual_length > 0;
-  mask.context = mask.contextual ? options.contextual_length - 1 : 0;
+  mask.contextual = context > 0;
+  // A context that is longer than its row hides the row, whatever its length.
+  mask.context = mask.contextual ? static_cast<int>(context < length + 2 ? context : length + 2) - 1 : 0;
   mask.top = mask.length - static_cast<int>(targets) - mask.context;
   mask.window = options.attention_window;
   // Without a full attention at the end, no number is large enough.
   mask.full_from = options.min_full_length > 0 ? mask.top - options.min_full_length : mask.length + 1;
   mask.targets_from = mask.length - static_cast<int>(targets);
+  mask.group_size = options.target_group_size;
+  mask.grouped = mask.group_size > 1 && targets > 1;
   return mask;
 }
 

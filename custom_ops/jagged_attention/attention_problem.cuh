@@ -21,7 +21,7 @@ struct Problem {
   const T *query, *key, *value;
   const float* scale;
   int64_t scale_stride;
-  const int64_t *row_splits, *num_targets;  // num_targets: null without
+  const int64_t *row_splits, *num_targets, *contextual_lengths;  // the last two: null without
   MaskOptions mask;
   BiasTables bias;  // of device memory
   const int64_t *asks, *answers;
@@ -40,7 +40,8 @@ struct Problem {
   __device__ bool IsPosition(int channel) const { return channel == 0 && bias.position != nullptr; }
 
   __device__ RowMask MaskOfRow(int row) const {
-    return MaskOf(mask, row_splits[row + 1] - row_splits[row], num_targets == nullptr ? 0 : num_targets[row]);
+    return MaskOf(mask, row_splits[row + 1] - row_splits[row], num_targets == nullptr ? 0 : num_targets[row],
+                  contextual_lengths == nullptr ? 0 : contextual_lengths[row]);
   }
 };
 

@@ -94,6 +94,7 @@ class JaggedBiasAttentionGradGpuOp : public JaggedBiasAttentionGpuBase<T> {
                               .TypeConstraint<T>("T")              \
                               .HostMemory("row_splits")            \
                               .HostMemory("num_targets")           \
+                              .HostMemory("contextual_lengths")    \
                               .HostMemory("thresholds"),           \
                           JaggedBiasAttentionGpuOp<T>);            \
   REGISTER_KERNEL_BUILDER(Name("Fusedrec>JaggedBiasAttentionGrad") \
@@ -101,6 +102,7 @@ class JaggedBiasAttentionGradGpuOp : public JaggedBiasAttentionGpuBase<T> {
                               .TypeConstraint<T>("T")              \
                               .HostMemory("row_splits")            \
                               .HostMemory("num_targets")           \
+                              .HostMemory("contextual_lengths")    \
                               .HostMemory("thresholds"),           \
                           JaggedBiasAttentionGradGpuOp<T>);
 FUSEDREC_REGISTER(float)

@@ -4,31 +4,51 @@
 //   visible(i, j) = i == j or number(i) > number(j)                                 causal, and targets are alone
 //   with a window W:   and (number(i) - number(j) <= W or (F > 0 and number(i) >= top - F))
 //   with context C:    or (number(i) == 0 and number(j) < top)                      context sees context and history
+//   with groups of G:  or (i > j, both are targets, and group(i) == group(j))       causal inside a group of targets
 //
-// C contextual_length, W attention_window, F min_full_length. Numbers do not decrease with the place, so that the
-// first and the last pair of a rectangle tell what is in it: nothing, everything, or something between.
+// C the row's contextual length, W attention_window, F min_full_length, G target_group_size; group(p) = (p - (length -
+// targets)) / G. Numbers do not decrease with the place, so that the first and the last pair of a rectangle tell what is
+// in it: nothing, everything, or something between.
 
 struct RowMask {
   int64_t length, context, top, window, full_from;
-  bool contextual;
+  int64_t targets_from, group_size;
+  bool contextual, grouped;
 
   int32_t Number(int64_t place) const { return static_cast<int32_t>(Lesser(Greater(place - context, 0), top)); }
+  // Of a target: its group, and the place behind its group.
+  int64_t Group(int64_t place) const { return (place - targets_from) / group_size; }
+  int64_t GroupEnd(int64_t place) const { return targets_from + (Group(place) + 1) * group_size; }
 };
 
 static inline RowMask MaskOf(const AttentionProblem& problem, int64_t row) {
   RowMask mask;
   mask.length = problem.row_splits[row + 1] - problem.row_splits[row];
-  mask.contextual = problem.contextual_length > 0;
-  mask.context = mask.contextual ? problem.contextual_length - 1 : 0;
+  // A context that is longer than its row hides the row, whatever its length.
+  const int64_t context =
+      problem.contextual_lengths == nullptr ? 0 : Lesser(problem.contextual_lengths[row], mask.length + 2);
+  mask.contextual = context > 0;
+  mask.context = mask.contextual ? context - 1 : 0;
   const int64_t targets = problem.num_targets == nullptr ? 0 : problem.num_targets[row];
   mask.top = mask.length - targets - mask.context;
   mask.window = problem.attention_window;
   // Without a full attention at the end, no number is large enough.
   mask.full_from = problem.min_full_length > 0 ? mask.top - problem.min_full_length : mask.length + 1;
+  mask.targets_from = mask.length - targets;
+  mask.group_size = Lesser(problem.target_group_size, mask.length + 1);
+  mask.grouped = mask.group_size > 1 && targets > 1;
   return mask;
 }
 
 enum class Visible { kNone, kSome, kAll };
+
+// Whether queries [i0, i1) and keys [j0, j1) have targets of one group.
+static inline bool ShareGroup(const RowMask& mask, int64_t i0, int64_t i1, int64_t j0, int64_t j1) {
+  if (!mask.grouped || i1 <= mask.targets_from || j1 <= mask.targets_from) return false;
+  const int64_t asks_low = mask.Group(Greater(i0, mask.targets_from)), asks_high = mask.Group(i1 - 1);
+  const int64_t answers_low = mask.Group(Greater(j0, mask.targets_from)), answers_high = mask.Group(j1 - 1);
+  return asks_low <= answers_high && answers_low <= asks_high;
+}
 
 // Of queries [i0, i1) and keys [j0, j1). kSome may be said of a rectangle that holds none or all.
 static inline Visible Classify(const RowMask& mask, int64_t i0, int64_t i1, int64_t j0, int64_t j1) {
@@ -44,7 +64,8 @@ static inline Visible Classify(const RowMask& mask, int64_t i0, int64_t i1, int6
   const bool causal = asks_high > answers_low;
   const bool near = !windowed || asks_low - answers_high <= mask.window || asks_high >= mask.full_from;
   const bool context = mask.contextual && asks_low == 0 && answers_low < mask.top;
-  return (diagonal || causal) && near ? Visible::kSome : (context ? Visible::kSome : Visible::kNone);
+  const bool some = ((diagonal || causal) && near) || context || ShareGroup(mask, i0, i1, j0, j1);
+  return some ? Visible::kSome : Visible::kNone;
 }
 
 // Keys from here on are seen by no query before `end`: only context sees what comes after it.
@@ -78,6 +99,11 @@ static inline IntVec VisibleLanes(const PanelMask& panel, int64_t lane, int64_t 
                (asks >= SplatInt(static_cast<int32_t>(Greater(panel.row.full_from, INT32_MIN))));
   }
   if (panel.row.contextual && panel.row.Number(j) < panel.row.top) visible |= asks == IntVec{};
+  if (panel.row.grouped && j >= panel.row.targets_from) {
+    const IntVec places = LoadInt(panel.places + lane);
+    visible |= (places > SplatInt(static_cast<int32_t>(j))) &
+               (places < SplatInt(static_cast<int32_t>(Lesser(panel.row.GroupEnd(j), INT32_MAX))));
+  }
   return visible;
 }
 

@@ -29,7 +29,8 @@ inline absl::Status ReadRowsAndBias(tensorflow::OpKernelContext* ctx, const Bias
   call->batch = static_cast<int64_t>(rows.row_splits.size()) - 1;
   call->row_splits = rows.row_splits.data();
   call->num_targets = rows.num_targets.data();
-  call->contextual_length = rows.contextual_length;
+  call->contextual_lengths = rows.contextual_lengths.empty() ? nullptr : rows.contextual_lengths.data();
+  call->target_group_size = rows.target_group_size;
   call->attention_window = rows.attention_window;
   call->min_full_length = rows.min_full_length;
   if (options.position()) {

@@ -12,7 +12,8 @@ AttentionProblem ProblemOf(const JaggedRows& rows, const BiasTables& bias) {
   problem.heads = rows.heads;
   problem.row_splits = rows.row_splits.data();
   problem.num_targets = rows.num_targets.empty() ? nullptr : rows.num_targets.data();
-  problem.contextual_length = rows.contextual_length;
+  problem.contextual_lengths = rows.contextual_lengths.empty() ? nullptr : rows.contextual_lengths.data();
+  problem.target_group_size = rows.target_group_size;
   problem.attention_window = rows.attention_window;
   problem.min_full_length = rows.min_full_length;
   problem.bias = bias;

@@ -40,8 +40,9 @@ int NumTimeParameters(TimeMap map);
 struct JaggedRows {
   absl::Span<const int64_t> row_splits;   // [B+1], from 0 to T without decreasing (caller checks)
   absl::Span<const int64_t> num_targets;  // [B], each between 0 and the row's length (caller checks), or empty: none
+  absl::Span<const int64_t> contextual_lengths;  // [B], each >= 0 (caller checks), or empty: no context
   int64_t heads = 1;
-  int64_t contextual_length = 0;
+  int64_t target_group_size = 1;
   int64_t attention_window = 0;  // 0: no window
   int64_t min_full_length = 0;
 };

@@ -49,6 +49,7 @@ struct Scratch {
     at.num_items = NumItems(call);
     at.row_splits = carver.Take<int64_t>(call.batch + 1);
     at.num_targets = carver.Take<int64_t>(call.batch);
+    at.contextual_lengths = carver.Take<int64_t>(call.batch);
     at.thresholds = carver.Take<int64_t>(std::max<int64_t>(call.num_thresholds, 0));
     for (Item*& items : at.items) items = carver.Take<Item>(at.num_items);
     slots = SlotsOf(at.num_items * parts);
@@ -65,7 +66,7 @@ struct Scratch {
 constexpr int64_t kMost = (int64_t{1} << 31) - 1;  // of sizes, and of the blocks of a launch
 
 bool SizesAreSound(const FusedrecAttention& call) {
-  for (const int64_t size : {call.tokens, call.heads, call.qk_dim, call.value_dim, call.contextual_length,
+  for (const int64_t size : {call.tokens, call.heads, call.qk_dim, call.value_dim, call.target_group_size - 1,
                              call.attention_window, call.min_full_length, call.max_length}) {
     if (size < 0) return false;
   }
@@ -79,6 +80,7 @@ bool RowsAreSound(const FusedrecAttention& call) {
     const int64_t length = call.row_splits[b + 1] - call.row_splits[b];
     if (call.max_length > 0 && length > call.max_length) return false;
     if (call.num_targets != nullptr && (call.num_targets[b] < 0 || call.num_targets[b] > length)) return false;
+    if (call.contextual_lengths != nullptr && call.contextual_lengths[b] < 0) return false;
   }
   for (int64_t g = 1; g < call.num_thresholds; ++g) {
     if (call.thresholds[g] < call.thresholds[g - 1]) return false;
@@ -104,6 +106,9 @@ int Prepare(const FusedrecAttention& call, const Scratch& scratch, bool backward
   FUSEDREC_RETURN_IF_CUDA_ERROR(CopyToDevice(at.row_splits, call.row_splits, call.batch + 1, stream));
   if (call.num_targets != nullptr) {
     FUSEDREC_RETURN_IF_CUDA_ERROR(CopyToDevice(at.num_targets, call.num_targets, call.batch, stream));
+  }
+  if (call.contextual_lengths != nullptr) {
+    FUSEDREC_RETURN_IF_CUDA_ERROR(CopyToDevice(at.contextual_lengths, call.contextual_lengths, call.batch, stream));
   }
   if (call.num_thresholds > 0) {
     FUSEDREC_RETURN_IF_CUDA_ERROR(CopyToDevice(at.thresholds, call.thresholds, call.num_thresholds, stream));

@@ -45,7 +45,7 @@ extern "C" {
 struct FusedrecAttention {
   int64_t type;  // 0 float, 1 half, 2 bfloat16
   int64_t batch, tokens, heads, qk_dim, value_dim;
-  int64_t contextual_length, attention_window, min_full_length;
+  int64_t target_group_size, attention_window, min_full_length;
   int64_t scale_stride;    // 0: one scale for all tokens, 1: one per query token
   int64_t max_length;      // N; 0: no position part
   int64_t num_thresholds;  // G; -1: no buckets
@@ -53,6 +53,7 @@ struct FusedrecAttention {
   double alpha;
   const int64_t* row_splits;   // [B+1], host
   const int64_t* num_targets;  // [B], host, or null
+  const int64_t* contextual_lengths;  // [B], host, or null
   const int64_t* thresholds;   // [G], host, not decreasing
   const void* query;           // [T, H, qk_dim]
   const void* key;

@@ -120,6 +120,7 @@ class JaggedAttentionGradGpuOp : public JaggedAttentionGpuBase<T> {
                               .TypeConstraint<T>("T")                                             \
                               .HostMemory("row_splits")                                           \
                               .HostMemory("num_targets")                                          \
+                              .HostMemory("contextual_lengths")                                   \
                               .HostMemory("thresholds"),                                          \
                           JaggedAttentionGpuOp<T>);                                               \
   REGISTER_KERNEL_BUILDER(Name("Fusedrec>JaggedAttentionGrad")                                    \
@@ -127,6 +128,7 @@ class JaggedAttentionGradGpuOp : public JaggedAttentionGpuBase<T> {
                               .TypeConstraint<T>("T")                                             \
                               .HostMemory("row_splits")                                           \
                               .HostMemory("num_targets")                                          \
+                              .HostMemory("contextual_lengths")                                   \
                               .HostMemory("thresholds"),                                          \
                           JaggedAttentionGradGpuOp<T>);
 FUSEDREC_REGISTER(float)

@@ -17,10 +17,10 @@ absl::Status CheckRows(InferenceContext* c, int first) {
   return absl::OkStatus();
 }
 
-// position_weights, time_weights, thresholds, asks, answers.
+// position_weights, time_weights, thresholds, asks, answers; and contextual_lengths, the last input of all.
 absl::Status CheckBias(InferenceContext* c, int first) {
   ShapeHandle unused;
-  for (int i = first; i < first + 5; ++i) TF_RETURN_IF_ERROR(c->WithRank(c->input(i), 1, &unused));
+  for (int i = first; i < first + 6; ++i) TF_RETURN_IF_ERROR(c->WithRank(c->input(i), 1, &unused));
   return absl::OkStatus();
 }
 
@@ -64,12 +64,13 @@ REGISTER_OP("Fusedrec>JaggedAttention")
     .Input("thresholds: int64")
     .Input("asks: int64")
     .Input("answers: int64")
+    .Input("contextual_lengths: int64")
     .Output("out: T")
     .Attr("T: {float, half, bfloat16}")
     .Attr("alpha: float = 1.0")
-    .Attr("contextual_length: int >= 0 = 0")
     .Attr("attention_window: int >= 0 = 0")
     .Attr("min_full_length: int >= 0 = 0")
+    .Attr("target_group_size: int >= 1 = 1")
     .Attr("targets: bool = false")
     .Attr("position: bool = false")
     .Attr("time: {'none', 'buckets', 'power', 'exponential', 'stretched'} = 'none'")
@@ -97,6 +98,7 @@ time_weights: <float>[G+1] weight of each bucket, or the parameters of the funct
 thresholds: <int64>[G] not decreasing; the bucket of a pair is the number of thresholds <= |asks[i] - answers[j]|.
 asks: <int64>[T] seconds; ignored with time = 'none', as answers.
 answers: <int64>[T] seconds.
+contextual_lengths: <int64>[B] context tokens at the start of each row, or [0] where no row has any.
 out: <T>[T, H, Dv]; computed in float32, rounded once.
 )doc");
 
@@ -113,6 +115,7 @@ REGISTER_OP("Fusedrec>JaggedAttentionGrad")
     .Input("thresholds: int64")
     .Input("asks: int64")
     .Input("answers: int64")
+    .Input("contextual_lengths: int64")
     .Output("query_grads: T")
     .Output("key_grads: T")
     .Output("value_grads: T")
@@ -120,9 +123,9 @@ REGISTER_OP("Fusedrec>JaggedAttentionGrad")
     .Output("time_grads: float")
     .Attr("T: {float, half, bfloat16}")
     .Attr("alpha: float = 1.0")
-    .Attr("contextual_length: int >= 0 = 0")
     .Attr("attention_window: int >= 0 = 0")
     .Attr("min_full_length: int >= 0 = 0")
+    .Attr("target_group_size: int >= 1 = 1")
     .Attr("targets: bool = false")
     .Attr("position: bool = false")
     .Attr("time: {'none', 'buckets', 'power', 'exponential', 'stretched'} = 'none'")
@@ -161,11 +164,12 @@ REGISTER_OP("Fusedrec>JaggedBiasAttention")
     .Input("thresholds: int64")
     .Input("asks: int64")
     .Input("answers: int64")
+    .Input("contextual_lengths: int64")
     .Output("out: T")
     .Attr("T: {float, half, bfloat16}")
-    .Attr("contextual_length: int >= 0 = 0")
     .Attr("attention_window: int >= 0 = 0")
     .Attr("min_full_length: int >= 0 = 0")
+    .Attr("target_group_size: int >= 1 = 1")
     .Attr("targets: bool = false")
     .Attr("position: bool = false")
     .Attr("time: {'none', 'buckets', 'power', 'exponential', 'stretched'} = 'none'")
@@ -200,13 +204,14 @@ REGISTER_OP("Fusedrec>JaggedBiasAttentionGrad")
     .Input("thresholds: int64")
     .Input("asks: int64")
     .Input("answers: int64")
+    .Input("contextual_lengths: int64")
     .Output("value_grads: T")
     .Output("position_grads: float")
     .Output("time_grads: float")
     .Attr("T: {float, half, bfloat16}")
-    .Attr("contextual_length: int >= 0 = 0")
     .Attr("attention_window: int >= 0 = 0")
     .Attr("min_full_length: int >= 0 = 0")
+    .Attr("target_group_size: int >= 1 = 1")
     .Attr("targets: bool = false")
     .Attr("position: bool = false")
     .Attr("time: {'none', 'buckets', 'power', 'exponential', 'stretched'} = 'none'")

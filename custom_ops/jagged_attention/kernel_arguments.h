@@ -17,9 +17,9 @@ class BiasAndRows {
  public:
   explicit BiasAndRows(tensorflow::OpKernelConstruction* ctx) {
     std::string time;
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("contextual_length", &rows_.contextual_length));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("attention_window", &rows_.attention_window));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("min_full_length", &rows_.min_full_length));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("target_group_size", &rows_.target_group_size));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("targets", &targets_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("position", &position_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("time", &time));
@@ -35,15 +35,20 @@ class BiasAndRows {
   TimeMap time() const { return time_; }
   int64_t channels() const { return (position_ ? 1 : 0) + (time_ == TimeMap::kNone ? 0 : 1); }
 
-  // row_splits and num_targets at inputs `first` and `first + 1`.
+  // row_splits and num_targets at inputs `first` and `first + 1`, contextual_lengths by its name.
   absl::Status Rows(tensorflow::OpKernelContext* ctx, int first, int64_t tokens, int64_t heads,
                     JaggedRows* rows) const {
     const tensorflow::Tensor &splits = ctx->input(first), &targets = ctx->input(first + 1);
+    const tensorflow::Tensor* contexts;
+    TF_RETURN_IF_ERROR(ctx->input("contextual_lengths", &contexts));
     *rows = rows_;
     rows->heads = heads;
     TF_RETURN_IF_ERROR(RequireRank("row_splits", splits, 1));
     rows->row_splits = In<int64_t>(splits);
     TF_RETURN_IF_ERROR(RequireSplits("row_splits", rows->row_splits, tokens));
+    TF_RETURN_IF_ERROR(RequireRank("contextual_lengths", *contexts, 1));
+    rows->contextual_lengths = In<int64_t>(*contexts);
+    TF_RETURN_IF_ERROR(RequireContext(rows->row_splits, rows->contextual_lengths));
     if (!targets_) return absl::OkStatus();
     TF_RETURN_IF_ERROR(RequireRank("num_targets", targets, 1));
     rows->num_targets = In<int64_t>(targets);

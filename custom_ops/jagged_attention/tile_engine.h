@@ -60,7 +60,8 @@ struct AttentionProblem {
 
   const int64_t* row_splits;   // [B+1]
   const int64_t* num_targets;  // [B], or nullptr
-  int64_t contextual_length;
+  const int64_t* contextual_lengths;  // [B], or nullptr
+  int64_t target_group_size;
   int64_t attention_window;
   int64_t min_full_length;
   BiasTables bias;

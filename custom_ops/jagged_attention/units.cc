@@ -22,12 +22,16 @@ int64_t KeysPerUnit(int64_t length) {
   return (keys + kTileKeys - 1) / kTileKeys * kTileKeys;
 }
 
+bool HasContext(const AttentionProblem& problem, int64_t row) {
+  return problem.contextual_lengths != nullptr && problem.contextual_lengths[row] > 0;
+}
+
 // A pair of one head costs 1; windows are taken into account, the rest of the masks hardly changes the order.
 double Cost(const AttentionProblem& problem, const AttentionUnit& unit, int64_t length, bool queries) {
   double pairs = 0.0;
   const int64_t window = problem.attention_window > 0 ? problem.attention_window : length;
   for (int64_t place = unit.begin; place < unit.end; place += kPanel) {
-    const int64_t reach = queries || problem.contextual_length > 0 ? place + kPanel : length - place;
+    const int64_t reach = queries || HasContext(problem, unit.row) ? place + kPanel : length - place;
     pairs += static_cast<double>(kPanel) * std::min(std::min(reach, length), window + kPanel);
   }
   return pairs * (unit.head_end - unit.head_begin);
@@ -57,7 +61,7 @@ std::vector<AttentionUnit> Units(const AttentionProblem& problem, int64_t num_ro
         unit.begin = begin;
         unit.end = std::min(begin + block, length);
         // Only context sees what comes after it.
-        unit.query_begin = problem.contextual_length > 0 ? 0 : begin;
+        unit.query_begin = HasContext(problem, row) ? 0 : begin;
         units.push_back(unit);
       }
     }

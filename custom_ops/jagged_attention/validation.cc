@@ -58,6 +58,21 @@ absl::Status RequireTargets(absl::Span<const int64_t> row_splits, absl::Span<con
   return absl::OkStatus();
 }
 
+absl::Status RequireContext(absl::Span<const int64_t> row_splits, absl::Span<const int64_t> contextual_lengths) {
+  if (contextual_lengths.empty()) return absl::OkStatus();
+  if (contextual_lengths.size() + 1 != row_splits.size()) {
+    return Invalid("contextual_length must have one entry per row, that is ", row_splits.size() - 1, ", got ",
+                   contextual_lengths.size(), ". Pass a number for the same length in all rows.");
+  }
+  for (size_t b = 0; b < contextual_lengths.size(); ++b) {
+    if (contextual_lengths[b] < 0) {
+      return Invalid("contextual_length[", b, "] must be >= 0, got ", contextual_lengths[b],
+                     ". Use 0 for a row without context.");
+    }
+  }
+  return absl::OkStatus();
+}
+
 absl::Status RequirePositionWeights(absl::Span<const int64_t> row_splits, int64_t size) {
   if (size % 2 == 0) {
     return Invalid("position_weights must have 2N - 1 entries for rows of up to N tokens, got ", size,

@@ -20,6 +20,9 @@ absl::Status RequireScale(const std::vector<int64_t>& scale, int64_t tokens);
 
 absl::Status RequireTargets(absl::Span<const int64_t> row_splits, absl::Span<const int64_t> num_targets);
 
+// One per row, each >= 0; or none.
+absl::Status RequireContext(absl::Span<const int64_t> row_splits, absl::Span<const int64_t> contextual_lengths);
+
 // 2N - 1 entries, no row longer than N.
 absl::Status RequirePositionWeights(absl::Span<const int64_t> row_splits, int64_t size);
 

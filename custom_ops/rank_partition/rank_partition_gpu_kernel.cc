@@ -3,6 +3,7 @@
 
 #include "common/bucket.h"
 #include "common/gpu_kernel_util.h"
+#include "common/limits.h"
 #include "rank_partition/rank_partition.h"
 #include "rank_partition/rank_partition_cuda.h"
 
@@ -25,9 +26,8 @@ class RankPartitionGpuOp : public OpKernel {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("id_bits", &id_bits_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("segment_names", &segment_names_));
     tfra_owner_ = owner == "tfra";
-    OP_REQUIRES(ctx, num_ranks_ <= kRankPartitionCudaMaxRanks,
-                absl::InvalidArgumentError(absl::StrCat("num_ranks must be at most ", kRankPartitionCudaMaxRanks,
-                                                        " on a GPU, got ", num_ranks_, ".")));
+    OP_REQUIRES_OK(ctx, RequireIn("num_ranks (on a GPU)", num_ranks_, 1, kRankPartitionCudaMaxRanks,
+                                  "the number of ranks."));
   }
 
   void Compute(OpKernelContext* ctx) override {
@@ -36,6 +36,7 @@ class RankPartitionGpuOp : public OpKernel {
     OP_REQUIRES_OK(ctx, RequireRank("unique_splits", splits, 1));
     OP_REQUIRES_OK(ctx, RequireSplits("unique_splits", In<int64_t>(splits), ids.NumElements()));
     const int64_t num_ids = ids.NumElements(), segments = splits.NumElements() - 1;
+    OP_REQUIRES_OK(ctx, RequireIn("the size of unique_splits", segments + 1, 1, kMostSegments + 1, "fewer tables."));
     const int64_t padded = BucketedSize(num_ids + num_ranks_ * segments);
     OP_REQUIRES_OK(ctx, RequireSize("the size of the message", padded));
     Tensor scratch;
@@ -86,6 +87,7 @@ class UnpackMessageGpuOp : public OpKernel {
  public:
   explicit UnpackMessageGpuOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("num_segments", &num_segments_));
+    OP_REQUIRES_OK(ctx, RequireIn("num_segments", num_segments_, 1, kMostSegments, "the number of tables."));
   }
 
   void Compute(OpKernelContext* ctx) override {

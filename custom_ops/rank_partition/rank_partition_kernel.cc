@@ -3,6 +3,7 @@
 
 #include "common/bucket.h"
 #include "common/kernel_util.h"
+#include "common/limits.h"
 #include "rank_partition/rank_partition.h"
 
 namespace fusedrec {
@@ -19,6 +20,7 @@ class RankPartitionOp : public OpKernel {
   explicit RankPartitionOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
     std::string owner;
     OP_REQUIRES_OK(ctx, ctx->GetAttr("num_ranks", &num_ranks_));
+    OP_REQUIRES_OK(ctx, RequireIn("num_ranks", num_ranks_, 1, kMostRanks, "the number of ranks."));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("owner", &owner));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("id_bits", &id_bits_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("segment_names", &segment_names_));
@@ -35,6 +37,9 @@ class RankPartitionOp : public OpKernel {
 
     const int64_t num_ids = ids.NumElements();
     const int64_t segments = splits.NumElements() - 1;
+    OP_REQUIRES_OK(ctx, RequireIn("the size of unique_splits", segments + 1, 1, kMostSegments + 1, "fewer tables."));
+    OP_REQUIRES_OK(ctx, RequireIn("the size of the message", num_ids + num_ranks_ * segments, 0, kMostPositions,
+                                  "smaller batches, or fewer tables."));
     Tensor *message, *send_splits, *id_splits, *restore;
     const int64_t padded = BucketedSize(num_ids + num_ranks_ * segments);
     OP_REQUIRES_OK(ctx, ctx->allocate_output(0, TensorShape({padded}), &message));
@@ -75,6 +80,7 @@ class UnpackMessageOp : public OpKernel {
  public:
   explicit UnpackMessageOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("num_segments", &num_segments_));
+    OP_REQUIRES_OK(ctx, RequireIn("num_segments", num_segments_, 1, kMostSegments, "the number of tables."));
   }
 
   void Compute(OpKernelContext* ctx) override {

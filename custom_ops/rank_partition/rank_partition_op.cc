@@ -1,3 +1,4 @@
+#include "common/limits.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/shape_inference.h"
 
@@ -24,6 +25,7 @@ REGISTER_OP("Fusedrec>RankPartition")
       TF_RETURN_IF_ERROR(c->WithRank(c->input(1), 1, &splits));  // [S+1]
       int64_t ranks;
       TF_RETURN_IF_ERROR(c->GetAttr("num_ranks", &ranks));
+      TF_RETURN_IF_ERROR(RequireIn("num_ranks", ranks, 1, kMostRanks, "the number of ranks."));
       c->set_output(0, c->UnknownShapeOfRank(1));  // at least U + R * S, padded to a bucketed size
       c->set_output(1, c->Vector(ranks));
       c->set_output(2, c->Vector(ranks));
@@ -63,6 +65,7 @@ REGISTER_OP("Fusedrec>UnpackMessage")
       TF_RETURN_IF_ERROR(c->WithRank(c->input(1), 1, &splits));   // [R]
       int64_t segments;
       TF_RETURN_IF_ERROR(c->GetAttr("num_segments", &segments));
+      TF_RETURN_IF_ERROR(RequireIn("num_segments", segments, 1, kMostSegments, "the number of tables."));
       const DimensionHandle num_ids = c->UnknownDim();
       c->set_output(0, c->Vector(num_ids));
       c->set_output(1, c->Vector(segments + 1));

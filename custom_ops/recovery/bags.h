@@ -4,7 +4,11 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "common/bucket.h"
+#include "common/bucket.h"
 #include "common/kernel_util.h"
+#include "common/limits.h"
+#include "common/limits.h"
 #include "recovery/recovery.h"
 
 namespace fusedrec {
@@ -15,6 +19,15 @@ inline absl::Status RequireIndex(absl::Span<const int32_t> index, int64_t rows) 
   if (bad < 0) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat("index[", bad, "] must lie in [0, ", rows, "), got ", index[bad],
                                                  ". Compose it from the outputs of SegmentUnique and RankPartition."));
+}
+
+// num_rows, in host memory, and the rows of a gradient with its padding.
+inline absl::Status ReadNumRows(const tensorflow::Tensor& num_rows, bool pad, int64_t* rows, int64_t* out_rows) {
+  TF_RETURN_IF_ERROR(RequireRank("num_rows", num_rows, 0));
+  *rows = num_rows.scalar<int64_t>()();
+  TF_RETURN_IF_ERROR(RequireIn("num_rows", *rows, 0, kMostPositions, "the number of rows that were read from."));
+  *out_rows = pad ? BucketedSize(*rows) : *rows;
+  return absl::OkStatus();
 }
 
 // bag_splits [G + 1] and bag_scale [G].

@@ -1,6 +1,5 @@
 #include <vector>
 
-#include "common/bucket.h"
 #include "common/gpu_kernel_util.h"
 #include "recovery/bags.h"
 #include "recovery/recovery_cuda.h"
@@ -15,18 +14,6 @@ using tensorflow::Tensor;
 using tensorflow::TensorShape;
 
 namespace {
-
-// num_rows, in host memory, and the rows of a gradient with its padding.
-absl::Status ReadNumRows(const Tensor& num_rows, bool pad, int64_t* rows, int64_t* out_rows) {
-  TF_RETURN_IF_ERROR(RequireRank("num_rows", num_rows, 0));
-  *rows = num_rows.scalar<int64_t>()();
-  if (*rows < 0) {
-    return absl::InvalidArgumentError(absl::StrCat("num_rows must be >= 0, got ", *rows,
-                                                   ". Pass the number of rows that were read from."));
-  }
-  *out_rows = pad ? BucketedSize(*rows) : *rows;
-  return RequireSize("num_rows", *out_rows);
-}
 
 template <typename T>
 absl::Status CopyToHost(OpKernelContext* ctx, const Tensor& t, std::vector<T>* host) {
@@ -130,6 +117,7 @@ class RecoverGradGpuOp : public OpKernel {
                                                           ". Pass the gradient of Recover's output.")));
     }
     OP_REQUIRES_OK(ctx, ReadNumRows(ctx->input(kPooled ? 4 : 2), pad_, &rows, &out_rows));
+    OP_REQUIRES_OK(ctx, RequireSize("num_rows, padded,", out_rows));
     Tensor scratch;
     Tensor* out;
     OP_REQUIRES_OK(ctx, AllocateScratch(ctx, fusedrec_recover_grad_scratch_bytes(num_index, dim), &scratch));

@@ -1,4 +1,3 @@
-#include "common/bucket.h"
 #include "common/kernel_util.h"
 #include "recovery/bags.h"
 #include "recovery/pooled.h"
@@ -58,14 +57,10 @@ class RecoverGradOp : public OpKernel {
   void Compute(OpKernelContext* ctx) override {
     const Tensor& grads = ctx->input(0);
     const Tensor& index = ctx->input(1);
-    const Tensor& num_rows = ctx->input(2);
     OP_REQUIRES_OK(ctx, RequireRank("grads", grads, 2));
     OP_REQUIRES_OK(ctx, RequireRank("index", index, 1));
-    OP_REQUIRES_OK(ctx, RequireRank("num_rows", num_rows, 0));
-    const int64_t rows = num_rows.scalar<int64_t>()();
-    OP_REQUIRES(ctx, rows >= 0,
-                absl::InvalidArgumentError(absl::StrCat("num_rows must be >= 0, got ", rows,
-                                                        ". Pass the number of rows that Recover read from.")));
+    int64_t rows, out_rows;
+    OP_REQUIRES_OK(ctx, ReadNumRows(ctx->input(2), pad_, &rows, &out_rows));
     OP_REQUIRES(ctx, grads.dim_size(0) >= index.NumElements(),
                 absl::InvalidArgumentError(absl::StrCat("grads must have a row for each of the ", index.NumElements(),
                                                         " entries of index, got ", grads.dim_size(0),
@@ -74,7 +69,6 @@ class RecoverGradOp : public OpKernel {
 
     const int64_t dim = grads.dim_size(1);
     Tensor* out;
-    const int64_t out_rows = pad_ ? BucketedSize(rows) : rows;
     OP_REQUIRES_OK(ctx, ctx->allocate_output(0, TensorShape({out_rows, dim}), &out));
     if (out->NumElements() == 0) return;
     RecoverGrad(grads.flat<T>().data(), dim, In<int32_t>(index), CpuPool(ctx), out->flat<T>().data(), out_rows);
@@ -118,14 +112,10 @@ class PooledRecoverGradOp : public OpKernel {
                 absl::InvalidArgumentError(absl::StrCat("grads must have a row for each of the ", scale.NumElements(),
                                                         " bags, got ", grads.dim_size(0),
                                                         ". Pass the gradient of PooledRecover's output.")));
-    OP_REQUIRES_OK(ctx, RequireRank("num_rows", ctx->input(4), 0));
-    const int64_t rows = ctx->input(4).scalar<int64_t>()();
-    OP_REQUIRES(ctx, rows >= 0,
-                absl::InvalidArgumentError(absl::StrCat("num_rows must be >= 0, got ", rows,
-                                                        ". Pass the number of rows that PooledRecover read from.")));
+    int64_t rows, out_rows;
+    OP_REQUIRES_OK(ctx, ReadNumRows(ctx->input(4), pad_, &rows, &out_rows));
     OP_REQUIRES_OK(ctx, RequireIndex(In<int32_t>(index), rows));
     Tensor* out;
-    const int64_t out_rows = pad_ ? BucketedSize(rows) : rows;
     OP_REQUIRES_OK(ctx, ctx->allocate_output(0, TensorShape({out_rows, grads.dim_size(1)}), &out));
     PooledRecoverGrad(grads.flat<T>().data(), grads.dim_size(1), In<int32_t>(index), In<int64_t>(ctx->input(2)),
                       In<float>(scale), CpuPool(ctx), out->flat<T>().data(), out_rows);

@@ -1,3 +1,4 @@
+#include "common/limits.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/shape_inference.h"
 
@@ -6,6 +7,16 @@ namespace fusedrec {
 using tensorflow::shape_inference::DimensionHandle;
 using tensorflow::shape_inference::InferenceContext;
 using tensorflow::shape_inference::ShapeHandle;
+
+// The rows of a gradient, where input `index` is known when the graph is made; padding changes them.
+static absl::Status NumRows(InferenceContext* c, int index, bool pad, DimensionHandle* num_rows) {
+  const tensorflow::Tensor* known = c->input_tensor(index);
+  if (known != nullptr) {
+    const int64_t rows = known->scalar<int64_t>()();
+    TF_RETURN_IF_ERROR(RequireIn("num_rows", rows, 0, kMostPositions, "the number of rows that were read from."));
+  }
+  return pad ? absl::OkStatus() : c->MakeDimForScalarInput(index, num_rows);
+}
 
 REGISTER_OP("Fusedrec>Recover")
     .Input("rows: T")
@@ -46,7 +57,7 @@ REGISTER_OP("Fusedrec>RecoverGrad")
       bool pad;
       TF_RETURN_IF_ERROR(c->GetAttr("pad", &pad));
       DimensionHandle num_rows = c->UnknownDim();
-      if (!pad) TF_RETURN_IF_ERROR(c->MakeDimForScalarInput(2, &num_rows));
+      TF_RETURN_IF_ERROR(NumRows(c, 2, pad, &num_rows));
       c->set_output(0, c->Matrix(num_rows, c->Dim(grads, 1)));
       return absl::OkStatus();
     })
@@ -105,7 +116,7 @@ REGISTER_OP("Fusedrec>PooledRecoverGrad")
       bool pad;
       TF_RETURN_IF_ERROR(c->GetAttr("pad", &pad));
       DimensionHandle num_rows = c->UnknownDim();
-      if (!pad) TF_RETURN_IF_ERROR(c->MakeDimForScalarInput(4, &num_rows));
+      TF_RETURN_IF_ERROR(NumRows(c, 4, pad, &num_rows));
       c->set_output(0, c->Matrix(num_rows, c->Dim(grads, 1)));
       return absl::OkStatus();
     })

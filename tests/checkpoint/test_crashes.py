@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tests.checkpoint.job import Job, Nth, save
+from tf_fusedrec import checkpoint
 from tf_fusedrec.checkpoint import disk, saving
 
 
@@ -29,9 +30,11 @@ def test_a_full_disk_at_any_write_leaves_the_last_checkpoint(job, monkeypatch):
         job.train()
         with monkeypatch.context() as patch:
             patch.setattr(disk, "write", Nth(disk.write, n, OSError(28, "No space left on device")))
-            with pytest.raises(OSError, match="No space left on device"):
+            full = rf"No space left on device \(make room there.*earlier checkpoints stand\): '{job.directory}/"
+            with pytest.raises(OSError, match=full):
                 save(job, "new")
         assert job.loaded() == ("old", old)
+        assert not list(job.directory.rglob("*.partial")) and len(checkpoint.saves(job.directory)) == 2
     save(job, "new")
     assert job.loaded() == ("new", job.state())
 
@@ -150,9 +153,9 @@ def test_a_file_system_that_is_full_keeps_the_last_checkpoint_and_recovers(small
     old = job.state()
     (small_disk / "other").write_bytes(bytes(250_000))
     job.table.train("item", range(1000), np.random.default_rng(0))
-    with pytest.raises(OSError, match="No space left on device"):
+    with pytest.raises(OSError, match=f"No space left on device .*: '{job.directory}/save-2-"):
         save(job, "new")
-    assert job.loaded() == ("old", old)
+    assert job.loaded() == ("old", old) and not list(job.directory.rglob("*.partial"))
     (small_disk / "other").unlink()
     save(job, "new")
     assert job.loaded() == ("new", job.state())

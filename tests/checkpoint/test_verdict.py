@@ -25,7 +25,7 @@ def spoil(field, at=0):
         numbers = np.atleast_1d(record[field])
         numbers[at] = value
         record[field] = numbers if record[field].shape else numbers[0]
-        record["updated"] += 100  # a delta has it
+        record["updated"] = 100  # a delta has it
         return f"{field!r} of id {wanted} of table 'item'"
 
     return spoiled

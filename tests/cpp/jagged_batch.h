@@ -18,10 +18,11 @@ constexpr int64_t kHeads = 3, kQkDim = 7, kValueDim = 18;
 
 struct Masks {
   int64_t context, window, full, targets;
+  int64_t group = 1;
 };
 
 struct Batch {
-  std::vector<int64_t> splits = {0}, targets, asks, answers;
+  std::vector<int64_t> splits = {0}, targets, contexts, asks, answers;
   std::vector<int64_t> thresholds = {2, 2, 9, 100, 101, 5000, int64_t{1} << 33};
   std::vector<float> query, key, value, grads, channel_grads, scale, position, time;
   int64_t longest = 1;
@@ -32,6 +33,8 @@ struct Batch {
     for (const int64_t length : lengths) {
       splits.push_back(splits.back() + length);
       targets.push_back(std::min<int64_t>(masks.targets, length));
+      // One row without context among those that have it.
+      contexts.push_back(contexts.size() == 2 ? 0 : masks.context);
       longest = std::max(longest, length);
     }
     const auto fill = [&](std::vector<float>* numbers, int64_t n) {
@@ -58,7 +61,7 @@ struct Batch {
   void EachPair(const Masks& masks, const Visit& visit) const {
     for (size_t row = 0; row + 1 < splits.size(); ++row) {
       const int64_t begin = splits[row], length = splits[row + 1] - begin;
-      const int64_t context = std::max<int64_t>(masks.context - 1, 0), top = length - targets[row] - context;
+      const int64_t context = std::max<int64_t>(contexts[row] - 1, 0), top = length - targets[row] - context;
       const auto number = [&](int64_t p) { return std::min(std::max<int64_t>(p - context, 0), top); };
       const auto place = [&](int64_t p) { return std::min(p, length - targets[row]); };
       for (int64_t i = 0; i < length; ++i) {
@@ -67,7 +70,9 @@ struct Batch {
           if (masks.window > 0) {
             visible &= number(i) - number(j) <= masks.window || (masks.full > 0 && number(i) >= top - masks.full);
           }
-          if (masks.context > 0) visible |= number(i) == 0 && number(j) < top;
+          if (contexts[row] > 0) visible |= number(i) == 0 && number(j) < top;
+          const int64_t history = length - targets[row];
+          visible |= j >= history && i > j && (i - history) / masks.group == (j - history) / masks.group;
           if (!visible) continue;
           const int64_t difference = std::llabs(asks[begin + i] - answers[begin + j]);
           visit(begin + i, begin + j, longest - 1 + place(j) - place(i),
@@ -82,7 +87,8 @@ struct Batch {
     rows.row_splits = splits;
     rows.num_targets = targets;
     rows.heads = kHeads;
-    rows.contextual_length = masks.context;
+    if (masks.context > 0) rows.contextual_lengths = contexts;
+    rows.target_group_size = masks.group;
     rows.attention_window = masks.window;
     rows.min_full_length = masks.full;
     return rows;
@@ -119,7 +125,7 @@ inline const std::vector<int64_t>& AwkwardLengths() {
 }
 
 inline std::vector<Masks> AllMasks() {
-  return {{0, 0, 0, 0}, {0, 0, 0, 9}, {3, 0, 0, 0}, {2, 20, 5, 70}};
+  return {{0, 0, 0, 0}, {0, 0, 0, 9}, {3, 0, 0, 0}, {2, 20, 5, 70, 3}};
 }
 
 }  // namespace fusedrec

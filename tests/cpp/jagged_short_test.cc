@@ -68,10 +68,11 @@ void CheckClose(const std::vector<float>& got, const std::vector<float>& wanted)
 
 void CheckMasks(int64_t targets, int64_t context, int64_t window, int64_t full, bool scale_per_token) {
   JaggedRows rows;
-  rows.contextual_length = context;
   rows.attention_window = window;
   rows.min_full_length = full;
   const Tokens tokens(targets);
+  const std::vector<int64_t> contexts(tokens.splits.size() - 1, context);
+  if (context > 0) rows.contextual_lengths = contexts;
   const std::vector<float> zeros(2 * kLongest - 1);
   for (const TileEngine* engine : Engines()) {
     const Results found = Run(tokens, rows, scale_per_token, {}, *engine, SerialFor);

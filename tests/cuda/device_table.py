@@ -135,11 +135,14 @@ class DeviceTable:
         return self.memory.get(rows), self.memory.get(found)
 
     def apply(self, handles, inverse, grads, *, rule="sgd", learning_rate=1.0, scale=1.0, storage="float32", **more):
-        """grads [>= V, D] of the lookup that gave handles and inverse; `more`: fields of Update."""
+        """grads [>= V, D] of the lookup that gave handles and inverse; `more`: fields of Update. Places left out."""
         put = self.memory.put
         update = Update(rule=RULES[rule], learning_rate=learning_rate, **{"step": 1, "moment_scale": 1.0, **more})
         arguments = [put(handles), len(handles), put(inverse), len(inverse), put(grads), STORAGES[storage]]
-        self._call("table_apply", *arguments, float(scale), update)
+        places, count = self.memory.empty([len(handles)], np.int32), np.zeros(1, np.int64)
+        host = count.ctypes.data_as(ctypes.c_void_p)
+        self._call("table_apply", *arguments, float(scale), update, places, host)
+        return sorted(self.memory.get(places)[: count[0]].tolist())
 
     def _count(self, name, *arguments):
         counted = np.zeros(1, np.int64)

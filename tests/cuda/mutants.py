@@ -184,6 +184,10 @@ MUTANTS = [
         "first_occurrence",
     ),
     Mutant(
+        "a row is trained by a gradient that is not finite", "hash_table", "hash_table/device_update.cuh",
+        "if (!__all_sync(mask, is_finite)) {", "if (!FAULT && !__all_sync(mask, is_finite)) {", "not_finite",
+    ),
+    Mutant(
         "an index shifted: the last gradient of a row goes to the next", "hash_table", "hash_table/device_update.cuh",
         "begin[u] = static_cast<int32_t>(p);", "begin[u] = static_cast<int32_t>(FAULT && p > 0 ? p - 1 : p);",
         "order_received",

@@ -60,9 +60,9 @@ def run_refusals():
     refused(wrong, "counts 3 ids in segment 0", lambda: unpack(np.array([3, 0, 7]), np.array([3], np.int32)))
     refused(wrong, "received_splits", lambda: unpack(np.array([1, 0, 7]), np.array([4], np.int32)))
     for n in (-1, 2**31):
-        refused(wrong, "num_rows must be", lambda: run_op(True, ops.recover_grad, (rows, index[:3], size(n))))  # noqa: B023
+        refused(wrong, "num_rows must lie in", lambda: run_op(True, ops.recover_grad, (rows, index[:3], size(n))))  # noqa: B023
         bag = index[:3], np.array([0, 3]), np.ones(1, np.float32)
-        refused(wrong, "num_rows must be", lambda: run_op(True, ops.pooled_recover_grad, (rows[:1], *bag, size(n))))  # noqa: B023
+        refused(wrong, "num_rows must lie in", lambda: run_op(True, ops.pooled_recover_grad, (rows[:1], *bag, size(n))))  # noqa: B023
     refused(wrong, "grads must have a row", lambda: run_op(True, ops.recover_grad, (rows, index, size(3))))
     pooled = lambda scale: run_op(True, ops.pooled_recover, (rows, index, np.array([0, 4]), scale))  # noqa: E731
     refused(wrong, "bag_scale must have one entry", lambda: pooled(np.ones(2, np.float32)))

@@ -201,7 +201,7 @@ def run_refusals():
     )
     refused(wrong, "segment must lie in", lambda: side.call(ops.table_evict, 2, 1))
     refused(wrong, "count must be >= 0", lambda: side.call(ops.table_evict, 1, -1))
-    refused(wrong, "since must be >= 0", lambda: records_of(side, 0, since=-1))
+    refused(wrong, "since must lie in", lambda: records_of(side, 0, since=-1))
     refused(wrong, "handles must be of one", lambda: side.call(ops.table_read_records, np.array([99])))
     refused(
         wrong,

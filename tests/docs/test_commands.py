@@ -15,6 +15,7 @@ TARGETS = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="
 CONVERT = "python -m tf_fusedrec.data.convert"
 MAIN_JOB = "tests/models/test_train.py::test_two_ranks_train_evaluate_and_export"
 BY_DATA = "tests/environment/test_launch_training.py::test_the_data_set_chooses_the_experiment"
+PROFILING = "tests/docs/test_profiling.py"
 MOVIELENS = "tests/data/test_movielens.py::test_every_form_gives_the_same"
 
 # What is too long to run here, or not for this machine: the test that runs the same.
@@ -61,6 +62,13 @@ RUN_ELSEWHERE = {
     "python -m tests.gpu.session": "tests/benchmarks/test_gpu.py::test_the_session_knows_every_op_and_benchmark",
     "python -m benchmarks.train_step --quick --json train_step.json": (
         "tests/benchmarks/test_train_step.py::test_summary_has_the_fields_that_the_readme_names"
+    ),
+    "pgrep -f '^[^ ]*python[^ ]* -m models.train'": f"{PROFILING}::test_the_processes_of_the_ranks_are_found",
+    "top -H -b -w 120 -d 10 -n 2 -p $PID": f"{PROFILING}::test_top_lists_it",
+    "timeout -s INT 10 strace -c -f -o syscalls.txt -p $PID": f"{PROFILING}::test_strace_counts_its_calls",
+    "perf record -F 99 -g -o rank.perf -p $PID -- sleep 10": f"{PROFILING}::test_perf_names_its_function",
+    "perf report --stdio --no-children -g none --sort pid,dso,symbol -i rank.perf": (
+        f"{PROFILING}::test_perf_names_its_function"
     ),
     "python -m benchmarks.segment_unique --quick --json segment_unique.json": (
         "tests/benchmarks/test_op_benchmarks.py::test_quick_run_writes_its_cases"

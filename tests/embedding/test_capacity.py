@@ -50,7 +50,7 @@ def assert_table_is(emb, oracle):
     np.testing.assert_array_equal(records["count"][order], [row[1] for row in kept])
     want = {
         "keys": len(oracle.rows), "hits": oracle.hits, "inserts": oracle.inserts, "evictions": oracle.evictions,
-        "refused": oracle.refused, "candidates": len(oracle.seen),
+        "refused": oracle.refused, "candidates": len(oracle.seen), "left_out": 0,
     }  # fmt: skip
     assert table_of(emb).statistics == {"t": want}
 
@@ -183,8 +183,8 @@ def test_limits_and_statistics_are_of_each_table_of_a_group():
     for n in range(6):
         step(emb, {"a": [n, n], "b": [-1, INT64_MIN, INT64_MAX]})
     a, b = table_of(emb).statistics["a"], table_of(emb).statistics["b"]
-    assert a == {"keys": 4, "hits": 0, "inserts": 6, "evictions": 2, "refused": 0, "candidates": 0}
-    assert b == {"keys": 3, "hits": 15, "inserts": 3, "evictions": 0, "refused": 0, "candidates": 0}
+    assert a == {"keys": 4, "hits": 0, "inserts": 6, "evictions": 2, "refused": 0, "candidates": 0, "left_out": 0}
+    assert b == {"keys": 3, "hits": 15, "inserts": 3, "evictions": 0, "refused": 0, "candidates": 0, "left_out": 0}
     assert table_of(emb).tombstones("a").tolist() == [0, 1] and table_of(emb).tombstones("b").size == 0
     assert emb.export_table("b")[0].tolist() == [INT64_MIN, -1, INT64_MAX]
     assert table_of(emb).size("a") == 4

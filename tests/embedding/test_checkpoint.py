@@ -197,14 +197,75 @@ def full_disk_on_rank_1(folder):
     fr.collectives.barrier()
     job.save("new")
     job.wait()
-    return failure, between, fr.checkpoint.read_manifest(folder)["extra"]
+    return failure, between, fr.checkpoint.read_manifest(folder)["extra"], refused_between_ranks(model, emb, job)
+
+
+def refused_between_ranks(model, emb, job):
+    """What this rank says of a save with a dense weight that rank 1 has changed, and of one with a NaN in its row."""
+    rank, said = fr.collectives.rank(), []
+    kernel = model.trainable_variables[-2]
+    kept = kernel.numpy()
+    table = emb.lookups[0].table
+    name = next(name for name in table.names if rank == 0 or table.size(name))
+    ids, records = table.snapshot(name)
+    for spoil in ("weight", "row"):
+        kernel.assign(kept + (1e-6 if spoil == "weight" and rank == 1 else 0.0))
+        if spoil == "row" and rank == 1:
+            bad = records.copy()
+            bad["row"][0, 2] = np.nan
+            table.restore(name, "rows", ids, bad)
+        try:
+            job.save("bad")
+            job.wait()
+        except (ValueError, RuntimeError) as refusal:
+            said.append(f"{type(refusal).__name__}: {refusal}")
+    return said, kernel.name, f"'row' of id {ids[0]} of table {name!r} (rank 1)"
 
 
 def test_a_disk_that_is_full_on_one_rank_fails_on_all_and_the_last_checkpoint_stands(tmp_path):
     results = run_ranks(full_disk_on_rank_1, 2, folder=str(tmp_path / "c"))
     assert results[0][0].startswith("RuntimeError: Rank 1 could not write its part of save-2-")
     assert "OSError: [Errno 28] No space left on device" in results[1][0]
-    assert [r[1:] for r in results] == [("old", "new")] * 2
+    assert [r[1:3] for r in results] == [("old", "new")] * 2
+    (weight, row), (weight_1, row_1) = (r[3][0] for r in results)
+    kernel, bad_row = results[1][3][1:]
+    assert weight.startswith(f"ValueError: Dense weight {kernel!r} differs between ranks [0] and ranks [1]"), weight
+    assert row.startswith(f"NotFinite: {bad_row} is not finite"), row
+    assert weight_1.startswith("RuntimeError: It failed on rank 0") and kernel in weight_1 and bad_row in row_1
+    assert fr.checkpoint.read_manifest(tmp_path / "c")["extra"] == "new"
+    assert not list((tmp_path / "c").glob("*.partial")) and len(fr.checkpoint.saves(tmp_path / "c")) == 2
+
+
+GROUPED = fr.Topology(2)
+
+
+def save_and_load_two_topologies(folder):
+    """Body: a model with a table over all ranks and one in two groups; what is held, and what a new model loads."""
+
+    def model():
+        made = keras.Sequential()
+        for name, topology in (("flat", fr.Topology()), ("grouped", GROUPED)):
+            table = fr.TableConfig(name, 2, fr.optimizers.SGD(0.1))
+            layer = fr.FusedEmbedding([table], [fr.FeatureConfig(name, name)], topology=topology, name=f"of_{name}")
+            setattr(made, name, layer)
+        return made
+
+    saved, loaded = model(), model()
+    for name in ("flat", "grouped"):
+        getattr(saved, name)({name: tf.range(20 * fr.collectives.rank(), 20 * fr.collectives.rank() + 30)})
+    fr.checkpoint.save(folder, saved)
+    fr.checkpoint.load(folder, loaded)
+    return [[_held(getattr(m, name)) for name in ("flat", "grouped")] for m in (saved, loaded)]
+
+
+def test_layers_of_other_topologies_share_a_checkpoint(tmp_path):
+    results = run_ranks(save_and_load_two_topologies, 2, folder=str(tmp_path / "c"), topologies=(GROUPED,))
+    for saved, loaded in results:
+        assert saved == loaded
+    assert len(_together([saved[0] for saved, _ in results])) == 50  # one table of both ranks
+    assert all(len(saved[1]) == 50 for saved, _ in results)  # a replica each
+    tables = fr.checkpoint.read_tables(tmp_path / "c")
+    assert [tables[name][0].tolist() for name in ("flat", "grouped")] == [list(range(50))] * 2
 
 
 @pytest.fixture(params=["native", "tfra"])
@@ -288,6 +349,10 @@ def test_ids_that_merged_bits_have_no_room_for_are_refused(tmp_path):
     with pytest.raises(ValueError, match=r"ids of table 'one' must lie in \[0, 2\^61\) with key_encoding='bits', got"):
         fr.checkpoint.load(tmp_path / "c", merged)
     assert len(merged.export_table("one")[0]) == len(merged.export_table("two")[0]) == 0
+    fr.checkpoint.warm_start(merged, "two", np.array([3]), np.ones([1, 4]))
+    with pytest.raises(ValueError, match=r"ids of table 'one' must lie in \[0, 2\^61\)"):
+        fr.checkpoint.load(tmp_path / "c", merged)
+    assert merged.export_table("two")[0].tolist() == [3], "a refused load leaves what a table held"
 
 
 @pytest.mark.parametrize("backend", ["native", "tfra"])

@@ -54,7 +54,7 @@ def test_a_layer_is_described():
 def test_other_backends_and_tables(tmp_path):
     emb = make_layer()
     look_up(emb)
-    fr.checkpoint.save(tmp_path / "c", keras.Sequential(), emb)
+    fr.checkpoint.save(tmp_path / "c", emb)
     tables = [
         fr.TableConfig("author", 4, external=str(tmp_path / "c"), external_table="user"),
         fr.TableConfig("word", 4, keras.optimizers.legacy.Adam(0.1)),

@@ -84,7 +84,7 @@ def test_keras_trains_in_fit_and_only_there():
     trained = emb.export_table("t")
     assert trained[0].tolist() == x.tolist()
     assert statistics(emb) == {
-        "keys": 32, "hits": 5 * 32, "inserts": 32, "evictions": 0, "refused": 0, "candidates": 0
+        "keys": 32, "hits": 5 * 32, "inserts": 32, "evictions": 0, "refused": 0, "candidates": 0, "left_out": 0
     }  # fmt: skip
     model.evaluate(x + 200, y, verbose=0)
     kernel, bias = model.layers[-1].get_weights()

@@ -94,14 +94,8 @@ def test_two_ranks_send_half_and_train_alike():
 
 
 def test_what_cannot_be_had_is_named():
-    import tf_fusedrec as fr
 
     with pytest.raises(ValueError, match="output_dtype must be None or one of .* got 'int8' for feature 'negative'"):
         make_layer("int8")
     with pytest.raises(ValueError, match=r"output_dtype of features \['negative'\] needs backend='native', got 'tfra'"):
         make_layer("float16", backend="tfra")
-    table = fr.TableConfig("item", DIM, optimizer=fr.optimizers.SGD(0.1), ttl=5)
-    features = [fr.FeatureConfig("positive", "item"), fr.FeatureConfig("negative", "item", output_dtype="float16")]
-    with pytest.raises(ValueError, match=r"makes 2 lookups .*Remedy: FusedEmbedding\(lookups_per_update=2\)"):
-        fr.FusedEmbedding([table], features)
-    fr.FusedEmbedding([table], features, lookups_per_update=2)

@@ -110,7 +110,27 @@ def test_interleaving_and_back(lengths, shape):
         np.testing.assert_array_equal(back.row_splits, part.row_splits)
 
 
+@pytest.mark.parametrize("lengths", ROW_LENGTHS.values(), ids=ROW_LENGTHS)
+@pytest.mark.parametrize("shape", INNER_SHAPES)
+def test_interleaving_of_the_history_alone(lengths, shape):
+    first, second = ragged(lengths, *shape), ragged(lengths, *shape, seed=1)
+    targets = [length // 3 for length in lengths]
+    both = jagged.interleave(first, second, tf.constant(targets, tf.int32), interleave_targets=False)
+    assert both.values.shape[1:] == shape
+    for row, (length, count) in enumerate(zip(lengths, targets)):
+        history = length - count
+        np.testing.assert_array_equal(both[row][: 2 * history : 2], first[row][:history])
+        np.testing.assert_array_equal(both[row][1 : 2 * history : 2], second[row][:history])
+        np.testing.assert_array_equal(both[row][2 * history :], first[row][history:])
+    whole = jagged.interleave(first, second, tf.constant(targets))
+    np.testing.assert_array_equal(whole.values, jagged.interleave(first, second).values)
+
+
 def test_interleaving_refuses_rows_that_do_not_fit():
+    with pytest.raises(ValueError, match="interleave_targets=False needs num_targets, got None"):
+        jagged.interleave(ragged([2, 1]), ragged([2, 1]), interleave_targets=False)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="a row has more targets than tokens"):
+        jagged.interleave(ragged([2, 1]), ragged([2, 1]), tf.constant([0, 2]), interleave_targets=False)
     with pytest.raises(tf.errors.InvalidArgumentError, match="first and second must have the same row lengths"):
         jagged.interleave(ragged([2, 1]), ragged([1, 2]))
     with pytest.raises(tf.errors.InvalidArgumentError, match="rows must have even lengths"):

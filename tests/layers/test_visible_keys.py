@@ -11,10 +11,10 @@ from tf_fusedrec._tf_compat import tf
 from tf_fusedrec.layers import visible_keys
 
 
-def counted(lengths, targets, context, window, full):
+def counted(lengths, targets, contexts, window, full, group):
     rows = [
-        visible_pairs(n, 0 if targets is None else t, context, window, full).sum(axis=1)
-        for n, t in zip(lengths, lengths if targets is None else targets)
+        visible_pairs(n, 0 if targets is None else t, context, window, full, group).sum(axis=1)
+        for n, t, context in zip(lengths, lengths if targets is None else targets, contexts)
     ]
     return np.concatenate([*rows, np.empty(0, np.int64)])
 
@@ -27,17 +27,24 @@ def test_causal_rows(lengths):
 
 @settings(deadline=None, max_examples=150)
 @given(
-    st.lists(st.tuples(st.integers(0, 6), st.integers(0, 4)), min_size=1, max_size=4),
+    st.lists(st.tuples(st.integers(0, 6), st.integers(0, 4), st.integers(0, 3)), min_size=1, max_size=4),
     st.booleans(),
-    st.integers(0, 3),
+    st.booleans(),
     st.integers(0, 5),
     st.integers(0, 3),
+    st.integers(1, 3),
 )
-def test_all_masks(rows, with_targets, context, window, full):
-    """Every row holds its context: what comes behind it are history and targets."""
-    lengths = [context + history + targets for history, targets in rows]
-    targets = [count for _, count in rows] if with_targets else None
+def test_all_masks(rows, with_targets, of_each_row, window, full, group):
+    """Every row holds its context: behind it are history and targets."""
+    contexts = [context if of_each_row else rows[0][2] for _, _, context in rows]
+    lengths = [context + history + targets for context, (history, targets, _) in zip(contexts, rows)]
+    targets = [count for _, count, _ in rows] if with_targets else None
     ours = visible_keys(
-        tf.constant(splits_of(lengths)), None if targets is None else tf.constant(targets), context, window, full
+        tf.constant(splits_of(lengths)),
+        None if targets is None else tf.constant(targets),
+        tf.constant(contexts) if of_each_row else contexts[0],
+        window,
+        full,
+        group,
     )
-    np.testing.assert_array_equal(ours, counted(lengths, targets, context, window, full))
+    np.testing.assert_array_equal(ours, counted(lengths, targets, contexts, window, full, group))

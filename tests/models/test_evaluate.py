@@ -102,19 +102,22 @@ def test_retrieval_baseline_ranks_by_popularity_without_what_was_seen(tmp_path):
     assert 0.25 <= results["mrr"] <= 1.0
 
 
-def a_run(folder, **embedding):
-    """A run folder with an untrained model's checkpoint, as the main job leaves one; and its data set."""
+def saved(folder, model, **embedding):
+    """The checkpoint of a model, as the main job leaves one."""
+    fields = from_dict(job.RETRIEVAL).to_dict()
+    extra = {"experiment": {**fields, "embedding": {**fields["embedding"], **embedding}}, "items": 20}
+    checkpoint.save(folder, model, model.embedding, extra=extra)
+
+
+def untrained():
     experiment = from_dict(job.RETRIEVAL)
-    data = prepare_data(experiment, folder / "data")
-    model = make_model(experiment, make_embedding(experiment), np.arange(1, 21), np.ones(20, np.int64))
-    list(evaluate(experiment, model, data))  # makes the weights
-    fields = {**experiment.to_dict(), "embedding": {**experiment.to_dict()["embedding"], **embedding}}
-    checkpoint.save(folder / "checkpoint", model, model.embedding, extra={"experiment": fields, "items": 20})
-    return data, evaluate(experiment, model, data).results
+    return make_model(experiment, make_embedding(experiment), np.arange(1, 21), np.ones(20, np.int64))
 
 
 def test_the_command_takes_a_run_or_a_checkpoint_and_other_data(tmp_path, capsys):
-    data, results = a_run(tmp_path / "run", groups=2)  # trained by replicas, which one process has not
+    data, model = prepare_data(from_dict(job.RETRIEVAL), tmp_path / "run" / "data"), untrained()
+    results = evaluate(from_dict(job.RETRIEVAL), model, data).results
+    saved(tmp_path / "run" / "checkpoint", model, groups=2)  # trained by replicas, which one process has not
     for run, further in (("run", []), ("run/checkpoint", []), ("run", ["--data", str(data)])):
         command.main([str(tmp_path / run), "--json", str(tmp_path / "out.json"), *further])
         written = json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))
@@ -141,16 +144,16 @@ def test_runs_that_cannot_be_evaluated_are_one_line(tmp_path):
     refused("RUN must be an output folder of models.train, got .*, which is no folder")
     run.mkdir()
     refused("directory must hold a checkpoint, but .*run/manifest.json is missing")
-    data, _ = a_run(run, groups=1)
+    data = prepare_data(from_dict(job.RETRIEVAL), run / "data")
+    saved(run / "checkpoint", untrained())
     refused("--json must be a file in a folder that is there, got '/nowhere/x.json'", run, "--json", "/nowhere/x.json")
     refused("data.input .* is '/nowhere', which is not there", run, "--data", "/nowhere")
     facts = json.loads((data / "dataset.json").read_text(encoding="utf-8"))
     (data / "dataset.json").write_text(json.dumps({**facts, "task": "ranking"}), encoding="utf-8")
     refused("/.* holds ranking data, but the experiment's task is 'retrieval'", run, "--data", data)
-    a_run(tmp_path / "unknown", optimizer="lion")
-    refused(
-        "checkpoint .* holds an experiment that this version does not know: embedding.optimizer", tmp_path / "unknown"
-    )
+    unknown, other = tmp_path / "unknown", tmp_path / "other"
+    saved(unknown, untrained(), optimizer="lion")
+    refused("checkpoint .* holds an experiment that this version does not know: embedding.optimizer", unknown)
     keras_model = keras.Sequential([keras.layers.Dense(1, input_shape=[1])])
-    checkpoint.save(tmp_path / "other", keras_model, make_embedding(from_dict(job.RETRIEVAL)))
-    refused("checkpoint .* was not written by models.train: it names no experiment", tmp_path / "other")
+    checkpoint.save(other, keras_model, make_embedding(from_dict(job.RETRIEVAL)))
+    refused("checkpoint .* was not written by models.train: it names no experiment", other)

@@ -27,8 +27,11 @@ MASKS = {
     "context_targets": {"contextual_length": 3, "targets": 9},
     "window": {"attention_window": 4},
     "window_full": {"attention_window": 3, "min_full_length": 4},
-    "everything": {"contextual_length": 2, "targets": 70, "attention_window": 20, "min_full_length": 6},
-}
+    "target_groups": {"targets": 9, "target_group_size": 2},
+    "everything": {
+        "contextual_length": 2, "targets": 70, "attention_window": 20, "min_full_length": 6, "target_group_size": 3,
+    },
+}  # fmt: skip
 BIASES = {
     "none": {},
     "position": {"position": True},
@@ -79,6 +82,7 @@ def test_any_case(data):
         contextual_length=draw(st.integers(0, 5)),
         attention_window=draw(st.sampled_from([0, 1, 7, 64])),
         min_full_length=draw(st.sampled_from([0, 1, 30])),
+        target_group_size=draw(st.sampled_from([1, 2, 5, 2**62])),
         position=draw(st.booleans()),
         time=draw(st.sampled_from([None, "buckets", "power", "exponential", "stretched"])),
         far=draw(st.booleans()),
@@ -86,6 +90,10 @@ def test_any_case(data):
     )
     # Buckets take any difference; a function of 10^18 seconds is 0 to float32 or beyond its range.
     case = dataclasses.replace(case, far=case.far and case.time == "buckets")
+    if draw(st.booleans()):
+        lengths = st.sampled_from([0, 1, 4, 200, 2**62])
+        contexts = draw(st.lists(lengths, min_size=len(case.lengths), max_size=len(case.lengths)))
+        case = dataclasses.replace(case, contextual_length=tuple(contexts))
     assert_close(case)
     if case.position or case.time is not None:
         assert_close(case, channels=True)

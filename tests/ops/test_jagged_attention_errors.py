@@ -68,6 +68,18 @@ def test_num_targets(targets, words):
     refuses(words, num_targets=tf.constant(targets, tf.int64))
 
 
+@pytest.mark.parametrize(
+    ("contexts", "words"),
+    [
+        ([1, -3], r"contextual_length\[1\] must be >= 0, got -3"),
+        ([1], "contextual_length must have one entry per row, that is 2, got 1"),
+        ([[1, 2]], "contextual_lengths must have rank 1"),
+    ],
+)
+def test_contextual_length_of_rows(contexts, words):
+    refuses(words, contextual_length=tf.constant(contexts, tf.int64))
+
+
 @pytest.mark.parametrize("call", [attend, lambda **bias: ops.bias_attention(TOKENS, SPLITS, **bias)])
 @pytest.mark.parametrize(
     ("bias", "words"),
@@ -106,6 +118,12 @@ def test_bias(call, bias, words):
 def test_negative_lengths(name):
     with pytest.raises(ValueError, match=f"{name} must be >= 0, got -1"):
         attend(**{name: -1})
+
+
+@pytest.mark.parametrize("size", [0, -1])
+def test_groups_of_no_targets(size):
+    with pytest.raises(ValueError, match=f"target_group_size must be >= 1, got {size}"):
+        attend(target_group_size=size)
 
 
 def test_an_incomplete_bias():

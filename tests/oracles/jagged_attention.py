@@ -5,7 +5,7 @@ Plain TensorFlow, so that its gradients are TensorFlow's own. Nothing is shared 
 
 import numpy as np
 
-from tests.oracles.visible_pairs import visible_pairs
+from tests.oracles.visible_pairs import masks_of_row, visible_pairs
 from tf_fusedrec._tf_compat import tf
 
 
@@ -32,7 +32,7 @@ def position_map(weights, length, num_targets):
 def _rows(row_splits, num_targets):
     splits = np.asarray(row_splits)
     counts = np.zeros(len(splits) - 1, int) if num_targets is None else np.asarray(num_targets)
-    return zip(splits[:-1], splits[1:], counts)
+    return enumerate(zip(splits[:-1], splits[1:], counts))
 
 
 def _maps(begin, end, count, position_weights, kind, parameters, thresholds, asks, answers):
@@ -50,13 +50,13 @@ def attention_oracle(
     """[T, H, Dv]. scale: number or [T]."""
     scale = tf.broadcast_to(tf.cast(scale, value.dtype), [value.shape[0]])
     outs = [value[:0]]
-    for begin, end, count in _rows(row_splits, num_targets):
+    for row, (begin, end, count) in _rows(row_splits, num_targets):
         q, k, v = query[begin:end], key[begin:end], value[begin:end]
         score = tf.cast(alpha, q.dtype) * tf.einsum("ihd,jhd->hij", q, k)
         for part in _maps(begin, end, count, position_weights, kind, parameters, thresholds, asks, answers):
             if part is not None:
                 score += part
-        seen = tf.constant(visible_pairs(end - begin, count, **masks), q.dtype)
+        seen = tf.constant(visible_pairs(end - begin, count, **masks_of_row(masks, row)), q.dtype)
         weight = score * tf.sigmoid(score) * seen * scale[begin:end, None]
         outs.append(tf.einsum("hij,jhd->ihd", weight, v))
     return tf.concat(outs, axis=0)
@@ -69,8 +69,8 @@ def bias_attention_oracle(
     """[T, H, channels * Dv]: position channel, then time channel, of those that are given."""
     channels = (position_weights is not None) + (kind is not None)
     outs = [tf.zeros([0, value.shape[1], channels * value.shape[2]], value.dtype)]
-    for begin, end, count in _rows(row_splits, num_targets):
-        seen = tf.constant(visible_pairs(end - begin, count, **masks), value.dtype)
+    for row, (begin, end, count) in _rows(row_splits, num_targets):
+        seen = tf.constant(visible_pairs(end - begin, count, **masks_of_row(masks, row)), value.dtype)
         maps = _maps(begin, end, count, position_weights, kind, parameters, thresholds, asks, answers)
         parts = [tf.einsum("ij,jhd->ihd", part * seen, value[begin:end]) for part in maps if part is not None]
         outs.append(tf.concat(parts, axis=-1))

@@ -3,7 +3,9 @@
 import numpy as np
 
 
-def visible_pairs(length, num_targets=0, contextual_length=0, attention_window=0, min_full_length=0):
+def visible_pairs(
+    length, num_targets=0, contextual_length=0, attention_window=0, min_full_length=0, target_group_size=1
+):
     """<bool>[length, length] of one row: who (rows) sees whom (columns)."""
     places = np.arange(length)
     context = max(contextual_length - 1, 0)
@@ -18,4 +20,13 @@ def visible_pairs(length, num_targets=0, contextual_length=0, attention_window=0
         visible &= near
     if contextual_length > 0:
         visible |= (asks == 0) & (answers < top)
+    for group in range(length - num_targets, length, target_group_size):  # causal inside each
+        size = min(target_group_size, length - group)
+        visible[group : group + size, group : group + size] |= np.tri(size, dtype=bool)
     return visible
+
+
+def masks_of_row(masks, row):
+    """Masks of one row of a batch: `contextual_length` may be one number per row."""
+    context = np.asarray(masks.get("contextual_length", 0))
+    return {**masks, "contextual_length": int(context if context.ndim == 0 else context[row])}

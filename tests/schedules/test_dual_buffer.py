@@ -30,13 +30,9 @@ def assert_same(got, wanted, but=()):
             np.testing.assert_array_equal(got[what], wanted[what], err_msg=what)
 
 
-def make_embedding(pair, rule="Adam", table=None):
-    return clicks.make_embedding(rule, table, lookups_per_update=getattr(pair[0], "micro_batches", 1))
-
-
 def fitted(pair, schedule, fits, rule="Adam", table=None):
     """States after each run of fit, given by (data set, arguments), and what evaluation said between epochs."""
-    embedding = make_embedding(pair, rule, table)
+    embedding = clicks.make_embedding(rule, table)
     model = clicks.make_model(embedding, schedule)
     states, histories = [], []
     for data, arguments in fits:
@@ -86,11 +82,11 @@ def test_a_checkpoint_in_the_middle_is_that_of_the_reference_and_goes_on_alike(p
     saved = []
     for i, schedule in enumerate(pair):
         folder = tmp_path / str(i)
-        embedding = make_embedding(pair, table=table)
+        embedding = clicks.make_embedding(table=table)
         model = clicks.make_model(embedding, schedule)
         model.fit(dataset(64, seed=5), verbose=0, callbacks=[SaveAt(folder, 3)])
         whole = clicks.state(model, embedding)
-        rows = make_embedding(pair, table=table)
+        rows = clicks.make_embedding(table=table)
         resumed = clicks.make_model(rows, schedule)
         resumed.train_on_batch(*clicks.batch(8, seed=9))
         fr.checkpoint.load(folder, resumed, resumed.optimizer)
@@ -104,7 +100,7 @@ def test_a_checkpoint_in_the_middle_is_that_of_the_reference_and_goes_on_alike(p
 def test_training_that_stops_in_the_middle_leaves_nothing_behind(pair):
     states = []
     for schedule in pair:
-        embedding = make_embedding(pair, table={"ttl": 16})
+        embedding = clicks.make_embedding(table={"ttl": 16})
         model = clicks.make_model(embedding, schedule)
         with pytest.raises(KeyboardInterrupt):
             model.fit(dataset(40), verbose=0, callbacks=[Stop()])
@@ -131,7 +127,7 @@ def test_rows_that_leave_between_look_ahead_and_lookup_are_searched_again(pair):
     """What stands for a pin: rows in flight may be evicted, and the step is that of the reference all the same."""
     states = []
     for schedule in pair:
-        embedding = make_embedding(pair, table={"max_rows": 60, "eviction": "lru"})
+        embedding = clicks.make_embedding(table={"max_rows": 60, "eviction": "lru"})
         model = clicks.make_model(embedding, schedule)
         model.fit(dataset(40), verbose=0, callbacks=[Meddle(embedding)])
         states.append(clicks.state(model, embedding))
@@ -151,9 +147,6 @@ def test_bad_input_is_refused(pair):
     for wrong in (0, 1.5, True):
         with pytest.raises(ValueError, match="micro_batches must be an int >= 1"):
             Nested(wrong)
-    with pytest.raises(ValueError, match="between the 5 lookups of a step.*lookups_per_update=5"):
-        table = {"max_rows": 60, "eviction": "lru"}
-        clicks.make_model(clicks.make_embedding(table=table, lookups_per_update=4), Nested(5)).fit(dataset(), verbose=0)
 
 
 def test_a_functional_model_of_one_feature_tells_its_lookup():

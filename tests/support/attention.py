@@ -24,18 +24,22 @@ class Case:
     qk_dim: int = 5
     value_dim: int = 3
     targets: int | None = None  # at most so many per row
-    contextual_length: int = 0
+    contextual_length: int | tuple[int, ...] = 0  # of all rows, or of each
     attention_window: int = 0
     min_full_length: int = 0
+    target_group_size: int = 1
     position: bool = False
     time: str | None = None
     far: bool = False  # times that are more than 2^31 seconds apart
     seed: int = 0
 
     @property
-    def masks(self) -> dict[str, int]:
-        names = ("contextual_length", "attention_window", "min_full_length")
-        return {name: getattr(self, name) for name in names}
+    def masks(self) -> dict[str, int | np.ndarray]:
+        names = ("contextual_length", "attention_window", "min_full_length", "target_group_size")
+        masks = {name: getattr(self, name) for name in names}
+        if isinstance(self.contextual_length, tuple):
+            masks["contextual_length"] = np.array(self.contextual_length, np.int64)
+        return masks
 
     @property
     def splits(self) -> np.ndarray:

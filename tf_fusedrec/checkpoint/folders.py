@@ -12,7 +12,7 @@ import secrets
 import shutil
 from typing import Any
 
-from tf_fusedrec.checkpoint import manifest
+from tf_fusedrec.checkpoint import manifest, schema
 from tf_fusedrec.checkpoint.schema import SAVE_NAME
 
 PARTIAL = ".partial"
@@ -60,13 +60,17 @@ def read_manifest(directory: str | os.PathLike, save: str | int | None = None) -
         holds no such save.
     """
     directory = pathlib.Path(directory)
-    if save is None:
-        return manifest.read(directory)
-    there = saves(directory)
-    found = [name for name in there if save == (name if isinstance(save, str) else _number(name))]
-    if len(found) != 1:
-        raise ValueError(f"save {save!r} is not one of the saves in {directory}. It holds {there}.")
-    return manifest.read(directory, found[0])
+    name = None
+    if save is not None:
+        there = saves(directory)
+        found = [name for name in there if save == (name if isinstance(save, str) else _number(name))]
+        if len(found) != 1:
+            raise ValueError(f"save {save!r} is not one of the saves in {directory}. It holds {there}.")
+        (name,) = found
+    read = manifest.read(directory, name)
+    for part, shards in manifest.shards_of(read).items():
+        schema.check_no_more(directory / (name or "") / manifest.NAME, directory / part, shards)
+    return read
 
 
 def begin(directory: pathlib.Path) -> str:

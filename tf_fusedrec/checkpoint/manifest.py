@@ -90,3 +90,13 @@ def shard_name(table: str, section: str, rank: int) -> str:
 def saves_of(manifest: dict[str, Any]) -> set[str]:
     """Names of the folders that a checkpoint needs."""
     return {manifest["save"], *(part["save"] for table in manifest["tables"].values() for part in table["parts"])}
+
+
+def shards_of(manifest: dict[str, Any]) -> dict[str, set[str]]:
+    """Names of the shards that a checkpoint needs, by the save that wrote them."""
+    shards: dict[str, set[str]] = {save: set() for save in saves_of(manifest)}
+    for table, described in manifest["tables"].items():
+        for part in described["parts"]:
+            ranks = range(part["ranks"])
+            shards[part["save"]] |= {shard_name(table, section, r) for section in part["sections"] for r in ranks}
+    return shards

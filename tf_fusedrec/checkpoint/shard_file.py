@@ -212,9 +212,7 @@ class ShardFile:
         behind = self._index["first_hash"][end : end + 1]
         ascending = (hashes[1:] > hashes[:-1]).all() and (hashes[-1:] < behind).all()
         if not ascending or (hashes[:: self._block] != self._index["first_hash"][begin:end]).any():
-            raise self._refusal(
-                f"is forged or damaged: ids of blocks {begin} to {end - 1} are not in the index's order"
-            )
+            raise self._refusal(f"is forged or damaged: ids of blocks {begin} to {end - 1} are not in hash order")
         return ids, records, hashes
 
     @contextlib.contextmanager

@@ -56,39 +56,28 @@ def check_backend(backend: str, tables: Sequence[TableConfig], **counts: int) ->
             raise ValueError(f"table {table.name!r} has {table.stores_natively}, which need backend='native'.")
 
 
-def check_lanes(groups: Sequence[Group], backend: str, lookups_per_update: int) -> None:
-    """Features of another output dtype are looked up beside the others: several lookups before one update."""
+def check_lanes(groups: Sequence[Group], backend: str) -> None:
+    """Features of another output dtype travel beside the others, which native tables know."""
     for group in groups:
         spec = group.tables[0]
         dtypes = {feature.name: feature.output_dtype or spec.dtype for feature in group.features}
-        own, lanes = [name for name, dtype in dtypes.items() if dtype != spec.dtype], len(set(dtypes.values()))
-        if not own or group.external:
-            continue
-        if backend != "native":
+        own = [name for name, dtype in dtypes.items() if dtype != spec.dtype]
+        if own and not group.external and backend != "native":
             raise ValueError(f"output_dtype of features {own} needs backend='native', got {backend!r}.")
-        moves = spec.eviction or spec.ttl or spec.hot_after or spec.memory_budget or spec.host_rows
-        if moves and lookups_per_update < lanes:
-            raise ValueError(
-                f"features {own} have an output_dtype of their own, so a step makes {lanes} lookups of tables "
-                f"{[table.name for table in group.tables]}, which may evict or move rows between them. "
-                f"Remedy: FusedEmbedding(lookups_per_update={lanes})."
-            )
 
 
 def check_deferrable(name: str, config: Mapping[str, Any], groups: Sequence[GroupLookup], lookups: int) -> None:
-    """Raises ValueError unless gradients of that many lookups of a layer's groups may wait for one update."""
+    """Raises ValueError unless the lookups of that many steps may come before the update of the first."""
     if config["backend"] != "native":
         raise ValueError(
             f"lookups ahead of their step, or several before one update, need backend='native', and {name!r} has "
             f"{config['backend']!r}."
         )
     for lookup in groups:
-        spec = lookup.group.tables[0]
-        lanes = len({feature.output_dtype or spec.dtype for feature in lookup.group.features})
         moves = isinstance(lookup.table, NativeTable) and lookup.table.moves_rows
-        if moves and config["lookups_per_update"] < lookups * lanes:
+        if moves and config["lookups_per_update"] < lookups:
             raise ValueError(
                 f"tables {lookup.table.names} of {name!r} may evict or move rows (eviction, ttl, hot_after, "
-                f"memory_budget or host_rows) between the {lookups * lanes} lookups of a step. "
-                f"Remedy: FusedEmbedding(lookups_per_update={lookups * lanes})."
+                f"memory_budget or host_rows) between the lookups of {lookups} steps, which come before the update of "
+                f"the first. Remedy: FusedEmbedding(lookups_per_update={lookups})."
             )

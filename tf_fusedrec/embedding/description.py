@@ -12,7 +12,6 @@ from tf_fusedrec import collectives
 from tf_fusedrec._tf_compat import tf
 from tf_fusedrec.config import FeatureConfig, TableConfig
 from tf_fusedrec.lookup import GroupLookup
-from tf_fusedrec.topology import Place
 
 _COLUMNS = ("table", "rows", "bytes", "features", "options")
 _NUMBERS = _COLUMNS[1:3]
@@ -22,7 +21,6 @@ class Described:
     """Base of the layer: describes it. Eager; nothing is collective unless it is said."""
 
     name: str
-    place: Place
     _config: Any
     _holder: Any
 
@@ -64,9 +62,11 @@ def _group(lookup: GroupLookup) -> str:
     parts = [f"dim {spec.dim}", spec.dtype]
     if spec.external is not None:
         return f"group {lookup.group.name}: {', '.join([*parts, 'read only'])}"
-    rate = getattr(optimizer, "learning_rate", None)
-    now = f", learning rate {float(rate):.6g}" if tf.is_tensor(rate) or isinstance(rate, tf.Variable) else ""
-    return f"group {lookup.group.name}: {', '.join([*parts, type(spec.optimizer).__name__])}{now}, {spec.initializer}"
+    rate: Any = getattr(optimizer, "learning_rate", None)
+    parts.append(type(spec.optimizer).__name__)
+    if tf.is_tensor(rate):  # TF1 optimizers show none
+        parts.append(f"learning rate {float(rate):.6g}")
+    return f"group {lookup.group.name}: {', '.join([*parts, str(spec.initializer)])}"
 
 
 def _table(lookup: GroupLookup, config: TableConfig, rows: int) -> tuple[str, ...]:

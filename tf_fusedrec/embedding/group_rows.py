@@ -10,7 +10,7 @@ import numpy as np
 from tf_fusedrec import collectives, features
 from tf_fusedrec._tf_compat import keras, tf
 from tf_fusedrec.embedding.anchor import gradient
-from tf_fusedrec.lookup import Context, LaneCall, Routed, WaitingGradients, apply_waiting
+from tf_fusedrec.lookup import Context, LaneCall, Routed, WaitingGradients, apply_waiting, fetch
 
 
 class Deferral(NamedTuple):
@@ -44,8 +44,7 @@ def rows_of_group(call: GroupCall, anchor: tf.Tensor) -> dict[str, Any]:
     def forward(anchor: tf.Tensor):
         counts.clear()
         rows, contexts = [], []
-        for number in range(len(call.lanes)):
-            of_lane, context = _rows_of_lane(call, number)
+        for of_lane, context in _rows_of_lanes(call):
             counts.append(context.routed.fused.feature_bags)
             if deferral is not None and deferral.gate is not None:
                 with tf.control_dependencies([deferral.gate]):
@@ -110,12 +109,18 @@ def _wide(grad: tf.Tensor) -> tf.Tensor:
     return tf.cast(tf.convert_to_tensor(grad), tf.float32)
 
 
-def _rows_of_lane(call: GroupCall, number: int) -> tuple[tf.Tensor, Context]:
-    """Rows [G, D] and their context: looked up, or the answer after a check that it is one to these ids."""
+def _rows_of_lanes(call: GroupCall) -> list[tuple[tf.Tensor, Context]]:
+    """Rows [G, D] of each lane and their context: looked up, or the answers that are there."""
+    if call.answer is not None:
+        return [_checked(call, number) for number in range(len(call.lanes))]
+    contexts = fetch(call.lanes, call.routed)
+    return [(lane.lookup.bring(context), context) for lane, context in zip(call.lanes, contexts)]
+
+
+def _checked(call: GroupCall, number: int) -> tuple[tf.Tensor, Context]:
+    """The answer to a lane, after a check that it is one to these ids."""
     lane = call.lanes[number]
-    if call.answer is None:
-        context = lane.lookup.fetch(call.routed[number], training=lane.training)
-        return lane.lookup.bring(context), context
+    assert call.answer is not None
     rows, context = call.answer[number]
     same = tf.debugging.assert_equal(
         tf.add_n([tf.size(feature.ids) for feature in lane.features]),

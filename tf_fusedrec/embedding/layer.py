@@ -50,9 +50,9 @@ class FusedEmbedding(CallModes, Described, keras.layers.Layer):
       accumulate_steps: gradients of that many steps make one update of the tables, equal to that of one large batch
         (MTGRBoost, section 5.2): their mean with gradient_op "average", else their sum. Gradients that wait are in no
         checkpoint: save after a multiple of it. "native" only.
-      lookups_per_update: training lookups that a step makes before its update, as schedules.FrozenWindow does: rows of
-        so many are neither evicted nor moved. Tables without eviction, ttl, hot_after, memory_budget and host_rows need
-        not know.
+      lookups_per_update: steps whose lookups come before the update of the first: 2 under schedules.SemiAsync, and
+        under Pipelined from depth 4 on. Rows of so many are neither evicted nor moved. Tables without eviction, ttl,
+        hot_after, memory_budget and host_rows need not know.
       topology: how ranks share the tables; None: one copy of them over all ranks. Groups are for "native" only.
       wire_dtype: "bfloat16" or "float16": float32 rows and gradients travel in half the bytes, ids never; None: as they
         are. Every number is rounded once each way: by at most 2^-8 of itself in bfloat16; by 2^-11 in float16, or 2^-25
@@ -130,7 +130,7 @@ class FusedEmbedding(CallModes, Described, keras.layers.Layer):
         scale = gradient_scale(gradient_op, self.place.loss_ranks.size)
         with tf.init_scope():
             groups = group_tables(tables, features)
-            check_lanes(groups, backend, lookups_per_update)
+            check_lanes(groups, backend)
             wire = None if wire_dtype is None else tf.as_dtype(wire_dtype)
             lookups = [
                 GroupLookup(name, group, make_table(name, group, config, self.place), scale, self.place, wire)
@@ -159,7 +159,10 @@ class FusedEmbedding(CallModes, Described, keras.layers.Layer):
 
     @property
     def optimizers(self) -> dict[str, Any]:
-        """The optimizer that trains each table, by table name; tables of one group share theirs."""
+        """The optimizer that trains each table, by table name; tables of one group share theirs.
+
+        A number assigned to its `learning_rate` counts from the next step on, on this rank: assign the same on all.
+        """
         return {name: lookup.table.optimizer for lookup in self.lookups for name in lookup.table.names}
 
     @property
@@ -240,7 +243,7 @@ class FusedEmbedding(CallModes, Described, keras.layers.Layer):
             lookup.synchronize()
 
     def check_deferrable(self, lookups: int) -> None:
-        """Raises ValueError unless gradients of that many lookups may wait for one update."""
+        """Raises ValueError unless the lookups of that many steps may come before the update of the first."""
         check_deferrable(self.name, self._config.value, self.lookups, lookups)
 
     def grouped(

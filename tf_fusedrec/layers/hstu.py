@@ -44,6 +44,8 @@ class HSTU(keras.layers.Layer):
         row's own length. "visible_keys": the number of tokens that the asking one sees.
       attention_window: 0, or how many places back a token sees.
       min_full_length: that many of the newest tokens of a row ignore the window.
+      target_group_size: targets of a row that form a group, in which each sees those before it; 1: a target sees no
+        other. See ops.jagged_attention.
       concat: projects three parts instead of the gated one. research: [u, LN(attention), u * LN(attention)];
         production: [u, attention, u * LN'(attention)].
       group_norm: production only; LN' of the attention is of each head, with one weight per head.
@@ -54,7 +56,7 @@ class HSTU(keras.layers.Layer):
       timestamps: RaggedTensor <int64>[B,(L)] in seconds; or SequenceTimes made of it once for a whole stack
         (`ops.sequence_times`, which also says at what time a token asks). Required when there is a time bias.
       num_targets: None or <int>[B], targets at the end of each row.
-      contextual_length: C, context tokens at the start of each row.
+      contextual_length: C, context tokens at the start of each row: a number, or <int>[B], one per row.
       returns RaggedTensor <float>[B,(L),D].
 
     Raises:
@@ -79,13 +81,17 @@ class HSTU(keras.layers.Layer):
         divisor: str = "max_length",
         attention_window: int = 0,
         min_full_length: int = 0,
+        target_group_size: int = 1,
         concat: bool = False,
         group_norm: bool = False,
         gate_activation: str = "none",
         **layer_arguments,
     ):
         super().__init__(**layer_arguments)
-        for name, number in {"num_heads": num_heads, "qk_dim": qk_dim, "value_dim": value_dim}.items():
+        sizes = {
+            "num_heads": num_heads, "qk_dim": qk_dim, "value_dim": value_dim, "target_group_size": target_group_size,
+        }  # fmt: skip
+        for name, number in sizes.items():
             if number < 1:
                 raise ValueError(f"{name} must be >= 1, got {number}.")
         for name, number in {"attention_window": attention_window, "min_full_length": min_full_length}.items():
@@ -115,6 +121,7 @@ class HSTU(keras.layers.Layer):
         self.divisor = divisor
         self.attention_window = attention_window
         self.min_full_length = min_full_length
+        self.target_group_size = target_group_size
         self.concat = concat
         self.group_norm = group_norm
         self.gate_activation = gate_activation
@@ -172,6 +179,7 @@ class HSTU(keras.layers.Layer):
             "contextual_length": contextual_length,
             "attention_window": self.attention_window,
             "min_full_length": self.min_full_length,
+            "target_group_size": self.target_group_size,
         }
         attended = self.kernels.attention(
             self._heads(query, self.qk_dim),
@@ -187,12 +195,21 @@ class HSTU(keras.layers.Layer):
         return x.with_values(self.output_stage([x.values, gate, attended], training=training))
 
     def forward_flops(
-        self, row_splits: tf.Tensor, columns: int, num_targets: tf.Tensor | None = None, contextual_length: int = 0
+        self,
+        row_splits: tf.Tensor,
+        columns: int,
+        num_targets: tf.Tensor | None = None,
+        contextual_length: int | tf.Tensor = 0,
     ) -> tf.Tensor:
         """Multiplications and additions of the matrix products for these rows, <float64>[]: only pairs that see."""
         keys = visible_keys(
-            row_splits, num_targets, contextual_length, self.attention_window, self.min_full_length
-        )  # fmt: skip
+            row_splits,
+            num_targets,
+            contextual_length,
+            self.attention_window,
+            self.min_full_length,
+            self.target_group_size,
+        )
         qk, inner = self.num_heads * self.qk_dim, self.num_heads * self.value_dim
         of_token = 2 * columns * 2 * (qk + inner) + 2 * (3 if self.concat else 1) * inner * columns
         tokens, pairs = (tf.cast(number, tf.float64) for number in (row_splits[-1], tf.reduce_sum(keys)))
@@ -201,7 +218,7 @@ class HSTU(keras.layers.Layer):
     def get_config(self):
         names = (
             "num_heads qk_dim value_dim form max_sequence_length dropout position_bias time_encoding time_buckets "
-            "divisor attention_window min_full_length concat group_norm gate_activation"
+            "divisor attention_window min_full_length target_group_size concat group_norm gate_activation"
         )
         return {**super().get_config(), **{name: getattr(self, name) for name in names.split()}}
 

@@ -178,21 +178,35 @@ def checked_lengths(ragged: tf.RaggedTensor, longest: int, layer: str) -> tf.Rag
         return ragged.with_values(tf.identity(ragged.values))
 
 
-def interleave(first: tf.RaggedTensor, second: tf.RaggedTensor) -> tf.RaggedTensor:
+def interleave(
+    first: tf.RaggedTensor,
+    second: tf.RaggedTensor,
+    num_targets: tf.Tensor | None = None,
+    *,
+    interleave_targets: bool = True,
+) -> tf.RaggedTensor:
     """Rows f_0 s_0 f_1 s_1 ..., of content and action tokens, for example; twice as long.
 
     Args:
       first, second: RaggedTensors <any>[B,(L),...] of the same row lengths.
+      num_targets: <int>[B], targets at the end of each row; needed without interleave_targets only.
+      interleave_targets: whether targets have a second token, too: True in training, where the action is a learned
+        dummy; False where it does not exist, as at inference.
 
     Returns:
-      RaggedTensor <any>[B,(2L),...]. At inference targets are not interleaved: `concat` them behind it.
+      RaggedTensor <any>[B,(2L),...], whose rows end with 2 * num_targets targets in groups of two (target_group_size=2
+      of the attention lets a second token see its first); or <any>[B,(2L - num_targets),...], whose rows end with
+      num_targets targets, without their second tokens.
 
     Raises:
-      ValueError: one is not a RaggedTensor.
-      InvalidArgumentError: the row lengths differ.
+      ValueError: one is not a RaggedTensor; interleave_targets is False and num_targets is missing.
+      InvalidArgumentError: the row lengths differ, or a row has more targets than tokens.
 
     Example:
       [[1, 2], [3]] and [[10, 20], [30]]  ->  [[1, 10, 2, 20], [3, 30]]
+      with num_targets [1, 1] and interleave_targets=False  ->  [[1, 10, 2], [3]]
+
+    Source: the public HSTU ranking model interleaves so in training and at inference.
     """
     check_sequence("first", first)
     check_sequence("second", second)
@@ -203,7 +217,19 @@ def interleave(first: tf.RaggedTensor, second: tf.RaggedTensor) -> tf.RaggedTens
         pairs = tf.stack([first.values, second.values], axis=1)
     values = tf.reshape(pairs, tf.concat([[-1], tf.shape(pairs)[2:]], axis=0))
     values.set_shape([None, *pairs.shape[2:]])
-    return tf.RaggedTensor.from_row_splits(values, 2 * first.row_splits, validate=False)
+    joined = tf.RaggedTensor.from_row_splits(values, 2 * first.row_splits, validate=False)
+    if interleave_targets:
+        return joined
+    if num_targets is None:
+        raise ValueError("interleave_targets=False needs num_targets, got None. Pass the targets of each row, <int>[B].")
+    history = first.row_lengths() - tf.cast(num_targets, tf.int64)
+    fits = tf.debugging.assert_non_negative(history, message="a row has more targets than tokens")
+    with tf.control_dependencies([] if fits is None else [fits]):
+        rows, places = token_places(joined.row_splits)
+        behind = places - tf.gather(2 * history, rows)  # of the history
+    kept = (behind < 0) | (behind % 2 == 0)
+    splits = _splits(first.row_lengths() + history)
+    return tf.RaggedTensor.from_row_splits(tf.boolean_mask(joined.values, kept), splits, validate=False)
 
 
 def deinterleave(ragged: tf.RaggedTensor) -> tuple[tf.RaggedTensor, tf.RaggedTensor]:

@@ -9,6 +9,7 @@ import numpy as np
 
 from tf_fusedrec._tf_compat import keras, tf
 from tf_fusedrec.layers import jagged
+from tf_fusedrec.ops import contextual_lengths
 
 _SECONDS = 60  # one unit of age
 
@@ -30,7 +31,7 @@ class PositionTimeEmbedding(keras.layers.Layer):
       x: RaggedTensor <float>[B,(L),D].
       timestamps: RaggedTensor <int64>[B,(L)] seconds.
       num_targets: None or <int>[B], targets at the end of each row.
-      contextual_length: C, context tokens at the start of each row.
+      contextual_length: C, context tokens at the start of each row: a number, or <int>[B], one per row.
       returns RaggedTensor <float>[B,(L),D].
 
     Raises:
@@ -72,8 +73,10 @@ class PositionTimeEmbedding(keras.layers.Layer):
         history_end = x.row_lengths()
         if num_targets is not None:
             history_end -= tf.cast(num_targets, tf.int64)
-        from_end = tf.maximum(tf.gather(history_end, rows) - places, 0) + contextual_length
-        position = tf.where(places < contextual_length, places, tf.minimum(from_end, self.num_positions - 1))
+        context = contextual_lengths(contextual_length, x.row_splits)
+        context = tf.zeros_like(places) if context is None else tf.gather(context, rows)
+        from_end = tf.maximum(tf.gather(history_end, rows) - places, 0) + context
+        position = tf.where(places < context, places, tf.minimum(from_end, self.num_positions - 1))
         # An empty row has no token that asks for its last one; the index before the first is only kept in range.
         last = tf.maximum(timestamps.row_limits() - 1, 0)
         age = tf.gather(timestamps.values, tf.gather(last, rows)) - timestamps.values

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from tf_fusedrec._tf_compat import tf
 from tf_fusedrec.layers import jagged
-from tf_fusedrec.ops import BucketTable, RelativeBias, TimeFunction
+from tf_fusedrec.ops import BucketTable, RelativeBias, TimeFunction, contextual_lengths
 
 
 class _Rows(NamedTuple):
@@ -31,9 +31,10 @@ def jagged_attention(
     scale: float | tf.Tensor,
     alpha: float = 1.0,
     num_targets: tf.Tensor | None = None,
-    contextual_length: int = 0,
+    contextual_length: int | tf.Tensor = 0,
     attention_window: int = 0,
     min_full_length: int = 0,
+    target_group_size: int = 1,
     bias: RelativeBias | None = None,
 ) -> tf.Tensor:
     """out_i = scale_i sum_j SiLU(alpha query_i . key_j + bias_ij) visible_ij value_j, in each row: [T, H, Dv]."""
@@ -43,7 +44,7 @@ def jagged_attention(
     if bias is not None:
         for part in (_position_map(bias, rows), _time_map(bias, rows)):
             scores = scores if part is None else scores + part[:, tf.newaxis]
-    visible = tf.cast(_visible(rows, contextual_length, attention_window, min_full_length), scores.dtype)
+    visible = tf.cast(_visible(rows, contextual_length, attention_window, min_full_length, target_group_size), scores.dtype)
     out = tf.einsum("bhij,bjhd->bihd", tf.nn.silu(scores) * visible[:, tf.newaxis], values)
     scale = tf.reshape(tf.cast(scale, out.dtype), [-1, 1, 1])
     return tf.cast(jagged.from_dense(out, rows.row_splits).values * scale, value.dtype)
@@ -55,14 +56,15 @@ def bias_attention(
     *,
     bias: RelativeBias,
     num_targets: tf.Tensor | None = None,
-    contextual_length: int = 0,
+    contextual_length: int | tf.Tensor = 0,
     attention_window: int = 0,
     min_full_length: int = 0,
+    target_group_size: int = 1,
 ) -> tf.Tensor:
     """Per head [sum_j position_ij visible_ij value_j | the same with time_ij]: [T, H, 2 Dv], or [T, H, Dv] of one."""
     rows = _rows(row_splits, num_targets)
     values = _padded(value, rows)
-    visible = tf.cast(_visible(rows, contextual_length, attention_window, min_full_length), values.dtype)
+    visible = tf.cast(_visible(rows, contextual_length, attention_window, min_full_length, target_group_size), values.dtype)
     maps = [part for part in (_position_map(bias, rows), _time_map(bias, rows)) if part is not None]
     channels = [tf.einsum("bij,bjhd->bihd", part * visible, values) for part in maps]
     return tf.cast(jagged.from_dense(tf.concat(channels, axis=-1), rows.row_splits).values, value.dtype)
@@ -82,23 +84,30 @@ def _padded(tokens: tf.Tensor, rows: _Rows) -> tf.Tensor:
     return jagged.to_dense(tf.RaggedTensor.from_row_splits(tokens, rows.row_splits, validate=False))
 
 
-def _visible(rows: _Rows, contextual_length: int, attention_window: int, min_full_length: int) -> tf.Tensor:
-    """<bool>[B, n, n], pairs (asking, answering): context is group 0, each history token a group, all targets one."""
-    groups = tf.maximum(rows.places - contextual_length + 1, 0) if contextual_length else rows.places
-    top = (rows.lengths - max(contextual_length - 1, 0))[:, tf.newaxis]
-    groups = tf.broadcast_to(groups, [tf.size(rows.lengths), tf.size(rows.places)])
+def _visible(
+    rows: _Rows, contextual_length: int | tf.Tensor, attention_window: int, min_full_length: int, target_group_size: int
+) -> tf.Tensor:
+    """<bool>[B, n, n], pairs (asking, answering). Context has number 0, each history token one, all targets the last."""
+    context = contextual_lengths(contextual_length, rows.row_splits)
+    context = tf.zeros_like(rows.lengths) if context is None else context
+    beyond_one = tf.maximum(context - 1, 0)[:, tf.newaxis]
+    numbers = tf.maximum(rows.places - beyond_one, 0)
+    history_end = (rows.lengths if rows.num_targets is None else rows.lengths - rows.num_targets)[:, tf.newaxis]
+    top = history_end - beyond_one
     if rows.num_targets is not None:
-        top -= rows.num_targets[:, tf.newaxis]
-        groups = tf.minimum(groups, top)
-    asks, answers, top = groups[:, :, tf.newaxis], groups[:, tf.newaxis, :], top[:, :, tf.newaxis]
+        numbers = tf.minimum(numbers, top)
+    asks, answers, top = numbers[:, :, tf.newaxis], numbers[:, tf.newaxis, :], top[:, :, tf.newaxis]
     visible = (asks > answers) | tf.eye(tf.size(rows.places), dtype=tf.bool)
     if attention_window:
         near = asks - answers <= attention_window
         if min_full_length:
             near |= asks >= top - min_full_length
         visible &= near
-    if contextual_length:
-        visible |= (asks == 0) & (answers < top)
+    visible |= (context > 0)[:, tf.newaxis, tf.newaxis] & (asks == 0) & (answers < top)
+    if target_group_size > 1:
+        groups = (rows.places - history_end) // target_group_size
+        later = (rows.places[:, tf.newaxis] > rows.places) & (rows.places >= history_end)[:, tf.newaxis, :]
+        visible |= later & (groups[:, :, tf.newaxis] == groups[:, tf.newaxis, :])
     return visible
 
 

@@ -17,6 +17,8 @@ from tf_fusedrec import exchange, ops, replicas
 from tf_fusedrec._tf_compat import tf
 from tf_fusedrec.features import FlatFeature
 from tf_fusedrec.grouping import Group
+from tf_fusedrec.lookup.left_out import LeftOut
+from tf_fusedrec.lookup.one_lookup import joined, parted
 from tf_fusedrec.tables import ExternalTable, NativeTable, TfraTable
 from tf_fusedrec.topology import Place
 
@@ -70,6 +72,7 @@ class GroupLookup:
         self._gradient_scale = gradient_scale
         self._dtype = tf.as_dtype(group.tables[0].dtype)
         self._segment_of = {f.name: s for f, s in zip(group.features, group.segments)}
+        self._left_out = self._make_left_out()
         # Counts updates: a gradient whose forward pass is older than the last update would overwrite it with old rows.
         self._updates = tf.Variable(0, dtype=tf.int64, trainable=False, name=f"{layer_name}/{group.name}/updates")
         # <int64>[3], of training lookups that leave their rank: ids that features asked for, ids that were sent, bytes
@@ -114,20 +117,31 @@ class GroupLookup:
             segment_names=self.table.names,
         )
 
-    def look_ahead(self, routed: Routed) -> ops.RowsAhead:
+    def look_ahead(self, routed: Sequence[Routed]) -> ops.RowsAhead:
         """Between the stages, at the owner: reads ahead what `fetch` will want. No collective; native tables only."""
         assert isinstance(self.table, NativeTable)
-        return self.table.look_ahead(routed.message, routed.message_splits)
+        return self.table.look_ahead(*joined([(one.message, one.message_splits) for one in routed]))
 
-    def fetch(self, routed: Routed, *, training: bool, ahead: ops.RowsAhead | None = None) -> Context:
-        """Second stage, at the owner: rows as they are now; with `ahead`, only what changed is read. No collective."""
+    def fetch(self, routed: Sequence[Routed], *, training: bool, ahead: ops.RowsAhead | None = None) -> list[Context]:
+        """Second stage, at the owner: rows of all lookups of one step, as they are now. No collective.
+
+        The table makes one lookup of them: one tick of its clock, one count of each id (one_lookup.py).
+
+        Args:
+          routed: the step's lookups: micro-batches, lanes, calls.
+          training: whether ids without a row get one.
+          ahead: of `look_ahead` for the same lookups: only rows that have changed since are read.
+        """
         ticket = self._updates.read_value()
+        parts = [(one.message, one.message_splits) for one in routed]
+        message, splits = joined(parts)
         if ahead is None:
-            found = self.table.lookup(routed.message, routed.message_splits, training=training)
+            found = self.table.lookup(message, splits, training=training)
         else:
             assert isinstance(self.table, NativeTable)
-            found = self.table.lookup(routed.message, routed.message_splits, training=training, ahead=ahead)
-        return Context(routed, found, ticket)
+            found = self.table.lookup(message, splits, training=training, ahead=ahead)
+        answers = parted(found, parts, len(self.group.tables))
+        return [Context(one, answer, ticket) for one, answer in zip(routed, answers)]
 
     def bring(self, context: Context) -> tf.Tensor:
         """Third stage: rows travel to who asked: [G, D] of all features, pooled where a feature is."""
@@ -193,15 +207,35 @@ class GroupLookup:
         checks = [check for context, _ in parts for check in self._not_updated_since(context, staleness)]
         # What counts waits for gradients: a step that finds no data any more counts nothing.
         with tf.control_dependencies([*checks, *[arrived for _, arrived in parts]]):
-            if len(parts) == 1:
-                self.table.apply_gradients(parts[0][0].found, parts[0][1], self._gradient_scale)
+            found = [(context.found, arrived) for context, arrived in parts]
+            if isinstance(self.table, NativeTable):
+                update = self.table.optimizer.iterations.read_value() + 1
+                left_out = self.table.apply_together(found, self._gradient_scale)
+                self._tell_left_out(parts, left_out, update)
             else:
-                assert isinstance(self.table, NativeTable)
-                self.table.apply_together(
-                    [(context.found, arrived) for context, arrived in parts], self._gradient_scale
-                )
+                self.table.apply_gradients(*found[0], self._gradient_scale)
             self._updates.assign_add(1)
             self._note_trained([context for context, _ in parts])
+
+    def _make_left_out(self) -> LeftOut | None:
+        if not isinstance(self.table, NativeTable):
+            return None
+        names = {
+            table: [f.name for f, segment in zip(self.group.features, self.group.segments) if segment == s]
+            for s, table in enumerate(self.table.names)
+        }
+        place = self.place
+        groups = [f"group {g}" for g in range(place.replicas.size)]
+        ranks = [f"rank {r}" for r in place.group.members]
+        return LeftOut(self.table.left_out, names, groups if place.shares_gradients else ranks)
+
+    def _tell_left_out(
+        self, parts: Sequence[tuple[Context, tf.Tensor]], left_out: Sequence[tf.Tensor], update: tf.Tensor
+    ) -> None:
+        assert self._left_out is not None
+        for (context, arrived), numbers in zip(parts, left_out):
+            asked = context.routed.message, context.routed.message_splits
+            self._left_out.note(*asked, context.found.inverse, arrived, numbers, update)
 
     def _note_trained(self, contexts: Sequence[Context]) -> None:
         """After an update: what the other replicas must hear of it, and, every few updates, what they say."""

@@ -1,4 +1,5 @@
-"""What several lookups do together: their ids travel in one all2all, their gradients make one update.
+"""What the lookups of a step do together: their ids travel in one all2all, a table looks them up once, and their
+gradients make one update.
 
 What comes together cannot overtake each other, and costs one exchange instead of many: messages.py says how much.
 """
@@ -12,6 +13,7 @@ from tf_fusedrec import exchange
 from tf_fusedrec._tf_compat import tf
 from tf_fusedrec.features import FlatFeature
 from tf_fusedrec.lookup.group import Context, GroupLookup, Routed
+from tf_fusedrec.ops import RowsAhead
 from tf_fusedrec.xla import outside_clusters
 
 
@@ -52,6 +54,42 @@ def route(calls: Sequence[LaneCall]) -> list[Routed]:
     return [routed[i] for i in range(len(calls))]
 
 
+def look_ahead(calls: Sequence[LaneCall], routed: Sequence[Routed]) -> list[RowsAhead]:
+    """Reads rows at the owner that `fetch` will want, of each group, and changes nothing. Native tables only."""
+    groups = _by_group([call.lookup for call in calls])
+    return [calls[numbers[0]].lookup.look_ahead([routed[i] for i in numbers]) for numbers in groups]
+
+
+def fetch(
+    calls: Sequence[LaneCall], routed: Sequence[Routed], ahead: Sequence[RowsAhead] | None = None
+) -> list[Context]:
+    """Second stage, at the owners: the rows of all lookups of a step, each table's in one lookup. No collective.
+
+    Args:
+      calls: of one step; all of a group train, or none.
+      routed: of `route`, of each call.
+      ahead: of `look_ahead`; None where nothing was read ahead.
+
+    Returns:
+      Context of each call.
+    """
+    contexts: dict[int, Context] = {}
+    groups = _by_group([call.lookup for call in calls])
+    for numbers, seen in zip(groups, ahead or [None] * len(groups)):
+        first = calls[numbers[0]]
+        of_group = first.lookup.fetch([routed[i] for i in numbers], training=first.training, ahead=seen)
+        contexts.update(zip(numbers, of_group))
+    return [contexts[i] for i in range(len(calls))]
+
+
+def _by_group(lookups: Sequence[GroupLookup]) -> list[list[int]]:
+    """Places of each group's lookups, groups in the order in which they come first."""
+    places: dict[int, list[int]] = {}
+    for i, lookup in enumerate(lookups):
+        places.setdefault(id(lookup), []).append(i)
+    return list(places.values())
+
+
 class WaitingGradients(NamedTuple):
     """Gradients [G, D] of one lookup that wait for others of their update."""
 
@@ -69,12 +107,9 @@ def apply_waiting(waiting: Sequence[WaitingGradients], *, staleness: int = 0) ->
     Raises:
       As GroupLookup.apply_returned.
     """
-    groups: dict[int, list[int]] = {}
-    for i, part in enumerate(waiting):
-        groups.setdefault(id(part.lookup), []).append(i)
     with outside_clusters("An update of tables"):
         # All are sent before the first is waited for.
         arrived = [part.lookup.return_gradients(part.context, part.grads) for part in waiting]
-        for numbers in groups.values():
+        for numbers in _by_group([part.lookup for part in waiting]):
             parts = [(waiting[i].context, arrived[i]) for i in numbers]
             waiting[numbers[0]].lookup.apply_returned(parts, staleness=staleness)

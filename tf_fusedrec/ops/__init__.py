@@ -22,6 +22,7 @@ from tf_fusedrec.ops.jagged_attention import (
     SequenceTimes,
     TimeFunction,
     bias_attention,
+    contextual_lengths,
     jagged_attention,
     sequence_times,
 )
@@ -69,6 +70,7 @@ __all__ = [
     "Unsynced",
     "bias_attention",
     "collective_marks",
+    "contextual_lengths",
     "fuse_ids",
     "hash_table",
     "initial_rows",

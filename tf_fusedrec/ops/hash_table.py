@@ -106,6 +106,8 @@ def table_lookup(
 ) -> TableRows:
     """Deferred-hash lookup, training form (FusedRec, section 3, "Lossless Lookup"): finds or inserts, and touches.
 
+    A call is one tick of the table's clock and counts an id once. Micro-batches of a step are sources of one message.
+
     Args:
       table: <resource>[].
       message: <int64>[V + R * S], blocks [counts[S] | ids] of R sources, see rank_partition.
@@ -195,8 +197,10 @@ def table_apply_gradients(
     scale: float | tf.Tensor,
     learning_rate: tf.Tensor,
     step: tf.Tensor,
-) -> tf.Operation | None:
+) -> tf.Tensor:
     """Sums gradients of equal rows over their sources, in the order received, and applies the optimizer in place.
+
+    A row whose sum holds a number that is not finite stays as it is, and so do its slots.
 
     Args:
       table: <resource>[].
@@ -205,6 +209,10 @@ def table_apply_gradients(
       scale: <float32>[] factor of all gradients.
       learning_rate: <float32>[].
       step: <int64>[] number of this update, 1 for the first.
+
+    Returns:
+      <int32>[k], ascending: places in `found.handles` of the rows that stay as they are. On a GPU, rows whose gradients
+      are finite and whose sum is not stay as they are without a place here.
 
     Raises:
       InvalidArgumentError: shapes disagree, or handles are not of one lookup of this table.
@@ -218,10 +226,14 @@ def table_apply_gradients(
 
 def table_accumulate_gradients(
     table: tf.Tensor, found: TableRows, grads: tf.Tensor, *, scale: float | tf.Tensor
-) -> tf.Operation | None:
+) -> tf.Tensor:
     """Adds gradients to the sums, by row, that wait for table_apply_accumulated (MTGRBoost, section 5.2).
 
     Args are those of table_apply_gradients.
+
+    Returns:
+      <int32>[k], ascending: places in `found.handles` of the rows whose sum is no longer finite, each once in an
+      update: table_apply_accumulated leaves them as they are.
     """
     return library.fusedrec_table_accumulate_gradients(
         table=table, handles=found.handles, inverse=found.inverse, grads=grads, scale=scale

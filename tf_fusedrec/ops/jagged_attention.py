@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from tf_fusedrec._tf_compat import tf
 from tf_fusedrec.ops._library import library
 
@@ -102,9 +104,10 @@ def jagged_attention(
     scale: float | tf.Tensor,
     alpha: float = 1.0,
     num_targets: tf.Tensor | None = None,
-    contextual_length: int = 0,
+    contextual_length: int | tf.Tensor = 0,
     attention_window: int = 0,
     min_full_length: int = 0,
+    target_group_size: int = 1,
     bias: RelativeBias | None = None,
 ) -> tf.Tensor:
     """out_i = scale_i * sum_j SiLU(alpha query_i . key_j + bias_ij) visible_ij value_j, in each row and head.
@@ -127,7 +130,12 @@ def jagged_attention(
         1 1 1 1 1 0 1
 
     With a window W, history and targets see W tokens back and no further, the context counting as one token. With
-    min_full_length F, the last F history tokens and the targets ignore the window.
+    min_full_length F, the last F history tokens and the targets ignore the window. With a target_group_size G, the
+    targets of a row form groups of G, first targets first (the last group may be smaller); a target also sees the
+    targets of its group that come before it.
+
+    All targets of a row stand at one place for the position bias, the one behind the history: their own order must not
+    matter.
 
     Nothing of size L x L is in memory: the backward pass computes the scores again. The same bits for any number of
     threads. Differentiable in query, key, value and the weights of the bias; once.
@@ -139,18 +147,19 @@ def jagged_attention(
       scale: number, <float>[] or <float>[T], one per query token. No gradient flows to it.
       alpha: factor of the product of query and key; 1 / sqrt(Dqk) in the production layer of HSTU.
       num_targets: None or <int>[B], targets at the end of each row.
-      contextual_length: C, context tokens at the start of each row.
+      contextual_length: C, context tokens at the start of each row: a number, or <int>[B], one per row.
       attention_window: W, 0 for none.
       min_full_length: F; only with a window.
+      target_group_size: G >= 1; 2 for targets of an item and an action, for example.
       bias: position and time bias, shared by the heads.
 
     Returns:
       <type of value>[T, H, Dv].
 
     Raises:
-      ValueError: a length is negative, or bias is incomplete.
+      ValueError: a length is negative, target_group_size is below 1, or bias is incomplete.
       InvalidArgumentError: shapes do not fit together; row_splits do not run from 0 to T without decreasing;
-        num_targets is not between 0 and the row's length; a row is longer than N of position_weights; thresholds
+        num_targets is not between 0 and the row's length; contextual_length of a row is negative; a row is longer than N of position_weights; thresholds
         decrease; times are not one per token.
 
     Source: Zhai et al., Actions Speak Louder than Words (HSTU), section 3; masks as in its public operators.
@@ -161,7 +170,7 @@ def jagged_attention(
         value=value,
         scale=tf.cast(scale, tf.float32),
         alpha=alpha,
-        **_rows(row_splits, num_targets, contextual_length, attention_window, min_full_length),
+        **_rows(row_splits, num_targets, contextual_length, attention_window, min_full_length, target_group_size),
         **_bias(bias),
     )
 
@@ -172,9 +181,10 @@ def bias_attention(
     *,
     bias: RelativeBias,
     num_targets: tf.Tensor | None = None,
-    contextual_length: int = 0,
+    contextual_length: int | tf.Tensor = 0,
     attention_window: int = 0,
     min_full_length: int = 0,
+    target_group_size: int = 1,
 ) -> tf.Tensor:
     """out_i = [sum_j position_ij visible_ij value_j | sum_j time_ij visible_ij value_j], in each row and head.
 
@@ -184,7 +194,8 @@ def bias_attention(
     Args:
       value: <float32, bfloat16 or float16>[T, H, Dv].
       bias: one or both parts.
-      row_splits, num_targets, contextual_length, attention_window, min_full_length: as in jagged_attention.
+      row_splits, num_targets, contextual_length, attention_window, min_full_length, target_group_size: as in
+        jagged_attention.
 
     Returns:
       <type of value>[T, H, 2 * Dv], in each head the position channel, then the time channel; [T, H, Dv] when the bias
@@ -200,24 +211,45 @@ def bias_attention(
         raise ValueError("bias must have position_weights, time, or both, got neither.")
     return library.fusedrec_jagged_bias_attention(
         value=value,
-        **_rows(row_splits, num_targets, contextual_length, attention_window, min_full_length),
+        **_rows(row_splits, num_targets, contextual_length, attention_window, min_full_length, target_group_size),
         **_bias(bias),
     )
 
 
-def _rows(row_splits, num_targets, contextual_length, attention_window, min_full_length) -> dict[str, Any]:
+def contextual_lengths(contextual_length: int | tf.Tensor, row_splits: tf.Tensor) -> tf.Tensor | None:
+    """Context tokens of each row, <int64>[B]; None where no row has any.
+
+    Args:
+      contextual_length: a number >= 0 for all rows, or <int>[B].
+      row_splits: <int64>[B+1].
+
+    Raises:
+      ValueError: a negative number.
+    """
+    if isinstance(contextual_length, (int, np.integer)):
+        if contextual_length < 0:
+            raise ValueError(f"contextual_length must be >= 0, got {contextual_length}. Use 0 for none.")
+        if contextual_length == 0:
+            return None
+        return tf.fill([tf.size(row_splits) - 1], tf.constant(contextual_length, tf.int64))
+    return tf.cast(contextual_length, tf.int64)
+
+
+def _rows(
+    row_splits, num_targets, contextual_length, attention_window, min_full_length, target_group_size
+) -> dict[str, Any]:
     """Arguments that both ops have."""
-    lengths = {
-        "contextual_length": contextual_length,
-        "attention_window": attention_window,
-        "min_full_length": min_full_length,
-    }
+    lengths = {"attention_window": attention_window, "min_full_length": min_full_length}
     for name, length in lengths.items():
         if length < 0:
             raise ValueError(f"{name} must be >= 0, got {length}. Use 0 for none.")
-    targets = num_targets is not None
+    if target_group_size < 1:
+        raise ValueError(f"target_group_size must be >= 1, got {target_group_size}. Use 1 for targets on their own.")
+    targets, contexts = num_targets is not None, contextual_lengths(contextual_length, row_splits)
     return {
         **lengths,
+        "target_group_size": target_group_size,
+        "contextual_lengths": tf.constant([], tf.int64) if contexts is None else contexts,
         "row_splits": tf.cast(row_splits, tf.int64),
         "targets": targets,
         "num_targets": tf.cast(num_targets, tf.int64) if targets else tf.constant([], tf.int64),
@@ -248,7 +280,7 @@ def _bias(bias: RelativeBias | None) -> dict[str, Any]:
     }
 
 
-_ATTRIBUTES = ("contextual_length", "attention_window", "min_full_length", "targets", "position", "time")
+_ATTRIBUTES = ("attention_window", "min_full_length", "target_group_size", "targets", "position", "time")
 
 
 @tf.RegisterGradient("Fusedrec>JaggedAttention")
@@ -256,8 +288,9 @@ def _jagged_attention_gradient(op, grads):
     attributes = {name: op.get_attr(name) for name in (*_ATTRIBUTES, "alpha")}
     attributes["time"] = attributes["time"].decode()
     found = library.fusedrec_jagged_attention_grad(grads, *op.inputs, **attributes)
-    # Inputs: query, key, value, row_splits, num_targets, scale, position_weights, time_weights, thresholds and times.
-    return [*found[:3], None, None, None, *found[3:], None, None, None]
+    # Inputs: query, key, value, row_splits, num_targets, scale, position_weights, time_weights, thresholds, both times
+    # and contextual_lengths.
+    return [*found[:3], None, None, None, *found[3:], None, None, None, None]
 
 
 @tf.RegisterGradient("Fusedrec>JaggedBiasAttention")
@@ -265,8 +298,9 @@ def _bias_attention_gradient(op, grads):
     attributes = {name: op.get_attr(name) for name in _ATTRIBUTES}
     attributes["time"] = attributes["time"].decode()
     found = library.fusedrec_jagged_bias_attention_grad(grads, *op.inputs, **attributes)
-    # Inputs: value, row_splits, num_targets, position_weights, time_weights, thresholds and times.
-    return [found[0], None, None, *found[1:], None, None, None]
+    # Inputs: value, row_splits, num_targets, position_weights, time_weights, thresholds, both times and
+    # contextual_lengths.
+    return [found[0], None, None, *found[1:], None, None, None, None]
 
 
 tf.no_gradient("Fusedrec>JaggedAttentionGrad")

@@ -77,7 +77,7 @@ class Trainer:
         """Learning rate of the record, and the present one, for checkpoints; None with a schedule, which needs none."""
         if isinstance(self._rate, Schedule):
             return None
-        return [float(self.rule.learning_rate), float(self._rate.numpy())]  # type: ignore[arg-type]
+        return [float(self.rule.learning_rate), float(self._rate.numpy())]
 
     def restore_rates(self, saved: Sequence[Sequence[float]]) -> None:
         """Takes over rates that were assigned: the lowest of `saved`, each as `rates` gave it.

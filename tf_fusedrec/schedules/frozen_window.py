@@ -1,6 +1,6 @@
 """Micro-batches against frozen tables: exchanges of one run under the dense compute of another (NestPipe, section V).
 
-ids, lookups      all                      in one all2all; before anything computes
+ids, lookup       all                      in one all2all; before anything computes
 rows                  0   1   2   3        as early as the network lets them
 dense compute             0   1   2   3    one after another, each behind the gate of the one before
 gradients                     0   1   2   3    each when its compute is done
@@ -27,8 +27,9 @@ class FrozenWindow(Schedule):
     """Cuts every batch by sample into micro-batches; tables and dense weights change once, at its end.
 
     Equal to gradient accumulation over the same micro-batches bit for bit, and to the whole batch but for the rounding
-    of sums in another order. What looks across samples sees a micro-batch: batch normalization, in-batch negatives;
-    and the tables count a training lookup per micro-batch, for admission, ttl and frequencies.
+    of sums in another order. A table looks up the ids of all micro-batches at once: its clock, admission, frequencies
+    and evictions are those of the whole batch. What looks across samples sees a micro-batch: batch normalization,
+    in-batch negatives.
 
     Costs 2 M all2alls of rows and gradients per group and step, and one of ids. Only what depends on rows waits for the
     micro-batch before; dense layers that read no rows may run at any time. The step is traced M times. Which lookups a
@@ -43,8 +44,8 @@ class FrozenWindow(Schedule):
 
     Raises:
       ValueError: M is no int >= 1. In a training step: M above the batch size, where that is known when the step is
-        traced; a model without FusedEmbedding, with backend "tfra", or whose lookups cannot be told; a table whose rows
-        move and whose layer has a smaller lookups_per_update; a loss with reduction "sum", which has no mean to keep.
+        traced; a model without FusedEmbedding, with backend "tfra", or whose lookups cannot be told; a loss with
+        reduction "sum", which has no mean to keep. In its first step UnimplementedError: a table on a GPU.
     """
 
     micro_batches: int
@@ -65,7 +66,7 @@ class FrozenWindow(Schedule):
         parts = [MicroBatch(i, shares[i], weights[i]) for i in range(len(pieces))]
         if any(embedding.contexts_to_come for embedding in embeddings_of(model)):
             return _train(model, pieces, parts)  # looked up by a schedule that is ahead
-        planned = stages.plan(model, pieces, before_update=self.micro_batches)
+        planned = stages.plan(model, pieces)
         answers = stages.bring(planned, stages.fetch(planned, stages.route(planned)))
         with stages.answering(planned, answers):
             return _train(model, pieces, parts)
@@ -74,7 +75,7 @@ class FrozenWindow(Schedule):
 def _train(model: Any, pieces: Sequence[Any], parts: Sequence[MicroBatch]) -> dict[str, tf.Tensor]:
     """Computes the micro-batches one after another on rows that are on their way, and updates once."""
     embeddings = embeddings_of(model)
-    # All lookups run before anything computes: they take a millisecond, and one that a compute keeps from running in
+    # The lookups run before anything computes: they take a millisecond, and one that a compute keeps from running in
     # time is missed by all that come behind it in Horovod's queue. Their rows need not have arrived.
     gate = tf.group(*[context.found.rows for embedding in embeddings for context in embedding.contexts_to_come])
     waiting: list[WaitingGradients] = []

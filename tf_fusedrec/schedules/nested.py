@@ -38,4 +38,4 @@ class Nested(AheadOfTables):
 
     def planned(self, model: Any, data: Any, steps_ahead: int) -> list[stages.Planned]:
         pieces = cut(data, self.micro_batches)
-        return stages.plan(model, pieces, steps_ahead=steps_ahead, before_update=self.micro_batches)
+        return stages.plan(model, pieces, steps_ahead=steps_ahead)

@@ -10,7 +10,6 @@ A lookup here is that of one lane of a group (GroupLookup.lanes) in one call of 
 from __future__ import annotations
 
 import contextlib
-import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -41,7 +40,7 @@ def plan(model: Any, pieces: Sequence[Any], *, steps_ahead: int = 0, before_upda
     Args:
       pieces: micro-batches, or the whole batch alone, as `data` of train_step.
       steps_ahead: see PipelinedModel.steps_ahead.
-      before_update: lookups that each call of a FusedEmbedding makes before its update.
+      before_update: steps whose lookups come before the update of the first.
 
     Raises:
       ValueError: lookups cannot be told; tables cannot take them.
@@ -80,24 +79,21 @@ def route(planned: Sequence[Planned]) -> list[Routed]:
 
 def look_ahead(planned: Sequence[Planned], routes: Sequence[Routed]) -> list[RowsAhead]:
     """Reads rows at the owner that `fetch` will want, and changes nothing. Native tables only."""
-    return [lane.lookup.look_ahead(routed) for lane, routed in zip(lookups(planned), routes)]
+    return lookup.look_ahead(lookups(planned), routes)
 
 
 def fetch(
     planned: Sequence[Planned], routes: Sequence[Routed], ahead: Sequence[RowsAhead] | None = None
 ) -> list[Context]:
     """Looks rows up where they are, for training. `planned` may be that of another batch: it says which tables."""
-    return [
-        lane.lookup.fetch(routed, training=True, ahead=seen)
-        for lane, routed, seen in itertools.zip_longest(lookups(planned), routes, ahead or [])
-    ]
+    return lookup.fetch(lookups(planned), routes, ahead)
 
 
 def bring(planned: Sequence[Planned], contexts: Sequence[Context]) -> list[Answered]:
-    """Sends rows to the ranks that asked for them, each lookup's when it is made: none waits for another to arrive.
+    """Sends rows to the ranks that asked for them: no exchange waits for another to arrive.
 
-    Lookups of one table run in the order of the plan, so their exchanges begin in that order, and Horovod runs them one
-    after another as they came.
+    A table gives the rows of its lookups in the order of the plan, so their exchanges begin in that order, and Horovod
+    runs them one after another as they came.
     """
     return [(lane.lookup.bring(context), context) for lane, context in zip(lookups(planned), contexts)]
 

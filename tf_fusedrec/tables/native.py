@@ -38,7 +38,7 @@ class NativeTable:
       seed: of the initial rows.
       accumulate_steps: gradients of that many steps make one update (MTGRBoost, section 5.2).
       average: whether an update takes the mean over those steps, or their sum.
-      lookups_per_update: training lookups that one step may make before its update.
+      lookups_per_update: steps whose lookups may come before the update of the first of them.
       averaged: replicas of this table train apart and are averaged from time to time.
       moment_scale: of the optimizer, where it has one and its record leaves it at 1.
 
@@ -76,6 +76,7 @@ class NativeTable:
         self.records_tombstones = spec.record_tombstones  # whether it remembers ids that leave
         self._rule = optimizers.resolve(spec.optimizer).with_moment_scale(moment_scale)
         self.optimizer = optimizers.Trainer(self._rule, name=name)
+        self.left_out: dict[str, int] = {}  # by table; whoever makes updates counts
         self._accumulate_steps = accumulate_steps
         self._average = average
         self._waiting = tf.Variable(0, dtype=tf.int64, trainable=False, name=f"{name}/waiting")
@@ -100,7 +101,7 @@ class NativeTable:
             hot_after=spec.hot_after,
             memory_budget=sum(table.memory_budget for table in tables),
             tier_folder=spec.tier_folder,
-            window=accumulate_steps * lookups_per_update,
+            window=lookups_per_update,
             averaged=averaged,
             host_rows=spec.host_rows,
         )
@@ -136,31 +137,29 @@ class NativeTable:
         """Asks the disk for rows beyond the memory budget that a coming lookup will want."""
         ops.table_prefetch(self._handle, message, splits)
 
-    def apply_gradients(self, found: ops.TableRows, grads: tf.Tensor, scale: float) -> None:
-        """Trains the rows of a training lookup.
+    def apply_together(self, parts: Sequence[tuple[ops.TableRows, tf.Tensor]], scale: float) -> list[tf.Tensor]:
+        """Trains the rows of a training lookup by the sum of the gradients of its parts.
 
         Args:
-          found: of `lookup`.
-          grads: <dtype>[>= V, D] in the order received.
+          parts: the answer to each part, and its gradients <dtype>[>= V, D] in the order received.
           scale: factor of all gradients.
-        """
-        if self._accumulate_steps == 1:
-            rate, step = self.optimizer.current()
-            ops.table_apply_gradients(self._handle, found, grads, scale=scale, learning_rate=rate, step=step)
-            self.optimizer.count()
-            return
-        self.apply_together([(found, grads)], scale)
 
-    def apply_together(self, parts: Sequence[tuple[ops.TableRows, tf.Tensor]], scale: float) -> None:
-        """As apply_gradients, for several lookups of one step: the update takes the sum of their gradients."""
+        Returns:
+          Of each part <int32>[k]: numbers in `inverse` of rows that stay as they are, see ops.table_apply_gradients.
+        """
+        if self._accumulate_steps == 1 and len(parts) == 1:
+            rate, step = self.optimizer.current()
+            left_out = [ops.table_apply_gradients(self._handle, *parts[0], scale=scale, learning_rate=rate, step=step)]
+            self.optimizer.count()
+            return left_out
         share = scale / self._accumulate_steps if self._average else scale
-        for found, grads in parts:
-            ops.table_accumulate_gradients(self._handle, found, grads, scale=share)
+        left_out = [ops.table_accumulate_gradients(self._handle, *part, scale=share) for part in parts]
         if self._accumulate_steps == 1:
             self._update()
-            return
-        waiting = self._waiting.assign_add(1)
-        tf.cond(tf.equal(waiting, self._accumulate_steps), self._update, lambda: None)
+        else:
+            waiting = self._waiting.assign_add(1)
+            tf.cond(tf.equal(waiting, self._accumulate_steps), self._update, lambda: None)
+        return left_out
 
     def _update(self) -> None:
         rate, step = self.optimizer.current()
@@ -192,10 +191,11 @@ class NativeTable:
 
     @property
     def statistics(self) -> dict[str, dict[str, int]]:
-        """By table: keys, hits (distinct rows that training lookups found), inserts, evictions, refused, candidates."""
-        kinds = ("keys", "hits", "inserts", "evictions", "refused", "candidates")
+        """By table: keys, hits (distinct rows that training lookups found), inserts, evictions, refused, candidates,
+        left_out (rows that updates left as they were, since their gradients were not finite)."""
+        kinds = ("keys", "hits", "inserts", "evictions", "refused", "candidates", "left_out")
         rows = ops.table_statistics(self._handle).segments.numpy().tolist()
-        return {name: dict(zip(kinds, row)) for name, row in zip(self.names, rows)}
+        return {name: dict(zip(kinds, [*row, self.left_out.get(name, 0)])) for name, row in zip(self.names, rows)}
 
     @property
     def memory(self) -> dict[str, int]:
@@ -218,6 +218,7 @@ class NativeTable:
     def clear(self) -> None:
         """Removes all rows, candidates, tombstones, statistics and waiting gradients. Eager."""
         ops.table_clear(self._handle)
+        self.left_out.clear()
         self._waiting.assign(0)
 
     # What a checkpoint asks of a backend.
@@ -265,9 +266,7 @@ class NativeTable:
         # The memory of the op's own answer: .numpy() would copy it once more.
         records = np.asarray(memoryview(ops.table_read_records(self._handle, handles))).view(dtype)[:, 0]
         ids = ids.numpy()
-        if not in_hash_order:
-            return ids, records
-        order = np.argsort(mix64(ids))
+        order = np.argsort(mix64(ids)) if in_hash_order else slice(None)
         return ids[order], records[order]
 
     def restore(self, name: str, section: str, ids: np.ndarray, records: np.ndarray) -> None:

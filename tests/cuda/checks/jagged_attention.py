@@ -39,7 +39,7 @@ def check_sizes_of_heads(kernels):
 def check_masks(kernels):
     for seed, masks in enumerate((
         {}, {"attention_window": 9}, {"attention_window": 40, "min_full_length": 5}, {"contextual_length": 3},
-        {"contextual_length": 4, "attention_window": 11, "min_full_length": 3},
+        {"contextual_length": [4, 0, 9], "attention_window": 11, "min_full_length": 3, "target_group_size": 3},
     )):  # fmt: skip
         case = random_case([70, 5, 13], 1, 32, 32, seed=seed, targets=[7, 0, 13], **masks)
         case["scale"] = np.random.default_rng(seed).uniform(0.1, 1.0, 88)

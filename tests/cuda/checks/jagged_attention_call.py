@@ -16,11 +16,11 @@ from tests.cuda.checks.jagged_attention_oracle import attention, attention_grad,
 
 TOLERANCE = {0: 2e-6, 1: 2.0**-9, 2: 2.0**-6}
 _NUMBERS = [
-    "type", "batch", "tokens", "heads", "qk_dim", "value_dim", "contextual_length", "attention_window",
+    "type", "batch", "tokens", "heads", "qk_dim", "value_dim", "target_group_size", "attention_window",
     "min_full_length", "scale_stride", "max_length", "num_thresholds", "time_function",
 ]  # fmt: skip
 _POINTERS = [
-    "row_splits", "num_targets", "thresholds", "query", "key", "value", "scale", "position_weights", "time_weights",
+    "row_splits", "num_targets", "contextual_lengths", "thresholds", "query", "key", "value", "scale", "position_weights", "time_weights",
     "asks", "answers", "out", "grads", "query_grads", "key_grads", "value_grads", "position_grads", "time_grads",
 ]  # fmt: skip
 ORACLES = {"jagged_attention": (attention, attention_grad), "bias_attention": (bias_attention, bias_attention_grad)}
@@ -69,12 +69,15 @@ def prepare(kernels, op, type_, case, grads=None):
     host = {"row_splits": np.asarray(case["row_splits"], np.int64)}
     if case.get("num_targets") is not None:
         host["num_targets"] = np.asarray(case["num_targets"], np.int64)
+    context = masks.get("contextual_length", 0)
+    if np.any(context):
+        host["contextual_lengths"] = np.array(np.broadcast_to(context, [len(case["row_splits"]) - 1]), np.int64)
     device = {name: memory.put(to_bits(type_, case[name])) for name in tensors}
     device["scale"] = memory.put(np.asarray(case.get("scale", 1.0), np.float32).reshape(-1))
     call = Call(
         type=type_, batch=len(case["row_splits"]) - 1, tokens=tokens, heads=heads, qk_dim=case[tensors[0]].shape[2],
         value_dim=value_dim, scale_stride=int(np.ndim(case.get("scale", 1.0)) == 1), num_thresholds=-1,
-        alpha=case.get("alpha", 1.0), contextual_length=masks.get("contextual_length", 0),
+        alpha=case.get("alpha", 1.0), target_group_size=masks.get("target_group_size", 1),
         attention_window=masks.get("attention_window", 0), min_full_length=masks.get("min_full_length", 0),
         time_function=case.get("time_function", 0),
     )  # fmt: skip

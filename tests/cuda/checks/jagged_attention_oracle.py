@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import numpy as np
 
-from tests.oracles.visible_pairs import visible_pairs
+from tests.oracles.visible_pairs import masks_of_row, visible_pairs
 
 
 def _sequences(case):
+    """Tokens of each row, its number of targets, and who sees whom in it."""
     splits = np.asarray(case["row_splits"])
     targets = case.get("num_targets")
     for b, (begin, end) in enumerate(zip(splits[:-1], splits[1:])):
-        yield slice(begin, end), 0 if targets is None else targets[b]
+        count = 0 if targets is None else targets[b]
+        seen = visible_pairs(end - begin, count, **masks_of_row(case.get("masks", {}), b))
+        yield slice(begin, end), count, seen
 
 
 def _position(case, rows, targets):
@@ -72,16 +75,15 @@ def _scores(case, rows, targets):
     query, key = (np.asarray(case[name], np.float64)[rows] for name in ("query", "key"))
     position, bucket, bias = _bias(case, rows, targets)
     scores = case.get("alpha", 1.0) * np.einsum("ihd,jhd->hij", query, key) + bias
-    seen = visible_pairs(rows.stop - rows.start, targets, **case.get("masks", {}))
     scale = np.broadcast_to(np.asarray(case["scale"], np.float64), [len(case["value"])])[rows]
-    return scores, seen, scale, position, bucket
+    return scores, scale, position, bucket
 
 
 def attention(**case):
     """[T, H, value_dim]."""
     out = np.zeros(case["value"].shape)
-    for rows, targets in _sequences(case):
-        scores, seen, scale, _, _ = _scores(case, rows, targets)
+    for rows, targets, seen in _sequences(case):
+        scores, scale, _, _ = _scores(case, rows, targets)
         weights = scores / (1.0 + np.exp(-scores)) * seen * scale[:, None]
         out[rows] = np.einsum("hij,jhd->ihd", weights, np.asarray(case["value"], np.float64)[rows])
     return out
@@ -92,8 +94,8 @@ def attention_grad(*, grads, **case):
     out = {f"{name}_grads": np.zeros(case[name].shape) for name in ("query", "key", "value")}
     out["position_grads"] = np.zeros(len(case.get("position_weights", ())))
     out["time_grads"] = np.zeros(len(case.get("time_weights", ())))
-    for rows, targets in _sequences(case):
-        scores, seen, scale, position, bucket = _scores(case, rows, targets)
+    for rows, targets, seen in _sequences(case):
+        scores, scale, position, bucket = _scores(case, rows, targets)
         query, key, value = (np.asarray(case[name], np.float64)[rows] for name in ("query", "key", "value"))
         gate = 1.0 / (1.0 + np.exp(-scores))
         slope = gate * (1.0 + scores * (1.0 - gate)) * seen * scale[:, None]
@@ -121,8 +123,7 @@ def bias_attention(**case):
     tokens, heads, dim = case["value"].shape
     channels = sum(case.get(name) is not None for name in ("position_weights", "time_weights"))
     out = np.zeros([tokens, heads, channels, dim])
-    for rows, targets in _sequences(case):
-        seen = visible_pairs(rows.stop - rows.start, targets, **case.get("masks", {}))
+    for rows, targets, seen in _sequences(case):
         for c, (_, weights, _) in enumerate(_channels(case, rows, targets)):
             out[rows, :, c] = np.einsum("ij,jhd->ihd", weights * seen, np.asarray(case["value"], np.float64)[rows])
     return out.reshape(tokens, heads, channels * dim)
@@ -135,8 +136,8 @@ def bias_attention_grad(*, grads, **case):
     tokens, heads, dim = case["value"].shape
     channels = sum(case.get(name) is not None for name in ("position_weights", "time_weights"))
     parts = np.asarray(grads, np.float64).reshape(tokens, heads, channels, dim)
-    for rows, targets in _sequences(case):
-        seen, value = visible_pairs(rows.stop - rows.start, targets, **case.get("masks", {})), case["value"][rows]
+    for rows, targets, seen in _sequences(case):
+        value = case["value"][rows]
         for c, (name, weights, made_of) in enumerate(_channels(case, rows, targets)):
             out["value_grads"][rows] += np.einsum("ij,ihd->jhd", weights * seen, parts[rows, :, c])
             of_map = np.einsum("ihd,jhd->ij", parts[rows, :, c], np.asarray(value, np.float64)) * seen

@@ -1,0 +1,103 @@
+"""Attributes and scalar inputs far beyond any memory: an InvalidArgumentError that names them, at once."""
+
+import time
+
+import numpy as np
+import pytest
+
+from tests.support.hash_tables import new_table
+from tf_fusedrec import ops
+from tf_fusedrec._tf_compat import tf
+from tf_fusedrec.ops._library import library
+
+HUGE = [2**31, 2**32 + 1, 2**62, 2**63 - 1]
+NEGATIVE = [-1, -(2**31), -(2**63)]
+IDS, ROWS = tf.constant([1, 2, 3], tf.int64), tf.zeros([3, 4])
+INDEX = tf.constant([0, 1, 2])
+BAGS = ROWS[:2], INDEX, tf.constant([0, 1, 3], tf.int64), tf.ones([2])  # grads, index, bag_splits, bag_scale
+
+
+def _size(n):
+    return tf.constant(n, tf.int64)
+
+
+def _fuse(segments):
+    about = {"segments": [0], "feature_names": ["f"], "bag_sizes": [1], "combiners": ["sum"]}
+    return ops.fuse_ids([IDS], {}, num_segments=segments, **about)
+
+
+def _partition(ranks):
+    return ops.rank_partition(IDS, _size([0, 3]), num_ranks=ranks)
+
+
+def _unpack(segments):
+    return library.fusedrec_unpack_message(
+        message=tf.zeros([0], tf.int64), received_splits=tf.zeros([0], tf.int32), num_segments=segments
+    )
+
+
+# What takes the size, and the name that the message must say.
+CALLS = {
+    "recover_grad": (lambda n: ops.recover_grad(ROWS, INDEX, _size(n)), "num_rows"),
+    "recover_grad, padded": (lambda n: ops.recover_grad(ROWS, INDEX, _size(n), pad=True), "num_rows"),
+    "pooled": (lambda n: ops.pooled_recover_grad(*BAGS, _size(n)), "num_rows"),
+    "pooled, padded": (lambda n: ops.pooled_recover_grad(*BAGS, _size(n), pad=True), "num_rows"),
+    "fuse_ids": (_fuse, "num_segments"),
+    "rank_partition": (_partition, "num_ranks"),
+    "unpack_message": (_unpack, "num_segments"),
+}  # fmt: skip
+# Options of a table by the smallest size that it refuses.
+OPTIONS = {
+    "dim": 2**31, "max_rows": 2**62, "ttl": 2**62, "admission_count": 2**62, "max_candidates": 2**62,
+    "hot_after": 2**62, "memory_budget": 2**62, "window": 2**62,
+}  # fmt: skip
+
+
+def _refuses(name, call):
+    begin = time.process_time()
+    with pytest.raises((tf.errors.InvalidArgumentError, ValueError), match=name) as caught:
+        call()
+    assert time.process_time() - begin < 2, "it took long to refuse"
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("op", CALLS)
+@pytest.mark.parametrize("traced", [False, True])
+def test_sizes_beyond_any_memory_are_refused_at_once(op, traced):
+    call, name = CALLS[op]
+    for size in HUGE + NEGATIVE:
+        run = tf.function(lambda: call(size)) if traced else lambda: call(size)  # noqa: B023
+        text = _refuses(name, run)
+        assert str(size) in text, text
+
+
+def test_the_largest_sizes_that_are_sensible_work():
+    assert _fuse(1000).segment_splits.shape == [1001]
+    assert _partition(2000).send_splits.shape == [2000]
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_options_of_tables_beyond_any_memory_are_refused(option, tmp_path):
+    for size in {OPTIONS[option], 2**63 - 1, -1, -(2**63)}:
+
+        def make(size=size):
+            options = {"dim": 4, "tier_folder": str(tmp_path), option: size}
+            name = f"sizes/{option}/{size}"
+            ops.hash_table(shared_name=name, seeds=[1], rule="sgd", hyperparameters=[0.0], **options)
+
+        assert str(size) in _refuses(option, make)
+
+
+def test_scalars_of_tables_beyond_their_range_are_refused():
+    with new_table() as table:
+        table.lookup([[[1, 2]]])
+        for size in [*HUGE[1:], *NEGATIVE]:
+            _refuses("since", lambda: ops.table_keys(table.handle, 0, since=size))  # noqa: B023
+            for clock in ([size, 1], [1, size]):
+                _refuses("clock", lambda: ops.table_set_clock(table.handle, _size(clock)))  # noqa: B023
+        for size in HUGE + NEGATIVE:
+            _refuses("segment", lambda: ops.table_keys(table.handle, size))  # noqa: B023
+        for size in NEGATIVE:
+            _refuses("count", lambda: ops.table_evict(table.handle, 0, size))  # noqa: B023
+        assert int(ops.table_evict(table.handle, 0, 2**63 - 1)) == 0
+        np.testing.assert_array_equal(np.sort(table.records()[0]), [1, 2])

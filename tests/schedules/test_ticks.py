@@ -1,0 +1,62 @@
+"""A step is one tick of a table's clock however many micro-batches it has: policies decide as under sync."""
+
+import numpy as np
+import pytest
+
+from tests.schedules import clicks
+from tests.support.ranks import run_ranks
+from tf_fusedrec import keras, tf
+from tf_fusedrec.schedules import FrozenWindow, Nested
+
+TABLES = {
+    "lru": {"max_rows": 13, "eviction": "lru"},
+    "lfu, ttl, admission": {"max_rows": 13, "eviction": "lfu", "ttl": 5, "admission_count": 3},
+    "ttl": {"ttl": 2},
+    "hot, lru": {"max_rows": 13, "eviction": "lru", "storage_dtype": "mixed", "hot_after": 4},
+}
+
+
+def _trained():
+    """By policy and schedule: all that training leaves, what was counted, and how often the table's clock ticked."""
+    import tf_fusedrec as fr
+
+    rank, found = fr.collectives.rank(), {}
+    batches = [clicks.batch(8, seed=100 * rank + step) for step in range(10)]
+    data = tf.data.Dataset.from_tensor_slices(
+        tf.nest.map_structure(lambda *parts: tf.concat(parts, 0), *batches)
+    ).batch(8)
+    for policy, table in TABLES.items():
+        if table.get("max_rows") and fr.collectives.size() == 1:
+            table = {**table, "max_rows": table["max_rows"] + 4}  # for the ids of both ranks
+        # test_dual_buffer.py has Nested and DualBuffer, which are others bit for bit.
+        for schedule in ("sync", FrozenWindow(3), *([Nested(3)] if policy == "lru" else [])):
+            embedding = clicks.make_embedding("SGD", table)
+            optimizer = fr.collectives.distributed_optimizer(keras.optimizers.legacy.SGD(0.05))
+            model = clicks.make_model(embedding, schedule, optimizer)
+            model.fit(data, verbose=0)
+            native = embedding.lookups[0].table
+            found[policy, schedule] = clicks.state(model, embedding), native.statistics, native.clock
+    return found
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_micro_batches_count_evict_admit_and_expire_as_whole_batches(ranks):
+    results = run_ranks(_trained, ranks, timeout_s=280) if ranks > 1 else [_trained()]
+    for policy in TABLES:
+        counts = [of_table for found in results for of_table in found[policy, "sync"][1].values()]
+        assert sum(of_table["evictions"] for of_table in counts) > 2, policy
+        assert "admission" not in policy or sum(of_table["refused"] for of_table in counts) > 5
+        for found in results:
+            wanted, counted, clock = found[policy, "sync"]
+            for of, schedule in found:
+                if of != policy:
+                    continue
+                got, *others = found[policy, schedule]
+                assert others == [counted, clock], (policy, schedule)
+                # float16 rows under "hot": one rounding more or less in ten updates.
+                atol = 1e-2 if "hot" in policy else 1e-5
+                for what in wanted:
+                    if what.startswith("dense") or what.endswith(" row"):
+                        np.testing.assert_allclose(got[what], wanted[what], rtol=1e-4, atol=atol, err_msg=what)
+                    else:
+                        np.testing.assert_array_equal(got[what], wanted[what], err_msg=f"{policy}, {schedule}: {what}")

@@ -1,0 +1,99 @@
+"""Rows that an update leaves as they are, because their gradient is not finite: counted by table, named once.
+
+One NaN label would make every row NaN that its sample looks up, and a few steps later all rows. The update leaves such
+rows and their slots alone and answers where they are (ops.table_apply_gradients); nothing else looks for them. Which
+rank sent the gradient is known at the owner alone, and searched for only there and then.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, MutableMapping, Sequence
+
+import numpy as np
+
+from tf_fusedrec._tf_compat import tf
+
+_LOG = logging.getLogger("tf_fusedrec.tables")
+
+
+class LeftOut:
+    """Counts and names the left out rows of one group of tables.
+
+    Args:
+      counts: by table, shared with the table's statistics.
+      features: by table, in the order of segments, the names of its features.
+      sources: who sends the blocks of a message, as a sentence names them: "rank 0", or "group 0".
+    """
+
+    def __init__(self, counts: MutableMapping[str, int], features: Mapping[str, Sequence[str]], sources: Sequence[str]):
+        self._counts, self._features, self._sources = counts, features, sources
+        self._told: set[str] = set()
+
+    def note(
+        self,
+        message: tf.Tensor,
+        splits: tf.Tensor,
+        inverse: tf.Tensor,
+        grads: tf.Tensor,
+        left_out: tf.Tensor,
+        update: tf.Tensor,
+    ) -> None:
+        """Adds what one update left out, where there is anything; no work else. No collective.
+
+        Args:
+          message: <int64>[V + R * S] of the lookup, see ops.table_lookup.
+          splits: <int32>[R].
+          inverse: <int32>[V] of the lookup.
+          grads: [>= V, D] in the order received.
+          left_out: <int32>[k], numbers as in `inverse`.
+          update: <int64>[], number of the update.
+        """
+
+        def tell() -> tf.Tensor:
+            told = [message, splits, inverse, grads, left_out, update]
+            with tf.control_dependencies([tf.numpy_function(self._tell, told, [], stateful=True)]):
+                return tf.constant(True)
+
+        tf.cond(tf.size(left_out) > 0, tell, lambda: tf.constant(False))
+
+    def _tell(
+        self,
+        message: np.ndarray,
+        splits: np.ndarray,
+        inverse: np.ndarray,
+        grads: np.ndarray,
+        left_out: np.ndarray,
+        update: np.int64,
+    ) -> None:
+        tables = list(self._features)
+        ids, segments, sources = _received(message, splits, len(tables))
+        places = np.flatnonzero(np.isin(inverse, left_out))
+        numbers, first = np.unique(inverse[places], return_index=True)
+        of_table = segments[places[first]]
+        for segment, table in enumerate(tables):
+            mine = numbers[of_table == segment]
+            self._counts[table] = self._counts.get(table, 0) + len(mine)
+            if len(mine) == 0 or table in self._told:
+                continue
+            self._told.add(table)
+            of_row = np.flatnonzero(inverse == mine[0])
+            bad = of_row[~np.isfinite(grads[of_row].astype(np.float32)).all(axis=1)]
+            source = self._sources[sources[bad[0]]] if len(bad) else "a sum over ranks"
+            _LOG.error(
+                "the gradient of id %d of table %r (features %s) from %s in update %d is not finite. Its row and slots "
+                "stay as they are, and so do %d other rows of the table in this update; later ones are only counted, "
+                "as 'left_out' in the table's statistics. Remedy: look for labels, weights and inputs there that are "
+                "NaN or infinite.",
+                ids[of_row[0]], table, ", ".join(map(repr, self._features[table])), source, update, len(mine) - 1,
+            )  # fmt: skip
+
+
+def _received(message: np.ndarray, splits: np.ndarray, segments: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """ids <int64>[V] in the order received, and the segment and the source of each."""
+    ids, of_segment, of_source = [], [], []
+    for source, block in enumerate(np.split(message, np.cumsum(splits)[:-1])):
+        ids.append(block[segments:])
+        of_segment.append(np.repeat(np.arange(segments), block[:segments]))
+        of_source.append(np.full(len(block) - segments, source))
+    return tuple(np.concatenate(parts) for parts in (ids, of_segment, of_source))

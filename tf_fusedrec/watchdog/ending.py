@@ -56,10 +56,18 @@ class Ending:
         of_horovod = _OF_HOROVOD.search(str(value)) is not None
         first = self._board.first_failure(wait_s=_CAUSE_S if of_horovod else 0.0)
         if first is None:
-            first = self._board.tell_failure(self._rank, cause_of(kind, value))
+            silence = self._silence() if of_horovod else ""
+            first = self._board.tell_failure(self._rank, silence + cause_of(kind, value))
         if first["rank"] == self._rank or not of_horovod:
             self._before(kind, value, trace)
         print(f"tf_fusedrec: rank {first['rank']} failed first: {first['cause']}", file=sys.stderr, flush=True)
+
+    def _silence(self) -> str:
+        """Which rank stood still, when that is why Horovod ended the job; "" when none did."""
+        silent = self._watchdog.look().get("silent", {})
+        named = ", ".join(f"rank {rank} has given no sign of life for {age:.0f} s" for rank, age in silent.items())
+        limit = f"Horovod waits {self._gives_up_after_s} s (HOROVOD_GLOO_TIMEOUT_SECONDS)"
+        return f"{named}; {limit}. " if named else ""
 
     def _on_exit(self) -> None:
         if self._failed or os.getpid() != self._process:

@@ -75,7 +75,8 @@ def fetch(
     """
     contexts: dict[int, Context] = {}
     groups = _by_group([call.lookup for call in calls])
-    for numbers, seen in zip(groups, ahead or [None] * len(groups)):
+    of_groups: Sequence[RowsAhead | None] = ahead or [None] * len(groups)
+    for numbers, seen in zip(groups, of_groups):
         first = calls[numbers[0]]
         of_group = first.lookup.fetch([routed[i] for i in numbers], training=first.training, ahead=seen)
         contexts.update(zip(numbers, of_group))

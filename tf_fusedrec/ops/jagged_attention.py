@@ -159,8 +159,8 @@ def jagged_attention(
     Raises:
       ValueError: a length is negative, target_group_size is below 1, or bias is incomplete.
       InvalidArgumentError: shapes do not fit together; row_splits do not run from 0 to T without decreasing;
-        num_targets is not between 0 and the row's length; contextual_length of a row is negative; a row is longer than N of position_weights; thresholds
-        decrease; times are not one per token.
+        num_targets is not between 0 and the row's length; contextual_length of a row is negative; a row is longer than
+        N of position_weights; thresholds decrease; times are not one per token.
 
     Source: Zhai et al., Actions Speak Louder than Words (HSTU), section 3; masks as in its public operators.
     """

@@ -20,8 +20,9 @@ _NUMBERS = [
     "min_full_length", "scale_stride", "max_length", "num_thresholds", "time_function",
 ]  # fmt: skip
 _POINTERS = [
-    "row_splits", "num_targets", "contextual_lengths", "thresholds", "query", "key", "value", "scale", "position_weights", "time_weights",
-    "asks", "answers", "out", "grads", "query_grads", "key_grads", "value_grads", "position_grads", "time_grads",
+    "row_splits", "num_targets", "contextual_lengths", "thresholds", "query", "key", "value", "scale",
+    "position_weights", "time_weights", "asks", "answers", "out", "grads", "query_grads", "key_grads", "value_grads",
+    "position_grads", "time_grads",
 ]  # fmt: skip
 ORACLES = {"jagged_attention": (attention, attention_grad), "bias_attention": (bias_attention, bias_attention_grad)}
 

@@ -89,7 +89,7 @@ def _padded(tokens: tf.Tensor, rows: _Rows) -> tf.Tensor:
 def _visible(
     rows: _Rows, contextual_length: int | tf.Tensor, attention_window: int, min_full_length: int, target_group_size: int
 ) -> tf.Tensor:
-    """<bool>[B, n, n], pairs (asking, answering). Context has number 0, a history token its own, all targets the last."""
+    """<bool>[B, n, n], pairs (asking, answering). Context has number 0, a history token its own, targets the last."""
     context = contextual_lengths(contextual_length, rows.row_splits)
     context = tf.zeros_like(rows.lengths) if context is None else context
     beyond_one = tf.maximum(context - 1, 0)[:, tf.newaxis]

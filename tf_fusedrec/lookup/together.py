@@ -75,9 +75,9 @@ def fetch(
     """
     contexts: dict[int, Context] = {}
     groups = _by_group([call.lookup for call in calls])
-    of_groups: Sequence[RowsAhead | None] = ahead or [None] * len(groups)
-    for numbers, seen in zip(groups, of_groups):
+    for g, numbers in enumerate(groups):
         first = calls[numbers[0]]
+        seen = None if ahead is None else ahead[g]
         of_group = first.lookup.fetch([routed[i] for i in numbers], training=first.training, ahead=seen)
         contexts.update(zip(numbers, of_group))
     return [contexts[i] for i in range(len(calls))]

@@ -147,7 +147,7 @@ def test_rows_whose_gradients_wait_for_their_update_do_not_leave():
     step(emb, [7])
     assert 7 in emb.export_table("t")[0] and not {1, 2} <= set(emb.export_table("t")[0].tolist())
     step(emb, [8])
-    with pytest.raises(tf.errors.ResourceExhaustedError, match="rows of the last 3 lookups may not leave"):
+    with pytest.raises(tf.errors.ResourceExhaustedError, match="rows whose gradients wait, may not leave"):
         step(emb, [9, 10, 11, 12, 13])
 
 

@@ -114,10 +114,16 @@ def refused():
                 model = make()
                 model.compile(keras.optimizers.legacy.SGD(0.1), loss="mse", jit_compile=free)
                 model.train_on_batch(features, labels)
+    try:
+        fr.schedules.PipelinedModel().compile(keras.optimizers.legacy.SGD(0.1), jit_compile=True)
+    except ValueError as error:
+        messages["pipelined"] = str(error)
     return messages
 
 
 def test_jit_compile_of_a_model_is_refused_with_the_remedy():
-    for name, message in run_ranks(refused, 1)[0].items():
+    messages = run_ranks(refused, 1)[0]
+    assert sorted(messages) == ["fused", "native", "pipelined"]
+    for name, message in messages.items():
         assert "jit_compile=True" in message and "model.compile(..., jit_compile=False)" in message, name
         assert "Unsupported" not in message

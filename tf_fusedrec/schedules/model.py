@@ -82,6 +82,20 @@ class PipelinedModel(keras.Model):
             raise ValueError(f"schedule must be 'sync' or a record of tf_fusedrec.schedules, got {schedule!r}.")
         self._schedule = schedule
 
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """As keras.Model's.
+
+        Raises:
+          ValueError: jit_compile=True: the steps of a schedule are no single function, and lookups have no XLA kernels.
+        """
+        if kwargs.get("jit_compile"):
+            raise ValueError(
+                f"Model {self.name!r} got jit_compile=True, but its lookups have no XLA kernels. Use "
+                "model.compile(..., jit_compile=False); dense blocks may be compiled by "
+                "tf.function(block, jit_compile=True)."
+            )
+        super().compile(*args, **kwargs)
+
     def train_step(self, data: Any) -> dict[str, tf.Tensor]:
         with contextlib.ExitStack() as step:
             if isinstance(getattr(self, "optimizer", None), keras.mixed_precision.LossScaleOptimizer):

@@ -270,7 +270,7 @@ def equal_start(variables: Sequence[tf.Variable], steps: int) -> None:
     """
     if _hvd is None:
         return
-    told = all_gather_object((steps, equality.digests(variables)))
+    told = all_gather_object((steps, equality.digests(equality.values_of(variables))))
     of_ranks = [digests for _, digests in told]
     differs = equality.difference(of_ranks)
     if differs is None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import xxhash
@@ -28,9 +28,14 @@ def dense_weights(model: keras.Model) -> list[tf.Variable]:
     return [weight for weight in model.weights if weight.trainable]
 
 
-def digests(variables: Iterable[tf.Variable]) -> list[Digest]:
-    """The digest of each variable, in their order; copies one variable at a time to host memory. Eager."""
-    return [_digest(variable) for variable in variables]
+def values_of(variables: Iterable[tf.Variable]) -> Iterator[tuple[str, np.ndarray]]:
+    """Name and value of each variable; copies one at a time to host memory. Eager."""
+    return ((variable.name, variable.numpy()) for variable in variables)
+
+
+def digests(weights: Iterable[tuple[str, np.ndarray]]) -> list[Digest]:
+    """The digest of each weight, a name and a value, in their order."""
+    return [_digest(name, np.asarray(value)) for name, value in weights]
 
 
 def difference(of_ranks: Sequence[Sequence[Digest]]) -> str | None:
@@ -62,9 +67,7 @@ def same_forms(of_ranks: Sequence[Sequence[Digest]]) -> bool:
     return len({tuple(digest.form for digest in digests) for digests in of_ranks}) == 1
 
 
-def _digest(variable: Any) -> Digest:
+def _digest(name: str, value: np.ndarray) -> Digest:
     # Bytes, since bfloat16 has no buffer of its own that Python reads.
-    content = np.ascontiguousarray(variable.numpy()).reshape(-1).view(np.uint8)
-    return Digest(
-        variable.name, f"{tuple(variable.shape)} {variable.dtype.name}", xxhash.xxh3_64_intdigest(content.data)
-    )
+    content = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
+    return Digest(name, f"{value.shape} {value.dtype.name}", xxhash.xxh3_64_intdigest(content.data))

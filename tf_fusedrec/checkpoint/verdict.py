@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from tf_fusedrec.checkpoint import disk
+from tf_fusedrec import equality
 
 _CHUNK_BYTES = 1 << 24  # judged at once
 CHOICES = ("refuse", "skip", "save")
@@ -53,37 +53,23 @@ def bad_weight(weights: Sequence[tuple[str, np.ndarray]]) -> str | None:
     return None
 
 
-def digests(weights: Sequence[tuple[str, np.ndarray]]) -> list[list[str]]:
-    """[name, xxh3_64 of the bytes] of every weight: equal on two ranks exactly when the weights are."""
-    return [[name, disk.checksum(np.ascontiguousarray(value).view(np.uint8))] for name, value in weights]
-
-
 def check_equal(ranks: Sequence[Mapping[str, Any]]) -> None:
     """Raises ValueError unless all ranks have the same tables and equal dense weights.
 
     Args:
-      ranks: what each rank tells: "tables" by name with their "spec", and "dense", the digests of its weights.
+      ranks: what each rank tells: "tables" by name with their "spec", and "dense", the equality.digests of its weights.
     """
     for rank, told in enumerate(ranks):
         specs, want = ({name: table["spec"] for name, table in r["tables"].items()} for r in (told, ranks[0]))
         if specs != want:
             raise ValueError(f"Rank {rank} has the tables {specs}, but rank 0 has {want}. Build the same model on all.")
-        if [name for name, _ in told["dense"]] != [name for name, _ in ranks[0]["dense"]]:
-            raise ValueError(
-                f"Rank {rank} has the dense weights {[name for name, _ in told['dense']]}, but rank 0 has "
-                f"{[name for name, _ in ranks[0]['dense']]}. Build the same model on all ranks."
-            )
-    for n, (name, _) in enumerate(ranks[0]["dense"]):
-        by_digest: dict[str, list[int]] = {}
-        for rank, told in enumerate(ranks):
-            by_digest.setdefault(told["dense"][n][1], []).append(rank)
-        if len(by_digest) > 1:
-            groups = " and ".join(f"ranks {group}" for group in by_digest.values())
-            raise ValueError(
-                f"Dense weight {name!r} differs between {groups}, so a checkpoint would hold that of rank 0 for all; "
-                "this save is refused, and earlier checkpoints stand. Make weights equal at the start "
-                "(callbacks.BroadcastDenseWeights), and gradients at every step (collectives.distributed_optimizer)."
-            )
+    differs = equality.difference([[equality.Digest(*digest) for digest in told["dense"]] for told in ranks])
+    if differs is not None:
+        raise ValueError(
+            f"Ranks do not hold the same dense weights: {differs}. A checkpoint would hold those of rank 0 for all; this "
+            "save is refused, and earlier checkpoints stand. Build the same model on all ranks, and compile it with "
+            "collectives.distributed_optimizer, which gives all ranks one start and one gradient."
+        )
 
 
 def check_finite(ranks: Sequence[Mapping[str, Any]]) -> None:

@@ -66,8 +66,8 @@ def check_equal(ranks: Sequence[Mapping[str, Any]]) -> None:
     differs = equality.difference([[equality.Digest(*digest) for digest in told["dense"]] for told in ranks])
     if differs is not None:
         raise ValueError(
-            f"Ranks do not hold the same dense weights: {differs}. A checkpoint would hold those of rank 0 for all; this "
-            "save is refused, and earlier checkpoints stand. Build the same model on all ranks, and compile it with "
+            f"Ranks do not hold the same dense weights: {differs}. A checkpoint would hold those of rank 0 for all; "
+            "this save is refused, and earlier checkpoints stand. Build the same model on all ranks, and compile it with "
             "collectives.distributed_optimizer, which gives all ranks one start and one gradient."
         )
 

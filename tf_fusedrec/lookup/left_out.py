@@ -96,4 +96,4 @@ def _received(message: np.ndarray, splits: np.ndarray, segments: int) -> tuple[n
         ids.append(block[segments:])
         of_segment.append(np.repeat(np.arange(segments), block[:segments]))
         of_source.append(np.full(len(block) - segments, source))
-    return tuple(np.concatenate(parts) for parts in (ids, of_segment, of_source))
+    return np.concatenate(ids), np.concatenate(of_segment), np.concatenate(of_source)

@@ -74,7 +74,8 @@ def fetch(
     """
     contexts: dict[int, Context] = {}
     groups = _by_group([call.lookup for call in calls])
-    for numbers, seen in zip(groups, ahead or [None] * len(groups)):
+    read_ahead: list[RowsAhead | None] = [None] * len(groups) if ahead is None else list(ahead)
+    for numbers, seen in zip(groups, read_ahead):
         first = calls[numbers[0]]
         of_group = first.lookup.fetch([routed[i] for i in numbers], training=first.training, ahead=seen)
         contexts.update(zip(numbers, of_group))

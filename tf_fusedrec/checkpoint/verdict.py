@@ -67,7 +67,7 @@ def check_equal(ranks: Sequence[Mapping[str, Any]]) -> None:
     if differs is not None:
         raise ValueError(
             f"Ranks do not hold the same dense weights: {differs}. A checkpoint would hold those of rank 0 for all; "
-            "this save is refused, and earlier checkpoints stand. Build the same model on all ranks, and compile it with "
+            "this save is refused, and earlier checkpoints stand. Build the same model on all ranks, compiled with "
             "collectives.distributed_optimizer, which gives all ranks one start and one gradient."
         )
 

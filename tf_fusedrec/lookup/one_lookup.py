@@ -26,7 +26,8 @@ def joined(parts: Sequence[Message]) -> Message:
     """
     if len(parts) == 1:
         return parts[0]
-    return tuple(tf.concat(of_all, axis=0) for of_all in zip(*parts))
+    joined_messages, joined_splits = (tf.concat(of_all, axis=0) for of_all in zip(*parts))
+    return joined_messages, joined_splits
 
 
 def parted(found: Any, parts: Sequence[Message], segments: int) -> list[Any]:

@@ -28,8 +28,8 @@ def embeddings_of(model: tf.Module, layers: Sequence[FusedEmbedding] = ()) -> li
         raise TypeError(f"model must be a keras.Model or a FusedEmbedding, got {type(model).__name__}.")
     if isinstance(layers, FusedEmbedding) or not all(isinstance(layer, FusedEmbedding) for layer in layers):
         raise TypeError(f"layers must be a list of FusedEmbedding layers, got {layers!r}.")
-    modules = [model] if isinstance(model, FusedEmbedding) else model.submodules
-    found = {id(module): module for module in (*modules, *layers) if isinstance(module, FusedEmbedding)}
+    modules = (model, *model.submodules, *layers)
+    found = {id(module): module for module in modules if isinstance(module, FusedEmbedding)}
     if not found:
         raise ValueError(
             f"model {model.name!r} holds no FusedEmbedding layer, and a checkpoint is of tables. Remedy: make the "

@@ -250,13 +250,13 @@ class FusedEmbedding(CallModes, Described, keras.layers.Layer):
         self, inputs: Mapping[str, Any], weights: Mapping[str, Any], mask: Mapping[str, Any]
     ) -> list[tuple[GroupLookup, list[features.FlatFeature]]]:
         """Checks inputs of a call and sorts them by group: all groups that have features among them, in one order."""
-        flat = self._flatten(inputs, weights, mask)
+        flat = self._flat_features(inputs, weights, mask)
         parts = [
             (lookup, [flat[f.name] for f in lookup.group.features if f.name in flat]) for lookup in self._holder.value
         ]
         return [(lookup, mine) for lookup, mine in parts if mine]
 
-    def _flatten(
+    def _flat_features(
         self, inputs: Mapping[str, Any], weights: Mapping[str, Any], mask: Mapping[str, Any]
     ) -> dict[str, features.FlatFeature]:
         if not isinstance(inputs, Mapping) or not inputs:

@@ -30,7 +30,7 @@ class CallModes:
     _answers: list[Answer] | None  # of the coming calls, first call first
     _server: Rows | None
     _loss_scaler: Any
-    _flatten: Callable[[Mapping[str, Any], Mapping[str, Any], Mapping[str, Any]], dict[str, features.FlatFeature]]
+    _flat_features: Callable[[Mapping[str, Any], Mapping[str, Any], Mapping[str, Any]], dict[str, features.FlatFeature]]
 
     def __init__(self, **kwargs: Any):
         super().__init__(**kwargs)
@@ -133,7 +133,7 @@ class CallModes:
         rows = self._server
         assert rows is not None
         outputs = {}
-        for name, feature in self._flatten(inputs, weights, mask).items():
+        for name, feature in self._flat_features(inputs, weights, mask).items():
             feature = features.pooled_by_tensorflow(feature)
             outputs[name] = features.restore_form(feature, rows(feature.config.table, feature.ids))
         return outputs

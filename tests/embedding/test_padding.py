@@ -122,7 +122,7 @@ def test_padding_counts_nowhere():
             tape.gradient(loss, layer.trainable_variables)
     assert emb.lookups[0].table.statistics == plain.lookups[0].table.statistics
     assert emb.lookups[0].table.statistics["item"] == {
-        "keys": 1, "hits": 0, "inserts": 1, "evictions": 0, "refused": 2, "candidates": 1
+        "keys": 1, "hits": 0, "inserts": 1, "evictions": 0, "refused": 2, "candidates": 1, "left_out": 0
     }  # fmt: skip
 
 

@@ -12,19 +12,25 @@ PYTHON ?=
 NP ?= 2
 DATA ?=
 CONFIG ?=
+SECONDS ?= 3600
 
 # Modules of benchmarks/ with --quick and --json.
 BENCHMARKS := train_step tfra_swap attention table tier checkpoint alltoall_padding fuse_ids segment_unique rank_partition recovery initial_rows sequence_batching clustering scale overlap topology schedule_quality negatives balance serving
+
+# Tests that reach these rooms; the fuzzers and the soak among them.
+COVERING := tests/checkpoint tests/saved_model tests/embedding tests/tfra tests/ops tests/topology tests/soak tests/fuzz tests/golden
 
 override BIN := .venv/bin
 
 # Values of a user reach recipes as environment variables, as they were written: neither make nor the shell reads a
 # command in them.
-TAKEN := PYTHON NP DATA CONFIG BENCHMARKS
+TAKEN := PYTHON NP DATA CONFIG BENCHMARKS SECONDS
 $(foreach name,$(TAKEN),$(eval override $(name) := $$(value $(name))))
-export $(TAKEN)
+# bash counts in SECONDS.
+override SOAK_SECONDS := $(value SECONDS)
+export $(TAKEN) SOAK_SECONDS
 
-.PHONY: help setup train test lint sanitize bench docs wheel clean
+.PHONY: help setup train test lint sanitize soak coverage bench docs wheel clean
 
 help: ## This list.
 	@echo "make <target> [NAME=value ...]"
@@ -46,6 +52,16 @@ lint: setup ## Checks the style (ruff) and the types (mypy).
 
 sanitize: setup ## Runs the C++ tests under AddressSanitizer, UndefinedBehaviorSanitizer and ThreadSanitizer.
 	@$(BIN)/python -m tools.sanitizers
+
+soak: setup ## Looks for what no test has thought of, with fresh seeds [SECONDS=3600]; says how to see a violation again.
+	@$(BIN)/python -m tests.soak --seconds "$$SOAK_SECONDS"
+
+coverage: setup ## Branch coverage of checkpoint, saved_model, tables and exchange by the tests of these rooms (long).
+	@mkdir -p build/coverage
+	@rm -f build/coverage/data*
+	@$(BIN)/python -m coverage run -m pytest -q $(COVERING)
+	@$(BIN)/python -m coverage combine --quiet
+	@$(BIN)/python -m coverage report --show-missing
 
 test: lint sanitize ## Checks style and types, runs the C++ tests under sanitizers, then all tests.
 	@echo "test: pytest ..."

@@ -9,9 +9,10 @@ import pytest
 import tf_fusedrec as fr
 from tests.oracles.initial_rows import initial_row_oracle
 from tests.support.ids import INT64_MAX, INT64_MIN
-from tf_fusedrec import keras, optimizers, tf
+from tf_fusedrec import keras, ops, optimizers, tf
 from tf_fusedrec.grouping import group_tables
 from tf_fusedrec.tables.keys import table_seed
+from tf_fusedrec.tables.native import NativeTable
 
 
 def table(name="t", dim=4, optimizer=None, **kwargs):
@@ -275,3 +276,15 @@ def test_a_full_table_names_itself():
 def test_its_config_is_plain_json():
     emb = layer(table())
     assert json.loads(json.dumps(emb.get_config()))["tables"][0]["name"] == "t"
+
+
+def test_a_table_that_goes_while_a_graph_is_built_is_freed_and_no_part_of_the_graph():
+    """The garbage collector runs when it likes; an export would capture the handle, and a step would never free it."""
+    for graph in (tf.Graph(), tf.__internal__.FuncGraph("step")):
+        tables = [NativeTable("goes", [table()], seed=0)]
+        handle = tables[0]._handle
+        with graph.as_default():
+            tables.clear()
+        assert graph.get_operations() == []
+        with pytest.raises(tf.errors.NotFoundError):
+            ops.table_size(handle)

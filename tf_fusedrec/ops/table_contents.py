@@ -106,3 +106,13 @@ for _op in (
     "TableApplyGradients", "TableAccumulateGradients",
 ):  # fmt: skip
     tf.no_gradient(f"Fusedrec>{_op}")
+
+
+def table_destroy(table: tf.Tensor) -> None:
+    """Frees the table at once. Python's garbage collector may ask for it while a function is traced.
+
+    Args:
+      table: handle of hash_table; one that is freed already is passed over.
+    """
+    with tf.__internal__.eager_context.eager_mode():  # not as an operation of that function
+        tf.raw_ops.DestroyResourceOp(resource=table, ignore_lookup_error=True)

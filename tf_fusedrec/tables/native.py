@@ -108,7 +108,7 @@ class NativeTable:
         )
         # Whether training lookups may move rows of earlier ones, which then must not be many steps old.
         self.moves_rows = bool(spec.eviction or spec.ttl or spec.hot_after or spec.memory_budget or spec.host_rows)
-        weakref.finalize(self, tf.raw_ops.DestroyResourceOp, resource=self._handle, ignore_lookup_error=True)
+        weakref.finalize(self, ops.table_destroy, self._handle)
 
     def lookup(
         self, message: tf.Tensor, splits: tf.Tensor, *, training: bool, ahead: ops.RowsAhead | None = None

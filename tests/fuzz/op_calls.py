@@ -1,0 +1,192 @@
+"""Wrong calls of every op: shapes, types, splits and scalars that no caller of this package makes.
+
+Right calls are recorded from a small scenario; then each is made again with some of its arguments changed. An op may
+answer, or refuse with an error of TensorFlow or ValueError or TypeError. It must not end the process: under
+AddressSanitizer (tools/sanitized_ops.py) that includes every byte read or written beyond an array.
+"""
+
+from __future__ import annotations
+
+import collections
+import random
+from collections.abc import Callable
+from typing import Any, NamedTuple
+from unittest import mock
+
+import numpy as np
+
+from tests.support import attention
+from tests.support.hash_tables import Table
+from tf_fusedrec import ops, tf
+from tf_fusedrec.ops._library import library
+
+CALLS = 3000  # of one seed
+# Sizes that would be honoured are left out: an op may be asked for a gigabyte, and then gives it.
+INTEGERS = [-(2**63), -(2**31) - 1, -7, -1, 0, 1, 2, 3, 5, 64, 2**31 - 1, 2**31, 2**40, 2**62, 2**63 - 1]
+FLOATS = [float("nan"), float("inf"), -float("inf"), -1.0, 0.0, 1e-45, 0.5, 3e38]
+STRINGS = ["", "x", "adam", "float16", "lru", "tfra", "buckets", "../x", "\0"]
+
+
+class Call(NamedTuple):
+    name: str
+    arguments: tuple
+    keywords: dict[str, Any]
+
+
+def record(scenario: Callable[[], None]) -> list[Call]:
+    """The calls of ops that a scenario makes."""
+    calls: list[Call] = []
+
+    def recorder(name: str, function: Callable) -> Callable:
+        def call(*arguments: Any, **keywords: Any) -> Any:
+            calls.append(Call(name, arguments, keywords))
+            return function(*arguments, **keywords)
+
+        return call
+
+    names = [name for name in dir(library) if name.startswith("fusedrec_") and "eager" not in name]
+    with mock.patch.multiple(library, **{name: recorder(name, getattr(library, name)) for name in names}):
+        scenario()
+    return calls
+
+
+def scenario() -> None:
+    """Every op of a training step and of a checkpoint, and attention."""
+    batch = [[[5, 7, 5], [9]], [[7], []]]
+    spec = {"record_tombstones": True, "admission_count": 2, "max_rows": 100, "eviction": "lru"}
+    tables = [Table(2), Table(2, rule="adagrad", hyperparameters=(0.0, 0.1, 1e-7, 0.0)), Table(2, **spec)]
+    tables.append(Table(2, averaged=True))
+    for table in tables:
+        for _ in range(2):
+            found = table.lookup(batch)
+            table.apply(found, np.ones([5, 4], np.float32))
+        table.find(batch)
+        message, splits = tf.constant([2, 1, 5, 7, 9], tf.int64), tf.constant([5], tf.int32)
+        ahead = ops.table_look_ahead(table.handle, message, splits, dim=4)
+        found = ops.table_refresh(table.handle, message, splits, ahead, dim=4)
+        ops.table_accumulate_gradients(table.handle, found, tf.ones([3, 4]), scale=1.0)
+        ops.table_apply_accumulated(table.handle, learning_rate=0.5, step=2)
+        ops.table_prefetch(table.handle, message, splits)
+        ids, handles = ops.table_keys(table.handle, 0)
+        ops.table_import(table.handle, 1, ids, ops.table_read_records(table.handle, handles))
+        ops.table_import_candidates(table.handle, 1, tf.constant([77], tf.int64), tf.constant([1], tf.int64))
+        ops.table_candidates(table.handle, 1)
+        ops.table_set_clock(table.handle, ops.table_clock(table.handle))
+        ops.table_remove(table.handle, 0, tf.constant([5], tf.int64))
+        ops.table_evict(table.handle, 0, 1)
+        ops.table_tombstones(table.handle, 0)
+        ops.table_forget_tombstones(table.handle)
+        ops.table_size(table.handle)
+        ops.table_statistics(table.handle)
+    _replicas(tables[-1].handle, message, splits)
+    ops.table_clear(tables[0].handle)
+    _exchange()
+    _attention()
+
+
+def _replicas(table: tf.Tensor, message: tf.Tensor, splits: tf.Tensor) -> None:
+    ops.table_note_trained(table, message, splits)
+    ops.table_take_unsynced(table)
+    ids, of_segments = tf.constant([7, 9], tf.int64), tf.constant([0, 1, 2], tf.int64)
+    numbers = ops.table_read_numbers(table, ids, of_segments)
+    ops.table_merge(
+        table, left=ids[:1], left_splits=tf.constant([0, 1, 1], tf.int64), ids=ids, segment_splits=of_segments,
+        numbers=numbers, headers=tf.constant([1, 1], tf.int64), step=1,
+    )  # fmt: skip
+
+
+def _exchange() -> None:
+    ids, splits = tf.constant([3, 3, 8, 1], tf.int64), tf.constant([0, 3, 4], tf.int64)
+    unique = ops.segment_unique(ids, splits)
+    ranked = ops.rank_partition(unique.ids, unique.splits, num_ranks=2)
+    ops.unpack_message(ranked.message[:7], ranked.send_splits, num_segments=2)
+    rows, index = tf.ones([3, 4]), tf.constant([0, 2, 2, 1], tf.int32)
+    ops.recover(rows, index)
+    ops.recover_grad(tf.ones([4, 4]), index, tf.constant(3, tf.int64))
+    bag_splits, bag_scale = tf.constant([0, 1, 4], tf.int64), tf.constant([1.0, 0.5])
+    ops.pooled_recover(rows, index, bag_splits, bag_scale)
+    ops.pooled_recover_grad(tf.ones([2, 4]), index, bag_splits, bag_scale, tf.constant(3, tf.int64))
+    ops.initial_rows(
+        rows, tf.constant([True, False, False]), tf.constant([1, 2, 3], tf.int64), tf.constant([0, 1, 3], tf.int64),
+        seeds=[1, 2], distribution="uniform", a=0.0, b=1.0,
+    )  # fmt: skip
+    ops.fuse_ids(
+        [ids, ids[:2]], {0: tf.constant([0, 1, 4], tf.int64)}, segments=[0, 1], num_segments=2,
+        feature_names=["f", "g"], bag_sizes=[0, 2], combiners=["sum", "mean"],
+    )  # fmt: skip
+
+
+def _attention() -> None:
+    case = attention.Case((3, 0, 2), targets=1, attention_window=2, min_full_length=1, position=True, time="buckets")
+    arrays = attention.Arrays(case)
+    for channels in (False, True):
+        arrays.results(arrays.ours, tf.float32, channels)
+
+
+def call_ops(seed: int, calls: int = CALLS) -> collections.Counter:
+    """Makes wrong calls; returns how many each outcome had.
+
+    Raises:
+      What an op raised that is none of the errors above.
+    """
+    chance, right = random.Random(seed), record(scenario)
+    counts: collections.Counter = collections.Counter()
+    for number in range(calls):
+        call = chance.choice(right)
+        if call.name == "fusedrec_hash_table":  # a table for each would fill the memory
+            continue
+        arguments, keywords = list(call.arguments), dict(call.keywords)
+        for _ in range(chance.choice([1, 1, 2, 3])):
+            places = [*((arguments, n) for n in range(len(arguments))), *((keywords, name) for name in keywords)]
+            container, key = chance.choice(places)
+            container[key] = _changed(container[key], chance)
+        try:
+            getattr(library, call.name)(*arguments, **keywords)
+            counts["answers"] += 1
+        except (tf.errors.OpError, ValueError, TypeError):
+            counts["refusals"] += 1
+        except Exception as error:
+            raise AssertionError(f"seed {seed}, call {number} of {call.name}: {error!r}") from error
+    return counts
+
+
+def _changed(value: Any, chance: random.Random) -> Any:
+    if isinstance(value, (list, tuple)) and not isinstance(value, str):
+        items = list(value)
+        if not items or chance.random() < 0.3:
+            return items[: chance.randrange(len(items) + 1)] + items[:1]
+        at = chance.randrange(len(items))
+        items[at] = _changed(items[at], chance)
+        return items
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, str):
+        return chance.choice(STRINGS)
+    if isinstance(value, int):
+        return chance.choice(INTEGERS)
+    if isinstance(value, float):
+        return chance.choice(FLOATS)
+    if not tf.is_tensor(value) and not isinstance(value, np.ndarray):
+        return value
+    tensor = tf.convert_to_tensor(value)
+    return tensor if tensor.dtype == tf.resource else _changed_array(tensor.numpy(), chance)
+
+
+def _changed_array(array: np.ndarray, chance: random.Random) -> Any:
+    """Another shape, other numbers, or another type."""
+    what = chance.randrange(6)
+    if what == 0:
+        return tf.constant(np.resize(array, chance.choice([(), (0,), (1,), (2, 0), (3,), (7,), (1, 1, 1), (2, 3)])))
+    if what == 1 and array.ndim:
+        return tf.constant(array[: chance.randrange(len(array) + 1)])
+    if what == 2 and array.ndim:
+        return tf.constant(np.concatenate([array, array]))
+    if what == 3:
+        return tf.constant(array.astype(chance.choice([np.int32, np.int64, np.float32, np.float16, np.uint8])))
+    array = np.array(array)
+    numbers = INTEGERS if array.dtype.kind in "iu" else FLOATS
+    for _ in range(chance.choice([1, 1, 3])):
+        if array.size and array.dtype.kind in "iuf":
+            place = chance.randrange(array.size)
+            array.reshape(-1)[place : place + 1] = np.array([chance.choice(numbers)]).astype(array.dtype)
+    return tf.constant(array)

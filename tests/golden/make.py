@@ -1,0 +1,119 @@
+"""Writes the golden files of this version: small files that every later version must read.
+
+    python -m tests.golden.make          # into tests/golden/<version>, which must not exist
+
+    checkpoint/       a full save and a delta: evicted, removed and waiting ids, momentum, bfloat16, dense weights
+    export-stock/     a SavedModel of TensorFlow's operations alone, and export-ours/ with those of this package
+    delta-stock/      what a further step has changed in export-stock/, and delta-ours/
+    expected.json     rows, slots and answers, as numbers
+
+Golden files are made once, by the version that they are named after, and never again: a test that fails with them has
+found a version that cannot read what was written before.
+"""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import shutil
+import sys
+from typing import Any
+
+import numpy as np
+
+import tf_fusedrec as fr
+from tf_fusedrec import checkpoint, keras, tf
+
+FOLDER = pathlib.Path(__file__).parent
+IDS = [*range(12), -1, 2**63 - 1, -(2**63)]  # some have rows, some do not
+OPS = ("stock", "ours")
+
+
+def make_model() -> tuple[keras.Model, Any]:
+    """A model with every kind of state, and its embedding."""
+    tables = [
+        fr.TableConfig(
+            "item", 3, fr.optimizers.SGD(0.25, momentum=0.5), fr.Uniform(0.0, 1.0), max_rows=10, eviction="lru",
+            admission_count=2, record_tombstones=True,
+        ),
+        fr.TableConfig("user", 2, fr.optimizers.Adagrad(0.25), dtype="bfloat16", record_tombstones=True),
+    ]  # fmt: skip
+    embedding = fr.FusedEmbedding(tables, [fr.FeatureConfig(name, name) for name in ("item", "user")])
+    inputs = {name: keras.Input([], dtype=tf.int64, name=name) for name in ("item", "user")}
+    rows = embedding(inputs)
+    both = tf.concat([rows["item"], tf.cast(rows["user"], tf.float32)], axis=1)
+    model = fr.schedules.PipelinedModel(inputs, keras.layers.Dense(2)(both))
+    model.compile(fr.collectives.distributed_optimizer(keras.optimizers.legacy.Adam(0.1)), "mse")
+    return model, embedding
+
+
+def train(model: keras.Model, first: int) -> None:
+    """Eight steps. Some ids come often enough to have a row of "item", others wait."""
+    for step in range(first, first + 8):
+        ids = np.array([step // 2 % 16, 100 + step, -1, 2**63 - 1])
+        batch = {"item": tf.constant(ids), "user": tf.constant(ids[::-1].copy())}
+        model.fit(tf.data.Dataset.from_tensors((batch, tf.ones([4, 2]))), verbose=0)
+
+
+def state(embedding: Any) -> dict[str, Any]:
+    """Every number of every record, by table, section and id."""
+    tables: dict[str, Any] = {}
+    for lookup in embedding.lookups:
+        for name in lookup.table.names:
+            for section in lookup.table.sections:
+                ids, records = lookup.table.snapshot(name, section)
+                named = {
+                    str(i): {f: np.asarray(record[f]).tolist() for f in records.dtype.names if f != "pool"}
+                    for i, record in zip(ids.tolist(), records)
+                }
+                tables[f"{name}.{section}"] = dict(sorted(named.items()))
+    return tables
+
+
+def answers(folder: pathlib.Path) -> list[list[float]]:
+    """What a server says of IDS."""
+    loaded = tf.saved_model.load(str(folder))
+    (answer,) = loaded.signatures["serving_default"](item=tf.constant(IDS), user=tf.constant(IDS)).values()
+    return answer.numpy().tolist()
+
+
+def make(folder: pathlib.Path) -> None:
+    """Writes all of them.
+
+    Raises:
+      FileExistsError: the folder is there.
+    """
+    folder.mkdir()
+    model, embedding = make_model()
+    train(model, 0)
+    saver = checkpoint.Checkpointer(folder / "checkpoint", model, model.optimizer, full_every=2, keep=1)
+    saver.save({"step": 8})
+    for ops in OPS:
+        fr.export(model, folder / f"export-{ops}", ops)
+    train(model, 8)
+    for lookup in embedding.lookups:
+        lookup.table.remove(lookup.table.names[0], np.array([1, 9]))
+    saver.save({"step": 16})
+    saver.wait()
+    expected: dict[str, Any] = {"tables": state(embedding), "weights": weights(model)}
+    for ops in OPS:
+        fr.export(model, folder / f"delta-{ops}", ops, base=folder / f"export-{ops}")
+        expected[f"export-{ops}"] = answers(folder / f"export-{ops}")
+        fr.apply_delta(folder / f"export-{ops}", folder / f"delta-{ops}", folder / "applied")
+        expected[f"delta-{ops}"] = answers(folder / "applied")
+        shutil.rmtree(folder / "applied")
+    (folder / "expected.json").write_text(json.dumps(expected, indent=1) + "\n", encoding="utf-8")
+
+
+def weights(model: keras.Model) -> list[Any]:
+    """Dense weights and the optimizer's, as numbers."""
+    return [w.numpy().tolist() for w in [*model.layers[-1].weights, *model.optimizer.variables()]]
+
+
+if __name__ == "__main__":
+    target = FOLDER / fr.__version__
+    try:
+        make(target)
+    except FileExistsError:
+        sys.exit(f"error: {target} is there: golden files are never made anew. Remedy: raise the version first.")
+    print(target)

@@ -1,0 +1,47 @@
+"""Files of earlier versions are read: rows, slots and answers are those that were noted when they were written."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+import tf_fusedrec as fr
+from tests.golden.make import FOLDER, OPS, answers, make_model, state, train, weights
+from tf_fusedrec import checkpoint
+
+VERSIONS = sorted(path.parent for path in FOLDER.glob("*/expected.json"))
+# Answers go through a product of matrices, whose sums another processor may order otherwise.
+SAME = {"rtol": 1e-5, "atol": 1e-6}
+
+
+def expected(version):
+    return json.loads((version / "expected.json").read_text(encoding="utf-8"))
+
+
+def test_there_are_golden_files_and_they_are_small():
+    assert VERSIONS
+    for version in VERSIONS:
+        assert sum(path.stat().st_size for path in version.rglob("*") if path.is_file()) < 400_000, version
+
+
+@pytest.mark.parametrize("version", VERSIONS, ids=lambda version: version.name)
+def test_checkpoints_of_earlier_versions(version):
+    want = expected(version)
+    model, embedding = make_model()
+    train(model, 3)  # all weights exist, and rows that must go
+    assert checkpoint.load(version / "checkpoint", model, model.optimizer) == {"step": 16}
+    assert state(embedding) == want["tables"]
+    assert weights(model) == want["weights"]
+    rows = checkpoint.read_tables(version / "checkpoint")
+    assert rows["item"][0].tolist() == sorted(map(int, want["tables"]["item.rows"]))
+
+
+@pytest.mark.parametrize("ops", OPS)
+@pytest.mark.parametrize("version", VERSIONS, ids=lambda version: version.name)
+def test_exports_and_deltas_of_earlier_versions(version, ops, tmp_path):
+    want = expected(version)
+    base = shutil.copytree(version / f"export-{ops}", tmp_path / "base")
+    np.testing.assert_allclose(answers(base), want[f"export-{ops}"], **SAME)
+    fr.apply_delta(base, version / f"delta-{ops}", tmp_path / "applied")
+    np.testing.assert_allclose(answers(tmp_path / "applied"), want[f"delta-{ops}"], **SAME)

@@ -1,0 +1,173 @@
+"""Any order of what a training job does with its tables and checkpoints, crashes among it, against dictionaries."""
+
+from __future__ import annotations
+
+import collections
+import pathlib
+import random
+import shutil
+import tempfile
+from typing import Any
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from tests.soak.power_loss import Crashed, PowerLoss
+from tests.soak.ranks import KEEP, MOMENTUM, Ranks
+from tests.support.ids import INT64_MAX, INT64_MIN
+from tf_fusedrec import checkpoint
+
+IDS = [*range(16), -1, INT64_MIN, INT64_MAX, 1 << 40]
+# Where there is one, files need no real disk: power_loss.py has its own idea of what is on it.
+SHARED_MEMORY = pathlib.Path("/dev/shm")
+
+ids = st.lists(st.sampled_from(IDS), max_size=6)
+batches = st.lists(st.tuples(ids, ids), min_size=1, max_size=2)  # ids by source and table
+segments = st.sampled_from([0, 1])
+# Pairs that go together, as TableConfig wants them.
+policies = st.builds(
+    lambda rows, admission, **others: {**rows, **admission, **others},
+    rows=st.sampled_from(
+        [{}, {"max_rows": 8}, *({"max_rows": n, "eviction": e} for n in (4, 8) for e in ("lru", "lfu"))]
+    ),
+    admission=st.sampled_from(
+        [{}, {}, {"admission_count": 2}, {"admission_count": 3}, {"admission_count": 2, "max_candidates": 64}]
+    ),
+    momentum=st.sampled_from([0.0, MOMENTUM]),
+    ttl=st.sampled_from([0, 0, 1, 3]),
+    record_tombstones=st.sampled_from([True, True, False]),
+)
+# What may happen to a save: the number of the file operation at which it does, and chance for what is left.
+moments = st.tuples(st.sampled_from(["crash", "full disk"]), st.integers(0, 150), st.integers(0, 2**32))
+
+
+class Machine(RuleBasedStateMachine):
+    """`executed` counts the rules of all machines of this process by name."""
+
+    executed: collections.Counter = collections.Counter()
+
+    @initialize(policies=policies, ranks=st.integers(1, 3), tier=st.booleans())
+    def create(self, policies: dict, ranks: int, tier: bool) -> None:
+        home = SHARED_MEMORY if SHARED_MEMORY.is_dir() else None
+        self.home = pathlib.Path(tempfile.mkdtemp(prefix="soak-", dir=home))
+        self.disk = self.home / "disk"
+        self.disk.mkdir()
+        self.directory = self.disk / "checkpoint"
+        self.policies = {**policies, "tier_folder": str(self.home) if tier else ""}
+        self.job = Ranks(ranks, self.policies)
+        self.saves = 0
+        self.states: dict[int, Any] = {}  # what a save holds, by its number
+        self.saved: Any = None  # the number of the last save and what it holds; None before there is one
+        self.count("create")
+
+    def count(self, name: str) -> None:
+        self.executed[name] += 1
+
+    def teardown(self) -> None:
+        if hasattr(self, "home"):
+            shutil.rmtree(self.home)
+
+    @invariant()
+    def tables_agree_with_dictionaries(self) -> None:
+        if hasattr(self, "job"):
+            self.job.check()
+
+    @rule(batch=batches, number=st.integers(-8, 8))
+    def train(self, batch: list, number: int) -> None:
+        self.count("train")
+        self.job.train(batch, number)
+
+    @rule(batch=batches)
+    def look_up(self, batch: list) -> None:
+        self.count("look up")
+        self.job.find(batch)
+
+    @rule(steps=st.integers(1, 4))
+    def expire(self, steps: int) -> None:
+        """Steps that bring no ids: only time passes."""
+        self.count("expire")
+        for _ in range(steps):
+            self.job.train([([], [])], 0)
+
+    @rule(segment=segments, ids=ids)
+    def remove(self, segment: int, ids: list) -> None:
+        self.count("remove")
+        self.job.remove(segment, ids)
+
+    @rule(segment=segments, count=st.integers(0, 5))
+    def evict(self, segment: int, count: int) -> None:
+        self.count("evict")
+        self.job.evict(segment, count)
+
+    @precondition(lambda self: self.policies["tier_folder"])
+    @rule(batch=batches)
+    def tier(self, batch: list) -> None:
+        """Rows are brought from the file."""
+        self.count("tier")
+        self.job.prefetch(batch)
+
+    @rule()
+    def clear(self) -> None:
+        self.count("clear")
+        self.job.clear()
+
+    @rule(delta=st.sampled_from([True, True, False]))
+    def save(self, delta: bool) -> None:
+        delta = delta and self.job.full is not None and self.policies["record_tombstones"]
+        self.count("save a delta" if delta else "save all")
+        self._save(delta)
+        self.saved = self.saves, self.job.saved()
+
+    def _save(self, delta: bool) -> None:
+        self.saves += 1
+        self.states[self.saves] = self.job.saved()
+        self.job.save(self.directory, self.saves, delta=delta)
+
+    @rule(delta=st.sampled_from([True, True, False]), moment=moments, ranks=st.integers(1, 3))
+    def save_in_trouble(self, delta: bool, moment: tuple, ranks: int) -> None:
+        """The folder holds the last checkpoint or the new one; after a crash a new job goes on from it."""
+        kind, operation, seed = moment
+        self.count(f"save and {kind}")
+        delta = delta and self.job.full is not None and self.policies["record_tombstones"]
+        before, now = self.saved, (self.saves + 1, self.job.saved())
+        trouble = {"crash_at": operation} if kind == "crash" else {"fail_at": operation}
+        disk = PowerLoss(self.disk, **trouble)
+        done = False
+        try:
+            with disk:
+                self._save(delta)
+            done = True
+        except Crashed:
+            pass
+        except OSError:
+            assert kind == "full disk"
+            self.job.full = None  # as Checkpointer does: the next save is full
+        if kind == "crash":
+            disk.crash(random.Random(seed))
+            self.job = Ranks(ranks, self.policies)
+        found = None
+        if checkpoint.exists(self.directory):
+            found = checkpoint.read_manifest(self.directory)["extra"]
+        allowed = {state[0] if state else None: state for state in ([now] if done else [before, now])}
+        assert found in allowed, f"save {found} was found, want one of {list(allowed)}"
+        self.saved = allowed[found]
+        if kind == "crash" and self.saved is not None:
+            self.job.load(self.directory, self.saved[1])
+
+    @precondition(lambda self: self.saved is not None)
+    @rule(ranks=st.integers(1, 4), which=st.integers(0, KEEP))
+    def reshard(self, ranks: int, which: int) -> None:
+        """A new job of other ranks goes on from one of the saves that are kept."""
+        self.count("load anew")
+        kept = checkpoint.saves(self.directory)
+        save = kept[which % len(kept)]
+        state = self.states[checkpoint.read_manifest(self.directory, save)["extra"]]
+        self.job = Ranks(ranks, self.policies)
+        self.job.load(self.directory, state, save)
+
+    @precondition(lambda self: self.saved is not None)
+    @rule()
+    def load(self) -> None:
+        """A running job goes back to the checkpoint."""
+        self.count("load")
+        self.job.load(self.directory, self.saved[1])

@@ -27,7 +27,7 @@ class DictTable:
     records_tombstones = True
 
     def __init__(self, *names, dim=4, owner="hash_range", changes=True, candidates=False, slot="accumulator", steps=0):
-        self.names, self.owner, self.clock, self.calls = list(names), owner, 0, []
+        self.names, self.owner, self.clock, self.calls, self.clears = list(names), owner, 0, [], 0
         about = ABOUT if changes else []
         row = np.dtype([*about, ("row", "<f4", (dim,)), (slot, "<f4", (dim,)), ("scale", "<f4")])
         self._records = {"rows": row}
@@ -81,6 +81,7 @@ class DictTable:
 
     def clear(self):
         self.calls.append(("clear",))
+        self.clears += 1
         for tables in self.rows.values():
             for name in tables:
                 tables[name].clear()

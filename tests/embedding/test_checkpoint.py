@@ -402,3 +402,26 @@ def test_ids_that_wait_for_admission_go_on_waiting(tmp_path):
     fr.checkpoint.load(tmp_path / "c", second)
     step(second, [7, 8])
     assert second.export_table("item")[0].tolist() == [7]
+
+
+def test_rows_that_a_clear_or_a_load_removed_do_not_come_back_with_a_delta(tmp_path):
+    model, emb, optimizer = _model()
+    job = fr.checkpoint.Checkpointer(tmp_path / "c", model, optimizer, full_every=9)
+
+    def saved_and_loaded(extra):
+        job.save(extra)
+        job.wait()
+        other, its_tables, its_optimizer = _model()
+        assert fr.checkpoint.load(tmp_path / "c", other, its_optimizer) == extra
+        assert _held(its_tables) == _held(emb)
+
+    _train(model, optimizer, 1)
+    fr.checkpoint.save(tmp_path / "other", model, optimizer)
+    _train(model, optimizer, 1, {"a": [77], "b": [88]})
+    saved_and_loaded("full")
+    for lookup in emb.lookups:
+        lookup.table.clear()
+    _train(model, optimizer, 1, {"a": [99], "b": [99]})
+    saved_and_loaded("cleared")
+    fr.checkpoint.load(tmp_path / "other", model, optimizer)
+    saved_and_loaded("loaded")

@@ -124,7 +124,7 @@ class Ranks:
         for table, oracle in zip(self.tables, self.oracles):
             table.clear()
             oracle.clear()
-        self.full = None  # tombstones are gone with the rows, so a delta would bring the rows back
+        self.full = None  # as Checkpointer: tombstones are gone with the rows, so a delta would bring the rows back
 
     def save(self, directory: pathlib.Path, extra: Any, *, delta: bool) -> None:
         """As checkpoint.Checkpointer does it: all rows, or what has changed since the last full save."""

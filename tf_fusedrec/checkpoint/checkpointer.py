@@ -101,6 +101,7 @@ class Checkpointer:
         self._saves = 0
         # The last full save that is a checkpoint, and the clock of each table then; None before there is one.
         self._full: tuple[str, dict[str, int]] | None = None
+        self._clears: list[int] | None = None  # of each table, when the last full save began
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
         self._begun: saving.Plan | None = None  # the save that is no checkpoint yet
@@ -121,7 +122,7 @@ class Checkpointer:
         begin = time.perf_counter()
         if hasattr(self._model, "drain"):  # a schedule may hold gradients back
             self._model.drain()
-        full = self._full if self._saves % self._full_every else None
+        full = self._full if self._saves % self._full_every and self._none_was_cleared() else None
         self._saves += 1
         rank = collectives.rank()
         for layer in self._embeddings:
@@ -150,6 +151,8 @@ class Checkpointer:
         cuts, weights, files = self._or_discarded(copied)
         for table in self._tables if plan.full is None and self._full_every > 1 else ():
             table.forget_tombstones()  # the deltas to come go with this save
+        if plan.full is None and self._full_every > 1:
+            self._clears = [table.clears for table in self._tables]
 
         def write() -> None:
             try:
@@ -172,6 +175,11 @@ class Checkpointer:
             write()
             self.wait()
         self.pause_s = time.perf_counter() - begin
+
+    def _none_was_cleared(self) -> bool:
+        """Whether no rank has cleared a table since the last full save, as a load does. Collective."""
+        mine = self._clears == [table.clears for table in self._tables]
+        return all(collectives.all_gather_object(mine))
 
     def wait(self) -> None:
         """Returns when the last save is a checkpoint on the disk. Collective.

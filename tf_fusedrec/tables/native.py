@@ -73,6 +73,7 @@ class NativeTable:
         self._dtype = tf.as_dtype(spec.dtype)
         self._storage = spec.storage_dtype or spec.dtype
         self._admission = spec.admission_count > 1
+        self.clears = 0  # a clear leaves no tombstones, so no delta can tell of it
         self.records_tombstones = spec.record_tombstones  # whether it remembers ids that leave
         self._rule = optimizers.resolve(spec.optimizer).with_moment_scale(moment_scale)
         self.optimizer = optimizers.Trainer(self._rule, name=name)
@@ -219,6 +220,7 @@ class NativeTable:
     def clear(self) -> None:
         """Removes all rows, candidates, tombstones, statistics and waiting gradients. Eager."""
         ops.table_clear(self._handle)
+        self.clears += 1
         self.left_out.clear()
         self._waiting.assign(0)
 

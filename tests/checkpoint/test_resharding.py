@@ -6,7 +6,7 @@ import pytest
 from tests.checkpoint import simulated
 from tests.checkpoint.oracle import EDGE_IDS, OWNERS, mix64
 from tests.checkpoint.tables import DictTable, contents, ranks_of
-from tf_fusedrec.checkpoint import manifest, shares
+from tf_fusedrec.checkpoint import read_manifest, shares
 from tf_fusedrec.tables import hash_order
 from tf_fusedrec.tables.tfra import owner_of
 
@@ -156,7 +156,7 @@ def test_a_delta_is_as_small_as_its_rows_and_needs_the_full_save(tmp_path):
     delta = simulated.save(tmp_path, tables, full=full, since={"item": 1 << 32 | 1})
     size = {save: sum(f.stat().st_size for f in (tmp_path / save).glob("*.shard")) for save in (full, delta)}
     assert size[delta] < size[full] / 20
-    (part, changes) = manifest.read_manifest(tmp_path)["tables"]["item"]["parts"]
+    (part, changes) = read_manifest(tmp_path)["tables"]["item"]["parts"]
     assert (part["save"], changes["save"]) == (full, delta)
     assert changes["sections"] == {"rows": False, "tombstones": False}
     (tmp_path / full / "item.rows-1.shard").unlink()
@@ -167,7 +167,7 @@ def test_a_delta_is_as_small_as_its_rows_and_needs_the_full_save(tmp_path):
 def test_one_process_reads_all_rows_of_all_ranks(tmp_path):
     tables = ranks_of(lambda: DictTable("item", owner="tfra"), 3, filled)
     simulated.save(tmp_path, tables)
-    described = manifest.read_manifest(tmp_path)["tables"]["item"]
+    described = read_manifest(tmp_path)["tables"]["item"]
     rows = shares.TableShare(tmp_path, "item", described, None, 0, 1).sections["rows"]
     ids = np.concatenate([ids for ids, _ in rows.chunks()])
     assert sorted(ids.tolist()) == sorted(IDS)

@@ -36,7 +36,9 @@ def make_model() -> tuple[keras.Model, Any]:
             "item", 3, fr.optimizers.SGD(0.25, momentum=0.5), fr.Uniform(0.0, 1.0), max_rows=10, eviction="lru",
             admission_count=2, record_tombstones=True,
         ),
-        fr.TableConfig("user", 2, fr.optimizers.Adagrad(0.25), dtype="bfloat16", record_tombstones=True),
+        fr.TableConfig(
+            "user", 2, fr.optimizers.Adagrad(0.25), dtype="bfloat16", unknown="zeros", record_tombstones=True
+        ),
     ]  # fmt: skip
     embedding = fr.FusedEmbedding(tables, [fr.FeatureConfig(name, name) for name in ("item", "user")])
     inputs = {name: keras.Input([], dtype=tf.int64, name=name) for name in ("item", "user")}

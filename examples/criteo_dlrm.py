@@ -79,8 +79,8 @@ def parse(path: str, numbers: tf.Tensor, lines: tf.Tensor) -> tuple[dict[str, tf
     message = tf.strings.join(
         [
             f"{path}, line ", tf.strings.as_string(numbers[wrong]), ": got ",
-            tf.strings.as_string(fields.row_lengths()[wrong]), " fields, beginning with '",
-            tf.strings.substr(lines[wrong], 0, SHOWN_OF_A_LINE), f"', wanted {WANTED}.",
+            tf.strings.as_string(fields.row_lengths()[wrong]), " fields (",
+            tf.strings.substr(lines[wrong], 0, SHOWN_OF_A_LINE), f"), wanted {WANTED}.",
         ]
     )  # fmt: skip
     with tf.control_dependencies([tf.debugging.Assert(tf.reduce_all(sound), [message])]):
@@ -93,6 +93,8 @@ def parse(path: str, numbers: tf.Tensor, lines: tf.Tensor) -> tuple[dict[str, tf
 def read(path: str, first: int, last: int, batch: int, shuffle: bool) -> tf.data.Dataset:
     """This rank's part of each batch of the lines first <= number < last, counted from 0."""
     data = tf.data.TextLineDataset(path).enumerate(start=1).skip(first).take(last - first)
+    # Without a known length, Keras ends an epoch by a step that fails, and in one process Adam has counted that step.
+    data = data.apply(tf.data.experimental.assert_cardinality(last - first))
     if shuffle:
         data = data.shuffle(64 * batch, seed=1)  # before the shard, by one seed: all ranks agree on the batches
     data = data.shard(fr.size(), fr.rank()).batch(batch // fr.size())

@@ -119,8 +119,7 @@ def make_model(dim: int, dims: Mapping[str, int], learning_rate: float) -> fr.sc
     """Log odds of a click from the fields as the log has them, so that a server needs no preprocessing of its own."""
     embedding = fr.FusedEmbedding(
         tables=[fr.TableConfig(field, dims.get(field, dim), fr.optimizers.Adagrad(learning_rate)) for field in STRINGS],
-        # A missing string is padding. The combiner makes its row zeros, and leaves no Keras mask on the sample.
-        features=[fr.FeatureConfig(field, field, combiner="sum", padding_id=MISSING) for field in STRINGS],
+        features=[fr.FeatureConfig(field, field, padding_id=MISSING) for field in STRINGS],  # a row of zeros
     )
     integers = keras.Input([len(INTEGERS)], dtype=tf.float32, name="integers")
     strings = keras.Input([len(STRINGS)], dtype=tf.string, name="strings")

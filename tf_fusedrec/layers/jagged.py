@@ -221,7 +221,7 @@ def interleave(
     if interleave_targets:
         return joined
     if num_targets is None:
-        raise ValueError("interleave_targets=False needs num_targets, got None. Pass those of each row, <int>[B].")
+        raise ValueError("interleave_targets=False needs num_targets, got None. Pass the targets of each row, <int>[B].")
     history = first.row_lengths() - tf.cast(num_targets, tf.int64)
     fits = tf.debugging.assert_non_negative(history, message="a row has more targets than tokens")
     with tf.control_dependencies([] if fits is None else [fits]):

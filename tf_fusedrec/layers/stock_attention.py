@@ -44,8 +44,7 @@ def jagged_attention(
     if bias is not None:
         for part in (_position_map(bias, rows), _time_map(bias, rows)):
             scores = scores if part is None else scores + part[:, tf.newaxis]
-    visible = _visible(rows, contextual_length, attention_window, min_full_length, target_group_size)
-    visible = tf.cast(visible, scores.dtype)
+    visible = tf.cast(_visible(rows, contextual_length, attention_window, min_full_length, target_group_size), scores.dtype)
     out = tf.einsum("bhij,bjhd->bihd", tf.nn.silu(scores) * visible[:, tf.newaxis], values)
     scale = tf.reshape(tf.cast(scale, out.dtype), [-1, 1, 1])
     return tf.cast(jagged.from_dense(out, rows.row_splits).values * scale, value.dtype)
@@ -65,8 +64,7 @@ def bias_attention(
     """Per head [sum_j position_ij visible_ij value_j | the same with time_ij]: [T, H, 2 Dv], or [T, H, Dv] of one."""
     rows = _rows(row_splits, num_targets)
     values = _padded(value, rows)
-    visible = _visible(rows, contextual_length, attention_window, min_full_length, target_group_size)
-    visible = tf.cast(visible, values.dtype)
+    visible = tf.cast(_visible(rows, contextual_length, attention_window, min_full_length, target_group_size), values.dtype)
     maps = [part for part in (_position_map(bias, rows), _time_map(bias, rows)) if part is not None]
     channels = [tf.einsum("bij,bjhd->bihd", part * visible, values) for part in maps]
     return tf.cast(jagged.from_dense(tf.concat(channels, axis=-1), rows.row_splits).values, value.dtype)
@@ -89,7 +87,7 @@ def _padded(tokens: tf.Tensor, rows: _Rows) -> tf.Tensor:
 def _visible(
     rows: _Rows, contextual_length: int | tf.Tensor, attention_window: int, min_full_length: int, target_group_size: int
 ) -> tf.Tensor:
-    """<bool>[B, n, n], pairs (asking, answering). Context has number 0, a history token its own, targets the last."""
+    """<bool>[B, n, n], pairs (asking, answering). Context has number 0, each history token one, all targets the last."""
     context = contextual_lengths(contextual_length, rows.row_splits)
     context = tf.zeros_like(rows.lengths) if context is None else context
     beyond_one = tf.maximum(context - 1, 0)[:, tf.newaxis]

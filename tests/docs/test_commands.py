@@ -15,6 +15,7 @@ TARGETS = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="
 CONVERT = "python -m tf_fusedrec.data.convert"
 MAIN_JOB = "tests/models/test_train.py::test_two_ranks_train_evaluate_and_export"
 BY_DATA = "tests/environment/test_launch_training.py::test_the_data_set_chooses_the_experiment"
+CRITEO = "tests/examples/test_criteo_dlrm.py::test_two_ranks_find_the_signal_that_one_finds"
 PROFILING = "tests/docs/test_profiling.py"
 MOVIELENS = "tests/data/test_movielens.py::test_every_form_gives_the_same"
 
@@ -41,6 +42,8 @@ RUN_ELSEWHERE = {
     "horovodrun -np 16 -H host1:8,host2:8 --network-interfaces eth0 --gloo python train.py": (
         "tests/test_two_hosts.py::test_training_over_two_hosts_equals_training_on_one"
     ),
+    "python examples/criteo_dlrm.py --data path/to/train.txt": CRITEO,
+    "horovodrun -np 2 --gloo python examples/criteo_dlrm.py --data path/to/train.txt": CRITEO,
     "python -m models.evaluate runs/grm_tiny --json metrics.json": MAIN_JOB,
     "horovodrun -np 2 --gloo python -m models.evaluate runs/hstu_ml1m_tiny --data path/to/ml-1m": MAIN_JOB,
     "python -m models.compare runs/mine runs/grm_tiny": (

@@ -177,6 +177,20 @@ def test_later_layers_of_keras_honour_the_mask():
     assert getattr(make_layer(None)({"f": tf.constant(short)})["f"], "_keras_mask", None) is None
 
 
+def test_a_missing_id_of_a_sample_leaves_the_sample_in_the_loss():
+    """Keras leaves out of a loss what the mask of the outputs leaves out: ids [B] must bring none."""
+    inputs = {"f": keras.Input([], dtype=tf.int64, name="f")}
+    embedding = fr.FusedEmbedding(
+        [fr.TableConfig("item", DIM, fr.optimizers.SGD(RATE), fr.Constant(1.0))],
+        [fr.FeatureConfig("f", "item", padding_id=-1)],
+    )
+    model = keras.Model(inputs, keras.layers.Dense(1, kernel_initializer="ones")(embedding(inputs)["f"]))
+    model.compile(keras.optimizers.legacy.SGD(0.1), "mse")
+    # Predictions are 0 for padding and DIM for an id.
+    loss = model.evaluate({"f": np.array([-1, 5])}, np.array([[2.0], [DIM]]), verbose=0)
+    np.testing.assert_allclose(loss, (2.0**2 + 0) / 2, rtol=1e-6)
+
+
 def masked_model(embedding, schedule):
     """Ids with padding and, by an Embedding's mask, others that do not count."""
     ids = keras.Input([4], dtype=tf.int64, name="ids")

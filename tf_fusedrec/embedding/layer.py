@@ -186,11 +186,16 @@ class FusedEmbedding(CallModes, Described, keras.layers.Layer):
             return self._lookup(inputs, weights or {}, mask or {}, trains)
 
     def compute_mask(self, inputs: Mapping[str, Any], mask: Mapping[str, Any] | None = None) -> dict[str, Any] | None:
-        """Of dense features without a combiner: <bool>[B, L], False at padding; None where nothing can be padding."""
+        """Of dense features [B, L] without a combiner: <bool>[B, L], False at padding; None if nothing can be padding.
+
+        Ids [B] bring none: Keras would leave a sample whose id is missing out of the loss and the metrics.
+        """
         masks = {
             name: features.is_kept(self._features[name], ids, (mask or {}).get(name))
             for name, ids in inputs.items()
-            if self._features[name].combiner is None and not isinstance(ids, (tf.RaggedTensor, tf.SparseTensor))
+            if self._features[name].combiner is None
+            and not isinstance(ids, (tf.RaggedTensor, tf.SparseTensor))
+            and len(np.shape(ids)) > 1
         }
         return {name: masks.get(name) for name in inputs} if any(m is not None for m in masks.values()) else None
 

@@ -1,0 +1,176 @@
+"""Trains DLRM on a click log in the format of Criteo, on one rank or on several.
+
+    python examples/criteo_dlrm.py --data train.txt
+    horovodrun -np 2 --gloo python examples/criteo_dlrm.py --data train.txt
+
+A line of the log has 40 fields between tabs: the label (0 or 1), 13 integers I1..I13 and 26 strings C1..C26. An integer
+or a string that is missing is empty. The last lines of the log are the validation part, because logs are in the order
+of time. Any number of ranks trains on the same batches.
+
+Source of the model: Naumov et al., Deep Learning Recommendation Model for Personalization and Recommendation Systems,
+arXiv:1906.00091. Fields whose rows have another dim are projected, as in Ginart et al., Mixed Dimension Embeddings,
+arXiv:1909.11810.
+"""
+
+from __future__ import annotations
+
+import argparse
+import pathlib
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+import tf_fusedrec as fr
+from tf_fusedrec import keras, streaming_metrics, tf
+
+INTEGERS = [f"I{number}" for number in range(1, 14)]
+STRINGS = [f"C{number}" for number in range(1, 27)]
+WANTED = "40 fields between tabs: a label 0 or 1, 13 integers or empty, 26 strings or empty"
+LINE = rf"[01](?:\t(?:-?\d+)?){{{len(INTEGERS)}}}(?:\t[^\t]*){{{len(STRINGS)}}}\r?"
+MISSING = int(fr.hash_strings(""))
+SHOWN_OF_A_LINE = 60  # characters of a wrong line in an error
+
+
+def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", required=True, help="the log, not compressed")
+    parser.add_argument("--output", default="runs/criteo_dlrm", help="folder of checkpoint/ and saved_model/")
+    parser.add_argument("--epochs", type=int, default=1)
+    parser.add_argument("--batch", type=int, default=2048, help="lines of a step, of all ranks together")
+    parser.add_argument("--validation", type=float, default=0.1, help="part of the lines, at the end of the log")
+    parser.add_argument("--dim", type=int, default=16, help="columns of the vectors that interact")
+    parser.add_argument("--dims", default="", help="fields with rows of another dim, such as C6=4,C9=8")
+    parser.add_argument("--learning_rate", type=float, default=0.01)
+    found = parser.parse_args(arguments)
+    if not pathlib.Path(found.data).is_file():
+        parser.error(f"--data {found.data} is no file. Wanted: a log with {WANTED}.")
+    if found.batch < 1 or found.batch % fr.size():
+        parser.error(f"--batch must be a multiple of the {fr.size()} ranks, got {found.batch}.")
+    if not 0 < found.validation < 1:
+        parser.error(f"--validation must lie between 0 and 1, got {found.validation}.")
+    if (pathlib.Path(found.output) / "saved_model").exists():
+        parser.error(f"--output {found.output} has a saved_model. Remedy: another folder, or remove it.")
+    try:
+        found.dims = {name: int(dim) for name, dim in (one.split("=") for one in found.dims.split(",") if one)}
+    except ValueError:
+        parser.error(f"--dims must look like C6=4,C9=8, got {found.dims!r}.")
+    if not set(found.dims) <= set(STRINGS):
+        parser.error(f"--dims names {sorted(set(found.dims) - set(STRINGS))}. Wanted: fields among C1..C26.")
+    return found
+
+
+def count_lines(path: str) -> int:
+    with open(path, "rb") as log:
+        return sum(1 for _ in log)
+
+
+def parse(path: str, numbers: tf.Tensor, lines: tf.Tensor) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
+    """Inputs and labels of lines <string>[B] with numbers <int64>[B], from 1.
+
+    Returns:
+      {"integers": <float32>[B, 13], NaN where missing; "strings": <string>[B, 26]}, labels <float32>[B, 1].
+
+    Raises:
+      InvalidArgumentError: a line has another form; the message names the first one.
+    """
+    sound = tf.strings.regex_full_match(lines, LINE)
+    wrong = tf.argmin(tf.cast(sound, tf.int32))
+    fields = tf.strings.split(lines, "\t")
+    message = tf.strings.join(
+        [
+            f"{path}, line ", tf.strings.as_string(numbers[wrong]), ": got ",
+            tf.strings.as_string(fields.row_lengths()[wrong]), " fields (",
+            tf.strings.substr(lines[wrong], 0, SHOWN_OF_A_LINE), f"), wanted {WANTED}.",
+        ]
+    )  # fmt: skip
+    with tf.control_dependencies([tf.debugging.Assert(tf.reduce_all(sound), [message])]):
+        fields = tf.strings.regex_replace(fields.to_tensor(shape=[None, 40]), r"\r$", "")
+    integers = fields[:, 1:14]
+    integers = tf.strings.to_number(tf.where(integers == "", "nan", integers))
+    return {"integers": integers, "strings": fields[:, 14:]}, tf.strings.to_number(fields[:, :1])
+
+
+def read(path: str, first: int, last: int, batch: int, shuffle: bool) -> tf.data.Dataset:
+    """This rank's part of each batch of the lines first <= number < last, counted from 0."""
+    data = tf.data.TextLineDataset(path).enumerate(start=1).skip(first).take(last - first)
+    # Without a known length, Keras ends an epoch by a step that fails, and in one process Adam has counted that step.
+    data = data.apply(tf.data.experimental.assert_cardinality(last - first))
+    if shuffle:
+        data = data.shuffle(64 * batch, seed=1)  # before the shard, by one seed: all ranks agree on the batches
+    data = data.shard(fr.size(), fr.rank()).batch(batch // fr.size())
+    return data.map(lambda numbers, lines: parse(path, numbers, lines), tf.data.AUTOTUNE).prefetch(2)
+
+
+class DotInteraction(keras.layers.Layer):
+    """Dot products of all pairs of n vectors: a list of <float>[B, D] becomes <float>[B, n * (n - 1) / 2]."""
+
+    def call(self, vectors: Sequence[tf.Tensor]) -> tf.Tensor:
+        stacked = tf.stack(vectors, axis=1)
+        products = tf.matmul(stacked, stacked, transpose_b=True)
+        pairs = np.flatnonzero(np.tri(len(vectors), k=-1))
+        return tf.gather(tf.reshape(products, [-1, len(vectors) ** 2]), pairs, axis=1)
+
+
+def mlp(widths: Sequence[int], name: str) -> keras.Sequential:
+    return keras.Sequential([keras.layers.Dense(width, activation="relu") for width in widths], name=name)
+
+
+def make_model(dim: int, dims: Mapping[str, int], learning_rate: float) -> fr.schedules.PipelinedModel:
+    """Log odds of a click from the fields as the log has them, so that a server needs no preprocessing of its own."""
+    embedding = fr.FusedEmbedding(
+        tables=[fr.TableConfig(field, dims.get(field, dim), fr.optimizers.Adagrad(learning_rate)) for field in STRINGS],
+        features=[fr.FeatureConfig(field, field, padding_id=MISSING) for field in STRINGS],  # a row of zeros
+    )
+    integers = keras.Input([len(INTEGERS)], dtype=tf.float32, name="integers")
+    strings = keras.Input([len(STRINGS)], dtype=tf.string, name="strings")
+    known = tf.where(tf.math.is_nan(integers), tf.zeros_like(integers), integers)
+    bottom = mlp([64, dim], "bottom")(tf.math.log1p(tf.maximum(known, 0.0)))
+    ids = fr.hash_strings(strings)
+    rows = embedding({field: ids[:, column] for column, field in enumerate(STRINGS)})
+    vectors = [
+        keras.layers.Dense(dim, use_bias=False, name=f"project_{field}")(row) if row.shape[-1] != dim else row
+        for field, row in rows.items()
+    ]
+    interactions = DotInteraction(name="interactions")([bottom, *vectors])
+    top = mlp([128, 64], "top")(keras.layers.Concatenate()([bottom, interactions]))
+    return fr.schedules.PipelinedModel({"integers": integers, "strings": strings}, keras.layers.Dense(1)(top))
+
+
+def main(arguments: Sequence[str] | None = None) -> dict[str, list[float]]:
+    """The history of fit: loss and auc of each epoch, and val_loss and val_auc, of the lines of all ranks."""
+    fr.init()
+    asked = parse_arguments(arguments)
+    lines = count_lines(asked.data)
+    held_out = round(lines * asked.validation)
+    if not 0 < held_out < lines:
+        raise SystemExit(
+            f"{asked.data} has {lines} lines, of which {held_out} would be the validation part. Wanted: at least one "
+            "line to train on and one to validate on."
+        )
+    training = read(asked.data, 0, lines - held_out, asked.batch, shuffle=True)
+    validation = read(asked.data, lines - held_out, lines, asked.batch, shuffle=False)
+
+    keras.utils.set_random_seed(0)
+    model = make_model(asked.dim, asked.dims, asked.learning_rate)
+    model.compile(
+        fr.collectives.distributed_optimizer(keras.optimizers.Adam(asked.learning_rate / 10)),
+        keras.losses.BinaryCrossentropy(from_logits=True),
+        metrics=[streaming_metrics.AUC()],
+    )
+    verbose = 2 if fr.rank() == 0 else 0
+    history = model.fit(training, validation_data=validation, epochs=asked.epochs, verbose=verbose).history
+
+    output = pathlib.Path(asked.output)
+    fr.checkpoint.save(output / "checkpoint", model, model.optimizer, extra={"epochs": asked.epochs})
+    served = keras.Model(model.input, {"click": tf.sigmoid(model.output)})
+    fr.export(served, output / "saved_model")
+    if fr.rank() == 0:
+        print(
+            f"validation on {held_out} of {lines} lines: AUC {history['val_auc'][-1]:.4f}, "
+            f"log loss {history['val_loss'][-1]:.4f}; {output} has checkpoint and saved_model"
+        )
+    return history
+
+
+if __name__ == "__main__":
+    main()

@@ -12,7 +12,7 @@ from tests.fuzz.op_calls import call_ops, record, scenario
 from tests.fuzz.targets import TARGETS
 from tf_fusedrec.ops._library import library
 
-DAMAGES = 120
+DAMAGES = 40
 
 
 @pytest.mark.parametrize("seed", [1, None], ids=["first", "fresh"])

@@ -15,7 +15,7 @@ import tf_fusedrec as fr
 from tests.soak.killed import killed_at
 from tests.soak.machine import IDS, Machine, segments
 from tests.soak.power_loss import Crashed
-from tests.soak.ranks import DIM, TABLES, table_config
+from tests.soak.ranks import SEED, TABLES, initial, table_config
 from tf_fusedrec import checkpoint, keras, tf
 
 Rows = dict[str, dict[int, np.ndarray]]  # by table and id
@@ -33,7 +33,7 @@ class Export(NamedTuple):
 def served_model() -> tuple[keras.Model, Any]:
     """A model that answers the rows of its ids, and its embedding; rows come from checkpoints."""
     tables = [table_config(name, momentum=0.0, tier_folder="") for name in TABLES]
-    embedding = fr.FusedEmbedding(tables, [fr.FeatureConfig(name, name) for name in TABLES])
+    embedding = fr.FusedEmbedding(tables, [fr.FeatureConfig(name, name) for name in TABLES], seed=SEED)
     inputs = {name: keras.Input([], dtype=tf.int64, name=name) for name in TABLES}
     rows = embedding(inputs)
     return keras.Model(inputs, tf.concat([rows[name] for name in TABLES], axis=1)), embedding
@@ -110,6 +110,8 @@ class ExportMachine(Machine):
         loaded = tf.saved_model.load(str(made.folder))
         serve = loaded.signatures["serving_default"]
         (answer,) = serve(**{name: tf.constant(IDS, tf.int64) for name in TABLES}).values()
-        nothing = np.zeros(DIM, np.float32)
-        want = [np.concatenate([made.rows[name].get(i, nothing) for name in TABLES]) for i in IDS]
+        want = [
+            np.concatenate([made.rows[name].get(i, initial((segment, i))) for segment, name in enumerate(TABLES)])
+            for i in IDS
+        ]
         np.testing.assert_array_equal(answer, want)

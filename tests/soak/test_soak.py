@@ -21,8 +21,8 @@ from tf_fusedrec.checkpoint import disk
 POLICIES = {"momentum": 0.5, "tier_folder": "", "record_tombstones": True}
 
 
-@pytest.mark.parametrize("seed", [1, 2, None], ids=["first", "second", "fresh"])
-@pytest.mark.parametrize(("machine", "examples"), [(Machine, 30), (ExportMachine, 5)], ids=["tables", "exports"])
+@pytest.mark.parametrize("seed", [1, None], ids=["first", "fresh"])
+@pytest.mark.parametrize(("machine", "examples"), [(Machine, 12), (ExportMachine, 1)], ids=["tables", "exports"])
 def test_any_order_of_operations_agrees_with_dictionaries(machine, examples, seed):
     seed = secrets.randbits(32) if seed is None else seed
     print(f"seed {seed}")

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import subprocess
 
 import numpy as np
 import pytest
@@ -30,7 +31,7 @@ class Trainer:
             np.savez(folder / "samples.npz", user=np.arange(USERS), rank=np.full(USERS, 10) + lower)
             test = {"users": USERS, "baseline_hr@10": 0.1, "baseline_ndcg@10": 0.05}
             (folder / "results.json").write_text(json.dumps({"test": test}), encoding="utf-8")
-        return benchmark.subprocess.CompletedProcess(command, int(self.fails))
+        return subprocess.CompletedProcess(command, int(self.fails))
 
 
 @pytest.fixture
@@ -57,7 +58,7 @@ def test_arms_are_what_they_are_called():
 
 def test_every_arm_is_trained_once_and_held_against_sync(data, tmp_path, monkeypatch):
     trainer = Trainer()
-    monkeypatch.setattr(benchmark.subprocess, "run", trainer)
+    monkeypatch.setattr(benchmark.processes, "run", trainer)
     monkeypatch.setattr(harness, "_commit", lambda: "")  # which asks git in a process, too
     given = ["--data", str(data), "--run", str(tmp_path / "run"), "--epochs", "2", "--json", str(tmp_path / "r.json")]
     benchmark.main([*given, "--arms", "semi_async"])
@@ -88,7 +89,7 @@ def test_quick_takes_the_first_users(data, tmp_path):
 
 
 def test_an_arm_that_fails_names_its_log(tmp_path, monkeypatch):
-    monkeypatch.setattr(benchmark.subprocess, "run", Trainer(fails=True))
+    monkeypatch.setattr(benchmark.processes, "run", Trainer(fails=True))
     with pytest.raises(harness.CheckFailed, match="sync ended with code 1; see .*log.txt"):
         benchmark.train(tmp_path / "sync", ["train.epochs=1"])
 

@@ -192,6 +192,6 @@ def test_arguments(tmp_path):
 
 
 def test_an_ablation_that_fails_ends_the_run(monkeypatch):
-    monkeypatch.setattr(table.subprocess, "run", lambda *a, **k: type("Done", (), {"returncode": 3, "stdout": "why"}))
+    monkeypatch.setattr(table.processes, "run", lambda *a, **k: type("Done", (), {"returncode": 3, "stdout": "why"}))
     with pytest.raises(harness.CheckFailed, match="(?s)table_dedup ended with code 3.*why"):
         table.run_ablation("table_dedup", quick=True)

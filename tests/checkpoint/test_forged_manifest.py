@@ -189,7 +189,7 @@ def test_any_value_in_any_place_is_taken_or_refused_and_never_breaks_a_load(whol
     assert count > 400
     # Values of equal type in these fields may be those of another save; the load compares them with the tables.
     told = [("storage",), ("optimizer",), ("slots",), ("slots", 0), ("slots", 1), ("optimizer", "rule")]
-    fields = {("spec", *field) for field in told} | {("clock",), ("iterations",)}
+    fields = {("spec", *field) for field in told} | {("clock",), ("iterations",), ("learning_rate",)}
     fields |= {
         ("parts", p, "sections", s) for p, s in ((0, "rows"), (0, "candidates"), (1, "candidates"))
     }  # true as is

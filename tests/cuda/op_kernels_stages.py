@@ -52,10 +52,10 @@ def run_refusals():
     refused(wrong, "segments on a GPU", lambda: unique(np.minimum(np.arange(2**20 + 2), 4)))
     empty, many = np.array([], np.int64), np.zeros(2**21 + 1, np.int64)
     refused(
-        wrong, "the size of the message must be at most 2147483647",
+        wrong, "the size of unique_splits must lie in [1, 1048577], got 2097153",
         lambda: run_op(True, ops.rank_partition, (empty, many), num_ranks=1024),
     )  # fmt: skip
-    refused(wrong, "num_ranks must be at most", lambda: partition(np.array([0, 4]), num_ranks=10**6))
+    refused(wrong, "num_ranks (on a GPU) must lie in", lambda: partition(np.array([0, 4]), num_ranks=1025))
     refused(wrong, "does not fit the", lambda: partition(np.array([0, 4]), owner="tfra", id_bits=1))
     refused(wrong, "counts 3 ids in segment 0", lambda: unpack(np.array([3, 0, 7]), np.array([3], np.int32)))
     refused(wrong, "received_splits", lambda: unpack(np.array([1, 0, 7]), np.array([4], np.int32)))

@@ -10,7 +10,7 @@ import pytest
 from tests.data.shards import read_lists
 from tests.support.shared import shared_path
 from tf_fusedrec import tf
-from tf_fusedrec.data import Column, ParquetFolder, fingerprint, kuairand, read_info, read_items
+from tf_fusedrec.data import Column, ParquetFolder, hash_strings, kuairand, read_info, read_items
 from tf_fusedrec.data.kuairand import convert_kuairand
 
 COLUMNS = (
@@ -155,7 +155,7 @@ def test_string_ids_become_fingerprints_and_find_their_features(tmp_path):
     info = convert_kuairand(source, tmp_path / "out", test_fraction=0.3)
     assert info.source.endswith("10 impressions, user_id strings as fingerprints, video_id strings as fingerprints")
     rows = read_lists(ParquetFolder(tmp_path / "out/test", [Column("user_id"), Column("level"), COLUMNS[4]]))
-    prints = {name: int(fingerprint(tf.constant(name))) for name in ("u1", "u3", "u4", "v17", "v19", "v25")}
+    prints = {name: int(hash_strings(tf.constant(name))) for name in ("u1", "u3", "u4", "v17", "v19", "v25")}
     assert {row[0]: row[1:] for row in rows} == {
         prints["u1"]: (1, (prints["v17"],)), prints["u3"]: (2, (prints["v19"],)), prints["u4"]: (0, (prints["v25"],)),
     }  # fmt: skip

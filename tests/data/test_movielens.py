@@ -10,7 +10,7 @@ import pytest
 from tests.data.shards import read_lists
 from tests.support.shared import shared_path
 from tf_fusedrec import tf
-from tf_fusedrec.data import Column, ParquetFolder, fingerprint, read_info, read_items
+from tf_fusedrec.data import Column, ParquetFolder, hash_strings, read_info, read_items
 from tf_fusedrec.data.movielens import convert_movielens
 
 TRAIN = (
@@ -98,7 +98,7 @@ def test_a_log_of_ones_own_with_string_ids_and_without_ratings(tmp_path):
         == "MovieLens, log.csv, 5 ratings, user_id strings as fingerprints, movie_id strings as fingerprints"
     )
     assert "rating" not in info.columns["train"]
-    ann, bob, *items = fingerprint(tf.constant(["ann", "bob", "A7", "B01", "007"])).numpy().tolist()
+    ann, bob, *items = hash_strings(tf.constant(["ann", "bob", "A7", "B01", "007"])).numpy().tolist()
     a7, b01, zero = items
     rows = {row[0]: row[1:] for row in read_lists(ParquetFolder(tmp_path / "out/test", [*TEST[:2], TEST[4]]))}
     assert rows == {ann: ((a7, b01), zero), bob: ((a7,), b01)}

@@ -8,7 +8,7 @@ import pytest
 from tests.data.shards import read_lists
 from tests.support.shared import shared_path
 from tf_fusedrec import tf
-from tf_fusedrec.data import Column, ParquetFolder, fingerprint, read_items
+from tf_fusedrec.data import Column, ParquetFolder, hash_strings, read_items
 from tf_fusedrec.data.sequences import convert_sequences
 
 TEST = (
@@ -45,7 +45,7 @@ def test_string_ids_become_fingerprints(tmp_path):
         "user_id strings as fingerprints, item_id strings"
         in convert_sequences(tmp_path / "seq.txt", tmp_path / "out").source
     )
-    prints = dict(zip(("A1", "A2", "x", "y"), fingerprint(tf.constant(["A1", "A2", "x", "y"])).numpy().tolist()))
+    prints = dict(zip(("A1", "A2", "x", "y"), hash_strings(tf.constant(["A1", "A2", "x", "y"])).numpy().tolist()))
     rows = {row[0]: (row[1], row[3]) for row in read_lists(ParquetFolder(tmp_path / "out/test", TEST))}
     assert rows == {prints["A2"]: ((prints["x"],), prints["y"]), prints["A1"]: ((prints["y"],), prints["x"])}
     items = pq.read_table(tmp_path / "out/items.parquet").to_pydict()

@@ -106,7 +106,7 @@ def saved(folder, model, **embedding):
     """The checkpoint of a model, as the main job leaves one."""
     fields = from_dict(job.RETRIEVAL).to_dict()
     extra = {"experiment": {**fields, "embedding": {**fields["embedding"], **embedding}}, "items": 20}
-    checkpoint.save(folder, model, model.embedding, extra=extra)
+    checkpoint.save(folder, model, extra=extra)
 
 
 def untrained():
@@ -155,5 +155,5 @@ def test_runs_that_cannot_be_evaluated_are_one_line(tmp_path):
     saved(unknown, untrained(), optimizer="lion")
     refused("checkpoint .* holds an experiment that this version does not know: embedding.optimizer", unknown)
     keras_model = keras.Sequential([keras.layers.Dense(1, input_shape=[1])])
-    checkpoint.save(other, keras_model, make_embedding(from_dict(job.RETRIEVAL)))
+    checkpoint.save(other, keras_model, layers=[make_embedding(from_dict(job.RETRIEVAL))])
     refused("checkpoint .* was not written by models.train: it names no experiment", other)

@@ -1,7 +1,7 @@
 """GRM on the KuaiRand log, 50 steps, 2 and 4 processes: equal bit for bit, one job each.
 
 dual_buffer is sync; nested is frozen_window, and both are gradient accumulation over the same micro-batches, whose
-losses are those of whole batches but for rounding.
+losses are those of whole batches but for rounding, and whose tables count as those of whole batches do.
 """
 
 import contextlib
@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from tests.schedules import clicks
-from tests.schedules.test_sequence_models import KUAIRAND, M, _accumulated, _make
+from tests.schedules.test_frozen_window_ranks import assert_equals_accumulation
+from tests.schedules.test_sequence_models import COUNTED, KUAIRAND, M, _accumulated, _make
 from tests.support.ranks import run_ranks
 from tests.support.shared import shared_path
 from tf_fusedrec.data.kuairand import convert_kuairand
@@ -96,7 +97,13 @@ def test_fifty_steps_on_real_data(world_size, monkeypatch, tmp_path):
         for name, reference in (("DualBuffer", "Sync"), ("Nested", "FrozenWindow")):
             assert found[name][1] == found[reference][1], (rank, name)
             _assert_same(found[name][0], found[reference][0], f"rank {rank}, {name}")
-        _assert_same(found["FrozenWindow"][0], accumulated, f"rank {rank}, accumulation")
+        assert_equals_accumulation(found["FrozenWindow"][0], accumulated, f"rank {rank}, accumulation")
+        counted = [
+            {what: state[what] for what in state if what.split()[-1] in COUNTED}
+            for state in (found["FrozenWindow"][0], found["Sync"][0])
+        ]
+        assert counted[0]
+        _assert_same(*counted, f"rank {rank}, counters of whole batches")
         # Sums in another order: 2e-7 of one loss, and little more after 50 updates.
         np.testing.assert_allclose(found["FrozenWindow"][1], found["Sync"][1], rtol=1e-5, err_msg=f"rank {rank}")
         # The test above can fail: rows that were not refreshed give other losses.

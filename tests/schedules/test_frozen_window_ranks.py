@@ -90,14 +90,22 @@ def _both():
     return {name: (_frozen(*options), _accumulated(*options)) for name, options in SCENARIOS.items()}
 
 
+def assert_equals_accumulation(got, wanted, where):
+    """All of two states bit for bit, but for the counters that lookups advance."""
+    assert got.keys() == wanted.keys()
+    for what in wanted:
+        # Accumulation makes a lookup per micro-batch and FrozenWindow one per step, so counters of lookups and changes
+        # differ.
+        if what.split()[-1] not in ("last", "count", "updated"):
+            np.testing.assert_array_equal(got[what], wanted[what], err_msg=f"{where}: {what}")
+
+
 @pytest.mark.parametrize("world_size", [1, 3])
 def test_it_equals_accumulation_bit_for_bit(world_size, monkeypatch):
     # A ring adds an element's gradients in an order that its place in the buffer decides: no tensors side by side.
     monkeypatch.setenv("HOROVOD_FUSION_THRESHOLD", "0")
     for rank, results in enumerate(run_ranks(_both, world_size)):
         for scenario, (frozen, accumulated) in results.items():
+            assert len(frozen) == len(accumulated) == STEPS
             for step, (got, wanted) in enumerate(zip(frozen, accumulated)):
-                assert got.keys() == wanted.keys()
-                for what in wanted:
-                    message = f"{scenario}, rank {rank}, step {step}: {what}"
-                    np.testing.assert_array_equal(got[what], wanted[what], err_msg=message)
+                assert_equals_accumulation(got, wanted, f"{scenario}, rank {rank}, step {step}")

@@ -63,13 +63,14 @@ def test_a_step_is_traced_once_and_may_branch_in_layers(schedule, optimizer):
     assert len(traces) == 1
 
 
+@pytest.mark.parametrize("optimizer", [keras.optimizers.Adam, keras.optimizers.legacy.Adam])
 @pytest.mark.parametrize("schedule", ["sync", FrozenWindow(3)])
-def test_a_saved_model_comes_back_with_its_schedule_and_trains_on(schedule, tmp_path):
+def test_a_saved_model_comes_back_with_its_schedule_and_trains_on(schedule, optimizer, tmp_path):
     table = fr.TableConfig("t", 4, fr.optimizers.Adam(0.1), fr.Uniform(-1, 1))
     embedding = fr.FusedEmbedding([table], [fr.FeatureConfig("f", "t")])
     ids = keras.Input([], dtype=tf.int64)
     model = PipelinedModel(ids, keras.layers.Dense(1)(embedding({"f": ids})["f"]), schedule=schedule)
-    model.compile(keras.optimizers.legacy.Adam(0.1), "mse")
+    model.compile(optimizer(0.1), "mse")
     x, y = np.arange(8) % 5, np.arange(8.0)
     model.train_on_batch(x, y)
     model.save(tmp_path / "m.keras")
@@ -80,6 +81,27 @@ def test_a_saved_model_comes_back_with_its_schedule_and_trains_on(schedule, tmp_
         one.train_on_batch(x, y)
     rows = next(layer for layer in loaded.layers if isinstance(layer, fr.FusedEmbedding))
     np.testing.assert_array_equal(rows.export_table("t")[1], embedding.export_table("t")[1])
+    if optimizer is keras.optimizers.Adam:  # Keras' files hold its slots, and none of legacy optimizers
+        np.testing.assert_array_equal(loaded.layers[-1].kernel, model.layers[-1].kernel)
+
+
+class CompiledByHand(PipelinedModel):
+    """Has a compile of its own, whose arguments no config knows."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.compiled_by_hand = False
+
+    def compile(self, by_hand, **kwargs):
+        self.compiled_by_hand = by_hand
+        super().compile(**kwargs)
+
+
+def test_a_subclass_with_a_compile_of_its_own_is_compiled_by_hand_as_in_keras():
+    model, loaded = CompiledByHand(), CompiledByHand()
+    model.compile(True, optimizer="sgd", loss="mse")
+    loaded.compile_from_config(model.get_compile_config())
+    assert model.compiled_by_hand and not loaded.compiled_by_hand and not loaded._is_compiled
 
 
 def test_a_checkpoint_between_steps_is_all_of_the_state(tmp_path):

@@ -16,8 +16,10 @@ from tests.cuda.checks.hash_table_leaving import (  # noqa: F401
     check_rows_leave_as_the_policies_say,
 )
 from tests.cuda.checks.hash_table_update import (  # noqa: F401
+    check_a_sum_beyond_the_largest_number_is_left_out,
     check_initial_rows_and_slots,
     check_rows_of_16_bits,
+    check_rows_of_gradients_that_are_not_finite_stay_as_they_are,
     check_rules,
     check_sums_are_in_the_order_received,
 )
@@ -184,10 +186,11 @@ def check_what_does_not_fit_is_refused(kernels):
     most, count = 2**30, np.zeros(1, np.int64)
     update = Update(rule=0, step=1)
     for name, *arguments in (
-        ("table_apply", None, 1, None, most + 1, None, 0, 1.0, update),
-        ("table_apply", None, 2, None, 1, None, 0, 1.0, update),
-        ("table_apply", None, -1, None, 1, None, 0, 1.0, update), ("table_remove", 0, None, most + 1, count),
-        ("table_remove", 0, None, -1, count), ("table_remove", 3, None, 1, count), ("table_evict", 3, 1, count),
+        ("table_apply", None, 1, None, most + 1, None, 0, 1.0, update, None, count),
+        ("table_apply", None, 2, None, 1, None, 0, 1.0, update, None, count),
+        ("table_apply", None, -1, None, 1, None, 0, 1.0, update, None, count),
+        ("table_remove", 0, None, most + 1, count), ("table_remove", 0, None, -1, count),
+        ("table_remove", 3, None, 1, count), ("table_evict", 3, 1, count),
         ("table_keys", 3, 0, None, None, count), ("table_read_records", None, most + 1, None),
         ("table_read_records", None, -1, None), ("table_write_records", 0, None, most + 1, None),
         ("table_write_records", 3, None, 1, None), ("table_write_records", 0, None, -1, None),

@@ -63,9 +63,7 @@ def test_a_stopped_rank_and_one_whose_input_blocks_are_named_and_training_goes_o
     assert first == second == [[(1 + n) * 3.0, (2 + n) * 3.0] for n in range(3)]
     assert limit == "600" and share < 0.03
     stop, block = waits.split("call 3", 1)
-    assert re.search(r"rank 0: it has waited \d+ s in collective 'watched.ids', call 2, for rank 1, which has", stop), (
-        waits
-    )
+    assert re.search(r"rank 0: it has waited \d+ s in collective 'watched.ids', call 2, for rank 1, ", stop), waits
     # The number of calls is that of the last sign of life.
     assert re.search(r"for rank 1, whose last sign of life came \d+ s ago, after [01] of 2 calls", stop), waits
     assert "Horovod ends the job after 600 s (HOROVOD_GLOO_TIMEOUT_SECONDS)" in stop
@@ -140,9 +138,11 @@ def test_no_rank_of_a_job_with_uneven_data_ends_with_code_0_and_the_remedy_is_na
     assert codes == [1, 1]
     for rank, text in enumerate(errors):
         last = text.strip().splitlines()[-1]
-        assert last.startswith(f"tf_fusedrec: rank {rank}: failed: the program of rank 1 has ended after 2 calls of"), (
-            text
+        # Rank 1 hears of its end from rank 0, or notices it first.
+        told = (
+            rf"tf_fusedrec: rank {rank}: failed: (rank 0 failed first: )?the program of rank 1 has ended after 2 calls"
         )
+        assert re.match(told, last), text
         assert "and other ranks wait in call 3." in last and "PipelinedModel" in last
 
 

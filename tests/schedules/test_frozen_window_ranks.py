@@ -1,7 +1,7 @@
 """FrozenWindow(M) on 1 and 3 processes, 2 and 4 are in test_fifty_steps.py: gradient accumulation, bit for bit.
 
 The oracle is a loop of single steps with FusedEmbedding(accumulate_steps=M), which has its own tests, and dense
-gradients added up in Python. Rows, slots, dense weights and their slots must be equal after every step.
+gradients added up in Python. Ids, rows, slots, dense weights and their slots must be equal after every step.
 """
 
 import numpy as np
@@ -94,8 +94,7 @@ def assert_equals_accumulation(got, wanted, where):
     """All of two states bit for bit, but for the counters that lookups advance."""
     assert got.keys() == wanted.keys()
     for what in wanted:
-        # Accumulation makes a lookup per micro-batch and FrozenWindow one per step, so counters of lookups and changes
-        # differ.
+        # Accumulation looks up every micro-batch, FrozenWindow every step once: what lookups advance differs.
         if what.split()[-1] not in ("last", "count", "updated"):
             np.testing.assert_array_equal(got[what], wanted[what], err_msg=f"{where}: {what}")
 

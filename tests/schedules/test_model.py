@@ -88,9 +88,7 @@ def test_a_saved_model_comes_back_with_its_schedule_and_trains_on(schedule, opti
 class CompiledByHand(PipelinedModel):
     """Has a compile of its own, whose arguments no config knows."""
 
-    def __init__(self, **kwargs):
-        super().__init__(**kwargs)
-        self.compiled_by_hand = False
+    compiled_by_hand = False
 
     def compile(self, by_hand, **kwargs):
         self.compiled_by_hand = by_hand

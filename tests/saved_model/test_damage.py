@@ -131,7 +131,7 @@ def test_apply_delta_finds_flipped_bits_cuts_and_missing_files(ops, folders, tmp
     by_saved_model(str(tmp_path / "out"), "serving_default", {"x": tf.constant(IDS)})
 
 
-@pytest.mark.parametrize("name", ["../evil", "/tmp/evil", "a\\b", "..", "", "evil\0"])
+@pytest.mark.parametrize("name", ["../evil", "/evil", "a\\b", "..", "", "evil\0"])
 def test_hostile_names_of_tables_are_refused(name, folders, tmp_path):
     base, delta = tmp_path / "base", tmp_path / "delta"
     shutil.copytree(folders / "ours", base)

@@ -91,7 +91,7 @@ absl::Status HashTable::Accumulate(absl::Span<const int64_t> handles, absl::Span
   const uint32_t since = waiting_since_.load(std::memory_order_relaxed);
   if (since == 0 || clock < since) waiting_since_.store(clock, std::memory_order_release);
   const GradientSum sums(inverse, handles.size(), grads, storage, spec_.dim, scale);
-  // Of a lookup in parts, the other parts' rows have no gradients here.
+  // Rows of the lookup's other parts have no gradients here.
   std::vector<int64_t> trained(handles.begin(), handles.end()), numbers;
   for (size_t i = 0; i < trained.size(); ++i) {
     if (sums.IsEmpty(i)) trained[i] = kNoRow;

@@ -22,7 +22,7 @@ struct RowMask {
   // Where a token stands for the bias: all targets behind the history.
   __device__ int Place(int place) const { return Lesser(place, targets_from); }
 
-  // Of a target: its group.
+  // The group of a target.
   __device__ int Group(int place) const { return (place - targets_from) / group_size; }
 
   // The first number of a key's place minus a query's in a tile: keys from k0 on, queries before q1.

@@ -16,7 +16,7 @@ struct RowMask {
   bool contextual, grouped;
 
   int32_t Number(int64_t place) const { return static_cast<int32_t>(Lesser(Greater(place - context, 0), top)); }
-  // Of a target: its group, and the place behind its group.
+  // The group of a target, and the place behind that group.
   int64_t Group(int64_t place) const { return (place - targets_from) / group_size; }
   int64_t GroupEnd(int64_t place) const { return targets_from + (Group(place) + 1) * group_size; }
 };

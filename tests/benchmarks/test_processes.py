@@ -1,4 +1,4 @@
-"""What a benchmark starts ends with it: after SIGTERM, after an error, and when it is killed."""
+"""Processes that a benchmark starts end with it: after SIGTERM, after an error, and when it is killed."""
 
 import os
 import pathlib

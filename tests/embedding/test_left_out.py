@@ -13,7 +13,7 @@ DIM, STEPS, BAD_STEP, BAD_ID = 4, 4, 2, 77
 
 
 class Messages(logging.Handler):
-    """What is logged of tables while it is attached."""
+    """Collects the log of tables while it is attached."""
 
     def __init__(self):
         super().__init__()

@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from tf_fusedrec import tf
+from tf_fusedrec import tf  # isort: skip  (chooses legacy Keras before TensorFlow is imported)
+from tensorflow.python.framework.auto_control_deps import AutomaticControlDependencies
 
 _STAGES = {
     "Fusedrec>FuseIds": "fuse ids",
@@ -42,11 +43,13 @@ class MarkedStep:
     def __init__(self, step: Callable[..., Any]):
         self._step = step
         self._names: list[str] = []
-        self._function = tf.function(tf.autograph.experimental.do_not_convert(self._marked), autograph=False)
+        self._function: Callable[..., Any] | None = None
 
     def _marked(self, *arguments: Any) -> tuple[Any, tf.Tensor]:
         begin = tf.timestamp()
-        result = self._step(*arguments)
+        # A tf.function would put the clocks, stateful ops, behind the last stateful op of the step: a circle.
+        with AutomaticControlDependencies() as dependencies:
+            result = dependencies.mark_as_return(self._step(*arguments))
         names, marks, exchanges = [BEFORE], [begin], 0
         for op in tf.compat.v1.get_default_graph().get_operations():
             name = _STAGES.get(op.type)
@@ -64,8 +67,13 @@ class MarkedStep:
 
     def run(self, *arguments: Any) -> dict[str, list[float]]:
         """Seconds from the call until the marks of each stage, and until the return (REST)."""
+        if self._function is None:
+            signature = [tf.TensorSpec.from_tensor(tensor) for tensor in tf.nest.flatten(arguments)]
+            self._function = tf.compat.v1.wrap_function(
+                lambda *flat: self._marked(*tf.nest.pack_sequence_as(arguments, flat)), signature
+            )
         begin = time.time()
-        _, marks = self._function(*arguments)
+        _, marks = self._function(*tf.nest.flatten(arguments))
         end = time.time()
         done: dict[str, list[float]] = {}
         for name, mark in zip(self._names, marks.numpy()):

@@ -71,7 +71,7 @@ def test_a_tiny_run(capsys):
     one = overlap.case(1.0, answer)
     assert all(len(ms) == 3 and min(ms) > 0 for ms in answer["ms"].values())
     exchange, none = (one["table"][arm]["exchange_ms"] for arm in ("exchange_only", "dense_only"))
-    assert exchange > max(4, 2 * none)  # half of what the wire alone takes one way
+    assert exchange > max(4, none)  # half of what the wire alone takes one way; `none` is the noise of two processes
     for times in one["table"].values():
         assert times["compute_ms"] + times["exposed_ms"] + times["free_ms"] == pytest.approx(times["step_ms"])
     overlap.show(one)

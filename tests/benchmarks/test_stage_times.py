@@ -36,6 +36,16 @@ def test_time_goes_to_the_stage_that_waited():
     assert max(ms[stage] for stage in ("deduplicate ids", "sum gradients by id", REST)) < slow
 
 
+def test_a_stateful_condition_behind_the_stages_is_no_circle():
+    def step(ids):
+        unique = ops.segment_unique(ids, tf.constant([0, 3], tf.int64))
+        with tf.control_dependencies([tf.cond(tf.size(unique.ids) > 5, lambda: tf.print("many"), tf.no_op)]):
+            return ops.recover(tf.zeros([2, 4]), unique.inverse)
+
+    run = MarkedStep(step).run(tf.constant([7, 8, 7], tf.int64))
+    assert list(run) == [BEFORE, "deduplicate ids", "rows in the order of ids", REST]
+
+
 def test_stages_add_up_to_the_median_step_in_the_order_in_which_they_end():
     runs = [
         {"b": [0.003], "a": [0.001, 0.004], "end": [0.005]},

@@ -22,6 +22,7 @@ import numpy as np
 from tf_fusedrec import equality, ops
 from tf_fusedrec._tf_compat import keras, tf
 from tf_fusedrec.averaging import averaging
+from tf_fusedrec.horovod_threads import without_preemption
 from tf_fusedrec.watchdog import start_watchdog
 
 _LOG = logging.getLogger("tf_fusedrec.collectives")
@@ -96,7 +97,7 @@ def init(
         os.environ.setdefault("HOROVOD_TIMELINE", "DYNAMIC")
     ending = start_watchdog(launched_size(), _members, report_after_s, give_up_after_s)
     made = {ranks: hvd.ProcessSet(list(ranks)) for ranks in wanted}
-    with _waiting("init"):
+    with _waiting("init"), without_preemption():
         hvd.init(process_sets=list(made.values()) or None)
     _process_sets.update(made)
     _hvd = hvd

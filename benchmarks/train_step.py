@@ -7,9 +7,13 @@ with TFRA's own parts, when tf_fusedrec fuses them over TFRA's table, and when o
 and rule over ranks; first the losses of all must agree step by step, then they take turns on fresh batches. At the end
 the stages of the native step, measured by clocks inside its graph.
 
+`fr.init` keeps Gloo's loop from taking cores from threads that compute, for TFRA's layers too. TFRA takes turns with
+and without: `tfra_as_launched` is a job that has only called `hvd.init`, as TFRA's users have it before they come.
+
 `ratio_native_vs_tfra` in the JSON file is the native step's `ratio_vs_tfra` under the name by which it is asked for.
 """
 
+import contextlib
 import resource
 import time
 from collections.abc import Mapping, Sequence
@@ -23,7 +27,7 @@ from benchmarks.contenders import CONTENDERS, Contender
 from benchmarks.graph_count import count_nodes
 from benchmarks.stage_times import MarkedStep, stage_ms
 from benchmarks.synthetic import Batch, Batches
-from tf_fusedrec import tf
+from tf_fusedrec import horovod_threads, tf
 
 RANKS = 2
 FEATURES = 26
@@ -33,6 +37,7 @@ ZIPF_ALPHA = 1.05
 CHECKED_STEPS = 12
 # float32 sums in another order differ by about 1e-7 of their size; a dozen steps of training amplify that.
 LOSS_TOLERANCE = 1e-5
+AS_LAUNCHED = "tfra_as_launched"
 
 
 class StepTimes(NamedTuple):
@@ -98,23 +103,30 @@ def _train_and_check(contenders: Sequence[Contender], names: Sequence[str], batc
 def _measure(
     contenders: Sequence[Contender], names: Sequence[str], batches: Batches, *, warmup: int, repeats: int
 ) -> dict[str, StepTimes]:
-    wall = np.zeros([len(contenders), repeats])
-    cpu = np.zeros([len(contenders), repeats])
+    threads = horovod_threads.threads_without_preemption()
+    turns = {contender.name: (contender, False) for contender in contenders}
+    turns = {AS_LAUNCHED: (contenders[0], True), **turns}
+    names_of_turns = list(turns)
+    wall = np.zeros([len(turns), repeats])
+    cpu = np.zeros([len(turns), repeats])
     for repeat in range(-warmup, repeats):
         step = CHECKED_STEPS + warmup + repeat
         ids, labels = _tensors(names, batches.batch(step, fr.collectives.rank()))
-        for turn in range(len(contenders)):
-            c = (repeat + turn) % len(contenders)
-            fr.collectives.barrier()
-            wall_begin, cpu_begin = time.perf_counter(), _cpu_s()
-            contenders[c].step(ids, labels)
-            if repeat >= 0:
-                wall[c, repeat], cpu[c, repeat] = time.perf_counter() - wall_begin, _cpu_s() - cpu_begin
+        for turn in range(len(turns)):
+            t = (repeat + turn) % len(turns)
+            contender, as_launched = turns[names_of_turns[t]]
+            with horovod_threads.with_preemption(threads) if as_launched else contextlib.nullcontext():
+                fr.collectives.barrier()
+                wall_begin, cpu_begin = time.perf_counter(), _cpu_s()
+                contender.step(ids, labels)
+                if repeat >= 0:
+                    wall[t, repeat], cpu[t, repeat] = time.perf_counter() - wall_begin, _cpu_s() - cpu_begin
+                fr.collectives.barrier()  # the other rank's step ends under the same policy
     wall_by_rank = fr.collectives.all_gather(wall[np.newaxis])
     cpu_by_rank = fr.collectives.all_gather(cpu[np.newaxis])
     return {
-        contender.name: StepTimes(wall_by_rank[:, c].max(axis=0).tolist(), cpu_by_rank[:, c].mean(axis=0).tolist())
-        for c, contender in enumerate(contenders)
+        name: StepTimes(wall_by_rank[:, t].max(axis=0).tolist(), cpu_by_rank[:, t].mean(axis=0).tolist())
+        for t, name in enumerate(turns)
     }
 
 
@@ -164,7 +176,7 @@ def main() -> None:
             "p10 ms": fields[f"ms_p10_{name}"],
             "p90 ms": fields[f"ms_p90_{name}"],
             "cpu ms/step": fields[f"cpu_ms_{name}"],
-            "all2alls": alltoalls[name],
+            "all2alls": alltoalls["tfra" if name == AS_LAUNCHED else name],
             "ours is faster by": fields[f"ms_{name}"] / fields["ms_ours"],
         }
         for name in times

@@ -19,6 +19,7 @@ LEVEL = {
     "pieces": 1,
     "averaging": 1,
     "equality": 1,
+    "horovod_threads": 1,
     "xla": 1,
     "config": 2,
     "watchdog": 2,

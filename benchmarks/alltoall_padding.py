@@ -15,7 +15,8 @@ import numpy as np
 
 import tf_fusedrec as fr
 from benchmarks import harness
-from tf_fusedrec import collectives, ops, tf
+from tf_fusedrec import ops, tf
+from tf_fusedrec.exchange import collectives
 
 RANKS = 2
 DIM = 16

@@ -29,7 +29,7 @@ from tf_fusedrec.data.interactions import by_user_and_time
 from tf_fusedrec.data.rows import Ragged, ragged_from_groups
 from tf_fusedrec.data.sample_partition import partition_samples
 from tf_fusedrec.data.text_log import ID, INTEGER, read_log
-from tf_fusedrec.pieces import piece_bounds
+from tf_fusedrec.exchange.micro_batches import piece_bounds
 
 DATA = harness.ROOT.parent / "shared" / "data"
 MICRO_BATCHES = 8

@@ -13,7 +13,8 @@ import numpy as np
 
 import tf_fusedrec as fr
 from benchmarks import harness
-from tf_fusedrec import collectives, losses, tf
+from tf_fusedrec import losses, tf
+from tf_fusedrec.exchange import collectives
 
 MARK = "WIRE "
 RANKS = 2

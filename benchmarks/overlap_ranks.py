@@ -21,8 +21,8 @@ from benchmarks.overlap_model import (
     training,
 )
 from tf_fusedrec import keras, tf
+from tf_fusedrec.callbacks.timeline import Recorder, step_times
 from tf_fusedrec.schedules import DualBuffer, FrozenWindow, Nested, Schedule, SemiAsync, Sync
-from tf_fusedrec.timeline import Recorder, step_times
 
 RANKS = 2
 # Schedules sum in another order; losses of a few steps of training amplify that.

@@ -24,9 +24,10 @@ import tf_fusedrec as fr
 from benchmarks import harness
 from benchmarks.synthetic import ZipfIds
 from benchmarks.table_work import ZIPF_ALPHA
-from tf_fusedrec import collectives, exchange, ops, optimizers, tf
+from tf_fusedrec import ops, optimizers, tf
+from tf_fusedrec.exchange import all_to_all, collectives
+from tf_fusedrec.exchange.topology import Place, Topology
 from tf_fusedrec.tables import NativeTable
-from tf_fusedrec.topology import Place, Topology
 
 RANKS = 2
 DIMS = (16, 512)
@@ -56,15 +57,15 @@ def make_step(table: NativeTable, name: str, *, at_source: bool, at_owner: bool)
         unique = ops.UniqueIds(ids, tf.stack([0, n]), tf.range(tf.size(ids)))
         if at_source:
             unique = ops.segment_unique(ids, unique.splits)
-        leaving = exchange.Leaving(unique, name, table.owner, table.id_bits, table.names)
-        route = exchange.route_ids([leaving], place, training=True)[0]
+        leaving = all_to_all.Leaving(unique, name, table.owner, table.id_bits, table.names)
+        route = all_to_all.route_ids([leaving], place, training=True)[0]
         found = table.lookup(route.message, route.message_splits, training=True)
         assert isinstance(found, ops.TableRows)
-        rows = ops.recover(exchange.bring_rows(route, found.rows, place, None), route.index)
+        rows = ops.recover(all_to_all.bring_rows(route, found.rows, place, None), route.index)
         with tf.control_dependencies([rows]):  # no gradient is there before the rows are
             gradients = tf.identity(gradients)
         summed = ops.recover_grad(gradients, route.index, route.num_unique, pad=True)
-        arrived = exchange.return_gradients(route, summed, place, None)
+        arrived = all_to_all.return_gradients(route, summed, place, None)
         if not at_owner:
             received = tf.range(tf.size(found.inverse))
             found = found._replace(handles=tf.gather(found.handles, found.inverse), inverse=received)

@@ -18,7 +18,8 @@ import numpy as np
 import tf_fusedrec as fr
 from benchmarks import harness
 from benchmarks.synthetic import Batches
-from tf_fusedrec import collectives, ops, tf
+from tf_fusedrec import ops, tf
+from tf_fusedrec.exchange import collectives
 
 RANKS = 2
 DIMS = (4, 16, 64, 256)

@@ -2,8 +2,8 @@
 
     python -m benchmarks.timelines FOLDER [PICTURE ...]
 
-The model and the network of 1 Gbit/s are those of benchmarks/overlap.py, and the callback tf_fusedrec.timeline.Timeline
-records rank 0 of 2. Needs root, as that does.
+The model and the network of 1 Gbit/s are those of benchmarks/overlap.py, and the callback
+fr.callbacks.Timeline records rank 0 of 2. Needs root, as that does.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from benchmarks import children, harness, network, overlap
 from benchmarks.overlap_model import Size, dataset, make_embedding, make_model
 from benchmarks.overlap_ranks import ARMS, RANKS
 from tf_fusedrec import keras, tf
-from tf_fusedrec.timeline import Timeline
+from tf_fusedrec.callbacks.timeline import Timeline
 
 PICTURES = {"sync": "sync", "frozen_window": "frozen_M4", "nested": "nested_M4"}  # arms of overlap
 FIRST, STEPS = 4, 7  # of each arm; the first ones make the rows

@@ -9,7 +9,8 @@ import numpy as np
 import tf_fusedrec as fr
 from benchmarks import children
 from benchmarks.topology import DIM, REAL_GROUPS, batches
-from tf_fusedrec import exchange, ops, tf
+from tf_fusedrec import ops, tf
+from tf_fusedrec.exchange import all_to_all
 from tf_fusedrec.tables import NativeTable
 
 
@@ -36,8 +37,8 @@ def train(groups: int, mine: list[np.ndarray]) -> dict[str, Any]:
         tape.gradient(loss, layer.trainable_variables)
         size = tf.size(ids, tf.int64)
         unique = ops.UniqueIds(ids, tf.stack([0, size]), tf.range(tf.size(ids)))  # a batch has each id once
-        leaving = exchange.Leaving(unique, f"{name}.count", table.owner, table.id_bits, table.names)
-        route = exchange.route_ids([leaving], place, training=False)[0]
+        leaving = all_to_all.Leaving(unique, f"{name}.count", table.owner, table.id_bits, table.names)
+        route = all_to_all.route_ids([leaving], place, training=False)[0]
         return tf.reduce_sum(route.received_splits)
 
     received = [int(step(tf.constant(ids))) for ids in mine]

@@ -27,7 +27,8 @@ from benchmarks.contenders import CONTENDERS, Contender
 from benchmarks.graph_count import count_nodes
 from benchmarks.stage_times import MarkedStep, stage_ms
 from benchmarks.synthetic import Batch, Batches
-from tf_fusedrec import horovod_threads, tf
+from tf_fusedrec import tf
+from tf_fusedrec.exchange import horovod_threads
 
 RANKS = 2
 FEATURES = 26

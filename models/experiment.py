@@ -30,7 +30,7 @@ from models.yaml_records import (
 )
 from tf_fusedrec.data import POLICIES, SCOPES
 from tf_fusedrec.data.kuairand import SPLITS
-from tf_fusedrec.topology import RULES, Topology
+from tf_fusedrec.exchange.topology import RULES, Topology
 
 TASKS = ("ranking", "retrieval")
 SOURCES = {
@@ -140,9 +140,9 @@ class TrainConfig:
     beta_2: float = 0.999
     epsilon: float = 1e-7
     progressive_steps: int = 0  # ranking: steps of a window of progressive AUC and NE; 0 takes none
-    embedding_metrics: bool = False  # tells after every epoch what tables and exchanges did, see tf_fusedrec.monitoring
+    embedding_metrics: bool = False  # tells after every epoch what tables and exchanges did (EmbeddingMetrics)
     patience: int = 0  # epochs in a row without a smaller loss that end training on all ranks; 0: none do
-    timeline_steps: int = 0  # steps to record into the output folder, see tf_fusedrec.timeline; slows ranks; 0: none
+    timeline_steps: int = 0  # steps to record into the output folder, see fr.callbacks.Timeline; slows ranks; 0: none
 
     def __post_init__(self) -> None:
         check_at_least("train.epochs", self.epochs, 1)

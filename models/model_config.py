@@ -8,7 +8,7 @@ from typing import Union
 from models.yaml_records import check_at_least, check_choice, check_positive
 from tf_fusedrec.config import ROW_DTYPES
 from tf_fusedrec.layers.bias_weights import TIME_ENCODINGS
-from tf_fusedrec.negatives import SAMPLINGS, SHARINGS
+from tf_fusedrec.losses.negatives import SAMPLINGS, SHARINGS
 
 ENCODERS = ("hstu", "fuxi_alpha", "fuxi_beta", "sasrec")
 

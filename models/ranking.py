@@ -12,7 +12,7 @@ import numpy as np
 from models.base import Batch, SequenceModel
 from models.model_config import RankingConfig
 from tf_fusedrec import keras, tf
-from tf_fusedrec.progressive import ProgressiveMetrics
+from tf_fusedrec.callbacks.progressive import ProgressiveMetrics
 
 RARE = -1  # stands for every item that is not frequent
 _NO_ITEM = np.iinfo(np.int64).max

@@ -17,8 +17,8 @@ from models.encoders import attends_by_time, encoder_blocks
 from models.experiment import RetrievalConfig
 from tf_fusedrec import keras, losses, tf
 from tf_fusedrec.layers import PositionEmbedding, jagged, sequence_times
-from tf_fusedrec.negatives import Sampler, other_positions, reuse
-from tf_fusedrec.similarities import NORM_FLOOR
+from tf_fusedrec.losses.negatives import Sampler, other_positions, reuse
+from tf_fusedrec.losses.similarities import NORM_FLOOR
 
 
 class Predictions(NamedTuple):

@@ -42,11 +42,12 @@ from models.export import export
 from models.prepare import prepare_data
 from models.ranking import RankingModel
 from models.rounds import rounds
-from tf_fusedrec import callbacks, keras, monitoring, tf
+from tf_fusedrec import callbacks, keras, tf
+from tf_fusedrec.callbacks import monitoring
+from tf_fusedrec.callbacks.progressive import ProgressiveMetrics
+from tf_fusedrec.callbacks.timeline import Timeline
+from tf_fusedrec.callbacks.utilization import ModelFlopsUtilization
 from tf_fusedrec.data import check_features, read_items
-from tf_fusedrec.progressive import ProgressiveMetrics
-from tf_fusedrec.timeline import Timeline
-from tf_fusedrec.utilization import ModelFlopsUtilization
 
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 
@@ -187,7 +188,7 @@ def main(argv: Sequence[str]) -> int:
     if len(argv) > 1:
         raise app.UsageError(f"unexpected arguments {list(argv[1:])}; see --help")
     logging.set_verbosity(logging.WARNING)  # TensorFlow tells of every file that a checkpoint writes
-    for name in ("tf_fusedrec.data", "tf_fusedrec.progressive"):
+    for name in ("tf_fusedrec.data", "tf_fusedrec.callbacks.progressive"):
         getLogger(name).setLevel("INFO")
     try:
         overrides = given["set"].value + ([f"data.input={json.dumps(given.data)}"] if given.data else [])

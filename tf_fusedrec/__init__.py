@@ -4,16 +4,21 @@ from tf_fusedrec._tf_compat import keras, tf  # isort: skip  (first: chooses leg
 import importlib
 from typing import Any
 
-from tf_fusedrec import checkpoint, collectives, external, schedules
-from tf_fusedrec.collectives import rank, size
+from tf_fusedrec import checkpoint, schedules
+from tf_fusedrec.checkpoint.external_rows import read_rows
 from tf_fusedrec.config import FeatureConfig, TableConfig
 from tf_fusedrec.data import hash_strings
 from tf_fusedrec.embedding import FusedEmbedding
+from tf_fusedrec.exchange import collectives
+from tf_fusedrec.exchange.collectives import rank, size
+from tf_fusedrec.exchange.topology import Topology, init
 from tf_fusedrec.initializers import Constant, Normal, TruncatedNormal, Uniform, Zeros
 from tf_fusedrec.saved_model import Signature, apply_delta, export
-from tf_fusedrec.topology import Topology, init
+from tf_fusedrec.tables import external
 
 __version__ = "0.1.0"
+
+external.read_with(read_rows)  # tables know no checkpoints, so they are told how rows come out of one
 
 __all__ = [
     "Constant",
@@ -32,7 +37,6 @@ __all__ = [
     "collectives",
     "data",
     "export",
-    "external",
     "hash_strings",
     "init",
     "keras",

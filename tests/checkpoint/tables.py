@@ -9,7 +9,7 @@ import numpy as np
 import tf_fusedrec as fr
 from tests.checkpoint.oracle import OWNERS, mix64
 from tf_fusedrec import keras
-from tf_fusedrec.topology import Place
+from tf_fusedrec.exchange.topology import Place
 
 ABOUT = [("last", "<u4"), ("count", "<u4"), ("updated", "<u4"), ("pool", "<u4")]
 

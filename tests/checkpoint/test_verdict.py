@@ -9,8 +9,9 @@ import tf_fusedrec as fr
 from tests.checkpoint import simulated
 from tests.checkpoint.job import Job, save
 from tests.checkpoint.tables import DictTable
-from tf_fusedrec import checkpoint, equality, keras, tf
+from tf_fusedrec import checkpoint, keras, tf
 from tf_fusedrec.checkpoint import dense, saving, verdict
+from tf_fusedrec.exchange import weight_equality
 
 
 def spoil_weight(job, value):
@@ -153,7 +154,7 @@ def test_dense_weights_that_differ_between_ranks_refuse_the_save_by_name(tmp_pat
 
 def test_digests_take_scalars_and_any_dtype():
     weights = [("a", np.float32(1)), ("b", np.zeros([0, 2])), ("c", tf.ones([2], tf.bfloat16).numpy())]
-    found = equality.digests(weights)
+    found = weight_equality.digests(weights)
     assert [digest.name for digest in found] == ["a", "b", "c"]
     assert len({digest.content for digest in found}) == 3
     assert verdict.bad_weight([("c", np.array([1, np.inf], tf.bfloat16.as_numpy_dtype))]) == "dense weight 'c'"

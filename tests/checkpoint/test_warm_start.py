@@ -8,7 +8,8 @@ import pytest
 import tf_fusedrec as fr
 from tests.checkpoint.oracle import OWNERS
 from tests.checkpoint.tables import DictTable, embedding_of
-from tf_fusedrec import collectives, keras, tf
+from tf_fusedrec import keras, tf
+from tf_fusedrec.exchange import collectives
 
 IDS = np.array([5, -3, 2**62, 0, 7])
 ROWS = np.arange(20, dtype=np.float64).reshape(5, 4) / 8

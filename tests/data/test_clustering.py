@@ -6,7 +6,7 @@ import pytest
 from tf_fusedrec import tf
 from tf_fusedrec.data import cluster_samples
 from tf_fusedrec.data.sample_partition import partition_samples
-from tf_fusedrec.pieces import piece_bounds
+from tf_fusedrec.exchange.micro_batches import piece_bounds
 from tf_fusedrec.schedules import cut
 
 INT64_MIN = np.iinfo(np.int64).min

@@ -40,7 +40,7 @@ RUN_ELSEWHERE = {
         MAIN_JOB
     ),
     "horovodrun -np 16 -H host1:8,host2:8 --network-interfaces eth0 --gloo python train.py": (
-        "tests/test_two_hosts.py::test_training_over_two_hosts_equals_training_on_one"
+        "tests/exchange/test_two_hosts.py::test_training_over_two_hosts_equals_training_on_one"
     ),
     "python examples/criteo_dlrm.py --data path/to/train.txt": CRITEO,
     "horovodrun -np 2 --gloo python examples/criteo_dlrm.py --data path/to/train.txt": CRITEO,

@@ -10,7 +10,7 @@ import tf_fusedrec as fr
 from tests.oracles.initial_rows import initial_row_oracle
 from tests.support.ids import INT64_MAX, INT64_MIN
 from tf_fusedrec import keras, ops, optimizers, tf
-from tf_fusedrec.grouping import group_tables
+from tf_fusedrec.embedding.groups import group_tables
 from tf_fusedrec.tables.keys import table_seed
 from tf_fusedrec.tables.native import NativeTable
 

@@ -19,7 +19,8 @@ def make_layer(output_dtype=None, **arguments):
 def trained(output_dtype, batches, scale=1.0):
     """Rows of the table after a step with every batch, and what the calls answered, by feature."""
     import tf_fusedrec as fr
-    from tf_fusedrec import similarities, tf
+    from tf_fusedrec import tf
+    from tf_fusedrec.losses import similarities
 
     fr.init()
     layer = make_layer(output_dtype)
@@ -62,7 +63,7 @@ def test_one_process_trains_the_sum_of_both_features_once():
 
 def _on_rank(output_dtype, scale):
     import tf_fusedrec as fr
-    from tf_fusedrec import collectives
+    from tf_fusedrec.exchange import collectives
 
     fr.init()
     sent: dict[str, list] = {}

@@ -24,7 +24,8 @@ print(tf_fusedrec.__version__, hasattr(library, "fusedrec_segment_unique"))
 TRAIN = """
 import importlib.util
 import tf_fusedrec as fr
-from tf_fusedrec import callbacks, keras, monitoring, optimizers, tf
+from tf_fusedrec import callbacks, keras, optimizers, tf
+from tf_fusedrec.callbacks import monitoring
 
 assert importlib.util.find_spec("horovod") is None
 table = fr.TableConfig("item", 8, optimizers.Adagrad(0.5), fr.Uniform(-0.1, 0.1))

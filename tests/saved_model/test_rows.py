@@ -5,7 +5,8 @@ import types
 import numpy as np
 import pytest
 
-from tf_fusedrec import collectives, tf
+from tf_fusedrec import tf
+from tf_fusedrec.exchange import collectives
 from tf_fusedrec.saved_model import rows
 
 IDS = np.array([7, -3, 2**62, 0, 5, np.iinfo(np.int64).min])

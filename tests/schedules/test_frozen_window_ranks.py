@@ -54,7 +54,7 @@ def _accumulated(micro_batches, rule, gradient_op):
     """One step per micro-batch, which weighs its share of the samples."""
     import tf_fusedrec as fr
     from tf_fusedrec import tf
-    from tf_fusedrec.pieces import piece_bounds
+    from tf_fusedrec.exchange.micro_batches import piece_bounds
 
     embedding = clicks.make_embedding(
         rule, gradient_op=gradient_op, accumulate_steps=micro_batches, name=f"accumulated_{micro_batches}_{rule}"

@@ -11,8 +11,8 @@ import pytest
 from tests.schedules import clicks, delayed
 from tests.support.ranks import run_ranks
 from tf_fusedrec import keras, tf
+from tf_fusedrec.exchange.topology import Topology
 from tf_fusedrec.schedules import DualBuffer, FrozenWindow, Nested, Pipelined, SemiAsync, Sync
-from tf_fusedrec.topology import Topology
 
 RANKS, STEPS, SAMPLES, RATE, M = 4, 6, 4, 0.1, 2
 FEATURES = ("item", "user")

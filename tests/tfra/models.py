@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from tf_fusedrec import collectives, keras, tf
+from tf_fusedrec import keras, tf
+from tf_fusedrec.exchange import collectives
 from tf_fusedrec.tables.tfra import de
 from tf_fusedrec.tfra import FusedEmbedding
 

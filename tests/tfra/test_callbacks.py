@@ -9,7 +9,8 @@ from tests.support.ranks import run_ranks
 def save_and_load(folder):
     """Body: saves by the callback under a path with the loss in it, loads into a new model; rows before and after."""
     from tests.tfra import models
-    from tf_fusedrec import collectives, keras, tf
+    from tf_fusedrec import keras, tf
+    from tf_fusedrec.exchange import collectives
     from tf_fusedrec.tfra import dynamic_embedding as de
     from tf_fusedrec.tfra import fuse
 

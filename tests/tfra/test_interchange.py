@@ -34,7 +34,8 @@ def contents(layers):
 
 def train_and_save(folder):
     """Body on 2 ranks: TFRA trains and saves, as its savers do it."""
-    from tf_fusedrec import collectives, tf
+    from tf_fusedrec import tf
+    from tf_fusedrec.exchange import collectives
 
     layers, step = tfra_layers()
     random = np.random.default_rng(collectives.rank())
@@ -69,7 +70,8 @@ def native(optimizer=None, **options):
 
 def load_in_tfra(folder):
     """Body on 2 ranks: TFRA's own restore function, which its savers and checkpoints call."""
-    from tf_fusedrec import collectives, tf
+    from tf_fusedrec import tf
+    from tf_fusedrec.exchange import collectives
 
     layers, step = tfra_layers()
     step([tf.zeros([0, 2], tf.int64)] * 2, tf.zeros([0]))  # makes the slots

@@ -25,7 +25,8 @@ def check_all():
 def compare(name, make_optimizer, *, layers=2, fused=False, low=-9, ids_dtype=np.int64, nothing_on=None, **arguments):
     """Trains upstream's layers and ours on the same batches and compares losses by step, keys and rows."""
     from tests.tfra import models
-    from tf_fusedrec import collectives, tf
+    from tf_fusedrec import tf
+    from tf_fusedrec.exchange import collectives
     from tf_fusedrec.tfra import fuse
 
     def run(kind, tag):
@@ -82,7 +83,8 @@ def new_adam():
 def restricted(name):
     """Frequencies are counted as upstream counts them, and the rarest go."""
     from tests.tfra import models
-    from tf_fusedrec import collectives, tf
+    from tf_fusedrec import tf
+    from tf_fusedrec.exchange import collectives
     from tf_fusedrec.tables.tfra import de
 
     left = []
@@ -108,7 +110,8 @@ def exported_keys(layer):
 def other_inputs(name):
     """Ragged ids, int32 ids of an int64 layer, upstream's safe_embedding_lookup_sparse, inference mode."""
     from tests.tfra import models
-    from tf_fusedrec import collectives, tf
+    from tf_fusedrec import tf
+    from tf_fusedrec.exchange import collectives
     from tf_fusedrec.tables.tfra import de
     from tf_fusedrec.tfra import fuse
 
@@ -141,7 +144,8 @@ def other_inputs(name):
 def unique_flags(name):
     """B9: an id seen three times on rank 0 and once on rank 1 gets the sum of its gradients, whatever the flags."""
     from tests.tfra import models
-    from tf_fusedrec import collectives, tf
+    from tf_fusedrec import tf
+    from tf_fusedrec.exchange import collectives
 
     for first in (True, False):
         for second in (True, False):
@@ -170,7 +174,8 @@ def unique_flags(name):
 def several_calls(name):
     """B3: a layer that is called twice in a step trains the keys of both calls, with the summed gradients."""
     from tests.tfra import models
-    from tf_fusedrec import collectives, tf
+    from tf_fusedrec import tf
+    from tf_fusedrec.exchange import collectives
     from tf_fusedrec.tfra import fuse
 
     class Twice(models.SumOfRows):
@@ -234,7 +239,8 @@ def table_operations(name):
 def uneven_steps(name):
     """B12: rank 1 has fewer batches; fit, evaluate and predict end on both ranks after as many."""
     from tests.tfra import models
-    from tf_fusedrec import collectives, keras, tf
+    from tf_fusedrec import keras, tf
+    from tf_fusedrec.exchange import collectives
     from tf_fusedrec.tfra import fuse
 
     model = models.SumOfRows([models.layer_of(models.OURS, f"{name}{n}") for n in range(2)])

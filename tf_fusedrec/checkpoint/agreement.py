@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from tf_fusedrec import collectives
+from tf_fusedrec.exchange import collectives
 
 T = TypeVar("T")
 

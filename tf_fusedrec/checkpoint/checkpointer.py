@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterable, Sequence
 from logging import getLogger
 from typing import Any, TypeVar
 
-from tf_fusedrec import collectives
 from tf_fusedrec._tf_compat import keras
 from tf_fusedrec.checkpoint import dense, folders, saving, verdict
 from tf_fusedrec.checkpoint.agreement import agree, of_rank_0
 from tf_fusedrec.checkpoint.ahead import ahead
 from tf_fusedrec.checkpoint.layers import embeddings_of, finds_layers
 from tf_fusedrec.embedding import FusedEmbedding
+from tf_fusedrec.exchange import collectives
 
 T = TypeVar("T")
 

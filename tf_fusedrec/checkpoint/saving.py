@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tf_fusedrec import equality
 from tf_fusedrec.checkpoint import dense, disk, folders, manifest, shard_file, verdict
 from tf_fusedrec.checkpoint.schema import TOMBSTONES
+from tf_fusedrec.exchange import weight_equality
 from tf_fusedrec.tables.hash_order import hash_range_owner
 
 _POLL_S = 0.01
@@ -161,7 +161,11 @@ def write_shard(
             bad.append(verdict.bad_row(cut.name, ids, records))
         tables[cut.name] = {**cut.described, "sections": cut.whole}
     disk.sync_folder(folder)
-    told = {"tables": tables, "dense": equality.digests(weights.trained), "not_finite": [what for what in bad if what]}
+    told = {
+        "tables": tables,
+        "dense": weight_equality.digests(weights.trained),
+        "not_finite": [what for what in bad if what],
+    }
     disk.write_durably(folder / f"shard-{rank}.json", json.dumps(told))
 
 

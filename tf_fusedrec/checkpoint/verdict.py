@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from tf_fusedrec import equality
+from tf_fusedrec.exchange import weight_equality
 
 _CHUNK_BYTES = 1 << 24  # judged at once
 CHOICES = ("refuse", "skip", "save")
@@ -57,13 +57,15 @@ def check_equal(ranks: Sequence[Mapping[str, Any]]) -> None:
     """Raises ValueError unless all ranks have the same tables and equal dense weights.
 
     Args:
-      ranks: what each rank tells: "tables" by name with their "spec", and "dense", the equality.digests of its weights.
+      ranks: what each rank tells: "tables" by name with their "spec", and "dense", the digests of its weights.
     """
     for rank, told in enumerate(ranks):
         specs, want = ({name: table["spec"] for name, table in r["tables"].items()} for r in (told, ranks[0]))
         if specs != want:
             raise ValueError(f"Rank {rank} has the tables {specs}, but rank 0 has {want}. Build the same model on all.")
-    differs = equality.difference([[equality.Digest(*digest) for digest in told["dense"]] for told in ranks])
+    differs = weight_equality.difference(
+        [[weight_equality.Digest(*digest) for digest in told["dense"]] for told in ranks]
+    )
     if differs is not None:
         raise ValueError(
             f"Ranks do not hold the same dense weights: {differs}. A checkpoint would hold those of rank 0 for all; "

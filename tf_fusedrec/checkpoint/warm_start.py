@@ -14,9 +14,9 @@ from tf_fusedrec._tf_compat import keras, tf
 from tf_fusedrec.checkpoint.layers import embeddings_of
 from tf_fusedrec.checkpoint.saving import counters, keeps_changes
 from tf_fusedrec.embedding import FusedEmbedding
+from tf_fusedrec.exchange.topology import Place
 from tf_fusedrec.tables.hash_order import hash_range_owner
 from tf_fusedrec.tables.tfra import owner_of
-from tf_fusedrec.topology import Place
 
 
 def warm_start(model: keras.Model | FusedEmbedding, table: str, ids: np.ndarray, rows: np.ndarray) -> int:

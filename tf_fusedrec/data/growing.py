@@ -22,9 +22,9 @@ from typing import NamedTuple
 
 from pyarrow import fs
 
-from tf_fusedrec import collectives
 from tf_fusedrec.data import files
 from tf_fusedrec.data.parquet import ParquetFolder
+from tf_fusedrec.exchange import collectives
 
 STOP = "_STOP"  # a file of this name in the folder ends it, when what is complete has been read
 _LOG = logging.getLogger("tf_fusedrec.data")

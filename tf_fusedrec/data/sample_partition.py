@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tf_fusedrec.pieces import piece_bounds
+from tf_fusedrec.exchange.micro_batches import piece_bounds
 
 # Settings were found on batches of the three logs of benchmarks/clustering.py; results depend little on any of them.
 _SWEEPS = 30  # times that every sample is placed

@@ -1,7 +1,7 @@
-"""layer.py defines FusedEmbedding. group_rows.py runs one call, modes.py lets schedules and exports intercept calls,
+"""layer.py defines FusedEmbedding. group_rows.py runs one call, hooks.py lets schedules and exports intercept calls,
 description.py tells a user what the layer holds."""
 
+from tf_fusedrec.embedding.hooks import Answer, Reached
 from tf_fusedrec.embedding.layer import FusedEmbedding
-from tf_fusedrec.embedding.modes import Answer, Reached
 
 __all__ = ["Answer", "FusedEmbedding", "Reached"]

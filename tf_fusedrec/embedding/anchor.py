@@ -7,8 +7,8 @@ as every dense weight does; the next training call says so.
 
 from __future__ import annotations
 
-from tf_fusedrec import collectives
 from tf_fusedrec._tf_compat import tf
+from tf_fusedrec.exchange import collectives
 
 # Its square is 0 in float32: no norm of gradients sees it. A scale of the loss does not take it out of float32's range.
 SIGN = 1e-20

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tf_fusedrec.config import TableConfig
-from tf_fusedrec.grouping import Group
-from tf_fusedrec.lookup import GroupLookup
+from tf_fusedrec.embedding.group_lookup import GroupLookup
+from tf_fusedrec.embedding.groups import Group
+from tf_fusedrec.exchange.topology import Place
 from tf_fusedrec.tables import ExternalTable, NativeTable, TfraTable
-from tf_fusedrec.topology import Place
 
 
 def make_table(

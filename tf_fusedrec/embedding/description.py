@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from tf_fusedrec import collectives
 from tf_fusedrec._tf_compat import tf
 from tf_fusedrec.config import FeatureConfig, TableConfig
-from tf_fusedrec.lookup import GroupLookup
+from tf_fusedrec.embedding.group_lookup import GroupLookup
+from tf_fusedrec.exchange import collectives
 
 _COLUMNS = ("table", "rows", "bytes", "features", "options")
 _NUMBERS = _COLUMNS[1:3]

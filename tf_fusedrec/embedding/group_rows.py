@@ -7,10 +7,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tf_fusedrec import collectives, features
 from tf_fusedrec._tf_compat import keras, tf
+from tf_fusedrec.embedding import features
 from tf_fusedrec.embedding.anchor import gradient
-from tf_fusedrec.lookup import Context, LaneCall, Routed, WaitingGradients, apply_waiting, fetch
+from tf_fusedrec.embedding.batch_lookup import LaneCall, WaitingGradients, apply_waiting, fetch
+from tf_fusedrec.embedding.group_lookup import Context, Routed
+from tf_fusedrec.exchange import collectives
 
 
 class Deferral(NamedTuple):

@@ -9,19 +9,20 @@ from typing import Any
 
 import numpy as np
 
-from tf_fusedrec import collectives, features
 from tf_fusedrec._tf_compat import keras, tf
 from tf_fusedrec.config import FeatureConfig, TableConfig
-from tf_fusedrec.embedding import anchor
+from tf_fusedrec.embedding import anchor, features
+from tf_fusedrec.embedding.batch_lookup import LaneCall, route
 from tf_fusedrec.embedding.construction import check_backend, check_deferrable, check_lanes, make_table
 from tf_fusedrec.embedding.description import Described
+from tf_fusedrec.embedding.group_lookup import GroupLookup, gradient_scale
 from tf_fusedrec.embedding.group_rows import GroupCall, rows_of_group
-from tf_fusedrec.embedding.modes import CallModes, Reached
-from tf_fusedrec.grouping import group_tables
-from tf_fusedrec.lookup import GroupLookup, LaneCall, gradient_scale, route
+from tf_fusedrec.embedding.groups import group_tables
+from tf_fusedrec.embedding.hooks import CallModes, Reached
+from tf_fusedrec.exchange import collectives
+from tf_fusedrec.exchange.topology import Place, Topology
+from tf_fusedrec.ops.xla import outside_clusters
 from tf_fusedrec.tables.state import TableState
-from tf_fusedrec.topology import Place, Topology
-from tf_fusedrec.xla import outside_clusters
 
 
 @keras.saving.register_keras_serializable("tf_fusedrec")

@@ -1,6 +1,6 @@
 """Stages 3 and 5 of 8: unique ids are sorted by owner rank into one message, and read again at the owner.
 
-Pure functions of the ids; they know nothing of tables or networks. exchange.py carries the message.
+Pure functions of the ids; they know nothing of tables or networks. exchange/all_to_all.py carries the message.
 """
 
 from __future__ import annotations

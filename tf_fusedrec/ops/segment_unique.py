@@ -1,6 +1,6 @@
 """Stage 2 of 8: duplicates go, inside each segment of a fused group, in one pass.
 
-Takes the concatenated ids of a group (grouping.py) and returns UniqueIds for rank_partition.py.
+Takes the concatenated ids of a group (embedding/groups.py) and returns UniqueIds for rank_partition.py.
 """
 
 from typing import NamedTuple

@@ -6,9 +6,9 @@ import pathlib
 
 import numpy as np
 
-from tf_fusedrec import collectives
 from tf_fusedrec._tf_compat import tf
 from tf_fusedrec.embedding import FusedEmbedding
+from tf_fusedrec.exchange import collectives
 from tf_fusedrec.tables.hash_order import hash_range_owner
 
 

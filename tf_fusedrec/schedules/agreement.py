@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tf_fusedrec import collectives
 from tf_fusedrec._tf_compat import tf
+from tf_fusedrec.exchange import collectives
 from tf_fusedrec.schedules.feed import no_samples
 
 

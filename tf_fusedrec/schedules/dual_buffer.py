@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tf_fusedrec._tf_compat import keras, tf
-from tf_fusedrec.lookup import Routed
+from tf_fusedrec.embedding.group_lookup import Routed
 from tf_fusedrec.ops import RowsAhead
 from tf_fusedrec.schedules import stages
 from tf_fusedrec.schedules.schedule import Schedule

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from tf_fusedrec import collectives
 from tf_fusedrec._tf_compat import tf
+from tf_fusedrec.exchange import collectives
 from tf_fusedrec.schedules.feed import read, unconverted
 from tf_fusedrec.schedules.micro_batch import num_samples
 

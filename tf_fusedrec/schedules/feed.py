@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from tf_fusedrec import collectives
 from tf_fusedrec._tf_compat import tf
+from tf_fusedrec.exchange import collectives
 from tf_fusedrec.schedules.carry import Carry
 from tf_fusedrec.schedules.schedule import Schedule
 

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tf_fusedrec._tf_compat import keras, tf
-from tf_fusedrec.lookup import WaitingGradients, apply_waiting
+from tf_fusedrec.embedding.batch_lookup import WaitingGradients, apply_waiting
 from tf_fusedrec.schedules import stages
 from tf_fusedrec.schedules.calls import embeddings_of
 from tf_fusedrec.schedules.micro_batch import MicroBatch, cut

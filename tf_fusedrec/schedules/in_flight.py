@@ -17,7 +17,8 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from tf_fusedrec._tf_compat import keras, tf
-from tf_fusedrec.lookup import Context, Routed, WaitingGradients, apply_waiting
+from tf_fusedrec.embedding.batch_lookup import WaitingGradients, apply_waiting
+from tf_fusedrec.embedding.group_lookup import Context, Routed
 from tf_fusedrec.schedules import stages
 from tf_fusedrec.schedules.calls import embeddings_of
 from tf_fusedrec.schedules.schedule import Schedule

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from tf_fusedrec._tf_compat import tf
-from tf_fusedrec.pieces import piece_bounds
+from tf_fusedrec.exchange.micro_batches import piece_bounds
 
 
 class MicroBatch(NamedTuple):
@@ -20,7 +20,7 @@ WHOLE = MicroBatch(0, 1.0)
 
 
 def cut(data: Any, micro_batches: int) -> list[Any]:
-    """Cuts a batch by sample into consecutive pieces, the first and the last half as large as others (pieces.py).
+    """Cuts a batch by sample into consecutive pieces, the first and the last half as large as others (exchange/micro_batches.py).
 
     A batch of fewer samples than pieces, as the last of an epoch may be, has pieces without samples.
 

@@ -6,9 +6,10 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from tf_fusedrec import collectives
 from tf_fusedrec._tf_compat import keras, tf
 from tf_fusedrec.embedding import FusedEmbedding
+from tf_fusedrec.exchange import collectives
+from tf_fusedrec.metrics.streaming import check_summable, summed_over_ranks
 from tf_fusedrec.schedules.agreement import agreed_data
 from tf_fusedrec.schedules.calls import EmbeddingCall, calls_of_graph, calls_until_first
 from tf_fusedrec.schedules.dual_buffer import DualBuffer
@@ -22,7 +23,6 @@ from tf_fusedrec.schedules.schedule import Schedule
 from tf_fusedrec.schedules.semi_async import SemiAsync
 from tf_fusedrec.schedules.slots import make_slots, start_equal
 from tf_fusedrec.schedules.sync import Sync
-from tf_fusedrec.streaming_metrics import check_summable, summed_over_ranks
 
 _KINDS = {
     "sync": Sync,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tf_fusedrec import collectives, equality
 from tf_fusedrec._tf_compat import keras
+from tf_fusedrec.exchange import collectives, weight_equality
 
 
 def make_slots(model: keras.Model) -> None:
@@ -31,4 +31,6 @@ def start_equal(model: keras.Model) -> None:
     """
     optimizer: Any = getattr(model, "optimizer", None)
     if optimizer is not None and model.built:
-        collectives.equal_start([*equality.dense_weights(model), *optimizer.variables()], int(optimizer.iterations))
+        collectives.equal_start(
+            [*weight_equality.dense_weights(model), *optimizer.variables()], int(optimizer.iterations)
+        )

@@ -13,10 +13,10 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from tf_fusedrec import lookup
 from tf_fusedrec._tf_compat import keras, tf
-from tf_fusedrec.embedding import Answer, FusedEmbedding
-from tf_fusedrec.lookup import Context, LaneCall, Routed
+from tf_fusedrec.embedding import Answer, FusedEmbedding, batch_lookup
+from tf_fusedrec.embedding.batch_lookup import LaneCall
+from tf_fusedrec.embedding.group_lookup import Context, Routed
 from tf_fusedrec.ops import RowsAhead
 from tf_fusedrec.schedules.calls import EmbeddingCall, embeddings_of
 from tf_fusedrec.schedules.micro_batch import WHOLE, MicroBatch
@@ -74,19 +74,19 @@ def lookups(planned: Sequence[Planned]) -> list[LaneCall]:
 
 def route(planned: Sequence[Planned]) -> list[Routed]:
     """Sends the ids of all calls to their owners."""
-    return lookup.route(lookups(planned))
+    return batch_lookup.route(lookups(planned))
 
 
 def look_ahead(planned: Sequence[Planned], routes: Sequence[Routed]) -> list[RowsAhead]:
     """Reads rows at the owner that `fetch` will want, and changes nothing. Native tables only."""
-    return lookup.look_ahead(lookups(planned), routes)
+    return batch_lookup.look_ahead(lookups(planned), routes)
 
 
 def fetch(
     planned: Sequence[Planned], routes: Sequence[Routed], ahead: Sequence[RowsAhead] | None = None
 ) -> list[Context]:
     """Looks rows up where they are, for training. `planned` may be that of another batch: it says which tables."""
-    return lookup.fetch(lookups(planned), routes, ahead)
+    return batch_lookup.fetch(lookups(planned), routes, ahead)
 
 
 def bring(planned: Sequence[Planned], contexts: Sequence[Context]) -> list[Answered]:

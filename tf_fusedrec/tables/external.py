@@ -22,7 +22,7 @@ _reader: Reader | None = None
 
 
 def read_with(reader: Reader) -> None:
-    """Says how external rows are read. Tables know no ranks and no checkpoints: tf_fusedrec/external.py does."""
+    """Says how external rows are read. Tables know no ranks and no checkpoints: checkpoint/external_rows.py does."""
     global _reader
     _reader = reader
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from tf_fusedrec import collectives
 from tf_fusedrec._tf_compat import keras, tf
+from tf_fusedrec.exchange import collectives
 
 
 def even(dataset: tf.data.Dataset, *, name: str = "even") -> tf.data.Dataset:

@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from tf_fusedrec import collectives
 from tf_fusedrec._tf_compat import tf
 from tf_fusedrec.checkpoint.agreement import agree, of_rank_0
 from tf_fusedrec.embedding import FusedEmbedding
+from tf_fusedrec.exchange import collectives
 from tf_fusedrec.tables.tfra import owner_of
 from tf_fusedrec.tfra import files
 from tf_fusedrec.tfra.importing import slots_of, tables_of

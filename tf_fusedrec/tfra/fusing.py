@@ -9,12 +9,12 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from tf_fusedrec._tf_compat import converted_as_here, keras, tf
+from tf_fusedrec.ops.xla import outside_clusters
 from tf_fusedrec.tables.tfra import de, default_partition_fn
 from tf_fusedrec.tfra.asking import ids_of_calls
 from tf_fusedrec.tfra.even import fit_evenly
 from tf_fusedrec.tfra.layer import FusedEmbedding
 from tf_fusedrec.tfra.lookup import Wanted
-from tf_fusedrec.xla import outside_clusters
 
 
 class FusedGroup(FusedEmbedding):

@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from tf_fusedrec import collectives
 from tf_fusedrec._tf_compat import tf
 from tf_fusedrec.checkpoint.agreement import agree
 from tf_fusedrec.embedding import FusedEmbedding
+from tf_fusedrec.exchange import collectives
 from tf_fusedrec.tables.hash_order import hash_range_owner
 from tf_fusedrec.tables.tfra import owner_of
 from tf_fusedrec.tfra import files

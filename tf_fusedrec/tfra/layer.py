@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from tf_fusedrec import collectives
 from tf_fusedrec._tf_compat import keras, tf
+from tf_fusedrec.exchange import collectives
+from tf_fusedrec.ops.xla import outside_clusters
 from tf_fusedrec.tables.keys import MergedBits
 from tf_fusedrec.tables.tfra import de, forget_variable
 from tf_fusedrec.tfra import saved_model
 from tf_fusedrec.tfra.initial import law_of, seed_of, uniforms
 from tf_fusedrec.tfra.lookup import RowLookup, Wanted
-from tf_fusedrec.xla import outside_clusters
 
 _UPSERT_ROWS = 1 << 16
 

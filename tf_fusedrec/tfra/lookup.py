@@ -9,13 +9,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tf_fusedrec import collectives, ops
+from tf_fusedrec import ops
 from tf_fusedrec._tf_compat import keras, tf
+from tf_fusedrec.exchange import collectives
+from tf_fusedrec.ops.xla import outside_clusters
 from tf_fusedrec.tables.keys import MergedBits
 from tf_fusedrec.tables.tfra import de, default_partition_fn, owner_of
 from tf_fusedrec.tfra.route import Route, bring_rows, return_gradients, route_by, route_ids
 from tf_fusedrec.tfra.shadow import SharedShadow
-from tf_fusedrec.xla import outside_clusters
 
 _RECOVERED = (tf.float32, tf.float16, tf.bfloat16)  # what ops.recover takes; others go through stock operations
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from tf_fusedrec import collectives, ops
+from tf_fusedrec import ops
 from tf_fusedrec._tf_compat import tf
+from tf_fusedrec.exchange import collectives
 
 
 class Route(NamedTuple):

@@ -34,7 +34,12 @@ SECTIONS = (
         "tf_fusedrec/initializers.py",
         ("Constant", "Zeros", "Uniform", "Normal", "TruncatedNormal"),
     ),
-    ("Topology", "For `fr.init` and `FusedEmbedding(topology=...)`.", "tf_fusedrec/topology.py", ("Topology",)),
+    (
+        "Topology",
+        "For `fr.init` and `FusedEmbedding(topology=...)`.",
+        "tf_fusedrec/exchange/topology.py",
+        ("Topology",),
+    ),
     (
         "Columns",
         "`tf_fusedrec.data.Column`, for `ParquetFolder`.",
@@ -63,8 +68,8 @@ SECTIONS = (
 
 _CONSTANTS = (
     "models/experiment.py", "models/model_config.py", "tf_fusedrec/data/bad_input.py", "tf_fusedrec/data/kuairand.py",
-    "tf_fusedrec/data/plan.py", "tf_fusedrec/layers/bias_weights.py", "tf_fusedrec/negatives.py",
-    "tf_fusedrec/topology.py",
+    "tf_fusedrec/data/plan.py", "tf_fusedrec/layers/bias_weights.py", "tf_fusedrec/losses/negatives.py",
+    "tf_fusedrec/exchange/topology.py",
 )  # fmt: skip
 _CONSTANT = re.compile(r"\b(?:\w+\.)*([A-Z][A-Z_]{3,})\b")
 

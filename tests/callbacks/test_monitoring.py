@@ -1,0 +1,220 @@
+"""What a fit on two ranks writes for TensorBoard against counts made in NumPy, and that all ranks stop together."""
+
+import types
+
+import numpy as np
+import pytest
+
+import tf_fusedrec as fr
+from tests.embedding.test_mixed_precision import Clicks, batches, overflowing, policy
+from tests.oracles.rank_partition import mix64
+from tests.support.ranks import run_ranks
+from tests.support.tensorboard import scalars
+from tf_fusedrec import callbacks, keras, tf
+from tf_fusedrec.callbacks import monitoring, utilization
+from tf_fusedrec.callbacks.timeline import Timeline
+
+STEPS, DIM = 6, 16
+
+
+class Counted(Clicks):
+    """Counts what Throughput and ModelFlopsUtilization want."""
+
+    def __init__(self, optimizer):
+        super().__init__(optimizer)
+        self.counts = [keras.metrics.Sum(name="tokens"), keras.metrics.Sum(name="gflops")]
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None):
+        self.counts[0].update_state(tf.size(x.values))
+        self.counts[1].update_state(1e-3)
+        return super().compute_loss(x, y, y_pred, sample_weight)
+
+
+class LocalLosses(keras.callbacks.Callback):
+    """Puts a validation loss into the logs that only this rank has measured."""
+
+    def __init__(self, losses):
+        super().__init__()
+        self.losses, self.epochs = losses, 0
+
+    def on_epoch_end(self, epoch, logs=None):
+        logs["val_loss"], self.epochs = self.losses[epoch], epoch + 1
+
+
+# From the second epoch on the mean is worse; the largest, the smallest and rank 0's own become better in between.
+LOSSES = ([9.0, 8.0, 0.5, 0.4, 0.3], [1.0, 3.0, 20.0, 20.0, 20.0])
+
+
+def watched(folder):
+    """Body of the ranks: trains under every callback; what a rank ends with."""
+    rank, ranks = fr.collectives.rank(), fr.collectives.size()
+    keras.utils.set_random_seed(1)
+    model = Counted(fr.optimizers.Adagrad(0.1))
+    parts = list(batches(rank, ranks, STEPS))
+    for x, _ in parts[:1]:
+        model(x, training=False)
+    optimizer = fr.collectives.distributed_optimizer(keras.optimizers.legacy.SGD(0.05))
+    model.compile(optimizer, keras.losses.BinaryCrossentropy(from_logits=True))
+    timeline, local = Timeline(f"{folder}/timeline", first_step=2, steps=2), LocalLosses(LOSSES[rank])
+    listeners = [
+        callbacks.Throughput(counts=("tokens", "gflops")),
+        utilization.ModelFlopsUtilization(),
+        timeline,
+        monitoring.EmbeddingMetrics(model.embedding, timeline, directory=f"{folder}/board/tables"),
+        *([keras.callbacks.TensorBoard(f"{folder}/board", write_graph=False)] if rank == 0 else []),
+        local,
+        monitoring.EarlyStopping("val_loss", patience=2),
+    ]
+    dataset = tf.data.Dataset.from_generator(
+        lambda: iter(parts),
+        output_signature=(tf.RaggedTensorSpec([None, None], tf.int64), tf.TensorSpec([None, 1], tf.float32)),
+    )
+    history = model.fit(dataset, epochs=5, callbacks=listeners, verbose=0).history
+    return {"history": history, "epochs": local.epochs, "overflows": overflows_of_one_rank(rank)}
+
+
+def overflows_of_one_rank(rank):
+    """Rows after a step in which the loss of rank 1 alone is too large for float16, and after one of small losses."""
+    with policy("mixed_float16"):
+        model = Clicks(fr.optimizers.SGD(0.1))
+        x, y = next(batches(0, 1, 1))
+        model(x, training=False)
+        optimizer = overflowing(2.0**8)
+        model.compile(optimizer, "mse")
+        rows, scales = [], []
+        for weight in (1e30 if rank else 1.0, 1.0):
+            weights = np.full([len(y)], weight, np.float32)
+            model.fit(tf.data.Dataset.from_tensors((x, y, weights)), verbose=0)
+            rows.append(model.embedding.export_table("item")[1])
+            scales.append(float(optimizer.loss_scale))
+        return rows, scales
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("watched")
+    return folder, run_ranks(watched, 2, timeline=True, folder=str(folder))
+
+
+def test_tensorboard_has_what_tables_and_exchanges_did(ended):
+    folder, _ = ended
+    written = scalars(folder / "board")
+    asked = sent = away = 0
+    rows = set()
+    for rank in range(2):
+        for x, _ in batches(rank, 2, STEPS):
+            unique = np.unique(x.values)
+            rows |= set(unique.tolist())
+            asked, sent = asked + len(x.values), sent + len(unique)
+            away += sum(mix64(int(i)) >> 63 != rank for i in unique)
+    per_step = [
+        {i for rank in range(2) for i in list(batches(rank, 2, STEPS))[s][0].values.numpy()} for s in range(STEPS)
+    ]
+    lookups = sum(map(len, per_step))
+    # One table, so that the totals of the logs are the details beside them.
+    of_table = {"rows": len(rows), "growth": len(rows), "evictions": 0, "hit_rate": 1 - len(rows) / lookups}
+    first = {
+        **{f"epoch_table_{name}": value for name, value in of_table.items()},
+        **{f"epoch_{name}/item": value for name, value in of_table.items()}, "epoch_dedup_ratio": asked / sent,
+        # An id each way, a header of one count, a row and a gradient of 16 float32.
+        "epoch_all2all_bytes": (8 * away + 8 * 2 * STEPS + 2 * away * 4 * DIM) / (2 * STEPS),
+    }  # fmt: skip
+    for tag, value in first.items():
+        assert written[tag][0] == pytest.approx(value, rel=1e-6), tag
+    for growth, hit_rate in (("growth/item", "hit_rate/item"), ("table_growth", "table_hit_rate")):
+        assert written[f"epoch_{growth}"][1] == 0 and written[f"epoch_{hit_rate}"][1] == 1
+    assert written["epoch_all2all_bytes"][1] == written["epoch_all2all_bytes"][0]
+    for tag in ("epoch_exposed_ms", "epoch_tokens_per_s", "epoch_mfu"):
+        assert all(value > 0 for value in written[tag]) and len(written[tag]) == len(written["epoch_loss"]), tag
+
+
+def test_all_ranks_stop_after_the_same_epoch(ended):
+    _, results = ended
+    assert [result["epochs"] for result in results] == [3, 3]
+    alone = []
+    for losses in LOSSES:
+        stopping = keras.callbacks.EarlyStopping("val_loss", patience=2)
+        stopping.set_model(types.SimpleNamespace(stop_training=False))
+        stopping.on_train_begin()
+        for epoch, loss in enumerate(losses):
+            if not stopping.model.stop_training:
+                stopping.on_epoch_end(epoch, {"val_loss": loss})
+        alone.append(stopping.stopped_epoch)
+    assert alone == [0, 2]  # by itself rank 0 would have gone on
+
+
+def test_an_overflow_on_one_rank_is_one_on_all(ended):
+    _, results = ended
+    for rows, scales in (result["overflows"] for result in results):
+        assert scales == [2.0**7, 2.0**7]
+        assert np.isfinite(rows[1]).all() and (rows[0] != rows[1]).any()
+    untrained = Clicks(fr.optimizers.SGD(0.1)).embedding
+    x, _ = next(batches(0, 1, 1))
+    untrained({"item": x}, training=True)
+    initial = np.concatenate([rows[0] for rows, _ in (result["overflows"] for result in results)])
+    np.testing.assert_array_equal(np.sort(initial, axis=None), np.sort(untrained.export_table("item")[1], axis=None))
+
+
+def epoch_of(embedding, watcher, ids, epoch=0):
+    """The logs of an epoch of one step that looks up these ids."""
+    logs = {}
+    watcher.on_epoch_begin(epoch)
+    embedding(ids, training=True)
+    watcher.on_train_batch_end(0)
+    watcher.on_epoch_end(epoch, logs)
+    return logs
+
+
+def test_evictions_and_what_cannot_be_known():
+    config = fr.TableConfig("x", 2, fr.optimizers.SGD(0.1), eviction="lru", max_rows=100)
+    embedding = fr.FusedEmbedding([config], [fr.FeatureConfig("x", "x")])
+    watcher, logs = monitoring.EmbeddingMetrics(embedding), {}
+    embedding({"x": tf.range(10)}, training=True)
+    watcher.on_epoch_begin(0)
+    embedding({"x": tf.range(5, 12)}, training=True)
+    embedding.lookups[0].table.evict("x", 3)
+    watcher.on_train_batch_end(0)
+    watcher.on_epoch_end(0, logs)
+    # One process looks up without an exchange: nothing travels, and nobody takes duplicates out before.
+    assert logs == {"table_rows": 9, "table_growth": -1, "table_hit_rate": 5 / 7, "table_evictions": 3}
+    config = fr.TableConfig("x", 2, keras.optimizers.legacy.SGD(0.1))
+    embedding = fr.FusedEmbedding([config], [fr.FeatureConfig("x", "x")], backend="tfra")
+    logs = epoch_of(embedding, monitoring.EmbeddingMetrics(embedding), {"x": tf.range(3)})
+    assert logs == {"table_rows": 0, "table_growth": 0, "dedup_ratio": 1}
+
+
+def test_52_tables_log_totals_and_write_details(tmp_path):
+    names = [f"t{number}" for number in range(52)]
+    tables = [fr.TableConfig(name, 2, fr.optimizers.SGD(0.1)) for name in names]
+    embedding = fr.FusedEmbedding(tables, [fr.FeatureConfig(name, name) for name in names])
+    watcher = monitoring.EmbeddingMetrics(embedding, directory=tmp_path)
+    for epoch in range(2):
+        ids = {name: tf.range(number, number + 4 + epoch) for number, name in enumerate(names)}
+        logs = epoch_of(embedding, watcher, ids, epoch)
+        hits = 0 if epoch == 0 else 4 / 5
+        rows, growth = ((4, 4), (5, 1))[epoch]
+        assert logs == {
+            "table_rows": 52 * rows, "table_growth": 52 * growth, "table_hit_rate": hits, "table_evictions": 0
+        }  # fmt: skip
+    written = scalars(tmp_path)
+    assert len(written) == 4 * 52
+    for name in names:
+        assert written[f"epoch_rows/{name}"] == [4, 5] and written[f"epoch_growth/{name}"] == [4, 1]
+        assert written[f"epoch_hit_rate/{name}"] == pytest.approx([0, 0.8]) and written[f"epoch_evictions/{name}"] == [
+            0,
+            0,
+        ]
+
+
+def test_early_stopping_refuses_to_restore_half_a_model():
+    with pytest.raises(ValueError, match="would restore dense weights and leave the tables.*callbacks.Checkpoint"):
+        monitoring.EarlyStopping("val_loss", restore_best_weights=True)
+
+
+def test_early_stopping_where_nobody_has_measured():
+    stopping = monitoring.EarlyStopping("val_loss", patience=0)
+    stopping.set_model(types.SimpleNamespace(stop_training=False))
+    stopping.on_train_begin()
+    for epoch in range(2):  # Keras stops after the first one at no value
+        stopping.on_epoch_end(epoch, {"val_loss": float("nan")})
+    assert not stopping.model.stop_training

@@ -1,0 +1,57 @@
+"""utilization.py: the quotient that it logs, where its parts come from, and what it refuses."""
+
+import math
+
+import pytest
+
+from tf_fusedrec import callbacks, keras, tf
+from tf_fusedrec.callbacks import utilization
+
+GFLOPS = 3.0  # of a step, says the model
+
+
+class Counting(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(1)
+        self._gflops = keras.metrics.Sum(name="gflops")
+
+    @property
+    def metrics(self):
+        return [self._gflops]
+
+    def call(self, x):
+        return self.dense(x)
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None):
+        self._gflops.update_state(GFLOPS)
+        return tf.reduce_mean(y_pred)
+
+
+def fitted(listeners):
+    model = Counting()
+    model.compile(keras.optimizers.legacy.SGD(0.1))
+    return model.fit(tf.data.Dataset.from_tensors(tf.ones([4, 3])).repeat(5), callbacks=listeners, verbose=0).history
+
+
+def test_an_epoch_logs_useful_work_over_the_measured_rate(monkeypatch):
+    monkeypatch.setattr(utilization, "gemm_rate", lambda: 50_000.0)
+    callback = utilization.ModelFlopsUtilization()
+    assert math.isnan(callback.utilization(1.0))
+    history = fitted([callbacks.Throughput(counts=("gflops",)), callback])
+    assert callback.machine_flops_per_s == 50_000.0
+    assert history["mfu"][0] == pytest.approx(history["gflops_per_s"][0] * 1e9 / 50_000.0)
+    assert callback.utilization(0.000_025) == 0.5
+
+
+def test_the_rate_of_the_machine_is_that_of_a_matrix_product():
+    # From a slow core under load to a large server.
+    assert 1e8 < utilization.gemm_rate(1) < 1e14
+    with pytest.raises(ValueError, match="repeats must be >= 1, got 0"):
+        utilization.gemm_rate(0)
+
+
+def test_without_the_count_it_says_what_to_do(monkeypatch):
+    monkeypatch.setattr(utilization, "gemm_rate", lambda: 1.0)
+    with pytest.raises(ValueError, match="reads 'gflops_per_s' from the logs.* Put callbacks.Throughput with 'gflops'"):
+        fitted([utilization.ModelFlopsUtilization()])

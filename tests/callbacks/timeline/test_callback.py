@@ -1,0 +1,145 @@
+"""The callback inside `fit` on two processes and on one."""
+
+import json
+import pathlib
+import time
+
+import numpy as np
+import pytest
+
+from tests.schedules import clicks
+from tests.support.ranks import run_ranks
+from tf_fusedrec.callbacks.timeline import Timeline
+
+FIRST, STEPS = 2, 2
+
+
+def _fit(folder, count, **timeline):
+    """Trains with FrozenWindow(2), so that there are several exchanges of a kind."""
+    import tf_fusedrec as fr
+    from tf_fusedrec import keras, tf
+    from tf_fusedrec.schedules import FrozenWindow
+
+    model = clicks.make_model(
+        clicks.make_embedding(),
+        FrozenWindow(2),
+        fr.collectives.distributed_optimizer(keras.optimizers.legacy.Adam(0.01)),
+    )
+    data = tf.data.Dataset.from_generator(
+        lambda: iter([clicks.batch(9, step) for step in range(count)]), output_signature=clicks.SIGNATURE
+    )
+    callback = Timeline(folder, **timeline)
+    model.fit(data, steps_per_epoch=count, callbacks=[callback], verbose=0)
+    return [times._asdict() for times in callback.steps]
+
+
+def _fit_twice(folder):
+    # A second time: both logs begin and end again.
+    return [_fit(f"{folder}/{turn}", 5, first_step=FIRST, steps=STEPS) for turn in ("first", "second")]
+
+
+def _events(folder, kind):
+    entries = json.loads((folder / "trace.json").read_text(encoding="utf-8"))["traceEvents"]
+    pid = next(e["pid"] for e in entries if e["ph"] == "M" and e["args"]["name"] == kind)
+    return sorted((e for e in entries if e["ph"] == "X" and e["pid"] == pid), key=lambda e: e["ts"])
+
+
+def _check_times(folder, recorded):
+    assert [times["number"] for times in recorded] == [FIRST, FIRST + 1]
+    assert json.loads((folder / "steps.json").read_text(encoding="utf-8")) == recorded
+    for times in recorded:
+        parts = times["compute_ms"] + times["exposed_ms"] + times["free_ms"]
+        assert parts == pytest.approx(times["step_ms"])
+        assert times["compute_ms"] > 0 and times["exposed_ms"] <= times["exchange_ms"] <= times["step_ms"]
+    assert (folder / "step.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_exchanges_and_ops_of_two_ranks(tmp_path):
+    results = run_ranks(_fit_twice, 2, timeline=True, folder=str(tmp_path))
+    assert results[1] == [[], []]  # rank 0 records
+    for turn, recorded in zip(("first", "second"), results[0]):
+        folder = tmp_path / turn
+        _check_times(folder, recorded)
+        steps = _events(folder, "step")
+        for step, times in zip(steps, recorded):
+            assert step["dur"] == pytest.approx(1e3 * times["step_ms"], rel=1e-3)
+            begin, end = step["ts"], step["ts"] + step["dur"]
+            mine = [e for e in _events(folder, "exchange") if begin <= e["ts"] and e["ts"] + e["dur"] <= end]
+            alltoalls = [e["name"].split(".", 2)[-1] for e in mine if e["name"].startswith("alltoall ")]
+            kinds = [name.rsplit(".", 1)[-1] for name in alltoalls]
+            assert sorted(kinds) == ["gradients"] * 2 + ["ids"] * kinds.count("ids") + ["rows"] * 2
+            assert "ids" in kinds
+            assert any(e["name"].startswith("allreduce ") for e in mine)
+            # The clocks of both logs agree: ids leave before a table is asked, rows after.
+            lookups = [e for e in _events(folder, "table") if begin <= e["ts"] <= end and "TableLookup" in e["name"]]
+            first = {kind: next(e for e in mine if e["name"].endswith(f".{kind}")) for kind in ("ids", "rows")}
+            assert first["ids"]["ts"] < lookups[0]["ts"] < first["rows"]["ts"] + first["rows"]["dur"]
+
+
+def test_one_process_has_ops_only(tmp_path):
+    recorded = _fit(tmp_path / "one", 4, first_step=FIRST, steps=STEPS)
+    _check_times(tmp_path / "one", recorded)
+    assert all(times["exchange_ms"] == 0 for times in recorded)
+    assert any("MatMul" in event["name"] for event in _events(tmp_path / "one", "compute"))
+
+
+def test_training_that_ends_first_writes_what_there_is(tmp_path):
+    recorded = _fit(tmp_path / "short", 3, first_step=FIRST, steps=10)
+    assert [times["number"] for times in recorded] == [FIRST]
+    assert _fit(tmp_path / "none", 2, first_step=FIRST, steps=10) == []
+    assert not (tmp_path / "none").exists()
+
+
+def test_arguments_that_cannot_be_are_refused():
+    with pytest.raises(ValueError, match="first_step and steps must be >= 1, got 0 and 3"):
+        Timeline("folder", first_step=0)
+
+
+def test_a_timeline_of_horovodruns_own_is_not_overwritten(monkeypatch):
+    from tf_fusedrec.exchange import collectives
+
+    monkeypatch.setattr(collectives, "_hvd", object())
+    monkeypatch.setenv("HOROVOD_TIMELINE", "mine.json")
+    with pytest.raises(RuntimeError, match=r"timeline to 'mine.json' already.*--timeline-filename"):
+        collectives.start_timeline("other.json")
+
+
+def _without_timeline():
+    """Of an idle joined rank: threads that never sleep, and what refuses a timeline."""
+    import tf_fusedrec as fr
+
+    fr.collectives.barrier()
+    spinning, refusals = _spinning_threads(), []
+    for ask in (lambda: Timeline("folder"), lambda: fr.init(timeline=True)):
+        try:
+            ask()
+        except RuntimeError as error:
+            refusals.append(str(error))
+    fr.collectives.barrier()
+    return spinning, refusals
+
+
+def _spinning_threads():
+    """Threads of this process that take a core for a second and never give it up to wait.
+
+    So they are told from Horovod's thread, which sleeps a millisecond at a time, on a loaded machine as on an idle one.
+    """
+
+    def used():
+        for task in pathlib.Path("/proc/self/task").iterdir():
+            fields = (task / "stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+            status = (task / "status").read_text(encoding="utf-8")
+            waits = int(status.split("\nvoluntary_ctxt_switches:")[1].split()[0])
+            yield int(task.name), (int(fields[11]) + int(fields[12]), waits)
+
+    before = dict(used())
+    time.sleep(1)
+    after = {thread: np.subtract(now, before[thread]) for thread, now in used() if thread in before}
+    return [thread for thread, (ticks, waits) in after.items() if ticks >= 5 and waits < 10]
+
+
+def test_a_joined_rank_is_idle_and_says_that_it_has_no_timeline():
+    for spinning, refusals in run_ranks(_without_timeline, 2):
+        assert spinning == []
+        assert len(refusals) == 2
+        assert all("joined without a timeline" in text and "init(timeline=True)" in text for text in refusals)

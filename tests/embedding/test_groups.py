@@ -1,0 +1,103 @@
+import pytest
+
+import tf_fusedrec as fr
+from tf_fusedrec._tf_compat import keras, tf
+from tf_fusedrec.embedding.groups import group_tables
+
+Adagrad = keras.optimizers.legacy.Adagrad
+
+
+def table(name, dim=4, optimizer=None, **kwargs):
+    return fr.TableConfig(name=name, dim=dim, optimizer=optimizer or Adagrad(0.1), **kwargs)
+
+
+def features_of(tables):
+    return [fr.FeatureConfig(name=f"f_{t.name}", table=t.name) for t in tables]
+
+
+def names(groups):
+    return sorted(tuple(t.name for t in group.tables) for group in groups)
+
+
+def test_tables_of_equal_spec_are_fused():
+    """FusedRec eq. 1: another dim, dtype, optimizer, setting of the optimizer or initializer is another group."""
+    tables = [
+        table("b"), table("a"), table("dim", dim=8), table("dtype", dtype="float16"),
+        table("lr", optimizer=Adagrad(0.2)),
+        table("rule", optimizer=keras.optimizers.legacy.SGD(0.1)), table("init", initializer=fr.Zeros()),
+    ]  # fmt: skip
+    assert names(group_tables(tables, features_of(tables))) == [
+        ("a", "b"), ("dim",), ("dtype",), ("init",), ("lr",), ("rule",)
+    ]  # fmt: skip
+
+
+def test_groups_do_not_depend_on_the_order_written():
+    tables = [table("b"), table("a"), table("w", dim=8)]
+    one, other = (group_tables(t, features_of(t)) for t in (tables, tables[::-1]))
+    assert [g.name for g in one] == [g.name for g in other]
+    assert [g.tables[0].name for g in one] == [g.tables[0].name for g in other]
+
+
+def test_names_of_groups_are_those_of_the_other_ranks():
+    """Folders and TF1 optimizers are a process' own; with them in the names, no rank's all2all would find its peers."""
+
+    def group_names(folders):
+        tiers = [table(f, optimizer=fr.optimizers.SGD(0.1), memory_budget=4096, tier_folder=f) for f in folders]
+        tf1 = [table(n, optimizer=tf.compat.v1.train.GradientDescentOptimizer(0.1)) for n in ("y", "z")]
+        return [group.name for group in group_tables([*tiers, *tf1], features_of([*tiers, *tf1]))]
+
+    here, there = group_names(["a", "b"]), group_names(["c", "d"])
+    assert here == there and len(set(here)) == 4
+
+
+def test_features_follow_their_segments():
+    tables = [table("b"), table("a")]
+    features = [fr.FeatureConfig(name=n, table=t) for n, t in [("1", "b"), ("2", "a"), ("3", "b"), ("4", "a")]]
+    (group,) = group_tables(tables, features)
+    assert [f.name for f in group.features] == ["2", "4", "1", "3"]
+    assert group.segments == (0, 0, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("tables", "features", "words"),
+    [
+        (["a", "a"], ["a"], r"Names of tables must be unique, got \['a'\]"),
+        (["a"], ["a", "a"], r"Names of features must be unique, got \['f_a'\]"),
+        (["a"], ["a", "b"], r"must name one of the tables \['a'\], got 'b' for feature 'f_b'"),
+        (["a", "b"], ["a"], r"got no feature for \['b'\]"),
+        ([], [], "tables must hold at least one config"),
+    ],
+)
+def test_wrong_names_are_refused(tables, features, words):
+    with pytest.raises(ValueError, match=words):
+        group_tables([table(t) for t in tables], [fr.FeatureConfig(name=f"f_{f}", table=f) for f in features])
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"dim": 0}, "TableConfig.dim must be an int > 0, got 0 for table 't'"),
+        ({"dim": 4.0}, "TableConfig.dim must be an int > 0, got 4.0"),
+        ({"dtype": "float64"}, "TableConfig.dtype must be one of .* got 'float64'"),
+        ({"initializer": keras.initializers.Zeros()}, "initializer must be one of tf_fusedrec's"),
+        ({"optimizer": "adam"}, "TableConfig.optimizer must be an optimizer, got 'adam'"),
+        ({"name": ""}, "TableConfig.name must be a non-empty string"),
+        ({"name": "a/b"}, "TableConfig.name must be .* without '/'.* got 'a/b'"),
+    ],
+)
+def test_wrong_table_configs_are_refused(change, words):
+    with pytest.raises(ValueError, match=words):
+        fr.TableConfig(**{"name": "t", "dim": 4, "optimizer": Adagrad(0.1), **change})
+
+
+def test_wrong_features_and_initializers_are_refused():
+    with pytest.raises(ValueError, match="combiner must be one of .* got 'max' for feature 'f'"):
+        fr.FeatureConfig(name="f", table="t", combiner="max")
+    with pytest.raises(ValueError, match="FeatureConfig.name must be a non-empty string"):
+        fr.FeatureConfig(name="", table="t")
+    with pytest.raises(ValueError, match="Uniform.minval must be below maxval"):
+        fr.Uniform(minval=1.0, maxval=1.0)
+    with pytest.raises(ValueError, match="TruncatedNormal.stddev must be >= 0"):
+        fr.TruncatedNormal(stddev=-1.0)
+    with pytest.raises(ValueError, match="Zeros.value must be 0"):
+        fr.Zeros(value=1.0)

@@ -1,0 +1,195 @@
+"""All ranks train rank 0's model by themselves: under fit and in loops, of every kind of model and optimizer.
+
+The oracle is one process that trains on all ranks' samples, with the weights that rank 0 draws.
+"""
+
+import numpy as np
+import pytest
+
+from tests.support.ranks import run_ranks
+from tf_fusedrec.exchange import weight_equality
+
+STEPS, SAMPLES = 4, 12
+
+
+def batches():
+    """Global batches, in one order."""
+    random = np.random.default_rng(5)
+    ids = random.integers(0, 9, (STEPS, SAMPLES, 2))
+    return ids, random.normal(size=(STEPS, SAMPLES, 1)).astype(np.float32)
+
+
+def make_embedding(fr, name):
+    rate = fr.optimizers.Adagrad(0.1)
+    return fr.FusedEmbedding(
+        [fr.TableConfig("t", 4, rate)], [fr.FeatureConfig("f", "t", combiner="sum")], name=name
+    )  # fmt: skip
+
+
+def functional(fr, keras, kind):
+    """A frozen layer of random weights among the trained ones."""
+    inputs = {"f": keras.Input([2], dtype="int64", name="f")}
+    hidden = keras.layers.Dense(3, "tanh", trainable=False)(make_embedding(fr, "functional")(inputs)["f"])
+    return kind(inputs, keras.layers.Dense(1)(hidden))
+
+
+def subclassed(fr, keras, kind):
+    """Weights appear in the first step."""
+
+    class Clicks(kind):
+        def __init__(self):
+            super().__init__()
+            self.embedding, self.dense = make_embedding(fr, "subclassed"), None
+
+        def call(self, inputs):
+            if self.dense is None:
+                self.dense = keras.layers.Dense(1)
+            return self.dense(self.embedding(inputs)["f"])
+
+    return Clicks()
+
+
+def looped(model, optimizer, data, tf, minimize):
+    """A traced loop of one's own; `minimize` sees weights of frozen layers on the tape."""
+
+    @tf.function
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((model(x, training=True) - y) ** 2)
+        weights = model.trainable_variables
+        if minimize:
+            optimizer.minimize(loss, weights, tape=tape)
+        else:
+            optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights))
+
+    for x, y in data:
+        step(x, y)
+
+
+def resumed(fr, keras, folder, data):
+    """Dense weights of a model that goes on, and of one that goes on from its checkpoint; each rank drew others."""
+
+    def made():
+        model = functional(fr, keras, keras.Model)
+        model.compile(fr.collectives.distributed_optimizer(keras.optimizers.Adam(0.05)), "mse")
+        return model
+
+    model = made()
+    model.fit(data.take(2), verbose=0)
+    fr.checkpoint.save(folder, model, model.optimizer)
+    other = made()
+    fr.checkpoint.load(folder, other, other.optimizer)
+    for one in (model, other):
+        one.fit(data.take(1), verbose=0)
+    return [weight.numpy() for weight in model.weights], [weight.numpy() for weight in other.weights]
+
+
+def trained(folder):
+    """Body: dense weights by case, after STEPS steps of this rank's samples."""
+    import tf_fusedrec as fr
+    from tf_fusedrec import keras, tf
+
+    rank, size = fr.collectives.rank(), fr.collectives.size()
+    keras.utils.set_random_seed(7 + rank)  # as dropout wants it
+    ids, labels = (of[:, rank::size] for of in batches())
+    data = tf.data.Dataset.from_tensor_slices(({"f": ids}, labels))
+    found = {}
+    pipelined = fr.schedules.PipelinedModel
+    for case, make, kind, optimizer in (
+        ("functional", functional, keras.Model, keras.optimizers.Adam(0.05)),
+        ("subclassed", subclassed, keras.Model, keras.optimizers.legacy.Adam(0.05)),
+        ("pipelined", functional, pipelined, keras.optimizers.legacy.Adam(0.05)),
+        ("pipelined, subclassed", subclassed, pipelined, keras.optimizers.Adam(0.05)),
+        ("loop, minimize", functional, keras.Model, keras.optimizers.legacy.Adam(0.05)),
+        ("loop, legacy", subclassed, keras.Model, keras.optimizers.legacy.Adam(0.05)),
+        ("loop", subclassed, keras.Model, keras.optimizers.Adam(0.05)),
+    ):
+        model, optimizer = make(fr, keras, kind), fr.collectives.distributed_optimizer(optimizer)
+        if case.startswith("loop"):
+            looped(model, optimizer, data, tf, minimize="minimize" in case)
+        else:
+            model.compile(optimizer, "mse")
+            model.fit(data, verbose=0)
+        assert int(optimizer.iterations) == STEPS
+        found[case] = [weight.numpy() for weight in model.weights if weight.shape.rank]
+    if size == 1:
+        return found
+    return found, resumed(fr, keras, folder, data), refusals(fr, keras, tf, data)
+
+
+def refusals(fr, keras, tf, data):
+    """What is said of models that differ in the middle of training."""
+    rank, said = fr.collectives.rank(), {}
+    plain = functional(fr, keras, keras.Model)
+    plain.compile(keras.optimizers.Adam(0.05), "mse")
+    model = functional(fr, keras, fr.schedules.PipelinedModel)
+    model.compile(fr.collectives.distributed_optimizer(keras.optimizers.Adam(0.05)), "mse")
+    model.fit(data.take(1), verbose=0)
+
+    def change_bias():
+        model.optimizer.iterations.assign(1)
+        model.layers[-1].bias.assign([rank])
+
+    for name, change, fitted in (
+        ("loaded on one rank", lambda: model.optimizer.iterations.assign(1 + 5 * (rank == 0)), model),
+        ("changed on one rank", change_bias, model),
+        ("not distributed", lambda: None, plain),  # the last one: it ends in the middle of a step
+    ):
+        change()
+        try:
+            fitted.fit(data, verbose=0)
+        except Exception as error:
+            said[name] = f"{type(error).__name__}: {error}"
+    return said
+
+
+@pytest.fixture(scope="module")
+def alone():
+    return run_ranks(trained, 1, folder=None)[0]
+
+
+@pytest.fixture(scope="module")
+def on_two(tmp_path_factory):
+    return run_ranks(trained, 2, folder=str(tmp_path_factory.mktemp("checkpoint") / "c"))
+
+
+def test_ranks_end_with_one_model(on_two):
+    (first, *_), (second, *_) = on_two
+    for case, weights in first.items():
+        assert weights
+        for ours, theirs in zip(weights, second[case]):
+            np.testing.assert_array_equal(ours, theirs, err_msg=case)
+
+
+def test_it_is_that_of_one_process(alone, on_two):
+    for case, weights in on_two[0][0].items():
+        for ours, theirs in zip(weights, alone[case]):
+            # Four steps of float32 sums of 12 samples in another order; Adam divides small gradients by their size.
+            np.testing.assert_allclose(ours, theirs, rtol=2e-5, atol=2e-6, err_msg=case)
+
+
+def test_a_checkpoint_is_gone_on_from_as_it_is(on_two):
+    for _, (went_on, began_again), _ in on_two:
+        for ours, theirs in zip(began_again, went_on):
+            # The gradients of a row come in another order where rows lie elsewhere.
+            np.testing.assert_allclose(ours, theirs, rtol=1e-6, atol=1e-7)
+
+
+def test_models_that_differ_in_the_middle_are_refused_by_name(on_two):
+    for *_, said in on_two:
+        assert "Dense weight functional/anchor has left 0 on rank" in said["not distributed"]
+        assert "Remedy: model.compile(fr.collectives.distributed_optimizer" in said["not distributed"]
+        assert "RuntimeError: Ranks do not hold the same model" in said["loaded on one rank"]
+        assert "after [6, 1] steps" in said["loaded on one rank"] and "'iteration:0'" in said["loaded on one rank"]
+        assert "/bias:0' has other values on rank 0 than on ranks [1]" in said["changed on one rank"]
+
+
+def test_what_differs_is_named():
+    one = [weight_equality.Digest("a", "(2,) float32", 1), weight_equality.Digest("b", "() int64", 2)]
+    other = [one[0], one[1]._replace(content=3)]
+    assert weight_equality.difference([one, one]) is None
+    assert "'b' has other values on rank 0 than on ranks [2]" in weight_equality.difference([one, one, other])
+    assert "rank 1 has 1 dense weights and slots, rank 0 has 2" in weight_equality.difference([one, one[:1]])
+    other = [one[0]._replace(form="(3,) float32"), one[1]]
+    assert "'a' is (2,) float32 on rank 0, 'a' is (3,) float32 on rank 1" in weight_equality.difference([one, other])
+    assert weight_equality.same_forms([one, one]) and not weight_equality.same_forms([one, other])

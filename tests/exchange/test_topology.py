@@ -1,0 +1,95 @@
+"""The record: who stands where, what is refused, and the advice of 2D-SP's section 5."""
+
+import pytest
+
+import tf_fusedrec as fr
+from tf_fusedrec import optimizers
+from tf_fusedrec.exchange import collectives
+from tf_fusedrec.exchange.topology import Place, Topology, advise_groups
+
+
+@pytest.mark.parametrize(
+    ("together", "groups", "shards"),
+    [
+        (False, [(0, 1, 2), (3, 4, 5)], [(0, 3), (1, 4), (2, 5)]),
+        (True, [(0, 2, 4), (1, 3, 5)], [(0, 1), (2, 3), (4, 5)]),
+    ],
+)
+def test_each_rank_is_in_one_group_and_holds_one_shard(together, groups, shards, monkeypatch):
+    topology = Topology(2, replicas_together=together)
+    assert topology.sets(6) == (groups, shards)
+    monkeypatch.setattr(collectives, "size", lambda: 6)
+    monkeypatch.setattr(collectives, "_process_sets", dict.fromkeys([*groups, *shards]))
+    pieces = []
+    for rank in range(6):
+        monkeypatch.setattr(collectives, "rank", lambda rank=rank: rank)
+        place = Place(topology)
+        assert place.group.members[place.group.index] == place.replicas.members[place.replicas.index] == rank
+        assert shards[place.group.index] == place.replicas.members
+        pieces.append(place.piece)
+        assert place.piece // 2 == place.group.index  # a piece of R lies in the shard of R / G that has its rows
+    assert sorted(pieces) == list(range(6))
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"groups": 0}, "Topology.groups must be an int >= 1, got 0"),
+        ({"groups": True}, "Topology.groups must be an int >= 1, got True"),
+        ({"rule": "average"}, r"Topology.rule must be one of \('gradient_sync', 'weight_sync'\), got 'average'"),
+        ({"rule": "weight_sync", "sync_every": 0}, "Topology.sync_every must be an int >= 1, got 0"),
+        ({"groups": 2, "rule": "weight_sync", "moment_scale": 3.0}, "must be > 0 and at most groups, 2, got 3.0"),
+        ({"groups": 2, "rule": "weight_sync", "moment_scale": 0.0}, "must be > 0 and at most groups, 2, got 0.0"),
+        ({"groups": 2, "sync_every": 4}, "are of the rule 'weight_sync', got 4 and None with 'gradient_sync'"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(fields, words):
+    with pytest.raises(ValueError, match=words):
+        Topology(**fields)
+
+
+def _layer(topology, backend="native", wire_dtype=None, **table):
+    config = fr.TableConfig("item", 4, optimizers.SGD(0.1), **table)
+    return fr.FusedEmbedding(
+        [config], [fr.FeatureConfig("item", "item")], topology=topology, backend=backend, wire_dtype=wire_dtype
+    )  # fmt: skip
+
+
+def test_one_process_is_no_two_groups_and_tfra_has_one():
+    words = r"groups must divide the number of ranks, which is 1, got 2. Remedy: one of \[1\]"
+    for make in (fr.init, _layer):
+        with pytest.raises(ValueError, match=words):
+            make(Topology(2))
+    with pytest.raises(ValueError, match="needs backend='native', and it has 'tfra'"):
+        _layer(Topology(2), backend="tfra")
+    with pytest.raises(ValueError, match="wire_dtype must be 'bfloat16', 'float16' or None, got 'int8'"):
+        _layer(Topology(), wire_dtype="int8")
+
+
+def test_a_topology_that_the_processes_did_not_join_with_is_refused(monkeypatch):
+    monkeypatch.setattr(collectives, "size", lambda: 4)
+    with pytest.raises(RuntimeError, match=r"joined without the set of ranks \(0, 1\). Remedy: name the topology"):
+        Place(Topology(2))
+    monkeypatch.setattr(collectives, "_hvd", object())
+    monkeypatch.setenv("HOROVOD_SIZE", "4")
+    with pytest.raises(RuntimeError, match="later is too late. Remedy: name all topologies in the first call"):
+        fr.init(Topology(2))
+    with pytest.raises(ValueError, match="must divide the number of ranks, which is 4, got 3"):
+        fr.init(Topology(3))
+
+
+def test_averaged_tables_do_not_count_lookups_of_all_ranks(monkeypatch):
+    monkeypatch.setattr(collectives, "size", lambda: 2)
+    for table in ({"admission_count": 2}, {"storage_dtype": "mixed", "hot_after": 3}):
+        with pytest.raises(ValueError, match="admission_count > 1 or hot_after, which count lookups of all ranks"):
+            _layer(Topology(2, "weight_sync"), **table)
+
+
+def test_advice_is_what_the_example_says():
+    advice = advise_groups(1.7e12, 100e9, 1024, memory_bytes=8e9, sync_seconds=0.15)
+    assert [one.groups for one in advice] == [1, 2, 4]
+    assert [round(one.table_bytes / 1e9, 1) for one in advice] == [1.7, 3.3, 6.6]
+    assert [round(one.sync_seconds, 2) for one in advice] == [0.0, 0.03, 0.1]
+    assert advise_groups(1.7e12, 100e9, 1024, memory_bytes=1e9, sync_seconds=1) == []
+    with pytest.raises(ValueError, match="bandwidth must be > 0, got 0"):
+        advise_groups(1e9, 0, 8, memory_bytes=1e9, sync_seconds=1)

@@ -1,0 +1,75 @@
+"""negatives.py: what is drawn, how often, and who shares with whom."""
+
+import numpy as np
+import pytest
+
+from tf_fusedrec._tf_compat import tf
+from tf_fusedrec.losses.negatives import Sampler, other_positions, reuse
+
+SEED = tf.constant([7, 3], tf.int64)
+
+
+def test_uniform_draws_reach_the_whole_catalogue_equally():
+    drawn = Sampler(5).draw(tf.constant([2000, 5]), SEED, tf.constant(2000)).numpy()
+    shares = np.bincount(drawn.ravel(), minlength=5) / 10_000
+    # Five standard deviations of a share of 0.2 among 10,000.
+    np.testing.assert_allclose(shares, 0.2, atol=5 * np.sqrt(0.2 * 0.8 / 10_000))
+
+
+def test_draws_by_frequency_follow_the_counts_and_log_q_tells_them():
+    counts = np.array([0, 6, 1, 0, 3])
+    sampler = Sampler(5, "frequency", counts)
+    drawn = sampler.draw(tf.constant([2000, 5]), SEED, tf.constant(2000)).numpy()
+    shares = np.bincount(drawn.ravel(), minlength=5) / 10_000
+    assert not shares[0] and not shares[3]
+    np.testing.assert_allclose(shares, counts / 10, atol=5 * np.sqrt(0.25 / 10_000))
+    np.testing.assert_allclose(sampler.log_q(np.array([1, 2, 4])), np.log([0.6, 0.1, 0.3]), rtol=1e-6)  # float32
+    assert np.isfinite(sampler.log_q(np.array([0]))).all()
+
+
+def test_draws_in_the_batch_are_positions_of_it():
+    sampler = Sampler(50, "in_batch")
+    drawn = sampler.draw(tf.constant([300, 4]), SEED, tf.constant(3)).numpy()
+    assert set(drawn.ravel()) == {0, 1, 2}
+    assert sampler.draw(tf.constant([0, 4]), SEED, tf.constant(0)).shape == [0, 4]
+
+
+def test_draws_depend_on_the_seed_alone():
+    sampler = Sampler(1000)
+    first, again, other = (
+        sampler.draw(tf.constant([4, 3]), tf.constant(seed, tf.int64), tf.constant(4)).numpy()
+        for seed in ([1, 2], [1, 2], [1, 3])
+    )
+    np.testing.assert_array_equal(first, again)
+    assert (first != other).any()
+
+
+@pytest.mark.parametrize("positions", [0, 1, 2, 3, 40])
+def test_every_column_shares_each_position_once_and_never_with_itself(positions):
+    source = other_positions(tf.constant(positions), 6, SEED).numpy()
+    assert source.shape == (positions, 6)
+    for column in source.T:
+        assert sorted(column) == list(range(positions))
+    own = source == np.arange(positions)[:, np.newaxis]
+    assert own.all() if positions == 1 else not own.any()
+    if positions == 40:
+        assert len(set(map(tuple, (source - np.arange(40)[:, np.newaxis]) % 40))) > 30  # a shuffle, not a rotation
+
+
+def test_reuse_takes_the_column_of_the_other_position():
+    values = tf.constant([[1, 2], [3, 4], [5, 6]])
+    source = tf.constant([[1, 1, 2, 0], [2, 0, 0, 2], [0, 1, 1, 1]])
+    np.testing.assert_array_equal(reuse(values, source), [[3, 4, 5, 2], [5, 2, 1, 6], [1, 4, 3, 4]])
+    assert reuse(values[:0], source[:0]).shape == [0, 4]
+
+
+def test_what_cannot_be_sampled_is_named():
+    with pytest.raises(ValueError, match="sampling must be one of"):
+        Sampler(3, "popular")
+    with pytest.raises(ValueError, match=r"counts must hold one number for each of 3 items, got shape \(2,\)"):
+        Sampler(3, "uniform", np.ones(2))
+    for counts in (None, np.zeros(3)):
+        with pytest.raises(ValueError, match="sampling 'frequency' needs counts, some above 0"):
+            Sampler(3, "frequency", counts)
+    with pytest.raises(ValueError, match="log_q needs counts"):
+        Sampler(3, "in_batch").log_q(np.array([0]))

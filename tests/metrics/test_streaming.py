@@ -1,0 +1,128 @@
+"""Keras metrics over uneven batches and ranks, against the metrics of all the data at once."""
+
+import numpy as np
+import pytest
+
+from tests.oracles.metrics import auc_oracle, gauc_oracle
+from tf_fusedrec import metrics
+from tf_fusedrec._tf_compat import tf
+from tf_fusedrec.exchange import collectives
+from tf_fusedrec.metrics import streaming as streaming
+
+BATCHES = (30, 0, 1, 40, 25)
+
+
+def predictions(seed=0, users=6):
+    """Batches of (labels, logits, user) in which every user is in one batch; some users have one class only."""
+    generator = np.random.default_rng(seed)
+    batches, first = [], 0
+    for size in BATCHES:
+        user = np.sort(generator.integers(first, first + users, size))
+        first += users
+        logits = np.round(generator.normal(size=size), 1)  # ties
+        order = generator.permutation(size)
+        labels = (generator.random(size) < 1 / (1 + np.exp(-logits))).astype(np.int64)
+        batches.append((labels[order], logits[order], user[order]))
+    return batches
+
+
+def expectations(labels, logits, user):
+    chance = 1 / (1 + np.exp(-logits))
+    entropy = -np.mean(np.where(labels == 1, np.log(chance), np.log1p(-chance)))
+    rate = labels.mean()
+    return {
+        "auc": auc_oracle(labels, logits),
+        "gauc": gauc_oracle(user, labels, logits, "none"),
+        "weighted": gauc_oracle(user, labels, logits, "impressions"),
+        "ne": entropy / -(rate * np.log(rate) + (1 - rate) * np.log(1 - rate)),
+        "calibration": chance.sum() / labels.sum(),
+    }
+
+
+def make():
+    return {
+        "auc": streaming.AUC(),
+        "gauc": streaming.GAUC(),
+        "weighted": streaming.GAUC("impressions"),
+        "ne": streaming.NormalizedEntropy(),
+        "calibration": streaming.Calibration(),
+    }
+
+
+def update(metric, labels, logits, user):
+    further = [user] if isinstance(metric, streaming.GAUC) else []
+    metric.update_state(labels, logits, *further)
+
+
+@pytest.mark.parametrize("name", list(make()))
+def test_uneven_batches_give_the_metric_of_all_data(name):
+    metric, batches = make()[name], predictions()
+    graph = tf.function(lambda *batch: update(metric, *batch), reduce_retracing=True)
+    assert np.isnan(metric.result())
+    for batch in batches:
+        graph(*map(tf.constant, batch))
+    expected = expectations(*(np.concatenate(parts) for parts in zip(*batches)))[name]
+    # Logits of one digit lie in bins of their own, so the AUC is exact too; float64.
+    assert float(metric.result()) == pytest.approx(expected, rel=1e-12)
+    metric.reset_state()
+    assert np.isnan(metric.result())
+
+
+@pytest.mark.parametrize("name", list(make()))
+def test_states_are_summed_over_ranks(name, monkeypatch):
+    """Three ranks, of which one has no data; the mean of their results would be another number."""
+    batches = predictions(seed=1)
+    ranks = [make()[name] for _ in range(3)]
+    for number, batch in enumerate(batches):
+        update(ranks[0 if number < 3 else 2], *batch)
+    sent = []
+    monkeypatch.setattr(collectives, "all_reduce_sum", lambda tensor, *, name: sent.append(tensor) or tensor)
+    for rank in ranks:
+        rank.across_ranks()
+    total = tf.add_n(sent)
+    monkeypatch.setattr(collectives, "all_reduce_sum", lambda tensor, *, name: total)
+    expected = expectations(*(np.concatenate(parts) for parts in zip(*batches)))[name]
+    assert [rank.across_ranks() for rank in ranks] == pytest.approx([expected] * 3, rel=1e-12)
+    assert abs(np.mean([float(ranks[i].result()) for i in (0, 2)]) - expected) > 1e-3
+
+
+def test_weights_count_as_repeats():
+    labels, logits, repeats = np.array([1, 0, 1, 0]), np.array([0.5, 0.5, -1.0, 2.0]), np.array([2, 1, 3, 0])
+    for name, metric in make().items():
+        if "auc" in name and name != "auc" or name == "weighted":
+            continue
+        metric.update_state(labels, logits, sample_weight=repeats)
+        expected = expectations(np.repeat(labels, repeats), np.repeat(logits, repeats), np.zeros(6))[name]
+        assert float(metric.result()) == pytest.approx(expected), name
+
+
+def test_logits_beyond_the_bins_and_one_class():
+    metric = streaming.AUC()
+    metric.update_state([1, 1], [3.0, 1e9])
+    assert np.isnan(metric.result())
+    metric.update_state([0, 0], [-1e9, 2.0])
+    assert float(metric.result()) == 1.0
+    gauc = streaming.GAUC()
+    gauc.update_state([1, 1, 0], [1.0, 2.0, 3.0], [5, 5, 6])
+    assert np.isnan(gauc.result())
+    ne = streaming.NormalizedEntropy()
+    ne.update_state([1, 1], [1.0, 2.0])
+    assert np.isnan(ne.result())
+
+
+def test_ranking_metrics_are_those_of_all_ranks_together():
+    ranks = np.random.default_rng(2).integers(1, 40, 60)
+    ours = [streaming.HitRate(10), streaming.NDCG(10), streaming.MRR()]
+    for part in np.split(ranks, [3, 3, 50]):
+        for metric in ours:
+            metric.update_state(part)
+    theirs = [metrics.hit_rate(ranks, 10), metrics.ndcg(ranks, 10), metrics.mrr(ranks)]
+    assert [float(metric.result()) for metric in ours] == pytest.approx(theirs, rel=1e-12)
+    assert [metric.name for metric in ours] == ["hr@10", "ndcg@10", "mrr"]
+
+
+def test_what_cannot_be_measured_is_named():
+    with pytest.raises(ValueError, match="k must be >= 1, got 0"):
+        streaming.HitRate(0)
+    with pytest.raises(ValueError, match="weight must be 'none' or 'impressions', got 'users'"):
+        streaming.GAUC("users")

@@ -1,0 +1,222 @@
+"""Records of update rules, their Keras counterparts, their state. That rows train as they say: tests/embedding."""
+
+import dataclasses
+import json
+import math
+
+import numpy as np
+import pytest
+
+from tf_fusedrec import keras, optimizers, tf
+
+legacy, new, schedules = keras.optimizers.legacy, keras.optimizers, keras.optimizers.schedules
+RECORDS = {
+    "sgd": optimizers.SGD(0.5),
+    "momentum": optimizers.SGD(0.5, momentum=0.9, nesterov=True, clipnorm=2.0),
+    "adagrad": optimizers.Adagrad(0.5, 0.25, 1e-3, True, 2.0),
+    "rowwise_adagrad": optimizers.RowWiseAdagrad(0.5, 0.25, 1e-3, "torchrec", 4.0, 2.0),
+    "adam": optimizers.Adam(0.5, 0.75, 0.875, 1e-3, 2.0),
+    "adamw": optimizers.AdamW(0.5, 0.125, 0.75, 0.875, 1e-3, 2.0),
+    "ftrl": optimizers.Ftrl(0.5, -0.75, 0.25, 1.0, 2.0, 3.0, 4.0, 5.0),
+}
+# Numbers in the order of custom_ops/hash_table/optimizer.h, and slots: of D numbers | of one.
+WANTED = {
+    "sgd": ([0], (), ()),
+    "momentum": ([2, 0.9, 1], ("momentum",), ()),
+    "adagrad": ([2, 0.25, 1e-3, 1], ("accumulator",), ()),
+    "rowwise_adagrad": ([2, 0.25, 1e-3, 0, 1, 4], (), ("accumulator",)),
+    "adam": ([2, 0.25, 0.125, 1e-3], ("m", "v"), ()),
+    "adamw": ([2, 0.25, 0.125, 1e-3, 0.125], ("m", "v"), ()),
+    "ftrl": ([5, 0.25, -0.75, 1, 2, 3, 4], ("accumulator", "linear"), ()),
+}
+
+
+@pytest.mark.parametrize("rule", RECORDS)
+def test_what_a_record_tells_the_table(rule):
+    record = RECORDS[rule]
+    numbers, wide, scalar = WANTED[rule]
+    assert record.rule == rule
+    assert (record.hyperparameters, record.wide_slots, record.scalar_slots) == (numbers, wide, scalar)
+    assert record.slot_starts == {slot: 0.25 if slot == "accumulator" else 0.0 for slot in (*wide, *scalar)}
+
+
+@pytest.mark.parametrize("rule", RECORDS)
+@pytest.mark.parametrize("rate", [0.5, np.float32(0.5), schedules.ExponentialDecay(0.5, 10, 0.9)])
+def test_a_record_survives_json(rule, rate):
+    record = dataclasses.replace(RECORDS[rule], learning_rate=rate)
+    described = record.to_dict()
+    again = optimizers.from_dict(json.loads(json.dumps(described)))
+    assert type(again) is type(record) and again.to_dict() == described
+    if isinstance(rate, schedules.LearningRateSchedule):
+        assert again.learning_rate.get_config() == rate.get_config()
+    else:
+        assert again == record
+    assert "learning_rate" in described  # reading does not eat it
+
+
+def test_a_description_of_nothing_is_refused():
+    with pytest.raises(ValueError, match="class_name must be one of .*'SGD'.*, got 'Lion'"):
+        optimizers.from_dict({"class_name": "Lion", "learning_rate": 0.1})
+
+
+def test_slots_pass_only_between_rules_that_read_them_alike():
+    adam, rows = optimizers.Adam(0.1), optimizers.RowWiseAdagrad(0.1)
+    # What changes the meaning of no slot: rates, clipping, decay, epsilon and where it stands.
+    assert adam.spec == optimizers.Adam(0.2, clipnorm=1.0, epsilon=0.1).spec == optimizers.AdamW(0.1).spec
+    assert rows.spec == optimizers.RowWiseAdagrad(schedules.CosineDecay(0.1, 5), variant="hsp", moment_scale=2.0).spec
+    specs = [json.dumps(record.spec) for record in (*RECORDS.values(), rows, optimizers.Ftrl(0.1))]
+    # SGD, momentum, Adagrad, row-wise by mean and by sum, Adam = AdamW, FTRL of two powers.
+    assert len(specs) == 9 and len(set(specs)) == 8
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: optimizers.SGD("fast"), "SGD.learning_rate must be a finite number >= 0, or a LearningRateSchedule"),
+        (lambda: optimizers.SGD(-0.1), "SGD.learning_rate must be .*, got -0.1"),
+        (lambda: optimizers.SGD(math.inf), "SGD.learning_rate must be a finite number"),
+        (lambda: optimizers.SGD(0.1, momentum=1.5), "SGD.momentum must be a finite number from 0 to 1, got 1.5"),
+        (lambda: optimizers.SGD(0.1, clipnorm=-1), "SGD.clipnorm must be a finite number >= 0, got -1"),
+        (lambda: optimizers.SGD(0.1, clipnorm=None), "SGD.clipnorm must be a finite number >= 0, got None"),
+        (lambda: optimizers.Adagrad(0.1, -1.0), "Adagrad.initial_accumulator_value must be .* >= 0, got -1.0"),
+        (lambda: optimizers.Adagrad(0.1, 0.0, 0.0), "Adagrad.epsilon must be a finite number > 0 .*0 / 0.*, got 0.0"),
+        (lambda: optimizers.RowWiseAdagrad(0.1, variant="mean"), "variant must be one of .*2d_sp.*, got 'mean'"),
+        (lambda: optimizers.RowWiseAdagrad(0.1, epsilon=0), "RowWiseAdagrad.epsilon must be a finite number > 0"),
+        (lambda: optimizers.RowWiseAdagrad(0.1, moment_scale=0), "moment_scale must be a finite number > 0, got 0"),
+        (lambda: optimizers.Adam(0.1, beta_1=1.0), "Adam.beta_1 must be a finite number >= 0 and < 1, got 1.0"),
+        (lambda: optimizers.Adam(0.1, beta_2=-0.1), "Adam.beta_2 must be .* >= 0 and < 1, got -0.1"),
+        (lambda: optimizers.Adam(0.1, epsilon=0.0), "Adam.epsilon must be a finite number > 0"),
+        (lambda: optimizers.AdamW(0.1, -0.1), "AdamW.weight_decay must be a finite number >= 0, got -0.1"),
+        (lambda: optimizers.Ftrl(0.1, 0.5), "Ftrl.learning_rate_power must be a finite number <= 0, got 0.5"),
+        (lambda: optimizers.Ftrl(0.1, l1=math.nan), "Ftrl.l1 must be a finite number >= 0, got nan"),
+        (lambda: optimizers.Ftrl(0.1, beta=-1), "Ftrl.beta must be a finite number >= 0, got -1"),
+    ],
+)
+def test_arguments_out_of_range_are_refused(make, words):
+    with pytest.raises(ValueError, match=words):
+        make()
+
+
+def test_epsilon_may_be_0_where_accumulators_start_above_it():
+    assert optimizers.Adagrad(0.1, initial_accumulator_value=0.1, epsilon=0.0).epsilon == 0.0
+
+
+COUNTERPARTS = {
+    "SGD": (lambda: new.SGD(0.5), optimizers.SGD(0.5)),
+    "legacy.SGD": (lambda: legacy.SGD(0.5), optimizers.SGD(0.5)),
+    "momentum": (lambda: new.SGD(0.5, 0.75, True), optimizers.SGD(0.5, 0.75, True)),
+    "legacy.momentum": (lambda: legacy.SGD(0.5, 0.75, True), optimizers.SGD(0.5, 0.75, True)),
+    "Adagrad": (lambda: new.Adagrad(0.5, 0.25, 0.125), optimizers.Adagrad(0.5, 0.25, 0.125, epsilon_inside=True)),
+    "legacy.Adagrad": (lambda: legacy.Adagrad(0.5, 0.25, 0.125), optimizers.Adagrad(0.5, 0.25, 0.125)),
+    "Adam": (lambda: new.Adam(0.5, 0.75, 0.875, 0.125), optimizers.Adam(0.5, 0.75, 0.875, 0.125)),
+    "legacy.Adam": (lambda: legacy.Adam(0.5, 0.75, 0.875, 0.125), optimizers.Adam(0.5, 0.75, 0.875, 0.125)),
+    "Adam.weight_decay": (lambda: new.Adam(0.5, weight_decay=0.25), optimizers.AdamW(0.5, 0.25)),
+    "AdamW": (lambda: new.AdamW(0.5, 0.25, 0.75, 0.875, 0.125), optimizers.AdamW(0.5, 0.25, 0.75, 0.875, 0.125)),
+    "Ftrl": (
+        lambda: new.Ftrl(0.5, -0.75, 0.25, 0.125, 1.0, 2.0, 3.0),
+        optimizers.Ftrl(0.5, -0.75, 0.25, 0.125, 1.0, 2.0, 3.0),
+    ),
+    "legacy.Ftrl": (
+        lambda: legacy.Ftrl(0.5, -0.75, 0.25, 0.125, 1.0, l2_shrinkage_regularization_strength=2.0, beta=3.0),
+        optimizers.Ftrl(0.5, -0.75, 0.25, 0.125, 1.0, 2.0, 3.0),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", COUNTERPARTS)
+def test_keras_optimizers_become_their_counterparts(name):
+    make, record = COUNTERPARTS[name]
+    assert optimizers.from_keras(make()) == optimizers.resolve(make()) == record
+    assert optimizers.resolve(record) is record
+
+
+@pytest.mark.parametrize("make", [new.Adam, legacy.Adam])
+def test_a_schedule_stays_the_same_object(make):
+    class Own(schedules.LearningRateSchedule):  # not registered with Keras
+        def __call__(self, step):
+            return 0.5 / (tf.cast(step, tf.float32) + 1.0)
+
+        def get_config(self):
+            return {}
+
+    schedule = Own()
+    assert optimizers.from_keras(make(schedule)).learning_rate is schedule
+
+
+def test_a_keras_optimizer_in_use_converts_as_it_is_now():
+    for make in (new.Adam, legacy.Adam):
+        optimizer, variable = make(0.5, beta_1=0.75), tf.Variable([1.0])
+        optimizer.apply_gradients([(tf.constant([1.0]), variable)])
+        optimizer.learning_rate = 0.25
+        record = optimizers.from_keras(optimizer)
+        assert (record.learning_rate, record.beta_1) == (0.25, 0.75)
+
+
+def excluding():
+    optimizer = new.AdamW(0.1)
+    optimizer.exclude_from_weight_decay(var_names=["item"])
+    return optimizer
+
+
+class OwnAdam(legacy.Adam):
+    """What a subclass changes cannot be known."""
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: new.Adam(0.1, clipnorm=1.0), r"Adam.clipnorm, got 1.0. Use tf_fusedrec.optimizers.Adam\(clipnorm"),
+        (lambda: legacy.SGD(0.1, clipnorm=1.0), "SGD.clipnorm, got 1.0"),
+        (lambda: new.SGD(0.1, clipvalue=1.0), "SGD.clipvalue, got 1.0"),
+        (lambda: legacy.Ftrl(0.1, global_clipnorm=1.0), "Ftrl.global_clipnorm, got 1.0"),
+        (lambda: new.SGD(0.1, weight_decay=0.1), "SGD.weight_decay, got 0.1. Use tf_fusedrec.optimizers.AdamW"),
+        (lambda: new.Adagrad(0.1, weight_decay=0.1), "Adagrad.weight_decay, got 0.1"),
+        (excluding, r"AdamW.exclude_from_weight_decay, got \['item'\]. Use tf_fusedrec.optimizers.Adam for"),
+        (lambda: legacy.Adagrad(0.1, decay=0.5), "Adagrad.decay, got 0.5. Use .*InverseTimeDecay"),
+        (lambda: new.Adam(0.1, amsgrad=True), "Adam.amsgrad, got True"),
+        (lambda: legacy.Adam(0.1, amsgrad=True), "Adam.amsgrad, got True"),
+        (lambda: new.AdamW(0.1, use_ema=True), "AdamW.use_ema, got True"),
+        (lambda: new.Adam(0.1, adaptive_epsilon=True), "Adam.adaptive_epsilon, got True"),
+        (lambda: legacy.SGD(0.1, gradient_transformers=[abs]), "SGD.gradient_transformers, got"),
+        (lambda: legacy.SGD(lambda: 0.1), "SGD.learning_rate, got <function .*Use a number or a schedule"),
+        (lambda: legacy.Adam(0.1, beta_1=lambda: 0.9), "Adam.beta_1, got <function .*Use a number, or"),
+        (lambda: legacy.RMSprop(0.1, centered=True), "optimizer .*rmsprop.RMSprop. Use a record of .*RowWiseAdagrad"),
+        (lambda: new.Lion(0.1), "optimizer .*Lion"),
+        (lambda: OwnAdam(0.1), "optimizer tests.optimizers.test_optimizers.OwnAdam"),
+        (lambda: tf.compat.v1.train.AdagradOptimizer(0.1), "optimizer tensorflow.*AdagradOptimizer"),
+        (lambda: "adam", "optimizer builtins.str"),
+    ],
+)
+def test_what_has_no_counterpart_is_refused_by_name(make, words):
+    with pytest.raises(ValueError, match=f"Native tables have no counterpart of {words}") as error:
+        optimizers.resolve(make())
+    assert "FusedEmbedding(backend='tfra')" in str(error.value)
+
+
+def test_the_state_of_a_number():
+    trainer = optimizers.Trainer(optimizers.SGD(0.5), name="group")
+    seen = []
+
+    @tf.function
+    def update():
+        rate, step = trainer.current()
+        trainer.count()
+        return rate, step
+
+    for rate in (0.5, 0.25):
+        trainer.learning_rate.assign(rate)
+        seen.append([value.numpy() for value in update()])
+    assert seen == [[0.5, 1], [0.25, 2]] and seen[0][0].dtype == np.float32 and seen[0][1].dtype == np.int64
+    assert trainer.iterations.numpy() == 2 and not trainer.iterations.trainable and not trainer.learning_rate.trainable
+
+
+def test_the_state_of_a_schedule():
+    """It sees the updates done so far: 0 at the first, as in Keras."""
+    schedule = schedules.PiecewiseConstantDecay([0, 1], [1.0, 0.5, 0.25])
+    trainer = optimizers.Trainer(optimizers.SGD(schedule), name="group")
+    seen = []
+    for _ in range(3):
+        seen.append([value.numpy() for value in trainer.current()])
+        assert float(trainer.learning_rate) == seen[-1][0] and trainer.rates is None
+        trainer.count()
+    assert seen == [[1.0, 1], [0.5, 2], [0.25, 3]] and seen[0][0].dtype == np.float32

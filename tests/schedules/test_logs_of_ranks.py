@@ -1,0 +1,147 @@
+"""Logs of fit and evaluate on several ranks, one of them without data: those of one process with all samples."""
+
+import numpy as np
+import pytest
+
+from tests.support.ranks import run_ranks
+
+SAMPLES = 23
+SHARES = {1: [0, SAMPLES], 3: [0, 17, SAMPLES, SAMPLES]}  # the last rank has nothing
+
+
+def make_ends(keras):
+    """A callback that keeps the logs that callbacks get behind evaluations."""
+
+    class Ends(keras.callbacks.Callback):
+        def __init__(self):
+            super().__init__()
+            self.logs = []
+
+        def on_test_end(self, logs=None):
+            self.logs.append(logs)
+
+    return Ends()
+
+
+def make(fr, keras, tf, loss, metrics=(), weighted=()):
+    """A model of fixed weights that training does not change: a rate of 0, in the tables, too."""
+    embedding = fr.FusedEmbedding(
+        [fr.TableConfig("t", 4, fr.optimizers.SGD(0.0), fr.Uniform(-2, 2))], [fr.FeatureConfig("f", "t")], name="fixed"
+    )  # fmt: skip
+    keras.utils.set_random_seed(1)
+    inputs = {"f": keras.Input([], dtype=tf.int64, name="f")}
+    outputs = keras.layers.Dense(1, "sigmoid")(embedding(inputs)["f"])
+    model = fr.schedules.PipelinedModel(inputs, outputs)
+    optimizer = fr.collectives.distributed_optimizer(keras.optimizers.legacy.SGD(0.0))
+    model.compile(optimizer, loss, metrics=list(metrics), weighted_metrics=list(weighted))
+    return model
+
+
+def logs_of_all():
+    """Body: what fit and evaluate tell on this rank, by model."""
+    import tf_fusedrec as fr
+    from tf_fusedrec import keras, tf
+    from tf_fusedrec.metrics import streaming
+
+    rank, size = fr.collectives.rank(), fr.collectives.size()
+    random = np.random.default_rng(2)
+    ids, labels = random.integers(0, 9, SAMPLES), (random.random([SAMPLES, 1]) < 0.4).astype(np.float32)
+    weights = random.uniform(0.5, 2, SAMPLES).astype(np.float32)
+    mine = slice(*SHARES[size][rank : rank + 2])
+    data = tf.data.Dataset.from_tensor_slices(({"f": ids[mine]}, labels[mine], weights[mine])).batch(4)
+
+    def mean_of_own(y_true, y_pred):
+        return tf.reduce_mean((y_true - y_pred) ** 2)  # of nothing it is no number
+
+    keras_metrics = [
+        "mae", "accuracy", keras.metrics.AUC(name="auc"), keras.metrics.Precision(name="precision", thresholds=0.5),
+        keras.metrics.RootMeanSquaredError(name="rmse"), streaming.AUC("our_auc"),
+    ]  # fmt: skip
+    found = {}
+    squares = [keras.metrics.MeanSquaredError("mse")]
+    for name, model, samples in (
+        ("keras", make(fr, keras, tf, "binary_crossentropy", keras_metrics, squares), data),
+        # What a scalar loss makes of weights depends on the batches.
+        ("own loss", make(fr, keras, tf, mean_of_own), data.map(lambda x, y, _: (x, y))),
+    ):
+        ends = make_ends(keras)
+        by_name = model.evaluate(samples, verbose=0, return_dict=True, callbacks=[ends])
+        as_list = model.evaluate(samples, verbose=0)
+        assert np.ravel(as_list).tolist() == [by_name[key] for key in model.metrics_names] and ends.logs == [by_name]
+        found[name] = by_name
+        if name == "keras":
+            history = model.fit(samples, validation_data=samples, verbose=0).history
+            found["fit"] = {key: values[0] for key, values in history.items()}
+    return found, refused(fr, keras, tf, data), own_step(fr, keras, tf, data)
+
+
+def refused(fr, keras, tf, data):
+    """What is said of a metric whose states cannot be added."""
+
+    class Largest(keras.metrics.Metric):
+        def __init__(self):
+            super().__init__(name="largest")
+            self.largest = self.add_weight("largest", initializer="zeros")
+
+        def update_state(self, y_true, y_pred, sample_weight=None):
+            self.largest.assign(tf.maximum(self.largest, tf.reduce_max(y_pred)))
+
+        def result(self):
+            return self.largest.read_value()
+
+        def merge_state(self, metrics):
+            for metric in metrics:
+                self.largest.assign(tf.maximum(self.largest, metric.largest))
+
+    try:
+        make(fr, keras, tf, "mse", [Largest()]).evaluate(data, verbose=0)
+    except ValueError as error:
+        return str(error)
+
+
+def own_step(fr, keras, tf, data):
+    """Logs of a test_step that are no metric of the model."""
+
+    class OwnStep(fr.schedules.PipelinedModel):
+        def call(self, inputs):
+            return tf.ones_like(inputs["f"])
+
+        def test_step(self, batch):
+            return {"rank": tf.constant(float(fr.collectives.rank()))}
+
+    model = OwnStep()
+    model.compile()
+    return model.evaluate(data, verbose=0, return_dict=True)
+
+
+@pytest.fixture(scope="module")
+def alone():
+    return run_ranks(logs_of_all, 1)[0]
+
+
+@pytest.fixture(scope="module")
+def on_three():
+    return run_ranks(logs_of_all, 3)
+
+
+def test_every_rank_tells_the_same(on_three):
+    for found, *_ in on_three[1:]:
+        assert found == on_three[0][0]
+
+
+def test_it_is_what_one_process_tells(alone, on_three):
+    for name, wanted in alone[0].items():
+        got = on_three[0][0][name]
+        assert got.keys() == wanted.keys() and not any(np.isnan(value) for value in got.values())
+        for key, value in wanted.items():
+            # Sums of 23 float32 in another order.
+            assert got[key] == pytest.approx(value, rel=1e-5), f"{name}: {key}"
+    assert {"loss", "mae", "auc", "our_auc", "mse", "val_loss", "val_auc"} <= set(alone[0]["fit"])
+    assert 0.1 < alone[0]["keras"]["auc"] != 0.5
+
+
+def test_what_cannot_be_added_is_refused_and_logs_of_ones_own_are_averaged(alone, on_three):
+    assert alone[1] is None  # one process adds nothing
+    for _, said, own in on_three:
+        assert "metric 'largest' of class Largest has a merge_state of its own" in said
+        assert own == {"rank": 1.0}

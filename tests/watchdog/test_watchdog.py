@@ -1,0 +1,193 @@
+"""A rank that stands still or ends alone: who waits for whom is said, a stop is survived, nobody ends with code 0."""
+
+import io
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import threading
+import time
+
+import psutil
+from horovod.runner import gloo_run
+from horovod.runner.common.util.hosts import get_host_assignments, parse_hosts
+from horovod.runner.http.http_server import RendezvousServer
+
+from tests.support.ranks import environment_of_ranks, run_ranks
+from tf_fusedrec.watchdog import summary
+
+
+def stop_this_process(seconds):
+    """SIGSTOP, and SIGCONT after some seconds."""
+    subprocess.Popen(["sh", "-c", f"kill -STOP {os.getpid()}; sleep {seconds}; kill -CONT {os.getpid()}"])
+    time.sleep(1)  # the stop comes in here
+
+
+def stand_still(stopped_s, blocked_s):
+    """Body: 3 steps; rank 1 is stopped before the second one, and its input blocks before the third."""
+    from tf_fusedrec import tf
+    from tf_fusedrec.exchange import collectives
+
+    said = sys.stderr = io.StringIO()
+    rank = collectives.rank()
+
+    @tf.function
+    def step(x):
+        received, _ = collectives.all_to_all(x, tf.constant([1, 1]), name="watched.ids")
+        return collectives.all_reduce_sum(received, name="watched.sum")
+
+    sums = []
+    for number in range(3):
+        if rank == 1 and number == 1:
+            stop_this_process(stopped_s)
+        if rank == 1 and number == 2:
+            time.sleep(blocked_s)
+        sums.append(step(tf.constant([1.0, 2.0]) * (rank + 1 + number)).numpy().tolist())
+    time.sleep(1.5)  # the thread says that it goes on
+    return sums, said.getvalue(), os.environ["HOROVOD_GLOO_TIMEOUT_SECONDS"], share_of_a_core("tf_fusedrec watchdog")
+
+
+def share_of_a_core(name):
+    """What a thread of this process has used of one core."""
+    (thread,) = (one for one in threading.enumerate() if one.name == name)
+    process = psutil.Process()
+    (used,) = (one for one in process.threads() if one.id == thread.native_id)
+    return (used.user_time + used.system_time) / (time.time() - process.create_time())
+
+
+def test_a_stopped_rank_and_one_whose_input_blocks_are_named_and_training_goes_on(monkeypatch):
+    monkeypatch.setenv("FUSEDREC_REPORT_AFTER_SECONDS", "2")
+    monkeypatch.delenv("HOROVOD_GLOO_TIMEOUT_SECONDS", raising=False)
+    (first, waits, limit, share), (second, blocked, _, _) = run_ranks(stand_still, 2, stopped_s=9, blocked_s=7)
+    # Rank r sends (r + 1 + n) * [1, 2]: rank 0 receives the first entries, rank 1 the second ones.
+    assert first == second == [[(1 + n) * 3.0, (2 + n) * 3.0] for n in range(3)]
+    assert limit == "600" and share < 0.03
+    stop, block = waits.split("call 3", 1)
+    assert re.search(r"rank 0: it has waited \d+ s in collective 'watched.ids', call 2, for rank 1, ", stop), waits
+    # The number of calls is that of the last sign of life.
+    assert re.search(r"for rank 1, whose last sign of life came \d+ s ago, after [01] of 2 calls", stop), waits
+    assert "Horovod ends the job after 600 s (HOROVOD_GLOO_TIMEOUT_SECONDS)" in stop
+    assert "it goes on: collective 'watched.ids', call 2, has ended" in stop
+    assert "rank 1, which has made 2 of 3 calls and has been in no collective for" in block, waits
+    assert "rank 1: it stood still itself for" in blocked, blocked
+    assert "rank 1: it has been in no collective for" in blocked and "others wait for it in 'watched.ids'" in blocked
+    assert "It may be waiting for its input data." in blocked
+
+
+PROGRAM = """
+import sys
+import numpy as np
+import tf_fusedrec as fr
+from tests.watchdog.test_watchdog import stop_this_process
+from tf_fusedrec import keras, tf
+
+fr.init(report_after_s=1 if sys.argv[1] == "stops" else 30)
+rank = fr.collectives.rank()
+embedding = fr.FusedEmbedding(
+    tables=[fr.TableConfig(name="t", dim=4, optimizer=keras.optimizers.legacy.Adagrad(0.1))],
+    features=[fr.FeatureConfig(name="f", table="t", combiner="sum")],
+)
+inputs = {"f": keras.Input([3], dtype=tf.int64)}
+model = keras.Model(inputs, keras.layers.Dense(1)(embedding(inputs)["f"]))
+model.compile(fr.collectives.distributed_optimizer(keras.optimizers.legacy.SGD(0.1)), loss="mse")
+
+def batches():
+    for step in range(4 if rank == 0 else 2):
+        if rank == 1 and step == 1 and sys.argv[1] == "fails":
+            raise ValueError("column 'age' of shard-7 is cut off")
+        if rank == 1 and step == 1 and sys.argv[1] == "stops":
+            stop_this_process(12)
+        yield {"f": np.full([2, 3], step)}, np.zeros([2, 1], np.float32)
+
+signature = ({"f": tf.TensorSpec([2, 3], tf.int64)}, tf.TensorSpec([2, 1]))
+model.fit(tf.data.Dataset.from_generator(batches, output_signature=signature), verbose=0)
+print("fit has ended", flush=True)
+"""
+
+
+def run_program(folder: pathlib.Path, *words: str):
+    """Exit codes and stderr of two ranks of PROGRAM, which Python ends as it ends every program."""
+    program = folder / "program.py"
+    program.write_text(PROGRAM, encoding="utf-8")
+    rendezvous = RendezvousServer()
+    slots = get_host_assignments(parse_hosts("localhost:2"), 2)
+    port = rendezvous.start()
+    try:
+        rendezvous.init(slots)
+        shared = environment_of_ranks(os.environ)
+        shared.update({k: str(v) for k, v in gloo_run.create_run_env_vars("127.0.0.1", ["lo"], port).items()})
+        ranks = [
+            subprocess.Popen(
+                [sys.executable, str(program), *words], env=shared | gloo_run.create_slot_env_vars(slot),
+                stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, encoding="utf-8", errors="replace",
+            )
+            for slot in slots
+        ]  # fmt: skip
+        try:
+            errors = [rank.communicate(timeout=150)[1] for rank in ranks]
+        finally:
+            for rank in ranks:
+                rank.kill()
+    finally:
+        rendezvous.stop()
+    return [rank.returncode for rank in ranks], errors
+
+
+def test_no_rank_of_a_job_with_uneven_data_ends_with_code_0_and_the_remedy_is_named(tmp_path):
+    codes, errors = run_program(tmp_path, "uneven")
+    assert codes == [1, 1]
+    for rank, text in enumerate(errors):
+        last = text.strip().splitlines()[-1]
+        # Rank 1 hears of its end from rank 0, or notices it first.
+        told = (
+            rf"tf_fusedrec: rank {rank}: failed: (rank 0 failed first: )?the program of rank 1 has ended after 2 calls"
+        )
+        assert re.match(told, last), text
+        assert "and other ranks wait in call 3." in last and "PipelinedModel" in last
+
+
+def test_the_cause_of_a_failing_rank_stands_last_on_every_rank(tmp_path):
+    codes, errors = run_program(tmp_path, "fails")
+    assert 0 not in codes
+    for text in errors:
+        last = text.strip().splitlines()[-1]
+        assert last.startswith("tf_fusedrec: rank 1 failed first: ") and "column 'age' of shard-7 is cut off" in last
+    assert "Traceback" not in errors[0], "a traceback of Horovod's tells nothing"
+
+
+def test_the_limit_that_ends_a_job_is_the_one_that_was_set_and_the_rank_that_stood_still_is_named(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setenv("HOROVOD_GLOO_TIMEOUT_SECONDS", "4")
+    codes, errors = run_program(tmp_path, "stops")
+    assert 0 not in codes
+    last = errors[0].strip().splitlines()[-1]
+    assert re.match(
+        r"tf_fusedrec: rank 0 failed first: rank 1 has given no sign of life for \d+ s; Horovod waits 4", last
+    )
+
+
+def state(begun, waits=(), idle=None, ended=False):
+    return {"begun": {"x": begun}, "waits": list(waits), "idle": idle, "ended": ended}
+
+
+def test_a_summary_names_the_ranks_of_the_collective_only():
+    told = summary.summarize({0: state(5, [["x", 5, [0, 2]]]), 1: state(0), 2: state(4)}, {2: 33.0})
+    text = summary.whom_it_waits_for(told, 0, "x", 5)
+    assert text.startswith("for rank 2, whose last sign of life came 33 s ago, after 4 of 5 calls")
+    assert "rank 1" not in text and summary.left_behind(told) is None
+    assert summary.keeps_waiting(told, 2) == ["x"] and summary.keeps_waiting(told, 1) == []
+
+
+def test_a_rank_that_came_and_was_stopped_then_is_named_and_a_rank_that_told_nothing_has_not_come():
+    told = summary.summarize({0: state(5, [["x", 5, [0, 1, 2]]]), 1: state(5)}, {1: 9.0})
+    text = summary.whom_it_waits_for(told, 0, "x", 5)
+    assert "rank 1, whose last sign of life came 9 s ago (" in text
+    assert "rank 2, which has made 0 of 5 calls" in text
+
+
+def test_an_end_with_all_calls_made_leaves_nobody_behind():
+    assert summary.left_behind(summary.summarize({0: state(5), 1: state(4, ended=True)}, {})) is None
+    waits = summary.summarize({0: state(5, [["x", 5, [0, 1]]]), 1: state(4, ended=True)}, {})
+    assert "the program of rank 1 has ended after 4 calls" in str(summary.left_behind(waits))

@@ -1,0 +1,25 @@
+"""Keras callbacks of a training job on several ranks.
+
+Callbacks talk to the other ranks, so all ranks must fit with the same list. The order that works: Interrupt,
+Checkpoint, Throughput, then those of Keras (TensorBoard, on rank 0).
+"""
+
+from tf_fusedrec.callbacks.interrupt import Interrupt
+from tf_fusedrec.callbacks.learning_rates import ReduceLROnPlateau, TableLearningRate
+from tf_fusedrec.callbacks.monitoring import EarlyStopping, EmbeddingMetrics
+from tf_fusedrec.callbacks.progressive import ProgressiveMetrics
+from tf_fusedrec.callbacks.save import Checkpoint
+from tf_fusedrec.callbacks.throughput import Throughput
+from tf_fusedrec.callbacks.timeline import Timeline
+
+__all__ = [
+    "Checkpoint",
+    "EarlyStopping",
+    "EmbeddingMetrics",
+    "Interrupt",
+    "ProgressiveMetrics",
+    "ReduceLROnPlateau",
+    "TableLearningRate",
+    "Throughput",
+    "Timeline",
+]

@@ -1,0 +1,101 @@
+"""Keras callbacks that change the learning rates of tables during fit, alike on all ranks.
+
+Keras' own LearningRateScheduler and ReduceLROnPlateau change the rate of the dense optimizer and leave the tables. A
+rate over updates needs no callback: TableConfig.optimizer takes a schedule of keras.optimizers.schedules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, MutableMapping, Sequence
+from typing import Any
+
+from tf_fusedrec._tf_compat import keras, tf
+from tf_fusedrec.callbacks.monitoring import mean_over_ranks
+from tf_fusedrec.embedding import FusedEmbedding
+from tf_fusedrec.exchange import collectives
+from tf_fusedrec.optimizers.rule import Schedule
+
+
+class TableLearningRate(keras.callbacks.Callback):
+    """Sets learning rates of tables at the beginning of every epoch. Collective: those of rank 0 count.
+
+    Args:
+      embedding: the layer.
+      schedule: takes the epoch, 0 for the first, and the present rate; gives the rate of the epoch.
+      tables: names of tables; None for all. Tables of one group share a rate, so that all of them must be named.
+
+    Raises:
+      ValueError: an unknown table, a part of a group, or a rate that follows a schedule.
+    """
+
+    def __init__(
+        self, embedding: FusedEmbedding, schedule: Callable[[int, float], float], tables: Sequence[str] | None = None
+    ):
+        super().__init__()
+        self._schedule, self._rates = schedule, _rates(embedding, tables)
+
+    def on_epoch_begin(self, epoch: int, logs: MutableMapping[str, Any] | None = None) -> None:
+        mine = [float(self._schedule(epoch, float(rate.numpy()))) for rate in self._rates]
+        for rate, agreed in zip(self._rates, collectives.all_gather_object(mine)[0]):
+            rate.assign(agreed)
+
+
+class ReduceLROnPlateau(keras.callbacks.ReduceLROnPlateau):
+    """Keras' ReduceLROnPlateau on several ranks, and on tables: all rates fall in the same epoch, by one factor.
+
+    It decides by the mean of `monitor` over the ranks that have measured it; Keras' own would leave each rank with a
+    rate of its own. `min_lr` is that of the dense optimizer: the rates of tables keep their proportion to it.
+
+    Args:
+      embedding: the layer.
+      others as Keras'.
+
+    Raises:
+      ValueError: the rate of a table follows a schedule.
+    """
+
+    def __init__(self, embedding: FusedEmbedding, monitor: str = "val_loss", *args: Any, **kwargs: Any):
+        super().__init__(monitor, *args, **kwargs)
+        self._rates = _rates(embedding, None)
+
+    def on_epoch_end(self, epoch: int, logs: MutableMapping[str, Any] | None = None) -> None:
+        agreed = mean_over_ranks(logs, self.monitor)
+        before = self._dense_rate()
+        super().on_epoch_end(epoch, agreed)
+        after = self._dense_rate()
+        if after != before:
+            for rate in self._rates:
+                rate.assign(rate * (after / before))
+        if logs is not None:
+            logs["lr"] = before
+
+    def _dense_rate(self) -> float:
+        return float(keras.backend.get_value(self.model.optimizer.learning_rate))
+
+
+def _rates(embedding: FusedEmbedding, tables: Sequence[str] | None) -> list[tf.Variable]:
+    """The variables that hold the rates of these tables, one of each group."""
+    known = {name: lookup for lookup in embedding.lookups for name in lookup.table.names}
+    wanted = set(known if tables is None else tables)
+    if wanted - set(known):
+        raise ValueError(f"tables must be names of {sorted(known)}, got {sorted(wanted - set(known))}.")
+    rates = []
+    for lookup in embedding.lookups:
+        names = lookup.table.names
+        if not wanted & set(names):
+            continue
+        if not wanted >= set(names):
+            raise ValueError(
+                f"tables {sorted(set(names) - wanted)} share the learning rate of {sorted(wanted & set(names))}, since "
+                "they form one group, and were not named. Remedy: name them, or give the tables different optimizers."
+            )
+        optimizer = lookup.table.optimizer
+        rate = getattr(optimizer, "learning_rate", None)
+        # Keras' optimizers show the present value of a schedule as a variable, too.
+        if not isinstance(rate, tf.Variable) or isinstance(getattr(optimizer, "_learning_rate", None), Schedule):
+            raise ValueError(
+                f"the learning rate of tables {names} cannot be set: it follows a schedule, or the optimizer has none "
+                "to set. Remedy: a number as the learning rate in TableConfig.optimizer."
+            )
+        rates.append(rate)
+    return rates

@@ -1,0 +1,71 @@
+"""A Keras callback that measures how much all ranks train per second."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tf_fusedrec._tf_compat import keras
+from tf_fusedrec.exchange import collectives
+
+
+class Throughput(keras.callbacks.Callback):
+    """Measures how much all ranks train per second, without the first step (it traces the graph) and without what
+    happens between epochs. The model must have metrics that count since the epoch began; `counts` names them.
+
+    After every epoch the logs hold "<name>_per_s". `rates` has the figures of the whole training.
+    """
+
+    def __init__(self, counts: Sequence[str] = ("samples", "tokens")):
+        super().__init__()
+        self._counts = tuple(counts)
+        self._total = np.zeros(len(self._counts))
+        self._seconds = 0.0
+        self._warm = False
+        self._begin = 0.0
+        self._before = np.zeros(len(self._counts))
+        self._latest = np.zeros(len(self._counts))
+        self._now = 0.0
+
+    @property
+    def rates(self) -> dict[str, float]:
+        """{"<name>_per_s": of all ranks}, by the slowest rank's clock; nan when nothing was timed. Collective."""
+        return self._rates(self._total, self._seconds)
+
+    def on_epoch_begin(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
+        self._begin = self._now = time.perf_counter()
+        self._before = self._latest = np.zeros(len(self._counts))
+
+    def on_train_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
+        logs = logs or {}
+        missing = [name for name in self._counts if name not in logs]
+        if missing:
+            raise ValueError(
+                f"Throughput counts {list(self._counts)}, but the model has no metric {missing[0]!r}; "
+                f"it has {sorted(logs)}. Add a keras.metrics.Sum of that name, or name others."
+            )
+        self._now = time.perf_counter()
+        self._latest = np.array([float(logs[name]) for name in self._counts])
+        if not self._warm:
+            self._warm = True
+            self._begin, self._before = self._now, self._latest
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        done, seconds = self._latest - self._before, self._now - self._begin
+        self._total = self._total + done
+        self._seconds += seconds
+        rates = self._rates(done, seconds)
+        if logs is not None:
+            logs.update(rates)
+
+    def _rates(self, done: np.ndarray, seconds: float) -> dict[str, float]:
+        ranks = collectives.all_gather(np.append(done, seconds)[np.newaxis])
+        slowest = ranks[:, -1].max()
+        total = ranks[:, :-1].sum(axis=0)
+        return {
+            f"{name}_per_s": float(count / slowest) if slowest > 0 else float("nan")
+            for name, count in zip(self._counts, total)
+        }

@@ -1,0 +1,43 @@
+"""Starts and stops the two logs underneath, and answers what ran between."""
+
+from __future__ import annotations
+
+import pathlib
+import tempfile
+import time
+
+from tf_fusedrec._tf_compat import tf
+from tf_fusedrec.callbacks.timeline.intervals import Event
+from tf_fusedrec.callbacks.timeline.sources import CLOCK, horovod_events, profiler_events
+from tf_fusedrec.exchange import collectives
+
+_SPACE = 0.1  # seconds; Horovod's thread begins and ends a timeline between two of its cycles
+
+
+class Recorder:
+    """Records this process from its making to `stop`; one at a time, on rank 0, which is the one that Horovod logs.
+
+    Raises:
+      RuntimeError: as collectives.check_timeline.
+    """
+
+    def __init__(self) -> None:
+        self._logs = tempfile.TemporaryDirectory()
+        self._folder = pathlib.Path(self._logs.name)
+        collectives.start_timeline(self._folder / "horovod.json")
+        options = tf.profiler.experimental.ProfilerOptions(host_tracer_level=2, python_tracer_level=0)
+        tf.profiler.experimental.start(str(self._folder), options)
+        with tf.profiler.experimental.Trace(CLOCK):
+            self._clock = time.time()
+        time.sleep(_SPACE)
+
+    def stop(self) -> list[Event]:
+        """Everything that ran, on the clock of time.time()."""
+        tf.profiler.experimental.stop()
+        events = profiler_events(self._folder, self._clock)
+        if collectives.size() > 1:
+            time.sleep(_SPACE)
+            collectives.stop_timeline()
+            events += horovod_events(self._folder / "horovod.json")
+        self._logs.cleanup()
+        return events

@@ -1,0 +1,76 @@
+"""Events from the two logs underneath: Horovod's timeline has the exchanges, TensorFlow's profiler the ops."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import re
+import time
+
+from tf_fusedrec._tf_compat import XSpace
+from tf_fusedrec.callbacks.timeline.intervals import COMPUTE, EXCHANGE, TABLE, WAIT, Event
+
+CLOCK = "fusedrec.clock"  # a mark in the profile, made at a known time
+
+_OP = re.compile(r"^[^:]+:([A-Za-z_][\w>]*)$")  # "scope/name:Type"
+# They hand work on or wait for it: what they wait for is there under its own name.
+_NO_WORK = re.compile(
+    r"^(Horovod.*|(Stateful)?PartitionedCall|(Stateless)?(If|While|Case)|_?IteratorGetNext.*|Queue.*)$"
+)
+
+
+def horovod_events(path: pathlib.Path, timeout_s: float = 10.0) -> list[Event]:
+    """Exchanges of a timeline that was just stopped, and what they waited for other ranks.
+
+    Raises:
+      TimeoutError: Horovod, which writes in the background, did not finish the file in time.
+    """
+    give_up = time.monotonic() + timeout_s
+    while True:
+        try:
+            entries = json.loads(path.read_text(encoding="utf-8"))
+            break
+        except (FileNotFoundError, json.JSONDecodeError):
+            if time.monotonic() > give_up:
+                raise TimeoutError(f"Horovod did not finish {path} within {timeout_s} s.") from None
+            time.sleep(0.05)
+    epoch = next(e["args"]["start_time_since_epoch_in_micros"] for e in entries if "start_time" in str(e.get("args")))
+    names: dict[int, str] = {}
+    open_: dict[int, list[tuple[str, float]]] = {}
+    events = []
+    for entry in entries:
+        if entry["ph"] == "M" and "name" in entry.get("args", {}):
+            names[entry["pid"]] = entry["args"]["name"]
+        elif entry["ph"] == "B":
+            open_.setdefault(entry["pid"], []).append((entry["name"], entry["ts"]))
+        elif entry["ph"] == "E" and open_.get(entry["pid"]):
+            phase, begin = open_[entry["pid"]].pop()
+            if open_[entry["pid"]]:  # a part of one that is still open
+                continue
+            kind = WAIT if phase.startswith("NEGOTIATE_") else EXCHANGE
+            name = f"{phase.removeprefix('NEGOTIATE_').lower()} {names[entry['pid']].rsplit('/', 1)[-1]}"
+            events.append(Event(kind, name, 1e-6 * (epoch + begin), 1e-6 * (epoch + entry["ts"]), "horovod"))
+    return events
+
+
+def profiler_events(folder: pathlib.Path, clock_s: float) -> list[Event]:
+    """Ops of the newest profile in a folder, in which the mark CLOCK was made at `clock_s`, seconds since the epoch."""
+    newest = max(folder.rglob("*.xplane.pb"), key=lambda path: path.stat().st_mtime)
+    space = XSpace()
+    space.ParseFromString(newest.read_bytes())
+    found: list[tuple[str, float, float, str]] = []
+    for plane in space.planes:
+        for line in plane.lines:
+            for event in line.events:
+                begin = 1e-9 * line.timestamp_ns + 1e-12 * event.offset_ps
+                found.append(
+                    (plane.event_metadata[event.metadata_id].name, begin, 1e-12 * event.duration_ps, line.name)
+                )
+    shift = clock_s - next(begin for name, begin, _, _ in found if name == CLOCK)
+    events = []
+    for name, begin, duration, thread in found:
+        op = _OP.match(name)
+        if op and not _NO_WORK.match(op[1]):
+            kind = TABLE if op[1].startswith("Fusedrec>Table") else COMPUTE
+            events.append(Event(kind, name, begin + shift, begin + shift + duration, thread))
+    return events

@@ -1,0 +1,61 @@
+"""How rows of external tables come out of another model's checkpoint (FusedRec, section 2): each rank reads its share.
+
+    TableConfig(name="author", dim=16, external="runs/authors/checkpoint", external_table="user")
+
+The checkpoint may have been written by any number of ranks, of either backend.
+"""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Iterator
+
+import numpy as np
+
+from tf_fusedrec._tf_compat import tf
+from tf_fusedrec.checkpoint import shares
+from tf_fusedrec.checkpoint.folders import read_manifest
+from tf_fusedrec.config import TableConfig
+from tf_fusedrec.tables import external
+
+
+class _Wanted:
+    """What a share is read for: rows of the hashes that this rank owns, in the form in which they were saved."""
+
+    owner = external.ExternalTable.owner
+    sections = ("rows",)
+
+    def __init__(self, record: np.dtype):
+        self._record = record
+
+    def record_dtype(self, section: str) -> np.dtype:
+        return self._record
+
+
+def read_rows(config: TableConfig, shard: int, shards: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yields the rows of one shard of an external table: ids <int64>[n] and rows <float32>[n, D]. Not collective.
+
+    Raises:
+      ValueError: no checkpoint, one without the table or with another dim; a missing, truncated, damaged or foreign
+        file.
+    """
+    directory, name = pathlib.Path(config.external or ""), config.external_table or config.name
+    tables = read_manifest(directory)["tables"]
+    if name not in tables:
+        raise ValueError(
+            f"Checkpoint {directory} holds no table {name!r} for the external table {config.name!r}. It holds "
+            f"{sorted(tables)}. Name one of them in TableConfig.external_table."
+        )
+    dim = tables[name]["spec"]["dim"]
+    if dim != config.dim:
+        raise ValueError(
+            f"TableConfig.dim of the external table {config.name!r} is {config.dim}, but table {name!r} of checkpoint "
+            f"{directory} has {dim}. Use dim={dim}."
+        )
+    saved = shares.TableShare(directory, name, tables[name], None, 0, 1).sections["rows"].record
+    mine = shares.TableShare(directory, name, tables[name], _Wanted(saved), shard, shards)
+    for ids, records in mine.sections["rows"].chunks():
+        rows = np.ascontiguousarray(records["row"])
+        if rows.dtype == "<u2":  # bfloat16 is no type of NumPy; its bits travel as they are
+            rows = rows.view(tf.bfloat16.as_numpy_dtype)
+        yield ids, rows.astype(np.float32)

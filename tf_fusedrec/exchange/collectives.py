@@ -1,0 +1,349 @@
+"""The only file that imports Horovod: all2all, all-reduce, gather, barrier; a loop-back when there is one process.
+
+Every collective has a name, the same on all ranks: Horovod matches collectives by name, and its response cache needs
+the name and the shape to come again. One process needs no Horovod at all.
+
+Collectives of a training step run among all ranks or among some (`Ranks`), which Horovod calls a process set. Sets are
+made when the processes join; later ones would make Horovod ask in every cycle whether there are new ones.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import os
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from tf_fusedrec import ops
+from tf_fusedrec._tf_compat import keras, tf
+from tf_fusedrec.exchange import weight_equality
+from tf_fusedrec.exchange.gradient_averaging import averaging
+from tf_fusedrec.exchange.horovod_threads import without_preemption
+from tf_fusedrec.watchdog import start_watchdog
+
+_LOG = logging.getLogger("tf_fusedrec.exchange.collectives")
+_hvd: Any = None  # horovod.tensorflow once init() has found more than one process
+_process_sets: dict[tuple[int, ...], Any] = {}  # Horovod's, by their ranks
+_members: dict[str, tuple[int, ...]] = {}  # of collectives that not all ranks take part in, by name
+
+
+@dataclasses.dataclass(frozen=True)
+class Ranks:
+    """The ranks among which a collective runs. All of them call it, and no other."""
+
+    members: tuple[int, ...]  # ascending
+    index: int  # of this process among them
+
+    @property
+    def size(self) -> int:
+        return len(self.members)
+
+
+def launched_size() -> int:
+    """Number of processes that were launched together, known before they have joined."""
+    return int(os.environ.get("HOROVOD_SIZE", "1"))
+
+
+def init(
+    sets: Iterable[Sequence[int]] = (),
+    *,
+    timeline: bool = False,
+    report_after_s: float | None = None,
+    give_up_after_s: int | None = None,
+) -> None:
+    """Joins the other processes when launched under horovodrun; does nothing otherwise. May be called again.
+
+    Args:
+      sets: ranks among which collectives will run beside those of all ranks; the same on all ranks.
+      timeline: whether start_timeline may be called later. A job with it is slower from its first step to its last:
+        Horovod's writer of rank 0 takes up to a whole core, recording or not. HOROVOD_TIMELINE=DYNAMIC asks likewise.
+      report_after_s: seconds after which a rank that waits in a collective says for whom. None: what the environment
+        variable FUSEDREC_REPORT_AFTER_SECONDS says, or 60.
+      give_up_after_s: seconds without a sign of life of a rank after which Horovod ends the job. None: what
+        HOROVOD_GLOO_TIMEOUT_SECONDS says, or 600. It has no effect when Horovod was initialized before.
+
+    Raises:
+      ImportError: launched with several processes, but Horovod is not installed.
+      RuntimeError: called again, with sets or a timeline that the first call did not name.
+    """
+    global _hvd
+    if launched_size() == 1:
+        return
+    # A collective of one rank is none, and all ranks are a set anyway.
+    wanted = list(dict.fromkeys(tuple(sorted(ranks)) for ranks in sets if 1 < len(ranks) < launched_size()))
+    if _hvd is not None:
+        missing = [ranks for ranks in wanted if ranks not in _process_sets]
+        if missing:
+            raise RuntimeError(
+                f"The processes have joined without sets of ranks {missing}, and later is too late. Remedy: name all "
+                "topologies in the first call, tf_fusedrec.init(topology)."
+            )
+        if timeline:
+            check_timeline()
+        return
+    try:
+        import horovod.tensorflow as hvd
+    except ImportError as error:
+        raise ImportError(
+            f"HOROVOD_SIZE is {os.environ['HOROVOD_SIZE']}, but Horovod with TensorFlow is not installed. Remedy: "
+            "`make test` builds it, or run without horovodrun on one process."
+        ) from error
+    if timeline:
+        # horovodrun --timeline-filename has set another one, which check_timeline refuses.
+        os.environ.setdefault("HOROVOD_TIMELINE", "DYNAMIC")
+    ending = start_watchdog(launched_size(), _members, report_after_s, give_up_after_s)
+    made = {ranks: hvd.ProcessSet(list(ranks)) for ranks in wanted}
+    with _waiting("init"), without_preemption():
+        hvd.init(process_sets=list(made.values()) or None)
+    _process_sets.update(made)
+    _hvd = hvd
+    if ending is not None:
+        ending.install()
+
+
+@contextlib.contextmanager
+def _waiting(name: str) -> Iterator[None]:
+    """Marks a collective that Python calls."""
+    ops.mark_now(name, ended=False)
+    try:
+        yield
+    finally:
+        ops.mark_now(name, ended=True)
+
+
+def _begin(tensor: tf.Tensor, name: str, *, after: Sequence[tf.Tensor] = (), ranks: Ranks | None = None) -> tf.Tensor:
+    """`tensor`, once a collective of that name is marked as begun, when all that it sends is there."""
+    if ranks is not None and ranks.size < size():
+        _members[name] = ranks.members
+    with tf.control_dependencies([one for one in after if tf.is_symbolic_tensor(one)]):
+        return ops.mark_collective(tensor, name=name, ended=False)
+
+
+def _end(tensor: tf.Tensor, name: str) -> tf.Tensor:
+    return ops.mark_collective(tensor, name=name, ended=True)
+
+
+def check_init() -> None:
+    """Raises RuntimeError when the process was launched as one of several and init() was not called."""
+    if _hvd is None and int(os.environ.get("HOROVOD_SIZE", "1")) > 1:
+        raise RuntimeError(
+            f"This is one of {os.environ['HOROVOD_SIZE']} processes, but they have not joined. "
+            "Call tf_fusedrec.init() first thing in the program."
+        )
+
+
+def rank() -> int:
+    """Number of this process, 0 <= rank < size."""
+    return _hvd.rank() if _hvd else 0
+
+
+def size() -> int:
+    """Number of processes, R."""
+    return _hvd.size() if _hvd else 1
+
+
+def world() -> Ranks:
+    """All ranks."""
+    return Ranks(tuple(range(size())), rank())
+
+
+def among(members: Sequence[int]) -> Ranks:
+    """The set of these ranks, of which this process must be one.
+
+    Raises:
+      RuntimeError: the processes have joined without it.
+    """
+    ranks = Ranks(tuple(sorted(members)), sorted(members).index(rank()))
+    if 1 < ranks.size < size() and ranks.members not in _process_sets:
+        raise RuntimeError(
+            f"The processes have joined without the set of ranks {ranks.members}. Remedy: name the topology when they "
+            "join, tf_fusedrec.init(topology)."
+        )
+    return ranks
+
+
+def _horovod_set(ranks: Ranks | None) -> dict[str, Any]:
+    """Argument of Horovod's collectives for `ranks`; None is all ranks."""
+    found = _process_sets.get(ranks.members) if ranks is not None else None
+    return {} if found is None else {"process_set": found}
+
+
+def _alone(ranks: Ranks | None) -> bool:
+    return _hvd is None or (ranks is not None and ranks.size == 1)
+
+
+def _flat(name: str) -> str:
+    """`name` without '/': ignore_name_scope makes Horovod drop all that stands before the last one."""
+    return name.replace("/", ".")
+
+
+# Horovod moves bytes, but does not list bfloat16 among the types of its all2all.
+_CARRIED_AS = {tf.bfloat16: tf.int16}
+
+
+def all_to_all(
+    tensor: tf.Tensor, splits: tf.Tensor, *, name: str, ranks: Ranks | None = None
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Sends slices of the first dimension to all ranks and returns what came from them, in rank order.
+
+    Args:
+      tensor: [P, ...] with P >= sum(splits); rows behind the sum are padding and stay here.
+      splits: <int32>[R], rows for each rank.
+      name: the same on all ranks and at every step; two all2alls in flight must differ in it.
+      ranks: the R ranks that take part; None for all.
+
+    Returns:
+      received [sum of received_splits, ...] and received_splits <int32>[R].
+    """
+    if _alone(ranks):
+        return tensor[: splits[0]], tf.identity(splits)
+    carried = _CARRIED_AS.get(tensor.dtype)
+    sent = tf.bitcast(tensor, carried) if carried else tensor
+    received, received_splits = _hvd.alltoall(
+        _begin(sent, name, after=[splits], ranks=ranks),
+        splits=splits, name=_flat(name), ignore_name_scope=True, **_horovod_set(ranks),
+    )  # fmt: skip
+    received = _end(received, name)
+    received = tf.bitcast(received, tensor.dtype) if carried else received
+    received.set_shape([None, *tensor.shape[1:]])
+    received_splits.set_shape([size() if ranks is None else ranks.size])
+    return received, received_splits
+
+
+def all_reduce_sum(tensor: tf.Tensor, *, name: str, ranks: Ranks | None = None) -> tf.Tensor:
+    """Sum over all ranks, or over `ranks`, element by element. No gradient flows through it."""
+    if _alone(ranks):
+        return tf.stop_gradient(tensor)
+    sent = _begin(tensor, name, ranks=ranks)
+    total = _hvd.allreduce(sent, op=_hvd.Sum, name=_flat(name), ignore_name_scope=True, **_horovod_set(ranks))
+    return tf.stop_gradient(_end(total, name))
+
+
+def all_gather(array: np.ndarray) -> np.ndarray:
+    """Concatenates NumPy arrays of all ranks along axis 0 (lengths may differ), in rank order. Eager."""
+    array = np.asarray(array)
+    if _hvd is None:
+        return array
+    with _waiting("all_gather"):
+        return _hvd.allgather(tf.convert_to_tensor(array), name="fusedrec.all_gather").numpy()
+
+
+def all_gather_object(value: Any) -> list[Any]:
+    """Picklable objects of all ranks, in rank order. Eager."""
+    if _hvd is None:
+        return [value]
+    with _waiting("all_gather_object"):
+        return _hvd.allgather_object(value, name="fusedrec.all_gather_object")
+
+
+def barrier() -> None:
+    """Returns when every rank has called it."""
+    if _hvd is not None:
+        with _waiting("barrier"):
+            _hvd.allreduce(tf.zeros([]), op=_hvd.Sum, name="fusedrec.barrier")
+
+
+def broadcast_variables(variables: Sequence[tf.Variable]) -> None:
+    """Sets the variables of all ranks to rank 0's values. The list must be in the same order on all ranks. Eager."""
+    if _hvd is None:
+        return
+    # Horovod's function of a whole list stays cached, and fails when models of the same form come and go.
+    with _waiting("broadcast_variables"):
+        for number, variable in enumerate(variables):
+            variable.assign(_hvd.broadcast(variable.read_value(), root_rank=0, name=f"fusedrec.broadcast.{number}"))
+
+
+def equal_start(variables: Sequence[tf.Variable], steps: int) -> None:
+    """Gives all ranks rank 0's values where no rank has trained yet; else checks that they are equal. Eager.
+
+    Collective. A broadcast is told at INFO by the logger "tf_fusedrec.exchange.collectives" of rank 0.
+
+    Args:
+      variables: dense weights and what their optimizer keeps; in the same order on all ranks.
+      steps: that the optimizer has made on this rank: 0 at a first start, more behind a checkpoint.
+
+    Raises:
+      RuntimeError: ranks that have trained, or have loaded a checkpoint, do not hold the same; or other models.
+    """
+    if _hvd is None:
+        return
+    told = all_gather_object((steps, weight_equality.digests(weight_equality.values_of(variables))))
+    of_ranks = [digests for _, digests in told]
+    differs = weight_equality.difference(of_ranks)
+    if differs is None:
+        return
+    if any(steps for steps, _ in told) or not weight_equality.same_forms(of_ranks):
+        raise RuntimeError(
+            f"Ranks do not hold the same model after {[steps for steps, _ in told]} steps of the optimizer by rank: "
+            f"{differs}. Remedy: build the same model on all ranks, load the same checkpoint on all of them, train by "
+            "tf_fusedrec.collectives.distributed_optimizer and the same learning rate; or give all ranks rank 0's "
+            "values by tf_fusedrec.collectives.broadcast_variables."
+        )
+    broadcast_variables(variables)
+    if rank() == 0:
+        _LOG.info("before the first step %s; all ranks have rank 0's values now", differs)
+
+
+def distributed_optimizer(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
+    """The optimizer for dense weights: averages their gradients over ranks; itself when there is one process.
+
+    `fit`, `minimize` and `apply_gradients` of a loop of one's own average alike. A mean over ranks weighs ranks, not
+    samples: where batches of ranks differ in size, so must the loss say (losses.global_mean).
+
+    All ranks begin with rank 0's weights: they are broadcast while the first step is traced, before it runs. An eager
+    loop is not traced: there the first gradients are still those of each rank's own weights. Frozen weights that
+    `apply_gradients` never sees are left alone: broadcast_variables. Weights that have been trained are compared
+    instead, and a difference is an error: see `equal_start`.
+
+    Each gradient is sent as soon as it is there, while the backward pass goes on; Horovod fuses what is ready together.
+    """
+    if _hvd is None:
+        return optimizer
+    return averaging(optimizer, _averaged, equal_start)
+
+
+def _averaged(gradient: Any) -> Any:
+    """Over ranks. Named after the tensor: names of a traced step are the same on all ranks."""
+    if not isinstance(gradient, tf.Tensor) or not tf.is_symbolic_tensor(gradient):  # slices, or no traced step
+        return _hvd.allreduce(gradient, op=_hvd.Average)
+    # The name that Horovod gives by itself, of the tensor before the mark.
+    name = "HorovodAllreduce_" + re.sub(r"[^a-zA-Z0-9_]", "_", gradient.name)
+    return _end(_hvd.allreduce(_begin(gradient, name), op=_hvd.Average, name=name), name)
+
+
+def check_timeline() -> None:
+    """Raises RuntimeError unless start_timeline can work: the processes joined with a timeline, or there is one."""
+    found = os.environ.get("HOROVOD_TIMELINE")
+    if _hvd is None or found == "DYNAMIC":
+        return
+    if found is None:
+        raise RuntimeError(
+            "The processes have joined without a timeline, and later is too late. Remedy: tf_fusedrec.init("
+            "timeline=True), or HOROVOD_TIMELINE=DYNAMIC in the environment of all processes."
+        )
+    raise RuntimeError(
+        f"Horovod writes a timeline to {found!r} already. "
+        "Remedy: leave out horovodrun --timeline-filename, or unset HOROVOD_TIMELINE."
+    )
+
+
+def start_timeline(path: os.PathLike) -> None:
+    """Rank 0: Horovod records its collectives until stop_timeline. Does nothing with one process.
+
+    Raises:
+      RuntimeError: as check_timeline.
+    """
+    check_timeline()
+    if _hvd is not None:
+        _hvd.start_timeline(os.fspath(path))
+
+
+def stop_timeline() -> None:
+    """Ends what start_timeline began; the file is finished a little later."""
+    if _hvd is not None:
+        _hvd.stop_timeline()

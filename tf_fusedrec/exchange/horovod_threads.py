@@ -1,0 +1,61 @@
+"""How the threads that Horovod starts share the processor with those that compute.
+
+Gloo's loop thread waits with epoll, and skips an event while another thread holds the lock of that connection. The
+event stays, so the loop spins. With fewer cores than threads the loop often wakes up on the core of the very thread
+that holds the lock, takes that core, and spins there until its time slice ends: 4 ms, two or three times a step.
+
+Linux lets a thread of the policy SCHED_BATCH wait for a free core instead of taking one when it wakes up. It gets the
+same share of the processor, and needs no privilege.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections.abc import Iterator, Sequence
+
+_LOG = logging.getLogger("tf_fusedrec.exchange.horovod_threads")
+
+
+@contextlib.contextmanager
+def without_preemption() -> Iterator[None]:
+    """Threads that this thread starts meanwhile, and theirs, run under SCHED_BATCH.
+
+    A process that already has a policy other than the default one keeps it.
+    """
+    if not hasattr(os, "SCHED_BATCH") or os.sched_getscheduler(0) != os.SCHED_OTHER:
+        yield
+        return
+    try:
+        _set_policy([0], os.SCHED_BATCH)
+    except OSError as error:
+        _LOG.warning("Horovod's threads may spin on the cores that compute: SCHED_BATCH is refused (%s).", error)
+        yield
+        return
+    try:
+        yield
+    finally:
+        _set_policy([0], os.SCHED_OTHER)
+
+
+def threads_without_preemption() -> list[int]:
+    """Threads of this process under SCHED_BATCH, by number."""
+    return [
+        int(thread) for thread in os.listdir("/proc/self/task") if os.sched_getscheduler(int(thread)) == os.SCHED_BATCH
+    ]
+
+
+@contextlib.contextmanager
+def with_preemption(threads: Sequence[int]) -> Iterator[None]:
+    """Gives threads the default policy for a while: Horovod as it is without this file."""
+    _set_policy(threads, os.SCHED_OTHER)
+    try:
+        yield
+    finally:
+        _set_policy(threads, os.SCHED_BATCH)
+
+
+def _set_policy(threads: Sequence[int], policy: int) -> None:
+    for thread in threads:
+        os.sched_setscheduler(thread, policy, os.sched_param(0))

@@ -1,0 +1,176 @@
+"""Losses of the two model families, per position; reduction.global_mean makes one number of them."""
+
+from __future__ import annotations
+
+from tf_fusedrec._tf_compat import tf
+from tf_fusedrec.exchange.topology import Place
+from tf_fusedrec.losses.negatives import reuse
+from tf_fusedrec.losses.reduction import at_least_float32, global_mean
+from tf_fusedrec.losses.similarities import chosen_products, inverse_length, segmented_products, widened
+
+COLLISION_LOGIT = -5e4  # a negative that is the positive itself; finite, as in the public HSTU experiments
+
+
+def weighted_binary_cross_entropy(
+    labels: tf.Tensor,
+    logits: tf.Tensor,
+    weights: tf.Tensor | None = None,
+    *,
+    name: str,
+    place: Place | None = None,
+) -> tf.Tensor:
+    """Global weighted mean of the binary cross entropy of flat targets.
+
+    Args:
+      labels: <float>[n], 0 .. 1.
+      logits: <float>[n], log odds, before the sigmoid.
+      weights: None for 1, or <float>[n]; 0 leaves a target out.
+      name, place: see `global_mean`.
+
+    Returns:
+      <float>[], see `global_mean`.
+
+    Raises:
+      ValueError: the shapes of labels and logits are known and differ.
+    """
+    logits = at_least_float32(logits)
+    if not logits.shape.is_compatible_with(labels.shape):
+        raise ValueError(
+            f"labels must have the shape of logits, {logits.shape}, got {labels.shape}. "
+            "Flatten both to one value per target."
+        )
+    values = tf.nn.sigmoid_cross_entropy_with_logits(labels=tf.cast(labels, logits.dtype), logits=logits)
+    return global_mean(values, weights, name=name, place=place)
+
+
+def sampled_softmax(
+    query: tf.Tensor,
+    positive: tf.Tensor,
+    negatives: tf.Tensor,
+    positive_ids: tf.Tensor,
+    negative_ids: tf.Tensor,
+    temperature: float,
+    *,
+    chosen: tf.Tensor | None = None,
+    normalize: bool = True,
+    log_q: tuple[tf.Tensor, tf.Tensor] | None = None,
+    reused_from: tf.Tensor | None = None,
+) -> tf.Tensor:
+    """-log softmax of the positive among itself and the sampled negatives, per position.
+
+    logit = similarity / temperature; the similarity is the dot product, of L2-normalised vectors if
+    `normalize`. A negative whose id equals the position's positive id gets the logit -5e4: it takes
+    no part. The [T, n, D] array of every position's negatives is never made.
+
+    Args:
+      query: <float>[T, D].
+      positive: <float>[T, D], embedding of the item that came next.
+      negatives: <float>[U, D], rows that may be negatives; 16-bit rows are widened a segment at a time.
+      positive_ids: <int>[T].
+      negative_ids: <int>[U], one for each row of negatives.
+      temperature: > 0; the public experiments use 0.05 with normalised vectors.
+      chosen: <int>[T, n], the negatives of each position as rows of `negatives`; or None: all U for every
+        position (one [T, D] x [D, U] product).
+      normalize: divide all vectors by max(their length, 1e-6).
+      log_q: None, or log sampling probabilities of positives <float>[T] and of rows of negatives <float>[U], up to
+        one constant: they are subtracted from the logits, of positives too (logQ correction: Yi et al., RecSys 2019).
+      reused_from: None, or <int>[T, m], other positions, whose negative logits this one reuses: see
+        negatives.reuse. Needs `chosen`.
+
+    Returns:
+      nll: <float>[T], float32 or wider. Reduce it with `global_mean`.
+
+    Raises:
+      ValueError: temperature is not positive; negatives is not of rank 2, or negative_ids not of rank 1; reused_from
+        without chosen.
+
+    Source: the public HSTU experiments (Zhai et al., ICML 2024), their sampled softmax loss; TurboGR, section 4.3.
+    """
+    _check_temperature(temperature)
+    if negatives.shape.rank != 2 or negative_ids.shape.rank != 1:
+        raise ValueError(
+            f"negatives must be [U, D] and negative_ids [U], got {negatives.shape} and {negative_ids.shape}. "
+            "Say with `chosen` which rows are the negatives of which position."
+        )
+    if reused_from is not None and chosen is None:
+        raise ValueError("reused_from needs chosen: without it every position has all negatives already.")
+    query, positive = at_least_float32(query), at_least_float32(positive)
+    if normalize:
+        query, positive = query * inverse_length(query), positive * inverse_length(positive)
+    own = tf.reduce_sum(query * positive, axis=-1, keepdims=True)
+    if chosen is not None:
+        others = segmented_products(query, negatives, chosen, normalize)
+    else:
+        negatives = widened(negatives, query.dtype)
+        others = tf.matmul(query, negatives * inverse_length(negatives) if normalize else negatives, transpose_b=True)
+
+    def of_negatives(values: tf.Tensor) -> tf.Tensor:
+        return values[tf.newaxis] if chosen is None else tf.gather(values, chosen)
+
+    own, others = own / temperature, others / temperature
+    if log_q is not None:
+        own -= tf.cast(log_q[0], own.dtype)[:, tf.newaxis]
+        others -= tf.cast(of_negatives(log_q[1]), own.dtype)
+    return _nll(
+        own, others, tf.cast(positive_ids, tf.int64), tf.cast(of_negatives(negative_ids), tf.int64), reused_from
+    )
+
+
+def sampled_softmax_of_catalogue(
+    query: tf.Tensor,
+    items: tf.Tensor,
+    positives: tf.Tensor,
+    negatives: tf.Tensor,
+    temperature: float,
+    *,
+    log_q: tf.Tensor | None = None,
+    reused_from: tf.Tensor | None = None,
+) -> tf.Tensor:
+    """`sampled_softmax` of normalised vectors, own negatives, for a catalogue whose rows are all at hand.
+
+    The same value from chosen entries of a blocked query x items product, and sparse products backward. Quicker where
+    P * n is far more than the items of the catalogue.
+
+    Args:
+      query: <float>[P, D].
+      items: <float>[I, D], every item of the catalogue.
+      positives: <int>[P], the item that came next, as a row of `items`.
+      negatives: <int>[P, n], as rows of `items`; one that equals the positive takes no part.
+      temperature: > 0.
+      log_q: None, or <float>[I], of every item; see sampled_softmax.
+      reused_from: None, or <int>[P, m]; see sampled_softmax.
+
+    Returns:
+      nll: <float>[P], float32 or wider. Reduce it with `global_mean`.
+
+    Raises:
+      ValueError: temperature is not positive.
+    """
+    _check_temperature(temperature)
+    query, items = (at_least_float32(vectors) for vectors in (query, items))
+    positives, negatives = tf.cast(positives, tf.int64), tf.cast(negatives, tf.int64)
+    chosen = tf.concat([positives[:, tf.newaxis], negatives], axis=1)
+    logits = chosen_products(query * inverse_length(query), items * inverse_length(items), chosen) / temperature
+    if log_q is not None:
+        logits -= tf.cast(tf.gather(log_q, chosen), logits.dtype)
+    return _nll(logits[:, :1], logits[:, 1:], positives, negatives, reused_from)
+
+
+def _nll(
+    own: tf.Tensor, others: tf.Tensor, positives: tf.Tensor, negatives: tf.Tensor, reused_from: tf.Tensor | None
+) -> tf.Tensor:
+    """-log softmax of own <float>[T, 1] among itself and others <float>[T, n]; ids <int64>[T] and [T, n] or [1, n]."""
+    collision = tf.constant(COLLISION_LOGIT, others.dtype)
+    others = tf.where(negatives == positives[:, tf.newaxis], collision, others)
+    if reused_from is not None:
+        # What collided over there takes no part here either, nor does what is the positive here.
+        more = reuse(others, reused_from)
+        out = reuse(negatives, reused_from) == positives[:, tf.newaxis]
+        out |= reused_from == tf.range(tf.shape(reused_from)[0], dtype=reused_from.dtype)[:, tf.newaxis]
+        others = tf.concat([others, tf.where(out, collision, more)], axis=1)
+    return tf.reduce_logsumexp(tf.concat([own, others], axis=1), axis=1) - own[:, 0]
+
+
+def _check_temperature(temperature: float) -> None:
+    if temperature <= 0:
+        raise ValueError(f"temperature must be > 0, got {temperature}.")

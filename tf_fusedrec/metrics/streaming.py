@@ -1,0 +1,268 @@
+"""Keras metrics that are right on any number of ranks: what they add up is summed over ranks, then the metric is taken.
+
+The mean over ranks of an AUC, or of any ratio, is not that of all data. `summed_over_ranks` sums the states of all
+ranks first; PipelinedModel does so for its metrics at the end of every epoch and evaluation. exact.py has the exact
+offline forms, which hold all predictions; these hold a few numbers each. What is not defined yet is nan.
+"""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+
+from tf_fusedrec._tf_compat import keras, tf
+from tf_fusedrec.exchange import collectives
+
+AUC_BINS = 1 << 14
+_LARGEST_LOGIT = 16.0  # probabilities beyond 1 - 1e-7 fall into the last bin
+
+
+class SummedMetric(keras.metrics.Metric, abc.ABC):
+    """A metric whose states may be added: over batches, and over ranks.
+
+    Args:
+      name: of the metric.
+      states: name -> shape of what is added up; float64, which counts exactly to 2**53.
+    """
+
+    def __init__(self, name: str, **states: tuple[int, ...]):
+        super().__init__(name=name, dtype=tf.float64)
+        self._states = [
+            self.add_weight(name=state, shape=shape, initializer="zeros") for state, shape in states.items()
+        ]
+
+    @abc.abstractmethod
+    def value_of(self, *states: tf.Tensor) -> tf.Tensor:
+        """The metric <float64>[] of these states, in the order of __init__."""
+
+    def result(self) -> tf.Tensor:
+        """Of this rank's data."""
+        return self.value_of(*(state.read_value() for state in self._states))
+
+    def reset_state(self) -> None:
+        for state in self._states:
+            state.assign(tf.zeros_like(state))
+
+    def across_ranks(self) -> float:
+        """Of the data of all ranks, which all call it, metrics in the same order. Eager."""
+        return self.value_of_states(self.summed_states())
+
+    def summed_states(self) -> np.ndarray:
+        """<float64>[n] the sums over ranks of all states, one after another; they may be added again. Collective."""
+        flat = np.concatenate([np.ravel(state.numpy()) for state in self._states])
+        return collectives.all_reduce_sum(tf.constant(flat), name="fusedrec.metric").numpy()
+
+    def value_of_states(self, flat: np.ndarray) -> float:
+        """The metric of states <float64>[n] as of `summed_states`."""
+        parts = np.split(flat, np.cumsum([state.shape.num_elements() for state in self._states])[:-1])
+        return float(self.value_of(*(tf.reshape(part, state.shape) for part, state in zip(parts, self._states))))
+
+    def _add(self, *values: tf.Tensor) -> None:
+        for state, value in zip(self._states, values):
+            state.assign_add(tf.cast(value, tf.float64))
+
+
+def check_summable(metrics: Iterable[keras.metrics.Metric]) -> None:
+    """Raises ValueError for a metric that says by its own merge_state that states of ranks are not merged by a sum."""
+    for metric in metrics:
+        if type(metric).merge_state is not keras.metrics.Metric.merge_state:
+            raise ValueError(
+                f"metric {metric.name!r} of class {type(metric).__name__} has a merge_state of its own, and on "
+                f"{collectives.size()} ranks the states of metrics are added. Remedy: a metric whose states may be "
+                "added, such as a subclass of tf_fusedrec.metrics.streaming.SummedMetric."
+            )
+
+
+@contextlib.contextmanager
+def summed_over_ranks(metrics: Iterable[keras.metrics.Metric]) -> Iterator[None]:
+    """Inside, the state of each metric is the sum over all ranks; behind it, this rank's own again. Collective, eager.
+
+    So Keras merges the states of a metric by itself (Metric.merge_state): exact for all of its metrics.
+
+    Args:
+      metrics: of any Keras class; the same on all ranks, in the same order.
+
+    Raises:
+      ValueError: as check_summable.
+    """
+    metrics = list(metrics)
+    check_summable(metrics)
+    variables = [variable for metric in metrics for variable in metric.variables]
+    mine = [variable.numpy() for variable in variables]
+    flat = np.concatenate([np.zeros(1), *(np.ravel(state).astype(np.float64) for state in mine)])
+    total = collectives.all_reduce_sum(tf.constant(flat), name="fusedrec.metrics").numpy()[1:]
+    begins = np.cumsum([0, *(state.size for state in mine)])
+    for variable, state, begin in zip(variables, mine, begins):
+        variable.assign(np.reshape(total[begin : begin + state.size], state.shape).astype(state.dtype))
+    try:
+        yield
+    finally:
+        for variable, state in zip(variables, mine):
+            variable.assign(state)
+
+
+class AUC(SummedMetric):
+    """Area under the ROC curve, from counts of logits in AUC_BINS bins of width 1/512.
+
+    Positives and negatives of one bin count as ties, one half: off by at most half the share of pairs that share a bin.
+
+    update_state: labels <any>[n], 0 or 1; logits <float>[n], log odds; sample_weight None or <float>[n].
+    """
+
+    def __init__(self, name: str = "auc"):
+        super().__init__(name, negatives=(AUC_BINS,), positives=(AUC_BINS,))
+
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        labels, logits, weights = _flat(y_true, y_pred, sample_weight)
+        scaled = (tf.clip_by_value(logits, -_LARGEST_LOGIT, _LARGEST_LOGIT) / _LARGEST_LOGIT + 1) * (AUC_BINS / 2)
+        bins = tf.minimum(tf.cast(scaled, tf.int32), AUC_BINS - 1)
+        counts = [tf.math.unsorted_segment_sum(weights * of_class, bins, AUC_BINS) for of_class in (1 - labels, labels)]
+        self._add(*counts)
+
+    def value_of(self, negatives: tf.Tensor, positives: tf.Tensor) -> tf.Tensor:
+        below = tf.cumsum(negatives, exclusive=True)
+        pairs = tf.reduce_sum(negatives) * tf.reduce_sum(positives)
+        return tf.reduce_sum(positives * (below + negatives / 2)) / pairs
+
+
+class GAUC(SummedMetric):
+    """Mean AUC of the groups (users) that have both classes; exact, with ties at one half.
+
+    A group must come in one update whole, as the users of our ranking batches do: one that is parted counts as
+    several. Definition and `weight`: see metrics.gauc.
+
+    update_state: labels <any>[n], logits <float>[n], groups <int>[n], in any order.
+    """
+
+    def __init__(self, weight: str = "none", name: str = "gauc"):
+        if weight not in ("none", "impressions"):
+            raise ValueError(f"weight must be 'none' or 'impressions', got {weight!r}.")
+        super().__init__(name, area=(), weight=())
+        self._by_impressions = weight == "impressions"
+
+    def update_state(self, y_true: Any, y_pred: Any, groups: Any) -> None:
+        labels, scores, _ = _flat(y_true, y_pred, None)
+        groups = tf.reshape(groups, [-1])
+        order = tf.argsort(scores, stable=True)
+        order = tf.gather(order, tf.argsort(tf.gather(groups, order), stable=True))
+        labels, scores, groups = (tf.gather(values, order) for values in (labels, scores, groups))
+        group = _runs(groups[1:] != groups[:-1], groups)
+        tie = _runs((groups[1:] != groups[:-1]) | (scores[1:] != scores[:-1]), groups)
+        place = tf.range(1, tf.size(groups) + 1)
+        # Equal scores share the middle of their ranks.
+        middle = (tf.math.segment_min(place, tie) + tf.math.segment_max(place, tie)) / 2
+        rank = tf.gather(middle, tie) - tf.cast(tf.gather(tf.math.segment_min(place, group) - 1, group), tf.float64)
+        size = tf.math.segment_sum(tf.ones_like(labels), group)
+        positives = tf.math.segment_sum(labels, group)
+        pairs = positives * (size - positives)
+        area = tf.math.segment_sum(labels * rank, group) - positives * (positives + 1) / 2
+        weight = tf.where(pairs > 0, size if self._by_impressions else tf.ones_like(size), 0)
+        self._add(tf.reduce_sum(weight * tf.math.divide_no_nan(area, pairs)), tf.reduce_sum(weight))
+
+    def value_of(self, area: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
+        return area / weight
+
+
+class NormalizedEntropy(SummedMetric):
+    """Cross entropy divided by that of the labels' own rate; see metrics.normalized_entropy. Arguments: see AUC."""
+
+    def __init__(self, name: str = "ne"):
+        super().__init__(name, entropy=(), positives=(), weight=())
+
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        labels, logits, weights = _flat(y_true, y_pred, sample_weight)
+        entropy = tf.nn.sigmoid_cross_entropy_with_logits(labels=labels, logits=logits)
+        self._add(*(tf.reduce_sum(weights * values) for values in (entropy, labels, tf.ones_like(labels))))
+
+    def value_of(self, entropy: tf.Tensor, positives: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
+        rate = positives / weight
+        of_rate = -(tf.math.xlogy(rate, rate) + tf.math.xlogy(1 - rate, 1 - rate))
+        return tf.where(of_rate > 0, entropy / weight / of_rate, np.nan)
+
+
+class Calibration(SummedMetric):
+    """Sum of predicted probabilities over the number of positives; 1 is right. Arguments: see AUC."""
+
+    def __init__(self, name: str = "calibration"):
+        super().__init__(name, predicted=(), positives=())
+
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        labels, logits, weights = _flat(y_true, y_pred, sample_weight)
+        self._add(tf.reduce_sum(weights * tf.sigmoid(logits)), tf.reduce_sum(weights * labels))
+
+    def value_of(self, predicted: tf.Tensor, positives: tf.Tensor) -> tf.Tensor:
+        return tf.where(positives > 0, predicted / positives, np.nan)
+
+
+class _MeanOfRanks(SummedMetric):
+    """Mean over users of a gain of the target's rank.
+
+    update_state: ranks <int>[B], from 1, of metrics.rank_of_target (the whole catalogue without what was seen).
+    """
+
+    def __init__(self, name: str):
+        super().__init__(name, gain=(), users=())
+
+    @abc.abstractmethod
+    def gain(self, ranks: tf.Tensor) -> tf.Tensor:
+        """Of ranks <float64>[B]: <float64>[B]."""
+
+    def update_state(self, ranks: Any) -> None:
+        ranks = tf.cast(ranks, tf.float64)
+        self._add(tf.reduce_sum(self.gain(ranks)), tf.size(ranks))
+
+    def value_of(self, gain: tf.Tensor, users: tf.Tensor) -> tf.Tensor:
+        return gain / users
+
+
+class HitRate(_MeanOfRanks):
+    """HR@K; see metrics.hit_rate. update_state: ranks <int>[B], from 1."""
+
+    def __init__(self, k: int, name: str | None = None):
+        super().__init__(name or f"hr@{_checked(k)}")
+        self._k = k
+
+    def gain(self, ranks: tf.Tensor) -> tf.Tensor:
+        return tf.cast(ranks <= self._k, tf.float64)
+
+
+class NDCG(_MeanOfRanks):
+    """NDCG@K, one relevant item; see metrics.ndcg. update_state: ranks <int>[B], from 1."""
+
+    def __init__(self, k: int, name: str | None = None):
+        super().__init__(name or f"ndcg@{_checked(k)}")
+        self._k = k
+
+    def gain(self, ranks: tf.Tensor) -> tf.Tensor:
+        return tf.where(ranks <= self._k, np.log(2.0) / tf.math.log(ranks + 1), 0)
+
+
+class MRR(_MeanOfRanks):
+    """Mean reciprocal rank; see metrics.mrr. update_state: ranks <int>[B], from 1."""
+
+    def __init__(self, name: str = "mrr"):
+        super().__init__(name)
+
+    def gain(self, ranks: tf.Tensor) -> tf.Tensor:
+        return 1 / ranks
+
+
+def _flat(labels: Any, logits: Any, weights: Any) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """As <float64>[n]; weights of 1 where there are none."""
+    labels, logits = (tf.reshape(tf.cast(values, tf.float64), [-1]) for values in (labels, logits))
+    return labels, logits, tf.ones_like(labels) if weights is None else tf.reshape(tf.cast(weights, tf.float64), [-1])
+
+
+def _runs(begins: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
+    """Number of the run of each value <int32>[n], where begins <bool>[n-1] says which but the first begin one."""
+    return tf.cumsum(tf.concat([tf.zeros_like(values[:1], tf.int32), tf.cast(begins, tf.int32)], axis=0))
+
+
+def _checked(k: int) -> int:
+    if k < 1:
+        raise ValueError(f"k must be >= 1, got {k}.")
+    return k

@@ -20,7 +20,7 @@ WHOLE = MicroBatch(0, 1.0)
 
 
 def cut(data: Any, micro_batches: int) -> list[Any]:
-    """Cuts a batch by sample into consecutive pieces, the first and the last half as large as others (exchange/micro_batches.py).
+    """Cuts a batch by sample into consecutive pieces, of which the first and the last are half as large as others.
 
     A batch of fewer samples than pieces, as the last of an epoch may be, has pieces without samples.
 

@@ -30,7 +30,7 @@ $(foreach name,$(TAKEN),$(eval override $(name) := $$(value $(name))))
 override SOAK_SECONDS := $(value SECONDS)
 export $(TAKEN) SOAK_SECONDS
 
-.PHONY: help setup train test lint sanitize soak coverage bench docs wheel clean
+.PHONY: help setup train test quick lint sanitize soak coverage bench docs wheel clean
 
 help: ## This list.
 	@echo "make <target> [NAME=value ...]"
@@ -67,6 +67,9 @@ test: lint sanitize ## Checks style and types, runs the C++ tests under sanitize
 	@echo "test: pytest ..."
 # Two at a time: a test of several processes waits for most of its time. Halves of the list, so that fixtures stay whole.
 	@$(BIN)/python -m pytest -q --durations=10 --numprocesses 2 --dist worksteal
+
+quick: setup ## Runs the tests of one process: no ranks, no emulation, no benchmarks, nothing slow; three minutes.
+	@$(BIN)/python -m pytest -q --numprocesses 2 -m "not (ranks or emulation or benchmarks or slow)"
 
 bench: setup ## Runs the quick benchmarks; results in build/bench/*.json.
 	@mkdir -p build/bench

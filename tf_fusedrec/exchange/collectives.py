@@ -23,7 +23,7 @@ from tf_fusedrec import ops
 from tf_fusedrec._tf_compat import keras, tf
 from tf_fusedrec.exchange import weight_equality
 from tf_fusedrec.exchange.gradient_averaging import averaging
-from tf_fusedrec.exchange.horovod_threads import without_preemption
+from tf_fusedrec.exchange.horovod_threads import stop_preemption_of_waiting_threads, without_preemption
 from tf_fusedrec.watchdog import start_watchdog
 
 _LOG = logging.getLogger("tf_fusedrec.exchange.collectives")
@@ -98,6 +98,8 @@ def init(
         os.environ.setdefault("HOROVOD_TIMELINE", "DYNAMIC")
     ending = start_watchdog(launched_size(), _members, report_after_s, give_up_after_s)
     made = {ranks: hvd.ProcessSet(list(ranks)) for ranks in wanted}
+    if hvd.is_initialized():
+        stop_preemption_of_waiting_threads()
     with _waiting("init"), without_preemption():
         hvd.init(process_sets=list(made.values()) or None)
     _process_sets.update(made)

@@ -5,7 +5,8 @@ event stays, so the loop spins. With fewer cores than threads the loop often wak
 that holds the lock, takes that core, and spins there until its time slice ends: 4 ms, two or three times a step.
 
 Linux lets a thread of the policy SCHED_BATCH wait for a free core instead of taking one when it wakes up. It gets the
-same share of the processor, and needs no privilege.
+same share of the processor, and needs no privilege. Threads inherit the policy of the thread that starts them. A
+program that called hvd.init() has Gloo's loop already: it is a thread that waits in epoll.
 """
 
 from __future__ import annotations
@@ -13,8 +14,13 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import pathlib
+import platform
 from collections.abc import Iterator, Sequence
 
+# Numbers of the system calls epoll_wait and epoll_pwait.
+_EPOLL = {"x86_64": {"232", "281"}, "aarch64": {"22"}}
+_THREADS = pathlib.Path("/proc/self/task")
 _LOG = logging.getLogger("tf_fusedrec.exchange.horovod_threads")
 
 
@@ -41,9 +47,19 @@ def without_preemption() -> Iterator[None]:
 
 def threads_without_preemption() -> list[int]:
     """Threads of this process under SCHED_BATCH, by number."""
-    return [
-        int(thread) for thread in os.listdir("/proc/self/task") if os.sched_getscheduler(int(thread)) == os.SCHED_BATCH
-    ]
+    threads = [int(path.name) for path in _THREADS.iterdir()]
+    return [thread for thread in threads if os.sched_getscheduler(thread) == os.SCHED_BATCH]
+
+
+def stop_preemption_of_waiting_threads() -> None:
+    """Puts threads of this process that wait in epoll under SCHED_BATCH, so Gloo's loop that runs already."""
+    calls = _EPOLL.get(platform.machine(), set())
+    try:
+        for path in _THREADS.iterdir():
+            if (path / "syscall").read_text(encoding="utf-8").split()[0] in calls:
+                _set_policy([int(path.name)], os.SCHED_BATCH)
+    except OSError as error:
+        _LOG.warning("Horovod was initialized before tf_fusedrec, and its threads may spin on cores (%s).", error)
 
 
 @contextlib.contextmanager

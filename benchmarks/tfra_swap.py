@@ -5,11 +5,11 @@
 Question: what does a TFRA program gain by the swap? One model, built once with each class; TFRA's optimizer, its rule
 over ranks, its tables. First the losses of both must agree step by step, then they take turns on new batches.
 
-Joining tf_fusedrec also keeps Gloo's loop from taking cores from threads that compute. TFRA takes turns with and without:
-`tfra_as_launched` is the program as it was before the swap.
+Joining tf_fusedrec also keeps Gloo's loop from taking cores from threads that compute. TFRA takes turns with and
+without: `tfra_as_launched` is the program as it was before the swap.
 
-Fields: ratio (median step of TFRA over ours), ratio_as_launched (before over after the swap), max_loss_difference (over the checked steps and ranks), alltoalls_tfra
-and alltoalls_ours (per step and rank, counted in the traced graphs).
+Fields: ratio (median step of TFRA over ours), ratio_as_launched (before over after the swap), max_loss_difference (over the
+checked steps and ranks), alltoalls_tfra and alltoalls_ours (per step and rank, counted in the traced graphs).
 """
 
 import contextlib

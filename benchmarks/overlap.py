@@ -30,10 +30,10 @@ from benchmarks import children, clustering, harness, network
 from benchmarks.overlap_model import Size
 from benchmarks.overlap_ranks import ARMS, RANKS
 
-TIMEOUT_S = 900
+TIMEOUT_S = 1500
 SIZE = Size(users=64, history=120, exposures=8, dim=512, heads=6)
 RATES = {1.0: "1gbit", 0.5: "450mbit", 2.0: "2500mbit"}  # by compute : exchange that they come near to
-REPEATS, QUICK_REPEATS = 20, 4
+REPEATS, QUICK_REPEATS = 14, 4
 RECORDED, QUICK_RECORDED = 3, 1  # steps of each contender for the table
 QUICK_ELSEWHERE = ("sync", "frozen_M4", "nested_M4")  # arms of --quick where compute : exchange is not 1
 FIELDS = {

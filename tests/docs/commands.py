@@ -15,6 +15,7 @@ PAGES = [
     ROOT / "models/README.md",
     ROOT / "tf_fusedrec/data/README.md",
     ROOT / "custom_ops/README.md",
+    ROOT / "tests/README.md",
 ]
 
 

@@ -67,8 +67,8 @@ def test_the_drawing_of_the_message_shows_what_the_ops_answer():
 
 def test_what_is_generated_is_kept_as_it_is_made():
     for name, made in generate.generated().items():
-        kept = (ROOT / "docs" / name).read_text(encoding="utf-8")
-        remedy = f"docs/{name} is not what `python -m tools.docs.generate` makes: run it, and commit what it writes"
+        kept = (ROOT / name).read_text(encoding="utf-8")
+        remedy = f"{name} is not what `python -m tools.docs.generate` makes: run it, and commit what it writes"
         if name.endswith(".svg") and f"Matplotlib v{matplotlib.__version__}," not in kept:
             # Another release places things otherwise by a hair; the words are the same.
             made, kept = (re.findall(r"<text.*?>(.*?)</text>", svg) for svg in (made, kept))

@@ -1,12 +1,13 @@
 """FusedEmbedding on 1, 2, 3 and 4 real Horovod processes: the tables after training are those of one process."""
 
 import functools
+import re
 
 import numpy as np
 import pytest
 
 from tests.oracles.rank_partition import mix64
-from tests.support.ranks import RanksFailed, run_ranks
+from tests.support.ranks import ROOT, RanksFailed, run_ranks
 
 WORLD_SIZES = [2, 3, 4]
 STEPS, SAMPLES = 3, 12
@@ -174,10 +175,18 @@ def test_rows_after_training_do_not_depend_on_the_number_of_ranks(world_size, on
             assert [len(r[scenario]["item"][0]) > 0 for r in results] == [True] + [False] * (world_size - 1)
 
 
-def test_three_alltoalls_per_group_and_step():
-    # Rows of two groups and their gradients; ids of both travel together.
+def test_two_groups_make_five_all_to_alls_in_training_and_three_in_evaluation():
+    # The ids of both groups travel together; each group sends rows, and in training gradients.
     assert run_ranks(alltoalls_of_a_step, 2) == [[5, 3]] * 2
     assert run_ranks(alltoalls_of_a_step, 1) == [[0, 0]]
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/index.md", "docs/quickstart.md", "docs/concepts.md"])
+def test_the_pages_state_the_all_to_alls_of_a_step(page):
+    words = " ".join((ROOT / page).read_text(encoding="utf-8").split())
+    (stated,) = re.findall(r"K groups(?: of tables)? make (\d)K \+ (\d) all-to-alls in a training step", words)
+    assert 2 * int(stated[0]) + int(stated[1]) == 5
+    assert not re.search(r"three all.to.alls? (?:per|for a|for each) group", words)
 
 
 def test_a_failing_rank_ends_the_job_on_all_ranks():

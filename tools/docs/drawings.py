@@ -103,11 +103,11 @@ def message() -> str:
         x += width + 2
     _say(axes, x + 4, 17.5, f"restore [U]  {' '.join(map(str, example['restore']))}")
     _arrow(axes, (36, 21.4), (36, 24.6))
-    _say(axes, 42, 23, "all2all 1: ids. Rank 0 gets its blocks from ranks 0 and 1")
+    _say(axes, 42, 23, "all-to-all of ids. Rank 0 gets its blocks from ranks 0 and 1")
     _box(axes, 26, 25, 44, "owner: (segment, id) is the key; dedup over ranks, find or insert", ORANGE, 3.4)
     _say(axes, 2, 26.7, "table")
     _arrow(axes, (36, 28.6), (36, 31.8))
-    _say(axes, 42, 30.2, "all2all 2: rows, in the order in which their ids were sent")
+    _say(axes, 42, 30.2, "all-to-all of rows, in the order of the sent ids")
     _say(axes, 2, 33.6, "rows that came [U, D]")
     colored = [(ids, [BLUE] * counts[0] + [GREEN] * counts[1]) for counts, ids in blocks]
     sent = [pair for ids, colors in colored for pair in zip(ids, colors)]
@@ -122,7 +122,7 @@ def message() -> str:
         axes,
         2,
         44.3,
-        "Backward the same way: gradients are summed to [U, D] where they arise, all2all 3 takes them to the owner.",
+        "Backward the same way: gradients are summed to [U, D] at their source, then an all-to-all takes them to the owner.",
     )
     return _svg(figure)
 
@@ -259,10 +259,10 @@ def topology() -> str:
         axes.annotate(
             "", (30 + 26 * shard, 19), (30 + 26 * shard, 12), arrowprops={"arrowstyle": "<->", "color": "#c03030"}
         )
-    _say(axes, 68, 9, "along a row: all2all", 8)
+    _say(axes, 68, 9, "along a row: all-to-all", 8)
     _say(axes, 68, 12, "of ids, rows, gradients", 8)
-    _say(axes, 68, 19, "along a column: what keeps", 8)
-    _say(axes, 68, 22, "replicas of a shard equal", 8)
+    _say(axes, 68, 19, "along a column: the rule that", 8)
+    _say(axes, 68, 22, "keeps the replicas of a shard equal", 8)
     return _svg(figure)
 
 

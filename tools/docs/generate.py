@@ -1,33 +1,49 @@
-"""What of docs/ is made from something else and kept in the repository, so that it can be read there.
+"""What of docs/ and the README is made from something else and kept in the repository, so that it can be read there.
 
     python -m tools.docs.generate      # writes it anew; tests/docs/test_site.py demands that it is current
 
-The configuration reference comes from the dataclasses, drawings from drawings.py, plots from benchmarks/results. The
-recorded timelines (docs/img/timeline_*.png) are measurements: benchmarks/timelines.py makes them.
+The configuration reference comes from the dataclasses, drawings from drawings.py, plots and figures from
+benchmarks/results. The recorded timelines (docs/img/timeline_*.png) are measurements: benchmarks.timelines makes them.
 """
 
 from __future__ import annotations
 
-import pathlib
-
 from benchmarks import plots
-from tools.docs import configuration, drawings
-
-DOCS = pathlib.Path(__file__).resolve().parents[2] / "docs"
+from tools.docs import configuration, drawings, figure_tables, figures, headlines
+from tools.docs.figures import ROOT
 
 
 def generated() -> dict[str, str]:
-    """The text of every generated file, by its path below docs/."""
+    """The text of every generated file, and of every page with generated blocks, by its path in the repository."""
     images = {**drawings.all_drawings(), **{f"{name}.svg": plot for name, plot in plots.kept_plots().items()}}
-    return {"configuration.md": configuration.page(), **{f"img/{name}": image for name, image in images.items()}}
+    return {
+        "docs/configuration.md": configuration.page(),
+        **{f"docs/img/{name}": image for name, image in images.items()},
+        **_pages_with_figures(),
+    }
+
+
+def _pages_with_figures() -> dict[str, str]:
+    results = figures.load()
+    blocks = {
+        "README.md": {
+            "why": figures.points(headlines.WHY, results),
+            "figures": "\n".join(figures.table(headlines.HEADLINES, results)),
+        },
+        "docs/benchmarks.md": {
+            "figures": figures.themed(figure_tables.TABLES, results),
+            "losses": figures.points(headlines.LOSSES, results),
+        },
+    }
+    return {page: figures.filled((ROOT / page).read_text(encoding="utf-8"), of) for page, of in blocks.items()}
 
 
 def main() -> None:
     for name, text in generated().items():
-        path = DOCS / name
+        path = ROOT / name
         if not path.exists() or path.read_text(encoding="utf-8") != text:
             path.write_text(text, encoding="utf-8")
-            print(f"docs/{name}")
+            print(name)
 
 
 if __name__ == "__main__":

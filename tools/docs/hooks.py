@@ -20,6 +20,7 @@ READMES = {
     "data.md": "tf_fusedrec/data/README.md",
     "main_job.md": "models/README.md",
     "ops.md": "custom_ops/README.md",
+    "tests.md": "tests/README.md",
 }
 
 

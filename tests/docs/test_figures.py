@@ -1,0 +1,56 @@
+"""Figures of the pages come from benchmarks/results, and the pages tell both sides of a comparison."""
+
+import json
+
+import pytest
+
+from tests.docs.commands import PAGES
+from tools.docs import figure_tables, figures, headlines
+from tools.docs.figures import Results, Row
+
+RESULTS = Results({"a": {"ms": {"1": 2.5}, "machine": "m"}, "b": {"ms": 4, "machine": "m"}}, frozenset({"a"}))
+
+
+def test_a_figure_of_an_earlier_state_has_an_asterisk():
+    assert figures.said("{a[ms][1]:.1f} ms", RESULTS) == r"2.5 ms \*"
+    assert figures.said("{b[ms]} ms", RESULTS) == "4 ms"
+
+
+def test_a_command_is_shown_once_for_the_rows_that_share_it():
+    rows = [Row("x", "{b[ms]}", "run"), Row("y", "{b[ms]}", "run"), Row("z", "{b[ms]}", "other")]
+    assert list(figures.table(rows, RESULTS))[2:] == ["| x | 4 | `run` |", "| y | 4 |  |", "| z | 4 | `other` |"]
+
+
+def test_a_file_replaces_the_figure_of_an_earlier_state(tmp_path):
+    for path in figures.RESULTS.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    kept = json.loads((tmp_path / "figures.json").read_text(encoding="utf-8"))
+    kept["figures"]["new"] = {"ms": 1}
+    (tmp_path / "figures.json").write_text(json.dumps(kept), encoding="utf-8")
+    before = figures.load(tmp_path)
+    assert before.values["new"] == {"ms": 1, "machine": kept["machine"]} and "new" in before.earlier
+    (tmp_path / "new.json").write_text('{"ms": 3, "machine": "m"}', encoding="utf-8")
+    after = figures.load(tmp_path)
+    assert after.values["new"]["ms"] == 3 and "new" not in after.earlier
+
+
+def test_a_page_without_the_block_is_refused():
+    page = "a\n<!-- generated: x -->\nold\n<!-- end: x -->\nb\n"
+    made = figures.filled(page, {"x": "new"})
+    assert made == "a\n<!-- generated: x -->\n\nnew\n\n<!-- end: x -->\nb\n"
+    assert figures.filled(made, {"x": "new"}) == made
+    with pytest.raises(ValueError, match="without the block 'y'"):
+        figures.filled(page, {"y": "new"})
+
+
+def test_five_themes_and_six_headlines():
+    assert len(figure_tables.TABLES) == 5 and len(headlines.HEADLINES) == 6
+    assert len(headlines.WHY.splitlines()) == 3
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_a_page_that_compares_with_tfra_tells_both_ratios(page):
+    step = figures.load().values["train_step"]
+    ratios = [f"{step[name]:.1f} times" for name in ("ratio_vs_tfra_as_launched", "ratio_vs_tfra")]
+    text = " ".join(page.read_text(encoding="utf-8").split())
+    assert len({ratio in text for ratio in ratios}) == 1, f"wanted both of {ratios}, or none"

@@ -1,0 +1,271 @@
+"""The themed tables of docs/benchmarks.md, as format strings over benchmarks/results (figures.py)."""
+
+from __future__ import annotations
+
+from tools.docs.figures import Row, Table
+
+STEP = "python -m benchmarks.train_step --json F"
+SWAP = "python -m benchmarks.tfra_swap --json F"
+TABLE = "python -m benchmarks.table --json F"
+PEERS = "python -m benchmarks.table --peer PYTHON --json F"
+OVERLAP = "python -m benchmarks.overlap --json F"
+QUALITY = "python -m benchmarks.schedule_quality --json F"
+BALANCE = "python -m benchmarks.balance --json F"
+NEGATIVES = "python -m benchmarks.negatives --json F"
+ML1M = "python -m benchmarks.retrieval_ml1m --json F"
+KUAIRAND = "python -m benchmarks.ranking_kuairand --data path/to/kuairand --json F"
+
+CHECKPOINT = "python -m benchmarks.checkpoint --quick --json F"
+SCALE = "python -m benchmarks.scale --json F"
+ATTENTION = "python -m benchmarks.attention --quick --json F"
+BATCHING = "python -m benchmarks.sequence_batching --json F"
+SERVING = "python -m benchmarks.serving --quick --json F"
+SHARED = "python -m benchmarks.retrieval_ml1m --negatives 64 --expansion 2 --json F"
+
+AS_LAUNCHED = "TFRA as its users launch it"
+AT_BEST = "TFRA at its best settings"
+
+TABLES = (
+    Table(
+        "A training step, against TFRA",
+        "26 features, batches of 512 with 4 ids per feature, 2 processes, Adagrad, the same rows and losses. "
+        "TFRA as its "
+        "users launch it has called `hvd.init` alone; a loop of Gloo then spins. At its best settings, "
+        "Horovod's threads "
+        "run as `fr.init` sets them.",
+        (
+            Row(f"step: {AS_LAUNCHED}", "{train_step[ms_tfra_as_launched]:.1f} ms", STEP),
+            Row(f"step: {AT_BEST}", "{train_step[ms_tfra]:.1f} ms", STEP),
+            Row("step: TFRA's parts, fused (FusedRec, section 4)", "{train_step[ms_tfra_fused]:.1f} ms", STEP),
+            Row("step: ours over TFRA's table", "{train_step[ms_ours_tfra]:.1f} ms", STEP),
+            Row("step: ours", "{train_step[ms_ours]:.1f} ms", STEP),
+            Row(f"{AS_LAUNCHED} / ours", "{train_step[ratio_vs_tfra_as_launched]:.1f} times", STEP),
+            Row(f"{AT_BEST} / ours", "{train_step[ratio_vs_tfra]:.1f} times", STEP),
+            Row(
+                "processor time per step and process: as launched / best / ours",
+                "{train_step[cpu_ms_tfra_as_launched]:.0f} / {train_step[cpu_ms_tfra]:.0f} / "
+                "{train_step[cpu_ms_ours]:.0f} ms", STEP,
+            ),
+            Row(
+                "all-to-alls per step: TFRA / TFRA's parts, fused / ours",
+                "{train_step[alltoalls_per_step][tfra]} / {train_step[alltoalls_per_step][tfra_fused]} / "
+                "{train_step[alltoalls_per_step][ours]}", STEP,
+            ),
+            Row(
+                "a TFRA program: as launched / at best / changed import and `fuse`",
+                "{tfra_swap[ms_tfra_as_launched]:.1f} / {tfra_swap[ms_tfra]:.1f} / {tfra_swap[ms_ours]:.1f} ms", SWAP,
+            ),
+            Row(
+                "the same: as launched / fused, at best / fused",
+                "{tfra_swap[ratio_as_launched]:.2f}, {tfra_swap[ratio]:.2f} times", SWAP,
+            ),
+            Row(
+                "the same: all-to-alls per step, largest difference of a loss",
+                "{tfra_swap[alltoalls_tfra]} / {tfra_swap[alltoalls_ours]}, {tfra_swap[max_loss_difference]:.0e}", SWAP,
+            ),
+        ),
+    ),
+    Table(
+        "Tables and checkpoints",
+        "81,920 ids by zipf(1.05), 64 columns, forward to update, one process. FBGEMM and torch run on the "
+        "CPU and keep "
+        "a static array; ours is a hash table.",
+        (
+            Row(
+                "a million rows, Adagrad: TFRA / ours",
+                "{table[tfra][1000000_adagrad][ms_tfra]:.1f} / {table[tfra][1000000_adagrad][ms_ours]:.1f} ms, "
+                "{table[tfra][1000000_adagrad][ratio]:.1f} times", TABLE,
+            ),
+            Row(
+                "a million rows, Adam: TFRA / ours",
+                "{table[tfra][1000000_adam][ms_tfra]:.1f} / {table[tfra][1000000_adam][ms_ours]:.1f} ms, "
+                "{table[tfra][1000000_adam][ratio]:.1f} times", TABLE,
+            ),
+            Row(
+                "ten million rows, Adagrad: TFRA / ours",
+                "{table[tfra][10000000_adagrad][ms_tfra]:.1f} / {table[tfra][10000000_adagrad][ms_ours]:.1f} ms, "
+                "{table[tfra][10000000_adagrad][ratio]:.1f} times", TABLE,
+            ),
+            Row(
+                "ours, row-wise Adagrad, 1 / 2 threads",
+                "{table[threads][1000000_1][ids_per_s]:.3g} / {table[threads][1000000_2][ids_per_s]:.3g} ids per "
+                "second",
+                TABLE,
+            ),
+            Row(
+                "longest pause while growing to 10 M rows / copying the rows",
+                "{table[growth][max_growth_pause_ms]:.1f} / {table[growth][copy_rows_ms]:.0f} ms", TABLE,
+            ),
+            Row(
+                "FBGEMM, a row per id / ours, 1 / 2 threads",
+                "{table[peer][fbgemm_sequence_1][ratio]:.1f} / {table[peer][fbgemm_sequence_2][ratio]:.1f} times",
+                PEERS,
+            ),
+            Row(
+                "FBGEMM, sums of 10 rows / ours, 1 / 2 threads",
+                "{table[peer][fbgemm_pooled_1][ratio]:.1f} / {table[peer][fbgemm_pooled_2][ratio]:.1f} times", PEERS,
+            ),
+            Row(
+                "torch's array, plain SGD / ours, 1 / 2 threads",
+                "{table[peer][torch_sgd_1][ratio]:.2f} / {table[peer][torch_sgd_2][ratio]:.2f} times", PEERS,
+            ),
+            Row(
+                "a save in the background: training waits / copying as many bytes",
+                "{checkpoint[snapshot_pause_ms]:.0f} / {checkpoint[copy_rows_ms]:.0f} ms "
+                "({checkpoint[rows]:,} rows)", CHECKPOINT,
+            ),
+            Row(
+                "a delta of 1 % of the rows: training waits", "{checkpoint[delta_pause_ms]:.0f} ms",
+                CHECKPOINT,
+            ),
+        ),
+    ),
+    Table(
+        "Schedules and batches",
+        "Schedules: GRM on two ranks that share a link of 1 Gbit/s, against `sync`. Exposed: exchange that "
+        "nothing hides, "
+        "as a part of all exchange. Batches: 8 ranks, 128 rows of mean length 600 each.",
+        (
+            Row(
+                "`FrozenWindow(4)`: speed, exposed",
+                "{overlap[speedup_frozen]:.2f} times, {overlap[exposed_ratio_frozen_M4]:.0%}", OVERLAP,
+            ),
+            Row(
+                "`Nested(4)`: speed, exposed",
+                "{overlap[speedup_nested]:.2f} times, {overlap[exposed_ratio_nested_M4]:.0%}", OVERLAP,
+            ),
+            Row("`DualBuffer()`: speed", "{overlap[speedup_dual]:.2f} times", OVERLAP),
+            Row("`DualBuffer()`, most rows on disk: speed", "{overlap[speedup_dual_file]:.2f} times", OVERLAP),
+            Row("`SemiAsync()`, rows lack one update: speed", "{overlap[speedup_semi_async]:.2f} times", OVERLAP),
+            Row("two groups of one rank: speed", "{overlap[speedup_2d]:.2f} times", OVERLAP),
+            Row(
+                "HR@10 after 3 epochs of MovieLens-1M: `sync` / `Nested(4)` / `SemiAsync()`",
+                "{schedule_quality[arms][0][hr_at_10]:.3f} / {schedule_quality[arms][1][hr_at_10]:.3f} / "
+                "{schedule_quality[arms][2][hr_at_10]:.3f}", QUALITY,
+            ),
+            Row(
+                "cost model, {scale[cells_predicted]} published cells: median / 90th percentile of the error",
+                "{scale[median_error_predicted_percent]:.1f} / {scale[p90_error_predicted_percent]:.1f} %",
+                SCALE,
+            ),
+            Row(
+                "(max - min) / mean of tokens: fixed rows / `scope=\"rank\"` / `scope=\"global\"`",
+                "{balance[max_token_gap_fixed]:.0%} / {balance[max_token_gap_dynamic]:.1%} / "
+                "{balance[max_token_gap_global]:.2%}", BALANCE,
+            ),
+            Row("step on 2 ranks: global / fixed", "{balance[step_time_ratio]:.2f}", BALANCE),
+            Row("input pipeline / pyarrow alone, one core", "{balance[reader_ratio]:.2f}", BALANCE),
+        ),
+    ),
+    Table(
+        "Sequences and serving",
+        "Attention: lengths of mean 600 up to 3,000, 4 heads of 64, forward and backward. Negatives: 128 for each of "
+        "2,048 positions. Serving: a GRM with 200,000 items and 32 exposures per user, medians.",
+        (
+            Row(
+                "attention: padded TensorFlow (XLA) / ours",
+                "{attention[ms_padded_xla_fwd_bwd]:.0f} / {attention[ms_ours_fwd_bwd]:.0f} ms, "
+                "{attention[ratio_fwd_bwd]:.0f} times", ATTENTION,
+            ),
+            Row(
+                "with position and time bias",
+                "{attention[ms_padded_xla_fwd_bwd_bias]:.0f} / {attention[ms_ours_fwd_bwd_bias]:.0f} ms, "
+                "{attention[ratio_fwd_bwd_bias]:.0f} times", ATTENTION,
+            ),
+            Row(
+                "without bias, padded to buckets of length (XLA) / ours",
+                "{attention[ms_bucketed_xla_fwd_bwd]:.0f} / {attention[ms_ours_fwd_bwd]:.0f} ms, "
+                "{attention[ratio_vs_bucketed]:.1f} times", ATTENTION,
+            ),
+            Row("peak memory: ours / padded", "{attention[memory_ratio]:.3f}", ATTENTION),
+            Row(
+                "useful FLOPs / rate of a matrix product, without / with bias",
+                "{attention[gemm_fraction]:.2f} / {attention[gemm_fraction_bias]:.2f}", ATTENTION,
+            ),
+            Row(
+                "negatives, logits in segments / gathered rows: peak memory, time",
+                "{negatives[peak_memory_ratio]:.2f}, {negatives[step_time_ratio]:.2f}", NEGATIVES,
+            ),
+            Row(
+                "forward FLOPs: one row per exposure / per user",
+                "{sequence_batching[flops_ratio]:.1f} times", BATCHING,
+            ),
+            Row(
+                "64 users served: `stock` / `ours`",
+                "{serving[p50_ms][stock][64]:.0f} / {serving[p50_ms][ours][64]:.0f} ms", SERVING,
+            ),
+            Row(
+                "1 user served: `stock` / `ours`",
+                "{serving[p50_ms][stock][1]:.1f} / {serving[p50_ms][ours][1]:.1f} ms", SERVING,
+            ),
+        ),
+    ),
+    Table(
+        "Quality of models",
+        "MovieLens-1M: the whole catalogue is ranked for 6,040 users; a sixth of the timestamps of our copy are "
+        "estimates. KuaiRand: means of 3 seeds, settings chosen on a validation split.",
+        (
+            Row(
+                "HSTU, {retrieval_ml1m[epochs]} epochs: HR@10, NDCG@10",
+                "{retrieval_ml1m[hr_at_10]:.3f}, {retrieval_ml1m[ndcg_at_10]:.3f}", ML1M,
+            ),
+            Row(
+                "the same as published / by others with a stable sort",
+                "{retrieval_ml1m[published][paper][hr_at_10]:.3f}, "
+                "{retrieval_ml1m[published][paper][ndcg_at_10]:.3f} / "
+                "{retrieval_ml1m[published][others_with_stable_sort][hr_at_10]:.3f}, "
+                "{retrieval_ml1m[published][others_with_stable_sort][ndcg_at_10]:.3f}", ML1M,
+            ),
+            Row(
+                "the same: HR@50, HR@200; seconds of one core per epoch",
+                "{retrieval_ml1m[hr_at_50]:.3f}, {retrieval_ml1m[hr_at_200]:.3f}; "
+                "{retrieval_ml1m[processor_seconds_per_epoch]:.1f}", ML1M,
+            ),
+            Row(
+                "128 own negatives / 64 and 64 of another position: HR@10",
+                "{retrieval_ml1m_negatives128[hr_at_10]:.3f} / {retrieval_ml1m_negatives64_k2[hr_at_10]:.3f}",
+                SHARED,
+            ),
+            Row(
+                "the same: difference and its 95 % interval",
+                "{shared_negatives[difference]:.4f}, {shared_negatives[low]:.3f} to {shared_negatives[high]:.3f}",
+                SHARED,
+            ),
+            Row(
+                "SASRec: HR@10, NDCG@10: ours / as published",
+                "{retrieval_ml1m_sasrec[hr_at_10]:.3f}, {retrieval_ml1m_sasrec[ndcg_at_10]:.3f} / "
+                "{retrieval_ml1m_sasrec[published][paper][hr_at_10]:.3f}, "
+                "{retrieval_ml1m_sasrec[published][paper][ndcg_at_10]:.3f}",
+                "python -m benchmarks.retrieval_ml1m --model sasrec --json F",
+            ),
+            Row(
+                "KuaiRand, AUC of click: rates / DLRM / GRM",
+                "{ranking_kuairand[grm][test][baseline_ctr_auc][mean]:.3f} / "
+                "{ranking_kuairand[dlrm][test][ctr_auc][mean]:.3f} / {ranking_kuairand[grm][test][ctr_auc][mean]:.3f}",
+                KUAIRAND,
+            ),
+            Row(
+                "KuaiRand, AUC of long view: rates / DLRM / GRM",
+                "{ranking_kuairand[grm][test][baseline_long_view_auc][mean]:.3f} / "
+                "{ranking_kuairand[dlrm][test][long_view_auc][mean]:.3f} / "
+                "{ranking_kuairand[grm][test][long_view_auc][mean]:.3f}",
+                KUAIRAND,
+            ),
+            Row(
+                "KuaiRand, GAUC of click: rates / DLRM / GRM",
+                "{ranking_kuairand[grm][test][baseline_ctr_gauc][mean]:.3f} / "
+                "{ranking_kuairand[dlrm][test][ctr_gauc][mean]:.3f} / "
+                "{ranking_kuairand[grm][test][ctr_gauc][mean]:.3f}",
+                KUAIRAND,
+            ),
+            Row(
+                "MovieLens-1M, one epoch, HR@10: popularity / ours",
+                "{main_job[popularity_hr_at_10]:.3f} / {main_job[hr_at_10]:.3f}", "make train DATA=path/to/ml-1m",
+            ),
+            Row(
+                "synthetic ranking, AUC of click: rates / ours",
+                "{main_job[rates_ctr_auc]:.3f} / {main_job[ctr_auc]:.3f}", "make train",
+            ),
+        ),
+    ),
+)  # fmt: skip

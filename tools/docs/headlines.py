@@ -1,0 +1,77 @@
+"""Sentences with figures: why, and six headlines, for the README; where we lose, for docs/benchmarks.md."""
+
+from __future__ import annotations
+
+from tools.docs.figure_tables import AS_LAUNCHED, AT_BEST, KUAIRAND, ML1M, OVERLAP, STEP, SWAP, TABLE
+from tools.docs.figures import Row
+
+# The README: three reasons, then six figures.
+WHY = """\
+- **One exchange for all features.** A step with {train_step[setting][features]} features makes \
+{train_step[alltoalls_per_step][ours]} all-to-alls, TFRA's layers make {train_step[alltoalls_per_step][tfra]}. The \
+step \
+is {train_step[ratio_vs_tfra_as_launched]:.1f} times as fast as TFRA as its users launch it, and \
+{train_step[ratio_vs_tfra]:.1f} times as fast as TFRA at its best settings.
+- **A hash table that trains in place.** Lookup and update of 81,920 ids take \
+{table[tfra][1000000_adagrad][ms_ours]:.1f} ms, \
+TFRA's table takes {table[tfra][1000000_adagrad][ms_tfra]:.1f} ms. Rows can expire, be evicted, shrink to 16 bits or \
+move to disk.
+- **Attention without padding.** HSTU on rows of mean length 600 runs {attention[ratio_fwd_bwd]:.0f} times as fast as \
+padded TensorFlow and {attention[ratio_vs_bucketed]:.1f} times as fast as bucketed TensorFlow, in \
+{attention[memory_ratio]:.1%} of the padded memory."""
+
+HEADLINES = (
+    Row(
+        f"training step of 26 features, 2 processes: {AS_LAUNCHED} / {AT_BEST} / ours",
+        "{train_step[ms_tfra_as_launched]:.0f} / {train_step[ms_tfra]:.0f} / {train_step[ms_ours]:.0f} ms", STEP,
+    ),
+    Row(
+        "a TFRA program of 26 layers: as launched / at best / one import changed and `fuse`",
+        "{tfra_swap[ms_tfra_as_launched]:.0f} / {tfra_swap[ms_tfra]:.0f} / {tfra_swap[ms_ours]:.0f} ms", SWAP,
+    ),
+    Row(
+        "one table of ten million rows, 81,920 ids, Adagrad: TFRA / ours",
+        "{table[tfra][10000000_adagrad][ms_tfra]:.0f} / {table[tfra][10000000_adagrad][ms_ours]:.0f} ms", TABLE,
+    ),
+    Row(
+        "step on a link of 1 Gbit/s: `Nested(4)` against `sync`",
+        "{overlap[speedup_nested]:.2f} times as fast", OVERLAP,
+    ),
+    Row(
+        "MovieLens-1M, HSTU by the published recipe, HR@10: published / ours",
+        "{retrieval_ml1m[published][paper][hr_at_10]:.3f} / {retrieval_ml1m[hr_at_10]:.3f}", ML1M,
+    ),
+    Row(
+        "KuaiRand, AUC of click: rates of user and item / DLRM / GRM",
+        "{ranking_kuairand[grm][test][baseline_ctr_auc][mean]:.3f} / \
+{ranking_kuairand[dlrm][test][ctr_auc][mean]:.3f} / "
+        "{ranking_kuairand[grm][test][ctr_auc][mean]:.3f}", KUAIRAND,
+    ),
+)  # fmt: skip
+
+LOSSES = """\
+- A table step takes {table[threads][1000000_1][ms]:.1f} ms on one thread and {table[threads][1000000_2][ms]:.1f} \
+ms on \
+two. Copying as many bytes takes {table[threads][1000000_1][ms_floor]:.1f} and \
+{table[threads][1000000_2][ms_floor]:.1f} ms, because rows lie at random places.
+- One changed import and `fuse` make a TFRA program {tfra_swap[ratio_as_launched]:.2f} times as fast as launched, and \
+{tfra_swap[ratio]:.2f} times as fast as at its best settings: its rows stay in TFRA's table.
+- A save in the background holds training up for {checkpoint[snapshot_pause_ms]:.0f} ms, where copying as many \
+bytes takes \
+{checkpoint[copy_rows_ms]:.0f} ms. A load has {checkpoint[load_ratio_vs_disk]:.2f} of the rate of a plain read.
+- `SemiAsync` trains on rows that lack one update, and HR@10 falls from {schedule_quality[arms][0][hr_at_10]:.3f} to \
+{schedule_quality[arms][2][hr_at_10]:.3f} after three epochs.
+- `DualBuffer` alone has a speed of {overlap[speedup_dual]:.2f}, because its look-ahead wants the cores that \
+compute. Two \
+groups of one rank have {overlap[speedup_2d]:.2f}, because the gradients of all rows still go to both.
+- On KuaiRand, GRM is below DLRM. In click, the difference is beyond the bootstrap interval in 2 of 3 seeds.
+- A row of 64 tokens costs the attention {attention[cost_spread]:.1f} times as much per useful FLOP as one of 8,192.
+- `segment_unique` takes up to {small_ops[segment_unique_worst]} times the time of `tf.unique` per segment on \
+groups of \
+50,000 ids. On a million ids it is level or up to {small_ops[segment_unique_best]} times as fast.
+- `recover_grad` takes {small_ops[recover_grad_worst]} times the time of `unsorted_segment_sum` on 500,000 rows of 64 \
+bytes. Elsewhere it is faster.
+- Drawing 20,000 new rows takes {small_ops[initial_rows_low]} to {small_ops[initial_rows_high]} times the time of \
+`tf.random.stateless_normal`, which cannot give an id the same row twice.
+- Padding the send buffers saves nothing at 1,000 rows. At 22,000 rows it saves {small_ops[padding_saved_low]:.0%} to \
+{small_ops[padding_saved_high]:.0%} of an all-to-all on a quiet machine."""

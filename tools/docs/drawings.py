@@ -122,7 +122,7 @@ def message() -> str:
         axes,
         2,
         44.3,
-        "Backward the same way: gradients are summed to [U, D] at their source, then an all-to-all takes them to the owner.",
+        "Backward: gradients are summed to [U, D] at their source, then an all-to-all takes them to the owner.",
     )
     return _svg(figure)
 

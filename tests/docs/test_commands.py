@@ -62,6 +62,15 @@ RUN_ELSEWHERE = {
     "python -m pytest -q tests/ops/test_segment_unique.py tests/test_architecture.py": (
         "tests/ops/test_segment_unique.py::test_edge_cases"
     ),
+    "python -m pytest -q tests/optimizers/test_optimizers.py tests/embedding/test_native_optimizers.py": (
+        "tests/optimizers/test_optimizers.py::test_what_a_record_tells_the_table"
+    ),
+    "python -m pytest -q tests/embedding/test_capacity.py tests/ops/test_hash_table.py": (
+        "tests/embedding/test_capacity.py::test_rows_are_those_of_a_dict_after_every_step"
+    ),
+    "python -m pytest -q tests/data/test_sequences.py tests/data/test_convert.py": (
+        "tests/data/test_sequences.py::test_sequences_keep_their_order"
+    ),
     "python -m tests.gpu.session": "tests/benchmarks/test_gpu.py::test_the_session_knows_every_op_and_benchmark",
     "python -m benchmarks.train_step --quick --json train_step.json": (
         "tests/benchmarks/test_train_step.py::test_summary_has_the_fields_that_the_readme_names"

@@ -16,7 +16,7 @@ is {train_step[ratio_vs_tfra_as_launched]:.1f} times as fast as TFRA as its user
 {table[tfra][1000000_adagrad][ms_ours]:.1f} ms, \
 TFRA's table takes {table[tfra][1000000_adagrad][ms_tfra]:.1f} ms. Rows can expire, be evicted, shrink to 16 bits or \
 move to disk.
-- **Attention without padding.** HSTU on rows of mean length 600 runs {attention[ratio_fwd_bwd]:.0f} times as fast as \
+- **Attention without padding.** On rows of mean length 600, it runs {attention[ratio_fwd_bwd]:.0f} times as fast as \
 padded TensorFlow and {attention[ratio_vs_bucketed]:.1f} times as fast as bucketed TensorFlow, in \
 {attention[memory_ratio]:.1%} of the padded memory."""
 

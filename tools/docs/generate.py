@@ -30,6 +30,7 @@ def _pages_with_figures() -> dict[str, str]:
             "why": figures.points(headlines.WHY, results),
             "figures": "\n".join(figures.table(headlines.HEADLINES, results)),
         },
+        "docs/schedules.md": {"quality": "\n".join(figures.table(headlines.SCHEDULE_QUALITY, results))},
         "docs/benchmarks.md": {
             "figures": figures.themed(figure_tables.TABLES, results),
             "losses": figures.points(headlines.LOSSES, results),

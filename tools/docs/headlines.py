@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from tools.docs.figure_tables import AS_LAUNCHED, AT_BEST, KUAIRAND, ML1M, OVERLAP, STEP, SWAP, TABLE
+from tools.docs.figure_tables import AS_LAUNCHED, AT_BEST, KUAIRAND, ML1M, OVERLAP, QUALITY, STEP, SWAP, TABLE
 from tools.docs.figures import Row
 
 # The README: three reasons, then six figures.
 WHY = """\
 - **One exchange for all features.** A step with {train_step[setting][features]} features makes \
-{train_step[alltoalls_per_step][ours]} all-to-alls, TFRA's layers make {train_step[alltoalls_per_step][tfra]}. The \
-step \
-is {train_step[ratio_vs_tfra_as_launched]:.1f} times as fast as TFRA as its users launch it, and \
+{train_step[alltoalls_per_step][ours]} all-to-alls, TFRA's layers make {train_step[alltoalls_per_step][tfra]}. \
+The step is {train_step[ratio_vs_tfra_as_launched]:.1f} times as fast as TFRA as its users launch it, and \
 {train_step[ratio_vs_tfra]:.1f} times as fast as TFRA at its best settings.
 - **A hash table that trains in place.** Lookup and update of 81,920 ids take \
-{table[tfra][1000000_adagrad][ms_ours]:.1f} ms, \
-TFRA's table takes {table[tfra][1000000_adagrad][ms_tfra]:.1f} ms. Rows can expire, be evicted, shrink to 16 bits or \
-move to disk.
+{table[tfra][1000000_adagrad][ms_ours]:.1f} ms, TFRA's table takes {table[tfra][1000000_adagrad][ms_tfra]:.1f} ms \
+(Adagrad, a million rows). Rows can expire, be evicted, shrink to 16 bits or move to disk.
 - **Attention without padding.** On rows of mean length 600, it runs {attention[ratio_fwd_bwd]:.0f} times as fast as \
 padded TensorFlow and {attention[ratio_vs_bucketed]:.1f} times as fast as bucketed TensorFlow, in \
 {attention[memory_ratio]:.1%} of the padded memory."""
@@ -48,6 +46,26 @@ HEADLINES = (
         "{ranking_kuairand[grm][test][ctr_auc][mean]:.3f}", KUAIRAND,
     ),
 )  # fmt: skip
+
+# docs/schedules.md, by the place of the run in schedule_quality.json.
+_RUNS = (
+    '`"sync"`', "`Nested(4)`", "`SemiAsync()`", "two groups, `weight_sync`, moments not scaled",
+    "two groups, `weight_sync`, moments scaled by 2, the number of groups", '`"sync"`, another seed',
+)  # fmt: skip
+SCHEDULE_QUALITY = tuple(
+    Row(
+        run,
+        f"{{schedule_quality[arms][{n}][hr_at_10]:.3f}}"
+        + (
+            f"; {{schedule_quality[arms][{n}][hr_at_10_difference]:+.3f}} "
+            f"[{{schedule_quality[arms][{n}][hr_at_10_low]:+.3f}}, {{schedule_quality[arms][{n}][hr_at_10_high]:+.3f}}]"
+            if n
+            else ""
+        ),
+        QUALITY,
+    )
+    for n, run in enumerate(_RUNS)
+)
 
 LOSSES = """\
 - A table step takes {table[threads][1000000_1][ms]:.1f} ms on one thread and {table[threads][1000000_2][ms]:.1f} \

@@ -41,6 +41,14 @@ def test_every_target_is_in_the_repository(page):
     assert not dead
 
 
+def test_every_page_is_in_the_index_and_in_the_navigation():
+    pages = {pathlib.PurePosixPath(page).name for page in PAGES if re.fullmatch(r"docs/\w+\.md", page)}
+    linked = set(targets((ROOT / "docs/index.md").read_text(encoding="utf-8")))
+    in_navigation = set(re.findall(r": (\w+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE))
+    assert pages - {"index.md"} <= linked
+    assert pages <= in_navigation
+
+
 def test_the_pages_have_links_and_pictures():
     """So that the test above looks at something."""
     found = [target for page in PAGES for target in targets((ROOT / page).read_text(encoding="utf-8"))]

@@ -1,11 +1,13 @@
-"""benchmarks/negatives.py tiny: both forms agree before anything is timed, and the JSON has what readers rely on."""
+"""benchmarks/negatives tiny: both forms agree before anything is timed, and the JSON has what readers rely on."""
 
 import itertools
 import json
 
 import pytest
 
-from benchmarks import children, harness, negatives, negatives_step
+from benchmarks.harness import children, harness
+from benchmarks.negatives import __main__ as negatives
+from benchmarks.negatives import step as negatives_step
 from tf_fusedrec import tf
 
 WIRE = {"wire_bytes_float32": {"others_rows": 8}, "wire_bytes_float16": {"negative_rows": 4}, "wire_ratio": 0.5}

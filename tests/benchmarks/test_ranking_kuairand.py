@@ -1,11 +1,11 @@
-"""benchmarks/ranking_kuairand.py on a small log: what is held out, who chooses, and the fields of the JSON."""
+"""benchmarks/ranking_kuairand on a small log: what is held out, who chooses, and the fields of the JSON."""
 
 import json
 
 import numpy as np
 import pytest
 
-from benchmarks import ranking_kuairand as benchmark
+from benchmarks.ranking_kuairand import __main__ as benchmark
 from models.evaluate import Evaluation
 from tests.data.shards import read_lists
 from tf_fusedrec.data import Column

@@ -1,11 +1,11 @@
-"""benchmarks/retrieval_ml1m.py on a small data set: a run, its resumption, its curve and JSON, the flags, refusals."""
+"""benchmarks/retrieval_ml1m on a small data set: a run, its resumption, its curve and JSON, the flags, refusals."""
 
 import json
 
 import numpy as np
 import pytest
 
-from benchmarks import retrieval_ml1m as benchmark
+from benchmarks.retrieval_ml1m import __main__ as benchmark
 from tf_fusedrec.data.rows import Ragged, Rows
 
 USERS, ITEMS = 150, 40  # two batches

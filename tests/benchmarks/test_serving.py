@@ -6,7 +6,8 @@ import sys
 import numpy as np
 import pytest
 
-from benchmarks import harness, serving
+from benchmarks.harness import harness
+from benchmarks.serving import __main__ as serving
 from models.experiment import load
 from tf_fusedrec import tf
 

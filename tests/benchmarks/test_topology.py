@@ -1,9 +1,9 @@
-"""The counting of benchmarks/topology.py, against batches small enough to count by eye."""
+"""The counting of benchmarks/topology, against batches small enough to count by eye."""
 
 import numpy as np
 import pytest
 
-from benchmarks.topology import DIM, REAL_GROUPS, batches, count, counted, imbalance
+from benchmarks.topology.counts import DIM, REAL_GROUPS, batches, count, counted, imbalance
 
 
 def test_ranks_ask_owners_of_their_group():

@@ -3,14 +3,14 @@
     python -m tools.docs.generate      # writes it anew; tests/docs/test_site.py demands that it is current
 
 The configuration reference comes from the dataclasses, drawings from drawings.py, plots from benchmarks/results. The
-recorded timelines (docs/img/timeline_*.png) are measurements: benchmarks/timelines.py makes them.
+recorded timelines (docs/img/timeline_*.png) are measurements: benchmarks/timelines makes them.
 """
 
 from __future__ import annotations
 
 import pathlib
 
-from benchmarks import plots
+from benchmarks.plots import figures
 from tools.docs import configuration, drawings
 
 DOCS = pathlib.Path(__file__).resolve().parents[2] / "docs"
@@ -18,7 +18,7 @@ DOCS = pathlib.Path(__file__).resolve().parents[2] / "docs"
 
 def generated() -> dict[str, str]:
     """The text of every generated file, by its path below docs/."""
-    images = {**drawings.all_drawings(), **{f"{name}.svg": plot for name, plot in plots.kept_plots().items()}}
+    images = {**drawings.all_drawings(), **{f"{name}.svg": plot for name, plot in figures.kept_plots().items()}}
     return {"configuration.md": configuration.page(), **{f"img/{name}": image for name, image in images.items()}}
 
 

@@ -1,4 +1,4 @@
-"""The pure part of benchmarks/alltoall_padding: what ranks send, a function of (step, rank)."""
+"""The rows that ranks of benchmarks.alltoall_padding send are a pure function of step and rank."""
 
 import numpy as np
 

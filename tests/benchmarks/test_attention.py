@@ -1,4 +1,4 @@
-"""The benchmark of attention measures what it says: its lengths, its peers, its fields; and stops on a wrong result."""
+"""benchmarks.attention has the documented lengths, peers and fields, and stops on a wrong result."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""benchmarks.balance: the lengths it promises, gaps by hand, expected figures, and its parts run tiny."""
+"""benchmarks.balance has the documented lengths, gaps as computed by hand, and the expected balance."""
 
 import numpy as np
 import pytest

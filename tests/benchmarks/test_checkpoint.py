@@ -1,4 +1,4 @@
-"""benchmarks/checkpoint: the round trip finds what is wrong, a small measurement has the promised fields."""
+"""benchmarks.checkpoint finds lost and mixed rows, and a small measurement has the documented fields."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""The benchmark of sample clustering on a small log: what it counts, and that it checks before it counts."""
+"""benchmarks.clustering counts ids on a small log, and checks the clustered samples first."""
 
 import gzip
 
@@ -14,7 +14,7 @@ CASE = bytes_sent.Case("amazon_sports", "sequence", 2500)
 
 @pytest.fixture
 def data(tmp_path):
-    """400 users of two kinds, who take turns; each takes 5 to 12 of the 12 items of its kind."""
+    """A log of 400 users of two alternating kinds. Each has 5 to 12 of the 12 items of its kind."""
     rng, lines = np.random.default_rng(0), ["user_id,item_id,timestamp"]
     for user in range(400):
         items = rng.permutation(12)[: rng.integers(5, 13)] + 100 * (user % 2)

@@ -1,4 +1,4 @@
-"""benchmarks/negatives tiny: both forms agree before anything is timed, and the JSON has what readers rely on."""
+"""benchmarks.negatives, tiny: both forms must agree before any timing, and the JSON has its documented fields."""
 
 import itertools
 import json
@@ -27,7 +27,7 @@ def test_the_fields_of_the_json(tmp_path, monkeypatch, capsys):
     case = results["cases"][0]
     assert (case["negatives"], case["positions"]) == (128, 32) and case["rows"] <= 500
     assert case["loss_ours"] == pytest.approx(case["loss_plain"], rel=1e-5)
-    # Rows of 11 bits: logits that reach 20 are off by at most a few hundredths.
+    # Rows have 11 bits, so that logits up to 20 have errors of a few hundredths at most.
     assert case["loss_float16_rows"] == pytest.approx(case["loss_plain"], rel=1e-2)
     assert "bytes of a step on 2 ranks" in capsys.readouterr().out
 

@@ -1,4 +1,4 @@
-"""Every single-process benchmark runs with --quick, checks its op, and writes the fields that readers rely on."""
+"""Every benchmark of a single op runs with --quick, checks its op, and writes the documented fields."""
 
 import importlib
 import json

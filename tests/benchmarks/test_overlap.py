@@ -1,4 +1,4 @@
-"""benchmarks/overlap: the arithmetic of its figures, the nulls without root, and a tiny run with root."""
+"""benchmarks.overlap computes its figures, writes nulls without root, and runs on a tiny model with root."""
 
 import json
 
@@ -60,7 +60,7 @@ def test_without_root_fields_are_null_and_the_reason_is_said(tmp_path, monkeypat
 
 @pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT))
 def test_a_tiny_run(capsys):
-    # Long enough on the wire that what it costs is not lost in what the processes cost: 1 MB each way, 2 x 8 ms.
+    # 1 MB each way takes 2 x 8 ms on the wire, which is more than the noise of the processes.
     size = Size(users=8, history=60, exposures=4, dim=512, heads=2, batches=2)
     names = ["sync", "sync_file", "dual_file"]
     phases = [
@@ -72,7 +72,7 @@ def test_a_tiny_run(capsys):
     one = overlap.case(1.0, answer)
     assert all(len(ms) == 3 and min(ms) > 0 for ms in answer["ms"].values())
     exchange, none = (one["table"][name]["exchange_ms"] for name in ("exchange_only", "dense_only"))
-    assert exchange > max(4, none)  # half of what the wire alone takes one way; `none` is the noise of two processes
+    assert exchange > max(4, none)  # half of the wire's time in one direction; `none` is the noise of two processes
     for times in one["table"].values():
         assert times["compute_ms"] + times["exposed_ms"] + times["free_ms"] == pytest.approx(times["step_ms"])
     overlap.show(one)

@@ -1,4 +1,4 @@
-"""Plots show the numbers of the results, and what no plot is known for is named."""
+"""Plots show the numbers of the results, and a result without a plot is named."""
 
 import json
 import re

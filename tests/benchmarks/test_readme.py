@@ -9,7 +9,7 @@ COMMAND = re.compile(r"^ +python -m (benchmarks\.[\w.]+)", re.M)
 
 
 def commands():
-    """The commands that modules of the folder name as their own, indented in their docstrings."""
+    """Returns the commands that modules of the folder name, indented, in their docstrings."""
     found = []
     for path in sorted(FOLDER.glob("*/*.py")):
         module = ".".join(("benchmarks", path.parent.name, *([] if path.stem == "__main__" else [path.stem])))

@@ -1,4 +1,4 @@
-"""benchmarks/scale: replays against closed forms, constants that pass through their cells, a prediction per cell."""
+"""benchmarks.scale: replays agree with closed forms, constants with their cells, and every cell has a prediction."""
 
 import json
 
@@ -13,7 +13,7 @@ from benchmarks.scale.published import cells
 from benchmarks.scale.replay import StepCosts, dual_buffer, frozen_window, nested, replay, semi_async, sync
 from benchmarks.scale.two_d import TwoDCluster
 
-# lookup, compute, rows, gradients, synchronize, refresh: exact in binary, so that sums are.
+# The costs and their sums are exact in binary.
 COSTS = StepCosts(2.0, 8.0, 1.0, 1.0, synchronize=0.25, refresh=0.125)
 EXACT = {"rel": 0, "abs": 1e-9}  # a handful of additions
 
@@ -33,7 +33,7 @@ def test_frozen_window_exposes_the_first_and_the_last_exchange(micro_batches):
 
 
 def test_frozen_window_is_no_faster_than_its_network():
-    # Two pieces of compute 2 each under exchanges of 4: row 0, row 1 beside compute 0, then gradients one by one.
+    # Two computes of 2 are under exchanges of 4: rows 0, rows 1 beside compute 0, then the gradients.
     step = replay(StepCosts(0.0, 4.0, 8.0, 8.0), frozen_window(2)).step
     assert step == pytest.approx(4 + 4 + 4 + 4, **EXACT)
 
@@ -67,10 +67,10 @@ def test_every_published_cell_has_a_prediction_and_most_were_not_fitted():
     result = scale.published_tables()
     assert result["cells_fitted"] + result["cells_predicted"] == len(printed)
     assert result["cells_predicted"] > 3 * result["cells_fitted"]
-    # What the model is good for: worse says that a change broke it.
+    # A larger error means that a change broke the model.
     assert result["median_error_predicted_percent"] < 3
     fitted = [row["error %"] for row in result["cells"] if row["kind"] == "fitted"]
-    assert np.max(np.abs(fitted)) < 4  # integers (micro-batches, groups) were read off, the rest is met
+    assert np.max(np.abs(fitted)) < 4  # numbers of micro-batches and groups are rounded, all other constants are exact
 
 
 def test_clusters_know_the_figures_by_hand():

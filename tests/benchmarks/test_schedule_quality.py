@@ -1,4 +1,4 @@
-"""benchmarks/schedule_quality without training: its settings, what is trained again and what not, its figures."""
+"""benchmarks.schedule_quality without training: its settings, the variants that it trains, and its figures."""
 
 import gzip
 import json
@@ -16,7 +16,7 @@ USERS = 40
 
 
 class Trainer:
-    """In the place of the processes that train: notes their commands and leaves what models.train leaves."""
+    """Replaces the training processes: records their commands and writes the files of models.train."""
 
     def __init__(self, fails=False):
         self.commands = []
@@ -26,7 +26,7 @@ class Trainer:
         self.commands.append(command)
         folder = benchmark.pathlib.Path(command[command.index("--output") + 1])
         if not self.fails:
-            # Ranks of the target: semi_async finds it one place lower for every second user.
+            # semi_async ranks the target one place lower for every second user.
             lower = np.arange(USERS) % 2 if folder.name == "semi_async" else 0
             np.savez(folder / "samples.npz", user=np.arange(USERS), rank=np.full(USERS, 10) + lower)
             test = {"users": USERS, "baseline_hr@10": 0.1, "baseline_ndcg@10": 0.05}
@@ -59,7 +59,7 @@ def test_variants_are_what_they_are_called():
 def test_every_variant_is_trained_once_and_compared_with_sync(data, tmp_path, monkeypatch):
     trainer = Trainer()
     monkeypatch.setattr(benchmark.processes, "run", trainer)
-    monkeypatch.setattr(harness, "_commit", lambda: "")  # which asks git in a process, too
+    monkeypatch.setattr(harness, "_commit", lambda: "")  # it would run git as a process
     given = ["--data", str(data), "--run", str(tmp_path / "run"), "--epochs", "2", "--json", str(tmp_path / "r.json")]
     benchmark.main([*given, "--arms", "semi_async"])
     some = json.loads((tmp_path / "r.json").read_text(encoding="utf-8"))
@@ -75,7 +75,7 @@ def test_every_variant_is_trained_once_and_compared_with_sync(data, tmp_path, mo
     assert rows["semi_async"]["hr_at_10_difference"] == -0.5
     assert -0.8 < rows["semi_async"]["hr_at_10_low"] < -0.5 < rows["semi_async"]["hr_at_10_high"] < -0.2
     assert rows["nested_M4"]["ndcg_at_10_low"] == rows["nested_M4"]["ndcg_at_10_high"] == 0
-    # What has ended is not trained again; other settings do not go on with it.
+    # A finished variant is not trained again, and other settings refuse its folder.
     benchmark.main(given)
     assert len(trainer.commands) == len(benchmark.VARIANTS)
     with pytest.raises(harness.CheckFailed, match="belongs to other settings .* Name another --run"):

@@ -1,4 +1,4 @@
-"""The serving benchmark, tiny: its fields, and a server that answers otherwise is not measured."""
+"""benchmarks.serving, tiny: it writes its fields, and stops when the servers disagree."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""The pure parts of benchmarks/table and its cases, and each comparison's check, which must be able to fail."""
+"""benchmarks.table: its pure parts, its cases, and the check of each comparison, which must be able to fail."""
 
 import sys
 
@@ -54,7 +54,7 @@ def test_available_memory_is_read_in_bytes():
 
 
 def test_tables_that_do_not_fit_are_skipped_with_the_sizes():
-    # 2^19 buckets of four for the rows and as many for the slots, 272 bytes an entry; ours 592 bytes a row.
+    # TFRA has 2^19 buckets of four for rows and as many for slots, at 272 bytes per entry. We have 592 bytes per row.
     assert table_variants.Tfra.bytes_wanted(2_000_000, 64, slots=1) == 2 * 4 * 2**19 * 272
     assert table_variants.Native.bytes_wanted(2_000_000, 64, slots=1) == 2_000_000 * 592
     assert table_versus_tfra._memory_lacks(2_000_000, 1, available=10 << 30) == ""

@@ -1,4 +1,4 @@
-"""The benchmark of the tier runs, drops what it says it drops, and stops when tables differ."""
+"""benchmarks.tier measures four variants, removes the file's pages from memory, and stops when tables differ."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The pure parts of benchmarks/train_step: counting all2alls in graphs, judging losses, the fields of the JSON."""
+"""benchmarks.train_step: the count of all-to-alls in graphs, the check of losses, and the fields of the JSON."""
 
 import pytest
 

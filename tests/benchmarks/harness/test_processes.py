@@ -1,4 +1,4 @@
-"""Processes that a benchmark starts end with it: after SIGTERM, after an error, and when it is killed."""
+"""The processes of a benchmark end with it: after SIGTERM, after an error, and after SIGKILL."""
 
 import os
 import pathlib
@@ -32,7 +32,7 @@ harness.run(main)
 
 
 def begin(command, wanted):
-    """A process, and its descendants as soon as `wanted(process)` holds for two of them."""
+    """Starts a process. Returns it and its descendants once `wanted(descendant)` holds for two of them."""
     program = subprocess.Popen(
         command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, encoding="utf-8", errors="replace",
         env={**os.environ, "PYTHONPATH": str(ROOT)}, start_new_session=True,

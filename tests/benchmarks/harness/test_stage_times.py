@@ -1,4 +1,4 @@
-"""Clocks inside a graph: a stage is charged with the time until its op has ended, and stages add up to the step."""
+"""Clocks inside a graph: a stage counts the time until its op ends, and stages add up to the step."""
 
 import time
 

@@ -65,13 +65,13 @@ def simulated() -> dict[str, float]:
     for suffix, rows in CASES.items():
         tokens = lengths(RANKS * (STEPS + 20) * rows)
         target = rows * MEAN
-        ways = {
+        variants = {
             "fixed": _fixed(tokens, rows),
             "dynamic": _planned(tokens, target, "rank", Cost()),
             "global": _planned(tokens, target, "global", Cost()),
             "cost_model": _planned(tokens, target, "global", COST),
         }
-        for name, batches in ways.items():
+        for name, batches in variants.items():
             rows_of = np.concatenate([row for step in batches for row in step])
             if len(np.unique(rows_of)) != len(rows_of):
                 raise harness.CheckFailed(f"{name}{suffix}: a row is in two batches.")
@@ -97,7 +97,7 @@ def main() -> None:
     arguments = harness.parse_arguments("Balance of ranks and the speed of the input pipeline.")
     fields: dict[str, Any] = simulated()
     rows = [
-        {"way": name, "rows": rows, "what": what,
+        {"variant": name, "rows": rows, "what": what,
          "gap mean": fields[f"max_{what}_gap_{name}{suffix}"], "p99": fields[f"max_{what}_gap_{name}{suffix}_p99"]}
         for suffix, rows in CASES.items() for what in ("token", "cost")
         for name in ("fixed", "dynamic", "global", "cost_model")

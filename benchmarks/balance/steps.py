@@ -33,7 +33,7 @@ EXPERIMENT: dict[str, Any] = {
         "dropout": 0.0, "num_negatives": 128, "share_negatives": True, "time_buckets": 0,
     },
 }  # fmt: skip
-WAYS = {"dynamic": ("rank", Cost()), "global": ("global", Cost()), "cost_model": ("global", lengths.COST)}
+VARIANTS = {"dynamic": ("rank", Cost()), "global": ("global", Cost()), "cost_model": ("global", lengths.COST)}
 
 
 def write(folder: pathlib.Path, rows: int) -> None:
@@ -58,7 +58,7 @@ def _batches(folder: ParquetFolder, name: str) -> list[dict]:
             }
             for part in rows
         ]
-    scope, cost = WAYS[name]
+    scope, cost = VARIANTS[name]
     batches = TokenBatches(
         folder, length_columns=["item_id"], target_tokens=ROWS * lengths.MEAN, scope=scope, cost=cost
     )  # fmt: skip
@@ -66,17 +66,17 @@ def _batches(folder: ParquetFolder, name: str) -> list[dict]:
 
 
 def _check(batches: dict[str, list[dict]], rows: int) -> None:
-    for name, of_way in batches.items():
-        own = np.concatenate([batch["timestamp"].values.numpy() for batch in of_way])
+    for name, own_batches in batches.items():
+        own = np.concatenate([batch["timestamp"].values.numpy() for batch in own_batches])
         every = np.sort(fr.collectives.all_gather(own))
         harness.check_equal(f"tokens of {name}", every, np.arange(lengths.lengths(rows, seed=2).sum()))
 
 
 def _turns(batches: dict[str, list[dict]]) -> Iterator[tuple[str, dict]]:
     for step in range(max(map(len, batches.values()))):
-        for name, of_way in batches.items():
-            if step < len(of_way):
-                yield name, of_way[step]
+        for name, own_batches in batches.items():
+            if step < len(own_batches):
+                yield name, own_batches[step]
 
 
 def measure(rows: int, rounds: int) -> dict[str, float]:
@@ -85,7 +85,7 @@ def measure(rows: int, rounds: int) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as temporary:
         write(pathlib.Path(temporary), rows)  # each rank its own copy
         folder = ParquetFolder(temporary, COLUMNS, rank=rank, world_size=RANKS)
-        batches = {name: _batches(folder, name) for name in ("fixed", *WAYS)}
+        batches = {name: _batches(folder, name) for name in ("fixed", *VARIANTS)}
     _check(batches, rows)
     experiment = from_dict(EXPERIMENT)
     model = make_model(experiment, make_embedding(experiment), np.arange(ITEMS), np.ones(ITEMS, np.int64))

@@ -88,7 +88,7 @@ def batches_of(samples: Ragged, tokens: int, count: int) -> Iterator[Ragged]:
         begin = end
 
 
-def travelling(batch: Ragged, micro_batches: int) -> int:
+def ids_sent(batch: Ragged, micro_batches: int) -> int:
     """Returns the number of ids that travel: the distinct ids of every micro-batch."""
     bounds = piece_bounds(len(batch.row_splits) - 1, micro_batches)
     return sum(len(np.unique(batch.slice(b, e).values)) for b, e in zip(bounds[:-1], bounds[1:]))
@@ -119,9 +119,9 @@ def measure(case: Case, batches: int, data: pathlib.Path = DATA) -> dict[str, An
     for batch in batches_of(samples_of(case, data), case.tokens, batches):
         new = clustered(batch, MICRO_BATCHES)
         harness.check_equal("samples of a clustered batch", _sorted(new), _sorted(batch))
-        naive.append(travelling(batch, MICRO_BATCHES))
-        clustered_ids.append(travelling(new, MICRO_BATCHES))
-        once.append(travelling(batch, 1))
+        naive.append(ids_sent(batch, MICRO_BATCHES))
+        clustered_ids.append(ids_sent(new, MICRO_BATCHES))
+        once.append(ids_sent(batch, 1))
         uneven.append((imbalance(batch, MICRO_BATCHES), imbalance(new, MICRO_BATCHES)))
         tokens = batch.lengths()
         row = np.repeat(np.arange(len(tokens)), tokens)

@@ -18,16 +18,16 @@ from benchmarks.harness import children, harness
 _MARK = "ANSWER "  # separates the answer from lines that libraries print
 
 
-def serve(variants: Mapping[str, Callable[[int], Any]], check: Callable[[], Any], about: Mapping[str, Any]) -> None:
-    """Runs the child: sends `about`, then answers requests until its input ends.
+def serve(variants: Mapping[str, Callable[[int], Any]], check: Callable[[], Any], facts: Mapping[str, Any]) -> None:
+    """Runs the child: sends `facts`, then answers requests until its input ends.
 
     Args:
       variants: step(n) by name, where n counts the steps of each variant from 0.
       check: Function whose result answers the request "check".
-      about: First answer.
+      facts: First answer, such as versions or the name of a missing library.
     """
     turns = dict.fromkeys(variants, 0)
-    print(_MARK + json.dumps(about), flush=True)
+    print(_MARK + json.dumps(facts), flush=True)
     for line in sys.stdin:
         request = json.loads(line)
         if request["do"] == "check":
@@ -51,7 +51,7 @@ class Remote:
       request: First argument of the child, which must have a JSON form.
 
     Attributes:
-      about: First answer of the child.
+      facts: First answer of the child.
     """
 
     def __init__(self, python: str, module: str, request: Mapping[str, Any]):
@@ -61,7 +61,7 @@ class Remote:
             encoding="utf-8", errors="replace",
             stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         )  # fmt: skip
-        self.about = self._answer()
+        self.facts = self._answer()
 
     def __enter__(self) -> Remote:
         return self

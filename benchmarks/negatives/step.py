@@ -58,8 +58,8 @@ class Case:
         def run() -> list[tf.Tensor]:
             with tf.GradientTape() as tape:
                 loss = loss_of(row_dtype)
-            of_query, of_table = tape.gradient(loss, [self.query, self.table])
-            return [loss, of_query, of_table.values, of_table.indices]
+            d_query, d_table = tape.gradient(loss, [self.query, self.table])
+            return [loss, d_query, d_table.values, d_table.indices]
 
         return run
 

@@ -38,7 +38,7 @@ IN_MEMORY = 1.25  # batches whose rows fit in memory in the variants with a file
 
 
 class Variant(NamedTuple):
-    """A way to train."""
+    """A schedule with its topology and its tables."""
 
     schedule: Schedule
     topology: fr.Topology = ALONE
@@ -57,7 +57,6 @@ VARIANTS = {
     "sync_file": Variant(Sync(), file=True, baseline="sync_file"),
     "dual_file": Variant(DualBuffer(), file=True, baseline="sync_file"),
 }
-HALVES = ("dense_only", "dense_with_allreduce", "exchange_only")
 
 
 def print_on_rank_0(what: str) -> None:

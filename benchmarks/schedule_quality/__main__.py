@@ -158,8 +158,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     data = prepare_data(load(CONFIG, [f"data.input={json.dumps(str(data))}"]), run / "data")
     for name in dict.fromkeys([BASELINE, *arguments.arms]):
         print(f"{name} ...", flush=True)
-        of_all = [f"data.input={json.dumps(str(data))}", f"train.epochs={epochs}", f"train.target_tokens={TOKENS}"]
-        train(run / name, [*of_all, *VARIANTS[name]])
+        shared = [f"data.input={json.dumps(str(data))}", f"train.epochs={epochs}", f"train.target_tokens={TOKENS}"]
+        train(run / name, [*shared, *VARIANTS[name]])
     result = summary(run)
     show(result)
     harness.write_json(arguments.json, result)

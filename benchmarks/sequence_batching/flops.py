@@ -33,17 +33,17 @@ def forward_flops(config: GRMConfig, history: np.ndarray, exposed: np.ndarray) -
     context = len(config.contextual)
     tokens = int((context + history + exposed).sum())
     inner_qk, inner_value = config.num_heads * config.qk_dim, config.num_heads * config.value_dim
-    of_token = 2 * config.dim * 2 * (inner_qk + inner_value) + 2 * inner_value * config.dim
+    per_token = 2 * config.dim * 2 * (inner_qk + inner_value) + 2 * inner_value * config.dim
     # Context sees context and history. History sees context and its past. A target also sees itself.
     pairs = context * (context + history) + history * context + history * (history + 1) // 2
     pairs = pairs + exposed * (context + history + 1)
-    of_exposure = 2 * config.dim * config.num_experts * config.expert_units  # experts
-    of_exposure += 2 * 2 * config.dim * config.num_experts  # gates of two tasks
-    of_exposure += 2 * 2 * config.num_experts * config.expert_units  # mixing
-    of_exposure += 2 * 2 * (config.expert_units + 1) * config.head_units  # heads
+    per_exposure = 2 * config.dim * config.num_experts * config.expert_units  # experts
+    per_exposure += 2 * 2 * config.dim * config.num_experts  # gates of two tasks
+    per_exposure += 2 * 2 * config.num_experts * config.expert_units  # mixing
+    per_exposure += 2 * 2 * (config.expert_units + 1) * config.head_units  # heads
     return Flops(
         tokens,
-        config.num_blocks * tokens * of_token,
+        config.num_blocks * tokens * per_token,
         config.num_blocks * int(pairs.sum()) * 2 * (inner_qk + inner_value),
-        int(exposed.sum()) * of_exposure,
+        int(exposed.sum()) * per_exposure,
     )

@@ -89,8 +89,8 @@ def main(folder: str, rows: int, threads: int, bag: int) -> None:
                 step(name, n)
             np.save(pathlib.Path(folder) / f"{name}.npy", step(name, 0).detach().numpy())
 
-    about = {"torch": torch.__version__, "missing": ""}
-    rounds.serve({name: functools.partial(step, name) for name in variants}, check, about)
+    facts = {"torch": torch.__version__, "missing": ""}
+    rounds.serve({name: functools.partial(step, name) for name in variants}, check, facts)
 
 
 if __name__ == "__main__":

@@ -35,8 +35,8 @@ def compare(python: str, *, rows: int, threads: int, repeats: int) -> list[dict[
         write_work(pathlib.Path(folder), work, all_ids(rows))
         request = {"folder": folder, "rows": rows, "threads": threads, "bag": BAG}
         with Remote(python, "benchmarks.table.peer_torch", request) as theirs:
-            if theirs.about["missing"]:
-                return theirs.about["missing"]
+            if theirs.facts["missing"]:
+                return theirs.facts["missing"]
             with Remote(sys.executable, "benchmarks.table.peer_ours", request) as ours:
                 return _compare(theirs, ours, pathlib.Path(folder), rows, threads, repeats, len(work.ids[0]))
 

@@ -37,7 +37,7 @@ BATCH_SIZE = 512
 IDS_PER_FEATURE = 4
 ZIPF_ALPHA = 1.05
 CHECKED_STEPS = 12
-# float32 sums in another order differ by about 1e-7 of their size; a dozen steps of training amplify that.
+# float32 sums in another order differ by about 1e-7, and a dozen training steps amplify that.
 LOSS_TOLERANCE = 1e-5
 AS_LAUNCHED = "tfra_as_launched"
 

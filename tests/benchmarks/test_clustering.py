@@ -35,7 +35,7 @@ def test_bytes_are_of_ids_rows_and_gradients(data):
 
 def test_ids_of_pieces_are_counted_once_each():
     batch = Ragged(np.array([1, 1, 2, 2, 3, 1, 4]), np.array([0, 2, 3, 5, 7]))  # 1 1 | 2 || 2 3 | 1 4
-    assert bytes_sent.travelling(batch, 2) == 2 + 4 and bytes_sent.travelling(batch, 1) == 4
+    assert bytes_sent.ids_sent(batch, 2) == 2 + 4 and bytes_sent.ids_sent(batch, 1) == 4
     assert bytes_sent.imbalance(batch, 2) == 4 / 3.5
 
 

@@ -8,7 +8,7 @@ TOKENS = 1 << 16
 
 
 def lengths_of_rows(random: np.random.Generator, longest: int) -> list[int]:
-    """Between longest / 2 and longest, TOKENS or a little more in all."""
+    """Draws lengths between longest / 2 and longest until their sum reaches TOKENS."""
     lengths: list[int] = []
     while sum(lengths) < TOKENS:
         lengths.append(int(random.integers(longest // 2, longest + 1)))

@@ -24,7 +24,7 @@ _MARK = "RESULT "  # separates the answer from lines that libraries print
 
 
 def environment() -> dict[str, str]:
-    """Environment of a child, which finds this repository and keeps TensorFlow quiet."""
+    """Returns the environment of a child, which finds this repository and keeps TensorFlow quiet."""
     python_path = os.pathsep.join(filter(None, [str(harness.ROOT), os.environ.get("PYTHONPATH")]))
     return {"TF_CPP_MIN_LOG_LEVEL": "3", **os.environ, "PYTHONPATH": python_path}
 

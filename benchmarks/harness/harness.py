@@ -100,7 +100,7 @@ def on_ranks(module: str, ranks: int) -> bool:
 
 
 def timing(seconds: Sequence[float]) -> Timing:
-    """Median and 90th percentile."""
+    """Returns median and 90th percentile."""
     return Timing(float(np.median(seconds)), float(np.percentile(seconds, 90)))
 
 
@@ -172,7 +172,7 @@ def _commit() -> str:
 
 
 def environment() -> dict[str, Any]:
-    """The machine and the commit of a measurement. A high `load_average` reveals other work on the machine."""
+    """Returns the machine and the commit of a measurement. A high `load_average` reveals other work."""
     return {
         "machine": f"{_cpu_model()}, {os.cpu_count()} cores",
         "load_average": round(os.getloadavg()[0], 2),

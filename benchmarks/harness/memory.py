@@ -7,7 +7,7 @@ import re
 
 
 def kilobytes(field: str) -> int:
-    """A field of /proc/self/status, such as "VmRSS" (resident) or "VmHWM" (the highest so far)."""
+    """Returns a field of /proc/self/status, such as "VmRSS" (resident) or "VmHWM" (its highest value)."""
     found = re.search(
         rf"^{field}:\s+(\d+) kB$", pathlib.Path("/proc/self/status").read_text(encoding="utf-8"), re.MULTILINE
     )

@@ -14,7 +14,7 @@ DATA ?=
 CONFIG ?=
 SECONDS ?= 3600
 
-# Modules of benchmarks/ with --quick and --json.
+# Commands of benchmarks/ with --quick and --json.
 BENCHMARKS := train_step tfra_swap attention table tier checkpoint alltoall_padding fuse_ids segment_unique rank_partition recovery initial_rows sequence_batching clustering scale overlap topology schedule_quality negatives balance serving
 
 # Tests that reach these rooms; the fuzzers and the soak among them.

@@ -168,7 +168,7 @@ def test_every_op_fills_its_rooms(stem):
         f"tests/ops/test_{stem}.py",
     ]
     if stem not in COMPUTES_NOTHING:
-        rooms += [f"tests/oracles/{stem}.py", f"benchmarks/{BENCHMARK_OF.get(stem, stem)}.py"]
+        rooms += [f"tests/oracles/{stem}.py", f"benchmarks/{BENCHMARK_OF.get(stem, stem)}/__main__.py"]
     missing = [room for room in rooms if not (ROOT / room).exists()]
     assert not missing
     assert f"| `{stem}` |" in (ROOT / "custom_ops/README.md").read_text(encoding="utf-8")

@@ -1,10 +1,12 @@
-"""The benchmark of attention measures what it says: its lengths, its peers, its fields; and stops on a wrong result."""
+"""benchmarks.attention has the documented lengths, peers and fields, and stops on a wrong result."""
 
 import numpy as np
 import pytest
 
-from benchmarks import attention, attention_batch, harness
-from benchmarks.attention_padded import groups_of
+from benchmarks.attention import __main__ as attention
+from benchmarks.attention import batch as attention_batch
+from benchmarks.attention.padded import groups_of
+from benchmarks.harness import harness
 from tf_fusedrec import tf
 
 

@@ -1,9 +1,10 @@
-"""benchmarks.balance: the lengths it promises, gaps by hand, expected figures, and its parts run tiny."""
+"""benchmarks.balance has the documented lengths, gaps as computed by hand, and the expected balance."""
 
 import numpy as np
 import pytest
 
-from benchmarks import balance, balance_reader
+from benchmarks.balance import __main__ as balance
+from benchmarks.balance import reader as balance_reader
 from tests.support.ranks import run_ranks
 
 
@@ -35,7 +36,7 @@ def test_the_pipeline_reads_what_was_written(tmp_path):
 
 
 def steps_of_two_ranks():
-    from benchmarks import balance_steps
+    from benchmarks.balance import steps as balance_steps
 
     return balance_steps.measure(32, 1)
 

@@ -1,19 +1,20 @@
-"""The benchmark of sample clustering on a small log: what it counts, and that it checks before it counts."""
+"""benchmarks.clustering counts ids on a small log, and checks the clustered samples first."""
 
 import gzip
 
 import numpy as np
 import pytest
 
-from benchmarks import clustering, harness
+from benchmarks.clustering import bytes_sent
+from benchmarks.harness import harness
 from tf_fusedrec.data.rows import Ragged
 
-CASE = clustering.Case("amazon_sports", "sequence", 2500)
+CASE = bytes_sent.Case("amazon_sports", "sequence", 2500)
 
 
 @pytest.fixture
 def data(tmp_path):
-    """400 users of two kinds, who take turns; each takes 5 to 12 of the 12 items of its kind."""
+    """A log of 400 users of two alternating kinds. Each has 5 to 12 of the 12 items of its kind."""
     rng, lines = np.random.default_rng(0), ["user_id,item_id,timestamp"]
     for user in range(400):
         items = rng.permutation(12)[: rng.integers(5, 13)] + 100 * (user % 2)
@@ -25,7 +26,7 @@ def data(tmp_path):
 
 
 def test_bytes_are_of_ids_rows_and_gradients(data):
-    result = clustering.measure(CASE, 1, data)
+    result = bytes_sent.measure(CASE, 1, data)
     assert result["bytes_m1"] == 24 * (8 + 2 * 4 * 64)
     assert result["bytes_m1"] < result["bytes_clustered"] == result["ratio"] * result["bytes_naive"]
     assert result["ratio"] < 0.8, "the two kinds of users were not parted"
@@ -34,20 +35,20 @@ def test_bytes_are_of_ids_rows_and_gradients(data):
 
 def test_ids_of_pieces_are_counted_once_each():
     batch = Ragged(np.array([1, 1, 2, 2, 3, 1, 4]), np.array([0, 2, 3, 5, 7]))  # 1 1 | 2 || 2 3 | 1 4
-    assert clustering.travelling(batch, 2) == 2 + 4 and clustering.travelling(batch, 1) == 4
-    assert clustering.imbalance(batch, 2) == 4 / 3.5
+    assert bytes_sent.ids_sent(batch, 2) == 2 + 4 and bytes_sent.ids_sent(batch, 1) == 4
+    assert bytes_sent.imbalance(batch, 2) == 4 / 3.5
 
 
 def test_windows_begin_every_25_from_the_newest_back(data, monkeypatch):
     long = Ragged(np.arange(130), np.array([0, 120, 130]))
-    monkeypatch.setattr(clustering, "sequences", lambda name, data: long)
-    windows = clustering.samples_of(CASE._replace(sample="window"), data)
+    monkeypatch.setattr(bytes_sent, "sequences", lambda name, data: long)
+    windows = bytes_sent.samples_of(CASE._replace(sample="window"), data)
     assert windows.values[windows.row_splits[:-1]].tolist() == [70, 45, 20, 120]
     assert windows.lengths().tolist() == [50, 50, 50, 10]
 
 
 def test_a_lost_sample_is_not_measured(data, monkeypatch):
-    monkeypatch.setattr(clustering, "clustered", lambda batch, micro_batches: batch.slice(0, 3))
+    monkeypatch.setattr(bytes_sent, "clustered", lambda batch, micro_batches: batch.slice(0, 3))
     with pytest.raises(harness.CheckFailed, match="samples of a clustered batch"):
-        clustering.measure(CASE, 1, data)
-    assert clustering.headline(data=data / "nowhere") is None
+        bytes_sent.measure(CASE, 1, data)
+    assert bytes_sent.headline(data=data / "nowhere") is None

@@ -1,4 +1,4 @@
-"""The benchmarks on a GPU and their session say what they lack; without a GPU that is all that can be tested."""
+"""The benchmarks on a GPU and their session name what is missing. tests/gpu tests the rest on a GPU."""
 
 from __future__ import annotations
 

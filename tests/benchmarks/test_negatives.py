@@ -1,11 +1,13 @@
-"""benchmarks/negatives.py tiny: both forms agree before anything is timed, and the JSON has what readers rely on."""
+"""benchmarks.negatives, tiny: both forms must agree before any timing, and the JSON has its documented fields."""
 
 import itertools
 import json
 
 import pytest
 
-from benchmarks import children, harness, negatives, negatives_step
+from benchmarks.harness import children, harness
+from benchmarks.negatives import __main__ as negatives
+from benchmarks.negatives import step as negatives_step
 from tf_fusedrec import tf
 
 WIRE = {"wire_bytes_float32": {"others_rows": 8}, "wire_bytes_float16": {"negative_rows": 4}, "wire_ratio": 0.5}
@@ -25,7 +27,7 @@ def test_the_fields_of_the_json(tmp_path, monkeypatch, capsys):
     case = results["cases"][0]
     assert (case["negatives"], case["positions"]) == (128, 32) and case["rows"] <= 500
     assert case["loss_ours"] == pytest.approx(case["loss_plain"], rel=1e-5)
-    # Rows of 11 bits: logits that reach 20 are off by at most a few hundredths.
+    # Rows have 11 bits, so that logits up to 20 have errors of a few hundredths at most.
     assert case["loss_float16_rows"] == pytest.approx(case["loss_plain"], rel=1e-2)
     assert "bytes of a step on 2 ranks" in capsys.readouterr().out
 

@@ -1,4 +1,4 @@
-"""Every single-process benchmark runs with --quick, checks its op, and writes the fields that readers rely on."""
+"""Every benchmark of a single op runs with --quick, checks its op, and writes the documented fields."""
 
 import importlib
 import json
@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 
-from benchmarks import harness, op_case
+from benchmarks.harness import harness, op_case
 
 AXES = {
     "segment_unique": {"n_ids", "zipf_alpha", "segments"},
@@ -24,7 +24,7 @@ MEASURES = {
 def test_quick_run_writes_its_cases(name, tmp_path, monkeypatch):
     path = tmp_path / "results.json"
     monkeypatch.setattr("sys.argv", [name, "--quick", "--json", str(path)])
-    importlib.import_module(f"benchmarks.{name}").main()
+    importlib.import_module(f"benchmarks.{name}.__main__").main()
     cases = json.loads(path.read_text(encoding="utf-8"))["cases"]
     assert cases
     for case in cases:
@@ -33,7 +33,7 @@ def test_quick_run_writes_its_cases(name, tmp_path, monkeypatch):
 
 
 def test_a_wrong_result_is_not_measured(monkeypatch):
-    segment_unique = importlib.import_module("benchmarks.segment_unique")
+    segment_unique = importlib.import_module("benchmarks.segment_unique.__main__")
     honest = segment_unique.segment_unique_oracle
 
     def wrong(ids, splits):
@@ -47,7 +47,7 @@ def test_a_wrong_result_is_not_measured(monkeypatch):
 
 def test_measures_of_a_case(monkeypatch):
     times = {"ours": harness.Timing(0.002, 0.003), "peer": harness.Timing(0.004, 0.005)}
-    monkeypatch.setattr(harness, "measure", lambda contenders, warmup, repeats: times)
+    monkeypatch.setattr(harness, "measure", lambda variants, warmup, repeats: times)
     work = {"ids": 10, "bytes_moved": 100, "memory_bytes_per_s": 1e5}
     case = op_case.measure_case({"n_ids": 10}, ours=list, peer=list, peer_name="list", **work, quick=True)
     assert case == {

@@ -1,12 +1,13 @@
-"""benchmarks/overlap.py: the arithmetic of its figures, the nulls without root, and a tiny run with root."""
+"""benchmarks.overlap computes its figures, writes nulls without root, and runs on a tiny model with root."""
 
 import json
 
 import numpy as np
 import pytest
 
-from benchmarks import network, overlap
-from benchmarks.overlap_model import Size
+from benchmarks.harness import network
+from benchmarks.overlap import __main__ as overlap
+from benchmarks.overlap.model import Size
 
 WHY_NOT = network.why_not()
 TABLE = {"step_ms": 1.0, "compute_ms": 1.0, "exchange_ms": 0.0, "exposed_ms": 0.0, "free_ms": 0.0}
@@ -48,7 +49,7 @@ def test_figures_are_made_of_medians():
 
 def test_without_root_fields_are_null_and_the_reason_is_said(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(network.os, "geteuid", lambda: 1000)
-    monkeypatch.setattr(overlap.clustering, "headline", lambda *_: None)
+    monkeypatch.setattr(overlap.bytes_sent, "headline", lambda *_: None)
     monkeypatch.setattr("sys.argv", ["overlap", "--quick", "--json", str(tmp_path / "overlap.json")])
     overlap.main()
     result = json.loads((tmp_path / "overlap.json").read_text(encoding="utf-8"))
@@ -59,19 +60,19 @@ def test_without_root_fields_are_null_and_the_reason_is_said(tmp_path, monkeypat
 
 @pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT))
 def test_a_tiny_run(capsys):
-    # Long enough on the wire that what it costs is not lost in what the processes cost: 1 MB each way, 2 x 8 ms.
+    # 1 MB each way takes 2 x 8 ms on the wire, which is more than the noise of the processes.
     size = Size(users=8, history=60, exposures=4, dim=512, heads=2, batches=2)
-    arms = ["sync", "sync_file", "dual_file"]
+    names = ["sync", "sync_file", "dual_file"]
     phases = [
-        {"rate": "1gbit", "arms": arms, "repeats": 3, "recorded": 3},
-        {"rate": "200mbit", "arms": ["sync"], "repeats": 2, "recorded": 0},
+        {"rate": "1gbit", "variants": names, "repeats": 3, "recorded": 3},
+        {"rate": "200mbit", "variants": ["sync"], "repeats": 2, "recorded": 0},
     ]
     answer, slow = overlap.run_ranks(size, phases)
     assert np.median(slow["ms"]["exchange_only"]) > 2 * np.median(answer["ms"]["exchange_only"])
     one = overlap.case(1.0, answer)
     assert all(len(ms) == 3 and min(ms) > 0 for ms in answer["ms"].values())
-    exchange, none = (one["table"][arm]["exchange_ms"] for arm in ("exchange_only", "dense_only"))
-    assert exchange > max(4, none)  # half of what the wire alone takes one way; `none` is the noise of two processes
+    exchange, none = (one["table"][name]["exchange_ms"] for name in ("exchange_only", "dense_only"))
+    assert exchange > max(4, none)  # half of the wire's time in one direction; `none` is the noise of two processes
     for times in one["table"].values():
         assert times["compute_ms"] + times["exposed_ms"] + times["free_ms"] == pytest.approx(times["step_ms"])
     overlap.show(one)

@@ -1,9 +1,11 @@
-"""Plots show the numbers of the results, and what no plot is known for is named."""
+"""Plots show the numbers of the results, and a result without a plot is named."""
 
 import json
 import re
 
-from benchmarks import harness, plots
+from benchmarks.harness import harness
+from benchmarks.plots import __main__ as plots
+from benchmarks.plots import figures
 
 
 def texts(svg):
@@ -11,15 +13,15 @@ def texts(svg):
 
 
 def test_plots_of_the_kept_results_show_their_numbers():
-    kept = plots.kept_plots()
-    rows = plots.tables((plots.RESULTS / "table.txt").read_text(encoding="utf-8"))
+    kept = figures.kept_plots()
+    rows = figures.tables((figures.RESULTS / "table.txt").read_text(encoding="utf-8"))
     versus = next(table for title, table in rows.items() if title.startswith("against TFRA"))
     shown = texts(kept["table_versus_tfra"])
     for row in versus:
         for column in ("ms_ours", "ms_tfra"):
             assert f"{float(row[column]):.3g}" in shown
     assert "HSTU" in texts(kept["retrieval_ml1m"]) and "64 columns, uniform" in texts(kept["table_by_rows"])
-    assert kept == plots.kept_plots(), "the same results are the same file"
+    assert kept == figures.kept_plots(), "the same results are the same file"
 
 
 def test_results_of_a_benchmark_and_of_an_unknown_one(tmp_path, capsys):

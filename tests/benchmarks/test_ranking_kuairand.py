@@ -1,11 +1,11 @@
-"""benchmarks/ranking_kuairand.py on a small log: what is held out, who chooses, and the fields of the JSON."""
+"""benchmarks.ranking_kuairand on a small log: its splits, its choice of settings, and the fields of the JSON."""
 
 import json
 
 import numpy as np
 import pytest
 
-from benchmarks import ranking_kuairand as benchmark
+from benchmarks.ranking_kuairand import __main__ as benchmark
 from models.evaluate import Evaluation
 from tests.data.shards import read_lists
 from tf_fusedrec.data import Column
@@ -31,7 +31,7 @@ def source(tmp_path_factory):
 
 
 def _times(folder, part):
-    """By user, the sorted times of the exposures of a part."""
+    """Returns the sorted times of the exposures of a part, by user."""
     columns = [Column("user_id"), Column("exposed_time", ragged=True)]
     found: dict[int, list[int]] = {}
     for user, times in read_lists(benchmark.ParquetFolder(folder / part, columns)):
@@ -64,7 +64,7 @@ def test_the_validation_split_alone_chooses(source, tmp_path, monkeypatch, capsy
     def epochs_of(experiment, folder):
         runs.append((experiment.model.kind, folder.name, experiment.train.epochs, experiment.seed))
         for epoch in range(experiment.train.epochs):
-            # On the validation split 0.3 is best after its second epoch; on the test split the other.
+            # 0.3 is best on the validation split after two epochs, and worst on the test split.
             good = (experiment.model.dropout == 0.3 and epoch == 1) == (folder.name == "validation")
             names = [f"{task}_{metric}" for task in ("ctr", "long_view") for metric in ("auc", "gauc")]
             results = dict.fromkeys(names, 0.8 if good else 0.6)

@@ -1,11 +1,11 @@
-"""benchmarks/retrieval_ml1m.py on a small data set: a run, its resumption, its curve and JSON, the flags, refusals."""
+"""benchmarks.retrieval_ml1m on a small data set: a run, its resumption, curve and JSON, flags, refusals."""
 
 import json
 
 import numpy as np
 import pytest
 
-from benchmarks import retrieval_ml1m as benchmark
+from benchmarks.retrieval_ml1m import __main__ as benchmark
 from tf_fusedrec.data.rows import Ragged, Rows
 
 USERS, ITEMS = 150, 40  # two batches
@@ -39,7 +39,7 @@ def test_a_run_goes_on_where_it_ended_and_tells_how_far_it_came(data, tmp_path, 
         self.on_train_end()  # the file is written in the background
         raise KeyboardInterrupt
 
-    # Stopped behind the first epoch: what was trained stands in the JSON, and is said to be incomplete.
+    # A run that stops after the first epoch leaves its figures in the JSON, marked as incomplete.
     monkeypatch.setattr(benchmark.callbacks.Checkpoint, "_save", save_and_stop)
     with pytest.raises(KeyboardInterrupt):
         benchmark.main(given)
@@ -57,7 +57,7 @@ def test_a_run_goes_on_where_it_ended_and_tells_how_far_it_came(data, tmp_path, 
     assert result["best_on_test"]["ndcg_at_10"] >= result["ndcg_at_10"]
     curve = json.loads((tmp_path / "run" / "curve.json").read_text(encoding="utf-8"))
     assert [entry["epoch"] for entry in curve] == [1, 2] and curve[0]["loss"] > 0
-    # Nothing is left to train, and the same is told again.
+    # A finished run trains nothing and writes the same JSON again.
     output.unlink()
     benchmark.main(given)
     assert json.loads(output.read_text(encoding="utf-8")) == result
@@ -103,4 +103,4 @@ def test_every_user_comes_once_an_epoch_in_an_order_of_its_own():
     first, second = (np.concatenate(epoch) for epoch in epochs)
     assert sorted(first) == sorted(second) == list(range(300)) and (first != second).any()
     again = np.concatenate([batch["item_id"].values for batch in benchmark.user_batches(rows, 7, 1, 2)])
-    np.testing.assert_array_equal(again, second)  # a resumed run has the order it would have had
+    np.testing.assert_array_equal(again, second)  # a resumed run has the order of an uninterrupted one

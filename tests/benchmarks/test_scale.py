@@ -1,19 +1,19 @@
-"""benchmarks/scale.py: replays against closed forms, constants that pass through their cells, a prediction per cell."""
+"""benchmarks.scale: replays agree with closed forms, constants with their cells, and every cell has a prediction."""
 
 import json
 
 import numpy as np
 import pytest
 
-from benchmarks import scale
-from benchmarks.scale_clusters import NestPipeCluster, predictions
-from benchmarks.scale_fit import AllToAll, Line
-from benchmarks.scale_ops import OpCosts
-from benchmarks.scale_published import cells
-from benchmarks.scale_replay import StepCosts, dual_buffer, frozen_window, nested, replay, semi_async, sync
-from benchmarks.scale_two_d import TwoDCluster
+from benchmarks.scale import __main__ as scale
+from benchmarks.scale.clusters import NestPipeCluster, predictions
+from benchmarks.scale.fit import AllToAll, Line
+from benchmarks.scale.ops import OpCosts
+from benchmarks.scale.published import cells
+from benchmarks.scale.replay import StepCosts, dual_buffer, frozen_window, nested, replay, semi_async, sync
+from benchmarks.scale.two_d import TwoDCluster
 
-# lookup, compute, rows, gradients, synchronize, refresh: exact in binary, so that sums are.
+# The costs and their sums are exact in binary.
 COSTS = StepCosts(2.0, 8.0, 1.0, 1.0, synchronize=0.25, refresh=0.125)
 EXACT = {"rel": 0, "abs": 1e-9}  # a handful of additions
 
@@ -29,11 +29,11 @@ def test_sync_is_the_sum_of_its_parts():
 def test_frozen_window_exposes_the_first_and_the_last_exchange(micro_batches):
     part = 1 / micro_batches
     step = replay(COSTS, frozen_window(micro_batches)).step
-    assert step == pytest.approx(part * (2 + 1) + 8 + part + 0.25, **EXACT)
+    assert step == pytest.approx(2 + part + 8 + part + 0.25, **EXACT)  # one lookup for all micro-batches
 
 
 def test_frozen_window_is_no_faster_than_its_network():
-    # Two pieces of compute 2 each under exchanges of 4: row 0, row 1 beside compute 0, then gradients one by one.
+    # Two computes of 2 are under exchanges of 4: rows 0, rows 1 beside compute 0, then the gradients.
     step = replay(StepCosts(0.0, 4.0, 8.0, 8.0), frozen_window(2)).step
     assert step == pytest.approx(4 + 4 + 4 + 4, **EXACT)
 
@@ -67,10 +67,10 @@ def test_every_published_cell_has_a_prediction_and_most_were_not_fitted():
     result = scale.published_tables()
     assert result["cells_fitted"] + result["cells_predicted"] == len(printed)
     assert result["cells_predicted"] > 3 * result["cells_fitted"]
-    # What the model is good for: worse says that a change broke it.
+    # A larger error means that a change broke the model.
     assert result["median_error_predicted_percent"] < 3
     fitted = [row["error %"] for row in result["cells"] if row["kind"] == "fitted"]
-    assert np.max(np.abs(fitted)) < 4  # integers (micro-batches, groups) were read off, the rest is met
+    assert np.max(np.abs(fitted)) < 4  # numbers of micro-batches and groups are rounded, all other constants are exact
 
 
 def test_clusters_know_the_figures_by_hand():

@@ -1,4 +1,4 @@
-"""benchmarks/schedule_quality.py without training: its settings, what is trained again and what not, its figures."""
+"""benchmarks.schedule_quality without training: its settings, the variants that it trains, and its figures."""
 
 import gzip
 import json
@@ -7,8 +7,8 @@ import subprocess
 import numpy as np
 import pytest
 
-from benchmarks import harness
-from benchmarks import schedule_quality as benchmark
+from benchmarks.harness import harness
+from benchmarks.schedule_quality import __main__ as benchmark
 from models.experiment import load
 from tf_fusedrec import Topology
 
@@ -16,7 +16,7 @@ USERS = 40
 
 
 class Trainer:
-    """In the place of the processes that train: notes their commands and leaves what models.train leaves."""
+    """Replaces the training processes: records their commands and writes the files of models.train."""
 
     def __init__(self, fails=False):
         self.commands = []
@@ -26,7 +26,7 @@ class Trainer:
         self.commands.append(command)
         folder = benchmark.pathlib.Path(command[command.index("--output") + 1])
         if not self.fails:
-            # Ranks of the target: semi_async finds it one place lower for every second user.
+            # semi_async ranks the target one place lower for every second user.
             lower = np.arange(USERS) % 2 if folder.name == "semi_async" else 0
             np.savez(folder / "samples.npz", user=np.arange(USERS), rank=np.full(USERS, 10) + lower)
             test = {"users": USERS, "baseline_hr@10": 0.1, "baseline_ndcg@10": 0.05}
@@ -43,8 +43,8 @@ def data(tmp_path):
     return tmp_path / "ml"
 
 
-def test_arms_are_what_they_are_called():
-    experiments = {name: load(benchmark.CONFIG, settings) for name, settings in benchmark.ARMS.items()}
+def test_variants_are_what_they_are_called():
+    experiments = {name: load(benchmark.CONFIG, settings) for name, settings in benchmark.VARIANTS.items()}
     assert {name: one.train.schedule for name, one in experiments.items() if one.train.schedule != "sync"} == {
         "nested_M4": "nested(4)",
         "semi_async": "semi_async",
@@ -56,28 +56,28 @@ def test_arms_are_what_they_are_called():
     assert {name: one.seed for name, one in experiments.items() if one.seed} == {"sync_seed_1": 1}
 
 
-def test_every_arm_is_trained_once_and_held_against_sync(data, tmp_path, monkeypatch):
+def test_every_variant_is_trained_once_and_compared_with_sync(data, tmp_path, monkeypatch):
     trainer = Trainer()
     monkeypatch.setattr(benchmark.processes, "run", trainer)
-    monkeypatch.setattr(harness, "_commit", lambda: "")  # which asks git in a process, too
+    monkeypatch.setattr(harness, "_commit", lambda: "")  # it would run git as a process
     given = ["--data", str(data), "--run", str(tmp_path / "run"), "--epochs", "2", "--json", str(tmp_path / "r.json")]
     benchmark.main([*given, "--arms", "semi_async"])
     some = json.loads((tmp_path / "r.json").read_text(encoding="utf-8"))
     assert [row["arm"] for row in some["arms"]] == ["sync", "semi_async"] and "nested_M4" in some["not_trained"]
     benchmark.main(given)
-    assert len(trainer.commands) == len(benchmark.ARMS)
+    assert len(trainer.commands) == len(benchmark.VARIANTS)
     assert "train.epochs=2" in trainer.commands[0]
     result = json.loads((tmp_path / "r.json").read_text(encoding="utf-8"))
-    assert [row["arm"] for row in result["arms"]] == list(benchmark.ARMS) and not result["not_trained"]
+    assert [row["arm"] for row in result["arms"]] == list(benchmark.VARIANTS) and not result["not_trained"]
     assert (result["epochs"], result["users"], result["ranks"]) == (2, USERS, 2)
     rows = {row["arm"]: row for row in result["arms"]}
     assert rows["sync"]["hr_at_10"] == 1 and rows["semi_async"]["hr_at_10"] == 0.5
     assert rows["semi_async"]["hr_at_10_difference"] == -0.5
     assert -0.8 < rows["semi_async"]["hr_at_10_low"] < -0.5 < rows["semi_async"]["hr_at_10_high"] < -0.2
     assert rows["nested_M4"]["ndcg_at_10_low"] == rows["nested_M4"]["ndcg_at_10_high"] == 0
-    # What has ended is not trained again; other settings do not go on with it.
+    # A finished variant is not trained again, and other settings refuse its folder.
     benchmark.main(given)
-    assert len(trainer.commands) == len(benchmark.ARMS)
+    assert len(trainer.commands) == len(benchmark.VARIANTS)
     with pytest.raises(harness.CheckFailed, match="belongs to other settings .* Name another --run"):
         benchmark.main([*given, "--epochs", "3"])
 
@@ -88,7 +88,7 @@ def test_quick_takes_the_first_users(data, tmp_path):
     assert len(lines) == 1 + 2 * 4 and lines[-1].startswith("2,4,")
 
 
-def test_an_arm_that_fails_names_its_log(tmp_path, monkeypatch):
+def test_a_variant_that_fails_names_its_log(tmp_path, monkeypatch):
     monkeypatch.setattr(benchmark.processes, "run", Trainer(fails=True))
     with pytest.raises(harness.CheckFailed, match="sync ended with code 1; see .*log.txt"):
         benchmark.train(tmp_path / "sync", ["train.epochs=1"])

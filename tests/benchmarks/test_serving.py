@@ -1,4 +1,4 @@
-"""The serving benchmark, tiny: its fields, and a server that answers otherwise is not measured."""
+"""benchmarks.serving, tiny: it writes its fields, and stops when the servers disagree."""
 
 import json
 import sys
@@ -6,7 +6,8 @@ import sys
 import numpy as np
 import pytest
 
-from benchmarks import harness, serving
+from benchmarks.harness import harness
+from benchmarks.serving import __main__ as serving
 from models.experiment import load
 from tf_fusedrec import tf
 

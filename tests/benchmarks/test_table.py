@@ -1,23 +1,19 @@
-"""The pure parts of benchmarks/table.py and its cases, and each comparison's check, which must be able to fail."""
+"""benchmarks.table: its pure parts, its cases, and the check of each comparison, which must be able to fail."""
 
 import sys
 
 import numpy as np
 import pytest
 
-from benchmarks import (
-    children,
-    harness,
-    machine,
-    table,
-    table_contenders,
-    table_dedup,
-    table_dimensions,
-    table_growth,
-    table_peers,
-    table_versus_tfra,
-    table_work,
-)
+from benchmarks.harness import children, harness, machine
+from benchmarks.table import __main__ as table
+from benchmarks.table import dedup as table_dedup
+from benchmarks.table import dimensions as table_dimensions
+from benchmarks.table import growth as table_growth
+from benchmarks.table import peers as table_peers
+from benchmarks.table import variants as table_variants
+from benchmarks.table import versus_tfra as table_versus_tfra
+from benchmarks.table import work as table_work
 from tf_fusedrec import optimizers, tf
 
 
@@ -58,9 +54,9 @@ def test_available_memory_is_read_in_bytes():
 
 
 def test_tables_that_do_not_fit_are_skipped_with_the_sizes():
-    # 2^19 buckets of four for the rows and as many for the slots, 272 bytes an entry; ours 592 bytes a row.
-    assert table_contenders.Tfra.bytes_wanted(2_000_000, 64, slots=1) == 2 * 4 * 2**19 * 272
-    assert table_contenders.Native.bytes_wanted(2_000_000, 64, slots=1) == 2_000_000 * 592
+    # TFRA has 2^19 buckets of four for rows and as many for slots, at 272 bytes per entry. We have 592 bytes per row.
+    assert table_variants.Tfra.bytes_wanted(2_000_000, 64, slots=1) == 2 * 4 * 2**19 * 272
+    assert table_variants.Native.bytes_wanted(2_000_000, 64, slots=1) == 2_000_000 * 592
     assert table_versus_tfra._memory_lacks(2_000_000, 1, available=10 << 30) == ""
     assert "take 4.5 GB, available are 4.0 GB" in table_versus_tfra._memory_lacks(2_000_000, 1, available=4 * 10**9)
 
@@ -122,8 +118,8 @@ def test_ours_and_tfra_are_compared_before_time_is_taken(monkeypatch):
         assert case["ratio"] == pytest.approx(case["ms_tfra"] / case["ms_ours"])
 
 
-def test_a_contender_that_trains_otherwise_is_not_measured(monkeypatch):
-    class Faster(table_contenders.Native):
+def test_a_variant_that_trains_otherwise_is_not_measured(monkeypatch):
+    class Faster(table_variants.Native):
         def _make_layer(self, optimizer):
             return super()._make_layer(optimizers.Adagrad(1.001 * table_work.LEARNING_RATE))
 
@@ -193,5 +189,5 @@ def test_arguments(tmp_path):
 
 def test_an_ablation_that_fails_ends_the_run(monkeypatch):
     monkeypatch.setattr(table.processes, "run", lambda *a, **k: type("Done", (), {"returncode": 3, "stdout": "why"}))
-    with pytest.raises(harness.CheckFailed, match="(?s)table_dedup ended with code 3.*why"):
-        table.run_ablation("table_dedup", quick=True)
+    with pytest.raises(harness.CheckFailed, match=r"(?s)benchmarks\.table\.dedup ended with code 3.*why"):
+        table.run_ablation("dedup", quick=True)

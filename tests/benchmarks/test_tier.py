@@ -1,9 +1,10 @@
-"""The benchmark of the tier runs, drops what it says it drops, and stops when tables differ."""
+"""benchmarks.tier measures four variants, removes the file's pages from memory, and stops when tables differ."""
 
 import numpy as np
 import pytest
 
-from benchmarks import harness, tier
+from benchmarks.harness import harness
+from benchmarks.tier import __main__ as tier
 
 CASE = tier.Case(rows=4096, ids=512, blocks=1)
 
@@ -13,7 +14,7 @@ def _in_a_folder_of_its_own(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-def test_rates_are_of_four_contenders(tmp_path):
+def test_rates_are_of_four_variants(tmp_path):
     results = tier.measure(CASE)
     for name in ("memory", "tier", "tier_lookahead", "tier_cached"):
         assert results[f"ids_per_s_{name}"] > 0
@@ -24,13 +25,13 @@ def test_rates_are_of_four_contenders(tmp_path):
 
 
 def test_a_table_that_differs_is_not_measured(monkeypatch):
-    honest = tier.Contender.train
+    honest = tier.Variant.train
 
     def careless(self, batches):
         rows = honest(self, batches)
         return [r + 1e-3 for r in rows] if self.emb.name == "tier_lookahead" else rows
 
-    monkeypatch.setattr(tier.Contender, "train", careless)
+    monkeypatch.setattr(tier.Variant, "train", careless)
     with pytest.raises(harness.CheckFailed, match="rows of tier_lookahead"):
         tier.measure(CASE)
 

@@ -1,34 +1,34 @@
-"""The counting of benchmarks/topology.py, against batches small enough to count by eye."""
+"""The counts of benchmarks.topology agree with counts by hand on small batches."""
 
 import numpy as np
 import pytest
 
-from benchmarks.topology import DIM, REAL_GROUPS, batches, count, counted, imbalance
+from benchmarks.topology.counts import DIM, REAL_GROUPS, batches, count, counted, imbalance
 
 
 def test_ranks_ask_owners_of_their_group():
     same = np.arange(1_000, dtype=np.int64)
-    asked = [[same] * 4]
-    one, two, four = (count(asked, groups) for groups in REAL_GROUPS)
-    # Alone, a rank is asked by itself, for everything; in one group of four by all, for its quarter.
+    sent = [[same] * 4]
+    one, two, four = (count(sent, groups) for groups in REAL_GROUPS)
+    # In a group of one, a rank receives all of its own ids. In one group of four, it receives a quarter of all ids.
     np.testing.assert_array_equal(four.received, [[1_000] * 4])
     np.testing.assert_array_equal(one.received, 4 * one.distinct)
     np.testing.assert_array_equal(two.received, 2 * two.distinct)
     assert one.received.sum() == two.received.sum() == 4_000 and one.rows.sum() == 1_000
-    # A group has all rows, half of them on each of its two ranks.
+    # A group holds all rows, half of them on each of its two ranks.
     assert two.rows[0] == two.rows[2] and two.rows[0] + two.rows[1] == 1_000
-    lines = [counted(asked, groups) for groups in REAL_GROUPS]
+    lines = [counted(sent, groups) for groups in REAL_GROUPS]
     assert [line["alltoall_peers"] for line in lines] == [3, 1, 0]
     assert [line["of_which_to_replicas"] for line in lines][::2] == [0, 1]
-    # Nothing of its group, and the gradients of three replicas for each row.
+    # A rank receives nothing from its group, and the gradients of three replicas for each row.
     assert lines[2]["id_imbalance"] == 1 and lines[2]["float32_kb"] == pytest.approx(4e-3 * DIM * 3 * 1_000)
-    # Three of four ids come from others, a row comes for each, a gradient goes; 1,000 ids of a rank in the mean.
+    # A rank owns 1,000 ids in the mean. Three of four come from other ranks, with a row and a gradient each.
     assert lines[0]["float32_kb"] == pytest.approx(4e-3 * DIM * 2 * 750) == 2 * lines[0]["bfloat16_kb"]
 
 
 def test_replicas_have_what_other_groups_have_seen():
-    asked = [[np.array([1, 2]), np.array([3])], [np.array([2]), np.array([4, 5])]]
-    two = count(asked, 2)
+    sent = [[np.array([1, 2]), np.array([3])], [np.array([2]), np.array([4, 5])]]
+    two = count(sent, 2)
     np.testing.assert_array_equal(two.received, [[2, 1], [1, 2]])
     np.testing.assert_array_equal(two.rows, [5, 5])
 

@@ -1,9 +1,10 @@
-"""The pure parts of benchmarks/train_step.py: counting all2alls in graphs, judging losses, the fields of the JSON."""
+"""benchmarks.train_step: the count of all-to-alls in graphs, the check of losses, and the fields of the JSON."""
 
 import pytest
 
-from benchmarks import harness, train_step
-from benchmarks.graph_count import count_nodes
+from benchmarks.harness import harness
+from benchmarks.harness.graph_count import count_nodes
+from benchmarks.train_step import __main__ as train_step
 from tf_fusedrec import tf
 
 
@@ -46,7 +47,7 @@ def test_equal_losses_pass():
     train_step.check_losses({"tfra": [0.7, 0.6], "ours": [0.7, 0.6 + 1e-7]})
 
 
-def test_losses_that_differ_name_contender_and_step():
+def test_losses_that_differ_name_variant_and_step():
     with pytest.raises(harness.CheckFailed, match=r"losses of ours by step against those of tfra: 0\.61 at \(1,\)"):
         train_step.check_losses({"tfra": [0.7, 0.6], "ours": [0.7, 0.61]})
 

@@ -28,11 +28,15 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--fault", type=int, default=0, help="number of the fault that is to be there (mutants.py)")
     options = parser.parse_args(arguments)
     checks = importlib.import_module(f"tests.cuda.checks.{options.op}")
+    every = [name for name in dir(checks) if name.startswith("check_")]
+    unknown = [part for part in options.only if not any(part in name for name in every)]
+    if unknown:
+        parser.error(f"--only {' '.join(unknown)}: no check of {options.op} has this in its name. Name one of {every}.")
+    chosen = [name for name in every if any(part in name for part in options.only)]
     emulated = options.memory == "numpy"
     kernels = Kernels(options.library, NumpyMemory() if emulated else TorchMemory())
     if options.fault != 0:
         kernels.library.emulation_fault(ctypes.c_int(options.fault))
-    chosen = [name for name in dir(checks) if name.startswith("check_") and any(part in name for part in options.only)]
     for name in chosen:
         check = getattr(checks, name)
         schedules = options.schedules if emulated and not getattr(check, "once", False) else 1

@@ -13,7 +13,7 @@ import subprocess
 
 import pytest
 
-from tests.cuda import libraries, mutants
+from tests.cuda import libraries, mutants, run_checks
 
 OPS = sorted(path.parent.name for path in (libraries.ROOT / "custom_ops").glob("*/*_cuda.cuh"))
 WORKERS = 2
@@ -33,6 +33,15 @@ def test_kernels_agree_with_their_oracles(built, op):
     done = libraries.run_checks(op, built[op])
     assert done.returncode == 0, done.stdout + done.stderr
     assert "check_" in done.stdout
+
+
+def test_a_name_that_selects_no_check_is_refused(capsys):
+    """Before the library is opened, so that none is needed here."""
+    for only in (["no_such_check"], ["check_", "no_such_check"]):
+        with pytest.raises(SystemExit) as refused:
+            run_checks.main(["segment_unique", "--library", "no_library.so", "--only", *only])
+        assert refused.value.code == 2
+        assert "--only no_such_check: no check of segment_unique has this in its name" in capsys.readouterr().err
 
 
 def test_op_kernels_for_a_gpu_agree_with_those_for_the_cpu(built):

@@ -66,7 +66,7 @@ def test_the_readmes_modules_exist():
 def test_every_benchmark_of_the_list_exists():
     (names,) = re.findall(r"^BENCHMARKS := (.*)$", MAKEFILE, re.MULTILINE)
     for name in names.split():
-        assert (ROOT / f"benchmarks/{name}.py").exists(), name
+        assert (ROOT / f"benchmarks/{name}/__main__.py").exists(), name
 
 
 def test_continuous_integration_runs_the_tests():

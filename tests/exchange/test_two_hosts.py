@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 
-from benchmarks import network
+from benchmarks.harness import network
 from tests.schedules import clicks
 from tests.support.launched import launch_ranks
 from tests.support.ranks import run_ranks

@@ -19,9 +19,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 LIBRARY = ROOT / "tf_fusedrec/ops/libfusedrec_cuda.so"
 OPS = sorted(path.parent.name for path in (ROOT / "custom_ops").glob("*/*_cuda.cuh"))
 TOOLS = ("memcheck", "racecheck")
-BENCHMARKS = sorted(
-    path.stem for path in (ROOT / "benchmarks").glob("gpu_*.py") if "if __name__ ==" in path.read_text(encoding="utf-8")
-)
+BENCHMARKS = sorted(path.parent.name for path in (ROOT / "benchmarks").glob("gpu_*/__main__.py"))
 TIMEOUT_S = 600.0
 
 

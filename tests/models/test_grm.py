@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from benchmarks.sequence_batching import forward_flops
+from benchmarks.sequence_batching.flops import forward_flops
 from models.build import table_of_feature
 from models.grm import GRM
 from models.model_config import GRMConfig
@@ -112,7 +112,7 @@ def test_labels_beside_the_batch_are_refused():
 
 
 def test_flops_are_those_counted_from_the_sizes():
-    """Against the count of benchmarks/sequence_batching.py, which has its own tests; training is three times it."""
+    """Against the count of benchmarks/sequence_batching, which has its own tests; training is three times it."""
     model, batch = make_grm(), ranking_batch(histories=[5, 0, 12, 1], exposures=[3, 2, 6, 0])
     expected = forward_flops(CONFIG, np.array([5, 0, 12, 1]), np.array([3, 2, 6, 0])).total
     assert float(model.forward_flops(batch)) == expected

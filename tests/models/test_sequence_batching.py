@@ -1,8 +1,8 @@
-"""The FLOPs of benchmarks/sequence_batching.py against the mask itself and a count by hand."""
+"""The FLOPs of benchmarks/sequence_batching against the mask itself and a count by hand."""
 
 import numpy as np
 
-from benchmarks.sequence_batching import forward_flops
+from benchmarks.sequence_batching.flops import forward_flops
 from models.model_config import GRMConfig
 from tests.oracles.visible_pairs import visible_pairs
 

@@ -221,7 +221,7 @@ def several_calls(name):
 
 def table_operations(name):
     """B15: with a new-style optimizer, 1 + k finds and inserts a layer; fused, as many for all, and 3 all2alls."""
-    from benchmarks.graph_count import count_nodes
+    from benchmarks.harness.graph_count import count_nodes
     from tests.tfra import models
     from tf_fusedrec import tf
     from tf_fusedrec.tfra import fuse

@@ -24,7 +24,7 @@ def cluster_samples(dataset: tf.data.Dataset, micro_batches: int, ids: Callable[
 
     Pieces keep their number of samples and have nearly that share of the tokens, which are the ids given here;
     samples of a piece keep their order. The new order is a function of the batch and of M. It is found on the CPU, a
-    batch or two ahead of training; benchmarks/clustering.py says how long that takes and how many bytes it saves.
+    batch or two ahead of training; benchmarks/clustering says how long that takes and how many bytes it saves.
 
     Args:
       dataset: of batches: nested structures of tensors, RaggedTensors and SparseTensors, samples first.

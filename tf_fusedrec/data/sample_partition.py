@@ -18,7 +18,7 @@ import numpy as np
 
 from tf_fusedrec.exchange.micro_batches import piece_bounds
 
-# Settings were found on batches of the three logs of benchmarks/clustering.py; results depend little on any of them.
+# Settings were found on batches of the three logs of benchmarks/clustering; results depend little on any of them.
 _SWEEPS = 30  # times that every sample is placed
 _BY_COPIES = (0.95, 0.02)  # weight of copies against presence, in the first and in the last sweep
 _FEW = 0.9  # what a copy of an id leaves to the next one

@@ -2,7 +2,7 @@
 
 A row and its optimizer slots lie side by side in ONE `de.Variable` of (1 + k) * D columns: one find and one insert per
 step, where TFRA's own DynamicEmbeddingOptimizer keeps a variable per slot and pays 1 + k of each (they are most of a
-step's time; benchmarks/train_step.py). TFRA's rule holds that a lookup inserts nothing, the update does. Initial rows
+step's time; benchmarks/train_step). TFRA's rule holds that a lookup inserts nothing, the update does. Initial rows
 are a pure function of (seed, table, id); TFRA's tf_keras initializers repeat rows.
 """
 

@@ -8,7 +8,7 @@ benchmarks/results. The recorded timelines (docs/img/timeline_*.png) are measure
 
 from __future__ import annotations
 
-from benchmarks import plots
+from benchmarks.plots import figures as plots
 from tools.docs import configuration, drawings, figure_tables, figures, headlines
 from tools.docs.figures import ROOT
 

@@ -1,0 +1,114 @@
+"""Question: how even is the work of the ranks, what does that buy, and what does the input pipeline cost?
+
+    python -m benchmarks.balance [--quick] [--json FILE]
+
+The lengths are log-normal and long-tailed, with mean 600 and at most 3,000 tokens. The benchmark checks that no row is
+in two batches. It then computes gaps over 200 steps of 8 simulated ranks: (max - min) / mean over ranks, of tokens or
+of cost. The target is 76,800 tokens per rank (MTGRBoost, section 5.1: 128 rows of the mean length). The hard case has a
+target of 4,800 tokens (8 rows).
+
+Fields:
+  max_token_gap_{fixed, dynamic, global}, max_cost_gap_{fixed, dynamic, global, cost_model}: mean over the steps.
+    _p99 is the 99th percentile; _8_rows and _8_rows_p99 are those of the hard case. "dynamic" is scope "rank" of
+    TokenBatches. "cost_model" is scope "global" with the cost L + L^2 / 600, whose parts are equal at the mean length.
+  step_time_ratio: time to train all rows in global batches over the time in batches with a fixed number of rows, on 2
+    real ranks (steps.py).
+  reader_ratio: tokens per second of the input pipeline, with plan and tf.data, over those of pyarrow alone on the same
+    columns, each on one core (reader.py).
+"""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import sys
+import tempfile
+from typing import Any
+
+import numpy as np
+
+from benchmarks.balance.lengths import COST, MEAN, lengths
+from benchmarks.harness import children, harness, processes
+from tf_fusedrec.data import Cost
+from tf_fusedrec.data.plan import EpochPlan, whole
+
+RANKS, STEPS = 8, 200
+CASES = {"": 128, "_8_rows": 8}  # rows of the mean length in a rank's batch
+
+
+def _fixed(tokens: np.ndarray, rows: int) -> list[list[np.ndarray]]:
+    """Returns row numbers [step][rank], the same number of rows in every batch."""
+    part = len(tokens) // RANKS
+    return [[np.arange(rank * part + step * rows, rank * part + (step + 1) * rows) for rank in range(RANKS)]
+            for step in range(STEPS)]  # fmt: skip
+
+
+def _planned(tokens: np.ndarray, target_tokens: int, scope: str, cost: Cost) -> list[list[np.ndarray]]:
+    """Returns row numbers [step][rank] as the input pipeline plans them."""
+    weights, target = cost.weights(tokens, target_tokens)
+    plan = EpochPlan(weights, target, whole(len(tokens)), RANKS, scope)
+    if plan.steps <= STEPS:
+        raise harness.CheckFailed(f"Scope {scope!r} planned {plan.steps} steps, but {STEPS} full ones are needed.")
+    return [[plan.batch(rank, step) for rank in range(RANKS)] for step in range(STEPS)]
+
+
+def gaps(batches: list[list[np.ndarray]], work: np.ndarray) -> tuple[float, float]:
+    """Returns mean and 99th percentile over steps of (max - min) / mean of the ranks' sums of `work` <float>[rows]."""
+    sums = np.array([[work[rows].sum() for rows in step] for step in batches])
+    gap = (sums.max(axis=1) - sums.min(axis=1)) / sums.mean(axis=1)
+    return float(gap.mean()), float(np.percentile(gap, 99))
+
+
+def simulated() -> dict[str, float]:
+    """Returns the gap fields of the JSON file."""
+    fields: dict[str, float] = {}
+    for suffix, rows in CASES.items():
+        tokens = lengths(RANKS * (STEPS + 20) * rows)
+        target = rows * MEAN
+        variants = {
+            "fixed": _fixed(tokens, rows),
+            "dynamic": _planned(tokens, target, "rank", Cost()),
+            "global": _planned(tokens, target, "global", Cost()),
+            "cost_model": _planned(tokens, target, "global", COST),
+        }
+        for name, batches in variants.items():
+            rows_of = np.concatenate([row for step in batches for row in step])
+            if len(np.unique(rows_of)) != len(rows_of):
+                raise harness.CheckFailed(f"{name}{suffix}: a row is in two batches.")
+            for what, work in (("token", tokens.astype(np.float64)), ("cost", COST.of(tokens))):
+                mean, p99 = gaps(batches, work)
+                fields[f"max_{what}_gap_{name}{suffix}"], fields[f"max_{what}_gap_{name}{suffix}_p99"] = mean, p99
+    return fields
+
+
+def _on_ranks(quick: bool) -> dict[str, Any]:
+    """Runs benchmarks.balance.steps in processes of its own and returns its fields."""
+    with tempfile.TemporaryDirectory() as folder:
+        found = pathlib.Path(folder) / "steps.json"
+        command = [sys.executable, "-m", "benchmarks.balance.steps", "--json", str(found)] + ["--quick"] * quick
+        done = processes.run(command, env=children.environment())
+        if done.returncode != 0:
+            raise harness.CheckFailed(f"benchmarks.balance.steps failed:\n{(done.stdout + done.stderr)[-3000:]}")
+        fields = json.loads(found.read_text(encoding="utf-8"))
+    return {name: value for name, value in fields.items() if name.startswith(("step_time", "ms_"))}
+
+
+def main() -> None:
+    arguments = harness.parse_arguments("Balance of ranks and the speed of the input pipeline.")
+    fields: dict[str, Any] = simulated()
+    rows = [
+        {"variant": name, "rows": rows, "what": what,
+         "gap mean": fields[f"max_{what}_gap_{name}{suffix}"], "p99": fields[f"max_{what}_gap_{name}{suffix}_p99"]}
+        for suffix, rows in CASES.items() for what in ("token", "cost")
+        for name in ("fixed", "dynamic", "global", "cost_model")
+    ]  # fmt: skip
+    harness.print_table(f"(max - min) / mean over {RANKS} ranks, {STEPS} steps", rows)
+    fields.update(children.ask("benchmarks.balance.reader", quick=arguments.quick))
+    fields.update(_on_ranks(arguments.quick))
+    harness.print_table("", [{name: fields[name] for name in (
+        "step_time_ratio", "reader_ratio", "reader_tokens_per_s", "pyarrow_tokens_per_s")}])  # fmt: skip
+    harness.write_json(arguments.json, {"benchmark": "balance", **fields})
+
+
+if __name__ == "__main__":
+    harness.run(main)

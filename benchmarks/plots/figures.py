@@ -1,0 +1,144 @@
+"""The plots as SVG text. A plot reads the fields of its benchmark by name and holds no figure of its own."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import matplotlib
+
+from benchmarks.harness import harness
+
+matplotlib.use("Agg")
+from matplotlib import pyplot
+
+RESULTS = harness.ROOT / "benchmarks/results"
+INK, PEER = "#1f77b4", "#b0b0b0"
+
+
+def svg(figure: Any) -> str:
+    """Returns the figure as SVG text, which is equal for equal data."""
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "tf_fusedrec"}):
+        stream = io.StringIO()
+        figure.savefig(stream, format="svg", metadata={"Date": None}, bbox_inches="tight")
+    pyplot.close(figure)
+    return stream.getvalue()
+
+
+def bars(title: str, unit: str, values: Mapping[str, float], ours: Sequence[str]) -> str:
+    """Draws one horizontal bar with its number per name. The names in `ours` are in colour."""
+    figure, axes = pyplot.subplots(figsize=(7, 0.6 + 0.42 * len(values)))
+    drawn = axes.barh(list(values), list(values.values()), color=[INK if name in ours else PEER for name in values])
+    axes.bar_label(drawn, fmt="%.3g", padding=3)
+    axes.invert_yaxis()
+    axes.set_xlabel(unit)
+    axes.set_title(title, fontsize=10)
+    axes.margins(x=0.12)
+    axes.spines[["top", "right"]].set_visible(False)
+    return svg(figure)
+
+
+def tables(text: str) -> dict[str, list[dict[str, str]]]:
+    """Returns the rows of the tables that harness.print_table wrote, by title. Two spaces or more part the columns."""
+    found: dict[str, list[dict[str, str]]] = {}
+    for block in text.split("\n\n"):
+        title, *lines = block.strip("\n").splitlines()
+        cells = [re.split(r"\s{2,}", line.strip()) for line in lines]
+        found[title] = [dict(zip(cells[0], row)) for row in cells[1:] if len(row) == len(cells[0])]
+    return found
+
+
+def _titled(page: Mapping[str, list[dict[str, str]]], beginning: str) -> list[dict[str, str]]:
+    return next((rows for title, rows in page.items() if title.startswith(beginning)), [])
+
+
+def table_versus_tfra(text: str) -> str:
+    """Draws the ms of a step of one table, ours and TFRA's (benchmarks.table)."""
+    values = {}
+    for row in _titled(tables(text), "against TFRA"):
+        what = f"{float(row['rows']) / 1e6:g} M rows, {row['optimizer']}"
+        values[f"{what}: TFRA"], values[f"{what}: ours"] = float(row["ms_tfra"]), float(row["ms_ours"])
+    return bars("a step of one table, 81,920 ids", "ms", values, [name for name in values if name.endswith("ours")])
+
+
+def _curves(figure: Any, axes: Any, x: str, y: str, title: str) -> str:
+    """Labels the drawn curves and returns their SVG."""
+    axes.set_xlabel(x)
+    axes.set_ylabel(y)
+    axes.set_title(title, fontsize=10)
+    axes.legend(fontsize=8)
+    axes.spines[["top", "right"]].set_visible(False)
+    return svg(figure)
+
+
+def table_by_rows(text: str) -> str:
+    """Draws the ns per id by resident rows (benchmarks.table)."""
+    rows = _titled(tables(text), "time per id by rows")
+    figure, axes = pyplot.subplots(figsize=(7, 3))
+    for dim in sorted({int(row["dim"]) for row in rows}):
+        mine = [row for row in rows if int(row["dim"]) == dim]
+        for law, style in (("zipf", "-o"), ("uniform", "--s")):
+            resident = [float(row["rows"]) for row in mine]
+            axes.plot(resident, [float(row[f"ns_per_id_{law}"]) for row in mine], style, label=f"{dim} columns, {law}")
+    axes.set_xscale("log")
+    axes.set_ylim(bottom=0)
+    return _curves(figure, axes, "rows resident", "ns per id", "lookup and update, row-wise Adagrad, all cores")
+
+
+def table_peers(text: str) -> str:
+    """Draws the time of each peer over ours (benchmarks.table --peer)."""
+    rows = _titled(tables(text), "against FBGEMM")
+    values = {f"{row['peer']}, {row['threads']} threads": float(row["ratio"]) for row in rows}
+    return bars("time of a peer over ours; 1 is equal", "times", values, list(values))
+
+
+def retrieval_curve(curves: Mapping[str, Sequence[Mapping[str, float]]]) -> str:
+    """Draws HR@10 by epoch and model (benchmarks.retrieval_ml1m)."""
+    figure, axes = pyplot.subplots(figsize=(7, 3))
+    for name, epochs in curves.items():
+        measured = [epoch for epoch in epochs if "hr_at_10" in epoch]
+        axes.plot([e["epoch"] for e in measured], [e["hr_at_10"] for e in measured], "-o", markersize=3, label=name)
+    return _curves(figure, axes, "epoch", "HR@10", "MovieLens-1M, the whole catalogue ranked")
+
+
+def kept_plots() -> dict[str, str]:
+    """Returns the SVG of the results in the repository, by name."""
+    page = (RESULTS / "table.txt").read_text(encoding="utf-8")
+    curves = {
+        name: json.loads((RESULTS / f"retrieval_ml1m{file}_curve.json").read_text(encoding="utf-8"))
+        for name, file in (("HSTU", ""), ("SASRec", "_sasrec"))
+    }
+    return {
+        "table_versus_tfra": table_versus_tfra(page),
+        "table_by_rows": table_by_rows(page),
+        "table_peers": table_peers(page),
+        "retrieval_ml1m": retrieval_curve(curves),
+    }
+
+
+def training_step(result: Mapping[str, Any]) -> str:
+    """Draws the ms of a training step by variant (benchmarks.train_step)."""
+    values = {name[3:]: result[name] for name in result if re.fullmatch(r"ms_(?!p\d+_).*", name)}
+    return bars("a training step of 26 features, two processes", "ms", values, [n for n in values if "ours" in n])
+
+
+def op_cases(result: Mapping[str, Any]) -> str:
+    """Draws the time of the peer over the time of the op, by case (benchmarks of single ops)."""
+    values = {}
+    for case in result["cases"]:
+        axes = itertools.takewhile(lambda axis: axis != "peer", case)
+        values[", ".join(f"{axis} {case[axis]}" for axis in axes)] = case["ratio"]
+    return bars(f"{result['benchmark']}: time of the peer over ours", "times", values, list(values))
+
+
+def plot_of(result: Mapping[str, Any]) -> str | None:
+    """Returns the plot of a benchmark's result, or None if it has no plot."""
+    if "ms_ours" in result and "ms_tfra" in result:
+        return training_step(result)
+    if result.get("cases") and "ratio" in result["cases"][0]:
+        return op_cases(result)
+    return None

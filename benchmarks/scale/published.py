@@ -1,0 +1,120 @@
+"""The published measurements on hundreds to thousands of workers, which benchmarks.scale predicts.
+
+Each cell names its paper, table, row and column. Figures are as printed. TABLE III of NestPipe gives throughput in 10^5
+samples per second with two decimals, so that a printed 0.26 is exact to 2 % only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+NESTPIPE, TURBOGR, TWO_D = "NestPipe", "TurboGR", "2D-SP"
+
+
+class Cell(NamedTuple):
+    """One printed figure."""
+
+    paper: str
+    table: str
+    row: str  # workers, or the strategy
+    column: str
+    value: float | None  # None: out of memory
+
+    @property
+    def key(self) -> tuple[str, str, str, str]:
+        return self[:4]
+
+
+WORKERS = (128, 256, 512, 1024, 1536)
+# NestPipe, TABLE III: QPS in 10^5, scaling factor in % against 128 workers.
+_QPS = {
+    "TorchRec": (0.26, 0.47, 0.68, 1.09, 1.36),
+    "2D-SP": (0.27, 0.49, 0.75, 1.22, 1.60),
+    "UniEmb": (0.33, 0.63, 1.17, 2.04, 2.65),
+    "NestPipe": (0.37, 0.72, 1.43, 2.80, 4.14),
+}
+_SCALING = {
+    "TorchRec": (91.23, 66.64, 53.36, 44.34),
+    "2D-SP": (91.36, 69.64, 56.67, 49.32),
+    "UniEmb": (96.13, 89.21, 78.00, 67.62),
+    "NestPipe": (98.39, 97.33, 95.63, 94.07),
+}
+# NestPipe, TABLE III: speedup over TorchRec at the same number of workers.
+_SPEEDUP = {
+    "2D-SP": (1.04, 1.04, 1.10, 1.12, 1.18),
+    "UniEmb": (1.27, 1.34, 1.72, 1.87, 1.98),
+    "NestPipe": (1.42, 1.53, 2.10, 2.57, 3.06),
+}
+# NestPipe, TABLE II, 1536 NPUs: step, lookup and exposed communication in ms. TABLE IV: with 2D-SP.
+_STEP_1536 = {
+    "TorchRec": (5793.83, 2870.99, 1207.85),
+    "2D-SP": (4914.01, 2766.68, 438.36),
+    "UniEmb": (2919.76, 36.21, 1169.01),
+    "NestPipe": (1895.98, 30.19, 154.23),
+}
+# NestPipe, TABLE IV: all communication, exposed communication in ms, QPS in 10^5.
+_TABLE_IV = {
+    "2D-SP": (438.36, 438.36, 1.60),
+    "NestPipe": (1185.60, 154.23, 4.14),
+    "NestPipe+2D-SP": (452.34, 55.64, 4.32),
+}
+# NestPipe, Fig. 2, 128 workers: lookup and communication in % of the step of TorchRec.
+_SHARES_128 = {"lookup %": 24.4, "communication %": 9.2}
+# 2D-SP, Table 1: groups -> QPS, peak and mean memory in %, imbalance ratio.
+_TABLE_1 = {
+    "CTR": {
+        1: (1.53e6, 72.40, 49.66, 5.70), 2: (2.34e6, 53.65, 47.65, 2.01), 4: (2.66e6, 54.74, 50.59, 1.57),
+        8: (2.26e6, 69.90, 62.91, 1.53),
+    },
+    "ExFM": {
+        1: (5.51e5, 99.44, 76.95, 5.18), 2: (6.31e5, 85.57, 79.15, 2.23), 4: (6.54e5, 87.77, 82.81, 1.65),
+        8: (6.32e5, 94.85, 90.22, 1.63),
+    },
+}  # fmt: skip
+# 2D-SP, Table 2: GPUs -> peak memory in %, QPS, scaling factor in %.
+_FULL = {256: (96.54, 1.76e5, None), 512: (95.47, 3.37e5, 95.0), 1024: (100.0, 5.61e5, 79.7)}
+_GROUPED = {
+    256: (96.54, 1.76e5, None), 512: (96.59, 3.56e5, 100.0), 1024: (94.95, 6.76e5, 96.0), 2048: (95.07, 1.34e6, 95.0),
+    4096: (95.56, 2.53e6, 90.0),
+}  # fmt: skip
+# TurboGR, Table 4: step, all-to-all delay and whole communication in ms.
+_TABLE_4 = {"Baseline": (1970.0, 498.0, 613.0), "HSP": (1790.0, 120.0, 373.0)}
+
+
+def cells() -> Iterator[Cell]:
+    """Yields all cells."""
+    figures: Sequence[float | None]
+    rows: Mapping[int, Sequence[float | None]]
+    value: float | None
+    for method, figures in _QPS.items():
+        for workers, qps in zip(WORKERS, figures):
+            yield Cell(NESTPIPE, "TABLE III", str(workers), f"{method} QPS 1e5", qps)
+            if method != "TorchRec":
+                yield Cell(
+                    NESTPIPE, "TABLE III", str(workers), f"{method} speedup", _SPEEDUP[method][WORKERS.index(workers)]
+                )
+        for workers, scaling in zip(WORKERS[1:], _SCALING[method]):
+            yield Cell(NESTPIPE, "TABLE III", str(workers), f"{method} scaling %", scaling)
+    for method, figures in _STEP_1536.items():
+        for column, value in zip(("step ms", "lookup ms", "exposed ms"), figures):
+            yield Cell(NESTPIPE, "TABLE II", "1536 NPUs", f"{method} {column}", value)
+    for method, figures in _TABLE_IV.items():
+        for column, value in zip(("communication ms", "exposed ms", "QPS 1e5"), figures):
+            yield Cell(NESTPIPE, "TABLE IV", "1536", f"{method} {column}", value)
+    for column, share in _SHARES_128.items():
+        yield Cell(NESTPIPE, "Fig. 2", "128", f"TorchRec {column}", share)
+    for model, rows in _TABLE_1.items():
+        for groups, figures in rows.items():
+            for column, value in zip(("QPS", "peak memory %", "mean memory %", "imbalance"), figures):
+                yield Cell(TWO_D, "Table 1", f"{groups} groups", f"{model} {column}", value)
+    for strategy, rows in (("full", _FULL), ("2D", _GROUPED)):
+        for gpus, figures in rows.items():
+            for column, value in zip(("memory %", "QPS", "scaling %"), figures):
+                if value is not None:
+                    yield Cell(TWO_D, "Table 2", f"{gpus} GPUs", f"{strategy} {column}", value)
+    for gpus in (2048, 4096):
+        yield Cell(TWO_D, "Table 2", f"{gpus} GPUs", "full memory %", None)
+    for strategy, figures in _TABLE_4.items():
+        for column, value in zip(("step ms", "all2all ms", "communication ms"), figures):
+            yield Cell(TURBOGR, "Table 4", strategy, column, value)

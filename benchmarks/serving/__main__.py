@@ -1,0 +1,134 @@
+"""Question: how long does a served GRM take for 1 and for 64 users, and how much larger than its rows is it on disk?
+
+    python -m benchmarks.serving [--quick] [--json FILE]
+
+The GRM has the size of configs/grm_tiny.yaml and a large item table. It is exported with stock ops and with ours. One
+process loads both and answers requests in turns. A user has a history of mean length 100, at most 200, and 32
+exposures. A check comes first: both must give the same answers. The times are those of the signature, without a
+network.
+
+Fields, by ops ("stock", "ours") and number of users ("1", "64"): p50_ms, p99_ms. size_over_rows is the size of the
+SavedModel over the size of its rows.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+import tempfile
+import time
+from typing import Any
+
+import numpy as np
+
+import tf_fusedrec as fr
+from benchmarks.harness import harness
+from models.build import columns, make_embedding, make_model, no_rows
+from models.experiment import Experiment, load
+from models.export import export
+from models.model_config import RankingConfig
+from tf_fusedrec import tf
+from tf_fusedrec.saved_model.export import OPS
+
+CONFIG = harness.ROOT / "configs" / "grm_tiny.yaml"
+BATCHES = (1, 64)
+HISTORY, LONGEST, EXPOSED = 100, 200, 32
+DAY = 86_400
+
+
+@dataclasses.dataclass(frozen=True)
+class Size:
+    """Size of the table and number of requests."""
+
+    items: int  # rows of the item table
+    requests: int  # per kind of ops and number of users
+
+
+FULL, QUICK = Size(2_000_000, 1_000), Size(200_000, 200)
+
+
+def contextual(experiment: Experiment) -> tuple[str, ...]:
+    """Returns the scalar features of a user."""
+    assert isinstance(experiment.model, RankingConfig)
+    return experiment.model.contextual
+
+
+def trained(experiment: Experiment, items: int) -> tuple[Any, int]:
+    """Returns a model with a row for every item, and the bytes of all its rows."""
+    model = make_model(experiment, make_embedding(experiment), np.arange(1), np.ones(1, np.int64))
+    model(no_rows(columns(experiment.model, "train")))
+    random, dim = np.random.default_rng(0), experiment.model.dim
+    rows = {"item": items, "action": 4, **dict.fromkeys(contextual(experiment), 1000)}
+    for table, count in rows.items():
+        values = random.normal(0, 0.1, [count, dim]).astype(np.float32)
+        fr.checkpoint.warm_start(model, table, np.arange(count), values)
+    return model, 4 * dim * sum(rows.values())
+
+
+def request(experiment: Experiment, users: int, items: int, random: np.random.Generator) -> dict[str, tf.Tensor]:
+    """Returns random inputs of the signature."""
+    lengths = np.minimum(random.geometric(1 / HISTORY, users), LONGEST)
+    history, exposed = int(lengths.sum()), users * EXPOSED
+    arrays = {
+        "history_item": random.zipf(1.2, history) % items,
+        "history_action": random.integers(0, 4, history),
+        "history_time": np.sort(random.integers(0, 30 * DAY, history)),
+        "history_row_splits": np.concatenate([[0], np.cumsum(lengths)]),
+        "exposed_item": random.integers(0, items, exposed),
+        "exposed_time": np.full(exposed, 31 * DAY),
+        "exposed_row_splits": np.arange(users + 1) * EXPOSED,
+        **{name: random.integers(0, 1000, users) for name in contextual(experiment)},
+    }
+    return {name: tf.constant(value, tf.int64) for name, value in arrays.items()}
+
+
+def percentiles(
+    servers: dict[str, Any], experiment: Experiment, users: int, size: Size
+) -> dict[str, tuple[float, float]]:
+    """Returns p50 and p99 of every server in ms. The servers take turns with the same requests."""
+    random = np.random.default_rng(users)
+    requests = [request(experiment, users, size.items, random) for _ in range(32)]
+    for inputs in requests[:4]:
+        stock, ours = (server(**inputs) for server in servers.values())
+        for task in stock:
+            harness.check_close(task, ours[task], stock[task], relative=1e-4, reason="sums in another order")
+    seconds: dict[str, list[float]] = {name: [] for name in servers}
+    for turn in range(size.requests):
+        inputs = requests[turn % len(requests)]
+        for name in list(servers) if turn % 2 else reversed(list(servers)):
+            begin = time.perf_counter()
+            for output in servers[name](**inputs).values():
+                output.numpy()
+            seconds[name].append(time.perf_counter() - begin)
+    return {name: tuple(1e3 * np.percentile(values, [50, 99])) for name, values in seconds.items()}
+
+
+def main() -> None:
+    arguments = harness.parse_arguments(__doc__.split("\n")[0])
+    size = QUICK if arguments.quick else FULL
+    experiment = load(str(CONFIG), [])
+    model, bytes_of_rows = trained(experiment, size.items)
+    with tempfile.TemporaryDirectory() as temporary:
+        folders = {ops: pathlib.Path(temporary) / ops for ops in OPS}
+        for ops, folder in folders.items():
+            export(model, folder, ops)
+        sizes = {
+            ops: sum(f.stat().st_size for f in folder.rglob("*") if f.is_file()) for ops, folder in folders.items()
+        }
+        loaded = {ops: tf.saved_model.load(str(folder)) for ops, folder in folders.items()}
+        servers = {ops: model.signatures["serving_default"] for ops, model in loaded.items()}
+        table: list[dict[str, Any]] = []
+        p50: dict[str, dict[str, float]] = {ops: {} for ops in OPS}
+        p99: dict[str, dict[str, float]] = {ops: {} for ops in OPS}
+        for users in BATCHES:
+            for ops, (median, tail) in percentiles(servers, experiment, users, size).items():
+                p50[ops][str(users)], p99[ops][str(users)] = median, tail
+                row = {"ops": ops, "users": users, "p50_ms": median, "p99_ms": tail}
+                table.append({**row, "size_over_rows": sizes[ops] / bytes_of_rows})
+    harness.print_table(f"a served GRM, {size.items} items, {EXPOSED} exposures per user", table)
+    over_rows = {ops: sizes[ops] / bytes_of_rows for ops in OPS}
+    harness.write_json(arguments.json, {"p50_ms": p50, "p99_ms": p99, "size_over_rows": over_rows})
+
+
+if __name__ == "__main__":
+    harness.run(main)

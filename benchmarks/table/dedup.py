@@ -1,0 +1,154 @@
+"""Question: what does it save to remove duplicate ids at the source, at the owner, or at both?
+
+    python -m benchmarks.table.dedup [--quick] [--json FILE]
+
+The command starts 2 processes of one thread each (MTGRBoost, section 6, figure 16). All four variants run the same ops
+on different inputs.
+- "source" removes the duplicates of a batch before its ids travel. Without it every occurrence of an id travels, with a
+  row and a gradient of its own.
+- "owner" sums the gradients of equal ids and applies the optimizer once. Without it the optimizer updates a row once
+  for every received id, one after another.
+The lookup is the same in all four, since the probe that finds a row also finds duplicates. "owner" thus shows the share
+of the update alone. A check comes first: under SGD with exact sums all four must train the same rows. The timed rule is
+row-wise Adagrad.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+import tf_fusedrec as fr
+from benchmarks.harness import harness
+from benchmarks.harness.synthetic import ZipfIds
+from benchmarks.table.work import ZIPF_ALPHA
+from tf_fusedrec import ops, optimizers, tf
+from tf_fusedrec.exchange import all_to_all, collectives
+from tf_fusedrec.exchange.topology import Place, Topology
+from tf_fusedrec.tables import NativeTable
+
+RANKS = 2
+DIMS = (16, 512)
+IDS_PER_RANK = 20_480
+VOCABULARY = 10**6
+MODES = {"none": (False, False), "source": (True, False), "owner": (False, True), "both": (True, True)}
+_BATCHES = 8
+Step = Callable[[tf.Tensor, tf.Tensor], tuple[tf.Tensor, tf.Tensor]]
+
+
+def batch_of(rank: int, number: int) -> np.ndarray:
+    """Returns the ids <int64>[N] of one batch of one rank."""
+    return _ZIPF.draw(np.random.default_rng((number, rank)), (IDS_PER_RANK,))
+
+
+_ZIPF = ZipfIds(VOCABULARY, ZIPF_ALPHA)
+
+
+def make_step(table: NativeTable, name: str, *, at_source: bool, at_owner: bool) -> Step:
+    """Returns step(ids [N], gradients [N, D]) -> rows [N, D], and <int64>[2], ids sent and rows updated by a rank."""
+
+    place = Place(Topology())  # one copy of the table over all ranks
+
+    @tf.function(autograph=False)
+    def step(ids: tf.Tensor, gradients: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        n = tf.size(ids, out_type=tf.int64)
+        unique = ops.UniqueIds(ids, tf.stack([0, n]), tf.range(tf.size(ids)))
+        if at_source:
+            unique = ops.segment_unique(ids, unique.splits)
+        leaving = all_to_all.Leaving(unique, name, table.owner, table.id_bits, table.names)
+        route = all_to_all.route_ids([leaving], place, training=True)[0]
+        found = table.lookup(route.message, route.message_splits, training=True)
+        assert isinstance(found, ops.TableRows)
+        rows = ops.recover(all_to_all.bring_rows(route, found.rows, place, None), route.index)
+        with tf.control_dependencies([rows]):  # no gradient exists before its row
+            gradients = tf.identity(gradients)
+        summed = ops.recover_grad(gradients, route.index, route.num_unique, pad=True)
+        arrived = all_to_all.return_gradients(route, summed, place, None)
+        if not at_owner:
+            received = tf.range(tf.size(found.inverse))
+            found = found._replace(handles=tf.gather(found.handles, found.inverse), inverse=received)
+        table.apply_together([(found, arrived)], 1.0)
+        return rows, tf.stack([route.num_unique, tf.size(found.handles, out_type=tf.int64)])
+
+    return step
+
+
+def _table(name: str, dim: int, rule: optimizers.Rule) -> NativeTable:
+    return NativeTable(name, [fr.TableConfig(name="rows", dim=dim, optimizer=rule, initializer=fr.Zeros())], seed=0)
+
+
+def _check(dim: int) -> None:
+    """Checks that all four train the same rows under SGD, with gradients and a learning rate whose sums are exact."""
+    rank = collectives.rank()
+    gradients = tf.constant(np.random.default_rng(rank).integers(-8, 9, (IDS_PER_RANK, dim)).astype(np.float32) / 64)
+    rows = {}
+    for mode, (at_source, at_owner) in MODES.items():
+        table = _table(f"check/{dim}/{mode}", dim, optimizers.SGD(0.25))
+        step = make_step(table, f"check.{dim}.{mode}", at_source=at_source, at_owner=at_owner)
+        for number in range(3):
+            rows[mode], _ = step(tf.constant(batch_of(rank, number)), gradients)
+        harness.check_equal(f"rows of dedup {mode!r} after 2 steps against 'none'", rows[mode], rows["none"])
+    if not np.any(rows["none"]):
+        raise harness.CheckFailed("All rows are zero, so that their equality proves nothing.")
+
+
+def _measure(dim: int, repeats: int) -> list[dict[str, Any]]:
+    rank = collectives.rank()
+    table = _table(f"dedup/{dim}", dim, optimizers.RowWiseAdagrad(0.05))
+    steps = {
+        mode: make_step(table, f"dedup.{dim}.{mode}", at_source=at_source, at_owner=at_owner)
+        for mode, (at_source, at_owner) in MODES.items()
+    }
+    batches = [tf.constant(batch_of(rank, number)) for number in range(_BATCHES)]
+    gradients = tf.constant(np.random.default_rng(rank).normal(size=(IDS_PER_RANK, dim)).astype(np.float32))
+    seconds: dict[str, list[float]] = {mode: [] for mode in MODES}
+    counts: dict[str, list[np.ndarray]] = {mode: [] for mode in MODES}
+    for repeat in range(-_BATCHES, repeats):  # the first round creates all rows
+        for turn in range(len(MODES)):
+            mode = list(MODES)[(repeat + turn) % len(MODES)]
+            collectives.barrier()
+            begin = time.perf_counter()
+            _, counted = steps[mode](batches[repeat % _BATCHES], gradients)
+            if repeat >= 0:
+                seconds[mode].append(time.perf_counter() - begin)
+                counts[mode].append(counted.numpy())
+    records = []
+    for mode in MODES:
+        slowest = collectives.all_gather(np.array(seconds[mode])[np.newaxis]).max(axis=0)
+        sent, updated = collectives.all_gather(np.array(counts[mode])).mean(axis=0)
+        ms = 1e3 * harness.timing(slowest).median_s
+        records.append(
+            {
+                "dim": dim,
+                "dedup": mode,
+                "ids sent per rank": round(sent),
+                "rows updated per rank": round(updated),
+                "MB per all2all of rows": 4 * dim * sent / 1e6,
+                "ms/step": ms,
+                "ids/s": 1e3 * RANKS * IDS_PER_RANK / ms,
+                "against none": ms,
+            }
+        )
+    return [{**record, "against none": records[0]["ms/step"] / record["ms/step"]} for record in records]
+
+
+def main() -> None:
+    arguments = harness.parse_arguments(__doc__)
+    harness.on_ranks("benchmarks.table.dedup", RANKS)
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    tf.get_logger().setLevel("ERROR")  # TensorFlow warns of the eight functions that make_step traces
+    fr.init()
+    records = []
+    for dim in DIMS:
+        _check(dim)
+        records += _measure(dim, repeats=16 if arguments.quick else 64)
+    if collectives.rank() == 0:
+        title = f"dedup: {RANKS} ranks, {IDS_PER_RANK} ids per rank and step, zipf({ZIPF_ALPHA}) over {VOCABULARY} ids"
+        harness.report(title, records, arguments)
+
+
+if __name__ == "__main__":
+    harness.run(main)

@@ -1,0 +1,103 @@
+"""One step's work on a table: ids, gradients, and the bytes that any implementation must move. Needs NumPy only."""
+
+from __future__ import annotations
+
+import pathlib
+import re
+import threading
+from typing import NamedTuple
+
+import numpy as np
+
+from benchmarks.harness.synthetic import ZipfIds, id_of
+
+IDS_PER_STEP = 81_920
+DIM = 64
+ZIPF_ALPHA = 1.05
+INITIAL_VALUE = 0.05
+LEARNING_RATE = 0.05
+BATCHES = 16  # different batches, used in turn
+_LINE = 64  # bytes of a cache line
+
+
+class Work(NamedTuple):
+    """Batches of ids of resident rows, and the gradients of these rows."""
+
+    ids: list[np.ndarray]  # BATCHES arrays <int64>[N]
+    gradients: np.ndarray  # <float32>[N, D]
+
+    @property
+    def distinct(self) -> float:
+        """Mean number of distinct ids of a batch."""
+        return float(np.mean([len(np.unique(ids)) for ids in self.ids]))
+
+
+def all_ids(rows: int) -> np.ndarray:
+    """Returns <int64>[rows], all ids of `make_work`, shuffled so that frequent ids are not neighbours in memory."""
+    return id_of(np.random.default_rng(1).permutation(rows))
+
+
+def make_work(rows: int, *, n: int = IDS_PER_STEP, dim: int = DIM, uniform: bool = False) -> Work:
+    """Returns batches of n ids out of `rows`, by zipf(1.05) or uniform.
+
+    Gradients are small integers over 64. Their sums are exact in any order, so that results compare closely.
+    """
+    random = np.random.default_rng(0)
+    if uniform:
+        ids = [id_of(random.integers(0, rows, n)) for _ in range(BATCHES)]
+    else:
+        zipf = ZipfIds(rows, ZIPF_ALPHA)
+        ids = [zipf.draw(random, (n,)) for _ in range(BATCHES)]
+    return Work(ids, random.integers(-8, 9, (n, dim)).astype(np.float32) / 64)
+
+
+class FloorBytes(NamedTuple):
+    """Bytes that any implementation of a step moves, with N ids, U of them distinct, and D columns of float32."""
+
+    ids: float  # 8 N read
+    keys: float  # 64 U: the cache line in which each distinct id is found
+    rows: float  # 4 D U read in the forward pass
+    output: float  # 4 D N written
+    gradients: float  # 4 D N read
+    update: float  # 2 (4 D + slots) U: rows and slots read and written
+
+    @property
+    def total(self) -> float:
+        return sum(self)
+
+
+def floor_bytes(*, n: int, distinct: float, dim: int, payload: int) -> FloorBytes:
+    """Returns the bytes of one step. `payload` is the number of bytes of a row with its optimizer slots."""
+    wide = 4 * dim
+    return FloorBytes(
+        ids=8 * n, keys=_LINE * distinct, rows=wide * distinct, output=wide * n, gradients=wide * n,
+        update=2 * payload * distinct,
+    )  # fmt: skip
+
+
+class Copy:
+    """A copy of a buffer by `threads` threads, each of which copies one part. A call runs it.
+
+    The parts are so large that memcpy bypasses the caches. This is its fastest way, so that the floor is a true bound.
+    """
+
+    def __init__(self, threads: int, megabytes_each: int = 256):
+        source = np.ones(threads * megabytes_each << 17, np.int64)  # 2^20 bytes are 2^17 numbers
+        target = np.empty_like(source)
+        self.bytes_moved = 2 * source.nbytes  # read and written
+        self._parts = list(zip(np.array_split(target, threads), np.array_split(source, threads)))
+
+    def __call__(self) -> None:
+        copies = [threading.Thread(target=np.copyto, args=part) for part in self._parts[1:]]
+        for copy in copies:
+            copy.start()
+        np.copyto(*self._parts[0])
+        for copy in copies:
+            copy.join()
+
+
+def available_bytes(meminfo: str | None = None) -> int:
+    """Returns the memory that is available to a new process."""
+    text = pathlib.Path("/proc/meminfo").read_text(encoding="utf-8") if meminfo is None else meminfo
+    found = re.search(r"^MemAvailable:\s*(\d+) kB$", text, re.MULTILINE)
+    return 1024 * int(found.group(1)) if found else 0

@@ -1,4 +1,4 @@
-"""The swap: a Keras model of 26 HvdAllToAllEmbedding layers, with TFRA, and with FusedEmbedding and fuse(model).
+"""The swap: a Keras model of 26 HvdAllToAllEmbedding layers, with TFRA, and with FusedTfraEmbedding and fuse(model).
 
     python -m benchmarks.tfra_swap [--quick] [--json FILE]
 
@@ -21,7 +21,7 @@ from benchmarks.graph_count import count_nodes
 from benchmarks.synthetic import Batches
 from tf_fusedrec import keras, tf
 from tf_fusedrec.tables.tfra import de
-from tf_fusedrec.tfra import FusedEmbedding, fuse
+from tf_fusedrec.tfra import FusedTfraEmbedding, fuse
 
 RANKS = 2
 FEATURES = 26
@@ -80,7 +80,7 @@ def training_step(model: keras.Model) -> tf.types.experimental.GenericFunction:
 def contenders(features: Sequence[str]) -> dict[str, Any]:
     """The training steps by name."""
     tfra = Clicks(de.keras.layers.HvdAllToAllEmbedding, features, "tfra")
-    ours = Clicks(FusedEmbedding, features, "ours")
+    ours = Clicks(FusedTfraEmbedding, features, "ours")
     fuse(ours)
     return {"tfra": training_step(tfra), "ours": training_step(ours)}
 

@@ -5,9 +5,9 @@ import numpy as np
 from tf_fusedrec import keras, tf
 from tf_fusedrec.exchange import collectives
 from tf_fusedrec.tables.tfra import de
-from tf_fusedrec.tfra import FusedEmbedding
+from tf_fusedrec.tfra import FusedTfraEmbedding
 
-UPSTREAM, OURS = de.keras.layers.HvdAllToAllEmbedding, FusedEmbedding
+UPSTREAM, OURS = de.keras.layers.HvdAllToAllEmbedding, FusedTfraEmbedding
 legacy = keras.optimizers.legacy
 
 
@@ -66,4 +66,4 @@ def upstream_export(layer):
 
 
 def exported(layer):
-    return layer.export() if isinstance(layer, FusedEmbedding) else upstream_export(layer)
+    return layer.export() if isinstance(layer, FusedTfraEmbedding) else upstream_export(layer)

@@ -1,4 +1,4 @@
-"""FusedEmbedding against HvdAllToAllEmbedding on 2 ranks: the same steps give the same losses, keys and rows."""
+"""FusedTfraEmbedding against HvdAllToAllEmbedding on 2 ranks: the same steps give the same losses, keys and rows."""
 
 import numpy as np
 import pytest
@@ -265,17 +265,17 @@ def uneven_steps(name):
             model.evaluate(dataset, verbose=0)
             assert len(model.predict(dataset, verbose=0)) == 4 * batches_of_rank_1
         else:
-            assert not list(tf_even(dataset))
+            assert not list(stopped_at_shortest(dataset))
     with pytest.raises(ValueError, match=r"arrays of \[5, 1\] batches"):
         model.fit(ids, np.ones(len(ids[0])), batch_size=4) if collectives.rank() == 0 else model.fit(
             tuple(part for part in np.ones([2, 4, 3], np.int64)), np.ones(4), batch_size=4
         )
 
 
-def tf_even(dataset):
-    from tf_fusedrec.tfra import even
+def stopped_at_shortest(dataset):
+    from tf_fusedrec.tfra import stop_at_shortest
 
-    return even(dataset)
+    return stop_at_shortest(dataset)
 
 
 def two_graphs(name):

@@ -6,8 +6,8 @@ import json
 import pytest
 
 from models.experiment import from_dict
+from models.fit_calls import fit_calls
 from models.prepare import prepare_data
-from models.rounds import rounds
 from tests.models import job
 
 PARTITIONS = 3
@@ -25,7 +25,7 @@ def followed(tmp_path_factory):
 def users(followed, saved=None):
     """[(number of the round, its users step by step)] and the positions behind every step."""
     found, positions = [], []
-    for one in rounds(*followed, json.loads(json.dumps(saved))):
+    for one in fit_calls(*followed, json.loads(json.dumps(saved))):
         assert one.end == one.epoch + 1
         batches = [batch["user_id"].numpy().tolist() for batch in one.dataset]
         assert len(batches) == one.steps - one.step
@@ -64,12 +64,12 @@ def test_a_partition_without_rows_has_no_round(followed, tmp_path):
 
 def test_a_position_of_the_other_kind_of_data_is_refused(followed):
     experiment, folder = followed
-    one = next(rounds(experiment, folder, None))
+    one = next(fit_calls(experiment, folder, None))
     epochs = dataclasses.replace(experiment, data=dataclasses.replace(experiment.data, follow=False))
     with pytest.raises(
         ValueError, match="data.follow is False, but the job of the checkpoint followed a growing folder"
     ):
-        rounds(epochs, folder, one.position(0, 1))
+        fit_calls(epochs, folder, one.position(0, 1))
     saved = {name: value for name, value in one.position(0, 1).items() if name != "partition"}
     with pytest.raises(ValueError, match="data.follow is True, but the job of the checkpoint read one data set"):
-        rounds(experiment, folder, saved)
+        fit_calls(experiment, folder, saved)

@@ -94,9 +94,7 @@ class EmbeddingConfig:
     stddev: float = 0.02  # standard deviation of a new row's truncated normal values
     beta_2: float = 0.999  # Adam's beta_2
     epsilon: float = 1e-7  # Adam's epsilon
-    groups: int = (
-        1  # groups of ranks, each with a replica; a divisor of the number of ranks. See tf_fusedrec.Topology
-    )
+    groups: int = 1  # groups of ranks, each with a replica; a divisor of the number of ranks. See tf_fusedrec.Topology
     rule: str = "gradient_sync"  # rule that keeps replicas equal, one of topology.RULES
     sync_every: int = 1  # updates between two averages under the rule weight_sync
     moment_scale: float = 0.0  # moment scale under the rule weight_sync; 0: the number of groups

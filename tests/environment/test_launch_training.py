@@ -41,7 +41,9 @@ def test_without_data_the_default_and_a_given_config_wins(tmp_path):
 def test_bad_paths_are_named(tmp_path):
     with pytest.raises(ValueError, match="DATA must be the folder of a data set, got 'nowhere'"):
         launch_training.choose_config("nowhere", "")
-    with pytest.raises(ValueError, match=r"CONFIG must be .* got 'nothing.yaml'. There are: .*configs/grm_tiny.yaml"):
+    with pytest.raises(
+        ValueError, match=r"CONFIG must be .* got 'nothing.yaml'. Choose one of: .*configs/grm_tiny.yaml"
+    ):
         launch_training.choose_config("", "nothing.yaml")
     with pytest.raises(ValueError, match=r"holds none of .*ratings.dat.*log.csv.*CONFIG=configs/"):
         launch_training.choose_config(str(tmp_path), "")

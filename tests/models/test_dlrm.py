@@ -1,4 +1,4 @@
-"""DLRM against NumPy, exposure after exposure; rare items; empty inputs."""
+"""DLRM equals NumPy exposure by exposure; rare items; empty inputs."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Experiments: what is refused and in which words, overrides, and that every file of configs/ is one."""
+"""Experiments: refusals and their messages, overrides, and every file of configs/ loads."""
 
 import dataclasses
 import pathlib

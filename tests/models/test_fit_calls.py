@@ -1,4 +1,4 @@
-"""Rounds of a folder that grows: from every position of a checkpoint on, what is left of it and no row twice."""
+"""fit_calls on a growing folder: from every checkpoint position on, the remaining rows come exactly once."""
 
 import dataclasses
 import json
@@ -15,7 +15,7 @@ PARTITIONS = 3
 
 @pytest.fixture(scope="module")
 def followed(tmp_path_factory):
-    """Experiment and folder, which ends behind its partitions."""
+    """Returns an experiment and a folder that ends after its partitions."""
     fields = {**job.RANKING, "data": {**job.RANKING["data"], "follow": True, "max_partitions": PARTITIONS}}
     experiment = from_dict(fields)
     folder = prepare_data(experiment, tmp_path_factory.mktemp("data"))
@@ -23,7 +23,7 @@ def followed(tmp_path_factory):
 
 
 def users(followed, saved=None):
-    """[(number of the round, its users step by step)] and the positions behind every step."""
+    """Returns [(number of the partition, its users step by step)] and the positions after every step."""
     found, positions = [], []
     for one in fit_calls(*followed, json.loads(json.dumps(saved))):
         assert one.end == one.epoch + 1
@@ -45,7 +45,7 @@ def test_every_position_goes_on_with_the_very_same_batches(followed):
     for position in positions:
         again, _ = users(followed, position)
         assert [(epoch, batch) for epoch, batches in again for batch in batches] == steps[done:]
-        done += position["epoch"] == 0  # behind a partition stands what stands before the next
+        done += position["epoch"] == 0  # The position after a partition equals the position before the next one.
     assert done == len(steps)
 
 

@@ -1,4 +1,4 @@
-"""Prepared data: made once, made again when the input changes, refused by name."""
+"""Data are prepared once, and again when the input changes; wrong data are refused by name."""
 
 import dataclasses
 

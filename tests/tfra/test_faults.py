@@ -181,7 +181,7 @@ def test_ids_that_cannot_be_known_beforehand_go_alone_and_calls_in_other_graphs_
 
 
 def test_a_layer_alone_has_upstreams_names_and_config():
-    # Of different names: whether TFRA's creator takes one name twice depends on what the process made before.
+    # The names differ, because TFRA's creator may refuse a name that the process has used before.
     ours, theirs = (
         models.layer_of(models.OURS, "ours", mpi_size=1),
         models.layer_of(models.UPSTREAM, "theirs", mpi_size=1),

@@ -3,13 +3,12 @@
     python examples/criteo_dlrm.py --data train.txt
     horovodrun -np 2 --gloo python examples/criteo_dlrm.py --data train.txt
 
-A line of the log has 40 fields between tabs: the label (0 or 1), 13 integers I1..I13 and 26 strings C1..C26. An integer
-or a string that is missing is empty. The last lines of the log are the validation part, because logs are in the order
-of time. Any number of ranks trains on the same batches.
+A line of the log has 40 fields between tabs: the label (0 or 1), 13 integers I1..I13 and 26 strings C1..C26. A missing
+integer or string is empty. Logs are in the order of time, so the last lines are the validation part. Any number of
+ranks trains on the same batches.
 
 Source of the model: Naumov et al., Deep Learning Recommendation Model for Personalization and Recommendation Systems,
-arXiv:1906.00091. Fields whose rows have another dim are projected, as in Ginart et al., Mixed Dimension Embeddings,
-arXiv:1909.11810.
+arXiv:1906.00091. Rows of another dim are projected, as in Ginart et al., Mixed Dimension Embeddings, arXiv:1909.11810.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ STRINGS = [f"C{number}" for number in range(1, 27)]
 WANTED = "40 fields between tabs: a label 0 or 1, 13 integers or empty, 26 strings or empty"
 LINE = rf"[01](?:\t(?:-?\d+)?){{{len(INTEGERS)}}}(?:\t[^\t]*){{{len(STRINGS)}}}\r?"
 MISSING = int(fr.hash_strings(""))
-SHOWN_OF_A_LINE = 60  # characters of a wrong line in an error
+SHOWN_CHARACTERS = 60  # Characters of a wrong line in an error.
 
 
 def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -37,9 +36,9 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     parser.add_argument("--data", required=True, help="the log, not compressed")
     parser.add_argument("--output", default="runs/criteo_dlrm", help="folder of checkpoint/ and saved_model/")
     parser.add_argument("--epochs", type=int, default=1)
-    parser.add_argument("--batch", type=int, default=2048, help="lines of a step, of all ranks together")
+    parser.add_argument("--batch", type=int, default=2048, help="lines per step, over all ranks")
     parser.add_argument("--validation", type=float, default=0.1, help="part of the lines, at the end of the log")
-    parser.add_argument("--dim", type=int, default=16, help="columns of the vectors that interact")
+    parser.add_argument("--dim", type=int, default=16, help="columns of the interacting vectors")
     parser.add_argument("--dims", default="", help="fields with rows of another dim, such as C6=4,C9=8")
     parser.add_argument("--learning_rate", type=float, default=0.01)
     found = parser.parse_args(arguments)
@@ -66,25 +65,25 @@ def count_lines(path: str) -> int:
 
 
 def parse(path: str, numbers: tf.Tensor, lines: tf.Tensor) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
-    """Inputs and labels of lines <string>[B] with numbers <int64>[B], from 1.
+    """Parses lines <string>[B] with line numbers <int64>[B], counted from 1, into inputs and labels.
 
     Returns:
       {"integers": <float32>[B, 13], NaN where missing; "strings": <string>[B, 26]}, labels <float32>[B, 1].
 
     Raises:
-      InvalidArgumentError: a line has another form; the message names the first one.
+      InvalidArgumentError: A line has another form. The message names the first one.
     """
-    sound = tf.strings.regex_full_match(lines, LINE)
-    wrong = tf.argmin(tf.cast(sound, tf.int32))
+    valid = tf.strings.regex_full_match(lines, LINE)
+    wrong = tf.argmin(tf.cast(valid, tf.int32))
     fields = tf.strings.split(lines, "\t")
     message = tf.strings.join(
         [
             f"{path}, line ", tf.strings.as_string(numbers[wrong]), ": got ",
             tf.strings.as_string(fields.row_lengths()[wrong]), " fields (",
-            tf.strings.substr(lines[wrong], 0, SHOWN_OF_A_LINE), f"), wanted {WANTED}.",
+            tf.strings.substr(lines[wrong], 0, SHOWN_CHARACTERS), f"), wanted {WANTED}.",
         ]
     )  # fmt: skip
-    with tf.control_dependencies([tf.debugging.Assert(tf.reduce_all(sound), [message])]):
+    with tf.control_dependencies([tf.debugging.Assert(tf.reduce_all(valid), [message])]):
         fields = tf.strings.regex_replace(fields.to_tensor(shape=[None, 40]), r"\r$", "")
     integers = fields[:, 1:14]
     integers = tf.strings.to_number(tf.where(integers == "", "nan", integers))
@@ -92,12 +91,12 @@ def parse(path: str, numbers: tf.Tensor, lines: tf.Tensor) -> tuple[dict[str, tf
 
 
 def read(path: str, first: int, last: int, batch: int, shuffle: bool) -> tf.data.Dataset:
-    """This rank's part of each batch of the lines first <= number < last, counted from 0."""
+    """Reads this rank's part of each batch of the lines first <= number < last, counted from 0."""
     data = tf.data.TextLineDataset(path).enumerate(start=1).skip(first).take(last - first)
-    # Without a known length, Keras ends an epoch by a step that fails, and in one process Adam has counted that step.
+    # Without a known length, Keras ends an epoch with a failing step, which Adam counts in a single process.
     data = data.apply(tf.data.experimental.assert_cardinality(last - first))
     if shuffle:
-        data = data.shuffle(64 * batch, seed=1)  # before the shard, by one seed: all ranks agree on the batches
+        data = data.shuffle(64 * batch, seed=1)  # One seed before the shard gives all ranks the same batches.
     data = data.shard(fr.size(), fr.rank()).batch(batch // fr.size())
     return data.map(lambda numbers, lines: parse(path, numbers, lines), tf.data.AUTOTUNE).prefetch(2)
 
@@ -117,10 +116,11 @@ def mlp(widths: Sequence[int], name: str) -> keras.Sequential:
 
 
 def make_model(dim: int, dims: Mapping[str, int], learning_rate: float) -> fr.schedules.PipelinedModel:
-    """Log odds of a click from the fields as the log has them, so that a server needs no preprocessing of its own."""
+    """Returns a model from raw log fields to the log odds of a click, so that a server needs no preprocessing."""
     embedding = fr.FusedEmbedding(
         tables=[fr.TableConfig(field, dims.get(field, dim), fr.optimizers.Adagrad(learning_rate)) for field in STRINGS],
-        features=[fr.FeatureConfig(field, field, padding_id=MISSING) for field in STRINGS],  # a row of zeros
+        # padding_id gives missing strings a row of zeros.
+        features=[fr.FeatureConfig(field, field, padding_id=MISSING) for field in STRINGS],
     )
     integers = keras.Input([len(INTEGERS)], dtype=tf.float32, name="integers")
     strings = keras.Input([len(STRINGS)], dtype=tf.string, name="strings")
@@ -138,31 +138,31 @@ def make_model(dim: int, dims: Mapping[str, int], learning_rate: float) -> fr.sc
 
 
 def main(arguments: Sequence[str] | None = None) -> dict[str, list[float]]:
-    """The history of fit: loss and auc of each epoch, and val_loss and val_auc, of the lines of all ranks."""
+    """Trains, saves and exports. Returns loss, auc, val_loss and val_auc of each epoch over all ranks' lines."""
     fr.init()
-    asked = parse_arguments(arguments)
-    lines = count_lines(asked.data)
-    held_out = round(lines * asked.validation)
+    options = parse_arguments(arguments)
+    lines = count_lines(options.data)
+    held_out = round(lines * options.validation)
     if not 0 < held_out < lines:
         raise SystemExit(
-            f"{asked.data} has {lines} lines, of which {held_out} would be the validation part. Wanted: at least one "
+            f"{options.data} has {lines} lines, of which {held_out} would be the validation part. Wanted: at least one "
             "line to train on and one to validate on."
         )
-    training = read(asked.data, 0, lines - held_out, asked.batch, shuffle=True)
-    validation = read(asked.data, lines - held_out, lines, asked.batch, shuffle=False)
+    training = read(options.data, 0, lines - held_out, options.batch, shuffle=True)
+    validation = read(options.data, lines - held_out, lines, options.batch, shuffle=False)
 
     keras.utils.set_random_seed(0)
-    model = make_model(asked.dim, asked.dims, asked.learning_rate)
+    model = make_model(options.dim, options.dims, options.learning_rate)
     model.compile(
-        fr.collectives.distributed_optimizer(keras.optimizers.Adam(asked.learning_rate / 10)),
+        fr.collectives.distributed_optimizer(keras.optimizers.Adam(options.learning_rate / 10)),
         keras.losses.BinaryCrossentropy(from_logits=True),
         metrics=[streaming.AUC()],
     )
     verbose = 2 if fr.rank() == 0 else 0
-    history = model.fit(training, validation_data=validation, epochs=asked.epochs, verbose=verbose).history
+    history = model.fit(training, validation_data=validation, epochs=options.epochs, verbose=verbose).history
 
-    output = pathlib.Path(asked.output)
-    fr.checkpoint.save(output / "checkpoint", model, model.optimizer, extra={"epochs": asked.epochs})
+    output = pathlib.Path(options.output)
+    fr.checkpoint.save(output / "checkpoint", model, model.optimizer, extra={"epochs": options.epochs})
     served = keras.Model(model.input, {"click": tf.sigmoid(model.output)})
     fr.export(served, output / "saved_model")
     if fr.rank() == 0:

@@ -1,7 +1,7 @@
-"""What the two models share: how one training step counts, and how its loss is reduced over ranks.
+"""The base of all models: it counts a training step and reduces its loss over ranks.
 
-A batch is ONE dict of features and labels, so `model.fit(dataset)` needs no other argument. grm.py and
-retrieval.py say what a position's loss is.
+A batch is ONE dict of features and labels, so `model.fit(dataset)` needs no other argument. ranking.py and
+retrieval.py define the loss of a position.
 """
 
 from __future__ import annotations
@@ -14,50 +14,50 @@ from tf_fusedrec import keras, losses, tf
 from tf_fusedrec.schedules import PipelinedModel
 
 Batch = Mapping[str, Any]
-# A matrix product forward needs two of its size backward. What a kernel computes again is not useful work.
+# A forward matrix product needs two of its size backward. Recomputation in a kernel is not useful work.
 TRAINING_PASSES = 3
 
 
 class SequenceModel(PipelinedModel, abc.ABC):
     """A keras.Model over dict batches whose loss is a global mean over positions.
 
-    Its training step is laid out by `schedule`, which may be set; see tf_fusedrec.schedules.
+    The attribute `schedule`, which may be set, lays out the training step; see tf_fusedrec.schedules.
 
     Args:
-      embedding: a layer that answers {feature: rows} to {feature: ids}: FusedEmbedding, or any other
-        with the same call. It is called once per step and micro-batch.
+      embedding: Layer that maps {feature: ids} to {feature: rows}: FusedEmbedding, or any layer with the same call. A
+        step calls it once per micro-batch.
     """
 
     def __init__(self, embedding: keras.layers.Layer, name: str):
         super().__init__(name=name)
         self.embedding = embedding
-        # Counts training steps; part of the checkpoint, so that a resumed run draws what it would have drawn.
+        # The checkpoint holds the step count, so that a resumed run makes the same draws.
         self.step = tf.Variable(0, dtype=tf.int64, trainable=False, name="step")
         self._loss = keras.metrics.Mean(name="loss")
-        # float64 counts exactly to 2**53; float32 would stop at 16 million tokens.
+        # float64 counts exactly up to 2**53. float32 would stop at 16 million tokens.
         self._samples = keras.metrics.Sum(name="samples", dtype=tf.float64)
         self._tokens = keras.metrics.Sum(name="tokens", dtype=tf.float64)
         self._gflops = keras.metrics.Sum(name="gflops", dtype=tf.float64)
 
     @abc.abstractmethod
     def position_losses(self, batch: Batch, outputs: Any) -> tf.Tensor:
-        """The loss of each position of this rank's batch, <float>[n]."""
+        """Returns the loss of each position of this rank's batch, <float>[n]."""
 
     @abc.abstractmethod
     def num_positions(self, batch: Batch) -> tf.Tensor:
-        """The number n of `position_losses` without computing them, <int64>[]."""
+        """Returns the number n of `position_losses` without computing them, <int64>[]."""
 
     @abc.abstractmethod
     def counts(self, batch: Batch) -> tuple[tf.Tensor, tf.Tensor]:
-        """Samples (users) and tokens of a batch, <int64>[] each."""
+        """Returns the numbers of samples (users) and of tokens of a batch, <int64>[] each."""
 
     @abc.abstractmethod
     def forward_flops(self, batch: Batch) -> tf.Tensor:
-        """Useful multiplications and additions of the matrix products of a forward pass, <float64>[]."""
+        """Counts useful multiplications and additions of the matrix products of a forward pass, <float64>[]."""
 
     @property
     def _place(self) -> Any:
-        """Of the embedding, where it is a FusedEmbedding: whose loss this rank's positions are part of."""
+        """The place of a FusedEmbedding, which names the ranks that share a loss; None for other layers."""
         return getattr(self.embedding, "place", None)
 
     @property
@@ -65,23 +65,24 @@ class SequenceModel(PipelinedModel, abc.ABC):
         return [self._loss, self._samples, self._tokens, self._gflops]
 
     def train_step(self, data: Batch) -> dict[str, tf.Tensor]:
-        with tf.control_dependencies(tf.nest.flatten(data, expand_composites=True)):  # not without data
+        # A step at the end of the data has no batch and must not count.
+        with tf.control_dependencies(tf.nest.flatten(data, expand_composites=True)):
             self.step.assign_add(1)
         return super().train_step(data)
 
     def compute_loss(self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None) -> tf.Tensor:
-        """R * (sum of this rank's losses) / (positions of all ranks); its average over ranks is the mean.
+        """Returns R * (sum of this rank's losses) / (positions of all R ranks). Its average over ranks is the mean.
 
-        Where groups of ranks train apart, of those of this rank's group: see losses.global_mean.
+        Where groups of ranks train apart, "all ranks" are those of this rank's group; see losses.global_mean.
         """
         if y is not None or sample_weight is not None:
             raise ValueError(
                 f"{self.name} takes one dict of features and labels per batch, got labels or weights "
-                "beside it. Put the labels into the dict."
+                "beside it. Put the labels into the dict, and weights into position_losses."
             )
         positions = self.micro_batch.weight
         if positions is None:
-            # Counted from the data, not from the losses: it is known before they are, and backward waits for nobody.
+            # The count comes from the data, not from the losses, so the backward pass need not wait for other ranks.
             positions = self._positions_of_all(self.num_positions(x), name="loss")
         loss = losses.global_mean(self.position_losses(x, y_pred), total=positions, place=self._place)
         samples, tokens = self.counts(x)
@@ -92,7 +93,7 @@ class SequenceModel(PipelinedModel, abc.ABC):
         return loss
 
     def loss_weights(self, pieces: Sequence[Batch]) -> tf.Tensor:
-        """Positions of each micro-batch over which the loss is a mean, of all ranks or of a group: <float32>[M]."""
+        """Returns the positions of each micro-batch, summed over the ranks that share the loss: <float32>[M]."""
         return self._positions_of_all(tf.stack([self.num_positions(piece) for piece in pieces]), name="weights")
 
     def _positions_of_all(self, positions: tf.Tensor, name: str) -> tf.Tensor:

@@ -1,4 +1,4 @@
-"""What a model must beat: rates of users and items counted in the training split. Used by evaluate.py."""
+"""Baselines that a model must beat: label rates of users and items in the training split."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from models.model_config import RankingConfig
 from tf_fusedrec.data import Column, ParquetFolder
 from tf_fusedrec.data.rows import Ragged
 
-# A rate starts at the mean rate with the weight of so many exposures.
+# Number of exposures by which the mean rate weighs in every smoothed rate.
 PRIOR_EXPOSURES = 10.0
 
 
 def ranking(config: RankingConfig, folder: pathlib.Path, user: np.ndarray, item: np.ndarray) -> dict[str, np.ndarray]:
-    """Scores of exposures, by task: log odds of the smoothed label rates of the user and of the item, added.
+    """Scores exposures by the sum of the log odds of the user's and the item's smoothed label rates. Collective.
 
     Args:
-      config: of the model.
-      folder: of the data set; rates are those of the training exposures.
-      user, item: <int64>[E], of the exposures to score.
+      config: Configuration of the model.
+      folder: Folder of the data set. The rates come from its training split.
+      user, item: <int64>[E], users and items of the exposures to score.
 
     Returns:
-      task -> <float64>[E]. All ranks call it, all get it.
+      Scores <float64>[E] by task, equal on all ranks.
     """
     data = ParquetFolder(
         folder / "train",
@@ -56,13 +56,13 @@ def ranking(config: RankingConfig, folder: pathlib.Path, user: np.ndarray, item:
     }
 
 
-def _log_odds(shown: np.ndarray, label: np.ndarray, asked: np.ndarray) -> np.ndarray:
-    """Of the smoothed rate of each id asked; of the mean rate for ids that were never shown."""
+def _log_odds(shown: np.ndarray, label: np.ndarray, ids: np.ndarray) -> np.ndarray:
+    """Returns the log odds of each id's smoothed rate, or of the mean rate for ids that were never shown."""
     known, index, count = np.unique(shown, return_inverse=True, return_counts=True)
     mean = np.clip(label.mean() if len(label) else 0.5, 1e-6, 1 - 1e-6)
     positives = np.bincount(index, weights=label, minlength=len(known))
     rate = np.append((positives + PRIOR_EXPOSURES * mean) / (count + PRIOR_EXPOSURES), mean)
-    at = np.searchsorted(known, asked)
-    found = (at < len(known)) & (np.append(known, 0)[np.minimum(at, len(known))] == asked)
+    at = np.searchsorted(known, ids)
+    found = (at < len(known)) & (np.append(known, 0)[np.minimum(at, len(known))] == ids)
     rate = rate[np.where(found, at, len(known))]
     return np.log(rate / (1 - rate))

@@ -1,4 +1,4 @@
-"""From an experiment to its data columns, embedding layer and model. Shared by train.py, evaluate.py and export.py."""
+"""Builds an experiment's data columns, embedding layer and model for train.py, evaluate.py and export.py."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from models.schedule_choice import schedule_of
 from tf_fusedrec import keras, tf
 from tf_fusedrec.data import Column
 
-# Features that no column feeds: retrieval draws its negatives itself.
+# Features without a column, because the retrieval model draws its negatives itself.
 MADE_FEATURES = ("negative",)
 
 
 def table_of_feature(model: ModelConfig) -> dict[str, str]:
-    """The table that each feature of the model reads, by feature name."""
+    """Returns the name of the table that each feature reads, by feature name."""
     if isinstance(model, RankingConfig):
         return embedded_features(model)
     return {"item_id": "item", "negative": "item"}
 
 
 def features(model: ModelConfig) -> list[fr.FeatureConfig]:
-    """The features of the model's embedding layer."""
+    """Returns the features of the model's embedding layer."""
     return [
         fr.FeatureConfig(name, table, output_dtype=_output_dtype(model, name))
         for name, table in table_of_feature(model).items()
@@ -37,7 +37,7 @@ def features(model: ModelConfig) -> list[fr.FeatureConfig]:
 
 
 def make_embedding(experiment: Experiment) -> fr.FusedEmbedding:
-    """The trained tables of an experiment. They have one spec, so they are fused into one group."""
+    """Returns the embedding layer of an experiment. Its tables have equal specs, so they form one group."""
     config = experiment.embedding
     return fr.FusedEmbedding(
         tables=[
@@ -60,7 +60,7 @@ def make_embedding(experiment: Experiment) -> fr.FusedEmbedding:
 def make_model(
     experiment: Experiment, embedding: keras.layers.Layer, catalogue: np.ndarray, popularity: np.ndarray
 ) -> RankingModel | HSTURetrieval:
-    """The model of an experiment, under its schedule; catalogue and popularity are <int64>[I], as of read_items."""
+    """Returns the model of an experiment with its schedule. catalogue and popularity <int64>[I] are read_items'."""
     model: RankingModel | HSTURetrieval
     if isinstance(experiment.model, GRMConfig):
         model = GRM(experiment.model, embedding, catalogue, popularity)
@@ -80,10 +80,10 @@ def make_model(
 
 
 def columns(model: ModelConfig, split: str) -> list[Column]:
-    """The columns that `split` ("train" or "test") is read with.
+    """Returns the columns to read from `split` ("train" or "test").
 
-    Sequences are cut to what the model takes. The test histories of retrieval are read whole: all that
-    a user has seen is removed from the candidates, and the newest part goes into the model.
+    Sequences are cut to the model's length. The test histories of retrieval are read whole, because the evaluation
+    removes all seen items from the candidates. Only their newest part enters the model.
     """
     if isinstance(model, RankingConfig):
 
@@ -100,7 +100,7 @@ def columns(model: ModelConfig, split: str) -> list[Column]:
             *[exposed(name) for name in (*model.columns_of("exposed"), "exposed_time")],
             *[exposed(name, "float32") for name in model.label_columns],
         ]
-    # One more than the model takes: the last item is only predicted.
+    # One item more than the model takes, because the last item is only predicted.
     keep = model.max_history + 1 if split == "train" else None
     sequence = [
         Column("item_id", ragged=True, keep_last=keep),
@@ -112,7 +112,7 @@ def columns(model: ModelConfig, split: str) -> list[Column]:
 
 
 def no_rows(columns: Sequence[Column]) -> dict[str, tf.Tensor | tf.RaggedTensor]:
-    """A batch without rows: a model that is called with it makes its weights."""
+    """Returns a batch without rows. A model creates its weights when it is called with it."""
     batch = {}
     for column in columns:
         values = tf.zeros([0], column.value_dtype)
@@ -122,19 +122,19 @@ def no_rows(columns: Sequence[Column]) -> dict[str, tf.Tensor | tf.RaggedTensor]
 
 
 def _other(name: str, reference: str) -> str | None:
-    """The column that `name` must be aligned with: the reference, unless it is that itself."""
+    """Returns the column with which `name` must be aligned, or None for the reference itself."""
     return None if name == reference else reference
 
 
 def length_columns(model: ModelConfig) -> list[str]:
-    """List columns whose values become tokens."""
+    """Returns the list columns whose values become tokens."""
     if isinstance(model, RankingConfig):
         return ["history_item", "exposed_item"]
     return ["item_id"]
 
 
 def extra_tokens(model: ModelConfig) -> int:
-    """Tokens that every row has beside those of its lists."""
+    """Returns the number of tokens that every row has in addition to its lists."""
     return len(model.contextual) if isinstance(model, GRMConfig) else 0
 
 

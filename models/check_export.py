@@ -1,4 +1,4 @@
-"""After training: does the SavedModel, loaded by another process, answer as the trained model does?"""
+"""Checks that the SavedModel, loaded by another process, gives the trained model's outputs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tf_fusedrec import tf
 from tf_fusedrec.data import ParquetFolder, TokenBatches
 from tf_fusedrec.layers import jagged
 
-# Same weights, same ops, float32: what differs is the order in which sums of at most a thousand terms near 1 run.
+# The weights and ops are equal. float32 sums of at most a thousand terms near 1 may run in another order.
 TOLERANCE = 1e-4
 CHECK_TOKENS = 2048
 SERVER_SECONDS = 300
@@ -29,13 +29,13 @@ SERVER_SECONDS = 300
 def expected_answer(
     experiment: Experiment, model: RankingModel | HSTURetrieval, folder: pathlib.Path
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """Inputs of the signature "serving_default" and the trained model's outputs for them. All ranks call it.
+    """Returns inputs of the signature "serving_default" and the trained model's outputs for them. Collective.
 
-    The rows come from the training split. Ids that a table does not hold have the same row in the SavedModel as here.
+    The samples come from the training split. An unknown id has the same row here as in the SavedModel.
     """
     data = ParquetFolder(folder / "train", columns(experiment.model, "train"), bad_rows=experiment.data.bad_rows)
     lists = [column.name for column in data.columns if column.ragged][:1]
-    target_tokens = max(CHECK_TOKENS, experiment.train.target_tokens)  # every row of the split fits the second
+    target_tokens = max(CHECK_TOKENS, experiment.train.target_tokens)  # Every training row fits into target_tokens.
     batch = next(iter(TokenBatches(data, length_columns=lists, target_tokens=target_tokens).dataset()))
     if isinstance(model, RankingModel):
         logits = model(batch, training=False)
@@ -55,17 +55,17 @@ def expected_answer(
 def check_export(
     saved_model: str | os.PathLike, inputs: dict[str, np.ndarray], expected: dict[str, np.ndarray]
 ) -> float:
-    """Runs models/serve.py on the SavedModel in a process of its own; returns the largest difference.
+    """Runs models/serve.py on the SavedModel in another process and returns the largest difference.
 
     Raises:
-      RuntimeError: that process failed, or its answer differs by more than TOLERANCE.
+      RuntimeError: The process failed, or its outputs differ by more than TOLERANCE.
     """
     with tempfile.TemporaryDirectory() as temporary:
         given, answered = pathlib.Path(temporary) / "inputs.npz", pathlib.Path(temporary) / "outputs.npz"
         np.savez(given, **inputs)
         command = [sys.executable, serve.__file__, "--model", os.fspath(saved_model)]
         command += ["--inputs", str(given), "--outputs", str(answered)]
-        # A server is no rank of this job.
+        # The server must not join this Horovod job.
         environment = {name: value for name, value in os.environ.items() if not name.startswith("HOROVOD_")}
         done = subprocess.run(
             command, env=environment, capture_output=True, encoding="utf-8", errors="replace", timeout=SERVER_SECONDS

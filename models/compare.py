@@ -1,11 +1,11 @@
-"""Two runs side by side: every metric of both, their difference, and how sure it is.
+"""Compares two runs: every metric of both, their difference and its confidence interval.
 
     python -m models.compare RUN_A RUN_B [--resamples 1000] [--seed 0] [--level 0.95] [--json FILE]
 
-RUN is a folder that models.train (or benchmarks.retrieval_ml1m) wrote: its samples.npz holds what the metrics were
-computed from, exposure by exposure or user by user. The interval is that of a paired bootstrap: users are drawn with
-replacement, the same for both runs, and the percentiles of the difference are told. Users, not exposures, are drawn,
-as exposures of one user are not independent. Both runs must have been evaluated on the same exposures or users.
+RUN is a folder that models.train (or benchmarks.retrieval_ml1m) wrote. Its samples.npz holds the data behind the
+metrics, by exposure or by user. A paired bootstrap gives the interval: it draws the same users with replacement for
+both runs and takes percentiles of the difference. It draws users, because exposures of one user are not independent.
+Both runs must have been evaluated on the same exposures or users.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from tf_fusedrec import metrics
 SAMPLES = "samples.npz"
 CUTOFFS = (10, 50, 200)
 _KEYS = ("user", "item", "time")
-# A metric of users drawn `times` <int64>[users] times, from the arrays of a run.
+# Computes a metric of a run from `times` <int64>[users], the number of draws of each user.
 Metric = Callable[[np.ndarray], float]
 
 
 def read_samples(run: pathlib.Path) -> dict[str, np.ndarray]:
-    """The arrays of a run, in an order that does not depend on its ranks.
+    """Returns the arrays of a run, in an order that does not depend on its number of ranks.
 
     Raises:
-      ValueError: the folder holds none.
+      ValueError: The folder has no samples.npz.
     """
     path = run / SAMPLES
     if not path.is_file():
-        raise ValueError(f"{run} has no {SAMPLES}: it is no folder of models.train, or its training has not ended.")
+        raise ValueError(f"{run} has no {SAMPLES}. Pass the output folder of a finished models.train.")
     with np.load(path) as file:
         arrays = {name: file[name] for name in file.files}
     order = np.lexsort([arrays[name] for name in reversed(_KEYS) if name in arrays])
@@ -47,19 +47,22 @@ def check_pairs(a: Mapping[str, np.ndarray], b: Mapping[str, np.ndarray]) -> Non
     """Raises ValueError unless both runs were evaluated on the same exposures or users."""
     known = [name for name in a if name in _KEYS or name.endswith("_label")]
     if ("rank" in a) != ("rank" in b):
-        raise ValueError("RUN_A and RUN_B are of different tasks: one ranks exposures, the other retrieves items.")
+        raise ValueError(
+            "RUN_A and RUN_B are of different tasks: one ranks exposures, the other retrieves items. Pass runs of one "
+            "task."
+        )
     for name in known:
         if name.endswith("_label") and name not in b:
-            continue  # a task that only one of them has
+            continue  # Only one of the runs has this task.
         if not np.array_equal(a[name], b[name]):
             raise ValueError(
                 f"RUN_A and RUN_B were evaluated on different samples: {name!r} differs ({len(a[name])} and "
-                f"{len(b[name])} entries). Pairs need the same test split."
+                f"{len(b[name])} entries). Evaluate both on the same test split."
             )
 
 
 def metrics_of(samples: Mapping[str, np.ndarray]) -> dict[str, Metric]:
-    """Name -> the metric as a function of how often each user was drawn, users in ascending order."""
+    """Returns each metric by name, as a function of the number of draws of each user in ascending order."""
     _, user = np.unique(samples["user"], return_inverse=True)
     if "rank" in samples:
         return _of_ranks(samples["rank"], user)
@@ -74,32 +77,34 @@ def metrics_of(samples: Mapping[str, np.ndarray]) -> dict[str, Metric]:
 def compare(
     a: Mapping[str, np.ndarray], b: Mapping[str, np.ndarray], resamples: int, seed: int, level: float
 ) -> dict[str, dict[str, float]]:
-    """Metric -> a, b, difference (b - a), low and high of its interval; of the metrics that both runs have.
+    """Returns a, b, difference (b - a), low and high of its interval, for every metric that both runs have.
 
     Args:
-      a, b: of read_samples.
-      resamples: draws of users; 0 leaves the interval nan.
-      seed: of the draws.
-      level: share of the draws that the interval holds, in (0, 1).
+      a, b: Results of read_samples.
+      resamples: Number of bootstrap draws. 0 gives nan as the interval.
+      seed: Seed of the draws.
+      level: Share of the draws inside the interval, in (0, 1).
     """
     check_pairs(a, b)
-    of_a, of_b = metrics_of(a), metrics_of(b)
-    names = [name for name in of_a if name in of_b]
+    metrics_a, metrics_b = metrics_of(a), metrics_of(b)
+    names = [name for name in metrics_a if name in metrics_b]
     users = len(np.unique(a["user"]))
     generator = np.random.default_rng(seed)
     drawn = np.full([resamples, len(names)], np.nan)
     for number in range(resamples if users else 0):
         times = np.bincount(generator.integers(0, users, users), minlength=users)
-        drawn[number] = [of_b[name](times) - of_a[name](times) for name in names]
+        drawn[number] = [metrics_b[name](times) - metrics_a[name](times) for name in names]
     everyone = np.ones(users, np.int64)
     table = {}
     for column, name in enumerate(names):
-        ours, theirs = of_a[name](everyone), of_b[name](everyone)
-        # A draw may have one class only, where the metric is not defined; it says nothing.
+        value_a, value_b = metrics_a[name](everyone), metrics_b[name](everyone)
+        # A draw with one class only leaves the metric undefined and is skipped.
         valid = drawn[~np.isnan(drawn[:, column]), column]
         tail = (1 - level) / 2
         low, high = np.quantile(valid, [tail, 1 - tail]) if len(valid) else (np.nan, np.nan)
-        table[name] = {"a": ours, "b": theirs, "difference": theirs - ours, "low": float(low), "high": float(high)}
+        table[name] = {
+            "a": value_a, "b": value_b, "difference": value_b - value_a, "low": float(low), "high": float(high),
+        }  # fmt: skip
     return table
 
 
@@ -121,7 +126,7 @@ def _of_logits(label: np.ndarray, logit: np.ndarray, user: np.ndarray) -> dict[s
         areas[number] = metrics.auc(label[mine], logit[mine])
     defined = ~np.isnan(areas)
     entropy = np.logaddexp(0.0, logit) - label * logit
-    # In the order of the scores once; a draw only changes how often each counts.
+    # The scores are sorted once, because a draw changes their weights only.
     order = np.argsort(logit, kind="stable")
     _, tie = np.unique(logit[order], return_inverse=True)
 
@@ -148,7 +153,7 @@ def _mean(values: np.ndarray, weights: np.ndarray) -> float:
 
 
 def print_table(table: Mapping[str, Mapping[str, float]], users: int, level: float) -> None:
-    print(f"{users} users; b - a with its {level:.0%} interval, * where it holds no 0")
+    print(f"{users} users; b - a with its {level:.0%} interval; * marks an interval without 0")
     print(f"{'metric':<24}{'a':>10}{'b':>10}{'b - a':>10}{'low':>10}{'high':>10}")
     for name, row in table.items():
         sure = " *" if row["low"] > 0 or row["high"] < 0 else ""
@@ -159,9 +164,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("run_a", type=pathlib.Path, metavar="RUN_A")
     parser.add_argument("run_b", type=pathlib.Path, metavar="RUN_B")
-    parser.add_argument("--resamples", type=int, default=1000, help="draws of users (1000)")
-    parser.add_argument("--seed", type=int, default=0, help="of the draws (0)")
-    parser.add_argument("--level", type=float, default=0.95, help="of the interval, in (0, 1) (0.95)")
+    parser.add_argument("--resamples", type=int, default=1000, help="number of bootstrap draws (1000)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the draws (0)")
+    parser.add_argument("--level", type=float, default=0.95, help="level of the interval, in (0, 1) (0.95)")
     parser.add_argument("--json", type=pathlib.Path, help="file for the result")
     return parser.parse_args(argv)
 

@@ -1,4 +1,4 @@
-"""DLRM, the baseline beside GRM: the same inputs, without a sequence model.
+"""DLRM, the baseline for GRM: the same inputs without a sequence model.
 
     dense of exposure and history ─▶ bottom network ─┐
     context ids, item, its features ─ embeddings ────┼─▶ products of all pairs ─▶ top network ─▶ one logit for each task
@@ -20,13 +20,13 @@ from models.ranking import RankingModel
 from tf_fusedrec import keras, tf
 
 _DAY = 86_400.0
-_DENSE = 4  # columns of _dense
+_DENSE = 4  # Columns of _dense.
 
 
 class DLRM(RankingModel):
     """Scores every exposure of every user from its own features and the mean of the user's history.
 
-    Args, Call: see RankingModel.
+    RankingModel documents the arguments and the call.
     """
 
     config: DLRMConfig
@@ -56,7 +56,7 @@ class DLRM(RankingModel):
         vectors += [tf.gather(_mean(rows[name]), user) for name in (*config.columns_of("history"), "history_action")]
         stacked = self.dropout(tf.stack(vectors, axis=1), training=training)
         products = tf.matmul(stacked, stacked, transpose_b=True)
-        # Each pair once, none with itself; the embeddings go on as well, so that what each says alone is not lost.
+        # Each pair of different vectors counts once. The vectors stay inputs, because products lose their own values.
         pairs = tf.gather(tf.reshape(products, [-1, self._vectors**2]), self._pairs(), axis=1)
         flat = tf.reshape(stacked, [-1, self._vectors * config.dim])
         logits = self.head(self.top(tf.concat([flat, pairs], axis=1), training=training))
@@ -71,8 +71,8 @@ class DLRM(RankingModel):
         bottom = [_DENSE, *config.bottom_units, config.dim]
         top = [vectors * config.dim + vectors * (vectors - 1) // 2, *config.top_units, len(config.tasks)]
         weights = sum(math.prod(pair) for sizes in (bottom, top) for pair in zip(sizes, sizes[1:]))
-        of_exposure = 2 * (weights + vectors**2 * config.dim)
-        return tf.cast(self.num_positions(batch) * of_exposure, tf.float64)
+        per_exposure = 2 * (weights + vectors**2 * config.dim)
+        return tf.cast(self.num_positions(batch) * per_exposure, tf.float64)
 
     def _pairs(self) -> np.ndarray:
         first, second = np.triu_indices(self._vectors, k=1)
@@ -87,7 +87,7 @@ def _network(units: list[int], dropout: float, name: str) -> keras.Sequential:
 
 
 def _dense(inputs: Batch) -> tf.Tensor:
-    """<float>[E, 4]: length of the history, time since its newest event, and the hour, as a point on a circle."""
+    """Returns <float>[E, 4]: the history's length, the time since its newest event, and the hour's sine and cosine."""
     history, exposed = inputs["history_time"], inputs["exposed_time"]
     user = exposed.value_rowids()
     lengths = history.row_lengths()
@@ -100,6 +100,6 @@ def _dense(inputs: Batch) -> tf.Tensor:
 
 
 def _mean(rows: tf.RaggedTensor) -> tf.Tensor:
-    """<float>[B, D] means of the rows of each user; zeros without any."""
+    """Returns the mean <float>[B, D] of each user's rows, or zeros without rows."""
     total = tf.math.unsorted_segment_sum(rows.values, rows.value_rowids(), rows.nrows())
     return total / tf.cast(tf.maximum(rows.row_lengths(), 1), total.dtype)[:, tf.newaxis]

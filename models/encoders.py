@@ -1,4 +1,4 @@
-"""The stack of sequence blocks of an experiment: which layer, of which size. Used by grm.py and retrieval.py."""
+"""Builds the stack of sequence blocks of an experiment for grm.py and retrieval.py."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ def encoder_blocks(config: GRMConfig) -> list[HSTU]: ...
 @overload
 def encoder_blocks(config: RetrievalConfig) -> list[Block]: ...
 def encoder_blocks(config: GRMConfig | RetrievalConfig) -> list[Any]:
-    """The blocks of a model, first to last."""
+    """Returns the blocks of a model, first to last."""
     return [_block(config, f"block_{number}") for number in range(config.num_blocks)]
 
 
 def attends_by_time(config: GRMConfig | RetrievalConfig) -> bool:
-    """Whether the blocks want timestamps."""
+    """Returns whether the blocks take timestamps."""
     if isinstance(config, RetrievalConfig) and config.encoder == "sasrec":
         return False
     return _time_encoding(config) != "none"

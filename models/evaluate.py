@@ -1,11 +1,11 @@
-"""The held-out split: loss, AUC and GAUC of both heads, or HR@K, NDCG@K and MRR; each beside a simple baseline.
+"""Evaluates a model on the held-out split: loss, AUC and GAUC, or HR@K, NDCG@K and MRR, each beside a baseline.
 
     python -m models.evaluate runs/grm_tiny [--data PATH] [--json FILE]      # or under horovodrun, any number of ranks
 
-evaluates the checkpoint of a run of models.train, with the metrics that the run itself has printed at its end.
+The command evaluates the checkpoint of a models.train run and prints the metrics that the run printed at its end.
 
-Every rank scores its share of the users, predictions are gathered, and the exact metrics of tf_fusedrec.metrics
-are computed on the whole. Lookups are collective, so all ranks run the same number of batches.
+Every rank scores its share of the users. Predictions are gathered, and tf_fusedrec.metrics computes exact metrics on
+all of them. Lookups are collective, so all ranks run the same number of batches.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ _ITEMS_AT_ONCE = 1 << 16
 
 
 class Evaluation(NamedTuple):
-    """Metrics, and what they were computed from."""
+    """Metrics and the samples behind them."""
 
-    results: dict[str, float]  # by name; baselines are named "baseline_..."
-    # Arrays of one length, an entry for each test exposure or user: what compare.py pairs two runs by.
+    results: dict[str, float]  # Metrics by name. Names of baselines begin with "baseline_".
+    # Arrays of equal length with an entry per test exposure or user. compare.py pairs two runs by them.
     samples: dict[str, np.ndarray]
 
 
 def evaluate(experiment: Experiment, model: RankingModel | HSTURetrieval, folder: pathlib.Path) -> Evaluation:
-    """Metrics of the test split. All ranks call it, all get it."""
+    """Returns the evaluation on the test split, equal on all ranks. Collective."""
     if isinstance(model, RankingModel):
         return _evaluate_ranking(experiment, model, folder)
     return _evaluate_retrieval(experiment, model, folder)
@@ -68,7 +68,7 @@ def _test_batches(experiment: Experiment, folder: pathlib.Path) -> Iterator[dict
 
 
 def _gathered(parts: list[np.ndarray], dtype: type) -> np.ndarray:
-    """One array of all parts of all ranks, in rank order."""
+    """Returns one array of all ranks' parts, in rank order. Collective."""
     return fr.collectives.all_gather(np.concatenate([np.empty(0, dtype), *parts]).astype(dtype))
 
 
@@ -92,7 +92,7 @@ def _evaluate_ranking(experiment: Experiment, model: RankingModel, folder: pathl
     rates = baselines.ranking(model.config, folder, samples["user"], samples["item"])
     for task in tasks:
         logit, label = samples[f"{task}_logit"], samples[f"{task}_label"]
-        # log(1 + e^x) - y x, without overflow.
+        # This form of log(1 + e^x) - y x does not overflow.
         entropy = np.logaddexp(0.0, logit) - label * logit
         results["loss"] += float(np.mean(entropy)) if len(label) else np.nan
         results |= {f"{task}_{name}": value for name, value in _of_task(samples["user"], label, logit).items()}
@@ -127,7 +127,7 @@ def _evaluate_retrieval(experiment: Experiment, model: HSTURetrieval, folder: pa
 
     own, popular, user_ids = [], [], []
     for batch in _test_batches(experiment, folder):
-        users = embed(batch).numpy()  # all ranks, also with no users
+        users = embed(batch).numpy()  # Collective: a rank without users must call it too.
         seen = {
             "target_ids": batch["target_item"].numpy(),
             "seen_ids": batch["item_id"].values.numpy(),
@@ -148,7 +148,7 @@ def _evaluate_retrieval(experiment: Experiment, model: HSTURetrieval, folder: pa
 
 
 def table(results: Mapping[str, float]) -> str:
-    """The metrics as lines, each beside its baseline."""
+    """Returns the metrics as lines of text, each beside its baseline."""
     lines = [("metric", "test", "baseline")]
     for name, value in results.items():
         if name.startswith("baseline_"):
@@ -160,15 +160,15 @@ def table(results: Mapping[str, float]) -> str:
 
 
 def evaluate_run(run: pathlib.Path, data: str | None = None) -> Evaluation:
-    """The evaluation of a run's checkpoint on its own test split, or that of other data. All ranks call it.
+    """Evaluates a run's checkpoint on its test split or on other data. Collective.
 
     Args:
-      run: the output folder of models.train, or its checkpoint folder.
-      data: raw or converted data set in place of the run's own; None: the run's.
+      run: Output folder of models.train, or its checkpoint folder.
+      data: Raw or converted data set to use instead of the run's, or None for the run's.
 
     Raises:
-      ValueError: no run, no checkpoint of models.train, data that are not there or of another kind.
-      RuntimeError: on the other ranks, when rank 0 could not prepare the data.
+      ValueError: `run` is no folder or has no checkpoint of models.train, or the data are missing or of another kind.
+      RuntimeError: Rank 0 could not prepare the data; raised on the other ranks.
     """
     if not run.is_dir():
         raise ValueError(f"RUN must be an output folder of models.train, got {str(run)!r}, which is no folder.")
@@ -185,12 +185,12 @@ def main(argv: Sequence[str] | None = None) -> None:
         prog="python -m models.evaluate", description="Evaluates the checkpoint of a run on its test split."
     )
     parser.add_argument("run", type=pathlib.Path, metavar="RUN", help="output folder of models.train, or a checkpoint")
-    parser.add_argument("--data", help="raw or converted data set in place of the run's own")
-    parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="where to write the metrics")
+    parser.add_argument("--data", help="raw or converted data set to use instead of the run's")
+    parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="file for the metrics")
     arguments = parser.parse_args(argv)
     try:
         if arguments.json is not None and not arguments.json.parent.is_dir():
-            raise ValueError(f"--json must be a file in a folder that is there, got {str(arguments.json)!r}.")
+            raise ValueError(f"--json must be a file in an existing folder, got {str(arguments.json)!r}.")
         fr.init()
         results = evaluate_run(arguments.run, arguments.data).results
     except ValueError as error:
@@ -200,7 +200,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         if arguments.json is not None:
             facts = {"run": str(arguments.run), "data": arguments.data, "test": results}
             arguments.json.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
-    fr.collectives.barrier()  # nobody leaves while rank 0 still writes: horovodrun would end the job
+    fr.collectives.barrier()  # horovodrun ends the job when a rank leaves, and rank 0 may still be writing.
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""One experiment: a YAML file of configs/ becomes a frozen, checked record.
+"""Reads an experiment: a YAML file of configs/ becomes a frozen, checked record.
 
-The first thing that every entry point reads.
+Every entry point begins here.
 
-    task: ranking | retrieval        which model; decides what `model:` may hold
+    task: ranking | retrieval        the kind of model; it decides the fields of `model:`
     data: / model: / embedding: / train: / evaluate:     one record each, below
 
-Nothing is ignored: an unknown section or field, or a value of the wrong type, is refused by name.
+An unknown section or field, or a value of the wrong type, is refused by name.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _SIZES = ("users", "items", "clusters", "mean_history", "exposures")
 
 @dataclasses.dataclass(frozen=True)
 class DataConfig:
-    """Where the data come from. Sizes are of a synthetic set; 0: its default."""
+    """Source of the data. The sizes apply to synthetic sets; 0 takes the set's default."""
 
     source: str  # one of SOURCES
     input: str = ""  # raw files (movielens, sequences, kuairand), or a converted folder
@@ -55,14 +55,14 @@ class DataConfig:
     items: int = 0
     clusters: int = 0
     mean_history: int = 0  # interactions per user
-    exposures: int = 0  # per user and split
-    bad_rows: str = "error"  # or "skip": rows that cannot be used are left out and counted in the log
+    exposures: int = 0  # exposures per user and split
+    bad_rows: str = "error"  # or "skip", which omits unusable rows and counts them in the log
     split: str = "time"  # kuairand: one of data.kuairand.SPLITS
     follow: bool = False  # train/ is a growing folder of partitions, see tf_fusedrec.data.GrowingFolder
-    marker: str = "_SUCCESS"  # the file of a complete partition; "": every folder with Parquet files is one
+    marker: str = "_SUCCESS"  # file that marks a complete partition; "" takes every folder with Parquet files
     poll_seconds: float = 30.0
-    timeout_seconds: float = 0.0  # without a new partition, then training ends; 0: never
-    max_partitions: int = 0  # 0: all
+    timeout_seconds: float = 0.0  # seconds without a new partition after which training ends; 0: it never ends
+    max_partitions: int = 0  # largest number of partitions; 0: all
 
     def __post_init__(self) -> None:
         check_positive("data.poll_seconds", self.poll_seconds)
@@ -81,25 +81,25 @@ class DataConfig:
             check_at_least(f"data.{name}", getattr(self, name), 1)
 
     def sizes(self) -> dict[str, int]:
-        """The sizes that were given, by name."""
+        """Returns the sizes that are set, by name."""
         return {name: getattr(self, name) for name in _SIZES if getattr(self, name)}
 
 
 @dataclasses.dataclass(frozen=True)
 class EmbeddingConfig:
-    """How the rows of the tables begin and are trained."""
+    """Initial rows, update rule and replicas of the tables."""
 
     optimizer: str = "adagrad"  # one of TABLE_OPTIMIZERS, of tf_fusedrec.optimizers
     learning_rate: float = 0.05
-    stddev: float = 0.02  # of a new row's truncated normal values
-    beta_2: float = 0.999  # of Adam
-    epsilon: float = 1e-7  # of Adam
-    groups: int = 1  # of ranks, each with a replica of the tables; it must divide the ranks. See tf_fusedrec.Topology
-    rule: str = "gradient_sync"  # what keeps replicas equal, one of topology.RULES
-    sync_every: int = 1  # updates, of rule weight_sync
-    moment_scale: float = 0.0  # of rule weight_sync; 0: groups
-    replicas_together: bool = False  # consecutive ranks hold replicas of one shard, in place of one group
-    wire_dtype: str = "float32"  # of rows and gradients on their way: float32, bfloat16 or float16
+    stddev: float = 0.02  # standard deviation of a new row's truncated normal values
+    beta_2: float = 0.999  # Adam's beta_2
+    epsilon: float = 1e-7  # Adam's epsilon
+    groups: int = 1  # groups of ranks, each with a replica; a divisor of the number of ranks. See tf_fusedrec.Topology
+    rule: str = "gradient_sync"  # rule that keeps replicas equal, one of topology.RULES
+    sync_every: int = 1  # updates between two averages under the rule weight_sync
+    moment_scale: float = 0.0  # moment scale under the rule weight_sync; 0: the number of groups
+    replicas_together: bool = False  # consecutive ranks hold replicas of one shard instead of shards of one replica
+    wire_dtype: str = "float32"  # dtype of rows and gradients in the all-to-alls: float32, bfloat16 or float16
 
     @property
     def topology(self) -> Topology:
@@ -129,19 +129,19 @@ class EmbeddingConfig:
 
 @dataclasses.dataclass(frozen=True)
 class TrainConfig:
-    """The loop. The dense weights are trained with Adam."""
+    """The training loop. Adam trains the dense weights."""
 
     epochs: int = 1
-    target_tokens: int = 4096  # of one batch of one rank
-    balance: str = "rank"  # or "global": the rows of all ranks' batches are dealt out longest first
-    quadratic_cost: float = 0.0  # c > 0 balances L + c L^2 of rows of L tokens instead of L
+    target_tokens: int = 4096  # tokens of one batch on one rank
+    balance: str = "rank"  # or "global", which deals out the rows of all ranks' batches, longest first
+    quadratic_cost: float = 0.0  # c > 0 balances L + c L^2 instead of L, for rows of L tokens
     schedule: str = "sync"  # or dual_buffer, semi_async, frozen_window(M), nested(M), pipelined(depth)
     learning_rate: float = 1e-3
     beta_2: float = 0.999
     epsilon: float = 1e-7
-    progressive_steps: int = 0  # ranking: steps of a window of progressive AUC and NE; 0 takes none
-    embedding_metrics: bool = False  # tells after every epoch what tables and exchanges did (EmbeddingMetrics)
-    patience: int = 0  # epochs in a row without a smaller loss that end training on all ranks; 0: none do
+    progressive_steps: int = 0  # ranking: steps in a window of progressive AUC and NE; 0: no progressive metrics
+    embedding_metrics: bool = False  # reports tables and exchanges after every epoch (EmbeddingMetrics)
+    patience: int = 0  # epochs in a row without a smaller loss after which all ranks stop training; 0: no early stop
     timeline_steps: int = 0  # steps to record into the output folder, see fr.callbacks.Timeline; slows ranks; 0: none
 
     def __post_init__(self) -> None:
@@ -166,10 +166,10 @@ class TrainConfig:
 
 @dataclasses.dataclass(frozen=True)
 class EvaluateConfig:
-    """The held-out split."""
+    """Evaluation on the held-out split."""
 
-    target_tokens: int = 8192  # of one batch of one rank
-    cutoffs: tuple[int, ...] = (10, 50)  # K of HR@K and NDCG@K, retrieval only
+    target_tokens: int = 8192  # tokens of one batch on one rank
+    cutoffs: tuple[int, ...] = (10, 50)  # retrieval: values K of HR@K and NDCG@K
 
     def __post_init__(self) -> None:
         check_at_least("evaluate.target_tokens", self.target_tokens, 1)
@@ -181,7 +181,7 @@ class EvaluateConfig:
 
 @dataclasses.dataclass(frozen=True)
 class Experiment:
-    """All that a run depends on, but for the number of ranks."""
+    """All settings of a run except the number of ranks."""
 
     name: str
     task: str
@@ -204,11 +204,11 @@ class Experiment:
                 f"data.follow trains every partition once, so train.epochs must be 1, got {self.train.epochs}."
             )
         if self.train.progressive_steps and self.task != "ranking":
-            raise ValueError(f"train.progressive_steps is of ranking; task is {self.task!r}. Remove it.")
+            raise ValueError(f"train.progressive_steps is for ranking only, but task is {self.task!r}. Remove it.")
         check_at_least("seed", self.seed, 0)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain nested dicts and lists, as YAML and JSON hold them; `from_dict` is the inverse."""
+        """Returns nested dicts and lists for YAML and JSON. `from_dict` is the inverse."""
         return plain(dataclasses.asdict(self))
 
 
@@ -217,11 +217,11 @@ def load(path: str | os.PathLike, overrides: Sequence[str] = ()) -> Experiment:
 
     Args:
       path: YAML file.
-      overrides: "section.field=value" or "field=value"; the value is parsed as YAML.
+      overrides: Replacements "section.field=value" or "field=value", with values in YAML.
 
     Raises:
-      ValueError: no such file, not YAML, an unknown section or field, a wrong type, a value out
-        of range.
+      ValueError: The file is missing or not YAML, or it has an unknown section or field, or a value of the wrong type
+        or out of range.
     """
     if not os.path.isfile(path):
         raise ValueError(f"--config must be a YAML file, but there is no file {os.fspath(path)!r}.")
@@ -238,7 +238,7 @@ def load(path: str | os.PathLike, overrides: Sequence[str] = ()) -> Experiment:
 
 
 def from_dict(fields: Mapping[str, Any]) -> Experiment:
-    """The experiment of nested dicts; refuses as `load` does."""
+    """Builds the experiment from nested dicts. Raises ValueError like `load`."""
     fields = dict(fields)
     task = fields.get("task")
     check_choice("task", task, TASKS)
@@ -255,7 +255,7 @@ def from_dict(fields: Mapping[str, Any]) -> Experiment:
 
 
 def _ranking_record(fields: Any) -> type:
-    """Of the model section's `kind`; "grm" when it says none."""
+    """Returns the record class of the model section's `kind`, by default "grm"."""
     kind = fields.get("kind", "grm") if isinstance(fields, Mapping) else "grm"
     check_choice("model.kind", kind, tuple(RANKING_KINDS))
     return RANKING_KINDS[kind]

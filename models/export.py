@@ -1,18 +1,18 @@
-"""A trained model as a SavedModel, and what its servers send and get.
+"""Exports a trained model as a SavedModel and defines its signatures.
 
     python -m models.export --checkpoint runs/grm_tiny/checkpoint --output runs/grm_tiny/saved_model [--ops ours]
 
-Unknown ids get what they get in evaluation (TableConfig.unknown). Signatures take flat tensors; a ragged feature is its
-values and the row_splits <int64>[B+1] it shares with its group:
+Unknown ids get the same rows as in evaluation (TableConfig.unknown). Signatures take flat tensors. A ragged feature is
+a tensor of values; the features of a role share their row_splits <int64>[B+1]:
 
 ranking, "serving_default"
   history_item, history_action, history_time <int64>[H], history_row_splits; exposed_item, exposed_time <int64>[E],
-  exposed_row_splits; those of item_features likewise; every contextual column <int64>[B].   ->   ctr, ctcvr and other
-  tasks <float>[E] probabilities.
+  exposed_row_splits; history_<name> and exposed_<name> of item_features; every contextual column <int64>[B].
+  ->  probabilities <float>[E] of ctr, ctcvr and the other tasks.
 retrieval, "serving_default"
   item_id, timestamp <int64>[T], row_splits, query_time <int64>[B] (seconds).  ->  user_embedding <float>[B, D].
 retrieval, "top_k"
-  the same and k <int32>[].  ->  ids <int64>[B, k], scores <float>[B, k]; items of the history left out.
+  the same and k <int32>[].  ->  ids <int64>[B, k], scores <float>[B, k], without the items of the history.
 Histories longer than the model's are cut to their newest events.
 """
 
@@ -36,27 +36,27 @@ from tf_fusedrec import tf
 from tf_fusedrec.layers import jagged
 
 Model = Union[RankingModel, HSTURetrieval]
-# Fields of EmbeddingConfig that say how replicas of the tables are trained.
+# Fields of EmbeddingConfig about replicas of the tables, which serving does not need.
 REPLICAS = ("groups", "rule", "sync_every", "moment_scale", "replicas_together")
 
 
 def export(model: Model, output: str | os.PathLike, ops: str = "stock") -> None:
-    """Writes the SavedModel of a trained model; see fr.export. Collective."""
+    """Writes the SavedModel of a trained model by fr.export. Collective."""
     server = _RankingServer(model) if isinstance(model, RankingModel) else _RetrievalServer(model)
     fr.export(model, output, ops, signatures=server.signatures())
 
 
 def saved_experiment(checkpoint: str | os.PathLike) -> Experiment:
-    """The experiment of a checkpoint that models.train made, with one group of ranks: replicas are for training.
+    """Returns the experiment of a models.train checkpoint, without replicas of the tables, which only training needs.
 
     Raises:
-      ValueError: no checkpoint of ours, one of another program, or an experiment that this version does not know.
+      ValueError: The folder has no checkpoint, another program wrote it, or this version does not know the experiment.
     """
     extra = fr.checkpoint.read_manifest(checkpoint)["extra"]
     if not extra or "experiment" not in extra:
         raise ValueError(
-            f"checkpoint {os.fspath(checkpoint)!r} was not written by models.train: it names no experiment. Remedy: a "
-            "checkpoint of models.train, or tf_fusedrec.export of the model that wrote this one."
+            f"checkpoint {os.fspath(checkpoint)!r} was not written by models.train: it names no experiment. Pass a "
+            "checkpoint of models.train, or call tf_fusedrec.export in the program that wrote this one."
         )
     try:
         experiment = from_dict(extra["experiment"])
@@ -69,17 +69,17 @@ def saved_experiment(checkpoint: str | os.PathLike) -> Experiment:
 
 
 def trained_model(checkpoint: str | os.PathLike) -> Model:
-    """The model of a checkpoint that models.train made, with its rows. Collective.
+    """Returns the model of a models.train checkpoint, with its rows. Collective.
 
     Raises:
-      ValueError: no checkpoint of ours, or one that lacks weights of the model.
+      ValueError: The folder has no checkpoint of models.train, or the checkpoint lacks weights of the model.
     """
     experiment = saved_experiment(checkpoint)
     extra = fr.checkpoint.read_manifest(checkpoint)["extra"]
-    # Any distinct ids of the right number; the checkpoint holds the true ones. Serving draws no negatives.
+    # The checkpoint holds the true ids and serving draws no negatives, so any distinct ids of this number will do.
     items = max(extra["items"], 1)
     model = make_model(experiment, make_embedding(experiment), np.arange(items), np.ones(items, np.int64))
-    model(no_rows(columns(experiment.model, "train")))  # makes the weights
+    model(no_rows(columns(experiment.model, "train")))  # Creates the weights.
     fr.checkpoint.load(checkpoint, model)
     _check_all_restored(model, fr.checkpoint.dense_prefix(checkpoint))
     return model
@@ -93,12 +93,12 @@ def _check_all_restored(model: Model, prefix: str) -> None:
     except AssertionError as error:
         raise ValueError(
             f"checkpoint {prefix} does not hold all weights of the model that its experiment describes: {error}. "
-            "Remedy: a checkpoint that models.train of this version wrote."
+            "Pass a checkpoint that models.train of this version wrote."
         ) from error
 
 
 class _RankingServer:
-    """What a server of a ranking model loads."""
+    """The signatures of a ranking model."""
 
     def __init__(self, model: RankingModel):
         self._config: RankingConfig = model.config
@@ -126,7 +126,7 @@ class _RankingServer:
 
 
 class _RetrievalServer:
-    """What a server of a retrieval model loads."""
+    """The signatures of a retrieval model."""
 
     def __init__(self, model: HSTURetrieval):
         self._model = model
@@ -151,16 +151,16 @@ class _RetrievalServer:
         users = self.user_embedding(inputs)["user_embedding"]
         catalogue = self._model.catalogue
         scores = tf.matmul(users, self._model.embed_items(catalogue), transpose_b=True)
-        # What the user has seen is no candidate: its score becomes the lowest.
+        # Seen items are no candidates, so they get the lowest score.
         seen = tf.RaggedTensor.from_row_splits(inputs["item_id"], inputs["row_splits"])
         last = tf.size(catalogue) - 1
-        place = tf.minimum(tf.searchsorted(catalogue, seen.values), last)
-        known = tf.gather(catalogue, place) == seen.values
-        pairs = tf.stack([tf.cast(seen.value_rowids(), tf.int32), place], axis=1)
+        index = tf.minimum(tf.searchsorted(catalogue, seen.values), last)
+        known = tf.gather(catalogue, index) == seen.values
+        pairs = tf.stack([tf.cast(seen.value_rowids(), tf.int32), index], axis=1)
         pairs = tf.boolean_mask(pairs, known)
         scores = tf.tensor_scatter_nd_update(scores, pairs, tf.fill([tf.shape(pairs)[0]], scores.dtype.min))
-        best, index = tf.math.top_k(scores, inputs["k"])
-        return {"ids": tf.gather(catalogue, index), "scores": best}
+        best_scores, best = tf.math.top_k(scores, inputs["k"])
+        return {"ids": tf.gather(catalogue, best), "scores": best_scores}
 
 
 def main(argv: Sequence[str]) -> None:
@@ -176,5 +176,5 @@ def main(argv: Sequence[str]) -> None:
 if __name__ == "__main__":
     flags.DEFINE_string("checkpoint", None, "Folder of a checkpoint that models.train wrote.", required=True)
     flags.DEFINE_string("output", None, "Folder of the SavedModel to write; it must not exist.", required=True)
-    flags.DEFINE_enum("ops", "stock", ["stock", "ours"], "Operations that the server has.")
+    flags.DEFINE_enum("ops", "stock", ["stock", "ours"], "Operations that the server supports.")
     app.run(main)

@@ -4,8 +4,8 @@
     history item+action ├─ embeddings ─▶ [context | history | exposed] ─▶ HSTU x n ─▶ exposed ─▶ MMoE ─▶ CTR
     exposed items       ┘                                                                            └─▶ CTCVR
 
-One sample is one user. Every exposure is a target of its own: it sees context, history and itself, never
-another exposure, so the logits are those of one row per exposure, at the cost of one pass over the history.
+One sample is one user. Every exposure is a separate target that sees context, history and itself, but no other
+exposure. The logits therefore equal those of one row per exposure, at the cost of one pass over the history.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from tf_fusedrec.layers import MMoE, PositionEmbedding, SequenceTimes, jagged, s
 class GRM(RankingModel):
     """Scores every exposure of every user.
 
-    Args, Call: see RankingModel.
+    RankingModel documents the arguments and the call.
 
     Raises:
-      InvalidArgumentError: a row has more tokens than config.max_sequence_length.
+      InvalidArgumentError: A row has more tokens than config.max_sequence_length.
     """
 
     config: GRMConfig
@@ -87,18 +87,18 @@ class GRM(RankingModel):
         lengths = context + batch["history_item"].row_lengths() + exposed
         splits = tf.concat([[0], tf.cumsum(lengths)], axis=0)
         blocks = [block.forward_flops(splits, self.config.dim, exposed, context) for block in self.blocks]
-        of_exposure = self.experts.forward_flops(self.config.dim)
-        of_exposure += 2 * len(self.config.tasks) * (self.config.expert_units + 1) * self.config.head_units
-        return tf.add_n(blocks) + tf.cast(tf.reduce_sum(exposed) * of_exposure, tf.float64)
+        per_exposure = self.experts.forward_flops(self.config.dim)
+        per_exposure += 2 * len(self.config.tasks) * (self.config.expert_units + 1) * self.config.head_units
+        return tf.add_n(blocks) + tf.cast(tf.reduce_sum(exposed) * per_exposure, tf.float64)
 
     def _tokens_of(self, inputs: Batch, training: bool | None) -> tf.RaggedTensor:
-        """[context | history | exposed], every token the sum of the embeddings of its features."""
+        """Returns the tokens [context | history | exposed], each the sum of its features' embeddings."""
         rows = self.rows_of(inputs, training)
-        of_history = [rows[name].values for name in (*self.config.columns_of("history"), "history_action")]
-        history = rows["history_item"].with_values(tf.add_n(of_history))
-        # History and exposures share the item's row; the marker tells them apart.
-        of_exposed = [rows[name].values for name in self.config.columns_of("exposed")]
-        exposed = rows["exposed_item"].with_values(tf.add_n(of_exposed) + self.exposed_marker)
+        history_parts = [rows[name].values for name in (*self.config.columns_of("history"), "history_action")]
+        history = rows["history_item"].with_values(tf.add_n(history_parts))
+        # History and exposures share the item's row, so a marker distinguishes them.
+        exposed_parts = [rows[name].values for name in self.config.columns_of("exposed")]
+        exposed = rows["exposed_item"].with_values(tf.add_n(exposed_parts) + self.exposed_marker)
         if not self.config.contextual:
             return jagged.concat([history, exposed])
         context = tf.stack([rows[name] for name in self.config.contextual], axis=1)
@@ -109,7 +109,7 @@ class GRM(RankingModel):
             return None
         parts = [inputs["history_time"], inputs["exposed_time"]]
         if self.config.contextual:
-            # Context has no moment of its own: it takes that of the oldest event kept, 0 when there is none.
+            # Context has no time of its own. It takes the time of the oldest event in the history, or 0 without one.
             history = inputs["history_time"]
             first = tf.where(history.row_lengths() > 0, history.row_splits[:-1], tf.size(history.values, tf.int64))
             begin = tf.gather(tf.concat([history.values, [0]], axis=0), first)
@@ -118,7 +118,7 @@ class GRM(RankingModel):
         return sequence_times(jagged.concat(parts), num_targets=num_targets)
 
     def _context_rows(self, dense: tf.Tensor) -> tf.RaggedTensor:
-        """[B, C, ...] -> RaggedTensor [B,(C),...]."""
+        """Converts [B, C, ...] to a RaggedTensor [B,(C),...]."""
         width = len(self.config.contextual)
         splits = tf.range(tf.shape(dense, tf.int64)[0] + 1) * width
         values = tf.reshape(dense, tf.concat([[-1], tf.shape(dense)[2:]], axis=0))

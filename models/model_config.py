@@ -1,4 +1,4 @@
-"""The model section of an experiment: one frozen, checked record for each model. See experiment.py."""
+"""The model section of an experiment: one frozen, checked record per model. See experiment.py."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ ENCODERS = ("hstu", "fuxi_alpha", "fuxi_beta", "sasrec")
 
 @dataclasses.dataclass(frozen=True)
 class RankingConfig:
-    """What every model that ranks exposures reads, and what it learns of them."""
+    """Inputs, tasks and sizes that all ranking models share."""
 
     contextual: tuple[str, ...] = ()  # scalar columns of ids
-    item_features: tuple[str, ...] = ()  # of history_<name> and exposed_<name>, columns of ids beside the item's
+    item_features: tuple[str, ...] = ()  # names of further id columns of items: history_<name> and exposed_<name>
     click_label: str = "exposed_click"
     conversion_label: str = "exposed_conversion"  # CTCVR = click and conversion
-    other_labels: tuple[str, ...] = ()  # columns exposed_<name>, each a task of that name beside CTR and CTCVR
+    other_labels: tuple[str, ...] = ()  # names of further tasks, with labels in the columns exposed_<name>
     max_history: int = 200  # events; a longer history keeps its newest
-    max_exposures: int = 32  # a row with more keeps its last ones
+    max_exposures: int = 32  # exposures per row; a longer row keeps its last
     dim: int = 32  # columns of an embedding row
     dropout: float = 0.0
-    min_item_count: int = 1  # items with fewer training interactions share one row, as unknown ones do
-    item_dropout: float = 0.0  # share of exposures that train that row instead of their item's; with min_item_count > 1
+    min_item_count: int = 1  # items with fewer training interactions share one row with unknown items
+    item_dropout: float = 0.0  # share of exposures that train the row of unknown items; needs min_item_count > 1
 
     def __post_init__(self) -> None:
         for name in ("max_history", "max_exposures", "dim", "min_item_count"):
@@ -35,37 +35,40 @@ class RankingConfig:
         _check_dropout("dropout", self.dropout)
         _check_dropout("item_dropout", self.item_dropout)
         if self.item_dropout and self.min_item_count == 1:
-            raise ValueError("model.item_dropout trains the row of unknown items: it needs model.min_item_count > 1.")
+            raise ValueError(
+                f"model.item_dropout {self.item_dropout} trains the row of unknown items, which needs "
+                "model.min_item_count > 1, got 1. Raise it, or set item_dropout to 0."
+            )
         for name in ("contextual", "item_features", "other_labels"):
             if len(set(getattr(self, name))) != len(getattr(self, name)):
                 raise ValueError(f"model.{name} names a column twice: {list(getattr(self, name))}.")
 
     @property
     def tasks(self) -> tuple[str, ...]:
-        """Names of what is learnt, in the order of the heads."""
+        """Names of the tasks, in the order of the heads."""
         return ("ctr", "ctcvr", *self.other_labels)
 
     @property
     def label_columns(self) -> tuple[str, ...]:
-        """Columns of labels, each once."""
+        """Distinct label columns."""
         others = [f"exposed_{name}" for name in self.other_labels]
         return tuple(dict.fromkeys([self.click_label, self.conversion_label, *others]))
 
     def columns_of(self, role: str) -> tuple[str, ...]:
-        """Columns of ids of the role "history" or "exposed", the item's first."""
+        """Returns the id columns of the role "history" or "exposed", beginning with the item's."""
         return tuple(f"{role}_{name}" for name in ("item", *self.item_features))
 
 
 @dataclasses.dataclass(frozen=True)
 class GRMConfig(RankingConfig):
-    """GRM: HSTU blocks over [contextual | historical | exposed] tokens, then MMoE and a head for each task."""
+    """GRM: HSTU blocks over [contextual | historical | exposed] tokens, then MMoE and a head per task."""
 
     kind: str = "grm"
     num_blocks: int = 2
     num_heads: int = 2
     qk_dim: int = 16  # columns per head
     value_dim: int = 16
-    time_buckets: int = 128  # 0 leaves the time bias out
+    time_buckets: int = 128  # buckets of the time bias; 0: no time bias
     num_experts: int = 4
     expert_units: int = 32
     top_k: int = 2
@@ -82,13 +85,13 @@ class GRMConfig(RankingConfig):
 
     @property
     def max_sequence_length(self) -> int:
-        """Tokens of the longest row, N."""
+        """N, the tokens of the longest row."""
         return len(self.contextual) + self.max_history + self.max_exposures
 
 
 @dataclasses.dataclass(frozen=True)
 class DLRMConfig(RankingConfig):
-    """DLRM: products of all pairs of embeddings, the history pooled, then one network with an output for each task."""
+    """DLRM: products of all pairs of embeddings, with a pooled history, then one network with an output per task."""
 
     kind: str = "dlrm"
     bottom_units: tuple[int, ...] = (64,)  # hidden layers over the dense features
@@ -107,7 +110,7 @@ class RetrievalConfig:
     """Retrieval: next-item prediction with a sampled softmax, over blocks of one kind."""
 
     max_history: int = 200  # tokens; a longer history keeps its newest
-    output_slots: int = 0  # N = max_history + output_slots; the public experiments have 11
+    output_slots: int = 0  # N = max_history + output_slots; the public experiments use 11
     dim: int = 50
     num_blocks: int = 2
     num_heads: int = 1
@@ -116,17 +119,17 @@ class RetrievalConfig:
     dropout: float = 0.2
     encoder: str = "hstu"  # one of ENCODERS
     ffn_multiple: int = 1  # hidden columns of FuXi's and SASRec's feed-forward network, in multiples of dim
-    position_bias: bool = True  # HSTU: by distance in the sequence
+    position_bias: bool = True  # HSTU: whether to have a bias by distance in the sequence
     time_encoding: str = "buckets"  # one of layers.bias_weights.TIME_ENCODINGS
-    time_buckets: int = 128  # of "buckets"; 0 leaves the time bias out
+    time_buckets: int = 128  # buckets of the time encoding "buckets"; 0: no time bias
     num_negatives: int = 128
-    sampling: str = "uniform"  # of negatives, one of negatives.SAMPLINGS
-    log_q: bool = False  # takes log sampling probabilities off the logits: for samplings other than uniform
-    expansion: int = 1  # k: each position shares the negatives of others, k * num_negatives in all
-    sharing: str = "negatives"  # what is shared, one of negatives.SHARINGS
-    negatives_dtype: str = "float32"  # of negatives' rows as they travel and as the loss gets them
-    share_negatives: bool = False  # one pool for all positions of a batch instead of one for each
-    whole_catalogue: bool = False  # every step looks up all items: quicker while they are few; the loss is the same
+    sampling: str = "uniform"  # distribution of negatives, one of negatives.SAMPLINGS
+    log_q: bool = False  # subtracts log sampling probabilities from the logits; not for "uniform"
+    expansion: int = 1  # k: a position also uses other positions' negatives, k * num_negatives in all
+    sharing: str = "negatives"  # form of the expansion, one of negatives.SHARINGS
+    negatives_dtype: str = "float32"  # dtype of the negatives' rows in the all-to-all and in the loss
+    share_negatives: bool = False  # one pool for all positions of a batch instead of one per position
+    whole_catalogue: bool = False  # every step looks up all items: faster for few items, with the same loss
     temperature: float = 0.05
 
     def __post_init__(self) -> None:
@@ -147,8 +150,8 @@ class RetrievalConfig:
         check_choice("model.negatives_dtype", self.negatives_dtype, ROW_DTYPES)
         if self.negatives_dtype != "float32" and (self.whole_catalogue or self.sampling == "in_batch"):
             raise ValueError(
-                f"model.negatives_dtype {self.negatives_dtype!r} is for negatives that are looked up for themselves; "
-                "with whole_catalogue, or sampling 'in_batch', none are."
+                f"model.negatives_dtype {self.negatives_dtype!r} needs a lookup of negatives alone; whole_catalogue "
+                "and sampling 'in_batch' have none. Set it to 'float32'."
             )
         if self.share_negatives:
             own = {
@@ -156,7 +159,7 @@ class RetrievalConfig:
                 "expansion": self.expansion > 1,
                 "sampling": self.sampling == "in_batch",
             }
-            for name in [name for name, meant in own.items() if meant]:
+            for name in [name for name, used in own.items() if used]:
                 raise ValueError(
                     f"model.{name} {getattr(self, name)!r} is for own negatives: set model.share_negatives to false."
                 )
@@ -164,7 +167,7 @@ class RetrievalConfig:
 
     @property
     def max_sequence_length(self) -> int:
-        """N: rows of the position tables, and the divisor of the attention."""
+        """N, the rows of the position tables and the divisor of the attention."""
         return self.max_history + self.output_slots
 
 

@@ -1,7 +1,7 @@
-"""The data set of an experiment as a folder in our Parquet layout: made once by rank 0, found by all.
+"""Prepares the data set of an experiment as a folder in our Parquet layout. Rank 0 writes it once for all ranks.
 
-The folder's name holds a fingerprint of what it was made from (settings, and name, size and time of every raw
-file), and the folder appears whole or not at all; so finding it is enough to use it again.
+The folder's name holds a fingerprint of its origin: the settings, and the name, size and time of every raw file. The
+folder appears complete or not at all, so an existing folder is used again.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from tf_fusedrec.data.synthetic import write_synthetic_ranking, write_synthetic_
 
 
 def prepare_data(experiment: Experiment, root: str | os.PathLike) -> pathlib.Path:
-    """The folder of the experiment's data set; all ranks call it.
+    """Returns the folder of the experiment's data set. Collective.
 
     Args:
-      experiment: its `data` section and seed say what to make.
-      root: where prepared data sets are kept, on a file system that all ranks see.
+      experiment: Experiment whose `data` section and seed define the data.
+      root: Folder of prepared data sets, on a file system that all ranks see.
 
     Raises:
-      ValueError: data.input is missing, is not there, or is of another kind than the experiment wants.
-      RuntimeError: on the other ranks, when rank 0 could not make the data; with its message.
+      ValueError: data.input is not set, does not exist, or does not fit the experiment's task.
+      RuntimeError: Rank 0 could not prepare the data; raised on the other ranks with its message.
     """
     folder, error = None, None
     if fr.collectives.rank() == 0:
         try:
             folder = _prepare(experiment, pathlib.Path(root))
-        except Exception as caught:  # told to the other ranks below, so that none waits for ever
+        except Exception as caught:  # The other ranks get the message below, so that none waits forever.
             error = caught
-    told = (str(folder), None if error is None else f"{type(error).__name__}: {error}")
-    folder, message = fr.collectives.all_gather_object(told)[0]
+    outcome = (str(folder), None if error is None else f"{type(error).__name__}: {error}")
+    folder, message = fr.collectives.all_gather_object(outcome)[0]
     if error is not None:
         raise error
     if message is not None:
@@ -50,7 +50,7 @@ def _prepare(experiment: Experiment, root: pathlib.Path) -> pathlib.Path:
     data = experiment.data
     source = pathlib.Path(data.input) if data.input else None
     if source is not None and not source.exists():
-        raise ValueError(f"data.input (--data) is {data.input!r}, which is not there.")
+        raise ValueError(f"data.input (--data) is {data.input!r}, which does not exist. Pass a file or folder.")
     if source is not None and (source / "dataset.json").is_file():
         folder = source
     else:
@@ -93,12 +93,12 @@ def _convert(experiment: Experiment, source: pathlib.Path | None, root: pathlib.
 
 
 def _fingerprint(experiment: Experiment, source: pathlib.Path | None) -> str:
-    """Sixteen hexadecimal digits of everything that the converted data depend on."""
+    """Returns sixteen hexadecimal digits of a hash over everything that the converted data depend on."""
     facts: dict = {"source": experiment.data.source, "version": fr.__version__}
     if source is None:
         facts.update(sizes=experiment.data.sizes(), seed=experiment.seed)
     else:
-        # Converters also read what lies beside the log (movies, user features).
+        # Converters also read the files beside the log (movies, user features).
         folder = source if source.is_dir() else source.parent
         facts["files"] = [
             (path.name, path.stat().st_size, path.stat().st_mtime_ns)

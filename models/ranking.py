@@ -1,6 +1,6 @@
-"""What the ranking models (grm.py, dlrm.py) share: inputs by role, labels of every task, the loss of an exposure.
+"""The base of the ranking models (grm.py, dlrm.py): inputs by role, labels of every task, the loss of an exposure.
 
-One sample is one user: scalar columns, the user's history, and exposures, each a target of its own.
+One sample is one user: scalar columns, the user's history, and exposures, each a separate target.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from models.model_config import RankingConfig
 from tf_fusedrec import keras, tf
 from tf_fusedrec.callbacks.progressive import ProgressiveMetrics
 
-RARE = -1  # stands for every item that is not frequent
+RARE = -1  # The id that replaces every item below config.min_item_count.
 _NO_ITEM = np.iinfo(np.int64).max
 
 
@@ -22,17 +22,17 @@ class RankingModel(SequenceModel):
     """Scores every exposure of every user, once for each task.
 
     Args:
-      config: which columns are features and which are labels.
-      embedding: knows the features of `embedded_features`; all rows have config.dim columns.
+      config: Names of the feature and label columns, and sizes.
+      embedding: Layer with the features of `embedded_features`, all with config.dim columns.
       catalogue: <int64>[I], distinct ids.
       popularity: <int64>[I], training interactions of each item of the catalogue.
 
     Call:
-      inputs: dict with contextual columns <int64>[B]; RaggedTensors <int64>[B,(L)] history_item, history_action,
-        history_time (seconds), and <int64>[B,(E)] exposed_item, exposed_time; of config.item_features too. Labels may
-        be in the dict; the call does not read them.
-      returns {task: logits}, <float>[exposures of the batch, row after row]. ctr: will it be clicked. ctcvr: will it
-        be clicked and convert. Others: will it have that label.
+      inputs: Dict with contextual columns <int64>[B]; RaggedTensors <int64>[B,(L)] history_item, history_action and
+        history_time (seconds), and <int64>[B,(E)] exposed_item and exposed_time. Each name of config.item_features
+        adds history_<name> and exposed_<name>. The call ignores labels in the dict.
+      returns {task: logits}, <float>[exposures of the batch, row by row]. "ctr" predicts a click, "ctcvr" a click with
+        a conversion, and any other task its label.
     """
 
     def __init__(
@@ -45,23 +45,23 @@ class RankingModel(SequenceModel):
     ):
         super().__init__(embedding, name)
         self.config = config
-        self.progressive: ProgressiveMetrics | None = None  # may be set before fit, which then has it as a callback
+        self.progressive: ProgressiveMetrics | None = None  # Set it before fit, and pass it to fit as a callback.
         self._frequent = None
         if config.min_item_count > 1:
             frequent = np.full(max(len(catalogue), 1), _NO_ITEM)
             kept = np.sort(catalogue[np.asarray(popularity) >= config.min_item_count])
             frequent[: len(kept)] = kept
-            # Part of the checkpoint: the exported model must know the same items.
+            # The checkpoint holds the list, because the exported model must know the same items.
             self._frequent = tf.Variable(frequent, trainable=False, name="frequent_items")
 
     def labels(self, batch: Batch) -> dict[str, tf.Tensor]:
-        """{"ctr": click, "ctcvr": click and conversion, others}, <float>[exposures of the batch]."""
+        """Returns {"ctr": click, "ctcvr": click and conversion, other tasks}, <float>[exposures of the batch]."""
         click = batch[self.config.click_label].values
         others = {name: batch[f"exposed_{name}"].values for name in self.config.other_labels}
         return {"ctr": click, "ctcvr": click * batch[self.config.conversion_label].values, **others}
 
     def position_losses(self, batch: Batch, outputs: dict[str, tf.Tensor]) -> tf.Tensor:
-        """Cross entropy of each exposure, summed over the tasks: <float>[exposures]."""
+        """Returns the cross entropy of each exposure, summed over the tasks: <float>[exposures]."""
         labels = self.labels(batch)
         return tf.add_n(
             [tf.nn.sigmoid_cross_entropy_with_logits(labels=labels[task], logits=outputs[task]) for task in outputs]
@@ -76,25 +76,25 @@ class RankingModel(SequenceModel):
         return tf.size(batch["exposed_item"].values, tf.int64)
 
     def rows_of(self, inputs: Batch, training: bool | None) -> dict[str, Any]:
-        """Embedding rows of all features, looked up in one call."""
-        wanted = {name: inputs[name] for name in embedded_features(self.config)}
+        """Looks up the embedding rows of all features in one call."""
+        ids = {name: inputs[name] for name in embedded_features(self.config)}
         if self._frequent is not None:
             for name in ("history_item", "exposed_item"):
-                wanted[name] = wanted[name].with_values(self._known(wanted[name].values))
+                ids[name] = ids[name].with_values(self._frequent_or_rare(ids[name].values))
         if self.config.item_dropout and training:
-            # What stands for an unknown item is so trained on items of every kind, not on rare ones alone.
-            items = wanted["exposed_item"].values
-            unknown = tf.random.uniform(tf.shape(items)) < self.config.item_dropout
-            items = tf.where(unknown, tf.constant(RARE, tf.int64), items)
-            wanted["exposed_item"] = wanted["exposed_item"].with_values(items)
-        return self.embedding(wanted)
+            # The row of unknown items is so trained on items of every kind, not on rare ones alone.
+            items = ids["exposed_item"].values
+            dropped = tf.random.uniform(tf.shape(items)) < self.config.item_dropout
+            items = tf.where(dropped, tf.constant(RARE, tf.int64), items)
+            ids["exposed_item"] = ids["exposed_item"].with_values(items)
+        return self.embedding(ids)
 
-    def _known(self, items: tf.Tensor) -> tf.Tensor:
-        places = tf.minimum(tf.searchsorted(self._frequent, items), tf.size(self._frequent) - 1)
-        return tf.where(tf.gather(self._frequent, places) == items, items, tf.constant(RARE, tf.int64))
+    def _frequent_or_rare(self, items: tf.Tensor) -> tf.Tensor:
+        index = tf.minimum(tf.searchsorted(self._frequent, items), tf.size(self._frequent) - 1)
+        return tf.where(tf.gather(self._frequent, index) == items, items, tf.constant(RARE, tf.int64))
 
 
 def embedded_features(config: RankingConfig) -> dict[str, str]:
-    """Features that are looked up, and the table that each reads, by feature name."""
+    """Returns the table that each looked-up feature reads, by feature name."""
     roles = {name: name.partition("_")[2] for role in ("history", "exposed") for name in config.columns_of(role)}
     return {**roles, "history_action": "action", **{name: name for name in config.contextual}}

@@ -1,8 +1,8 @@
-"""Retrieval: the next item of every position of a user's history, with a sampled softmax.
+"""Retrieval model: predicts the next item at every position of a user's history, with a sampled softmax.
 
-The research form of HSTU with relative position and time bias, or other blocks (encoders.py). A position asks at the
-time of the NEXT interaction, which is known when a request is served; see ops.sequence_times. Histories, positives and
-negatives are jagged: one entry per token of the batch, no padding between ids and loss (but inside SASRec's softmax).
+Its blocks are the research form of HSTU with relative position and time bias, or others (encoders.py). A position's
+query time is the time of the NEXT interaction, which a server knows; see ops.sequence_times. Histories, positives and
+negatives are jagged, with one entry per token of the batch. Only SASRec's softmax pads.
 Source: Zhai et al., Actions Speak Louder than Words (ICML 2024), its public experiments.
 """
 
@@ -22,10 +22,10 @@ from tf_fusedrec.losses.similarities import NORM_FLOOR
 
 
 class Predictions(NamedTuple):
-    """What the loss needs: P positions, n negatives of each out of U rows."""
+    """Inputs of the loss: P positions with n negatives each, out of U rows."""
 
     query: tf.Tensor  # <float>[P, D]
-    positive: tf.Tensor  # <float>[P, D], embedding of the item that came next
+    positive: tf.Tensor  # <float>[P, D], embedding of the next item
     negatives: tf.Tensor  # <float>[U, D]
     positive_ids: tf.Tensor  # <int64>[P]
     negative_ids: tf.Tensor  # <int64>[U]
@@ -35,7 +35,7 @@ class Predictions(NamedTuple):
 
 
 class CataloguePredictions(NamedTuple):
-    """The same where all I items were looked up: who came next and who did not are rows of `items`."""
+    """Inputs of the loss when all I items are looked up. Positives and negatives are rows of `items`."""
 
     query: tf.Tensor  # <float>[P, D]
     items: tf.Tensor  # <float>[I, D], in the order of the catalogue
@@ -46,25 +46,25 @@ class CataloguePredictions(NamedTuple):
 
 
 class HSTURetrieval(SequenceModel):
-    """Learns one vector per item and, from a history, the vector of what comes next.
+    """Learns one vector per item, and predicts the vector of the next item from a history.
 
     Args:
-      config: sizes and loss.
-      embedding: knows the features item_id and negative, which share one table of config.dim columns.
-      catalogue: <int64>[I], distinct ids; negatives are drawn from it, with replacement, as config.sampling says.
-      popularity: <int64>[I], training interactions of each item of the catalogue; None where nothing needs them.
-      seed: of the negatives. The draw is a pure function of (seed, step, rank).
-      rank: of this process among the processes that train together.
+      config: Sizes and loss.
+      embedding: Layer with the features item_id and negative, which share one table of config.dim columns.
+      catalogue: <int64>[I], distinct ids. Negatives are drawn from it with replacement, by config.sampling.
+      popularity: <int64>[I], training interactions of each item of the catalogue; None for samplings without counts.
+      seed: Seed of the negatives. A draw is a pure function of (seed, step, rank).
+      rank: Rank of this process among the processes that train together.
 
     Call (training):
-      inputs: dict with RaggedTensors <int64>[B,(L)] item_id and timestamp (seconds). The first L - 1
-        items of a row predict the last L - 1; a row of fewer than two items gives no position.
+      inputs: Dict with RaggedTensors <int64>[B,(L)] item_id and timestamp (seconds). The first L - 1 items of a row
+        predict the last L - 1. A row of fewer than two items gives no position.
       returns Predictions, or CataloguePredictions with config.whole_catalogue.
 
     Raises:
-      ValueError: catalogue is not a list of at least one distinct id.
-      InvalidArgumentError: a history is longer than config.max_sequence_length; with whole_catalogue, an item that
-        the catalogue lacks.
+      ValueError: `catalogue` is empty, repeats an id, or is not of rank 1.
+      InvalidArgumentError: A history is longer than config.max_sequence_length, or, with whole_catalogue, holds an item
+        outside the catalogue.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class HSTURetrieval(SequenceModel):
                 f"{len(np.unique(catalogue))} distinct ids. Take tf_fusedrec.data.read_items."
             )
         self.config = config
-        # Part of the checkpoint: the exported model answers with these ids.
+        # The checkpoint holds the catalogue, because the exported model returns its ids.
         order = np.argsort(catalogue)
         self.catalogue = tf.Variable(catalogue[order].astype(np.int64), trainable=False, name="catalogue")
         counts = None if popularity is None else np.asarray(popularity)[order]
@@ -101,71 +101,73 @@ class HSTURetrieval(SequenceModel):
         positive_ids = _after_first(items).values
         drawn = self._negatives(tf.size(positive_ids))
         in_batch = self.config.sampling == "in_batch"
-        wanted = {"item_id": items}
+        ids = {"item_id": items}
         if not in_batch:
-            # Each item once: what is drawn often is looked up, kept and sent once.
-            places, chosen = tf.unique(tf.reshape(drawn, [-1]))
+            # An item that is drawn several times is looked up, sent and kept once.
+            negative_indices, chosen = tf.unique(tf.reshape(drawn, [-1]))
             drawn = tf.reshape(chosen, tf.shape(drawn))
-            wanted["negative"] = negative_ids = tf.gather(self.catalogue, places)
-        # One call for all the step needs; an item that is both input and positive is looked up once.
-        rows = self.embedding(wanted)
+            ids["negative"] = negative_ids = tf.gather(self.catalogue, negative_indices)
+        # One call looks up all ids of the step. An item that is both input and positive is looked up once.
+        rows = self.embedding(ids)
         positive = _after_first(rows["item_id"]).values
         log_q = None
         if self.config.log_q:
-            own = self._sampler.log_q(self._places(positive_ids))
-            log_q = own, own if in_batch else self._sampler.log_q(places)
+            own = self._sampler.log_q(self._catalogue_indices(positive_ids))
+            log_q = own, own if in_batch else self._sampler.log_q(negative_indices)
         query = self._encode_all_but_last(rows["item_id"], inputs["timestamp"], training).values
         if self.config.share_negatives:
             return Predictions(query, positive, rows["negative"], positive_ids, negative_ids, None, log_q, None)
-        of_others, reused_from = self._shared(tf.size(positive_ids))
-        if of_others is not None:
-            drawn = tf.concat([drawn, reuse(drawn, of_others)], axis=1)
-        negatives, ids = (positive, positive_ids) if in_batch else (rows["negative"], negative_ids)
-        return Predictions(query, positive, negatives, positive_ids, ids, drawn, log_q, reused_from)
+        negatives_from, logits_from = self._expansion(tf.size(positive_ids))
+        if negatives_from is not None:
+            drawn = tf.concat([drawn, reuse(drawn, negatives_from)], axis=1)
+        if in_batch:
+            return Predictions(query, positive, positive, positive_ids, positive_ids, drawn, log_q, logits_from)
+        return Predictions(query, positive, rows["negative"], positive_ids, negative_ids, drawn, log_q, logits_from)
 
     def _call_with_catalogue(self, inputs: Batch, training: bool | None) -> CataloguePredictions:
         items = inputs["item_id"]
-        places = items.with_values(self._places(items.values))
-        positives = _after_first(places).values
+        indices = items.with_values(self._catalogue_indices(items.values))
+        positives = _after_first(indices).values
         vectors = self.embedding({"item_id": self.catalogue})["item_id"]
-        rows = items.with_values(jagged.gather_rows(vectors, places.values))
+        rows = items.with_values(jagged.gather_rows(vectors, indices.values))
         negatives = self._negatives(tf.size(positives))
         if self.config.sampling == "in_batch":
             negatives = tf.gather(positives, negatives)
-        of_others, reused_from = self._shared(tf.size(positives))
-        if of_others is not None:
-            negatives = tf.concat([negatives, reuse(negatives, of_others)], axis=1)
+        negatives_from, logits_from = self._expansion(tf.size(positives))
+        if negatives_from is not None:
+            negatives = tf.concat([negatives, reuse(negatives, negatives_from)], axis=1)
         return CataloguePredictions(
             self._encode_all_but_last(rows, inputs["timestamp"], training).values,
             vectors,
             positives,
             negatives,
             self._sampler.log_q(tf.range(tf.size(self.catalogue))) if self.config.log_q else None,
-            reused_from,
+            logits_from,
         )
 
     def embed_users(self, items: tf.RaggedTensor, timestamps: tf.RaggedTensor, query_time: tf.Tensor) -> tf.Tensor:
-        """The vector of what each user wants at `query_time`.
+        """Returns the vector of each user's next item at `query_time`.
 
         Args:
           items, timestamps: RaggedTensors <int64>[B,(L)], oldest first, L <= config.max_history.
-          query_time: <int64>[B] seconds, when the answer is wanted.
+          query_time: <int64>[B], time of the request in seconds.
 
         Returns:
-          <float>[B, D], L2-normalised; zeros for a user without history.
+          <float>[B, D], L2-normalised, or zeros for a user without history.
         """
         rows = self.embedding({"item_id": items}, training=False)["item_id"]
-        asked = tf.RaggedTensor.from_row_splits(query_time, tf.range(tf.size(query_time, tf.int64) + 1), validate=False)
-        query_times = jagged.last(jagged.concat([timestamps, asked]), items.row_lengths())
+        splits = tf.range(tf.size(query_time, tf.int64) + 1)
+        request_times = tf.RaggedTensor.from_row_splits(query_time, splits, validate=False)
+        query_times = jagged.last(jagged.concat([timestamps, request_times]), items.row_lengths())
         encoded = self._encode(rows, timestamps, query_times, training=False)
         return normalized(tf.reduce_sum(jagged.last(encoded, 1), axis=1))
 
     def embed_items(self, ids: tf.Tensor) -> tf.Tensor:
-        """L2-normalised rows of items <int64>[n]: <float>[n, D]. The score of a pair is the dot product."""
+        """Returns the L2-normalised rows <float>[n, D] of items <int64>[n]. A pair's score is the dot product."""
         return normalized(self.embedding({"item_id": ids}, training=False)["item_id"])
 
     def position_losses(self, batch: Batch, outputs: Predictions | CataloguePredictions) -> tf.Tensor:
-        """-log softmax of the item that came next, <float>[P]."""
+        """Returns -log softmax of the next item, <float>[P]."""
         temperature, log_q, reused_from = self.config.temperature, outputs.log_q, outputs.reused_from
         if isinstance(outputs, CataloguePredictions):
             return losses.sampled_softmax_of_catalogue(*outputs[:4], temperature, log_q=log_q, reused_from=reused_from)
@@ -193,7 +195,7 @@ class HSTURetrieval(SequenceModel):
     def _encode_all_but_last(
         self, rows: tf.RaggedTensor, timestamps: tf.RaggedTensor, training: bool | None
     ) -> tf.RaggedTensor:
-        """Each position asks at the time of the item that came next."""
+        """Encodes all positions but the last. A position's query time is the time of the next item."""
         positions = tf.maximum(rows.row_lengths() - 1, 0)
         cut = [positions, rows.row_lengths() - positions]
         return self._encode(
@@ -214,42 +216,42 @@ class HSTURetrieval(SequenceModel):
         return x
 
     def _negatives(self, num_positions: tf.Tensor) -> tf.Tensor:
-        """Drawn by the sampler, <int32>[P, n], or [n] when shared."""
+        """Draws negatives <int32>[P, n], or [n] for one shared pool."""
         number = self.config.num_negatives
         shape = [number] if self.config.share_negatives else tf.stack([num_positions, number])
         return self._sampler.draw(shape, self._seed_of(shared=self.config.share_negatives), num_positions)
 
-    def _shared(self, num_positions: tf.Tensor) -> tuple[tf.Tensor | None, tf.Tensor | None]:
-        """Positions whose negatives, and whose logits, each position takes beside its own: <int32>[P, (k-1) n]."""
+    def _expansion(self, num_positions: tf.Tensor) -> tuple[tf.Tensor | None, tf.Tensor | None]:
+        """Returns the positions whose negatives, or whose logits, each position reuses: <int32>[P, (k-1) n]."""
         config = self.config
         if config.expansion == 1:
             return None, None
-        # A seed that no draw of negatives has: its words are negative.
+        # Seeds of draws are not negative, so a negative seed gives independent numbers.
         seed = -1 - 2 * self._seed_of(shared=False)
         source = other_positions(num_positions, (config.expansion - 1) * config.num_negatives, seed)
         return (source, None) if config.sharing == "negatives" else (None, source)
 
     def _seed_of(self, shared: bool) -> tf.Tensor:
-        """Two words: one for the run and the rank, one for the step and, unless shared by all of it, micro-batch."""
+        """Returns a seed of two words: (run, rank) and (step, micro-batch). A shared pool ignores the micro-batch."""
         step = self.step + self.steps_ahead
         draw = step if shared else step + (self.micro_batch.number << 40)
         return tf.stack([tf.constant(self._seed * 65536 + self._rank, tf.int64), draw])
 
-    def _places(self, ids: tf.Tensor) -> tf.Tensor:
-        """Where the catalogue, which ascends, holds each id."""
+    def _catalogue_indices(self, ids: tf.Tensor) -> tf.Tensor:
+        """Returns the index of each id in the ascending catalogue."""
         last = tf.size(self.catalogue, tf.int64) - 1
-        places = tf.minimum(tf.searchsorted(self.catalogue, ids, out_type=tf.int64), last)
+        indices = tf.minimum(tf.searchsorted(self.catalogue, ids, out_type=tf.int64), last)
         message = "item_id holds an item that the catalogue lacks; set model.whole_catalogue to false"
-        known = tf.debugging.assert_equal(tf.gather(self.catalogue, places), ids, message=message)
+        known = tf.debugging.assert_equal(tf.gather(self.catalogue, indices), ids, message=message)
         with tf.control_dependencies([] if known is None else [known]):
-            return tf.identity(places)
+            return tf.identity(indices)
 
 
 def _after_first(rows: tf.RaggedTensor) -> tf.RaggedTensor:
-    """Every row without its first entry: what came next, for each entry but the last."""
+    """Drops the first entry of every row, which gives the next entry for each entry but the last."""
     return jagged.last(rows, tf.maximum(rows.row_lengths() - 1, 0))
 
 
 def normalized(vectors: tf.Tensor) -> tf.Tensor:
-    """vectors / max(length, 1e-6), over the last axis; the rule of losses.sampled_softmax."""
+    """Returns vectors / max(length, 1e-6) over the last axis, as losses.sampled_softmax normalises."""
     return vectors / tf.maximum(tf.norm(vectors, axis=-1, keepdims=True), NORM_FLOOR)

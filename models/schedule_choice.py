@@ -1,4 +1,4 @@
-"""Schedules as experiments write them: sync, dual_buffer, semi_async, frozen_window(4), nested(4), pipelined(6)."""
+"""Parses an experiment's schedule: sync, dual_buffer, semi_async, frozen_window(4), nested(4) or pipelined(6)."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _NUMBERED: dict[str, Callable[[int], schedules.Schedule]] = {
 
 
 def schedule_of(text: str) -> schedules.Schedule:
-    """The schedule of its name, with the number of micro-batches, or of batches in flight, in parentheses.
+    """Returns the schedule of a name with the number of micro-batches or of batches in flight in parentheses.
 
     Raises:
-      ValueError: no such schedule; a number is missing, too many, or out of its range.
+      ValueError: The name is unknown, or its number is missing, unexpected or out of range.
     """
     found = re.fullmatch(r"(\w+)(?:\((\d+)\))?", text)
     name, number = found.groups() if found else (None, None)

@@ -1,15 +1,15 @@
-"""The main job: prepares data, trains with Keras fit, evaluates, exports, and prints what came of it.
+"""The main job: prepares data, trains with Keras fit, evaluates, exports, and prints the results.
 
     horovodrun -np 2 python -m models.train --config configs/grm_tiny.yaml
     python -m models.train --config configs/hstu_ml1m_tiny.yaml --data path/to/ml-1m --set train.epochs=2
 
 Flags: --config FILE · --data PATH (replaces data.input) · --set section.field=value (repeatable) ·
---output DIR (default runs/<name>) · --resume (go on from the checkpoint in the output folder).
-With data.follow the folder of training data may grow while it is read, partition after partition (rounds.py).
-Below the output folder: data/ checkpoint/ saved_model/ tensorboard/ results.json samples.npz (for models.compare), and
+--output DIR (default runs/<name>) · --resume (continues from the checkpoint in the output folder).
+With data.follow, the folder of training data may grow while the job reads it, partition by partition (fit_calls.py).
+The output folder gets data/ checkpoint/ saved_model/ tensorboard/ results.json samples.npz (for models.compare), and
 timeline/ with train.timeline_steps.
 
-Exit codes: 0 done; 1 an error, told on stderr; 130 interrupted by SIGINT or SIGTERM, with a checkpoint to resume from.
+Exit codes: 0 done; 1 an error, written to stderr; 130 interrupted by SIGINT or SIGTERM, with a checkpoint to resume.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ from models.check_export import check_export, expected_answer
 from models.evaluate import evaluate, table
 from models.experiment import Experiment, load
 from models.export import export
+from models.fit_calls import fit_calls
 from models.prepare import prepare_data
 from models.ranking import RankingModel
-from models.rounds import rounds
 from tf_fusedrec import callbacks, keras, tf
 from tf_fusedrec.callbacks import monitoring
 from tf_fusedrec.callbacks.progressive import ProgressiveMetrics
@@ -49,24 +49,24 @@ from tf_fusedrec.callbacks.timeline import Timeline
 from tf_fusedrec.callbacks.utilization import ModelFlopsUtilization
 from tf_fusedrec.data import check_features, read_items
 
-EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
+EXIT_INTERRUPTED = 130  # 128 + SIGINT, as in shells.
 
 
 def run(experiment: Experiment, folder: pathlib.Path, output: pathlib.Path, resume: bool) -> int:
-    """Trains, evaluates and exports; all ranks call it. Returns the exit code, 0 or EXIT_INTERRUPTED."""
-    # Ranks draw different dropout masks; all of them begin with rank 0's weights nevertheless.
+    """Trains, evaluates and exports. Collective. Returns the exit code, 0 or EXIT_INTERRUPTED."""
+    # Ranks must draw different dropout masks. Their initial weights are equal, because rank 0 broadcasts its own.
     keras.utils.set_random_seed(experiment.seed + fr.collectives.rank())
     embedding = make_embedding(experiment)
     read = columns(experiment.model, "train")
     check_features(read, features(experiment.model), made=MADE_FEATURES)
     checkpoint, train = output / "checkpoint", experiment.train
-    work = rounds(experiment, folder, _saved_input(experiment, checkpoint) if resume else None)
+    calls = fit_calls(experiment, folder, _saved_input(experiment, checkpoint) if resume else None)
 
     item_ids, popularity = read_items(folder)
     model = make_model(experiment, embedding, item_ids, popularity)
     optimizer = keras.optimizers.legacy.Adam(train.learning_rate, beta_2=train.beta_2, epsilon=train.epsilon)
     model.compile(optimizer=fr.collectives.distributed_optimizer(optimizer))
-    model(no_rows(read))  # makes the weights, for the restore
+    model(no_rows(read))  # Creates the weights that a checkpoint restores.
 
     if resume:
         fr.checkpoint.load(checkpoint, model, model.optimizer)
@@ -93,18 +93,18 @@ def run(experiment: Experiment, folder: pathlib.Path, output: pathlib.Path, resu
         others.append(keras.callbacks.TensorBoard(output / "tensorboard", write_graph=False))
     if train.patience:
         others.append(monitoring.EarlyStopping("loss", patience=train.patience, verbose=1 if _is_chief() else 0))
-    for one in work:
+    for call in calls:
         if resume:
-            _say(f"resumed from {checkpoint} at epoch {one.epoch}, step {one.step} of {one.steps}")
+            _say(f"resumed from {checkpoint} at epoch {call.epoch}, step {call.step} of {call.steps}")
             resume = False
         saving = callbacks.Checkpoint(
-            checkpoint, one.steps, extra, first_step=one.step, input_position=one.position
+            checkpoint, call.steps, extra, first_step=call.step, input_position=call.position
         )  # fmt: skip
         model.fit(
-            one.dataset,
-            initial_epoch=one.epoch,
-            epochs=one.end,
-            steps_per_epoch=one.steps - one.step,
+            call.dataset,
+            initial_epoch=call.epoch,
+            epochs=call.end,
+            steps_per_epoch=call.steps - call.step,
             callbacks=[*listeners, saving, *others],
             verbose=1 if _is_chief() else 0,
         )
@@ -112,19 +112,19 @@ def run(experiment: Experiment, folder: pathlib.Path, output: pathlib.Path, resu
             break
     if interrupt.signal_name is not None:
         _say(f"interrupted by {interrupt.signal_name}; checkpoint: {checkpoint}; continue with --resume")
-        fr.collectives.barrier()  # the first rank to leave ends the others, which may not have told yet
+        fr.collectives.barrier()  # The first rank to leave ends the others, whose output may not be written yet.
         return EXIT_INTERRUPTED
     rates = throughput.rates
     rates["mfu"] = utilization.utilization(rates["gflops_per_s"])
     results, samples = evaluate(experiment, model, folder)
     inputs, expected = expected_answer(experiment, model, folder)
     if _is_chief():
-        shutil.rmtree(output / "saved_model", ignore_errors=True)  # of an earlier run
+        shutil.rmtree(output / "saved_model", ignore_errors=True)  # An earlier run may have left one.
     export(model, output / "saved_model")
     if _is_chief():
-        np.savez(output / "samples.npz", **samples)  # for models.compare
+        np.savez(output / "samples.npz", **samples)  # models.compare reads it.
         _finish(output, results, rates, inputs, expected)
-    fr.collectives.barrier()  # nobody leaves while rank 0 still works: horovodrun would end the job
+    fr.collectives.barrier()  # horovodrun ends the job when a rank leaves, and rank 0 may still be working.
     return 0
 
 
@@ -135,7 +135,7 @@ def _finish(
     inputs: dict[str, np.ndarray],
     expected: dict[str, np.ndarray],
 ) -> None:
-    """Rank 0's last work: check of the SavedModel, TensorBoard and JSON, the table."""
+    """Checks the SavedModel and writes the results to TensorBoard, JSON and standard output. Rank 0 only."""
     checkpoint, saved_model = output / "checkpoint", output / "saved_model"
     difference = check_export(saved_model, inputs, expected)
     writer = tf.summary.create_file_writer(str(output / "tensorboard" / "test"))
@@ -150,18 +150,18 @@ def _finish(
         shown = f"{value:.4f}" if name == "mfu" else f"{value:.1f}" if name == "gflops_per_s" else f"{value:.0f}"
         print(f"{name.replace('_per_s', '/s'):<14}{shown:>10}")
     print(f"checkpoint    {checkpoint}")
-    print(f"saved model   {saved_model} (another process answers within {difference:.1e})", flush=True)
+    print(f"saved model   {saved_model} (another process agrees within {difference:.1e})", flush=True)
 
 
 def _saved_input(experiment: Experiment, checkpoint: pathlib.Path) -> dict[str, Any]:
-    """Where the input stood when the checkpoint was written; refuses one of another model."""
+    """Returns the checkpoint's input position, or raises ValueError for a checkpoint of another model."""
     saved = fr.checkpoint.read_manifest(checkpoint)["extra"]
     now = experiment.to_dict()
     for section in ("task", "model", "embedding"):
         if saved["experiment"][section] != now[section]:
             raise ValueError(
                 f"--resume: {checkpoint} was trained with another {section!r}: {saved['experiment'][section]}, "
-                f"now {now[section]}. Use the same, or another --output."
+                f"now {now[section]}. Use the same section, or another --output."
             )
     return saved["input"]
 
@@ -178,16 +178,16 @@ def _say(line: str) -> None:
 def _define_flags() -> None:
     flags.DEFINE_string("config", None, "Experiment file, for example configs/grm_tiny.yaml.", required=True)
     flags.DEFINE_string("data", None, "Raw or converted data set; replaces data.input.")
-    flags.DEFINE_multi_string("set", [], "section.field=value; the value is YAML. May be given again.")
+    flags.DEFINE_multi_string("set", [], "Replacement section.field=value with a YAML value. Repeatable.")
     flags.DEFINE_string("output", None, "Output folder; default runs/<name of the experiment>.")
-    flags.DEFINE_bool("resume", False, "Go on from the checkpoint in the output folder.")
+    flags.DEFINE_bool("resume", False, "Whether to continue from the checkpoint in the output folder.")
 
 
 def main(argv: Sequence[str]) -> int:
     given = flags.FLAGS
     if len(argv) > 1:
         raise app.UsageError(f"unexpected arguments {list(argv[1:])}; see --help")
-    logging.set_verbosity(logging.WARNING)  # TensorFlow tells of every file that a checkpoint writes
+    logging.set_verbosity(logging.WARNING)  # TensorFlow logs every file of a checkpoint at INFO.
     for name in ("tf_fusedrec.data", "tf_fusedrec.callbacks.progressive"):
         getLogger(name).setLevel("INFO")
     try:
@@ -197,7 +197,7 @@ def main(argv: Sequence[str]) -> int:
         output = pathlib.Path(given.output or os.path.join("runs", experiment.name))
         folder = prepare_data(experiment, output / "data")
     except ValueError as error:
-        # What a user can put right needs no traceback.
+        # A user can correct these errors without a traceback.
         print(f"error: {error}", file=sys.stderr, flush=True)
         return 1
     return run(experiment, folder, output, given.resume)

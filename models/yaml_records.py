@@ -1,7 +1,7 @@
-"""Nested dicts, as YAML holds them, to frozen dataclasses and back.
+"""Converts nested dicts of YAML to frozen dataclasses and back.
 
-Used by experiment.py; knows none of its fields. A value is checked against the annotation of its
-field: int, float, str, bool, tuple[T, ...].
+Each value is checked against its field's annotation: int, float, str, bool or tuple[T, ...]. The module knows no field
+of experiment.py.
 """
 
 import dataclasses
@@ -30,11 +30,11 @@ def override_field(fields: dict[str, Any], override: str) -> None:
 
 
 def make_record(record: type, values: Any, section: str) -> Any:
-    """An instance of the dataclass `record` from the dict of its section.
+    """Returns an instance of the dataclass `record` from the dict of its section.
 
     Raises:
-      ValueError: an unknown field, a missing one without a default, a value of the wrong type;
-        each named with its section.
+      ValueError: A field is unknown, lacks a value and a default, or has the wrong type. The message names the field
+        and its section.
     """
     where = section or "the top level"
     values = {} if values is None else values
@@ -53,16 +53,16 @@ def make_record(record: type, values: Any, section: str) -> Any:
 
 
 def _typed(name: str, value: Any, wanted: Any) -> Any:
-    """`value` as annotated; a list becomes a tuple, an integer a float if one is wanted."""
+    """Converts `value` to its annotation: a list becomes a tuple, and an integer a float where one is wanted."""
     origin, arguments = typing.get_origin(wanted), typing.get_args(wanted)
     if dataclasses.is_dataclass(value):
-        return value  # a section, made before
+        return value  # A section that is already a record.
     if origin is tuple:
         if not isinstance(value, (list, tuple)):
             raise ValueError(f"{name} must be a list of {arguments[0].__name__}, got {value!r}.")
         return tuple(_typed(f"{name}[{i}]", item, arguments[0]) for i, item in enumerate(value))
     if wanted is float and not isinstance(value, bool):
-        # YAML 1.1 reads 1e-3 (without a point) as text, so text that is a number is taken.
+        # YAML 1.1 reads 1e-3 (without a point) as text, so numbers in text are accepted.
         try:
             return float(value)
         except (TypeError, ValueError):
@@ -73,7 +73,7 @@ def _typed(name: str, value: Any, wanted: Any) -> Any:
 
 
 def plain(value: Any) -> Any:
-    """The same with lists for tuples: what YAML and JSON would give back."""
+    """Replaces tuples by lists, as YAML and JSON would return them."""
     if isinstance(value, dict):
         return {key: plain(item) for key, item in value.items()}
     return [plain(item) for item in value] if isinstance(value, (list, tuple)) else value

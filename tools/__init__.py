@@ -1,1 +1,4 @@
-"""What `make` runs: the environment's set-up and the launch of the main job. Standard library only, but for docs/."""
+"""The programs of `make`: the environment's set-up and the launch of the main job.
+
+They need the standard library only, except docs/ and launch_training.py.
+"""

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Prints the Python interpreter for the set-up, or says what is missing and how to get it.
-# First step of `make`; what follows (tools/setup_env.py) is Python. PYTHON=... chooses one by hand.
+# Prints the Python interpreter for the set-up, or a message about a missing one and its remedy.
+# It is the first step of `make`, before tools/setup_env.py. PYTHON=... chooses an interpreter by hand.
 set -u
 
 probe='
@@ -25,9 +25,9 @@ for candidate in "$@"; do
 done
 
 {
-  echo "missing: Python 3.9, 3.10 or 3.11 (there are TensorFlow Recommenders Addons for these only)." \
+  echo "missing: Python 3.9, 3.10 or 3.11 (TensorFlow Recommenders Addons support these only)." \
     "Found:${seen:- none of $* runs;}"
   echo "  Remedy: install one (Debian 12: apt install python3 python3-venv)," \
-    "or name its place: make PYTHON=path/to/python3.11"
+    "or name its path: make PYTHON=path/to/python3.11"
 } >&2
 exit 1

@@ -1,8 +1,8 @@
-"""Builds Horovod's wheel from its source release, once for each machine, and keeps it for the next clone.
+"""Builds Horovod's wheel from its source release once per machine, and keeps it for the next clone.
 
-Called by setup_env.py when TensorFlow is installed, because Horovod is compiled against it. Kept in
-<cache>/<key>/, the key naming all that the binary depends on. Two clones that build at once do not
-disturb each other: one waits for the other's lock, and a finished wheel appears by a rename.
+setup_env.py calls it after installing TensorFlow, because Horovod is compiled against TensorFlow. The wheel lies in
+<cache>/<key>/, where the key names everything that the binary depends on. Two clones may build at once: one waits for
+the other's lock, and a finished wheel appears by a rename.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from collections.abc import Iterator
 
 from tools.steps import StepFailed, run_logged
 
-# Gloo needs no further installation; MPI would.
+# Gloo needs no further installation, unlike MPI.
 BUILD_OPTIONS = {
     "HOROVOD_WITH_TENSORFLOW": "1",
     "HOROVOD_WITH_GLOO": "1",
@@ -28,17 +28,17 @@ BUILD_OPTIONS = {
     "HOROVOD_WITHOUT_PYTORCH": "1",
     "HOROVOD_WITHOUT_MXNET": "1",
 }
-JOB_MEMORY = 1.5 * 2**30  # bytes; what one compilation of Horovod against TensorFlow takes at most
+JOB_MEMORY = 1.5 * 2**30  # Largest memory in bytes of one compilation of Horovod against TensorFlow.
 
 
 def cache_folder() -> pathlib.Path:
-    """${XDG_CACHE_HOME:-$HOME/.cache}/tf_fusedrec."""
+    """Returns ${XDG_CACHE_HOME:-$HOME/.cache}/tf_fusedrec."""
     base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     return pathlib.Path(base) / "tf_fusedrec"
 
 
 def pinned(name: str, requirements: pathlib.Path) -> str:
-    """The version of `name` in a requirements file (`name==version`)."""
+    """Returns the version of `name` in a requirements file (`name==version`)."""
     found = re.search(rf"^{re.escape(name)}==(\S+)", requirements.read_text(encoding="utf-8"), re.MULTILINE)
     if found is None:
         raise StepFailed(f"error: {requirements} must pin {name} as {name}==<version>.")
@@ -46,11 +46,11 @@ def pinned(name: str, requirements: pathlib.Path) -> str:
 
 
 def cache_key(root: pathlib.Path, python_version: str) -> str:
-    """What the binary depends on, as a folder's name.
+    """Returns everything that the binary depends on, as a folder's name.
 
     Args:
-      root: the clone, whose requirements pin Horovod and TensorFlow.
-      python_version: of .venv, "3.11.7".
+      root: Folder of the clone, whose requirements pin Horovod and TensorFlow.
+      python_version: Python version of .venv, for example "3.11.7".
     """
     horovod = pinned("horovod", root / "requirements/horovod.txt")
     tensorflow = pinned("tensorflow", root / "requirements/runtime.txt")
@@ -62,7 +62,7 @@ def cache_key(root: pathlib.Path, python_version: str) -> str:
 
 
 def check_cmake(env: dict[str, str]) -> None:
-    """cmake comes from PyPI into .venv (requirements/build.txt), so that Debian's is not needed."""
+    """Checks for cmake, which .venv gets from requirements/build.txt, so that no system package is needed."""
     found = shutil.which("cmake", path=env["PATH"])
     answer = ""
     if found is not None:
@@ -74,24 +74,24 @@ def check_cmake(env: dict[str, str]) -> None:
         return
     raise StepFailed(
         "missing: cmake >= 3.13, < 4, which builds Horovod; "
-        + (f"{found} says {answer.splitlines()[:1]}." if found else "none is on PATH or in .venv.")
+        + (f"{found} reports {answer.splitlines()[:1]}." if found else "none is on PATH or in .venv.")
         + "\n  Remedy: remove .venv and run the command again (its cmake comes from "
         "requirements/build.txt), or Debian: apt install cmake"
     )
 
 
 def parallel_jobs() -> int:
-    """As many compilations at once as cores and memory allow."""
+    """Returns the number of parallel compilations that cores and memory allow."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return max(1, min(len(os.sched_getaffinity(0)), int(memory / JOB_MEMORY)))
 
 
 @contextlib.contextmanager
 def locked(path: pathlib.Path, waiting: str) -> Iterator[None]:
-    """Holds the lock `path`; prints `waiting` when somebody else holds it first.
+    """Holds the lock `path`, and prints `waiting` while another process holds it.
 
-    The commands of steps.run_logged inherit it: when the set-up is killed and one of them lives
-    on, the next set-up waits for its end instead of working beside it.
+    The commands of steps.run_logged inherit the lock. If the set-up is killed and a command lives on, the next set-up
+    waits for its end.
     """
     with path.open("w", encoding="utf-8") as stream:
         os.set_inheritable(stream.fileno(), True)
@@ -108,16 +108,16 @@ def kept_wheel(folder: pathlib.Path) -> pathlib.Path | None:
 
 
 def wheel(root: pathlib.Path, python: pathlib.Path, key: str, env: dict[str, str]) -> pathlib.Path:
-    """The wheel of `key`: from the cache, or built now (about two minutes on two cores).
+    """Returns the wheel of `key` from the cache, or builds it (about two minutes on two cores).
 
     Args:
-      root: the clone.
-      python: interpreter of the virtual environment, in which TensorFlow is installed.
-      key: from cache_key.
-      env: from steps.clean_environment.
+      root: Folder of the clone.
+      python: Interpreter of the virtual environment with TensorFlow.
+      key: Result of cache_key.
+      env: Result of steps.clean_environment.
 
     Raises:
-      StepFailed: the cache is not writable, cmake is missing, or the build failed.
+      StepFailed: The cache is not writable, cmake is missing, or the build failed.
     """
     cache = cache_folder()
     try:
@@ -135,11 +135,11 @@ def wheel(root: pathlib.Path, python: pathlib.Path, key: str, env: dict[str, str
             return found
         check_cmake(env)
         print("      building from source, about 2 minutes on 2 cores ...", flush=True)
-        for left_behind in cache.glob(f"unfinished-{key}-*"):  # by a set-up that was killed
-            shutil.rmtree(left_behind, ignore_errors=True)
+        for abandoned in cache.glob(f"unfinished-{key}-*"):  # A killed set-up leaves such folders.
+            shutil.rmtree(abandoned, ignore_errors=True)
         unfinished = pathlib.Path(tempfile.mkdtemp(prefix=f"unfinished-{key}-", dir=cache))
         try:
-            # No cache of pip's: it keeps wheels by source, not by the TensorFlow that they are for.
+            # pip's cache keys wheels by their source, not by the TensorFlow that they are built for.
             seconds = run_logged(
                 [str(python), "-m", "pip", "wheel", "--verbose", "--no-build-isolation",
                  "--no-deps", "--no-cache-dir", "--no-binary", "horovod",
@@ -147,7 +147,7 @@ def wheel(root: pathlib.Path, python: pathlib.Path, key: str, env: dict[str, str
                 root / "build/setup/horovod.log",
                 cwd=root,
                 env={**env, **BUILD_OPTIONS, "MAKEFLAGS": f"-j{parallel_jobs()}"},
-                sign=r"\[ *\d+%\].*",
+                progress=r"\[ *\d+%\].*",
             )  # fmt: skip
             os.replace(unfinished, folder)
         finally:

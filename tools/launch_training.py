@@ -1,10 +1,9 @@
 """`make train`: chooses the experiment for the data, and runs models.train on several processes by horovodrun.
 
-horovodrun 0.28.1 puts "[0]<stdout>:" before every line and has no option against it. Here the
-first process's output is shown as it is, that of the others with "rank 1: " before each line.
+horovodrun 0.28.1 always puts "[0]<stdout>:" before every line. This program shows the first process's output
+unchanged, and puts "rank 1: " before each line of another process.
 
-Ctrl-C is passed on to the training processes, which have time to end by themselves: horovodrun
-alone would stop and kill them.
+It passes Ctrl-C on to the training processes and gives them time to end. horovodrun alone would kill them.
 """
 
 from __future__ import annotations
@@ -25,36 +24,36 @@ import psutil
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 DEFAULT_CONFIG = "configs/grm_tiny.yaml"
-# Files by which a data set is recognised, and the experiment for it.
+# Files that identify a data set, and the experiment for it.
 CONFIG_FOR_FILES = {
     ("ratings.dat", "ratings.csv", "ratings.csv.gz", "u.data"): "configs/hstu_ml1m_tiny.yaml",
     ("log.csv", "log.csv.gz"): "configs/grm_kuairand_tiny.yaml",
 }
-GRACE_S = 60.0  # from Ctrl-C until processes that did not end are killed
-INTERRUPTED = 130  # exit code of a rank and of this program after Ctrl-C
+GRACE_S = 60.0  # Seconds from Ctrl-C until the remaining processes are killed.
+INTERRUPTED = 130  # Exit code of a rank and of this program after Ctrl-C.
 LOG_LEVEL = "TF_CPP_MIN_LOG_LEVEL"
 PREFIX = re.compile(rb"^\[(\d+)\]<std(?:out|err)>:")
 FAILED_RANK = re.compile(rb"Process name: (\d+)\s+Exit code: (\d+)")
-# What ranks say at their end about the first of them that failed (tf_fusedrec/watchdog/ending.py).
+# Ranks print this line about the first failed rank (tf_fusedrec/watchdog/ending.py).
 CAUSE = re.compile(rb"tf_fusedrec: rank (\d+)(?: failed first|: failed): (.+)")
 
 
 def choose_config(data: str, config: str) -> str:
-    """The experiment file: the one given, or that of the data set, or the default.
+    """Returns the given experiment file, else the data set's, else the default.
 
     Args:
-      data: folder of a data set, "" for the synthetic one.
-      config: experiment file, "" to choose it by the data.
+      data: Folder of a data set, or "" for the synthetic one.
+      config: Experiment file, or "" to choose it by the data.
 
     Raises:
-      ValueError: a path that does not exist, or data of an unknown kind without a config.
+      ValueError: A path does not exist, or the data are of an unknown kind and `config` is "".
     """
     if data and not pathlib.Path(data).is_dir():
         raise ValueError(f"DATA must be the folder of a data set, got {data!r}, which is no folder.")
     if config:
         if not pathlib.Path(config).is_file():
             known = ", ".join(sorted(f"configs/{path.name}" for path in ROOT.glob("configs/*.yaml")))
-            raise ValueError(f"CONFIG must be an experiment file, got {config!r}. There are: {known}.")
+            raise ValueError(f"CONFIG must be an experiment file, got {config!r}. Choose one of: {known}.")
         return config
     if not data:
         return DEFAULT_CONFIG
@@ -63,14 +62,13 @@ def choose_config(data: str, config: str) -> str:
             return chosen
     wanted = "; ".join(" or ".join(names) for names in CONFIG_FOR_FILES)
     raise ValueError(
-        f"DATA={data} holds none of the files by which a data set is recognised ({wanted}). "
+        f"DATA={data} holds none of the files that identify a data set ({wanted}). "
         "Name the experiment file as well: CONFIG=configs/<name>.yaml."
     )
 
 
 def horovodrun_command(processes: int, data: str, config: str) -> list[str]:
-    # The script beside this interpreter. --disable-cache: its cache in the home folder remembers
-    # checks of remote hosts, and there are none.
+    # horovodrun lies beside this interpreter. Its cache in the home folder is for checks of remote hosts only.
     launcher = pathlib.Path(sys.executable).parent / "horovodrun"
     command = [str(launcher), "-np", str(processes), "--gloo", "--disable-cache"]
     command += [sys.executable, "-m", "models.train", "--config", config]
@@ -78,7 +76,7 @@ def horovodrun_command(processes: int, data: str, config: str) -> list[str]:
 
 
 def plain(chunk: bytes) -> bytes:
-    """One piece of horovodrun's output, up to a line feed or carriage return, without its prefix."""
+    """Removes horovodrun's prefix from a chunk of output that ends with a line feed or carriage return."""
     match = PREFIX.match(chunk)
     if match is None:
         return chunk
@@ -87,28 +85,28 @@ def plain(chunk: bytes) -> bytes:
 
 
 def forward(source: IO[bytes], target: IO[bytes], last: list[bytes]) -> None:
-    """Copies horovodrun's output to ours, piece by piece, until it ends.
+    """Copies horovodrun's output line by line until it ends.
 
-    When a rank has failed, horovodrun ends with a traceback of itself, which would hide the
-    rank's message above it: the first failed rank and its cause are told in its place.
+    After a rank's failure, horovodrun ends with its own traceback, which would hide the rank's message above it. The
+    first failed rank and its cause replace the traceback.
 
     Args:
-      source: what horovodrun writes.
-      target: where it goes.
-      last: gets what must stand below all output, of all streams.
+      source: Output stream of horovodrun.
+      target: Stream that gets the output.
+      last: List that gets the lines to print below the output of all streams.
     """
     pending, own_traceback, cause = b"", b"", None
-    said: dict[bytes, bytes] = {}  # the last line of each rank
+    last_lines: dict[bytes, bytes] = {}  # The last line of each rank.
     while block := os.read(source.fileno(), 65536):
-        *pieces, pending = re.split(rb"(?<=[\r\n])", pending + block)
-        for piece in pieces:
-            match = PREFIX.match(piece)
-            if not match and (own_traceback or piece.startswith(b"Traceback (most")):
-                own_traceback += piece
+        *lines, pending = re.split(rb"(?<=[\r\n])", pending + block)
+        for line in lines:
+            match = PREFIX.match(line)
+            if not match and (own_traceback or line.startswith(b"Traceback (most")):
+                own_traceback += line
                 continue
-            target.write(plain(piece))
-            if match and (text := piece[match.end() :].strip()):
-                said[match.group(1)] = text
+            target.write(plain(line))
+            if match and (text := line[match.end() :].strip()):
+                last_lines[match.group(1)] = text
                 cause = cause or CAUSE.search(text)
         target.flush()
     target.write(plain(pending))
@@ -118,13 +116,13 @@ def forward(source: IO[bytes], target: IO[bytes], last: list[bytes]) -> None:
         last.append(own_traceback)
     elif failed.group(2).decode() != str(INTERRUPTED):
         rank, code = failed.groups()
-        reason = said.get(rank, b"it said nothing")
-        told = cause.groups() if cause else (rank, b"with exit code %b: %b" % (code, reason))
-        last.append(b"error: rank %b failed first: %b\n" % told)
+        reason = last_lines.get(rank, b"it printed nothing")
+        failure = cause.groups() if cause else (rank, b"with exit code %b: %b" % (code, reason))
+        last.append(b"error: rank %b failed first: %b\n" % failure)
 
 
 def training_processes(launcher: subprocess.Popen[bytes]) -> list[psutil.Process]:
-    """The ranks among the descendants of horovodrun: they know their number by HOROVOD_RANK."""
+    """Returns the ranks among the descendants of horovodrun, which have HOROVOD_RANK in their environment."""
     ranks = []
     try:
         descendants = psutil.Process(launcher.pid).children(recursive=True)
@@ -135,12 +133,12 @@ def training_processes(launcher: subprocess.Popen[bytes]) -> list[psutil.Process
             if "HOROVOD_RANK" in process.environ():
                 ranks.append(process)
         except (psutil.NoSuchProcess, psutil.AccessDenied):
-            continue  # ended meanwhile
+            continue  # The process has ended in the meantime.
     return ranks
 
 
 def interrupt(launcher: subprocess.Popen[bytes]) -> None:
-    """Asks the ranks to end (as Ctrl-C does one process), and ends the job when they did not in time."""
+    """Sends SIGINT to the ranks, as Ctrl-C does, and ends the job if they exceed GRACE_S."""
     ranks = training_processes(launcher)
     if ranks:
         print(f"\ninterrupted: the ranks have {GRACE_S:.0f} s to end by themselves", file=sys.stderr)
@@ -151,14 +149,14 @@ def interrupt(launcher: subprocess.Popen[bytes]) -> None:
     while launcher.poll() is None and time.monotonic() < deadline:
         time.sleep(0.2)
     if launcher.poll() is None:
-        launcher.terminate()  # horovodrun then kills the ranks
+        launcher.terminate()  # horovodrun then kills the ranks.
 
 
 def run(command: list[str]) -> int:
-    """Runs horovodrun; returns its exit code, INTERRUPTED after Ctrl-C."""
+    """Runs horovodrun and returns its exit code, or INTERRUPTED after Ctrl-C."""
     path = f"{pathlib.Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
-    # TensorFlow's C++ log fills a page per process with notices about GPUs before anything happens. Errors of the
-    # job come as Python exceptions all the same; the variable, when set, stays as it is.
+    # TensorFlow's C++ log fills a page per process with notices about GPUs. Errors of the job still come as Python
+    # exceptions. A value that the user set takes precedence.
     launcher = subprocess.Popen(
         command,
         cwd=ROOT,
@@ -166,7 +164,7 @@ def run(command: list[str]) -> int:
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        start_new_session=True,  # out of reach of the terminal's Ctrl-C
+        start_new_session=True,  # The terminal's Ctrl-C must not reach horovodrun.
     )
     if launcher.stdout is None or launcher.stderr is None:
         raise RuntimeError("Popen gave no pipes")
@@ -181,7 +179,7 @@ def run(command: list[str]) -> int:
             code = launcher.wait()
             break
         except KeyboardInterrupt:
-            if interrupted:  # a second Ctrl-C: at once
+            if interrupted:  # A second Ctrl-C ends the job at once.
                 launcher.terminate()
             else:
                 interrupted = True

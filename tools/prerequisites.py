@@ -1,7 +1,7 @@
-"""What the machine must have before the set-up starts; each thing that lacks is named with its remedy.
+"""Checks the machine before the set-up starts, and names each missing prerequisite with its remedy.
 
-Called by setup_env.py before it changes anything, with the interpreter that find_python.sh chose.
-Alone: `python3 -m tools.prerequisites`.
+setup_env.py calls it before it changes anything, with the interpreter that find_python.sh chose. It also runs alone:
+`python3 -m tools.prerequisites`.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ import sys
 import tempfile
 
 GIB = 2**30
-# Measured: .venv 2.8 GiB and build/ below 0.2; pip's cache 1; pip and Horovod's build in the
-# temporary folder 2.
+# .venv takes 2.8 GiB and build/ below 0.2, pip's cache 1, and the builds of pip and Horovod 2 in the temporary folder.
 ROOM_FOR_CLONE, ROOM_FOR_CACHE, ROOM_FOR_TEMPORARY = 3.5 * GIB, 1.0 * GIB, 2.0 * GIB
 
 CXX17_PROGRAM = """
@@ -30,18 +29,18 @@ int main() {
 
 
 def check_machine(system: str, machine: str) -> list[str]:
-    """TensorFlow and TFRA have wheels for these machines only."""
+    """Checks the machine type, because TensorFlow and TFRA have wheels for Linux on x86-64 and aarch64 only."""
     if system == "Linux" and machine in ("x86_64", "aarch64"):
         return []
     return [
         f"missing: Linux on x86-64 or aarch64; this is {system} on {machine}.\n"
-        "  Remedy: use such a machine, a virtual one or a container; there are no TensorFlow "
-        "Recommenders Addons for others."
+        "  Remedy: use such a machine, a virtual one or a container; TensorFlow Recommenders "
+        "Addons have no wheels for others."
     ]
 
 
 def check_path(root: pathlib.Path) -> list[str]:
-    """Horovod's cmake files do not quote the path of TensorFlow, which lies in the clone's .venv."""
+    """Checks for blanks, because Horovod's cmake files do not quote TensorFlow's path in the clone's .venv."""
     if not any(character.isspace() for character in str(root)):
         return []
     return [
@@ -51,7 +50,7 @@ def check_path(root: pathlib.Path) -> list[str]:
 
 
 def check_venv_module() -> list[str]:
-    """Debian packs `venv` and `ensurepip` apart from Python."""
+    """Checks for `venv` and `ensurepip`, which Debian packages apart from Python."""
     lacking = [name for name in ("venv", "ensurepip") if importlib.util.find_spec(name) is None]
     if not lacking:
         return []
@@ -64,7 +63,7 @@ def check_venv_module() -> list[str]:
 
 
 def check_compiler(compiler: str) -> list[str]:
-    """A C++17 compiler with its standard library, shown by compiling a program of a few lines."""
+    """Checks for a C++17 compiler with its standard library by compiling a small program."""
     remedy = "  Remedy: Debian, Ubuntu: apt install g++ (9 or newer), or name another one in CXX."
     if shutil.which(compiler) is None:
         return [f"missing: a C++ compiler; {compiler} is not on PATH.\n{remedy}"]
@@ -80,30 +79,30 @@ def check_compiler(compiler: str) -> list[str]:
         )
     if done.returncode == 0:
         return []
-    said = (done.stdout.strip().splitlines() or ["nothing"])[0]
-    return [f"missing: C++17; {compiler} does not compile a small program (it says: {said}).\n{remedy}"]
+    reason = (done.stdout.strip().splitlines() or ["no message"])[0]
+    return [f"missing: C++17; {compiler} does not compile a small program (its message: {reason}).\n{remedy}"]
 
 
 def check_make() -> list[str]:
-    """Horovod's own build runs make."""
+    """Checks for make, which Horovod's build runs."""
     if shutil.which("make") is not None:
         return []
     return ["missing: make is not on PATH.\n  Remedy: Debian, Ubuntu: apt install make"]
 
 
 def check_disk(needs: list[tuple[pathlib.Path, float]]) -> list[str]:
-    """Free space for each (folder, bytes); folders of one file system share it."""
+    """Checks free space for each (folder, bytes). Folders of one file system share it."""
     by_device: dict[int, list[tuple[pathlib.Path, float]]] = {}
     for folder, wanted in needs:
         while not folder.exists():
             folder = folder.parent
         by_device.setdefault(folder.stat().st_dev, []).append((folder, wanted))
     messages = []
-    for places in by_device.values():
-        wanted = sum(wanted for _, wanted in places)
-        free = shutil.disk_usage(places[0][0]).free
+    for on_device in by_device.values():
+        wanted = sum(wanted for _, wanted in on_device)
+        free = shutil.disk_usage(on_device[0][0]).free
         if free < wanted:
-            folders = " and ".join(dict.fromkeys(str(folder) for folder, _ in places))
+            folders = " and ".join(dict.fromkeys(str(folder) for folder, _ in on_device))
             messages.append(
                 f"missing: disk space; {folders}: {free / GIB:.1f} GiB free, "
                 f"{wanted / GIB:.1f} GiB needed.\n  Remedy: make room, clone onto a larger disk, "
@@ -113,12 +112,12 @@ def check_disk(needs: list[tuple[pathlib.Path, float]]) -> list[str]:
 
 
 def missing(root: pathlib.Path, cache: pathlib.Path, *, fresh: bool) -> list[str]:
-    """Messages, one for each prerequisite that lacks.
+    """Returns a message for each missing prerequisite.
 
     Args:
-      root: the clone.
-      cache: folder in which built wheels and downloads are kept.
-      fresh: whether .venv is still to be filled, which is what needs room on the disk.
+      root: Folder of the clone.
+      cache: Folder of built wheels and downloads.
+      fresh: Whether .venv is still empty. Only then is room on the disk needed.
     """
     needs = [
         (root, ROOM_FOR_CLONE),

@@ -1,8 +1,8 @@
-"""Brings .venv to what the clone's files ask for; `make` runs it first, with the interpreter of find_python.sh.
+"""Sets up .venv as the clone's files demand. `make` runs it first, with the interpreter of find_python.sh.
 
-Four steps: virtual environment, requirements, Horovod, this package with its custom ops. Each
-leaves a stamp in .venv/.setup with a digest of what it was made from, and is skipped while the
-digest holds; so a second run takes a blink, and an interrupted one goes on where it stopped.
+It has four steps: virtual environment, requirements, Horovod, and this package with its custom ops. Each step leaves a
+stamp in .venv/.setup with a digest of its inputs, and is skipped while the digest is equal. A second run therefore
+takes a moment, and an interrupted run continues where it stopped.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ LOGS = ROOT / "build/setup"
 REQUIREMENTS = ["runtime.txt", "build.txt", "dev.txt", "docs.txt"]
 LIBRARY = ROOT / "tf_fusedrec/ops/_fusedrec_ops.so"
 
-# While this file exists, an installation into .venv is under way or was broken off. pip takes a
-# half-copied package for an installed one, so .venv is then made afresh.
+# While this file exists, an installation into .venv runs or was interrupted. pip takes a half-copied package for an
+# installed one, so the next set-up creates .venv anew.
 INSTALLING = STAMPS / "installing"
 
 
 def digest(*parts: str | pathlib.Path) -> str:
-    """Of texts, and of files with their place in the clone."""
+    """Returns a digest of texts, and of files with their paths in the clone."""
     total = hashlib.sha256()
     for part in parts:
         if isinstance(part, pathlib.Path):
@@ -52,12 +52,12 @@ def stamp(step: str, value: str) -> None:
 
 
 def venv_version() -> str | None:
-    """Python version of a usable .venv, "3.11.7"; None when there is none, or a broken or copied one."""
+    """Returns the Python version of .venv, for example "3.11.7", or None if it is missing, broken or copied."""
     pip = VENV / "bin/pip"
     config = VENV / "pyvenv.cfg"
     if INSTALLING.exists() or not (pip.exists() and config.exists() and PYTHON.exists()):
         return None
-    # Scripts name their interpreter by its full path: those of a moved folder run another one.
+    # Scripts name their interpreter by its full path, so the scripts of a moved folder run another one.
     if str(VENV) not in pip.read_text(encoding="utf-8").split("import", 1)[0]:
         return None
     settings = dict(line.split(" = ", 1) for line in config.read_text(encoding="utf-8").splitlines() if " = " in line)
@@ -81,7 +81,7 @@ def package_digest(version: str) -> str:
 
 
 def pip_install(arguments: list[str], log: str) -> float:
-    """Runs pip inside .venv; returns its seconds. See INSTALLING."""
+    """Runs pip inside .venv, marked by INSTALLING, and returns its seconds."""
     INSTALLING.touch()
     seconds = run_logged(
         [str(PYTHON), "-m", "pip", "install", "--no-input", "--no-deps",
@@ -93,18 +93,18 @@ def pip_install(arguments: list[str], log: str) -> float:
 
 
 def make_venv() -> str:
-    """Step 1. Returns the Python version of .venv."""
+    """Creates .venv unless a usable one exists, and returns its Python version."""
     version = venv_version()
     chosen_by_hand = bool(os.environ.get("PYTHON"))
     if version is not None and not (chosen_by_hand and version != running_version()):
-        print(f"[1/4] .venv: there, Python {version}", flush=True)
+        print(f"[1/4] .venv: up to date, Python {version}", flush=True)
     else:
-        why = " (the one there is unfinished, moved or of another Python)" if VENV.exists() else ""
+        why = " (the existing one is unfinished, moved or for another Python)" if VENV.exists() else ""
         version = running_version()
         print(f"[1/4] .venv: creating it with Python {version}{why} ...", flush=True)
         if VENV.exists():
             shutil.rmtree(VENV)
-        # Not through a link into another virtual environment.
+        # The base interpreter avoids a link into another virtual environment.
         base = getattr(sys, "_base_executable", sys.executable)
         run_logged([base, "-m", "venv", str(VENV)], LOGS / "venv.log", ROOT, dict(os.environ))
     STAMPS.mkdir(exist_ok=True)
@@ -112,25 +112,25 @@ def make_venv() -> str:
 
 
 def install_requirements(version: str) -> None:
-    """Step 2."""
+    """Installs the pinned requirements."""
     wanted = requirements_digest(version)
     if is_stamped("requirements", wanted):
-        print("[2/4] requirements: there", flush=True)
+        print("[2/4] requirements: up to date", flush=True)
         return
-    print("[2/4] requirements: installing (0.9 GB to download when pip has none of it) ...", flush=True)
+    print("[2/4] requirements: installing (0.9 GB to download when pip's cache is empty) ...", flush=True)
     files = [word for name in REQUIREMENTS for word in ("-r", f"requirements/{name}")]
     seconds = pip_install(files, "requirements.log")
-    # Nothing was resolved: the pins name every package. So ask whether they fit together.
+    # The pins name every package, so pip resolved nothing. `pip check` tests that they are compatible.
     run_logged([str(PYTHON), "-m", "pip", "check"], LOGS / "check.log", ROOT, clean_environment(VENV))
     stamp("requirements", wanted)
     print(f"      done in {seconds:.0f} s", flush=True)
 
 
 def install_horovod(version: str) -> None:
-    """Step 3."""
+    """Installs Horovod from its built wheel."""
     key = horovod_wheel.cache_key(ROOT, version)
     if is_stamped("horovod", key):
-        print("[3/4] Horovod: there", flush=True)
+        print("[3/4] Horovod: up to date", flush=True)
         return
     print(f"[3/4] Horovod: {key}", flush=True)
     env = clean_environment(VENV)
@@ -146,12 +146,12 @@ def install_horovod(version: str) -> None:
 
 
 def install_package(version: str) -> None:
-    """Step 4: an editable installation, which compiles what changed of the custom ops."""
+    """Installs this package in editable form, which compiles the changed sources of the custom ops."""
     wanted = package_digest(version)
     if is_stamped("package", wanted) and LIBRARY.exists():
-        print("[4/4] custom ops: there", flush=True)
+        print("[4/4] custom ops: up to date", flush=True)
         return
-    print("[4/4] custom ops: compiling what changed, installing this package ...", flush=True)
+    print("[4/4] custom ops: compiling changed sources, installing this package ...", flush=True)
     seconds = run_logged(
         [str(PYTHON), "-m", "pip", "install", "--verbose", "--no-input", "--no-deps",
          "--disable-pip-version-check", "--no-build-isolation", "-e", "."],
@@ -193,7 +193,7 @@ def main() -> int:
         print(error, file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("\ninterrupted; the same command goes on where this one stopped", file=sys.stderr)
+        print("\ninterrupted; the same command continues where this one stopped", file=sys.stderr)
         return 130
     return 0
 

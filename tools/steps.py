@@ -1,7 +1,4 @@
-"""How the set-up runs a long command: output into a log, signs of life on the screen, the log's tail on failure.
-
-Used by setup_env.py and horovod_wheel.py.
-"""
+"""Runs a long command of the set-up: output into a log, progress on the screen, the log's tail on failure."""
 
 from __future__ import annotations
 
@@ -14,34 +11,34 @@ import subprocess
 import sys
 import time
 
-TAIL_LINES = 25  # of a failed command's log
-# What a compiler, pip or make writes before the reason; the tail of a long build shows what followed from it.
+TAIL_LINES = 25  # Lines of a failed command's log in the error.
+# A compiler, pip or make writes this before the reason. The tail of a long build shows later errors only.
 REASON = re.compile(r"(^|\s)(fatal )?error: ", re.IGNORECASE)
 REASON_LINES = 3
-LOOK_BACK = 50_000  # bytes of the log in which the last sign is searched
-SIGN_OF_LIFE_S = 30.0  # between two lines of progress where the screen is not a terminal
+LOOK_BACK = 50_000  # Bytes at the end of the log that are searched for the progress text.
+PROGRESS_S = 30.0  # Seconds between two lines of progress when the output is no terminal.
 
 
 class StepFailed(Exception):
-    """A step of the set-up did not succeed; the message is for the user."""
+    """A step of the set-up failed. The message is for the user."""
 
 
-def last_sign(log: pathlib.Path, sign: str) -> str:
-    """The last part of a line in the log that matches the pattern `sign`, "" when there is none."""
+def last_match(log: pathlib.Path, pattern: str) -> str:
+    """Returns the last text in the log that matches `pattern`, or "" without a match."""
     with log.open("rb") as stream:
         stream.seek(0, os.SEEK_END)
         stream.seek(max(0, stream.tell() - LOOK_BACK))
         lines = stream.read().decode(errors="replace").split("\n")
-    matches = (re.search(sign, line) for line in reversed(lines))
+    matches = (re.search(pattern, line) for line in reversed(lines))
     return next((match[0].strip() for match in matches if match), "")
 
 
 class Progress:
-    """Shows the seconds and the log's last sign: rewritten in place, or a line now and then."""
+    """Shows the seconds and the log's last match: rewritten on a terminal, as occasional lines elsewhere."""
 
-    def __init__(self, log: pathlib.Path, sign: str) -> None:
+    def __init__(self, log: pathlib.Path, pattern: str) -> None:
         self._log = log
-        self._sign = sign
+        self._pattern = pattern
         self._started = self._shown = time.monotonic()
         self._terminal = sys.stdout.isatty()
 
@@ -52,11 +49,11 @@ class Progress:
         now = time.monotonic()
         if self._terminal:
             width = os.get_terminal_size().columns - 1
-            text = f"      {self.seconds():.0f} s  {last_sign(self._log, self._sign)}"
+            text = f"      {self.seconds():.0f} s  {last_match(self._log, self._pattern)}"
             sys.stdout.write("\r" + text[:width].ljust(width))
-        elif now - self._shown >= SIGN_OF_LIFE_S:
+        elif now - self._shown >= PROGRESS_S:
             self._shown = now
-            sys.stdout.write(f"      {self.seconds():.0f} s  {last_sign(self._log, self._sign)[:90]}\n")
+            sys.stdout.write(f"      {self.seconds():.0f} s  {last_match(self._log, self._pattern)[:90]}\n")
         sys.stdout.flush()
 
     def clear(self) -> None:
@@ -67,10 +64,10 @@ class Progress:
 
 
 def clean_environment(venv: pathlib.Path) -> dict[str, str]:
-    """The environment inside the virtual environment, without what would lead the builds astray.
+    """Returns the environment variables inside the virtual environment, without those that mislead the builds.
 
-    `make` hands its own flags down, Horovod reads build options from HOROVOD_*, and PYTHONPATH
-    would put foreign packages before those of the virtual environment.
+    `make` passes its own flags down, Horovod reads build options from HOROVOD_*, and PYTHONPATH would put foreign
+    packages before the virtual environment's.
     """
     kept = {
         name: value
@@ -87,16 +84,19 @@ def run_logged(
     log: pathlib.Path,
     cwd: pathlib.Path,
     env: dict[str, str],
-    sign: str = r"\S.*",
+    progress: str = r"\S.*",
 ) -> float:
     """Runs `command` and returns its seconds.
 
     Args:
-      log: file that takes the output; its folder is made.
-      sign: pattern of what is shown of the output meanwhile.
+      command: Program and arguments.
+      log: File for the output. Its folder is created.
+      cwd: Working directory of the command.
+      env: Environment variables of the command.
+      progress: Pattern of the output that the screen shows in the meantime.
 
     Raises:
-      StepFailed: it did not end with 0; the message carries the first reasons, the log's tail and its place.
+      StepFailed: The exit code is not 0. The message has the first reasons, the log's tail and its path.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("w", encoding="utf-8") as stream:
@@ -109,23 +109,23 @@ def run_logged(
             stdin=subprocess.DEVNULL,
             stdout=stream,
             stderr=stream,
-            close_fds=False,  # a lock that the set-up holds (horovod_wheel.locked) is held by its commands too
-            start_new_session=True,  # so that an interruption can end all that it started
+            close_fds=False,  # The command inherits the set-up's lock (horovod_wheel.locked).
+            start_new_session=True,  # An interruption then ends the command's children as well.
         )
-    progress = Progress(log, sign)
+    display = Progress(log, progress)
     try:
         while True:
             try:
                 child.wait(timeout=0.5)
                 break
             except subprocess.TimeoutExpired:
-                progress.show()
+                display.show()
     except KeyboardInterrupt:
         os.killpg(child.pid, signal.SIGTERM)
         child.wait()
         raise
     finally:
-        progress.clear()
+        display.clear()
     if child.returncode != 0:
         lines = log.read_text(errors="replace", encoding="utf-8").splitlines()
         earlier = [line for line in lines[:-TAIL_LINES] if REASON.search(line)][:REASON_LINES]
@@ -135,4 +135,4 @@ def run_logged(
             + f"\nerror: this command ended with {child.returncode}: {shlex.join(command)}"
             + f"\n  The whole log: {log}"
         )
-    return progress.seconds()
+    return display.seconds()

@@ -30,7 +30,7 @@ from benchmarks.harness.synthetic import Batches
 from tf_fusedrec import keras, tf
 from tf_fusedrec.exchange import horovod_threads
 from tf_fusedrec.tables.tfra import de
-from tf_fusedrec.tfra import FusedEmbedding, fuse
+from tf_fusedrec.tfra import FusedTfraEmbedding, fuse
 
 RANKS = 2
 FEATURES = 26
@@ -90,7 +90,7 @@ def training_step(model: keras.Model) -> tf.types.experimental.GenericFunction:
 def variants(features: Sequence[str]) -> dict[str, Any]:
     """Returns the training steps by name."""
     tfra = Clicks(de.keras.layers.HvdAllToAllEmbedding, features, "tfra")
-    ours = Clicks(FusedEmbedding, features, "ours")
+    ours = Clicks(FusedTfraEmbedding, features, "ours")
     fuse(ours)
     return {"tfra": training_step(tfra), "ours": training_step(ours)}
 

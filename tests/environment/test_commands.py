@@ -1,4 +1,4 @@
-"""The Makefile's targets, the commands that the README names, the pinned versions, and no trace of one machine."""
+"""The Makefile's targets, the README's commands and the pinned versions are right; no file names a machine's path."""
 
 import pathlib
 import re
@@ -101,7 +101,7 @@ def test_the_metadata_ask_for_the_pinned_versions():
 
 
 def test_no_file_names_a_place_on_one_machine():
-    """No home, temporary or working folder of a developer's machine, in what is tracked."""
+    """No tracked file names a home, temporary or working folder of a developer's machine."""
     listed = subprocess.run(
         ["git", "ls-files", "-co", "--exclude-standard"],
         cwd=ROOT,

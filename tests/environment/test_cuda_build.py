@@ -1,4 +1,4 @@
-"""The kernels for GPUs are in a library of their own, which keeps CUDA to itself; every op has its GPU form."""
+"""GPU kernels are in a separate library that alone links CUDA, and every op has a GPU form."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ built_with_cuda = pytest.mark.skipif(
 
 
 def symbols(library: pathlib.Path) -> list[tuple[str, str]]:
-    """(type, name) of the dynamic symbols of a library, without the versions of names."""
+    """Returns (type, name) of a library's dynamic symbols, without the versions of names."""
     listed = subprocess.run(
         ["nm", "-D", str(library)], capture_output=True, encoding="utf-8", errors="replace", check=True
     ).stdout
@@ -40,7 +40,7 @@ def test_no_name_of_cuda_leaks_in_or_out():
     assert exported and all(name.startswith("fusedrec_") for name in exported), exported
     wanted = [name for kind, name in symbols(FOLDER / "_fusedrec_ops.so") if kind == "U"]
     assert [name for name in wanted if is_cuda(name)] == []
-    # Everything that the op library takes from it is there, and nothing is exported that nobody declares.
+    # The library exports every symbol that the op library needs, and only declared symbols.
     assert {name for name in wanted if name.startswith("fusedrec_")} <= set(exported)
     headers = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "custom_ops").rglob("*.h"))
     assert set(re.findall(r"FUSEDREC_CUDA_API [\w ]+?\*?\s*(fusedrec_\w+)\(", headers)) == set(exported)
@@ -80,7 +80,7 @@ def test_there_is_machine_code_for_both_architectures_and_ptx():
 
 
 def build(**env: str) -> subprocess.CompletedProcess:
-    """`setup.py build_ext`, which here refuses before it compiles anything."""
+    """Runs `setup.py build_ext`, which refuses before it compiles anything."""
     command = [sys.executable, "setup.py", "build_ext", "--inplace"]
     return subprocess.run(
         command, cwd=ROOT, env={**os.environ, **env}, capture_output=True, encoding="utf-8", errors="replace"

@@ -1,4 +1,4 @@
-"""The kept wheel of Horovod: built once, atomically, also when two clones ask for it at once."""
+"""Horovod's cached wheel is built once and atomically, also when two clones need it at once."""
 
 import multiprocessing
 import os
@@ -17,7 +17,7 @@ KEY = "horovod-0-tensorflow-0-cp311-g++12-x86_64"
 
 
 def fake_build(command, log, cwd, env, sign):
-    """In the place of run_logged: writes a wheel slowly, and counts the builds."""
+    """Replaces run_logged: writes a wheel slowly and counts the builds."""
     folder = pathlib.Path(command[command.index("--wheel-dir") + 1])
     with (pathlib.Path(env["COUNT"])).open("a", encoding="utf-8") as stream:
         stream.write("built\n")
@@ -66,7 +66,7 @@ def test_a_failed_build_leaves_nothing_and_what_a_killed_one_left_is_removed(tmp
 
 
 def test_a_killed_set_up_is_waited_for_while_its_command_lives(tmp_path):
-    """The set-up dies at once (as by SIGKILL), its command goes on for two seconds."""
+    """Simulates a set-up that dies at once (as by SIGKILL) while its command runs for two more seconds."""
     program = (
         "import os, pathlib, threading; from tools import horovod_wheel, steps\n"
         f"folder = pathlib.Path({str(tmp_path)!r})\n"

@@ -1,4 +1,4 @@
-"""`make train`: the experiment that fits the data, readable output, and an end in order after Ctrl-C."""
+"""`make train` chooses the experiment for the data, prints readable output, and ends in order after Ctrl-C."""
 
 import io
 import os
@@ -41,14 +41,14 @@ def test_without_data_the_default_and_a_given_config_wins(tmp_path):
 def test_bad_paths_are_named(tmp_path):
     with pytest.raises(ValueError, match="DATA must be the folder of a data set, got 'nowhere'"):
         launch_training.choose_config("nowhere", "")
-    with pytest.raises(ValueError, match=r"CONFIG must be .* got 'nothing.yaml'. There are: .*configs/grm_tiny.yaml"):
+    with pytest.raises(ValueError, match=r"CONFIG must be .* got 'nothing.yaml'. Choose .*configs/grm_tiny.yaml"):
         launch_training.choose_config("", "nothing.yaml")
     with pytest.raises(ValueError, match=r"holds none of .*ratings.dat.*log.csv.*CONFIG=configs/"):
         launch_training.choose_config(str(tmp_path), "")
 
 
 def forwarded(text: bytes) -> bytes:
-    """What a reader sees of horovodrun's output."""
+    """Returns the visible part of horovodrun's output."""
     read, write = os.pipe()
     with os.fdopen(write, "wb") as stream:
         stream.write(text)

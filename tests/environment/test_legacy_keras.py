@@ -1,4 +1,4 @@
-"""`import tf_fusedrec` chooses legacy Keras, and says what to do when it comes too late."""
+"""`import tf_fusedrec` chooses legacy Keras, and names the remedy when it comes too late."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""What a machine lacks is named with its remedy, by the checks that `make` runs first."""
+"""The first checks of `make` name each missing prerequisite with its remedy."""
 
 import os
 import pathlib
@@ -15,7 +15,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
 def script(folder: pathlib.Path, name: str, text: str) -> pathlib.Path:
-    """An executable shell script `name` in `folder`, in the place of the real program."""
+    """Writes an executable shell script `name` into `folder`, which replaces the real program."""
     path = folder / name
     path.write_text(f"#!/bin/sh\n{text}\n", encoding="utf-8")
     path.chmod(0o755)
@@ -33,7 +33,7 @@ def find_python(path: pathlib.Path, **variables: str) -> subprocess.CompletedPro
 
 
 def test_the_first_suitable_python_is_taken(tmp_path):
-    # pyenv's shims are on PATH for versions that are not installed, and fail.
+    # pyenv puts shims of missing versions on PATH, which fail.
     script(tmp_path, "python3.11", "echo 'pyenv: python3.11: command not found' >&2; exit 127")
     script(tmp_path, "python3.10", f'exec "{sys.executable}" "$@"')
     found = find_python(tmp_path)
@@ -64,7 +64,7 @@ def test_a_python_chosen_by_hand_is_not_replaced_by_another(tmp_path):
 
 
 def test_the_real_version_check_refuses_other_versions(tmp_path):
-    """The probe itself, run with the version that it reads replaced."""
+    """Runs the probe with a replaced Python version."""
     text = (ROOT / "tools/find_python.sh").read_text(encoding="utf-8")
     probe = text.split("probe='")[1].split("'\n")[0]
     for version, suitable in {(3, 8): False, (3, 9): True, (3, 11): True, (3, 12): False}.items():
@@ -74,7 +74,7 @@ def test_the_real_version_check_refuses_other_versions(tmp_path):
 
 
 def test_no_compiler_and_no_make_stop_the_set_up_before_anything_is_made(tmp_path):
-    """The whole set-up, in an empty clone, with a PATH on which nothing lies."""
+    """Runs the whole set-up in an empty clone with an empty PATH."""
     shutil.copytree(ROOT / "tools", tmp_path / "clone/tools")
     (tmp_path / "bin").mkdir()
     done = subprocess.run(

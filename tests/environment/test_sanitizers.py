@@ -1,4 +1,4 @@
-"""`make sanitize` finds what it says, in a clone of one algorithm and one program, and compiles what changed only."""
+"""`make sanitize` finds planted errors in a clone of one algorithm and one program, and compiles changes only."""
 
 import pathlib
 
@@ -24,7 +24,7 @@ int main() { std::thread other([] { ++shared; }); ++shared; other.join(); }
 
 @pytest.fixture
 def clone(tmp_path, monkeypatch):
-    """Fills a clone with the algorithm and one of the programs; returns it."""
+    """Fills a clone with the algorithm and one of the programs, and returns it."""
     monkeypatch.setattr(sanitizers, "ROOT", tmp_path)
     monkeypatch.setattr(sanitizers, "tensorflow_flags", lambda: ([], ["-pthread"]))
     (tmp_path / "custom_ops/a").mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""The set-up does again what has changed or was broken off, and nothing else."""
+"""The set-up repeats changed and interrupted steps only."""
 
 import pathlib
 
@@ -9,7 +9,7 @@ from tools import setup_env
 
 @pytest.fixture
 def clone(tmp_path, monkeypatch):
-    """A clone of a few files with a .venv that looks complete."""
+    """Makes a clone of a few files with a .venv that looks complete."""
     for name in ("runtime", "build", "dev", "docs"):
         name = f"requirements/{name}.txt"
         (tmp_path / name).parent.mkdir(exist_ok=True)

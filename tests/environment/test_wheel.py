@@ -1,4 +1,4 @@
-"""The wheel carries the compiled ops and works from any folder; the build says clearly what it lacks."""
+"""The wheel contains the compiled ops and works from any folder; the build names missing prerequisites."""
 
 import email
 import os
@@ -48,7 +48,7 @@ print(len(embedding.export_table("item")[0]), "rows")
 
 @pytest.fixture(scope="module")
 def clone(tmp_path_factory) -> pathlib.Path:
-    """What a wheel is built from, with the objects that the set-up compiled (their commands hold no full path)."""
+    """Copies the sources of a wheel and the objects of the set-up, whose compile commands have no full path."""
     folder = tmp_path_factory.mktemp("clone")
     for name in ("custom_ops", "tf_fusedrec", "requirements", "build/custom_ops"):
         if (ROOT / name).exists():
@@ -71,7 +71,7 @@ def wheel(clone) -> pathlib.Path:
 
 @pytest.fixture(scope="module")
 def python(wheel, tmp_path_factory) -> pathlib.Path:
-    """Of an environment that holds what the wheel declares that it needs, and nothing else."""
+    """Returns the Python of an environment with the wheel's declared requirements and nothing else."""
     (metadata,) = (n for n in zipfile.ZipFile(wheel).namelist() if n.endswith("METADATA"))
     required = email.message_from_bytes(zipfile.ZipFile(wheel).read(metadata)).get_all("Requires-Dist")
     declared = [re.match(r"[\w.-]+", line).group() for line in required if "extra ==" not in line]
@@ -87,7 +87,7 @@ def installed(wheel, python) -> pathlib.Path:
 
 
 def run_installed(program: str, installed: pathlib.Path, cwd: pathlib.Path) -> subprocess.CompletedProcess:
-    """Runs a program with the installed wheel before everything else, from another folder."""
+    """Runs a program from another folder, with the installed wheel first on the path."""
     env = {**os.environ, "PYTHONPATH": str(installed), "TF_CPP_MIN_LOG_LEVEL": "3"}
     return subprocess.run(
         [sys.executable, "-c", program], cwd=cwd, env=env, capture_output=True, encoding="utf-8", errors="replace"
@@ -146,7 +146,7 @@ def test_the_library_names_no_folder_of_the_building_machine(installed):
 
 
 def test_the_library_loads_where_there_is_no_cuda(installed):
-    """So under tensorflow-cpu, whose framework library has the same name."""
+    """The wheel also works under tensorflow-cpu, whose framework library has the same name."""
     of_the_system = {"libstdc++.so.6", "libm.so.6", "libgcc_s.so.1", "libc.so.6", "ld-linux-x86-64.so.2"}
     ours = {path.name: path for path in (installed / "tf_fusedrec/ops").glob("*.so")}
     for path in ours.values():
@@ -157,7 +157,7 @@ def test_the_library_loads_where_there_is_no_cuda(installed):
 
 
 def compiled(clone: pathlib.Path) -> list[str]:
-    """Sources that `setup.py build_ext --inplace` compiles now."""
+    """Returns the sources that `setup.py build_ext --inplace` compiles."""
     done = subprocess.run(
         [sys.executable, "setup.py", "-q", "build_ext", "--inplace"],
         cwd=clone,
@@ -175,7 +175,7 @@ def test_only_what_changed_is_compiled_again(clone, wheel):
     source = clone / "custom_ops/fuse_ids/fuse_ids.cc"
     source.write_text(source.read_text(encoding="utf-8") + "\n// changed\n", encoding="utf-8")
     assert compiled(clone) == ["custom_ops/fuse_ids/fuse_ids.cc"]
-    header = clone / "custom_ops/fuse_ids/fuse_ids.h"  # which no other header includes
+    header = clone / "custom_ops/fuse_ids/fuse_ids.h"  # No other header includes this one.
     header.write_text(header.read_text(encoding="utf-8") + "\n// changed\n", encoding="utf-8")
     users = [
         path
@@ -187,7 +187,7 @@ def test_only_what_changed_is_compiled_again(clone, wheel):
 
 
 def test_a_build_without_tensorflow_says_what_to_do(clone, tmp_path):
-    """In a virtual environment that holds the build tools and nothing else."""
+    """Builds in a virtual environment with the build tools and nothing else."""
     venv.create(tmp_path / "bare", with_pip=False)
     tools = tmp_path / "tools"
     tools.mkdir()

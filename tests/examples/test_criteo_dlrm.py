@@ -1,4 +1,4 @@
-"""examples/criteo_dlrm.py finds planted signal on 1 and on 2 ranks alike, and names the line of a log that is wrong."""
+"""examples/criteo_dlrm.py finds planted signal on 1 and on 2 ranks, and names the wrong line of a log."""
 
 import importlib.util
 import pathlib
@@ -14,7 +14,7 @@ FLAGS = ["--epochs", "4", "--batch", "80", "--learning_rate", "0.05", "--dim", "
 
 
 def example():
-    """The program as a module: examples/ is no package."""
+    """Loads the program as a module, because examples/ is no package."""
     spec = importlib.util.spec_from_file_location("criteo_dlrm", ROOT / "examples/criteo_dlrm.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -22,7 +22,7 @@ def example():
 
 
 def write_log(path, labels, integers, strings):
-    """A log; an integer that is NaN and a string that is "" are missing."""
+    """Writes a log. NaN integers and "" strings are missing fields."""
     with open(path, "w", encoding="utf-8") as log:
         for label, numbers, names in zip(labels, integers, strings):
             fields = ["" if np.isnan(number) else str(int(number)) for number in numbers]
@@ -31,7 +31,7 @@ def write_log(path, labels, integers, strings):
 
 @pytest.fixture(scope="module")
 def planted(tmp_path_factory):
-    """A log whose clicks depend on C1 and I1, with missing fields, and the AUC of the true log odds at its end."""
+    """Writes a log with missing fields whose clicks depend on C1 and I1. Returns the AUC of the true log odds."""
     from tf_fusedrec import metrics
 
     random = np.random.default_rng(0)
@@ -48,7 +48,7 @@ def planted(tmp_path_factory):
 
 
 def train(data, output):
-    """Body: the history, and what the SavedModel says to a line whose fields are all missing."""
+    """Body: returns the history and the SavedModel's output for a line whose fields are all missing."""
     from tf_fusedrec import tf
 
     history = example().main(["--data", data, "--output", output, *FLAGS])
@@ -63,7 +63,7 @@ def test_two_ranks_find_the_signal_that_one_finds(planted, tmp_path):
     (of_two, click_of_two), (same, _) = run_ranks(train, 2, data=str(data), output=str(tmp_path / "2"))
     assert of_two == same, "the ranks disagree"
     assert 0.7 < history["val_auc"][-1] < possible + 0.02
-    # 180 steps of Adam on float32 sums in another order. One pair of 400 validation lines is 1 / 40,000 of the AUC.
+    # 180 steps of Adam sum float32 in another order. One pair of 400 validation lines is 1 / 40,000 of the AUC.
     np.testing.assert_allclose(of_two["val_auc"], history["val_auc"], atol=1e-4)
     np.testing.assert_allclose(of_two["val_loss"], history["val_loss"], rtol=1e-4)
     assert click.shape == (2, 1) and 0 < click[0] < 1

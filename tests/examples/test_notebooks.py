@@ -1,4 +1,4 @@
-"""The notebooks of examples/ run and print what they were committed with, but for figures; no place on a machine."""
+"""The notebooks of examples/ run and print their committed output except figures, and name no path of a machine."""
 
 import pathlib
 import re
@@ -33,7 +33,7 @@ def test_notebook(path, monkeypatch):
     NotebookClient(committed, timeout=600, resources={"metadata": {"path": str(ROOT)}}).execute()
     after = printed(committed)
     for was, now in zip(before, after):
-        # Other data where MovieLens is not at hand, other sums elsewhere: the words are the same, figures need not be.
+        # Without MovieLens the data differ, and other machines sum in other orders. Words must agree, figures need not.
         words = [FIGURES.sub("n", text).splitlines() for text in (was, now)]
         assert len(words[0]) == len(words[1]), (was, now)
     if path.stem == "tfra_swap":

@@ -1,4 +1,4 @@
-"""Batches that every test of this folder uses: rows of all awkward lengths, weights, and oracle files."""
+"""Batches for all tests of this folder: rows of awkward lengths, weights, and oracle files."""
 
 import json
 
@@ -35,7 +35,7 @@ def rows_of(flat, lengths):
 
 
 def oracle_file(name):
-    """Arrays and settings of one file of independent reference results."""
+    """Reads the arrays and settings of one file of independent reference results."""
     arrays = dict(np.load(shared_path(f"oracle/hstu/{name}.npz")))
     return arrays, json.loads(bytes(arrays.pop("meta_json")))
 

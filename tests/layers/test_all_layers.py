@@ -1,4 +1,4 @@
-"""What every layer of the folder must do: configuration round trip, mixed precision, dropout, and no rows at all."""
+"""Every layer keeps its configuration, supports mixed precision and dropout, and accepts a batch without rows."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from tf_fusedrec._tf_compat import keras, tf
 N = 30
 HSTU_SIZES = {"num_heads": 2, "qk_dim": 4, "value_dim": 6, "max_sequence_length": N}
 FUXI_SIZES = {**HSTU_SIZES, "dropout": 0.2}
-# name -> class, arguments, whether it is called with timestamps. A new layer is one row.
+# Class, arguments and use of timestamps by name. A new layer adds one entry.
 LAYERS = {
     "hstu_research": (layers.HSTU, {**HSTU_SIZES, "concat": True, "dropout": 0.3, "time_buckets": 17}, True),
     "hstu_production": (

@@ -43,7 +43,7 @@ def test_equals_the_reference_forward_and_backward(name, form, encoding, multipl
         variables["_rel_attn_bias___exp_a"], variables["_rel_attn_bias___exp_b"] = layer.bias_weights.time_scalars
     assert len(variables) == len(layer.trainable_variables)
 
-    def as_ours(key, value):  # the file keeps Linear weights as [out, in], scalars as [1]
+    def as_ours(key, value):  # The file stores Linear weights as [out, in] and scalars as [1].
         return value.T if "lin" in key and value.ndim == 2 else value.reshape(variables[key].shape)
 
     for key, variable in variables.items():
@@ -62,7 +62,7 @@ def test_equals_the_reference_forward_and_backward(name, form, encoding, multipl
     gradients = tape.gradient(total, {"x": x, **variables})
     for key, gradient in gradients.items():
         expected = arrays["d_x"] if key == "x" else as_ours(key, arrays[f"d_{key}"])
-        # Layers and gradients of layers: 1e-4, of the size of the largest entry, as the reference results ask.
+        # The reference results prescribe 1e-4 of the largest entry for layers and their gradients.
         np.testing.assert_allclose(gradient, expected, rtol=0, atol=1e-4 * max(1.0, np.abs(expected).max()))
 
 
@@ -104,7 +104,7 @@ def test_against_the_loop_oracle(form, encoding, multiple):
     expected = fuxi_block_oracle(
         x.values.numpy().astype(np.float64), splits_of(lengths), maps, weights, 2, 3, 4, 1 / 30
     )
-    np.testing.assert_allclose(out, expected, atol=1e-4)  # RMSNorm of small channels enlarges float32 rounding
+    np.testing.assert_allclose(out, expected, atol=1e-4)  # RMSNorm of small channels amplifies float32 rounding.
 
 
 @pytest.mark.parametrize("form", ["alpha", "beta"])

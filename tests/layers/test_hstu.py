@@ -1,4 +1,4 @@
-"""hstu.py: the research block against reference results, the other forms against their equations, and its manners."""
+"""hstu.py: the research block equals reference results, the other forms their equations; masks and refusals."""
 
 import numpy as np
 import pytest
@@ -51,7 +51,7 @@ def test_research_block_equals_the_reference_forward_and_backward():
     }
     assert len(names) == len(layer.trainable_variables)
     for name, variable in names.items():
-        # The file keeps _o__weight as [out, in].
+        # The file stores _o__weight as [out, in].
         variable.assign(arrays[name].T if name == "_o__weight" else arrays[name])
     with tf.GradientTape() as tape:
         tape.watch(x)
@@ -82,7 +82,7 @@ def test_mtgrboost_block_equals_its_equations():
     )
     # float32 sums of 8 to 24 terms; LayerNorm of small attended values multiplies their error.
     np.testing.assert_allclose(layer(x).values, expected, atol=2e-5)
-    assert np.max(np.abs(out.values - expected)) > 1e-3  # the biases count
+    assert np.max(np.abs(out.values - expected)) > 1e-3  # The biases change the result.
 
 
 def test_production_block_equals_its_equations():
@@ -113,18 +113,18 @@ def test_production_block_equals_its_equations():
 
 @pytest.mark.parametrize("divisor", ["row_length", "visible_keys"])
 def test_divisors_scale_each_asking_token(divisor):
-    """Without gate and norm in the way: what goes into the op, by a kernel that tells its scale."""
-    lengths, told = [5, 0, 3], []
+    """Records the op's `scale` by a replaced kernel, which gate and norm would hide in the output."""
+    lengths, recorded = [5, 0, 3], []
     x, _ = batch(lengths)
     layer = HSTU(**SIZES, divisor=divisor, attention_window=2, position_bias=False, time_encoding="none")
 
     def attention(query, key, value, row_splits, *, scale, **masks):
-        told.append((scale, masks))
+        recorded.append((scale, masks))
         return layers.jagged_attention(query, key, value, row_splits, scale=scale, **masks)
 
     layer.kernels = layer.kernels._replace(attention=attention)
     layer(x)
-    ((scale, masks),) = told
+    ((scale, masks),) = recorded
     wanted = [5] * 5 + [3] * 3 if divisor == "row_length" else [1, 2, 3, 3, 3, 1, 2, 3]
     np.testing.assert_allclose(1.0 / scale, wanted, rtol=1e-6)
     assert masks["attention_window"] == 2 and masks["min_full_length"] == 0 and masks["alpha"] == 1.0
@@ -135,7 +135,7 @@ def test_flops_by_hand(concat):
     layer = HSTU(**SIZES, concat=concat)  # H 2, dqk 4, dv 6
     splits, targets = tf.constant([0, 6, 6, 9], tf.int64), tf.constant([2, 0, 0])
     flops = layer.forward_flops(splits, 8, num_targets=targets, contextual_length=1)
-    # Row 1: context sees context and 3 of history; history 2, 3, 4; each target context, history and itself.
+    # Row 1: context sees context and 3 history tokens; history tokens see 2, 3, 4; a target sees all but targets.
     pairs = 4 + (2 + 3 + 4) + 2 * 5 + 3 + (2 + 3)
     by_token = 8 * 2 * (2 * 4 + 2 * 6) + (3 if concat else 1) * 12 * 8
     assert float(flops) == 2 * (9 * by_token + pairs * 2 * (4 + 6))
@@ -143,7 +143,7 @@ def test_flops_by_hand(concat):
 
 @pytest.mark.parametrize("form", ["research", "production", "mtgrboost"])
 def test_targets_in_one_row_equal_one_row_per_target(form):
-    """One user with 3 exposures, and the same as 3 rows with one exposure each."""
+    """One user with 3 exposures equals 3 rows with one exposure each."""
     context, history, exposures = 2, 5, 3
     generator = np.random.default_rng(4)
     x = generator.normal(size=(context + history + exposures, 8)).astype(np.float32)
@@ -168,7 +168,7 @@ def test_targets_in_one_row_equal_one_row_per_target(form):
         [context + history + 1] * exposures,
         [1] * exposures,
     )
-    assert np.ptp(together, axis=0).min() > 1e-3  # targets do differ
+    assert np.ptp(together, axis=0).min() > 1e-3  # The targets differ.
     np.testing.assert_allclose(together, each, atol=5e-6)  # float32, other order of summation
 
 

@@ -1,4 +1,4 @@
-"""jagged.py against Python lists; every result is exact, since values only move."""
+"""jagged.py equals Python lists. Every result is exact, because values only move."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""mmoe.py against the loop oracle, and which experts learn."""
+"""mmoe.py equals the loop oracle, and only the kept experts learn."""
 
 import numpy as np
 import pytest
@@ -38,7 +38,7 @@ def test_equal_gates_keep_the_first_experts():
 
 def test_only_kept_experts_learn():
     layer = built(top_k=1, num_tasks=1)
-    # The gate looks at the sign of the first column: expert 1 for positive tokens, 3 for negative.
+    # The gate depends on the sign of the first column: expert 1 for positive tokens, 3 for negative ones.
     layer.gate_kernel.assign([[0, 5, 0, -5], [0, 0, 0, 0], [0, 0, 0, 0]])
     layer.expert_bias.assign(tf.ones_like(layer.expert_bias) * 10.0)
     with tf.GradientTape() as tape:

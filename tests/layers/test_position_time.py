@@ -1,4 +1,4 @@
-"""position_time.py against reference results of the public operators, one token at a time, and its thresholds."""
+"""position_time.py equals reference results of the public operators and a loop over tokens; thresholds are exact."""
 
 import math
 
@@ -14,12 +14,12 @@ from tf_fusedrec.layers import PositionTimeEmbedding
 def test_equals_the_reference_forward_and_backward(name):
     arrays, settings = oracle_file(f"pos_ts_embedding_{name}")
     columns = arrays["seq_emb"].shape[1]
-    # The reference of these files limits buckets to its table's columns; a table of as many rows does the same.
+    # The files' reference limits buckets to its table's columns, so this table has as many rows.
     layer = PositionTimeEmbedding(arrays["pos_emb"].shape[0], columns - 1, settings["time_bucket_fn"])
     layer.build([None, None, columns])
     layer.positions.assign(arrays["pos_emb"])
     layer.ages.assign(arrays["ts_emb"][:columns])
-    # The reference adds to embeddings that are scaled already.
+    # The reference adds to scaled embeddings.
     x = tf.constant(arrays["seq_emb"] / math.sqrt(columns))
     splits = tf.constant(arrays["seq_offsets"])
     with tf.GradientTape() as tape:

@@ -1,4 +1,4 @@
-"""positions.py: scaled embeddings plus the learned row of each place."""
+"""positions.py returns scaled embeddings plus the learned row of each position."""
 
 import numpy as np
 import pytest
@@ -42,7 +42,7 @@ def test_dropout_config_and_scale_of_the_table():
     assert again.get_config() == layer.get_config()
     np.testing.assert_array_equal(layer(x).values, layer(x, training=False).values)
     assert np.mean(layer(x, training=True).values == 0.0) > 0.1
-    # A normal cut at two deviations keeps 0.88 of its deviation, 1 / sqrt(D) = 0.5.
+    # A normal truncated at two deviations keeps 0.88 of its deviation, 1 / sqrt(D) = 0.5.
     assert abs(np.std(layer.positions) - 0.44) < 0.02
 
 

@@ -1,4 +1,4 @@
-"""relative_bias.py: integer thresholds against exact arithmetic and the reference table, also as the op uses them."""
+"""relative_bias.py: integer thresholds equal exact arithmetic and the reference table, also inside the op."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ from tf_fusedrec.layers.relative_bias import MAX_TIME_BUCKETS, bucket_thresholds
 
 
 def buckets_of(differences, num_buckets=128):
-    """Buckets of single differences by the op: rows of one token that asks `difference` seconds later."""
+    """Returns the op's buckets of single differences, from rows of one token queried `difference` seconds later."""
     differences = np.asarray(differences, np.int64)
     numbers = tf.range(num_buckets + 1, dtype=tf.float32)
     table = ops.BucketTable(numbers, tf.constant(bucket_thresholds(num_buckets)))
@@ -41,7 +41,7 @@ def test_the_op_finds_the_bucket_of_every_border():
 def test_the_reference_table_is_reproduced():
     table, _ = oracle_file("bucket_table")
     np.testing.assert_array_equal(buckets_of(table["delta"]), table["bucket"])
-    assert np.any(table["bucket"] != table["bucket_f64"])  # the table does hold the float32 cases
+    assert np.any(table["bucket"] != table["bucket_f64"])  # The table holds the float32 cases.
 
 
 def test_sign_zero_and_the_last_bucket():

@@ -15,7 +15,7 @@ def ragged(lengths, columns=8, seed=0):
 
 
 def set_weights(block, arrays, number):
-    """Weights of block `number` of the file: Linear and 1x1 convolutions, kept as [out, in]; q, k, v in one."""
+    """Returns the weights of block `number` in the file, which stores them as [out, in] with q, k and v in one."""
     own = {
         name.split(f"layers__{number}__")[1]: array for name, array in arrays.items() if f"layers__{number}__" in name
     }

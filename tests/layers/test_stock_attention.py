@@ -1,4 +1,4 @@
-"""stock_attention.py against the definitions of the op, under all masks and biases; and against reference results."""
+"""stock_attention.py equals the op's definitions under all masks and biases, and reference results."""
 
 import numpy as np
 import pytest
@@ -21,7 +21,7 @@ FUNCTIONS = {"power": [0.3, 0.5], "exponential": [0.2, -9.0], "stretched": [0.3,
 
 
 def biases(lengths, counts, kind):
-    """A RelativeBias and the same as arguments of the oracle."""
+    """Returns a RelativeBias and the equal arguments of the oracle."""
     generator = np.random.default_rng(2)
     position = tf.constant(generator.normal(size=59).astype(np.float32))
     stamps = tf.RaggedTensor.from_row_splits(times(lengths) % 10**6, splits_of(lengths))
@@ -43,7 +43,7 @@ def biases(lengths, counts, kind):
 @pytest.mark.parametrize("masks", MASKS.values(), ids=MASKS)
 @pytest.mark.parametrize("with_targets", [False, True])
 def test_equals_the_definitions(lengths, masks, with_targets):
-    # Rows hold their context and their targets.
+    # Every row is long enough for its context and its targets.
     lengths = [n + 3 if n else 0 for n in lengths]
     counts = tf.constant([n // 4 for n in lengths], tf.int64) if with_targets else None
     q, k, v = (tf.constant(tokens(lengths, 2, d, seed=s)) for s, d in enumerate((5, 5, 3)))

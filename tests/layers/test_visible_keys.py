@@ -1,4 +1,4 @@
-"""visible_keys.py against the masks, drawn pair by pair."""
+"""visible_keys.py equals the counts of masks that are built pair by pair."""
 
 import numpy as np
 import pytest
@@ -35,7 +35,7 @@ def test_causal_rows(lengths):
     st.integers(1, 3),
 )
 def test_all_masks(rows, with_targets, of_each_row, window, full, group):
-    """Every row holds its context: behind it are history and targets."""
+    """Every row has its context first, then history and targets."""
     contexts = [context if of_each_row else rows[0][2] for _, _, context in rows]
     lengths = [context + history + targets for context, (history, targets, _) in zip(contexts, rows)]
     targets = [count for _, count, _ in rows] if with_targets else None

@@ -1,4 +1,4 @@
-"""losses.py against loops in float64, an independent reference loss, and simulated ranks for the global mean."""
+"""Losses equal float64 loops and an independent reference; simulated ranks check the global mean."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ from tf_fusedrec.losses import negatives
 def sampled_softmax_oracle(
     query, positive, rows, positive_ids, row_ids, temperature, chosen=None, l2=True, log_q=None, reused_from=None
 ):
-    """Position after position; of what is reused, logits are those of the other position (TurboGR's text)."""
+    """Loops over positions. Reused logits belong to the other position (TurboGR's text)."""
 
     def unit(vector):
         return vector / max(np.linalg.norm(vector), 1e-6) if l2 else vector
@@ -43,7 +43,7 @@ def sampled_softmax_oracle(
 def retrieval_batch(positions, seed=0):
     generator = np.random.default_rng(seed)
     table = generator.normal(size=(8, 5))
-    table[7] = 0.0  # a vector of length 0 cannot be normalised
+    table[7] = 0.0  # A vector of length 0 cannot be normalised.
     positive_ids, negative_ids = generator.integers(0, 8, positions), generator.permutation(8)[:6]
     query, chosen = generator.normal(size=(positions, 5)), generator.integers(0, 6, (positions, 4))
     return (query, table[positive_ids], table[negative_ids], positive_ids, negative_ids), chosen
@@ -69,14 +69,14 @@ def test_log_q_is_taken_off_every_logit(own):
     expected = sampled_softmax_oracle(*arrays, 0.3, chosen, log_q=log_q)
     ours = losses.sampled_softmax(*map(tf.constant, arrays), 0.3, chosen=chosen, log_q=log_q)
     np.testing.assert_allclose(ours, expected, rtol=1e-12)
-    # All items equally likely: a constant, which the softmax does not see.
+    # Equally likely items add a constant, which does not change the softmax.
     flat = np.full(len(arrays[3]), -2.0), np.full(len(arrays[4]), -2.0)
     ours = losses.sampled_softmax(*map(tf.constant, arrays), 0.3, chosen=chosen, log_q=flat)
     np.testing.assert_allclose(ours, sampled_softmax_oracle(*arrays, 0.3, chosen), rtol=1e-12)
 
 
 def shared_logits(chosen, source):
-    """Eq. 2 of TurboGR as written: position i gets the negatives n_k,j of others, with logits of its own."""
+    """Eq. 2 of TurboGR as written: position i gets other positions' negatives n_k,j, with its own logits."""
     return np.concatenate([chosen, negatives.reuse(chosen, source)], axis=1)
 
 
@@ -97,7 +97,7 @@ def test_both_readings_of_logit_sharing_against_loops(positions):
         loops.append(sampled_softmax_oracle(*one, 0.3, np.array([[*chosen[i], *aux]]))[0])
     np.testing.assert_allclose(written, loops, rtol=1e-12)
     if positions == 20:
-        assert np.abs(written - reused).max() > 0.1  # two readings, two losses
+        assert np.abs(written - reused).max() > 0.1  # The two readings give different losses.
 
 
 @pytest.mark.parametrize("positions", [0, 1, 20, 1100])  # 1100: three blocks of rows
@@ -168,7 +168,7 @@ def test_sampled_softmax_equals_the_reference_model():
         chosen=tf.constant(arrays["negatives"]),
     )
     loss = losses.global_mean(nll, tf.ones_like(nll), name="reference")
-    # Twice the file's own float32 noise, and one rounding of the 26 queries it keeps as float32 (logits up to 20).
+    # The limit is twice the file's float32 noise plus one rounding of its 26 float32 queries (logits up to 20).
     np.testing.assert_allclose(loss, arrays["loss"], atol=2 * arrays["noise_loss"] + 20 * 2**-23)
 
 
@@ -185,7 +185,7 @@ def test_bfloat16_is_reduced_in_float32():
 
 @pytest.fixture
 def ranks(monkeypatch):
-    """Runs a body once per simulated rank; all-reduce answers the sum that all of them would send."""
+    """Runs a body once per simulated rank. all-reduce returns the sum over all simulated ranks."""
 
     def run(body, batches):
         monkeypatch.setattr(collectives, "size", lambda: len(batches))

@@ -1,4 +1,4 @@
-"""negatives.py: what is drawn, how often, and who shares with whom."""
+"""negatives.py draws with the right frequencies and shares each position's negatives equally often."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ SEED = tf.constant([7, 3], tf.int64)
 def test_uniform_draws_reach_the_whole_catalogue_equally():
     drawn = Sampler(5).draw(tf.constant([2000, 5]), SEED, tf.constant(2000)).numpy()
     shares = np.bincount(drawn.ravel(), minlength=5) / 10_000
-    # Five standard deviations of a share of 0.2 among 10,000.
+    # The limit is five standard deviations of a share of 0.2 among 10,000.
     np.testing.assert_allclose(shares, 0.2, atol=5 * np.sqrt(0.2 * 0.8 / 10_000))
 
 
@@ -53,7 +53,8 @@ def test_every_column_shares_each_position_once_and_never_with_itself(positions)
     own = source == np.arange(positions)[:, np.newaxis]
     assert own.all() if positions == 1 else not own.any()
     if positions == 40:
-        assert len(set(map(tuple, (source - np.arange(40)[:, np.newaxis]) % 40))) > 30  # a shuffle, not a rotation
+        # The cycle is a shuffle, not a rotation.
+        assert len(set(map(tuple, (source - np.arange(40)[:, np.newaxis]) % 40))) > 30
 
 
 def test_reuse_takes_the_column_of_the_other_position():

@@ -1,4 +1,4 @@
-"""similarities.py against gathering all rows, which it must never do."""
+"""similarities.py equals a gather of all rows, which it must never do itself."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ from tf_fusedrec.losses import similarities
 
 
 def gathered(left, right, chosen, normalize):
-    """The plain form, differentiated by TensorFlow."""
+    """Computes the plain form, which TensorFlow differentiates."""
     rows = tf.gather(tf.cast(right, left.dtype), chosen)
     if normalize:
         rows /= tf.maximum(tf.norm(rows, axis=-1, keepdims=True), 1e-6)
@@ -50,7 +50,7 @@ def test_gradients_of_16_bit_rows_are_not_narrowed():
     left = tf.constant(generator.normal(size=(6, 8)), tf.float32)
     rows = tf.constant(generator.normal(size=(4, 8)), tf.float16)
     chosen = tf.constant(generator.integers(0, 4, (6, 3)))
-    # A mean over a million positions: below the smallest float16, 6e-8, which would give zeros.
+    # A mean over a million positions has gradients below the smallest float16, 6e-8, which would become zeros.
     inputs = left, rows, chosen, True, tf.constant(1e-9)
     _, d_left, d_rows = value_and_gradients(similarities.segmented_products, *inputs)
     assert d_rows.dtype == tf.float32

@@ -1,10 +1,11 @@
-"""metrics.py against the pairwise and list-sorting oracles; metrics of integers are exact."""
+"""metrics/exact.py equals the pairwise and list-sorting oracles; metrics of integers are exact."""
 
 import numpy as np
 import pytest
 
 from tests.oracles.metrics import auc_oracle, gauc_oracle, rank_oracle
 from tf_fusedrec import metrics
+from tf_fusedrec.metrics import exact
 
 
 def predictions(count, seed, levels=5):
@@ -24,7 +25,7 @@ def equal_or_both_nan(ours, expected):
 def test_auc_and_gauc_against_pairs(count, seed):
     groups, labels, scores = predictions(count, seed)
     equal_or_both_nan(metrics.auc(labels, scores), auc_oracle(labels, scores))
-    for weight in metrics.WEIGHTS:
+    for weight in exact.WEIGHTS:
         ours = metrics.gauc(groups, labels, scores, weight)
         np.testing.assert_allclose(ours, gauc_oracle(groups, labels, scores, weight), rtol=1e-14)
 
@@ -64,7 +65,7 @@ def test_large_counts_stay_exact_in_integers():
 @pytest.mark.parametrize("rows_at_once", [1, 10**6])
 @pytest.mark.parametrize("seed", range(4))
 def test_rank_against_sorted_lists(seed, rows_at_once, monkeypatch):
-    monkeypatch.setattr(metrics, "_SCORES_AT_ONCE", rows_at_once)
+    monkeypatch.setattr(exact, "_SCORES_AT_ONCE", rows_at_once)
     generator = np.random.default_rng(seed)
     users, candidates = 9, 12
     # Small integers: products are exact, ties are common.

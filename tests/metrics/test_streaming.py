@@ -13,7 +13,7 @@ BATCHES = (30, 0, 1, 40, 25)
 
 
 def predictions(seed=0, users=6):
-    """Batches of (labels, logits, user) in which every user is in one batch; some users have one class only."""
+    """Returns batches of (labels, logits, user) with every user in one batch. Some users have one class only."""
     generator = np.random.default_rng(seed)
     batches, first = [], 0
     for size in BATCHES:
@@ -62,7 +62,7 @@ def test_uneven_batches_give_the_metric_of_all_data(name):
     for batch in batches:
         graph(*map(tf.constant, batch))
     expected = expectations(*(np.concatenate(parts) for parts in zip(*batches)))[name]
-    # Logits of one digit lie in bins of their own, so the AUC is exact too; float64.
+    # Logits with one digit fall into separate bins, so the float64 AUC is exact too.
     assert float(metric.result()) == pytest.approx(expected, rel=1e-12)
     metric.reset_state()
     assert np.isnan(metric.result())
@@ -70,7 +70,7 @@ def test_uneven_batches_give_the_metric_of_all_data(name):
 
 @pytest.mark.parametrize("name", list(make()))
 def test_states_are_summed_over_ranks(name, monkeypatch):
-    """Three ranks, of which one has no data; the mean of their results would be another number."""
+    """Three ranks, one without data, give the metric of all data. The mean of their results differs from it."""
     batches = predictions(seed=1)
     ranks = [make()[name] for _ in range(3)]
     for number, batch in enumerate(batches):

@@ -1,4 +1,4 @@
-"""Small random batches in the two layouts, and a batch taken apart into one row per exposure."""
+"""Small random batches in the two layouts, and a batch split into one row per exposure."""
 
 import numpy as np
 
@@ -13,7 +13,7 @@ def ragged(lengths, values, dtype=np.int64):
 
 
 def ranking_batch(histories, exposures, seed=0):
-    """A batch with these history and exposure lengths, one entry per user."""
+    """Returns a batch with these history and exposure lengths, one entry per user."""
     rng = np.random.default_rng(seed)
     users, past, shown = len(histories), sum(histories), sum(exposures)
 
@@ -35,7 +35,7 @@ def ranking_batch(histories, exposures, seed=0):
 
 
 def one_row_per_exposure(batch):
-    """The same exposures, each in a row of its own with a copy of its user."""
+    """Returns the same exposures, each in a separate row with a copy of its user."""
     exposed = batch["exposed_item"]
     user = exposed.value_rowids()
     rows = {}
@@ -48,7 +48,7 @@ def one_row_per_exposure(batch):
 
 
 def retrieval_batch(lengths, seed=0):
-    """A batch of histories with these lengths."""
+    """Returns a batch of histories with these lengths."""
     rng = np.random.default_rng(seed)
     times = [START + np.cumsum(rng.integers(30, 90_000, length)) for length in lengths]
     return {

@@ -1,4 +1,4 @@
-"""Runs models.train as users do, small enough for a test, and reads what it printed."""
+"""Runs a small models.train job from its command line and reads its output."""
 
 import contextlib
 import os
@@ -36,7 +36,7 @@ RETRIEVAL = {
 
 
 def in_partitions(folder: pathlib.Path, count: int) -> pathlib.Path:
-    """Parts the rows of train of a prepared data set into complete partitions hour=8, hour=9, ..."""
+    """Splits the training rows of a prepared data set into complete partitions hour=8, hour=9, ..."""
     table = pq.read_table(folder / "train")
     for file in (folder / "train").glob("*.parquet"):
         file.unlink()
@@ -55,20 +55,20 @@ def command(ranks: int, module: str, *arguments: str) -> list[str]:
 
 
 def training(folder: pathlib.Path, fields: dict) -> list[str]:
-    """Arguments of models.train for an experiment; its output goes to `folder`/run."""
+    """Returns the arguments of models.train for an experiment with the output folder `folder`/run."""
     config = folder / "config.yaml"
     config.write_text(yaml.safe_dump(fields), encoding="utf-8")
     return ["--config", str(config), "--output", str(folder / "run")]
 
 
 def started(folder: pathlib.Path, fields: dict, ranks: int, *arguments: str):
-    """The running job of models.train."""
+    """Yields the running job of models.train."""
     return running(ranks, "models.train", *training(folder, fields), *arguments)
 
 
 @contextlib.contextmanager
 def running(ranks: int, module: str, *arguments: str) -> Iterator[subprocess.Popen]:
-    """The running module, its output in one pipe; whatever of it is left at the end is killed."""
+    """Yields the running module with its output in one pipe, and kills its remaining processes at the end."""
     environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"}
     job = subprocess.Popen(
         command(ranks, module, *arguments), cwd=ROOT, env=environment, encoding="utf-8", errors="replace",
@@ -86,19 +86,19 @@ def running(ranks: int, module: str, *arguments: str) -> Iterator[subprocess.Pop
 
 
 def output_of(folder: pathlib.Path, fields: dict, ranks: int, *arguments: str) -> tuple[int, str]:
-    """Exit code and output of a job of models.train."""
+    """Returns exit code and output of a job of models.train."""
     return launched(ranks, "models.train", *training(folder, fields), *arguments)
 
 
 def launched(ranks: int, module: str, *arguments: str) -> tuple[int, str]:
-    """Exit code and output of a module that ends by itself within 180 s, which bounds a job that hangs."""
+    """Returns exit code and output of a module. A limit of 180 s ends a hanging job."""
     with running(ranks, module, *arguments) as job:
         output = job.communicate(timeout=180)[0]
         return job.returncode, output
 
 
 def read_until(job: subprocess.Popen, text: str) -> str:
-    """The job's output up to `text`; progress bars have no line ends, so it is read by the character."""
+    """Returns the job's output up to `text`, read by the character, because progress bars have no line ends."""
     seen = ""
     while text not in seen:
         character = job.stdout.read(1)
@@ -108,7 +108,7 @@ def read_until(job: subprocess.Popen, text: str) -> str:
 
 
 def rank_processes(job: subprocess.Popen) -> dict[int, psutil.Process]:
-    """The processes of the job's ranks, by rank: only they have the variable in their environment."""
+    """Returns the processes of the job's ranks, by rank. Only ranks have HOROVOD_RANK in their environment."""
     found = {}
     for process in psutil.Process(job.pid).children(recursive=True):
         try:

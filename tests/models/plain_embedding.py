@@ -1,4 +1,4 @@
-"""A stand-in for FusedEmbedding: the same call over plain tf.Variable tables. Also the oracle of the frozen layer."""
+"""A stand-in for FusedEmbedding with the same call over plain tf.Variable tables, and the frozen layer's oracle."""
 
 import numpy as np
 
@@ -8,7 +8,7 @@ ROWS = 64  # ids 0 .. ROWS-1
 
 
 class PlainEmbedding(keras.layers.Layer):
-    """{feature: ids} -> {feature: rows}; tables [ROWS, dim] drawn from a seed per table name."""
+    """Maps {feature: ids} to {feature: rows}, from tables [ROWS, dim] with a seed per table name."""
 
     def __init__(self, table_of: dict[str, str], dim: int, name: str = "plain_embedding"):
         super().__init__(name=name)

@@ -1,4 +1,4 @@
-"""The sizes of the papers' models: parameters of the blocks of a configuration, and work at their lengths."""
+"""The papers' configurations have the published numbers of parameters and the stated work."""
 
 import pathlib
 
@@ -19,7 +19,7 @@ PUBLISHED = {
 
 
 def built_blocks(name):
-    """The blocks of a configuration; inside a graph, where weights have shapes and take no memory."""
+    """Builds the blocks of a configuration in a graph, where weights have shapes but take no memory."""
     config = load(CONFIGS / f"{name}.yaml").model
     with tf.Graph().as_default():
         blocks = encoder_blocks(config)
@@ -35,8 +35,8 @@ def millions(blocks):
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_backbones_have_the_published_number_of_parameters(name):
     config, blocks = built_blocks(name)
-    # HSTU agrees to the digits printed. Of FuXi 4 % of the smallest are missing, the size of one more position table
-    # per block; the paper does not tell of it.
+    # HSTU agrees to the printed digits. FuXi lacks 4 % of the smallest model, the size of one more position table
+    # per block, which the paper does not mention.
     tolerance = 0.04 if "fuxi" in name else 0.002 if config.max_history == 2048 and "tiny" not in name else 0.015
     assert millions(blocks) == pytest.approx(PUBLISHED[name], rel=tolerance)
 

@@ -1,4 +1,4 @@
-"""Callbacks in one process; tests/models/test_train.py has them on two ranks."""
+"""Callbacks in one process. tests/models/test_train.py runs them on two ranks."""
 
 import os
 import signal
@@ -9,7 +9,7 @@ from tf_fusedrec import callbacks, keras, tf
 
 
 class Counting(keras.Model):
-    """Counts samples, as Throughput wants."""
+    """A model that counts samples for Throughput."""
 
     def __init__(self):
         super().__init__()
@@ -67,7 +67,7 @@ def test_training_without_a_signal_is_left_alone():
 def test_throughput_leaves_out_the_first_step():
     clock = callbacks.Throughput(counts=("samples",))
     history = fitted([clock], epochs=2).history
-    # 4 steps of 4 samples after the first one, then 5; the rates say how long they took.
+    # 4 steps of 4 samples follow the first one, then 5 steps. The rates give their durations.
     first, second = history["samples_per_s"]
     assert clock.rates["samples_per_s"] == pytest.approx(36 / (16 / first + 20 / second))
 

@@ -1,4 +1,4 @@
-"""compare: metrics of drawn users against repeating their rows, the interval against a known spread, refusals."""
+"""compare: metrics of drawn users equal repeated rows, and the interval has a known width; refusals."""
 
 import json
 
@@ -10,7 +10,7 @@ from tests.oracles.metrics import auc_oracle, gauc_oracle
 
 
 def ranking_run(folder, signal, seed=0, order_seed=0, users=30):
-    """Predictions that know the labels as well as `signal` says, rows in an order of their own."""
+    """Returns predictions with `signal` about the labels, with rows in a random order."""
     rng = np.random.default_rng(0)
     user = np.sort(rng.integers(10, 10 + users, 400))
     label = rng.integers(0, 2, 400).astype(np.float64)
@@ -53,7 +53,7 @@ def test_metrics_of_drawn_users_are_those_of_their_rows_repeated(tmp_path):
 
 
 def test_the_interval_of_a_difference_of_means_is_the_normal_one(tmp_path):
-    """HR@10 over 2,000 users: the difference of two runs is a mean, whose spread is known."""
+    """HR@10 over 2,000 users: the difference of two runs is a mean with a known standard error."""
     rng = np.random.default_rng(3)
     hit_a, hit_b = rng.random(2000) < 0.3, rng.random(2000) < 0.35
     a, b = (retrieval_run(tmp_path / name, np.where(hit, 5, 500)) for name, hit in (("a", hit_a), ("b", hit_b)))
@@ -62,7 +62,7 @@ def test_the_interval_of_a_difference_of_means_is_the_normal_one(tmp_path):
     half = 1.96 * difference.std() / np.sqrt(2000)
     row = table["hr@10"]
     assert row["difference"] == pytest.approx(difference.mean())
-    # The ends of a percentile interval of 2,000 draws: good to about a tenth of its half width.
+    # The ends of a percentile interval from 2,000 draws are accurate to about a tenth of its half width.
     assert row["low"] == pytest.approx(difference.mean() - half, abs=0.1 * half)
     assert row["high"] == pytest.approx(difference.mean() + half, abs=0.1 * half)
     assert table["mrr"]["a"] == pytest.approx(np.mean(np.where(hit_a, 1 / 5, 1 / 500)))

@@ -1,4 +1,4 @@
-"""DLRM against NumPy, exposure after exposure; rare items; empty inputs."""
+"""DLRM equals NumPy exposure by exposure; rare items; empty inputs."""
 
 import numpy as np
 import pytest
@@ -70,10 +70,10 @@ def test_logits_against_numpy():
 def test_rare_items_share_a_row_and_are_told_from_frequent_ones():
     popularity = np.where(CATALOGUE % 2, 3, 1)
     model = make_dlrm(DLRMConfig(**{**vars(CONFIG), "min_item_count": 3}), popularity)
-    known = model._known(tf.constant([1, 2, 3, 58, 59, 60, 1000], tf.int64))
+    known = model._frequent_or_rare(tf.constant([1, 2, 3, 58, 59, 60, 1000], tf.int64))
     np.testing.assert_array_equal(known, [1, -1, 3, -1, 59, -1, -1])
     none = make_dlrm(DLRMConfig(**{**vars(CONFIG), "min_item_count": 9}), popularity)
-    np.testing.assert_array_equal(none._known(tf.constant([1, 2], tf.int64)), [-1, -1])
+    np.testing.assert_array_equal(none._frequent_or_rare(tf.constant([1, 2], tf.int64)), [-1, -1])
 
 
 def test_a_step_trains_every_task_and_counts():

@@ -1,4 +1,4 @@
-"""Evaluation against NumPy on a data set small enough to go through by hand; the command and what it refuses."""
+"""Evaluation equals results by hand on a small data set; the command refuses wrong arguments."""
 
 import json
 
@@ -73,7 +73,7 @@ def test_ranking_baseline_adds_the_log_odds_of_user_and_item(tmp_path):
     assert results["baseline_ctr_gauc"] == pytest.approx((0.5 + 0.0) / 2)
     # User 2 has no conversion, hence no AUC. Conversion rates order user 1's items 1, 2, 4 as click rates do.
     assert results["baseline_ctcvr_gauc"] == pytest.approx(0.5)
-    # What two runs are compared by: one entry for each exposure.
+    # models.compare pairs two runs by one entry per exposure.
     assert samples["user"].tolist() == [1, 1, 1, 2, 2] and samples["item"].tolist() == [4, 1, 2, 7, 1]
     assert samples["ctr_label"].tolist() == labels and samples["ctcvr_label"].tolist() == [0, 0, 1, 0, 0]
     logit = samples["ctr_logit"]
@@ -93,7 +93,7 @@ def test_retrieval_baseline_ranks_by_popularity_without_what_was_seen(tmp_path):
     experiment = from_dict({**job.RETRIEVAL, "evaluate": {"cutoffs": [1, 3]}})
     model = make_model(experiment, make_embedding(experiment), np.array([1, 2, 3, 4]), np.ones(4, np.int64))
     results, samples = evaluate(experiment, model, tmp_path / "data")
-    # User 1 has seen 1 and 2: 3 is first. User 2 has seen 3: 4 comes behind 1 and 2.
+    # User 1 has seen 1 and 2, so 3 is first. User 2 has seen 3, so 4 comes after 1 and 2.
     assert results["baseline_mrr"] == pytest.approx((1 + 1 / 3) / 2)
     assert (results["baseline_hr@1"], results["baseline_hr@3"]) == (0.5, 1.0)
     assert results["baseline_ndcg@3"] == pytest.approx((1 + 1 / np.log2(4)) / 2)
@@ -103,7 +103,7 @@ def test_retrieval_baseline_ranks_by_popularity_without_what_was_seen(tmp_path):
 
 
 def saved(folder, model, **embedding):
-    """The checkpoint of a model, as the main job leaves one."""
+    """Saves a model's checkpoint like the main job."""
     fields = from_dict(job.RETRIEVAL).to_dict()
     extra = {"experiment": {**fields, "embedding": {**fields["embedding"], **embedding}}, "items": 20}
     checkpoint.save(folder, model, extra=extra)
@@ -117,11 +117,11 @@ def untrained():
 def test_the_command_takes_a_run_or_a_checkpoint_and_other_data(tmp_path, capsys):
     data, model = prepare_data(from_dict(job.RETRIEVAL), tmp_path / "run" / "data"), untrained()
     results = evaluate(from_dict(job.RETRIEVAL), model, data).results
-    saved(tmp_path / "run" / "checkpoint", model, groups=2)  # trained by replicas, which one process has not
+    saved(tmp_path / "run" / "checkpoint", model, groups=2)  # Replicas trained it, but one process has no replicas.
     for run, further in (("run", []), ("run/checkpoint", []), ("run", ["--data", str(data)])):
         command.main([str(tmp_path / run), "--json", str(tmp_path / "out.json"), *further])
         written = json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))
-        assert written["test"] == pytest.approx(results, rel=1e-6)  # the same rows and weights on as many processes
+        assert written["test"] == pytest.approx(results, rel=1e-6)  # Rows, weights and processes are the same.
     printed = capsys.readouterr().out
     assert printed.count(f"{'hr@10':<14}{results['hr@10']:>10.4f}{results['baseline_hr@10']:>10.4f}") == 3
     assert saved_experiment(tmp_path / "run" / "checkpoint").embedding.groups == 1

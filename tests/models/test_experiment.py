@@ -1,4 +1,4 @@
-"""Experiments: what is refused and in which words, overrides, and that every file of configs/ is one."""
+"""Experiments: refusals and their messages, overrides, and every file of configs/ loads."""
 
 import dataclasses
 import pathlib
@@ -86,7 +86,7 @@ def test_overrides_are_yaml(tmp_path):
         ({"data": {"source": "synthetic-ranking", "max_partitions": -1}}, "data.max_partitions must be >= 0, got -1"),
         (
             {"task": "retrieval", "data": {"source": "movielens"}, "train": {"progressive_steps": 5}},
-            "train.progressive_steps is of ranking; task is 'retrieval'",
+            "train.progressive_steps is for ranking only, but task is 'retrieval'",
         ),
         ({"train": {"schedule": "nested"}}, "train.schedule: a schedule must be one of .* number N, got 'nested'"),
         ({"train": {"schedule": "sync(2)"}}, "train.schedule: a schedule must be one of .*, got 'sync\\(2\\)'"),
@@ -104,7 +104,7 @@ def test_overrides_are_yaml(tmp_path):
         ({"train": {"progressive_steps": -1}}, "train.progressive_steps must be >= 0, got -1"),
         ({"train": {"patience": -1}}, "train.patience must be >= 0, got -1"),
         ({"train": {"epochs": 2, "patience": 2}}, "train.patience must be below train.epochs = 2, got 2"),
-        ({"model": {"item_dropout": 0.1}}, "model.item_dropout trains the row of unknown items: it needs model.min_it"),
+        ({"model": {"item_dropout": 0.1}}, "model.item_dropout 0.1 trains the row of unknown items, which needs"),
         ({"model": {"kind": "dlrm", "top_units": [0]}}, "model.top_units must be >= 1, got 0"),
         ({"embedding": {"groups": 0}}, "embedding.groups must be >= 1, got 0"),
         ({"embedding": {"rule": "vote"}}, "embedding.rule must be one of .*, got 'vote'"),
@@ -172,7 +172,7 @@ def test_a_model_gets_the_schedule_that_the_experiment_names(text, schedule):
         ({"negatives_dtype": "int8"}, r"model.negatives_dtype must be one of .*, got 'int8'"),
         (
             {"negatives_dtype": "float16", "sampling": "in_batch"},
-            "model.negatives_dtype 'float16' is for negatives that",
+            "model.negatives_dtype 'float16' needs a lookup of negatives",
         ),
         ({"temperature": 0.0}, "model.temperature must be > 0, got 0.0"),
     ],

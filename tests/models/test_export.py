@@ -1,4 +1,4 @@
-"""The SavedModel of a checkpoint against the model it came from, in this process; test_train.py has another process."""
+"""A checkpoint's SavedModel equals its model in this process. test_train.py checks it in another process."""
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ ITEMS = np.arange(1, 21)
 
 
 def trained(fields, batch):
-    """A model after one step, and its experiment."""
+    """Returns a model after one step and its experiment."""
     experiment = from_dict(fields)
     keras.utils.set_random_seed(3)
     model = make_model(experiment, make_embedding(experiment), ITEMS, np.ones(len(ITEMS), np.int64))
@@ -35,7 +35,7 @@ def exported(folder, experiment, model):
 
 
 def test_ranking_scores(tmp_path):
-    # 25 events, of which the model takes 20.
+    # The model takes 20 of these 25 events.
     batch = ranking_batch(histories=[25, 0, 3], exposures=[2, 4, 1])
     cut = {**batch}
     for name in ("history_item", "history_action", "history_time"):
@@ -49,7 +49,7 @@ def test_ranking_scores(tmp_path):
     assert not {op for op in saved_operations(path) if op.startswith(("Fusedrec>", "TFRA>", "Horovod"))}
     scores = serve.serve(path, "serving_default", inputs)
     for task, logit in model(cut).items():
-        # Probabilities of equal float32 weights; only the order of summation may differ.
+        # The float32 weights are equal, so only the order of summation may differ.
         np.testing.assert_allclose(scores[task], tf.sigmoid(logit), atol=1e-6)
 
 
@@ -96,9 +96,9 @@ def test_retrieval_embeds_and_finds_the_best_unseen_items(tmp_path, encoder):
 def test_serve_names_signatures_and_inputs(tmp_path):
     experiment, model = trained(job.RANKING, ranking_batch(histories=[3], exposures=[2]))
     path = exported(tmp_path, experiment, model)
-    with pytest.raises(ValueError, match=r"has no signature 'top_k', it has \['serving_default'\]. Remedy"):
+    with pytest.raises(ValueError, match=r"has no signature 'top_k', it has \['serving_default'\]. Pass one"):
         serve.serve(path, "top_k", {})
-    with pytest.raises(ValueError, match=r"inputs are .*, 'serving_default' wants \['exposed_item'.*Remedy"):
+    with pytest.raises(ValueError, match=r"inputs are .*, 'serving_default' wants \['exposed_item'.*Pass exactly"):
         serve.serve(path, "serving_default", {"x": np.zeros(1)})
 
 

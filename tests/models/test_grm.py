@@ -1,4 +1,4 @@
-"""GRM: one row per user answers as one row per exposure does; empty inputs; the order of features means nothing."""
+"""GRM: one row per user equals one row per exposure; empty inputs; the order of features does not matter."""
 
 import numpy as np
 import pytest
@@ -33,7 +33,7 @@ def test_one_row_per_user_answers_as_one_row_per_exposure(config):
     by_user = ranking_batch(histories=[5, 0, 12, 1], exposures=[3, 2, 6, 0])
     by_exposure = one_row_per_exposure(by_user)
     for task in model.config.tasks:
-        # float32, a matmul over other paddings: rounding of about 1e-7 of values near 1.
+        # A float32 matmul over another padding rounds values near 1 by about 1e-7.
         np.testing.assert_allclose(model(by_user)[task], model(by_exposure)[task], atol=2e-6)
     assert loss_of(model, by_user) == pytest.approx(loss_of(model, by_exposure), rel=1e-6)
 
@@ -41,7 +41,7 @@ def test_one_row_per_user_answers_as_one_row_per_exposure(config):
 def test_loss_is_cross_entropy_of_click_and_of_click_with_conversion():
     model = make_grm()
     batch = ranking_batch(histories=[4, 2], exposures=[2, 3])
-    # All four pairs of click and conversion; a conversion without a click is none.
+    # All four pairs of click and conversion occur. A conversion without a click does not count.
     batch["exposed_click"] = ragged([2, 3], [1, 0, 1, 0, 1], np.float32)
     batch["exposed_conversion"] = ragged([2, 3], [1, 1, 0, 0, 1], np.float32)
     click = batch["exposed_click"].values.numpy()
@@ -112,7 +112,7 @@ def test_labels_beside_the_batch_are_refused():
 
 
 def test_flops_are_those_counted_from_the_sizes():
-    """Against the count of benchmarks/sequence_batching, which has its own tests; training is three times it."""
+    """Equals the tested count of benchmarks/sequence_batching. Training counts three times as much."""
     model, batch = make_grm(), ranking_batch(histories=[5, 0, 12, 1], exposures=[3, 2, 6, 0])
     expected = forward_flops(CONFIG, np.array([5, 0, 12, 1]), np.array([3, 2, 6, 0])).total
     assert float(model.forward_flops(batch)) == expected

@@ -1,4 +1,4 @@
-"""Between ids and loss nothing is padded: the graph of a training step has no op that makes rows equally long."""
+"""Nothing is padded between ids and loss: a training step's graph has no op that makes rows equally long."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ from tests.models.plain_embedding import PlainEmbedding
 from tests.support.graphs import count_ops
 from tf_fusedrec import keras, tf
 
-# What pads a RaggedTensor, and what would multiply padded rows.
+# Ops that pad a RaggedTensor or multiply padded rows.
 PADDING = {"RaggedTensorToTensor", "Pad", "PadV2", "BatchMatMulV2", "BatchMatMulV3"}
 SIZES = {"dim": 8, "num_heads": 2, "qk_dim": 4, "value_dim": 4}
 
@@ -33,7 +33,7 @@ def retrieval(**fields):
 @pytest.mark.parametrize("negatives", ["own", "share_negatives", "whole_catalogue"])
 def test_retrieval(encoder, negatives):
     ops = retrieval(encoder=encoder, **({} if negatives == "own" else {negatives: True}))
-    # Of a segment, own negatives are [S, n, D]: their product with the query is a batch of [n, D] x [D].
+    # A segment's own negatives are [S, n, D]. Their product with the query is a batch of [n, D] x [D].
     allowed = {"BatchMatMulV2"} if negatives == "own" else set()
     assert not (PADDING - allowed) & set(ops)
     assert ops["Fusedrec>JaggedAttention"] + ops["Fusedrec>JaggedBiasAttention"] >= 2

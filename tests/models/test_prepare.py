@@ -1,4 +1,4 @@
-"""Prepared data: made once, made again when the input changes, refused by name."""
+"""Data are prepared once, and again when the input changes; wrong data are refused by name."""
 
 import dataclasses
 
@@ -62,7 +62,7 @@ def test_refusals(tmp_path):
 
     with pytest.raises(ValueError, match="data.source 'kuairand' needs its files: name their folder with --data"):
         prepare_data(with_data(source="kuairand"), tmp_path)
-    with pytest.raises(ValueError, match="which is not there"):
+    with pytest.raises(ValueError, match="which does not exist"):
         prepare_data(with_data(source="kuairand", input=str(tmp_path / "nothing")), tmp_path)
     raw = tmp_path / "raw"
     raw.mkdir()

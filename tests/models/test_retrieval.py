@@ -1,4 +1,4 @@
-"""HSTU retrieval: positions and their targets, query times, negatives, against NumPy."""
+"""HSTU retrieval: positions, targets, query times and negatives equal NumPy's."""
 
 import numpy as np
 import pytest
@@ -76,7 +76,7 @@ def test_the_whole_catalogue_gives_the_loss_and_the_gradients_of_gathered_negati
         results.append([loss, *map(tf.convert_to_tensor, gradients)])
     assert len(results[0]) == len(results[1]) > 3
     for gathered, whole in zip(*results):
-        # float32: scores reach 20, and the two sum in another order.
+        # float32 scores reach 20, and the two sides sum in different orders.
         np.testing.assert_allclose(whole, gathered, rtol=1e-4, atol=1e-5)
 
 

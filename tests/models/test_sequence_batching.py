@@ -1,4 +1,4 @@
-"""The FLOPs of benchmarks/sequence_batching against the mask itself and a count by hand."""
+"""The FLOPs of benchmarks/sequence_batching equal a count over the mask and a count by hand."""
 
 import numpy as np
 
@@ -15,7 +15,7 @@ CONFIG = GRMConfig(
 def test_attention_counts_the_pairs_that_the_mask_shows():
     history, exposed = np.array([4, 0, 7]), np.array([2, 3, 0])
     pairs = sum(int(visible_pairs(2 + h + e, e, contextual_length=2).sum()) for h, e in zip(history, exposed))
-    # A pair costs a product of 4 and one of 5 columns, in 2 heads and 3 blocks; multiply and add are two.
+    # A pair costs products of 4 and of 5 columns, in 2 heads and 3 blocks. Multiply and add count as two.
     assert forward_flops(CONFIG, history, exposed).attention == pairs * 2 * (4 + 5) * 2 * 3
 
 

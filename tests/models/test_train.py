@@ -1,4 +1,4 @@
-"""The main job from its command line: two ranks to the end, an interruption and its resumption, a rank that fails."""
+"""The main job from its command line: a run on two ranks, an interruption with its resumption, a failing rank."""
 
 import json
 import re
@@ -33,7 +33,7 @@ def ops_of(saved_model):
     ids=["ranking", "retrieval"],
 )
 def test_two_ranks_train_evaluate_and_export(tmp_path, capsys, fields, metrics):
-    # Steps as large as these make the loss of an epoch larger than that of the one before, sooner or later.
+    # Such large steps make the loss of an epoch exceed the previous one sooner or later.
     arguments = ["--set", "train.epochs=40", "--set", "train.patience=1", "--set", "train.learning_rate=1.0"]
     arguments += ["--set", "train.timeline_steps=1"]
     if follows := fields is job.RANKING:  # a folder of partitions
@@ -65,7 +65,7 @@ def test_two_ranks_train_evaluate_and_export(tmp_path, capsys, fields, metrics):
         assert 0.0 <= results["test"][name] <= 1.0
         assert 0.0 <= results["test"][f"baseline_{name}"] <= 1.0
         assert name in output
-    # Each rank measures beside the other; a model this small uses next to nothing of what it measures.
+    # Both ranks measure at once, and a model this small uses next to nothing of the measured rate.
     assert 0.0 < results["mfu"] < 1.0 and results["gflops_per_s"] > 0.0
     for line in ("samples/s", "tokens/s", "gflops/s", "mfu ", "checkpoint ", "saved model "):
         assert line in output
@@ -78,7 +78,7 @@ def test_two_ranks_train_evaluate_and_export(tmp_path, capsys, fields, metrics):
 
 
 def evaluated_again(tmp_path, capsys, printed, results, ranks):
-    """models.evaluate finds the metrics of the job itself, and prints its table."""
+    """models.evaluate computes the job's own metrics and prints its table."""
     arguments = [str(tmp_path / "run"), "--json", str(tmp_path / "again.json")]
     if ranks == 1:
         capsys.readouterr()
@@ -90,14 +90,14 @@ def evaluated_again(tmp_path, capsys, printed, results, ranks):
     again = json.loads((tmp_path / "again.json").read_text(encoding="utf-8"))["test"]
     assert set(again) == set(results)
     for name, value in results.items():
-        # The same weights and rows; other batches on other numbers of ranks sum float32 in another order.
+        # The weights and rows are equal. Other numbers of ranks have other batches and sum float32 in another order.
         np.testing.assert_allclose(again[name], value, rtol=1e-5, err_msg=name)
     lines = [line for line in printed.splitlines() if re.search(r"(auc|hr@10|mrr) +[0-9]", line)]
     assert lines and all(re.sub(r"^.*>:", "", line).rstrip() in output for line in lines)
 
 
 def last_samples(output):
-    """Rows of all ranks in the epoch that was told of last: its bar ends with the sums over ranks."""
+    """Returns the rows of all ranks in the last reported epoch, whose bar ends with the sums over ranks."""
     return float(re.findall(r"samples: ([0-9.]+)", output)[-1])
 
 
@@ -118,12 +118,12 @@ def test_interrupted_jobs_save_on_all_ranks_and_go_on(tmp_path):
     assert first["epoch"] >= 1
     trained, rows = last_samples(output), job.RANKING["data"]["users"]
 
-    # On another number of ranks: what is left of the epoch is trained, no row of it is lost or repeated.
+    # Another number of ranks trains the rest of the epoch without losing or repeating a row.
     with job.started(tmp_path, endless, 3, "--resume") as running:
         output = job.read_until(running, f"Epoch {first['epoch'] + 2}/")
         assert f"at epoch {first['epoch']}, step " in output
         assert trained + last_samples(output) == (rows if first["step"] else 2 * rows)
-        running.send_signal(signal.SIGINT)  # Ctrl-C, which horovodrun turns into SIGTERM for the ranks
+        running.send_signal(signal.SIGINT)  # horovodrun turns Ctrl-C into SIGTERM for the ranks.
         output = running.communicate(timeout=60)[0]
     # Ranks agree after every step; rank 0 may learn of the other's signal before it gets its own.
     assert re.search("interrupted by (SIGTERM|another rank's signal); checkpoint: ", output)
@@ -135,7 +135,7 @@ def test_a_rank_that_fails_ends_the_job_on_all_ranks_with_its_message(tmp_path):
     folder = prepare_data(from_dict(job.RANKING), tmp_path / "data")
     (part,) = (folder / "train").glob("*.parquet")
     table = pq.read_table(part)
-    # A null label in one of two row groups: one rank meets it, while the other waits for it in a collective.
+    # One of two row groups has a null label. One rank reads it while the other waits in a collective.
     clicks = table["exposed_click"].to_pylist()
     clicks[-1] = [None] * len(clicks[-1])
     column = pa.array(clicks, pa.list_(pa.float32()))
@@ -145,7 +145,8 @@ def test_a_rank_that_fails_ends_the_job_on_all_ranks_with_its_message(tmp_path):
     code, output = job.output_of(tmp_path, job.RANKING, 2, "--data", str(folder))
     assert code != 0
     assert "column 'exposed_click' has 4 null values inside its lists" in output
-    assert time.monotonic() - begin < 90  # start, graph and all; the failure itself must end it within 60
+    # The limit includes start and tracing. The failure itself must end the job within 60 s.
+    assert time.monotonic() - begin < 90
 
 
 def test_one_process_needs_no_launcher_and_a_bad_flag_is_one_line(tmp_path):

@@ -1,4 +1,4 @@
-"""Records of update rules, their Keras counterparts, their state. That rows train as they say: tests/embedding."""
+"""Records of update rules, their Keras counterparts and their state. tests/embedding checks trained rows."""
 
 import dataclasses
 import json
@@ -19,7 +19,7 @@ RECORDS = {
     "adamw": optimizers.AdamW(0.5, 0.125, 0.75, 0.875, 1e-3, 2.0),
     "ftrl": optimizers.Ftrl(0.5, -0.75, 0.25, 1.0, 2.0, 3.0, 4.0, 5.0),
 }
-# Numbers in the order of custom_ops/hash_table/optimizer.h, and slots: of D numbers | of one.
+# Hyperparameters in the order of custom_ops/hash_table/optimizer.h, slots of D numbers, slots of one number.
 WANTED = {
     "sgd": ([0], (), ()),
     "momentum": ([2, 0.9, 1], ("momentum",), ()),
@@ -51,7 +51,7 @@ def test_a_record_survives_json(rule, rate):
         assert again.learning_rate.get_config() == rate.get_config()
     else:
         assert again == record
-    assert "learning_rate" in described  # reading does not eat it
+    assert "learning_rate" in described  # from_dict must not change its argument.
 
 
 def test_a_description_of_nothing_is_refused():
@@ -61,7 +61,7 @@ def test_a_description_of_nothing_is_refused():
 
 def test_slots_pass_only_between_rules_that_read_them_alike():
     adam, rows = optimizers.Adam(0.1), optimizers.RowWiseAdagrad(0.1)
-    # What changes the meaning of no slot: rates, clipping, decay, epsilon and where it stands.
+    # Rates, clipping, decay, epsilon and its position change the meaning of no slot.
     assert adam.spec == optimizers.Adam(0.2, clipnorm=1.0, epsilon=0.1).spec == optimizers.AdamW(0.1).spec
     assert rows.spec == optimizers.RowWiseAdagrad(schedules.CosineDecay(0.1, 5), variant="hsp", moment_scale=2.0).spec
     specs = [json.dumps(record.spec) for record in (*RECORDS.values(), rows, optimizers.Ftrl(0.1))]
@@ -159,7 +159,7 @@ def excluding():
 
 
 class OwnAdam(legacy.Adam):
-    """What a subclass changes cannot be known."""
+    """A subclass may change formulas, so it has no counterpart."""
 
 
 @pytest.mark.parametrize(
@@ -211,7 +211,7 @@ def test_the_state_of_a_number():
 
 
 def test_the_state_of_a_schedule():
-    """It sees the updates done so far: 0 at the first, as in Keras."""
+    """A schedule gets the number of past updates, 0 for the first one, as in Keras."""
     schedule = schedules.PiecewiseConstantDecay([0, 1], [1.0, 0.5, 0.25])
     trainer = optimizers.Trainer(optimizers.SGD(schedule), name="group")
     seen = []

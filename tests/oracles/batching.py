@@ -2,7 +2,7 @@
 
 
 def batch_sizes_oracle(lengths, target):
-    """Rows of each batch: while the rows hold the target, cut the prefix closest to it (the shorter one of two)."""
+    """Returns the rows of each batch: the prefix closest to the target (the shorter of two), while rows reach it."""
     rows, sizes = list(lengths), []
     while rows and sum(rows) >= target:
         prefixes = range(1, len(rows) + 1)  # at least one row, so a row longer than the target makes progress
@@ -13,7 +13,7 @@ def batch_sizes_oracle(lengths, target):
 
 
 def longest_first_oracle(weights, ranks):
-    """The rank of each row: heaviest rows first (the lower of two equal), each to the lowest rank that has least."""
+    """Returns the rank of each row. Heaviest rows come first, each to the lowest of the least loaded ranks."""
     sums, owner = [0] * ranks, [None] * len(weights)
     while None in owner:
         row = max((row for row in range(len(weights)) if owner[row] is None), key=lambda row: (weights[row], -row))

@@ -1,19 +1,19 @@
-"""Oracle for what a table keeps: one dict, scanned. NumPy only; imports nothing from tf_fusedrec.
+"""Oracle for the rows that a table keeps: one dict, scanned. NumPy only; imports nothing from tf_fusedrec.
 
-A row is [last, count, updates]: lookup that touched it last, lookups that did, gradients since it was inserted.
+A row is [last, count, updates]: its last lookup, its number of lookups, and its gradients since insertion.
 """
 
 from tests.oracles.rank_partition import mix64
 
-TABLE_SALT = 0xD1B54A32D192ED03  # decides which of equally old rows leaves first
+TABLE_SALT = 0xD1B54A32D192ED03  # Decides which of two equally old rows is evicted first.
 
 
 class CapacityOracle:
     """One table on one rank.
 
     Args:
-      max_rows, eviction, ttl, admission_count: as TableConfig has them.
-      window: lookups whose rows may not leave.
+      max_rows, eviction, ttl, admission_count: Options of TableConfig.
+      window: Number of last lookups whose rows stay.
     """
 
     def __init__(self, max_rows=0, eviction=None, ttl=0, admission_count=1, window=1):
@@ -24,7 +24,7 @@ class CapacityOracle:
         self.hits = self.inserts = self.evictions = self.refused = 0
 
     def lookup(self, ids):
-        """A training lookup. Returns the distinct ids that have a row after it; MemoryError where there is no room."""
+        """Makes a training lookup. Returns the distinct ids with a row after it. Raises MemoryError without room."""
         self.clock += 1
         if self.ttl:
             lifetime = max(self.ttl, self.window)
@@ -37,7 +37,7 @@ class CapacityOracle:
         admitted = [i for i in wanted if i not in self.rows and self._admits(i)]
         excess = len(self.rows) + len(admitted) - self.max_rows
         if self.max_rows and excess > 0:
-            # A sixteenth more than needed: looking for the worst is paid once for many.
+            # A sixteenth more than needed leaves, so that one search serves many evictions.
             victims = self.worst(excess + self.max_rows // 16) if self.eviction else []
             self._evict(victims)
             if len(victims) < excess:
@@ -49,13 +49,13 @@ class CapacityOracle:
         return [i for i in wanted if i in self.rows]
 
     def update(self, ids):
-        """Counts an update of every id that has a row, as often as it is listed: gradients of equal ids are summed."""
+        """Counts an update of every id with a row, once per occurrence."""
         for i in ids:
             if i in self.rows:
                 self.rows[i][2] += 1
 
     def worst(self, count):
-        """The `count` ids that the policy ranks lowest, of those that no lookup of the window touched."""
+        """Returns the `count` ids that the policy ranks lowest among those outside the window."""
 
         def rank(i):
             last, times, _ = self.rows[i]

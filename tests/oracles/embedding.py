@@ -1,13 +1,13 @@
 """Oracle for FusedEmbedding: dictionaries of rows, loops over ids. NumPy only; imports nothing from tf_fusedrec.
 
-Forward and gradients in float64, legacy Keras' SGD and Adagrad written out.
+Forward and backward run in float64, with the formulas of legacy Keras' SGD and Adagrad.
 """
 
 import numpy as np
 
 
 class TableOracle:
-    """One table: initial(id) gives a new row; rows live in a dict and are inserted by the first update."""
+    """One table with rows in a dict. initial(id) gives a new row, which the first update inserts."""
 
     def __init__(self, dim, initial, rule, learning_rate):
         self.dim, self.initial, self.rule, self.learning_rate = dim, initial, rule, learning_rate
@@ -17,7 +17,7 @@ class TableOracle:
         return self.rows.get(id_, self.initial(id_).astype(np.float64))
 
     def apply(self, gradients):
-        """gradients: {id: [D]}, already summed."""
+        """Applies summed gradients {id: [D]}."""
         for id_, gradient in gradients.items():
             row = self.row(id_)
             if self.rule == "adagrad":
@@ -29,7 +29,7 @@ class TableOracle:
 
 
 def pool(table, samples, weights, combiner):
-    """samples: list of id lists; weights: the same or None. Returns [B, D] and the factor of each id per sample."""
+    """Pools samples, a list of id lists, with equal lists of weights or None. Returns [B, D] and each id's factor."""
     factors = []
     for b, ids in enumerate(samples):
         w = np.ones(len(ids)) if weights is None else np.asarray(weights[b], np.float64)

@@ -13,7 +13,7 @@ def fuse_ids_oracle(features, segments, num_segments):
 
 
 def bags_oracle(features, row_splits, bag_sizes, combiners):
-    """bag_splits, bag_scale and bags by feature; row_splits: {feature: list}, used where the bag size is 0."""
+    """Returns bag_splits, bag_scale and bags by feature. row_splits {feature: list} serve features of bag size 0."""
     splits, scale, bags = [0], [], []
     for f, ids in enumerate(features):
         if bag_sizes[f]:

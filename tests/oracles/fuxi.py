@@ -12,10 +12,11 @@ def rms_norm(x):
 
 
 def fuxi_block_oracle(x, row_splits, maps, weights, num_heads, qk_dim, value_dim, scale):
-    """Output [T, D].
+    """Returns [T, D].
 
-    maps: per row a pair of [L, L] arrays, position and time. weights: "projection", "channel" (kernel, bias), "ffn"
-    (gate, value, output) or none; the form is alpha when the projection has columns for q and k.
+    maps: Pairs of [L, L] arrays per row, position and time.
+    weights: "projection", "channel" (kernel, bias) and optionally "ffn" (gate, value, output). The form is alpha when
+      the projection has columns for q and k.
     """
     inner, qk = num_heads * value_dim, num_heads * qk_dim
     projected = silu(rms_norm(x) @ weights["projection"])

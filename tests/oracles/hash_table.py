@@ -1,6 +1,6 @@
 """Oracle for hash_table: dictionaries of rows, loops over ids. NumPy only; imports nothing from tf_fusedrec.
 
-A key is (segment, id). Updates are plain gradient descent in float32, sums in the order received.
+A key is (segment, id). Updates are plain gradient descent in float32, with sums in the order of arrival.
 """
 
 import dataclasses
@@ -11,12 +11,12 @@ from tests.oracles.rank_partition import mix64
 
 
 def table_hash(id_):
-    """custom_ops/common/hash.h: of the table's own order, independent of the one that chooses the owner."""
+    """The hash of the table's own order (custom_ops/common/hash.h), independent of the owner's hash."""
     return mix64(int(id_) ^ 0xD1B54A32D192ED03)
 
 
 def pack(batch):
-    """Message and received_splits of a batch, ids by source and segment, and its keys in the order received."""
+    """Returns message and received_splits of a batch of ids by source and segment, and its keys in order."""
     message, splits, received = [], [], []
     for source in batch:
         block = [len(ids) for ids in source] + [i for ids in source for i in ids]
@@ -33,14 +33,14 @@ class Exhausted(Exception):
 @dataclasses.dataclass
 class Row:
     numbers: np.ndarray  # <float32>[D]
-    last: int  # clock of the last training lookup
-    count: int  # training lookups
+    last: int  # Clock of the last training lookup.
+    count: int  # Number of training lookups.
 
 
 class TableOracle:
-    """initial((segment, id)) gives a new row; policies as custom_ops/hash_table/hash_table_op.cc describes them."""
+    """One table with new rows initial((segment, id)). custom_ops/hash_table/hash_table_op.cc describes the policies."""
 
-    SHARDS = 64  # the limit of candidates is divided among them
+    SHARDS = 64  # The shards divide the limit of candidates.
 
     def __init__(
         self, segments, initial, *, max_rows=0, eviction="none", ttl=0, admission_count=1, max_candidates=0,
@@ -59,11 +59,11 @@ class TableOracle:
         self.counters = [dict.fromkeys(["hits", "inserts", "evictions", "refused"], 0) for _ in range(self.segments)]
 
     def find(self, received):
-        """Rows in the order received; those of unknown ids are initial."""
+        """Returns rows in the order of the received ids. Unknown ids get initial rows."""
         return [self.rows[s][i].numbers if i in self.rows[s] else self.initial((s, i)) for s, i in received]
 
     def lookup(self, received):
-        """The training form of find."""
+        """Looks up rows for training."""
         self.clock += 1
         self._expire()
         fresh = [[] for _ in range(self.segments)]
@@ -88,7 +88,7 @@ class TableOracle:
         return self.find(received)
 
     def apply(self, received, grads, scale, learning_rate):
-        """grads [V, D] of a batch that was looked up; ids that admission refused have no row to train."""
+        """Applies grads [V, D] of a looked-up batch. Ids that admission refused have no row."""
         sums = {}
         for key, grad in zip(received, grads.astype(np.float32) * np.float32(scale)):
             sums[key] = sums[key] + grad if key in sums else grad
@@ -100,7 +100,7 @@ class TableOracle:
         return sum(self._drop(s, i) for i in ids)
 
     def evict(self, s, count):
-        """Removes the rows used longest ago, or least often and then longest ago; never those of the last lookups."""
+        """Evicts the rows used longest ago, or least often and then longest ago, but no rows of the last lookups."""
         if self.eviction == "none":
             return 0
         old = [(i, row) for i, row in self.rows[s].items() if row.last + self.window <= self.clock]
@@ -116,14 +116,14 @@ class TableOracle:
         self.gone = [set() for _ in range(self.segments)]
 
     def export(self, s):
-        """[(id, Row)] in the order of checkpoints."""
+        """Returns [(id, Row)] in the order of checkpoints."""
         return sorted(self.rows[s].items(), key=lambda item: mix64(item[0]))
 
     def export_candidates(self, s):
         return sorted(self.candidates[s].items(), key=lambda item: mix64(item[0]))
 
     def statistics(self):
-        """[S, 6]: keys, hits, inserts, evictions, refused, candidates."""
+        """Returns [S, 6]: keys, hits, inserts, evictions, refused, candidates."""
         return [
             [len(rows), *counters.values(), len(candidates)]
             for rows, counters, candidates in zip(self.rows, self.counters, self.candidates)

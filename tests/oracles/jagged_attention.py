@@ -1,6 +1,6 @@
-"""Oracle for jagged_attention: the definitions over one dense row after another, in the dtype of its inputs.
+"""Oracle for jagged_attention: its definitions over one dense row at a time, in the dtype of the inputs.
 
-Plain TensorFlow, so that its gradients are TensorFlow's own. Nothing is shared with the op.
+It is plain TensorFlow, which differentiates it. It shares nothing with the op.
 """
 
 import numpy as np
@@ -10,7 +10,7 @@ from tf_fusedrec._tf_compat import tf
 
 
 def time_map(kind, parameters, thresholds, asks, answers):
-    """[length, length]: the time part of the bias of one row."""
+    """Returns the time bias [length, length] of one row."""
     difference = asks[:, None] - answers[None, :]
     if kind == "buckets":
         buckets = np.sum(np.abs(difference)[:, :, None] >= thresholds, axis=-1)
@@ -24,7 +24,7 @@ def time_map(kind, parameters, thresholds, asks, answers):
 
 
 def position_map(weights, length, num_targets):
-    """[length, length]: the position part; all targets stand at the place behind the history."""
+    """Returns the position bias [length, length]. All targets share the position after the history."""
     places = np.minimum(np.arange(length), length - num_targets)
     return tf.gather(weights, weights.shape[0] // 2 + places[None, :] - places[:, None])
 
@@ -47,7 +47,7 @@ def attention_oracle(
     query, key, value, row_splits, *, scale, alpha=1.0, num_targets=None, position_weights=None, kind=None,
     parameters=None, thresholds=None, asks=None, answers=None, **masks,
 ):  # fmt: skip
-    """[T, H, Dv]. scale: number or [T]."""
+    """Returns [T, H, Dv]. scale is a number or [T]."""
     scale = tf.broadcast_to(tf.cast(scale, value.dtype), [value.shape[0]])
     outs = [value[:0]]
     for row, (begin, end, count) in _rows(row_splits, num_targets):
@@ -66,7 +66,7 @@ def bias_attention_oracle(
     value, row_splits, *, num_targets=None, position_weights=None, kind=None, parameters=None, thresholds=None,
     asks=None, answers=None, **masks,
 ):  # fmt: skip
-    """[T, H, channels * Dv]: position channel, then time channel, of those that are given."""
+    """Returns [T, H, channels * Dv]: the given channels, position before time."""
     channels = (position_weights is not None) + (kind is not None)
     outs = [tf.zeros([0, value.shape[1], channels * value.shape[2]], value.dtype)]
     for row, (begin, end, count) in _rows(row_splits, num_targets):

@@ -1,4 +1,4 @@
-"""Oracles for metrics.py: every pair compared, every list sorted. NumPy only."""
+"""Oracles for metrics/exact.py, which compare every pair and sort every list. NumPy only."""
 
 import numpy as np
 
@@ -26,7 +26,7 @@ def gauc_oracle(groups, labels, scores, weight):
 
 
 def rank_oracle(scores, item_ids, target_id, seen):
-    """Rank of one user's target in the list sorted by score (stable), without `seen`."""
+    """Returns the rank of one user's target in the list sorted stably by score, without `seen`."""
     if target_id not in item_ids:
         return len(item_ids) + 1
     by_score = sorted(range(len(item_ids)), key=lambda i: -scores[i])

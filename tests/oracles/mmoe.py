@@ -4,7 +4,7 @@ import numpy as np
 
 
 def mmoe_oracle(x, expert_kernel, expert_bias, gate_kernel, num_experts, num_tasks, top_k):
-    """float64 answers [num_tasks, T, units]; weights in the layout of the layer, experts side by side."""
+    """Returns float64 outputs [num_tasks, T, units]. The weights have the layer's layout, experts side by side."""
     units = expert_kernel.shape[1] // num_experts
     out = np.zeros((num_tasks, len(x), units))
     for t, token in enumerate(np.asarray(x, np.float64)):

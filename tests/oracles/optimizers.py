@@ -1,7 +1,6 @@
 """Oracle for the update rules of native tables: dictionaries and loops over columns, in float64.
 
-NumPy only; imports nothing from tf_fusedrec. The formulas are written from the papers and from Keras' definitions, each
-update one column at a time.
+NumPy only; imports nothing from tf_fusedrec. The formulas follow the papers and Keras, column by column.
 """
 
 import math
@@ -10,7 +9,7 @@ import numpy as np
 
 
 class OptimizerOracle:
-    """One table of one rule.
+    """One table with one rule.
 
     initial: [D], a new row. rule: "sgd", "adagrad", "rowwise_adagrad", "adam", "adamw" or "ftrl", with its options.
     """
@@ -24,7 +23,7 @@ class OptimizerOracle:
         return self.rows.setdefault(id_, self.initial.copy())
 
     def step(self, ids, grads, lr):
-        """One update: grads [N, D] of ids [N], which may repeat. Only the rows of `ids` change."""
+        """Makes one update with grads [N, D] of ids [N], which may repeat. Only the rows of `ids` change."""
         self.updates += 1
         sums = {}
         for id_, grad in zip(ids, np.asarray(grads, np.float64)):

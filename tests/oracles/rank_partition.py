@@ -24,7 +24,7 @@ def owner_oracle(id_, ranks, owner):
 
 
 def rank_partition_oracle(unique_ids, unique_splits, ranks, owner):
-    """message (not padded), send_splits, id_splits, restore."""
+    """Returns message (not padded), send_splits, id_splits and restore."""
     owners = [owner_oracle(int(i), ranks, owner) for i in unique_ids]
     message, send_splits, id_splits, restore = [], [], [], np.empty(len(unique_ids), np.int32)
     row = 0
@@ -44,7 +44,7 @@ def rank_partition_oracle(unique_ids, unique_splits, ranks, owner):
 
 
 def unpack_oracle(messages, segments):
-    """messages: one list per source, each [counts[S] | ids]. Returns ids, segment_splits, position, id_splits."""
+    """Unpacks one message [counts[S] | ids] per source. Returns ids, segment_splits, position and id_splits."""
     by_segment = [[] for _ in range(segments)]
     arrival = []
     for message in messages:

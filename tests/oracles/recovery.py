@@ -8,7 +8,7 @@ def recover_oracle(rows, index):
 
 
 def recover_grad_oracle(grads, index, num_rows):
-    """Sums in the order of n, in float32 for narrower types, rounded once: bit for bit what the op promises."""
+    """Sums in the order of n, in float32 for narrower dtypes, and rounds once, bit for bit like the op."""
     out = np.zeros((num_rows, grads.shape[1]), np.float32)
     for n, u in enumerate(index):
         out[u] += grads[n].astype(np.float32)
@@ -16,7 +16,7 @@ def recover_grad_oracle(grads, index, num_rows):
 
 
 def pooled_recover_oracle(rows, index, bag_splits, bag_scale):
-    """Sums in the order of n, in float32 for narrower types, scaled, rounded once."""
+    """Sums in the order of n, in float32 for narrower dtypes, scales, and rounds once."""
     out = np.zeros((len(bag_scale), rows.shape[1]), np.float32)
     for g, (begin, end) in enumerate(zip(bag_splits, bag_splits[1:])):
         for n in range(begin, end):

@@ -1,13 +1,13 @@
-"""Oracle for rows of 16 bits and for mixed tables: a dict of float32 numbers that lie on the grid of their type.
+"""Oracle for 16-bit rows and mixed tables: a dict of float32 numbers that are exact in their storage dtype.
 
-NumPy only; imports nothing from tf_fusedrec. Rounds to the nearest, ties to even.
+NumPy only; imports nothing from tf_fusedrec. It rounds to the nearest number, ties to even.
 """
 
 import numpy as np
 
 
 def rounded(numbers, storage):
-    """The numbers of a storage ("float32", "float16", "bfloat16") nearest to float32 `numbers`, as float32."""
+    """Rounds float32 `numbers` to a storage dtype ("float32", "float16", "bfloat16"), as float32."""
     numbers = np.asarray(numbers, np.float32)
     if storage == "float16":
         return numbers.astype(np.float16).astype(np.float32)
@@ -21,9 +21,9 @@ class StorageOracle:
     """One table under SGD, Adagrad or row-wise Adagrad, whose rows are rounded after every update.
 
     Args:
-      initial: id -> [D].
+      initial: Function from an id to its new row [D].
       rule: "sgd", "adagrad" or "rowwise".
-      storage: of rows; with hot_after that of rows that fewer lookups have touched, others are float32.
+      storage: Storage dtype of rows. With hot_after, only rows with fewer lookups have it, and others are float32.
     """
 
     def __init__(self, initial, rule, rate, storage, hot_after=0):
@@ -32,7 +32,7 @@ class StorageOracle:
         self.rows, self.slots, self.counts = {}, {}, {}
 
     def lookup(self, ids):
-        """A training lookup: {id: row [D]}."""
+        """Makes a training lookup and returns {id: row [D]}."""
         for i in set(ids):
             self.counts[i] = self.counts.get(i, 0) + 1
             if i not in self.rows:
@@ -44,7 +44,7 @@ class StorageOracle:
         return {i: self.rows[i].copy() for i in ids}
 
     def update(self, gradients):
-        """gradients: {id: [D] float32}, summed."""
+        """Applies summed gradients {id: [D] float32}."""
         for i, g in gradients.items():
             row, slot, g = self.rows[i], self.slots[i], np.asarray(g, np.float32)
             if self.rule == "sgd":

@@ -1,4 +1,4 @@
-"""Who sees whom in jagged attention. NumPy alone: a machine with a GPU need not have TensorFlow."""
+"""Oracle for the masks of jagged attention. NumPy only, because a GPU machine need not have TensorFlow."""
 
 import numpy as np
 
@@ -6,7 +6,7 @@ import numpy as np
 def visible_pairs(
     length, num_targets=0, contextual_length=0, attention_window=0, min_full_length=0, target_group_size=1
 ):
-    """<bool>[length, length] of one row: who (rows) sees whom (columns)."""
+    """Returns the mask <bool>[length, length] of one row: queries (rows) by visible keys (columns)."""
     places = np.arange(length)
     context = max(contextual_length - 1, 0)
     top = length - num_targets - context
@@ -20,13 +20,13 @@ def visible_pairs(
         visible &= near
     if contextual_length > 0:
         visible |= (asks == 0) & (answers < top)
-    for group in range(length - num_targets, length, target_group_size):  # causal inside each
+    for group in range(length - num_targets, length, target_group_size):  # Causal inside each group.
         size = min(target_group_size, length - group)
         visible[group : group + size, group : group + size] |= np.tri(size, dtype=bool)
     return visible
 
 
 def masks_of_row(masks, row):
-    """Masks of one row of a batch: `contextual_length` may be one number per row."""
+    """Returns the masks of one row of a batch. `contextual_length` may be one number per row."""
     context = np.asarray(masks.get("contextual_length", 0))
     return {**masks, "contextual_length": int(context if context.ndim == 0 else context[row])}

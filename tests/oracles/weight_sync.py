@@ -1,7 +1,7 @@
 """Oracle of Topology(rule="weight_sync"): 2D-SP, Algorithm 1, in float64. NumPy only; imports nothing of tf_fusedrec.
 
-The model is linear: a sample is an id with x [D] and y, its loss (w[id] . x - y)^2, the loss of a group the mean over
-its samples.
+The model is linear. A sample is an id with x [D] and y, and its loss is (w[id] . x - y)^2. A group's loss is the mean
+over its samples.
 """
 
 import numpy as np
@@ -24,13 +24,13 @@ def train(batches, start, update, sync_every):
     """Trains groups apart and averages them.
 
     Args:
-      batches: [steps][groups] of (ids [n], x [n, D], y [n]) of all ranks of a group.
-      start: function from an id to its state, a dict of arrays, before training.
-      update: rowwise_adagrad or adam with its numbers bound; takes state, gradient, step from 1.
-      sync_every: k.
+      batches: [steps][groups] of (ids [n], x [n, D], y [n]), over all ranks of a group.
+      start: Function from an id to its state before training, a dict of arrays.
+      update: rowwise_adagrad or adam with bound hyperparameters; takes state, gradient and step from 1.
+      sync_every: k, steps between two averages.
 
     Returns:
-      [groups] dicts from id to state.
+      A dict from id to state for each group.
     """
     groups = len(batches[0])
     tables = [{} for _ in range(groups)]

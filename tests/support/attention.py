@@ -1,4 +1,4 @@
-"""Cases of jagged attention: one set of arrays, computed by the op in any type and by the oracle in float64."""
+"""Cases of jagged attention: one set of arrays for the op in any dtype and for the oracle in float64."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from tests.oracles.jagged_attention import attention_oracle, bias_attention_orac
 from tf_fusedrec import ops
 from tf_fusedrec._tf_compat import tf
 
-# Two equal thresholds: bucket 1 is empty, as in the published table. The largest does not fit 32 bits.
+# Two equal thresholds leave bucket 1 empty, as in the published table. The largest does not fit 32 bits.
 THRESHOLDS = np.array([2, 2, 5, 40, 41, 300, 1000, 90_000, 2**33], np.int64)
 PARAMETERS = {"power": [0.8, 0.4], "exponential": [0.7, -8.0], "stretched": [0.9, -3.0, 0.3]}
 
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """What a test varies."""
+    """Parameters that a test varies."""
 
     lengths: tuple[int, ...]
     heads: int = 2
     qk_dim: int = 5
     value_dim: int = 3
-    targets: int | None = None  # at most so many per row
-    contextual_length: int | tuple[int, ...] = 0  # of all rows, or of each
+    targets: int | None = None  # Largest number per row.
+    contextual_length: int | tuple[int, ...] = 0  # One number for all rows, or one per row.
     attention_window: int = 0
     min_full_length: int = 0
     target_group_size: int = 1
     position: bool = False
     time: str | None = None
-    far: bool = False  # times that are more than 2^31 seconds apart
+    far: bool = False  # Whether times are more than 2^31 seconds apart.
     seed: int = 0
 
     @property
@@ -47,14 +47,14 @@ class Case:
 
 
 class Arrays:
-    """The arrays of a case, float32."""
+    """Draws the float32 arrays of a case."""
 
     def __init__(self, case: Case):
         self.case = case
         random = np.random.default_rng(case.seed)
         tokens = sum(case.lengths)
         dims = (case.qk_dim, case.qk_dim, case.value_dim)
-        # Scores of size 1: where SiLU bends.
+        # Scores of size 1 lie where SiLU bends.
         self.weights = {
             name: (random.normal(size=(tokens, case.heads, dim)) * dim**-0.25).astype(np.float32)
             for name, dim in zip(("query", "key", "value"), dims)
@@ -75,11 +75,11 @@ class Arrays:
         self.asks = self.answers + random.integers(-50, 5000, tokens)
 
     def cotangent(self, shape) -> np.ndarray:
-        """A gradient of the output."""
+        """Returns a gradient of the output."""
         return np.random.default_rng(7).normal(size=shape).astype(np.float32)
 
     def bias(self, weights) -> ops.RelativeBias | None:
-        """For the op; weights: tensors of a type of the caller's."""
+        """Returns the op's bias. The caller chooses the dtype of `weights`."""
         kind, time, times = self.case.time, None, None
         if kind is not None:
             times = ops.SequenceTimes(tf.constant(self.asks), tf.constant(self.answers))
@@ -95,7 +95,7 @@ class Arrays:
         return {"num_targets": self.num_targets, **bias, **times, **self.case.masks}
 
     def ours(self, weights, channels=False):
-        """The op's output."""
+        """Returns the op's output."""
         given = {"num_targets": self.num_targets, "bias": self.bias(weights), **self.case.masks}
         if channels:
             return ops.bias_attention(weights["value"], self.case.splits, **given)
@@ -103,7 +103,7 @@ class Arrays:
         return ops.jagged_attention(*tokens, self.case.splits, scale=self.scale, alpha=0.7, **given)
 
     def oracle(self, weights, channels=False):
-        """The definitions, in the type of `weights`."""
+        """Returns the oracle's output in the dtype of `weights`."""
         given = self._of_oracle(weights)
         if channels:
             return bias_attention_oracle(weights["value"], self.case.splits, **given)
@@ -111,7 +111,7 @@ class Arrays:
         return attention_oracle(*tokens, self.case.splits, scale=self.scale, alpha=0.7, **given)
 
     def results(self, function, dtype, channels=False) -> dict[str, np.ndarray]:
-        """Output and gradients as float64 arrays; weights of the bias stay float32 beside 16-bit tokens."""
+        """Returns output and gradients as float64 arrays. Bias weights stay float32 beside 16-bit tokens."""
         tokens = ("query", "key", "value")
         kept = tf.float64 if dtype == tf.float64 else tf.float32
         weights = {name: tf.cast(w, dtype if name in tokens else kept) for name, w in self.weights.items()}
@@ -127,10 +127,10 @@ class Arrays:
 
 
 def assert_close(case: Case, channels: bool = False) -> None:
-    """The op in float32 against the oracle in float64.
+    """Compares the op in float32 with the oracle in float64.
 
-    The limit is relative to the largest entry of each array: sums of up to some hundred products of float32, of which
-    the worst seen is 4e-6; gradients of a weight of the bias sum over all pairs.
+    The limit is relative to the largest entry of each array. Sums of a few hundred float32 products differ by at most
+    4e-6 here. Gradients of a bias weight sum over all pairs.
     """
     arrays = Arrays(case)
     ours = arrays.results(arrays.ours, tf.float32, channels)

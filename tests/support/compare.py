@@ -1,4 +1,4 @@
-"""How results are compared: integers exactly, floats no worse than a plain TensorFlow baseline."""
+"""Compares results: integers exactly, floats no worse than a plain TensorFlow baseline."""
 
 import numpy as np
 
@@ -10,9 +10,9 @@ def assert_same_integers(got, wanted, what=""):
 
 
 def assert_no_worse_than(candidate, baseline, exact, factor=2.0, floor=1e-6):
-    """Max error of `candidate` may be `factor` times that of `baseline`; `exact` is float64.
+    """Allows `candidate` a maximal error of `factor` times `baseline`'s, both against `exact` in float64.
 
-    The factor covers another order of summation; `floor` covers a baseline that happens to be exact.
+    The factor covers another order of summation. `floor` covers a baseline that happens to be exact.
     """
     exact = np.asarray(exact, np.float64)
     ours = np.max(np.abs(np.asarray(candidate, np.float64) - exact), initial=0.0)

@@ -1,18 +1,18 @@
-"""Looks into traced functions: counts of operations, and what depends on what."""
+"""Inspects traced functions: counts of operations and dependencies between them."""
 
 import pathlib
 from collections import Counter
 
 
 def count_ops(concrete_function) -> Counter:
-    """How often each op type occurs in the graph of a ConcreteFunction and in all functions of its library."""
+    """Counts each op type in the graph of a ConcreteFunction and in all functions of its library."""
     graph = concrete_function.graph.as_graph_def()
     nodes = list(graph.node) + [node for function in graph.library.function for node in function.node_def]
     return Counter(node.op for node in nodes)
 
 
 def ancestors(op) -> set:
-    """All ops of the same graph that must have run before `op` does, by data or by a control dependency."""
+    """Returns all ops of the same graph that must run before `op`, by data or control dependencies."""
     found, open_ends = set(), [op]
     while open_ends:
         last = open_ends.pop()
@@ -24,7 +24,7 @@ def ancestors(op) -> set:
 
 
 def reduced_in_between(ops) -> list:
-    """Names of all-reduces that wait for a matrix product and that a matrix product waits for."""
+    """Returns the names of all-reduces between two matrix products."""
     products = [op for op in ops if op.type == "MatMul"]
     waited_for = set().union(*[ancestors(op) for op in products])
     reduces = [op for op in ops if op.type == "HorovodAllreduce" and op in waited_for]
@@ -32,8 +32,8 @@ def reduced_in_between(ops) -> list:
 
 
 def saved_operations(folder) -> set:
-    """Types of all operations in the graphs of a SavedModel."""
-    from tensorflow.core.protobuf import saved_model_pb2  # not before tf_fusedrec, which chooses the Keras
+    """Returns the types of all operations in the graphs of a SavedModel."""
+    from tensorflow.core.protobuf import saved_model_pb2  # After tf_fusedrec, which chooses the Keras.
 
     saved = saved_model_pb2.SavedModel()
     saved.ParseFromString((pathlib.Path(folder) / "saved_model.pb").read_bytes())

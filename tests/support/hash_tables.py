@@ -1,4 +1,4 @@
-"""Native tables for tests of the ops: made, asked, destroyed."""
+"""Native tables for tests of the ops."""
 
 import contextlib
 import itertools
@@ -16,7 +16,7 @@ _numbers = itertools.count()
 
 
 class Table:
-    """One HashTable of plain gradient descent, unless said otherwise; the segments' seeds are 5, -6, 7 and so on."""
+    """One HashTable, by default with plain gradient descent. The segments' seeds are 5, -6, 7 and so on."""
 
     def __init__(self, segments=1, dim=4, *, rule="sgd", hyperparameters=(0.0,), **spec):
         self.dim, self.spec = dim, {"distribution": "uniform", "a": 0.0, "b": 1.0, **spec}
@@ -27,7 +27,7 @@ class Table:
         )  # fmt: skip
 
     def initial(self, key):
-        """<float32>[D]. Of a uniform distribution: of a normal one the last bits of oracle and table may differ."""
+        """Returns a uniform initial row <float32>[D]. The last bits of a normal one may differ from the oracle's."""
         segment, id_ = key
         a, b = self.spec["a"], self.spec["b"]
         return initial_row_oracle(self.spec["distribution"], a, b, self.seeds[segment], id_, self.dim)
@@ -37,7 +37,7 @@ class Table:
         return ops.table_lookup(self.handle, message, splits, dim=self.dim, dtype=dtype)
 
     def find(self, batch, dtype=tf.float32):
-        """[V, D] as NumPy has it, without the padding."""
+        """Returns [V, D] as a NumPy array without the padding."""
         message, splits, received = pack(batch)
         return ops.table_find(self.handle, message, splits, dim=self.dim, dtype=dtype).numpy()[: len(received)]
 
@@ -50,7 +50,7 @@ class Table:
         self.apply(self.lookup(batch), grads, **kwargs)
 
     def record_dtype(self, wide=(), scalars=()):
-        """Of records, given the names of the slots; custom_ops/hash_table/records.cc has the layout."""
+        """Returns the dtype of records with these slots. custom_ops/hash_table/records.cc defines the layout."""
         storage = self.spec.get("storage", "float32")
         row = {"float32": "<f4", "float16": "<f2", "bfloat16": "<u2"}[storage]
         about = [(name, "<u4") for name in ("last", "count", "updated", "pool")]
@@ -58,7 +58,7 @@ class Table:
         return np.dtype([*about, ("row", row, (self.dim,)), *slots, *[(name, "<f4") for name in scalars]])
 
     def records(self, segment=0, since=0, **slots):
-        """ids and records [n], in hash order."""
+        """Returns ids and records [n], in hash order."""
         ids, handles = (tensor.numpy() for tensor in ops.table_keys(self.handle, segment, since=since))
         order = np.argsort(mix64(ids))
         records = ops.table_read_records(self.handle, handles[order]).numpy()
@@ -69,13 +69,13 @@ class Table:
         ops.table_import(self.handle, segment, np.asarray(ids, np.int64), parts)
 
     def statistics(self):
-        """By segment: keys, hits, inserts, evictions, refused, candidates."""
+        """Returns keys, hits, inserts, evictions, refused and candidates by segment."""
         return ops.table_statistics(self.handle).segments.numpy().tolist()
 
 
 @contextlib.contextmanager
 def new_table(*args, **kwargs) -> Iterator[Table]:
-    """A Table for the length of a with-block."""
+    """Yields a Table and destroys it on exit."""
     table = Table(*args, **kwargs)
     try:
         yield table

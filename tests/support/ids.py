@@ -1,4 +1,4 @@
-"""The shared list of edge cases for everything that takes ids in segments, and random small inputs."""
+"""Edge cases and small random inputs for all ops that take ids in segments."""
 
 import numpy as np
 
@@ -20,14 +20,14 @@ EDGE_CASES: dict[str, list[list[int]]] = {
 
 
 def from_segments(segments: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
-    """ids <int64>[N] and segment_splits <int64>[S+1] of a list of segments."""
+    """Returns ids <int64>[N] and segment_splits <int64>[S+1] of a list of segments."""
     lengths = [len(segment) for segment in segments]
     ids = np.array([i for segment in segments for i in segment], np.int64)
     return ids, np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
 
 
 def random_segments(seed: int, max_segments: int = 6, max_length: int = 40, vocabulary: int = 12):
-    """A random small case: short segments over few ids, so that repeats are many."""
+    """Returns a small random case with short segments over few ids, so that ids repeat often."""
     random = np.random.default_rng(seed)
     lengths = random.integers(0, max_length, random.integers(1, max_segments + 1))
     return from_segments([random.integers(-vocabulary, vocabulary, n).tolist() for n in lengths])

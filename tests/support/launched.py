@@ -1,4 +1,4 @@
-"""Runs a body (tests/support/ranks.py) in processes that a launcher of one's own starts, such as horovodrun."""
+"""Runs a body (tests/support/ranks.py) in processes of another launcher, such as horovodrun."""
 
 import os
 import pathlib
@@ -20,10 +20,10 @@ def launch_ranks(
     topologies: Sequence[Any] = (),
     **kwargs: Any,
 ) -> list[Any]:
-    """As run_ranks, by a command that must start world_size processes which see one file system.
+    """Runs a body like run_ranks, by a command that starts world_size processes on one file system.
 
     Raises:
-      RanksFailed: a rank raised, or they did not end within timeout_s seconds.
+      RanksFailed: A rank raised, or the ranks did not end within timeout_s seconds.
     """
     with tempfile.TemporaryDirectory() as folder:
         job = write_job(pathlib.Path(folder), body, topologies, False, kwargs)

@@ -1,6 +1,6 @@
-"""A Python environment that holds TensorFlow and what it requires, and nothing else: where a stranger's server runs.
+"""Python environments that hold only given distributions and their requirements.
 
-Or other distributions with what they require: where a stranger installs our wheel.
+One with TensorFlow stands for a server, one with our wheel's requirements for a new installation.
 """
 
 import importlib.metadata
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 
 def make_environment(folder: pathlib.Path, names: Sequence[str] = ("tensorflow",)) -> pathlib.Path:
-    """Makes a virtual environment of links to distributions of this one below `folder`; returns its python."""
+    """Makes a virtual environment in `folder` with links to this one's distributions. Returns its python."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
     (site,) = folder.glob("lib/python*/site-packages")
     for distribution in _with_requirements(names):
@@ -25,7 +25,7 @@ def make_environment(folder: pathlib.Path, names: Sequence[str] = ("tensorflow",
 
 
 def _with_requirements(names: Sequence[str]) -> list[importlib.metadata.Distribution]:
-    """The installed distributions of these names and all that they require on this machine."""
+    """Returns the installed distributions of these names and all their requirements on this machine."""
     found, open_ends = {}, list(names)
     while open_ends:
         name = _canonical(open_ends.pop())
@@ -34,7 +34,7 @@ def _with_requirements(names: Sequence[str]) -> list[importlib.metadata.Distribu
         try:
             found[name] = importlib.metadata.distribution(name)
         except importlib.metadata.PackageNotFoundError:
-            continue  # of another system or Python
+            continue  # The requirement is for another system or Python.
         for requirement in found[name].requires or ():
             if "extra ==" not in requirement:
                 open_ends.append(re.match(r"[\w.-]+", requirement).group())

@@ -1,9 +1,8 @@
-"""Runs a function in real Horovod processes on this machine: what the distributed tests stand on.
+"""Runs a function in real Horovod processes on this machine, for the distributed tests.
 
-A body is a function `body(**kwargs)` of an importable test module. Each rank is a process of its own, forked from one
-that has imported TensorFlow and done nothing with it (multiprocessing's fork server: TensorFlow survives a fork only
-that early), which saves importing it anew in each; results come back pickled, by rank. tests/support/launched.py starts
-ranks with horovodrun instead.
+A body is a function `body(**kwargs)` of an importable test module. Each rank is a fork of a process that has imported
+TensorFlow and not used it (multiprocessing's fork server), which saves the import. TensorFlow survives a fork only that
+early. Results come back pickled, by rank. tests/support/launched.py starts ranks with horovodrun instead.
 """
 
 import importlib
@@ -26,14 +25,14 @@ from horovod.runner.http.http_server import RendezvousServer
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 _PRELOADED = ("tf_fusedrec", "tf_fusedrec.tfra", "horovod.tensorflow", "pytest")
-_TO_END_S = 20  # that a rank has for the end which another rank's failure or the time limit demands of it
+_TO_END_S = 20  # Seconds that a rank has to end after another rank's failure or the time limit.
 
 _processes: ForkServerContext = multiprocessing.get_context("forkserver")
 _processes.set_forkserver_preload(list(_PRELOADED))
 
 
 class RanksFailed(AssertionError):
-    """At least one rank failed; `output` is what all of them printed."""
+    """At least one rank failed. `output` is the output of all ranks."""
 
     def __init__(self, message: str, output: str):
         super().__init__(f"{message}\n{output}")
@@ -41,21 +40,21 @@ class RanksFailed(AssertionError):
 
 
 def environment_of_ranks(given: Mapping[str, str]) -> dict[str, str]:
-    """`given`, with what the ranks of all tests have; pools of one thread, or they would fight for cores."""
+    """Adds the environment of all tests' ranks to `given`. Thread pools have one thread, so that ranks share cores."""
     return {**given, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3", "OMP_NUM_THREADS": "1"}
 
 
 def write_job(
     folder: pathlib.Path, body: Callable[..., Any], topologies: Sequence[Any], timeline: bool, kwargs: Mapping
 ) -> pathlib.Path:
-    """The file that tells a rank what to do."""
+    """Writes the file with a rank's job."""
     job = folder / "job.pkl"
     job.write_bytes(pickle.dumps((body.__module__, body.__qualname__, topologies, timeline, kwargs)))
     return job
 
 
 def do_job(job: pathlib.Path) -> None:
-    """What every rank does: joins the others, runs the body and leaves its result beside the job."""
+    """Joins the other ranks, runs the body and writes its result beside the job file."""
     import tf_fusedrec
 
     module, name, topologies, timeline, kwargs = pickle.loads(job.read_bytes())
@@ -65,7 +64,7 @@ def do_job(job: pathlib.Path) -> None:
 
 
 def read_results(job: pathlib.Path, world_size: int) -> list[Any]:
-    """Results of a job that has ended, by rank."""
+    """Returns the results of an ended job, by rank."""
     return [pickle.loads((job.parent / f"result-{rank}.pkl").read_bytes()) for rank in range(world_size)]
 
 
@@ -77,10 +76,10 @@ def run_ranks(
     timeline: bool = False,
     **kwargs: Any,
 ) -> list[Any]:
-    """Results of `body(**kwargs)` by rank, from world_size new processes that joined as tf_fusedrec.init says.
+    """Returns the results of `body(**kwargs)` by rank, from world_size new processes that tf_fusedrec.init has joined.
 
     Raises:
-      RanksFailed: a rank raised, or they did not end within timeout_s seconds.
+      RanksFailed: A rank raised, or the ranks did not end within timeout_s seconds.
     """
     rendezvous = RendezvousServer()
     with tempfile.TemporaryDirectory() as folder:
@@ -114,7 +113,7 @@ def run_ranks(
 
 
 def _wait(ranks: Sequence[ForkServerProcess], until: float) -> bool:
-    """Returns when all have ended: by themselves, or, after a failure or at `until`, by force. Whether it was late."""
+    """Waits for all ranks, and ends them by force after a failure or at `until`. Returns whether time ran out."""
     try:
         while True:
             running = [rank for rank in ranks if rank.exitcode is None]
@@ -142,7 +141,7 @@ def _rank(job: pathlib.Path, output: pathlib.Path, environment: Mapping[str, str
         do_job(job)
         import horovod.tensorflow as hvd
 
-        hvd.shutdown()  # which Python would do at its end, but not at the end of a process of multiprocessing
+        hvd.shutdown()  # Python does it at exit, but a multiprocessing process does not.
     except BaseException:
         traceback.print_exc()
         sys.stderr.flush()

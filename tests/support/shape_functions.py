@@ -1,10 +1,10 @@
-"""Shape functions, tried in a graph with placeholders of partly unknown shape."""
+"""Runs shape functions in a graph with placeholders of partly unknown shape."""
 
 from tf_fusedrec._tf_compat import tf
 
 
 def inferred(op, *inputs):
-    """Static shapes of the outputs of `op` as lists; inputs are (dtype, shape) pairs."""
+    """Returns the static shapes of `op`'s outputs as lists. Inputs are (dtype, shape) pairs."""
     with tf.Graph().as_default():
         outputs = op(*[tf.compat.v1.placeholder(dtype, shape) for dtype, shape in inputs])
         flat = tf.nest.flatten(outputs)

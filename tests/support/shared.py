@@ -1,4 +1,4 @@
-"""Where the tests find the data sets and oracle files that lie beside a developer's checkout."""
+"""Finds the data sets and oracle files beside a developer's checkout."""
 
 import pathlib
 
@@ -8,7 +8,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
 def shared_path(name: str) -> pathlib.Path:
-    """The file or folder `name` of ../shared; skips the test, saying why, when it is not there."""
+    """Returns the file or folder `name` of ../shared, or skips the test with a reason if it is missing."""
     path = ROOT.parent / "shared" / name
     if not path.exists():
         pytest.skip(f"../shared/{name} is not there (it is not part of the repository)")

@@ -1,4 +1,4 @@
-"""Reads what a job has written for TensorBoard."""
+"""Reads a job's TensorBoard files."""
 
 import pathlib
 
@@ -6,7 +6,7 @@ from tf_fusedrec import tf
 
 
 def scalars(folder: pathlib.Path) -> dict[str, list[float]]:
-    """Of all event files below the folder: by tag, the values in their order."""
+    """Returns the values of all event files below the folder, in order, by tag."""
     found: dict[str, list[float]] = {}
     for path in sorted(folder.rglob("events*")):
         for record in tf.data.TFRecordDataset(str(path)):

@@ -1,13 +1,13 @@
-"""Models of a few TFRA layers for the tests of the swap, and the steps that train them."""
+"""Models with a few TFRA layers for the tests of the swap, and their training steps."""
 
 import numpy as np
 
 from tf_fusedrec import keras, tf
 from tf_fusedrec.exchange import collectives
 from tf_fusedrec.tables.tfra import de
-from tf_fusedrec.tfra import FusedEmbedding
+from tf_fusedrec.tfra import FusedTfraEmbedding
 
-UPSTREAM, OURS = de.keras.layers.HvdAllToAllEmbedding, FusedEmbedding
+UPSTREAM, OURS = de.keras.layers.HvdAllToAllEmbedding, FusedTfraEmbedding
 legacy = keras.optimizers.legacy
 
 
@@ -17,7 +17,7 @@ def file_system_creator():
 
 
 def layer_of(kind, name, **arguments):
-    """A layer of 4 columns, every number 0.1 at first."""
+    """Makes a layer with 4 columns whose initial values are 0.1."""
     defaults = {
         "embedding_size": 4,
         "initializer": keras.initializers.Constant(0.1),
@@ -29,7 +29,7 @@ def layer_of(kind, name, **arguments):
 
 
 class SumOfRows(keras.Model):
-    """Weighted sum of the mean rows of one layer per feature; weights differ, so that no two rows can be confused."""
+    """Weighted sum of the mean rows of one layer per feature. The weights differ, so no two rows can be confused."""
 
     def __init__(self, layers):
         super().__init__()
@@ -45,7 +45,7 @@ class SumOfRows(keras.Model):
 
 
 def training_step(model, optimizer):
-    """step(ids, labels) -> loss of a model, in one graph, by TFRA's synchronous optimizer."""
+    """Returns step(ids, labels) -> loss, which trains a model in one graph with TFRA's synchronous optimizer."""
     optimizer = de.DynamicEmbeddingOptimizer(optimizer, synchronous=collectives.size() > 1)
 
     @tf.function(reduce_retracing=True)
@@ -59,11 +59,11 @@ def training_step(model, optimizer):
 
 
 def upstream_export(layer):
-    """keys, ascending, and rows of an upstream layer."""
+    """Returns the ascending keys and the rows of an upstream layer."""
     keys, rows = (tensor.numpy() for tensor in layer.params.export())
     order = np.argsort(keys)
     return keys[order], rows[order]
 
 
 def exported(layer):
-    return layer.export() if isinstance(layer, FusedEmbedding) else upstream_export(layer)
+    return layer.export() if isinstance(layer, FusedTfraEmbedding) else upstream_export(layer)

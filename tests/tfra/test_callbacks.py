@@ -1,4 +1,4 @@
-"""B2: checkpoints of weights alone hold and give back the rows of all ranks; one decision, one path for all of them."""
+"""B2: checkpoints of weights alone save and restore the rows of all ranks, which share one decision and one path."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,7 @@ from tests.support.ranks import run_ranks
 
 
 def save_and_load(folder):
-    """Body: saves by the callback under a path with the loss in it, loads into a new model; rows before and after."""
+    """Body: saves by the callback to a path with the loss and loads into a new model. Returns the rows of both."""
     from tests.tfra import models
     from tf_fusedrec import keras, tf
     from tf_fusedrec.exchange import collectives
@@ -29,7 +29,7 @@ def save_and_load(folder):
     model.fit(data, verbose=0, callbacks=[checkpoint], epochs=1)
     before = [layer.export() for layer in model.embeddings]
     saved = tf.train.latest_checkpoint(folder)
-    tf.compat.v1.reset_default_graph()  # TFRA gives a new layer of the same name the same table otherwise
+    tf.compat.v1.reset_default_graph()  # Otherwise TFRA gives a new layer of the same name the same table.
     keras.backend.clear_session()
     again = build()
     again.predict(data, verbose=0)

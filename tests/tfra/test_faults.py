@@ -1,4 +1,4 @@
-"""Faults of upstream's layer in one process that FusedEmbedding does not have, and what the swap refuses, by name."""
+"""FusedTfraEmbedding lacks the faults of upstream's layer in one process; it refuses unsuitable arguments by name."""
 
 import numpy as np
 import pytest
@@ -6,14 +6,14 @@ import pytest
 from tests.tfra import models
 from tf_fusedrec import keras, tf
 from tf_fusedrec.tables.tfra import de
-from tf_fusedrec.tfra import FusedEmbedding, fuse
-from tf_fusedrec.tfra.callbacks import save_model
-from tf_fusedrec.tfra.initial import law_of, uniforms
+from tf_fusedrec.tfra import FusedTfraEmbedding, fuse
+from tf_fusedrec.tfra.model_checkpoint import save_model
+from tf_fusedrec.tfra.row_distributions import distribution_of, uniforms
 
 
 @pytest.mark.parametrize("fused", [False, True])
 def test_saved_models_give_the_rows_under_every_loader(tmp_path, fused):
-    """B1: upstream answers initial rows under tf.saved_model.load and load_model, without a word."""
+    """B1: upstream silently returns initial rows under tf.saved_model.load and load_model."""
     inputs = [keras.Input([2], dtype=tf.int64, name=f"ids{n}") for n in range(2)]
     layers = [models.layer_of(models.OURS, f"saved_{fused}{n}") for n in range(2)]
     model = keras.Model(inputs, [layer(part) for layer, part in zip(layers, inputs)])
@@ -49,7 +49,7 @@ def test_default_initializer_gives_every_key_a_row_of_its_own():
         step([tf.range(8 * batch, 8 * batch + 8, dtype=tf.int64)[:, None]], tf.zeros([8]))
     keys, rows = layer.export()
     assert len(keys) == 80 and len(np.unique(rows, axis=0)) == 80
-    # Equal at another lookup, and in another table of the same layer's name and seed; not in other layers.
+    # A key's row is equal at another lookup and differs in a layer of another name.
     np.testing.assert_array_equal(layer(tf.constant([5, 500], tf.int64))[0], rows[5])
     other = models.layer_of(models.OURS, "drawn_too", initializer=None)
     assert not np.isin(other(tf.constant(keys)).numpy(), rows).any()
@@ -67,15 +67,15 @@ def test_rows_of_new_keys_have_the_initializers_distribution():
         kinds.HeNormal(): (0.0, np.sqrt(2 / 95), 2 * np.sqrt(2 / 95) / 0.87962566),
     }
     for initializer, (mean, deviation, largest) in cases.items():
-        rows = law_of(initializer, rows=95, dim=5, layer="any")(drawn).numpy()
-        # 200,000 numbers: the error of their mean is deviation / 450, here allowed five times.
+        rows = distribution_of(initializer, rows=95, dim=5, layer="any")(drawn).numpy()
+        # The mean of 200,000 numbers has the standard error deviation / 450; five of them are allowed.
         assert abs(rows.mean() - mean) < 5 * deviation / 450
         assert abs(rows.std() / deviation - 1) < 0.01
         assert abs(np.corrcoef(rows.T) - np.eye(5)).max() < 0.03
         if largest is not None:
             assert np.abs(rows).max() <= largest * (1 + 1e-6)
-    with pytest.raises(ValueError, match="initializer of layer 'any' must say what one row is, got Orthogonal"):
-        law_of(kinds.Orthogonal(), rows=95, dim=5, layer="any")
+    with pytest.raises(ValueError, match="initializer of layer 'any' is Orthogonal, which defines a whole matrix"):
+        distribution_of(kinds.Orthogonal(), rows=95, dim=5, layer="any")
 
 
 def test_ids_of_other_dtypes_and_sparse_ids_are_refused():
@@ -102,7 +102,7 @@ def test_scaled_losses_are_refused():
 
 
 class Creator(de.CuckooHashTableCreator):
-    """One that fuse does not know."""
+    """A KV creator that fuse does not know."""
 
 
 def model_of(name, **arguments):
@@ -125,7 +125,7 @@ def test_layers_that_no_group_can_hold_are_refused_and_may_stay_alone(name, argu
 
 
 def test_models_that_cannot_be_fused_are_refused():
-    with pytest.raises(ValueError, match="has no tf_fusedrec.tfra.FusedEmbedding"):
+    with pytest.raises(ValueError, match="has no tf_fusedrec.tfra.FusedTfraEmbedding"):
         fuse(keras.Sequential([keras.layers.Dense(1)]))
     model = model_of("twice")
     with pytest.raises(
@@ -155,7 +155,7 @@ def test_ids_that_a_group_has_no_room_for_are_refused():
 
 def test_ids_that_cannot_be_known_beforehand_go_alone_and_calls_in_other_graphs_are_refused():
     class Hops(models.SumOfRows):
-        """The second layer's ids are made of the first one's rows."""
+        """The second layer's ids are computed from the first layer's rows."""
 
         def call(self, ids):
             first = self.embeddings[0](ids)
@@ -181,7 +181,7 @@ def test_ids_that_cannot_be_known_beforehand_go_alone_and_calls_in_other_graphs_
 
 
 def test_a_layer_alone_has_upstreams_names_and_config():
-    # Of different names: whether TFRA's creator takes one name twice depends on what the process made before.
+    # The names differ, because TFRA's creator may refuse a name that the process has used before.
     ours, theirs = (
         models.layer_of(models.OURS, "ours", mpi_size=1),
         models.layer_of(models.UPSTREAM, "theirs", mpi_size=1),
@@ -190,4 +190,4 @@ def test_a_layer_alone_has_upstreams_names_and_config():
     assert (ours.params.name, theirs.params.name) == ("ours-parameter", "theirs-parameter")
     assert [v.name for v in ours.weights] == [v.name.replace("theirs", "ours") for v in theirs.weights]
     assert set(theirs.get_config()) <= set(ours.get_config())
-    assert isinstance(ours, FusedEmbedding) and ours.layers == ["ours"]
+    assert isinstance(ours, FusedTfraEmbedding) and ours.layers == ["ours"]

@@ -1,6 +1,6 @@
-"""docs/tfra.md, "Going native": a model that TFRA trained and saved on two ranks goes on in native tables.
+"""docs/tfra.md, "Going native": native tables continue the training of a model that TFRA saved on two ranks.
 
-Batches are uneven, so that the rules of the table are seen: TFRA sums gradients over ranks, each the mean of its batch.
+The batches are uneven, so that the table's rules show: TFRA sums the gradients of the ranks' batch means.
 """
 
 import numpy as np
@@ -8,12 +8,12 @@ import numpy as np
 from tests.support.ranks import run_ranks
 
 RATE, BEFORE, AFTER = 0.1, 3, 3
-IDS = 6  # few, so that the saved rows are all that later steps ask for
+IDS = 6  # Few ids, so that later steps look up saved rows only.
 NEW_IDS = 10**6
 
 
 def batches(rank, first, count):
-    """Rank 0 has five samples a step, rank 1 two."""
+    """Returns five samples per step on rank 0, two on rank 1."""
     random = np.random.default_rng(rank)
     samples = (5, 2)[rank]
     drawn = [
@@ -24,7 +24,7 @@ def batches(rank, first, count):
 
 
 def trained_by_tfra(folder):
-    """Body: TFRA's layer, optimizer and saver. Losses after the save, and rows of new ids in two calls."""
+    """Body: trains and saves with TFRA. Returns the losses after the save and the rows of new ids in two calls."""
     import horovod.tensorflow as hvd
     from tensorflow_recommenders_addons import dynamic_embedding as de
 
@@ -57,7 +57,7 @@ def trained_by_tfra(folder):
 
 
 def continued(folder, factor):
-    """Body: the native model from these files. Losses with the loss taken `factor` times, and rows of new ids."""
+    """Body: trains the native model from these files. Returns losses times `factor` and the rows of new ids."""
     import tf_fusedrec as fr
     from tf_fusedrec import keras, tf, tfra
 
@@ -90,14 +90,14 @@ def test_what_tfra_trained_goes_on_with_equal_losses(tmp_path):
     by_tfra = run_ranks(trained_by_tfra, 2, folder=folder)
     native = run_ranks(continued, 2, folder=folder, factor=2.0)
     for (want, _), (got, taken, _) in zip(by_tfra, native):
-        # The first loss is before any update: rows and dense weights came over. Sums are in another order.
+        # The first loss precedes any update, so it compares the imported rows and weights. Sums run in another order.
         np.testing.assert_allclose(got, want, rtol=1e-5)
         assert taken > 0 and len(want) == AFTER
     assert sum(taken for _, taken, _ in native) == IDS
-    # Averages without the factor 2 are another training: Adagrad's accumulators take the difference up slowly.
+    # Averages without the factor 2 train differently. Adagrad's accumulators absorb the difference slowly.
     averaged = run_ranks(continued, 2, folder=folder, factor=1.0)
     assert averaged[0][0][0] == native[0][0][0] and abs(averaged[0][0][-1] / by_tfra[0][0][-1] - 1) > 1e-3
-    # Initial rows: TFRA's repeat from call to call, ours are of the id, on all ranks.
+    # TFRA's initial rows repeat from call to call. Ours depend on the id alone and are equal on all ranks.
     for _, new in by_tfra:
         np.testing.assert_array_equal(new[1], new[0])
     rows = np.concatenate([row for _, _, new in native for row in new]).reshape(2, 6, -1)

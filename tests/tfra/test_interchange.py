@@ -1,4 +1,4 @@
-"""TFRA files -> native tables -> TFRA files, 2 ranks -> 3 -> 2, row by row with slots; files that are refused."""
+"""TFRA files become native tables and TFRA files again (2 ranks, 3, 2) without loss; damaged files are refused."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,7 @@ import pytest
 import tf_fusedrec as fr
 from tests.support.ranks import run_ranks
 from tf_fusedrec import optimizers
-from tf_fusedrec.tfra import export_checkpoint, files, import_checkpoint
+from tf_fusedrec.tfra import export_checkpoint, import_checkpoint, table_files
 
 LAYERS = ("user", "item")
 
@@ -22,7 +22,7 @@ def tfra_layers():
 
 
 def contents(layers):
-    """Keys and values of every table of this rank, by name."""
+    """Returns keys and values of this rank's tables, by name."""
     found = {}
     for layer in layers:
         for variable in (layer.params, *layer.optimizer_vars):
@@ -33,7 +33,7 @@ def contents(layers):
 
 
 def train_and_save(folder):
-    """Body on 2 ranks: TFRA trains and saves, as its savers do it."""
+    """Body on 2 ranks: TFRA trains, and its savers save."""
     from tf_fusedrec import tf
     from tf_fusedrec.exchange import collectives
 
@@ -50,7 +50,7 @@ def train_and_save(folder):
 
 
 def through_native(folder, out):
-    """Body on 3 ranks: into native tables and out again; the rows of this rank."""
+    """Body on 3 ranks: imports into native tables, exports again and returns this rank's rows."""
     embedding = native()
     taken = import_checkpoint(folder, embedding, iterations=4)
     tables = {name: embedding.export_table(name) for name in LAYERS}
@@ -69,12 +69,12 @@ def native(optimizer=None, **options):
 
 
 def load_in_tfra(folder):
-    """Body on 2 ranks: TFRA's own restore function, which its savers and checkpoints call."""
+    """Body on 2 ranks: calls TFRA's own restore function, which its savers and checkpoints call."""
     from tf_fusedrec import tf
     from tf_fusedrec.exchange import collectives
 
     layers, step = tfra_layers()
-    step([tf.zeros([0, 2], tf.int64)] * 2, tf.zeros([0]))  # makes the slots
+    step([tf.zeros([0, 2], tf.int64)] * 2, tf.zeros([0]))  # Creates the slots.
     for layer in layers:
         for variable in (layer.params, *layer.optimizer_vars):
             variable.load_from_file_system_with_restore_function(
@@ -105,17 +105,17 @@ def test_round_trip_over_other_numbers_of_ranks(tmp_path):
     )
 
 
-# Files as any program may write them: raw arrays.
+# Any program may write such files: they are raw arrays.
 
 
 def write(folder, variable, shards, dtype="<f4", dim=4, keys_dtype="<i8"):
-    """shards: keys of each rank; row of key k is k + column / 10. Returns the folder."""
+    """Writes the keys of each rank in `shards`, with the row k + column / 10 for key k. Returns the folder."""
     folder.mkdir(exist_ok=True)
     for rank, keys in enumerate(shards):
         keys = np.asarray(keys, np.int64)
         rows = (keys[:, None] + np.arange(dim) / 10).astype(dtype)
-        keys.astype(keys_dtype).tofile(folder / files.file_name(variable, rank, len(shards), "keys"))
-        rows.tofile(folder / files.file_name(variable, rank, len(shards), "values"))
+        keys.astype(keys_dtype).tofile(folder / table_files.file_name(variable, rank, len(shards), "keys"))
+        rows.tofile(folder / table_files.file_name(variable, rank, len(shards), "values"))
     return folder
 
 
@@ -143,7 +143,7 @@ def test_rows_alone_renamed_layers_and_other_dtypes(tmp_path):
 def test_slots_of_new_style_momentum_are_those_of_sgd(tmp_path):
     for name in LAYERS:
         write(tmp_path, f"{name}-parameter", [[1, 2]])
-        write(tmp_path, f"{name}-parameter_m", [[2]])  # short_file_name; key 1 has none: it starts as new
+        write(tmp_path, f"{name}-parameter_m", [[2]])  # Key 1 lacks a slot.
     embedding = native(optimizers.SGD(0.1, momentum=0.9))
     import_checkpoint(tmp_path, embedding)
     (table,) = {id(lookup.table): lookup.table for lookup in embedding.lookups}.values()
@@ -169,10 +169,10 @@ def test_files_that_cannot_be_read_are_refused(tmp_path):
     write(stale, "user-parameter", [[1]])
     refused(stale, r"'user-parameter' in .* was saved by different numbers of ranks, \[1, 2\]")
     lost = both(tmp_path / "lost", [[1], [2]])
-    (lost / files.file_name("item-parameter", 1, 2, "values")).unlink()
+    (lost / table_files.file_name("item-parameter", 1, 2, "values")).unlink()
     refused(lost, "'item-parameter' in .* lacks the values of rank 1 of 2")
     short = both(tmp_path / "short", [[1, 2]])
-    (short / files.file_name("item-parameter", 0, 1, "values")).write_bytes(b"\0" * 20)
+    (short / table_files.file_name("item-parameter", 0, 1, "values")).write_bytes(b"\0" * 20)
     refused(short, "has 20 bytes and .* 16, which are not int64 keys and rows of 4 float32s")
     parted = both(tmp_path / "parted", [[1], [2]])
     write(parted, "user-parameter_momentum", [[1]])
@@ -192,7 +192,7 @@ def test_targets_that_cannot_be_written_are_refused(tmp_path):
     embedding = native(optimizers.RowWiseAdagrad(0.1))
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "something").touch()
-    with pytest.raises(ValueError, match="full exists and holds files, which TFRA would merge. Remove it"):
+    with pytest.raises(ValueError, match="full holds files, which TFRA would merge; it must be"):
         export_checkpoint(tmp_path / "full", embedding, slots=False)
     with pytest.raises(ValueError, match=r"slots \['accumulator'\] of table 'item' are one number per row"):
         export_checkpoint(tmp_path / "new", embedding)

@@ -1,4 +1,4 @@
-"""FusedEmbedding against HvdAllToAllEmbedding on 2 ranks: the same steps give the same losses, keys and rows."""
+"""On 2 ranks, FusedTfraEmbedding gives HvdAllToAllEmbedding's losses, keys and rows after the same steps."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ STEPS = 5
 
 
 def check_all():
-    """Body: every case against upstream, in one pair of processes; what a case raises is its result."""
+    """Body: runs every case in one pair of processes. A case's result is its traceback, empty on success."""
     import traceback
 
     results = {}
@@ -47,7 +47,7 @@ def compare(name, make_optimizer, *, layers=2, fused=False, low=-9, ids_dtype=np
     want_losses, want_tables = run(models.UPSTREAM, "theirs")
     for tag in ("ours", "fused") if fused else ("ours",):
         losses, tables = run(models.OURS, tag)
-        # Sums of a few float32 in another order; of nothing, the mean is NaN on both sides.
+        # Sums of a few float32 run in another order. The mean of an empty batch is NaN on both sides.
         np.testing.assert_allclose(losses, want_losses, rtol=1e-5, atol=1e-6)
         for (keys, rows), (want_keys, want_rows) in zip(tables, want_tables):
             np.testing.assert_array_equal(keys, want_keys)
@@ -81,7 +81,7 @@ def new_adam():
 
 
 def restricted(name):
-    """Frequencies are counted as upstream counts them, and the rarest go."""
+    """Frequencies equal upstream's, and the rarest rows are evicted."""
     from tests.tfra import models
     from tf_fusedrec import tf
     from tf_fusedrec.exchange import collectives
@@ -142,7 +142,7 @@ def other_inputs(name):
 
 
 def unique_flags(name):
-    """B9: an id seen three times on rank 0 and once on rank 1 gets the sum of its gradients, whatever the flags."""
+    """B9: an id with three occurrences on rank 0 and one on rank 1 gets the sum of its gradients under all flags."""
     from tests.tfra import models
     from tf_fusedrec import tf
     from tf_fusedrec.exchange import collectives
@@ -193,7 +193,7 @@ def several_calls(name):
             ids = [tf.constant(random.integers(0, 12, [6, 3])) for _ in range(2)]
             step(ids, tf.constant(random.random(6).astype(np.float32)))
         tables.append([layer.export() for layer in model.embeddings])
-    # The same in NumPy, on the ids of both ranks.
+    # NumPy computes the same result from the ids of both ranks.
     rows, draws = np.full([2, 12, 4], 0.1), [np.random.default_rng(rank) for rank in range(collectives.size())]
     seen = np.zeros([2, 12], bool)
     for _ in range(STEPS):
@@ -220,7 +220,7 @@ def several_calls(name):
 
 
 def table_operations(name):
-    """B15: with a new-style optimizer, 1 + k finds and inserts a layer; fused, as many for all, and 3 all2alls."""
+    """B15: a new-style optimizer makes 1 + k finds and inserts per layer; fused layers share them and 3 all-to-alls."""
     from benchmarks.harness.graph_count import count_nodes
     from tests.tfra import models
     from tf_fusedrec import tf
@@ -237,7 +237,7 @@ def table_operations(name):
 
 
 def uneven_steps(name):
-    """B12: rank 1 has fewer batches; fit, evaluate and predict end on both ranks after as many."""
+    """B12: rank 1 has fewer batches; fit, evaluate and predict end on both ranks after rank 1's number."""
     from tests.tfra import models
     from tf_fusedrec import keras, tf
     from tf_fusedrec.exchange import collectives
@@ -265,17 +265,17 @@ def uneven_steps(name):
             model.evaluate(dataset, verbose=0)
             assert len(model.predict(dataset, verbose=0)) == 4 * batches_of_rank_1
         else:
-            assert not list(tf_even(dataset))
+            assert not list(stopped_at_shortest(dataset))
     with pytest.raises(ValueError, match=r"arrays of \[5, 1\] batches"):
         model.fit(ids, np.ones(len(ids[0])), batch_size=4) if collectives.rank() == 0 else model.fit(
             tuple(part for part in np.ones([2, 4, 3], np.int64)), np.ones(4), batch_size=4
         )
 
 
-def tf_even(dataset):
-    from tf_fusedrec.tfra import even
+def stopped_at_shortest(dataset):
+    from tf_fusedrec.tfra import stop_at_shortest
 
-    return even(dataset)
+    return stop_at_shortest(dataset)
 
 
 def two_graphs(name):

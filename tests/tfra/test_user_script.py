@@ -1,4 +1,4 @@
-"""A TFRA user's program on real MovieLens-1M, on 2 ranks: with TFRA, with the import swapped, with its layers fused."""
+"""A TFRA user's program gives equal losses on MovieLens-1M and 2 ranks: with TFRA, swapped, and fused."""
 
 import pathlib
 
@@ -14,7 +14,7 @@ STEPS = 200
 
 
 def run_script(data, folder, swapped, fused):
-    """Body: the program; losses by step."""
+    """Body: runs the program and returns the losses by step."""
     import tf_fusedrec.tfra
 
     source = SCRIPT.read_text(encoding="utf-8")
@@ -37,7 +37,7 @@ def test_losses_and_files_are_those_of_tfra(tmp_path):
     for name in ("swapped", "fused"):
         for got, want in zip(losses[name], losses["tfra"]):
             assert len(got) == STEPS
-            # float32 sums in another order, amplified by 200 steps of training; losses are around 1.
+            # float32 sums run in another order, and 200 steps of training amplify the difference. Losses are around 1.
             np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
     assert np.ptp(losses["tfra"][0]) > 0.5, "losses that do not move compare nothing"
     files = {name: sorted(p.name for p in (tmp_path / name).rglob("*_mht_*")) for name in runs}

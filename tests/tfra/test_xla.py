@@ -1,4 +1,4 @@
-"""Lookups under XLA, of TFRA's layers and of this project's: outside of clusters, refused inside jit_compile=True."""
+"""Lookups of TFRA's layers and ours stay outside XLA clusters, and jit_compile=True is refused."""
 
 import numpy as np
 
@@ -11,7 +11,7 @@ STEPS, ROWS = 6, 32
 
 
 def batches(rank):
-    """STEPS batches whose number of distinct ids changes from one to the next."""
+    """Yields STEPS batches with different numbers of distinct ids."""
     random = np.random.default_rng(rank)
     for step in range(STEPS):
         ids = random.integers(0, 10 + 20 * step, (4, ROWS, 3))
@@ -68,7 +68,7 @@ MODELS = {"fused": fused_model, "native": native_model}
 
 
 def fit(make, clustering):
-    """Losses of STEPS steps."""
+    """Returns the losses of STEPS steps."""
     from tf_fusedrec.tables.tfra import de
 
     keras.backend.clear_session()
@@ -85,7 +85,7 @@ def fit(make, clustering):
 
 
 def train_with_and_without_clusters():
-    """Body."""
+    """Body: returns the losses without and with clusters, by model."""
     return {name: [fit(make, clustering) for clustering in (False, True)] for name, make in MODELS.items()}
 
 
@@ -93,13 +93,13 @@ def test_losses_with_auto_clustering_are_those_without(monkeypatch):
     monkeypatch.setenv("TF_XLA_FLAGS", "--tf_xla_cpu_global_jit --tf_xla_min_cluster_size=2")
     for result in run_ranks(train_with_and_without_clusters, 2):
         for name, (plain, clustered) in result.items():
-            # float32 sums that XLA makes in another order, over 6 steps.
+            # XLA sums float32 in another order, over 6 steps.
             np.testing.assert_allclose(clustered, plain, rtol=1e-4, err_msg=name)
             assert np.ptp(plain) > 0.01, name
 
 
 def refused():
-    """Body: messages of jit_compile=True, and a step of what Keras does by itself."""
+    """Body: returns the messages of jit_compile=True, and runs a step with Keras' own choice."""
     messages = {}
     for name, make in MODELS.items():
         features, labels = next(batches(0))

@@ -1,7 +1,7 @@
-"""Ratings of MovieLens-1M by two towers, as TFRA's movielens-1m-keras-with-horovod demo does it.
+"""Predicts ratings of MovieLens-1M with two towers, like TFRA's movielens-1m-keras-with-horovod demo.
 
-This is a user's program: it knows TFRA, Keras and Horovod, and nothing of this project. The tests run it as it stands,
-and once more with its last import changed.
+This is a user's program with TFRA, Keras and Horovod and without this project. The tests run it unchanged, and again
+with its last import changed.
 """
 
 import gzip
@@ -18,7 +18,7 @@ AGES = (1, 18, 25, 35, 45, 50, 56)
 
 
 def read_ratings(folder, rows):
-    """The first `rows` ratings in a fixed random order, as a dict of columns."""
+    """Reads the first `rows` ratings in a fixed random order, as a dict of columns."""
     with gzip.open(os.path.join(folder, "users.dat.gz"), "rt") as lines:
         users = {
             int(u): (g == "M", AGES.index(int(age)), int(job)) for u, g, age, job, _ in (x.split("::") for x in lines)
@@ -39,7 +39,7 @@ def read_ratings(folder, rows):
 
 
 class Channel(keras.layers.Layer):
-    """One tower: an embedding of sparse ids, one of features with few values, a dense layer."""
+    """One tower: an embedding for sparse ids, an embedding for features with few values, and a dense layer."""
 
     def __init__(self, name, sparse, dense):
         super().__init__(name=name)
@@ -63,7 +63,7 @@ class Channel(keras.layers.Layer):
         )
 
     def call(self, features):
-        # Features of one tower share tables: the feature's number goes into the high bits of the id.
+        # Features of one tower share a table, so the high bits of an id hold the feature's number.
         parts = []
         for names, layer in ((self.sparse, self.sparse_embedding), (self.dense, self.dense_embedding)):
             ids = tf.stack([features[name] + (n << 40) for n, name in enumerate(names)], axis=1)
@@ -85,7 +85,7 @@ class DualChannelsModel(keras.Model):
 
 
 class Losses(keras.callbacks.Callback):
-    """The loss of every batch: Keras reports means since the epoch began."""
+    """Records running mean losses, because Keras reports means since the epoch began."""
 
     def __init__(self):
         super().__init__()

@@ -1,8 +1,8 @@
-"""Keras layers over ragged sequences: what the dense side of a generative recommender is built of.
+"""Keras layers over ragged sequences, the dense side of a generative recommender.
 
 Reading order: jagged (rows of different length), positions (the input), hstu with bias_weights and gated_output, fuxi,
-sasrec, mmoe. The attention itself is tf_fusedrec/ops/jagged_attention.py, or, for serving without our ops,
-stock_attention.py.
+sasrec, mmoe. tf_fusedrec/ops/jagged_attention.py computes the attention. stock_attention.py replaces it for serving
+without our ops.
 """
 
 from tf_fusedrec.layers import jagged

@@ -1,7 +1,7 @@
-"""The trained weights of a block's relative bias: how near two tokens are in the sequence, and in time.
+"""Trained weights of a block's relative bias, a function of two tokens' distance in position and in time.
 
-hstu.py adds the bias to its scores, fuxi.py uses it as attention maps of its own. The op evaluates it pair by pair
-inside its tiles (ops/jagged_attention.py); here are only the tables and scalars.
+hstu.py adds the bias to its scores. fuxi.py uses it as separate attention maps. This file holds the tables and scalars;
+the op evaluates the bias pair by pair inside its tiles (ops/jagged_attention.py).
 """
 
 from __future__ import annotations
@@ -10,39 +10,39 @@ from tf_fusedrec._tf_compat import keras, tf
 from tf_fusedrec.layers.relative_bias import MAX_TIME_BUCKETS, bucket_thresholds
 from tf_fusedrec.ops import BucketTable, RelativeBias, SequenceTimes, TimeFunction, sequence_times
 
-# Kind of the op's function -> its scalars, drawn from these ranges. d is in seconds.
+# Initial ranges of the scalars, by kind of the op's function. d is in seconds.
 _FUNCTIONS = {
-    # a (d + 1)^-b, the ranges of FuXi-beta's code.
+    # a (d + 1)^-b, with the ranges of FuXi-beta's code.
     "power": {"a": (-0.2, 0.2), "b": (0.4, 0.8)},
-    # a exp(-exp(b) d). Its code's range of b is not known to us; this one begins at scales of one hour to two days.
+    # a exp(-exp(b) d). We do not know the range of b in the source's code; ours gives scales of one hour to two days.
     "exponential": {"a": (-0.2, 0.2), "b": (-12.0, -8.0)},
-    # alpha exp(-softplus(c) (d + 1)^beta), FuXi-gamma. Not published how it is parameterised: ours, scales of hours.
+    # alpha exp(-softplus(c) (d + 1)^beta), FuXi-gamma. Its parameters are unpublished; ours give scales of hours.
     "stretched": {"alpha": (-0.2, 0.2), "c": (-3.0, -2.0), "beta": (0.25, 0.35)},
 }
 TIME_ENCODINGS = ("none", "buckets", *_FUNCTIONS)
 
 
 class BiasWeights(keras.layers.Layer):
-    """Position table, and a table or a function of time, shared by the heads of one block.
+    """A position table and a table or function of time, which the heads of one block share.
 
-    Always float32, under any mixed precision policy: one entry stands for thousands of pairs.
+    The weights are float32 under every mixed precision policy, because one entry serves thousands of pairs.
 
     Args:
-      max_sequence_length: N >= the longest row.
-      position: whether there is a position table.
-      time_encoding: one of TIME_ENCODINGS.
-      time_buckets: G, the table of "buckets" has G+1 rows.
+      max_sequence_length: N, at least the longest row.
+      position: Whether to have a position table.
+      time_encoding: Form of the time bias, one of TIME_ENCODINGS.
+      time_buckets: G. The table of "buckets" has G+1 rows.
 
     Call:
       row_splits: <int64>[B+1] of the sequences.
-      timestamps: RaggedTensor <int64>[B,(L)] in seconds, or SequenceTimes made of it once for a whole stack; None
-        exactly when time_encoding is "none".
-      num_targets: None or <int>[B], for the times at which tokens ask; see ops.sequence_times.
-      returns RelativeBias; None when there is neither part.
+      timestamps: RaggedTensor <int64>[B,(L)] in seconds, or SequenceTimes, which a stack computes once. None exactly
+        when time_encoding is "none".
+      num_targets: None or <int>[B]. The tokens' query times depend on it; see ops.sequence_times.
+      returns RelativeBias, or None without a position table and a time encoding.
 
     Raises:
-      ValueError: an argument out of range; timestamps are missing, or not wanted.
-      InvalidArgumentError: timestamps have other row lengths than the sequences.
+      ValueError: An argument is out of range, or timestamps are missing or unexpected.
+      InvalidArgumentError: The row lengths of timestamps differ from the sequences'.
     """
 
     def __init__(
@@ -116,13 +116,13 @@ class BiasWeights(keras.layers.Layer):
             )
         if self.time_encoding == "none" and timestamps is not None:
             raise ValueError(
-                f"layer {self.name!r} has no time bias, but got timestamps. Leave them out, or "
+                f"layer {self.name!r} has no time bias, but got timestamps. Omit them, or "
                 f"build the layer with one of time_encoding={TIME_ENCODINGS[1:]}."
             )
 
 
 def check_bias_arguments(max_sequence_length: int, time_encoding: str, time_buckets: int) -> None:
-    """Raises ValueError for what no BiasWeights can have."""
+    """Raises ValueError when BiasWeights would refuse an argument."""
     if max_sequence_length < 1:
         raise ValueError(f"max_sequence_length must be >= 1, got {max_sequence_length}.")
     if time_encoding not in TIME_ENCODINGS:
@@ -132,5 +132,5 @@ def check_bias_arguments(max_sequence_length: int, time_encoding: str, time_buck
 
 
 def _small_normal() -> keras.initializers.Initializer:
-    """A new object per weight: one tf_keras initializer used twice draws the same numbers twice."""
+    """Returns a new initializer, because one tf_keras initializer draws the same numbers for every weight."""
     return keras.initializers.RandomNormal(stddev=0.02)

@@ -1,7 +1,7 @@
 """FuXi blocks: separate attention channels by meaning, position and time, then a gated feed-forward network.
 
-Built of the same op as hstu.py: its `bias_attention` applies the position and the time map to the values as they are,
-without SiLU and without a divisor.
+The blocks use the op of hstu.py. Its `bias_attention` applies the position map and the time map to the values without
+SiLU and without a divisor.
 """
 
 from __future__ import annotations
@@ -21,32 +21,32 @@ class FuXi(keras.layers.Layer):
     With RMS = RMSNorm without weights, epsilon 1e-6:
       u, v, q, k = split(SiLU(RMS(x) W));  channels, per head: position map v, time map v, SiLU(q k) v / N
       h = x + Lin0(dropout(u * RMS(channels)));   g = dropout(RMS(h));   out = h + Lin2(SiLU(Lin1 g) * Lin3 g)
-    "alpha" has the three channels; "beta" has no q and k and the first two (it attends by place and time alone).
-    The maps are causal and shared by the heads; no targets, no context.
+    "alpha" has all three channels. "beta" has the position and time channels only, without q and k. The maps are
+    causal and shared by the heads. The block supports neither targets nor context tokens.
 
     Args:
-      num_heads: H.
-      qk_dim: columns of a head's query and key, form "alpha" only.
-      value_dim: columns of a head's value.
+      num_heads: Number of heads, H.
+      qk_dim: Columns of a head's query and key, for form "alpha" only.
+      value_dim: Columns of a head's value.
       form: "alpha" or "beta".
-      ffn_multiple: hidden columns of the feed-forward network, in multiples of D; 0 leaves it out ("single stage").
-      max_sequence_length: N >= the longest row; also the divisor of the SiLU channel.
-      time_encoding: "buckets" (alpha as published), "power" or "exponential" (beta as published), or "stretched",
-        FuXi-gamma's; see BiasWeights.
+      ffn_multiple: Hidden columns of the feed-forward network, in multiples of D. 0 omits it ("single stage").
+      max_sequence_length: N, at least the longest row. It is also the divisor of the SiLU channel.
+      time_encoding: "buckets" (alpha as published), "power" or "exponential" (beta as published), or "stretched"
+        (FuXi-gamma); see BiasWeights.
       time_buckets: G of "buckets".
-      dropout: before Lin0 and before the feed-forward network.
+      dropout: Dropout rate before Lin0 and before the feed-forward network.
 
     Call:
       x: RaggedTensor <float>[B,(L),D].
-      timestamps: RaggedTensor <int64>[B,(L)] in seconds, or SequenceTimes made of it once for a whole stack.
+      timestamps: RaggedTensor <int64>[B,(L)] in seconds, or SequenceTimes, which a stack computes once.
       returns RaggedTensor <float>[B,(L),D].
 
     Raises:
-      ValueError: an argument out of range, x is not ragged, or timestamps are missing.
-      InvalidArgumentError: a row is longer than max_sequence_length; timestamps have other row lengths than x.
+      ValueError: An argument is out of range, x is not ragged, or timestamps are missing.
+      InvalidArgumentError: A row is longer than max_sequence_length, or the row lengths of timestamps differ from x's.
 
-    Source: Ye et al., FuXi-alpha (2025); FuXi-beta (2025); FuXi-gamma (arXiv 2512.12740), whose block-sparse position
-    map is not here.
+    Source: Ye et al., FuXi-alpha (2025); FuXi-beta (2025); FuXi-gamma (arXiv 2512.12740) without its block-sparse
+    position map.
     """
 
     def __init__(
@@ -69,10 +69,13 @@ class FuXi(keras.layers.Layer):
         if form not in FORMS:
             raise ValueError(f"form must be one of {FORMS}, got {form!r}.")
         if ffn_multiple < 0:
-            raise ValueError(f"ffn_multiple must be >= 0, got {ffn_multiple}. 0 leaves the second stage out.")
+            raise ValueError(f"ffn_multiple must be >= 0, got {ffn_multiple}. 0 omits the feed-forward network.")
         check_bias_arguments(max_sequence_length, time_encoding, time_buckets)
         if time_encoding == "none":
-            raise ValueError('time_encoding must not be "none": the time channel is a part of the block.')
+            raise ValueError(
+                'time_encoding must not be "none", because every FuXi block has a time channel. Use "buckets", '
+                '"power", "exponential" or "stretched".'
+            )
         self.num_heads = num_heads
         self.qk_dim = qk_dim
         self.value_dim = value_dim
@@ -82,7 +85,7 @@ class FuXi(keras.layers.Layer):
         self.time_encoding = time_encoding
         self.time_buckets = time_buckets
         self.dropout = keras.layers.Dropout(dropout, dtype=self.dtype_policy)
-        self.kernels = FUSED  # fr.export puts STOCK here
+        self.kernels = FUSED  # fr.export replaces it by STOCK while it traces.
 
     def build(self, input_shape):
         columns, inner = input_shape[-1], self.num_heads * self.value_dim
@@ -129,14 +132,14 @@ class FuXi(keras.layers.Layer):
         return x.with_values(hidden + self.ffn_output(self.ffn_gate(g) * self.ffn_value(g)))
 
     def forward_flops(self, row_splits: tf.Tensor, columns: int) -> tf.Tensor:
-        """Multiplications and additions of the matrix products for these rows, <float64>[]: only pairs that see."""
+        """Counts multiplications and additions of the matrix products, <float64>[], over visible pairs only."""
         inner = self.num_heads * self.value_dim
-        of_token = 2 * columns * (sum(self._widths()) + self._channels() * inner + 3 * columns * self.ffn_multiple)
-        of_pair = 2 * 2 * inner + (2 * (self.num_heads * self.qk_dim + inner) if self.form == "alpha" else 0)
+        per_token = 2 * columns * (sum(self._widths()) + self._channels() * inner + 3 * columns * self.ffn_multiple)
+        per_pair = 2 * 2 * inner + (2 * (self.num_heads * self.qk_dim + inner) if self.form == "alpha" else 0)
         tokens, pairs = (
             tf.cast(number, tf.float64) for number in (row_splits[-1], tf.reduce_sum(visible_keys(row_splits)))
         )
-        return tokens * of_token + pairs * of_pair
+        return tokens * per_token + pairs * per_pair
 
     def get_config(self):
         names = "num_heads qk_dim value_dim form ffn_multiple max_sequence_length time_encoding time_buckets"
@@ -147,7 +150,7 @@ class FuXi(keras.layers.Layer):
         return 3 if self.form == "alpha" else 2
 
     def _widths(self) -> list[int]:
-        """Columns of u, v and, in alpha, q and k."""
+        """Returns the column counts of u, v and, in "alpha", q and k."""
         inner, qk = self.num_heads * self.value_dim, self.num_heads * self.qk_dim
         return [self._channels() * inner, inner, *([qk, qk] if self.form == "alpha" else [])]
 

@@ -1,7 +1,7 @@
-"""The second half of an HSTU block: normalise what was attended, gate it, project it, add it to the input.
+"""The second half of an HSTU block: normalises the attention's output, gates it, projects it and adds the input.
 
-The three forms of hstu.py differ here in the place and the weights of the normalisation; the options are those of the
-public operators' output stage.
+The three forms of hstu.py differ in the order and the weights of the normalisation. The options match the output stage
+of the public operators.
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ GATE_ACTIVATIONS = {"none": tf.identity, "silu": tf.nn.silu, "sigmoid": tf.sigmo
 
 
 class GatedOutput(keras.layers.Layer):
-    """x + W dropout(y), y = gate * norm(attended); or norm(gate * attended).
+    """Computes x + W dropout(y), where y is gate * norm(attended) or norm(gate * attended).
 
     Args:
-      num_heads: H, of the norm per head.
-      norm: "plain" (layer norm without weights), "affine", or "per_head": over the columns of each head, with one
-        weight and one bias per head. Epsilon 1e-6.
-      gate_before_norm: y = norm(gate * attended), eq. 3 of MTGRBoost.
-      gate_activation: of the gate, one of GATE_ACTIVATIONS.
-      concat: "none"; "normalized" projects [gate, norm(attended), y], "raw" projects [gate, attended, y].
-      use_bias: of the projection.
-      dropout: of y (or of all that is projected).
+      num_heads: Number of heads H, for norm "per_head".
+      norm: "plain" (layer norm without weights), "affine", or "per_head". "per_head" normalises the columns of each
+        head, with one weight and one bias per head. Epsilon is 1e-6.
+      gate_before_norm: Whether y is norm(gate * attended), eq. 3 of MTGRBoost.
+      gate_activation: Activation of the gate, one of GATE_ACTIVATIONS.
+      concat: "none" projects y, "normalized" projects [gate, norm(attended), y], "raw" projects [gate, attended, y].
+      use_bias: Whether the projection has a bias.
+      dropout: Dropout rate of the projection's input.
 
     Call:
       x: <float>[T, D]; gate, attended: <float>[T, H * Dv].
       returns <float>[T, D].
 
     Raises:
-      ValueError: an option that is none of those above.
+      ValueError: An option has an unknown value.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """One HSTU block: project, attend, gate, project back, add.
 
-A model is PositionEmbedding (positions.py), then a stack of these. The attention is ops/jagged_attention.py; its bias
-comes from bias_weights.py, and what follows it is gated_output.py.
+A model is a PositionEmbedding (positions.py) and a stack of HSTU blocks. ops/jagged_attention.py computes the
+attention, bias_weights.py its bias, and gated_output.py the output stage after it.
 """
 
 from __future__ import annotations
@@ -25,44 +25,44 @@ class HSTU(keras.layers.Layer):
       LN has no weights, W has no bias and is drawn from N(0, 0.02).
     "production", the layer of the public operators ("STU"):
       u, v, q, k = split(LN'(x) W + b), u = SiLU(u);   out = x + dropout(u * LN'(attention)) W_o
-      LN' has weights; scores are divided by sqrt(qk_dim). The public one has no relative bias: position_bias=False,
-      time_encoding="none".
+      LN' has weights. Scores are divided by sqrt(qk_dim). The public layer has no relative bias, as with
+      position_bias=False and time_encoding="none".
     "mtgrboost", equations 1-3 of MTGRBoost:
       u, q, k, v = split(SiLU(x W + b));               out = x + dropout(LN'(attention * u)) W_o + b_o
-      The paper's equations show neither the residual x nor a divisor; both are added here, as in HSTU.
-    attention = sum_j SiLU(q_i k_j + bias_ij) v_j / divisor, over the tokens that the masks of
-    ops.jagged_attention let i see. All epsilons are 1e-6.
+      The paper's equations show neither the residual x nor a divisor. This layer adds both, as HSTU does.
+    attention = sum_j SiLU(q_i k_j + bias_ij) v_j / divisor, over the tokens j that the masks of
+    ops.jagged_attention let token i see. All epsilons are 1e-6.
 
     Args:
-      num_heads: H.
-      qk_dim, value_dim: columns of one head's query and key, and of its value.
-      form: one of FORMS.
-      max_sequence_length: N >= the longest row; size of the position table.
-      dropout: before the last projection.
-      position_bias, time_encoding, time_buckets: see BiasWeights; one set of weights per block, shared by its heads.
-      divisor: "max_length": N, as published; the answer does not depend on the length of the row. "row_length": the
-        row's own length. "visible_keys": the number of tokens that the asking one sees.
-      attention_window: 0, or how many places back a token sees.
-      min_full_length: that many of the newest tokens of a row ignore the window.
-      target_group_size: targets of a row that form a group, in which each sees those before it; 1: a target sees no
-        other. See ops.jagged_attention.
-      concat: projects three parts instead of the gated one. research: [u, LN(attention), u * LN(attention)];
-        production: [u, attention, u * LN'(attention)].
-      group_norm: production only; LN' of the attention is of each head, with one weight per head.
-      gate_activation: production only; applied to u once more, one of "none", "silu", "sigmoid".
+      num_heads: Number of heads, H.
+      qk_dim, value_dim: Columns of one head's query and key, and of its value.
+      form: Published form, one of FORMS.
+      max_sequence_length: N, at least the longest row; size of the position table.
+      dropout: Dropout rate before the last projection.
+      position_bias, time_encoding, time_buckets: Options of BiasWeights. The heads of a block share its weights.
+      divisor: "max_length", "row_length" or "visible_keys". "max_length" is N, as published; the result does not
+        depend on the row's length. "visible_keys" is the number of tokens that the query token sees.
+      attention_window: Number of preceding positions that a token sees, or 0 for all.
+      min_full_length: Number of newest tokens per row that ignore the window.
+      target_group_size: Size of the groups of a row's targets. A target sees the earlier targets of its group; with
+        size 1 it sees no other target. See ops.jagged_attention.
+      concat: Whether to project three parts instead of the gated one. They are [u, LN(attention), u * LN(attention)]
+        in "research" and [u, attention, u * LN'(attention)] in "production".
+      group_norm: Whether LN' normalises the attention per head, with one weight per head; "production" only.
+      gate_activation: Second activation of u, one of "none", "silu", "sigmoid"; "production" only.
 
     Call:
       x: RaggedTensor <float>[B,(L),D].
-      timestamps: RaggedTensor <int64>[B,(L)] in seconds; or SequenceTimes made of it once for a whole stack
-        (`ops.sequence_times`, which also says at what time a token asks). Required when there is a time bias.
-      num_targets: None or <int>[B], targets at the end of each row.
-      contextual_length: C, context tokens at the start of each row: a number, or <int>[B], one per row.
+      timestamps: RaggedTensor <int64>[B,(L)] in seconds, or SequenceTimes, which a stack computes once by
+        `ops.sequence_times`. A time bias needs it.
+      num_targets: None or <int>[B], number of targets at the end of each row.
+      contextual_length: C, number of context tokens at the start of each row: an int, or <int>[B] by row.
       returns RaggedTensor <float>[B,(L),D].
 
     Raises:
-      ValueError: an argument out of range or not of this form, x is not ragged, or timestamps are missing or not
-        wanted.
-      InvalidArgumentError: a row is longer than max_sequence_length; timestamps have other row lengths than x.
+      ValueError: An argument is out of range or belongs to another form, x is not ragged, or timestamps are missing
+        or unexpected.
+      InvalidArgumentError: A row is longer than max_sequence_length, or the row lengths of timestamps differ from x's.
 
     Source: Zhai et al., Actions Speak Louder than Words (ICML 2024) and its public code; MTGRBoost, section 2.
     """
@@ -125,7 +125,7 @@ class HSTU(keras.layers.Layer):
         self.concat = concat
         self.group_norm = group_norm
         self.gate_activation = gate_activation
-        self.kernels = FUSED  # fr.export puts STOCK here
+        self.kernels = FUSED  # fr.export replaces it by STOCK while it traces.
 
     def build(self, input_shape):
         columns, inner = input_shape[-1], self.num_heads * self.value_dim
@@ -160,7 +160,7 @@ class HSTU(keras.layers.Layer):
             dtype=self.dtype_policy,
             name="output_stage",
         )
-        # In this order: the weights that a seed draws depend on it.
+        # The order of building decides which weights a seed draws.
         for layer, shape in (
             (self.projection, tf.TensorShape([None, columns])),
             (self.output_stage, [tf.TensorShape([None, width]) for width in (columns, inner, inner)]),
@@ -201,7 +201,7 @@ class HSTU(keras.layers.Layer):
         num_targets: tf.Tensor | None = None,
         contextual_length: int | tf.Tensor = 0,
     ) -> tf.Tensor:
-        """Multiplications and additions of the matrix products for these rows, <float64>[]: only pairs that see."""
+        """Counts multiplications and additions of the matrix products, <float64>[], over visible pairs only."""
         keys = visible_keys(
             row_splits,
             num_targets,
@@ -211,9 +211,9 @@ class HSTU(keras.layers.Layer):
             self.target_group_size,
         )
         qk, inner = self.num_heads * self.qk_dim, self.num_heads * self.value_dim
-        of_token = 2 * columns * 2 * (qk + inner) + 2 * (3 if self.concat else 1) * inner * columns
+        per_token = 2 * columns * 2 * (qk + inner) + 2 * (3 if self.concat else 1) * inner * columns
         tokens, pairs = (tf.cast(number, tf.float64) for number in (row_splits[-1], tf.reduce_sum(keys)))
-        return tokens * of_token + pairs * 2 * (qk + inner)
+        return tokens * per_token + pairs * 2 * (qk + inner)
 
     def get_config(self):
         names = (
@@ -231,7 +231,7 @@ class HSTU(keras.layers.Layer):
         return normalized * self.input_norm_weight + self.input_norm_bias
 
     def _split(self, projected: tf.Tensor) -> list[tf.Tensor]:
-        """[T, all] -> gate, query, key, value. Columns lie as in the sources: u v q k; u q k v."""
+        """Splits [T, all] into gate, query, key and value. The column order is the source's: u v q k or u q k v."""
         qk, value = self.num_heads * self.qk_dim, self.num_heads * self.value_dim
         if self.form == "mtgrboost":
             return tf.split(projected, [value, qk, qk, value], axis=-1)

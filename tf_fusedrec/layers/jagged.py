@@ -1,9 +1,8 @@
-"""Rows of different length: glue, cut, pad and trim RaggedTensors along the sequence axis.
+"""Joins, splits, pads and trims RaggedTensors along the sequence axis.
 
-Used by every layer of this folder and by the models. All functions work on values and row splits
-directly, because TensorFlow's own ragged slicing and concatenation build many small ops per call.
-Nothing here has weights. Zero rows, zero-length rows and a batch without rows are ordinary inputs
-everywhere.
+Every layer of this folder and the models use these functions. They work on values and row splits directly, because
+TensorFlow's ragged slicing and concatenation build many small ops per call. Nothing here has weights. Every function
+accepts zero-length rows and a batch without rows.
 """
 
 from __future__ import annotations
@@ -13,18 +12,18 @@ from collections.abc import Sequence
 from tf_fusedrec._tf_compat import tf
 
 
-def token_places(row_splits: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """The row of every token, and its place inside that row.
+def token_positions(row_splits: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns the row of every token and its position inside that row.
 
     Args:
       row_splits: <int64>[B+1].
 
     Returns:
       rows: <int64>[T], non-decreasing.
-      places: <int64>[T], counting from 0 in each row.
+      positions: <int64>[T], counted from 0 in each row.
 
     Example:
-      row_splits 0 2 2 5  ->  rows 0 0 2 2 2,  places 0 1 0 1 2
+      row_splits 0 2 2 5  ->  rows 0 0 2 2 2,  positions 0 1 0 1 2
     """
     tokens = tf.range(row_splits[-1])
     rows = tf.RaggedTensor.from_row_splits(tokens, row_splits, validate=False).value_rowids()
@@ -38,7 +37,7 @@ def to_dense(ragged: tf.RaggedTensor) -> tf.Tensor:
 
 
 def from_dense(dense: tf.Tensor, row_splits: tf.Tensor) -> tf.RaggedTensor:
-    """Drops the padding again: the first L_b entries of row b. The inverse of `to_dense`.
+    """Keeps the first L_b entries of row b and drops the padding. The inverse of `to_dense`.
 
     Args:
       dense: <any>[B, n, ...].
@@ -47,8 +46,8 @@ def from_dense(dense: tf.Tensor, row_splits: tf.Tensor) -> tf.RaggedTensor:
     Returns:
       RaggedTensor <any>[B,(L),...].
     """
-    rows, places = token_places(row_splits)
-    values = tf.gather_nd(dense, tf.stack([rows, places], axis=1))
+    rows, positions = token_positions(row_splits)
+    values = tf.gather_nd(dense, tf.stack([rows, positions], axis=1))
     return tf.RaggedTensor.from_row_splits(values, row_splits, validate=False)
 
 
@@ -56,14 +55,14 @@ def concat(parts: Sequence[tf.RaggedTensor]) -> tf.RaggedTensor:
     """Joins rows: row b of the result is row b of the first part, then of the second, and so on.
 
     Args:
-      parts: one or more RaggedTensors <any>[B,(L_p),...] of one dtype and one inner shape.
+      parts: One or more RaggedTensors <any>[B,(L_p),...] with equal dtypes and inner shapes.
 
     Returns:
       RaggedTensor <any>[B,(sum of L_p),...].
 
     Raises:
-      ValueError: parts is empty, or holds something that is not a RaggedTensor.
-      InvalidArgumentError: the parts have different numbers of rows.
+      ValueError: `parts` is empty or holds something other than a RaggedTensor.
+      InvalidArgumentError: The parts have different numbers of rows.
 
     Example:
       [[1, 2], []] and [[3], [4, 5]]  ->  [[1, 2, 3], [4, 5]]
@@ -83,12 +82,12 @@ def concat(parts: Sequence[tf.RaggedTensor]) -> tf.RaggedTensor:
     ]
     with tf.control_dependencies([check for check in same_rows if check is not None]):
         row_splits = _splits(tf.add_n(lengths))
-    places_in_result, start = [], row_splits[:-1]
+    positions_in_result, start = [], row_splits[:-1]
     for part, own in zip(parts, lengths):
-        rows, places = token_places(part.row_splits)
-        places_in_result.append(tf.cast(tf.gather(start, rows) + places, tf.int32))
+        rows, positions = token_positions(part.row_splits)
+        positions_in_result.append(tf.cast(tf.gather(start, rows) + positions, tf.int32))
         start = start + own
-    values = tf.dynamic_stitch(places_in_result, [part.values for part in parts])
+    values = tf.dynamic_stitch(positions_in_result, [part.values for part in parts])
     return tf.RaggedTensor.from_row_splits(values, row_splits, validate=False)
 
 
@@ -97,14 +96,14 @@ def split(ragged: tf.RaggedTensor, lengths: Sequence[tf.Tensor]) -> list[tf.Ragg
 
     Args:
       ragged: RaggedTensor <any>[B,(L),...].
-      lengths: one <int>[B] per piece; together they must cover each row exactly.
+      lengths: One <int>[B] per piece. Their sums must equal the row lengths.
 
     Returns:
       One RaggedTensor <any>[B,(lengths[p]),...] per piece.
 
     Raises:
-      ValueError: ragged is not a RaggedTensor, or lengths is empty.
-      InvalidArgumentError: the lengths do not add up to the rows' lengths.
+      ValueError: `ragged` is not a RaggedTensor, or `lengths` is empty.
+      InvalidArgumentError: The lengths do not add up to the row lengths.
     """
     check_sequence("ragged", ragged)
     if not lengths:
@@ -115,12 +114,12 @@ def split(ragged: tf.RaggedTensor, lengths: Sequence[tf.Tensor]) -> list[tf.Ragg
         ragged.row_lengths(),
         message="lengths must add up to the row lengths of ragged",
     )
-    rows, places = token_places(ragged.row_splits)
+    rows, positions = token_positions(ragged.row_splits)
     piece, end = tf.zeros_like(rows, tf.int32), tf.zeros_like(lengths[0])
     with tf.control_dependencies([] if covered is None else [covered]):
         for length in lengths[:-1]:
             end = end + length
-            piece += tf.cast(places >= tf.gather(end, rows), tf.int32)
+            piece += tf.cast(positions >= tf.gather(end, rows), tf.int32)
     pieces = tf.dynamic_partition(ragged.values, piece, len(lengths))
     return [
         tf.RaggedTensor.from_row_splits(values, _splits(length), validate=False)
@@ -133,21 +132,21 @@ def last(ragged: tf.RaggedTensor, count: int | tf.Tensor) -> tf.RaggedTensor:
 
     Args:
       ragged: RaggedTensor <any>[B,(L),...].
-      count: int, or <int>[B] with one count per row (for example the number of targets).
+      count: Number of tokens, an int or <int>[B] by row (for example the number of targets).
 
     Returns:
       RaggedTensor <any>[B,(min(L, count)),...].
 
     Raises:
-      ValueError: ragged is not a RaggedTensor, or count is a negative int.
+      ValueError: `ragged` is not a RaggedTensor, or `count` is a negative int.
     """
     check_sequence("ragged", ragged)
     if isinstance(count, int) and count < 0:
         raise ValueError(f"count must be >= 0, got {count}.")
     lengths = ragged.row_lengths()
     keep = tf.minimum(lengths, tf.cast(count, tf.int64))
-    rows, places = token_places(ragged.row_splits)
-    values = tf.boolean_mask(ragged.values, places >= tf.gather(lengths - keep, rows))
+    rows, positions = token_positions(ragged.row_splits)
+    values = tf.boolean_mask(ragged.values, positions >= tf.gather(lengths - keep, rows))
     return tf.RaggedTensor.from_row_splits(values, _splits(keep), validate=False)
 
 
@@ -166,7 +165,7 @@ def check_sequence(name: str, ragged: tf.RaggedTensor) -> None:
 
 
 def checked_lengths(ragged: tf.RaggedTensor, longest: int, layer: str) -> tf.RaggedTensor:
-    """The same rows, which are checked to be no longer than `longest`, the max_sequence_length of layer `layer`."""
+    """Returns the rows after a check that none is longer than `longest`, the max_sequence_length of `layer`."""
     check_sequence("x", ragged)
     fits = tf.debugging.assert_less_equal(
         ragged.row_lengths(),
@@ -185,22 +184,22 @@ def interleave(
     *,
     interleave_targets: bool = True,
 ) -> tf.RaggedTensor:
-    """Rows f_0 s_0 f_1 s_1 ..., of content and action tokens, for example; twice as long.
+    """Interleaves two sequences, for example content and action tokens, into rows f_0 s_0 f_1 s_1 ...
 
     Args:
-      first, second: RaggedTensors <any>[B,(L),...] of the same row lengths.
-      num_targets: <int>[B], targets at the end of each row; needed without interleave_targets only.
-      interleave_targets: whether targets have a second token, too: True in training, where the action is a learned
-        dummy; False where it does not exist, as at inference.
+      first, second: RaggedTensors <any>[B,(L),...] with equal row lengths.
+      num_targets: <int>[B], number of targets at the end of each row. Only interleave_targets=False needs it.
+      interleave_targets: Whether targets have a second token. Use True in training, where the action is a learned
+        dummy, and False at inference, where no action exists.
 
     Returns:
-      RaggedTensor <any>[B,(2L),...], whose rows end with 2 * num_targets targets in groups of two (target_group_size=2
-      of the attention lets a second token see its first); or <any>[B,(2L - num_targets),...], whose rows end with
-      num_targets targets, without their second tokens.
+      With interleave_targets, RaggedTensor <any>[B,(2L),...]. Its rows end with 2 * num_targets targets in groups of
+      two; target_group_size=2 of the attention lets a second token see its first.
+      Without, RaggedTensor <any>[B,(2L - num_targets),...]. Its rows end with num_targets first tokens of targets.
 
     Raises:
-      ValueError: one is not a RaggedTensor; interleave_targets is False and num_targets is missing.
-      InvalidArgumentError: the row lengths differ, or a row has more targets than tokens.
+      ValueError: An argument is not a RaggedTensor, or interleave_targets=False lacks num_targets.
+      InvalidArgumentError: The row lengths differ, or a row has more targets than tokens.
 
     Example:
       [[1, 2], [3]] and [[10, 20], [30]]  ->  [[1, 10, 2, 20], [3, 30]]
@@ -221,19 +220,19 @@ def interleave(
     if interleave_targets:
         return joined
     if num_targets is None:
-        raise ValueError("interleave_targets=False needs num_targets, got None. Pass those of each row, <int>[B].")
+        raise ValueError("interleave_targets=False needs num_targets, got None. Pass the targets per row, <int>[B].")
     history = first.row_lengths() - tf.cast(num_targets, tf.int64)
     fits = tf.debugging.assert_non_negative(history, message="a row has more targets than tokens")
     with tf.control_dependencies([] if fits is None else [fits]):
-        rows, places = token_places(joined.row_splits)
-        behind = places - tf.gather(2 * history, rows)  # of the history
-    kept = (behind < 0) | (behind % 2 == 0)
+        rows, positions = token_positions(joined.row_splits)
+        after_history = positions - tf.gather(2 * history, rows)
+    kept = (after_history < 0) | (after_history % 2 == 0)
     splits = _splits(first.row_lengths() + history)
     return tf.RaggedTensor.from_row_splits(tf.boolean_mask(joined.values, kept), splits, validate=False)
 
 
 def deinterleave(ragged: tf.RaggedTensor) -> tuple[tf.RaggedTensor, tf.RaggedTensor]:
-    """Tokens at even and at odd places of each row: the inverse of `interleave`; all rows have even lengths."""
+    """Returns the tokens at even and at odd positions of rows of even length. The inverse of `interleave`."""
     check_sequence("ragged", ragged)
     even = tf.debugging.assert_equal(
         ragged.row_splits % 2, tf.zeros([], ragged.row_splits.dtype), message="rows must have even lengths"
@@ -245,9 +244,9 @@ def deinterleave(ragged: tf.RaggedTensor) -> tuple[tf.RaggedTensor, tf.RaggedTen
 
 @tf.custom_gradient
 def gather_rows(table: tf.Tensor, rows: tf.Tensor):
-    """table[rows]: <float>[N, D], <int>[T] -> <float>[T, D], with a dense gradient.
+    """Gathers table[rows], <float>[N, D] and <int>[T] -> <float>[T, D], with a dense gradient.
 
-    tf.gather's own gradient is IndexedSlices, which optimizers sort and Horovod gathers from all ranks.
+    tf.gather's gradient is IndexedSlices, which optimizers sort and Horovod gathers from all ranks.
     """
 
     def gradient(upstream):
@@ -258,7 +257,7 @@ def gather_rows(table: tf.Tensor, rows: tf.Tensor):
 
 @tf.custom_gradient
 def _pad(values, row_splits):
-    """TensorFlow's own gradient of to_tensor is IndexedSlices; the dense one is `from_dense`."""
+    """Pads with a dense gradient, `from_dense`. TensorFlow's gradient of to_tensor is IndexedSlices."""
 
     def gradient(upstream):
         return from_dense(upstream, row_splits).values, None
@@ -267,5 +266,5 @@ def _pad(values, row_splits):
 
 
 def _splits(lengths: tf.Tensor) -> tf.Tensor:
-    """<int64>[B] lengths -> <int64>[B+1] row splits."""
+    """Converts lengths <int64>[B] to row splits <int64>[B+1]."""
     return tf.concat([tf.zeros([1], lengths.dtype), tf.cumsum(lengths)], axis=0)

@@ -1,7 +1,7 @@
-"""Which functions compute the attention of a layer: our op, or stock TensorFlow ops for a server that has no other.
+"""The functions that compute a layer's attention: our op, or stock TensorFlow ops for a server without it.
 
-A layer holds one of these in its attribute `kernels`, FUSED from the start; fr.export puts STOCK there while
-it traces. Both take the same arguments and answer alike, but for the order of sums.
+A layer's attribute `kernels` is FUSED. fr.export replaces it by STOCK while it traces. Both take the same arguments,
+and their results differ only in the order of sums.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tf_fusedrec.ops import bias_attention, jagged_attention
 
 
 class AttentionKernels(NamedTuple):
-    """The two functions of ops/jagged_attention.py, where their arguments are told."""
+    """The two functions of ops/jagged_attention.py, which documents their arguments."""
 
     attention: Callable[..., tf.Tensor]
     bias_attention: Callable[..., tf.Tensor]

@@ -1,7 +1,6 @@
-"""Multi-gate mixture of experts with top-k gates: the head of the generative ranking model.
+"""Multi-gate mixture of experts with top-k gates, the head of the generative ranking model.
 
-Takes the tokens that HSTU blocks answered (targets only, usually) and gives one vector per task and
-token.
+It maps the HSTU blocks' output tokens, usually the targets only, to one vector per task and token.
 """
 
 from tf_fusedrec._tf_compat import keras, tf
@@ -10,23 +9,22 @@ from tf_fusedrec._tf_compat import keras, tf
 class MMoE(keras.layers.Layer):
     """y_task = sum over its top k experts of g_e(x) * Expert_e(x); Expert_e(x) = relu(x W_e + b_e).
 
-    The gate of a task is a softmax over ALL experts, of which the k largest are kept and divided by
-    their sum, so that they sum to one (the paper names top k but no normalisation). At equal gates
-    the expert of lower number stays. Every expert is computed for every token; an expert that no
-    gate of a token keeps gets no gradient from it.
+    A task's gate is a softmax over ALL experts. The k largest values are kept and divided by their sum; the paper
+    names top k but no normalisation. Ties keep the expert with the lower index. Every expert is computed for every
+    token. A token gives no gradient to an expert that none of its gates keeps.
 
     Args:
-      num_experts: E.
-      expert_units: columns of an expert's answer.
-      num_tasks: number of gates and of answers.
-      top_k: experts kept per task and token, 1 .. E.
+      num_experts: Number of experts, E.
+      expert_units: Columns of an expert's output.
+      num_tasks: Number of gates and of outputs.
+      top_k: Number of experts kept per task and token, 1 .. E.
 
     Call:
       x: <float>[T, D].
       returns a list of num_tasks tensors <float>[T, expert_units].
 
     Raises:
-      ValueError: an argument out of range.
+      ValueError: An argument is out of range.
 
     Source: MTGRBoost, section 2, eq. 4; Ma et al., Modeling Task Relationships with MMoE
     (KDD 2018).
@@ -50,8 +48,7 @@ class MMoE(keras.layers.Layer):
 
     def build(self, input_shape):
         columns = input_shape[-1]
-        # One matrix for all experts; each expert's columns are drawn with the fans of that expert
-        # alone.
+        # One matrix holds all experts, but its initial range follows the fans of a single expert.
         limit = (6.0 / (columns + self.expert_units)) ** 0.5
         self.expert_kernel = self.add_weight(
             "expert_kernel",
@@ -74,7 +71,7 @@ class MMoE(keras.layers.Layer):
         return [tf.reduce_sum(gate[:, :, tf.newaxis] * experts, axis=1) for gate in tf.unstack(gates, axis=1)]
 
     def forward_flops(self, columns: int) -> int:
-        """Multiplications and additions of the matrix products for one token of `columns` columns."""
+        """Counts multiplications and additions of the matrix products for one token with `columns` columns."""
         experts = columns * self.num_experts * self.expert_units
         gates = columns * self.num_tasks * self.num_experts
         mixing = self.num_tasks * self.num_experts * self.expert_units
@@ -91,7 +88,7 @@ class MMoE(keras.layers.Layer):
 
 
 def _top_gates(logits: tf.Tensor, top_k: int) -> tf.Tensor:
-    """<float>[T, tasks, E] logits -> gates: the k largest of the softmax, renormalised, else 0."""
+    """Maps logits <float>[T, tasks, E] to gates: the k largest softmax values, renormalised, and 0 elsewhere."""
     gates = tf.nn.softmax(logits)
     _, largest = tf.math.top_k(logits, k=top_k)
     kept = gates * tf.reduce_sum(tf.one_hot(largest, logits.shape[-1], dtype=gates.dtype), axis=-2)

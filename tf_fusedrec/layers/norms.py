@@ -1,14 +1,14 @@
-"""Normalisations over the last axis, computed in float32 whatever the policy."""
+"""Normalisations over the last axis, computed in float32 under every mixed precision policy."""
 
 from __future__ import annotations
 
 from tf_fusedrec._tf_compat import tf
 
-EPSILON = 1e-6  # of HSTU and FuXi alike
+EPSILON = 1e-6  # HSTU and FuXi use the same value.
 
 
 def layer_norm(x: tf.Tensor, epsilon: float = EPSILON) -> tf.Tensor:
-    """(x - mean) / sqrt(variance + epsilon), without weights: <float>[..., D] -> the same shape and dtype."""
+    """Returns (x - mean) / sqrt(variance + epsilon), without weights, in the shape and dtype of x <float>[..., D]."""
     wide = _wide(x)
     centred = wide - tf.reduce_mean(wide, axis=-1, keepdims=True)
     variance = tf.reduce_mean(tf.square(centred), axis=-1, keepdims=True)
@@ -16,7 +16,7 @@ def layer_norm(x: tf.Tensor, epsilon: float = EPSILON) -> tf.Tensor:
 
 
 def rms_norm(x: tf.Tensor, epsilon: float = EPSILON) -> tf.Tensor:
-    """x / sqrt(mean(x^2) + epsilon), without weights: <float>[..., D] -> the same shape and dtype."""
+    """Returns x / sqrt(mean(x^2) + epsilon), without weights, in the shape and dtype of x <float>[..., D]."""
     wide = _wide(x)
     return tf.cast(wide * tf.math.rsqrt(tf.reduce_mean(tf.square(wide), axis=-1, keepdims=True) + epsilon), x.dtype)
 

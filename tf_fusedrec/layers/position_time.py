@@ -1,6 +1,6 @@
-"""The input of the production operators: scaled token embeddings plus how far from the end, and how long ago.
+"""The input layer of the production operators: scaled token embeddings plus distance from the end and age.
 
-Beside positions.py, the input of the research models, which count places from the beginning.
+positions.py is the input layer of the research models, which count positions from the start of the row.
 """
 
 from __future__ import annotations
@@ -11,35 +11,35 @@ from tf_fusedrec._tf_compat import keras, tf
 from tf_fusedrec.layers import jagged
 from tf_fusedrec.ops import contextual_lengths
 
-_SECONDS = 60  # one unit of age
+_SECONDS = 60  # Seconds in one unit of age.
 
 
 class PositionTimeEmbedding(keras.layers.Layer):
-    """x * sqrt(D) + position[place] + age[bucket].
+    """Computes x * sqrt(D) + positions[row] + ages[bucket].
 
-    place: a context token p has row p; the others have C + (end of history - their place), all targets C + 0; rows
-      beyond the table share its last one.
-    bucket: of the age in minutes, age = time of the row's last token - the token's time: trunc(sqrt(age)) or
-      trunc(ln(age)), at most time_buckets. Compared with integer thresholds, not computed by a float function.
+    The row of context token p is p. The row of any other token is C + (end of history - its position), and C for all
+    targets. Tokens beyond the table share its last row.
+    The bucket is trunc(sqrt(age)) or trunc(ln(age)), at most time_buckets. The age of a token is the time from it to
+    the row's last token, in minutes. Integer thresholds, not a float function, decide the bucket.
 
     Args:
-      num_positions: rows of the position table.
-      time_buckets: G, the time table has G+1 rows.
+      num_positions: Rows of the position table.
+      time_buckets: G. The time table has G+1 rows.
       time_bucket_function: "sqrt" or "log".
 
     Call:
       x: RaggedTensor <float>[B,(L),D].
-      timestamps: RaggedTensor <int64>[B,(L)] seconds.
-      num_targets: None or <int>[B], targets at the end of each row.
-      contextual_length: C, context tokens at the start of each row: a number, or <int>[B], one per row.
+      timestamps: RaggedTensor <int64>[B,(L)] in seconds.
+      num_targets: None or <int>[B], number of targets at the end of each row.
+      contextual_length: C, number of context tokens at the start of each row: an int, or <int>[B] by row.
       returns RaggedTensor <float>[B,(L),D].
 
     Raises:
-      ValueError: an argument out of range; x or timestamps is not ragged.
-      InvalidArgumentError: timestamps have other row lengths than x.
+      ValueError: An argument is out of range, or x or timestamps is not ragged.
+      InvalidArgumentError: The row lengths of timestamps differ from x's.
 
-    Source: add_timestamp_positional_embeddings of the public HSTU operators, which limits the bucket to the number of
-    COLUMNS of its time table in one of its two implementations; here it is the rows, as in the other.
+    Source: add_timestamp_positional_embeddings of the public HSTU operators. One of its two implementations limits the
+    bucket to the number of COLUMNS of the time table; this layer limits it to the rows, like the other.
     """
 
     def __init__(
@@ -69,15 +69,15 @@ class PositionTimeEmbedding(keras.layers.Layer):
             x.row_splits, timestamps.row_splits, message="timestamps must have the row lengths of x"
         )
         with tf.control_dependencies([] if same is None else [same]):
-            rows, places = jagged.token_places(x.row_splits)
+            rows, positions = jagged.token_positions(x.row_splits)
         history_end = x.row_lengths()
         if num_targets is not None:
             history_end -= tf.cast(num_targets, tf.int64)
         context = contextual_lengths(contextual_length, x.row_splits)
-        context = tf.zeros_like(places) if context is None else tf.gather(context, rows)
-        from_end = tf.maximum(tf.gather(history_end, rows) - places, 0) + context
-        position = tf.where(places < context, places, tf.minimum(from_end, self.num_positions - 1))
-        # An empty row has no token that asks for its last one; the index before the first is only kept in range.
+        context = tf.zeros_like(positions) if context is None else tf.gather(context, rows)
+        from_end = tf.maximum(tf.gather(history_end, rows) - positions, 0) + context
+        position = tf.where(positions < context, positions, tf.minimum(from_end, self.num_positions - 1))
+        # No token reads the last token of an empty row. Its index is only kept in range.
         last = tf.maximum(timestamps.row_limits() - 1, 0)
         age = tf.gather(timestamps.values, tf.gather(last, rows)) - timestamps.values
         bucket = tf.searchsorted(tf.constant(self._thresholds()), age, side="right")
@@ -94,7 +94,7 @@ class PositionTimeEmbedding(keras.layers.Layer):
         }
 
     def _thresholds(self) -> np.ndarray:
-        """<int64>[G] the smallest age in seconds of buckets 1 .. G; one that does not fit int64 is its largest."""
+        """Returns <int64>[G], the smallest age in seconds of buckets 1 .. G, clipped to the largest int64."""
         bucket = np.arange(1, self.time_buckets + 1, dtype=np.float64)
         if self.time_bucket_function == "sqrt":
             return (_SECONDS * bucket**2).astype(np.int64)

@@ -1,6 +1,6 @@
-"""The input of a stack of HSTU blocks: scaled token embeddings plus learned positions.
+"""The input layer of a stack of HSTU blocks: scaled token embeddings plus learned positions.
 
-First layer of the dense model: takes what FusedEmbedding answers, hands its result to hstu.py.
+It is the first layer of the dense model, between FusedEmbedding and hstu.py.
 """
 
 from tf_fusedrec._tf_compat import keras, tf
@@ -8,23 +8,23 @@ from tf_fusedrec.layers import jagged
 
 
 class PositionEmbedding(keras.layers.Layer):
-    """dropout(x * sqrt(D) + position[place]): the input rule of the public HSTU experiments.
+    """Computes dropout(x * sqrt(D) + positions[position]), the input rule of the public HSTU experiments.
 
-    All targets of a row share the place behind the history, as the candidates of the HSTU operators
-    do, so that a target's input does not depend on how many targets came with it.
+    All targets of a row share the position after the history, like the candidates of the HSTU operators. A target's
+    input therefore does not depend on the number of targets.
 
     Args:
       max_sequence_length: N, rows of the position table and the longest sequence allowed.
-      dropout: fraction of the result's columns that is dropped in training.
+      dropout: Fraction of the result's columns that is dropped in training.
 
     Call:
       x: RaggedTensor <float>[B,(L),D], every L <= N.
-      num_targets: None or <int>[B], targets at the end of each row.
+      num_targets: None or <int>[B], number of targets at the end of each row.
       returns RaggedTensor <float>[B,(L),D].
 
     Raises:
-      ValueError: an argument out of range, or x is not a RaggedTensor.
-      InvalidArgumentError: a row is longer than N.
+      ValueError: An argument is out of range, or x is not a RaggedTensor.
+      InvalidArgumentError: A row is longer than N.
     """
 
     def __init__(self, max_sequence_length: int, dropout: float = 0.0, **layer_arguments):
@@ -45,11 +45,11 @@ class PositionEmbedding(keras.layers.Layer):
 
     def call(self, x, num_targets=None, training=None):
         x = jagged.checked_lengths(x, self.max_sequence_length, self.name)
-        rows, places = jagged.token_places(x.row_splits)
+        rows, positions = jagged.token_positions(x.row_splits)
         if num_targets is not None:
-            places = tf.minimum(places, tf.gather(x.row_lengths() - tf.cast(num_targets, tf.int64), rows))
-        positions = jagged.gather_rows(tf.convert_to_tensor(self.positions), places)
-        return x.with_values(self.dropout(x.values * x.shape[-1] ** 0.5 + positions, training=training))
+            positions = tf.minimum(positions, tf.gather(x.row_lengths() - tf.cast(num_targets, tf.int64), rows))
+        embedded = jagged.gather_rows(tf.convert_to_tensor(self.positions), positions)
+        return x.with_values(self.dropout(x.values * x.shape[-1] ** 0.5 + embedded, training=training))
 
     def get_config(self):
         return {

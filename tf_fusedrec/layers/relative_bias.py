@@ -1,7 +1,7 @@
-"""Where the buckets of time differences begin: integers, so that every machine and every device finds the same bucket.
+"""Integer thresholds of the time buckets, so that every machine and device finds the same bucket.
 
-The published float32 formula gives different buckets under different log functions. The layers hand these thresholds to
-ops.jagged_attention as a BucketTable.
+The published float32 formula gives different buckets under different log functions. The layers pass these thresholds
+to ops.jagged_attention as a BucketTable.
 """
 
 from __future__ import annotations
@@ -14,26 +14,25 @@ import numpy as np
 
 from tf_fusedrec._tf_compat import tf
 
-MAX_TIME_BUCKETS = 145  # the threshold of bucket 146 does not fit int64
+MAX_TIME_BUCKETS = 145  # The threshold of bucket 146 does not fit int64.
 
 
-@tf.autograph.experimental.do_not_convert  # plain Python, slow to rewrite
+@tf.autograph.experimental.do_not_convert  # AutoGraph would rewrite plain Python slowly and for nothing.
 @functools.cache
 def bucket_thresholds(num_buckets: int) -> np.ndarray:
-    """Smallest time difference of each bucket: integers that reproduce the float32 formula exactly.
+    """Returns the smallest time difference of each bucket, which reproduces the float32 formula exactly.
 
-    The formula (research HSTU): bucket = clamp(trunc(ln(max(|difference|, 1)) / 0.301), 0,
-    num_buckets), each step rounded to float32. With a correctly rounded logarithm every step is
-    monotonic, so bucket b begins at one integer. It is found from the last step back to the first,
-    in exact arithmetic: quotient >= b  <=>  log >= y, a float32  <=>  float32(difference) >= x  <=>
-    difference >= threshold.
+    The formula (research HSTU) is bucket = clamp(trunc(ln(max(|difference|, 1)) / 0.301), 0, num_buckets), with every
+    step rounded to float32. With a correctly rounded logarithm every step is monotonic, so bucket b begins at one
+    integer. Exact arithmetic finds it backwards from the last step: quotient >= b  <=>  log >= y, a float32  <=>
+    float32(difference) >= x  <=>  difference >= threshold.
 
     Args:
       num_buckets: G, 1 .. 145.
 
     Returns:
-      <int64>[G]; entry b-1 is where bucket b begins. Bucket 1 is empty (no integer has it): it
-      begins with bucket 2.
+      <int64>[G]. Entry b-1 is the smallest difference of bucket b. No integer is in bucket 1, so its entry equals
+      bucket 2's.
 
     Raises:
       ValueError: num_buckets is out of range.
@@ -46,25 +45,24 @@ def bucket_thresholds(num_buckets: int) -> np.ndarray:
 
 
 def _bucket_begin(bucket: int) -> int:
-    """Smallest integer d > 0 with float32(float32(ln(float32(d))) / float32(0.301)) >= bucket."""
+    """Returns the smallest integer d > 0 with float32(float32(ln(float32(d))) / float32(0.301)) >= bucket."""
     divisor = fractions.Fraction(float(np.float32(0.301)))
-    # A bucket number is a float32 with an even mantissa, so a quotient exactly half way below it
-    # rounds up to it.
+    # A bucket number is a float32 with an even mantissa, so a quotient exactly half way below it rounds up to it.
     log = _float32_at_or_above(_half_way_below(np.float32(bucket)) * divisor)
     with decimal.localcontext() as context:
         context.prec = 60
         half_way = _half_way_below(log)
-        # e to a rational is irrational: it never equals a float32, and ties cannot occur.
+        # e to a rational is irrational, so it never equals a float32 and no tie occurs.
         number = fractions.Fraction((decimal.Decimal(half_way.numerator) / half_way.denominator).exp())
     rounds_to = _float32_at_or_above(number)
     begin = max(int(_half_way_below(rounds_to)) - 1, 1)
-    while np.int64(begin).astype(np.float32) < rounds_to:  # np.float32(int) would round twice
+    while np.int64(begin).astype(np.float32) < rounds_to:  # np.float32(int) would round twice.
         begin += 1
     return begin
 
 
 def _half_way_below(number: np.float32) -> fractions.Fraction:
-    """The point between `number` and the float32 below it; above it reals round to `number`."""
+    """Returns the midpoint of `number` and the float32 below it. Reals above the midpoint round to `number`."""
     below = np.nextafter(number, np.float32(-np.inf))
     return (fractions.Fraction(float(below)) + fractions.Fraction(float(number))) / 2
 

@@ -1,4 +1,4 @@
-"""SASRec block: causal softmax attention and a small feed-forward network, the baseline of the sequence models."""
+"""SASRec block, the baseline of the sequence models: causal softmax attention and a small feed-forward network."""
 
 from __future__ import annotations
 
@@ -6,32 +6,32 @@ from tf_fusedrec._tf_compat import keras, tf
 from tf_fusedrec.layers import jagged, norms
 from tf_fusedrec.layers.visible_keys import visible_keys
 
-_EPSILON = 1e-8  # of this model's norms, in the public experiments
+_EPSILON = 1e-8  # Epsilon of this model's norms in the public experiments.
 
 
 class SASRec(keras.layers.Layer):
     """Self-attentive sequential recommendation block over ragged sequences, as in the public HSTU experiments.
 
       q = LN(x);  h = LN(q + MultiHead(query=q, key=x, value=x));  out = h + dropout(dropout(relu(h W1 + b1)) W2 + b2)
-    LN has no weights, epsilon 1e-8; MultiHead is causal softmax attention with 1 / sqrt(D / H), biases, and dropout of
-    its weights in training.
+    LN has no weights and epsilon 1e-8. MultiHead is causal softmax attention with the factor 1 / sqrt(D / H), biases,
+    and dropout of its weights in training.
 
-    The softmax is not computed by ops.jagged_attention (whose weights are SiLU and need no sum over a row): it is plain
-    TensorFlow, and pads the batch to its longest row inside this layer. All else works on the jagged tokens.
+    Plain TensorFlow computes the softmax attention and pads the batch to its longest row inside this layer.
+    ops.jagged_attention has no softmax: its SiLU weights need no sum over a row. All other steps use jagged tokens.
 
     Args:
-      num_heads: H, a divisor of D.
-      ffn_units: hidden columns of the feed-forward network.
-      max_sequence_length: N >= the longest row.
-      dropout: of the attention's weights and, twice, in the feed-forward network.
+      num_heads: Number of heads H, a divisor of D.
+      ffn_units: Hidden columns of the feed-forward network.
+      max_sequence_length: N, at least the longest row.
+      dropout: Dropout rate of the attention's weights and, twice, of the feed-forward network.
 
     Call:
       x: RaggedTensor <float>[B,(L),D].
       returns RaggedTensor <float>[B,(L),D].
 
     Raises:
-      ValueError: an argument out of range, H does not divide D, or x is not ragged.
-      InvalidArgumentError: a row is longer than max_sequence_length.
+      ValueError: An argument is out of range, H does not divide D, or x is not ragged.
+      InvalidArgumentError: A row is longer than max_sequence_length.
 
     Source: Kang and McAuley, Self-Attentive Sequential Recommendation (ICDM 2018), in the form of the baseline of Zhai
     et al. (ICML 2024).
@@ -90,12 +90,12 @@ class SASRec(keras.layers.Layer):
         return x.with_values(hidden + self.dropout(self.ffn_output(inner), training=training))
 
     def forward_flops(self, row_splits: tf.Tensor, columns: int) -> tf.Tensor:
-        """Multiplications and additions of the matrix products for these rows, <float64>[]: only pairs that see."""
-        of_token = 2 * columns * (4 * columns + 2 * self.ffn_units)
+        """Counts multiplications and additions of the matrix products, <float64>[], over visible pairs only."""
+        per_token = 2 * columns * (4 * columns + 2 * self.ffn_units)
         tokens, pairs = (
             tf.cast(number, tf.float64) for number in (row_splits[-1], tf.reduce_sum(visible_keys(row_splits)))
         )
-        return tokens * of_token + pairs * 2 * 2 * columns
+        return tokens * per_token + pairs * 2 * 2 * columns
 
     def get_config(self):
         return {
@@ -107,11 +107,11 @@ class SASRec(keras.layers.Layer):
         }
 
     def _attend(self, query, key, value, row_splits, training):
-        """Causal softmax attention, <float>[T, D]; padded inside, in float32."""
+        """Computes causal softmax attention, <float>[T, D], padded inside and in float32."""
         queries, keys, values = (self._padded_heads(tokens, row_splits) for tokens in (query, key, value))
         scores = tf.einsum("bihd,bjhd->bhij", queries, keys) * queries.shape[-1] ** -0.5
-        places = tf.range(tf.shape(scores)[-1])
-        scores = tf.where(places[:, tf.newaxis] >= places, scores, scores.dtype.min)
+        positions = tf.range(tf.shape(scores)[-1])
+        scores = tf.where(positions[:, tf.newaxis] >= positions, scores, scores.dtype.min)
         weights = self.dropout(tf.nn.softmax(scores), training=training)
         out = jagged.from_dense(tf.einsum("bhij,bjhd->bihd", tf.cast(weights, values.dtype), values), row_splits)
         return tf.cast(tf.reshape(out.values, [-1, query.shape[-1]]), query.dtype)

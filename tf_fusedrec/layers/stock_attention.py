@@ -1,7 +1,7 @@
-"""jagged_attention and bias_attention of stock TensorFlow ops, for a SavedModel that is served without our ops.
+"""Computes jagged_attention and bias_attention with stock TensorFlow ops, for a SavedModel served without our ops.
 
-The definitions of tf_fusedrec.ops.jagged_attention, where the arguments are told, at the cost of padding: the batch is
-padded to its longest row, and every pair of it lies in memory, for every head. Nothing is trained with it.
+tf_fusedrec.ops.jagged_attention documents the definitions and the arguments. These functions pad the batch to its
+longest row and hold every pair of every head in memory. They serve models; training uses the op.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from tf_fusedrec.ops import BucketTable, RelativeBias, TimeFunction, contextual_
 
 
 class _Rows(NamedTuple):
-    """The padded form of a batch: B rows of n places."""
+    """The padded form of a batch: B rows with n positions each."""
 
     row_splits: tf.Tensor  # <int64>[B+1]
     lengths: tf.Tensor  # <int64>[B]
-    places: tf.Tensor  # <int64>[n]
+    positions: tf.Tensor  # <int64>[n]
     num_targets: tf.Tensor | None  # <int64>[B]
 
 
@@ -37,7 +37,7 @@ def jagged_attention(
     target_group_size: int = 1,
     bias: RelativeBias | None = None,
 ) -> tf.Tensor:
-    """out_i = scale_i sum_j SiLU(alpha query_i . key_j + bias_ij) visible_ij value_j, in each row: [T, H, Dv]."""
+    """Returns [T, H, Dv]: out_i = scale_i sum_j SiLU(alpha query_i . key_j + bias_ij) visible_ij value_j by row."""
     rows = _rows(row_splits, num_targets)
     queries, keys, values = (_padded(tokens, rows) for tokens in (query, key, value))
     scores = alpha * tf.einsum("bihd,bjhd->bhij", queries, keys)
@@ -62,7 +62,10 @@ def bias_attention(
     min_full_length: int = 0,
     target_group_size: int = 1,
 ) -> tf.Tensor:
-    """Per head [sum_j position_ij visible_ij value_j | the same with time_ij]: [T, H, 2 Dv], or [T, H, Dv] of one."""
+    """Returns per head [sum_j position_ij visible_ij value_j | the same with time_ij], [T, H, 2 Dv].
+
+    A bias with one of the two maps gives [T, H, Dv].
+    """
     rows = _rows(row_splits, num_targets)
     values = _padded(value, rows)
     visible = _visible(rows, contextual_length, attention_window, min_full_length, target_group_size)
@@ -81,7 +84,7 @@ def _rows(row_splits: tf.Tensor, num_targets: tf.Tensor | None) -> _Rows:
 
 
 def _padded(tokens: tf.Tensor, rows: _Rows) -> tf.Tensor:
-    """[T, ...] -> [B, n, ...], in float32 at least."""
+    """Pads [T, ...] to [B, n, ...], in float32 or wider."""
     tokens = tf.cast(tokens, tf.float32) if tokens.dtype.size < 4 else tokens
     return jagged.to_dense(tf.RaggedTensor.from_row_splits(tokens, rows.row_splits, validate=False))
 
@@ -89,50 +92,50 @@ def _padded(tokens: tf.Tensor, rows: _Rows) -> tf.Tensor:
 def _visible(
     rows: _Rows, contextual_length: int | tf.Tensor, attention_window: int, min_full_length: int, target_group_size: int
 ) -> tf.Tensor:
-    """<bool>[B, n, n], pairs (asking, answering). Context has number 0, a history token its own, targets the last."""
+    """Returns <bool>[B, n, n] by (query, key). Numbers as in visible_keys.py."""
     context = contextual_lengths(contextual_length, rows.row_splits)
     context = tf.zeros_like(rows.lengths) if context is None else context
     beyond_one = tf.maximum(context - 1, 0)[:, tf.newaxis]
-    numbers = tf.maximum(rows.places - beyond_one, 0)
+    numbers = tf.maximum(rows.positions - beyond_one, 0)
     history_end = (rows.lengths if rows.num_targets is None else rows.lengths - rows.num_targets)[:, tf.newaxis]
     top = history_end - beyond_one
     if rows.num_targets is not None:
         numbers = tf.minimum(numbers, top)
-    asks, answers, top = numbers[:, :, tf.newaxis], numbers[:, tf.newaxis, :], top[:, :, tf.newaxis]
-    visible = (asks > answers) | tf.eye(tf.size(rows.places), dtype=tf.bool)
+    query, key, top = numbers[:, :, tf.newaxis], numbers[:, tf.newaxis, :], top[:, :, tf.newaxis]
+    visible = (query > key) | tf.eye(tf.size(rows.positions), dtype=tf.bool)
     if attention_window:
-        near = asks - answers <= attention_window
+        near = query - key <= attention_window
         if min_full_length:
-            near |= asks >= top - min_full_length
+            near |= query >= top - min_full_length
         visible &= near
-    visible |= (context > 0)[:, tf.newaxis, tf.newaxis] & (asks == 0) & (answers < top)
+    visible |= (context > 0)[:, tf.newaxis, tf.newaxis] & (query == 0) & (key < top)
     if target_group_size > 1:
-        groups = (rows.places - history_end) // target_group_size
-        later = (rows.places[:, tf.newaxis] > rows.places) & (rows.places >= history_end)[:, tf.newaxis, :]
+        groups = (rows.positions - history_end) // target_group_size
+        later = (rows.positions[:, tf.newaxis] > rows.positions) & (rows.positions >= history_end)[:, tf.newaxis, :]
         visible |= later & (groups[:, :, tf.newaxis] == groups[:, tf.newaxis, :])
     return visible
 
 
 def _position_map(bias: RelativeBias, rows: _Rows) -> tf.Tensor | None:
-    """<float32>[B or 1, n, n]; all targets of a row stand behind its history."""
+    """Returns <float32>[B or 1, n, n]. All targets of a row share the position after its history."""
     if bias.position_weights is None:
         return None
-    places = rows.places[tf.newaxis]
+    positions = rows.positions[tf.newaxis]
     if rows.num_targets is not None:
-        places = tf.minimum(places, (rows.lengths - rows.num_targets)[:, tf.newaxis])
+        positions = tf.minimum(positions, (rows.lengths - rows.num_targets)[:, tf.newaxis])
     centre = tf.shape(bias.position_weights, tf.int64)[0] // 2
-    distance = places[:, tf.newaxis, :] - places[:, :, tf.newaxis]
+    distance = positions[:, tf.newaxis, :] - positions[:, :, tf.newaxis]
     return tf.gather(tf.cast(bias.position_weights, tf.float32), centre + distance)
 
 
 def _time_map(bias: RelativeBias, rows: _Rows) -> tf.Tensor | None:
-    """<float32>[B, n, n]."""
+    """Returns <float32>[B, n, n] by (query, key), or None without a time bias."""
     if bias.time is None or bias.times is None:
         return None
-    asks, answers = (
+    query_times, key_times = (
         jagged.to_dense(tf.RaggedTensor.from_row_splits(times, rows.row_splits, validate=False)) for times in bias.times
     )
-    difference = asks[:, :, tf.newaxis] - answers[:, tf.newaxis, :]
+    difference = query_times[:, :, tf.newaxis] - key_times[:, tf.newaxis, :]
     if isinstance(bias.time, BucketTable):
         flat = tf.reshape(tf.abs(difference), [-1])
         buckets = tf.searchsorted(bias.time.thresholds, flat, side="right")

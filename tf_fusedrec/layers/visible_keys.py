@@ -1,4 +1,4 @@
-"""How many tokens each token sees: the work that a kernel without padding has, and a divisor of the attention."""
+"""Counts the tokens that each token sees, the work of a kernel without padding and a divisor of the attention."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ def visible_keys(
     min_full_length: int = 0,
     target_group_size: int = 1,
 ) -> tf.Tensor:
-    """Counts the pairs of each asking token under the masks of ops.jagged_attention, without making them.
+    """Counts the visible keys of each query token under the masks of ops.jagged_attention, without making the pairs.
 
-    Tokens have numbers: context 0, history 1, 2, ... (without context 0, 1, ...), targets the next. A token sees
-    the lower numbers that its window reaches, and itself; context sees all context and history; a target sees the
-    targets before it in its group.
+    Context tokens have number 0, history tokens 1, 2, ... (0, 1, ... without context), and all targets the next number.
+    A token sees itself and the lower numbers within its window. A context token sees all context and history tokens.
+    A target also sees the earlier targets of its group.
 
     Args:
       row_splits: <int64>[B+1].
-      num_targets: None or <int>[B].
-      contextual_length, attention_window, min_full_length, target_group_size: as of ops.jagged_attention.
+      num_targets: None or <int>[B], number of targets at the end of each row.
+      contextual_length, attention_window, min_full_length, target_group_size: Masks of ops.jagged_attention.
 
     Returns:
       <int64>[T], each >= 1.
     """
     row_splits = tf.cast(row_splits, tf.int64)
     lengths = row_splits[1:] - row_splits[:-1]
-    rows, places = jagged.token_places(row_splits)
+    rows, positions = jagged.token_positions(row_splits)
     context = contextual_lengths(contextual_length, row_splits)
     context = tf.zeros_like(rows) if context is None else tf.gather(context, rows)
     context_beyond_one = tf.maximum(context - 1, 0)
-    number = tf.maximum(places - context_beyond_one, 0)
+    number = tf.maximum(positions - context_beyond_one, 0)
     history_end = lengths if num_targets is None else lengths - tf.cast(num_targets, tf.int64)
     history_end = tf.gather(history_end, rows)
     top = history_end - context_beyond_one
@@ -50,6 +50,6 @@ def visible_keys(
     # Number 0 stands for all context tokens.
     before = number - lowest + tf.cast((lowest == 0) & (number > 0), tf.int64) * context_beyond_one
     if target_group_size > 1:
-        before += tf.maximum(places - history_end, 0) % target_group_size
+        before += tf.maximum(positions - history_end, 0) % target_group_size
     is_context = (context > 0) & (number == 0) & (top > 0)
     return tf.where(is_context, history_end, before + 1)

@@ -1,4 +1,4 @@
-"""Losses of ranking and retrieval, the negatives they need, and the mean over ranks."""
+"""Losses for ranking and retrieval, sampled negatives, and the mean over ranks."""
 
 from tf_fusedrec.losses.objectives import (
     COLLISION_LOGIT,

@@ -1,6 +1,6 @@
-"""Which items a position is told apart from: sampling from the catalogue or the batch, and sharing between positions.
+"""Samples negatives for positions from the catalogue or the batch, and shares them between positions.
 
-All of it is about positions of jagged histories: nothing is drawn for padding. Draws are pure functions of a seed.
+Positions belong to jagged histories, so no negative is drawn for padding. A draw is a pure function of its seed.
 Source: TurboGR, section 4.3.
 """
 
@@ -17,17 +17,17 @@ SHARINGS = ("negatives", "logits")
 class Sampler:
     """Draws negatives, with replacement.
 
-    "uniform": every item of the catalogue is as likely. "frequency": an item by its share of the training
-    interactions. "in_batch": the positive of a position of this batch, which brings no rows of its own.
+    "uniform" draws every item of the catalogue with equal probability. "frequency" draws an item by its share of the
+    training interactions. "in_batch" draws the positive of a position of this batch, whose row is already looked up.
 
     Args:
-      num_items: I >= 1, items of the catalogue; they are named by their places in it.
-      sampling: one of SAMPLINGS.
-      counts: <int>[I], training interactions of each item; may be None for "uniform", and where only draws "in_batch"
-        are wanted.
+      num_items: I >= 1, number of items in the catalogue. Negatives are indices into it.
+      sampling: Distribution of the negatives, one of SAMPLINGS.
+      counts: <int>[I], training interactions of each item. "uniform" does not need it. "in_batch" needs it for `log_q`
+        only.
 
     Raises:
-      ValueError: an unknown sampling; counts of another length; "frequency" without counts, or with none above 0.
+      ValueError: `sampling` is unknown, `counts` has another length, or "frequency" has no count above 0.
     """
 
     def __init__(self, num_items: int, sampling: str = "uniform", counts: np.ndarray | None = None):
@@ -41,54 +41,55 @@ class Sampler:
             raise ValueError("sampling 'frequency' needs counts, some above 0. Take tf_fusedrec.data.read_items.")
         self.sampling = sampling
         self._num_items = num_items
-        # Variables, not constants: a catalogue of millions has no place in a graph.
+        # Variables keep the counts of a catalogue with millions of items out of the graph.
         self._ends = self._log_q = None
         if counts is not None:
             counts = np.asarray(counts, np.int64)
             if sampling == "frequency":
                 self._ends = tf.Variable(np.cumsum(counts), trainable=False)
-            # An item without interactions is as rare as one with one; it can be asked for, but never be drawn.
+            # log_q of an item without interactions must be finite: it is never drawn, but it may be a positive.
             self._log_q = tf.Variable(
                 np.log(np.maximum(counts, 1) / max(counts.sum(), 1)).astype(np.float32), trainable=False
             )
 
     def draw(self, shape: tf.Tensor, seed: tf.Tensor, num_positions: tf.Tensor) -> tf.Tensor:
-        """Negatives <int32>[shape]: places in the catalogue, or, "in_batch", positions of the batch.
+        """Draws negatives <int32>[shape], indices into the catalogue or, for "in_batch", positions of the batch.
 
         Args:
-          shape: <int32>[any]; [P, n] for n negatives of each position.
+          shape: <int32>[any], for example [P, n] for n negatives per position.
           seed: <int>[2].
-          num_positions: P, <int>[], read "in_batch" only.
+          num_positions: P, <int>[]. Only "in_batch" reads it.
         """
         if self._ends is not None:
             drawn = tf.random.stateless_uniform(shape, seed, maxval=self._ends[-1], dtype=tf.int64)
-            places = tf.searchsorted(self._ends, tf.reshape(drawn, [-1]), side="right", out_type=tf.int32)
-            return tf.reshape(places, shape)
-        among = tf.maximum(num_positions, 1) if self.sampling == "in_batch" else self._num_items
-        return tf.random.stateless_uniform(shape, seed, maxval=tf.cast(among, tf.int32), dtype=tf.int32)
+            indices = tf.searchsorted(self._ends, tf.reshape(drawn, [-1]), side="right", out_type=tf.int32)
+            return tf.reshape(indices, shape)
+        candidates = tf.maximum(num_positions, 1) if self.sampling == "in_batch" else self._num_items
+        return tf.random.stateless_uniform(shape, seed, maxval=tf.cast(candidates, tf.int32), dtype=tf.int32)
 
-    def log_q(self, places: tf.Tensor) -> tf.Tensor:
-        """log of the probability to draw the items at these places <int>[...], by frequency or from a batch: <float32>.
+    def log_q(self, items: tf.Tensor) -> tf.Tensor:
+        """Returns the log probability <float32> of drawing the items with these catalogue indices <int>[...].
 
-        In a batch it is that of the training data, which the batch is a sample of.
+        The probability is the item's share of the training interactions. A batch is a sample of them, so it serves
+        "in_batch" as well.
 
         Raises:
-          ValueError: no counts were given.
+          ValueError: The sampler has no counts.
         """
         if self._log_q is None:
             raise ValueError("log_q needs counts. Take tf_fusedrec.data.read_items.")
-        return tf.gather(self._log_q, places)
+        return tf.gather(self._log_q, items)
 
 
 def other_positions(num_positions: tf.Tensor, columns: int, seed: tf.Tensor) -> tf.Tensor:
-    """For each position other positions of the batch, <int32>[P, columns]; never itself, but where P is 1.
+    """Returns other positions of the batch for each position, <int32>[P, columns]. P = 1 gives the position itself.
 
-    The shuffle of tokens: one random cycle through all positions, and for each column a random number of steps along
-    it. In every column each position occurs exactly once, so all negatives are shared equally often.
+    The function draws one random cycle through all positions and, for each column, a random number of steps along it.
+    Every column holds each position exactly once, so all negatives are shared equally often.
 
     Args:
       num_positions: P, <int32>[].
-      columns: how many for each.
+      columns: Number of other positions for each position.
       seed: <int>[2].
     """
     cycle = tf.random.experimental.stateless_shuffle(tf.range(num_positions), seed)
@@ -99,15 +100,15 @@ def other_positions(num_positions: tf.Tensor, columns: int, seed: tf.Tensor) -> 
 
 
 def reuse(values: tf.Tensor, source: tf.Tensor) -> tf.Tensor:
-    """values[source[p, c], c mod n]: what other positions have in their n columns, for logit sharing.
+    """Returns values[source[p, c], c mod n], the values of other positions, for sharing negatives or logits.
 
-    Of negatives, as rows or ids: position i gets further negatives n_k,j of positions k, and the loss computes its own
-    logits o_i . n_k,j (eq. 2 of the source as written). Of logits: it gets o_k . n_k,j, which cost nothing, as
-    the source's text reads. R_aux = (k - 1) R further ones for an expansion by k.
+    With rows or ids of negatives, position i gets further negatives n_k,j of positions k. The loss then computes its
+    own logits o_i . n_k,j, as eq. 2 of the source says. With logits, position i gets o_k . n_k,j at no cost, as the
+    source's text says. An expansion by k needs m = (k - 1) n, the source's R_aux.
 
     Args:
       values: [P, n].
-      source: <int>[P, m], see other_positions.
+      source: <int>[P, m], other positions; see other_positions.
 
     Returns:
       [P, m].

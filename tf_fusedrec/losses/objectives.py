@@ -1,4 +1,4 @@
-"""Losses of the two model families, per position; reduction.global_mean makes one number of them."""
+"""Losses of the two model families, per position. reduction.global_mean reduces them to one number."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tf_fusedrec.losses.negatives import reuse
 from tf_fusedrec.losses.reduction import at_least_float32, global_mean
 from tf_fusedrec.losses.similarities import chosen_products, inverse_length, segmented_products, widened
 
-COLLISION_LOGIT = -5e4  # a negative that is the positive itself; finite, as in the public HSTU experiments
+COLLISION_LOGIT = -5e4  # Logit of a negative that equals the positive. Finite, as in the public HSTU experiments.
 
 
 def weighted_binary_cross_entropy(
@@ -19,19 +19,19 @@ def weighted_binary_cross_entropy(
     name: str,
     place: Place | None = None,
 ) -> tf.Tensor:
-    """Global weighted mean of the binary cross entropy of flat targets.
+    """Returns the global weighted mean of the binary cross entropy of flat targets.
 
     Args:
       labels: <float>[n], 0 .. 1.
       logits: <float>[n], log odds, before the sigmoid.
-      weights: None for 1, or <float>[n]; 0 leaves a target out.
-      name, place: see `global_mean`.
+      weights: None for 1, or <float>[n]. Weight 0 omits a target.
+      name, place: Arguments of `global_mean`.
 
     Returns:
       <float>[], see `global_mean`.
 
     Raises:
-      ValueError: the shapes of labels and logits are known and differ.
+      ValueError: The static shapes of labels and logits differ.
     """
     logits = at_least_float32(logits)
     if not logits.shape.is_compatible_with(labels.shape):
@@ -56,44 +56,47 @@ def sampled_softmax(
     log_q: tuple[tf.Tensor, tf.Tensor] | None = None,
     reused_from: tf.Tensor | None = None,
 ) -> tf.Tensor:
-    """-log softmax of the positive among itself and the sampled negatives, per position.
+    """Returns -log softmax of the positive among itself and the sampled negatives, per position.
 
-    logit = similarity / temperature; the similarity is the dot product, of L2-normalised vectors if
-    `normalize`. A negative whose id equals the position's positive id gets the logit -5e4: it takes
-    no part. The [T, n, D] array of every position's negatives is never made.
+    A logit is similarity / temperature. The similarity is the dot product, of L2-normalised vectors if `normalize`. A
+    negative whose id equals the position's positive id gets the logit -5e4, which excludes it. The [T, n, D] array of
+    every position's negatives is never materialised.
 
     Args:
       query: <float>[T, D].
-      positive: <float>[T, D], embedding of the item that came next.
-      negatives: <float>[U, D], rows that may be negatives; 16-bit rows are widened a segment at a time.
+      positive: <float>[T, D], embeddings of the next items.
+      negatives: <float>[U, D], rows of candidate negatives. 16-bit rows are widened a segment at a time.
       positive_ids: <int>[T].
-      negative_ids: <int>[U], one for each row of negatives.
-      temperature: > 0; the public experiments use 0.05 with normalised vectors.
-      chosen: <int>[T, n], the negatives of each position as rows of `negatives`; or None: all U for every
-        position (one [T, D] x [D, U] product).
-      normalize: divide all vectors by max(their length, 1e-6).
-      log_q: None, or log sampling probabilities of positives <float>[T] and of rows of negatives <float>[U], up to
-        one constant: they are subtracted from the logits, of positives too (logQ correction: Yi et al., RecSys 2019).
-      reused_from: None, or <int>[T, m], other positions, whose negative logits this one reuses: see
+      negative_ids: <int>[U], ids of the rows of `negatives`.
+      temperature: Divisor of the similarities, > 0. The public experiments use 0.05 with normalised vectors.
+      chosen: <int>[T, n], the negatives of each position as rows of `negatives`. None means all U rows for every
+        position, by one [T, D] x [D, U] product.
+      normalize: Whether to divide every vector by max(its length, 1e-6).
+      log_q: None, or log sampling probabilities of the positives <float>[T] and of the rows of negatives <float>[U],
+        up to one constant. They are subtracted from all logits (logQ correction: Yi et al., RecSys 2019).
+      reused_from: None, or <int>[T, m], other positions whose negative logits a position reuses; see
         negatives.reuse. Needs `chosen`.
 
     Returns:
       nll: <float>[T], float32 or wider. Reduce it with `global_mean`.
 
     Raises:
-      ValueError: temperature is not positive; negatives is not of rank 2, or negative_ids not of rank 1; reused_from
-        without chosen.
+      ValueError: `temperature` is not positive, `negatives` is not of rank 2, `negative_ids` is not of rank 1, or
+        `reused_from` comes without `chosen`.
 
-    Source: the public HSTU experiments (Zhai et al., ICML 2024), their sampled softmax loss; TurboGR, section 4.3.
+    Source: the sampled softmax loss of the public HSTU experiments (Zhai et al., ICML 2024); TurboGR, section 4.3.
     """
     _check_temperature(temperature)
     if negatives.shape.rank != 2 or negative_ids.shape.rank != 1:
         raise ValueError(
             f"negatives must be [U, D] and negative_ids [U], got {negatives.shape} and {negative_ids.shape}. "
-            "Say with `chosen` which rows are the negatives of which position."
+            "Pass each position's negatives as rows by `chosen`."
         )
     if reused_from is not None and chosen is None:
-        raise ValueError("reused_from needs chosen: without it every position has all negatives already.")
+        raise ValueError(
+            "reused_from needs chosen, got None: every position has all negatives already. Omit reused_from, or pass "
+            "chosen."
+        )
     query, positive = at_least_float32(query), at_least_float32(positive)
     if normalize:
         query, positive = query * inverse_length(query), positive * inverse_length(positive)
@@ -126,25 +129,26 @@ def sampled_softmax_of_catalogue(
     log_q: tf.Tensor | None = None,
     reused_from: tf.Tensor | None = None,
 ) -> tf.Tensor:
-    """`sampled_softmax` of normalised vectors, own negatives, for a catalogue whose rows are all at hand.
+    """Computes `sampled_softmax` of normalised vectors when all rows of the catalogue are in memory.
 
-    The same value from chosen entries of a blocked query x items product, and sparse products backward. Quicker where
-    P * n is far more than the items of the catalogue.
+    It picks entries of a blocked query x items product and uses sparse products backward. It is faster where P * n is
+    much larger than the catalogue.
 
     Args:
       query: <float>[P, D].
       items: <float>[I, D], every item of the catalogue.
-      positives: <int>[P], the item that came next, as a row of `items`.
-      negatives: <int>[P, n], as rows of `items`; one that equals the positive takes no part.
-      temperature: > 0.
-      log_q: None, or <float>[I], of every item; see sampled_softmax.
+      positives: <int>[P], the next items as rows of `items`.
+      negatives: <int>[P, n], each position's own negatives as rows of `items`. One that equals the positive is
+        excluded.
+      temperature: Divisor of the similarities, > 0.
+      log_q: None, or <float>[I], log sampling probabilities of the items; see sampled_softmax.
       reused_from: None, or <int>[P, m]; see sampled_softmax.
 
     Returns:
       nll: <float>[P], float32 or wider. Reduce it with `global_mean`.
 
     Raises:
-      ValueError: temperature is not positive.
+      ValueError: `temperature` is not positive.
     """
     _check_temperature(temperature)
     query, items = (at_least_float32(vectors) for vectors in (query, items))
@@ -159,11 +163,14 @@ def sampled_softmax_of_catalogue(
 def _nll(
     own: tf.Tensor, others: tf.Tensor, positives: tf.Tensor, negatives: tf.Tensor, reused_from: tf.Tensor | None
 ) -> tf.Tensor:
-    """-log softmax of own <float>[T, 1] among itself and others <float>[T, n]; ids <int64>[T] and [T, n] or [1, n]."""
+    """Returns -log softmax of own <float>[T, 1] among itself and others <float>[T, n].
+
+    positives <int64>[T] and negatives <int64>[T, n] or [1, n] are the ids.
+    """
     collision = tf.constant(COLLISION_LOGIT, others.dtype)
     others = tf.where(negatives == positives[:, tf.newaxis], collision, others)
     if reused_from is not None:
-        # What collided over there takes no part here either, nor does what is the positive here.
+        # A reused logit keeps its own collision. It also collides when it is this position's positive.
         more = reuse(others, reused_from)
         out = reuse(negatives, reused_from) == positives[:, tf.newaxis]
         out |= reused_from == tf.range(tf.shape(reused_from)[0], dtype=reused_from.dtype)[:, tf.newaxis]

@@ -1,4 +1,4 @@
-"""The mean of a loss that is right on any number of ranks. Models compute values per position, and end with it."""
+"""Reduces a loss to a mean that is correct on any number of ranks."""
 
 from __future__ import annotations
 
@@ -15,29 +15,28 @@ def global_mean(
     place: Place | None = None,
     total: tf.Tensor | None = None,
 ) -> tf.Tensor:
-    """R * sum(values * weights) of this rank / sum of the weights of all ranks.
+    """Returns R * (sum of values * weights on this rank) / (sum of the weights on all R ranks).
 
-    The AVERAGE over ranks of this number is the weighted mean over all ranks' values. So gradients
-    that are averaged over ranks (hvd.DistributedOptimizer, FusedEmbedding(gradient_op="average"))
-    are those of the global mean, however uneven the batches are. A mean per rank would weigh a
-    value on a rank with few values more than one elsewhere. The number itself, on one rank, is not
-    the mean of that rank's values; average it over ranks to report it.
+    The AVERAGE of this number over ranks is the weighted mean over all ranks' values. Gradients that are averaged over
+    ranks (hvd.DistributedOptimizer, FusedEmbedding(gradient_op="average")) are therefore gradients of the global mean,
+    however uneven the batches are. A mean per rank would give a value more weight on a rank with few values. One
+    rank's number is not the mean of its own values; average it over ranks to report it.
 
     Args:
-      values: <float>[n]. A rank may have n = 0; it must still call, as all ranks must.
+      values: <float>[n]. A rank with n = 0 must still call, because all ranks take part.
       weights: None for 1, or <float>[n], not negative. No gradient flows to them.
-      name: of the all-reduce; the same on all ranks, and different for each call in one step. Needed without `total`.
-      place: of the FusedEmbedding. Where its groups train apart (Topology rule "weight_sync"), the mean is that of this
-        rank's group, and "all ranks" above are its R ranks; dense gradients are then those of the mean of the groups'
-        means. None: all ranks.
-      total: <float>[], the sum of the weights of all ranks where that is known already, as from `total_weight`: then
-        nothing is all-reduced here, between forward and backward pass.
+      name: Name of the all-reduce, equal on all ranks and unique among the calls of a step. Needed without `total`.
+      place: Place of the FusedEmbedding, or None for all ranks. Under the Topology rule "weight_sync", groups of ranks
+        train apart. The mean is then over this rank's group of R ranks, and dense gradients belong to the mean of the
+        groups' means.
+      total: <float>[], the sum of the weights of all ranks, for example from `total_weight`. It saves the all-reduce
+        between the forward and the backward pass.
 
     Returns:
       <float>[], float32 or wider. 0 when the weights of all ranks sum to 0.
 
     Raises:
-      ValueError: the shapes of values and weights are known and differ; neither name nor total is given.
+      ValueError: The static shapes of values and weights differ, or both `name` and `total` are missing.
 
     Example, two ranks: values [1, 2, 3] and [7]  ->  2 * 6 / 4 = 3 and 2 * 7 / 4 = 3.5, whose
       average is 13 / 4.
@@ -52,7 +51,7 @@ def global_mean(
         raise ValueError(f"weights must have the shape of values, {values.shape}, got {weights.shape}.")
     if total is None:
         if name is None:
-            raise ValueError("global_mean needs the name of its all-reduce, or the total weight of all ranks.")
+            raise ValueError("global_mean got neither name nor total. Pass name=, or total= from total_weight.")
         total = total_weight(tf.reduce_sum(weights), name=name, place=place)
     return tf.math.divide_no_nan(
         tf.cast(_loss_ranks(place).size, values.dtype) * tf.reduce_sum(values * weights),
@@ -61,11 +60,11 @@ def global_mean(
 
 
 def total_weight(weight: tf.Tensor, *, name: str, place: Place | None = None) -> tf.Tensor:
-    """The sum over the ranks that a loss is the mean of. Where it depends on the batch alone, the sooner the better.
+    """Sums a weight over the ranks of a loss. Call it before the forward pass if it depends on the batch alone.
 
     Args:
-      weight: <float>[...] of this rank.
-      name, place: see `global_mean`.
+      weight: <float>[...], this rank's weight.
+      name, place: Arguments of `global_mean`.
 
     Returns:
       <float>[...].
@@ -78,6 +77,6 @@ def _loss_ranks(place: Place | None) -> collectives.Ranks:
 
 
 def at_least_float32(tensor: tf.Tensor) -> tf.Tensor:
-    """float16 and bfloat16 sums over thousands of targets lose whole targets."""
+    """Widens float16 and bfloat16 to float32, because their sums over thousands of targets lose whole targets."""
     tensor = tf.convert_to_tensor(tensor)
     return tf.cast(tensor, tf.float32) if tensor.dtype.size < 4 else tensor

@@ -1,8 +1,8 @@
-"""Dot products of positions with chosen rows, without the [P, C, D] array of those rows, forward and backward.
+"""Dot products of positions with chosen rows, forward and backward, without the [P, C, D] array of the rows.
 
-Two ways for two sizes of the set of rows: `chosen_products` computes blocks of all products and picks from them, quick
-for thousands of rows; `segmented_products` gathers a segment of positions at a time, for any number of rows.
-Source of the segments: TurboGR, section 4.3.1, which fetches them from the host; here they are gathered again.
+`chosen_products` computes blocks of all products and picks from them, which is fast for thousands of rows.
+`segmented_products` gathers one segment of positions at a time and suits any number of rows.
+Source of the segments: TurboGR, section 4.3.1, which fetches them from the host. The backward pass gathers them again.
 """
 
 from __future__ import annotations
@@ -11,17 +11,18 @@ from collections.abc import Callable
 
 from tf_fusedrec._tf_compat import tf
 
-NORM_FLOOR = 1e-6  # smallest length that L2 normalisation divides by, as in the public HSTU experiments
-_BLOCK_ROWS = 512  # of a catalogue of thousands: a few MB, about the cache of a core
-_SEGMENT_VALUES = 1 << 18  # values gathered at a time: 1 MiB of float32, likewise
+NORM_FLOOR = 1e-6  # Smallest divisor of the L2 normalisation, as in the public HSTU experiments.
+_BLOCK_ROWS = 512  # A block of products with thousands of rows takes a few MB, about one core's cache.
+_SEGMENT_VALUES = 1 << 18  # Values gathered at a time: 1 MiB of float32 fits the same cache.
 
 
 @tf.custom_gradient
 def chosen_products(left: tf.Tensor, right: tf.Tensor, chosen: tf.Tensor):
-    """left[p] . right[chosen[p, c]]: <float>[P, D], <float>[I, D], <int64>[P, C] -> <float>[P, C]; dense gradients.
+    """Returns left[p] . right[chosen[p, c]] with dense gradients.
 
-    Forward: blocks of left x right stay in the cache while their entries are picked; gathering C rows for every p
-    would move D times as much memory. Backward: the gradient is sparse in [P, I], and so are the two products.
+    left <float>[P, D], right <float>[I, D], chosen <int64>[P, C] -> <float>[P, C]. Forward, a block of left x right
+    stays in the cache while its entries are picked. Gathering C rows for every p would move D times as much memory.
+    Backward, the gradient is sparse in [P, I], and so are the two products.
     """
 
     def gradient(upstream):
@@ -36,27 +37,27 @@ def chosen_products(left: tf.Tensor, right: tf.Tensor, chosen: tf.Tensor):
 
 
 def segmented_products(left: tf.Tensor, right: tf.Tensor, chosen: tf.Tensor, normalize: bool) -> tf.Tensor:
-    """left[p] . r, where r is right[chosen[p, c]], divided by max(its length, 1e-6) if `normalize`.
+    """Returns left[p] . r, where r is right[chosen[p, c]].
 
-    Peak memory beside the arguments: one segment, [P, C] numbers, and backward one [U, D], the gradient itself.
+    Beside the arguments, peak memory is one segment, [P, C] numbers and, backward, the gradient [U, D] itself.
 
     Args:
       left: <float>[P, D], float32 or float64.
-      right: <float>[U, D]; 16-bit rows are widened a segment at a time. Their gradient is NOT narrowed: that of a mean
-        over thousands of positions lies below the range of float16. Give them straight from an embedding layer.
+      right: <float>[U, D], directly from an embedding layer. 16-bit rows are widened a segment at a time. Their
+        gradient is NOT narrowed, because a mean over thousands of positions has gradients below float16's range.
       chosen: <int>[P, C], rows of `right`.
-      normalize: see above.
+      normalize: Whether to divide r by max(its length, 1e-6).
 
     Returns:
-      <float>[P, C], of left's dtype.
+      <float>[P, C] in the dtype of `left`.
     """
     dtype, width = left.dtype, left.shape[1]
     positions, rows = tf.shape(left)[0], tf.shape(right)[0]
     per_segment = tf.maximum(_SEGMENT_VALUES // tf.maximum(tf.shape(chosen)[1] * width, 1), 1)
-    # One number per row, made a block at a time: a whole widened copy of the rows would be the largest array.
+    # The inverse lengths are computed block by block, because a widened copy of all rows would be the largest array.
     scale = None
     if normalize:
-        constant = tf.stop_gradient(right)  # the gradient below accounts for the lengths
+        constant = tf.stop_gradient(right)  # The gradient below accounts for the lengths.
 
         def inverse_lengths(block: slice) -> tf.Tensor:
             return inverse_length(tf.cast(constant[block], dtype))[:, 0]
@@ -84,7 +85,7 @@ def segmented_products(left: tf.Tensor, right: tf.Tensor, chosen: tf.Tensor, nor
             d_right = tf.raw_ops.SparseTensorDenseMatMul(**weights, b=left, adjoint_a=True)
             if scale is None:
                 return d_left, d_right
-            # Of r / |r|: what points along r is taken off; at the floor the divisor is a constant.
+            # The gradient of r / |r| has no component along r. Below NORM_FLOOR the divisor is constant.
             along = tf.math.unsorted_segment_sum(tf.reshape(upstream * result, [-1]), tf.reshape(chosen, [-1]), rows)
             along = tf.where(scale < 1 / NORM_FLOOR, along * tf.square(scale), 0)
             return d_left, _less_scaled(d_right, along, right)
@@ -95,10 +96,11 @@ def segmented_products(left: tf.Tensor, right: tf.Tensor, chosen: tf.Tensor, nor
 
 
 def _less_scaled(values: tf.Tensor, scale: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
-    """values[u] - scale[u] * rows[u], <float>[U, D], written over `values`, which nothing else may read.
+    """Writes values[u] - scale[u] * rows[u], <float>[U, D], over `values`, which no other op may read.
 
-    A block of rows at a time: neither the product nor the difference is another [U, D]. (A scatter in a loop would
-    copy all values for every block: TensorFlow does not see that the loop holds the only reference.)
+    The loop works on one block of rows at a time, so neither the product nor the difference needs another [U, D]. A
+    scatter would copy all values for every block, because TensorFlow does not see that the loop holds the only
+    reference.
     """
     total = tf.shape(values)[0]
     per_block = tf.maximum(_SEGMENT_VALUES // tf.maximum(tf.shape(values)[1], 1), 1)
@@ -112,7 +114,7 @@ def _less_scaled(values: tf.Tensor, scale: tf.Tensor, rows: tf.Tensor) -> tf.Ten
 
 
 def widened(vectors: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-    """vectors as `dtype`, whose gradient is not narrowed again; see segmented_products."""
+    """Casts vectors to `dtype` without narrowing their gradient; see segmented_products."""
 
     @tf.custom_gradient
     def widen(vectors: tf.Tensor):
@@ -122,12 +124,12 @@ def widened(vectors: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
 
 
 def inverse_length(vectors: tf.Tensor) -> tf.Tensor:
-    """1 / max(|v|, floor) over the last axis, kept; its gradient at v = 0 is 0."""
+    """Returns 1 / max(|v|, NORM_FLOOR) over the last axis, kept as size 1. Its gradient at v = 0 is 0."""
     return tf.math.rsqrt(tf.maximum(tf.reduce_sum(tf.square(vectors), axis=-1, keepdims=True), NORM_FLOOR**2))
 
 
 def _sparse(values: tf.Tensor, chosen: tf.Tensor, rows: tf.Tensor) -> dict[str, tf.Tensor]:
-    """The matrix [P, rows] that holds values[p, c] at (p, chosen[p, c]), as SparseTensorDenseMatMul takes it."""
+    """Returns SparseTensorDenseMatMul's arguments for the [P, rows] matrix with values[p, c] at (p, chosen[p, c])."""
     shape = tf.shape(chosen, tf.int64)
     position = tf.repeat(tf.range(shape[0]), shape[1])
     return {
@@ -140,12 +142,12 @@ def _sparse(values: tf.Tensor, chosen: tf.Tensor, rows: tf.Tensor) -> dict[str, 
 def _by_segment(
     make: Callable[[slice], tf.Tensor], rows: tf.Tensor, per_segment, dtype: tf.DType, element_shape=(None, None)
 ) -> tf.Tensor:
-    """make(slice of rows) of one segment after another, joined; no segment is kept for a gradient."""
-    segments = tf.maximum(-(-rows // per_segment), 1)  # a TensorArray of nothing cannot be joined
-    made = tf.TensorArray(dtype, segments, infer_shape=False, element_shape=element_shape)
+    """Calls make(slice of rows) segment by segment and joins the results. No segment is kept for a gradient."""
+    segments = tf.maximum(-(-rows // per_segment), 1)  # An empty TensorArray cannot be concatenated.
+    results = tf.TensorArray(dtype, segments, infer_shape=False, element_shape=element_shape)
 
-    def step(number, made):
-        return number + 1, made.write(number, make(slice(number * per_segment, (number + 1) * per_segment)))
+    def step(number, results):
+        return number + 1, results.write(number, make(slice(number * per_segment, (number + 1) * per_segment)))
 
-    _, made = tf.while_loop(lambda number, _: number < segments, step, [0, made], parallel_iterations=1)
-    return made.concat()
+    _, results = tf.while_loop(lambda number, _: number < segments, step, [0, results], parallel_iterations=1)
+    return results.concat()

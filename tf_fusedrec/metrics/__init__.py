@@ -1,4 +1,4 @@
-"""Metrics of ranking and retrieval: exact ones over arrays, streaming ones over batches and ranks."""
+"""Metrics for ranking and retrieval: exact metrics over arrays, streaming metrics over batches and ranks."""
 
 from tf_fusedrec.metrics.exact import auc, calibration, gauc, hit_rate, mrr, ndcg, normalized_entropy, rank_of_target
 from tf_fusedrec.metrics.streaming import (

@@ -1,8 +1,8 @@
 """Exact offline metrics in NumPy: AUC and GAUC for ranking, full-catalogue ranks for retrieval.
 
-Used at the end of an epoch, on all predictions of a held-out split. Nothing is binned or sampled. A
-metric that its input does not define (no user, one class only) is nan, never 0 or 1. Ranks of a
-distributed job gather predictions first (collectives.all_gather) and call these on the whole.
+Call them at the end of an epoch, on all predictions of a held-out split. They neither bin nor sample. A metric that
+its input leaves undefined (no user, one class only) is nan, never 0 or 1. Ranks of a distributed job gather their
+predictions first (collectives.all_gather).
 """
 
 from __future__ import annotations
@@ -10,21 +10,21 @@ from __future__ import annotations
 import numpy as np
 
 WEIGHTS = ("none", "impressions")
-_SCORES_AT_ONCE = 1 << 24  # scores held at a time: 64 MiB of float32
+_SCORES_AT_ONCE = 1 << 24  # Scores in memory at a time: 64 MiB of float32.
 
 
 def auc(labels: np.ndarray, scores: np.ndarray) -> float:
-    """Area under the ROC curve: how often a positive scores above a negative; a tie counts half.
+    """Area under the ROC curve: the share of pairs in which the positive scores above the negative; ties count half.
 
     Args:
       labels: <any>[n], 0 or 1.
-      scores: <float>[n], finite; only their order matters.
+      scores: <float>[n], finite. Only their order matters.
 
     Returns:
-      0 .. 1, exact up to one division; nan when there is no positive or no negative.
+      0 .. 1, exact up to one division, or nan without a positive or without a negative.
 
     Raises:
-      ValueError: shapes differ, a label is not 0 or 1, or a score is not finite.
+      ValueError: The shapes differ, a label is not 0 or 1, or a score is not finite.
 
     Example: labels 1 0 1 0, scores .9 .9 .8 .1  ->  (0.5 + 1 + 0 + 1) / 4 = 0.625
     """
@@ -33,20 +33,19 @@ def auc(labels: np.ndarray, scores: np.ndarray) -> float:
 
 
 def gauc(groups: np.ndarray, labels: np.ndarray, scores: np.ndarray, weight: str = "none") -> float:
-    """Mean AUC of the groups (users). Groups with one class only have no AUC and are left out.
+    """Mean AUC of the groups (users). A group with one class only has no AUC and does not count.
 
     Args:
       groups: <int>[n], the group of each prediction, in any order.
-      labels, scores: as in `auc`.
-      weight: "none", each group counts once (as in TorchRec); "impressions", by its number of
-        predictions (as in many CTR papers). TorchRec also leaves out groups whose scores are all
-        equal; here they count 0.5, as ties do.
+      labels, scores: Arguments of `auc`.
+      weight: "none" counts each group once, as in TorchRec. "impressions" weighs a group by its number of
+        predictions, as many CTR papers do. A group with equal scores counts 0.5, like any tie; TorchRec omits it.
 
     Returns:
-      0 .. 1; nan when no group has both classes.
+      0 .. 1, or nan when no group has both classes.
 
     Raises:
-      ValueError: as in `auc`; unknown weight.
+      ValueError: `weight` is unknown, or `auc` refuses labels or scores.
     """
     if weight not in WEIGHTS:
         raise ValueError(f"weight must be one of {WEIGHTS}, got {weight!r}.")
@@ -58,7 +57,9 @@ def gauc(groups: np.ndarray, labels: np.ndarray, scores: np.ndarray, weight: str
 
 
 def normalized_entropy(labels: np.ndarray, logits: np.ndarray) -> float:
-    """Mean cross entropy divided by that of the labels' own rate: 1 for a model that knows no more; nan for one class.
+    """Mean cross entropy divided by the entropy of the labels' mean rate.
+
+    It is 1 for a model that predicts this rate, and nan when the labels have one class.
 
     Args:
       labels: <any>[n], 0 or 1.
@@ -71,18 +72,18 @@ def normalized_entropy(labels: np.ndarray, logits: np.ndarray) -> float:
     rate = _mean(labels)
     if not 0 < rate < 1:
         return float("nan")
-    of_rate = -(rate * np.log(rate) + (1 - rate) * np.log1p(-rate))
-    return _mean(np.logaddexp(0.0, logits) - labels * logits) / of_rate
+    rate_entropy = -(rate * np.log(rate) + (1 - rate) * np.log1p(-rate))
+    return _mean(np.logaddexp(0.0, logits) - labels * logits) / rate_entropy
 
 
 def calibration(labels: np.ndarray, logits: np.ndarray) -> float:
-    """Sum of predicted probabilities divided by the number of positives: 1 is right; nan without positives.
+    """Sum of predicted probabilities divided by the number of positives: 1 is calibrated, nan without positives.
 
     Args and source: see normalized_entropy.
     """
     labels, logits = np.asarray(labels, np.float64), np.asarray(logits, np.float64)
     _check_predictions(labels, labels, logits)
-    # 1 / (1 + e^-x), without overflow.
+    # This form of 1 / (1 + e^-x) does not overflow.
     predicted = np.exp(-np.logaddexp(0.0, -logits)).sum()
     return float(predicted / labels.sum()) if labels.any() else float("nan")
 
@@ -95,30 +96,27 @@ def rank_of_target(
     seen_ids: np.ndarray | None = None,
     seen_row_splits: np.ndarray | None = None,
 ) -> np.ndarray:
-    """Rank of each user's target among all candidates, by dot product, without items already seen.
+    """Rank of each user's target among all candidates by dot product, without the items that the user has seen.
 
-    rank = 1 + the number of candidates ahead: those with a larger score, and those with an equal
-    score that come earlier in `item_ids` (as in a list sorted stably by score; so a model that
-    scores all items alike gains nothing). The target itself is never removed, even if seen. A
-    target that is no candidate gets rank I + 1, behind all. For a popularity baseline give
-    queries = ones [B, 1] and items = counts [I, 1].
+    The rank is 1 + the number of candidates ahead. A candidate is ahead if its score is larger, or if it is equal and
+    the candidate comes earlier in `item_ids`, as in a stable sort. A model that scores all items alike therefore gains
+    nothing. The target itself always stays a candidate. A target outside the candidates gets rank I + 1. For a
+    popularity baseline, pass queries = ones [B, 1] and items = counts [I, 1].
 
     Args:
       queries: <float>[B, D], one per user.
       items: <float>[I, D], one per candidate.
       item_ids: <int64>[I], distinct.
       target_ids: <int64>[B].
-      seen_ids: None or <int64>[any], items to remove, rows of all users one after another; repeats
-        and ids that are no candidates are allowed.
-      seen_row_splits: <int64>[B+1], bounds of each user's rows in seen_ids; given exactly when
-        seen_ids is.
+      seen_ids: None or <int64>[any], the seen items of all users, user by user. Repeats and unknown ids are allowed.
+      seen_row_splits: None exactly without seen_ids, or <int64>[B+1], the bounds of each user's items in seen_ids.
 
     Returns:
       <int64>[B], 1 .. I + 1.
 
     Raises:
-      ValueError: shapes do not fit, item_ids repeat, seen_row_splits does not cover seen_ids, or a
-        score is not finite.
+      ValueError: The shapes do not match, item_ids repeat, seen_row_splits does not cover seen_ids, or a score is not
+        finite.
     """
     queries, items = np.asarray(queries), np.asarray(items)
     item_ids, target_ids = np.asarray(item_ids, np.int64), np.asarray(target_ids, np.int64)
@@ -127,8 +125,8 @@ def rank_of_target(
         seen_ids, seen_row_splits = np.empty(0, np.int64), np.zeros(len(queries) + 1, np.int64)
     seen_ids, splits = _checked_seen(seen_ids, seen_row_splits, len(queries))
     order = np.argsort(item_ids, kind="stable")
-    target_at = _places(item_ids, order, target_ids)
-    seen_at = _places(item_ids, order, seen_ids)
+    target_at = _indices(item_ids, order, target_ids)
+    seen_at = _indices(item_ids, order, seen_ids)
     ranks = np.full(len(queries), len(items) + 1, np.int64)
     step = max(1, _SCORES_AT_ONCE // max(len(items), 1))
     for begin in range(0, len(queries) if len(items) else 0, step):
@@ -137,7 +135,7 @@ def rank_of_target(
         if not np.isfinite(scores).all():
             raise ValueError(f"scores of queries {begin} .. {end - 1} are not finite; look for NaN in queries.")
         target = target_at[begin:end, None]
-        own = np.take_along_axis(scores, target, axis=1)  # -1, no candidate: read but not used
+        own = np.take_along_axis(scores, target, axis=1)  # Index -1 (no candidate) reads a score that is not used.
         ahead = (scores > own) | ((scores == own) & (np.arange(len(items)) < target))
         user = np.repeat(np.arange(end - begin), np.diff(splits[begin : end + 1]))
         removed = seen_at[splits[begin] : splits[end]]
@@ -147,26 +145,26 @@ def rank_of_target(
 
 
 def hit_rate(ranks: np.ndarray, k: int) -> float:
-    """HR@K: share of users whose target's rank <int64>[B], from 1, is <= k; nan without users."""
+    """HR@K: share of the ranks <int64>[B], counted from 1, that are <= k; nan without users."""
     return _mean(_checked_ranks(ranks) <= _checked_k(k))
 
 
 def ndcg(ranks: np.ndarray, k: int) -> float:
-    """NDCG@K, one relevant item: mean of 1 / log2(rank + 1) where rank <= k; nan without users."""
+    """NDCG@K with one relevant item: mean of 1 / log2(rank + 1) where rank <= k, else 0; nan without users."""
     ranks = _checked_ranks(ranks)
     return _mean(np.where(ranks <= _checked_k(k), 1.0 / np.log2(ranks + 1.0), 0.0))
 
 
 def mrr(ranks: np.ndarray) -> float:
-    """Mean of 1 / rank, without a cut-off; nan without users."""
+    """Mean reciprocal rank: mean of 1 / rank without a cut-off; nan without users."""
     return _mean(1.0 / _checked_ranks(ranks))
 
 
 def _area_per_group(groups, labels, scores) -> tuple[np.ndarray, np.ndarray]:
-    """AUC and size of each distinct group, by ascending group; nan for groups with one class only.
+    """Returns AUC and size of each distinct group, by ascending group. AUC is nan for groups with one class only.
 
-    The Mann-Whitney form: sum of the positives' ranks in their group, equal scores sharing their
-    middle rank. Ranks are doubled so that all sums are integers and exact.
+    The AUC has the Mann-Whitney form, a sum of the positives' ranks in their group. Equal scores share their middle
+    rank. Ranks are doubled so that all sums are exact integers.
     """
     groups, labels, scores = np.asarray(groups), np.asarray(labels), np.asarray(scores)
     _check_predictions(groups, labels, scores)
@@ -179,8 +177,7 @@ def _area_per_group(groups, labels, scores) -> tuple[np.ndarray, np.ndarray]:
     group_begins, tie_begins = np.flatnonzero(new_group), np.flatnonzero(new_score)
     tie_ends = np.append(tie_begins[1:], len(scores))
     before_group = group_begins[np.cumsum(new_group) - 1]
-    # First rank of a tie is begin + 1, last is end, both counted inside the group: their sum is
-    # twice the middle.
+    # Inside its group, a tie has the ranks begin + 1 to end. Their sum is twice the middle rank.
     doubled_rank = (tie_begins + 1 + tie_ends)[np.cumsum(new_score) - 1] - 2 * before_group
     sizes = np.diff(np.append(group_begins, len(scores)))
     positives = np.add.reduceat(labels, group_begins)
@@ -190,8 +187,8 @@ def _area_per_group(groups, labels, scores) -> tuple[np.ndarray, np.ndarray]:
         return np.where(pairs > 0, doubled_area / (2.0 * pairs), np.nan), sizes
 
 
-def _places(item_ids, order, wanted) -> np.ndarray:
-    """Index of each wanted id in item_ids, -1 where it is none of them."""
+def _indices(item_ids, order, wanted) -> np.ndarray:
+    """Returns the index of each wanted id in item_ids, or -1 for an unknown id."""
     if not len(item_ids):
         return np.full(len(wanted), -1, np.int64)
     at = np.searchsorted(item_ids, wanted, sorter=order)

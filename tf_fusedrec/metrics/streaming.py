@@ -1,8 +1,8 @@
-"""Keras metrics that are right on any number of ranks: what they add up is summed over ranks, then the metric is taken.
+"""Keras metrics that are correct on any number of ranks: their states are summed over ranks before the result.
 
-The mean over ranks of an AUC, or of any ratio, is not that of all data. `summed_over_ranks` sums the states of all
-ranks first; PipelinedModel does so for its metrics at the end of every epoch and evaluation. exact.py has the exact
-offline forms, which hold all predictions; these hold a few numbers each. What is not defined yet is nan.
+The mean over ranks of an AUC, or of any ratio, differs from its value on all data. `summed_over_ranks` sums the states
+of all ranks first. PipelinedModel does so for its metrics at the end of every epoch and evaluation. exact.py has exact
+offline forms, which hold all predictions. The metrics here hold a few numbers each. An undefined result is nan.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from tf_fusedrec._tf_compat import keras, tf
 from tf_fusedrec.exchange import collectives
 
 AUC_BINS = 1 << 14
-_LARGEST_LOGIT = 16.0  # probabilities beyond 1 - 1e-7 fall into the last bin
+_LARGEST_LOGIT = 16.0  # Probabilities above 1 - 1e-7 fall into the last bin.
 
 
 class SummedMetric(keras.metrics.Metric, abc.ABC):
-    """A metric whose states may be added: over batches, and over ranks.
+    """A metric whose states may be added over batches and over ranks.
 
     Args:
-      name: of the metric.
-      states: name -> shape of what is added up; float64, which counts exactly to 2**53.
+      name: Name of the metric.
+      **states: Shape of each state by name. States are float64, which counts exactly up to 2**53.
     """
 
     def __init__(self, name: str, **states: tuple[int, ...]):
@@ -37,10 +37,10 @@ class SummedMetric(keras.metrics.Metric, abc.ABC):
 
     @abc.abstractmethod
     def value_of(self, *states: tf.Tensor) -> tf.Tensor:
-        """The metric <float64>[] of these states, in the order of __init__."""
+        """Computes the metric <float64>[] from the states, in the order of __init__."""
 
     def result(self) -> tf.Tensor:
-        """Of this rank's data."""
+        """Returns the metric of this rank's data."""
         return self.value_of(*(state.read_value() for state in self._states))
 
     def reset_state(self) -> None:
@@ -48,16 +48,16 @@ class SummedMetric(keras.metrics.Metric, abc.ABC):
             state.assign(tf.zeros_like(state))
 
     def across_ranks(self) -> float:
-        """Of the data of all ranks, which all call it, metrics in the same order. Eager."""
+        """Returns the metric of all ranks' data. Collective, with the metrics in the same order. Eager."""
         return self.value_of_states(self.summed_states())
 
     def summed_states(self) -> np.ndarray:
-        """<float64>[n] the sums over ranks of all states, one after another; they may be added again. Collective."""
+        """Returns the concatenated states <float64>[n], summed over ranks. Such sums may be added again. Collective."""
         flat = np.concatenate([np.ravel(state.numpy()) for state in self._states])
         return collectives.all_reduce_sum(tf.constant(flat), name="fusedrec.metric").numpy()
 
     def value_of_states(self, flat: np.ndarray) -> float:
-        """The metric of states <float64>[n] as of `summed_states`."""
+        """Returns the metric of concatenated states <float64>[n], see `summed_states`."""
         parts = np.split(flat, np.cumsum([state.shape.num_elements() for state in self._states])[:-1])
         return float(self.value_of(*(tf.reshape(part, state.shape) for part, state in zip(parts, self._states))))
 
@@ -67,27 +67,27 @@ class SummedMetric(keras.metrics.Metric, abc.ABC):
 
 
 def check_summable(metrics: Iterable[keras.metrics.Metric]) -> None:
-    """Raises ValueError for a metric that says by its own merge_state that states of ranks are not merged by a sum."""
+    """Raises ValueError for a metric with its own merge_state, because its states may not be summed over ranks."""
     for metric in metrics:
         if type(metric).merge_state is not keras.metrics.Metric.merge_state:
             raise ValueError(
-                f"metric {metric.name!r} of class {type(metric).__name__} has a merge_state of its own, and on "
-                f"{collectives.size()} ranks the states of metrics are added. Remedy: a metric whose states may be "
-                "added, such as a subclass of tf_fusedrec.metrics.streaming.SummedMetric."
+                f"metric {metric.name!r} of class {type(metric).__name__} has a merge_state of its own, but its states "
+                f"are summed over {collectives.size()} ranks. Use a metric whose states may be added, such as a "
+                "subclass of tf_fusedrec.metrics.SummedMetric."
             )
 
 
 @contextlib.contextmanager
 def summed_over_ranks(metrics: Iterable[keras.metrics.Metric]) -> Iterator[None]:
-    """Inside, the state of each metric is the sum over all ranks; behind it, this rank's own again. Collective, eager.
+    """Sums the state of each metric over all ranks inside the context and restores it on exit. Collective, eager.
 
-    So Keras merges the states of a metric by itself (Metric.merge_state): exact for all of its metrics.
+    Keras' own Metric.merge_state adds states in the same way, so the sum is exact for all metrics of Keras.
 
     Args:
-      metrics: of any Keras class; the same on all ranks, in the same order.
+      metrics: Keras metrics of any class, the same on all ranks and in the same order.
 
     Raises:
-      ValueError: as check_summable.
+      ValueError: check_summable refuses a metric.
     """
     metrics = list(metrics)
     check_summable(metrics)
@@ -108,7 +108,7 @@ def summed_over_ranks(metrics: Iterable[keras.metrics.Metric]) -> Iterator[None]
 class AUC(SummedMetric):
     """Area under the ROC curve, from counts of logits in AUC_BINS bins of width 1/512.
 
-    Positives and negatives of one bin count as ties, one half: off by at most half the share of pairs that share a bin.
+    Positives and negatives of one bin count as ties. The error is at most half the share of pairs that share a bin.
 
     update_state: labels <any>[n], 0 or 1; logits <float>[n], log odds; sample_weight None or <float>[n].
     """
@@ -120,7 +120,7 @@ class AUC(SummedMetric):
         labels, logits, weights = _flat(y_true, y_pred, sample_weight)
         scaled = (tf.clip_by_value(logits, -_LARGEST_LOGIT, _LARGEST_LOGIT) / _LARGEST_LOGIT + 1) * (AUC_BINS / 2)
         bins = tf.minimum(tf.cast(scaled, tf.int32), AUC_BINS - 1)
-        counts = [tf.math.unsorted_segment_sum(weights * of_class, bins, AUC_BINS) for of_class in (1 - labels, labels)]
+        counts = [tf.math.unsorted_segment_sum(weights * member, bins, AUC_BINS) for member in (1 - labels, labels)]
         self._add(*counts)
 
     def value_of(self, negatives: tf.Tensor, positives: tf.Tensor) -> tf.Tensor:
@@ -130,10 +130,10 @@ class AUC(SummedMetric):
 
 
 class GAUC(SummedMetric):
-    """Mean AUC of the groups (users) that have both classes; exact, with ties at one half.
+    """Mean AUC of the groups (users) that have both classes. The result is exact, and ties count one half.
 
-    A group must come in one update whole, as the users of our ranking batches do: one that is parted counts as
-    several. Definition and `weight`: see metrics.gauc.
+    A group must be whole in one update, as in our ranking batches. A group in several updates counts several times.
+    metrics.gauc documents the definition and `weight`.
 
     update_state: labels <any>[n], logits <float>[n], groups <int>[n], in any order.
     """
@@ -152,10 +152,11 @@ class GAUC(SummedMetric):
         labels, scores, groups = (tf.gather(values, order) for values in (labels, scores, groups))
         group = _runs(groups[1:] != groups[:-1], groups)
         tie = _runs((groups[1:] != groups[:-1]) | (scores[1:] != scores[:-1]), groups)
-        place = tf.range(1, tf.size(groups) + 1)
+        position = tf.range(1, tf.size(groups) + 1)
         # Equal scores share the middle of their ranks.
-        middle = (tf.math.segment_min(place, tie) + tf.math.segment_max(place, tie)) / 2
-        rank = tf.gather(middle, tie) - tf.cast(tf.gather(tf.math.segment_min(place, group) - 1, group), tf.float64)
+        middle = (tf.math.segment_min(position, tie) + tf.math.segment_max(position, tie)) / 2
+        before_group = tf.gather(tf.math.segment_min(position, group) - 1, group)
+        rank = tf.gather(middle, tie) - tf.cast(before_group, tf.float64)
         size = tf.math.segment_sum(tf.ones_like(labels), group)
         positives = tf.math.segment_sum(labels, group)
         pairs = positives * (size - positives)
@@ -168,7 +169,7 @@ class GAUC(SummedMetric):
 
 
 class NormalizedEntropy(SummedMetric):
-    """Cross entropy divided by that of the labels' own rate; see metrics.normalized_entropy. Arguments: see AUC."""
+    """Normalized cross entropy, see metrics.normalized_entropy. Arguments: see AUC."""
 
     def __init__(self, name: str = "ne"):
         super().__init__(name, entropy=(), positives=(), weight=())
@@ -180,12 +181,12 @@ class NormalizedEntropy(SummedMetric):
 
     def value_of(self, entropy: tf.Tensor, positives: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
         rate = positives / weight
-        of_rate = -(tf.math.xlogy(rate, rate) + tf.math.xlogy(1 - rate, 1 - rate))
-        return tf.where(of_rate > 0, entropy / weight / of_rate, np.nan)
+        rate_entropy = -(tf.math.xlogy(rate, rate) + tf.math.xlogy(1 - rate, 1 - rate))
+        return tf.where(rate_entropy > 0, entropy / weight / rate_entropy, np.nan)
 
 
 class Calibration(SummedMetric):
-    """Sum of predicted probabilities over the number of positives; 1 is right. Arguments: see AUC."""
+    """Sum of predicted probabilities divided by the number of positives: 1 is calibrated. Arguments: see AUC."""
 
     def __init__(self, name: str = "calibration"):
         super().__init__(name, predicted=(), positives=())
@@ -199,9 +200,9 @@ class Calibration(SummedMetric):
 
 
 class _MeanOfRanks(SummedMetric):
-    """Mean over users of a gain of the target's rank.
+    """Mean over users of a gain that depends on the target's rank.
 
-    update_state: ranks <int>[B], from 1, of metrics.rank_of_target (the whole catalogue without what was seen).
+    update_state: ranks <int>[B], counted from 1, of metrics.rank_of_target (whole catalogue without seen items).
     """
 
     def __init__(self, name: str):
@@ -209,7 +210,7 @@ class _MeanOfRanks(SummedMetric):
 
     @abc.abstractmethod
     def gain(self, ranks: tf.Tensor) -> tf.Tensor:
-        """Of ranks <float64>[B]: <float64>[B]."""
+        """Returns the gains <float64>[B] of ranks <float64>[B]."""
 
     def update_state(self, ranks: Any) -> None:
         ranks = tf.cast(ranks, tf.float64)
@@ -252,13 +253,13 @@ class MRR(_MeanOfRanks):
 
 
 def _flat(labels: Any, logits: Any, weights: Any) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """As <float64>[n]; weights of 1 where there are none."""
+    """Flattens all three to <float64>[n], with weights of 1 for None."""
     labels, logits = (tf.reshape(tf.cast(values, tf.float64), [-1]) for values in (labels, logits))
     return labels, logits, tf.ones_like(labels) if weights is None else tf.reshape(tf.cast(weights, tf.float64), [-1])
 
 
 def _runs(begins: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
-    """Number of the run of each value <int32>[n], where begins <bool>[n-1] says which but the first begin one."""
+    """Returns the run index <int32>[n] of each value; begins <bool>[n-1] marks which later values begin a run."""
     return tf.cumsum(tf.concat([tf.zeros_like(values[:1], tf.int32), tf.cast(begins, tf.int32)], axis=0))
 
 

@@ -1,4 +1,4 @@
-"""How rows of native tables are trained: records of the update rules, their Keras counterparts, their state."""
+"""Update rules of native tables: their records, their Keras counterparts and their state."""
 
 from tf_fusedrec.optimizers.adagrad import Adagrad, RowWiseAdagrad
 from tf_fusedrec.optimizers.adam import Adam, AdamW

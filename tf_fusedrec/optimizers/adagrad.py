@@ -1,4 +1,4 @@
-"""Adagrad with an accumulator per number, and with one per row."""
+"""Adagrad with one accumulator per element, and with one per row."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class Adagrad(Rule):
     Duchi et al., "Adaptive Subgradient Methods", JMLR 2011, diagonal form, as in keras.optimizers.legacy.Adagrad.
 
     Args:
-      initial_accumulator_value: v of a new row.
-      epsilon_inside: w -= lr g / sqrt(v + epsilon), the form of keras.optimizers.Adagrad.
-      moment_scale: c > 0; v / c stands for v in the step of w. See RowWiseAdagrad.
+      initial_accumulator_value: Initial v of a new row.
+      epsilon_inside: Whether the step is w -= lr g / sqrt(v + epsilon), as in keras.optimizers.Adagrad.
+      moment_scale: c > 0. The step of w uses v / c instead of v. See RowWiseAdagrad.
     """
 
     initial_accumulator_value: float = 0.1
@@ -58,13 +58,13 @@ class RowWiseAdagrad(Rule):
     """v += sum of g^2 over the row; w -= lr g / (sqrt(v / c) + epsilon): Adagrad with one accumulator per row.
 
     Args:
-      initial_accumulator_value: v of a new row.
-      variant: frameworks and papers disagree:
-        "2d_sp": as above (Zhang et al., "Two-dimensional Sparse Parallelism", Algorithm 1, lines 5 and 6);
-        "torchrec": v += mean of g^2 over the row (FBGEMM's EXACT_ROWWISE_ADAGRAD);
-        "hsp": epsilon inside the root, w -= lr g / sqrt(v / c + epsilon) (TurboGR, eq. 1, read row by row).
-      moment_scale: c > 0, in the range (0, number of replica groups] (2D sparse parallelism, Scaling Rule 1). A layer
-        whose replicas are averaged sets it where it is 1, see Topology.
+      initial_accumulator_value: Initial v of a new row.
+      variant: Form of the rule, because frameworks and papers disagree.
+        "2d_sp" is the form above (Zhang et al., "Two-dimensional Sparse Parallelism", Algorithm 1, lines 5 and 6).
+        "torchrec" has v += mean of g^2 over the row (FBGEMM's EXACT_ROWWISE_ADAGRAD).
+        "hsp" has epsilon inside the root, w -= lr g / sqrt(v / c + epsilon) (TurboGR, eq. 1, applied row by row).
+      moment_scale: c > 0, at most the number of replica groups (2D sparse parallelism, Scaling Rule 1). A layer with
+        averaged replicas replaces the value 1; see Topology.
     """
 
     initial_accumulator_value: float = 0.0

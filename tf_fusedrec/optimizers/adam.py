@@ -1,4 +1,4 @@
-"""Adam and AdamW, lazy: moments of rows that are not seen stay as they are."""
+"""Lazy Adam and AdamW: the moments of rows outside the batch do not change."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tf_fusedrec.optimizers.rule import Rule
 
 
 class _Moments(Rule):
-    """What Adam and AdamW share."""
+    """The hyperparameters and slots that Adam and AdamW share."""
 
     beta_1: float
     beta_2: float
@@ -35,12 +35,12 @@ class _Moments(Rule):
 
     @property
     def hyperparameters(self) -> list[float]:
-        # 1 - beta, because float32 would keep five digits of it where it has beta.
+        # The op takes 1 - beta, because float32 keeps only five of its digits in beta.
         return [self.clipnorm, 1 - self.beta_1, 1 - self.beta_2, self.epsilon * self.rate_scale]
 
     @property
     def spec(self) -> dict[str, Any]:
-        return {"rule": "adam"}  # AdamW's slots are Adam's
+        return {"rule": "adam"}  # Adam and AdamW have the same slots.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,10 +48,10 @@ class Adam(_Moments):
     """m += (1 - b1)(g - m); v += (1 - b2)(g^2 - v); w -= lr sqrt(1 - b2^t) / (1 - b1^t) m / (sqrt(v) + epsilon).
 
     Kingma and Ba, "Adam", ICLR 2015, the order before section 2.1, as in Keras: epsilon is the paper's epsilon hat.
-    Lazy: m and v of rows that are not seen do not decay.
+    The rule is lazy: m and v of rows outside the batch do not decay.
 
     Args:
-      moment_scale: c > 0; v / c stands for v in the step of w. See RowWiseAdagrad.
+      moment_scale: c > 0. The step of w uses v / c instead of v. See RowWiseAdagrad.
     """
 
     beta_1: float = 0.9
@@ -69,10 +69,10 @@ class Adam(_Moments):
 class AdamW(_Moments):
     """w -= lr weight_decay w, then Adam's step (Loshchilov and Hutter, ICLR 2019; order and scaling as in Keras).
 
-    Lazy: the rows of a step decay in that step, the others do not, so a row decays as often as it is seen.
+    The rule is lazy: a row decays once in every step whose batch holds it.
 
     Args:
-      moment_scale: of Adam's step; the decay does not know it.
+      moment_scale: c of Adam's step. It does not change the decay.
     """
 
     weight_decay: float = 0.004

@@ -14,11 +14,12 @@ class Ftrl(Rule):
 
     p is learning_rate_power, l = l2 + beta / (2 lr), and clip limits z to [-l1, l1]. McMahan et al., "Ad Click
     Prediction: a View from the Trenches", KDD 2013, Algorithm 1, as in Keras. n is the slot "accumulator", z "linear".
-    A step whose learning rate is 0 leaves rows and slots as they are; the formula divides by it.
+    A step with the learning rate 0 changes nothing, because the formula divides by it.
 
     Args:
-      learning_rate_power: p <= 0; 0 for a learning rate that does not fall. -0.5 is several times faster than others.
-      initial_accumulator_value: n of a new row.
+      learning_rate_power: p <= 0. 0 keeps the learning rate constant. -0.5 computes faster than other values, because
+        it needs no power function.
+      initial_accumulator_value: Initial n of a new row.
     """
 
     learning_rate_power: float = -0.5
@@ -49,4 +50,5 @@ class Ftrl(Rule):
 
     @property
     def spec(self) -> dict[str, Any]:
-        return {"rule": self.rule, "learning_rate_power": self.learning_rate_power}  # z is a sum of powers of n
+        # z is a sum of powers of n, so the slots have another meaning under another power.
+        return {"rule": self.rule, "learning_rate_power": self.learning_rate_power}

@@ -1,4 +1,4 @@
-"""Keras optimizers as records: equal in every formula, or refused by name."""
+"""Converts Keras optimizers to records with equal formulas, and refuses all others by name."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from tf_fusedrec.optimizers.sgd import SGD
 
 
 def resolve(optimizer: Any) -> Rule:
-    """A record as it is; of a Keras optimizer its counterpart (see from_keras)."""
+    """Returns a record unchanged and converts a Keras optimizer by from_keras."""
     return optimizer if isinstance(optimizer, Rule) else from_keras(optimizer)
 
 
 def from_keras(optimizer: Any) -> Rule:
-    """The record whose formulas are those of an optimizer of tf_keras, new or legacy.
+    """Returns the record with the formulas of a tf_keras optimizer, new or legacy.
 
-    SGD, Adagrad, Adam, AdamW and Ftrl have counterparts: equal on rows that every step touches. On the others, Keras'
-    dense step decays momenta, moments and (AdamW) weights, and the record's does not.
+    SGD, Adagrad, Adam, AdamW and Ftrl have counterparts. They are equal on rows that every step touches. On other rows,
+    Keras' dense step decays momenta, moments and (AdamW) weights. The record's step changes nothing there.
 
     Raises:
-      ValueError: the class, or an option of it, has no counterpart.
+      ValueError: The class or one of its options has no counterpart.
     """
     new, legacy = keras.optimizers, keras.optimizers.legacy
     counterparts: dict[type, Callable[[LearningRate, Mapping[str, Any]], Rule]] = {
@@ -36,28 +36,28 @@ def from_keras(optimizer: Any) -> Rule:
         new.Ftrl: _ftrl, legacy.Ftrl: _ftrl,
     }  # fmt: skip
     kind = type(optimizer)
-    if kind not in counterparts:  # not isinstance: what a subclass changes is not known
+    if kind not in counterparts:  # A subclass may change the formulas, so isinstance does not suffice.
         raise ValueError(
             f"Native tables have no counterpart of optimizer {kind.__module__}.{kind.__name__}. Use a record of "
             f"tf_fusedrec.optimizers ({', '.join(RULES)}), or FusedEmbedding(backend='tfra')."
         )
     config = optimizer.get_config()
     _check_options(optimizer, config)
-    # The object itself, not its config: a schedule of the user's need not be registered with Keras.
+    # The schedule object is taken over its config, because a user's schedule need not be registered with Keras.
     rate = optimizer._learning_rate if isinstance(optimizer, new.Optimizer) else optimizer._hyper["learning_rate"]
     return counterparts[kind](rate if isinstance(rate, Schedule) else float(config["learning_rate"]), config)
 
 
 def _check_options(optimizer: Any, config: Mapping[str, Any]) -> None:
-    """Raises ValueError when an option is in use that the records do not have."""
+    """Raises ValueError when the optimizer uses an option that the records lack."""
     kind = type(optimizer).__name__
     own = f"tf_fusedrec.optimizers.{kind}"
     remedies = {
-        "clipnorm": f"{own}(clipnorm=...), which is of each row",
-        "global_clipnorm": f"{own}(clipnorm=...), which is of each row",
+        "clipnorm": f"{own}(clipnorm=...), which clips row by row",
+        "global_clipnorm": f"{own}(clipnorm=...), which clips row by row",
         "clipvalue": f"{own}(clipnorm=...)",
         "weight_decay": "tf_fusedrec.optimizers.AdamW",
-        "exclude_from_weight_decay": "tf_fusedrec.optimizers.Adam for the tables that shall not decay",
+        "exclude_from_weight_decay": "tf_fusedrec.optimizers.Adam for the excluded tables",
         "decay": "learning_rate=keras.optimizers.schedules.InverseTimeDecay(rate, 1, decay)",
         "amsgrad": own,
         "use_ema": own,
@@ -68,7 +68,7 @@ def _check_options(optimizer: Any, config: Mapping[str, Any]) -> None:
     lists = ("_exclude_from_weight_decay", "_exclude_from_weight_decay_names")
     used["exclude_from_weight_decay"] = [entry for name in lists for entry in getattr(optimizer, name, [])]
     if kind in ("Adam", "AdamW"):
-        del used["weight_decay"]  # which these two apply alike
+        del used["weight_decay"]  # Keras' Adam and AdamW both apply it like the record AdamW.
     for name, value in getattr(optimizer, "_hyper", {}).items():
         if callable(value) and not isinstance(value, (Schedule, tf.Variable)):
             used[name], remedies[name] = value, "a number" + " or a schedule" * (name == "learning_rate")

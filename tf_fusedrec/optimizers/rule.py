@@ -1,13 +1,14 @@
-"""What every update rule of a native table's rows is: a frozen record, applied by custom_ops/hash_table/optimizer.cc.
+"""The base of every update rule of a native table: a frozen record that custom_ops/hash_table applies.
 
-Every rule is sparse: a step changes the rows of its batch and no other, so that what a slot holds of a row that is not
-seen stays as it is ("lazy"). In the formulas w is a row, g its gradient summed over the batch and all ranks, lr the
-learning rate, t the number of the update, 1 for the first, counted per table and not per row.
+Every rule is sparse ("lazy"): a step changes the rows and slots of its batch and no others. In the formulas, w is a
+row, g its gradient summed over the batch and all ranks, and lr the learning rate. t is the number of the update,
+counted per table from 1.
 
-Two arguments are the same in all records:
-  learning_rate: a number, or a Keras LearningRateSchedule over the updates done so far.
-  clipnorm: g is scaled to at most this L2 norm, row by row; 0: off. The norm of one row depends neither on the rest of
-    the batch, nor on the number of ranks, nor on the grouping of tables; Keras' clipnorm takes a whole variable.
+All records share two arguments:
+  learning_rate: A number, or a Keras LearningRateSchedule over the number of past updates.
+  clipnorm: Largest L2 norm of a row's gradient g, to which a longer g is scaled; 0 for no limit. One row's norm does
+    not depend on the rest of the batch, the number of ranks or the grouping of tables. Keras' clipnorm takes the norm
+    of a whole variable.
 """
 
 from __future__ import annotations
@@ -27,17 +28,17 @@ LearningRate = Union[float, "keras.optimizers.schedules.LearningRateSchedule"]
 
 @dataclasses.dataclass(frozen=True)
 class Rule(abc.ABC):
-    """Base of the records; custom_ops/hash_table/optimizer.h has the other side.
+    """Base of the records. custom_ops/hash_table/optimizer.h is their C++ counterpart.
 
     Args:
-      learning_rate: lr >= 0, or a schedule of keras.optimizers.schedules, of the updates of the tables.
-      epsilon: keeps the divisor from 0.
-      beta_1, beta_2: decay of the mean of gradients and of that of their squares.
-      weight_decay: share of a row, times the learning rate, that a step takes off.
-      clipnorm: largest norm of the gradient of one row; a longer one is shortened to it. 0 for no limit.
+      learning_rate: lr >= 0, or a schedule of keras.optimizers.schedules over the tables' updates.
+      epsilon: Term that keeps the divisor above 0.
+      beta_1, beta_2: Decay rates of the mean gradient and of the mean squared gradient.
+      weight_decay: Share of a row, times the learning rate, that a step subtracts.
+      clipnorm: Largest norm of one row's gradient, to which a longer gradient is scaled. 0 for no limit.
 
     Raises:
-      ValueError: an argument is out of its range.
+      ValueError: An argument is out of its range.
     """
 
     learning_rate: LearningRate
@@ -56,14 +57,14 @@ class Rule(abc.ABC):
     @property
     @abc.abstractmethod
     def hyperparameters(self) -> list[float]:
-        """Numbers of the rule in the op, clipnorm first."""
+        """Hyperparameters of the rule in the op's order, clipnorm first."""
 
     @property
     def rate_scale(self) -> float:
         """Factor of the learning rate in the op.
 
-        With a moment scale c of an element-wise v it is sqrt(c), and epsilon is scaled alike, so that the op need not
-        know c: lr / (sqrt(v / c) + epsilon) = sqrt(c) lr / (sqrt(v) + sqrt(c) epsilon).
+        For a moment scale c of an element-wise v, the factor is sqrt(c), and epsilon is scaled by it too. The op then
+        needs no c: lr / (sqrt(v / c) + epsilon) = sqrt(c) lr / (sqrt(v) + sqrt(c) epsilon).
         """
         return 1.0
 
@@ -79,27 +80,27 @@ class Rule(abc.ABC):
 
     @property
     def slot_starts(self) -> dict[str, float]:
-        """Value of each slot of a row that was never trained."""
+        """Initial value of each slot in a new row."""
         start = getattr(self, "initial_accumulator_value", 0.0)
         return {slot: start if slot == "accumulator" else 0.0 for slot in (*self.wide_slots, *self.scalar_slots)}
 
     @property
     def spec(self) -> dict[str, Any]:
-        """What gives the slots their meaning: slots pass from one record to another only where this is equal.
+        """Description of the slots' meaning, JSON-able. Records with equal specs can take over each other's slots.
 
-        What may change while a model is trained (rate, clipping, decay, epsilon) is not in it. JSON-able.
+        Options that may change in the course of training (rate, clipping, decay, epsilon) are not part of it.
         """
         return {"rule": self.rule}
 
     def with_moment_scale(self, moment_scale: float) -> Rule:
-        """The record with this moment scale; itself where it has none, or one that is not 1."""
+        """Returns the record with this moment scale if its own is 1, else the record itself."""
         if getattr(self, "moment_scale", None) != 1.0:
             return self
         fields = {"moment_scale": moment_scale}
         return dataclasses.replace(self, **fields)
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-able; `from_dict` is the inverse."""
+        """Returns a JSON-able dict. `from_dict` is the inverse."""
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         kept = {name: v if isinstance(v, (bool, str, Schedule)) else float(v) for name, v in values.items()}
         if isinstance(self.learning_rate, Schedule):
@@ -117,9 +118,9 @@ class Rule(abc.ABC):
             self._require(name, ">= 0", lambda value: value >= 0)
 
     def _require_divisor(self, start: float) -> None:
-        """epsilon may be 0 only where the root that it stands beside starts above 0."""
+        """Checks epsilon, which may be 0 only where the square root in the same divisor starts above 0."""
         if start > 0:
             self._require_not_negative("epsilon")
         else:
-            wanted = "> 0 (without it, the step of a new row whose gradient is 0 would be 0 / 0)"
+            wanted = "> 0 (with 0, the step of a new row with a zero gradient would be 0 / 0)"
             self._require("epsilon", wanted, lambda value: value > 0)

@@ -16,10 +16,10 @@ RULES = {rule.__name__: rule for rule in (SGD, Adagrad, RowWiseAdagrad, Adam, Ad
 
 
 def from_dict(fields: Mapping[str, Any]) -> Rule:
-    """The record that `to_dict` described.
+    """Returns the record that `to_dict` described.
 
     Raises:
-      ValueError: it describes none.
+      ValueError: The class name is unknown, or an argument is out of its range.
     """
     fields = dict(fields)
     name = fields.pop("class_name", None)

@@ -1,4 +1,4 @@
-"""Gradient descent, with momentum or without."""
+"""Stochastic gradient descent, with or without momentum."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class SGD(Rule):
 
     Args:
       momentum: mu, 0 <= mu <= 1.
-      nesterov: needs momentum; without it, as in Keras, it changes nothing.
+      nesterov: Whether to use Nesterov's form. It has no effect without momentum, as in Keras.
     """
 
     momentum: float = 0.0

@@ -1,4 +1,4 @@
-"""The state of a rule that is not in the rows."""
+"""The state of an update rule outside the rows: the learning rate and the number of updates."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from tf_fusedrec.optimizers.rule import Rule, Schedule
 
 
 class Trainer:
-    """What the rule of one group keeps beside the rows. The tables of a group share it.
+    """The learning rate and update count of one group. The tables of a group share them.
 
     Args:
-      rule: the record.
-      name: of the variables.
+      rule: Record of the update rule.
+      name: Prefix of the variables' names.
 
     Attributes:
-      rule: the record. Its numbers are those of the tables for good.
-      iterations: <int64>[] variable, updates done so far.
-      learning_rate: <float32>[] variable. A number that is assigned counts from the next update on, in functions that
-        are traced already, too. With a schedule: its present value, which cannot be assigned.
+      rule: Record of the update rule. Its hyperparameters cannot change once the tables exist.
+      iterations: <int64>[] variable, number of past updates.
+      learning_rate: <float32>[] variable. An assigned number applies from the next update on, also in functions that
+        are already traced. A schedule gives its current value here, which cannot be assigned.
     """
 
     rule: Rule
@@ -38,24 +38,24 @@ class Trainer:
 
     @property
     def learning_rate(self) -> tf.Variable | tf.Tensor:
-        return self._of_schedule(self.iterations.read_value()) if isinstance(self._rate, Schedule) else self._rate
+        return self._scheduled_rate(self.iterations.read_value()) if isinstance(self._rate, Schedule) else self._rate
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Sets the learning rate; whatever else a function that is traced already would not see is refused."""
+        """Sets the learning rate. All other attributes are refused, because traced functions would ignore them."""
         if name != "learning_rate":
             raise AttributeError(
                 f"{name} of the optimizer of {self._name!r} cannot be set, got {value!r}: the tables were made with "
-                f"{self.rule}. Remedy: another record in TableConfig.optimizer; learning_rate alone may change."
+                f"{self.rule}, of which only learning_rate may change. Pass another record as TableConfig.optimizer."
             )
         if isinstance(self._rate, Schedule):
             raise ValueError(
-                f"learning_rate of {self._name!r} follows {type(self._rate).__name__}, got {value!r}. Remedy: a number "
-                "as the learning rate in TableConfig.optimizer, which may then be assigned."
+                f"learning_rate of {self._name!r} follows {type(self._rate).__name__}, got {value!r}. Use a number as "
+                "the learning rate in TableConfig.optimizer; a number can be assigned later."
             )
         if isinstance(value, Schedule):
             raise ValueError(
-                f"learning_rate of {self._name!r} must be a number, got {type(value).__name__}. Remedy: the schedule "
-                "as the learning rate in TableConfig.optimizer, or learning_rates.TableLearningRate."
+                f"learning_rate of {self._name!r} must be a number, got {type(value).__name__}. Use the schedule as "
+                "the learning rate in TableConfig.optimizer, or learning_rates.TableLearningRate."
             )
         rate = tf.cast(tf.convert_to_tensor(value), tf.float32)
         if tf.executing_eagerly() and not 0 <= float(rate) < math.inf:
@@ -63,31 +63,31 @@ class Trainer:
         self._rate.assign(rate)
 
     def current(self) -> tuple[tf.Tensor, tf.Tensor]:
-        """Learning rate <float32>[] for the op, and number <int64>[], 1 for the first, of the coming update."""
+        """Returns the next update's learning rate <float32>[] for the op and its number <int64>[], counted from 1."""
         done = self.iterations.read_value()
-        rate = self._of_schedule(done) if isinstance(self._rate, Schedule) else self._rate.read_value()
+        rate = self._scheduled_rate(done) if isinstance(self._rate, Schedule) else self._rate.read_value()
         return rate * self.rule.rate_scale, done + 1
 
     def count(self) -> None:
-        """Counts an update."""
+        """Counts one update."""
         self.iterations.assign_add(1)
 
     @property
     def rates(self) -> list[float] | None:
-        """Learning rate of the record, and the present one, for checkpoints; None with a schedule, which needs none."""
+        """[record's learning rate, current learning rate] for checkpoints, or None for a schedule."""
         if isinstance(self._rate, Schedule):
             return None
         return [float(self.rule.learning_rate), float(self._rate.numpy())]
 
     def restore_rates(self, saved: Sequence[Sequence[float]]) -> None:
-        """Takes over rates that were assigned: the lowest of `saved`, each as `rates` gave it.
+        """Restores the lowest assigned rate of `saved`, a sequence of `rates`.
 
-        A rate that was assigned over another record's counts no more: who changes the record wants its rate.
+        A rate assigned under a record with another learning rate is ignored: a changed record sets the rate.
         """
         mine = self.rates
         assigned = [] if mine is None else [now for record, now in saved if record == mine[0]]
         if assigned:
             self._rate.assign(min(assigned))
 
-    def _of_schedule(self, done: tf.Tensor) -> tf.Tensor:
+    def _scheduled_rate(self, done: tf.Tensor) -> tf.Tensor:
         return tf.cast(self._rate(done), tf.float32)

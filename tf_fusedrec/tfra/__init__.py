@@ -1,28 +1,31 @@
-"""For programs written for TFRA with Horovod: its layer by one import, many layers fused, checkpoints in and out.
+"""Runs programs written for TFRA with Horovod: one changed import, fused layers, checkpoints in and out.
 
-    from tf_fusedrec.tfra import dynamic_embedding as de     # de.keras.layers.HvdAllToAllEmbedding is FusedEmbedding
-    model = build_model()                                    # as before
-    tf_fusedrec.tfra.fuse(model)                             # three all2alls a step instead of three a layer
+    from tf_fusedrec.tfra import dynamic_embedding as de  # HvdAllToAllEmbedding is FusedTfraEmbedding here
+    model = build_model()                                 # unchanged
+    tf_fusedrec.tfra.fuse(model)                          # three all-to-alls per group and step, not per layer
 
-From the edge inwards: dynamic_embedding.py (the swap), fusing.py, importing.py, exporting.py -> layer.py, asking.py ->
-lookup.py -> route.py, shadow.py, initial.py, files.py.
+Imports go down this list:
+  dynamic_embedding.py (the import), fusing.py, importing.py, exporting.py
+  fused_layer.py (the layer), id_discovery.py (the ids of a step's lookups), model_checkpoint.py, uneven_data.py
+  row_lookup.py (one exchange), restore_on_load.py (SavedModels)
+  route.py, shared_shadow.py, row_distributions.py, table_files.py
 """
 
 from tf_fusedrec.tfra import dynamic_embedding
-from tf_fusedrec.tfra.callbacks import ModelCheckpoint
-from tf_fusedrec.tfra.even import even
 from tf_fusedrec.tfra.exporting import export_checkpoint
+from tf_fusedrec.tfra.fused_layer import FusedTfraEmbedding
 from tf_fusedrec.tfra.fusing import FusedGroup, fuse
 from tf_fusedrec.tfra.importing import import_checkpoint
-from tf_fusedrec.tfra.layer import FusedEmbedding
+from tf_fusedrec.tfra.model_checkpoint import ModelCheckpoint
+from tf_fusedrec.tfra.uneven_data import stop_at_shortest
 
 __all__ = [
-    "FusedEmbedding",
+    "FusedTfraEmbedding",
     "FusedGroup",
     "ModelCheckpoint",
     "dynamic_embedding",
-    "even",
     "export_checkpoint",
     "fuse",
     "import_checkpoint",
+    "stop_at_shortest",
 ]

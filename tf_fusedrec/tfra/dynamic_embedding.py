@@ -1,11 +1,12 @@
-"""TFRA's dynamic_embedding with this project's parts in their places: the swap as one import.
+"""Stands in for TFRA's dynamic_embedding module, so that one changed import swaps the layer.
 
     from tensorflow_recommenders_addons import dynamic_embedding as de       # before
     from tf_fusedrec.tfra import dynamic_embedding as de                     # after
 
-de.keras.layers.HvdAllToAllEmbedding is FusedEmbedding, de.keras.callbacks.ModelCheckpoint and DEHvdModelCheckpoint are
-ModelCheckpoint, de.keras.models.save_model lets our operations be saved; everything else is upstream's. Upstream itself
-is not changed.
+The module replaces these names and forwards every other one to TFRA, which stays unchanged:
+  de.keras.layers.HvdAllToAllEmbedding is FusedTfraEmbedding.
+  de.keras.callbacks.ModelCheckpoint and DEHvdModelCheckpoint are tf_fusedrec.tfra.ModelCheckpoint.
+  de.keras.models.save_model, de_save_model and de_hvd_save_model allow this project's operations.
 """
 
 from __future__ import annotations
@@ -13,15 +14,20 @@ from __future__ import annotations
 from typing import Any
 
 from tf_fusedrec.tables.tfra import de
-from tf_fusedrec.tfra.callbacks import ModelCheckpoint, save_model
-from tf_fusedrec.tfra.layer import FusedEmbedding
+from tf_fusedrec.tfra.fused_layer import FusedTfraEmbedding
+from tf_fusedrec.tfra.model_checkpoint import ModelCheckpoint, save_model
 
 
 class _Module:
-    """A module of upstream's, some names of which are others."""
+    """An upstream module with some names replaced.
 
-    def __init__(self, upstream: Any, **instead: Any):
-        self.__dict__.update(instead)
+    Args:
+      upstream: The module that answers every other name.
+      **replacements: New values by name.
+    """
+
+    def __init__(self, upstream: Any, **replacements: Any):
+        self.__dict__.update(replacements)
         self._upstream = upstream
 
     def __getattr__(self, name: str) -> Any:
@@ -32,7 +38,7 @@ _SAVE = ("save_model", "de_save_model", "de_hvd_save_model")
 keras = _Module(
     de.keras,
     models=_Module(de.keras.models, **dict.fromkeys(_SAVE, save_model)),
-    layers=_Module(de.keras.layers, HvdAllToAllEmbedding=FusedEmbedding),
+    layers=_Module(de.keras.layers, HvdAllToAllEmbedding=FusedTfraEmbedding),
     callbacks=_Module(
         de.keras.callbacks, ModelCheckpoint=ModelCheckpoint, DEHvdModelCheckpoint=ModelCheckpoint
     ),

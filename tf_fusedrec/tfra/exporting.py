@@ -1,6 +1,6 @@
-"""Native tables as TFRA's table files: rows and optimizer slots, for any number of TFRA processes.
+"""Writes native tables, with their optimizer slots, as TFRA's table files for any number of TFRA processes.
 
-tfra.export_checkpoint("for_tfra/TFRADynamicEmbedding", embedding, ranks=2)  # TFRA reads it on two
+tfra.export_checkpoint("for_tfra/TFRADynamicEmbedding", embedding, ranks=2)  # TFRA reads them on two processes
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tf_fusedrec.checkpoint.agreement import agree, of_rank_0
 from tf_fusedrec.embedding import FusedEmbedding
 from tf_fusedrec.exchange import collectives
 from tf_fusedrec.tables.tfra import owner_of
-from tf_fusedrec.tfra import files
+from tf_fusedrec.tfra import table_files
 from tf_fusedrec.tfra.importing import slots_of, tables_of
 
 
@@ -33,21 +33,21 @@ def export_checkpoint(
 ) -> None:
     """Writes tables as files that TFRA's FileSystemSaver reads on `ranks` processes. Collective.
 
-    Rows go to the files of the ranks that TFRA's default partition function names: with as many files as processes,
-    TFRA reads them without asking whose they are.
+    Each row goes into the file of the rank that TFRA's default partition function names. TFRA does not check owners
+    when it finds as many files as processes.
 
     Args:
-      directory: of the files; must not exist, or be empty, since TFRA merges what it finds there. On a file system that
-        all ranks see.
-      embedding: the layer.
-      ranks: processes that will load it; None: as many as now.
-      names: as in import_checkpoint.
-      slots: whether to write the optimizer's slots.
-      short_file_name: that of the TFRA layers, on which the names of the slots' files depend.
+      directory: Folder of the files, on a file system that all ranks see. It must be missing or empty, because TFRA
+        merges all files that it finds there.
+      embedding: Layer whose tables are written.
+      ranks: Number of processes that will load the files. None means as many as now.
+      names: TFRA layer name by table name, as in import_checkpoint.
+      slots: Whether to write the optimizer's slots.
+      short_file_name: `short_file_name` of the TFRA layers. The names of the slots' files depend on it.
 
     Raises:
-      ValueError: a directory that holds files, ranks below 1, an optimizer whose slots TFRA has no tables for.
-      OSError, RuntimeError: it failed, here or on another rank; `directory` is removed.
+      ValueError: The directory holds files, `ranks` is below 1, or TFRA has no tables for the optimizer's slots.
+      OSError, RuntimeError: The write failed here or on another rank. `directory` is removed.
     """
     folder = pathlib.Path(directory)
     targets = collectives.size() if ranks is None else ranks
@@ -55,7 +55,10 @@ def export_checkpoint(
 
     def begun() -> None:
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise ValueError(f"{folder} exists and holds files, which TFRA would merge. Remove it, or name another.")
+            raise ValueError(
+                f"directory {folder} holds files, which TFRA would merge; it must be missing or empty. Remove it, or "
+                "name another."
+            )
         folder.mkdir(parents=True, exist_ok=True)
 
     of_rank_0(begun)
@@ -80,8 +83,8 @@ def _checked_targets(
         narrow = [s for s in slots_of(table, name) if not table.record_dtype("rows")[s].shape]
         if slots and narrow:
             raise ValueError(
-                f"slots {narrow} of table {name!r} are one number per row, which no TFRA optimizer has. Write rows "
-                "alone: slots=False."
+                f"slots {narrow} of table {name!r} are one number per row; TFRA's slots have the row's shape. Write "
+                "rows alone: slots=False."
             )
     return wanted
 
@@ -89,7 +92,7 @@ def _checked_targets(
 def _write_parts(
     folder: pathlib.Path, wanted: Mapping[str, tuple[Any, str]], targets: int, rank: int, slots: bool, short: bool
 ) -> list[tuple[str, int]]:
-    """Writes this rank's part of every file; returns all files, which are the same on all ranks, with their rank."""
+    """Writes this rank's part of every file and returns (file name, target rank) of all files, equal on all ranks."""
     names = []
     for name, (table, layer) in wanted.items():
         ids, records = table.snapshot(name, in_hash_order=False)
@@ -103,13 +106,13 @@ def _write_parts(
             for field, variable in fields.items():
                 values = _as_stored(table, name, np.ascontiguousarray(records[field][mine]))
                 for kind, array in (("keys", ids[mine]), ("values", values)):
-                    names.append((files.file_name(variable, target, targets, kind), target))
+                    names.append((table_files.file_name(variable, target, targets, kind), target))
                     array.tofile(folder / f"{names[-1][0]}.part{rank}")
     return names
 
 
 def _as_stored(table: Any, name: str, values: np.ndarray) -> np.ndarray:
-    """Values of a field in the dtype of the rows: TFRA's slots have it, ours may be narrower (bfloat16 bits)."""
+    """Casts a field to the rows' dtype, because TFRA stores slots in it and ours may be narrower (bfloat16 bits)."""
     dtype = tf.as_dtype(table.spec(name)["storage"])
     if values.dtype == np.dtype("<u2"):
         values = values.view(tf.bfloat16.as_numpy_dtype)
@@ -117,7 +120,7 @@ def _as_stored(table: Any, name: str, values: np.ndarray) -> np.ndarray:
 
 
 def _join_parts(folder: pathlib.Path, names: list[str], size: int) -> None:
-    """Makes whole files of the parts that all ranks have written."""
+    """Concatenates the parts that all ranks have written into whole files."""
     for name in names:
         with (folder / name).open("wb") as whole:
             for rank in range(size):

@@ -1,4 +1,4 @@
-"""fuse(model): many TFRA layers of one model become few groups, which cost three all2alls a step each."""
+"""fuse(model) merges a model's TFRA layers into few groups. Each group costs three all-to-alls a step."""
 
 from __future__ import annotations
 
@@ -11,17 +11,19 @@ from typing import Any
 from tf_fusedrec._tf_compat import converted_as_here, keras, tf
 from tf_fusedrec.ops.xla import outside_clusters
 from tf_fusedrec.tables.tfra import de, default_partition_fn
-from tf_fusedrec.tfra.asking import ids_of_calls
-from tf_fusedrec.tfra.even import fit_evenly
-from tf_fusedrec.tfra.layer import FusedEmbedding
-from tf_fusedrec.tfra.lookup import Wanted
+from tf_fusedrec.tfra.fused_layer import FusedTfraEmbedding
+from tf_fusedrec.tfra.id_discovery import discover_ids
+from tf_fusedrec.tfra.row_lookup import LookupIds
+from tf_fusedrec.tfra.uneven_data import stop_fit_at_shortest
 
 
-class FusedGroup(FusedEmbedding):
-    """What several layers share after fuse(): one variable, one shadow, one slot variable per optimizer slot.
+class FusedGroup(FusedTfraEmbedding):
+    """The layer that several layers share after fuse(): one variable, one shadow, one slot variable per slot.
+
+    Its keys merge an id with the number of its layer (tables/keys.py), so ids must lie in [0, 2^id_bits).
 
     Attributes:
-      layers: their names, sorted; keys are merged (tables/keys.py), so ids must be >= 0 and below 2^id_bits.
+      layers: Names of the member layers, sorted.
     """
 
     def __init__(self, names: Sequence[str], **arguments: Any):
@@ -34,49 +36,50 @@ class FusedGroup(FusedEmbedding):
 
 
 def fuse(model: keras.Model, *, leave: Collection[str] = ()) -> list[FusedGroup]:
-    """Fuses the FusedEmbedding layers of a model, behind its back: the model's code stays as it is.
+    """Fuses the FusedTfraEmbedding layers of a model. The model's code and its losses stay unchanged.
 
-    Layers that were constructed alike, but for name and init_capacity, become one group: their ids travel together,
-    their rows live in one table and are trained as one variable (`model.trainable_variables` has the group's). Call it
-    when the layers exist and before the first training step; rows that they hold move along. Losses stay what they
-    were. In a tf.function (so in fit, evaluate and predict) all lookups of one call of the model are one exchange;
-    a layer may be called several times, and a lookup whose ids depend on other rows or on random numbers goes alone.
+    Layers whose constructor arguments differ in name and init_capacity only become one group. Their ids travel in one
+    exchange, and their rows live in one table that is trained as one variable (see `model.trainable_variables`). Call
+    fuse when the layers exist and before the first training step. The layers' rows move into the group.
 
-    The group's tables are files under the group's name; those of single layers have upstream's names. A layer's rows:
-    `layer.export()`. Restrict policies rank the rows of the whole group, and an optimizer's clipnorm is of the whole
-    group's gradient, which is one variable's.
+    Inside a tf.function, and so in fit, evaluate and predict, all lookups of one model call share one exchange. A
+    layer may be called several times. A lookup whose ids depend on other rows or on random numbers travels alone.
+
+    A group's table files carry the group's name. Files of single layers keep upstream's names. `layer.export()` gives
+    the rows of one layer. A group is one variable, so a restrict policy ranks the rows of the whole group, and an
+    optimizer's clipnorm applies to the whole group's gradient.
 
     Args:
-      model: built or not; its layers may be anywhere inside.
-      leave: names of layers that stay alone.
+      model: Keras model, built or not, with the layers at any depth.
+      leave: Names of layers that stay outside any group.
 
     Returns:
-      The groups, of two layers or more. Every rank makes the same.
+      The groups of two or more layers, equal on every rank.
 
     Raises:
-      ValueError: the model has no such layer, was fused before, or has trained; two layers of one name; a name in
-        `leave` that is none; a layer with a partitioner, a KV creator, or keys that a group cannot have.
+      ValueError: The model has no such layer, was fused before, or has trained. Or two layers share a name, `leave`
+        names an unknown layer, or a layer's partitioner, KV creator or key dtype does not suit a group.
     """
-    found = {id(m): m for m in model.submodules if isinstance(m, FusedEmbedding)}
+    found = {id(m): m for m in model.submodules if isinstance(m, FusedTfraEmbedding)}
     layers = sorted(found.values(), key=lambda layer: layer.name)
     _check(model, layers, leave)
-    together: dict[Any, list[FusedEmbedding]] = {}
+    by_spec: dict[Any, list[FusedTfraEmbedding]] = {}
     for layer in layers:
         if layer.name not in leave:
             _check_fusable(layer)
-            together.setdefault(_spec(layer), []).append(layer)
-    groups = [_make_group(members) for members in together.values() if len(members) > 1]
+            by_spec.setdefault(_spec(layer), []).append(layer)
+    groups = [_make_group(members) for members in by_spec.values() if len(members) > 1]
     _look_up_ahead(model, [layer for layer in layers if layer.name not in leave])
-    fit_evenly(model)
+    stop_fit_at_shortest(model)
     return groups
 
 
-def _check(model: keras.Model, layers: Sequence[FusedEmbedding], leave: Collection[str]) -> None:
+def _check(model: keras.Model, layers: Sequence[FusedTfraEmbedding], leave: Collection[str]) -> None:
     names = [layer.name for layer in layers]
     if not layers:
         raise ValueError(
-            f"model {model.name!r} has no tf_fusedrec.tfra.FusedEmbedding. Construct its embeddings with it, in the "
-            "place of HvdAllToAllEmbedding, and keep them in attributes of the model."
+            f"model {model.name!r} has no tf_fusedrec.tfra.FusedTfraEmbedding. Use this layer instead of "
+            "HvdAllToAllEmbedding, and keep the layers in attributes of the model."
         )
     if any(isinstance(layer, FusedGroup) for layer in layers) or hasattr(model.call, "looks_up_ahead"):
         raise ValueError(f"model {model.name!r} was fused before. Call fuse once.")
@@ -90,20 +93,20 @@ def _check(model: keras.Model, layers: Sequence[FusedEmbedding], leave: Collecti
     if trained:
         raise ValueError(
             f"layers {trained} of model {model.name!r} have optimizer slots already. Call fuse before the first "
-            "training step; to go on from a checkpoint, restore it into the fused model."
+            "training step. To continue from a checkpoint, restore it into the fused model."
         )
 
 
-def _check_fusable(layer: FusedEmbedding) -> None:
+def _check_fusable(layer: FusedTfraEmbedding) -> None:
     params, remedy = layer.params, f"Or leave it alone: fuse(model, leave=[{layer.name!r}])."
     if params.partition_fn is not default_partition_fn:
         raise ValueError(
-            f"layer {layer.name!r} has a partitioner of its own, {params.partition_fn!r}; keys of a group are merged "
-            f"keys, which it does not know. Use TFRA's default partition function. {remedy}"
+            f"layer {layer.name!r} has a partitioner of its own, {params.partition_fn!r}, which would get the group's "
+            f"merged keys instead of ids. Use TFRA's default partition function. {remedy}"
         )
     if type(params.kv_creator) is not de.CuckooHashTableCreator:
         raise ValueError(
-            f"layer {layer.name!r} has the KV creator {type(params.kv_creator).__name__}; a group is kept in one "
+            f"layer {layer.name!r} has the KV creator {type(params.kv_creator).__name__}; a group's table is a "
             f"CuckooHashTable. Use de.CuckooHashTableCreator. {remedy}"
         )
     if tf.as_dtype(params.key_dtype) != tf.int64:
@@ -113,8 +116,8 @@ def _check_fusable(layer: FusedEmbedding) -> None:
         )
 
 
-def _spec(layer: FusedEmbedding) -> tuple:
-    """Equal for layers that can be one: all arguments but name and capacity, by value where they have one."""
+def _spec(layer: FusedTfraEmbedding) -> tuple:
+    """Returns a value that is equal for layers of one group: all arguments but name and capacity, as plain values."""
     arguments = dict(layer.member.arguments)
     for own in ("name", "init_capacity", "initializer", "kv_creator"):
         arguments.pop(own, None)
@@ -133,7 +136,7 @@ def _spec(layer: FusedEmbedding) -> tuple:
     )  # fmt: skip
 
 
-def _make_group(members: Sequence[FusedEmbedding]) -> FusedGroup:
+def _make_group(members: Sequence[FusedTfraEmbedding]) -> FusedGroup:
     names = [layer.name for layer in members]
     first = members[0]
     digest = hashlib.blake2b("/".join(names).encode(), digest_size=4).hexdigest()
@@ -141,19 +144,17 @@ def _make_group(members: Sequence[FusedEmbedding]) -> FusedGroup:
     arguments["init_capacity"] = sum(layer.params.init_size for layer in members)
     arguments["kv_creator"] = first.params.kv_creator
     arguments["name"] = f"fused_{len(members)}_layers_{digest}"
-    group = FusedGroup(
-        names, with_unique=first.with_unique, mpi_size=first.hvd_variable._mpi_size, **arguments
-    )  # fmt: skip
+    group = FusedGroup(names, with_unique=first.with_unique, mpi_size=first.hvd_variable._mpi_size, **arguments)
     for segment, layer in enumerate(members):
         layer.join(group, segment)
-    first.fused_group = group  # an attribute, by which Keras and TensorFlow find its variables
+    first.fused_group = group  # Keras and TensorFlow find the group's variables through this attribute.
     return group
 
 
-def _look_up_ahead(model: keras.Model, layers: Sequence[FusedEmbedding]) -> None:
-    """Makes a traced call of the model exchange the ids of all its lookups before it begins."""
+def _look_up_ahead(model: keras.Model, layers: Sequence[FusedTfraEmbedding]) -> None:
+    """Wraps model.call: a traced call exchanges the ids of all its lookups before it begins."""
     original = model.call
-    # A `call` that is a tf.function is traced into the step's graph: ids inside another graph could not be known.
+    # The Python function of a tf.function `call` is traced, because ids inside a nested graph cannot be discovered.
     plain = getattr(original, "python_function", original)
 
     def call(_: keras.Model, *args: Any, **kwargs: Any) -> Any:
@@ -161,40 +162,41 @@ def _look_up_ahead(model: keras.Model, layers: Sequence[FusedEmbedding]) -> None
             return original(*args, **kwargs)
         run = converted_as_here(plain)
         if keras.src.engine.base_layer_utils.call_context().saving:
-            return run(*args, **kwargs)  # Keras traces every layer of a SavedModel as a function of its own
-        asked = ids_of_calls(layers, lambda: run(*args, **kwargs))
-        model._clear_losses()  # of the trace that only asked
+            return run(*args, **kwargs)  # Keras traces each layer of a SavedModel as a separate function.
+        calls = discover_ids(layers, lambda: run(*args, **kwargs))
+        model._clear_losses()  # The discovery trace added losses of tensors that are never computed.
         with outside_clusters(f"Model {model.name!r}"):
-            _serve(asked)
+            _look_up(calls)
         try:
             answer = run(*args, **kwargs)
-            left = [layer.name for layer in layers if layer.member.served]
+            unused = [layer.name for layer in layers if layer.member.prefetched]
         finally:
             for layer in layers:
-                layer.member.served = []
-        if left:
+                layer.member.prefetched = []
+        if unused:
             raise RuntimeError(
-                f"model {model.name!r} called layers {left} less often than when it was traced first. A fused model "
-                "must make the same lookups whenever it is traced."
+                f"model {model.name!r} called layers {unused} less often than in its first trace. A fused model "
+                "must make the same lookups in every trace. Make them unconditionally in Python, or leave these "
+                f"layers alone: fuse(model, leave={unused})."
             )
         return answer
 
     call.looks_up_ahead = True  # type: ignore[attr-defined]
-    # A method of the same signature: Keras reads it, and takes self away.
+    # Keras reads the signature of `call` and drops `self`, so the wrapper keeps the original signature.
     own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
     parameters = inspect.signature(plain).parameters.values()
     call.__signature__ = inspect.Signature([own, *parameters])  # type: ignore[attr-defined]
     model.call = types.MethodType(call, model)
 
 
-def _serve(asked: Sequence[tuple[FusedEmbedding, tf.Tensor | None]]) -> None:
-    """Looks up what can be known, group by group, and lays the rows out for the calls to come."""
+def _look_up(calls: Sequence[tuple[FusedTfraEmbedding, tf.Tensor | None]]) -> None:
+    """Looks up all known ids, group by group, and queues each call's rows in its layer (None: unknown ids)."""
     rows: dict[int, tf.Tensor] = {}
-    owners = {id(layer.owner): layer.owner for layer, _ in asked}
+    owners = {id(layer.owner): layer.owner for layer, _ in calls}
     for owner in owners.values():
-        mine = [n for n, (layer, ids) in enumerate(asked) if layer.owner is owner and ids is not None]
-        if mine:
-            wanted = [Wanted(asked[n][0].member.segment, asked[n][1]) for n in mine]
-            rows.update(zip(mine, owner.hvd_variable.rows(wanted)))
-    for n, (layer, _) in enumerate(asked):
-        layer.member.served.append(rows.get(n))
+        own = [n for n, (layer, ids) in enumerate(calls) if layer.owner is owner and ids is not None]
+        if own:
+            lookups = [LookupIds(calls[n][0].member.segment, calls[n][1]) for n in own]
+            rows.update(zip(own, owner.hvd_variable.rows(lookups)))
+    for n, (layer, _) in enumerate(calls):
+        layer.member.prefetched.append(rows.get(n))

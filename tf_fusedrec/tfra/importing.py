@@ -1,8 +1,8 @@
-"""TFRA's table files into native tables: rows and optimizer slots, on any number of ranks.
+"""Reads TFRA's table files, rows and optimizer slots, into native tables on any number of ranks.
 
-    tfra.import_checkpoint("saved/variables/TFRADynamicEmbedding", embedding)  # all ranks, any number
+    tfra.import_checkpoint("saved/variables/TFRADynamicEmbedding", embedding)  # on every rank
 
-TFRA's files know neither dtypes nor optimizers: the tables that take the rows say what they are.
+TFRA's files name neither dtypes nor optimizers. The tables that take the rows supply both.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from tf_fusedrec.embedding import FusedEmbedding
 from tf_fusedrec.exchange import collectives
 from tf_fusedrec.tables.hash_order import hash_range_owner
 from tf_fusedrec.tables.tfra import owner_of
-from tf_fusedrec.tfra import files
+from tf_fusedrec.tfra import table_files
 
-# The one slot that TFRA's optimizers name otherwise than the records of tf_fusedrec.optimizers: new-style SGD.
+# New-style SGD's slot has another name in TFRA than in the records of tf_fusedrec.optimizers.
 _ALIASES = {"m": "momentum"}
 
 
@@ -36,33 +36,35 @@ def import_checkpoint(
     key_dtype: str = "int64",
     iterations: int | None = None,
 ) -> dict[str, int]:
-    """Reads tables that TFRA's FileSystemSaver wrote, with their slots, on any number of ranks. Collective.
+    """Reads tables and slots that TFRA's FileSystemSaver wrote on any number of ranks. Collective.
 
-    Every rank reads all files and keeps the rows that it owns. Rows of other ids stay as they are. Nothing is changed
-    when a file is refused.
+    Every rank reads all files and keeps the rows that it owns. Rows of ids that the files lack stay unchanged. A
+    refused file changes no table.
 
     Args:
-      directory: with the files; or a SavedModel, or a checkpoint's directory with one TFRADynamicEmbedding folder.
-      embedding: the layer whose tables take the rows.
-      names: TFRA layer of a table, where it is not the table's own name. With names, only the tables that it holds.
-      slots: False takes rows alone; their slots start as those of new rows.
-      value_dtype: of the files, where it is not the table's: "float32", "float16", "bfloat16" or "float64".
-      key_dtype: of the files: "int64" or "int32".
-      iterations: updates that the optimizer had done, which Adam's bias correction needs (TFRA keeps the number in the
-        TensorFlow checkpoint, optimizer.iterations); None leaves it.
+      directory: Folder of the files, a SavedModel, or a checkpoint's folder with one TFRADynamicEmbedding folder.
+      embedding: Layer whose tables take the rows.
+      names: TFRA layer name by table name. Only the tables listed here are read. None reads every table from the
+        layer of its own name.
+      slots: Whether to read slots. Without them, imported rows get the slots of new rows.
+      value_dtype: dtype of the files' values where it differs from the table's: "float32", "float16", "bfloat16" or
+        "float64".
+      key_dtype: dtype of the files' keys: "int64" or "int32".
+      iterations: Number of updates that the optimizer had made, which Adam's bias correction needs. TFRA keeps it in
+        the TensorFlow checkpoint as optimizer.iterations. None leaves the counter unchanged.
 
     Returns:
-      By table, how many rows this rank has taken.
+      The number of rows that this rank has taken, by table name.
 
     Raises:
-      ValueError: no files, files that are missing, truncated or of several saves; a table without files; slots that
-        the table's optimizer does not have, or lacks; a key that is in two files.
-      RuntimeError: it failed on another rank.
+      ValueError: The directory has no files, or they are incomplete, truncated or from several saves. Or a table has
+        no files, the files' slots differ from the table's, or two files hold the same key.
+      RuntimeError: The import failed on another rank.
     """
     wanted = agree(lambda: tables_of(embedding, names))
 
     def opened() -> list[_Source]:
-        found = files.variables_in(folder := files.folder_of(pathlib.Path(directory)))
+        found = table_files.variables_in(folder := table_files.folder_of(pathlib.Path(directory)))
         return [
             _Source(folder, found, table, name, layer, slots, value_dtype, np.dtype(key_dtype))
             for name, (table, layer) in wanted.items()
@@ -90,7 +92,7 @@ class _Source:
     def __init__(
         self,
         folder: pathlib.Path,
-        found: Mapping[str, Mapping[files.Shard, files.Files]],
+        found: Mapping[str, Mapping[table_files.Shard, table_files.Files]],
         table: Any,
         name: str,
         layer: str,
@@ -102,8 +104,8 @@ class _Source:
         variable = f"{layer}-parameter"
         if variable not in found:
             raise ValueError(
-                f"{folder} has no variable {variable!r} for table {name!r}. It has {sorted(found)}. Say which layer it "
-                "was: names={table: layer}."
+                f"{folder} has no variable {variable!r} for table {name!r}. It has {sorted(found)}. Name the layer: "
+                "names={table: layer}."
             )
         record = table.record_dtype("rows")
         self._dim = table.spec(name)["dim"]
@@ -112,7 +114,7 @@ class _Source:
         self._rows = found[variable]
         own = slots_of(table, name)
         prefixes = (f"{variable}_DynamicEmbedding_{layer}-shadow_", f"{variable}_")
-        theirs: dict[str, Mapping[files.Shard, files.Files]] = {}
+        theirs: dict[str, Mapping[table_files.Shard, table_files.Files]] = {}
         for other, shards in found.items():
             prefix = next((p for p in prefixes if other.startswith(p)), None)
             if prefix is not None:
@@ -134,11 +136,11 @@ class _Source:
             for pair in shards.values():
                 self._read(pair)
 
-    def _read(self, pair: files.Files) -> tuple[np.ndarray, np.ndarray]:
-        return files.read(pair, self._dim, np.dtype(self._dtype), self._key_dtype)
+    def _read(self, pair: table_files.Files) -> tuple[np.ndarray, np.ndarray]:
+        return table_files.read(pair, self._dim, np.dtype(self._dtype), self._key_dtype)
 
     def mine(self, rank: int, ranks: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """ids <int64>[n] and records of each shard's rows that this rank owns."""
+        """Yields ids <int64>[n] and records of the rows that `rank` owns, shard by shard."""
         owner = owner_of if self.table.owner == "tfra" else hash_range_owner
         seen = np.zeros([0], np.int64)
         for shard, pair in self._rows.items():
@@ -164,7 +166,7 @@ class _Source:
 
 
 def _put(records: np.ndarray, field: str, values: np.ndarray, at: Any) -> None:
-    """Sets a field, rounding to how the table stores it; bfloat16 is stored as its bits."""
+    """Sets a field, rounded to the table's storage dtype. Tables store bfloat16 as uint16 bits."""
     if records[field].dtype == np.dtype("<u2"):
         values = values.astype(tf.bfloat16.as_numpy_dtype).view(np.uint16)
     records[field][at] = values
@@ -175,7 +177,7 @@ def slots_of(table: Any, name: str) -> list[str]:
 
 
 def tables_of(embedding: FusedEmbedding, names: Mapping[str, str] | None) -> dict[str, tuple[Any, str]]:
-    """Backend and TFRA layer of each table."""
+    """Returns the native table and the TFRA layer name for each table name."""
     tables = {name: lookup.table for lookup in embedding.lookups for name in lookup.table.names}
     unknown = sorted(set(names or {}) - set(tables))
     if unknown:

@@ -1,6 +1,6 @@
-"""Ids of a group's layers to the ranks that TFRA's partition function names, rows back, gradients out again.
+"""Sends a group's ids to the owners of TFRA's partition function, brings rows back and returns gradients.
 
-Three all2alls, whatever the number of layers, over all ranks and in the rows' own dtype, as TFRA's are.
+A group of any number of layers takes three all-to-alls. They span all ranks and keep the rows' dtype, as in TFRA.
 """
 
 from __future__ import annotations
@@ -14,25 +14,25 @@ from tf_fusedrec.exchange import collectives
 
 
 class Route(NamedTuple):
-    """How the ids of one lookup travelled: enough to bring rows and to return gradients."""
+    """The route of one lookup's ids, by which rows come back and gradients go out."""
 
-    name: str  # of the collectives; the same on all ranks
-    index: tf.Tensor  # <int32>[N], row of the n-th id among the rows that come back
-    num_unique: tf.Tensor  # <int64>[], U
-    id_splits: tf.Tensor  # <int32>[R], ids that this rank sent to each owner
-    message: tf.Tensor  # <int64>[V + R * S], ids that this rank owns: blocks [counts[S] | ids] by source
-    message_splits: tf.Tensor  # <int32>[R], entries of each block
-    received_splits: tf.Tensor  # <int32>[R], ids received from each source
+    name: str  # Prefix of the collectives' names, the same on all ranks.
+    index: tf.Tensor  # <int32>[N], index of the n-th id's row among the returned rows.
+    num_unique: tf.Tensor  # <int64>[], U.
+    id_splits: tf.Tensor  # <int32>[R], number of ids sent to each owner.
+    message: tf.Tensor  # <int64>[V + R * S], received ids as blocks [counts[S] | ids] by source rank.
+    message_splits: tf.Tensor  # <int32>[R], entries of each block.
+    received_splits: tf.Tensor  # <int32>[R], number of ids received from each source rank.
 
 
 def route_ids(unique: ops.UniqueIds, *, name: str, id_bits: int, layers: Sequence[str]) -> Route:
     """Sends ids to their owners under TFRA's default partition function.
 
     Args:
-      unique: ids by segment, with the place of each id asked for.
-      name: of the collective, the same on all ranks.
-      id_bits: ids must lie in [0, 2^id_bits); 64 admits every int64.
-      layers: names of the segments.
+      unique: Distinct ids by segment, with the inverse index of the requested ids.
+      name: Prefix of the collective's name, the same on all ranks.
+      id_bits: Number of id bits: ids must lie in [0, 2^id_bits). 64 admits every int64.
+      layers: Names of the segments.
     """
     ranked = ops.rank_partition(
         unique.ids, unique.splits, num_ranks=collectives.size(), owner="tfra", id_bits=id_bits, segment_names=layers
@@ -46,27 +46,27 @@ def route_ids(unique: ops.UniqueIds, *, name: str, id_bits: int, layers: Sequenc
 
 
 def bring_rows(route: Route, rows: tf.Tensor) -> tf.Tensor:
-    """[U, D], in the order of route.index, of the owners' rows [>= V, D] in the order in which ids arrived."""
+    """Sends rows [>= V, D], in the order of the received ids, to their requesters; returns [U, D] for route.index."""
     return collectives.all_to_all(rows, route.received_splits, name=f"{route.name}.rows")[0]
 
 
 def return_gradients(route: Route, grads: tf.Tensor) -> tf.Tensor:
-    """[V, D], in the order in which ids arrived, of gradients [>= U, D] in the order of bring_rows."""
+    """Sends gradients [>= U, D], in the order of bring_rows, to the owners; returns [V, D] by received id."""
     return collectives.all_to_all(grads, route.id_splits, name=f"{route.name}.gradients")[0]
 
 
 def route_by(partitioner: Callable[[tf.Tensor, int], tf.Tensor], unique: tf.Tensor, *, name: str) -> Route:
-    """As route_ids for one segment, by a partition function of the user's.
+    """Sends the ids of one segment to the owners that a user's partition function names.
 
     Args:
-      partitioner: (keys, number of ranks) -> <int32>[U] owner ranks.
-      unique: <int64>[U] distinct ids, of which the n-th is the n-th id asked for.
-      name: of the collective.
+      partitioner: Function (keys, number of ranks) -> <int32>[U] owner ranks.
+      unique: <int64>[U], distinct ids. The route's index n is the position in this tensor.
+      name: Prefix of the collective's name.
     """
     ranks = collectives.size()
     owner = tf.cast(partitioner(unique, ranks), tf.int32)
-    wanted = f"partitioner of layer {name!r} must give ranks in [0, {ranks})"
-    in_range = tf.debugging.assert_non_negative(tf.minimum(owner, ranks - 1 - owner), message=wanted)
+    requirement = f"partitioner of layer {name!r} must give ranks in [0, {ranks})"
+    in_range = tf.debugging.assert_non_negative(tf.minimum(owner, ranks - 1 - owner), message=requirement)
     with tf.control_dependencies([] if in_range is None else [in_range]):
         order = tf.argsort(owner, stable=True)
     counts = tf.math.bincount(owner, minlength=ranks, maxlength=ranks)

@@ -1,4 +1,4 @@
-"""TFRA's ways to save a model: one path, one decision and one outcome for all ranks; our operations are allowed."""
+"""Saves TFRA models so that all ranks share one path, one decision and one outcome."""
 
 from __future__ import annotations
 
@@ -13,25 +13,30 @@ from tf_fusedrec.tables.tfra import de
 
 
 def with_our_operations(options: tf.saved_model.SaveOptions | None) -> tf.saved_model.SaveOptions:
-    """`options`, and leave to write operations of TFRA and of this project into a SavedModel, which TensorFlow asks."""
+    """Returns `options` that also allow operations of TFRA and of this project.
+
+    TensorFlow refuses to write operations of an unlisted namespace into a SavedModel.
+    """
     options = tf.saved_model.SaveOptions() if options is None else options
     options.namespace_whitelist = sorted({*(options.namespace_whitelist or ()), "TFRA", "Fusedrec"})
     return options
 
 
 def save_model(model: keras.Model, filepath: str, *args: Any, **kwargs: Any) -> None:
-    """de.keras.models.save_model, with the operations of this project allowed; all ranks call it."""
+    """Calls de.keras.models.save_model with this project's operations allowed. Collective."""
     options = with_our_operations(kwargs.pop("options", None))
     de.keras.models.de_save_model(model, filepath, *args, options=options, **kwargs)
 
 
 class ModelCheckpoint(de.keras.callbacks.DEHvdModelCheckpoint):
-    """de.keras.callbacks.ModelCheckpoint, for models with FusedEmbedding or HvdAllToAllEmbedding layers.
+    """Replaces de.keras.callbacks.ModelCheckpoint for models with FusedTfraEmbedding or HvdAllToAllEmbedding layers.
 
-    Constructor, files and their names are upstream's. What differs: rank 0's logs decide whether and where all ranks
-    save (upstream's ranks format a path of their own losses, and wait for one another when only some save); with
-    save_weights_only the rows of all ranks go where load_weights looks for them, the TFRADynamicEmbedding folder beside
-    `filepath`; a save that fails on one rank fails on all, instead of hanging.
+    The constructor, the files and their names are upstream's. Three things differ:
+      Rank 0's logs decide whether and where all ranks save. Upstream formats the path from each rank's own losses,
+        and hangs when only some ranks save.
+      save_weights_only writes the rows of all ranks into the TFRADynamicEmbedding folder beside `filepath`, where
+        load_weights looks for them.
+      A save that fails on one rank fails on all ranks. Upstream hangs.
     """
 
     def _save_model(self, epoch: int, logs: Mapping[str, Any] | None) -> None:
@@ -39,10 +44,10 @@ class ModelCheckpoint(de.keras.callbacks.DEHvdModelCheckpoint):
         super()._save_model(epoch, collectives.all_gather_object(numbers)[0])
 
     def _save_de_model(self, filepath: str) -> None:
-        agree(lambda: self._save_of_rank_0(filepath) if collectives.rank() == 0 else None)
+        agree(lambda: self._save_on_rank_0(filepath) if collectives.rank() == 0 else None)
         agree(lambda: self._save_rows(filepath) if collectives.rank() > 0 else None)
 
-    def _save_of_rank_0(self, filepath: str) -> None:
+    def _save_on_rank_0(self, filepath: str) -> None:
         if self.save_weights_only:
             self.model.save_weights(filepath, overwrite=True, options=self._options)
         else:
@@ -50,8 +55,8 @@ class ModelCheckpoint(de.keras.callbacks.DEHvdModelCheckpoint):
             self.model.save(filepath, overwrite=True, signatures=self._signatures, options=options)
 
     def _save_rows(self, filepath: str) -> None:
-        """Rows and slots of this rank. Rank 0's are written by TFRA's hook in TensorFlow's saver."""
-        place = os.path.dirname(filepath) if self.save_weights_only else os.path.join(filepath, "variables")
+        """Writes this rank's rows and slots. TFRA's hook in TensorFlow's saver writes rank 0's."""
+        folder = os.path.dirname(filepath) if self.save_weights_only else os.path.join(filepath, "variables")
         for variable in self.model.variables:
             params = getattr(variable, "params", None)
             layer = getattr(params, "_created_in_class", None)
@@ -59,7 +64,7 @@ class ModelCheckpoint(de.keras.callbacks.DEHvdModelCheckpoint):
                 continue
             for table in (params, *layer.optimizer_vars):
                 table.save_to_file_system(
-                    dirpath=os.path.join(place, "TFRADynamicEmbedding"),
+                    dirpath=os.path.join(folder, "TFRADynamicEmbedding"),
                     proc_size=collectives.size(),
                     proc_rank=collectives.rank(),
                 )

@@ -1,7 +1,7 @@
-"""What a job trains, cut into calls of fit: epochs of one data set, or the partitions of a folder that grows.
+"""Splits a training job into calls of fit: epochs of one data set, or partitions of a growing folder.
 
-A resumed epoch has fewer steps than the others, and Keras knows one number for all: it gets a fit of its own. So does
-every partition, an "epoch" to Keras.
+Keras takes one number of steps for all epochs of a fit. A resumed epoch has fewer steps, so it gets its own fit. Every
+partition gets its own fit too, as one "epoch" of Keras.
 """
 
 from __future__ import annotations
@@ -17,59 +17,59 @@ from tf_fusedrec import tf
 from tf_fusedrec.data import Cost, GrowingFolder, ParquetFolder, Partition, TokenBatches, check_same_files
 
 
-class Round(NamedTuple):
-    """One call of fit."""
+class FitCall(NamedTuple):
+    """The arguments of one call of fit."""
 
     dataset: tf.data.Dataset
-    epoch: int
-    end: int  # the epoch behind the last one
-    steps: int  # of a whole epoch
-    step: int  # of the first epoch that was trained before; see TokenBatches.first_step
-    position: Callable[[int, int], dict[str, Any]]  # input_position of callbacks.Checkpoint
+    epoch: int  # First epoch.
+    end: int  # The epoch after the last one.
+    steps: int  # Steps of a whole epoch.
+    step: int  # Steps of the first epoch that are already trained; see TokenBatches.first_step.
+    position: Callable[[int, int], dict[str, Any]]  # input_position of callbacks.Checkpoint.
 
 
-def rounds(experiment: Experiment, folder: pathlib.Path, saved: Mapping[str, Any] | None) -> Iterator[Round]:
-    """The rounds of a job, in order; all ranks iterate together.
+def fit_calls(experiment: Experiment, folder: pathlib.Path, saved: Mapping[str, Any] | None) -> Iterator[FitCall]:
+    """Yields the calls of fit of a job, in order. All ranks iterate together.
 
     Args:
-      experiment: says whether the data grow.
-      folder: of the data set.
-      saved: what `position` gave at the checkpoint to go on from; None begins.
+      experiment: Experiment. Its data.follow decides whether the data grow.
+      folder: Folder of the data set.
+      saved: Result of `position` at the checkpoint to resume from, or None for a new job.
 
     Raises:
-      ValueError: there are no rows to train on; `saved` is of the other kind of data; what TokenBatches and
-        GrowingFolder refuse.
+      ValueError: The data have no rows, `saved` belongs to the other kind of data, or TokenBatches or GrowingFolder
+        refuse an argument.
     """
     follow = experiment.data.follow
     if saved is not None and ("partition" in saved) != follow:
         was = "followed a growing folder" if "partition" in saved else "read one data set in epochs"
         raise ValueError(
-            f"data.follow is {follow}, but the job of the checkpoint {was}: there is no place to go on from. "
-            f"Set data.follow to {not follow}, or train from the beginning."
+            f"data.follow is {follow}, but the job of the checkpoint {was}, so it cannot resume. Set data.follow to "
+            f"{not follow}, or train from the beginning."
         )
     return (_partitions if follow else _epochs)(experiment, folder / "train", saved)
 
 
-def _epochs(experiment: Experiment, folder: pathlib.Path, saved: Mapping[str, Any] | None) -> Iterator[Round]:
+def _epochs(experiment: Experiment, folder: pathlib.Path, saved: Mapping[str, Any] | None) -> Iterator[FitCall]:
     epochs = experiment.train.epochs
     batches = _batches(experiment, _folder(experiment, folder), epochs, saved)
     steps, epoch, step = batches.steps_per_epoch, batches.first_epoch, batches.first_step
     if not steps:
-        raise ValueError(f"{folder} holds no rows to train on.")
+        raise ValueError(f"{folder} holds no rows to train on. Choose other data with --data.")
     if step and epoch < epochs:
-        yield Round(batches.dataset(epoch), epoch, epoch + 1, steps, step, batches.position)
+        yield FitCall(batches.dataset(epoch), epoch, epoch + 1, steps, step, batches.position)
         epoch += 1
     if epoch < epochs:
-        yield Round(batches.dataset(epoch, epochs - epoch), epoch, epochs, steps, 0, batches.position)
+        yield FitCall(batches.dataset(epoch, epochs - epoch), epoch, epochs, steps, 0, batches.position)
 
 
-def _partitions(experiment: Experiment, folder: pathlib.Path, saved: Mapping[str, Any] | None) -> Iterator[Round]:
+def _partitions(experiment: Experiment, folder: pathlib.Path, saved: Mapping[str, Any] | None) -> Iterator[FitCall]:
     data = experiment.data
     after = None
     if saved is not None:
         number, name = saved["partition"]
         after = Partition(number, name, f"{folder}/{name}")
-        if saved["epoch"] == 0:  # inside of it
+        if saved["epoch"] == 0:  # The checkpoint lies inside the partition.
             yield from _partition(experiment, after, saved)
     growing = GrowingFolder(
         folder,
@@ -83,8 +83,8 @@ def _partitions(experiment: Experiment, folder: pathlib.Path, saved: Mapping[str
         yield from _partition(experiment, partition, None)
 
 
-def _partition(experiment: Experiment, partition: Partition, saved: Mapping[str, Any] | None) -> Iterator[Round]:
-    """The round of a partition; none when it has no rows. To its TokenBatches it is epoch 0, to Keras its number."""
+def _partition(experiment: Experiment, partition: Partition, saved: Mapping[str, Any] | None) -> Iterator[FitCall]:
+    """Yields the fit of a partition unless it has no rows. TokenBatches call it epoch 0, Keras epoch `number`."""
     folder = _folder(experiment, pathlib.Path(partition.path))
     check_same_files(folder)
     batches = _batches(experiment, folder, 1, saved)
@@ -94,7 +94,7 @@ def _partition(experiment: Experiment, partition: Partition, saved: Mapping[str,
         return {"partition": [number, partition.name], **batches.position(epoch - number, step)}
 
     if steps > batches.first_step:
-        yield Round(batches.dataset(0), number, number + 1, steps, batches.first_step, position)
+        yield FitCall(batches.dataset(0), number, number + 1, steps, batches.first_step, position)
 
 
 def _folder(experiment: Experiment, path: pathlib.Path) -> ParquetFolder:

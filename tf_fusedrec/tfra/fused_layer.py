@@ -1,4 +1,4 @@
-"""FusedEmbedding, in the place of TFRA's HvdAllToAllEmbedding: same constructor, names and files; one exchange."""
+"""FusedTfraEmbedding replaces TFRA's HvdAllToAllEmbedding: same constructor, names and files; one exchange."""
 
 from __future__ import annotations
 
@@ -13,40 +13,43 @@ from tf_fusedrec.exchange import collectives
 from tf_fusedrec.ops.xla import outside_clusters
 from tf_fusedrec.tables.keys import MergedBits
 from tf_fusedrec.tables.tfra import de, forget_variable
-from tf_fusedrec.tfra import saved_model
-from tf_fusedrec.tfra.initial import law_of, seed_of, uniforms
-from tf_fusedrec.tfra.lookup import RowLookup, Wanted
+from tf_fusedrec.tfra.restore_on_load import restore_when_loaded
+from tf_fusedrec.tfra.row_distributions import distribution_of, seed_of, uniforms
+from tf_fusedrec.tfra.row_lookup import LookupIds, RowLookup
 
 _UPSERT_ROWS = 1 << 16
 
 
 @keras.saving.register_keras_serializable("tf_fusedrec_tfra")
-class FusedEmbedding(de.keras.layers.HvdAllToAllEmbedding):
-    """A TFRA embedding layer whose ids travel to the ranks of TFRA's partition function, and rows back.
+class FusedTfraEmbedding(de.keras.layers.HvdAllToAllEmbedding):
+    """A TFRA embedding layer that sends ids to the owners of TFRA's partition function and brings rows back.
 
-    What it shares with upstream's layer: constructor (with_unique, with_secondary_unique, mpi_size, batch_size, then
-    those of de.keras.layers.Embedding by keyword), `params`, `shadow`, `hvd_variable`, `optimizer_vars`, names of
-    tables and files, DynamicEmbeddingOptimizer (gradients are SUMMED over ranks), restrict policies, bp_v2,
-    partitioners, inference mode, callbacks and savers. A layer is trained alone, by three all2alls a step, until
-    tf_fusedrec.tfra.fuse(model) puts it into a group.
+    The layer trains alone, with three all-to-alls a step, until tf_fusedrec.tfra.fuse(model) puts it into a group.
 
-    What differs:
-      Rows of new keys are a pure function of (seed of the initializer, name of the layer, key); upstream repeats rows.
-      The layer may be called several times in a step of one tf.function; upstream trains the last call's keys only.
-      with_unique=False is honoured: duplicates travel. with_secondary_unique is accepted and has no effect: the owner
-        finds duplicates in any case, without which updates are lost.
-      With new-style optimizers a step reads and writes the layer's own slots; upstream all layers' for each.
-      int32 ids suit an int64 layer; ragged ids may have any ragged rank.
-      SavedModels give the table's rows under all loaders (saved_model.py).
-      Horovod is joined when there is more than one process (`horovodrun`); one process needs no hvd.init().
+    It shares with upstream's layer:
+      the constructor: with_unique, with_secondary_unique, mpi_size, batch_size, then the arguments of
+        de.keras.layers.Embedding by keyword;
+      the attributes `params`, `shadow`, `hvd_variable` and `optimizer_vars`, and the names of tables and files;
+      DynamicEmbeddingOptimizer (gradients are SUMMED over ranks), restrict policies, bp_v2, partitioners, inference
+        mode, callbacks and savers.
+
+    It differs from upstream's layer:
+      The row of a new key is a pure function of (initializer's seed, layer's name, key). Upstream repeats rows.
+      The layer may be called several times in one traced step. Upstream trains the keys of the last call only.
+      with_unique=False sends duplicates. with_secondary_unique has no effect, because the owner must always remove
+        duplicates: their updates would be lost otherwise.
+      With new-style optimizers a step touches the layer's own slots. Upstream touches every layer's slots for each.
+      An int64 layer takes int32 ids, and ragged ids may have any ragged rank.
+      SavedModels hold the table's rows for all loaders (restore_on_load.py).
+      The layer initializes Horovod under `horovodrun`. A single process needs no hvd.init().
 
     Call:
-      ids: <key dtype> dense of any shape, or RaggedTensor. Returns rows of shape(ids) + [embedding_size].
+      ids: <key dtype> of any shape, dense or RaggedTensor. Returns rows of shape(ids) + [embedding_size].
 
     Raises:
-      ValueError: ids of another dtype, a SparseTensor, an initializer without rows, an mpi_size that is neither 1 nor
-        the number of processes, training under the policy mixed_float16.
-      InvalidArgumentError (at run time): looked up a second time in another graph before the first was trained.
+      ValueError: ids have another dtype or are a SparseTensor, or the initializer defines no single row. Or mpi_size
+        is neither 1 nor the number of processes, or the layer trains under the policy mixed_float16.
+      InvalidArgumentError (at run time): A second lookup in another graph came before the first one's gradient.
     """
 
     def __init__(
@@ -71,23 +74,23 @@ class FusedEmbedding(de.keras.layers.HvdAllToAllEmbedding):
             self.name, self.shadow, self.embedding_size, layers, with_unique=with_unique, mpi_size=ranks
         )
         _draw_rows_by_key(self.params, layers)
-        saved_model.restore_when_loaded(self.params)
+        restore_when_loaded(self.params)
 
     @property
     def layers(self) -> list[str]:
-        """Names of the layers whose rows `params` holds; layer s has the keys of segment s (tables/keys.py)."""
+        """Names of the layers whose rows `params` holds. Segment s holds the keys of layer s (tables/keys.py)."""
         return [self.name]
 
     def call(self, ids: Any) -> Any:
         return self._call(ids)
 
-    # Nothing in here needs AutoGraph, and converting it would cost seconds per trace.
+    # AutoGraph would take seconds per trace and has nothing to convert here.
     @tf.autograph.experimental.do_not_convert
     def _call(self, ids: Any) -> Any:
         if isinstance(ids, tf.SparseTensor):
             raise ValueError(
                 f"Layer {self.name!r} takes dense or ragged ids, got a SparseTensor. Use "
-                f"de.safe_embedding_lookup_sparse(layer.hvd_variable, ids, combiner=...), or ids = "
+                "de.safe_embedding_lookup_sparse(layer.hvd_variable, ids, combiner=...), or convert the ids: "
                 "tf.RaggedTensor.from_sparse(ids)."
             )
         with outside_clusters(f"Layer {self.name!r}"):
@@ -111,29 +114,29 @@ class FusedEmbedding(de.keras.layers.HvdAllToAllEmbedding):
         return shaped
 
     @property
-    def owner(self) -> FusedEmbedding:
-        """The layer that owns `params` and `shadow`: this one, or the group that fuse() made."""
+    def owner(self) -> FusedTfraEmbedding:
+        """The layer that owns `params` and `shadow`: this layer, or its group after fuse()."""
         return self.member.group
 
     @property
     def key_dtype(self) -> tf.DType:
-        """Of the ids."""
+        """The dtype of the ids."""
         return tf.as_dtype(self.owner.params.key_dtype)
 
     def export(self) -> tuple[np.ndarray, np.ndarray]:
-        """This rank's rows of this layer: keys <key dtype>[n], ascending, and rows [n, D]. Eager, not collective."""
+        """Returns this rank's keys <key dtype>[n], ascending, and rows [n, D] of this layer. Eager, not collective."""
         owner = self.owner
         keys, rows = (tensor.numpy() for tensor in owner.params.export())
         ids, segments = MergedBits(owner.layers).decode(keys)
-        mine = np.flatnonzero(segments == self.member.segment)
-        mine = mine[np.argsort(ids[mine])]
-        return ids[mine], rows[mine]
+        own = np.flatnonzero(segments == self.member.segment)
+        own = own[np.argsort(ids[own])]
+        return ids[own], rows[own]
 
-    def join(self, group: FusedEmbedding, segment: int) -> None:
-        """Hands this layer's rows to a group and owns no variable any more.
+    def join(self, group: FusedTfraEmbedding, segment: int) -> None:
+        """Moves this layer's rows into a group and deletes the layer's own variables.
 
         Raises:
-          ValueError: it holds a key that a group has no room for.
+          ValueError: The layer holds a key outside the group's range.
         """
         keys, rows = self.params.export()
         bad = np.flatnonzero((keys.numpy() < 0) | (keys.numpy() >> group.hvd_variable.id_bits > 0))
@@ -148,7 +151,7 @@ class FusedEmbedding(de.keras.layers.HvdAllToAllEmbedding):
         forget_variable(self.params.name)
         for variables in ("shadow", "shadow_impl", "_current_ids", "_current_exists", "optimizer_vars", "params"):
             delattr(self, variables)
-        self.hvd_variable = group.hvd_variable.of_segment(segment)
+        self.hvd_variable = group.hvd_variable.for_segment(segment)
         self.member = Membership(group, segment, self.member.arguments)
 
     def get_config(self) -> dict[str, Any]:
@@ -162,40 +165,40 @@ class FusedEmbedding(de.keras.layers.HvdAllToAllEmbedding):
 
 
 class Membership:
-    """A layer's place in the group that looks up for it: itself, until fuse() makes one of several layers.
+    """A layer's membership in the group that looks up its rows. Before fuse(), a layer is its own group.
 
-    A plain object, so that Keras does not take the group's variables for the layer's.
+    It is no Keras object, because Keras would count the group's variables as the layer's.
 
     Args:
-      group: owner of the variables.
-      segment: the layer's among group.layers.
-      arguments: those of the layer's constructor for de.keras.layers.Embedding, by name.
+      group: Layer that owns the variables.
+      segment: Index of the layer in group.layers.
+      arguments: Constructor arguments for de.keras.layers.Embedding, by name.
     """
 
-    def __init__(self, group: FusedEmbedding, segment: int, arguments: dict[str, Any]):
+    def __init__(self, group: FusedTfraEmbedding, segment: int, arguments: dict[str, Any]):
         self.group, self.segment, self.arguments = group, segment, arguments
-        self.served: list[tf.Tensor | None] = []  # rows of the coming calls, see fusing.py
-        self.asked: list[tf.Tensor] | None = None  # ids of calls, while a model is asked which it will look up
+        self.prefetched: list[tf.Tensor | None] = []  # Rows of the coming calls, in order (fusing.py).
+        self.recorded: list[tf.Tensor] | None = None  # Ids of calls in a discovery trace (id_discovery.py).
 
     def rows(self, flat: tf.Tensor) -> tf.Tensor:
-        if self.asked is not None:
-            self.asked.append(flat)
+        if self.recorded is not None:
+            self.recorded.append(flat)
             rows = tf.zeros([tf.size(flat), self.group.embedding_size], self.group.params.value_dtype)
             return tf.identity(rows, name=STAND_IN)
-        rows = self.served.pop(0) if self.served else None
+        rows = self.prefetched.pop(0) if self.prefetched else None
         if rows is not None:
             return rows
-        return self.group.hvd_variable.rows([Wanted(self.segment, flat)])[0]
+        return self.group.hvd_variable.rows([LookupIds(self.segment, flat)])[0]
 
 
 STAND_IN = "tf_fusedrec_stand_in"
 
 
 def _draw_rows_by_key(params: Any, layers: list[str]) -> None:
-    """Replaces the rows that `params` gives to keys it does not hold. Layers of one group have equal initializers."""
+    """Replaces the function by which `params` makes rows of new keys. Layers of one group have equal initializers."""
     initializer = params.initializer
-    law = law_of(initializer, rows=params.init_size, dim=params.dim, layer=layers[0])
-    if law is None:
+    distribution = distribution_of(initializer, rows=params.init_size, dim=params.dim, layer=layers[0])
+    if distribution is None:
         return
     salts = tf.constant([seed_of(initializer, layer) for layer in layers], tf.int64)
     encoding = MergedBits(layers)
@@ -205,6 +208,6 @@ def _draw_rows_by_key(params: Any, layers: list[str]) -> None:
         if flat.dtype == tf.string:
             flat = tf.strings.to_hash_bucket_fast(flat, (1 << 62) - 57)
         ids, segments = encoding.decode_tensor(tf.cast(flat, tf.int64))
-        return tf.cast(law(uniforms(ids, tf.gather(salts, segments), params.dim)), params.value_dtype)
+        return tf.cast(distribution(uniforms(ids, tf.gather(salts, segments), params.dim)), params.value_dtype)
 
     params._create_default_values_by_initializer = types.MethodType(rows_of, params)

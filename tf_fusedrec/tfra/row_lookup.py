@@ -1,4 +1,4 @@
-"""Rows of a layer, or of a group of fused layers, in one TFRA variable: upstream's HvdVariable with one exchange."""
+"""Looks up and trains the rows of a layer or a group in one TFRA variable: upstream's HvdVariable, one exchange."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from tf_fusedrec.ops.xla import outside_clusters
 from tf_fusedrec.tables.keys import MergedBits
 from tf_fusedrec.tables.tfra import de, default_partition_fn, owner_of
 from tf_fusedrec.tfra.route import Route, bring_rows, return_gradients, route_by, route_ids
-from tf_fusedrec.tfra.shadow import SharedShadow
+from tf_fusedrec.tfra.shared_shadow import SharedShadow
 
-_RECOVERED = (tf.float32, tf.float16, tf.bfloat16)  # what ops.recover takes; others go through stock operations
+_RECOVERED = (tf.float32, tf.float16, tf.bfloat16)  # The dtypes of ops.recover. Others go through stock operations.
 
 
-class Wanted(NamedTuple):
-    """Ids of one call of one layer."""
+class LookupIds(NamedTuple):
+    """The ids of one layer call."""
 
-    segment: int  # place of the layer in its group
+    segment: int  # Index of the layer in its group.
     ids: tf.Tensor  # <key dtype>[n]
 
 
 def _owner_of_default(key_dtype: tf.DType, ranks: int) -> bool:
-    """Whether TFRA's default partition function, which asks how TensorFlow is built, is "tfra" of rank_partition."""
+    """Whether rank_partition's owner "tfra" equals TFRA's default partition function, which varies with the build."""
     if key_dtype != tf.int64:
         return False
     keys = np.array([-(1 << 63), -1, 0, 5, (1 << 31) + 1, (1 << 62) + 7], np.int64)
@@ -37,15 +37,15 @@ def _owner_of_default(key_dtype: tf.DType, ranks: int) -> bool:
 
 
 class RowLookup(de.shadow_ops.HvdVariable):
-    """What looks up and trains a TFRA variable. Also upstream's handle for de.safe_embedding_lookup_sparse.
+    """Looks up and trains a TFRA variable. It is also upstream's handle for de.safe_embedding_lookup_sparse.
 
     Args:
-      name: of the layer or group.
-      shadow: its shadow variable.
-      dim: D.
-      layers: names of the layers whose rows it holds; layer s is segment s.
-      with_unique: whether duplicates go before ids travel. They go at the owner in any case.
-      mpi_size: number of processes that share the rows, or None for all.
+      name: Name of the layer or group.
+      shadow: Shadow variable of the layer or group.
+      dim: Row size D.
+      layers: Names of the layers whose rows the variable holds. Layer s is segment s.
+      with_unique: Whether to remove duplicates before ids travel. The owner always removes them.
+      mpi_size: Number of processes that share the rows, or None for all.
     """
 
     def __init__(
@@ -55,11 +55,11 @@ class RowLookup(de.shadow_ops.HvdVariable):
         if self._mpi_size not in (1, collectives.size()):
             raise ValueError(
                 f"mpi_size of layer {name!r} must be 1 or the number of processes, {collectives.size()}, got "
-                f"{self._mpi_size}. Leave it out, and start the processes with horovodrun."
+                f"{self._mpi_size}. Omit it, and start the processes with horovodrun."
             )
         self._layers = list(layers)
         self._encoding = MergedBits(self._layers)
-        self._segment = 0  # of the ids that upstream's functions bring
+        self._segment = 0  # The segment of ids that come from upstream's functions.
         self._shared = SharedShadow(name, shadow)
         self._counts: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
         params = shadow.params
@@ -68,52 +68,52 @@ class RowLookup(de.shadow_ops.HvdVariable):
         )
 
     def __alltoall_embedding_lookup__(self, ids: tf.Tensor) -> tf.Tensor:
-        """As upstream's: rows [n, D] of ids <key dtype>[n]; what embedding_lookup of this object calls."""
-        return self.rows([Wanted(self._segment, tf.reshape(ids, [-1]))])[0]
+        """Returns rows [n, D] of ids <key dtype>[n]. Upstream's embedding_lookup calls it."""
+        return self.rows([LookupIds(self._segment, tf.reshape(ids, [-1]))])[0]
 
-    def of_segment(self, segment: int) -> RowLookup:
-        """The same lookup, as upstream's functions see it for one layer of a group."""
+    def for_segment(self, segment: int) -> RowLookup:
+        """Returns this lookup as the handle of one layer of a group, for upstream's functions."""
         view = copy.copy(self)
         view._segment = segment
         return view
 
     @property
     def id_bits(self) -> int:
-        """Ids must lie in [0, 2^id_bits); 64 admits every key."""
+        """Number of id bits: ids must lie in [0, 2^id_bits). 64 admits every key."""
         return min(self._encoding.id_bits, 63) if len(self._layers) > 1 else 64
 
-    def rows(self, wanted: Sequence[Wanted]) -> list[tf.Tensor]:
-        """Rows [n, D] of each, in one exchange; all ranks ask for the same layers in the same order.
+    def rows(self, lookups: Sequence[LookupIds]) -> list[tf.Tensor]:
+        """Returns rows [n, D] of each lookup, by one exchange. All ranks pass the same layers in the same order.
 
         Raises:
-          ValueError: training under the Keras policy mixed_float16.
-          InvalidArgumentError: ids of a group outside of [0, 2^id_bits).
+          ValueError: The layer trains under the Keras policy mixed_float16.
+          InvalidArgumentError: A group's ids lie outside [0, 2^id_bits).
         """
         training = de.ModelMode.CURRENT_SETTING == de.ModelMode.TRAIN
         if training and keras.mixed_precision.global_policy().name == "mixed_float16":
             raise ValueError(
-                f"Layer {self.name!r} cannot train under the policy mixed_float16: TFRA's optimizer takes no scaled "
-                "losses. Use mixed_bfloat16, or de.enable_inference_mode()."
+                f"Layer {self.name!r} cannot train under the policy mixed_float16, because TFRA's optimizer does not "
+                "unscale losses. Use mixed_bfloat16, or de.enable_inference_mode()."
             )
-        order = sorted(range(len(wanted)), key=lambda n: wanted[n].segment)
-        sizes = [tf.size(wanted[n].ids) for n in order]
-        flat = tf.concat([wanted[n].ids for n in order], axis=0)
-        looked_up = self._here if self._mpi_size == 1 else self._everywhere
-        splits = self._segment_splits([wanted[n].segment for n in order], sizes)
-        parts = tf.split(looked_up(flat, splits, training), sizes, num=len(sizes))
-        in_order: list[tf.Tensor] = [None] * len(wanted)
-        for n, part in zip(order, parts):
+        by_segment = sorted(range(len(lookups)), key=lambda n: lookups[n].segment)
+        sizes = [tf.size(lookups[n].ids) for n in by_segment]
+        flat = tf.concat([lookups[n].ids for n in by_segment], axis=0)
+        look_up = self._local_rows if self._mpi_size == 1 else self._exchanged_rows
+        splits = self._segment_splits([lookups[n].segment for n in by_segment], sizes)
+        parts = tf.split(look_up(flat, splits, training), sizes, num=len(sizes))
+        in_order: list[tf.Tensor] = [None] * len(lookups)
+        for n, part in zip(by_segment, parts):
             part.set_shape([None, self.embedding_size])
             in_order[n] = part
         return in_order
 
     def _segment_splits(self, segments: Sequence[int], sizes: Sequence[tf.Tensor]) -> tf.Tensor:
         counts = [[size for s, size in zip(segments, sizes) if s == segment] for segment in range(len(self._layers))]
-        totals = [tf.add_n(mine) if mine else tf.constant(0) for mine in counts]
+        totals = [tf.add_n(of_segment) if of_segment else tf.constant(0) for of_segment in counts]
         return tf.cast(tf.concat([[0], tf.cumsum(tf.stack(totals))], axis=0), tf.int64)
 
-    def _here(self, ids: tf.Tensor, splits: tf.Tensor, training: bool) -> tf.Tensor:
-        """One process. Stock operations and TFRA's only: what is exported so needs nothing of this project."""
+    def _local_rows(self, ids: tf.Tensor, splits: tf.Tensor, training: bool) -> tf.Tensor:
+        """Looks up in this process, by operations of TensorFlow and TFRA only, so that exports need no other op."""
         if len(self._layers) > 1:
             limit = tf.constant(1 << self._encoding.id_bits, tf.int64)
             message = f"ids of the fused layers {self._layers} must lie in [0, 2^{self._encoding.id_bits})"
@@ -123,8 +123,8 @@ class RowLookup(de.shadow_ops.HvdVariable):
         keys, index = tf.unique(ids)
         if not training:
             return tf.gather(self.shadow.params.lookup(keys), index)
-        read, place, still_held = self._shared.rows(keys)
-        index = tf.gather(place, index)
+        read, row_of_key, still_held = self._shared.rows(keys)
+        index = tf.gather(row_of_key, index)
 
         @tf.custom_gradient
         def answer(read: tf.Tensor):
@@ -136,7 +136,7 @@ class RowLookup(de.shadow_ops.HvdVariable):
 
         return answer(read)
 
-    def _everywhere(self, ids: tf.Tensor, splits: tf.Tensor, training: bool) -> tf.Tensor:
+    def _exchanged_rows(self, ids: tf.Tensor, splits: tf.Tensor, training: bool) -> tf.Tensor:
         route = self._route(tf.cast(ids, tf.int64), splits)
         received = ops.unpack_message(route.message, route.message_splits, num_segments=len(self._layers))
         distinct = ops.segment_unique(received.ids, received.segment_splits)
@@ -146,8 +146,8 @@ class RowLookup(de.shadow_ops.HvdVariable):
         if not training:
             rows = _recover(self.shadow.params.lookup(keys), position, pad=True)
             return _recover(bring_rows(route, rows), route.index)
-        read, place, still_held = self._shared.rows(keys)
-        position = tf.gather(place, position)
+        read, row_of_key, still_held = self._shared.rows(keys)
+        position = tf.gather(row_of_key, position)
 
         @tf.custom_gradient
         def answer(read: tf.Tensor):
@@ -182,7 +182,7 @@ class RowLookup(de.shadow_ops.HvdVariable):
         return tf.repeat(tf.range(len(self._layers), dtype=tf.int64), splits[1:] - splits[:-1])
 
     def _number(self) -> int:
-        """Number of this lookup in the outermost graph that is being traced; eager ones run one after another."""
+        """Numbers this lookup in the outermost graph being traced. Eager lookups run one after another: all are 0."""
         if tf.executing_eagerly():
             return 0
         graph = tf.compat.v1.get_default_graph()

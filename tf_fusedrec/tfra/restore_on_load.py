@@ -1,8 +1,8 @@
-"""SavedModels that give a TFRA table's rows under every loader.
+"""Makes a SavedModel's TFRA tables read their rows under every loader.
 
-TFRA restores the rows of a FileSystemSaver table in TensorFlow's V1 loader only; under tf.saved_model.load and Keras'
-load_model a model answers initial rows, without a word. Here every table of a SavedModel is initialized, which all
-loaders do, by an operation that reads its files: those of all ranks, beside the SavedModel's own variables.
+TFRA restores the rows of a FileSystemSaver table in TensorFlow's V1 loader only. Under tf.saved_model.load and Keras'
+load_model, the model silently returns initial rows. Every loader initializes tables, so here the initializer of a
+table reads its files. They lie beside the SavedModel's variables and hold the rows of all ranks.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ _MARK = "tfra_tables.txt"
 
 @functools.cache
 def _mark() -> tf.saved_model.Asset:
-    """A file in a SavedModel's `assets`: by its path, the graph of a loaded model knows where it was loaded from."""
+    """Returns an asset file. Its path in the `assets` folder gives a loaded graph the SavedModel's location."""
     path = pathlib.Path(tempfile.mkdtemp(prefix="tf_fusedrec-")) / _MARK
     path.write_text("The rows of this model's tables are in ../variables/TFRADynamicEmbedding.\n", encoding="utf-8")
     return tf.saved_model.Asset(str(path))
 
 
 def restore_when_loaded(params: Any) -> None:
-    """Makes the tables of a `de.Variable` read their files when a SavedModel that holds them is loaded.
+    """Makes the tables of a `de.Variable` read their files when a loader opens their SavedModel.
 
-    Variables that a FileSystemSaver does not save keep their rows in the checkpoint, which all loaders restore.
+    Without a FileSystemSaver, a variable's rows are in the checkpoint, which every loader restores.
     """
     if not isinstance(params.kv_creator.saver, de.FileSystemSaver):
         return

@@ -1,6 +1,7 @@
-"""TFRA's table files: `<variable>_mht_<device>of<devices>_rank<r>_size<R>-keys` and `-values`, raw, without a header.
+"""Names and reads TFRA's table files, `<variable>_mht_<device>of<devices>_rank<r>_size<R>-keys` and `-values`.
 
-Keys are int64 or int32, values [n, D] row by row in the order of the keys; all little-endian. Knows no table of ours.
+Both files are raw and little-endian, without a header. Keys are int64 or int32. Values are [n, D], row by row in the
+order of the keys. The native tables do not appear here.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ _NAME = re.compile(
 
 
 class Shard(NamedTuple):
-    """Which part of a variable two files hold."""
+    """The part of a variable that a pair of files holds."""
 
     rank: int
     device: int  # 1 .. devices
@@ -27,29 +28,31 @@ class Shard(NamedTuple):
 
 
 class Files(NamedTuple):
-    """The two files of one shard."""
+    """The pair of files of one shard."""
 
     keys: pathlib.Path
     values: pathlib.Path
 
 
 def file_name(variable: str, rank: int, ranks: int, kind: str) -> str:
-    """Of a variable with one table per rank; `kind` is "keys" or "values"."""
+    """Returns the file name for a variable with one table per rank; `kind` is "keys" or "values"."""
     return f"{variable.replace('/', '_')}_mht_1of1_rank{rank}_size{ranks}-{kind}"
 
 
 def folder_of(directory: pathlib.Path) -> pathlib.Path:
-    """Where the files are: `directory`, or the TFRADynamicEmbedding folder of a SavedModel or of one checkpoint in it.
+    """Returns the folder of the table files.
+
+    It is `directory` itself, or the TFRADynamicEmbedding folder of a SavedModel or of one checkpoint in it.
 
     Raises:
-      ValueError: there are none, or those of several checkpoints.
+      ValueError: The directory has no table files, or files of several checkpoints.
     """
     candidates = [directory, directory / "variables" / "TFRADynamicEmbedding", *directory.glob("TFRADynamicEmbedding*")]
     found = sorted({folder for folder in candidates if any(folder.glob("*_mht_*-keys"))})
     if not found:
         raise ValueError(
             f"{directory} has no TFRA table files (*_mht_*-keys). Save with a FileSystemSaver in the layer's "
-            "kv_creator, and name the folder TFRADynamicEmbedding or the one that it is in."
+            "kv_creator, and pass the TFRADynamicEmbedding folder or its parent."
         )
     if len(found) > 1:
         raise ValueError(
@@ -59,11 +62,11 @@ def folder_of(directory: pathlib.Path) -> pathlib.Path:
 
 
 def variables_in(folder: pathlib.Path) -> dict[str, dict[Shard, Files]]:
-    """Shards of every variable in a folder.
+    """Returns the shards of every variable in a folder.
 
     Raises:
-      ValueError: a shard is missing or has one file of two, or a variable was saved by two numbers of ranks, whose
-        files TFRA would merge.
+      ValueError: A shard or one of its two files is missing. Or two saves with different numbers of ranks left files
+        of the same variable, which TFRA would merge.
     """
     found: dict[str, dict[Shard, dict[str, pathlib.Path]]] = {}
     for path in sorted(folder.iterdir()):
@@ -97,10 +100,10 @@ def _checked(
 
 
 def read(files: Files, dim: int, dtype: np.dtype, key_dtype: np.dtype) -> tuple[np.ndarray, np.ndarray]:
-    """keys <int64>[n] and values <dtype>[n, D], mapped, not read yet.
+    """Returns keys <int64>[n] and values <dtype>[n, D]. The values are memory-mapped and not read yet.
 
     Raises:
-      ValueError: sizes that do not fit one another (a truncated file, or values of another dim or dtype).
+      ValueError: The sizes of the two files contradict each other: one is truncated, or dim or a dtype is wrong.
     """
     key_bytes, value_bytes = (path.stat().st_size for path in files)
     rows, rest = divmod(value_bytes, dim * dtype.itemsize)

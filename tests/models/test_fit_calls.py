@@ -1,4 +1,4 @@
-"""Rounds of a folder that grows: from every position of a checkpoint on, what is left of it and no row twice."""
+"""fit_calls on a growing folder: from every checkpoint position on, the remaining rows come exactly once."""
 
 import dataclasses
 import json
@@ -6,8 +6,8 @@ import json
 import pytest
 
 from models.experiment import from_dict
+from models.fit_calls import fit_calls
 from models.prepare import prepare_data
-from models.rounds import rounds
 from tests.models import job
 
 PARTITIONS = 3
@@ -15,7 +15,7 @@ PARTITIONS = 3
 
 @pytest.fixture(scope="module")
 def followed(tmp_path_factory):
-    """Experiment and folder, which ends behind its partitions."""
+    """Returns an experiment and a folder that ends after its partitions."""
     fields = {**job.RANKING, "data": {**job.RANKING["data"], "follow": True, "max_partitions": PARTITIONS}}
     experiment = from_dict(fields)
     folder = prepare_data(experiment, tmp_path_factory.mktemp("data"))
@@ -23,9 +23,9 @@ def followed(tmp_path_factory):
 
 
 def users(followed, saved=None):
-    """[(number of the round, its users step by step)] and the positions behind every step."""
+    """Returns [(number of the partition, its users step by step)] and the positions after every step."""
     found, positions = [], []
-    for one in rounds(*followed, json.loads(json.dumps(saved))):
+    for one in fit_calls(*followed, json.loads(json.dumps(saved))):
         assert one.end == one.epoch + 1
         batches = [batch["user_id"].numpy().tolist() for batch in one.dataset]
         assert len(batches) == one.steps - one.step
@@ -45,7 +45,7 @@ def test_every_position_goes_on_with_the_very_same_batches(followed):
     for position in positions:
         again, _ = users(followed, position)
         assert [(epoch, batch) for epoch, batches in again for batch in batches] == steps[done:]
-        done += position["epoch"] == 0  # behind a partition stands what stands before the next
+        done += position["epoch"] == 0  # The position after a partition equals the position before the next one.
     assert done == len(steps)
 
 
@@ -64,12 +64,12 @@ def test_a_partition_without_rows_has_no_round(followed, tmp_path):
 
 def test_a_position_of_the_other_kind_of_data_is_refused(followed):
     experiment, folder = followed
-    one = next(rounds(experiment, folder, None))
+    one = next(fit_calls(experiment, folder, None))
     epochs = dataclasses.replace(experiment, data=dataclasses.replace(experiment.data, follow=False))
     with pytest.raises(
         ValueError, match="data.follow is False, but the job of the checkpoint followed a growing folder"
     ):
-        rounds(epochs, folder, one.position(0, 1))
+        fit_calls(epochs, folder, one.position(0, 1))
     saved = {name: value for name, value in one.position(0, 1).items() if name != "partition"}
     with pytest.raises(ValueError, match="data.follow is True, but the job of the checkpoint read one data set"):
-        rounds(experiment, folder, saved)
+        fit_calls(experiment, folder, saved)

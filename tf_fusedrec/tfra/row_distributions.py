@@ -1,0 +1,100 @@
+"""Draws a new key's row as a pure function of (seed, key), in the distribution of the layer's initializer.
+
+TFRA calls its initializer for a matrix of new rows at every lookup. tf_keras' initializers draw the same matrix each
+time, so different new keys get equal rows. Here the random numbers are a hash of the key. A key's row is therefore
+equal at every lookup, on every rank, in a group or alone. Stock TensorFlow operations keep exported graphs portable.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from tf_fusedrec._tf_compat import keras, tf
+from tf_fusedrec.tables.keys import mix64, table_seed
+
+_GOLDEN = 0x9E3779B97F4A7C15  # 2^64 / golden ratio, the distance between the seeds of neighbouring columns.
+# Standard deviation of a standard normal truncated at two standard deviations. VarianceScaling divides by it.
+_TRUNCATED_STDDEV = 0.87962566103423978
+
+# Maps uniforms in (0, 1) <float64>[n, D] to rows <float64>[n, D].
+Distribution = Callable[[tf.Tensor], tf.Tensor]
+
+
+def uniforms(keys: tf.Tensor, salts: tf.Tensor, dim: int) -> tf.Tensor:
+    """Hashes keys <int64>[n], each with its salt <int64>[n], to <float64>[n, D] in (0, 1). Different keys differ."""
+    seeds = mix64(tf.bitcast(tf.bitwise.bitwise_xor(keys, salts), tf.uint64))
+    columns = tf.constant([(_GOLDEN * (column + 1)) % (1 << 64) for column in range(dim)], tf.uint64)
+    bits = tf.bitwise.right_shift(mix64(seeds[:, tf.newaxis] + columns), tf.constant(11, tf.uint64))
+    return (tf.cast(bits, tf.float64) + 0.5) * 2.0**-53
+
+
+def _uniform(low: float, high: float) -> Distribution:
+    return lambda u: low + (high - low) * u
+
+
+def _normal(mean: float, stddev: float) -> Distribution:
+    return lambda u: mean + stddev * tf.math.ndtri(u)
+
+
+def _truncated_normal(mean: float, stddev: float) -> Distribution:
+    tail = 0.5 * math.erfc(math.sqrt(2.0))  # Probability below minus two standard deviations.
+    return lambda u: mean + stddev * tf.math.ndtri(tail + (1.0 - 2.0 * tail) * u)
+
+
+def _variance_scaling(initializer: Any, rows: int, dim: int) -> Distribution:
+    """Scales for a matrix [rows, D]. TFRA takes the batch's number of new keys for `rows`."""
+    fans = {"fan_in": rows, "fan_out": dim, "fan_avg": (rows + dim) / 2}
+    variance = initializer.scale / max(1.0, fans[initializer.mode])
+    if initializer.distribution == "uniform":
+        return _uniform(-math.sqrt(3 * variance), math.sqrt(3 * variance))
+    if initializer.distribution == "untruncated_normal":
+        return _normal(0.0, math.sqrt(variance))
+    return _truncated_normal(0.0, math.sqrt(variance) / _TRUNCATED_STDDEV)
+
+
+def _constant(value: float) -> Distribution:
+    return lambda u: tf.fill(tf.shape(u), tf.constant(value, tf.float64))
+
+
+def distribution_of(initializer: Any, *, rows: int, dim: int, layer: str) -> Distribution | None:
+    """Returns the distribution of a tf_keras initializer, or None where TFRA calls the initializer itself.
+
+    Args:
+      initializer: Initializer of the layer. The result is None for a stateful one and for a user's own class.
+      rows: Fan-in for the VarianceScaling family (Glorot, He, LeCun): the layer's init_capacity, at least 1.
+      dim: Row size D.
+      layer: Name of the layer, for messages.
+
+    Raises:
+      ValueError: The initializer (Orthogonal, Identity) defines a whole matrix, so new keys would get repeated rows.
+    """
+    kinds = keras.initializers
+    if isinstance(initializer, (kinds.Orthogonal, kinds.Identity)):
+        raise ValueError(
+            f"initializer of layer {layer!r} is {type(initializer).__name__}, which defines a whole matrix; new keys "
+            "need rows that are drawn one by one. Use RandomNormal, RandomUniform, "
+            "TruncatedNormal, a VarianceScaling initializer, or Constant."
+        )
+    if isinstance(initializer, kinds.VarianceScaling):
+        return _variance_scaling(initializer, max(rows, 1), dim)
+    if type(initializer) in (kinds.Zeros, kinds.Ones, kinds.Constant):
+        value: Any = {kinds.Zeros: 0.0, kinds.Ones: 1.0}.get(type(initializer))
+        value = initializer.value if value is None else value
+        return _constant(float(value)) if np.ndim(value) == 0 else None
+    makers = {kinds.RandomUniform: _uniform, kinds.RandomNormal: _normal, kinds.TruncatedNormal: _truncated_normal}
+    make = makers.get(type(initializer))
+    if make is None:
+        return None
+    config = initializer.get_config()
+    names = ("minval", "maxval") if make is _uniform else ("mean", "stddev")
+    return make(*(float(config[name]) for name in names))
+
+
+def seed_of(initializer: Any, layer: str) -> int:
+    """Returns the signed 64-bit salt of a layer's rows, a pure function of the initializer's seed and the name."""
+    seed = getattr(initializer, "seed", None)
+    return table_seed(0 if seed is None else int(seed), layer)

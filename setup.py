@@ -1,9 +1,9 @@
 """Compiles custom_ops into tf_fusedrec/ops/_fusedrec_ops.so; the metadata are in pyproject.toml.
 
-With nvcc, the kernels for GPUs (*.cu) become libfusedrec_cuda.so beside it, and the ops get their GPU form
-(*_gpu_kernel.cc). The two stay apart because TensorFlow's own libraries carry symbols of another CUDA runtime: the
-library with the kernels never sees TensorFlow, and its runtime is linked in and hidden. FUSEDREC_CUDA decides: `auto`
-(the default: when nvcc is found), `0` or `1`.
+With nvcc, the kernels for GPUs (*.cu) become libfusedrec_cuda.so beside it, and the ops get their GPU form (the *.cc
+files below folders named `cuda`). The two stay apart because TensorFlow's own libraries carry symbols of another CUDA
+runtime: the library with the kernels never sees TensorFlow, and its runtime is linked in and hidden. FUSEDREC_CUDA
+decides: `auto` (the default: when nvcc is found), `0` or `1`.
 
 The library is bound to the TensorFlow of the building environment: its flags come from
 tf.sysconfig, and its version is written to tf_fusedrec/ops/_build_info.py, from which the loader
@@ -183,8 +183,7 @@ def build_library(with_cuda: bool) -> tuple[pathlib.Path, str]:
         # Found beside the library that needs it, and before TensorFlow's libraries.
         cuda_flags = [f"-L{OBJECTS}", f"-l:{CUDA_LIBRARY.name}", "-Wl,-rpath,$ORIGIN"]
     else:
-        of_devices = lambda name: name.startswith("device_") or name.endswith("_gpu_kernel.cc")  # noqa: E731
-        sources = [path for path in sources if not of_devices(path.name)]
+        sources = [path for path in sources if "cuda" not in path.parts]
     objects, fresh = compile_objects(sources, [compiler, *compile_flags, *COMPILE_FLAGS, f"-I{SOURCES}"])
     command = [compiler, "-shared", *objects, *cuda_flags, *link_flags]
     return link(LIBRARY.name, command, objects, fresh), version

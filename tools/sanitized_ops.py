@@ -30,13 +30,6 @@ KIND = sanitizers.Kind(
 )
 
 
-def sources() -> list[pathlib.Path]:
-    """Sources of the ops' CPU form, as setup.py chooses them without CUDA."""
-    paths = sorted((sanitizers.ROOT / sanitizers.ALGORITHMS).rglob("*.cc"))
-    of_devices = lambda name: name.startswith("device_") or name.endswith("_gpu_kernel.cc")  # noqa: E731
-    return [path.relative_to(sanitizers.ROOT) for path in paths if not of_devices(path.name)]
-
-
 def build() -> pathlib.Path:
     """Compiles what has changed and copies the package; returns the library.
 
@@ -45,7 +38,7 @@ def build() -> pathlib.Path:
     """
     compile_flags, link_flags = sanitizers.tensorflow_flags()
     compiler = [os.environ.get("CXX", "g++"), *compile_flags, *sanitizers.FLAGS, *KIND.flags, "-Icustom_ops"]
-    objects = [sanitizers.compilation(KIND, compiler, source) for source in sources()]
+    objects = [sanitizers.compilation(KIND, compiler, source) for source in sanitizers.host_sources()]
     library = KIND.folder() / LIBRARY
     linked = [compiler[0], "-shared", *KIND.flags, *(str(step.output) for step in objects), *link_flags]
     with concurrent.futures.ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:

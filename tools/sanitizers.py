@@ -80,11 +80,15 @@ def tensorflow_flags() -> tuple[list[str], list[str]]:
     return compile_flags, [*link_flags, *(f"-Wl,-rpath,{folder}" for folder in folders)]
 
 
+def host_sources() -> list[pathlib.Path]:
+    """Sources of the ops' CPU form, as setup.py chooses them without CUDA."""
+    sources = sorted(path.relative_to(ROOT) for path in (ROOT / ALGORITHMS).rglob("*.cc"))
+    return [path for path in sources if "cuda" not in path.parts]
+
+
 def algorithms() -> list[pathlib.Path]:
-    """Sources of custom_ops that include no TensorFlow header and call no kernel of a GPU (device_*.cc)."""
-    sources = sorted((ROOT / ALGORITHMS).rglob("*.cc"))
-    apart = lambda stem: stem.endswith(("_op", "_kernel")) or stem.startswith("device_")  # noqa: E731
-    return [path.relative_to(ROOT) for path in sources if not apart(path.stem)]
+    """Sources of custom_ops that include no TensorFlow header."""
+    return [path for path in host_sources() if not path.stem.endswith(("_op", "_kernel"))]
 
 
 def programs(kind: Kind) -> list[pathlib.Path]:

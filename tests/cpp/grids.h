@@ -9,7 +9,7 @@
 #include <iterator>
 #include <vector>
 
-#include "hash_table/row_format.h"
+#include "hash_table/cpu/row_format.h"
 
 namespace fusedrec {
 

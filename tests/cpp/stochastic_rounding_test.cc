@@ -7,7 +7,7 @@
 
 #include "check.h"
 #include "grids.h"
-#include "hash_table/row_format.h"
+#include "hash_table/cpu/row_format.h"
 
 namespace fusedrec {
 namespace {

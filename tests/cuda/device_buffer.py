@@ -1,4 +1,4 @@
-"""Rows in host memory behind two buffers on a device (device_buffer_cuda.h), driven through ctypes."""
+"""Rows in host memory behind two buffers on a device (buffer_cuda.h), driven through ctypes."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ FLAGS = [
 
 
 def sources_of(op: str, custom_ops: pathlib.Path) -> list[pathlib.Path]:
-    return sorted((custom_ops / op).glob("*.cu"))
+    return sorted((custom_ops / op).rglob("*.cu"))
 
 
 def run_compiler(output: pathlib.Path, inputs: list[str], custom_ops: pathlib.Path, *more: str) -> None:

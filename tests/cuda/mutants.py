@@ -24,23 +24,23 @@ class Mutant(NamedTuple):
     words: str = ""  # that must stand in what the run says; empty: any failure will do
 
 
-SEGMENT_UNIQUE = "segment_unique/segment_unique_cuda.cuh"
+SEGMENT_UNIQUE = "segment_unique/cuda/segment_unique_cuda.cuh"
 SPLIT = "common/stable_split.cuh"
 LOOK_BACK = "common/look_back.cuh"
-RANK_PARTITION = "rank_partition/rank_partition_cuda.cuh"
-RECOVERY = "recovery/recovery_cuda.cuh"
-ATTENTION = "jagged_attention/jagged_attention_cuda.cuh"
-BIAS_GRADS = "jagged_attention/attention_bias_grads.cuh"
-CHANNELS = "jagged_attention/attention_channels.cuh"
-TABLE = "hash_table/hash_table_cuda.cuh"
-SELECT = "hash_table/device_select.cuh"
-LINES = "hash_table/device_lines.cuh"
-BUFFER = "hash_table/device_buffer.cuh"
+RANK_PARTITION = "rank_partition/cuda/rank_partition_cuda.cuh"
+RECOVERY = "recovery/cuda/recovery_cuda.cuh"
+ATTENTION = "jagged_attention/cuda/jagged_attention_cuda.cuh"
+BIAS_GRADS = "jagged_attention/cuda/attention_bias_grads.cuh"
+CHANNELS = "jagged_attention/cuda/attention_channels.cuh"
+TABLE = "hash_table/cuda/hash_table_cuda.cuh"
+SELECT = "hash_table/cuda/select.cuh"
+LINES = "hash_table/cuda/lines.cuh"
+BUFFER = "hash_table/cuda/buffer.cuh"
 # (path, old, new) by op: sizes of heads that these checks do not run are not compiled.
 SMALLER = {
     "jagged_attention": [
         (
-            "jagged_attention/attention_launch.cuh",
+            "jagged_attention/cuda/attention_launch.cuh",
             """  if (dim <= 64) return LaunchPass<T, 64, kPass>(problem, stream);
   if (dim <= 128) return LaunchPass<T, 128, kPass>(problem, stream);
   return LaunchPass<T, 256, kPass>(problem, stream);
@@ -48,7 +48,7 @@ SMALLER = {
             "  return kCudaInvalidValue;\n",
         ),
         (
-            "jagged_attention/attention_channels_launch.cuh",
+            "jagged_attention/cuda/attention_channels_launch.cuh",
             "  return LaunchChannels<T, kLargeSlice>(problem, backward, stream);\n", "  return kCudaInvalidValue;\n",
         ),
     ],
@@ -184,11 +184,11 @@ MUTANTS = [
         "first_occurrence",
     ),
     Mutant(
-        "a row is trained by a gradient that is not finite", "hash_table", "hash_table/device_update.cuh",
+        "a row is trained by a gradient that is not finite", "hash_table", "hash_table/cuda/update.cuh",
         "if (!__all_sync(mask, is_finite)) {", "if (!FAULT && !__all_sync(mask, is_finite)) {", "not_finite",
     ),
     Mutant(
-        "an index shifted: the last gradient of a row goes to the next", "hash_table", "hash_table/device_update.cuh",
+        "an index shifted: the last gradient of a row goes to the next", "hash_table", "hash_table/cuda/update.cuh",
         "begin[u] = static_cast<int32_t>(p);", "begin[u] = static_cast<int32_t>(FAULT && p > 0 ? p - 1 : p);",
         "order_received",
     ),
@@ -198,7 +198,7 @@ MUTANTS = [
         "policies",
     ),
     Mutant(
-        "the row that a lookup has met may leave", "hash_table", "hash_table/device_rows.cuh",
+        "the row that a lookup has met may leave", "hash_table", "hash_table/cuda/rows.cuh",
         "meta.last + window > clock || AttemptOf(meta.touch) == attempt",
         "meta.last + window > clock || (!FAULT && AttemptOf(meta.touch) == attempt)",
         "policies",
@@ -214,7 +214,7 @@ MUTANTS = [
         "as_a_table",
     ),
     Mutant(
-        "the wrong buffer is written back", "hash_table", "hash_table/device_buffer.cu",
+        "the wrong buffer is written back", "hash_table", "hash_table/cuda/buffer.cu",
         "shared, stream));\n  FUSEDREC_RETURN_IF_CUDA_ERROR(active()->ReadAllRecords(",
         "shared, stream));\n  FUSEDREC_RETURN_IF_CUDA_ERROR((FAULT ? other() : active())->ReadAllRecords(",
         "as_a_table",
@@ -249,6 +249,9 @@ def write_sources(op: str, custom_ops: pathlib.Path, folder: pathlib.Path) -> No
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "lock").open("w", encoding="utf-8") as lock:  # another process may write the same
         fcntl.flock(lock, fcntl.LOCK_EX)
+        for path in folder.rglob("*.c*"):
+            if str(path.relative_to(folder)) not in texts:  # its source has moved
+                path.unlink()
         for name, text in texts.items():
             path = folder / name
             if not path.exists() or path.read_text(encoding="utf-8") != text:

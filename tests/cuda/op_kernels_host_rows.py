@@ -1,4 +1,4 @@
-"""Tables on a device whose rows are in host memory (device_host_rows.h), beside tables in host memory: all bits.
+"""Tables on a device whose rows are in host memory (host_rows.h), beside tables in host memory: all bits.
 
 Batches are read ahead while the one before is trained, as schedules do it; in between, whatever else is done to tables.
 """

@@ -15,7 +15,7 @@ import pytest
 
 from tests.cuda import libraries, mutants
 
-OPS = sorted(path.parent.name for path in (libraries.ROOT / "custom_ops").glob("*/*_cuda.cuh"))
+OPS = sorted(path.parents[1].name for path in (libraries.ROOT / "custom_ops").glob("*/cuda/*_cuda.cuh"))
 WORKERS = 2
 ALL = list(enumerate(mutants.MUTANTS, 1))
 

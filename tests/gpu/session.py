@@ -17,7 +17,7 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 LIBRARY = ROOT / "tf_fusedrec/ops/libfusedrec_cuda.so"
-OPS = sorted(path.parent.name for path in (ROOT / "custom_ops").glob("*/*_cuda.cuh"))
+OPS = sorted(path.parents[1].name for path in (ROOT / "custom_ops").glob("*/cuda/*_cuda.cuh"))
 TOOLS = ("memcheck", "racecheck")
 BENCHMARKS = sorted(
     path.stem for path in (ROOT / "benchmarks").glob("gpu_*.py") if "if __name__ ==" in path.read_text(encoding="utf-8")

@@ -70,6 +70,6 @@ def test_the_op_has_a_gpu_kernel_for_the_types_of_the_cpu(op):
 
 def test_the_lists_name_what_is_there():
     assert set(ON_THE_HOST) | REFUSED <= set(OPS)
-    kernels_of = (ROOT / "custom_ops/hash_table/hash_table_admin_gpu_kernel.cc").read_text(encoding="utf-8")
-    refused = re.findall(r'FUSEDREC_KERNEL\("(\w+)"\)[^;]*RefusedOnDeviceOp', kernels_of)
+    source = ROOT / "custom_ops/hash_table/cuda/kernels/hash_table_admin_gpu_kernel.cc"
+    refused = re.findall(r'FUSEDREC_KERNEL\("(\w+)"\)[^;]*RefusedOnDeviceOp', source.read_text(encoding="utf-8"))
     assert set(refused) == REFUSED

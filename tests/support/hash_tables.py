@@ -50,7 +50,7 @@ class Table:
         self.apply(self.lookup(batch), grads, **kwargs)
 
     def record_dtype(self, wide=(), scalars=()):
-        """Of records, given the names of the slots; custom_ops/hash_table/records.cc has the layout."""
+        """Of records, given the names of the slots; custom_ops/hash_table/cpu/records.cc has the layout."""
         storage = self.spec.get("storage", "float32")
         row = {"float32": "<f4", "float16": "<f2", "bfloat16": "<u2"}[storage]
         about = [(name, "<u4") for name in ("last", "count", "updated", "pool")]

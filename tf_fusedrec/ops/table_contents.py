@@ -42,7 +42,7 @@ def table_keys(table: tf.Tensor, segment: int, *, since: int = 0) -> tuple[tf.Te
 
 
 def table_read_records(table: tf.Tensor, handles: tf.Tensor) -> tf.Tensor:
-    """<uint8>[n, bytes]: rows with optimizer slots and metadata, packed (custom_ops/hash_table/records.cc)."""
+    """<uint8>[n, bytes]: rows with optimizer slots and metadata, packed (custom_ops/hash_table/cpu/records.cc)."""
     return library.fusedrec_table_read_records(table=table, handles=handles)
 
 

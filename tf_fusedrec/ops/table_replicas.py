@@ -1,6 +1,6 @@
 """Replicas of a table that train apart and are averaged from time to time: what one of them is asked and told.
 
-Side effects and order are those of hash_table.py. The rules are in custom_ops/hash_table/replicas.cc.
+Side effects and order are those of hash_table.py. The rules are in custom_ops/hash_table/cpu/replicas.cc.
 """
 
 from __future__ import annotations

@@ -70,7 +70,8 @@ storage: type of rows in memory; element-wise optimizer slots of 16-bit tables a
 stochastic_rounding: of 16-bit storage.
 distribution: of initial values, with parameters a and b (see InitialRows).
 unknown: what TableFind answers for an id without a row: its initial row, or zeros.
-rule: update rule, with its hyperparameters (see tf_fusedrec/optimizers/rules.py).
+rule: name of the update rule; custom_ops/hash_table/cpu/optimizer.h lists the rules.
+hyperparameters: numbers of the rule, in the order of that list.
 max_rows: per segment; 0 for no limit.
 eviction: which rows leave when max_rows is reached.
 ttl: training lookups (ticks of the clock) after which an untouched row leaves; 0 for never.

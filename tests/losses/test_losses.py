@@ -1,4 +1,4 @@
-"""losses.py against loops in float64, an independent reference loss, and simulated ranks for the global mean."""
+"""The losses against loops in float64, an independent reference loss, and simulated ranks for the global mean."""
 
 import numpy as np
 import pytest

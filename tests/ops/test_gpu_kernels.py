@@ -40,7 +40,7 @@ pytestmark = pytest.mark.skipif(
 def arguments_of_ops() -> dict[str, tuple[str, set[str]]]:
     """Op -> its folder and the names of its inputs and outputs, as they are registered."""
     found = {}
-    for path in sorted((ROOT / "custom_ops").glob("*/*_op.cc")):
+    for path in sorted((ROOT / "custom_ops").rglob("*_op.cc")):
         for op, text in re.findall(
             r'REGISTER_OP\("Fusedrec>(\w+)"\)(.*?)\.SetShapeFn', path.read_text(encoding="utf-8"), re.S
         ):

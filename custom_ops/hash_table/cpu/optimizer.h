@@ -18,8 +18,9 @@
 //                    l2_shrinkage, beta
 //
 // nesterov, epsilon_inside and mean are 0 or 1. Adam takes 1 - beta because a float holds 1 - 0.999 to eight digits and
-// 0.999 only so that five of 1 - 0.999 are left, and the first moments are divided by it. The formulas, with their
-// sources, stand in update_rule.h and in tf_fusedrec/optimizers/rules.py.
+// 0.999 only so that five of 1 - 0.999 are left, and the first moments are divided by it. The formulas
+// stand in update_rule.h, with their sources. The records of tf_fusedrec/optimizers (sgd.py, adagrad.py, adam.py,
+// ftrl.py) have them, too.
 //
 // All arithmetic is float32, whatever the table stores. A row gives the same bits on every instruction set (simd.h).
 #ifndef FUSEDREC_HASH_TABLE_CPU_OPTIMIZER_H_

@@ -26,6 +26,7 @@
 #define FUSEDREC_HASH_TABLE_CUDA_HASH_TABLE_CUDA_H_
 
 #include "common/cuda_api.h"
+#include "hash_table/update_rule.h"
 
 namespace fusedrec {
 
@@ -68,12 +69,9 @@ struct FusedrecMessage {
   int64_t ranks;
 };
 
-// A rule of optimizer.h with its hyperparameters, and the step.
 struct FusedrecUpdate {
-  int64_t rule, nesterov, epsilon_inside, mean;
-  int64_t step;  // 1 for the first update
-  float learning_rate, clipnorm, momentum, initial_accumulator_value, epsilon, moment_scale, one_minus_beta_1,
-      one_minus_beta_2, weight_decay, learning_rate_power, l1, l2, l2_shrinkage, beta;
+  fusedrec::UpdateRule rule;
+  fusedrec::StepInput step;
 };
 
 FUSEDREC_CUDA_API int fusedrec_table_create(const FusedrecTableSpec* spec, const FusedrecAllocator* allocator,

@@ -13,7 +13,6 @@
 #include "hash_table/cuda/hash_table_cuda.h"
 #include "hash_table/cuda/message.cuh"
 #include "hash_table/cuda/rows.cuh"
-#include "hash_table/update_rule.h"
 
 namespace fusedrec {
 namespace device_table {
@@ -50,28 +49,6 @@ struct Received {
   Counts* counts;              // device
   unsigned long long *new_of, *hits_of;  // device, [segments] each, behind counts
 };
-
-inline UpdateRule RuleOf(const FusedrecUpdate& update) {
-  UpdateRule rule;
-  rule.rule = static_cast<RuleKind>(update.rule);
-  rule.clipnorm = update.clipnorm;
-  rule.momentum = update.momentum;
-  rule.nesterov = update.nesterov != 0;
-  rule.initial_accumulator_value = update.initial_accumulator_value;
-  rule.epsilon = update.epsilon;
-  rule.epsilon_inside = update.epsilon_inside != 0;
-  rule.mean = update.mean != 0;
-  rule.moment_scale = update.moment_scale;
-  rule.one_minus_beta_1 = update.one_minus_beta_1;
-  rule.one_minus_beta_2 = update.one_minus_beta_2;
-  rule.weight_decay = update.weight_decay;
-  rule.learning_rate_power = update.learning_rate_power;
-  rule.l1 = update.l1;
-  rule.l2 = update.l2;
-  rule.l2_shrinkage = update.l2_shrinkage;
-  rule.beta = update.beta;
-  return rule;
-}
 
 }  // namespace device_table
 }  // namespace fusedrec

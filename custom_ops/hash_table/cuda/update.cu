@@ -14,9 +14,9 @@ int FusedrecDeviceTable::Apply(const int64_t* handles, int64_t num_rows, const i
                                int32_t* left_out, int64_t* num_left_out, void* stream) {
   *num_left_out = 0;
   std::lock_guard<std::mutex> lock(mutex_);
-  const UpdateRule rule = RuleOf(update);
+  const int rule = static_cast<int>(update.rule.rule);
   if (storage < 0 || storage > 2 || num_rows < 0 || num_rows > num_ids || num_ids > kDeviceTableMaxIds ||
-      update.step < 1 || update.rule < 0 || update.rule > 6) {
+      update.step.step < 1 || rule < 0 || rule > static_cast<int>(RuleKind::kFtrl)) {
     return kCudaInvalidValue;
   }
   if (num_rows == 0) {
@@ -47,11 +47,11 @@ int FusedrecDeviceTable::Apply(const int64_t* handles, int64_t num_rows, const i
   FUSEDREC_LAUNCH(BeginsKernel, BlocksFor(num_ids + 1, kUpdateThreads), kUpdateThreads, 0, stream, sorted, num_ids,
                   num_rows, begin);
   const GradientColumns columns{grads, static_cast<Storage>(storage), order, 0, 0, layout_.dim, scale, 1.0f};
-  const Prepared by = PrepareStep(rule, {update.learning_rate, update.step});
+  const Prepared by = PrepareStep(update.rule, update.step);
   const uint32_t version = version_;
   FUSEDREC_RETURN_IF_CUDA_ERROR(Fill(count, 0, sizeof(*count), stream));
   FUSEDREC_LAUNCH(UpdateKernel, BlocksFor(num_rows * kRowLanes, kUpdateThreads), kUpdateThreads, 0, stream, View(),
-                  handles, num_rows, begin, columns, rule, by, version, left_out, count);
+                  handles, num_rows, begin, columns, update.rule, by, version, left_out, count);
   if (facts.grads_are_finite != 0) return LastError();
   unsigned counted;
   FUSEDREC_RETURN_IF_CUDA_ERROR(CopyToHost(&counted, count, 1, stream));

@@ -73,30 +73,6 @@ inline FusedrecTableSpec DeviceSpecOf(const TableSpec& spec, const Optimizer& op
   return of;
 }
 
-inline FusedrecUpdate DeviceUpdateOf(const UpdateRule& rule, const StepInput& step) {
-  FusedrecUpdate of{};
-  of.rule = static_cast<int64_t>(rule.rule);
-  of.nesterov = rule.nesterov ? 1 : 0;
-  of.epsilon_inside = rule.epsilon_inside ? 1 : 0;
-  of.mean = rule.mean ? 1 : 0;
-  of.step = step.step;
-  of.learning_rate = step.learning_rate;
-  of.clipnorm = rule.clipnorm;
-  of.momentum = rule.momentum;
-  of.initial_accumulator_value = rule.initial_accumulator_value;
-  of.epsilon = rule.epsilon;
-  of.moment_scale = rule.moment_scale;
-  of.one_minus_beta_1 = rule.one_minus_beta_1;
-  of.one_minus_beta_2 = rule.one_minus_beta_2;
-  of.weight_decay = rule.weight_decay;
-  of.learning_rate_power = rule.learning_rate_power;
-  of.l1 = rule.l1;
-  of.l2 = rule.l2;
-  of.l2_shrinkage = rule.l2_shrinkage;
-  of.beta = rule.beta;
-  return of;
-}
-
 // Answer of a launcher of the table as a Status. `needs`: what the call wanted memory for.
 inline absl::Status DeviceTableStatus(int answer, const TableSpec& spec, const char* needs) {
   switch (answer) {

@@ -177,13 +177,12 @@ template <typename T>
 absl::Status ApplyGradients(OpKernelContext* ctx, const DeviceTableResource& resource) {
   const Tensor &handles = ctx->input(1), &inverse = ctx->input(2), &grads = ctx->input(3);
   float scale;
-  StepInput step;
+  FusedrecUpdate update{resource.optimizer().rule(), {}};
   TF_RETURN_IF_ERROR(CheckGradientShapes(ctx, resource.spec().dim));
   TF_RETURN_IF_ERROR(ScalarInput(ctx, 4, "scale", &scale));
-  TF_RETURN_IF_ERROR(ReadStep(ctx, 5, &step));
+  TF_RETURN_IF_ERROR(ReadStep(ctx, 5, &update.step));
   TF_RETURN_IF_ERROR(RequireSize("the size of inverse", inverse.NumElements()));
   constexpr int64_t kStorage = static_cast<int64_t>(StorageFor<T>());
-  const FusedrecUpdate update = DeviceUpdateOf(resource.optimizer().rule(), step);
   const int64_t *found = In<int64_t>(handles).data(), num_rows = handles.NumElements();
   const int32_t* const numbers = In<int32_t>(inverse).data();
   Tensor on_device;

@@ -182,8 +182,7 @@ absl::Status HostRows::Prefetch(const Call& call) {
 
 absl::Status HostRows::Apply(const int64_t* handles, int64_t num_rows, const int32_t* inverse, int64_t num_ids,
                              const void* grads, int64_t storage, float scale, const FusedrecUpdate& update,
-                             int32_t* left_out,
-                             int64_t* num_left_out, void* stream) {
+                             int32_t* left_out, int64_t* num_left_out, void* stream) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (!trainable_) return StatusOf(kDeviceStale);
   const absl::Status done = StatusOf(fusedrec_table_apply(fusedrec_buffer_active(buffer_), handles, num_rows, inverse,

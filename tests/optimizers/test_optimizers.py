@@ -19,7 +19,7 @@ RECORDS = {
     "adamw": optimizers.AdamW(0.5, 0.125, 0.75, 0.875, 1e-3, 2.0),
     "ftrl": optimizers.Ftrl(0.5, -0.75, 0.25, 1.0, 2.0, 3.0, 4.0, 5.0),
 }
-# Numbers in the order of custom_ops/hash_table/cpu/optimizer.h, and slots: of D numbers | of one.
+# Numbers in the order of custom_ops/hash_table/cpu/parts/optimizer.h, and slots: of D numbers | of one.
 WANTED = {
     "sgd": ([0], (), ()),
     "momentum": ([2, 0.9, 1], ("momentum",), ()),

@@ -1,4 +1,4 @@
-"""The update rules of a native table's rows: frozen records, applied by custom_ops/hash_table/cpu/optimizer.cc.
+"""The update rules of a native table's rows: frozen records, applied by custom_ops/hash_table/cpu/parts/optimizer.cc.
 
 Every rule is sparse: a step changes the rows of its batch and no other, so that what a slot holds of a row that is not
 seen stays as it is ("lazy"). In the formulas w is a row, g its gradient summed over the batch and all ranks, lr the
@@ -27,7 +27,7 @@ LearningRate = Union[float, "keras.optimizers.schedules.LearningRateSchedule"]
 
 @dataclasses.dataclass(frozen=True)
 class Rule(abc.ABC):
-    """Base of the records; custom_ops/hash_table/cpu/optimizer.h has the other side.
+    """Base of the records; custom_ops/hash_table/cpu/parts/optimizer.h has the other side.
 
     Args:
       learning_rate: lr >= 0, or a schedule of keras.optimizers.schedules, of the updates of the tables.

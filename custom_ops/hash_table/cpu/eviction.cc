@@ -1,6 +1,6 @@
-// Which rows leave: LRU, LFU, TTL; and which do not come in: the admission filter.
+// Eviction: LRU, LFU, TTL.
 //
-// Rows are chosen exactly (by a scan of the segment), many at once: the scan is paid once for 1/16 of max_rows.
+// A scan of the segment finds the exact rows. It chooses 1/16 of max_rows at once, so that scans are rare.
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
@@ -18,7 +18,7 @@ absl::Status HashTable::MakeRoom(const std::vector<int64_t>& fresh, const Waitin
     into_memory += fresh[segment];
     const int64_t excess = size(segment) + fresh[segment] - spec_.max_rows;
     if (spec_.max_rows == 0 || excess <= 0) continue;
-    // Some more than needed, so that not every step has to look for the worst.
+    // More than needed, so that not every step has to scan.
     const int64_t gone = EvictWorst(segment, excess + spec_.max_rows / 16, waiting);
     if (gone < excess) {
       const std::string table =
@@ -38,14 +38,15 @@ absl::Status HashTable::MakeRoom(const std::vector<int64_t>& fresh, const Waitin
   if (*demoted < excess) {
     return absl::ResourceExhaustedError(absl::StrCat(
         "memory_budget holds ", memory_rows_, " rows, but a batch needs ", excess - *demoted, " more while the rows ",
-        "of the last ", spec_.window, " lookups, and rows whose gradients wait, stay in memory. Remedy: a larger memory_budget, or smaller batches."));
+        "of the last ", spec_.window, " lookups, and rows whose gradients wait, stay in memory. Remedy: a larger ",
+        "memory_budget, or smaller batches."));
   }
   return absl::OkStatus();
 }
 
 int64_t HashTable::EvictWorst(int64_t segment, int64_t count, const Waiting& waiting) {
   int64_t gone = 0;
-  // Again where another lookup has touched some of the worst meanwhile.
+  // Repeats when another lookup has touched some of the victims meanwhile.
   while (gone < count && spec_.eviction != Eviction::kNone) {
     const int64_t more = EvictWorstOnce(segment, count - gone, waiting);
     if (more < 0) break;
@@ -61,8 +62,9 @@ int64_t HashTable::EvictWorstOnce(int64_t segment, int64_t count, const Waiting&
     std::lock_guard<std::mutex> lock(shards_[s].mutex);
     ForEachRow(shards_[s], segment, [&](int64_t id, uint32_t handle, const RowHeader& header) {
       if (pins.Hold(header)) return;
-      if (PoolOf(handle) == 1 && std::binary_search(waiting.begin(), waiting.end(), std::pair(segment, id))) return;
-      const uint64_t score = spec_.eviction == Eviction::kLru ? header.last : uint64_t{header.count} << 32 | header.last;
+      if (RowStore::PoolOf(handle) == 1 && std::binary_search(waiting.begin(), waiting.end(), std::pair(segment, id))) return;
+      const uint64_t frequency = uint64_t{header.count} << 32 | header.last;
+      const uint64_t score = spec_.eviction == Eviction::kLru ? header.last : frequency;
       victims.push_back({score, TableHash(id), id, s, static_cast<int32_t>(segment)});
     });
   }
@@ -74,7 +76,7 @@ int64_t HashTable::EvictWorstOnce(int64_t segment, int64_t count, const Waiting&
     Shard* shard = &shards_[victim.shard];
     std::lock_guard<std::mutex> lock(shard->mutex);
     const uint32_t handle = shard->keys[segment].Find(victim.id, TableHash(victim.id));
-    if (handle == kAbsent || pins.Hold(*RowFormat::Header(RowOf(handle)))) continue;  // another lookup was faster
+    if (handle == kAbsent || pins.Hold(*rows_.Header(handle))) continue;  // another lookup was faster
     RemoveKey(shard, segment, victim.id);
     ++shard->statistics[segment].evictions;
     ++gone;
@@ -105,35 +107,6 @@ void HashTable::EvictExpired() {
   }
 }
 
-// How often an id without a row has come, this time included. Counts are exact: one number per id, in a KeyIndex, about
-// 25 bytes. Over the limit all counts are halved and ids that came once are forgotten (as TinyLFU ages its counters).
-int64_t HashTable::CountCandidate(Shard* shard, int64_t segment, int64_t id) {
-  KeyIndex& candidates = shard->candidates[segment];
-  const uint64_t hash = TableHash(id);
-  const uint32_t seen = candidates.Find(id, hash);
-  if (seen != kAbsent) {
-    if (seen + 1 >= spec_.admission_count) {
-      candidates.Remove(id, hash);
-    } else {
-      candidates.Replace(id, hash, seen + 1);
-    }
-    return seen + 1;
-  }
-  const int64_t limit = (spec_.max_candidates + kShards - 1) / kShards;
-  if (limit > 0 && candidates.size() >= limit) {
-    std::vector<std::pair<int64_t, uint32_t>> all;
-    candidates.ForEach([&](int64_t other, uint32_t count) { all.emplace_back(other, count); });
-    for (const auto& [other, count] : all) {
-      if (count == 1) candidates.Remove(other, TableHash(other));
-      if (count > 1) candidates.Replace(other, TableHash(other), count / 2);
-    }
-    if (candidates.size() >= limit) return 1;  // all came more often: this one is not counted yet
-  }
-  // Without memory for one more the id is new again next time, which is no reason to stop.
-  if (candidates.Reserve(1, &shard->retired).ok()) candidates.Insert(id, hash, 1);
-  return 1;
-}
-
 int64_t HashTable::Remove(int64_t segment, absl::Span<const int64_t> ids) {
   version_.fetch_add(1);
   NoteMove(clock() + spec_.window);  // of rows that no rule protects
@@ -156,17 +129,14 @@ void HashTable::Clear() {
     for (int64_t segment = 0; segment < segments(); ++segment) {
       shard.keys[segment].ForEach([&](int64_t, uint32_t handle) { GiveBack(&shard, handle); });
       shard.keys[segment].Clear(&shard.retired);
-      if (!shard.candidates.empty()) shard.candidates[segment].Clear(&shard.retired);
-      shard.tombstones[segment].clear();
+      if (!shard.candidates.empty()) shard.candidates[segment].Clear();
+      shard.changes.left[segment].clear();
       shard.unsynced[segment].clear();
       shard.statistics[segment] = {};
     }
     FreeRetired(&shard);
   }
-  {
-    std::lock_guard<std::mutex> lock(trained_mutex_);
-    for (std::vector<int64_t>& of_segment : trained_) of_segment.clear();
-  }
+  trained_.Clear();
   std::lock_guard<std::mutex> lock(accumulator_mutex_);
   accumulator_.Clear();
   waiting_since_.store(0, std::memory_order_release);

@@ -23,74 +23,54 @@ absl::StatusOr<std::unique_ptr<HashTable>> HashTable::Make(TableSpec spec, Optim
     return absl::InvalidArgumentError("memory_budget needs a tier_folder for the rows beyond it, got none.");
   }
   std::unique_ptr<HashTable> table(new HashTable(std::move(spec), std::move(optimizer)));
-  const TableSpec& made = table->spec_;
-  const int wide = table->optimizer_.wide_slots(), scalars = table->optimizer_.scalar_slots();
-  const RowFormat first(made.storage, made.dim, wide, scalars, made.stochastic_rounding);
-  const RowFormat cold(Storage::kFloat16, made.dim, wide, scalars, made.stochastic_rounding);
-  auto memory = RowPool::Make(first, "");
-  if (!memory.ok()) return memory.status();
-  table->pools_[0] = *std::move(memory);
-  table->fetch_bytes_[0] = sizeof(RowHeader) + made.dim * BytesOf(made.storage);
-  table->fetch_bytes_[1] = sizeof(RowHeader) + made.dim * BytesOf(mixed ? Storage::kFloat16 : made.storage);
-  if (tiered) table->memory_rows_ = std::max<int64_t>(made.memory_budget / first.stride(), 1);
-  if (mixed || tiered) {
-    auto second = RowPool::Make(mixed ? cold : first, tiered ? made.tier_folder : "");
-    if (!second.ok()) return second.status();
-    table->pools_[1] = *std::move(second);
+  const absl::Status opened = table->rows_.Open(table->spec_, table->optimizer_);
+  if (!opened.ok()) return opened;
+  if (tiered) {
+    table->memory_rows_ = std::max<int64_t>(table->spec_.memory_budget / table->format(0).stride(), 1);
   }
   return table;
 }
 
 HashTable::HashTable(TableSpec spec, Optimizer optimizer)
-    : spec_(std::move(spec)), optimizer_(std::move(optimizer)), shards_(new Shard[kShards]), accumulator_(spec_.dim) {
+    : spec_(std::move(spec)),
+      optimizer_(std::move(optimizer)),
+      shards_(new Shard[kShards]),
+      accumulator_(spec_.dim),
+      trained_(segments()) {
+  const int64_t limit = (spec_.max_candidates + kShards - 1) / kShards;
   for (int s = 0; s < kShards; ++s) {
     Shard& shard = shards_[s];
+    const double stagger = static_cast<double>(s) / kShards;
     for (int64_t segment = 0; segment < segments(); ++segment) {
-      shard.keys.emplace_back(static_cast<double>(s) / kShards);
-      if (spec_.admission_count > 1) shard.candidates.emplace_back(static_cast<double>(s) / kShards);
+      shard.keys.emplace_back(stagger);
+      if (spec_.admission_count > 1) shard.candidates.emplace_back(spec_.admission_count, limit, stagger);
     }
     shard.statistics.resize(segments());
-    shard.tombstones.resize(segments());
-    shard.touched.resize(segments());
+    shard.changes = ChangeLog::Lists(segments());
     shard.unsynced.resize(segments());
   }
 }
 
 void HashTable::FreeRetired(Shard* shard) const {
-  if (shard->retired.empty() && shard->left.empty()) return;
+  if (shard->retired.empty() && shard->spare.given_back.empty()) return;
   if (readers_.fetch_add(0, std::memory_order_seq_cst) != 0) return;
   shard->retired.clear();
-  for (const uint32_t handle : shard->left) shard->free_rows[PoolOf(handle)].push_back(handle & ~kPoolBit);
-  shard->left.clear();
+  RowStore::Reuse(&shard->spare);
 }
 
 bool HashTable::IsHandle(int64_t handle) const {
   if (handle == kNoRow) return true;
-  if (handle < 0 || handle > 0xffffffff) return false;
-  const uint32_t known = static_cast<uint32_t>(handle);
-  const RowPool* pool = pools_[PoolOf(known)].get();
-  return pool != nullptr && (known & ~kPoolBit) < pool->rows();
+  return handle >= 0 && handle <= 0xffffffff && rows_.IsHandle(static_cast<uint32_t>(handle));
 }
 
 absl::Status HashTable::TakeRow(Shard* shard, int pool, uint32_t* handle) {
-  std::vector<uint32_t>& free_rows = shard->free_rows[pool];
-  if (free_rows.empty()) FreeRetired(shard);
-  if (free_rows.empty()) {
-    uint32_t first;
-    const absl::Status taken = pools_[pool]->TakeBlock(&first);
-    if (!taken.ok()) return taken;
-    for (uint32_t n = RowPool::kBlockRows; n-- > 0;) free_rows.push_back(first + n);
-  }
-  *handle = free_rows.back() | (pool == 0 ? 0 : kPoolBit);
-  free_rows.pop_back();
-  pool_rows_[pool].fetch_add(1, std::memory_order_relaxed);
-  return absl::OkStatus();
+  if (shard->spare.free[pool].empty()) FreeRetired(shard);
+  return rows_.Take(&shard->spare, pool, handle);
 }
 
 void HashTable::GiveBack(Shard* shard, uint32_t handle) {
   moves_.fetch_add(1);
-  shard->left.push_back(handle);
-  pool_rows_[PoolOf(handle)].fetch_sub(1, std::memory_order_relaxed);
+  rows_.GiveBack(&shard->spare, handle);
 }
 
 void HashTable::InitialNumbers(int64_t segment, int64_t id, float* numbers) const {
@@ -116,7 +96,7 @@ void HashTable::WriteInitial(int64_t segment, int64_t id, int pool, char* row) c
 absl::Status HashTable::MakeRow(Shard* shard, int64_t segment, int64_t id, int pool, uint32_t* handle) {
   const absl::Status taken = TakeRow(shard, pool, handle);
   if (!taken.ok()) return taken;
-  WriteInitial(segment, id, pool, RowOf(*handle));
+  WriteInitial(segment, id, pool, rows_.Row(*handle));
   shard->keys[segment].Insert(id, TableHash(id), *handle);
   ++shard->statistics[segment].inserts;
   return absl::OkStatus();
@@ -126,12 +106,12 @@ absl::Status HashTable::MoveRow(Shard* shard, int64_t segment, int64_t id, int t
   const uint32_t old = *handle;
   const absl::Status taken = TakeRow(shard, to_pool, handle);
   if (!taken.ok()) return taken;
-  char *from = RowOf(old), *to = RowOf(*handle);
+  char *from = rows_.Row(old), *to = rows_.Row(*handle);
   if (memory_rows_ > 0) {  // the same format: every bit stays
     std::memcpy(to, from, format(0).stride());
   } else {
     std::vector<float> numbers(format(0).numbers());
-    format(PoolOf(old)).Load(from, numbers.data());
+    format(RowStore::PoolOf(old)).Load(from, numbers.data());
     *RowFormat::Header(to) = *RowFormat::Header(from);
     format(to_pool).Store(numbers.data(), RowFormat::Header(from)->updated, to);
   }
@@ -144,7 +124,7 @@ void HashTable::RemoveKey(Shard* shard, int64_t segment, int64_t id) {
   const uint32_t handle = shard->keys[segment].Remove(id, TableHash(id));
   if (handle == kAbsent) return;
   GiveBack(shard, handle);
-  if (spec_.record_tombstones) shard->tombstones[segment].push_back(id);
+  if (spec_.record_tombstones) shard->changes.left[segment].push_back(id);
   if (spec_.averaged) shard->unsynced[segment].push_back(id);
 }
 

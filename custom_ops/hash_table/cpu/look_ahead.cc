@@ -1,18 +1,17 @@
 // Reading: inference, and the look-ahead of a training lookup (NestPipe, section IV: the prefetch buffer).
 //
 // # Look-ahead
-// While batch t computes, rows of batch t+1 are found, brought into memory from the file if they lie there, and copied.
-// Nothing in the table changes by it: a look-ahead that no lookup follows leaves no trace, and a checkpoint in between is
-// that of a table without one. The lookup that follows, when its turn has come, counts, inserts and evicts as ever, at
-// the same clock, and thus exactly as without; only that it need not search for the rows that were seen, and writes
-// those alone that were updated meanwhile (the intersection of NestPipe, section IV-B): a row's header has the version
-// that changed it last.
+// While batch t computes, a look-ahead finds the rows of batch t+1, asks the disk for those in the file, and copies them.
+// It changes nothing in the table: a look-ahead without a lookup leaves no trace, and a checkpoint in between is that of a
+// table without look-ahead. The lookup that follows counts, inserts and evicts at its own clock, exactly as without
+// look-ahead. It does not search for the rows already found, and it writes only the rows that were updated meanwhile (the
+// intersection of NestPipe, section IV-B). The header of a row has the version that changed it last.
 //
 // # Rows in flight
-// Handles of a look-ahead stay good until any row leaves or moves, which `moves_` counts. Nothing between it and its
-// lookup does that in a training step; where something else does (a lookup of the same step, an eviction by hand, a
-// restore), the lookup searches again. To hold the rows back instead would evict others than training without
-// look-ahead does.
+// The handles of a look-ahead are valid until any row leaves or moves, which `moves_` counts. In a training step nothing
+// does that between a look-ahead and its lookup. After any other such change (a lookup of the same step, an eviction by
+// hand, a restore), the lookup searches again. Pinning the rows instead would evict other rows than training without
+// look-ahead evicts.
 #include <algorithm>
 #include <cstring>
 #include <vector>
@@ -24,7 +23,7 @@
 
 namespace fusedrec {
 
-// With `seen`, ids without a row are only told of; else their initial value is written, or zeros.
+// With `seen`, ids without a row are only marked there. Without it, their initial value is written, or zeros.
 void HashTable::Read(const Message& message, const ParallelFor& parallel_for, const RowSink& rows,
                      absl::Span<int64_t> seen) const {
   constexpr int64_t kPiece = 1024;  // ids of one unit of work
@@ -48,7 +47,7 @@ void HashTable::Read(const Message& message, const ParallelFor& parallel_for, co
           const uint64_t hash = TableHash(ids[j]);
           const uint32_t handle = keys_of(hash).Find(ids[j], hash);
           handles[j % (2 * kAhead)] = handle;
-          if (handle != kAbsent && rows.data != nullptr) FetchRow(handle);
+          if (handle != kAbsent && rows.data != nullptr) rows_.Fetch(handle);
         }
         if (const int64_t k = i - 2 * kAhead; k >= 0) {
           char* out = static_cast<char*>(rows.data) + (run.position + k) * row_bytes;
@@ -56,7 +55,7 @@ void HashTable::Read(const Message& message, const ParallelFor& parallel_for, co
           if (!seen.empty()) seen[run.position + k] = handle == kAbsent ? kNoRow : int64_t{handle};
           if (rows.data == nullptr) continue;
           if (handle != kAbsent) {
-            format(PoolOf(handle)).CopyRow(RowOf(handle), rows.storage, out);
+            format(RowStore::PoolOf(handle)).CopyRow(rows_.Row(handle), rows.storage, out);
           } else if (seen.empty() && spec_.unknown_zeros) {
             std::memset(out, 0, row_bytes);
           } else if (seen.empty()) {

@@ -15,60 +15,33 @@ static_assert((kRing & (kRing - 1)) == 0, "the ring is indexed by a mask");
 
 }  // namespace
 
-// Counts a lookup, and says while it runs that its rows must stay. Has its scratch.
-class HashTable::Running {
- public:
-  explicit Running(HashTable* table) : table_(table) {
-    std::lock_guard<std::mutex> lock(table_->running_mutex_);
-    clock_ = table_->clock_.fetch_add(1) + 1;
-    table_->running_.push_back(clock_);
-    std::vector<std::unique_ptr<Scratch>>& idle = table_->idle_;
-    if (idle.empty()) idle.push_back(std::make_unique<Scratch>());
-    scratch_ = std::move(idle.back());
-    idle.pop_back();
-  }
-  ~Running() {
-    std::lock_guard<std::mutex> lock(table_->running_mutex_);
-    std::vector<uint32_t>& running = table_->running_;
-    running.erase(std::find(running.begin(), running.end(), clock_));
-    table_->idle_.push_back(std::move(scratch_));
-  }
-  Running(const Running&) = delete;
-  Running& operator=(const Running&) = delete;
-  uint32_t clock() const { return clock_; }
-  Scratch* scratch() const { return scratch_.get(); }
-
- private:
-  HashTable* table_;
-  uint32_t clock_;
-  std::unique_ptr<Scratch> scratch_;
-};
-
 HashTable::Pins HashTable::CurrentPins() const {
-  std::lock_guard<std::mutex> lock(running_mutex_);
-  return {clock_.load(), waiting_since_.load(), spec_.window, running_};
+  RunningLookups::Now now = lookups_.now();
+  return {now.clock, waiting_since_.load(), spec_.window, std::move(now.running)};
 }
 
 struct HashTable::Visit {
   Shard* shard;
-  Scratch* scratch;
+  LookupScratch* scratch;
   int64_t begin, end;  // places of this shard's items
   uint32_t clock;
   const Pins* pins;
   RowSink rows;
   const Ahead* ahead;             // null: there was none
   std::vector<int64_t> handles;   // by number inside this shard
-  std::vector<Item> fresh;        // without a row
-  std::vector<Item> moving;       // whose row must move to pool 0 first
+  std::vector<ReceivedId> fresh;        // without a row
+  std::vector<ReceivedId> moving;       // whose row must move to pool 0 first
   std::vector<int64_t> num_fresh; // ids of `fresh` by segment; distinct ones where there is a limit
 };
 
-// Writes the row of an id whose row is known, if it is not there; true when this lookup sees the row for the first time.
-bool HashTable::Touch(Visit* visit, const Item& item, int64_t place, uint32_t handle, char* row, bool write) {
+// Writes the row of an id to the lookup's result if `write` asks for it. Returns whether this lookup sees the row for the
+// first time.
+bool HashTable::Touch(Visit* visit, const ReceivedId& item, int64_t place, uint32_t handle, char* row, bool write) {
   RowHeader* header = RowFormat::Header(row);
   const bool first = header->last != visit->clock;
   if (first) {
-    RecordTouch(visit->shard, item.segment, item.id, header->last);
+    Shard* shard = visit->shard;
+    change_log_.Touch(&shard->changes, item.segment, item.id, header->last, shard->keys[item.segment].size());
     header->last = visit->clock;
     header->number = static_cast<uint32_t>(visit->handles.size());
     header->count += header->count != 0xffffffff;
@@ -76,7 +49,7 @@ bool HashTable::Touch(Visit* visit, const Item& item, int64_t place, uint32_t ha
   }
   visit->scratch->number[place] = static_cast<int32_t>(header->number);
   if (!write || visit->rows.data == nullptr) return first;
-  const RowFormat& row_format = format(PoolOf(handle));
+  const RowFormat& row_format = format(RowStore::PoolOf(handle));
   char* out = static_cast<char*>(visit->rows.data) +
               static_cast<int64_t>(item.position) * spec_.dim * BytesOf(visit->rows.storage);
   row_format.CopyRow(row, visit->rows.storage, out);
@@ -87,13 +60,13 @@ void HashTable::VisitKnown(Visit* visit) {
   std::lock_guard<std::mutex> lock(visit->shard->mutex);
   FreeRetired(visit->shard);
   std::vector<KeyIndex>& keys = visit->shard->keys;
-  const Item* items = visit->scratch->items.data() + visit->begin;
+  const ReceivedId* items = visit->scratch->items.data() + visit->begin;
   const int64_t n = visit->end - visit->begin;
   uint64_t hashes[kRing];
   uint32_t handles[kRing];
-  // Rows leave and move under this mutex only: what was seen holds for all of this shard, or is not used.
+  // Rows leave and move only under this mutex, so the look-ahead is valid for the whole shard or not used.
   const Ahead* ahead = visit->ahead != nullptr && visit->ahead->moves == moves_.load() ? visit->ahead : nullptr;
-  const auto seen = [&](const Item& item) { return ahead == nullptr ? kNoRow : ahead->handles[item.position]; };
+  const auto seen = [&](const ReceivedId& item) { return ahead == nullptr ? kNoRow : ahead->handles[item.position]; };
   for (int64_t i = 0; i < n + kRing; ++i) {
     if (i < n && seen(items[i]) == kNoRow) {
       const uint64_t hash = TableHash(items[i].id);
@@ -105,7 +78,7 @@ void HashTable::VisitKnown(Visit* visit) {
       const uint32_t handle = known != kNoRow ? static_cast<uint32_t>(known)
                                               : keys[items[j].segment].Find(items[j].id, hashes[j & (kRing - 1)]);
       handles[j & (kRing - 1)] = handle;
-      if (handle != kAbsent) FetchRow(handle);
+      if (handle != kAbsent) rows_.Fetch(handle);
     }
     const int64_t k = i - kRing;
     if (k < 0 || k >= n) continue;
@@ -114,8 +87,8 @@ void HashTable::VisitKnown(Visit* visit) {
       visit->fresh.push_back(items[k]);
       continue;
     }
-    char* row = RowOf(handle);
-    if (PoolOf(handle) == 1) {
+    char* row = rows_.Row(handle);
+    if (RowStore::PoolOf(handle) == 1) {
       const RowHeader& header = *RowFormat::Header(row);
       const bool hot = spec_.hot_after > 0 && header.count + int64_t{1} >= spec_.hot_after &&
                        !visit->pins->Hold(header);
@@ -125,21 +98,22 @@ void HashTable::VisitKnown(Visit* visit) {
       }
     }
     const bool is_there = seen(items[k]) != kNoRow && RowFormat::Header(row)->updated <= ahead->version;
-    if (Touch(visit, items[k], visit->begin + k, handle, row, !is_there)) ++visit->shard->statistics[items[k].segment].hits;
+    const bool first = Touch(visit, items[k], visit->begin + k, handle, row, !is_there);
+    if (first) ++visit->shard->statistics[items[k].segment].hits;
   }
   if (visit->fresh.empty()) return;
   if (spec_.max_rows > 0 || memory_rows_ > 0 || spec_.admission_count > 1) {
     Admit(visit);
   } else {
     visit->num_fresh.assign(segments(), 0);
-    for (const Item& item : visit->fresh) ++visit->num_fresh[item.segment];
+    for (const ReceivedId& item : visit->fresh) ++visit->num_fresh[item.segment];
   }
 }
 
-// With limits: sorts what is new, counts it, and answers ids that have not come often enough yet with their initial row.
+// With limits: sorts and counts the ids without a row. Ids that have not come often enough get their initial row.
 void HashTable::Admit(Visit* visit) {
-  std::vector<Item>& fresh = visit->fresh;
-  const auto before = [](const Item& a, const Item& b) {
+  std::vector<ReceivedId>& fresh = visit->fresh;
+  const auto before = [](const ReceivedId& a, const ReceivedId& b) {
     return std::tie(a.segment, a.id, a.position) < std::tie(b.segment, b.id, b.position);
   };
   std::sort(fresh.begin(), fresh.end(), before);
@@ -147,9 +121,9 @@ void HashTable::Admit(Visit* visit) {
   std::vector<char> initial(format(new_pool()).stride());
   size_t kept = 0;
   for (size_t begin = 0, end; begin < fresh.size(); begin = end) {
-    const Item item = fresh[begin];
+    const ReceivedId item = fresh[begin];
     for (end = begin; end < fresh.size() && fresh[end].id == item.id && fresh[end].segment == item.segment;) ++end;
-    if (spec_.admission_count <= 1 || CountCandidate(visit->shard, item.segment, item.id) >= spec_.admission_count) {
+    if (spec_.admission_count <= 1 || visit->shard->candidates[item.segment].Admit(item.id)) {
       ++visit->num_fresh[item.segment];
       for (size_t i = begin; i < end; ++i) fresh[kept++] = fresh[i];
       continue;
@@ -177,28 +151,28 @@ absl::Status HashTable::VisitNew(Visit* visit) {
     const absl::Status reserved = shard->keys[segment].Reserve(visit->num_fresh[segment], &shard->retired);
     if (!reserved.ok()) return reserved;
   }
-  for (const Item& item : visit->fresh) {
+  for (const ReceivedId& item : visit->fresh) {
     uint32_t handle = shard->keys[item.segment].Find(item.id, TableHash(item.id));
     if (handle == kAbsent) {
       const absl::Status made = MakeRow(shard, item.segment, item.id, new_pool(), &handle);
       if (!made.ok()) return made;
     }
-    Touch(visit, item, visit->scratch->place[item.position], handle, RowOf(handle));
+    Touch(visit, item, visit->scratch->place[item.position], handle, rows_.Row(handle));
   }
   if (spec_.hot_after > 0 && !visit->moving.empty()) NoteMove(visit->pins->now);
-  for (const Item& item : visit->moving) {
+  for (const ReceivedId& item : visit->moving) {
     uint32_t handle = shard->keys[item.segment].Find(item.id, TableHash(item.id));
     absl::Status there;
     if (handle == kAbsent) {  // another lookup has evicted it since: it begins anew
       there = shard->keys[item.segment].Reserve(1, &shard->retired);
       if (there.ok()) there = MakeRow(shard, item.segment, item.id, spec_.hot_after > 0 ? 1 : 0, &handle);
-    } else if (PoolOf(handle) == 1 && (memory_rows_ > 0 || !visit->pins->Hold(*RowFormat::Header(RowOf(handle))))) {
-      // Of rows in 16 bits another lookup may have taken the handle since this one chose to move it.
+    } else if (RowStore::PoolOf(handle) == 1 && (memory_rows_ > 0 || !visit->pins->Hold(*rows_.Header(handle)))) {
+      // Another lookup may have taken the handle of a 16-bit row since this one chose to move the row.
       there = MoveRow(shard, item.segment, item.id, 0, &handle);
     }
     if (!there.ok()) return there;
     const int64_t place = visit->scratch->place[item.position];
-    if (Touch(visit, item, place, handle, RowOf(handle))) ++shard->statistics[item.segment].hits;
+    if (Touch(visit, item, place, handle, rows_.Row(handle))) ++shard->statistics[item.segment].hits;
   }
   return absl::OkStatus();
 }
@@ -209,7 +183,7 @@ absl::Status HashTable::MakeRoomFor(const std::vector<Visit>& visits) {
   Waiting waiting;
   for (const Visit& visit : visits) {
     for (size_t segment = 0; segment < visit.num_fresh.size(); ++segment) fresh[segment] += visit.num_fresh[segment];
-    for (const Item& item : visit.moving) waiting.emplace_back(item.segment, item.id);
+    for (const ReceivedId& item : visit.moving) waiting.emplace_back(item.segment, item.id);
   }
   std::sort(waiting.begin(), waiting.end());
   waiting.erase(std::unique(waiting.begin(), waiting.end()), waiting.end());
@@ -219,14 +193,14 @@ absl::Status HashTable::MakeRoomFor(const std::vector<Visit>& visits) {
 absl::Status HashTable::Lookup(const Message& message, const ParallelFor& parallel_for, const RowSink& rows,
                                absl::Span<int32_t> inverse, std::vector<int64_t>* handles, uint32_t* lookup_clock,
                                const Ahead* ahead) {
-  const Running running(this);
+  const RunningLookups::Lookup running(&lookups_);
   const uint32_t clock = running.clock();
   if (lookup_clock != nullptr) *lookup_clock = clock;
   version_.fetch_add(1);
   if (spec_.ttl > 0 && clock % std::max<int64_t>(1, spec_.ttl / 16) == 0) EvictExpired();
   const Pins pins = CurrentPins();
   std::vector<int64_t> shard_begin;
-  Scratch* scratch = running.scratch();
+  LookupScratch* scratch = running.scratch();
   SortByShard(message, parallel_for, scratch, &shard_begin);
   std::vector<Visit> visits(kShards);
   for (int s = 0; s < kShards; ++s) {

@@ -1,5 +1,5 @@
-// While a Reader of a table lives, lines of keys that were replaced meanwhile are kept, and rows that left are not given
-// to other ids: who has found a row reads that row.
+// While a Reader of a table lives, replaced lines of keys are kept, and no other id gets a row that left. A reader that
+// found a row can therefore read it.
 #ifndef FUSEDREC_HASH_TABLE_CPU_READER_H_
 #define FUSEDREC_HASH_TABLE_CPU_READER_H_
 
@@ -7,9 +7,9 @@
 
 namespace fusedrec {
 
-// The writer changes the lines and then looks for readers; a reader announces itself and then loads the lines. Both change
-// the same counter (the writer adds 0), so one comes before the other: a writer that sees no reader knows that whoever
-// comes later sees the lines as they are now.
+// The writer changes the lines and then looks for readers. A reader announces itself and then loads the lines. Both change
+// the same counter (the writer adds 0), so one comes before the other. A writer that sees no reader knows that every later
+// reader sees the current lines.
 class HashTable::Reader {
  public:
   explicit Reader(const HashTable* table) : table_(table) { table_->readers_.fetch_add(1, std::memory_order_seq_cst); }

@@ -31,13 +31,13 @@ void HashTable::ReadRecords(absl::Span<const int64_t> handles, const ParallelFor
   const int wide_bytes = first.wide_slots() * spec_.dim * BytesOf(first.slot_storage());
   parallel_for(handles.size(), 100 + size, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
-      if (i + kAhead < end) FetchRow(static_cast<uint32_t>(handles[i + kAhead]));
+      if (i + kAhead < end) rows_.Fetch(static_cast<uint32_t>(handles[i + kAhead]));
       const uint32_t handle = static_cast<uint32_t>(handles[i]);
-      char *row = RowOf(handle), *out = records + i * size;
+      char *row = rows_.Row(handle), *out = records + i * size;
       const RowHeader& header = *RowFormat::Header(row);
-      const uint32_t about[4] = {header.last, header.count, header.updated, static_cast<uint32_t>(PoolOf(handle))};
+      const uint32_t about[4] = {header.last, header.count, header.updated, static_cast<uint32_t>(RowStore::PoolOf(handle))};
       std::memcpy(out, about, kRecordHeader);
-      const RowFormat& row_format = format(PoolOf(handle));
+      const RowFormat& row_format = format(RowStore::PoolOf(handle));
       if (row_format.storage() != first.storage()) {
         row_format.Load(row, reinterpret_cast<float*>(out + kRecordHeader));
         continue;
@@ -50,8 +50,8 @@ void HashTable::ReadRecords(absl::Span<const int64_t> handles, const ParallelFor
 
 // Row and slots.
 void HashTable::WriteRecordNumbers(const char* record, uint32_t handle) {
-  char* row = RowOf(handle);
-  const RowFormat &first = format(0), &row_format = format(PoolOf(handle));
+  char* row = rows_.Row(handle);
+  const RowFormat &first = format(0), &row_format = format(RowStore::PoolOf(handle));
   if (row_format.storage() != first.storage()) {
     std::vector<float> numbers(first.numbers());
     std::memcpy(numbers.data(), record + kRecordHeader, 4 * numbers.size());
@@ -67,12 +67,12 @@ void HashTable::WriteRecordNumbers(const char* record, uint32_t handle) {
 absl::Status HashTable::WriteRecord(Shard* shard, int64_t segment, int64_t id, const char* record) {
   uint32_t about[4];
   std::memcpy(about, record, kRecordHeader);
-  // A lookup knows its own rows by its clock, which must lie ahead of all that rows were touched at.
-  for (uint32_t seen = clock_.load(); seen < about[0] && !clock_.compare_exchange_weak(seen, about[0]);) {}
-  int pool = pools_[1] != nullptr && about[3] == 1 ? 1 : 0;
+  // A lookup recognizes its rows by its clock, so its clock must be ahead of the clocks in all headers.
+  lookups_.AdvanceTo(about[0]);
+  int pool = rows_.HasPool(1) && about[3] == 1 ? 1 : 0;
   if (memory_rows_ > 0) pool = rows_in_pool(0) < memory_rows_ ? 0 : 1;
   uint32_t handle = shard->keys[segment].Find(id, TableHash(id));
-  if (handle != kAbsent && PoolOf(handle) != pool) {
+  if (handle != kAbsent && RowStore::PoolOf(handle) != pool) {
     GiveBack(shard, shard->keys[segment].Remove(id, TableHash(id)));
     handle = kAbsent;
   }
@@ -81,8 +81,8 @@ absl::Status HashTable::WriteRecord(Shard* shard, int64_t segment, int64_t id, c
     if (!taken.ok()) return taken;
     shard->keys[segment].Insert(id, TableHash(id), handle);
   }
-  RecordTouch(shard, segment, id, 0);
-  *RowFormat::Header(RowOf(handle)) = {about[0], 0, about[1], about[2]};
+  change_log_.Touch(&shard->changes, segment, id, 0, shard->keys[segment].size());
+  *rows_.Header(handle) = {about[0], 0, about[1], about[2]};
   WriteRecordNumbers(record, handle);
   return absl::OkStatus();
 }
@@ -128,12 +128,12 @@ void HashTable::WriteTrained(absl::Span<const SegmentId> keys, const char* recor
       std::vector<uint32_t> handles;
       for (const int64_t i : of_shard[s]) handles.push_back(find(i));
       for (size_t n = 0; n < handles.size(); ++n) {
-        if (n + kAhead < handles.size() && handles[n + kAhead] != kAbsent) FetchRow(handles[n + kAhead]);
+        if (n + kAhead < handles.size() && handles[n + kAhead] != kAbsent) rows_.Fetch(handles[n + kAhead]);
         if (handles[n] == kAbsent) continue;
         const char* record = records + of_shard[s][n] * size;
         uint32_t about[4];
         std::memcpy(about, record, kRecordHeader);
-        RowHeader* header = RowFormat::Header(RowOf(handles[n]));
+        RowHeader* header = rows_.Header(handles[n]);
         if (about[2] <= header->updated) continue;  // it was looked up, not trained
         header->updated = about[2];
         WriteRecordNumbers(record, handles[n]);
@@ -158,13 +158,10 @@ void HashTable::Candidates(int64_t segment, std::vector<int64_t>* ids, std::vect
 
 absl::Status HashTable::SetCandidates(int64_t segment, absl::Span<const int64_t> ids, absl::Span<const int64_t> counts) {
   for (size_t i = 0; i < ids.size() && spec_.admission_count > 1; ++i) {
-    const uint64_t hash = TableHash(ids[i]);
-    Shard* shard = &shards_[ShardOf(hash)];
+    Shard* shard = &shards_[ShardOf(TableHash(ids[i]))];
     std::lock_guard<std::mutex> lock(shard->mutex);
-    shard->candidates[segment].Remove(ids[i], hash);
-    const absl::Status reserved = shard->candidates[segment].Reserve(1, &shard->retired);
-    if (!reserved.ok()) return reserved;
-    shard->candidates[segment].Insert(ids[i], hash, static_cast<uint32_t>(counts[i]));
+    const absl::Status set = shard->candidates[segment].Set(ids[i], static_cast<uint32_t>(counts[i]));
+    if (!set.ok()) return set;
   }
   return absl::OkStatus();
 }
@@ -192,18 +189,16 @@ int64_t HashTable::key_bytes() const {
   for (int s = 0; s < kShards; ++s) {
     std::lock_guard<std::mutex> lock(shards_[s].mutex);
     for (const KeyIndex& keys : shards_[s].keys) bytes += keys.bytes();
-    for (const KeyIndex& candidates : shards_[s].candidates) bytes += candidates.bytes();
+    for (const AdmissionFilter& candidates : shards_[s].candidates) bytes += candidates.bytes();
   }
   return bytes;
 }
 
-int64_t HashTable::row_bytes(int pool) const { return pools_[pool] == nullptr ? 0 : pools_[pool]->bytes(); }
-
 void HashTable::SetClock(uint32_t clock, uint32_t version) {
-  clock_.store(clock);
+  lookups_.SetClock(clock);
   version_.store(version);
   moves_.fetch_add(1);  // versions of before are of another count
-  record_clock_.store(-1);  // it counts by the clock of before
+  change_log_.Stop();  // it counts by the clock of before
   moved_at_.store(int64_t{clock} + spec_.window);  // handles of before are of another clock
 }
 

@@ -1,8 +1,7 @@
 // Replicas of a table that train apart and are averaged from time to time (2D sparse parallelism, Algorithm 1).
 //
-// An id that has no row at a replica stands there for its initial row: so it counts in the mean, whether it never came
-// or was evicted. An id that left at one replica leaves all of them, unless another has trained it meanwhile.
-#include <algorithm>
+// An id without a row at a replica counts with its initial row in the mean, whether it never came or was evicted. An id
+// that left one replica leaves all of them, unless another replica has trained it meanwhile.
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -11,46 +10,12 @@
 #include "hash_table/cpu/reader.h"
 
 namespace fusedrec {
-namespace {
 
-void KeepDistinct(std::vector<int64_t>* ids) {
-  std::sort(ids->begin(), ids->end());
-  ids->erase(std::unique(ids->begin(), ids->end()), ids->end());
-}
-
-}  // namespace
-
-void HashTable::NoteTrained(const Message& message) {
-  std::lock_guard<std::mutex> lock(trained_mutex_);
-  trained_.resize(segments());
-  distinct_trained_.resize(segments());
-  const int64_t* entry = message.entries.data();
-  for (size_t source = 0; source < message.source_splits.size(); ++source) {
-    const int64_t* counts = entry;
-    entry += segments();
-    for (int64_t segment = 0; segment < segments(); ++segment) {
-      trained_[segment].insert(trained_[segment].end(), entry, entry + counts[segment]);
-      entry += counts[segment];
-    }
-  }
-  for (int64_t segment = 0; segment < segments(); ++segment) {
-    constexpr size_t kAlwaysKept = 1 << 16;
-    if (trained_[segment].size() < kAlwaysKept + 2 * distinct_trained_[segment]) continue;
-    KeepDistinct(&trained_[segment]);
-    distinct_trained_[segment] = trained_[segment].size();
-  }
-}
+void HashTable::NoteTrained(const Message& message) { trained_.Add(message); }
 
 void HashTable::TakeUnsynced(std::vector<int64_t>* counts, std::vector<int64_t>* ids, std::vector<int64_t>* headers) {
-  std::vector<std::vector<int64_t>> trained(segments());
-  {
-    std::lock_guard<std::mutex> lock(trained_mutex_);
-    trained_.swap(trained);
-    distinct_trained_.assign(segments(), 0);
-  }
-  trained.resize(segments());
+  const IdsBySegment trained = trained_.Take();
   for (int64_t segment = 0; segment < segments(); ++segment) {
-    KeepDistinct(&trained[segment]);
     const size_t before = ids->size();
     for (const int64_t id : trained[segment]) {
       const uint64_t hash = TableHash(id);
@@ -58,7 +23,7 @@ void HashTable::TakeUnsynced(std::vector<int64_t>* counts, std::vector<int64_t>*
       std::lock_guard<std::mutex> lock(shard.mutex);
       const uint32_t handle = shard.keys[segment].Find(id, hash);
       if (handle == kAbsent) continue;  // refused by admission, or gone since
-      const RowHeader& header = *RowFormat::Header(RowOf(handle));
+      const RowHeader& header = *rows_.Header(handle);
       ids->push_back(id);
       headers->push_back(int64_t{header.last} << 32 | header.count);
     }
@@ -93,8 +58,8 @@ void HashTable::ReadNumbers(absl::Span<const int64_t> ids, absl::Span<const int6
         const uint64_t hash = TableHash(ids[i]);
         const uint32_t handle = shards_[ShardOf(hash)].keys[segment].Find(ids[i], hash);
         if (handle != kAbsent) {
-          format(PoolOf(handle)).Load(RowOf(handle), numbers + i * width);
-        } else {  // through the storage, whose rounding a lookup would see
+          format(RowStore::PoolOf(handle)).Load(rows_.Row(handle), numbers + i * width);
+        } else {  // through the storage, with the rounding of a lookup
           WriteInitial(segment, ids[i], new_pool(), initial.data());
           format(new_pool()).Load(initial.data(), numbers + i * width);
         }
@@ -113,13 +78,13 @@ absl::Status HashTable::WriteNumbers(Shard* shard, int64_t segment, int64_t id, 
     if (made.ok()) made = MakeRow(shard, segment, id, pool, &handle);
     if (!made.ok()) return made;
   }
-  char* row = RowOf(handle);
-  RecordTouch(shard, segment, id, 0);
+  char* row = rows_.Row(handle);
+  change_log_.Touch(&shard->changes, segment, id, 0, shard->keys[segment].size());
   RowHeader* about = RowFormat::Header(row);
   about->last = static_cast<uint32_t>(header >> 32);
   about->count = static_cast<uint32_t>(header);
   about->updated = version_.load(std::memory_order_relaxed);
-  format(PoolOf(handle)).Store(numbers, step, row);
+  format(RowStore::PoolOf(handle)).Store(numbers, step, row);
   return absl::OkStatus();
 }
 
@@ -135,10 +100,10 @@ absl::Status HashTable::Merge(absl::Span<const int64_t> left, absl::Span<const i
       Shard* shard = &shards_[ShardOf(TableHash(left[i]))];
       std::lock_guard<std::mutex> shard_lock(shard->mutex);
       const uint32_t handle = shard->keys[segment].Find(left[i], TableHash(left[i]));
-      if (handle == kAbsent || pins.Hold(*RowFormat::Header(RowOf(handle)))) continue;
+      if (handle == kAbsent || pins.Hold(*rows_.Header(handle))) continue;
       NoteMove(pins.now);
       RemoveKey(shard, segment, left[i]);
-      shard->unsynced[segment].pop_back();  // all replicas know
+      shard->unsynced[segment].pop_back();  // no replica has to be told
     }
     for (int64_t i = segment_splits[segment]; i < segment_splits[segment + 1]; ++i) {
       Shard* shard = &shards_[ShardOf(TableHash(ids[i]))];

@@ -14,7 +14,7 @@ constexpr int64_t kBlock = 16 * 1024;  // ids per block of the counting sort
 
 }  // namespace
 
-void HashTable::SortByShard(const Message& message, const ParallelFor& parallel_for, Scratch* scratch,
+void HashTable::SortByShard(const Message& message, const ParallelFor& parallel_for, LookupScratch* scratch,
                             std::vector<int64_t>* shard_begin) const {
   const std::vector<MessageRun> pieces = RunsOf(message, segments(), kBlock);  // the units of both passes
   // next[p][s]: first the ids of piece p in shard s, then, by prefix sums, where the next one of them goes.

@@ -1,7 +1,7 @@
 // The tier below memory: rows beyond memory_budget lie in a file (FusedRec, section 4; NestPipe, section IV).
 //
-// A lookup brings the rows that it needs into memory (MoveRow), where they are trained; the coldest go back. Rows move as
-// they are, bit by bit, so a table that spills trains exactly like one that does not.
+// A lookup brings the rows that it needs into memory (MoveRow), where they are trained. The coldest rows go back. Rows
+// move bit by bit, so a table that spills trains exactly like a table that does not.
 #include <sys/mman.h>
 
 #include <vector>
@@ -15,7 +15,7 @@ namespace fusedrec {
 
 absl::StatusOr<int64_t> HashTable::DemoteColdest(int64_t count) {
   int64_t gone = 0;
-  // Again where another lookup has touched some of the coldest meanwhile.
+  // Repeats when another lookup has touched some of the coldest rows meanwhile.
   while (gone < count) {
     const auto more = DemoteColdestOnce(count - gone);
     if (!more.ok()) return more;
@@ -32,7 +32,7 @@ absl::StatusOr<int64_t> HashTable::DemoteColdestOnce(int64_t count) {
     std::lock_guard<std::mutex> lock(shards_[s].mutex);
     for (int64_t segment = 0; segment < segments(); ++segment) {
       ForEachRow(shards_[s], segment, [&](int64_t id, uint32_t handle, const RowHeader& header) {
-        if (PoolOf(handle) == 1 || pins.Hold(header)) return;
+        if (RowStore::PoolOf(handle) == 1 || pins.Hold(header)) return;
         victims.push_back({header.last, TableHash(id), id, s, static_cast<int32_t>(segment)});
       });
     }
@@ -45,8 +45,8 @@ absl::StatusOr<int64_t> HashTable::DemoteColdestOnce(int64_t count) {
     Shard* shard = &shards_[victim.shard];
     std::lock_guard<std::mutex> lock(shard->mutex);
     uint32_t handle = shard->keys[victim.segment].Find(victim.id, TableHash(victim.id));
-    if (handle == kAbsent || PoolOf(handle) == 1) continue;  // another lookup was faster
-    if (pins.Hold(*RowFormat::Header(RowOf(handle)))) continue;
+    if (handle == kAbsent || RowStore::PoolOf(handle) == 1) continue;  // another lookup was faster
+    if (pins.Hold(*rows_.Header(handle))) continue;
     const absl::Status moved = MoveRow(shard, victim.segment, victim.id, 1, &handle);
     if (!moved.ok()) return moved;
     ++gone;
@@ -65,8 +65,8 @@ void HashTable::Prefetch(const Message& message) const {
       for (int64_t i = message.entries[entry + segment]; i > 0; --i, ++id) {
         const uint64_t hash = TableHash(*id);
         const uint32_t handle = shards_[ShardOf(hash)].keys[segment].Find(*id, hash);
-        if (handle == kAbsent || PoolOf(handle) == 0) continue;
-        const uintptr_t row = reinterpret_cast<uintptr_t>(RowOf(handle)), page = row / kPage * kPage;
+        if (handle == kAbsent || RowStore::PoolOf(handle) == 0) continue;
+        const uintptr_t row = reinterpret_cast<uintptr_t>(rows_.Row(handle)), page = row / kPage * kPage;
         madvise(reinterpret_cast<void*>(page), row - page + format(1).stride(), MADV_WILLNEED);
       }
     }

@@ -4,7 +4,7 @@
 #include <utility>
 #include <vector>
 
-#include "hash_table/cpu/gradient_sum.h"
+#include "hash_table/cpu/parts/gradient_sum.h"
 #include "hash_table/cpu/hash_table.h"
 
 namespace fusedrec {
@@ -12,7 +12,7 @@ namespace {
 
 constexpr int kAhead = 8;  // rows between the fetch of a row and its update
 
-// Numbers of rows that an update leaves out; threads add to it, seldom.
+// Numbers of the rows that an update leaves out. Threads add to it, seldom.
 class LeftOut {
  public:
   void Add(int64_t number) {
@@ -33,8 +33,8 @@ class LeftOut {
 }  // namespace
 
 void HashTable::UpdateRow(const Prepared& prepared, uint32_t handle, float* grad, uint32_t version, float* numbers) {
-  char* row = RowOf(handle);
-  const RowFormat& row_format = format(PoolOf(handle));
+  char* row = rows_.Row(handle);
+  const RowFormat& row_format = format(RowStore::PoolOf(handle));
   RowFormat::Header(row)->updated = version;
   const int dim = spec_.dim;
   if (row_format.storage() == Storage::kFloat32) {
@@ -44,13 +44,6 @@ void HashTable::UpdateRow(const Prepared& prepared, uint32_t handle, float* grad
   row_format.Load(row, numbers);
   optimizer_.Update(prepared, dim, grad, numbers, numbers + dim, numbers + dim * (1 + row_format.wide_slots()));
   row_format.Store(numbers, version, row);
-}
-
-// Asks for all of a row, to be written.
-inline void HashTable::FetchForUpdate(uint32_t handle) const {
-  const char* row = RowOf(handle);
-  const int bytes = format(PoolOf(handle)).stride();
-  for (int offset = 0; offset < bytes; offset += 64) __builtin_prefetch(row + offset, 1);
 }
 
 void HashTable::Apply(absl::Span<const int64_t> handles, absl::Span<const int32_t> inverse, const void* grads,
@@ -64,12 +57,12 @@ void HashTable::Apply(absl::Span<const int64_t> handles, absl::Span<const int32_
   parallel_for(rows, 100 + 4 * format(0).numbers(), [&](int64_t begin, int64_t end) {
     std::vector<float> grad(spec_.dim), numbers(format(0).numbers());
     for (int64_t i = begin; i < std::min(end, begin + kAhead); ++i) {
-      if (handles[i] >= 0) FetchForUpdate(static_cast<uint32_t>(handles[i]));
+      if (handles[i] >= 0) rows_.FetchForUpdate(static_cast<uint32_t>(handles[i]));
       sums.Prefetch(i);
     }
     for (int64_t i = begin; i < end; ++i) {
       if (const int64_t next = i + kAhead; next < end) {
-        if (handles[next] >= 0) FetchForUpdate(static_cast<uint32_t>(handles[next]));
+        if (handles[next] >= 0) rows_.FetchForUpdate(static_cast<uint32_t>(handles[next]));
         sums.Prefetch(next);
       }
       if (handles[i] < 0) continue;  // refused by admission: there is nothing to train yet
@@ -91,7 +84,7 @@ absl::Status HashTable::Accumulate(absl::Span<const int64_t> handles, absl::Span
   const uint32_t since = waiting_since_.load(std::memory_order_relaxed);
   if (since == 0 || clock < since) waiting_since_.store(clock, std::memory_order_release);
   const GradientSum sums(inverse, handles.size(), grads, storage, spec_.dim, scale);
-  // Rows of the lookup's other parts have no gradients here.
+  // Rows of other micro-batches of the lookup have no gradients here.
   std::vector<int64_t> trained(handles.begin(), handles.end()), numbers;
   for (size_t i = 0; i < trained.size(); ++i) {
     if (sums.IsEmpty(i)) trained[i] = kNoRow;
@@ -124,7 +117,7 @@ void HashTable::ApplyAccumulated(const StepInput& step, const ParallelFor& paral
   parallel_for(handles.size(), 100 + 4 * format(0).numbers(), [&](int64_t begin, int64_t end) {
     std::vector<float> numbers(format(0).numbers());
     for (int64_t i = begin; i < end; ++i) {
-      if (i + kAhead < end) FetchForUpdate(handles[i + kAhead]);
+      if (i + kAhead < end) rows_.FetchForUpdate(handles[i + kAhead]);
       if (*accumulator_.LeftOut(i) != 0) continue;
       UpdateRow(prepared, handles[i], accumulator_.Sum(i), version, numbers.data());
     }

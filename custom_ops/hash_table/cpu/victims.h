@@ -1,4 +1,4 @@
-// Rows that may leave a table, or its memory, and the choice of the worst among them.
+// Rows that may leave a table or its memory, and the choice of the lowest-ranked among them.
 #ifndef FUSEDREC_HASH_TABLE_CPU_VICTIMS_H_
 #define FUSEDREC_HASH_TABLE_CPU_VICTIMS_H_
 

@@ -1,7 +1,7 @@
 // Gradients that wait for their update: sums by row over several batches (MTGRBoost, section 5.2). Sparse: rows that no
 // batch touched take no space.
-#ifndef FUSEDREC_HASH_TABLE_CPU_ACCUMULATOR_H_
-#define FUSEDREC_HASH_TABLE_CPU_ACCUMULATOR_H_
+#ifndef FUSEDREC_HASH_TABLE_CPU_PARTS_ACCUMULATOR_H_
+#define FUSEDREC_HASH_TABLE_CPU_PARTS_ACCUMULATOR_H_
 
 #include <cstdint>
 #include <vector>
@@ -9,7 +9,7 @@
 #include "absl/status/status.h"
 #include "absl/types/span.h"
 #include "common/hash.h"
-#include "hash_table/cpu/key_index.h"
+#include "hash_table/cpu/parts/key_index.h"
 
 namespace fusedrec {
 
@@ -65,4 +65,4 @@ class Accumulator {
 
 }  // namespace fusedrec
 
-#endif  // FUSEDREC_HASH_TABLE_CPU_ACCUMULATOR_H_
+#endif  // FUSEDREC_HASH_TABLE_CPU_PARTS_ACCUMULATOR_H_

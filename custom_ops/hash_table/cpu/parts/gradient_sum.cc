@@ -1,4 +1,4 @@
-#include "hash_table/cpu/gradient_sum.h"
+#include "hash_table/cpu/parts/gradient_sum.h"
 
 #include <algorithm>
 

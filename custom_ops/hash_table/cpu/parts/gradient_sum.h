@@ -1,12 +1,12 @@
 // Gradients of one row, from all that received it, summed in float32 in the order received (deterministic).
-#ifndef FUSEDREC_HASH_TABLE_CPU_GRADIENT_SUM_H_
-#define FUSEDREC_HASH_TABLE_CPU_GRADIENT_SUM_H_
+#ifndef FUSEDREC_HASH_TABLE_CPU_PARTS_GRADIENT_SUM_H_
+#define FUSEDREC_HASH_TABLE_CPU_PARTS_GRADIENT_SUM_H_
 
 #include <cstdint>
 #include <vector>
 
 #include "absl/types/span.h"
-#include "hash_table/cpu/row_format.h"
+#include "hash_table/cpu/parts/row_format.h"
 
 namespace fusedrec {
 
@@ -40,4 +40,4 @@ class GradientSum {
 
 }  // namespace fusedrec
 
-#endif  // FUSEDREC_HASH_TABLE_CPU_GRADIENT_SUM_H_
+#endif  // FUSEDREC_HASH_TABLE_CPU_PARTS_GRADIENT_SUM_H_

@@ -1,4 +1,4 @@
-// What the ops of this folder require of their arguments. Messages name the argument, what came and the remedy.
+// Checks of the arguments of the ops of this folder. Messages name the argument, its value and the remedy.
 #ifndef FUSEDREC_JAGGED_ATTENTION_VALIDATION_H_
 #define FUSEDREC_JAGGED_ATTENTION_VALIDATION_H_
 

@@ -1,4 +1,4 @@
-"""The table on a device, driven through ctypes: for checks over the emulation, tests on a GPU and benchmarks."""
+"""Drives the table on a device through ctypes, for checks over the emulation, tests on a GPU and benchmarks."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class Message(ctypes.Structure):
 
 
 class Refused(Exception):
-    """What a call answered when it was not 0."""
+    """A call returned another code than 0."""
 
 
 class DeviceTable:

@@ -1,8 +1,7 @@
-"""Faults that the checks over the emulation must find: each a change of one place of a kernel's source.
+"""Faults that the checks over the emulation must find. Each fault changes one place of a kernel's source.
 
-FAULT in a new text is true, or 1, while the checks look for that fault, and false for all others: so one compilation
-of an op has them all, and one run each finds them. A change must fit: a text that is no longer there, or there twice,
-fails the test, so that the list keeps up with the code.
+FAULT in a new text is true while the checks look for that fault, and false otherwise. So one compilation of an op
+contains all its faults, and one run finds each. The old text must occur once, so that the list keeps up with the code.
 """
 
 from __future__ import annotations
@@ -20,8 +19,8 @@ class Mutant(NamedTuple):
     path: str  # below custom_ops
     old: str
     new: str
-    only: str = ""  # part of the names of the checks to run: those that find it soonest
-    words: str = ""  # that must stand in what the run says; empty: any failure will do
+    only: str = ""  # part of the names of the checks to run, which find it soonest
+    words: str = ""  # words in the output of the run; empty: any failure will do
 
 
 SEGMENT_UNIQUE = "segment_unique/cuda/segment_unique_cuda.cuh"
@@ -36,7 +35,7 @@ TABLE = "hash_table/cuda/hash_table_cuda.cuh"
 SELECT = "hash_table/cuda/select.cuh"
 LINES = "hash_table/cuda/lines.cuh"
 BUFFER = "hash_table/cuda/buffer.cuh"
-# (path, old, new) by op: sizes of heads that these checks do not run are not compiled.
+# (path, old, new) by op: leaves out sizes of heads that these checks do not run.
 SMALLER = {
     "jagged_attention": [
         (
@@ -237,7 +236,7 @@ def changed(text: str, old: str, new: str, what: str) -> str:
 
 
 def write_sources(op: str, custom_ops: pathlib.Path, folder: pathlib.Path) -> None:
-    """Copies the sources of kernels with all faults of an op into `folder`; what has not changed keeps its time."""
+    """Copies the sources of kernels with all faults of an op into `folder`. Unchanged files keep their time."""
     paths = [path for path in custom_ops.rglob("*") if path.suffix in (".cu", ".cuh", ".h")]
     texts = {str(path.relative_to(custom_ops)): path.read_text(encoding="utf-8") for path in paths}
     for path, old, new in SMALLER.get(op, []):

@@ -93,7 +93,7 @@ int FusedrecDeviceBuffer::Prefetch(const int64_t* ids, const int64_t* segment_sp
   bool grown;
   FUSEDREC_RETURN_IF_CUDA_ERROR(MakeRoom(count, &in_, &grown));
   prefetched_ = Arrived();
-  // Of new memory, whoever had it before may still be at work on the caller's stream.
+  // The previous owner of new memory may still use it on the caller's stream.
   if (grown) FUSEDREC_CUDA(cudaEventRecord(inserted_, static_cast<cudaStream_t>(stream)));
   FUSEDREC_CUDA(cudaStreamWaitEvent(copies_, inserted_, 0));
   const Arrived arrived = Carve(in_.data(), segment_splits);

@@ -1,26 +1,26 @@
-// Rows in host memory, those of two batches on a GPU: for tables larger than the device (NestPipe, section IV-B).
+// Rows in host memory, the rows of two batches on a GPU: for tables larger than the device (NestPipe, section IV-B).
 //
-// The active buffer holds the rows of the batch that is trained: lookups and updates are those of a table
-// (hash_table_cuda.h) which knows these ids alone. Meanwhile rows of the next batch come over, as host memory has them:
-// those that both batches want are stale there. So when the next batch begins, its rows go into the other buffer, a kernel
-// finds the keys that both hold, another copies their rows from the active buffer, on the device; then the two change
-// roles, and the rows of the batch that was trained go back to host memory while the next one is.
+// The active buffer holds the rows of the current batch. It is a table (hash_table_cuda.h) that knows only the ids of this
+// batch; lookups and updates go there. Meanwhile the rows of the next batch are copied from host memory. The copies of
+// rows that both batches have are stale. So when the next batch begins, its rows go into the other buffer, one kernel
+// finds the keys that both buffers hold, and another copies their rows from the active buffer. Then the buffers change
+// roles, and the rows of the previous batch go back to host memory.
 //
 //   step                     active          prefetched      host memory
-//   prefetch(t + 1)          rows of t       rows of t + 1   read: all up to t - 1 is written back
+//   prefetch(t + 1)          rows of t       rows of t + 1   read; holds all updates up to t - 1
 //   lookups and updates of t trained
-//   advance                  rows of t + 1                   rows that both hold: copied on the device
-//   write_back               rows of t + 1                   rows of t
+//   advance                  rows of t + 1                   rows of both batches are copied on the device
+//   write_back               rows of t + 1                   gets the rows of t
 //
-// So every batch sees all updates before it: the rows are those of a table without buffers, bit for bit.
+// Every batch therefore sees all updates before it: the rows are those of a table without buffers, bit for bit.
 //
-// Rows travel as records (records.cc) and in the order of the ids that were told: the host needs no search to put them
-// back. Which rows there are, which are new and which leave is the host's to say; new ones come with their initial record.
+// Rows travel as records (records.cc), in the order of the ids of the call, so the host puts them back without a search.
+// The host decides which rows exist, which are new and which leave. New rows come with their initial record.
 //
 // # Streams
-// What goes between host and device has a stream of its own, and memory that it keeps, so that it runs beside what the
-// caller's stream has still to do: prefetch and write_back wait for their copies alone. All else is on the caller's stream
-// (`stream`, the same in all calls) and moves rows inside the device: what advance takes from a lookup is little.
+// Copies between host and device have a stream and memory of their own, so that they run beside the work on the caller's
+// stream. prefetch and write_back wait only for their copies. All other work is on the caller's stream (`stream`, the same
+// in all calls) and moves rows inside the device, so that advance delays a lookup little.
 #ifndef FUSEDREC_HASH_TABLE_CUDA_BUFFER_CUDA_H_
 #define FUSEDREC_HASH_TABLE_CUDA_BUFFER_CUDA_H_
 

@@ -11,7 +11,7 @@ namespace {
 
 constexpr unsigned kMostBlocks = 132 * 16;
 
-// Of the search for the rows that rank lowest.
+// Device memory of the search for the rows that rank lowest.
 struct WorstScratch {
   explicit WorstScratch(void* memory) : carver(memory) {
     search = carver.Take<Search>(1);

@@ -1,4 +1,4 @@
-// What handles.cuh finds out about the inputs of an update, and about handles of an export.
+// The findings of handles.cuh on the inputs of an update, and on handles of an export.
 #ifndef FUSEDREC_HASH_TABLE_CUDA_FACTS_H_
 #define FUSEDREC_HASH_TABLE_CUDA_FACTS_H_
 

@@ -1,5 +1,5 @@
-// What the host must know of handles and of an inverse before a kernel follows them: in TensorFlow they are tensors like
-// any other, and an index out of range would end the process. And whether gradients are finite, in the same wait.
+// Checks of handles and of an inverse before a kernel follows them. In TensorFlow they are ordinary tensors, and an index
+// out of range would end the process. The same pass tells whether gradients are finite.
 #ifndef FUSEDREC_HASH_TABLE_CUDA_HANDLES_CUH_
 #define FUSEDREC_HASH_TABLE_CUDA_HANDLES_CUH_
 

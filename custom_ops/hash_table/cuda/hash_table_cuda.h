@@ -1,27 +1,26 @@
 // The dynamic embedding table on a GPU.
 //
-// The contract is that of hash_table.h, with the same rows and the same values as on the CPU. What differs: rows of a
-// lookup are numbered in the order in which their ids first occur in the message, and a row's number, the handle, too
-// depends on the messages alone; sums of a row's gradients are added in the order received, as on the CPU. So a run gives
-// the same bits every time.
+// It has the contract of hash_table.h, with the same rows and the same values as on the CPU. Two things differ. A lookup
+// numbers its rows in the order in which their ids first occur in the message. The handle of a row depends on the messages
+// alone. The gradients of a row are added in the order received, as on the CPU, so every run gives the same bits.
 //
 // # Layout
-// Keys in lines of 64 bytes (lines.cuh), rows in chunks that never move (rows.cuh). Lines grow to twice
-// their number when they are filled to 0.75; rows stay where they are, so expansion touches lines alone. All memory comes
-// from the caller's allocator, which is TensorFlow's in training; what it gives and takes follows the order of the stream.
+// Keys lie in lines of 64 bytes (lines.cuh), rows in chunks that never move (rows.cuh). At a load of 0.75 the number of
+// lines doubles; rows stay where they are, so growth touches only lines. All memory comes from the caller's allocator,
+// which is TensorFlow's in training. That allocator orders its memory by the stream.
 //
 // # A training lookup
-//   1. Runs: where the ids of each source and segment begin, out of the message's headers.
-//   2. Probe (deferred-hash lookup and table probe in one): a known id finds its row in its line and leaves its position
-//      in the row's meta by one atomicMax of (attempt << 32 | ~position). That is the touch and, at the same time,
-//      deduplication over the sources: the smallest position that the row has met in this lookup is its first. Ids
-//      without a row meet in a scratch table of positions.
+//   1. Runs: where the ids of each source and segment begin, from the headers of the message.
+//   2. Probe (deferred-hash lookup and table probe in one): a known id finds its row in its line. One atomicMax of
+//      (attempt << 32 | ~position) writes its position to the meta of the row. That touches the row and deduplicates over
+//      the sources: the smallest position of a row in this lookup is its first. Ids without a row meet in a scratch table
+//      of positions.
 //   3. Number: ballots and a look-back count first positions, and new ids among them.
-//   4. One copy of the counts to the host, which makes room: lines, chunks, and evictions where max_rows asks for them.
-//      All memory that is needed is there before anything changes: without it, the table is what it was.
-//   5. Commit: new keys go into lines, their rows begin with their initial values; LRU and LFU see the touch; answers.
-//   6. Gather of the rows into the order received.
-// A lookup without new ids is 1 to 6 with one host round trip, and each id one probe.
+//   4. One copy of the counts to the host, which makes room: lines, chunks, and evictions at max_rows. All memory is
+//      allocated before anything changes. Without memory, the table does not change.
+//   5. Commit: new keys go into lines, their rows get initial values, LRU and LFU see the touches.
+//   6. Gather: rows are copied in the order received.
+// A lookup without new ids has one host round trip and one probe per id.
 #ifndef FUSEDREC_HASH_TABLE_CUDA_HASH_TABLE_CUDA_H_
 #define FUSEDREC_HASH_TABLE_CUDA_HASH_TABLE_CUDA_H_
 
@@ -62,7 +61,7 @@ struct FusedrecTableSpec {
   const uint64_t* seeds;    // host, [segments]
 };
 
-// A message as the all2all delivers it (rank_partition.h).
+// A message as the all-to-all delivers it (rank_partition.h).
 struct FusedrecMessage {
   const int64_t* entries;          // device, [sum of received_splits]
   const int32_t* received_splits;  // host, [ranks], each at least the number of segments

@@ -1,18 +1,18 @@
-// The key structure on a GPU: lines of 64 bytes, five keys with the rows that they stand for (MTGRBoost, section 4.1).
+// The key structure on a GPU: lines of 64 bytes, each with five keys and their rows (MTGRBoost, section 4.1).
 //
-// A line is one transaction of memory and holds key and row side by side, so that a known id costs one random read. Four
-// lanes read a line together, 16 bytes each (grouped parallel probing): a warp has 32 ids, each group the four of its own
-// lanes, and asks for all four first lines before it looks at one.
+// A line is one memory transaction and holds key and row side by side, so a known id costs one random read. Four lanes
+// read a line together, 16 bytes each (grouped parallel probing). A warp has 32 ids, and each group has the four ids of its
+// own lanes. It requests all four first lines before it looks at one.
 //
-// Every segment has lines of its own, a power of two. An id looks for its place along the lines
+// Every segment has its own lines, a power of two. An id probes the lines
 //     hash + i * S,   S = (hash / 2^32) | 1
-// which is eq. (5) of MTGRBoost with a line in the place of a thread group's slots, and its odd step: all lines are
-// visited. A full line that somebody had to pass carries a mark, which tells a search to go on; without it the search
-// ends, so that at a load of 0.75 an id that is there takes 1.1 lines. Which places of a line are taken is said by bits
-// and not by a key of a special value: all ids are ordinary.
+// This is eq. (5) of MTGRBoost with a line in the place of a thread group's slots. S is odd, so a probe visits all lines.
+// A full line that an insertion had to pass carries a mark, which tells a search to go on. A search ends at a line without
+// it, so at a load of 0.75 a known id takes 1.1 lines. Bits tell which places of a line are taken, not a key of a special
+// value, so that all ids are ordinary.
 //
-// Searches, insertions and removals are launches of their own: a search never sees a line that is changing. Insertions
-// are of distinct keys that are not there, so a place is taken by one compare-and-swap and nobody waits.
+// Searches, insertions and removals are separate launches, so a search never sees a changing line. Insertions are of
+// distinct new keys, so one compare-and-swap takes a place and no thread waits.
 #ifndef FUSEDREC_HASH_TABLE_CUDA_LINES_CUH_
 #define FUSEDREC_HASH_TABLE_CUDA_LINES_CUH_
 

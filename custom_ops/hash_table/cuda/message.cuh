@@ -1,4 +1,4 @@
-// A received message as kernels see it.
+// A received message, as its kernels see it.
 #ifndef FUSEDREC_HASH_TABLE_CUDA_MESSAGE_CUH_
 #define FUSEDREC_HASH_TABLE_CUDA_MESSAGE_CUH_
 

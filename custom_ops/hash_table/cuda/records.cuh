@@ -1,7 +1,7 @@
-// Rows as checkpoints hold them: the records of records.cc, byte for byte, so that a checkpoint goes either way.
+// Rows to and from the records of records.cc, byte for byte, so that a checkpoint moves between CPU and GPU.
 //
-// last, count, updated, pool (uint32 each) | row D | element-wise slots k * D | row-wise slots. Sizes are even, so records
-// and rows are copied 16 bits at a time, by a warp each.
+// last, count, updated, pool (uint32 each) | row D | element-wise slots k * D | row-wise slots. Sizes are even, so a warp
+// copies a record 16 bits at a time.
 #ifndef FUSEDREC_HASH_TABLE_CUDA_RECORDS_CUH_
 #define FUSEDREC_HASH_TABLE_CUDA_RECORDS_CUH_
 

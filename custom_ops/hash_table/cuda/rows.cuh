@@ -1,11 +1,11 @@
 // The embedding structure on a GPU: rows in chunks that never move (MTGRBoost, section 4.1).
 //
-// A chunk holds, of a power of two of rows: what is known of each row (RowMeta), a part of the stack of rows that nobody
-// has, and the rows. Metas lie apart from rows so that eviction and export read nothing else, in one stream: a row's is
-// one sector of memory and names its key, from which the lines can be told what leaves.
+// A chunk is for a power of two of rows. It holds the RowMeta of each row, a part of the stack of free rows, and the rows.
+// Metas lie apart from rows, so that eviction and export read nothing else, in one stream. A meta is one sector of memory
+// and names the key of its row, so that the lines can drop the keys of evicted rows.
 //
-// A row is number >> chunk_bits, and its place there; it keeps its number for life. What a row holds, beside its storage,
-// is as in row_format.h: embedding, element-wise slots, row-wise slots.
+// Row r lies in chunk r >> chunk_bits and keeps its number for life. The layout of a row is that of row_format.h:
+// embedding, element-wise slots, row-wise slots.
 #ifndef FUSEDREC_HASH_TABLE_CUDA_ROWS_CUH_
 #define FUSEDREC_HASH_TABLE_CUDA_ROWS_CUH_
 
@@ -54,7 +54,7 @@ struct RowLayout {
   int wide_offset, scalars_offset, stride;  // bytes; rows begin at multiples of 16
 };
 
-// What a kernel needs to know of a table.
+// A table, as its kernels see it.
 struct TableView {
   char* const* chunks;
   const SegmentLines* segments;

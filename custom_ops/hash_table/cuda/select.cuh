@@ -1,9 +1,9 @@
-// Passes over what is known of all rows, in the order of rows: which leave, which are exported.
+// Passes over the metas of all rows, in the order of rows. They choose the rows that leave and the rows of an export.
 //
-// The k rows of a segment that its policy ranks lowest are found exactly, as on the CPU (eviction.cc): the k-th smallest
-// (score, hash of the id) is built a byte at a time, each byte by counting the rows that agree with the bytes before it.
-// Then one pass takes out everything that is not above. Ranks come from ballots and a look-back: the order in which rows
-// become free, and that of an export, is that of rows and does not depend on threads.
+// The k rows of a segment that its policy ranks lowest are found exactly, as on the CPU (eviction.cc). The k-th smallest
+// (score, hash of the id) is built a byte at a time: each step counts the rows that agree with the bytes found so far.
+// Then one pass takes out all rows up to it. Ranks come from ballots and a look-back. So rows become free, and are
+// exported, in the order of rows, whatever the threads do.
 #ifndef FUSEDREC_HASH_TABLE_CUDA_SELECT_CUH_
 #define FUSEDREC_HASH_TABLE_CUDA_SELECT_CUH_
 
@@ -66,7 +66,7 @@ struct HasChanged {
   }
 };
 
-// What is done with them.
+// Work on the chosen rows.
 struct Nothing {
   __device__ void operator()(uint32_t, RowMeta*, int64_t) const {}
 };

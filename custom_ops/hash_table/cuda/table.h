@@ -1,6 +1,6 @@
-// The host's side of a table on a GPU: what there is, how it grows. hash_table_cuda.h says what it does.
+// The host side of a table on a GPU: its memory and its growth. hash_table_cuda.h explains the algorithm.
 //
-// One call at a time (the mutex): all work of a table is on one stream, so that the next call sees what this one did.
+// The mutex admits one call at a time. All work of a table is on one stream, so each call sees the effects of the previous.
 #ifndef FUSEDREC_HASH_TABLE_CUDA_TABLE_H_
 #define FUSEDREC_HASH_TABLE_CUDA_TABLE_H_
 
@@ -93,7 +93,7 @@ struct FusedrecDeviceTable {
     int64_t removed = 0;  // since the lines were built: marks that nothing needs any more stay until then
     int64_t hits = 0, inserts = 0, evictions = 0;
   };
-  // Lines and chunks that a lookup needs beyond those that are there.
+  // Lines and chunks that a lookup needs in addition.
   struct Growth {
     std::vector<std::pair<int64_t, Segment>> lines;  // of a segment
     std::vector<Memory> chunks;

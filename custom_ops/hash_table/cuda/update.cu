@@ -72,7 +72,7 @@ int FusedrecDeviceTable::CheckHandles(const int64_t* handles, int64_t num_handle
   FUSEDREC_RETURN_IF_CUDA_ERROR(LastError());
   FUSEDREC_RETURN_IF_CUDA_ERROR(CopyToHost(known, facts, 1, stream));
   if (known->handles_are_sound == 0) return kDeviceBadHandle;
-  // Of one lookup, and one that was: those of an export, which nobody trains, have no clock.
+  // All handles must be of one past lookup. Handles of an export have no clock and cannot be trained.
   if (inverse != nullptr && (known->oldest != ~known->newest || known->oldest == 0 || known->oldest > clock_)) {
     return kDeviceBadHandle;
   }

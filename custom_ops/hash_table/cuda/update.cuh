@@ -1,8 +1,8 @@
-// Kernels of the update: gradients summed over their sources, the rule applied in place (update_rule.h).
+// Kernels of the update: they sum gradients over their sources and apply the rule in place (update_rule.h).
 //
-// Sixteen lanes share a row. A column's gradients are added in the order received, and sums over columns are sixteen sums
-// of every sixteenth column, added in pairs: what the CPU does (gradient_sum.h, optimizer.cc), so rows come out with the
-// same bits.
+// Sixteen lanes share a row. They add the gradients of a column in the order received. A sum over columns is sixteen sums
+// of every sixteenth column, added in pairs. The CPU does the same (gradient_sum.h, optimizer.cc), so rows have the same
+// bits.
 #ifndef FUSEDREC_HASH_TABLE_CUDA_UPDATE_CUH_
 #define FUSEDREC_HASH_TABLE_CUDA_UPDATE_CUH_
 

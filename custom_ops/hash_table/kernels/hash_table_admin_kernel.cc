@@ -7,7 +7,7 @@ namespace fusedrec {
 using tensorflow::DEVICE_CPU;
 using tensorflow::OpKernelContext;
 
-// What a kernel does, as a function of its context and table.
+// The work of a kernel, as a function of its context and table.
 template <absl::Status (*kRun)(OpKernelContext*, HashTable*)>
 class TableFunctionOp : public TableKernel {
  public:

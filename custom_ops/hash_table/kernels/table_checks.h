@@ -1,4 +1,4 @@
-// What kernels of tables in host memory and on a device check alike, before either is asked.
+// Checks that the kernels of tables in host memory and of device tables share.
 #ifndef FUSEDREC_HASH_TABLE_KERNELS_TABLE_CHECKS_H_
 #define FUSEDREC_HASH_TABLE_KERNELS_TABLE_CHECKS_H_
 

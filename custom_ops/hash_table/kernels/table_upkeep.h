@@ -1,4 +1,4 @@
-// What ops outside the training step do with a table in host memory: sizes, statistics, eviction, checkpoints.
+// The ops outside the training step on a table in host memory: sizes, statistics, eviction, checkpoints.
 //
 // Functions of an op's context and the table: so does a table on a device whose rows are in host memory.
 #ifndef FUSEDREC_HASH_TABLE_KERNELS_TABLE_UPKEEP_H_

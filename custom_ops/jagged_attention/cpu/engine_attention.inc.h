@@ -119,8 +119,8 @@ struct HeldKeys {
   const float* ValueAt(int64_t h, int64_t n) const { return value + h * value_head + n * value_stride; }
 };
 
-// Of places [begin, end): copied in the order of memory, so that the many panels that read them do so without
-// conflicts in the cache; where only one panel will, they are read as they lie in their tensors.
+// Keys and values of places [begin, end). They are copied in the order of memory, so that many panels read them without
+// conflicts in the cache. When only one panel reads them, they stay in their tensors.
 static inline HeldKeys HoldKeys(const AttentionProblem& p, const AttentionUnit& unit, int64_t begin, int64_t end,
                                 int64_t room, const AttentionScratch& scratch) {
   const int64_t start = p.row_splits[unit.row];
@@ -209,8 +209,8 @@ static inline void PackPanel(const AttentionProblem& p, const AttentionUnit& uni
   }
 }
 
-// Of the keys of a unit: their gradients, the gradients of the queries as far as they come from these keys, and the
-// sums of the bias. With x the score, y = SiLU(x), g the gradient of the output times the scale:
+// Computes the gradients of the keys of a unit, the share of these keys in the gradients of the queries, and the sums of
+// the bias. With x the score, y = SiLU(x), g the gradient of the output times the scale:
 //   dv = y^T g;   dx = (g v^T) SiLU'(x);   dq = alpha dx k;   dk = dx^T (alpha q);   dbias = dx
 static void Backward(const AttentionProblem& p, const AttentionUnit& unit, float* memory) {
   if (IsShort(p, unit)) return BackwardShort(p, unit, memory);

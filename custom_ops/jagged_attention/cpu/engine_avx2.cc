@@ -11,7 +11,7 @@ namespace fusedrec {
 namespace tiles_avx2 {
 
 constexpr int kVectorBytes = 32;
-// Of accumulators in registers.
+// Shape of the block of accumulators in registers.
 constexpr int kBlockRows = 6;
 constexpr int kBlockVectors = 2;
 

@@ -4,7 +4,7 @@ static inline bool HasBias(const BiasTables& bias) {
   return bias.position != nullptr || bias.time != TimeMap::kNone;
 }
 
-// What the bias needs to know of the queries of a panel.
+// Inputs of the bias for the queries of a panel.
 struct PanelBias {
   const BiasTables* tables;
   const PanelMask* mask;

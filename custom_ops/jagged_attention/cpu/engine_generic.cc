@@ -5,7 +5,7 @@ namespace fusedrec {
 namespace tiles_generic {
 
 constexpr int kVectorBytes = 16;
-// Of accumulators in registers.
+// Shape of the block of accumulators in registers.
 constexpr int kBlockRows = 4;
 constexpr int kBlockVectors = 2;
 

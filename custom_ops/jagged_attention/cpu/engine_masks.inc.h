@@ -1,4 +1,4 @@
-// Who sees whom. The rule is that of the public HSTU operators:
+// The rule of visibility, that of the public HSTU operators:
 //
 //   number(p) = min(max(p - (C - 1), 0), top), top = length - targets - (C - 1)     (C - 1 is 0 without context)
 //   visible(i, j) = i == j or number(i) > number(j)                                 causal, and targets are alone
@@ -7,8 +7,8 @@
 //   with groups of G:  or (i > j, both are targets, and group(i) == group(j))       causal inside a group of targets
 //
 // C the row's contextual length, W attention_window, F min_full_length, G target_group_size; group(p) = (p - (length -
-// targets)) / G. Numbers do not decrease with the place, so that the first and the last pair of a rectangle tell what is
-// in it: nothing, everything, or something between.
+// targets)) / G. Numbers do not decrease with the place. So the first and the last pair of a rectangle tell whether it
+// holds nothing, everything, or something between.
 
 struct RowMask {
   int64_t length, context, top, window, full_from;
@@ -50,7 +50,7 @@ static inline bool ShareGroup(const RowMask& mask, int64_t i0, int64_t i1, int64
   return asks_low <= answers_high && answers_low <= asks_high;
 }
 
-// Of queries [i0, i1) and keys [j0, j1). kSome may be said of a rectangle that holds none or all.
+// Classifies queries [i0, i1) and keys [j0, j1). The answer may be kSome for a rectangle that holds none or all.
 static inline Visible Classify(const RowMask& mask, int64_t i0, int64_t i1, int64_t j0, int64_t j1) {
   const int64_t asks_low = mask.Number(i0), asks_high = mask.Number(i1 - 1);
   const int64_t answers_low = mask.Number(j0), answers_high = mask.Number(j1 - 1);
@@ -68,7 +68,7 @@ static inline Visible Classify(const RowMask& mask, int64_t i0, int64_t i1, int6
   return some ? Visible::kSome : Visible::kNone;
 }
 
-// Keys from here on are seen by no query before `end`: only context sees what comes after it.
+// No query before `end` sees keys from here on, because only context tokens see later tokens.
 static inline int64_t LastVisible(const RowMask& mask, int64_t end) { return mask.contextual ? mask.length : end; }
 
 // The queries of a panel, one per lane.

@@ -26,7 +26,7 @@ struct Rows {
   int64_t stride;
 };
 
-// What tokens are multiplied with: a number, and one number per token where `each` is not nullptr (0 stride: the same).
+// Factors of tokens: a common number, and one number per token when `each` is not nullptr (stride 0: the same number).
 struct Factor {
   float common;
   const float* each;
@@ -35,7 +35,7 @@ struct Factor {
   float Of(int64_t token) const { return each == nullptr ? common : common * each[token * stride]; }
 };
 
-// Of kLanes tokens from `token` on; those behind `count` get 0.
+// Factors of kLanes tokens from `token` on; 0 for tokens behind `count`.
 static inline Vec LanesOf(const Factor& factor, int64_t token, int64_t count) {
   float lanes[kLanes];
   for (int64_t l = 0; l < kLanes; ++l) lanes[l] = token + l < count ? factor.Of(token + l) : 0.0f;

@@ -20,7 +20,7 @@ struct ShortScratch {
   float *query, *grads, *score, *weight_grads;
 };
 
-// What the heads of a short row share.
+// Data that the heads of a short row share.
 struct ShortRow {
   ShortRow(const AttentionProblem& p, const AttentionUnit& unit)
       : token(p.row_splits[unit.row]), length(p.row_splits[unit.row + 1] - token) {

@@ -6,19 +6,18 @@
 //   channels: out_i = [ sum over j of position_ij visible_ij v_j | sum over j of time_ij visible_ij v_j ]
 //
 // Sources: Zhai et al., Actions Speak Louder than Words (HSTU): the attention and its masks; Ye et al., FuXi-alpha and
-// FuXi-beta: the channels. The rule of visibility stands in engine_masks.inc.h.
+// FuXi-beta: the channels. engine_masks.inc.h has the rule of visibility.
 //
 // # How
-// A row is cut into panels of queries and tiles of keys; a tile of scores lives in the cache of one core between the
-// products that make it and those that use it. Nothing of size sequence x sequence is kept; the backward pass computes
-// the scores again. Tiles in which nobody sees anybody are never visited, tiles in which everybody sees everybody pay
-// for no mask. There is no softmax, so that tiles simply add up. Rows of one panel have a way of their own
-// (engine_short.inc.h).
+// A row is cut into panels of queries and tiles of keys. A tile of scores stays in the cache of one core between the
+// products that make it and the products that use it. Nothing of size sequence x sequence is kept; the backward pass
+// computes the scores again. Tiles without a visible pair are never visited. Tiles with only visible pairs need no mask.
+// There is no softmax, so tiles simply add up. Rows of one panel have a simpler path (engine_short.inc.h).
 //
-// Threads take units of work (a block of queries forward, a block of keys backward), the costliest first. How the work
-// is cut follows from the lengths of the rows alone, each unit writes where no other does, and what several units
-// share (gradients of queries of long rows, of the weights of the bias) is added up in the order of the units
-// afterwards: the result is the same for any number of threads.
+// Threads take units of work (a block of queries forward, a block of keys backward), the costliest first. Only the lengths
+// of the rows decide how the work is cut. Each unit writes where no other unit writes. Sums over several units (gradients
+// of queries of long rows, of the weights of the bias) are added in the order of the units afterwards. So the result is
+// the same for any number of threads.
 //
 // The tile engine is compiled for several instruction sets (tile_engine.h); they differ in the last bits of results.
 #ifndef FUSEDREC_JAGGED_ATTENTION_CPU_JAGGED_ATTENTION_H_

@@ -1,4 +1,4 @@
-// What the driver (jagged_attention.cc) and the tile engine share: plain structs, and the table of the engine's
+// Types that the driver (jagged_attention.cc) and the tile engine share: plain structs, and the table of the engine's
 // functions for one instruction set.
 //
 // The engine (engine_*.inc.h) is compiled once per instruction set, each time in a namespace of its own, by
@@ -74,7 +74,7 @@ struct AttentionProblem {
   bool bias_grads;  // whether position_grads and time_grads of the units are wanted
 };
 
-// What one thread does at a time.
+// The work that one thread does at a time.
 struct AttentionUnit {
   int64_t row;
   int64_t head_begin, head_end;

@@ -41,7 +41,7 @@ int AskForShared(Kernel kernel, int bytes) {
   return static_cast<int>(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
 }
 
-// What the scratch of a call holds, on the device.
+// The scratch of a call, on the device.
 struct DeviceArrays {
   int64_t *row_splits, *num_targets, *contextual_lengths, *thresholds;
   Item* items[2];  // rows of queries, and of keys

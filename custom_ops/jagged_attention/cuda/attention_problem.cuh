@@ -1,4 +1,4 @@
-// What a call of attention is for its kernels.
+// A call of attention, as its kernels see it.
 #ifndef FUSEDREC_JAGGED_ATTENTION_CUDA_ATTENTION_PROBLEM_CUH_
 #define FUSEDREC_JAGGED_ATTENTION_CUDA_ATTENTION_PROBLEM_CUH_
 

@@ -1,4 +1,4 @@
-// What a block of attention has in shared memory.
+// The shared memory of a block of attention.
 #ifndef FUSEDREC_JAGGED_ATTENTION_CUDA_ATTENTION_SHARED_CUH_
 #define FUSEDREC_JAGGED_ATTENTION_CUDA_ATTENTION_SHARED_CUH_
 

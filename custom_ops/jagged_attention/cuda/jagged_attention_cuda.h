@@ -1,31 +1,31 @@
 // SiLU attention over rows of different length on a GPU, forward and backward, with its relative bias.
 //
-// The contract is that of jagged_attention.h: the same masks, the same bias by position and by buckets of time. Functions
-// of time (power, exponential, stretched) are there for the channels of FuXi alone.
+// The contract is that of jagged_attention.h: the same masks, the same bias by position and by buckets of time. Only the
+// channels of FuXi support functions of time (power, exponential, stretched).
 //
 // # How
-// A block takes one tile of rows of one sequence and head after another from a list, the costliest first, and goes over
-// the tiles of columns that are not hidden: queries and keys forward and for the gradient of the queries, keys and
-// queries for those of keys and values. Products run on the tensor cores (attention_engine.cuh): bfloat16 and float16
-// with sums in float32, float32 as three products of tf32 parts. Scores live in registers and pass through shared memory
-// as an operand of the next product; nothing of size sequence x sequence reaches the device's memory. The backward pass
-// computes the scores again, once for the queries' gradient and once for the others', so that each gradient is summed
-// by one block in one order.
+// A list holds tiles of rows of one sequence and head, the costliest first. A block takes one tile after another and goes
+// over the tiles of columns that are not hidden. Forward, and for the gradient of the queries, the rows are queries and
+// the columns keys. For the gradients of keys and values, the rows are keys and the columns queries. Products run on the
+// tensor cores (attention_engine.cuh): bfloat16 and float16 with sums in float32, float32 as three products of tf32 parts.
+// Scores live in registers and pass through shared memory as an operand of the next product. Nothing of size sequence x
+// sequence reaches the device's memory. The backward pass computes the scores twice, once for the gradient of the queries
+// and once for the other gradients, so that one block sums each gradient in one order.
 //
 // # Bias
 // Both parts come from small tables in shared memory (attention_pairs.cuh): the weights of the distances of a tile, and
-// thresholds and weights of the buckets. A bucket is found by a few steps from that of the neighbouring pair, exactly,
-// from integers, without logarithms. Gradients: a thread owns a distance of the tile; a lane owns a row and adds while
-// the bucket stays the same. No atomic operations. Blocks are as many as kAttentionSlots at most, each with sums of its
-// own, which are added up in order: gradients are the same on every run.
+// the thresholds and weights of the buckets. A few steps lead from the bucket of a pair to that of its neighbour, exactly,
+// with integers and without logarithms. For the gradients, a thread owns a distance of the tile, and a lane owns a row and
+// adds while the bucket stays the same. There are no atomic operations. At most kAttentionSlots blocks run, each with its
+// own sums, which are added in order. So gradients are the same on every run.
 //
 // # The channels of FuXi
-// The weights are those of the bias alone, a map each of position and of time, without queries and keys: the first product
-// drops out. A map is the same for all heads, so that the heads of a value are the columns of one product; a block has a
-// slice of kLargeSlice of them (attention_call.cuh) and a tile of queries, and multiplies both maps with a tile of values
-// that is read once. Backward one pass over keys does everything: the gradient of a map is one product, that of the
-// values the other, and slices add their share to the sums of the bias. Functions of time (attention_time_function.cuh)
-// have few parameters, whose sums each thread keeps in registers.
+// The weights are the bias alone, one map of position and one of time, without queries and keys. So the first product
+// drops out. All heads share a map, so the heads of a value are the columns of one product. A block has a slice of
+// kLargeSlice columns (attention_call.cuh) and a tile of queries. It reads a tile of values once and multiplies both maps
+// with it. Backward, one pass over keys computes everything: one product gives the gradient of a map, another that of the
+// values, and slices add their share to the sums of the bias. Functions of time (attention_time_function.cuh) have few
+// parameters, whose sums each thread keeps in registers.
 #ifndef FUSEDREC_JAGGED_ATTENTION_CUDA_JAGGED_ATTENTION_CUDA_H_
 #define FUSEDREC_JAGGED_ATTENTION_CUDA_JAGGED_ATTENTION_CUDA_H_
 

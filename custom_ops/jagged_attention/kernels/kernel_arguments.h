@@ -1,4 +1,4 @@
-// What the kernels of this folder share: reading and checking their arguments, and the float32 form of 16-bit tensors.
+// Helpers of the kernels: they read and check arguments, and make float32 copies of 16-bit tensors.
 #ifndef FUSEDREC_JAGGED_ATTENTION_KERNELS_KERNEL_ARGUMENTS_H_
 #define FUSEDREC_JAGGED_ATTENTION_KERNELS_KERNEL_ARGUMENTS_H_
 

@@ -1,21 +1,21 @@
 // Recovery on a GPU: the gather, its deterministic gradient, and the pooled forms of both.
 //
-// Contracts are those of recovery.h and pooled.h, with two differences. Without bags, an index that is out of range is not
-// reported, which would need a wait for the device: as in TensorFlow's own gather on a GPU, it reads zeros, and adds to no
-// row. And the sum of a row that is used in more than one chunk (below) is rounded in another order than on a CPU, the
-// same on every run.
+// Contracts are those of recovery.h and pooled.h, with two differences. Without bags, an index out of range is not
+// reported, because a report would wait for the device. It reads zeros and adds to no row, as in TensorFlow's own gather on
+// a GPU. The sum of a row that lies in more than one chunk (below) is rounded in another order than on a CPU, the same on
+// every run.
 //
 // # Bags
-// bag_splits have the size of a batch and are on the device. They are followed without a bound, so a kernel looks at them
-// first, and at the index while it is there; one number comes to the host, which waits for it. That is the price of
-// refusing them: the device idles from the end of that kernel until the work is launched. Splits in host memory would
-// need no kernel, but a loop over them on the host and, being pageable, a copy that waits for the stream as well.
+// bag_splits have the size of a batch and are on the device. The kernels follow them without a check of bounds. So another
+// kernel checks splits and index first, and the host waits for its answer. The device idles from the end of that kernel
+// until the next launch. Splits in host memory would need no kernel. But the host would loop over them, and the copy of
+// pageable memory would wait for the stream as well.
 //
 // # The gradient
-// Positions are sorted by row, stably: eight bits of the row at a time (common/stable_split.cuh). The sorted positions
-// are cut into chunks of kChunk. A row that lies within one chunk is summed in the order of its positions and written; of
-// a row that goes on in the next chunk, the parts are kept and added up in order afterwards. So the work of a chunk does
-// not grow with how often a row is used: an id that half of the batch names is shared by many blocks.
+// A stable sort orders the positions by row, eight bits of the row at a time (common/stable_split.cuh). The sorted positions
+// are cut into chunks of kChunk. A row within one chunk is summed in the order of its positions. A row that goes on in the
+// next chunk leaves a partial sum per chunk; these are added in order afterwards. So the work of a chunk does not depend
+// on how often a row is used: many blocks share an id that half of the batch names.
 #ifndef FUSEDREC_RECOVERY_CUDA_RECOVERY_CUDA_H_
 #define FUSEDREC_RECOVERY_CUDA_RECOVERY_CUDA_H_
 

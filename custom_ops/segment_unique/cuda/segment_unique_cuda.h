@@ -4,13 +4,14 @@
 //
 // # How
 // Three launches and one fill of scratch, whatever the number of segments:
-//   1. Insert. An open-addressing table of positions: 4-byte slots, the slots of a segment are twice its ids, side by
-//      side. A slot is claimed with a compare-and-swap and from then on belongs to one id; the smallest position of that
-//      id settles in it (atomicMin), so what is left does not depend on the order of threads. Four ids per thread are
-//      under way at once, because each is a chain of two random reads.
-//   2. Number. Who stands in his slot is a first occurrence. Ballots count them inside a warp, a look-back across tiles:
-//      no counter that threads contend for. Writes unique ids, and for every position the firsts before it.
-//   3. Inverse. inverse[n] = number of n's first; bounds of segments are read from the same numbers.
+//   1. Insert. An open-addressing table of positions has 4-byte slots. A segment has twice as many slots as ids, side by
+//      side. A compare-and-swap claims a slot for one id. An atomicMin leaves the smallest position of that id in it, so
+//      the result does not depend on the order of threads. A thread has four ids under way at once, because each id is a
+//      chain of two random reads.
+//   2. Number. A position that stands in its own slot is a first occurrence. Ballots count them inside a warp and a
+//      look-back across tiles, so threads contend for no counter. The pass writes the unique ids, and for every position
+//      the number of first occurrences before it.
+//   3. Inverse. inverse[n] is the number of n's first occurrence. The same numbers give the bounds of the segments.
 #ifndef FUSEDREC_SEGMENT_UNIQUE_CUDA_SEGMENT_UNIQUE_CUDA_H_
 #define FUSEDREC_SEGMENT_UNIQUE_CUDA_SEGMENT_UNIQUE_CUDA_H_
 

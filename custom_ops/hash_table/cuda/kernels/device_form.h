@@ -1,6 +1,4 @@
-// What the table on a device is told of a TableSpec, and what it refuses of one.
-//
-// All that a launcher (hash_table_cuda.h) is told comes from here, so that OpKernels have nothing to work out.
+// Converts a TableSpec for the launchers of a device table (hash_table_cuda.h), and refuses options that it lacks.
 #ifndef FUSEDREC_HASH_TABLE_CUDA_KERNELS_DEVICE_FORM_H_
 #define FUSEDREC_HASH_TABLE_CUDA_KERNELS_DEVICE_FORM_H_
 

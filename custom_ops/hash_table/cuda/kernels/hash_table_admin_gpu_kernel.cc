@@ -171,7 +171,7 @@ absl::Status Upkeep(OpKernelContext* ctx, const DeviceTableResource& resource) {
                                       [ctx](HashTable* table) { return kOnHost(ctx, table); });
 }
 
-// What has no form on a device.
+// Ops that device tables do not support.
 class RefusedOnDeviceOp : public tensorflow::OpKernel {
  public:
   using OpKernel::OpKernel;

@@ -164,7 +164,7 @@ absl::Status Find(OpKernelContext* ctx, const DeviceTableResource& resource) {
                     fusedrec_copy_to_device(rows->data(), found.data(), found.TotalBytes(), StreamOf(ctx)));
 }
 
-// Of rows in a file; where all are on the device there is nothing to fetch.
+// Asks the disk for rows in a file. A table with all rows on the device has nothing to fetch.
 absl::Status Prefetch(OpKernelContext* ctx, const DeviceTableResource& resource) {
   MessageInput in;
   TF_RETURN_IF_ERROR(ReadMessage(ctx, resource, &in));

@@ -1,23 +1,23 @@
-// A table on a GPU that is larger than the device: its rows are in host memory, those of two batches on the device.
+// A table on a GPU that is larger than the device: rows are in host memory, the rows of two batches on the device.
 //
-// What there is, which rows are new and which leave, counts and clocks are those of a HashTable in host memory, with its
-// options and its checkpoints. Rows are trained on the device, in the two buffers of NestPipe, section IV-B
-// (buffer_cuda.h); this is what goes on between the two.
+// A HashTable in host memory decides which rows exist, are new and leave. It has the counts, clocks, options and
+// checkpoints. The device trains the rows, in the two buffers of NestPipe, section IV-B (buffer_cuda.h). HostRows moves
+// rows between the two.
 //
-//   look-ahead of t + 1   rows of batch t - 1 go back; ids of t + 1 come to the host, which finds their rows and copies
-//                         them to the device. Nothing changes by it.
-//   lookup of t + 1       the host counts, inserts and evicts; what is new, or was changed by others since the look-ahead,
-//                         is told to the device late; the buffers change roles, and the device looks up.
-//   update of t + 1       on the device alone; the host only counts the version.
+//   look-ahead of t + 1   The rows of batch t - 1 go back. The ids of t + 1 come to the host, which finds their rows and
+//                         copies them to the device. The tables do not change.
+//   lookup of t + 1       The host counts, inserts and evicts. It sends late rows to the device: rows that are new or were
+//                         changed elsewhere since the look-ahead. The buffers change roles, and the device looks up.
+//   update of t + 1       The device updates alone. The host only counts the version.
 //
-// Equal to a HashTable bit for bit: clock and version on the device are the host's. A lookup without a look-ahead has one
-// of its own first, which nothing hides. There is one look-ahead at a time: of an earlier one the lookup begins anew.
+// The result equals a HashTable bit for bit; clock and version on the device are the host's. A lookup without a look-ahead
+// first runs one itself, at full cost. There is one look-ahead at a time: the lookup of an earlier one begins anew.
 //
 // # Rows that leave while they are on the device
-// A row of batch t may be evicted by the lookup of t + 1, not by any before (the window is one lookup). Its record comes
-// back to nobody and is passed over. An id never leaves and comes back inside one lookup, so what the device refreshes for
-// t + 1 is no row of before. All else that changes rows in host memory (imports, removals by hand) first takes back what
-// is on the device, and drops it there: gradients that come then are refused, as in any table.
+// The window is one lookup, so the lookup of t + 1 may evict a row of batch t, but no lookup before. The record of such a
+// row comes back and is skipped. An id never leaves and returns inside one lookup, so no row that the device refreshes for
+// t + 1 belongs to an earlier id. Every other change of rows in host memory (imports, removals by hand) first takes back
+// the rows on the device and drops them there. Later gradients of these rows are refused, as in any table.
 #ifndef FUSEDREC_HASH_TABLE_CUDA_KERNELS_HOST_ROWS_H_
 #define FUSEDREC_HASH_TABLE_CUDA_KERNELS_HOST_ROWS_H_
 
@@ -35,14 +35,14 @@ namespace fusedrec {
 
 class HostRows {
  public:
-  // A message whose entries are on the device, and what the call runs on.
+  // A message whose entries are on the device, with the threads and the stream of the call.
   struct Call {
     FusedrecMessage message;
     int64_t num_entries;
     const ParallelFor& parallel_for;
     void* stream;
   };
-  enum class Access { kNumbers, kRows, kChange };  // of statistics; of rows; of what rows there are, or their values
+  enum class Access { kNumbers, kRows, kChange };  // reads statistics; reads rows; changes rows or their values
 
   static absl::StatusOr<std::unique_ptr<HostRows>> Make(const TableSpec& spec, Optimizer optimizer,
                                                         const FusedrecAllocator& allocator, void* stream);
@@ -62,12 +62,12 @@ class HostRows {
   absl::Status Apply(const int64_t* handles, int64_t num_rows, const int32_t* inverse, int64_t num_ids,
                      const void* grads, int64_t storage, float scale, const FusedrecUpdate& update, int32_t* left_out,
                      int64_t* num_left_out, void* stream);
-  // Calls `use` with the table in host memory, whose rows are what they must be for that.
+  // Calls `use` with the table in host memory, after its rows are brought to the state that `access` needs.
   absl::Status OnHost(Access access, const ParallelFor& parallel_for, void* stream,
                       const std::function<absl::Status(HashTable*)>& use);
 
  private:
-  // What a look-ahead has seen, and has told the device of.
+  // The rows of a look-ahead, which it has sent to the device.
   struct Seen {
     int64_t ticket = 0;  // 0: nothing
     std::vector<int64_t> entries;

@@ -71,7 +71,7 @@ class JaggedBiasAttentionGradGpuOp : public JaggedBiasAttentionGpuBase<T> {
                 absl::InvalidArgumentError(absl::StrCat("grads must have shape ", shape.DebugString(), ", got ",
                                                         grads.shape().DebugString(),
                                                         ". Pass the gradient of JaggedBiasAttention's output.")));
-    // Of value, position_weights, time_weights.
+    // Gradients of value, position_weights, time_weights.
     const bool any = grads.NumElements() > 0;
     Tensor* outputs[3];
     OP_REQUIRES_OK(ctx, AllocateGradients(ctx, {{1, any},

@@ -1,4 +1,4 @@
-// What the kernels of this folder for a GPU share: sizes that are refused there, and the call for a launcher.
+// Helpers of the GPU kernels: they refuse sizes beyond the limits, and make the call for a launcher.
 #ifndef FUSEDREC_JAGGED_ATTENTION_CUDA_KERNELS_GPU_ARGUMENTS_H_
 #define FUSEDREC_JAGGED_ATTENTION_CUDA_KERNELS_GPU_ARGUMENTS_H_
 

@@ -95,7 +95,7 @@ class JaggedAttentionGradGpuOp : public JaggedAttentionGpuBase<T> {
                                                         ctx->input(3).shape().DebugString(), ", got ",
                                                         ctx->input(0).shape().DebugString(),
                                                         ". Pass the gradient of JaggedAttention's output.")));
-    // Of query, key, value, position_weights, time_weights.
+    // Gradients of query, key, value, position_weights, time_weights.
     const bool any = call.heads > 0;
     Tensor* outputs[5];
     OP_REQUIRES_OK(ctx, AllocateGradients(ctx, {{1, any}, {2, any}, {3, any},

@@ -1,14 +1,13 @@
 """Compiles custom_ops into tf_fusedrec/ops/_fusedrec_ops.so; the metadata are in pyproject.toml.
 
-With nvcc, the kernels for GPUs (*.cu) become libfusedrec_cuda.so beside it, and the ops get their GPU form
-(*_gpu_kernel.cc). The two stay apart because TensorFlow's own libraries carry symbols of another CUDA runtime: the
-library with the kernels never sees TensorFlow, and its runtime is linked in and hidden. FUSEDREC_CUDA decides: `auto`
-(the default: when nvcc is found), `0` or `1`.
+With nvcc, the device code (*.cu) becomes libfusedrec_cuda.so beside it, and the ops get their GPU form: the *.cc files
+below folders named `cuda`. Two libraries, because TensorFlow's own libraries carry symbols of another CUDA runtime. The
+library with the device code does not link to TensorFlow, and it contains and hides its CUDA runtime. FUSEDREC_CUDA is
+`auto` (the default: use nvcc when it is found), `0` or `1`.
 
-The library is bound to the TensorFlow of the building environment: its flags come from
-tf.sysconfig, and its version is written to tf_fusedrec/ops/_build_info.py, from which the loader
-explains a mismatch. Objects are kept in build/custom_ops and compiled again only when their
-source, a header that they include, or the compiler's command has changed.
+The library is bound to the TensorFlow of the building environment. Its flags come from tf.sysconfig. The build writes
+the version of TensorFlow to tf_fusedrec/ops/_build_info.py, so that the loader can explain a mismatch. It keeps objects
+in build/custom_ops and compiles them again only when their source, an included header, or the command has changed.
 """
 
 from __future__ import annotations
@@ -35,13 +34,13 @@ LIBRARY = pathlib.Path("tf_fusedrec/ops/_fusedrec_ops.so")
 BUILD_INFO = pathlib.Path("tf_fusedrec/ops/_build_info.py")
 CUDA_LIBRARY = pathlib.Path("tf_fusedrec/ops/libfusedrec_cuda.so")
 
-# No -march: the library must run on every machine of the architecture (common/simd.h has what is compiled for several).
-# Products and sums are rounded apart, so that all of these give the same bits.
+# No -march: the library must run on every machine of the architecture. common/simd.h compiles some functions for
+# several instruction sets. Products and sums are rounded apart, so that all of them give the same bits.
 COMPILE_FLAGS = [
     "-O3", "-ffp-contract=off", "-fno-math-errno", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra"
 ]  # fmt: skip
 
-# Machine code for A100 and H100/H200, and PTX from which the driver makes that of later ones. -fmad=false: as above.
+# Machine code for A100 and H100/H200, and PTX from which the driver compiles for later GPUs. -fmad=false: as above.
 CUDA_FLAGS = [
     "-std=c++17", "-O3", "-fmad=false", "-lineinfo", "-Xcompiler", "-fPIC,-fvisibility=hidden,-Wall",
     "-gencode", "arch=compute_80,code=sm_80",
@@ -63,7 +62,7 @@ print(json.dumps([tf.version.VERSION, tf.sysconfig.get_compile_flags(),
 
 
 def describe_tensorflow() -> tuple[str, list[str], list[str]]:
-    """Version, compile flags and link flags of the TensorFlow in this environment."""
+    """Returns version, compile flags and link flags of the TensorFlow in this environment."""
     answer = subprocess.run(
         [sys.executable, "-c", DESCRIBE_TENSORFLOW],
         env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
@@ -85,7 +84,7 @@ def describe_tensorflow() -> tuple[str, list[str], list[str]]:
 
 
 def find_nvcc() -> str | None:
-    """The CUDA compiler to build with, None to build without."""
+    """Returns the CUDA compiler to build with, or None to build without."""
     wanted = os.environ.get("FUSEDREC_CUDA", "auto")
     if wanted not in ("auto", "0", "1"):
         raise SystemExit(f"error: FUSEDREC_CUDA must be auto, 0 or 1, got {wanted!r}.")
@@ -101,7 +100,7 @@ def find_nvcc() -> str | None:
 
 
 def is_current(output: pathlib.Path, command: str, inputs: list[pathlib.Path]) -> bool:
-    """Whether `output` was made by `command` and is younger than its inputs."""
+    """Returns whether `command` made `output`, and `output` is younger than its inputs."""
     record = output.with_suffix(".command")
     if not output.exists() or not record.exists() or record.read_text(encoding="utf-8") != command:
         return False
@@ -110,7 +109,7 @@ def is_current(output: pathlib.Path, command: str, inputs: list[pathlib.Path]) -
 
 
 def dependencies(depfile: pathlib.Path) -> list[pathlib.Path]:
-    """The source and headers of an object, as the compiler's -MMD listed them (`object: source header ...`)."""
+    """Returns source and headers of an object, as the compiler's -MMD listed them (`object: source header ...`)."""
     if not depfile.exists():
         return []
     _, _, listed = depfile.read_text(encoding="utf-8").replace("\\\n", " ").partition(":")
@@ -118,21 +117,21 @@ def dependencies(depfile: pathlib.Path) -> list[pathlib.Path]:
 
 
 def run_compiler(command: list[str], output: pathlib.Path) -> None:
-    """Runs a compiler so that `output` appears only when it succeeded."""
+    """Runs a compiler. `output` appears only when the compiler succeeds."""
     unfinished = output.with_name(f"{output.name}.{os.getpid()}.tmp")
     started = time.time()
     done = subprocess.run([*command, "-o", str(unfinished)], cwd=ROOT)
     if done.returncode != 0:
         unfinished.unlink(missing_ok=True)
         raise SystemExit(f"error: this command failed: {shlex.join([*command, '-o', str(output)])}")
-    # As old as the reading of its inputs: a file edited during the compilation is younger.
+    # The output gets the time at which its inputs were read, so that a file edited meanwhile is younger.
     os.utime(unfinished, (started, started))
     os.replace(unfinished, output)
     output.with_suffix(".command").write_text(shlex.join(command), encoding="utf-8")
 
 
 def compile_object(source: pathlib.Path, flags: list[str]) -> tuple[pathlib.Path, bool]:
-    """The object of one source, and whether it had to be compiled. Paths are relative to ROOT."""
+    """Compiles one source if needed. Returns its object, relative to ROOT, and whether it was compiled."""
     stem = OBJECTS / source.relative_to(SOURCES).with_suffix("")
     output, depfile = ROOT / stem.with_suffix(".o"), stem.with_suffix(".d")
     output.parent.mkdir(parents=True, exist_ok=True)
@@ -147,7 +146,7 @@ def compile_object(source: pathlib.Path, flags: list[str]) -> tuple[pathlib.Path
 
 
 def compile_objects(sources: list[pathlib.Path], flags: list[str]) -> tuple[list[str], bool]:
-    """The objects of sources, and whether any of them had to be compiled."""
+    """Compiles sources if needed. Returns their objects, and whether any was compiled."""
     with concurrent.futures.ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         compiled = list(pool.map(lambda source: compile_object(source, flags), sources))
     return [str(path) for path, _ in compiled], any(fresh for _, fresh in compiled)
@@ -162,14 +161,14 @@ def link(name: str, command: list[str], objects: list[str], fresh: bool) -> path
 
 
 def build_cuda_library(nvcc: str) -> pathlib.Path:
-    """Compiles and links what has changed of the kernels for GPUs."""
+    """Compiles the changed device code and links it."""
     sources = sorted(path.relative_to(ROOT) for path in (ROOT / SOURCES).rglob("*.cu"))
     objects, fresh = compile_objects(sources, [nvcc, *CUDA_FLAGS, f"-I{SOURCES}"])
     return link(CUDA_LIBRARY.name, [nvcc, *CUDA_LINK_FLAGS, *objects], objects, fresh)
 
 
 def build_library(with_cuda: bool) -> tuple[pathlib.Path, str]:
-    """Compiles and links what has changed of the ops. Returns the library and the TensorFlow version."""
+    """Compiles the changed sources of the ops and links them. Returns the library and the TensorFlow version."""
     version, compile_flags, link_flags = describe_tensorflow()
     compiler = os.environ.get("CXX", "g++")
     if shutil.which(compiler) is None:
@@ -180,18 +179,17 @@ def build_library(with_cuda: bool) -> tuple[pathlib.Path, str]:
     sources = sorted(path.relative_to(ROOT) for path in (ROOT / SOURCES).rglob("*.cc"))
     cuda_flags = []
     if with_cuda:
-        # Found beside the library that needs it, and before TensorFlow's libraries.
+        # The op library finds it beside itself, before TensorFlow's libraries.
         cuda_flags = [f"-L{OBJECTS}", f"-l:{CUDA_LIBRARY.name}", "-Wl,-rpath,$ORIGIN"]
     else:
-        of_devices = lambda name: name.startswith("device_") or name.endswith("_gpu_kernel.cc")  # noqa: E731
-        sources = [path for path in sources if not of_devices(path.name)]
+        sources = [path for path in sources if "cuda" not in path.parts]
     objects, fresh = compile_objects(sources, [compiler, *compile_flags, *COMPILE_FLAGS, f"-I{SOURCES}"])
     command = [compiler, "-shared", *objects, *cuda_flags, *link_flags]
     return link(LIBRARY.name, command, objects, fresh), version
 
 
 def put(source: pathlib.Path, target: pathlib.Path) -> None:
-    """Copies a file in one stroke: a process that has the old library mapped keeps the old one."""
+    """Copies a file atomically. A process that has the old library mapped keeps it."""
     target.parent.mkdir(parents=True, exist_ok=True)
     if target.exists() and filecmp.cmp(source, target, shallow=False):
         return
@@ -201,7 +199,7 @@ def put(source: pathlib.Path, target: pathlib.Path) -> None:
 
 
 class BuildAfresh(build):
-    """Drops the previous build, so that a module deleted since is not packed into the wheel."""
+    """Removes the previous build, so that the wheel does not contain a module deleted since."""
 
     def run(self) -> None:
         shutil.rmtree(self.build_lib, ignore_errors=True)
@@ -209,7 +207,7 @@ class BuildAfresh(build):
 
 
 class BuildCustomOps(build_ext):
-    """Builds the libraries in place of the Python extension that setuptools expects."""
+    """Builds the libraries instead of the Python extension that setuptools expects."""
 
     def run(self) -> None:
         nvcc = find_nvcc()
@@ -223,7 +221,7 @@ class BuildCustomOps(build_ext):
         folder = ROOT if self.inplace else pathlib.Path(self.build_lib)
         for target, source in built.items():
             put(source, folder / target)
-        if nvcc is None:  # one of an earlier build would be packed into the wheel
+        if nvcc is None:  # the wheel would contain the library of an earlier build
             (folder / CUDA_LIBRARY).unlink(missing_ok=True)
 
     def get_outputs(self) -> list[str]:
@@ -231,13 +229,13 @@ class BuildCustomOps(build_ext):
         return [str(pathlib.Path(self.build_lib) / path) for path in libraries]
 
     def get_output_mapping(self) -> dict[str, str]:
-        """Built file -> its place in the source tree, for an editable installation."""
+        """Returns built file -> its place in the source tree, for an editable installation."""
         if not self.inplace:
             return {}
         return {path: str(pathlib.Path(path).relative_to(self.build_lib)) for path in self.get_outputs()}
 
 
-# The extension is named so that setuptools knows the wheel to be bound to a platform.
+# The extension tells setuptools that the wheel is bound to a platform.
 setup(
     ext_modules=[Extension("tf_fusedrec.ops._fusedrec_ops", sources=[])],
     cmdclass={"build": BuildAfresh, "build_ext": BuildCustomOps},

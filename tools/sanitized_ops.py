@@ -1,7 +1,7 @@
-"""The op library under AddressSanitizer: what a wrong op call reads or writes beyond its arrays ends the process.
+"""The op library under AddressSanitizer: an op call that reads or writes beyond its arrays ends the process.
 
-All of custom_ops but the kernels for GPUs is compiled into build/sanitizers/ops; what has not changed is not compiled
-again. It takes minutes, so `make soak` does it, and not the tests.
+It compiles custom_ops, except the GPU kernels, into build/sanitizers/ops, and compiles only changed sources again. That
+takes minutes, so `make soak` does it, and not the tests.
 
     python -m tools.sanitized_ops        # compiles, and prints the path of the library
 
@@ -19,7 +19,7 @@ import sys
 
 from tools import sanitizers
 
-# What TensorFlow's headers bear: its classes have no type information, so no -fsanitize=undefined as a whole.
+# The checks that TensorFlow's headers allow. Its classes have no type information, which -fsanitize=undefined needs.
 _CHECKS = "address,signed-integer-overflow,shift,bounds,integer-divide-by-zero"
 LIBRARY = "_fusedrec_ops.so"
 PACKAGES = sanitizers.BUILD / "packages"
@@ -30,22 +30,15 @@ KIND = sanitizers.Kind(
 )
 
 
-def sources() -> list[pathlib.Path]:
-    """Sources of the ops' CPU form, as setup.py chooses them without CUDA."""
-    paths = sorted((sanitizers.ROOT / sanitizers.ALGORITHMS).rglob("*.cc"))
-    of_devices = lambda name: name.startswith("device_") or name.endswith("_gpu_kernel.cc")  # noqa: E731
-    return [path.relative_to(sanitizers.ROOT) for path in paths if not of_devices(path.name)]
-
-
 def build() -> pathlib.Path:
     """Compiles what has changed and copies the package; returns the library.
 
     Raises:
-      sanitizers.Failed: it cannot be compiled; the message says why.
+      sanitizers.Failed: The compilation failed; the message says why.
     """
     compile_flags, link_flags = sanitizers.tensorflow_flags()
     compiler = [os.environ.get("CXX", "g++"), *compile_flags, *sanitizers.FLAGS, *KIND.flags, "-Icustom_ops"]
-    objects = [sanitizers.compilation(KIND, compiler, source) for source in sources()]
+    objects = [sanitizers.compilation(KIND, compiler, source) for source in sanitizers.host_sources()]
     library = KIND.folder() / LIBRARY
     linked = [compiler[0], "-shared", *KIND.flags, *(str(step.output) for step in objects), *link_flags]
     with concurrent.futures.ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
@@ -58,9 +51,9 @@ def build() -> pathlib.Path:
 
 
 def environment() -> dict[str, str]:
-    """Variables of a process that loads the library: the sanitizer comes before all else."""
+    """Returns the environment variables of a process that loads the library. The sanitizer is loaded first."""
     compiler = os.environ.get("CXX", "g++")
-    # The sanitizer looks for the C++ library's functions when it starts, and Python has not loaded them then.
+    # The sanitizer looks for the functions of the C++ library when it starts, before Python has loaded them.
     wanted = [
         subprocess.run([compiler, f"-print-file-name={name}"], capture_output=True, encoding="utf-8", check=True).stdout
         for name in ("libasan.so", "libstdc++.so.6")
@@ -71,7 +64,7 @@ def environment() -> dict[str, str]:
 
 
 def use() -> None:
-    """Makes this process import the copy of the package; comes before its first import."""
+    """Makes this process import the copy of the package. Call it before the first import of the package."""
     sys.path.insert(0, str(sanitizers.ROOT / PACKAGES))
 
 

@@ -1,7 +1,7 @@
 """Runs the C++ tests (tests/cpp) under sanitizers: memory errors and undefined behaviour, then data races.
 
-The algorithms of custom_ops, which know no TensorFlow, and the programs of tests/cpp are compiled into
-build/sanitizers/<kind>; what has not changed is not compiled again. A program passes when it ends with 0.
+It compiles the algorithms of custom_ops, which include no TensorFlow, and the programs of tests/cpp into
+build/sanitizers/<kind>, and compiles only changed sources again. A program passes when it ends with 0.
 
     python -m tools.sanitizers [address] [thread]
 """
@@ -23,9 +23,9 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 ALGORITHMS = "custom_ops"
 PROGRAMS = "tests/cpp"
 BUILD = pathlib.Path("build/sanitizers")  # relative to ROOT, as are all paths given to the compiler
-TIMEOUT_S = 300.0  # of one program: one that hangs has lost its way in a table
+TIMEOUT_S = 300.0  # of one program
 
-# The optimization that sanitizers want: lines are still found, and it is not too slow. Rounding as in setup.py.
+# The optimization that sanitizers need: reports name lines, and programs are not too slow. Rounding as in setup.py.
 FLAGS = ["-O1", "-g1", "-fno-omit-frame-pointer", "-ffp-contract=off", "-Wall", "-Wextra"]
 
 DESCRIBE_TENSORFLOW = """
@@ -61,11 +61,11 @@ KINDS = {
 
 
 class Failed(Exception):
-    """The message is for the user."""
+    """A build or a program failed. The message is for the user."""
 
 
 def tensorflow_flags() -> tuple[list[str], list[str]]:
-    """Of the compiler and of the linker: absl's headers and symbols are TensorFlow's."""
+    """Returns the flags of compiler and linker. The headers and symbols of absl are TensorFlow's."""
     answer = subprocess.run(
         [sys.executable, "-c", DESCRIBE_TENSORFLOW],
         env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}, capture_output=True, encoding="utf-8", errors="replace",
@@ -80,15 +80,19 @@ def tensorflow_flags() -> tuple[list[str], list[str]]:
     return compile_flags, [*link_flags, *(f"-Wl,-rpath,{folder}" for folder in folders)]
 
 
+def host_sources() -> list[pathlib.Path]:
+    """Returns the sources of the ops' CPU form, which setup.py compiles without CUDA."""
+    sources = sorted(path.relative_to(ROOT) for path in (ROOT / ALGORITHMS).rglob("*.cc"))
+    return [path for path in sources if "cuda" not in path.parts]
+
+
 def algorithms() -> list[pathlib.Path]:
-    """Sources of custom_ops that include no TensorFlow header and call no kernel of a GPU (device_*.cc)."""
-    sources = sorted((ROOT / ALGORITHMS).rglob("*.cc"))
-    apart = lambda stem: stem.endswith(("_op", "_kernel")) or stem.startswith("device_")  # noqa: E731
-    return [path.relative_to(ROOT) for path in sources if not apart(path.stem)]
+    """Returns the sources of custom_ops that include no TensorFlow header."""
+    return [path for path in host_sources() if not path.stem.endswith(("_op", "_kernel"))]
 
 
 def programs(kind: Kind) -> list[pathlib.Path]:
-    """Sources of tests/cpp, one program each."""
+    """Returns the sources of tests/cpp, one program each."""
     sources = sorted((ROOT / PROGRAMS).glob("*.cc"))
     wanted = [path for path in sources if not kind.only_threads or '"threads.h"' in path.read_text(encoding="utf-8")]
     return [path.relative_to(ROOT) for path in wanted]
@@ -133,7 +137,7 @@ class Step:
             reason = f"{done.stderr}error: this command failed: {shlex.join(self.command)}"
             raise Failed(reason + (remedy if lacking else ""))
         sys.stderr.write(done.stderr)  # warnings
-        # As old as the reading of its inputs: a file edited meanwhile is younger.
+        # The output gets the time at which its inputs were read, so that a file edited meanwhile is younger.
         os.utime(ROOT / self.output, (started, started))
         self._record().write_text(shlex.join(self.command), encoding="utf-8")
 
@@ -149,12 +153,12 @@ def run_all(steps: list[Step], pool: concurrent.futures.Executor) -> None:
 
 
 def build(kind: Kind, flags: tuple[list[str], list[str]], pool: concurrent.futures.Executor) -> list[pathlib.Path]:
-    """The programs of one kind."""
+    """Compiles and links the programs of one kind. Returns their paths."""
     compile_flags, link_flags = flags
     compiler = [os.environ.get("CXX", "g++"), *compile_flags, *FLAGS, *kind.flags, f"-I{ALGORITHMS}", f"-I{PROGRAMS}"]
     parts = [compilation(kind, compiler, source) for source in algorithms()]
     tests = [compilation(kind, compiler, source) for source in programs(kind)]
-    # The slow ones first, so that no core waits for the last of them.
+    # The slow sources first, so that no core waits for the last of them.
     run_all([*tests, *parts], pool)
     objects = [str(step.output) for step in parts]
     linked = [
@@ -166,7 +170,7 @@ def build(kind: Kind, flags: tuple[list[str], list[str]], pool: concurrent.futur
 
 
 def without_address_randomization() -> list[str]:
-    """Command in front of a program: ThreadSanitizer of older compilers finds no room beside much randomness."""
+    """Returns the command that precedes a program. Older ThreadSanitizers fail under much address randomization."""
     prefix = ["setarch", "-R"]
     try:
         works = subprocess.run([*prefix, "true"], capture_output=True).returncode == 0

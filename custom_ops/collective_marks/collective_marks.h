@@ -1,9 +1,9 @@
-// Marks of collectives: which ones this process has begun and ended, for a thread that watches over those that wait.
+// Marks of the collectives that this process has begun and ended, for a thread that watches the waiting ones.
 //
-// A collective that waits for another rank says nothing by itself, and the thread that runs it is blocked. So a mark
-// goes before and behind each: two atomic stores. Whoever wants to know reads all marks as text, at any time and from
-// any thread, through the C functions below. Marks are made once per name and stay for the life of the process. Calls
-// of one name never overlap: Horovod refuses a second collective of a name that is under way.
+// A collective that waits for another rank blocks its thread and reports nothing. So two atomic stores mark the begin and
+// the end of each collective. The C functions below return all marks as text, at any time and to any thread. A mark is made
+// once per name and lives as long as the process. Calls of one name never overlap, because Horovod refuses a second
+// collective of a running name.
 #ifndef FUSEDREC_COLLECTIVE_MARKS_COLLECTIVE_MARKS_H_
 #define FUSEDREC_COLLECTIVE_MARKS_COLLECTIVE_MARKS_H_
 
@@ -14,11 +14,11 @@
 namespace fusedrec {
 
 struct CollectiveMark {
-  std::atomic<int64_t> begun{0}, ended{0};        // how often
-  std::atomic<int64_t> begun_at{0}, ended_at{0};  // the last time, nanoseconds of a clock that never goes back
+  std::atomic<int64_t> begun{0}, ended{0};        // number of times
+  std::atomic<int64_t> begun_at{0}, ended_at{0};  // last time, nanoseconds of a steady clock
 };
 
-// The mark of a name; a new one when it is asked for first. Valid for ever.
+// Returns the mark of a name, and makes it at the first call. Valid for the life of the process.
 CollectiveMark* MarkOf(const std::string& name);
 
 void Begin(CollectiveMark* mark);
@@ -33,7 +33,7 @@ std::string DescribeMarks();
 extern "C" {
 // Marks the begin (ended = 0) or the end (1) of a collective.
 __attribute__((visibility("default"))) void fusedrec_mark_collective(const char* name, int ended);
-// Writes DescribeMarks() into out when it has room for it; returns the number of bytes that it takes.
+// Writes DescribeMarks() into `out` if it has room. Returns the number of bytes of the text.
 __attribute__((visibility("default"))) int64_t fusedrec_describe_marks(char* out, int64_t room);
 }
 

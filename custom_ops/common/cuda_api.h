@@ -1,4 +1,4 @@
-// The line between the kernel library (libfusedrec_cuda.so, nvcc) and the op library (g++): see device.cuh.
+// The C interface between libfusedrec_cuda.so (nvcc) and the op library (g++); device.cuh has its rules.
 #ifndef FUSEDREC_COMMON_CUDA_API_H_
 #define FUSEDREC_COMMON_CUDA_API_H_
 
@@ -8,22 +8,22 @@
 
 namespace fusedrec {
 
-// Answers of launchers; others are what CUDA says.
+// Codes that launchers return; other codes are CUDA's.
 constexpr int kCudaSuccess = 0;
 constexpr int kCudaInvalidValue = 1;  // cudaErrorInvalidValue: an argument is wrong, and no output is valid
 
 }  // namespace fusedrec
 
-// Name and meaning of an answer of a launcher; never null.
+// Name and meaning of a launcher's code; never null.
 FUSEDREC_CUDA_API const char* fusedrec_cuda_error_string(int error);
 
-// Copies `bytes` from device to host and waits for them, and so for all that was enqueued before.
+// Copies `bytes` from device to host. Waits for the copy, and so for all work enqueued before it.
 FUSEDREC_CUDA_API int fusedrec_copy_to_host(void* host, const void* device, int64_t bytes, void* stream);
 
 // Copies `bytes` from host to device and waits for them.
 FUSEDREC_CUDA_API int fusedrec_copy_to_device(void* device, const void* host, int64_t bytes, void* stream);
 
-// Makes `bytes` on the device 0.
+// Sets `bytes` on the device to 0.
 FUSEDREC_CUDA_API int fusedrec_fill_zeros(void* device, int64_t bytes, void* stream);
 
 #endif  // FUSEDREC_COMMON_CUDA_API_H_

@@ -1,4 +1,4 @@
-// What device code is written against: CUDA, or its emulation on the CPU (tests/cuda/emulation) in tests.
+// The interface that device code uses: CUDA, or its emulation on the CPU in tests (tests/cuda/emulation).
 //
 // Device code keeps to what both have: launches through FUSEDREC_LAUNCH, shared memory through FUSEDREC_SHARED, words
 // that other threads change while they are read through LoadFresh and StoreFresh. No CUB, no cooperative groups.

@@ -1,4 +1,4 @@
-// What the OpKernels for a GPU share. They hold no device code: they check, allocate and call launchers (cuda_api.h).
+// Helpers of the GPU kernels, which hold no device code: they check, allocate and call launchers (cuda_api.h).
 //
 // Arguments that are small and decide on sizes (splits, counts) are in host memory, so that they are checked as on a CPU
 // and no size waits for the device; what has the size of a batch stays on the device.
@@ -34,7 +34,7 @@ inline absl::Status AllocateScratch(tensorflow::OpKernelContext* ctx, int64_t by
   return ctx->allocate_temp(tensorflow::DT_INT8, tensorflow::TensorShape({bytes}), scratch);
 }
 
-// What positions in 32 bits can name.
+// The limit of positions in 32 bits.
 inline absl::Status RequireSize(const char* name, int64_t size) {
   constexpr int64_t kMost = (int64_t{1} << 31) - 1;
   if (size <= kMost) return absl::OkStatus();

@@ -1,5 +1,5 @@
-// What every OpKernel of this library shares: TensorFlow's thread pool as a ParallelFor, and checks whose messages
-// name the argument, what came, what was wanted and the remedy.
+// Helpers of every OpKernel: TensorFlow's thread pool as a ParallelFor, and checks whose messages name the argument, its
+// value, the wanted value and the remedy.
 #ifndef FUSEDREC_COMMON_KERNEL_UTIL_H_
 #define FUSEDREC_COMMON_KERNEL_UTIL_H_
 

@@ -1,4 +1,4 @@
-// What launchers share: carving scratch, and small copies between host and device.
+// Helpers of the launchers: they carve scratch memory, and copy small arrays between host and device.
 #ifndef FUSEDREC_COMMON_LAUNCHER_CUH_
 #define FUSEDREC_COMMON_LAUNCHER_CUH_
 

@@ -1,5 +1,5 @@
-// The largest sizes that ops take, and the Status for what lies beyond: memory for such sizes would be asked for in vain,
-// and sums of them would overflow.
+// The largest sizes that ops accept, and the Status for larger sizes. There is no memory for larger sizes, and their sums
+// overflow.
 #ifndef FUSEDREC_COMMON_LIMITS_H_
 #define FUSEDREC_COMMON_LIMITS_H_
 
@@ -14,7 +14,7 @@ constexpr int64_t kMostPositions = (int64_t{1} << 31) - 1;  // ids, rows and ent
 constexpr int64_t kMostSegments = int64_t{1} << 20;         // tables of a group
 constexpr int64_t kMostRanks = int64_t{1} << 16;
 constexpr int64_t kMostColumns = int64_t{1} << 20;          // of a row
-constexpr int64_t kMostCount = int64_t{1} << 48;            // of what a table counts: rows, bytes, lookups
+constexpr int64_t kMostCount = int64_t{1} << 48;            // of the counts of a table: rows, bytes, lookups
 constexpr int64_t kMostClock = (int64_t{1} << 32) - 1;      // of a table's clock and version
 
 inline absl::Status RequireIn(const char* name, int64_t got, int64_t least, int64_t most, const char* remedy) {

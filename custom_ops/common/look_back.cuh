@@ -1,11 +1,11 @@
 // A running total across blocks in a single pass: each block adds what its predecessors have published.
 //
 // Source: Merrill and Garland, "Single-pass Parallel Prefix Scan with Decoupled Look-back" (2016). A block publishes its
-// own sum, then the total up to its end; who comes later adds sums backwards until it meets a total. A state is one
+// own sum, then the total up to its end. A later block adds sums backwards until it meets a total. A state is one
 // 64-bit word, status and value together, so that no fence is needed between them.
 //
-// Blocks take their tile by a ticket and not by their index: then whoever is waited for has started. That is one atomic
-// operation per tile of some thousand items.
+// Blocks take their tile by a ticket and not by their index, so that every block that another waits for has started. That
+// costs one atomic operation per tile of some thousand items.
 #ifndef FUSEDREC_COMMON_LOOK_BACK_CUH_
 #define FUSEDREC_COMMON_LOOK_BACK_CUH_
 
@@ -17,7 +17,7 @@ namespace fusedrec {
 constexpr unsigned long long kNoState = ~0ull;
 constexpr unsigned long long kSumOfTile = 1ull << 32, kTotal = 2ull << 32;
 
-// Tile of this block; `ticket` begins with all ones. Everybody in the block calls it.
+// Tile of this block; `ticket` begins with all ones. All threads of the block call it.
 __device__ inline unsigned TakeTile(unsigned* ticket) {
   FUSEDREC_SHARED(unsigned, tile, 1);
   if (threadIdx.x == 0) tile[0] = atomicAdd(ticket, 1u) + 1u;

@@ -1,6 +1,6 @@
-// How an algorithm asks for threads without knowing whose they are.
+// The interface through which an algorithm runs on the threads of its caller.
 //
-// OpKernels pass TensorFlow's own pool (tensorflow_parallel.h); a plain test passes SerialFor.
+// OpKernels pass TensorFlow's own pool (CpuPool in kernel_util.h). A C++ test passes SerialFor.
 #ifndef FUSEDREC_COMMON_PARALLEL_H_
 #define FUSEDREC_COMMON_PARALLEL_H_
 

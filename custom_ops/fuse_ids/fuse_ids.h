@@ -1,7 +1,7 @@
 // Concatenates the ids of a group's features, segment by segment: step a.1 of FusedRec (section 3, "Embedding Fusion").
 //
-// One op instead of a cast, a shape, a concat and a cumulative sum per feature, and the place where row_splits that do
-// not describe their values are refused by the feature's name, before anything is computed from them.
+// One op replaces a cast, a shape, a concat and a cumulative sum per feature. It also refuses row_splits that do not
+// describe their values, naming the feature, before anything is computed from them.
 #ifndef FUSEDREC_FUSE_IDS_FUSE_IDS_H_
 #define FUSEDREC_FUSE_IDS_FUSE_IDS_H_
 

@@ -1,4 +1,4 @@
-// Ops beside the training step: what a table holds, checkpoints, upkeep.
+// Ops outside the training step: contents of a table, checkpoints, upkeep.
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/shape_inference.h"
@@ -55,7 +55,7 @@ REGISTER_OP("Fusedrec>TableKeys")
       return absl::OkStatus();
     })
     .Doc(R"doc(
-Ids of a segment, in no order that means anything: who writes a checkpoint sorts them when training goes on.
+Ids of a segment, in no meaningful order. The writer of a checkpoint sorts them.
 
 table: of HashTable.
 segment: <int64>[].
@@ -76,7 +76,7 @@ REGISTER_OP("Fusedrec>TableReadRecords")
       return absl::OkStatus();
     })
     .Doc(R"doc(
-Rows with optimizer slots and metadata, packed (custom_ops/hash_table/records.cc has the layout). Export goes in batches.
+Rows with optimizer slots and metadata, packed (custom_ops/hash_table/cpu/records.cc has the layout). Export goes in batches.
 
 table: of HashTable.
 handles: <int64>[n] of TableKeys.
@@ -107,7 +107,7 @@ REGISTER_OP("Fusedrec>TableRemove")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::ScalarShape)
     .Doc(R"doc(
-Removes rows by id; ids without a row are passed over.
+Removes rows by id; skips ids without a row.
 
 table: of HashTable.
 segment: <int64>[].
@@ -153,8 +153,8 @@ REGISTER_OP("Fusedrec>TableForgetTombstones")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::NoOutputs)
     .Doc(R"doc(
-Begins a new record of tombstones, and of the rows that may have changed: who has made a full checkpoint and will make
-deltas calls it. TableKeys since a version of after that looks at these rows alone.
+Begins a new record of tombstones and of the rows that may have changed. A full checkpoint that deltas will follow calls
+it. TableKeys since a later version then reads these rows only.
 
 table: of HashTable.
 )doc");
@@ -216,7 +216,7 @@ REGISTER_OP("Fusedrec>TableSetClock")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::NoOutputs)
     .Doc(R"doc(
-Sets what TableClock answers: after a checkpoint was read.
+Sets the numbers that TableClock returns, after a checkpoint was read.
 
 table: of HashTable.
 clock: <int64>[2].

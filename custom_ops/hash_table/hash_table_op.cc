@@ -8,7 +8,7 @@ namespace fusedrec {
 using tensorflow::shape_inference::InferenceContext;
 using tensorflow::shape_inference::ShapeHandle;
 
-// Rows that a lookup answers: [unknown, D]; the attribute `dim` says D where the resource is not at hand.
+// The rows of a lookup, [unknown, D]. The attribute `dim` gives D, because shape functions cannot read the resource.
 static absl::Status RowsShape(InferenceContext* c) {
   ShapeHandle unused;
   TF_RETURN_IF_ERROR(c->WithRank(c->input(1), 1, &unused));  // message [V + R * S]
@@ -60,29 +60,30 @@ REGISTER_OP("Fusedrec>HashTable")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::ScalarShape)
     .Doc(R"doc(
-A dynamic embedding table of S segments (tables of equal spec): rows are made as ids come (MTGRBoost, section 4.1).
+A dynamic embedding table of S segments (tables of equal spec), which makes rows as ids come (MTGRBoost, section 4.1).
 
 table: handle of the resource.
 dim: D, columns of a row.
 seeds: one per segment; the initial row is a pure function of (seed, id).
-segment_names: for messages; one per segment, or none.
+segment_names: names for error messages, one per segment, or none.
 storage: type of rows in memory; element-wise optimizer slots of 16-bit tables are bfloat16.
-stochastic_rounding: of 16-bit storage.
-distribution: of initial values, with parameters a and b (see InitialRows).
-unknown: what TableFind answers for an id without a row: its initial row, or zeros.
-rule: update rule, with its hyperparameters (see tf_fusedrec/optimizers/rules.py).
-max_rows: per segment; 0 for no limit.
-eviction: which rows leave when max_rows is reached.
+stochastic_rounding: whether 16-bit storage rounds stochastically.
+distribution: distribution of initial values, with parameters a and b (see InitialRows).
+unknown: the row that TableFind returns for an id without one: its initial row, or zeros.
+rule: name of the update rule; custom_ops/hash_table/cpu/parts/optimizer.h lists the rules.
+hyperparameters: numbers of the rule, in the order of that list.
+max_rows: limit of rows per segment; 0 sets none.
+eviction: the choice of the rows that leave at max_rows.
 ttl: training lookups (ticks of the clock) after which an untouched row leaves; 0 for never.
 admission_count: training lookups that must bring an id before it gets a row.
-max_candidates: ids counted for admission, per segment; 0 for no limit.
-record_tombstones: remember ids that left, for delta checkpoints.
-hot_after: when above 0, rows begin in float16 and move to float32 at that many training lookups.
-memory_budget: when above 0, bytes of rows in memory; rows beyond are kept in a file in tier_folder.
+max_candidates: limit of the ids counted for admission, per segment; 0 sets none.
+record_tombstones: whether the table remembers ids that left, for delta checkpoints.
+hot_after: training lookups at which a row moves from float16 to float32; 0 keeps all rows in `storage`.
+memory_budget: bytes of rows in memory; 0 sets no limit. A file in tier_folder holds the rows beyond.
 window: training lookups whose rows are neither evicted nor moved.
-averaged: replicas of this table train apart: remember what TableTakeUnsynced must tell them.
-host_rows: of a table on a GPU: rows in host memory, those of two batches on the device. In host memory it says nothing.
-anonymous: each run makes a table of its own, which lives as long as a handle of it; shared_name then says nothing.
+averaged: whether the table records what TableTakeUnsynced returns.
+host_rows: rows in host memory, the rows of two batches on the device. Applies to GPU tables only.
+anonymous: each run makes a new table, which lives as long as a handle of it. shared_name is then unused.
 )doc");
 
 REGISTER_OP("Fusedrec>TableLookup")
@@ -104,7 +105,7 @@ REGISTER_OP("Fusedrec>TableLookup")
     .Doc(R"doc(
 Deferred-hash lookup, training form (FusedRec, section 3, "Lossless Lookup"): only here does (segment, id) become a key.
 
-Ids of all sources are deduplicated by the probe itself; ids without a row get one.
+The probe itself deduplicates the ids of all sources. Ids without a row get one.
 
 table: of HashTable.
 message: <int64>[V + R * S] blocks [counts[S] | ids] of R sources (see UnpackMessage).
@@ -132,17 +133,17 @@ REGISTER_OP("Fusedrec>TableLookAhead")
       return absl::OkStatus();
     })
     .Doc(R"doc(
-Reads ahead what a coming TableRefresh of the same message will want (NestPipe, section IV); changes nothing.
+Reads the rows that a coming TableRefresh of the same message will need (NestPipe, section IV). Changes nothing.
 
 table: of HashTable.
 message: <int64>[V + R * S], see TableLookup.
 received_splits: <int32>[R].
 rows: <T>[P, D] row of each id that has one, see TableLookup; the others hold anything.
 handles: <int64>[V] row of each received id; -1 where it has none.
-mark: <int64>[2] state of the table: what changed later is newer.
+mark: <int64>[2] state of the table at the look-ahead.
 dim: D of the table.
 
-On a GPU what was read lies in the table: `rows` and `handles` are empty, and `mark` names it.
+On a GPU the table holds the rows that were read: `rows` and `handles` are empty, and `mark` names them.
 )doc");
 
 REGISTER_OP("Fusedrec>TableRefresh")
@@ -169,7 +170,7 @@ REGISTER_OP("Fusedrec>TableRefresh")
       return absl::OkStatus();
     })
     .Doc(R"doc(
-TableLookup that begins from a TableLookAhead: equal to it, but searches and copies only what is new or has changed since.
+Looks up as TableLookup does, but searches and copies only rows that are new or changed since a TableLookAhead.
 
 table: of HashTable.
 message: <int64>[V + R * S], see TableLookup; that of the look-ahead.
@@ -193,7 +194,7 @@ REGISTER_OP("Fusedrec>TableFind")
     .SetIsStateful()
     .SetShapeFn(RowsShape)
     .Doc(R"doc(
-Deferred-hash lookup, inference form: inserts and touches nothing. HashTable's `unknown` says what an id without a row has.
+Deferred-hash lookup, inference form: inserts and touches nothing. `unknown` of HashTable decides on ids without a row.
 
 table: of HashTable.
 message: <int64>[V + R * S], see TableLookup.
@@ -209,7 +210,7 @@ REGISTER_OP("Fusedrec>TablePrefetch")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::NoOutputs)
     .Doc(R"doc(
-Asks the disk for rows beyond the memory budget that a coming lookup will want (NestPipe, section IV); does not wait.
+Asks the disk for the rows of a coming lookup that lie beyond the memory budget (NestPipe, section IV). Does not wait.
 
 table: of HashTable.
 message: <int64>[V + R * S], see TableLookup.
@@ -255,7 +256,7 @@ REGISTER_OP("Fusedrec>TableAccumulateGradients")
     .SetIsStateful()
     .SetShapeFn(GradientsShape)
     .Doc(R"doc(
-Adds gradients to the sums that wait for TableApplyAccumulated; sparse, by row (MTGRBoost, section 5.2).
+Adds gradients to sums by row, which TableApplyAccumulated applies (MTGRBoost, section 5.2).
 
 table: of HashTable.
 handles: <int64>[W] of TableLookup.
@@ -273,7 +274,7 @@ REGISTER_OP("Fusedrec>TableApplyAccumulated")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::NoOutputs)
     .Doc(R"doc(
-Applies the optimizer to the rows that have waiting sums, and clears those.
+Applies the optimizer to the rows with accumulated sums, and clears the sums.
 
 table: of HashTable.
 learning_rate: <float>[].

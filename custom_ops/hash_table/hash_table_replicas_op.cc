@@ -14,7 +14,7 @@ REGISTER_OP("Fusedrec>TableNoteTrained")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::NoOutputs)
     .Doc(R"doc(
-Notes for TableTakeUnsynced that the rows of these ids have been trained.
+Notes for TableTakeUnsynced that the rows of these ids were trained.
 
 table: of HashTable with averaged.
 message: <int64>[V + R * S] of TableLookup.
@@ -32,7 +32,7 @@ REGISTER_OP("Fusedrec>TableTakeUnsynced")
       return absl::OkStatus();
     })
     .Doc(R"doc(
-What has happened at this replica since it was asked last.
+Returns and forgets the ids that this replica trained or removed since the last call.
 
 table: of HashTable with averaged.
 message: <int64>[2 * S + n] counts[2 * S], then ids: by segment those that were trained and have a row, then by segment
@@ -51,7 +51,7 @@ REGISTER_OP("Fusedrec>TableReadNumbers")
       return absl::OkStatus();
     })
     .Doc(R"doc(
-Rows with optimizer slots as float32; an id without a row has its initial ones. Touches nothing.
+Reads rows with optimizer slots as float32. An id without a row has its initial row and slots. Touches nothing.
 
 table: of HashTable.
 ids: <int64>[n] grouped by segment.
@@ -71,7 +71,7 @@ REGISTER_OP("Fusedrec>TableMerge")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::NoOutputs)
     .Doc(R"doc(
-Makes this replica what all replicas become: removes ids, sets rows, and keeps to max_rows.
+Brings this replica to the common state: removes ids, sets rows, and keeps to max_rows.
 
 table: of HashTable with averaged.
 left: <int64>[m] grouped by segment; rows that a training lookup holds stay.

@@ -1,7 +1,7 @@
 // Update rules, one column at a time, on the CPU and on a GPU: the same operations in the same order, so that a row
 // comes out with the same bits (but for FTRL with a learning_rate_power other than -0.5, which asks for a power).
 //
-// optimizer.h says what the rules are and what their numbers mean.
+// optimizer.h lists the rules and their numbers.
 #ifndef FUSEDREC_HASH_TABLE_UPDATE_RULE_H_
 #define FUSEDREC_HASH_TABLE_UPDATE_RULE_H_
 
@@ -16,7 +16,7 @@ namespace fusedrec {
 
 enum class RuleKind { kSgd, kMomentum, kAdagrad, kRowwiseAdagrad, kAdam, kAdamW, kFtrl };
 
-// A rule with its hyperparameters; those of other rules are not used.
+// A rule with its hyperparameters. It does not read the hyperparameters of other rules.
 struct UpdateRule {
   RuleKind rule = RuleKind::kSgd;
   float clipnorm = 0;
@@ -37,7 +37,7 @@ struct UpdateRule {
   float beta = 0;
 };
 
-// What is the same for all rows of one step.
+// Numbers that all rows of one step share.
 struct Prepared {
   float learning_rate;
   float a, b;  // adam: corrected rate, -; adamw: corrected rate, lr * weight_decay; ftrl: 1 / lr, 2 (l2 + beta / 2 lr)
@@ -78,7 +78,7 @@ FUSEDREC_COLUMN void AdamColumn(float rate, float decay, float one_minus_beta_1,
   *w = (*w - *w * decay) - *m * rate / (::sqrtf(*v) + epsilon);
 }
 
-// What all loops of FTRL do to one column, given power(n) = n^-learning_rate_power:
+// The step of FTRL on one column, given power(n) = n^-learning_rate_power:
 //   n' = n + g^2;  z += g + 2 shrinkage w - (power(n') - power(n)) / lr w
 //   w = (z clipped to [-l1, l1] - z) / (power(n') / lr + 2 l2 + beta / lr)
 // (McMahan et al., KDD 2013, Algorithm 1; shrinkage as in Keras)

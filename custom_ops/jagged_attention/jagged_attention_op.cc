@@ -176,7 +176,7 @@ REGISTER_OP("Fusedrec>JaggedBiasAttention")
     .SetShapeFn([](InferenceContext* c) {
       ShapeHandle value;
       DimensionHandle columns;
-      int64_t channels;
+      int64_t channels = 0;
       TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 3, &value));
       TF_RETURN_IF_ERROR(CheckRows(c, 1));
       TF_RETURN_IF_ERROR(CheckBias(c, 3));

@@ -1,4 +1,4 @@
-// What the ops of this folder require of their arguments. Messages name the argument, what came and the remedy.
+// Checks of the arguments of the ops of this folder. Messages name the argument, its value and the remedy.
 #ifndef FUSEDREC_JAGGED_ATTENTION_VALIDATION_H_
 #define FUSEDREC_JAGGED_ATTENTION_VALIDATION_H_
 
@@ -7,7 +7,7 @@
 
 #include "absl/status/status.h"
 #include "absl/types/span.h"
-#include "jagged_attention/jagged_attention.h"
+#include "jagged_attention/cpu/jagged_attention.h"
 
 namespace fusedrec {
 

@@ -1,4 +1,4 @@
-// What kernels of recovery check alike, whatever the device.
+// Checks that the CPU and GPU kernels of recovery share.
 #ifndef FUSEDREC_RECOVERY_BAGS_H_
 #define FUSEDREC_RECOVERY_BAGS_H_
 

@@ -1,7 +1,7 @@
 // Recovery and pooling in one pass: bags of ids become one row each, and the gradient of a bag goes back to its rows.
 //
-// Rows that only serve to be summed are never written out: N * D numbers less each way, against a gather, a split by
-// feature, a sum, and their gradients. A bag is a sample of a feature that is pooled, or a single id of one that is not.
+// The single rows of a bag are never written to memory. Against a gather, a split by feature, a sum, and their gradients,
+// that saves N * D numbers each way. A bag is a sample of a pooled feature, or a single id of another feature.
 //
 // # Determinism
 // Sums run in the order of the ids, whatever the number of threads; 16-bit rows are summed in float32, rounded once.

@@ -14,7 +14,7 @@
 
 #include "check.h"
 #include "common/parallel.h"
-#include "hash_table/hash_table.h"
+#include "hash_table/cpu/hash_table.h"
 
 namespace fusedrec {
 

@@ -9,7 +9,7 @@
 
 #include "batches.h"
 #include "check.h"
-#include "hash_table/hash_table.h"
+#include "hash_table/cpu/hash_table.h"
 #include "threads.h"
 
 namespace fusedrec {
@@ -135,7 +135,7 @@ void RandomSteps(Eviction eviction, int64_t hot_after, uint64_t seed) {
   }
 }
 
-// Of so many rows a scan is no slower: the record ends, the answer stays.
+// When many rows are touched, the log ends, because a scan is no slower. The answer stays the same.
 void MoreThanIsRecorded() {
   Twins twins(Eviction::kNone, 0);
   twins.Both([&](HashTable* table) { MustLookUp(table, Packed(Batch{{Ids{1}, Ids{}}})); });

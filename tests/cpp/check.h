@@ -1,4 +1,4 @@
-// What the programs of this folder check with. The first failure says where and what, and ends the program with 1.
+// Checks for the programs of this folder. The first failure prints its place and values, and ends the program with 1.
 #ifndef FUSEDREC_TESTS_CPP_CHECK_H_
 #define FUSEDREC_TESTS_CPP_CHECK_H_
 
@@ -8,7 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 
-// `...`: what helps to understand a failure, as absl::StrCat takes it; a string literal first.
+// `...`: Arguments of absl::StrCat that explain a failure, a string literal first.
 #define CHECK(condition, ...)                                                                      \
   do {                                                                                             \
     if (!(condition)) ::fusedrec::Fail(__FILE__, __LINE__, #condition, absl::StrCat("" __VA_ARGS__)); \
@@ -24,7 +24,7 @@
     }                                                                                                \
   } while (false)
 
-// Of an absl::Status.
+// Checks an absl::Status.
 #define CHECK_OK(expression)                                                                \
   do {                                                                                      \
     const auto outcome = (expression);                                                      \

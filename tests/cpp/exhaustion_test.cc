@@ -19,8 +19,8 @@
 #include "batches.h"
 #include "check.h"
 #include "folder.h"
-#include "hash_table/hash_table.h"
-#include "hash_table/pages.h"
+#include "hash_table/cpu/hash_table.h"
+#include "hash_table/cpu/parts/pages.h"
 
 namespace fusedrec {
 namespace {

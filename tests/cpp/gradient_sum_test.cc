@@ -1,6 +1,6 @@
 // Gradients of one row are summed in float32, in the order received, each multiplied by the scale: numbers whose sum
 // depends on the order show it, bit by bit. And sums that wait for an update (Accumulate) end as one update with them.
-#include "hash_table/gradient_sum.h"
+#include "hash_table/cpu/parts/gradient_sum.h"
 
 #include <cmath>
 #include <map>
@@ -10,7 +10,7 @@
 
 #include "batches.h"
 #include "check.h"
-#include "hash_table/hash_table.h"
+#include "hash_table/cpu/hash_table.h"
 #include "threads.h"
 
 namespace fusedrec {

@@ -9,7 +9,7 @@
 #include <iterator>
 #include <vector>
 
-#include "hash_table/row_format.h"
+#include "hash_table/cpu/parts/row_format.h"
 
 namespace fusedrec {
 
@@ -26,7 +26,7 @@ class Grid {
   uint16_t FirstInfinite() const { return static_cast<uint16_t>(((1 << exponent_bits_) - 1) << fraction_bits_); }
   double Largest() const { return values_.back(); }
 
-  // Of any pattern, infinities and not-a-numbers included.
+  // The value of any pattern, infinities and not-a-numbers included.
   double ValueOf(uint16_t bits) const {
     const int exponent_mask = (1 << exponent_bits_) - 1;
     const int exponent = (bits >> fraction_bits_) & exponent_mask, fraction = bits & ((1 << fraction_bits_) - 1);

@@ -8,7 +8,7 @@
 
 #include "batches.h"
 #include "check.h"
-#include "hash_table/hash_table.h"
+#include "hash_table/cpu/hash_table.h"
 
 namespace fusedrec {
 namespace {

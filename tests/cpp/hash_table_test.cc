@@ -1,6 +1,6 @@
 // HashTable against a map (table_model.h): random batches from several sources, updates, removals and evictions, under
 // every policy, by one thread and by three.
-#include "hash_table/hash_table.h"
+#include "hash_table/cpu/hash_table.h"
 
 #include <limits>
 #include <random>

@@ -1,6 +1,6 @@
 // Every engine that this processor can run, on one thread and on several, against the definitions in double, pair by
 // pair. Rows of awkward lengths, head sizes that are no multiples of vectors, all masks, both parts of the bias.
-#include "jagged_attention/jagged_attention.h"
+#include "jagged_attention/cpu/jagged_attention.h"
 
 #include <algorithm>
 #include <cmath>
@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "check.h"
-#include "jagged_attention/bucket_cells.h"
+#include "jagged_attention/cpu/bucket_cells.h"
 #include "jagged_batch.h"
 #include "threads.h"
 

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "check.h"
-#include "jagged_attention/jagged_attention.h"
+#include "jagged_attention/cpu/jagged_attention.h"
 
 namespace fusedrec {
 

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "check.h"
-#include "jagged_attention/jagged_attention.h"
+#include "jagged_attention/cpu/jagged_attention.h"
 #include "jagged_batch.h"
 #include "threads.h"
 

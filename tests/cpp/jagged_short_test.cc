@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "check.h"
-#include "jagged_attention/jagged_attention.h"
+#include "jagged_attention/cpu/jagged_attention.h"
 #include "threads.h"
 
 namespace fusedrec {
@@ -52,7 +52,7 @@ Results Run(const Tokens& t, JaggedRows rows, bool scale_per_token, const std::v
       absl::MakeConstSpan(t.scale).subspan(0, scale_per_token ? t.scale.size() : 1), scale_per_token};
   RelativeBias bias;
   bias.position_weights = position;
-  // What is not written stays as it cannot be.
+  // An output that is not written keeps an impossible value.
   const auto unset = [](size_t size) { return std::vector<float>(size, 1e30f); };
   Results r = {unset(t.value.size()), unset(t.query.size()), unset(t.key.size()), unset(t.value.size())};
   JaggedAttention(rows, inputs, bias, engine, parallel_for, r.out.data());

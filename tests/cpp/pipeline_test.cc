@@ -12,7 +12,7 @@
 #include "common/bucket.h"
 #include "common/hash.h"
 #include "fuse_ids/fuse_ids.h"
-#include "hash_table/hash_table.h"
+#include "hash_table/cpu/hash_table.h"
 #include "rank_partition/rank_partition.h"
 #include "recovery/recovery.h"
 #include "segment_unique/segment_unique.h"

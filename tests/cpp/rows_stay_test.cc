@@ -5,8 +5,8 @@
 
 #include "batches.h"
 #include "check.h"
-#include "hash_table/hash_table.h"
-#include "hash_table/row_pool.h"
+#include "hash_table/cpu/hash_table.h"
+#include "hash_table/cpu/parts/row_pool.h"
 
 namespace fusedrec {
 namespace {

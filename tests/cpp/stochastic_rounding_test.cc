@@ -7,7 +7,7 @@
 
 #include "check.h"
 #include "grids.h"
-#include "hash_table/row_format.h"
+#include "hash_table/cpu/parts/row_format.h"
 
 namespace fusedrec {
 namespace {
@@ -78,7 +78,7 @@ void ColumnsAreIndependent(const Grid& grid) {
   CHECK(std::abs(both / double{kDim} - 0.0625) < 0.0135, "went up twice in ", both, " of ", kDim, " columns");
 }
 
-// What is on the grid stays: a row that is stored again and again without a change must not wander.
+// A number on the grid stays, so that a row that is stored repeatedly without a change does not drift.
 void GridNumbersStay(const Grid& grid) {
   std::vector<float> numbers;
   for (const double value : grid.values()) numbers.push_back(static_cast<float>(value));

@@ -13,7 +13,7 @@
 #include "batches.h"
 #include "check.h"
 #include "folder.h"
-#include "hash_table/hash_table.h"
+#include "hash_table/cpu/hash_table.h"
 #include "threads.h"
 
 namespace fusedrec {

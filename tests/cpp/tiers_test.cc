@@ -10,7 +10,7 @@
 #include "check.h"
 #include "folder.h"
 #include "grids.h"
-#include "hash_table/hash_table.h"
+#include "hash_table/cpu/hash_table.h"
 #include "threads.h"
 
 namespace fusedrec {

@@ -1,4 +1,4 @@
-"""Rows in host memory behind two buffers on a device (device_buffer_cuda.h), driven through ctypes."""
+"""Drives rows in host memory behind two device buffers (buffer_cuda.h) through ctypes."""
 
 from __future__ import annotations
 

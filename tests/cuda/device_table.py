@@ -1,4 +1,4 @@
-"""The table on a device, driven through ctypes: for checks over the emulation, tests on a GPU and benchmarks."""
+"""Drives the table on a device through ctypes, for checks over the emulation, tests on a GPU and benchmarks."""
 
 from __future__ import annotations
 
@@ -38,17 +38,36 @@ class Spec(ctypes.Structure):
     ]  # fmt: skip
 
 
-class Update(ctypes.Structure):
-    """FusedrecUpdate."""
+class Rule(ctypes.Structure):
+    """UpdateRule of update_rule.h."""
 
     _fields_ = [
-        *((name, ctypes.c_int64) for name in ("rule", "nesterov", "epsilon_inside", "mean", "step")),
+        ("rule", ctypes.c_int),
+        ("clipnorm", ctypes.c_float),
+        ("momentum", ctypes.c_float),
+        ("nesterov", ctypes.c_bool),
+        ("initial_accumulator_value", ctypes.c_float),
+        ("epsilon", ctypes.c_float),
+        ("epsilon_inside", ctypes.c_bool),
+        ("mean", ctypes.c_bool),
         *((name, ctypes.c_float) for name in (
-            "learning_rate", "clipnorm", "momentum", "initial_accumulator_value", "epsilon", "moment_scale",
-            "one_minus_beta_1", "one_minus_beta_2", "weight_decay", "learning_rate_power", "l1", "l2", "l2_shrinkage",
-            "beta",
+            "moment_scale", "one_minus_beta_1", "one_minus_beta_2", "weight_decay", "learning_rate_power", "l1", "l2",
+            "l2_shrinkage", "beta",
         )),
     ]  # fmt: skip
+
+
+class Step(ctypes.Structure):
+    """StepInput of update_rule.h."""
+
+    _fields_ = [("learning_rate", ctypes.c_float), ("step", ctypes.c_int64)]
+
+
+class Update(ctypes.Structure):
+    """FusedrecUpdate; has the fields of both parts."""
+
+    _anonymous_ = ("part_rule", "part_step")
+    _fields_ = [("part_rule", Rule), ("part_step", Step)]
 
 
 class Message(ctypes.Structure):
@@ -58,7 +77,7 @@ class Message(ctypes.Structure):
 
 
 class Refused(Exception):
-    """What a call answered when it was not 0."""
+    """A call returned another code than 0."""
 
 
 class DeviceTable:

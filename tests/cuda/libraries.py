@@ -23,11 +23,11 @@ FLAGS = [
 
 
 def sources_of(op: str, custom_ops: pathlib.Path) -> list[pathlib.Path]:
-    return sorted((custom_ops / op).glob("*.cu"))
+    return sorted((custom_ops / op).rglob("*.cu"))
 
 
 def run_compiler(output: pathlib.Path, inputs: list[str], custom_ops: pathlib.Path, *more: str) -> None:
-    """Compiles or links, unless nothing that was read for `output` is younger than it."""
+    """Compiles or links, unless `output` is younger than all files that were read for it."""
     depfile = output.with_suffix(".d")
     command = [os.environ.get("CXX", "g++"), *FLAGS, *more, f"-I{custom_ops}", f"-I{HERE}"]
     command += ["-MMD", "-MF", str(depfile), "-MT", "output"] if "-c" in more else []
@@ -40,9 +40,9 @@ def run_compiler(output: pathlib.Path, inputs: list[str], custom_ops: pathlib.Pa
 
 
 def build(op: str, folder: pathlib.Path, custom_ops: pathlib.Path = ROOT / "custom_ops", *more: str) -> pathlib.Path:
-    """The emulated library of one op; only what changed is compiled. `more`: flags of the compiler."""
+    """Compiles changed sources and returns the emulated library of one op. `more`: Further flags of the compiler."""
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / f"{op}.lock").open("w", encoding="utf-8") as lock:  # another process may want it, too
+    with (folder / f"{op}.lock").open("w", encoding="utf-8") as lock:  # another process may build it, too
         fcntl.flock(lock, fcntl.LOCK_EX)
         return _build(op, folder, custom_ops, *more)
 
@@ -58,7 +58,7 @@ def _build(op: str, folder: pathlib.Path, custom_ops: pathlib.Path, *more: str) 
 
 
 def objects_of_algorithms() -> list[str]:
-    """What of the op library these kernels call, whose names it hides: its objects, as the set-up has made them."""
+    """Returns the objects of the algorithms that the GPU kernels call. The op library hides their symbols."""
     objects = [ROOT / "build" / source.with_suffix(".o") for source in algorithms()]
     missing = [str(path) for path in objects if not path.exists()]
     assert not missing, f"{missing} are not there. Remedy: python setup.py build_ext --inplace"
@@ -66,7 +66,7 @@ def objects_of_algorithms() -> list[str]:
 
 
 def build_op_kernels(folder: pathlib.Path, launchers: Iterable[pathlib.Path]) -> pathlib.Path:
-    """OpKernels for a GPU as kernels for the CPU over the emulated launchers (emulation/op_kernels.cc)."""
+    """Compiles the GPU kernels as CPU kernels over the emulated launchers (emulation/op_kernels.cc)."""
     from tf_fusedrec._tf_compat import tf
 
     launchers = [build("common", folder), *launchers]
@@ -94,7 +94,7 @@ def build_op_kernels(folder: pathlib.Path, launchers: Iterable[pathlib.Path]) ->
 
 
 def under_sanitizers(module: str, *arguments: str, timeout: float = 1200) -> subprocess.CompletedProcess:
-    """Runs a module in a process of its own with the sanitizers' runtime."""
+    """Runs a module in a new process with the runtime of the sanitizers."""
     runtime = [
         subprocess.run(
             ["g++", f"-print-file-name={name}"], capture_output=True, encoding="utf-8", errors="replace", check=True

@@ -1,8 +1,7 @@
-"""Faults that the checks over the emulation must find: each a change of one place of a kernel's source.
+"""Faults that the checks over the emulation must find. Each fault changes one place of a kernel's source.
 
-FAULT in a new text is true, or 1, while the checks look for that fault, and false for all others: so one compilation
-of an op has them all, and one run each finds them. A change must fit: a text that is no longer there, or there twice,
-fails the test, so that the list keeps up with the code.
+FAULT in a new text is true while the checks look for that fault, and false otherwise. So one compilation of an op
+contains all its faults, and one run finds each. The old text must occur once, so that the list keeps up with the code.
 """
 
 from __future__ import annotations
@@ -20,27 +19,27 @@ class Mutant(NamedTuple):
     path: str  # below custom_ops
     old: str
     new: str
-    only: str = ""  # part of the names of the checks to run: those that find it soonest
-    words: str = ""  # that must stand in what the run says; empty: any failure will do
+    only: str = ""  # part of the names of the checks to run, which find it soonest
+    words: str = ""  # words in the output of the run; empty: any failure will do
 
 
-SEGMENT_UNIQUE = "segment_unique/segment_unique_cuda.cuh"
+SEGMENT_UNIQUE = "segment_unique/cuda/segment_unique_cuda.cuh"
 SPLIT = "common/stable_split.cuh"
 LOOK_BACK = "common/look_back.cuh"
-RANK_PARTITION = "rank_partition/rank_partition_cuda.cuh"
-RECOVERY = "recovery/recovery_cuda.cuh"
-ATTENTION = "jagged_attention/jagged_attention_cuda.cuh"
-BIAS_GRADS = "jagged_attention/attention_bias_grads.cuh"
-CHANNELS = "jagged_attention/attention_channels.cuh"
-TABLE = "hash_table/hash_table_cuda.cuh"
-SELECT = "hash_table/device_select.cuh"
-LINES = "hash_table/device_lines.cuh"
-BUFFER = "hash_table/device_buffer.cuh"
-# (path, old, new) by op: sizes of heads that these checks do not run are not compiled.
+RANK_PARTITION = "rank_partition/cuda/rank_partition_cuda.cuh"
+RECOVERY = "recovery/cuda/recovery_cuda.cuh"
+ATTENTION = "jagged_attention/cuda/jagged_attention_cuda.cuh"
+BIAS_GRADS = "jagged_attention/cuda/attention_bias_grads.cuh"
+CHANNELS = "jagged_attention/cuda/attention_channels.cuh"
+TABLE = "hash_table/cuda/hash_table_cuda.cuh"
+SELECT = "hash_table/cuda/select.cuh"
+LINES = "hash_table/cuda/lines.cuh"
+BUFFER = "hash_table/cuda/buffer.cuh"
+# (path, old, new) by op: leaves out sizes of heads that these checks do not run.
 SMALLER = {
     "jagged_attention": [
         (
-            "jagged_attention/attention_launch.cuh",
+            "jagged_attention/cuda/attention_launch.cuh",
             """  if (dim <= 64) return LaunchPass<T, 64, kPass>(problem, stream);
   if (dim <= 128) return LaunchPass<T, 128, kPass>(problem, stream);
   return LaunchPass<T, 256, kPass>(problem, stream);
@@ -48,7 +47,7 @@ SMALLER = {
             "  return kCudaInvalidValue;\n",
         ),
         (
-            "jagged_attention/attention_channels_launch.cuh",
+            "jagged_attention/cuda/attention_channels_launch.cuh",
             "  return LaunchChannels<T, kLargeSlice>(problem, backward, stream);\n", "  return kCudaInvalidValue;\n",
         ),
     ],
@@ -184,11 +183,11 @@ MUTANTS = [
         "first_occurrence",
     ),
     Mutant(
-        "a row is trained by a gradient that is not finite", "hash_table", "hash_table/device_update.cuh",
+        "a row is trained by a gradient that is not finite", "hash_table", "hash_table/cuda/update.cuh",
         "if (!__all_sync(mask, is_finite)) {", "if (!FAULT && !__all_sync(mask, is_finite)) {", "not_finite",
     ),
     Mutant(
-        "an index shifted: the last gradient of a row goes to the next", "hash_table", "hash_table/device_update.cuh",
+        "an index shifted: the last gradient of a row goes to the next", "hash_table", "hash_table/cuda/update.cuh",
         "begin[u] = static_cast<int32_t>(p);", "begin[u] = static_cast<int32_t>(FAULT && p > 0 ? p - 1 : p);",
         "order_received",
     ),
@@ -198,7 +197,7 @@ MUTANTS = [
         "policies",
     ),
     Mutant(
-        "the row that a lookup has met may leave", "hash_table", "hash_table/device_rows.cuh",
+        "the row that a lookup has met may leave", "hash_table", "hash_table/cuda/rows.cuh",
         "meta.last + window > clock || AttemptOf(meta.touch) == attempt",
         "meta.last + window > clock || (!FAULT && AttemptOf(meta.touch) == attempt)",
         "policies",
@@ -214,7 +213,7 @@ MUTANTS = [
         "as_a_table",
     ),
     Mutant(
-        "the wrong buffer is written back", "hash_table", "hash_table/device_buffer.cu",
+        "the wrong buffer is written back", "hash_table", "hash_table/cuda/buffer.cu",
         "shared, stream));\n  FUSEDREC_RETURN_IF_CUDA_ERROR(active()->ReadAllRecords(",
         "shared, stream));\n  FUSEDREC_RETURN_IF_CUDA_ERROR((FAULT ? other() : active())->ReadAllRecords(",
         "as_a_table",
@@ -237,7 +236,7 @@ def changed(text: str, old: str, new: str, what: str) -> str:
 
 
 def write_sources(op: str, custom_ops: pathlib.Path, folder: pathlib.Path) -> None:
-    """Copies the sources of kernels with all faults of an op into `folder`; what has not changed keeps its time."""
+    """Copies the sources of kernels with all faults of an op into `folder`. Unchanged files keep their time."""
     paths = [path for path in custom_ops.rglob("*") if path.suffix in (".cu", ".cuh", ".h")]
     texts = {str(path.relative_to(custom_ops)): path.read_text(encoding="utf-8") for path in paths}
     for path, old, new in SMALLER.get(op, []):
@@ -249,6 +248,9 @@ def write_sources(op: str, custom_ops: pathlib.Path, folder: pathlib.Path) -> No
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "lock").open("w", encoding="utf-8") as lock:  # another process may write the same
         fcntl.flock(lock, fcntl.LOCK_EX)
+        for path in folder.rglob("*.c*"):
+            if str(path.relative_to(folder)) not in texts:  # its source has moved
+                path.unlink()
         for name, text in texts.items():
             path = folder / name
             if not path.exists() or path.read_text(encoding="utf-8") != text:

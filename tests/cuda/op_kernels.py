@@ -1,7 +1,7 @@
-"""OpKernels for a GPU beside those for the CPU: TensorFlow runs both on the CPU.
+"""Compares the GPU kernels of ops with the CPU kernels: TensorFlow runs both on the CPU.
 
-The former are there under the label "emulated", over the emulated launchers (emulation/op_kernels.cc); a graph says
-which it wants.
+The GPU kernels are registered under the label "emulated", over the emulated launchers (emulation/op_kernels.cc). A
+graph chooses its kernels by that label.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _functions: dict[tuple, tf.types.experimental.PolymorphicFunction] = {}  # trace
 
 
 def run_op(on_device, op, arguments, **more):
-    """op(*arguments) by the kernels of one kind. Tensors and arrays are told to the graph, the rest is in it."""
+    """Runs op(*arguments) by one kind of kernels. Tensors and arrays are inputs of the graph."""
     tensors = [tf.convert_to_tensor(a) for a in arguments if isinstance(a, TENSORS)]
     rest = tuple(None if isinstance(a, TENSORS) else a for a in arguments)
     key = (op, on_device, rest, str(more), *(t.dtype for t in tensors))
@@ -37,7 +37,7 @@ def run_op(on_device, op, arguments, **more):
 
 
 def same(ours, theirs, what):
-    """All bits."""
+    """Asserts equal bits."""
     assert ours.shape == theirs.shape and ours.dtype == theirs.dtype, what
     np.testing.assert_array_equal(*(np.atleast_1d(x).view(np.uint8) for x in (ours, theirs)), err_msg=what)
 

@@ -1,4 +1,4 @@
-"""Tables on a device whose rows are in host memory (device_host_rows.h), beside tables in host memory: all bits.
+"""Tables on a device whose rows are in host memory (host_rows.h), beside tables in host memory: all bits.
 
 Batches are read ahead while the one before is trained, as schedules do it; in between, whatever else is done to tables.
 """
@@ -90,7 +90,7 @@ def look_at_another(sides, random):
         side.call(look_ahead, message, splits, dtype=tf.float32)
 
 
-# What happens between the update of a batch and the lookup of the next, which was read ahead before.
+# Calls between the update of a batch and the lookup of the next batch, which was read ahead before.
 BETWEEN = [nothing, read, evict_some, nothing, remove_some, set_some_back, look_at_another, clear]
 
 

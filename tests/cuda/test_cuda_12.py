@@ -1,6 +1,6 @@
 """The kernels also compile for CUDA 12.3, with which TensorFlow 2.16 was built: by NVRTC, without a toolkit or a GPU.
 
-NVRTC compiles device code alone; what launchers call of the runtime (copies, fills, cudaFuncSetAttribute) is older.
+NVRTC compiles device code only. The runtime functions that launchers call are older than CUDA 12.
 """
 
 from __future__ import annotations
@@ -13,40 +13,40 @@ import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SOURCES = ROOT / "custom_ops"
-# What NVRTC does not bring and kernels include.
+# Headers that kernels include and NVRTC lacks.
 STANDARD_HEADERS = {
     "cstdint": """
 typedef unsigned char uint8_t; typedef unsigned short uint16_t; typedef unsigned int uint32_t;
 typedef int int32_t; typedef long int64_t; typedef unsigned long uint64_t; typedef unsigned long uintptr_t;
 """,
 }
-# Instances of templates that stand for all: of attention one, because they take their time.
+# Instances of templates that stand for all. Attention has only few, because they compile slowly.
 KERNELS = {
-    "segment_unique/segment_unique_cuda.cuh": ["&fusedrec::segment_unique::SegmentUniqueNumberKernel"],
-    "rank_partition/rank_partition_cuda.cuh": ["&fusedrec::rank_partition::RankPartitionPlaceKernel"],
-    "recovery/recovery_cuda.cuh": [
+    "segment_unique/cuda/segment_unique_cuda.cuh": ["&fusedrec::segment_unique::SegmentUniqueNumberKernel"],
+    "rank_partition/cuda/rank_partition_cuda.cuh": ["&fusedrec::rank_partition::RankPartitionPlaceKernel"],
+    "recovery/cuda/recovery_cuda.cuh": [
         f"&fusedrec::recovery::{kernel}<{type_}>"
         for kernel in ("RecoverGradSumKernel", "RecoverGradJoinKernel", "PooledRecoverKernel")
         for type_ in ("float", "fusedrec::Half", "fusedrec::Bfloat16")
     ],
-    "hash_table/hash_table_cuda.cuh": ["&fusedrec::device_table::NumberKernel"],
-    "jagged_attention/jagged_attention_cuda.cuh": [
+    "hash_table/cuda/hash_table_cuda.cuh": ["&fusedrec::device_table::NumberKernel"],
+    "jagged_attention/cuda/jagged_attention_cuda.cuh": [
         "&fusedrec::attention::AttentionKernel<fusedrec::Bfloat16, 32, fusedrec::attention::kKeyGrads>",
         "&fusedrec::attention::ChannelsKernel<fusedrec::Bfloat16, 64>",
         "&fusedrec::attention::ChannelGradsKernel<fusedrec::Bfloat16, 64>",
     ],
 }
-# Kernels of the same op in headers of their own: included with it; no name of theirs is asked for.
+# Other headers with kernels of the same op. They are compiled along; their kernels are not looked up by name.
 MORE = {
-    "jagged_attention/jagged_attention_cuda.cuh": ["jagged_attention/attention_channels.cuh"],
-    "hash_table/hash_table_cuda.cuh": [
-        f"hash_table/device_{part}.cuh" for part in ("keys", "update", "select", "records", "handles", "buffer")
+    "jagged_attention/cuda/jagged_attention_cuda.cuh": ["jagged_attention/cuda/attention_channels.cuh"],
+    "hash_table/cuda/hash_table_cuda.cuh": [
+        f"hash_table/cuda/{part}.cuh" for part in ("keys", "update", "select", "records", "handles", "buffer")
     ],
 }
 
 
 def load_nvrtc() -> ctypes.CDLL:
-    """NVRTC 12.3 of requirements/dev.txt; skips without."""
+    """Loads NVRTC 12.3 of requirements/dev.txt; skips the test without it."""
     try:
         found = importlib.util.find_spec("nvidia.cuda_nvrtc")
     except ModuleNotFoundError:
@@ -103,4 +103,4 @@ def test_what_is_newer_does_not_compile():
 
 
 def test_no_kernel_is_left_out():
-    assert {path.relative_to(SOURCES) for path in SOURCES.glob("*/*_cuda.cuh")} == set(map(pathlib.Path, KERNELS))
+    assert {path.relative_to(SOURCES) for path in SOURCES.glob("*/cuda/*_cuda.cuh")} == set(map(pathlib.Path, KERNELS))

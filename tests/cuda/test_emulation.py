@@ -1,7 +1,7 @@
-"""The kernels for GPUs, run on the CPU (emulation/cuda_emulation.h), against their oracles; and that faults are found.
+"""The GPU kernels agree with their oracles when they run on the CPU (emulation/cuda_emulation.h); faults are found.
 
 The emulation looks for wrong indices, barriers and collectives that diverge, and races of atomic operations under
-several schedules. What it cannot see is left to tests/gpu.
+several schedules. tests/gpu tests what it cannot see.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ import pytest
 
 from tests.cuda import libraries, mutants, run_checks
 
-OPS = sorted(path.parent.name for path in (libraries.ROOT / "custom_ops").glob("*/*_cuda.cuh"))
+OPS = sorted(path.parents[1].name for path in (libraries.ROOT / "custom_ops").glob("*/cuda/*_cuda.cuh"))
 WORKERS = 2
 ALL = list(enumerate(mutants.MUTANTS, 1))
 
 
 @pytest.fixture(scope="module")
 def built() -> dict[str, pathlib.Path]:
-    """The emulated library of every op."""
+    """Returns the emulated library of every op."""
     with concurrent.futures.ThreadPoolExecutor(WORKERS) as pool:
         folder = libraries.ROOT / "build/emulation"
         return dict(zip(OPS, pool.map(lambda op: libraries.build(op, folder), OPS)))
@@ -45,7 +45,7 @@ def test_a_name_that_selects_no_check_is_refused(capsys):
 
 
 def test_op_kernels_for_a_gpu_agree_with_those_for_the_cpu(built):
-    """TensorFlow runs the code of the former over the emulation: the same inputs to both, and wrong inputs."""
+    """TensorFlow gives both the same inputs, right and wrong ones. The GPU kernels run over the emulation."""
     library = libraries.build_op_kernels(built["hash_table"].parent, built.values())
     done = libraries.under_sanitizers("tests.cuda.run_op_kernels", str(library))
     assert done.returncode == 0, done.stdout + done.stderr
@@ -53,10 +53,10 @@ def test_op_kernels_for_a_gpu_agree_with_those_for_the_cpu(built):
 
 
 def build_with_faults(op: str) -> pathlib.Path:
-    """The library of an op with all its faults, none of which is there until it is asked for."""
+    """Builds the library of an op with all its faults, which are off until a run turns one on."""
     folder = libraries.ROOT / "build/faults" / op
     mutants.write_sources(op, libraries.ROOT / "custom_ops", folder / "custom_ops")
-    # Without the second sanitizer, which doubles the time of a compilation and is not what finds them.
+    # Without the second sanitizer, which doubles the time of a compilation and finds none of the faults.
     return libraries.build(op, folder, folder / "custom_ops", "-fno-sanitize=undefined")
 
 
@@ -67,8 +67,8 @@ def run_mutant(number: int, mutant: mutants.Mutant) -> subprocess.CompletedProce
 
 @pytest.fixture(scope="module")
 def checked():
-    """What the checks say of a mutant."""
-    if "PYTEST_XDIST_WORKER" in os.environ:  # workers share the tests among themselves
+    """Yields a function that runs the checks on a mutant."""
+    if "PYTEST_XDIST_WORKER" in os.environ:  # the workers share the tests
         yield run_mutant
         return
     with concurrent.futures.ThreadPoolExecutor(WORKERS) as pool:
@@ -78,7 +78,7 @@ def checked():
 
 @pytest.mark.parametrize("op", sorted({mutant.op for mutant in mutants.MUTANTS}))
 def test_without_a_fault_nothing_is_found(op):
-    """By the checks that find the faults, over the library that has them."""
+    """Runs the checks that find the faults, over the library that contains them."""
     only = sorted({mutant.only for _, mutant in mutants.numbered(op)})
     done = libraries.run_checks(op, build_with_faults(op), "--schedules", "1", "--only", *only)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -1,10 +1,10 @@
-"""All that a machine with a GPU is for, in one call: checks, compute-sanitizer, benchmarks.
+"""Runs everything that needs a machine with a GPU, in one call: checks, compute-sanitizer, benchmarks.
 
     python -m tests.gpu.session
 
 Needs PyTorch with a GPU, NumPy and libfusedrec_cuda.so (FUSEDREC_CUDA=1 python setup.py build_ext --inplace, on any
-machine with nvcc); no TensorFlow, no pytest. Results: benchmarks/results/gpu_*.json. Ends with 1 when anything failed,
-after it has run everything.
+machine with nvcc); no TensorFlow, no pytest. Results: benchmarks/results/gpu_*.json. It runs everything, and ends with
+1 when anything failed.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 LIBRARY = ROOT / "tf_fusedrec/ops/libfusedrec_cuda.so"
-OPS = sorted(path.parent.name for path in (ROOT / "custom_ops").glob("*/*_cuda.cuh"))
+OPS = sorted(path.parents[1].name for path in (ROOT / "custom_ops").glob("*/cuda/*_cuda.cuh"))
 TOOLS = ("memcheck", "racecheck")
 BENCHMARKS = sorted(path.parent.name for path in (ROOT / "benchmarks").glob("gpu_*/__main__.py"))
 TIMEOUT_S = 600.0
 
 
 def lacking() -> str | None:
-    """What is missing for a session, None when nothing is."""
+    """Returns what is missing for a session; None when nothing is."""
     if importlib.util.find_spec("torch") is None:
         return "PyTorch is not installed"
     import torch
@@ -43,7 +43,7 @@ def run(command: list[str]) -> subprocess.CompletedProcess:
 
 
 def check(op: str, tool: str | None = None) -> subprocess.CompletedProcess:
-    """The checks of an op, under a tool of compute-sanitizer if one is named."""
+    """Runs the checks of an op, under a tool of compute-sanitizer if one is named."""
     prefix = [] if tool is None else [str(sanitizer()), "--tool", tool, "--error-exitcode", "9"]
     checks = [sys.executable, "-m", "tests.cuda.run_checks", op, "--library", str(LIBRARY), "--memory", "torch"]
     return run([*prefix, *checks])

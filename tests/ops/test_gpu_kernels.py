@@ -1,6 +1,6 @@
-"""Every op has a kernel for the GPU, for the types of that for the CPU, with sizes and splits on the host.
+"""Every op has a GPU kernel for the types of its CPU kernel, with sizes and splits on the host.
 
-What these do is tested by tests/cuda and tests/gpu.
+tests/cuda and tests/gpu test the results of these kernels.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from tf_fusedrec.ops import _library
 from tensorflow.python.framework import kernels  # isort: skip  (tf_fusedrec first: it chooses legacy Keras)
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-# Ops whose kernel for the GPU has all arguments in host memory and computes there, and why.
+# Ops whose GPU kernel has all arguments in host memory and computes there, and the reason.
 ON_THE_HOST = {
     "FuseIds": "its inputs come from the input pipeline, which is on the host; what is fused then goes to the device",
     "InitialRows": "for tables of other projects, whose rows are in host memory",
 }
-# What a table on a device answers with a Status that names the remedy (hash_table_admin_gpu_kernel.cc).
+# Ops that a device table refuses with a Status that names the remedy (hash_table_admin_gpu_kernel.cc).
 REFUSED = {
     "TableAccumulateGradients", "TableApplyAccumulated", "TableNoteTrained", "TableTakeUnsynced", "TableReadNumbers",
     "TableMerge",
@@ -38,9 +38,9 @@ pytestmark = pytest.mark.skipif(
 
 
 def arguments_of_ops() -> dict[str, tuple[str, set[str]]]:
-    """Op -> its folder and the names of its inputs and outputs, as they are registered."""
+    """Returns op -> (its folder, names of its registered inputs and outputs)."""
     found = {}
-    for path in sorted((ROOT / "custom_ops").glob("*/*_op.cc")):
+    for path in sorted((ROOT / "custom_ops").rglob("*_op.cc")):
         for op, text in re.findall(
             r'REGISTER_OP\("Fusedrec>(\w+)"\)(.*?)\.SetShapeFn', path.read_text(encoding="utf-8"), re.S
         ):
@@ -70,6 +70,6 @@ def test_the_op_has_a_gpu_kernel_for_the_types_of_the_cpu(op):
 
 def test_the_lists_name_what_is_there():
     assert set(ON_THE_HOST) | REFUSED <= set(OPS)
-    kernels_of = (ROOT / "custom_ops/hash_table/hash_table_admin_gpu_kernel.cc").read_text(encoding="utf-8")
-    refused = re.findall(r'FUSEDREC_KERNEL\("(\w+)"\)[^;]*RefusedOnDeviceOp', kernels_of)
+    source = ROOT / "custom_ops/hash_table/cuda/kernels/hash_table_admin_gpu_kernel.cc"
+    refused = re.findall(r'FUSEDREC_KERNEL\("(\w+)"\)[^;]*RefusedOnDeviceOp', source.read_text(encoding="utf-8"))
     assert set(refused) == REFUSED

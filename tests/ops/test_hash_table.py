@@ -1,7 +1,8 @@
 """The training step on a table: lookups, inference lookups and updates against a dictionary.
 
-Beside it: test_hash_table_properties.py (any sequence of operations), _storage.py (16 bits, two pools), _upkeep.py (all
-that is no training step) and _errors.py.
+Four files beside it test the rest: test_hash_table_properties.py (any sequence of operations),
+test_hash_table_storage.py (16 bits, two pools), test_hash_table_upkeep.py (all ops outside the training step) and
+test_hash_table_errors.py.
 """
 
 import numpy as np

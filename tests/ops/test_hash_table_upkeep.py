@@ -217,7 +217,7 @@ def test_clear():
 
 
 def test_statistics_of_bytes():
-    """Of keys and of rows, which lie in chunks of at most 16 MB; what is removed makes room for what comes."""
+    """Bytes of keys, and of rows, which lie in chunks of at most 16 MB. New rows use the room of removed rows."""
     with new_table(dim=16) as table:
         assert_same_integers(ops.table_statistics(table.handle).bytes, [0] * 5)
         for begin in range(0, 100_000, 10_000):

@@ -9,8 +9,8 @@ from tf_fusedrec import ops
 from tf_fusedrec._tf_compat import tf
 from tf_fusedrec.layers.relative_bias import bucket_thresholds
 
-# Of the op in float32, from the reference's own comparison: torch.testing.assert_close. A gradient of a weight of the
-# bias sums all pairs that use it; the same numbers hold for it.
+# Tolerances of the op in float32, from the reference's own comparison: torch.testing.assert_close. The gradient of a
+# weight of the bias sums all pairs that use the weight; the same tolerances hold for it.
 ABSOLUTE, RELATIVE = 1e-5, 1.3e-6
 FILES = (
     "attn_causal", "attn_causal_small_init", "attn_targets", "attn_context", "attn_context_targets", "attn_window",

@@ -36,7 +36,7 @@ def _unpack(segments):
     )
 
 
-# What takes the size, and the name that the message must say.
+# The call that takes the size, and the name that the message must contain.
 CALLS = {
     "recover_grad": (lambda n: ops.recover_grad(ROWS, INDEX, _size(n)), "num_rows"),
     "recover_grad, padded": (lambda n: ops.recover_grad(ROWS, INDEX, _size(n), pad=True), "num_rows"),

@@ -1,4 +1,4 @@
-"""Loads the compiled custom ops, once, and says in words what is wrong when they cannot be loaded."""
+"""Loads the compiled custom ops once. An error says why they cannot be loaded."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _REMEDY = "Remedy: pip install -e . --no-build-isolation (or `make test`) in the
 
 
 def built_for() -> str | None:
-    """TensorFlow version that the library was compiled against, None when the build did not record it."""
+    """Returns the TensorFlow version that the library was compiled against; None when the build did not record it."""
     try:
         return importlib.import_module("tf_fusedrec.ops._build_info").TENSORFLOW_VERSION
     except ModuleNotFoundError:
@@ -21,7 +21,7 @@ def built_for() -> str | None:
 
 
 def load() -> types.ModuleType:
-    """The generated wrappers of the custom ops.
+    """Returns the generated wrappers of the custom ops.
 
     Raises:
       ImportError: the library was not built, or was built for another TensorFlow.

@@ -1,4 +1,4 @@
-"""Marks of the collectives that this process begins and ends; the watchdog reads them. They change no number."""
+"""Marks of the collectives that this process begins and ends. The watchdog reads them. They change no number."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from tf_fusedrec.ops._library import LIBRARY_PATH, library
 
 
 class Mark(NamedTuple):
-    """A collective as this process knows it."""
+    """State of one collective in this process."""
 
     name: str
-    begun: int  # how often
-    ended: int
-    begun_ago_s: float  # since it last began
-    ended_ago_s: float  # since it last ended; -0.001 for never
+    begun: int  # number of begins
+    ended: int  # number of ends
+    begun_ago_s: float  # seconds since its last begin
+    ended_ago_s: float  # seconds since its last end; -0.001 for never
 
 
 def mark_collective(value: tf.Tensor, *, name: str, ended: bool) -> tf.Tensor:
-    """Passes a tensor through, and marks the begin or the end of a collective when the tensor is there.
+    """Passes a tensor through, and marks the begin or the end of a collective when the tensor is computed.
 
     Args:
       value: any shape and dtype.
-      name: of the collective.
+      name: Name of the collective.
       ended: False before the collective, True behind it.
 
     Returns:
@@ -39,12 +39,12 @@ def _mark_collective_grad(_: tf.Operation, grad: tf.Tensor) -> tf.Tensor:
 
 
 def mark_now(name: str, *, ended: bool) -> None:
-    """The same without a tensor, for collectives that Python calls."""
+    """Marks the begin or the end of a collective that Python calls."""
     _functions.fusedrec_mark_collective(name.encode(), int(ended))
 
 
 def collective_marks() -> list[Mark]:
-    """All marks of this process, by name."""
+    """Returns all marks of this process, by name."""
     room = 1 << 14
     while True:
         buffer = ctypes.create_string_buffer(room)

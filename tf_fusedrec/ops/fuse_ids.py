@@ -13,7 +13,7 @@ class FusedIds(NamedTuple):
     ids: tf.Tensor  # <int64>[N], features in the order given
     segment_splits: tf.Tensor  # <int64>[S+1], segment bounds inside ids
     bag_splits: tf.Tensor  # <int64>[G+1], ids that are pooled into one row
-    bag_scale: tf.Tensor  # <float32>[G], what the sum of a bag's rows is multiplied by
+    bag_scale: tf.Tensor  # <float32>[G], factor of the sum of a bag's rows
     feature_bags: tf.Tensor  # <int64>[F], bags of each feature
 
 
@@ -31,18 +31,19 @@ def fuse_ids(
 
     Args:
       ids: F tensors <int64>[n_f].
-      row_splits: of the ragged features, by index: <int64>[B_f + 1].
-      segments: segment of each feature, non-decreasing.
+      row_splits: <int64>[B_f + 1] of each ragged feature, by its index.
+      segments: Segment of each feature, non-decreasing.
       num_segments: S.
-      feature_names: for error messages.
-      bag_sizes: ids of each bag of a feature: 1 pools nothing; 0: its bags are its rows, by row_splits.
-      combiners: "sum", "mean" or "sqrtn" of each feature's bags.
+      feature_names: Names of the features, for error messages.
+      bag_sizes: Ids in a bag of each feature. 1 pools nothing. 0 makes each row of row_splits a bag.
+      combiners: "sum", "mean" or "sqrtn", one per feature.
 
     Returns:
       FusedIds.
 
     Raises:
-      InvalidArgumentError: row_splits of a feature do not run from 0 to n_f without decreasing (it is named).
+      InvalidArgumentError: row_splits of a feature do not run from 0 to n_f without decreasing. The message names the
+        feature.
     """
     ragged = sorted(row_splits)
     return FusedIds(

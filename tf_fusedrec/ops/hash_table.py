@@ -1,7 +1,7 @@
 """Stages 5 and 6 of 8, and the update: the dynamic embedding table as a TensorFlow resource.
 
-A handle is a scalar tensor of dtype resource. Everything here has side effects; inside a tf.function TensorFlow runs
-calls on one table in program order. What a table holds is counted, read and moved by table_contents.py.
+A handle is a scalar tensor of dtype resource. All functions have side effects; inside a tf.function TensorFlow runs the
+calls on one table in program order. table_contents.py counts, reads and writes the contents of a table.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tf_fusedrec.ops._library import library
 
 
 class TableRows(NamedTuple):
-    """Answer of a training lookup."""
+    """Result of a training lookup."""
 
     rows: tf.Tensor  # <T>[P, D], row of each id in the order received; P >= V, zeros behind V
     handles: tf.Tensor  # <int64>[W], distinct rows; -1 for an id that admission refuses
@@ -22,11 +22,11 @@ class TableRows(NamedTuple):
 
 
 class RowsAhead(NamedTuple):
-    """What a look-ahead has seen."""
+    """Result of a look-ahead."""
 
     rows: tf.Tensor  # <T>[P, D], row of each id that has one, in the order received
     handles: tf.Tensor  # <int64>[V], row of each received id; -1 where it has none
-    mark: tf.Tensor  # <int64>[2], state of the table then
+    mark: tf.Tensor  # <int64>[2], state of the table at the look-ahead
 
 
 def hash_table(
@@ -57,43 +57,43 @@ def hash_table(
     host_rows: bool = False,
     anonymous: bool = False,
 ) -> tf.Tensor:
-    """Makes a dynamic table of S segments (MTGRBoost, section 4.1), or gives the one that has this shared_name.
+    """Makes a dynamic table of S segments (MTGRBoost, section 4.1), or returns the one that has this shared_name.
 
-    It is where TensorFlow places this call: on a GPU under tf.device("/GPU:0"), in host memory under "/CPU:0". All that
-    is done with the handle follows it there.
+    The table lies where TensorFlow places this call: on a GPU under tf.device("/GPU:0"), in host memory under "/CPU:0".
+    All ops on the handle run there.
 
     Args:
-      shared_name: of the resource; it lives until tf.raw_ops.DestroyResourceOp, unless it is anonymous.
+      shared_name: Name of the resource. It lives until tf.raw_ops.DestroyResourceOp, unless it is anonymous.
       dim: D, columns of a row.
-      seeds: one int64 per segment; the initial row is a pure function of (seed, id).
-      rule, hyperparameters: of the update, as the records of tf_fusedrec/optimizers/ give them.
-      segment_names: for messages; one per segment, or none.
+      seeds: One int64 per segment. The initial row is a pure function of (seed, id).
+      rule, hyperparameters: Update rule and its numbers, as the records of tf_fusedrec/optimizers/ give them.
+      segment_names: Names for error messages, one per segment, or none.
       storage: "float32", "bfloat16" or "float16".
-      stochastic_rounding: of 16-bit storage.
-      distribution, a, b: of initial rows, see initial_rows.
-      unknown: what table_find answers for an id without a row: "initial", its initial row, or "zeros".
-      max_rows: per segment; 0 for no limit.
-      eviction: "none", "lru" or "lfu": which rows leave when max_rows is reached.
-      ttl: training lookups after which an untouched row leaves; 0 for never.
-      admission_count: training lookups that must bring an id before it gets a row.
-      max_candidates: ids counted for admission, per segment; 0 for no limit.
-      record_tombstones: remember ids that left.
-      hot_after: when above 0, rows begin in float16 and move to float32 at that many training lookups.
-      memory_budget: bytes of rows in memory; rows beyond are kept in a file in tier_folder. 0 for no limit.
-      tier_folder: of that file.
-      window: training lookups whose rows are neither evicted nor moved.
-      averaged: replicas train apart: remember what they must tell each other (table_replicas.py).
-      host_rows: on a GPU, rows in host memory and those of two batches on the device, for tables larger than that
-        (NestPipe, section IV-B); table_look_ahead then copies rows of the next batch. In host memory it says nothing.
-      anonymous: each run makes a table of its own, which lives as long as a handle of it, whatever the shared_name.
+      stochastic_rounding: Whether 16-bit storage rounds stochastically.
+      distribution, a, b: Distribution of initial rows and its parameters, see initial_rows.
+      unknown: Rows that table_find returns for ids without a row: "initial" or "zeros".
+      max_rows: Limit of rows per segment; 0 sets none.
+      eviction: "none", "lru" or "lfu", the choice of the rows that leave at max_rows.
+      ttl: Training lookups after which an untouched row leaves; 0 for never.
+      admission_count: Training lookups that must bring an id before it gets a row.
+      max_candidates: Limit of the ids counted for admission, per segment; 0 sets none.
+      record_tombstones: Whether the table remembers ids that left.
+      hot_after: Training lookups at which a row moves from float16 to float32; 0 keeps all rows in `storage`.
+      memory_budget: Bytes of rows in memory; 0 sets no limit. A file in tier_folder holds the rows beyond.
+      tier_folder: Folder of that file.
+      window: Training lookups whose rows are neither evicted nor moved.
+      averaged: Whether the table records what table_take_unsynced returns (table_replicas.py).
+      host_rows: Whether a GPU table keeps its rows in host memory, and those of two batches on the device (NestPipe,
+        section IV-B). table_look_ahead then copies the rows of the next batch. Applies to GPU tables only.
+      anonymous: Whether each run makes a new table, which lives as long as a handle of it. shared_name is then unused.
 
     Returns:
       <resource>[].
 
     Raises:
-      InvalidArgumentError: an unknown rule, a folder that cannot be written, options that exclude each other.
-      UnimplementedError: on a GPU, an option that only tables in host memory have: admission_count, hot_after and
-        averaged; without host_rows record_tombstones and memory_budget; with host_rows a window above 1.
+      InvalidArgumentError: The rule is unknown, the folder cannot be written, or options exclude each other.
+      UnimplementedError: A GPU table has an option that only tables in host memory support: admission_count, hot_after
+        or averaged; record_tombstones or memory_budget without host_rows; a window above 1 with host_rows.
     """
     return library.fusedrec_hash_table(
         shared_name=shared_name, dim=dim, seeds=list(seeds), rule=rule, hyperparameters=list(hyperparameters),
@@ -110,21 +110,23 @@ def table_lookup(
 ) -> TableRows:
     """Deferred-hash lookup, training form (FusedRec, section 3, "Lossless Lookup"): finds or inserts, and touches.
 
-    A call is one tick of the table's clock and counts an id once. Micro-batches of a step are sources of one message.
+    A call is one tick of the table's clock and counts an id once. The micro-batches of a step are sources of one
+    message.
 
     Args:
       table: <resource>[].
       message: <int64>[V + R * S], blocks [counts[S] | ids] of R sources, see rank_partition.
       received_splits: <int32>[R], entries of each block, header included.
       dim: D of the table.
-      dtype: of the answer: float32, float16 or bfloat16.
+      dtype: float32, float16 or bfloat16, dtype of the returned rows.
 
     Returns:
       TableRows.
 
     Raises:
-      InvalidArgumentError: a header does not agree with its block; the message names the source rank.
-      ResourceExhaustedError: no memory for new rows, or max_rows is smaller than a batch. The table stays readable.
+      InvalidArgumentError: A header does not agree with its block. The message names the source rank.
+      ResourceExhaustedError: There is no memory for new rows, or max_rows is smaller than a batch. The table stays
+        readable.
     """
     return TableRows(
         *library.fusedrec_table_lookup(
@@ -150,19 +152,19 @@ def table_look_ahead(
 def table_refresh(
     table: tf.Tensor, message: tf.Tensor, received_splits: tf.Tensor, ahead: RowsAhead, *, dim: int
 ) -> TableRows:
-    """table_lookup that begins from a look-ahead: searches and copies only what is new or has changed since.
+    """Looks up as table_lookup does, but searches and copies only rows that are new or changed since a look-ahead.
 
     Args:
       table: <resource>[].
       message, received_splits: those of the look-ahead.
-      ahead: of table_look_ahead; its rows must not be used any more.
+      ahead: Result of table_look_ahead. Its rows must not be used afterwards.
       dim: D of the table.
 
     Returns:
-      What table_lookup would answer now, and the table as that would leave it.
+      TableRows, equal to those of table_lookup. The table changes as under table_lookup.
 
     Raises:
-      As table_lookup; InvalidArgumentError: a look-ahead of another message.
+      InvalidArgumentError: The look-ahead had another message. Other errors are those of table_lookup.
     """
     return TableRows(
         *library.fusedrec_table_refresh(
@@ -175,7 +177,7 @@ def table_refresh(
 def table_find(
     table: tf.Tensor, message: tf.Tensor, received_splits: tf.Tensor, *, dim: int, dtype: tf.DType = tf.float32
 ) -> tf.Tensor:
-    """Deferred-hash lookup, inference form: never inserts or touches; the table's `unknown` rule for ids without a row.
+    """Deferred-hash lookup, inference form: inserts and touches nothing. `unknown` decides on ids without a row.
 
     Args and errors are those of table_lookup.
 
@@ -186,7 +188,7 @@ def table_find(
 
 
 def table_prefetch(table: tf.Tensor, message: tf.Tensor, received_splits: tf.Tensor) -> tf.Operation | None:
-    """Asks the disk for rows beyond the memory budget that a coming lookup will want; does not wait for them.
+    """Asks the disk for the rows of a coming lookup that lie beyond the memory budget; does not wait for them.
 
     Args are those of table_lookup.
     """
@@ -208,19 +210,19 @@ def table_apply_gradients(
 
     Args:
       table: <resource>[].
-      found: of table_lookup.
+      found: Result of table_lookup.
       grads: <T>[>= V, D] in the order received; rows behind V are ignored.
       scale: <float32>[] factor of all gradients.
       learning_rate: <float32>[].
       step: <int64>[] number of this update, 1 for the first.
 
     Returns:
-      <int32>[k], ascending: places in `found.handles` of the rows that stay as they are. On a GPU, rows whose gradients
-      are finite and whose sum is not stay as they are without a place here.
+      <int32>[k], ascending places in `found.handles` of the rows that stay as they are. On a GPU, a row whose gradients
+      are finite and whose sum is not also stays as it is, but has no place here.
 
     Raises:
-      InvalidArgumentError: shapes disagree, or handles are not of one lookup of this table.
-      FailedPreconditionError: rows of that lookup have been evicted or moved by a later one; nothing is updated.
+      InvalidArgumentError: Shapes disagree, or handles are not of one lookup of this table.
+      FailedPreconditionError: A later lookup evicted or moved rows of that lookup. Nothing is updated.
     """
     return library.fusedrec_table_apply_gradients(
         table=table, handles=found.handles, inverse=found.inverse, grads=grads, scale=scale,
@@ -231,13 +233,13 @@ def table_apply_gradients(
 def table_accumulate_gradients(
     table: tf.Tensor, found: TableRows, grads: tf.Tensor, *, scale: float | tf.Tensor
 ) -> tf.Tensor:
-    """Adds gradients to the sums, by row, that wait for table_apply_accumulated (MTGRBoost, section 5.2).
+    """Adds gradients to the sums by row, which table_apply_accumulated applies (MTGRBoost, section 5.2).
 
     Args are those of table_apply_gradients.
 
     Returns:
-      <int32>[k], ascending: places in `found.handles` of the rows whose sum is no longer finite, each once in an
-      update: table_apply_accumulated leaves them as they are.
+      <int32>[k], ascending places in `found.handles` of the rows whose sum is no longer finite, each once in an update.
+      table_apply_accumulated leaves these rows as they are.
     """
     return library.fusedrec_table_accumulate_gradients(
         table=table, handles=found.handles, inverse=found.inverse, grads=grads, scale=scale
@@ -245,5 +247,5 @@ def table_accumulate_gradients(
 
 
 def table_apply_accumulated(table: tf.Tensor, *, learning_rate: tf.Tensor, step: tf.Tensor) -> tf.Operation | None:
-    """Applies the optimizer to the rows that have waiting sums, and clears those."""
+    """Applies the optimizer to the rows with accumulated sums, and clears the sums."""
     return library.fusedrec_table_apply_accumulated(table=table, learning_rate=learning_rate, step=step)

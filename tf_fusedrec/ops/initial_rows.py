@@ -30,13 +30,13 @@ def initial_rows(
       seeds: one int64 per table.
       distribution: "constant" (a), "uniform" on [a, b), "normal" (mean a, standard deviation b) or
         "truncated_normal" (the same, given that it lies inside two standard deviations).
-      a, b: its parameters.
+      a, b: Parameters of the distribution.
 
     Returns:
       [W, D].
 
     Raises:
-      InvalidArgumentError: shapes disagree.
+      InvalidArgumentError: Shapes disagree.
     """
     return library.fusedrec_initial_rows(
         rows=rows, exists=exists, ids=ids, segment_splits=segment_splits,

@@ -17,7 +17,7 @@ TIME_FUNCTIONS = ("power", "exponential", "stretched")
 
 
 class SequenceTimes(NamedTuple):
-    """When each token asks and when it happened."""
+    """Times of each token: when it asks, and when it happened."""
 
     asks: tf.Tensor  # <int64>[T], seconds
     answers: tf.Tensor  # <int64>[T], seconds
@@ -44,7 +44,7 @@ class TimeFunction(NamedTuple):
 
 
 class RelativeBias(NamedTuple):
-    """What is added to the score of a pair, the same for all heads: a position part, a time part, or both."""
+    """Summand of the score of a pair of tokens, the same for all heads: a position part, a time part, or both."""
 
     position_weights: tf.Tensor | None = None  # <float>[2N-1], entry N-1 + place(answering) - place(asking)
     time: BucketTable | TimeFunction | None = None
@@ -54,7 +54,7 @@ class RelativeBias(NamedTuple):
 def sequence_times(
     timestamps: tf.RaggedTensor, query_times: tf.RaggedTensor | None = None, num_targets: tf.Tensor | None = None
 ) -> SequenceTimes:
-    """When the tokens of a batch ask and when they happened. Make it once per batch and hand it to all blocks.
+    """Computes when the tokens of a batch ask and when they happened. Call it once per batch, for all blocks.
 
     Args:
       timestamps: RaggedTensor <int64>[B,(L)], seconds; when each token happened.
@@ -78,7 +78,7 @@ def sequence_times(
 
 
 def _next_times(timestamps: tf.RaggedTensor, num_targets: tf.Tensor | None) -> tf.Tensor:
-    """Time of the next token; the last history token and the targets keep their own."""
+    """Returns the time of the next token. The last history token and the targets keep their own."""
     rows = timestamps.value_rowids()
     history_end = timestamps.row_limits()
     if num_targets is not None:
@@ -217,7 +217,7 @@ def bias_attention(
 
 
 def contextual_lengths(contextual_length: int | tf.Tensor, row_splits: tf.Tensor) -> tf.Tensor | None:
-    """Context tokens of each row, <int64>[B]; None where no row has any.
+    """Returns the number of context tokens of each row, <int64>[B]; None where no row has any.
 
     Args:
       contextual_length: a number >= 0 for all rows, or <int>[B].
@@ -238,7 +238,7 @@ def contextual_lengths(contextual_length: int | tf.Tensor, row_splits: tf.Tensor
 def _rows(
     row_splits, num_targets, contextual_length, attention_window, min_full_length, target_group_size
 ) -> dict[str, Any]:
-    """Arguments that both ops have."""
+    """Returns the arguments for rows and masks of both ops."""
     lengths = {"attention_window": attention_window, "min_full_length": min_full_length}
     for name, length in lengths.items():
         if length < 0:
@@ -257,7 +257,7 @@ def _rows(
 
 
 def _bias(bias: RelativeBias | None) -> dict[str, Any]:
-    """Arguments that both ops have; what is not there is empty."""
+    """Returns the arguments for the bias of both ops. Missing parts are empty."""
     position_weights, time, times = bias if bias is not None else RelativeBias()
     if (time is None) != (times is None):
         raise ValueError("time and times of a RelativeBias must be given together, got only one of them.")

@@ -1,4 +1,4 @@
-"""What a table holds: counted, read and written in batches, removed, evicted; the face of checkpoints and statistics.
+"""Ops on the contents of a table: statistics, keys, records for checkpoints, removal, eviction.
 
 Side effects and order are those of hash_table.py.
 """
@@ -12,29 +12,29 @@ from tf_fusedrec.ops._library import library
 
 
 class TableStatistics(NamedTuple):
-    """Since the table was made or cleared."""
+    """Counts since the table was made or cleared."""
 
     segments: tf.Tensor  # <int64>[S, 6]: keys, hits, inserts, evictions, refused, candidates
     bytes: tf.Tensor  # <int64>[5]: bytes of keys, of rows in memory, in the second pool; rows in each of the pools
 
 
 def table_statistics(table: tf.Tensor) -> TableStatistics:
-    """Statistics by category. A hit is a distinct row that a training lookup found."""
+    """Returns statistics by category. A hit is a distinct row that a training lookup found."""
     return TableStatistics(*library.fusedrec_table_statistics(table=table))
 
 
 def table_size(table: tf.Tensor) -> tf.Tensor:
-    """<int64>[S], rows of each segment."""
+    """Returns <int64>[S], the number of rows of each segment."""
     return library.fusedrec_table_size(table=table)
 
 
 def table_keys(table: tf.Tensor, segment: int, *, since: int = 0) -> tuple[tf.Tensor, tf.Tensor]:
-    """ids <int64>[n] of a segment, in no order that means anything, and handles <int64>[n] for table_read_records.
+    """Returns ids <int64>[n] of a segment, in no meaningful order, and handles <int64>[n] for table_read_records.
 
     Args:
       table: <resource>[].
       segment: s.
-      since: only rows that changed after this version of the table; 0 for all.
+      since: Version of the table. Only rows that changed after it are listed; 0 lists all.
     """
     return library.fusedrec_table_keys(
         table=table, segment=tf.constant(segment, tf.int64), since=tf.constant(since, tf.int64)
@@ -42,7 +42,7 @@ def table_keys(table: tf.Tensor, segment: int, *, since: int = 0) -> tuple[tf.Te
 
 
 def table_read_records(table: tf.Tensor, handles: tf.Tensor) -> tf.Tensor:
-    """<uint8>[n, bytes]: rows with optimizer slots and metadata, packed (custom_ops/hash_table/records.cc)."""
+    """Returns <uint8>[n, bytes], packed rows with slots and metadata (custom_ops/hash_table/cpu/records.cc)."""
     return library.fusedrec_table_read_records(table=table, handles=handles)
 
 
@@ -64,7 +64,7 @@ def table_evict(table: tf.Tensor, segment: int, count: int) -> tf.Tensor:
 
 
 def table_tombstones(table: tf.Tensor, segment: int) -> tf.Tensor:
-    """<int64>[n], ascending: ids that left since table_forget_tombstones and have not come back."""
+    """Returns <int64>[n], ascending ids that left since table_forget_tombstones and have not come back."""
     return library.fusedrec_table_tombstones(table=table, segment=tf.constant(segment, tf.int64))
 
 
@@ -74,24 +74,24 @@ def table_forget_tombstones(table: tf.Tensor) -> None:
 
 
 def table_candidates(table: tf.Tensor, segment: int) -> tuple[tf.Tensor, tf.Tensor]:
-    """ids <int64>[n] that wait for admission, in hash order, and how often they came, <int64>[n]."""
+    """Returns ids <int64>[n] that wait for admission, in hash order, and their counts <int64>[n]."""
     return library.fusedrec_table_candidates(table=table, segment=tf.constant(segment, tf.int64))
 
 
 def table_import_candidates(table: tf.Tensor, segment: int, ids: tf.Tensor, counts: tf.Tensor) -> None:
-    """Sets how often ids without a row have come; both <int64>[n]."""
+    """Sets the counts of ids that wait for admission; both <int64>[n]."""
     library.fusedrec_table_import_candidates(
         table=table, segment=tf.constant(segment, tf.int64), ids=ids, counts=counts
     )
 
 
 def table_clock(table: tf.Tensor) -> tf.Tensor:
-    """<int64>[2]: number of training lookups, version (number of changes)."""
+    """Returns <int64>[2]: number of training lookups, version (number of changes)."""
     return library.fusedrec_table_clock(table=table)
 
 
 def table_set_clock(table: tf.Tensor, clock: tf.Tensor) -> None:
-    """Sets what table_clock answers."""
+    """Sets the numbers that table_clock returns."""
     library.fusedrec_table_set_clock(table=table, clock=clock)
 
 
@@ -112,7 +112,7 @@ def table_destroy(table: tf.Tensor) -> None:
     """Frees the table at once. Python's garbage collector may ask for it while a function is traced.
 
     Args:
-      table: handle of hash_table; one that is freed already is passed over.
+      table: Handle of hash_table. A table that is already freed is no error.
     """
-    with tf.__internal__.eager_context.eager_mode():  # not as an operation of that function
+    with tf.__internal__.eager_context.eager_mode():  # an operation of the traced function would run later
         tf.raw_ops.DestroyResourceOp(resource=table, ignore_lookup_error=True)

@@ -1,6 +1,6 @@
-"""Replicas of a table that train apart and are averaged from time to time: what one of them is asked and told.
+"""Ops of one replica of a table whose replicas train apart and are averaged from time to time.
 
-Side effects and order are those of hash_table.py. The rules are in custom_ops/hash_table/replicas.cc.
+Side effects and order are those of hash_table.py. The rules are in custom_ops/hash_table/cpu/replicas.cc.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from tf_fusedrec.ops._library import library
 
 
 class Unsynced(NamedTuple):
-    """What has happened at one replica since it was asked last."""
+    """Ids that one replica trained or removed since table_take_unsynced was last called."""
 
     # <int64>[2 * S + n]: counts[2 * S], then by segment ids that were trained and have a row, then by segment ids that
     # left and have none; ascending inside a segment. A message of one source and 2 * S segments, see unpack_message.
@@ -24,13 +24,13 @@ def table_note_trained(table: tf.Tensor, message: tf.Tensor, received_splits: tf
     """Notes that rows of the ids of a lookup (arguments of table_lookup) have been trained.
 
     Raises:
-      FailedPreconditionError: the table was not made with `averaged`.
+      FailedPreconditionError: The table was not made with `averaged`.
     """
     return library.fusedrec_table_note_trained(table=table, message=message, received_splits=received_splits)
 
 
 def table_take_unsynced(table: tf.Tensor) -> Unsynced:
-    """Gives what was noted, and begins anew.
+    """Returns the ids noted since the last call, and forgets them.
 
     Raises:
       FailedPreconditionError: the table was not made with `averaged`.
@@ -39,7 +39,7 @@ def table_take_unsynced(table: tf.Tensor) -> Unsynced:
 
 
 def table_read_numbers(table: tf.Tensor, ids: tf.Tensor, segment_splits: tf.Tensor) -> tf.Tensor:
-    """Rows with optimizer slots, as a lookup would find them: initial ones where there is no row. Touches nothing.
+    """Reads rows with optimizer slots. An id without a row has its initial row and slots. Touches nothing.
 
     Args:
       table: <resource>[].
@@ -63,7 +63,7 @@ def table_merge(
     headers: tf.Tensor,
     step: tf.Tensor,
 ) -> tf.Operation | None:
-    """Makes a replica what all become: removes ids, sets rows, and keeps to max_rows.
+    """Brings a replica to the common state: removes ids, sets rows, and keeps to max_rows.
 
     Args:
       table: <resource>[].

@@ -1,7 +1,7 @@
-"""Lookups under XLA: kept out of the clusters that TensorFlow makes by itself, refused inside `jit_compile=True`.
+"""Keeps lookups out of TensorFlow's XLA clusters, and refuses them inside `jit_compile=True`.
 
-The custom ops and TFRA's tables have no XLA kernels, and sizes here depend on the ids of the batch. A cluster of
-TensorFlow's auto-clustering (`TF_XLA_FLAGS=--tf_xla_auto_jit=2`) wants sizes that are known when it is compiled, and
+The custom ops and TFRA's tables have no XLA kernels, and their sizes depend on the ids of the batch. A cluster of
+TensorFlow's auto-clustering (`TF_XLA_FLAGS=--tf_xla_auto_jit=2`) needs sizes that are known when it is compiled, and
 variables that keep their shape.
 """
 
@@ -18,13 +18,13 @@ _OUTSIDE = "_XlaCompile"  # the attribute of an operation that tf.xla.experiment
 
 @contextlib.contextmanager
 def outside_clusters(what: str) -> Iterator[None]:
-    """Operations that are made inside are never compiled by XLA, and none of that graph whose variable changes shape.
+    """Keeps the operations made inside out of XLA, and all operations of the graph on variables that change shape.
 
     Args:
-      what: "layer 'name'", for the message.
+      what: Caller for the error message, such as "layer 'name'".
 
     Raises:
-      ValueError: the function that is being traced is compiled by XLA as a whole.
+      ValueError: XLA compiles the whole function that is being traced.
     """
     if tf.executing_eagerly():
         yield
@@ -42,7 +42,7 @@ def outside_clusters(what: str) -> Iterator[None]:
 
 
 def _keeps_out(graph: Any, node: Any) -> tf.compat.v1.AttrValue | None:
-    """The attribute for operations on variables of unknown shape, such as the rows of a step; None for all others."""
+    """Returns the attribute for operations on variables of unknown shape, such as the rows of a step, else None."""
     if "Variable" not in node.op and not node.op.startswith("Resource"):
         return None
     for name in node.input:

@@ -5,8 +5,8 @@ meanwhile     read t+1 ─▶ ids t+1 ─▶ look ahead t+1, into a buffer at th
 step t+1      refresh t+1: of the buffer, what batch t has updated ─▶ rows t+1 ─▶ ...
 
 Rows stay with their owner until they are refreshed: sent earlier they would be stale (section V-A). A look-ahead
-changes nothing in a table (custom_ops/hash_table/look_ahead.cc), so a batch that never gets its turn, at the end of fit
-for example, leaves no trace, and whatever reads tables between two steps finds what sync would have left. Rows in the
+changes nothing in a table (custom_ops/hash_table/cpu/look_ahead.cc). A batch that never gets its turn, at the end of
+fit for example, leaves no trace, and readers of tables between two steps find what sync would have left. Rows in the
 buffer are not pinned, which would change what is evicted: the refresh searches again for those that have moved or left.
 """
 

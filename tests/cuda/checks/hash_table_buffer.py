@@ -137,7 +137,7 @@ def check_a_buffer_that_does_not_fit_changes_nothing(kernels):
     failed = 0
     for left in range(99):
         buffer.allocations_left = left
-        # What is prefetched stays for the next try; after an advance that failed the batch is told of anew.
+        # Prefetched rows stay for the next try. After a failed advance, the batch is prefetched anew.
         answers = answer_of(buffer.prefetch, ids, splits, records), answer_of(buffer.advance, host.read([(1, 9)]))
         buffer.allocations_left = None
         if answers == (0, 0):

@@ -37,7 +37,7 @@ def batch_of(random, sources, most, vocabulary):
     return [[random.integers(0, vocabulary, random.integers(1, most)).tolist()] for _ in range(sources)]
 
 
-# What a column becomes does not depend on the schedule.
+# The result of a column does not depend on the schedule.
 @once
 def check_rules(kernels):
     """Two steps of each; ids that come from several sources, and from one more than once."""

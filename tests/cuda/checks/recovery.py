@@ -85,7 +85,7 @@ def check_recover_grad_leaves_out_what_is_out_of_range(kernels):
 
 
 def check_the_order_of_a_sum(kernels):
-    """Of a row within one chunk: that of its positions, bit for bit."""
+    """A row within one chunk is summed in the order of its positions, bit for bit."""
     random = np.random.default_rng(3)
     grads = random.normal(size=[600, 4]).astype(np.float32)
     index = random.permutation(np.repeat(np.arange(60), 10)).astype(np.int32)

@@ -3,7 +3,7 @@
 #include <atomic>
 
 #include "common/gpu_kernel_util.h"
-#include "hash_table/device_buffer_cuda.h"
+#include "hash_table/cuda/buffer_cuda.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/resource_op_kernel.h"
 
@@ -50,11 +50,11 @@ FUSEDREC_CUDA_API void emulation_allocations_left(int64_t count) { allocations_l
 #define Device(type) Device(::tensorflow::DEVICE_CPU).Label("emulated")  // NOLINT
 #define StreamOf(ctx) (static_cast<void>(ctx), static_cast<void*>(nullptr))
 
-#include "hash_table/device_host_rows.cc"                   // NOLINT
-#include "hash_table/hash_table_admin_gpu_kernel.cc"        // NOLINT
-#include "hash_table/hash_table_gpu_kernel.cc"              // NOLINT
-#include "jagged_attention/bias_attention_gpu_kernel.cc"     // NOLINT
-#include "jagged_attention/jagged_attention_gpu_kernel.cc"  // NOLINT
-#include "rank_partition/rank_partition_gpu_kernel.cc"      // NOLINT
-#include "recovery/recovery_gpu_kernel.cc"                  // NOLINT
-#include "segment_unique/segment_unique_gpu_kernel.cc"      // NOLINT
+#include "hash_table/cuda/kernels/host_rows.cc"  // NOLINT
+#include "hash_table/cuda/kernels/hash_table_admin_gpu_kernel.cc"  // NOLINT
+#include "hash_table/cuda/kernels/hash_table_gpu_kernel.cc"  // NOLINT
+#include "jagged_attention/cuda/kernels/bias_attention_gpu_kernel.cc"  // NOLINT
+#include "jagged_attention/cuda/kernels/jagged_attention_gpu_kernel.cc"  // NOLINT
+#include "rank_partition/cuda/rank_partition_gpu_kernel.cc"  // NOLINT
+#include "recovery/cuda/recovery_gpu_kernel.cc"  // NOLINT
+#include "segment_unique/cuda/segment_unique_gpu_kernel.cc"  // NOLINT

@@ -1,4 +1,4 @@
-// What launchers call of the CUDA runtime: the device's memory is the host's, and every call ends before it returns.
+// The functions of the CUDA runtime that launchers call. Device memory is host memory, and every call is synchronous.
 #pragma once
 
 #include <sched.h>

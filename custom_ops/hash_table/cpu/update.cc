@@ -1,0 +1,129 @@
+// The update: gradients summed over their sources, the optimizer applied in place, by handle.
+#include <algorithm>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "hash_table/cpu/parts/gradient_sum.h"
+#include "hash_table/cpu/hash_table.h"
+
+namespace fusedrec {
+namespace {
+
+constexpr int kAhead = 8;  // rows between the fetch of a row and its update
+
+// Numbers of the rows that an update leaves out. Threads add to it, seldom.
+class LeftOut {
+ public:
+  void Add(int64_t number) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    numbers_.push_back(static_cast<int32_t>(number));
+  }
+  void Give(std::vector<int32_t>* numbers) {
+    if (numbers == nullptr) return;
+    std::sort(numbers_.begin(), numbers_.end());
+    *numbers = std::move(numbers_);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<int32_t> numbers_;
+};
+
+}  // namespace
+
+void HashTable::UpdateRow(const Prepared& prepared, uint32_t handle, float* grad, uint32_t version, float* numbers) {
+  char* row = rows_.Row(handle);
+  const RowFormat& row_format = format(RowStore::PoolOf(handle));
+  RowFormat::Header(row)->updated = version;
+  const int dim = spec_.dim;
+  if (row_format.storage() == Storage::kFloat32) {
+    optimizer_.Update(prepared, dim, grad, row_format.Row(row), row_format.Wide(row), row_format.Scalars(row));
+    return;
+  }
+  row_format.Load(row, numbers);
+  optimizer_.Update(prepared, dim, grad, numbers, numbers + dim, numbers + dim * (1 + row_format.wide_slots()));
+  row_format.Store(numbers, version, row);
+}
+
+void HashTable::Apply(absl::Span<const int64_t> handles, absl::Span<const int32_t> inverse, const void* grads,
+                      Storage storage, float scale, const StepInput& step, const ParallelFor& parallel_for,
+                      uint32_t clock, std::vector<int32_t>* left_out) {
+  const uint32_t version = BeginUpdate(clock);
+  const Prepared prepared = optimizer_.Prepare(step);
+  const GradientSum sums(inverse, handles.size(), grads, storage, spec_.dim, scale);
+  const int64_t rows = handles.size();
+  LeftOut found;
+  parallel_for(rows, 100 + 4 * format(0).numbers(), [&](int64_t begin, int64_t end) {
+    std::vector<float> grad(spec_.dim), numbers(format(0).numbers());
+    for (int64_t i = begin; i < std::min(end, begin + kAhead); ++i) {
+      if (handles[i] >= 0) rows_.FetchForUpdate(static_cast<uint32_t>(handles[i]));
+      sums.Prefetch(i);
+    }
+    for (int64_t i = begin; i < end; ++i) {
+      if (const int64_t next = i + kAhead; next < end) {
+        if (handles[next] >= 0) rows_.FetchForUpdate(static_cast<uint32_t>(handles[next]));
+        sums.Prefetch(next);
+      }
+      if (handles[i] < 0) continue;  // refused by admission: there is nothing to train yet
+      sums.Sum(i, grad.data());
+      if (!AllFinite(grad.data(), spec_.dim)) {
+        found.Add(i);
+        continue;
+      }
+      UpdateRow(prepared, static_cast<uint32_t>(handles[i]), grad.data(), version, numbers.data());
+    }
+  });
+  found.Give(left_out);
+}
+
+absl::Status HashTable::Accumulate(absl::Span<const int64_t> handles, absl::Span<const int32_t> inverse,
+                                   const void* grads, Storage storage, float scale, const ParallelFor& parallel_for,
+                                   uint32_t clock, std::vector<int32_t>* left_out) {
+  std::lock_guard<std::mutex> lock(accumulator_mutex_);
+  const uint32_t since = waiting_since_.load(std::memory_order_relaxed);
+  if (since == 0 || clock < since) waiting_since_.store(clock, std::memory_order_release);
+  const GradientSum sums(inverse, handles.size(), grads, storage, spec_.dim, scale);
+  // Rows of other micro-batches of the lookup have no gradients here.
+  std::vector<int64_t> trained(handles.begin(), handles.end()), numbers;
+  for (size_t i = 0; i < trained.size(); ++i) {
+    if (sums.IsEmpty(i)) trained[i] = kNoRow;
+  }
+  const absl::Status numbered = accumulator_.Number(trained, &numbers);
+  if (!numbered.ok()) return numbered;
+  LeftOut found;
+  parallel_for(handles.size(), 50 + spec_.dim, [&](int64_t begin, int64_t end) {
+    std::vector<float> grad(spec_.dim);
+    for (int64_t i = begin; i < end; ++i) {
+      if (numbers[i] < 0) continue;
+      sums.Sum(i, grad.data());
+      float* sum = accumulator_.Sum(numbers[i]);
+      for (int d = 0; d < spec_.dim; ++d) sum[d] += grad[d];
+      uint8_t* const is_left_out = accumulator_.LeftOut(numbers[i]);
+      if (*is_left_out != 0 || AllFinite(sum, spec_.dim)) continue;
+      *is_left_out = 1;
+      found.Add(i);
+    }
+  });
+  found.Give(left_out);
+  return absl::OkStatus();
+}
+
+void HashTable::ApplyAccumulated(const StepInput& step, const ParallelFor& parallel_for) {
+  std::lock_guard<std::mutex> lock(accumulator_mutex_);
+  const uint32_t version = BeginUpdate(waiting_since_.load());
+  const Prepared prepared = optimizer_.Prepare(step);
+  const std::vector<uint32_t>& handles = accumulator_.handles();
+  parallel_for(handles.size(), 100 + 4 * format(0).numbers(), [&](int64_t begin, int64_t end) {
+    std::vector<float> numbers(format(0).numbers());
+    for (int64_t i = begin; i < end; ++i) {
+      if (i + kAhead < end) rows_.FetchForUpdate(handles[i + kAhead]);
+      if (*accumulator_.LeftOut(i) != 0) continue;
+      UpdateRow(prepared, handles[i], accumulator_.Sum(i), version, numbers.data());
+    }
+  });
+  accumulator_.Clear();
+  waiting_since_.store(0, std::memory_order_release);
+}
+
+}  // namespace fusedrec

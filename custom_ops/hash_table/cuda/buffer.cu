@@ -1,0 +1,237 @@
+#include "hash_table/cuda/buffer.h"
+
+#include <algorithm>
+
+#include "hash_table/cuda/buffer.cuh"
+
+using namespace fusedrec;                // NOLINT
+using namespace fusedrec::device_table;  // NOLINT
+
+#define FUSEDREC_CUDA(call) FUSEDREC_RETURN_IF_CUDA_ERROR(static_cast<int>(call))
+
+int FusedrecDeviceTable::RefreshFrom(const FusedrecDeviceTable& newer, unsigned long long* shared, void* stream) {
+  std::scoped_lock lock(mutex_, newer.mutex_);
+  if (next_row_ == 0 || newer.next_row_ == 0) return kCudaSuccess;
+  const Memory memory(allocator_, next_row_ * sizeof(uint32_t));
+  if (memory.data() == nullptr) return kDeviceOutOfMemory;
+  uint32_t* const newer_row = reinterpret_cast<uint32_t*>(memory.data());
+  FUSEDREC_LAUNCH(IntersectKernel, BlocksFor(next_row_, kBufferThreads), kBufferThreads, 0, stream, View(), next_row_,
+                  newer.View(), newer_row, shared);
+  FUSEDREC_LAUNCH(RefreshKernel, BlocksFor(32 * next_row_, kBufferThreads), kBufferThreads, 0, stream, View(),
+                  next_row_, newer.View(), newer_row);
+  return LastError();
+}
+
+int FusedrecDeviceBuffer::Make(const FusedrecTableSpec& spec, const FusedrecAllocator& allocator,
+                               FusedrecDeviceBuffer** made, void* stream) {
+  *made = nullptr;
+  if (spec.max_rows != 0 || spec.eviction != 0 || spec.ttl != 0) return kCudaInvalidValue;
+  std::unique_ptr<FusedrecDeviceBuffer> buffer(new FusedrecDeviceBuffer(allocator));
+  for (std::unique_ptr<FusedrecDeviceTable>& table : buffer->tables_) {
+    FusedrecDeviceTable* half;
+    FUSEDREC_RETURN_IF_CUDA_ERROR(FusedrecDeviceTable::Make(spec, allocator, &half, stream));
+    table.reset(half);
+    table->RefuseNewRows();
+  }
+  FUSEDREC_CUDA(cudaStreamCreateWithFlags(&buffer->copies_, cudaStreamNonBlocking));
+  FUSEDREC_CUDA(cudaEventCreateWithFlags(&buffer->inserted_, cudaEventDisableTiming));
+  FUSEDREC_CUDA(cudaEventCreateWithFlags(&buffer->gathered_, cudaEventDisableTiming));
+  *made = buffer.release();
+  return kCudaSuccess;
+}
+
+FusedrecDeviceBuffer::~FusedrecDeviceBuffer() {
+  if (gathered_ != nullptr) cudaEventDestroy(gathered_);
+  if (inserted_ != nullptr) cudaEventDestroy(inserted_);
+  if (copies_ != nullptr) cudaStreamDestroy(copies_);
+  if (pinned_ != nullptr) cudaFreeHost(pinned_);
+}
+
+int FusedrecDeviceBuffer::HostMemory(int64_t bytes, char** memory) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (bytes > pinned_bytes_) {
+    void* larger = nullptr;
+    const int64_t size = bytes + bytes / 4;  // batches differ a little
+    FUSEDREC_CUDA(cudaMallocHost(&larger, size));
+    if (pinned_ != nullptr) cudaFreeHost(pinned_);
+    pinned_ = static_cast<char*>(larger);
+    pinned_bytes_ = size;
+  }
+  *memory = pinned_;
+  return kCudaSuccess;
+}
+
+FusedrecDeviceBuffer::Arrived FusedrecDeviceBuffer::Carve(char* memory, const int64_t* segment_splits) const {
+  const int64_t segments = tables_[0]->segments();
+  Arrived arrived;
+  for (int64_t s = 0; s < segments; ++s) arrived.counts.push_back(segment_splits[s + 1] - segment_splits[s]);
+  arrived.count = segment_splits[segments];
+  Carver carver(memory);
+  arrived.ids = carver.Take<int64_t>(arrived.count);
+  arrived.records = carver.Take<char>(arrived.count * record_bytes());
+  return arrived;
+}
+
+int FusedrecDeviceBuffer::MakeRoom(int64_t count, Memory* memory, bool* grown) const {
+  Carver carver(nullptr);
+  carver.Take<int64_t>(count);
+  carver.Take<char>(count * record_bytes());
+  *grown = carver.bytes() > memory->bytes();
+  if (!*grown) return kCudaSuccess;
+  Memory larger(allocator_, carver.bytes() + carver.bytes() / 4);
+  if (larger.data() == nullptr) return kDeviceOutOfMemory;
+  *memory = std::move(larger);
+  return kCudaSuccess;
+}
+
+int FusedrecDeviceBuffer::Prefetch(const int64_t* ids, const int64_t* segment_splits, const char* records,
+                                   void* stream) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const int64_t segments = tables_[0]->segments(), count = segment_splits[segments];
+  if (!SplitsAreSound(segment_splits, segments, count) || count > kDeviceTableMaxIds) return kCudaInvalidValue;
+  if (waiting_ > 0) return kDeviceNotWritten;
+  bool grown;
+  FUSEDREC_RETURN_IF_CUDA_ERROR(MakeRoom(count, &in_, &grown));
+  prefetched_ = Arrived();
+  // The previous owner of new memory may still use it on the caller's stream.
+  if (grown) FUSEDREC_CUDA(cudaEventRecord(inserted_, static_cast<cudaStream_t>(stream)));
+  FUSEDREC_CUDA(cudaStreamWaitEvent(copies_, inserted_, 0));
+  const Arrived arrived = Carve(in_.data(), segment_splits);
+  FUSEDREC_RETURN_IF_CUDA_ERROR(CopyToDevice(arrived.ids, ids, count, copies_));
+  FUSEDREC_RETURN_IF_CUDA_ERROR(CopyToDevice(arrived.records, records, count * record_bytes(), copies_));
+  FUSEDREC_CUDA(cudaStreamSynchronize(copies_));
+  prefetched_ = arrived;
+  return kCudaSuccess;
+}
+
+int FusedrecDeviceBuffer::Insert(const Arrived& arrived, void* stream) {
+  if (arrived.count == 0) return kCudaSuccess;
+  int64_t written;
+  FUSEDREC_RETURN_IF_CUDA_ERROR(other()->WriteRecords(arrived.counts, arrived.ids, arrived.records, &written, stream));
+  return written == arrived.count ? kCudaSuccess : kCudaInvalidValue;
+}
+
+int FusedrecDeviceBuffer::Begin(const Arrived& late, unsigned long long* shared, void* stream) {
+  bool grown;
+  FUSEDREC_RETURN_IF_CUDA_ERROR(MakeRoom(active()->num_rows(), &out_, &grown));
+  FUSEDREC_RETURN_IF_CUDA_ERROR(other()->Forget(stream));
+  FUSEDREC_RETURN_IF_CUDA_ERROR(Insert(prefetched_, stream));
+  FUSEDREC_CUDA(cudaEventRecord(inserted_, static_cast<cudaStream_t>(stream)));
+  FUSEDREC_RETURN_IF_CUDA_ERROR(Insert(late, stream));
+  FUSEDREC_RETURN_IF_CUDA_ERROR(other()->RefreshFrom(*active(), shared, stream));
+  FUSEDREC_RETURN_IF_CUDA_ERROR(active()->ReadAllRecords(out_.data(), stream));
+  FUSEDREC_CUDA(cudaEventRecord(gathered_, static_cast<cudaStream_t>(stream)));
+  return kCudaSuccess;
+}
+
+int FusedrecDeviceBuffer::Advance(const int64_t* late_ids, const int64_t* late_splits, const char* late_records,
+                                  int64_t* shared, void* stream) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (waiting_ > 0) return kDeviceNotWritten;
+  const int64_t segments = tables_[0]->segments(), count = late_splits == nullptr ? 0 : late_splits[segments];
+  if (late_splits != nullptr && !SplitsAreSound(late_splits, segments, count)) return kCudaInvalidValue;
+  // On the caller's stream, as is whoever has this memory before and behind.
+  const Memory counter(allocator_, sizeof(unsigned long long));
+  Memory memory;
+  bool grown;
+  if (counter.data() == nullptr) return kDeviceOutOfMemory;
+  FUSEDREC_RETURN_IF_CUDA_ERROR(MakeRoom(count, &memory, &grown));
+  Arrived late;
+  if (count > 0) {
+    late = Carve(memory.data(), late_splits);
+    FUSEDREC_RETURN_IF_CUDA_ERROR(CopyToDevice(late.ids, late_ids, count, stream));
+    FUSEDREC_RETURN_IF_CUDA_ERROR(CopyToDevice(late.records, late_records, count * record_bytes(), stream));
+  }
+  FUSEDREC_RETURN_IF_CUDA_ERROR(Fill(counter.data(), 0, sizeof(unsigned long long), stream));
+  auto* const device_shared = reinterpret_cast<unsigned long long*>(counter.data());
+  const int answer = Begin(late, device_shared, stream);
+  prefetched_ = Arrived();
+  if (answer != kCudaSuccess) {
+    FUSEDREC_RETURN_IF_CUDA_ERROR(other()->Forget(stream));
+    return answer;
+  }
+  // Lookups and updates go on counting where they were, ahead of all that rows were touched at.
+  std::vector<int64_t> sizes(segments);
+  int64_t about[4], next[4];
+  active()->Size(sizes.data(), about);
+  other()->Size(sizes.data(), next);
+  other()->SetClock(std::max(about[0], next[0]), about[1]);
+  waiting_ = active()->num_rows();
+  active_ = 1 - active_;
+  if (shared == nullptr) return kCudaSuccess;
+  return CopyToHost(shared, reinterpret_cast<const int64_t*>(device_shared), 1, stream);
+}
+
+int FusedrecDeviceBuffer::CopyOut(char* records) {
+  FUSEDREC_CUDA(cudaStreamWaitEvent(copies_, gathered_, 0));
+  FUSEDREC_RETURN_IF_CUDA_ERROR(CopyToHost(records, out_.data(), waiting_ * record_bytes(), copies_));
+  waiting_ = 0;
+  return kCudaSuccess;
+}
+
+int FusedrecDeviceBuffer::WriteBack(char* records) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return waiting_ == 0 ? kCudaSuccess : CopyOut(records);
+}
+
+int FusedrecDeviceBuffer::ReadActive(char* records, void* stream) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (waiting_ > 0) return kDeviceNotWritten;
+  const int64_t rows = active()->num_rows();
+  bool grown;
+  FUSEDREC_RETURN_IF_CUDA_ERROR(MakeRoom(rows, &out_, &grown));
+  FUSEDREC_RETURN_IF_CUDA_ERROR(active()->ReadAllRecords(out_.data(), stream));
+  FUSEDREC_CUDA(cudaEventRecord(gathered_, static_cast<cudaStream_t>(stream)));
+  waiting_ = rows;
+  const int answer = CopyOut(records);
+  waiting_ = 0;
+  return answer;
+}
+
+int FusedrecDeviceBuffer::Drop(void* stream) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  prefetched_ = Arrived();
+  waiting_ = 0;
+  FUSEDREC_RETURN_IF_CUDA_ERROR(active()->Forget(stream));
+  return other()->Forget(stream);
+}
+
+void FusedrecDeviceBuffer::Rows(int64_t* rows) const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  rows[0] = active()->num_rows();
+  rows[1] = waiting_;
+  rows[2] = prefetched_.count;
+}
+
+int fusedrec_buffer_create(const FusedrecTableSpec* spec, const FusedrecAllocator* allocator,
+                           FusedrecDeviceBuffer** buffer, void* stream) {
+  return FusedrecDeviceBuffer::Make(*spec, *allocator, buffer, stream);
+}
+
+void fusedrec_buffer_destroy(FusedrecDeviceBuffer* buffer) { delete buffer; }
+
+int fusedrec_buffer_host_memory(FusedrecDeviceBuffer* buffer, int64_t bytes, char** memory) {
+  return buffer->HostMemory(bytes, memory);
+}
+
+FusedrecDeviceTable* fusedrec_buffer_active(FusedrecDeviceBuffer* buffer) { return buffer->active(); }
+
+int fusedrec_buffer_prefetch(FusedrecDeviceBuffer* buffer, const int64_t* ids, const int64_t* segment_splits,
+                             const char* records, void* stream) {
+  return buffer->Prefetch(ids, segment_splits, records, stream);
+}
+
+int fusedrec_buffer_advance(FusedrecDeviceBuffer* buffer, const int64_t* late_ids, const int64_t* late_splits,
+                            const char* late_records, int64_t* shared, void* stream) {
+  return buffer->Advance(late_ids, late_splits, late_records, shared, stream);
+}
+
+int fusedrec_buffer_write_back(FusedrecDeviceBuffer* buffer, char* records) { return buffer->WriteBack(records); }
+
+int fusedrec_buffer_read_active(FusedrecDeviceBuffer* buffer, char* records, void* stream) {
+  return buffer->ReadActive(records, stream);
+}
+
+int fusedrec_buffer_drop(FusedrecDeviceBuffer* buffer, void* stream) { return buffer->Drop(stream); }
+
+void fusedrec_buffer_rows(FusedrecDeviceBuffer* buffer, int64_t* rows) { buffer->Rows(rows); }

@@ -1,0 +1,61 @@
+// The two buffers and their roles; buffer_cuda.h says what they are for.
+#ifndef FUSEDREC_HASH_TABLE_CUDA_BUFFER_H_
+#define FUSEDREC_HASH_TABLE_CUDA_BUFFER_H_
+
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "hash_table/cuda/buffer_cuda.h"
+#include "hash_table/cuda/table.h"
+
+struct FusedrecDeviceBuffer {
+ public:
+  using Memory = fusedrec::device_table::Memory;
+
+  static int Make(const FusedrecTableSpec& spec, const FusedrecAllocator& allocator, FusedrecDeviceBuffer** made,
+                  void* stream);
+  ~FusedrecDeviceBuffer();
+  int HostMemory(int64_t bytes, char** memory);
+  int Prefetch(const int64_t* ids, const int64_t* segment_splits, const char* records, void* stream);
+  int Advance(const int64_t* late_ids, const int64_t* late_splits, const char* late_records, int64_t* shared,
+              void* stream);
+  int WriteBack(char* records);
+  int ReadActive(char* records, void* stream);
+  int Drop(void* stream);
+  void Rows(int64_t* rows) const;
+  FusedrecDeviceTable* active() const { return tables_[active_].get(); }
+
+ private:
+  // Records that were copied from host memory, and their ids.
+  struct Arrived {
+    std::vector<int64_t> counts;  // by segment; empty: there are none
+    int64_t* ids = nullptr;
+    char* records = nullptr;
+    int64_t count = 0;
+  };
+
+  explicit FusedrecDeviceBuffer(const FusedrecAllocator& allocator) : allocator_(allocator) {}
+  FusedrecDeviceTable* other() const { return tables_[1 - active_].get(); }
+  int64_t record_bytes() const { return tables_[0]->record_bytes(); }
+  // Memory for `count` ids and records in the place of what is there, unless that is enough.
+  int MakeRoom(int64_t count, Memory* memory, bool* grown) const;
+  Arrived Carve(char* memory, const int64_t* segment_splits) const;
+  int Insert(const Arrived& arrived, void* stream);
+  int Begin(const Arrived& late, unsigned long long* shared, void* stream);
+  int CopyOut(char* records);
+
+  const FusedrecAllocator allocator_;
+  mutable std::mutex mutex_;
+  std::unique_ptr<FusedrecDeviceTable> tables_[2];
+  int active_ = 0;
+  Memory in_, out_;  // of what comes and goes; kept, so that the stream of copies waits for nobody who had it before
+  Arrived prefetched_;
+  int64_t waiting_ = 0;  // rows in `out_`
+  char* pinned_ = nullptr;
+  int64_t pinned_bytes_ = 0;
+  cudaStream_t copies_ = nullptr;
+  cudaEvent_t inserted_ = nullptr, gathered_ = nullptr;  // on the caller's stream: `in_` has been read, `out_` is there
+};
+
+#endif  // FUSEDREC_HASH_TABLE_CUDA_BUFFER_H_

@@ -1,0 +1,79 @@
+// Rows in host memory, the rows of two batches on a GPU: for tables larger than the device (NestPipe, section IV-B).
+//
+// The active buffer holds the rows of the current batch. It is a table (hash_table_cuda.h) that knows only the ids of this
+// batch; lookups and updates go there. Meanwhile the rows of the next batch are copied from host memory. The copies of
+// rows that both batches have are stale. So when the next batch begins, its rows go into the other buffer, one kernel
+// finds the keys that both buffers hold, and another copies their rows from the active buffer. Then the buffers change
+// roles, and the rows of the previous batch go back to host memory.
+//
+//   step                     active          prefetched      host memory
+//   prefetch(t + 1)          rows of t       rows of t + 1   read; holds all updates up to t - 1
+//   lookups and updates of t trained
+//   advance                  rows of t + 1                   rows of both batches are copied on the device
+//   write_back               rows of t + 1                   gets the rows of t
+//
+// Every batch therefore sees all updates before it: the rows are those of a table without buffers, bit for bit.
+//
+// Rows travel as records (records.cc), in the order of the ids of the call, so the host puts them back without a search.
+// The host decides which rows exist, which are new and which leave. New rows come with their initial record.
+//
+// # Streams
+// Copies between host and device have a stream and memory of their own, so that they run beside the work on the caller's
+// stream. prefetch and write_back wait only for their copies. All other work is on the caller's stream (`stream`, the same
+// in all calls) and moves rows inside the device, so that advance delays a lookup little.
+#ifndef FUSEDREC_HASH_TABLE_CUDA_BUFFER_CUDA_H_
+#define FUSEDREC_HASH_TABLE_CUDA_BUFFER_CUDA_H_
+
+#include "hash_table/cuda/hash_table_cuda.h"
+
+struct FusedrecDeviceBuffer;
+
+// Both buffers grow with the batches. Of the spec, max_rows, eviction and ttl must be 0.
+FUSEDREC_CUDA_API int fusedrec_buffer_create(const FusedrecTableSpec* spec, const FusedrecAllocator* allocator,
+                                             FusedrecDeviceBuffer** buffer, void* stream);
+FUSEDREC_CUDA_API void fusedrec_buffer_destroy(FusedrecDeviceBuffer* buffer);
+
+// Host memory that copies need not stage, for the records of prefetch and write_back: at least `bytes`, until the next
+// call. kDeviceOutOfMemory.
+FUSEDREC_CUDA_API int fusedrec_buffer_host_memory(FusedrecDeviceBuffer* buffer, int64_t bytes, char** memory);
+
+// The rows of the batch under way, for fusedrec_table_lookup, _find and _apply until the next advance. A lookup of an id
+// that the batch was not told of answers kDeviceAbsent and changes nothing. Clock and version go from batch to batch;
+// fusedrec_table_set_clock, behind an advance, gives others.
+FUSEDREC_CUDA_API FusedrecDeviceTable* fusedrec_buffer_active(FusedrecDeviceBuffer* buffer);
+
+// Rows of the next batch, in the place of those that an earlier call named for it. Waits for the copy.
+//
+//   ids             host, distinct, grouped by segment
+//   segment_splits  [segments + 1]  host
+//   records         host, [ids, record_bytes]
+// kCudaInvalidValue: segment_splits do not run up from 0. kDeviceNotWritten: write_back has not been called since the last
+// advance. kDeviceOutOfMemory. In all these cases everything is what it was.
+FUSEDREC_CUDA_API int fusedrec_buffer_prefetch(FusedrecDeviceBuffer* buffer, const int64_t* ids,
+                                               const int64_t* segment_splits, const char* records, void* stream);
+
+// The next batch begins: takes what was prefetched, refreshes the rows that both batches want, and switches roles.
+//
+//   late_ids, late_splits, late_records  host, as in prefetch: rows that were not prefetched, or have become others since,
+//                                        but for updates of the batch under way; late_splits may be null: there are none
+//   shared                               host, out, may be null: how many rows both batches want
+// kCudaInvalidValue: splits do not run up from 0, or ids of one call are not distinct. kDeviceNotWritten: as in prefetch.
+// kDeviceOutOfMemory. Then the active buffer is what it was, and the next batch is to be told of anew. Waits.
+FUSEDREC_CUDA_API int fusedrec_buffer_advance(FusedrecDeviceBuffer* buffer, const int64_t* late_ids,
+                                              const int64_t* late_splits, const char* late_records, int64_t* shared,
+                                              void* stream);
+
+// Records of the batch before the last advance: [rows, record_bytes], host, out, in the order of its ids: those of
+// prefetch, then the late ones that were not among them. Waits for the copy.
+FUSEDREC_CUDA_API int fusedrec_buffer_write_back(FusedrecDeviceBuffer* buffer, char* records);
+
+// The same of the batch under way, which stays. kDeviceNotWritten: the batch before it is to go first. Waits.
+FUSEDREC_CUDA_API int fusedrec_buffer_read_active(FusedrecDeviceBuffer* buffer, char* records, void* stream);
+
+// Forgets all rows, those that wait to be written back, too.
+FUSEDREC_CUDA_API int fusedrec_buffer_drop(FusedrecDeviceBuffer* buffer, void* stream);
+
+// rows [3], host, out: of the active buffer, those that wait to be written back, those prefetched.
+FUSEDREC_CUDA_API void fusedrec_buffer_rows(FusedrecDeviceBuffer* buffer, int64_t* rows);
+
+#endif  // FUSEDREC_HASH_TABLE_CUDA_BUFFER_CUDA_H_

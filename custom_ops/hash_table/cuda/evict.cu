@@ -1,0 +1,162 @@
+// Rows that leave, and lists of rows; select.cuh says how they are found.
+#include <algorithm>
+
+#include "hash_table/cuda/select.cuh"
+#include "hash_table/cuda/table.h"
+
+using namespace fusedrec;                // NOLINT
+using namespace fusedrec::device_table;  // NOLINT
+
+namespace {
+
+constexpr unsigned kMostBlocks = 132 * 16;
+
+// Device memory of the search for the rows that rank lowest.
+struct WorstScratch {
+  explicit WorstScratch(void* memory) : carver(memory) {
+    search = carver.Take<Search>(1);
+    bins = carver.Take<unsigned>(256);
+  }
+  Carver carver;
+  Search* search;
+  unsigned* bins;
+};
+
+struct SelectScratch {
+  SelectScratch(void* memory, int64_t num_rows, int64_t segments) : carver(memory) {
+    tiles = std::max<int64_t>((num_rows + kSelectThreads - 1) / kSelectThreads, 1);
+    states = carver.Take<unsigned long long>(tiles);  // these two begin with all ones
+    ticket = carver.Take<unsigned>(1);
+    filled_bytes = carver.bytes();
+    selected = carver.Take<unsigned long long>(1 + segments);
+  }
+  Carver carver;
+  int64_t tiles, filled_bytes;
+  unsigned long long *states, *selected;
+  unsigned* ticket;
+};
+
+}  // namespace
+
+Memory FusedrecDeviceTable::SelectMemory() const {
+  return Memory(allocator_, SelectScratch(nullptr, next_row_, spec_.segments).carver.bytes());
+}
+
+Memory FusedrecDeviceTable::WorstMemory() const {
+  return Memory(allocator_, WorstScratch(nullptr).carver.bytes());
+}
+
+// Counts the rows that are wanted, and those of each segment that do_with counts.
+template <typename Wanted, typename MakeDoWith>
+int FusedrecDeviceTable::Select(const Wanted& wanted, const MakeDoWith& make_do_with, const Memory& memory,
+                                std::vector<int64_t>* counts, void* stream) const {
+  const int64_t segments = spec_.segments;
+  if (memory.data() == nullptr) return kDeviceOutOfMemory;
+  const SelectScratch at(memory.data(), next_row_, segments);
+  FUSEDREC_RETURN_IF_CUDA_ERROR(Fill(at.states, 0xff, at.filled_bytes, stream));
+  FUSEDREC_RETURN_IF_CUDA_ERROR(Fill(at.selected, 0, (1 + segments) * sizeof(int64_t), stream));
+  const auto do_with = make_do_with(at.selected + 1);
+  using DoWith = std::decay_t<decltype(do_with)>;
+  const auto kernel = &SelectKernel<Wanted, DoWith>;
+  FUSEDREC_LAUNCH(kernel, static_cast<unsigned>(at.tiles), kSelectThreads, 0, stream, View(), next_row_, wanted,
+                  do_with, at.selected, at.states, at.ticket);
+  FUSEDREC_RETURN_IF_CUDA_ERROR(LastError());
+  counts->resize(1 + segments);
+  return CopyToHost(counts->data(), reinterpret_cast<int64_t*>(at.selected), 1 + segments, stream);
+}
+
+template <typename Wanted>
+int FusedrecDeviceTable::TakeRowsOut(const Wanted& wanted, int64_t moved_at, bool evicted, const Memory& memory,
+                                     int64_t* gone, void* stream) {
+  const auto take_out = [&](unsigned long long* gone_of) { return TakeOut{View(), free_rows_, gone_of}; };
+  std::vector<int64_t> counts;
+  FUSEDREC_RETURN_IF_CUDA_ERROR(Select(wanted, take_out, memory, &counts, stream));
+  *gone = counts[0];
+  if (*gone > 0) moved_at_ = std::max(moved_at_, moved_at);
+  free_rows_ += *gone;
+  for (int64_t s = 0; s < spec_.segments; ++s) {
+    segments_[s].size -= counts[1 + s];
+    segments_[s].removed += counts[1 + s];
+    if (evicted) segments_[s].evictions += counts[1 + s];
+  }
+  return kCudaSuccess;
+}
+
+int FusedrecDeviceTable::CountThatMayLeave(int64_t segment, const Pins& pins, int64_t* count, void* stream) const {
+  *count = 0;
+  if (spec_.eviction == 0) return kCudaSuccess;
+  std::vector<int64_t> counts;
+  const auto nothing = [](unsigned long long*) { return Nothing{}; };
+  const MayLeave may_leave{static_cast<uint32_t>(segment), spec_.eviction == 2, pins, nullptr};
+  FUSEDREC_RETURN_IF_CUDA_ERROR(Select(may_leave, nothing, SelectMemory(), &counts, stream));
+  *count = counts[0];
+  return kCudaSuccess;
+}
+
+int FusedrecDeviceTable::EvictWorst(int64_t segment, int64_t count, const Pins& pins, const Memory& worst,
+                                    const Memory& select, void* stream) {
+  if (count <= 0) return kCudaSuccess;
+  if (worst.data() == nullptr) return kDeviceOutOfMemory;
+  const WorstScratch at(worst.data());
+  Search* const search = at.search;
+  unsigned* const bins = at.bins;
+  FUSEDREC_RETURN_IF_CUDA_ERROR(Fill(worst.data(), 0, worst.bytes(), stream));
+  const unsigned long long wanted = static_cast<unsigned long long>(count);
+  FUSEDREC_RETURN_IF_CUDA_ERROR(CopyToDevice(&search->count, &wanted, 1, stream));
+  MayLeave may_leave{static_cast<uint32_t>(segment), spec_.eviction == 2, pins, nullptr};
+  const unsigned blocks = std::min(BlocksFor(next_row_, kSelectThreads), kMostBlocks);
+  for (int byte = may_leave.by_count ? 0 : 4; byte < kScoreBytes; ++byte) {  // clocks have 32 bits
+    FUSEDREC_LAUNCH(CountBytesKernel, blocks, kSelectThreads, 0, stream, View(), next_row_, may_leave, search, byte,
+                    bins);
+    FUSEDREC_LAUNCH(ChooseByteKernel, 1u, 256, 0, stream, byte, bins, search);
+  }
+  FUSEDREC_RETURN_IF_CUDA_ERROR(LastError());
+  may_leave.most = &search->found;
+  int64_t gone;
+  return TakeRowsOut(may_leave, pins.clock, true, select, &gone, stream);
+}
+
+int FusedrecDeviceTable::TakeExpiredOut(uint32_t clock, void* stream) {
+  const Pins pins{clock, kNoAttempt, spec_.window};
+  int64_t gone;
+  return TakeRowsOut(HasExpired{pins, std::max(spec_.ttl, spec_.window)}, clock, true, SelectMemory(), &gone,
+                     stream);
+}
+
+int FusedrecDeviceTable::Evict(int64_t segment, int64_t count, int64_t* gone, void* stream) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (segment < 0 || segment >= spec_.segments) return kCudaInvalidValue;
+  const Pins pins{clock_, kNoAttempt, spec_.window};
+  FUSEDREC_RETURN_IF_CUDA_ERROR(CountThatMayLeave(segment, pins, gone, stream));
+  *gone = std::max<int64_t>(std::min(*gone, count), 0);
+  const Memory worst = WorstMemory(), select = SelectMemory();
+  FUSEDREC_RETURN_IF_CUDA_ERROR(EvictWorst(segment, *gone, pins, worst, select, stream));
+  ++version_;
+  return kCudaSuccess;
+}
+
+int FusedrecDeviceTable::Remove(int64_t segment, const int64_t* ids, int64_t num_ids, int64_t* gone, void* stream) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (segment < 0 || segment >= spec_.segments || num_ids < 0 || num_ids > kDeviceTableMaxIds) return kCudaInvalidValue;
+  // Before rows are marked: marks of a call that failed would be taken for those of the next.
+  const Memory select = SelectMemory();
+  if (select.data() == nullptr) return kDeviceOutOfMemory;
+  ++version_;
+  if (num_ids > 0) {
+    FUSEDREC_LAUNCH(MarkKernel, BlocksFor(num_ids, kSelectThreads), kSelectThreads, 0, stream, View(),
+                    static_cast<uint32_t>(segment), ids, num_ids);
+  }
+  return TakeRowsOut(IsMarked{}, int64_t{clock_} + spec_.window, false, select, gone, stream);
+}
+
+int FusedrecDeviceTable::Keys(int64_t segment, int64_t since, int64_t* ids, int64_t* handles, int64_t* count,
+                              void* stream) const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (segment < 0 || segment >= spec_.segments) return kCudaInvalidValue;
+  std::vector<int64_t> counts;
+  const auto to = [&](unsigned long long*) { return Export{ids, handles}; };
+  const HasChanged changed{static_cast<uint32_t>(segment), static_cast<uint32_t>(since)};
+  FUSEDREC_RETURN_IF_CUDA_ERROR(Select(changed, to, SelectMemory(), &counts, stream));
+  *count = counts[0];
+  return kCudaSuccess;
+}

@@ -1,0 +1,30 @@
+// The findings of handles.cuh on the inputs of an update, and on handles of an export.
+#ifndef FUSEDREC_HASH_TABLE_CUDA_FACTS_H_
+#define FUSEDREC_HASH_TABLE_CUDA_FACTS_H_
+
+#include <cstdint>
+
+#include "hash_table/storage.h"
+
+namespace fusedrec {
+namespace device_table {
+
+// All bits of all words are set before the kernel; words only become smaller.
+struct HandleFacts {
+  unsigned oldest, newest;     // smallest clock, and smallest complement of a clock
+  unsigned handles_are_sound;  // 0: one names a row that never was
+  unsigned inverse_is_sound;   // 0: a number is no handle's
+  unsigned grads_are_finite;   // 0: a number is not
+};
+
+// Gradients to look at; null: none.
+struct Numbers {
+  const void* data;
+  Storage storage;
+  int64_t count;
+};
+
+}  // namespace device_table
+}  // namespace fusedrec
+
+#endif  // FUSEDREC_HASH_TABLE_CUDA_FACTS_H_

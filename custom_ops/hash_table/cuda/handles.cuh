@@ -1,0 +1,56 @@
+// Checks of handles and of an inverse before a kernel follows them. In TensorFlow they are ordinary tensors, and an index
+// out of range would end the process. The same pass tells whether gradients are finite.
+#ifndef FUSEDREC_HASH_TABLE_CUDA_HANDLES_CUH_
+#define FUSEDREC_HASH_TABLE_CUDA_HANDLES_CUH_
+
+#include "common/device.cuh"
+#include "hash_table/cuda/facts.h"
+
+namespace fusedrec {
+namespace device_table {
+
+constexpr int kHandleThreads = 256;
+constexpr unsigned kHandleBlocks = 132 * 4;  // of a loop that waits for memory alone
+
+__device__ inline unsigned Smaller(unsigned a, unsigned b) { return a < b ? a : b; }
+
+static __global__ void __launch_bounds__(kHandleThreads)
+    HandleFactsKernel(const int64_t* __restrict__ handles, int64_t num_handles, const int32_t* __restrict__ inverse,
+                      int64_t num_ids, int64_t num_rows, Numbers grads, HandleFacts* facts) {
+  unsigned oldest = ~0u, newest = ~0u;
+  bool handles_are_sound = true, inverse_is_sound = true, grads_are_finite = true;
+  const int64_t threads = static_cast<int64_t>(gridDim.x) * kHandleThreads;
+  for (int64_t n = GlobalThread(); n < num_handles; n += threads) {
+    const int64_t handle = handles[n];
+    const unsigned clock = static_cast<unsigned>(static_cast<uint64_t>(handle) >> 32);
+    handles_are_sound = handles_are_sound && handle >= 0 && (handle & 0xffffffff) < num_rows;
+    oldest = Smaller(oldest, clock);
+    newest = Smaller(newest, ~clock);
+  }
+  if (inverse != nullptr) {
+    for (int64_t n = GlobalThread(); n < num_ids; n += threads) {
+      inverse_is_sound = inverse_is_sound && 0 <= inverse[n] && inverse[n] < num_handles;
+    }
+  }
+  for (int64_t n = GlobalThread(); n < grads.count; n += threads) {
+    grads_are_finite = grads_are_finite && IsFinite(LoadNumber(grads.storage, grads.data, n));
+  }
+  for (int d = 16; d > 0; d >>= 1) {
+    oldest = Smaller(oldest, __shfl_xor_sync(kFullWarp, oldest, d));
+    newest = Smaller(newest, __shfl_xor_sync(kFullWarp, newest, d));
+  }
+  handles_are_sound = __all_sync(kFullWarp, handles_are_sound);
+  inverse_is_sound = __all_sync(kFullWarp, inverse_is_sound);
+  grads_are_finite = __all_sync(kFullWarp, grads_are_finite);
+  if (Lane() != 0) return;
+  if (oldest != ~0u) atomicMin(&facts->oldest, oldest);
+  if (newest != ~0u) atomicMin(&facts->newest, newest);
+  if (!handles_are_sound) facts->handles_are_sound = 0;
+  if (!inverse_is_sound) facts->inverse_is_sound = 0;
+  if (!grads_are_finite) facts->grads_are_finite = 0;
+}
+
+}  // namespace device_table
+}  // namespace fusedrec
+
+#endif  // FUSEDREC_HASH_TABLE_CUDA_HANDLES_CUH_

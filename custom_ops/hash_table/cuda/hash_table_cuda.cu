@@ -1,0 +1,67 @@
+#include "hash_table/cuda/hash_table_cuda.h"
+
+#include "hash_table/cuda/table.h"
+
+int fusedrec_table_create(const FusedrecTableSpec* spec, const FusedrecAllocator* allocator,
+                          FusedrecDeviceTable** table, void* stream) {
+  return FusedrecDeviceTable::Make(*spec, *allocator, table, stream);
+}
+
+void fusedrec_table_destroy(FusedrecDeviceTable* table) { delete table; }
+
+int fusedrec_table_lookup(FusedrecDeviceTable* table, const FusedrecMessage* message, int64_t storage, void* rows,
+                          int64_t out_rows, int32_t* inverse, int64_t* handles, int64_t* num_rows, void* stream) {
+  return table->Lookup(*message, storage, rows, out_rows, inverse, handles, num_rows, stream);
+}
+
+int fusedrec_table_find(FusedrecDeviceTable* table, const FusedrecMessage* message, int64_t storage, void* rows,
+                        int64_t out_rows, uint32_t* found, void* stream) {
+  return table->Find(*message, storage, rows, out_rows, found, stream);
+}
+
+int fusedrec_table_apply(FusedrecDeviceTable* table, const int64_t* handles, int64_t num_rows, const int32_t* inverse,
+                         int64_t num_ids, const void* grads, int64_t storage, float scale, const FusedrecUpdate* update,
+                         int32_t* left_out, int64_t* num_left_out, void* stream) {
+  return table->Apply(handles, num_rows, inverse, num_ids, grads, storage, scale, *update, left_out, num_left_out,
+                      stream);
+}
+
+int fusedrec_table_evict(FusedrecDeviceTable* table, int64_t segment, int64_t count, int64_t* gone, void* stream) {
+  return table->Evict(segment, count, gone, stream);
+}
+
+int fusedrec_table_remove(FusedrecDeviceTable* table, int64_t segment, const int64_t* ids, int64_t num_ids,
+                          int64_t* gone, void* stream) {
+  return table->Remove(segment, ids, num_ids, gone, stream);
+}
+
+int fusedrec_table_keys(FusedrecDeviceTable* table, int64_t segment, int64_t since, int64_t* ids, int64_t* handles,
+                        int64_t* count, void* stream) {
+  return table->Keys(segment, since, ids, handles, count, stream);
+}
+
+int64_t fusedrec_table_record_bytes(FusedrecDeviceTable* table) { return table->record_bytes(); }
+
+int fusedrec_table_read_records(FusedrecDeviceTable* table, const int64_t* handles, int64_t count, char* records,
+                                void* stream) {
+  return table->ReadRecords(handles, count, records, stream);
+}
+
+int fusedrec_table_write_records(FusedrecDeviceTable* table, int64_t segment, const int64_t* ids, int64_t count,
+                                 const char* records, void* stream) {
+  std::vector<int64_t> counts(table->segments(), 0);
+  if (segment < 0 || segment >= table->segments() || count < 0) return fusedrec::kCudaInvalidValue;
+  counts[segment] = count;
+  int64_t written;
+  return table->WriteRecords(counts, ids, records, &written, stream);
+}
+
+void fusedrec_table_set_clock(FusedrecDeviceTable* table, int64_t clock, int64_t version) {
+  table->SetClock(clock, version);
+}
+
+int fusedrec_table_clear(FusedrecDeviceTable* table, void* stream) { return table->Clear(stream); }
+
+void fusedrec_table_size(FusedrecDeviceTable* table, int64_t* sizes, int64_t* about) { table->Size(sizes, about); }
+
+void fusedrec_table_statistics(FusedrecDeviceTable* table, int64_t* statistics) { table->Statistics(statistics); }

@@ -1,0 +1,266 @@
+// Kernels of a lookup; the idea stands in hash_table_cuda.h.
+#ifndef FUSEDREC_HASH_TABLE_CUDA_HASH_TABLE_CUDA_CUH_
+#define FUSEDREC_HASH_TABLE_CUDA_HASH_TABLE_CUDA_CUH_
+
+#include "common/look_back.cuh"
+#include "hash_table/cuda/message.cuh"
+#include "hash_table/cuda/rows.cuh"
+
+namespace fusedrec {
+namespace device_table {
+
+constexpr int kThreads = 256, kWarps = kThreads / 32;
+constexpr int kNumberIds = 8;  // of a thread of NumberKernel
+constexpr int kNumberTile = kThreads * kNumberIds;
+constexpr uint32_t kFreeSlot = 0xffffffffu;
+constexpr uint32_t kNew = 0x80000000u;  // beside a slot, later a rank: the id has no row yet
+
+// A warp per source: run_begin out of the headers. source_begin [sources + 1]: entries before each source.
+__global__ void __launch_bounds__(kThreads)
+    RunsKernel(const int64_t* __restrict__ entries, const int64_t* __restrict__ source_begin, int64_t sources,
+               int64_t segments, int64_t* __restrict__ run_begin, Counts* counts) {
+  const int64_t r = static_cast<int64_t>(blockIdx.x) * kWarps + Warp();
+  if (r >= sources) return;
+  const int64_t begin = source_begin[r], ids = source_begin[r + 1] - begin - segments;
+  int64_t before = 0;
+  bool bad = false;
+  for (int64_t base = 0; base < segments; base += 32) {
+    const int64_t s = base + Lane();
+    int64_t count = s < segments ? entries[begin + s] : 0;
+    bad = bad || count < 0 || count > ids;
+    if (bad) count = 0;
+    const int64_t until = before + WarpInclusiveSum(count);
+    if (s < segments) run_begin[r * segments + s] = begin - r * segments + until - count;
+    before = __shfl_sync(kFullWarp, until, 31);
+  }
+  if (__any_sync(kFullWarp, bad || before != ids) && Lane() == 0) atomicMax(&counts->bad, 1ull);
+  if (r == sources - 1 && Lane() == 0) run_begin[sources * segments] = source_begin[sources] - sources * segments;
+}
+
+// The slot in which a new id settles: open addressing, the smallest position of the id stays (as in segment_unique).
+__device__ inline uint32_t Settle(const MessageView& message, int64_t id, int64_t segment, uint32_t n, uint64_t hash,
+                                  uint32_t num_slots, uint32_t* slots) {
+  uint32_t slot = RangeOf(Mix64(hash + static_cast<uint64_t>(segment)), num_slots);
+  for (;;) {
+    uint32_t seen = LoadFresh(&slots[slot]);
+    if (seen == kFreeSlot) {
+      seen = atomicCAS(&slots[slot], kFreeSlot, n);
+      if (seen == kFreeSlot) return slot;
+    }
+    const int64_t run = message.RunOf(0, message.runs - 1, seen);
+    if (message.Id(seen, run) == id && run % message.segments == segment) {
+      if (n < seen) atomicMin(&slots[slot], n);
+      return slot;
+    }
+    if (++slot == num_slots) slot = 0;
+  }
+}
+
+// where[n]: the row of the id of position n, or kNew and the slot in which it settled. One probe per known id; the same
+// word of its row that says when it was touched gathers the first position.
+__global__ void __launch_bounds__(kThreads)
+    ProbeKernel(TableView table, MessageView message, uint32_t attempt, const Counts* counts, uint32_t num_slots,
+                uint32_t* slots, uint32_t* __restrict__ where) {
+  if (counts->bad != 0) return;
+  int64_t low, high;
+  message.Bounds(&low, &high);
+  const int64_t n = GlobalThread();
+  const bool active = n < message.num_ids;
+  const int64_t run = active ? message.RunOf(low, high, n) : 0;
+  const int64_t id = active ? message.Id(n, run) : 0, segment = run % message.segments;
+  const uint64_t hash = TableHash(id);
+  const uint32_t row = FindRow(active ? table.segments + segment : nullptr, id, hash);
+  if (!active) return;
+  const uint32_t position = static_cast<uint32_t>(n);
+  if (row != kNowhere) {
+    atomicMax(&table.Meta(row)->touch, TouchOf(attempt, position));
+    where[n] = row;
+  } else {
+    where[n] = kNew | Settle(message, id, segment, position, hash, num_slots, slots);
+  }
+}
+
+// The form for inference: kNowhere for ids without a row.
+__global__ void __launch_bounds__(kThreads)
+    FindKernel(TableView table, MessageView message, const Counts* counts, uint32_t* __restrict__ where) {
+  if (counts->bad != 0) return;
+  int64_t low, high;
+  message.Bounds(&low, &high);
+  const int64_t n = GlobalThread();
+  const bool active = n < message.num_ids;
+  const int64_t run = active ? message.RunOf(low, high, n) : 0;
+  const int64_t id = active ? message.Id(n, run) : 0;
+  const uint32_t row = FindRow(active ? table.segments + run % message.segments : nullptr, id, TableHash(id));
+  if (active) where[n] = row;
+}
+
+// first[n]: the first position of the same id. number[n]: first positions before n. A first position of a new id: its
+// where becomes kNew and its rank among those. new_of [segments] counts them, hits_of those of known ids.
+__global__ void __launch_bounds__(kThreads)
+    NumberKernel(TableView table, MessageView message, const uint32_t* __restrict__ slots, uint32_t* __restrict__ where,
+                 uint32_t* __restrict__ first, uint32_t* __restrict__ number, Counts* counts,
+                 unsigned long long* __restrict__ new_of, unsigned long long* __restrict__ hits_of,
+                 unsigned long long* states, unsigned* ticket) {
+  if (counts->bad != 0) return;
+  FUSEDREC_SHARED(unsigned, begin, 2 * kWarps);  // of each warp: firsts, then new ones
+  const unsigned tile = TakeTile(ticket);
+  const int64_t base = static_cast<int64_t>(tile) * kNumberTile + Warp() * 32 * kNumberIds + Lane();
+  uint32_t own[kNumberIds];
+  unsigned firsts[kNumberIds], fresh[kNumberIds], num_firsts = 0, num_fresh = 0;
+#pragma unroll
+  for (int k = 0; k < kNumberIds; ++k) {
+    const int64_t n = base + k * 32;
+    own[k] = kFreeSlot;
+    const uint32_t at = n < message.num_ids ? where[n] : 0;
+    if (n < message.num_ids) {
+      own[k] = (at & kNew) != 0 ? slots[at & ~kNew] : PositionOf(table.Meta(at)->touch);
+    }
+    firsts[k] = __ballot_sync(kFullWarp, own[k] == n);
+    fresh[k] = __ballot_sync(kFullWarp, own[k] == n && (at & kNew) != 0);
+    num_firsts += __popc(firsts[k]);
+    num_fresh += __popc(fresh[k]);
+  }
+  if (Lane() < 2) begin[Lane() * kWarps + Warp()] = Lane() == 0 ? num_firsts : num_fresh;
+  __syncthreads();
+  const int64_t tiles = gridDim.x;
+  if (Warp() < 2) {  // a warp for each of the two
+    unsigned* const mine = begin + Warp() * kWarps;
+    const unsigned sum = Lane() < kWarps ? mine[Lane()] : 0, until = WarpInclusiveSum(sum);
+    const unsigned all = __shfl_sync(kFullWarp, until, 31);
+    const unsigned before = LookBack(states + Warp() * tiles, tile, all);
+    if (Lane() < kWarps) mine[Lane()] = before + until - sum;
+    if (tile == tiles - 1 && Lane() == 0) (Warp() == 0 ? counts->distinct : counts->fresh) = before + all;
+  }
+  __syncthreads();
+  unsigned next = begin[Warp()], rank = begin[kWarps + Warp()];
+#pragma unroll
+  for (int k = 0; k < kNumberIds; ++k) {
+    const int64_t n = base + k * 32;
+    if (n < message.num_ids) {
+      first[n] = own[k];
+      number[n] = next + __popc(firsts[k] & LanesBefore());
+    }
+    int segment = -1;
+    if ((fresh[k] >> Lane() & 1) != 0) {
+      where[n] = kNew | (rank + __popc(fresh[k] & LanesBefore()));
+      segment = static_cast<int>(message.RunOf(0, message.runs - 1, n) % message.segments);
+    }
+    const bool is_new = segment >= 0, is_first = (firsts[k] >> Lane() & 1) != 0;
+    if (is_first && !is_new) segment = static_cast<int>(table.Meta(where[n])->segment);
+    const unsigned alike = __match_any_sync(kFullWarp, segment) & (is_new ? fresh[k] : ~fresh[k]);
+    if (segment >= 0 && (alike & LanesBefore()) == 0) {
+      atomicAdd(is_new ? &new_of[segment] : &hits_of[segment], static_cast<unsigned long long>(__popc(alike)));
+    }
+    next += __popc(firsts[k]);
+    rank += __popc(fresh[k]);
+  }
+}
+
+// inverse [ids], handles [distinct]; a first position touches its row, and gives a new id its row.
+__global__ void __launch_bounds__(kThreads)
+    CommitKernel(TableView table, MessageView message, FreshRows fresh, uint32_t clock, uint32_t version,
+                 const uint32_t* __restrict__ where, const uint32_t* __restrict__ first,
+                 const uint32_t* __restrict__ number, int32_t* __restrict__ inverse, int64_t* __restrict__ handles) {
+  const int64_t n = GlobalThread();
+  if (n >= message.num_ids) return;
+  inverse[n] = static_cast<int32_t>(number[first[n]]);
+  if (first[n] != n) return;
+  uint32_t row = where[n];
+  if ((row & kNew) == 0) {
+    RowMeta* const meta = table.Meta(row);
+    meta->last = clock;
+    if (meta->count != 0xffffffffu) ++meta->count;
+  } else {
+    row = fresh.Of(table, row & ~kNew);
+    const int64_t run = message.RunOf(0, message.runs - 1, n), segment = run % message.segments;
+    const int64_t id = message.Id(n, run);
+    *table.Meta(row) = {0, id, static_cast<uint32_t>(segment), clock, 1, version};
+    InsertKey(table.segments[segment].lines, table.segments[segment].mask, id, TableHash(id), row);
+  }
+  handles[number[n]] = static_cast<int64_t>(clock) << 32 | row;
+}
+
+// Embedding and slots of new rows; a thread has four columns of one.
+__global__ void __launch_bounds__(kThreads)
+    InitialRowsKernel(TableView table, FreshRows fresh, InitialValues initial, int64_t num_rows) {
+  const RowLayout& layout = table.layout;
+  const int64_t blocks = (layout.dim + 3) / 4, i = GlobalThread();
+  if (i >= num_rows * blocks) return;
+  const uint32_t row = fresh.Of(table, i / blocks), block = static_cast<uint32_t>(i % blocks);
+  const RowMeta& meta = *table.Meta(row);
+  const Four bits = InitialBits(initial.seeds[meta.segment], meta.id, block);
+  char* const at = table.Row(row);
+  for (int d = 4 * block, c = 0; c < 4 && d < layout.dim; ++d, ++c) {
+    StoreNumber(layout.storage, InitialNumber(initial.distribution, initial.a, initial.b, bits.number[c]), at, d,
+                layout.stochastic, d, 0);
+    for (int k = 0; k < layout.wide_slots; ++k) {
+      const int column = k * layout.dim + d;
+      StoreNumber(layout.slot_storage, k == 0 ? initial.first_slot : 0.0f, at + layout.wide_offset, column,
+                  layout.stochastic, layout.dim + column, 0);
+    }
+  }
+  if (block != 0) return;
+  float* const scalars = reinterpret_cast<float*>(at + layout.scalars_offset);
+  for (int k = 0; k < layout.scalar_slots; ++k) scalars[k] = k == 0 ? initial.first_slot : 0.0f;
+}
+
+// out [out_rows, row_words]: the embedding of where[n], or of handles[inverse[n]] where there are handles; zeros behind
+// the ids. What is nowhere is left alone.
+template <typename Word>
+__global__ void __launch_bounds__(kThreads)
+    GatherKernel(TableView table, const uint32_t* __restrict__ where, const int64_t* __restrict__ handles,
+                 const int32_t* __restrict__ inverse, int64_t num_ids, int64_t row_words, int64_t out_words,
+                 Word* __restrict__ out) {
+  for (int64_t i = GlobalThread(); i < out_words; i += static_cast<int64_t>(gridDim.x) * kThreads) {
+    const int64_t n = i / row_words;
+    Word word{};
+    if (n < num_ids) {
+      const uint32_t row = handles == nullptr ? where[n] : static_cast<uint32_t>(handles[inverse[n]]);
+      if (row == kNowhere) continue;
+      word = reinterpret_cast<const Word*>(table.Row(row))[i % row_words];
+    }
+    out[i] = word;
+  }
+}
+
+// The same into numbers of another storage.
+__global__ void __launch_bounds__(kThreads)
+    GatherConvertedKernel(TableView table, const uint32_t* __restrict__ where, const int64_t* __restrict__ handles,
+                          const int32_t* __restrict__ inverse, int64_t num_ids, int64_t out_numbers, Storage to,
+                          void* __restrict__ out) {
+  const int dim = table.layout.dim;
+  for (int64_t i = GlobalThread(); i < out_numbers; i += static_cast<int64_t>(gridDim.x) * kThreads) {
+    const int64_t n = i / dim;
+    float number = 0.0f;
+    if (n < num_ids) {
+      const uint32_t row = handles == nullptr ? where[n] : static_cast<uint32_t>(handles[inverse[n]]);
+      if (row == kNowhere) continue;
+      number = LoadNumber(table.layout.storage, table.Row(row), i % dim);
+    }
+    StoreNumber(to, number, out, i);
+  }
+}
+
+// Initial values into the rows that the gather left alone; a thread has four columns.
+__global__ void __launch_bounds__(kThreads)
+    GatherInitialKernel(TableView table, MessageView message, InitialValues initial,
+                        const uint32_t* __restrict__ where, Storage to, void* __restrict__ out) {
+  const int dim = table.layout.dim;
+  const int64_t blocks = (dim + 3) / 4;
+  for (int64_t i = GlobalThread(); i < message.num_ids * blocks; i += static_cast<int64_t>(gridDim.x) * kThreads) {
+    const int64_t n = i / blocks;
+    if (where[n] != kNowhere) continue;
+    const int64_t run = message.RunOf(0, message.runs - 1, n);
+    const uint32_t block = static_cast<uint32_t>(i % blocks);
+    const Four bits = InitialBits(initial.seeds[run % message.segments], message.Id(n, run), block);
+    for (int d = 4 * block, c = 0; c < 4 && d < dim; ++d, ++c) {
+      const float number = InitialNumber(initial.distribution, initial.a, initial.b, bits.number[c]);
+      StoreNumber(to, AsStored(table.layout, number, d), out, n * dim + d);
+    }
+  }
+}
+
+}  // namespace device_table
+}  // namespace fusedrec
+
+#endif  // FUSEDREC_HASH_TABLE_CUDA_HASH_TABLE_CUDA_CUH_

@@ -1,0 +1,144 @@
+// The dynamic embedding table on a GPU.
+//
+// It has the contract of hash_table.h, with the same rows and the same values as on the CPU. Two things differ. A lookup
+// numbers its rows in the order in which their ids first occur in the message. The handle of a row depends on the messages
+// alone. The gradients of a row are added in the order received, as on the CPU, so every run gives the same bits.
+//
+// # Layout
+// Keys lie in lines of 64 bytes (lines.cuh), rows in chunks that never move (rows.cuh). At a load of 0.75 the number of
+// lines doubles; rows stay where they are, so growth touches only lines. All memory comes from the caller's allocator,
+// which is TensorFlow's in training. That allocator orders its memory by the stream.
+//
+// # A training lookup
+//   1. Runs: where the ids of each source and segment begin, from the headers of the message.
+//   2. Probe (deferred-hash lookup and table probe in one): a known id finds its row in its line. One atomicMax of
+//      (attempt << 32 | ~position) writes its position to the meta of the row. That touches the row and deduplicates over
+//      the sources: the smallest position of a row in this lookup is its first. Ids without a row meet in a scratch table
+//      of positions.
+//   3. Number: ballots and a look-back count first positions, and new ids among them.
+//   4. One copy of the counts to the host, which makes room: lines, chunks, and evictions at max_rows. All memory is
+//      allocated before anything changes. Without memory, the table does not change.
+//   5. Commit: new keys go into lines, their rows get initial values, LRU and LFU see the touches.
+//   6. Gather: rows are copied in the order received.
+// A lookup without new ids has one host round trip and one probe per id.
+#ifndef FUSEDREC_HASH_TABLE_CUDA_HASH_TABLE_CUDA_H_
+#define FUSEDREC_HASH_TABLE_CUDA_HASH_TABLE_CUDA_H_
+
+#include "common/cuda_api.h"
+#include "hash_table/update_rule.h"
+
+namespace fusedrec {
+
+constexpr int64_t kDeviceTableMaxIds = int64_t{1} << 30;   // of one message
+constexpr int64_t kDeviceTableMaxRows = int64_t{1} << 31;  // of one table
+constexpr int64_t kDeviceTableMaxSegments = int64_t{1} << 20, kDeviceTableMaxColumns = int64_t{1} << 20;
+
+constexpr int kDeviceOutOfMemory = 2;  // cudaErrorMemoryAllocation; also: kDeviceTableMaxRows rows are there
+constexpr int kDeviceTableFull = -1;   // max_rows, and not enough rows may leave
+constexpr int kDeviceStale = -2;       // rows of the lookup whose gradients come have left since
+constexpr int kDeviceBadHandle = -3;   // not of this table, or not all of one lookup
+constexpr int kDeviceBadInverse = -4;  // names a row beyond the handles
+constexpr int kDeviceAbsent = -5;      // an id that the buffer was not told of (buffer_cuda.h)
+constexpr int kDeviceNotWritten = -6;  // rows of the batch before are still to be written back
+
+}  // namespace fusedrec
+
+struct FusedrecDeviceTable;
+
+// Device memory, aligned to 256 bytes. allocate answers null when there is none.
+struct FusedrecAllocator {
+  void* context;
+  void* (*allocate)(void* context, int64_t bytes);
+  void (*release)(void* context, void* memory);
+};
+
+// See TableSpec. Numbers are those of the enums Storage, Distribution and Eviction.
+struct FusedrecTableSpec {
+  int64_t segments, dim, storage, stochastic_rounding, wide_slots, scalar_slots, distribution;
+  int64_t chunk_rows;  // a power of two, at least 32
+  int64_t max_rows, eviction, ttl, window, unknown_zeros;
+  double a, b, first_slot;  // first_slot: where the first slot of a row begins
+  const uint64_t* seeds;    // host, [segments]
+};
+
+// A message as the all-to-all delivers it (rank_partition.h).
+struct FusedrecMessage {
+  const int64_t* entries;          // device, [sum of received_splits]
+  const int32_t* received_splits;  // host, [ranks], each at least the number of segments
+  int64_t ranks;
+};
+
+struct FusedrecUpdate {
+  fusedrec::UpdateRule rule;
+  fusedrec::StepInput step;
+};
+
+FUSEDREC_CUDA_API int fusedrec_table_create(const FusedrecTableSpec* spec, const FusedrecAllocator* allocator,
+                                            FusedrecDeviceTable** table, void* stream);
+FUSEDREC_CUDA_API void fusedrec_table_destroy(FusedrecDeviceTable* table);
+
+// Training form. Waits once, for the counts.
+//
+//   storage   of `rows`
+//   rows      [out_rows >= V, dim]  device, out; zeros behind V
+//   inverse   [V]  device, out: number of each id's row
+//   handles   [V]  device, out: the first *num_rows are written: lookup << 32 | row
+//   num_rows  host, out
+// kCudaInvalidValue when headers do not fit their message; kDeviceOutOfMemory, kDeviceTableFull: nothing has changed, but
+// for rows whose time to live is over at this lookup, which have left.
+FUSEDREC_CUDA_API int fusedrec_table_lookup(FusedrecDeviceTable* table, const FusedrecMessage* message, int64_t storage,
+                                            void* rows, int64_t out_rows, int32_t* inverse, int64_t* handles,
+                                            int64_t* num_rows, void* stream);
+
+// Inference form: inserts and touches nothing; an id without a row has its initial value. Waits for the headers.
+// rows may be null; found [V], device, out, may be null: row of each id, 0xffffffff without.
+FUSEDREC_CUDA_API int fusedrec_table_find(FusedrecDeviceTable* table, const FusedrecMessage* message, int64_t storage,
+                                          void* rows, int64_t out_rows, uint32_t* found, void* stream);
+
+// Sums gradients of equal rows in the order received and applies the rule in place.
+//
+//   handles [num_rows], inverse [num_ids]  device, of fusedrec_table_lookup
+//   grads   [>= num_ids, dim]  device, of `storage`; multiplied by `scale`
+//   left_out      [num_rows]  device, out: places in handles, in any order, of rows whose sum is not finite: they and their
+//                 slots stay as they are
+//   num_left_out  host, out: how many; 0 where all gradients are finite and a sum of them is not
+// Waits once, and once more where a gradient is not finite, for what is known of handles and inverse: kDeviceStale, kDeviceBadHandle, kDeviceBadInverse and
+// kDeviceOutOfMemory say that nothing has changed.
+FUSEDREC_CUDA_API int fusedrec_table_apply(FusedrecDeviceTable* table, const int64_t* handles, int64_t num_rows,
+                                           const int32_t* inverse, int64_t num_ids, const void* grads, int64_t storage,
+                                           float scale, const FusedrecUpdate* update, int32_t* left_out,
+                                           int64_t* num_left_out, void* stream);
+
+// Takes out the `count` rows of a segment that its policy ranks lowest, rows of the last `window` lookups apart; *gone,
+// host, out: how many could go. Waits.
+FUSEDREC_CUDA_API int fusedrec_table_evict(FusedrecDeviceTable* table, int64_t segment, int64_t count, int64_t* gone,
+                                           void* stream);
+// Takes out ids [num_ids], device; those that are not there are passed over. *gone, host, out. Waits.
+FUSEDREC_CUDA_API int fusedrec_table_remove(FusedrecDeviceTable* table, int64_t segment, const int64_t* ids,
+                                            int64_t num_ids, int64_t* gone, void* stream);
+
+// Checkpoints, in the format of records.cc.
+// Ids of a segment whose rows changed after version `since` (0: all), in the order of rows, and their rows: [*count],
+// device, out, with room for the segment's size. Waits.
+FUSEDREC_CUDA_API int fusedrec_table_keys(FusedrecDeviceTable* table, int64_t segment, int64_t since, int64_t* ids,
+                                          int64_t* handles, int64_t* count, void* stream);
+FUSEDREC_CUDA_API int64_t fusedrec_table_record_bytes(FusedrecDeviceTable* table);
+// records [count * record_bytes], device, of rows that fusedrec_table_keys gave; kDeviceBadHandle where there was never
+// such a row. Waits.
+FUSEDREC_CUDA_API int fusedrec_table_read_records(FusedrecDeviceTable* table, const int64_t* handles, int64_t count,
+                                                  char* records, void* stream);
+// Inserts or overwrites distinct ids [count], device; max_rows does not hold for them. Waits.
+FUSEDREC_CUDA_API int fusedrec_table_write_records(FusedrecDeviceTable* table, int64_t segment, const int64_t* ids,
+                                                   int64_t count, const char* records, void* stream);
+FUSEDREC_CUDA_API void fusedrec_table_set_clock(FusedrecDeviceTable* table, int64_t clock, int64_t version);
+// Takes all rows out, and gives their memory back.
+FUSEDREC_CUDA_API int fusedrec_table_clear(FusedrecDeviceTable* table, void* stream);
+
+// sizes [segments], host, out: ids that have a row. about [4], host, out: lookups so far (the clock), version, bytes of
+// lines, bytes of chunks.
+FUSEDREC_CUDA_API void fusedrec_table_size(FusedrecDeviceTable* table, int64_t* sizes, int64_t* about);
+// statistics [segments, 3], host, out, since the table was made or cleared: distinct rows that training lookups found,
+// rows that they made, rows that were evicted.
+FUSEDREC_CUDA_API void fusedrec_table_statistics(FusedrecDeviceTable* table, int64_t* statistics);
+
+#endif  // FUSEDREC_HASH_TABLE_CUDA_HASH_TABLE_CUDA_H_

@@ -1,0 +1,120 @@
+// Converts a TableSpec for the launchers of a device table (hash_table_cuda.h), and refuses options that it lacks.
+#ifndef FUSEDREC_HASH_TABLE_CUDA_KERNELS_DEVICE_FORM_H_
+#define FUSEDREC_HASH_TABLE_CUDA_KERNELS_DEVICE_FORM_H_
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "hash_table/cpu/hash_table.h"
+#include "hash_table/cuda/hash_table_cuda.h"
+
+namespace fusedrec {
+
+// Refuses options that only the table in host memory has.
+inline absl::Status RequireDeviceForm(const TableSpec& spec) {
+  const auto refuse = [](const char* option, const auto& got, const auto& wanted) {
+    return absl::UnimplementedError(absl::StrCat(
+        "a table on a GPU must have ", option, " = ", wanted, ", got ", got,
+        ". Remedy: make the table under tf.device('/CPU:0'), whose memory has all options, or leave this one out."));
+  };
+  if (spec.admission_count != 1) return refuse("admission_count", spec.admission_count, 1);
+  if (spec.hot_after != 0) return refuse("hot_after", spec.hot_after, 0);
+  if (spec.host_rows) {
+    // The rows of the batch under way are those of one lookup.
+    if (spec.window != 1) return refuse("window (lookups of one update) with host_rows", spec.window, 1);
+  } else {
+    if (spec.record_tombstones) return refuse("record_tombstones without host_rows", "True", "False");
+    if (spec.memory_budget != 0) return refuse("memory_budget without host_rows", spec.memory_budget, 0);
+    if (!spec.tier_folder.empty()) {
+      return refuse("tier_folder without host_rows", absl::StrCat("'", spec.tier_folder, "'"), "''");
+    }
+  }
+  if (spec.averaged) return refuse("averaged", "True", "False");
+  const auto at_most = [](const char* what, int64_t got, int64_t most) {
+    return absl::InvalidArgumentError(absl::StrCat("a table on a GPU must have at most ", most, " ", what, ", got ", got,
+                                                   ". Remedy: split the group of tables, or tf.device('/CPU:0')."));
+  };
+  const int64_t segments = static_cast<int64_t>(spec.seeds.size());
+  if (segments > kDeviceTableMaxSegments) return at_most("segments", segments, kDeviceTableMaxSegments);
+  if (spec.dim > kDeviceTableMaxColumns) return at_most("columns (dim)", spec.dim, kDeviceTableMaxColumns);
+  return absl::OkStatus();
+}
+
+// Rows of a chunk: a power of two for about 32 MiB, which is little beside a device's memory and much beside a launch.
+inline int64_t DeviceChunkRows(int64_t row_bytes) {
+  constexpr int64_t kChunkBytes = int64_t{1} << 25, kLeast = 32;
+  int64_t rows = kLeast;
+  while (2 * rows * row_bytes <= kChunkBytes) rows *= 2;
+  return rows;
+}
+
+// Points into `spec`.
+inline FusedrecTableSpec DeviceSpecOf(const TableSpec& spec, const Optimizer& optimizer) {
+  const RowFormat format(spec.storage, spec.dim, optimizer.wide_slots(), optimizer.scalar_slots(), false);
+  FusedrecTableSpec of{};
+  of.segments = static_cast<int64_t>(spec.seeds.size());
+  of.dim = spec.dim;
+  of.storage = static_cast<int64_t>(spec.storage);
+  of.stochastic_rounding = spec.stochastic_rounding ? 1 : 0;
+  of.wide_slots = optimizer.wide_slots();
+  of.scalar_slots = optimizer.scalar_slots();
+  of.distribution = static_cast<int64_t>(spec.distribution);
+  of.chunk_rows = DeviceChunkRows(format.stride());
+  of.max_rows = spec.max_rows;
+  of.eviction = static_cast<int64_t>(spec.eviction);
+  of.ttl = spec.ttl;
+  of.window = spec.window;
+  of.unknown_zeros = spec.unknown_zeros ? 1 : 0;
+  of.a = spec.a;
+  of.b = spec.b;
+  of.first_slot = optimizer.wide_start(0);
+  of.seeds = spec.seeds.data();
+  return of;
+}
+
+// Answer of a launcher of the table as a Status. `needs`: what the call wanted memory for.
+inline absl::Status DeviceTableStatus(int answer, const TableSpec& spec, const char* needs) {
+  switch (answer) {
+    case 0:
+      return absl::OkStatus();
+    case 1:
+      return absl::InvalidArgumentError(absl::StrCat(
+          "message must hold blocks [counts of ", spec.seeds.size(), " segments | ids] of the sizes in received_splits, "
+          "got counts that do not fit their block, or more than ", kDeviceTableMaxIds, " ids. The table is what it was. ",
+          "Take both from RankPartition, and use smaller batches."));
+    case kDeviceOutOfMemory:
+      if (spec.host_rows) {
+        return absl::ResourceExhaustedError(absl::StrCat(
+            "a table on a GPU with rows in host memory found no memory for ", needs, ", on the device or such as copies ",
+            "need on the host. No row has another value; ids of the batch may have a row now that they had not. Remedy: ",
+            "smaller batches."));
+      }
+      return absl::ResourceExhaustedError(absl::StrCat(
+          "a table on a GPU found no device memory for ", needs, " (or has its ", kDeviceTableMaxRows,
+          " rows). The table is what it was. Remedy: max_rows with an eviction policy, more ranks, host_rows, or the ",
+          "table in host memory: tf.device('/CPU:0')."));
+    case kDeviceTableFull:
+      return absl::ResourceExhaustedError(absl::StrCat(
+          "max_rows is ", spec.max_rows, ", but a batch needs more rows while those of the last ", spec.window,
+          " lookups may not leave", spec.eviction == Eviction::kNone && spec.ttl == 0 ? " and eviction is 'none'" : "",
+          ". The table is what it was. Remedy: a larger max_rows, an eviction policy, or smaller batches."));
+    case kDeviceStale:
+      return absl::FailedPreconditionError(
+          "rows of this training lookup have been evicted or removed by a later one before their gradients came. Nothing "
+          "was updated. Take gradients before the next training lookup, and pass training=False to lookups that are not "
+          "trained.");
+    case kDeviceBadHandle:
+      return absl::InvalidArgumentError(
+          "handles must be of one TableLookup of this table (of one TableKeys for TableReadRecords), got others. Nothing "
+          "has changed.");
+    case kDeviceBadInverse:
+      return absl::InvalidArgumentError(
+          "inverse must lie in [0, number of handles). Nothing was updated. Take handles and inverse from one "
+          "TableLookup.");
+  }
+  return absl::InternalError(absl::StrCat("the table on the GPU failed: ", fusedrec_cuda_error_string(answer),
+                                          " (CUDA error ", answer, ")."));
+}
+
+}  // namespace fusedrec
+
+#endif  // FUSEDREC_HASH_TABLE_CUDA_KERNELS_DEVICE_FORM_H_

@@ -1,0 +1,99 @@
+// The table on a device as a TensorFlow resource, and what all its kernels share.
+#ifndef FUSEDREC_HASH_TABLE_CUDA_KERNELS_DEVICE_TABLE_RESOURCE_H_
+#define FUSEDREC_HASH_TABLE_CUDA_KERNELS_DEVICE_TABLE_RESOURCE_H_
+
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/gpu_kernel_util.h"
+#include "hash_table/cuda/kernels/device_form.h"
+#include "hash_table/cuda/kernels/host_rows.h"
+#include "hash_table/kernels/table_resource.h"
+#include "tensorflow/core/framework/allocator.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/resource_mgr.h"
+
+namespace fusedrec {
+
+class DeviceTableResource : public tensorflow::ResourceBase {
+ public:
+  static absl::Status Make(tensorflow::OpKernelContext* ctx, const TableSpec& spec, const Optimizer& optimizer,
+                           DeviceTableResource** made) {
+    tensorflow::core::RefCountPtr<DeviceTableResource> resource(new DeviceTableResource(spec, optimizer));
+    tensorflow::Allocator* memory = ctx->device()->GetAllocator(tensorflow::AllocatorAttributes());
+    const FusedrecAllocator allocator{memory, &Allocate, &Release};
+    if (spec.host_rows) {
+      auto host_rows = HostRows::Make(spec, optimizer, allocator, StreamOf(ctx));
+      if (!host_rows.ok()) return host_rows.status();
+      resource->host_rows_ = *std::move(host_rows);
+    } else {
+      const FusedrecTableSpec of = DeviceSpecOf(resource->spec_, optimizer);
+      TF_RETURN_IF_ERROR(resource->StatusOf(fusedrec_table_create(&of, &allocator, &resource->table_, StreamOf(ctx)),
+                                            "its segments"));
+    }
+    *made = resource.release();
+    return absl::OkStatus();
+  }
+  // Memory goes back to TensorFlow, which gives it to others only behind what is enqueued now.
+  ~DeviceTableResource() override { fusedrec_table_destroy(table_); }
+
+  // One of both is there: all rows on the device, or in host memory.
+  FusedrecDeviceTable* table() const { return table_; }
+  HostRows* host_rows() const { return host_rows_.get(); }
+  const TableSpec& spec() const { return spec_; }
+  const Optimizer& optimizer() const { return optimizer_; }
+  int64_t segments() const { return static_cast<int64_t>(spec_.seeds.size()); }
+  absl::Status StatusOf(int answer, const char* needs) const { return DeviceTableStatus(answer, spec_, needs); }
+  std::string DebugString() const override {
+    return absl::StrCat("fusedrec.HashTable of ", segments(), " segments on a device",
+                        host_rows_ == nullptr ? "" : ", rows in host memory");
+  }
+
+ private:
+  DeviceTableResource(const TableSpec& spec, const Optimizer& optimizer) : spec_(spec), optimizer_(optimizer) {}
+
+  // Without waiting for memory that others may give back: the table says at once that there is none.
+  static void* Allocate(void* memory, int64_t bytes) {
+    const tensorflow::AllocationAttributes at_once(false, false, nullptr);
+    return static_cast<tensorflow::Allocator*>(memory)->AllocateRaw(256, bytes, at_once);
+  }
+  static void Release(void* memory, void* data) { static_cast<tensorflow::Allocator*>(memory)->DeallocateRaw(data); }
+
+  const TableSpec spec_;
+  const Optimizer optimizer_;
+  FusedrecDeviceTable* table_ = nullptr;
+  std::unique_ptr<HostRows> host_rows_;
+};
+
+// A kernel whose first input is a table on a device.
+class DeviceTableKernel : public tensorflow::OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(tensorflow::OpKernelContext* ctx) final {
+    tensorflow::core::RefCountPtr<DeviceTableResource> resource;
+    OP_REQUIRES_OK(ctx, tensorflow::LookupResource(ctx, tensorflow::HandleFromInput(ctx, 0), &resource));
+    OP_REQUIRES_OK(ctx, Run(ctx, *resource));
+  }
+
+ protected:
+  virtual absl::Status Run(tensorflow::OpKernelContext* ctx, const DeviceTableResource& resource) = 0;
+};
+
+// The same, for what is a function of context and table.
+template <absl::Status (*kRun)(tensorflow::OpKernelContext*, const DeviceTableResource&)>
+class DeviceTableFunctionOp : public DeviceTableKernel {
+ public:
+  using DeviceTableKernel::DeviceTableKernel;
+
+ protected:
+  absl::Status Run(tensorflow::OpKernelContext* ctx, const DeviceTableResource& resource) override {
+    return kRun(ctx, resource);
+  }
+};
+
+}  // namespace fusedrec
+
+#endif  // FUSEDREC_HASH_TABLE_CUDA_KERNELS_DEVICE_TABLE_RESOURCE_H_

@@ -1,0 +1,231 @@
+// Kernels outside the training step for a table on a device: sizes, eviction, checkpoints; and what it refuses.
+#include <vector>
+
+#include "hash_table/cuda/kernels/device_table_resource.h"
+#include "hash_table/kernels/table_upkeep.h"
+
+namespace fusedrec {
+
+using tensorflow::DEVICE_GPU;
+using tensorflow::OpKernelContext;
+using tensorflow::Tensor;
+using tensorflow::TensorShape;
+
+namespace {
+
+using Access = HostRows::Access;
+
+// Memory on the device for the time of the op, with what a host tensor holds.
+absl::Status ToDevice(OpKernelContext* ctx, const Tensor& host, Tensor* device) {
+  TF_RETURN_IF_ERROR(ctx->allocate_temp(host.dtype(), host.shape(), device));
+  return CudaStatus("copy_to_device",
+                    fusedrec_copy_to_device(device->data(), host.data(), host.TotalBytes(), StreamOf(ctx)));
+}
+
+// The first `rows` of what is on the device as an output, which is in host memory.
+absl::Status GiveFrom(OpKernelContext* ctx, int index, const Tensor& device, int64_t rows) {
+  Tensor* out;
+  const Tensor given = device.Slice(0, rows);
+  TF_RETURN_IF_ERROR(ctx->allocate_output(index, given.shape(), &out));
+  return CudaStatus("copy_to_host", fusedrec_copy_to_host(out->data(), given.data(), given.TotalBytes(), StreamOf(ctx)));
+}
+
+absl::Status ReadSegment(OpKernelContext* ctx, const DeviceTableResource& resource, int64_t* segment) {
+  TF_RETURN_IF_ERROR(ScalarInput(ctx, 1, "segment", segment));
+  return RequireSegment(*segment, resource.segments());
+}
+
+std::vector<int64_t> SizesOf(const DeviceTableResource& resource, int64_t* about) {
+  std::vector<int64_t> sizes(resource.segments());
+  fusedrec_table_size(resource.table(), sizes.data(), about);
+  return sizes;
+}
+
+absl::Status Size(OpKernelContext* ctx, const DeviceTableResource& resource) {
+  int64_t about[4];
+  return upkeep::Give(ctx, 0, SizesOf(resource, about));
+}
+
+absl::Status Statistics(OpKernelContext* ctx, const DeviceTableResource& resource) {
+  int64_t about[4], all = 0;
+  const std::vector<int64_t> sizes = SizesOf(resource, about);
+  std::vector<int64_t> counted(3 * sizes.size());
+  fusedrec_table_statistics(resource.table(), counted.data());
+  Tensor* out;
+  TF_RETURN_IF_ERROR(ctx->allocate_output(0, TensorShape({resource.segments(), 6}), &out));
+  auto matrix = out->matrix<int64_t>();
+  for (int64_t s = 0; s < resource.segments(); ++s) {
+    all += sizes[s];
+    const int64_t row[] = {sizes[s], counted[3 * s], counted[3 * s + 1], counted[3 * s + 2], 0, 0};
+    for (int i = 0; i < 6; ++i) matrix(s, i) = row[i];
+  }
+  return upkeep::Give(ctx, 1, {about[2], about[3], 0, all, 0});
+}
+
+absl::Status Clock(OpKernelContext* ctx, const DeviceTableResource& resource) {
+  int64_t about[4];
+  SizesOf(resource, about);
+  return upkeep::Give(ctx, 0, {about[0], about[1]});
+}
+
+absl::Status SetClock(OpKernelContext* ctx, const DeviceTableResource& resource) {
+  TF_RETURN_IF_ERROR(RequireClock(ctx->input(1)));
+  const auto clock = ctx->input(1).flat<int64_t>();
+  fusedrec_table_set_clock(resource.table(), clock(0), clock(1));
+  return absl::OkStatus();
+}
+
+absl::Status Clear([[maybe_unused]] OpKernelContext* ctx, const DeviceTableResource& resource) {
+  return resource.StatusOf(fusedrec_table_clear(resource.table(), StreamOf(ctx)), "its segments");
+}
+
+absl::Status Keys(OpKernelContext* ctx, const DeviceTableResource& resource) {
+  int64_t segment, since, count, about[4];
+  TF_RETURN_IF_ERROR(ReadSegment(ctx, resource, &segment));
+  TF_RETURN_IF_ERROR(ScalarInput(ctx, 2, "since", &since));
+  TF_RETURN_IF_ERROR(RequireIn("since", since, 0, kMostClock, "a version of TableClock."));
+  const int64_t size = SizesOf(resource, about)[segment];
+  Tensor ids, handles;
+  TF_RETURN_IF_ERROR(ctx->allocate_temp(tensorflow::DT_INT64, TensorShape({size}), &ids));
+  TF_RETURN_IF_ERROR(ctx->allocate_temp(tensorflow::DT_INT64, TensorShape({size}), &handles));
+  TF_RETURN_IF_ERROR(resource.StatusOf(
+      fusedrec_table_keys(resource.table(), segment, since, Out<int64_t>(&ids).data(), Out<int64_t>(&handles).data(),
+                          &count, StreamOf(ctx)),
+      "a list of keys"));
+  TF_RETURN_IF_ERROR(GiveFrom(ctx, 0, ids, count));
+  return GiveFrom(ctx, 1, handles, count);
+}
+
+absl::Status ReadRecords(OpKernelContext* ctx, const DeviceTableResource& resource) {
+  Tensor handles, records;
+  TF_RETURN_IF_ERROR(RequireRank("handles", ctx->input(1), 1));
+  TF_RETURN_IF_ERROR(ToDevice(ctx, ctx->input(1), &handles));
+  const int64_t count = handles.NumElements();
+  TF_RETURN_IF_ERROR(ctx->allocate_temp(
+      tensorflow::DT_UINT8, TensorShape({count, fusedrec_table_record_bytes(resource.table())}), &records));
+  TF_RETURN_IF_ERROR(resource.StatusOf(
+      fusedrec_table_read_records(resource.table(), In<int64_t>(handles).data(), count,
+                                  static_cast<char*>(records.data()), StreamOf(ctx)),
+      "an export"));
+  return GiveFrom(ctx, 0, records, count);
+}
+
+absl::Status Import(OpKernelContext* ctx, const DeviceTableResource& resource) {
+  int64_t segment;
+  Tensor ids, records;
+  TF_RETURN_IF_ERROR(ReadSegment(ctx, resource, &segment));
+  TF_RETURN_IF_ERROR(RequireRecords(ctx->input(2), ctx->input(3), fusedrec_table_record_bytes(resource.table())));
+  TF_RETURN_IF_ERROR(ToDevice(ctx, ctx->input(2), &ids));
+  TF_RETURN_IF_ERROR(ToDevice(ctx, ctx->input(3), &records));
+  return resource.StatusOf(
+      fusedrec_table_write_records(resource.table(), segment, In<int64_t>(ids).data(), ids.NumElements(),
+                                   static_cast<const char*>(records.data()), StreamOf(ctx)),
+      "rows that are imported");
+}
+
+absl::Status Remove(OpKernelContext* ctx, const DeviceTableResource& resource) {
+  int64_t segment, gone;
+  Tensor ids;
+  TF_RETURN_IF_ERROR(ReadSegment(ctx, resource, &segment));
+  TF_RETURN_IF_ERROR(RequireRank("ids", ctx->input(2), 1));
+  TF_RETURN_IF_ERROR(ToDevice(ctx, ctx->input(2), &ids));
+  TF_RETURN_IF_ERROR(resource.StatusOf(
+      fusedrec_table_remove(resource.table(), segment, In<int64_t>(ids).data(), ids.NumElements(), &gone,
+                            StreamOf(ctx)),
+      "a removal"));
+  return upkeep::GiveScalar(ctx, gone);
+}
+
+absl::Status Evict(OpKernelContext* ctx, const DeviceTableResource& resource) {
+  int64_t segment, count, gone;
+  TF_RETURN_IF_ERROR(ReadSegment(ctx, resource, &segment));
+  TF_RETURN_IF_ERROR(ScalarInput(ctx, 2, "count", &count));
+  if (count < 0) return absl::InvalidArgumentError(absl::StrCat("count must be >= 0, got ", count, "."));
+  TF_RETURN_IF_ERROR(resource.StatusOf(
+      fusedrec_table_evict(resource.table(), segment, count, &gone, StreamOf(ctx)), "an eviction"));
+  return upkeep::GiveScalar(ctx, gone);
+}
+
+// All rows on a device: without admission and without tombstones (RequireDeviceForm), so that both lists stay empty.
+absl::Status Tombstones(OpKernelContext* ctx, const DeviceTableResource& resource) {
+  int64_t segment;
+  TF_RETURN_IF_ERROR(ReadSegment(ctx, resource, &segment));
+  return upkeep::Give(ctx, 0, {});
+}
+absl::Status ForgetTombstones(OpKernelContext*, const DeviceTableResource&) { return absl::OkStatus(); }
+absl::Status Candidates(OpKernelContext* ctx, const DeviceTableResource& resource) {
+  TF_RETURN_IF_ERROR(Tombstones(ctx, resource));
+  return upkeep::Give(ctx, 1, {});
+}
+absl::Status ImportCandidates(OpKernelContext* ctx, const DeviceTableResource& resource) {
+  int64_t segment;
+  return ReadSegment(ctx, resource, &segment);
+}
+
+// A table with all rows on the device, or what is done with one in host memory.
+template <absl::Status (*kOnDevice)(OpKernelContext*, const DeviceTableResource&),
+          absl::Status (*kOnHost)(OpKernelContext*, HashTable*), Access kAccess>
+absl::Status Upkeep(OpKernelContext* ctx, const DeviceTableResource& resource) {
+  if (resource.host_rows() == nullptr) return kOnDevice(ctx, resource);
+  return resource.host_rows()->OnHost(kAccess, CpuPool(ctx), StreamOf(ctx),
+                                      [ctx](HashTable* table) { return kOnHost(ctx, table); });
+}
+
+// Ops that device tables do not support.
+class RefusedOnDeviceOp : public tensorflow::OpKernel {
+ public:
+  using OpKernel::OpKernel;
+  void Compute(OpKernelContext* ctx) override {
+    ctx->SetStatus(absl::UnimplementedError(absl::StrCat(
+        type_string(), " is not for tables on a GPU, which neither accumulate gradients nor are averaged. Remedy: make ",
+        "the table under tf.device('/CPU:0'), or train it with accumulate_steps=1, one training lookup per step and ",
+        "Topology(rule='gradient_sync').")));
+  }
+};
+
+}  // namespace
+
+#define FUSEDREC_KERNEL(NAME) Name("Fusedrec>" NAME).Device(DEVICE_GPU).HostMemory("table")
+#define FUSEDREC_OF_SEGMENT(NAME) FUSEDREC_KERNEL(NAME).HostMemory("segment")
+#define FUSEDREC_UPKEEP(FUNCTION, ACCESS) DeviceTableFunctionOp<Upkeep<FUNCTION, upkeep::FUNCTION, Access::ACCESS>>
+// What these take and give comes from host memory and goes there: checkpoints, statistics. An eviction leaves the rows of
+// the last lookup, which are those on the device.
+REGISTER_KERNEL_BUILDER(FUSEDREC_KERNEL("TableSize").HostMemory("size"), FUSEDREC_UPKEEP(Size, kNumbers));
+REGISTER_KERNEL_BUILDER(FUSEDREC_KERNEL("TableStatistics").HostMemory("segments").HostMemory("bytes"),
+                        FUSEDREC_UPKEEP(Statistics, kNumbers));
+REGISTER_KERNEL_BUILDER(FUSEDREC_KERNEL("TableClock").HostMemory("clock"), FUSEDREC_UPKEEP(Clock, kNumbers));
+REGISTER_KERNEL_BUILDER(FUSEDREC_KERNEL("TableSetClock").HostMemory("clock"), FUSEDREC_UPKEEP(SetClock, kChange));
+REGISTER_KERNEL_BUILDER(FUSEDREC_KERNEL("TableClear"), FUSEDREC_UPKEEP(Clear, kChange));
+REGISTER_KERNEL_BUILDER(FUSEDREC_OF_SEGMENT("TableKeys").HostMemory("since").HostMemory("ids").HostMemory("handles"),
+                        FUSEDREC_UPKEEP(Keys, kRows));
+REGISTER_KERNEL_BUILDER(FUSEDREC_KERNEL("TableReadRecords").HostMemory("handles").HostMemory("records"),
+                        FUSEDREC_UPKEEP(ReadRecords, kRows));
+REGISTER_KERNEL_BUILDER(FUSEDREC_OF_SEGMENT("TableImport").HostMemory("ids").HostMemory("records"),
+                        FUSEDREC_UPKEEP(Import, kChange));
+REGISTER_KERNEL_BUILDER(FUSEDREC_OF_SEGMENT("TableRemove").HostMemory("ids").HostMemory("removed"),
+                        FUSEDREC_UPKEEP(Remove, kChange));
+REGISTER_KERNEL_BUILDER(FUSEDREC_OF_SEGMENT("TableEvict").HostMemory("count").HostMemory("evicted"),
+                        FUSEDREC_UPKEEP(Evict, kRows));
+REGISTER_KERNEL_BUILDER(FUSEDREC_OF_SEGMENT("TableTombstones").HostMemory("ids"), FUSEDREC_UPKEEP(Tombstones, kNumbers));
+REGISTER_KERNEL_BUILDER(FUSEDREC_KERNEL("TableForgetTombstones"), FUSEDREC_UPKEEP(ForgetTombstones, kNumbers));
+REGISTER_KERNEL_BUILDER(FUSEDREC_OF_SEGMENT("TableCandidates").HostMemory("ids").HostMemory("counts"),
+                        FUSEDREC_UPKEEP(Candidates, kNumbers));
+REGISTER_KERNEL_BUILDER(FUSEDREC_OF_SEGMENT("TableImportCandidates").HostMemory("ids").HostMemory("counts"),
+                        FUSEDREC_UPKEEP(ImportCandidates, kNumbers));
+#define FUSEDREC_REGISTER(T) \
+  REGISTER_KERNEL_BUILDER(FUSEDREC_KERNEL("TableAccumulateGradients").TypeConstraint<T>("T").HostMemory("left_out"), \
+                          RefusedOnDeviceOp);
+FUSEDREC_REGISTER(float)
+FUSEDREC_REGISTER(Eigen::half)
+FUSEDREC_REGISTER(Eigen::bfloat16)
+#undef FUSEDREC_REGISTER
+REGISTER_KERNEL_BUILDER(FUSEDREC_KERNEL("TableApplyAccumulated"), RefusedOnDeviceOp);
+REGISTER_KERNEL_BUILDER(FUSEDREC_KERNEL("TableNoteTrained").HostMemory("received_splits"), RefusedOnDeviceOp);
+REGISTER_KERNEL_BUILDER(FUSEDREC_KERNEL("TableTakeUnsynced"), RefusedOnDeviceOp);
+REGISTER_KERNEL_BUILDER(FUSEDREC_KERNEL("TableReadNumbers").HostMemory("segment_splits"), RefusedOnDeviceOp);
+REGISTER_KERNEL_BUILDER(FUSEDREC_KERNEL("TableMerge").HostMemory("segment_splits"), RefusedOnDeviceOp);
+#undef FUSEDREC_UPKEEP
+#undef FUSEDREC_OF_SEGMENT
+#undef FUSEDREC_KERNEL
+
+}  // namespace fusedrec

@@ -1,0 +1,276 @@
+// Kernels of the training step for a table on a device. A launcher does the work; here is what TensorFlow asks for.
+#include <algorithm>
+#include <cstring>
+#include <string>
+
+#include "common/bucket.h"
+#include "hash_table/cuda/kernels/device_table_resource.h"
+#include "hash_table/kernels/table_attributes.h"
+#include "rank_partition/rank_partition.h"
+#include "tensorflow/core/framework/resource_op_kernel.h"
+
+namespace fusedrec {
+
+using tensorflow::DEVICE_GPU;
+using tensorflow::OpKernelConstruction;
+using tensorflow::OpKernelContext;
+using tensorflow::Tensor;
+using tensorflow::TensorShape;
+
+class DeviceHashTableOp : public tensorflow::ResourceOpKernel<DeviceTableResource> {
+ public:
+  explicit DeviceHashTableOp(OpKernelConstruction* ctx) : ResourceOpKernel(ctx) {
+    OP_REQUIRES_OK(ctx, ReadAttributes(ctx, &attributes_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("anonymous", &anonymous_));
+    OP_REQUIRES_OK(ctx, RequireDeviceForm(attributes_.spec));
+  }
+
+  void Compute(OpKernelContext* ctx) override {
+    tensorflow::mutex_lock lock(context_mutex_);
+    context_ = ctx;
+    if (anonymous_) {
+      MakeAnonymous(ctx);
+    } else {
+      ResourceOpKernel::Compute(ctx);
+    }
+    context_ = nullptr;
+  }
+
+ private:
+  void MakeAnonymous(OpKernelContext* ctx) {
+    DeviceTableResource* resource = nullptr;
+    OP_REQUIRES_OK(ctx, CreateResource(&resource));
+    OP_REQUIRES_OK(ctx, OutputOwningHandle(ctx, resource));
+  }
+
+  absl::Status CreateResource(DeviceTableResource** resource) override {
+    auto optimizer = Optimizer::Make(attributes_.rule, attributes_.hyperparameters);
+    if (!optimizer.ok()) return optimizer.status();
+    return DeviceTableResource::Make(context_, attributes_.spec, *optimizer, resource);
+  }
+
+  TableAttributes attributes_;
+  bool anonymous_;
+  tensorflow::mutex context_mutex_;
+  OpKernelContext* context_ = nullptr;  // of the call under way
+};
+
+namespace {
+
+// Inputs 1 and 2.
+struct MessageInput {
+  FusedrecMessage message;
+  int64_t num_ids;
+};
+
+absl::Status ReadMessage(OpKernelContext* ctx, const DeviceTableResource& resource, MessageInput* read) {
+  const Tensor &entries = ctx->input(1), &splits = ctx->input(2);
+  TF_RETURN_IF_ERROR(RequireRank("message", entries, 1));
+  TF_RETURN_IF_ERROR(RequireRank("received_splits", splits, 1));
+  TF_RETURN_IF_ERROR(RequireSize("the size of the message", entries.NumElements()));
+  TF_RETURN_IF_ERROR(CheckReceivedSplits(entries.NumElements(), In<int32_t>(splits), resource.segments()));
+  read->message = {In<int64_t>(entries).data(), In<int32_t>(splits).data(), splits.NumElements()};
+  read->num_ids = entries.NumElements() - splits.NumElements() * resource.segments();
+  return absl::OkStatus();
+}
+
+absl::Status AllocateRows(OpKernelContext* ctx, const DeviceTableResource& resource, int64_t num_ids, Tensor** rows) {
+  return ctx->allocate_output(0, TensorShape({BucketedSize(num_ids), resource.spec().dim}), rows);
+}
+
+// Waits, for the number of distinct rows. `ticket`: of a look-ahead of rows in host memory.
+template <typename T>
+absl::Status LookUpFrom(OpKernelContext* ctx, const DeviceTableResource& resource, int64_t ticket) {
+  MessageInput in;
+  int64_t num_rows;
+  Tensor *rows, *inverse;
+  Tensor handles;
+  TF_RETURN_IF_ERROR(ReadMessage(ctx, resource, &in));
+  TF_RETURN_IF_ERROR(AllocateRows(ctx, resource, in.num_ids, &rows));
+  TF_RETURN_IF_ERROR(ctx->allocate_output(2, TensorShape({in.num_ids}), &inverse));
+  TF_RETURN_IF_ERROR(ctx->allocate_temp(tensorflow::DT_INT64, TensorShape({in.num_ids}), &handles));
+  constexpr int64_t kStorage = static_cast<int64_t>(StorageFor<T>());
+  int32_t* const numbers = Out<int32_t>(inverse).data();
+  int64_t* const found = Out<int64_t>(&handles).data();
+  if (resource.host_rows() != nullptr) {
+    const HostRows::Call call{in.message, ctx->input(1).NumElements(), CpuPool(ctx), StreamOf(ctx)};
+    TF_RETURN_IF_ERROR(resource.host_rows()->Lookup(call, ticket, kStorage, rows->data(), rows->dim_size(0), numbers,
+                                                    found, &num_rows));
+  } else {
+    TF_RETURN_IF_ERROR(resource.StatusOf(
+        fusedrec_table_lookup(resource.table(), &in.message, kStorage, rows->data(), rows->dim_size(0), numbers, found,
+                              &num_rows, StreamOf(ctx)),
+        "the rows of a batch"));
+  }
+  ctx->set_output(1, handles.Slice(0, num_rows));
+  return absl::OkStatus();
+}
+
+template <typename T>
+absl::Status LookUp(OpKernelContext* ctx, const DeviceTableResource& resource) {
+  return LookUpFrom<T>(ctx, resource, 0);
+}
+
+template <typename T>
+absl::Status Refresh(OpKernelContext* ctx, const DeviceTableResource& resource) {
+  const Tensor& mark = ctx->input(5);
+  if (mark.shape() != TensorShape({2})) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("mark must be of a TableLookAhead, of shape [2], got ", mark.shape().DebugString(), "."));
+  }
+  return LookUpFrom<T>(ctx, resource, mark.flat<int64_t>()(0));
+}
+
+// Where rows are on the device already nothing is read ahead, and TableRefresh is a whole lookup. Else what is read lies in
+// the buffers of the table; its ticket is what goes on.
+absl::Status LookAhead(OpKernelContext* ctx, const DeviceTableResource& resource) {
+  MessageInput in;
+  int64_t ticket = 0;
+  Tensor *rows, *handles, *mark;
+  TF_RETURN_IF_ERROR(ReadMessage(ctx, resource, &in));
+  TF_RETURN_IF_ERROR(ctx->allocate_output(0, TensorShape({0, resource.spec().dim}), &rows));
+  TF_RETURN_IF_ERROR(ctx->allocate_output(1, TensorShape({0}), &handles));
+  TF_RETURN_IF_ERROR(ctx->allocate_output(2, TensorShape({2}), &mark));
+  if (resource.host_rows() != nullptr) {
+    const HostRows::Call call{in.message, ctx->input(1).NumElements(), CpuPool(ctx), StreamOf(ctx)};
+    TF_RETURN_IF_ERROR(resource.host_rows()->LookAhead(call, &ticket));
+  }
+  mark->flat<int64_t>()(0) = ticket;
+  mark->flat<int64_t>()(1) = 0;
+  return absl::OkStatus();
+}
+
+template <typename T>
+absl::Status Find(OpKernelContext* ctx, const DeviceTableResource& resource) {
+  MessageInput in;
+  Tensor* rows;
+  TF_RETURN_IF_ERROR(ReadMessage(ctx, resource, &in));
+  TF_RETURN_IF_ERROR(AllocateRows(ctx, resource, in.num_ids, &rows));
+  if (resource.host_rows() == nullptr) {
+    return resource.StatusOf(
+        fusedrec_table_find(resource.table(), &in.message, static_cast<int64_t>(StorageFor<T>()), rows->data(),
+                            rows->dim_size(0), nullptr, StreamOf(ctx)),
+        "a lookup");
+  }
+  Tensor found;
+  tensorflow::AllocatorAttributes on_host;
+  on_host.set_on_host(true);
+  TF_RETURN_IF_ERROR(ctx->allocate_temp(rows->dtype(), rows->shape(), &found, on_host));
+  const int64_t used = in.num_ids * resource.spec().dim * sizeof(T);
+  std::memset(static_cast<char*>(found.data()) + used, 0, found.TotalBytes() - used);
+  const HostRows::Call call{in.message, ctx->input(1).NumElements(), CpuPool(ctx), StreamOf(ctx)};
+  TF_RETURN_IF_ERROR(resource.host_rows()->Find(call, StorageFor<T>(), found.data()));
+  return CudaStatus("copy_to_device",
+                    fusedrec_copy_to_device(rows->data(), found.data(), found.TotalBytes(), StreamOf(ctx)));
+}
+
+// Asks the disk for rows in a file. A table with all rows on the device has nothing to fetch.
+absl::Status Prefetch(OpKernelContext* ctx, const DeviceTableResource& resource) {
+  MessageInput in;
+  TF_RETURN_IF_ERROR(ReadMessage(ctx, resource, &in));
+  if (resource.host_rows() == nullptr || resource.spec().memory_budget == 0) return absl::OkStatus();
+  const HostRows::Call call{in.message, ctx->input(1).NumElements(), CpuPool(ctx), StreamOf(ctx)};
+  return resource.host_rows()->Prefetch(call);
+}
+
+template <typename T>
+absl::Status ApplyGradients(OpKernelContext* ctx, const DeviceTableResource& resource) {
+  const Tensor &handles = ctx->input(1), &inverse = ctx->input(2), &grads = ctx->input(3);
+  float scale;
+  FusedrecUpdate update{resource.optimizer().rule(), {}};
+  TF_RETURN_IF_ERROR(CheckGradientShapes(ctx, resource.spec().dim));
+  TF_RETURN_IF_ERROR(ScalarInput(ctx, 4, "scale", &scale));
+  TF_RETURN_IF_ERROR(ReadStep(ctx, 5, &update.step));
+  TF_RETURN_IF_ERROR(RequireSize("the size of inverse", inverse.NumElements()));
+  constexpr int64_t kStorage = static_cast<int64_t>(StorageFor<T>());
+  const int64_t *found = In<int64_t>(handles).data(), num_rows = handles.NumElements();
+  const int32_t* const numbers = In<int32_t>(inverse).data();
+  Tensor on_device;
+  Tensor* left_out;
+  int64_t num_left_out = 0;
+  TF_RETURN_IF_ERROR(ctx->allocate_temp(tensorflow::DT_INT32, TensorShape({num_rows}), &on_device));
+  int32_t* const places = Out<int32_t>(&on_device).data();
+  if (resource.host_rows() != nullptr) {
+    TF_RETURN_IF_ERROR(resource.host_rows()->Apply(found, num_rows, numbers, inverse.NumElements(), grads.data(),
+                                                   kStorage, scale, update, places, &num_left_out, StreamOf(ctx)));
+  } else {
+    TF_RETURN_IF_ERROR(resource.StatusOf(
+        fusedrec_table_apply(resource.table(), found, num_rows, numbers, inverse.NumElements(), grads.data(), kStorage,
+                             scale, &update, places, &num_left_out, StreamOf(ctx)),
+        "an update"));
+  }
+  TF_RETURN_IF_ERROR(ctx->allocate_output(0, TensorShape({num_left_out}), &left_out));
+  if (num_left_out == 0) return absl::OkStatus();  // a copy would wait
+  const absl::Span<int32_t> ascending = Out<int32_t>(left_out);
+  TF_RETURN_IF_ERROR(CudaStatus(
+      "copy_to_host", fusedrec_copy_to_host(ascending.data(), places, ascending.size() * sizeof(int32_t), StreamOf(ctx))));
+  std::sort(ascending.begin(), ascending.end());
+  return absl::OkStatus();
+}
+
+// A kernel that answers rows: its attribute `dim`, from which static shapes come, must be the table's.
+template <absl::Status (*kRun)(OpKernelContext*, const DeviceTableResource&)>
+class DeviceRowsOp : public DeviceTableKernel {
+ public:
+  explicit DeviceRowsOp(OpKernelConstruction* ctx) : DeviceTableKernel(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("dim", &dim_));
+  }
+
+ protected:
+  absl::Status Run(OpKernelContext* ctx, const DeviceTableResource& resource) override {
+    TF_RETURN_IF_ERROR(RequireDim(resource.spec(), dim_));
+    return kRun(ctx, resource);
+  }
+
+ private:
+  int64_t dim_;
+};
+
+}  // namespace
+
+REGISTER_KERNEL_BUILDER(Name("Fusedrec>HashTable").Device(DEVICE_GPU).HostMemory("table"), DeviceHashTableOp);
+REGISTER_KERNEL_BUILDER(
+    Name("Fusedrec>TablePrefetch").Device(DEVICE_GPU).HostMemory("table").HostMemory("received_splits"),
+    DeviceTableFunctionOp<Prefetch>);
+#define FUSEDREC_REGISTER(T)                                        \
+  REGISTER_KERNEL_BUILDER(Name("Fusedrec>TableLookup")              \
+                              .Device(DEVICE_GPU)                   \
+                              .TypeConstraint<T>("T")               \
+                              .HostMemory("table")                  \
+                              .HostMemory("received_splits"),       \
+                          DeviceRowsOp<LookUp<T>>);                 \
+  REGISTER_KERNEL_BUILDER(Name("Fusedrec>TableLookAhead")           \
+                              .Device(DEVICE_GPU)                   \
+                              .TypeConstraint<T>("T")               \
+                              .HostMemory("table")                  \
+                              .HostMemory("received_splits")        \
+                              .HostMemory("mark"),                  \
+                          DeviceRowsOp<LookAhead>);                 \
+  REGISTER_KERNEL_BUILDER(Name("Fusedrec>TableRefresh")             \
+                              .Device(DEVICE_GPU)                   \
+                              .TypeConstraint<T>("T")               \
+                              .HostMemory("table")                  \
+                              .HostMemory("received_splits")        \
+                              .HostMemory("mark"),                  \
+                          DeviceRowsOp<Refresh<T>>);                 \
+  REGISTER_KERNEL_BUILDER(Name("Fusedrec>TableFind")                \
+                              .Device(DEVICE_GPU)                   \
+                              .TypeConstraint<T>("T")               \
+                              .HostMemory("table")                  \
+                              .HostMemory("received_splits"),       \
+                          DeviceRowsOp<Find<T>>);                   \
+  REGISTER_KERNEL_BUILDER(Name("Fusedrec>TableApplyGradients")      \
+                              .Device(DEVICE_GPU)                   \
+                              .TypeConstraint<T>("T")               \
+                              .HostMemory("table")                  \
+                              .HostMemory("scale")                  \
+                              .HostMemory("learning_rate")          \
+                              .HostMemory("step")                   \
+                              .HostMemory("left_out"),              \
+                          DeviceTableFunctionOp<ApplyGradients<T>>);
+FUSEDREC_REGISTER(float)
+FUSEDREC_REGISTER(Eigen::half)
+FUSEDREC_REGISTER(Eigen::bfloat16)
+#undef FUSEDREC_REGISTER
+
+}  // namespace fusedrec

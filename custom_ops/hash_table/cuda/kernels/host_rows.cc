@@ -1,0 +1,242 @@
+#include "hash_table/cuda/kernels/host_rows.h"
+
+#include <utility>
+
+#include "common/cuda_api.h"
+#include "hash_table/cuda/kernels/device_form.h"
+#include "rank_partition/rank_partition.h"
+
+namespace fusedrec {
+namespace {
+
+constexpr char kOtherMessage[] =
+    "message must be that of the look-ahead, got another one. No row was changed. Take a look-ahead and its lookup from "
+    "one message.";
+
+// Handles that were met.
+class HandleSet {
+ public:
+  explicit HandleSet(int64_t most) {
+    while ((int64_t{1} << bits_) < 2 * most) ++bits_;
+    slots_.assign(size_t{1} << bits_, kNobody);
+  }
+  // Whether it is new.
+  bool Insert(int64_t handle) {
+    const uint32_t wanted = static_cast<uint32_t>(handle), mask = static_cast<uint32_t>(slots_.size() - 1);
+    for (uint32_t i = wanted * 0x9e3779b1u >> (32 - bits_);; i = (i + 1) & mask) {
+      if (slots_[i] == wanted) return false;
+      if (slots_[i] != kNobody) continue;
+      slots_[i] = wanted;
+      return true;
+    }
+  }
+
+ private:
+  static constexpr uint32_t kNobody = 0xffffffff;
+  int bits_ = 1;
+  std::vector<uint32_t> slots_;
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<HostRows>> HostRows::Make(const TableSpec& spec, Optimizer optimizer,
+                                                         const FusedrecAllocator& allocator, void* stream) {
+  FusedrecTableSpec of = DeviceSpecOf(spec, optimizer);
+  of.max_rows = of.eviction = of.ttl = 0;  // which rows there are is decided in host memory
+  auto table = HashTable::Make(spec, std::move(optimizer));
+  if (!table.ok()) return table.status();
+  FusedrecDeviceBuffer* buffer;
+  const int answer = fusedrec_buffer_create(&of, &allocator, &buffer, stream);
+  if (answer != 0) return DeviceTableStatus(answer, spec, "its segments");
+  return std::unique_ptr<HostRows>(new HostRows(*std::move(table), buffer));
+}
+
+absl::Status HostRows::StatusOf(int answer) const { return DeviceTableStatus(answer, table_->spec(), "rows of a batch"); }
+
+absl::Status HostRows::Receive(const Call& call, Seen* seen) const {
+  const int32_t* const splits = call.message.received_splits;
+  seen->splits.assign(splits, splits + call.message.ranks);
+  seen->entries.resize(call.num_entries);
+  const absl::Status copied = StatusOf(fusedrec_copy_to_host(seen->entries.data(), call.message.entries,
+                                                             call.num_entries * sizeof(int64_t), call.stream));
+  if (!copied.ok()) return copied;
+  const absl::Status sound = CheckMessage(seen->entries, seen->splits, table_->segments());
+  if (!sound.ok()) return sound;
+  seen->handles.assign(call.num_entries - call.message.ranks * table_->segments(), kNoRow);
+  return absl::OkStatus();
+}
+
+template <typename RowWanted>
+absl::Status HostRows::Pack(const ParallelFor& parallel_for, const RowWanted& row_wanted, Parcel* parcel) {
+  parcel->splits.assign(1, 0);
+  for (int64_t s = 0; s < table_->segments(); ++s) {
+    for (int64_t i = seen_.segment_splits[s]; i < seen_.segment_splits[s + 1]; ++i) {
+      const int64_t handle = row_wanted(seen_.order[i]);
+      if (handle == kNoRow) continue;
+      parcel->ids.push_back(seen_.ids[i]);
+      parcel->handles.push_back(handle);
+      if (seen_.handles[seen_.order[i]] == kNoRow || seen_.ticket == 0) seen_.told.push_back({s, seen_.ids[i]});
+    }
+    parcel->splits.push_back(parcel->ids.size());
+  }
+  const absl::Status room = StatusOf(
+      fusedrec_buffer_host_memory(buffer_, parcel->handles.size() * table_->record_bytes(), &parcel->records));
+  if (room.ok()) table_->ReadRecords(parcel->handles, parallel_for, parcel->records);
+  return room;
+}
+
+absl::Status HostRows::ReadAhead(const Call& call) {
+  seen_ = Seen();
+  Seen seen;
+  absl::Status done = Receive(call, &seen);
+  if (!done.ok()) return done;
+  const int64_t num_ids = seen.handles.size();
+  table_->LookAhead(seen.message(), call.parallel_for, {}, absl::MakeSpan(seen.handles), &seen.version, &seen.moves);
+  std::vector<int32_t> position(num_ids), id_splits(seen.splits.size());
+  seen.ids.resize(num_ids);
+  seen.order.resize(num_ids);
+  seen.segment_splits.resize(table_->segments() + 1);
+  UnpackMessage(seen.entries, seen.splits, absl::MakeSpan(seen.ids), absl::MakeSpan(seen.segment_splits),
+                absl::MakeSpan(position), absl::MakeSpan(id_splits));
+  for (int64_t v = 0; v < num_ids; ++v) seen.order[position[v]] = v;
+  seen_ = std::move(seen);
+
+  HandleSet met(num_ids);
+  Parcel parcel;
+  const auto first_of_row = [&](int64_t v) {
+    const int64_t handle = seen_.handles[v];
+    return handle != kNoRow && met.Insert(handle) ? handle : kNoRow;
+  };
+  done = Pack(call.parallel_for, first_of_row, &parcel);
+  if (!done.ok()) return done;
+  done = StatusOf(fusedrec_buffer_prefetch(buffer_, parcel.ids.data(), parcel.splits.data(), parcel.records, call.stream));
+  if (done.ok()) seen_.ticket = ++tickets_;
+  return done;
+}
+
+absl::Status HostRows::LookAhead(const Call& call, int64_t* ticket) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  absl::Status done = WriteBack(call.parallel_for);
+  if (done.ok()) done = ReadAhead(call);
+  *ticket = seen_.ticket;
+  return done;
+}
+
+absl::Status HostRows::Lookup(const Call& call, int64_t ticket, int64_t storage, void* rows, int64_t out_rows,
+                              int32_t* inverse, int64_t* handles, int64_t* num_rows) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  absl::Status done = WriteBack(call.parallel_for);
+  if (done.ok() && (ticket == 0 || ticket != seen_.ticket)) done = ReadAhead(call);
+  if (!done.ok()) return done;
+  if (static_cast<int64_t>(seen_.entries.size()) != call.num_entries) return absl::InvalidArgumentError(kOtherMessage);
+
+  const Message message = seen_.message();
+  const Ahead ahead{seen_.handles, seen_.version, seen_.moves};
+  const uint32_t clock = table_->clock(), version = table_->version();
+  std::vector<int32_t> numbers(message.num_ids);
+  std::vector<int64_t> found;
+  done = table_->Lookup(message, call.parallel_for, {}, absl::MakeSpan(numbers), &found, nullptr, &ahead);
+
+  Parcel late;
+  std::vector<bool> met(found.size());
+  const auto first_of_changed = [&](int64_t v) {
+    const int32_t number = numbers[v];
+    if (met[number]) return kNoRow;
+    met[number] = true;
+    return table_->ChangedSince(found[number], seen_.version) ? found[number] : kNoRow;
+  };
+  if (done.ok()) done = Pack(call.parallel_for, first_of_changed, &late);
+  if (done.ok()) {
+    done = StatusOf(fusedrec_buffer_advance(buffer_, late.ids.data(), late.splits.data(), late.records, nullptr, call.stream));
+  }
+  std::vector<SegmentId> told = std::exchange(seen_, Seen()).told;
+  if (!done.ok()) return done;
+  waiting_ = std::exchange(active_, std::move(told));
+  is_trained_ = trainable_ = false;
+  FusedrecDeviceTable* const active = fusedrec_buffer_active(buffer_);
+  fusedrec_table_set_clock(active, clock, version);
+  const int answer = fusedrec_table_lookup(active, &call.message, storage, rows, out_rows, inverse, handles, num_rows,
+                                           call.stream);
+  if (answer == kDeviceAbsent) return absl::InvalidArgumentError(kOtherMessage);
+  clock_ = clock + 1;
+  trainable_ = answer == 0;
+  return StatusOf(answer);
+}
+
+absl::Status HostRows::Find(const Call& call, Storage storage, void* rows) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  Seen seen;
+  absl::Status done = Receive(call, &seen);
+  if (done.ok()) done = TakeBack(call.parallel_for, call.stream);
+  if (done.ok()) table_->Find(seen.message(), call.parallel_for, {rows, storage});
+  return done;
+}
+
+absl::Status HostRows::Prefetch(const Call& call) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  Seen seen;
+  const absl::Status done = Receive(call, &seen);
+  if (done.ok()) table_->Prefetch(seen.message());
+  return done;
+}
+
+absl::Status HostRows::Apply(const int64_t* handles, int64_t num_rows, const int32_t* inverse, int64_t num_ids,
+                             const void* grads, int64_t storage, float scale, const FusedrecUpdate& update,
+                             int32_t* left_out, int64_t* num_left_out, void* stream) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (!trainable_) return StatusOf(kDeviceStale);
+  const absl::Status done = StatusOf(fusedrec_table_apply(fusedrec_buffer_active(buffer_), handles, num_rows, inverse,
+                                                          num_ids, grads, storage, scale, &update, left_out,
+                                                          num_left_out, stream));
+  if (!done.ok()) return done;
+  table_->BeginUpdate(num_rows > 0 ? clock_ : 0);
+  is_trained_ = true;
+  return done;
+}
+
+template <typename Read>
+absl::Status HostRows::WriteTrained(const std::vector<SegmentId>& rows, const Read& read,
+                                    const ParallelFor& parallel_for) {
+  char* records;
+  int answer = fusedrec_buffer_host_memory(buffer_, rows.size() * table_->record_bytes(), &records);
+  if (answer == 0) answer = read(records);
+  if (answer == 0) table_->WriteTrained(rows, records, parallel_for);
+  return StatusOf(answer);
+}
+
+absl::Status HostRows::WriteBack(const ParallelFor& parallel_for) {
+  if (waiting_.empty()) return absl::OkStatus();
+  const auto read = [this](char* records) { return fusedrec_buffer_write_back(buffer_, records); };
+  const absl::Status done = WriteTrained(waiting_, read, parallel_for);
+  if (done.ok()) waiting_.clear();
+  return done;
+}
+
+// All rows in host memory become those of now.
+absl::Status HostRows::TakeBack(const ParallelFor& parallel_for, void* stream) {
+  absl::Status done = WriteBack(parallel_for);
+  if (!done.ok() || !is_trained_) return done;
+  const auto read = [=](char* records) { return fusedrec_buffer_read_active(buffer_, records, stream); };
+  done = WriteTrained(active_, read, parallel_for);
+  if (done.ok()) is_trained_ = false;
+  return done;
+}
+
+absl::Status HostRows::OnHost(Access access, const ParallelFor& parallel_for, void* stream,
+                              const std::function<absl::Status(HashTable*)>& use) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (access != Access::kNumbers) {
+    const absl::Status done = TakeBack(parallel_for, stream);
+    if (!done.ok()) return done;
+  }
+  if (access == Access::kChange) {
+    const absl::Status done = StatusOf(fusedrec_buffer_drop(buffer_, stream));
+    if (!done.ok()) return done;
+    seen_ = Seen();
+    active_.clear();
+    trainable_ = false;
+  }
+  return use(table_.get());
+}
+
+}  // namespace fusedrec

@@ -1,0 +1,114 @@
+// A table on a GPU that is larger than the device: rows are in host memory, the rows of two batches on the device.
+//
+// A HashTable in host memory decides which rows exist, are new and leave. It has the counts, clocks, options and
+// checkpoints. The device trains the rows, in the two buffers of NestPipe, section IV-B (buffer_cuda.h). HostRows moves
+// rows between the two.
+//
+//   look-ahead of t + 1   The rows of batch t - 1 go back. The ids of t + 1 come to the host, which finds their rows and
+//                         copies them to the device. The tables do not change.
+//   lookup of t + 1       The host counts, inserts and evicts. It sends late rows to the device: rows that are new or were
+//                         changed elsewhere since the look-ahead. The buffers change roles, and the device looks up.
+//   update of t + 1       The device updates alone. The host only counts the version.
+//
+// The result equals a HashTable bit for bit; clock and version on the device are the host's. A lookup without a look-ahead
+// first runs one itself, at full cost. There is one look-ahead at a time: the lookup of an earlier one begins anew.
+//
+// # Rows that leave while they are on the device
+// The window is one lookup, so the lookup of t + 1 may evict a row of batch t, but no lookup before. The record of such a
+// row comes back and is skipped. An id never leaves and returns inside one lookup, so no row that the device refreshes for
+// t + 1 belongs to an earlier id. Every other change of rows in host memory (imports, removals by hand) first takes back
+// the rows on the device and drops them there. Later gradients of these rows are refused, as in any table.
+#ifndef FUSEDREC_HASH_TABLE_CUDA_KERNELS_HOST_ROWS_H_
+#define FUSEDREC_HASH_TABLE_CUDA_KERNELS_HOST_ROWS_H_
+
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "hash_table/cpu/hash_table.h"
+#include "hash_table/cuda/buffer_cuda.h"
+
+namespace fusedrec {
+
+class HostRows {
+ public:
+  // A message whose entries are on the device, with the threads and the stream of the call.
+  struct Call {
+    FusedrecMessage message;
+    int64_t num_entries;
+    const ParallelFor& parallel_for;
+    void* stream;
+  };
+  enum class Access { kNumbers, kRows, kChange };  // reads statistics; reads rows; changes rows or their values
+
+  static absl::StatusOr<std::unique_ptr<HostRows>> Make(const TableSpec& spec, Optimizer optimizer,
+                                                        const FusedrecAllocator& allocator, void* stream);
+  ~HostRows() { fusedrec_buffer_destroy(buffer_); }
+  HostRows(const HostRows&) = delete;
+  HostRows& operator=(const HostRows&) = delete;
+
+  // ticket: names this look-ahead to its lookup; never 0.
+  absl::Status LookAhead(const Call& call, int64_t* ticket);
+  // Arguments as in fusedrec_table_lookup; ticket 0: no look-ahead.
+  absl::Status Lookup(const Call& call, int64_t ticket, int64_t storage, void* rows, int64_t out_rows, int32_t* inverse,
+                      int64_t* handles, int64_t* num_rows);
+  // rows [V, dim] of `storage`, in host memory.
+  absl::Status Find(const Call& call, Storage storage, void* rows);
+  absl::Status Prefetch(const Call& call);
+  // Arguments as in fusedrec_table_apply.
+  absl::Status Apply(const int64_t* handles, int64_t num_rows, const int32_t* inverse, int64_t num_ids,
+                     const void* grads, int64_t storage, float scale, const FusedrecUpdate& update, int32_t* left_out,
+                     int64_t* num_left_out, void* stream);
+  // Calls `use` with the table in host memory, after its rows are brought to the state that `access` needs.
+  absl::Status OnHost(Access access, const ParallelFor& parallel_for, void* stream,
+                      const std::function<absl::Status(HashTable*)>& use);
+
+ private:
+  // The rows of a look-ahead, which it has sent to the device.
+  struct Seen {
+    int64_t ticket = 0;  // 0: nothing
+    std::vector<int64_t> entries;
+    std::vector<int32_t> splits;
+    std::vector<int64_t> handles;  // [V]
+    int64_t version = 0, moves = 0;  // of the table then
+    std::vector<int64_t> ids, segment_splits, order;  // by segment: ids, and which received one each is
+    std::vector<SegmentId> told;  // rows that the device has, in their order there
+
+    Message message() const { return {entries, splits, static_cast<int64_t>(handles.size())}; }
+  };
+  // Rows for the device, by segment.
+  struct Parcel {
+    std::vector<int64_t> ids, handles, splits;
+    char* records = nullptr;  // of the buffer's host memory
+  };
+
+  HostRows(std::unique_ptr<HashTable> table, FusedrecDeviceBuffer* buffer) : table_(std::move(table)), buffer_(buffer) {}
+  absl::Status StatusOf(int answer) const;
+  absl::Status Receive(const Call& call, Seen* seen) const;
+  absl::Status ReadAhead(const Call& call);
+  // The received ids whose row is_wanted(v) names, kNoRow for none, with their records.
+  template <typename RowWanted>
+  absl::Status Pack(const ParallelFor& parallel_for, const RowWanted& row_wanted, Parcel* parcel);
+  // Records of rows, which read(records) copies from the device, become those of host memory.
+  template <typename Read>
+  absl::Status WriteTrained(const std::vector<SegmentId>& rows, const Read& read, const ParallelFor& parallel_for);
+  absl::Status WriteBack(const ParallelFor& parallel_for);
+  absl::Status TakeBack(const ParallelFor& parallel_for, void* stream);
+
+  const std::unique_ptr<HashTable> table_;
+  FusedrecDeviceBuffer* const buffer_;
+  std::mutex mutex_;  // one call at a time
+  Seen seen_;
+  int64_t tickets_ = 0;
+  std::vector<SegmentId> active_, waiting_;  // rows on the device, and those that wait to go back, in their order there
+  uint32_t clock_ = 0;       // of the lookup whose rows are active
+  bool trainable_ = false;   // whether they are, as that lookup left them
+  bool is_trained_ = false;  // whether they are newer than in host memory
+};
+
+}  // namespace fusedrec
+
+#endif  // FUSEDREC_HASH_TABLE_CUDA_KERNELS_HOST_ROWS_H_

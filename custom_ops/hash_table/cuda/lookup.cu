@@ -1,0 +1,185 @@
+// Lookups; hash_table_cuda.h says how they go.
+#include <algorithm>
+
+#include "hash_table/cuda/hash_table_cuda.cuh"
+#include "hash_table/cuda/table.h"
+
+using namespace fusedrec;                // NOLINT
+using namespace fusedrec::device_table;  // NOLINT
+
+namespace {
+
+constexpr unsigned kMostBlocks = 132 * 16;  // of loops over any length: several waves of the largest device
+
+unsigned LoopBlocks(int64_t work) { return std::min(BlocksFor(work, kThreads), kMostBlocks); }
+
+struct LookupScratch {
+  LookupScratch(void* memory, int64_t num_ids) : carver(memory) {
+    tiles = (num_ids + kNumberTile - 1) / kNumberTile;
+    // These three begin with all ones, which one fill writes.
+    slots = carver.Take<uint32_t>(2 * num_ids);
+    states = carver.Take<unsigned long long>(2 * tiles);
+    ticket = carver.Take<unsigned>(1);
+    filled_bytes = carver.bytes();
+    where = carver.Take<uint32_t>(num_ids);
+    first = carver.Take<uint32_t>(num_ids);
+    number = carver.Take<uint32_t>(num_ids);
+  }
+  Carver carver;
+  int64_t tiles, filled_bytes;
+  uint32_t *slots, *where, *first, *number;
+  unsigned long long* states;
+  unsigned* ticket;
+};
+
+}  // namespace
+
+int FusedrecDeviceTable::Receive(const FusedrecMessage& message, Received* received, void* stream) const {
+  const int64_t segments = spec_.segments, ranks = message.ranks, runs = ranks * segments;
+  if (ranks < 1 || runs > kDeviceTableMaxIds) return kCudaInvalidValue;
+  std::vector<int64_t> source_begin(ranks + 1, 0);
+  for (int64_t r = 0; r < ranks; ++r) {
+    if (message.received_splits[r] < segments) return kCudaInvalidValue;
+    source_begin[r + 1] = source_begin[r] + message.received_splits[r];
+  }
+  const int64_t num_ids = source_begin[ranks] - runs;
+  if (num_ids > kDeviceTableMaxIds) return kCudaInvalidValue;
+  int64_t *begins = nullptr, *run_begin = nullptr;
+  const auto carve = [&](void* memory) {
+    Carver carver(memory);
+    received->counts = carver.Take<Counts>(1);
+    received->new_of = carver.Take<unsigned long long>(2 * segments);
+    received->hits_of = received->new_of + segments;
+    begins = carver.Take<int64_t>(ranks + 1);
+    run_begin = carver.Take<int64_t>(runs + 1);
+    return carver.bytes();
+  };
+  received->memory = Memory(allocator_, carve(nullptr));
+  if (received->memory.data() == nullptr) return kDeviceOutOfMemory;
+  carve(received->memory.data());
+  received->view = {message.entries, run_begin, segments, runs, num_ids};
+  FUSEDREC_RETURN_IF_CUDA_ERROR(CopyToDevice(begins, source_begin.data(), ranks + 1, stream));
+  const int64_t counters = reinterpret_cast<char*>(begins) - received->memory.data();
+  FUSEDREC_RETURN_IF_CUDA_ERROR(Fill(received->memory.data(), 0, counters, stream));
+  FUSEDREC_LAUNCH(RunsKernel, BlocksFor(ranks, kWarps), kThreads, 0, stream, message.entries, begins, ranks, segments,
+                  run_begin, received->counts);
+  return LastError();
+}
+
+int FusedrecDeviceTable::Admit(const Received& received, uint32_t clock, uint32_t version, bool is_lookup,
+                               int32_t* inverse, int64_t* handles, int64_t* num_rows, void* stream) {
+  const MessageView& view = received.view;
+  const Memory memory(allocator_, LookupScratch(nullptr, view.num_ids).carver.bytes());
+  if (memory.data() == nullptr) return kDeviceOutOfMemory;
+  const LookupScratch at(memory.data(), view.num_ids);
+  ++attempt_;
+  if (view.num_ids > 0) {
+    FUSEDREC_RETURN_IF_CUDA_ERROR(Fill(at.slots, 0xff, at.filled_bytes, stream));
+    FUSEDREC_LAUNCH(ProbeKernel, BlocksFor(view.num_ids, kThreads), kThreads, 0, stream, View(), view, attempt_,
+                    received.counts, static_cast<uint32_t>(2 * view.num_ids), at.slots, at.where);
+    FUSEDREC_LAUNCH(NumberKernel, static_cast<unsigned>(at.tiles), kThreads, 0, stream, View(), view, at.slots,
+                    at.where, at.first, at.number, received.counts, received.new_of, received.hits_of, at.states, at.ticket);
+    FUSEDREC_RETURN_IF_CUDA_ERROR(LastError());
+  }
+  // Counts, and behind them, aligned to 256 bytes, the new ids of each segment, and the known ones.
+  const int64_t words = 32 + 2 * spec_.segments;
+  std::vector<int64_t> counted(words);
+  FUSEDREC_RETURN_IF_CUDA_ERROR(CopyToHost(counted.data(), reinterpret_cast<int64_t*>(received.counts), words, stream));
+  const int64_t fresh_rows = counted[1];
+  if (counted[2] != 0) return kCudaInvalidValue;
+  const std::vector<int64_t> more(counted.begin() + 32, counted.begin() + 32 + spec_.segments);
+  if (fresh_rows > 0 && is_lookup && refuses_new_rows_) return kDeviceAbsent;
+  if (fresh_rows > 0) FUSEDREC_RETURN_IF_CUDA_ERROR(MakeRoom(more, clock, is_lookup, stream));
+  const FreshRows fresh{free_rows_, static_cast<uint32_t>(next_row_)};
+  if (view.num_ids > 0) {
+    FUSEDREC_LAUNCH(CommitKernel, BlocksFor(view.num_ids, kThreads), kThreads, 0, stream, View(), view, fresh, clock,
+                    version, at.where, at.first, at.number, inverse, handles);
+  }
+  if (fresh_rows > 0) {
+    FUSEDREC_LAUNCH(InitialRowsKernel, BlocksFor(fresh_rows * ((spec_.dim + 3) / 4), kThreads), kThreads, 0, stream,
+                    View(), fresh, Initial(), fresh_rows);
+  }
+  const int64_t reused = std::min(fresh_rows, free_rows_);
+  free_rows_ -= reused;
+  next_row_ += fresh_rows - reused;
+  for (int64_t s = 0; s < spec_.segments; ++s) {
+    segments_[s].size += more[s];
+    if (is_lookup) {
+      segments_[s].inserts += more[s];
+      segments_[s].hits += counted[32 + spec_.segments + s];
+    }
+  }
+  *num_rows = counted[0];
+  return LastError();
+}
+
+int FusedrecDeviceTable::Lookup(const FusedrecMessage& message, int64_t storage, void* rows, int64_t out_rows,
+                                int32_t* inverse, int64_t* handles, int64_t* num_rows, void* stream) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  Received received;
+  FUSEDREC_RETURN_IF_CUDA_ERROR(Receive(message, &received, stream));
+  const int64_t num_ids = received.view.num_ids;
+  if (out_rows < num_ids || storage < 0 || storage > 2) return kCudaInvalidValue;
+  const uint32_t clock = clock_ + 1, version = version_ + 1;
+  if (spec_.ttl > 0 && clock % std::max<int64_t>(1, spec_.ttl / 16) == 0) {
+    Counts counts;  // a message that does not fit changes nothing
+    FUSEDREC_RETURN_IF_CUDA_ERROR(CopyToHost(&counts, received.counts, 1, stream));
+    if (counts.bad != 0) return kCudaInvalidValue;
+    FUSEDREC_RETURN_IF_CUDA_ERROR(TakeExpiredOut(clock, stream));
+  }
+  FUSEDREC_RETURN_IF_CUDA_ERROR(Admit(received, clock, version, true, inverse, handles, num_rows, stream));
+  clock_ = clock;
+  version_ = version;
+  return Gather(nullptr, handles, inverse, num_ids, storage, rows, out_rows, stream);
+}
+
+int FusedrecDeviceTable::Find(const FusedrecMessage& message, int64_t storage, void* rows, int64_t out_rows,
+                              uint32_t* found, void* stream) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  Received received;
+  FUSEDREC_RETURN_IF_CUDA_ERROR(Receive(message, &received, stream));
+  const MessageView& view = received.view;
+  if (storage < 0 || storage > 2 || (rows != nullptr && out_rows < view.num_ids)) return kCudaInvalidValue;
+  Memory memory;
+  if (found == nullptr) {
+    memory = Memory(allocator_, view.num_ids * sizeof(uint32_t));
+    if (memory.data() == nullptr) return kDeviceOutOfMemory;
+    found = reinterpret_cast<uint32_t*>(memory.data());
+  }
+  if (view.num_ids > 0) {
+    FUSEDREC_LAUNCH(FindKernel, BlocksFor(view.num_ids, kThreads), kThreads, 0, stream, View(), view, received.counts,
+                    found);
+  }
+  Counts counts;
+  FUSEDREC_RETURN_IF_CUDA_ERROR(CopyToHost(&counts, received.counts, 1, stream));
+  if (counts.bad != 0) return kCudaInvalidValue;
+  if (rows == nullptr) return LastError();
+  FUSEDREC_RETURN_IF_CUDA_ERROR(Gather(found, nullptr, nullptr, view.num_ids, storage, rows, out_rows, stream));
+  const int64_t blocks = view.num_ids * ((spec_.dim + 3) / 4);
+  InitialValues unknown = Initial();
+  if (spec_.unknown_zeros != 0) unknown = {Distribution::kConstant, 0.0, 0.0, unknown.seeds, 0.0f};
+  FUSEDREC_LAUNCH(GatherInitialKernel, LoopBlocks(blocks), kThreads, 0, stream, View(), view, unknown, found,
+                  static_cast<Storage>(storage), rows);
+  return LastError();
+}
+
+int FusedrecDeviceTable::Gather(const uint32_t* where, const int64_t* handles, const int32_t* inverse, int64_t num_ids,
+                                int64_t storage, void* rows, int64_t out_rows, void* stream) const {
+  const Storage to = static_cast<Storage>(storage);
+  if (out_rows == 0) return kCudaSuccess;
+  if (to != layout_.storage) {
+    const int64_t numbers = out_rows * spec_.dim;
+    FUSEDREC_LAUNCH(GatherConvertedKernel, LoopBlocks(numbers), kThreads, 0, stream, View(), where, handles, inverse,
+                    num_ids, numbers, to, rows);
+    return LastError();
+  }
+  const int64_t row_bytes = spec_.dim * BytesOf(to);
+  const auto gather = [&](auto word) {
+    using Word = decltype(word);
+    const int64_t row_words = row_bytes / static_cast<int64_t>(sizeof(Word)), out_words = out_rows * row_words;
+    FUSEDREC_LAUNCH(GatherKernel<Word>, LoopBlocks(out_words), kThreads, 0, stream, View(), where, handles, inverse,
+                    num_ids, row_words, out_words, static_cast<Word*>(rows));
+    return LastError();
+  };
+  return row_bytes % 16 == 0 ? gather(uint4{}) : row_bytes % 4 == 0 ? gather(uint32_t{}) : gather(uint16_t{});
+}

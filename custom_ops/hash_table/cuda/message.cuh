@@ -1,0 +1,50 @@
+// A received message, as its kernels see it.
+#ifndef FUSEDREC_HASH_TABLE_CUDA_MESSAGE_CUH_
+#define FUSEDREC_HASH_TABLE_CUDA_MESSAGE_CUH_
+
+#include "common/device.cuh"
+
+namespace fusedrec {
+namespace device_table {
+
+// A received message: runs (source, segment) of ids, in order of arrival.
+struct MessageView {
+  const int64_t* entries;
+  const int64_t* run_begin;  // [sources * segments + 1], headers not counted
+  int64_t segments, runs, num_ids;
+
+  // The run of position n, among [low, high].
+  __device__ int64_t RunOf(int64_t low, int64_t high, int64_t n) const {
+    while (low < high) {  // the last run that begins at n or before
+      const int64_t middle = (low + high + 1) / 2;
+      if (run_begin[middle] <= n) {
+        low = middle;
+      } else {
+        high = middle - 1;
+      }
+    }
+    return low;
+  }
+  __device__ int64_t Id(int64_t n, int64_t run) const { return entries[n + (run / segments + 1) * segments]; }
+  // Runs between which those of this block's threads lie. Everybody in the block calls it.
+  __device__ void Bounds(int64_t* low, int64_t* high) const {
+    FUSEDREC_SHARED(int64_t, bounds, 2);
+    if (threadIdx.x < 2) {
+      const int64_t tile = static_cast<int64_t>(blockIdx.x) * blockDim.x, last = tile + blockDim.x - 1;
+      bounds[threadIdx.x] = RunOf(0, runs - 1, threadIdx.x == 0 ? tile : last < num_ids ? last : num_ids - 1);
+    }
+    __syncthreads();
+    *low = bounds[0];
+    *high = bounds[1];
+  }
+};
+
+// Counts that come to the host.
+struct Counts {
+  unsigned long long distinct, fresh, bad;  // distinct rows; of them new; whether headers do not fit their message
+};
+
+}  // namespace device_table
+}  // namespace fusedrec
+
+#endif  // FUSEDREC_HASH_TABLE_CUDA_MESSAGE_CUH_

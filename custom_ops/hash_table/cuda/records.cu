@@ -1,0 +1,78 @@
+// Rows to and from checkpoints; records.cuh has the layout.
+#include "hash_table/cuda/records.cuh"
+
+#include <algorithm>
+#include <numeric>
+
+#include "hash_table/cuda/table.h"
+
+using namespace fusedrec;                // NOLINT
+using namespace fusedrec::device_table;  // NOLINT
+
+int64_t FusedrecDeviceTable::record_bytes() const { return RecordLayout(layout_).bytes(); }
+
+int FusedrecDeviceTable::ReadRecords(const int64_t* handles, int64_t count, char* records, void* stream) const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (count < 0 || count > kDeviceTableMaxIds) return kCudaInvalidValue;
+  if (count == 0) return kCudaSuccess;
+  HandleFacts facts;
+  FUSEDREC_RETURN_IF_CUDA_ERROR(CheckHandles(handles, count, nullptr, 0, {}, &facts, stream));
+  FUSEDREC_LAUNCH(ReadRecordsKernel, BlocksFor(32 * count, kRecordThreads), kRecordThreads, 0, stream, View(), handles,
+                  count, records);
+  return LastError();
+}
+
+int FusedrecDeviceTable::ReadAllRecords(char* records, void* stream) const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (next_row_ == 0) return kCudaSuccess;
+  FUSEDREC_LAUNCH(ReadRecordsKernel, BlocksFor(32 * next_row_, kRecordThreads), kRecordThreads, 0, stream, View(), nullptr,
+                  next_row_, records);
+  return LastError();
+}
+
+int FusedrecDeviceTable::WriteRecords(const std::vector<int64_t>& counts, const int64_t* ids, const char* records,
+                                      int64_t* written, void* stream) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const int64_t segments = spec_.segments, count = std::accumulate(counts.begin(), counts.end(), int64_t{0});
+  *written = 0;
+  if (static_cast<int64_t>(counts.size()) != segments || count > kDeviceTableMaxIds) return kCudaInvalidValue;
+  if (count == 0) return kCudaSuccess;
+  int64_t *entries = nullptr, *handles = nullptr;
+  int32_t* inverse = nullptr;
+  unsigned* last = nullptr;
+  const auto carve = [&](void* memory) {
+    Carver carver(memory);
+    entries = carver.Take<int64_t>(segments + count);
+    handles = carver.Take<int64_t>(count);
+    inverse = carver.Take<int32_t>(count);
+    last = carver.Take<unsigned>(1);
+    return carver.bytes();
+  };
+  const Memory memory(allocator_, carve(nullptr));
+  if (memory.data() == nullptr) return kDeviceOutOfMemory;
+  carve(memory.data());
+  // The ids as a message of one source.
+  FUSEDREC_RETURN_IF_CUDA_ERROR(CopyToDevice(entries, counts.data(), segments, stream));
+  FUSEDREC_RETURN_IF_CUDA_ERROR(static_cast<int>(cudaMemcpyAsync(
+      entries + segments, ids, count * sizeof(int64_t), cudaMemcpyDeviceToDevice, static_cast<cudaStream_t>(stream))));
+  const int32_t splits = static_cast<int32_t>(segments + count);
+  Received received;
+  FUSEDREC_RETURN_IF_CUDA_ERROR(Receive({entries, &splits, 1}, &received, stream));
+  FUSEDREC_RETURN_IF_CUDA_ERROR(Admit(received, clock_, version_, false, inverse, handles, written, stream));
+  FUSEDREC_RETURN_IF_CUDA_ERROR(Fill(last, 0, sizeof(unsigned), stream));
+  FUSEDREC_LAUNCH(WriteRecordsKernel, BlocksFor(32 * count, kRecordThreads), kRecordThreads, 0, stream, View(), handles,
+                  inverse, count, records, last);
+  FUSEDREC_RETURN_IF_CUDA_ERROR(LastError());
+  unsigned latest = 0;
+  FUSEDREC_RETURN_IF_CUDA_ERROR(CopyToHost(&latest, last, 1, stream));
+  // A lookup's clock lies ahead of all that rows were touched at.
+  clock_ = std::max(clock_, latest);
+  return kCudaSuccess;
+}
+
+void FusedrecDeviceTable::SetClock(int64_t clock, int64_t version) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  clock_ = static_cast<uint32_t>(clock);
+  version_ = static_cast<uint32_t>(version);
+  moved_at_ = clock + spec_.window;  // handles of before are of another clock
+}

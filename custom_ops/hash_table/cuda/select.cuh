@@ -1,0 +1,171 @@
+// Passes over the metas of all rows, in the order of rows. They choose the rows that leave and the rows of an export.
+//
+// The k rows of a segment that its policy ranks lowest are found exactly, as on the CPU (eviction.cc). The k-th smallest
+// (score, hash of the id) is built a byte at a time: each step counts the rows that agree with the bytes found so far.
+// Then one pass takes out all rows up to it. Ranks come from ballots and a look-back. So rows become free, and are
+// exported, in the order of rows, whatever the threads do.
+#ifndef FUSEDREC_HASH_TABLE_CUDA_SELECT_CUH_
+#define FUSEDREC_HASH_TABLE_CUDA_SELECT_CUH_
+
+#include "common/look_back.cuh"
+#include "hash_table/cuda/rows.cuh"
+
+namespace fusedrec {
+namespace device_table {
+
+constexpr int kSelectThreads = 256, kSelectWarps = kSelectThreads / 32;
+constexpr unsigned long long kMarked = ~0ull;  // touch of a row that is to leave
+constexpr int kScoreBytes = 16;                // of (score, hash)
+
+struct Score {
+  unsigned long long high, low;  // by policy; hash of the id: the same choice in any order
+
+  __device__ static Score Of(const RowMeta& meta, bool by_count) {
+    const unsigned long long count = by_count ? meta.count : 0;
+    return {count << 32 | meta.last, TableHash(meta.id)};
+  }
+  __device__ int Byte(int i) const { return static_cast<int>((i < 8 ? high : low) >> (56 - i % 8 * 8) & 0xff); }
+  // Whether the first `bytes` of both are the same.
+  __device__ bool Agrees(const Score& other, int bytes) const {
+    for (int i = 0; i < bytes; ++i) {
+      if (Byte(i) != other.Byte(i)) return false;
+    }
+    return true;
+  }
+  __device__ bool IsAbove(const Score& other) const { return high != other.high ? high > other.high : low > other.low; }
+};
+
+// Which rows.
+struct MayLeave {
+  uint32_t segment;
+  bool by_count;
+  Pins pins;
+  const Score* most;  // null: whatever the score
+
+  __device__ bool operator()(const RowMeta& meta) const {
+    return meta.segment == segment && !pins.Hold(meta) &&
+           (most == nullptr || !Score::Of(meta, by_count).IsAbove(*most));
+  }
+};
+struct HasExpired {
+  Pins pins;
+  int64_t age;
+
+  __device__ bool operator()(const RowMeta& meta) const {
+    return meta.segment != kNobody && meta.last + age < pins.clock && !pins.Hold(meta);
+  }
+};
+struct IsMarked {
+  __device__ bool operator()(const RowMeta& meta) const { return meta.segment != kNobody && meta.touch == kMarked; }
+};
+struct HasChanged {
+  uint32_t segment, since;  // since 0: all
+
+  __device__ bool operator()(const RowMeta& meta) const {
+    return meta.segment == segment && (since == 0 || meta.updated > since);
+  }
+};
+
+// Work on the chosen rows.
+struct Nothing {
+  __device__ void operator()(uint32_t, RowMeta*, int64_t) const {}
+};
+struct TakeOut {
+  TableView table;
+  int64_t free;                // height of the stack before
+  unsigned long long* gone_of;  // [segments]
+
+  __device__ void operator()(uint32_t row, RowMeta* meta, int64_t rank) const {
+    const SegmentLines& lines = table.segments[meta->segment];
+    RemoveKey(lines.lines, lines.mask, meta->id, TableHash(meta->id));
+    atomicAdd(&gone_of[meta->segment], 1ull);
+    *table.Free(static_cast<uint32_t>(free + rank)) = row;
+    meta->segment = kNobody;
+    meta->touch = 0;
+  }
+};
+struct Export {
+  int64_t *ids, *handles;
+
+  __device__ void operator()(uint32_t row, RowMeta* meta, int64_t rank) const {
+    ids[rank] = meta->id;
+    handles[rank] = row;
+  }
+};
+
+// do_with(row, meta, rank) for the rows among [0, num_rows) that are wanted; *selected: how many.
+template <typename Wanted, typename DoWith>
+__global__ void __launch_bounds__(kSelectThreads)
+    SelectKernel(TableView table, int64_t num_rows, Wanted wanted, DoWith do_with, unsigned long long* selected,
+                 unsigned long long* states, unsigned* ticket) {
+  FUSEDREC_SHARED(unsigned, begin, kSelectWarps);
+  const unsigned tile = TakeTile(ticket);
+  const int64_t row = static_cast<int64_t>(tile) * kSelectThreads + threadIdx.x;
+  RowMeta* const meta = row < num_rows ? table.Meta(static_cast<uint32_t>(row)) : nullptr;
+  const bool mine = meta != nullptr && wanted(*meta);
+  const unsigned votes = __ballot_sync(kFullWarp, mine);
+  if (Lane() == 0) begin[Warp()] = __popc(votes);
+  __syncthreads();
+  if (Warp() == 0) {
+    const unsigned sum = Lane() < kSelectWarps ? begin[Lane()] : 0, until = WarpInclusiveSum(sum);
+    const unsigned all = __shfl_sync(kFullWarp, until, 31), before = LookBack(states, tile, all);
+    if (Lane() < kSelectWarps) begin[Lane()] = before + until - sum;
+    if (tile == gridDim.x - 1 && Lane() == 0) *selected = before + all;
+  }
+  __syncthreads();
+  if (mine) do_with(static_cast<uint32_t>(row), meta, begin[Warp()] + __popc(votes & LanesBefore()));
+}
+
+struct Search {
+  Score found;               // its bytes so far
+  unsigned long long count;  // of the rows that agree with them, this many are not above
+};
+
+// bins [256]: rows that may leave and agree with what is found, by their next byte.
+static __global__ void __launch_bounds__(kSelectThreads)
+    CountBytesKernel(TableView table, int64_t num_rows, MayLeave may_leave, const Search* search, int byte,
+                     unsigned* bins) {
+  FUSEDREC_SHARED(unsigned, own, 256);
+  own[threadIdx.x] = 0;
+  __syncthreads();
+  for (int64_t row = GlobalThread(); row < num_rows; row += static_cast<int64_t>(gridDim.x) * kSelectThreads) {
+    const RowMeta& meta = *table.Meta(static_cast<uint32_t>(row));
+    if (!may_leave(meta)) continue;
+    const Score score = Score::Of(meta, may_leave.by_count);
+    if (score.Agrees(search->found, byte)) atomicAdd(&own[score.Byte(byte)], 1u);
+  }
+  __syncthreads();
+  if (own[threadIdx.x] != 0) atomicAdd(&bins[threadIdx.x], own[threadIdx.x]);
+}
+
+// The next byte: that of the bin in which the count is reached. Clears the bins.
+static __global__ void __launch_bounds__(256) ChooseByteKernel(int byte, unsigned* bins, Search* search) {
+  FUSEDREC_SHARED(unsigned, warp_sums, 8);
+  const unsigned mine = bins[threadIdx.x];
+  const unsigned long long count = search->count;
+  unsigned until = WarpInclusiveSum(mine);
+  if (Lane() == 31) warp_sums[Warp()] = until;
+  __syncthreads();  // also: all have read the count
+  for (int w = 0; w < Warp(); ++w) until += warp_sums[w];
+  if (until - mine < count && count <= until) {  // one thread
+    const unsigned long long bits = static_cast<unsigned long long>(threadIdx.x) << (56 - byte % 8 * 8);
+    (byte < 8 ? search->found.high : search->found.low) |= bits;
+    search->count = count - (until - mine);
+  }
+  bins[threadIdx.x] = 0;
+}
+
+// Marks the rows of ids of one segment.
+static __global__ void __launch_bounds__(kSelectThreads)
+    MarkKernel(TableView table, uint32_t segment, const int64_t* __restrict__ ids, int64_t num_ids) {
+  const int64_t n = GlobalThread();
+  const bool active = n < num_ids;
+  const int64_t id = active ? ids[n] : 0;
+  const uint32_t row = FindRow(active ? table.segments + segment : nullptr, id, TableHash(id));
+  if (row != kNowhere) StoreFresh(&table.Meta(row)->touch, kMarked);
+}
+
+}  // namespace device_table
+}  // namespace fusedrec
+
+#endif  // FUSEDREC_HASH_TABLE_CUDA_SELECT_CUH_

@@ -1,0 +1,201 @@
+// Making a table and making room in it.
+#include "hash_table/cuda/table.h"
+
+#include <algorithm>
+
+#include "hash_table/cuda/keys.cuh"
+
+using namespace fusedrec;                // NOLINT
+using namespace fusedrec::device_table;  // NOLINT
+
+namespace {
+
+constexpr double kMaxLoad = 0.75;
+
+RowLayout LayoutOf(const FusedrecTableSpec& spec) {
+  RowLayout layout{};
+  layout.dim = static_cast<int>(spec.dim);
+  layout.wide_slots = static_cast<int>(spec.wide_slots);
+  layout.scalar_slots = static_cast<int>(spec.scalar_slots);
+  layout.storage = static_cast<Storage>(spec.storage);
+  layout.slot_storage = layout.storage == Storage::kFloat32 ? Storage::kFloat32 : Storage::kBfloat16;
+  layout.stochastic = spec.stochastic_rounding != 0 && layout.storage != Storage::kFloat32;
+  layout.wide_offset = layout.dim * BytesOf(layout.storage);
+  const int wide_end = layout.wide_offset + layout.wide_slots * layout.dim * BytesOf(layout.slot_storage);
+  layout.scalars_offset = (wide_end + 3) / 4 * 4;  // float32 wants its alignment after an odd number of 16-bit ones
+  layout.stride = (layout.scalars_offset + 4 * layout.scalar_slots + 15) / 16 * 16;
+  return layout;
+}
+
+}  // namespace
+
+FusedrecDeviceTable::FusedrecDeviceTable(const FusedrecTableSpec& spec, const FusedrecAllocator& allocator)
+    : allocator_(allocator), spec_(spec), layout_(LayoutOf(spec)), segments_(spec.segments) {
+  while (chunk_rows() < spec.chunk_rows) ++chunk_bits_;
+}
+
+int FusedrecDeviceTable::Make(const FusedrecTableSpec& spec, const FusedrecAllocator& allocator,
+                              FusedrecDeviceTable** made, void* stream) {
+  const auto is_in = [](int64_t x, int64_t low, int64_t high) { return low <= x && x <= high; };
+  if (!is_in(spec.segments, 1, kDeviceTableMaxSegments) || !is_in(spec.dim, 1, kDeviceTableMaxColumns) ||
+      !is_in(spec.storage, 0, 2) || !is_in(spec.wide_slots, 0, 2) || !is_in(spec.scalar_slots, 0, 1) ||
+      !is_in(spec.distribution, 0, 3) || !is_in(spec.chunk_rows, 32, kDeviceTableMaxRows) ||
+      (spec.chunk_rows & (spec.chunk_rows - 1)) != 0 || !is_in(spec.eviction, 0, 2) ||
+      spec.max_rows < 0 || spec.ttl < 0 || spec.window < 0) {
+    return kCudaInvalidValue;
+  }
+  auto table = new FusedrecDeviceTable(spec, allocator);
+  *made = table;
+  const int64_t segments = spec.segments;
+  table->seeds_ = Memory(allocator, segments * sizeof(uint64_t));
+  table->views_ = Memory(allocator, segments * sizeof(SegmentLines));
+  int answer = kDeviceOutOfMemory;
+  if (table->seeds_.data() != nullptr && table->views_.data() != nullptr) {
+    answer = CopyToDevice(reinterpret_cast<uint64_t*>(table->seeds_.data()), spec.seeds, segments, stream);
+    if (answer == kCudaSuccess) answer = table->UploadSegments(stream);
+  }
+  if (answer != kCudaSuccess) {
+    delete table;
+    *made = nullptr;
+  }
+  return answer;
+}
+
+TableView FusedrecDeviceTable::View() const {
+  return {reinterpret_cast<char* const*>(directory_.data()), reinterpret_cast<const SegmentLines*>(views_.data()),
+          layout_, chunk_bits_};
+}
+
+InitialValues FusedrecDeviceTable::Initial() const {
+  return {static_cast<Distribution>(spec_.distribution), spec_.a, spec_.b,
+          reinterpret_cast<const uint64_t*>(seeds_.data()), static_cast<float>(spec_.first_slot)};
+}
+
+int FusedrecDeviceTable::UploadSegments(void* stream) {
+  std::vector<SegmentLines> views;
+  for (const Segment& segment : segments_) {
+    views.push_back({reinterpret_cast<Line*>(segment.lines.data()), static_cast<uint64_t>(segment.num_lines - 1)});
+  }
+  return CopyToDevice(reinterpret_cast<SegmentLines*>(views_.data()), views.data(), views.size(), stream);
+}
+
+int FusedrecDeviceTable::Allocate(const std::vector<int64_t>& more, int64_t rows, Growth* growth) const {
+  for (size_t s = 0; s < segments_.size(); ++s) {
+    const Segment& now = segments_[s];
+    if (now.size + more[s] <= 0) continue;
+    int64_t want = std::max<int64_t>(now.num_lines, 1);
+    while (static_cast<double>(now.size + more[s]) > kMaxLoad * kKeysPerLine * static_cast<double>(want)) want *= 2;
+    // Keys that come and go leave marks which make searches go on in vain.
+    const bool worn = now.removed > now.num_lines;
+    if (want == now.num_lines && !worn) continue;
+    Segment grown;
+    grown.lines = Memory(allocator_, want * sizeof(Line));
+    if (grown.lines.data() == nullptr) return kDeviceOutOfMemory;
+    grown.num_lines = want;
+    growth->lines.emplace_back(s, std::move(grown));
+  }
+  const int64_t beyond = next_row_ + std::max<int64_t>(rows, 0);
+  if (beyond > kDeviceTableMaxRows - 1) return kDeviceOutOfMemory;  // the last number says that there is none
+  while (static_cast<int64_t>(chunks_.size() + growth->chunks.size()) * chunk_rows() < beyond) {
+    growth->chunks.emplace_back(allocator_, ChunkBytes(layout_, chunk_bits_));
+    if (growth->chunks.back().data() == nullptr) return kDeviceOutOfMemory;
+  }
+  return kCudaSuccess;
+}
+
+int FusedrecDeviceTable::Grow(Growth growth, Memory directory, void* stream) {
+  for (auto& [s, grown] : growth.lines) {
+    Segment& now = segments_[s];
+    FUSEDREC_RETURN_IF_CUDA_ERROR(Fill(grown.lines.data(), 0, grown.lines.bytes(), stream));
+    const SegmentLines to{reinterpret_cast<Line*>(grown.lines.data()), static_cast<uint64_t>(grown.num_lines - 1)};
+    const int64_t places = now.num_lines * kKeysPerLine;
+    if (places > 0) {
+      FUSEDREC_LAUNCH(RehashKernel, BlocksFor(places, 256), 256, 0, stream,
+                      reinterpret_cast<const Line*>(now.lines.data()), places, to);
+    }
+    now.lines = std::move(grown.lines);
+    now.num_lines = grown.num_lines;
+    now.removed = 0;
+  }
+  if (!growth.lines.empty()) FUSEDREC_RETURN_IF_CUDA_ERROR(UploadSegments(stream));
+  if (growth.chunks.empty()) return LastError();
+  for (Memory& chunk : growth.chunks) chunks_.push_back(std::move(chunk));
+  if (directory.data() != nullptr) directory_ = std::move(directory);
+  std::vector<char*> begins;
+  for (const Memory& chunk : chunks_) begins.push_back(chunk.data());
+  return CopyToDevice(reinterpret_cast<char**>(directory_.data()), begins.data(), begins.size(), stream);
+}
+
+int FusedrecDeviceTable::MakeRoom(const std::vector<int64_t>& more, uint32_t clock, bool is_lookup, void* stream) {
+  const Pins pins{clock, attempt_, spec_.window};
+  std::vector<int64_t> leaving(more.size(), 0), net = more;
+  int64_t rows = -free_rows_;
+  for (size_t s = 0; s < more.size(); ++s) {
+    const int64_t excess = segments_[s].size + more[s] - spec_.max_rows;
+    if (is_lookup && spec_.max_rows > 0 && excess > 0) {
+      FUSEDREC_RETURN_IF_CUDA_ERROR(CountThatMayLeave(s, pins, &leaving[s], stream));
+      if (leaving[s] < excess) return kDeviceTableFull;
+      // Some more than needed, so that not every step has to look for the worst.
+      leaving[s] = std::min(leaving[s], excess + spec_.max_rows / 16);
+    }
+    net[s] -= leaving[s];
+    rows += net[s];
+  }
+  Growth growth;
+  Memory directory;
+  const int answer = Allocate(net, rows, &growth);
+  if (answer != kCudaSuccess) return answer;
+  const int64_t pointers = chunks_.size() + growth.chunks.size();
+  if (pointers * static_cast<int64_t>(sizeof(char*)) > directory_.bytes()) {
+    directory = Memory(allocator_, std::max<int64_t>(2 * pointers, 16) * sizeof(char*));
+    if (directory.data() == nullptr) return kDeviceOutOfMemory;
+  }
+  // All memory of the evictions before the first of them: none, or all.
+  if (std::any_of(leaving.begin(), leaving.end(), [](int64_t count) { return count > 0; })) {
+    const Memory worst = WorstMemory(), select = SelectMemory();
+    if (worst.data() == nullptr || select.data() == nullptr) return kDeviceOutOfMemory;
+    for (size_t s = 0; s < more.size(); ++s) {
+      FUSEDREC_RETURN_IF_CUDA_ERROR(EvictWorst(s, leaving[s], pins, worst, select, stream));
+    }
+  }
+  return Grow(std::move(growth), std::move(directory), stream);
+}
+
+int FusedrecDeviceTable::Clear(void* stream) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  moved_at_ = int64_t{clock_} + spec_.window;
+  segments_ = std::vector<Segment>(spec_.segments);
+  chunks_.clear();
+  free_rows_ = next_row_ = 0;
+  return UploadSegments(stream);
+}
+
+int FusedrecDeviceTable::Forget(void* stream) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  moved_at_ = int64_t{clock_} + spec_.window;
+  free_rows_ = next_row_ = 0;
+  for (Segment& segment : segments_) {
+    segment.size = segment.removed = 0;
+    FUSEDREC_RETURN_IF_CUDA_ERROR(Fill(segment.lines.data(), 0, segment.lines.bytes(), stream));
+  }
+  return kCudaSuccess;
+}
+
+void FusedrecDeviceTable::Statistics(int64_t* statistics) const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  for (const Segment& segment : segments_) {
+    for (const int64_t count : {segment.hits, segment.inserts, segment.evictions}) *statistics++ = count;
+  }
+}
+
+void FusedrecDeviceTable::Size(int64_t* sizes, int64_t* about) const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  about[0] = clock_;
+  about[1] = version_;
+  about[2] = about[3] = 0;
+  for (size_t s = 0; s < segments_.size(); ++s) {
+    sizes[s] = segments_[s].size;
+    about[2] += segments_[s].lines.bytes();
+  }
+  for (const Memory& chunk : chunks_) about[3] += chunk.bytes();
+}

@@ -1,0 +1,160 @@
+// The host side of a table on a GPU: its memory and its growth. hash_table_cuda.h explains the algorithm.
+//
+// The mutex admits one call at a time. All work of a table is on one stream, so each call sees the effects of the previous.
+#ifndef FUSEDREC_HASH_TABLE_CUDA_TABLE_H_
+#define FUSEDREC_HASH_TABLE_CUDA_TABLE_H_
+
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "common/launcher.cuh"
+#include "hash_table/cuda/facts.h"
+#include "hash_table/cuda/hash_table_cuda.h"
+#include "hash_table/cuda/message.cuh"
+#include "hash_table/cuda/rows.cuh"
+
+namespace fusedrec {
+namespace device_table {
+
+// Device memory of the caller's allocator, given back at the end.
+class Memory {
+ public:
+  Memory() = default;
+  Memory(const FusedrecAllocator& from, int64_t bytes)
+      : from_(from), data_(static_cast<char*>(from.allocate(from.context, bytes < 256 ? 256 : bytes))), bytes_(bytes) {}
+  Memory(Memory&& other) noexcept { *this = std::move(other); }
+  Memory& operator=(Memory&& other) noexcept {
+    std::swap(from_, other.from_);
+    std::swap(data_, other.data_);
+    std::swap(bytes_, other.bytes_);
+    return *this;
+  }
+  ~Memory() {
+    if (data_ != nullptr) from_.release(from_.context, data_);
+  }
+  char* data() const { return data_; }
+  int64_t bytes() const { return data_ == nullptr ? 0 : bytes_; }
+
+ private:
+  FusedrecAllocator from_{};
+  char* data_ = nullptr;
+  int64_t bytes_ = 0;
+};
+
+// A message's runs on the device, and its views.
+struct Received {
+  Memory memory;
+  MessageView view;
+  Counts* counts;              // device
+  unsigned long long *new_of, *hits_of;  // device, [segments] each, behind counts
+};
+
+}  // namespace device_table
+}  // namespace fusedrec
+
+struct FusedrecDeviceTable {
+ public:
+  using Memory = fusedrec::device_table::Memory;
+
+  static int Make(const FusedrecTableSpec& spec, const FusedrecAllocator& allocator, FusedrecDeviceTable** made,
+                  void* stream);
+  int Lookup(const FusedrecMessage& message, int64_t storage, void* rows, int64_t out_rows, int32_t* inverse,
+             int64_t* handles, int64_t* num_rows, void* stream);
+  int Find(const FusedrecMessage& message, int64_t storage, void* rows, int64_t out_rows, uint32_t* found, void* stream);
+  int Apply(const int64_t* handles, int64_t num_rows, const int32_t* inverse, int64_t num_ids, const void* grads,
+            int64_t storage, float scale, const FusedrecUpdate& update, int32_t* left_out, int64_t* num_left_out,
+            void* stream);
+  int Evict(int64_t segment, int64_t count, int64_t* gone, void* stream);
+  int Remove(int64_t segment, const int64_t* ids, int64_t num_ids, int64_t* gone, void* stream);
+  int Keys(int64_t segment, int64_t since, int64_t* ids, int64_t* handles, int64_t* count, void* stream) const;
+  int64_t segments() const { return spec_.segments; }
+  int64_t record_bytes() const;
+  int ReadRecords(const int64_t* handles, int64_t count, char* records, void* stream) const;
+  // Ids grouped by segment, counts [segments] of them; *written: distinct ones.
+  int WriteRecords(const std::vector<int64_t>& counts, const int64_t* ids, const char* records, int64_t* written,
+                   void* stream);
+  void SetClock(int64_t clock, int64_t version);
+  int Clear(void* stream);
+  // What a buffer of a batch needs (buffer.h): all rows forgotten, whose memory stays; lookups that make no row; rows
+  // of another table of the same spec in the place of those of equal keys; all records, in the order in which rows came.
+  int Forget(void* stream);
+  void RefuseNewRows() { refuses_new_rows_ = true; }
+  int RefreshFrom(const FusedrecDeviceTable& newer, unsigned long long* shared, void* stream);
+  int ReadAllRecords(char* records, void* stream) const;
+  int64_t num_rows() const { return next_row_; }  // that were ever there: all of them, without removals
+  void Size(int64_t* sizes, int64_t* about) const;
+  void Statistics(int64_t* statistics) const;
+
+ private:
+  struct Segment {
+    Memory lines;
+    int64_t num_lines = 0, size = 0;
+    int64_t removed = 0;  // since the lines were built: marks that nothing needs any more stay until then
+    int64_t hits = 0, inserts = 0, evictions = 0;
+  };
+  // Lines and chunks that a lookup needs in addition.
+  struct Growth {
+    std::vector<std::pair<int64_t, Segment>> lines;  // of a segment
+    std::vector<Memory> chunks;
+  };
+
+  FusedrecDeviceTable(const FusedrecTableSpec& spec, const FusedrecAllocator& allocator);
+  int Receive(const FusedrecMessage& message, fusedrec::device_table::Received* received, void* stream) const;
+  // Memory for `more` new ids by segment, of which `rows` rows are to be had beyond those that were left.
+  int Allocate(const std::vector<int64_t>& more, int64_t rows, Growth* growth) const;
+  // Takes the memory over: rehashes lines, extends the directory of chunks. Cannot run out of memory any more.
+  int Grow(Growth growth, Memory directory, void* stream);
+  // Room for new ids, by evictions where max_rows asks for them (`is_lookup`: an import is not held to it); all of it, or
+  // none and an answer that says why.
+  int MakeRoom(const std::vector<int64_t>& more, uint32_t clock, bool is_lookup, void* stream);
+  // Steps 2 to 5 of a lookup, whose clock and version the caller sets behind it.
+  int Admit(const fusedrec::device_table::Received& received, uint32_t clock, uint32_t version, bool is_lookup,
+            int32_t* inverse, int64_t* handles, int64_t* num_rows, void* stream);
+
+  // Scratch of Select, and of EvictWorst: for any segment, as long as no row is made.
+  Memory SelectMemory() const;
+  Memory WorstMemory() const;
+  template <typename Wanted, typename MakeDoWith>
+  int Select(const Wanted& wanted, const MakeDoWith& make_do_with, const Memory& memory, std::vector<int64_t>* counts,
+             void* stream) const;
+  template <typename Wanted>
+  int TakeRowsOut(const Wanted& wanted, int64_t moved_at, bool evicted, const Memory& memory, int64_t* gone,
+                  void* stream);
+  int CountThatMayLeave(int64_t segment, const fusedrec::device_table::Pins& pins, int64_t* count, void* stream) const;
+  // Takes out the `count` rows that may leave and rank lowest; there are that many.
+  int EvictWorst(int64_t segment, int64_t count, const fusedrec::device_table::Pins& pins, const Memory& worst,
+                 const Memory& select, void* stream);
+  int TakeExpiredOut(uint32_t clock, void* stream);
+  int Gather(const uint32_t* where, const int64_t* handles, const int32_t* inverse, int64_t num_ids, int64_t storage,
+             void* rows, int64_t out_rows, void* stream) const;
+  int UploadSegments(void* stream);
+  // Whether handles name rows of the table and inverse names handles; *facts: more of them, of one lookup when there is an
+  // inverse, and of `grads`.
+  int CheckHandles(const int64_t* handles, int64_t num_handles, const int32_t* inverse, int64_t num_ids,
+                   const fusedrec::device_table::Numbers& grads, fusedrec::device_table::HandleFacts* facts,
+                   void* stream) const;
+
+  fusedrec::device_table::TableView View() const;
+  fusedrec::device_table::InitialValues Initial() const;
+  int64_t chunk_rows() const { return int64_t{1} << chunk_bits_; }
+
+  mutable std::mutex mutex_;
+  const FusedrecAllocator allocator_;
+  const FusedrecTableSpec spec_;  // its seeds are on the device
+  fusedrec::device_table::RowLayout layout_;
+  int chunk_bits_ = 0;
+  std::vector<Segment> segments_;
+  std::vector<Memory> chunks_;
+  Memory seeds_;      // device, [segments]
+  Memory views_;      // device, [segments] of SegmentLines
+  Memory directory_;  // device, pointers to chunks, with room for more
+  int64_t free_rows_ = 0;  // height of the stack of rows that nobody has
+  int64_t next_row_ = 0;   // the first row that nobody ever had
+  uint32_t clock_ = 0, version_ = 0;
+  int64_t moved_at_ = 0;  // clock of the last lookup, or other call, that took rows out
+  bool refuses_new_rows_ = false;
+  uint32_t attempt_ = 0;  // lookups begun, so that the touches of one that failed are not taken for those of the next
+};
+
+#endif  // FUSEDREC_HASH_TABLE_CUDA_TABLE_H_

@@ -1,0 +1,80 @@
+// The update; update.cuh says how.
+#include "hash_table/cuda/update.cuh"
+
+#include <algorithm>
+
+#include "hash_table/cuda/handles.cuh"
+#include "hash_table/cuda/table.h"
+
+using namespace fusedrec;                // NOLINT
+using namespace fusedrec::device_table;  // NOLINT
+
+int FusedrecDeviceTable::Apply(const int64_t* handles, int64_t num_rows, const int32_t* inverse, int64_t num_ids,
+                               const void* grads, int64_t storage, float scale, const FusedrecUpdate& update,
+                               int32_t* left_out, int64_t* num_left_out, void* stream) {
+  *num_left_out = 0;
+  std::lock_guard<std::mutex> lock(mutex_);
+  const int rule = static_cast<int>(update.rule.rule);
+  if (storage < 0 || storage > 2 || num_rows < 0 || num_rows > num_ids || num_ids > kDeviceTableMaxIds ||
+      update.step.step < 1 || rule < 0 || rule > static_cast<int>(RuleKind::kFtrl)) {
+    return kCudaInvalidValue;
+  }
+  if (num_rows == 0) {
+    if (num_ids > 0) return kDeviceBadInverse;
+    ++version_;
+    return kCudaSuccess;
+  }
+  int32_t* begin = nullptr;
+  unsigned* count = nullptr;
+  const auto carve = [&](Carver* carver) {
+    begin = carver->Take<int32_t>(num_rows + 1);
+    count = carver->Take<unsigned>(1);
+    return row_sort::Scratch(carver, num_ids);
+  };
+  Carver counting(nullptr);
+  carve(&counting);
+  const Memory memory(allocator_, counting.bytes());
+  if (memory.data() == nullptr) return kDeviceOutOfMemory;
+  HandleFacts facts;
+  const Numbers numbers{grads, static_cast<Storage>(storage), num_ids * layout_.dim};
+  FUSEDREC_RETURN_IF_CUDA_ERROR(CheckHandles(handles, num_rows, inverse, num_ids, numbers, &facts, stream));
+  if (int64_t{facts.oldest} + spec_.window <= moved_at_) return kDeviceStale;
+  ++version_;
+  Carver carver(memory.data());
+  const row_sort::Scratch sort = carve(&carver);
+  const int32_t* const order = row_sort::SortByRow(sort, inverse, num_ids, num_rows, stream);
+  const row_sort::DigitOf sorted{inverse, order, static_cast<uint32_t>(num_rows), 0};
+  FUSEDREC_LAUNCH(BeginsKernel, BlocksFor(num_ids + 1, kUpdateThreads), kUpdateThreads, 0, stream, sorted, num_ids,
+                  num_rows, begin);
+  const GradientColumns columns{grads, static_cast<Storage>(storage), order, 0, 0, layout_.dim, scale, 1.0f};
+  const Prepared by = PrepareStep(update.rule, update.step);
+  const uint32_t version = version_;
+  FUSEDREC_RETURN_IF_CUDA_ERROR(Fill(count, 0, sizeof(*count), stream));
+  FUSEDREC_LAUNCH(UpdateKernel, BlocksFor(num_rows * kRowLanes, kUpdateThreads), kUpdateThreads, 0, stream, View(),
+                  handles, num_rows, begin, columns, update.rule, by, version, left_out, count);
+  if (facts.grads_are_finite != 0) return LastError();
+  unsigned counted;
+  FUSEDREC_RETURN_IF_CUDA_ERROR(CopyToHost(&counted, count, 1, stream));
+  *num_left_out = counted;
+  return LastError();
+}
+
+int FusedrecDeviceTable::CheckHandles(const int64_t* handles, int64_t num_handles, const int32_t* inverse,
+                                      int64_t num_ids, const Numbers& grads, HandleFacts* known, void* stream) const {
+  const Memory memory(allocator_, sizeof(HandleFacts));
+  if (memory.data() == nullptr) return kDeviceOutOfMemory;
+  auto* const facts = reinterpret_cast<HandleFacts*>(memory.data());
+  FUSEDREC_RETURN_IF_CUDA_ERROR(Fill(facts, 0xff, sizeof(HandleFacts), stream));
+  const int64_t most = std::max({num_handles, num_ids, grads.count});
+  const unsigned blocks = static_cast<unsigned>(std::min<int64_t>(BlocksFor(most, kHandleThreads), kHandleBlocks));
+  FUSEDREC_LAUNCH(HandleFactsKernel, blocks, kHandleThreads, 0, stream, handles, num_handles, inverse, num_ids,
+                  next_row_, grads, facts);
+  FUSEDREC_RETURN_IF_CUDA_ERROR(LastError());
+  FUSEDREC_RETURN_IF_CUDA_ERROR(CopyToHost(known, facts, 1, stream));
+  if (known->handles_are_sound == 0) return kDeviceBadHandle;
+  // All handles must be of one past lookup. Handles of an export have no clock and cannot be trained.
+  if (inverse != nullptr && (known->oldest != ~known->newest || known->oldest == 0 || known->oldest > clock_)) {
+    return kDeviceBadHandle;
+  }
+  return known->inverse_is_sound == 0 ? kDeviceBadInverse : kCudaSuccess;
+}

@@ -1,0 +1,167 @@
+// Kernels of the update: they sum gradients over their sources and apply the rule in place (update_rule.h).
+//
+// Sixteen lanes share a row. They add the gradients of a column in the order received. A sum over columns is sixteen sums
+// of every sixteenth column, added in pairs. The CPU does the same (gradient_sum.h, optimizer.cc), so rows have the same
+// bits.
+#ifndef FUSEDREC_HASH_TABLE_CUDA_UPDATE_CUH_
+#define FUSEDREC_HASH_TABLE_CUDA_UPDATE_CUH_
+
+#include "common/row_sort.cuh"
+#include "hash_table/cuda/rows.cuh"
+#include "hash_table/update_rule.h"
+
+namespace fusedrec {
+namespace device_table {
+
+constexpr int kUpdateThreads = 256;
+constexpr int kRowLanes = 16;  // of one row
+
+// begin[u], u up to and with num_rows: sorted positions before those of row u.
+static __global__ void __launch_bounds__(kUpdateThreads)
+    BeginsKernel(row_sort::DigitOf sorted, int64_t num_index, int64_t num_rows, int32_t* __restrict__ begin) {
+  const int64_t p = GlobalThread();
+  if (p > num_index) return;
+  const int64_t row = p < num_index ? sorted.Row(p) : num_rows;
+  for (int64_t u = p > 0 ? int64_t{sorted.Row(p - 1)} + 1 : 0; u <= row; ++u) begin[u] = static_cast<int32_t>(p);
+}
+
+// The summed gradient of one row, a column at a time.
+struct GradientColumns {
+  const void* grads;
+  Storage storage;
+  const int32_t* order;  // sorted positions
+  int32_t begin, end;
+  int dim;
+  float scale, clip;  // clip: factor of the clipped gradient
+
+  __device__ float Sum(int d) const {
+    float sum = 0.0f;
+    for (int32_t p = begin; p < end; ++p) {
+      const float grad = LoadNumber(storage, grads, static_cast<int64_t>(order[p]) * dim + d) * scale;
+      sum = p == begin ? grad : sum + grad;
+    }
+    return sum;
+  }
+  __device__ float operator()(int d) const { return clip == 1.0f ? Sum(d) : Sum(d) * clip; }
+
+  // Sum of squares, the same for all lanes of the row.
+  __device__ float Squares(unsigned mask) const {
+    float part = 0.0f;
+    for (int d = threadIdx.x % kRowLanes; d < dim; d += kRowLanes) {
+      const float x = (*this)(d);
+      part += x * x;
+    }
+    for (int half = kRowLanes / 2; half > 0; half /= 2) part += __shfl_down_sync(mask, part, half, kRowLanes);
+    return __shfl_sync(mask, part, 0, kRowLanes);
+  }
+  // The norm where float squares overflow or vanish.
+  __device__ float NormInDouble() const {
+    double sum = 0;
+    for (int d = 0; d < dim; ++d) {
+      const float x = (*this)(d);
+      sum += static_cast<double>(x) * x;
+    }
+    return static_cast<float>(sqrt(sum));
+  }
+};
+
+// Numbers of one row, float32 in between.
+struct RowColumns {
+  const RowLayout& layout;
+  char* row;
+  uint32_t version;
+
+  __device__ float Load(int d) const { return LoadNumber(layout.storage, row, d); }
+  __device__ void Store(float x, int d) const {
+    StoreNumber(layout.storage, x, row, d, layout.stochastic, static_cast<uint32_t>(d), version);
+  }
+  __device__ float Slot(int k, int d) const {
+    return LoadNumber(layout.slot_storage, row + layout.wide_offset, k * layout.dim + d);
+  }
+  __device__ void StoreSlot(float x, int k, int d) const {
+    StoreNumber(layout.slot_storage, x, row + layout.wide_offset, k * layout.dim + d, layout.stochastic,
+                static_cast<uint32_t>(layout.dim * (1 + k) + d), version);
+  }
+};
+
+__device__ inline void UpdateColumn(const UpdateRule& rule, const Prepared& by, float rowwise_rate, float g, int d,
+                                    const RowColumns& row) {
+  const int slots = row.layout.wide_slots;
+  float w = row.Load(d), first = slots > 0 ? row.Slot(0, d) : 0.0f, second = slots > 1 ? row.Slot(1, d) : 0.0f;
+  const float lr = by.learning_rate;
+  switch (rule.rule) {
+    case RuleKind::kSgd:
+      SgdColumn(lr, g, &w);
+      break;
+    case RuleKind::kMomentum:
+      MomentumColumn(lr, rule.momentum, rule.nesterov, g, &w, &first);
+      break;
+    case RuleKind::kAdagrad:
+      AdagradColumn(lr, rule.epsilon, rule.epsilon_inside, g, &w, &first);
+      break;
+    case RuleKind::kRowwiseAdagrad:
+      SgdColumn(rowwise_rate, g, &w);
+      break;
+    case RuleKind::kAdam:
+    case RuleKind::kAdamW:
+      AdamColumn(by.a, by.b, rule.one_minus_beta_1, rule.one_minus_beta_2, rule.epsilon, g, &w, &first, &second);
+      break;
+    case RuleKind::kFtrl: {
+      const FtrlNumbers numbers{by.a, rule.l1, by.b, rule.l2_shrinkage};
+      if (rule.learning_rate_power == -0.5f) {
+        FtrlSquareRootColumn(numbers, g, &w, &first, &second);
+      } else {
+        FtrlPowerColumn(numbers, -rule.learning_rate_power, g, &w, &first, &second);
+      }
+      break;
+    }
+  }
+  row.Store(w, d);
+  if (slots > 0) row.StoreSlot(first, 0, d);
+  if (slots > 1) row.StoreSlot(second, 1, d);
+}
+
+// Rows of `handles`, whose gradients are the sorted positions [begin[u], begin[u + 1]). A row whose sum is not finite stays
+// as it is; its u goes to left_out [*num_left_out], in any order.
+static __global__ void __launch_bounds__(kUpdateThreads)
+    UpdateKernel(TableView table, const int64_t* __restrict__ handles, int64_t num_rows,
+                 const int32_t* __restrict__ begin, GradientColumns grads, UpdateRule rule, Prepared by,
+                 uint32_t version, int32_t* __restrict__ left_out, unsigned* num_left_out) {
+  const int64_t u = GlobalThread() / kRowLanes;
+  if (u >= num_rows) return;
+  const int lane = static_cast<int>(threadIdx.x) % kRowLanes;
+  const unsigned mask = 0xffffu << (threadIdx.x & 16);
+  const uint32_t row = static_cast<uint32_t>(handles[u]);
+  const RowColumns columns{table.layout, table.Row(row), version};
+  grads.begin = begin[u];
+  grads.end = begin[u + 1];
+  bool is_finite = true;
+  for (int d = lane; d < grads.dim; d += kRowLanes) is_finite = is_finite && IsFinite(grads.Sum(d));
+  if (!__all_sync(mask, is_finite)) {
+    if (lane == 0) left_out[atomicAdd(num_left_out, 1u)] = static_cast<int32_t>(u);
+    return;
+  }
+  if (rule.clipnorm > 0) {
+    const float squares = grads.Squares(mask);
+    const bool plain = squares > kSmallestSquares && squares < kLargestSquares;
+    const float norm = plain ? sqrtf(squares) : grads.NormInDouble();
+    if (norm > rule.clipnorm) grads.clip = rule.clipnorm / norm;
+  }
+  float rate = 0.0f;
+  if (rule.rule == RuleKind::kRowwiseAdagrad) {
+    float* const v = reinterpret_cast<float*>(columns.row + table.layout.scalars_offset);
+    const float squares = grads.Squares(mask), sum = *v + (rule.mean ? squares / static_cast<float>(grads.dim) : squares);
+    rate = RowwiseRate(rule, by.learning_rate, sum);
+    __syncwarp(mask);
+    if (lane == 0) *v = sum;
+  }
+  if (lane == 0) table.Meta(row)->updated = version;
+  // FTRL divides by the rate: one of 0, as schedules begin with, leaves the row alone.
+  if (rule.rule == RuleKind::kFtrl && by.learning_rate == 0.0f) return;
+  for (int d = lane; d < grads.dim; d += kRowLanes) UpdateColumn(rule, by, rate, grads(d), d, columns);
+}
+
+}  // namespace device_table
+}  // namespace fusedrec
+
+#endif  // FUSEDREC_HASH_TABLE_CUDA_UPDATE_CUH_

@@ -1,0 +1,96 @@
+// Checks that the kernels of tables in host memory and of device tables share.
+#ifndef FUSEDREC_HASH_TABLE_KERNELS_TABLE_CHECKS_H_
+#define FUSEDREC_HASH_TABLE_KERNELS_TABLE_CHECKS_H_
+
+#include <cmath>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "common/kernel_util.h"
+#include "common/limits.h"
+#include "hash_table/cpu/hash_table.h"
+
+namespace fusedrec {
+
+template <typename T>
+constexpr Storage StorageFor();
+template <>
+constexpr Storage StorageFor<float>() {
+  return Storage::kFloat32;
+}
+template <>
+constexpr Storage StorageFor<Eigen::half>() {
+  return Storage::kFloat16;
+}
+template <>
+constexpr Storage StorageFor<Eigen::bfloat16>() {
+  return Storage::kBfloat16;
+}
+
+template <typename T>
+absl::Status ScalarInput(tensorflow::OpKernelContext* ctx, int index, const char* name, T* value) {
+  const absl::Status ranked = RequireRank(name, ctx->input(index), 0);
+  if (ranked.ok()) *value = ctx->input(index).scalar<T>()();
+  return ranked;
+}
+
+// Reads the learning rate and the number of the update from the inputs at `index` and behind it.
+inline absl::Status ReadStep(tensorflow::OpKernelContext* ctx, int index, StepInput* step) {
+  TF_RETURN_IF_ERROR(ScalarInput(ctx, index, "learning_rate", &step->learning_rate));
+  TF_RETURN_IF_ERROR(ScalarInput(ctx, index + 1, "step", &step->step));
+  if (!(step->learning_rate >= 0.0f) || std::isinf(step->learning_rate)) {
+    return absl::InvalidArgumentError(absl::StrCat("learning_rate must be finite and >= 0, got ", step->learning_rate,
+                                                   ". A schedule may have left its range."));
+  }
+  if (step->step >= 1) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("step must be >= 1, the number of this update, got ", step->step, "."));
+}
+
+// Inputs 1 to 4 of an update: handles [W], inverse [V], grads [>= V, dim], scale.
+inline absl::Status CheckGradientShapes(tensorflow::OpKernelContext* ctx, int dim) {
+  const tensorflow::Tensor &inverse = ctx->input(2), &grads = ctx->input(3);
+  TF_RETURN_IF_ERROR(RequireRank("handles", ctx->input(1), 1));
+  TF_RETURN_IF_ERROR(RequireRank("inverse", inverse, 1));
+  TF_RETURN_IF_ERROR(RequireRank("grads", grads, 2));
+  TF_RETURN_IF_ERROR(RequireRank("scale", ctx->input(4), 0));
+  if (grads.dim_size(0) >= inverse.NumElements() && grads.dim_size(1) == dim) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("grads must have shape [>= ", inverse.NumElements(), ", ", dim,
+                                                 "], one row for each received id, got ", grads.shape().DebugString(),
+                                                 "."));
+}
+
+// The attribute `dim` of an op that answers rows.
+inline absl::Status RequireDim(const TableSpec& spec, int64_t dim) {
+  if (dim == spec.dim) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("dim must be that of the table, ", spec.dim, ", got ", dim, "."));
+}
+
+inline absl::Status RequireSegment(int64_t segment, int64_t segments) {
+  if (segment >= 0 && segment < segments) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("segment must lie in [0, ", segments, "), got ", segment, "."));
+}
+
+inline absl::Status RequireClock(const tensorflow::Tensor& clock) {
+  if (clock.shape() != tensorflow::TensorShape({2})) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("clock must have shape [2], got ", clock.shape().DebugString(), ". Remedy: that of TableClock."));
+  }
+  for (const int64_t number : In<int64_t>(clock)) {
+    TF_RETURN_IF_ERROR(RequireIn("clock", number, 0, kMostClock, "that of TableClock."));
+  }
+  return absl::OkStatus();
+}
+
+// Ids and records of an import.
+inline absl::Status RequireRecords(const tensorflow::Tensor& ids, const tensorflow::Tensor& records, int64_t bytes) {
+  TF_RETURN_IF_ERROR(RequireRank("ids", ids, 1));
+  TF_RETURN_IF_ERROR(RequireRank("records", records, 2));
+  if (records.dim_size(0) == ids.NumElements() && records.dim_size(1) == bytes) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("records must have shape [", ids.NumElements(), ", ", bytes, "], got ",
+                                                 records.shape().DebugString(),
+                                                 ". They must come from a table of the same spec."));
+}
+
+}  // namespace fusedrec
+
+#endif  // FUSEDREC_HASH_TABLE_KERNELS_TABLE_CHECKS_H_

@@ -1,0 +1,57 @@
+// The table as a TensorFlow resource, and what all its kernels share.
+#ifndef FUSEDREC_HASH_TABLE_KERNELS_TABLE_RESOURCE_H_
+#define FUSEDREC_HASH_TABLE_KERNELS_TABLE_RESOURCE_H_
+
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/kernel_util.h"
+#include "hash_table/cpu/hash_table.h"
+#include "hash_table/kernels/table_checks.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/resource_mgr.h"
+
+namespace fusedrec {
+
+class TableResource : public tensorflow::ResourceBase {
+ public:
+  explicit TableResource(std::unique_ptr<HashTable> table) : table_(std::move(table)) {}
+  HashTable* table() const { return table_.get(); }
+  std::string DebugString() const override {
+    return absl::StrCat("fusedrec.HashTable of ", table_->segments(), " segments");
+  }
+
+ private:
+  std::unique_ptr<HashTable> table_;
+};
+
+// Output 0: a handle that alone keeps `resource`, whose one reference it takes.
+template <typename Resource>
+absl::Status OutputOwningHandle(tensorflow::OpKernelContext* ctx, Resource* resource) {
+  const auto handle = tensorflow::ResourceHandle::MakeRefCountingHandle(resource, ctx->device()->name());
+  tensorflow::Tensor* out;
+  TF_RETURN_IF_ERROR(ctx->allocate_output(0, tensorflow::TensorShape({}), &out));
+  out->scalar<tensorflow::ResourceHandle>()() = handle;
+  return absl::OkStatus();
+}
+
+// A kernel whose first input is a table.
+class TableKernel : public tensorflow::OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(tensorflow::OpKernelContext* ctx) final {
+    tensorflow::core::RefCountPtr<TableResource> resource;
+    OP_REQUIRES_OK(ctx, tensorflow::LookupResource(ctx, tensorflow::HandleFromInput(ctx, 0), &resource));
+    OP_REQUIRES_OK(ctx, Run(ctx, resource->table()));
+  }
+
+ protected:
+  virtual absl::Status Run(tensorflow::OpKernelContext* ctx, HashTable* table) = 0;
+};
+
+}  // namespace fusedrec
+
+#endif  // FUSEDREC_HASH_TABLE_KERNELS_TABLE_RESOURCE_H_

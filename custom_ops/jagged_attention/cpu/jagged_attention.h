@@ -1,0 +1,95 @@
+// SiLU attention over rows of different length with a relative bias, and the attention-free channels of FuXi, forward
+// and backward.
+//
+//   out_i = scale_i * sum over j of SiLU(alpha q_i . k_j + bias_ij) visible_ij v_j      in each row and head
+//   bias_ij = position_weights[N - 1 + place(j) - place(i)] + time(asks_i - answers_j)   shared by the heads
+//   channels: out_i = [ sum over j of position_ij visible_ij v_j | sum over j of time_ij visible_ij v_j ]
+//
+// Sources: Zhai et al., Actions Speak Louder than Words (HSTU): the attention and its masks; Ye et al., FuXi-alpha and
+// FuXi-beta: the channels. engine_masks.inc.h has the rule of visibility.
+//
+// # How
+// A row is cut into panels of queries and tiles of keys. A tile of scores stays in the cache of one core between the
+// products that make it and the products that use it. Nothing of size sequence x sequence is kept; the backward pass
+// computes the scores again. Tiles without a visible pair are never visited. Tiles with only visible pairs need no mask.
+// There is no softmax, so tiles simply add up. Rows of one panel have a simpler path (engine_short.inc.h).
+//
+// Threads take units of work (a block of queries forward, a block of keys backward), the costliest first. Only the lengths
+// of the rows decide how the work is cut. Each unit writes where no other unit writes. Sums over several units (gradients
+// of queries of long rows, of the weights of the bias) are added in the order of the units afterwards. So the result is
+// the same for any number of threads.
+//
+// The tile engine is compiled for several instruction sets (tile_engine.h); they differ in the last bits of results.
+#ifndef FUSEDREC_JAGGED_ATTENTION_CPU_JAGGED_ATTENTION_H_
+#define FUSEDREC_JAGGED_ATTENTION_CPU_JAGGED_ATTENTION_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/types/span.h"
+#include "common/parallel.h"
+#include "jagged_attention/cpu/tile_engine.h"
+
+namespace fusedrec {
+
+// Parameters of a function of time; 0 for kNone and kBuckets.
+int NumTimeParameters(TimeMap map);
+
+// Sizes of the tokens and who sees whom.
+struct JaggedRows {
+  absl::Span<const int64_t> row_splits;   // [B+1], from 0 to T without decreasing (caller checks)
+  absl::Span<const int64_t> num_targets;  // [B], each between 0 and the row's length (caller checks), or empty: none
+  absl::Span<const int64_t> contextual_lengths;  // [B], each >= 0 (caller checks), or empty: no context
+  int64_t heads = 1;
+  int64_t target_group_size = 1;
+  int64_t attention_window = 0;  // 0: no window
+  int64_t min_full_length = 0;
+};
+
+struct RelativeBias {
+  absl::Span<const float> position_weights;  // [2N-1], no row longer than N (caller checks), or empty: no position part
+  TimeMap time = TimeMap::kNone;
+  absl::Span<const float> time_weights;   // [G+1] for kBuckets, the parameters of a function
+  absl::Span<const int64_t> thresholds;   // [G], not decreasing (caller checks); kBuckets only
+  absl::Span<const int64_t> asks, answers;  // [T], seconds
+};
+
+// Gradients of the weights of the bias, as long as these. Empty: not wanted.
+struct BiasGrads {
+  absl::Span<float> position_weights;
+  absl::Span<float> time_weights;
+};
+
+struct AttentionInputs {
+  const float* query;  // [T, H, qk_dim]
+  const float* key;
+  const float* value;  // [T, H, value_dim]
+  int64_t qk_dim;
+  int64_t value_dim;
+  float alpha;
+  absl::Span<const float> scale;  // [T] with scale_per_token, else [1]
+  bool scale_per_token;
+};
+
+void JaggedAttention(const JaggedRows& rows, const AttentionInputs& inputs, const RelativeBias& bias,
+                     const TileEngine& engine, const ParallelFor& parallel_for, float* out);
+
+// grads: of out. The three results are of the shapes of query, key and value.
+void JaggedAttentionGrad(const JaggedRows& rows, const AttentionInputs& inputs, const RelativeBias& bias,
+                         const float* grads, const TileEngine& engine, const ParallelFor& parallel_for,
+                         float* query_grads, float* key_grads, float* value_grads, const BiasGrads& bias_grads);
+
+// out [T, H, channels * value_dim]: position channel, then time channel, of those that the bias has.
+void JaggedBiasAttention(const JaggedRows& rows, const float* value, int64_t value_dim, const RelativeBias& bias,
+                         const TileEngine& engine, const ParallelFor& parallel_for, float* out);
+
+void JaggedBiasAttentionGrad(const JaggedRows& rows, const float* value, int64_t value_dim, const RelativeBias& bias,
+                             const float* grads, const TileEngine& engine, const ParallelFor& parallel_for,
+                             float* value_grads, const BiasGrads& bias_grads);
+
+// Engines that this processor can run, the best one first.
+std::vector<const TileEngine*> Engines();
+
+}  // namespace fusedrec
+
+#endif  // FUSEDREC_JAGGED_ATTENTION_CPU_JAGGED_ATTENTION_H_

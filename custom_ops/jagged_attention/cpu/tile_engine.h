@@ -1,0 +1,120 @@
+// Types that the driver (jagged_attention.cc) and the tile engine share: plain structs, and the table of the engine's
+// functions for one instruction set.
+//
+// The engine (engine_*.inc.h) is compiled once per instruction set, each time in a namespace of its own, by
+// engine_avx512.cc, engine_avx2.cc and engine_generic.cc. So that the linker cannot merge code of a newer instruction
+// set into what older machines run, the engine uses no templates or inline functions of others: this header has data
+// only.
+#ifndef FUSEDREC_JAGGED_ATTENTION_CPU_TILE_ENGINE_H_
+#define FUSEDREC_JAGGED_ATTENTION_CPU_TILE_ENGINE_H_
+
+#include <cstdint>
+
+namespace fusedrec {
+
+// Queries of a panel: the lanes of a tile. A multiple of the lanes of every vector unit.
+constexpr int64_t kPanel = 64;
+// Keys of a tile. Tiles of this size stay in the caches of one core and keep the share of loads and stores of
+// accumulators small.
+constexpr int64_t kTileKeys = 64;
+
+enum class TimeMap { kNone, kBuckets, kPower, kExponential, kStretched };
+
+// Buckets of time differences of up to 2^31 - 2 seconds. The bits of (float)difference, shifted, name a cell; a cell
+// knows the bucket of its smallest difference, and `probes` comparisons with the next thresholds lead to the exact one.
+struct BucketCells {
+  const int32_t* begin;       // [num_cells]
+  const int32_t* thresholds;  // distinct, ascending; then as many INT32_MAX as there are probes
+  int32_t num_cells;
+  int32_t shift;
+  int32_t probes;
+};
+
+struct BiasTables {
+  // Entry N - 1 + place(asking) - place(answering): the weights in reverse, so that they ascend with the queries of a
+  // panel; kPanel zeros behind. nullptr: no position part.
+  const float* position;
+  int64_t max_length;  // N
+
+  TimeMap time;
+  const int64_t* asks;     // [T]
+  const int64_t* answers;  // [T]
+  const float* weights;    // [num_thresholds + 1], of the distinct buckets
+  const int64_t* thresholds;  // [num_thresholds], distinct, ascending
+  int64_t num_thresholds;
+  BucketCells cells;
+  float parameters[3];  // of a function of time
+};
+
+// One call of an op. Arrays of tokens are [T, heads, dim].
+struct AttentionProblem {
+  int64_t heads;
+  int64_t qk_dim;
+  int64_t value_dim;
+  float alpha;
+  const float* query;
+  const float* key;
+  const float* value;
+  const float* scale;    // nullptr: 1
+  int64_t scale_stride;  // 0: one for all tokens, 1: one per token
+
+  const int64_t* row_splits;   // [B+1]
+  const int64_t* num_targets;  // [B], or nullptr
+  const int64_t* contextual_lengths;  // [B], or nullptr
+  int64_t target_group_size;
+  int64_t attention_window;
+  int64_t min_full_length;
+  BiasTables bias;
+
+  float* out;           // forward: [T, heads, value_dim]; channels: [T, heads, channels * value_dim]
+  const float* grads;   // backward: gradient of out
+  float* query_grads;
+  float* key_grads;
+  float* value_grads;
+  bool bias_grads;  // whether position_grads and time_grads of the units are wanted
+};
+
+// The work that one thread does at a time.
+struct AttentionUnit {
+  int64_t row;
+  int64_t head_begin, head_end;
+  // Places in the row: queries in the forward pass, keys in the backward pass.
+  int64_t begin, end;
+  // Backward: queries [query_begin, length) may see the keys.
+  int64_t query_begin;
+  // Backward: gradients of these queries, [length - query_begin, heads of the unit, qk_dim]; nullptr: straight to
+  // query_grads.
+  float* query_grads;
+  // Backward: sums over the pairs of this unit. position_grads[i - j + end - 1 - query_begin], kPanel zeros behind.
+  float* position_grads;
+  float* time_grads;  // [num_thresholds + 1], or of the parameters
+};
+
+// The functions of one op. Scratch: for units of up to `places` queries (forward) or keys (backward) and `heads` heads.
+struct TilePasses {
+  int64_t (*scratch_floats)(const AttentionProblem&, bool backward, int64_t places, int64_t heads);
+  void (*forward)(const AttentionProblem&, const AttentionUnit&, float* scratch);
+  void (*backward)(const AttentionProblem&, const AttentionUnit&, float* scratch);
+};
+
+struct TileEngine {
+  const char* name;
+  bool (*supported)();  // by the processor that runs this
+  TilePasses attention;
+  TilePasses channels;
+};
+
+#define FUSEDREC_TILE_FUNCTIONS(engine)                                    \
+  {engine::AttentionScratchFloats, engine::Forward, engine::Backward}, {   \
+    engine::ChannelScratchFloats, engine::ChannelsForward, engine::ChannelsBackward \
+  }
+
+extern const TileEngine kGenericEngine;
+#if defined(__x86_64__)
+extern const TileEngine kAvx2Engine;
+extern const TileEngine kAvx512Engine;
+#endif
+
+}  // namespace fusedrec
+
+#endif  // FUSEDREC_JAGGED_ATTENTION_CPU_TILE_ENGINE_H_

@@ -1,0 +1,100 @@
+#include "jagged_attention/cpu/units.h"
+
+#include <algorithm>
+#include <atomic>
+#include <memory>
+#include <numeric>
+
+namespace fusedrec {
+namespace {
+
+// Queries of a forward unit.
+constexpr int64_t kBlockQueries = 512;
+// Keys of a backward unit: large enough that the gradients of queries which other units hold beside it stay few, and
+// at most kMostBlocks per row, so that these are never more than a small multiple of the queries.
+constexpr int64_t kBlockKeys = 512;
+constexpr int64_t kMostBlocks = 8;
+// Rows of up to so many tokens are done by one unit, all heads together.
+constexpr int64_t kShortRow = 128;
+
+int64_t KeysPerUnit(int64_t length) {
+  const int64_t keys = std::max(kBlockKeys, (length + kMostBlocks - 1) / kMostBlocks);
+  return (keys + kTileKeys - 1) / kTileKeys * kTileKeys;
+}
+
+bool HasContext(const AttentionProblem& problem, int64_t row) {
+  return problem.contextual_lengths != nullptr && problem.contextual_lengths[row] > 0;
+}
+
+// A pair of one head costs 1; windows are taken into account, the rest of the masks hardly changes the order.
+double Cost(const AttentionProblem& problem, const AttentionUnit& unit, int64_t length, bool queries) {
+  double pairs = 0.0;
+  const int64_t window = problem.attention_window > 0 ? problem.attention_window : length;
+  for (int64_t place = unit.begin; place < unit.end; place += kPanel) {
+    const int64_t reach = queries || HasContext(problem, unit.row) ? place + kPanel : length - place;
+    pairs += static_cast<double>(kPanel) * std::min(std::min(reach, length), window + kPanel);
+  }
+  return pairs * (unit.head_end - unit.head_begin);
+}
+
+// With a bias one unit does all heads: the bias of a tile is computed once for them. Units of short rows do, too: they
+// read their tokens as they lie in memory.
+int64_t HeadsPerUnit(const AttentionProblem& problem, int64_t length) {
+  const bool biased = problem.bias.position != nullptr || problem.bias.time != TimeMap::kNone;
+  return biased || length <= kShortRow ? problem.heads : 1;
+}
+
+}  // namespace
+
+std::vector<AttentionUnit> Units(const AttentionProblem& problem, int64_t num_rows, bool backward) {
+  std::vector<AttentionUnit> units;
+  for (int64_t row = 0; row < num_rows; ++row) {
+    const int64_t length = RowLength(problem, row);
+    const int64_t block = backward ? KeysPerUnit(length) : kBlockQueries;
+    const int64_t heads = HeadsPerUnit(problem, length);
+    for (int64_t begin = 0; begin < length; begin += block) {
+      for (int64_t head = 0; head < problem.heads; head += heads) {
+        AttentionUnit unit{};
+        unit.row = row;
+        unit.head_begin = head;
+        unit.head_end = head + heads;
+        unit.begin = begin;
+        unit.end = std::min(begin + block, length);
+        // Only context sees what comes after it.
+        unit.query_begin = HasContext(problem, row) ? 0 : begin;
+        units.push_back(unit);
+      }
+    }
+  }
+  return units;
+}
+
+void RunUnits(const AttentionProblem& problem, const std::vector<AttentionUnit>& units, const TilePasses& passes,
+              bool backward, const ParallelFor& parallel_for) {
+  std::vector<double> cost(units.size());
+  int64_t floats = 0;
+  for (size_t u = 0; u < units.size(); ++u) {
+    const int64_t row = units[u].row, length = RowLength(problem, row);
+    cost[u] = Cost(problem, units[u], length, !backward);
+    floats = std::max(floats, passes.scratch_floats(problem, backward, units[u].end - units[u].begin,
+                                                     units[u].head_end - units[u].head_begin));
+  }
+  std::vector<int32_t> order(units.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(), [&](int32_t a, int32_t b) { return cost[a] > cost[b]; });
+  std::atomic<size_t> next{0};
+  constexpr int64_t kOwnShare = 1 << 30;  // every thread that comes is welcome
+  parallel_for(static_cast<int64_t>(units.size()), kOwnShare, [&](int64_t, int64_t) {
+    size_t taken = next++;
+    if (taken >= units.size()) return;
+    constexpr int64_t kAlign = 16;  // floats in a cache line
+    const std::unique_ptr<float[]> memory(new float[floats + kAlign]);
+    const auto address = reinterpret_cast<uintptr_t>(memory.get()) / sizeof(float);
+    float* scratch = memory.get() + (kAlign - address % kAlign) % kAlign;
+    for (; taken < units.size(); taken = next++) {
+      (backward ? passes.backward : passes.forward)(problem, units[order[taken]], scratch);
+    }
+  });
+}
+
+}  // namespace fusedrec

@@ -1,0 +1,27 @@
+// How the work of an op is cut into units, and who does them.
+#ifndef FUSEDREC_JAGGED_ATTENTION_CPU_UNITS_H_
+#define FUSEDREC_JAGGED_ATTENTION_CPU_UNITS_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "common/parallel.h"
+#include "jagged_attention/cpu/tile_engine.h"
+
+namespace fusedrec {
+
+inline int64_t RowLength(const AttentionProblem& problem, int64_t row) {
+  return problem.row_splits[row + 1] - problem.row_splits[row];
+}
+
+// Units of one pass, row by row, in the order of their places; without memory for gradients. They depend on the rows
+// alone, not on the threads.
+std::vector<AttentionUnit> Units(const AttentionProblem& problem, int64_t num_rows, bool backward);
+
+// Runs all units, the costliest first; threads take the next one when they are done.
+void RunUnits(const AttentionProblem& problem, const std::vector<AttentionUnit>& units, const TilePasses& passes,
+              bool backward, const ParallelFor& parallel_for);
+
+}  // namespace fusedrec
+
+#endif  // FUSEDREC_JAGGED_ATTENTION_CPU_UNITS_H_

@@ -1,0 +1,60 @@
+// Launches of jagged attention for one type of numbers: choice of the size, shared memory, grid.
+#ifndef FUSEDREC_JAGGED_ATTENTION_CUDA_ATTENTION_LAUNCH_CUH_
+#define FUSEDREC_JAGGED_ATTENTION_CUDA_ATTENTION_LAUNCH_CUH_
+
+#include "jagged_attention/cuda/attention_call.cuh"
+#include "jagged_attention/cuda/jagged_attention_cuda.cuh"
+
+namespace fusedrec {
+namespace attention {
+
+template <typename T, int D, Pass kPass>
+int LaunchPass(const Problem<T>& problem, void* stream) {
+  const int64_t work = problem.num_items * problem.heads;
+  if (work == 0) return kCudaSuccess;
+  SharedTiles<T, D> tiles;
+  const int shared = tiles.Carve(nullptr, kPass != kForward, kPass == kKeyGrads, problem.bias);
+  const auto kernel = AttentionKernel<T, D, kPass>;
+  FUSEDREC_RETURN_IF_CUDA_ERROR(AskForShared(kernel, shared));
+  const int64_t blocks = kPass == kKeyGrads ? SlotsOf(work) : work;
+  FUSEDREC_LAUNCH(kernel, static_cast<unsigned>(blocks), (Shape<T, D>::kThreads), shared, stream, problem);
+  return LastError();
+}
+
+template <typename T, Pass kPass>
+int LaunchSize(const Problem<T>& problem, void* stream) {
+  const int dim = std::max(problem.qk_dim, problem.value_dim);
+  if (dim <= 32) return LaunchPass<T, 32, kPass>(problem, stream);
+  if (dim <= 64) return LaunchPass<T, 64, kPass>(problem, stream);
+  if (dim <= 128) return LaunchPass<T, 128, kPass>(problem, stream);
+  return LaunchPass<T, 256, kPass>(problem, stream);
+}
+
+template <typename T>
+int Forward(const FusedrecAttention& call, const DeviceArrays& at, void* stream) {
+  Problem<T> problem = ProblemOf<T>(call, at);
+  problem.items = at.items[0];
+  return LaunchSize<T, kForward>(problem, stream);
+}
+
+template <typename T>
+int Backward(const FusedrecAttention& call, const DeviceArrays& at, void* stream) {
+  Problem<T> problem = ProblemOf<T>(call, at);
+  problem.items = at.items[0];
+  FUSEDREC_RETURN_IF_CUDA_ERROR((LaunchSize<T, kQueryGrads>(problem, stream)));
+  problem.items = at.items[1];
+  return LaunchSize<T, kKeyGrads>(problem, stream);
+}
+
+// One source file each, so that they compile side by side.
+extern template int Forward<float>(const FusedrecAttention&, const DeviceArrays&, void*);
+extern template int Backward<float>(const FusedrecAttention&, const DeviceArrays&, void*);
+extern template int Forward<Half>(const FusedrecAttention&, const DeviceArrays&, void*);
+extern template int Backward<Half>(const FusedrecAttention&, const DeviceArrays&, void*);
+extern template int Forward<Bfloat16>(const FusedrecAttention&, const DeviceArrays&, void*);
+extern template int Backward<Bfloat16>(const FusedrecAttention&, const DeviceArrays&, void*);
+
+}  // namespace attention
+}  // namespace fusedrec
+
+#endif  // FUSEDREC_JAGGED_ATTENTION_CUDA_ATTENTION_LAUNCH_CUH_

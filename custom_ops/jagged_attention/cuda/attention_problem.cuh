@@ -1,0 +1,51 @@
+// A call of attention, as its kernels see it.
+#ifndef FUSEDREC_JAGGED_ATTENTION_CUDA_ATTENTION_PROBLEM_CUH_
+#define FUSEDREC_JAGGED_ATTENTION_CUDA_ATTENTION_PROBLEM_CUH_
+
+#include "jagged_attention/cuda/attention_pairs.cuh"
+
+namespace fusedrec {
+namespace attention {
+
+// Rows of a tile that a block owns: places from `begin` on of sequence `row`.
+struct Item {
+  int row, begin;
+};
+
+// One call, for kernels. As FusedrecAttention, with all arrays on the device.
+template <typename T>
+struct Problem {
+  int64_t heads;
+  int qk_dim, value_dim;
+  float alpha;
+  const T *query, *key, *value;
+  const float* scale;
+  int64_t scale_stride;
+  const int64_t *row_splits, *num_targets, *contextual_lengths;  // the last two: null without
+  MaskOptions mask;
+  BiasTables bias;  // of device memory
+  const int64_t *asks, *answers;
+  T* out;
+  const T* grads;
+  T *query_grads, *key_grads, *value_grads;
+  int num_time_weights;                // G+1, or the parameters of a function
+  float *position_slots, *time_slots;  // [slots, 2N-1], [slots, num_time_weights]: sums of each block
+  const Item* items;
+  int64_t num_items;
+  int64_t slices;  // of the columns of all heads (attention_channels.cuh)
+
+  __device__ bool has_bias() const { return bias.position != nullptr || bias.has_time(); }
+  // Channels are position and time, of those that there are.
+  __device__ int channels() const { return (bias.position != nullptr ? 1 : 0) + (bias.has_time() ? 1 : 0); }
+  __device__ bool IsPosition(int channel) const { return channel == 0 && bias.position != nullptr; }
+
+  __device__ RowMask MaskOfRow(int row) const {
+    return MaskOf(mask, row_splits[row + 1] - row_splits[row], num_targets == nullptr ? 0 : num_targets[row],
+                  contextual_lengths == nullptr ? 0 : contextual_lengths[row]);
+  }
+};
+
+}  // namespace attention
+}  // namespace fusedrec
+
+#endif  // FUSEDREC_JAGGED_ATTENTION_CUDA_ATTENTION_PROBLEM_CUH_

@@ -1,0 +1,104 @@
+// The shared memory of a block of attention.
+#ifndef FUSEDREC_JAGGED_ATTENTION_CUDA_ATTENTION_SHARED_CUH_
+#define FUSEDREC_JAGGED_ATTENTION_CUDA_ATTENTION_SHARED_CUH_
+
+#include "common/host_device.h"
+#include "jagged_attention/cuda/attention_pairs.cuh"
+#include "jagged_attention/cuda/attention_tiles.cuh"
+
+namespace fusedrec {
+namespace attention {
+
+constexpr int kNoBucket = 0xffff;  // of a pair that is hidden
+constexpr int kSharedThresholds = 1024;  // more than these stay in device memory
+
+// Cuts memory into arrays that begin at multiples of 16 bytes.
+struct Taker {
+  unsigned char* memory;
+  int bytes;
+
+  template <typename Number>
+  FUSEDREC_HOST_DEVICE void operator()(Number** array, int count) {
+#ifdef __CUDA_ARCH__
+    *array = reinterpret_cast<Number*>(memory + bytes);
+#else
+    *array = reinterpret_cast<Number*>(reinterpret_cast<uintptr_t>(memory) + bytes);  // of null, too
+#endif
+    bytes += (count * static_cast<int>(sizeof(Number)) + 15) / 16 * 16;
+  }
+};
+
+// The part of the bias.
+template <typename T, int D>
+struct BiasTiles {
+  using S = Shape<T, D>;
+  float* exact;       // [kRows, kExactStride]: gradients of the pairs
+  uint16_t* buckets;  // the same shape
+  int64_t *row_times, *column_times;
+  float* distances;
+  float* time_sums;  // [kTimeWarps, G+1], or [kWarps, kTimeParameters]
+  BiasTables bias;   // thresholds and time_weights in shared memory, unless they are too many
+
+  FUSEDREC_HOST_DEVICE void CarveBias(Taker* take, bool grads, const BiasTables& tables) {
+    const int num_thresholds = tables.num_thresholds;
+    (*take)(&exact, grads ? S::kRows * S::kExactStride : 0);
+    (*take)(&buckets, grads && num_thresholds >= 0 ? S::kRows * S::kExactStride : 0);
+    (*take)(&row_times, tables.has_time() ? S::kRows : 0);
+    (*take)(&column_times, tables.has_time() ? S::kColumns : 0);
+    (*take)(&distances, S::kRows + S::kColumns);
+    const bool buckets_or_none = tables.function == kNoFunction;
+    const int sums = buckets_or_none ? S::kTimeWarps * (num_thresholds + 1) : S::kWarps * kTimeParameters;
+    (*take)(&time_sums, grads ? sums : 0);
+    const int shared_thresholds = num_thresholds <= kSharedThresholds ? num_thresholds : -1;
+    (*take)(&thresholds_, shared_thresholds >= 0 ? shared_thresholds : 0);
+    (*take)(&time_weights_, shared_thresholds + 1);
+  }
+
+  __device__ void LoadTables(const BiasTables& from) {
+    bias = from;
+    if (from.num_thresholds > kSharedThresholds || from.num_thresholds < 0) return;
+    bias.thresholds = thresholds_;
+    bias.time_weights = time_weights_;
+    for (int g = threadIdx.x; g < from.num_thresholds; g += S::kThreads) thresholds_[g] = from.thresholds[g];
+    for (int g = threadIdx.x; g <= from.num_thresholds; g += S::kThreads) time_weights_[g] = from.time_weights[g];
+  }
+
+  // The weights of the distances between queries [q0, q1) and keys [k0, k1); the first is that of LowestDistance.
+  __device__ void LoadDistances(const RowMask& mask, int q0, int q1, int k0, int k1) {
+    const int low = mask.LowestDistance(q1, k0), high = mask.Place(k1 - 1) - mask.Place(q0);
+    const float* const weights = bias.position + bias.max_length - 1 + low;
+    for (int q = threadIdx.x; q <= high - low; q += S::kThreads) distances[q] = weights[q];
+  }
+
+ private:
+  long long* thresholds_;
+  float* time_weights_;
+};
+
+// All of a block of attention with queries and keys.
+template <typename T, int D>
+struct SharedTiles : BiasTiles<T, D> {
+  using S = Shape<T, D>;
+  T *row_a, *row_b, *column_a, *column_b;  // [kRows or kColumns, kStride]
+  T *pair_a, *pair_b;                      // [kRows, kPairStride]
+  float* scale;
+
+  // Returns the bytes that are needed.
+  FUSEDREC_HOST_DEVICE int Carve(unsigned char* memory, bool backward, bool key_rows, const BiasTables& tables) {
+    Taker take{memory, 0};
+    take(&row_a, S::kRows * S::kStride);
+    take(&row_b, backward ? S::kRows * S::kStride : 0);
+    take(&column_a, S::kColumns * S::kStride);
+    take(&column_b, S::kColumns * S::kStride);
+    take(&pair_a, S::kRows * S::kPairStride);
+    take(&pair_b, key_rows ? S::kRows * S::kPairStride : 0);
+    take(&scale, S::kRows > S::kColumns ? S::kRows : S::kColumns);
+    this->CarveBias(&take, key_rows, tables);
+    return take.bytes;
+  }
+};
+
+}  // namespace attention
+}  // namespace fusedrec
+
+#endif  // FUSEDREC_JAGGED_ATTENTION_CUDA_ATTENTION_SHARED_CUH_

@@ -1,0 +1,164 @@
+// The kernel of jagged attention, in its three passes; the idea stands in jagged_attention_cuda.h.
+#ifndef FUSEDREC_JAGGED_ATTENTION_CUDA_JAGGED_ATTENTION_CUDA_CUH_
+#define FUSEDREC_JAGGED_ATTENTION_CUDA_JAGGED_ATTENTION_CUDA_CUH_
+
+#include "jagged_attention/cuda/attention_bias_grads.cuh"
+#include "jagged_attention/cuda/attention_engine.cuh"
+#include "jagged_attention/cuda/attention_problem.cuh"
+#include "jagged_attention/cuda/attention_shared.cuh"
+
+namespace fusedrec {
+namespace attention {
+
+__device__ inline float Sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
+
+// The scores of a tile become weights (SiLU of score and bias, 0 where hidden) and their derivatives.
+template <typename T, int D, bool kKeyRows>
+__device__ inline void Weigh(const Problem<T>& problem, const SharedTiles<T, D>& tiles, const RowMask& mask, int r0,
+                             int r1, int c0, int c1, float (*scores)[4], float (*slopes)[4]) {
+  using S = Shape<T, D>;
+  const BiasTables& bias = tiles.bias;
+  const int row_base = S::RowBase() + (Lane() >> 2), column_base = S::ColumnBase() + 2 * (Lane() & 3);
+  const int low = kKeyRows ? mask.LowestDistance(c1, r0) : mask.LowestDistance(r1, c0);
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int r = row_base + 8 * half, row = r0 + r;
+    int bucket = -1;
+#pragma unroll
+    for (int n = 0; n < S::kPairBlocks; ++n) {
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const int c = column_base + 8 * n + e, column = c0 + c;
+        const int query = kKeyRows ? column : row, key = kKeyRows ? row : column;
+        const bool visible = row < r1 && column < c1 && mask.Visible(query, key);
+        float weight = 0.0f, slope = 0.0f;
+        if (visible) {
+          float score = problem.alpha * scores[n][2 * half + e];
+          if (bias.position != nullptr) score += tiles.distances[mask.Place(key) - mask.Place(query) - low];
+          if (bias.num_thresholds >= 0) {
+            const unsigned long long difference = TimeBetween(kKeyRows ? tiles.column_times[c] : tiles.row_times[r],
+                                                              kKeyRows ? tiles.row_times[r] : tiles.column_times[c]);
+            bucket = bucket < 0 ? SearchBucket(bias, difference) : StepBucket(bias, difference, bucket);
+            score += bias.time_weights[bucket];
+          }
+          const float gate = Sigmoid(score);
+          weight = score * gate;
+          slope = gate * (1.0f + score * (1.0f - gate));
+        }
+        scores[n][2 * half + e] = weight;
+        slopes[n][2 * half + e] = slope;
+        if (kKeyRows && bias.num_thresholds >= 0) {
+          tiles.buckets[r * S::kExactStride + c] = static_cast<uint16_t>(visible ? bucket : kNoBucket);
+        }
+      }
+    }
+  }
+}
+
+enum Pass { kForward, kQueryGrads, kKeyGrads };
+
+template <typename T, int D, Pass kPass>
+__global__ void __launch_bounds__(Shape<T, D>::kThreads) AttentionKernel(Problem<T> problem) {
+  using S = Shape<T, D>;
+  constexpr bool kKeyRows = kPass == kKeyGrads;
+  FUSEDREC_DYNAMIC_SHARED(memory);
+  SharedTiles<T, D> tiles;
+  tiles.Carve(memory, kPass != kForward, kKeyRows, problem.bias);
+  tiles.LoadTables(problem.bias);
+  BiasGradSums<T, D> bias_grads(problem, tiles);
+  if (kKeyRows) bias_grads.Begin();
+  const int row_base = S::RowBase(), column_base = S::ColumnBase(), dim_base = S::DimBase();
+  const int64_t stride_qk = problem.heads * problem.qk_dim, stride_value = problem.heads * problem.value_dim;
+  const HeadColumns columns_qk{problem.qk_dim}, columns_value{problem.value_dim};
+
+  for (int64_t i = blockIdx.x; i < problem.num_items * problem.heads; i += gridDim.x) {
+    const Item item = problem.items[i / problem.heads];
+    const int64_t first = problem.row_splits[item.row], head = i % problem.heads;
+    const RowMask mask = problem.MaskOfRow(item.row);
+    const int r0 = item.begin, r1 = Lesser(r0 + S::kRows, mask.length);
+    // Beginnings of the sequence and head in the tensors.
+    const int64_t at_qk = first * stride_qk + head * problem.qk_dim;
+    const int64_t at_value = first * stride_value + head * problem.value_dim;
+
+    __syncthreads();  // the last item is done with the tiles
+    S::LoadRows(kKeyRows ? problem.key + at_qk : problem.query + at_qk, stride_qk, columns_qk, r0, r1, S::kRows,
+                tiles.row_a);
+    if (kPass != kForward) {
+      S::LoadRows(kKeyRows ? problem.value + at_value : problem.grads + at_value, stride_value, columns_value, r0,
+                  r1, S::kRows, tiles.row_b);
+    }
+    if (problem.bias.num_thresholds >= 0) {
+      S::LoadTimes((kKeyRows ? problem.answers : problem.asks) + first, r0, r1, S::kRows, tiles.row_times);
+    }
+    if (!kKeyRows) S::LoadScale(problem.scale, first, problem.scale_stride, r0, r1, S::kRows, tiles.scale);
+
+    float sums_a[S::kDimBlocks][4] = {}, sums_b[kKeyRows ? S::kDimBlocks : 1][4] = {};
+    for (int c0 = 0; c0 < mask.length; c0 += S::kColumns) {
+      const int c1 = Lesser(c0 + S::kColumns, mask.length);
+      if (kKeyRows ? mask.Hidden(c0, c1, r0, r1) : mask.Hidden(r0, r1, c0, c1)) continue;
+      __syncthreads();  // the last tile of columns is done with
+      S::LoadRows(kKeyRows ? problem.query + at_qk : problem.key + at_qk, stride_qk, columns_qk, c0, c1,
+                  S::kColumns, tiles.column_a);
+      S::LoadRows(kKeyRows ? problem.grads + at_value : problem.value + at_value, stride_value, columns_value, c0,
+                  c1, S::kColumns, tiles.column_b);
+      if (problem.bias.num_thresholds >= 0) {
+        S::LoadTimes((kKeyRows ? problem.asks : problem.answers) + first, c0, c1, S::kColumns, tiles.column_times);
+      }
+      if (kKeyRows) S::LoadScale(problem.scale, first, problem.scale_stride, c0, c1, S::kColumns, tiles.scale);
+      if (problem.bias.position != nullptr) {
+        if (kKeyRows) {
+          tiles.LoadDistances(mask, c0, c1, r0, r1);
+        } else {
+          tiles.LoadDistances(mask, r0, r1, c0, c1);
+        }
+      }
+      __syncthreads();
+
+      float scores[S::kPairBlocks][4] = {}, slopes[S::kPairBlocks][4];
+      MultiplyTile<T, D, S::kPairBlocks, false>(tiles.row_a + row_base * S::kStride, S::kStride,
+                                                tiles.column_a + column_base * S::kStride, S::kStride, scores);
+      Weigh<T, D, kKeyRows>(problem, tiles, mask, r0, r1, c0, c1, scores, slopes);
+      if (kPass == kForward) S::StorePairs(scores, nullptr, false, tiles.pair_a);
+      if (kPass == kKeyGrads) S::StorePairs(scores, tiles.scale, true, tiles.pair_a);
+      if (kPass != kForward) {
+        float products[S::kPairBlocks][4] = {};
+        MultiplyTile<T, D, S::kPairBlocks, false>(tiles.row_b + row_base * S::kStride, S::kStride,
+                                                  tiles.column_b + column_base * S::kStride, S::kStride, products);
+#pragma unroll
+        for (int n = 0; n < S::kPairBlocks; ++n) {
+#pragma unroll
+          for (int e = 0; e < 4; ++e) products[n][e] *= slopes[n][e];
+        }
+        S::StorePairs(products, tiles.scale, kKeyRows, kKeyRows ? tiles.pair_b : tiles.pair_a);
+        if (kKeyRows && problem.has_bias()) S::StoreExact(products, tiles.scale, tiles.exact);
+      }
+      __syncthreads();
+
+      const int pairs = row_base * S::kPairStride;
+      MultiplyTile<T, S::kColumns, S::kDimBlocks, true>(
+          (kKeyRows ? tiles.pair_b : tiles.pair_a) + pairs, S::kPairStride,
+          (kPass == kForward ? tiles.column_b : tiles.column_a) + dim_base, S::kStride, sums_a);
+      if constexpr (kKeyRows) {
+        MultiplyTile<T, S::kColumns, S::kDimBlocks, true>(tiles.pair_a + pairs, S::kPairStride,
+                                                          tiles.column_b + dim_base, S::kStride, sums_b);
+        if (problem.bias.position != nullptr) bias_grads.AddDistances(mask, r0, r1, c0, c1);
+        bias_grads.AddBuckets();
+      }
+    }
+    if constexpr (kPass == kForward) {
+      S::WriteRows(sums_a, tiles.scale, 1.0f, problem.out + at_value, stride_value, columns_value, r0, r1);
+    } else if constexpr (kPass == kQueryGrads) {
+      S::WriteRows(sums_a, nullptr, problem.alpha, problem.query_grads + at_qk, stride_qk, columns_qk, r0, r1);
+    } else {
+      S::WriteRows(sums_a, nullptr, problem.alpha, problem.key_grads + at_qk, stride_qk, columns_qk, r0, r1);
+      S::WriteRows(sums_b, nullptr, 1.0f, problem.value_grads + at_value, stride_value, columns_value, r0, r1);
+      bias_grads.EndRows();
+    }
+  }
+  if (kKeyRows && problem.bias.num_thresholds >= 0) bias_grads.Write();
+}
+
+}  // namespace attention
+}  // namespace fusedrec
+
+#endif  // FUSEDREC_JAGGED_ATTENTION_CUDA_JAGGED_ATTENTION_CUDA_CUH_

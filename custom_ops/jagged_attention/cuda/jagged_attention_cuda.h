@@ -1,0 +1,86 @@
+// SiLU attention over rows of different length on a GPU, forward and backward, with its relative bias.
+//
+// The contract is that of jagged_attention.h: the same masks, the same bias by position and by buckets of time. Only the
+// channels of FuXi support functions of time (power, exponential, stretched).
+//
+// # How
+// A list holds tiles of rows of one sequence and head, the costliest first. A block takes one tile after another and goes
+// over the tiles of columns that are not hidden. Forward, and for the gradient of the queries, the rows are queries and
+// the columns keys. For the gradients of keys and values, the rows are keys and the columns queries. Products run on the
+// tensor cores (attention_engine.cuh): bfloat16 and float16 with sums in float32, float32 as three products of tf32 parts.
+// Scores live in registers and pass through shared memory as an operand of the next product. Nothing of size sequence x
+// sequence reaches the device's memory. The backward pass computes the scores twice, once for the gradient of the queries
+// and once for the other gradients, so that one block sums each gradient in one order.
+//
+// # Bias
+// Both parts come from small tables in shared memory (attention_pairs.cuh): the weights of the distances of a tile, and
+// the thresholds and weights of the buckets. A few steps lead from the bucket of a pair to that of its neighbour, exactly,
+// with integers and without logarithms. For the gradients, a thread owns a distance of the tile, and a lane owns a row and
+// adds while the bucket stays the same. There are no atomic operations. At most kAttentionSlots blocks run, each with its
+// own sums, which are added in order. So gradients are the same on every run.
+//
+// # The channels of FuXi
+// The weights are the bias alone, one map of position and one of time, without queries and keys. So the first product
+// drops out. All heads share a map, so the heads of a value are the columns of one product. A block has a slice of
+// kLargeSlice columns (attention_call.cuh) and a tile of queries. It reads a tile of values once and multiplies both maps
+// with it. Backward, one pass over keys computes everything: one product gives the gradient of a map, another that of the
+// values, and slices add their share to the sums of the bias. Functions of time (attention_time_function.cuh) have few
+// parameters, whose sums each thread keeps in registers.
+#ifndef FUSEDREC_JAGGED_ATTENTION_CUDA_JAGGED_ATTENTION_CUDA_H_
+#define FUSEDREC_JAGGED_ATTENTION_CUDA_JAGGED_ATTENTION_CUDA_H_
+
+#include "common/cuda_api.h"
+
+namespace fusedrec {
+
+constexpr int64_t kAttentionSlots = 512;  // not the device's: the order of sums must not depend on it
+constexpr int64_t kAttentionMaxDim = 256;
+constexpr int64_t kAttentionMaxThresholds = 4096;
+
+}  // namespace fusedrec
+
+extern "C" {
+
+// One call. Arrays are in device memory except where said; what is not needed is null.
+struct FusedrecAttention {
+  int64_t type;  // 0 float, 1 half, 2 bfloat16
+  int64_t batch, tokens, heads, qk_dim, value_dim;
+  int64_t target_group_size, attention_window, min_full_length;
+  int64_t scale_stride;    // 0: one scale for all tokens, 1: one per query token
+  int64_t max_length;      // N; 0: no position part
+  int64_t num_thresholds;  // G; -1: no buckets
+  int64_t time_function;   // 0: none, 1: power, 2: exponential, 3: stretched; channels only, without buckets
+  double alpha;
+  const int64_t* row_splits;   // [B+1], host
+  const int64_t* num_targets;  // [B], host, or null
+  const int64_t* contextual_lengths;  // [B], host, or null
+  const int64_t* thresholds;   // [G], host, not decreasing
+  const void* query;           // [T, H, qk_dim]
+  const void* key;
+  const void* value;              // [T, H, value_dim]
+  const float* scale;             // [1] or [T]
+  const float* position_weights;  // [2N-1]
+  const float* time_weights;      // [G+1], or the parameters of time_function
+  const int64_t* asks;            // [T]
+  const int64_t* answers;
+  void* out;          // forward; of channels [T, H, channels * value_dim]
+  const void* grads;  // backward: of out
+  void* query_grads;
+  void* key_grads;
+  void* value_grads;
+  float* position_grads;  // written where there is a position part
+  float* time_grads;
+};
+}
+
+// Bytes of scratch of either pass.
+FUSEDREC_CUDA_API int64_t fusedrec_jagged_attention_scratch_bytes(const FusedrecAttention* call);
+FUSEDREC_CUDA_API int fusedrec_jagged_attention(const FusedrecAttention* call, void* scratch, void* stream);
+FUSEDREC_CUDA_API int fusedrec_jagged_attention_grad(const FusedrecAttention* call, void* scratch, void* stream);
+
+// The channels of FuXi: query, key, scale and alpha are not read, value_dim may have any size.
+FUSEDREC_CUDA_API int64_t fusedrec_bias_attention_scratch_bytes(const FusedrecAttention* call);
+FUSEDREC_CUDA_API int fusedrec_bias_attention(const FusedrecAttention* call, void* scratch, void* stream);
+FUSEDREC_CUDA_API int fusedrec_bias_attention_grad(const FusedrecAttention* call, void* scratch, void* stream);
+
+#endif  // FUSEDREC_JAGGED_ATTENTION_CUDA_JAGGED_ATTENTION_CUDA_H_

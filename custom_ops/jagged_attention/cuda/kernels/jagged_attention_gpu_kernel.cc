@@ -1,0 +1,139 @@
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "jagged_attention/cuda/kernels/gpu_arguments.h"
+
+namespace fusedrec {
+
+using tensorflow::DEVICE_GPU;
+using tensorflow::OpKernel;
+using tensorflow::OpKernelConstruction;
+using tensorflow::OpKernelContext;
+using tensorflow::Tensor;
+
+// Inputs query, key, value, row_splits, num_targets, scale and the bias; in the gradient op behind `grads`.
+template <typename T>
+class JaggedAttentionGpuBase : public OpKernel {
+ public:
+  JaggedAttentionGpuBase(OpKernelConstruction* ctx, int first) : OpKernel(ctx), options_(ctx), first_(first) {
+    std::string time;
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("alpha", &alpha_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("time", &time));
+    OP_REQUIRES(ctx, time == "none" || time == "buckets",
+                absl::UnimplementedError(absl::StrCat("time = '", time, "' is not there on a GPU, only 'none' and ",
+                                                      "'buckets'. Place the layer on the CPU with tf.device.")));
+  }
+
+ protected:
+  // Checks all inputs but grads.
+  absl::Status Read(OpKernelContext* ctx, FusedrecAttention* call) const {
+    const Tensor &query = ctx->input(first_), &key = ctx->input(first_ + 1), &value = ctx->input(first_ + 2);
+    const Tensor& scale = ctx->input(first_ + 5);
+    const char* names[] = {"query", "key", "value"};
+    for (int i = 0; i < 3; ++i) TF_RETURN_IF_ERROR(RequireRank(names[i], ctx->input(first_ + i), 3));
+    TF_RETURN_IF_ERROR(RequireTokens(Dims(query), Dims(key), Dims(value)));
+    *call = {};
+    call->type = NumberTypeOf<T>();
+    call->qk_dim = query.dim_size(2);
+    call->value_dim = value.dim_size(2);
+    if (std::max(call->qk_dim, call->value_dim) > kAttentionMaxDim) {
+      return absl::InvalidArgumentError(absl::StrCat("heads must have at most ", kAttentionMaxDim,
+                                                     " columns on a GPU, got ", call->qk_dim, " and ", call->value_dim,
+                                                     ". Use more heads."));
+    }
+    TF_RETURN_IF_ERROR(RequireScale(Dims(scale), query.dim_size(0)));
+    call->scale = In<float>(scale).data();
+    call->scale_stride = scale.dims();
+    call->alpha = alpha_;
+    call->query = query.data();
+    call->key = key.data();
+    call->value = value.data();
+    return ReadRowsAndBias(ctx, options_, first_ + 3, first_ + 6, query.dim_size(0), query.dim_size(1), call);
+  }
+
+  const BiasAndRows& options() const { return options_; }
+
+ private:
+  static std::vector<int64_t> Dims(const Tensor& t) {
+    const auto dims = t.shape().dim_sizes();
+    return {dims.begin(), dims.end()};
+  }
+
+  const BiasAndRows options_;
+  const int first_;
+  float alpha_;
+};
+
+template <typename T>
+class JaggedAttentionGpuOp : public JaggedAttentionGpuBase<T> {
+ public:
+  explicit JaggedAttentionGpuOp(OpKernelConstruction* ctx) : JaggedAttentionGpuBase<T>(ctx, 0) {}
+
+  void Compute(OpKernelContext* ctx) override {
+    FusedrecAttention call;
+    Tensor* out;
+    OP_REQUIRES_OK(ctx, this->Read(ctx, &call));
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, ctx->input(2).shape(), &out));
+    if (out->NumElements() == 0) return;
+    call.out = out->data();
+    OP_REQUIRES_OK(ctx, Launch(ctx, "jagged_attention", call, fusedrec_jagged_attention_scratch_bytes,
+                               fusedrec_jagged_attention));
+  }
+};
+
+template <typename T>
+class JaggedAttentionGradGpuOp : public JaggedAttentionGpuBase<T> {
+ public:
+  explicit JaggedAttentionGradGpuOp(OpKernelConstruction* ctx) : JaggedAttentionGpuBase<T>(ctx, 1) {}
+
+  void Compute(OpKernelContext* ctx) override {
+    FusedrecAttention call;
+    OP_REQUIRES_OK(ctx, this->Read(ctx, &call));
+    OP_REQUIRES(ctx, ctx->input(0).shape() == ctx->input(3).shape(),
+                absl::InvalidArgumentError(absl::StrCat("grads must have the shape of value ",
+                                                        ctx->input(3).shape().DebugString(), ", got ",
+                                                        ctx->input(0).shape().DebugString(),
+                                                        ". Pass the gradient of JaggedAttention's output.")));
+    // Gradients of query, key, value, position_weights, time_weights.
+    const bool any = call.heads > 0;
+    Tensor* outputs[5];
+    OP_REQUIRES_OK(ctx, AllocateGradients(ctx, {{1, any}, {2, any}, {3, any},
+                                                {7, any && this->options().position()},
+                                                {8, any && this->options().time() != TimeMap::kNone}},
+                                          outputs));
+    if (!any) return;
+    call.grads = ctx->input(0).data();
+    call.query_grads = outputs[0]->data();
+    call.key_grads = outputs[1]->data();
+    call.value_grads = outputs[2]->data();
+    call.position_grads = outputs[3]->flat<float>().data();
+    call.time_grads = outputs[4]->flat<float>().data();
+    OP_REQUIRES_OK(ctx, Launch(ctx, "jagged_attention_grad", call, fusedrec_jagged_attention_scratch_bytes,
+                               fusedrec_jagged_attention_grad));
+  }
+};
+
+#define FUSEDREC_REGISTER(T)                                                                      \
+  REGISTER_KERNEL_BUILDER(Name("Fusedrec>JaggedAttention")                                        \
+                              .Device(DEVICE_GPU)                                                 \
+                              .TypeConstraint<T>("T")                                             \
+                              .HostMemory("row_splits")                                           \
+                              .HostMemory("num_targets")                                          \
+                              .HostMemory("contextual_lengths")                                   \
+                              .HostMemory("thresholds"),                                          \
+                          JaggedAttentionGpuOp<T>);                                               \
+  REGISTER_KERNEL_BUILDER(Name("Fusedrec>JaggedAttentionGrad")                                    \
+                              .Device(DEVICE_GPU)                                                 \
+                              .TypeConstraint<T>("T")                                             \
+                              .HostMemory("row_splits")                                           \
+                              .HostMemory("num_targets")                                          \
+                              .HostMemory("contextual_lengths")                                   \
+                              .HostMemory("thresholds"),                                          \
+                          JaggedAttentionGradGpuOp<T>);
+FUSEDREC_REGISTER(float)
+FUSEDREC_REGISTER(Eigen::half)
+FUSEDREC_REGISTER(Eigen::bfloat16)
+#undef FUSEDREC_REGISTER
+
+}  // namespace fusedrec

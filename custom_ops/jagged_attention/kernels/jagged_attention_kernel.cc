@@ -1,0 +1,112 @@
+#include <vector>
+
+#include "jagged_attention/kernels/kernel_arguments.h"
+
+namespace fusedrec {
+
+using tensorflow::DEVICE_CPU;
+using tensorflow::OpKernel;
+using tensorflow::OpKernelConstruction;
+using tensorflow::OpKernelContext;
+using tensorflow::Tensor;
+
+// Inputs query, key, value, row_splits, num_targets, scale and the bias; in the gradient op behind `grads`.
+template <typename T>
+class JaggedAttentionBase : public OpKernel {
+ public:
+  JaggedAttentionBase(OpKernelConstruction* ctx, int first) : OpKernel(ctx), options_(ctx), first_(first) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("alpha", &alpha_));
+  }
+
+ protected:
+  struct Call {
+    JaggedRows rows;
+    AttentionInputs inputs;
+    RelativeBias bias;
+    Widened<T> query, key, value;
+  };
+
+  absl::Status Read(OpKernelContext* ctx, Call* call) const {
+    const Tensor &query = ctx->input(first_), &key = ctx->input(first_ + 1), &value = ctx->input(first_ + 2);
+    TF_RETURN_IF_ERROR(RequireRank("query", query, 3));
+    TF_RETURN_IF_ERROR(RequireRank("key", key, 3));
+    TF_RETURN_IF_ERROR(RequireRank("value", value, 3));
+    TF_RETURN_IF_ERROR(RequireTokens(Dims(query), Dims(key), Dims(value)));
+    const int64_t tokens = query.dim_size(0);
+    TF_RETURN_IF_ERROR(options_.Rows(ctx, first_ + 3, tokens, query.dim_size(1), &call->rows));
+    const Tensor& scale = ctx->input(first_ + 5);
+    TF_RETURN_IF_ERROR(RequireScale(Dims(scale), tokens));
+    TF_RETURN_IF_ERROR(options_.Bias(ctx, first_ + 6, call->rows, &call->bias));
+    TF_RETURN_IF_ERROR(call->query.Widen(ctx, query));
+    TF_RETURN_IF_ERROR(call->key.Widen(ctx, key));
+    TF_RETURN_IF_ERROR(call->value.Widen(ctx, value));
+    call->inputs = {call->query.data(), call->key.data(), call->value.data(), query.dim_size(2),
+                    value.dim_size(2),  alpha_,           In<float>(scale),   scale.dims() == 1};
+    return absl::OkStatus();
+  }
+
+  static std::vector<int64_t> Dims(const Tensor& t) {
+    const auto dims = t.shape().dim_sizes();
+    return {dims.begin(), dims.end()};
+  }
+
+  const BiasAndRows options_;
+  const int first_;
+  float alpha_;
+};
+
+template <typename T>
+class JaggedAttentionOp : public JaggedAttentionBase<T> {
+ public:
+  explicit JaggedAttentionOp(OpKernelConstruction* ctx) : JaggedAttentionBase<T>(ctx, 0) {}
+
+  void Compute(OpKernelContext* ctx) override {
+    typename JaggedAttentionBase<T>::Call call;
+    OP_REQUIRES_OK(ctx, this->Read(ctx, &call));
+    Rounded<T> out;
+    OP_REQUIRES_OK(ctx, out.Allocate(ctx, 0, ctx->input(2).shape()));
+    JaggedAttention(call.rows, call.inputs, call.bias, BestEngine(), CpuPool(ctx), out.data());
+    out.Round(ctx);
+  }
+};
+
+template <typename T>
+class JaggedAttentionGradOp : public JaggedAttentionBase<T> {
+ public:
+  explicit JaggedAttentionGradOp(OpKernelConstruction* ctx) : JaggedAttentionBase<T>(ctx, 1) {}
+
+  void Compute(OpKernelContext* ctx) override {
+    typename JaggedAttentionBase<T>::Call call;
+    OP_REQUIRES_OK(ctx, this->Read(ctx, &call));
+    OP_REQUIRES(ctx, ctx->input(0).shape() == ctx->input(3).shape(),
+                absl::InvalidArgumentError(absl::StrCat("grads must have the shape of value ",
+                                                        ctx->input(3).shape().DebugString(), ", got ",
+                                                        ctx->input(0).shape().DebugString(),
+                                                        ". Pass the gradient of JaggedAttention's output.")));
+    Widened<T> grads;
+    OP_REQUIRES_OK(ctx, grads.Widen(ctx, ctx->input(0)));
+    Rounded<T> query_grads, key_grads, value_grads;
+    OP_REQUIRES_OK(ctx, query_grads.Allocate(ctx, 0, ctx->input(1).shape()));
+    OP_REQUIRES_OK(ctx, key_grads.Allocate(ctx, 1, ctx->input(2).shape()));
+    OP_REQUIRES_OK(ctx, value_grads.Allocate(ctx, 2, ctx->input(3).shape()));
+    BiasGrads bias_grads;
+    OP_REQUIRES_OK(ctx, AllocateBiasGrads(ctx, 7, 3, this->options_, &bias_grads));
+    JaggedAttentionGrad(call.rows, call.inputs, call.bias, grads.data(), BestEngine(), CpuPool(ctx),
+                        query_grads.data(), key_grads.data(), value_grads.data(), bias_grads);
+    query_grads.Round(ctx);
+    key_grads.Round(ctx);
+    value_grads.Round(ctx);
+  }
+};
+
+#define FUSEDREC_REGISTER(T)                                                                              \
+  REGISTER_KERNEL_BUILDER(Name("Fusedrec>JaggedAttention").Device(DEVICE_CPU).TypeConstraint<T>("T"),     \
+                          JaggedAttentionOp<T>);                                                          \
+  REGISTER_KERNEL_BUILDER(Name("Fusedrec>JaggedAttentionGrad").Device(DEVICE_CPU).TypeConstraint<T>("T"), \
+                          JaggedAttentionGradOp<T>);
+FUSEDREC_REGISTER(float)
+FUSEDREC_REGISTER(Eigen::half)
+FUSEDREC_REGISTER(Eigen::bfloat16)
+#undef FUSEDREC_REGISTER
+
+}  // namespace fusedrec

@@ -1,0 +1,159 @@
+// Helpers of the kernels: they read and check arguments, and make float32 copies of 16-bit tensors.
+#ifndef FUSEDREC_JAGGED_ATTENTION_KERNELS_KERNEL_ARGUMENTS_H_
+#define FUSEDREC_JAGGED_ATTENTION_KERNELS_KERNEL_ARGUMENTS_H_
+
+#include <map>
+#include <string>
+#include <type_traits>
+
+#include "common/kernel_util.h"
+#include "jagged_attention/cpu/jagged_attention.h"
+#include "jagged_attention/validation.h"
+
+namespace fusedrec {
+
+// Attributes of all ops of this folder, and their inputs from row_splits on without `scale`.
+class BiasAndRows {
+ public:
+  explicit BiasAndRows(tensorflow::OpKernelConstruction* ctx) {
+    std::string time;
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("attention_window", &rows_.attention_window));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("min_full_length", &rows_.min_full_length));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("target_group_size", &rows_.target_group_size));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("targets", &targets_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("position", &position_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("time", &time));
+    const std::map<std::string, TimeMap> maps = {{"none", TimeMap::kNone},
+                                                 {"buckets", TimeMap::kBuckets},
+                                                 {"power", TimeMap::kPower},
+                                                 {"exponential", TimeMap::kExponential},
+                                                 {"stretched", TimeMap::kStretched}};
+    time_ = maps.at(time);
+  }
+
+  bool position() const { return position_; }
+  TimeMap time() const { return time_; }
+  int64_t channels() const { return (position_ ? 1 : 0) + (time_ == TimeMap::kNone ? 0 : 1); }
+
+  // row_splits and num_targets at inputs `first` and `first + 1`, contextual_lengths by its name.
+  absl::Status Rows(tensorflow::OpKernelContext* ctx, int first, int64_t tokens, int64_t heads,
+                    JaggedRows* rows) const {
+    const tensorflow::Tensor &splits = ctx->input(first), &targets = ctx->input(first + 1);
+    const tensorflow::Tensor* contexts;
+    TF_RETURN_IF_ERROR(ctx->input("contextual_lengths", &contexts));
+    *rows = rows_;
+    rows->heads = heads;
+    TF_RETURN_IF_ERROR(RequireRank("row_splits", splits, 1));
+    rows->row_splits = In<int64_t>(splits);
+    TF_RETURN_IF_ERROR(RequireSplits("row_splits", rows->row_splits, tokens));
+    TF_RETURN_IF_ERROR(RequireRank("contextual_lengths", *contexts, 1));
+    rows->contextual_lengths = In<int64_t>(*contexts);
+    TF_RETURN_IF_ERROR(RequireContext(rows->row_splits, rows->contextual_lengths));
+    if (!targets_) return absl::OkStatus();
+    TF_RETURN_IF_ERROR(RequireRank("num_targets", targets, 1));
+    rows->num_targets = In<int64_t>(targets);
+    return RequireTargets(rows->row_splits, rows->num_targets);
+  }
+
+  // The five inputs from `first` on: position_weights, time_weights, thresholds, asks, answers.
+  absl::Status Bias(tensorflow::OpKernelContext* ctx, int first, const JaggedRows& rows, RelativeBias* bias) const {
+    const char* names[] = {"position_weights", "time_weights", "thresholds", "asks", "answers"};
+    for (int i = 0; i < 5; ++i) TF_RETURN_IF_ERROR(RequireRank(names[i], ctx->input(first + i), 1));
+    if (position_) {
+      bias->position_weights = In<float>(ctx->input(first));
+      TF_RETURN_IF_ERROR(RequirePositionWeights(rows.row_splits, bias->position_weights.size()));
+    }
+    bias->time = time_;
+    if (time_ == TimeMap::kNone) return absl::OkStatus();
+    bias->time_weights = In<float>(ctx->input(first + 1));
+    bias->thresholds = In<int64_t>(ctx->input(first + 2));
+    bias->asks = In<int64_t>(ctx->input(first + 3));
+    bias->answers = In<int64_t>(ctx->input(first + 4));
+    return RequireTime(*bias, rows.row_splits.back());
+  }
+
+ private:
+  JaggedRows rows_;
+  bool targets_ = false, position_ = false;
+  TimeMap time_ = TimeMap::kNone;
+};
+
+// float32 of a tensor, which is itself where it is that already.
+template <typename T>
+class Widened {
+ public:
+  absl::Status Widen(tensorflow::OpKernelContext* ctx, const tensorflow::Tensor& t) {
+    if constexpr (std::is_same<T, float>::value) {
+      data_ = t.flat<float>().data();
+    } else {
+      TF_RETURN_IF_ERROR(ctx->allocate_temp(tensorflow::DT_FLOAT, t.shape(), &wide_));
+      const T* from = t.flat<T>().data();
+      float* to = wide_.flat<float>().data();
+      CpuPool(ctx)(t.NumElements(), 4, [from, to](int64_t begin, int64_t end) {
+        for (int64_t n = begin; n < end; ++n) to[n] = static_cast<float>(from[n]);
+      });
+      data_ = to;
+    }
+    return absl::OkStatus();
+  }
+  const float* data() const { return data_; }
+
+ private:
+  tensorflow::Tensor wide_;
+  const float* data_ = nullptr;
+};
+
+// An output that is computed in float32 and rounded once.
+template <typename T>
+class Rounded {
+ public:
+  absl::Status Allocate(tensorflow::OpKernelContext* ctx, int index, const tensorflow::TensorShape& shape) {
+    TF_RETURN_IF_ERROR(ctx->allocate_output(index, shape, &out_));
+    if (std::is_same<T, float>::value) return absl::OkStatus();
+    return ctx->allocate_temp(tensorflow::DT_FLOAT, shape, &wide_);
+  }
+
+  float* data() {
+    if constexpr (std::is_same<T, float>::value) {
+      return out_->flat<float>().data();
+    } else {
+      return wide_.flat<float>().data();
+    }
+  }
+
+  void Round(tensorflow::OpKernelContext* ctx) {
+    if constexpr (!std::is_same<T, float>::value) {
+      const float* from = wide_.flat<float>().data();
+      T* to = out_->flat<T>().data();
+      CpuPool(ctx)(out_->NumElements(), 8, [from, to](int64_t begin, int64_t end) {
+        for (int64_t n = begin; n < end; ++n) to[n] = static_cast<T>(from[n]);
+      });
+    }
+  }
+
+ private:
+  tensorflow::Tensor* out_ = nullptr;
+  tensorflow::Tensor wide_;
+};
+
+inline const TileEngine& BestEngine() {
+  static const TileEngine* const best = Engines().front();
+  return *best;
+}
+
+// Gradients of position_weights and time_weights (inputs `first`, `first + 1`), of the bias that is there.
+inline absl::Status AllocateBiasGrads(tensorflow::OpKernelContext* ctx, int first, int first_output,
+                                      const BiasAndRows& options, BiasGrads* grads) {
+  tensorflow::Tensor *position, *time;
+  TF_RETURN_IF_ERROR(ctx->allocate_output(first_output, ctx->input(first).shape(), &position));
+  TF_RETURN_IF_ERROR(ctx->allocate_output(first_output + 1, ctx->input(first + 1).shape(), &time));
+  position->flat<float>().setZero();
+  time->flat<float>().setZero();
+  if (options.position()) grads->position_weights = Out<float>(position);
+  if (options.time() != TimeMap::kNone) grads->time_weights = Out<float>(time);
+  return absl::OkStatus();
+}
+
+}  // namespace fusedrec
+
+#endif  // FUSEDREC_JAGGED_ATTENTION_KERNELS_KERNEL_ARGUMENTS_H_

@@ -5,7 +5,8 @@ Two scopes of balance:
   "rank"    The epoch's positions are cut into one stream per rank, with equal numbers of rows. Each stream is cut into
             batches close to the target (Algorithm 1). The ranks' batches differ in rows, but hardly in weight.
   "global"  A single stream is cut into global batches close to ranks * target. Their rows are assigned to ranks,
-            longest first. Every rank reads the lengths of all rows and computes the same assignment without communication.
+            longest first. Every rank reads the lengths of all rows and computes the same assignment without any
+            communication.
 
 In both scopes every rank knows the batches of all ranks, so all agree on the number of steps. A rank without further
 rows has empty batches.

@@ -53,7 +53,7 @@ def test_a_save_that_is_not_there_is_refused_with_those_that_are(tmp_path):
     (there,) = checkpoint.saves(job.directory)
     for which in (2, "save-1-00000000", "../c"):
         with pytest.raises(
-            ValueError, match=rf"save {which!r} is not one of the saves in .*/c. It holds \['{there}'\]"
+            ValueError, match=rf"save {which!r} is not one of the saves in .*/c, which holds \['{there}'\]"
         ):
             load(job, which)
     assert checkpoint.saves(tmp_path / "nothing") == []

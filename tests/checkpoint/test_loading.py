@@ -95,7 +95,7 @@ def damages(directory):
         ),
         "a digit of the manifest": (lambda: manifest('"clock": ', '"clock": 1'), "manifest.json is damaged: its check"),
         "a manifest cut off": (lambda: manifest('"tables"', ""), "manifest.json is damaged"),
-        "another format": (lambda: manifest('"format": 2', '"format": 3'), "has format 3, this version reads 2"),
+        "another format": (lambda: manifest('"format": 2', '"format": 3'), "has format 3, but this version reads 2"),
         "no manifest": (lambda: (directory / "manifest.json").unlink(), "must hold a checkpoint, but .* is missing"),
     }
 

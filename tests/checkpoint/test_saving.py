@@ -189,7 +189,7 @@ def test_what_an_interrupted_save_left_goes_and_what_is_not_ours_stays(job):
 def test_a_directory_with_a_checkpoint_of_another_format_is_left_alone(job):
     job.directory.mkdir()
     (job.directory / "manifest.json").write_text(json.dumps({"format": 1}), encoding="utf-8")
-    with pytest.raises(ValueError, match="has format 1, this version reads 2"):
+    with pytest.raises(ValueError, match="has format 1, but this version reads 2"):
         job.checkpointer.save()
     assert [path.name for path in job.directory.iterdir()] == ["manifest.json"]
 

@@ -1,4 +1,4 @@
-"""What a user says about tables and features: frozen records, checked when they are made."""
+"""Configs of tables and features: frozen records that check their fields on construction."""
 
 from __future__ import annotations
 
@@ -29,41 +29,42 @@ class TableConfig:
     """One embedding table.
 
     Attributes:
-      name: known by it everywhere: messages, checkpoints, initial values. Unique.
-      dim: columns of a row, D.
-      optimizer: how rows are trained: a record of tf_fusedrec.optimizers, or a Keras optimizer that has a counterpart
-        there; with backend "tfra" any optimizer that TFRA's DynamicEmbeddingOptimizer accepts. It is a description:
-        every group trains with its own state.
-      initializer: distribution of a new row's values.
-      dtype: of rows as the model gets them and as they travel: "float32", "float16" or "bfloat16".
-      unknown: the row of an id that the table does not hold, in every lookup that does not train: evaluation,
-        prediction, exports. "initial": the row with which its training would begin. "zeros": zeros.
+      name: Name of the table in messages, checkpoints and the seed of initial rows. Unique.
+      dim: Columns of a row, D.
+      optimizer: Description of the optimizer: a record of tf_fusedrec.optimizers, or a Keras optimizer with a
+        counterpart there. Backend "tfra" takes any optimizer that TFRA's DynamicEmbeddingOptimizer accepts. Every
+        group trains with its own state.
+      initializer: Distribution of a new row's values.
+      dtype: dtype of the rows that the model gets and the exchange sends: "float32", "float16" or "bfloat16".
+      unknown: Row of an unknown id in lookups that do not train (evaluation, prediction, exports). "initial": the row
+        with which its training would begin. "zeros": zeros.
 
     Backend "native" only, all per rank:
-      storage_dtype: of rows in memory; None: dtype. "mixed" keeps rows that at least hot_after steps looked up in
+      storage_dtype: dtype of rows in memory; None: dtype. "mixed" keeps rows looked up by at least hot_after steps in
         float32 and the others in float16 (MTGRBoost, section 5.2). Slots of 16-bit rows are bfloat16.
-      stochastic_rounding: of 16-bit rows after an update, so that small updates are not lost on average.
-      hot_after: training steps, see storage_dtype.
-      max_rows: rows of this table; 0 for no limit. Then `eviction` decides which leave.
-      eviction: "lru" (least recently looked up), "lfu" (least frequently) or None: reaching max_rows is an error.
-      ttl: training steps after which a row that none of them looked up leaves; 0 for never.
-      admission_count: training steps that must bring an id before it gets a row; until then it has its initial row
-        and is not trained. Counts are exact. A step counts an id once, however often and in however many micro-batches
-        it comes.
-      max_candidates: ids counted for admission; beyond, all counts are halved. 0 for no limit.
-      record_tombstones: remember ids that leave, for delta checkpoints and delta exports.
-      memory_budget: bytes of rows in memory (tables of one group share the sum); rows beyond go to a file in
-        tier_folder. 0 for no limit.
-      tier_folder: on a local disk.
-      host_rows: for a table on a GPU that is larger than the device: rows in host memory, those of two batches on the
-        device (NestPipe, section IV-B), with every option above but admission_count and storage_dtype "mixed". A step
-        makes one lookup of such a table. Of a table in host memory it says nothing.
+      stochastic_rounding: Whether updated 16-bit rows are rounded stochastically, so that small updates survive on
+        average.
+      hot_after: Number of training steps, see storage_dtype.
+      max_rows: Maximum number of rows, enforced by `eviction`; 0 for no limit.
+      eviction: "lru" (least recently looked up), "lfu" (least frequently looked up), or None: reaching max_rows is an
+        error.
+      ttl: Number of training steps without a lookup after which a row is removed; 0 for never.
+      admission_count: Number of training steps that must look up an id before it gets a row. Until then the id has its
+        initial row and is not trained. Counts are exact. A step counts an id once, across all its micro-batches.
+      max_candidates: Maximum number of ids counted for admission; beyond it all counts are halved. 0 for no limit.
+      record_tombstones: Whether to record removed ids, for delta checkpoints and delta exports.
+      memory_budget: Bytes of rows in memory; further rows go to a file in tier_folder. Tables of one group share the
+        sum of their budgets. 0 for no limit.
+      tier_folder: Folder on a local disk.
+      host_rows: Whether a table larger than its GPU keeps rows in host memory, with the rows of two batches on the
+        device (NestPipe, section IV-B). It allows every option above except admission_count and storage_dtype "mixed",
+        and one lookup of the table per step. Applies to device tables only.
 
     Tables of other models, with any backend (FusedRec, section 2):
-      external: folder of a checkpoint of tf_fusedrec.checkpoint that holds the rows. Every rank reads its share when
-        the layer is made. They are never trained, and in no checkpoint of this model. An id that is not there has a
-        row of zeros. Fields other than name, dim and dtype are not for such a table.
-      external_table: its name there; None: `name`.
+      external: Folder of a checkpoint of tf_fusedrec.checkpoint with the rows. Every rank reads its own rows when the
+        layer is made. The rows are never trained, and no checkpoint of this model holds them. Unknown ids have zeros.
+        Only name, dim and dtype apply to such a table besides.
+      external_table: Name of the table in that checkpoint; None: `name`.
     """
 
     name: str
@@ -90,8 +91,8 @@ class TableConfig:
     def __post_init__(self) -> None:
         if not self.name or not isinstance(self.name, str) or "/" in self.name:
             raise ValueError(
-                f"TableConfig.name must be a non-empty string without '/' (checkpoints have a folder of that name), "
-                f"got {self.name!r}."
+                f"TableConfig.name must be a non-empty string without '/' (checkpoint files have that name), got "
+                f"{self.name!r}."
             )
         if not isinstance(self.dim, int) or self.dim <= 0:
             raise ValueError(f"TableConfig.dim must be an int > 0, got {self.dim!r} for table {self.name!r}.")
@@ -102,8 +103,8 @@ class TableConfig:
         if not isinstance(self.initializer, Initializer):
             raise ValueError(
                 f"TableConfig.initializer must be one of tf_fusedrec's (Normal, TruncatedNormal, Uniform, Constant, "
-                f"Zeros), got {type(self.initializer).__name__} for table {self.name!r}. Keras initializers draw the "
-                "same matrix at every lookup, which would give new ids repeated rows."
+                f"Zeros), got {type(self.initializer).__name__} for table {self.name!r}. A Keras initializer draws the "
+                "same matrix at every lookup, so new ids would get repeated rows."
             )
         if self.external is not None or self.external_table is not None:
             self._check_external()
@@ -117,7 +118,7 @@ class TableConfig:
 
     @property
     def stores_natively(self) -> list[str]:
-        """Fields in use that only backend "native" honours."""
+        """Fields with a non-default value that only backend "native" supports."""
         defaults = {field.name: field.default for field in dataclasses.fields(self)}
         return [name for name in _NATIVE_FIELDS if getattr(self, name) != defaults[name]]
 
@@ -127,14 +128,14 @@ class TableConfig:
                 f"TableConfig.external must be the folder of a checkpoint, a string, got {self.external!r} with "
                 f"external_table {self.external_table!r} for table {self.name!r}."
             )
-        meant = {
+        is_set = {
             "optimizer": self.optimizer is not None, "initializer": self.initializer != Normal(),
             "unknown": self.unknown != "initial",
         }  # fmt: skip
-        unused = [*(field for field, given in meant.items() if given), *self.stores_natively]
+        unused = [*(field for field, given in is_set.items() if given), *self.stores_natively]
         if unused:
             raise ValueError(
-                f"Table {self.name!r} is external, so its rows are read and never trained, but it has {unused}. "
+                f"Table {self.name!r} is external, so its rows are never trained, but its config sets {unused}. "
                 "Remove these fields."
             )
 
@@ -155,7 +156,8 @@ class TableConfig:
             )
         if self.memory_budget and self.storage_dtype == "mixed":
             raise ValueError(
-                f"TableConfig.memory_budget cannot be had with storage_dtype='mixed' (table {self.name!r})."
+                f"TableConfig.memory_budget does not work with storage_dtype='mixed' (table {self.name!r}). Set "
+                "another storage_dtype."
             )
         if self.stochastic_rounding and (self.storage_dtype or self.dtype) == "float32":
             raise ValueError(f"TableConfig.stochastic_rounding needs a 16-bit storage_dtype (table {self.name!r}).")
@@ -175,7 +177,7 @@ class TableConfig:
             raise ValueError(f"TableConfig.eviction {self.eviction!r} needs max_rows > 0 (table {self.name!r}).")
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-able; TF1 optimizers, which have no config, stay as they are."""
+        """A JSON-serializable dict of all fields. TF1 optimizers, which have no config, stay as they are."""
         optimizer = self.optimizer
         if isinstance(optimizer, Rule):
             optimizer = optimizer.to_dict()
@@ -188,7 +190,7 @@ class TableConfig:
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> TableConfig:
-        """The record that to_dict described."""
+        """Rebuilds the config from the result of to_dict."""
         fields = dict(fields)
         if isinstance(fields["optimizer"], Mapping) and "legacy" not in fields["optimizer"]:
             fields["optimizer"] = optimizers.from_dict(fields["optimizer"])
@@ -206,17 +208,17 @@ class FeatureConfig:
     """One input of FusedEmbedding.
 
     Attributes:
-      name: key of the feature in the layer's inputs and outputs. Unique.
-      table: name of the table whose rows it reads. Features may share a table.
-      combiner: None keeps one row per id; "sum", "mean" and "sqrtn" pool the rows of a sample, weighted by the weights
-        that the call may bring (mean divides by the sum of weights, sqrtn by the root of the sum of their squares).
-      output_dtype: of this feature's rows as the model gets them and as they travel; None: its table's dtype. A 16-bit
-        one halves both for this feature alone, as of negatives (TurboGR, section 4.3.2); its gradients travel as
-        bfloat16, which has the range of float32. It costs three further all2alls, and ids that other features
-        bring too travel twice. Backend "native" only.
-      padding_id: an id that stands for "no id", as -1 in ids that were padded to [B, L]; None: every id is one. Padding
-        has a row of zeros, or no part in a pooled row, and counts in no mean. It is not looked up: it creates no row,
-        does not travel and gets no gradient. Other features of the table may use the same integer as an id.
+      name: Key of the feature in the layer's inputs and outputs. Unique.
+      table: Name of the feature's table. Features may share a table.
+      combiner: None keeps one row per id. "sum", "mean" and "sqrtn" pool the rows of a sample, with the optional
+        weights of the call. "mean" divides by the sum of weights, "sqrtn" by the root of the sum of their squares.
+      output_dtype: dtype of this feature's rows in the exchange and in the model; None: the table's dtype. A 16-bit
+        dtype halves both for this feature alone, for example for negatives (TurboGR, section 4.3.2). Its gradients are
+        sent as bfloat16, which has the range of float32. It costs three further all-to-alls, and ids shared with other
+        features are sent twice. Backend "native" only.
+      padding_id: Id that means "no id", such as -1 in ids padded to [B, L]; None: every id is real. Padding has a row
+        of zeros and does not count in pooled rows or means. It is not looked up, creates no row, is not sent and gets
+        no gradient. Other features of the table may use the same integer as a real id.
     """
 
     name: str

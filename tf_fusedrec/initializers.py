@@ -1,6 +1,6 @@
-"""Distributions of a new row's values: frozen records, equal by value, so that tables of equal spec can be fused.
+"""Distributions of a new row's values. They are frozen records, equal by value, so tables of equal spec can be fused.
 
-The numbers themselves are drawn in ops/initial_rows.py as a pure function of (seed, table, id).
+ops/initial_rows.py draws the numbers as a pure function of (seed, table, id).
 """
 
 import abc
@@ -10,7 +10,7 @@ from typing import ClassVar
 
 @dataclasses.dataclass(frozen=True)
 class Initializer(abc.ABC):
-    """Base of the distributions below; `a` and `b` are the parameters that the op takes."""
+    """Base of the distributions below. `a` and `b` are the parameters of the op."""
 
     distribution: ClassVar[str]
 
@@ -21,7 +21,7 @@ class Initializer(abc.ABC):
 
     @property
     def b(self) -> float:
-        """Second parameter, of distributions that have two."""
+        """Second parameter; 0 for distributions with one parameter."""
         return 0.0
 
 
@@ -90,6 +90,6 @@ class Normal(Initializer):
 
 @dataclasses.dataclass(frozen=True)
 class TruncatedNormal(Normal):
-    """Normal, given that it lies inside two standard deviations."""
+    """Normal distribution, truncated at two standard deviations from the mean."""
 
     distribution: ClassVar[str] = "truncated_normal"

@@ -24,7 +24,7 @@ import numpy as np
 import tf_fusedrec as fr
 from benchmarks.harness import harness
 from tf_fusedrec import keras, tf
-from tf_fusedrec.checkpoint import disk, folders, saving, shares
+from tf_fusedrec.checkpoint import disk, folders, resharding, saving
 from tf_fusedrec.tables import NativeTable
 from tf_fusedrec.tables.hash_order import hash_range_owner, mix64
 
@@ -67,13 +67,13 @@ def round_trip(folder: pathlib.Path, rows: int) -> float:
         directory = folder / f"stage-{stage}"
         plan = saving.make_plan(directory, len(tables), None, {})
         for rank, table in enumerate(tables):
-            saving.write_shard(directory, plan, saving.cut_tables([table], plan, rank), rank)
+            saving.write_shard(directory, plan, saving.copy_tables([table], plan, rank), rank)
         saving.commit(directory, plan, NO_WEIGHTS, None, timeout_s=60)
         described = folders.read_manifest(directory)["tables"]
         tables = [NativeTable(f"round_trip/{stage}/{rank}", [table_config()], seed=0) for rank in range(ranks)]
         for rank, table in enumerate(tables):
-            (share,) = shares.open_tables(directory, described, [table], rank, ranks, partial=False)
-            shares.restore([share], [table])
+            (share,) = resharding.open_tables(directory, described, [table], rank, ranks, partial=False)
+            resharding.restore([share], [table])
             extra = max(extra, share.bytes_read / (table.size("item") * (8 + records.dtype.itemsize)) - 1)
         check_rows(f"{plan.ranks} -> {ranks} ranks", [table.snapshot("item") for table in tables], ids, records)
     return extra

@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.checkpoint import __main__ as checkpoint
 from benchmarks.harness import harness
-from tf_fusedrec.checkpoint import shares
+from tf_fusedrec.checkpoint import resharding
 from tf_fusedrec.tables import NativeTable
 
 
@@ -24,8 +24,8 @@ def test_the_round_trip_ends_with_the_rows_that_it_began_with(tmp_path):
     ids=["a row is lost", "rows are mixed up"],
 )
 def test_rows_that_do_not_come_back_end_the_run(spoil, words, tmp_path, monkeypatch):
-    chunks = shares.SectionShare.chunks
-    monkeypatch.setattr(shares.SectionShare, "chunks", lambda self: (spoil(*chunk) for chunk in chunks(self)))
+    chunks = resharding.SectionReader.chunks
+    monkeypatch.setattr(resharding.SectionReader, "chunks", lambda self: (spoil(*chunk) for chunk in chunks(self)))
     with pytest.raises(harness.CheckFailed, match=words):
         checkpoint.round_trip(tmp_path, 2_000)
 

@@ -132,10 +132,11 @@ def test_an_assigned_rate_is_saved_and_yields_to_another_record(saver, tmp_path)
 
 def test_what_cannot_be_set_is_refused():
     _, emb = make_model()
-    with pytest.raises(ValueError, match=r"tables must be names of \['item', 'user'\], got \['tag'\]"):
+    with pytest.raises(ValueError, match=r"tables has \['tag'\], want names of \['item', 'user'\]"):
         learning_rates.TableLearningRate(emb, lambda epoch, rate: rate, ["tag"])
     with pytest.raises(
-        ValueError, match=r"tables \['user'\] share the learning rate of \['item'\], since they form one"
+        ValueError,
+        match=r"tables \['user'\] were not named, but share the learning rate of \['item'\], because they form one",
     ):
         learning_rates.TableLearningRate(emb, lambda epoch, rate: rate, ["item"])
     schedule = keras.optimizers.schedules.ExponentialDecay(0.1, 1, 0.5)

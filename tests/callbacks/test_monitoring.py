@@ -176,11 +176,34 @@ def test_evictions_and_what_cannot_be_known():
     watcher.on_train_batch_end(0)
     watcher.on_epoch_end(0, logs)
     # One process looks up without an exchange: nothing travels, and nobody takes duplicates out before.
-    assert logs == {"table_rows": 9, "table_growth": -1, "table_hit_rate": 5 / 7, "table_evictions": 3}
+    assert logs == {
+        "table_rows": 9, "table_growth": -1, "table_hit_rate": 5 / 7, "table_evictions": 3, "table_left_out": 0
+    }  # fmt: skip
     config = fr.TableConfig("x", 2, keras.optimizers.legacy.SGD(0.1))
     embedding = fr.FusedEmbedding([config], [fr.FeatureConfig("x", "x")], backend="tfra")
     logs = epoch_of(embedding, monitoring.EmbeddingMetrics(embedding), {"x": tf.range(3)})
     assert logs == {"table_rows": 0, "table_growth": 0, "dedup_ratio": 1}
+
+
+def test_rows_left_out_for_their_gradients_are_counted_by_epoch(tmp_path):
+    embedding = fr.FusedEmbedding(
+        [fr.TableConfig(name, 2, fr.optimizers.SGD(0.1)) for name in ("x", "y")],
+        [fr.FeatureConfig(name, name) for name in ("x", "y")],
+    )
+    watcher = monitoring.EmbeddingMetrics(embedding, directory=tmp_path)
+    for epoch, bad in enumerate(([2, 3, 3], [], [4])):
+        logs = {}
+        watcher.on_epoch_begin(epoch)
+        with tf.GradientTape() as tape:
+            rows = embedding({"x": tf.constant([1, 2, 3, 4]), "y": tf.constant([1])}, training=True)
+            weights = tf.constant([[np.nan] if i in bad else [1.0] for i in (1, 2, 3, 4)])
+            loss = tf.reduce_sum(rows["x"] * weights) + tf.reduce_sum(rows["y"])
+        tape.gradient(loss, embedding.trainable_variables)
+        watcher.on_train_batch_end(0)
+        watcher.on_epoch_end(epoch, logs)
+        assert logs["table_left_out"] == len(set(bad))
+    written = scalars(tmp_path)
+    assert written["epoch_left_out/x"] == [2, 0, 1] and written["epoch_left_out/y"] == [0, 0, 0]
 
 
 def test_52_tables_log_totals_and_write_details(tmp_path):
@@ -194,10 +217,11 @@ def test_52_tables_log_totals_and_write_details(tmp_path):
         hits = 0 if epoch == 0 else 4 / 5
         rows, growth = ((4, 4), (5, 1))[epoch]
         assert logs == {
-            "table_rows": 52 * rows, "table_growth": 52 * growth, "table_hit_rate": hits, "table_evictions": 0
+            "table_rows": 52 * rows, "table_growth": 52 * growth, "table_hit_rate": hits, "table_evictions": 0,
+            "table_left_out": 0,
         }  # fmt: skip
     written = scalars(tmp_path)
-    assert len(written) == 4 * 52
+    assert len(written) == 5 * 52
     for name in names:
         assert written[f"epoch_rows/{name}"] == [4, 5] and written[f"epoch_growth/{name}"] == [4, 1]
         assert written[f"epoch_hit_rate/{name}"] == pytest.approx([0, 0.8]) and written[f"epoch_evictions/{name}"] == [

@@ -1,6 +1,6 @@
 """Saves and loads of several ranks in one process: the parts of tf_fusedrec.checkpoint that know ranks as numbers."""
 
-from tf_fusedrec.checkpoint import folders, saving, shares
+from tf_fusedrec.checkpoint import folders, resharding, saving
 
 DENSE = {"dense.index": b"", "dense.data-00000-of-00001": b""}  # files that nobody here reads
 
@@ -11,7 +11,7 @@ def save(directory, tables, *, full=None, since=None, extra=None):
     clocks = since or {}
     plan = saving.make_plan(directory, len(tables), full, clocks)
     for rank, of_rank in enumerate(tables):
-        saving.write_shard(directory, plan, saving.cut_tables(of_rank, plan, rank), rank)
+        saving.write_shard(directory, plan, saving.copy_tables(of_rank, plan, rank), rank)
     saving.commit(directory, plan, DENSE, extra, timeout_s=5)
     return plan.save
 
@@ -22,7 +22,7 @@ def load(directory, tables, *, partial=False):
     described = folders.read_manifest(directory)["tables"]
     read = []
     for rank, of_rank in enumerate(tables):
-        mine = shares.open_tables(directory, described, of_rank, rank, len(tables), partial)
-        shares.restore(mine, of_rank)
+        mine = resharding.open_tables(directory, described, of_rank, rank, len(tables), partial)
+        resharding.restore(mine, of_rank)
         read.append(mine)
     return read

@@ -116,7 +116,7 @@ FORGERIES = {
     "part of nobody": (put("*", "parts", 0, "save", "save-1-00000000"), r"parts\[0\].save is .* a save that .* holds"),
     "part's save a path": (put(*FULL, "save", "/etc"), r"parts\[0\].save is '/etc'"),
     "part's ranks 0": (put(*FULL, "ranks", 0), r"parts\[0\].ranks is 0"),
-    "part's ranks 2": (put(*FULL, "ranks", 2), "item.rows-0.shard is foreign: it is of ranks 1"),
+    "part's ranks 2": (put(*FULL, "ranks", 2), "item.rows-0.shard is foreign: it has ranks 1"),
     "part without sections": (drop(*FULL, "sections"), r"parts\[0\] is"),
     "sections empty": (put(*FULL, "sections", {}), r"parts\[0\].sections is \{\}"),
     "sections a list": (put(*FULL, "sections", ["rows"]), "sections is"),
@@ -213,13 +213,13 @@ def test_dense_files_that_tensorflow_cannot_read_or_that_are_of_another_model_ar
         for file in files[1:]:
             file.write_bytes(bytes(len(before[file])))
             forge_manifest(path, signed)
-            refused(whole, r"dense \(.index, .data-\*\) holds no weights that can be read")
+            refused(whole, r"dense \(.index, .data-\*\) holds unreadable weights")
             file.write_bytes(before[file])
         tf.train.Checkpoint(model=model(2.0, units=3)).write(str(tmp_path / "dense"))
         for file in files[1:]:
             file.write_bytes((tmp_path / file.name).read_bytes())
         forge_manifest(path, signed)
-        refused(whole, "Dense weights of .* do not suit the model")
+        refused(whole, "Dense weights of .* do not fit the model")
     finally:
         for file, data in before.items():
             file.write_bytes(data)

@@ -30,7 +30,7 @@ def repeat(header, ids, records):
 
 
 SHARDS = {
-    "no JSON": (lambda *_: b"{", "its header is no JSON"),
+    "no JSON": (lambda *_: b"{", "its header is not JSON"),
     "a list": (lambda *_: b"[]", r"the header is \[\]"),
     "a field more": (header("more", 1), "the header is"),
     "rows negative": (header("rows", -1), "rows is -1"),
@@ -87,6 +87,6 @@ def test_ids_of_another_rank_are_refused(tmp_path):
             table.train("item", IDS[:20], np.random.default_rng(0))
         simulated.save(tmp_path / owner, tables)
         with pytest.raises(
-            ValueError, match=r"item.rows-[01].shard is forged or damaged: id -?\d+ is not of rank [01] of 2"
+            ValueError, match=r"item.rows-[01].shard is forged or damaged: id -?\d+ does not belong to rank [01] of 2"
         ):
             checkpoint.read_tables(tmp_path / owner)

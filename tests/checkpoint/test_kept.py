@@ -43,7 +43,7 @@ def test_two_saves_stay_by_default(tmp_path):
         2,
         3,
     ]
-    with pytest.raises(ValueError, match="keep must be >= 1, got 0: the last save stays"):
+    with pytest.raises(ValueError, match="keep must be >= 1, got 0: the last save is always kept"):
         Job(tmp_path / "c", keep=0)
 
 
@@ -53,7 +53,7 @@ def test_a_save_that_is_not_there_is_refused_with_those_that_are(tmp_path):
     (there,) = checkpoint.saves(job.directory)
     for which in (2, "save-1-00000000", "../c"):
         with pytest.raises(
-            ValueError, match=rf"save {which!r} is not one of the saves in .*/c. It holds \['{there}'\]"
+            ValueError, match=rf"save {which!r} is not one of the saves in .*/c, which holds \['{there}'\]"
         ):
             load(job, which)
     assert checkpoint.saves(tmp_path / "nothing") == []
@@ -78,9 +78,7 @@ def test_the_callback_keeps_and_restores_an_earlier_save(tmp_path):
     assert [resumed.restore(model(), save) for save in (2, 3, None)] == [(2, 0), (3, 0), (4, 0)]
     checkpoint.save(tmp_path / "other", model(), layers=[embedding_of(table())], extra=[1])
     other = callbacks.Checkpoint(tmp_path / "other", 5, {}, layers=[embedding_of(table())])
-    with pytest.raises(
-        ValueError, match=r"must hold the epoch and step to go on from, got \[1\]: callbacks.Checkpoint "
-    ):
+    with pytest.raises(ValueError, match=r"is \[1\], want the epoch and step to resume from: callbacks.Checkpoint "):
         other.restore(model())
 
 
@@ -134,16 +132,16 @@ def test_a_folder_where_a_file_should_be_and_a_file_where_the_folder_should_be_a
         path = job.directory / there / name
         path.rename(tmp_path / "aside")
         path.mkdir()
-        with pytest.raises(ValueError, match=f"Checkpoint file .*{name} is a folder, where a file should be"):
+        with pytest.raises(ValueError, match=f"Checkpoint file .*{name} is a folder instead of a file"):
             load(job)
         path.rmdir()
         (tmp_path / "aside").rename(path)
     (job.directory / "manifest.json").rename(tmp_path / "manifest.json")
     (job.directory / "manifest.json").mkdir()
     for call in (lambda: load(job), lambda: save(job, 2)):
-        with pytest.raises(ValueError, match="manifest.json is a folder, where a file should be"):
+        with pytest.raises(ValueError, match="manifest.json is a folder instead of a file"):
             call()
     (tmp_path / "file").write_text("x", encoding="utf-8")
-    with pytest.raises(NotADirectoryError, match="directory .*/file is a file, not a folder. Name another."):
+    with pytest.raises(NotADirectoryError, match="directory .*/file is a file, want a folder. Name another path."):
         save(Job(tmp_path / "file", background=False))
     assert (tmp_path / "file").read_text(encoding="utf-8") == "x"

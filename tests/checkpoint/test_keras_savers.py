@@ -104,8 +104,12 @@ def test_backup_and_restore_goes_on_with_the_tables(backend, tmp_path):
 def test_legacy_hdf5_files_are_refused_by_name(name, trained, tmp_path):
     model = trained[0]
     words = r"FusedEmbedding 'fused_embedding': a legacy HDF5 file \(.h5\) cannot hold its tables \['item', 'tag'\]"
-    with pytest.raises(ValueError, match=words):
-        (model.save_weights if name == "w.h5" else model.save)(tmp_path / name)
+    (tmp_path / name).write_bytes(b"another file")
+    for file in (tmp_path / name, tmp_path / f"new-{name}"):
+        with pytest.raises(ValueError, match=words):
+            (model.save_weights if name == "w.h5" else model.save)(file)
+    # Nothing was written, and an existing file was not truncated.
+    assert [file.name for file in tmp_path.iterdir()] == [name] and (tmp_path / name).read_bytes() == b"another file"
     with fr.checkpoint.without_tables():
         model.save_weights(tmp_path / "dense.h5")
     plain = keras.Sequential([keras.layers.Dense(1, input_shape=(2,))])

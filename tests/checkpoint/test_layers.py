@@ -84,7 +84,7 @@ def test_layers_of_other_topologies_share_a_checkpoint(tmp_path):
     of_whole = ranks_of(lambda: DictTable("whole"), 4, lambda table: table.rows.update(whole.rows))
     plan = saving.make_plan(tmp_path, 4, None, {})
     for rank, piece in enumerate([0, 2, 1, 3]):
-        cuts = [*saving.cut_tables([of_whole[rank]], plan, rank), *saving.cut_tables([grouped], plan, piece, 2)]
+        cuts = [*saving.copy_tables([of_whole[rank]], plan, rank), *saving.copy_tables([grouped], plan, piece, 2)]
         saving.write_shard(tmp_path, plan, cuts, rank)
     saving.commit(tmp_path, plan, simulated.DENSE, None, timeout_s=5)
     for table in (whole, grouped):
@@ -108,7 +108,7 @@ def test_two_layers_with_a_table_of_one_name_are_refused_by_name(tmp_path):
 
 def test_a_model_without_layers_is_refused_with_the_remedy(tmp_path):
     model = keras.Sequential(name="plain")
-    with pytest.raises(ValueError, match=r"model 'plain' holds no FusedEmbedding layer.*name it in layers=\[...\]"):
+    with pytest.raises(ValueError, match=r"model 'plain' holds no FusedEmbedding layer.*pass it in layers=\[...\]"):
         checkpoint.save(tmp_path, model)
     with pytest.raises(TypeError, match="model must be a keras.Model or a FusedEmbedding, got str"):
         checkpoint.save(tmp_path, "model")
@@ -125,5 +125,5 @@ def test_a_layer_as_an_argument_of_its_own_is_refused_with_the_remedy(tmp_path):
         "Checkpoint": lambda: callbacks.Checkpoint(tmp_path, layer, 5, {}),
     }
     for name, call in calls.items():
-        with pytest.raises(TypeError, match=rf"^{name} got the layer 'mine' as an argument.*name layers .* layers="):
+        with pytest.raises(TypeError, match=rf"^{name} got the layer 'mine' as an argument.*pass layers .* layers="):
             call()

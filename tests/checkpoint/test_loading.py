@@ -87,15 +87,15 @@ def damages(directory):
         "a bit of the weights": (lambda: flip(delta + "dense.data*", 10), "dense.data-00000-of-00001 is damaged"),
         "tables swapped": (
             lambda: swap(rows_of_user, rows_of_item),
-            "item.rows-0.shard is foreign: it is of table 'user', but the manifest wants table 'item' here",
+            "item.rows-0.shard is foreign: it has table 'user', but the manifest wants table 'item' here",
         ),
         "saves swapped": (
             lambda: swap(rows_of_item, changes_of_item),
-            f"item.rows-0.shard is foreign: it is of save '{delta[:-1]}', but the manifest wants save '{full[:-1]}'",
+            f"item.rows-0.shard is foreign: it has save '{delta[:-1]}', but the manifest wants save '{full[:-1]}'",
         ),
         "a digit of the manifest": (lambda: manifest('"clock": ', '"clock": 1'), "manifest.json is damaged: its check"),
         "a manifest cut off": (lambda: manifest('"tables"', ""), "manifest.json is damaged"),
-        "another format": (lambda: manifest('"format": 2', '"format": 3'), "has format 3, this version reads 2"),
+        "another format": (lambda: manifest('"format": 2', '"format": 3'), "has format 3, but this version reads 2"),
         "no manifest": (lambda: (directory / "manifest.json").unlink(), "must hold a checkpoint, but .* is missing"),
     }
 
@@ -165,7 +165,7 @@ def test_a_checkpoint_of_another_spec_is_refused_with_both_shown(options, shown,
 def test_records_that_do_not_suit_the_table_are_refused(tmp_path):
     """Equal specs promise equal records; a backend that breaks the promise must not read bytes as something else."""
     simulated.save(tmp_path, [trained(("item",), IDS[:5], changes=False)])
-    with pytest.raises(ValueError, match=r"item.rows-0.shard holds records \[\('row'.*but the table's are \[\('last'"):
+    with pytest.raises(ValueError, match=r"item.rows-0.shard holds records \[\('row'.*but the table wants \[\('last'"):
         simulated.load(tmp_path, [DictTable("item")])
 
 

@@ -92,7 +92,7 @@ def test_rows_are_written_in_hash_order_whatever_order_they_come_in(tmp_path):
 def test_repeated_ids_are_refused(tmp_path):
     ids, records = rows_of(10)
     bad = np.where(np.arange(10) == 7, ids[2], ids)
-    words = rf"ids of table 'item', section 'rows' must be distinct, but {ids[2]} comes more than once"
+    words = rf"ids of table 'item', section 'rows' repeat {ids[2]}, but must be distinct"
     with pytest.raises(ValueError, match=words):
         write(tmp_path / "f", LABEL, bad, records)
     assert not (tmp_path / "f").exists()
@@ -163,13 +163,13 @@ def test_the_damaged_block_is_named_and_blocks_before_it_are_good(file):
 )
 def test_a_foreign_file_says_whose_it_is(file, field, value):
     found = repr(getattr(LABEL, field))
-    words = f"is foreign: it is of {field} {found}, but the manifest wants {field} {value!r} here"
+    words = f"is foreign: it has {field} {found}, but the manifest wants {field} {value!r} here"
     refused(file, words, LABEL._replace(**{field: value}))
 
 
 def test_something_else_is_foreign(file):
     file.write_bytes(b"PAR1" * 1000)
-    refused(file, "is foreign: it does not begin as a file of a checkpoint does")
+    refused(file, "is foreign: it does not begin with FUSEDREC, as files of a checkpoint do")
 
 
 def test_a_disk_that_cannot_read_names_the_file(file, monkeypatch):

@@ -78,5 +78,5 @@ def test_weights_are_tokens_unless_cost_is_quadratic():
 
 @pytest.mark.parametrize("fields", [(0.0, 0.0), (-1.0, 1.0), (1.0, -1.0), (float("nan"), 1.0)])
 def test_costs_are_checked(fields):
-    with pytest.raises(ValueError, match="Cost needs linear and quadratic >= 0, one of them > 0, got Cost"):
+    with pytest.raises(ValueError, match="Cost needs linear and quadratic >= 0 and one of them > 0, got Cost"):
         Cost(*fields)

@@ -133,7 +133,7 @@ def test_refusals_are_by_name():
         cluster_samples(data, 2, lambda b: {"t": b["c"]})
     with pytest.raises(ValueError, match="with a first dimension of samples"):
         cluster_samples(data, 2, lambda b: {"t": b["a"][0]})
-    with pytest.raises(ValueError, match="dict from names of tables"):
+    with pytest.raises(ValueError, match="dict from table names"):
         cluster_samples(data, 2, lambda b: b["a"])
-    with pytest.raises(tf.errors.InvalidArgumentError, match=r"features of \[4, 6\] samples"):
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"have \[4, 6\] samples"):
         list(cluster_samples(data, 2, lambda b: {"t": [b["a"], b["b"]]}))

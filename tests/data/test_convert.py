@@ -32,7 +32,7 @@ def test_makes_a_data_set_and_says_so(tmp_path, capsys):
         (["criteo"], r"name one converter of .* got \['criteo'\]"),
         (["movielens", "--output=x"], "movielens needs --input"),
         (["synthetic-ranking"], "synthetic-ranking needs --output"),
-        (["movielens", "--input=a", "--output=b", "--users=3"], "--users is no flag of movielens; it takes input"),
+        (["movielens", "--input=a", "--output=b", "--users=3"], "--users is not a flag of movielens; it takes input"),
         (["movielens", "--inputt=a"], "Unknown command line flag 'inputt'.*Run with --help"),
         (["synthetic-ranking", "--output=x", "--users=many"], "flag --users=many"),
     ],

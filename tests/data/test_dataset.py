@@ -141,9 +141,9 @@ def test_model_fit_consumes_it_with_empty_batches(tmp_path):
         ({"extra_tokens": -1}, "extra_tokens must be >= 0, got -1"),
         (
             {"length_columns": ["nothing"]},
-            r"length_columns names 'nothing', which is not a list column .*\['item_id', ",
+            r"length_columns names 'nothing', which is neither a list column .*\['item_id', ",
         ),
-        ({"length_columns": ["rating_mean"]}, "length_columns names 'rating_mean', which is not a list column"),
+        ({"length_columns": ["rating_mean"]}, "length_columns names 'rating_mean', which is neither a list column"),
         ({"length_columns": []}, "length_columns must name at least one list column"),
     ],
 )

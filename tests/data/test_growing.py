@@ -60,11 +60,11 @@ def test_it_waits_for_what_comes_and_ends_at_the_stop_file(tmp_path, caplog):
                 writer.start()
     writer.join()
     assert found == ["h=0", "h=1", "h=2"]
-    assert f"{tmp_path} ends after 3 partitions: _STOP is there" in caplog.text
+    assert f"{tmp_path} ends after 3 partitions: _STOP exists" in caplog.text
     with caplog.at_level(logging.INFO, "tf_fusedrec.data"):
         (tmp_path / "_STOP").unlink()
         assert names(tmp_path, timeout_seconds=0.05) == found
-    assert "ends after 3 partitions: no new partition came in 0.05 s" in caplog.text
+    assert "ends after 3 partitions: no new partition arrived in 0.05 s" in caplog.text
 
 
 def test_a_partition_that_comes_too_late_is_named_once(tmp_path, caplog):
@@ -73,7 +73,7 @@ def test_a_partition_that_comes_too_late_is_named_once(tmp_path, caplog):
     assert next(growing).name == "h=5"
     add(tmp_path, "h=4")
     assert list(growing) == []
-    assert caplog.text.count("h=4: h=5, behind it in the order, came first") == 1
+    assert caplog.text.count("h=4: it arrived after its successor h=5") == 1
 
 
 def test_what_cannot_be_followed_is_refused(tmp_path, monkeypatch):
@@ -84,7 +84,7 @@ def test_what_cannot_be_followed_is_refused(tmp_path, monkeypatch):
     ]:
         with pytest.raises(ValueError, match=message):
             GrowingFolder(tmp_path, **wrong)
-    with pytest.raises(ValueError, match="gone: cannot look for new partitions .*not there"):
+    with pytest.raises(ValueError, match="gone: cannot list new partitions .*missing"):
         names(tmp_path / "gone")
     add(tmp_path, "h=0")
     folder = ParquetFolder(tmp_path / "h=0", COLUMNS)

@@ -54,7 +54,7 @@ def test_nothing_is_overwritten_and_nothing_half_made_is_left(tmp_path):
     root = tmp_path / "set"
     root.mkdir()  # an empty folder is fine
     _write(root)
-    with pytest.raises(ValueError, match="output .*set' already holds something. Remove it"):
+    with pytest.raises(ValueError, match="output .*set' is not empty. Remove it"):
         _write(root)
     with pytest.raises(IndexError):
         _write(tmp_path / "other", train_items=np.array([77]))
@@ -66,7 +66,7 @@ def test_nothing_is_overwritten_and_nothing_half_made_is_left(tmp_path):
 def test_refusals(tmp_path):
     with pytest.raises(ValueError, match=r"task must be one of \('ranking', 'retrieval'\), got 'sorting'"):
         _write(tmp_path / "set", task="sorting")
-    with pytest.raises(ValueError, match="is not a data set of ours: it has no dataset.json"):
+    with pytest.raises(ValueError, match="is not a data set of this package: it has no dataset.json"):
         read_info(tmp_path)
     with pytest.raises(ValueError, match="items.parquet is missing"):
         read_items(tmp_path)

@@ -77,5 +77,5 @@ def test_the_input_is_read_once_and_not_further_than_needed():
 def test_bad_arguments_are_refused():
     with pytest.raises(ValueError, match="steps must be an int >= 1, got 0"):
         lookahead(_batches(), 0)
-    with pytest.raises(ValueError, match="known rank of at least 1"):
+    with pytest.raises(ValueError, match="known rank >= 1"):
         lookahead(_batches(), 1, lambda features, label: label)

@@ -98,13 +98,15 @@ def test_skipped_rows_and_costs_do_not_move_the_batches(path):
 
 def test_a_position_in_other_data_or_another_order_is_refused(path):
     start = _job(path, 2, "rank")[0].position(1, 1)
-    with pytest.raises(ValueError, match="start lies inside epoch 1 of data with shuffle_seed 5, but that of .* is 6"):
+    with pytest.raises(ValueError, match="start lies inside epoch 1 of data with shuffle_seed 5, but .* has 6"):
         _job(path, 2, "rank", start, shuffle_seed=6)
     with pytest.raises(ValueError, match="with shuffle_rows 24, but"):
         _job(path, 2, "rank", start, shuffle_rows=25)
     between = _job(path, 2, "rank")[0].position(2, 0)
     (path / "part-1.parquet").rename(path / "part-2.parquet")
-    with pytest.raises(ValueError, match="with contents '.*Positions are of one order of rows: give the files"):
+    with pytest.raises(
+        ValueError, match="with contents '.*A position is valid for one order of rows only: restore the files"
+    ):
         _job(path, 2, "rank", start)
     job = _job(path, 2, "rank", between)  # between epochs data may change
     assert sorted(_users(_epochs(job))) == list(range(ROWS))

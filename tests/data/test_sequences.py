@@ -55,7 +55,7 @@ def test_string_ids_become_fingerprints(tmp_path):
 @pytest.mark.parametrize(
     "text, message",
     [
-        ("1 2 3\n7\n", "seq.txt, line 2: got '7', wanted a user and at least one item"),
+        ("1 2 3\n7\n", "seq.txt, line 2: got '7', want a user and at least one item"),
         ("1 2\n3 4\n", "seq.txt: got 2 interactions of 2 users, none with two or more"),
         ("", "seq.txt: got 0 interactions of 0 users"),
     ],

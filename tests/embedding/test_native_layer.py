@@ -209,7 +209,7 @@ def test_fields_of_native_tables_are_refused_by_the_other_backend(record):
         ({"hot_after": 3}, "hot_after > 0 and storage_dtype='mixed' go together, got 3 and None"),
         ({"memory_budget": 10}, "memory_budget > 0 and tier_folder go together"),
         ({"tier_folder": "x"}, "memory_budget > 0 and tier_folder go together"),
-        ({"memory_budget": 9, "tier_folder": "x", "storage_dtype": "mixed", "hot_after": 2}, "cannot be had with"),
+        ({"memory_budget": 9, "tier_folder": "x", "storage_dtype": "mixed", "hot_after": 2}, "does not work with"),
         ({"stochastic_rounding": True}, "stochastic_rounding needs a 16-bit storage_dtype"),
         ({"max_rows": -1}, "max_rows must be an int >= 0, got -1"),
         ({"ttl": 1.5}, "ttl must be an int >= 0, got 1.5"),

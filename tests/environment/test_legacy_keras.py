@@ -37,4 +37,4 @@ def test_tensorflow_first_with_the_switch_set_is_good():
 def test_the_opposite_switch_is_refused():
     done = python("import tf_fusedrec", TF_USE_LEGACY_KERAS="0")
     assert done.returncode != 0
-    assert "the environment says TF_USE_LEGACY_KERAS=0" in done.stderr
+    assert "the environment has TF_USE_LEGACY_KERAS=0" in done.stderr

@@ -125,7 +125,7 @@ def test_apply_delta_finds_flipped_bits_cuts_and_missing_files(ops, folders, tmp
         refused(base, delta, f"{path.name}|variables/variables")
         path.write_bytes(data)
     (delta / "model/extra").write_text("x", encoding="utf-8")
-    refused(base, delta, "model/extra' is none that delta.json names. Remedy")
+    refused(base, delta, "model/extra' is not named by delta.json. Remedy")
     (delta / "model/extra").unlink()
     fr.apply_delta(base, delta, tmp_path / "out")
     by_saved_model(str(tmp_path / "out"), "serving_default", {"x": tf.constant(IDS)})
@@ -142,14 +142,14 @@ def test_hostile_names_of_tables_are_refused(name, folders, tmp_path):
             if part in told:
                 told[part] = {name: told[part]["t"]}
         changed(path, json.dumps(told).encode())
-    refused(base, folders / "ours-delta", "tables.json.*table name .* cannot be that of a file", tmp_path / "out")
-    refused(folders / "ours", delta, "delta.json.*table name .* cannot be that of a file")
+    refused(base, folders / "ours-delta", "tables.json.*table name .* cannot name a file", tmp_path / "out")
+    refused(folders / "ours", delta, "delta.json.*table name .* cannot name a file")
 
 
 def test_a_table_that_no_file_can_be_named_after_is_not_exported(tmp_path):
     embedding = fr.FusedEmbedding([fr.TableConfig("a\\b", 2, fr.optimizers.SGD(1.0))], [fr.FeatureConfig("x", "a\\b")])
     inputs = {"x": keras.Input([], dtype=tf.int64, name="x")}
-    with pytest.raises(ValueError, match="cannot be that of a file. Remedy: a name without separators"):
+    with pytest.raises(ValueError, match="cannot name a file. Remedy: a name without separators"):
         fr.export(keras.Model(inputs, embedding(inputs)["x"]), tmp_path / "served")
     assert not list(tmp_path.iterdir())
 
@@ -164,7 +164,7 @@ def test_files_outside_of_a_delta_are_refused(name, folders, tmp_path):
     told["files"][name] = [1, applying.checksum_of(secret)]
     told["files"].setdefault("model/link", told["files"][name])
     changed(delta / "delta.json", json.dumps(told).encode())
-    refused(folders / "ours", delta, "is outside of '.*delta'. Remedy")
+    refused(folders / "ours", delta, "lies outside '.*delta'. Remedy")
 
 
 def test_links_out_of_a_base_are_refused(folders, tmp_path):
@@ -173,7 +173,7 @@ def test_links_out_of_a_base_are_refused(folders, tmp_path):
         shutil.copytree(folders / ops, base)
         (base / file).rename(tmp_path / "elsewhere")
         (base / file).symlink_to(tmp_path / "elsewhere")
-        refused(base, folders / f"{ops}-delta", f"{pathlib.Path(file).name}' is outside of", tmp_path / "out")
+        refused(base, folders / f"{ops}-delta", f"{pathlib.Path(file).name}' lies outside", tmp_path / "out")
 
 
 def test_a_full_disk_leaves_nothing_and_names_the_folder(folders, tmp_path, monkeypatch):

@@ -56,6 +56,16 @@ def test_stock_needs_no_operation_but_those_of_tensorflow(model, tmp_path):
     assert {op for op in saved_operations(tmp_path / "ours") if "Fusedrec>" in op} >= {"Fusedrec>TableFind"}
 
 
+def test_only_the_remains_of_an_export_are_removed(model, tmp_path):
+    """A killed export left its folder; others of a like name, or with other contents, are the user's."""
+    users = ["served.partial/rows", f"served.{'0' * 32}.partial/notes", f"other.{'0' * 32}.partial/rows"]
+    for folder in (*users, f"served.{'a' * 32}.partial/rows", f"served.{'b' * 32}.partial"):
+        (tmp_path / folder).mkdir(parents=True)
+    fr.export(model, tmp_path / "served")
+    assert sorted(p.name for p in tmp_path.iterdir()) == sorted(["served", *(name.split("/")[0] for name in users)])
+    assert all((tmp_path / folder).is_dir() for folder in users)
+
+
 @pytest.mark.parametrize("ops", ["stock", "ours"])
 def test_tables_without_rows_and_with_some(ops, tmp_path):
     inputs = {"x": keras.Input([], dtype=tf.int64, name="x")}
@@ -104,7 +114,7 @@ def test_what_is_refused(model, tmp_path):
         fr.export(model, tmp_path / "here")
     with pytest.raises(ValueError, match=r"ops is 'theirs', must be one of \('stock', 'ours'\). Remedy"):
         fr.export(model, tmp_path / "served", "theirs")
-    with pytest.raises(ValueError, match="no functional Keras model. Remedy: export"):
+    with pytest.raises(ValueError, match="not a functional Keras model. Remedy: export"):
         fr.export(keras.Sequential([keras.layers.Dense(1)]), tmp_path / "served")
     unborn = keras.Sequential([keras.layers.Dense(1)], name="unborn")
     own = {"s": fr.Signature(lambda inputs: {"y": unborn(inputs["x"])}, {"x": tf.TensorSpec([None, 2])})}
@@ -211,12 +221,12 @@ def test_what_a_delta_refuses(of_three_ranks, model, tmp_path):
     fr.export(model, tmp_path / "delta", base=tmp_path / "base")
     delta, fine = tmp_path / "delta", tmp_path / "base"
     with pytest.raises(
-        ValueError, match=r"'.*ours' has .*'ours'.*, and the model to export has .*'stock'.*a full export"
+        ValueError, match=r"'.*ours' has .*'ours'.*, but the model to export has .*'stock'.*a full export"
     ):
         fr.export(model, tmp_path / "other", base=folder / "ours")
-    with pytest.raises(ValueError, match=r"base '.*delta' is a delta. Remedy: the full export that apply_delta makes"):
+    with pytest.raises(ValueError, match=r"base '.*delta' is a delta. Remedy: the full export that apply_delta builds"):
         fr.export(model, tmp_path / "other", base=delta)
-    with pytest.raises(ValueError, match="is no export"):
+    with pytest.raises(ValueError, match="is not an export"):
         fr.export(model, tmp_path / "other", base=tmp_path)
     cases = {
         "exists. Remedy: another folder": (fine, delta, fine),

@@ -23,8 +23,8 @@ def test_rows_by_id(ids):
 @pytest.mark.parametrize(
     ("ids", "rows", "message"),
     [
-        ([2, 1], np.ones([2, 3]), "table 'item' of an export has ids that do not ascend, or repeat. Remedy"),
-        ([1, 1], np.ones([2, 3]), "table 'item' of an export has ids that do not ascend, or repeat. Remedy"),
+        ([2, 1], np.ones([2, 3]), "table 'item' of an export has ids that repeat or do not ascend. Remedy"),
+        ([1, 1], np.ones([2, 3]), "table 'item' of an export has ids that repeat or do not ascend. Remedy"),
         (
             [1],
             np.ones([2, 3]),

@@ -15,7 +15,7 @@ from tests.oracles.hash_table import Exhausted, TableOracle, pack
 from tests.oracles.initial_rows import initial_row_oracle
 from tests.oracles.rank_partition import owner_oracle
 from tf_fusedrec import tf
-from tf_fusedrec.checkpoint import folders, saving, shares
+from tf_fusedrec.checkpoint import folders, resharding, saving
 from tf_fusedrec.tables.keys import table_seed
 from tf_fusedrec.tables.native import NativeTable
 
@@ -133,7 +133,7 @@ class Ranks:
         clocks = [dict.fromkeys(TABLES, int(table.clock)) for table in self.tables]
         plan = saving.make_plan(directory, len(self.tables), name, {})
         cuts = [
-            list(saving.cut_tables([table], plan._replace(since=of_rank), rank))
+            list(saving.copy_tables([table], plan._replace(since=of_rank), rank))
             for rank, (table, of_rank) in enumerate(zip(self.tables, since))
         ]  # fmt: skip
         if name is None:
@@ -154,7 +154,9 @@ class Ranks:
         """Replaces all rows by those of a save, of any number of ranks, which must hold `saved`."""
         described = folders.read_manifest(directory, save)["tables"]
         for rank, table in enumerate(self.tables):
-            shares.restore(shares.open_tables(directory, described, [table], rank, len(self.tables), False), [table])
+            resharding.restore(
+                resharding.open_tables(directory, described, [table], rank, len(self.tables), False), [table]
+            )
         for rank, oracle in enumerate(self.oracles):
             oracle.clear()
             oracle.clock = max(other.clock for other in saved)

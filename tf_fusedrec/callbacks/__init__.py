@@ -1,7 +1,7 @@
 """Keras callbacks of a training job on several ranks.
 
-Callbacks talk to the other ranks, so all ranks must fit with the same list. The order that works: Interrupt,
-Checkpoint, Throughput, then those of Keras (TensorBoard, on rank 0).
+Callbacks use collectives, so all ranks must fit with the same list. A working order is Interrupt, Checkpoint,
+Throughput, and then the callbacks of Keras, such as TensorBoard on rank 0.
 """
 
 from tf_fusedrec.callbacks.interrupt import Interrupt

@@ -1,4 +1,4 @@
-"""A Keras callback that ends training on all ranks after the same step when one of them gets a signal."""
+"""A Keras callback that ends training on all ranks after the same step when any rank gets a signal."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from tf_fusedrec.exchange import collectives
 class Interrupt(keras.callbacks.Callback):
     """Ends training on all ranks after the same step when any rank gets SIGINT (Ctrl-C) or SIGTERM.
 
-    Ranks agree by an all-reduced flag after every step. Put it before Checkpoint, which then saves where training
-    stopped. The handlers that stood before come back when training ends; a second signal goes to them at once.
+    Ranks agree by an all-reduced flag after every step. Put this callback before Checkpoint, which then saves the last
+    step. The previous signal handlers are restored after the first signal, and when training ends.
 
-    After fit, `signal_name` is None or the name of the signal ("another rank's signal" where it came elsewhere).
+    Attributes:
+      signal_name: After fit, the name of the signal, "another rank's signal" if it came elsewhere, or None.
     """
 
     SIGNALS = (signal.SIGINT, signal.SIGTERM)

@@ -1,7 +1,7 @@
-"""Keras callbacks that change the learning rates of tables during fit, alike on all ranks.
+"""Keras callbacks that change the learning rates of tables during fit, equally on all ranks.
 
-Keras' own LearningRateScheduler and ReduceLROnPlateau change the rate of the dense optimizer and leave the tables. A
-rate over updates needs no callback: TableConfig.optimizer takes a schedule of keras.optimizers.schedules.
+Keras' LearningRateScheduler and ReduceLROnPlateau change the rate of the dense optimizer only. A rate that depends on
+the number of updates needs no callback: TableConfig.optimizer takes a schedule of keras.optimizers.schedules.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from tf_fusedrec.optimizers.rule import Schedule
 
 
 class TableLearningRate(keras.callbacks.Callback):
-    """Sets learning rates of tables at the beginning of every epoch. Collective: those of rank 0 count.
+    """Sets learning rates of tables at the beginning of every epoch. Collective: rank 0 decides.
 
     Args:
-      embedding: the layer.
-      schedule: takes the epoch, 0 for the first, and the present rate; gives the rate of the epoch.
-      tables: names of tables; None for all. Tables of one group share a rate, so that all of them must be named.
+      embedding: FusedEmbedding layer with the tables.
+      schedule: Function from the epoch (the first is 0) and the current rate to the rate of the epoch.
+      tables: Names of the tables; None for all. Tables of one group share a rate, so all of them must be named.
 
     Raises:
-      ValueError: an unknown table, a part of a group, or a rate that follows a schedule.
+      ValueError: a table is unknown; only a part of a group is named; a rate follows a schedule.
     """
 
     def __init__(
@@ -41,14 +41,14 @@ class TableLearningRate(keras.callbacks.Callback):
 
 
 class ReduceLROnPlateau(keras.callbacks.ReduceLROnPlateau):
-    """Keras' ReduceLROnPlateau on several ranks, and on tables: all rates fall in the same epoch, by one factor.
+    """Keras' ReduceLROnPlateau for several ranks and for tables: all rates drop in the same epoch by the same factor.
 
-    It decides by the mean of `monitor` over the ranks that have measured it; Keras' own would leave each rank with a
-    rate of its own. `min_lr` is that of the dense optimizer: the rates of tables keep their proportion to it.
+    It decides by the mean of `monitor` over the ranks that measured it. Keras' own callback decides per rank, so the
+    ranks' rates would diverge. `min_lr` bounds the rate of the dense optimizer; the rates of tables stay proportional.
 
     Args:
-      embedding: the layer.
-      others as Keras'.
+      embedding: FusedEmbedding layer with the tables.
+      monitor, *args, **kwargs: Arguments of keras.callbacks.ReduceLROnPlateau.
 
     Raises:
       ValueError: the rate of a table follows a schedule.
@@ -78,7 +78,7 @@ def _rates(embedding: FusedEmbedding, tables: Sequence[str] | None) -> list[tf.V
     known = {name: lookup for lookup in embedding.lookups for name in lookup.table.names}
     wanted = set(known if tables is None else tables)
     if wanted - set(known):
-        raise ValueError(f"tables must be names of {sorted(known)}, got {sorted(wanted - set(known))}.")
+        raise ValueError(f"tables has {sorted(wanted - set(known))}, want names of {sorted(known)}. Name only those.")
     rates = []
     for lookup in embedding.lookups:
         names = lookup.table.names
@@ -86,16 +86,17 @@ def _rates(embedding: FusedEmbedding, tables: Sequence[str] | None) -> list[tf.V
             continue
         if not wanted >= set(names):
             raise ValueError(
-                f"tables {sorted(set(names) - wanted)} share the learning rate of {sorted(wanted & set(names))}, since "
-                "they form one group, and were not named. Remedy: name them, or give the tables different optimizers."
+                f"tables {sorted(set(names) - wanted)} were not named, but share the learning rate of "
+                f"{sorted(wanted & set(names))}, because they form one group. Remedy: name them, or give the tables "
+                "different optimizers."
             )
         optimizer = lookup.table.optimizer
         rate = getattr(optimizer, "learning_rate", None)
-        # Keras' optimizers show the present value of a schedule as a variable, too.
+        # Keras optimizers expose the current value of a schedule as a variable, too.
         if not isinstance(rate, tf.Variable) or isinstance(getattr(optimizer, "_learning_rate", None), Schedule):
             raise ValueError(
-                f"the learning rate of tables {names} cannot be set: it follows a schedule, or the optimizer has none "
-                "to set. Remedy: a number as the learning rate in TableConfig.optimizer."
+                f"the learning rate of tables {names} cannot be set: it follows a schedule, or the optimizer has no "
+                "learning rate. Remedy: a number as the learning rate in TableConfig.optimizer."
             )
         rates.append(rate)
     return rates

@@ -1,7 +1,7 @@
-"""Keras callbacks that watch a training job on several ranks: what its tables and exchanges did, and when to stop.
+"""Keras callbacks that monitor training on several ranks: metrics of tables and exchanges, and early stopping.
 
-All ranks must fit with the same list, and log and decide the same. The order that works: Throughput,
-ModelFlopsUtilization, EmbeddingMetrics, then Keras' TensorBoard on rank 0, and EarlyStopping.
+All ranks must fit with the same list; then they log the same values and decide the same. A working order is
+Throughput, ModelFlopsUtilization, EmbeddingMetrics, Keras' TensorBoard on rank 0, EarlyStopping.
 """
 
 from __future__ import annotations
@@ -17,31 +17,33 @@ from tf_fusedrec.callbacks.timeline import Timeline
 from tf_fusedrec.embedding import FusedEmbedding
 from tf_fusedrec.exchange import collectives
 
-_COUNTS = ("hits", "inserts", "refused", "evictions")
+_COUNTS = ("hits", "inserts", "refused", "evictions", "left_out")
 
 
 class EmbeddingMetrics(keras.callbacks.Callback):
-    """After every epoch, puts into the logs what the tables and exchanges of all ranks did in it. Collective.
+    """Adds metrics of the tables and exchanges of all ranks to the logs of every epoch. Collective.
 
-    The logs, and so the progress bar and the history, have totals over all tables. What cannot be known is left out:
+    The logs have totals over all tables. Keras shows them in the progress bar and the history. A metric that is not
+    available is missing:
 
       table_rows       rows at the end of the epoch
-      table_growth     rows more than at its beginning; below 0 when more have left than came
-      table_hit_rate   of the distinct ids of training lookups, the part that had a row           (backend "native")
-      table_evictions  rows that were evicted                                                    (backend "native")
-      dedup_ratio      ids that features asked for over ids that were sent (several ranks, or pooled features)
-      all2all_bytes    that a rank sends to others in a training step, ids, rows and gradients; the mean (several ranks)
-      exposed_ms       of the median step that `timeline` has recorded: an exchange ran, and no op
+      table_growth     rows at the end minus rows at the beginning of the epoch
+      table_hit_rate   fraction of the distinct ids of training lookups that had a row            (backend "native")
+      table_evictions  evicted rows                                                              (backend "native")
+      table_left_out   rows left out of updates because their gradients were not finite          (backend "native")
+      dedup_ratio      ids requested by features over ids sent (several ranks, or pooled features)
+      all2all_bytes    mean bytes of ids, rows and gradients that a rank sends per training step (several ranks)
+      exposed_ms       milliseconds of the median step of `timeline` during which an exchange ran and no op
 
-    TensorBoard writes logs as scalars "epoch_<name>". The first four of each table T are scalars "epoch_rows/T",
-    "epoch_growth/T", "epoch_hit_rate/T" and "epoch_evictions/T" in `directory`.
+    TensorBoard writes logs as scalars "epoch_<name>". For each table T, `directory` has the scalars "epoch_rows/T",
+    "epoch_growth/T", "epoch_hit_rate/T", "epoch_evictions/T" and "epoch_left_out/T".
 
-    Replicas of the tables (Topology) are counted once each.
+    Each replica of a table (Topology) is counted.
 
     Args:
-      embedding: the layer.
-      timeline: a callback of the same fit; None for no exposed_ms.
-      directory: where rank 0 writes scalars of each table, such as a folder inside TensorBoard's; None: nowhere.
+      embedding: FusedEmbedding layer to monitor.
+      timeline: Timeline callback of the same fit; None: no exposed_ms.
+      directory: Folder of rank 0's scalars of each table, such as a folder inside TensorBoard's; None writes none.
     """
 
     def __init__(
@@ -70,12 +72,12 @@ class EmbeddingMetrics(keras.callbacks.Callback):
             return
         now = self._counted()
         tables = {name: (now[name][0], now[name] - self._before[name]) for name in self._tables()}
-        total = np.sum([rows for rows, _ in tables.values()]), np.sum([done for _, done in tables.values()], axis=0)
-        logs.update({f"table_{kind}": value for kind, value in _told(*total).items()})
+        total = np.sum([rows for rows, _ in tables.values()]), np.sum([counts for _, counts in tables.values()], axis=0)
+        logs.update({f"table_{name}": value for name, value in _metrics(*total).items()})
         self._write(epoch, tables)
-        asked, sent, sent_bytes = now["traffic"] - self._before["traffic"]
+        requested, sent, sent_bytes = now["traffic"] - self._before["traffic"]
         if sent:
-            logs["dedup_ratio"] = float(asked) / float(sent)
+            logs["dedup_ratio"] = float(requested) / float(sent)
         if sent_bytes:
             logs["all2all_bytes"] = float(sent_bytes) / (collectives.size() * max(self._steps, 1))
         exposed = self._exposed_ms()
@@ -87,15 +89,15 @@ class EmbeddingMetrics(keras.callbacks.Callback):
             return
         with tf.summary.record_if(True), self._writer.as_default(step=epoch):
             for name, counts in tables.items():
-                for kind, value in _told(*counts).items():
-                    tf.summary.scalar(f"epoch_{kind}/{name}", value)
+                for metric, value in _metrics(*counts).items():
+                    tf.summary.scalar(f"epoch_{metric}/{name}", value)
         self._writer.flush()
 
     def _tables(self) -> list[str]:
         return [name for lookup in self._embedding.lookups for name in lookup.table.names]
 
     def _counted(self) -> dict[str, np.ndarray]:
-        """Since training began, of all ranks: rows, hits, inserts, refused and evictions by table, and "traffic"."""
+        """Sums over all ranks since training began: by table, its rows and _COUNTS; and "traffic"."""
         mine = []
         for lookup in self._embedding.lookups:
             statistics = getattr(lookup.table, "statistics", {})
@@ -111,31 +113,36 @@ class EmbeddingMetrics(keras.callbacks.Callback):
     def _exposed_ms(self) -> float | None:
         if self._timeline is None:
             return None
-        mine = [step.exposed_ms for step in self._timeline.steps]  # rank 0 alone records
+        mine = [step.exposed_ms for step in self._timeline.steps]  # Only rank 0 records.
         recorded = collectives.all_gather_object(mine)[0]
         return float(np.median(recorded)) if recorded else None
 
 
-def _told(rows: int, done: np.ndarray) -> dict[str, float]:
-    """Of one table or of all: `done` are the differences of what `_counted` counts."""
-    growth, hits, inserts, refused, evictions = done
-    told = {"rows": float(rows), "growth": float(growth)}
-    if asked := hits + inserts + refused:
-        told.update(hit_rate=float(hits / asked), evictions=float(evictions))
-    return told
+def _metrics(rows: int, counts: np.ndarray) -> dict[str, float]:
+    """Metrics of one table or of all tables, by name.
+
+    Args:
+      rows: Rows at the end of the epoch.
+      counts: <int64>[1 + len(_COUNTS)], the epoch's growth and counts.
+    """
+    growth, hits, inserts, refused, evictions, left_out = counts
+    metrics = {"rows": float(rows), "growth": float(growth)}
+    if looked_up := hits + inserts + refused:
+        metrics.update(hit_rate=float(hits / looked_up), evictions=float(evictions), left_out=float(left_out))
+    return metrics
 
 
 class EarlyStopping(keras.callbacks.EarlyStopping):
-    """Keras' EarlyStopping on several ranks: all stop after the same epoch, by the mean of `monitor` over ranks.
+    """Keras' EarlyStopping for several ranks: all stop after the same epoch, by the mean of `monitor` over ranks.
 
-    Keras' own decides on every rank by what that rank has measured, and the first to stop leaves the others waiting in
-    the next exchange. Ranks without the number (no validation data: nan, or no log) do not count.
+    Keras' own callback decides per rank by that rank's value. The first rank to stop would leave the others waiting in
+    the next exchange. Ranks whose value is missing or nan, such as ranks without validation data, do not count.
 
     Args:
-      as Keras'.
+      monitor, *args, **kwargs: Arguments of keras.callbacks.EarlyStopping.
 
     Raises:
-      ValueError: restore_best_weights, which would bring back dense weights, but no row of a table.
+      ValueError: restore_best_weights is set; it would restore dense weights, but no row of a table.
     """
 
     def __init__(self, monitor: str = "val_loss", *args: Any, **kwargs: Any):
@@ -151,7 +158,7 @@ class EarlyStopping(keras.callbacks.EarlyStopping):
 
 
 def mean_over_ranks(logs: Mapping[str, Any] | None, monitor: str) -> dict[str, Any]:
-    """The logs with the mean of `monitor` over the ranks that have measured it; empty where none has. Collective."""
+    """The logs with the mean of `monitor` over the ranks that measured it; empty if no rank did. Collective."""
     mine = float((logs or {}).get(monitor, np.nan))
     values = collectives.all_gather(np.array([mine], np.float64))
     known = values[~np.isnan(values)]

@@ -1,8 +1,8 @@
-"""Progressive (test-then-train) metrics: every batch is scored by the weights that have not yet seen it.
+"""Progressive (test-then-train) metrics: every batch is scored by weights that have not been trained on it.
 
-The logits are those of the training step's own forward pass, which computes them before the update, as McMahan et al.
-do ("Ad Click Prediction: a View from the Trenches", 2013, section 5.1): no second pass. A model with dropout is scored
-with it. States are summed over ranks, so that the figures are those of one process with all data.
+The logits come from the forward pass of the training step, which precedes the update, so no second pass is needed
+(McMahan et al., "Ad Click Prediction: a View from the Trenches", 2013, section 5.1). A model with dropout is scored
+with dropout. States are summed over ranks, so the values equal those of one process with all data.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ _LOG = logging.getLogger("tf_fusedrec.callbacks.progressive")
 
 
 class ProgressiveMetrics(keras.callbacks.Callback):
-    """AUC and NE of every task while it is trained: of the last window of steps, and of all steps so far.
+    """AUC and normalized entropy (NE) of every task during training, per window of steps and cumulative.
 
-    The model calls `update` in its training step. All ranks fit with one, which may serve several fits; a window also
-    ends with an epoch, and what is cumulative begins with the job. Scalars are named
-    progressive/<task>_<auc or ne>_<kind>, by the step that ends the window; each line of the log (logger
-    "tf_fusedrec.callbacks.progressive", level INFO, rank 0) has all of them. The logs of an epoch get them too, with
-    "_" for "/".
+    The model calls `update` in its training step. All ranks must fit with the callback, which may serve several fits. A
+    window also ends with an epoch; cumulative values cover the whole job.
+
+    Scalars are named progressive/<task>_<auc or ne>_<kind>, at the step that ends the window. Rank 0 also logs them in
+    one line (logger "tf_fusedrec.callbacks.progressive", level INFO). The logs of an epoch have them with "_" for "/".
 
     Args:
-      tasks: names of the model's tasks.
-      every_steps: steps of a window.
-      kinds: which of KINDS to tell.
-      directory: of TensorBoard's files, written by rank 0; None writes none.
-      first_step: steps that an earlier job trained.
+      tasks: Names of the model's tasks.
+      every_steps: Steps per window, >= 1.
+      kinds: Values to report, some of KINDS.
+      directory: Folder of TensorBoard's files, which rank 0 writes; None writes none.
+      first_step: Number of steps trained by an earlier job.
 
     Raises:
-      ValueError: no task, every_steps below 1, an unknown kind.
+      ValueError: no task is named; every_steps is below 1; a kind is unknown.
     """
 
     def __init__(
@@ -59,19 +59,24 @@ class ProgressiveMetrics(keras.callbacks.Callback):
         if not kinds or set(kinds) - set(KINDS):
             raise ValueError(f"kinds must be some of {KINDS}, got {tuple(kinds)}.")
         self._metrics: dict[str, list[SummedMetric]] = {task: [AUC("auc"), NormalizedEntropy("ne")] for task in tasks}
-        self._total: dict[str, np.ndarray] = {}  # states of all ranks and steps, by the name of the metric
+        self._total: dict[str, np.ndarray] = {}  # by metric, its states summed over all ranks and steps
         self._every, self._kinds, self._step = every_steps, tuple(kinds), first_step
         self._in_window = 0
         self._testing = False
         self._writer = None
         if directory is not None and collectives.rank() == 0:
             self._writer = tf.summary.create_file_writer(os.fspath(directory))
-        self.latest: dict[str, float] = {}  # the scalars told last
+        self.latest: dict[str, float] = {}  # the scalars of the last window
 
     def update(self, labels: Mapping[str, tf.Tensor], logits: Mapping[str, tf.Tensor]) -> None:
-        """Adds a batch: {task: <any>[n]} of 0 and 1, and {task: <float>[n]} log odds. Part of the training step."""
+        """Adds a batch. The training step of the model calls it.
+
+        Args:
+          labels: By task, <any>[n] of 0 and 1.
+          logits: By task, <float>[n] log odds.
+        """
         if self._testing:
-            return  # the loss of a validation, which has a graph of its own
+            return  # Validation traces the model's loss, too.
         for task, metrics in self._metrics.items():
             for metric in metrics:
                 metric.update_state(labels[task], tf.stop_gradient(logits[task]))
@@ -80,11 +85,11 @@ class ProgressiveMetrics(keras.callbacks.Callback):
         self._step += 1
         self._in_window += 1
         if self._in_window == self._every:
-            self._tell()
+            self._end_window()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         if self._in_window:
-            self._tell()
+            self._end_window()
         if logs is not None:
             logs.update({name.replace("/", "_"): value for name, value in self.latest.items()})
 
@@ -98,10 +103,10 @@ class ProgressiveMetrics(keras.callbacks.Callback):
         if self._writer is not None:
             self._writer.flush()
 
-    def _tell(self) -> None:
-        """Ends a window: all ranks call it after the same step."""
+    def _end_window(self) -> None:
+        """Reports a window and begins the next one. Collective, after the same step on all ranks."""
         self._in_window = 0
-        told: dict[str, float] = {}
+        scalars: dict[str, float] = {}
         for task, metrics in self._metrics.items():
             for metric in metrics:
                 name = f"progressive/{task}_{metric.name}"
@@ -109,12 +114,12 @@ class ProgressiveMetrics(keras.callbacks.Callback):
                 self._total[name] = self._total.get(name, 0) + window
                 for kind, states in (("window", window), ("cumulative", self._total[name])):
                     if kind in self._kinds:
-                        told[f"{name}_{kind}"] = metric.value_of_states(states)
+                        scalars[f"{name}_{kind}"] = metric.value_of_states(states)
                 metric.reset_state()
-        self.latest = told
+        self.latest = scalars
         if collectives.rank() == 0:
-            _LOG.info("step %d: %s", self._step, " ".join(f"{name} {value:.5f}" for name, value in told.items()))
+            _LOG.info("step %d: %s", self._step, " ".join(f"{name} {value:.5f}" for name, value in scalars.items()))
         if self._writer is not None:
             with self._writer.as_default(step=self._step):
-                for name, value in told.items():
+                for name, value in scalars.items():
                     tf.summary.scalar(name, value)

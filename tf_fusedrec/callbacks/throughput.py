@@ -1,4 +1,4 @@
-"""A Keras callback that measures how much all ranks train per second."""
+"""A Keras callback that measures the training throughput of all ranks."""
 
 from __future__ import annotations
 
@@ -13,10 +13,15 @@ from tf_fusedrec.exchange import collectives
 
 
 class Throughput(keras.callbacks.Callback):
-    """Measures how much all ranks train per second, without the first step (it traces the graph) and without what
-    happens between epochs. The model must have metrics that count since the epoch began; `counts` names them.
+    """Measures the training throughput of all ranks. After every epoch the logs have "<name>_per_s".
 
-    After every epoch the logs hold "<name>_per_s". `rates` has the figures of the whole training.
+    The first step, which traces the graph, and the time between epochs do not count. `rates` covers the whole training.
+
+    Args:
+      counts: Names of the model's metrics that count since the epoch began.
+
+    Raises:
+      ValueError: in fit, the model lacks a metric of `counts`.
     """
 
     def __init__(self, counts: Sequence[str] = ("samples", "tokens")):
@@ -32,7 +37,7 @@ class Throughput(keras.callbacks.Callback):
 
     @property
     def rates(self) -> dict[str, float]:
-        """{"<name>_per_s": of all ranks}, by the slowest rank's clock; nan when nothing was timed. Collective."""
+        """Rates {"<name>_per_s": sum over ranks} by the slowest rank's clock; nan if nothing was timed. Collective."""
         return self._rates(self._total, self._seconds)
 
     def on_epoch_begin(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
@@ -45,7 +50,7 @@ class Throughput(keras.callbacks.Callback):
         if missing:
             raise ValueError(
                 f"Throughput counts {list(self._counts)}, but the model has no metric {missing[0]!r}; "
-                f"it has {sorted(logs)}. Add a keras.metrics.Sum of that name, or name others."
+                f"it has {sorted(logs)}. Add a keras.metrics.Sum of that name, or name other metrics."
             )
         self._now = time.perf_counter()
         self._latest = np.array([float(logs[name]) for name in self._counts])

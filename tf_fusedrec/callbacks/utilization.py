@@ -1,7 +1,7 @@
-"""Model FLOPs utilization (MFU): which part of what the machine can multiply a training job puts to use.
+"""Model FLOPs utilization (MFU): the fraction of the machine's matrix throughput that a training job uses.
 
-Useful work is what the model's matrix products need for the tokens and pairs that there are: no padding, no masked
-pairs, nothing that a kernel computes twice. The layers count it (`forward_flops`), a model sums it in a metric.
+Useful FLOPs are those of the model's matrix products for real tokens and pairs. Padding, masked pairs and recomputation
+do not count. The layers count the FLOPs (`forward_flops`), and a model sums them in a metric.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ _SIDE = 1024
 
 
 def gemm_rate(repeats: int = 5) -> float:
-    """FLOP/s of a float32 product of two [1024, 1024] matrices on this process's device: the best of `repeats`."""
+    """FLOP/s of a float32 product of two [1024, 1024] matrices on this process's device, the best of `repeats`."""
     if repeats < 1:
         raise ValueError(f"repeats must be >= 1, got {repeats}.")
     left, right = (tf.random.stateless_normal([_SIDE, _SIDE], [number, 0]) for number in (1, 2))
     best = np.inf
-    for _ in range(repeats + 1):  # the first makes the threads
+    for _ in range(repeats + 1):  # The first product only starts the threads.
         begin = time.perf_counter()
         tf.matmul(left, right).numpy()
         best = min(best, time.perf_counter() - begin)
@@ -34,22 +34,22 @@ def gemm_rate(repeats: int = 5) -> float:
 class ModelFlopsUtilization(keras.callbacks.Callback):
     """After every epoch, logs["mfu"] = useful FLOP/s of all ranks / sum of their measured gemm_rate.
 
-    Put it behind callbacks.Throughput, which must count `metric`, and before callbacks that read the logs.
+    Put it after callbacks.Throughput, which must count `metric`, and before callbacks that read the logs.
 
     Args:
-      metric: the model's metric that counts useful GFLOPs (1e9), of the forward and the backward pass.
+      metric: Name of the model's metric that counts useful GFLOPs (1e9) of the forward and the backward pass.
 
     Raises:
-      ValueError: at the end of an epoch, when Throughput does not count the metric.
+      ValueError: at the end of an epoch, Throughput does not count the metric.
     """
 
     def __init__(self, metric: str = "gflops"):
         super().__init__()
         self._rate_name = f"{metric}_per_s"
-        self.machine_flops_per_s = 0.0  # of all ranks, measured when training begins
+        self.machine_flops_per_s = 0.0  # sum over ranks, measured when training begins
 
     def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:
-        # All ranks measure at once: they share the machine when they train, too.
+        # All ranks measure at once, because they also share the machine in training.
         collectives.barrier()
         self.machine_flops_per_s = float(collectives.all_gather(np.array([gemm_rate()])).sum())
 
@@ -64,5 +64,5 @@ class ModelFlopsUtilization(keras.callbacks.Callback):
         logs["mfu"] = self.utilization(logs[self._rate_name])
 
     def utilization(self, gflops_per_s: float) -> float:
-        """The same for a rate of all ranks; nan before training began."""
+        """MFU of a rate in GFLOP/s, summed over ranks; nan before training."""
         return 1e9 * float(gflops_per_s) / self.machine_flops_per_s if self.machine_flops_per_s else float("nan")

@@ -1,4 +1,4 @@
-"""Checkpointer: saves a training job again and again, full or what has changed, while training goes on."""
+"""Checkpointer: saves a training job repeatedly, in full or as deltas, while training goes on."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from logging import getLogger
 from typing import Any, TypeVar
 
 from tf_fusedrec._tf_compat import keras
-from tf_fusedrec.checkpoint import dense, folders, saving, verdict
-from tf_fusedrec.checkpoint.agreement import agree, of_rank_0
-from tf_fusedrec.checkpoint.ahead import ahead
+from tf_fusedrec.checkpoint import dense, folders, saving, validation
+from tf_fusedrec.checkpoint.consensus import agree, on_rank_0
 from tf_fusedrec.checkpoint.layers import embeddings_of, finds_layers
+from tf_fusedrec.checkpoint.prefetch import prefetched
 from tf_fusedrec.embedding import FusedEmbedding
 from tf_fusedrec.exchange import collectives
 
@@ -24,40 +24,41 @@ T = TypeVar("T")
 
 
 class Checkpointer:
-    """Saves dense weights and tables into one directory; each save takes the place of the last one at its end, at once.
+    """Saves dense weights and tables into one directory. A finished save replaces the previous one atomically.
 
-    A save copies the rows (all, or those that have changed), then a thread writes them. All ranks call `save` and
-    `wait` equally often. A crash at any moment, or a disk that is full, leaves the last checkpoint that was complete.
+    A save copies all rows, or the changed rows, and a thread then writes the copies. All ranks must call `save` and
+    `wait` equally often. A crash or a full disk leaves the last complete checkpoint in place.
 
-    A full save holds all rows. Between two of them come deltas: rows that have changed since the last full save, ids
-    that were removed, and all that is small. A delta is loaded together with that full save, which stays as long as a
-    delta needs it; so deltas grow until the next full one. The first save is full.
+    A full save holds all rows. The saves between two full saves are deltas. A delta holds the rows changed since the
+    last full save, the removed ids, and all small data. Loading a delta also reads its full save, which is kept as long
+    as a delta needs it. Deltas grow until the next full save. The first save is full.
 
-    The last `keep` saves stay, each with all that it needs, and `load(..., save=...)` takes any of them. A save is
-    refused when a weight, a row or a slot is not finite, or a trainable dense weight differs between ranks: the copies
-    are judged behind training's back, before the save takes the place of the last one.
+    The last `keep` saves stay loadable by `load(..., save=...)`. A save is refused if a weight, a row or a slot is not
+    finite, or if a trainable dense weight differs between ranks. The background thread checks the copies before the
+    save replaces the previous one.
 
     Args:
-      directory: on a file system that all ranks see. It may hold a checkpoint; nothing else may save there.
-      model: dense weights, and the tables of all FusedEmbedding layers in it; or one such layer. Every rank writes its
-        own rows with their optimizer slots. Ranks that hold replicas of the same rows write a part of them each, after
-        replicas that train apart have been synchronised.
-      optimizer: of the dense weights, or None.
-      layers: FusedEmbedding layers that are trained and that the model does not hold.
-      full_every: every full_every-th save is full; 1 makes no deltas.
-      keep: >= 1, saves that stay, the last one included. The disk needs room for one more.
-      not_finite: what becomes of a save with a number that is NaN or infinite. "refuse": it fails, as with a full disk.
-        "skip": rank 0 logs an error, and training goes on. "save": it is written.
-      background: False writes before `save` returns, table by table, so that two tables at a time are copied.
-      timeout_s: seconds that rank 0 waits for the files of the others.
+      directory: Folder of the checkpoint, on a file system that all ranks see. It may hold a checkpoint already; no
+        other job may save there.
+      model: Keras model with dense weights and FusedEmbedding layers, or one such layer. Every rank writes its own
+        rows and optimizer slots. Ranks with replicas of the same rows write a part each; replicas that train
+        separately are synchronised first.
+      optimizer: Optimizer of the dense weights, or None.
+      layers: Trained FusedEmbedding layers outside the model.
+      full_every: Number of saves from one full save to the next, >= 1; 1 makes no deltas.
+      keep: Number of saves to keep, >= 1, including the last one. The disk needs room for one more.
+      not_finite: Policy for a save with a NaN or infinite number. "refuse": the save fails, as with a full disk.
+        "skip": rank 0 logs an error and training goes on. "save": the save is written.
+      background: Whether a thread writes. False writes before `save` returns, with at most two tables copied at once.
+      timeout_s: Seconds that rank 0 waits for the files of the other ranks.
 
     Attributes:
-      pause_s: seconds that the last `save` took from training, without waiting for the one before.
+      pause_s: Seconds by which the last `save` held up training, without the wait for the previous save.
 
     Raises:
-      ValueError: an argument is out of its range; the model has no FusedEmbedding layer, or two with a table of one
-        name; deltas are asked of tables that do not know which rows have changed (backend TFRA) or have gone.
-      TypeError: a layer comes as an argument beside the model.
+      ValueError: an argument is out of range; the model has no FusedEmbedding layer; two layers have a table of the
+        same name; full_every > 1 for tables that do not track changed rows (backend "tfra") or removed ids.
+      TypeError: a layer is passed as an argument of its own, beside the model.
     """
 
     @finds_layers(3)
@@ -82,84 +83,86 @@ class Checkpointer:
         if full_every < 1:
             raise ValueError(f"full_every must be >= 1, got {full_every}.")
         if keep < 1:
-            raise ValueError(f"keep must be >= 1, got {keep}: the last save stays.")
-        if not_finite not in verdict.CHOICES:
-            raise ValueError(f"not_finite must be one of {verdict.CHOICES}, got {not_finite!r}.")
+            raise ValueError(f"keep must be >= 1, got {keep}: the last save is always kept.")
+        if not_finite not in validation.CHOICES:
+            raise ValueError(f"not_finite must be one of {validation.CHOICES}, got {not_finite!r}.")
         self._keep, self._not_finite = keep, not_finite
         for table in self._tables if full_every > 1 else ():
             if not saving.keeps_changes(table):
                 raise ValueError(
-                    f"full_every must be 1 for tables {table.names}, got {full_every}: their backend does not know "
-                    "which rows have changed, so there are no deltas. Use backend='native'."
+                    f"full_every must be 1 for tables {table.names}, got {full_every}: their backend does not track "
+                    "changed rows, so it cannot save deltas. Use backend='native'."
                 )
             if not table.records_tombstones:
                 raise ValueError(
-                    f"full_every must be 1 for tables {table.names}, got {full_every}: rows that leave them would come "
-                    "back with the full save. Set record_tombstones=True in their TableConfig."
+                    f"full_every must be 1 for tables {table.names}, got {full_every}: they do not record removed ids, "
+                    "so removed rows would come back with the full save. Set record_tombstones=True in their "
+                    "TableConfig."
                 )
         self.pause_s = 0.0
         self._saves = 0
-        # The last full save that is a checkpoint, and the clock of each table then; None before there is one.
+        # Name of the last complete full save, and the clock of each table at that save.
         self._full: tuple[str, dict[str, int]] | None = None
-        self._clears: list[int] | None = None  # of each table, when the last full save began
+        self._clears: list[int] | None = None  # count of clears of each table when the last full save began
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
-        self._begun: saving.Plan | None = None  # the save that is no checkpoint yet
+        self._unfinished: saving.Plan | None = None  # plan of the save that is not a checkpoint yet
 
     def save(self, extra: Any = None) -> None:
-        """Begins a save and returns when rows and weights are copied (or written, without background). Collective.
+        """Begins a save and returns once rows and weights are copied. Collective.
 
-        Waits for the save before first: only one is written at a time.
+        Without `background` it returns once they are written. It waits for the previous save first, because only one
+        save is written at a time.
 
         Args:
-          extra: JSON-able; given back by load. Rank 0's counts.
+          extra: JSON-serializable value that load returns. The value of rank 0 is saved.
 
         Raises:
-          OSError, RuntimeError, ValueError: the save before this one has failed or was refused, here or on another
-            rank; or, without background, this one. Earlier checkpoints stand, and the next save will be full.
+          OSError, RuntimeError, ValueError: the previous save failed or was refused, on this or another rank; without
+            `background`, also this save. Earlier checkpoints stay, and the next save is full.
         """
         self.wait()
         begin = time.perf_counter()
-        if hasattr(self._model, "drain"):  # a schedule may hold gradients back
+        if hasattr(self._model, "drain"):  # A schedule may still hold gradients that the tables lack.
             self._model.drain()
-        full = self._full if self._saves % self._full_every and self._none_was_cleared() else None
+        full = self._full if self._saves % self._full_every and self._no_table_cleared() else None
         self._saves += 1
         rank = collectives.rank()
         for layer in self._embeddings:
             layer.synchronize()
 
-        def begun() -> tuple[saving.Plan, str]:
+        def make_plan() -> tuple[saving.Plan, str]:
             name, since = full or (None, {})
-            told = json.dumps(extra)
-            return saving.make_plan(self._directory, collectives.size(), name, since), told
+            extra_json = json.dumps(extra)
+            return saving.make_plan(self._directory, collectives.size(), name, since), extra_json
 
-        plan, told = of_rank_0(begun)
-        self._begun = plan
+        plan, extra_json = on_rank_0(make_plan)
+        self._unfinished = plan
         clocks = {name: int(table.clock) for table in self._tables for name in table.names}
 
-        def copied() -> tuple[Iterable[saving.Cut], dense.Weights, dict[str, bytes]]:
-            cuts = itertools.chain.from_iterable(
-                saving.cut_tables(
+        def copy() -> tuple[Iterable[saving.TableCopy], dense.Weights, dict[str, bytes]]:
+            tables = itertools.chain.from_iterable(
+                saving.copy_tables(
                     [lookup.table for lookup in layer.lookups], plan, layer.place.piece, layer.place.replicas.size
                 )
                 for layer in self._embeddings
             )
             weights = dense.copies(self._model, self._optimizer, everything=rank == 0)
             files = dense.snapshot(plan.save, self._model, self._optimizer) if rank == 0 else {}
-            return list(cuts) if self._background else ahead(cuts), weights, files
+            return list(tables) if self._background else prefetched(tables), weights, files
 
-        cuts, weights, files = self._or_discarded(copied)
+        tables, weights, files = self._or_discard(copy)
         for table in self._tables if plan.full is None and self._full_every > 1 else ():
-            table.forget_tombstones()  # the deltas to come go with this save
+            table.forget_tombstones()  # The next deltas refer to this full save.
         if plan.full is None and self._full_every > 1:
             self._clears = [table.clears for table in self._tables]
 
         def write() -> None:
             try:
-                saving.write_shard(self._directory, plan, cuts, rank, weights)
+                saving.write_shard(self._directory, plan, tables, rank, weights)
                 if rank == 0:
                     saving.commit(
-                        self._directory, plan, files, json.loads(told), self._timeout_s,
+                        self._directory, plan, files, json.loads(extra_json), self._timeout_s,
                         keep=self._keep, finite=self._not_finite != "save",
                     )  # fmt: skip
                 if plan.full is None:
@@ -176,17 +179,17 @@ class Checkpointer:
             self.wait()
         self.pause_s = time.perf_counter() - begin
 
-    def _none_was_cleared(self) -> bool:
-        """Whether no rank has cleared a table since the last full save, as a load does. Collective."""
+    def _no_table_cleared(self) -> bool:
+        """Whether no rank has cleared a table since the last full save. A load clears tables. Collective."""
         mine = self._clears == [table.clears for table in self._tables]
         return all(collectives.all_gather_object(mine))
 
     def wait(self) -> None:
-        """Returns when the last save is a checkpoint on the disk. Collective.
+        """Waits until the last save is a checkpoint on the disk. Collective.
 
         Raises:
-          OSError, RuntimeError, ValueError: it has failed or was refused, here or on another rank. Earlier checkpoints
-            stand.
+          OSError, RuntimeError, ValueError: the save failed or was refused, on this or another rank. Earlier
+            checkpoints stay.
         """
         if self._thread is not None:
             self._thread.join()
@@ -194,17 +197,17 @@ class Checkpointer:
 
         def raise_failure() -> None:
             failure, self._failure = self._failure, None
-            if isinstance(failure, verdict.NotFinite) and self._not_finite == "skip":
-                getLogger(__name__).error("%s", failure)  # rank 0 alone compares
+            if isinstance(failure, validation.NotFinite) and self._not_finite == "skip":
+                getLogger(__name__).error("%s", failure)  # Only rank 0 checks the copies, so only it has a failure.
                 self._discard()
             elif failure is not None:
                 raise failure
 
-        self._or_discarded(raise_failure)
-        self._begun = None
+        self._or_discard(raise_failure)
+        self._unfinished = None
 
-    def _or_discarded(self, work: Callable[[], T]) -> T:
-        """`work` on all ranks. Where it fails on one, nothing is left of the save that has begun."""
+    def _or_discard(self, work: Callable[[], T]) -> T:
+        """Runs `work` on all ranks. A failure on any rank discards the unfinished save."""
         try:
             return agree(work)
         except Exception:
@@ -212,11 +215,14 @@ class Checkpointer:
             raise
 
     def _discard(self) -> None:
-        """No rank writes any more. The next save is full: removed ids may have been forgotten with this one."""
+        """Removes the unfinished save, which no rank writes any more.
+
+        The next save is full, because the discarded one may have made the tables forget removed ids.
+        """
         self._saves = 0
-        if self._begun is not None and collectives.rank() == 0:
-            folders.discard(self._directory, self._begun.save)
-        self._begun = None
+        if self._unfinished is not None and collectives.rank() == 0:
+            folders.discard(self._directory, self._unfinished.save)
+        self._unfinished = None
 
 
 @finds_layers(2)
@@ -230,20 +236,22 @@ def save(
     keep: int = 2,
     not_finite: str = "refuse",
 ) -> None:
-    """Writes a full checkpoint; all ranks call it. It takes the place of the last one at the end, at once.
+    """Writes a full checkpoint, which replaces the previous one atomically. Collective.
 
     Args:
-      directory: of the checkpoint, on a file system that all ranks see.
-      model: dense weights, and the tables of all FusedEmbedding layers in it; or one such layer. Every rank writes its
-        own rows with their optimizer slots.
-      optimizer: of the dense weights, or None.
-      extra: JSON-able; given back by load.
-      layers, keep, not_finite: as for Checkpointer.
+      directory: Folder of the checkpoint, on a file system that all ranks see.
+      model: Keras model with dense weights and FusedEmbedding layers, or one such layer. Every rank writes its own
+        rows and optimizer slots.
+      optimizer: Optimizer of the dense weights, or None.
+      extra: JSON-serializable value that load returns. The value of rank 0 is saved.
+      layers, keep, not_finite: See Checkpointer.
 
     Raises:
-      OSError, RuntimeError: it failed, here or on another rank (a full disk, for example). Earlier checkpoints stand.
-      ValueError: it was refused: a number is not finite (NotFinite), dense weights differ between ranks; or as
-        Checkpointer. TypeError: as Checkpointer.
+      OSError, RuntimeError: the save failed on this or another rank, for example on a full disk. Earlier checkpoints
+        stay.
+      ValueError: a number is not finite (NotFinite), dense weights differ between ranks, or an argument is refused by
+        Checkpointer.
+      TypeError: see Checkpointer.
     """
     options: dict[str, Any] = {"layers": layers, "keep": keep, "not_finite": not_finite}
     Checkpointer(directory, model, optimizer, **options, background=False).save(extra)

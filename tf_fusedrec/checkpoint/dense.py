@@ -1,4 +1,4 @@
-"""Dense weights: a tf.train.Checkpoint of model and optimizer, taken into memory, written and checked like all else."""
+"""Dense weights: a tf.train.Checkpoint of model and optimizer, copied to memory, then written with checksums."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ PREFIX = "dense"
 class Weights(NamedTuple):
     """Copies of dense weights, [(name, value)]."""
 
-    trained: list[tuple[str, np.ndarray]]  # those that a gradient trains, which must be equal on all ranks
-    others: list[tuple[str, np.ndarray]]  # moving averages, state of the optimizer
+    trained: list[tuple[str, np.ndarray]]  # trainable weights, which must be equal on all ranks
+    others: list[tuple[str, np.ndarray]]  # moving averages and optimizer state
 
 
 NO_WEIGHTS = Weights([], [])
@@ -30,14 +30,14 @@ def _checkpoint(model: keras.Model, optimizer: Any) -> tf.train.Checkpoint:
 
 
 def _variables(model: Any, optimizer: Any) -> list[Any]:
-    """All variables that exist. A model that was not built has none, and says so by an error."""
+    """All existing variables. Reading the variables of an unbuilt model raises, so such a model counts as none."""
     of_model = model.variables if getattr(model, "built", True) else []
     of_optimizer = [] if optimizer is None else optimizer.variables
     return [*of_model, *(of_optimizer() if callable(of_optimizer) else of_optimizer)]
 
 
 def copies(model: Any, optimizer: Any, everything: bool) -> Weights:
-    """Copies of the trainable weights of a model, and of the rest of its state if `everything` is wanted."""
+    """Copies the trainable weights of a model, and with `everything` the rest of its state too."""
     trainable = model.trainable_variables if getattr(model, "built", True) else []
     trained = {id(variable) for variable in trainable}
     others = [v for v in _variables(model, optimizer) if id(v) not in trained] if everything else []
@@ -45,8 +45,13 @@ def copies(model: Any, optimizer: Any, everything: bool) -> Weights:
 
 
 def snapshot(save: str, model: keras.Model, optimizer: Any) -> dict[str, bytes]:
-    """Files of a tf.train.Checkpoint by name, as bytes: training may go on. `save` is the save's unique name."""
-    # TensorFlow writes to named places only; this one is in memory.
+    """Returns the files of a tf.train.Checkpoint, {name: bytes}, so that training can go on.
+
+    Args:
+      save: Unique name of the save.
+      model, optimizer: Objects to save.
+    """
+    # tf.train.Checkpoint writes to a path only. The ram:// file system keeps the files in memory.
     folder = f"ram://tf_fusedrec/{save}"
     with without_tables():
         _checkpoint(model, optimizer).write(f"{folder}/{PREFIX}")
@@ -59,7 +64,7 @@ def snapshot(save: str, model: keras.Model, optimizer: Any) -> dict[str, bytes]:
 
 
 def write(folder: pathlib.Path, files: Mapping[str, bytes]) -> dict[str, list]:
-    """Writes the files, synced; returns what `check` wants: [bytes, xxh3_64] by name."""
+    """Writes and syncs the files. Returns {name: [bytes, xxh3_64]}, the form that `check` takes."""
     for name, data in files.items():
         with disk.new_file(folder / name) as file:
             disk.write(file, data)
@@ -67,40 +72,40 @@ def write(folder: pathlib.Path, files: Mapping[str, bytes]) -> dict[str, list]:
 
 
 def check(folder: pathlib.Path, files: Mapping[str, list]) -> None:
-    """Raises ValueError unless all files are there and whole."""
+    """Raises ValueError unless all files exist and are whole."""
     for name, (size, checksum) in files.items():
         path = folder / name
         data = disk.read_whole(path)
         if len(data) != size:
-            what = "is truncated" if len(data) < size else "has too much"
-            raise disk.refusal(path, f"{what}: {len(data)} bytes, want {size}")
+            fault = "is truncated" if len(data) < size else "has too much"
+            raise disk.refusal(path, f"{fault}: {len(data)} bytes, want {size}")
         if disk.checksum(data) != checksum:
             raise disk.refusal(path, "is damaged: it differs from its checksum")
     _check_readable(folder)
 
 
 def _check_readable(folder: pathlib.Path) -> None:
-    """Raises ValueError unless TensorFlow can read each tensor of the files."""
+    """Raises ValueError unless TensorFlow can read every tensor of the files."""
     try:
         reader = tf.train.load_checkpoint(str(folder / PREFIX))
         for name in reader.get_variable_to_shape_map():
             reader.get_tensor(name)
     except (tf.errors.OpError, ValueError, RuntimeError) as error:
-        raise disk.refusal(folder / PREFIX, f"(.index, .data-*) holds no weights that can be read: {error}") from error
+        raise disk.refusal(folder / PREFIX, f"(.index, .data-*) holds unreadable weights: {error}") from error
 
 
 def read(folder: pathlib.Path, model: keras.Model, optimizer: Any) -> None:
-    """Restores the weights that exist; others (an optimizer before its first step) when they are made.
+    """Restores the existing weights now and the others when they are created, such as slots before the first step.
 
     Raises:
-      ValueError: they have other shapes or dtypes; some weights may have been restored.
+      ValueError: the weights have other shapes or dtypes. Some weights may be restored already.
     """
     try:
         with without_tables():
             _checkpoint(model, optimizer).read(str(folder / PREFIX))
     except (ValueError, TypeError, tf.errors.OpError) as error:
         raise ValueError(
-            f"Dense weights of {folder} do not suit the model: {error}. Load them into the model that was saved."
+            f"Dense weights of {folder} do not fit the model: {error}. Load them into the model that was saved."
         ) from error
 
 
@@ -108,11 +113,11 @@ State = list[tuple[Any, np.ndarray]]
 
 
 def state(model: Any, optimizer: Any) -> State:
-    """All variables that exist, with copies of their values."""
+    """All existing variables, with copies of their values."""
     return [(variable, variable.numpy()) for variable in _variables(model, optimizer)]
 
 
 def put_back(before: State) -> None:
-    """Gives variables the values that `state` has copied."""
+    """Restores the values that `state` copied."""
     for variable, value in before:
         variable.assign(value)

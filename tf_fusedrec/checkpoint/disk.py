@@ -1,7 +1,7 @@
-"""The only file of this package that writes: what it has returned from lies on the disk, not in a cache.
+"""Durable writes. Every write of a checkpoint goes through this file, and returns once the data are on the disk.
 
-A crash at any moment leaves a file that is not there, one under a temporary name, or a whole one: data and folder are
-synced before the name that others trust appears.
+A crash leaves no file, a file under a temporary name, or a whole file. Data and folder are synced before the file gets
+the name that readers trust.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ import xxhash
 
 REMEDY = "Restore it, or load another checkpoint."
 _FULL = "make room there, or save into another folder; earlier checkpoints stand"
-_MOST = 1 << 30  # bytes per call; Linux writes and reads at most 2^31 - 4096 at once
+_MAX_BYTES = 1 << 30  # per call; Linux writes and reads at most 2^31 - 4096 bytes at once
 
 
 def write(file: int, data: Any) -> None:
-    """Writes all bytes of a buffer to a file descriptor. Raises OSError, for example of a full disk."""
+    """Writes all bytes of a buffer to a file descriptor. Raises OSError, for example for a full disk."""
     left = memoryview(data).cast("B")
     while len(left):
-        left = left[os.write(file, left[:_MOST]) :]
+        left = left[os.write(file, left[:_MAX_BYTES]) :]
 
 
 @contextlib.contextmanager
 def new_file(path: pathlib.Path) -> Iterator[int]:
-    """Descriptor of a file that must not exist yet; synced when the block ends well.
+    """Creates a file that must not exist yet and yields its descriptor. The file is synced if the block succeeds.
 
     Raises:
-      OSError: for example of a full disk; it names the file.
+      OSError: a write failed, for example on a full disk. The error names the file.
     """
     try:
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
@@ -49,7 +49,7 @@ def new_file(path: pathlib.Path) -> Iterator[int]:
 
 @contextlib.contextmanager
 def _synced_folder(path: pathlib.Path) -> Iterator[None]:
-    """Makes the names in a folder durable when the block ends well, whatever its own name is by then."""
+    """Makes the names in a folder durable if the block succeeds, even if the block renames the folder itself."""
     folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         yield
@@ -65,7 +65,7 @@ def sync_folder(path: pathlib.Path) -> None:
 
 
 def make_folder(path: pathlib.Path) -> None:
-    """Makes a folder and those that it lies in, durably, where they do not exist."""
+    """Makes a folder and its missing parents durably."""
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]
     path.mkdir(parents=True, exist_ok=True)
     for folder in missing:
@@ -73,16 +73,17 @@ def make_folder(path: pathlib.Path) -> None:
 
 
 def rename(old: pathlib.Path, new: pathlib.Path) -> None:
-    """Gives a file or folder its name, durably; a file of that name is replaced at once.
+    """Renames a file or folder durably. A file of the new name is replaced atomically.
 
-    Another process may have waited for that name, and rename the folder it is in as soon as it is there.
+    The parent folder is opened first: another process may wait for the new name, and rename the parent as soon as it
+    appears.
     """
     with _synced_folder(new.parent):
         os.replace(old, new)
 
 
 def write_durably(path: pathlib.Path, text: str) -> None:
-    """Writes a text file under a temporary name and renames it: `path` is the old one or the new one, always whole."""
+    """Writes a text file under a temporary name and renames it, so `path` is always a whole file, old or new."""
     partial = path.with_name(path.name + ".partial")
     partial.unlink(missing_ok=True)
     try:
@@ -95,36 +96,36 @@ def write_durably(path: pathlib.Path, text: str) -> None:
 
 
 def read(file: int, into: np.ndarray, offset: int) -> int:
-    """Fills an array [n] with bytes of a file from `offset` on; returns how many: fewer at the file's end."""
+    """Fills an array [n] with the bytes of a file from `offset` on. Returns the bytes read, fewer at the file's end."""
     left, done = into.view(np.uint8).data, 0
     while done < len(left):
-        count = os.preadv(file, [left[done : done + _MOST]], offset + done)
+        count = os.preadv(file, [left[done : done + _MAX_BYTES]], offset + done)
         if count == 0:
             break
         done += count
     return done
 
 
-def refusal(path: pathlib.Path, what: str) -> ValueError:
-    """The error of a file that a checkpoint cannot be read from."""
-    return ValueError(f"Checkpoint file {path} {what}. {REMEDY}")
+def refusal(path: pathlib.Path, fault: str) -> ValueError:
+    """The error for a file that no checkpoint can be read from. `fault` is a predicate such as "is missing"."""
+    return ValueError(f"Checkpoint file {path} {fault}. {REMEDY}")
 
 
 @contextlib.contextmanager
 def refusing(path: pathlib.Path) -> Iterator[None]:
-    """Raises ValueError, which names the file, where the block cannot read it."""
+    """Turns the errors of reading a file into a ValueError that names the file."""
     try:
         yield
     except FileNotFoundError as error:
         raise refusal(path, "is missing") from error
     except IsADirectoryError as error:
-        raise refusal(path, "is a folder, where a file should be") from error
+        raise refusal(path, "is a folder instead of a file") from error
     except OSError as error:
         raise refusal(path, f"cannot be read: {error.strerror}") from error
 
 
 def read_whole(path: pathlib.Path) -> bytes:
-    """All bytes of a file. Raises ValueError, which names it: there is none, or a folder, or it cannot be read."""
+    """All bytes of a file. Raises ValueError, which names the file, if it is missing, unreadable, or a folder."""
     with refusing(path):
         return path.read_bytes()
 

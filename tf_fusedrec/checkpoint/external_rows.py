@@ -1,8 +1,8 @@
-"""How rows of external tables come out of another model's checkpoint (FusedRec, section 2): each rank reads its share.
+"""Reads the rows of external tables from another model's checkpoint (FusedRec, section 2).
 
     TableConfig(name="author", dim=16, external="runs/authors/checkpoint", external_table="user")
 
-The checkpoint may have been written by any number of ranks, of either backend.
+Each rank reads the rows that it owns. Any number of ranks, with either backend, may have written the checkpoint.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from collections.abc import Iterator
 import numpy as np
 
 from tf_fusedrec._tf_compat import tf
-from tf_fusedrec.checkpoint import shares
+from tf_fusedrec.checkpoint import resharding
 from tf_fusedrec.checkpoint.folders import read_manifest
 from tf_fusedrec.config import TableConfig
 from tf_fusedrec.tables import external
 
 
-class _Wanted:
-    """What a share is read for: rows of the hashes that this rank owns, in the form in which they were saved."""
+class _SavedRows:
+    """The target table of a TableReader that keeps the records in their saved form."""
 
     owner = external.ExternalTable.owner
     sections = ("rows",)
@@ -35,9 +35,14 @@ class _Wanted:
 def read_rows(config: TableConfig, shard: int, shards: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Yields the rows of one shard of an external table: ids <int64>[n] and rows <float32>[n, D]. Not collective.
 
+    Args:
+      config: Config of the external table.
+      shard: Number of the shard, in [0, shards).
+      shards: Number of shards.
+
     Raises:
-      ValueError: no checkpoint, one without the table or with another dim; a missing, truncated, damaged or foreign
-        file.
+      ValueError: the folder holds no checkpoint; the checkpoint lacks the table or has another dim; a file is missing,
+        truncated, damaged or foreign.
     """
     directory, name = pathlib.Path(config.external or ""), config.external_table or config.name
     tables = read_manifest(directory)["tables"]
@@ -52,10 +57,10 @@ def read_rows(config: TableConfig, shard: int, shards: int) -> Iterator[tuple[np
             f"TableConfig.dim of the external table {config.name!r} is {config.dim}, but table {name!r} of checkpoint "
             f"{directory} has {dim}. Use dim={dim}."
         )
-    saved = shares.TableShare(directory, name, tables[name], None, 0, 1).sections["rows"].record
-    mine = shares.TableShare(directory, name, tables[name], _Wanted(saved), shard, shards)
+    saved = resharding.TableReader(directory, name, tables[name], None, 0, 1).sections["rows"].record
+    mine = resharding.TableReader(directory, name, tables[name], _SavedRows(saved), shard, shards)
     for ids, records in mine.sections["rows"].chunks():
         rows = np.ascontiguousarray(records["row"])
-        if rows.dtype == "<u2":  # bfloat16 is no type of NumPy; its bits travel as they are
+        if rows.dtype == "<u2":  # NumPy has no bfloat16, so files hold its bits.
             rows = rows.view(tf.bfloat16.as_numpy_dtype)
         yield ids, rows.astype(np.float32)

@@ -1,6 +1,6 @@
-"""The saves in the folder of a checkpoint: which there are, which are kept, and what may be removed.
+"""The saves in the folder of a checkpoint: lists them, begins one, and removes old ones.
 
-Only folders that a save of ours made are ever touched: they have its name and hold its files, and nothing else.
+Only folders made by a save of this package are removed. Such a folder has the name of a save and holds its files only.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ def _number(name: str) -> int:
 
 
 def _folders(directory: pathlib.Path) -> list[pathlib.Path]:
-    """Folders that have the name of a save, whole or partial, oldest first."""
+    """Folders with the name of a whole or partial save, oldest first."""
     named = [path for path in directory.iterdir() if SAVE_NAME.fullmatch(path.name.removesuffix(PARTIAL))]
     return sorted((p for p in named if p.is_dir() and not p.is_symlink()), key=lambda p: (_number(p.name), p.name))
 
 
 def _ours(folder: pathlib.Path) -> bool:
-    """Whether a folder of that name holds what a save writes, and nothing else."""
+    """Whether a folder with the name of a save holds the files of a save and nothing else."""
     entries = list(folder.iterdir())
     whole = folder.name.endswith(PARTIAL) or (folder / "shard-0.json").exists()
     return whole and all(_FILES.fullmatch(entry.name) and entry.is_file() for entry in entries)
 
 
 def saves(directory: str | os.PathLike) -> list[str]:
-    """Names of the whole saves in the folder of a checkpoint, oldest first: what `save` of load may be."""
+    """Names of the whole saves in the folder of a checkpoint, oldest first. The argument `save` of load takes one."""
     directory = pathlib.Path(directory)
     if not directory.is_dir():
         return []
@@ -52,20 +52,22 @@ def read_manifest(directory: str | os.PathLike, save: str | int | None = None) -
     """The manifest of a checkpoint.
 
     Args:
-      directory: of the checkpoint.
-      save: name or number of one of `saves(directory)`; None: the last one.
+      directory: Folder of the checkpoint.
+      save: Name or number of one of `saves(directory)`; None: the last one.
 
     Raises:
-      ValueError: `directory` holds no checkpoint, one of another format, or a manifest that is damaged or forged; it
-        holds no such save.
+      ValueError: `directory` holds no checkpoint or lacks this save; the format is another one; the manifest is damaged
+        or forged.
     """
     directory = pathlib.Path(directory)
     name = None
     if save is not None:
-        there = saves(directory)
-        found = [name for name in there if save == (name if isinstance(save, str) else _number(name))]
+        existing = saves(directory)
+        found = [name for name in existing if save == (name if isinstance(save, str) else _number(name))]
         if len(found) != 1:
-            raise ValueError(f"save {save!r} is not one of the saves in {directory}. It holds {there}.")
+            raise ValueError(
+                f"save {save!r} is not one of the saves in {directory}, which holds {existing}. Name one of them."
+            )
         (name,) = found
     read = manifest.read(directory, name)
     for part, shards in manifest.shards_of(read).items():
@@ -74,7 +76,7 @@ def read_manifest(directory: str | os.PathLike, save: str | int | None = None) -
 
 
 def begin(directory: pathlib.Path) -> str:
-    """Removes what interrupted saves left, makes the folder of a new one, and returns its name, which is unique."""
+    """Removes the remains of interrupted saves and makes the folder of a new save. Returns its unique name."""
     for folder in _folders(directory):
         if folder.name.endswith(PARTIAL) and _ours(folder):
             shutil.rmtree(folder)
@@ -85,7 +87,7 @@ def begin(directory: pathlib.Path) -> str:
 
 
 def discard(directory: pathlib.Path, save: str) -> None:
-    """Removes what a save that has failed left, as well as it can: the disk may be gone."""
+    """Removes the remains of a failed save. Errors are ignored, because the disk may be gone."""
     shutil.rmtree(directory / (save + PARTIAL), ignore_errors=True)
     try:
         unnamed = not manifest.exists(directory) or manifest.read(directory)["save"] != save
@@ -96,12 +98,12 @@ def discard(directory: pathlib.Path, save: str) -> None:
 
 
 def prune(directory: pathlib.Path, keep: int) -> None:
-    """Removes all but the last `keep` saves and what these need."""
+    """Removes all saves except the last `keep` ones and the full saves that they need."""
     needed = manifest.saves_of(manifest.read(directory))
     for save in saves(directory)[-keep:]:
         try:
             needed |= manifest.saves_of(manifest.read(directory, save))
-        except ValueError:  # it is refused by whoever loads it; this save is not to fail of it
+        except ValueError:  # A damaged old save is refused when it is loaded; it must not fail the current save.
             needed.add(save)
     for folder in _folders(directory):
         if folder.name not in needed and _ours(folder):
@@ -109,7 +111,7 @@ def prune(directory: pathlib.Path, keep: int) -> None:
 
 
 def _remove(folder: pathlib.Path) -> None:
-    """A folder that is only partly removed must not pass for a whole save."""
+    """Removes a folder of a save. It is renamed first, so a partly removed folder never passes for a whole save."""
     partial = folder.with_name(folder.name.removesuffix(PARTIAL) + PARTIAL)
     os.replace(folder, partial)
     shutil.rmtree(partial)

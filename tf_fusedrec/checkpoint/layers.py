@@ -1,4 +1,4 @@
-"""Which FusedEmbedding layers a checkpoint is of: all of a model, wherever they lie in it."""
+"""Finds the FusedEmbedding layers of a model for a checkpoint, at any depth."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ def embeddings_of(model: tf.Module, layers: Sequence[FusedEmbedding] = ()) -> li
     """The FusedEmbedding layers of a model, and further ones. The order is the same on all ranks.
 
     Args:
-      model: a Keras model, or one FusedEmbedding. Its layers are found in nested models and layers, and in their
-        attributes: lists, tuples and dicts included.
-      layers: those that the model does not hold.
+      model: Keras model, or one FusedEmbedding. The search covers nested models, nested layers and their attributes,
+        including lists, tuples and dicts.
+      layers: FusedEmbedding layers outside the model.
 
     Raises:
-      TypeError: `model` or one of `layers` is something else.
-      ValueError: there is no layer, or two layers have tables of the same name.
+      TypeError: `model` or one of `layers` has another type.
+      ValueError: the model has no layer, or two layers have tables of the same name.
     """
     if not isinstance(model, tf.Module):
         raise TypeError(f"model must be a keras.Model or a FusedEmbedding, got {type(model).__name__}.")
@@ -32,8 +32,8 @@ def embeddings_of(model: tf.Module, layers: Sequence[FusedEmbedding] = ()) -> li
     found = {id(module): module for module in modules if isinstance(module, FusedEmbedding)}
     if not found:
         raise ValueError(
-            f"model {model.name!r} holds no FusedEmbedding layer, and a checkpoint is of tables. Remedy: make the "
-            "layer an attribute of the model, or name it in layers=[...]; keep dense weights alone with "
+            f"model {model.name!r} holds no FusedEmbedding layer, but a checkpoint needs tables. Remedy: make the "
+            "layer an attribute of the model, or pass it in layers=[...]; save dense weights alone with "
             "tf.train.Checkpoint."
         )
     owners: dict[str, FusedEmbedding] = {}
@@ -43,17 +43,18 @@ def embeddings_of(model: tf.Module, layers: Sequence[FusedEmbedding] = ()) -> li
                 if table in owners:
                     raise ValueError(
                         f"layers {owners[table].name!r} and {layer.name!r} of model {model.name!r} both have a table "
-                        f"{table!r}, and a checkpoint knows tables by name. Remedy: another TableConfig.name for one."
+                        f"{table!r}, but a checkpoint identifies tables by name. Remedy: give one of them another "
+                        "TableConfig.name."
                     )
                 owners[table] = layer
     return list(found.values())
 
 
 def finds_layers(arguments: int) -> Callable[[Call], Call]:
-    """Decorates a function that finds the layers of its model by itself: a layer that comes beside is refused.
+    """Decorates a function that finds the layers of its model itself, and refuses a layer in any further argument.
 
     Args:
-      arguments: leading positional arguments that may be a layer: self, the directory, the model.
+      arguments: Number of leading positional arguments that may be a layer: self, the directory, the model.
     """
 
     def decorated(call: Call) -> Call:
@@ -64,8 +65,8 @@ def finds_layers(arguments: int) -> Callable[[Call], Call]:
                 name = next(value.name for value in surplus if isinstance(value, FusedEmbedding))
                 raise TypeError(
                     f"{call.__qualname__.replace('.__init__', '')} got the layer {name!r} as an argument of its own, "
-                    "but it finds all FusedEmbedding layers of the model. Remedy: leave that argument out; name layers "
-                    "that the model does not hold in layers=[...]."
+                    "but it finds all FusedEmbedding layers of the model. Remedy: leave that argument out; pass layers "
+                    "outside the model in layers=[...]."
                 )
             return call(*args, **kwargs)
 

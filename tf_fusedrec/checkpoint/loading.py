@@ -1,4 +1,4 @@
-"""load: every rank reads its share of a checkpoint, all of them or none. read_tables: all rows, for one process."""
+"""load restores a checkpoint on all ranks or on none. read_tables returns all rows to a single process."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from tf_fusedrec._tf_compat import keras, tf
-from tf_fusedrec.checkpoint import dense, shares
-from tf_fusedrec.checkpoint.agreement import agree
+from tf_fusedrec.checkpoint import dense, resharding
+from tf_fusedrec.checkpoint.consensus import agree
 from tf_fusedrec.checkpoint.folders import read_manifest
 from tf_fusedrec.checkpoint.layers import embeddings_of, finds_layers
 from tf_fusedrec.embedding import FusedEmbedding
@@ -27,44 +27,46 @@ def load(
     partial: bool = False,
     layers: Sequence[FusedEmbedding] = (),
 ) -> Any:
-    """Restores what was saved, on any ranks in any groups; all ranks call it. Rows that the tables held are dropped.
+    """Restores a checkpoint on any number of ranks and with any grouping of tables. Collective.
 
-    Tables are known by name; those of the checkpoint that the model does not have are left alone. Dense weights that do
-    not exist yet (a model that was not called, an optimizer before its first step) are restored when they are made, so
-    the checkpoint must stand until then.
+    Existing rows of the tables are dropped. Tables are matched by name; the model may lack tables of the checkpoint.
+    Dense weights that do not exist yet are restored when they are created, so the checkpoint must stay until then.
+    Examples are a model before its first call and an optimizer before its first step.
 
-    A checkpoint that is refused changes nothing. Where tables hold rows, all is read and verified before they are
-    dropped, which takes memory for this rank's share. Empty tables are filled as rows are read, and emptied again.
+    A refused checkpoint changes nothing. If a table holds rows, this rank's whole part is read and verified before
+    they are dropped, which takes memory for that part. Empty tables are filled while rows are read, and emptied again
+    on failure.
 
     Args:
-      directory: of the checkpoint.
-      model, optimizer, layers: as for save.
-      save: which of the saves that are kept, by name or number (tf_fusedrec.checkpoint.saves); None: the last one.
-      partial: whether tables that the checkpoint does not hold begin empty; otherwise they are refused.
+      directory: Folder of the checkpoint.
+      model, optimizer, layers: See save.
+      save: Name or number of a kept save (tf_fusedrec.checkpoint.saves); None: the last one.
+      partial: Whether tables missing from the checkpoint begin empty; otherwise they are refused.
 
     Returns:
-      `extra` as it was saved.
+      The value `extra` of the save.
 
     Raises:
-      ValueError: no checkpoint, or no such save; a missing table or one of another spec; dense weights of other shapes;
-        a file that is missing, truncated, damaged, foreign or forged, named with its field.
-      RuntimeError: another rank has refused the checkpoint.
+      ValueError: `directory` holds no checkpoint or lacks this save; a table is missing or has another spec; dense
+        weights have other shapes; a file is missing, truncated, damaged, foreign or forged. The error names the file
+        and the field.
+      RuntimeError: another rank refused the checkpoint.
     """
     directory = pathlib.Path(directory)
     embeddings = embeddings_of(model, layers)
     tables: list[Any] = [lookup.table for layer in embeddings for lookup in layer.lookups]
 
-    def opened() -> tuple[dict[str, Any], list[shares.TableShare]]:
+    def open_checkpoint() -> tuple[dict[str, Any], list[resharding.TableReader]]:
         manifest = read_manifest(directory, save)
-        mine: list[shares.TableShare] = []
+        readers: list[resharding.TableReader] = []
         for layer in embeddings:
             of_layer, group = [lookup.table for lookup in layer.lookups], layer.place.group
-            mine += shares.open_tables(directory, manifest["tables"], of_layer, group.index, group.size, partial)
+            readers += resharding.open_tables(directory, manifest["tables"], of_layer, group.index, group.size, partial)
         dense.check(directory / manifest["save"], manifest["dense"])
-        return manifest, mine
+        return manifest, readers
 
-    manifest, mine = agree(opened)
-    rows = agree(lambda: shares.staged(mine) if shares.holds_rows(tables) else None)
+    manifest, readers = agree(open_checkpoint)
+    rows = agree(lambda: resharding.read_all(readers) if resharding.holds_rows(tables) else None)
 
     before = dense.state(model, optimizer)
     try:
@@ -73,7 +75,7 @@ def load(
         dense.put_back(before)
         raise
     try:
-        agree(lambda: shares.restore(mine, tables, rows))
+        agree(lambda: resharding.restore(readers, tables, rows))
     except Exception:
         dense.put_back(before)
         for table in tables:
@@ -85,37 +87,40 @@ def load(
 def read_tables(
     directory: str | os.PathLike, save: str | int | None = None
 ) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """All rows of a checkpoint, of all ranks: table name -> ids <int64>[n], ascending, and rows [n, D]. No Horovod.
+    """All rows of a checkpoint, from all ranks that wrote it. Needs no Horovod.
 
     Args:
-      directory: of the checkpoint.
-      save: as for load.
+      directory: Folder of the checkpoint.
+      save: Name or number of a kept save; None: the last one.
+
+    Returns:
+      {table name: (ids <int64>[n], ascending, and rows <dtype>[n, D])}.
 
     Raises:
-      ValueError: no checkpoint; a missing, truncated, damaged or foreign file.
+      ValueError: `directory` holds no checkpoint; a file is missing, truncated, damaged or foreign.
     """
     directory = pathlib.Path(directory)
     tables = {}
     for name, described in sorted(read_manifest(directory, save)["tables"].items()):
-        source = shares.TableShare(directory, name, described, None, 0, 1).sections["rows"]
-        nothing = np.zeros([0], np.int64), np.zeros([0], source.record)
-        chunks = [(ids, records["row"]) for ids, records in [nothing, *source.chunks()]]
+        reader = resharding.TableReader(directory, name, described, None, 0, 1).sections["rows"]
+        nothing = np.zeros([0], np.int64), np.zeros([0], reader.record)
+        chunks = [(ids, records["row"]) for ids, records in [nothing, *reader.chunks()]]
         ids, rows = (np.concatenate(parts) for parts in zip(*chunks))
         order = np.argsort(ids)
-        # bfloat16 is no type of NumPy; its bits travel as they are.
+        # NumPy has no bfloat16, so files hold its bits.
         tables[name] = ids[order], rows[order].view(tf.bfloat16.as_numpy_dtype) if rows.dtype == "<u2" else rows[order]
     return tables
 
 
 def dense_prefix(directory: str | os.PathLike, save: str | int | None = None) -> str:
-    """Where tf.train.Checkpoint.read finds the dense weights of a checkpoint: root attributes "model" and "optimizer".
+    """Path prefix of the dense weights, for tf.train.Checkpoint.read with root attributes "model" and "optimizer".
 
     Args:
-      directory: of the checkpoint.
-      save: as for load.
+      directory: Folder of the checkpoint.
+      save: Name or number of a kept save; None: the last one.
 
     Raises:
-      ValueError: no checkpoint, or a dense file that is missing or damaged.
+      ValueError: `directory` holds no checkpoint; a dense file is missing or damaged.
     """
     directory = pathlib.Path(directory)
     manifest = read_manifest(directory, save)

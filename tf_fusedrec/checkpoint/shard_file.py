@@ -1,17 +1,17 @@
-"""One file: the rows of one section of one table that one rank held, in hash order, with an index.
+"""A shard file: the rows of one section of one table from one rank, in hash order, with an index.
 
     magic      8 bytes, "FUSEDREC"
     length     <u8, bytes of the header
     checksum   <u8, xxh3_64 of the header
-    header     JSON: whose rows these are (Label), how many, rows of a block, dtype of a record
+    header     JSON: the label of the rows (Label), their number, rows per block, dtype of a record
     ids        <i8[rows], by ascending Mix64(id) (tables/hash_order.py)
     records    packed record[rows]
     index      one entry per block of rows: <u8 hash of its first id, <u8 xxh3_64 of its ids and its records
     checksum   <u8, xxh3_64 of the index
 
-A block is about 64 KB, at least 16 rows. So whoever wants a range of hashes reads the index and two contiguous ranges
-of bytes, too much of which is at most two blocks, and nothing is handed out that does not have its checksum. Ids and
-records lie apart, so that both are read into the arrays that a table restores without a copy.
+A block is about 64 KB and has at least 16 rows. A reader of a range of hashes reads the index and two contiguous ranges
+of bytes, with at most two blocks too many. It returns verified blocks only. Ids and records are stored apart, so both
+are read without a copy into the arrays that a table restores.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from tf_fusedrec.tables.hash_order import mix64
 
 _MAGIC = b"FUSEDREC"
 _BLOCK_BYTES = 1 << 16
-_BLOCK_ROWS = 16  # at least
-_CHUNK_BYTES = 1 << 25  # read at once
+_MIN_BLOCK_ROWS = 16
+_CHUNK_BYTES = 1 << 25  # bytes read at once
 _START = np.dtype([("magic", "S8"), ("length", "<u8"), ("checksum", "<u8")])
 _INDEX = np.dtype([("first_hash", "<u8"), ("checksum", "<u8")])
 
 
 class Label(NamedTuple):
-    """Whose rows a file holds."""
+    """Origin of the rows in a file."""
 
-    save: str  # name of the save, unique
+    save: str  # unique name of the save
     table: str
     section: str
     rank: int
@@ -48,11 +48,11 @@ class Label(NamedTuple):
 
 
 def _rows_per_block(record: np.dtype) -> int:
-    return max(_BLOCK_ROWS, _BLOCK_BYTES // (8 + record.itemsize))
+    return max(_MIN_BLOCK_ROWS, _BLOCK_BYTES // (8 + record.itemsize))
 
 
 def _bytes(array: np.ndarray) -> np.ndarray:
-    """<uint8> view; a record may have no bytes at all (tombstones)."""
+    """<uint8> view of an array. Records without bytes (tombstones) give an empty one."""
     return array.view(np.uint8) if array.dtype.itemsize else np.zeros([0], np.uint8)
 
 
@@ -67,17 +67,17 @@ def _block_checksums(ids: np.ndarray, records: np.ndarray, block: int) -> Iterat
 
 
 def write(path: pathlib.Path, label: Label, ids: np.ndarray, records: np.ndarray) -> int:
-    """Writes a file, synced, and returns its bytes.
+    """Writes and syncs a file. Returns its size in bytes.
 
     Args:
-      path: of a file that does not exist.
-      label: goes into the header.
+      path: Path of the file, which must not exist.
+      label: Origin of the rows, for the header.
       ids: <int64>[n], distinct, in any order.
       records: <record>[n], structured and packed.
 
     Raises:
-      ValueError: an id comes twice: a range of such a file would have one too many.
-      OSError: for example a full disk.
+      ValueError: an id is repeated.
+      OSError: a write failed, for example on a full disk.
     """
     hashes = mix64(ids)
     order = np.argsort(hashes)
@@ -85,8 +85,8 @@ def write(path: pathlib.Path, label: Label, ids: np.ndarray, records: np.ndarray
     repeated = ids[1:][hashes[1:] == hashes[:-1]]
     if repeated.size:
         raise ValueError(
-            f"ids of table {label.table!r}, section {label.section!r} must be distinct, but {repeated[0]} comes more "
-            "than once: the table's snapshot is wrong."
+            f"ids of table {label.table!r}, section {label.section!r} repeat {repeated[0]}, but must be distinct: the "
+            "table's snapshot is wrong. Report this as a bug."
         )
     block = _rows_per_block(records.dtype)
     index = np.empty([-(-len(ids) // block)], _INDEX)
@@ -98,11 +98,11 @@ def write(path: pathlib.Path, label: Label, ids: np.ndarray, records: np.ndarray
     with disk.new_file(path) as file:
         disk.write(file, head)
         disk.write(file, _bytes(ids))
-        # Some blocks at a time: a second copy of all records may not fit.
-        some = block * max(_CHUNK_BYTES // _BLOCK_BYTES, 1)
-        for begin in range(0, len(ids), some):
-            part = records[order[begin : begin + some]]
-            checksums += _block_checksums(ids[begin : begin + some], part, block)
+        # A few blocks at a time, because a second copy of all records may not fit in memory.
+        step = block * max(_CHUNK_BYTES // _BLOCK_BYTES, 1)
+        for begin in range(0, len(ids), step):
+            part = records[order[begin : begin + step]]
+            checksums += _block_checksums(ids[begin : begin + step], part, block)
             disk.write(file, _bytes(part))
         index["checksum"] = checksums
         disk.write(file, _bytes(index))
@@ -115,17 +115,17 @@ def _checksum(data: Any) -> bytes:
 
 
 class ShardFile:
-    """A file that `write` made. Header and index are read and checked when it is opened, rows when asked for.
+    """Reader of a file made by `write`. The constructor reads and checks header and index; `chunks` reads rows.
 
     Args:
-      path: of the file.
-      label: whose rows are wanted.
+      path: Path of the file.
+      label: Expected origin of the rows.
 
     Attributes:
-      label: whose rows it holds.
-      record: dtype of its records.
-      rows: how many it holds.
-      bytes_read: from the disk, so far.
+      label: Origin of the rows.
+      record: dtype of the records.
+      rows: Number of rows.
+      bytes_read: Bytes read from the disk so far.
 
     Raises:
       ValueError: the file is missing, truncated, damaged, forged or foreign.
@@ -155,33 +155,33 @@ class ShardFile:
         if found != label:
             differs = [name for name in Label._fields if getattr(found, name) != getattr(label, name)]
             raise self._refusal(
-                f"is foreign: it is of {_told(found, differs)}, but the manifest wants {_told(label, differs)} here"
+                f"is foreign: it has {_words(found, differs)}, but the manifest wants {_words(label, differs)} here"
             )
 
     def _header(self, file: int, size: int) -> dict[str, Any]:
         if size < _START.itemsize:
-            raise self._refusal(f"is truncated: {size} bytes, the shortest has more than {_START.itemsize}")
+            raise self._refusal(f"is truncated: {size} bytes, want at least {_START.itemsize}")
         start = self._read(file, np.empty([1], _START), 0)[0]
         if start["magic"] != _MAGIC:
-            raise self._refusal("is foreign: it does not begin as a file of a checkpoint does")
+            raise self._refusal(f"is foreign: it does not begin with {_MAGIC.decode()}, as files of a checkpoint do")
         self._ids_at = _START.itemsize + int(start["length"])
         if self._ids_at > size:
-            raise self._refusal(f"is truncated: {size} bytes, its header alone ends at {self._ids_at}")
+            raise self._refusal(f"is truncated: {size} bytes, but its header ends at {self._ids_at}")
         header = self._read(file, np.empty([int(start["length"])], np.uint8), _START.itemsize).tobytes()
         if _checksum(header) != int(start["checksum"]).to_bytes(8, "little"):
             raise self._refusal("is damaged: its header differs from its checksum")
         try:
             fields = json.loads(header)
         except (ValueError, RecursionError) as error:
-            raise self._refusal(f"is forged or damaged: its header is no JSON, {error}") from error
+            raise self._refusal(f"is forged or damaged: its header is not JSON, {error}") from error
         schema.check_header(self.path, fields)
         return fields
 
     def chunks(self, first: int, last: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Yields ids <int64>[n] and records [n] of all rows with first <= Mix64(id) <= last, in their order.
+        """Yields ids <int64>[n] and records [n] of the rows with first <= Mix64(id) <= last, in hash order.
 
         Raises:
-          ValueError: the file is damaged, or has become shorter. Nothing of the damaged block was yielded.
+          ValueError: the file is damaged, or has become shorter. No row of a damaged block is yielded.
         """
         firsts = self._index["first_hash"]
         begin = max(int(np.searchsorted(firsts, np.uint64(first), side="right")) - 1, 0)
@@ -190,7 +190,7 @@ class ShardFile:
         with self._open() as file:
             for at in range(begin, end, step):
                 ids, records, hashes = self._verified(file, at, min(at + step, end))
-                if begin < at and at + step < end:  # no bound of the range lies in here
+                if begin < at and at + step < end:  # A chunk in the middle holds neither bound of the range.
                     yield ids, records
                     continue
                 from_row = int(np.searchsorted(hashes, np.uint64(first), side="left"))
@@ -198,7 +198,7 @@ class ShardFile:
                 yield ids[from_row:to_row], records[from_row:to_row]
 
     def _verified(self, file: int, begin: int, end: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Ids, records and hashes of blocks [begin, end)."""
+        """Reads and verifies the ids, records and hashes of blocks [begin, end)."""
         row, rows = begin * self._block, min(end * self._block, self.rows) - begin * self._block
         ids = self._read(file, np.empty([rows], "<i8"), self._ids_at + 8 * row)
         records = np.empty([rows], self.record)
@@ -206,11 +206,11 @@ class ShardFile:
             self._read(file, records, self._records_at + self.record.itemsize * row)
         for b, checksum in enumerate(_block_checksums(ids, records, self._block), begin):
             if checksum != self._index["checksum"][b]:
-                rows_of = f"rows {b * self._block} to {min((b + 1) * self._block, self.rows)} of {self.rows}"
-                raise self._refusal(f"is damaged: block {b} ({rows_of}) differs from its checksum")
+                block_rows = f"rows {b * self._block} to {min((b + 1) * self._block, self.rows)} of {self.rows}"
+                raise self._refusal(f"is damaged: block {b} ({block_rows}) differs from its checksum")
         hashes = mix64(ids)
-        behind = self._index["first_hash"][end : end + 1]
-        ascending = (hashes[1:] > hashes[:-1]).all() and (hashes[-1:] < behind).all()
+        next_hash = self._index["first_hash"][end : end + 1]
+        ascending = (hashes[1:] > hashes[:-1]).all() and (hashes[-1:] < next_hash).all()
         if not ascending or (hashes[:: self._block] != self._index["first_hash"][begin:end]).any():
             raise self._refusal(f"is forged or damaged: ids of blocks {begin} to {end - 1} are not in hash order")
         return ids, records, hashes
@@ -231,9 +231,9 @@ class ShardFile:
             raise self._refusal(f"is truncated: {count} bytes at {offset}, want {into.nbytes}")
         return into
 
-    def _refusal(self, what: str) -> ValueError:
-        return disk.refusal(self.path, what)
+    def _refusal(self, fault: str) -> ValueError:
+        return disk.refusal(self.path, fault)
 
 
-def _told(label: Label, names: list[str]) -> str:
+def _words(label: Label, names: list[str]) -> str:
     return ", ".join(f"{name} {getattr(label, name)!r}" for name in names)

@@ -1,4 +1,4 @@
-"""Rows from elsewhere: NumPy arrays or Parquet of (id, row) become rows of a table that no optimizer has seen yet."""
+"""Warm start: loads rows from NumPy arrays or Parquet into a table, with fresh optimizer slots."""
 
 from __future__ import annotations
 
@@ -20,52 +20,58 @@ from tf_fusedrec.tables.tfra import owner_of
 
 
 def warm_start(model: keras.Model | FusedEmbedding, table: str, ids: np.ndarray, rows: np.ndarray) -> int:
-    """Sets rows of one table; their optimizer slots start as those of new rows. Not collective.
+    """Sets rows of one table. Their optimizer slots start like those of new rows. Not collective.
 
-    Every rank keeps the ids that it owns, so all ranks may be given all rows, or each its own. Rows of other ids stay.
+    Every rank keeps only the ids that it owns, so callers may pass all rows to all ranks. Rows of other ids stay.
 
     Args:
-      model: the table is one of its FusedEmbedding layers'; or that layer.
-      table: name of the table.
+      model: Model with a FusedEmbedding layer that has the table, or the layer itself.
+      table: Name of the table.
       ids: <int64>[n], distinct.
       rows: <float>[n, D], finite; rounded to the table's dtype.
 
     Returns:
-      How many rows this rank has taken.
+      Number of rows that this rank kept.
 
     Raises:
-      ValueError: an unknown table, other shapes or types, ids that repeat, numbers that are not finite.
+      ValueError: the table is unknown; shapes or dtypes are wrong; ids repeat; a number is not finite.
     """
-    place, backend = _held(model, table)
+    place, backend = _find_table(model, table)
     ids, rows = np.asarray(ids), np.asarray(rows)
     dim = backend.spec(table)["dim"]
     if ids.ndim != 1 or ids.dtype.kind not in "iu":
-        raise ValueError(f"ids of table {table!r} must be integers [n], got {ids.dtype} {list(ids.shape)}.")
+        raise ValueError(f"ids of table {table!r} are {ids.dtype} {list(ids.shape)}, want integers [n]. Cast them.")
     if rows.shape != (len(ids), dim) or rows.dtype.kind not in "fV":
         raise ValueError(
-            f"rows of table {table!r} must be floats [{len(ids)}, {dim}], got {rows.dtype} {list(rows.shape)}."
+            f"rows of table {table!r} are {rows.dtype} {list(rows.shape)}, want floats [{len(ids)}, {dim}]. Pass one "
+            "row for each id."
         )
     if len(np.unique(ids)) < len(ids):
-        raise ValueError(f"ids of table {table!r} must be distinct, got {len(ids) - len(np.unique(ids))} repeats.")
+        raise ValueError(
+            f"ids of table {table!r} have {len(ids) - len(np.unique(ids))} repeats, but must be distinct. Keep one row "
+            "for each id."
+        )
     ids, rows = ids.astype(np.int64), rows.astype(np.float32)
     if not np.isfinite(rows).all():
-        raise ValueError(f"rows of table {table!r} must be finite, but that of id {ids[_first_bad(rows)]} is not.")
+        raise ValueError(
+            f"the row of id {ids[_first_non_finite(rows)]} of table {table!r} is not finite, but must be. Leave it out."
+        )
     owner = owner_of if backend.owner == "tfra" else hash_range_owner
-    mine = owner(ids, place.group.size) == place.group.index
-    records = backend.new_records(table, int(mine.sum()))
+    own = owner(ids, place.group.size) == place.group.index
+    records = backend.new_records(table, int(own.sum()))
     if records["row"].dtype == "<u2":
-        records["row"] = rows[mine].astype(tf.bfloat16.as_numpy_dtype).view(np.uint16)
+        records["row"] = rows[own].astype(tf.bfloat16.as_numpy_dtype).view(np.uint16)
     else:
-        records["row"] = rows[mine]
+        records["row"] = rows[own]
     if keeps_changes(backend):
-        # They are as new from now on: a delta has them, and eviction counts from here.
+        # The rows count as changed and looked up at this moment, for deltas and for eviction.
         changes, lookups = counters(backend.clock)
         records["updated"], records["last"] = changes + 1, lookups
-    backend.restore(table, "rows", ids[mine], records)
+    backend.restore(table, "rows", ids[own], records)
     return len(records)
 
 
-def _first_bad(rows: np.ndarray) -> int:
+def _first_non_finite(rows: np.ndarray) -> int:
     return int(np.flatnonzero(~np.isfinite(rows).all(axis=1))[0])
 
 
@@ -80,26 +86,26 @@ def warm_start_parquet(
     """Sets rows of one table from a Parquet file, one row group at a time. Not collective; see warm_start.
 
     Args:
-      model: the table is one of its FusedEmbedding layers'; or that layer.
-      table: name of the table.
-      path: of the file; every rank reads all of it.
-      id_column: of integers, distinct in the whole file.
-      row_column: of lists (or fixed-size lists) of D floats.
+      model: Model with a FusedEmbedding layer that has the table, or the layer itself.
+      table: Name of the table.
+      path: Path of the file. Every rank reads all of it.
+      id_column: Name of the column of integer ids, distinct in the whole file.
+      row_column: Name of the column of lists, or fixed-size lists, of D floats.
 
     Returns:
-      How many rows this rank has taken.
+      Number of rows that this rank kept.
 
     Raises:
-      ValueError: columns that are missing or of other types, null values, rows of other lengths; all that warm_start
-        refuses. Row groups before the one that is refused have been set.
+      ValueError: a column is missing or has another type; a value is null; a row has another length; warm_start refuses
+        the rows. Row groups before the refused one stay set.
     """
-    dim = _held(model, table)[1].spec(table)["dim"]
+    dim = _find_table(model, table)[1].spec(table)["dim"]
     taken = 0
     with pq.ParquetFile(path) as file:
         names = file.schema_arrow.names
         for column in (id_column, row_column):
             if column not in names:
-                raise ValueError(f"{os.fspath(path)} has no column {column!r}; it has {names}.")
+                raise ValueError(f"{os.fspath(path)} has no column {column!r}; it has {names}. Name one of them.")
         for group in range(file.num_row_groups):
             columns = file.read_row_group(group, columns=[id_column, row_column])
             ids, rows = columns[id_column].combine_chunks(), columns[row_column].combine_chunks()
@@ -112,20 +118,22 @@ def warm_start_parquet(
 def _check_columns(path: str | os.PathLike, ids: pa.Array, rows: pa.Array, dim: int) -> None:
     lists = pa.types.is_list(rows.type) or pa.types.is_large_list(rows.type) or pa.types.is_fixed_size_list(rows.type)
     if not lists or not pa.types.is_floating(rows.type.value_type):
-        raise ValueError(f"Rows of {os.fspath(path)} must be lists of floats, got {rows.type}.")
+        raise ValueError(f"Rows of {os.fspath(path)} are {rows.type}, want lists of floats. Name another column.")
     if ids.null_count or rows.null_count or rows.flatten().null_count:
-        raise ValueError(f"{os.fspath(path)} has null values among its ids or rows.")
+        raise ValueError(f"{os.fspath(path)} has null values among its ids or rows. Leave those rows out.")
     lengths = np.unique(pc.list_value_length(rows).to_numpy(zero_copy_only=False)).tolist()
     if lengths not in ([], [dim]):
-        raise ValueError(f"Rows of {os.fspath(path)} must have {dim} numbers each, got {lengths}.")
+        raise ValueError(
+            f"Rows of {os.fspath(path)} have {lengths} numbers, want {dim}. Write rows of the table's dim."
+        )
 
 
-def _held(model: keras.Model | FusedEmbedding, table: str) -> tuple[Place, Any]:
-    """Where this process stands in the topology of a table, and the table's backend."""
+def _find_table(model: keras.Model | FusedEmbedding, table: str) -> tuple[Place, Any]:
+    """This rank's place in the topology of a table, and the table's backend."""
     layers = embeddings_of(model)
     for layer in layers:
         for lookup in layer.lookups:
             if table in lookup.table.names:
                 return layer.place, lookup.table
     known = sorted(name for layer in layers for name in layer.optimizers)
-    raise ValueError(f"{model.name!r} has no table {table!r}. Known tables: {known}.")
+    raise ValueError(f"{model.name!r} has no table {table!r}. It has {known}. Name one of them.")

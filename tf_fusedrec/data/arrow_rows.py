@@ -1,4 +1,4 @@
-"""From Arrow record batches to Rows, without copying where a row is kept whole, and the check of every row."""
+"""Converts Arrow record batches to Rows, without copies where rows stay whole, and checks every row."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tf_fusedrec.data.columns import Column
 from tf_fusedrec.data.fingerprint import fingerprint_arrow
 from tf_fusedrec.data.rows import Ragged, Rows, Values, splits_of
 
-GOOD = "\0good"  # <bool>[B], beside the columns of rows read with policy "skip": False for a row that is left out
+GOOD = "\0good"  # extra column <bool>[B] under policy "skip": False for a skipped row
 
 
 def rows_from_arrow(
@@ -25,15 +25,15 @@ def rows_from_arrow(
     first_row: int = 0,
     partitions: Mapping[str, str] | None = None,
 ) -> Rows:
-    """Turns a record batch into Rows. A row that is left out has no values, and False in the column GOOD.
+    """Converts a record batch to Rows. A skipped row has no values, and False in the column GOOD.
 
     Args:
-      batch: has the columns, but for those of `partitions`.
-      columns: what to take.
-      where: file and row group, for messages.
-      bad: meets nulls, and aligned columns whose rows differ in length.
-      first_row: of the batch in the row group.
-      partitions: values of columns that the file's folders give.
+      batch: Record batch with the columns, except those of `partitions`.
+      columns: Columns to convert.
+      where: File and row group, for messages.
+      bad: Handler of nulls, and of aligned columns whose rows differ in length.
+      first_row: Number of the batch's first row in the row group.
+      partitions: Column values given by the file's folders.
     """
     stored = [column for column in columns if batch.schema.get_field_index(column.name) >= 0]
     good = _good_rows(batch, stored, where, bad, first_row)
@@ -54,7 +54,7 @@ def rows_from_arrow(
 
 
 def empty_rows(columns: Sequence[Column], num_rows: int = 0) -> Rows:
-    """Rows of these columns with empty lists and zeros: the batch of a rank that ran out, for example."""
+    """Rows with empty lists and zeros, such as the batch of a rank without further rows."""
     values: dict[str, Values] = {}
     for column in columns:
         if column.ragged:
@@ -64,36 +64,36 @@ def empty_rows(columns: Sequence[Column], num_rows: int = 0) -> Rows:
     return Rows(values, num_rows)
 
 
-def left_out(columns: Sequence[Column], num_rows: int) -> Rows:
-    """Rows that could not be read, as rows_from_arrow gives those that it leaves out."""
+def skipped_rows(columns: Sequence[Column], num_rows: int) -> Rows:
+    """Rows that could not be read, in the form of rows_from_arrow's skipped rows."""
     return Rows({**empty_rows(columns, num_rows).columns, GOOD: np.zeros(num_rows, bool)}, num_rows)
 
 
 def _good_rows(
     batch: pa.RecordBatch, columns: Sequence[Column], where: str, bad: BadInput, first_row: int
 ) -> np.ndarray | None:
-    """<bool>[B] False for rows to leave out; None when all are good."""
+    """<bool>[B] mask, False for rows to skip; None if all rows are good."""
     good = np.ones(batch.num_rows, bool)
 
-    def refuse(rows: np.ndarray, what: str) -> None:
+    def refuse(rows: np.ndarray, fault: str) -> None:
         good[rows] = False
         numbers = (first_row + np.flatnonzero(rows)).tolist()
-        bad.meet(where, f"{what} Row {numbers[0]} is the first.", numbers)
+        bad.handle(where, f"{fault} Row {numbers[0]} is the first.", numbers)
 
-    remedy = "Write a value of your own for what is missing (an id, 0.0, or an empty list)."
+    remedy = "Write a default value instead of null (an id, 0.0, or an empty list)."
     for column in columns:
         array = batch.column(column.name)
-        what = f"column {column.name!r} has"
+        prefix = f"column {column.name!r} has"
         if array.null_count:
             nulls = array.is_null().to_numpy(zero_copy_only=False)
             kind = "null rows" if column.ragged else "null values"
-            refuse(nulls, f"{what} {int(nulls.sum())} {kind}. {remedy}")
+            refuse(nulls, f"{prefix} {int(nulls.sum())} {kind}. {remedy}")
         if column.ragged and array.values.null_count:
-            values = array.flatten()  # of rows that are not null
+            values = array.flatten()  # Values of null rows do not count.
             if values.null_count:
                 inside = pc.list_parent_indices(array).to_numpy()[values.is_null().to_numpy(zero_copy_only=False)]
                 nulls = np.bincount(inside, minlength=len(array)).astype(bool)
-                refuse(nulls, f"{what} {values.null_count} null values inside its lists. {remedy}")
+                refuse(nulls, f"{prefix} {values.null_count} null values inside its lists. {remedy}")
     for column in columns:
         if column.aligned_with is not None and batch.schema.get_field_index(column.aligned_with) >= 0:
             lengths, wanted = _lengths(batch.column(column.name)), _lengths(batch.column(column.aligned_with))
@@ -115,7 +115,7 @@ def _lengths(array: pa.Array) -> np.ndarray:
 def _to_numpy(array: pa.Array, column: Column) -> Values:
     if not column.ragged:
         return _flat(array, column)
-    # An array may be a window on a larger one: its offsets then start above 0, and `values` is the larger one's.
+    # An array may be a slice of a larger one. Its offsets then start above 0, and `values` belongs to the larger one.
     offsets = array.offsets.to_numpy(zero_copy_only=True).astype(np.int64)
     values = array.values.slice(offsets[0], offsets[-1] - offsets[0])
     ragged = Ragged(_flat(values, column), offsets - offsets[0])
@@ -132,7 +132,7 @@ def _repeated(value: str, column: Column, num_rows: int) -> np.ndarray:
 
 
 def _spread(rows: Rows, good: np.ndarray) -> Rows:
-    """Puts rows to the places where good <bool>[B] is True; the places between have no values."""
+    """Moves rows to the places where good <bool>[B] is True. The other places get no values."""
     values: dict[str, Values] = {GOOD: good}
     for name, column in rows.columns.items():
         if isinstance(column, Ragged):

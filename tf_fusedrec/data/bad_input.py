@@ -1,4 +1,4 @@
-"""What is done with input that cannot be used: refuse it, or leave it out and say so. One policy for all kinds."""
+"""Handling of unusable input: refuses it, or skips and logs it. One policy applies to all kinds of bad input."""
 
 from __future__ import annotations
 
@@ -11,44 +11,50 @@ _LOG = logging.getLogger("tf_fusedrec.data")
 
 
 class BadInput:
-    """Meets bad input by its policy.
+    """Handles bad input by a policy.
 
     Args:
-      policy: "error" raises at the first; "skip" leaves it out, with a line in the log that names it and counts.
+      policy: "error" raises for the first bad input; "skip" skips it, with a line in the log that names and counts it.
+
+    Raises:
+      ValueError: the policy is unknown.
     """
 
     def __init__(self, policy: str) -> None:
         if policy not in POLICIES:
             raise ValueError(f"bad_rows must be one of {POLICIES}, got {policy!r}.")
         self.skips = policy == "skip"
-        self._rows: dict[str, set[int]] = {}  # numbers of the rows left out of each place
-        self._lock = threading.Lock()  # readers are threads
+        self._rows: dict[str, set[int]] = {}  # numbers of the skipped rows, by place
+        self._lock = threading.Lock()  # Several threads read.
 
     @property
     def skipped_rows(self) -> int:
-        """Distinct rows that this process has met and left out; a file whose footer it cannot read counts none."""
+        """Number of distinct rows skipped by this process. A file with an unreadable footer counts no rows."""
         return sum(len(rows) for rows in self._rows.values())
 
     @property
     def skipped_places(self) -> int:
-        """Files and row groups where something was left out."""
+        """Number of files and row groups with skipped input."""
         return len(self._rows)
 
-    def meet(self, place: str, what: str, rows: Iterable[int] = ()) -> None:
-        """Raises ValueError("place: what"), or logs it when it is new.
+    def handle(self, place: str, fault: str, rows: Iterable[int] = ()) -> None:
+        """Raises ValueError("place: fault"), or logs the fault if it is new.
 
         Args:
-          place: the file, and the row group in it.
-          what: names the column, and the remedy.
-          rows: numbers, in the row group, of the rows that are bad; none where all of the place is.
+          place: File, and row group in it.
+          fault: Words that name the column, the fault and the remedy.
+          rows: Numbers of the bad rows in the row group; none if the whole place is bad.
+
+        Raises:
+          ValueError: under policy "error".
         """
         if not self.skips:
-            raise ValueError(f"{place}: {what}")
+            raise ValueError(f"{place}: {fault}")
         with self._lock:
             known = self._rows.get(place)
             new = set(rows) - (known or set())
             if known is not None and not new:
-                return  # every epoch meets it again
+                return  # Every epoch meets the same bad input again.
             self._rows.setdefault(place, set()).update(new)
-            told = f"{len(new)} rows; in all {self.skipped_rows} rows at {self.skipped_places} places"
-        _LOG.warning("left out: %s: %s (%s)", place, what, told)
+            counts = f"{len(new)} rows; in all {self.skipped_rows} rows at {self.skipped_places} places"
+        _LOG.warning("skipped: %s: %s (%s)", place, fault, counts)

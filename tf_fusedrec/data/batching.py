@@ -1,17 +1,18 @@
-"""Which rows make a batch: two rules, on NumPy weights alone. A weight is a row's tokens, or what they cost (Cost).
+"""Two rules that form batches from row weights. A weight is a row's number of tokens, or their cost (Cost).
 
 closest_cuts: token-aware dynamic batches, MTGRBoost Algorithm 1 ("Dynamic Sequence Batching", section 5.1) and
-TurboGR's token-aware batch scaling (section 4.1.3). Rows wait in a queue; a batch is the prefix of the queue whose
-weight is closest to the target, found by a binary search in the cumulative sums. The paper's listing yields only when
-k < len(Q), so it never hands out the rows left at the end, stops for ever when the whole queue is closest to the
-target, and takes k = 0 in front of a row longer than twice the target. Here:
-  - the queue is cut while it holds the target; what is left at the end (less than the target) is the last batch;
-  - a batch has at least one row: a row above the target is a batch of its own, or ends one if that is closer;
-  - of two prefixes equally close the shorter is taken, which is the one that needs less memory.
-The rest of a queue behind a cut is cut as if it were a queue of its own. Resuming stands on that.
+TurboGR's token-aware batch scaling (section 4.1.3). Rows wait in a queue. A batch is the prefix of the queue whose
+weight is closest to the target, found by a binary search in the cumulative sums.
 
-longest_first: global token reallocation, TurboGR section 4.1.3. The rows of all ranks' batches together are dealt out
-again, the heaviest first, each to the rank that has least. Rows stay whole.
+The paper's listing yields only if k < len(Q). It therefore never yields the last rows, stops if the whole queue is
+closest to the target, and takes k = 0 before a row longer than twice the target. Here:
+  - The queue is cut while it holds the target. The rest, which is below the target, is the last batch.
+  - A batch has at least one row. A row above the target is a batch of its own, or ends a batch if that is closer.
+  - If two prefixes are equally close, the shorter one is taken, because it needs less memory.
+The queue after a cut is cut like a queue of its own. Resuming relies on that.
+
+longest_first: global token reallocation, TurboGR section 4.1.3. The rows of all ranks' batches are redistributed,
+heaviest first, each to the rank with the least weight so far. Rows stay whole.
 """
 
 from __future__ import annotations
@@ -21,15 +22,15 @@ import heapq
 
 import numpy as np
 
-_COST_UNITS = 1000  # of a token: weights are integers, so that sums are exact and all ranks agree
+_COST_UNITS = 1000  # units per token; weights are integers, so that sums are exact and equal on all ranks
 
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-    """What a row of L tokens costs: linear * L + quadratic * L^2, in any unit. Attention is quadratic.
+    """Cost of a row of L tokens: linear * L + quadratic * L^2, in any unit. Attention is quadratic.
 
-    Example: blocks of width 256 with attention of 4 heads of 64: a token costs 2 * 4 * 256 * 256 + 2 * 256 * 256
-    multiplications in the projections, and 256 for each of its L / 2 visible pairs, twice: Cost(655_360, 256).
+    Example: Cost(655_360, 256) is the cost of blocks of width 256 with 4 attention heads of 64. A token takes 2 * 4 *
+    256 * 256 + 2 * 256 * 256 multiplications in the projections, and 2 * 256 for each of its L / 2 visible pairs.
     """
 
     linear: float = 1.0
@@ -37,24 +38,25 @@ class Cost:
 
     def __post_init__(self) -> None:
         if not (self.linear >= 0 and self.quadratic >= 0 and self.linear + self.quadratic > 0):
-            raise ValueError(f"Cost needs linear and quadratic >= 0, one of them > 0, got {self}.")
+            raise ValueError(f"Cost needs linear and quadratic >= 0 and one of them > 0, got {self}.")
 
     def of(self, tokens: np.ndarray) -> np.ndarray:
-        """<float64>[n] cost of rows with these tokens <int64>[n]."""
+        """Cost <float64>[n] of rows with these numbers of tokens <int64>[n]."""
         lengths = tokens.astype(np.float64)
         return self.linear * lengths + self.quadratic * lengths * lengths
 
     def weights(self, tokens: np.ndarray, target_tokens: int) -> tuple[np.ndarray, int]:
-        """Rows and target in one unit: tokens where cost is proportional to them, else thousandths of a token's share.
+        """Weights of rows and the target in the same unit.
 
-        A target of n tokens becomes what n tokens cost on average over these rows.
+        The unit is a token if the cost is proportional to tokens, else a thousandth of the average cost of a token. A
+        target of n tokens becomes the average cost of n tokens over these rows.
 
         Args:
-          tokens: <int64>[n] of all rows.
-          target_tokens: of one batch.
+          tokens: <int64>[n], tokens of all rows.
+          target_tokens: Target of one batch, in tokens.
 
         Returns:
-          <int64>[n] weights, and the target.
+          The weights <int64>[n], and the target.
         """
         total = int(tokens.sum())
         if not self.quadratic or not total:
@@ -68,18 +70,18 @@ def closest_cuts(weights: np.ndarray, target: int) -> np.ndarray:
 
     Args:
       weights: <int64>[n], each >= 0.
-      target: weight wanted in a batch, >= 1.
+      target: Target weight of a batch, >= 1.
 
     Returns:
-      <int64>[batches] the end of each batch in the queue, rising to n; none for no rows.
+      <int64>[batches], the end of each batch in the queue, ascending to n; empty for no rows.
 
-    Example: weights 3 3 5 4 1 9 2 with target 6 give batches of 2, 1, 2, 1, 1 rows (6, 5, 5, 9 and 2): ends 2 3 5 6 7.
+    Example: weights 3 3 5 4 1 9 2 with target 6 give the ends 2 3 5 6 7, that is batches of weight 6, 5, 5, 9 and 2.
     """
     cumulative = np.cumsum(weights)
     ends: list[int] = []
     first, taken = 0, 0  # rows and weight already cut
     while first < len(cumulative) and cumulative[-1] - taken >= target:
-        # Row `above` is the first whose end reaches the target; the prefix before it ends below the target.
+        # Row `above` is the first whose end reaches the target. The prefix before it ends below the target.
         above = int(np.searchsorted(cumulative, taken + target))
         first_end = above + 1
         if above > first:
@@ -90,17 +92,18 @@ def closest_cuts(weights: np.ndarray, target: int) -> np.ndarray:
         ends.append(first_end)
         first, taken = first_end, int(cumulative[first_end - 1])
     if first < len(cumulative):
-        ends.append(len(cumulative))  # less than the target is left, so all of it is closest
+        ends.append(len(cumulative))  # The rest is below the target, so the whole rest is closest.
     return np.array(ends, np.int64)
 
 
 def longest_first(weights: np.ndarray, ranks: int) -> np.ndarray:
-    """<int64>[n] the rank of each row: heaviest rows first, each to the rank with the least weight so far.
+    """Rank <int64>[n] of each row: heaviest rows first, each to the rank with the least weight so far.
 
-    A pure function, so ranks that know the same weights <int64>[n] need not talk. Ties go to the lower row and rank.
+    The function is pure, so ranks with the same weights <int64>[n] need no communication. Ties go to the lower row and
+    the lower rank.
 
-    Example: weights 5 9 2 4 3 over 2 ranks: 9 to rank 0; 5, 4 to rank 1; 3 to rank 1 or 0 by their sums 9 and 9: 0; 2
-    to 1: ranks 1 0 1 1 0, sums 12 and 11.
+    Example: weights 5 9 2 4 3 over 2 ranks give the ranks 1 0 1 1 0, with sums 12 and 11. The row of weight 9 goes to
+    rank 0, those of 5 and 4 to rank 1, then 3 to rank 0 because both sums are 9, and 2 to rank 1.
     """
     owner = np.empty(len(weights), np.int64)
     loads = [(0, rank) for rank in range(ranks)]

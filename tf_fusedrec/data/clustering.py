@@ -1,9 +1,9 @@
-"""Key-centric sample clustering: samples that share ids come into the same micro-batch (NestPipe, section V.C).
+"""Key-centric sample clustering: puts samples that share ids into the same micro-batch (NestPipe, section V.C).
 
 dataset = cluster_samples(dataset, 8, ids=lambda batch: {"video": [batch["history_item"], batch["exposed_item"]]})
 
-FrozenWindow sends an id once for every micro-batch that holds it. Which samples are together is the input pipeline's
-to choose: loss and gradients of a batch are sums over its samples, so they do not change but for rounding.
+FrozenWindow sends an id once for every micro-batch that holds it. The input pipeline may reorder samples freely: loss
+and gradients of a batch are sums over its samples, so they change by rounding only.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ IdsOfTables = Mapping[str, Union[Any, Sequence[Any]]]
 
 
 def cluster_samples(dataset: tf.data.Dataset, micro_batches: int, ids: Callable[..., IdsOfTables]) -> tf.data.Dataset:
-    """Orders the samples of every batch so that the pieces of schedules.cut have few ids in common.
+    """Orders the samples of every batch so that the micro-batches of schedules.cut have few ids in common.
 
-    Pieces keep their number of samples and have nearly that share of the tokens, which are the ids given here;
-    samples of a piece keep their order. The new order is a function of the batch and of M. It is found on the CPU, a
-    batch or two ahead of training; benchmarks/clustering says how long that takes and how many bytes it saves.
+    Each micro-batch keeps its number of samples and has nearly that share of the tokens, the ids given here. Samples of
+    a micro-batch keep their order. The new order is a function of the batch and of M. The CPU computes it a batch or
+    two ahead of training; benchmarks/clustering measures the time and the saved bytes.
 
     Args:
-      dataset: of batches: nested structures of tensors, RaggedTensors and SparseTensors, samples first.
-      micro_batches: M of the schedule.
-      ids: takes a batch (its parts as arguments where it is a tuple) and gives, by name of table, the ids that its
-        samples ask of it: int32 or int64, [B, ...], ragged or sparse; or a sequence of several such.
+      dataset: Dataset of batches, nested structures of tensors, RaggedTensors and SparseTensors, samples first.
+      micro_batches: Number of micro-batches of the schedule, M.
+      ids: Function from a batch to its ids by table: int32 or int64 [B, ...], ragged or sparse, or a sequence of such.
+        A batch that is a tuple is passed as several arguments.
 
     Returns:
       Dataset of the same batches, with their samples in another order.
 
     Raises:
-      ValueError: micro_batches is no int >= 1; ids that are none, no integers, or not by sample. While reading
-        InvalidArgumentError: parts of a batch that differ in their number of samples.
+      ValueError: micro_batches is not an int >= 1; `ids` returns no ids, no integers, or ids not by sample.
+      InvalidArgumentError: while reading, parts of a batch differ in their number of samples.
     """
     if not isinstance(micro_batches, int) or isinstance(micro_batches, bool) or micro_batches < 1:
         raise ValueError(f"micro_batches must be an int >= 1, got {micro_batches!r}.")
@@ -52,9 +52,9 @@ def cluster_samples(dataset: tf.data.Dataset, micro_batches: int, ids: Callable[
 
 
 def _features(ids: IdsOfTables) -> list[Any]:
-    """Of every feature, one after another: number of its table, ids <int64>[n], their splits by sample <int64>[B+1]."""
+    """A flat list with three entries per feature: table number, ids <int64>[n], splits by sample <int64>[B+1]."""
     if not isinstance(ids, Mapping) or not ids:
-        raise ValueError(f"ids must give a dict from names of tables to tensors of ids, got {ids!r}.")
+        raise ValueError(f"ids must return a dict from table names to tensors of ids, got {ids!r}.")
     features: list[Any] = []
     for number, (table, given) in enumerate(sorted(ids.items())):
         for feature in given if isinstance(given, (list, tuple)) else [given]:
@@ -63,7 +63,7 @@ def _features(ids: IdsOfTables) -> list[Any]:
 
 
 def _flat(table: str, feature: Any) -> tuple[tf.Tensor, tf.Tensor]:
-    """ids <int64>[n] of one feature and their splits by sample <int64>[B+1]."""
+    """Ids <int64>[n] of one feature, and their splits by sample <int64>[B+1]."""
     if not isinstance(feature, (tf.RaggedTensor, tf.SparseTensor)):
         feature = tf.convert_to_tensor(feature)
     if feature.dtype not in (tf.int32, tf.int64) or not feature.shape.rank:
@@ -85,15 +85,15 @@ def _flat(table: str, feature: Any) -> tuple[tf.Tensor, tf.Tensor]:
 
 
 def _order(micro_batches: int, *features: Any) -> np.ndarray:
-    """<int64>[B], the samples in their new order. features: what `_features` gave."""
+    """Sample numbers <int64>[B] in their new order. `features` is the result of `_features`."""
     tables, values, splits = features[0::3], features[1::3], features[2::3]
     counts = [len(bounds) - 1 for bounds in splits]
     if len(set(counts)) > 1:
-        raise ValueError(f"ids of one batch must be of the same samples, got features of {counts} samples.")
+        raise ValueError(f"features of one batch have {counts} samples, but must have the same number.")
     keys = np.empty(0, np.int64)
     for table in set(map(int, tables)):
         of_table = np.concatenate([v for v, t in zip(values, tables) if t == table])
-        # np.unique numbers the ids; those of other tables have other numbers.
+        # np.unique numbers the ids of this table, after the numbers of earlier tables.
         keys = np.concatenate([keys, len(keys) + np.unique(of_table, return_inverse=True)[1]])
     by_table = np.argsort(tables, kind="stable")
     lengths = [np.diff(splits[f]) for f in by_table]

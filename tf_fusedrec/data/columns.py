@@ -1,4 +1,4 @@
-"""What a column is: its declaration, and the check of a Parquet schema and of the model's features against it."""
+"""Declarations of columns, and checks of Parquet schemas and the model's features against them."""
 
 from __future__ import annotations
 
@@ -16,15 +16,23 @@ _ARROW = {"int64": pa.int64(), "float32": pa.float32(), "string": pa.string()}
 class Column:
     """One column to read: a scalar per row, or with ragged=True a list per row.
 
-    `keep_last` keeps the newest (last) so many values of each row: long histories are cut where they are read, so
-    that tokens are counted after the cut. `aligned_with` names another list column whose rows must have the same
-    lengths (an item and its time); a row that lies about it is refused by the reader.
+    Attributes:
+      name: Name of the column in the files.
+      dtype: "int64", "float32", or "string" for ids that become int64 fingerprints (fingerprint.py).
+      ragged: Whether the column has a list per row.
+      keep_last: Number of last (newest) values to keep of each row, >= 1; None keeps all. Tokens are counted after
+        this cut.
+      aligned_with: Name of another list column whose rows must have the same lengths, such as items and their times.
+        The reader refuses rows whose lengths differ.
+
+    Raises:
+      ValueError: dtype or keep_last is unknown or out of range; a scalar has keep_last or aligned_with.
     """
 
     name: str
-    dtype: str = "int64"  # "int64", "float32", or "string": ids that become int64 fingerprints (fingerprint.py)
+    dtype: str = "int64"
     ragged: bool = False
-    keep_last: int | None = None  # values
+    keep_last: int | None = None
     aligned_with: str | None = None
 
     def __post_init__(self) -> None:
@@ -35,7 +43,7 @@ class Column:
             )
         if not self.ragged and (self.keep_last is not None or self.aligned_with is not None):
             raise ValueError(
-                f"Column {self.name!r} is a scalar, so keep_last and aligned_with mean nothing. "
+                f"Column {self.name!r} is a scalar, so keep_last and aligned_with do not apply. "
                 "Set ragged=True or leave them out."
             )
         if self.keep_last is not None and self.keep_last < 1:
@@ -45,20 +53,20 @@ class Column:
 
     @property
     def value_dtype(self) -> str:
-        """Of the values that the model gets: "int64" or "float32"."""
+        """dtype of the values that the model gets, "int64" or "float32"."""
         return "int64" if self.dtype == "string" else self.dtype
 
     def type_name(self) -> str:
-        """The type as messages and dataset.json spell it: "int64" or "list<int64>"."""
+        """Type in the spelling of messages and dataset.json, such as "int64" or "list<int64>"."""
         return f"list<{self.dtype}>" if self.ragged else self.dtype
 
     def arrow_type(self) -> pa.DataType:
-        """The Arrow type that a file written by this package has."""
+        """Arrow type in files written by this package."""
         return pa.list_(_ARROW[self.dtype]) if self.ragged else _ARROW[self.dtype]
 
 
 def check_columns(columns: Sequence[Column]) -> None:
-    """Refuses no columns, a name declared twice, and an aligned_with that cannot hold."""
+    """Raises ValueError for no columns, for a repeated name, and for an aligned_with that cannot hold."""
     if not columns:
         raise ValueError("columns must name at least one Column, got none. List the columns to read.")
     names = [column.name for column in columns]
@@ -72,22 +80,26 @@ def check_columns(columns: Sequence[Column]) -> None:
         other = by_name.get(column.aligned_with)
         if other is None or not other.ragged:
             raise ValueError(
-                f"Column {column.name!r} is aligned_with {column.aligned_with!r}, which is not a list column read "
-                f"here; those are {sorted(c.name for c in columns if c.ragged)}. Declare it with ragged=True."
+                f"Column {column.name!r} is aligned_with {column.aligned_with!r}, which is not a declared list "
+                f"column; list columns are {sorted(c.name for c in columns if c.ragged)}. Declare it with ragged=True."
             )
         if other.keep_last != column.keep_last:
             raise ValueError(
-                f"Column {column.name!r} has keep_last={column.keep_last} but {other.name!r}, with which it is "
-                f"aligned, has keep_last={other.keep_last}. Give both the same."
+                f"Column {column.name!r} has keep_last={column.keep_last}, but its aligned column {other.name!r} has "
+                f"keep_last={other.keep_last}. Give both the same value."
             )
 
 
 def check_schema(
     where: str, schema: pa.Schema, columns: Sequence[Column], partitions: Mapping[str, str] | None = None
 ) -> None:
-    """Refuses a file whose schema lacks a column or has it with another type, naming both.
+    """Raises ValueError, which names file and column, if a file's schema lacks a column or gives it another type.
 
-    `partitions` are values that the file's folders give; a scalar int64 column may come from there.
+    Args:
+      where: Name of the file, for messages.
+      schema: Schema of the file.
+      columns: Columns to read.
+      partitions: Column values given by the file's folders. A scalar int64 or string column may come from there.
     """
     for column in columns:
         index = schema.get_field_index(column.name)
@@ -97,24 +109,24 @@ def check_schema(
         if index < 0:
             raise ValueError(
                 f"{where}: column {column.name!r} is missing; the file has {schema.names}. "
-                "Name a column that is there, or convert the data again."
+                "Name one of these columns, or convert the data again."
             )
         found = schema.field(index).type
         if _matches(found, column):
             continue
-        remedy = "Rewrite the file with that type, or declare the Column as it is."
+        remedy = "Rewrite the file with that type, or declare the Column with the file's type."
         if _is_list(found) and pa.types.is_struct(found.value_type):
-            remedy = "Lists of structs are not read: write one list column for each field of the struct."
+            remedy = "Lists of structs are not supported: write one list column for each field of the struct."
         raise ValueError(f"{where}: column {column.name!r} must be {column.type_name()}, got {found}. {remedy}")
 
 
 def check_features(columns: Sequence[Column], features: Iterable[FeatureConfig], made: Iterable[str] = ()) -> None:
-    """Refuses a feature of the model that no column of ids feeds. Call it before the first step.
+    """Raises ValueError for a feature of the model without a column of ids. Call it before the first step.
 
     Args:
-      columns: what the reader reads.
-      features: of the embedding layer.
-      made: features that the model makes itself (sampled negatives).
+      columns: Columns of the reader.
+      features: Features of the embedding layer.
+      made: Names of features that the model makes itself, such as sampled negatives.
     """
     by_name = {column.name: column for column in columns}
     for feature in features:
@@ -128,7 +140,7 @@ def check_features(columns: Sequence[Column], features: Iterable[FeatureConfig],
             )
         if column.value_dtype != "int64":
             raise ValueError(
-                f"feature {feature.name!r} (table {feature.table!r}) wants ids, but its column is "
+                f"feature {feature.name!r} (table {feature.table!r}) needs ids, but its column is "
                 f"{column.type_name()}. Store ids as int64 or string."
             )
 
@@ -136,13 +148,13 @@ def check_features(columns: Sequence[Column], features: Iterable[FeatureConfig],
 def _check_partition(where: str, column: Column, value: str) -> None:
     if column.ragged or column.dtype == "float32":
         raise ValueError(
-            f"{where}: column {column.name!r} is a folder's name ({column.name}={value}), which gives an int64 or "
-            f"string per row, got {column.type_name()}. Declare the Column so."
+            f"{where}: column {column.name!r} comes from the folder {column.name}={value}, but is declared as "
+            f"{column.type_name()}. Declare it as a scalar int64 or string."
         )
     if column.dtype == "int64" and not value.removeprefix("-").isdecimal():
         raise ValueError(
             f"{where}: column {column.name!r} must be int64, got the folder {column.name}={value}. "
-            'Declare it as dtype="string".'
+            'Declare it with dtype="string".'
         )
 
 

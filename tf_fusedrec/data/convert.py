@@ -1,4 +1,4 @@
-"""Command line: a raw data set, or a synthetic one, becomes a folder in our Parquet layout.
+"""Command line: converts a raw data set to a folder in our Parquet layout, or makes a synthetic one.
 
     python -m tf_fusedrec.data.convert movielens           --input ml-1m --output data/ml-1m
     python -m tf_fusedrec.data.convert sequences           --input sequences.txt --output data/sequences
@@ -6,7 +6,7 @@
     python -m tf_fusedrec.data.convert synthetic-ranking   --output data/ranking --users 2000
     python -m tf_fusedrec.data.convert synthetic-retrieval --output data/retrieval
 
-A flag that a converter does not know is refused, whatever its value.
+A converter refuses flags that it does not take.
 """
 
 import sys
@@ -21,7 +21,7 @@ from tf_fusedrec.data.sequences import convert_sequences
 from tf_fusedrec.data.synthetic import write_synthetic_ranking, write_synthetic_retrieval
 
 _SIZES = ("users", "items", "clusters", "mean_history", "seed")
-# converter -> (function, the flags it takes as positional arguments, and as keywords)
+# converter -> (function, its flags passed as positional arguments, its flags passed as keywords)
 CONVERTERS: dict[str, tuple[Callable[..., DatasetInfo], tuple[str, ...], tuple[str, ...]]] = {
     "movielens": (convert_movielens, ("input", "output"), ()),
     "sequences": (convert_sequences, ("input", "output"), ()),
@@ -32,10 +32,10 @@ CONVERTERS: dict[str, tuple[Callable[..., DatasetInfo], tuple[str, ...], tuple[s
 
 
 def convert(argv: list[str]) -> None:
-    """Runs the command line argv (argv[0] is the program) and prints what was made, or the help.
+    """Runs the command line argv (argv[0] is the program) and prints a line about the new data set, or the help.
 
     Raises:
-      ValueError: an unknown converter, a flag missing or not of this converter, and whatever the data are refused for.
+      ValueError: the converter is unknown; a flag is missing or belongs to another converter; the data are refused.
     """
     known = _flags()
     try:
@@ -54,14 +54,14 @@ def convert(argv: list[str]) -> None:
             raise ValueError(f"{positional[0]} needs --{name}.")
     for name in given:
         if name not in required + optional:
-            raise ValueError(f"--{name} is no flag of {positional[0]}; it takes {', '.join(required + optional)}.")
+            raise ValueError(f"--{name} is not a flag of {positional[0]}; it takes {', '.join(required + optional)}.")
     places = [given.pop(name) for name in required]
     info = function(*places, **given)
     print(f"{known.output}: {info.task}, {info.users} users, {info.items} items, from {info.source}")
 
 
 def _flags() -> flags.FlagValues:
-    """Flags of their own, so that importing this module adds none to another program's. None: not given."""
+    """Separate flags, so that importing this module adds none to another program's flags. None means not given."""
     known = flags.FlagValues()
     flags.DEFINE_string("input", None, "Folder or file of the raw data set.", flag_values=known)
     flags.DEFINE_string("output", None, "Folder to make; must be new or empty.", flag_values=known)

@@ -15,33 +15,34 @@ from tf_fusedrec.data.columns import Column
 from tf_fusedrec.data.parquet import ParquetFolder
 from tf_fusedrec.data.rows import Ragged, Rows
 
-_PREFETCH = 4  # batches made ahead, enough to hide a row group that takes longer than a step
+_PREFETCH = 4  # batches made ahead, enough to hide a row group that takes longer than a step to decode
 
 
 class TokenBatches:
-    """Batches of about target_tokens tokens of this rank's rows, equally many on all ranks, from any position on.
+    """Batches of about target_tokens tokens from this rank's rows. All ranks have the same number of batches.
 
     Args:
-      folder: what to read.
-      length_columns: list columns whose values become tokens of the model, or int64 columns that hold such numbers.
-      target_tokens: tokens wanted in a batch of one rank.
-      extra_tokens: tokens that the model adds to every row (contextual features, for example).
-      scope: "rank" or "global", see plan.py. "global" balances best where batches have few rows; a rank then reads
-        the row groups of all.
-      cost: balances what rows cost instead of their tokens; a target of n tokens is what n tokens cost on average.
-      epochs: that will be read.
-      start: a position of an earlier job, to go on from it, on any number of ranks; None begins with epoch 0.
+      folder: Folder to read.
+      length_columns: Names of list columns whose values become tokens of the model, or of int64 columns with numbers of
+        tokens.
+      target_tokens: Target number of tokens in a batch of one rank, >= 1.
+      extra_tokens: Number of tokens that the model adds to every row, such as contextual features.
+      scope: "rank" or "global", see plan.py. "global" balances best if batches have few rows, but every rank then reads
+        the row groups of all ranks.
+      cost: Cost to balance instead of tokens; a target of n tokens becomes the average cost of n tokens.
+      epochs: Number of epochs to read, >= 1.
+      start: Position of an earlier job, on any number of ranks, to resume from; None begins with epoch 0.
 
     Attributes:
-      first_epoch: 0, or that of `start`.
-      steps_per_epoch: of every rank in whole epochs: the most that any rank has in any epoch. A rank that has run out
-        has batches of no rows. 0 when there are no rows.
-      first_step: the step of first_epoch to go on with, counted so that steps_per_epoch ends the epoch: with as many
-        ranks as before, the steps that were done; otherwise it may be below 0.
+      first_epoch: 0, or the epoch of `start`.
+      steps_per_epoch: Steps of every rank in a whole epoch, the maximum over ranks and epochs. A rank without further
+        rows has batches of no rows. 0 if there are no rows.
+      first_step: Step of first_epoch to resume with, such that the epoch ends at steps_per_epoch. It is the number of
+        finished steps if the number of ranks is the same; otherwise it may be negative.
 
     Raises:
-      ValueError: a length column that tells no number of tokens; a target or epochs below 1; a row with more tokens
-        than the target, unless the folder skips bad rows; a start of other data, or of another order.
+      ValueError: a length column has no numbers of tokens; target_tokens or epochs is below 1; a row has more tokens
+        than the target, unless the folder skips bad rows; `start` belongs to other data or another order.
     """
 
     def __init__(
@@ -70,13 +71,13 @@ class TokenBatches:
         self._start = _checked_start(folder, start) if start else None
         self.first_epoch = start["epoch"] if start else 0
         self._plan_of: dict[int, plan.EpochPlan] = {}
-        # Without a seed all whole epochs are the same.
+        # Without a seed all whole epochs are equal.
         whole = range(epochs if folder.seed is not None else 1)
         self.steps_per_epoch = max(self._new_plan(epoch, plan.whole(folder.num_rows)).steps for epoch in whole)
         self.first_step = 0
         if start and self._start is not None:
             left = self._plan(self.first_epoch).steps
-            if start["ranks"] == folder.world_size:  # as the epoch would have ended, with its empty batches
+            if start["ranks"] == folder.world_size:  # The same ranks end the epoch as before, with its empty batches.
                 left = max(left, start["steps_left"])
             self.first_step = self.steps_per_epoch - left
 
@@ -84,13 +85,13 @@ class TokenBatches:
         """Batches of some epochs.
 
         Args:
-          first_epoch: None begins where `start` says; with first_step.
-          epochs: how many. Call model.fit with the same number, and steps_per_epoch (less first_step in an epoch that
-            begins there).
+          first_epoch: First epoch; None begins at the position `start`, that is at first_step of first_epoch.
+          epochs: Number of epochs. Call model.fit with the same number and with steps_per_epoch, minus first_step for
+            an epoch that begins there.
 
         Returns:
-          A dataset of dicts, by column name: <dtype>[B], or RaggedTensor <dtype>[B, (L)] with int64 row_splits. Its
-          cardinality is the number of steps. Inside it errors arrive as TensorFlow errors with the same words.
+          Dataset of dicts by column name: <dtype>[B], or RaggedTensor <dtype>[B, (L)] with int64 row_splits. Its
+          cardinality is the number of steps. Errors of the reader appear as TensorFlow errors with the same message.
         """
         begin = self.first_epoch if first_epoch is None else first_epoch
         steps = {epoch: self.steps_per_epoch - self._skipped(epoch) for epoch in range(begin, begin + epochs)}
@@ -107,12 +108,14 @@ class TokenBatches:
         return _without_tuning(dataset.prefetch(_PREFETCH))
 
     def position(self, epoch: int, step: int) -> dict[str, Any]:
-        """Where all ranks stand when `step` steps of an epoch (counted from first_step in first_epoch) are trained.
+        """Position of all ranks after `step` trained steps of an epoch, whatever has been read ahead.
 
-        A function of the steps that were trained, whatever has been read ahead.
+        Args:
+          epoch: Number of the epoch.
+          step: Trained steps; in first_epoch they are counted from first_step.
 
         Returns:
-          JSON-able; what `start` takes. All ranks get the same.
+          JSON-serializable value for `start`, the same on all ranks.
         """
         done = step - self._skipped(epoch)
         begun = done > 0 or (epoch == self.first_epoch and self._start is not None)
@@ -128,7 +131,7 @@ class TokenBatches:
         return self.first_step if epoch == self.first_epoch else 0
 
     def _plan(self, epoch: int) -> plan.EpochPlan:
-        """The plan of what this job reads of an epoch; that of the latest epoch is kept."""
+        """This job's plan of an epoch. Only the plan of the latest epoch is kept."""
         found = self._plan_of.get(epoch)
         if found is None:
             left = self._start if epoch == self.first_epoch else None
@@ -142,43 +145,43 @@ class TokenBatches:
 
 
 def _without_tuning(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """Nothing here can be tuned, and an iterator would wait for the tuner's thread when it ends, 0.15 s and more."""
+    """Disables autotuning, which cannot tune anything here and delays the end of an iterator by 0.15 s or more."""
     options = tf.data.Options()
     options.autotune.enabled = False
     return dataset.with_options(options)
 
 
 def _order_of(folder: ParquetFolder) -> dict[str, Any]:
-    """What positions depend on, beside the epoch."""
+    """The settings that positions depend on, beside the epoch."""
     return {"contents": folder.contents(), "shuffle_seed": folder.seed, "shuffle_rows": folder.shuffle_rows}
 
 
 def _checked_start(folder: ParquetFolder, start: Mapping[str, Any]) -> plan.Streams | None:
-    """What is left of the first epoch, None for all of it; refuses positions of another order."""
+    """The remaining positions of the first epoch, None for all. Raises ValueError for positions of another order."""
     if start["left"] is None:
         return None
     for name, value in _order_of(folder).items():
         if start[name] != value:
             raise ValueError(
-                f"start lies inside epoch {start['epoch']} of data with {name} {start[name]!r}, but that of "
-                f"{folder.path} is {value!r}. Positions are of one order of rows: give the files and settings back, or "
-                "begin the next epoch with start=None."
+                f"start lies inside epoch {start['epoch']} of data with {name} {start[name]!r}, but {folder.path} has "
+                f"{value!r}. A position is valid for one order of rows only: restore the files and settings, or begin "
+                "the next epoch with start=None."
             )
     return [[(begin, end) for begin, end in stream] for stream in start["left"]]
 
 
 def _meet_long_rows(folder: ParquetFolder, tokens: np.ndarray, length_columns: Sequence[str], target: int) -> None:
-    """Refuses rows longer than a whole batch, or sets their tokens to 0, which leaves them out."""
+    """Refuses rows longer than a whole batch, or skips them by setting their tokens to 0."""
     long = np.flatnonzero(tokens > target)
     groups = folder.groups_of(long)
     for group in np.unique(groups):
         rows = long[groups == group]
         place, first = folder.place(int(group))
-        folder.bad.meet(
+        folder.bad.handle(
             place,
             f"column {list(length_columns)} has a row of {tokens[rows[0]]} tokens, "
-            f"longer than target_tokens = {target} of a batch. Keep less (Column.keep_last), raise target_tokens, or "
-            'leave such rows out (bad_rows="skip"). '
+            f"longer than target_tokens = {target} of a batch. Shorten rows (Column.keep_last), raise target_tokens, "
+            'or skip such rows (bad_rows="skip"). '
             f"Row {rows[0] - first} is the first.",
             (rows - first).tolist(),
         )
@@ -186,10 +189,10 @@ def _meet_long_rows(folder: ParquetFolder, tokens: np.ndarray, length_columns: S
 
 
 def _to_tensors(batches: Callable[[], Iterator[Rows]], columns: Sequence[Column]) -> tf.data.Dataset:
-    """A dataset of what `batches` yields, each iterator with a call of its own.
+    """A dataset of the batches that `batches` yields. Each iterator calls `batches` once.
 
-    from_generator takes as long to convert arrays as reading them from Parquet did, numpy_function nearly nothing. So
-    the generator hands over a number, and a function of that number the arrays.
+    The generator yields only a number, and a numpy_function looks up the arrays by that number. from_generator would
+    need as long to convert the arrays as Parquet needs to read them; numpy_function needs nearly no time.
     """
     numbers = itertools.count()
     waiting: dict[int, list[np.ndarray]] = {}
@@ -202,7 +205,7 @@ def _to_tensors(batches: Callable[[], Iterator[Rows]], columns: Sequence[Column]
                 own.append(next(numbers))
                 waiting[own[-1]] = _arrays(rows, columns)
                 yield own[-1]
-        finally:  # an iterator that was left has taken fewer than were made
+        finally:  # An abandoned iterator leaves batches that nobody has looked up.
             for number in own:
                 waiting.pop(number, None)
 
@@ -211,13 +214,13 @@ def _to_tensors(batches: Callable[[], Iterator[Rows]], columns: Sequence[Column]
     def tensors(number: tf.Tensor) -> dict[str, tf.Tensor | tf.RaggedTensor]:
         made = tf.numpy_function(lambda at: waiting.pop(int(at)), [number], dtypes)
         for tensor in made:
-            tensor.set_shape([None])  # unlike ensure_shape no op, of which every step has one for each tensor
+            tensor.set_shape([None])  # ensure_shape would add an op per tensor to every step.
         flat = iter(made)
         found: dict[str, tf.Tensor | tf.RaggedTensor] = {}
         for column in columns:
             values = next(flat)
             if column.ragged:
-                # validate=False: the row_splits are cumulative sums made by our own reader, right by construction.
+                # validate=False: the reader computes the row_splits as cumulative sums, so they are valid.
                 values = tf.RaggedTensor.from_row_splits(values, next(flat), validate=False)
             found[column.name] = values
         return found

@@ -1,16 +1,16 @@
-"""String ids as 64-bit integers, in the reader, in tf.data and in a served graph alike: TensorFlow's tf.fingerprint.
+"""Fingerprints: string ids as 64-bit integers, equal in the reader, in tf.data and in a served graph.
 
-The fingerprint is FarmHash's Fingerprint64 of the bytes, which its authors promise not to change. Two of n distinct
-strings share one with a probability of about n^2 / 2^65:
+The fingerprint is TensorFlow's tf.fingerprint, FarmHash's Fingerprint64 of the bytes. Its authors promise not to change
+it. The probability that two of n distinct strings share a fingerprint is about n^2 / 2^65:
 
-    n            any collision      ids that share one, expected
+    n            any collision      colliding ids, expected
     10^6         2.7e-8             5.4e-8
     10^8         2.7e-4             5.4e-4
     10^9         2.7 %              0.054
     10^10        93 %               5.4
 
-Colliding ids share a row and train it together; nothing else breaks. Fingerprint64 is no cryptographic hash: somebody
-who chooses ids can make collisions.
+Colliding ids share and train one row; nothing else breaks. Fingerprint64 is not a cryptographic hash: whoever chooses
+the ids can make collisions.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ _Symbol = keras.src.engine.keras_tensor.KerasTensor  # of a functional model
 
 
 def hash_strings(strings: Any) -> Any:
-    """Ids of strings: the fingerprints that the Parquet reader gives of a Column(dtype="string").
+    """Ids of strings, equal to the Parquet reader's fingerprints for a Column(dtype="string").
 
-    Works in tf.data, in a model and in an exported graph, by stock TensorFlow ops: a server needs no other library.
-    A str counts as its UTF-8 bytes. An empty string is a string: its id is -7286425919675154353, which may be a padding
-    id: FeatureConfig(padding_id=int(hash_strings(""))).
+    The function works in tf.data, in a model and in an exported graph. It uses stock TensorFlow ops, so a server needs
+    no other library. A str is hashed by its UTF-8 bytes. The empty string has the id -7286425919675154353, which can
+    serve as padding: FeatureConfig(padding_id=int(hash_strings(""))).
 
     Args:
-      strings: <string>[...], of any shape: Tensor, RaggedTensor, SparseTensor, or an input of a functional Keras model;
-        or NumPy array, pandas Series, Arrow array, (nested) list of str or bytes, or one str.
+      strings: <string>[...] of any shape: Tensor, RaggedTensor, SparseTensor, or an input of a functional Keras model;
+        or a NumPy array, pandas Series, Arrow array, (nested) list of str or bytes, or one str.
 
     Returns:
-      <int64>[...], of the shape and kind of a TensorFlow argument; a NumPy array for others.
+      <int64>[...], of the same shape and kind for a TensorFlow argument, else a NumPy array.
 
     Raises:
-      ValueError: something else than strings, such as a missing value (None, NaN, null).
+      ValueError: an element is not a string, such as a missing value (None, NaN, null).
     """
     if isinstance(strings, _Symbol):
         return keras.layers.Lambda(hash_strings)(strings)
@@ -56,17 +56,17 @@ def hash_strings(strings: Any) -> Any:
 
 
 def fingerprint_arrow(array: pa.Array) -> np.ndarray:
-    """<int64>[n] of an Arrow array of strings, plain or dictionary-encoded, without nulls."""
+    """Fingerprints <int64>[n] of an Arrow array of strings, plain or dictionary-encoded, without nulls."""
     # Each distinct string is hashed once.
     encoded = array if pa.types.is_dictionary(array.type) else array.dictionary_encode()
-    # NumPy arrays of str would be copied at the width of the longest.
+    # A NumPy array of str, unlike one of objects, pads every string to the longest.
     return _of_objects(np.array(encoded.dictionary.to_pylist(), object))[encoded.indices.to_numpy()]
 
 
 def _fingerprint(strings: tf.Tensor) -> tf.Tensor:
     if strings.dtype != tf.string:
         raise ValueError(f"strings must have dtype string, got {strings.dtype.name}. Integers are ids as they are.")
-    # One row of 8 bytes, little-endian, for each string.
+    # tf.fingerprint returns 8 little-endian bytes per string.
     return tf.reshape(tf.bitcast(tf.fingerprint(tf.reshape(strings, [-1])), tf.int64), tf.shape(strings))
 
 

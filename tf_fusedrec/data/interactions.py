@@ -1,6 +1,6 @@
-"""Interactions as a retrieval data set: one row per user, the last item held out.
+"""Writes interactions as a retrieval data set: one row per user, with the last item held out.
 
-Shared by the converters of logs and of sequences: the stable order, seconds, and the cut of each user's sequence.
+The converters of logs and of sequences share the stable order, the conversion to seconds, and the cut of each sequence.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ SPLIT = (
     "Leave one out: a user's last interaction is the target of test, all before it are train and the history of test. "
     "Users with fewer than 2 interactions are left out."
 )
-# Seconds reach 10^11 in the year 5138, milliseconds did in 1973: the smallest time of a unit, and units per second.
+# (smallest time of a unit, units per second, unit). Seconds reach 10^11 in the year 5138, milliseconds did in 1973.
 _FINER = ((10**17, 10**9, "nanoseconds"), (10**14, 10**6, "microseconds"), (10**11, 10**3, "milliseconds"))
 
 
@@ -32,15 +32,15 @@ class Interactions(NamedTuple):
 
 
 def by_user_and_time(user: np.ndarray, time: np.ndarray) -> np.ndarray:
-    """<int64>[N] stable order by (user, time): equal times keep the order of the file."""
+    """Stable order <int64>[N] by (user, time). Equal times keep the order of the file."""
     return np.lexsort((time, user))
 
 
 def seconds_of(path: pathlib.Path, time: np.ndarray) -> tuple[np.ndarray, str]:
-    """<int64>[N] times in whole seconds, and the finer unit that they came in ("" for seconds).
+    """Times <int64>[N] in whole seconds, and their original unit if it is finer ("" for seconds).
 
     Raises:
-      ValueError: times of two units.
+      ValueError: the times have two units.
     """
     for least, per_second, unit in _FINER:
         if time.max(initial=0) < least:
@@ -49,7 +49,7 @@ def seconds_of(path: pathlib.Path, time: np.ndarray) -> tuple[np.ndarray, str]:
             coarse = int(np.flatnonzero(time < least)[0])
             raise ValueError(
                 f"{path}: got timestamps of two units, {time.max()} ({unit}) and {time[coarse]} (row {coarse + 1}), "
-                "wanted one unit, seconds since 1970. Correct the smaller part."
+                "want one unit, seconds since 1970. Correct the smaller part."
             )
         return time // per_second, unit
     return time, ""
@@ -67,15 +67,15 @@ def write_last_held_out(
     """Writes the retrieval layout of interactions into `output`.
 
     Args:
-      output: the folder to make.
-      interactions: of all users.
-      path: the file they came from, for messages.
-      source: what dataset.json says of it; the number of users that are left out is added.
-      catalogue: <int64>[I] every item, without duplicates; None: the items of the users that stay.
-      item_strings: the string of every item id that is a fingerprint; None for integer ids.
+      output: Folder to make.
+      interactions: Interactions of all users.
+      path: Source file, for messages.
+      source: Description of the source for dataset.json; the number of users left out is appended.
+      catalogue: <int64>[I], all items without duplicates; None: the items of the users kept.
+      item_strings: String of every item id that is a fingerprint; None for integer ids.
 
     Raises:
-      ValueError: no user has two interactions; what write_dataset refuses.
+      ValueError: no user has two interactions; write_dataset refuses the data.
     """
     user, item, time, rating = interactions
     everyone, row_of, counts = np.unique(user, return_inverse=True, return_counts=True)
@@ -83,8 +83,8 @@ def write_last_held_out(
     left_out = int((counts < 2).sum())
     if left_out == len(everyone):
         raise ValueError(
-            f"{path}: got {len(user)} interactions of {len(everyone)} users, none with two or more, so that no user "
-            "is left. Wanted two interactions of a user at least: the last is held out for test. Check the user column."
+            f"{path}: got {len(user)} interactions of {len(everyone)} users, none with two or more. Want at least two "
+            "interactions of a user, because the last one is held out for test. Check the user column."
         )
     if left_out:
         source += f", {left_out} of {len(everyone)} users left out (one interaction)"

@@ -1,9 +1,9 @@
-"""KuaiRand log -> the ranking layout: one row per user with contextual features, history and exposures.
+"""Converter of the KuaiRand log to the ranking layout: one row per user with context, history and exposures.
 
-The log is a CSV(.gz) with a header, one impression a line, in any order; it is sorted by (user_id, time_ms), ties in
-file order. Ids are integers, or strings, which become their fingerprints. The split by time is by one moment for all
-users: no model is trained on anything later than any test exposure. The split by user parts the impressions of each
-user, as the notes of published extracts do.
+The log is a CSV(.gz) with a header and one impression per line, in any order. It is sorted by (user_id, time_ms), ties
+in file order. Ids are integers, or strings, which become fingerprints. The split by time uses one moment for all users,
+so no model is trained on anything later than a test exposure. The split by user divides the impressions of each user,
+like the notes of published extracts.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ ACTION_BITS = {
 }
 DURATION = "duration_ms"
 CONTINUOUS_LABELS = ("play_time_ms", "profile_stay_time", "comment_stay_time")
-_SECONDS = range(10**8, 10**11)  # 1973 to 5138 in seconds; in milliseconds the first three years from 1970 on
-WINDOW = 16  # exposures of a training row, of the split by user
+_SECONDS = range(10**8, 10**11)  # years 1973 to 5138 in seconds; in milliseconds, three years from 1970 on
+WINDOW = 16  # exposures of a training row in the split by user
 SPLITS = {
     "time": "By time: the moment T lies where the first {train:g} of the log's impressions end. Train sees only what "
     "came before T: a user's later half is exposed, the earlier half is history. Test: what came from T on is exposed, "
@@ -49,18 +49,20 @@ SPLITS = {
 def convert_kuairand(
     source: str | pathlib.Path, output: str | pathlib.Path, *, test_fraction: float = 0.2, split: str = "time"
 ) -> DatasetInfo:
-    """Writes the ranking layout of the log in `source` (a folder, or the log itself) into `output`.
+    """Writes the ranking layout of a KuaiRand log.
 
     Every binary and continuous label of the log becomes exposed_<label>, without the "is_". user_features.csv(.gz)
-    beside the log adds its columns as contextual codes: 0 is missing, values are numbered from 1 in sorted order.
-    duration_ms, where the log has it, becomes history_duration and exposed_duration: codes of four to a doubling.
+    beside the log adds its columns as contextual codes. Code 0 means missing; values are numbered from 1 in sorted
+    order. duration_ms, if present, becomes history_duration and exposed_duration, with four codes per doubling.
 
     Args:
-      test_fraction: share of the impressions, the latest ones, that become test exposures; in (0, 1).
-      split: the rule that parts train from test, one of SPLITS.
+      source: Path of the log, or of a folder with it.
+      output: Folder to make.
+      test_fraction: Fraction of the impressions, the latest ones, that become test exposures, in (0, 1).
+      split: Rule that separates train from test, one of SPLITS.
 
     Raises:
-      ValueError: no log; a line that cannot be read; times in seconds; a split without rows of train or of test.
+      ValueError: the log is missing; a line is unreadable; times are in seconds; train or test would be empty.
     """
     if split not in SPLITS:
         raise ValueError(f"split must be one of {list(SPLITS)}, got {split!r}.")
@@ -120,11 +122,13 @@ def _log_file(source: pathlib.Path) -> pathlib.Path:
 
 
 def _read_log_sorted(path: pathlib.Path) -> tuple[Log, list[str], list[str]]:
-    """The log with its columns sorted by (user, time), its binary labels, and all its labels."""
+    """Reads the log sorted by (user, time). Returns it with its binary labels and all its labels."""
     header = header_of(path)
     binary = [name for name in ACTION_BITS if name in header]
     if not binary:
-        raise ValueError(f"{path}: has none of the labels {list(ACTION_BITS)}, its columns are {header}.")
+        raise ValueError(
+            f"{path}: has the columns {header}, want one of the labels {list(ACTION_BITS)}. Check that it is the log."
+        )
     labels = binary + [name for name in CONTINUOUS_LABELS if name in header]
     integers = ["time_ms", *([DURATION] if DURATION in header else [])]
     kinds = {"user_id": ID, "video_id": ID, **dict.fromkeys(integers, INTEGER), **dict.fromkeys(labels, NUMBER)}
@@ -133,7 +137,7 @@ def _read_log_sorted(path: pathlib.Path) -> tuple[Log, list[str], list[str]]:
         raise ValueError(f"{path}: has no impressions. Check the file.")
     if (latest := int(columns["time_ms"].max())) in _SECONDS:
         raise ValueError(
-            f"{path}: got a latest time_ms of {latest}, which reads as seconds, wanted milliseconds since 1970. "
+            f"{path}: the latest time_ms is {latest}, which looks like seconds; want milliseconds since 1970. "
             "Multiply the column by 1000."
         )
     order = by_user_and_time(columns["user_id"], columns["time_ms"])
@@ -143,19 +147,19 @@ def _read_log_sorted(path: pathlib.Path) -> tuple[Log, list[str], list[str]]:
 def _cut_by_time(
     time_ms: np.ndarray, begin: np.ndarray, end: np.ndarray, test_fraction: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Where the exposures of train and of test begin, <int64>[U] each, in a log sorted by user and time."""
+    """Begins of each user's train and test exposures, <int64>[U] each, in a log sorted by user and time."""
     moment = np.sort(time_ms)[int(len(time_ms) * (1 - test_fraction))]
     user = np.repeat(np.arange(len(begin)), end - begin)
     late = begin + np.bincount(user[time_ms < moment], minlength=len(begin))
-    # The later half of a user's training impressions; impressions of the millisecond it begins in belong to it, so
-    # that history is strictly older.
+    # The later half of a user's training impressions is exposed. It includes all impressions of its first millisecond,
+    # so that history is strictly older.
     exposed_from = time_ms[np.minimum(begin + (late - begin) // 2, len(time_ms) - 1)]
     older = (time_ms < moment) & (time_ms < exposed_from[user])
     return begin + np.bincount(user[older], minlength=len(begin)), late
 
 
 def _windows(begin: np.ndarray, late: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """User, begin of the history, of the exposures, and their end, for every WINDOW impressions before `late`."""
+    """Windows of WINDOW impressions before `late`: user, begin of history, begin and end of exposures of each."""
     windows = -(-(late - begin) // WINDOW)
     user = np.repeat(np.arange(len(begin)), windows)
     number = np.arange(len(user)) - np.repeat(np.cumsum(windows) - windows, windows)
@@ -164,7 +168,7 @@ def _windows(begin: np.ndarray, late: np.ndarray) -> tuple[np.ndarray, np.ndarra
 
 
 def _columns(log: dict[str, np.ndarray], binary: list[str], labels: list[str]) -> dict[str, np.ndarray]:
-    """What each impression gives to the columns of its role, by their names."""
+    """Values of each impression for the columns history_* and exposed_*, by column."""
     seconds = log["time_ms"] // 1000
     action = np.zeros(len(seconds), np.int64)
     for name in binary:
@@ -174,7 +178,7 @@ def _columns(log: dict[str, np.ndarray], binary: list[str], labels: list[str]) -
         "exposed_item": log["video_id"], "exposed_time": seconds,
     }  # fmt: skip
     if DURATION in log:
-        # Four codes to a doubling of the seconds; 0 is a video without a duration.
+        # Four codes per doubling of the seconds. Code 0 is a video without a duration.
         longer = np.log2(1 + np.maximum(log[DURATION], 0) / 1000)
         code = np.where(log[DURATION] > 0, 1 + np.floor(4 * longer), 0).astype(np.int64)
         columns["history_duration"] = columns["exposed_duration"] = code
@@ -189,7 +193,7 @@ def _rows(
     middle: np.ndarray,
     end: np.ndarray,
 ) -> Rows:
-    """Rows of users <int64>[B] with history begin .. middle and exposures middle .. end; none without exposures."""
+    """Rows of users <int64>[B] with history begin .. middle and exposures middle .. end. Skips empty exposures."""
     some = end > middle
     user, begin, middle, end = (bounds[some] for bounds in (user, begin, middle, end))
     rows: dict[str, Values] = {name: values[user] for name, values in context.items()}
@@ -204,7 +208,10 @@ def _user_features(
 ) -> tuple[dict[str, np.ndarray], dict[str, list]]:
     """Contextual columns <int64>[U] of these users, and the values behind the codes of each column.
 
-    `strings`: the string of every user, where ids are fingerprints.
+    Args:
+      folder: Folder of the log.
+      users: <int64>[U], ids of the users.
+      strings: String of every user id that is a fingerprint; None for integer ids.
     """
     paths = [folder / name for name in USER_FEATURES if (folder / name).is_file()]
     if not paths:
@@ -212,7 +219,9 @@ def _user_features(
     with readable_text(paths[0]):
         table = csv.read_csv(paths[0])
     if "user_id" not in table.column_names:
-        raise ValueError(f"{paths[0]}: column 'user_id' is missing, its columns are {table.column_names}.")
+        raise ValueError(
+            f"{paths[0]}: column 'user_id' is missing; its columns are {table.column_names}. Name one of them user_id."
+        )
     row = {user: number for number, user in enumerate(table["user_id"].to_pylist())}
     rows = np.array([row.get(user if strings is None else strings[user], -1) for user in users.tolist()])
     contextual, codes = {}, {}

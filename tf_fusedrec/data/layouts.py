@@ -1,7 +1,8 @@
-"""Our two Parquet layouts on disk, as data/README.md describes them: writes them, reads what they say of themselves.
+"""Writes the two Parquet layouts of data/README.md, and reads their metadata.
 
-The converters and the synthetic generators end here. A data set is a folder: train/ and test/ with Parquet shards,
-items.parquet with the popularity of every item, dataset.json with the facts. It appears all at once or not at all.
+The converters and the synthetic generators write through this module. A data set is a folder with Parquet shards in
+train/ and test/, items.parquet with the popularity of every item, and dataset.json with the metadata. It appears as a
+whole or not at all.
 """
 
 from __future__ import annotations
@@ -20,18 +21,18 @@ from tf_fusedrec.data.columns import Column
 from tf_fusedrec.data.rows import Ragged, Rows, Values, rows_in_chunks
 
 TASKS = ("ranking", "retrieval")
-# Row groups are what ranks share out and what a shuffle reorders, so they are small; a file holds many of them.
+# Row groups are small, because ranks divide them among each other and a shuffle reorders them.
 ROWS_PER_GROUP = 256
 GROUPS_PER_FILE = 64
 
 
 @dataclasses.dataclass(frozen=True)
 class DatasetInfo:
-    """dataset.json: what a data set holds and how it was made."""
+    """Contents of dataset.json: what a data set holds and how it was made."""
 
     task: str  # "ranking" or "retrieval"
-    source: str  # where the data come from, with the arguments of a generator
-    split: str  # the rule that parts train from test
+    source: str  # origin of the data, with the arguments of a generator
+    split: str  # rule that separates train from test
     users: int
     items: int  # rows of items.parquet
     columns: Mapping[str, Mapping[str, str]]  # split ("train", "test") -> column -> type, e.g. "list<int64>"
@@ -54,23 +55,23 @@ def write_dataset(
     """Writes a data set into the folder `root`, which must be new or empty.
 
     Args:
-      root: the folder to make.
-      task, source, split, users: see DatasetInfo.
-      train, test: the rows of each split.
-      item_ids: <int64>[I] the catalogue, without duplicates.
-      train_items: <int64>[T] the item of every interaction of the training split, each once: counted for items.parquet.
-      item_strings: the string of every item id, where ids are fingerprints; column `string` of items.parquet.
-      codes: for columns that hold codes, the value behind code 1, 2, ... (0 is missing); becomes codes.json.
+      root: Folder to make.
+      task, source, split, users: See DatasetInfo.
+      train, test: Rows of each split.
+      item_ids: <int64>[I], the catalogue, without duplicates.
+      train_items: <int64>[T], the item of every interaction of the training split, counted for items.parquet.
+      item_strings: String of every item id that is a fingerprint, for the column `string` of items.parquet.
+      codes: By column of codes, the values behind the codes 1, 2, ... (0 is missing), for codes.json.
 
     Raises:
-      ValueError: an unknown task, or a root that already holds something.
+      ValueError: the task is unknown, or `root` is not empty.
     """
     root = pathlib.Path(root)
     if task not in TASKS:
         raise ValueError(f"task must be one of {TASKS}, got {task!r}.")
     if root.exists() and (not root.is_dir() or any(root.iterdir())):
-        raise ValueError(f"output {str(root)!r} already holds something. Remove it, or name another folder.")
-    # Written beside its place and moved at the end: whoever finds `root` finds it whole.
+        raise ValueError(f"output {str(root)!r} is not empty. Remove it, or name another folder.")
+    # The data set is written beside `root` and renamed at the end, so `root` is always whole.
     partial = root.with_name(root.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)
     columns = {}
@@ -85,18 +86,18 @@ def write_dataset(
     info = DatasetInfo(task, source, split, users, len(item_ids), columns)
     (partial / "dataset.json").write_text(json.dumps(dataclasses.asdict(info), indent=2) + "\n", encoding="utf-8")
     if root.exists():
-        root.rmdir()  # empty, as checked above
+        root.rmdir()  # It is empty, as checked above.
     partial.rename(root)
     return info
 
 
 def read_info(root: str | pathlib.Path) -> DatasetInfo:
-    """The facts of a data set; refuses a folder that is none."""
+    """Reads dataset.json of a data set. Raises ValueError for a folder that is not a data set."""
     path = pathlib.Path(root) / "dataset.json"
     known = [field.name for field in dataclasses.fields(DatasetInfo)]
     if not path.is_file():
         raise ValueError(
-            f"{str(root)!r} is not a data set of ours: it has no dataset.json. "
+            f"{str(root)!r} is not a data set of this package: it has no dataset.json. "
             "Make one with python -m tf_fusedrec.data.convert."
         )
     try:
@@ -109,7 +110,7 @@ def read_info(root: str | pathlib.Path) -> DatasetInfo:
 
 
 def read_items(root: str | pathlib.Path) -> tuple[np.ndarray, np.ndarray]:
-    """(item_id <int64>[I] ascending, count <int64>[I] of training interactions): catalogue and popularity."""
+    """Catalogue and popularity: item_id <int64>[I], ascending, and its count <int64>[I] of training interactions."""
     path = pathlib.Path(root) / "items.parquet"
     if not path.is_file():
         raise ValueError(f"{path} is missing. Make the data set with python -m tf_fusedrec.data.convert.")
@@ -128,7 +129,7 @@ def _declared(rows: Rows) -> list[Column]:
 
 def _write_shards(folder: pathlib.Path, rows: Rows, declared: list[Column]) -> None:
     schema = pa.schema([(column.name, column.arrow_type()) for column in declared])
-    # No rows still make one file: the split is there, with its schema, and is empty.
+    # An empty split still gets one file, which holds its schema.
     shards = list(rows_in_chunks(rows, ROWS_PER_GROUP * GROUPS_PER_FILE)) or [rows]
     for number, shard in enumerate(shards):
         arrays = [_to_arrow(shard.columns[column.name], column) for column in declared]
@@ -142,7 +143,7 @@ def _write_shards(folder: pathlib.Path, rows: Rows, declared: list[Column]) -> N
 
 def _to_arrow(values: Values, column: Column) -> pa.Array:
     if isinstance(values, Ragged):
-        # list<> has 32-bit offsets; a shard of ROWS_PER_GROUP * GROUPS_PER_FILE rows is far from their end.
+        # list<> has 32-bit offsets, enough for the values of ROWS_PER_GROUP * GROUPS_PER_FILE rows.
         return pa.ListArray.from_arrays(pa.array(values.row_splits, pa.int32()), pa.array(values.values))
     return pa.array(values, column.arrow_type())
 

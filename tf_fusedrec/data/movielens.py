@@ -1,11 +1,15 @@
-"""MovieLens ratings, or a log of the same columns -> the retrieval layout: one row per user, the last item held out.
+"""Converter of MovieLens ratings, or of a log with the same columns, to the retrieval layout.
 
-Reads what GroupLens publishes: `ratings.dat` (UserID::MovieID::Rating::Timestamp, with whole or half stars), `u.data`
-(the same, parted by tabs), `ratings.csv` with the header userId,movieId,rating,timestamp. A CSV file may as well be one
-of your own: its columns are found by their names, below, and `rating` may be missing. Each may be gzipped (.gz).
+It reads the files of GroupLens, plain or gzipped (.gz):
 
-Interactions are sorted by (user, timestamp) with a STABLE sort, ties in file order: many ratings share a second, and an
-unstable sort there changes the data set.
+    ratings.dat    UserID::MovieID::Rating::Timestamp, with whole or half stars
+    u.data         the same columns, separated by tabs
+    ratings.csv    with the header userId,movieId,rating,timestamp
+
+Any other CSV file works, too: its columns are found by NAMES, and `rating` may be missing.
+
+Interactions are sorted by (user, timestamp) with a STABLE sort, ties in file order. Many ratings share a second, so an
+unstable sort would change the data set.
 """
 
 from __future__ import annotations
@@ -20,10 +24,10 @@ from tf_fusedrec.data.layouts import DatasetInfo
 from tf_fusedrec.data.text_log import ID, INTEGER, NUMBER, Log, header_of, ids_of, open_text, read_log
 
 RATINGS = tuple(name + end for name in ("ratings.dat", "ratings.csv", "u.data") for end in ("", ".gz"))
-# Files that list all movies, with what stands behind the id in a line; True: the first line is a header.
+# Files that list all movies: the delimiter after the id, and whether the first line is a header.
 MOVIES = {"movies.dat": ("::", False), "movies.csv": (",", True), "u.item": ("|", False)}
 _KINDS = {"user_id": ID, "movie_id": ID, "rating": NUMBER, "timestamp": INTEGER}
-# The names of these columns in the header of a CSV file.
+# Accepted names of each column in the header of a CSV file.
 NAMES = {
     "user_id": ("user_id", "userId"),
     "movie_id": ("movie_id", "movieId", "item_id", "itemId"),
@@ -33,15 +37,19 @@ NAMES = {
 
 
 def convert_movielens(source: str | pathlib.Path, output: str | pathlib.Path) -> DatasetInfo:
-    """Writes the retrieval layout of the ratings in `source` (a folder, or the file of ratings) into `output`.
+    """Writes the retrieval layout of MovieLens ratings: one row per user, with the last item held out.
 
-    The catalogue is movies.dat, movies.csv or u.item where one lies beside the ratings, else the rated movies.
-    String ids become their fingerprints; items.parquet then has a column `string`. Times finer than seconds are cut to
-    seconds. `source` in dataset.json says both.
+    The catalogue is movies.dat, movies.csv or u.item beside the ratings, else the rated movies. String ids become
+    fingerprints, and items.parquet then has a column `string`. Times finer than seconds are cut to seconds. The field
+    `source` of dataset.json mentions both conversions.
+
+    Args:
+      source: Path of the file of ratings, or of a folder with it.
+      output: Folder to make.
 
     Raises:
-      ValueError: no file of ratings; a line that cannot be read; no user with two ratings; times of two units; a
-        catalogue that lacks a rated movie.
+      ValueError: the file of ratings is missing; a line is unreadable; no user has two ratings; times have two units;
+        the catalogue lacks a rated movie.
     """
     path = _ratings_file(pathlib.Path(source))
     log = _read_ratings(path)
@@ -86,8 +94,8 @@ def _read_ratings(path: pathlib.Path) -> Log:
     missing = [" or ".join(NAMES[name]) for name, column in found.items() if column is None and name != "rating"]
     if missing:
         raise ValueError(
-            f"{path}, line 1: got the columns {header}, wanted also {', '.join(missing)}. Name the columns so, or give "
-            "the file the ending of its form: .dat (parted by ::) or .data (parted by tabs)."
+            f"{path}, line 1: got the columns {header}, want also {', '.join(missing)}. Rename the columns, or give "
+            "the file the suffix of its format: .dat (separated by ::) or .data (separated by tabs)."
         )
     log = read_log(path, {column: _KINDS[name] for name, column in found.items() if column is not None})
     own = {column: name for name, column in found.items() if column is not None}
@@ -98,9 +106,9 @@ def _read_ratings(path: pathlib.Path) -> Log:
 
 
 def _catalogue(folder: pathlib.Path, rated: np.ndarray, strings: dict[int, str]) -> np.ndarray | None:
-    """<int64>[I] every movie of a file of MOVIES, which must hold all that were rated; None where there is no file.
+    """All movies <int64>[I] of a file of MOVIES, which must list every rated movie; None without such a file.
 
-    Adds to `strings` those of the movies that nobody has rated, where ids are strings.
+    The strings of unrated movies are added to `strings` if ids are strings.
     """
     for name, (delimiter, header) in MOVIES.items():
         for path in (folder / name, folder / f"{name}.gz"):
@@ -110,22 +118,22 @@ def _catalogue(folder: pathlib.Path, rated: np.ndarray, strings: dict[int, str])
 
 
 def _listed(path: pathlib.Path, delimiter: str, header: bool, rated: np.ndarray, strings: dict[int, str]) -> np.ndarray:
-    # Titles may be latin-1 and hold any delimiter; the id is what stands before the first one.
+    # Only the text before the first delimiter is used: titles may be latin-1 and hold any delimiter.
     with open_text(path) as file:
         ids = [line.split(delimiter, 1)[0].strip().strip('"') for line in file if line.strip()][header:]
     movies, theirs = ids_of(path, "movie_id", pa.chunked_array([pa.array(ids, pa.string())]))
     if bool(theirs) != bool(strings):
         kinds = ("strings", "integers") if theirs else ("integers", "strings")
         raise ValueError(
-            f"{path}: got movie ids that are {kinds[0]}, where those of the ratings are {kinds[1]}. "
-            "Use the movies file of the same release, or take it away to use the rated movies."
+            f"{path}: its movie ids are {kinds[0]}, but the movie ids of the ratings are {kinds[1]}. "
+            "Use the movies file of the same release, or remove it to use the rated movies."
         )
     strings.update(theirs)
     unknown = np.setdiff1d(rated, movies)
     if len(unknown):
         example = strings.get(int(unknown[0]), unknown[0])
         raise ValueError(
-            f"{path}: lacks {len(unknown)} movies that were rated, for example {example}. "
-            "Use the movies file of the same release, or take it away to use the rated movies."
+            f"{path}: lacks {len(unknown)} rated movies, for example {example}. "
+            "Use the movies file of the same release, or remove it to use the rated movies."
         )
     return np.unique(movies)

@@ -1,7 +1,7 @@
-"""A folder of Parquet files as rows shared among ranks: what is there, whether it can be used, how long its rows are.
+"""A folder of Parquet files whose rows are divided among ranks: lists and checks the files, and reads rows and lengths.
 
-What a rank reads is a pure function of (seed, epoch, files) and of what the plan of the epoch gives it (plan.py). Files
-are listed and their footers read when the folder is made; lengths are read once; everything else streams (reading.py).
+The rows of a rank are a pure function of (seed, epoch, files) and of the epoch's plan (plan.py). The constructor lists
+the files and reads their footers. Lengths are read once; everything else streams (reading.py).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 from pyarrow import fs
 
-from tf_fusedrec.data import files
+from tf_fusedrec.data import filesystems
 from tf_fusedrec.data.arrow_rows import GOOD, empty_rows
 from tf_fusedrec.data.bad_input import BadInput
 from tf_fusedrec.data.columns import Column, check_columns, check_schema
@@ -34,20 +34,21 @@ class ParquetFolder:
     """The `*.parquet` files of one folder and the folders below it, read by one of world_size ranks.
 
     Args:
-      path: a local folder or a URI (hdfs://, s3://, gs://), see files.py. Files are taken in the order of their names.
-      columns: what to read. Other columns of the files are never touched.
-      rank, world_size: who reads.
+      path: Local folder or URI (hdfs://, s3://, gs://), see filesystems.py. Files are read in the order of their names.
+      columns: Columns to read. Other columns of the files are never read.
+      rank, world_size: Number of the reading rank, and number of ranks.
       shuffle_seed: None reads in file order; an integer >= 0 gives every epoch its own order (order.py).
-      shuffle_rows: rows that are mixed with each other, held in memory. More rows mix better.
-      bad_rows: "error" refuses bad input; "skip" leaves it out, named and counted in the log. Bad are: nulls, lists
-        that are `aligned_with` each other and differ in length, a row longer than the target of its batches, a file
-        that vanished, is damaged or has other types, a row group without rows in a file that has rows.
-      threads: that decode row groups ahead.
-      filesystem: see files.resolve.
+      shuffle_rows: Rows per shuffled block, held in memory, >= 1. A larger block shuffles better.
+      bad_rows: "error" refuses bad input; "skip" skips it, and the log names and counts it. Bad input is: a null;
+        `aligned_with` lists of different lengths; a row longer than the target of its batches; a file that is missing,
+        damaged or has other types; a row group without rows in a file with rows.
+      threads: Number of threads that decode row groups ahead, >= 1.
+      filesystem: See filesystems.resolve.
 
     Raises:
-      ValueError: no such folder, no Parquet file in it; with "error", a file that cannot be read, a column that is
-        missing or of another type (all files are checked here, before the first row); while reading: the others.
+      ValueError: the folder does not exist or has no Parquet file. With "error", also: a file is unreadable, or a
+        column is missing or has another type (checked for all files before the first row); other bad input, while
+        reading.
     """
 
     def __init__(
@@ -76,9 +77,9 @@ class ParquetFolder:
         self.seed, self.shuffle_rows = shuffle_seed, shuffle_rows
         self.bad = BadInput(bad_rows)
         self._threads = threads
-        self._folder = files.resolve(path, filesystem)
+        self._folder = filesystems.resolve(path, filesystem)
         self._groups: list[RowGroup] = []
-        found = files.parquet_files(self._folder)
+        found = filesystems.parquet_files(self._folder)
         for groups in read_ahead((lambda file=file: self._row_groups(file) for file in found), threads):  # type: ignore[misc]
             self._groups += groups
         self._group_rows = np.array([group.num_rows for group in self._groups], np.int64)
@@ -89,11 +90,11 @@ class ParquetFolder:
 
     @property
     def num_rows(self) -> int:
-        """Rows of all files, hence of all ranks together."""
+        """Number of rows of all files, that is of all ranks together."""
         return int(self._group_rows.sum())
 
     def contents(self) -> str:
-        """Sixteen hexadecimal digits of the names of the files and the sizes of their row groups."""
+        """Digest, 16 hexadecimal digits, of the names of the files and the sizes of their row groups."""
         return hashlib.sha256(repr(self._groups).encode()).hexdigest()[:16]
 
     def order(self, epoch: int) -> EpochOrder:
@@ -101,7 +102,7 @@ class ParquetFolder:
         return EpochOrder(self._group_rows, self.seed, epoch, self.shuffle_rows)
 
     def own_part(self) -> Interval:
-        """Positions that are this rank's when rows are shared equally; all ranks' differ by one row at most."""
+        """This rank's interval when rows are divided equally. The intervals of two ranks differ by at most one row."""
         return (
             self.num_rows * self.rank // self.world_size,
             self.num_rows * (self.rank + 1) // self.world_size,
@@ -110,7 +111,7 @@ class ParquetFolder:
     def read(self, epoch: int = 0) -> Iterator[Rows]:
         """This rank's equal share of the rows of an epoch, in chunks."""
         begin, end = self.own_part()
-        # No chunk lies across two blocks, which would cost another copy.
+        # No chunk crosses the border of two blocks, which would cost another copy.
         starts = sorted({begin, *range(-(-begin // self.shuffle_rows) * self.shuffle_rows, end, self.shuffle_rows)})
         chunks = (np.arange(start, stop) for start, stop in zip(starts, [*starts[1:], end]))
         return (rows for rows in self.read_positions(epoch, [(begin, end)], chunks) if rows.num_rows)
@@ -118,7 +119,13 @@ class ParquetFolder:
     def read_positions(
         self, epoch: int, intervals: Sequence[Interval], positions: Iterable[np.ndarray]
     ) -> Iterator[Rows]:
-        """The rows of an epoch at each of `positions` <int64>[n], rising inside `intervals`, without bad ones."""
+        """Yields the rows of an epoch at each of `positions` <int64>[n], without bad rows.
+
+        Args:
+          epoch: Number of the epoch.
+          intervals: Intervals that contain all positions.
+          positions: Positions of each batch, <int64>[n], ascending over all batches.
+        """
         reader = GroupReader(self._folder, self._groups, self.columns, self.bad)
         rows = PositionReader(reader, self._groups, self.order(epoch), intervals, self._threads)
         nothing = empty_rows(self.columns)
@@ -132,15 +139,15 @@ class ParquetFolder:
         """Tokens of every row of the folder, from its length columns alone.
 
         Args:
-          length_columns: list columns, whose lengths after keep_last are tokens; or int64 columns that hold such
-            numbers, which are much quicker to read than lists.
-          extra_tokens: tokens that every row has besides.
+          length_columns: Names of list columns, whose lengths after keep_last are tokens, or of int64 columns with
+            numbers of tokens, which are much faster to read.
+          extra_tokens: Number of further tokens of every row.
 
         Returns:
-          <int64>[num_rows] in file order; at least 1, but 0 for rows that bad_rows="skip" leaves out.
+          <int64>[num_rows] in file order, at least 1; 0 for rows skipped by bad_rows="skip".
 
         Raises:
-          ValueError: a name that is no such column; nulls, damaged files and negative numbers unless they are skipped.
+          ValueError: a name is not such a column; a number is negative; with bad_rows="error", a null or damaged file.
         """
         wanted = _length_columns(length_columns, self.columns)
         reader = GroupReader(self._folder, self._groups, wanted, self.bad)
@@ -159,7 +166,7 @@ class ParquetFolder:
                     f"{self.path}: length_columns {list(length_columns)} hold a negative number of tokens, "
                     f"{part.min()}. Store the number of tokens of each row."
                 )
-            # Rows without tokens would fill a batch for ever without reaching its target: they count one.
+            # A row without tokens counts as one token. Else such rows would fill a batch without reaching its target.
             part = np.maximum(part, 1)
             good = rows.columns.get(GOOD)
             assert not isinstance(good, Ragged)
@@ -168,44 +175,44 @@ class ParquetFolder:
         return tokens
 
     def groups_of(self, rows: np.ndarray) -> np.ndarray:
-        """<int64>[n] the number of the row group of each row <int64>[n], both counted in file order."""
+        """Row group number <int64>[n] of each row <int64>[n], both counted in file order."""
         return np.searchsorted(np.cumsum(self._group_rows), rows, side="right")
 
     def place(self, group: int) -> tuple[str, int]:
-        """File and row group in words, and its first row, of a row group; both counted in file order."""
+        """Words that name the file and row group of a row group number, and its first row in file order."""
         file, number, _ = self._groups[group]
         return f"{self.path}/{file}, row group {number}", int(self._group_rows[:group].sum())
 
     def _row_groups(self, file: str) -> list[RowGroup]:
-        """The row groups of a file, its schema checked."""
+        """Lists the row groups of a file and checks its schema."""
         where = f"{self.path}/{file}"
         sizes: list[int] = []
         try:
-            with files.readable(where), self._folder.open(file) as parquet:
+            with filesystems.readable(where), self._folder.open(file) as parquet:
                 sizes = [parquet.metadata.row_group(n).num_rows for n in range(parquet.num_row_groups)]
-                check_schema(where, parquet.schema_arrow, self.columns, files.partition_values(file))
+                check_schema(where, parquet.schema_arrow, self.columns, filesystems.partition_values(file))
         except ValueError as error:
-            self.bad.meet(where, str(error).removeprefix(f"{where}: "), range(sum(sizes)))
+            self.bad.handle(where, str(error).removeprefix(f"{where}: "), range(sum(sizes)))
             return []
         for number, size in enumerate(sizes):
             if not size and any(sizes):
-                self.bad.meet(
+                self.bad.handle(
                     f"{where}, row group {number}",
                     f"holds no rows of {[column.name for column in self.columns]}, though "
-                    "the file has rows. Whoever wrote it lost them or flushed an empty buffer: write it again.",
+                    "the file has rows. Its writer lost rows or flushed an empty buffer: write it again.",
                 )
         return [RowGroup(file, number, size) for number, size in enumerate(sizes)]
 
 
 def _length_columns(names: Sequence[str], columns: Sequence[Column]) -> list[Column]:
-    """The columns of these names; refuses one that tells no number of tokens."""
+    """The columns of these names. Raises ValueError for a column without numbers of tokens."""
     able = {column.name: column for column in columns if column.ragged or column.dtype == "int64"}
     lists = [column.name for column in columns if column.ragged]
     for name in names:
         if name not in able:
             raise ValueError(
-                f"length_columns names {name!r}, which is not a list column of this data set, nor an int64 one; lists "
-                f"are {lists}. Name the list columns whose values become tokens, or columns that hold their number."
+                f"length_columns names {name!r}, which is neither a list column of this data set nor an int64 one; "
+                f"lists are {lists}. Name the list columns whose values become tokens, or columns with their number."
             )
     if not names:
         raise ValueError(f"length_columns must name at least one list column of {lists}, got none.")

@@ -1,18 +1,20 @@
-"""The plan of an epoch: which positions every rank has in every step, and what is left of the epoch after any of them.
+"""The plan of an epoch: the positions of every rank in every step, and the rest of the epoch after any step.
 
 Two scopes of balance:
 
-  "rank"    the epoch's positions are cut into one stream per rank, of equal rows; each stream is cut into batches close
-            to the target (Algorithm 1). All ranks have nearly the target in every step, in different numbers of rows.
-  "global"  one stream for all: cut into global batches close to ranks * target, whose rows are dealt out longest first.
-            Every rank reads the lengths of all rows and finds the same assignment: there is no communication.
+  "rank"    The epoch's positions are cut into one stream per rank, with equal numbers of rows. Each stream is cut into
+            batches close to the target (Algorithm 1). The ranks' batches differ in rows, but hardly in weight.
+  "global"  A single stream is cut into global batches close to ranks * target. Their rows are assigned to ranks,
+            longest first. Every rank reads the lengths of all rows and computes the same assignment without any
+            communication.
 
-Either way all ranks know all ranks' batches, so they agree on the number of steps; who has run out has empty batches.
+In both scopes every rank knows the batches of all ranks, so all agree on the number of steps. A rank without further
+rows has empty batches.
 
-What is left of an epoch is a list of intervals of positions per stream. It is what a checkpoint keeps: with as many
-streams as before, every stream goes on where it was, and so gives the same batches; otherwise what is left is shared
-anew, and so no row is lost or repeated. As a position says shard, row and shuffle state (order.py), and rows that were
-read but not yet trained are simply left, there is nothing else to keep.
+The rest of an epoch is a list of intervals of positions per stream, and a checkpoint keeps nothing else. With the same
+number of streams, every stream continues and gives the same batches. Otherwise the rest is divided anew, so no row is
+lost or repeated. A position determines shard, row and shuffle state (order.py). Rows read ahead but not trained belong
+to the rest.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ Streams = list[list[Interval]]
 
 
 def share(streams: Streams, parts: int) -> Streams:
-    """The same positions in `parts` streams of equal rows (they differ by one at most); as they are if so many."""
+    """Divides the positions into `parts` streams, equal up to one row. `parts` streams stay unchanged."""
     if len(streams) == parts:
         return streams
     intervals = sorted(interval for stream in streams for interval in stream)
@@ -39,14 +41,14 @@ def share(streams: Streams, parts: int) -> Streams:
 
 
 class EpochPlan:
-    """Batches of what is left of an epoch, for all ranks.
+    """Batches of the rest of an epoch, for all ranks.
 
     Args:
-      weights: <int64>[rows of the epoch] of each position; 0 for a row that is left out.
-      target: weight wanted in a batch of one rank.
-      streams: what is left, rising in every stream; of all ranks.
-      ranks: number of ranks.
-      scope: one of SCOPES.
+      weights: <int64>[rows of the epoch], weight of each position; 0 for a skipped row.
+      target: Target weight of a batch of one rank.
+      streams: Remaining intervals of all ranks, ascending in every stream.
+      ranks: Number of ranks.
+      scope: One of SCOPES.
     """
 
     def __init__(self, weights: np.ndarray, target: int, streams: Streams, ranks: int, scope: str) -> None:
@@ -59,15 +61,15 @@ class EpochPlan:
 
     @property
     def steps(self) -> int:
-        """Steps in which some rank has a row."""
+        """Number of steps in which at least one rank has a row."""
         return max(len(ends) for ends in self._ends)
 
     def intervals(self, rank: int) -> list[Interval]:
-        """Positions that hold all that a rank has."""
+        """Intervals that contain all positions of a rank."""
         return self.streams[0 if self._scope == "global" else rank]
 
     def batch(self, rank: int, step: int) -> np.ndarray:
-        """<int64>[n] the positions that a rank has in a step, rising; none behind its last one."""
+        """Positions <int64>[n] of a rank in a step, ascending; empty after the rank's last step."""
         stream = 0 if self._scope == "global" else rank
         begin, end = self._bounds(stream, step)
         parts = _between(self.streams[stream], begin, end)
@@ -77,7 +79,7 @@ class EpochPlan:
         return positions if self._kept is None else positions[self._kept[positions]]
 
     def left_after(self, steps: int) -> Streams:
-        """What is left of every stream after so many steps."""
+        """The rest of every stream after `steps` steps."""
         left = []
         for number, stream in enumerate(self.streams):
             begin, _ = self._bounds(number, steps)
@@ -85,7 +87,7 @@ class EpochPlan:
         return left
 
     def _bounds(self, stream: int, step: int) -> tuple[int, int]:
-        """First and end row, counted in its stream, of a step."""
+        """First and end row of a step, counted in its stream."""
         ends = self._ends[stream]
         last = int(ends[-1]) if len(ends) else 0
         begin = 0 if not step else int(ends[step - 1]) if step <= len(ends) else last

@@ -1,9 +1,9 @@
-"""Rows of an epoch by their positions, read ahead in threads: row groups are decoded while others are trained.
+"""Reads the rows of an epoch by position. Threads decode row groups ahead of training.
 
     positions of each batch ─▶ blocks of the order ─▶ row groups ─▶ (threads) Arrow ─▶ Rows ─▶ one gather ─▶ batch
 
-Memory is that of two blocks and of threads + 1 row groups, whatever the size of the data set. Row groups larger than a
-block are decoded in pieces of READ_ROWS rows instead, one after another; only the read-ahead of tf.data hides them.
+Memory holds two blocks and threads + 1 row groups, for any size of the data set. A row group larger than a block is
+decoded in chunks of READ_ROWS rows by the caller, so only the prefetching of tf.data hides that time.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tf_fusedrec.data import files
-from tf_fusedrec.data.arrow_rows import GOOD, left_out, rows_from_arrow
+from tf_fusedrec.data import filesystems
+from tf_fusedrec.data.arrow_rows import GOOD, rows_from_arrow, skipped_rows
 from tf_fusedrec.data.bad_input import BadInput
 from tf_fusedrec.data.columns import Column
 from tf_fusedrec.data.order import EpochOrder
 from tf_fusedrec.data.rows import Block, RowQueue, Rows, concat
 
-READ_ROWS = 512  # rows decoded at once; a few megabytes for rows of some hundred tokens
+READ_ROWS = 512  # rows decoded at once, a few megabytes for rows of some hundred tokens
 
 Interval = tuple[int, int]  # begin and end of positions
 T = TypeVar("T")
 
 
 class RowGroup(NamedTuple):
-    """Where a row group is."""
+    """Place and size of a row group."""
 
     file: str  # path below the folder
     number: int  # in the file
@@ -39,48 +39,49 @@ class RowGroup(NamedTuple):
 
 
 class GroupReader:
-    """Decodes row groups of one folder; may be called from several threads.
+    """Decodes row groups of one folder. Several threads may call it.
 
     Args:
-      folder: where the files are.
-      groups: what may be read.
-      columns: what of them.
-      bad: meets rows that cannot be used, and row groups that cannot be read.
+      folder: Folder of the files.
+      groups: All row groups of the folder.
+      columns: Columns to read.
+      bad: Handler of bad rows and unreadable row groups.
     """
 
     def __init__(
-        self, folder: files.Folder, groups: Sequence[RowGroup], columns: Sequence[Column], bad: BadInput
+        self, folder: filesystems.Folder, groups: Sequence[RowGroup], columns: Sequence[Column], bad: BadInput
     ) -> None:
         self._folder, self._groups, self._columns, self._bad = folder, groups, columns, bad
 
     def read(self, group: int, first: int, last: int, *, at_once: bool = False) -> Iterator[Rows]:
-        """Rows first .. last of a row group, in chunks; with GOOD where `bad` skips.
+        """Yields the rows first .. last of a row group in chunks, with the column GOOD if `bad` skips.
 
         Args:
-          group, first, last: which.
-          at_once: decodes the whole row group first, which takes 0.9 times as long as doing so in pieces.
+          group: Number of the row group in `groups`.
+          first, last: First and end row.
+          at_once: Whether to decode the whole row group first, which takes 0.9 times as long as in chunks.
 
         Raises:
-          ValueError: what `bad` meets, unless it skips; with the name of the file and the row group.
+          ValueError: bad input, unless `bad` skips it. The error names the file and the row group.
         """
         file, number, _ = self._groups[group]
         where = f"{self._folder.name}/{file}, row group {number}"
         done = first
         try:
-            with files.readable(where), self._folder.open(file) as parquet:
+            with filesystems.readable(where), self._folder.open(file) as parquet:
                 for rows in self._chunks(parquet, file, number, where, first, last, at_once):
                     done += rows.num_rows
                     yield rows
         except ValueError as error:
             if not self._bad.skips:
                 raise
-            self._bad.meet(where, str(error).removeprefix(f"{where}: "), range(done, last))
-            yield left_out(self._columns, last - done)
+            self._bad.handle(where, str(error).removeprefix(f"{where}: "), range(done, last))
+            yield skipped_rows(self._columns, last - done)
 
     def _chunks(
         self, parquet: pq.ParquetFile, file: str, number: int, where: str, first: int, last: int, at_once: bool
     ) -> Iterator[Rows]:
-        partitions = files.partition_values(file)
+        partitions = filesystems.partition_values(file)
         stored = parquet.schema_arrow
         names = [column.name for column in self._columns if stored.get_field_index(column.name) >= 0]
         batches: Iterable[pa.RecordBatch]
@@ -103,7 +104,7 @@ class GroupReader:
 
 
 def read_ahead(jobs: Iterable[Callable[[], T]], threads: int) -> Iterator[T]:
-    """Results of the jobs in their order; up to `threads` of them run while the caller works on a result."""
+    """Yields the results of the jobs in order. Up to `threads` jobs run while the caller uses a result."""
     with concurrent.futures.ThreadPoolExecutor(threads) as pool:
         waiting: collections.deque[concurrent.futures.Future[T]] = collections.deque()
         try:
@@ -121,26 +122,26 @@ def read_ahead(jobs: Iterable[Callable[[], T]], threads: int) -> Iterator[T]:
 def read_groups(
     reader: GroupReader, groups: Sequence[RowGroup], spans: Iterable[tuple[int, int, int]], small: int, threads: int
 ) -> Iterator[Rows]:
-    """The rows of spans (row group, first, end) in their order; groups of at most `small` rows ahead, in threads."""
+    """Yields the rows of spans (row group, first, end) in order. Threads decode groups of <= `small` rows ahead."""
 
     def job(span: tuple[int, int, int]) -> Callable[[], Iterable[Rows]]:
         if groups[span[0]].num_rows <= small:
             return lambda: list(reader.read(*span, at_once=True))
-        return lambda: reader.read(*span)  # decoded when the caller gets there
+        return lambda: reader.read(*span)  # A lazy iterator: the caller's thread decodes.
 
     for rows in read_ahead((job(span) for span in spans), threads):
         yield from rows
 
 
 class PositionReader:
-    """Rows of one epoch by position; positions may be asked for once, block after block.
+    """Reads rows of one epoch by position. Each position may be requested once, block after block.
 
     Args:
-      reader: decodes the row groups.
-      groups: of the folder.
-      order: of the epoch.
-      intervals: rising positions that hold all that will be asked for; blocks outside of them are not read.
-      threads: that decode ahead.
+      reader: Decoder of the row groups.
+      groups: All row groups of the folder.
+      order: Order of the epoch.
+      intervals: Ascending intervals that contain all requested positions; blocks outside them are not read.
+      threads: Number of threads that decode ahead.
     """
 
     def __init__(
@@ -153,23 +154,23 @@ class PositionReader:
     ) -> None:
         self._order = order
         numbers = np.unique(np.concatenate([np.empty(0, np.int64), *(_blocks(order, *part) for part in intervals)]))
-        spans = (span for number in numbers.tolist() for span in order.pieces(*order.block(number)))
+        spans = (span for number in numbers.tolist() for span in order.spans(*order.block(number)))
         self._chunks = read_groups(reader, groups, _joined(spans), order.block_rows, threads)
         self._numbers = iter(numbers.tolist())
         self._queue, self._queued = RowQueue(), 0
-        self._number = -1  # of the block that is held
+        self._number = -1  # number of the current block
         self._block: Block | None = None
-        self._mixed = np.empty(0, np.int64)
+        self._shuffled = np.empty(0, np.int64)
 
     def take(self, positions: np.ndarray) -> list[Rows]:
-        """The rows at `positions` <int64>[n], rising, without those left out; one part for each block they lie in."""
+        """The rows at `positions` <int64>[n], ascending, without skipped rows, in one part per block."""
         parts = []
         cuts = np.flatnonzero(np.diff(positions // self._order.block_rows)) + 1
         for part in np.split(positions, cuts) if len(positions) else []:
             number = int(part[0]) // self._order.block_rows
             while self._number < number:
                 self._next_block()
-            rows = self._mixed[part - self._order.block(number)[0]]
+            rows = self._shuffled[part - self._order.block(number)[0]]
             assert self._block is not None
             good = self._block.columns.get(GOOD)
             if good is not None:
@@ -179,7 +180,7 @@ class PositionReader:
         return parts
 
     def close(self) -> None:
-        """Ends the threads."""
+        """Stops the threads."""
         self._chunks.close()  # type: ignore[attr-defined]
 
     def _next_block(self) -> None:
@@ -191,16 +192,16 @@ class PositionReader:
             self._queued += rows.num_rows
         self._block = self._queue.pop(end - begin)
         self._queued -= end - begin
-        self._mixed = self._order.mixed(self._number)
+        self._shuffled = self._order.shuffled(self._number)
 
 
 def _blocks(order: EpochOrder, begin: int, end: int) -> np.ndarray:
-    """Numbers of the blocks that positions begin .. end lie in."""
+    """Numbers of the blocks with the positions begin .. end."""
     return np.arange(begin // order.block_rows, -(-end // order.block_rows) if begin < end else 0)
 
 
 def _joined(spans: Iterable[tuple[int, int, int]]) -> Iterator[tuple[int, int, int]]:
-    """Joins what two blocks want of one row group, so that it is decoded once."""
+    """Joins adjacent spans of one row group, so that the group is decoded once for two blocks."""
     last: tuple[int, int, int] | None = None
     for group, first, end in spans:
         if last is not None and last[0] == group and last[2] == first:
@@ -213,11 +214,11 @@ def _joined(spans: Iterable[tuple[int, int, int]]) -> Iterator[tuple[int, int, i
         yield last
 
 
-def without_marks(rows: Rows) -> Rows:
-    """Rows as the model gets them."""
+def without_good(rows: Rows) -> Rows:
+    """Drops the column GOOD, which the model does not get."""
     return Rows({name: column for name, column in rows.columns.items() if name != GOOD}, rows.num_rows)
 
 
 def joined_rows(parts: Sequence[Rows], nothing: Rows) -> Rows:
-    """One batch of its parts; `nothing` where there are none."""
-    return without_marks(concat(list(parts))) if parts else nothing
+    """Joins the parts of a batch; returns `nothing` if there are no parts."""
+    return without_good(concat(list(parts))) if parts else nothing

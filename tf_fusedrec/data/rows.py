@@ -1,7 +1,7 @@
-"""Rows held as NumPy columns: what the Parquet reader hands to the batcher, and the batcher to TensorFlow.
+"""Rows as NumPy columns, the form in which rows pass from the Parquet reader to the batcher and to TensorFlow.
 
-A scalar column is one array [B]; a list column is its values [T] and row_splits [B+1]. Every function here
-works on whole arrays, so nothing on the way from the file to the batch loops over values in Python.
+A scalar column is one array [B]. A list column has values [T] and row_splits [B+1]. All functions work on whole arrays,
+so no Python loop over values lies between file and batch.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Union
 import numpy as np
 import pyarrow as pa
 
-_LONG_ROW = 64  # values; from about there one copy for each row is faster than an index for each value
+_LONG_ROW = 64  # values per row, above which a copy per row is faster than an index per value
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Ragged:
     row_splits: np.ndarray  # <int64>[B+1], from 0 to T, never decreasing
 
     def lengths(self) -> np.ndarray:
-        """<int64>[B] values of each row."""
+        """Number of values of each row, <int64>[B]."""
         return np.diff(self.row_splits)
 
     def slice(self, begin: int, end: int) -> Ragged:
@@ -58,16 +58,16 @@ class Ragged:
 
 
 def _aligned(size: int, dtype: np.dtype) -> np.ndarray:
-    """An uninitialised array <dtype>[size] where TensorFlow takes it as a tensor without copying it.
+    """An uninitialised array <dtype>[size] that TensorFlow can use as a tensor without a copy.
 
-    Arrow aligns to 64 bytes, and hands the memory of an earlier batch out again, where np.empty has the system clear
-    new pages for arrays of this size.
+    Arrow aligns to 64 bytes and reuses the memory of earlier batches. np.empty would make the system clear new pages
+    for arrays of this size.
     """
     return np.frombuffer(pa.allocate_buffer(size * dtype.itemsize), dtype)
 
 
 def _joined(rows: list[np.ndarray], size: int) -> np.ndarray:
-    """Rows (at least one) <dtype>[..] of together `size` values, one after another."""
+    """Concatenates rows (at least one) <dtype>[..] with `size` values in total."""
     return np.concatenate(rows, out=_aligned(size, rows[0].dtype))
 
 
@@ -82,7 +82,7 @@ class Rows:
     num_rows: int
 
     def ragged(self, name: str) -> Ragged:
-        """The list column `name`; the caller knows from its Column that it is one."""
+        """The list column `name`. The caller must know from its Column that it is a list column."""
         column = self.columns[name]
         assert isinstance(column, Ragged), f"column {name!r} is a scalar"
         return column
@@ -105,14 +105,14 @@ class Rows:
 
 
 def splits_of(lengths: np.ndarray) -> np.ndarray:
-    """<int64>[B+1] row_splits of rows with these lengths <int64>[B]."""
+    """row_splits <int64>[B+1] of rows with these lengths <int64>[B]."""
     splits = np.zeros(len(lengths) + 1, np.int64)
     np.cumsum(lengths, out=splits[1:])
     return splits
 
 
 def ragged_from_groups(values: np.ndarray, group: np.ndarray, num_groups: int) -> Ragged:
-    """Values <dtype>[T] sorted by group <int64>[T] become one row per group 0..num_groups; some may be empty."""
+    """Makes one row per group 0..num_groups from values <dtype>[T] sorted by group <int64>[T]. Rows may be empty."""
     return Ragged(values, splits_of(np.bincount(group, minlength=num_groups)))
 
 
@@ -136,10 +136,10 @@ def concat_ragged(pieces: list[Ragged]) -> Ragged:
 
 
 class Block:
-    """Rows that lie in several parts, to be taken in any order: long lists are copied once, out of their part.
+    """Rows in several parts that can be taken in any order. Long lists are copied once, directly from their part.
 
     Args:
-      parts: at least one, of the same columns.
+      parts: At least one part; all parts have the same columns.
     """
 
     def __init__(self, parts: list[Rows]) -> None:
@@ -180,7 +180,7 @@ class _Lists:
 
 
 class RowQueue:
-    """First in, first out; rows enter in chunks and leave in blocks of any size."""
+    """A first-in, first-out queue. Rows enter in chunks and leave in blocks of any size."""
 
     def __init__(self) -> None:
         self._chunks: collections.deque[Rows] = collections.deque()
@@ -190,7 +190,7 @@ class RowQueue:
         self._chunks.append(rows)
 
     def pop(self, count: int) -> Block:
-        """The next `count` (at least one) rows; the caller appended at least so many."""
+        """Removes the next `count` >= 1 rows. The queue must hold at least `count` rows."""
         parts = []
         while count:
             chunk = self._chunks[0]
@@ -205,6 +205,6 @@ class RowQueue:
 
 
 def rows_in_chunks(rows: Rows, size: int) -> Iterable[Rows]:
-    """Cuts rows into chunks of `size`; the last may be shorter."""
+    """Cuts rows into chunks of `size` rows. The last chunk may be shorter."""
     for begin in range(0, rows.num_rows, size):
         yield rows.slice(begin, min(begin + size, rows.num_rows))

@@ -1,10 +1,10 @@
-"""A file of sequences -> the retrieval layout: each line is a user, then the user's items in their order.
+"""Converter of a file of sequences to the retrieval layout. Each line has a user and the user's items in order.
 
-    196 242 393 381 251          ids are parted by blanks or tabs; integers, or strings
+    196 242 393 381 251          ids, integers or strings, separated by blanks or tabs
     186 302 377
 
-Several lines of one user are one sequence, in the order of the file. So a file with a line `user item` for every
-interaction is read as well. Such files have no times: an item's `timestamp` is its place in the sequence, from 0.
+Several lines of one user form one sequence, in the order of the file, so a file with one line `user item` per
+interaction works, too. These files have no times: the `timestamp` of an item is its place in the sequence, from 0.
 """
 
 from __future__ import annotations
@@ -21,18 +21,22 @@ from tf_fusedrec.data.text_log import ids_of, open_text
 
 
 def convert_sequences(source: str | pathlib.Path, output: str | pathlib.Path) -> DatasetInfo:
-    """Writes the retrieval layout of the sequences in the file `source` (plain, or gzipped: .gz) into `output`.
+    """Writes the retrieval layout of a file of sequences.
 
-    String ids become their fingerprints; items.parquet then has a column `string`.
+    String ids become fingerprints, and items.parquet then has a column `string`.
+
+    Args:
+      source: Path of the file, plain or gzipped (.gz).
+      output: Folder to make.
 
     Raises:
-      ValueError: no such file, a line with a user and no item, no user with two items.
+      ValueError: the file is missing; a line has a user and no item; no user has two items.
     """
     path = pathlib.Path(source)
     if not path.is_file():
         raise ValueError(f"input {str(path)!r} must be the file of sequences, got a folder or nothing. Name the file.")
     user, item, strings = _read(path)
-    # Stable, so that a user's items stay in the order of the file.
+    # The sort is stable, so a user's items stay in the order of the file.
     order = by_user_and_time(user, np.zeros(len(user), np.int64))
     user, item = user[order], item[order]
     first = np.searchsorted(user, user)
@@ -48,7 +52,7 @@ def convert_sequences(source: str | pathlib.Path, output: str | pathlib.Path) ->
 
 
 def _read(path: pathlib.Path) -> tuple[np.ndarray, np.ndarray, dict[str, dict[int, str]]]:
-    """user, item <int64>[N] in file order, and the strings of either where they are strings."""
+    """Reads user and item <int64>[N] in file order, and the strings of each column of string ids."""
     users, items, counts = [], [], []
     try:
         with open_text(path) as file:
@@ -56,7 +60,7 @@ def _read(path: pathlib.Path) -> tuple[np.ndarray, np.ndarray, dict[str, dict[in
                 user, *sequence = line.split() or [""]
                 if user and not sequence:
                     raise ValueError(
-                        f"{path}, line {number}: got {line.strip()!r}, wanted a user and at least one item, parted by "
+                        f"{path}, line {number}: got {line.strip()!r}, want a user and at least one item, separated by "
                         "blanks or tabs. Correct the line or remove it."
                     )
                 users += [user] if user else []

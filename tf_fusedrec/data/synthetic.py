@@ -1,15 +1,15 @@
-"""Synthetic data with planted structure, in both layouts: what `make train` learns from when no data set is given.
+"""Synthetic data with planted structure, in both layouts. `make train` uses them if no data set is given.
 
-Items belong to clusters and carry no other sign of it than who meets them, so popularity knows nothing and a model that
-learns item embeddings and reads the sequence wins by far. Everything is a pure function of the arguments.
+Items belong to clusters, and only the users who meet an item reveal its cluster. Popularity is therefore useless, and a
+model that learns item embeddings and reads the sequence is far better. All data are a pure function of the arguments.
 
-Ranking. A user likes two clusters, and looks for a while at any one (the current interest, which drifts).
-  Impressions come from those and from anywhere. A click is likely when the item's cluster is liked, and likelier
-  when it is the cluster of the user's latest click: the history tells both. After a click, conversion depends on
-  something else: the item's price class (0..3) equal to the user's budget, which is a contextual column.
-Retrieval. Sessions of minutes, breaks of hours to days. Inside a session the next item mostly is one of the next three
-  in the ring of the item's cluster; after a break it is any item of one of the user's two clusters. So the last item
-  tells the cluster, and the time gap to the target tells whether it still counts.
+Ranking: A user likes two clusters and has a current interest, a third cluster that drifts. Impressions come from these
+  clusters and from anywhere. A click is likely if the user likes the item's cluster, and likelier if it is the cluster
+  of the latest click; the history reveals both. Conversion after a click depends on whether the item's price class
+  (0..3) equals the user's budget, a contextual column.
+Retrieval: Users have sessions of minutes and breaks of hours to days. Inside a session the next item is mostly one of
+  the next three in the ring of the item's cluster. After a break it is any item of one of the user's two clusters. The
+  last item thus reveals the cluster, and the time gap to the target reveals whether that cluster still counts.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ import numpy as np
 from tf_fusedrec.data.layouts import DatasetInfo, write_dataset
 from tf_fusedrec.data.rows import Ragged, Rows, Values, splits_of
 
-CLICK_BIT, CONVERSION_BIT = 1, 2  # of history_action; 0 is an impression without a click
-START = 1_700_000_000  # seconds; the first interaction of any user is later
+CLICK_BIT, CONVERSION_BIT = 1, 2  # bits of history_action; 0 is an impression without a click
+START = 1_700_000_000  # seconds; all interactions are later
 BUDGETS = 4
 DEVICES = 3
 
@@ -39,8 +39,8 @@ def write_synthetic_ranking(
 ) -> DatasetInfo:
     """Writes the ranking layout: labels exposed_click and exposed_conversion, contextual user_budget and user_device.
 
-    A user's timeline is history, then `exposures` impressions that are exposed in train, then as many that are exposed
-    in test; the history of test holds all before them, those of train included.
+    A user's timeline is history, then `exposures` impressions exposed in train, then as many exposed in test. The
+    history of test includes the exposures of train.
     """
     _check_sizes(users=users, items=items, clusters=clusters, mean_history=mean_history, exposures=exposures)
     rng = np.random.default_rng([seed, 1])
@@ -79,7 +79,7 @@ def write_synthetic_ranking(
     action = click * CLICK_BIT + conversion * CONVERSION_BIT
 
     def rows(begin: np.ndarray) -> Rows:
-        """begin <int64>[users]: where the exposures start."""
+        """Rows whose exposures start at begin <int64>[users]."""
         end = begin + exposures
         columns: dict[str, Values] = dict(context)
         columns["history_item"] = _window(item + 1, 0 * begin, begin)
@@ -119,7 +119,7 @@ def write_synthetic_retrieval(
     rng = np.random.default_rng([seed, 2])
     cluster_of = rng.permutation(items) % clusters
     liked = _two_clusters(rng, users, clusters)
-    length = _lengths(rng, users, mean_history) + 2  # at least one item and its successor to train on, and the target
+    length = _lengths(rng, users, mean_history) + 2  # at least an item, its successor, and the target
     steps = int(length.max())
 
     members, first_member = _members(cluster_of, clusters)
@@ -172,36 +172,38 @@ def _check_sizes(**sizes: int) -> None:
         if value < 1:
             raise ValueError(f"{name} must be >= 1, got {value}.")
     if sizes["items"] < sizes["clusters"]:
-        raise ValueError(f"items must be >= clusters = {sizes['clusters']}, got {sizes['items']}: no cluster is empty.")
+        raise ValueError(
+            f"items must be >= clusters = {sizes['clusters']}, got {sizes['items']}: every cluster needs an item."
+        )
 
 
 def _two_clusters(rng: np.random.Generator, users: int, clusters: int) -> np.ndarray:
-    """<int64>[users, 2] clusters that each user likes; two different ones where there are two."""
+    """Clusters <int64>[users, 2] that each user likes. They differ if there are at least two clusters."""
     first = rng.integers(0, clusters, users)
     return np.stack([first, (first + rng.integers(1, max(clusters, 2), users)) % clusters], axis=1)
 
 
 def _lengths(rng: np.random.Generator, users: int, mean: int) -> np.ndarray:
-    """<int64>[users] with this mean and the long tail of real histories: log-normal, at least 1, at most 8 means."""
+    """Lengths <int64>[users], log-normal with this mean, clipped to [1, 8 * mean], long-tailed like real histories."""
     sigma = 0.8
-    drawn = rng.lognormal(np.log(mean) - sigma**2 / 2, sigma, users)  # the median that gives this mean
+    drawn = rng.lognormal(np.log(mean) - sigma**2 / 2, sigma, users)  # This median gives the mean.
     return np.clip(drawn, 1, 8 * mean).astype(np.int64)
 
 
 def _members(cluster_of: np.ndarray, clusters: int) -> tuple[np.ndarray, np.ndarray]:
-    """Items [I] sorted by cluster, and where each cluster [clusters] starts among them."""
+    """Items [I] sorted by cluster, and the start of each cluster [clusters] among them."""
     members = np.argsort(cluster_of, kind="stable")
     return members, splits_of(np.bincount(cluster_of, minlength=clusters))[:-1]
 
 
 def _draw(rng: np.random.Generator, members: np.ndarray, first_member: np.ndarray, cluster: np.ndarray) -> np.ndarray:
-    """<int64>[B] one item of each cluster [B], the early members of a cluster oftener (popularity exists)."""
+    """Draws one item <int64>[B] of each cluster [B]. Early members of a cluster are more popular."""
     size = np.diff(np.append(first_member, len(members)))[cluster]
     return members[first_member[cluster] + (size * rng.random(len(cluster)) ** 1.5).astype(np.int64)]
 
 
 def _window(table: np.ndarray, begin: np.ndarray, end: np.ndarray) -> Ragged:
-    """Of each row of table [B, steps] the values begin..end."""
+    """The values begin..end of each row of table [B, steps]."""
     steps = np.arange(table.shape[1])
     inside = (steps >= begin[:, None]) & (steps < end[:, None])
     return Ragged(table[inside], splits_of(end - begin))

@@ -1,7 +1,7 @@
-"""Text logs as columns: one interaction a line, fields parted by a delimiter, plain or gzipped.
+"""Reads text logs as columns: one interaction per line, fields separated by a delimiter, plain or gzipped.
 
-Ids are integers or strings; strings become their 64-bit fingerprints (fingerprint.py). A line that cannot be read is
-named by its file and number, with its content and what was wanted in its place.
+Ids are integers or strings; strings become 64-bit fingerprints (fingerprint.py). The error for an unreadable line gives
+its file, number, contents and the wanted form.
 """
 
 from __future__ import annotations
@@ -22,36 +22,36 @@ import pyarrow.csv
 
 from tf_fusedrec.data.fingerprint import fingerprint_arrow
 
-# What a field may hold, in the words of messages.
+# Kinds of fields, in the words of messages.
 ID, INTEGER, NUMBER = "an id", "an integer", "a number"
 _INT64 = range(-(1 << 63), 1 << 63)
 
 
 class Log(NamedTuple):
-    """The columns of a log and what their ids were."""
+    """The columns of a log and its original string ids."""
 
-    columns: dict[str, np.ndarray]  # [N] each, in the order of the file; ID and INTEGER <int64>, NUMBER <float32>
-    strings: dict[str, dict[int, str]]  # column of string ids -> the string of every fingerprint
+    columns: dict[str, np.ndarray]  # [N] each, in file order; <int64> for ID and INTEGER, <float32> for NUMBER
+    strings: dict[str, dict[int, str]]  # for each column of string ids, the string of every fingerprint
 
 
 @contextlib.contextmanager
 def readable_text(path: pathlib.Path) -> Iterator[None]:
-    """Turns what Arrow raises on a text file that is not what it should be into a ValueError that names the file."""
+    """Turns Arrow's errors for a text file into a ValueError that names the file."""
     try:
         yield
     except (pa.ArrowException, OSError) as error:
-        raise ValueError(f"{path}: not readable as the log it should be ({error}). Check the file.") from error
+        raise ValueError(f"{path}: not readable as a log ({error}). Check the file.") from error
 
 
 def open_text(path: pathlib.Path) -> TextIO:
-    """The file's text, unzipped where its name ends in .gz. Bytes that are no UTF-8 are read as U+FFFD."""
+    """Opens a text file, and unzips it if its name ends in .gz. Bytes that are not UTF-8 are read as U+FFFD."""
     if path.suffix == ".gz":
         return gzip.open(path, "rt", encoding="utf-8-sig", errors="replace", newline="")
     return path.open(encoding="utf-8-sig", errors="replace", newline="")
 
 
 def header_of(path: pathlib.Path) -> list[str]:
-    """The column names in the first line of a CSV file."""
+    """Column names from the first line of a CSV file."""
     try:
         with open_text(path) as file:
             return next(csv.reader(file), [])
@@ -62,29 +62,29 @@ def header_of(path: pathlib.Path) -> list[str]:
 def read_log(
     path: pathlib.Path, kinds: Mapping[str, str], *, delimiter: str = ",", header: Sequence[str] | None = None
 ) -> Log:
-    """The named columns of a text file.
+    """Reads named columns of a text file.
 
     Args:
-      path: the file; gzipped where its name ends in .gz.
-      kinds: column -> ID, INTEGER or NUMBER.
-      delimiter: between fields: one character, or "::".
-      header: the name of every field; None reads the names from the first line.
+      path: Path of the file, gzipped if it ends in .gz.
+      kinds: By column, its kind: ID, INTEGER or NUMBER.
+      delimiter: Delimiter between fields, one character or "::".
+      header: Names of all fields; None reads them from the first line.
 
     Raises:
-      ValueError: not readable; a column missing; a line with a field too many, too few, empty or of another kind; two
-        string ids with one fingerprint. The message names the file, and the line where there is one.
+      ValueError: the file is unreadable; a column is missing; a line has too many or too few fields, or a field that is
+        empty or of another kind; two string ids share a fingerprint. The error names the file and, if known, the line.
     """
     try:
         try:
             table = _table(path, kinds, delimiter, header, pa.int64())
-        except pa.ArrowException:  # perhaps ids that are strings
+        except pa.ArrowException:  # The ids may be strings.
             table = _table(path, kinds, delimiter, header, pa.string())
         numbers = [table[name].to_numpy() for name, kind in kinds.items() if kind == NUMBER]
         if any(table[name].null_count for name in kinds) or not all(np.isfinite(column).all() for column in numbers):
             raise pa.ArrowInvalid("it has empty values")
     except (pa.ArrowException, OSError) as error:
-        told = _first_bad_line(path, kinds, delimiter, header)
-        raise ValueError(told or f"{path}: not readable as the log it should be ({error}). Check the file.") from error
+        message = _first_bad_line(path, kinds, delimiter, header)
+        raise ValueError(message or f"{path}: not readable as a log ({error}). Check the file.") from error
     log = Log({}, {})
     for name, kind in kinds.items():
         if kind == ID:
@@ -97,14 +97,14 @@ def read_log(
 
 
 def ids_of(path: pathlib.Path, name: str, column: pa.ChunkedArray) -> tuple[np.ndarray, dict[int, str]]:
-    """<int64>[N] ids, and {fingerprint: string}: empty where all ids are integers, which stay what they are."""
+    """Ids <int64>[N], and {fingerprint: string}. Integer ids stay unchanged, and the dict is then empty."""
     with contextlib.suppress(pa.ArrowException):
         return column.cast(pa.int64()).to_numpy(), {}
     distinct = column.unique()
     strings = dict(zip(fingerprint_arrow(distinct).tolist(), distinct.to_pylist()))
     if len(strings) < len(distinct):
         raise ValueError(
-            f"{path}: two ids of column {name!r} have one 64-bit fingerprint. Number the ids, and keep the list."
+            f"{path}: two ids of column {name!r} share a 64-bit fingerprint. Number the ids, and keep the list."
         )
     return np.concatenate([fingerprint_arrow(chunk) for chunk in column.chunks]), strings
 
@@ -113,7 +113,7 @@ def _table(
     path: pathlib.Path, kinds: Mapping[str, str], delimiter: str, header: Sequence[str] | None, of_ids: pa.DataType
 ) -> pa.Table:
     types = {ID: of_ids, INTEGER: pa.int64(), NUMBER: pa.float32()}
-    # Split at every ":", each "::" has an empty field in its middle, whose name nobody asks for.
+    # Arrow splits at every ":", so each "::" has an empty field in its middle, whose column is not read.
     parts = len(delimiter)
     fields = None if header is None else [name + ":" * n for name in header for n in range(parts)][: 1 - parts or None]
     return pa.csv.read_csv(
@@ -132,7 +132,7 @@ def _table(
 def _first_bad_line(
     path: pathlib.Path, kinds: Mapping[str, str], delimiter: str, header: Sequence[str] | None
 ) -> str | None:
-    """The message on the first line that is not as it should be; None where every line is."""
+    """Error message for the first bad line; None if all lines are good."""
     line = 0
     try:
         with open_text(path) as file:
@@ -141,16 +141,16 @@ def _first_bad_line(
                     header = fields
                     missing = [name for name in kinds if name not in fields]
                     if missing:
-                        return f"{path}, line {line}: got the columns {fields}, wanted also {missing}. Name them there."
+                        return f"{path}, line {line}: got the columns {fields}, want also {missing}. Add their names."
                 elif wrong := _wrong(fields, header, kinds, delimiter):
                     return f"{path}, line {line}: {wrong}. Correct the line or remove it."
     except (OSError, EOFError, zlib.error, csv.Error) as error:
         return f"{path}: not readable as text ({error}). The file is damaged or was cut short: get it again."
-    return None if line else f"{path}: got an empty file, wanted {delimiter.join(kinds)}. Check the file."
+    return None if line else f"{path}: got an empty file, want {delimiter.join(kinds)}. Check the file."
 
 
 def _lines(file: TextIO, delimiter: str) -> Iterator[tuple[int, list[str]]]:
-    """Number, from 1, and fields of every line that is not blank."""
+    """Yields the number, from 1, and the fields of every line that is not blank."""
     if len(delimiter) == 1:
         reader = csv.reader(file, delimiter=delimiter)
         yield from ((reader.line_num, fields) for fields in reader if fields)
@@ -160,12 +160,12 @@ def _lines(file: TextIO, delimiter: str) -> Iterator[tuple[int, list[str]]]:
 
 
 def _wrong(fields: Sequence[str], header: Sequence[str], kinds: Mapping[str, str], delimiter: str) -> str:
-    """What came and what was wanted; "" for a line that is right."""
+    """Error message with the actual and wanted contents of a line; "" for a good line."""
     if len(fields) != len(header):
-        return f"got {len(fields)} fields, {delimiter.join(fields)!r}, wanted {len(header)}: {delimiter.join(header)}"
+        return f"got {len(fields)} fields, {delimiter.join(fields)!r}, want {len(header)}: {delimiter.join(header)}"
     for name, text in zip(header, fields):
         if name in kinds and not _is(kinds[name], text):
-            return f"got {name} {text!r}, wanted {kinds[name]}"
+            return f"got {name} {text!r}, want {kinds[name]}"
     return ""
 
 

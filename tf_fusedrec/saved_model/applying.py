@@ -1,24 +1,24 @@
-"""A server's side of delta exports: a full export and a delta of it become the next full export.
+"""The server's side of delta exports: builds the next full export from a full export and a delta.
 
     python exports/1-to-2/apply_delta.py exports/1 exports/1-to-2 exports/2      # base, delta, output
     tf_fusedrec.apply_delta("exports/1", "exports/1-to-2", "exports/2")          # the same
 
-A delta is no SavedModel but holds one without rows, with all dense weights; the rows that have changed; and a copy of
-this file, which therefore imports TensorFlow and NumPy alone (of any version of Keras):
+A delta is not a SavedModel itself. It holds a SavedModel with all dense weights and without rows, the changed rows, and
+a copy of this file. This file therefore imports only TensorFlow and NumPy, and works with any version of Keras:
 
     delta.json                    {"format", "ops", "tables": {name: {"dim", "dtype"}}, "base" and "result": digests,
                                    "files": {path: [bytes, checksum]} of all other files}
     model/                        the next export, without rows of tables
-    changes/<table>.ids.npy       <int64>[n], ascending: rows that are new or have changed
+    changes/<table>.ids.npy       <int64>[n], ascending: ids of new or changed rows
     changes/<table>.rows.npy      <uint8>[n, bytes of a row]
-    changes/<table>.removed.npy   <int64>[m], ascending: ids that have no row any more
+    changes/<table>.removed.npy   <int64>[m], ascending: ids of removed rows
     apply_delta.py                this file
 
-Rows are compared and carried as bytes, so what comes out equals the full export bit by bit. Digests are of all ids and
-rows of a table. All files, and what becomes of them, are verified before the first byte is written.
+Rows are compared and copied as bytes, so the output equals the full export bit by bit. A digest covers all ids and rows
+of a table. All files and the resulting rows are verified before the first byte is written.
 
-An export with ops="ours" keeps its rows in assets/<table>.rows: a header of 24 bytes [mark | rows <uint64> | checksum],
-then records [id <int64> | row] by ascending id. The server's own graph verifies it (native_tables.py).
+An export with ops="ours" keeps its rows in assets/<table>.rows. The file has a header of 24 bytes [magic | rows
+<uint64> | checksum] and records [id <int64> | row] by ascending id. The server's graph verifies it (native_tables.py).
 """
 
 from __future__ import annotations
@@ -37,49 +37,50 @@ import numpy as np
 import tensorflow as tf
 
 FORMAT = 2
-DESCRIPTION = pathlib.Path("assets.extra/tables.json")  # of a full export; SavedModel keeps this folder for its users
+DESCRIPTION = pathlib.Path("assets.extra/tables.json")  # SavedModel reserves the folder assets.extra for its users.
 HEADER_BYTES = 24
-BLOCK_ROWS = 1 << 16  # records whose fingerprints make one step of a checksum
+BLOCK_ROWS = 1 << 16  # records per step of a checksum
 ID_BYTES = 8
 _DTYPES = ("float32", "float16", "bfloat16")
-_MARK = b"fr.rows\x02"
+_MAGIC = b"fr.rows\x02"
 _BUNDLE = pathlib.Path("variables/variables")
 _COPY = "Remedy: copy it again."
 
 
 def apply_delta(base: str | os.PathLike, delta: str | os.PathLike, output: str | os.PathLike) -> None:
-    """Writes the full export that `delta` was made of. Needs memory for all rows, twice for one table.
+    """Writes the full export of a delta and its base. Needs memory for all rows, and twice for one table.
 
     Args:
-      base: folder of the full export that the delta starts from.
-      delta: folder that `export(..., base=...)` wrote.
-      output: folder to write, which must not exist.
+      base: Folder of the full export that the delta starts from.
+      delta: Folder written by `export(..., base=...)`.
+      output: Folder to write, which must not exist.
 
     Raises:
-      ValueError: `output` exists, `delta` is none, it starts from another base, or a file is damaged, missing or
-        outside its folder. OSError: `output` cannot be written. Either names the file; nothing is left of `output`.
+      ValueError: `output` exists; `delta` is not a delta or starts from another base; a file is damaged, missing or
+        outside its folder.
+      OSError: `output` cannot be written. All errors name the file, and `output` is removed.
     """
     base, delta, output = (pathlib.Path(path) for path in (base, delta, output))
     if os.path.lexists(output):
         raise ValueError(f"output {os.fspath(output)!r} exists. Remedy: another folder, or remove it.")
-    told = _read_delta(delta)
+    description = _read_delta(delta)
     described = describe(base)
-    if described != {name: told[name] for name in described}:
+    if described != {name: description[name] for name in described}:
         raise ValueError(_wrong_base(base, delta, f"the base has {described}"))
     if describe(delta / "model") != described:
-        raise ValueError(f"file {os.fspath(delta / 'model' / DESCRIPTION)!r} is not as delta.json says. {_COPY}")
+        raise ValueError(f"file {os.fspath(delta / 'model' / DESCRIPTION)!r} differs from delta.json. {_COPY}")
     tables = read_tables(base)
     for name, (ids, rows) in tables.items():
-        if digest(ids, rows) != told["base"][name]:
-            raise ValueError(_wrong_base(base, delta, f"the rows of table {name!r} are others"))
+        if digest(ids, rows) != description["base"][name]:
+            raise ValueError(_wrong_base(base, delta, f"the rows of table {name!r} differ"))
         changes = _read_changes(delta, name, rows.shape[1])
         tables[name] = _merged(ids, rows, *changes)
-        if digest(*tables[name]) != told["result"][name]:
+        if digest(*tables[name]) != description["result"][name]:
             files = os.fspath(delta / "changes" / name) + ".*.npy"
-            raise ValueError(f"{files} do not make the rows that {os.fspath(delta)!r} promises. {_COPY}")
+            raise ValueError(f"{files} do not give the rows that {os.fspath(delta)!r} describes. {_COPY}")
     partial = output.with_name(f"{output.name}.{uuid.uuid4().hex}.partial")
     try:
-        for path in told["files"]:
+        for path in description["files"]:
             if path.startswith("model/"):
                 to = partial / pathlib.PurePosixPath(path).relative_to("model")
                 to.parent.mkdir(parents=True, exist_ok=True)
@@ -88,7 +89,7 @@ def apply_delta(base: str | os.PathLike, delta: str | os.PathLike, output: str |
         partial.rename(output)
     except (OSError, tf.errors.OpError) as error:
         raise OSError(
-            f"output {os.fspath(output)!r} cannot be written, and nothing is left of it: {error}. Remedy: room and "
+            f"output {os.fspath(output)!r} cannot be written and was removed: {error}. Remedy: make room or grant "
             "rights there, then apply the delta again."
         ) from error
     finally:
@@ -97,41 +98,43 @@ def apply_delta(base: str | os.PathLike, delta: str | os.PathLike, output: str |
 
 def _wrong_base(base: pathlib.Path, delta: pathlib.Path, why: str) -> str:
     return (
-        f"delta {os.fspath(delta)!r} does not start from base {os.fspath(base)!r}: {why}. Remedy: the base that was "
-        "given to export, or a full export."
+        f"delta {os.fspath(delta)!r} does not start from base {os.fspath(base)!r}: {why}. Remedy: the base of that "
+        "export, or a full export."
     )
 
 
 def _read_delta(delta: pathlib.Path) -> dict:
-    """delta.json, when all files are there, inside the folder, and undamaged."""
+    """Reads delta.json and verifies that all its files exist inside the folder, undamaged."""
     path = delta / "delta.json"
     if not path.exists():
-        raise ValueError(f"delta {os.fspath(delta)!r} holds no delta.json. Remedy: what export(..., base=...) wrote.")
-    told = _read_description(path)
+        raise ValueError(
+            f"delta {os.fspath(delta)!r} holds no delta.json. Remedy: a folder written by export(..., base=...)."
+        )
+    description = _read_description(path)
     with _named(path):
-        files, tables = told["files"], set(told["tables"])
-        if not all(set(told[digests]) == tables for digests in ("base", "result")):
-            raise ValueError("digests of other tables")
+        files, tables = description["files"], set(description["tables"])
+        if not all(set(description[digests]) == tables for digests in ("base", "result")):
+            raise ValueError("its digests are for other tables")
         if not all(len(file) == 2 for file in files.values()):
-            raise ValueError("'files' must be of [bytes, checksum]")
-    wanted = {f"changes/{name}.{what}.npy" for name in tables for what in ("ids", "rows", "removed")}
+            raise ValueError("its 'files' must have the values [bytes, checksum]")
+    wanted = {f"changes/{name}.{kind}.npy" for name in tables for kind in ("ids", "rows", "removed")}
     found = {file.relative_to(delta).as_posix() for part in ("model", "changes") for file in _files_below(delta / part)}
     for name in sorted({*found, *wanted} - set(files)):
-        raise ValueError(f"file {os.fspath(delta / name)!r} is none that delta.json names. Remedy: remove it.")
+        raise ValueError(f"file {os.fspath(delta / name)!r} is not named by delta.json. Remedy: remove it.")
     for name, (size, checksum) in files.items():
         file = inside(delta, name)
         if [file.stat().st_size, checksum_of(file)] != [size, checksum]:
-            has = f"{file.stat().st_size} bytes, another checksum than those {size} that delta.json names"
+            has = f"{file.stat().st_size} bytes, whose checksum is not that of the {size} bytes named by delta.json"
             raise ValueError(f"file {os.fspath(file)!r} is damaged: it has {has}. {_COPY}")
-    return told
+    return description
 
 
 @contextlib.contextmanager
 def _named(path: pathlib.Path) -> Iterator[None]:
-    """Errors of reading inside become ValueErrors that name the file."""
+    """Turns errors of reading a file into ValueErrors that name the file."""
     try:
         yield
-    except Exception as error:  # readers of JSON, NumPy and TensorFlow have some dozen for damaged bytes
+    except Exception as error:  # JSON, NumPy and TensorFlow raise a dozen kinds of errors for damaged bytes.
         why = error if isinstance(error, ValueError) else f"{type(error).__name__} {error}"
         raise ValueError(f"file {os.fspath(path)!r} is damaged: {why}. {_COPY}") from error
 
@@ -141,10 +144,10 @@ def _files_below(folder: pathlib.Path) -> list[pathlib.Path]:
 
 
 def inside(folder: pathlib.Path, name: str) -> pathlib.Path:
-    """The regular file `name`, a relative path with '/', of a folder.
+    """Path of the regular file `name`, a relative path with '/', in a folder.
 
     Raises:
-      ValueError: it is not there, or is outside of the folder, by its name or by a link.
+      ValueError: the file is missing, or lies outside the folder by its name or a link.
     """
     path = folder / name
     top = os.path.realpath(folder)
@@ -152,14 +155,14 @@ def inside(folder: pathlib.Path, name: str) -> pathlib.Path:
     if any(part in ("", ".", "..") or "\\" in part or "\0" in part for part in parts) or (
         os.path.commonpath([top, os.path.realpath(path)]) != top
     ):
-        raise ValueError(f"file {os.fspath(path)!r} is outside of {os.fspath(folder)!r}. Remedy: files, not links.")
+        raise ValueError(f"file {os.fspath(path)!r} lies outside {os.fspath(folder)!r}. Remedy: files, not links.")
     if not path.is_file():
         raise ValueError(f"file {os.fspath(path)!r} is missing. {_COPY}")
     return path
 
 
 def checksum_of(path: pathlib.Path) -> str:
-    """Of all bytes of a file."""
+    """blake2b checksum of all bytes of a file, 32 hexadecimal digits."""
     hashed = hashlib.blake2b(digest_size=16)
     with path.open("rb") as file:
         for block in iter(lambda: file.read(1 << 20), b""):
@@ -168,25 +171,25 @@ def checksum_of(path: pathlib.Path) -> str:
 
 
 def check_table_name(name: str) -> None:
-    """Raises ValueError unless files can have the table's name: no separators, not '.' or '..'."""
+    """Raises ValueError unless a file can have the table's name: no separators, not '.' or '..'."""
     if not isinstance(name, str) or name in ("", ".", "..") or any(letter in name for letter in "/\\\0"):
         raise ValueError(
-            f"table name {name!r} cannot be that of a file. Remedy: a name without separators, other than '.' and '..'."
+            f"table name {name!r} cannot name a file. Remedy: a name without separators, other than '.' and '..'."
         )
 
 
 def describe(export: pathlib.Path) -> dict:
-    """{"format", "ops", "tables": {name: {"dim", "dtype"}}} of a full export.
+    """Reads {"format", "ops", "tables": {name: {"dim", "dtype"}}} of a full export.
 
     Raises:
-      ValueError: it is none, or of another format, or its description is damaged.
+      ValueError: the folder is not a full export; the format is another one; the description is damaged.
     """
     if (export / "delta.json").exists():
-        raise ValueError(
-            f"base {os.fspath(export)!r} is a delta. Remedy: the full export that apply_delta makes of it."
-        )
+        raise ValueError(f"base {os.fspath(export)!r} is a delta. Remedy: the full export that apply_delta builds.")
     if not (export / DESCRIPTION).exists():
-        raise ValueError(f"base {os.fspath(export)!r} is no export: it has no {DESCRIPTION}. Remedy: a full export.")
+        raise ValueError(
+            f"base {os.fspath(export)!r} is not an export: it has no {DESCRIPTION}. Remedy: a full export."
+        )
     described = _read_description(inside(export, DESCRIPTION.as_posix()))
     return {name: described[name] for name in ("format", "ops", "tables")}
 
@@ -202,22 +205,24 @@ def _read_description(path: pathlib.Path) -> dict:
             if type(table["dim"]) is not int or table["dim"] < 1 or table["dtype"] not in _DTYPES:
                 raise ValueError(f"table {name!r} is described as {table}")
     if found != FORMAT:
-        raise ValueError(f"file {os.fspath(path)!r} has format {found}, want {FORMAT}. Remedy: a full export of today.")
+        raise ValueError(
+            f"file {os.fspath(path)!r} has format {found}, want {FORMAT}. Remedy: a full export by this version."
+        )
     return described
 
 
 def digest(ids: np.ndarray, rows: np.ndarray) -> str:
-    """Of all ids <int64>[n] and rows <uint8>[n, bytes] of a table."""
+    """Digest of all ids <int64>[n] and rows <uint8>[n, bytes] of a table."""
     hashed = hashlib.blake2b(np.ascontiguousarray(ids, "<i8").data, digest_size=16)
     hashed.update(np.ascontiguousarray(rows).data)
     return hashed.hexdigest()
 
 
 def read_tables(export: pathlib.Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """ids <int64>[n], ascending, and rows <uint8>[n, bytes] of every table of a full export.
+    """Reads ids <int64>[n], ascending, and rows <uint8>[n, bytes] of every table of a full export.
 
     Raises:
-      ValueError: a file is damaged, missing, or outside of the folder.
+      ValueError: a file is damaged, missing, or outside the folder.
     """
     described = describe(export)
     tables = {}
@@ -228,21 +233,21 @@ def read_tables(export: pathlib.Path) -> dict[str, tuple[np.ndarray, np.ndarray]
             continue
         for part in _files_below(export / _BUNDLE.parent):
             inside(export, part.relative_to(export).as_posix())
-        with _named(export / _BUNDLE):  # TensorFlow verifies a checksum of each tensor
+        with _named(export / _BUNDLE):  # TensorFlow verifies a checksum of each tensor.
             bundle = tf.train.load_checkpoint(str(export / _BUNDLE))
-            ids, rows = (bundle.get_tensor(key)[:-1] for key in keys_of(name))  # the last one is the default row
+            ids, rows = (bundle.get_tensor(key)[:-1] for key in keys_of(name))  # The last entry is the default row.
             tables[name] = ids, np.ascontiguousarray(rows).view(np.uint8).reshape(-1, row_bytes)
     return tables
 
 
 def _read_changes(delta: pathlib.Path, table: str, row_bytes: int) -> list[np.ndarray]:
-    """Ids, rows and removed ids of a table's changes."""
+    """Reads a table's changes: changed ids, their rows, removed ids."""
     arrays: list[np.ndarray] = []
-    for what, dtype, shape in (("ids", np.int64, ()), ("rows", np.uint8, (row_bytes,)), ("removed", np.int64, ())):
-        path = inside(delta, f"changes/{table}.{what}.npy")
+    for kind, dtype, shape in (("ids", np.int64, ()), ("rows", np.uint8, (row_bytes,)), ("removed", np.int64, ())):
+        path = inside(delta, f"changes/{table}.{kind}.npy")
         with _named(path):
             array = np.load(path)
-            if array.dtype != dtype or array.shape[1:] != shape or (what == "rows" and len(array) != len(arrays[0])):
+            if array.dtype != dtype or array.shape[1:] != shape or (kind == "rows" and len(array) != len(arrays[0])):
                 raise ValueError(f"it has {array.dtype} of shape {array.shape}")
         arrays.append(array)
     return arrays
@@ -258,7 +263,7 @@ def _merged(
 
 
 def put_tables(export: pathlib.Path, tables: dict[str, tuple[np.ndarray, np.ndarray]]) -> None:
-    """Gives an export without tables those of read_tables."""
+    """Writes tables, in the form of read_tables, into an export without tables."""
     described = describe(export)
     if described["ops"] == "ours":
         (export / "assets").mkdir(exist_ok=True)
@@ -268,29 +273,29 @@ def put_tables(export: pathlib.Path, tables: dict[str, tuple[np.ndarray, np.ndar
     tensors = read_bundle(export)
     for name, (ids, rows) in tables.items():
         dtype = tf.as_dtype(described["tables"][name]["dtype"]).as_numpy_dtype
-        # The default row, as StockTables has it: its id repeats the largest.
+        # The default row of StockTables: its id repeats the largest id.
         last = ids[-1:] if len(ids) else np.array([np.iinfo(np.int64).max])
         values = np.concatenate([ids, last]), np.concatenate([rows, np.zeros([1, rows.shape[1]], np.uint8)]).view(dtype)
         tensors.update(zip(keys_of(name), values))
     write_bundle(export, tensors)
 
 
-# Files of rows. The checksum is made of operations that a server's graph has, too: TensorFlow's fingerprint of records.
+# Files of rows. The checksum uses TensorFlow's fingerprint, because a server's graph computes it too.
 
 
 def first_checksum(table: str, row_bytes: int) -> tf.Tensor:
-    """Checksum <uint8>[8] of no records of a table."""
+    """Checksum <uint8>[8] of a table before its first record."""
     return _fingerprint(tf.constant([list(f"{table}/{row_bytes}".encode())], tf.uint8))[0]
 
 
 def next_checksum(checksum: tf.Tensor, records: tf.Tensor) -> tf.Tensor:
-    """Checksum <uint8>[8] with one more block of records <uint8>[n, bytes]: BLOCK_ROWS of them but for the last."""
+    """Checksum <uint8>[8] after one more block of records <uint8>[n, bytes]. Only the last n may be < BLOCK_ROWS."""
     return _fingerprint(tf.concat([checksum, tf.reshape(_fingerprint(records), [-1])], axis=0)[tf.newaxis])[0]
 
 
 def header_of(rows: tf.Tensor, checksum: tf.Tensor) -> tf.Tensor:
-    """<uint8>[HEADER_BYTES] of a file of `rows` <int64>[] records."""
-    return tf.concat([tf.constant(list(_MARK), tf.uint8), tf.bitcast(rows, tf.uint8), checksum], axis=0)
+    """Header <uint8>[HEADER_BYTES] of a file with `rows` <int64>[] records."""
+    return tf.concat([tf.constant(list(_MAGIC), tf.uint8), tf.bitcast(rows, tf.uint8), checksum], axis=0)
 
 
 def _fingerprint(data: tf.Tensor) -> tf.Tensor:
@@ -320,7 +325,7 @@ def _read_records(path: pathlib.Path, table: str, row_bytes: int) -> tuple[np.nd
         data = np.fromfile(path, np.uint8)
         records = data[HEADER_BYTES:].reshape(-1, ID_BYTES + row_bytes)
         if data[:HEADER_BYTES].tobytes() != _header(table, records):
-            raise ValueError(f"its {len(records)} rows have another checksum than its header says")
+            raise ValueError(f"the checksum of its {len(records)} rows differs from its header")
     return np.ascontiguousarray(records[:, :ID_BYTES]).view("<i8")[:, 0], records[:, ID_BYTES:]
 
 
@@ -330,8 +335,8 @@ def record_file(table: str) -> str:
 
 def keys_of(table: str) -> tuple[str, str]:
     """Names of a table's ids and rows in the checkpoint of a SavedModel, which escapes '.'."""
-    of_table = f"served_tables/_tables/{table.replace('.', '..')}"
-    return f"{of_table}/0/.ATTRIBUTES/VARIABLE_VALUE", f"{of_table}/1/.ATTRIBUTES/VARIABLE_VALUE"
+    prefix = f"served_tables/_tables/{table.replace('.', '..')}"
+    return f"{prefix}/0/.ATTRIBUTES/VARIABLE_VALUE", f"{prefix}/1/.ATTRIBUTES/VARIABLE_VALUE"
 
 
 def read_bundle(export: pathlib.Path) -> dict:

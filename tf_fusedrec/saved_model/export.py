@@ -1,30 +1,33 @@
-"""export: the model of all ranks becomes one SavedModel."""
+"""export: writes the model of all ranks as one SavedModel."""
 
 from __future__ import annotations
 
 import json
 import os
 import pathlib
+import re
 import shutil
+import uuid
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from tf_fusedrec._tf_compat import keras, tf
-from tf_fusedrec.checkpoint.agreement import agree, of_rank_0
+from tf_fusedrec.checkpoint.consensus import agree, on_rank_0
 from tf_fusedrec.config import TableConfig
 from tf_fusedrec.embedding import FusedEmbedding
 from tf_fusedrec.layers.kernels import FUSED, STOCK
-from tf_fusedrec.saved_model import delta, rows
+from tf_fusedrec.saved_model import delta, gathered_rows
 from tf_fusedrec.saved_model.applying import DESCRIPTION, FORMAT, check_table_name
-from tf_fusedrec.saved_model.initial_rows import unknown_rows
 from tf_fusedrec.saved_model.native_tables import NativeTables, served_dtype
 from tf_fusedrec.saved_model.serving import serving
 from tf_fusedrec.saved_model.signatures import Signature, default_signatures
+from tf_fusedrec.saved_model.stock_initial_rows import unknown_rows
 from tf_fusedrec.saved_model.stock_tables import StockTables
 
 OPS = ("stock", "ours")
+_PARTIAL = ".partial"
 
 
 def export(
@@ -35,55 +38,58 @@ def export(
     signatures: Mapping[str, Signature] | None = None,
     base: str | os.PathLike | None = None,
 ) -> None:
-    """Writes the model as a SavedModel for a server. Collective: all ranks call it, rank 0 writes.
+    """Writes the model as a SavedModel for a server. Collective: all ranks call it, and rank 0 writes.
 
-    With `base`, writes what has changed since: rows, ids that have left, and all that is no row of a table. A server
-    makes the full export of both (applying.py). Ranks may be others than those that exported the base.
+    With `base` it writes a delta: changed rows, removed ids, and all dense weights. A server builds the full export
+    from base and delta (applying.py). The number of ranks may differ from that of the base's export.
 
-    An id that has no row gets what it gets in evaluation: TableConfig.unknown says whether its initial row or zeros.
-    Rows are in the tables' dtype. Rank 0 holds all rows in memory while it writes.
+    An id without a row gets the same row as in evaluation: its initial row or zeros, by TableConfig.unknown. Rows have
+    the dtype of their table. Rank 0 holds all rows in memory while it writes.
 
     Args:
-      model: with any number of FusedEmbedding layers, of either backend, or none.
-      path: folder of the SavedModel, which must not exist; all ranks must see the folder that it lies in.
-      ops: "stock": operations of plain TensorFlow only, for any server; tables are sorted ids and rows, attention pads.
-        "ours": the process that loads it must have imported tf_fusedrec; tables are hash tables, attention is jagged.
-      signatures: by name; None for those of `model.serving_signatures()`, or the inputs and outputs of a functional
-        model as "serving_default".
-      base: folder of an earlier full export with the same `ops` and tables, which rank 0 reads; None: a full export.
+      model: Keras model with any number of FusedEmbedding layers, of either backend, or none.
+      path: Folder of the SavedModel, which must not exist. All ranks must see its parent folder.
+      ops: "stock" uses stock TensorFlow ops, for any server; tables are sorted ids and rows, and attention pads.
+        "ours" needs a server that has imported tf_fusedrec; tables are hash tables, and attention is jagged.
+      signatures: Signatures by name; None: `model.serving_signatures()`, or "serving_default" with the inputs and
+        outputs of a functional model.
+      base: Folder of an earlier full export with the same `ops` and tables, which rank 0 reads; None: a full export.
 
     Raises:
-      ValueError: `path` exists, `ops` is neither, no signatures can be told, two layers have tables of one name, a name
-        cannot be that of a file, weights do not exist yet, `base` is no full export, one of other operations or tables,
-        or damaged. RuntimeError: another rank has failed.
+      ValueError: `path` exists; `ops` is unknown; the model has no signatures; two layers have tables of one name; a
+        table's name cannot name a file; weights do not exist yet; `base` is damaged, not a full export, or has other
+        ops or tables.
+      RuntimeError: another rank failed.
     """
     path, base = pathlib.Path(path), None if base is None else pathlib.Path(base)
     if ops not in OPS:
         raise ValueError(f"ops is {ops!r}, must be one of {OPS}. Remedy: 'stock' for servers without this package.")
     if signatures is None:
         signatures = default_signatures(model)
-    partial = path.with_name(path.name + ".partial")
 
-    def begin() -> None:
+    def begin() -> str:
         if path.exists():
             raise ValueError(f"path {os.fspath(path)!r} exists. Remedy: another folder for each export, or remove it.")
         if base is not None:
             delta.check_base(base, described)
-        shutil.rmtree(partial, ignore_errors=True)
-        (partial / "rows").mkdir(parents=True)
+        for folder in _remains(path):
+            shutil.rmtree(folder, ignore_errors=True)
+        name = f"{path.name}.{uuid.uuid4().hex}{_PARTIAL}"
+        (path.with_name(name) / "rows").mkdir(parents=True)
+        return name
 
     tables = _tables(model)
     dtypes = {name: config.dtype if ops == "stock" else served_dtype(config) for name, (_, config) in tables.items()}
     of_tables = {name: {"dim": config.dim, "dtype": dtypes[name]} for name, (_, config) in tables.items()}
     described = {"format": FORMAT, "ops": ops, "tables": of_tables}
-    of_rank_0(begin)
+    partial = path.with_name(on_rank_0(begin))
     for layer in model.submodules:
         if isinstance(layer, FusedEmbedding):
             layer.synchronize()
 
     def write_rows() -> None:
         for table, (embedding, _) in tables.items():
-            rows.write_share(partial / "rows", embedding, table)
+            gathered_rows.write_own_rows(partial / "rows", embedding, table)
 
     def finish() -> None:
         if base is not None:
@@ -92,14 +98,25 @@ def export(
 
     try:
         agree(write_rows)
-        of_rank_0(lambda: _write(model, partial, tables, described, signatures))
-        of_rank_0(finish)
+        on_rank_0(lambda: _write(model, partial, tables, described, signatures))
+        on_rank_0(finish)
     finally:
-        of_rank_0(lambda: shutil.rmtree(partial, ignore_errors=True))
+        on_rank_0(lambda: shutil.rmtree(partial, ignore_errors=True))
+
+
+def _remains(path: pathlib.Path) -> list[pathlib.Path]:
+    """Folders that killed exports to `path` left: they have an export's name and hold only its parts."""
+    name = re.compile(re.escape(path.name) + r"\.[0-9a-f]{32}" + re.escape(_PARTIAL))
+    parts = re.compile(r"rows|saved_model|delta|.+\.rows", re.DOTALL)
+    folders = path.parent.iterdir() if path.parent.is_dir() else ()
+    named = [
+        folder for folder in folders if name.fullmatch(folder.name) and folder.is_dir() and not folder.is_symlink()
+    ]
+    return [folder for folder in named if all(parts.fullmatch(entry.name) for entry in folder.iterdir())]
 
 
 def _tables(model: keras.Model) -> dict[str, tuple[FusedEmbedding, TableConfig]]:
-    """The layer and the config of every table, by name."""
+    """Layer and config of every table, by the table's name."""
     tables: dict[str, tuple[FusedEmbedding, TableConfig]] = {}
     for layer in model.submodules:
         if not isinstance(layer, FusedEmbedding):
@@ -107,8 +124,8 @@ def _tables(model: keras.Model) -> dict[str, tuple[FusedEmbedding, TableConfig]]
         for config in layer.tables:
             if config.name in tables:
                 raise ValueError(
-                    f"two layers of {model.name!r} have a table {config.name!r}, and an export knows tables by name. "
-                    "Remedy: another name for one of them."
+                    f"two layers of {model.name!r} have a table {config.name!r}, but an export identifies tables by "
+                    "name. Remedy: another name for one of them."
                 )
             check_table_name(config.name)
             tables[config.name] = layer, config
@@ -123,7 +140,8 @@ def _write(
     signatures: Mapping[str, Signature],
 ) -> None:
     arrays: dict[str, tuple[np.ndarray, np.ndarray]] = {
-        table: rows.read_shares(partial / "rows", table, config.dtype) for table, (_, config) in tables.items()
+        table: gathered_rows.read_all_rows(partial / "rows", table, config.dtype)
+        for table, (_, config) in tables.items()
     }
     seeds = {table: layer.get_config()["seed"] for table, (layer, _) in tables.items()}
     unknown = {table: unknown_rows(config, seeds[table]) for table, (_, config) in tables.items()}
@@ -135,27 +153,27 @@ def _write(
         dtypes = {table: tf.as_dtype(of["dtype"]).as_numpy_dtype for table, of in described["tables"].items()}
         arrays = {table: (ids, of_ids.astype(dtypes[table])) for table, (ids, of_ids) in arrays.items()}
         served = NativeTables(arrays, unknown, {table: config for table, (_, config) in tables.items()}, partial)
-    # The module holds variables only: with the Keras model in it, every layer's training call would be saved too.
+    # The module holds variables only. With the Keras model in it, TensorFlow would save every layer's training call.
     module = tf.Module()
     module.served_tables = served
     weights = {id(v) for v in model.variables} if model.built else set()
     with serving(model, served, STOCK if stock else FUSED):
         traced = {name: signature.trace() for name, signature in signatures.items()}
         for name, function in traced.items():
-            setattr(module, name, function)  # where keras.layers.TFSMLayer looks for functions of one dict
+            setattr(module, name, function)  # keras.layers.TFSMLayer looks for functions in attributes.
         module.dense_weights = model.variables
-        made = {id(v) for v in module.dense_weights} - weights
-        if made:
-            names = sorted(v.name for v in module.dense_weights if id(v) in made)
+        created = {id(v) for v in module.dense_weights} - weights
+        if created:
+            names = sorted(v.name for v in module.dense_weights if id(v) in created)
             raise ValueError(
-                f"weights {names} of {model.name!r} did not exist before the export: nothing has trained or restored "
-                "them. Remedy: call the model on a batch, then train it or load a checkpoint, then export."
+                f"weights {names} of {model.name!r} did not exist before the export, so they are neither trained nor "
+                "restored. Remedy: call the model on a batch, then train it or load a checkpoint, then export."
             )
         tf.saved_model.save(
             module,
             str(partial / "saved_model"),
             signatures=traced,
-            # Gradients of the training path mean nothing to a server.
+            # A server computes no gradients.
             options=tf.saved_model.SaveOptions(experimental_custom_gradients=False),
         )
     description = partial / "saved_model" / DESCRIPTION

@@ -1,7 +1,7 @@
-"""Tables as a server with this package has them: the hash table of training, filled from files of the SavedModel.
+"""Served tables for servers with this package: the hash table of training, filled from files of the SavedModel.
 
-A file holds records [id <int64> | row], by ascending id: 8 bytes beside the row, and no optimizer slots. The graph that
-reads a file verifies its checksum, so a damaged file is refused by every loader, and no other code is needed for it.
+A file holds records [id <int64> | row] by ascending id, without optimizer slots. The graph that reads a file also
+verifies its checksum, so every loader refuses a damaged file without further code.
 """
 
 from __future__ import annotations
@@ -17,15 +17,16 @@ from tf_fusedrec._tf_compat import tf
 from tf_fusedrec.config import TableConfig
 from tf_fusedrec.exchange import all_to_all
 from tf_fusedrec.saved_model import applying
-from tf_fusedrec.saved_model.initial_rows import InitialRows
+from tf_fusedrec.saved_model.stock_initial_rows import InitialRows
 
-_RECORD_HEADER_BYTES = 16  # of a record of the table: counters that a server does not need
+_RECORD_HEADER_BYTES = 16  # A record of the table begins with counters, which a server does not need.
 
 
 def served_dtype(config: TableConfig) -> str:
-    """Dtype in which a server keeps the rows of a table.
+    """dtype in which a server keeps the rows of a table.
 
-    That of the model's rows, unless training keeps fewer bits: an id without a row must get what rounding there gives.
+    It is the dtype of the model's rows, unless training stores another one: the initial row of an id without a row must
+    be rounded like a stored row.
     """
     if config.storage_dtype in (None, "float32"):
         return config.dtype
@@ -33,13 +34,13 @@ def served_dtype(config: TableConfig) -> str:
 
 
 class NativeTables(tf.Module):
-    """Tables that never change.
+    """Constant tables of a SavedModel.
 
     Args:
-      tables: table name -> ids <int64>[n], ascending, and rows <float>[n, D], of `served_dtype`.
-      unknown: table name -> rows of ids that the table does not hold; None: zeros.
-      configs: table name -> config of its training.
-      folder: where files of the rows are made; they are copied into the SavedModel.
+      tables: By table name, ids <int64>[n], ascending, and rows <served_dtype>[n, D].
+      unknown: By table name, the initial rows of ids that the table lacks; None: zeros.
+      configs: By table name, the config of the training table.
+      folder: Folder for the files of rows, which are copied into the SavedModel.
     """
 
     def __init__(
@@ -50,7 +51,7 @@ class NativeTables(tf.Module):
         folder: pathlib.Path,
     ):
         super().__init__(name="tables")
-        # Saved as files because the module knows them.
+        # TensorFlow saves these files because the module tracks them as assets.
         self._files, self._tables = {}, {}
         for name, (ids, rows) in tables.items():
             path, row_bytes = folder / f"{name}.rows", rows.shape[1] * rows.dtype.itemsize
@@ -65,25 +66,26 @@ class NativeTables(tf.Module):
 
 class _Table(tf.saved_model.experimental.TrackableResource):
     def __init__(self, config: TableConfig, unknown: InitialRows | None, file: tf.saved_model.Asset):
-        # Rows that begin in 16 bits are options of tables in host memory only.
+        # Mixed storage (hot_after) exists for tables in host memory only.
         super().__init__(device="CPU" if config.hot_after else "")
         self._name, self._dim, self._dtype = config.name, config.dim, tf.as_dtype(config.dtype)
         self._stored, self._hot_after = tf.as_dtype(served_dtype(config)), config.hot_after
         self._unknown, self._file = unknown, file
-        # For loaders that make the table by name: two versions of a model may be served by one process.
+        # The name is unique, because one process may serve two versions of a model.
         self._shared_name = f"fusedrec/served/{self._name}/{uuid.uuid4().hex}"
-        _ = self.resource_handle  # makes it, outside of the functions that will capture it
+        _ = self.resource_handle  # Creates the handle here, outside the functions that capture it.
 
     def rows(self, ids: tf.Tensor) -> tf.Tensor:
         message, splits = all_to_all.own_message(ids, tf.stack([tf.constant(0, tf.int64), tf.size(ids, tf.int64)]))
         found = ops.table_find(self.resource_handle, message, splits, dim=self._dim, dtype=self._dtype)
         return found[: tf.size(ids)]
 
-    # What a SavedModel calls when it is loaded. Nothing destroys the table: it lives as long as the handles that the
-    # functions of a loaded model hold.
+    # TensorFlow calls the methods below when it loads a SavedModel. Nothing destroys the table: it lives as long as the
+    # handles in the functions of a loaded model.
 
     def _create_resource(self) -> tf.Tensor:
-        # A session runs its graph many times and finds the table by its name. Whoever loads functions calls this once.
+        # A session runs its graph many times and needs the name to find the table. A loader of functions calls this
+        # once, and the handle is enough.
         of_session = not tf.executing_eagerly() and not tf.compat.v1.get_default_graph().building_function
         initial = self._unknown
         return ops.hash_table(
@@ -109,22 +111,22 @@ class _Table(tf.saved_model.experimental.TrackableResource):
         header = tf.io.decode_raw(first_bytes.reduce("", lambda start, byte: start + byte), tf.uint8)
         missing = applying.HEADER_BYTES - tf.size(header)
         header = tf.pad(header, [[0, missing]])
-        # Behind a header that is cut there is nothing to read, which the data set would not always see.
+        # A truncated header leaves no records, but the data set does not always notice that itself.
         records = tf.data.FixedLengthRecordDataset(path, record_bytes, applying.HEADER_BYTES)
         records = records.take(tf.where(missing > 0, tf.constant(0, tf.int64), -1)).batch(applying.BLOCK_ROWS)
 
         def insert(read: tuple[tf.Tensor, tf.Tensor], block: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
             rows, checksum = read
-            bytes_of = tf.reshape(tf.io.decode_raw(block, tf.uint8), [-1, record_bytes])
-            ids = tf.bitcast(bytes_of[:, : applying.ID_BYTES], tf.int64)
+            block_bytes = tf.reshape(tf.io.decode_raw(block, tf.uint8), [-1, record_bytes])
+            ids = tf.bitcast(block_bytes[:, : applying.ID_BYTES], tf.int64)
             counters = tf.zeros([tf.size(ids), _RECORD_HEADER_BYTES], tf.uint8)
-            records = tf.concat([counters, bytes_of[:, applying.ID_BYTES :]], axis=1)
+            records = tf.concat([counters, block_bytes[:, applying.ID_BYTES :]], axis=1)
             ops.table_import(self.resource_handle, 0, ids, records)
-            return rows + tf.size(ids, tf.int64), applying.next_checksum(checksum, bytes_of)
+            return rows + tf.size(ids, tf.int64), applying.next_checksum(checksum, block_bytes)
 
         start = tf.constant(0, tf.int64), applying.first_checksum(self._name, row_bytes)
         rows, checksum = records.reduce(start, insert)
-        damaged = f" of table {self._name} is damaged: its rows, of which it has "
-        wanted = ", have another checksum than its header says. Remedy: copy the export again."
-        told = tf.strings.join(["rows file ", path, damaged, tf.strings.as_string(rows), wanted])
-        tf.debugging.Assert(tf.reduce_all(header == applying.header_of(rows, checksum)), [told])
+        damaged = f" of table {self._name} is damaged: the checksum of its "
+        wanted = " rows differs from its header. Remedy: copy the export again."
+        message = tf.strings.join(["rows file ", path, damaged, tf.strings.as_string(rows), wanted])
+        tf.debugging.Assert(tf.reduce_all(header == applying.header_of(rows, checksum)), [message])

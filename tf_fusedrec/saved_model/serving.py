@@ -1,4 +1,4 @@
-"""While a model is traced for a server: rows come from tables that are served, attention from the kernels chosen."""
+"""Switches a model to serving while it is traced: rows from served tables, attention by the chosen kernels."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ ServedTables = Union[StockTables, NativeTables]
 
 @contextlib.contextmanager
 def serving(model: keras.Model, tables: ServedTables, kernels: AttentionKernels) -> Iterator[None]:
-    """Inside, calls of the model are for a server: no collective, no table of training, attention by `kernels`."""
+    """In this context calls of the model use `tables` and `kernels`, and no collective or training table."""
     layers = list(model.submodules)
-    with contextlib.ExitStack() as changed:
+    with contextlib.ExitStack() as switches:
         for layer in layers:
             if isinstance(layer, FusedEmbedding):
-                changed.enter_context(layer.served_by(tables.rows))
+                switches.enter_context(layer.served_by(tables.rows))
             elif hasattr(layer, "kernels"):
-                changed.callback(setattr, layer, "kernels", layer.kernels)
+                switches.callback(setattr, layer, "kernels", layer.kernels)
                 layer.kernels = kernels
         yield

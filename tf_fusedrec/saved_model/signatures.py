@@ -1,7 +1,7 @@
-"""What a server sends and gets: signatures of flat tensors, made from a function or from a functional Keras model.
+"""Signatures of a served model: flat input and output tensors, from a function or a functional Keras model.
 
-A ragged input `x` is `x` (its flat values) and `x_row_splits` <int64>[B+1]; a sparse one `x_indices`, `x` and
-`x_dense_shape`. Ragged outputs come in the same way.
+A ragged input `x` becomes `x` (its flat values) and `x_row_splits` <int64>[B+1]. A sparse input becomes `x_indices`,
+`x` and `x_dense_shape`. Ragged outputs have the same form.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from tf_fusedrec._tf_compat import keras, tf
 
 
 class Signature(NamedTuple):
-    """A function of a server.
+    """A served function.
 
-    function: of one dict from input name to tensor, to a dict from output name to tensor. It is traced anew, so it may
-      call the model, whose layers answer as they will be served; it must not call an already traced tf.function.
+    function: Function from {input name: tensor} to {output name: tensor}. It may call the model, because export traces
+      it with the layers switched to serving. It must not call a tf.function that is traced already.
     inputs: tf.TensorSpec by input name.
     """
 
@@ -24,7 +24,7 @@ class Signature(NamedTuple):
     inputs: Mapping[str, tf.TensorSpec]
 
     def trace(self) -> Any:
-        """A tf.function of one dict, traced; its inputs have the names of `inputs`, whatever those of the specs."""
+        """Returns a traced tf.function of one dict. Its inputs take their names from `inputs`, not from the specs."""
         named = {name: tf.TensorSpec(spec.shape, spec.dtype, name=name) for name, spec in self.inputs.items()}
         function = tf.function(self.function, input_signature=[named], autograph=False)
         function.get_concrete_function()
@@ -32,23 +32,23 @@ class Signature(NamedTuple):
 
 
 def default_signatures(model: keras.Model) -> dict[str, Signature]:
-    """Those that the model names itself in `serving_signatures()`; of a functional model its inputs and outputs.
+    """The model's `serving_signatures()`, or the inputs and outputs of a functional model as "serving_default".
 
     Raises:
-      ValueError: a subclassed model without that method.
+      ValueError: a subclassed model has no method serving_signatures.
     """
     if hasattr(model, "serving_signatures"):
         return model.serving_signatures()
     if not getattr(model, "_is_graph_network", False):
         raise ValueError(
-            f"export cannot tell what a server sends to {model.name!r}, which is no functional Keras model. Remedy: "
+            f"export cannot derive the signature of {model.name!r}, which is not a functional Keras model. Remedy: "
             "export(..., signatures={'serving_default': Signature(function, inputs)}), or a method serving_signatures."
         )
     return {"serving_default": _of_functional(model)}
 
 
 def _of_functional(model: keras.Model) -> Signature:
-    # A copy of the structure: Keras' own wrappers of it do not nest.
+    # The structure is copied, because tf.nest does not handle Keras' own wrappers.
     structure = tf.nest.map_structure(lambda symbol: symbol, model.input)
     symbols = {symbol.node.layer.name: symbol for symbol in tf.nest.flatten(structure)}
     specs: dict[str, tf.TensorSpec] = {}
@@ -64,7 +64,7 @@ def _of_functional(model: keras.Model) -> Signature:
 
 
 def flat_outputs(outputs: Any, names: Any) -> dict[str, tf.Tensor]:
-    """Outputs of a model as a dict of tensors: by key of a dict, else by `names`."""
+    """Outputs of a model as {name: tensor}. Names are the keys of a dict, or `names`."""
     named = outputs if isinstance(outputs, Mapping) else dict(zip(names, tf.nest.flatten(outputs)))
     flat: dict[str, tf.Tensor] = {}
     for name, output in named.items():

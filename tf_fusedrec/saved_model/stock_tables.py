@@ -1,4 +1,4 @@
-"""Tables as plain TensorFlow serves them: ids in ascending order and rows, found by binary search."""
+"""Served tables by stock TensorFlow ops: ids in ascending order with their rows, found by binary search."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from collections.abc import Mapping
 import numpy as np
 
 from tf_fusedrec._tf_compat import tf
-from tf_fusedrec.saved_model.initial_rows import InitialRows
+from tf_fusedrec.saved_model.stock_initial_rows import InitialRows
 
 
 class StockTables(tf.Module):
-    """Tables that never change.
+    """Constant tables of a SavedModel.
 
     Args:
-      tables: table name -> ids <int64>[n], ascending, and rows <float>[n, D].
-      unknown: table name -> rows of ids that the table does not hold; a table without has zeros.
+      tables: By table name, ids <int64>[n], ascending, and rows <float>[n, D].
+      unknown: By table name, the initial rows of ids that the table lacks; None, or no entry: zeros.
 
     Raises:
-      ValueError: ids that do not ascend, or other than one row per id.
+      ValueError: ids do not ascend, or the number of rows differs from the number of ids.
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class StockTables(tf.Module):
     def rows(self, table: str, ids: tf.Tensor) -> tf.Tensor:
         """Rows [n, D] of ids <int64>[n]."""
         known, rows = self._tables[table]
-        # The last entry is the default row; its id repeats the largest, which a search from the left never answers.
+        # The last entry is the default row. Its id repeats the largest id, so a search from the left never finds it.
         default = tf.shape(rows)[0] - 1
         at = tf.minimum(tf.searchsorted(known, ids), default)
         exists = (tf.gather(known, at) == ids) & (at < default)
@@ -46,20 +46,20 @@ class StockTables(tf.Module):
             missing = tf.where(~exists)
             return tf.tensor_scatter_nd_update(found, missing, initial.of(tf.gather_nd(ids, missing)))
 
-        # Most calls of a server know all their ids, and then draw nothing.
+        # Most requests hold known ids only, and then nothing is drawn.
         return tf.cond(tf.reduce_all(exists), lambda: found, with_initial)
 
 
 def _variables(name: str, ids: np.ndarray, rows: np.ndarray) -> tuple[tf.Variable, tf.Variable]:
-    """ids [n+1] and rows [n+1, D]: the table and, behind it, the default row."""
+    """Ids <int64>[n+1] and rows [n+1, D]: the table, followed by the default row."""
     if ids.ndim != 1 or rows.ndim != 2 or len(ids) != len(rows):
         raise ValueError(
-            f"table {name!r} of an export has shapes {ids.shape} and {rows.shape}, wants ids [n] and rows [n, D]. "
+            f"table {name!r} of an export has shapes {ids.shape} and {rows.shape}, want ids [n] and rows [n, D]. "
             "Remedy: one row for each id."
         )
-    if (ids[1:] <= ids[:-1]).any():  # a difference would overflow
+    if (ids[1:] <= ids[:-1]).any():  # np.diff could overflow.
         raise ValueError(
-            f"table {name!r} of an export has ids that do not ascend, or repeat. Remedy: sorted ids, each once."
+            f"table {name!r} of an export has ids that repeat or do not ascend. Remedy: sorted, distinct ids."
         )
     last = ids[-1:] if len(ids) else np.array([np.iinfo(np.int64).max])
     all_ids = np.concatenate([ids, last]).astype(np.int64)

@@ -173,22 +173,44 @@ def _iterations(table: Any) -> int | None:
 
 
 def _asking_tables_first(
-    write: Callable[..., None], model_at: int, refuse: Callable[[TableState], None]
+    write: Callable[..., None],
+    model_at: int,
+    refuse: Callable[[TableState], None],
+    applies: Callable[..., bool] = lambda *arguments, **options: True,
 ) -> Callable[..., None]:
-    """`write`, whose argument number `model_at` is a model, for models without tables only."""
+    """Wraps `write` so that it refuses models with tables.
+
+    Args:
+      write: Writer of a model.
+      model_at: Position of the model among its arguments.
+      refuse: Raises the error for the tables of a layer.
+      applies: Function of the writer's arguments that says whether tables are refused.
+    """
 
     @functools.wraps(write)
-    def write_without_tables(*arguments: Any) -> None:
-        for layer in arguments[model_at]._flatten_layers():
-            for value in vars(layer).values():
-                if isinstance(value, TableState):
-                    refuse(value)
-        write(*arguments)
+    def write_without_tables(*arguments: Any, **options: Any) -> None:
+        if applies(*arguments, **options):
+            for layer in arguments[model_at]._flatten_layers():
+                for value in vars(layer).values():
+                    if isinstance(value, TableState):
+                        refuse(value)
+        write(*arguments, **options)
 
     return write_without_tables
 
 
+def _writes_hdf5(model: Any, filepath: Any, overwrite: bool = True, save_format: str | None = None, **_: Any) -> bool:
+    if save_format is None:
+        return keras.src.saving.legacy.saving_utils.is_hdf5_filepath(str(filepath))
+    return save_format.lower().strip() in ("hdf5", "h5", "keras")
+
+
 # These writers take a layer's variables, or its call, and ask it nothing, so no method of a layer could refuse them.
-_hdf5, _archive = keras.src.saving.legacy.hdf5_format, keras.src.export.export_lib
+# Writers of whole files refuse before they open the file, which would truncate an existing one.
+_hdf5, _archive, _files = (
+    keras.src.saving.legacy.hdf5_format, keras.src.export.export_lib, keras.src.saving.legacy.save
+)  # fmt: skip
 _hdf5.save_weights_to_hdf5_group = _asking_tables_first(_hdf5.save_weights_to_hdf5_group, 1, TableState.refuse_hdf5)
+_hdf5.save_model_to_hdf5 = _asking_tables_first(_hdf5.save_model_to_hdf5, 0, TableState.refuse_hdf5)
+_files.save_weights = _asking_tables_first(_files.save_weights, 0, TableState.refuse_hdf5, _writes_hdf5)
 _archive.export_model = _asking_tables_first(_archive.export_model, 0, TableState.refuse_saved_model)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from tf_fusedrec._tf_compat import tf
-from tf_fusedrec.checkpoint.agreement import agree, of_rank_0
+from tf_fusedrec.checkpoint.consensus import agree, on_rank_0
 from tf_fusedrec.embedding import FusedEmbedding
 from tf_fusedrec.exchange import collectives
 from tf_fusedrec.tables.tfra import owner_of
@@ -61,7 +61,7 @@ def export_checkpoint(
             )
         folder.mkdir(parents=True, exist_ok=True)
 
-    of_rank_0(begun)
+    on_rank_0(begun)
     rank, size = collectives.rank(), collectives.size()
     try:
         written = agree(lambda: _write_parts(folder, wanted, targets, rank, slots, short_file_name))

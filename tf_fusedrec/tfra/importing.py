@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from tf_fusedrec._tf_compat import tf
-from tf_fusedrec.checkpoint.agreement import agree
+from tf_fusedrec.checkpoint.consensus import agree
 from tf_fusedrec.embedding import FusedEmbedding
 from tf_fusedrec.exchange import collectives
 from tf_fusedrec.tables.hash_order import hash_range_owner

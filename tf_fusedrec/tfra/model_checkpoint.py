@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tf_fusedrec._tf_compat import keras, tf
-from tf_fusedrec.checkpoint.agreement import agree
+from tf_fusedrec.checkpoint.consensus import agree
 from tf_fusedrec.exchange import collectives
 from tf_fusedrec.tables.tfra import de
 

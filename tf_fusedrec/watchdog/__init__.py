@@ -1,4 +1,4 @@
-"""Says which rank keeps others waiting, and ends ranks that wait for one that is gone. See watchdog.py."""
+"""Reports which rank keeps others waiting, and ends ranks that wait for an ended rank. See watchdog.py."""
 
 from tf_fusedrec.watchdog.start import start_watchdog
 

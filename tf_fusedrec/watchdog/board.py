@@ -1,7 +1,7 @@
-"""What ranks tell each other beside Horovod: values by key in the store through which horovodrun's ranks found another.
+"""A key-value store that all ranks share beside Horovod: the rendezvous store of horovodrun.
 
-The store is an HTTP server of the launcher, which all hosts reach and which lives as long as the job. So a rank can
-tell what it does while its collectives stand still.
+The store is an HTTP server of the launcher. All hosts reach it, and it lives as long as the job. A rank can therefore
+report its state while its collectives are blocked.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Board:
     """Values by key, shared by all ranks.
 
     Args:
-      address, port: of the store.
+      address, port: Address and port of the store.
     """
 
     def __init__(self, address: str, port: int):
@@ -28,21 +28,21 @@ class Board:
 
     @classmethod
     def of_job(cls) -> Board | None:
-        """The board of this job; None when it was launched without a store, as mpirun does."""
-        address, port = (os.environ.get(f"HOROVOD_GLOO_RENDEZVOUS_{what}") for what in ("ADDR", "PORT"))
+        """The board of this job; None if the launcher has no store, like mpirun."""
+        address, port = (os.environ.get(f"HOROVOD_GLOO_RENDEZVOUS_{name}") for name in ("ADDR", "PORT"))
         return cls(address, int(port)) if address and port else None
 
     def put(self, key: str, value: Any) -> bool:
-        """Writes a JSON value; whether the store took it."""
-        return self._ask("PUT", key, json.dumps(value).encode())[0]
+        """Writes a JSON value. Returns whether the store accepted it."""
+        return self._request("PUT", key, json.dumps(value).encode())[0]
 
     def get(self, key: str) -> Any:
-        """The value of a key; None when nobody wrote it, or the store does not answer."""
-        found, body = self._ask("GET", key)
+        """Reads the value of a key; None if the key is missing or the store does not answer."""
+        found, body = self._request("GET", key)
         return json.loads(body) if found else None
 
-    def tell_failure(self, rank: int, cause: str) -> dict[str, Any]:
-        """Tells why a rank fails. Returns {"rank", "cause"} of the rank that told first."""
+    def report_failure(self, rank: int, cause: str) -> dict[str, Any]:
+        """Reports the cause of a rank's failure. Returns {"rank", "cause"} of the first reported failure."""
         first = self.first_failure()
         if first is None:
             first = {"rank": rank, "cause": cause}
@@ -50,7 +50,7 @@ class Board:
         return first
 
     def first_failure(self, wait_s: float = 0.0) -> dict[str, Any] | None:
-        """What the first failing rank told; None when none did so within wait_s seconds."""
+        """The first reported failure, {"rank", "cause"}; None if no rank reports one within wait_s seconds."""
         deadline = time.monotonic() + wait_s
         while True:
             first = self.get("failure")
@@ -58,7 +58,7 @@ class Board:
                 return first
             time.sleep(0.2)
 
-    def _ask(self, method: str, key: str, body: bytes | None = None) -> tuple[bool, bytes]:
+    def _request(self, method: str, key: str, body: bytes | None = None) -> tuple[bool, bytes]:
         connection = http.client.HTTPConnection(self._address, self._port, timeout=_TIMEOUT_S)
         try:
             connection.request(method, f"/{_SCOPE}/{key}", body)

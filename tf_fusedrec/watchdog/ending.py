@@ -1,8 +1,8 @@
-"""The end of a rank: all ranks end together, none with exit code 0 when another failed, and the cause stands last.
+"""The end of a rank. All ranks end together, no rank exits with 0 if another failed, and the cause is printed last.
 
-Horovod ends the collectives of all ranks when one rank ends, and every rank then dies under a traceback of Horovod's.
-So a rank whose program has ended waits until the others have ended too, or until one waits for it in a collective,
-which is an error of both. A rank that fails tells the others why before its end ends theirs.
+Horovod aborts the collectives of all ranks when one rank ends, and every other rank then fails with a traceback of
+Horovod's. A rank whose program has ended therefore waits until the others have ended, too. If another rank waits for it
+in a collective, both end with an error. A failing rank first reports its cause to the others.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from tf_fusedrec.watchdog.board import Board
 from tf_fusedrec.watchdog.summary import left_behind
 from tf_fusedrec.watchdog.watchdog import Watchdog
 
-_CAUSE_S = 3.0  # that a rank waits for another rank's cause, when Horovod ended its collective
-_OF_HOROVOD = re.compile(r"Horovod|gloo/")  # in messages of a collective that another rank's end has ended
-_LONGEST_CAUSE = 600  # letters
-# Lines of TensorFlow's messages that say where, not what.
-_WHERE = ("Graph execution error", "Detected at node", "<stack traces unavailable>", "File ", "[[", "Traceback")
+_CAUSE_WAIT_S = 3.0  # wait for another rank's cause after Horovod aborted a collective
+_HOROVOD_ABORT = re.compile(r"Horovod|gloo/")  # matches errors of a collective aborted by another rank's end
+_MAX_CAUSE = 600  # characters
+# Lines of TensorFlow's messages that give the place of an error, not its cause.
+_PLACES = ("Graph execution error", "Detected at node", "<stack traces unavailable>", "File ", "[[", "Traceback")
 
 
 class Ending:
-    """What this rank does when its program ends.
+    """Exit handlers of this rank.
 
     Args:
-      rank: of this process.
-      board: of the job.
-      watchdog: of this process.
-      report_after_s: seconds after which a rank that waits for the others to end says so.
-      gives_up_after_s: seconds after which it ends without them.
+      rank: Rank of this process.
+      board: Board of the job.
+      watchdog: Watchdog of this process.
+      report_after_s: Seconds after which an ended rank reports that it waits for the others to end.
+      gives_up_after_s: Seconds after which an ended rank leaves without the others.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Ending:
         self._process, self._failed, self._before = os.getpid(), False, sys.excepthook
 
     def install(self) -> None:
-        """Call it when Horovod has joined: its own end must come behind this one."""
+        """Installs the handlers. Call it after hvd.init, so that Horovod's own exit handler runs after these."""
         sys.excepthook = self._on_exception
         atexit.register(self._on_exit)
 
@@ -53,17 +53,17 @@ class Ending:
         if not self._failed or issubclass(kind, KeyboardInterrupt):
             self._before(kind, value, trace)
             return
-        of_horovod = _OF_HOROVOD.search(str(value)) is not None
-        first = self._board.first_failure(wait_s=_CAUSE_S if of_horovod else 0.0)
+        aborted = _HOROVOD_ABORT.search(str(value)) is not None
+        first = self._board.first_failure(wait_s=_CAUSE_WAIT_S if aborted else 0.0)
         if first is None:
-            silence = self._silence() if of_horovod else ""
-            first = self._board.tell_failure(self._rank, silence + cause_of(kind, value))
-        if first["rank"] == self._rank or not of_horovod:
+            silence = self._silence() if aborted else ""
+            first = self._board.report_failure(self._rank, silence + cause_of(kind, value))
+        if first["rank"] == self._rank or not aborted:
             self._before(kind, value, trace)
         print(f"tf_fusedrec: rank {first['rank']} failed first: {first['cause']}", file=sys.stderr, flush=True)
 
     def _silence(self) -> str:
-        """Which rank stood still, when that is why Horovod ended the job; "" when none did."""
+        """Words that name the silent ranks for which Horovod ended the job; "" if no rank is silent."""
         silent = self._watchdog.look().get("silent", {})
         named = ", ".join(f"rank {rank} has given no sign of life for {age:.0f} s" for rank, age in silent.items())
         limit = f"Horovod waits {self._gives_up_after_s} s (HOROVOD_GLOO_TIMEOUT_SECONDS)"
@@ -74,7 +74,7 @@ class Ending:
             return
         self._watchdog.ended = True
         began, pause, reported = time.monotonic(), 0.05, False
-        while self._board.put(f"ended-{self._rank}", True):  # else the launcher is gone
+        while self._board.put(f"ended-{self._rank}", True):  # A failing put means that the launcher is gone.
             summary = self._watchdog.look()
             waited_s = time.monotonic() - began
             if summary.get("over") or waited_s > self._gives_up_after_s:
@@ -88,15 +88,15 @@ class Ending:
             if waited_s > self._report_after_s and not reported:
                 reported = True
                 self._watchdog.say(
-                    f"its program has ended, and it waits for the other ranks: {summary.get('ended', [])} have ended. "
-                    f"After {self._gives_up_after_s} s it leaves without them"
+                    f"its program has ended, and it waits for the other ranks; ranks {summary.get('ended', [])} have "
+                    f"ended. It leaves without them after {self._gives_up_after_s} s"
                 )
             time.sleep(pause)
             pause = min(1.3 * pause, 1.0)
 
 
 def cause_of(kind: type[BaseException], value: BaseException) -> str:
-    """An exception in one line, without the lines that say where."""
+    """An exception in one line, without the lines that give its place."""
     lines = [line.strip() for line in str(value).splitlines()]
-    said = " ".join(line for line in lines if line and not line.startswith(_WHERE))
-    return f"{kind.__name__}: {said}"[:_LONGEST_CAUSE]
+    message = " ".join(line for line in lines if line and not line.startswith(_PLACES))
+    return f"{kind.__name__}: {message}"[:_MAX_CAUSE]

@@ -1,9 +1,9 @@
-"""What the states of all ranks add up to, and the sentences that a waiting rank prints. Pure functions.
+"""Summary of the states of all ranks, and the sentences that a waiting rank prints. Pure functions.
 
-A state is what one rank tells about itself:
-  waits: [name, call, ranks] of each collective in which it waits, ranks being those that take part.
-  begun: how often it has begun each collective, by name.
-  idle: [name, call, seconds] of its last collective, when it is in none.
+A state is the report of one rank about itself:
+  waits: [name, call, ranks] of each collective in which the rank waits; `ranks` are the participants.
+  begun: number of begun calls of each collective, by name.
+  idle: [name, call, seconds] of its last collective if the rank is in none, else None.
   ended: whether its program has ended.
 """
 
@@ -13,21 +13,22 @@ from collections.abc import Mapping
 from typing import Any
 
 State = Mapping[str, Any]
-_NAMED = 8  # ranks that a sentence names one by one
+_MAX_NAMED = 8  # ranks that a sentence names one by one
 
 
 def summarize(states: Mapping[int, State], silent: Mapping[int, float]) -> dict[str, Any]:
-    """What rank 0 tells all ranks.
+    """The summary that rank 0 publishes.
 
     Args:
-      states: the last one of each rank, by rank; a rank that has told nothing yet is not there.
-      silent: seconds since the last sign of life, of ranks that gave none in time.
+      states: Last state of each rank, by rank. A rank without a report is missing.
+      silent: Seconds since the last sign of life, by rank, for ranks that gave none in time.
 
     Returns:
-      waits: of each collective in which a rank waits: name, call, ranks, and missing: by rank that has not come, how
-        often it has begun the collective.
-      silent, idle: by rank.
-      ended: ranks whose program has ended.
+      waits: For each collective in which a rank waits, its name, call and ranks, and `missing`: the calls begun by each
+        rank that has not arrived.
+      silent: Seconds of silence, by rank.
+      idle: Last collective of each idle rank, by rank.
+      ended: Ranks whose program has ended.
     """
     waits: dict[Any, dict[str, Any]] = {}
     for state in states.values():
@@ -44,7 +45,7 @@ def summarize(states: Mapping[int, State], silent: Mapping[int, float]) -> dict[
 
 
 def whom_it_waits_for(summary: Mapping[str, Any], rank: int, name: str, call: int) -> str:
-    """What `rank` says in a call of a collective: "for rank 1, which ...", or what is known in its place."""
+    """Words for the ranks that `rank` waits for in a call of a collective, such as "for rank 1, which ..."."""
     known = (wait for wait in summary["waits"] if (wait["name"], wait["call"]) == (name, call))
     wait = next((wait for wait in known if rank in wait["ranks"]), None)
     if wait is None:
@@ -54,16 +55,16 @@ def whom_it_waits_for(summary: Mapping[str, Any], rank: int, name: str, call: in
     late = [_of_rank(str(other), wait, summary) for other in wait["ranks"]]
     named = [text for text in late if text]
     if not named:
-        return "although all ranks have come: the network is slow, or Horovod is busy with another collective"
-    more = f"; and {len(named) - _NAMED} more" if len(named) > _NAMED else ""
-    return "for " + "; ".join(named[:_NAMED]) + more
+        return "although all ranks have arrived: the network is slow, or Horovod is busy with another collective"
+    more = f"; and {len(named) - _MAX_NAMED} more" if len(named) > _MAX_NAMED else ""
+    return "for " + "; ".join(named[:_MAX_NAMED]) + more
 
 
 def _of_rank(rank: str, wait: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
     silence, made = summary["silent"].get(rank), wait["missing"].get(rank)
     if silence:
         after = f", after {made} of {wait['call']} calls" if made is not None else ""
-        return f"rank {rank}, whose last sign of life came {silence:.0f} s ago{after} (stopped, or its host is away)"
+        return f"rank {rank}, whose last sign of life came {silence:.0f} s ago{after} (stopped, or its host is lost)"
     if made is None:
         return ""
     text = f"rank {rank}, which has made {made} of {wait['call']} calls"
@@ -75,19 +76,19 @@ def _of_rank(rank: str, wait: Mapping[str, Any], summary: Mapping[str, Any]) -> 
 
 
 def left_behind(summary: Mapping[str, Any]) -> str | None:
-    """Why ranks wait for ever, when a rank has ended that has not come; None when no rank does."""
+    """Words that name an ended rank for which others wait forever; None if there is no such rank."""
     for wait in summary["waits"]:
         gone = [rank for rank in wait["missing"] if int(rank) in summary["ended"]]
         if gone:
             return (
                 f"the program of rank {gone[0]} has ended after {wait['missing'][gone[0]]} calls of collective "
                 f"{wait['name']!r}, and other ranks wait in call {wait['call']}. Usually the ranks' data ended "
-                "at different steps. Remedy: tf_fusedrec.schedules.PipelinedModel in the place of keras.Model, which "
+                "at different steps. Remedy: tf_fusedrec.schedules.PipelinedModel instead of keras.Model, which "
                 "ends all ranks together, or the same steps_per_epoch on all ranks."
             )
     return None
 
 
 def keeps_waiting(summary: Mapping[str, Any], rank: int) -> list[str]:
-    """Names of the collectives in which others wait for this rank."""
+    """Names of the collectives in which other ranks wait for `rank`."""
     return [wait["name"] for wait in summary["waits"] if str(rank) in wait["missing"]]

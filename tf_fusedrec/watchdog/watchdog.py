@@ -1,9 +1,9 @@
-"""A thread that says which collective waits for which rank, while the collective itself can say nothing.
+"""A thread that reports which collective waits for which rank, because a blocked collective cannot report itself.
 
-Marks go before and behind each collective (ops.collective_marks). The thread of each rank reads its own and tells them
-on the board from time to time, and at once when a collective waits for more than a moment. Rank 0 reads what all ranks
-told and writes a summary, which the waiting ranks read. A rank whose sign of life does not change is stopped, or out of
-reach. The thread sleeps between looks: it uses less than a thousandth of a core.
+Ops record the begin and end of each collective (ops.collective_marks). The thread of each rank reads these records and
+publishes them on the board from time to time, and immediately when a collective waits for more than a moment. Rank 0
+reads the states of all ranks and publishes a summary, which the waiting ranks read. A rank whose heartbeat does not
+change is stopped or out of reach. The thread sleeps between polls and uses less than a thousandth of a core.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from tf_fusedrec.ops import Mark, collective_marks
 from tf_fusedrec.watchdog.board import Board
 from tf_fusedrec.watchdog.summary import keeps_waiting, left_behind, summarize, whom_it_waits_for
 
-_MOMENT_S = 2.0  # a collective that waits longer is told on the board
-_RANKS_PER_S = 100  # that rank 0 reads, and that read from the board
+_MOMENT_S = 2.0  # A collective that waits longer is published on the board.
+_RANKS_PER_S = 100  # bound on the ranks that rank 0 reads per second, and on the readers of the board
 
 
 class Watchdog:
-    """Watches over the collectives of this process.
+    """Watches the collectives of this process.
 
     Args:
-      rank, size: of this process.
-      board: of the job; None: it tells how long a collective waits, but not for whom.
-      report_after_s: seconds that a collective may wait before it is reported; then after twice as long, and so on.
-      gives_up_after_s: seconds after which Horovod ends a job with a silent rank; for the message.
-      members: ranks that take part in a collective, by its name, where these are not all.
+      rank, size: Rank of this process, and number of ranks.
+      board: Board of the job; None: reports give the waiting time, but not the awaited ranks.
+      report_after_s: Seconds after which a waiting collective is reported, and again after each doubling.
+      gives_up_after_s: Seconds after which Horovod ends a job with a silent rank, for the message.
+      members: Participating ranks of each collective that not all ranks join, by its name.
     """
 
     def __init__(
@@ -44,8 +44,8 @@ class Watchdog:
         self._look_every_s = max(min(1.0, report_after_s / 4), size / _RANKS_PER_S)
         self._tell_every_s = max(report_after_s / 3, 2 * self._look_every_s)
         self._beat, self._told_at = 0, 0.0
-        self._seen: dict[int, tuple[int, float]] = {}  # beat of each rank, and when it was new
-        self._next_report_s: dict[tuple[str, int], float] = {}  # of collectives that were reported, by name and call
+        self._seen: dict[int, tuple[int, float]] = {}  # last heartbeat of each rank, and the time when it was new
+        self._next_report_s: dict[tuple[str, int], float] = {}  # of reported collectives, by name and call
         self._awake_since = time.monotonic()
         self._idle_report_s = report_after_s
         self._lock = threading.Lock()
@@ -66,16 +66,16 @@ class Watchdog:
             self.look()
 
     def look(self) -> dict[str, Any]:
-        """Looks once: tells, asks and reports what is due. Returns the summary, empty when there is none."""
+        """Polls once: publishes this rank's state, reads the summary, and prints due reports. Returns the summary."""
         with self._lock:
             marks = collective_marks()
             waiting = self._waiting(marks)
-            # A thread of the input pipeline may still wait in one when the program ends; nothing needs its answer.
-            long = [] if self.ended else [one for one in waiting if one[1] > self._moment_s]
+            # When the program ends, a thread of the input pipeline may still wait in a collective that nobody needs.
+            long = [] if self.ended else [wait for wait in waiting if wait[1] > self._moment_s]
             now = time.monotonic()
             if self.ended or long or now - self._told_at > self._tell_every_s:
-                self._tell(marks, long)
-                summary = self._ask()
+                self._publish(marks, long)
+                summary = self._exchange_summary()
             else:
                 summary = {}
             self._report_ends(marks)
@@ -86,12 +86,13 @@ class Watchdog:
             return summary
 
     def _waiting(self, marks: list[Mark]) -> list[tuple[Mark, float]]:
-        """Collectives that have begun and not ended, and for how many seconds, the longest first."""
+        """Unfinished collectives with their waiting times in seconds, longest first."""
         awake_s = time.monotonic() - self._awake_since
         found = [(mark, min(mark.begun_ago_s, awake_s)) for mark in marks if mark.begun > mark.ended]
-        return sorted(found, key=lambda one: -one[1])
+        return sorted(found, key=lambda wait: -wait[1])
 
-    def _tell(self, marks: list[Mark], long: list[tuple[Mark, float]]) -> None:
+    def _publish(self, marks: list[Mark], long: list[tuple[Mark, float]]) -> None:
+        """Publishes this rank's state. `long`: the collectives that have waited for more than a moment."""
         everyone = list(range(self._size))
         last = min((mark for mark in marks if mark.ended), key=lambda mark: mark.ended_ago_s, default=None)
         idle = last is not None and not any(mark.begun > mark.ended for mark in marks)
@@ -107,7 +108,8 @@ class Watchdog:
         if self._board is not None and self._rank != 0:
             self._board.put(f"rank-{self._rank}", self._state)
 
-    def _ask(self) -> dict[str, Any]:
+    def _exchange_summary(self) -> dict[str, Any]:
+        """Publishes the summary on rank 0 and reads it on the others; empty if there is none."""
         if self._board is None:
             return {}
         if self._rank == 0:
@@ -158,7 +160,7 @@ class Watchdog:
         self.say(f"it has waited {seconds:.0f} s in collective {key[0]!r}, call {key[1]}, {text}.{more}{limit}")
 
     def _report_idle(self, marks: list[Mark], summary: dict[str, Any]) -> None:
-        """Says that others wait for this rank, which is elsewhere: in its input data, or in work of its own."""
+        """Reports that others wait for this rank while it is in no collective, for example waiting for its input."""
         last = min((mark for mark in marks if mark.ended), key=lambda mark: mark.ended_ago_s, default=None)
         if last is None or any(mark.begun > mark.ended for mark in marks) or self.ended:
             return
@@ -180,14 +182,14 @@ class Watchdog:
                 self.say(f"it goes on: collective {name!r}, call {call}, has ended")
 
     def end_at_once(self, reason: str) -> None:
-        """Ends this process with exit code 1: what it waits for never comes."""
+        """Ends this process with exit code 1, because the awaited rank will never arrive."""
         if self._board is not None:
-            self._board.tell_failure(self._rank, reason)
+            self._board.report_failure(self._rank, reason)
         self.say(f"failed: {reason}")
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         os._exit(1)
 
     def say(self, text: str) -> None:
-        """One line to stderr, which names this rank."""
+        """Prints one line with the number of this rank to stderr."""
         print(f"tf_fusedrec: rank {self._rank}: {text}", file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""When each exchange and each compute of a training step ran: a Chrome trace, a picture, and what was not hidden."""
+"""Timeline of training steps: a Chrome trace and a picture of exchanges and ops, and the exposed communication."""
 
 from tf_fusedrec.callbacks.timeline.callback import Timeline
 from tf_fusedrec.callbacks.timeline.intervals import StepTimes, step_times

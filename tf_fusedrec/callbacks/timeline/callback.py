@@ -1,4 +1,4 @@
-"""The callback that records steps and writes what it has seen."""
+"""The callback that records steps and writes trace, step times and picture."""
 
 from __future__ import annotations
 
@@ -17,22 +17,27 @@ from tf_fusedrec.exchange import collectives
 
 
 class Timeline(keras.callbacks.Callback):
-    """Records some steps of `fit`: when each exchange and each op ran, and what communication was not hidden.
+    """Records some steps of `fit`: the times of each exchange and op, and the exposed communication.
 
-    Rank 0 records itself, as Horovod's timeline does; all ranks fit with the callback or only rank 0 does. After the
-    last recorded step the folder holds trace.json, for chrome://tracing or ui.perfetto.dev, and a picture of the median
-    step, step.png. `steps` then has the times of each, which steps.json holds, too. Recording slows a step by a few
-    microseconds for each of its ops. On several ranks the processes join with tf_fusedrec.init(timeline=True).
+    Rank 0 records itself only, like Horovod's timeline. All ranks or only rank 0 may fit with the callback. After the
+    last recorded step the folder holds three files:
+
+      trace.json  all events, for chrome://tracing or ui.perfetto.dev
+      step.png    picture of the median step
+      steps.json  times of each step, which `steps` holds too
+
+    Recording slows a step by a few microseconds per op. With several ranks, call tf_fusedrec.init(timeline=True).
 
     Args:
-      folder: is made.
-      first_step: the first that is recorded, counted from 0 since training began; the first ones trace the graph.
-      steps: how many.
+      folder: Folder to make.
+      first_step: First step to record, >= 1, counted from 0 at the start of training; early steps trace the graph.
+      steps: Number of steps to record, >= 1.
 
     Raises:
-      ValueError: first_step or steps that are too small; steps_per_execution > 1, in which a step has no end of its
-        own. RuntimeError: several processes that joined without tf_fusedrec.init(timeline=True), or Horovod writes a
-        timeline of its own already (horovodrun --timeline-filename).
+      ValueError: first_step or steps is too small; the model has steps_per_execution > 1, where single steps have no
+        end.
+      RuntimeError: several processes joined without tf_fusedrec.init(timeline=True); Horovod already writes its own
+        timeline (horovodrun --timeline-filename).
     """
 
     def __init__(self, folder: str | os.PathLike, first_step: int = 5, steps: int = 3):
@@ -48,7 +53,10 @@ class Timeline(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:
         if getattr(self.model, "_steps_per_execution", 1) != 1:
-            raise ValueError("Timeline needs compile(steps_per_execution=1): a step must end before the next begins.")
+            raise ValueError(
+                f"Timeline needs steps_per_execution=1, got {self.model._steps_per_execution}: a step must end before "
+                "the next one begins. Compile the model with steps_per_execution=1."
+            )
         self._step, self.steps, self._bounds = -1, [], []
 
     def on_train_batch_begin(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
@@ -65,7 +73,7 @@ class Timeline(keras.callbacks.Callback):
                 self._stop()
 
     def on_train_end(self, logs: Mapping[str, Any] | None = None) -> None:
-        if self._recorder is not None:  # training was shorter
+        if self._recorder is not None:  # Training ended before the last step to record.
             self._stop()
 
     def _stop(self) -> None:
@@ -88,7 +96,7 @@ class Timeline(keras.callbacks.Callback):
 
 
 def _chrome_trace(events: list[Event], bounds: list[tuple[int, float, float]]) -> dict[str, Any]:
-    """In the Trace Event Format: one process for each kind of event, one thread for each thread, microseconds."""
+    """Events in the Trace Event Format, in microseconds: a process per kind of event, a thread per thread."""
     zero = bounds[0][1]
     kinds = ["step", *sorted({event.kind for event in events})]
     threads = {thread: i for i, thread in enumerate(dict.fromkeys(event.thread for event in events))}

@@ -1,4 +1,4 @@
-"""Events of a step, and how much of the time they cover alone and together."""
+"""Events of a step, and the parts of its time that they cover."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Interval = tuple[float, float]
 
 
 class Event(NamedTuple):
-    """Something that ran, in seconds since the epoch."""
+    """An exchange or op with its begin and end, in seconds since the Unix epoch."""
 
     kind: str  # EXCHANGE; WAIT, an exchange that waits for other ranks; TABLE, an op of a table; COMPUTE, any other op
     name: str
@@ -21,21 +21,18 @@ class Event(NamedTuple):
 
 
 class StepTimes(NamedTuple):
-    """Where one step's time went, in milliseconds (TurboGR, table 6).
+    """Breakdown of one step's time, in milliseconds (TurboGR, table 6): compute + exposed + free = step."""
 
-    compute + exposed + free = step: computing, or exchanging and nothing else, or neither.
-    """
-
-    number: int  # of the step since training began, 0 first
+    number: int  # number of the step, counted from 0 at the start of training
     step_ms: float
-    compute_ms: float  # some op ran, those of the tables among them
-    exchange_ms: float  # some exchange ran
-    exposed_ms: float  # an exchange ran, and no op
-    free_ms: float
+    compute_ms: float  # at least one op ran, table ops included
+    exchange_ms: float  # at least one exchange ran
+    exposed_ms: float  # an exchange ran, but no op
+    free_ms: float  # neither an op nor an exchange ran
 
 
 def union(intervals: Iterable[Interval]) -> list[Interval]:
-    """The same time in disjoint intervals, ascending."""
+    """Merges intervals into disjoint, ascending ones."""
     merged: list[Interval] = []
     for begin, end in sorted(interval for interval in intervals if interval[1] > interval[0]):
         if merged and begin <= merged[-1][1]:
@@ -46,7 +43,7 @@ def union(intervals: Iterable[Interval]) -> list[Interval]:
 
 
 def without(intervals: Sequence[Interval], others: Sequence[Interval]) -> list[Interval]:
-    """Time of `intervals` that is in none of `others`; both as `union` returns them."""
+    """The parts of `intervals` outside `others`. Both must be results of `union`."""
     left: list[Interval] = []
     for begin, end in intervals:
         for other_begin, other_end in others:
@@ -65,23 +62,23 @@ def seconds(intervals: Iterable[Interval]) -> float:
 
 
 def inside(events: Iterable[Event], begin: float, end: float) -> list[Event]:
-    """The parts of events that lie between two moments."""
+    """The events clipped to [begin, end]. Events outside are dropped."""
     clipped = (event._replace(begin=max(event.begin, begin), end=min(event.end, end)) for event in events)
     return [event for event in clipped if event.end > event.begin]
 
 
 def exposed(events: Iterable[Event]) -> list[Interval]:
-    """When an exchange ran, and no op."""
+    """The intervals in which an exchange ran and no op."""
     events = list(events)
     computing = union((e.begin, e.end) for e in events if e.kind in (TABLE, COMPUTE))
     return without(union((e.begin, e.end) for e in events if e.kind == EXCHANGE), computing)
 
 
 def step_times(number: int, events: Sequence[Event], begin: float, end: float) -> StepTimes:
-    """Of the step between two moments."""
-    mine = inside(events, begin, end)
-    compute = seconds(union((e.begin, e.end) for e in mine if e.kind in (TABLE, COMPUTE)))
-    exchange = seconds(union((e.begin, e.end) for e in mine if e.kind == EXCHANGE))
-    alone = seconds(exposed(mine))
+    """Times of the step that ran from `begin` to `end`, in seconds."""
+    of_step = inside(events, begin, end)
+    compute = seconds(union((e.begin, e.end) for e in of_step if e.kind in (TABLE, COMPUTE)))
+    exchange = seconds(union((e.begin, e.end) for e in of_step if e.kind == EXCHANGE))
+    alone = seconds(exposed(of_step))
     step = end - begin
     return StepTimes(number, 1e3 * step, 1e3 * compute, 1e3 * exchange, 1e3 * alone, 1e3 * (step - compute - alone))

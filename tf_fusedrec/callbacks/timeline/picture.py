@@ -1,4 +1,4 @@
-"""One step as a picture: lanes of bars over time, with the meaning of every colour below them."""
+"""Picture of one step: lanes of bars over time, with a legend below."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from tf_fusedrec.callbacks.timeline.intervals import COMPUTE, EXCHANGE, TABLE, W
 EXPOSED = "exposed"
 # Lanes from the top: colour and meaning.
 LANES = {
-    WAIT: ((190, 210, 230), "some rank has asked for the exchange, another one has not yet; ops may run meanwhile"),
-    EXCHANGE: ((31, 119, 180), "all ranks have asked: ids, rows, gradients or sums travel"),
+    WAIT: ((190, 210, 230), "an exchange waits for a rank that has not requested it yet; ops may run meanwhile"),
+    EXCHANGE: ((31, 119, 180), "an exchange runs: all ranks have requested it, and data travel"),
     TABLE: ((44, 160, 44), "an op of an embedding table runs: lookup or update"),
     COMPUTE: ((255, 152, 60), "any other op runs"),
-    EXPOSED: ((214, 39, 40), "an exchange runs and no op does: communication that nothing hides"),
+    EXPOSED: ((214, 39, 40), "an exchange runs and no op: communication that no computation hides"),
 }
-LEFT, WIDTH, LANE, TOP = 110, 1500, 46, 50  # pixels; time begins at LEFT and takes WIDTH
-BOTTOM = TOP + LANE * len(LANES)  # of the lanes; the numbers of the time axis follow, then the legend
-LINE, LEGEND = 22, BOTTOM + 44  # height of a line of the legend, and where it begins
+LEFT, WIDTH, LANE, TOP = 110, 1500, 46, 50  # pixels: left end and width of the time axis, height of a lane, first lane
+BOTTOM = TOP + LANE * len(LANES)  # end of the lanes; the labels of the time axis and the legend follow
+LINE, LEGEND = 22, BOTTOM + 44  # height of a line of the legend, and its top
 _INK, _GRID, _GAP = (40, 40, 40), (225, 225, 225), "white"
 
 
 def draw(path: pathlib.Path, times: StepTimes, events: Sequence[Event], begin: float, end: float) -> None:
-    """Writes the step between two moments (seconds) as a PNG."""
+    """Writes a PNG of the step that ran from `begin` to `end`, in seconds."""
     mine = inside(events, begin, end)
     image = Image.new("RGB", (LEFT + WIDTH + 40, LEGEND + LINE * len(LANES) + 8), "white")
     pen, font = ImageDraw.Draw(image), ImageFont.load_default(14)
@@ -52,10 +52,10 @@ def draw(path: pathlib.Path, times: StepTimes, events: Sequence[Event], begin: f
         else:
             spans = [(x(e.begin), x(e.end), _short(e.name)) for e in mine if e.kind == kind]
         for start, stop, _ in spans:
-            # Neighbours stay apart; a bar that is too narrow for an edge has none.
+            # White edges separate neighbours. Narrow bars have none, because the edge would hide them.
             edge = _GAP if kind in (WAIT, EXCHANGE) and stop - start > 4 else None
             pen.rectangle([start, top + 6, max(stop, start + 1), top + LANE - 6], fill=color, outline=edge)
-        free = 0.0  # where the last label ends: bars of one lane may overlap
+        free = 0.0  # end of the last label; bars of one lane may overlap
         for start, stop, label in sorted(spans):
             width = pen.textlength(label, font)
             if label and start + 4 >= free and width < stop - start - 6:
@@ -68,12 +68,12 @@ def draw(path: pathlib.Path, times: StepTimes, events: Sequence[Event], begin: f
 
 
 def ticks(step_ms: float) -> list[float]:
-    """Round moments of a step, from 0: every 1, 2 or 5 times a power of ten ms, six to thirteen of them."""
+    """Round tick marks of a step in ms, from 0, with 6 to 13 ticks at 1, 2 or 5 times a power of ten."""
     power = 10.0 ** math.floor(math.log10(step_ms / 6))
     every = next(power * factor for factor in (5, 2, 1) if 5 * power * factor <= step_ms)
     return [every * n for n in range(math.floor(step_ms / every) + 1)]
 
 
 def _short(name: str) -> str:
-    """The end of a name tells what it is: "0.rows", "MatMul"."""
+    """The end of an event's name, such as "0.rows" or "MatMul"."""
     return ".".join(name.rsplit(":", 1)[-1].rsplit(".", 2)[-2:])

@@ -1,4 +1,4 @@
-"""Starts and stops the two logs underneath, and answers what ran between."""
+"""Starts and stops Horovod's timeline and TensorFlow's profiler, and merges their events."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from tf_fusedrec.callbacks.timeline.intervals import Event
 from tf_fusedrec.callbacks.timeline.sources import CLOCK, horovod_events, profiler_events
 from tf_fusedrec.exchange import collectives
 
-_SPACE = 0.1  # seconds; Horovod's thread begins and ends a timeline between two of its cycles
+_MARGIN_S = 0.1  # Horovod's thread starts and stops a timeline between two of its cycles.
 
 
 class Recorder:
-    """Records this process from its making to `stop`; one at a time, on rank 0, which is the one that Horovod logs.
+    """Records this process from construction to `stop`. Only one may run, on rank 0, which Horovod's timeline covers.
 
     Raises:
-      RuntimeError: as collectives.check_timeline.
+      RuntimeError: see collectives.check_timeline.
     """
 
     def __init__(self) -> None:
@@ -29,14 +29,14 @@ class Recorder:
         tf.profiler.experimental.start(str(self._folder), options)
         with tf.profiler.experimental.Trace(CLOCK):
             self._clock = time.time()
-        time.sleep(_SPACE)
+        time.sleep(_MARGIN_S)
 
     def stop(self) -> list[Event]:
-        """Everything that ran, on the clock of time.time()."""
+        """Stops recording. Returns all events, on the clock of time.time()."""
         tf.profiler.experimental.stop()
         events = profiler_events(self._folder, self._clock)
         if collectives.size() > 1:
-            time.sleep(_SPACE)
+            time.sleep(_MARGIN_S)
             collectives.stop_timeline()
             events += horovod_events(self._folder / "horovod.json")
         self._logs.cleanup()

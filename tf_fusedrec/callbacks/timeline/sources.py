@@ -1,4 +1,4 @@
-"""Events from the two logs underneath: Horovod's timeline has the exchanges, TensorFlow's profiler the ops."""
+"""Reads events from Horovod's timeline (exchanges) and from TensorFlow's profiler (ops)."""
 
 from __future__ import annotations
 
@@ -10,20 +10,24 @@ import time
 from tf_fusedrec._tf_compat import XSpace
 from tf_fusedrec.callbacks.timeline.intervals import COMPUTE, EXCHANGE, TABLE, WAIT, Event
 
-CLOCK = "fusedrec.clock"  # a mark in the profile, made at a known time
+CLOCK = "fusedrec.clock"  # name of a profiler event at a known time
 
 _OP = re.compile(r"^[^:]+:([A-Za-z_][\w>]*)$")  # "scope/name:Type"
-# They hand work on or wait for it: what they wait for is there under its own name.
+# These ops only start other ops or wait for them. The other ops have their own events.
 _NO_WORK = re.compile(
     r"^(Horovod.*|(Stateful)?PartitionedCall|(Stateless)?(If|While|Case)|_?IteratorGetNext.*|Queue.*)$"
 )
 
 
 def horovod_events(path: pathlib.Path, timeout_s: float = 10.0) -> list[Event]:
-    """Exchanges of a timeline that was just stopped, and what they waited for other ranks.
+    """Exchanges in a stopped timeline, and their waits for other ranks.
+
+    Args:
+      path: Path of the timeline.
+      timeout_s: Seconds to wait for the file, which Horovod writes in the background.
 
     Raises:
-      TimeoutError: Horovod, which writes in the background, did not finish the file in time.
+      TimeoutError: Horovod did not finish the file in time.
     """
     give_up = time.monotonic() + timeout_s
     while True:
@@ -45,7 +49,7 @@ def horovod_events(path: pathlib.Path, timeout_s: float = 10.0) -> list[Event]:
             open_.setdefault(entry["pid"], []).append((entry["name"], entry["ts"]))
         elif entry["ph"] == "E" and open_.get(entry["pid"]):
             phase, begin = open_[entry["pid"]].pop()
-            if open_[entry["pid"]]:  # a part of one that is still open
+            if open_[entry["pid"]]:  # Nested phases belong to the outer one.
                 continue
             kind = WAIT if phase.startswith("NEGOTIATE_") else EXCHANGE
             name = f"{phase.removeprefix('NEGOTIATE_').lower()} {names[entry['pid']].rsplit('/', 1)[-1]}"
@@ -54,7 +58,12 @@ def horovod_events(path: pathlib.Path, timeout_s: float = 10.0) -> list[Event]:
 
 
 def profiler_events(folder: pathlib.Path, clock_s: float) -> list[Event]:
-    """Ops of the newest profile in a folder, in which the mark CLOCK was made at `clock_s`, seconds since the epoch."""
+    """Ops of the newest profile in a folder.
+
+    Args:
+      folder: Folder of the profiler.
+      clock_s: Time of the event CLOCK, in seconds since the Unix epoch.
+    """
     newest = max(folder.rglob("*.xplane.pb"), key=lambda path: path.stat().st_mtime)
     space = XSpace()
     space.ParseFromString(newest.read_bytes())

@@ -5,7 +5,7 @@ import pytest
 
 from tests.oracles.initial_rows import initial_row_oracle
 from tf_fusedrec import ops, tf
-from tf_fusedrec.saved_model.initial_rows import InitialRows
+from tf_fusedrec.saved_model.stock_initial_rows import InitialRows
 
 LIMITS = np.iinfo(np.int64)
 IDS = np.concatenate(

@@ -10,7 +10,7 @@ from tests.checkpoint import simulated
 from tests.checkpoint.job import Job, save
 from tests.checkpoint.tables import DictTable
 from tf_fusedrec import checkpoint, keras, tf
-from tf_fusedrec.checkpoint import dense, saving, verdict
+from tf_fusedrec.checkpoint import dense, saving, validation
 from tf_fusedrec.exchange import weight_equality
 
 
@@ -130,7 +130,7 @@ def save_of_three(directory, weights, tables=None):
     for rank in range(3):
         table = (tables or [DictTable("item")] * 3)[rank]
         saving.write_shard(
-            directory, plan, saving.cut_tables([table], plan, rank), rank, dense.Weights(weights[rank], [])
+            directory, plan, saving.copy_tables([table], plan, rank), rank, dense.Weights(weights[rank], [])
         )  # fmt: skip
     saving.commit(directory, plan, simulated.DENSE, None, timeout_s=5)
 
@@ -157,5 +157,7 @@ def test_digests_take_scalars_and_any_dtype():
     found = weight_equality.digests(weights)
     assert [digest.name for digest in found] == ["a", "b", "c"]
     assert len({digest.content for digest in found}) == 3
-    assert verdict.bad_weight([("c", np.array([1, np.inf], tf.bfloat16.as_numpy_dtype))]) == "dense weight 'c'"
-    assert verdict.bad_weight([("n", np.array([7])), *weights[1:]]) is None
+    assert (
+        validation.non_finite_weight([("c", np.array([1, np.inf], tf.bfloat16.as_numpy_dtype))]) == "dense weight 'c'"
+    )
+    assert validation.non_finite_weight([("n", np.array([7])), *weights[1:]]) is None

@@ -31,10 +31,13 @@ def test_folders_names_are_columns(tmp_path):
     assert [row[:2] for row in rows] == [(user // 3 % 2, user) for user in range(12)]
     days = [row[2] for row in rows]
     assert len(set(days[:6])) == len(set(days[6:])) == 1 and days[0] != days[6]
-    with pytest.raises(ValueError, match="column 'day' is a folder's name .day=1., which gives an int64 or string per"):
+    with pytest.raises(
+        ValueError,
+        match="column 'day' comes from the folder day=1, but is declared as .*Declare it as a scalar int64 or string",
+    ):
         ParquetFolder(tmp_path, [Column("day", ragged=True)])
     (tmp_path / "day=2").rename(tmp_path / "day=late")
-    with pytest.raises(ValueError, match="column 'day' must be int64, got the folder day=late. Declare it as"):
+    with pytest.raises(ValueError, match="column 'day' must be int64, got the folder day=late. Declare it with"):
         ParquetFolder(tmp_path, [Column("day")])
 
 
@@ -60,5 +63,5 @@ def test_an_object_store_in_memory():
 def test_refusals(tmp_path):
     with pytest.raises(ValueError, match="path 'gopher://x/y' names no file system that pyarrow reads"):
         ParquetFolder("gopher://x/y", COLUMNS)
-    with pytest.raises(ValueError, match=r"which is not there. Name the folder, for example <data set>/train"):
+    with pytest.raises(ValueError, match=r"which is missing. Name the folder, for example <data set>/train"):
         ParquetFolder((tmp_path / "none").as_uri(), COLUMNS)

@@ -1,7 +1,7 @@
-"""What a rank reads: its range of hashes out of files that any number of ranks wrote. No collectives in here.
+"""Reads one rank's rows from the files of a checkpoint written by any number of ranks. Uses no collectives.
 
-A table of owner "hash_range" reads contiguous bytes of the files whose writers' ranges meet its own. One of owner
-"tfra" owns ids that are spread over all hashes (id modulo ranks): it reads all files and keeps its rows.
+A table of owner "hash_range" reads contiguous bytes, from the files whose hash ranges overlap this rank's range. A
+table of owner "tfra" owns ids spread over all hashes (id modulo ranks), so it reads all files and keeps its own rows.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from tf_fusedrec.checkpoint.ahead import ahead
 from tf_fusedrec.checkpoint.disk import refusal
 from tf_fusedrec.checkpoint.manifest import shard_name
+from tf_fusedrec.checkpoint.prefetch import prefetched
 from tf_fusedrec.checkpoint.saving import latest
 from tf_fusedrec.checkpoint.schema import TOMBSTONES
 from tf_fusedrec.checkpoint.shard_file import Label, ShardFile
@@ -26,15 +26,17 @@ from tf_fusedrec.tables.tfra import owner_of
 Chunk = tuple[np.ndarray, np.ndarray]  # ids <int64>[n] and records [n]
 
 
-class SectionShare:
-    """The rows of one section that one rank reads: those of the full save, with what has changed since.
+class SectionReader:
+    """Reads one rank's rows of one section: the rows of the full save with the later changes applied.
 
     Args:
-      whole, changes, removed: files of the last save of all rows, of later rows, of tombstones.
-      first, last: hashes that are read.
-      mine: says which of ids <int64>[n] are kept; None keeps all.
-      owner: by which rule the files' ids belong to the ranks that wrote them.
-      id_bits: ids must lie in [0, 2^id_bits) for the table that they are for; 64 admits every int64.
+      whole: Files of the last save of the whole section.
+      changes: Files of rows changed since.
+      removed: Files of tombstones since.
+      first, last: Smallest and largest hash to read.
+      mine: Function from ids <int64>[n] to a mask <bool>[n] of ids to keep; None keeps all.
+      owner: Rule that assigns ids to the ranks that wrote the files, "hash_range" or "tfra".
+      id_bits: Bound of the target table: ids must lie in [0, 2^id_bits); 64 admits every int64.
     """
 
     def __init__(
@@ -61,13 +63,13 @@ class SectionShare:
         return self._whole[0].record
 
     def chunks(self) -> Iterator[Chunk]:
-        """Yields distinct ids with their records, verified; some 32 MB at a time, changes at once."""
+        """Yields verified, distinct ids with their records: about 32 MB at a time, and all changes at the end."""
         changes = list(self._read(self._changes))
-        gone = [ids for ids, _ in itertools.chain(changes, self._read(self._removed))]
-        newer = np.sort(mix64(np.concatenate(gone))) if gone else np.zeros([0], np.uint64)
+        replaced = [ids for ids, _ in itertools.chain(changes, self._read(self._removed))]
+        replaced_hashes = np.sort(mix64(np.concatenate(replaced))) if replaced else np.zeros([0], np.uint64)
         for ids, records in self._read(self._whole):
-            if len(newer):
-                keep = ~_contains(newer, mix64(ids))
+            if len(replaced_hashes):
+                keep = ~_contains(replaced_hashes, mix64(ids))
                 ids, records = ids[keep], records[keep]
             yield ids, records
         yield from changes
@@ -84,13 +86,13 @@ class SectionShare:
 
     def _check_ids(self, file: ShardFile, ids: np.ndarray) -> None:
         rank, ranks = file.label.rank, file.label.ranks
-        ends = ids[[0, -1]] if len(ids) else ids  # of ascending hashes
+        ends = ids[[0, -1]] if len(ids) else ids  # Hashes ascend, so checking both ends is enough.
         if self._owner == "hash_range":
-            strange = ends[hash_range_owner(ends, ranks) != rank]
+            foreign = ends[hash_range_owner(ends, ranks) != rank]
         else:
-            strange = ids[owner_of(ids, ranks) != rank]
-        if strange.size:
-            raise refusal(file.path, f"is forged or damaged: id {strange[0]} is not of rank {rank} of {ranks}")
+            foreign = ids[owner_of(ids, ranks) != rank]
+        if foreign.size:
+            raise refusal(file.path, f"is forged or damaged: id {foreign[0]} does not belong to rank {rank} of {ranks}")
         if self._id_bits < 64:
             beyond = ids[(ids < 0) | (ids >> min(self._id_bits, 63) > 0)]
             if beyond.size:
@@ -105,15 +107,15 @@ def _contains(sorted_hashes: np.ndarray, hashes: np.ndarray) -> np.ndarray:
     return sorted_hashes[at] == hashes
 
 
-class TableShare:
-    """What one rank reads of one table: its sections, opened, with their headers and indices checked.
+class TableReader:
+    """Reads one rank's rows of one table. The constructor opens the files and checks headers and indices.
 
     Args:
-      directory: of the checkpoint.
-      name: of the table.
-      described: the manifest's entry of the table.
-      table: the backend that the rows are for; None reads all rows of all sections.
-      rank, ranks: who reads.
+      directory: Folder of the checkpoint.
+      name: Name of the table.
+      described: Entry of the table in the manifest.
+      table: Backend that takes the rows; None reads all rows of all sections.
+      rank, ranks: Number of the reading rank, and of all reading ranks.
     """
 
     def __init__(
@@ -133,36 +135,39 @@ class TableShare:
 
     @property
     def bytes_read(self) -> int:
-        """Bytes read from the disk, so far."""
+        """Bytes read from the disk so far."""
         return sum(file.bytes_read for share in self.sections.values() for file in share.files)
 
-    def _section(self, section: str) -> SectionShare:
+    def _section(self, section: str) -> SectionReader:
         parts = [part for part in self.described["parts"] if section in part["sections"]]
-        begin = max(p for p, part in enumerate(parts) if part["sections"][section])  # the last that holds all
+        begin = max(p for p, part in enumerate(parts) if part["sections"][section])  # the last whole part
         whole, changes = self._open(parts[begin : begin + 1], section), self._open(parts[begin + 1 :], section)
         removed = self._open(parts[begin + 1 :], TOMBSTONES)
         now = None if self.table is None else self.table.record_dtype(section)
         for file in [*whole, *changes]:
             if now is not None and file.record != now:
-                raise ValueError(f"{file.path} holds records {file.record.descr}, but the table's are {now.descr} now.")
+                raise ValueError(
+                    f"{file.path} holds records {file.record.descr}, but the table wants {now.descr}. Load it with the "
+                    "version that wrote it."
+                )
             self._check_record(file, section, whole[0].record)
         bits = getattr(self.table, "id_bits", 64)
         owner = self.described["owner"]
-        return SectionShare(whole, changes, removed, self._first, self._last, self._mine, owner, bits)
+        return SectionReader(whole, changes, removed, self._first, self._last, self._mine, owner, bits)
 
     def _check_record(self, file: ShardFile, section: str, first: np.dtype) -> None:
-        """A table that nobody has built says by its spec alone what its records are."""
+        """Refuses records that contradict the spec. Without a target table only the spec tells their form."""
         spec = self.described["spec"]
         shapes = {field: file.record[field].shape for field in file.record.names or ()}
         suits = section != "rows" or (shapes.get("row") == (spec["dim"],) and set(spec["slots"]) <= set(shapes))
         if file.record != first or not suits:
             raise refusal(
                 file.path,
-                f"is forged or damaged: its records {file.record.descr} are not those of the manifest's spec {spec}",
+                f"is forged or damaged: its records {file.record.descr} do not match the manifest's spec {spec}",
             )
 
     def _open(self, parts: Sequence[Mapping[str, Any]], section: str) -> list[ShardFile]:
-        """The files of `parts` that can hold hashes of this share."""
+        """Opens the files of `parts` that can hold hashes of this rank's range."""
         files = []
         for part in parts:
             ranks = part["ranks"]
@@ -174,31 +179,31 @@ class TableShare:
 
 
 def check_tables(described: Mapping[str, Any], tables: Sequence[Any], directory: pathlib.Path, partial: bool) -> None:
-    """Raises ValueError unless a checkpoint has every table, or `partial`, and those that it has with the same spec."""
+    """Raises ValueError if a table has another spec in the checkpoint, or is missing there without `partial`."""
     for table in tables:
         for name in table.names:
             if name not in described:
                 if partial:
                     continue
                 raise ValueError(
-                    f"Checkpoint {directory} holds no table {name!r}. It holds {sorted(described)}. To begin with an "
+                    f"Checkpoint {directory} holds no table {name!r}. It holds {sorted(described)}. To start with an "
                     "empty table, load with partial=True."
                 )
             now, saved = json.loads(json.dumps(table.spec(name))), described[name]["spec"]
             if now != saved:
                 raise ValueError(
                     f"Table {name!r} of checkpoint {directory} has another spec. Saved: {saved}. Now: {now}. Use the "
-                    "saved one, or take over the rows alone with tf_fusedrec.checkpoint.warm_start."
+                    "saved spec, or load the rows alone with tf_fusedrec.checkpoint.warm_start."
                 )
 
 
 def open_tables(
     directory: pathlib.Path, described: Mapping[str, Any], tables: Sequence[Any], rank: int, ranks: int, partial: bool
-) -> list[TableShare]:
-    """Opens what one rank reads of every table; checks all that can be known without reading rows."""
+) -> list[TableReader]:
+    """Opens one rank's readers of all tables. Makes every check that needs no rows."""
     check_tables(described, tables, directory, partial)
     return [
-        TableShare(directory, name, described[name], table, rank, ranks)
+        TableReader(directory, name, described[name], table, rank, ranks)
         for table in tables for name in table.names if name in described
     ]  # fmt: skip
 
@@ -208,30 +213,32 @@ def holds_rows(tables: Sequence[Any]) -> bool:
     return any(table.size(name) > 0 for table in tables for name in table.names)
 
 
-def staged(shares: Sequence[TableShare]) -> dict[tuple[str, str], list[Chunk]]:
-    """All rows of `shares`, verified, in memory: by table and section."""
-    return {(share.name, section): list(s.chunks()) for share in shares for section, s in share.sections.items()}
+def read_all(readers: Sequence[TableReader]) -> dict[tuple[str, str], list[Chunk]]:
+    """Reads and verifies all rows of `readers` into memory, by table and section."""
+    return {
+        (reader.name, name): list(section.chunks()) for reader in readers for name, section in reader.sections.items()
+    }
 
 
 def restore(
-    shares: Sequence[TableShare], tables: Sequence[Any], rows: Mapping[tuple[str, str], list[Chunk]] | None = None
+    readers: Sequence[TableReader], tables: Sequence[Any], rows: Mapping[tuple[str, str], list[Chunk]] | None = None
 ) -> None:
-    """Replaces all that the tables hold by `rows`, which are `staged(shares)`, or by what is read now."""
+    """Replaces the contents of the tables by `rows`, the result of `read_all(readers)`, or by rows read now."""
     for table in tables:
         table.clear()
-    for share in shares:
-        for section, source in share.sections.items():
-            for ids, records in ahead(source.chunks()) if rows is None else rows[share.name, section]:
-                share.table.restore(share.name, section, ids, records)
+    for reader in readers:
+        for name, section in reader.sections.items():
+            for ids, records in prefetched(section.chunks()) if rows is None else rows[reader.name, name]:
+                reader.table.restore(reader.name, name, ids, records)
     for table in tables:
-        of_table = [share.described for share in shares if share.table is table]
+        of_table = [reader.described for reader in readers if reader.table is table]
         if of_table:
-            # Tables of one group count together. Where they come from groups that had counted differently, the largest
-            # counts: rows seem older than they are, and no row is of the future.
+            # Tables of one group share a clock, but may come from groups with different clocks. The largest is taken:
+            # rows may seem older than they are, but no row lies in the future.
             table.clock = latest(described["clock"] for described in of_table)
-            counted = [described["iterations"] for described in of_table if described["iterations"] is not None]
-            if counted:
-                table.optimizer.iterations.assign(max(counted))
+            iterations = [described["iterations"] for described in of_table if described["iterations"] is not None]
+            if iterations:
+                table.optimizer.iterations.assign(max(iterations))
             rates = [described["learning_rate"] for described in of_table if described.get("learning_rate")]
             if rates:
                 table.optimizer.restore_rates(rates)

@@ -1,7 +1,7 @@
-"""Where the Parquet files are: partitioned folders on local disks, HDFS, S3 or GCS, all through pyarrow.fs.
+"""Finds Parquet files in partitioned folders on local disks, HDFS, S3 or GCS, all through pyarrow.fs.
 
-A folder is searched to any depth. Names that start with "." or "_" are left out, files and folders alike (_SUCCESS,
-_temporary). Folders named key=value, as Hive and Spark write them, give every row below them the value of a column.
+A folder is searched to any depth. Files and folders whose names start with "." or "_", such as _SUCCESS and _temporary,
+are skipped. Folders named key=value, as written by Hive and Spark, give every row below them the value of a column.
 """
 
 from __future__ import annotations
@@ -18,28 +18,29 @@ from pyarrow import fs
 
 @dataclasses.dataclass(frozen=True)
 class Folder:
-    """A folder on a file system. `name` is what messages call it, `path` what the file system does."""
+    """A folder on a file system. `name` is its name in messages, `path` its path on the file system."""
 
     filesystem: fs.FileSystem
     path: str
     name: str
 
     def open(self, file: str) -> pq.ParquetFile:
-        """A Parquet file below the folder, by its path from there. Page checksums are verified where there are any."""
+        """Opens a Parquet file by its path below the folder. Page checksums are verified if the file has them."""
         source = self.filesystem.open_input_file(f"{self.path}/{file}")
-        # pre_buffer asks for the pages of a row group together: one round trip to an object store instead of many.
+        # pre_buffer requests the pages of a row group together, in one round trip to an object store.
         return pq.ParquetFile(source, page_checksum_verification=True, pre_buffer=True)
 
 
 def resolve(path: str | os.PathLike, filesystem: fs.FileSystem | None = None) -> Folder:
-    """The folder of a local path, or of a URI that pyarrow knows (hdfs://, s3://, gs://, file://).
+    """Resolves a local path, or a URI that pyarrow supports (hdfs://, s3://, gs://, file://), to a folder.
 
     Args:
-      path: the folder; with `filesystem`, as that names it.
-      filesystem: for what a URI cannot say (credentials, a wrapped fsspec file system); None reads it from the path.
+      path: Path or URI of the folder; with `filesystem`, its path there.
+      filesystem: File system, for settings that a URI cannot express (credentials, a wrapped fsspec file system); None
+        derives it from the path.
 
     Raises:
-      ValueError: no such folder, or a URI that pyarrow does not know.
+      ValueError: the folder does not exist, or pyarrow does not support the URI.
     """
     name = os.fspath(path)
     inner = name
@@ -47,24 +48,26 @@ def resolve(path: str | os.PathLike, filesystem: fs.FileSystem | None = None) ->
         try:
             filesystem, inner = fs.FileSystem.from_uri(name)
         except (pa.ArrowException, OSError) as error:
-            raise ValueError(f"path {name!r} names no file system that pyarrow reads ({error}).") from error
+            raise ValueError(
+                f"path {name!r} names no file system that pyarrow reads ({error}). Use file://, hdfs://, s3:// or gs://."
+            ) from error
     filesystem = filesystem or fs.LocalFileSystem()
     inner = inner.rstrip("/") or "/"
     found = filesystem.get_file_info(inner)
     if found.type != fs.FileType.Directory:
         raise ValueError(
             f"path must be a folder of Parquet files, got {name!r}, which is "
-            f"{'not there' if found.type == fs.FileType.NotFound else 'a file'}. Name the folder, for example "
+            f"{'missing' if found.type == fs.FileType.NotFound else 'a file'}. Name the folder, for example "
             "<data set>/train."
         )
     return Folder(filesystem, inner, name.rstrip("/") or "/")
 
 
 def parquet_files(folder: Folder) -> list[str]:
-    """Paths below the folder of all its *.parquet files, in the order of their names.
+    """Paths of all *.parquet files below the folder, in the order of their names.
 
     Raises:
-      ValueError: there is none.
+      ValueError: the folder has no *.parquet file.
     """
     files = [file for file in _visible(folder) if file.endswith(".parquet")]
     if not files:
@@ -76,9 +79,9 @@ def parquet_files(folder: Folder) -> list[str]:
 
 
 def folders_with(folder: Folder, marker: str | None) -> list[str]:
-    """Paths below the folder of those folders that hold a file named `marker`, or, with None, a *.parquet file.
+    """Paths of the folders below `folder` with a file named `marker`, or with a *.parquet file if `marker` is None.
 
-    Folders of hidden names (that start with "." or "_") are left out.
+    Folders with hidden names, which start with "." or "_", are skipped.
     """
     found = set()
     for file in _files(folder):
@@ -90,7 +93,7 @@ def folders_with(folder: Folder, marker: str | None) -> list[str]:
 
 
 def partition_values(file: str) -> Mapping[str, str]:
-    """{key: value} of the folders key=value on the way to a file: "day=7/hour=12/a.parquet" gives day and hour."""
+    """Values {key: value} from the folders of a path: "day=7/hour=12/a.parquet" gives day and hour."""
     return dict(part.split("=", 1) for part in file.split("/")[:-1] if "=" in part)
 
 
@@ -110,7 +113,7 @@ def readable(where: str) -> Iterator[None]:
 
 
 def _visible(folder: Folder) -> list[str]:
-    """Paths below the folder of all files, sorted, without what is hidden."""
+    """Sorted paths of all files below the folder, without hidden ones."""
     return sorted(file for file in _files(folder) if not _hidden(file))
 
 

@@ -1,12 +1,12 @@
-"""Rows of ids that an export does not hold: zeros, or the initial row of training (TableConfig.unknown).
+"""Initial rows by stock TensorFlow ops, for ids that an export lacks and TableConfig.unknown = "initial".
 
-The initial row is a pure function of (seed, table, id). This package's ops draw it with custom_ops/initial_rows. A
-server of plain TensorFlow draws it by the operations here, bit for bit: Philox4x32-10 (Salmon et al., SC 2011) on
-unsigned 64-bit integers, then the quantile of the distribution in float64 (AS 241, Wichura 1988). Each operation rounds
-as IEEE 754 says, in the order of initial_number.h.
+The initial row is a pure function of (seed, table, id). This package's ops draw it with custom_ops/initial_rows. This
+module draws the same bits with stock ops. Philox4x32-10 (Salmon et al., SC 2011) runs on unsigned 64-bit integers; the
+quantile of the distribution follows in float64 (AS 241, Wichura 1988). Each operation rounds by IEEE 754, in the order
+of initial_number.h.
 
-Sums of several terms are written as differences, because TensorFlow's graph optimizer may put sums into another order.
-A compiler that contracts a product and a sum (XLA) may change the last bit of a number.
+Sums of several terms are written as differences, because TensorFlow's graph optimizer may reorder sums. A compiler that
+fuses a product and a sum (XLA) may change the last bit of a number.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _LOW = (1 << 32) - 1
 _MULTIPLIERS, _KEY_STEPS = (0xD2511F53, 0xCD9E8D57), (0x9E3779B9, 0xBB67AE85)
 _BELOW_MINUS_2 = 0.022750131948179207  # probability that a standard normal variable is below -2
 _LOG_2_HIGH, _LOG_2_LOW = 6.93147180369123816490e-01, 1.90821492927058770002e-10
-# AS 241, PPND16: coefficients of the highest power first.
+# AS 241, PPND16: coefficients, highest power first.
 _CENTRAL_TOP = (
     2509.0809287301226727, 33430.575583588128105, 67265.770927008700853, 45921.953931549871457,
     13731.693765509461125, 1971.5909503065514427, 133.14166789178437745, 3.387132872796366608,
@@ -44,13 +44,13 @@ _TAIL_BOTTOM = (
 
 
 class InitialRows(NamedTuple):
-    """How the initial rows of one table are drawn.
+    """Generator of the initial rows of one table.
 
-    seed: of the table, signed 64 bits.
-    distribution, a, b: as ops.initial_rows has them.
-    dim: D.
-    stored: dtype in which the table of training keeps a new row.
-    dtype: of the rows that a model gets.
+    seed: Seed of the table, signed 64 bits.
+    distribution, a, b: Distribution and its parameters; see ops.initial_rows.
+    dim: Columns of a row, D.
+    stored: dtype of a new row in the training table.
+    dtype: dtype of the rows that the model gets.
     """
 
     seed: int
@@ -62,7 +62,7 @@ class InitialRows(NamedTuple):
     dtype: str
 
     def of(self, ids: tf.Tensor) -> tf.Tensor:
-        """Initial rows <dtype>[n, D] of ids <int64>[n], by operations of plain TensorFlow alone."""
+        """Initial rows <dtype>[n, D] of ids <int64>[n]."""
         # The ops take both parameters as float32.
         a, b = float(np.float32(self.a)), float(np.float32(self.b))
         if self.distribution == "constant":
@@ -80,7 +80,7 @@ class InitialRows(NamedTuple):
 
 
 def unknown_rows(config: TableConfig, seed: int) -> InitialRows | None:
-    """Rows of ids that a table of this config and layer seed does not hold; None: zeros."""
+    """Initial rows of a table with this config and layer seed; None if its unknown ids have zeros."""
     if config.unknown == "zeros" or config.external is not None:
         return None
     initializer = config.initializer
@@ -92,7 +92,7 @@ def unknown_rows(config: TableConfig, seed: int) -> InitialRows | None:
 
 
 def _bits(seed: int, ids: tf.Tensor, dim: int) -> tf.Tensor:
-    """The 32 random bits <uint64>[n, D] of each number."""
+    """The 32 random bits of each number, <uint64>[n, D]."""
 
     def word(value: int) -> tf.Tensor:
         return tf.constant(value, tf.uint64)
@@ -105,7 +105,7 @@ def _bits(seed: int, ids: tf.Tensor, dim: int) -> tf.Tensor:
 
     key = seed & ((1 << 64) - 1)
     keys = [key & _LOW, key >> 32]
-    blocks = -(-dim // 4)  # of four columns
+    blocks = -(-dim // 4)  # Philox gives four columns at once.
     bits = tf.bitcast(ids, tf.uint64)[:, tf.newaxis]
     counter = [low(bits), high(bits), tf.range(blocks, dtype=tf.int64)[tf.newaxis], word(0)]
     counter[2] = tf.bitcast(counter[2], tf.uint64)
@@ -122,10 +122,13 @@ def _bits(seed: int, ids: tf.Tensor, dim: int) -> tf.Tensor:
 
 
 def _natural_log(x: tf.Tensor) -> tf.Tensor:
-    """Of normal numbers <float64> > 0: log(2^e m) = e log 2 + 2 artanh((m - 1) / (m + 1)), sqrt(1/2) <= m < sqrt(2)."""
+    """log(x) of normal numbers <float64> > 0.
+
+    log(2^e m) = e log 2 + 2 artanh((m - 1) / (m + 1)), with sqrt(1/2) <= m < sqrt(2).
+    """
     bits = tf.bitcast(x, tf.int64)
     rest = tf.bitwise.bitwise_and(bits, tf.constant(0xFFFFFFFFFFFFF, tf.int64))
-    upper = tf.cast(rest >= 0x6A09E667F3BCD, tf.int64)  # of sqrt(2)
+    upper = tf.cast(rest >= 0x6A09E667F3BCD, tf.int64)  # the mantissa bits of sqrt(2)
     m = tf.bitcast(tf.bitwise.bitwise_or(rest, (1023 - upper) * (1 << 52)), tf.float64)
     exponent = tf.cast(tf.bitwise.right_shift(bits, tf.constant(52, tf.int64)) - 1023 + upper, tf.float64)
     s = (m - 1.0) / (m + 1.0)
@@ -146,7 +149,7 @@ def _polynomial(coefficients: Sequence[float], x: tf.Tensor) -> tf.Tensor:
 
 
 def _normal_quantile(p: tf.Tensor) -> tf.Tensor:
-    """The number below which a standard normal variable falls with probability p <float64>, 1e-11 < p < 1 - 1e-11."""
+    """Quantile of the standard normal distribution at p <float64>, 1e-11 < p < 1 - 1e-11."""
     q = p - 0.5
     r = 0.180625 - q * q
     central = q * _polynomial(_CENTRAL_TOP, r) / _polynomial(_CENTRAL_BOTTOM, r)

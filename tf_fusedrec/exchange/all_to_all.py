@@ -1,12 +1,13 @@
-"""Stages 4 and 7 of 8: ids travel to their owners, rows come back, gradients go out again. Knows no table.
+"""Ids travel to their owners, rows come back, gradients go out again. Knows no table.
 
-Two all2alls per lookup of a group, of rows and of gradients, and one for the ids of many lookups (messages.py). Send
-buffers are padded to bucketed sizes by the ops that make them, the splits say what is real (custom_ops/common/bucket.h
-says why).
+A lookup of a group costs two all-to-alls, of rows and of gradients. The ids of many lookups share one (messages.py).
+The ops that make send buffers pad them to bucketed sizes; splits give the real sizes (custom_ops/common/bucket.h says
+why).
 
-They run inside a group of ranks (topology.py). Where groups share gradients, the owner of an id takes the duplicates
-out of what its group sent, tells the owners in the other groups which ids those are and, later, the sums of their
-gradients: two all2alls more, among the replicas of a shard. So all replicas see the same ids and gradients.
+All-to-alls run inside a group of ranks (topology.py). Where groups share gradients, the owner of an id removes the
+duplicates from the ids of its group and sends the distinct ids to the owners in the other groups; later it sends the
+sums of their gradients. These are two more all-to-alls, among the replicas of a shard. So all replicas see the same ids
+and gradients.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class Shared(NamedTuple):
 
     inverse: tf.Tensor  # <int32>[V], number of the v-th id received among the group's distinct ids
     num_unique: tf.Tensor  # <int64>[], of those
-    begin: tf.Tensor  # <int32>[], where the group's distinct ids begin among what the table is asked
+    begin: tf.Tensor  # <int32>[], where the group's distinct ids begin among the ids that the table is asked for
 
 
 class Route(NamedTuple):
@@ -36,34 +37,33 @@ class Route(NamedTuple):
     index: tf.Tensor  # <int32>[N], row of the n-th id among the rows that come back: restore[inverse], composed
     num_unique: tf.Tensor  # <int64>[], U
     id_splits: tf.Tensor  # <int32>[R], ids that this rank sent to each owner
-    # What the table is asked: <int64>[V + R * S] blocks [counts[S] | ids] by source, and entries of each <int32>[R].
-    # Sources are the R ranks of the group or, where groups share gradients, the groups.
-    message: tf.Tensor
-    message_splits: tf.Tensor
+    # Sources of the message are the R ranks of the group or, where groups share gradients, the groups.
+    message: tf.Tensor  # <int64>[V + R * S], ids for the table, blocks [counts[S] | ids] by source
+    message_splits: tf.Tensor  # <int32>[R], entries of each block
     received_splits: tf.Tensor  # <int32>[R], ids received from each rank of the group
     shared: Shared | None  # None: the table is asked for the group's ids alone
 
 
-class Leaving(NamedTuple):
+class OutgoingIds(NamedTuple):
     """Distinct ids of one lookup of a group of tables, before they travel."""
 
     unique: ops.UniqueIds  # by segment
-    name: str  # of its collectives, the same on all ranks
-    owner: str  # this and the rest: see ops.rank_partition
+    name: str  # prefix of its collectives' names, the same on all ranks
+    owner: str  # this field and the next two are arguments of ops.rank_partition
     id_bits: int
     segment_names: Sequence[str]
 
 
-def route_ids(leaving: Sequence[Leaving], place: Place, *, training: bool) -> list[Route]:
-    """Sends unique ids to their owners, those of all lookups in one all2all.
+def route_ids(outgoing: Sequence[OutgoingIds], place: Place, *, training: bool) -> list[Route]:
+    """Sends the unique ids of all lookups to their owners in one all-to-all.
 
     Args:
-      leaving: of each lookup; another order on another rank mixes them up.
-      place: of this process among the ranks.
-      training: whether gradients may follow.
+      outgoing: The ids of each lookup, in the same order on all ranks.
+      place: The position of this process among the ranks.
+      training: Whether gradients may follow.
 
     Returns:
-      Route of each.
+      The route of each lookup.
     """
     partitioned = [
         ops.rank_partition(
@@ -74,14 +74,14 @@ def route_ids(leaving: Sequence[Leaving], place: Place, *, training: bool) -> li
             id_bits=one.id_bits,
             segment_names=one.segment_names,
         )
-        for one in leaving
+        for one in outgoing
     ]
-    segments = [len(one.segment_names) for one in leaving]
-    of_group = _send(partitioned, segments, leaving[0].name, place)
-    asked = of_group
-    shared: list[Shared | None] = [None] * len(leaving)
+    segments = [len(one.segment_names) for one in outgoing]
+    of_group = _send(partitioned, segments, outgoing[0].name, place)
+    to_table = of_group
+    shared: list[Shared | None] = [None] * len(outgoing)
     if training and place.shares_gradients:
-        asked, shared = _tell_replicas(of_group, segments, leaving[0].name, place)
+        to_table, shared = _share_with_replicas(of_group, segments, outgoing[0].name, place)
     return [
         Route(
             name=one.name,
@@ -93,7 +93,7 @@ def route_ids(leaving: Sequence[Leaving], place: Place, *, training: bool) -> li
             received_splits=received - len(one.segment_names),
             shared=own,
         )
-        for one, ranked, (_, received), (message, splits), own in zip(leaving, partitioned, of_group, asked, shared)
+        for one, ranked, (_, received), (message, splits), own in zip(outgoing, partitioned, of_group, to_table, shared)
     ]
 
 
@@ -105,7 +105,7 @@ def _send(partitioned: Sequence[ops.RankedIds], segments: Sequence[int], name: s
     return messages.parted(*arrived, segments)
 
 
-def _tell_replicas(
+def _share_with_replicas(
     of_group: Sequence[Message], segments: Sequence[int], name: str, place: Place
 ) -> tuple[list[Message], list[Shared | None]]:
     """Messages of all groups to this shard, without the duplicates inside each group; see Route and Shared."""
@@ -113,13 +113,13 @@ def _tell_replicas(
     unique = [ops.segment_unique(one.ids, one.segment_splits) for one in received]
     own = tf.concat([own_message(one.ids, one.splits)[0] for one in unique], axis=0)
     gathered = messages.all_to_each(own, name=f"{name}.replicas.ids", ranks=place.replicas)
-    asked = messages.parted(*gathered, segments)
+    of_all_groups = messages.parted(*gathered, segments)
     shared: list[Shared | None] = []
-    for one, mine, count, (_, splits) in zip(received, unique, segments, asked):
+    for one, mine, count, (_, splits) in zip(received, unique, segments, of_all_groups):
         begin = tf.reduce_sum(splits[: place.replicas.index] - count)
         inverse = tf.gather(mine.inverse, one.position)
         shared.append(Shared(inverse, tf.size(mine.ids, out_type=tf.int64), begin))
-    return asked, shared
+    return of_all_groups, shared
 
 
 def own_message(ids: tf.Tensor, segment_splits: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:

@@ -18,13 +18,18 @@ class EmbeddingCall(NamedTuple):
     mask: Mapping[str, Any] | None = None
 
 
+def embeddings_so_far(model: Any) -> list[FusedEmbedding]:
+    """The FusedEmbedding layers that a model has now."""
+    return [module for module in model.submodules if isinstance(module, FusedEmbedding)]
+
+
 def embeddings_of(model: Any) -> list[FusedEmbedding]:
     """The FusedEmbedding layers of a model.
 
     Raises:
       ValueError: there are none, so that there is nothing to hide.
     """
-    found = [module for module in model.submodules if isinstance(module, FusedEmbedding)]
+    found = embeddings_so_far(model)
     if not found:
         raise ValueError(
             f"schedule {model.schedule} hides the exchanges of a FusedEmbedding, and {model.name!r} has none. "

@@ -10,28 +10,15 @@ from tf_fusedrec._tf_compat import keras, tf
 from tf_fusedrec.embedding import FusedEmbedding
 from tf_fusedrec.exchange import collectives
 from tf_fusedrec.metrics.streaming import check_summable, summed_over_ranks
+from tf_fusedrec.schedules import registry
 from tf_fusedrec.schedules.agreement import agreed_data
 from tf_fusedrec.schedules.calls import EmbeddingCall, calls_of_graph, calls_until_first
-from tf_fusedrec.schedules.dual_buffer import DualBuffer
 from tf_fusedrec.schedules.even_steps import EvenSteps, averaged, joined, last
 from tf_fusedrec.schedules.feed import Feed
-from tf_fusedrec.schedules.frozen_window import FrozenWindow
 from tf_fusedrec.schedules.micro_batch import WHOLE, MicroBatch, num_samples
-from tf_fusedrec.schedules.nested import Nested
-from tf_fusedrec.schedules.pipelined import Pipelined
 from tf_fusedrec.schedules.schedule import Schedule
-from tf_fusedrec.schedules.semi_async import SemiAsync
 from tf_fusedrec.schedules.slots import make_slots, start_equal
 from tf_fusedrec.schedules.sync import Sync
-
-_KINDS = {
-    "sync": Sync,
-    "frozen_window": FrozenWindow,
-    "dual_buffer": DualBuffer,
-    "nested": Nested,
-    "semi_async": SemiAsync,
-    "pipelined": Pipelined,
-}
 
 
 class PipelinedModel(keras.Model):
@@ -50,7 +37,7 @@ class PipelinedModel(keras.Model):
       others: as those of keras.Model.
 
     Raises:
-      ValueError: an unknown schedule; inputs and outputs given to a subclass.
+      ValueError: an unknown schedule, tables that cannot be trained under it, inputs and outputs given to a subclass.
     """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> PipelinedModel:
@@ -80,6 +67,7 @@ class PipelinedModel(keras.Model):
             schedule = Sync()
         if not isinstance(schedule, Schedule):
             raise ValueError(f"schedule must be 'sync' or a record of tf_fusedrec.schedules, got {schedule!r}.")
+        schedule.check(self)
         self._schedule = schedule
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
@@ -87,6 +75,7 @@ class PipelinedModel(keras.Model):
 
         Raises:
           ValueError: jit_compile=True: the steps of a schedule are no single function, and lookups have no XLA kernels.
+            Tables of the model that cannot be trained under its schedule.
         """
         if kwargs.get("jit_compile"):
             raise ValueError(
@@ -94,6 +83,7 @@ class PipelinedModel(keras.Model):
                 "model.compile(..., jit_compile=False); dense blocks may be compiled by "
                 "tf.function(block, jit_compile=True)."
             )
+        self.schedule.check(self)
         super().compile(*args, **kwargs)
 
     def compile_from_config(self, config: dict[str, Any]) -> None:
@@ -291,15 +281,14 @@ class FunctionalPipelinedModel(PipelinedModel, keras.Sequential.__base__):
         super().__init__(inputs, outputs, name=name, trainable=trainable, **kwargs)
 
     def get_config(self) -> dict[str, Any]:
-        kind = next(name for name, kind in _KINDS.items() if type(self.schedule) is kind)
-        return {**super().get_config(), "schedule": {"kind": kind, **self.schedule.get_config()}}
+        return {**super().get_config(), "schedule": registry.serialize(self.schedule)}
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> FunctionalPipelinedModel:
         config = dict(config)
-        schedule = dict(config.pop("schedule"))
+        schedule = registry.deserialize(config.pop("schedule"))
         model = super().from_config(config, custom_objects)
-        model.schedule = _KINDS[schedule.pop("kind")](**schedule)
+        model.schedule = schedule
         return model
 
 

@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any, NamedTuple
 
 from tf_fusedrec.schedules.in_flight import InFlight
+from tf_fusedrec.schedules.registry import register
 
 
 class _Stages(NamedTuple):
@@ -27,6 +28,7 @@ _DEPTHS = {
 }
 
 
+@register("pipelined")
 @dataclasses.dataclass(frozen=True)
 class Pipelined(InFlight):
     """A step in six stages with up to six batches in flight.

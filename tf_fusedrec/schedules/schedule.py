@@ -26,6 +26,15 @@ class Schedule(abc.ABC):
         """Batches that are read before the first one computes, >= 1; so many are ahead of the one that computes."""
         return 1
 
+    def check(self, model: Any) -> None:  # noqa: B027, because most schedules refuse nothing
+        """Checks that the tables of a model can be trained under this schedule; called when the two meet.
+
+        A subclassed model may not have made its layers by then; it is checked again when it is compiled.
+
+        Raises:
+          ValueError: they cannot.
+        """
+
     @abc.abstractmethod
     def train_step(self, model: Any, data: Any) -> dict[str, tf.Tensor]:
         """One training step of one batch, traced once per signature of the batch; collective.

@@ -22,18 +22,18 @@ from tf_fusedrec.exchange.messages import Message
 from tf_fusedrec.exchange.topology import Place
 
 
-class Shared(NamedTuple):
-    """Where the ids of this rank's own group are among those of all groups."""
+class SharedIds(NamedTuple):
+    """The ids of this rank's own group among the ids of all groups."""
 
-    inverse: tf.Tensor  # <int32>[V], number of the v-th id received among the group's distinct ids
-    num_unique: tf.Tensor  # <int64>[], of those
+    inverse: tf.Tensor  # <int32>[V], number of the v-th received id among the group's distinct ids
+    num_unique: tf.Tensor  # <int64>[], the group's distinct ids
     begin: tf.Tensor  # <int32>[], where the group's distinct ids begin among the ids that the table is asked for
 
 
 class Route(NamedTuple):
-    """How the ids of one batch of one group travelled: enough to bring rows and to return gradients."""
+    """How the ids of one lookup travelled: all that bring_rows and return_gradients need."""
 
-    name: str  # of the collectives; the same on all ranks
+    name: str  # prefix of the collectives' names, the same on all ranks
     index: tf.Tensor  # <int32>[N], row of the n-th id among the rows that come back: restore[inverse], composed
     num_unique: tf.Tensor  # <int64>[], U
     id_splits: tf.Tensor  # <int32>[R], ids that this rank sent to each owner
@@ -41,7 +41,7 @@ class Route(NamedTuple):
     message: tf.Tensor  # <int64>[V + R * S], ids for the table, blocks [counts[S] | ids] by source
     message_splits: tf.Tensor  # <int32>[R], entries of each block
     received_splits: tf.Tensor  # <int32>[R], ids received from each rank of the group
-    shared: Shared | None  # None: the table is asked for the group's ids alone
+    shared: SharedIds | None  # None: the table is asked for the group's ids alone
 
 
 class OutgoingIds(NamedTuple):
@@ -79,7 +79,7 @@ def route_ids(outgoing: Sequence[OutgoingIds], place: Place, *, training: bool) 
     segments = [len(one.segment_names) for one in outgoing]
     of_group = _send(partitioned, segments, outgoing[0].name, place)
     to_table = of_group
-    shared: list[Shared | None] = [None] * len(outgoing)
+    shared: list[SharedIds | None] = [None] * len(outgoing)
     if training and place.shares_gradients:
         to_table, shared = _share_with_replicas(of_group, segments, outgoing[0].name, place)
     return [
@@ -100,57 +100,57 @@ def route_ids(outgoing: Sequence[OutgoingIds], place: Place, *, training: bool) 
 def _send(partitioned: Sequence[ops.RankedIds], segments: Sequence[int], name: str, place: Place) -> list[Message]:
     if place.group.size == 1:
         return [(ranked.message[: ranked.send_splits[0]], ranked.send_splits) for ranked in partitioned]
-    sent = messages.joined([(ranked.message, ranked.send_splits) for ranked in partitioned])
+    sent = messages.join([(ranked.message, ranked.send_splits) for ranked in partitioned])
     arrived = collectives.all_to_all(*sent, name=f"{name}.ids", ranks=place.group)
-    return messages.parted(*arrived, segments)
+    return messages.split(*arrived, segments)
 
 
 def _share_with_replicas(
     of_group: Sequence[Message], segments: Sequence[int], name: str, place: Place
-) -> tuple[list[Message], list[Shared | None]]:
-    """Messages of all groups to this shard, without the duplicates inside each group; see Route and Shared."""
+) -> tuple[list[Message], list[SharedIds | None]]:
+    """Messages of all groups to this shard, without duplicates inside a group, and this group's ids among them."""
     received = [ops.unpack_message(*message, num_segments=count) for message, count in zip(of_group, segments)]
     unique = [ops.segment_unique(one.ids, one.segment_splits) for one in received]
     own = tf.concat([own_message(one.ids, one.splits)[0] for one in unique], axis=0)
     gathered = messages.all_to_each(own, name=f"{name}.replicas.ids", ranks=place.replicas)
-    of_all_groups = messages.parted(*gathered, segments)
-    shared: list[Shared | None] = []
+    of_all_groups = messages.split(*gathered, segments)
+    shared: list[SharedIds | None] = []
     for one, mine, count, (_, splits) in zip(received, unique, segments, of_all_groups):
         begin = tf.reduce_sum(splits[: place.replicas.index] - count)
         inverse = tf.gather(mine.inverse, one.position)
-        shared.append(Shared(inverse, tf.size(mine.ids, out_type=tf.int64), begin))
+        shared.append(SharedIds(inverse, tf.size(mine.ids, out_type=tf.int64), begin))
     return of_all_groups, shared
 
 
 def own_message(ids: tf.Tensor, segment_splits: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """What a single process would receive of itself, duplicates and all: it is its own owner.
+    """The message that a single process would receive from itself, duplicates included.
 
     Args:
       ids: <int64>[N], grouped by segment.
       segment_splits: <int64>[S+1].
 
     Returns:
-      message <int64>[S + N] and its splits <int32>[1], as in Route.
+      The message <int64>[S + N] and its splits <int32>[1], as in Route.
     """
     message = tf.concat([segment_splits[1:] - segment_splits[:-1], ids], axis=0)
     return message, tf.reshape(tf.size(message), [1])
 
 
 def _narrowed(tensor: tf.Tensor, wire: tf.DType | None) -> tf.Tensor:
-    """What travels in the place of rows or gradients: rounded to the nearest, where that makes it shorter."""
+    """Rows or gradients in the type they travel as: rounded to the nearest where that is shorter."""
     if wire is None or tensor.dtype.size <= wire.size:
         return tensor
     return tf.saturate_cast(tensor, wire)  # not infinite beyond float16's largest number
 
 
 def bring_rows(route: Route, rows: tf.Tensor, place: Place, wire: tf.DType | None) -> tf.Tensor:
-    """Sends rows from their owner to the ranks that asked.
+    """Sends rows from their owner to the ranks that asked. Collective.
 
     Args:
-      route: of the ids.
+      route: The route of the ids.
       rows: [P, D], the table's answer to route.message; rows behind the last id are padding.
-      place: of this process among the ranks.
-      wire: type that longer numbers travel as; None for their own.
+      place: The position of this process among the ranks.
+      wire: Type that longer numbers travel as; None for their own.
 
     Returns:
       [U, D] in the order that route.index refers to.
@@ -163,16 +163,16 @@ def bring_rows(route: Route, rows: tf.Tensor, place: Place, wire: tf.DType | Non
 
 
 def return_gradients(route: Route, grads: tf.Tensor, place: Place, wire: tf.DType | None) -> tf.Tensor:
-    """Sends gradients of rows to their owner: the mirror of bring_rows.
+    """Sends gradients of rows to their owner: the mirror of bring_rows. Collective.
 
     Args:
-      route: of the ids.
+      route: The route of the ids.
       grads: [>= U, D] in the order of bring_rows' result; rows behind U are padding.
-      place: of this process among the ranks.
-      wire: as for bring_rows; sums over a group that go to its replicas are rounded alike.
+      place: The position of this process among the ranks.
+      wire: As in bring_rows. Sums over a group that go to its replicas are rounded alike.
 
     Returns:
-      [ids of route.message, D] in that order.
+      [V, D], in the order of the ids in route.message.
     """
     sent = _narrowed(grads, wire if place.group.size > 1 else None)
     received, _ = collectives.all_to_all(sent, route.id_splits, name=f"{route.name}.gradients", ranks=place.group)

@@ -27,7 +27,7 @@ from tf_fusedrec.schedules.registry import register
 from tf_fusedrec.schedules.schedule import Schedule
 
 
-class AheadOfTables(Schedule):
+class LookAheadSchedule(Schedule):
     """What DualBuffer and Nested share: when the stages of the coming batch run."""
 
     looks_ahead = True
@@ -64,7 +64,7 @@ def _prepare(planned: Sequence[stages.Planned]) -> tuple[list[RoutedIds], list[R
 
 @register("dual_buffer")
 @dataclasses.dataclass(frozen=True)
-class DualBuffer(AheadOfTables):
+class DualBuffer(LookAheadSchedule):
     """Hides the input, deduplication, routing and table lookups of a batch behind the compute of the one before.
 
     Equal to Sync bit for bit, in rows, slots, counters and evictions. Which lookups a batch will make is asked of

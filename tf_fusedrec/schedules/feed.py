@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 from tf_fusedrec._tf_compat import tf
 from tf_fusedrec.exchange import collectives
-from tf_fusedrec.schedules.carry import Carry
 from tf_fusedrec.schedules.schedule import Schedule
+from tf_fusedrec.schedules.step_state import StepState
 
 
 class Read(NamedTuple):
@@ -41,7 +41,7 @@ class Feed:
     def __init__(self, model: Any, *, compiled: bool):
         self._model = model
         self._schedule = model.schedule
-        self._carries: dict[str, Carry] = {}  # by the structure of the data set's batches
+        self._states: dict[str, StepState] = {}  # by the structure of the data set's batches
         self._iterator: Any = None
         self._goes_on = False
 
@@ -74,40 +74,40 @@ class Feed:
         """Lets the schedule end what may not be left undone when weights and tables are read. Collective."""
         if type(self._schedule).drain is Schedule.drain:
             return
-        for key, carry in self._carries.items():
-            if carry.full:
+        for key, step_state in self._states.items():
+            if step_state.full:
                 if key not in self._drains:
-                    self._drains[key] = self._wrap(lambda carry=carry: self._drain(carry))
+                    self._drains[key] = self._wrap(lambda step_state=step_state: self._drain(step_state))
                 self._drains[key]()
 
     def forget(self) -> None:
         """Drops what was read and done ahead."""
         self._iterator = None
-        for carry in self._carries.values():
-            carry.clear()
+        for step_state in self._states.values():
+            step_state.clear()
 
     def _start_reading(self, iterator: Any) -> tf.Tensor:
         reads = [self._read(iterator, i) for i in range(self._schedule.lead)]
         state = self._schedule.start(self._model, [read.data for read in reads])
         key = repr(iterator.element_spec)
-        if key not in self._carries:
-            self._carries[key] = Carry((reads, state))
-        self._carries[key].put((reads, state))
+        if key not in self._states:
+            self._states[key] = StepState((reads, state))
+        self._states[key].put((reads, state))
         return reads[0].goes_on
 
     def _read_and_train(self, iterator: Any) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
-        carry = self._carries[repr(iterator.element_spec)]
-        reads, state = carry.take()
+        step_state = self._states[repr(iterator.element_spec)]
+        reads, state = step_state.take()
         reads = [*reads, self._read(iterator, 0)]
         logs, state = self._schedule.step(self._model, [read.data for read in reads], state)
-        carry.put((reads[1:], state))
+        step_state.put((reads[1:], state))
         with tf.control_dependencies(tf.nest.flatten(logs)):
             self._model._train_counter.assign_add(1)  # Keras counts here what its callbacks and summaries ask for
         return logs, reads[1].goes_on
 
-    def _drain(self, carry: Carry) -> None:
-        reads, state = carry.take()
-        carry.put((reads, self._schedule.drain(self._model, state)))
+    def _drain(self, step_state: StepState) -> None:
+        reads, state = step_state.take()
+        step_state.put((reads, self._schedule.drain(self._model, state)))
 
     def _read(self, iterator: Any, number: int) -> Read:
         return read(iterator, f"{self._model.name}.has_data.{number}")

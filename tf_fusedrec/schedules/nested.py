@@ -7,7 +7,7 @@ from typing import Any
 
 from tf_fusedrec._tf_compat import tf
 from tf_fusedrec.schedules import stages
-from tf_fusedrec.schedules.dual_buffer import AheadOfTables
+from tf_fusedrec.schedules.dual_buffer import LookAheadSchedule
 from tf_fusedrec.schedules.frozen_window import FrozenWindow
 from tf_fusedrec.schedules.micro_batch import cut
 from tf_fusedrec.schedules.registry import register
@@ -15,7 +15,7 @@ from tf_fusedrec.schedules.registry import register
 
 @register("nested")
 @dataclasses.dataclass(frozen=True)
-class Nested(AheadOfTables):
+class Nested(LookAheadSchedule):
     """The micro-batches of FrozenWindow, whose ids are routed and whose rows are read while the batch before computes.
 
     Equal to FrozenWindow(micro_batches) bit for bit; what that says of micro-batches holds here.

@@ -22,7 +22,7 @@ from tf_fusedrec.config import TableConfig
 from tf_fusedrec.tables import keys
 from tf_fusedrec.tables.base import Table
 from tf_fusedrec.tables.hash_order import mix64
-from tf_fusedrec.tables.slots import RowTrainer
+from tf_fusedrec.tables.row_optimizer import RowOptimizer
 
 # At every import TFRA prints a notice about TensorFlow's savers and warns of a collection that nobody uses here.
 _level = tf.get_logger().level
@@ -92,7 +92,7 @@ class TfraTable(Table):
         self._encoding = keys.make_encoding(key_encoding, self.names)
         place = {"devices": ["/CPU:0"], "init_size": init_capacity, "checkpoint": False}
         name = _unique_name(name)
-        self._trainer = RowTrainer(spec.optimizer, spec.dim, self._dtype, name)
+        self._trainer = RowOptimizer(spec.optimizer, spec.dim, self._dtype, name)
         columns = spec.dim * (1 + len(self._trainer.slot_names))
         self.variable = de.Variable(name=name, dim=columns, value_dtype=self._dtype, key_dtype=tf.int64, **place)
         self._reverse = None

@@ -8,7 +8,7 @@ from tf_fusedrec._tf_compat import keras
 from tf_fusedrec.exchange import collectives, weight_equality
 
 
-def make_slots(model: keras.Model) -> None:
+def make_optimizer_slots(model: keras.Model) -> None:
     """Makes the variables of the model's optimizer that its first step would make; does nothing where they are there.
 
     A function whose first trace makes variables is traced a second time.

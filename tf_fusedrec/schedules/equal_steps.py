@@ -14,7 +14,7 @@ from tf_fusedrec.schedules.feed import read, unconverted
 from tf_fusedrec.schedules.micro_batch import num_samples
 
 
-class EvenSteps:
+class EqualSteps:
     """In the place of Keras' compiled test or predict function: called with an iterator, answers what its steps give.
 
     A rank whose data ends first takes part with batches of no samples: lookups are collective, and the others would
@@ -24,7 +24,7 @@ class EvenSteps:
       model: a PipelinedModel; a call makes as many steps as its `steps_at_once`, or as any rank has data for.
       name: of the all-reduce that asks who has data.
       step: what is done with one batch, of any number of samples.
-      put_together: makes the answer of those of the steps, `last` or `joined`.
+      put_together: makes the answer of those of the steps, `last` or `concatenated`.
       compiled: whether steps run as functions; else eagerly.
 
     Raises:
@@ -94,7 +94,7 @@ def _kept_finite(model: Any, data: Any) -> Iterator[None]:
                 state.assign(value)
 
 
-def joined(answers: list[Any]) -> Any:
+def concatenated(answers: list[Any]) -> Any:
     """Predictions of several steps, one behind another; scalars side by side, as Keras' predict puts them."""
 
     def join(*parts: Any) -> Any:

@@ -9,12 +9,12 @@ from tf_fusedrec.exchange import collectives
 from tf_fusedrec.schedules.feed import no_samples
 
 
-def agreed_data(x: Any, batch_size: int | None, steps: int | None, argument: str = "steps_per_epoch") -> Any:
+def with_equal_length(x: Any, batch_size: int | None, steps: int | None, argument: str = "steps_per_epoch") -> Any:
     """`x`, or the same with a length that suits all ranks, where lengths differ; collective.
 
     Keras counts the batches of a data set before it begins, and stops after so many. Where the number is known on all
     ranks, batches of no samples follow, up to the largest. Else Keras is not told: an epoch ends after `steps`, or when
-    no rank has data any more, as Feed and EvenSteps see to.
+    no rank has data any more, as Feed and EqualSteps see to.
 
     Args:
       x, batch_size, steps: of keras.Model.fit, evaluate or predict.

@@ -178,7 +178,7 @@ class FusedEmbedding(CallModes, Described, keras.layers.Layer):
         if self._interrupts:
             raise Reached(inputs, weights, mask)
         if self._server is not None:
-            return self._served(self._flatten(inputs, weights, mask), self._server)
+            return self._served(self._flat_features(inputs, weights, mask), self._server)
         trains = self.trainable and training is not False and training != 0
         with outside_clusters(f"Layer {self.name!r}"):
             return self._look_up(inputs, weights, mask, trains)
@@ -225,7 +225,7 @@ class FusedEmbedding(CallModes, Described, keras.layers.Layer):
         Raises:
           ValueError: as a call.
         """
-        flat, call = self._flatten(inputs, None, None), self._next_call()
+        flat, call = self._flat_features(inputs, None, None), self._next_call()
         for lookup, features in self._by_group(flat):
             lookup.prefetch(features, call=call)
 
@@ -263,7 +263,7 @@ class FusedEmbedding(CallModes, Described, keras.layers.Layer):
         Raises:
           ValueError: As the call.
         """
-        flat, call = self._flatten(inputs, weights, mask), self._next_call()
+        flat, call = self._flat_features(inputs, weights, mask), self._next_call()
         return [lookup.requests(mine, call, training=training) for lookup, mine in self._by_group(flat)]
 
     def _by_group(self, flat: Mapping[str, FlatFeature]) -> list[tuple[GroupLookup, list[FlatFeature]]]:
@@ -273,7 +273,7 @@ class FusedEmbedding(CallModes, Described, keras.layers.Layer):
         ]
         return [(lookup, mine) for lookup, mine in parts if mine]
 
-    def _flatten(
+    def _flat_features(
         self, inputs: Mapping[str, Any], weights: Mapping[str, Any] | None, mask: Mapping[str, Any] | None
     ) -> dict[str, FlatFeature]:
         return flatten_inputs(self.name, self._features, inputs, weights or {}, mask or {})

@@ -231,9 +231,10 @@ class GroupLookup:
         with tf.control_dependencies([*checks, *[grads for _, grads in parts]]):
             answers = [(context.answer, grads) for context, grads in parts]
             left_out = self.table.apply_gradients(answers, self._gradient_scale)
-            for (context, grads), numbers in zip(parts, [] if left_out is None else left_out.numbers):
-                message = context.routed.message, context.routed.message_splits
-                self._left_out.note(*message, context.answer.inverse, grads, numbers, left_out.update)
+            if left_out is not None:
+                for (context, grads), numbers, inverse in zip(parts, left_out.numbers, left_out.inverses):
+                    message = context.routed.message, context.routed.message_splits
+                    self._left_out.note(*message, inverse, grads, numbers, left_out.update)
             self._updates.assign_add(1)
             if self._replica is not None:
                 self._replica.note_update([(one.routed.message, one.routed.message_splits) for one, _ in parts])

@@ -28,17 +28,13 @@ from tf_fusedrec.schedules.schedule import Schedule
 
 
 class LookAheadSchedule(Schedule):
-    """What DualBuffer and Nested share: when the stages of the coming batch run."""
+    """Base of DualBuffer and Nested: the coming batch is routed and read while another one computes."""
 
     looks_ahead = True
 
     @abc.abstractmethod
     def planned(self, model: Any, data: Any, steps_ahead: int) -> list[stages.Planned]:
-        """The lookups of a batch that will train in that many steps.
-
-        Raises:
-          ValueError: they cannot be told, or tables cannot take them.
-        """
+        """The lookups of a batch that will train in `steps_ahead` steps. Raises as stages.plan."""
 
     def check(self, model: Any) -> None:
         for embedding in embeddings_so_far(model):

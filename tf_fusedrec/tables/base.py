@@ -33,7 +33,8 @@ class InferenceRows(NamedTuple):
 class LeftOutRows(NamedTuple):
     """Rows that an update left unchanged, because their gradients are not finite."""
 
-    numbers: Sequence[tf.Tensor]  # <int32>[k] for each lookup of the update: numbers in its answer's `inverse`
+    numbers: Sequence[tf.Tensor]  # <int32>[k] for each lookup of the update, numbers in its `inverse`
+    inverses: Sequence[tf.Tensor]  # <int32>[V] for each lookup, number of each received id's row
     update: tf.Tensor  # <int64>[], number of the update
 
 

@@ -134,11 +134,12 @@ class NativeTable(Table):
 
     def apply_gradients(self, parts: Sequence[tuple[ops.TableRows, tf.Tensor]], scale: float) -> LeftOutRows:
         update = self.optimizer.iterations.read_value() + 1
+        inverses = [found.inverse for found, _ in parts]
         if self._accumulate_steps == 1 and len(parts) == 1:
             rate, step = self.optimizer.current()
             left_out = [ops.table_apply_gradients(self._handle, *parts[0], scale=scale, learning_rate=rate, step=step)]
             self.optimizer.count()
-            return LeftOutRows(left_out, update)
+            return LeftOutRows(left_out, inverses, update)
         share = scale / self._accumulate_steps if self._average else scale
         left_out = [ops.table_accumulate_gradients(self._handle, *part, scale=share) for part in parts]
         if self._accumulate_steps == 1:
@@ -146,7 +147,7 @@ class NativeTable(Table):
         else:
             waiting = self._waiting.assign_add(1)
             tf.cond(tf.equal(waiting, self._accumulate_steps), self._update, lambda: None)
-        return LeftOutRows(left_out, update)
+        return LeftOutRows(left_out, inverses, update)
 
     def _update(self) -> None:
         rate, step = self.optimizer.current()

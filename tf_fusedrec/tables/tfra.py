@@ -104,7 +104,7 @@ class TfraTable(Table):
         self._default = np.concatenate([np.zeros(spec.dim, self._trainer.start.dtype), self._trainer.start])[np.newaxis]
 
     @property
-    def optimizer(self) -> Any:  # type: ignore[override]
+    def optimizer(self) -> Any:
         """The optimizer that trains these tables: a copy of the configured one, with state of its own."""
         return self._trainer.optimizer
 

@@ -30,8 +30,8 @@ class FusedEmbedding(CallModes, Described, keras.layers.Layer):
     """Distributed dynamic embedding tables for many features (FusedRec, Algorithm 1).
 
     Tables of equal spec (dim, dtype, initializer, optimizer) are fused into groups by themselves. A training step costs
-    two all2alls per group, rows and gradients, whatever the number of features, and one of all ids. Tables grow as ids
-    come.
+    two all-to-alls per group, of rows and gradients, whatever the number of features, and one of the ids of all groups.
+    Tables grow as ids come.
 
     Training happens inside the gradient: when a tape asks for the gradient of the layer's one trainable weight, a
     scalar anchor, gradients go to the rows' owners and their optimizer is applied there. So the layer works in
@@ -202,7 +202,6 @@ class FusedEmbedding(CallModes, Described, keras.layers.Layer):
     def _look_up(self, inputs: Mapping[str, Any], weights: Any, mask: Any, training: bool) -> dict[str, Any]:
         requests = self.requests(inputs, weights, mask, training=training)
         supplied = self._next_supplied(len(requests)) if training else [None] * len(requests)
-        # The ids of all groups travel together.
         routed = iter(route([one for group, rows in zip(requests, supplied) if rows is None for one in group]))
         value = self._anchor.read_value()
         value = anchor.checked(value, self.name) if training else value

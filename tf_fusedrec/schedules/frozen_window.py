@@ -1,6 +1,6 @@
 """Micro-batches against frozen tables: exchanges of one run under the dense compute of another (NestPipe, section V).
 
-ids, lookup       all                      in one all2all; before anything computes
+ids, lookup       all                      in one all-to-all; before anything computes
 rows                  0   1   2   3        as early as the network lets them
 dense compute             0   1   2   3    one after another, each behind the gate of the one before
 gradients                     0   1   2   3    each when its compute is done
@@ -33,10 +33,10 @@ class FrozenWindow(Schedule):
     and evictions are those of the whole batch. What looks across samples sees a micro-batch: batch normalization,
     in-batch negatives.
 
-    Costs 2 M all2alls of rows and gradients per group and step, and one of ids. Only what depends on rows waits for the
-    micro-batch before; dense layers that read no rows may run at any time. The step is traced M times. Which lookups a
-    batch will make is asked of `model.embedding_inputs`. Nothing is all-reduced between a forward and a backward pass,
-    and dense gradients are, once, as they become ready in the backward pass of the last micro-batch.
+    A step costs 2 M all-to-alls of rows and gradients per group, and one of ids. Ops that depend on rows wait for the
+    micro-batch before them; dense layers that read no rows may run at any time. The step is traced M times.
+    `model.embedding_inputs` gives the lookups of a batch. Nothing is all-reduced between a forward and a backward pass.
+    Dense gradients are all-reduced once, as they become ready in the backward pass of the last micro-batch.
 
     A batch with fewer samples than M has micro-batches of no samples, which weigh nothing: layers and losses must take
     them, as they must where a rank has no data. Keras losses do; a mean of one's own over nothing is not a number.

@@ -2,9 +2,9 @@
 
 In step t, one under the other, where batch t computes on rows that came in the step before:
 
-    gradients of t-1 -> owners, update -> rows of t+1 looked up -> all2all    the table's order; no compute in it
-    ids of t+a: unique, all2all                                               read no table
-    batch t: dense forward, backward, dense update                            waits for none of these
+    gradients of t-1 -> owners, update -> rows of t+1 looked up -> all-to-all   the table's order; no compute in it
+    ids of t+a: unique, all-to-all                                              read no table
+    batch t: dense forward, backward, dense update                              waits for none of these
 
 So the rows of a batch lack the update of the batch before, and no other. Dense weights are always the newest.
 """

@@ -53,7 +53,7 @@ def measure(dim: int, ids: int, quick: bool) -> OpCosts:
     def update() -> None:
         rows = table.lookup(message, message_splits, training=True)
         assert isinstance(rows, ops.TableRows)
-        table.apply_together([(rows, gradients)], 1.0)
+        table.apply_gradients([(rows, gradients)], 1.0)
 
     variants = {
         "unique": lambda: ops.segment_unique(tf.constant(drawn), splits),

@@ -58,8 +58,8 @@ def make_step(table: NativeTable, name: str, *, at_source: bool, at_owner: bool)
         unique = ops.UniqueIds(ids, tf.stack([0, n]), tf.range(tf.size(ids)))
         if at_source:
             unique = ops.segment_unique(ids, unique.splits)
-        leaving = all_to_all.Leaving(unique, name, table.owner, table.id_bits, table.names)
-        route = all_to_all.route_ids([leaving], place, training=True)[0]
+        outgoing = all_to_all.OutgoingIds(unique, name, table.owner, table.id_bits, table.names)
+        route = all_to_all.route_ids([outgoing], place, training=True)[0]
         found = table.lookup(route.message, route.message_splits, training=True)
         assert isinstance(found, ops.TableRows)
         rows = ops.recover(all_to_all.bring_rows(route, found.rows, place, None), route.index)
@@ -70,7 +70,7 @@ def make_step(table: NativeTable, name: str, *, at_source: bool, at_owner: bool)
         if not at_owner:
             received = tf.range(tf.size(found.inverse))
             found = found._replace(handles=tf.gather(found.handles, found.inverse), inverse=received)
-        table.apply_together([(found, arrived)], 1.0)
+        table.apply_gradients([(found, arrived)], 1.0)
         return rows, tf.stack([route.num_unique, tf.size(found.handles, out_type=tf.int64)])
 
     return step

@@ -37,8 +37,8 @@ def train(groups: int, mine: list[np.ndarray]) -> dict[str, Any]:
         tape.gradient(loss, layer.trainable_variables)
         size = tf.size(ids, tf.int64)
         unique = ops.UniqueIds(ids, tf.stack([0, size]), tf.range(tf.size(ids)))  # a batch has no duplicates
-        leaving = all_to_all.Leaving(unique, f"{name}.count", table.owner, table.id_bits, table.names)
-        route = all_to_all.route_ids([leaving], place, training=False)[0]
+        outgoing = all_to_all.OutgoingIds(unique, f"{name}.count", table.owner, table.id_bits, table.names)
+        route = all_to_all.route_ids([outgoing], place, training=False)[0]
         return tf.reduce_sum(route.received_splits)
 
     received = [int(step(tf.constant(ids))) for ids in mine]

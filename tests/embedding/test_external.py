@@ -90,7 +90,7 @@ def test_they_are_never_trained_while_everything_else_is(tmp_path, backend):
     np.testing.assert_allclose(lookup(emb, "own", [3, 77]), before - 1.5, atol=1e-6)
     assert emb.export_table("user")[0].tolist() == sorted(IDS), "an unknown id gets no row"
     with pytest.raises(ValueError, match=r"Tables \['user'\] are external: their rows are never trained"):
-        emb._holder.value[1].table.apply_gradients(None, None, 1.0)
+        emb._holder.value[1].table.apply_gradients([], 1.0)
 
 
 def test_a_model_of_external_tables_only_fits(tmp_path):

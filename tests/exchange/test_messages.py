@@ -31,14 +31,14 @@ def test_what_is_joined_is_parted_again(segments, seed):
     sent = _messages(np.random.default_rng(seed), segments)
     joined = []
     for source in range(RANKS):
-        message, splits = messages.joined([_sent(of_lookup[source], padding=source) for of_lookup in sent])
+        message, splits = messages.join([_sent(of_lookup[source], padding=source) for of_lookup in sent])
         assert len(message) % 256 == 0 or len(segments) == 1  # few sizes
         ends = np.cumsum(splits)
         joined.append([message.numpy()[end - size : end] for size, end in zip(splits.numpy(), ends)])
     for rank in range(RANKS):
         arrived = [blocks[rank] for blocks in joined]
         splits = tf.constant([len(block) for block in arrived], tf.int32)
-        parts = messages.parted(tf.constant(np.concatenate(arrived), tf.int64), splits, segments)
+        parts = messages.split(tf.constant(np.concatenate(arrived), tf.int64), splits, segments)
         assert len(parts) == len(segments)
         for of_lookup, (message, entries) in zip(sent, parts):
             wanted = [of_lookup[source][rank] for source in range(RANKS)]

@@ -3,6 +3,7 @@
 import dataclasses
 
 from tf_fusedrec import keras
+from tf_fusedrec.embedding.lookup import fetch, route
 from tf_fusedrec.schedules import Schedule, stages
 
 
@@ -17,13 +18,13 @@ class RouteAhead(Schedule):
         return {}
 
     def start(self, model, batches):
-        return stages.route(self._plan(model, batches[0], 1))
+        return route(stages.requests(self._plan(model, batches[0], 1)))
 
     def step(self, model, batches, state):
         planned = self._plan(model, batches[1], 2)
-        answers = stages.bring(planned, stages.fetch(planned, state))
-        state = stages.route(planned)
-        with stages.answering(planned, answers):
+        found = stages.bring(fetch(state))
+        state = route(stages.requests(planned))
+        with stages.supplying(planned, found):
             logs = model.train_step(batches[0])
         return logs, state
 

@@ -6,7 +6,7 @@ import tf_fusedrec as fr
 from tf_fusedrec import keras, optimizers, tf
 from tf_fusedrec.schedules import PipelinedModel
 from tf_fusedrec.schedules.feed import unconverted
-from tf_fusedrec.schedules.slots import make_slots
+from tf_fusedrec.schedules.first_step import make_optimizer_slots
 
 DIM, UNITS = 4, 8
 
@@ -80,7 +80,7 @@ def last_layer_reduced_early(ops):
 
 
 def train_function(model):
-    make_slots(model)
+    make_optimizer_slots(model)
     return tf.function(unconverted(lambda *data: model.train_step(data)), input_signature=SIGNATURE)
 
 

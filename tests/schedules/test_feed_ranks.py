@@ -5,7 +5,7 @@ import numpy as np
 from tests.schedules import clicks
 from tests.support.ranks import run_ranks
 from tf_fusedrec import keras, tf
-from tf_fusedrec.schedules.even_steps import joined
+from tf_fusedrec.schedules.equal_steps import concatenated
 
 
 def _data(batches, rank):
@@ -126,9 +126,9 @@ def test_a_rank_whose_data_ends_first_takes_part_with_nothing():
 def test_predictions_of_several_steps_are_put_together_as_keras_does():
     ragged = [tf.ragged.constant([[1], [2, 3]]), tf.ragged.constant([[]], tf.int32)]
     parts = [{"dense": tf.fill([i, 2], i), "ragged": ragged[i - 1], "mean": tf.constant(i)} for i in (1, 2)]
-    whole = joined(parts)
+    whole = concatenated(parts)
     np.testing.assert_array_equal(whole["dense"], [[1, 1], [2, 2], [2, 2]])
     np.testing.assert_array_equal(whole["mean"], [1, 2])
     assert whole["ragged"].to_list() == [[1], [2, 3], []]
-    sparse = joined([tf.sparse.from_dense([[0, 1]]), tf.sparse.from_dense([[2, 0]])])
+    sparse = concatenated([tf.sparse.from_dense([[0, 1]]), tf.sparse.from_dense([[2, 0]])])
     np.testing.assert_array_equal(tf.sparse.to_dense(sparse), [[0, 1], [2, 0]])

@@ -69,13 +69,13 @@ def _trained(schedule, fields, batches):
     import tf_fusedrec as fr
     from tf_fusedrec import keras, tf
     from tf_fusedrec.schedules.feed import unconverted
-    from tf_fusedrec.schedules.slots import make_slots
+    from tf_fusedrec.schedules.first_step import make_optimizer_slots
 
     model, embedding = _make(fields)
     model.schedule = schedule
     model.compile(fr.collectives.distributed_optimizer(keras.optimizers.legacy.Adam(0.01)))
     model(batches[0], training=False)
-    make_slots(model)
+    make_optimizer_slots(model)
     step = tf.function(unconverted(model.train_step), input_signature=[_of_any_size(batches[0])])
     # What is counted over ranks is counted from the data.
     assert not reduced_in_between(step.get_concrete_function().graph.get_operations())

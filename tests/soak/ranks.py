@@ -98,7 +98,7 @@ class Ranks:
             found = table.lookup(message, splits, training=True)
             _assert_rows(found.rows, want)
             grads = (number + np.arange(len(received) * DIM).reshape(-1, DIM) % 7).astype(np.float32) / 64
-            table.apply_together([(found, tf.constant(grads))], 1.0)
+            table.apply_gradients([(found, tf.constant(grads))], 1.0)
             oracle.train(received, grads)
 
     def find(self, batch: list) -> None:

@@ -1,7 +1,7 @@
-"""layer.py defines FusedEmbedding. group_rows.py runs one call, hooks.py lets schedules and exports intercept calls,
-description.py tells a user what the layer holds."""
+"""layer.py defines FusedEmbedding. A call goes one way: inputs.py, lookup.py, outputs.py. trained_rows.py adds the
+gradient, hooks.py lets schedules and exports intercept calls, description.py tells a user what the layer holds."""
 
-from tf_fusedrec.embedding.hooks import Answer, Reached
+from tf_fusedrec.embedding.hooks import Reached, SuppliedRows
 from tf_fusedrec.embedding.layer import FusedEmbedding
 
-__all__ = ["Answer", "FusedEmbedding", "Reached"]
+__all__ = ["FusedEmbedding", "Reached", "SuppliedRows"]

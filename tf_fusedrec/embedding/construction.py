@@ -1,27 +1,37 @@
-"""What a FusedEmbedding makes of its arguments: the tables of its groups, and refusals."""
+"""The tables of a FusedEmbedding's groups, made from the layer's config, and checks of its arguments."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tf_fusedrec._tf_compat import tf
 from tf_fusedrec.config import TableConfig
-from tf_fusedrec.embedding.group_lookup import GroupLookup
+from tf_fusedrec.embedding.group_lookup import GroupLookup, gradient_scale
 from tf_fusedrec.embedding.groups import Group
+from tf_fusedrec.embedding.replicas import Replica
 from tf_fusedrec.exchange.topology import Place
-from tf_fusedrec.tables import ExternalTable, NativeTable, TfraTable
+from tf_fusedrec.tables import ExternalTable, NativeTable, Table, TfraTable
 
 
-def make_table(
-    layer_name: str, group: Group, config: Mapping[str, Any], place: Place
-) -> NativeTable | TfraTable | ExternalTable:
-    """The table of a group on this rank, as the layer's config says."""
+def make_lookup(layer_name: str, group: Group, config: Mapping[str, Any], place: Place) -> GroupLookup:
+    """The lookup of a group with its table on this rank, as the layer's config says."""
+    scale = gradient_scale(config["gradient_op"], place.loss_ranks.size)
+    wire = None if config["wire_dtype"] is None else tf.as_dtype(config["wire_dtype"])
+    table = _make_table(layer_name, group, config, place)
+    replica = None
+    if place.averages and isinstance(table, NativeTable):
+        replica = Replica(table, place, f"{layer_name}.{group.name}.average")
+    return GroupLookup(layer_name, group, table, scale, place, wire, replica)
+
+
+def _make_table(layer_name: str, group: Group, config: Mapping[str, Any], place: Place) -> Table:
+    name = f"{layer_name}/{group.name}"
     if group.external:
-        mine = place.group
-        return ExternalTable(f"{layer_name}/{group.name}", group.tables, mine.index, mine.size)
+        return ExternalTable(name, group.tables, place.group.index, place.group.size)
     if config["backend"] == "native":
         return NativeTable(
-            f"{layer_name}/{group.name}",
+            name,
             group.tables,
             seed=config["seed"],
             accumulate_steps=config["accumulate_steps"],
@@ -31,7 +41,7 @@ def make_table(
             moment_scale=place.topology.scale_of_moments,
         )
     return TfraTable(
-        f"{layer_name}/{group.name}",
+        name,
         group.tables,
         key_encoding=config["key_encoding"],
         seed=config["seed"],
@@ -56,28 +66,38 @@ def check_backend(backend: str, tables: Sequence[TableConfig], **counts: int) ->
             raise ValueError(f"table {table.name!r} has {table.stores_natively}, which need backend='native'.")
 
 
-def check_lanes(groups: Sequence[Group], backend: str) -> None:
-    """Features of another output dtype travel beside the others, which native tables know."""
+def check_output_dtypes(groups: Sequence[Group], backend: str) -> None:
+    """Refuses features with an output dtype of their own where tables cannot look up several dtypes in one step."""
     for group in groups:
         spec = group.tables[0]
-        dtypes = {feature.name: feature.output_dtype or spec.dtype for feature in group.features}
-        own = [name for name, dtype in dtypes.items() if dtype != spec.dtype]
-        if own and not group.external and backend != "native":
-            raise ValueError(f"output_dtype of features {own} needs backend='native', got {backend!r}.")
+        others = [f.name for f in group.features if (f.output_dtype or spec.dtype) != spec.dtype]
+        if others and not group.external and backend != "native":
+            raise ValueError(f"output_dtype of features {others} needs backend='native', got {backend!r}.")
 
 
-def check_deferrable(name: str, config: Mapping[str, Any], groups: Sequence[GroupLookup], lookups: int) -> None:
-    """Raises ValueError unless the lookups of that many steps may come before the update of the first."""
-    if config["backend"] != "native":
-        raise ValueError(
-            f"lookups ahead of their step, or several before one update, need backend='native', and {name!r} has "
-            f"{config['backend']!r}."
-        )
+def check_deferrable(layer_name: str, config: Mapping[str, Any], groups: Sequence[GroupLookup], steps: int) -> None:
+    """Raises ValueError unless the lookups of `steps` steps may come before the update of the first."""
     for lookup in groups:
-        moves = isinstance(lookup.table, NativeTable) and lookup.table.moves_rows
-        if moves and config["lookups_per_update"] < lookups:
+        table = lookup.table
+        if not table.can_defer:
             raise ValueError(
-                f"tables {lookup.table.names} of {name!r} may evict or move rows (eviction, ttl, hot_after, "
-                f"memory_budget or host_rows) between the lookups of {lookups} steps, which come before the update of "
-                f"the first. Remedy: FusedEmbedding(lookups_per_update={lookups})."
+                f"lookups ahead of their step, or several before one update, need backend='native', and "
+                f"{layer_name!r} has {config['backend']!r}."
+            )
+        if table.moves_rows and config["lookups_per_update"] < steps:
+            raise ValueError(
+                f"tables {table.names} of {layer_name!r} may evict or move rows (eviction, ttl, hot_after, "
+                f"memory_budget or host_rows) between the lookups of {steps} steps, which come before the update of "
+                f"the first. Remedy: FusedEmbedding(lookups_per_update={steps})."
+            )
+
+
+def check_accumulates(layer_name: str, groups: Sequence[GroupLookup]) -> None:
+    """Raises ValueError unless the gradients of several lookups can make one update."""
+    for lookup in groups:
+        if not lookup.table.can_accumulate:
+            raise ValueError(
+                f"tables {lookup.table.names} of {layer_name!r} cannot sum the gradients of several micro-batches "
+                "before an update. Remedy: a schedule without micro-batches; or backend='native' and a table in host "
+                "memory, made under tf.device('/CPU:0')."
             )

@@ -70,14 +70,11 @@ def _group(lookup: GroupLookup) -> str:
 
 
 def _table(lookup: GroupLookup, config: TableConfig, rows: int) -> tuple[str, ...]:
+    options = [f"{name}={getattr(config, name)!r}" for name in config.stores_natively]
     if config.external is not None:
-        row_bytes = config.dim * tf.as_dtype(config.dtype).size
         options = [f"external={config.external!r}"]
-    else:
-        row_bytes = lookup.table.record_dtype("rows").itemsize  # type: ignore[union-attr]
-        options = [f"{name}={getattr(config, name)!r}" for name in config.stores_natively]
     read_by = [_feature(feature) for feature in lookup.group.features if feature.table == config.name]
-    return config.name, f"{rows:,}", f"{rows * row_bytes:,}", ", ".join(read_by), ", ".join(options)
+    return config.name, f"{rows:,}", f"{rows * lookup.table.row_bytes:,}", ", ".join(read_by), ", ".join(options)
 
 
 def _feature(feature: FeatureConfig) -> str:

@@ -1,60 +1,78 @@
 """The way of one group's ids through all stages, forward and backward: Algorithm 1 of FusedRec (paper, section 3).
 
-    fuse_ids ─▶ segment_unique ─▶ rank_partition ─▶ [all2all ids] ─▶ table: key, dedup, find or insert
-    outputs  ◀─ recover, pool  ◀───────────────────  [all2all rows] ◀─┘
+    fuse_ids ─▶ segment_unique ─▶ rank_partition ─▶ [all-to-all of ids] ─▶ table: key, dedup, find or insert
+    outputs  ◀─ recover, pool  ◀───────────────────  [all-to-all of rows] ◀─┘
 
-The backward pass is the mirror: recover_grad, [all2all gradients], the table sums over sources and trains. One process
-whose features are not pooled leaves out all but the table, which finds duplicates by itself: to take them out first
-saves bytes on a network that is not there, and costs two more passes over the rows.
+The backward pass is the mirror: recover_grad, [all-to-all of gradients], then the table sums over sources and trains.
+One process whose features are not pooled runs the table alone, which finds duplicates by itself. Removing them first
+would save bytes on a network that is not there, and cost two more passes over the rows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Union
+from typing import NamedTuple
 
 from tf_fusedrec import ops
 from tf_fusedrec._tf_compat import tf
-from tf_fusedrec.embedding import replicas
-from tf_fusedrec.embedding.features import FlatFeature
 from tf_fusedrec.embedding.groups import Group
+from tf_fusedrec.embedding.inputs import FlatFeature
 from tf_fusedrec.embedding.left_out import LeftOut
-from tf_fusedrec.embedding.one_lookup import joined, parted
+from tf_fusedrec.embedding.replicas import Replica
+from tf_fusedrec.embedding.table_message import join_sources, split_answer
 from tf_fusedrec.exchange import all_to_all
 from tf_fusedrec.exchange.topology import Place
-from tf_fusedrec.tables import ExternalTable, NativeTable, TfraTable
-
-Table = Union[NativeTable, TfraTable, ExternalTable]
+from tf_fusedrec.tables import Answer, Table
 
 
-class Routed(NamedTuple):
-    """Ids of one lookup where their owners are, and the way back."""
+class LookupRequest(NamedTuple):
+    """One lookup: features of one group that have one output dtype."""
+
+    lookup: GroupLookup
+    output_dtype: str  # name of the dtype of the rows
+    features: Sequence[FlatFeature]  # in the group's order
+    call: int  # number of the layer's call in its graph: two calls must not share the names of their collectives
+    training: bool  # whether ids without a row get one; never for tables of another model
+
+
+class Outgoing(NamedTuple):
+    """The ids of one request before they travel."""
 
     fused: ops.FusedIds
-    route: all_to_all.Route | None  # None: ids, rows and gradients stay where they are
+    ids: all_to_all.OutgoingIds | None  # None: ids, rows and gradients stay on this rank
+
+
+class RoutedIds(NamedTuple):
+    """The ids of one lookup at their owners, and the way back. Leaves are tensors or constants: it may wait a step."""
+
+    lookup: GroupLookup
+    fused: ops.FusedIds
+    route: all_to_all.Route | None  # None: ids, rows and gradients stay on this rank
     message: tf.Tensor  # <int64>[V + R * S], ids that this rank owns: blocks [counts[S] | ids] by source
     message_splits: tf.Tensor  # <int32>[R], entries of each block
-    output_dtype: str  # name of the dtype of the rows that are brought
+    output_dtype: str
+    training: bool
 
 
 class Context(NamedTuple):
-    """What a forward pass leaves for its backward pass. All leaves but names are tensors: it may wait for a step."""
+    """All that the gradients of a lookup need. Leaves are tensors or constants: it may wait a step."""
 
-    routed: Routed
-    found: Any  # the table's: rows, and what its apply_gradients needs
-    ticket: tf.Tensor  # <int64>[], number of updates that the table had seen
+    routed: RoutedIds
+    answer: Answer  # the table's
+    updates_seen: tf.Tensor  # <int64>[], updates that the table had had at the lookup
 
 
 class GroupLookup:
-    """Rows of one group of tables: where ids, exchange and table meet.
+    """Rows of one group of tables: where ids, exchange and table meet. lookup.py calls its methods in their order.
 
     Args:
-      layer_name: of the FusedEmbedding.
-      group: of tables.
-      table: where their rows live.
-      gradient_scale: multiplies every gradient.
-      place: of this process among the ranks.
-      wire: type that rows and gradients travel as; None for their own.
+      layer_name: Name of the FusedEmbedding.
+      group: The group of tables.
+      table: The backend that holds their rows.
+      gradient_scale: Factor of every gradient.
+      place: The position of this process among the ranks.
+      wire: Type that longer rows and gradients travel as; None for their own.
+      replica: Set where groups of ranks train apart and average.
     """
 
     def __init__(
@@ -65,33 +83,44 @@ class GroupLookup:
         gradient_scale: float,
         place: Place,
         wire: tf.DType | None,
+        replica: Replica | None,
     ):
         self.group = group
         self.place = place
-        self._wire = wire
         self.table = table
+        self._wire = wire
+        self._replica = replica
         self._layer_name = layer_name
         self._gradient_scale = gradient_scale
         self._dtype = tf.as_dtype(group.tables[0].dtype)
         self._segment_of = {f.name: s for f, s in zip(group.features, group.segments)}
         self._left_out = self._make_left_out()
-        # Counts updates: a gradient whose forward pass is older than the last update would overwrite it with old rows.
+        # A gradient whose lookup is older than the last update would overwrite it with old rows.
         self._updates = tf.Variable(0, dtype=tf.int64, trainable=False, name=f"{layer_name}/{group.name}/updates")
-        # <int64>[3], of training lookups that leave their rank: ids that features asked for, ids that were sent, bytes
+        # <int64>[3] of training lookups that leave their rank: ids that features asked for, ids that were sent, bytes
         # of ids, rows and gradients to other ranks.
         self.traffic = tf.Variable(
             [0, 0, 0], dtype=tf.int64, trainable=False, name=f"{layer_name}/{group.name}/traffic"
         )
 
-    def lanes(self, features: Sequence[FlatFeature]) -> list[tuple[str, list[FlatFeature]]]:
-        """Features whose rows travel together, and the name of their output dtype; the table's own dtype first."""
+    def requests(self, features: Sequence[FlatFeature], call: int, *, training: bool) -> list[LookupRequest]:
+        """The lookups of features of this group: one per output dtype, the table's own dtype first."""
         parts: dict[str, list[FlatFeature]] = {}
         for feature in features:
             parts.setdefault(feature.config.output_dtype or self._dtype.name, []).append(feature)
-        return sorted(parts.items(), key=lambda part: (part[0] != self._dtype.name, part[0]))
+        ordered = sorted(parts.items(), key=lambda part: (part[0] != self._dtype.name, part[0]))
+        trains = training and not self.group.external
+        return [LookupRequest(self, dtype, of_dtype, call, trains) for dtype, of_dtype in ordered]
 
-    def fuse(self, features: Sequence[FlatFeature]) -> ops.FusedIds:
-        """Ids of features of one lane, in the group's order, side by side."""
+    def prepare(self, request: LookupRequest) -> Outgoing:
+        """Fuses the ids of a request and removes duplicates from those that must travel."""
+        fused = self._fuse(request.features)
+        if self._stay_here(request.features):
+            return Outgoing(fused, None)
+        dtype = "" if request.output_dtype == self._dtype.name else f".{request.output_dtype}"
+        return Outgoing(fused, self._outgoing(fused, f"{request.call}{dtype}"))
+
+    def _fuse(self, features: Sequence[FlatFeature]) -> ops.FusedIds:
         return ops.fuse_ids(
             [feature.ids for feature in features],
             {f: feature.row_splits for f, feature in enumerate(features) if feature.row_splits is not None},
@@ -102,52 +131,65 @@ class GroupLookup:
             combiners=[feature.config.combiner or "sum" for feature in features],
         )
 
-    def stay_here(self, features: Sequence[FlatFeature]) -> bool:
-        """Whether their ids, rows and gradients need not travel, and duplicates may stay."""
+    def _stay_here(self, features: Sequence[FlatFeature]) -> bool:
+        """Whether ids, rows and gradients need not travel, and duplicates may stay."""
         unpooled = all(feature.bag_size == 1 for feature in features)
         alone = self.place.group.size == 1 and not self.place.shares_gradients
-        return alone and unpooled and not isinstance(self.table, TfraTable)
+        return alone and unpooled and self.table.takes_duplicates
 
-    def leaving(self, fused: ops.FusedIds, lane: str, number: str) -> all_to_all.Leaving:
-        """What all_to_all.route_ids sends of `fuse`: distinct ids. `number` is of the call, "0" or "0.prefetch"."""
-        name = number if lane == self._dtype.name else f"{number}.{lane}"
-        return all_to_all.Leaving(
+    def _outgoing(self, fused: ops.FusedIds, number: str) -> all_to_all.OutgoingIds:
+        return all_to_all.OutgoingIds(
             ops.segment_unique(fused.ids, fused.segment_splits),
-            name=f"{self._layer_name}.{self.group.name}.{name}",
+            name=f"{self._layer_name}.{self.group.name}.{number}",
             owner=self.table.owner,
             id_bits=self.table.id_bits,
             segment_names=self.table.names,
         )
 
-    def look_ahead(self, routed: Sequence[Routed]) -> ops.RowsAhead:
-        """Between the stages, at the owner: reads ahead what `fetch` will want. No collective; native tables only."""
-        assert isinstance(self.table, NativeTable)
-        return self.table.look_ahead(*joined([(one.message, one.message_splits) for one in routed]))
+    def routed(self, request: LookupRequest, fused: ops.FusedIds, route: all_to_all.Route | None) -> RoutedIds:
+        """The routed ids of a request; `route` is None where they stay on this rank. Counts what a step sends."""
+        if route is None:
+            message = all_to_all.own_message(fused.ids, fused.segment_splits)
+        else:
+            message = route.message, route.message_splits
+            if request.training:
+                self._count_traffic(fused, route, tf.as_dtype(request.output_dtype))
+        return RoutedIds(self, fused, route, *message, request.output_dtype, request.training)
 
-    def fetch(self, routed: Sequence[Routed], *, training: bool, ahead: ops.RowsAhead | None = None) -> list[Context]:
-        """Second stage, at the owner: rows of all lookups of one step, as they are now. No collective.
+    def _count_traffic(self, fused: ops.FusedIds, route: all_to_all.Route, output_dtype: tf.DType) -> None:
+        sent, received = (tf.cast(splits, tf.int64) for splits in (route.id_splits, route.received_splits))
+        me = self.place.group.index
+        ids_out, ids_in = tf.reduce_sum(sent) - sent[me], tf.reduce_sum(received) - received[me]
+        narrowest = [self._dtype, output_dtype, *([] if self._wire is None else [self._wire])]
+        row_bytes = self.group.tables[0].dim * min(dtype.size for dtype in narrowest)
+        header_bytes = 8 * len(self.group.tables) * (self.place.group.size - 1)
+        total = 8 * ids_out + header_bytes + (ids_in + ids_out) * row_bytes
+        self.traffic.assign_add(tf.stack([tf.size(fused.ids, tf.int64), tf.reduce_sum(sent), total]))
 
-        The table makes one lookup of them: one tick of its clock, one count of each id (one_lookup.py).
+    def look_ahead(self, routed: Sequence[RoutedIds]) -> ops.RowsAhead:
+        """Reads at the owner the rows that `fetch` will want. No collective."""
+        return self.table.look_ahead(*join_sources([(one.message, one.message_splits) for one in routed]))
+
+    def fetch(self, routed: Sequence[RoutedIds], ahead: ops.RowsAhead | None) -> list[Context]:
+        """Looks up at the owner, as one lookup of the table (table_message.py). No collective.
 
         Args:
-          routed: the step's lookups: micro-batches, lanes, calls.
-          training: whether ids without a row get one.
-          ahead: of `look_ahead` for the same lookups: only rows that have changed since are read.
+          routed: The lookups of one step: micro-batches, output dtypes, calls.
+          ahead: The result of `look_ahead` for the same lookups, or None.
         """
-        ticket = self._updates.read_value()
+        updates_seen = self._updates.read_value()
         parts = [(one.message, one.message_splits) for one in routed]
-        message, splits = joined(parts)
+        message, splits = join_sources(parts)
         if ahead is None:
-            found = self.table.lookup(message, splits, training=training)
+            answer = self.table.lookup(message, splits, training=routed[0].training)
         else:
-            assert isinstance(self.table, NativeTable)
-            found = self.table.lookup(message, splits, training=training, ahead=ahead)
-        answers = parted(found, parts, len(self.group.tables))
-        return [Context(one, answer, ticket) for one, answer in zip(routed, answers)]
+            answer = self.table.refresh(message, splits, ahead)
+        answers = split_answer(answer, parts, len(self.group.tables))
+        return [Context(one, part, updates_seen) for one, part in zip(routed, answers)]
 
     def bring(self, context: Context) -> tf.Tensor:
-        """Third stage: rows travel to who asked: [G, D] of all features, pooled where a feature is."""
-        fused, route, rows = context.routed.fused, context.routed.route, context.found.rows
+        """Sends rows to the ranks that asked for them: [G, D] of all features, pooled where a feature is."""
+        fused, route, rows = context.routed.fused, context.routed.route, context.answer.rows
         output = tf.as_dtype(context.routed.output_dtype)
         if route is None:
             return tf.cast(rows[: tf.size(fused.ids)], output)
@@ -159,106 +201,62 @@ class GroupLookup:
         return tf.as_dtype(context.routed.output_dtype).size < self._dtype.size
 
     def prefetch(self, features: Sequence[FlatFeature], *, call: int) -> None:
-        """Tells the owners of the ids of features which rows a coming lookup will want. Changes nothing.
-
-        Only tables with a memory budget have rows to fetch; for others this is no collective either.
-        """
-        if isinstance(self.table, NativeTable) and self.group.tables[0].memory_budget:
-            leaving = self.leaving(self.fuse(features), self._dtype.name, f"{call}.prefetch")
-            route = all_to_all.route_ids([leaving], self.place, training=True)[0]
+        """Tells the owners of ids which rows a coming lookup will want. Collective where the table can prefetch."""
+        if self.table.can_prefetch:
+            outgoing = self._outgoing(self._fuse(features), f"{call}.prefetch")
+            route = all_to_all.route_ids([outgoing], self.place, training=True)[0]
             self.table.prefetch(route.message, route.message_splits)
 
-    def count_traffic(self, routed: Routed) -> None:
-        """Adds what one training lookup sends to `traffic`, inside its group of ranks."""
-        route = routed.route
-        assert route is not None
-        sent, received = (tf.cast(splits, tf.int64) for splits in (route.id_splits, route.received_splits))
-        me = self.place.group.index
-        sent_away, asked_of_me = tf.reduce_sum(sent) - sent[me], tf.reduce_sum(received) - received[me]
-        narrowest = [self._dtype, tf.as_dtype(routed.output_dtype), *([] if self._wire is None else [self._wire])]
-        row_bytes = self.group.tables[0].dim * min(dtype.size for dtype in narrowest)
-        header_bytes = 8 * len(self.group.tables) * (self.place.group.size - 1)
-        total = 8 * sent_away + header_bytes + (asked_of_me + sent_away) * row_bytes
-        self.traffic.assign_add(tf.stack([tf.size(routed.fused.ids, tf.int64), tf.reduce_sum(sent), total]))
-
     def return_gradients(self, context: Context, grads: tf.Tensor) -> tf.Tensor:
-        """Fourth stage: gradients of the rows that this rank owns, [>= V, D] in the order in which the ids arrived."""
+        """Sends gradients to the owners: [>= V, D] of the rows that this rank owns, in the order received."""
         fused, route = context.routed.fused, context.routed.route
         grads = tf.cast(grads, self._dtype)
         if route is None:
             return grads
         bags = (fused.bag_splits, fused.bag_scale)
         summed = ops.pooled_recover_grad(grads, route.index, *bags, route.num_unique, pad=True)
-        # bfloat16: gradients of a mean over many samples lie below float16.
+        # bfloat16: the gradients of a mean over many samples are below float16's range.
         wire = tf.bfloat16 if self._narrows(context) else self._wire
         return all_to_all.return_gradients(route, summed, self.place, wire)
 
-    def apply_returned(self, parts: Sequence[tuple[Context, tf.Tensor]], *, staleness: int = 0) -> None:
-        """Fifth stage, at the owner: one update of the table. No collective.
+    def update(self, parts: Sequence[tuple[Context, tf.Tensor]], *, staleness: int) -> None:
+        """One update of the table at the owner. Collective only where replicas are averaged.
 
         Args:
-          parts: of each lookup its context, of `fetch`, and gradients, of `return_gradients`, which are summed in this
-            order. Several only for native tables.
-          staleness: updates that the schedule makes between `fetch` and here, at most. Rows must stay where they are
-            meanwhile: FusedEmbedding(lookups_per_update) above it.
-
-        Raises:
-          InvalidArgumentError: the table was updated more often after a context's fetch (the layer was called twice in
-            one training step, or one tape gave two gradients).
+          parts: The context of each lookup, and its gradients as `return_gradients` gives them.
+          staleness: See lookup.apply_gradients.
         """
         checks = [check for context, _ in parts for check in self._not_updated_since(context, staleness)]
-        # What counts waits for gradients: a step that finds no data any more counts nothing.
-        with tf.control_dependencies([*checks, *[arrived for _, arrived in parts]]):
-            found = [(context.found, arrived) for context, arrived in parts]
-            if isinstance(self.table, NativeTable):
-                update = self.table.optimizer.iterations.read_value() + 1
-                left_out = self.table.apply_together(found, self._gradient_scale)
-                self._tell_left_out(parts, left_out, update)
-            else:
-                self.table.apply_gradients(*found[0], self._gradient_scale)
+        # Counters wait for gradients, too, so that a step that finds no more data counts nothing.
+        with tf.control_dependencies([*checks, *[grads for _, grads in parts]]):
+            answers = [(context.answer, grads) for context, grads in parts]
+            left_out = self.table.apply_gradients(answers, self._gradient_scale)
+            if left_out is not None:
+                for (context, grads), numbers, inverse in zip(parts, left_out.numbers, left_out.inverses):
+                    message = context.routed.message, context.routed.message_splits
+                    self._left_out.note(*message, inverse, grads, numbers, left_out.update)
             self._updates.assign_add(1)
-            self._note_trained([context for context, _ in parts])
+            if self._replica is not None:
+                self._replica.note_update([(one.routed.message, one.routed.message_splits) for one, _ in parts])
 
-    def _make_left_out(self) -> LeftOut | None:
-        if not isinstance(self.table, NativeTable):
-            return None
+    def _make_left_out(self) -> LeftOut:
         names = {
             table: [f.name for f, segment in zip(self.group.features, self.group.segments) if segment == s]
             for s, table in enumerate(self.table.names)
         }
-        place = self.place
-        groups = [f"group {g}" for g in range(place.replicas.size)]
-        ranks = [f"rank {r}" for r in place.group.members]
-        return LeftOut(self.table.left_out, names, groups if place.shares_gradients else ranks)
-
-    def _tell_left_out(
-        self, parts: Sequence[tuple[Context, tf.Tensor]], left_out: Sequence[tf.Tensor], update: tf.Tensor
-    ) -> None:
-        assert self._left_out is not None
-        for (context, arrived), numbers in zip(parts, left_out):
-            asked = context.routed.message, context.routed.message_splits
-            self._left_out.note(*asked, context.found.inverse, arrived, numbers, update)
-
-    def _note_trained(self, contexts: Sequence[Context]) -> None:
-        """After an update: what the other replicas must hear of it, and, every few updates, what they say."""
-        if not self.place.averages:
-            return
-        assert isinstance(self.table, NativeTable)
-        for context in contexts:
-            self.table.note_trained(context.routed.message, context.routed.message_splits)
-        every = self.place.topology.sync_every
-        tf.cond(self.table.updates_make_a_multiple_of(every), self.synchronize, lambda: None)
+        groups = [f"group {g}" for g in range(self.place.replicas.size)]
+        ranks = [f"rank {r}" for r in self.place.group.members]
+        return LeftOut(self.table.left_out, names, groups if self.place.shares_gradients else ranks)
 
     def synchronize(self) -> None:
-        """Makes replicas equal that train apart, now; others are equal. Collective."""
-        if self.place.averages:
-            assert isinstance(self.table, NativeTable)
-            replicas.average(self.table, self.place, name=f"{self._layer_name}.{self.group.name}.average")
+        """Makes replicas equal where they train apart. Collective there."""
+        if self._replica is not None:
+            self._replica.average()
 
     def _not_updated_since(self, context: Context, staleness: int) -> list[tf.Operation]:
         once = tf.debugging.assert_less_equal(
             self._updates.read_value(),
-            context.ticket + staleness,
+            context.updates_seen + staleness,
             message=(
                 f"FusedEmbedding {self._layer_name!r} was trained twice from lookups of the same step (group "
                 f"{self.group.name}, tables {self.table.names}): the second update would overwrite the first with old "
@@ -269,7 +267,7 @@ class GroupLookup:
 
 
 def gradient_scale(gradient_op: str, ranks: int) -> float:
-    """Factor that turns sums over `ranks` ranks into what `gradient_op` names: "sum" or "average" over them."""
+    """Factor that turns sums over `ranks` ranks into `gradient_op` over them: "sum" or "average"."""
     if gradient_op not in ("average", "sum"):
         raise ValueError(f"gradient_op must be 'average' or 'sum', got {gradient_op!r}.")
     return 1.0 / ranks if gradient_op == "average" else 1.0

@@ -1,4 +1,4 @@
-"""Stage 0 of 8: tables of equal spec become one group (FusedRec eq. 1): spec = (dim, dtype, optimizer, initializer).
+"""Tables of equal spec become one group (FusedRec eq. 1): spec = (dim, dtype, optimizer, initializer).
 
 K groups make 2K + 1 all-to-alls in a training step, however many tables they hold. The ids of all groups travel
 together, then each group sends rows and gradients. A layer chooses its groups once, when it is made.

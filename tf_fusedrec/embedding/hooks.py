@@ -1,4 +1,4 @@
-"""Ways to call a FusedEmbedding that are not for its user: what schedules and exports make of the calls of a model."""
+"""Context managers in which a FusedEmbedding's calls do something else: for schedules, exports and scaled losses."""
 
 from __future__ import annotations
 
@@ -7,47 +7,50 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Optional
 
 from tf_fusedrec._tf_compat import tf
-from tf_fusedrec.embedding import features
-from tf_fusedrec.embedding.batch_lookup import WaitingGradients
-from tf_fusedrec.embedding.group_lookup import Context, GroupLookup
-from tf_fusedrec.embedding.group_rows import AnswerOfGroup, Deferral
+from tf_fusedrec.embedding.group_lookup import Context
+from tf_fusedrec.embedding.inputs import FlatFeature
+from tf_fusedrec.embedding.lookup import RowGradients
+from tf_fusedrec.embedding.outputs import pooled_by_tensorflow, restore_form
+from tf_fusedrec.embedding.trained_rows import Deferral, RowsOfGroup
 
 
 class Reached(BaseException):
-    """A call came to a FusedEmbedding that interrupts it. No Exception: Keras makes new ones of those."""
+    """A call reached a FusedEmbedding that interrupts it.
+
+    A BaseException, because Keras re-raises every Exception as a new one.
+    """
 
 
-# Of one call, by group; None for one that is looked up as ever.
-Answer = Sequence[Optional[AnswerOfGroup]]
+# The rows of each group in one call; None for a group that the call looks up itself.
+SuppliedRows = Sequence[Optional[RowsOfGroup]]
 Rows = Callable[[str, tf.Tensor], tf.Tensor]
 
 
 class CallModes:
-    """Base of the layer: inside each context manager its calls do something else. One at a time of each kind."""
+    """Base of the layer. Inside each context manager its calls do something else. Kinds may be nested."""
 
     name: str
     _deferral: Deferral | None
     _interrupts: bool
-    _answers: list[Answer] | None  # of the coming calls, first call first
+    _supplied: list[SuppliedRows] | None  # for the coming calls, first call first
     _server: Rows | None
     _loss_scaler: Any
-    _flat_features: Callable[[Mapping[str, Any], Mapping[str, Any], Mapping[str, Any]], dict[str, features.FlatFeature]]
 
     def __init__(self, **kwargs: Any):
         super().__init__(**kwargs)
-        # Past Keras' __setattr__, which would wrap and track what these hold.
-        self.__dict__.update(_deferral=None, _interrupts=False, _answers=None, _server=None, _loss_scaler=None)
+        # Keras' __setattr__ would wrap and track these values.
+        self.__dict__.update(_deferral=None, _interrupts=False, _supplied=None, _server=None, _loss_scaler=None)
 
     def _set(self, **modes: Any) -> None:
         self.__dict__.update(modes)
 
     @contextlib.contextmanager
-    def deferred(self, waiting: list[WaitingGradients], gate: tf.Operation | tf.Tensor | None) -> Iterator[None]:
-        """For schedules: calls inside look up and exchange at once, but answer rows behind a gate and do not train.
+    def deferred(self, waiting: list[RowGradients], gate: tf.Operation | tf.Tensor | None) -> Iterator[None]:
+        """For schedules: calls inside collect gradients instead of training, and hand rows on behind a gate.
 
         Args:
-          waiting: gradients are put here, for lookup.apply_waiting, in place of an update.
-          gate: what must have run before rows are handed on; no lookup and no exchange waits for it. None for nothing.
+          waiting: Collects the gradients, for lookup.apply_gradients.
+          gate: Runs before rows are handed on; no lookup and no exchange waits for it. None: no gate.
         """
         self._set(_deferral=Deferral(waiting, gate))
         try:
@@ -57,14 +60,14 @@ class CallModes:
 
     @contextlib.contextmanager
     def loss_scaled_by(self, optimizer: Any) -> Iterator[None]:
-        """For training steps whose loss is scaled: gradients of rows are taken off the scale that `optimizer` has then.
+        """For training steps whose loss is scaled: divides gradients of rows by the scale that `optimizer` has then.
 
-        Where one of them is not finite, on any rank, no row of its group is trained, and the layer's anchor gets such a
-        gradient: the optimizer sees it, leaves out its step, too, and lowers the scale. Calls and the gradient must be
-        inside. PipelinedModel does so by itself.
+        If one of them is not finite on any rank, no row of its group is trained, and the layer's anchor gets a gradient
+        that is not finite. The optimizer sees it, skips its step, and lowers the scale. The calls and the gradient must
+        be inside. PipelinedModel enters this context by itself.
 
         Args:
-          optimizer: a keras.mixed_precision.LossScaleOptimizer.
+          optimizer: A keras.mixed_precision.LossScaleOptimizer.
         """
         self._set(_loss_scaler=optimizer)
         try:
@@ -82,59 +85,57 @@ class CallModes:
             self._set(_interrupts=False)
 
     @contextlib.contextmanager
-    def answering(self, answers: Sequence[Answer]) -> Iterator[None]:
-        """For schedules: training calls inside look nothing up; they take rows that are there, and train them.
+    def supplied_with(self, rows: Sequence[SuppliedRows]) -> Iterator[None]:
+        """For schedules: training calls inside take these rows instead of looking rows up, and train them.
 
         Args:
-          answers: of the calls in their order, each as `grouped` gives their groups: the rows [G, D] of `bring` and
-            their context by lane, or None for a group that is looked up as ever.
+          rows: For each call in order, and in it for each group of `requests`: rows [G, D] of `bring` and their
+            context by request, or None for a group that the call looks up itself.
 
         Raises:
-          ValueError: another number of training calls came, or one of other features. At run time
-            InvalidArgumentError: one with another number of ids.
+          ValueError: another number of training calls came, or a call had other features.
+          InvalidArgumentError: at run time, a call had another number of ids.
         """
-        waiting = list(answers)
-        self._set(_answers=waiting)
+        left = list(rows)
+        self._set(_supplied=left)
         try:
             yield
         finally:
-            self._set(_answers=None)
-        if waiting:
+            self._set(_supplied=None)
+        if left:
             raise ValueError(
-                f"{len(waiting)} of {len(answers)} lookups of {self.name!r} that were made ahead had no training call "
-                "to answer. Remedy: embedding_inputs of the model must give the calls that a training step makes."
+                f"{len(left)} of {len(rows)} lookups of {self.name!r} that were made ahead had no training call "
+                "to take them. Remedy: embedding_inputs of the model must give the calls that a training step makes."
             )
 
     @property
     def contexts_to_come(self) -> list[Context]:
-        """Inside of `answering`: of the answers that no call has taken yet."""
-        return [context for answer in self._answers or () for group in answer for _, context in group or ()]
+        """Inside `supplied_with`: contexts of the rows that no call has taken yet."""
+        return [context for call in self._supplied or () for group in call for _, context in group or ()]
 
-    def _next_answer(self, grouped: Sequence[tuple[GroupLookup, list[features.FlatFeature]]]) -> Answer | None:
-        answers = self._answers
-        if answers is None:
-            return None
-        if not answers or len(answers[0]) != len(grouped):
+    def _next_supplied(self, groups: int) -> SuppliedRows:
+        """Rows for a training call with so many groups; None for each group outside of `supplied_with`."""
+        supplied = self._supplied
+        if supplied is None:
+            return [None] * groups
+        if not supplied or len(supplied[0]) != groups:
             raise ValueError(
                 f"{self.name!r} was called with other features, or more often in a training step, than was looked up "
                 "ahead. Remedy: embedding_inputs of the model must give the calls that a training step makes."
             )
-        return answers.pop(0)
+        return supplied.pop(0)
 
     @contextlib.contextmanager
     def served_by(self, rows: Rows) -> Iterator[None]:
-        """For exports: calls inside ask neither tables nor other ranks, but `rows` of (table name, ids <int64>[n])."""
+        """For exports: calls inside take their rows from rows(table name, ids <int64>[n]), not from tables or ranks."""
         self._set(_server=rows)
         try:
             yield
         finally:
             self._set(_server=None)
 
-    def _served(self, inputs: Mapping[str, Any], weights: Mapping[str, Any], mask: Mapping[str, Any]) -> dict[str, Any]:
-        rows = self._server
-        assert rows is not None
-        outputs = {}
-        for name, feature in self._flat_features(inputs, weights, mask).items():
-            feature = features.pooled_by_tensorflow(feature)
-            outputs[name] = features.restore_form(feature, rows(feature.config.table, feature.ids))
-        return outputs
+    def _served(self, flat: Mapping[str, FlatFeature], rows: Rows) -> dict[str, Any]:
+        features = {name: pooled_by_tensorflow(feature) for name, feature in flat.items()}
+        return {
+            name: restore_form(feature, rows(feature.config.table, feature.ids)) for name, feature in features.items()
+        }

@@ -11,14 +11,14 @@ import numpy as np
 
 from tf_fusedrec._tf_compat import keras, tf
 from tf_fusedrec.config import FeatureConfig, TableConfig
-from tf_fusedrec.embedding import anchor, features
-from tf_fusedrec.embedding.batch_lookup import LaneCall, route
-from tf_fusedrec.embedding.construction import check_backend, check_deferrable, check_lanes, make_table
+from tf_fusedrec.embedding import anchor, construction
 from tf_fusedrec.embedding.description import Described
-from tf_fusedrec.embedding.group_lookup import GroupLookup, gradient_scale
-from tf_fusedrec.embedding.group_rows import GroupCall, rows_of_group
+from tf_fusedrec.embedding.group_lookup import GroupLookup, LookupRequest
 from tf_fusedrec.embedding.groups import group_tables
 from tf_fusedrec.embedding.hooks import CallModes, Reached
+from tf_fusedrec.embedding.inputs import FlatFeature, flatten_inputs, is_kept
+from tf_fusedrec.embedding.lookup import route
+from tf_fusedrec.embedding.trained_rows import GroupCall, trained_rows
 from tf_fusedrec.exchange import collectives
 from tf_fusedrec.exchange.topology import Place, Topology
 from tf_fusedrec.ops.xla import outside_clusters
@@ -30,8 +30,8 @@ class FusedEmbedding(CallModes, Described, keras.layers.Layer):
     """Distributed dynamic embedding tables for many features (FusedRec, Algorithm 1).
 
     Tables of equal spec (dim, dtype, initializer, optimizer) are fused into groups by themselves. A training step costs
-    two all2alls per group, rows and gradients, whatever the number of features, and one of all ids. Tables grow as ids
-    come.
+    two all-to-alls per group, of rows and gradients, whatever the number of features, and one of the ids of all groups.
+    Tables grow as ids come.
 
     Training happens inside the gradient: when a tape asks for the gradient of the layer's one trainable weight, a
     scalar anchor, gradients go to the rows' owners and their optimizer is applied there. So the layer works in
@@ -105,7 +105,9 @@ class FusedEmbedding(CallModes, Described, keras.layers.Layer):
         super().__init__(name=name, dtype=tf.float32, **kwargs)
         self.supports_masking = True
         collectives.check_init()
-        check_backend(backend, tables, accumulate_steps=accumulate_steps, lookups_per_update=lookups_per_update)
+        construction.check_backend(
+            backend, tables, accumulate_steps=accumulate_steps, lookups_per_update=lookups_per_update
+        )
         if wire_dtype not in (None, "bfloat16", "float16"):
             raise ValueError(f"wire_dtype must be 'bfloat16', 'float16' or None, got {wire_dtype!r}.")
         topology = topology or Topology()
@@ -128,15 +130,10 @@ class FusedEmbedding(CallModes, Described, keras.layers.Layer):
         self._config = _Untracked(config)
         self._features = {feature.name: feature for feature in features}
         self._place = _Untracked(Place(topology))
-        scale = gradient_scale(gradient_op, self.place.loss_ranks.size)
         with tf.init_scope():
             groups = group_tables(tables, features)
-            check_lanes(groups, backend)
-            wire = None if wire_dtype is None else tf.as_dtype(wire_dtype)
-            lookups = [
-                GroupLookup(name, group, make_table(name, group, config, self.place), scale, self.place, wire)
-                for group in groups
-            ]
+            construction.check_output_dtypes(groups, backend)
+            lookups = [construction.make_lookup(name, group, config, self.place) for group in groups]
         # A plain holder: Keras would track TFRA's variables as weights, and TensorFlow's checkpoint only rank 0's rows.
         self._holder = _Untracked(lookups)
         # Without tables of its own there is nothing that its gradient would train.
@@ -181,10 +178,10 @@ class FusedEmbedding(CallModes, Described, keras.layers.Layer):
         if self._interrupts:
             raise Reached(inputs, weights, mask)
         if self._server is not None:
-            return self._served(inputs, weights or {}, mask or {})
+            return self._served(self._flat_features(inputs, weights, mask), self._server)
         trains = self.trainable and training is not False and training != 0
         with outside_clusters(f"Layer {self.name!r}"):
-            return self._lookup(inputs, weights or {}, mask or {}, trains)
+            return self._look_up(inputs, weights, mask, trains)
 
     def compute_mask(self, inputs: Mapping[str, Any], mask: Mapping[str, Any] | None = None) -> dict[str, Any] | None:
         """Of dense features [B, L] without a combiner: <bool>[B, L], False at padding; None if nothing can be padding.
@@ -192,7 +189,7 @@ class FusedEmbedding(CallModes, Described, keras.layers.Layer):
         Ids [B] bring none: Keras would leave a sample whose id is missing out of the loss and the metrics.
         """
         masks = {
-            name: features.is_kept(self._features[name], ids, (mask or {}).get(name))
+            name: is_kept(self._features[name], ids, (mask or {}).get(name))
             for name, ids in inputs.items()
             if self._features[name].combiner is None
             and not isinstance(ids, (tf.RaggedTensor, tf.SparseTensor))
@@ -200,27 +197,19 @@ class FusedEmbedding(CallModes, Described, keras.layers.Layer):
         }
         return {name: masks.get(name) for name in inputs} if any(m is not None for m in masks.values()) else None
 
-    # Nothing in here needs AutoGraph, and converting it would cost seconds per trace.
+    # Nothing in here needs AutoGraph, and a conversion would cost seconds per trace.
     @tf.autograph.experimental.do_not_convert
-    def _lookup(
-        self, inputs: Mapping[str, Any], weights: Mapping[str, Any], mask: Mapping[str, Any], training: bool
-    ) -> dict[str, Any]:
-        grouped = self.grouped(inputs, weights, mask)
-        number = self.next_call()
-        answers = (self._next_answer(grouped) if training else None) or [None] * len(grouped)
-        calls = [
-            [LaneCall(lookup, *lane, number, training and not lookup.group.external) for lane in lookup.lanes(mine)]
-            for lookup, mine in grouped
-        ]
-        # The ids of all groups travel together.
-        routed = iter(route([lane for lanes, answer in zip(calls, answers) if answer is None for lane in lanes]))
+    def _look_up(self, inputs: Mapping[str, Any], weights: Any, mask: Any, training: bool) -> dict[str, Any]:
+        requests = self.requests(inputs, weights, mask, training=training)
+        supplied = self._next_supplied(len(requests)) if training else [None] * len(requests)
+        routed = iter(route([one for group, rows in zip(requests, supplied) if rows is None for one in group]))
         value = self._anchor.read_value()
         value = anchor.checked(value, self.name) if training else value
         outputs: dict[str, Any] = {}
-        for lanes, answer in zip(calls, answers):
-            mine = [next(routed) for _ in lanes] if answer is None else []
-            of_group = GroupCall(self.name, lanes, mine, answer, self._deferral, self._loss_scaler)
-            outputs.update(rows_of_group(of_group, value))
+        for group, rows in zip(requests, supplied):
+            mine = [next(routed) for _ in group] if rows is None else []
+            call = GroupCall(self.name, group, mine, rows, self._deferral, self._loss_scaler)
+            outputs.update(trained_rows(call, value))
         return {name: outputs[name] for name in inputs}
 
     def prefetch(self, inputs: Mapping[str, Any]) -> None:
@@ -235,9 +224,9 @@ class FusedEmbedding(CallModes, Described, keras.layers.Layer):
         Raises:
           ValueError: as a call.
         """
-        call = self.next_call()
-        for lookup, mine in self.grouped(inputs, {}, {}):
-            lookup.prefetch(mine, call=call)
+        flat, call = self._flat_features(inputs, None, None), self._next_call()
+        for lookup, features in self._by_group(flat):
+            lookup.prefetch(features, call=call)
 
     def synchronize(self) -> None:
         """Makes replicas of tables equal now, where they train apart (Topology rule "weight_sync"). Collective.
@@ -248,37 +237,48 @@ class FusedEmbedding(CallModes, Described, keras.layers.Layer):
         for lookup in self.lookups:
             lookup.synchronize()
 
-    def check_deferrable(self, lookups: int) -> None:
-        """Raises ValueError unless the lookups of that many steps may come before the update of the first."""
-        check_deferrable(self.name, self._config.value, self.lookups, lookups)
+    def check_deferrable(self, steps: int) -> None:
+        """Raises ValueError unless the lookups of `steps` steps may come before the update of the first."""
+        construction.check_deferrable(self.name, self._config.value, self.lookups, steps)
 
-    def grouped(
-        self, inputs: Mapping[str, Any], weights: Mapping[str, Any], mask: Mapping[str, Any]
-    ) -> list[tuple[GroupLookup, list[features.FlatFeature]]]:
-        """Checks inputs of a call and sorts them by group: all groups that have features among them, in one order."""
-        flat = self._flat_features(inputs, weights, mask)
+    def check_accumulates(self) -> None:
+        """Raises ValueError unless the gradients of several lookups of a step can make one update."""
+        construction.check_accumulates(self.name, self.lookups)
+
+    def requests(
+        self,
+        inputs: Mapping[str, Any],
+        weights: Mapping[str, Any] | None = None,
+        mask: Mapping[str, Any] | None = None,
+        *,
+        training: bool,
+    ) -> list[list[LookupRequest]]:
+        """The lookups of one call by group, in an order that is the same on all ranks. For schedules.
+
+        Args:
+          inputs, weights, mask: Arguments of the call.
+          training: Whether the lookups train.
+
+        Raises:
+          ValueError: As the call.
+        """
+        flat, call = self._flat_features(inputs, weights, mask), self._next_call()
+        return [lookup.requests(mine, call, training=training) for lookup, mine in self._by_group(flat)]
+
+    def _by_group(self, flat: Mapping[str, FlatFeature]) -> list[tuple[GroupLookup, list[FlatFeature]]]:
+        """The groups that have features among these, each with its features in its own order."""
         parts = [
             (lookup, [flat[f.name] for f in lookup.group.features if f.name in flat]) for lookup in self._holder.value
         ]
         return [(lookup, mine) for lookup, mine in parts if mine]
 
     def _flat_features(
-        self, inputs: Mapping[str, Any], weights: Mapping[str, Any], mask: Mapping[str, Any]
-    ) -> dict[str, features.FlatFeature]:
-        if not isinstance(inputs, Mapping) or not inputs:
-            raise ValueError(f"inputs of {self.name!r} must be a dict from feature names to ids, got {inputs!r}.")
-        for what, names in (("inputs", inputs), ("weights", weights), ("mask", mask)):
-            unknown = sorted(set(names) - set(self._features if what == "inputs" else inputs))
-            if unknown:
-                known = sorted(self._features if what == "inputs" else inputs)
-                raise ValueError(f"{what} of {self.name!r} hold unknown features {unknown}. Known features: {known}.")
-        return {
-            name: features.flatten(self._features[name], ids, weights.get(name), mask.get(name))
-            for name, ids in inputs.items()
-        }
+        self, inputs: Mapping[str, Any], weights: Mapping[str, Any] | None, mask: Mapping[str, Any] | None
+    ) -> dict[str, FlatFeature]:
+        return flatten_inputs(self.name, self._features, inputs, weights or {}, mask or {})
 
-    def next_call(self) -> int:
-        """Number of a call in its graph; eager calls run one after another and may share the number 0."""
+    def _next_call(self) -> int:
+        """Number of a call in its graph. Eager calls run one after another and share the number 0."""
         if tf.executing_eagerly():
             return 0
         graph = tf.compat.v1.get_default_graph()

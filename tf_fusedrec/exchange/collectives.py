@@ -1,4 +1,4 @@
-"""The only file that imports Horovod: all2all, all-reduce, gather, barrier; a loop-back when there is one process.
+"""The only file that imports Horovod: all-to-all, all-reduce, gather, barrier; a loop-back when there is one process.
 
 Every collective has a name, the same on all ranks: Horovod matches collectives by name, and its response cache needs
 the name and the shape to come again. One process needs no Horovod at all.
@@ -184,7 +184,7 @@ def _flat(name: str) -> str:
     return name.replace("/", ".")
 
 
-# Horovod moves bytes, but does not list bfloat16 among the types of its all2all.
+# Horovod moves bytes, but does not list bfloat16 among the types of its all-to-all.
 _CARRIED_AS = {tf.bfloat16: tf.int16}
 
 
@@ -196,7 +196,7 @@ def all_to_all(
     Args:
       tensor: [P, ...] with P >= sum(splits); rows behind the sum are padding and stay here.
       splits: <int32>[R], rows for each rank.
-      name: the same on all ranks and at every step; two all2alls in flight must differ in it.
+      name: the same on all ranks and at every step; two all-to-alls in flight must differ in it.
       ranks: the R ranks that take part; None for all.
 
     Returns:

@@ -1,11 +1,11 @@
 """Two-dimensional sparse parallelism: R ranks as G groups, each with a whole copy (replica) of all tables.
 
     groups = 2 of 4 ranks        shard 0   shard 1
-      group 0                    rank 0    rank 1     all2all of ids, rows and gradients: along a row, R / G ranks
+      group 0                    rank 0    rank 1     all-to-all of ids, rows and gradients: along a row, R / G ranks
       group 1                    rank 2    rank 3     what keeps the replicas of a shard equal: along a column, G ranks
 
-An all2all among R / G ranks sends fewer and longer messages, and its slowest rank waits for fewer others. The price is
-memory, G times as much for tables, and the traffic along the columns; `advise_groups` weighs them.
+An all-to-all among R / G ranks sends fewer and longer messages, and its slowest rank waits for fewer others. The price
+is memory, G times as much for tables, and the traffic along the columns; `advise_groups` weighs them.
 
 Sources: Zhang et al., "Two-dimensional sparse parallelism" (2D-SP), sections 3 and 5; TurboGR, section 4.2.1 (HSP).
 """
@@ -42,8 +42,8 @@ class Topology:
         large, and v / c stands for them in the step of Adagrad, RowWiseAdagrad, Adam and AdamW, unless their record has
         a moment_scale of its own. None: G, as 2D-SP recommends; 1 switches it off; its range is (0, G].
       replicas_together: which ranks are a group. False: consecutive ones, so that a group fills whole hosts, and the
-        all2all inside it is quick. True: replicas of one shard are consecutive ranks, so that they sit on one host when
-        G divides its number of processes, and the traffic between replicas is quick (2D-SP, section 5).
+        all-to-all inside it is quick. True: replicas of one shard are consecutive ranks, so that they sit on one host
+        when G divides its number of processes, and the traffic between replicas is quick (2D-SP, section 5).
 
     Raises:
       ValueError: an argument is out of its range. When ranks are known: groups does not divide them.
@@ -183,10 +183,10 @@ class Advice:
 def advise_groups(
     table_bytes: float, bandwidth: float, ranks: int, *, memory_bytes: float, sync_seconds: float
 ) -> list[Advice]:
-    """Numbers of groups that fit, fewest first; the last has the shortest all2all among them.
+    """Numbers of groups that fit, fewest first; the last has the shortest all-to-all among them.
 
     An upper bound of what "weight_sync" sends, since only rows that were trained travel: multiply table_bytes by their
-    share to have it closer. More groups are not always quicker: what is saved in the all2all is spent on replicas.
+    share to have it closer. More groups are not always quicker: what is saved in the all-to-all is spent on replicas.
 
     Args:
       table_bytes: S, of all tables with their optimizer slots, once.

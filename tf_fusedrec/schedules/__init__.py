@@ -7,6 +7,7 @@ from tf_fusedrec.schedules.micro_batch import MicroBatch, cut
 from tf_fusedrec.schedules.model import PipelinedModel
 from tf_fusedrec.schedules.nested import Nested
 from tf_fusedrec.schedules.pipelined import Pipelined
+from tf_fusedrec.schedules.registry import register
 from tf_fusedrec.schedules.schedule import Schedule
 from tf_fusedrec.schedules.semi_async import SemiAsync
 from tf_fusedrec.schedules.sync import Sync
@@ -23,4 +24,5 @@ __all__ = [
     "SemiAsync",
     "Sync",
     "cut",
+    "register",
 ]

@@ -1,4 +1,4 @@
-"""Which lookups a batch will make, before its turn to compute has come."""
+"""The lookups that a batch will make, found before it computes."""
 
 from __future__ import annotations
 
@@ -18,13 +18,18 @@ class EmbeddingCall(NamedTuple):
     mask: Mapping[str, Any] | None = None
 
 
+def embeddings_so_far(model: Any) -> list[FusedEmbedding]:
+    """The FusedEmbedding layers that a model has now."""
+    return [module for module in model.submodules if isinstance(module, FusedEmbedding)]
+
+
 def embeddings_of(model: Any) -> list[FusedEmbedding]:
     """The FusedEmbedding layers of a model.
 
     Raises:
-      ValueError: there are none, so that there is nothing to hide.
+      ValueError: the model has none, so a schedule has nothing to hide.
     """
-    found = [module for module in model.submodules if isinstance(module, FusedEmbedding)]
+    found = embeddings_so_far(model)
     if not found:
         raise ValueError(
             f"schedule {model.schedule} hides the exchanges of a FusedEmbedding, and {model.name!r} has none. "
@@ -34,9 +39,9 @@ def embeddings_of(model: Any) -> list[FusedEmbedding]:
 
 
 def calls_of_graph(model: Any, x: Any) -> list[EmbeddingCall] | None:
-    """The calls of a functional model for inputs x, by the part of its graph that leads to them.
+    """The calls of a functional model for inputs x, computed by the part of its graph that leads to them.
 
-    None where a FusedEmbedding lies in another model or layer inside it.
+    Returns None if a FusedEmbedding is inside another model or layer.
     """
     if set(embeddings_of(model)) - set(model.layers):
         return None
@@ -57,10 +62,10 @@ def calls_of_graph(model: Any, x: Any) -> list[EmbeddingCall] | None:
 
 
 def calls_until_first(model: Any, x: Any) -> list[EmbeddingCall]:
-    """The one call of a model that has one FusedEmbedding: the model is run until it gets there.
+    """The call of a model's only FusedEmbedding. Runs the model until it reaches the call.
 
     Raises:
-      ValueError: several FusedEmbeddings, or one inside of a loop or branch of the graph; one that is never called.
+      ValueError: the model has several FusedEmbeddings, calls its one inside a loop or branch, or never calls it.
     """
     remedy = "Remedy: an embedding_inputs method of the model that gives its EmbeddingCalls."
     embeddings = embeddings_of(model)

@@ -18,45 +18,49 @@ from collections.abc import Sequence
 from typing import Any
 
 from tf_fusedrec._tf_compat import keras, tf
-from tf_fusedrec.embedding.group_lookup import Routed
+from tf_fusedrec.embedding.group_lookup import RoutedIds
+from tf_fusedrec.embedding.lookup import fetch, look_ahead, route
 from tf_fusedrec.ops import RowsAhead
 from tf_fusedrec.schedules import stages
+from tf_fusedrec.schedules.calls import embeddings_so_far
+from tf_fusedrec.schedules.registry import register
 from tf_fusedrec.schedules.schedule import Schedule
 
 
-class AheadOfTables(Schedule):
-    """What DualBuffer and Nested share: when the stages of the coming batch run."""
+class LookAheadSchedule(Schedule):
+    """Base of DualBuffer and Nested: the coming batch is routed and read while another one computes."""
 
     looks_ahead = True
 
     @abc.abstractmethod
     def planned(self, model: Any, data: Any, steps_ahead: int) -> list[stages.Planned]:
-        """The lookups of a batch that will train in that many steps.
+        """The lookups of a batch that will train in `steps_ahead` steps. Raises as stages.plan."""
 
-        Raises:
-          ValueError: they cannot be told, or tables cannot take them.
-        """
+    def check(self, model: Any) -> None:
+        for embedding in embeddings_so_far(model):
+            embedding.check_deferrable(1)
 
     def start(self, model: Any, batches: Sequence[Any]) -> Any:
         return _prepare(self.planned(model, batches[0], steps_ahead=1))
 
     def step(self, model: Any, batches: Sequence[Any], state: Any) -> tuple[dict[str, tf.Tensor], Any]:
         planned = self.planned(model, batches[1], steps_ahead=2)
-        answers = stages.bring(planned, stages.fetch(planned, *state))
+        found = stages.bring(fetch(*state))
         # Ops on one table run in this order: the buffer is filled between the refresh above and the update below.
         state = _prepare(planned)
-        with stages.answering(planned, answers):
+        with stages.supplying(planned, found):
             logs = model.train_step(batches[0])
         return logs, state
 
 
-def _prepare(planned: Sequence[stages.Planned]) -> tuple[list[Routed], list[RowsAhead]]:
-    routes = stages.route(planned)
-    return routes, stages.look_ahead(planned, routes)
+def _prepare(planned: Sequence[stages.Planned]) -> tuple[list[RoutedIds], list[RowsAhead]]:
+    routed = route(stages.requests(planned))
+    return routed, look_ahead(routed)
 
 
+@register("dual_buffer")
 @dataclasses.dataclass(frozen=True)
-class DualBuffer(AheadOfTables):
+class DualBuffer(LookAheadSchedule):
     """Hides the input, deduplication, routing and table lookups of a batch behind the compute of the one before.
 
     Equal to Sync bit for bit, in rows, slots, counters and evictions. Which lookups a batch will make is asked of

@@ -1,9 +1,9 @@
-"""Training steps that know what comes next: batches are read ahead, by all ranks until the last of them has none.
+"""Training steps with read-ahead: all ranks read batches until no rank has one.
 
     step t     [batch t computes]   [batch t+1: what its schedule does ahead]   [batch t+lead is read; who has data?]
 
-A rank whose data ends first takes part with batches of no samples. Whether any rank has data is agreed on when a batch
-is read, at least one step before it computes, so nobody waits for the answer.
+A rank whose data ends first takes part with batches of no samples. Ranks agree on whether any of them has data when a
+batch is read, at least one step before it computes, so no step waits for the result.
 """
 
 from __future__ import annotations
@@ -13,26 +13,26 @@ from typing import Any, NamedTuple
 
 from tf_fusedrec._tf_compat import tf
 from tf_fusedrec.exchange import collectives
-from tf_fusedrec.schedules.carry import Carry
 from tf_fusedrec.schedules.schedule import Schedule
+from tf_fusedrec.schedules.step_state import StepState
 
 
 class Read(NamedTuple):
-    """One batch, and whether any rank has one at this place."""
+    """One batch, and whether any rank has data for this step."""
 
     data: Any
     goes_on: tf.Tensor  # <bool>[]
 
 
 class Feed:
-    """In the place of Keras' compiled training function: called with an iterator, answers the logs of its last step.
+    """Replaces Keras' compiled training function: takes an iterator and returns the logs of its last step.
 
-    A call makes as many steps as `steps_at_once` of the model, or as any rank has data for. Batches have an unknown
+    A call makes `steps_at_once` steps of the model, or fewer if no rank has data for more. Batches have an unknown
     number of samples, whatever the data set says. After an error the next call begins anew.
 
     Args:
-      model: a PipelinedModel, whose schedule is that of this moment.
-      compiled: whether steps run as functions; else eagerly.
+      model: A PipelinedModel; later changes of its schedule have no effect here.
+      compiled: Whether steps run as functions; else eagerly.
 
     Raises:
       tf.errors.OutOfRangeError: no rank has data any more.
@@ -41,7 +41,7 @@ class Feed:
     def __init__(self, model: Any, *, compiled: bool):
         self._model = model
         self._schedule = model.schedule
-        self._carries: dict[str, Carry] = {}  # by the structure of the data set's batches
+        self._states: dict[str, StepState] = {}  # by the structure of the data set's batches
         self._iterator: Any = None
         self._goes_on = False
 
@@ -71,62 +71,63 @@ class Feed:
         return logs
 
     def drain(self) -> None:
-        """Lets the schedule end what may not be left undone when weights and tables are read. Collective."""
+        """Lets the schedule finish updates that must be made before weights and tables are read. Collective."""
         if type(self._schedule).drain is Schedule.drain:
             return
-        for key, carry in self._carries.items():
-            if carry.full:
+        for key, step_state in self._states.items():
+            if step_state.full:
                 if key not in self._drains:
-                    self._drains[key] = self._wrap(lambda carry=carry: self._drain(carry))
+                    self._drains[key] = self._wrap(lambda step_state=step_state: self._drain(step_state))
                 self._drains[key]()
 
     def forget(self) -> None:
-        """Drops what was read and done ahead."""
+        """Drops batches that were read ahead, and the schedule's work on them."""
         self._iterator = None
-        for carry in self._carries.values():
-            carry.clear()
+        for step_state in self._states.values():
+            step_state.clear()
 
     def _start_reading(self, iterator: Any) -> tf.Tensor:
         reads = [self._read(iterator, i) for i in range(self._schedule.lead)]
         state = self._schedule.start(self._model, [read.data for read in reads])
         key = repr(iterator.element_spec)
-        if key not in self._carries:
-            self._carries[key] = Carry((reads, state))
-        self._carries[key].put((reads, state))
+        if key not in self._states:
+            self._states[key] = StepState((reads, state))
+        self._states[key].put((reads, state))
         return reads[0].goes_on
 
     def _read_and_train(self, iterator: Any) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
-        carry = self._carries[repr(iterator.element_spec)]
-        reads, state = carry.take()
+        step_state = self._states[repr(iterator.element_spec)]
+        reads, state = step_state.take()
         reads = [*reads, self._read(iterator, 0)]
         logs, state = self._schedule.step(self._model, [read.data for read in reads], state)
-        carry.put((reads[1:], state))
+        step_state.put((reads[1:], state))
         with tf.control_dependencies(tf.nest.flatten(logs)):
             self._model._train_counter.assign_add(1)  # Keras counts here what its callbacks and summaries ask for
         return logs, reads[1].goes_on
 
-    def _drain(self, carry: Carry) -> None:
-        reads, state = carry.take()
-        carry.put((reads, self._schedule.drain(self._model, state)))
+    def _drain(self, step_state: StepState) -> None:
+        reads, state = step_state.take()
+        step_state.put((reads, self._schedule.drain(self._model, state)))
 
     def _read(self, iterator: Any, number: int) -> Read:
         return read(iterator, f"{self._model.name}.has_data.{number}")
 
 
 def unconverted(function: Callable) -> Callable:
-    """Without AutoGraph, which would take seconds: so does Keras run training steps, and convert layers by itself.
+    """The function without AutoGraph, whose conversion takes seconds. Keras still converts layers by itself.
 
-    Made where nothing is traced; what do_not_convert gives would keep Keras from that.
+    It must be called outside of any trace. tf.autograph.experimental.do_not_convert would keep Keras from converting.
     """
     autograph = tf.__internal__.autograph
     return autograph.tf_convert(function, autograph.control_status_ctx(), convert_by_default=False)
 
 
 def read(iterator: Any, name: str) -> Read:
-    """The next batch of this rank, of no samples behind the last one. Traced, collective.
+    """The next batch of this rank; a batch of no samples after the last one. Traced, collective.
 
     Args:
-      name: of the all-reduce, the same on all ranks.
+      iterator: An iterator of a tf.data.Dataset.
+      name: Name of the all-reduce, the same on all ranks.
     """
     optional = iterator.get_next_as_optional()
     here = optional.has_value()
@@ -135,10 +136,10 @@ def read(iterator: Any, name: str) -> Read:
 
 
 def no_samples(element_spec: Any) -> Any:
-    """A batch of no samples of a data set with this element_spec.
+    """A batch of no samples for a data set with this element_spec.
 
     Raises:
-      ValueError: a tensor without a first dimension, or of an unknown rank.
+      ValueError: a tensor has no first dimension, or an unknown rank.
     """
 
     def empty(spec: Any) -> Any:

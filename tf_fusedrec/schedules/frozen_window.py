@@ -1,6 +1,6 @@
 """Micro-batches against frozen tables: exchanges of one run under the dense compute of another (NestPipe, section V).
 
-ids, lookup       all                      in one all2all; before anything computes
+ids, lookup       all                      in one all-to-all; before anything computes
 rows                  0   1   2   3        as early as the network lets them
 dense compute             0   1   2   3    one after another, each behind the gate of the one before
 gradients                     0   1   2   3    each when its compute is done
@@ -15,13 +15,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from tf_fusedrec._tf_compat import keras, tf
-from tf_fusedrec.embedding.batch_lookup import WaitingGradients, apply_waiting
+from tf_fusedrec.embedding.lookup import RowGradients, apply_gradients, fetch, route
 from tf_fusedrec.schedules import stages
-from tf_fusedrec.schedules.calls import embeddings_of
+from tf_fusedrec.schedules.calls import embeddings_of, embeddings_so_far
 from tf_fusedrec.schedules.micro_batch import MicroBatch, cut
+from tf_fusedrec.schedules.registry import register
 from tf_fusedrec.schedules.schedule import Schedule
 
 
+@register("frozen_window")
 @dataclasses.dataclass(frozen=True)
 class FrozenWindow(Schedule):
     """Cuts every batch by sample into micro-batches; tables and dense weights change once, at its end.
@@ -31,10 +33,10 @@ class FrozenWindow(Schedule):
     and evictions are those of the whole batch. What looks across samples sees a micro-batch: batch normalization,
     in-batch negatives.
 
-    Costs 2 M all2alls of rows and gradients per group and step, and one of ids. Only what depends on rows waits for the
-    micro-batch before; dense layers that read no rows may run at any time. The step is traced M times. Which lookups a
-    batch will make is asked of `model.embedding_inputs`. Nothing is all-reduced between a forward and a backward pass,
-    and dense gradients are, once, as they become ready in the backward pass of the last micro-batch.
+    A step costs 2 M all-to-alls of rows and gradients per group, and one of ids. Ops that depend on rows wait for the
+    micro-batch before them; dense layers that read no rows may run at any time. The step is traced M times.
+    `model.embedding_inputs` gives the lookups of a batch. Nothing is all-reduced between a forward and a backward pass.
+    Dense gradients are all-reduced once, as they become ready in the backward pass of the last micro-batch.
 
     A batch with fewer samples than M has micro-batches of no samples, which weigh nothing: layers and losses must take
     them, as they must where a rank has no data. Keras losses do; a mean of one's own over nothing is not a number.
@@ -43,9 +45,9 @@ class FrozenWindow(Schedule):
       micro_batches: M >= 1. With 1, the batch is whole. The largest has about 1 / (M - 1) of the samples, see `cut`.
 
     Raises:
-      ValueError: M is no int >= 1. In a training step: M above the batch size, where that is known when the step is
-        traced; a model without FusedEmbedding, with backend "tfra", or whose lookups cannot be told; a loss with
-        reduction "sum", which has no mean to keep. In its first step UnimplementedError: a table on a GPU.
+      ValueError: M is no int >= 1. When the model gets the schedule: backend "tfra"; for M > 1 a table on a GPU, which
+        cannot sum gradients before an update. In a training step: M above the batch size, where that is known when the
+        step is traced; a model without FusedEmbedding, or whose lookups are unknown; a loss with reduction "sum".
     """
 
     micro_batches: int
@@ -54,6 +56,12 @@ class FrozenWindow(Schedule):
         count = self.micro_batches
         if not isinstance(count, int) or isinstance(count, bool) or count < 1:
             raise ValueError(f"micro_batches must be an int >= 1, got {count!r}.")
+
+    def check(self, model: Any) -> None:
+        for embedding in embeddings_so_far(model):
+            embedding.check_deferrable(1)
+            if self.micro_batches > 1:
+                embedding.check_accumulates()
 
     def get_config(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
@@ -67,8 +75,8 @@ class FrozenWindow(Schedule):
         if any(embedding.contexts_to_come for embedding in embeddings_of(model)):
             return _train(model, pieces, parts)  # looked up by a schedule that is ahead
         planned = stages.plan(model, pieces)
-        answers = stages.bring(planned, stages.fetch(planned, stages.route(planned)))
-        with stages.answering(planned, answers):
+        found = stages.bring(fetch(route(stages.requests(planned))))
+        with stages.supplying(planned, found):
             return _train(model, pieces, parts)
 
 
@@ -77,13 +85,13 @@ def _train(model: Any, pieces: Sequence[Any], parts: Sequence[MicroBatch]) -> di
     embeddings = embeddings_of(model)
     # The lookups run before anything computes: they take a millisecond, and one that a compute keeps from running in
     # time is missed by all that come behind it in Horovod's queue. Their rows need not have arrived.
-    gate = tf.group(*[context.found.rows for embedding in embeddings for context in embedding.contexts_to_come])
-    waiting: list[WaitingGradients] = []
+    gate = tf.group(*[context.answer.rows for embedding in embeddings for context in embedding.contexts_to_come])
+    waiting: list[RowGradients] = []
     dense: list[list[Any]] = []
     losses, logs = [], {}
     for piece, part in zip(pieces, parts):
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(piece)
-        mine: list[WaitingGradients] = []
+        mine: list[RowGradients] = []
         with contextlib.ExitStack() as window:
             window.enter_context(model.working_on(part))
             for embedding in embeddings:
@@ -99,7 +107,7 @@ def _train(model: Any, pieces: Sequence[Any], parts: Sequence[MicroBatch]) -> di
         losses.append(loss)
         waiting += mine
         gate = _done(loss, dense[-1], mine)
-    apply_waiting(waiting)
+    apply_gradients(waiting)
     sums = [_sum(list(of_weight)) for of_weight in zip(*dense)]
     model.optimizer.minimize(tf.add_n(losses), model.trainable_variables, tape=_Answers(sums))
     return logs
@@ -122,7 +130,7 @@ class _Answers:
         return self._gradients
 
 
-def _done(loss: tf.Tensor, dense: list[Any], sparse: list[WaitingGradients]) -> tf.Operation | None:
+def _done(loss: tf.Tensor, dense: list[Any], sparse: list[RowGradients]) -> tf.Operation | None:
     """An op that runs when the compute of a micro-batch has; None where ops run as they come."""
     gradients = [gradient for gradient in dense if gradient is not None]
     return tf.group(loss, *tf.nest.flatten(gradients, expand_composites=True), *[part.grads for part in sparse])

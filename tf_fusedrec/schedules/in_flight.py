@@ -2,9 +2,9 @@
 
 In step t, one under the other, where batch t computes on rows that came in the step before:
 
-    gradients of t-1 -> owners, update -> rows of t+1 looked up -> all2all    the table's order; no compute in it
-    ids of t+a: unique, all2all                                               read no table
-    batch t: dense forward, backward, dense update                            waits for none of these
+    gradients of t-1 -> owners, update -> rows of t+1 looked up -> all-to-all   the table's order; no compute in it
+    ids of t+a: unique, all-to-all                                              read no table
+    batch t: dense forward, backward, dense update                              waits for none of these
 
 So the rows of a batch lack the update of the batch before, and no other. Dense weights are always the newest.
 """
@@ -17,10 +17,10 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from tf_fusedrec._tf_compat import keras, tf
-from tf_fusedrec.embedding.batch_lookup import WaitingGradients, apply_waiting
-from tf_fusedrec.embedding.group_lookup import Context, Routed
+from tf_fusedrec.embedding.group_lookup import Context, RoutedIds
+from tf_fusedrec.embedding.lookup import RowGradients, apply_gradients, fetch, route
 from tf_fusedrec.schedules import stages
-from tf_fusedrec.schedules.calls import embeddings_of
+from tf_fusedrec.schedules.calls import embeddings_of, embeddings_so_far
 from tf_fusedrec.schedules.schedule import Schedule
 
 
@@ -28,14 +28,16 @@ class Waiting(NamedTuple):
     """Gradients that wait for the next step."""
 
     there: tf.Tensor  # <bool>[]; False before the first step and after a drain: then `parts` are a filling
-    parts: Sequence[WaitingGradients]
+    parts: Sequence[RowGradients]
 
 
 class State(NamedTuple):
     """What a step finds of the batches before and behind its own."""
 
-    routes: Sequence[Sequence[Routed]]  # ids at their owners: of the batch whose rows come next, and of those behind it
-    answers: Sequence[stages.Answered]  # rows of the batch that computes next; none where that is looked up in its step
+    routes: Sequence[
+        Sequence[RoutedIds]
+    ]  # ids at their owners: of the batch whose rows come next, and of those behind it
+    found: Sequence[stages.Found]  # rows of the batch that computes next; none where that is looked up in its step
     waiting: Waiting | None  # None: updates are made in the step of their batch
 
 
@@ -66,43 +68,46 @@ class InFlight(Schedule):
         """Updates of the tables that the rows of a batch lack: 0 as under Sync."""
         return int(self.rows_ahead)
 
+    def check(self, model: Any) -> None:
+        for embedding in embeddings_so_far(model) if self.routes_ahead else []:
+            embedding.check_deferrable(self._lookups_before_update)
+
     def train_step(self, model: Any, data: Any) -> dict[str, tf.Tensor]:
         return keras.Model.train_step(model, data)
 
     def start(self, model: Any, batches: Sequence[Any]) -> State:
         embeddings_of(model)  # which there must be
         plans = [self._plan(model, batches[i], i + 1) for i in range(self.routes_ahead)]
-        routes = [stages.route(planned) for planned in plans]
+        routes = [route(stages.requests(planned)) for planned in plans]
         if not self.rows_ahead:
             return State(routes, [], None)
-        answers = stages.bring(plans[0], stages.fetch(plans[0], routes[0]))
-        lanes = stages.lookups(plans[0])
-        filling = [WaitingGradients(lane.lookup, context, rows) for lane, (rows, context) in zip(lanes, answers)]
+        found = stages.bring(fetch(routes[0]))
+        filling = [RowGradients(context, rows) for rows, context in found]
         waiting = Waiting(tf.constant(False), filling) if self.updates_late else None
-        return State(routes[1:], answers, waiting)
+        return State(routes[1:], found, waiting)
 
     def step(self, model: Any, batches: Sequence[Any], state: State) -> tuple[dict[str, tf.Tensor], State]:
         if not self.routes_ahead:
             return model.train_step(batches[0]), state
         planned = self._plan(model, batches[self.routes_ahead], self.routes_ahead + 1)
-        routes = [*state.routes, stages.route(planned)]
+        routes = [*state.routes, route(stages.requests(planned))]
         if state.waiting is not None:
             _update_late(state.waiting)
-        answers = stages.bring(planned, stages.fetch(planned, routes.pop(0)))
+        found = stages.bring(fetch(routes.pop(0)))
         if not self.rows_ahead:
-            with stages.answering(planned, answers):
+            with stages.supplying(planned, found):
                 return model.train_step(batches[0]), State(routes, [], None)
-        mine: list[WaitingGradients] = []
+        mine: list[RowGradients] = []
         with contextlib.ExitStack() as stack:
-            stack.enter_context(stages.answering(planned, state.answers))
+            stack.enter_context(stages.supplying(planned, state.found))
             for embedding in embeddings_of(model):
                 stack.enter_context(embedding.deferred(mine, None))
             logs = model.train_step(batches[0])
-        parts = [_gradients_of(model, context, mine) for _, context in state.answers]
+        parts = [_gradients_of(model, context, mine) for _, context in state.found]
         if self.updates_late:
-            return logs, State(routes, answers, Waiting(tf.constant(True), parts))
-        apply_waiting(parts, staleness=1)
-        return logs, State(routes, answers, None)
+            return logs, State(routes, found, Waiting(tf.constant(True), parts))
+        apply_gradients(parts, staleness=1)
+        return logs, State(routes, found, None)
 
     def drain(self, model: Any, state: State) -> State:
         if state.waiting is None:
@@ -110,11 +115,15 @@ class InFlight(Schedule):
         _update_late(state.waiting)
         return state._replace(waiting=state.waiting._replace(there=tf.constant(False)))
 
+    @property
+    def _lookups_before_update(self) -> int:
+        return 1 + self.rows_ahead
+
     def _plan(self, model: Any, data: Any, steps_ahead: int) -> list[stages.Planned]:
-        return stages.plan(model, [data], steps_ahead=steps_ahead, before_update=1 + self.rows_ahead)
+        return stages.plan(model, [data], steps_ahead=steps_ahead, before_update=self._lookups_before_update)
 
 
-def _gradients_of(model: Any, context: Context, gradients: Sequence[WaitingGradients]) -> WaitingGradients:
+def _gradients_of(model: Any, context: Context, gradients: Sequence[RowGradients]) -> RowGradients:
     for part in gradients:
         if part.context is context:
             return part
@@ -128,7 +137,7 @@ def _update_late(waiting: Waiting) -> None:
     """Sends gradients to their owners and trains the tables, if there are any: on all ranks or on none."""
 
     def update() -> tf.Tensor:
-        apply_waiting(waiting.parts, staleness=1)
+        apply_gradients(waiting.parts, staleness=1)
         return waiting.there
 
     tf.cond(waiting.there, update, lambda: waiting.there)

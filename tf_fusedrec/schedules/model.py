@@ -10,28 +10,15 @@ from tf_fusedrec._tf_compat import keras, tf
 from tf_fusedrec.embedding import FusedEmbedding
 from tf_fusedrec.exchange import collectives
 from tf_fusedrec.metrics.streaming import check_summable, summed_over_ranks
-from tf_fusedrec.schedules.agreement import agreed_data
+from tf_fusedrec.schedules import registry
 from tf_fusedrec.schedules.calls import EmbeddingCall, calls_of_graph, calls_until_first
-from tf_fusedrec.schedules.dual_buffer import DualBuffer
-from tf_fusedrec.schedules.even_steps import EvenSteps, averaged, joined, last
+from tf_fusedrec.schedules.equal_lengths import with_equal_length
+from tf_fusedrec.schedules.equal_steps import EqualSteps, averaged, concatenated, last
 from tf_fusedrec.schedules.feed import Feed
-from tf_fusedrec.schedules.frozen_window import FrozenWindow
+from tf_fusedrec.schedules.first_step import make_optimizer_slots, start_equal
 from tf_fusedrec.schedules.micro_batch import WHOLE, MicroBatch, num_samples
-from tf_fusedrec.schedules.nested import Nested
-from tf_fusedrec.schedules.pipelined import Pipelined
 from tf_fusedrec.schedules.schedule import Schedule
-from tf_fusedrec.schedules.semi_async import SemiAsync
-from tf_fusedrec.schedules.slots import make_slots, start_equal
 from tf_fusedrec.schedules.sync import Sync
-
-_KINDS = {
-    "sync": Sync,
-    "frozen_window": FrozenWindow,
-    "dual_buffer": DualBuffer,
-    "nested": Nested,
-    "semi_async": SemiAsync,
-    "pipelined": Pipelined,
-}
 
 
 class PipelinedModel(keras.Model):
@@ -50,7 +37,7 @@ class PipelinedModel(keras.Model):
       others: as those of keras.Model.
 
     Raises:
-      ValueError: an unknown schedule; inputs and outputs given to a subclass.
+      ValueError: an unknown schedule, tables that cannot be trained under it, inputs and outputs given to a subclass.
     """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> PipelinedModel:
@@ -80,6 +67,7 @@ class PipelinedModel(keras.Model):
             schedule = Sync()
         if not isinstance(schedule, Schedule):
             raise ValueError(f"schedule must be 'sync' or a record of tf_fusedrec.schedules, got {schedule!r}.")
+        schedule.check(self)
         self._schedule = schedule
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
@@ -87,6 +75,7 @@ class PipelinedModel(keras.Model):
 
         Raises:
           ValueError: jit_compile=True: the steps of a schedule are no single function, and lookups have no XLA kernels.
+            Tables of the model that cannot be trained under its schedule.
         """
         if kwargs.get("jit_compile"):
             raise ValueError(
@@ -94,6 +83,7 @@ class PipelinedModel(keras.Model):
                 "model.compile(..., jit_compile=False); dense blocks may be compiled by "
                 "tf.function(block, jit_compile=True)."
             )
+        self.schedule.check(self)
         super().compile(*args, **kwargs)
 
     def compile_from_config(self, config: dict[str, Any]) -> None:
@@ -107,7 +97,7 @@ class PipelinedModel(keras.Model):
             return
         self.compile(**keras.saving.deserialize_keras_object(config))
         if not isinstance(self.optimizer, keras.optimizers.legacy.Optimizer):  # files hold no slots of those
-            make_slots(self)
+            make_optimizer_slots(self)
 
     def train_step(self, data: Any) -> dict[str, tf.Tensor]:
         with contextlib.ExitStack() as step:
@@ -128,7 +118,7 @@ class PipelinedModel(keras.Model):
           ValueError: steps_per_execution "auto" on several ranks.
           RuntimeError: ranks have trained, or have loaded, different weights: see collectives.equal_start.
         """
-        make_slots(self)
+        make_optimizer_slots(self)
         start_equal(self)
         if self._runs_alone() and not self.schedule.looks_ahead:
             return super().make_train_function(force)
@@ -148,16 +138,16 @@ class PipelinedModel(keras.Model):
         """What evaluate calls with an iterator for every step: as many times on every rank."""
         if self._runs_alone():
             return super().make_test_function(force)
-        if not isinstance(self.test_function, EvenSteps) or force:
-            self.test_function: Any = self._even_steps("test", self.test_step, self._test_counter)
+        if not isinstance(self.test_function, EqualSteps) or force:
+            self.test_function: Any = self._equal_steps("test", self.test_step, self._test_counter)
         return self.test_function
 
     def make_predict_function(self, force: bool = False) -> Callable[[Any], Any]:
         """What predict calls with an iterator for every step: as many times on every rank."""
         if self._runs_alone():
             return super().make_predict_function(force)
-        if not isinstance(self.predict_function, EvenSteps) or force:
-            self.predict_function: Any = self._even_steps("predict", self.predict_step, self._predict_counter)
+        if not isinstance(self.predict_function, EqualSteps) or force:
+            self.predict_function: Any = self._equal_steps("predict", self.predict_step, self._predict_counter)
         return self.predict_function
 
     @property
@@ -175,21 +165,21 @@ class PipelinedModel(keras.Model):
             )
         return collectives.size() == 1
 
-    def _even_steps(self, kind: str, step: Callable[[Any], Any], counter: tf.Variable) -> EvenSteps:
+    def _equal_steps(self, kind: str, step: Callable[[Any], Any], counter: tf.Variable) -> EqualSteps:
         def counted(data: Any) -> Any:
             outputs = step(data)
             counter.assign_add(1)
             return outputs
 
-        put_together = joined if kind == "predict" else last
-        return EvenSteps(self, f"{self.name}.{kind}.has_data", counted, put_together, compiled=not self.run_eagerly)
+        put_together = concatenated if kind == "predict" else last
+        return EqualSteps(self, f"{self.name}.{kind}.has_data", counted, put_together, compiled=not self.run_eagerly)
 
     def fit(self, x: Any = None, y: Any = None, batch_size: int | None = None, *args: Any, **kwargs: Any) -> Any:
-        x = agreed_data(x, batch_size, kwargs.get("steps_per_epoch"))
+        x = with_equal_length(x, batch_size, kwargs.get("steps_per_epoch"))
         validation = kwargs.get("validation_data")
         if isinstance(validation, tf.data.Dataset):
             size, steps = kwargs.get("validation_batch_size"), kwargs.get("validation_steps")
-            kwargs["validation_data"] = agreed_data(validation, size, steps, "validation_steps")
+            kwargs["validation_data"] = with_equal_length(validation, size, steps, "validation_steps")
         try:
             history = super().fit(x, y, batch_size, *args, **kwargs)
             self.drain()
@@ -201,12 +191,14 @@ class PipelinedModel(keras.Model):
     def evaluate(self, x: Any = None, y: Any = None, batch_size: int | None = None, *args: Any, **kwargs: Any) -> Any:
         self.drain()
         return super().evaluate(
-            agreed_data(x, batch_size, kwargs.get("steps"), "steps"), y, batch_size, *args, **kwargs
+            with_equal_length(x, batch_size, kwargs.get("steps"), "steps"), y, batch_size, *args, **kwargs
         )
 
     def predict(self, x: Any, batch_size: int | None = None, *args: Any, **kwargs: Any) -> Any:
         self.drain()
-        return super().predict(agreed_data(x, batch_size, kwargs.get("steps"), "steps"), batch_size, *args, **kwargs)
+        return super().predict(
+            with_equal_length(x, batch_size, kwargs.get("steps"), "steps"), batch_size, *args, **kwargs
+        )
 
     def save(self, *args: Any, **kwargs: Any) -> None:
         self.drain()
@@ -291,15 +283,14 @@ class FunctionalPipelinedModel(PipelinedModel, keras.Sequential.__base__):
         super().__init__(inputs, outputs, name=name, trainable=trainable, **kwargs)
 
     def get_config(self) -> dict[str, Any]:
-        kind = next(name for name, kind in _KINDS.items() if type(self.schedule) is kind)
-        return {**super().get_config(), "schedule": {"kind": kind, **self.schedule.get_config()}}
+        return {**super().get_config(), "schedule": registry.serialize(self.schedule)}
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> FunctionalPipelinedModel:
         config = dict(config)
-        schedule = dict(config.pop("schedule"))
+        schedule = registry.deserialize(config.pop("schedule"))
         model = super().from_config(config, custom_objects)
-        model.schedule = _KINDS[schedule.pop("kind")](**schedule)
+        model.schedule = schedule
         return model
 
 

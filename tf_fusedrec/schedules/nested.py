@@ -7,13 +7,15 @@ from typing import Any
 
 from tf_fusedrec._tf_compat import tf
 from tf_fusedrec.schedules import stages
-from tf_fusedrec.schedules.dual_buffer import AheadOfTables
+from tf_fusedrec.schedules.dual_buffer import LookAheadSchedule
 from tf_fusedrec.schedules.frozen_window import FrozenWindow
 from tf_fusedrec.schedules.micro_batch import cut
+from tf_fusedrec.schedules.registry import register
 
 
+@register("nested")
 @dataclasses.dataclass(frozen=True)
-class Nested(AheadOfTables):
+class Nested(LookAheadSchedule):
     """The micro-batches of FrozenWindow, whose ids are routed and whose rows are read while the batch before computes.
 
     Equal to FrozenWindow(micro_batches) bit for bit; what that says of micro-batches holds here.
@@ -29,6 +31,9 @@ class Nested(AheadOfTables):
 
     def __post_init__(self):
         FrozenWindow(self.micro_batches)  # which checks it
+
+    def check(self, model: Any) -> None:
+        FrozenWindow(self.micro_batches).check(model)
 
     def get_config(self) -> dict[str, Any]:
         return dataclasses.asdict(self)

@@ -6,15 +6,16 @@ import dataclasses
 from typing import Any, NamedTuple
 
 from tf_fusedrec.schedules.in_flight import InFlight
+from tf_fusedrec.schedules.registry import register
 
 
 class _Stages(NamedTuple):
     """Which batch each stage works on while batch t computes."""
 
     input: int  # t + so many is read
-    ids: int  # t + so many: unique, all2all of ids
-    rows: int  # t + so many: lookup, all2all of rows
-    gradients: int  # t - so many: all2all of gradients, update
+    ids: int  # t + so many: unique, all-to-all of ids
+    rows: int  # t + so many: lookup, all-to-all of rows
+    gradients: int  # t - so many: all-to-all of gradients, update
 
 
 _DEPTHS = {
@@ -27,19 +28,20 @@ _DEPTHS = {
 }
 
 
+@register("pipelined")
 @dataclasses.dataclass(frozen=True)
 class Pipelined(InFlight):
     """A step in six stages with up to six batches in flight.
 
     While batch t computes (dense forward, backward, update), the other stages work on
 
-        depth   input   ids: unique, all2all   rows: lookup, all2all   gradients: all2all, update   staleness
-        1       t       t                      t                       t                            0
-        2       t+1     t                      t                       t                            0
-        3       t+2     t+1                    t                       t                            0
-        4       t+3     t+2                    t+1                     t                            1
-        5       t+3     t+2                    t+1                     t-1                          1
-        6       t+4     t+3                    t+1                     t-1                          1
+        depth   input   ids: unique, all-to-all   rows: lookup, all-to-all   gradients: all-to-all, update   staleness
+        1       t       t                         t                          t                               0
+        2       t+1     t                         t                          t                               0
+        3       t+2     t+1                       t                          t                               0
+        4       t+3     t+2                       t+1                        t                               1
+        5       t+3     t+2                       t+1                        t-1                             1
+        6       t+4     t+3                       t+1                        t-1                             1
 
     A step ends when all its stages have. At depth 6 ids have a step of their own to arrive in before anything asks for
     them: that is the stage "wait for unique". Up to 3 the result is that of Sync, bit for bit; depth 3 is MTGRBoost's

@@ -1,4 +1,4 @@
-"""What a schedule is: how a model and the batches of a data set become training steps."""
+"""The base class of schedules: how a model and the batches of a data set become training steps."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from tf_fusedrec._tf_compat import tf
 
 
 class Schedule(abc.ABC):
-    """A record of how a training step is laid out in time. It keeps no state: many models may share one.
+    """A record of how a training step is laid out in time. It keeps no state, so models may share one.
 
-    A schedule of single batches says what `train_step` does. One that works on coming batches while one computes also
-    sets `looks_ahead` and says `start` and `step`; what it has begun passes from step to step as `state`.
+    A schedule of single batches overrides `train_step`. A schedule that works on coming batches while one computes also
+    sets `looks_ahead` and overrides `start` and `step`; its unfinished work passes from step to step as `state`.
+    registry.py lets a model be saved with a user's own schedule.
     """
 
     @property
@@ -23,8 +24,17 @@ class Schedule(abc.ABC):
 
     @property
     def lead(self) -> int:
-        """Batches that are read before the first one computes, >= 1; so many are ahead of the one that computes."""
+        """Number of batches, >= 1, that are read before the first one computes. It stays so many batches ahead."""
         return 1
+
+    def check(self, model: Any) -> None:  # noqa: B027, because most schedules refuse nothing
+        """Checks that the tables of a model can be trained under this schedule; called when the two meet.
+
+        A subclassed model may not have made its layers by then; it is checked again when it is compiled.
+
+        Raises:
+          ValueError: they cannot.
+        """
 
     @abc.abstractmethod
     def train_step(self, model: Any, data: Any) -> dict[str, tf.Tensor]:
@@ -38,7 +48,7 @@ class Schedule(abc.ABC):
           The logs, as keras.Model.train_step does.
 
         Raises:
-          ValueError: the model cannot be trained under this schedule; the message says what it lacks.
+          ValueError: the model cannot be trained under this schedule.
         """
 
     @abc.abstractmethod
@@ -46,26 +56,26 @@ class Schedule(abc.ABC):
         """Arguments of the constructor, JSON-able."""
 
     def start(self, model: Any, batches: Sequence[Any]) -> Any:
-        """Begins the work on the first batches of an iterator; traced, collective.
+        """Begins the work on the first batches of an iterator. Traced, collective.
 
         Args:
-          model: the PipelinedModel.
-          batches: the first `lead` ones.
+          model: The PipelinedModel.
+          batches: The first `lead` batches.
 
         Returns:
-          Any structure of tensors and constants, for the first `step`.
+          The state for the first `step`: any structure of tensors and constants.
         """
         return ()
 
     def step(self, model: Any, batches: Sequence[Any], state: Any) -> tuple[dict[str, tf.Tensor], Any]:
-        """One training step of batches[0], and the work on coming batches that goes on meanwhile; traced, collective.
+        """One training step of batches[0], and meanwhile the work on coming batches. Traced, collective.
 
-        Trains by `model.train_step`, which a subclass may have made its own.
+        Trains by `model.train_step`, which a subclass of the model may override.
 
         Args:
-          model: the PipelinedModel.
-          batches: `lead` + 1: the one that computes, and those behind it. After the last one come empty batches.
-          state: of the step before, or of `start`.
+          model: The PipelinedModel.
+          batches: `lead` + 1 batches. The first one computes. Empty batches follow the last one of the data.
+          state: The state that the step before, or `start`, returned.
 
         Returns:
           The logs, and the state for the next step, made of the same tensors every time.
@@ -73,8 +83,8 @@ class Schedule(abc.ABC):
         return model.train_step(batches[0]), ()
 
     def drain(self, model: Any, state: Any) -> Any:
-        """Ends what would change weights or tables if it were left undone; training may go on with the state returned.
+        """Makes updates that wait in `state`. Returns the state with which training may go on. Traced, collective.
 
-        Traced, collective; called before weights or tables are read: evaluation, saves, checkpoints, the end of fit.
+        Called before weights or tables are read: evaluation, saves, checkpoints, the end of fit.
         """
         return state

@@ -6,8 +6,10 @@ import dataclasses
 from typing import Any
 
 from tf_fusedrec.schedules.in_flight import InFlight
+from tf_fusedrec.schedules.registry import register
 
 
+@register("semi_async")
 @dataclasses.dataclass(frozen=True)
 class SemiAsync(InFlight):
     """All exchanges of rows and gradients run under the dense compute of another batch; staleness exactly one step.

@@ -6,9 +6,11 @@ import dataclasses
 from typing import Any
 
 from tf_fusedrec._tf_compat import keras, tf
+from tf_fusedrec.schedules.registry import register
 from tf_fusedrec.schedules.schedule import Schedule
 
 
+@register("sync")
 @dataclasses.dataclass(frozen=True)
 class Sync(Schedule):
     """The training step of keras.Model, whole batches: what other schedules must equal."""

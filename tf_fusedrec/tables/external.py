@@ -13,7 +13,8 @@ import numpy as np
 from tf_fusedrec import initializers, optimizers
 from tf_fusedrec._tf_compat import tf
 from tf_fusedrec.config import TableConfig
-from tf_fusedrec.tables.native import InferenceRows, NativeTable
+from tf_fusedrec.tables.base import InferenceRows, Table
+from tf_fusedrec.tables.native import NativeTable
 
 # From the record of an external table, a shard and the number of shards to the ids <int64>[n] and rows <float32>[n, D]
 # of that shard, a part at a time.
@@ -27,7 +28,7 @@ def read_with(reader: Reader) -> None:
     _reader = reader
 
 
-class ExternalTable:
+class ExternalTable(Table):
     """The external tables of one group.
 
     Args:
@@ -46,6 +47,8 @@ class ExternalTable:
     def __init__(self, name: str, tables: Sequence[TableConfig], shard: int, shards: int):
         assert _reader is not None, "tf_fusedrec/__init__.py imports the reader"
         self.names = [table.name for table in tables]
+        self.left_out = {}
+        self._row_bytes = tables[0].dim * tf.as_dtype(tables[0].dtype).size
         # An id without a row has its initial one: zeros. The rule needs no slots and is never applied.
         rule, zeros = optimizers.SGD(0.0), initializers.Zeros()
         stored = [TableConfig(table.name, table.dim, rule, zeros, table.dtype) for table in tables]
@@ -58,17 +61,18 @@ class ExternalTable:
                 self._rows.restore(table.name, "rows", ids, records)
 
     def lookup(self, message: tf.Tensor, splits: tf.Tensor, *, training: bool) -> InferenceRows:
-        """Rows [P, D] of the ids received, training or not; message and splits are those of NativeTable.lookup."""
         return InferenceRows(self._rows.lookup(message, splits, training=False).rows)
 
-    def apply_gradients(self, found: InferenceRows, grads: tf.Tensor, scale: float) -> None:
+    def apply_gradients(self, parts: Sequence[tuple[InferenceRows, tf.Tensor]], scale: float) -> None:
         """Raises ValueError: these rows belong to another model."""
         raise ValueError(f"Tables {self.names} are external: their rows are never trained.")
 
+    @property
+    def row_bytes(self) -> int:
+        return self._row_bytes
+
     def size(self, name: str) -> int:
-        """Rows of one table on this rank."""
         return self._rows.size(name)
 
     def export(self, name: str) -> tuple[np.ndarray, np.ndarray]:
-        """This rank's rows of one table: ids <int64>[n], ascending, and rows [n, D] of the table's dtype. Eager."""
         return self._rows.export(name)

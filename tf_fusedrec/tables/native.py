@@ -9,13 +9,14 @@ from __future__ import annotations
 import uuid
 import weakref
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from tf_fusedrec import ops, optimizers
 from tf_fusedrec._tf_compat import tf
 from tf_fusedrec.config import TableConfig
+from tf_fusedrec.tables.base import Answer, InferenceRows, LeftOutRows, Table
 from tf_fusedrec.tables.hash_order import mix64
 from tf_fusedrec.tables.keys import table_seed
 
@@ -23,13 +24,7 @@ _BATCH = 1 << 18  # rows per call when rows are restored
 _VERSION_SHIFT = 32  # of `clock`
 
 
-class InferenceRows(NamedTuple):
-    """Answer of a lookup that does not train."""
-
-    rows: tf.Tensor  # [P, D]
-
-
-class NativeTable:
+class NativeTable(Table):
     """The tables of one group in one HashTable resource.
 
     Args:
@@ -48,6 +43,8 @@ class NativeTable:
 
     owner = "hash_range"
     id_bits = 64  # any int64 is an id
+    can_defer = True
+    can_look_ahead = True
 
     def __init__(
         self,
@@ -77,7 +74,7 @@ class NativeTable:
         self.records_tombstones = spec.record_tombstones  # whether it remembers ids that leave
         self._rule = optimizers.resolve(spec.optimizer).with_moment_scale(moment_scale)
         self.optimizer = optimizers.Trainer(self._rule, name=name)
-        self.left_out: dict[str, int] = {}  # by table; whoever makes updates counts
+        self.left_out = {}
         self._accumulate_steps = accumulate_steps
         self._average = average
         self._waiting = tf.Variable(0, dtype=tf.int64, trainable=False, name=f"{name}/waiting")
@@ -109,51 +106,40 @@ class NativeTable:
         )
         # Whether training lookups may move rows of earlier ones, which then must not be many steps old.
         self.moves_rows = bool(spec.eviction or spec.ttl or spec.hot_after or spec.memory_budget or spec.host_rows)
+        self.can_prefetch = spec.memory_budget > 0
         weakref.finalize(self, ops.table_destroy, self._handle)
 
-    def lookup(
-        self, message: tf.Tensor, splits: tf.Tensor, *, training: bool, ahead: ops.RowsAhead | None = None
-    ) -> ops.TableRows | InferenceRows:
-        """Rows of the ids received.
+    @property
+    def on_gpu(self) -> bool:
+        """Whether the table lies on a GPU."""
+        return tf.DeviceSpec.from_string(self._handle.device).device_type == "GPU"
 
-        Args:
-          message: <int64>[V + R * S], blocks [counts[S] | ids] of R sources, see ops.rank_partition.
-          splits: <int32>[R], entries of each block.
-          training: whether ids without a row get one; else they have what TableConfig.unknown says.
-          ahead: what `look_ahead` saw for the same message, for a training lookup: the answer is the same, sooner.
+    @property
+    def can_accumulate(self) -> bool:  # type: ignore[override]
+        return not self.on_gpu
 
-        Returns:
-          `rows` [P, D] in the order received, and what apply_gradients needs.
-        """
-        if ahead is not None:
-            return ops.table_refresh(self._handle, message, splits, ahead, dim=self._dim)
+    def lookup(self, message: tf.Tensor, splits: tf.Tensor, *, training: bool) -> ops.TableRows | InferenceRows:
         if training:
             return ops.table_lookup(self._handle, message, splits, dim=self._dim, dtype=self._dtype)
         return InferenceRows(ops.table_find(self._handle, message, splits, dim=self._dim, dtype=self._dtype))
 
     def look_ahead(self, message: tf.Tensor, splits: tf.Tensor) -> ops.RowsAhead:
-        """Reads the rows that a coming training lookup will want; changes nothing. Args as those of `lookup`."""
         return ops.table_look_ahead(self._handle, message, splits, dim=self._dim, dtype=self._dtype)
 
+    def refresh(self, message: tf.Tensor, splits: tf.Tensor, ahead: ops.RowsAhead) -> Answer:
+        return ops.table_refresh(self._handle, message, splits, ahead, dim=self._dim)
+
     def prefetch(self, message: tf.Tensor, splits: tf.Tensor) -> None:
-        """Asks the disk for rows beyond the memory budget that a coming lookup will want."""
         ops.table_prefetch(self._handle, message, splits)
 
-    def apply_together(self, parts: Sequence[tuple[ops.TableRows, tf.Tensor]], scale: float) -> list[tf.Tensor]:
-        """Trains the rows of a training lookup by the sum of the gradients of its parts.
-
-        Args:
-          parts: the answer to each part, and its gradients <dtype>[>= V, D] in the order received.
-          scale: factor of all gradients.
-
-        Returns:
-          Of each part <int32>[k]: numbers in `inverse` of rows that stay as they are, see ops.table_apply_gradients.
-        """
+    def apply_gradients(self, parts: Sequence[tuple[ops.TableRows, tf.Tensor]], scale: float) -> LeftOutRows:
+        update = self.optimizer.iterations.read_value() + 1
+        inverses = [found.inverse for found, _ in parts]
         if self._accumulate_steps == 1 and len(parts) == 1:
             rate, step = self.optimizer.current()
             left_out = [ops.table_apply_gradients(self._handle, *parts[0], scale=scale, learning_rate=rate, step=step)]
             self.optimizer.count()
-            return left_out
+            return LeftOutRows(left_out, inverses, update)
         share = scale / self._accumulate_steps if self._average else scale
         left_out = [ops.table_accumulate_gradients(self._handle, *part, scale=share) for part in parts]
         if self._accumulate_steps == 1:
@@ -161,7 +147,7 @@ class NativeTable:
         else:
             waiting = self._waiting.assign_add(1)
             tf.cond(tf.equal(waiting, self._accumulate_steps), self._update, lambda: None)
-        return left_out
+        return LeftOutRows(left_out, inverses, update)
 
     def _update(self) -> None:
         rate, step = self.optimizer.current()
@@ -206,7 +192,6 @@ class NativeTable:
         return dict(zip(kinds, ops.table_statistics(self._handle).bytes.numpy().tolist()))
 
     def size(self, name: str) -> int:
-        """Rows of one table on this rank."""
         return int(ops.table_size(self._handle)[self.names.index(name)])
 
     def evict(self, name: str, count: int) -> int:
@@ -225,6 +210,10 @@ class NativeTable:
         self._waiting.assign(0)
 
     # What a checkpoint asks of a backend.
+
+    @property
+    def row_bytes(self) -> int:
+        return self.record_dtype("rows").itemsize
 
     @property
     def sections(self) -> tuple[str, ...]:
@@ -313,7 +302,6 @@ class NativeTable:
         ops.table_set_clock(self._handle, tf.constant([lookups, version], tf.int64))
 
     def export(self, name: str) -> tuple[np.ndarray, np.ndarray]:
-        """This rank's rows of one table: ids <int64>[n], ascending, and rows [n, D] of the table's dtype. Eager."""
         ids, records = self.snapshot(name)
         order = np.argsort(ids)
         rows = records["row"]

@@ -20,8 +20,9 @@ from tf_fusedrec import ops
 from tf_fusedrec._tf_compat import tf
 from tf_fusedrec.config import TableConfig
 from tf_fusedrec.tables import keys
+from tf_fusedrec.tables.base import Table
 from tf_fusedrec.tables.hash_order import mix64
-from tf_fusedrec.tables.slots import RowTrainer
+from tf_fusedrec.tables.row_optimizer import RowOptimizer
 
 # At every import TFRA prints a notice about TensorFlow's savers and warns of a collection that nobody uses here.
 _level = tf.get_logger().level
@@ -55,7 +56,7 @@ def _unique_name(name: str) -> str:
     return name if _names_in_use[name] == 1 else f"{name}_{_names_in_use[name] - 1}"
 
 
-class TfraTable:
+class TfraTable(Table):
     """The tables of one group in one `de.Variable`.
 
     Args:
@@ -68,6 +69,7 @@ class TfraTable:
     """
 
     owner = "tfra"  # TFRA's partition function: its files are laid out by it
+    takes_duplicates = False  # the exchange that takes them out also checks that ids fit id_bits
 
     def __init__(
         self,
@@ -81,6 +83,7 @@ class TfraTable:
     ):
         spec = tables[0]
         self.names = [table.name for table in tables]
+        self.left_out = {}
         self._dtype = tf.as_dtype(spec.dtype)
         self._dim = spec.dim
         self._initializer = spec.initializer
@@ -89,7 +92,7 @@ class TfraTable:
         self._encoding = keys.make_encoding(key_encoding, self.names)
         place = {"devices": ["/CPU:0"], "init_size": init_capacity, "checkpoint": False}
         name = _unique_name(name)
-        self._trainer = RowTrainer(spec.optimizer, spec.dim, self._dtype, name)
+        self._trainer = RowOptimizer(spec.optimizer, spec.dim, self._dtype, name)
         columns = spec.dim * (1 + len(self._trainer.slot_names))
         self.variable = de.Variable(name=name, dim=columns, value_dtype=self._dtype, key_dtype=tf.int64, **place)
         self._reverse = None
@@ -106,21 +109,12 @@ class TfraTable:
         return self._trainer.optimizer
 
     @property
-    def id_bits(self) -> int:
+    def id_bits(self) -> int:  # type: ignore[override]
         """Ids must lie in [0, 2^id_bits); 64 admits every int64."""
         return self._encoding.id_bits
 
     def lookup(self, message: tf.Tensor, splits: tf.Tensor, *, training: bool) -> Found:
-        """Finds rows and inserts none: the update inserts (TFRA's rule).
-
-        Args:
-          message: <int64>[V + R * S], blocks [counts[S] | ids] of R sources, see ops.rank_partition.
-          splits: <int32>[R], entries of each block.
-          training: whether an id without a row has its initial row; else it has what TableConfig.unknown says.
-
-        Returns:
-          Found.
-        """
+        """Finds rows and inserts none: the update inserts (TFRA's rule)."""
         received = ops.unpack_message(message, splits, num_segments=len(self.names))
         ids, splits, inverse = ops.segment_unique(received.ids, received.segment_splits)
         segments = tf.repeat(tf.range(len(self.names), dtype=tf.int64), splits[1:] - splits[:-1])
@@ -146,14 +140,9 @@ class TfraTable:
             exists=exists, distinct=rows, slots=slots,
         )  # fmt: skip
 
-    def apply_gradients(self, found: Found, grads: tf.Tensor, scale: float) -> None:
-        """Trains the rows of a lookup, and inserts those that were new.
-
-        Args:
-          found: of `lookup`.
-          grads: <dtype>[>= V, D] in the order received.
-          scale: factor of all gradients.
-        """
+    def apply_gradients(self, parts: Sequence[tuple[Found, tf.Tensor]], scale: float) -> None:
+        """Trains the rows of one lookup, and inserts the new ones."""
+        ((found, grads),) = parts
         summed = ops.recover_grad(grads, found.position, tf.size(found.keys, out_type=tf.int64))
         summed *= tf.cast(scale, summed.dtype)
         self.variable.upsert(found.keys, self._trainer.train(found.distinct, found.slots, summed))
@@ -179,8 +168,11 @@ class TfraTable:
         kind = "<u2" if self._dtype == tf.bfloat16 else self._default.dtype.newbyteorder("<").str
         return np.dtype([(part, kind, (self._dim,)) for part in ("row", *self._trainer.slot_names)])
 
+    @property
+    def row_bytes(self) -> int:
+        return self.record_dtype("rows").itemsize
+
     def size(self, name: str) -> int:
-        """Rows of one table on this rank."""
         return len(self._stored(name)[0]) if self.variable.size() else 0
 
     def snapshot(
@@ -227,7 +219,6 @@ class TfraTable:
         raise ValueError(f"TFRA records no removed ids, so tables {self.names} have no tombstones.")
 
     def export(self, name: str) -> tuple[np.ndarray, np.ndarray]:
-        """This rank's rows of one table: ids <int64>[n], ascending, and rows [n, D]. Eager."""
         ids, values = self._stored(name)
         order = np.argsort(ids)
         return ids[order], values[order, : self._dim]

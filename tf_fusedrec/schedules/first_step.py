@@ -8,26 +8,25 @@ from tf_fusedrec._tf_compat import keras
 from tf_fusedrec.exchange import collectives, weight_equality
 
 
-def make_slots(model: keras.Model) -> None:
-    """Makes the variables of the model's optimizer that its first step would make; does nothing where they are there.
+def make_optimizer_slots(model: keras.Model) -> None:
+    """Makes the variables that the optimizer's first step would make. Does nothing for a model without weights.
 
-    A function whose first trace makes variables is traced a second time.
-    A step of FrozenWindow(M) holds the model M times, so that a second trace would take as long as M steps of others.
-    A model that has no weights yet, or no optimizer, is left as it is.
+    TensorFlow traces a function twice if its first trace makes variables. A step of FrozenWindow(M) holds the model M
+    times, so a second trace would take as long as M traces of another schedule.
     """
     optimizer: Any = getattr(model, "optimizer", None)
     if optimizer is None or not model.built:
         return
-    if hasattr(optimizer, "_create_all_weights"):  # of Keras 2.10 and before, still there as keras.optimizers.legacy
+    if hasattr(optimizer, "_create_all_weights"):  # keras.optimizers.legacy
         optimizer._create_all_weights(model.trainable_variables)
     else:
         optimizer.build(model.trainable_variables)
 
 
 def start_equal(model: keras.Model) -> None:
-    """collectives.equal_start of the model's dense weights and its optimizer's slots, where they are there. Collective.
+    """Calls collectives.equal_start for the model's dense weights and its optimizer's slots. Collective.
 
-    Weights that the first step makes are left to collectives.distributed_optimizer.
+    collectives.distributed_optimizer does so for weights that the first step makes.
     """
     optimizer: Any = getattr(model, "optimizer", None)
     if optimizer is not None and model.built:

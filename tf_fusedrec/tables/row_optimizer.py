@@ -15,7 +15,7 @@ import numpy as np
 from tf_fusedrec._tf_compat import keras, tf
 
 
-class RowTrainer:
+class RowOptimizer:
     """One optimizer, the variable of a step's rows, and its slots.
 
     Args:

@@ -1,4 +1,4 @@
-"""Ranks of one `fit` make the same steps, however many batches each of them has."""
+"""The ranks of one `fit` make equally many steps, however many batches each of them has."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from tf_fusedrec.exchange import collectives
 from tf_fusedrec.schedules.feed import no_samples
 
 
-def agreed_data(x: Any, batch_size: int | None, steps: int | None, argument: str = "steps_per_epoch") -> Any:
-    """`x`, or the same with a length that suits all ranks, where lengths differ; collective.
+def with_equal_length(x: Any, batch_size: int | None, steps: int | None, argument: str = "steps_per_epoch") -> Any:
+    """The data set `x`, extended where ranks have different numbers of batches. Collective.
 
-    Keras counts the batches of a data set before it begins, and stops after so many. Where the number is known on all
-    ranks, batches of no samples follow, up to the largest. Else Keras is not told: an epoch ends after `steps`, or when
-    no rank has data any more, as Feed and EvenSteps see to.
+    Keras counts the batches of a data set first, and stops after so many. Where all ranks know their number, batches of
+    no samples are appended, up to the largest number. Else Keras does not see the number: an epoch ends after `steps`,
+    or when no rank has data any more, which Feed and EqualSteps find out.
 
     Args:
-      x, batch_size, steps: of keras.Model.fit, evaluate or predict.
-      argument: name of `steps` there.
+      x, batch_size, steps: Arguments of keras.Model.fit, evaluate or predict.
+      argument: Name of `steps` in that method.
 
     Raises:
-      ValueError: other steps on another rank, or arrays of other lengths.
+      ValueError: ranks have different `steps`, or arrays of different lengths.
     """
     if collectives.size() == 1:
         return x
@@ -48,6 +48,6 @@ def agreed_data(x: Any, batch_size: int | None, steps: int | None, argument: str
 
 
 def _batches(x: Any, batch_size: int) -> int | None:
-    """Batches of arrays, all of one length; None for what has none."""
+    """The number of batches of arrays of one length; None for inputs without a length."""
     shape = getattr(next(iter(tf.nest.flatten(x)), None), "shape", None)
     return -(-int(shape[0]) // batch_size) if shape is not None and len(shape) else None

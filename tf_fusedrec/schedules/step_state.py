@@ -1,4 +1,4 @@
-"""Tensors that pass from one training step to the next, inside the compiled function."""
+"""Tensors that one training step leaves for the next, inside the compiled function."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from typing import Any
 from tf_fusedrec._tf_compat import tf
 
 
-class Carry:
-    """A place for one structure of tensors: a step takes out what the step before has put in.
+class StepState:
+    """One structure of tensors: each step takes the structure that the step before has put in.
 
-    Tensors pass by reference: nothing is copied. It is a queue of one element, made outside of any graph, so that every
-    traced function that uses it finds the same.
+    Tensors pass by reference, without a copy. The state is a queue of one element, made outside of any graph, so that
+    all traced functions share it.
 
     Args:
-      example: any structure of tensors, composite tensors and other values; the latter stay as they are here.
+      example: Any structure of tensors, composite tensors and other values. `take` returns the other values of the
+        example.
     """
 
     def __init__(self, example: Any):
@@ -24,20 +25,20 @@ class Carry:
         self._structure = tf.nest.map_structure(spec, example)
         self._dtypes = [tensor.dtype for tensor in _tensors(example)]
         with tf.init_scope():
-            self._queue = tf.queue.FIFOQueue(1, self._dtypes, name="carry")
-        self._held: Any = None  # of eager steps, which need no queue
+            self._queue = tf.queue.FIFOQueue(1, self._dtypes, name="step_state")
+        self._held: Any = None  # the value between eager steps, which need no queue
 
     def put(self, value: Any) -> None:
-        """Keeps a structure like the example's; the place must be empty.
+        """Keeps a structure like the example's. The state must be empty.
 
         Raises:
-          ValueError: a structure of other tensors.
+          ValueError: the tensors have other dtypes than the example's.
         """
         tensors = _tensors(value)
         if [tensor.dtype for tensor in tensors] != self._dtypes:
             raise ValueError(
-                f"what one step leaves for the next must be made of the same tensors in every step: of {self._dtypes} "
-                f"at first, now of {[tensor.dtype for tensor in tensors]}."
+                f"a step left tensors of the dtypes {[tensor.dtype for tensor in tensors]} for the next step, and the "
+                f"first step left {self._dtypes}. Remedy: let Schedule.step return a state of the same tensors always."
             )
         if tf.executing_eagerly():
             self._held = value
@@ -45,7 +46,7 @@ class Carry:
             self._queue.enqueue(tensors)
 
     def take(self) -> Any:
-        """What was put in, in the form of the example. Something must be there: else it waits for ever."""
+        """The value that `put` kept, in the form of the example. Waits for ever if the state is empty."""
         if tf.executing_eagerly():
             held, self._held = self._held, None
             return held
@@ -61,11 +62,11 @@ class Carry:
 
     @property
     def full(self) -> bool:
-        """Whether something is there. Eager."""
+        """Whether a value is kept. Eager."""
         return self._held is not None or int(self._queue.size()) > 0
 
     def clear(self) -> None:
-        """Drops what is there. Eager."""
+        """Drops the kept value. Eager."""
         self._held = None
         if self.full:
             self._queue.dequeue()

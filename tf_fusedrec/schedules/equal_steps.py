@@ -1,4 +1,4 @@
-"""Evaluation and predictions on several ranks: as many steps on each as the one with the most batches has."""
+"""Evaluation and predictions on several ranks: every rank makes as many steps as the rank with the most batches."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from tf_fusedrec.schedules.feed import read, unconverted
 from tf_fusedrec.schedules.micro_batch import num_samples
 
 
-class EvenSteps:
-    """In the place of Keras' compiled test or predict function: called with an iterator, answers what its steps give.
+class EqualSteps:
+    """Replaces Keras' compiled test or predict function: takes an iterator and returns the result of its steps.
 
-    A rank whose data ends first takes part with batches of no samples: lookups are collective, and the others would
-    wait for it for ever.
+    A rank whose data ends first takes part with batches of no samples, because lookups are collective and the other
+    ranks would wait for ever.
 
     Args:
-      model: a PipelinedModel; a call makes as many steps as its `steps_at_once`, or as any rank has data for.
-      name: of the all-reduce that asks who has data.
-      step: what is done with one batch, of any number of samples.
-      put_together: makes the answer of those of the steps, `last` or `joined`.
-      compiled: whether steps run as functions; else eagerly.
+      model: A PipelinedModel. A call makes `steps_at_once` steps, or fewer if no rank has data for more.
+      name: Name of the all-reduce that asks which ranks have data.
+      step: The step of one batch, of any number of samples.
+      put_together: The function from the steps' results to the result of a call: `last` or `concatenated`.
+      compiled: Whether steps run as functions; else eagerly.
 
     Raises:
       tf.errors.OutOfRangeError: no rank has data any more.
@@ -64,12 +64,12 @@ class EvenSteps:
 
 
 def last(answers: list[Any]) -> Any:
-    """Of several steps what the last one says: logs tell of all steps since the epoch began."""
+    """The logs of the last step, which cover all steps since the epoch began."""
     return answers[-1]
 
 
 def averaged(logs: Any) -> Any:
-    """Logs of a step of one's own, each number as its mean over ranks; other values as they are. Collective, eager."""
+    """Logs of a user's own step: every number becomes its mean over ranks. Collective, eager."""
     if not isinstance(logs, dict):
         return logs
     names = [name for name in sorted(logs) if np.ndim(logs[name]) == 0]
@@ -80,7 +80,7 @@ def averaged(logs: Any) -> Any:
 
 @contextlib.contextmanager
 def _kept_finite(model: Any, data: Any) -> Iterator[None]:
-    """Restores metrics that a batch of no samples leaves not finite: a loss may be a mean over nothing."""
+    """Restores metrics that are not finite after a batch of no samples, whose loss may be a mean over nothing."""
     if int(num_samples(data)):
         yield
         return
@@ -94,8 +94,8 @@ def _kept_finite(model: Any, data: Any) -> Iterator[None]:
                 state.assign(value)
 
 
-def joined(answers: list[Any]) -> Any:
-    """Predictions of several steps, one behind another; scalars side by side, as Keras' predict puts them."""
+def concatenated(answers: list[Any]) -> Any:
+    """Predictions of several steps, concatenated; scalars are stacked, as in Keras' predict."""
 
     def join(*parts: Any) -> Any:
         if isinstance(parts[0], tf.SparseTensor):

@@ -1,0 +1,55 @@
+"""docs/concepts.md lists the functions through which a batch walks: a training step calls them in this order."""
+
+import pathlib
+import re
+import sys
+
+import tf_fusedrec as fr
+from tf_fusedrec import tf
+
+PACKAGE = pathlib.Path(fr.__file__).parent
+PAGE = pathlib.Path(__file__).resolve().parents[2] / "docs/concepts.md"
+# Keras asks for the mask, a decorator and TensorFlow call the bodies of functions, and a property is no station.
+BESIDE_THE_WALK = {"compute_mask", "_look_up", "forward", "pooled_by_lookup"}
+
+
+def listed():
+    """(file, function) of the numbered list in the page."""
+    section = re.search(r"## The walk of a batch\n(.*?)\n## ", PAGE.read_text(encoding="utf-8"), re.DOTALL)[1]
+    return re.findall(r"^\d+\. `([\w/]+\.py)`, `(\w+)`:", section, re.MULTILINE)
+
+
+def recorded(step, files):
+    """(file, function) of every call into one of the files that comes from another file."""
+    calls = []
+
+    def note(frame, event, _):
+        into, code = pathlib.Path(frame.f_code.co_filename), frame.f_code
+        if event != "call" or code.co_filename == frame.f_back.f_code.co_filename or not into.is_relative_to(PACKAGE):
+            return
+        file = into.relative_to(PACKAGE).as_posix()
+        if file in files and code.co_name not in BESIDE_THE_WALK:
+            calls.append((file, code.co_name))
+
+    sys.setprofile(note)
+    try:
+        step()
+    finally:
+        sys.setprofile(None)
+    return calls
+
+
+def test_a_batch_walks_as_the_page_says():
+    table = fr.TableConfig("item", 4, fr.optimizers.SGD(0.1))
+    embedding = fr.FusedEmbedding([table], [fr.FeatureConfig("past", "item", combiner="mean")])
+    ids = tf.constant([[1, 2], [3, 1]], tf.int64)
+
+    def step():
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(embedding({"past": ids})["past"])
+        tape.gradient(loss, embedding.trainable_variables)
+
+    step()  # Keras and TensorFlow load modules in the first one
+    walk = listed()
+    assert len(walk) == 21
+    assert recorded(step, {file for file, _ in walk}) == walk

@@ -1,0 +1,127 @@
+"""The lookups of a step, one way: ids go to their owners, rows come back; then gradients go out and tables are updated.
+
+    route ─▶ fetch ─▶ bring ─▶ (outputs, the model, its loss) ─▶ apply_gradients
+
+Lookups that share a stage share its cost: the ids of all travel in one all-to-all (exchange/messages.py says why), a
+table is looked up once, and the gradients of all make one update. So no lookup of a step can overtake another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from tf_fusedrec._tf_compat import tf
+from tf_fusedrec.embedding.group_lookup import Context, GroupLookup, LookupRequest, Outgoing, RoutedIds
+from tf_fusedrec.exchange import all_to_all
+from tf_fusedrec.ops import RowsAhead
+from tf_fusedrec.ops.xla import outside_clusters
+
+
+class RowGradients(NamedTuple):
+    """Gradients of the rows of one lookup."""
+
+    context: Context
+    grads: tf.Tensor  # <output dtype>[G, D]
+
+
+def route(requests: Sequence[LookupRequest]) -> list[RoutedIds]:
+    """Sends ids to their owners, in one all-to-all per set of ranks. Reads no table. Collective.
+
+    Args:
+      requests: The lookups of a step, in the same order on all ranks.
+
+    Returns:
+      The routed ids of each request.
+    """
+    outgoing = [request.lookup.prepare(request) for request in requests]
+    routes: dict[int, all_to_all.Route] = {}
+    for numbers in _by_ranks(requests, outgoing):
+        place = requests[numbers[0]].lookup.place
+        training = requests[numbers[0]].training and place.shares_gradients
+        sent = [ids for i in numbers if (ids := outgoing[i].ids) is not None]
+        routes.update(zip(numbers, all_to_all.route_ids(sent, place, training=training)))
+    return [
+        request.lookup.routed(request, ids.fused, routes.get(i))
+        for i, (request, ids) in enumerate(zip(requests, outgoing))
+    ]
+
+
+def look_ahead(routed: Sequence[RoutedIds]) -> list[RowsAhead]:
+    """Reads at the owner the rows that `fetch` will want. Changes nothing. No collective.
+
+    Returns:
+      Rows for each group of tables, in the order in which the groups first come.
+    """
+    return [
+        routed[numbers[0]].lookup.look_ahead([routed[i] for i in numbers])
+        for numbers in _by_group([ids.lookup for ids in routed])
+    ]
+
+
+def fetch(routed: Sequence[RoutedIds], ahead: Sequence[RowsAhead] | None = None) -> list[Context]:
+    """Looks rows up at the owners as they are now, each table once. No collective.
+
+    Args:
+      routed: The routed ids of one step. All of a group train, or none do.
+      ahead: The result of `look_ahead` for the same ids: only rows that changed since are read. None: all are.
+
+    Returns:
+      The context of each lookup.
+    """
+    contexts: dict[int, Context] = {}
+    for group, numbers in enumerate(_by_group([ids.lookup for ids in routed])):
+        lookup, of_group = routed[numbers[0]].lookup, [routed[i] for i in numbers]
+        contexts.update(zip(numbers, lookup.fetch(of_group, None if ahead is None else ahead[group])))
+    return [contexts[i] for i in range(len(routed))]
+
+
+def bring(contexts: Sequence[Context]) -> list[tf.Tensor]:
+    """Sends rows to the ranks that asked for them. Collective.
+
+    A table gives the rows of its lookups in their order, so their exchanges begin in that order. None waits for another
+    one to arrive.
+
+    Returns:
+      <output dtype>[G, D] of each lookup, pooled where a feature is.
+    """
+    return [context.routed.lookup.bring(context) for context in contexts]
+
+
+def apply_gradients(parts: Sequence[RowGradients], *, staleness: int = 0) -> None:
+    """Sends gradients to the owners and makes one update of each group of tables. Collective.
+
+    Args:
+      parts: The context of each lookup and its gradients, which are summed in this order.
+      staleness: Updates that a schedule makes between `fetch` and here, at most. Rows must stay where they are
+        meanwhile: FusedEmbedding(lookups_per_update) above it.
+
+    Raises:
+      InvalidArgumentError: at run time, the table was updated more often since a context's fetch. The layer was called
+        twice in one training step, or one tape gave two gradients.
+    """
+    with outside_clusters("An update of tables"):
+        # All gradients are sent before the first are waited for.
+        received = [part.context.routed.lookup.return_gradients(*part) for part in parts]
+        for numbers in _by_group([part.context.routed.lookup for part in parts]):
+            lookup = parts[numbers[0]].context.routed.lookup
+            lookup.update([(parts[i].context, received[i]) for i in numbers], staleness=staleness)
+
+
+def _by_group(lookups: Sequence[GroupLookup]) -> list[list[int]]:
+    """Numbers of each group's lookups; groups in the order in which they first come."""
+    numbers: dict[int, list[int]] = {}
+    for i, lookup in enumerate(lookups):
+        numbers.setdefault(id(lookup), []).append(i)
+    return list(numbers.values())
+
+
+def _by_ranks(requests: Sequence[LookupRequest], outgoing: Sequence[Outgoing]) -> list[list[int]]:
+    """Numbers of the requests whose ids travel among the same ranks; none of those whose ids stay."""
+    numbers: dict[tuple, list[int]] = {}
+    for i, request in enumerate(requests):
+        if outgoing[i].ids is not None:
+            place = request.lookup.place
+            replicas = place.replicas.members if request.training and place.shares_gradients else None
+            numbers.setdefault((place.group.members, replicas), []).append(i)
+    return list(numbers.values())

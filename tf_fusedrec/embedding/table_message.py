@@ -1,0 +1,66 @@
+"""Several lookups of one step as one lookup of their table, and the table's answer split again.
+
+A training lookup is one tick of the table's clock. It counts every id once, ages every row by one, and decides which
+rows come and which leave. A step that looks up in parts (micro-batches, features of several output dtypes) must count
+and decide like a step with one lookup. So the table sees the parts as sources of one message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tf_fusedrec import ops
+from tf_fusedrec._tf_compat import tf
+from tf_fusedrec.exchange import messages
+from tf_fusedrec.exchange.messages import Message
+from tf_fusedrec.tables import Answer, InferenceRows
+
+
+def join_sources(parts: Sequence[Message]) -> Message:
+    """One message of all sources of all parts, in their order.
+
+    Args:
+      parts: <int64>[V_i + R_i * S], blocks [counts[S] | ids] of R_i sources, and entries of each block <int32>[R_i].
+
+    Returns:
+      A message of V ids from R sources: the sums of all V_i and R_i.
+    """
+    if len(parts) == 1:
+        return parts[0]
+    joined_messages, joined_splits = (tf.concat(of_all, axis=0) for of_all in zip(*parts))
+    return joined_messages, joined_splits
+
+
+def split_answer(answer: Answer, parts: Sequence[Message], segments: int) -> list[Answer]:
+    """The table's answer to each of the parts that `join_sources` joined.
+
+    Args:
+      answer: The table's answer to all parts.
+      parts: The arguments of `join_sources`.
+      segments: S, tables in a message.
+
+    Returns:
+      An answer for each part: rows [bucketed V_i, D], where rows behind V_i are any numbers; for training also inverse
+      <int32>[V_i], and the handles of all parts. Where columns fill whole cache lines, rows share the answer's memory.
+    """
+    if len(parts) == 1:
+        return [answer]
+    counts = [tf.size(message) - segments * tf.size(splits) for message, splits in parts]
+    inverses = tf.split(answer.inverse, tf.stack(counts)) if isinstance(answer, ops.TableRows) else []
+    rows: list[tf.Tensor] = []
+    begin = tf.constant(0)
+    for count in counts:
+        # One after another, so that exchanges begin in the order of the parts.
+        with tf.control_dependencies(rows[-1:]):
+            rows.append(_send_buffer(answer.rows, begin, messages.bucketed(count)))
+        begin += count
+    if isinstance(answer, ops.TableRows):
+        return [answer._replace(rows=part, inverse=inverse) for part, inverse in zip(rows, inverses)]
+    return [InferenceRows(part) for part in rows]
+
+
+def _send_buffer(rows: tf.Tensor, begin: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
+    """`size` rows from `begin` on. Padding is rows of other parts, or zeros at the end."""
+    window = rows[begin : begin + size]
+    padded = tf.pad(window, [[0, size - tf.shape(window)[0]], [0, 0]])  # no copy where nothing is added
+    return tf.ensure_shape(padded, [None, rows.shape[1]])

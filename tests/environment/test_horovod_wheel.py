@@ -16,7 +16,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 KEY = "horovod-0-tensorflow-0-cp311-g++12-x86_64"
 
 
-def fake_build(command, log, cwd, env, sign):
+def fake_build(command, log, cwd, env, progress):
     """Replaces run_logged: writes a wheel slowly and counts the builds."""
     folder = pathlib.Path(command[command.index("--wheel-dir") + 1])
     with (pathlib.Path(env["COUNT"])).open("a", encoding="utf-8") as stream:
@@ -56,7 +56,7 @@ def test_a_failed_build_leaves_nothing_and_what_a_killed_one_left_is_removed(tmp
     left_behind.mkdir(parents=True)
     (left_behind / "horovod-0-cp311.whl").write_bytes(b"half")
 
-    def fail(command, log, cwd, env, sign):
+    def fail(command, log, cwd, env, progress):
         raise StepFailed("planned")
 
     monkeypatch.setattr(horovod_wheel, "run_logged", fail)

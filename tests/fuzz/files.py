@@ -1,4 +1,4 @@
-"""Whatever has happened to a file that this package reads, it gives back what was written or refuses it by name."""
+"""A reader of a damaged file must return the written contents or refuse the file by name."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from typing import Any, NamedTuple
 
 from tests.fuzz.mutations import altered, damaged
 
-MOST_SECONDS = 20  # that one file may take
-CHUNK = 400  # damages of one seed
+MOST_SECONDS = 20  # Limit per file.
+CHUNK = 400  # Damages per seed.
 
 
 class Target(NamedTuple):
     """A kind of folder.
 
-    make: writes one, right, into a folder.
-    read: reads all of it; its answers are compared with ==.
-    files: globs of the files that are damaged.
-    checked: whether a checksum covers all of these files, so that another answer is a violation.
-    forgeries: by glob, how a file's JSON is read and written with its checksum made anew.
+    make: Function that writes a correct folder.
+    read: Function that reads all of it. Results are compared with ==.
+    files: Globs of the files to damage.
+    checked: Whether a checksum covers all these files, so that another result is a violation.
+    forgeries: By glob, functions that read a file's JSON and write it with a new checksum.
     """
 
     make: Callable[[pathlib.Path], None]
@@ -37,7 +37,7 @@ class Target(NamedTuple):
 
 
 class Violation(AssertionError):
-    """Something else than the right answer or a refusal."""
+    """A reader gave neither the right result nor a refusal."""
 
 
 def plain_json(data: bytes) -> Any:
@@ -49,10 +49,10 @@ def write_plain_json(_: bytes, value: Any) -> bytes:
 
 
 def damage_files(target: Target, seed: int, damages: int = CHUNK) -> collections.Counter:
-    """Damages files of one folder, each alone, and reads it; returns how often it was "right", "refused" or "forged".
+    """Damages one file of a folder at a time and reads the folder. Counts "right", "refused" and "forged".
 
     Raises:
-      Violation: another answer, another exception than ValueError, one that names no file, or no end.
+      Violation: The result is wrong, the exception is no ValueError or names no file, or the reader hangs.
     """
     chance, counts = random.Random(seed), collections.Counter()
     with tempfile.TemporaryDirectory(prefix="fuzz-") as home:

@@ -1,4 +1,4 @@
-"""Small damages: of bytes, as disks and networks make them, and of JSON, as other programs write it."""
+"""Small damages of bytes, like those of disks and networks, and of JSON, like those of other programs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ODD_VALUES = [
 
 
 def damaged(data: bytes, chance: random.Random) -> bytes:
-    """Other bytes than `data`, or the same when chance has it so."""
+    """Returns randomly changed bytes of `data`, which may equal `data`."""
     kinds = [_flip, _overwrite, _cut, _cut, _lengthen, _move, _zero]
     for _ in range(chance.choice([1, 1, 1, 2, 4])):
         data = chance.choice(kinds)(data, chance)
@@ -59,7 +59,7 @@ def _zero(data: bytes, chance: random.Random) -> bytes:
 
 
 def altered(value: Any, chance: random.Random) -> Any:
-    """A copy of JSON's value in which one or two places are others: of another type, gone, twice, or renamed."""
+    """Copies a JSON value and changes one or two entries: other types, missing, repeated or renamed."""
     value = copy.deepcopy(value)
     for _ in range(chance.choice([1, 1, 2])):
         places = list(_places(value))
@@ -73,7 +73,7 @@ def altered(value: Any, chance: random.Random) -> Any:
             container.insert(key, copy.deepcopy(container[key]))
         elif what == 1:
             container[chance.choice(["", "x", "../x", "a/b"])] = container.pop(key)
-        elif what == 2:  # a value that is right elsewhere
+        elif what == 2:  # A value that is valid elsewhere.
             other, at = chance.choice(places)
             container[key] = copy.deepcopy(other[at]) if at in _keys(other) else None
         else:
@@ -86,7 +86,7 @@ def _keys(container: Any) -> Any:
 
 
 def _places(value: Any) -> Any:
-    """(container, key) of everything in a value."""
+    """Yields (container, key) of every entry in a value."""
     if isinstance(value, (dict, list)):
         for key in list(_keys(value)):
             yield value, key

@@ -1,8 +1,8 @@
-"""Wrong calls of every op: shapes, types, splits and scalars that no caller of this package makes.
+"""Calls every op with shapes, dtypes, splits and scalars that this package never passes.
 
-Right calls are recorded from a small scenario; then each is made again with some of its arguments changed. An op may
-answer, or refuse with an error of TensorFlow or ValueError or TypeError. It must not end the process: under
-AddressSanitizer (tools/sanitized_ops.py) that includes every byte read or written beyond an array.
+A small scenario records correct calls, which are repeated with some changed arguments. An op may return a result or
+raise an error of TensorFlow, ValueError or TypeError. It must not end the process. Under AddressSanitizer
+(tools/sanitized_ops.py), every access beyond an array ends it.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from tests.support.hash_tables import Table
 from tf_fusedrec import ops, tf
 from tf_fusedrec.ops._library import library
 
-CALLS = 3000  # of one seed
-# Sizes that would be honoured are left out: an op may be asked for a gigabyte, and then gives it.
+CALLS = 3000  # Calls per seed.
+# Large valid sizes are excluded, because an op would allocate a gigabyte on request.
 INTEGERS = [-(2**63), -(2**31) - 1, -7, -1, 0, 1, 2, 3, 5, 64, 2**31 - 1, 2**31, 2**40, 2**62, 2**63 - 1]
 FLOATS = [float("nan"), float("inf"), -float("inf"), -1.0, 0.0, 1e-45, 0.5, 3e38]
 STRINGS = ["", "x", "adam", "float16", "lru", "tfra", "buckets", "../x", "\0"]
@@ -34,7 +34,7 @@ class Call(NamedTuple):
 
 
 def record(scenario: Callable[[], None]) -> list[Call]:
-    """The calls of ops that a scenario makes."""
+    """Records the op calls of a scenario."""
     calls: list[Call] = []
 
     def recorder(name: str, function: Callable) -> Callable:
@@ -51,7 +51,7 @@ def record(scenario: Callable[[], None]) -> list[Call]:
 
 
 def scenario() -> None:
-    """Every op of a training step and of a checkpoint, and attention."""
+    """Calls every op of a training step, of a checkpoint and of attention."""
     batch = [[[5, 7, 5], [9]], [[7], []]]
     spec = {"record_tombstones": True, "admission_count": 2, "max_rows": 100, "eviction": "lru"}
     tables = [Table(2), Table(2, rule="adagrad", hyperparameters=(0.0, 0.1, 1e-7, 0.0)), Table(2, **spec)]
@@ -124,16 +124,16 @@ def _attention() -> None:
 
 
 def call_ops(seed: int, calls: int = CALLS) -> collections.Counter:
-    """Makes wrong calls; returns how many each outcome had.
+    """Makes wrong calls and counts the outcomes.
 
     Raises:
-      What an op raised that is none of the errors above.
+      Any other error of an op.
     """
     chance, right = random.Random(seed), record(scenario)
     counts: collections.Counter = collections.Counter()
     for number in range(calls):
         call = chance.choice(right)
-        if call.name == "fusedrec_hash_table":  # a table for each would fill the memory
+        if call.name == "fusedrec_hash_table":  # A table per call would fill the memory.
             continue
         arguments, keywords = list(call.arguments), dict(call.keywords)
         for _ in range(chance.choice([1, 1, 2, 3])):
@@ -173,7 +173,7 @@ def _changed(value: Any, chance: random.Random) -> Any:
 
 
 def _changed_array(array: np.ndarray, chance: random.Random) -> Any:
-    """Another shape, other numbers, or another type."""
+    """Returns an array with another shape, other values or another dtype."""
     what = chance.randrange(6)
     if what == 0:
         return tf.constant(np.resize(array, chance.choice([(), (0,), (1,), (2, 0), (3,), (7,), (1, 1, 1), (2, 3)])))

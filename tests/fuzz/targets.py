@@ -1,4 +1,4 @@
-"""The kinds of files that this package reads, as small as they can be with every part of the format in use."""
+"""The kinds of files that this package reads, as small as possible with every part of their formats."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _tables() -> list[DictTable]:
 
 
 def make_checkpoint(folder: pathlib.Path) -> None:
-    """A full save and a delta with tombstones, of two ranks."""
+    """Writes a full save of two ranks and a delta with tombstones."""
     tables, random = _tables(), np.random.default_rng(0)
     owned = [[i for i in range(60) if owner(i, RANKS) == rank] for rank in range(RANKS)]
     for table, mine in zip(tables, owned):
@@ -46,7 +46,7 @@ def make_checkpoint(folder: pathlib.Path) -> None:
 
 
 def load_checkpoint(folder: pathlib.Path) -> Any:
-    """All that a load gives two ranks, and the rows as one process reads them."""
+    """Returns the results of a load on two ranks and the rows that one process reads."""
     tables = _tables()
     simulated.load(folder, tables)
     rows = {name: (ids.tolist(), rows.tobytes()) for name, (ids, rows) in checkpoint.read_tables(folder).items()}
@@ -60,10 +60,10 @@ def _read_sealed(data: bytes) -> Any:
 
 
 def _seal(_: bytes, manifest: Any) -> bytes:
-    """A manifest with the checksum that manifest.py describes."""
-    told = json.loads(json.dumps(manifest))
-    checksum = xxhash.xxh3_64_hexdigest(json.dumps(told, sort_keys=True).encode())
-    return json.dumps({**told, "checksum": checksum} if isinstance(told, dict) else told).encode()
+    """Returns a manifest with the checksum of manifest.py."""
+    plain = json.loads(json.dumps(manifest))
+    checksum = xxhash.xxh3_64_hexdigest(json.dumps(plain, sort_keys=True).encode())
+    return json.dumps({**plain, "checksum": checksum} if isinstance(plain, dict) else plain).encode()
 
 
 def _shard_header(data: bytes) -> Any:
@@ -71,14 +71,14 @@ def _shard_header(data: bytes) -> Any:
 
 
 def _with_header(data: bytes, header: Any) -> bytes:
-    """A shard with the header and the checksum that shard_file.py describes."""
+    """Returns a shard with the header and the checksum of shard_file.py."""
     text = json.dumps(header).encode()
     head = len(text).to_bytes(8, "little") + xxhash.xxh3_64_intdigest(text).to_bytes(8, "little")
     return data[:8] + head + text + data[24 + int.from_bytes(data[8:16], "little") :]
 
 
 def _make_exports(ops: str, folder: pathlib.Path) -> None:
-    """A full export, "base", and a delta of it."""
+    """Writes a full export "base" and a delta of it."""
     model, embedding = served_model()
     random = np.random.default_rng(0)
 

@@ -1,4 +1,4 @@
-"""A budget of the fuzzers for every run of the tests, and that they find what they are there to find."""
+"""Every test run includes short fuzzing, and the fuzzers find planted faults."""
 
 import json
 import random
@@ -78,7 +78,7 @@ def test_mutations_are_those_of_the_seed_and_change_something():
 
 
 def test_wrong_op_calls_end_in_errors():
-    apart = ("mark_collective",)  # passes any tensor on
+    apart = ("mark_collective",)  # The op forwards any tensor.
     every = {name for name in dir(library) if name.startswith("fusedrec_") and "eager" not in name}
     missing = every - {call.name for call in record(scenario)}
     assert [name for name in missing if not any(word in name for word in apart)] == []

@@ -1,11 +1,11 @@
-"""Looks for what nobody has thought of, with fresh seeds, until the time is over.
+"""Searches for unknown faults with fresh seeds until the time is over.
 
     python -m tests.soak --seconds 3600
     python -m tests.soak tables --seed 1234      # one seed again: the same examples
 
-Four parts take turns: `tables` and `exports` (any order of what a job does, against a dictionary), `files` (damaged
-files of every kind) and `ops` (wrong op calls, under AddressSanitizer). Each turn is a process of its own, so that a
-crash of one is a violation like others. Ends with 1 when there was a violation, and says how to see it again.
+Four parts take turns: `tables` and `exports` (random operations of a job, compared with a dictionary), `files` (damaged
+files of every kind) and `ops` (wrong op calls under AddressSanitizer). Each turn is a separate process, so that a crash
+is a violation too. The exit code is 1 after a violation, and the output has the command that repeats it.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ import time
 
 from tools import sanitized_ops
 
-# Seconds of one turn. More go to what can go wrong in more ways.
+# Seconds of one turn. Parts with more possible faults get more.
 TURNS = {"tables": 180, "exports": 120, "files": 60, "ops": 60}
-LONGEST_SEED_S = 900  # beyond its turn; hypothesis makes an example smaller for 5 minutes
+LONGEST_SEED_S = 900  # Limit beyond a turn, because hypothesis shrinks an example for up to 5 minutes.
 _COUNTS = "soak counts: "
 
 
 def one_turn(part: str, seed: int | None, seconds: float) -> None:
-    """Fresh seeds until the time is over, or the one that is given; prints them and, last, the counts."""
+    """Runs fresh seeds until the time is over, or the given one. Prints the seeds and, last, the counts."""
     if part == "ops":
         sanitized_ops.use()
     from tests.soak.parts import PARTS
@@ -44,7 +44,7 @@ def one_turn(part: str, seed: int | None, seconds: float) -> None:
 
 
 def turn_of(part: str, seconds: float) -> tuple[collections.Counter, str]:
-    """Counts of a turn in a process of its own, and the last words of one that failed."""
+    """Runs a turn in a separate process. Returns its counts and, after a failure, the end of its output."""
     environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
     command = [sys.executable, "-m", "tests.soak", part, "--seconds", str(seconds)]
     process = subprocess.Popen(
@@ -67,12 +67,12 @@ def turn_of(part: str, seconds: float) -> tuple[collections.Counter, str]:
 
 
 def soak(seconds: float) -> int:
-    """All parts in turns; returns the number of violations."""
+    """Runs all parts in turns and returns the number of violations."""
     print("soak: compiling the op library for AddressSanitizer, unless it is there ...", flush=True)
     sanitized_ops.build()
     end, violations = time.monotonic() + seconds, 0
     totals: dict[str, collections.Counter] = {part: collections.Counter() for part in TURNS}
-    share = min(1.0, seconds / sum(TURNS.values()))  # every part has its turn in a short soak, too
+    share = min(1.0, seconds / sum(TURNS.values()))  # Every part gets a turn in a short soak too.
     while time.monotonic() < end:
         for part, wanted in TURNS.items():
             counts, failure = turn_of(part, min(wanted * share, max(end - time.monotonic(), 1)))

@@ -1,4 +1,4 @@
-"""The machine of machine.py, with exports of its checkpoints and deltas of these exports."""
+"""Extends the machine of machine.py by exports of its checkpoints and deltas of these exports."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Rows = dict[str, dict[int, np.ndarray]]  # by table and id
 
 
 class Export(NamedTuple):
-    """A folder, what it must hold, and the operations that it is made of."""
+    """A folder, its expected rows, and the kind of its operations."""
 
     folder: pathlib.Path
     rows: Rows
@@ -31,7 +31,7 @@ class Export(NamedTuple):
 
 @functools.cache
 def served_model() -> tuple[keras.Model, Any]:
-    """A model that answers the rows of its ids, and its embedding; rows come from checkpoints."""
+    """Returns a model that looks up rows of ids, and its embedding. The rows come from checkpoints."""
     tables = [table_config(name, momentum=0.0, tier_folder="") for name in TABLES]
     embedding = fr.FusedEmbedding(tables, [fr.FeatureConfig(name, name) for name in TABLES], seed=SEED)
     inputs = {name: keras.Input([], dtype=tf.int64, name=name) for name in TABLES}
@@ -43,10 +43,10 @@ class ExportMachine(Machine):
     def __init__(self) -> None:
         super().__init__()
         self.exports: list[Export] = []
-        self.deltas: list[tuple[Export, Export]] = []  # the delta, and the base that it starts from
+        self.deltas: list[tuple[Export, Export]] = []  # (delta, base) pairs.
 
     def _fill(self) -> Rows:
-        """Gives the served model the rows of the checkpoint; returns what they must be."""
+        """Loads the checkpoint's rows into the served model and returns the expected rows."""
         _, embedding = served_model()
         for lookup in embedding.lookups:
             lookup.table.clear()
@@ -82,7 +82,7 @@ class ExportMachine(Machine):
     @precondition(lambda self: self.deltas)
     @rule(which=st.integers(0, 9), killed=st.one_of(st.none(), st.integers(0, 40)))
     def apply_a_delta(self, which: int, killed: Any) -> None:
-        """A server that dies in the middle has the whole result or none, and can begin again."""
+        """A server that dies in the middle leaves the whole result or none, and can start again."""
         self.count("apply a delta" if killed is None else "apply a delta and die")
         delta, base = self.deltas[which % len(self.deltas)]
         made = Export(self._new_folder(), delta.rows, base.ops)
@@ -98,7 +98,7 @@ class ExportMachine(Machine):
     @precondition(lambda self: len(self.exports) > 2)
     @rule(segment=segments)
     def forget_an_export(self, segment: int) -> None:
-        """Folders are not kept for ever; deltas of this one are of no use any more."""
+        """Removes an old folder, after which its deltas are useless."""
         self.count("forget an export")
         gone = self.exports.pop(segment)
         self.deltas = [(delta, base) for delta, base in self.deltas if base is not gone]
@@ -106,7 +106,7 @@ class ExportMachine(Machine):
 
     @staticmethod
     def _check(made: Export) -> None:
-        """Asks a server that has just started for every id there can be."""
+        """Looks up every possible id in a freshly started server."""
         loaded = tf.saved_model.load(str(made.folder))
         serve = loaded.signatures["serving_default"]
         (answer,) = serve(**{name: tf.constant(IDS, tf.int64) for name in TABLES}).values()

@@ -1,4 +1,4 @@
-"""Ends "the process" at the n-th change of a folder by Python code, whatever function makes it.
+"""Simulates the end of the process at the n-th change that any Python code makes to a folder.
 
 Unlike power_loss.py this sees files that NumPy, shutil and `open` write, but not when they are synced.
 """
@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 from tests.soak.power_loss import Crashed
 
-# Events of Python's audit hooks, with the places of the paths among their arguments.
+# Events of Python's audit hooks, with the positions of the paths among their arguments.
 CHANGES = {"os.mkdir": [0], "os.rename": [0, 1], "os.remove": [0], "os.rmdir": [0], "open": [0], "os.truncate": [0]}
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 _watched: list[dict] = []
@@ -34,8 +34,8 @@ def _watch(event: str, arguments: tuple) -> None:
 
 @contextlib.contextmanager
 def killed_at(root: pathlib.Path, n: int) -> Iterator[None]:
-    """Inside, the n-th change below `root`, from 0, and all that follow, raise Crashed in place of being done."""
-    if not hasattr(sys, "_fusedrec_soak_watches"):  # a hook stays for the life of the process
+    """Makes the n-th change below `root`, counted from 0, and all later ones raise Crashed instead of happening."""
+    if not hasattr(sys, "_fusedrec_soak_watches"):  # A hook stays until the process ends.
         sys.addaudithook(_watch)
         sys._fusedrec_soak_watches = True
     _watched.append({"root": f"{root}{os.sep}", "left": n})

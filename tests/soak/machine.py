@@ -1,4 +1,4 @@
-"""Any order of what a training job does with its tables and checkpoints, crashes among it, against dictionaries."""
+"""Compares tables and checkpoints with dictionaries under random operations of a job, crashes included."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from tests.support.ids import INT64_MAX, INT64_MIN
 from tf_fusedrec import checkpoint
 
 IDS = [*range(16), -1, INT64_MIN, INT64_MAX, 1 << 40]
-# Where there is one, files need no real disk: power_loss.py has its own idea of what is on it.
+# A memory file system suffices, because power_loss.py simulates the disk.
 SHARED_MEMORY = pathlib.Path("/dev/shm")
 
 ids = st.lists(st.sampled_from(IDS), max_size=6)
-batches = st.lists(st.tuples(ids, ids), min_size=1, max_size=2)  # ids by source and table
+batches = st.lists(st.tuples(ids, ids), min_size=1, max_size=2)  # Ids by source and table.
 segments = st.sampled_from([0, 1])
-# Pairs that go together, as TableConfig wants them.
+# Pairs of options that TableConfig accepts together.
 policies = st.builds(
     lambda rows, admission, **others: {**rows, **admission, **others},
     rows=st.sampled_from(
@@ -37,12 +37,12 @@ policies = st.builds(
     ttl=st.sampled_from([0, 0, 1, 3]),
     record_tombstones=st.sampled_from([True, True, False]),
 )
-# What may happen to a save: the number of the file operation at which it does, and chance for what is left.
+# Faults of a save: the number of the file operation, and a random choice of the surviving changes.
 moments = st.tuples(st.sampled_from(["crash", "full disk"]), st.integers(0, 150), st.integers(0, 2**32))
 
 
 class Machine(RuleBasedStateMachine):
-    """`executed` counts the rules of all machines of this process by name."""
+    """A stateful test. `executed` counts the rules of all machines of this process by name."""
 
     executed: collections.Counter = collections.Counter()
 
@@ -56,8 +56,8 @@ class Machine(RuleBasedStateMachine):
         self.policies = {**policies, "tier_folder": str(self.home) if tier else ""}
         self.job = Ranks(ranks, self.policies)
         self.saves = 0
-        self.states: dict[int, Any] = {}  # what a save holds, by its number
-        self.saved: Any = None  # the number of the last save and what it holds; None before there is one
+        self.states: dict[int, Any] = {}  # Expected contents of each save, by its number.
+        self.saved: Any = None  # Number and contents of the last save, or None.
         self.count("create")
 
     def count(self, name: str) -> None:
@@ -84,7 +84,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(steps=st.integers(1, 4))
     def expire(self, steps: int) -> None:
-        """Steps that bring no ids: only time passes."""
+        """Makes steps without ids, in which only time passes."""
         self.count("expire")
         for _ in range(steps):
             self.job.train([([], [])], 0)
@@ -102,7 +102,7 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.policies["tier_folder"])
     @rule(batch=batches)
     def tier(self, batch: list) -> None:
-        """Rows are brought from the file."""
+        """Moves rows from the file into memory."""
         self.count("tier")
         self.job.prefetch(batch)
 
@@ -125,7 +125,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(delta=st.sampled_from([True, True, False]), moment=moments, ranks=st.integers(1, 3))
     def save_in_trouble(self, delta: bool, moment: tuple, ranks: int) -> None:
-        """The folder holds the last checkpoint or the new one; after a crash a new job goes on from it."""
+        """Leaves the last checkpoint or the new one in the folder. After a crash, a new job continues from it."""
         kind, operation, seed = moment
         self.count(f"save and {kind}")
         delta = delta and self.job.full is not None and self.policies["record_tombstones"]
@@ -141,7 +141,7 @@ class Machine(RuleBasedStateMachine):
             pass
         except OSError:
             assert kind == "full disk"
-            self.job.full = None  # as Checkpointer does: the next save is full
+            self.job.full = None  # The next save is full, as in Checkpointer.
         if kind == "crash":
             disk.crash(random.Random(seed))
             self.job = Ranks(ranks, self.policies)
@@ -157,7 +157,7 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.saved is not None)
     @rule(ranks=st.integers(1, 4), which=st.integers(0, KEEP))
     def reshard(self, ranks: int, which: int) -> None:
-        """A new job of other ranks goes on from one of the saves that are kept."""
+        """Continues one of the kept saves in a new job with another number of ranks."""
         self.count("load anew")
         kept = checkpoint.saves(self.directory)
         save = kept[which % len(kept)]
@@ -168,6 +168,6 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.saved is not None)
     @rule()
     def load(self) -> None:
-        """A running job goes back to the checkpoint."""
+        """Loads the checkpoint into the running job."""
         self.count("load")
         self.job.load(self.directory, self.saved[1])

@@ -1,4 +1,4 @@
-"""What the soak does with one seed: the same examples every time."""
+"""The parts of the soak. One seed always gives the same examples."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from tests.fuzz.targets import TARGETS
 from tests.soak.exports import ExportMachine
 from tests.soak.machine import Machine
 
-STEPS = 40  # rules of one example
+STEPS = 40  # Rules per example.
 
 
 def run_machine(machine: type[Machine], seed: int, examples: int) -> collections.Counter:
-    """Runs examples of a machine; returns how often each rule was executed, and the examples.
+    """Runs examples of a machine and returns the executions of each rule and the number of examples.
 
     Raises:
-      What the smallest example raises that violates the model; hypothesis adds its steps.
+      The error of the smallest violating example, with its steps.
     """
     before = machine.executed.copy()
     settings = hypothesis.settings(
@@ -36,7 +36,7 @@ def run_machine(machine: type[Machine], seed: int, examples: int) -> collections
 
 
 def damage_all(seed: int, damages: int = 400) -> collections.Counter:
-    """Damages files of every kind; returns the outcomes by kind."""
+    """Damages files of every kind and returns the outcomes by kind."""
     counts: collections.Counter = collections.Counter()
     for name, target in TARGETS.items():
         outcomes = damage_files(target, seed, damages)

@@ -1,9 +1,9 @@
-"""A disk that loses its power: whatever lies behind the last fsync is lost, torn or reordered.
+"""A disk that loses power: it loses, tears or reorders all changes after the last fsync.
 
-Inside `PowerLoss(folder)` the calls of `os` that change files below the folder are done, and noted. `crash` then gives
-the folder what a file system may show after the power has gone: contents of a file as of its last fsync, with any part
-of the later writes; names of a folder as of its last fsync, with any of the later changes. Files and names are apart: a
-synced file whose name was never synced may have no name, and a name may lead to a file without its data.
+`PowerLoss(folder)` executes and records the calls of `os` that change files below the folder. `crash` then gives the
+folder a state that a file system may show after a power loss. A file has its contents at its last fsync with any part
+of the later writes. A folder has its names at its last fsync with any of the later changes. Contents and names are
+independent: a synced file may have no name, and a name may lead to a file without its data.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ import shutil
 from typing import Any
 from unittest import mock
 
-FATES = ("lost", "kept", "a part", "any")  # of the changes behind the last fsync
+FATES = ("lost", "kept", "a part", "any")  # Fates of the changes after the last fsync.
 
 
 class Crashed(BaseException):
-    """The process has ended: no line after it runs."""
+    """The simulated end of the process, after which no line runs."""
 
 
 class File:
-    """Bytes that are on the disk, and writes (offset, bytes) behind the last fsync."""
+    """Bytes on the disk, and writes (offset, bytes) after the last fsync."""
 
     def __init__(self, durable: bytes = b""):
         self.durable, self.pending = durable, []
@@ -39,7 +39,7 @@ class File:
 
     def after(self, fate: str, chance: random.Random) -> bytes:
         survivors = _survivors(fate, self.pending, chance)
-        if fate == "any":  # some of these are torn, or only the length of the file has survived
+        if fate == "any":  # Some writes are torn, or only the file's length survives.
             torn = [(offset, data[: chance.randrange(len(data) + 1)]) for offset, data in survivors]
             empty = [(offset, bytes(len(data))) for offset, data in survivors]
             survivors = [chance.choice(write) for write in zip(survivors, torn, empty)]
@@ -47,7 +47,7 @@ class File:
 
 
 class Folder:
-    """Names that are on the disk, and changes {name: node, or None} behind the last fsync, each one done at once."""
+    """Names on the disk, and atomic changes {name: node or None} after the last fsync."""
 
     def __init__(self) -> None:
         self.durable: dict[str, Any] = {}
@@ -82,22 +82,22 @@ def _changed(names: dict[str, Any], changes: list[dict[str, Any]]) -> dict[str, 
 
 
 class PowerLoss:
-    """Watches one folder; all that it holds at the start is on the disk.
+    """Watches one folder, whose initial contents are on the disk.
 
     Args:
-      root: the folder, an absolute path. It exists.
-      crash_at: number of the operation, from 0, in whose place the process ends with Crashed; None: it lives.
-      fail_at: number of the operation that raises OSError once (a full disk) and lets the process live; None: all work.
+      root: Absolute path of the existing folder.
+      crash_at: Number of the operation, from 0, that raises Crashed instead of running, or None.
+      fail_at: Number of the operation that raises OSError once (a full disk), or None.
 
     Attributes:
-      operations: how many there were.
+      operations: Number of operations so far.
     """
 
     def __init__(self, root: pathlib.Path, crash_at: int | None = None, fail_at: int | None = None):
         self.operations = 0
         self._root, self._crash_at, self._fail_at = root, crash_at, fail_at
         self._tree = _read(root)
-        self._files: dict[int, Any] = {}  # descriptor -> node
+        self._files: dict[int, Any] = {}  # Nodes by descriptor.
         self._patches = contextlib.ExitStack()
 
     def __enter__(self) -> PowerLoss:
@@ -110,13 +110,13 @@ class PowerLoss:
         self._patches.close()
 
     def crash(self, chance: random.Random) -> None:
-        """Makes the folder what is found after the power has gone and come back."""
+        """Gives the folder its state after the power loss."""
         assert _contents(_read(self._root)) == _contents(self._tree), "the folder was changed past the calls of os"
         shutil.rmtree(self._root)
         _write(self._root, self._tree, chance.choice(FATES), chance)
 
     def _count(self) -> None:
-        """Goes before every operation that changes the folder."""
+        """Counts an operation that changes the folder, before it runs."""
         if self._crash_at is not None and self.operations >= self._crash_at:
             raise Crashed
         self.operations += 1
@@ -124,7 +124,7 @@ class PowerLoss:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def _place(self, path: Any, folder: int | None = None) -> tuple[Folder, str] | None:
-        """The node of the folder that a path lies in, and its name there; None of a path outside."""
+        """Returns the node of the folder that holds a path and the name in it, or None for a path outside."""
         base = os.getcwd() if folder is None else os.readlink(f"/proc/self/fd/{folder}")
         whole = pathlib.Path(base, os.fsdecode(path))
         if self._root not in whole.parents:
@@ -175,7 +175,7 @@ class PowerLoss:
         node = self._files.get(descriptor)
         if node is not None:
             self._count()
-            node.sync()  # the real disk need not be asked
+            node.sync()  # The real disk need not sync.
         else:
             original(descriptor)
 
@@ -218,7 +218,7 @@ WATCHED = {
 
 
 def _read(path: pathlib.Path) -> Any:
-    """The node of what is at a path, all of it on the disk."""
+    """Returns the node of a path, with all contents on the disk."""
     if not path.is_dir():
         return File(path.read_bytes())
     folder = Folder()

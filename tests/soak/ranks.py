@@ -1,4 +1,4 @@
-"""The tables of simulated ranks, each beside the dictionary that it must agree with, and their checkpoints."""
+"""The tables of simulated ranks, with the dictionaries that they must equal, and their checkpoints."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def initial(key: tuple[int, int]) -> np.ndarray:
 
 
 class Oracle(TableOracle):
-    """With momentum, which is a slot of every row."""
+    """Adds momentum, a slot of every row."""
 
     def __init__(self, *, momentum: float, **policies: Any):
         super().__init__(len(TABLES), initial, **policies)
@@ -55,7 +55,7 @@ def slot_of(row: Any) -> np.ndarray:
 
 
 def table_config(name: str, momentum: float, tier_folder: str, **policies: Any) -> fr.TableConfig:
-    """With a folder, few rows stay in memory."""
+    """Returns the table's configuration. With a folder, few rows stay in memory."""
     tier = {"memory_budget": TIER_BYTES, "tier_folder": tier_folder} if tier_folder else {}
     return fr.TableConfig(
         name, DIM, fr.optimizers.SGD(RATE, momentum=momentum), fr.Uniform(0.0, 1.0), **policies, **tier
@@ -63,11 +63,11 @@ def table_config(name: str, momentum: float, tier_folder: str, **policies: Any) 
 
 
 class Ranks:
-    """R ranks of a job.
+    """The R ranks of a job.
 
     Args:
       ranks: R.
-      policies: of both tables, by the names of Oracle and of table_config.
+      policies: Options of both tables, by the names of Oracle and table_config.
     """
 
     def __init__(self, ranks: int, policies: dict[str, Any]):
@@ -79,12 +79,12 @@ class Ranks:
         self.full: Any = None  # name of the last full save, and each rank's clocks then
 
     def owned(self, batch: list, rank: int) -> list:
-        """What one rank receives of a batch, which is lists of ids by source and table."""
+        """Returns the ids that one rank receives of a batch, which is lists of ids by source and table."""
         mine = lambda ids: [i for i in ids if owner_oracle(i, len(self.tables), "hash_range") == rank]  # noqa: E731
         return [[mine(ids) for ids in source] for source in batch]
 
     def train(self, batch: list, number: int) -> None:
-        """One step; each column and position has another gradient, a multiple of 1/64."""
+        """Makes one step. Every column and position has a different gradient, a multiple of 1/64."""
         for rank, (table, oracle) in enumerate(zip(self.tables, self.oracles)):
             message, splits, received = pack(self.owned(batch, rank))
             try:
@@ -124,10 +124,10 @@ class Ranks:
         for table, oracle in zip(self.tables, self.oracles):
             table.clear()
             oracle.clear()
-        self.full = None  # as Checkpointer: tombstones are gone with the rows, so a delta would bring the rows back
+        self.full = None  # Tombstones are lost with the rows, so a delta would restore the rows.
 
     def save(self, directory: pathlib.Path, extra: Any, *, delta: bool) -> None:
-        """As checkpoint.Checkpointer does it: all rows, or what has changed since the last full save."""
+        """Saves like checkpoint.Checkpointer: all rows, or the changes since the last full save."""
         name, since = self.full if delta and self.full else (None, [{}] * len(self.tables))
         self.full = self.full if name else None
         clocks = [dict.fromkeys(TABLES, int(table.clock)) for table in self.tables]
@@ -147,11 +147,11 @@ class Ranks:
             self.full = plan.save, clocks
 
     def saved(self) -> list[Oracle]:
-        """What a checkpoint of now holds."""
+        """Returns the expected contents of a checkpoint of the current state."""
         return copy.deepcopy(self.oracles)
 
     def load(self, directory: pathlib.Path, saved: list[Oracle], save: str | None = None) -> None:
-        """Replaces all rows by those of a save, of any number of ranks, which must hold `saved`."""
+        """Replaces all rows by a save of any number of ranks, whose contents must equal `saved`."""
         described = folders.read_manifest(directory, save)["tables"]
         for rank, table in enumerate(self.tables):
             resharding.restore(
@@ -168,7 +168,7 @@ class Ranks:
         self.full = None
 
     def check(self) -> None:
-        """Compares everything that a table can be asked."""
+        """Compares every readable state of the tables."""
         for table, oracle in zip(self.tables, self.oracles):
             for found, counts in zip(table.statistics.values(), oracle.statistics()):
                 assert [found[kind] for kind in KINDS] == counts

@@ -1,4 +1,4 @@
-"""A budget of the soak for every run of the tests, and that it finds what it is there to find."""
+"""Every test run includes a short soak, and the soak finds planted faults."""
 
 import contextlib
 import os
@@ -32,12 +32,12 @@ def test_any_order_of_operations_agrees_with_dictionaries(machine, examples, amo
     print(f"seed {seed}")
     counts = run_machine(machine, seed, examples)
     print(dict(counts))
-    # Hypothesis begins with the smallest example and leaves rules out of others: a fresh seed may miss one rule of two.
+    # Hypothesis begins with the smallest example and omits rules from others, so a fresh seed may miss a rule.
     assert counts["examples"] >= examples and any(counts[rule] for rule in among)
 
 
 def unsynced_file(path):
-    """As disk.new_file, but for its fsync."""
+    """Equals disk.new_file without its fsync."""
 
     @contextlib.contextmanager
     def opened():
@@ -80,7 +80,7 @@ def test_a_save_that_is_not_synced_is_found(defect, tmp_path, monkeypatch):
 
 
 def crashes(folder, work):
-    """Every state of `folder`, {path: bytes}, that a crash behind `work` was seen to leave."""
+    """Returns the observed states {path: bytes} of `folder` after a crash that follows `work`."""
     found = set()
     for seed in range(120):
         for path in sorted(folder.rglob("*"), reverse=True):

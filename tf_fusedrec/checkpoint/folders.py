@@ -12,7 +12,7 @@ import secrets
 import shutil
 from typing import Any
 
-from tf_fusedrec.checkpoint import manifest, schema
+from tf_fusedrec.checkpoint import disk, manifest, schema
 from tf_fusedrec.checkpoint.schema import SAVE_NAME
 
 PARTIAL = ".partial"
@@ -111,7 +111,10 @@ def prune(directory: pathlib.Path, keep: int) -> None:
 
 
 def _remove(folder: pathlib.Path) -> None:
-    """Removes a folder of a save. It is renamed first, so a partly removed folder never passes for a whole save."""
+    """Removes a folder of a save.
+
+    It is renamed first, durably: a loss of power must not leave a partly removed folder under the name of a whole save.
+    """
     partial = folder.with_name(folder.name.removesuffix(PARTIAL) + PARTIAL)
-    os.replace(folder, partial)
+    disk.rename(folder, partial)
     shutil.rmtree(partial)

@@ -15,7 +15,7 @@ from tests.soak.killed import killed_at
 from tests.soak.machine import Machine
 from tests.soak.parts import run_machine
 from tests.soak.power_loss import Crashed, PowerLoss
-from tests.soak.ranks import KEEP, Ranks
+from tests.soak.ranks import Ranks
 from tf_fusedrec import checkpoint
 from tf_fusedrec.checkpoint import disk
 
@@ -81,15 +81,15 @@ def test_a_save_that_is_not_synced_is_found(defect, tmp_path, monkeypatch):
 
 
 def test_a_save_that_is_being_removed_never_passes_for_a_whole_one(tmp_path):
-    for chance in range(30):
+    for chance in range(90):
         job, root = Ranks(1, POLICIES), tmp_path / str(chance)
         root.mkdir()
-        for number in range(KEEP):
+        for number, delta in enumerate([False, True, False]):
             job.train([([number, 1], [2])], number)
-            job.save(root / "c", number, delta=False)
-        loss = PowerLoss(root)
-        with loss:
-            job.save(root / "c", KEEP, delta=False)
+            job.save(root / "c", number, delta=delta)
+        loss = PowerLoss(root, crash_at=chance)
+        with contextlib.suppress(Crashed), loss:
+            job.save(root / "c", 3, delta=False)  # The first full save and its delta are no longer kept.
         loss.crash(random.Random(chance))
         for save in checkpoint.saves(root / "c"):
             tables = checkpoint.read_tables(root / "c", save)

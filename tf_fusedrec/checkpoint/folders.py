@@ -105,7 +105,7 @@ def prune(directory: pathlib.Path, keep: int) -> None:
             needed |= manifest.saves_of(manifest.read(directory, save))
         except ValueError:  # A damaged old save is refused when it is loaded; it must not fail the current save.
             needed.add(save)
-    for folder in _folders(directory):
+    for folder in reversed(_folders(directory)):  # a delta goes before the full save that it needs
         if folder.name not in needed and _ours(folder):
             _remove(folder)
 

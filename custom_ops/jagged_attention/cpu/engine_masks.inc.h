@@ -33,7 +33,8 @@ static inline RowMask MaskOf(const AttentionProblem& problem, int64_t row) {
   mask.top = mask.length - targets - mask.context;
   mask.window = problem.attention_window;
   // Without a full attention at the end, no number is large enough.
-  mask.full_from = problem.min_full_length > 0 ? mask.top - problem.min_full_length : mask.length + 1;
+  mask.full_from =
+      problem.min_full_length > 0 ? mask.top - Lesser(problem.min_full_length, mask.length + 1) : mask.length + 1;
   mask.targets_from = mask.length - targets;
   mask.group_size = Lesser(problem.target_group_size, mask.length + 1);
   mask.grouped = mask.group_size > 1 && targets > 1;

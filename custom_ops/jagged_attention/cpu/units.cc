@@ -29,7 +29,8 @@ bool HasContext(const AttentionProblem& problem, int64_t row) {
 // A pair of one head costs 1; windows are taken into account, the rest of the masks hardly changes the order.
 double Cost(const AttentionProblem& problem, const AttentionUnit& unit, int64_t length, bool queries) {
   double pairs = 0.0;
-  const int64_t window = problem.attention_window > 0 ? problem.attention_window : length;
+  // The window may be any number, and no row reaches further than its length.
+  const int64_t window = problem.attention_window > 0 ? std::min(problem.attention_window, length) : length;
   for (int64_t place = unit.begin; place < unit.end; place += kPanel) {
     const int64_t reach = queries || HasContext(problem, unit.row) ? place + kPanel : length - place;
     pairs += static_cast<double>(kPanel) * std::min(std::min(reach, length), window + kPanel);

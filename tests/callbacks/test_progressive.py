@@ -49,8 +49,8 @@ def trained(path, directory, every, grows):
     progressive = ProgressiveMetrics(["click"], every_steps=every, directory=directory, first_step=100)
     model, told, users = Clicks(progressive), [], []
     model.compile(collectives.distributed_optimizer(keras.optimizers.legacy.SGD(0.5)), run_eagerly=True)
-    tell = progressive._tell
-    progressive._tell = lambda: (tell(), told.append(dict(progressive.latest)))
+    end_window = progressive._end_window
+    progressive._end_window = lambda: (end_window(), told.append(dict(progressive.latest)))
     begun = threading.Event()
 
     def write():

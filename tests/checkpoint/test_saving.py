@@ -148,7 +148,7 @@ def test_a_full_save_begins_a_new_record_of_tombstones_if_deltas_go_with_it(full
 
 def test_deltas_are_refused_where_changes_or_removals_are_not_known(tmp_path):
     with pytest.raises(
-        ValueError, match=r"full_every must be 1 for tables \['item'\], got 2: .* which rows have changed"
+        ValueError, match=r"full_every must be 1 for tables \['item'\], got 2: .* does not track changed rows"
     ):
         checkpoint.Checkpointer(
             tmp_path, model(), layers=[embedding_of(DictTable("item", changes=False))], full_every=2

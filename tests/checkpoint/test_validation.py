@@ -49,7 +49,7 @@ def test_what_is_not_finite_refuses_the_save_by_name(kind, value, tmp_path):
     good = job.state()
     words = spoiled(job, value) or words
     job.checkpointer.save("bad")  # written and judged behind training's back
-    with pytest.raises(checkpoint.NotFinite, match=rf"{words} \(rank 0\) is not finite.*earlier checkpoints stand"):
+    with pytest.raises(checkpoint.NotFinite, match=rf"{words} \(rank 0\) is not finite.*earlier checkpoints stay"):
         job.checkpointer.wait()
     assert job.loaded() == ("good", good)
     assert len(list(job.directory.iterdir())) == 2  # nothing is left of what was refused

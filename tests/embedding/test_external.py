@@ -169,7 +169,7 @@ def test_what_is_not_there_is_refused_with_the_names(tmp_path):
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"optimizer": optimizers.SGD(0.1)}, r"'t' is external, .* it has \['optimizer'\]"),
+        ({"optimizer": optimizers.SGD(0.1)}, r"'t' is external, .* its config sets \['optimizer'\]"),
         ({"initializer": fr.Zeros(), "max_rows": 4, "eviction": "lru"}, r"\['initializer', 'max_rows', 'eviction'\]"),
         ({"external": ""}, "external must be the folder of a checkpoint, a string, got ''"),
         ({"external": None, "external_table": "t"}, "got None with external_table 't' for table 't'"),

@@ -28,7 +28,7 @@ def test_rows_by_id(ids):
         (
             [1],
             np.ones([2, 3]),
-            r"table 'item' of an export has shapes \(1,\) and \(2, 3\), wants ids \[n\] and rows \[n, D\]. Remedy",
+            r"table 'item' of an export has shapes \(1,\) and \(2, 3\), want ids \[n\] and rows \[n, D\]. Remedy",
         ),
     ],
 )

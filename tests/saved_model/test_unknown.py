@@ -94,5 +94,5 @@ def test_tables_of_tfra_have_the_rule(unknown, tmp_path):
 def test_other_rules_are_refused():
     with pytest.raises(ValueError, match=r"TableConfig.unknown must be one of \('initial', 'zeros'\), got 'random'"):
         fr.TableConfig("t", 2, fr.optimizers.SGD(0.1), unknown="random")
-    with pytest.raises(ValueError, match="is external.* it has \\['unknown'\\]"):
+    with pytest.raises(ValueError, match="is external.* its config sets \\['unknown'\\]"):
         fr.TableConfig("t", 2, external="folder", unknown="zeros")

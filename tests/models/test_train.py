@@ -49,7 +49,7 @@ def test_two_ranks_train_evaluate_and_export(tmp_path, capsys, fields, metrics):
         assert sum(samples) == fields["data"]["users"] and len(samples) == 3  # Keras' epochs are the partitions
         assert saved(tmp_path)["input"]["partition"] == [2, "hour=10"]
         assert re.search(r"step 2: progressive/ctr_auc_window [0-9.na]+ progressive/ctr_auc_cumulative ", output)
-        assert "ends after 3 partitions: _STOP is there" in output
+        assert "ends after 3 partitions: _STOP exists" in output
         assert list((tmp_path / "run" / "tensorboard" / "progressive").glob("events.*"))
         rows, growth = written["epoch_rows/item"], written["epoch_growth/item"]
         np.testing.assert_array_equal(rows, np.cumsum(growth))  # from nothing, once for each partition

@@ -147,7 +147,7 @@ def test_runs_that_cannot_be_evaluated_are_one_line(tmp_path):
     data = prepare_data(from_dict(job.RETRIEVAL), run / "data")
     saved(run / "checkpoint", untrained())
     refused("--json must be a file in an existing folder, got '/nowhere/x.json'", run, "--json", "/nowhere/x.json")
-    refused("data.input .* is '/nowhere', which is not there", run, "--data", "/nowhere")
+    refused("data.input .* is '/nowhere', which does not exist", run, "--data", "/nowhere")
     facts = json.loads((data / "dataset.json").read_text(encoding="utf-8"))
     (data / "dataset.json").write_text(json.dumps({**facts, "task": "ranking"}), encoding="utf-8")
     refused("/.* holds ranking data, but the experiment's task is 'retrieval'", run, "--data", data)

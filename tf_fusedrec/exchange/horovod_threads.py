@@ -26,9 +26,9 @@ _LOG = logging.getLogger("tf_fusedrec.exchange.horovod_threads")
 
 @contextlib.contextmanager
 def without_preemption() -> Iterator[None]:
-    """Threads that this thread starts meanwhile, and theirs, run under SCHED_BATCH.
+    """Runs the threads that this thread starts inside, and their own threads, under SCHED_BATCH.
 
-    A process that already has a policy other than the default one keeps it.
+    A process with a policy other than the default one keeps it.
     """
     if not hasattr(os, "SCHED_BATCH") or os.sched_getscheduler(0) != os.SCHED_OTHER:
         yield
@@ -46,25 +46,29 @@ def without_preemption() -> Iterator[None]:
 
 
 def threads_without_preemption() -> list[int]:
-    """Threads of this process under SCHED_BATCH, by number."""
+    """Returns the numbers of this process's threads under SCHED_BATCH."""
     threads = [int(path.name) for path in _THREADS.iterdir()]
     return [thread for thread in threads if os.sched_getscheduler(thread) == os.SCHED_BATCH]
 
 
 def stop_preemption_of_waiting_threads() -> None:
-    """Puts threads of this process that wait in epoll under SCHED_BATCH, so Gloo's loop that runs already."""
+    """Puts threads that wait in epoll, Gloo's loop among them, under SCHED_BATCH.
+
+    A thread with a policy other than the default one keeps it.
+    """
     calls = _EPOLL.get(platform.machine(), set())
     try:
         for path in _THREADS.iterdir():
-            if (path / "syscall").read_text(encoding="utf-8").split()[0] in calls:
-                _set_policy([int(path.name)], os.SCHED_BATCH)
+            thread, call = int(path.name), (path / "syscall").read_text(encoding="utf-8").split()[0]
+            if call in calls and os.sched_getscheduler(thread) == os.SCHED_OTHER:
+                _set_policy([thread], os.SCHED_BATCH)
     except OSError as error:
         _LOG.warning("Horovod was initialized before tf_fusedrec, and its threads may spin on cores (%s).", error)
 
 
 @contextlib.contextmanager
 def with_preemption(threads: Sequence[int]) -> Iterator[None]:
-    """Gives threads the default policy for a while: Horovod as it is without this file."""
+    """Gives threads the default policy inside, as Horovod starts them by itself."""
     _set_policy(threads, os.SCHED_OTHER)
     try:
         yield

@@ -76,7 +76,7 @@ struct FusedrecDeviceTable {
                    void* stream);
   void SetClock(int64_t clock, int64_t version);
   int Clear(void* stream);
-  // What a buffer of a batch needs (buffer.h): all rows forgotten, whose memory stays; lookups that make no row; rows
+  // The needs of a batch buffer (buffer.h): all rows forgotten, whose memory stays; lookups that make no row; rows
   // of another table of the same spec in the place of those of equal keys; all records, in the order in which rows came.
   int Forget(void* stream);
   void RefuseNewRows() { refuses_new_rows_ = true; }

@@ -76,7 +76,7 @@ REGISTER_OP("Fusedrec>TableReadRecords")
       return absl::OkStatus();
     })
     .Doc(R"doc(
-Rows with optimizer slots and metadata, packed (custom_ops/hash_table/cpu/records.cc has the layout). Export goes in batches.
+Rows with optimizer slots and metadata, packed (custom_ops/hash_table/cpu/parts/row_records.h has the layout). Export goes in batches.
 
 table: of HashTable.
 handles: <int64>[n] of TableKeys.

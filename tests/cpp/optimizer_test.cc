@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "check.h"
-#include "hash_table/cpu/parts/optimizer.h"
+#include "hash_table/cpu/rows/optimizer.h"
 
 namespace fusedrec {
 namespace {

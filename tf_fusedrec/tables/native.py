@@ -227,7 +227,7 @@ class NativeTable(Table):
         return {"dim": self._dim, "storage": storage, "optimizer": self._rule.spec, "slots": slots}
 
     def record_dtype(self, section: str) -> np.dtype:
-        """Structured, packed: custom_ops/hash_table/cpu/records.cc; bfloat16 travels as its bits, <u2."""
+        """Structured, packed: custom_ops/hash_table/cpu/parts/row_records.h; bfloat16 travels as its bits, <u2."""
         if section == "candidates":
             return np.dtype([("count", "<u4")])
         wide = self._storage in ("float32", "mixed")

@@ -14,7 +14,7 @@
 //
 // Every batch therefore sees all updates before it: the rows are those of a table without buffers, bit for bit.
 //
-// Rows travel as records (records.cc), in the order of the ids of the call, so the host puts them back without a search.
+// Rows travel as records (row_records.h), in the order of the ids of the call, so the host puts them back without a search.
 // The host decides which rows exist, which are new and which leave. New rows come with their initial record.
 //
 // # Streams

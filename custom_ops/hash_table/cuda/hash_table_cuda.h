@@ -117,7 +117,7 @@ FUSEDREC_CUDA_API int fusedrec_table_evict(FusedrecDeviceTable* table, int64_t s
 FUSEDREC_CUDA_API int fusedrec_table_remove(FusedrecDeviceTable* table, int64_t segment, const int64_t* ids,
                                             int64_t num_ids, int64_t* gone, void* stream);
 
-// Checkpoints, in the format of records.cc.
+// Checkpoints, in the format of row_records.h.
 // Ids of a segment whose rows changed after version `since` (0: all), in the order of rows, and their rows: [*count],
 // device, out, with room for the segment's size. Waits.
 FUSEDREC_CUDA_API int fusedrec_table_keys(FusedrecDeviceTable* table, int64_t segment, int64_t since, int64_t* ids,

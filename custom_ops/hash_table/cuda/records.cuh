@@ -1,4 +1,4 @@
-// Rows to and from the records of records.cc, byte for byte, so that a checkpoint moves between CPU and GPU.
+// Rows to and from the records of row_records.h, byte for byte, so that a checkpoint moves between CPU and GPU.
 //
 // last, count, updated, pool (uint32 each) | row D | element-wise slots k * D | row-wise slots. Sizes are even, so a warp
 // copies a record 16 bits at a time.

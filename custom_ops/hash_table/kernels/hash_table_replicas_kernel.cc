@@ -46,7 +46,7 @@ class TableNoteTrainedOp : public TableKernel {
     const Message message = {In<int64_t>(entries), In<int32_t>(splits),
                              entries.NumElements() - splits.NumElements() * table->segments()};
     TF_RETURN_IF_ERROR(CheckMessage(message.entries, message.source_splits, table->segments()));
-    table->NoteTrained(message);
+    table->replicas().NoteTrained(message);
     return absl::OkStatus();
   }
 };
@@ -60,7 +60,7 @@ class TableTakeUnsyncedOp : public TableKernel {
     std::vector<int64_t> message, ids, headers;
     Tensor *message_out, *headers_out;
     TF_RETURN_IF_ERROR(RequireAveraged(*table));
-    table->TakeUnsynced(&message, &ids, &headers);
+    table->replicas().TakeUnsynced(&message, &ids, &headers);
     message.insert(message.end(), ids.begin(), ids.end());
     const int64_t entries = message.size(), n = headers.size();
     TF_RETURN_IF_ERROR(ctx->allocate_output(0, TensorShape({entries}), &message_out));
@@ -82,7 +82,7 @@ class TableReadNumbersOp : public TableKernel {
     Tensor* out;
     TF_RETURN_IF_ERROR(ctx->allocate_output(0, TensorShape({padded, width}), &out));
     float* numbers = out->flat<float>().data();
-    table->ReadNumbers(In<int64_t>(ctx->input(1)), In<int64_t>(ctx->input(2)), CpuPool(ctx), numbers);
+    table->replicas().ReadNumbers(In<int64_t>(ctx->input(1)), In<int64_t>(ctx->input(2)), CpuPool(ctx), numbers);
     std::memset(numbers + n * width, 0, (padded - n) * width * sizeof(float));
     return absl::OkStatus();
   }
@@ -107,7 +107,7 @@ class TableMergeOp : public TableKernel {
           "numbers must have shape [>= ", ids.NumElements(), ", ", table->format(0).numbers(), "] and headers [",
           ids.NumElements(), "], got ", numbers.shape().DebugString(), " and ", headers.shape().DebugString(), "."));
     }
-    return table->Merge(In<int64_t>(ctx->input(1)), In<int64_t>(ctx->input(2)), In<int64_t>(ids),
+    return table->replicas().Merge(In<int64_t>(ctx->input(1)), In<int64_t>(ctx->input(2)), In<int64_t>(ids),
                         In<int64_t>(ctx->input(4)), numbers.flat<float>().data(), In<int64_t>(headers),
                         static_cast<uint32_t>(step));
   }

@@ -80,8 +80,8 @@ absl::Status HostRows::Pack(const ParallelFor& parallel_for, const RowWanted& ro
     parcel->splits.push_back(parcel->ids.size());
   }
   const absl::Status room = StatusOf(
-      fusedrec_buffer_host_memory(buffer_, parcel->handles.size() * table_->record_bytes(), &parcel->records));
-  if (room.ok()) table_->ReadRecords(parcel->handles, parallel_for, parcel->records);
+      fusedrec_buffer_host_memory(buffer_, parcel->handles.size() * table_->records().bytes(), &parcel->records));
+  if (room.ok()) table_->records().Read(parcel->handles, parallel_for, parcel->records);
   return room;
 }
 
@@ -198,9 +198,9 @@ template <typename Read>
 absl::Status HostRows::WriteTrained(const std::vector<SegmentId>& rows, const Read& read,
                                     const ParallelFor& parallel_for) {
   char* records;
-  int answer = fusedrec_buffer_host_memory(buffer_, rows.size() * table_->record_bytes(), &records);
+  int answer = fusedrec_buffer_host_memory(buffer_, rows.size() * table_->records().bytes(), &records);
   if (answer == 0) answer = read(records);
-  if (answer == 0) table_->WriteTrained(rows, records, parallel_for);
+  if (answer == 0) table_->records().WriteTrained(rows, records, parallel_for);
   return StatusOf(answer);
 }
 

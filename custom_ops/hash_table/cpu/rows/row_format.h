@@ -10,8 +10,8 @@
 // Round up with the probability that is the discarded part, so that updates smaller than half a step of the 16-bit grid
 // are not lost on average. The random bits are a hash of (the unrounded number, its column, the table's version): a run
 // that is repeated, resumed, or spread over other ranks rounds alike.
-#ifndef FUSEDREC_HASH_TABLE_CPU_PARTS_ROW_FORMAT_H_
-#define FUSEDREC_HASH_TABLE_CPU_PARTS_ROW_FORMAT_H_
+#ifndef FUSEDREC_HASH_TABLE_CPU_ROWS_ROW_FORMAT_H_
+#define FUSEDREC_HASH_TABLE_CPU_ROWS_ROW_FORMAT_H_
 
 #include <cstdint>
 #include <string>
@@ -73,4 +73,4 @@ void Convert(const void* from, Storage from_storage, int64_t n, Storage to_stora
 
 }  // namespace fusedrec
 
-#endif  // FUSEDREC_HASH_TABLE_CPU_PARTS_ROW_FORMAT_H_
+#endif  // FUSEDREC_HASH_TABLE_CPU_ROWS_ROW_FORMAT_H_

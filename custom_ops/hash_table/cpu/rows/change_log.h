@@ -7,14 +7,14 @@
 //
 // A log stops where it cannot stay complete: when a list grows too long to be of use, or when gradients arrive of a
 // lookup from before its beginning. A stopped log covers nothing, and the reader reads all headers.
-#ifndef FUSEDREC_HASH_TABLE_CPU_PARTS_CHANGE_LOG_H_
-#define FUSEDREC_HASH_TABLE_CPU_PARTS_CHANGE_LOG_H_
+#ifndef FUSEDREC_HASH_TABLE_CPU_ROWS_CHANGE_LOG_H_
+#define FUSEDREC_HASH_TABLE_CPU_ROWS_CHANGE_LOG_H_
 
 #include <atomic>
 #include <cstdint>
 #include <vector>
 
-#include "hash_table/cpu/parts/distinct_ids.h"
+#include "hash_table/cpu/rows/distinct_ids.h"
 
 namespace fusedrec {
 
@@ -65,4 +65,4 @@ class ChangeLog {
 
 }  // namespace fusedrec
 
-#endif  // FUSEDREC_HASH_TABLE_CPU_PARTS_CHANGE_LOG_H_
+#endif  // FUSEDREC_HASH_TABLE_CPU_ROWS_CHANGE_LOG_H_

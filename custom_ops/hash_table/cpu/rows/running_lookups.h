@@ -1,6 +1,6 @@
 // The training lookups of a table: the clock that counts them, which of them run now, and their memory.
-#ifndef FUSEDREC_HASH_TABLE_CPU_PARTS_RUNNING_LOOKUPS_H_
-#define FUSEDREC_HASH_TABLE_CPU_PARTS_RUNNING_LOOKUPS_H_
+#ifndef FUSEDREC_HASH_TABLE_CPU_ROWS_RUNNING_LOOKUPS_H_
+#define FUSEDREC_HASH_TABLE_CPU_ROWS_RUNNING_LOOKUPS_H_
 
 #include <algorithm>
 #include <atomic>
@@ -89,4 +89,4 @@ class RunningLookups {
 
 }  // namespace fusedrec
 
-#endif  // FUSEDREC_HASH_TABLE_CPU_PARTS_RUNNING_LOOKUPS_H_
+#endif  // FUSEDREC_HASH_TABLE_CPU_ROWS_RUNNING_LOOKUPS_H_

@@ -1,6 +1,6 @@
 // A message as runs of one source and segment, which are the units of work on it.
-#ifndef FUSEDREC_HASH_TABLE_CPU_MESSAGE_RUNS_H_
-#define FUSEDREC_HASH_TABLE_CPU_MESSAGE_RUNS_H_
+#ifndef FUSEDREC_HASH_TABLE_CPU_PARTS_MESSAGE_RUNS_H_
+#define FUSEDREC_HASH_TABLE_CPU_PARTS_MESSAGE_RUNS_H_
 
 #include <algorithm>
 #include <cstdint>
@@ -36,4 +36,4 @@ inline std::vector<MessageRun> RunsOf(const Message& message, int64_t segments, 
 
 }  // namespace fusedrec
 
-#endif  // FUSEDREC_HASH_TABLE_CPU_MESSAGE_RUNS_H_
+#endif  // FUSEDREC_HASH_TABLE_CPU_PARTS_MESSAGE_RUNS_H_

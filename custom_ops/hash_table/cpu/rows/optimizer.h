@@ -23,8 +23,8 @@
 // ftrl.py) have them, too.
 //
 // All arithmetic is float32, whatever the table stores. A row gives the same bits on every instruction set (simd.h).
-#ifndef FUSEDREC_HASH_TABLE_CPU_PARTS_OPTIMIZER_H_
-#define FUSEDREC_HASH_TABLE_CPU_PARTS_OPTIMIZER_H_
+#ifndef FUSEDREC_HASH_TABLE_CPU_ROWS_OPTIMIZER_H_
+#define FUSEDREC_HASH_TABLE_CPU_ROWS_OPTIMIZER_H_
 
 #include <cstdint>
 #include <string>
@@ -72,4 +72,4 @@ class Optimizer {
 
 }  // namespace fusedrec
 
-#endif  // FUSEDREC_HASH_TABLE_CPU_PARTS_OPTIMIZER_H_
+#endif  // FUSEDREC_HASH_TABLE_CPU_ROWS_OPTIMIZER_H_

@@ -1,4 +1,4 @@
-#include "hash_table/cpu/parts/row_format.h"
+#include "hash_table/cpu/rows/row_format.h"
 
 #include <algorithm>
 #include <cstring>

@@ -1,4 +1,4 @@
-#include "hash_table/cpu/parts/pages.h"
+#include "hash_table/cpu/rows/pages.h"
 
 #include <fcntl.h>
 #include <sys/mman.h>

@@ -1,4 +1,4 @@
-#include "hash_table/cpu/parts/key_index.h"
+#include "hash_table/cpu/rows/key_index.h"
 
 #include <algorithm>
 #include <cmath>

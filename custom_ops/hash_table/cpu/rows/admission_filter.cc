@@ -1,4 +1,4 @@
-#include "hash_table/cpu/parts/admission_filter.h"
+#include "hash_table/cpu/rows/admission_filter.h"
 
 #include <utility>
 #include <vector>

@@ -2,8 +2,8 @@
 //
 // Pool 0 is memory. Pool 1 holds rows in 16 bits (hot_after) or rows in a file (memory_budget); other tables have none.
 // A handle is the number of a row with its pool in the highest bit. It names the same memory for the life of the store.
-#ifndef FUSEDREC_HASH_TABLE_CPU_PARTS_ROW_STORE_H_
-#define FUSEDREC_HASH_TABLE_CPU_PARTS_ROW_STORE_H_
+#ifndef FUSEDREC_HASH_TABLE_CPU_ROWS_ROW_STORE_H_
+#define FUSEDREC_HASH_TABLE_CPU_ROWS_ROW_STORE_H_
 
 #include <atomic>
 #include <cstdint>
@@ -11,9 +11,9 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "hash_table/cpu/parts/optimizer.h"
-#include "hash_table/cpu/parts/row_format.h"
-#include "hash_table/cpu/parts/row_pool.h"
+#include "hash_table/cpu/rows/optimizer.h"
+#include "hash_table/cpu/rows/row_format.h"
+#include "hash_table/cpu/rows/row_pool.h"
 #include "hash_table/table_spec.h"
 
 namespace fusedrec {
@@ -73,4 +73,4 @@ class RowStore {
 
 }  // namespace fusedrec
 
-#endif  // FUSEDREC_HASH_TABLE_CPU_PARTS_ROW_STORE_H_
+#endif  // FUSEDREC_HASH_TABLE_CPU_ROWS_ROW_STORE_H_

@@ -1,4 +1,4 @@
-#include "hash_table/cpu/parts/row_store.h"
+#include "hash_table/cpu/rows/row_store.h"
 
 #include <utility>
 

@@ -1,6 +1,6 @@
 // Lists of ids with repeats, and how the repeats are dropped.
-#ifndef FUSEDREC_HASH_TABLE_CPU_PARTS_DISTINCT_IDS_H_
-#define FUSEDREC_HASH_TABLE_CPU_PARTS_DISTINCT_IDS_H_
+#ifndef FUSEDREC_HASH_TABLE_CPU_ROWS_DISTINCT_IDS_H_
+#define FUSEDREC_HASH_TABLE_CPU_ROWS_DISTINCT_IDS_H_
 
 #include <algorithm>
 #include <cstdint>
@@ -18,4 +18,4 @@ inline void KeepDistinct(std::vector<int64_t>* ids) {
 
 }  // namespace fusedrec
 
-#endif  // FUSEDREC_HASH_TABLE_CPU_PARTS_DISTINCT_IDS_H_
+#endif  // FUSEDREC_HASH_TABLE_CPU_ROWS_DISTINCT_IDS_H_

@@ -2,13 +2,13 @@
 //
 // Counts are exact: one number per id in a KeyIndex, about 25 bytes. A full filter halves all counts and forgets the ids
 // that came once, as TinyLFU ages its counters. The caller calls one method at a time.
-#ifndef FUSEDREC_HASH_TABLE_CPU_PARTS_ADMISSION_FILTER_H_
-#define FUSEDREC_HASH_TABLE_CPU_PARTS_ADMISSION_FILTER_H_
+#ifndef FUSEDREC_HASH_TABLE_CPU_ROWS_ADMISSION_FILTER_H_
+#define FUSEDREC_HASH_TABLE_CPU_ROWS_ADMISSION_FILTER_H_
 
 #include <cstdint>
 
 #include "absl/status/status.h"
-#include "hash_table/cpu/parts/key_index.h"
+#include "hash_table/cpu/rows/key_index.h"
 
 namespace fusedrec {
 
@@ -41,4 +41,4 @@ class AdmissionFilter {
 
 }  // namespace fusedrec
 
-#endif  // FUSEDREC_HASH_TABLE_CPU_PARTS_ADMISSION_FILTER_H_
+#endif  // FUSEDREC_HASH_TABLE_CPU_ROWS_ADMISSION_FILTER_H_

@@ -19,8 +19,8 @@
 // - an insertion writes key and payload behind the last ones and then publishes the count;
 // - a removal moves the line's last key into the gap, under an odd version number that makes readers look again;
 // - growing builds new lines and swaps one pointer; the old ones are kept by the owner until no reader can see them.
-#ifndef FUSEDREC_HASH_TABLE_CPU_PARTS_KEY_INDEX_H_
-#define FUSEDREC_HASH_TABLE_CPU_PARTS_KEY_INDEX_H_
+#ifndef FUSEDREC_HASH_TABLE_CPU_ROWS_KEY_INDEX_H_
+#define FUSEDREC_HASH_TABLE_CPU_ROWS_KEY_INDEX_H_
 
 #include <atomic>
 #include <cstdint>
@@ -29,7 +29,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "hash_table/cpu/parts/pages.h"
+#include "hash_table/cpu/rows/pages.h"
 
 namespace fusedrec {
 
@@ -152,4 +152,4 @@ void KeyIndex::ForEach(const Visit& visit) const {
 
 }  // namespace fusedrec
 
-#endif  // FUSEDREC_HASH_TABLE_CPU_PARTS_KEY_INDEX_H_
+#endif  // FUSEDREC_HASH_TABLE_CPU_ROWS_KEY_INDEX_H_

@@ -1,4 +1,4 @@
-#include "hash_table/cpu/parts/row_pool.h"
+#include "hash_table/cpu/rows/row_pool.h"
 
 #include <unistd.h>
 

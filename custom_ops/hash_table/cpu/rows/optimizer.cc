@@ -1,4 +1,4 @@
-#include "hash_table/cpu/parts/optimizer.h"
+#include "hash_table/cpu/rows/optimizer.h"
 
 #include <algorithm>
 #include <cmath>

@@ -3,8 +3,8 @@
 // A table is read at random places, so most of its time is spent waiting for memory and a good part of that for address
 // translation: 2 MiB pages make the latter rare. Running out is an error to report, not a reason to be killed: before
 // memory is taken it is compared with what the machine, or the container, still has.
-#ifndef FUSEDREC_HASH_TABLE_CPU_PARTS_PAGES_H_
-#define FUSEDREC_HASH_TABLE_CPU_PARTS_PAGES_H_
+#ifndef FUSEDREC_HASH_TABLE_CPU_ROWS_PAGES_H_
+#define FUSEDREC_HASH_TABLE_CPU_ROWS_PAGES_H_
 
 #include <cstddef>
 #include <string>
@@ -51,4 +51,4 @@ absl::StatusOr<int> OpenScratchFile(const std::string& folder);
 
 }  // namespace fusedrec
 
-#endif  // FUSEDREC_HASH_TABLE_CPU_PARTS_PAGES_H_
+#endif  // FUSEDREC_HASH_TABLE_CPU_ROWS_PAGES_H_

@@ -3,8 +3,8 @@
 // A pool hands out blocks of row numbers; a chunk is mapped when the first row of it is needed, and the one after it at
 // the same time, so that running out of memory shows one chunk early and an insertion never waits for a copy. Rows are
 // memory, or pages of a file on disk for what is beyond the memory budget of a table.
-#ifndef FUSEDREC_HASH_TABLE_CPU_PARTS_ROW_POOL_H_
-#define FUSEDREC_HASH_TABLE_CPU_PARTS_ROW_POOL_H_
+#ifndef FUSEDREC_HASH_TABLE_CPU_ROWS_ROW_POOL_H_
+#define FUSEDREC_HASH_TABLE_CPU_ROWS_ROW_POOL_H_
 
 #include <atomic>
 #include <cstdint>
@@ -15,8 +15,8 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "hash_table/cpu/parts/pages.h"
-#include "hash_table/cpu/parts/row_format.h"
+#include "hash_table/cpu/rows/pages.h"
+#include "hash_table/cpu/rows/row_format.h"
 
 namespace fusedrec {
 
@@ -57,4 +57,4 @@ class RowPool {
 
 }  // namespace fusedrec
 
-#endif  // FUSEDREC_HASH_TABLE_CPU_PARTS_ROW_POOL_H_
+#endif  // FUSEDREC_HASH_TABLE_CPU_ROWS_ROW_POOL_H_

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <numeric>
 #include <tuple>
+#include <utility>
 
 #include "cluster_samples/assignment.h"
 #include "common/hash.h"
@@ -21,6 +22,7 @@ constexpr int64_t kMinBlocks = 16;                          // blocks per sweep,
 constexpr int64_t kReach = 10;                              // neighbours are shuffled over 1 / kReach of the samples
 constexpr double kPriceStep = 0.05 * kUnit;                 // price of a token, per block, at twice the share of tokens
 constexpr int64_t kMostPrice = 16 * kUnit;                  // so that no product with tokens overflows
+constexpr int64_t kMostChained = 64;                        // micro-batches that change places; the time grows as M^2
 
 // A stream of random 64-bit numbers: the hash of a counter.
 class Random {
@@ -127,7 +129,7 @@ class Search {
       of_all += tokens_[b];
       Count(b, -1);
     }
-    const int64_t mean = of_all / static_cast<int64_t>(chosen.size());
+    const double mean = static_cast<double>(of_all) / static_cast<double>(chosen.size());
     for (size_t n = 0; n < chosen.size(); ++n) {
       const int64_t b = chosen[n];
       int64_t* of_sample = &cost[n * num_parts_];
@@ -136,7 +138,8 @@ class Search {
         for (int64_t m = 0; m < num_parts_; ++m) of_sample[m] += id_cost[std::min<int64_t>(copies[m], most)];
       }
       for (int64_t m = 0; m < num_parts_; ++m) {
-        of_sample[m] += (tokens_[b] - mean) * price_[m] + static_cast<int64_t>((*random)() >> 58);
+        const double price_of_tokens = (static_cast<double>(tokens_[b]) - mean) * static_cast<double>(price_[m]);
+        of_sample[m] += static_cast<int64_t>(std::floor(price_of_tokens)) + static_cast<int64_t>((*random)() >> 58);
       }
     }
     const std::vector<int32_t> found = Assign(cost, places);
@@ -151,7 +154,33 @@ class Search {
     }
   }
 
+  // Gives each place to the micro-batch of its size that shares most ids with the one before, and renumbers the samples.
+  void Chain(absl::Span<const int64_t> sizes) {
+    std::vector<int32_t> place_of(num_parts_, -1);
+    place_of[0] = 0;
+    int64_t before = 0;
+    for (int64_t place = 1; place < num_parts_; ++place) {
+      int64_t best = -1, most = -1;
+      for (int64_t m = 0; m < num_parts_; ++m) {
+        if (place_of[m] >= 0 || sizes[m] != sizes[place]) continue;
+        const int64_t shared = SharedIds(before, m);
+        if (shared > most) std::tie(best, most) = std::make_pair(m, shared);
+      }
+      place_of[best] = static_cast<int32_t>(place);
+      before = best;
+    }
+    for (int32_t& part : part_) part = place_of[part];
+  }
+
  private:
+  int64_t SharedIds(int64_t one, int64_t other) const {
+    int64_t shared = 0;
+    for (int64_t i = 0; i < links_.num_ids; ++i) {
+      shared += copies_[i * num_parts_ + one] > 0 && copies_[i * num_parts_ + other] > 0;
+    }
+    return shared;
+  }
+
   void Count(int64_t b, int32_t change) {
     load_[part_[b]] += change * tokens_[b];
     for (int64_t l = links_.splits[b]; l < links_.splits[b + 1]; ++l) {
@@ -214,6 +243,7 @@ absl::Status ClusterSamples(const std::vector<FeatureIds>& features, absl::Span<
     // A smaller block has few places to exchange.
     const int64_t block = std::max(micro_batches, std::min(kMaxBlock, samples / kMinBlocks));
     for (int64_t number = 0; number < kSweeps; ++number) Sweep(number, by_tokens, block, &random, &search);
+    if (micro_batches <= kMostChained) search.Chain(sizes);
   }
   const std::vector<int64_t> found = Argsort(part);
   std::copy(found.begin(), found.end(), order.begin());

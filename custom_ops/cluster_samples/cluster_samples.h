@@ -11,6 +11,8 @@
 //     single moves seldom achieve that. The cost of a place therefore counts copies, n copies of an id being worth
 //     1 - 0.9^n, as well as presence. The weight of copies falls from sweep to sweep and finally only breaks ties.
 //   - A place has a price per token, which is higher in a micro-batch with more than its share of tokens.
+//   - Micro-batches of equal size change places at the end, so that neighbours share ids. Where schedules cut by tokens,
+//     the few samples by which the bounds move then come to a micro-batch that holds many of their ids.
 //
 // Costs are integers, in units of 2^-26 ids, and random numbers are hashes of a counter. So the order is a function of
 // the batch alone: the same on every machine, and in the oracle.

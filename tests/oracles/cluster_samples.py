@@ -12,6 +12,7 @@ SWEEPS = 30
 UNIT = 2**26  # one id, in units of cost
 FIRST_WEIGHT, LAST_WEIGHT = 950, 20  # weight of copies against presence, in thousandths
 MAX_BLOCK, MIN_BLOCKS, REACH = 256, 16, 10
+MOST_CHAINED = 64
 PRICE_STEP, MOST_PRICE = 0.05 * UNIT, 16 * UNIT
 
 
@@ -63,7 +64,7 @@ def partition_oracle(features, sizes):
         bounds = [0, *range(first, count, block), count]
         for i in np.argsort(random(len(bounds) - 1), kind="stable"):
             search.place(order[bounds[i] : bounds[i + 1]], np.array(id_cost), random)
-    return part
+    return search.chained(sizes) if m <= MOST_CHAINED else part
 
 
 def _shared(features, lengths, count):
@@ -106,7 +107,7 @@ class _Search:
             self._copies[self._ids[sample], self.part[sample]] -= 1
         most = len(id_cost) - 1
         cost = np.array([id_cost[np.minimum(self._copies[self._ids[s]], most)].sum(axis=0) for s in chosen], np.int64)
-        cost += np.outer(tokens - tokens.sum() // len(chosen), self._price)
+        cost += np.floor(np.outer(tokens - tokens.sum() / len(chosen), self._price)).astype(np.int64)
         cost += (random(cost.size) >> np.uint64(58)).astype(np.int64).reshape(cost.shape)
         new = _assign(cost, places)
         for sample, to in zip(chosen, new):
@@ -116,6 +117,15 @@ class _Search:
         self.part[chosen] = new
         self._price += np.floor((self._load / self._share - 1) * PRICE_STEP).astype(np.int64)
         self._price = np.clip(self._price, -MOST_PRICE, MOST_PRICE)
+
+    def chained(self, sizes):
+        """Returns the parts renumbered: each place goes to the one of its size that shares most with the one before."""
+        holds = self._copies > 0
+        order = [0]
+        for place in range(1, self._m):
+            free = [m for m in range(self._m) if m not in order and sizes[m] == sizes[place]]
+            order.append(max(free, key=lambda m: ((holds[:, order[-1]] & holds[:, m]).sum(), -m)))
+        return np.argsort(order)[self.part]
 
 
 def _assign(cost, places):

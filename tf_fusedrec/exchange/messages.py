@@ -54,8 +54,10 @@ def split(message: tf.Tensor, splits: tf.Tensor, segments: Sequence[int]) -> lis
 def all_to_each(tensor: tf.Tensor, *, name: str, ranks: collectives.Ranks) -> tuple[tf.Tensor, tf.Tensor]:
     """Gathers tensors, whose first dimensions may differ, on all of `ranks`, in rank order. Collective.
 
-    An all-to-all of equal parts gives the number of rows from each rank and takes padded buffers. Horovod's own gather
-    does neither.
+    An all-to-all of equal parts returns the lengths, and its padding does not travel. The padding of an all-gather
+    would travel, and a copy as large as the copies here would cut it out again. Without padding, a tensor of another
+    size in every step misses Horovod's response cache, and all ranks negotiate anew. It also needs a second collective
+    for the lengths.
 
     Args:
       tensor: [n, ...].

@@ -35,4 +35,12 @@ def test_bytes_are_those_of_two_ranks(schedule, wire_dtype, forecasts):
     (forecast,) = [one for one in forecasts if (one.schedule, one.wire_dtype) == (schedule, wire_dtype)]
     # Ranks with the sample itself send exactly as much, on average over ranks: which id a rank owns cancels out.
     counted = run_ranks(sent_bytes, 2, schedule=schedule, wire_dtype=wire_dtype, seed_of_rank=0)
-    assert sum(counted) / 2 == pytest.approx(forecast.embedding_bytes, rel=0, abs=1)
+    # A look-ahead routes one empty batch behind the last one: the counts of 3 tables for each micro-batch.
+    behind = 8 * 3 * getattr(schedule, "micro_batches", 1) / STEPS if schedule.looks_ahead else 0
+    assert sum(counted) / 2 == pytest.approx(forecast.embedding_bytes + behind, rel=0, abs=1)
+
+
+def test_bytes_of_other_batches_of_the_same_kind_are_within_5_percent(forecasts):
+    (forecast,) = [one for one in forecasts if (one.schedule, one.wire_dtype) == (Sync(), None)]
+    counted = run_ranks(sent_bytes, 2, schedule=Sync(), wire_dtype=None, seed_of_rank=1)
+    assert sum(counted) / 2 == pytest.approx(forecast.embedding_bytes, rel=0.05)

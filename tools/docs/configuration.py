@@ -41,6 +41,12 @@ SECTIONS = (
         ("Topology",),
     ),
     (
+        "Cluster",
+        "For `fr.plan(model, sample, cluster)`.",
+        "tf_fusedrec/planning/cluster.py",
+        ("Cluster",),
+    ),
+    (
         "Columns",
         "`tf_fusedrec.data.Column`, for `ParquetFolder`.",
         "tf_fusedrec/data/columns.py",

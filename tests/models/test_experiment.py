@@ -87,7 +87,10 @@ def test_overrides_are_yaml(tmp_path):
             {"embedding": {"optimizer": "sgd", "arguments": {"nesterov": "yes"}}},
             r"embedding.arguments.nesterov must be bool, got 'yes' \(str\)",
         ),
-        ({"embedding": {"arguments": ["epsilon"]}}, r"embedding.arguments must hold names and their values, got \['eps"),
+        (
+            {"embedding": {"arguments": ["epsilon"]}},
+            r"embedding.arguments must hold names and their values, got \['eps",
+        ),
         ({"embedding": {"optimizer": "lion"}}, r"embedding.optimizer must be one of \['adagrad'"),
         ({"embedding": {"stddev": 0.0}}, "embedding.stddev must be > 0, got 0.0"),
         ({"train": {"beta_2": 1.0}}, "train.beta_2 must lie between 0 and 1, got 1.0"),

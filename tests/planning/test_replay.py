@@ -76,10 +76,15 @@ def test_pipelined_4_updates_in_the_step():
     assert step_s(COSTS, Pipelined(4)) == 8 + 0.5 + 1 + 1
 
 
-def test_replicas_wait_for_the_gradients_of_their_group():
-    grouped = dataclasses.replace(COSTS, replica_ids=4.0, replica_gradients=2.0)
-    # The ids travel under the compute.
-    assert step_s(grouped, Sync()) == step_s(COSTS, Sync()) + 2
+def test_replicas_sum_behind_the_gradients_of_their_group():
+    summed = dataclasses.replace(COSTS, replica_ids=1.5, pieces=(WHOLE[0]._replace(replicas=2.0),))
+    # Rows do not wait for the ids of other groups, which travel under the lookup.
+    assert step_s(summed, Sync()) == step_s(COSTS, Sync()) + 2
+    parts = tuple(Piece(2.0, 0.25, 0.25, replicas=0.5) for _ in range(4))
+    window = dataclasses.replace(COSTS, pieces=parts)
+    # The sums of all micro-batches but the last one travel under compute.
+    without = dataclasses.replace(COSTS, pieces=tuple(part._replace(replicas=0.0) for part in parts))
+    assert step_s(window, FrozenWindow(4)) == step_s(without, FrozenWindow(4)) + 0.5
     assert step_s(dataclasses.replace(COSTS, average=3.0), Sync()) == step_s(COSTS, Sync()) + 3
 
 
@@ -93,8 +98,9 @@ def test_shared_cores_hide_no_lookup():
 @pytest.mark.parametrize("schedule", [Sync(), FrozenWindow(4), DualBuffer(), Nested(4), SemiAsync(), Pipelined(6)])
 def test_every_cost_is_spent(schedule):
     """A program holds each cost once: no schedule forgets an exchange."""
-    costs = dataclasses.replace(cut(COSTS, 4), replica_ids=4.0, replica_gradients=2.0, average=3.0)
+    costs = cut(dataclasses.replace(COSTS, replica_ids=4.0, average=3.0), 4)
+    costs = dataclasses.replace(costs, pieces=tuple(piece._replace(replicas=0.5) for piece in costs.pieces))
     pieces = [sum(piece) for piece in costs.pieces]
     refresh = costs.refresh if isinstance(schedule, (DualBuffer, Nested)) else 0
-    expected = 0.5 + 0.25 + 2 + sum(pieces) + 1 + 0.5 + 4 + 2 + 3 + refresh
+    expected = 0.5 + 0.25 + 2 + sum(pieces) + 1 + 0.5 + 4 + 3 + refresh
     assert sum(task.seconds for task in step_program(costs, schedule)) == pytest.approx(expected, rel=1e-12)

@@ -33,7 +33,8 @@ class Forecast:
       step_s: Seconds of one step.
       embedding_bytes: Ids, rows and gradients that a rank sends to the other ranks of its group in one step, the mean
         over ranks. EmbeddingMetrics and `FusedEmbedding.lookups[i].traffic` count the same.
-      replica_bytes: Bytes that a rank sends to the replicas of its shard in one step, the mean over steps.
+      replica_bytes: Bytes that a rank sends to the replicas of its shard in one step, the mean over steps. The ids that
+        groups have in common are estimated.
       dense_bytes: Bytes of dense gradients that a rank sends in one step.
       memory_bytes: Rows, slots and keys that a rank holds.
     """
@@ -111,15 +112,15 @@ class Workload:
             pieces=tuple(
                 Piece(
                     fixed + per_batch * part,
-                    sum(cluster.all_to_all_s(group, one) for one in row_bytes),
-                    sum(cluster.all_to_all_s(group, one) for one in row_bytes),
+                    _together_s(cluster, group, row_bytes),
+                    _together_s(cluster, group, row_bytes),
+                    _together_s(cluster, replica, sums) if shared else 0.0,
                 )
-                for part, row_bytes in zip(parts, traffic.row_bytes)
+                for part, row_bytes, sums in zip(parts, traffic.row_bytes, traffic.replica_row_bytes)
             ),
             update=measured.update * factor * (traffic.union if shared else 1.0),
             dense=cluster.all_reduce_s(tuple(range(cluster.ranks)), measured.dense_bytes),
-            replica_ids=cluster.all_to_all_s(replica, traffic.replica_id_bytes) if shared else 0.0,
-            replica_gradients=cluster.all_to_all_s(replica, traffic.replica_row_bytes) if shared else 0.0,
+            replica_ids=_together_s(cluster, replica, traffic.replica_id_bytes) if shared else 0.0,
             average=_average_s(cluster, topology, traffic, replica),
             refresh=lookup * max(2 - 2**self.growth, 0.0),  # the part of a batch's ids that the batch before held
             shared_cores=not cluster.compute_on_device,
@@ -185,21 +186,28 @@ class _Traffic:
         return self.id_bytes + 2 * sum(sum(piece) for piece in self.row_bytes)
 
     @property
-    def _slice(self) -> float:
-        """Rows for the replicas, over the ids of a batch.
+    def _among_replicas(self) -> tuple[float, float]:
+        """Rows that a rank sends to its replicas, over the ids of a batch: to the ranges, then the range that it sums.
 
-        A replica sums a G-th of the shard's ids. It gets its part from the others and sends them the sums.
+        exchange/topology.py has the rule gradient_sync: u distinct ids in each group and U in all at one shard make
+        (G - 1) / G u and (G - 1) U / G rows.
         """
-        distinct = self._group**self._growth / self._group  # of a group at one shard
-        return (self._replicas - 1) / self._replicas * (distinct + self.union)
+        others = (self._replicas - 1) / self._replicas
+        return others * self._group**self._growth / self._group, others * self.union
 
     @property
-    def replica_id_bytes(self) -> float:
-        return ID_BYTES * self.exchanged_rows(self.lookups) * self._slice
+    def replica_id_bytes(self) -> list[float]:
+        """Of the two exchanges of ids among replicas, headers included."""
+        headers = sum(ID_BYTES * one.tables * (self._replicas - 1) * self.micro_batches for one in self.lookups)
+        return [ID_BYTES * self.exchanged_rows(self.lookups) * part + headers for part in self._among_replicas]
 
     @property
-    def replica_row_bytes(self) -> float:
-        return sum(sum(one.unique) * self._row(one) for one in self.lookups) * self._slice
+    def replica_row_bytes(self) -> list[list[float]]:
+        """Of the two exchanges of each lookup's sums of gradients, by micro-batch."""
+        return [
+            [one.unique[piece] * self._row(one) * part for one in self.lookups for part in self._among_replicas]
+            for piece in range(self.micro_batches)
+        ]
 
     def averaged_bytes(self, steps: int) -> float:
         """Of one average of replicas: 32-bit rows and slots that the groups have trained in so many steps."""
@@ -210,9 +218,14 @@ class _Traffic:
         if topology.groups == 1:
             return 0.0
         if topology.rule == "gradient_sync":
-            return self.replica_id_bytes + self.replica_row_bytes
+            return sum(self.replica_id_bytes) + sum(sum(piece) for piece in self.replica_row_bytes)
         sent = 2 * (self._replicas - 1) / self._replicas * self.averaged_bytes(topology.sync_every)
         return sent / topology.sync_every
+
+
+def _together_s(cluster: Cluster, members: tuple[int, ...], sent_bytes: Sequence[float]) -> float:
+    """Seconds of several all-to-alls, one after another."""
+    return sum(cluster.all_to_all_s(members, one) for one in sent_bytes)
 
 
 def _average_s(cluster: Cluster, topology: Topology, traffic: _Traffic, replica: tuple[int, ...]) -> float:

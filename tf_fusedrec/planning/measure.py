@@ -160,8 +160,8 @@ def _row_shape(request: LookupRequest) -> tuple[list[int], tf.DType]:
 
 def _context(request: LookupRequest) -> Context:
     """A context without a route: gradients of its rows cannot travel."""
-    fused = request.lookup.prepare(request).fused
-    routed = RoutedIds(request.lookup, fused, None, *own_message(fused.ids, fused.segment_splits), "", True)
+    nothing = RoutedIds(*[None] * len(RoutedIds._fields))  # type: ignore[arg-type]
+    routed = nothing._replace(lookup=request.lookup, fused=request.lookup.prepare(request).fused)
     return Context(routed, None, tf.constant(0, tf.int64))  # type: ignore[arg-type]
 
 

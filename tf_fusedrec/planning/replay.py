@@ -37,6 +37,7 @@ class Piece(NamedTuple):
     compute: float
     rows: float  # all-to-all
     gradients: float  # all-to-all
+    replicas: float = 0.0  # sums of gradients among the replicas of a shard: all-to-all by range, then a gather
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,8 +50,7 @@ class StepCosts:
     pieces: tuple[Piece, ...]
     update: float  # table: gradients summed over ranks, optimizer
     dense: float = 0.0  # network: all-reduce of dense gradients, behind the last backward pass
-    replica_ids: float = 0.0  # network: a group's ids to the replicas of its shards, under dense compute
-    replica_gradients: float = 0.0  # network: sums of gradients to the replicas, before the update
+    replica_ids: float = 0.0  # network: the ids of all groups among the replicas of a shard; no row waits for them
     average: float = 0.0  # network: replicas become their mean, after the update
     refresh: float = 0.0  # table: rows of a look-ahead that the batch before has updated
     shared_cores: bool = False  # whether host, table and dense compute take turns on the same cores
@@ -87,41 +87,45 @@ def step_program(costs: StepCosts, schedule: Any) -> list[Task]:
     ids_ahead = isinstance(schedule, InFlight) and schedule.routes_ahead > 0
     if looks_ahead:
         found = program.add("refresh", TABLE, costs.refresh)
-        _, ids = _ids(program, costs)
-        ahead = program.add("look-ahead", TABLE, costs.lookup, [found, ids])
+        ids, _ = _ids(program, costs)
+        # Ops on one table keep their order: the look-ahead comes before the update.
+        behind = program.add("look-ahead", TABLE, costs.lookup, [found, ids])
     elif ids_ahead:
-        found, ahead = program.add("lookup", TABLE, costs.lookup), None
+        found = behind = program.add("lookup", TABLE, costs.lookup)
         _ids(program, costs)
     else:
-        _, ids = _ids(program, costs)
-        found, ahead = program.add("lookup", TABLE, costs.lookup, [ids]), None
+        ids, behind = _ids(program, costs)
+        found = program.add("lookup", TABLE, costs.lookup, [ids])
     rows = [program.add("rows", NETWORK, piece.rows, [found]) for piece in costs.pieces]
-    replicas = program.add("replica ids", NETWORK, costs.replica_ids, [rows[-1]])
-    back = _compute(program, costs, rows)
-    # Ops on one table keep their order: the look-ahead comes before the update.
-    _update(program, costs, [*back, replicas], ahead)
+    _update(program, costs, [*_compute(program, costs, rows), behind])
     return program.tasks
 
 
 def _ids(program: Program, costs: StepCosts) -> tuple[int, int]:
+    """Adds the exchanges of ids: inside the group, and behind it among replicas."""
     prepared = program.add("prepare", HOST, costs.prepare)
-    return prepared, program.add("ids", NETWORK, costs.ids, [prepared])
+    ids = program.add("ids", NETWORK, costs.ids, [prepared])
+    return ids, program.add("replica ids", NETWORK, costs.replica_ids, [ids])
 
 
 def _compute(program: Program, costs: StepCosts, rows: Sequence[int | None]) -> list[int]:
-    """Adds the dense passes of all micro-batches. Returns the exchanges of their gradients."""
+    """Adds the dense passes of all micro-batches. Returns the last exchange of each one's gradients."""
     back, last = [], None
     for number, (piece, arrived) in enumerate(zip(costs.pieces, rows)):
         last = program.add("compute", COMPUTE, piece.compute, [last, arrived])
         if number + 1 == len(costs.pieces):
             program.add("dense", NETWORK, costs.dense, [last])
-        back.append(program.add("gradients", NETWORK, piece.gradients, [last]))
+        back.append(_gradients(program, piece, last))
     return back
 
 
-def _update(program: Program, costs: StepCosts, gradients: Sequence[int], behind: int | None = None) -> int:
-    arrived = program.add("replica gradients", NETWORK, costs.replica_gradients, gradients)
-    updated = program.add("update", TABLE, costs.update, [arrived, behind])
+def _gradients(program: Program, piece: Piece, computed: int | None) -> int:
+    arrived = program.add("gradients", NETWORK, piece.gradients, [computed])
+    return program.add("replicas", NETWORK, piece.replicas, [arrived])
+
+
+def _update(program: Program, costs: StepCosts, after: Sequence[int | None]) -> int:
+    updated = program.add("update", TABLE, costs.update, after)
     return program.add("average", NETWORK, costs.average, [updated])
 
 
@@ -130,16 +134,15 @@ def _rows_ahead(program: Program, costs: StepCosts, schedule: InFlight) -> None:
     whole = Piece(*(sum(part) for part in zip(*costs.pieces)))
     updated = None
     if schedule.updates_late:  # gradients of the batch before wait since the step before
-        updated = _update(program, costs, [program.add("gradients", NETWORK, whole.gradients)])
-    _, ids = _ids(program, costs)
+        updated = _update(program, costs, [_gradients(program, whole, None)])
+    ids, _ = _ids(program, costs)
     behind = ids if schedule.routes_ahead == 1 else None  # with more, the ids have arrived a step earlier
     found = program.add("lookup", TABLE, costs.lookup, [updated, behind])
-    rows = program.add("rows", NETWORK, whole.rows, [found])
-    program.add("replica ids", NETWORK, costs.replica_ids, [rows])
+    program.add("rows", NETWORK, whole.rows, [found])
     dense = program.add("compute", COMPUTE, whole.compute)
     program.add("dense", NETWORK, costs.dense, [dense])
     if not schedule.updates_late:
-        _update(program, costs, [program.add("gradients", NETWORK, whole.gradients, [dense])], found)
+        _update(program, costs, [_gradients(program, whole, dense), found])
 
 
 def ends(tasks: Sequence[Task]) -> list[float]:

@@ -19,12 +19,12 @@ def cut(costs, micro_batches):
 
 def test_a_resource_runs_what_became_ready_first():
     program = Program()
-    first = program.add("long", "compute", 2.0)
-    late = program.add("late", NETWORK, 1.0, [first])  # ready at 2, before the next in the program
+    short, long = program.add("short", "compute", 2.0), program.add("long", "host", 2.5)
     program.add("busy", NETWORK, 3.0)
-    later = program.add("later", NETWORK, 1.0, [program.add("longer", "host", 2.5)])
+    second = program.add("second", NETWORK, 1.0, [long])
+    first = program.add("first", NETWORK, 1.0, [short])  # behind the other in the program, and ready before it
     finished = ends(program.tasks)
-    assert (finished[late], finished[later]) == (4.0, 5.0)
+    assert (finished[first], finished[second]) == (4.0, 5.0)
 
 
 def test_the_first_and_the_last_micro_batch_are_half_as_large():

@@ -7,7 +7,7 @@ import tf_fusedrec as fr
 from tests.schedules import clicks
 from tests.schedules.ahead import RouteAhead
 from tf_fusedrec import keras, tf
-from tf_fusedrec.schedules import PipelinedModel
+from tf_fusedrec.schedules import FrozenWindow, PipelinedModel
 
 
 def dataset(samples=22, batch_size=8, seed=1):
@@ -141,3 +141,13 @@ def test_scalars_in_a_batch_are_refused():
     model = clicks.make_model(clicks.make_embedding(), RouteAhead())
     with pytest.raises(ValueError, match="first dimension is that of the samples"):
         model.fit(tf.data.Dataset.from_tensor_slices(clicks.batch(8, 1)), verbose=0)
+
+
+@pytest.mark.parametrize("schedule", ["sync", FrozenWindow(2), RouteAhead()], ids=str)
+def test_a_step_that_finds_no_more_data_counts_nothing(schedule):
+    embedding = clicks.make_embedding()
+    # Legacy optimizers count after their updates, which wait for the data; these count for themselves.
+    model = clicks.make_model(embedding, schedule, keras.optimizers.Adam(0.01))
+    model.fit(unknown(dataset()), epochs=2, verbose=0)
+    counts = [model.optimizer.iterations, *(trainer.iterations for trainer in embedding.optimizers.values())]
+    assert {int(count) for count in counts} == {6}

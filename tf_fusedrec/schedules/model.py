@@ -105,6 +105,8 @@ class PipelinedModel(keras.Model):
                 for layer in self.submodules:
                     if isinstance(layer, FusedEmbedding):
                         step.enter_context(layer.loss_scaled_by(self.optimizer))
+            # A step whose iterator has ended must count nothing, and an optimizer's counter reads no data.
+            step.enter_context(tf.control_dependencies([tf.group(tf.nest.flatten(data, expand_composites=True))]))
             return self.schedule.train_step(self, data)
 
     def make_train_function(self, force: bool = False) -> Callable[[Any], dict[str, tf.Tensor]]:

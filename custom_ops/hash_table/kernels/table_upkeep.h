@@ -10,6 +10,7 @@
 
 #include "common/kernel_util.h"
 #include "hash_table/cpu/hash_table.h"
+#include "hash_table/cpu/parts/pages.h"
 #include "hash_table/kernels/table_checks.h"
 
 namespace fusedrec {
@@ -75,6 +76,7 @@ inline absl::Status ReadRecords(tensorflow::OpKernelContext* ctx, HashTable* tab
   tensorflow::Tensor* out;
   const tensorflow::TensorShape shape({handles.NumElements(), table->record_bytes()});
   TF_RETURN_IF_ERROR(ctx->allocate_output(0, shape, &out));
+  WantHugePages(out->data(), out->TotalBytes());  // a save holds training up meanwhile
   table->ReadRecords(In<int64_t>(handles), CpuPool(ctx), reinterpret_cast<char*>(out->flat<uint8_t>().data()));
   return absl::OkStatus();
 }

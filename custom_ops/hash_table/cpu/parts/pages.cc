@@ -77,9 +77,15 @@ absl::StatusOr<Pages> Pages::OfMemory(size_t bytes) {
     if (lead > 0) munmap(begin, lead);
     if (slack > lead) munmap(begin + lead + bytes, slack - lead);
     begin += lead;
-    madvise(begin, bytes, MADV_HUGEPAGE);  // a wish: without it everything works, slower
+    WantHugePages(begin, bytes);
   }
   return Pages(begin, bytes);
+}
+
+void WantHugePages(void* data, size_t bytes) {
+  const uintptr_t begin = (reinterpret_cast<uintptr_t>(data) + kPage - 1) / kPage * kPage;
+  const uintptr_t end = (reinterpret_cast<uintptr_t>(data) + bytes) / kPage * kPage;
+  if (end >= begin + kHugePage) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
 }
 
 absl::StatusOr<Pages> Pages::OfFile(int file, size_t offset, size_t bytes) {

@@ -42,6 +42,10 @@ class Pages {
   size_t bytes_ = 0;
 };
 
+// Asks for huge pages under a large buffer that nothing has touched yet. Its first writes then take one fault per 2 MiB
+// instead of 512. Only a wish: pages at the ends that the buffer shares with others stay small.
+void WantHugePages(void* data, size_t bytes);
+
 // A file without a name in `folder`: it is gone when the process is, however that ends.
 absl::StatusOr<int> OpenScratchFile(const std::string& folder);
 

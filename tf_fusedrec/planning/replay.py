@@ -17,7 +17,9 @@ from typing import Any, NamedTuple
 
 from tf_fusedrec.exchange.micro_batches import piece_bounds
 from tf_fusedrec.schedules.dual_buffer import LookAheadSchedule
+from tf_fusedrec.schedules.frozen_window import FrozenWindow
 from tf_fusedrec.schedules.in_flight import InFlight
+from tf_fusedrec.schedules.nested import Nested
 
 COMPUTE, HOST, TABLE, NETWORK = "compute", "host", "table", "network"
 
@@ -48,8 +50,8 @@ class StepCosts:
     ids: float  # network: the joined all-to-all of the ids of all micro-batches
     lookup: float  # table: all rows found and copied
     pieces: tuple[Piece, ...]
-    update: float  # table: gradients summed over ranks, optimizer
-    dense: float = 0.0  # network: all-reduce of dense gradients, behind the last backward pass
+    update: float  # table: gradients summed over ranks and micro-batches, optimizer
+    dense: float = 0.0  # network: all-reduce of dense gradients
     replica_ids: float = 0.0  # network: the ids of all groups among the replicas of a shard; no row waits for them
     average: float = 0.0  # network: replicas become their mean, after the update
     refresh: float = 0.0  # table: rows of a look-ahead that the batch before has updated
@@ -87,35 +89,45 @@ def step_program(costs: StepCosts, schedule: Any) -> list[Task]:
     ids_ahead = isinstance(schedule, InFlight) and schedule.routes_ahead > 0
     if looks_ahead:
         found = program.add("refresh", TABLE, costs.refresh)
-        ids, _ = _ids(program, costs)
-        # Ops on one table keep their order: the look-ahead comes before the update.
-        behind = program.add("look-ahead", TABLE, costs.lookup, [found, ids])
+        ids, _ = _ids(program, costs, found)
+        # Ops on one table keep their order: the look-ahead comes before the update. With a longer lead it has its ids.
+        behind = program.add("look-ahead", TABLE, costs.lookup, [found, ids if schedule.lead == 1 else None])
     elif ids_ahead:
         found = behind = program.add("lookup", TABLE, costs.lookup)
         _ids(program, costs)
     else:
         ids, behind = _ids(program, costs)
         found = program.add("lookup", TABLE, costs.lookup, [ids])
-    rows = [program.add("rows", NETWORK, piece.rows, [found]) for piece in costs.pieces]
-    _update(program, costs, [*_compute(program, costs, rows), behind])
+    rows = []
+    for piece in costs.pieces:
+        found = program.add("rows", NETWORK, piece.rows, [found])  # leave when the rows before have arrived
+        rows.append(found)
+    back = _compute(program, costs, rows, dense_first=not isinstance(schedule, (FrozenWindow, Nested)))
+    _update(program, costs, [*back, behind])
     return program.tasks
 
 
-def _ids(program: Program, costs: StepCosts) -> tuple[int, int]:
+def _ids(program: Program, costs: StepCosts, after: int | None = None) -> tuple[int, int]:
     """Adds the exchanges of ids: inside the group, and behind it among replicas."""
-    prepared = program.add("prepare", HOST, costs.prepare)
+    prepared = program.add("prepare", HOST, costs.prepare, [after])
     ids = program.add("ids", NETWORK, costs.ids, [prepared])
     return ids, program.add("replica ids", NETWORK, costs.replica_ids, [ids])
 
 
-def _compute(program: Program, costs: StepCosts, rows: Sequence[int | None]) -> list[int]:
-    """Adds the dense passes of all micro-batches. Returns the last exchange of each one's gradients."""
+def _compute(program: Program, costs: StepCosts, rows: Sequence[int | None], *, dense_first: bool) -> list[int]:
+    """Adds the dense passes of all micro-batches. Returns the last exchange of each one's gradients.
+
+    Dense gradients are ready before those of the rows. Schedules of micro-batches hold them back until the last
+    gradients of rows have arrived, so that the update runs under their all-reduce.
+    """
     back, last = [], None
     for number, (piece, arrived) in enumerate(zip(costs.pieces, rows)):
         last = program.add("compute", COMPUTE, piece.compute, [last, arrived])
-        if number + 1 == len(costs.pieces):
+        if dense_first and number + 1 == len(costs.pieces):
             program.add("dense", NETWORK, costs.dense, [last])
         back.append(_gradients(program, piece, last))
+    if not dense_first:
+        program.add("dense", NETWORK, costs.dense, back[-1:])
     return back
 
 

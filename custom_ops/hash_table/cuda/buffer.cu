@@ -25,7 +25,7 @@ int FusedrecDeviceTable::RefreshFrom(const FusedrecDeviceTable& newer, unsigned 
 int FusedrecDeviceBuffer::Make(const FusedrecTableSpec& spec, const FusedrecAllocator& allocator,
                                FusedrecDeviceBuffer** made, void* stream) {
   *made = nullptr;
-  if (spec.max_rows != 0 || spec.eviction != 0 || spec.ttl != 0) return kCudaInvalidValue;
+  if (spec.options.max_rows != 0 || spec.options.eviction != Eviction::kNone || spec.options.ttl != 0) return kCudaInvalidValue;
   std::unique_ptr<FusedrecDeviceBuffer> buffer(new FusedrecDeviceBuffer(allocator));
   for (std::unique_ptr<FusedrecDeviceTable>& table : buffer->tables_) {
     FusedrecDeviceTable* half;

@@ -25,6 +25,7 @@
 #define FUSEDREC_HASH_TABLE_CUDA_HASH_TABLE_CUDA_H_
 
 #include "common/cuda_api.h"
+#include "hash_table/table_options.h"
 #include "hash_table/update_rule.h"
 
 namespace fusedrec {
@@ -52,13 +53,12 @@ struct FusedrecAllocator {
   void (*release)(void* context, void* memory);
 };
 
-// See TableSpec. Numbers are those of the enums Storage, Distribution and Eviction.
 struct FusedrecTableSpec {
-  int64_t segments, dim, storage, stochastic_rounding, wide_slots, scalar_slots, distribution;
+  fusedrec::TableOptions options;
+  fusedrec::UpdateRule rule;
   int64_t chunk_rows;  // a power of two, at least 32
-  int64_t max_rows, eviction, ttl, window, unknown_zeros;
-  double a, b, first_slot;  // first_slot: where the first slot of a row begins
-  const uint64_t* seeds;    // host, [segments]
+  int64_t segments;
+  const uint64_t* seeds;  // host, [segments]
 };
 
 // A message as the all-to-all delivers it (rank_partition.h).
@@ -66,11 +66,6 @@ struct FusedrecMessage {
   const int64_t* entries;          // device, [sum of received_splits]
   const int32_t* received_splits;  // host, [ranks], each at least the number of segments
   int64_t ranks;
-};
-
-struct FusedrecUpdate {
-  fusedrec::UpdateRule rule;
-  fusedrec::StepInput step;
 };
 
 FUSEDREC_CUDA_API int fusedrec_table_create(const FusedrecTableSpec* spec, const FusedrecAllocator* allocator,
@@ -95,7 +90,7 @@ FUSEDREC_CUDA_API int fusedrec_table_lookup(FusedrecDeviceTable* table, const Fu
 FUSEDREC_CUDA_API int fusedrec_table_find(FusedrecDeviceTable* table, const FusedrecMessage* message, int64_t storage,
                                           void* rows, int64_t out_rows, uint32_t* found, void* stream);
 
-// Sums gradients of equal rows in the order received and applies the rule in place.
+// Sums gradients of equal rows in the order received and applies the table's rule in place.
 //
 //   handles [num_rows], inverse [num_ids]  device, of fusedrec_table_lookup
 //   grads   [>= num_ids, dim]  device, of `storage`; multiplied by `scale`
@@ -106,7 +101,7 @@ FUSEDREC_CUDA_API int fusedrec_table_find(FusedrecDeviceTable* table, const Fuse
 // kDeviceOutOfMemory say that nothing has changed.
 FUSEDREC_CUDA_API int fusedrec_table_apply(FusedrecDeviceTable* table, const int64_t* handles, int64_t num_rows,
                                            const int32_t* inverse, int64_t num_ids, const void* grads, int64_t storage,
-                                           float scale, const FusedrecUpdate* update, int32_t* left_out,
+                                           float scale, const fusedrec::StepInput* step, int32_t* left_out,
                                            int64_t* num_left_out, void* stream);
 
 // Takes out the `count` rows of a segment that its policy ranks lowest, rows of the last `window` lookups apart; *gone,

@@ -33,7 +33,7 @@ int FusedrecDeviceTable::ReadAllRecords(char* records, void* stream) const {
 int FusedrecDeviceTable::WriteRecords(const std::vector<int64_t>& counts, const int64_t* ids, const char* records,
                                       int64_t* written, void* stream) {
   std::lock_guard<std::mutex> lock(mutex_);
-  const int64_t segments = spec_.segments, count = std::accumulate(counts.begin(), counts.end(), int64_t{0});
+  const int64_t segments = segments_.size(), count = std::accumulate(counts.begin(), counts.end(), int64_t{0});
   *written = 0;
   if (static_cast<int64_t>(counts.size()) != segments || count > kDeviceTableMaxIds) return kCudaInvalidValue;
   if (count == 0) return kCudaSuccess;
@@ -74,5 +74,5 @@ void FusedrecDeviceTable::SetClock(int64_t clock, int64_t version) {
   std::lock_guard<std::mutex> lock(mutex_);
   clock_ = static_cast<uint32_t>(clock);
   version_ = static_cast<uint32_t>(version);
-  moved_at_ = clock + spec_.window;  // handles of before are of another clock
+  moved_at_ = clock + options_.window;  // handles of before are of another clock
 }

@@ -63,12 +63,12 @@ struct FusedrecDeviceTable {
              int64_t* handles, int64_t* num_rows, void* stream);
   int Find(const FusedrecMessage& message, int64_t storage, void* rows, int64_t out_rows, uint32_t* found, void* stream);
   int Apply(const int64_t* handles, int64_t num_rows, const int32_t* inverse, int64_t num_ids, const void* grads,
-            int64_t storage, float scale, const FusedrecUpdate& update, int32_t* left_out, int64_t* num_left_out,
+            int64_t storage, float scale, const fusedrec::StepInput& step, int32_t* left_out, int64_t* num_left_out,
             void* stream);
   int Evict(int64_t segment, int64_t count, int64_t* gone, void* stream);
   int Remove(int64_t segment, const int64_t* ids, int64_t num_ids, int64_t* gone, void* stream);
   int Keys(int64_t segment, int64_t since, int64_t* ids, int64_t* handles, int64_t* count, void* stream) const;
-  int64_t segments() const { return spec_.segments; }
+  int64_t segments() const { return segments_.size(); }
   int64_t record_bytes() const;
   int ReadRecords(const int64_t* handles, int64_t count, char* records, void* stream) const;
   // Ids grouped by segment, counts [segments] of them; *written: distinct ones.
@@ -141,7 +141,8 @@ struct FusedrecDeviceTable {
 
   mutable std::mutex mutex_;
   const FusedrecAllocator allocator_;
-  const FusedrecTableSpec spec_;  // its seeds are on the device
+  const fusedrec::TableOptions options_;
+  const fusedrec::UpdateRule rule_;
   fusedrec::device_table::RowLayout layout_;
   int chunk_bits_ = 0;
   std::vector<Segment> segments_;

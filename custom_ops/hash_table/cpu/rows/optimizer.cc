@@ -96,17 +96,12 @@ absl::StatusOr<Optimizer> Optimizer::Make(const std::string& rule, absl::Span<co
     const char* name;
     RuleKind rule;
     size_t hyperparameters;
-    int wide_slots, scalar_slots;
-    bool starts_with_value;
   };
   static constexpr Known kKnown[] = {
-      {"sgd", RuleKind::kSgd, 1, 0, 0, false},
-      {"momentum", RuleKind::kMomentum, 3, 1, 0, false},
-      {"adagrad", RuleKind::kAdagrad, 4, 1, 0, true},
-      {"rowwise_adagrad", RuleKind::kRowwiseAdagrad, 6, 0, 1, true},
-      {"adam", RuleKind::kAdam, 4, 2, 0, false},
-      {"adamw", RuleKind::kAdamW, 5, 2, 0, false},
-      {"ftrl", RuleKind::kFtrl, 7, 2, 0, true},
+      {"sgd", RuleKind::kSgd, 1},         {"momentum", RuleKind::kMomentum, 3},
+      {"adagrad", RuleKind::kAdagrad, 4}, {"rowwise_adagrad", RuleKind::kRowwiseAdagrad, 6},
+      {"adam", RuleKind::kAdam, 4},       {"adamw", RuleKind::kAdamW, 5},
+      {"ftrl", RuleKind::kFtrl, 7},
   };
   const auto known = std::find_if(std::begin(kKnown), std::end(kKnown), [&](const Known& k) { return rule == k.name; });
   if (known == std::end(kKnown)) {
@@ -129,9 +124,6 @@ absl::StatusOr<Optimizer> Optimizer::Make(const std::string& rule, absl::Span<co
   Optimizer made;
   UpdateRule& made_rule = made.rule_;
   made_rule.rule = known->rule;
-  made.wide_slots_ = known->wide_slots;
-  made.scalar_slots_ = known->scalar_slots;
-  made.starts_with_value_ = known->starts_with_value;
   const float* next = hyperparameters.data();
   made_rule.clipnorm = *next++;
   switch (made_rule.rule) {

@@ -41,12 +41,10 @@ class Optimizer {
   static absl::StatusOr<Optimizer> Make(const std::string& rule, absl::Span<const float> hyperparameters);
 
   const UpdateRule& rule() const { return rule_; }
-  int wide_slots() const { return wide_slots_; }      // element-wise slots, D values each
-  int scalar_slots() const { return scalar_slots_; }  // row-wise slots, one float each
-
+  int wide_slots() const { return SlotsOf(rule_.rule).wide; }      // element-wise slots, D values each
+  int scalar_slots() const { return SlotsOf(rule_.rule).scalar; }  // row-wise slots, one float each
   // Value of slot k of a row that was never trained.
-  float wide_start(int k) const { return starts_with_value_ && k == 0 ? rule_.initial_accumulator_value : 0.0f; }
-  float scalar_start(int k) const { return wide_start(k); }
+  float slot_start(int k) const { return k == 0 ? rule_.initial_accumulator_value : 0.0f; }
 
   // `step.step` must be at least 1.
   Prepared Prepare(const StepInput& step) const { return PrepareStep(rule_, step); }
@@ -65,9 +63,6 @@ class Optimizer {
   Optimizer() = default;
 
   UpdateRule rule_;
-  int wide_slots_ = 0;
-  int scalar_slots_ = 0;
-  bool starts_with_value_ = false;  // the first slot starts with initial_accumulator_value
 };
 
 }  // namespace fusedrec

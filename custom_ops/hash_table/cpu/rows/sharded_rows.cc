@@ -58,8 +58,8 @@ void ShardedRows::GiveBack(Shard* shard, uint32_t handle) {
 void ShardedRows::InitialNumbers(int64_t segment, int64_t id, float* numbers) const {
   const int dim = spec_.dim, wide = optimizer_.wide_slots();
   InitialRow(spec_.distribution, spec_.a, spec_.b, spec_.seeds[segment], id, absl::MakeSpan(numbers, dim));
-  for (int k = 0; k < wide; ++k) std::fill_n(numbers + (1 + k) * dim, dim, optimizer_.wide_start(k));
-  for (int k = 0; k < optimizer_.scalar_slots(); ++k) numbers[(1 + wide) * dim + k] = optimizer_.scalar_start(k);
+  for (int k = 0; k < wide; ++k) std::fill_n(numbers + (1 + k) * dim, dim, optimizer_.slot_start(k));
+  for (int k = 0; k < optimizer_.scalar_slots(); ++k) numbers[(1 + wide) * dim + k] = optimizer_.slot_start(k);
 }
 
 void ShardedRows::WriteInitial(int64_t segment, int64_t id, int pool, char* row) const {

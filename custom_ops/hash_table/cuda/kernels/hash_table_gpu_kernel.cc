@@ -177,10 +177,10 @@ template <typename T>
 absl::Status ApplyGradients(OpKernelContext* ctx, const DeviceTableResource& resource) {
   const Tensor &handles = ctx->input(1), &inverse = ctx->input(2), &grads = ctx->input(3);
   float scale;
-  FusedrecUpdate update{resource.optimizer().rule(), {}};
+  StepInput step;
   TF_RETURN_IF_ERROR(CheckGradientShapes(ctx, resource.spec().dim));
   TF_RETURN_IF_ERROR(ScalarInput(ctx, 4, "scale", &scale));
-  TF_RETURN_IF_ERROR(ReadStep(ctx, 5, &update.step));
+  TF_RETURN_IF_ERROR(ReadStep(ctx, 5, &step));
   TF_RETURN_IF_ERROR(RequireSize("the size of inverse", inverse.NumElements()));
   constexpr int64_t kStorage = static_cast<int64_t>(StorageFor<T>());
   const int64_t *found = In<int64_t>(handles).data(), num_rows = handles.NumElements();
@@ -192,11 +192,11 @@ absl::Status ApplyGradients(OpKernelContext* ctx, const DeviceTableResource& res
   int32_t* const places = Out<int32_t>(&on_device).data();
   if (resource.host_rows() != nullptr) {
     TF_RETURN_IF_ERROR(resource.host_rows()->Apply(found, num_rows, numbers, inverse.NumElements(), grads.data(),
-                                                   kStorage, scale, update, places, &num_left_out, StreamOf(ctx)));
+                                                   kStorage, scale, step, places, &num_left_out, StreamOf(ctx)));
   } else {
     TF_RETURN_IF_ERROR(resource.StatusOf(
         fusedrec_table_apply(resource.table(), found, num_rows, numbers, inverse.NumElements(), grads.data(), kStorage,
-                             scale, &update, places, &num_left_out, StreamOf(ctx)),
+                             scale, &step, places, &num_left_out, StreamOf(ctx)),
         "an update"));
   }
   TF_RETURN_IF_ERROR(ctx->allocate_output(0, TensorShape({num_left_out}), &left_out));

@@ -42,7 +42,9 @@ class HandleSet {
 absl::StatusOr<std::unique_ptr<HostRows>> HostRows::Make(const TableSpec& spec, Optimizer optimizer,
                                                          const FusedrecAllocator& allocator, void* stream) {
   FusedrecTableSpec of = DeviceSpecOf(spec, optimizer);
-  of.max_rows = of.eviction = of.ttl = 0;  // which rows there are is decided in host memory
+  // Host memory decides which rows exist.
+  of.options.max_rows = of.options.ttl = 0;
+  of.options.eviction = Eviction::kNone;
   auto table = HashTable::Make(spec, std::move(optimizer));
   if (!table.ok()) return table.status();
   FusedrecDeviceBuffer* buffer;
@@ -181,12 +183,12 @@ absl::Status HostRows::Prefetch(const Call& call) {
 }
 
 absl::Status HostRows::Apply(const int64_t* handles, int64_t num_rows, const int32_t* inverse, int64_t num_ids,
-                             const void* grads, int64_t storage, float scale, const FusedrecUpdate& update,
+                             const void* grads, int64_t storage, float scale, const StepInput& step,
                              int32_t* left_out, int64_t* num_left_out, void* stream) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (!trainable_) return StatusOf(kDeviceStale);
   const absl::Status done = StatusOf(fusedrec_table_apply(fusedrec_buffer_active(buffer_), handles, num_rows, inverse,
-                                                          num_ids, grads, storage, scale, &update, left_out,
+                                                          num_ids, grads, storage, scale, &step, left_out,
                                                           num_left_out, stream));
   if (!done.ok()) return done;
   table_->BeginUpdate(num_rows > 0 ? clock_ : 0);

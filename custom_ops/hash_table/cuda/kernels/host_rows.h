@@ -60,7 +60,7 @@ class HostRows {
   absl::Status Prefetch(const Call& call);
   // Arguments as in fusedrec_table_apply.
   absl::Status Apply(const int64_t* handles, int64_t num_rows, const int32_t* inverse, int64_t num_ids,
-                     const void* grads, int64_t storage, float scale, const FusedrecUpdate& update, int32_t* left_out,
+                     const void* grads, int64_t storage, float scale, const StepInput& step, int32_t* left_out,
                      int64_t* num_left_out, void* stream);
   // Calls `use` with the table in host memory, after its rows are brought to the state that `access` needs.
   absl::Status OnHost(Access access, const ParallelFor& parallel_for, void* stream,

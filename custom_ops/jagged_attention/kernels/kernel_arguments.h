@@ -5,12 +5,26 @@
 #include <map>
 #include <string>
 #include <type_traits>
+#include <vector>
 
 #include "common/kernel_util.h"
 #include "jagged_attention/cpu/jagged_attention.h"
 #include "jagged_attention/validation.h"
 
 namespace fusedrec {
+
+inline std::vector<int64_t> DimsOf(const tensorflow::Tensor& t) {
+  const auto dims = t.shape().dim_sizes();
+  return {dims.begin(), dims.end()};
+}
+
+// Input 0 of a gradient op. `op`: whose output has this shape.
+inline absl::Status RequireGrads(const tensorflow::Tensor& grads, const tensorflow::TensorShape& shape, const char* op) {
+  if (grads.shape() == shape) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("grads must have shape ", shape.DebugString(), ", got ",
+                                                 grads.shape().DebugString(), ". Pass the gradient of ", op,
+                                                 "'s output."));
+}
 
 // Attributes of all ops of this folder, and their inputs from row_splits on without `scale`.
 class BiasAndRows {

@@ -75,6 +75,17 @@ absl::Status Launch(tensorflow::OpKernelContext* ctx, const char* name, const Fu
   return CudaStatus(name, launcher(&call, scratch.data(), StreamOf(ctx)));
 }
 
+// The launchers read these inputs on the host.
+#define FUSEDREC_REGISTER_ATTENTION(NAME, KERNEL, T)            \
+  REGISTER_KERNEL_BUILDER(Name("Fusedrec>" #NAME)               \
+                              .Device(DEVICE_GPU)               \
+                              .TypeConstraint<T>("T")           \
+                              .HostMemory("row_splits")         \
+                              .HostMemory("num_targets")        \
+                              .HostMemory("contextual_lengths") \
+                              .HostMemory("thresholds"),        \
+                          KERNEL);
+
 }  // namespace fusedrec
 
 #endif  // FUSEDREC_JAGGED_ATTENTION_CUDA_KERNELS_GPU_ARGUMENTS_H_

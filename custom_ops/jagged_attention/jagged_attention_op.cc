@@ -10,21 +10,21 @@ using tensorflow::shape_inference::ShapeHandle;
 
 namespace {
 
-// Ranks of what all ops of this folder have from input `first` on: row_splits, num_targets.
+// Checks the ranks of row_splits and num_targets, inputs `first` and `first + 1` of every op of this folder.
 absl::Status CheckRows(InferenceContext* c, int first) {
   ShapeHandle unused;
   for (int i = first; i < first + 2; ++i) TF_RETURN_IF_ERROR(c->WithRank(c->input(i), 1, &unused));
   return absl::OkStatus();
 }
 
-// position_weights, time_weights, thresholds, asks, answers; and contextual_lengths, the last input of all.
+// Checks the ranks of position_weights, time_weights, thresholds, asks, answers and contextual_lengths.
 absl::Status CheckBias(InferenceContext* c, int first) {
   ShapeHandle unused;
   for (int i = first; i < first + 6; ++i) TF_RETURN_IF_ERROR(c->WithRank(c->input(i), 1, &unused));
   return absl::OkStatus();
 }
 
-// query, key and value at inputs first, first + 1, first + 2; tokens: what their first dimensions have in common.
+// Merges the dimensions T and H of query, key and value, inputs `first` to `first + 2`.
 absl::Status MergeTokens(InferenceContext* c, int first, ShapeHandle* query, ShapeHandle* value) {
   ShapeHandle key;
   TF_RETURN_IF_ERROR(c->WithRank(c->input(first), 3, query));

@@ -73,7 +73,7 @@ void HashTable::Find(const Message& message, const ParallelFor& parallel_for, co
 
 void HashTable::LookAhead(const Message& message, const ParallelFor& parallel_for, const RowSink& rows,
                           absl::Span<int64_t> handles, int64_t* version, int64_t* moves) const {
-  // Before the first row is read: what changes meanwhile is newer.
+  // Read before the first row, so that every later change is newer.
   *moves = rows_.moves();
   *version = rows_.version();
   Prefetch(message);  // the disk reads many pages at once

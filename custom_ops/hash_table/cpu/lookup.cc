@@ -252,7 +252,6 @@ absl::Status HashTable::TrainingLookup::Run(const Message& message, const Parall
     if (!status.ok()) return status;
   }
 
-  // Numbers inside a shard become numbers of the whole, and go where their ids came from.
   handles->clear();
   for (const Visit& visit : visits) {
     const int32_t base = static_cast<int32_t>(handles->size());

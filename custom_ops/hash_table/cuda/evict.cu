@@ -46,7 +46,7 @@ Memory FusedrecDeviceTable::WorstMemory() const {
   return Memory(allocator_, WorstScratch(nullptr).carver.bytes());
 }
 
-// Counts the rows that are wanted, and those of each segment that do_with counts.
+// Counts the wanted rows, and by segment the rows that do_with counts.
 template <typename Wanted, typename MakeDoWith>
 int FusedrecDeviceTable::Select(const Wanted& wanted, const MakeDoWith& make_do_with, const Memory& memory,
                                 std::vector<int64_t>* counts, void* stream) const {
@@ -138,7 +138,7 @@ int FusedrecDeviceTable::Evict(int64_t segment, int64_t count, int64_t* gone, vo
 int FusedrecDeviceTable::Remove(int64_t segment, const int64_t* ids, int64_t num_ids, int64_t* gone, void* stream) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (segment < 0 || segment >= segments() || num_ids < 0 || num_ids > kDeviceTableMaxIds) return kCudaInvalidValue;
-  // Before rows are marked: marks of a call that failed would be taken for those of the next.
+  // Before rows are marked, because the next call would take the marks of a failed one for its own.
   const Memory select = SelectMemory();
   if (select.data() == nullptr) return kDeviceOutOfMemory;
   ++version_;

@@ -34,7 +34,7 @@ constexpr int64_t kDeviceTableMaxIds = int64_t{1} << 30;   // of one message
 constexpr int64_t kDeviceTableMaxRows = int64_t{1} << 31;  // of one table
 constexpr int64_t kDeviceTableMaxSegments = int64_t{1} << 20, kDeviceTableMaxColumns = int64_t{1} << 20;
 
-constexpr int kDeviceOutOfMemory = 2;  // cudaErrorMemoryAllocation; also: kDeviceTableMaxRows rows are there
+constexpr int kDeviceOutOfMemory = 2;  // cudaErrorMemoryAllocation; also: the table has kDeviceTableMaxRows rows
 constexpr int kDeviceTableFull = -1;   // max_rows, and not enough rows may leave
 constexpr int kDeviceStale = -2;       // rows of the lookup whose gradients come have left since
 constexpr int kDeviceBadHandle = -3;   // not of this table, or not all of one lookup
@@ -75,7 +75,7 @@ FUSEDREC_CUDA_API void fusedrec_table_destroy(FusedrecDeviceTable* table);
 // Training form. Waits once, for the counts.
 //
 //   storage   of `rows`
-//   rows      [out_rows >= V, dim]  device, out; zeros behind V
+//   rows      [out_rows >= V, dim]  device, out; zeros after V
 //   inverse   [V]  device, out: number of each id's row
 //   handles   [V]  device, out: the first *num_rows are written: lookup << 32 | row
 //   num_rows  host, out
@@ -97,8 +97,8 @@ FUSEDREC_CUDA_API int fusedrec_table_find(FusedrecDeviceTable* table, const Fuse
 //   left_out      [num_rows]  device, out: places in handles, in any order, of rows whose sum is not finite: they and their
 //                 slots stay as they are
 //   num_left_out  host, out: how many; 0 where all gradients are finite and a sum of them is not
-// Waits once, and once more where a gradient is not finite, for what is known of handles and inverse: kDeviceStale, kDeviceBadHandle, kDeviceBadInverse and
-// kDeviceOutOfMemory say that nothing has changed.
+// Waits once for the facts of handles and inverse, and once more where a gradient is not finite. After kDeviceStale,
+// kDeviceBadHandle, kDeviceBadInverse and kDeviceOutOfMemory nothing has changed.
 FUSEDREC_CUDA_API int fusedrec_table_apply(FusedrecDeviceTable* table, const int64_t* handles, int64_t num_rows,
                                            const int32_t* inverse, int64_t num_ids, const void* grads, int64_t storage,
                                            float scale, const fusedrec::StepInput* step, int32_t* left_out,
@@ -108,7 +108,7 @@ FUSEDREC_CUDA_API int fusedrec_table_apply(FusedrecDeviceTable* table, const int
 // host, out: how many could go. Waits.
 FUSEDREC_CUDA_API int fusedrec_table_evict(FusedrecDeviceTable* table, int64_t segment, int64_t count, int64_t* gone,
                                            void* stream);
-// Takes out ids [num_ids], device; those that are not there are passed over. *gone, host, out. Waits.
+// Takes out ids [num_ids], device. Ids without a row are skipped. *gone, host, out: how many had a row. Waits.
 FUSEDREC_CUDA_API int fusedrec_table_remove(FusedrecDeviceTable* table, int64_t segment, const int64_t* ids,
                                             int64_t num_ids, int64_t* gone, void* stream);
 

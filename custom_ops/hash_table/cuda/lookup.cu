@@ -16,7 +16,7 @@ unsigned LoopBlocks(int64_t work) { return std::min(BlocksFor(work, kThreads), k
 struct LookupScratch {
   LookupScratch(void* memory, int64_t num_ids) : carver(memory) {
     tiles = (num_ids + kNumberTile - 1) / kNumberTile;
-    // These three begin with all ones, which one fill writes.
+    // The next three begin with all ones, which one fill writes.
     slots = carver.Take<uint32_t>(2 * num_ids);
     states = carver.Take<unsigned long long>(2 * tiles);
     ticket = carver.Take<unsigned>(1);
@@ -81,7 +81,7 @@ int FusedrecDeviceTable::Admit(const Received& received, uint32_t clock, uint32_
                     at.where, at.first, at.number, received.counts, received.new_of, received.hits_of, at.states, at.ticket);
     FUSEDREC_RETURN_IF_CUDA_ERROR(LastError());
   }
-  // Counts, and behind them, aligned to 256 bytes, the new ids of each segment, and the known ones.
+  // The counts, then, aligned to 256 bytes, the new ids of each segment and the known ones.
   const int64_t words = 32 + 2 * segments();
   std::vector<int64_t> counted(words);
   FUSEDREC_RETURN_IF_CUDA_ERROR(CopyToHost(counted.data(), reinterpret_cast<int64_t*>(received.counts), words, stream));

@@ -51,7 +51,7 @@ int FusedrecDeviceTable::WriteRecords(const std::vector<int64_t>& counts, const 
   const Memory memory(allocator_, carve(nullptr));
   if (memory.data() == nullptr) return kDeviceOutOfMemory;
   carve(memory.data());
-  // The ids as a message of one source.
+  // The ids go in as a message of one source.
   FUSEDREC_RETURN_IF_CUDA_ERROR(CopyToDevice(entries, counts.data(), segments, stream));
   FUSEDREC_RETURN_IF_CUDA_ERROR(static_cast<int>(cudaMemcpyAsync(
       entries + segments, ids, count * sizeof(int64_t), cudaMemcpyDeviceToDevice, static_cast<cudaStream_t>(stream))));
@@ -65,7 +65,7 @@ int FusedrecDeviceTable::WriteRecords(const std::vector<int64_t>& counts, const 
   FUSEDREC_RETURN_IF_CUDA_ERROR(LastError());
   unsigned latest = 0;
   FUSEDREC_RETURN_IF_CUDA_ERROR(CopyToHost(&latest, last, 1, stream));
-  // A lookup's clock lies ahead of all that rows were touched at.
+  // A lookup's clock must be ahead of the clocks in all rows.
   clock_ = std::max(clock_, latest);
   return kCudaSuccess;
 }

@@ -121,7 +121,7 @@ struct Search {
   unsigned long long count;  // of the rows that agree with them, this many are not above
 };
 
-// bins [256]: rows that may leave and agree with what is found, by their next byte.
+// bins [256]: rows that may leave and agree with the bytes found so far, by their next byte.
 static __global__ void __launch_bounds__(kSelectThreads)
     CountBytesKernel(TableView table, int64_t num_rows, MayLeave may_leave, const Search* search, int byte,
                      unsigned* bins) {

@@ -92,7 +92,7 @@ int FusedrecDeviceTable::Allocate(const std::vector<int64_t>& more, int64_t rows
     if (now.size + more[s] <= 0) continue;
     int64_t want = std::max<int64_t>(now.num_lines, 1);
     while (static_cast<double>(now.size + more[s]) > kMaxLoad * kKeysPerLine * static_cast<double>(want)) want *= 2;
-    // Keys that come and go leave marks which make searches go on in vain.
+    // Removed keys leave marks that lengthen searches.
     const bool worn = now.removed > now.num_lines;
     if (want == now.num_lines && !worn) continue;
     Segment grown;
@@ -142,7 +142,7 @@ int FusedrecDeviceTable::MakeRoom(const std::vector<int64_t>& more, uint32_t clo
     if (is_lookup && options_.max_rows > 0 && excess > 0) {
       FUSEDREC_RETURN_IF_CUDA_ERROR(CountThatMayLeave(s, pins, &leaving[s], stream));
       if (leaving[s] < excess) return kDeviceTableFull;
-      // Some more than needed, so that not every step has to look for the worst.
+      // Some more than needed, so that scans are rare.
       leaving[s] = std::min(leaving[s], excess + options_.max_rows / 16);
     }
     net[s] -= leaving[s];
@@ -157,7 +157,7 @@ int FusedrecDeviceTable::MakeRoom(const std::vector<int64_t>& more, uint32_t clo
     directory = Memory(allocator_, std::max<int64_t>(2 * pointers, 16) * sizeof(char*));
     if (directory.data() == nullptr) return kDeviceOutOfMemory;
   }
-  // All memory of the evictions before the first of them: none, or all.
+  // Allocates for all evictions before the first one, so that a failure changes nothing.
   if (std::any_of(leaving.begin(), leaving.end(), [](int64_t count) { return count > 0; })) {
     const Memory worst = WorstMemory(), select = SelectMemory();
     if (worst.data() == nullptr || select.data() == nullptr) return kDeviceOutOfMemory;

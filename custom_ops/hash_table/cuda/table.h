@@ -47,7 +47,7 @@ struct Received {
   Memory memory;
   MessageView view;
   Counts* counts;              // device
-  unsigned long long *new_of, *hits_of;  // device, [segments] each, behind counts
+  unsigned long long *new_of, *hits_of;  // device, [segments] each, after counts
 };
 
 }  // namespace device_table
@@ -101,14 +101,14 @@ struct FusedrecDeviceTable {
 
   FusedrecDeviceTable(const FusedrecTableSpec& spec, const FusedrecAllocator& allocator);
   int Receive(const FusedrecMessage& message, fusedrec::device_table::Received* received, void* stream) const;
-  // Memory for `more` new ids by segment, of which `rows` rows are to be had beyond those that were left.
+  // Allocates for `more` new ids by segment, and for `rows` rows beyond the free ones.
   int Allocate(const std::vector<int64_t>& more, int64_t rows, Growth* growth) const;
   // Takes the memory over: rehashes lines, extends the directory of chunks. Cannot run out of memory any more.
   int Grow(Growth growth, Memory directory, void* stream);
   // Room for new ids, by evictions where max_rows asks for them (`is_lookup`: an import is not held to it); all of it, or
   // none and an answer that says why.
   int MakeRoom(const std::vector<int64_t>& more, uint32_t clock, bool is_lookup, void* stream);
-  // Steps 2 to 5 of a lookup, whose clock and version the caller sets behind it.
+  // Steps 2 to 5 of a lookup. The caller sets clock and version afterwards.
   int Admit(const fusedrec::device_table::Received& received, uint32_t clock, uint32_t version, bool is_lookup,
             int32_t* inverse, int64_t* handles, int64_t* num_rows, void* stream);
 
@@ -155,7 +155,7 @@ struct FusedrecDeviceTable {
   uint32_t clock_ = 0, version_ = 0;
   int64_t moved_at_ = 0;  // clock of the last lookup, or other call, that took rows out
   bool refuses_new_rows_ = false;
-  uint32_t attempt_ = 0;  // lookups begun, so that the touches of one that failed are not taken for those of the next
+  uint32_t attempt_ = 0;  // lookups begun; tells the touches of a failed one from those of the next
 };
 
 #endif  // FUSEDREC_HASH_TABLE_CUDA_TABLE_H_

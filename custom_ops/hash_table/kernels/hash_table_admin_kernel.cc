@@ -1,4 +1,4 @@
-// Kernels outside the training step; table_upkeep.h has what they do.
+// Kernels outside the training step. table_upkeep.h has their functions.
 #include "hash_table/kernels/table_resource.h"
 #include "hash_table/kernels/table_upkeep.h"
 

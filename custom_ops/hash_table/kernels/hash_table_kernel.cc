@@ -46,7 +46,7 @@ class HashTableOp : public tensorflow::ResourceOpKernel<TableResource> {
 
 namespace {
 
-// Allocates output 0: [V rounded up to a bucketed size, D], zeros behind V.
+// Allocates output 0: [V rounded up to a bucketed size, D], zeros after V.
 template <typename T>
 absl::Status AllocateRows(OpKernelContext* ctx, const HashTable& table, int64_t num_ids, RowSink* rows) {
   const int64_t padded = BucketedSize(num_ids), dim = table.spec().dim;

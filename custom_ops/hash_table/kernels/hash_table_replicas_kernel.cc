@@ -20,7 +20,7 @@ absl::Status RequireAveraged(const HashTable& table) {
   return absl::FailedPreconditionError("this table was not made with averaged=True, so it does not know what changes.");
 }
 
-// Ids of all segments and their bounds, inputs `index` and behind it.
+// Checks the ids of all segments and their bounds, inputs `index` and `index + 1`.
 absl::Status CheckIds(OpKernelContext* ctx, const HashTable& table, int index, const char* name) {
   const Tensor &ids = ctx->input(index), &splits = ctx->input(index + 1);
   TF_RETURN_IF_ERROR(RequireRank(name, ids, 1));

@@ -1,4 +1,4 @@
-// The table as a TensorFlow resource, and what all its kernels share.
+// The table as a TensorFlow resource, and the base of its kernels.
 #ifndef FUSEDREC_HASH_TABLE_KERNELS_TABLE_RESOURCE_H_
 #define FUSEDREC_HASH_TABLE_KERNELS_TABLE_RESOURCE_H_
 

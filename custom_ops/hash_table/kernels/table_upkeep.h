@@ -1,6 +1,6 @@
 // The ops outside the training step on a table in host memory: sizes, statistics, eviction, checkpoints.
 //
-// Functions of an op's context and the table: so does a table on a device whose rows are in host memory.
+// They are functions of an op's context and the table, so a device table with rows in host memory can call them, too.
 #ifndef FUSEDREC_HASH_TABLE_KERNELS_TABLE_UPKEEP_H_
 #define FUSEDREC_HASH_TABLE_KERNELS_TABLE_UPKEEP_H_
 

@@ -26,7 +26,7 @@ inline absl::Status RequireGrads(const tensorflow::Tensor& grads, const tensorfl
                                                  "'s output."));
 }
 
-// Attributes of all ops of this folder, and their inputs from row_splits on without `scale`.
+// The attributes of all ops of this folder, and their inputs from row_splits on except `scale`.
 class BiasAndRows {
  public:
   explicit BiasAndRows(tensorflow::OpKernelConstruction* ctx) {
@@ -92,7 +92,7 @@ class BiasAndRows {
   TimeMap time_ = TimeMap::kNone;
 };
 
-// float32 of a tensor, which is itself where it is that already.
+// A tensor as float32. A float32 tensor is not copied.
 template <typename T>
 class Widened {
  public:
@@ -155,7 +155,8 @@ inline const TileEngine& BestEngine() {
   return *best;
 }
 
-// Gradients of position_weights and time_weights (inputs `first`, `first + 1`), of the bias that is there.
+// Allocates the gradients of position_weights and time_weights, inputs `first` and `first + 1`. A part of the bias that the
+// op lacks has a gradient of 0.
 inline absl::Status AllocateBiasGrads(tensorflow::OpKernelContext* ctx, int first, int first_output,
                                       const BiasAndRows& options, BiasGrads* grads) {
   tensorflow::Tensor *position, *time;

@@ -57,7 +57,7 @@ absl::Status KeyIndex::Reserve(int64_t more, Retired* retired) {
   const uint64_t have = lines == nullptr ? 0 : lines->size();
   uint64_t want = std::max<uint64_t>(have, 1);
   while (static_cast<double>(size_ + more) > max_load_ * kKeysPerLine * static_cast<double>(want)) want *= 2;
-  // Keys that come and go leave marks which make readers go on in vain.
+  // Removed keys leave marks that lengthen searches.
   const bool worn = overflown_ * 2 > static_cast<int64_t>(have) && removed_ * 4 > static_cast<int64_t>(have);
   return want > have || worn ? Rebuild(want, retired) : absl::OkStatus();
 }

@@ -16,7 +16,7 @@
 //
 // # Threads
 // One writer at a time (the shard's mutex); any number of readers, without locks, at the same time:
-// - an insertion writes key and payload behind the last ones and then publishes the count;
+// - an insertion writes key and payload after the last ones and then publishes the count;
 // - a removal moves the line's last key into the gap, under an odd version number that makes readers look again;
 // - growing builds new lines and swaps one pointer; the old ones are kept by the owner until no reader can see them.
 #ifndef FUSEDREC_HASH_TABLE_CPU_ROWS_KEY_INDEX_H_

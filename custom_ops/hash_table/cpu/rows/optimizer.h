@@ -3,7 +3,7 @@
 // # Rules
 // g is the gradient of the row, summed over everything that looked it up in this step, w the row, lr the learning rate
 // of the step, t its number, 1 for the first. Every rule begins by clipping g to the L2 norm `clipnorm` (0: off). The
-// norm is that of one row, so that what is clipped depends neither on the batch, nor on the ranks, nor on which tables
+// norm is that of one row, so that clipping depends neither on the batch, nor on the ranks, nor on which tables
 // are fused; Keras clips a whole variable, which a table that is never seen whole does not have.
 //
 //   rule             hyperparameters, in this order, after clipnorm             slots: element-wise | row-wise
@@ -56,7 +56,7 @@ class Optimizer {
   //   wide     [wide_slots * dim]  slot after slot
   //   scalars  [scalar_slots]
   //
-  // The four do not overlap; what a rule does not have may be null.
+  // The four do not overlap. Slots that the rule lacks may be null.
   void Update(const Prepared& prepared, int dim, float* grad, float* row, float* wide, float* scalars) const;
 
  private:

@@ -63,7 +63,7 @@ absl::StatusOr<Pages> Pages::OfMemory(size_t bytes) {
         "policy, memory_budget with a folder for the rows beyond it, a 16-bit storage_dtype, or more ranks."));
   }
   bytes = (bytes + kPage - 1) / kPage * kPage;
-  // A mapping cannot be asked to begin at a multiple of 2 MiB: take more and give the ends back.
+  // No mapping begins at a multiple of 2 MiB on request, so this takes more and gives the ends back.
   const size_t slack = bytes >= kHugePage ? kHugePage : 0;
   void* mapped = mmap(nullptr, bytes + slack, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (mapped == MAP_FAILED) {

@@ -2,7 +2,7 @@
 //
 // A pool hands out blocks of row numbers; a chunk is mapped when the first row of it is needed, and the one after it at
 // the same time, so that running out of memory shows one chunk early and an insertion never waits for a copy. Rows are
-// memory, or pages of a file on disk for what is beyond the memory budget of a table.
+// memory, or pages of a file on disk for rows beyond the memory budget of a table.
 #ifndef FUSEDREC_HASH_TABLE_CPU_ROWS_ROW_POOL_H_
 #define FUSEDREC_HASH_TABLE_CPU_ROWS_ROW_POOL_H_
 
@@ -49,9 +49,9 @@ class RowPool {
   const int file_;  // -1: memory
   int chunk_bits_;
   uint32_t chunk_mask_;
-  std::vector<std::atomic<char*>> chunks_;  // as many as kMaxRows need, null behind the last
+  std::vector<std::atomic<char*>> chunks_;  // as many as kMaxRows need, null after the last
   std::atomic<uint32_t> next_{0};           // changed under the mutex
-  mutable std::mutex mutex_;                // of what follows
+  mutable std::mutex mutex_;                // guards the members below
   std::vector<Pages> pages_;
 };
 

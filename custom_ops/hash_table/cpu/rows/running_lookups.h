@@ -82,7 +82,7 @@ class RunningLookups {
 
  private:
   std::atomic<uint32_t> clock_{0};
-  mutable std::mutex mutex_;  // of what follows
+  mutable std::mutex mutex_;  // guards the members below
   std::vector<uint32_t> running_;
   std::vector<std::unique_ptr<LookupScratch>> idle_;  // of lookups that have ended
 };

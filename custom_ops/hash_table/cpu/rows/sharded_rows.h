@@ -29,7 +29,7 @@
 namespace fusedrec {
 
 struct alignas(64) Shard {
-  mutable std::mutex mutex;                 // of everything that changes
+  mutable std::mutex mutex;                 // guards everything that changes
   std::vector<KeyIndex> keys;               // by segment
   std::vector<AdmissionFilter> candidates;  // by segment; empty without admission
   std::vector<SegmentStatistics> statistics;

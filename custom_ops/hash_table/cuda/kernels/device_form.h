@@ -19,7 +19,7 @@ inline absl::Status RequireDeviceForm(const TableSpec& spec) {
   if (spec.admission_count != 1) return refuse("admission_count", spec.admission_count, 1);
   if (spec.hot_after != 0) return refuse("hot_after", spec.hot_after, 0);
   if (spec.host_rows) {
-    // The rows of the batch under way are those of one lookup.
+    // The rows of one batch belong to one lookup.
     if (spec.window != 1) return refuse("window (lookups of one update) with host_rows", spec.window, 1);
   } else {
     if (spec.record_tombstones) return refuse("record_tombstones without host_rows", "True", "False");
@@ -54,7 +54,7 @@ inline FusedrecTableSpec DeviceSpecOf(const TableSpec& spec, const Optimizer& op
           spec.seeds.data()};
 }
 
-// Answer of a launcher of the table as a Status. `needs`: what the call wanted memory for.
+// The answer of a launcher of the table as a Status. needs: the purpose of the memory that the call asked for.
 inline absl::Status DeviceTableStatus(int answer, const TableSpec& spec, const char* needs) {
   switch (answer) {
     case 0:

@@ -1,4 +1,4 @@
-// Kernels of the training step for a table on a device. A launcher does the work; here is what TensorFlow asks for.
+// Kernels of the training step for a table on a device. The launchers of hash_table_cuda.h do the work.
 #include <algorithm>
 #include <cstring>
 #include <string>
@@ -121,8 +121,8 @@ absl::Status Refresh(OpKernelContext* ctx, const DeviceTableResource& resource) 
   return LookUpFrom<T>(ctx, resource, mark.flat<int64_t>()(0));
 }
 
-// Where rows are on the device already nothing is read ahead, and TableRefresh is a whole lookup. Else what is read lies in
-// the buffers of the table; its ticket is what goes on.
+// A table with all rows on the device reads nothing ahead, and its TableRefresh is a whole lookup. A table with rows in host
+// memory keeps the rows in its buffers; the mark holds the ticket that names them.
 absl::Status LookAhead(OpKernelContext* ctx, const DeviceTableResource& resource) {
   MessageInput in;
   int64_t ticket = 0;

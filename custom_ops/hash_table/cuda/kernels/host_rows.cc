@@ -13,14 +13,14 @@ constexpr char kOtherMessage[] =
     "message must be that of the look-ahead, got another one. No row was changed. Take a look-ahead and its lookup from "
     "one message.";
 
-// Handles that were met.
+// A set of handles.
 class HandleSet {
  public:
   explicit HandleSet(int64_t most) {
     while ((int64_t{1} << bits_) < 2 * most) ++bits_;
     slots_.assign(size_t{1} << bits_, kNobody);
   }
-  // Whether it is new.
+  // Returns whether the handle is new.
   bool Insert(int64_t handle) {
     const uint32_t wanted = static_cast<uint32_t>(handle), mask = static_cast<uint32_t>(slots_.size() - 1);
     for (uint32_t i = wanted * 0x9e3779b1u >> (32 - bits_);; i = (i + 1) & mask) {
@@ -214,7 +214,7 @@ absl::Status HostRows::WriteBack(const ParallelFor& parallel_for) {
   return done;
 }
 
-// All rows in host memory become those of now.
+// Brings all rows in host memory up to date.
 absl::Status HostRows::TakeBack(const ParallelFor& parallel_for, void* stream) {
   absl::Status done = WriteBack(parallel_for);
   if (!done.ok() || !is_trained_) return done;

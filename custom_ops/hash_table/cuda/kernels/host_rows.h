@@ -92,7 +92,7 @@ class HostRows {
   // The received ids whose row is_wanted(v) names, kNoRow for none, with their records.
   template <typename RowWanted>
   absl::Status Pack(const ParallelFor& parallel_for, const RowWanted& row_wanted, Parcel* parcel);
-  // Records of rows, which read(records) copies from the device, become those of host memory.
+  // Writes the records of rows, which read(records) copies from the device, to host memory.
   template <typename Read>
   absl::Status WriteTrained(const std::vector<SegmentId>& rows, const Read& read, const ParallelFor& parallel_for);
   absl::Status WriteBack(const ParallelFor& parallel_for);
@@ -103,7 +103,7 @@ class HostRows {
   std::mutex mutex_;  // one call at a time
   Seen seen_;
   int64_t tickets_ = 0;
-  std::vector<SegmentId> active_, waiting_;  // rows on the device, and those that wait to go back, in their order there
+  std::vector<SegmentId> active_, waiting_;  // rows on the device, and rows that wait to go back, in their order there
   uint32_t clock_ = 0;       // of the lookup whose rows are active
   bool trainable_ = false;   // whether they are, as that lookup left them
   bool is_trained_ = false;  // whether they are newer than in host memory

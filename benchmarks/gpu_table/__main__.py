@@ -39,7 +39,8 @@ def ids_of(n: int) -> np.ndarray:
 def filled(kernels, dim: int, load: float, rule: str, lines: int = 1 << 20) -> tuple[DeviceTable, np.ndarray]:
     """Returns a table whose `lines` (a power of two) are filled to `load` (above 0.375), and its ids."""
     ids = ids_of(int(load * 5 * lines) - 1)
-    table = DeviceTable(kernels, dim, [1], distribution="uniform", a=-0.1, b=0.1, rule=rule, epsilon=1e-8, chunk_rows=1 << 16)
+    options = {"distribution": "uniform", "a": -0.1, "b": 0.1, "rule": rule, "epsilon": 1e-8}
+    table = DeviceTable(kernels, dim, [1], chunk_rows=1 << 16, **options)
     for part in np.array_split(ids, 4):
         table.lookup(np.concatenate([[len(part)], part]), [len(part) + 1], padding=0)
     assert table.size()[1]["line_bytes"] == 64 * lines

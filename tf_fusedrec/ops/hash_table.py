@@ -42,7 +42,7 @@ def hash_table(
       dim: D, columns of a row.
       seeds: One int64 per segment. The initial row is a pure function of (seed, id).
       rule, hyperparameters: Update rule and its numbers, as the records of tf_fusedrec/optimizers/ give them.
-      **options: Further attributes of the op Fusedrec>HashTable, which custom_ops/hash_table/hash_table_op.cc documents.
+      **options: Further attributes of the op Fusedrec>HashTable; custom_ops/hash_table/hash_table_op.cc documents them.
 
     Returns:
       <resource>[].

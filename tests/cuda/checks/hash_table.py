@@ -198,8 +198,8 @@ def check_what_does_not_fit_is_refused(kernels):
         assert kernels.answer(name, table.handle, *arguments) == INVALID, (name, arguments)
     assert table.size()[0].tolist() == [0, 0, 0]
     for changes in (
-        {"chunk_rows": 33}, {"chunk_rows": 16}, {"rule": 7}, {"rule": -1}, {"max_rows": -1}, {"dim": 0}, {"dim": 2**20 + 1},
-        {"seeds": np.zeros(2**20 + 1, np.uint64)}, {"seeds": []},
+        {"chunk_rows": 33}, {"chunk_rows": 16}, {"rule": 7}, {"rule": -1}, {"max_rows": -1}, {"dim": 0},
+        {"dim": 2**20 + 1}, {"seeds": np.zeros(2**20 + 1, np.uint64)}, {"seeds": []},
     ):  # fmt: skip
         try:
             table_of(kernels, **{"dim": 2, **changes})

@@ -69,7 +69,8 @@ def run_ranks(
       CheckFailed: The ranks failed or exceeded the time limit.
     """
     device_stream.compiled()  # once, before the ranks ask for it
-    with network.spread(ranks) if ranks > 1 else contextlib.nullcontext({}) as where:
+    with contextlib.ExitStack() as stack:
+        where = stack.enter_context(network.spread(ranks)) if ranks > 1 else {}
         answers = children.ask_ranks(
             "benchmarks.overlap.ranks", ranks, **where, timeout_s=TIMEOUT_S,
             size=dataclasses.asdict(size), compute=dict(compute), phases=list(phases),

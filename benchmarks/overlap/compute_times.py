@@ -49,7 +49,7 @@ def passes(size: Size) -> tuple[Callable[[], Any], Callable[[], Any]]:
             loss = forward()
         return tape.gradient(loss, model.trainable_variables)
 
-    return tuple(tf.function(one, autograph=False) for one in (forward, both))  # type: ignore[return-value]
+    return tf.function(forward, autograph=False), tf.function(both, autograph=False)
 
 
 def measured(size: Size, repeats: int) -> dict[str, Any]:

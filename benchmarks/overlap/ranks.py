@@ -69,12 +69,18 @@ def take_turn(step: Step, steps: int) -> Turn:
         step()
     end, cpu = time.monotonic(), time.process_time() - cpu
     record = device_stream.take_record()
-    compute, lookup = (
-        1e3 * sum(end - begin for begin, end in record.get(name, ()))
-        for name in (device_stream.DEVICE, device_stream.MEMORY)
+
+    def busy_ms(stream: str) -> float:
+        return 1e3 * sum(end - begin for begin, end in record.get(stream, ())) / steps
+
+    return Turn(
+        step=1e3 * (end - begin) / steps,
+        cpu=1e3 * cpu / steps,
+        exposed=exposed_ms(record) / steps,
+        compute=busy_ms(device_stream.DEVICE),
+        lookup=busy_ms(device_stream.MEMORY),
+        parts=Parts(*(value / steps for value in dataclasses.astuple(parts_of(record)))),
     )
-    parts = Parts(*(value / steps for value in dataclasses.astuple(parts_of(record))))
-    return Turn(*(ms / steps for ms in (1e3 * (end - begin), 1e3 * cpu, exposed_ms(record), compute, lookup)), parts)
 
 
 def make_steps(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -26,6 +27,15 @@ def table_of_feature(model: ModelConfig) -> dict[str, str]:
     if isinstance(model, RankingConfig):
         return embedded_features(model)
     return {"item_id": "item", "negative": "item"}
+
+
+def ids_by_table(model: ModelConfig, batch: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """Returns the columns of a batch that the embedding layer looks up, by table."""
+    ids: dict[str, list[Any]] = {}
+    for name, table in table_of_feature(model).items():
+        if name not in MADE_FEATURES:
+            ids.setdefault(table, []).append(batch[name])
+    return ids
 
 
 def features(model: ModelConfig) -> list[fr.FeatureConfig]:

@@ -19,7 +19,7 @@ from typing import Any
 import yaml
 
 from models.model_config import RANKING_KINDS, ModelConfig, RetrievalConfig
-from models.schedule_choice import schedule_of
+from models.schedule_choice import micro_batches_of
 from models.yaml_records import (
     check_at_least,
     check_choice,
@@ -162,6 +162,7 @@ class TrainConfig:
     balance: str = "rank"  # or "global", which deals out the rows of all ranks' batches, longest first
     quadratic_cost: float = 0.0  # c > 0 balances L + c L^2 instead of L, for rows of L tokens
     schedule: str = "sync"  # or dual_buffer, semi_async, frozen_window(M), nested(M), pipelined(depth)
+    cluster_samples: bool = False  # frozen_window(M), nested(M): orders a batch so that micro-batches share few ids
     learning_rate: float = 1e-3
     beta_2: float = 0.999
     epsilon: float = 1e-7
@@ -182,9 +183,14 @@ class TrainConfig:
         if not self.quadratic_cost >= 0:
             raise ValueError(f"train.quadratic_cost must be >= 0, got {self.quadratic_cost}.")
         try:
-            schedule_of(self.schedule)
+            micro_batches = micro_batches_of(self.schedule)
         except ValueError as error:
             raise ValueError(f"train.schedule: {error}") from error
+        if self.cluster_samples and micro_batches < 2:
+            raise ValueError(
+                f"train.cluster_samples is True, but train.schedule {self.schedule!r} has no micro-batches that could "
+                "share ids. Use frozen_window(M) or nested(M) with M >= 2, or remove it."
+            )
         check_positive("train.learning_rate", self.learning_rate)
         check_positive("train.epsilon", self.epsilon)
         check_fraction("train.beta_2", self.beta_2)

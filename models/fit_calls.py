@@ -6,15 +6,25 @@ partition gets its own fit too, as one "epoch" of Keras.
 
 from __future__ import annotations
 
+import functools
 import pathlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import tf_fusedrec as fr
-from models.build import columns, extra_tokens, length_columns
+from models.build import columns, extra_tokens, ids_by_table, length_columns
 from models.experiment import Experiment
+from models.schedule_choice import micro_batches_of
 from tf_fusedrec import tf
-from tf_fusedrec.data import Cost, GrowingFolder, ParquetFolder, Partition, TokenBatches, check_same_files
+from tf_fusedrec.data import (
+    Cost,
+    GrowingFolder,
+    ParquetFolder,
+    Partition,
+    TokenBatches,
+    check_same_files,
+    cluster_samples,
+)
 
 
 class FitCall(NamedTuple):
@@ -57,10 +67,11 @@ def _epochs(experiment: Experiment, folder: pathlib.Path, saved: Mapping[str, An
     if not steps:
         raise ValueError(f"{folder} holds no rows to train on. Choose other data with --data.")
     if step and epoch < epochs:
-        yield FitCall(batches.dataset(epoch), epoch, epoch + 1, steps, step, batches.position)
+        yield FitCall(_dataset(experiment, batches, epoch), epoch, epoch + 1, steps, step, batches.position)
         epoch += 1
     if epoch < epochs:
-        yield FitCall(batches.dataset(epoch, epochs - epoch), epoch, epochs, steps, 0, batches.position)
+        dataset = _dataset(experiment, batches, epoch, epochs - epoch)
+        yield FitCall(dataset, epoch, epochs, steps, 0, batches.position)
 
 
 def _partitions(experiment: Experiment, folder: pathlib.Path, saved: Mapping[str, Any] | None) -> Iterator[FitCall]:
@@ -94,7 +105,7 @@ def _partition(experiment: Experiment, partition: Partition, saved: Mapping[str,
         return {"partition": [number, partition.name], **batches.position(epoch - number, step)}
 
     if steps > batches.first_step:
-        yield FitCall(batches.dataset(0), number, number + 1, steps, batches.first_step, position)
+        yield FitCall(_dataset(experiment, batches, 0), number, number + 1, steps, batches.first_step, position)
 
 
 def _folder(experiment: Experiment, path: pathlib.Path) -> ParquetFolder:
@@ -122,3 +133,11 @@ def _batches(
         epochs=epochs,
         start=start,
     )
+
+
+def _dataset(experiment: Experiment, batches: TokenBatches, epoch: int, epochs: int = 1) -> tf.data.Dataset:
+    dataset, train = batches.dataset(epoch, epochs), experiment.train
+    if not train.cluster_samples:
+        return dataset
+    ids = functools.partial(ids_by_table, experiment.model)
+    return cluster_samples(dataset, micro_batches_of(train.schedule), ids)

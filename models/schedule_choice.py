@@ -33,3 +33,8 @@ def schedule_of(text: str) -> schedules.Schedule:
         return _NUMBERED[name](int(number))
     forms = [*_PLAIN, *(f"{name}(N)" for name in _NUMBERED)]
     raise ValueError(f"a schedule must be one of {forms} with a whole number N, got {text!r}.")
+
+
+def micro_batches_of(text: str) -> int:
+    """Returns the micro-batches into which the schedule of a name cuts a batch; 1 if it cuts none. Raises likewise."""
+    return getattr(schedule_of(text), "micro_batches", 1)

@@ -148,8 +148,9 @@ def test_text_is_utf8_whatever_the_locale():
 OPS = sorted(path.name for path in (ROOT / "custom_ops").iterdir() if path.is_dir() and path.name != "common")
 
 
-# The table is measured as a table, against other tables; the attention against padded attention.
-BENCHMARK_OF = {"hash_table": "table", "jagged_attention": "attention"}
+# The table is measured as a table, against other tables; the attention against padded attention; the clustering by the
+# bytes that it saves.
+BENCHMARK_OF = {"hash_table": "table", "jagged_attention": "attention", "cluster_samples": "clustering"}
 
 
 # Passes a tensor through: there is nothing to compute, compare or measure.

@@ -18,7 +18,8 @@ STORAGE_DTYPES = (None, *ROW_DTYPES, "mixed")
 EVICTIONS = (None, "lru", "lfu")
 UNKNOWN = ("initial", "zeros")
 KERAS_OPTIMIZERS = (keras.optimizers.Optimizer, keras.optimizers.legacy.Optimizer)
-_NATIVE_FIELDS = (
+# The native table passes them to the op HashTable under their names (tables/native.py).
+NATIVE_FIELDS = (
     "storage_dtype", "stochastic_rounding", "hot_after", "max_rows", "eviction", "ttl", "admission_count",
     "max_candidates", "record_tombstones", "memory_budget", "tier_folder", "host_rows",
 )  # fmt: skip
@@ -39,12 +40,14 @@ class TableConfig:
       unknown: Row of an unknown id in lookups that do not train (evaluation, prediction, exports). "initial": the row
         with which its training would begin. "zeros": zeros.
 
-    Backend "native" only, all per rank:
+    Storage of rows, with backend "native" only:
       storage_dtype: dtype of rows in memory; None: dtype. "mixed" keeps rows looked up by at least hot_after steps in
         float32 and the others in float16 (MTGRBoost, section 5.2). Slots of 16-bit rows are bfloat16.
       stochastic_rounding: Whether updated 16-bit rows are rounded stochastically, so that small updates survive on
         average.
       hot_after: Number of training steps, see storage_dtype.
+
+    Capacity per rank, with backend "native" only:
       max_rows: Maximum number of rows, enforced by `eviction`; 0 for no limit.
       eviction: "lru" (least recently looked up), "lfu" (least frequently looked up), or None: reaching max_rows is an
         error.
@@ -53,6 +56,8 @@ class TableConfig:
         initial row and is not trained. Counts are exact. A step counts an id once, across all its micro-batches.
       max_candidates: Maximum number of ids counted for admission; beyond it all counts are halved. 0 for no limit.
       record_tombstones: Whether to record removed ids, for delta checkpoints and delta exports.
+
+    Tiers of memory per rank, with backend "native" only:
       memory_budget: Bytes of rows in memory; further rows go to a file in tier_folder. Tables of one group share the
         sum of their budgets. 0 for no limit.
       tier_folder: Folder on a local disk.
@@ -120,7 +125,7 @@ class TableConfig:
     def stores_natively(self) -> list[str]:
         """Fields with a non-default value that only backend "native" supports."""
         defaults = {field.name: field.default for field in dataclasses.fields(self)}
-        return [name for name in _NATIVE_FIELDS if getattr(self, name) != defaults[name]]
+        return [name for name in NATIVE_FIELDS if getattr(self, name) != defaults[name]]
 
     def _check_external(self) -> None:
         if not isinstance(self.external, str) or not self.external:

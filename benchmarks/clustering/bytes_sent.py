@@ -11,14 +11,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from benchmarks.harness import harness
-from tf_fusedrec import tf
+from tf_fusedrec import ops, tf
 from tf_fusedrec.data import cluster_samples
 from tf_fusedrec.data.batching import closest_cuts
 from tf_fusedrec.data.interactions import by_user_and_time
 from tf_fusedrec.data.rows import Ragged, ragged_from_groups
-from tf_fusedrec.data.sample_partition import partition_samples
 from tf_fusedrec.data.text_log import ID, INTEGER, read_log
 from tf_fusedrec.exchange.micro_batches import piece_bounds
+from tf_fusedrec.schedules import cut
 
 DATA = harness.ROOT.parent / "shared" / "data"
 MICRO_BATCHES = 8
@@ -90,21 +90,20 @@ def batches_of(samples: Ragged, tokens: int, count: int) -> Iterator[Ragged]:
 
 def ids_sent(batch: Ragged, micro_batches: int) -> int:
     """Returns the number of ids that travel: the distinct ids of every micro-batch."""
-    bounds = piece_bounds(len(batch.row_splits) - 1, micro_batches)
-    return sum(len(np.unique(batch.slice(b, e).values)) for b, e in zip(bounds[:-1], bounds[1:]))
+    return sum(len(np.unique(piece.values)) for piece in cut(_ragged(batch), micro_batches))
 
 
 def imbalance(batch: Ragged, micro_batches: int) -> float:
-    """Returns the largest ratio of a micro-batch's tokens to its share of the samples."""
-    bounds = piece_bounds(len(batch.row_splits) - 1, micro_batches)
-    share = np.diff(bounds) / bounds[-1] * len(batch.values)
-    return float((np.diff(batch.row_splits[bounds]) / share).max())
+    """Returns the largest ratio of a micro-batch's tokens to its share, as schedules cut the batch."""
+    share = np.full(micro_batches, 2)
+    share[[0, -1]] = 1
+    tokens = np.array([len(piece.values) for piece in cut(_ragged(batch), micro_batches)])
+    return float((tokens / share).max() * share.sum() / len(batch.values))
 
 
 def clustered(batch: Ragged, micro_batches: int) -> Ragged:
     """Returns the batch as the input pipeline clusters it."""
-    ragged = tf.RaggedTensor.from_row_splits(batch.values, batch.row_splits)
-    dataset = tf.data.Dataset.from_tensors({"item": ragged})
+    dataset = tf.data.Dataset.from_tensors({"item": _ragged(batch)})
     (out,) = cluster_samples(dataset, micro_batches, lambda features: features)
     return Ragged(out["item"].values.numpy(), out["item"].row_splits.numpy())
 
@@ -123,14 +122,16 @@ def measure(case: Case, batches: int, data: pathlib.Path = DATA) -> dict[str, An
         clustered_ids.append(ids_sent(new, MICRO_BATCHES))
         once.append(ids_sent(batch, 1))
         uneven.append((imbalance(batch, MICRO_BATCHES), imbalance(new, MICRO_BATCHES)))
-        tokens = batch.lengths()
-        row = np.repeat(np.arange(len(tokens)), tokens)
+        samples = len(batch.row_splits) - 1
+        ids, row_splits, sizes = map(
+            tf.constant, (batch.values, batch.row_splits, np.diff(piece_bounds(samples, MICRO_BATCHES)))
+        )
         begin = time.perf_counter()
-        partition_samples(batch.values, row, tokens, MICRO_BATCHES)
+        ops.cluster_samples([ids], [row_splits], sizes, tables=[0])
         seconds.append(time.perf_counter() - begin)
     return {
         **case._asdict(),
-        "samples": len(tokens),
+        "samples": samples,
         "bytes_naive": BYTES_OF_ID * statistics.mean(naive),
         "bytes_clustered": BYTES_OF_ID * statistics.mean(clustered_ids),
         "bytes_m1": BYTES_OF_ID * statistics.mean(once),
@@ -145,6 +146,10 @@ def measure(case: Case, batches: int, data: pathlib.Path = DATA) -> dict[str, An
 def headline(batches: int = 4, data: pathlib.Path = DATA) -> dict[str, Any] | None:
     """Returns the case whose `ratio` benchmarks.overlap reports as bytes_ratio_clustered, or None without the data."""
     return measure(HEADLINE, batches, data) if (data / HEADLINE.log).is_dir() else None
+
+
+def _ragged(batch: Ragged) -> tf.RaggedTensor:
+    return tf.RaggedTensor.from_row_splits(batch.values, batch.row_splits)
 
 
 def _sorted(batch: Ragged) -> np.ndarray:

@@ -17,7 +17,7 @@ import numpy as np
 
 from benchmarks.harness import gpu_device
 from tests.cuda.device_buffer import DeviceBuffer
-from tests.cuda.device_table import NOWHERE, STORAGES, DeviceTable, Update
+from tests.cuda.device_table import NOWHERE, STORAGES, DeviceTable, Step
 
 NUM_IDS = 1 << 20
 # HierarchicalKV, find of 1 M keys of 8 bytes: G keys/s by (device, dim, load); dim 0: pointers to rows alone.
@@ -39,7 +39,8 @@ def ids_of(n: int) -> np.ndarray:
 def filled(kernels, dim: int, load: float, rule: str, lines: int = 1 << 20) -> tuple[DeviceTable, np.ndarray]:
     """Returns a table whose `lines` (a power of two) are filled to `load` (above 0.375), and its ids."""
     ids = ids_of(int(load * 5 * lines) - 1)
-    table = DeviceTable(kernels, dim, [1], distribution="uniform", a=-0.1, b=0.1, rule=rule, chunk_rows=1 << 16)
+    options = {"distribution": "uniform", "a": -0.1, "b": 0.1, "rule": rule, "epsilon": 1e-8}
+    table = DeviceTable(kernels, dim, [1], chunk_rows=1 << 16, **options)
     for part in np.array_split(ids, 4):
         table.lookup(np.concatenate([[len(part)], part]), [len(part) + 1], padding=0)
     assert table.size()[1]["line_bytes"] == 64 * lines
@@ -87,7 +88,7 @@ def measure_step(kernels, dim: int, bandwidth: float, **more) -> list[dict]:
     rows, inverse = memory.empty([n, dim], np.float32), memory.empty([n], np.int32)
     handles, grads = memory.empty([n], np.int64), memory.put(np.full([n, dim], 1e-3, np.float32))
     num_rows = np.zeros(1, np.int64)
-    update = Update(rule=3, step=1, learning_rate=0.01, epsilon=1e-8, moment_scale=1.0)
+    update = Step(learning_rate=0.01, step=1)
 
     def lookup():
         kernels.run("table_lookup", table.handle, message, STORAGES["float32"], rows, n, inverse, handles, num_rows)

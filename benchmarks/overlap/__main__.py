@@ -15,8 +15,9 @@ throttle of so much time per id on a stream of its own. A file would share its d
     floor         = the step that the schedule's dependencies allow, from parts measured alone (floors.py)
 
 "exchange alone" is the same arm with a device and a memory that take no time. Ops and collectives record their own
-times. A wait for another rank counts as exchange, from the time when this rank asks. The last columns are processor
-time, as evidence that cores are free. floor_ratio_worst is the largest step / floor of all arms.
+times. A wait for another rank counts as exchange, from the time when this rank asks. "free" is time in which no
+exchange, device or memory runs: work of the host that nothing hides. The last columns are processor time, as evidence
+that cores are free. floor_ratio_worst is the largest step / floor of all arms.
 
 Two more rates of the cable follow, at the same pace, and weak scaling over 1, 2, 4 and 8 ranks that share the cable.
 Last comes the contended case (contended.py), in which two ranks compute on their own cores. --quick measures QUICK_ARMS
@@ -69,7 +70,8 @@ def run_ranks(
       CheckFailed: The ranks failed or exceeded the time limit.
     """
     device_stream.compiled()  # once, before the ranks ask for it
-    with network.spread(ranks) if ranks > 1 else contextlib.nullcontext({}) as where:
+    with contextlib.ExitStack() as stack:
+        where = stack.enter_context(network.spread(ranks)) if ranks > 1 else {}
         answers = children.ask_ranks(
             "benchmarks.overlap.ranks", ranks, **where, timeout_s=TIMEOUT_S,
             size=dataclasses.asdict(size), compute=dict(compute), phases=list(phases),

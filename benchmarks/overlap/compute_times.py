@@ -1,7 +1,8 @@
-"""The times of a real model's dense part on one core, by micro-batches of several sizes: a line through medians.
+"""The times of a real model's dense part on one core: a line through micro-batches of several sizes.
 
 The dense part is the GRM of model.py, which reads its rows from a variable. The forward pass ends with the loss. The
-backward pass ends with the gradients of weights and rows.
+backward pass ends with the gradients of weights and rows. The shortest of several passes counts, because other work of
+the machine only adds time.
 """
 
 from __future__ import annotations
@@ -21,19 +22,19 @@ USERS = (8, 24, 64)  # of the micro-batches
 
 
 def line(tokens: list[int], seconds: list[float]) -> tuple[float, float]:
-    """Returns the fixed time and the time per token that fit best. Neither is negative."""
+    """Returns the fixed time and the time per token that fit best (least squares). Neither is negative."""
     slope, fixed = np.polyfit(tokens, seconds, 1)
     return max(float(fixed), 0.0), max(float(slope), 0.0)
 
 
-def median_s(call: Callable[[], Any], repeats: int) -> float:
+def shortest_s(call: Callable[[], Any], repeats: int) -> float:
     call()
     seconds = []
     for _ in range(repeats):
         begin = time.perf_counter()
         call()
         seconds.append(time.perf_counter() - begin)
-    return float(np.median(seconds))
+    return min(seconds)
 
 
 def passes(size: Size) -> tuple[Callable[[], Any], Callable[[], Any]]:
@@ -49,15 +50,15 @@ def passes(size: Size) -> tuple[Callable[[], Any], Callable[[], Any]]:
             loss = forward()
         return tape.gradient(loss, model.trainable_variables)
 
-    return tuple(tf.function(one, autograph=False) for one in (forward, both))  # type: ignore[return-value]
+    return tf.function(forward, autograph=False), tf.function(both, autograph=False)
 
 
 def measured(size: Size, repeats: int) -> dict[str, Any]:
-    """Returns the fields of device_model.Compute: medians of `repeats` passes. The users of `size` are replaced."""
+    """Returns the fields of device_model.Compute from `repeats` passes of each. The users of `size` are replaced."""
     tokens, forward, backward = [], [], []
     for users in USERS:
         of_size = dataclasses.replace(size, users=users)
-        one, both = (median_s(call, repeats) for call in passes(of_size))
+        one, both = (shortest_s(call, repeats) for call in passes(of_size))
         tokens.append(of_size.tokens)
         forward.append(one)
         backward.append(both - one)

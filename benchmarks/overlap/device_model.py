@@ -161,7 +161,7 @@ def make_model(size: DeviceSize, compute: Compute, pace: Pace, name: str, schedu
     table = fr.TableConfig("item", size.dim, adagrad, initializer=fr.TruncatedNormal(stddev=0.02))
     embedding = fr.FusedEmbedding([table], [fr.FeatureConfig("item", "item")], name=name, **layer)
     for lookup in embedding.lookups:
-        lookup.table = SlowMemory(lookup.table, pace)
+        lookup.table = SlowMemory(lookup.table, pace)  # type: ignore[assignment]
     model = DeviceModel(size, compute, pace, embedding)
     model.schedule = schedule
     model.compile(fr.collectives.distributed_optimizer(keras.optimizers.legacy.Adam(1e-3)))

@@ -49,7 +49,7 @@ def case(phase: Mapping[str, Any], answer: Mapping[str, Any], layers: int, ranks
             "exposed_ratio": full["exposed"] / parts.exchange if parts.exchange else 0.0,
             "compute_ms": full["compute"],
             "lookup_ms": full["lookup"],
-            "host_ms": turns["bare"]["step"] - parts.exchange,
+            "free_ms": full["free"],
             "cpu_ms": full["cpu"],
             "cores": ranks * full["cpu"] / full["step"],
         }
@@ -77,13 +77,15 @@ def show(one: Mapping[str, Any]) -> None:
     columns = {
         "ms": "ms", "speedup": "times sync", "floor_ms": "floor", "floor_ratio": "ms / floor",
         "exchange_alone_ms": "exchange alone", "exposed_ms": "exposed", "exposed_ratio": "exposed ratio",
-        "compute_ms": "compute", "lookup_ms": "lookup", "host_ms": "host, alone", "cpu_ms": "cpu per rank",
+        "compute_ms": "compute", "lookup_ms": "lookup", "free_ms": "free", "cpu_ms": "cpu per rank",
         "cores": "cores of all",
     }  # fmt: skip
     rows = [
         {"arm": name, **{title: figures.get(column, "-") for column, title in columns.items()}}
         for name, figures in one["arms"].items()
     ]
+    cores = f"{one['device_cores']:.3g}"
+    print(f"\nCompute is a stream of ops that take time and no core. The device is as fast as {cores} of our cores.")
     ratio = "-" if one["ratio"] is None else f"{one['ratio']:.2f}"
     where = "one host" if one["rate"] is None else f"two hosts, {one['rate']} between them"
     harness.print_table(f"{one['ranks']} ranks, {where}; compute : exchange {ratio}; ms of a step and rank", rows)

@@ -78,6 +78,11 @@ def exposed_ms(record: Mapping[str, Sequence[Span]]) -> float:
     return 1e3 * seconds(without(exchanges, union(record.get(DEVICE, ()))))
 
 
+def free_ms(record: Mapping[str, Sequence[Span]], begin: float, end: float) -> float:
+    """Returns the time between `begin` and `end` in which no exchange and no stream runs."""
+    return 1e3 * seconds(without([(begin, end)], union(span for spans in record.values() for span in spans)))
+
+
 def floor_ms(schedule: Schedule, parts: Parts, *, compute: float, lookup: float, layers: int) -> float:
     """Returns the floor of a schedule's step, as the head of this module says."""
     i, r, g, a = parts.ids, parts.rows, parts.gradients, parts.average

@@ -19,7 +19,7 @@ from benchmarks.harness import children, harness, network
 from benchmarks.overlap import device_stream
 from benchmarks.overlap.arms import ARMS, Arm
 from benchmarks.overlap.device_model import Compute, DeviceModel, DeviceSize, Pace, dataset, make_model
-from benchmarks.overlap.floors import Parts, exposed_ms, parts_of
+from benchmarks.overlap.floors import Parts, exposed_ms, free_ms, parts_of
 from benchmarks.overlap.model import Step, training
 from tf_fusedrec import keras, tf
 
@@ -44,20 +44,29 @@ class Turn:
     step: float
     cpu: float  # processor time of all threads of the process
     exposed: float  # some exchange ran and the device stream did not
+    free: float  # no exchange and no stream ran: work of the host that nothing hides
     compute: float
     lookup: float
     parts: Parts
 
     def numbers(self) -> list[float]:
-        return [self.step, self.cpu, self.exposed, self.compute, self.lookup, *dataclasses.astuple(self.parts)]
+        return [
+            self.step,
+            self.cpu,
+            self.exposed,
+            self.free,
+            self.compute,
+            self.lookup,
+            *dataclasses.astuple(self.parts),
+        ]
 
     @staticmethod
     def median(of_ranks: np.ndarray) -> Turn:
         """Returns the median of turns <double>[R, turns, numbers]. A step is the slowest rank's, else means count."""
         numbers = of_ranks.mean(axis=0)
         numbers[:, 0] = of_ranks[:, :, 0].max(axis=0)
-        step, cpu, exposed, compute, lookup, *parts = np.median(numbers, axis=0).tolist()
-        return Turn(step, cpu, exposed, compute, lookup, Parts(*parts))
+        *of_turn, ids, rows, gradients, dense, average, other = np.median(numbers, axis=0).tolist()
+        return Turn(*of_turn, Parts(ids, rows, gradients, dense, average, other))
 
 
 def take_turn(step: Step, steps: int) -> Turn:
@@ -69,12 +78,19 @@ def take_turn(step: Step, steps: int) -> Turn:
         step()
     end, cpu = time.monotonic(), time.process_time() - cpu
     record = device_stream.take_record()
-    compute, lookup = (
-        1e3 * sum(end - begin for begin, end in record.get(name, ()))
-        for name in (device_stream.DEVICE, device_stream.MEMORY)
+
+    def busy_ms(stream: str) -> float:
+        return 1e3 * sum(end - begin for begin, end in record.get(stream, ())) / steps
+
+    return Turn(
+        step=1e3 * (end - begin) / steps,
+        cpu=1e3 * cpu / steps,
+        exposed=exposed_ms(record) / steps,
+        free=free_ms(record, begin, end) / steps,
+        compute=busy_ms(device_stream.DEVICE),
+        lookup=busy_ms(device_stream.MEMORY),
+        parts=Parts(*(value / steps for value in dataclasses.astuple(parts_of(record)))),
     )
-    parts = Parts(*(value / steps for value in dataclasses.astuple(parts_of(record))))
-    return Turn(*(ms / steps for ms in (1e3 * (end - begin), 1e3 * cpu, exposed_ms(record), compute, lookup)), parts)
 
 
 def make_steps(

@@ -1,7 +1,7 @@
 // Helpers of the GPU kernels, which hold no device code: they check, allocate and call launchers (cuda_api.h).
 //
 // Arguments that are small and decide on sizes (splits, counts) are in host memory, so that they are checked as on a CPU
-// and no size waits for the device; what has the size of a batch stays on the device.
+// and no size waits for the device; arrays of the size of a batch stay on the device.
 #ifndef FUSEDREC_COMMON_GPU_KERNEL_UTIL_H_
 #define FUSEDREC_COMMON_GPU_KERNEL_UTIL_H_
 
@@ -29,7 +29,7 @@ inline absl::Status CudaStatus(const char* launcher, int answer) {
                                           answer, ")."));
 }
 
-// Memory for the time of one op; TensorFlow gives it to others only behind what is enqueued now.
+// Memory for one op. TensorFlow reuses it only for work that is enqueued later.
 inline absl::Status AllocateScratch(tensorflow::OpKernelContext* ctx, int64_t bytes, tensorflow::Tensor* scratch) {
   return ctx->allocate_temp(tensorflow::DT_INT8, tensorflow::TensorShape({bytes}), scratch);
 }

@@ -38,7 +38,7 @@ __device__ inline unsigned LookBack(unsigned long long* states, unsigned tile, u
     }
     __syncwarp();
     const unsigned totals = __ballot_sync(kFullWarp, (state & kTotal) != 0);
-    // Lanes behind the first total have nothing to add: it has them already.
+    // The first total contains the values of the lanes after it, so these add nothing.
     const int last = totals != 0 ? __ffs(static_cast<int>(totals)) - 1 : 31;
     before += WarpSum(lane <= last ? static_cast<unsigned>(state) : 0u);
     if (totals != 0) break;

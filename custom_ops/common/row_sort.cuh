@@ -11,8 +11,8 @@ namespace row_sort {
 
 constexpr int kDigitBits = 8;  // of a row, per pass
 
-// Bins of a pass: digit of the row that position order[n] names (order null: n itself). What is out of range sorts as
-// the last row, behind all others.
+// Bins of a pass: digit of the row that position order[n] names (order null: n itself). A row out of range sorts as
+// the last one, after all others.
 struct DigitOf {
   const int32_t* __restrict__ index;
   const int32_t* __restrict__ order;

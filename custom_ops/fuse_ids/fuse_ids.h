@@ -21,7 +21,7 @@ void FuseIds(const std::vector<absl::Span<const int64_t>>& features, absl::Span<
 
 enum class Combiner { kSum, kMean, kSqrtn };
 
-// The bags of one feature, behind those of the features before it.
+// Writes the bags of one feature. They follow the bags of the features before it.
 //   row_splits  ends of its bags among its ids, from 0 on; empty: bags of bag_size ids
 //   first_id    of the feature among all ids
 //   splits      out: its bags + 1 entries, the first of which is first_id

@@ -8,6 +8,11 @@ namespace fusedrec {
 using tensorflow::shape_inference::InferenceContext;
 using tensorflow::shape_inference::ShapeHandle;
 
+static absl::Status VectorOutputs(InferenceContext* c) {
+  for (int i = 0; i < c->num_outputs(); ++i) c->set_output(i, c->UnknownShapeOfRank(1));
+  return absl::OkStatus();
+}
+
 REGISTER_OP("Fusedrec>TableStatistics")
     .Input("table: resource")
     .Output("segments: int64")
@@ -31,10 +36,7 @@ REGISTER_OP("Fusedrec>TableSize")
     .Input("table: resource")
     .Output("size: int64")
     .SetIsStateful()
-    .SetShapeFn([](InferenceContext* c) {
-      c->set_output(0, c->UnknownShapeOfRank(1));
-      return absl::OkStatus();
-    })
+    .SetShapeFn(VectorOutputs)
     .Doc(R"doc(
 Number of rows of each segment.
 
@@ -49,11 +51,7 @@ REGISTER_OP("Fusedrec>TableKeys")
     .Output("ids: int64")
     .Output("handles: int64")
     .SetIsStateful()
-    .SetShapeFn([](InferenceContext* c) {
-      c->set_output(0, c->UnknownShapeOfRank(1));
-      c->set_output(1, c->UnknownShapeOfRank(1));
-      return absl::OkStatus();
-    })
+    .SetShapeFn(VectorOutputs)
     .Doc(R"doc(
 Ids of a segment, in no meaningful order. The writer of a checkpoint sorts them.
 
@@ -76,7 +74,7 @@ REGISTER_OP("Fusedrec>TableReadRecords")
       return absl::OkStatus();
     })
     .Doc(R"doc(
-Rows with optimizer slots and metadata, packed (custom_ops/hash_table/cpu/records.cc has the layout). Export goes in batches.
+Rows with optimizer slots and metadata, packed (custom_ops/hash_table/cpu/parts/row_records.h has the layout). Export goes in batches.
 
 table: of HashTable.
 handles: <int64>[n] of TableKeys.
@@ -136,10 +134,7 @@ REGISTER_OP("Fusedrec>TableTombstones")
     .Input("segment: int64")
     .Output("ids: int64")
     .SetIsStateful()
-    .SetShapeFn([](InferenceContext* c) {
-      c->set_output(0, c->UnknownShapeOfRank(1));
-      return absl::OkStatus();
-    })
+    .SetShapeFn(VectorOutputs)
     .Doc(R"doc(
 Ids of a segment that were evicted or removed since TableForgetTombstones, and have not come back. Ascending.
 
@@ -165,11 +160,7 @@ REGISTER_OP("Fusedrec>TableCandidates")
     .Output("ids: int64")
     .Output("counts: int64")
     .SetIsStateful()
-    .SetShapeFn([](InferenceContext* c) {
-      c->set_output(0, c->UnknownShapeOfRank(1));
-      c->set_output(1, c->UnknownShapeOfRank(1));
-      return absl::OkStatus();
-    })
+    .SetShapeFn(VectorOutputs)
     .Doc(R"doc(
 Ids that wait for admission and how often they came, in the order of their hash (Mix64).
 

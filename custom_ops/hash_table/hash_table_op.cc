@@ -70,7 +70,7 @@ storage: type of rows in memory; element-wise optimizer slots of 16-bit tables a
 stochastic_rounding: whether 16-bit storage rounds stochastically.
 distribution: distribution of initial values, with parameters a and b (see InitialRows).
 unknown: the row that TableFind returns for an id without one: its initial row, or zeros.
-rule: name of the update rule; custom_ops/hash_table/cpu/parts/optimizer.h lists the rules.
+rule: name of the update rule; custom_ops/hash_table/cpu/rows/optimizer.h lists the rules.
 hyperparameters: numbers of the rule, in the order of that list.
 max_rows: limit of rows per segment; 0 sets none.
 eviction: the choice of the rows that leave at max_rows.

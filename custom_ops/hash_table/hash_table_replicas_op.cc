@@ -1,4 +1,4 @@
-// Ops of replicas that train apart and are averaged from time to time (replicas.cc).
+// Ops of replicas that train apart and are averaged from time to time (replicas.h).
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/shape_inference.h"

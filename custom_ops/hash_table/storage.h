@@ -25,7 +25,7 @@ FUSEDREC_HOST_DEVICE inline uint32_t BitsOf(float x) {
 #endif
 }
 
-// An exponent of ones is that of infinities and of what is not a number.
+// Infinities and NaNs have an exponent of ones.
 FUSEDREC_HOST_DEVICE inline bool IsFinite(float x) {
   constexpr uint32_t kExponent = 0x7f800000;
   return (BitsOf(x) & kExponent) != kExponent;
@@ -41,7 +41,7 @@ FUSEDREC_HOST_DEVICE inline float FloatOf(uint32_t bits) {
 #endif
 }
 
-// `yes` or `no`, both computed: of `?:` the compiler makes a branch here, and then no vector loop.
+// `yes` or `no`, both computed. The compiler turns `?:` into a branch here, and the loop does not vectorize.
 FUSEDREC_HOST_DEVICE inline uint32_t Either(bool condition, uint32_t yes, uint32_t no) {
   const uint32_t mask = -static_cast<uint32_t>(condition);
   return (yes & mask) | (no & ~mask);
@@ -49,7 +49,7 @@ FUSEDREC_HOST_DEVICE inline uint32_t Either(bool condition, uint32_t yes, uint32
 
 FUSEDREC_HOST_DEVICE inline float FromBfloat16(uint16_t bits) { return FloatOf(uint32_t{bits} << 16); }
 
-// Adding `below` (what rounds, less than one step of the 16-bit grid) and cutting; not a number stays one.
+// Adds `below`, less than one step of the 16-bit grid, and truncates. A NaN stays a NaN.
 FUSEDREC_HOST_DEVICE inline uint16_t ToBfloat16(float x, uint32_t below) {
   const uint32_t bits = BitsOf(x);
   const bool nan = (bits & 0x7fffffff) > 0x7f800000, infinite = (bits & 0x7fffffff) == 0x7f800000;
@@ -74,7 +74,7 @@ FUSEDREC_HOST_DEVICE inline float FromFloat16(uint16_t half) {
 FUSEDREC_HOST_DEVICE inline uint16_t ToFloat16(float x, bool stochastic, uint32_t random) {
   const uint32_t bits = BitsOf(x), sign = (bits >> 16) & 0x8000, magnitude = bits & 0x7fffffff;
   // Below 2^-14 float16 is subnormal: its grid is 2^-24 there. To the nearest, it is reached by adding 0.5 = 2^-1, whose
-  // own grid is 2^-24; stochastically, by comparing what is cut, exactly, with a random number below 1.
+  // own grid is 2^-24; stochastically, by comparing the exact remainder with a random number below 1.
   constexpr uint32_t kSmallestNormal = 113u << 23;  // 2^-14, as the bits of a float
   const float small = FloatOf(magnitude < kSmallestNormal ? magnitude : kSmallestNormal);
   uint32_t subnormal;

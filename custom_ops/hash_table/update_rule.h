@@ -37,6 +37,29 @@ struct UpdateRule {
   float beta = 0;
 };
 
+// Optimizer state of a row: element-wise slots of D numbers each, and row-wise slots of one number. The first slot starts
+// with initial_accumulator_value, which is 0 for rules without one; the others start with 0.
+struct SlotCounts {
+  int wide, scalar;
+};
+
+FUSEDREC_HOST_DEVICE inline SlotCounts SlotsOf(RuleKind rule) {
+  switch (rule) {
+    case RuleKind::kSgd:
+      return {0, 0};
+    case RuleKind::kMomentum:
+    case RuleKind::kAdagrad:
+      return {1, 0};
+    case RuleKind::kRowwiseAdagrad:
+      return {0, 1};
+    case RuleKind::kAdam:
+    case RuleKind::kAdamW:
+    case RuleKind::kFtrl:
+      break;
+  }
+  return {2, 0};
+}
+
 // Numbers that all rows of one step share.
 struct Prepared {
   float learning_rate;

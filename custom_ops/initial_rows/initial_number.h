@@ -1,4 +1,4 @@
-// One number of an initial row, on the CPU and on a GPU, bit for bit: what initial_rows.h says, without a library.
+// One number of an initial row, on the CPU and on a GPU, bit for bit. initial_rows.h defines it. No library is used.
 //
 // Only operations that IEEE 754 rounds in one way (+ - * / and the square root) take part, so that no two machines
 // differ; the logarithm is our own for that reason.
@@ -99,7 +99,7 @@ FUSEDREC_HOST_DEVICE inline double NormalQuantile(double p) {
     const double r = 0.180625 - q * q;
     return q * Polynomial(central_top, r) / Polynomial(central_bottom, r);
   }
-  // Good to r = 5, p = 1.4e-11; AS 241 has a third pair of polynomials for what no 32-bit number reaches.
+  // Good to r = 5, p = 1.4e-11; AS 241 has a third pair of polynomials, for arguments that no 32-bit number reaches.
   const double r = ::sqrt(-NaturalLog(q < 0 ? p : 1.0 - p)) - 1.6;
   const double x = Polynomial(tail_top, r) / Polynomial(tail_bottom, r);
   return q < 0 ? -x : x;

@@ -69,7 +69,8 @@ class InitialRowsOp : public OpKernel {
   float a_, b_;
 };
 
-// On a GPU in host memory: for tables of other projects, whose rows are there. The table on a device makes its own.
+// The GPU kernel works in host memory, where tables of other projects have their rows. The table on a device makes its
+// own initial rows.
 #define FUSEDREC_REGISTER(T)                                                                                          \
   REGISTER_KERNEL_BUILDER(Name("Fusedrec>InitialRows").Device(DEVICE_CPU).TypeConstraint<T>("T"), InitialRowsOp<T>); \
   REGISTER_KERNEL_BUILDER(Name("Fusedrec>InitialRows")                                                                \

@@ -10,21 +10,21 @@ using tensorflow::shape_inference::ShapeHandle;
 
 namespace {
 
-// Ranks of what all ops of this folder have from input `first` on: row_splits, num_targets.
+// Checks the ranks of row_splits and num_targets, inputs `first` and `first + 1` of every op of this folder.
 absl::Status CheckRows(InferenceContext* c, int first) {
   ShapeHandle unused;
   for (int i = first; i < first + 2; ++i) TF_RETURN_IF_ERROR(c->WithRank(c->input(i), 1, &unused));
   return absl::OkStatus();
 }
 
-// position_weights, time_weights, thresholds, asks, answers; and contextual_lengths, the last input of all.
+// Checks the ranks of position_weights, time_weights, thresholds, asks, answers and contextual_lengths.
 absl::Status CheckBias(InferenceContext* c, int first) {
   ShapeHandle unused;
   for (int i = first; i < first + 6; ++i) TF_RETURN_IF_ERROR(c->WithRank(c->input(i), 1, &unused));
   return absl::OkStatus();
 }
 
-// query, key and value at inputs first, first + 1, first + 2; tokens: what their first dimensions have in common.
+// Merges the dimensions T and H of query, key and value, inputs `first` to `first + 2`.
 absl::Status MergeTokens(InferenceContext* c, int first, ShapeHandle* query, ShapeHandle* value) {
   ShapeHandle key;
   TF_RETURN_IF_ERROR(c->WithRank(c->input(first), 3, query));
@@ -52,6 +52,23 @@ absl::Status NumChannels(InferenceContext* c, int64_t* channels) {
 
 }  // namespace
 
+// The last inputs of every op of this folder, and the attributes that say which of them count.
+#define FUSEDREC_BIAS_INPUTS        \
+  .Input("position_weights: float") \
+  .Input("time_weights: float")     \
+  .Input("thresholds: int64")       \
+  .Input("asks: int64")             \
+  .Input("answers: int64")          \
+  .Input("contextual_lengths: int64")
+
+#define FUSEDREC_MASK_AND_BIAS_ATTRS       \
+  .Attr("attention_window: int >= 0 = 0")  \
+  .Attr("min_full_length: int >= 0 = 0")   \
+  .Attr("target_group_size: int >= 1 = 1") \
+  .Attr("targets: bool = false")           \
+  .Attr("position: bool = false")          \
+  .Attr("time: {'none', 'buckets', 'power', 'exponential', 'stretched'} = 'none'")
+
 REGISTER_OP("Fusedrec>JaggedAttention")
     .Input("query: T")
     .Input("key: T")
@@ -59,21 +76,11 @@ REGISTER_OP("Fusedrec>JaggedAttention")
     .Input("row_splits: int64")
     .Input("num_targets: int64")
     .Input("scale: float")
-    .Input("position_weights: float")
-    .Input("time_weights: float")
-    .Input("thresholds: int64")
-    .Input("asks: int64")
-    .Input("answers: int64")
-    .Input("contextual_lengths: int64")
+    FUSEDREC_BIAS_INPUTS
     .Output("out: T")
     .Attr("T: {float, half, bfloat16}")
     .Attr("alpha: float = 1.0")
-    .Attr("attention_window: int >= 0 = 0")
-    .Attr("min_full_length: int >= 0 = 0")
-    .Attr("target_group_size: int >= 1 = 1")
-    .Attr("targets: bool = false")
-    .Attr("position: bool = false")
-    .Attr("time: {'none', 'buckets', 'power', 'exponential', 'stretched'} = 'none'")
+    FUSEDREC_MASK_AND_BIAS_ATTRS
     .SetShapeFn([](InferenceContext* c) {
       ShapeHandle query, value, unused;
       TF_RETURN_IF_ERROR(MergeTokens(c, 0, &query, &value));
@@ -110,12 +117,7 @@ REGISTER_OP("Fusedrec>JaggedAttentionGrad")
     .Input("row_splits: int64")
     .Input("num_targets: int64")
     .Input("scale: float")
-    .Input("position_weights: float")
-    .Input("time_weights: float")
-    .Input("thresholds: int64")
-    .Input("asks: int64")
-    .Input("answers: int64")
-    .Input("contextual_lengths: int64")
+    FUSEDREC_BIAS_INPUTS
     .Output("query_grads: T")
     .Output("key_grads: T")
     .Output("value_grads: T")
@@ -123,12 +125,7 @@ REGISTER_OP("Fusedrec>JaggedAttentionGrad")
     .Output("time_grads: float")
     .Attr("T: {float, half, bfloat16}")
     .Attr("alpha: float = 1.0")
-    .Attr("attention_window: int >= 0 = 0")
-    .Attr("min_full_length: int >= 0 = 0")
-    .Attr("target_group_size: int >= 1 = 1")
-    .Attr("targets: bool = false")
-    .Attr("position: bool = false")
-    .Attr("time: {'none', 'buckets', 'power', 'exponential', 'stretched'} = 'none'")
+    FUSEDREC_MASK_AND_BIAS_ATTRS
     .SetShapeFn([](InferenceContext* c) {
       ShapeHandle query, value, unused;
       TF_RETURN_IF_ERROR(MergeTokens(c, 1, &query, &value));
@@ -159,20 +156,10 @@ REGISTER_OP("Fusedrec>JaggedBiasAttention")
     .Input("value: T")
     .Input("row_splits: int64")
     .Input("num_targets: int64")
-    .Input("position_weights: float")
-    .Input("time_weights: float")
-    .Input("thresholds: int64")
-    .Input("asks: int64")
-    .Input("answers: int64")
-    .Input("contextual_lengths: int64")
+    FUSEDREC_BIAS_INPUTS
     .Output("out: T")
     .Attr("T: {float, half, bfloat16}")
-    .Attr("attention_window: int >= 0 = 0")
-    .Attr("min_full_length: int >= 0 = 0")
-    .Attr("target_group_size: int >= 1 = 1")
-    .Attr("targets: bool = false")
-    .Attr("position: bool = false")
-    .Attr("time: {'none', 'buckets', 'power', 'exponential', 'stretched'} = 'none'")
+    FUSEDREC_MASK_AND_BIAS_ATTRS
     .SetShapeFn([](InferenceContext* c) {
       ShapeHandle value;
       DimensionHandle columns;
@@ -199,22 +186,12 @@ REGISTER_OP("Fusedrec>JaggedBiasAttentionGrad")
     .Input("value: T")
     .Input("row_splits: int64")
     .Input("num_targets: int64")
-    .Input("position_weights: float")
-    .Input("time_weights: float")
-    .Input("thresholds: int64")
-    .Input("asks: int64")
-    .Input("answers: int64")
-    .Input("contextual_lengths: int64")
+    FUSEDREC_BIAS_INPUTS
     .Output("value_grads: T")
     .Output("position_grads: float")
     .Output("time_grads: float")
     .Attr("T: {float, half, bfloat16}")
-    .Attr("attention_window: int >= 0 = 0")
-    .Attr("min_full_length: int >= 0 = 0")
-    .Attr("target_group_size: int >= 1 = 1")
-    .Attr("targets: bool = false")
-    .Attr("position: bool = false")
-    .Attr("time: {'none', 'buckets', 'power', 'exponential', 'stretched'} = 'none'")
+    FUSEDREC_MASK_AND_BIAS_ATTRS
     .SetShapeFn([](InferenceContext* c) {
       ShapeHandle value, unused;
       TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 3, &unused));
@@ -234,5 +211,8 @@ value_grads: <T>[T, H, Dv].
 position_grads: <float> of the shape of position_weights; 0 without `position`.
 time_grads: <float> of the shape of time_weights; 0 with time = 'none'.
 )doc");
+
+#undef FUSEDREC_BIAS_INPUTS
+#undef FUSEDREC_MASK_AND_BIAS_ATTRS
 
 }  // namespace fusedrec

@@ -53,7 +53,7 @@ void RankPartition(absl::Span<const int64_t> unique_ids, absl::Span<const int64_
     send_splits[r] = id_splits[r] + segments;
   }
 
-  // Headers: segment s sends to r what lies between its first and last id. Counted from the ids, in parallel by segment.
+  // Headers: segment s sends r the ids between its first and its last one. They are counted in parallel by segment.
   std::vector<int64_t> block_start(ranks);
   int64_t start = 0;
   for (int64_t r = 0; r < ranks; ++r) {
@@ -68,7 +68,7 @@ void RankPartition(absl::Span<const int64_t> unique_ids, absl::Span<const int64_
     }
   });
 
-  // Row `i` of owner r lies behind the headers of owners 0..r.
+  // Row `i` of owner r lies after the headers of owners 0 to r.
   parallel_for(blocks, 6 * kBlock, [&](int64_t begin, int64_t end) {
     for (int64_t b = begin; b < end; ++b) {
       int32_t* next = &counts[b * ranks];

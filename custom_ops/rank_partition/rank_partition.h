@@ -32,7 +32,7 @@ enum class Owner {
 
 //   unique_ids    [U]    ids grouped by segment
 //   unique_splits [S+1]  checked by the caller
-//   message       [>= U + R * S]  out: blocks as above; entries behind them become 0
+//   message       [>= U + R * S]  out: blocks as above; entries after them become 0
 //   send_splits   [R]    out: entries of each block, header included
 //   id_splits     [R]    out: ids of each block
 //   restore       [U]    out: see above

@@ -52,7 +52,7 @@ inline void SumRows(const T* grads, int64_t dim, const int32_t* position, const 
 }  // namespace
 
 int64_t FirstOutOfRange(absl::Span<const int32_t> index, int64_t rows) {
-  // One branch-free pass for the usual answer; the search runs only when there is something to find.
+  // One branch-free pass for the usual answer; the search runs only after a failure.
   bool bad = false;
   for (const int32_t i : index) bad |= static_cast<uint32_t>(i) >= rows;
   if (!bad) return -1;

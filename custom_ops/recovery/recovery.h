@@ -20,7 +20,7 @@ namespace fusedrec {
 // First entry of `index` that is not in [0, rows), or -1.
 int64_t FirstOutOfRange(absl::Span<const int32_t> index, int64_t rows);
 
-// out[n, :] = rows[index[n], :] for n < N; `out` may have more rows than N: those become 0.
+// out[n, :] = rows[index[n], :] for n < N; Rows of `out` after N become 0.
 //
 //   rows   bytes of [P, D]
 //   index  [N], each in [0, P) (caller checks)

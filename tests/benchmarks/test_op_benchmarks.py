@@ -13,6 +13,7 @@ AXES = {
     "rank_partition": {"n_ids", "segments", "ranks"},
     "recovery": {"direction", "n_ids", "dim"},
     "fuse_ids": {"n_ids", "features", "segments"},
+    "join_messages": {"n_ids", "lookups", "ranks"},
     "initial_rows": {"n_ids", "dim", "exists_share"},
 }
 MEASURES = {

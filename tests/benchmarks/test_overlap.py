@@ -11,7 +11,7 @@ from benchmarks.overlap import compute_times, contended, figures
 from benchmarks.overlap.arms import ARMS
 from benchmarks.overlap.device_model import Compute, DeviceSize
 from benchmarks.overlap.device_stream import DEVICE, MEMORY
-from benchmarks.overlap.floors import Parts, exposed_ms, floor_ms, kind_of, parts_of
+from benchmarks.overlap.floors import Parts, exposed_ms, floor_ms, free_ms, kind_of, parts_of
 from benchmarks.overlap.model import Size
 from tf_fusedrec.schedules import DualBuffer, FrozenWindow, Nested, Pipelined, SemiAsync, Sync
 
@@ -63,6 +63,8 @@ def test_a_record_is_parted_by_kind():
         assert getattr(found, name) == pytest.approx(want)
     # Exchanges run from 0 to 12 and from 20 to 35 ms; the device hides 2 and 7 of them.
     assert exposed_ms(record) == pytest.approx(27 - 9)
+    del record[MEMORY]
+    assert free_ms(record, 0.0, 0.04) == pytest.approx(4 + 5)  # from 16 to 20 ms, and behind the last exchange
 
 
 def test_kinds_of_collectives():
@@ -74,9 +76,12 @@ def test_kinds_of_collectives():
     assert {name: kind_of(name) for name in kinds} == kinds
 
 
-def turn(step, exposed=0.0, compute=0.0, lookup=0.0, **parts):
+def turn(step, exposed=0.0, free=0.0, compute=0.0, lookup=0.0, **parts):
     all_parts = {name: parts.get(name, 0.0) for name in Parts.__dataclass_fields__}
-    return {"step": step, "cpu": 20.0, "exposed": exposed, "compute": compute, "lookup": lookup, "parts": all_parts}
+    return {
+        "step": step, "cpu": 20.0, "exposed": exposed, "free": free, "compute": compute, "lookup": lookup,
+        "parts": all_parts,
+    }  # fmt: skip
 
 
 def test_figures_are_made_of_turns():
@@ -84,7 +89,7 @@ def test_figures_are_made_of_turns():
     answer = {
         "device": 0.5,
         "arms": {
-            "sync": {"full": turn(250, exposed=100, compute=140), "bare": bare},
+            "sync": {"full": turn(250, exposed=100, free=10, compute=140), "bare": bare},
             "frozen_M4": {"full": turn(200, exposed=20, compute=140), "bare": bare},
             "sync_lookup45": {"full": turn(400, exposed=100, compute=140, lookup=200), "bare": bare},
             "dual_lookup45": {"full": turn(300, exposed=100, compute=140, lookup=200), "bare": bare},
@@ -98,7 +103,7 @@ def test_figures_are_made_of_turns():
     floors = {"sync": 240, "frozen_M4": 140 + 100 / 6, "sync_lookup45": 440, "dual_lookup45": 240}
     assert {name: arm["floor_ms"] for name, arm in one["arms"].items()} == pytest.approx(floors)
     assert found["floor_ratio_worst"] == pytest.approx(200 / (140 + 100 / 6))
-    assert one["arms"]["sync"]["cores"] == 4 * 20 / 250 and one["arms"]["sync"]["host_ms"] == 10
+    assert one["arms"]["sync"]["cores"] == 4 * 20 / 250 and one["arms"]["sync"]["free_ms"] == 10
 
 
 def test_contended_figures_are_made_of_medians():
@@ -167,7 +172,26 @@ def test_a_tiny_run(capsys):
         assert 0 < arm["exposed_ms"] < arm["ms"] and arm["cpu_ms"] > 0 and arm["floor_ms"] > arm["compute_ms"]
     figures.show(fast)
     said = capsys.readouterr().out
-    assert "dual: traced" in said and "exposed ratio" in said
+    assert "dual: traced" in said and "exposed ratio" in said and "take time and no core" in said
+
+
+def test_weak_scaling_is_against_one_rank(monkeypatch):
+    def run_ranks(ranks, size, compute, phases):
+        (one,) = phases
+        assert (one["rate"] is None) == (ranks == 1) and one["device"] == 0.5
+        return [figures_of(ranks, 100.0 * ranks)]
+
+    def figures_of(ranks, ms):
+        return {
+            "ranks": ranks,
+            "device_cores": 2.0,
+            "arms": dict.fromkeys(overlap.SCALING_ARMS, {"ms": ms, "cores": 0.5}),
+        }
+
+    monkeypatch.setattr(overlap, "run_ranks", run_ranks)
+    rows = overlap.weak_scaling(overlap.DEVICE_SIZE, {}, figures_of(4, 250.0))
+    assert [row["ranks"] for row in rows] == [1, 2, 4, 8]
+    assert [row["efficiency_sync"] for row in rows] == [1.0, 0.5, 0.4, 0.125]
 
 
 @pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT))

@@ -95,9 +95,9 @@ inline std::vector<std::pair<int64_t, Record>> Records(const HashTable& table, i
   Ids ids;
   std::vector<int64_t> handles;
   table.Keys(segment, 0, SerialFor, &ids, &handles);
-  const size_t size = table.record_bytes();
+  const size_t size = table.records().bytes();
   std::vector<char> bytes(size * ids.size());
-  table.ReadRecords(handles, parallel_for, bytes.data());
+  table.records().Read(handles, parallel_for, bytes.data());
   std::vector<std::pair<int64_t, Record>> records;
   for (size_t i = 0; i < ids.size(); ++i) {
     Record record;

@@ -116,16 +116,16 @@ void RandomSteps(Eviction eviction, int64_t hot_after, uint64_t seed) {
     }
     const Ids some = {static_cast<int64_t>(random() % 150) - 30, static_cast<int64_t>(random() % 150) + 1000};
     const uint64_t dice = random();
-    std::vector<char> records(some.size() * twins.twin().record_bytes());
+    std::vector<char> records(some.size() * twins.twin().records().bytes());
     const uint32_t changed = twins.twin().version() + 1;
     for (size_t i = 0; i < some.size(); ++i) {
-      std::memcpy(&records[i * twins.twin().record_bytes() + 8], &changed, sizeof(changed));
+      std::memcpy(&records[i * twins.twin().records().bytes() + 8], &changed, sizeof(changed));
     }
     twins.Both([&](HashTable* table) {
       if (dice % 4 == 0) table->ApplyAccumulated({0.1f, 1}, SerialFor);
       if (dice % 16 == 1 && late.empty() && !table->HasWaiting()) table->Remove(0, some);
       if (dice % 16 == 2) {
-        CHECK_OK(table->WriteRecords(1, some, records.data(), SerialFor));
+        CHECK_OK(table->records().Write(1, some, records.data(), SerialFor));
         table->Evict(1, 0);  // the version is now that of these rows
       }
       if (dice % 64 == 3 && late.empty() && !table->HasWaiting()) table->Clear();

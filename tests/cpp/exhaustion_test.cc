@@ -20,7 +20,7 @@
 #include "check.h"
 #include "folder.h"
 #include "hash_table/cpu/hash_table.h"
-#include "hash_table/cpu/parts/pages.h"
+#include "hash_table/cpu/rows/pages.h"
 
 namespace fusedrec {
 namespace {

@@ -9,7 +9,7 @@
 #include <iterator>
 #include <vector>
 
-#include "hash_table/cpu/parts/row_format.h"
+#include "hash_table/cpu/rows/row_format.h"
 
 namespace fusedrec {
 

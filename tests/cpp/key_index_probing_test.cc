@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "check.h"
-#include "hash_table/cpu/parts/key_index.h"
+#include "hash_table/cpu/rows/key_index.h"
 
 namespace fusedrec {
 namespace {

@@ -6,7 +6,7 @@
 
 #include "check.h"
 #include "common/hash.h"
-#include "hash_table/cpu/parts/key_index.h"
+#include "hash_table/cpu/rows/key_index.h"
 
 namespace fusedrec {
 namespace {

@@ -168,10 +168,10 @@ void Disturbed() {
       std::vector<int64_t> handles;
       ids.clear();
       table->Keys(0, 0, SerialFor, &ids, &handles);
-      records.resize(ids.size() * table->record_bytes());
-      table->ReadRecords(handles, SerialFor, records.data());
+      records.resize(ids.size() * table->records().bytes());
+      table->records().Read(handles, SerialFor, records.data());
     }
-    if (step % 5 == 4) CHECK_OK(table->WriteRecords(0, ids, records.data(), SerialFor));
+    if (step % 5 == 4) CHECK_OK(table->records().Write(0, ids, records.data(), SerialFor));
   });
   Equal(Spec(), 30, [](HashTable* table, int64_t step) {
     if (step == 20) table->Clear();

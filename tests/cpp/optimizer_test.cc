@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "check.h"
-#include "hash_table/cpu/parts/optimizer.h"
+#include "hash_table/cpu/rows/optimizer.h"
 
 namespace fusedrec {
 namespace {
@@ -43,8 +43,8 @@ std::vector<Case> Cases() {
 // One row with all that belongs to it, between guards.
 struct Row {
   Row(const Optimizer& optimizer, int dim) : dim(dim), grad(dim + 1, kGuard), w(dim + 1, kGuard) {
-    for (int k = 0; k < optimizer.wide_slots(); ++k) wide.insert(wide.end(), dim, optimizer.wide_start(k));
-    for (int k = 0; k < optimizer.scalar_slots(); ++k) scalars.push_back(optimizer.scalar_start(k));
+    for (int k = 0; k < optimizer.wide_slots(); ++k) wide.insert(wide.end(), dim, optimizer.slot_start(k));
+    for (int k = 0; k < optimizer.scalar_slots(); ++k) scalars.push_back(optimizer.slot_start(k));
     wide.push_back(kGuard);
     scalars.push_back(kGuard);
   }

@@ -38,15 +38,15 @@ Snapshot Read(const HashTable& table, uint32_t since) {
   Snapshot snapshot;
   std::vector<int64_t> handles;
   table.Keys(0, since, Threads(2), &snapshot.ids, &handles);
-  snapshot.bytes.resize(handles.size() * table.record_bytes());
-  table.ReadRecords(handles, Threads(2), snapshot.bytes.data());
+  snapshot.bytes.resize(handles.size() * table.records().bytes());
+  table.records().Read(handles, Threads(2), snapshot.bytes.data());
   return snapshot;
 }
 
 std::map<int64_t, std::string> ById(const HashTable& table) {
   const Snapshot snapshot = Read(table, 0);
   std::map<int64_t, std::string> records;
-  const size_t size = table.record_bytes();
+  const size_t size = table.records().bytes();
   for (size_t i = 0; i < snapshot.ids.size(); ++i) records[snapshot.ids[i]] = snapshot.bytes.substr(i * size, size);
   CHECK_EQ(records.size(), snapshot.ids.size());
   return records;
@@ -87,10 +87,10 @@ void GoesOn(const TableSpec& spec, const Rule& rule) {
   for (const bool clock_is_set : {true, false}) {
     const std::unique_ptr<HashTable> second = MakeTable(spec, rule.name, rule.hyperparameters);
     // Something that the records overwrite, wherever it lies.
-    CHECK_EQ(second->record_bytes(), table->record_bytes());
+    CHECK_EQ(second->records().bytes(), table->records().bytes());
     if (clock_is_set) TrainStep(second.get(), 1, std::mt19937_64(1));
     const Snapshot snapshot = Read(*table, 0);
-    CHECK_OK(second->WriteRecords(0, snapshot.ids, snapshot.bytes.data(), Threads(3)));
+    CHECK_OK(second->records().Write(0, snapshot.ids, snapshot.bytes.data(), Threads(3)));
     if (clock_is_set) second->SetClock(table->clock(), table->version());
     // Without SetClock the records alone bring the clock to the last lookup, or else the next one would take rows of
     // that lookup for its own.

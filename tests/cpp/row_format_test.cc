@@ -1,6 +1,6 @@
 // 16-bit numbers: every pattern widens to its value and narrows back to itself; every float32 goes to its nearest
 // neighbour, ties to even. The oracle is the definition of the types, in double (grids.h).
-#include "hash_table/cpu/parts/row_format.h"
+#include "hash_table/cpu/rows/row_format.h"
 
 #include <cmath>
 #include <limits>

@@ -7,7 +7,7 @@
 
 #include "check.h"
 #include "grids.h"
-#include "hash_table/cpu/parts/row_format.h"
+#include "hash_table/cpu/rows/row_format.h"
 
 namespace fusedrec {
 namespace {

@@ -155,12 +155,12 @@ class TableModel {
       counts.erase(key.id);
       return true;
     }
-    const int shard = HashTable::ShardOf(TableHash(key.id));
-    const auto of_shard = [shard](int64_t id) { return HashTable::ShardOf(TableHash(id)) == shard; };
+    const int shard = ShardedRows::ShardOf(TableHash(key.id));
+    const auto of_shard = [shard](int64_t id) { return ShardedRows::ShardOf(TableHash(id)) == shard; };
     const auto size = [&] {
       return std::count_if(counts.begin(), counts.end(), [&](const auto& item) { return of_shard(item.first); });
     };
-    const int64_t limit = (spec_.max_candidates + HashTable::kShards - 1) / HashTable::kShards;
+    const int64_t limit = (spec_.max_candidates + ShardedRows::kShards - 1) / ShardedRows::kShards;
     if (limit > 0 && size() >= limit) {
       for (auto item = counts.begin(); item != counts.end();) {
         if (of_shard(item->first)) item->second /= 2;

@@ -1,12 +1,16 @@
-// The contracts of the small classes that HashTable composes: AdmissionFilter, ChangeLog, TrainedIds, RunningLookups.
+// The contracts of the small classes that HashTable composes: AdmissionFilter, ChangeLog, TrainedIds, RunningLookups,
+// PinnedRows, and the choice of victims.
 #include <map>
+#include <set>
 #include <vector>
 
 #include "check.h"
-#include "hash_table/cpu/parts/admission_filter.h"
-#include "hash_table/cpu/parts/change_log.h"
-#include "hash_table/cpu/parts/running_lookups.h"
 #include "hash_table/cpu/parts/trained_ids.h"
+#include "hash_table/cpu/parts/victims.h"
+#include "hash_table/cpu/rows/admission_filter.h"
+#include "hash_table/cpu/rows/change_log.h"
+#include "hash_table/cpu/rows/pinned_rows.h"
+#include "hash_table/cpu/rows/running_lookups.h"
 
 namespace fusedrec {
 namespace {
@@ -106,6 +110,72 @@ void LookupsRunFromConstructionToDestruction() {
   CHECK_EQ(lookups.clock(), 9u);
 }
 
+RowHeader TouchedAt(uint32_t clock) { return {clock, 0, 0, 0}; }
+
+void RowsInUseArePinned() {
+  PinnedRows pins(2);
+  pins.SetClock(10);
+  CHECK(pins.Current().Hold(TouchedAt(9)), "of the last two lookups");
+  CHECK(!pins.Current().Hold(TouchedAt(8)));
+  {
+    const RunningLookups::Lookup eleventh(&pins.lookups());
+    pins.SetClock(20);
+    CHECK(pins.Current().Hold(TouchedAt(11)), "its lookup runs");
+    CHECK(!pins.Current().Hold(TouchedAt(12)));
+  }
+  CHECK(!pins.Current().Hold(TouchedAt(11)));
+  pins.BeginWait(15);
+  pins.BeginWait(17);
+  CHECK_EQ(pins.waiting_since(), 15u);
+  CHECK(pins.Current().Hold(TouchedAt(15)) && pins.Current().Hold(TouchedAt(18)), "gradients wait");
+  CHECK(!pins.Current().Hold(TouchedAt(14)));
+  pins.EndWait();
+  CHECK(!pins.Current().Hold(TouchedAt(15)));
+}
+
+void HandlesOfUnpinnedRowsBecomeStale() {
+  PinnedRows pins(2);
+  CHECK(!pins.IsStale(1), "no row has moved");
+  pins.NoteMove(10);
+  pins.NoteMove(5);
+  CHECK(pins.IsStale(8) && !pins.IsStale(9), "the last two lookups were pinned");
+  pins.SetClock(30);
+  CHECK(pins.IsStale(30) && !pins.IsStale(31), "the clock is another one");
+  pins.NoteMoveOfAny();
+  CHECK(pins.IsStale(30));
+}
+
+void TheLowestRowsOfTheSegmentsAreTaken() {
+  TableSpec spec;
+  spec.dim = 1;
+  spec.seeds = {1, 2, 3};
+  ShardedRows rows(spec, *Optimizer::Make("sgd", {0}));
+  CHECK_OK(rows.Open());
+  rows.pins().SetClock(100);
+  for (int64_t segment = 0; segment < 3; ++segment) {
+    for (int64_t id = 0; id < 20; ++id) {
+      Shard* shard = &rows.ShardWith(TableHash(id));
+      uint32_t handle;
+      CHECK_OK(shard->keys[segment].Reserve(1, &shard->retired));
+      CHECK_OK(rows.MakeRow(shard, segment, id, 0, &handle));
+      rows.Header(handle)->last = id == 3 ? 100 : 1 + id;  // row 3 is in use
+    }
+  }
+  std::set<int64_t> taken;
+  const auto may_go = [](int64_t, int64_t id, uint32_t) { return id != 1; };
+  const auto score = [](const RowHeader& header) { return header.last; };
+  const auto take = [&](Shard* shard, int64_t segment, int64_t id, uint32_t) {
+    taken.insert(100 * segment + id);
+    rows.RemoveKey(shard, segment, id);
+    return absl::OkStatus();
+  };
+  CHECK_EQ(*TakeLowest(&rows, 1, 2, 6, may_go, score, take), 6);
+  CHECK(taken == (std::set<int64_t>{100, 102, 104, 200, 202, 204}));
+  CHECK_EQ(*TakeLowest(&rows, 0, 0, 50, may_go, score, take), 18, "row 1 may not go, row 3 is in use");
+  CHECK_EQ(rows.size(0), 2);
+  CHECK_EQ(*TakeLowest(&rows, 0, 0, 50, may_go, score, take), 0);
+}
+
 }  // namespace
 }  // namespace fusedrec
 
@@ -116,4 +186,7 @@ int main() {
   fusedrec::ALogThatGrowsTooLongStops();
   fusedrec::TrainedIdsAreTakenOnce();
   fusedrec::LookupsRunFromConstructionToDestruction();
+  fusedrec::RowsInUseArePinned();
+  fusedrec::HandlesOfUnpinnedRowsBecomeStale();
+  fusedrec::TheLowestRowsOfTheSegmentsAreTaken();
 }

@@ -142,8 +142,8 @@ void SnapshotsOfWhatGrows() {
       if (ids[i] < kSteady) steady.push_back(handles[i]);
     }
     CHECK_EQ(static_cast<int64_t>(steady.size()), kSteady);
-    std::vector<char> records(steady.size() * table->record_bytes());
-    table->ReadRecords(steady, SerialFor, records.data());
+    std::vector<char> records(steady.size() * table->records().bytes());
+    table->records().Read(steady, SerialFor, records.data());
   };
   Together({grow}, {Finder(*table, wanted), read});
 }

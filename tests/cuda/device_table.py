@@ -9,7 +9,6 @@ import numpy as np
 STORAGES = {"float32": 0, "bfloat16": 1, "float16": 2}
 DISTRIBUTIONS = {"constant": 0, "uniform": 1, "normal": 2, "truncated_normal": 3}
 RULES = {name: n for n, name in enumerate(("sgd", "momentum", "adagrad", "rowwise_adagrad", "adam", "adamw", "ftrl"))}
-SLOTS = {"sgd": (0, 0), "momentum": (1, 0), "adagrad": (1, 0), "rowwise_adagrad": (0, 1)}  # others: (2, 0)
 EVICTIONS = {"none": 0, "lru": 1, "lfu": 2}
 NOWHERE = 0xFFFFFFFF
 INVALID, OUT_OF_MEMORY, FULL, STALE, BAD_HANDLE, BAD_INVERSE, ABSENT, NOT_WRITTEN = 1, 2, -1, -2, -3, -4, -5, -6
@@ -25,17 +24,22 @@ class Allocator(ctypes.Structure):
     ]
 
 
-class Spec(ctypes.Structure):
-    """FusedrecTableSpec."""
+class Options(ctypes.Structure):
+    """TableOptions of table_options.h."""
 
     _fields_ = [
-        *((name, ctypes.c_int64) for name in (
-            "segments", "dim", "storage", "stochastic_rounding", "wide_slots", "scalar_slots", "distribution",
-            "chunk_rows", "max_rows", "eviction", "ttl", "window", "unknown_zeros",
-        )),
-        *((name, ctypes.c_double) for name in ("a", "b", "first_slot")),
-        ("seeds", ctypes.c_void_p),
-    ]  # fmt: skip
+        ("dim", ctypes.c_int),
+        ("storage", ctypes.c_int),
+        ("stochastic_rounding", ctypes.c_bool),
+        ("distribution", ctypes.c_int),
+        ("a", ctypes.c_double),
+        ("b", ctypes.c_double),
+        ("unknown_zeros", ctypes.c_bool),
+        ("max_rows", ctypes.c_int64),
+        ("eviction", ctypes.c_int),
+        ("ttl", ctypes.c_int64),
+        ("window", ctypes.c_int64),
+    ]
 
 
 class Rule(ctypes.Structure):
@@ -57,17 +61,23 @@ class Rule(ctypes.Structure):
     ]  # fmt: skip
 
 
+class Spec(ctypes.Structure):
+    """FusedrecTableSpec; has the fields of its parts."""
+
+    _anonymous_ = ("part_options", "part_rule")
+    _fields_ = [
+        ("part_options", Options),
+        ("part_rule", Rule),
+        ("chunk_rows", ctypes.c_int64),
+        ("segments", ctypes.c_int64),
+        ("seeds", ctypes.c_void_p),
+    ]
+
+
 class Step(ctypes.Structure):
     """StepInput of update_rule.h."""
 
     _fields_ = [("learning_rate", ctypes.c_float), ("step", ctypes.c_int64)]
-
-
-class Update(ctypes.Structure):
-    """FusedrecUpdate; has the fields of both parts."""
-
-    _anonymous_ = ("part_rule", "part_step")
-    _fields_ = [("part_rule", Rule), ("part_step", Step)]
 
 
 class Message(ctypes.Structure):
@@ -85,7 +95,8 @@ class DeviceTable:
 
     Args:
       kernels: tests.cuda.memory.Kernels.
-      more: further fields of Spec.
+      rule: Name, or number where it must be refused.
+      more: Further fields of Spec.
     """
 
     def __init__(
@@ -95,11 +106,10 @@ class DeviceTable:
         self.allocations_left = None  # None: as many as there is memory
         seeds = np.array(seeds, np.uint64)
         self.segments = len(seeds)
-        wide, scalars = SLOTS.get(rule, (2, 0))
-        more = {"chunk_rows": 64, "window": 1, "wide_slots": wide, "scalar_slots": scalars, **more}
+        more = {"chunk_rows": 64, "window": 1, "moment_scale": 1.0, **more}
         spec = Spec(
             segments=len(seeds), dim=dim, storage=STORAGES[storage], distribution=DISTRIBUTIONS[distribution],
-            eviction=EVICTIONS[eviction], seeds=seeds.ctypes.data, **more,
+            eviction=EVICTIONS[eviction], rule=RULES.get(rule, rule), seeds=seeds.ctypes.data, **more,
         )  # fmt: skip
         fields = dict(Allocator._fields_)
         self.allocator = Allocator(None, fields["allocate"](self._allocate), fields["release"](self._release))
@@ -153,14 +163,13 @@ class DeviceTable:
         self._call("table_find", message, STORAGES[to], rows, num_ids + padding, found)
         return self.memory.get(rows), self.memory.get(found)
 
-    def apply(self, handles, inverse, grads, *, rule="sgd", learning_rate=1.0, scale=1.0, storage="float32", **more):
-        """grads [>= V, D] of the lookup that gave handles and inverse; `more`: fields of Update. Places left out."""
+    def apply(self, handles, inverse, grads, *, learning_rate=1.0, step=1, scale=1.0, storage="float32"):
+        """Trains with grads [>= V, D] of the lookup that gave handles and inverse. Returns the places left out."""
         put = self.memory.put
-        update = Update(rule=RULES[rule], learning_rate=learning_rate, **{"step": 1, "moment_scale": 1.0, **more})
         arguments = [put(handles), len(handles), put(inverse), len(inverse), put(grads), STORAGES[storage]]
         places, count = self.memory.empty([len(handles)], np.int32), np.zeros(1, np.int64)
         host = count.ctypes.data_as(ctypes.c_void_p)
-        self._call("table_apply", *arguments, float(scale), update, places, host)
+        self._call("table_apply", *arguments, float(scale), Step(learning_rate, step), places, host)
         return sorted(self.memory.get(places)[: count[0]].tolist())
 
     def _count(self, name, *arguments):

@@ -1,73 +1,17 @@
-"""Clustered batches: the same samples in another order, pieces as large as before, fewer ids in several pieces."""
+"""Clustered batches: the same samples in another order, by the ids of every kind of tensor."""
 
 import numpy as np
 import pytest
 
+from tests.support.ids import communities
 from tf_fusedrec import tf
 from tf_fusedrec.data import cluster_samples
-from tf_fusedrec.data.sample_partition import partition_samples
-from tf_fusedrec.exchange.micro_batches import piece_bounds
 from tf_fusedrec.schedules import cut
-
-INT64_MIN = np.iinfo(np.int64).min
-
-
-def _travelling(ids, samples, part):
-    """Oracle: ids that travel, once for every micro-batch that holds them."""
-    return len({(int(part[s]), int(i)) for i, s in zip(ids, samples)})
-
-
-def _communities(rng, samples=240, groups=8):
-    """Samples of 3 to 9 ids; those of one group share 20 ids, and 1 id in 4 is anyone's."""
-    lengths = rng.integers(3, 10, samples)
-    row = np.repeat(np.arange(samples), lengths)
-    own = (row % groups) * 1000 + rng.integers(0, 20, len(row))
-    return np.where(rng.random(len(row)) < 0.25, 10_000 + rng.integers(0, 40, len(row)), own), row, lengths
-
-
-def _blocks(count, micro_batches):
-    """Micro-batch of each sample in the order of arrival, as schedules.cut bounds them."""
-    return np.repeat(np.arange(micro_batches), np.diff(piece_bounds(count, micro_batches)))
-
-
-@pytest.mark.parametrize("micro_batches", [2, 5, 8])
-def test_pieces_keep_their_share_and_hidden_groups_are_found(micro_batches):
-    ids, row, tokens = _communities(np.random.default_rng(0))
-    part = partition_samples(ids, row, tokens, micro_batches)
-    naive = _blocks(len(tokens), micro_batches)
-    np.testing.assert_array_equal(np.bincount(part), np.bincount(naive))
-    load = np.bincount(part, tokens) / np.bincount(part)
-    assert load.max() <= 1.05 * tokens.mean()
-    # The groups themselves, dealt to the pieces, are nearly the best there is.
-    planted = naive[np.argsort(np.argsort(np.arange(len(tokens)) % 8, kind="stable"))]
-    assert _travelling(ids, row, part) <= 1.2 * _travelling(ids, row, planted)
-    assert _travelling(ids, row, part) < 0.75 * _travelling(ids, row, naive)
-
-
-def test_two_kinds_of_samples_are_parted():
-    ids = np.array([1, 2, 7, 8, 1, 2, 7, 8])
-    part = partition_samples(ids, np.arange(8) // 2, np.full(4, 2), 2)
-    assert part[0] == part[2] != part[1] == part[3]
-
-
-@pytest.mark.parametrize(
-    "ids, samples, count",
-    [
-        ([], [], 0), ([], [], 5), ([3], [0], 1), ([4] * 6, range(6), 6), (range(9), range(9), 9),
-        ([5, 5, INT64_MIN, -1, INT64_MIN], [0, 0, 1, 1, 2], 3), ([1, 2, 1], [0, 1, 6], 7),
-    ],
-    ids=["nothing", "no ids", "one", "all the same", "all distinct", "fewer than pieces", "samples without ids"],
-)  # fmt: skip
-@pytest.mark.parametrize("micro_batches", [1, 4])
-def test_corner_cases_are_partitions(ids, samples, count, micro_batches):
-    samples = np.array(samples, np.int64)
-    part = partition_samples(np.array(ids, np.int64), samples, np.bincount(samples, minlength=count), micro_batches)
-    np.testing.assert_array_equal(np.sort(part), _blocks(count, micro_batches))
 
 
 def _batch(rng):
-    ids, _, lengths = _communities(rng, samples=37)
-    ragged = tf.RaggedTensor.from_row_lengths(ids, lengths)
+    ids, splits = communities(rng, samples=37)
+    ragged = tf.RaggedTensor.from_row_splits(ids, splits)
     rest = {
         "number": tf.range(37),
         "pairs": tf.reshape(tf.range(74), [37, 2]) + 90_000,
@@ -135,5 +79,5 @@ def test_refusals_are_by_name():
         cluster_samples(data, 2, lambda b: {"t": b["a"][0]})
     with pytest.raises(ValueError, match="dict from table names"):
         cluster_samples(data, 2, lambda b: b["a"])
-    with pytest.raises(tf.errors.InvalidArgumentError, match=r"have \[4, 6\] samples"):
+    with pytest.raises(tf.errors.InvalidArgumentError, match="same number of samples, got 4 in feature 0 and 6"):
         list(cluster_samples(data, 2, lambda b: {"t": [b["a"], b["b"]]}))

@@ -55,7 +55,7 @@ def test_overrides_are_yaml(tmp_path):
     [
         (
             {"train": {"epoch": 1}},
-            r"train has an unknown field 'epoch'. Known fields: \['balance', 'beta_2', 'embedding_metrics', 'epochs'",
+            r"train has an unknown field 'epoch'. Known fields: \['balance', 'beta_2', 'cluster_samples', 'embedding_",
         ),
         ({"trian": {}}, r"the top level has an unknown field 'trian'. Known fields: \['data', 'embedding'"),
         ({"model": {"num_negatives": 5}}, "model has an unknown field 'num_negatives'"),
@@ -108,6 +108,11 @@ def test_overrides_are_yaml(tmp_path):
         ({"train": {"schedule": "nested"}}, "train.schedule: a schedule must be one of .* number N, got 'nested'"),
         ({"train": {"schedule": "sync(2)"}}, "train.schedule: a schedule must be one of .*, got 'sync\\(2\\)'"),
         ({"train": {"schedule": "pipelined(7)"}}, "train.schedule: .*depth"),
+        (
+            {"train": {"schedule": "dual_buffer", "cluster_samples": True}},
+            "train.cluster_samples is True, but train.schedule 'dual_buffer' has no micro-batches .*nested.M. with",
+        ),
+        ({"train": {"schedule": "nested(1)", "cluster_samples": True}}, r"train.schedule 'nested\(1\)' has no micro-b"),
         (
             {"data": {"source": "synthetic-ranking", "bad_rows": "drop"}},
             r"data.bad_rows must be one of \['error', 'skip",

@@ -1,14 +1,22 @@
-"""fit_calls on a growing folder: from every checkpoint position on, the remaining rows come exactly once."""
+"""fit_calls on a growing folder: from every checkpoint position on, the remaining rows come exactly once.
+
+With train.cluster_samples, the samples of each batch come in another order.
+"""
 
 import dataclasses
 import json
 
+import numpy as np
 import pytest
 
+from models.build import ids_by_table
 from models.experiment import from_dict
 from models.fit_calls import fit_calls
 from models.prepare import prepare_data
 from tests.models import job
+from tests.oracles.cluster_samples import cluster_samples_oracle
+from tf_fusedrec import tf
+from tf_fusedrec.exchange.micro_batches import piece_bounds
 
 PARTITIONS = 3
 
@@ -73,3 +81,35 @@ def test_a_position_of_the_other_kind_of_data_is_refused(followed):
     saved = {name: value for name, value in one.position(0, 1).items() if name != "partition"}
     with pytest.raises(ValueError, match="data.follow is True, but the job of the checkpoint read one data set"):
         fit_calls(experiment, folder, saved)
+
+
+@pytest.mark.parametrize("fields", [job.RANKING, job.RETRIEVAL], ids=["ranking", "retrieval"])
+def test_clustered_batches_hold_the_same_samples_in_the_order_of_all_their_ids(fields, tmp_path):
+    experiment = from_dict({**fields, "train": {**fields["train"], "schedule": "frozen_window(3)"}})
+    clustered = dataclasses.replace(experiment, train=dataclasses.replace(experiment.train, cluster_samples=True))
+    folder = prepare_data(experiment, tmp_path)
+    (plain,), (ordered,) = (list(fit_calls(one, folder, None)) for one in (experiment, clustered))
+    assert ordered.dataset.cardinality() == plain.dataset.cardinality() > 0
+    moved = 0
+    for batch, got in zip(plain.dataset, ordered.dataset):
+        features = [
+            (table, *_ids_and_splits(one))
+            for table, given in sorted(ids_by_table(experiment.model, batch).items())
+            for one in given
+        ]
+        samples = len(features[0][2]) - 1
+        order = cluster_samples_oracle(features, np.diff(piece_bounds(samples, 3)))
+        moved += (order != np.arange(samples)).any()
+        for name, column in batch.items():
+            assert _list(got[name]) == _list(tf.gather(column, order)), name
+    assert moved
+
+
+def _ids_and_splits(column):
+    if not isinstance(column, tf.RaggedTensor):
+        column = tf.RaggedTensor.from_tensor(column[:, tf.newaxis])
+    return column.values.numpy(), column.row_splits.numpy()
+
+
+def _list(column):
+    return column.to_list() if isinstance(column, tf.RaggedTensor) else column.numpy().tolist()

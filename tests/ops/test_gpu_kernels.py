@@ -18,6 +18,9 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 # Ops whose GPU kernel has all arguments in host memory and computes there, and the reason.
 ON_THE_HOST = {
     "FuseIds": "its inputs come from the input pipeline, which is on the host; what is fused then goes to the device",
+    "JoinMessages": "headers and splits decide on sizes; the ids of a step are small beside its rows",
+    "SplitMessages": "as JoinMessages",
+    "ClusterSamples": "it runs in the input pipeline, which is on the host",
     "InitialRows": "for tables of other projects, whose rows are in host memory",
 }
 # Ops that a device table refuses with a Status that names the remedy (hash_table_admin_gpu_kernel.cc).

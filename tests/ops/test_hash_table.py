@@ -75,6 +75,11 @@ def test_an_anonymous_table_is_its_own_and_goes_with_its_handle():
     assert ops.table_size(ops.hash_table(**make)).numpy().tolist() == [0]  # nor is it known by its name
 
 
+def test_an_option_that_the_op_lacks_is_refused_by_name():
+    with pytest.raises(TypeError, match="max_row"):
+        ops.hash_table(shared_name="tests/lacks", dim=4, seeds=[5], rule="sgd", hyperparameters=[0.0], max_row=3)
+
+
 @pytest.mark.parametrize("batch", SOURCES.values(), ids=SOURCES)
 def test_sources(batch):
     segments = max((len(source) for source in batch), default=2)

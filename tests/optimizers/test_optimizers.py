@@ -19,7 +19,7 @@ RECORDS = {
     "adamw": optimizers.AdamW(0.5, 0.125, 0.75, 0.875, 1e-3, 2.0),
     "ftrl": optimizers.Ftrl(0.5, -0.75, 0.25, 1.0, 2.0, 3.0, 4.0, 5.0),
 }
-# Hyperparameters in the order of custom_ops/hash_table/cpu/parts/optimizer.h, slots of D numbers, slots of one number.
+# Hyperparameters in the order of custom_ops/hash_table/cpu/rows/optimizer.h, slots of D numbers, slots of one number.
 WANTED = {
     "sgd": ([0], (), ()),
     "momentum": ([2, 0.9, 1], ("momentum",), ()),

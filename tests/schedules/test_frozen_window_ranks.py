@@ -54,7 +54,7 @@ def _accumulated(micro_batches, rule, gradient_op):
     """One step per micro-batch, which weighs its share of the samples."""
     import tf_fusedrec as fr
     from tf_fusedrec import tf
-    from tf_fusedrec.exchange.micro_batches import piece_bounds
+    from tf_fusedrec.exchange.micro_batches import token_bounds
 
     embedding = clicks.make_embedding(
         rule, gradient_op=gradient_op, accumulate_steps=micro_batches, name=f"accumulated_{micro_batches}_{rule}"
@@ -71,8 +71,9 @@ def _accumulated(micro_batches, rule, gradient_op):
     states = []
     for x, y, sample_weight in _batches(fr.collectives.rank()):
         sums, n = None, len(y)
+        bounds = [int(bound) for bound in token_bounds(1 + x["past"].row_lengths(), micro_batches)]
         for i in range(micro_batches):
-            part = slice(*piece_bounds(n, micro_batches)[i : i + 2])
+            part = slice(*bounds[i : i + 2])
             weight = np.float32(part.stop - part.start) / np.float32(max(n, 1)) * np.float32(undo)
             piece = {name: tensor[part] for name, tensor in x.items()}
             of_piece = [g / undo for g in gradients(piece, y[part], sample_weight[part], weight)]

@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 
 from tf_fusedrec import tf
+from tf_fusedrec.exchange.micro_batches import piece_bounds, token_bounds
 from tf_fusedrec.schedules import cut
+from tf_fusedrec.schedules.micro_batch import num_samples
 
 
 def make(samples):
@@ -55,6 +57,61 @@ def test_the_first_and_the_last_piece_are_half_as_large(samples, sizes):
     found = [len(piece) for piece in cut(tf.range(samples), len(sizes))]
     np.testing.assert_allclose(found, sizes, atol=1 if samples % 6 == 0 else 0)
     assert sum(found) == samples
+
+
+@pytest.mark.parametrize("micro_batches", [1, 2, 3, 8])
+@pytest.mark.parametrize("seed", range(5))
+def test_pieces_have_their_share_of_the_tokens(micro_batches, seed):
+    """Within one sample; the naive cut by samples is far off where long samples come first."""
+    lengths = np.sort(np.random.default_rng(seed).zipf(1.6, 300).clip(max=90) - 1)[::-1]
+    data = {
+        "past": tf.RaggedTensor.from_row_lengths(tf.range(lengths.sum()), lengths),
+        "number": tf.range(300),
+    }
+    pieces = cut(data, micro_batches)
+    np.testing.assert_array_equal(np.concatenate([piece["number"] for piece in pieces]), np.arange(300))
+    np.testing.assert_array_equal(np.concatenate([piece["past"].values for piece in pieces]), data["past"].values)
+    tokens = np.array([len(piece["number"]) + len(piece["past"].values) for piece in pieces])
+    shares = np.array([2 - (i in (0, micro_batches - 1)) for i in range(micro_batches)])
+    assert np.abs(tokens - tokens.sum() * shares / shares.sum()).max() <= 1 + lengths.max()
+    if micro_batches > 2:
+        by_sample = np.diff(np.concatenate([[0], np.cumsum(lengths + 1)])[piece_bounds(300, micro_batches)])
+        assert (by_sample / shares).max() > 2 * (tokens / shares).max()
+
+
+def test_all_ragged_and_sparse_values_are_tokens():
+    """Samples of 1 + 6 values each, in three forms; each alone would move the bound."""
+    nested = tf.ragged.constant([[[1, 2, 3], [4, 5, 6]], [], [], [[]]], ragged_rank=2, dtype=tf.int64)
+    ragged = tf.ragged.constant([[], [1] * 6, [], []], dtype=tf.float32, row_splits_dtype=tf.int32)
+    sparse = tf.SparseTensor([[2, i] for i in range(3)] + [[3, i] for i in range(6)], tf.range(9), [4, 9])
+    for data, sizes in (
+        ((nested, ragged, sparse), [2, 2]), ((nested,), [1, 3]), ((nested, ragged), [1, 3]), ((sparse,), [3, 1])
+    ):  # fmt: skip
+        found = [int(num_samples(piece)) for piece in cut(data, 2)]
+        assert found == sizes, data
+
+
+@pytest.mark.parametrize(
+    ("tokens", "bounds"),
+    [
+        ([1, 1, 4, 2, 2, 2], [0, 2, 4, 6]),
+        ([1000, 1, 1, 1, 1, 1], [0, 1, 2, 6]),
+        ([1, 1, 1, 1, 1, 1000], [0, 4, 5, 6]),
+        ([1, 1, 1000, 1, 1, 1], [0, 2, 3, 6]),
+        ([5, 5], [0, 0, 1, 2]),
+        ([9], [0, 0, 0, 1]),
+        ([], [0, 0, 0, 0]),
+        ([2**40] * 8, [0, 2, 6, 8]),
+    ],
+)
+def test_no_piece_is_empty_before_one_has_two(tokens, bounds):
+    found = token_bounds(tf.constant(tokens, tf.int64), 3)
+    assert [int(bound) for bound in found] == bounds
+
+
+def test_samples_without_values_count_alike():
+    empty = tf.RaggedTensor.from_row_splits(tf.zeros([0], tf.int64), [0] * 13)
+    assert [int(piece.nrows()) for piece in cut(empty, 4)] == [2, 4, 4, 2]
 
 
 def _any_size(specs):

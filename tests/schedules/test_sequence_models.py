@@ -123,15 +123,23 @@ def _accumulated(fields, batches, ranks):
     return states
 
 
-def _piece(batch, i):
-    users = batch["user_id"].shape[0]
-    return {name: tensor[users * i // M : users * (i + 1) // M] for name, tensor in batch.items()}
-
-
 def _positions(batch):
     """Exposures of each micro-batch."""
-    users = batch["user_id"].shape[0]
-    return np.diff(batch["exposed_item"].row_splits.numpy()[[users * i // M for i in range(M + 1)]])
+    return np.diff(batch["exposed_item"].row_splits.numpy()[_bounds(batch)])
+
+
+def _piece(batch, i):
+    begin, end = _bounds(batch)[i : i + 2]
+    return {name: tensor[begin:end] for name, tensor in batch.items()}
+
+
+def _bounds(batch):
+    """M + 1 bounds by tokens: one for each user, and one for each value of a ragged feature."""
+    from tf_fusedrec import tf
+    from tf_fusedrec.exchange.micro_batches import token_bounds
+
+    tokens = 1 + sum(tensor.row_lengths() for tensor in batch.values() if isinstance(tensor, tf.RaggedTensor))
+    return [int(bound) for bound in token_bounds(tokens, M)]
 
 
 def _grm(ranks):

@@ -50,7 +50,7 @@ class Table:
         self.apply(self.lookup(batch), grads, **kwargs)
 
     def record_dtype(self, wide=(), scalars=()):
-        """Returns the dtype of records with these slots. custom_ops/hash_table/cpu/records.cc defines the layout."""
+        """Returns the dtype of records with these slots: custom_ops/hash_table/cpu/parts/row_records.h."""
         storage = self.spec.get("storage", "float32")
         row = {"float32": "<f4", "float16": "<f2", "bfloat16": "<u2"}[storage]
         about = [(name, "<u4") for name in ("last", "count", "updated", "pool")]

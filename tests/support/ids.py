@@ -21,9 +21,13 @@ EDGE_CASES: dict[str, list[list[int]]] = {
 
 def from_segments(segments: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
     """Returns ids <int64>[N] and segment_splits <int64>[S+1] of a list of segments."""
-    lengths = [len(segment) for segment in segments]
     ids = np.array([i for segment in segments for i in segment], np.int64)
-    return ids, np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    return ids, splits_of([len(segment) for segment in segments])
+
+
+def splits_of(lengths) -> np.ndarray:
+    """Returns the bounds <int64>[S+1] of neighbours of these lengths."""
+    return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
 
 
 def random_segments(seed: int, max_segments: int = 6, max_length: int = 40, vocabulary: int = 12):
@@ -31,3 +35,15 @@ def random_segments(seed: int, max_segments: int = 6, max_length: int = 40, voca
     random = np.random.default_rng(seed)
     lengths = random.integers(0, max_length, random.integers(1, max_segments + 1))
     return from_segments([random.integers(-vocabulary, vocabulary, n).tolist() for n in lengths])
+
+
+def communities(random, samples: int = 240, groups: int = 8) -> tuple[np.ndarray, np.ndarray]:
+    """Returns ids and row_splits of samples of 3 to 9 ids.
+
+    Sample b is of group b % groups, whose samples share 20 ids. One id in 4 is anyone's.
+    """
+    lengths = random.integers(3, 10, samples)
+    row = np.repeat(np.arange(samples), lengths)
+    own = (row % groups) * 1000 + random.integers(0, 20, len(row))
+    ids = np.where(random.random(len(row)) < 0.25, 10_000 + random.integers(0, 40, len(row)), own)
+    return ids, splits_of(lengths)

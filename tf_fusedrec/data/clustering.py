@@ -3,7 +3,8 @@
 dataset = cluster_samples(dataset, 8, ids=lambda batch: {"video": [batch["history_item"], batch["exposed_item"]]})
 
 FrozenWindow sends an id once for every micro-batch that holds it. The input pipeline may reorder samples freely: loss
-and gradients of a batch are sums over its samples, so they change by rounding only.
+and gradients of a batch are sums over its samples, so they change by rounding only. custom_ops/cluster_samples has the
+algorithm.
 """
 
 from __future__ import annotations
@@ -11,10 +12,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Union
 
-import numpy as np
-
+from tf_fusedrec import ops
 from tf_fusedrec._tf_compat import tf
-from tf_fusedrec.data.sample_partition import partition_samples
+from tf_fusedrec.exchange.micro_batches import piece_bounds
 
 IdsOfTables = Mapping[str, Union[Any, Sequence[Any]]]
 
@@ -22,9 +22,10 @@ IdsOfTables = Mapping[str, Union[Any, Sequence[Any]]]
 def cluster_samples(dataset: tf.data.Dataset, micro_batches: int, ids: Callable[..., IdsOfTables]) -> tf.data.Dataset:
     """Orders the samples of every batch so that the micro-batches of schedules.cut have few ids in common.
 
-    Each micro-batch keeps its number of samples and has nearly that share of the tokens, the ids given here. Samples of
-    a micro-batch keep their order. The new order is a function of the batch and of M. The CPU computes it a batch or
-    two ahead of training; benchmarks/clustering measures the time and the saved bytes.
+    Each micro-batch gets the share of the samples that `cut` gives it, and nearly that share of the tokens, the ids
+    given here. Samples of a micro-batch keep their order. Where `cut` counts tokens, it moves the bounds by the few
+    samples that the shares differ. The new order is a function of the batch and of M. Several batches are ordered at
+    once, ahead of training; benchmarks/clustering measures the time and the saved bytes.
 
     Args:
       dataset: Dataset of batches, nested structures of tensors, RaggedTensors and SparseTensors, samples first.
@@ -37,29 +38,30 @@ def cluster_samples(dataset: tf.data.Dataset, micro_batches: int, ids: Callable[
 
     Raises:
       ValueError: micro_batches is not an int >= 1; `ids` returns no ids, no integers, or ids not by sample.
-      InvalidArgumentError: while reading, parts of a batch differ in their number of samples.
+      InvalidArgumentError: while reading, parts of a batch differ in their number of samples, or M is above 4096.
     """
     if not isinstance(micro_batches, int) or isinstance(micro_batches, bool) or micro_batches < 1:
         raise ValueError(f"micro_batches must be an int >= 1, got {micro_batches!r}.")
 
     def clustered(*parts: Any) -> Any:
         batch = parts if len(parts) > 1 else parts[0]
-        order = tf.numpy_function(_order, [micro_batches, *_features(ids(*parts))], tf.int64, stateful=False)
-        order.set_shape([None])
+        tables, values, splits = zip(*_features(ids(*parts)))
+        bounds = tf.stack(piece_bounds(tf.size(splits[0], tf.int64) - 1, micro_batches))
+        order = ops.cluster_samples(values, splits, bounds[1:] - bounds[:-1], tables=tables)
         return tf.nest.map_structure(lambda leaf: _reordered(leaf, order), batch)
 
-    return dataset.map(clustered).prefetch(2)
+    return dataset.map(clustered, num_parallel_calls=tf.data.AUTOTUNE).prefetch(2)
 
 
-def _features(ids: IdsOfTables) -> list[Any]:
-    """A flat list with three entries per feature: table number, ids <int64>[n], splits by sample <int64>[B+1]."""
+def _features(ids: IdsOfTables) -> list[tuple[int, tf.Tensor, tf.Tensor]]:
+    """Table number, ids <int64>[n] and splits by sample <int64>[B+1] of each feature."""
     if not isinstance(ids, Mapping) or not ids:
         raise ValueError(f"ids must return a dict from table names to tensors of ids, got {ids!r}.")
-    features: list[Any] = []
-    for number, (table, given) in enumerate(sorted(ids.items())):
-        for feature in given if isinstance(given, (list, tuple)) else [given]:
-            features += [number, *_flat(table, feature)]
-    return features
+    return [
+        (number, *_flat(table, feature))
+        for number, (table, given) in enumerate(sorted(ids.items()))
+        for feature in (given if isinstance(given, (list, tuple)) else [given])
+    ]
 
 
 def _flat(table: str, feature: Any) -> tuple[tf.Tensor, tf.Tensor]:
@@ -82,24 +84,6 @@ def _flat(table: str, feature: Any) -> tuple[tf.Tensor, tf.Tensor]:
         splits, values = tf.range(tf.shape(feature, tf.int64)[0] + 1), feature
     each = tf.reduce_prod(tf.shape(values, tf.int64)[1:])
     return tf.cast(tf.reshape(values, [-1]), tf.int64), splits * each
-
-
-def _order(micro_batches: int, *features: Any) -> np.ndarray:
-    """Sample numbers <int64>[B] in their new order. `features` is the result of `_features`."""
-    tables, values, splits = features[0::3], features[1::3], features[2::3]
-    counts = [len(bounds) - 1 for bounds in splits]
-    if len(set(counts)) > 1:
-        raise ValueError(f"features of one batch have {counts} samples, but must have the same number.")
-    keys = np.empty(0, np.int64)
-    for table in set(map(int, tables)):
-        of_table = np.concatenate([v for v, t in zip(values, tables) if t == table])
-        # np.unique numbers the ids of this table, after the numbers of earlier tables.
-        keys = np.concatenate([keys, len(keys) + np.unique(of_table, return_inverse=True)[1]])
-    by_table = np.argsort(tables, kind="stable")
-    lengths = [np.diff(splits[f]) for f in by_table]
-    samples = np.concatenate([np.repeat(np.arange(counts[0]), of_feature) for of_feature in lengths])
-    part = partition_samples(keys, samples, np.sum(lengths, axis=0), int(micro_batches))
-    return np.argsort(part, kind="stable")
 
 
 def _reordered(leaf: Any, order: tf.Tensor) -> Any:

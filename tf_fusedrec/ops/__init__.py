@@ -1,5 +1,6 @@
 """The Python face of the custom ops: check, call, gradient, docstring. Knows no Keras, no ranks, no tables."""
 
+from tf_fusedrec.ops.cluster_samples import cluster_samples
 from tf_fusedrec.ops.collective_marks import Mark, collective_marks, mark_collective, mark_now
 from tf_fusedrec.ops.fuse_ids import FusedIds, fuse_ids
 from tf_fusedrec.ops.hash_table import (
@@ -26,6 +27,7 @@ from tf_fusedrec.ops.jagged_attention import (
     jagged_attention,
     sequence_times,
 )
+from tf_fusedrec.ops.join_messages import join_messages, split_messages
 from tf_fusedrec.ops.rank_partition import RankedIds, ReceivedIds, rank_partition, unpack_message
 from tf_fusedrec.ops.recovery import pooled_recover, pooled_recover_grad, recover, recover_grad
 from tf_fusedrec.ops.segment_unique import UniqueIds, segment_unique
@@ -70,12 +72,14 @@ __all__ = [
     "UniqueIds",
     "Unsynced",
     "bias_attention",
+    "cluster_samples",
     "collective_marks",
     "contextual_lengths",
     "fuse_ids",
     "hash_table",
     "initial_rows",
     "jagged_attention",
+    "join_messages",
     "mark_collective",
     "mark_now",
     "pooled_recover",
@@ -85,6 +89,7 @@ __all__ = [
     "recover_grad",
     "segment_unique",
     "sequence_times",
+    "split_messages",
     "table_accumulate_gradients",
     "table_apply_accumulated",
     "table_apply_gradients",

@@ -7,7 +7,7 @@ calls on one table in program order. table_contents.py counts, reads and writes 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tf_fusedrec._tf_compat import tf
 from tf_fusedrec.ops._library import library
@@ -30,32 +30,7 @@ class RowsAhead(NamedTuple):
 
 
 def hash_table(
-    *,
-    shared_name: str,
-    dim: int,
-    seeds: Sequence[int],
-    rule: str,
-    hyperparameters: Sequence[float],
-    segment_names: Sequence[str] = (),
-    storage: str = "float32",
-    stochastic_rounding: bool = False,
-    distribution: str = "constant",
-    a: float = 0.0,
-    b: float = 0.0,
-    unknown: str = "initial",
-    max_rows: int = 0,
-    eviction: str = "none",
-    ttl: int = 0,
-    admission_count: int = 1,
-    max_candidates: int = 0,
-    record_tombstones: bool = False,
-    hot_after: int = 0,
-    memory_budget: int = 0,
-    tier_folder: str = "",
-    window: int = 1,
-    averaged: bool = False,
-    host_rows: bool = False,
-    anonymous: bool = False,
+    *, shared_name: str, dim: int, seeds: Sequence[int], rule: str, hyperparameters: Sequence[float], **options: Any
 ) -> tf.Tensor:
     """Makes a dynamic table of S segments (MTGRBoost, section 4.1), or returns the one that has this shared_name.
 
@@ -67,42 +42,20 @@ def hash_table(
       dim: D, columns of a row.
       seeds: One int64 per segment. The initial row is a pure function of (seed, id).
       rule, hyperparameters: Update rule and its numbers, as the records of tf_fusedrec/optimizers/ give them.
-      segment_names: Names for error messages, one per segment, or none.
-      storage: "float32", "bfloat16" or "float16".
-      stochastic_rounding: Whether 16-bit storage rounds stochastically.
-      distribution, a, b: Distribution of initial rows and its parameters, see initial_rows.
-      unknown: Rows that table_find returns for ids without a row: "initial" or "zeros".
-      max_rows: Limit of rows per segment; 0 sets none.
-      eviction: "none", "lru" or "lfu", the choice of the rows that leave at max_rows.
-      ttl: Training lookups after which an untouched row leaves; 0 for never.
-      admission_count: Training lookups that must bring an id before it gets a row.
-      max_candidates: Limit of the ids counted for admission, per segment; 0 sets none.
-      record_tombstones: Whether the table remembers ids that left.
-      hot_after: Training lookups at which a row moves from float16 to float32; 0 keeps all rows in `storage`.
-      memory_budget: Bytes of rows in memory; 0 sets no limit. A file in tier_folder holds the rows beyond.
-      tier_folder: Folder of that file.
-      window: Training lookups whose rows are neither evicted nor moved.
-      averaged: Whether the table records what table_take_unsynced returns (table_replicas.py).
-      host_rows: Whether a GPU table keeps its rows in host memory, and those of two batches on the device (NestPipe,
-        section IV-B). table_look_ahead then copies the rows of the next batch. Applies to GPU tables only.
-      anonymous: Whether each run makes a new table, which lives as long as a handle of it. shared_name is then unused.
+      **options: Further attributes of the op Fusedrec>HashTable; custom_ops/hash_table/hash_table_op.cc documents them.
 
     Returns:
       <resource>[].
 
     Raises:
       InvalidArgumentError: The rule is unknown, the folder cannot be written, or options exclude each other.
+      TypeError: The op has no attribute of that name.
       UnimplementedError: A GPU table has an option that only tables in host memory support: admission_count, hot_after
         or averaged; record_tombstones or memory_budget without host_rows; a window above 1 with host_rows.
     """
     return library.fusedrec_hash_table(
-        shared_name=shared_name, dim=dim, seeds=list(seeds), rule=rule, hyperparameters=list(hyperparameters),
-        segment_names=list(segment_names), storage=storage, stochastic_rounding=stochastic_rounding,
-        distribution=distribution, a=a, b=b, unknown=unknown, max_rows=max_rows, eviction=eviction, ttl=ttl,
-        admission_count=admission_count, max_candidates=max_candidates, record_tombstones=record_tombstones,
-        hot_after=hot_after, memory_budget=memory_budget, tier_folder=tier_folder, window=window,
-        averaged=averaged, host_rows=host_rows, anonymous=anonymous,
-    )  # fmt: skip
+        shared_name=shared_name, dim=dim, seeds=list(seeds), rule=rule, hyperparameters=list(hyperparameters), **options
+    )
 
 
 def table_lookup(

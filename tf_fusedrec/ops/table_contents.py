@@ -42,7 +42,7 @@ def table_keys(table: tf.Tensor, segment: int, *, since: int = 0) -> tuple[tf.Te
 
 
 def table_read_records(table: tf.Tensor, handles: tf.Tensor) -> tf.Tensor:
-    """Returns <uint8>[n, bytes], packed rows with slots and metadata (custom_ops/hash_table/cpu/records.cc)."""
+    """Returns <uint8>[n, bytes], packed rows with slots and metadata: custom_ops/hash_table/cpu/parts/row_records.h."""
     return library.fusedrec_table_read_records(table=table, handles=handles)
 
 

@@ -28,7 +28,7 @@ LearningRate = Union[float, "keras.optimizers.schedules.LearningRateSchedule"]
 
 @dataclasses.dataclass(frozen=True)
 class Rule(abc.ABC):
-    """Base of the records. custom_ops/hash_table/cpu/parts/optimizer.h is their C++ counterpart.
+    """Base of the records. custom_ops/hash_table/cpu/rows/optimizer.h is their C++ counterpart.
 
     Args:
       learning_rate: lr >= 0, or a schedule of keras.optimizers.schedules over the tables' updates.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from tf_fusedrec._tf_compat import tf
-from tf_fusedrec.exchange.micro_batches import piece_bounds
+from tf_fusedrec.exchange.micro_batches import piece_bounds, token_bounds
 
 
 class MicroBatch(NamedTuple):
@@ -22,7 +22,9 @@ WHOLE = MicroBatch(0, 1.0)
 def cut(data: Any, micro_batches: int) -> list[Any]:
     """Cuts a batch by sample into consecutive pieces, of which the first and the last are half as large as others.
 
-    A batch of fewer samples than pieces, as the last of an epoch may be, has pieces without samples.
+    The size of a piece is its number of tokens: one for each sample, and one for each value of its ragged and sparse
+    features. Without such features it is the number of samples. A batch of fewer samples than pieces, as the last of an
+    epoch may be, has pieces without samples; else every piece has a sample.
 
     Args:
       data: any structure of dense [B, ...], ragged [B, (L), ...] and sparse [B, ...] tensors; None stays None.
@@ -36,7 +38,7 @@ def cut(data: Any, micro_batches: int) -> list[Any]:
         whose size is known and is below M. At run time InvalidArgumentError: first dimensions that differ.
 
     Example, M = 2:
-      {"a": [7 8 9], "b": [[1 2] [] [3]]}  ->  {"a": [7], "b": [[1 2]]}, {"a": [8 9], "b": [[] [3]]}
+      {"a": [7 8 9], "b": [[1 2] [] [3]]}  ->  {"a": [7], "b": [[1 2]]}, {"a": [8 9], "b": [[] [3]]}, 3 tokens each
     """
     tensors = [_tensor(leaf) for leaf in tf.nest.flatten(data) if leaf is not None]
     _check(tensors, micro_batches)
@@ -46,7 +48,7 @@ def cut(data: Any, micro_batches: int) -> list[Any]:
         for tensor in tensors[1:]
     ]
     with tf.control_dependencies([check for check in same if check is not None]):
-        bounds = [tf.identity(bound) for bound in piece_bounds(samples, micro_batches)]
+        bounds = [tf.identity(bound) for bound in _bounds(tensors, samples, micro_batches)]
 
     def piece(leaf: Any, i: int) -> Any:
         return None if leaf is None else _slice(_tensor(leaf), bounds[i], bounds[i + 1])
@@ -79,6 +81,19 @@ def _check(tensors: list[Any], micro_batches: int) -> None:
             f"micro_batches {micro_batches} is more than the {sizes[0]} samples of a batch. Remedy: larger batches, or "
             "fewer micro-batches."
         )
+
+
+def _bounds(tensors: list[Any], samples: tf.Tensor, micro_batches: int) -> list[tf.Tensor]:
+    lengths = [_lengths(tensor) for tensor in tensors if isinstance(tensor, (tf.RaggedTensor, tf.SparseTensor))]
+    return token_bounds(1 + tf.add_n(lengths), micro_batches) if lengths else piece_bounds(samples, micro_batches)
+
+
+def _lengths(feature: Any) -> tf.Tensor:
+    """<int64>[B], values of each sample."""
+    if isinstance(feature, tf.SparseTensor):
+        ones = tf.ones_like(feature.indices[:, 0])
+        return tf.math.unsorted_segment_sum(ones, feature.indices[:, 0], feature.dense_shape[0])
+    return tf.cast(feature.merge_dims(1, feature.ragged_rank).row_lengths(), tf.int64)
 
 
 def _samples(tensor: Any) -> tf.Tensor:

@@ -15,7 +15,7 @@ import numpy as np
 
 from tf_fusedrec import ops, optimizers
 from tf_fusedrec._tf_compat import tf
-from tf_fusedrec.config import TableConfig
+from tf_fusedrec.config import NATIVE_FIELDS, TableConfig
 from tf_fusedrec.tables.base import Answer, InferenceRows, LeftOutRows, Table
 from tf_fusedrec.tables.hash_order import mix64
 from tf_fusedrec.tables.keys import table_seed
@@ -78,6 +78,11 @@ class NativeTable(Table):
         self._accumulate_steps = accumulate_steps
         self._average = average
         self._waiting = tf.Variable(0, dtype=tf.int64, trainable=False, name=f"{name}/waiting")
+        # The other native fields of a TableConfig have the names and values of the op's attributes.
+        options = {name: getattr(spec, name) for name in NATIVE_FIELDS if name != "storage_dtype"}
+        options["storage"] = "float32" if self._storage == "mixed" else self._storage
+        options["eviction"] = spec.eviction or "none"
+        options["memory_budget"] = sum(table.memory_budget for table in tables)
         self._handle = ops.hash_table(
             shared_name=f"fusedrec/{name}/{uuid.uuid4().hex}",
             dim=spec.dim,
@@ -85,24 +90,13 @@ class NativeTable(Table):
             segment_names=self.names,
             rule=self._rule.rule,
             hyperparameters=self._rule.hyperparameters,
-            storage="float32" if self._storage == "mixed" else self._storage,
-            stochastic_rounding=spec.stochastic_rounding,
             distribution=spec.initializer.distribution,
             a=spec.initializer.a,
             b=spec.initializer.b,
             unknown=spec.unknown,
-            max_rows=spec.max_rows,
-            eviction=spec.eviction or "none",
-            ttl=spec.ttl,
-            admission_count=spec.admission_count,
-            max_candidates=spec.max_candidates,
-            record_tombstones=spec.record_tombstones,
-            hot_after=spec.hot_after,
-            memory_budget=sum(table.memory_budget for table in tables),
-            tier_folder=spec.tier_folder,
             window=lookups_per_update,
             averaged=averaged,
-            host_rows=spec.host_rows,
+            **options,
         )
         # Whether training lookups may move rows of earlier ones, which then must not be many steps old.
         self.moves_rows = bool(spec.eviction or spec.ttl or spec.hot_after or spec.memory_budget or spec.host_rows)
@@ -227,7 +221,7 @@ class NativeTable(Table):
         return {"dim": self._dim, "storage": storage, "optimizer": self._rule.spec, "slots": slots}
 
     def record_dtype(self, section: str) -> np.dtype:
-        """Structured, packed: custom_ops/hash_table/cpu/records.cc; bfloat16 travels as its bits, <u2."""
+        """Structured, packed: custom_ops/hash_table/cpu/parts/row_records.h; bfloat16 travels as its bits, <u2."""
         if section == "candidates":
             return np.dtype([("count", "<u4")])
         wide = self._storage in ("float32", "mixed")

@@ -8,18 +8,17 @@
 // intersection of NestPipe, section IV-B). The header of a row has the version that changed it last.
 //
 // # Rows in flight
-// The handles of a look-ahead are valid until any row leaves or moves, which `moves_` counts. In a training step nothing
-// does that between a look-ahead and its lookup. After any other such change (a lookup of the same step, an eviction by
-// hand, a restore), the lookup searches again. Pinning the rows instead would evict other rows than training without
-// look-ahead evicts.
+// The handles of a look-ahead are valid until any row leaves or moves, which ShardedRows::moves counts. In a training step
+// nothing does that between a look-ahead and its lookup. After any other such change (a lookup of the same step, an
+// eviction by hand, a restore), the lookup searches again. Pinning the rows instead would evict other rows than training
+// without look-ahead evicts.
 #include <algorithm>
 #include <cstring>
 #include <vector>
 
 #include "common/hash.h"
 #include "hash_table/cpu/hash_table.h"
-#include "hash_table/cpu/message_runs.h"
-#include "hash_table/cpu/reader.h"
+#include "hash_table/cpu/parts/message_runs.h"
 
 namespace fusedrec {
 
@@ -29,15 +28,15 @@ void HashTable::Read(const Message& message, const ParallelFor& parallel_for, co
   constexpr int64_t kPiece = 1024;  // ids of one unit of work
   const std::vector<MessageRun> runs = RunsOf(message, segments(), kPiece);
   constexpr int kAhead = 12;
-  const int64_t row_bytes = int64_t{spec_.dim} * BytesOf(rows.storage);
+  const int64_t row_bytes = int64_t{spec().dim} * BytesOf(rows.storage);
   parallel_for(runs.size(), kPiece * (100 + row_bytes / 4), [&](int64_t begin, int64_t end) {
-    Reader reader(this);
-    std::vector<char> initial(format(new_pool()).stride());
+    const ShardedRows::Reader reader(&rows_);
+    std::vector<char> initial(rows_.format(rows_.new_pool()).stride());
     for (int64_t r = begin; r < end; ++r) {
       const MessageRun& run = runs[r];
       const int64_t* ids = &message.entries[run.entry];
       uint32_t handles[2 * kAhead];
-      const auto keys_of = [&](uint64_t hash) -> const KeyIndex& { return shards_[ShardOf(hash)].keys[run.segment]; };
+      const auto keys_of = [&](uint64_t hash) -> const KeyIndex& { return rows_.ShardWith(hash).keys[run.segment]; };
       for (int64_t i = 0; i < run.count + 2 * kAhead; ++i) {
         if (i < run.count) {
           const uint64_t hash = TableHash(ids[i]);
@@ -47,7 +46,7 @@ void HashTable::Read(const Message& message, const ParallelFor& parallel_for, co
           const uint64_t hash = TableHash(ids[j]);
           const uint32_t handle = keys_of(hash).Find(ids[j], hash);
           handles[j % (2 * kAhead)] = handle;
-          if (handle != kAbsent && rows.data != nullptr) rows_.Fetch(handle);
+          if (handle != kAbsent && rows.data != nullptr) rows_.store().Fetch(handle);
         }
         if (const int64_t k = i - 2 * kAhead; k >= 0) {
           char* out = static_cast<char*>(rows.data) + (run.position + k) * row_bytes;
@@ -55,12 +54,12 @@ void HashTable::Read(const Message& message, const ParallelFor& parallel_for, co
           if (!seen.empty()) seen[run.position + k] = handle == kAbsent ? kNoRow : int64_t{handle};
           if (rows.data == nullptr) continue;
           if (handle != kAbsent) {
-            format(RowStore::PoolOf(handle)).CopyRow(rows_.Row(handle), rows.storage, out);
-          } else if (seen.empty() && spec_.unknown_zeros) {
+            rows_.format(RowStore::PoolOf(handle)).CopyRow(rows_.Row(handle), rows.storage, out);
+          } else if (seen.empty() && spec().unknown_zeros) {
             std::memset(out, 0, row_bytes);
           } else if (seen.empty()) {
-            WriteInitial(run.segment, ids[k], new_pool(), initial.data());
-            format(new_pool()).CopyRow(initial.data(), rows.storage, out);
+            rows_.WriteInitial(run.segment, ids[k], rows_.new_pool(), initial.data());
+            rows_.format(rows_.new_pool()).CopyRow(initial.data(), rows.storage, out);
           }
         }
       }
@@ -74,9 +73,9 @@ void HashTable::Find(const Message& message, const ParallelFor& parallel_for, co
 
 void HashTable::LookAhead(const Message& message, const ParallelFor& parallel_for, const RowSink& rows,
                           absl::Span<int64_t> handles, int64_t* version, int64_t* moves) const {
-  // Before the first row is read: what changes meanwhile is newer.
-  *moves = moves_.load();
-  *version = version_.load();
+  // Read before the first row, so that every later change is newer.
+  *moves = rows_.moves();
+  *version = rows_.version();
   Prefetch(message);  // the disk reads many pages at once
   Read(message, parallel_for, rows, handles);
 }

@@ -4,8 +4,8 @@
 #include <utility>
 #include <vector>
 
-#include "hash_table/cpu/parts/gradient_sum.h"
 #include "hash_table/cpu/hash_table.h"
+#include "hash_table/cpu/parts/gradient_sum.h"
 
 namespace fusedrec {
 namespace {
@@ -32,17 +32,23 @@ class LeftOut {
 
 }  // namespace
 
+uint32_t HashTable::BeginUpdate(uint32_t clock) {
+  rows_.change_log().Update(clock);
+  return rows_.NextVersion();
+}
+
 void HashTable::UpdateRow(const Prepared& prepared, uint32_t handle, float* grad, uint32_t version, float* numbers) {
   char* row = rows_.Row(handle);
+  const Optimizer& optimizer = rows_.optimizer();
   const RowFormat& row_format = format(RowStore::PoolOf(handle));
   RowFormat::Header(row)->updated = version;
-  const int dim = spec_.dim;
+  const int dim = spec().dim;
   if (row_format.storage() == Storage::kFloat32) {
-    optimizer_.Update(prepared, dim, grad, row_format.Row(row), row_format.Wide(row), row_format.Scalars(row));
+    optimizer.Update(prepared, dim, grad, row_format.Row(row), row_format.Wide(row), row_format.Scalars(row));
     return;
   }
   row_format.Load(row, numbers);
-  optimizer_.Update(prepared, dim, grad, numbers, numbers + dim, numbers + dim * (1 + row_format.wide_slots()));
+  optimizer.Update(prepared, dim, grad, numbers, numbers + dim, numbers + dim * (1 + row_format.wide_slots()));
   row_format.Store(numbers, version, row);
 }
 
@@ -50,24 +56,24 @@ void HashTable::Apply(absl::Span<const int64_t> handles, absl::Span<const int32_
                       Storage storage, float scale, const StepInput& step, const ParallelFor& parallel_for,
                       uint32_t clock, std::vector<int32_t>* left_out) {
   const uint32_t version = BeginUpdate(clock);
-  const Prepared prepared = optimizer_.Prepare(step);
-  const GradientSum sums(inverse, handles.size(), grads, storage, spec_.dim, scale);
+  const Prepared prepared = rows_.optimizer().Prepare(step);
+  const GradientSum sums(inverse, handles.size(), grads, storage, spec().dim, scale);
   const int64_t rows = handles.size();
   LeftOut found;
   parallel_for(rows, 100 + 4 * format(0).numbers(), [&](int64_t begin, int64_t end) {
-    std::vector<float> grad(spec_.dim), numbers(format(0).numbers());
+    std::vector<float> grad(spec().dim), numbers(format(0).numbers());
     for (int64_t i = begin; i < std::min(end, begin + kAhead); ++i) {
-      if (handles[i] >= 0) rows_.FetchForUpdate(static_cast<uint32_t>(handles[i]));
+      if (handles[i] >= 0) rows_.store().FetchForUpdate(static_cast<uint32_t>(handles[i]));
       sums.Prefetch(i);
     }
     for (int64_t i = begin; i < end; ++i) {
       if (const int64_t next = i + kAhead; next < end) {
-        if (handles[next] >= 0) rows_.FetchForUpdate(static_cast<uint32_t>(handles[next]));
+        if (handles[next] >= 0) rows_.store().FetchForUpdate(static_cast<uint32_t>(handles[next]));
         sums.Prefetch(next);
       }
       if (handles[i] < 0) continue;  // refused by admission: there is nothing to train yet
       sums.Sum(i, grad.data());
-      if (!AllFinite(grad.data(), spec_.dim)) {
+      if (!AllFinite(grad.data(), spec().dim)) {
         found.Add(i);
         continue;
       }
@@ -81,9 +87,8 @@ absl::Status HashTable::Accumulate(absl::Span<const int64_t> handles, absl::Span
                                    const void* grads, Storage storage, float scale, const ParallelFor& parallel_for,
                                    uint32_t clock, std::vector<int32_t>* left_out) {
   std::lock_guard<std::mutex> lock(accumulator_mutex_);
-  const uint32_t since = waiting_since_.load(std::memory_order_relaxed);
-  if (since == 0 || clock < since) waiting_since_.store(clock, std::memory_order_release);
-  const GradientSum sums(inverse, handles.size(), grads, storage, spec_.dim, scale);
+  rows_.pins().BeginWait(clock);
+  const GradientSum sums(inverse, handles.size(), grads, storage, spec().dim, scale);
   // Rows of other micro-batches of the lookup have no gradients here.
   std::vector<int64_t> trained(handles.begin(), handles.end()), numbers;
   for (size_t i = 0; i < trained.size(); ++i) {
@@ -92,15 +97,15 @@ absl::Status HashTable::Accumulate(absl::Span<const int64_t> handles, absl::Span
   const absl::Status numbered = accumulator_.Number(trained, &numbers);
   if (!numbered.ok()) return numbered;
   LeftOut found;
-  parallel_for(handles.size(), 50 + spec_.dim, [&](int64_t begin, int64_t end) {
-    std::vector<float> grad(spec_.dim);
+  parallel_for(handles.size(), 50 + spec().dim, [&](int64_t begin, int64_t end) {
+    std::vector<float> grad(spec().dim);
     for (int64_t i = begin; i < end; ++i) {
       if (numbers[i] < 0) continue;
       sums.Sum(i, grad.data());
       float* sum = accumulator_.Sum(numbers[i]);
-      for (int d = 0; d < spec_.dim; ++d) sum[d] += grad[d];
+      for (int d = 0; d < spec().dim; ++d) sum[d] += grad[d];
       uint8_t* const is_left_out = accumulator_.LeftOut(numbers[i]);
-      if (*is_left_out != 0 || AllFinite(sum, spec_.dim)) continue;
+      if (*is_left_out != 0 || AllFinite(sum, spec().dim)) continue;
       *is_left_out = 1;
       found.Add(i);
     }
@@ -111,19 +116,19 @@ absl::Status HashTable::Accumulate(absl::Span<const int64_t> handles, absl::Span
 
 void HashTable::ApplyAccumulated(const StepInput& step, const ParallelFor& parallel_for) {
   std::lock_guard<std::mutex> lock(accumulator_mutex_);
-  const uint32_t version = BeginUpdate(waiting_since_.load());
-  const Prepared prepared = optimizer_.Prepare(step);
+  const uint32_t version = BeginUpdate(rows_.pins().waiting_since());
+  const Prepared prepared = rows_.optimizer().Prepare(step);
   const std::vector<uint32_t>& handles = accumulator_.handles();
   parallel_for(handles.size(), 100 + 4 * format(0).numbers(), [&](int64_t begin, int64_t end) {
     std::vector<float> numbers(format(0).numbers());
     for (int64_t i = begin; i < end; ++i) {
-      if (i + kAhead < end) rows_.FetchForUpdate(handles[i + kAhead]);
+      if (i + kAhead < end) rows_.store().FetchForUpdate(handles[i + kAhead]);
       if (*accumulator_.LeftOut(i) != 0) continue;
       UpdateRow(prepared, handles[i], accumulator_.Sum(i), version, numbers.data());
     }
   });
   accumulator_.Clear();
-  waiting_since_.store(0, std::memory_order_release);
+  rows_.pins().EndWait();
 }
 
 }  // namespace fusedrec

@@ -25,7 +25,7 @@ int FusedrecDeviceTable::RefreshFrom(const FusedrecDeviceTable& newer, unsigned 
 int FusedrecDeviceBuffer::Make(const FusedrecTableSpec& spec, const FusedrecAllocator& allocator,
                                FusedrecDeviceBuffer** made, void* stream) {
   *made = nullptr;
-  if (spec.max_rows != 0 || spec.eviction != 0 || spec.ttl != 0) return kCudaInvalidValue;
+  if (spec.options.max_rows != 0 || spec.options.eviction != Eviction::kNone || spec.options.ttl != 0) return kCudaInvalidValue;
   std::unique_ptr<FusedrecDeviceBuffer> buffer(new FusedrecDeviceBuffer(allocator));
   for (std::unique_ptr<FusedrecDeviceTable>& table : buffer->tables_) {
     FusedrecDeviceTable* half;
@@ -130,7 +130,7 @@ int FusedrecDeviceBuffer::Advance(const int64_t* late_ids, const int64_t* late_s
   if (waiting_ > 0) return kDeviceNotWritten;
   const int64_t segments = tables_[0]->segments(), count = late_splits == nullptr ? 0 : late_splits[segments];
   if (late_splits != nullptr && !SplitsAreSound(late_splits, segments, count)) return kCudaInvalidValue;
-  // On the caller's stream, as is whoever has this memory before and behind.
+  // On the caller's stream, as all users of this memory before and after.
   const Memory counter(allocator_, sizeof(unsigned long long));
   Memory memory;
   bool grown;
@@ -150,7 +150,7 @@ int FusedrecDeviceBuffer::Advance(const int64_t* late_ids, const int64_t* late_s
     FUSEDREC_RETURN_IF_CUDA_ERROR(other()->Forget(stream));
     return answer;
   }
-  // Lookups and updates go on counting where they were, ahead of all that rows were touched at.
+  // Lookups and updates go on counting, because their clock must be ahead of the clocks in all rows.
   std::vector<int64_t> sizes(segments);
   int64_t about[4], next[4];
   active()->Size(sizes.data(), about);

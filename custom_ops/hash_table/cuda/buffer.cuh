@@ -28,7 +28,7 @@ static __global__ void __launch_bounds__(kBufferThreads)
   if (threadIdx.x == 0 && of_block[0] != 0) atomicAdd(shared, static_cast<unsigned long long>(of_block[0]));
 }
 
-// A warp per row: embedding, slots, and what is known of the row.
+// A warp per row copies embedding, slots and meta.
 static __global__ void __launch_bounds__(kBufferThreads)
     RefreshKernel(TableView table, int64_t num_rows, TableView newer, const uint32_t* __restrict__ newer_row) {
   const int64_t n = GlobalThread() / 32;

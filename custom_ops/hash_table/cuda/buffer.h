@@ -1,4 +1,4 @@
-// The two buffers and their roles; buffer_cuda.h says what they are for.
+// The two buffers and their roles; buffer_cuda.h explains them.
 #ifndef FUSEDREC_HASH_TABLE_CUDA_BUFFER_H_
 #define FUSEDREC_HASH_TABLE_CUDA_BUFFER_H_
 
@@ -38,7 +38,7 @@ struct FusedrecDeviceBuffer {
   explicit FusedrecDeviceBuffer(const FusedrecAllocator& allocator) : allocator_(allocator) {}
   FusedrecDeviceTable* other() const { return tables_[1 - active_].get(); }
   int64_t record_bytes() const { return tables_[0]->record_bytes(); }
-  // Memory for `count` ids and records in the place of what is there, unless that is enough.
+  // Replaces the memory by one for `count` ids and records, unless it is large enough.
   int MakeRoom(int64_t count, Memory* memory, bool* grown) const;
   Arrived Carve(char* memory, const int64_t* segment_splits) const;
   int Insert(const Arrived& arrived, void* stream);
@@ -49,13 +49,13 @@ struct FusedrecDeviceBuffer {
   mutable std::mutex mutex_;
   std::unique_ptr<FusedrecDeviceTable> tables_[2];
   int active_ = 0;
-  Memory in_, out_;  // of what comes and goes; kept, so that the stream of copies waits for nobody who had it before
+  Memory in_, out_;  // of arriving and leaving rows; kept, so that the stream of copies never waits for an earlier user
   Arrived prefetched_;
   int64_t waiting_ = 0;  // rows in `out_`
   char* pinned_ = nullptr;
   int64_t pinned_bytes_ = 0;
   cudaStream_t copies_ = nullptr;
-  cudaEvent_t inserted_ = nullptr, gathered_ = nullptr;  // on the caller's stream: `in_` has been read, `out_` is there
+  cudaEvent_t inserted_ = nullptr, gathered_ = nullptr;  // on the caller's stream: `in_` has been read, `out_` is filled
 };
 
 #endif  // FUSEDREC_HASH_TABLE_CUDA_BUFFER_H_

@@ -12,9 +12,9 @@
 //   advance                  rows of t + 1                   rows of both batches are copied on the device
 //   write_back               rows of t + 1                   gets the rows of t
 //
-// Every batch therefore sees all updates before it: the rows are those of a table without buffers, bit for bit.
+// Every batch therefore sees all updates before it: the rows equal those of a table without buffers, bit for bit.
 //
-// Rows travel as records (records.cc), in the order of the ids of the call, so the host puts them back without a search.
+// Rows travel as records (row_records.h), in the order of the ids of the call, so the host puts them back without a search.
 // The host decides which rows exist, which are new and which leave. New rows come with their initial record.
 //
 // # Streams
@@ -39,26 +39,26 @@ FUSEDREC_CUDA_API int fusedrec_buffer_host_memory(FusedrecDeviceBuffer* buffer, 
 
 // The rows of the batch under way, for fusedrec_table_lookup, _find and _apply until the next advance. A lookup of an id
 // that the batch was not told of answers kDeviceAbsent and changes nothing. Clock and version go from batch to batch;
-// fusedrec_table_set_clock, behind an advance, gives others.
+// fusedrec_table_set_clock sets others after an advance.
 FUSEDREC_CUDA_API FusedrecDeviceTable* fusedrec_buffer_active(FusedrecDeviceBuffer* buffer);
 
-// Rows of the next batch, in the place of those that an earlier call named for it. Waits for the copy.
+// Copies rows of the next batch to the device. They replace the rows of an earlier call. Waits for the copy.
 //
 //   ids             host, distinct, grouped by segment
 //   segment_splits  [segments + 1]  host
 //   records         host, [ids, record_bytes]
 // kCudaInvalidValue: segment_splits do not run up from 0. kDeviceNotWritten: write_back has not been called since the last
-// advance. kDeviceOutOfMemory. In all these cases everything is what it was.
+// advance. kDeviceOutOfMemory. In all these cases nothing has changed.
 FUSEDREC_CUDA_API int fusedrec_buffer_prefetch(FusedrecDeviceBuffer* buffer, const int64_t* ids,
                                                const int64_t* segment_splits, const char* records, void* stream);
 
-// The next batch begins: takes what was prefetched, refreshes the rows that both batches want, and switches roles.
+// Begins the next batch: takes the prefetched rows, refreshes the rows that both batches want, and switches roles.
 //
 //   late_ids, late_splits, late_records  host, as in prefetch: rows that were not prefetched, or have become others since,
 //                                        but for updates of the batch under way; late_splits may be null: there are none
 //   shared                               host, out, may be null: how many rows both batches want
 // kCudaInvalidValue: splits do not run up from 0, or ids of one call are not distinct. kDeviceNotWritten: as in prefetch.
-// kDeviceOutOfMemory. Then the active buffer is what it was, and the next batch is to be told of anew. Waits.
+// kDeviceOutOfMemory. Then the active buffer has not changed, and the caller prefetches the next batch anew. Waits.
 FUSEDREC_CUDA_API int fusedrec_buffer_advance(FusedrecDeviceBuffer* buffer, const int64_t* late_ids,
                                               const int64_t* late_splits, const char* late_records, int64_t* shared,
                                               void* stream);
@@ -70,10 +70,10 @@ FUSEDREC_CUDA_API int fusedrec_buffer_write_back(FusedrecDeviceBuffer* buffer, c
 // The same of the batch under way, which stays. kDeviceNotWritten: the batch before it is to go first. Waits.
 FUSEDREC_CUDA_API int fusedrec_buffer_read_active(FusedrecDeviceBuffer* buffer, char* records, void* stream);
 
-// Forgets all rows, those that wait to be written back, too.
+// Forgets all rows, also the rows that wait to be written back.
 FUSEDREC_CUDA_API int fusedrec_buffer_drop(FusedrecDeviceBuffer* buffer, void* stream);
 
-// rows [3], host, out: of the active buffer, those that wait to be written back, those prefetched.
+// rows [3], host, out: numbers of rows in the active buffer, of rows that wait to be written back, of prefetched rows.
 FUSEDREC_CUDA_API void fusedrec_buffer_rows(FusedrecDeviceBuffer* buffer, int64_t* rows);
 
 #endif  // FUSEDREC_HASH_TABLE_CUDA_BUFFER_CUDA_H_

@@ -39,18 +39,18 @@ struct SelectScratch {
 }  // namespace
 
 Memory FusedrecDeviceTable::SelectMemory() const {
-  return Memory(allocator_, SelectScratch(nullptr, next_row_, spec_.segments).carver.bytes());
+  return Memory(allocator_, SelectScratch(nullptr, next_row_, segments()).carver.bytes());
 }
 
 Memory FusedrecDeviceTable::WorstMemory() const {
   return Memory(allocator_, WorstScratch(nullptr).carver.bytes());
 }
 
-// Counts the rows that are wanted, and those of each segment that do_with counts.
+// Counts the wanted rows, and by segment the rows that do_with counts.
 template <typename Wanted, typename MakeDoWith>
 int FusedrecDeviceTable::Select(const Wanted& wanted, const MakeDoWith& make_do_with, const Memory& memory,
                                 std::vector<int64_t>* counts, void* stream) const {
-  const int64_t segments = spec_.segments;
+  const int64_t segments = segments_.size();
   if (memory.data() == nullptr) return kDeviceOutOfMemory;
   const SelectScratch at(memory.data(), next_row_, segments);
   FUSEDREC_RETURN_IF_CUDA_ERROR(Fill(at.states, 0xff, at.filled_bytes, stream));
@@ -74,7 +74,7 @@ int FusedrecDeviceTable::TakeRowsOut(const Wanted& wanted, int64_t moved_at, boo
   *gone = counts[0];
   if (*gone > 0) moved_at_ = std::max(moved_at_, moved_at);
   free_rows_ += *gone;
-  for (int64_t s = 0; s < spec_.segments; ++s) {
+  for (int64_t s = 0; s < segments(); ++s) {
     segments_[s].size -= counts[1 + s];
     segments_[s].removed += counts[1 + s];
     if (evicted) segments_[s].evictions += counts[1 + s];
@@ -84,10 +84,10 @@ int FusedrecDeviceTable::TakeRowsOut(const Wanted& wanted, int64_t moved_at, boo
 
 int FusedrecDeviceTable::CountThatMayLeave(int64_t segment, const Pins& pins, int64_t* count, void* stream) const {
   *count = 0;
-  if (spec_.eviction == 0) return kCudaSuccess;
+  if (options_.eviction == Eviction::kNone) return kCudaSuccess;
   std::vector<int64_t> counts;
   const auto nothing = [](unsigned long long*) { return Nothing{}; };
-  const MayLeave may_leave{static_cast<uint32_t>(segment), spec_.eviction == 2, pins, nullptr};
+  const MayLeave may_leave{static_cast<uint32_t>(segment), options_.eviction == Eviction::kLfu, pins, nullptr};
   FUSEDREC_RETURN_IF_CUDA_ERROR(Select(may_leave, nothing, SelectMemory(), &counts, stream));
   *count = counts[0];
   return kCudaSuccess;
@@ -103,7 +103,7 @@ int FusedrecDeviceTable::EvictWorst(int64_t segment, int64_t count, const Pins& 
   FUSEDREC_RETURN_IF_CUDA_ERROR(Fill(worst.data(), 0, worst.bytes(), stream));
   const unsigned long long wanted = static_cast<unsigned long long>(count);
   FUSEDREC_RETURN_IF_CUDA_ERROR(CopyToDevice(&search->count, &wanted, 1, stream));
-  MayLeave may_leave{static_cast<uint32_t>(segment), spec_.eviction == 2, pins, nullptr};
+  MayLeave may_leave{static_cast<uint32_t>(segment), options_.eviction == Eviction::kLfu, pins, nullptr};
   const unsigned blocks = std::min(BlocksFor(next_row_, kSelectThreads), kMostBlocks);
   for (int byte = may_leave.by_count ? 0 : 4; byte < kScoreBytes; ++byte) {  // clocks have 32 bits
     FUSEDREC_LAUNCH(CountBytesKernel, blocks, kSelectThreads, 0, stream, View(), next_row_, may_leave, search, byte,
@@ -117,16 +117,16 @@ int FusedrecDeviceTable::EvictWorst(int64_t segment, int64_t count, const Pins& 
 }
 
 int FusedrecDeviceTable::TakeExpiredOut(uint32_t clock, void* stream) {
-  const Pins pins{clock, kNoAttempt, spec_.window};
+  const Pins pins{clock, kNoAttempt, options_.window};
   int64_t gone;
-  return TakeRowsOut(HasExpired{pins, std::max(spec_.ttl, spec_.window)}, clock, true, SelectMemory(), &gone,
+  return TakeRowsOut(HasExpired{pins, std::max(options_.ttl, options_.window)}, clock, true, SelectMemory(), &gone,
                      stream);
 }
 
 int FusedrecDeviceTable::Evict(int64_t segment, int64_t count, int64_t* gone, void* stream) {
   std::lock_guard<std::mutex> lock(mutex_);
-  if (segment < 0 || segment >= spec_.segments) return kCudaInvalidValue;
-  const Pins pins{clock_, kNoAttempt, spec_.window};
+  if (segment < 0 || segment >= segments()) return kCudaInvalidValue;
+  const Pins pins{clock_, kNoAttempt, options_.window};
   FUSEDREC_RETURN_IF_CUDA_ERROR(CountThatMayLeave(segment, pins, gone, stream));
   *gone = std::max<int64_t>(std::min(*gone, count), 0);
   const Memory worst = WorstMemory(), select = SelectMemory();
@@ -137,8 +137,8 @@ int FusedrecDeviceTable::Evict(int64_t segment, int64_t count, int64_t* gone, vo
 
 int FusedrecDeviceTable::Remove(int64_t segment, const int64_t* ids, int64_t num_ids, int64_t* gone, void* stream) {
   std::lock_guard<std::mutex> lock(mutex_);
-  if (segment < 0 || segment >= spec_.segments || num_ids < 0 || num_ids > kDeviceTableMaxIds) return kCudaInvalidValue;
-  // Before rows are marked: marks of a call that failed would be taken for those of the next.
+  if (segment < 0 || segment >= segments() || num_ids < 0 || num_ids > kDeviceTableMaxIds) return kCudaInvalidValue;
+  // Before rows are marked, because the next call would take the marks of a failed one for its own.
   const Memory select = SelectMemory();
   if (select.data() == nullptr) return kDeviceOutOfMemory;
   ++version_;
@@ -146,13 +146,13 @@ int FusedrecDeviceTable::Remove(int64_t segment, const int64_t* ids, int64_t num
     FUSEDREC_LAUNCH(MarkKernel, BlocksFor(num_ids, kSelectThreads), kSelectThreads, 0, stream, View(),
                     static_cast<uint32_t>(segment), ids, num_ids);
   }
-  return TakeRowsOut(IsMarked{}, int64_t{clock_} + spec_.window, false, select, gone, stream);
+  return TakeRowsOut(IsMarked{}, int64_t{clock_} + options_.window, false, select, gone, stream);
 }
 
 int FusedrecDeviceTable::Keys(int64_t segment, int64_t since, int64_t* ids, int64_t* handles, int64_t* count,
                               void* stream) const {
   std::lock_guard<std::mutex> lock(mutex_);
-  if (segment < 0 || segment >= spec_.segments) return kCudaInvalidValue;
+  if (segment < 0 || segment >= segments()) return kCudaInvalidValue;
   std::vector<int64_t> counts;
   const auto to = [&](unsigned long long*) { return Export{ids, handles}; };
   const HasChanged changed{static_cast<uint32_t>(segment), static_cast<uint32_t>(since)};

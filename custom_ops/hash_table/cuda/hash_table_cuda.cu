@@ -20,9 +20,9 @@ int fusedrec_table_find(FusedrecDeviceTable* table, const FusedrecMessage* messa
 }
 
 int fusedrec_table_apply(FusedrecDeviceTable* table, const int64_t* handles, int64_t num_rows, const int32_t* inverse,
-                         int64_t num_ids, const void* grads, int64_t storage, float scale, const FusedrecUpdate* update,
+                         int64_t num_ids, const void* grads, int64_t storage, float scale, const fusedrec::StepInput* step,
                          int32_t* left_out, int64_t* num_left_out, void* stream) {
-  return table->Apply(handles, num_rows, inverse, num_ids, grads, storage, scale, *update, left_out, num_left_out,
+  return table->Apply(handles, num_rows, inverse, num_ids, grads, storage, scale, *step, left_out, num_left_out,
                       stream);
 }
 

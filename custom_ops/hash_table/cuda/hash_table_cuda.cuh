@@ -95,7 +95,8 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 // first[n]: the first position of the same id. number[n]: first positions before n. A first position of a new id: its
-// where becomes kNew and its rank among those. new_of [segments] counts them, hits_of those of known ids.
+// where becomes kNew and its rank among those. new_of [segments] counts them; hits_of counts the
+// known ids.
 __global__ void __launch_bounds__(kThreads)
     NumberKernel(TableView table, MessageView message, const uint32_t* __restrict__ slots, uint32_t* __restrict__ where,
                  uint32_t* __restrict__ first, uint32_t* __restrict__ number, Counts* counts,
@@ -204,8 +205,8 @@ __global__ void __launch_bounds__(kThreads)
   for (int k = 0; k < layout.scalar_slots; ++k) scalars[k] = k == 0 ? initial.first_slot : 0.0f;
 }
 
-// out [out_rows, row_words]: the embedding of where[n], or of handles[inverse[n]] where there are handles; zeros behind
-// the ids. What is nowhere is left alone.
+// out [out_rows, row_words]: the embedding of where[n], or of handles[inverse[n]] where there are handles; zeros after
+// the ids. Rows that are kNowhere are not written.
 template <typename Word>
 __global__ void __launch_bounds__(kThreads)
     GatherKernel(TableView table, const uint32_t* __restrict__ where, const int64_t* __restrict__ handles,

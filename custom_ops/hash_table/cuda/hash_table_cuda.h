@@ -25,6 +25,7 @@
 #define FUSEDREC_HASH_TABLE_CUDA_HASH_TABLE_CUDA_H_
 
 #include "common/cuda_api.h"
+#include "hash_table/table_options.h"
 #include "hash_table/update_rule.h"
 
 namespace fusedrec {
@@ -33,7 +34,7 @@ constexpr int64_t kDeviceTableMaxIds = int64_t{1} << 30;   // of one message
 constexpr int64_t kDeviceTableMaxRows = int64_t{1} << 31;  // of one table
 constexpr int64_t kDeviceTableMaxSegments = int64_t{1} << 20, kDeviceTableMaxColumns = int64_t{1} << 20;
 
-constexpr int kDeviceOutOfMemory = 2;  // cudaErrorMemoryAllocation; also: kDeviceTableMaxRows rows are there
+constexpr int kDeviceOutOfMemory = 2;  // cudaErrorMemoryAllocation; also: the table has kDeviceTableMaxRows rows
 constexpr int kDeviceTableFull = -1;   // max_rows, and not enough rows may leave
 constexpr int kDeviceStale = -2;       // rows of the lookup whose gradients come have left since
 constexpr int kDeviceBadHandle = -3;   // not of this table, or not all of one lookup
@@ -52,13 +53,12 @@ struct FusedrecAllocator {
   void (*release)(void* context, void* memory);
 };
 
-// See TableSpec. Numbers are those of the enums Storage, Distribution and Eviction.
 struct FusedrecTableSpec {
-  int64_t segments, dim, storage, stochastic_rounding, wide_slots, scalar_slots, distribution;
+  fusedrec::TableOptions options;
+  fusedrec::UpdateRule rule;
   int64_t chunk_rows;  // a power of two, at least 32
-  int64_t max_rows, eviction, ttl, window, unknown_zeros;
-  double a, b, first_slot;  // first_slot: where the first slot of a row begins
-  const uint64_t* seeds;    // host, [segments]
+  int64_t segments;
+  const uint64_t* seeds;  // host, [segments]
 };
 
 // A message as the all-to-all delivers it (rank_partition.h).
@@ -68,11 +68,6 @@ struct FusedrecMessage {
   int64_t ranks;
 };
 
-struct FusedrecUpdate {
-  fusedrec::UpdateRule rule;
-  fusedrec::StepInput step;
-};
-
 FUSEDREC_CUDA_API int fusedrec_table_create(const FusedrecTableSpec* spec, const FusedrecAllocator* allocator,
                                             FusedrecDeviceTable** table, void* stream);
 FUSEDREC_CUDA_API void fusedrec_table_destroy(FusedrecDeviceTable* table);
@@ -80,7 +75,7 @@ FUSEDREC_CUDA_API void fusedrec_table_destroy(FusedrecDeviceTable* table);
 // Training form. Waits once, for the counts.
 //
 //   storage   of `rows`
-//   rows      [out_rows >= V, dim]  device, out; zeros behind V
+//   rows      [out_rows >= V, dim]  device, out; zeros after V
 //   inverse   [V]  device, out: number of each id's row
 //   handles   [V]  device, out: the first *num_rows are written: lookup << 32 | row
 //   num_rows  host, out
@@ -95,29 +90,29 @@ FUSEDREC_CUDA_API int fusedrec_table_lookup(FusedrecDeviceTable* table, const Fu
 FUSEDREC_CUDA_API int fusedrec_table_find(FusedrecDeviceTable* table, const FusedrecMessage* message, int64_t storage,
                                           void* rows, int64_t out_rows, uint32_t* found, void* stream);
 
-// Sums gradients of equal rows in the order received and applies the rule in place.
+// Sums gradients of equal rows in the order received and applies the table's rule in place.
 //
 //   handles [num_rows], inverse [num_ids]  device, of fusedrec_table_lookup
 //   grads   [>= num_ids, dim]  device, of `storage`; multiplied by `scale`
 //   left_out      [num_rows]  device, out: places in handles, in any order, of rows whose sum is not finite: they and their
 //                 slots stay as they are
 //   num_left_out  host, out: how many; 0 where all gradients are finite and a sum of them is not
-// Waits once, and once more where a gradient is not finite, for what is known of handles and inverse: kDeviceStale, kDeviceBadHandle, kDeviceBadInverse and
-// kDeviceOutOfMemory say that nothing has changed.
+// Waits once for the facts of handles and inverse, and once more where a gradient is not finite. After kDeviceStale,
+// kDeviceBadHandle, kDeviceBadInverse and kDeviceOutOfMemory nothing has changed.
 FUSEDREC_CUDA_API int fusedrec_table_apply(FusedrecDeviceTable* table, const int64_t* handles, int64_t num_rows,
                                            const int32_t* inverse, int64_t num_ids, const void* grads, int64_t storage,
-                                           float scale, const FusedrecUpdate* update, int32_t* left_out,
+                                           float scale, const fusedrec::StepInput* step, int32_t* left_out,
                                            int64_t* num_left_out, void* stream);
 
 // Takes out the `count` rows of a segment that its policy ranks lowest, rows of the last `window` lookups apart; *gone,
 // host, out: how many could go. Waits.
 FUSEDREC_CUDA_API int fusedrec_table_evict(FusedrecDeviceTable* table, int64_t segment, int64_t count, int64_t* gone,
                                            void* stream);
-// Takes out ids [num_ids], device; those that are not there are passed over. *gone, host, out. Waits.
+// Takes out ids [num_ids], device. Ids without a row are skipped. *gone, host, out: how many had a row. Waits.
 FUSEDREC_CUDA_API int fusedrec_table_remove(FusedrecDeviceTable* table, int64_t segment, const int64_t* ids,
                                             int64_t num_ids, int64_t* gone, void* stream);
 
-// Checkpoints, in the format of records.cc.
+// Checkpoints, in the format of row_records.h.
 // Ids of a segment whose rows changed after version `since` (0: all), in the order of rows, and their rows: [*count],
 // device, out, with room for the segment's size. Waits.
 FUSEDREC_CUDA_API int fusedrec_table_keys(FusedrecDeviceTable* table, int64_t segment, int64_t since, int64_t* ids,

@@ -124,7 +124,7 @@ __device__ inline void InsertKey(Line* lines, uint64_t mask, int64_t key, uint64
   }
 }
 
-// Takes a key that is there out; its mark stays.
+// Takes out a key that the line holds. Its mark stays.
 __device__ inline void RemoveKey(Line* lines, uint64_t mask, int64_t key, uint64_t hash) {
   uint64_t n = hash;
   for (uint64_t visited = 0; visited <= mask; ++visited, n += LineStep(hash)) {

@@ -16,7 +16,7 @@ unsigned LoopBlocks(int64_t work) { return std::min(BlocksFor(work, kThreads), k
 struct LookupScratch {
   LookupScratch(void* memory, int64_t num_ids) : carver(memory) {
     tiles = (num_ids + kNumberTile - 1) / kNumberTile;
-    // These three begin with all ones, which one fill writes.
+    // The next three begin with all ones, which one fill writes.
     slots = carver.Take<uint32_t>(2 * num_ids);
     states = carver.Take<unsigned long long>(2 * tiles);
     ticket = carver.Take<unsigned>(1);
@@ -35,7 +35,7 @@ struct LookupScratch {
 }  // namespace
 
 int FusedrecDeviceTable::Receive(const FusedrecMessage& message, Received* received, void* stream) const {
-  const int64_t segments = spec_.segments, ranks = message.ranks, runs = ranks * segments;
+  const int64_t segments = segments_.size(), ranks = message.ranks, runs = ranks * segments;
   if (ranks < 1 || runs > kDeviceTableMaxIds) return kCudaInvalidValue;
   std::vector<int64_t> source_begin(ranks + 1, 0);
   for (int64_t r = 0; r < ranks; ++r) {
@@ -81,13 +81,13 @@ int FusedrecDeviceTable::Admit(const Received& received, uint32_t clock, uint32_
                     at.where, at.first, at.number, received.counts, received.new_of, received.hits_of, at.states, at.ticket);
     FUSEDREC_RETURN_IF_CUDA_ERROR(LastError());
   }
-  // Counts, and behind them, aligned to 256 bytes, the new ids of each segment, and the known ones.
-  const int64_t words = 32 + 2 * spec_.segments;
+  // The counts, then, aligned to 256 bytes, the new ids of each segment and the known ones.
+  const int64_t words = 32 + 2 * segments();
   std::vector<int64_t> counted(words);
   FUSEDREC_RETURN_IF_CUDA_ERROR(CopyToHost(counted.data(), reinterpret_cast<int64_t*>(received.counts), words, stream));
   const int64_t fresh_rows = counted[1];
   if (counted[2] != 0) return kCudaInvalidValue;
-  const std::vector<int64_t> more(counted.begin() + 32, counted.begin() + 32 + spec_.segments);
+  const std::vector<int64_t> more(counted.begin() + 32, counted.begin() + 32 + segments());
   if (fresh_rows > 0 && is_lookup && refuses_new_rows_) return kDeviceAbsent;
   if (fresh_rows > 0) FUSEDREC_RETURN_IF_CUDA_ERROR(MakeRoom(more, clock, is_lookup, stream));
   const FreshRows fresh{free_rows_, static_cast<uint32_t>(next_row_)};
@@ -96,17 +96,17 @@ int FusedrecDeviceTable::Admit(const Received& received, uint32_t clock, uint32_
                     version, at.where, at.first, at.number, inverse, handles);
   }
   if (fresh_rows > 0) {
-    FUSEDREC_LAUNCH(InitialRowsKernel, BlocksFor(fresh_rows * ((spec_.dim + 3) / 4), kThreads), kThreads, 0, stream,
+    FUSEDREC_LAUNCH(InitialRowsKernel, BlocksFor(fresh_rows * ((options_.dim + 3) / 4), kThreads), kThreads, 0, stream,
                     View(), fresh, Initial(), fresh_rows);
   }
   const int64_t reused = std::min(fresh_rows, free_rows_);
   free_rows_ -= reused;
   next_row_ += fresh_rows - reused;
-  for (int64_t s = 0; s < spec_.segments; ++s) {
+  for (int64_t s = 0; s < segments(); ++s) {
     segments_[s].size += more[s];
     if (is_lookup) {
       segments_[s].inserts += more[s];
-      segments_[s].hits += counted[32 + spec_.segments + s];
+      segments_[s].hits += counted[32 + segments() + s];
     }
   }
   *num_rows = counted[0];
@@ -121,7 +121,7 @@ int FusedrecDeviceTable::Lookup(const FusedrecMessage& message, int64_t storage,
   const int64_t num_ids = received.view.num_ids;
   if (out_rows < num_ids || storage < 0 || storage > 2) return kCudaInvalidValue;
   const uint32_t clock = clock_ + 1, version = version_ + 1;
-  if (spec_.ttl > 0 && clock % std::max<int64_t>(1, spec_.ttl / 16) == 0) {
+  if (options_.ttl > 0 && clock % std::max<int64_t>(1, options_.ttl / 16) == 0) {
     Counts counts;  // a message that does not fit changes nothing
     FUSEDREC_RETURN_IF_CUDA_ERROR(CopyToHost(&counts, received.counts, 1, stream));
     if (counts.bad != 0) return kCudaInvalidValue;
@@ -155,9 +155,9 @@ int FusedrecDeviceTable::Find(const FusedrecMessage& message, int64_t storage, v
   if (counts.bad != 0) return kCudaInvalidValue;
   if (rows == nullptr) return LastError();
   FUSEDREC_RETURN_IF_CUDA_ERROR(Gather(found, nullptr, nullptr, view.num_ids, storage, rows, out_rows, stream));
-  const int64_t blocks = view.num_ids * ((spec_.dim + 3) / 4);
+  const int64_t blocks = view.num_ids * ((options_.dim + 3) / 4);
   InitialValues unknown = Initial();
-  if (spec_.unknown_zeros != 0) unknown = {Distribution::kConstant, 0.0, 0.0, unknown.seeds, 0.0f};
+  if (options_.unknown_zeros) unknown = {Distribution::kConstant, 0.0, 0.0, unknown.seeds, 0.0f};
   FUSEDREC_LAUNCH(GatherInitialKernel, LoopBlocks(blocks), kThreads, 0, stream, View(), view, unknown, found,
                   static_cast<Storage>(storage), rows);
   return LastError();
@@ -168,12 +168,12 @@ int FusedrecDeviceTable::Gather(const uint32_t* where, const int64_t* handles, c
   const Storage to = static_cast<Storage>(storage);
   if (out_rows == 0) return kCudaSuccess;
   if (to != layout_.storage) {
-    const int64_t numbers = out_rows * spec_.dim;
+    const int64_t numbers = out_rows * options_.dim;
     FUSEDREC_LAUNCH(GatherConvertedKernel, LoopBlocks(numbers), kThreads, 0, stream, View(), where, handles, inverse,
                     num_ids, numbers, to, rows);
     return LastError();
   }
-  const int64_t row_bytes = spec_.dim * BytesOf(to);
+  const int64_t row_bytes = options_.dim * BytesOf(to);
   const auto gather = [&](auto word) {
     using Word = decltype(word);
     const int64_t row_words = row_bytes / static_cast<int64_t>(sizeof(Word)), out_words = out_rows * row_words;

@@ -26,7 +26,7 @@ struct MessageView {
     return low;
   }
   __device__ int64_t Id(int64_t n, int64_t run) const { return entries[n + (run / segments + 1) * segments]; }
-  // Runs between which those of this block's threads lie. Everybody in the block calls it.
+  // Bounds of the runs of this block's threads. All threads of the block call it.
   __device__ void Bounds(int64_t* low, int64_t* high) const {
     FUSEDREC_SHARED(int64_t, bounds, 2);
     if (threadIdx.x < 2) {

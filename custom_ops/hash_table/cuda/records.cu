@@ -33,7 +33,7 @@ int FusedrecDeviceTable::ReadAllRecords(char* records, void* stream) const {
 int FusedrecDeviceTable::WriteRecords(const std::vector<int64_t>& counts, const int64_t* ids, const char* records,
                                       int64_t* written, void* stream) {
   std::lock_guard<std::mutex> lock(mutex_);
-  const int64_t segments = spec_.segments, count = std::accumulate(counts.begin(), counts.end(), int64_t{0});
+  const int64_t segments = segments_.size(), count = std::accumulate(counts.begin(), counts.end(), int64_t{0});
   *written = 0;
   if (static_cast<int64_t>(counts.size()) != segments || count > kDeviceTableMaxIds) return kCudaInvalidValue;
   if (count == 0) return kCudaSuccess;
@@ -51,7 +51,7 @@ int FusedrecDeviceTable::WriteRecords(const std::vector<int64_t>& counts, const 
   const Memory memory(allocator_, carve(nullptr));
   if (memory.data() == nullptr) return kDeviceOutOfMemory;
   carve(memory.data());
-  // The ids as a message of one source.
+  // The ids go in as a message of one source.
   FUSEDREC_RETURN_IF_CUDA_ERROR(CopyToDevice(entries, counts.data(), segments, stream));
   FUSEDREC_RETURN_IF_CUDA_ERROR(static_cast<int>(cudaMemcpyAsync(
       entries + segments, ids, count * sizeof(int64_t), cudaMemcpyDeviceToDevice, static_cast<cudaStream_t>(stream))));
@@ -65,7 +65,7 @@ int FusedrecDeviceTable::WriteRecords(const std::vector<int64_t>& counts, const 
   FUSEDREC_RETURN_IF_CUDA_ERROR(LastError());
   unsigned latest = 0;
   FUSEDREC_RETURN_IF_CUDA_ERROR(CopyToHost(&latest, last, 1, stream));
-  // A lookup's clock lies ahead of all that rows were touched at.
+  // A lookup's clock must be ahead of the clocks in all rows.
   clock_ = std::max(clock_, latest);
   return kCudaSuccess;
 }
@@ -74,5 +74,5 @@ void FusedrecDeviceTable::SetClock(int64_t clock, int64_t version) {
   std::lock_guard<std::mutex> lock(mutex_);
   clock_ = static_cast<uint32_t>(clock);
   version_ = static_cast<uint32_t>(version);
-  moved_at_ = clock + spec_.window;  // handles of before are of another clock
+  moved_at_ = clock + options_.window;  // handles of before are of another clock
 }

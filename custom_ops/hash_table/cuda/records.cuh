@@ -1,4 +1,4 @@
-// Rows to and from the records of records.cc, byte for byte, so that a checkpoint moves between CPU and GPU.
+// Rows to and from the records of row_records.h, byte for byte, so that a checkpoint moves between CPU and GPU.
 //
 // last, count, updated, pool (uint32 each) | row D | element-wise slots k * D | row-wise slots. Sizes are even, so a warp
 // copies a record 16 bits at a time.
@@ -15,7 +15,7 @@ constexpr int kRecordHeader = 4 * sizeof(uint32_t);
 
 struct RecordLayout {
   int packed_bytes;   // row and element-wise slots, which lie side by side in rows, too
-  int scalars_bytes;  // behind them in a record; in rows at layout.scalars_offset
+  int scalars_bytes;  // after them in a record; in rows at layout.scalars_offset
 
   __host__ __device__ explicit RecordLayout(const RowLayout& layout)
       : packed_bytes(layout.wide_offset + layout.wide_slots * layout.dim * BytesOf(layout.slot_storage)),

@@ -19,7 +19,7 @@ namespace device_table {
 constexpr uint32_t kNobody = 0xffffffffu;  // segment of a row that nobody has
 
 struct __align__(32) RowMeta {
-  unsigned long long touch;  // TouchOf the last attempt at a lookup: what its ids of the row meet in
+  unsigned long long touch;  // TouchOf the last attempt at a lookup, on which its ids of this row agree
   int64_t id;
   uint32_t segment;
   uint32_t last;     // clock of the last training lookup that came to its end
@@ -37,7 +37,7 @@ __device__ inline uint32_t PositionOf(unsigned long long touch) { return ~static
 
 constexpr uint32_t kNoAttempt = 0xffffffffu;  // of pins outside a lookup
 
-// Rows that may not leave: those of the last `window` lookups, and those that the lookup under way has met.
+// Rows that may not leave: the rows of the last `window` lookups and of the running one.
 struct Pins {
   uint32_t clock, attempt;
   int64_t window;
@@ -64,7 +64,7 @@ struct TableView {
   __device__ char* Chunk(uint32_t row) const { return chunks[row >> chunk_bits]; }
   __device__ uint32_t InChunk(uint32_t row) const { return row & ((1u << chunk_bits) - 1); }
   __device__ RowMeta* Meta(uint32_t row) const { return reinterpret_cast<RowMeta*>(Chunk(row)) + InChunk(row); }
-  // Place i of the stack of rows that nobody has.
+  // Place i of the stack of free rows.
   __device__ uint32_t* Free(uint32_t i) const {
     return reinterpret_cast<uint32_t*>(Chunk(i) + (sizeof(RowMeta) << chunk_bits)) + InChunk(i);
   }

@@ -1,6 +1,6 @@
 // Passes over the metas of all rows, in the order of rows. They choose the rows that leave and the rows of an export.
 //
-// The k rows of a segment that its policy ranks lowest are found exactly, as on the CPU (eviction.cc). The k-th smallest
+// The k rows of a segment that its policy ranks lowest are found exactly, as on the CPU (evictor.h). The k-th smallest
 // (score, hash of the id) is built a byte at a time: each step counts the rows that agree with the bytes found so far.
 // Then one pass takes out all rows up to it. Ranks come from ballots and a look-back. So rows become free, and are
 // exported, in the order of rows, whatever the threads do.
@@ -121,7 +121,7 @@ struct Search {
   unsigned long long count;  // of the rows that agree with them, this many are not above
 };
 
-// bins [256]: rows that may leave and agree with what is found, by their next byte.
+// bins [256]: rows that may leave and agree with the bytes found so far, by their next byte.
 static __global__ void __launch_bounds__(kSelectThreads)
     CountBytesKernel(TableView table, int64_t num_rows, MayLeave may_leave, const Search* search, int byte,
                      unsigned* bins) {

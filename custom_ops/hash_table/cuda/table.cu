@@ -12,14 +12,14 @@ namespace {
 
 constexpr double kMaxLoad = 0.75;
 
-RowLayout LayoutOf(const FusedrecTableSpec& spec) {
+RowLayout LayoutOf(const TableOptions& options, const SlotCounts& slots) {
   RowLayout layout{};
-  layout.dim = static_cast<int>(spec.dim);
-  layout.wide_slots = static_cast<int>(spec.wide_slots);
-  layout.scalar_slots = static_cast<int>(spec.scalar_slots);
-  layout.storage = static_cast<Storage>(spec.storage);
+  layout.dim = options.dim;
+  layout.wide_slots = slots.wide;
+  layout.scalar_slots = slots.scalar;
+  layout.storage = options.storage;
   layout.slot_storage = layout.storage == Storage::kFloat32 ? Storage::kFloat32 : Storage::kBfloat16;
-  layout.stochastic = spec.stochastic_rounding != 0 && layout.storage != Storage::kFloat32;
+  layout.stochastic = options.stochastic_rounding && layout.storage != Storage::kFloat32;
   layout.wide_offset = layout.dim * BytesOf(layout.storage);
   const int wide_end = layout.wide_offset + layout.wide_slots * layout.dim * BytesOf(layout.slot_storage);
   layout.scalars_offset = (wide_end + 3) / 4 * 4;  // float32 wants its alignment after an odd number of 16-bit ones
@@ -30,18 +30,25 @@ RowLayout LayoutOf(const FusedrecTableSpec& spec) {
 }  // namespace
 
 FusedrecDeviceTable::FusedrecDeviceTable(const FusedrecTableSpec& spec, const FusedrecAllocator& allocator)
-    : allocator_(allocator), spec_(spec), layout_(LayoutOf(spec)), segments_(spec.segments) {
+    : allocator_(allocator),
+      options_(spec.options),
+      rule_(spec.rule),
+      layout_(LayoutOf(options_, SlotsOf(rule_.rule))),
+      segments_(spec.segments) {
   while (chunk_rows() < spec.chunk_rows) ++chunk_bits_;
 }
 
 int FusedrecDeviceTable::Make(const FusedrecTableSpec& spec, const FusedrecAllocator& allocator,
                               FusedrecDeviceTable** made, void* stream) {
-  const auto is_in = [](int64_t x, int64_t low, int64_t high) { return low <= x && x <= high; };
-  if (!is_in(spec.segments, 1, kDeviceTableMaxSegments) || !is_in(spec.dim, 1, kDeviceTableMaxColumns) ||
-      !is_in(spec.storage, 0, 2) || !is_in(spec.wide_slots, 0, 2) || !is_in(spec.scalar_slots, 0, 1) ||
-      !is_in(spec.distribution, 0, 3) || !is_in(spec.chunk_rows, 32, kDeviceTableMaxRows) ||
-      (spec.chunk_rows & (spec.chunk_rows - 1)) != 0 || !is_in(spec.eviction, 0, 2) ||
-      spec.max_rows < 0 || spec.ttl < 0 || spec.window < 0) {
+  const TableOptions& options = spec.options;
+  const auto is_in = [](auto x, int64_t low, int64_t high) {
+    return low <= static_cast<int64_t>(x) && static_cast<int64_t>(x) <= high;
+  };
+  if (!is_in(spec.segments, 1, kDeviceTableMaxSegments) || !is_in(options.dim, 1, kDeviceTableMaxColumns) ||
+      !is_in(options.storage, 0, 2) || !is_in(options.distribution, 0, 3) || !is_in(options.eviction, 0, 2) ||
+      !is_in(spec.rule.rule, 0, static_cast<int64_t>(RuleKind::kFtrl)) ||
+      !is_in(spec.chunk_rows, 32, kDeviceTableMaxRows) || (spec.chunk_rows & (spec.chunk_rows - 1)) != 0 ||
+      options.max_rows < 0 || options.ttl < 0 || options.window < 0) {
     return kCudaInvalidValue;
   }
   auto table = new FusedrecDeviceTable(spec, allocator);
@@ -67,8 +74,8 @@ TableView FusedrecDeviceTable::View() const {
 }
 
 InitialValues FusedrecDeviceTable::Initial() const {
-  return {static_cast<Distribution>(spec_.distribution), spec_.a, spec_.b,
-          reinterpret_cast<const uint64_t*>(seeds_.data()), static_cast<float>(spec_.first_slot)};
+  return {options_.distribution, options_.a, options_.b, reinterpret_cast<const uint64_t*>(seeds_.data()),
+          rule_.initial_accumulator_value};
 }
 
 int FusedrecDeviceTable::UploadSegments(void* stream) {
@@ -85,7 +92,7 @@ int FusedrecDeviceTable::Allocate(const std::vector<int64_t>& more, int64_t rows
     if (now.size + more[s] <= 0) continue;
     int64_t want = std::max<int64_t>(now.num_lines, 1);
     while (static_cast<double>(now.size + more[s]) > kMaxLoad * kKeysPerLine * static_cast<double>(want)) want *= 2;
-    // Keys that come and go leave marks which make searches go on in vain.
+    // Removed keys leave marks that lengthen searches.
     const bool worn = now.removed > now.num_lines;
     if (want == now.num_lines && !worn) continue;
     Segment grown;
@@ -127,16 +134,16 @@ int FusedrecDeviceTable::Grow(Growth growth, Memory directory, void* stream) {
 }
 
 int FusedrecDeviceTable::MakeRoom(const std::vector<int64_t>& more, uint32_t clock, bool is_lookup, void* stream) {
-  const Pins pins{clock, attempt_, spec_.window};
+  const Pins pins{clock, attempt_, options_.window};
   std::vector<int64_t> leaving(more.size(), 0), net = more;
   int64_t rows = -free_rows_;
   for (size_t s = 0; s < more.size(); ++s) {
-    const int64_t excess = segments_[s].size + more[s] - spec_.max_rows;
-    if (is_lookup && spec_.max_rows > 0 && excess > 0) {
+    const int64_t excess = segments_[s].size + more[s] - options_.max_rows;
+    if (is_lookup && options_.max_rows > 0 && excess > 0) {
       FUSEDREC_RETURN_IF_CUDA_ERROR(CountThatMayLeave(s, pins, &leaving[s], stream));
       if (leaving[s] < excess) return kDeviceTableFull;
-      // Some more than needed, so that not every step has to look for the worst.
-      leaving[s] = std::min(leaving[s], excess + spec_.max_rows / 16);
+      // Some more than needed, so that scans are rare.
+      leaving[s] = std::min(leaving[s], excess + options_.max_rows / 16);
     }
     net[s] -= leaving[s];
     rows += net[s];
@@ -150,7 +157,7 @@ int FusedrecDeviceTable::MakeRoom(const std::vector<int64_t>& more, uint32_t clo
     directory = Memory(allocator_, std::max<int64_t>(2 * pointers, 16) * sizeof(char*));
     if (directory.data() == nullptr) return kDeviceOutOfMemory;
   }
-  // All memory of the evictions before the first of them: none, or all.
+  // Allocates for all evictions before the first one, so that a failure changes nothing.
   if (std::any_of(leaving.begin(), leaving.end(), [](int64_t count) { return count > 0; })) {
     const Memory worst = WorstMemory(), select = SelectMemory();
     if (worst.data() == nullptr || select.data() == nullptr) return kDeviceOutOfMemory;
@@ -163,8 +170,8 @@ int FusedrecDeviceTable::MakeRoom(const std::vector<int64_t>& more, uint32_t clo
 
 int FusedrecDeviceTable::Clear(void* stream) {
   std::lock_guard<std::mutex> lock(mutex_);
-  moved_at_ = int64_t{clock_} + spec_.window;
-  segments_ = std::vector<Segment>(spec_.segments);
+  moved_at_ = int64_t{clock_} + options_.window;
+  segments_ = std::vector<Segment>(segments());
   chunks_.clear();
   free_rows_ = next_row_ = 0;
   return UploadSegments(stream);
@@ -172,7 +179,7 @@ int FusedrecDeviceTable::Clear(void* stream) {
 
 int FusedrecDeviceTable::Forget(void* stream) {
   std::lock_guard<std::mutex> lock(mutex_);
-  moved_at_ = int64_t{clock_} + spec_.window;
+  moved_at_ = int64_t{clock_} + options_.window;
   free_rows_ = next_row_ = 0;
   for (Segment& segment : segments_) {
     segment.size = segment.removed = 0;

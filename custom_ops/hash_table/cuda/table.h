@@ -47,7 +47,7 @@ struct Received {
   Memory memory;
   MessageView view;
   Counts* counts;              // device
-  unsigned long long *new_of, *hits_of;  // device, [segments] each, behind counts
+  unsigned long long *new_of, *hits_of;  // device, [segments] each, after counts
 };
 
 }  // namespace device_table
@@ -63,12 +63,12 @@ struct FusedrecDeviceTable {
              int64_t* handles, int64_t* num_rows, void* stream);
   int Find(const FusedrecMessage& message, int64_t storage, void* rows, int64_t out_rows, uint32_t* found, void* stream);
   int Apply(const int64_t* handles, int64_t num_rows, const int32_t* inverse, int64_t num_ids, const void* grads,
-            int64_t storage, float scale, const FusedrecUpdate& update, int32_t* left_out, int64_t* num_left_out,
+            int64_t storage, float scale, const fusedrec::StepInput& step, int32_t* left_out, int64_t* num_left_out,
             void* stream);
   int Evict(int64_t segment, int64_t count, int64_t* gone, void* stream);
   int Remove(int64_t segment, const int64_t* ids, int64_t num_ids, int64_t* gone, void* stream);
   int Keys(int64_t segment, int64_t since, int64_t* ids, int64_t* handles, int64_t* count, void* stream) const;
-  int64_t segments() const { return spec_.segments; }
+  int64_t segments() const { return segments_.size(); }
   int64_t record_bytes() const;
   int ReadRecords(const int64_t* handles, int64_t count, char* records, void* stream) const;
   // Ids grouped by segment, counts [segments] of them; *written: distinct ones.
@@ -101,14 +101,14 @@ struct FusedrecDeviceTable {
 
   FusedrecDeviceTable(const FusedrecTableSpec& spec, const FusedrecAllocator& allocator);
   int Receive(const FusedrecMessage& message, fusedrec::device_table::Received* received, void* stream) const;
-  // Memory for `more` new ids by segment, of which `rows` rows are to be had beyond those that were left.
+  // Allocates for `more` new ids by segment, and for `rows` rows beyond the free ones.
   int Allocate(const std::vector<int64_t>& more, int64_t rows, Growth* growth) const;
   // Takes the memory over: rehashes lines, extends the directory of chunks. Cannot run out of memory any more.
   int Grow(Growth growth, Memory directory, void* stream);
   // Room for new ids, by evictions where max_rows asks for them (`is_lookup`: an import is not held to it); all of it, or
   // none and an answer that says why.
   int MakeRoom(const std::vector<int64_t>& more, uint32_t clock, bool is_lookup, void* stream);
-  // Steps 2 to 5 of a lookup, whose clock and version the caller sets behind it.
+  // Steps 2 to 5 of a lookup. The caller sets clock and version afterwards.
   int Admit(const fusedrec::device_table::Received& received, uint32_t clock, uint32_t version, bool is_lookup,
             int32_t* inverse, int64_t* handles, int64_t* num_rows, void* stream);
 
@@ -141,7 +141,8 @@ struct FusedrecDeviceTable {
 
   mutable std::mutex mutex_;
   const FusedrecAllocator allocator_;
-  const FusedrecTableSpec spec_;  // its seeds are on the device
+  const fusedrec::TableOptions options_;
+  const fusedrec::UpdateRule rule_;
   fusedrec::device_table::RowLayout layout_;
   int chunk_bits_ = 0;
   std::vector<Segment> segments_;
@@ -154,7 +155,7 @@ struct FusedrecDeviceTable {
   uint32_t clock_ = 0, version_ = 0;
   int64_t moved_at_ = 0;  // clock of the last lookup, or other call, that took rows out
   bool refuses_new_rows_ = false;
-  uint32_t attempt_ = 0;  // lookups begun, so that the touches of one that failed are not taken for those of the next
+  uint32_t attempt_ = 0;  // lookups begun; tells the touches of a failed one from those of the next
 };
 
 #endif  // FUSEDREC_HASH_TABLE_CUDA_TABLE_H_

@@ -10,13 +10,11 @@ using namespace fusedrec;                // NOLINT
 using namespace fusedrec::device_table;  // NOLINT
 
 int FusedrecDeviceTable::Apply(const int64_t* handles, int64_t num_rows, const int32_t* inverse, int64_t num_ids,
-                               const void* grads, int64_t storage, float scale, const FusedrecUpdate& update,
+                               const void* grads, int64_t storage, float scale, const StepInput& step,
                                int32_t* left_out, int64_t* num_left_out, void* stream) {
   *num_left_out = 0;
   std::lock_guard<std::mutex> lock(mutex_);
-  const int rule = static_cast<int>(update.rule.rule);
-  if (storage < 0 || storage > 2 || num_rows < 0 || num_rows > num_ids || num_ids > kDeviceTableMaxIds ||
-      update.step.step < 1 || rule < 0 || rule > static_cast<int>(RuleKind::kFtrl)) {
+  if (storage < 0 || storage > 2 || num_rows < 0 || num_rows > num_ids || num_ids > kDeviceTableMaxIds || step.step < 1) {
     return kCudaInvalidValue;
   }
   if (num_rows == 0) {
@@ -38,7 +36,7 @@ int FusedrecDeviceTable::Apply(const int64_t* handles, int64_t num_rows, const i
   HandleFacts facts;
   const Numbers numbers{grads, static_cast<Storage>(storage), num_ids * layout_.dim};
   FUSEDREC_RETURN_IF_CUDA_ERROR(CheckHandles(handles, num_rows, inverse, num_ids, numbers, &facts, stream));
-  if (int64_t{facts.oldest} + spec_.window <= moved_at_) return kDeviceStale;
+  if (int64_t{facts.oldest} + options_.window <= moved_at_) return kDeviceStale;
   ++version_;
   Carver carver(memory.data());
   const row_sort::Scratch sort = carve(&carver);
@@ -47,11 +45,11 @@ int FusedrecDeviceTable::Apply(const int64_t* handles, int64_t num_rows, const i
   FUSEDREC_LAUNCH(BeginsKernel, BlocksFor(num_ids + 1, kUpdateThreads), kUpdateThreads, 0, stream, sorted, num_ids,
                   num_rows, begin);
   const GradientColumns columns{grads, static_cast<Storage>(storage), order, 0, 0, layout_.dim, scale, 1.0f};
-  const Prepared by = PrepareStep(update.rule, update.step);
+  const Prepared by = PrepareStep(rule_, step);
   const uint32_t version = version_;
   FUSEDREC_RETURN_IF_CUDA_ERROR(Fill(count, 0, sizeof(*count), stream));
   FUSEDREC_LAUNCH(UpdateKernel, BlocksFor(num_rows * kRowLanes, kUpdateThreads), kUpdateThreads, 0, stream, View(),
-                  handles, num_rows, begin, columns, update.rule, by, version, left_out, count);
+                  handles, num_rows, begin, columns, rule_, by, version, left_out, count);
   if (facts.grads_are_finite != 0) return LastError();
   unsigned counted;
   FUSEDREC_RETURN_IF_CUDA_ERROR(CopyToHost(&counted, count, 1, stream));

@@ -16,7 +16,7 @@ namespace device_table {
 constexpr int kUpdateThreads = 256;
 constexpr int kRowLanes = 16;  // of one row
 
-// begin[u], u up to and with num_rows: sorted positions before those of row u.
+// begin[u], for u in [0, num_rows]: number of sorted positions before the first one of row u.
 static __global__ void __launch_bounds__(kUpdateThreads)
     BeginsKernel(row_sort::DigitOf sorted, int64_t num_index, int64_t num_rows, int32_t* __restrict__ begin) {
   const int64_t p = GlobalThread();
@@ -156,7 +156,7 @@ static __global__ void __launch_bounds__(kUpdateThreads)
     if (lane == 0) *v = sum;
   }
   if (lane == 0) table.Meta(row)->updated = version;
-  // FTRL divides by the rate: one of 0, as schedules begin with, leaves the row alone.
+  // FTRL divides by the rate. A rate of 0, with which schedules begin, leaves the row unchanged.
   if (rule.rule == RuleKind::kFtrl && by.learning_rate == 0.0f) return;
   for (int d = lane; d < grads.dim; d += kRowLanes) UpdateColumn(rule, by, rate, grads(d), d, columns);
 }

@@ -1,21 +1,10 @@
-// Kernels outside the training step; table_upkeep.h has what they do.
+// Kernels outside the training step. table_upkeep.h has their functions.
 #include "hash_table/kernels/table_resource.h"
 #include "hash_table/kernels/table_upkeep.h"
 
 namespace fusedrec {
 
 using tensorflow::DEVICE_CPU;
-using tensorflow::OpKernelContext;
-
-// The work of a kernel, as a function of its context and table.
-template <absl::Status (*kRun)(OpKernelContext*, HashTable*)>
-class TableFunctionOp : public TableKernel {
- public:
-  using TableKernel::TableKernel;
-
- protected:
-  absl::Status Run(OpKernelContext* ctx, HashTable* table) override { return kRun(ctx, table); }
-};
 
 #define FUSEDREC_REGISTER(NAME, FUNCTION) \
   REGISTER_KERNEL_BUILDER(Name("Fusedrec>" NAME).Device(DEVICE_CPU), TableFunctionOp<upkeep::FUNCTION>)

@@ -6,7 +6,6 @@
 #include "common/bucket.h"
 #include "hash_table/kernels/table_attributes.h"
 #include "hash_table/kernels/table_resource.h"
-#include "rank_partition/rank_partition.h"
 #include "tensorflow/core/framework/resource_op_kernel.h"
 
 namespace fusedrec {
@@ -45,18 +44,9 @@ class HashTableOp : public tensorflow::ResourceOpKernel<TableResource> {
   bool anonymous_;
 };
 
-// Reads inputs 1 and 2.
-static absl::Status ReadMessage(OpKernelContext* ctx, const HashTable& table, Message* message) {
-  const Tensor &entries = ctx->input(1), &splits = ctx->input(2);
-  TF_RETURN_IF_ERROR(RequireRank("message", entries, 1));
-  TF_RETURN_IF_ERROR(RequireRank("received_splits", splits, 1));
-  *message = {In<int64_t>(entries), In<int32_t>(splits), 0};
-  TF_RETURN_IF_ERROR(CheckMessage(message->entries, message->source_splits, table.segments()));
-  message->num_ids = entries.NumElements() - splits.NumElements() * table.segments();
-  return absl::OkStatus();
-}
+namespace {
 
-// Allocates output 0: [V rounded up to a bucketed size, D], zeros behind V.
+// Allocates output 0: [V rounded up to a bucketed size, D], zeros after V.
 template <typename T>
 absl::Status AllocateRows(OpKernelContext* ctx, const HashTable& table, int64_t num_ids, RowSink* rows) {
   const int64_t padded = BucketedSize(num_ids), dim = table.spec().dim;
@@ -69,20 +59,24 @@ absl::Status AllocateRows(OpKernelContext* ctx, const HashTable& table, int64_t 
 }
 
 // A kernel that answers rows: its attribute `dim`, from which static shapes come, must be the table's.
-class RowsKernel : public TableKernel {
+template <absl::Status (*kRun)(OpKernelContext*, HashTable*)>
+class RowsOp : public TableKernel {
  public:
-  explicit RowsKernel(OpKernelConstruction* ctx) : TableKernel(ctx) { OP_REQUIRES_OK(ctx, ctx->GetAttr("dim", &dim_)); }
+  explicit RowsOp(OpKernelConstruction* ctx) : TableKernel(ctx) { OP_REQUIRES_OK(ctx, ctx->GetAttr("dim", &dim_)); }
 
  protected:
-  absl::Status CheckDim(const HashTable& table) const { return RequireDim(table.spec(), dim_); }
+  absl::Status Run(OpKernelContext* ctx, HashTable* table) override {
+    TF_RETURN_IF_ERROR(RequireDim(table->spec(), dim_));
+    return kRun(ctx, table);
+  }
 
  private:
   int64_t dim_;
 };
 
 // Looks up into `rows` and allocates outputs 1 and 2.
-static absl::Status LookUp(OpKernelContext* ctx, HashTable* table, const Message& message, const RowSink& rows,
-                           const Ahead* ahead) {
+absl::Status LookUpInto(OpKernelContext* ctx, HashTable* table, const Message& message, const RowSink& rows,
+                        const Ahead* ahead) {
   Tensor *handles_out, *inverse;
   TF_RETURN_IF_ERROR(ctx->allocate_output(2, TensorShape({message.num_ids}), &inverse));
   std::vector<int64_t> handles;
@@ -96,117 +90,86 @@ static absl::Status LookUp(OpKernelContext* ctx, HashTable* table, const Message
 }
 
 template <typename T>
-class TableLookupOp : public RowsKernel {
- public:
-  using RowsKernel::RowsKernel;
-
- protected:
-  absl::Status Run(OpKernelContext* ctx, HashTable* table) override {
-    Message message;
-    RowSink rows;
-    TF_RETURN_IF_ERROR(CheckDim(*table));
-    TF_RETURN_IF_ERROR(ReadMessage(ctx, *table, &message));
-    TF_RETURN_IF_ERROR(AllocateRows<T>(ctx, *table, message.num_ids, &rows));
-    return LookUp(ctx, table, message, rows, nullptr);
-  }
-};
+absl::Status Lookup(OpKernelContext* ctx, HashTable* table) {
+  Message message;
+  RowSink rows;
+  TF_RETURN_IF_ERROR(ReadMessage(ctx, *table, &message));
+  TF_RETURN_IF_ERROR(AllocateRows<T>(ctx, *table, message.num_ids, &rows));
+  return LookUpInto(ctx, table, message, rows, nullptr);
+}
 
 template <typename T>
-class TableLookAheadOp : public RowsKernel {
- public:
-  using RowsKernel::RowsKernel;
-
- protected:
-  absl::Status Run(OpKernelContext* ctx, HashTable* table) override {
-    Message message;
-    RowSink rows;
-    Tensor *handles, *mark;
-    TF_RETURN_IF_ERROR(CheckDim(*table));
-    TF_RETURN_IF_ERROR(ReadMessage(ctx, *table, &message));
-    TF_RETURN_IF_ERROR(AllocateRows<T>(ctx, *table, message.num_ids, &rows));
-    TF_RETURN_IF_ERROR(ctx->allocate_output(1, TensorShape({message.num_ids}), &handles));
-    TF_RETURN_IF_ERROR(ctx->allocate_output(2, TensorShape({2}), &mark));
-    int64_t* of_table = mark->flat<int64_t>().data();
-    table->LookAhead(message, CpuPool(ctx), rows, Out<int64_t>(handles), &of_table[0], &of_table[1]);
-    return absl::OkStatus();
-  }
-};
+absl::Status LookAhead(OpKernelContext* ctx, HashTable* table) {
+  Message message;
+  RowSink rows;
+  Tensor *handles, *mark;
+  TF_RETURN_IF_ERROR(ReadMessage(ctx, *table, &message));
+  TF_RETURN_IF_ERROR(AllocateRows<T>(ctx, *table, message.num_ids, &rows));
+  TF_RETURN_IF_ERROR(ctx->allocate_output(1, TensorShape({message.num_ids}), &handles));
+  TF_RETURN_IF_ERROR(ctx->allocate_output(2, TensorShape({2}), &mark));
+  int64_t* state = mark->flat<int64_t>().data();
+  table->LookAhead(message, CpuPool(ctx), rows, Out<int64_t>(handles), &state[0], &state[1]);
+  return absl::OkStatus();
+}
 
 template <typename T>
-class TableRefreshOp : public RowsKernel {
- public:
-  using RowsKernel::RowsKernel;
-
- protected:
-  absl::Status Run(OpKernelContext* ctx, HashTable* table) override {
-    Message message;
-    TF_RETURN_IF_ERROR(CheckDim(*table));
-    TF_RETURN_IF_ERROR(ReadMessage(ctx, *table, &message));
-    const Tensor &rows = ctx->input(3), &handles = ctx->input(4), &mark = ctx->input(5);
-    TF_RETURN_IF_ERROR(RequireRank("rows_ahead", rows, 2));
-    TF_RETURN_IF_ERROR(RequireRank("handles_ahead", handles, 1));
-    if (mark.dims() != 1 || mark.dim_size(0) != 2 || handles.NumElements() != message.num_ids ||
-        rows.dim_size(0) < message.num_ids || rows.dim_size(1) != table->spec().dim) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "rows_ahead, handles_ahead and mark must be of a TableLookAhead of the same ", message.num_ids, " ids, got ",
-          "shapes ", rows.shape().DebugString(), ", ", handles.shape().DebugString(), " and ",
-          mark.shape().DebugString(), "."));
-    }
-    for (const int64_t handle : In<int64_t>(handles)) {
-      if (table->IsHandle(handle)) continue;
-      return absl::InvalidArgumentError(
-          absl::StrCat("handles_ahead must be of a TableLookAhead of this table, got ", handle, "."));
-    }
-    Tensor* out;
-    TF_RETURN_IF_ERROR(ctx->forward_input_or_allocate_output({3}, 0, rows.shape(), &out));
-    if (out->data() != rows.data()) std::memcpy(out->data(), rows.data(), rows.TotalBytes());
-    const Ahead ahead{In<int64_t>(handles), mark.flat<int64_t>()(0), mark.flat<int64_t>()(1)};
-    return LookUp(ctx, table, message, {out->flat<T>().data(), StorageFor<T>()}, &ahead);
+absl::Status Refresh(OpKernelContext* ctx, HashTable* table) {
+  Message message;
+  TF_RETURN_IF_ERROR(ReadMessage(ctx, *table, &message));
+  const Tensor &rows = ctx->input(3), &handles = ctx->input(4), &mark = ctx->input(5);
+  TF_RETURN_IF_ERROR(RequireRank("rows_ahead", rows, 2));
+  TF_RETURN_IF_ERROR(RequireRank("handles_ahead", handles, 1));
+  if (mark.dims() != 1 || mark.dim_size(0) != 2 || handles.NumElements() != message.num_ids ||
+      rows.dim_size(0) < message.num_ids || rows.dim_size(1) != table->spec().dim) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "rows_ahead, handles_ahead and mark must be of a TableLookAhead of the same ", message.num_ids, " ids, got ",
+        "shapes ", rows.shape().DebugString(), ", ", handles.shape().DebugString(), " and ",
+        mark.shape().DebugString(), "."));
   }
-};
+  for (const int64_t handle : In<int64_t>(handles)) {
+    if (table->IsHandle(handle)) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat("handles_ahead must be of a TableLookAhead of this table, got ", handle, "."));
+  }
+  Tensor* out;
+  TF_RETURN_IF_ERROR(ctx->forward_input_or_allocate_output({3}, 0, rows.shape(), &out));
+  if (out->data() != rows.data()) std::memcpy(out->data(), rows.data(), rows.TotalBytes());
+  const Ahead ahead{In<int64_t>(handles), mark.flat<int64_t>()(0), mark.flat<int64_t>()(1)};
+  return LookUpInto(ctx, table, message, {out->flat<T>().data(), StorageFor<T>()}, &ahead);
+}
 
 template <typename T>
-class TableFindOp : public RowsKernel {
- public:
-  using RowsKernel::RowsKernel;
+absl::Status Find(OpKernelContext* ctx, HashTable* table) {
+  Message message;
+  RowSink rows;
+  TF_RETURN_IF_ERROR(ReadMessage(ctx, *table, &message));
+  TF_RETURN_IF_ERROR(AllocateRows<T>(ctx, *table, message.num_ids, &rows));
+  table->Find(message, CpuPool(ctx), rows);
+  return absl::OkStatus();
+}
 
- protected:
-  absl::Status Run(OpKernelContext* ctx, HashTable* table) override {
-    Message message;
-    RowSink rows;
-    TF_RETURN_IF_ERROR(CheckDim(*table));
-    TF_RETURN_IF_ERROR(ReadMessage(ctx, *table, &message));
-    TF_RETURN_IF_ERROR(AllocateRows<T>(ctx, *table, message.num_ids, &rows));
-    table->Find(message, CpuPool(ctx), rows);
-    return absl::OkStatus();
-  }
-};
+absl::Status Prefetch(OpKernelContext* ctx, HashTable* table) {
+  Message message;
+  TF_RETURN_IF_ERROR(ReadMessage(ctx, *table, &message));
+  table->Prefetch(message);
+  return absl::OkStatus();
+}
 
-class TablePrefetchOp : public TableKernel {
- public:
-  using TableKernel::TableKernel;
-
- protected:
-  absl::Status Run(OpKernelContext* ctx, HashTable* table) override {
-    Message message;
-    TF_RETURN_IF_ERROR(ReadMessage(ctx, *table, &message));
-    table->Prefetch(message);
-    return absl::OkStatus();
-  }
-};
+}  // namespace
 
 REGISTER_KERNEL_BUILDER(Name("Fusedrec>HashTable").Device(DEVICE_CPU), HashTableOp);
-REGISTER_KERNEL_BUILDER(Name("Fusedrec>TablePrefetch").Device(DEVICE_CPU), TablePrefetchOp);
-#define FUSEDREC_REGISTER(T)                                                                                          \
-  REGISTER_KERNEL_BUILDER(Name("Fusedrec>TableLookup").Device(DEVICE_CPU).TypeConstraint<T>("T"), TableLookupOp<T>); \
-  REGISTER_KERNEL_BUILDER(Name("Fusedrec>TableLookAhead").Device(DEVICE_CPU).TypeConstraint<T>("T"),                 \
-                          TableLookAheadOp<T>);                                                                       \
-  REGISTER_KERNEL_BUILDER(Name("Fusedrec>TableRefresh").Device(DEVICE_CPU).TypeConstraint<T>("T"),                   \
-                          TableRefreshOp<T>);                                                                         \
-  REGISTER_KERNEL_BUILDER(Name("Fusedrec>TableFind").Device(DEVICE_CPU).TypeConstraint<T>("T"), TableFindOp<T>);
+REGISTER_KERNEL_BUILDER(Name("Fusedrec>TablePrefetch").Device(DEVICE_CPU), TableFunctionOp<Prefetch>);
+#define FUSEDREC_REGISTER_ROWS(NAME, T) \
+  REGISTER_KERNEL_BUILDER(Name("Fusedrec>Table" #NAME).Device(DEVICE_CPU).TypeConstraint<T>("T"), RowsOp<NAME<T>>);
+#define FUSEDREC_REGISTER(T)           \
+  FUSEDREC_REGISTER_ROWS(Lookup, T)    \
+  FUSEDREC_REGISTER_ROWS(LookAhead, T) \
+  FUSEDREC_REGISTER_ROWS(Refresh, T)   \
+  FUSEDREC_REGISTER_ROWS(Find, T)
 FUSEDREC_REGISTER(float)
 FUSEDREC_REGISTER(Eigen::half)
 FUSEDREC_REGISTER(Eigen::bfloat16)
 #undef FUSEDREC_REGISTER
+#undef FUSEDREC_REGISTER_ROWS
 
 }  // namespace fusedrec

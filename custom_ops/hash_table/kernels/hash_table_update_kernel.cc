@@ -10,8 +10,10 @@ using tensorflow::DEVICE_CPU;
 using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
 
+namespace {
+
 // Checks inputs 1 to 4: handles, inverse, grads, scale. Gives the clock of the handles' lookup, 0 where none has a row.
-static absl::Status CheckGradients(OpKernelContext* ctx, const HashTable& table, uint32_t* clock) {
+absl::Status CheckGradients(OpKernelContext* ctx, const HashTable& table, uint32_t* clock) {
   const Tensor &handles = ctx->input(1), &inverse = ctx->input(2);
   TF_RETURN_IF_ERROR(CheckGradientShapes(ctx, table.spec().dim));
   const int64_t rows = handles.NumElements();
@@ -42,7 +44,7 @@ static absl::Status CheckGradients(OpKernelContext* ctx, const HashTable& table,
       "lookup, and pass training=False to lookups that are not trained."));
 }
 
-static absl::Status GiveLeftOut(OpKernelContext* ctx, const std::vector<int32_t>& numbers) {
+absl::Status GiveLeftOut(OpKernelContext* ctx, const std::vector<int32_t>& numbers) {
   Tensor* out;
   TF_RETURN_IF_ERROR(ctx->allocate_output(0, tensorflow::TensorShape({static_cast<int64_t>(numbers.size())}), &out));
   std::copy(numbers.begin(), numbers.end(), out->flat<int32_t>().data());
@@ -50,59 +52,43 @@ static absl::Status GiveLeftOut(OpKernelContext* ctx, const std::vector<int32_t>
 }
 
 template <typename T>
-class TableApplyGradientsOp : public TableKernel {
- public:
-  using TableKernel::TableKernel;
-
- protected:
-  absl::Status Run(OpKernelContext* ctx, HashTable* table) override {
-    StepInput step;
-    uint32_t clock;
-    TF_RETURN_IF_ERROR(CheckGradients(ctx, *table, &clock));
-    TF_RETURN_IF_ERROR(ReadStep(ctx, 5, &step));
-    std::vector<int32_t> left_out;
-    table->Apply(In<int64_t>(ctx->input(1)), In<int32_t>(ctx->input(2)), ctx->input(3).data(), StorageFor<T>(),
-                 ctx->input(4).scalar<float>()(), step, CpuPool(ctx), clock, &left_out);
-    return GiveLeftOut(ctx, left_out);
-  }
-};
+absl::Status ApplyGradients(OpKernelContext* ctx, HashTable* table) {
+  StepInput step;
+  uint32_t clock;
+  TF_RETURN_IF_ERROR(CheckGradients(ctx, *table, &clock));
+  TF_RETURN_IF_ERROR(ReadStep(ctx, 5, &step));
+  std::vector<int32_t> left_out;
+  table->Apply(In<int64_t>(ctx->input(1)), In<int32_t>(ctx->input(2)), ctx->input(3).data(), StorageFor<T>(),
+               ctx->input(4).scalar<float>()(), step, CpuPool(ctx), clock, &left_out);
+  return GiveLeftOut(ctx, left_out);
+}
 
 template <typename T>
-class TableAccumulateGradientsOp : public TableKernel {
- public:
-  using TableKernel::TableKernel;
+absl::Status AccumulateGradients(OpKernelContext* ctx, HashTable* table) {
+  uint32_t clock;
+  TF_RETURN_IF_ERROR(CheckGradients(ctx, *table, &clock));
+  std::vector<int32_t> left_out;
+  TF_RETURN_IF_ERROR(table->Accumulate(In<int64_t>(ctx->input(1)), In<int32_t>(ctx->input(2)), ctx->input(3).data(),
+                                       StorageFor<T>(), ctx->input(4).scalar<float>()(), CpuPool(ctx), clock,
+                                       &left_out));
+  return GiveLeftOut(ctx, left_out);
+}
 
- protected:
-  absl::Status Run(OpKernelContext* ctx, HashTable* table) override {
-    uint32_t clock;
-    TF_RETURN_IF_ERROR(CheckGradients(ctx, *table, &clock));
-    std::vector<int32_t> left_out;
-    TF_RETURN_IF_ERROR(table->Accumulate(In<int64_t>(ctx->input(1)), In<int32_t>(ctx->input(2)), ctx->input(3).data(),
-                                         StorageFor<T>(), ctx->input(4).scalar<float>()(), CpuPool(ctx), clock,
-                                         &left_out));
-    return GiveLeftOut(ctx, left_out);
-  }
-};
+absl::Status ApplyAccumulated(OpKernelContext* ctx, HashTable* table) {
+  StepInput step;
+  TF_RETURN_IF_ERROR(ReadStep(ctx, 1, &step));
+  table->ApplyAccumulated(step, CpuPool(ctx));
+  return absl::OkStatus();
+}
 
-class TableApplyAccumulatedOp : public TableKernel {
- public:
-  using TableKernel::TableKernel;
+}  // namespace
 
- protected:
-  absl::Status Run(OpKernelContext* ctx, HashTable* table) override {
-    StepInput step;
-    TF_RETURN_IF_ERROR(ReadStep(ctx, 1, &step));
-    table->ApplyAccumulated(step, CpuPool(ctx));
-    return absl::OkStatus();
-  }
-};
-
-REGISTER_KERNEL_BUILDER(Name("Fusedrec>TableApplyAccumulated").Device(DEVICE_CPU), TableApplyAccumulatedOp);
-#define FUSEDREC_REGISTER(T)                                                                               \
-  REGISTER_KERNEL_BUILDER(Name("Fusedrec>TableApplyGradients").Device(DEVICE_CPU).TypeConstraint<T>("T"), \
-                          TableApplyGradientsOp<T>);                                                       \
+REGISTER_KERNEL_BUILDER(Name("Fusedrec>TableApplyAccumulated").Device(DEVICE_CPU), TableFunctionOp<ApplyAccumulated>);
+#define FUSEDREC_REGISTER(T)                                                                                   \
+  REGISTER_KERNEL_BUILDER(Name("Fusedrec>TableApplyGradients").Device(DEVICE_CPU).TypeConstraint<T>("T"),      \
+                          TableFunctionOp<ApplyGradients<T>>);                                                 \
   REGISTER_KERNEL_BUILDER(Name("Fusedrec>TableAccumulateGradients").Device(DEVICE_CPU).TypeConstraint<T>("T"), \
-                          TableAccumulateGradientsOp<T>);
+                          TableFunctionOp<AccumulateGradients<T>>);
 FUSEDREC_REGISTER(float)
 FUSEDREC_REGISTER(Eigen::half)
 FUSEDREC_REGISTER(Eigen::bfloat16)

@@ -21,48 +21,47 @@ struct TableAttributes {
 };
 
 inline absl::Status ReadAttributes(tensorflow::OpKernelConstruction* ctx, TableAttributes* read) {
+  constexpr char kNoLimit[] = "0, which sets no limit.";
+  TableSpec& spec = read->spec;
   int64_t dim;
   float a, b;
   std::string storage, distribution, unknown, eviction;
   std::vector<int64_t> seeds;
-  TableSpec& spec = read->spec;
-  TF_RETURN_IF_ERROR(ctx->GetAttr("dim", &dim));
+  const std::pair<const char*, std::string*> strings[] = {
+      {"storage", &storage},   {"distribution", &distribution},     {"unknown", &unknown},
+      {"eviction", &eviction}, {"tier_folder", &spec.tier_folder}, {"rule", &read->rule}};
+  const std::pair<const char*, bool*> flags[] = {{"stochastic_rounding", &spec.stochastic_rounding},
+                                                 {"record_tombstones", &spec.record_tombstones},
+                                                 {"averaged", &spec.averaged},
+                                                 {"host_rows", &spec.host_rows}};
+  const struct {
+    const char* name;
+    int64_t *value, least, most;
+    const char* remedy;
+  } numbers[] = {{"dim", &dim, 1, kMostColumns, "the columns of a row."},
+                 {"max_rows", &spec.max_rows, 0, kMostCount, kNoLimit},
+                 {"ttl", &spec.ttl, 0, kMostCount, kNoLimit},
+                 {"max_candidates", &spec.max_candidates, 0, kMostCount, kNoLimit},
+                 {"hot_after", &spec.hot_after, 0, kMostCount, kNoLimit},
+                 {"memory_budget", &spec.memory_budget, 0, kMostCount, kNoLimit},
+                 {"admission_count", &spec.admission_count, 1, kMostCount, "1 admits every id."},
+                 {"window", &spec.window, 1, kMostCount, "1: one lookup before its update."}};
+  for (const auto& [name, value] : strings) TF_RETURN_IF_ERROR(ctx->GetAttr(name, value));
+  for (const auto& [name, value] : flags) TF_RETURN_IF_ERROR(ctx->GetAttr(name, value));
+  for (const auto& number : numbers) {
+    TF_RETURN_IF_ERROR(ctx->GetAttr(number.name, number.value));
+    TF_RETURN_IF_ERROR(RequireIn(number.name, *number.value, number.least, number.most, number.remedy));
+  }
+  TF_RETURN_IF_ERROR(ctx->GetAttr("a", &a));
+  TF_RETURN_IF_ERROR(ctx->GetAttr("b", &b));
   TF_RETURN_IF_ERROR(ctx->GetAttr("seeds", &seeds));
+  TF_RETURN_IF_ERROR(RequireIn("the number of seeds", seeds.size(), 1, kMostSegments, "the number of tables."));
+  TF_RETURN_IF_ERROR(ctx->GetAttr("hyperparameters", &read->hyperparameters));
   TF_RETURN_IF_ERROR(ctx->GetAttr("segment_names", &spec.names));
   if (!spec.names.empty() && spec.names.size() != seeds.size()) {
     return absl::InvalidArgumentError(absl::StrCat("segment_names must be empty or one for each of the ", seeds.size(),
                                                    " seeds, got ", spec.names.size(), "."));
   }
-  TF_RETURN_IF_ERROR(ctx->GetAttr("storage", &storage));
-  TF_RETURN_IF_ERROR(ctx->GetAttr("stochastic_rounding", &spec.stochastic_rounding));
-  TF_RETURN_IF_ERROR(ctx->GetAttr("distribution", &distribution));
-  TF_RETURN_IF_ERROR(ctx->GetAttr("a", &a));
-  TF_RETURN_IF_ERROR(ctx->GetAttr("b", &b));
-  TF_RETURN_IF_ERROR(ctx->GetAttr("unknown", &unknown));
-  TF_RETURN_IF_ERROR(ctx->GetAttr("rule", &read->rule));
-  TF_RETURN_IF_ERROR(ctx->GetAttr("hyperparameters", &read->hyperparameters));
-  TF_RETURN_IF_ERROR(ctx->GetAttr("max_rows", &spec.max_rows));
-  TF_RETURN_IF_ERROR(ctx->GetAttr("eviction", &eviction));
-  TF_RETURN_IF_ERROR(ctx->GetAttr("ttl", &spec.ttl));
-  TF_RETURN_IF_ERROR(ctx->GetAttr("admission_count", &spec.admission_count));
-  TF_RETURN_IF_ERROR(ctx->GetAttr("max_candidates", &spec.max_candidates));
-  TF_RETURN_IF_ERROR(ctx->GetAttr("record_tombstones", &spec.record_tombstones));
-  TF_RETURN_IF_ERROR(ctx->GetAttr("hot_after", &spec.hot_after));
-  TF_RETURN_IF_ERROR(ctx->GetAttr("memory_budget", &spec.memory_budget));
-  TF_RETURN_IF_ERROR(ctx->GetAttr("tier_folder", &spec.tier_folder));
-  TF_RETURN_IF_ERROR(ctx->GetAttr("window", &spec.window));
-  TF_RETURN_IF_ERROR(ctx->GetAttr("averaged", &spec.averaged));
-  TF_RETURN_IF_ERROR(ctx->GetAttr("host_rows", &spec.host_rows));
-  TF_RETURN_IF_ERROR(RequireIn("dim", dim, 1, kMostColumns, "the columns of a row."));
-  TF_RETURN_IF_ERROR(RequireIn("the number of seeds", seeds.size(), 1, kMostSegments, "the number of tables."));
-  const std::pair<const char*, int64_t> counts[] = {
-      {"max_rows", spec.max_rows},   {"ttl", spec.ttl}, {"max_candidates", spec.max_candidates},
-      {"hot_after", spec.hot_after}, {"memory_budget", spec.memory_budget}};
-  for (const auto& [name, count] : counts) {
-    TF_RETURN_IF_ERROR(RequireIn(name, count, 0, kMostCount, "0, which sets no limit."));
-  }
-  TF_RETURN_IF_ERROR(RequireIn("admission_count", spec.admission_count, 1, kMostCount, "1 admits every id."));
-  TF_RETURN_IF_ERROR(RequireIn("window", spec.window, 1, kMostCount, "1: one lookup before its update."));
   auto known = StorageOf(storage);
   if (!known.ok()) return known.status();
   spec.dim = dim;

@@ -34,7 +34,7 @@ absl::Status ScalarInput(tensorflow::OpKernelContext* ctx, int index, const char
   return ranked;
 }
 
-// Reads the learning rate and the number of the update from the inputs at `index` and behind it.
+// Reads the learning rate and the number of the update from inputs `index` and `index + 1`.
 inline absl::Status ReadStep(tensorflow::OpKernelContext* ctx, int index, StepInput* step) {
   TF_RETURN_IF_ERROR(ScalarInput(ctx, index, "learning_rate", &step->learning_rate));
   TF_RETURN_IF_ERROR(ScalarInput(ctx, index + 1, "step", &step->step));

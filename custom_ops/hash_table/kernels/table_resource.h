@@ -1,4 +1,4 @@
-// The table as a TensorFlow resource, and what all its kernels share.
+// The table as a TensorFlow resource, and the base of its kernels.
 #ifndef FUSEDREC_HASH_TABLE_KERNELS_TABLE_RESOURCE_H_
 #define FUSEDREC_HASH_TABLE_KERNELS_TABLE_RESOURCE_H_
 
@@ -10,6 +10,7 @@
 #include "common/kernel_util.h"
 #include "hash_table/cpu/hash_table.h"
 #include "hash_table/kernels/table_checks.h"
+#include "rank_partition/rank_partition.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/resource_mgr.h"
 
@@ -51,6 +52,27 @@ class TableKernel : public tensorflow::OpKernel {
  protected:
   virtual absl::Status Run(tensorflow::OpKernelContext* ctx, HashTable* table) = 0;
 };
+
+// The work of a kernel, as a function of its context and table.
+template <absl::Status (*kRun)(tensorflow::OpKernelContext*, HashTable*)>
+class TableFunctionOp : public TableKernel {
+ public:
+  using TableKernel::TableKernel;
+
+ protected:
+  absl::Status Run(tensorflow::OpKernelContext* ctx, HashTable* table) override { return kRun(ctx, table); }
+};
+
+// Reads inputs 1 and 2.
+inline absl::Status ReadMessage(tensorflow::OpKernelContext* ctx, const HashTable& table, Message* message) {
+  const tensorflow::Tensor &entries = ctx->input(1), &splits = ctx->input(2);
+  TF_RETURN_IF_ERROR(RequireRank("message", entries, 1));
+  TF_RETURN_IF_ERROR(RequireRank("received_splits", splits, 1));
+  *message = {In<int64_t>(entries), In<int32_t>(splits), 0};
+  TF_RETURN_IF_ERROR(CheckMessage(message->entries, message->source_splits, table.segments()));
+  message->num_ids = entries.NumElements() - splits.NumElements() * table.segments();
+  return absl::OkStatus();
+}
 
 }  // namespace fusedrec
 

@@ -1,6 +1,6 @@
 // The ops outside the training step on a table in host memory: sizes, statistics, eviction, checkpoints.
 //
-// Functions of an op's context and the table: so does a table on a device whose rows are in host memory.
+// They are functions of an op's context and the table, so a device table with rows in host memory can call them, too.
 #ifndef FUSEDREC_HASH_TABLE_KERNELS_TABLE_UPKEEP_H_
 #define FUSEDREC_HASH_TABLE_KERNELS_TABLE_UPKEEP_H_
 
@@ -10,7 +10,7 @@
 
 #include "common/kernel_util.h"
 #include "hash_table/cpu/hash_table.h"
-#include "hash_table/cpu/parts/pages.h"
+#include "hash_table/cpu/rows/pages.h"
 #include "hash_table/kernels/table_checks.h"
 
 namespace fusedrec {
@@ -74,10 +74,10 @@ inline absl::Status ReadRecords(tensorflow::OpKernelContext* ctx, HashTable* tab
     }
   }
   tensorflow::Tensor* out;
-  const tensorflow::TensorShape shape({handles.NumElements(), table->record_bytes()});
+  const tensorflow::TensorShape shape({handles.NumElements(), table->records().bytes()});
   TF_RETURN_IF_ERROR(ctx->allocate_output(0, shape, &out));
   WantHugePages(out->data(), out->TotalBytes());  // a save holds training up meanwhile
-  table->ReadRecords(In<int64_t>(handles), CpuPool(ctx), reinterpret_cast<char*>(out->flat<uint8_t>().data()));
+  table->records().Read(In<int64_t>(handles), CpuPool(ctx), reinterpret_cast<char*>(out->flat<uint8_t>().data()));
   return absl::OkStatus();
 }
 
@@ -85,8 +85,8 @@ inline absl::Status Import(tensorflow::OpKernelContext* ctx, HashTable* table) {
   int64_t segment;
   const tensorflow::Tensor &ids = ctx->input(2), &records = ctx->input(3);
   TF_RETURN_IF_ERROR(ReadSegment(ctx, *table, &segment));
-  TF_RETURN_IF_ERROR(RequireRecords(ids, records, table->record_bytes()));
-  return table->WriteRecords(segment, In<int64_t>(ids),
+  TF_RETURN_IF_ERROR(RequireRecords(ids, records, table->records().bytes()));
+  return table->records().Write(segment, In<int64_t>(ids),
                              reinterpret_cast<const char*>(records.flat<uint8_t>().data()), CpuPool(ctx));
 }
 

@@ -41,7 +41,7 @@ CellTable::CellTable(absl::Span<const int64_t> thresholds) {
     if (threshold < kNever) thresholds_.push_back(static_cast<int32_t>(std::max<int64_t>(threshold, 0)));
   }
   num_thresholds_ = static_cast<int64_t>(thresholds_.size());
-  // As few cells as need one comparison only, if there are such.
+  // The fewest cells of which each needs one comparison, if any number does.
   int cell_bits = 2;
   while ((probes_ = Fill(cell_bits)) > 1 && cell_bits < kMostCellBits) ++cell_bits;
   thresholds_.insert(thresholds_.end(), probes_ + 1, std::numeric_limits<int32_t>::max());
@@ -53,7 +53,7 @@ int32_t CellTable::Fill(int mantissa_bits) {
   begin_.assign(num_cells, 0);
   int32_t probes = 0;
   for (int32_t cell = 0; cell < num_cells; ++cell) {
-    // (float)difference is rounded: the borders are moved outwards by more than that.
+    // (float)difference is rounded, so the borders move outwards by more than the error.
     const double low = FloatOf(cell << shift_) * (1.0 - 1e-7);
     const double high = FloatOf(cell + 1 == num_cells ? BitsOf(4294967296.0f) : (cell + 1) << shift_) * (1.0 + 1e-7);
     const auto first = thresholds_.begin(), last = first + num_thresholds_;

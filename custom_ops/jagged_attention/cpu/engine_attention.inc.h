@@ -101,7 +101,7 @@ static inline void AddTile(const Tile& tile, const float* grads, bool first, flo
   }
 }
 
-// Calls f<biased, masked>(...) for what a tile needs.
+// Calls f<biased, masked>(...) as the tile needs it.
 #define FUSEDREC_TILE_CASES(f, biased, masked, ...)                          \
   ((biased) ? ((masked) ? f<true, true>(__VA_ARGS__) : f<true, false>(__VA_ARGS__)) \
             : ((masked) ? f<false, true>(__VA_ARGS__) : f<false, false>(__VA_ARGS__)))

@@ -118,7 +118,7 @@ struct Tile {
   int64_t lanes() const { return lane_end - lane_begin; }
 };
 
-constexpr int64_t kFine = 16;  // keys of a tile at the edge of what is visible
+constexpr int64_t kFine = 16;  // keys of a tile at the edge of the visible pairs
 
 // Walks over the tiles of a panel and keys [begin, end) that are not empty. Lanes are those with queries, rounded up
 // to vectors.

@@ -72,7 +72,7 @@ static inline void TransposeQuads(Vec* x) {
 // to[columns, kPanel]: column c of token i, times its factor; lanes behind `count` up to a whole vector are 0.
 static inline void Transpose(Rows from, int64_t count, int64_t columns, const Factor& factor, float* to) {
   for (int64_t lane = 0; lane < count; lane += kLanes) {
-    const float* rows[kLanes];  // those behind the last one are read, too, and not used
+    const float* rows[kLanes];  // pointers after the last one are read, too, and not used
     for (int64_t l = 0; l < kLanes; ++l) rows[l] = from.data + Lesser(lane + l, count - 1) * from.stride;
     const Vec factors = LanesOf(factor, lane, count);
     int64_t c = 0;

@@ -79,7 +79,8 @@ void JaggedAttentionGrad(const JaggedRows& rows, const AttentionInputs& inputs, 
                          const float* grads, const TileEngine& engine, const ParallelFor& parallel_for,
                          float* query_grads, float* key_grads, float* value_grads, const BiasGrads& bias_grads);
 
-// out [T, H, channels * value_dim]: position channel, then time channel, of those that the bias has.
+// out [T, H, channels * value_dim]: the position channel, then the time channel. A bias without one of them has no such
+// channel.
 void JaggedBiasAttention(const JaggedRows& rows, const float* value, int64_t value_dim, const RelativeBias& bias,
                          const TileEngine& engine, const ParallelFor& parallel_for, float* out);
 

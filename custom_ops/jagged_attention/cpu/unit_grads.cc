@@ -16,7 +16,6 @@ int64_t PositionSums(const AttentionProblem& problem, const AttentionUnit& unit)
 }  // namespace
 
 UnitGrads::UnitGrads(const AttentionProblem& problem, const PreparedBias& bias, std::vector<AttentionUnit>* units) {
-  // First all sizes, then the memory, then the places in it.
   std::vector<std::array<int64_t, 3>> at(units->size());
   int64_t floats = 0;
   for (size_t u = 0; u < units->size(); ++u) {
@@ -69,7 +68,7 @@ void AddBiasGrads(const AttentionProblem& problem, const PreparedBias& bias, con
   std::vector<double> position(grads.position_weights.size()), time(bias.time_sums());
   for (const AttentionUnit& unit : units) {
     if (unit.position_grads != nullptr) {
-      // Sum n is of asking - answering = n - (end - 1 - query_begin).
+      // Sum n belongs to asking - answering = n - (end - 1 - query_begin).
       const int64_t distance = unit.query_begin - unit.end + 1;
       for (int64_t n = 0; n < PositionSums(problem, unit); ++n) {
         const int64_t weight = problem.bias.max_length - 1 - (n + distance);

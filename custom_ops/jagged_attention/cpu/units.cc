@@ -61,7 +61,7 @@ std::vector<AttentionUnit> Units(const AttentionProblem& problem, int64_t num_ro
         unit.head_end = head + heads;
         unit.begin = begin;
         unit.end = std::min(begin + block, length);
-        // Only context sees what comes after it.
+        // Only context tokens see tokens after them.
         unit.query_begin = HasContext(problem, row) ? 0 : begin;
         units.push_back(unit);
       }

@@ -17,14 +17,14 @@ class BiasGradSums {
   __device__ BiasGradSums(const Problem<T>& problem, const BiasTiles<T, D>& tiles)
       : problem_(problem), tiles_(tiles) {}
 
-  // Sums of the time part become 0. Everybody calls it, and meets at a barrier before it calls anything else.
+  // Sums of the time part become 0. All threads call it, and meet at a barrier before the next call.
   __device__ void Begin() {
     for (int g = threadIdx.x; g < S::kTimeWarps * (problem_.bias.num_thresholds + 1); g += S::kThreads) {
       tiles_.time_sums[g] = 0.0f;
     }
   }
 
-  // To the weights of the distances: thread q owns the pairs whose places differ by low + q.
+  // Adds to the weights of the distances: thread q owns the pairs whose places differ by low + q.
   __device__ void AddDistances(const RowMask& mask, int r0, int r1, int c0, int c1) {
     const int low = mask.LowestDistance(c1, r0), count = mask.Place(r1 - 1) - mask.Place(c0) - low + 1;
     float* const sums = problem_.position_slots + static_cast<int64_t>(blockIdx.x) * (2 * problem_.bias.max_length - 1);
@@ -32,7 +32,7 @@ class BiasGradSums {
       float sum = 0.0f;
       for (int r = 0; r < r1 - r0; ++r) {
         const int place = mask.Place(r0 + r) - (low + q);  // of the query
-        // Every place but that of the targets is that of one token.
+        // One token has each place, except the place of the targets.
         const int from = Greater(place, c0), to = place < mask.targets_from ? Lesser(place + 1, c1) : c1;
         if (place > mask.targets_from) continue;
         for (int c = from; c < to; ++c) sum += tiles_.exact[r * S::kExactStride + c - c0];
@@ -41,7 +41,7 @@ class BiasGradSums {
     }
   }
 
-  // To the weights of the buckets.
+  // Adds to the weights of the buckets.
   __device__ void AddBuckets() {
     if (problem_.bias.num_thresholds < 0 || static_cast<int>(threadIdx.x) >= S::kRows) return;
     for (int c = 0; c < S::kColumns; ++c) {
@@ -56,7 +56,7 @@ class BiasGradSums {
     }
   }
 
-  // Behind the last tile of a row of tiles.
+  // Comes after the last tile of a row of tiles.
   __device__ void EndRows() {
     if (problem_.bias.num_thresholds < 0 || static_cast<int>(threadIdx.x) >= S::kRows) return;
     Flush(bucket_ != kNoBucket);
@@ -64,7 +64,7 @@ class BiasGradSums {
     sum_ = 0.0f;
   }
 
-  // To the memory of this block.
+  // Writes the sums to the memory of this block.
   __device__ void Write() {
     __syncthreads();
     const int size = problem_.bias.num_thresholds + 1;
@@ -76,7 +76,7 @@ class BiasGradSums {
   }
 
  private:
-  // Adds the sums of the lanes that say so to their buckets, one lane after the other: they may share a bucket.
+  // Adds the sums of the chosen lanes to their buckets, one lane after the other, because lanes may share a bucket.
   __device__ void Flush(bool wanted) {
     float* const sums = tiles_.time_sums + Warp() * (problem_.bias.num_thresholds + 1);
     for (unsigned waiting = __ballot_sync(kFullWarp, wanted && bucket_ != kNoBucket); waiting != 0;

@@ -1,4 +1,4 @@
-// A call of attention on the host: what launches need to know of it.
+// A call of attention, as the host side of a launch sees it.
 #ifndef FUSEDREC_JAGGED_ATTENTION_CUDA_ATTENTION_CALL_CUH_
 #define FUSEDREC_JAGGED_ATTENTION_CUDA_ATTENTION_CALL_CUH_
 
@@ -29,7 +29,7 @@ inline int64_t SlicesOf(const FusedrecAttention& call) {
   return (call.heads * call.value_dim + SliceColumns(call) - 1) / SliceColumns(call);
 }
 
-// Entries of time_weights: those of buckets, or parameters.
+// Entries of time_weights: one per bucket, or the parameters of the function.
 inline int64_t NumTimeWeights(const FusedrecAttention& call) {
   if (call.time_function == kNoFunction) return call.num_thresholds + 1;
   return call.time_function == kStretched ? 3 : 2;

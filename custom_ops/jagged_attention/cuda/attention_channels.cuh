@@ -32,7 +32,8 @@ struct ChannelTiles : BiasTiles<T, D> {
   }
 };
 
-// The columns of all heads that a block owns: `slice` of those of D. apart: columns of a head in the tensor.
+// The columns of all heads that a block owns: number `slice` of the slices of D columns. apart: columns of a head in the
+// tensor.
 template <int D, typename T>
 __device__ inline AllColumns ColumnsOf(const Problem<T>& problem, int slice, int channels) {
   const int columns = static_cast<int>(problem.heads) * problem.value_dim, first = slice * D;
@@ -131,7 +132,7 @@ __global__ void __launch_bounds__(Shape<T, D>::kThreads) ChannelsKernel(Problem<
 }
 
 // With m_c the map of channel c and g_c the gradient of its output:  dv = sum over c of m_c^T g_c;  dm_c = g_c v^T.
-// A block has tiles of keys and slices of columns, one after the other; its sums of the bias are those of all of them.
+// A block has tiles of keys and slices of columns, one after the other; its sums of the bias cover all of them.
 template <typename T, int D>
 __global__ void __launch_bounds__(Shape<T, D>::kThreads) ChannelGradsKernel(Problem<T> problem) {
   using S = Shape<T, D>;
@@ -153,7 +154,7 @@ __global__ void __launch_bounds__(Shape<T, D>::kThreads) ChannelGradsKernel(Prob
     const RowMask mask = problem.MaskOfRow(item.row);
     const int r0 = item.begin, r1 = Lesser(r0 + S::kRows, mask.length);
     const AllColumns of_values = ColumnsOf<D>(problem, slice, 1), of_grads = ColumnsOf<D>(problem, slice, channels);
-    // The last item is done with these: nobody reads them behind the last barrier of a tile.
+    // No thread reads these after the last barrier of a tile, so the next item may write them.
     S::LoadRows(problem.value + first * stride, stride, of_values, r0, r1, S::kRows, tiles.row);
     if (problem.bias.has_time()) S::LoadTimes(problem.answers + first, r0, r1, S::kRows, tiles.row_times);
 

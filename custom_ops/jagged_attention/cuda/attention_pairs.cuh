@@ -19,13 +19,13 @@ struct RowMask {
   bool contextual, grouped;
 
   __device__ int Number(int place) const { return Lesser(Greater(place - context, 0), top); }
-  // Where a token stands for the bias: all targets behind the history.
+  // Place of a token for the bias. All targets have the place after the history.
   __device__ int Place(int place) const { return Lesser(place, targets_from); }
 
   // The group of a target.
   __device__ int Group(int place) const { return (place - targets_from) / group_size; }
 
-  // The first number of a key's place minus a query's in a tile: keys from k0 on, queries before q1.
+  // The least difference of a key's place and a query's in a tile: keys from k0 on, queries before q1.
   __device__ int LowestDistance(int q1, int k0) const { return Place(k0) - Place(q1 - 1); }
 
   __device__ bool Visible(int i, int j) const {
@@ -36,7 +36,7 @@ struct RowMask {
     if (grouped && j >= targets_from && i > j) visible = visible || Group(i) == Group(j);
     return visible;
   }
-  // Whether none of queries [i0, i1) sees any of keys [j0, j1); may say no of a rectangle that holds none.
+  // Whether none of queries [i0, i1) sees any of keys [j0, j1); may return false for an empty rectangle.
   __device__ bool Hidden(int i0, int i1, int j0, int j1) const {
     const int asks_low = Number(i0), asks_high = Number(i1 - 1), answers_low = Number(j0), answers_high = Number(j1 - 1);
     const bool near = window <= 0 || asks_low - answers_high <= window || asks_high >= full_from;

@@ -35,7 +35,7 @@ struct Problem {
   int64_t slices;  // of the columns of all heads (attention_channels.cuh)
 
   __device__ bool has_bias() const { return bias.position != nullptr || bias.has_time(); }
-  // Channels are position and time, of those that there are.
+  // The channels are position, then time; either may be missing.
   __device__ int channels() const { return (bias.position != nullptr ? 1 : 0) + (bias.has_time() ? 1 : 0); }
   __device__ bool IsPosition(int channel) const { return channel == 0 && bias.position != nullptr; }
 

@@ -63,7 +63,7 @@ struct BiasTiles {
     for (int g = threadIdx.x; g <= from.num_thresholds; g += S::kThreads) time_weights_[g] = from.time_weights[g];
   }
 
-  // The weights of the distances between queries [q0, q1) and keys [k0, k1); the first is that of LowestDistance.
+  // Loads the weights of the distances between queries [q0, q1) and keys [k0, k1), from LowestDistance on.
   __device__ void LoadDistances(const RowMask& mask, int q0, int q1, int k0, int k1) {
     const int low = mask.LowestDistance(q1, k0), high = mask.Place(k1 - 1) - mask.Place(q0);
     const float* const weights = bias.position + bias.max_length - 1 + low;

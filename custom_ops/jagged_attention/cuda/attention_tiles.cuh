@@ -7,7 +7,7 @@
 namespace fusedrec {
 namespace attention {
 
-// Which columns of a tensor a tile has: those of one head, or the next ones of all heads, whose columns lie `apart`.
+// The columns of a tensor that a tile has: all columns of one head, or the next columns of all heads, which lie `apart`.
 struct HeadColumns {
   int count;
 
@@ -42,7 +42,7 @@ struct Shape {
   static __device__ int ColumnBase() { return Warp() / kRowWarps * (kColumns / kColumnWarps); }
   static __device__ int DimBase() { return Warp() / kRowWarps * (D / kColumnWarps); }
 
-  // Rows [begin, end) of a tensor; what is missing becomes 0.
+  // Loads rows [begin, end) of a tensor. Missing rows become 0.
   template <typename Columns>
   static __device__ void LoadRows(const T* tensor, int64_t stride, const Columns& columns, int begin, int end, int rows,
                                   T* tile) {
@@ -75,7 +75,7 @@ struct Shape {
     }
   }
 
-  // pairs [kRows, kPairStride] = what the warps hold, times the scale of the column or the row (null: 1).
+  // Writes the pairs that the warps hold to pairs [kRows, kPairStride], times the scale of column or row (null: 1).
   static __device__ void StorePairs(const float (*held)[4], const float* scale, bool scale_of_column, T* pairs) {
     const int row = RowBase() + (Lane() >> 2), column = ColumnBase() + 2 * (Lane() & 3);
 #pragma unroll
@@ -88,7 +88,7 @@ struct Shape {
       }
     }
   }
-  // The same in float32, [kRows, kExactStride], with the scale of the column (null: 1).
+  // Writes the same in float32, [kRows, kExactStride], with the scale of the column (null: 1).
   static __device__ void StoreExact(const float (*held)[4], const float* scale, float* exact) {
     const int row = RowBase() + (Lane() >> 2), column = ColumnBase() + 2 * (Lane() & 3);
 #pragma unroll
@@ -101,7 +101,7 @@ struct Shape {
       }
     }
   }
-  // Rows [begin, end) of a tensor = sums, times `factor` and the scale of the row (null: 1).
+  // Writes rows [begin, end) of a tensor: the sums times `factor` and the scale of the row (null: 1).
   template <typename Columns>
   static __device__ void WriteRows(const float (*sums)[4], const float* scale, float factor, T* tensor, int64_t stride,
                                    const Columns& columns, int begin, int end) {

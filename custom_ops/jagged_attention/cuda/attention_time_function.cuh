@@ -24,7 +24,7 @@ class TimeFunction {
     exponent_ = tables.time_weights[2];
   }
 
-  // The value, and its derivatives by the parameters.
+  // Returns the value, and its derivatives by the parameters.
   __device__ float At(long long ask, long long answer, float* slopes) const {
     const float difference = ask > answer ? static_cast<float>(TimeBetween(ask, answer)) : 0.0f;
     slopes[2] = 0.0f;
@@ -64,7 +64,7 @@ class ParameterSums {
       tile_[p] = 0.0f;
     }
   }
-  // To the memory of this block; everybody calls it.
+  // Writes the sums to the memory of this block. All threads call it.
   __device__ void Write(const Problem<T>& problem, float* time_sums) const {
 #pragma unroll
     for (int p = 0; p < kTimeParameters; ++p) {

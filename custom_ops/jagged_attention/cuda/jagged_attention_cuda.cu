@@ -20,8 +20,8 @@ __global__ void __launch_bounds__(256)
   sums[x] = sum;
 }
 
-// Tiles of rows of all sequences, the costliest first: a query of a causal row sees what is before it, a key is seen by
-// what is behind it.
+// Tiles of rows of all sequences, the costliest first. A query of a causal row sees the tokens before it. A key is seen by
+// the tokens after it.
 std::vector<Item> ItemsOf(const FusedrecAttention& call, bool keys) {
   std::vector<Item> items;
   const int rows = RowsOf(call.type);
@@ -100,7 +100,7 @@ bool ChannelsAreSound(const FusedrecAttention& call) {
          NumItems(call) * SlicesOf(call) <= kMost;
 }
 
-// Copies what the host has to the device, and clears the sums of distances.
+// Copies the host arrays to the device and clears the sums of distances.
 int Prepare(const FusedrecAttention& call, const Scratch& scratch, bool backward, void* stream) {
   const DeviceArrays& at = scratch.at;
   FUSEDREC_RETURN_IF_CUDA_ERROR(CopyToDevice(at.row_splits, call.row_splits, call.batch + 1, stream));

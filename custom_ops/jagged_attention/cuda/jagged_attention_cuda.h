@@ -41,7 +41,7 @@ constexpr int64_t kAttentionMaxThresholds = 4096;
 
 extern "C" {
 
-// One call. Arrays are in device memory except where said; what is not needed is null.
+// One call. Arrays are in device memory unless a comment says otherwise. Arrays that the call does not need are null.
 struct FusedrecAttention {
   int64_t type;  // 0 float, 1 half, 2 bfloat16
   int64_t batch, tokens, heads, qk_dim, value_dim;

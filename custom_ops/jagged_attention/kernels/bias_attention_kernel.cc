@@ -49,10 +49,7 @@ class JaggedBiasAttentionGradOp : public OpKernel {
     OP_REQUIRES_OK(ctx, options_.Bias(ctx, 4, rows, &bias));
     TensorShape shape = value.shape();
     shape.set_dim(2, options_.channels() * value.dim_size(2));
-    OP_REQUIRES(ctx, grads.shape() == shape,
-                absl::InvalidArgumentError(absl::StrCat("grads must have shape ", shape.DebugString(), ", got ",
-                                                        grads.shape().DebugString(),
-                                                        ". Pass the gradient of JaggedBiasAttention's output.")));
+    OP_REQUIRES_OK(ctx, RequireGrads(grads, shape, "JaggedBiasAttention"));
     Widened<T> wide_value, wide_grads;
     OP_REQUIRES_OK(ctx, wide_value.Widen(ctx, value));
     OP_REQUIRES_OK(ctx, wide_grads.Widen(ctx, grads));

@@ -1,5 +1,3 @@
-#include <vector>
-
 #include "jagged_attention/kernels/kernel_arguments.h"
 
 namespace fusedrec {
@@ -31,11 +29,11 @@ class JaggedAttentionBase : public OpKernel {
     TF_RETURN_IF_ERROR(RequireRank("query", query, 3));
     TF_RETURN_IF_ERROR(RequireRank("key", key, 3));
     TF_RETURN_IF_ERROR(RequireRank("value", value, 3));
-    TF_RETURN_IF_ERROR(RequireTokens(Dims(query), Dims(key), Dims(value)));
+    TF_RETURN_IF_ERROR(RequireTokens(DimsOf(query), DimsOf(key), DimsOf(value)));
     const int64_t tokens = query.dim_size(0);
     TF_RETURN_IF_ERROR(options_.Rows(ctx, first_ + 3, tokens, query.dim_size(1), &call->rows));
     const Tensor& scale = ctx->input(first_ + 5);
-    TF_RETURN_IF_ERROR(RequireScale(Dims(scale), tokens));
+    TF_RETURN_IF_ERROR(RequireScale(DimsOf(scale), tokens));
     TF_RETURN_IF_ERROR(options_.Bias(ctx, first_ + 6, call->rows, &call->bias));
     TF_RETURN_IF_ERROR(call->query.Widen(ctx, query));
     TF_RETURN_IF_ERROR(call->key.Widen(ctx, key));
@@ -43,11 +41,6 @@ class JaggedAttentionBase : public OpKernel {
     call->inputs = {call->query.data(), call->key.data(), call->value.data(), query.dim_size(2),
                     value.dim_size(2),  alpha_,           In<float>(scale),   scale.dims() == 1};
     return absl::OkStatus();
-  }
-
-  static std::vector<int64_t> Dims(const Tensor& t) {
-    const auto dims = t.shape().dim_sizes();
-    return {dims.begin(), dims.end()};
   }
 
   const BiasAndRows options_;
@@ -78,11 +71,7 @@ class JaggedAttentionGradOp : public JaggedAttentionBase<T> {
   void Compute(OpKernelContext* ctx) override {
     typename JaggedAttentionBase<T>::Call call;
     OP_REQUIRES_OK(ctx, this->Read(ctx, &call));
-    OP_REQUIRES(ctx, ctx->input(0).shape() == ctx->input(3).shape(),
-                absl::InvalidArgumentError(absl::StrCat("grads must have the shape of value ",
-                                                        ctx->input(3).shape().DebugString(), ", got ",
-                                                        ctx->input(0).shape().DebugString(),
-                                                        ". Pass the gradient of JaggedAttention's output.")));
+    OP_REQUIRES_OK(ctx, RequireGrads(ctx->input(0), ctx->input(3).shape(), "JaggedAttention"));
     Widened<T> grads;
     OP_REQUIRES_OK(ctx, grads.Widen(ctx, ctx->input(0)));
     Rounded<T> query_grads, key_grads, value_grads;

@@ -5,6 +5,7 @@
 #include <map>
 #include <string>
 #include <type_traits>
+#include <vector>
 
 #include "common/kernel_util.h"
 #include "jagged_attention/cpu/jagged_attention.h"
@@ -12,7 +13,20 @@
 
 namespace fusedrec {
 
-// Attributes of all ops of this folder, and their inputs from row_splits on without `scale`.
+inline std::vector<int64_t> DimsOf(const tensorflow::Tensor& t) {
+  const auto dims = t.shape().dim_sizes();
+  return {dims.begin(), dims.end()};
+}
+
+// Input 0 of a gradient op. `op`: whose output has this shape.
+inline absl::Status RequireGrads(const tensorflow::Tensor& grads, const tensorflow::TensorShape& shape, const char* op) {
+  if (grads.shape() == shape) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("grads must have shape ", shape.DebugString(), ", got ",
+                                                 grads.shape().DebugString(), ". Pass the gradient of ", op,
+                                                 "'s output."));
+}
+
+// The attributes of all ops of this folder, and their inputs from row_splits on except `scale`.
 class BiasAndRows {
  public:
   explicit BiasAndRows(tensorflow::OpKernelConstruction* ctx) {
@@ -78,7 +92,7 @@ class BiasAndRows {
   TimeMap time_ = TimeMap::kNone;
 };
 
-// float32 of a tensor, which is itself where it is that already.
+// A tensor as float32. A float32 tensor is not copied.
 template <typename T>
 class Widened {
  public:
@@ -141,7 +155,8 @@ inline const TileEngine& BestEngine() {
   return *best;
 }
 
-// Gradients of position_weights and time_weights (inputs `first`, `first + 1`), of the bias that is there.
+// Allocates the gradients of position_weights and time_weights, inputs `first` and `first + 1`. A part of the bias that the
+// op lacks has a gradient of 0.
 inline absl::Status AllocateBiasGrads(tensorflow::OpKernelContext* ctx, int first, int first_output,
                                       const BiasAndRows& options, BiasGrads* grads) {
   tensorflow::Tensor *position, *time;

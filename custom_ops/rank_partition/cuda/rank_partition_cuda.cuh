@@ -89,7 +89,7 @@ struct PlaceId {
   __device__ void operator()(int64_t u, int r, unsigned rank) const {
     const unsigned row = rank_begin[r] + rank;
     restore[u] = static_cast<int32_t>(row);
-    message[row + (r + 1) * num_segments] = ids[u];  // behind the headers of owners 0 to r
+    message[row + (r + 1) * num_segments] = ids[u];  // after the headers of owners 0 to r
   }
 };
 

@@ -16,7 +16,7 @@ using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
 using tensorflow::TensorShape;
 
-// Waits once, for the counts: what travels must be known on the host, which calls the collective.
+// Waits once, for the counts: the host calls the collective, so it must know the sizes.
 class RankPartitionGpuOp : public OpKernel {
  public:
   explicit RankPartitionGpuOp(OpKernelConstruction* ctx) : OpKernel(ctx) {

@@ -65,7 +65,7 @@ __global__ void __launch_bounds__(kThreads)
   const int64_t n = GlobalThread();
   if (n >= num_index) return;
   int64_t low = 0, high = num_bags;
-  while (low < high) {  // the first bag that ends behind n
+  while (low < high) {  // the first bag that ends after n
     const int64_t middle = (low + high) / 2;
     if (bag_splits[middle + 1] > n) {
       high = middle;

@@ -9,7 +9,7 @@ namespace {
 
 struct Scratch {
   Scratch(void* memory, int64_t num_ids, int64_t num_segments) : carver(memory) {
-    // These three begin with all ones, which one fill writes.
+    // The next three begin with all ones, which one fill writes.
     slots = carver.Take<uint32_t>(2 * num_ids);
     states = carver.Take<unsigned long long>(Tiles(num_ids));
     ticket = carver.Take<unsigned>(1);
@@ -18,7 +18,7 @@ struct Scratch {
     first = carver.Take<uint32_t>(num_ids);
     number = carver.Take<uint32_t>(num_ids + 1);
   }
-  // One position more than there are ids: the number behind the last one is their sum.
+  // One position more than there are ids: the number after the last one is their sum.
   static int64_t Tiles(int64_t num_ids) { return (num_ids + kNumberTile) / kNumberTile; }
 
   Carver carver;

@@ -71,8 +71,8 @@ __global__ void __launch_bounds__(kThreads)
     size[k] = static_cast<uint32_t>(2 * (splits[segment + 1] - splits[segment]));
     slot[k] = begin[k] + static_cast<uint32_t>(__umul64hi(SlotHash(id[k]), size[k]));
   }
-  // A slot may be read from the cache of this multiprocessor: a free one that is taken by now fails the swap, an
-  // occupied one keeps its id for ever.
+  // The cache of this multiprocessor may answer. The swap fails on a slot that was free there and is taken by now. An
+  // occupied slot never changes.
 #pragma unroll
   for (int k = 0; k < kInsertIds; ++k) seen[k] = size[k] > 0 ? slots[slot[k]] : kFree;
 #pragma unroll

@@ -23,7 +23,7 @@ from tests.cuda.checks.hash_table_update import (  # noqa: F401
     check_rules,
     check_sums_are_in_the_order_received,
 )
-from tests.cuda.device_table import INVALID, NOWHERE, OUT_OF_MEMORY, DeviceTable, Refused, Update
+from tests.cuda.device_table import INVALID, NOWHERE, OUT_OF_MEMORY, DeviceTable, Refused, Step
 from tests.oracles.hash_table import TableOracle, pack
 from tests.oracles.initial_rows import initial_row_oracle
 from tests.support.ids import EDGE_CASES
@@ -184,11 +184,11 @@ def check_what_does_not_fit_is_refused(kernels):
     assert kernels.answer("table_find", table.handle, message, 0, None, 0, None) == INVALID
     assert table.size()[0].tolist() == [0, 0, 0]
     most, count = 2**30, np.zeros(1, np.int64)
-    update = Update(rule=0, step=1)
+    step = Step(1.0, 1)
     for name, *arguments in (
-        ("table_apply", None, 1, None, most + 1, None, 0, 1.0, update, None, count),
-        ("table_apply", None, 2, None, 1, None, 0, 1.0, update, None, count),
-        ("table_apply", None, -1, None, 1, None, 0, 1.0, update, None, count),
+        ("table_apply", None, 1, None, most + 1, None, 0, 1.0, step, None, count),
+        ("table_apply", None, 2, None, 1, None, 0, 1.0, step, None, count),
+        ("table_apply", None, -1, None, 1, None, 0, 1.0, step, None, count),
         ("table_remove", 0, None, most + 1, count), ("table_remove", 0, None, -1, count),
         ("table_remove", 3, None, 1, count), ("table_evict", 3, 1, count),
         ("table_keys", 3, 0, None, None, count), ("table_read_records", None, most + 1, None),
@@ -198,8 +198,8 @@ def check_what_does_not_fit_is_refused(kernels):
         assert kernels.answer(name, table.handle, *arguments) == INVALID, (name, arguments)
     assert table.size()[0].tolist() == [0, 0, 0]
     for changes in (
-        {"chunk_rows": 33}, {"chunk_rows": 16}, {"wide_slots": 3}, {"max_rows": -1}, {"dim": 0}, {"dim": 2**20 + 1},
-        {"seeds": np.zeros(2**20 + 1, np.uint64)}, {"seeds": []},
+        {"chunk_rows": 33}, {"chunk_rows": 16}, {"rule": 7}, {"rule": -1}, {"max_rows": -1}, {"dim": 0},
+        {"dim": 2**20 + 1}, {"seeds": np.zeros(2**20 + 1, np.uint64)}, {"seeds": []},
     ):  # fmt: skip
         try:
             table_of(kernels, **{"dim": 2, **changes})

@@ -72,7 +72,7 @@ def check_buffers_are_as_a_table_without(kernels):
     adam = {"epsilon": 1e-7, "one_minus_beta_1": 0.1, "one_minus_beta_2": 0.01}
     for storage, rule, slots, more in (("float32", "sgd", 0, {}), ("bfloat16", "adam", 2, adam)):
         random = np.random.default_rng(slots)
-        options = {"storage": storage, "rule": rule, "a": START}
+        options = {"storage": storage, "rule": rule, "a": START, **more}
         plain, buffer = DeviceTable(kernels, DIM, SEEDS, **options), DeviceBuffer(kernels, DIM, SEEDS, **options)
         host = HostRows(storage, slots)
         oracle = TableOracle(len(SEEDS), lambda key: np.full(DIM, START, np.float32))
@@ -90,9 +90,8 @@ def check_buffers_are_as_a_table_without(kernels):
             )
             np.testing.assert_array_equal(rows, wanted, err_msg=f"{rule}, step {step}")
             grads = random.integers(-3, 4, [len(received), DIM]).astype(np.float32)  # sums are exact
-            numbers = {"rule": rule, "learning_rate": 0.5, "step": step + 1, **more}
-            buffer.apply(handles, inverse, grads, **numbers)
-            plain.apply(its_handles, its_inverse, grads, **numbers)
+            buffer.apply(handles, inverse, grads, learning_rate=0.5, step=step + 1)
+            plain.apply(its_handles, its_inverse, grads, learning_rate=0.5, step=step + 1)
             if rule == "sgd":
                 np.testing.assert_array_equal(rows[: len(received)], np.reshape(oracle.lookup(received), [-1, DIM]))
                 oracle.apply(received, grads, 1.0, 0.5)

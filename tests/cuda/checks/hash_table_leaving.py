@@ -165,14 +165,14 @@ def check_a_table_is_cleared(kernels):
 def check_a_checkpoint_goes_back_in(kernels):
     """Into another table, partly over rows that are there; also rows of 16 bits with all kinds of slots; a delta."""
     for storage, rule, dim in (("float32", "adagrad", 3), ("bfloat16", "adam", 5), ("float16", "rowwise_adagrad", 3)):
-        make = lambda: DeviceTable(kernels, dim, [1, 2], storage, rule=rule, chunk_rows=32)  # noqa: B023, E731
-        table, other = make(), make()
+        numbers = {"epsilon": 1e-6, "one_minus_beta_1": 0.1, "one_minus_beta_2": 0.1}
+        table, other = (DeviceTable(kernels, dim, [1, 2], storage, rule=rule, chunk_rows=32, **numbers) for _ in "ab")
         ids = np.arange(-40, 60, dtype=np.int64)
         _, inverse, handles = table.lookup([0, 100, *ids], [102])
         version = table.size()[1]["version"]
         grads = np.random.default_rng(7).normal(size=[100, dim]).astype(np.float32)
         for clock in (1, 2):
-            table.apply(handles, inverse, grads, rule=rule, epsilon=1e-6, one_minus_beta_1=0.1, one_minus_beta_2=0.1)
+            table.apply(handles, inverse, grads)
             _, inverse, handles = table.lookup([0, 10, *ids[:10]], [12])
             assert table.size()[1]["clock"] == clock + 1
             grads = grads[:10]

@@ -44,13 +44,13 @@ def check_rules(kernels):
     for number, (name, (rule, options, numbers)) in enumerate(RULES.items()):
         random = np.random.default_rng(number)
         dim, start = (5, 19, 32)[number % 3], 0.1 if rule in ("adagrad", "ftrl") else 0.0
-        table = DeviceTable(kernels, dim, [1], rule=rule, a=0.25, first_slot=start)
+        table = DeviceTable(kernels, dim, [1], rule=rule, a=0.25, initial_accumulator_value=start, **numbers)
         oracle = OptimizerOracle(np.full(dim, 0.25), "sgd" if rule == "momentum" else rule, **options)
         for step in (1, 2):
             message, splits, received = pack(batch_of(random, 3, 12, 9))
             _, inverse, handles = table.lookup(message, splits)
             grads = random.normal(size=[len(received), dim]).astype(np.float32)
-            table.apply(handles, inverse, grads, rule=rule, learning_rate=0.05, scale=0.5, step=step, **numbers)
+            table.apply(handles, inverse, grads, learning_rate=0.05, scale=0.5, step=step)
             oracle.step([key[1] for key in received], 0.5 * grads.astype(np.float64), 0.05)
         rows, _ = table.find(np.array([9, *range(9)]), [10])
         wanted = np.array([oracle.row(id_) for id_ in range(9)])
@@ -105,9 +105,9 @@ def check_initial_rows_and_slots(kernels):
     """A new row's slots begin as the rule wants, whatever the dimension; bits of the normal distribution are checked
     where rows of the CPU are (tests/ops/test_initial_rows.py): both take them from one header."""
     for dim in (1, 4, 7):
-        table = DeviceTable(kernels, dim, [5], rule="adagrad", a=0.0, first_slot=3.0)
+        table = DeviceTable(kernels, dim, [5], rule="adagrad", a=0.0, initial_accumulator_value=3.0)
         _, inverse, handles = table.lookup([2, 1, 2], [3])
-        table.apply(handles, inverse, np.full([2, dim], 4.0, np.float32), rule="adagrad", learning_rate=1.0)
+        table.apply(handles, inverse, np.full([2, dim], 4.0, np.float32), learning_rate=1.0)
         # v = 3 + 4^2
         np.testing.assert_allclose(table.find([2, 1, 2], [3])[0][:2], -4.0 / np.sqrt(19.0), rtol=1e-6)
         table.close()
@@ -117,8 +117,11 @@ def check_initial_rows_and_slots(kernels):
 def check_rows_of_gradients_that_are_not_finite_stay_as_they_are(kernels):
     """Row, slots and version keep their bits, their places are answered, and all others are trained as ever."""
     random = np.random.default_rng(6)
-    for rule, numbers in (("adam", {"one_minus_beta_1": 0.1, "one_minus_beta_2": 0.001}), ("rowwise_adagrad", {})):
-        tables = [DeviceTable(kernels, 19, [1], rule=rule, first_slot=0.1, a=0.25) for _ in range(2)]
+    for rule, numbers in (
+        ("adam", {"one_minus_beta_1": 0.1, "one_minus_beta_2": 0.001}),
+        ("rowwise_adagrad", {"initial_accumulator_value": 0.1}),
+    ):
+        tables = [DeviceTable(kernels, 19, [1], rule=rule, a=0.25, **numbers) for _ in range(2)]
         message, splits, _ = pack([[list(range(40))], [list(range(20, 50))]])
         for bad in (None, np.nan, np.inf):
             grads = random.normal(size=[70, 19]).astype(np.float32)
@@ -128,7 +131,7 @@ def check_rows_of_gradients_that_are_not_finite_stay_as_they_are(kernels):
             before = {int(id_): record for id_, record in zip(*tables[0].export(0))} if bad is not None else {}
             for table, of_table in zip(tables, (spoilt, grads)):
                 _, inverse, handles = table.lookup(message, splits)
-                left_out = table.apply(handles, inverse, of_table, rule=rule, learning_rate=0.05, scale=0.5, **numbers)
+                left_out = table.apply(handles, inverse, of_table, learning_rate=0.05, scale=0.5)
                 assert left_out == (sorted([inverse[3], inverse[41]]) if of_table is spoilt and bad is not None else [])
             after, plain = ({int(id_): record for id_, record in zip(*table.export(0))} for table in tables)
             for id_ in range(50):

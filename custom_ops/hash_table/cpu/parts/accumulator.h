@@ -9,7 +9,7 @@
 #include "absl/status/status.h"
 #include "absl/types/span.h"
 #include "common/hash.h"
-#include "hash_table/cpu/parts/key_index.h"
+#include "hash_table/cpu/rows/key_index.h"
 
 namespace fusedrec {
 

@@ -34,7 +34,7 @@ GradientSum::GradientSum(absl::Span<const int32_t> inverse, int64_t num_rows, co
       storage_(storage),
       dim_(dim),
       scale_(scale) {
-  // Counting sort. Counts stand one place behind, so that they are the begins once all are placed.
+  // Counting sort. Counts stand one place later, so that placing turns them into the begins.
   for (const int32_t number : inverse) ++begin_[number];
   int32_t end = 0;
   for (int32_t& begin : begin_) begin = end += begin;

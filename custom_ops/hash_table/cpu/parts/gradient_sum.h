@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "absl/types/span.h"
-#include "hash_table/cpu/parts/row_format.h"
+#include "hash_table/cpu/rows/row_format.h"
 
 namespace fusedrec {
 

@@ -6,7 +6,7 @@
 #include <mutex>
 #include <vector>
 
-#include "hash_table/cpu/parts/distinct_ids.h"
+#include "hash_table/cpu/rows/distinct_ids.h"
 #include "hash_table/table_spec.h"
 
 namespace fusedrec {

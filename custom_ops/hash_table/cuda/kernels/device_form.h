@@ -19,7 +19,7 @@ inline absl::Status RequireDeviceForm(const TableSpec& spec) {
   if (spec.admission_count != 1) return refuse("admission_count", spec.admission_count, 1);
   if (spec.hot_after != 0) return refuse("hot_after", spec.hot_after, 0);
   if (spec.host_rows) {
-    // The rows of the batch under way are those of one lookup.
+    // The rows of one batch belong to one lookup.
     if (spec.window != 1) return refuse("window (lookups of one update) with host_rows", spec.window, 1);
   } else {
     if (spec.record_tombstones) return refuse("record_tombstones without host_rows", "True", "False");
@@ -50,28 +50,11 @@ inline int64_t DeviceChunkRows(int64_t row_bytes) {
 // Points into `spec`.
 inline FusedrecTableSpec DeviceSpecOf(const TableSpec& spec, const Optimizer& optimizer) {
   const RowFormat format(spec.storage, spec.dim, optimizer.wide_slots(), optimizer.scalar_slots(), false);
-  FusedrecTableSpec of{};
-  of.segments = static_cast<int64_t>(spec.seeds.size());
-  of.dim = spec.dim;
-  of.storage = static_cast<int64_t>(spec.storage);
-  of.stochastic_rounding = spec.stochastic_rounding ? 1 : 0;
-  of.wide_slots = optimizer.wide_slots();
-  of.scalar_slots = optimizer.scalar_slots();
-  of.distribution = static_cast<int64_t>(spec.distribution);
-  of.chunk_rows = DeviceChunkRows(format.stride());
-  of.max_rows = spec.max_rows;
-  of.eviction = static_cast<int64_t>(spec.eviction);
-  of.ttl = spec.ttl;
-  of.window = spec.window;
-  of.unknown_zeros = spec.unknown_zeros ? 1 : 0;
-  of.a = spec.a;
-  of.b = spec.b;
-  of.first_slot = optimizer.wide_start(0);
-  of.seeds = spec.seeds.data();
-  return of;
+  return {spec, optimizer.rule(), DeviceChunkRows(format.stride()), static_cast<int64_t>(spec.seeds.size()),
+          spec.seeds.data()};
 }
 
-// Answer of a launcher of the table as a Status. `needs`: what the call wanted memory for.
+// The answer of a launcher of the table as a Status. needs: the purpose of the memory that the call asked for.
 inline absl::Status DeviceTableStatus(int answer, const TableSpec& spec, const char* needs) {
   switch (answer) {
     case 0:

@@ -1,4 +1,4 @@
-// The table on a device as a TensorFlow resource, and what all its kernels share.
+// The table on a device as a TensorFlow resource, and the base of its kernels.
 #ifndef FUSEDREC_HASH_TABLE_CUDA_KERNELS_DEVICE_TABLE_RESOURCE_H_
 #define FUSEDREC_HASH_TABLE_CUDA_KERNELS_DEVICE_TABLE_RESOURCE_H_
 
@@ -36,10 +36,10 @@ class DeviceTableResource : public tensorflow::ResourceBase {
     *made = resource.release();
     return absl::OkStatus();
   }
-  // Memory goes back to TensorFlow, which gives it to others only behind what is enqueued now.
+  // TensorFlow reuses the memory only for work that is enqueued later.
   ~DeviceTableResource() override { fusedrec_table_destroy(table_); }
 
-  // One of both is there: all rows on the device, or in host memory.
+  // One of the two is null: all rows are on the device, or in host memory.
   FusedrecDeviceTable* table() const { return table_; }
   HostRows* host_rows() const { return host_rows_.get(); }
   const TableSpec& spec() const { return spec_; }
@@ -54,7 +54,7 @@ class DeviceTableResource : public tensorflow::ResourceBase {
  private:
   DeviceTableResource(const TableSpec& spec, const Optimizer& optimizer) : spec_(spec), optimizer_(optimizer) {}
 
-  // Without waiting for memory that others may give back: the table says at once that there is none.
+  // Does not wait for memory that others may give back, so the table fails at once.
   static void* Allocate(void* memory, int64_t bytes) {
     const tensorflow::AllocationAttributes at_once(false, false, nullptr);
     return static_cast<tensorflow::Allocator*>(memory)->AllocateRaw(256, bytes, at_once);
@@ -82,7 +82,7 @@ class DeviceTableKernel : public tensorflow::OpKernel {
   virtual absl::Status Run(tensorflow::OpKernelContext* ctx, const DeviceTableResource& resource) = 0;
 };
 
-// The same, for what is a function of context and table.
+// The same, for a function of context and table.
 template <absl::Status (*kRun)(tensorflow::OpKernelContext*, const DeviceTableResource&)>
 class DeviceTableFunctionOp : public DeviceTableKernel {
  public:

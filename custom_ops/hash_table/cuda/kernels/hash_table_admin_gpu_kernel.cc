@@ -1,4 +1,4 @@
-// Kernels outside the training step for a table on a device: sizes, eviction, checkpoints; and what it refuses.
+// Kernels outside the training step for a table on a device: sizes, eviction, checkpoints, and the refusals.
 #include <vector>
 
 #include "hash_table/cuda/kernels/device_table_resource.h"
@@ -15,14 +15,14 @@ namespace {
 
 using Access = HostRows::Access;
 
-// Memory on the device for the time of the op, with what a host tensor holds.
+// A copy of a host tensor in device memory, for one op.
 absl::Status ToDevice(OpKernelContext* ctx, const Tensor& host, Tensor* device) {
   TF_RETURN_IF_ERROR(ctx->allocate_temp(host.dtype(), host.shape(), device));
   return CudaStatus("copy_to_device",
                     fusedrec_copy_to_device(device->data(), host.data(), host.TotalBytes(), StreamOf(ctx)));
 }
 
-// The first `rows` of what is on the device as an output, which is in host memory.
+// Copies the first `rows` of a device array to an output in host memory.
 absl::Status GiveFrom(OpKernelContext* ctx, int index, const Tensor& device, int64_t rows) {
   Tensor* out;
   const Tensor given = device.Slice(0, rows);
@@ -162,7 +162,7 @@ absl::Status ImportCandidates(OpKernelContext* ctx, const DeviceTableResource& r
   return ReadSegment(ctx, resource, &segment);
 }
 
-// A table with all rows on the device, or what is done with one in host memory.
+// Calls one function for a table with all rows on the device, another for rows in host memory.
 template <absl::Status (*kOnDevice)(OpKernelContext*, const DeviceTableResource&),
           absl::Status (*kOnHost)(OpKernelContext*, HashTable*), Access kAccess>
 absl::Status Upkeep(OpKernelContext* ctx, const DeviceTableResource& resource) {

@@ -1,4 +1,4 @@
-// Kernels of the training step for a table on a device. A launcher does the work; here is what TensorFlow asks for.
+// Kernels of the training step for a table on a device. The launchers of hash_table_cuda.h do the work.
 #include <algorithm>
 #include <cstring>
 #include <string>
@@ -121,8 +121,8 @@ absl::Status Refresh(OpKernelContext* ctx, const DeviceTableResource& resource) 
   return LookUpFrom<T>(ctx, resource, mark.flat<int64_t>()(0));
 }
 
-// Where rows are on the device already nothing is read ahead, and TableRefresh is a whole lookup. Else what is read lies in
-// the buffers of the table; its ticket is what goes on.
+// A table with all rows on the device reads nothing ahead, and its TableRefresh is a whole lookup. A table with rows in host
+// memory keeps the rows in its buffers; the mark holds the ticket that names them.
 absl::Status LookAhead(OpKernelContext* ctx, const DeviceTableResource& resource) {
   MessageInput in;
   int64_t ticket = 0;
@@ -177,10 +177,10 @@ template <typename T>
 absl::Status ApplyGradients(OpKernelContext* ctx, const DeviceTableResource& resource) {
   const Tensor &handles = ctx->input(1), &inverse = ctx->input(2), &grads = ctx->input(3);
   float scale;
-  FusedrecUpdate update{resource.optimizer().rule(), {}};
+  StepInput step;
   TF_RETURN_IF_ERROR(CheckGradientShapes(ctx, resource.spec().dim));
   TF_RETURN_IF_ERROR(ScalarInput(ctx, 4, "scale", &scale));
-  TF_RETURN_IF_ERROR(ReadStep(ctx, 5, &update.step));
+  TF_RETURN_IF_ERROR(ReadStep(ctx, 5, &step));
   TF_RETURN_IF_ERROR(RequireSize("the size of inverse", inverse.NumElements()));
   constexpr int64_t kStorage = static_cast<int64_t>(StorageFor<T>());
   const int64_t *found = In<int64_t>(handles).data(), num_rows = handles.NumElements();
@@ -192,11 +192,11 @@ absl::Status ApplyGradients(OpKernelContext* ctx, const DeviceTableResource& res
   int32_t* const places = Out<int32_t>(&on_device).data();
   if (resource.host_rows() != nullptr) {
     TF_RETURN_IF_ERROR(resource.host_rows()->Apply(found, num_rows, numbers, inverse.NumElements(), grads.data(),
-                                                   kStorage, scale, update, places, &num_left_out, StreamOf(ctx)));
+                                                   kStorage, scale, step, places, &num_left_out, StreamOf(ctx)));
   } else {
     TF_RETURN_IF_ERROR(resource.StatusOf(
         fusedrec_table_apply(resource.table(), found, num_rows, numbers, inverse.NumElements(), grads.data(), kStorage,
-                             scale, &update, places, &num_left_out, StreamOf(ctx)),
+                             scale, &step, places, &num_left_out, StreamOf(ctx)),
         "an update"));
   }
   TF_RETURN_IF_ERROR(ctx->allocate_output(0, TensorShape({num_left_out}), &left_out));

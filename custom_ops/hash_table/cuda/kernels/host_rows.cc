@@ -13,14 +13,14 @@ constexpr char kOtherMessage[] =
     "message must be that of the look-ahead, got another one. No row was changed. Take a look-ahead and its lookup from "
     "one message.";
 
-// Handles that were met.
+// A set of handles.
 class HandleSet {
  public:
   explicit HandleSet(int64_t most) {
     while ((int64_t{1} << bits_) < 2 * most) ++bits_;
     slots_.assign(size_t{1} << bits_, kNobody);
   }
-  // Whether it is new.
+  // Returns whether the handle is new.
   bool Insert(int64_t handle) {
     const uint32_t wanted = static_cast<uint32_t>(handle), mask = static_cast<uint32_t>(slots_.size() - 1);
     for (uint32_t i = wanted * 0x9e3779b1u >> (32 - bits_);; i = (i + 1) & mask) {
@@ -42,7 +42,9 @@ class HandleSet {
 absl::StatusOr<std::unique_ptr<HostRows>> HostRows::Make(const TableSpec& spec, Optimizer optimizer,
                                                          const FusedrecAllocator& allocator, void* stream) {
   FusedrecTableSpec of = DeviceSpecOf(spec, optimizer);
-  of.max_rows = of.eviction = of.ttl = 0;  // which rows there are is decided in host memory
+  // Host memory decides which rows exist.
+  of.options.max_rows = of.options.ttl = 0;
+  of.options.eviction = Eviction::kNone;
   auto table = HashTable::Make(spec, std::move(optimizer));
   if (!table.ok()) return table.status();
   FusedrecDeviceBuffer* buffer;
@@ -80,8 +82,8 @@ absl::Status HostRows::Pack(const ParallelFor& parallel_for, const RowWanted& ro
     parcel->splits.push_back(parcel->ids.size());
   }
   const absl::Status room = StatusOf(
-      fusedrec_buffer_host_memory(buffer_, parcel->handles.size() * table_->record_bytes(), &parcel->records));
-  if (room.ok()) table_->ReadRecords(parcel->handles, parallel_for, parcel->records);
+      fusedrec_buffer_host_memory(buffer_, parcel->handles.size() * table_->records().bytes(), &parcel->records));
+  if (room.ok()) table_->records().Read(parcel->handles, parallel_for, parcel->records);
   return room;
 }
 
@@ -181,12 +183,12 @@ absl::Status HostRows::Prefetch(const Call& call) {
 }
 
 absl::Status HostRows::Apply(const int64_t* handles, int64_t num_rows, const int32_t* inverse, int64_t num_ids,
-                             const void* grads, int64_t storage, float scale, const FusedrecUpdate& update,
+                             const void* grads, int64_t storage, float scale, const StepInput& step,
                              int32_t* left_out, int64_t* num_left_out, void* stream) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (!trainable_) return StatusOf(kDeviceStale);
   const absl::Status done = StatusOf(fusedrec_table_apply(fusedrec_buffer_active(buffer_), handles, num_rows, inverse,
-                                                          num_ids, grads, storage, scale, &update, left_out,
+                                                          num_ids, grads, storage, scale, &step, left_out,
                                                           num_left_out, stream));
   if (!done.ok()) return done;
   table_->BeginUpdate(num_rows > 0 ? clock_ : 0);
@@ -198,9 +200,9 @@ template <typename Read>
 absl::Status HostRows::WriteTrained(const std::vector<SegmentId>& rows, const Read& read,
                                     const ParallelFor& parallel_for) {
   char* records;
-  int answer = fusedrec_buffer_host_memory(buffer_, rows.size() * table_->record_bytes(), &records);
+  int answer = fusedrec_buffer_host_memory(buffer_, rows.size() * table_->records().bytes(), &records);
   if (answer == 0) answer = read(records);
-  if (answer == 0) table_->WriteTrained(rows, records, parallel_for);
+  if (answer == 0) table_->records().WriteTrained(rows, records, parallel_for);
   return StatusOf(answer);
 }
 
@@ -212,7 +214,7 @@ absl::Status HostRows::WriteBack(const ParallelFor& parallel_for) {
   return done;
 }
 
-// All rows in host memory become those of now.
+// Brings all rows in host memory up to date.
 absl::Status HostRows::TakeBack(const ParallelFor& parallel_for, void* stream) {
   absl::Status done = WriteBack(parallel_for);
   if (!done.ok() || !is_trained_) return done;

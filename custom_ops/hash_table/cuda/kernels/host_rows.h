@@ -60,7 +60,7 @@ class HostRows {
   absl::Status Prefetch(const Call& call);
   // Arguments as in fusedrec_table_apply.
   absl::Status Apply(const int64_t* handles, int64_t num_rows, const int32_t* inverse, int64_t num_ids,
-                     const void* grads, int64_t storage, float scale, const FusedrecUpdate& update, int32_t* left_out,
+                     const void* grads, int64_t storage, float scale, const StepInput& step, int32_t* left_out,
                      int64_t* num_left_out, void* stream);
   // Calls `use` with the table in host memory, after its rows are brought to the state that `access` needs.
   absl::Status OnHost(Access access, const ParallelFor& parallel_for, void* stream,
@@ -92,7 +92,7 @@ class HostRows {
   // The received ids whose row is_wanted(v) names, kNoRow for none, with their records.
   template <typename RowWanted>
   absl::Status Pack(const ParallelFor& parallel_for, const RowWanted& row_wanted, Parcel* parcel);
-  // Records of rows, which read(records) copies from the device, become those of host memory.
+  // Writes the records of rows, which read(records) copies from the device, to host memory.
   template <typename Read>
   absl::Status WriteTrained(const std::vector<SegmentId>& rows, const Read& read, const ParallelFor& parallel_for);
   absl::Status WriteBack(const ParallelFor& parallel_for);
@@ -103,7 +103,7 @@ class HostRows {
   std::mutex mutex_;  // one call at a time
   Seen seen_;
   int64_t tickets_ = 0;
-  std::vector<SegmentId> active_, waiting_;  // rows on the device, and those that wait to go back, in their order there
+  std::vector<SegmentId> active_, waiting_;  // rows on the device, and rows that wait to go back, in their order there
   uint32_t clock_ = 0;       // of the lookup whose rows are active
   bool trainable_ = false;   // whether they are, as that lookup left them
   bool is_trained_ = false;  // whether they are newer than in host memory

@@ -67,10 +67,7 @@ class JaggedBiasAttentionGradGpuOp : public JaggedBiasAttentionGpuBase<T> {
     FusedrecAttention call;
     TensorShape shape;
     OP_REQUIRES_OK(ctx, this->Read(ctx, &call, &shape));
-    OP_REQUIRES(ctx, grads.shape() == shape,
-                absl::InvalidArgumentError(absl::StrCat("grads must have shape ", shape.DebugString(), ", got ",
-                                                        grads.shape().DebugString(),
-                                                        ". Pass the gradient of JaggedBiasAttention's output.")));
+    OP_REQUIRES_OK(ctx, RequireGrads(grads, shape, "JaggedBiasAttention"));
     // Gradients of value, position_weights, time_weights.
     const bool any = grads.NumElements() > 0;
     Tensor* outputs[3];
@@ -88,23 +85,9 @@ class JaggedBiasAttentionGradGpuOp : public JaggedBiasAttentionGpuBase<T> {
   }
 };
 
-#define FUSEDREC_REGISTER(T)                                       \
-  REGISTER_KERNEL_BUILDER(Name("Fusedrec>JaggedBiasAttention")     \
-                              .Device(DEVICE_GPU)                  \
-                              .TypeConstraint<T>("T")              \
-                              .HostMemory("row_splits")            \
-                              .HostMemory("num_targets")           \
-                              .HostMemory("contextual_lengths")    \
-                              .HostMemory("thresholds"),           \
-                          JaggedBiasAttentionGpuOp<T>);            \
-  REGISTER_KERNEL_BUILDER(Name("Fusedrec>JaggedBiasAttentionGrad") \
-                              .Device(DEVICE_GPU)                  \
-                              .TypeConstraint<T>("T")              \
-                              .HostMemory("row_splits")            \
-                              .HostMemory("num_targets")           \
-                              .HostMemory("contextual_lengths")    \
-                              .HostMemory("thresholds"),           \
-                          JaggedBiasAttentionGradGpuOp<T>);
+#define FUSEDREC_REGISTER(T)                                                               \
+  FUSEDREC_REGISTER_ATTENTION(JaggedBiasAttention, JaggedBiasAttentionGpuOp<T>, T)         \
+  FUSEDREC_REGISTER_ATTENTION(JaggedBiasAttentionGrad, JaggedBiasAttentionGradGpuOp<T>, T)
 FUSEDREC_REGISTER(float)
 FUSEDREC_REGISTER(Eigen::half)
 FUSEDREC_REGISTER(Eigen::bfloat16)

@@ -10,8 +10,8 @@
 
 namespace fusedrec {
 
-// row_splits and num_targets at inputs `first` and `first + 1`, the bias from `first_bias` on; all checked. Of what is
-// on the device only sizes are read.
+// Checks and reads row_splits and num_targets, inputs `first` and `first + 1`, and the bias from input `first_bias` on. It
+// reads only the sizes of tensors on the device.
 inline absl::Status ReadRowsAndBias(tensorflow::OpKernelContext* ctx, const BiasAndRows& options, int first,
                                     int first_bias, int64_t tokens, int64_t heads, FusedrecAttention* call) {
   JaggedRows rows;
@@ -49,10 +49,10 @@ inline absl::Status ReadRowsAndBias(tensorflow::OpKernelContext* ctx, const Bias
 
 struct GradientOf {
   int input;
-  bool is_computed;  // what has no part in the result has a gradient of 0
+  bool is_computed;  // false: the input has no part in the result, so its gradient is 0
 };
 
-// Output i is the gradient of inputs[i], of its shape; 0 where a launcher does not write it.
+// Allocates output i for the gradient of inputs[i]. It is 0 where no launcher writes it.
 inline absl::Status AllocateGradients(tensorflow::OpKernelContext* ctx, std::initializer_list<GradientOf> inputs,
                                       tensorflow::Tensor** outputs) {
   int i = 0;
@@ -66,7 +66,7 @@ inline absl::Status AllocateGradients(tensorflow::OpKernelContext* ctx, std::ini
   return absl::OkStatus();
 }
 
-// A launcher with memory for it, and its answer.
+// Allocates the scratch of a launcher, calls it and returns its answer.
 template <typename ScratchBytes, typename Launcher>
 absl::Status Launch(tensorflow::OpKernelContext* ctx, const char* name, const FusedrecAttention& call,
                     const ScratchBytes& scratch_bytes, const Launcher& launcher) {
@@ -74,6 +74,17 @@ absl::Status Launch(tensorflow::OpKernelContext* ctx, const char* name, const Fu
   TF_RETURN_IF_ERROR(AllocateScratch(ctx, scratch_bytes(&call), &scratch));
   return CudaStatus(name, launcher(&call, scratch.data(), StreamOf(ctx)));
 }
+
+// The launchers read these inputs on the host.
+#define FUSEDREC_REGISTER_ATTENTION(NAME, KERNEL, T)            \
+  REGISTER_KERNEL_BUILDER(Name("Fusedrec>" #NAME)               \
+                              .Device(DEVICE_GPU)               \
+                              .TypeConstraint<T>("T")           \
+                              .HostMemory("row_splits")         \
+                              .HostMemory("num_targets")        \
+                              .HostMemory("contextual_lengths") \
+                              .HostMemory("thresholds"),        \
+                          KERNEL);
 
 }  // namespace fusedrec
 

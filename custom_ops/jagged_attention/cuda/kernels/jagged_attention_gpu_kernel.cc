@@ -1,6 +1,5 @@
 #include <algorithm>
 #include <string>
-#include <vector>
 
 #include "jagged_attention/cuda/kernels/gpu_arguments.h"
 
@@ -32,7 +31,7 @@ class JaggedAttentionGpuBase : public OpKernel {
     const Tensor& scale = ctx->input(first_ + 5);
     const char* names[] = {"query", "key", "value"};
     for (int i = 0; i < 3; ++i) TF_RETURN_IF_ERROR(RequireRank(names[i], ctx->input(first_ + i), 3));
-    TF_RETURN_IF_ERROR(RequireTokens(Dims(query), Dims(key), Dims(value)));
+    TF_RETURN_IF_ERROR(RequireTokens(DimsOf(query), DimsOf(key), DimsOf(value)));
     *call = {};
     call->type = NumberTypeOf<T>();
     call->qk_dim = query.dim_size(2);
@@ -42,7 +41,7 @@ class JaggedAttentionGpuBase : public OpKernel {
                                                      " columns on a GPU, got ", call->qk_dim, " and ", call->value_dim,
                                                      ". Use more heads."));
     }
-    TF_RETURN_IF_ERROR(RequireScale(Dims(scale), query.dim_size(0)));
+    TF_RETURN_IF_ERROR(RequireScale(DimsOf(scale), query.dim_size(0)));
     call->scale = In<float>(scale).data();
     call->scale_stride = scale.dims();
     call->alpha = alpha_;
@@ -55,11 +54,6 @@ class JaggedAttentionGpuBase : public OpKernel {
   const BiasAndRows& options() const { return options_; }
 
  private:
-  static std::vector<int64_t> Dims(const Tensor& t) {
-    const auto dims = t.shape().dim_sizes();
-    return {dims.begin(), dims.end()};
-  }
-
   const BiasAndRows options_;
   const int first_;
   float alpha_;
@@ -90,11 +84,7 @@ class JaggedAttentionGradGpuOp : public JaggedAttentionGpuBase<T> {
   void Compute(OpKernelContext* ctx) override {
     FusedrecAttention call;
     OP_REQUIRES_OK(ctx, this->Read(ctx, &call));
-    OP_REQUIRES(ctx, ctx->input(0).shape() == ctx->input(3).shape(),
-                absl::InvalidArgumentError(absl::StrCat("grads must have the shape of value ",
-                                                        ctx->input(3).shape().DebugString(), ", got ",
-                                                        ctx->input(0).shape().DebugString(),
-                                                        ". Pass the gradient of JaggedAttention's output.")));
+    OP_REQUIRES_OK(ctx, RequireGrads(ctx->input(0), ctx->input(3).shape(), "JaggedAttention"));
     // Gradients of query, key, value, position_weights, time_weights.
     const bool any = call.heads > 0;
     Tensor* outputs[5];
@@ -114,23 +104,9 @@ class JaggedAttentionGradGpuOp : public JaggedAttentionGpuBase<T> {
   }
 };
 
-#define FUSEDREC_REGISTER(T)                                                                      \
-  REGISTER_KERNEL_BUILDER(Name("Fusedrec>JaggedAttention")                                        \
-                              .Device(DEVICE_GPU)                                                 \
-                              .TypeConstraint<T>("T")                                             \
-                              .HostMemory("row_splits")                                           \
-                              .HostMemory("num_targets")                                          \
-                              .HostMemory("contextual_lengths")                                   \
-                              .HostMemory("thresholds"),                                          \
-                          JaggedAttentionGpuOp<T>);                                               \
-  REGISTER_KERNEL_BUILDER(Name("Fusedrec>JaggedAttentionGrad")                                    \
-                              .Device(DEVICE_GPU)                                                 \
-                              .TypeConstraint<T>("T")                                             \
-                              .HostMemory("row_splits")                                           \
-                              .HostMemory("num_targets")                                          \
-                              .HostMemory("contextual_lengths")                                   \
-                              .HostMemory("thresholds"),                                          \
-                          JaggedAttentionGradGpuOp<T>);
+#define FUSEDREC_REGISTER(T)                                                       \
+  FUSEDREC_REGISTER_ATTENTION(JaggedAttention, JaggedAttentionGpuOp<T>, T)         \
+  FUSEDREC_REGISTER_ATTENTION(JaggedAttentionGrad, JaggedAttentionGradGpuOp<T>, T)
 FUSEDREC_REGISTER(float)
 FUSEDREC_REGISTER(Eigen::half)
 FUSEDREC_REGISTER(Eigen::bfloat16)

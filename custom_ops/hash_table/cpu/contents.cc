@@ -1,0 +1,123 @@
+// Lists the contents of a table: all ids, or the ids whose rows changed since the last full save, the ids that left, the
+// ids that wait for admission, and statistics. ChangeLog tells which ids may have changed; the headers of their rows decide.
+#include <algorithm>
+#include <utility>
+
+#include "common/hash.h"
+#include "hash_table/cpu/hash_table.h"
+
+namespace fusedrec {
+
+void HashTable::Keys(int64_t segment, uint32_t since, const ParallelFor& parallel_for, std::vector<int64_t>* ids,
+                     std::vector<int64_t>* handles) const {
+  struct Found {
+    std::vector<int64_t> ids, handles;
+  };
+  std::vector<Found> found(ShardedRows::kShards);
+  const bool recorded = rows_.change_log().Covers(since);
+  const int64_t keys = size(segment) / ShardedRows::kShards + 1;
+  parallel_for(ShardedRows::kShards, 20 * keys, [&](int64_t begin, int64_t end) {
+    for (int64_t s = begin; s < end; ++s) {
+      Shard& shard = rows_.shards()[s];
+      Found& here = found[s];
+      const auto take = [&](int64_t id, uint32_t handle) {
+        here.ids.push_back(id);
+        here.handles.push_back(handle);
+      };
+      std::lock_guard<std::mutex> lock(shard.mutex);
+      if (since == 0) {  // all ids: no header has to be read
+        here.ids.reserve(shard.keys[segment].size());
+        here.handles.reserve(shard.keys[segment].size());
+        shard.keys[segment].ForEach(take);
+      } else if (recorded) {
+        std::vector<int64_t>& touched = shard.changes.touched[segment];
+        KeepDistinct(&touched);
+        for (const int64_t id : touched) {
+          const uint32_t handle = shard.keys[segment].Find(id, TableHash(id));
+          if (handle != kAbsent && rows_.Header(handle)->updated > since) take(id, handle);
+        }
+      } else {
+        rows_.ForEachRow(shard, segment, [&](int64_t id, uint32_t handle, const RowHeader& header) {
+          if (header.updated > since) take(id, handle);
+        });
+      }
+    }
+  });
+  for (const Found& here : found) {
+    ids->insert(ids->end(), here.ids.begin(), here.ids.end());
+    handles->insert(handles->end(), here.handles.begin(), here.handles.end());
+  }
+}
+
+std::vector<int64_t> HashTable::Tombstones(int64_t segment) const {
+  std::vector<int64_t> gone;
+  for (const Shard& shard : rows_.shards()) {
+    std::lock_guard<std::mutex> lock(shard.mutex);
+    for (const int64_t id : shard.changes.left[segment]) {
+      if (shard.keys[segment].Find(id, TableHash(id)) == kAbsent) gone.push_back(id);
+    }
+  }
+  KeepDistinct(&gone);
+  return gone;
+}
+
+void HashTable::ForgetTombstones() {
+  rows_.change_log().Stop();
+  for (Shard& shard : rows_.shards()) {
+    std::lock_guard<std::mutex> lock(shard.mutex);
+    shard.changes.Clear();
+  }
+  rows_.change_log().Begin(version(), clock(), spec().record_tombstones);
+}
+
+void HashTable::Candidates(int64_t segment, std::vector<int64_t>* ids, std::vector<int64_t>* counts) const {
+  std::vector<std::pair<int64_t, uint32_t>> candidates;
+  for (const Shard& shard : rows_.shards()) {
+    std::lock_guard<std::mutex> lock(shard.mutex);
+    if (shard.candidates.empty()) continue;
+    shard.candidates[segment].ForEach([&](int64_t id, uint32_t count) { candidates.emplace_back(id, count); });
+  }
+  const auto hash = [](const auto& candidate) { return Mix64(static_cast<uint64_t>(candidate.first)); };
+  std::sort(candidates.begin(), candidates.end(), [&](const auto& a, const auto& b) { return hash(a) < hash(b); });
+  for (const auto& [id, count] : candidates) {
+    ids->push_back(id);
+    counts->push_back(count);
+  }
+}
+
+absl::Status HashTable::SetCandidates(int64_t segment, absl::Span<const int64_t> ids, absl::Span<const int64_t> counts) {
+  for (size_t i = 0; i < ids.size() && spec().admission_count > 1; ++i) {
+    Shard* shard = &rows_.ShardWith(TableHash(ids[i]));
+    std::lock_guard<std::mutex> lock(shard->mutex);
+    const absl::Status set = shard->candidates[segment].Set(ids[i], static_cast<uint32_t>(counts[i]));
+    if (!set.ok()) return set;
+  }
+  return absl::OkStatus();
+}
+
+SegmentStatistics HashTable::Statistics(int64_t segment) const {
+  SegmentStatistics sum;
+  for (const Shard& shard : rows_.shards()) {
+    std::lock_guard<std::mutex> lock(shard.mutex);
+    const SegmentStatistics& part = shard.statistics[segment];
+    sum.keys += shard.keys[segment].size();
+    sum.hits += part.hits;
+    sum.inserts += part.inserts;
+    sum.evictions += part.evictions;
+    sum.refused += part.refused;
+    if (!shard.candidates.empty()) sum.candidates += shard.candidates[segment].size();
+  }
+  return sum;
+}
+
+int64_t HashTable::key_bytes() const {
+  int64_t bytes = 0;
+  for (const Shard& shard : rows_.shards()) {
+    std::lock_guard<std::mutex> lock(shard.mutex);
+    for (const KeyIndex& keys : shard.keys) bytes += keys.bytes();
+    for (const AdmissionFilter& candidates : shard.candidates) bytes += candidates.bytes();
+  }
+  return bytes;
+}
+
+}  // namespace fusedrec

@@ -1,0 +1,59 @@
+#include "hash_table/cpu/parts/evictor.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "hash_table/cpu/parts/victims.h"
+
+namespace fusedrec {
+
+absl::Status Evictor::MakeRoom(int64_t segment, int64_t new_ids, const WaitingIds& waiting) {
+  const TableSpec& spec = rows_->spec();
+  if (spec.max_rows == 0) return absl::OkStatus();
+  const int64_t excess = rows_->size(segment) + new_ids - spec.max_rows;
+  if (excess <= 0) return absl::OkStatus();
+  const int64_t gone = EvictWorst(segment, excess + spec.max_rows / 16, waiting);
+  if (gone >= excess) return absl::OkStatus();
+  return absl::ResourceExhaustedError(absl::StrCat(
+      "max_rows of ", rows_->NameOf(segment), " is ", spec.max_rows, ", but a batch needs ", excess - gone,
+      " rows more while the rows of the last ", spec.window, " lookups, and rows whose gradients wait, may not leave",
+      spec.eviction == Eviction::kNone && spec.ttl == 0 ? " and eviction is 'none'" : "",
+      ". What the table holds stays readable. Remedy: a larger max_rows, an eviction policy, or smaller batches."));
+}
+
+int64_t Evictor::EvictWorst(int64_t segment, int64_t count, const WaitingIds& waiting) {
+  if (rows_->spec().eviction == Eviction::kNone) return 0;
+  const bool by_time = rows_->spec().eviction == Eviction::kLru;
+  const auto may_go = [&](int64_t, int64_t id, uint32_t handle) {
+    return RowStore::PoolOf(handle) == 0 ||
+           !std::binary_search(waiting.begin(), waiting.end(), std::pair(segment, id));
+  };
+  const auto score = [=](const RowHeader& header) {
+    return by_time ? uint64_t{header.last} : uint64_t{header.count} << 32 | header.last;
+  };
+  const auto take = [&](Shard* shard, int64_t, int64_t id, uint32_t) {
+    rows_->RemoveKey(shard, segment, id);
+    ++shard->statistics[segment].evictions;
+    return absl::OkStatus();
+  };
+  return *TakeLowest(rows_, segment, segment, count, may_go, score, take);
+}
+
+void Evictor::EvictExpired() {
+  const TableSpec& spec = rows_->spec();
+  const Pins pins = rows_->pins().Current();
+  for (Shard& shard : rows_->shards()) {
+    std::lock_guard<std::mutex> lock(shard.mutex);
+    for (int64_t segment = 0; segment < rows_->segments(); ++segment) {
+      std::vector<int64_t> expired;
+      rows_->ForEachRow(shard, segment, [&](int64_t id, uint32_t, const RowHeader& header) {
+        if (header.last + std::max(spec.ttl, spec.window) < pins.now && !pins.Hold(header)) expired.push_back(id);
+      });
+      if (!expired.empty()) rows_->pins().NoteMove(pins.now);
+      for (const int64_t id : expired) rows_->RemoveKey(&shard, segment, id);
+      shard.statistics[segment].evictions += expired.size();
+    }
+  }
+}
+
+}  // namespace fusedrec

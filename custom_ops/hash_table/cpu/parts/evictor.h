@@ -1,0 +1,39 @@
+// Eviction: LRU and LFU at max_rows, and the time to live of rows. Rows in use stay (pinned_rows.h).
+//
+// A scan of the segment finds the exact rows. It chooses 1/16 of max_rows more than needed, so that scans are rare.
+#ifndef FUSEDREC_HASH_TABLE_CPU_PARTS_EVICTOR_H_
+#define FUSEDREC_HASH_TABLE_CPU_PARTS_EVICTOR_H_
+
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "hash_table/cpu/rows/sharded_rows.h"
+
+namespace fusedrec {
+
+// (segment, id), sorted, of the rows that a lookup is about to move into memory. It has not touched them yet, but they
+// must stay.
+using WaitingIds = std::vector<std::pair<int64_t, int64_t>>;
+
+class Evictor {
+ public:
+  explicit Evictor(ShardedRows* rows) : rows_(rows) {}
+
+  // The caller of these two methods holds the room mutex.
+  // Makes room for new ids of a segment under max_rows. Fails when not enough rows may leave.
+  absl::Status MakeRoom(int64_t segment, int64_t new_ids, const WaitingIds& waiting);
+  // Evicts the `count` rows that the policy ranks lowest; none without a policy. Returns how many left.
+  int64_t EvictWorst(int64_t segment, int64_t count, const WaitingIds& waiting = {});
+
+  // Evicts the rows whose time to live is over.
+  void EvictExpired();
+
+ private:
+  ShardedRows* const rows_;
+};
+
+}  // namespace fusedrec
+
+#endif  // FUSEDREC_HASH_TABLE_CPU_PARTS_EVICTOR_H_

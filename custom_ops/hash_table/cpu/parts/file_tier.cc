@@ -1,0 +1,56 @@
+#include "hash_table/cpu/parts/file_tier.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "common/hash.h"
+#include "hash_table/cpu/parts/victims.h"
+
+namespace fusedrec {
+
+int64_t FileTier::memory_rows() const {
+  return std::max<int64_t>(rows_->spec().memory_budget / rows_->format(0).stride(), 1);
+}
+
+absl::Status FileTier::MakeRoom(int64_t new_rows) {
+  if (!is_on()) return absl::OkStatus();
+  const int64_t excess = rows_->store().size(0) + new_rows - memory_rows();
+  if (excess <= 0) return absl::OkStatus();
+  const auto may_go = [](int64_t, int64_t, uint32_t handle) { return RowStore::PoolOf(handle) == 0; };
+  const auto score = [](const RowHeader& header) { return header.last; };
+  const auto take = [&](Shard* shard, int64_t segment, int64_t id, uint32_t handle) {
+    return rows_->MoveRow(shard, segment, id, 1, &handle);
+  };
+  const int64_t more = memory_rows() / 16;  // so that not every step has to scan
+  const auto gone = TakeLowest(rows_, 0, rows_->segments() - 1, excess + more, may_go, score, take);
+  if (!gone.ok()) return gone.status();
+  if (*gone >= excess) return absl::OkStatus();
+  return absl::ResourceExhaustedError(absl::StrCat(
+      "memory_budget holds ", memory_rows(), " rows, but a batch needs ", excess - *gone, " more while the rows of the ",
+      "last ", rows_->spec().window, " lookups, and rows whose gradients wait, stay in memory. Remedy: a larger ",
+      "memory_budget, or smaller batches."));
+}
+
+void FileTier::Prefetch(const Message& message) const {
+  if (!is_on()) return;
+  constexpr uintptr_t kPage = 4096;
+  const ShardedRows::Reader reader(rows_);
+  int64_t entry = 0;
+  for (const int32_t size : message.source_splits) {
+    const int64_t* id = &message.entries[entry] + rows_->segments();
+    for (int64_t segment = 0; segment < rows_->segments(); ++segment) {
+      for (int64_t i = message.entries[entry + segment]; i > 0; --i, ++id) {
+        const uint64_t hash = TableHash(*id);
+        const uint32_t handle = rows_->ShardWith(hash).keys[segment].Find(*id, hash);
+        if (handle == kAbsent || RowStore::PoolOf(handle) == 0) continue;
+        const uintptr_t row = reinterpret_cast<uintptr_t>(rows_->Row(handle)), page = row / kPage * kPage;
+        madvise(reinterpret_cast<void*>(page), row - page + rows_->format(1).stride(), MADV_WILLNEED);
+      }
+    }
+    entry += size;
+  }
+}
+
+}  // namespace fusedrec

@@ -1,0 +1,36 @@
+// The tier below memory: rows beyond memory_budget lie in a file (FusedRec, section 4; NestPipe, section IV).
+//
+// A lookup brings the rows that it needs into memory (ShardedRows::MoveRow), where they are trained. The coldest rows go
+// back. Rows move bit by bit, so a table that spills trains exactly like a table that does not.
+#ifndef FUSEDREC_HASH_TABLE_CPU_PARTS_FILE_TIER_H_
+#define FUSEDREC_HASH_TABLE_CPU_PARTS_FILE_TIER_H_
+
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "hash_table/cpu/rows/sharded_rows.h"
+
+namespace fusedrec {
+
+class FileTier {
+ public:
+  explicit FileTier(ShardedRows* rows) : rows_(rows) {}
+
+  bool is_on() const { return rows_->spec().memory_budget > 0; }
+  // Pool of a row that comes from a checkpoint or a replica: memory as long as it has room.
+  int PoolWithRoom() const { return is_on() && rows_->store().size(0) >= memory_rows() ? 1 : 0; }
+  // Makes room in memory for so many rows. Fails when not enough rows may go to the file. The caller holds the room mutex.
+  absl::Status MakeRoom(int64_t new_rows);
+  // Asks the disk for the rows of these ids that lie in the file; returns at once.
+  void Prefetch(const Message& message) const;
+
+ private:
+  // Rows that the memory budget holds.
+  int64_t memory_rows() const;
+
+  ShardedRows* const rows_;
+};
+
+}  // namespace fusedrec
+
+#endif  // FUSEDREC_HASH_TABLE_CPU_PARTS_FILE_TIER_H_

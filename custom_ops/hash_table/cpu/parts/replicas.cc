@@ -1,0 +1,116 @@
+#include "hash_table/cpu/parts/replicas.h"
+
+#include "absl/strings/str_cat.h"
+#include "common/hash.h"
+
+namespace fusedrec {
+
+void Replicas::TakeUnsynced(std::vector<int64_t>* counts, std::vector<int64_t>* ids, std::vector<int64_t>* headers) {
+  const IdsBySegment trained = trained_.Take();
+  for (int64_t segment = 0; segment < rows_->segments(); ++segment) {
+    const size_t before = ids->size();
+    for (const int64_t id : trained[segment]) {
+      const uint64_t hash = TableHash(id);
+      Shard& shard = rows_->ShardWith(hash);
+      std::lock_guard<std::mutex> lock(shard.mutex);
+      const uint32_t handle = shard.keys[segment].Find(id, hash);
+      if (handle == kAbsent) continue;  // refused by admission, or gone since
+      const RowHeader& header = *rows_->Header(handle);
+      ids->push_back(id);
+      headers->push_back(int64_t{header.last} << 32 | header.count);
+    }
+    counts->push_back(ids->size() - before);
+  }
+  for (int64_t segment = 0; segment < rows_->segments(); ++segment) {
+    std::vector<int64_t> gone;
+    for (Shard& shard : rows_->shards()) {
+      std::lock_guard<std::mutex> lock(shard.mutex);
+      for (const int64_t id : shard.unsynced[segment]) {
+        if (shard.keys[segment].Find(id, TableHash(id)) == kAbsent) gone.push_back(id);
+      }
+      shard.unsynced[segment].clear();
+    }
+    KeepDistinct(&gone);
+    ids->insert(ids->end(), gone.begin(), gone.end());
+    counts->push_back(gone.size());
+  }
+  headers->resize(ids->size(), 0);
+}
+
+void Replicas::ReadNumbers(absl::Span<const int64_t> ids, absl::Span<const int64_t> segment_splits,
+                           const ParallelFor& parallel_for, float* numbers) const {
+  const int64_t width = rows_->format(0).numbers();
+  for (int64_t segment = 0; segment < rows_->segments(); ++segment) {
+    const int64_t first = segment_splits[segment];
+    parallel_for(segment_splits[segment + 1] - first, 200 + width, [&](int64_t begin, int64_t end) {
+      const ShardedRows::Reader reader(rows_);
+      std::vector<char> initial(rows_->format(rows_->new_pool()).stride());
+      for (int64_t i = first + begin; i < first + end; ++i) {
+        const uint64_t hash = TableHash(ids[i]);
+        const uint32_t handle = rows_->ShardWith(hash).keys[segment].Find(ids[i], hash);
+        if (handle != kAbsent) {
+          rows_->format(RowStore::PoolOf(handle)).Load(rows_->Row(handle), numbers + i * width);
+        } else {  // through the storage, with the rounding of a lookup
+          rows_->WriteInitial(segment, ids[i], rows_->new_pool(), initial.data());
+          rows_->format(rows_->new_pool()).Load(initial.data(), numbers + i * width);
+        }
+      }
+    });
+  }
+}
+
+absl::Status Replicas::WriteNumbers(Shard* shard, int64_t segment, int64_t id, const float* numbers, int64_t header,
+                                    uint32_t step) {
+  const uint64_t hash = TableHash(id);
+  uint32_t handle = shard->keys[segment].Find(id, hash);
+  if (handle == kAbsent) {
+    absl::Status made = shard->keys[segment].Reserve(1, &shard->retired);
+    if (made.ok()) made = rows_->MakeRow(shard, segment, id, tier_->PoolWithRoom(), &handle);
+    if (!made.ok()) return made;
+  }
+  char* row = rows_->Row(handle);
+  rows_->change_log().Touch(&shard->changes, segment, id, 0, shard->keys[segment].size());
+  RowHeader* about = RowFormat::Header(row);
+  about->last = static_cast<uint32_t>(header >> 32);
+  about->count = static_cast<uint32_t>(header);
+  about->updated = rows_->version();
+  rows_->format(RowStore::PoolOf(handle)).Store(numbers, step, row);
+  return absl::OkStatus();
+}
+
+absl::Status Replicas::Merge(absl::Span<const int64_t> left, absl::Span<const int64_t> left_splits,
+                             absl::Span<const int64_t> ids, absl::Span<const int64_t> segment_splits,
+                             const float* numbers, absl::Span<const int64_t> headers, uint32_t step) {
+  std::lock_guard<std::mutex> lock(rows_->room_mutex());
+  rows_->NextVersion();
+  const Pins pins = rows_->pins().Current();
+  const int64_t width = rows_->format(0).numbers(), max_rows = rows_->spec().max_rows;
+  for (int64_t segment = 0; segment < rows_->segments(); ++segment) {
+    for (int64_t i = left_splits[segment]; i < left_splits[segment + 1]; ++i) {
+      Shard* shard = &rows_->ShardWith(TableHash(left[i]));
+      std::lock_guard<std::mutex> shard_lock(shard->mutex);
+      const uint32_t handle = shard->keys[segment].Find(left[i], TableHash(left[i]));
+      if (handle == kAbsent || pins.Hold(*rows_->Header(handle))) continue;
+      rows_->pins().NoteMove(pins.now);
+      rows_->RemoveKey(shard, segment, left[i]);
+      shard->unsynced[segment].pop_back();  // no replica has to be told
+    }
+    for (int64_t i = segment_splits[segment]; i < segment_splits[segment + 1]; ++i) {
+      Shard* shard = &rows_->ShardWith(TableHash(ids[i]));
+      std::lock_guard<std::mutex> shard_lock(shard->mutex);
+      const absl::Status written = WriteNumbers(shard, segment, ids[i], numbers + i * width, headers[i], step);
+      if (!written.ok()) return written;
+    }
+    // Each replica has kept its limit, but not with the same rows.
+    const int64_t excess = max_rows > 0 ? rows_->size(segment) - max_rows : 0;
+    if (excess > 0 && evictor_->EvictWorst(segment, excess) < excess) {
+      return absl::ResourceExhaustedError(absl::StrCat(
+          "max_rows is ", max_rows, ", but the replicas of ", rows_->NameOf(segment), " have ", excess,
+          " rows more together that may not leave. Remedy: a larger max_rows, an eviction policy, or a smaller ",
+          "sync_every."));
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace fusedrec

@@ -1,0 +1,55 @@
+// A table as one of several replicas that train apart and are averaged from time to time (2D sparse parallelism,
+// Algorithm 1). Only for tables with `averaged`.
+//
+// An id without a row at a replica counts with its initial row in the mean, whether it never came or was evicted. An id
+// that left one replica leaves all of them, unless another replica has trained it meanwhile.
+#ifndef FUSEDREC_HASH_TABLE_CPU_PARTS_REPLICAS_H_
+#define FUSEDREC_HASH_TABLE_CPU_PARTS_REPLICAS_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/types/span.h"
+#include "common/parallel.h"
+#include "hash_table/cpu/parts/evictor.h"
+#include "hash_table/cpu/parts/file_tier.h"
+#include "hash_table/cpu/parts/trained_ids.h"
+#include "hash_table/cpu/rows/sharded_rows.h"
+
+namespace fusedrec {
+
+class Replicas {
+ public:
+  Replicas(ShardedRows* rows, const FileTier* tier, Evictor* evictor)
+      : rows_(rows), tier_(tier), evictor_(evictor), trained_(rows->segments()) {}
+
+  // Notes that the rows of these ids were trained.
+  void NoteTrained(const Message& message) { trained_.Add(message); }
+  // Returns and forgets, since the last call, the trained ids that have a row, by segment, then the ids that left, by
+  // segment. counts [2 * segments()]; headers: last << 32 | count of each trained id, 0 of each other id.
+  void TakeUnsynced(std::vector<int64_t>* counts, std::vector<int64_t>* ids, std::vector<int64_t>* headers);
+  // numbers [ids.size() * format(0).numbers()]: row and slots of ids grouped by segment; initial numbers without a row.
+  void ReadNumbers(absl::Span<const int64_t> ids, absl::Span<const int64_t> segment_splits,
+                   const ParallelFor& parallel_for, float* numbers) const;
+  // Removes the ids `left`, except rows in use, then sets rows of distinct ids; both are grouped by segment. Existing rows
+  // stay where they are. `step` seeds the rounding, so replicas with equal arguments become equal.
+  absl::Status Merge(absl::Span<const int64_t> left, absl::Span<const int64_t> left_splits,
+                     absl::Span<const int64_t> ids, absl::Span<const int64_t> segment_splits, const float* numbers,
+                     absl::Span<const int64_t> headers, uint32_t step);
+  // Forgets the trained ids.
+  void Clear() { trained_.Clear(); }
+
+ private:
+  absl::Status WriteNumbers(Shard* shard, int64_t segment, int64_t id, const float* numbers, int64_t header,
+                            uint32_t step);
+
+  ShardedRows* const rows_;
+  const FileTier* const tier_;
+  Evictor* const evictor_;
+  TrainedIds trained_;
+};
+
+}  // namespace fusedrec
+
+#endif  // FUSEDREC_HASH_TABLE_CPU_PARTS_REPLICAS_H_

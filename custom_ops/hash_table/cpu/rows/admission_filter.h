@@ -1,0 +1,44 @@
+// Counts how often ids without a row come, until an id has come often enough to get one.
+//
+// Counts are exact: one number per id in a KeyIndex, about 25 bytes. A full filter halves all counts and forgets the ids
+// that came once, as TinyLFU ages its counters. The caller calls one method at a time.
+#ifndef FUSEDREC_HASH_TABLE_CPU_ROWS_ADMISSION_FILTER_H_
+#define FUSEDREC_HASH_TABLE_CPU_ROWS_ADMISSION_FILTER_H_
+
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "hash_table/cpu/rows/key_index.h"
+
+namespace fusedrec {
+
+class AdmissionFilter {
+ public:
+  // threshold: lookups that must bring an id, > 1. limit: counted ids; 0 sets no limit. stagger: of the KeyIndex.
+  AdmissionFilter(int64_t threshold, int64_t limit, double stagger)
+      : threshold_(threshold), limit_(limit), counts_(stagger) {}
+
+  // Counts one lookup of an id without a row. Returns whether the id has come often enough; its count is then dropped.
+  bool Admit(int64_t id);
+  // Sets the count of an id. Fails when there is no memory.
+  absl::Status Set(int64_t id, uint32_t count);
+  void Clear();
+
+  int64_t size() const { return counts_.size(); }
+  size_t bytes() const { return counts_.bytes(); }
+  // Calls visit(id, count) for every counted id.
+  template <typename Visit>
+  void ForEach(const Visit& visit) const {
+    counts_.ForEach(visit);
+  }
+
+ private:
+  void Age();
+
+  int64_t threshold_, limit_;
+  KeyIndex counts_;  // id -> lookups so far
+};
+
+}  // namespace fusedrec
+
+#endif  // FUSEDREC_HASH_TABLE_CPU_ROWS_ADMISSION_FILTER_H_

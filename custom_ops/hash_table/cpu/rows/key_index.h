@@ -1,0 +1,155 @@
+// The key structure of a table shard: id -> 32-bit payload (a row handle), exact, for any int64 id.
+//
+// # Layout
+// Open addressing over lines of one cache line each: five keys, their five payloads, and a word that counts them. A key
+// belongs into the line that the low bits of its hash name; when that is full, the line is marked as overflown and the
+// next one takes it. Keys are kept apart from the rows they lead to (MTGRBoost, section 4.1), so growing moves 17 to
+// 28 bytes per key and no row.
+//
+// # Probing
+// From line to line by an odd step that is taken from the hash: MTGRBoost's grouped parallel probing (section 4.1, eq. 5
+// and theorem 1) with the five slots of a line in the place of its group of threads. The number of lines is a power of
+// two, so an odd step visits each of them. Eq. 5 takes the step from the key itself; ours comes from bits of the hash
+// that choose neither line nor shard, so that keys in sequence do not walk in step. Against the next line in memory,
+// measured with 2^21 lines: at load 0.75 1.14 lines and 14.5 ns for a key that is there (next line: 1.20 and 16.4), 1.35
+// lines and 24.5 ns for one that is not (1.83 and 27.2); at load 0.60 within 10 % for the one, 26 % faster for the other.
+//
+// # Threads
+// One writer at a time (the shard's mutex); any number of readers, without locks, at the same time:
+// - an insertion writes key and payload after the last ones and then publishes the count;
+// - a removal moves the line's last key into the gap, under an odd version number that makes readers look again;
+// - growing builds new lines and swaps one pointer; the old ones are kept by the owner until no reader can see them.
+#ifndef FUSEDREC_HASH_TABLE_CPU_ROWS_KEY_INDEX_H_
+#define FUSEDREC_HASH_TABLE_CPU_ROWS_KEY_INDEX_H_
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "hash_table/cpu/rows/pages.h"
+
+namespace fusedrec {
+
+constexpr uint32_t kAbsent = 0xffffffff;  // no key has this payload
+
+class KeyIndex {
+ public:
+  static constexpr int kKeysPerLine = 5;
+
+  // Lines of one size, from one growth to the next.
+  class Lines;
+  // Where replaced lines wait until no reader looks at them.
+  using Retired = std::vector<std::unique_ptr<Lines>>;
+
+  // `stagger` in [0, 1) spreads the load at which indices of one table grow over 0.60 to 0.75, so that the shards of a
+  // table, which fill evenly, do not all grow in the same step.
+  explicit KeyIndex(double stagger = 0.0) : max_load_(0.75 - 0.15 * stagger) {}
+  KeyIndex(KeyIndex&& other) noexcept
+      : max_load_(other.max_load_), lines_(other.lines_.exchange(nullptr)), size_(other.size_),
+        overflown_(other.overflown_), removed_(other.removed_) {}
+  ~KeyIndex();
+
+  int64_t size() const { return size_; }
+  size_t bytes() const;
+
+  // Reads. Any thread.
+  uint32_t Find(int64_t key, uint64_t hash) const;
+  void Prefetch(uint64_t hash) const;
+
+  // Writes. One thread at a time.
+  // Makes room for `more` keys; replaced lines go to `retired`.
+  absl::Status Reserve(int64_t more, Retired* retired);
+  void Insert(int64_t key, uint64_t hash, uint32_t payload);   // not there yet; room was reserved
+  void Replace(int64_t key, uint64_t hash, uint32_t payload);  // it is there
+  uint32_t Remove(int64_t key, uint64_t hash);                 // its payload, or kAbsent
+  void Clear(Retired* retired);
+  // Calls visit(key, payload) for every key; it must not change the index. Keys come in the order of their lines.
+  template <typename Visit>
+  void ForEach(const Visit& visit) const;
+
+ private:
+  struct Line;
+  struct Place;
+  // Distance, in lines, to where a key is looked for next.
+  static uint64_t Step(uint64_t hash) { return (hash >> 32) | 1; }
+  bool FindPlace(int64_t key, uint64_t hash, Place* place) const;
+  absl::Status Rebuild(uint64_t num_lines, Retired* retired);
+
+  double max_load_;
+  std::atomic<Lines*> lines_{nullptr};
+  int64_t size_ = 0;
+  int64_t overflown_ = 0;  // lines with the mark
+  int64_t removed_ = 0;    // keys removed since the lines were built: marks that nothing needs any more stay until then
+};
+
+struct alignas(64) KeyIndex::Line {
+  static constexpr uint32_t kCount = 7, kOverflown = 8, kVersion = 16;  // bits of meta; the rest counts removals, twice
+  std::atomic<int64_t> key[kKeysPerLine];
+  std::atomic<uint32_t> payload[kKeysPerLine];
+  std::atomic<uint32_t> meta;
+
+  // Position of `key` among the first (meta & kCount) keys, or -1.
+  int Position(int64_t wanted, uint32_t meta_seen) const {
+    unsigned equal = 0;
+    for (int i = 0; i < kKeysPerLine; ++i) equal |= unsigned{key[i].load(std::memory_order_acquire) == wanted} << i;
+    equal &= (1u << (meta_seen & kCount)) - 1;
+    return equal == 0 ? -1 : __builtin_ctz(equal);
+  }
+};
+
+class KeyIndex::Lines {
+ public:
+  static absl::StatusOr<std::unique_ptr<Lines>> Make(uint64_t num_lines);
+  Line& operator[](uint64_t n) const { return data_[n & mask_]; }
+  uint64_t size() const { return mask_ + 1; }
+  size_t bytes() const { return size() * sizeof(Line); }
+
+ private:
+  uint64_t mask_ = 0;
+  Line* data_ = nullptr;
+  Pages pages_;                   // from half a megabyte on
+  std::unique_ptr<Line[]> heap_;  // below
+};
+
+inline void KeyIndex::Prefetch(uint64_t hash) const {
+  const Lines* lines = lines_.load(std::memory_order_seq_cst);
+  if (lines != nullptr) __builtin_prefetch(&(*lines)[hash]);
+}
+
+inline uint32_t KeyIndex::Find(int64_t key, uint64_t hash) const {
+  const Lines* lines = lines_.load(std::memory_order_seq_cst);
+  if (lines == nullptr) return kAbsent;
+  for (uint64_t n = hash, visited = 0; visited < lines->size(); n += Step(hash), ++visited) {
+    const Line& line = (*lines)[n];
+    uint32_t meta, payload;
+    do {  // again when a removal was under way
+      meta = line.meta.load(std::memory_order_acquire);
+      const int i = line.Position(key, meta);
+      payload = i < 0 ? kAbsent : line.payload[i].load(std::memory_order_acquire);
+    } while (__builtin_expect((meta & Line::kVersion) != 0 ||
+                              (line.meta.load(std::memory_order_relaxed) ^ meta) >= Line::kVersion, false));
+    if (payload != kAbsent) return payload;
+    if ((meta & Line::kOverflown) == 0) return kAbsent;
+  }
+  return kAbsent;
+}
+
+template <typename Visit>
+void KeyIndex::ForEach(const Visit& visit) const {
+  const Lines* lines = lines_.load(std::memory_order_acquire);
+  if (lines == nullptr) return;
+  for (uint64_t n = 0; n < lines->size(); ++n) {
+    const Line& line = (*lines)[n];
+    const int count = line.meta.load(std::memory_order_relaxed) & Line::kCount;
+    for (int i = 0; i < count; ++i) {
+      visit(line.key[i].load(std::memory_order_relaxed), line.payload[i].load(std::memory_order_relaxed));
+    }
+  }
+}
+
+}  // namespace fusedrec
+
+#endif  // FUSEDREC_HASH_TABLE_CPU_ROWS_KEY_INDEX_H_

@@ -1,0 +1,121 @@
+#include "hash_table/cpu/rows/pages.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <limits>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+
+namespace fusedrec {
+namespace {
+
+constexpr size_t kPage = 4096;
+constexpr size_t kHugePage = size_t{2} << 20;
+constexpr size_t kReserve = size_t{256} << 20;  // left to everything else in the process
+
+// Bytes that the machine can still give, by /proc/meminfo; the largest number when it does not tell.
+size_t AvailableOnMachine() {
+  std::ifstream file("/proc/meminfo");
+  std::string name, unit;
+  size_t kilobytes;
+  while (file >> name >> kilobytes) {
+    std::getline(file, unit);
+    if (name == "MemAvailable:") return kilobytes * 1024;
+  }
+  return std::numeric_limits<size_t>::max();
+}
+
+// Bytes that the container can still take, by its control group (version 2); the largest number without a limit. Pages of
+// files count as used there, but are given up for others.
+size_t AvailableInContainer() {
+  const std::string group = "/sys/fs/cgroup/memory.";
+  std::ifstream limit_file(group + "max"), used_file(group + "current"), statistics(group + "stat");
+  size_t limit, used, bytes, files = 0;
+  if (!(limit_file >> limit) || !(used_file >> used)) return std::numeric_limits<size_t>::max();  // "max": no number
+  for (std::string name; statistics >> name >> bytes;) {
+    if (name == "active_file" || name == "inactive_file") files += bytes;
+  }
+  used -= std::min(used, files);
+  return limit > used ? limit - used : 0;
+}
+
+}  // namespace
+
+Pages::~Pages() {
+  if (data_ != nullptr) munmap(data_, bytes_);
+}
+
+absl::StatusOr<Pages> Pages::OfMemory(size_t bytes) {
+  const size_t available = std::min(AvailableOnMachine(), AvailableInContainer());
+  if (bytes + kReserve > available) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "the embedding table needs ", bytes, " more bytes of memory, but ", available, " are available and ", kReserve,
+        " of them are left to the rest of the process. What it holds stays readable. Remedy: max_rows with an eviction "
+        "policy, memory_budget with a folder for the rows beyond it, a 16-bit storage_dtype, or more ranks."));
+  }
+  bytes = (bytes + kPage - 1) / kPage * kPage;
+  // No mapping begins at a multiple of 2 MiB on request, so this takes more and gives the ends back.
+  const size_t slack = bytes >= kHugePage ? kHugePage : 0;
+  void* mapped = mmap(nullptr, bytes + slack, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (mapped == MAP_FAILED) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "the system gave the embedding table no more memory (", bytes, " bytes: ", std::strerror(errno),
+        "). What it holds stays readable. Remedy: raise the limit (ulimit -v), or set max_rows or memory_budget."));
+  }
+  char* begin = static_cast<char*>(mapped);
+  if (slack > 0) {
+    const size_t lead = (kHugePage - reinterpret_cast<uintptr_t>(begin) % kHugePage) % kHugePage;
+    if (lead > 0) munmap(begin, lead);
+    if (slack > lead) munmap(begin + lead + bytes, slack - lead);
+    begin += lead;
+    WantHugePages(begin, bytes);
+  }
+  return Pages(begin, bytes);
+}
+
+void WantHugePages(void* data, size_t bytes) {
+  const uintptr_t begin = (reinterpret_cast<uintptr_t>(data) + kPage - 1) / kPage * kPage;
+  const uintptr_t end = (reinterpret_cast<uintptr_t>(data) + bytes) / kPage * kPage;
+  if (end >= begin + kHugePage) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
+}
+
+absl::StatusOr<Pages> Pages::OfFile(int file, size_t offset, size_t bytes) {
+  const int error = posix_fallocate(file, offset, bytes);
+  if (error != 0) {
+    return absl::ResourceExhaustedError(absl::StrCat("the file of rows beyond memory_budget cannot grow by ", bytes,
+                                                     " bytes: ", std::strerror(error),
+                                                     ". What the table holds stays readable. Remedy: free disk space, "
+                                                     "or another tier_folder."));
+  }
+  void* mapped = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, offset);
+  if (mapped == MAP_FAILED) {
+    return absl::ResourceExhaustedError(absl::StrCat("the file of rows beyond memory_budget cannot be mapped (", bytes,
+                                                     " bytes: ", std::strerror(errno), ")."));
+  }
+  madvise(mapped, bytes, MADV_RANDOM);  // rows are read one by one; read-ahead would bring their neighbours
+  return Pages(mapped, bytes);
+}
+
+absl::StatusOr<int> OpenScratchFile(const std::string& folder) {
+  std::string path = absl::StrCat(folder, "/fusedrec-rows-XXXXXX");
+  std::vector<char> name(path.begin(), path.end());
+  name.push_back('\0');
+  const int file = mkstemp(name.data());
+  if (file < 0) {
+    return absl::InvalidArgumentError(absl::StrCat("tier_folder '", folder, "' must be a folder that can be written, ",
+                                                   "got: ", std::strerror(errno), "."));
+  }
+  unlink(name.data());
+  return file;
+}
+
+}  // namespace fusedrec

@@ -1,0 +1,54 @@
+// Memory for large arrays: whole pages from the system, huge ones where it gives them, or pages of a file on disk.
+//
+// A table is read at random places, so most of its time is spent waiting for memory and a good part of that for address
+// translation: 2 MiB pages make the latter rare. Running out is an error to report, not a reason to be killed: before
+// memory is taken it is compared with what the machine, or the container, still has.
+#ifndef FUSEDREC_HASH_TABLE_CPU_ROWS_PAGES_H_
+#define FUSEDREC_HASH_TABLE_CPU_ROWS_PAGES_H_
+
+#include <cstddef>
+#include <string>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+namespace fusedrec {
+
+// Owns a mapping; zeros when it is new.
+class Pages {
+ public:
+  Pages() = default;
+  Pages(Pages&& other) noexcept : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
+  Pages& operator=(Pages&& other) noexcept {
+    std::swap(data_, other.data_);
+    std::swap(bytes_, other.bytes_);
+    return *this;
+  }
+  ~Pages();
+
+  // Memory, aligned to 2 MiB when it is that large.
+  static absl::StatusOr<Pages> OfMemory(size_t bytes);
+  // `bytes` of an open file from `offset` on, reserved on disk first: a full disk is an error here and not a crash at
+  // the first write.
+  static absl::StatusOr<Pages> OfFile(int file, size_t offset, size_t bytes);
+
+  char* data() const { return static_cast<char*>(data_); }
+  size_t bytes() const { return bytes_; }
+
+ private:
+  Pages(void* data, size_t bytes) : data_(data), bytes_(bytes) {}
+  void* data_ = nullptr;
+  size_t bytes_ = 0;
+};
+
+// Asks for huge pages under a large buffer that nothing has touched yet. Its first writes then take one fault per 2 MiB
+// instead of 512. Only a wish: pages at the ends that the buffer shares with others stay small.
+void WantHugePages(void* data, size_t bytes);
+
+// A file without a name in `folder`: it is gone when the process is, however that ends.
+absl::StatusOr<int> OpenScratchFile(const std::string& folder);
+
+}  // namespace fusedrec
+
+#endif  // FUSEDREC_HASH_TABLE_CPU_ROWS_PAGES_H_

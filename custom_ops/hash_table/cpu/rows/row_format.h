@@ -1,0 +1,76 @@
+// How one row lies in memory: header, embedding, optimizer slots, side by side (MTGRBoost, section 4.1; DESIGN decision 4).
+//
+//     [ RowHeader | row D x storage | element-wise slots k * D | row-wise slots float32 ]   rounded up to 8 bytes
+//
+// The row is float32, bfloat16 or float16. Element-wise slots of a float32 table are float32, those of a 16-bit table
+// bfloat16 whatever the row is: sums of squares leave float16's range. Row-wise slots are one number each, float32.
+// All arithmetic is float32.
+//
+// # Stochastic rounding
+// Round up with the probability that is the discarded part, so that updates smaller than half a step of the 16-bit grid
+// are not lost on average. The random bits are a hash of (the unrounded number, its column, the table's version): a run
+// that is repeated, resumed, or spread over other ranks rounds alike.
+#ifndef FUSEDREC_HASH_TABLE_CPU_ROWS_ROW_FORMAT_H_
+#define FUSEDREC_HASH_TABLE_CPU_ROWS_ROW_FORMAT_H_
+
+#include <cstdint>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "hash_table/storage.h"
+
+namespace fusedrec {
+
+absl::StatusOr<Storage> StorageOf(const std::string& name);
+
+struct RowHeader {
+  uint32_t last;     // clock of the last training lookup
+  uint32_t number;   // scratch of that lookup: the row's place among its distinct rows
+  uint32_t count;    // training lookups, saturating
+  uint32_t updated;  // version of the table that last changed the row
+};
+
+class RowFormat {
+ public:
+  RowFormat(Storage storage, int dim, int wide_slots, int scalar_slots, bool stochastic);
+
+  Storage storage() const { return storage_; }
+  Storage slot_storage() const { return storage_ == Storage::kFloat32 ? Storage::kFloat32 : Storage::kBfloat16; }
+  int dim() const { return dim_; }
+  int wide_slots() const { return wide_slots_; }
+  int scalar_slots() const { return scalar_slots_; }
+  // Bytes from the header of one row to that of the next.
+  int stride() const { return stride_; }
+  // Bytes of row and slots, without header and padding.
+  int payload_bytes() const { return scalars_offset_ - kRowOffset + 4 * scalar_slots_; }
+  // float32 numbers of row and slots.
+  int numbers() const { return dim_ * (1 + wide_slots_) + scalar_slots_; }
+
+  static RowHeader* Header(char* row) { return reinterpret_cast<RowHeader*>(row); }
+  static char* Payload(char* row) { return row + kRowOffset; }
+
+  // float32 tables only: the numbers in place.
+  float* Row(char* row) const { return reinterpret_cast<float*>(row + kRowOffset); }
+  float* Wide(char* row) const { return reinterpret_cast<float*>(row + wide_offset_); }
+  float* Scalars(char* row) const { return reinterpret_cast<float*>(row + scalars_offset_); }
+
+  // Row and slots to and from float32 numbers [D | k * D | scalars].
+  void Load(const char* row, float* numbers) const;
+  void Store(const float* numbers, uint32_t version, char* row) const;
+  // The embedding alone, as `to` numbers.
+  void CopyRow(const char* row, Storage to, void* out) const;
+
+ private:
+  static constexpr int kRowOffset = sizeof(RowHeader);
+  Storage storage_;
+  bool stochastic_;
+  int dim_, wide_slots_, scalar_slots_;
+  int wide_offset_, scalars_offset_, stride_;
+};
+
+// n numbers from one storage to another; rounds to the nearest, ties to even.
+void Convert(const void* from, Storage from_storage, int64_t n, Storage to_storage, void* to);
+
+}  // namespace fusedrec
+
+#endif  // FUSEDREC_HASH_TABLE_CPU_ROWS_ROW_FORMAT_H_

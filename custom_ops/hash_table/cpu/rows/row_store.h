@@ -1,0 +1,76 @@
+// The rows of a table under their handles, in one pool or two.
+//
+// Pool 0 is memory. Pool 1 holds rows in 16 bits (hot_after) or rows in a file (memory_budget); other tables have none.
+// A handle is the number of a row with its pool in the highest bit. It names the same memory for the life of the store.
+#ifndef FUSEDREC_HASH_TABLE_CPU_ROWS_ROW_STORE_H_
+#define FUSEDREC_HASH_TABLE_CPU_ROWS_ROW_STORE_H_
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "hash_table/cpu/rows/optimizer.h"
+#include "hash_table/cpu/rows/row_format.h"
+#include "hash_table/cpu/rows/row_pool.h"
+#include "hash_table/table_spec.h"
+
+namespace fusedrec {
+
+class RowStore {
+ public:
+  // Rows of one shard that no id has. The shard's mutex guards them.
+  struct Spare {
+    std::vector<uint32_t> free[2];     // row numbers, by pool
+    std::vector<uint32_t> given_back;  // handles; a reader may still look at these rows
+  };
+
+  // Makes the pools; comes before every other call. Fails when there is no memory, or no file in tier_folder.
+  absl::Status Open(const TableSpec& spec, const Optimizer& optimizer);
+
+  static int PoolOf(uint32_t handle) { return handle >> 31; }
+  char* Row(uint32_t handle) const { return pools_[PoolOf(handle)]->Row(handle & ~kPoolBit); }
+  RowHeader* Header(uint32_t handle) const { return RowFormat::Header(Row(handle)); }
+  const RowFormat& format(int pool) const { return pools_[pool]->format(); }
+  bool HasPool(int pool) const { return pools_[pool] != nullptr; }
+  // Whether a row with this handle was ever taken.
+  bool IsHandle(uint32_t handle) const {
+    const RowPool* pool = pools_[PoolOf(handle)].get();
+    return pool != nullptr && (handle & ~kPoolBit) < pool->rows();
+  }
+
+  // Asks the memory for header and embedding of a row.
+  void Fetch(uint32_t handle) const {
+    const char* row = Row(handle);
+    for (int offset = 0; offset < fetch_bytes_[PoolOf(handle)]; offset += 64) __builtin_prefetch(row + offset);
+  }
+  // Asks the memory for all of a row, to be written.
+  void FetchForUpdate(uint32_t handle) const {
+    const char* row = Row(handle);
+    const int bytes = format(PoolOf(handle)).stride();
+    for (int offset = 0; offset < bytes; offset += 64) __builtin_prefetch(row + offset, 1);
+  }
+
+  // Takes a row that no id has. Fails when there is no memory.
+  absl::Status Take(Spare* spare, int pool, uint32_t* handle);
+  // Returns a row. Another id gets it only after Reuse.
+  void GiveBack(Spare* spare, uint32_t handle);
+  // Makes the returned rows free. The caller knows that nobody looks at them.
+  static void Reuse(Spare* spare);
+
+  // Rows that ids have, and bytes as mapped.
+  int64_t size(int pool) const { return size_[pool].load(std::memory_order_relaxed); }
+  int64_t bytes(int pool) const { return HasPool(pool) ? pools_[pool]->bytes() : 0; }
+
+ private:
+  static constexpr uint32_t kPoolBit = uint32_t{1} << 31;
+
+  std::unique_ptr<RowPool> pools_[2];
+  int fetch_bytes_[2] = {0, 0};  // by pool
+  std::atomic<int64_t> size_[2] = {{0}, {0}};
+};
+
+}  // namespace fusedrec
+
+#endif  // FUSEDREC_HASH_TABLE_CPU_ROWS_ROW_STORE_H_

@@ -1,0 +1,92 @@
+// The training lookups of a table: the clock that counts them, which of them run now, and their memory.
+#ifndef FUSEDREC_HASH_TABLE_CPU_ROWS_RUNNING_LOOKUPS_H_
+#define FUSEDREC_HASH_TABLE_CPU_ROWS_RUNNING_LOOKUPS_H_
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+namespace fusedrec {
+
+struct ReceivedId {
+  int64_t id;
+  uint32_t position;  // in the message, headers not counted
+  uint32_t segment;
+};
+
+// Memory of one lookup. The next lookup uses it again, because the system clears all memory that it gives out.
+struct LookupScratch {
+  std::vector<ReceivedId> items;  // all ids, by shard; as long as the longest batch so far
+  std::vector<int32_t> place;     // of the i-th received id among the items
+  std::vector<int32_t> number;    // of each item's row
+
+  void MakeRoomFor(size_t n) {
+    if (n <= items.size()) return;
+    items.resize(n);
+    place.resize(n);
+    number.resize(n);
+  }
+};
+
+class RunningLookups {
+ public:
+  struct Now {
+    uint32_t clock;                 // of the last lookup
+    std::vector<uint32_t> running;  // clocks of the lookups that run
+  };
+
+  // A lookup that runs from its construction to its destruction. It has a clock and a scratch of its own.
+  class Lookup {
+   public:
+    explicit Lookup(RunningLookups* all) : all_(all) {
+      std::lock_guard<std::mutex> lock(all_->mutex_);
+      clock_ = all_->clock_.fetch_add(1) + 1;
+      all_->running_.push_back(clock_);
+      std::vector<std::unique_ptr<LookupScratch>>& idle = all_->idle_;
+      if (idle.empty()) idle.push_back(std::make_unique<LookupScratch>());
+      scratch_ = std::move(idle.back());
+      idle.pop_back();
+    }
+    ~Lookup() {
+      std::lock_guard<std::mutex> lock(all_->mutex_);
+      std::vector<uint32_t>& running = all_->running_;
+      running.erase(std::find(running.begin(), running.end(), clock_));
+      all_->idle_.push_back(std::move(scratch_));
+    }
+    Lookup(const Lookup&) = delete;
+    Lookup& operator=(const Lookup&) = delete;
+    uint32_t clock() const { return clock_; }
+    LookupScratch* scratch() const { return scratch_.get(); }
+
+   private:
+    RunningLookups* all_;
+    uint32_t clock_;
+    std::unique_ptr<LookupScratch> scratch_;
+  };
+
+  uint32_t clock() const { return clock_.load(); }
+  Now now() const {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return {clock_.load(), running_};
+  }
+  void SetClock(uint32_t clock) { clock_.store(clock); }
+  // Sets the clock unless it is ahead.
+  void AdvanceTo(uint32_t clock) {
+    for (uint32_t seen = clock_.load(); seen < clock && !clock_.compare_exchange_weak(seen, clock);) {
+    }
+  }
+
+ private:
+  std::atomic<uint32_t> clock_{0};
+  mutable std::mutex mutex_;  // guards the members below
+  std::vector<uint32_t> running_;
+  std::vector<std::unique_ptr<LookupScratch>> idle_;  // of lookups that have ended
+};
+
+}  // namespace fusedrec
+
+#endif  // FUSEDREC_HASH_TABLE_CPU_ROWS_RUNNING_LOOKUPS_H_

@@ -1,0 +1,120 @@
+#include "hash_table/cpu/rows/sharded_rows.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/hash.h"
+
+namespace fusedrec {
+
+ShardedRows::ShardedRows(TableSpec spec, Optimizer optimizer)
+    : spec_(std::move(spec)), optimizer_(std::move(optimizer)), shards_(new Shard[kShards]), pins_(spec_.window) {
+  const int64_t limit = (spec_.max_candidates + kShards - 1) / kShards;
+  for (int s = 0; s < kShards; ++s) {
+    Shard& shard = shards_[s];
+    const double stagger = static_cast<double>(s) / kShards;
+    for (int64_t segment = 0; segment < segments(); ++segment) {
+      shard.keys.emplace_back(stagger);
+      if (spec_.admission_count > 1) shard.candidates.emplace_back(spec_.admission_count, limit, stagger);
+    }
+    shard.statistics.resize(segments());
+    shard.changes = ChangeLog::Lists(segments());
+    shard.unsynced.resize(segments());
+  }
+}
+
+std::string ShardedRows::NameOf(int64_t segment) const {
+  return spec_.names.empty() ? absl::StrCat("segment ", segment) : absl::StrCat("table '", spec_.names[segment], "'");
+}
+
+int64_t ShardedRows::size(int64_t segment) const {
+  int64_t size = 0;
+  for (const Shard& shard : shards()) {
+    std::lock_guard<std::mutex> lock(shard.mutex);
+    size += shard.keys[segment].size();
+  }
+  return size;
+}
+
+void ShardedRows::FreeRetired(Shard* shard) const {
+  if (shard->retired.empty() && shard->spare.given_back.empty()) return;
+  if (readers_.fetch_add(0, std::memory_order_seq_cst) != 0) return;
+  shard->retired.clear();
+  RowStore::Reuse(&shard->spare);
+}
+
+absl::Status ShardedRows::TakeRow(Shard* shard, int pool, uint32_t* handle) {
+  if (shard->spare.free[pool].empty()) FreeRetired(shard);
+  return store_.Take(&shard->spare, pool, handle);
+}
+
+void ShardedRows::GiveBack(Shard* shard, uint32_t handle) {
+  EndLookAheads();
+  store_.GiveBack(&shard->spare, handle);
+}
+
+void ShardedRows::InitialNumbers(int64_t segment, int64_t id, float* numbers) const {
+  const int dim = spec_.dim, wide = optimizer_.wide_slots();
+  InitialRow(spec_.distribution, spec_.a, spec_.b, spec_.seeds[segment], id, absl::MakeSpan(numbers, dim));
+  for (int k = 0; k < wide; ++k) std::fill_n(numbers + (1 + k) * dim, dim, optimizer_.slot_start(k));
+  for (int k = 0; k < optimizer_.scalar_slots(); ++k) numbers[(1 + wide) * dim + k] = optimizer_.slot_start(k);
+}
+
+void ShardedRows::WriteInitial(int64_t segment, int64_t id, int pool, char* row) const {
+  *RowFormat::Header(row) = {0, 0, 0, version()};
+  const RowFormat& row_format = format(pool);
+  if (row_format.storage() == Storage::kFloat32) {
+    InitialNumbers(segment, id, row_format.Row(row));  // row and slots lie one after the other
+    return;
+  }
+  std::vector<float> numbers(row_format.numbers());
+  InitialNumbers(segment, id, numbers.data());
+  row_format.Store(numbers.data(), 0, row);
+}
+
+absl::Status ShardedRows::MakeRow(Shard* shard, int64_t segment, int64_t id, int pool, uint32_t* handle) {
+  const absl::Status taken = TakeRow(shard, pool, handle);
+  if (!taken.ok()) return taken;
+  WriteInitial(segment, id, pool, Row(*handle));
+  shard->keys[segment].Insert(id, TableHash(id), *handle);
+  ++shard->statistics[segment].inserts;
+  return absl::OkStatus();
+}
+
+absl::Status ShardedRows::MoveRow(Shard* shard, int64_t segment, int64_t id, int to_pool, uint32_t* handle) {
+  const uint32_t old = *handle;
+  const absl::Status taken = TakeRow(shard, to_pool, handle);
+  if (!taken.ok()) return taken;
+  char *from = Row(old), *to = Row(*handle);
+  const RowFormat &from_format = format(RowStore::PoolOf(old)), &to_format = format(to_pool);
+  if (from_format.storage() == to_format.storage()) {  // every bit stays
+    std::memcpy(to, from, from_format.stride());
+  } else {
+    std::vector<float> numbers(from_format.numbers());
+    from_format.Load(from, numbers.data());
+    *RowFormat::Header(to) = *RowFormat::Header(from);
+    to_format.Store(numbers.data(), RowFormat::Header(from)->updated, to);
+  }
+  shard->keys[segment].Replace(id, TableHash(id), *handle);
+  GiveBack(shard, old);
+  return absl::OkStatus();
+}
+
+void ShardedRows::RemoveKey(Shard* shard, int64_t segment, int64_t id) {
+  const uint32_t handle = shard->keys[segment].Remove(id, TableHash(id));
+  if (handle == kAbsent) return;
+  GiveBack(shard, handle);
+  if (spec_.record_tombstones) shard->changes.left[segment].push_back(id);
+  if (spec_.averaged) shard->unsynced[segment].push_back(id);
+}
+
+void ShardedRows::SetClock(uint32_t clock, uint32_t version) {
+  pins_.SetClock(clock);
+  version_.store(version);
+  EndLookAheads();     // their versions are of another count
+  change_log_.Stop();  // it counts by the clock of before
+}
+
+}  // namespace fusedrec

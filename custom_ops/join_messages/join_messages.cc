@@ -1,0 +1,105 @@
+#include "join_messages/join_messages.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+
+namespace fusedrec {
+namespace {
+
+constexpr char kRemedy[] = " All ranks must run the same model with the same tables.";
+
+}  // namespace
+
+absl::Status CheckBlocks(const std::vector<MessageView>& messages) {
+  for (size_t i = 0; i < messages.size(); ++i) {
+    const auto& [entries, splits] = messages[i];
+    if (splits.size() != messages[0].splits.size()) {
+      return absl::InvalidArgumentError(absl::StrCat("splits[", i, "] must have one entry per rank, ",
+                                                     messages[0].splits.size(), " like splits[0], got ", splits.size(),
+                                                     ". Partition all messages for the same ranks."));
+    }
+    int64_t left = entries.size();
+    for (size_t r = 0; r < splits.size(); ++r) {
+      if (splits[r] < 0 || splits[r] > left) {
+        return absl::InvalidArgumentError(absl::StrCat("splits[", i, "][", r, "] must lie in [0, ", left, "], got ",
+                                                       splits[r], ". Pass the send_splits of rank_partition."));
+      }
+      left -= splits[r];
+    }
+  }
+  return absl::OkStatus();
+}
+
+void JoinMessages(const std::vector<MessageView>& messages, absl::Span<int64_t> joined, absl::Span<int32_t> splits) {
+  std::vector<const int64_t*> from;
+  for (const MessageView& message : messages) from.push_back(message.entries.data());
+  auto to = joined.begin();
+  for (size_t r = 0; r < splits.size(); ++r) {
+    const auto begin = to;
+    for (size_t i = 0; i < messages.size(); ++i) {
+      const int32_t count = messages[i].splits[r];
+      to = std::copy(from[i], from[i] + count, to);
+      from[i] += count;
+    }
+    splits[r] = static_cast<int32_t>(to - begin);
+  }
+  std::fill(to, joined.end(), 0);
+}
+
+absl::Status ReadLengths(const MessageView& joined, absl::Span<const int64_t> segments, absl::Span<int32_t> lengths) {
+  const size_t ranks = joined.splits.size();
+  int64_t at = 0;
+  for (size_t r = 0; r < ranks; ++r) {
+    const int64_t block = joined.splits[r];
+    if (block < 0 || block > static_cast<int64_t>(joined.entries.size()) - at) {
+      return absl::InvalidArgumentError(absl::StrCat("splits[", r, "] must lie in [0, ", joined.entries.size() - at,
+                                                     "], got ", block, ".", kRemedy));
+    }
+    const int64_t end = at + block;
+    for (size_t i = 0; i < segments.size(); ++i) {
+      // Each count is bounded before it is added: a damaged header must not overflow the sum.
+      int64_t ids = 0, free = end - at - segments[i];
+      for (int64_t s = 0; free >= 0 && s < segments[i]; ++s) {
+        const int64_t count = joined.entries[at + s];
+        if (count < 0 || count > free - ids) {
+          return absl::InvalidArgumentError(absl::StrCat("message of rank ", r, " counts ", count, " ids in segment ", s,
+                                                         " of lookup ", i, ", more than the ", free - ids,
+                                                         " entries left allow.", kRemedy));
+        }
+        ids += count;
+      }
+      if (free < 0) {
+        return absl::InvalidArgumentError(absl::StrCat("message of rank ", r, " must hold ", segments[i],
+                                                       " counts of lookup ", i, ", got ", end - at, " entries.",
+                                                       kRemedy));
+      }
+      lengths[i * ranks + r] = static_cast<int32_t>(segments[i] + ids);
+      at += segments[i] + ids;
+    }
+    if (at != end) {
+      return absl::InvalidArgumentError(absl::StrCat("message of rank ", r, " must end behind the last lookup, got ",
+                                                     end - at, " more entries.", kRemedy));
+    }
+  }
+  if (at == static_cast<int64_t>(joined.entries.size())) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("splits must sum to the ", joined.entries.size(),
+                                                 " entries of message, got ", at, ".", kRemedy));
+}
+
+void SplitMessages(const MessageView& joined, absl::Span<const int32_t> lengths,
+                   const std::vector<absl::Span<int64_t>>& parts) {
+  const size_t ranks = joined.splits.size();
+  std::vector<int64_t*> to;
+  for (const absl::Span<int64_t> part : parts) to.push_back(part.data());
+  const int64_t* from = joined.entries.data();
+  for (size_t r = 0; r < ranks; ++r) {
+    for (size_t i = 0; i < parts.size(); ++i) {
+      const int32_t count = lengths[i * ranks + r];
+      to[i] = std::copy(from, from + count, to[i]);
+      from += count;
+    }
+  }
+}
+
+}  // namespace fusedrec

@@ -140,8 +140,12 @@ def test_what_makes_no_sense_is_refused(model):
         fr.plan(keras.Sequential(), batch, cluster)
 
 
-def test_a_model_without_a_loss_or_with_tables_of_tfra_is_refused(monkeypatch):
-    model, _ = make_model()
+def test_a_model_that_cannot_train_and_one_of_several_ranks_are_refused(monkeypatch):
+    model, embedding = make_model()
+    embedding.trainable = False
+    with pytest.raises(ValueError, match="make no training lookups, .* Remedy: trainable = True"):
+        fr.plan(model, make_batch(), fr.Cluster(4, GIGABYTE))
+    embedding.trainable = True
     model.compile(keras.optimizers.legacy.Adam(0.01))
     with pytest.raises(ValueError, match=r"without a loss. Remedy: compile\(loss=...\)"):
         fr.plan(model, make_batch(), fr.Cluster(4, GIGABYTE))

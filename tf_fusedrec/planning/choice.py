@@ -150,8 +150,8 @@ def plan(
     lookups.setdefault(2, lookups[1])
     if not lookups[1]:
         raise ValueError(
-            f"plan got the model {model.name!r}, whose FusedEmbedding layers make no training lookups, and it weighs the "
-            "exchanges of their rows. Remedy: trainable = True for a layer that has tables of its own."
+            f"plan got the model {model.name!r}, whose FusedEmbedding layers make no training lookups, and it weighs "
+            "their exchanges. Remedy: trainable = True for a layer that has tables of its own."
         )
     workload = Workload(measure(model, sample, cluster.ranks), lookups, table_bytes)
     own = embeddings_of(model)[0].get_config()["wire_dtype"]

@@ -9,7 +9,7 @@ import numpy as np
 
 import tf_fusedrec as fr
 from models.dlrm import DLRM
-from models.experiment import EmbeddingConfig, Experiment
+from models.experiment import Experiment
 from models.grm import GRM
 from models.model_config import DLRMConfig, GRMConfig, ModelConfig, RankingConfig, RetrievalConfig
 from models.ranking import RankingModel, embedded_features
@@ -55,7 +55,7 @@ def make_embedding(experiment: Experiment) -> fr.FusedEmbedding:
                 name=name,
                 dim=experiment.model.dim,
                 initializer=fr.TruncatedNormal(stddev=config.stddev),
-                optimizer=_table_optimizer(config),
+                optimizer=config.rule_of_tables,
             )
             for name in sorted(set(table_of_feature(experiment.model).values()))
         ],
@@ -146,13 +146,6 @@ def length_columns(model: ModelConfig) -> list[str]:
 def extra_tokens(model: ModelConfig) -> int:
     """Returns the number of tokens that every row has in addition to its lists."""
     return len(model.contextual) if isinstance(model, GRMConfig) else 0
-
-
-def _table_optimizer(config: EmbeddingConfig) -> fr.optimizers.Rule:
-    if config.optimizer == "adam":
-        return fr.optimizers.Adam(config.learning_rate, beta_2=config.beta_2, epsilon=config.epsilon)
-    kinds = {"adagrad": fr.optimizers.Adagrad, "sgd": fr.optimizers.SGD}
-    return kinds[config.optimizer](config.learning_rate)
 
 
 def _output_dtype(model: ModelConfig, feature: str) -> str | None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import typing
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -27,7 +28,9 @@ from models.yaml_records import (
     make_record,
     override_field,
     plain,
+    typed,
 )
+from tf_fusedrec import optimizers
 from tf_fusedrec.data import POLICIES, SCOPES
 from tf_fusedrec.data.kuairand import SPLITS
 from tf_fusedrec.exchange.topology import RULES, Topology
@@ -40,7 +43,14 @@ SOURCES = {
     "sequences": "retrieval",
     "kuairand": "ranking",
 }
-TABLE_OPTIMIZERS = ("adagrad", "adam", "sgd")
+TABLE_OPTIMIZERS = {
+    "adagrad": optimizers.Adagrad,
+    "adam": optimizers.Adam,
+    "adamw": optimizers.AdamW,
+    "ftrl": optimizers.Ftrl,
+    "rowwise_adagrad": optimizers.RowWiseAdagrad,
+    "sgd": optimizers.SGD,
+}
 WIRE_DTYPES = ("float32", "bfloat16", "float16")
 _SIZES = ("users", "items", "clusters", "mean_history", "exposures")
 
@@ -92,14 +102,31 @@ class EmbeddingConfig:
     optimizer: str = "adagrad"  # one of TABLE_OPTIMIZERS, of tf_fusedrec.optimizers
     learning_rate: float = 0.05
     stddev: float = 0.02  # standard deviation of a new row's truncated normal values
-    beta_2: float = 0.999  # Adam's beta_2
-    epsilon: float = 1e-7  # Adam's epsilon
+    arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # further arguments of the optimizer
     groups: int = 1  # groups of ranks, each with a replica; a divisor of the number of ranks. See tf_fusedrec.Topology
     rule: str = "gradient_sync"  # rule that keeps replicas equal, one of topology.RULES
     sync_every: int = 1  # updates between two averages under the rule weight_sync
     moment_scale: float = 0.0  # moment scale under the rule weight_sync; 0: the number of groups
     replicas_together: bool = False  # consecutive ranks hold replicas of one shard instead of shards of one replica
     wire_dtype: str = "float32"  # dtype of rows and gradients in the all-to-alls: float32, bfloat16 or float16
+
+    @property
+    def rule_of_tables(self) -> optimizers.Rule:
+        """The record of the optimizer. Raises ValueError: an argument is unknown or out of its range."""
+        kind: type[optimizers.Rule] = TABLE_OPTIMIZERS[self.optimizer]
+        known = sorted(field.name for field in dataclasses.fields(kind) if field.name != "learning_rate")
+        unknown = sorted(set(self.arguments) - set(known))
+        if unknown:
+            raise ValueError(
+                f"embedding.arguments names {unknown}, and {self.optimizer!r} takes {known}. Remove them, or choose "
+                "another embedding.optimizer."
+            )
+        types = typing.get_type_hints(kind)
+        values = {name: typed(f"embedding.arguments.{name}", v, types[name]) for name, v in self.arguments.items()}
+        try:
+            return kind(self.learning_rate, **values)
+        except ValueError as error:
+            raise ValueError(f"embedding.arguments: {error}") from error
 
     @property
     def topology(self) -> Topology:
@@ -120,11 +147,10 @@ class EmbeddingConfig:
             _ = self.topology
         except ValueError as error:
             raise ValueError(f"embedding: {error}") from error
-        check_choice("embedding.optimizer", self.optimizer, TABLE_OPTIMIZERS)
+        check_choice("embedding.optimizer", self.optimizer, tuple(TABLE_OPTIMIZERS))
         check_positive("embedding.learning_rate", self.learning_rate)
         check_positive("embedding.stddev", self.stddev)
-        check_positive("embedding.epsilon", self.epsilon)
-        check_fraction("embedding.beta_2", self.beta_2)
+        _ = self.rule_of_tables
 
 
 @dataclasses.dataclass(frozen=True)

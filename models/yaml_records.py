@@ -1,7 +1,7 @@
 """Converts nested dicts of YAML to frozen dataclasses and back.
 
-Each value is checked against its field's annotation: int, float, str, bool or tuple[T, ...]. The module knows no field
-of experiment.py.
+Each value is checked against its field's annotation: int, float, str, bool, tuple[T, ...] or Mapping[str, Any]. The
+module knows no field of experiment.py.
 """
 
 import dataclasses
@@ -46,13 +46,13 @@ def make_record(record: type, values: Any, section: str) -> Any:
         if name not in known:
             raise ValueError(f"{where} has an unknown field {name!r}. Known fields: {sorted(known)}.")
     for name, field in known.items():
-        if name not in values and field.default is dataclasses.MISSING:
+        if name not in values and field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
             raise ValueError(f"{where} lacks the field {name!r}.")
     prefix = f"{section}." if section else ""
-    return record(**{name: _typed(prefix + name, value, types[name]) for name, value in values.items()})
+    return record(**{name: typed(prefix + name, value, types[name]) for name, value in values.items()})
 
 
-def _typed(name: str, value: Any, wanted: Any) -> Any:
+def typed(name: str, value: Any, wanted: Any) -> Any:
     """Converts `value` to its annotation: a list becomes a tuple, and an integer a float where one is wanted."""
     origin, arguments = typing.get_origin(wanted), typing.get_args(wanted)
     if dataclasses.is_dataclass(value):
@@ -60,7 +60,11 @@ def _typed(name: str, value: Any, wanted: Any) -> Any:
     if origin is tuple:
         if not isinstance(value, (list, tuple)):
             raise ValueError(f"{name} must be a list of {arguments[0].__name__}, got {value!r}.")
-        return tuple(_typed(f"{name}[{i}]", item, arguments[0]) for i, item in enumerate(value))
+        return tuple(typed(f"{name}[{i}]", item, arguments[0]) for i, item in enumerate(value))
+    if origin is Mapping:
+        if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+            raise ValueError(f"{name} must hold names and their values, got {value!r}.")
+        return dict(value)
     if wanted is float and not isinstance(value, bool):
         # YAML 1.1 reads 1e-3 (without a point) as text, so numbers in text are accepted.
         try:

@@ -13,6 +13,7 @@ from tf_fusedrec.exchange import collectives
 from tf_fusedrec.exchange.collectives import rank, size
 from tf_fusedrec.exchange.topology import Topology, init
 from tf_fusedrec.initializers import Constant, Normal, TruncatedNormal, Uniform, Zeros
+from tf_fusedrec.planning import Cluster, plan
 from tf_fusedrec.saved_model import Signature, apply_delta, export
 from tf_fusedrec.tables import external
 
@@ -21,6 +22,7 @@ __version__ = "0.1.0"
 external.read_with(read_rows)  # tables know no checkpoints, so they are told how rows come out of one
 
 __all__ = [
+    "Cluster",
     "Constant",
     "FeatureConfig",
     "FusedEmbedding",
@@ -42,6 +44,7 @@ __all__ = [
     "keras",
     "metrics",
     "optimizers",
+    "plan",
     "rank",
     "schedules",
     "size",

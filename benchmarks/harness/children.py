@@ -49,13 +49,24 @@ def ask(module: str, *, variables: Mapping[str, str] = MappingProxyType({}), **r
     return json.loads(results[-1].removeprefix(_MARK))
 
 
-def ask_ranks(module: str, ranks: int, *, inside: Sequence[str] = (), timeout_s: float, **request: Any) -> Any:
+def ask_ranks(
+    module: str,
+    ranks: int,
+    *,
+    inside: Sequence[str] = (),
+    options: Sequence[str] = (),
+    variables: Mapping[str, str] = MappingProxyType({}),
+    timeout_s: float,
+    **request: Any,
+) -> Any:
     """Runs `main(**request)` of a module on new ranks and returns its one answer. Prints the lines of rank 0.
 
     Args:
       module: Name of the module.
       ranks: Number of ranks.
       inside: Words before the command, as network.inside makes them, that run it in a namespace.
+      options: Options of horovodrun, such as its hosts.
+      variables: Environment variables of the command.
       timeout_s: Time limit in seconds.
       request: Arguments of `main`.
 
@@ -67,7 +78,8 @@ def ask_ranks(module: str, ranks: int, *, inside: Sequence[str] = (), timeout_s:
     last: deque[str] = deque(maxlen=30)
     result = None
     with processes.started(
-        [*inside, horovodrun, "-np", str(ranks), "--gloo", *child], env=environment(), cwd=harness.ROOT,
+        [*inside, horovodrun, "-np", str(ranks), "--gloo", *options, *child],
+        env={**environment(), **variables}, cwd=harness.ROOT,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     ) as job:  # fmt: skip
         alarm = threading.Timer(timeout_s, job.terminate)  # horovodrun then ends its ranks

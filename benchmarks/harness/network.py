@@ -12,8 +12,10 @@ import shlex
 import shutil
 import signal
 import subprocess
+import tempfile
 import uuid
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 
 def why_not() -> str | None:
@@ -100,6 +102,22 @@ def two_hosts(folder: pathlib.Path) -> Iterator[tuple[list[str], dict[str, str]]
         ssh.chmod(0o755)
         path = f"{folder}{os.pathsep}{os.environ['PATH']}"
         yield _on_host(names[0], next(iter(HOSTS))), {**os.environ, "PATH": path}
+
+
+@contextlib.contextmanager
+def spread(ranks: int) -> Iterator[dict[str, Any]]:
+    """Makes two hosts for an even number of ranks, half of them on each. Between the hosts is a cable without a limit.
+
+    Ranks limit it by `limit_here("eth0", rate)`, one on each host. Traffic inside a host does not pass the cable.
+
+    Yields:
+      Arguments of children.ask_ranks.
+    """
+    with tempfile.TemporaryDirectory() as folder, two_hosts(pathlib.Path(folder)) as (inside_first, environment):
+        hosts = ",".join(f"{host}:{ranks // len(HOSTS)}" for host in HOSTS)
+        # The card is named, or horovodrun may choose lo, at which the hosts do not reach each other.
+        options = ["-H", hosts, "--network-interfaces", "eth0", "--disable-cache"]
+        yield {"inside": inside_first, "options": options, "variables": {"PATH": environment["PATH"]}}
 
 
 def _on_host(name: str, host: str) -> list[str]:

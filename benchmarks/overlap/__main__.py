@@ -1,154 +1,137 @@
-"""Question: how much of the exchanges does each schedule hide under dense compute when the network is slow?
+"""Question: how much of the exchanges and lookups does each schedule hide, as on an accelerator, over unequal links?
 
     python -m benchmarks.overlap [--quick] [--json FILE]
 
-Two ranks train a GRM. A network namespace limits their loop-back to 1 Gbit/s, where dense compute takes about as long
-as the exchange. A slower and a quicker network make it half and twice as long. Namespaces need root, and without root
-the fields are null. All variants take turns with the dense part alone and the exchange alone.
+Four ranks run as 2 x 2: two network namespaces are hosts with two ranks each. A cable joins them, limited to 1 Gbit/s
+each way. Namespaces need root, and without root the fields are null. THE DENSE PART IS NOT COMPUTED. It is a stream of
+ops that take time and no core (device_stream.py), so the cores are free for tables and exchanges, as they are beside an
+accelerator. Its times are those of a real GRM on one core (compute_times.py), divided by one factor, which makes the
+compute RATIO times as long as the exchange of sync. The factor is printed. Tables, exchanges and schedules are real.
 
-    exposed = (step - dense only) / (exchange only)
+Lookups of the arms *_lookup25 and *_lookup45 take that part of the step of sync. They wait for a slow memory, a
+throttle of so much time per id on a stream of its own. A file would share its disk with the whole machine.
 
-"dense only" reads rows from a variable and averages no gradients. "exchange only" is lookup and update with their
-all-to-alls. Variants with 2d have two groups of one rank (rule gradient_sync): no rows travel, and gradients go to both
-replicas. Variants with a file keep most rows in the second tier. Its pages leave memory before every step, and the
-baseline of these variants is sync_file.
+    exposed ratio = time in which some exchange runs and the device stream does not / exchange alone
+    floor         = the step that the schedule's dependencies allow, from parts measured alone (floors.py)
 
-The table shows the median of a few recorded steps of rank 0. Its columns are the times of compute, of exchange, of
-exchange without compute, and of neither (TurboGR, table 6). Other processes record these steps, since Horovod's
-timeline takes part of a core. The fields are those at compute : exchange = 1. --quick measures all variants there, and
-QUICK_ELSEWHERE at the other two ratios.
+"exchange alone" is the same arm with a device and a memory that take no time. Ops and collectives record their own
+times. A wait for another rank counts as exchange, from the time when this rank asks. "free" is time in which no
+exchange, device or memory runs: work of the host that nothing hides. The last columns are processor time, as evidence
+that cores are free. floor_ratio_worst is the largest step / floor of all arms.
+
+Two more rates of the cable follow, at the same pace, and weak scaling over 1, 2, 4 and 8 ranks that share the cable.
+Last comes the contended case (contended.py), in which two ranks compute on their own cores. --quick measures QUICK_ARMS
+at the first rate and nothing else; the other fields are null.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import tempfile
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from benchmarks.clustering import bytes_sent
 from benchmarks.harness import children, harness, network
-from benchmarks.overlap.model import SIZE, Size
-from benchmarks.overlap.ranks import RANKS, TIMEOUT_S, VARIANTS
+from benchmarks.overlap import contended, device_stream, figures
+from benchmarks.overlap.arms import ARMS
+from benchmarks.overlap.device_model import DeviceSize
+from benchmarks.overlap.model import SIZE
 
-RATES = {1.0: "1gbit", 0.5: "450mbit", 2.0: "2500mbit"}  # by the ratio compute : exchange that they approach
-REPEATS, QUICK_REPEATS = 14, 4
-RECORDED, QUICK_RECORDED = 3, 1  # recorded steps of each variant
-QUICK_ELSEWHERE = ("sync", "frozen_M4", "nested_M4")  # variants of --quick at the other ratios
-FIELDS = {
-    "exposed_ratio_sync": ("exposed_ratio", "sync"),
-    "exposed_ratio_frozen_M4": ("exposed_ratio", "frozen_M4"),
-    "exposed_ratio_nested_M4": ("exposed_ratio", "nested_M4"),
-    "exposed_ms_2d": ("exposed_ms", "2d"),
-    "exposed_ms_nested": ("exposed_ms", "nested_M4"),
-    "exposed_ms_nested_2d": ("exposed_ms", "nested_2d"),
-    "speedup_frozen": ("speedup", "frozen_M4"),
-    "speedup_dual": ("speedup", "dual"),
-    "speedup_dual_file": ("speedup", "dual_file"),
-    "speedup_nested": ("speedup", "nested_M4"),
-    "speedup_semi_async": ("speedup", "semi_async"),
-    "speedup_2d": ("speedup", "2d"),
-}
+DEVICE_SIZE = DeviceSize(users=64, tokens_per_user=128, dim=512)
+RANKS, RATE, RATIO = 4, "1gbit", 1.4
+OTHER_RATES = ("500mbit", "2500mbit")
+OTHER_ARMS = ("sync", "frozen_M4", "nested_M8", "semi_async")
+SCALING_RANKS, SCALING_ARMS = (1, 2, 8), ("sync", "nested_M8")
+QUICK_ARMS = ("sync", "frozen_M4", "nested_M8", "dual", "semi_async", "2d", "sync_lookup45", "dual_lookup45")
+REPEATS, QUICK_REPEATS = 9, 2
+BARE, QUICK_BARE = 5, 1
+TIMEOUT_S = 1500
 
 
-def run_ranks(size: Size, phases: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Runs two ranks in a namespace, to time all phases, and two more to record them.
+def measured_compute(quick: bool) -> dict[str, Any]:
+    """Returns the fields of device_model.Compute from the real model."""
+    return children.ask("benchmarks.overlap.compute_times", size=dataclasses.asdict(SIZE), repeats=3 if quick else 9)
 
-    Args:
-      size: Size of a rank's step.
-      phases: The argument of ranks.main.
 
-    Returns:
-      `ms` and `table` of each phase.
+def phase(rate: str | None, arms: Sequence[str], repeats: int, bare: int, **pace: float | None) -> dict[str, Any]:
+    """Returns a phase of ranks.main. `pace` sets `ratio` or `device`; none: the pace of the phase before."""
+    return {
+        "rate": rate, "arms": list(arms), "repeats": repeats, "bare": bare, "ratio": None, "device": None, **pace
+    }  # fmt: skip
+
+
+def run_ranks(
+    ranks: int, size: DeviceSize, compute: Mapping[str, Any], phases: Sequence[Mapping[str, Any]]
+) -> list[dict[str, Any]]:
+    """Returns the case of each phase. One rank has no cable, and an even number of ranks is spread over two hosts.
 
     Raises:
       CheckFailed: The ranks failed or exceeded the time limit.
     """
-
-    def ask(wanted: Sequence[Mapping[str, Any]], recording: bool) -> list[dict[str, Any]]:
-        if not wanted:
-            return []
-        with network.slow_loopback(wanted[0]["rate"]) as name, tempfile.TemporaryDirectory() as folder:
-            return children.ask_ranks(
-                "benchmarks.overlap.ranks", RANKS, inside=network.inside(name, []), timeout_s=TIMEOUT_S,
-                size=dataclasses.asdict(size), phases=list(wanted), folder=folder, recording=recording,
-            )  # fmt: skip
-
-    timed = ask(phases, recording=False)
-    tables = iter(ask([phase for phase in phases if phase["recorded"]], recording=True))
-    return [{"ms": ms, "table": next(tables) if phase["recorded"] else {}} for phase, ms in zip(phases, timed)]
+    device_stream.compiled()  # once, before the ranks ask for it
+    with contextlib.ExitStack() as stack:
+        where = stack.enter_context(network.spread(ranks)) if ranks > 1 else {}
+        answers = children.ask_ranks(
+            "benchmarks.overlap.ranks", ranks, **where, timeout_s=TIMEOUT_S,
+            size=dataclasses.asdict(size), compute=dict(compute), phases=list(phases),
+        )  # fmt: skip
+    return [figures.case(one, answer, size.layers, ranks) for one, answer in zip(phases, answers)]
 
 
-def case(ratio: float, answer: dict[str, Any]) -> dict[str, Any]:
-    """Returns the figures of one phase: medians in ms, and the exposed part of the exchange."""
-    ms = {name: float(np.median(values)) for name, values in answer["ms"].items()}
-    dense, exchange = ms["dense_only"], ms["exchange_only"]
-    names = [name for name in VARIANTS if name in ms]
-    return {
-        "wanted_ratio": ratio,
-        "ratio": dense / exchange,
-        "ms": ms,
-        "exposed_ms": {name: ms[name] - dense for name in names},
-        "exposed_ratio": {name: (ms[name] - dense) / exchange for name in names},
-        "speedup": {name: ms[VARIANTS[name].baseline] / ms[name] for name in names},
-        "exposed_allreduce_ms": ms["dense_with_allreduce"] - dense,
-        "table": answer["table"],
-    }
-
-
-def fields(one: dict[str, Any] | None) -> dict[str, float | None]:
-    """Returns FIELDS of the case with as much compute as exchange, or None for each without root."""
-    found = {name: None if one is None else one[figure][variant] for name, (figure, variant) in FIELDS.items()}
-    return {**found, "exposed_allreduce_ms": None if one is None else one["exposed_allreduce_ms"]}
-
-
-def show(one: dict[str, Any]) -> None:
-    rows = []
-    for name, ms in one["ms"].items():
-        figures = {"exposed ratio": one["exposed_ratio"], "times sync": one["speedup"]}
-        row = {"variant": name, "ms": ms, **{title: of.get(name, "-") for title, of in figures.items()}}
-        if one["table"]:
-            recorded = one["table"][name]
-            row |= {"step": recorded["step_ms"], "compute": recorded["compute_ms"]}
-            row |= {"exchange": recorded["exchange_ms"], "not overlapped": recorded["exposed_ms"]}
-            row |= {"free": recorded["free_ms"]}
-        rows.append(row)
-    title = f"compute : exchange {one['ratio']:.2f}; the columns from `step` on show one recorded step of rank 0, ms"
-    harness.print_table(title, rows)
+def weak_scaling(size: DeviceSize, compute: Mapping[str, Any], main: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Returns the step of SCALING_ARMS by number of ranks, with the pace of the main case."""
+    cases = [main]
+    for ranks in SCALING_RANKS:
+        one = phase(RATE if ranks > 1 else None, SCALING_ARMS, REPEATS, BARE, device=1 / main["device_cores"])
+        cases += run_ranks(ranks, size, compute, [one])
+    cases.sort(key=lambda one: one["ranks"])
+    alone = cases[0]["arms"]
+    return [
+        {
+            "ranks": one["ranks"],
+            **{f"ms_{arm}": one["arms"][arm]["ms"] for arm in SCALING_ARMS},
+            **{f"efficiency_{arm}": alone[arm]["ms"] / one["arms"][arm]["ms"] for arm in SCALING_ARMS},
+            "cores": one["arms"]["nested_M8"]["cores"],
+        }
+        for one in cases
+    ]
 
 
 def main() -> None:
     arguments = harness.parse_arguments(__doc__.splitlines()[0])
-    reason = network.why_not()
-    cases = []
+    quick, reason = arguments.quick, network.why_not()
+    cases: list[dict[str, Any]] = []
+    scaling: list[dict[str, Any]] = []
+    compute, own_cores = None, None
     if reason is None:
-        phases = []
-        for ratio, rate in RATES.items():
-            few = arguments.quick and ratio != 1
-            repeats, recorded = (QUICK_REPEATS, QUICK_RECORDED) if arguments.quick else (REPEATS, RECORDED)
-            names = QUICK_ELSEWHERE if few else list(VARIANTS)
-            phases.append({"rate": rate, "variants": names, "repeats": repeats, "recorded": 0 if few else recorded})
-        cases = [case(*of_phase) for of_phase in zip(RATES, run_ranks(SIZE, phases))]
+        compute = measured_compute(quick)
+        repeats, bare = (QUICK_REPEATS, QUICK_BARE) if quick else (REPEATS, BARE)
+        phases = [phase(RATE, QUICK_ARMS if quick else list(ARMS), repeats, bare, ratio=RATIO)]
+        phases += [] if quick else [phase(rate, OTHER_ARMS, repeats, bare) for rate in OTHER_RATES]
+        cases = run_ranks(RANKS, DEVICE_SIZE, compute, phases)
         for one in cases:
-            show(one)
+            figures.show(one)
+        if not quick:
+            scaling = weak_scaling(DEVICE_SIZE, compute, cases[0])
+            harness.print_table(f"weak scaling: ranks on two hosts that share {RATE}", scaling)
+            own_cores = contended.ask(SIZE, list(contended.SCHEDULES), REPEATS)
+            contended.show(own_cores)
     else:
         print(f"not measured: {reason}")
-    even = next((one for one in cases if one["wanted_ratio"] == 1), None)
-    clustered = bytes_sent.headline(1 if arguments.quick else 4)
-    results: dict[str, Any] = {
-        **fields(even),
+    clustered = bytes_sent.headline(1 if quick else 4)
+    shown = {
+        **figures.fields(cases[0] if cases else None),
+        **contended.fields(own_cores),
         "bytes_ratio_clustered": None if clustered is None else clustered["ratio"],
         "clustering_ms": None if clustered is None else clustered["clustering_ms"],
-        "clustering": clustered,
-        "not_measured": reason,
-        "rates": {str(ratio): rate for ratio, rate in RATES.items()},
-        "size": dataclasses.asdict(SIZE),
-        "cases": cases,
     }
-    shown = [*fields(even), "bytes_ratio_clustered", "clustering_ms"]
-    harness.print_table("fields", [{"field": name, "value": results[name]} for name in shown])
+    harness.print_table("fields", [{"field": name, "value": value} for name, value in shown.items()])
+    results = {
+        **shown, "clustering": clustered, "not_measured": reason, "size": dataclasses.asdict(DEVICE_SIZE),
+        "real_model": dataclasses.asdict(SIZE), "compute": compute, "cases": cases, "weak_scaling": scaling,
+        "contended": own_cores,
+    }  # fmt: skip
     harness.write_json(arguments.json, results)
 
 

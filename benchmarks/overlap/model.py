@@ -1,4 +1,4 @@
-"""The model of benchmarks.overlap: a GRM with wide rows, its batches, its dense part and its exchange alone."""
+"""The real model of benchmarks.overlap: a GRM with wide rows, its batches, its dense part and its exchange alone."""
 
 from __future__ import annotations
 
@@ -84,19 +84,17 @@ def dataset(size: Size) -> tf.data.Dataset:
     return whole.repeat().with_options(options)
 
 
-def make_embedding(size: Size, name: str, table: dict[str, Any], **layer: Any) -> fr.FusedEmbedding:
-    spec = {
+def make_embedding(size: Size, name: str) -> fr.FusedEmbedding:
+    spec: dict[str, Any] = {
         "dim": size.dim,
         "optimizer": fr.optimizers.Adagrad(0.01),
         "initializer": fr.TruncatedNormal(stddev=0.02),
-        **table,
     }
     table_of = {"history_item": "item", "exposed_item": "item", "history_action": "action"}
     return fr.FusedEmbedding(
         [fr.TableConfig(name=one, **spec) for one in ("item", "action")],
         [fr.FeatureConfig(name=feature, table=table_of[feature]) for feature in FEATURES],
         name=name,
-        **layer,
     )
 
 
@@ -148,7 +146,7 @@ def dense_only(size: Size, batches: tf.data.Dataset, *, reduce: bool) -> Step:
 
 def exchange_only(size: Size, batches: tf.data.Dataset) -> Step:
     """Returns a step of lookup and update with their three all-to-alls, without a model."""
-    embedding = make_embedding(size, "exchange_only", {})
+    embedding = make_embedding(size, "exchange_only")
     iterator = iter(batches)
 
     @tf.function(autograph=False)

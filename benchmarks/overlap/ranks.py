@@ -1,62 +1,30 @@
-"""One rank of benchmarks.overlap: the variants of one size take turns, and rank 0 reports."""
+"""One rank of benchmarks.overlap: the arms are checked against sync, then take turns. Rank 0 reports.
+
+A turn of an arm is one step, or `steps` of them. Beside its full turns an arm has bare ones, in which compute and
+lookups take no time: what remains is its exchange alone.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import os
 import time
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 import tf_fusedrec as fr
 from benchmarks.harness import children, harness, network
-from benchmarks.overlap.model import (
-    Size,
-    Step,
-    dataset,
-    dense_only,
-    exchange_only,
-    make_embedding,
-    make_model,
-    training,
-)
-from benchmarks.tier.pages import give_up_pages
+from benchmarks.overlap import device_stream
+from benchmarks.overlap.arms import ARMS, Arm
+from benchmarks.overlap.device_model import Compute, DeviceModel, DeviceSize, Pace, dataset, make_model
+from benchmarks.overlap.floors import Parts, exposed_ms, free_ms, parts_of
+from benchmarks.overlap.model import Step, training
 from tf_fusedrec import keras, tf
-from tf_fusedrec.callbacks.timeline import Recorder, step_times
-from tf_fusedrec.schedules import DualBuffer, FrozenWindow, Nested, Schedule, SemiAsync, Sync
 
-RANKS = 2
-TIMEOUT_S = 1500
-# Schedules sum in another order, and a few training steps amplify the rounding.
-LOSS_TOLERANCE = 1e-3
-# Rows that lack one update change the loss of the first steps by a small part, which is more than rounding.
-STALE_LOSS_TOLERANCE = 5e-2
-ALONE = fr.Topology()
-# Both ranks hold replicas: rows need no all-to-all, and each rank gets the gradients of both.
-GROUPS = fr.Topology(groups=RANKS)
-IN_MEMORY = 1.25  # batches whose rows fit in memory in the variants with a file; at least one
-
-
-class Variant(NamedTuple):
-    """A schedule with its topology and its tables."""
-
-    schedule: Schedule
-    topology: fr.Topology = ALONE
-    file: bool = False  # keeps most rows in a file, whose pages are out of memory when a step begins
-    baseline: str = "sync"  # the variant that it is compared with
-
-
-VARIANTS = {
-    "sync": Variant(Sync()),
-    "frozen_M4": Variant(FrozenWindow(4)),
-    "dual": Variant(DualBuffer()),
-    "nested_M4": Variant(Nested(4)),
-    "semi_async": Variant(SemiAsync()),
-    "2d": Variant(Sync(), GROUPS),
-    "nested_2d": Variant(Nested(4), GROUPS),
-    "sync_file": Variant(Sync(), file=True, baseline="sync_file"),
-    "dual_file": Variant(DualBuffer(), file=True, baseline="sync_file"),
-}
+CALIBRATION = 3  # steps whose median sets a pace
+PROBE_S = 1e-6  # time per id in the step that counts the ids of a lookup
 
 
 def print_on_rank_0(what: str) -> None:
@@ -64,118 +32,177 @@ def print_on_rank_0(what: str) -> None:
         print(what, flush=True)
 
 
-def make_steps(size: Size, names: Sequence[str], folder: str) -> tuple[dict[str, Step], dict[str, Any]]:
-    """Returns the steps by name, and the models of the steps that train."""
-    batches = dataset(size)
-    steps: dict[str, Step] = {
-        "dense_only": dense_only(size, batches, reduce=False),
-        "dense_with_allreduce": dense_only(size, batches, reduce=True),
-        "exchange_only": exchange_only(size, batches),
-    }
-    models = {}
-    for name in names:
-        variant, table = VARIANTS[name], {}
-        if variant.file:
-            batch_bytes = size.tokens * 2 * 4 * size.dim  # a row and its slot per token
-            # The two tables are one group, whose budget is the sum of theirs.
-            table = {"memory_budget": int(batch_bytes * IN_MEMORY / 2), "tier_folder": folder}
-        embedding = make_embedding(size, name, table, topology=variant.topology)
-        models[name] = make_model(size, embedding, variant.schedule)
-        steps[name] = training(models[name], batches)
-    return steps, models
+def mean_over_ranks(value: float) -> float:
+    """Returns the same number on all ranks. Collective."""
+    return float(fr.collectives.all_gather(np.array([value])).mean())
 
 
-def get_ready(name: str) -> None:
-    """Lets all ranks begin together. Before a variant with a file, its pages are written and leave memory."""
-    if name in VARIANTS and VARIANTS[name].file:
-        give_up_pages()
+@dataclasses.dataclass(frozen=True)
+class Turn:
+    """What one turn took, in ms per step of this rank."""
+
+    step: float
+    cpu: float  # processor time of all threads of the process
+    exposed: float  # some exchange ran and the device stream did not
+    free: float  # no exchange and no stream ran: work of the host that nothing hides
+    compute: float
+    lookup: float
+    parts: Parts
+
+    def numbers(self) -> list[float]:
+        return [
+            self.step,
+            self.cpu,
+            self.exposed,
+            self.free,
+            self.compute,
+            self.lookup,
+            *dataclasses.astuple(self.parts),
+        ]
+
+    @staticmethod
+    def median(of_ranks: np.ndarray) -> Turn:
+        """Returns the median of turns <double>[R, turns, numbers]. A step is the slowest rank's, else means count."""
+        numbers = of_ranks.mean(axis=0)
+        numbers[:, 0] = of_ranks[:, :, 0].max(axis=0)
+        *of_turn, ids, rows, gradients, dense, average, other = np.median(numbers, axis=0).tolist()
+        return Turn(*of_turn, Parts(ids, rows, gradients, dense, average, other))
+
+
+def take_turn(step: Step, steps: int) -> Turn:
+    """Runs an arm after all ranks are ready. Collective."""
     fr.collectives.barrier()
+    device_stream.take_record()
+    cpu, begin = time.process_time(), time.monotonic()
+    for _ in range(steps):
+        step()
+    end, cpu = time.monotonic(), time.process_time() - cpu
+    record = device_stream.take_record()
+
+    def busy_ms(stream: str) -> float:
+        return 1e3 * sum(end - begin for begin, end in record.get(stream, ())) / steps
+
+    return Turn(
+        step=1e3 * (end - begin) / steps,
+        cpu=1e3 * cpu / steps,
+        exposed=exposed_ms(record) / steps,
+        free=free_ms(record, begin, end) / steps,
+        compute=busy_ms(device_stream.DEVICE),
+        lookup=busy_ms(device_stream.MEMORY),
+        parts=Parts(*(value / steps for value in dataclasses.astuple(parts_of(record)))),
+    )
 
 
-def check(steps: dict[str, Step], models: dict[str, Any], rounds: int) -> None:
-    """Runs every step a few times, and compares the losses of the schedules with those of sync."""
-    losses = {}
+def make_steps(
+    size: DeviceSize, compute: Compute, pace: Pace, names: Sequence[str]
+) -> tuple[dict[str, Step], dict[str, DeviceModel]]:
+    """Returns the step and the model of each arm that has its own."""
+    batches = {clustered: dataset(size, 8 if clustered else 0) for clustered in {ARMS[n].clustered for n in names}}
+    models = {name: make_model(size, compute, pace, name, ARMS[name].schedule, **ARMS[name].layer()) for name in names}
+    return {name: training(model, batches[ARMS[name].clustered]) for name, model in models.items()}, models
+
+
+def check(steps: Mapping[str, Step], models: Mapping[str, DeviceModel], rounds: int) -> None:
+    """Trains every model a few steps, and compares losses and sums of exchanged rows with those of sync. Collective."""
+    found = []
     for name, step in steps.items():
         begin = time.perf_counter()
-        for _ in range(rounds):
-            step()
-        if name in models and VARIANTS[name].file and not models[name].embedding.lookups[0].table.memory["second_rows"]:
-            raise harness.CheckFailed(f"{name} has no rows in a file, so it measures no file. Lower IN_MEMORY.")
-        if name in models:
-            losses[name] = float(models[name].metrics[0].result())
-        print_on_rank_0(f"{name}: traced, {rounds} steps in {time.perf_counter() - begin:.0f} s")
-    for name, loss in losses.items():
-        tolerance = STALE_LOSS_TOLERANCE if name == "semi_async" else LOSS_TOLERANCE
-        what = f"mean loss of {name} against sync"
-        harness.check_close(what, loss, losses["sync"], relative=tolerance, reason="order of sums; rows of semi_async")
+        with device_stream.stamping():
+            for _ in range(rounds):
+                step()
+        found.append([float(models[name].metrics[0].result()), float(models[name].row_sums.result())])
+        print_on_rank_0(f"{name}: traced, {rounds} steps in {time.perf_counter() - begin:.1f} s")
+    means = fr.collectives.all_gather(np.array([found])).mean(axis=0)
+    want = means[list(steps).index("sync")]
+    for name, got in zip(steps, means):
+        for what, value, of_sync in zip(("mean loss", "sum of exchanged rows"), got, want):
+            tolerance, reason = ARMS[name].tolerance, "order of sums, narrow numbers or missing updates; see arms.py"
+            harness.check_close(f"{what} of {name} against sync", value, of_sync, relative=tolerance, reason=reason)
 
 
-def measure(steps: dict[str, Step], repeats: int) -> dict[str, list[float]]:
-    """Returns the milliseconds of each step on the slowest rank."""
-    names = list(steps)
-    seconds = np.zeros([len(names), repeats])
-    for repeat in range(repeats):
-        for turn in range(len(names)):
-            c = (repeat + turn) % len(names)
-            get_ready(names[c])
-            begin = time.perf_counter()
-            steps[names[c]]()
-            seconds[c, repeat] = time.perf_counter() - begin
-        print_on_rank_0(f"round {repeat + 1} of {repeats}")
-    slowest = fr.collectives.all_gather(seconds[np.newaxis]).max(axis=0)
-    return {name: (1e3 * slowest[c]).tolist() for c, name in enumerate(names)}
+def device_factor(step: Step, pace: Pace, compute_s: float, ratio: float) -> float:
+    """Returns the factor of all compute times at which compute is `ratio` times the exchange of sync. Collective."""
+    pace.set(device=0.0, memory=0.0)
+    exchange_ms = float(np.median([take_turn(step, 1).parts.exchange for _ in range(CALIBRATION)]))
+    return ratio * mean_over_ranks(exchange_ms) / (1e3 * compute_s)
 
 
-def record(steps: dict[str, Step], count: int) -> dict[str, dict[str, float]]:
-    """Returns, on rank 0, the parts of the median of `count` recorded steps. Other ranks return nothing."""
-    recorder = Recorder() if fr.collectives.rank() == 0 else None
-    bounds: dict[str, list[tuple[float, float]]] = {}
-    for name, step in steps.items():
-        for _ in range(count):
-            get_ready(name)
-            begin = time.time()
-            step()
-            bounds.setdefault(name, []).append((begin, time.time()))
-    fr.collectives.barrier()
-    if recorder is None:
-        return {}
-    print_on_rank_0("reading the record of the steps")
-    events = recorder.stop()
-    table = {}
-    for name, spans in bounds.items():
-        times = sorted((step_times(i, events, *span) for i, span in enumerate(spans)), key=lambda t: t.step_ms)
-        table[name] = {field: value for field, value in times[count // 2]._asdict().items() if field != "number"}
-    return table
+def memory_pace(step: Step, pace: Pace, device: float) -> float:
+    """Returns the seconds per id at which lookups take as long as a step of sync without them. Collective."""
+    pace.set(device=device, memory=PROBE_S)
+    ids = mean_over_ranks(take_turn(step, 1).lookup / (1e3 * PROBE_S))
+    pace.set(device=device, memory=0.0)
+    step_ms = float(np.median([take_turn(step, 1).step for _ in range(CALIBRATION)]))
+    return mean_over_ranks(step_ms) / (1e3 * ids)
 
 
-def main(
-    size: dict[str, Any], phases: list[dict[str, Any]], folder: str, recording: bool
-) -> list[dict[str, Any]] | None:
-    """Times or records all phases. Returns, on rank 0, milliseconds by step or the table of `record`.
+def measure(
+    steps: Mapping[str, Step], pace: Pace, device: float, names: Sequence[str], repeats: int, bare: int
+) -> dict[str, Any]:
+    """Returns the median turns of the arms, full and bare. The arms take turns. Collective."""
+    memory = memory_pace(steps["sync"], pace, device) if any(ARMS[name].lookup for name in names) else 0.0
+
+    def runs(arm: Arm, name: str) -> Turn:
+        share = arm.lookup
+        pace.set(device=device, memory=memory * share / (1 - share))
+        return take_turn(steps[arm.model or name], arm.steps)
+
+    def runs_bare(arm: Arm, name: str) -> Turn:
+        pace.set(device=0.0, memory=0.0)
+        return take_turn(steps[name], arm.steps)
+
+    own = list(dict.fromkeys(ARMS[name].model or name for name in names))
+    kinds: dict[str, dict[str, Turn]] = {}
+    for kind, take, chosen, count in (("full", runs, names, repeats), ("bare", runs_bare, own, bare)):
+        taken: dict[str, list[list[float]]] = {name: [] for name in chosen}
+        for repeat in range(count):
+            for turn in range(len(chosen)):
+                name = chosen[(repeat + turn) % len(chosen)]
+                taken[name].append(take(ARMS[name], name).numbers())
+            print_on_rank_0(f"{kind} round {repeat + 1} of {count}")
+        of_ranks = fr.collectives.all_gather(np.array([list(taken.values())]))
+        kinds[kind] = {name: Turn.median(of_ranks[:, n]) for n, name in enumerate(chosen)}
+    return {
+        name: {
+            "full": dataclasses.asdict(kinds["full"][name]),
+            "bare": dataclasses.asdict(kinds["bare"][ARMS[name].model or name]),
+        }
+        for name in names
+    }
+
+
+def main(size: dict[str, Any], compute: dict[str, Any], phases: list[dict[str, Any]]) -> list[dict[str, Any]] | None:
+    """Measures all phases. Returns, on rank 0, `device` and `arms` of each phase.
 
     Args:
-      size: Fields of Size.
-      phases: For each phase the `rate` of the network, the names of the `variants`, their `repeats`, and the number of
-        steps to be `recorded`.
-      folder: Folder for the files of tables, the same on all ranks.
-      recording: Whether to record steps instead of timing them. A job with Horovod's timeline is too slow to time.
+      size: Fields of DeviceSize.
+      compute: Fields of Compute.
+      phases: For each phase the `rate` of the cable between the hosts (None: no cable), the names of the `arms`, their
+        `repeats` and `bare` repeats, and the pace of the device: its factor `device`, or the `ratio` of compute to the
+        exchange of sync that it shall have. Both None: the pace of the phase before.
     """
-    # One core per rank computes. A second thread lets lookups run beside the compute of another micro-batch.
+    # One core per rank. A second thread lets lookups run beside the start of a compute.
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(2)
-    fr.init(GROUPS, timeline=recording)
+    names = list(dict.fromkeys(ARMS[name].model or name for phase in phases for name in phase["arms"]))
+    fr.init(*dict.fromkeys(ARMS[name].topology for name in names))
     keras.utils.disable_interactive_logging()
-    names = list(dict.fromkeys(name for phase in phases for name in phase["variants"]))
-    steps, models = make_steps(Size(**size), names, folder)
-    check(steps, models, Size(**size).batches)
+    of_size, times, pace = DeviceSize(**size), Compute(**compute), Pace()
+    steps, models = make_steps(of_size, times, pace, names)
+    check(steps, models, of_size.batches + 1)
     found: list[dict[str, Any]] = []
+    device = 0.0
     for phase in phases:
-        print_on_rank_0(f"at {phase['rate']}: {', '.join(phase['variants'])}")
-        if fr.collectives.rank() == 0:
-            network.limit_here("lo", phase["rate"])
+        if phase["rate"] is not None and os.environ["HOROVOD_LOCAL_RANK"] == "0":
+            network.limit_here("eth0", phase["rate"])
         fr.collectives.barrier()
-        turns = {name: step for name, step in steps.items() if name in phase["variants"] or name not in VARIANTS}
-        found.append(record(turns, phase["recorded"]) if recording else measure(turns, phase["repeats"]))
+        if phase["device"] is not None:
+            device = phase["device"]
+        elif phase["ratio"] is not None:
+            device = device_factor(steps["sync"], pace, times.seconds(of_size.tokens), phase["ratio"])
+        print_on_rank_0(f"at {phase['rate']}: {', '.join(phase['arms'])}; the device is {1 / device:.2f} cores")
+        arms = measure(steps, pace, device, phase["arms"], phase["repeats"], phase["bare"])
+        found.append({"device": device, "arms": arms})
     return found if fr.collectives.rank() == 0 else None
 
 

@@ -120,6 +120,18 @@ def kept_plots() -> dict[str, str]:
     }
 
 
+def weak_scaling(rows: Sequence[Mapping[str, float]]) -> str:
+    """Draws the ms of a step by number of ranks, one curve per schedule (benchmarks.overlap)."""
+    figure, axes = pyplot.subplots(figsize=(7, 3))
+    ranks = [str(row["ranks"]) for row in rows]
+    for column in [name for name in rows[0] if name.startswith("ms_")]:
+        axes.plot(ranks, [row[column] for row in rows], "-o", label=column[len("ms_") :])
+        for x, row in zip(ranks, rows):
+            axes.annotate(f"{row[column]:.3g}", (x, row[column]), (0, 5), textcoords="offset points", ha="center")
+    axes.set_ylim(bottom=0)
+    return _curves(figure, axes, "ranks on two hosts, equal work for each", "ms", "a step, one cable for all ranks")
+
+
 def training_step(result: Mapping[str, Any]) -> str:
     """Draws the ms of a training step by variant (benchmarks.train_step)."""
     values = {name[3:]: result[name] for name in result if re.fullmatch(r"ms_(?!p\d+_).*", name)}
@@ -139,6 +151,8 @@ def plot_of(result: Mapping[str, Any]) -> str | None:
     """Returns the plot of a benchmark's result, or None if it has no plot."""
     if "ms_ours" in result and "ms_tfra" in result:
         return training_step(result)
-    if result.get("cases") and "ratio" in result["cases"][0]:
+    if result.get("weak_scaling"):
+        return weak_scaling(result["weak_scaling"])
+    if result.get("cases") and "peer" in result["cases"][0]:
         return op_cases(result)
     return None

@@ -1,4 +1,4 @@
-"""The clusters of NestPipe and TurboGR as cost models, and the predictions of all models (fit.py)."""
+"""The clusters of NestPipe and TurboGR as cost models (fit.py)."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from typing import Any
 
 from benchmarks.scale.fit import AllToAll, Key, Line, Prediction, printed, value_of
 from benchmarks.scale.published import NESTPIPE, TURBOGR, WORKERS, Cell
-from benchmarks.scale.replay import Replay, StepCosts, dual_buffer, nested, replay, sync
-from benchmarks.scale.two_d import TwoDCluster
+from benchmarks.scale.replay import PaperStep, Replay, dual_buffer, nested, replay, sync
 
 
 class NestPipeCluster:
@@ -35,10 +34,10 @@ class NestPipeCluster:
         # Rows and gradients take two all-to-alls of one size.
         self.all_to_all = AllToAll.through(128, shares[1] * step_128 / 2, 1536, exchange / 2)
 
-    def costs(self, workers: int, groups: int = 1) -> StepCosts:
+    def costs(self, workers: int, groups: int = 1) -> PaperStep:
         exchange = self.all_to_all.at(workers // groups)
         # Lookups do not shrink with groups here: 2,767 of 2,871 ms stay under 2D-SP (TABLE II).
-        return StepCosts(self.lookup.at(workers), self.compute, exchange, exchange)
+        return PaperStep(self.lookup.at(workers), self.compute, exchange, exchange)
 
     def run(self, method: str, workers: int) -> Replay:
         groups = self.GROUPS if "2D-SP" in method else 1
@@ -105,19 +104,12 @@ class TurboGRCluster:
             all_to_all = self.all_to_all / groups
             # Each other group sends a worker as many gradients as an all-to-all of its own group does.
             synchronize = (groups - 1) * all_to_all / 2
-            run = replay(StepCosts(0.0, self.compute, all_to_all / 2, all_to_all / 2, synchronize + self.other), sync)
+            run = replay(PaperStep(0.0, self.compute, all_to_all / 2, all_to_all / 2, synchronize + self.other), sync)
             figures = {"step ms": run.step, "all2all ms": all_to_all, "communication ms": run.exposed}
             for column, seconds in figures.items():
                 fitted = strategy == "Baseline" or column == "all2all ms"
                 predicted[(TURBOGR, "Table 4", strategy, column)] = Prediction(1e3 * seconds, fitted)
         return predicted
-
-
-def predictions() -> dict[Key, Prediction]:
-    """Returns a prediction for every published cell."""
-    return {
-        **NestPipeCluster().predictions(), **TwoDCluster().predictions(), **TurboGRCluster().predictions()
-    }  # fmt: skip
 
 
 def compared(cell: Cell, prediction: Prediction) -> dict[str, Any]:

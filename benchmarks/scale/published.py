@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-NESTPIPE, TURBOGR, TWO_D = "NestPipe", "TurboGR", "2D-SP"
+NESTPIPE, TURBOGR, TWO_D, MTGRBOOST, FUSEDREC = "NestPipe", "TurboGR", "2D-SP", "MTGRBoost", "FusedRec"
 
 
 class Cell(NamedTuple):
@@ -53,6 +53,41 @@ _STEP_1536 = {
     "UniEmb": (2919.76, 36.21, 1169.01),
     "NestPipe": (1895.98, 30.19, 154.23),
 }
+# NestPipe, TABLE II, 128 GPUs, FuXi on KuaiRand-27K: the same columns.
+GPU_METHODS = ("TorchRec", "2D-SP", "UniEmb", "NestPipe")
+_STEP_GPU = {
+    "TorchRec": (4207.94, 856.63, 312.19),
+    "2D-SP": (4052.98, 907.87, 107.23),
+    "UniEmb": (3384.05, 23.49, 327.29),
+    "NestPipe": (3090.45, 12.77, 38.95),
+}
+# NestPipe, Figs. 8 to 10, as section VII prints them: row, column, value.
+_NESTPIPE_TEXT = (
+    ("Fig. 8", "128", "TorchRec utilization %", 66.4), ("Fig. 8", "1536", "TorchRec utilization %", 29.6),
+    ("Fig. 8", "128", "2D-SP utilization %", 70.5), ("Fig. 8", "1536", "2D-SP utilization %", 34.8),
+    ("Fig. 9", "micro-batch 16", "communication ms", 1331.33), ("Fig. 9", "micro-batch 16", "exposed %", 25.2),
+    ("Fig. 9", "micro-batch 16, clustered", "exposed ms", 27.71),
+    ("Fig. 10", "dimension 1024", "exposed %", 12.9), ("Fig. 10", "8 layers", "compute ms", 3393.12),
+    ("Fig. 10", "8 layers", "exposed ms", 146.23), ("Fig. 10", "2 layers", "compute ms", 892.78),
+    ("Fig. 10", "2 layers", "exposed %", 27.9), ("Fig. 10", "length 512", "compute ms", 850.08),
+    ("Fig. 10", "length 2048", "compute ms", 3399.96), ("Fig. 10", "length 2048", "exposed ms", 165.12),
+)  # fmt: skip
+# TurboGR, Table 1: TFLOPs per step, MFU in %, linear scalability.
+TABLE_1_MODELS = {
+    "HSTU-tiny": (0.13, 0.43, 0.38), "HSTU-small": (0.59, 1.96, 0.58), "HSTU-medium": (1.90, 8.00, 0.70),
+    "HSTU-large": (4.33, 24.74, 0.93), "HSTU-long": (7.15, 34.08, 0.97), "FuXi-tiny": (0.27, 0.88, 0.35),
+    "FuXi-small": (1.18, 3.78, 0.50), "FuXi-medium": (3.13, 16.76, 0.74), "FuXi-large": (8.25, 39.34, 0.94),
+    "FuXi-long": (11.54, 54.71, 0.97),
+}  # fmt: skip
+# TurboGR, Table 3: largest difference of tokens, step in ms, delay by imbalance in ms, the same in % of the step.
+TABLE_3 = {
+    "Amazon-all": ((623, 422.0, 15.0, 3.55), (31, 405.0, 6.5, 1.48)),
+    "KuaiRand-27K": ((10726, 2340.0, 1100.0, 47.01), (559, 1540.0, 37.0, 2.40)),
+}
+# TurboGR, Table 6: computing, communication and communication not overlapped in ms, computing in % of the step.
+TABLE_6 = {"FuXi-large": (656.39, 326.56, 38.78, 94.25), "FuXi-long": (1712.0, 436.71, 97.88, 94.29)}
+# MTGRBoost, Fig. 17 and section 6.4: speed-up at 128 GPUs against 8, in % of the ideal, over its models.
+_FIG_17 = {"lowest": 62.75, "highest": 78.5}
 # NestPipe, TABLE IV: all communication, exposed communication in ms, QPS in 10^5.
 _TABLE_IV = {
     "2D-SP": (438.36, 438.36, 1.60),
@@ -118,3 +153,21 @@ def cells() -> Iterator[Cell]:
     for strategy, figures in _TABLE_4.items():
         for column, value in zip(("step ms", "all2all ms", "communication ms"), figures):
             yield Cell(TURBOGR, "Table 4", strategy, column, value)
+    for method, figures in _STEP_GPU.items():
+        for column, value in zip(("step ms", "lookup ms", "exposed ms"), figures):
+            yield Cell(NESTPIPE, "TABLE II", "128 GPUs", f"{method} {column}", value)
+    for cell in _NESTPIPE_TEXT:
+        yield Cell(NESTPIPE, *cell)
+    for model, (_, mfu, scalability) in TABLE_1_MODELS.items():
+        yield Cell(TURBOGR, "Table 1", model, "MFU %", mfu)
+        yield Cell(TURBOGR, "Table 1", model, "linear scalability", scalability)
+    for data, strategies in TABLE_3.items():
+        for strategy, (_, *figures) in zip(("fixed", "balanced"), strategies):
+            for column, value in zip(("step ms", "delay ms", "delay %"), figures):
+                yield Cell(TURBOGR, "Table 3", data, f"{strategy} {column}", value)
+    for model, (_, _, exposed, computing) in TABLE_6.items():
+        yield Cell(TURBOGR, "Table 6", model, "not overlapped ms", exposed)
+        yield Cell(TURBOGR, "Table 6", model, "computing %", computing)
+    for which, value in _FIG_17.items():
+        yield Cell(MTGRBOOST, "Fig. 17", "128 GPUs", f"{which} scaling %", value)
+    yield Cell(FUSEDREC, "Fig. 6", "128 GPUs", "scaling factor", 0.93)

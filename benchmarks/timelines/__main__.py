@@ -18,12 +18,16 @@ from typing import Any
 
 import tf_fusedrec as fr
 from benchmarks.harness import children, harness, network
+from benchmarks.overlap.contended import RANKS, SCHEDULES, TIMEOUT_S
 from benchmarks.overlap.model import SIZE, Size, dataset, make_embedding, make_model
-from benchmarks.overlap.ranks import RANKS, TIMEOUT_S, VARIANTS
 from tf_fusedrec import keras, tf
 from tf_fusedrec.callbacks.timeline import Timeline
 
-PICTURES = {"sync": "sync", "frozen_window": "frozen_M4", "nested": "nested_M4"}  # variants of overlap
+PICTURES = {
+    "sync": "sync",
+    "frozen_window": "frozen_M4",
+    "nested": "nested_M4",
+}  # of overlap.contended
 FIRST, STEPS = 4, 7  # steps of each variant; the first ones create the rows
 
 
@@ -35,7 +39,7 @@ def record(size: dict[str, Any], names: list[str], folder: str) -> list[str] | N
     keras.utils.disable_interactive_logging()
     batches, pictures = dataset(Size(**size)), []
     for name in names:
-        model = make_model(Size(**size), make_embedding(Size(**size), name, {}), VARIANTS[PICTURES[name]].schedule)
+        model = make_model(Size(**size), make_embedding(Size(**size), name), SCHEDULES[PICTURES[name]])
         with tempfile.TemporaryDirectory() as recorded:
             timeline = Timeline(recorded, first_step=FIRST, steps=STEPS - FIRST)
             model.fit(batches, steps_per_epoch=STEPS, verbose=0, callbacks=[timeline])

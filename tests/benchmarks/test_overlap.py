@@ -7,44 +7,133 @@ import pytest
 
 from benchmarks.harness import network
 from benchmarks.overlap import __main__ as overlap
+from benchmarks.overlap import compute_times, contended, figures
+from benchmarks.overlap.arms import ARMS
+from benchmarks.overlap.device_model import Compute, DeviceSize
+from benchmarks.overlap.device_stream import DEVICE, MEMORY
+from benchmarks.overlap.floors import Parts, exposed_ms, floor_ms, free_ms, kind_of, parts_of
 from benchmarks.overlap.model import Size
+from tf_fusedrec.schedules import DualBuffer, FrozenWindow, Nested, Pipelined, SemiAsync, Sync
 
 WHY_NOT = network.why_not()
-TABLE = {"step_ms": 1.0, "compute_ms": 1.0, "exchange_ms": 0.0, "exposed_ms": 0.0, "free_ms": 0.0}
-MS = {
-    "dense_only": [90, 100, 300],
-    "dense_with_allreduce": [108, 108, 108],
-    "exchange_only": [80, 80, 81],
-    "sync": [190, 180, 170],
-    "frozen_M4": [120, 120, 125],
-    "dual": [170, 180, 180],
-    "nested_M4": [110, 112.5, 115],
-    "semi_async": [144, 144, 144],
-    "2d": [150, 150, 150],
-    "nested_2d": [105, 105, 105],
-    "sync_file": [300, 300, 300],
-    "dual_file": [200, 200, 200],
-}
+PARTS = Parts(ids=2, rows=60, gradients=60, dense=20, average=0, other=5)
 
 
-def test_figures_are_made_of_medians():
-    one = overlap.case(1.0, {"ms": MS, "table": dict.fromkeys(MS, TABLE)})
-    assert one["ratio"] == 100 / 80
-    assert overlap.fields(one) == {
-        "exposed_ratio_sync": 1.0,
-        "exposed_ratio_frozen_M4": 0.25,
-        "exposed_ratio_nested_M4": 12.5 / 80,
-        "exposed_allreduce_ms": 8,
-        "exposed_ms_2d": 50,
-        "exposed_ms_nested": 12.5,
-        "exposed_ms_nested_2d": 5,
-        "speedup_frozen": 1.5,
-        "speedup_dual": 1.0,
-        "speedup_dual_file": 1.5,
-        "speedup_nested": 1.6,
-        "speedup_semi_async": 1.25,
-        "speedup_2d": 1.2,
+@pytest.mark.parametrize(
+    ("schedule", "compute", "lookup", "want"),
+    [
+        (Sync(), 200, 50, 2 + 50 + 60 + 200 + 60 + 5),
+        (FrozenWindow(1), 200, 50, 2 + 50 + 60 + 200 + 60 + 5),
+        (FrozenWindow(4), 200, 50, 2 + 50 + 10 + 200 + 10 + 5),
+        (FrozenWindow(4), 80, 50, 2 + 50 + 10 + (100 + 15) + 10 + 5),  # the exchange is longer than the compute
+        (DualBuffer(), 200, 50, 60 + 200 + 60 + 5),
+        (DualBuffer(), 200, 500, 2 + 500),
+        (Nested(4), 200, 50, 10 + 200 + 10 + 5),
+        (Nested(4), 200, 400, 2 + 400),
+        (SemiAsync(), 200, 50, 200 + 5),
+        (SemiAsync(), 120, 50, 60 + 50 + 60),
+        (SemiAsync(), 120, 0, 2 + 60 + 60 + 20),
+        (Pipelined(6), 200, 50, 200 + 5),
+        (Pipelined(3), 200, 50, 50 + 60 + 200 + 60 + 5),
+        (Pipelined(2), 200, 50, 2 + 50 + 60 + 200 + 60 + 5),
+    ],
+)
+def test_floor_of_a_schedule(schedule, compute, lookup, want):
+    assert floor_ms(schedule, PARTS, compute=compute, lookup=lookup, layers=4) == pytest.approx(want)
+
+
+def test_replicas_are_averaged_at_the_end():
+    averaged = Parts(ids=2, rows=60, gradients=60, dense=20, average=7)
+    for schedule in (Sync(), FrozenWindow(4), Nested(4), DualBuffer(), Pipelined(3)):
+        without = floor_ms(schedule, PARTS, compute=200, lookup=0, layers=4)
+        assert floor_ms(schedule, averaged, compute=200, lookup=0, layers=4) == pytest.approx(without + 7)
+
+
+def test_a_record_is_parted_by_kind():
+    record = {
+        "sync.item.0.ids": [(0.000, 0.002)],
+        "sync.item.0.rows": [(0.001, 0.012)],  # waits for the ids, then takes 10 ms
+        "sync.item.0.gradients": [(0.020, 0.030)],
+        "HorovodAllreduce_grads_0": [(0.022, 0.035)],
+        DEVICE: [(0.010, 0.016), (0.025, 0.032)],
+        MEMORY: [(0.0, 1.0)],
     }
+    found = parts_of(record)
+    for name, want in {"ids": 2, "rows": 10, "gradients": 10, "dense": 5, "other": 0}.items():
+        assert getattr(found, name) == pytest.approx(want)
+    # Exchanges run from 0 to 12 and from 20 to 35 ms; the device hides 2 and 7 of them.
+    assert exposed_ms(record) == pytest.approx(27 - 9)
+    del record[MEMORY]
+    assert free_ms(record, 0.0, 0.04) == pytest.approx(4 + 5)  # from 16 to 20 ms, and behind the last exchange
+
+
+def test_kinds_of_collectives():
+    kinds = {
+        "nested_M8.item.3.rows": "rows", "2d.item.0.replicas.gradients": "gradients", "2d.item.0.replicas.ids": "ids",
+        "2d_weight_8.item.average.rows": "average", "HorovodAllreduce_x_0": "dense", "model_of_sync.weights": "other",
+        "model_of_sync.has_data.0": "other",
+    }  # fmt: skip
+    assert {name: kind_of(name) for name in kinds} == kinds
+
+
+def turn(step, exposed=0.0, free=0.0, compute=0.0, lookup=0.0, **parts):
+    all_parts = {name: parts.get(name, 0.0) for name in Parts.__dataclass_fields__}
+    return {
+        "step": step, "cpu": 20.0, "exposed": exposed, "free": free, "compute": compute, "lookup": lookup,
+        "parts": all_parts,
+    }  # fmt: skip
+
+
+def test_figures_are_made_of_turns():
+    bare = turn(110, rows=50, gradients=50)
+    answer = {
+        "device": 0.5,
+        "arms": {
+            "sync": {"full": turn(250, exposed=100, free=10, compute=140), "bare": bare},
+            "frozen_M4": {"full": turn(200, exposed=20, compute=140), "bare": bare},
+            "sync_lookup45": {"full": turn(400, exposed=100, compute=140, lookup=200), "bare": bare},
+            "dual_lookup45": {"full": turn(300, exposed=100, compute=140, lookup=200), "bare": bare},
+        },
+    }
+    one = figures.case({"rate": "1gbit"}, answer, layers=4, ranks=4)
+    assert one["ratio"] == 1.4 and one["device_cores"] == 2
+    found = figures.fields(one)
+    assert found["exposed_ratio_frozen_M4"] == 0.2 and found["speedup_frozen_M4"] == 1.25
+    assert found["speedup_dual_lookup45"] == 400 / 300 and found["speedup_2d"] is None
+    floors = {"sync": 240, "frozen_M4": 140 + 100 / 6, "sync_lookup45": 440, "dual_lookup45": 240}
+    assert {name: arm["floor_ms"] for name, arm in one["arms"].items()} == pytest.approx(floors)
+    assert found["floor_ratio_worst"] == pytest.approx(200 / (140 + 100 / 6))
+    assert one["arms"]["sync"]["cores"] == 4 * 20 / 250 and one["arms"]["sync"]["free_ms"] == 10
+
+
+def test_contended_figures_are_made_of_medians():
+    ms = {
+        "dense_only": [90, 100, 300], "exchange_only": [80, 80, 81], "sync": [190, 180, 170],
+        "frozen_M4": [120, 120, 125], "dual": [170, 180, 180], "nested_M4": [110, 112.5, 115],
+        "semi_async": [144, 144, 144],
+    }  # fmt: skip
+    one = contended.case(ms)
+    assert one["ratio"] == 100 / 80
+    assert contended.fields(one) == {
+        "contended_exposed_ratio_frozen_M4": 0.25,
+        "contended_exposed_ratio_nested_M4": 12.5 / 80,
+        "contended_speedup_frozen_M4": 1.5,
+        "contended_speedup_nested_M4": 1.6,
+        "contended_speedup_dual": 1.0,
+        "contended_speedup_semi_async": 1.25,
+    }
+
+
+def test_every_field_has_an_arm():
+    assert all(arm in ARMS for _, arm in figures.FIELDS.values())
+    assert all(arm.model in ARMS for arm in ARMS.values() if arm.model)
+    assert all(arm.baseline in ARMS for arm in ARMS.values())
+
+
+def test_times_of_compute_are_a_line():
+    assert compute_times.line([10, 20, 40], [3.0, 5.0, 9.0]) == pytest.approx((1.0, 0.2))
+    assert compute_times.line([10, 20], [1.0, 2.5])[0] == 0, "no time is negative"
+    assert Compute(fixed=(1, 2), per_token=(0.1, 0.2)).seconds(10, 4) == pytest.approx(4 * 3 + 10 * 0.3)
 
 
 def test_without_root_fields_are_null_and_the_reason_is_said(tmp_path, monkeypatch, capsys):
@@ -53,28 +142,66 @@ def test_without_root_fields_are_null_and_the_reason_is_said(tmp_path, monkeypat
     monkeypatch.setattr("sys.argv", ["overlap", "--quick", "--json", str(tmp_path / "overlap.json")])
     overlap.main()
     result = json.loads((tmp_path / "overlap.json").read_text(encoding="utf-8"))
-    assert all(result[name] is None for name in (*overlap.fields(None), "bytes_ratio_clustered", "clustering_ms"))
+    names = (*figures.fields(None), *contended.fields(None), "bytes_ratio_clustered", "clustering_ms")
+    assert all(result[name] is None for name in names)
     assert result["not_measured"] == "network namespaces need root" and result["cases"] == []
     assert "not measured: network namespaces need root" in capsys.readouterr().out
 
 
 @pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT))
 def test_a_tiny_run(capsys):
-    # 1 MB each way takes 2 x 8 ms on the wire, which is more than the noise of the processes.
-    size = Size(users=8, history=60, exposures=4, dim=512, heads=2, batches=2)
-    names = ["sync", "sync_file", "dual_file"]
+    size = DeviceSize(users=8, tokens_per_user=64, dim=512, weights=1000, batches=2)
+    compute = {"fixed": [0.001, 0.001], "per_token": [1e-4, 1e-4]}
+    arms = ["sync", "dual", "sync_lookup45", "dual_lookup45"]
     phases = [
-        {"rate": "1gbit", "variants": names, "repeats": 3, "recorded": 3},
-        {"rate": "200mbit", "variants": ["sync"], "repeats": 2, "recorded": 0},
+        overlap.phase("200mbit", arms, 3, 2, device=1.0),
+        overlap.phase("20mbit", ["sync"], 1, 2),
     ]
-    answer, slow = overlap.run_ranks(size, phases)
-    assert np.median(slow["ms"]["exchange_only"]) > 2 * np.median(answer["ms"]["exchange_only"])
-    one = overlap.case(1.0, answer)
-    assert all(len(ms) == 3 and min(ms) > 0 for ms in answer["ms"].values())
-    exchange, none = (one["table"][name]["exchange_ms"] for name in ("exchange_only", "dense_only"))
-    assert exchange > max(4, none)  # half of the wire's time in one direction; `none` is the noise of two processes
-    for times in one["table"].values():
-        assert times["compute_ms"] + times["exposed_ms"] + times["free_ms"] == pytest.approx(times["step_ms"])
-    overlap.show(one)
+    fast, slow = overlap.run_ranks(4, size, compute, phases)
+    # The device takes its time, whatever the arm.
+    seconds = Compute(**compute).seconds(size.tokens)
+    assert all(arm["compute_ms"] == pytest.approx(1e3 * seconds) for arm in fast["arms"].values())
+    # Half of the rows and gradients pass the cable, 1 MB from each host: 40 or 400 ms.
+    assert slow["parts"]["sync"]["rows"] > 2 * fast["parts"]["sync"]["rows"]
+    assert slow["parts"]["sync"]["gradients"] > 0 and slow["parts"]["sync"]["dense"] > 0
+    # Lookups take 45 % of the step that they make longer; that is the ranks' mean, on a machine that others use.
+    sync = fast["arms"]["sync_lookup45"]
+    assert 0.25 < sync["lookup_ms"] / sync["ms"] < 0.65
+    assert fast["arms"]["sync"]["lookup_ms"] == 0
+    for arm in fast["arms"].values():
+        assert 0 < arm["exposed_ms"] < arm["ms"] and arm["cpu_ms"] > 0 and arm["floor_ms"] > arm["compute_ms"]
+    figures.show(fast)
     said = capsys.readouterr().out
-    assert "dual_file: traced" in said and "not overlapped" in said
+    assert "dual: traced" in said and "exposed ratio" in said and "take time and no core" in said
+
+
+def test_weak_scaling_is_against_one_rank(monkeypatch):
+    def run_ranks(ranks, size, compute, phases):
+        (one,) = phases
+        assert (one["rate"] is None) == (ranks == 1) and one["device"] == 0.5
+        return [figures_of(ranks, 100.0 * ranks)]
+
+    def figures_of(ranks, ms):
+        return {
+            "ranks": ranks,
+            "device_cores": 2.0,
+            "arms": dict.fromkeys(overlap.SCALING_ARMS, {"ms": ms, "cores": 0.5}),
+        }
+
+    monkeypatch.setattr(overlap, "run_ranks", run_ranks)
+    rows = overlap.weak_scaling(overlap.DEVICE_SIZE, {}, figures_of(4, 250.0))
+    assert [row["ranks"] for row in rows] == [1, 2, 4, 8]
+    assert [row["efficiency_sync"] for row in rows] == [1.0, 0.5, 0.4, 0.125]
+
+
+@pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT))
+def test_a_tiny_contended_run():
+    size = Size(users=8, history=60, exposures=4, dim=512, heads=2, batches=2)
+    one = contended.ask(size, ["sync"], repeats=2)
+    # 1 MB each way takes 2 x 8 ms on the wire.
+    assert one["ms"]["exchange_only"] > 8 and one["speedup"] == {"sync": 1.0}
+
+
+def test_the_real_model_is_timed():
+    found = compute_times.measured(Size(users=0, history=4, exposures=2, dim=16, heads=1), repeats=1)
+    assert np.shape(found["fixed"]) == np.shape(found["per_token"]) == (2,)

@@ -39,3 +39,9 @@ def test_results_of_a_benchmark_and_of_an_unknown_one(tmp_path, capsys):
     step = texts((tmp_path / "out/step.svg").read_text(encoding="utf-8"))
     assert {"ours", "tfra"} <= set(step) and "p90_ours" not in step
     assert not (tmp_path / "out/other.svg").exists()
+
+
+def test_weak_scaling_shows_every_step():
+    rows = [{"ranks": 1, "ms_sync": 310.0, "cores": 0.1}, {"ranks": 8, "ms_sync": 1234.0, "cores": 0.9}]
+    plot = figures.plot_of({"weak_scaling": rows, "cases": [{"ratio": 1.4}]})
+    assert {"1", "8", "310", "1.23e+03", "sync"} <= set(texts(plot))

@@ -1,11 +1,11 @@
-"""The record: who stands where, what is refused, and the advice of 2D-SP's section 5."""
+"""The record: who stands where, and what is refused."""
 
 import pytest
 
 import tf_fusedrec as fr
 from tf_fusedrec import optimizers
 from tf_fusedrec.exchange import collectives
-from tf_fusedrec.exchange.topology import Place, Topology, advise_groups
+from tf_fusedrec.exchange.topology import Place, Topology
 
 
 @pytest.mark.parametrize(
@@ -83,13 +83,3 @@ def test_averaged_tables_do_not_count_lookups_of_all_ranks(monkeypatch):
     for table in ({"admission_count": 2}, {"storage_dtype": "mixed", "hot_after": 3}):
         with pytest.raises(ValueError, match="admission_count > 1 or hot_after, which count lookups of all ranks"):
             _layer(Topology(2, "weight_sync"), **table)
-
-
-def test_advice_is_what_the_example_says():
-    advice = advise_groups(1.7e12, 100e9, 1024, memory_bytes=8e9, sync_seconds=0.15)
-    assert [one.groups for one in advice] == [1, 2, 4]
-    assert [round(one.table_bytes / 1e9, 1) for one in advice] == [1.7, 3.3, 6.6]
-    assert [round(one.sync_seconds, 2) for one in advice] == [0.0, 0.03, 0.1]
-    assert advise_groups(1.7e12, 100e9, 1024, memory_bytes=1e9, sync_seconds=1) == []
-    with pytest.raises(ValueError, match="bandwidth must be > 0, got 0"):
-        advise_groups(1e9, 0, 8, memory_bytes=1e9, sync_seconds=1)

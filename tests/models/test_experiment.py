@@ -5,9 +5,11 @@ import pathlib
 
 import numpy as np
 import pytest
+import yaml
 
 from models import build, experiment
 from tf_fusedrec import keras, schedules
+from tf_fusedrec.optimizers import rules as optimizers
 
 CONFIGS = sorted((pathlib.Path(__file__).parents[2] / "configs").glob("*.yaml"))
 HEADER = ("Reproduces:", "Source:", "Date:", "Machine:", "Command:", "Expected:")
@@ -73,7 +75,22 @@ def test_overrides_are_yaml(tmp_path):
         ({"data": {"source": "kuairand", "users": 5}}, "data.users is a size of a synthetic data set"),
         ({"data": {"source": "synthetic-ranking", "users": -1}}, "data.users must be >= 1, got -1"),
         ({"train": {"epsilon": 0.0}}, "train.epsilon must be > 0, got 0.0"),
-        ({"embedding": {"beta_2": 1.0}}, "embedding.beta_2 must lie between 0 and 1, got 1.0"),
+        (
+            {"embedding": {"optimizer": "adam", "arguments": {"beta_2": 1.0}}},
+            "embedding.arguments: Adam.beta_2 must be a finite number .*, got 1.0",
+        ),
+        (
+            {"embedding": {"optimizer": "sgd", "arguments": {"epsilon": 1e-8, "beta": 1}}},
+            r"embedding.arguments names \['beta', 'epsilon'\], and 'sgd' takes \['clipnorm', 'momentum', 'nesterov'\]",
+        ),
+        (
+            {"embedding": {"optimizer": "sgd", "arguments": {"nesterov": "yes"}}},
+            r"embedding.arguments.nesterov must be bool, got 'yes' \(str\)",
+        ),
+        (
+            {"embedding": {"arguments": ["epsilon"]}},
+            r"embedding.arguments must hold names and their values, got \['eps",
+        ),
         ({"embedding": {"optimizer": "lion"}}, r"embedding.optimizer must be one of \['adagrad'"),
         ({"embedding": {"stddev": 0.0}}, "embedding.stddev must be > 0, got 0.0"),
         ({"train": {"beta_2": 1.0}}, "train.beta_2 must lie between 0 and 1, got 1.0"),
@@ -121,7 +138,10 @@ def test_overrides_are_yaml(tmp_path):
         ({"embedding": {"wire_dtype": "int8"}}, "embedding.wire_dtype must be one of .*, got 'int8'"),
         ({"data": {"source": "netflix"}}, r"data.source must be one of .*, got 'netflix'"),
         ({"embedding": {"learning_rate": 0.0}}, "embedding.learning_rate must be > 0, got 0.0"),
-        ({"embedding": {"epsilon": 0.0}}, "embedding.epsilon must be > 0, got 0.0"),
+        (
+            {"embedding": {"optimizer": "rowwise_adagrad", "arguments": {"epsilon": 0.0}}},
+            "embedding.arguments: RowWiseAdagrad.epsilon must be a finite number > 0 .*, got 0.0",
+        ),
         ({"train": {"epochs": 0}}, "train.epochs must be >= 1, got 0"),
         ({"train": {"target_tokens": 0}}, "train.target_tokens must be >= 1, got 0"),
         ({"train": {"learning_rate": 0.0}}, "train.learning_rate must be > 0, got 0.0"),
@@ -152,6 +172,27 @@ def test_a_model_gets_the_schedule_that_the_experiment_names(text, schedule):
     loaded = experiment.from_dict(fields(train={"schedule": text}))
     model = build.make_model(loaded, keras.layers.Layer(), np.arange(1), np.ones(1, np.int64))
     assert type(model.schedule) is type(schedule) and model.schedule == schedule
+
+
+@pytest.mark.parametrize("kind", sorted(optimizers.RULES))
+def test_every_update_rule_of_tables_is_reachable_with_all_its_arguments(kind):
+    """Each argument of the record gets a value other than its default, in the words of a YAML file."""
+    (name,) = [name for name, rule in experiment.TABLE_OPTIMIZERS.items() if rule is optimizers.RULES[kind]]
+    others = {"variant": "torchrec", "epsilon_inside": True, "nesterov": True, "learning_rate_power": -0.25}
+    names = [field.name for field in dataclasses.fields(optimizers.RULES[kind]) if field.name != "learning_rate"]
+    arguments = {one: others.get(one, 0.625) for one in names}
+    text = yaml.safe_dump(fields(embedding={"optimizer": name, "learning_rate": 0.5, "arguments": arguments}))
+    loaded = experiment.from_dict(yaml.safe_load(text))
+    assert loaded.embedding.rule_of_tables == optimizers.RULES[kind](0.5, **arguments)
+    assert experiment.from_dict(loaded.to_dict()) == loaded
+    (table, *_) = build.make_embedding(loaded).tables
+    assert table.optimizer == loaded.embedding.rule_of_tables
+
+
+def test_an_argument_may_be_a_number_in_text():
+    """YAML 1.1 reads 1e-8 as text."""
+    loaded = experiment.from_dict(fields(embedding={"arguments": {"epsilon": "1e-8"}}))
+    assert loaded.embedding.rule_of_tables.epsilon == 1e-8
 
 
 @pytest.mark.parametrize(

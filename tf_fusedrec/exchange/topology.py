@@ -5,7 +5,7 @@
       group 1                    rank 2    rank 3     what keeps the replicas of a shard equal: along a column, G ranks
 
 An all-to-all among R / G ranks sends fewer and longer messages, and its slowest rank waits for fewer others. The price
-is memory, G times as much for tables, and the traffic along the columns; `advise_groups` weighs them.
+is memory, G times as much for tables, and the traffic along the columns. planning/ weighs them.
 
 Sources: Zhang et al., "Two-dimensional sparse parallelism" (2D-SP), sections 3 and 5; TurboGR, section 4.2.1 (HSP).
 """
@@ -168,50 +168,3 @@ def init(
     size = collectives.launched_size()
     sets = [ranks for topology in topologies for sets in topology.sets(size) for ranks in sets]
     collectives.init(sets, timeline=timeline, report_after_s=report_after_s, give_up_after_s=give_up_after_s)
-
-
-@dataclasses.dataclass(frozen=True)
-class Advice:
-    """What a number of groups costs each rank, beside one group (2D-SP, section 5)."""
-
-    groups: int
-    table_bytes: float  # of tables and their slots, S G / R
-    replica_bytes: float  # of these, what is there because of replicas: S (G - 1) / R
-    sync_seconds: float  # one synchronisation of everything by a ring all-reduce: 2 * replica_bytes / bandwidth
-
-
-def advise_groups(
-    table_bytes: float, bandwidth: float, ranks: int, *, memory_bytes: float, sync_seconds: float
-) -> list[Advice]:
-    """Numbers of groups that fit, fewest first; the last has the shortest all-to-all among them.
-
-    An upper bound of what "weight_sync" sends, since only rows that were trained travel: multiply table_bytes by their
-    share to have it closer. More groups are not always quicker: what is saved in the all-to-all is spent on replicas.
-
-    Args:
-      table_bytes: S, of all tables with their optimizer slots, once.
-      bandwidth: bytes per second between the replicas of a shard: that inside a host with replicas_together.
-      ranks: R.
-      memory_bytes: that a rank can spare for tables.
-      sync_seconds: that a synchronisation may take; divide by sync_every what one step may.
-
-    Raises:
-      ValueError: an argument is not positive.
-
-    Example, the 1.7 TB of 2D-SP's larger model on 1,024 ranks at 100 GB/s, 8 GB to spare, 0.15 s:
-      groups 1, 2, 4 with 1.7, 3.3, 6.6 GB of tables per rank and 0, 0.03, 0.1 s.
-    """
-    given = {
-        "table_bytes": table_bytes, "bandwidth": bandwidth, "ranks": ranks, "memory_bytes": memory_bytes,
-        "sync_seconds": sync_seconds,
-    }  # fmt: skip
-    for name, value in given.items():
-        if not value > 0:
-            raise ValueError(f"{name} must be > 0, got {value!r}.")
-    advice = []
-    for groups in (g for g in range(1, ranks + 1) if ranks % g == 0):
-        replicas = table_bytes * (groups - 1) / ranks
-        one = Advice(groups, table_bytes * groups / ranks, replicas, 2 * replicas / bandwidth)
-        if one.table_bytes <= memory_bytes and one.sync_seconds <= sync_seconds:
-            advice.append(one)
-    return advice

@@ -41,6 +41,12 @@ SECTIONS = (
         ("Topology",),
     ),
     (
+        "Cluster",
+        "For `fr.plan(model, sample, cluster)`.",
+        "tf_fusedrec/planning/cluster.py",
+        ("Cluster",),
+    ),
+    (
         "Columns",
         "`tf_fusedrec.data.Column`, for `ParquetFolder`.",
         "tf_fusedrec/data/columns.py",
@@ -178,6 +184,7 @@ def _record(
         if not words and name in fields:
             heading, words = fields[name].heading, fields[name].words
         default = "" if item.value is None else ast.unparse(item.value)
+        default = default.replace("dataclasses.field(default_factory=dict)", "{}")
         # A field that is declared again keeps its place, as in the dataclass.
         fields[name] = Field(name, annotation.replace("'", ""), default, words, heading)
     return Record(node.name, _before(docstring), list(fields.values())), mine

@@ -1,0 +1,102 @@
+"""The shortest step that the dependencies of a schedule allow, from parts that were measured alone.
+
+Letters, all in ms of one step: i, r, g, d are the exchanges of ids, rows, gradients and dense gradients; a is the
+average of replicas; l the lookup; c the compute; k the number of dense layers. e = 1 / (2 M - 2) is the part of the
+samples in the first and in the last of M micro-batches, 1 for M = 1. The dense gradients of the first layer, d / k,
+come last, with the last gradients of rows. Work of the host counts nothing, so every step is longer than its floor.
+
+    sync, Pipelined(2)       i + l + r + c + g + d/k + a
+    FrozenWindow(M)          i + l + w,     w = e r + max(c, (1 - e)(r + g) + d - d/k) + e g + d/k + a
+    DualBuffer, Nested(M)    max(i + l, w)
+    Pipelined(3)             max(i, l + r + c + g + d/k + a)
+    SemiAsync, Pipelined(6)  max(c + d/k, g + l + r + a, i + r + g + d + a)
+
+With M = 1, w = r + c + g + d/k + a.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+from benchmarks.overlap.device_stream import DEVICE, MEMORY, Span
+from tf_fusedrec.callbacks.timeline.intervals import seconds, union, without
+from tf_fusedrec.schedules import DualBuffer, FrozenWindow, Nested, Schedule
+from tf_fusedrec.schedules.in_flight import InFlight
+
+
+@dataclasses.dataclass(frozen=True)
+class Parts:
+    """Measured parts of one step, in ms."""
+
+    ids: float = 0.0
+    rows: float = 0.0
+    gradients: float = 0.0
+    dense: float = 0.0
+    average: float = 0.0
+    other: float = 0.0  # numbers that ranks agree on, such as the weight of a loss; a floor leaves them out
+
+    @property
+    def exchange(self) -> float:
+        return sum(dataclasses.astuple(self))
+
+
+def kind_of(name: str) -> str:
+    """Returns the field of Parts that a collective counts to, by its name.
+
+    Examples: "sync.group.0.rows" -> "rows"; "2d.group.0.replicas.ids" -> "ids".
+    """
+    if name.startswith("HorovodAllreduce_"):
+        return "dense"
+    if ".average." in name:
+        return "average"
+    last = name.rsplit(".", 1)[-1]
+    return last if last in ("ids", "rows", "gradients") else "other"
+
+
+def is_exchange(name: str) -> bool:
+    return name not in (DEVICE, MEMORY)
+
+
+def parts_of(record: Mapping[str, Sequence[Span]]) -> Parts:
+    """Returns the time of each kind of exchange. An exchange that waits for others counts from their end on."""
+    found: dict[str, float] = {}
+    free_at = 0.0
+    for (begin, end), name in sorted(
+        ((span, name) for name, spans in record.items() if is_exchange(name) for span in spans),
+        key=lambda one: one[0][1],
+    ):
+        kind = kind_of(name)
+        found[kind] = found.get(kind, 0.0) + 1e3 * max(0.0, end - max(begin, free_at))
+        free_at = max(free_at, end)
+    return Parts(**found)
+
+
+def exposed_ms(record: Mapping[str, Sequence[Span]]) -> float:
+    """Returns the time in which some exchange runs and the device stream does not."""
+    exchanges = union(span for name, spans in record.items() if is_exchange(name) for span in spans)
+    return 1e3 * seconds(without(exchanges, union(record.get(DEVICE, ()))))
+
+
+def free_ms(record: Mapping[str, Sequence[Span]], begin: float, end: float) -> float:
+    """Returns the time between `begin` and `end` in which no exchange and no stream runs."""
+    return 1e3 * seconds(without([(begin, end)], union(span for spans in record.values() for span in spans)))
+
+
+def floor_ms(schedule: Schedule, parts: Parts, *, compute: float, lookup: float, layers: int) -> float:
+    """Returns the floor of a schedule's step, as the head of this module says."""
+    i, r, g, a = parts.ids, parts.rows, parts.gradients, parts.average
+    c, last = compute, parts.dense / layers
+    if isinstance(schedule, InFlight) and schedule.rows_ahead:
+        return max(c + last, g + lookup + r + a, i + r + g + parts.dense + a)
+    if isinstance(schedule, InFlight) and schedule.routes_ahead:
+        return max(i, lookup + r + c + g + last + a)
+    pieces = schedule.micro_batches if isinstance(schedule, (FrozenWindow, Nested)) else 1
+    if pieces == 1:
+        window = r + c + g + last + a
+    else:
+        e = 1 / (2 * pieces - 2)
+        window = e * r + max(c, (1 - e) * (r + g) + parts.dense - last) + e * g + last + a
+    if isinstance(schedule, (DualBuffer, Nested)):
+        return max(i + lookup, window)
+    return i + lookup + window

@@ -1,0 +1,173 @@
+"""fr.plan: what it chooses, what it refuses, and that the model stays as it was."""
+
+import json
+
+import numpy as np
+import pytest
+
+import tf_fusedrec as fr
+from tests.planning.models import SAMPLES, make_batch, make_model
+from tf_fusedrec import keras
+from tf_fusedrec.planning.forecast import Workload
+from tf_fusedrec.planning.measure import Lookup, Measured, lookups_of
+from tf_fusedrec.schedules import DualBuffer, FrozenWindow, Nested, SemiAsync, Sync, micro_batch
+
+GIGABYTE = 1e9
+ALL = ("stale_rows", "bfloat16_wire", "weight_sync")
+
+
+@pytest.fixture(scope="module")
+def model():
+    return make_model()[0]
+
+
+def workload(compute=1.0, lookup=0.0, unique=1000, table_bytes=8 * GIGABYTE):
+    """A step of 100 samples whose ids are all distinct."""
+    measured = Measured(100, 0.0, lookup, 0.0, compute, compute / 2, 0)
+    lookups = {m: [Lookup((unique // m,) * m, 1, 256, 4, 2048)] for m in (1, 2, 4, 8)}
+    return Workload(measured, lookups, table_bytes)
+
+
+def forecast(work, schedule, groups=1, wire=None, **cluster):
+    fields = {"ranks": 4, "memory_bytes": 80 * GIGABYTE, "between_bytes_per_s": 1e6, "latency_s": 0.0, **cluster}
+    return work.forecast(fr.Cluster(**fields), fr.Topology(groups), schedule, wire)
+
+
+def test_a_slow_network_calls_for_micro_batches_and_slow_tables_for_a_look_ahead():
+    # 768 of 1,024 kB travel each way: 0.768 s each at 1 MB/s.
+    sync, frozen = (forecast(workload(), one).step_s for one in (Sync(), FrozenWindow(4)))
+    assert sync == pytest.approx(1 + 2 * 0.768 + 0.006, rel=1e-3)
+    assert frozen < 0.75 * sync
+    quick = {"between_bytes_per_s": 1e9}
+    slow_tables = workload(lookup=0.8)
+    assert forecast(slow_tables, DualBuffer(), **quick).step_s < 0.6 * forecast(slow_tables, Sync(), **quick).step_s
+
+
+def test_a_wire_of_16_bits_halves_rows_and_gradients():
+    whole, half = (forecast(workload(), Sync(), wire=wire) for wire in (None, "bfloat16"))
+    ids = 750 * 8 + 3 * 8
+    assert whole.embedding_bytes == ids + 2 * 750 * 256 * 4
+    assert half.embedding_bytes == ids + 2 * 750 * 256 * 2
+
+
+def test_groups_cost_memory_and_what_does_not_fit_is_left_out():
+    each = [forecast(workload(), Sync(), groups) for groups in (1, 2, 4)]
+    assert [one.memory_bytes / GIGABYTE for one in each] == [2, 4, 8]
+    assert [one.replica_bytes > 0 for one in each] == [False, True, True]
+    assert each[2].embedding_bytes == 0
+    # All ids are distinct: a group of one rank has 1,000 at its shard and all four have 4,000.
+    assert each[2].replica_bytes == pytest.approx(0.75 * (1000 + 4000) * (8 + 1024) + 2 * 3 * 8)
+    assert forecast(workload(), Sync(), 4, memory_bytes=5 * GIGABYTE) is None
+
+
+def test_rows_beyond_the_memory_lie_in_files_and_cost_time():
+    tight = {"memory_bytes": 1 * GIGABYTE, "file_bytes": 10 * GIGABYTE, "file_bytes_per_s": 1e6}
+    whole, tiered = forecast(workload(), Sync()), forecast(workload(), Sync(), **tight)
+    assert (whole.memory_budget, tiered.memory_budget) == (0, GIGABYTE)
+    # Half of the 1,000 rows of 2,048 bytes come from the file.
+    assert tiered.step_s == pytest.approx(whole.step_s + 500 * 2048 / 1e6)
+
+
+def test_a_plan_prints_its_choice_and_the_runner_up_and_applies_in_one_line_each(model):
+    cluster = fr.Cluster(8, GIGABYTE, 4)
+    found = fr.plan(model, make_batch(), cluster, rows={"item": 10**6}, tolerate=ALL)
+    assert found.best.step_s <= 1.01 * min(one.step_s for one in found.forecasts)
+    assert list(found.forecasts[1:]) == sorted(found.forecasts[1:], key=lambda one: one.step_s)
+    lines = str(found).splitlines()
+    assert lines[0].split()[:3] == ["groups", "schedule", "wire"]
+    assert [line.split("  ")[0] for line in lines[1:]] == ["chosen", "runner-up", "sync, one group"]
+    model.schedule = found.schedule
+    assert json.loads(json.dumps(found.to_dict()))["forecasts"][0]["schedule"]["name"]
+    other, _ = make_model(schedule=found.schedule, wire_dtype=found.wire_dtype)
+    assert other.schedule == found.schedule
+    model.schedule = "sync"
+    assert fr.Topology(**found.to_dict()["forecasts"][0]["topology"]) == found.topology
+
+
+def test_only_what_is_tolerated_is_considered(model):
+    cluster = fr.Cluster(4, GIGABYTE)
+    exact = fr.plan(model, make_batch(), cluster)
+    assert not any(isinstance(one.schedule, SemiAsync) or one.wire_dtype for one in exact.forecasts)
+    assert {one.topology.rule for one in exact.forecasts} == {"gradient_sync"}
+    free = fr.plan(model, make_batch(), cluster, tolerate=ALL)
+    assert any(isinstance(one.schedule, SemiAsync) for one in free.forecasts)
+    assert {one.wire_dtype for one in free.forecasts} == {None, "bfloat16"}
+    assert {one.topology.rule for one in free.forecasts} == {"gradient_sync", "weight_sync"}
+
+
+def test_schedules_that_the_tables_refuse_are_left_out():
+    evicts, _ = make_model(max_rows=1000, eviction="lru")
+    found = fr.plan(evicts, make_batch(), fr.Cluster(4, GIGABYTE), tolerate=["stale_rows"])
+    assert {one.schedule for one in found.forecasts} >= {Sync(), DualBuffer(), Nested(2)}
+    assert not any(isinstance(one.schedule, SemiAsync) for one in found.forecasts)
+    # max_rows is a limit of each rank.
+    assert found.best.memory_bytes > 2 * 1000 * (2 * 16 * 4)
+
+
+def test_the_model_stays_as_it_was():
+    model, embedding = make_model()
+    model.fit(*make_batch(1), batch_size=32, verbose=0)
+    model.reset_metrics()
+    ids, rows = embedding.export_table("item")
+    before = [weight.numpy() for weight in (*model.weights, *model.optimizer.variables())]
+    updates = [lookup.traffic.numpy() for lookup in embedding.lookups]
+    statistics = [lookup.table.statistics for lookup in embedding.lookups]
+    fr.plan(model, make_batch(2), fr.Cluster(4, GIGABYTE), tolerate=ALL)
+    after = [weight.numpy() for weight in (*model.weights, *model.optimizer.variables())]
+    assert len(before) == len(after)
+    assert all(np.array_equal(*pair) for pair in zip(before, after))
+    assert np.array_equal(embedding.export_table("item")[0], ids)
+    assert np.array_equal(embedding.export_table("item")[1], rows)
+    assert [lookup.table.statistics for lookup in embedding.lookups] == statistics
+    assert np.array_equal([lookup.traffic.numpy() for lookup in embedding.lookups], updates)
+    assert all(float(metric.result()) == 0 for metric in model.metrics)
+
+
+def test_what_makes_no_sense_is_refused(model):
+    cluster, batch = fr.Cluster(4, GIGABYTE), make_batch()
+    for arguments, words in [
+        ({"micro_batches": [128]}, f"ints from 2 to the {SAMPLES} samples of the sample, got 128. Remedy: fewer micro"),
+        ({"micro_batches": [1]}, "micro_batches must hold ints from 2 .* got 1"),
+        ({"tolerate": ["speed"]}, r"tolerate must hold some of \('stale_rows', .*\), got \['speed'\]"),
+        ({"tolerate": "stale_rows"}, "tolerate must hold some of"),
+        ({"rows": {"items": 5}}, r"rows must name tables of the model, \['item', 'tag', 'user'\], got \['items'\]"),
+        ({"rows": {"item": -5}}, r"rows\['item'\] must be an int >= 0, got -5"),
+        ({"rows": {"item": 10**9}}, "1 GB of memory and 0 GB of files per rank, .* needs 43 GB .* Remedy: 172 ranks"),
+    ]:
+        with pytest.raises(ValueError, match=words):
+            fr.plan(model, batch, cluster, **arguments)
+    with pytest.raises(ValueError, match="schedules need a tf_fusedrec.schedules.PipelinedModel"):
+        fr.plan(keras.Sequential(), batch, cluster)
+
+
+def test_a_model_that_cannot_train_and_one_of_several_ranks_are_refused(monkeypatch):
+    model, embedding = make_model()
+    embedding.trainable = False
+    with pytest.raises(ValueError, match="make no training lookups, .* Remedy: trainable = True"):
+        fr.plan(model, make_batch(), fr.Cluster(4, GIGABYTE))
+    embedding.trainable = True
+    model.compile(keras.optimizers.legacy.Adam(0.01))
+    with pytest.raises(ValueError, match=r"without a loss. Remedy: compile\(loss=...\)"):
+        fr.plan(model, make_batch(), fr.Cluster(4, GIGABYTE))
+    monkeypatch.setattr(fr.collectives, "size", lambda: 2)
+    with pytest.raises(RuntimeError, match="plan was called on rank 0 of 2, and it times one process. Remedy"):
+        fr.plan(model, make_batch(), fr.Cluster(4, GIGABYTE))
+
+
+def test_a_batch_of_one_sample_has_no_micro_batches(model):
+    found = fr.plan(model, make_batch(samples=1), fr.Cluster(4, GIGABYTE))
+    assert {one.schedule for one in found.forecasts} == {Sync(), DualBuffer(), fr.schedules.Pipelined(3)}
+
+
+def test_ids_of_a_batch_are_counted_as_the_ops_count_them(model):
+    features, _ = batch = make_batch()
+    history, user = features["history"].values.numpy(), features["user"].numpy()
+    (whole, tags), (cut, _) = lookups_of(model, batch, 1), lookups_of(model, batch, 2)
+    assert whole.unique == (len(set(history)) + len(set(user)),)
+    assert (whole.dim, whole.tables, whole.number_bytes) == (16, 2, 4)
+    assert (tags.dim, tags.tables, tags.number_bytes) == (8, 1, 2)
+    pieces = [features for features, _ in micro_batch.cut(batch, 2)]
+    assert cut.unique == tuple(
+        len(set(piece["history"].values.numpy())) + len(set(piece["user"].numpy())) for piece in pieces
+    )
+    assert sum(cut.unique) > sum(whole.unique)  # an id in both micro-batches travels with each

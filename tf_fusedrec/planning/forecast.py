@@ -1,0 +1,235 @@
+"""The forecast of one choice of groups, schedule and wire: seconds of a step, bytes and memory of a rank.
+
+A batch of k ranks is taken to hold U k^b distinct ids, where U are those of the sample and b comes from its two halves
+(Heaps' law). Hashing is taken to spread ids evenly over owners. The dense optimizer, the input and the busiest owner's
+surplus are left out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from tf_fusedrec.exchange.topology import Topology
+from tf_fusedrec.planning.cluster import Cluster
+from tf_fusedrec.planning.measure import Lookup, Measured
+from tf_fusedrec.planning.replay import Piece, StepCosts, shares, step_s
+from tf_fusedrec.schedules import registry
+from tf_fusedrec.schedules.schedule import Schedule
+
+ID_BYTES = 8
+KEY_BYTES = 28  # of a row's key in memory: custom_ops/hash_table/cpu/parts/key_index.h
+
+
+@dataclasses.dataclass(frozen=True)
+class Forecast:
+    """One choice and what it costs a rank.
+
+    Attributes:
+      topology, schedule, wire_dtype: The choice; wire_dtype as FusedEmbedding takes it.
+      memory_budget: Bytes of rows in memory, where the others lie in files; 0: all rows in memory.
+      step_s: Seconds of one step.
+      embedding_bytes: Ids, rows and gradients that a rank sends to the other ranks of its group in one step, the mean
+        over ranks. EmbeddingMetrics and `FusedEmbedding.lookups[i].traffic` count the same.
+      replica_bytes: Bytes that a rank sends to the replicas of its shard in one step, the mean over steps. The ids that
+        groups have in common are estimated.
+      dense_bytes: Bytes of dense gradients that a rank sends in one step.
+      memory_bytes: Rows, slots and keys that a rank holds.
+    """
+
+    topology: Topology
+    schedule: Schedule
+    wire_dtype: str | None
+    memory_budget: int
+    step_s: float
+    embedding_bytes: float
+    replica_bytes: float
+    dense_bytes: float
+    memory_bytes: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-able."""
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return {**fields, "topology": self.topology.to_dict(), "schedule": registry.serialize(self.schedule)}
+
+
+@dataclasses.dataclass(frozen=True)
+class Workload:
+    """What a sample and its timed steps say about a job.
+
+    Args:
+      measured: The times of the parts of a step.
+      lookups: The lookups of a step by number of micro-batches; 1 and 2 are there.
+      table_bytes: Rows, slots and keys of one replica of all tables, over all its ranks.
+    """
+
+    measured: Measured
+    lookups: dict[int, list[Lookup]]
+    table_bytes: float
+
+    @property
+    def growth(self) -> float:
+        """b in (0, 1]: k batches hold k^b times the distinct ids of one."""
+        whole, halves = (sum(sum(one.unique) for one in self.lookups[count]) for count in (1, 2))
+        return 1.0 if not halves else min(max(math.log2(max(2 * whole / halves, 1.0)), 0.05), 1.0)
+
+    def forecast(
+        self, cluster: Cluster, topology: Topology, schedule: Schedule, wire_dtype: str | None
+    ) -> Forecast | None:
+        """Returns the forecast of a choice, or None where a rank cannot hold its part of the tables."""
+        memory = self.table_bytes * topology.groups / cluster.ranks
+        in_files = max(memory - cluster.memory_bytes, 0.0)
+        if in_files > cluster.file_bytes:
+            return None
+        lookups = self.lookups[micro_batches_of(schedule)]
+        groups, replicas = topology.sets(cluster.ranks)
+        traffic = _Traffic(lookups, len(groups[0]), len(replicas[0]), self.growth, wire_dtype)
+        costs = self._costs(cluster, topology, traffic, in_files / memory if memory else 0.0)
+        all_reduced = 2 * (cluster.ranks - 1) / cluster.ranks * self.measured.dense_bytes
+        return Forecast(
+            topology, schedule, wire_dtype, int(cluster.memory_bytes) if in_files else 0, step_s(costs, schedule),
+            traffic.embedding_bytes, traffic.replica_bytes(topology), all_reduced, memory,
+        )  # fmt: skip
+
+    def _costs(self, cluster: Cluster, topology: Topology, traffic: _Traffic, in_files: float) -> StepCosts:
+        measured, (groups, replicas) = self.measured, topology.sets(cluster.ranks)
+        group, replica = groups[0], replicas[0]
+        of_batch = measured.compute - measured.half_compute
+        per_batch = min(max(2 * of_batch, 0.0), measured.compute)  # the part of the time that grows with the samples
+        fixed = measured.compute - per_batch
+        parts = shares(measured.samples, traffic.micro_batches)
+        missed = sum(sum(one.unique) * one.state_bytes for one in self.lookups[1]) * in_files
+        lookup = measured.lookup + missed / cluster.file_bytes_per_s
+        whole = traffic.exchanged_rows(self.lookups[1])
+        factor = traffic.exchanged_rows(traffic.lookups) / whole if whole else 1.0
+        shared = topology.groups > 1 and topology.rule == "gradient_sync"
+        return StepCosts(
+            prepare=measured.prepare,
+            ids=cluster.all_to_all_s(group, traffic.id_bytes),
+            lookup=lookup * factor,
+            pieces=tuple(
+                Piece(
+                    fixed + per_batch * part,
+                    _together_s(cluster, group, row_bytes),
+                    _together_s(cluster, group, row_bytes),
+                    _together_s(cluster, replica, sums) if shared else 0.0,
+                )
+                for part, row_bytes, sums in zip(parts, traffic.row_bytes, traffic.replica_row_bytes)
+            ),
+            update=measured.update * factor * (traffic.union if shared else 1.0),
+            dense=cluster.all_reduce_s(tuple(range(cluster.ranks)), measured.dense_bytes),
+            replica_ids=_together_s(cluster, replica, traffic.replica_id_bytes) if shared else 0.0,
+            average=_average_s(cluster, topology, traffic, replica),
+            refresh=lookup * max(2 - 2**self.growth, 0.0),  # the part of a batch's ids that the batch before held
+            shared_cores=not cluster.compute_on_device,
+        )
+
+
+def micro_batches_of(schedule: Schedule) -> int:
+    """M, 1 for a schedule of whole batches."""
+    return getattr(schedule, "micro_batches", 1)
+
+
+class _Traffic:
+    """Bytes that one rank sends in one step.
+
+    Args:
+      lookups: The lookups of a step, for its number of micro-batches.
+      group: n, ranks of a group.
+      replicas: G, replicas of a shard.
+      growth: See Workload.growth.
+      wire_dtype: "bfloat16", "float16" or None.
+    """
+
+    def __init__(self, lookups: Sequence[Lookup], group: int, replicas: int, growth: float, wire_dtype: str | None):
+        self.lookups, self._group, self._replicas, self._growth = lookups, group, replicas, growth
+        self._widest = 2 if wire_dtype else 4
+
+    @property
+    def micro_batches(self) -> int:
+        return len(self.lookups[0].unique)
+
+    @property
+    def union(self) -> float:
+        """Distinct ids of all ranks at one shard over the ids that one rank's batch holds."""
+        return (self._group * self._replicas) ** self._growth / self._group
+
+    def exchanged_rows(self, lookups: Sequence[Lookup]) -> float:
+        return float(sum(sum(one.unique) for one in lookups))
+
+    @property
+    def _away(self) -> float:
+        """Part of the ids whose owner is another rank."""
+        return (self._group - 1) / self._group
+
+    @property
+    def id_bytes(self) -> float:
+        """Of all micro-batches, headers included: the count of each table for each other rank."""
+        headers = sum(ID_BYTES * one.tables * (self._group - 1) * self.micro_batches for one in self.lookups)
+        return ID_BYTES * self.exchanged_rows(self.lookups) * self._away + headers
+
+    @property
+    def row_bytes(self) -> list[list[float]]:
+        """Of each lookup, by micro-batch: rows one way, and as many gradients back."""
+        return [
+            [one.unique[piece] * self._away * self._row(one) for one in self.lookups]
+            for piece in range(self.micro_batches)
+        ]
+
+    def _row(self, lookup: Lookup) -> int:
+        return lookup.dim * min(lookup.number_bytes, self._widest)
+
+    @property
+    def embedding_bytes(self) -> float:
+        return self.id_bytes + 2 * sum(sum(piece) for piece in self.row_bytes)
+
+    @property
+    def _among_replicas(self) -> tuple[float, float]:
+        """Rows that a rank sends to its replicas, over the ids of a batch: to the ranges, then the range that it sums.
+
+        exchange/topology.py has the rule gradient_sync: u distinct ids in each group and U in all at one shard make
+        (G - 1) / G u and (G - 1) U / G rows.
+        """
+        others = (self._replicas - 1) / self._replicas
+        return others * self._group**self._growth / self._group, others * self.union
+
+    @property
+    def replica_id_bytes(self) -> list[float]:
+        """Of the two exchanges of ids among replicas, headers included."""
+        headers = sum(ID_BYTES * one.tables * (self._replicas - 1) * self.micro_batches for one in self.lookups)
+        return [ID_BYTES * self.exchanged_rows(self.lookups) * part + headers for part in self._among_replicas]
+
+    @property
+    def replica_row_bytes(self) -> list[list[float]]:
+        """Of the two exchanges of each lookup's sums of gradients, by micro-batch."""
+        return [
+            [one.unique[piece] * self._row(one) * part for one in self.lookups for part in self._among_replicas]
+            for piece in range(self.micro_batches)
+        ]
+
+    def averaged_bytes(self, steps: int) -> float:
+        """Of one average of replicas: 32-bit rows and slots that the groups have trained in so many steps."""
+        union = (self._group * self._replicas * steps) ** self._growth / self._group
+        return union * sum(sum(one.unique) * one.state_bytes for one in self.lookups)
+
+    def replica_bytes(self, topology: Topology) -> float:
+        if topology.groups == 1:
+            return 0.0
+        if topology.rule == "gradient_sync":
+            return sum(self.replica_id_bytes) + sum(sum(piece) for piece in self.replica_row_bytes)
+        sent = 2 * (self._replicas - 1) / self._replicas * self.averaged_bytes(topology.sync_every)
+        return sent / topology.sync_every
+
+
+def _together_s(cluster: Cluster, members: tuple[int, ...], sent_bytes: Sequence[float]) -> float:
+    """Seconds of several all-to-alls, one after another."""
+    return sum(cluster.all_to_all_s(members, one) for one in sent_bytes)
+
+
+def _average_s(cluster: Cluster, topology: Topology, traffic: _Traffic, replica: tuple[int, ...]) -> float:
+    """Seconds of the averages of replicas, per step."""
+    if topology.groups == 1 or topology.rule != "weight_sync":
+        return 0.0
+    return cluster.all_reduce_s(replica, traffic.averaged_bytes(topology.sync_every)) / topology.sync_every

@@ -1,0 +1,223 @@
+"""What a planner takes from the real model: the ids of a sample, and the times of a step's parts on this machine.
+
+Nothing of the model changes. Dense compute runs forward and backward on rows that are handed in, and no optimizer runs.
+Its weights and the states of its metrics are put back afterwards, since layers such as batch normalization change
+theirs in a forward pass. Lookups and updates run on scratch tables with the configs of the model's own. The model's own
+tables are read by a look-ahead, which changes nothing: large tables, and tables in files, take longer than scratch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tf_fusedrec import ops
+from tf_fusedrec._tf_compat import keras, tf
+from tf_fusedrec.embedding import FusedEmbedding
+from tf_fusedrec.embedding.group_lookup import Context, LookupRequest, RoutedIds
+from tf_fusedrec.embedding.lookup import RowGradients
+from tf_fusedrec.exchange.all_to_all import own_message
+from tf_fusedrec.exchange.topology import Topology
+from tf_fusedrec.schedules import stages
+from tf_fusedrec.schedules.calls import embeddings_of
+from tf_fusedrec.schedules.feed import unconverted
+from tf_fusedrec.schedules.micro_batch import WHOLE, cut, num_samples
+
+REPEATS = 3
+
+
+class Lookup(NamedTuple):
+    """One lookup of a step, in every micro-batch: what it sends."""
+
+    unique: tuple[int, ...]  # U of each micro-batch
+    tables: int  # S
+    dim: int
+    number_bytes: int  # of a number of a row on the wire, unless a wire_dtype is narrower
+    state_bytes: int  # of a row with its optimizer slots in memory
+
+
+class Measured(NamedTuple):
+    """Seconds of the parts of a step of one batch, on one rank, without exchanges."""
+
+    samples: int  # B
+    prepare: float  # duplicates removed, ids sorted by owner
+    lookup: float  # distinct ids found, rows copied
+    update: float  # gradients summed, optimizer
+    compute: float  # forward and backward pass of the batch, rows put into the order of ids included
+    half_compute: float  # the same of the first half of the batch
+    dense_bytes: int  # of dense gradients
+
+
+def lookups_of(model: Any, sample: Any, micro_batches: int) -> list[Lookup]:
+    """Returns the lookups that a step of `sample` makes, in the order of their exchanges. Eager."""
+    pieces = cut(sample, micro_batches)
+    requests = stages.requests(stages.plan(model, pieces))
+    calls = len(requests) // micro_batches
+    return [_lookup(requests[i::calls]) for i in range(calls)]
+
+
+def _lookup(of_pieces: list[LookupRequest]) -> Lookup:
+    group, table = of_pieces[0].lookup.group, of_pieces[0].lookup.table
+    dtypes = [tf.as_dtype(group.tables[0].dtype), tf.as_dtype(of_pieces[0].output_dtype)]
+    unique = tuple(int(tf.size(_unique(request).ids)) for request in of_pieces)
+    size = min(dtype.size for dtype in dtypes)
+    return Lookup(unique, len(group.tables), group.tables[0].dim, size, table.row_bytes)
+
+
+def _unique(request: LookupRequest) -> ops.UniqueIds:
+    fused = request.lookup.prepare(request).fused
+    return ops.segment_unique(fused.ids, fused.segment_splits)
+
+
+def measure(model: Any, sample: Any, ranks: int) -> Measured:
+    """Times the parts of a step: two steps of dense compute, and the ops of its lookups. Eager.
+
+    Args:
+      model: A compiled PipelinedModel.
+      sample: A batch as `data` of train_step.
+      ranks: Owners among which ids are sorted.
+
+    Raises:
+      ValueError: the model has no loss.
+    """
+    if not model.built:
+        model(keras.utils.unpack_x_y_sample_weight(sample)[0], training=False)  # makes its weights
+    first_half = cut(sample, 2)[0] if int(num_samples(sample)) > 1 else sample
+    with unchanged(model):
+        compute, half = (_compute_s(model, data) for data in (sample, first_half))
+    requests = stages.requests(stages.plan(model, [sample]))
+    parts = {"prepare": 0.0, "lookup": 0.0, "update": 0.0, "recover": 0.0}
+    for embedding in embeddings_of(model):
+        scratch = _scratch(embedding)
+        for request in requests:
+            if request.lookup in embedding.lookups:
+                table = scratch.lookups[embedding.lookups.index(request.lookup)].table
+                for name, seconds in _table_seconds(request, table, ranks).items():
+                    parts[name] += seconds
+    recover = parts.pop("recover")
+    anchors = {id(weight) for embedding in embeddings_of(model) for weight in embedding.weights}
+    dense = [weight for weight in model.trainable_variables if id(weight) not in anchors]
+    return Measured(
+        samples=int(num_samples(sample)),
+        compute=compute + recover,
+        half_compute=half + recover / 2,
+        dense_bytes=sum(int(np.prod(weight.shape)) * weight.dtype.size for weight in dense),
+        **parts,
+    )
+
+
+@contextlib.contextmanager
+def unchanged(model: Any) -> Iterator[None]:
+    """Puts weights, and states of metrics, back as they were before."""
+    variables = [*model.weights, *(variable for metric in model.metrics for variable in metric.variables)]
+    before = [variable.numpy() for variable in variables]
+    try:
+        yield
+    finally:
+        for variable, value in zip(variables, before):
+            variable.assign(value)
+
+
+def _compute_s(model: Any, data: Any) -> float:
+    """Seconds of a forward and a backward pass. Rows are handed in and their gradients are dropped."""
+    shapes = [_row_shape(request) for request in stages.requests(stages.plan(model, [data]))]
+    rows = [tf.cast(tf.random.stateless_normal(shape, [1, 2], stddev=0.02), dtype) for shape, dtype in shapes]
+
+    def passes(data: Any, rows: list[tf.Tensor]) -> tf.Tensor:
+        planned = stages.plan(model, [data])
+        found = [(one, _context(request)) for one, request in zip(rows, stages.requests(planned))]
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
+        dropped: list[RowGradients] = []
+        with contextlib.ExitStack() as step:
+            step.enter_context(model.working_on(WHOLE))
+            step.enter_context(stages.supplying(planned, found))
+            for embedding in embeddings_of(model):
+                step.enter_context(embedding.deferred(dropped, None))
+            with tf.GradientTape() as tape:
+                y_pred = model(x, training=True)
+                loss = model.compute_loss(x, y, y_pred, sample_weight)
+            if loss is None:
+                raise ValueError(f"plan got the model {model.name!r} without a loss. Remedy: compile(loss=...).")
+            gradients = [one for one in tape.gradient(loss, model.trainable_variables) if one is not None]
+        with tf.control_dependencies(
+            [*tf.nest.flatten(gradients, expand_composites=True), *(part.grads for part in dropped)]
+        ):
+            return tf.identity(loss)
+
+    function = tf.function(unconverted(passes))
+    return _median_s(lambda: function(data, rows).numpy())
+
+
+def _row_shape(request: LookupRequest) -> tuple[list[int], tf.DType]:
+    """The shape of the rows that the model gets for a request, and their dtype."""
+    bags = int(tf.size(request.lookup.prepare(request).fused.bag_scale))
+    return [bags, request.lookup.group.tables[0].dim], tf.as_dtype(request.output_dtype)
+
+
+def _context(request: LookupRequest) -> Context:
+    """A context without a route: gradients of its rows cannot travel."""
+    nothing = RoutedIds(*[None] * len(RoutedIds._fields))  # type: ignore[arg-type]
+    routed = nothing._replace(lookup=request.lookup, fused=request.lookup.prepare(request).fused)
+    return Context(routed, None, tf.constant(0, tf.int64))  # type: ignore[arg-type]
+
+
+def _scratch(embedding: FusedEmbedding) -> FusedEmbedding:
+    """A layer of empty tables with the configs of another one's, in memory and in one group of ranks."""
+    config = embedding.get_config()
+    tables = [{**table, "memory_budget": 0, "tier_folder": ""} for table in config["tables"]]
+    fields = {"tables": tables, "topology": Topology().to_dict(), "name": f"{embedding.name}_scratch"}
+    on_gpu = any(getattr(lookup.table, "on_gpu", False) for lookup in embedding.lookups)
+    with tf.device(None if on_gpu else "/CPU:0"):
+        return FusedEmbedding.from_config({**config, **fields})
+
+
+def _table_seconds(request: LookupRequest, table: Any, ranks: int) -> dict[str, float]:
+    """Seconds of the ops of one lookup of a batch on a scratch table."""
+    fused = request.lookup.prepare(request).fused
+    unique = ops.segment_unique(fused.ids, fused.segment_splits)
+    message = own_message(unique.ids, unique.splits)
+    rows = table.lookup(*message, training=True)
+    num_unique = tf.size(unique.ids, out_type=tf.int64)
+    bags = (fused.bag_splits, fused.bag_scale)
+    found = rows.rows[: tf.size(unique.ids)]
+    gradients = tf.zeros_like(found)
+
+    def prepare() -> Any:
+        ids = ops.segment_unique(fused.ids, fused.segment_splits)
+        partition = {"owner": table.owner, "id_bits": table.id_bits, "segment_names": table.names}
+        return ops.rank_partition(ids.ids, ids.splits, num_ranks=ranks, **partition).message
+
+    def recover() -> Any:
+        pooled = ops.pooled_recover(found, unique.inverse, *bags)
+        return ops.pooled_recover_grad(pooled, unique.inverse, *bags, num_unique)
+
+    def look_up() -> Any:
+        return table.lookup(*message, training=True)
+
+    def look_up_and_update() -> None:
+        table.apply_gradients([(look_up(), gradients)], 1.0)
+
+    def look_ahead() -> Any:
+        return request.lookup.table.look_ahead(*message)
+
+    lookup, both = _median_s(look_up), _median_s(look_up_and_update)
+    return {
+        "prepare": _median_s(prepare),
+        "lookup": max(lookup, _median_s(look_ahead)),
+        "update": max(both - lookup, 0.0),
+        "recover": _median_s(recover),
+    }
+
+
+def _median_s(function: Callable[[], Any]) -> float:
+    function()
+    seconds = []
+    for _ in range(REPEATS):
+        begin = time.perf_counter()
+        function()
+        seconds.append(time.perf_counter() - begin)
+    return float(np.median(seconds))

@@ -1,0 +1,190 @@
+"""Replays one training step: which task runs when, on the resources of one rank.
+
+    compute   dense forward and backward passes, one after another
+    host      duplicates are removed and ids sorted by owner
+    table     lookups and updates, in their order
+    network   collectives, in the order in which they become ready: Horovod has one queue for all sets of ranks
+
+All ranks are alike, so one rank stands for all. A step is one call of a compiled function. It ends when all its tasks
+have ended, and no task of the next step begins before.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from tf_fusedrec.exchange.micro_batches import piece_bounds
+from tf_fusedrec.schedules.dual_buffer import LookAheadSchedule
+from tf_fusedrec.schedules.frozen_window import FrozenWindow
+from tf_fusedrec.schedules.in_flight import InFlight
+from tf_fusedrec.schedules.nested import Nested
+
+COMPUTE, HOST, TABLE, NETWORK = "compute", "host", "table", "network"
+
+
+class Task(NamedTuple):
+    """One task of a program."""
+
+    name: str
+    resource: str  # runs one task at a time
+    seconds: float
+    after: tuple[int, ...]  # numbers of earlier tasks
+
+
+class Piece(NamedTuple):
+    """Costs of one micro-batch, in seconds."""
+
+    compute: float
+    rows: float  # all-to-all
+    gradients: float  # all-to-all
+    replicas: float = 0.0  # sums of gradients among the replicas of a shard: all-to-all by range, then a gather
+
+
+@dataclasses.dataclass(frozen=True)
+class StepCosts:
+    """Costs of one step of one rank, in seconds, without overlap."""
+
+    prepare: float  # host: duplicates removed, ids sorted by owner
+    ids: float  # network: the joined all-to-all of the ids of all micro-batches
+    lookup: float  # table: all rows found and copied
+    pieces: tuple[Piece, ...]
+    update: float  # table: gradients summed over ranks and micro-batches, optimizer
+    dense: float = 0.0  # network: all-reduce of dense gradients
+    replica_ids: float = 0.0  # network: the ids of all groups among the replicas of a shard; no row waits for them
+    average: float = 0.0  # network: replicas become their mean, after the update
+    refresh: float = 0.0  # table: rows of a look-ahead that the batch before has updated
+    shared_cores: bool = False  # whether host, table and dense compute take turns on the same cores
+
+
+def shares(samples: int, micro_batches: int) -> list[float]:
+    """Parts of a batch that its micro-batches hold; the first and the last are half as large as the others.
+
+    A batch whose samples have numbers of tokens is cut by tokens, to nearly the same parts.
+    """
+    bounds = piece_bounds(samples, micro_batches)
+    return [(end - begin) / samples for begin, end in zip(bounds, bounds[1:])]
+
+
+class Program:
+    """A list of tasks that grows."""
+
+    def __init__(self, shared_cores: bool = False):
+        self.tasks: list[Task] = []
+        self._shared_cores = shared_cores
+
+    def add(self, name: str, resource: str, seconds: float, after: Iterable[int | None] = ()) -> int:
+        """Adds a task and returns its number; None in `after` stands for no task."""
+        if self._shared_cores and resource in (HOST, TABLE):
+            resource = COMPUTE
+        self.tasks.append(Task(name, resource, seconds, tuple(i for i in after if i is not None)))
+        return len(self.tasks) - 1
+
+
+def step_program(costs: StepCosts, schedule: Any) -> list[Task]:
+    """Returns the tasks of one step under a schedule of tf_fusedrec, in the steady state."""
+    program = Program(costs.shared_cores)
+    if isinstance(schedule, InFlight) and schedule.rows_ahead:
+        _rows_ahead(program, costs, schedule)
+        return program.tasks
+    looks_ahead = isinstance(schedule, LookAheadSchedule)
+    ids_ahead = isinstance(schedule, InFlight) and schedule.routes_ahead > 0
+    if looks_ahead:
+        found = program.add("refresh", TABLE, costs.refresh)
+        ids, _ = _ids(program, costs, found)
+        # Ops on one table keep their order: the look-ahead comes before the update. With a longer lead it has its ids.
+        behind = program.add("look-ahead", TABLE, costs.lookup, [found, ids if schedule.lead == 1 else None])
+    elif ids_ahead:
+        found = behind = program.add("lookup", TABLE, costs.lookup)
+        _ids(program, costs)
+    else:
+        ids, behind = _ids(program, costs)
+        found = program.add("lookup", TABLE, costs.lookup, [ids])
+    rows = []
+    for piece in costs.pieces:
+        found = program.add("rows", NETWORK, piece.rows, [found])  # leave when the rows before have arrived
+        rows.append(found)
+    back = _compute(program, costs, rows, dense_first=not isinstance(schedule, (FrozenWindow, Nested)))
+    _update(program, costs, [*back, behind])
+    return program.tasks
+
+
+def _ids(program: Program, costs: StepCosts, after: int | None = None) -> tuple[int, int]:
+    """Adds the exchanges of ids: inside the group, and behind it among replicas."""
+    prepared = program.add("prepare", HOST, costs.prepare, [after])
+    ids = program.add("ids", NETWORK, costs.ids, [prepared])
+    return ids, program.add("replica ids", NETWORK, costs.replica_ids, [ids])
+
+
+def _compute(program: Program, costs: StepCosts, rows: Sequence[int | None], *, dense_first: bool) -> list[int]:
+    """Adds the dense passes of all micro-batches. Returns the last exchange of each one's gradients.
+
+    Dense gradients are ready before those of the rows. Schedules of micro-batches hold them back until the last
+    gradients of rows have arrived, so that the update runs under their all-reduce.
+    """
+    back, last = [], None
+    for number, (piece, arrived) in enumerate(zip(costs.pieces, rows)):
+        last = program.add("compute", COMPUTE, piece.compute, [last, arrived])
+        if dense_first and number + 1 == len(costs.pieces):
+            program.add("dense", NETWORK, costs.dense, [last])
+        back.append(_gradients(program, piece, last))
+    if not dense_first:
+        program.add("dense", NETWORK, costs.dense, back[-1:])
+    return back
+
+
+def _gradients(program: Program, piece: Piece, computed: int | None) -> int:
+    arrived = program.add("gradients", NETWORK, piece.gradients, [computed])
+    return program.add("replicas", NETWORK, piece.replicas, [arrived])
+
+
+def _update(program: Program, costs: StepCosts, after: Sequence[int | None]) -> int:
+    updated = program.add("update", TABLE, costs.update, after)
+    return program.add("average", NETWORK, costs.average, [updated])
+
+
+def _rows_ahead(program: Program, costs: StepCosts, schedule: InFlight) -> None:
+    """The rows of the coming batch travel under this batch's compute (TurboGR, sections 4.2.2 and 4.2.3)."""
+    whole = Piece(*(sum(part) for part in zip(*costs.pieces)))
+    updated = None
+    if schedule.updates_late:  # gradients of the batch before wait since the step before
+        updated = _update(program, costs, [_gradients(program, whole, None)])
+    ids, _ = _ids(program, costs)
+    behind = ids if schedule.routes_ahead == 1 else None  # with more, the ids have arrived a step earlier
+    found = program.add("lookup", TABLE, costs.lookup, [updated, behind])
+    program.add("rows", NETWORK, whole.rows, [found])
+    dense = program.add("compute", COMPUTE, whole.compute)
+    program.add("dense", NETWORK, costs.dense, [dense])
+    if not schedule.updates_late:
+        _update(program, costs, [_gradients(program, whole, dense), found])
+
+
+def ends(tasks: Sequence[Task]) -> list[float]:
+    """Returns the time at which each task ends.
+
+    A resource runs its tasks in the order in which they become ready. A task of no seconds does not queue: an exchange
+    of one rank with itself is no collective.
+    """
+    finished: dict[int, float] = {}
+    free: dict[str, float] = {}
+    waiting = list(range(len(tasks)))
+    while waiting:
+        ready = [
+            (max((finished[j] for j in tasks[i].after), default=0.0), i)
+            for i in waiting
+            if all(j in finished for j in tasks[i].after)
+        ]
+        begin, _, i = min(
+            (max(at, free.get(tasks[i].resource, 0.0)) if tasks[i].seconds else at, at, i) for at, i in ready
+        )
+        finished[i] = begin + tasks[i].seconds
+        if tasks[i].seconds:
+            free[tasks[i].resource] = finished[i]
+        waiting.remove(i)
+    return [finished[i] for i in range(len(tasks))]
+
+
+def step_s(costs: StepCosts, schedule: Any) -> float:
+    """Returns the seconds of one step under a schedule."""
+    return max(ends(step_program(costs, schedule)))

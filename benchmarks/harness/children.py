@@ -83,6 +83,7 @@ def ask_ranks(
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     ) as job:  # fmt: skip
         alarm = threading.Timer(timeout_s, job.terminate)  # horovodrun then ends its ranks
+        alarm.daemon = True  # a signal leaves this function, and the process must not wait for the alarm
         alarm.start()
         for line in job.stdout or ():
             rank, said = _RANK.match(line).groups()  # type: ignore[union-attr]

@@ -65,8 +65,8 @@ class Turn:
         """Returns the median of turns <double>[R, turns, numbers]. A step is the slowest rank's, else means count."""
         numbers = of_ranks.mean(axis=0)
         numbers[:, 0] = of_ranks[:, :, 0].max(axis=0)
-        *of_turn, ids, rows, gradients, dense, average, other = np.median(numbers, axis=0).tolist()
-        return Turn(*of_turn, Parts(ids, rows, gradients, dense, average, other))
+        step, cpu, exposed, free, compute, lookup, *parts = np.median(numbers, axis=0).tolist()
+        return Turn(step, cpu, exposed, free, compute, lookup, Parts(*parts))
 
 
 def take_turn(step: Step, steps: int) -> Turn:

@@ -40,7 +40,7 @@ def run(
     Raises:
       CheckFailed: The ranks or the planner failed.
     """
-    asked = {"size": dataclasses.asdict(size), "compute": compute, "names": list(names)}
+    asked: dict[str, Any] = {"size": dataclasses.asdict(size), "compute": compute, "names": list(names)}
     device_stream.compiled()  # once, before the ranks ask for it
     with network.spread(RANKS) as where:
         measured = children.ask_ranks(

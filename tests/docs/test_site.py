@@ -41,10 +41,12 @@ def test_fields_and_defaults_are_those_of_the_dataclass(path, name):
     assert [field.name for field in found.fields] == list(wanted)
     namespace = vars(importlib.import_module(record.__module__))
     for field in found.fields:
+        make = wanted[field.name].default_factory
+        default = wanted[field.name].default if make is dataclasses.MISSING else make()
         if field.default:
-            assert eval(field.default, dict(namespace)) == wanted[field.name].default, field.name
+            assert eval(field.default, dict(namespace)) == default, field.name
         else:
-            assert wanted[field.name].default is dataclasses.MISSING, field.name
+            assert default is dataclasses.MISSING, field.name
 
 
 def test_constants_are_spelled_out():

@@ -125,7 +125,7 @@ def plan(
 
     Raises:
       ValueError: an argument is out of its range; the cluster cannot hold the tables; the model is no PipelinedModel,
-        has no loss, or has lookups that are unknown or cannot be made ahead.
+        has no loss, trains no table, or has lookups that are unknown or cannot be made ahead.
       RuntimeError: called on one of several ranks.
     """
     if collectives.size() > 1:
@@ -148,6 +148,11 @@ def plan(
     wanted = {1, 2, *map(micro_batches_of, schedules)} if int(num_samples(sample)) > 1 else {1}
     lookups = {count: lookups_of(model, sample, count) for count in sorted(wanted)}
     lookups.setdefault(2, lookups[1])
+    if not lookups[1]:
+        raise ValueError(
+            f"plan got the model {model.name!r}, whose FusedEmbedding layers make no training lookups, and it weighs "
+            "their exchanges. Remedy: trainable = True for a layer that has tables of its own."
+        )
     workload = Workload(measure(model, sample, cluster.ranks), lookups, table_bytes)
     own = embeddings_of(model)[0].get_config()["wire_dtype"]
     wires = list(dict.fromkeys([own, "bfloat16"] if "bfloat16_wire" in tolerate else [own]))

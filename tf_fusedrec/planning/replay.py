@@ -59,7 +59,10 @@ class StepCosts:
 
 
 def shares(samples: int, micro_batches: int) -> list[float]:
-    """Parts of a batch that its micro-batches hold; the first and the last are half as large as the others."""
+    """Parts of a batch that its micro-batches hold; the first and the last are half as large as the others.
+
+    A batch whose samples have numbers of tokens is cut by tokens, to nearly the same parts.
+    """
     bounds = piece_bounds(samples, micro_batches)
     return [(end - begin) / samples for begin, end in zip(bounds, bounds[1:])]
 

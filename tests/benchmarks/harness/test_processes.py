@@ -101,8 +101,9 @@ def test_what_a_child_says_and_its_code_come_back():
     assert (done.stdout, done.returncode) == ("said\n", 3)
 
 
-def test_sigterm_ends_the_ranks_of_a_benchmark():
-    command = [sys.executable, "-m", "benchmarks.alltoall_padding", "--quick"]
+@pytest.mark.parametrize("benchmark", ["alltoall_padding", "topology"], ids=["on_ranks", "ask_ranks"])
+def test_sigterm_ends_a_benchmark_and_its_ranks(benchmark):
+    command = [sys.executable, "-m", f"benchmarks.{benchmark}", "--quick"]
     program, family = begin(command, lambda one: "HOROVOD_RANK" in one.environ())
     program.terminate()
     assert program.wait(timeout=60) == 128 + signal.SIGTERM

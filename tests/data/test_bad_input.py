@@ -233,6 +233,16 @@ def test_a_file_that_vanishes_during_the_epoch(tmp_path, caplog, scope):
     ]  # fmt: skip
 
 
+def test_a_row_group_with_fewer_rows_than_its_footer_said(tmp_path, caplog):
+    path = write_folder(tmp_path / "d", [10, 10], 10)
+    folders = [ParquetFolder(path, COLUMNS, bad_rows=policy) for policy in ("error", "skip")]
+    write_folder(tmp_path / "d", [7, 10], 10)
+    with pytest.raises(ValueError, match=r"part-0.parquet, row group 0: it ends after row 7, and .* it has 10 or more"):
+        read_lists(folders[0])
+    users = [user for rows in folders[1].read() for user in rows.columns["user_id"].tolist()]
+    assert len(users) == 17 and folders[1].bad.skipped_rows == 3 and "it ends after row 7" in caplog.text
+
+
 def test_a_damaged_page_costs_its_row_group(tmp_path, caplog):
     folder = ParquetFolder(_damaged_page(tmp_path), [ITEM], bad_rows="skip")
     lost = folder.num_rows - sum(rows.num_rows for rows in folder.read())

@@ -72,6 +72,11 @@ class GroupReader:
                 for rows in self._chunks(parquet, file, number, where, first, last, at_once):
                     done += rows.num_rows
                     yield rows
+            if done < last:  # a forged footer; without this check later rows would be taken for the missing ones
+                raise ValueError(
+                    f"{where}: it ends after row {done}, and the file's footer says that it has {last} or more. Write "
+                    "the file again."
+                )
         except ValueError as error:
             if not self._bad.skips:
                 raise

@@ -113,7 +113,7 @@ class EmbeddingConfig:
     @property
     def rule_of_tables(self) -> optimizers.Rule:
         """The record of the optimizer. Raises ValueError: an argument is unknown or out of its range."""
-        kind: type[optimizers.Rule] = TABLE_OPTIMIZERS[self.optimizer]
+        kind = typing.cast("type[optimizers.Rule]", TABLE_OPTIMIZERS[self.optimizer])
         known = sorted(field.name for field in dataclasses.fields(kind) if field.name != "learning_rate")
         unknown = sorted(set(self.arguments) - set(known))
         if unknown:

@@ -115,6 +115,13 @@ def test_what_travels_to_servers_needs_tensorflow_and_numpy_alone():
     assert found - sys.stdlib_module_names - {"__future__"} == {"numpy", "tensorflow"}
 
 
+def test_the_layers_of_a_model_are_found_in_one_place():
+    """Two searches find different layers sooner or later. TFRA's layers and attention layers are other layers."""
+    places = {"embedding/search.py", "tfra/fusing.py", "saved_model/serving.py"}
+    found = {str(path.relative_to(PACKAGE)) for path in modules() if ".submodules" in path.read_text(encoding="utf-8")}
+    assert found == places
+
+
 def test_models_use_only_what_a_user_can_import():
     bad = [
         f"{path.relative_to(ROOT)}:{line} imports {module}"

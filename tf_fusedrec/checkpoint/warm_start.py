@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from tf_fusedrec._tf_compat import keras, tf
-from tf_fusedrec.checkpoint.layers import embeddings_of
+from tf_fusedrec.checkpoint.layers import saved_embeddings
 from tf_fusedrec.checkpoint.saving import counters, keeps_changes
 from tf_fusedrec.embedding import FusedEmbedding
 from tf_fusedrec.exchange.topology import Place
@@ -130,7 +130,7 @@ def _check_columns(path: str | os.PathLike, ids: pa.Array, rows: pa.Array, dim: 
 
 def _find_table(model: keras.Model | FusedEmbedding, table: str) -> tuple[Place, Any]:
     """This rank's place in the topology of a table, and the table's backend."""
-    layers = embeddings_of(model)
+    layers = saved_embeddings(model)
     for layer in layers:
         for lookup in layer.lookups:
             if table in lookup.table.names:

@@ -16,6 +16,7 @@ import dataclasses
 from typing import Any
 
 from tf_fusedrec.exchange import collectives
+from tf_fusedrec.exchange.horovod_timeline import check_timeline
 
 RULES = ("gradient_sync", "weight_sync")
 
@@ -163,8 +164,11 @@ def init(
     Raises:
       ImportError: launched with several processes, but Horovod is not installed.
       ValueError: the groups of a topology do not divide the number of processes.
-      RuntimeError: called again, with a topology or a timeline that the first call did not name.
+      RuntimeError: called again, with a topology or a timeline that the first call did not name; or with a timeline
+        where horovodrun writes one.
     """
     size = collectives.launched_size()
     sets = [ranks for topology in topologies for sets in topology.sets(size) for ranks in sets]
     collectives.init(sets, timeline=timeline, report_after_s=report_after_s, give_up_after_s=give_up_after_s)
+    if timeline:
+        check_timeline()

@@ -52,7 +52,7 @@ class OutgoingIds(NamedTuple):
 
     unique: ops.UniqueIds  # by segment
     name: str  # prefix of its collectives' names, the same on all ranks
-    owner: str | Partition  # a name is an argument of ops.rank_partition, as the next two fields are
+    owner: str | Partition  # this field and the next two are arguments of ops.rank_partition, or it replaces the op
     id_bits: int
     segment_names: Sequence[str]
 

@@ -90,6 +90,8 @@ def test_two_ranks_send_half_and_train_alike():
             # bfloat16 gradients: 2**-9 of each, in steps of at most 0.1 in five updates.
             np.testing.assert_allclose(half[item], plain[item], atol=0.1 * 5 * 2**-8)
         assert {size for _, size in before["rows"]} == {4}
+        # Two further all-to-alls, as FeatureConfig says: the ids of both dtypes travel together.
+        assert [len(after[kind]) / len(before[kind]) for kind in ("ids", "rows", "gradients")] == [1, 2, 2]
         for kind in ("rows", "gradients"):
             assert {("float16" in name, size) for name, size in after[kind]} == {(False, 4), (True, 2)}
 
@@ -100,3 +102,14 @@ def test_what_cannot_be_had_is_named():
         make_layer("int8")
     with pytest.raises(ValueError, match=r"output_dtype of features \['negative'\] needs backend='native', got 'tfra'"):
         make_layer("float16", backend="tfra")
+
+
+def test_a_table_on_a_gpu_has_one_output_dtype(monkeypatch):
+    from tf_fusedrec.tables import NativeTable
+
+    monkeypatch.setattr(NativeTable, "on_gpu", True)
+    make_layer()
+    with pytest.raises(
+        ValueError, match=r"tables \['item'\] .* several output dtypes .*Remedy: one output_dtype"
+    ):
+        make_layer("float16")

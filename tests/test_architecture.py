@@ -47,6 +47,7 @@ DOORS = {
     "tf_keras": "_tf_compat.py",
     "keras": "_tf_compat.py",
     "horovod": "collectives.py",
+    "tensorflow_recommenders_addons": "tfra_library.py",
 }
 
 

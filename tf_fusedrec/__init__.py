@@ -16,7 +16,7 @@ code. The last one runs with `import tf_fusedrec.tfra`.
   tables/state.py         _hdf5.*                                   Keras' HDF5 writers refuse tables.
   tables/state.py         _files.save_weights                       Keras' save_weights refuses tables.
   tables/state.py         _archive.export_model                     Keras' model.export refuses tables.
-  tables/tfra.py          tf.get_logger().setLevel                  TFRA's import prints no notices.
+  tables/tfra_library.py  tf.get_logger().setLevel                  TFRA's import prints no notices.
   tfra/fused_layer.py     keras.saving.register_keras_serializable  Keras can load FusedTfraEmbedding.
 """
 

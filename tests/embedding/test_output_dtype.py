@@ -109,7 +109,5 @@ def test_a_table_on_a_gpu_has_one_output_dtype(monkeypatch):
 
     monkeypatch.setattr(NativeTable, "on_gpu", True)
     make_layer()
-    with pytest.raises(
-        ValueError, match=r"tables \['item'\] .* several output dtypes .*Remedy: one output_dtype"
-    ):
+    with pytest.raises(ValueError, match=r"tables \['item'\] .* several output dtypes .*Remedy: one output_dtype"):
         make_layer("float16")

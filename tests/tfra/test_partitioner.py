@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 
 from tf_fusedrec import ops, tf
-from tf_fusedrec.tables.tfra import owner_of
+from tf_fusedrec.tables.hash_order import tfra_owner
 from tf_fusedrec.tfra.partitioner import partition_by
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_a_partition_function_makes_the_message_of_the_op(ranks):
     ids, splits = tf.constant([7, -4, 3, 12, 3, 8], tf.int64), tf.constant([0, 3, 3, 6], tf.int64)
-    partition = partition_by(lambda keys, n: owner_of(keys.numpy(), n), key_dtype=tf.int64, layer_name="layer")
+    partition = partition_by(lambda keys, n: tfra_owner(keys.numpy(), n), key_dtype=tf.int64, layer_name="layer")
     ours, theirs = partition(ids, splits, ranks), ops.rank_partition(ids, splits, num_ranks=ranks, owner="tfra")
     for field, value, wanted in zip(ours._fields, ours, theirs):
         np.testing.assert_array_equal(value, wanted[: len(value)], field)

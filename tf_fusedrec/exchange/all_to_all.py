@@ -94,8 +94,10 @@ def _partition(outgoing: OutgoingIds, ranks: int) -> ops.RankedIds:
     ids, splits = outgoing.unique.ids, outgoing.unique.splits
     if callable(outgoing.owner):
         return outgoing.owner(ids, splits, ranks)
-    options = {"owner": outgoing.owner, "id_bits": outgoing.id_bits, "segment_names": outgoing.segment_names}
-    return ops.rank_partition(ids, splits, num_ranks=ranks, **options)
+    names = outgoing.segment_names
+    return ops.rank_partition(
+        ids, splits, num_ranks=ranks, owner=outgoing.owner, id_bits=outgoing.id_bits, segment_names=names
+    )
 
 
 def _send(partitioned: Sequence[ops.RankedIds], segments: Sequence[int], name: str, place: Place) -> list[Message]:

@@ -117,3 +117,69 @@ class Table(abc.ABC):
 
     def _cannot(self, what: str) -> ValueError:
         return ValueError(f"tables {self.names} of {type(self).__name__} cannot {what}. Remedy: backend='native'.")
+
+
+class StoredTable(Table):
+    """A table whose rows a checkpoint saves and restores. All methods are eager and see this rank's rows alone.
+
+    Attributes:
+      sections: Kinds of records: "rows", and for some tables "candidates", ids that wait for admission.
+      records_tombstones: Whether the table remembers ids that leave.
+      clock: Counters of the table in one number that only grows; 0 where a table keeps none.
+    """
+
+    sections: tuple[str, ...] = ("rows",)
+    records_tombstones = False
+    clock = 0
+
+    @abc.abstractmethod
+    def spec(self, name: str) -> dict[str, Any]:
+        """The format of a stored row, JSON-able. Rows fit another table if both have equal specs."""
+
+    @abc.abstractmethod
+    def record_dtype(self, section: str) -> np.dtype:
+        """The structured, packed dtype of a record. bfloat16 numbers are bits, <u2."""
+
+    @abc.abstractmethod
+    def snapshot(
+        self, name: str, section: str = "rows", since: int | None = None, *, in_hash_order: bool = True
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """A copy of the records of one table.
+
+        Args:
+          name: Name of the table.
+          section: One of `sections`.
+          since: A value of `clock`, for rows that changed after it alone; None for all rows.
+          in_hash_order: Whether to sort by Mix64(id). It takes longer than the copy, so a save sorts in the background.
+
+        Returns:
+          ids <int64>[n] and records <record_dtype>[n].
+
+        Raises:
+          ValueError: `since`, but the table does not know which rows have changed.
+          RuntimeError: the table does not know the ids of its rows.
+        """
+
+    @abc.abstractmethod
+    def restore(self, name: str, section: str, ids: np.ndarray, records: np.ndarray) -> None:
+        """Inserts or overwrites the rows of a snapshot, bit by bit. Raises ValueError for ids that do not fit."""
+
+    @abc.abstractmethod
+    def new_records(self, name: str, n: int) -> np.ndarray:
+        """<record_dtype>[n] of rows that were never trained: "row" is zero, slots have their first values."""
+
+    @abc.abstractmethod
+    def remove(self, name: str, ids: np.ndarray) -> None:
+        """Removes rows. Ids without a row have no effect."""
+
+    @abc.abstractmethod
+    def clear(self) -> None:
+        """Removes all rows and everything that belongs to them."""
+
+    def tombstones(self, name: str) -> np.ndarray:
+        """ids <int64>[n], ascending, that left since the last `forget_tombstones` and have not come back."""
+        raise self._cannot("record removed ids")
+
+    @property
+    def row_bytes(self) -> int:
+        return self.record_dtype("rows").itemsize

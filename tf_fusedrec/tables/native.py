@@ -16,7 +16,7 @@ import numpy as np
 from tf_fusedrec import ops, optimizers
 from tf_fusedrec._tf_compat import tf
 from tf_fusedrec.config import NATIVE_FIELDS, TableConfig
-from tf_fusedrec.tables.base import Answer, InferenceRows, LeftOutRows, Table
+from tf_fusedrec.tables.base import Answer, InferenceRows, LeftOutRows, StoredTable
 from tf_fusedrec.tables.hash_order import mix64
 from tf_fusedrec.tables.keys import table_seed
 
@@ -24,7 +24,7 @@ _BATCH = 1 << 18  # rows per call when rows are restored
 _VERSION_SHIFT = 32  # of `clock`
 
 
-class NativeTable(Table):
+class NativeTable(StoredTable):
     """The tables of one group in one HashTable resource.
 
     Args:
@@ -193,7 +193,6 @@ class NativeTable(Table):
         return int(ops.table_evict(self._handle, self.names.index(name), count))
 
     def remove(self, name: str, ids: np.ndarray) -> None:
-        """Removes rows; ids without a row are passed over. Eager."""
         ops.table_remove(self._handle, self.names.index(name), tf.constant(ids, tf.int64))
 
     def clear(self) -> None:
@@ -203,19 +202,11 @@ class NativeTable(Table):
         self.left_out.clear()
         self._waiting.assign(0)
 
-    # What a checkpoint asks of a backend.
-
     @property
-    def row_bytes(self) -> int:
-        return self.record_dtype("rows").itemsize
-
-    @property
-    def sections(self) -> tuple[str, ...]:
-        """Kinds of records: rows, and with admission the ids that wait for it."""
+    def sections(self) -> tuple[str, ...]:  # type: ignore[override]
         return ("rows", "candidates") if self._admission else ("rows",)
 
     def spec(self, name: str) -> dict[str, Any]:
-        """What a stored row is; rows go from one table to another exactly when both say the same. JSON-able."""
         storage = "float32" if self._storage == "mixed" else self._storage
         slots = [*self._rule.wide_slots, *self._rule.scalar_slots]
         return {"dim": self._dim, "storage": storage, "optimizer": self._rule.spec, "slots": slots}
@@ -233,17 +224,6 @@ class NativeTable(Table):
     def snapshot(
         self, name: str, section: str = "rows", since: int | None = None, *, in_hash_order: bool = True
     ) -> tuple[np.ndarray, np.ndarray]:
-        """A copy of this rank's records of one table.
-
-        Args:
-          name: of the table.
-          section: one of `sections`.
-          since: a value of `clock`: only rows that changed after it.
-          in_hash_order: whether to sort, which takes longer than the copy: a save does it behind training's back.
-
-        Returns:
-          ids <int64>[n], by ascending Mix64(id) if so wanted, and records <record_dtype>[n].
-        """
         segment, dtype = self.names.index(name), self.record_dtype(section)
         if section == "candidates":
             ids, counts = ops.table_candidates(self._handle, segment)
@@ -256,7 +236,6 @@ class NativeTable(Table):
         return ids[order], records[order]
 
     def restore(self, name: str, section: str, ids: np.ndarray, records: np.ndarray) -> None:
-        """Inserts or overwrites rows as `snapshot` gave them, bit by bit. Eager."""
         segment, ids = self.names.index(name), tf.constant(ids, tf.int64)
         if section == "candidates":
             counts = tf.constant(records["count"].astype(np.int64))
@@ -268,7 +247,6 @@ class NativeTable(Table):
             ops.table_import(self._handle, segment, ids[begin : begin + _BATCH], tf.constant(part))
 
     def new_records(self, name: str, n: int) -> np.ndarray:
-        """<record_dtype>[n] of rows that were never trained: "row" is zero, slots are as they start."""
         records = np.zeros(n, self.record_dtype("rows"))
         for slot, start in self._rule.slot_starts.items():
             narrow = records.dtype[slot].base == np.dtype("<u2")
@@ -277,7 +255,6 @@ class NativeTable(Table):
         return records
 
     def tombstones(self, name: str) -> np.ndarray:
-        """ids <int64>[n], ascending, that left since forget_tombstones and have not come back. Eager."""
         return ops.table_tombstones(self._handle, self.names.index(name)).numpy()
 
     def forget_tombstones(self) -> None:

@@ -9,8 +9,6 @@ are a pure function of (seed, table, id); TFRA's tf_keras initializers repeat ro
 from __future__ import annotations
 
 import collections
-import contextlib
-import io
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -20,19 +18,11 @@ from tf_fusedrec import ops
 from tf_fusedrec._tf_compat import tf
 from tf_fusedrec.config import TableConfig
 from tf_fusedrec.tables import keys
-from tf_fusedrec.tables.base import Table
+from tf_fusedrec.tables.base import StoredTable
 from tf_fusedrec.tables.hash_order import mix64
 from tf_fusedrec.tables.row_optimizer import RowOptimizer
+from tf_fusedrec.tables.tfra_library import de
 
-# At every import TFRA prints a notice about TensorFlow's savers and warns of a collection that nobody uses here.
-_level = tf.get_logger().level
-tf.get_logger().setLevel("ERROR")
-with contextlib.redirect_stdout(io.StringIO()):
-    import tensorflow_recommenders_addons.dynamic_embedding as de
-    from tensorflow_recommenders_addons.dynamic_embedding.python.ops import dynamic_embedding_variable as _variables
-tf.get_logger().setLevel(_level)
-
-default_partition_fn = _variables.default_partition_fn
 _IMPORT_BATCH = 1 << 16  # rows per upsert of restore
 _names_in_use: collections.Counter = collections.Counter()
 
@@ -56,7 +46,7 @@ def _unique_name(name: str) -> str:
     return name if _names_in_use[name] == 1 else f"{name}_{_names_in_use[name] - 1}"
 
 
-class TfraTable(Table):
+class TfraTable(StoredTable):
     """The tables of one group in one `de.Variable`.
 
     Args:
@@ -151,13 +141,7 @@ class TfraTable(Table):
             names = tf.stack([found.segments, found.ids], axis=1)
             self._reverse.upsert(tf.boolean_mask(found.keys, new), tf.boolean_mask(names, new))
 
-    # What a checkpoint asks of a backend. TFRA keeps no count of lookups, no time of a row's change and no candidates.
-    sections = ("rows",)
-    records_tombstones = False
-    clock = 0
-
     def spec(self, name: str) -> dict[str, Any]:
-        """What a stored row is; rows go from one table to another exactly when both say the same. JSON-able."""
         return {
             "dim": self._dim, "storage": self._dtype.name,
             "optimizer": {"rule": type(self.optimizer).__name__}, "slots": self._trainer.slot_names,
@@ -168,22 +152,12 @@ class TfraTable(Table):
         kind = "<u2" if self._dtype == tf.bfloat16 else self._default.dtype.newbyteorder("<").str
         return np.dtype([(part, kind, (self._dim,)) for part in ("row", *self._trainer.slot_names)])
 
-    @property
-    def row_bytes(self) -> int:
-        return self.record_dtype("rows").itemsize
-
     def size(self, name: str) -> int:
         return len(self._stored(name)[0]) if self.variable.size() else 0
 
     def snapshot(
         self, name: str, section: str = "rows", since: int | None = None, *, in_hash_order: bool = True
     ) -> tuple[np.ndarray, np.ndarray]:
-        """A copy of this rank's rows of one table: ids <int64>[n], by ascending Mix64(id) if wanted, and records [n].
-
-        Raises:
-          ValueError: `since`: TFRA does not know which rows have changed.
-          RuntimeError: keys are hashed and no reverse map was kept.
-        """
         if since is not None:
             raise ValueError(f"since must be None for tables {self.names}: TFRA does not know which rows have changed.")
         ids, values = self._stored(name)
@@ -191,11 +165,6 @@ class TfraTable(Table):
         return ids[order], self._records(values[order])
 
     def restore(self, name: str, section: str, ids: np.ndarray, records: np.ndarray) -> None:
-        """Inserts or overwrites rows as `snapshot` gave them. Eager.
-
-        Raises:
-          ValueError: ids that key_encoding="bits" has no room for.
-        """
         bits = np.ascontiguousarray(records).view(f"<u{self._default.dtype.itemsize}")
         values = bits.view(self._default.dtype).reshape(len(ids), self._default.shape[1])
         for begin in range(0, len(ids), _IMPORT_BATCH):
@@ -206,17 +175,11 @@ class TfraTable(Table):
                 self._reverse.upsert(merged, names)
 
     def new_records(self, name: str, n: int) -> np.ndarray:
-        """<record_dtype>[n] of rows that were never trained: "row" is zero, slots are as they start."""
         return self._records(np.repeat(self._default, n, axis=0))
 
     def remove(self, name: str, ids: np.ndarray) -> None:
-        """Removes rows; ids without a row are passed over. Eager."""
         for variable in self._variables():
             variable.remove(self._merged(name, ids)[0])
-
-    def tombstones(self, name: str) -> np.ndarray:
-        """Raises ValueError: what was removed is not recorded."""
-        raise ValueError(f"TFRA records no removed ids, so tables {self.names} have no tombstones.")
 
     def export(self, name: str) -> tuple[np.ndarray, np.ndarray]:
         ids, values = self._stored(name)
@@ -224,7 +187,6 @@ class TfraTable(Table):
         return ids[order], values[order, : self._dim]
 
     def clear(self) -> None:
-        """Removes all rows, slots and reverse entries. Eager."""
         for variable in self._variables():
             variable.clear()
 
@@ -264,13 +226,3 @@ class TfraTable(Table):
             )
         pairs = self._reverse.lookup(tf.constant(merged)).numpy()
         return pairs[:, 1], pairs[:, 0]
-
-
-def forget_variable(name: str) -> None:
-    """Lets go of a `de.Variable` that TFRA keeps, for the life of the process, for layers of the same name."""
-    _variables.variable_scope._get_default_variable_store()._vars.pop(name, None)
-
-
-def owner_of(ids: np.ndarray, ranks: int) -> np.ndarray:
-    """<int64>[n] owner rank of NumPy ids under TFRA's partition function (custom_ops/common/hash.h: TfraOwner)."""
-    return (ids & 0x7FFFFFFF) % ranks

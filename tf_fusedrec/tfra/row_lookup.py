@@ -14,8 +14,9 @@ from tf_fusedrec._tf_compat import keras, tf
 from tf_fusedrec.exchange import all_to_all, collectives
 from tf_fusedrec.exchange.topology import Place, Topology
 from tf_fusedrec.ops.xla import outside_clusters
+from tf_fusedrec.tables.hash_order import tfra_owner
 from tf_fusedrec.tables.keys import MergedBits
-from tf_fusedrec.tables.tfra import de, default_partition_fn, owner_of
+from tf_fusedrec.tables.tfra_library import de, default_partition_fn
 from tf_fusedrec.tfra.partitioner import partition_by
 from tf_fusedrec.tfra.shared_shadow import SharedShadow
 
@@ -34,7 +35,7 @@ def _owner_of_default(key_dtype: tf.DType, ranks: int) -> bool:
     if key_dtype != tf.int64:
         return False
     keys = np.array([-(1 << 63), -1, 0, 5, (1 << 31) + 1, (1 << 62) + 7], np.int64)
-    return np.array_equal(default_partition_fn(tf.constant(keys), ranks).numpy(), owner_of(keys, ranks))
+    return np.array_equal(default_partition_fn(tf.constant(keys), ranks).numpy(), tfra_owner(keys, ranks))
 
 
 class RowLookup(de.shadow_ops.HvdVariable):

@@ -1,7 +1,6 @@
-"""The contract of a table backend: rows of one group of tables on one rank, looked up and trained by id.
+"""The contract of a table backend, which looks up and trains the rows of one group of tables on one rank.
 
-A table knows ids, rows and optimizers. It knows no ranks and no features. The lookup asks a table what it can do
-(`can_...`) and never for its class.
+A lookup asks a table for its abilities (`can_...`), never for its class.
 """
 
 from __future__ import annotations
@@ -74,7 +73,7 @@ class Table(abc.ABC):
         Args:
           message: <int64>[V + R * S], blocks [counts[S] | ids] of R sources, see ops.rank_partition.
           splits: <int32>[R], entries of each block.
-          training: Whether ids without a row get one; else their row is what TableConfig.unknown says.
+          training: Whether ids without a row get one. Otherwise TableConfig.unknown names their row.
         """
 
     @abc.abstractmethod
@@ -87,7 +86,7 @@ class Table(abc.ABC):
           scale: Factor of all gradients.
 
         Returns:
-          The left out rows; None where the table does not look for them.
+          The left out rows; None if the table does not look for them.
         """
 
     @abc.abstractmethod
@@ -104,15 +103,15 @@ class Table(abc.ABC):
         """Bytes of one stored row with its slots and counters, without its key."""
 
     def look_ahead(self, message: tf.Tensor, splits: tf.Tensor) -> ops.RowsAhead:
-        """Reads the rows that a coming training lookup will want. Changes nothing. Arguments as those of `lookup`."""
+        """Reads the rows of a coming training lookup, and changes nothing. The arguments are those of `lookup`."""
         raise self._cannot("look ahead")
 
     def refresh(self, message: tf.Tensor, splits: tf.Tensor, ahead: ops.RowsAhead) -> Answer:
-        """The answer of a training lookup, sooner: `ahead` is what `look_ahead` read for the same message."""
+        """The answer of a training lookup, sooner than by `lookup`. `ahead` is look_ahead's result for `message`."""
         raise self._cannot("look ahead")
 
     def prefetch(self, message: tf.Tensor, splits: tf.Tensor) -> None:
-        """Asks the disk for rows that a coming lookup will want. Changes nothing. Arguments as those of `lookup`."""
+        """Starts to read rows of a coming lookup from disk. Changes nothing. The arguments are those of `lookup`."""
         raise self._cannot("prefetch rows")
 
     def _cannot(self, what: str) -> ValueError:

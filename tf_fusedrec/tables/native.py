@@ -1,7 +1,7 @@
 """Stages 5 and 6 of 8: rows of one group in this project's own hash table (custom_ops/hash_table), trained in place.
 
-A training lookup is one op: it makes keys of (table, id), deduplicates over sources, finds or inserts, and answers rows
-in the order received, with handles by which the update needs no second search.
+A training lookup is one op. It makes keys of (table, id), removes duplicates over sources, finds or inserts rows, and
+returns them in the order received. Its handles save the update a second search.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ class NativeTable(StoredTable):
     """The tables of one group in one HashTable resource.
 
     Args:
-      name: of the resource, for messages.
-      tables: of equal spec; table s is segment s.
-      seed: of the initial rows.
-      accumulate_steps: gradients of that many steps make one update (MTGRBoost, section 5.2).
-      average: whether an update takes the mean over those steps, or their sum.
-      lookups_per_update: steps whose lookups may come before the update of the first of them.
-      averaged: replicas of this table train apart and are averaged from time to time.
-      moment_scale: of the optimizer, where it has one and its record leaves it at 1.
+      name: Name of the resource, for messages.
+      tables: Tables of equal spec. Table s is segment s.
+      seed: Seed of the initial rows.
+      accumulate_steps: Number of steps whose gradients make one update (MTGRBoost, section 5.2).
+      average: Whether an update takes the mean over those steps, or their sum.
+      lookups_per_update: Number of steps whose lookups may come before the update of the first of them.
+      averaged: Whether replicas of this table train apart and are averaged from time to time.
+      moment_scale: moment_scale of the optimizer, unless its record has one other than 1.
 
     Raises:
-      ValueError: options that averaged tables cannot have.
+      ValueError: averaged tables do not have one of the options.
     """
 
     owner = "hash_range"
@@ -98,7 +98,7 @@ class NativeTable(StoredTable):
             averaged=averaged,
             **options,
         )
-        # Whether training lookups may move rows of earlier ones, which then must not be many steps old.
+        # Rows of a lookup that is several steps old may move only if lookups_per_update covers those steps.
         self.moves_rows = bool(spec.eviction or spec.ttl or spec.hot_after or spec.memory_budget or spec.host_rows)
         self.can_prefetch = spec.memory_budget > 0
         weakref.finalize(self, ops.table_destroy, self._handle)
@@ -149,18 +149,18 @@ class NativeTable(StoredTable):
         self.optimizer.count()
         self._waiting.assign(0)
 
-    # What replicas.py asks of a table that is averaged.
+    # Methods for replicas.py, which averages tables.
 
     def note_trained(self, message: tf.Tensor, splits: tf.Tensor) -> None:
         """Notes that rows of the ids of a lookup have been trained."""
         ops.table_note_trained(self._handle, message, splits)
 
     def updates_make_a_multiple_of(self, steps: int) -> tf.Tensor:
-        """<bool>[]: whether the last call has made an update, and it was the n-th for a multiple n of `steps`."""
+        """<bool>[], whether the last call made the n-th update, for a multiple n of `steps`."""
         return tf.equal(self._waiting, 0) & tf.equal(self.optimizer.iterations % steps, 0)
 
     def take_unsynced(self) -> ops.Unsynced:
-        """What has happened to this replica since it was asked last."""
+        """The changes of this replica since the last call."""
         return ops.table_take_unsynced(self._handle)
 
     def read_numbers(self, ids: tf.Tensor, segment_splits: tf.Tensor) -> tf.Tensor:
@@ -168,20 +168,20 @@ class NativeTable(StoredTable):
         return ops.table_read_numbers(self._handle, ids, segment_splits)
 
     def merge(self, **what: tf.Tensor) -> None:
-        """Makes this replica what all become, as ops.table_merge."""
+        """Gives this replica the merged rows, as ops.table_merge."""
         ops.table_merge(self._handle, **what, step=self.optimizer.iterations.read_value())
 
     @property
     def statistics(self) -> dict[str, dict[str, int]]:
-        """By table: keys, hits (distinct rows that training lookups found), inserts, evictions, refused, candidates,
-        left_out (rows that updates left as they were, since their gradients were not finite)."""
+        """Counters by table: keys, hits (distinct rows that training lookups found), inserts, evictions, refused,
+        candidates, left_out (rows that updates left unchanged, because their gradients were not finite)."""
         kinds = ("keys", "hits", "inserts", "evictions", "refused", "candidates", "left_out")
         rows = ops.table_statistics(self._handle).segments.numpy().tolist()
         return {name: dict(zip(kinds, [*row, self.left_out.get(name, 0)])) for name, row in zip(self.names, rows)}
 
     @property
     def memory(self) -> dict[str, int]:
-        """Bytes of keys and of both pools of rows (as mapped), and the rows in each pool."""
+        """Bytes of keys and of both pools of rows, as mapped, and the number of rows in each pool."""
         kinds = ("key_bytes", "row_bytes", "second_row_bytes", "rows", "second_rows")
         return dict(zip(kinds, ops.table_statistics(self._handle).bytes.numpy().tolist()))
 
@@ -189,7 +189,7 @@ class NativeTable(StoredTable):
         return int(ops.table_size(self._handle)[self.names.index(name)])
 
     def evict(self, name: str, count: int) -> int:
-        """Evicts the `count` rows that the policy ranks lowest; returns how many could go. Eager."""
+        """Evicts the `count` rows that the policy ranks lowest. Returns the number of evicted rows. Eager."""
         return int(ops.table_evict(self._handle, self.names.index(name), count))
 
     def remove(self, name: str, ids: np.ndarray) -> None:

@@ -1,9 +1,9 @@
 """Stage 6 of 8: rows of one group in one TFRA variable, trained by any optimizer that TFRA accepts.
 
-A row and its optimizer slots lie side by side in ONE `de.Variable` of (1 + k) * D columns: one find and one insert per
-step, where TFRA's own DynamicEmbeddingOptimizer keeps a variable per slot and pays 1 + k of each (they are most of a
-step's time; benchmarks/train_step). TFRA's rule holds that a lookup inserts nothing, the update does. Initial rows
-are a pure function of (seed, table, id); TFRA's tf_keras initializers repeat rows.
+A row and its optimizer slots lie side by side in one `de.Variable` of (1 + k) * D columns. So a step makes one find and
+one insert. TFRA's own DynamicEmbeddingOptimizer keeps a variable per slot and makes 1 + k of each, which take most of a
+step's time (benchmarks/train_step). As in TFRA, the update inserts rows and the lookup does not. Initial rows are a
+pure function of (seed, table, id), where TFRA's tf_keras initializers repeat rows.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _names_in_use: collections.Counter = collections.Counter()
 
 
 class Found(NamedTuple):
-    """What a lookup found: all that the update needs, so that nothing is derived again."""
+    """The result of a lookup, with all that the update needs."""
 
-    rows: tf.Tensor  # [P, D], row of each id in the order received; P >= V, zeros behind V
-    position: tf.Tensor  # <int32>[V], which of the distinct ids the v-th received one is
+    rows: tf.Tensor  # [P, D], row of each id in the order received; P >= V, zeros after V
+    position: tf.Tensor  # <int32>[V], number of the v-th received id among the distinct ids
     ids: tf.Tensor  # <int64>[W], distinct, grouped by table
     segments: tf.Tensor  # <int64>[W], table of each id
     keys: tf.Tensor  # <int64>[W], keys of the TFRA variable
@@ -41,7 +41,7 @@ class Found(NamedTuple):
 
 
 def _unique_name(name: str) -> str:
-    """`name`, numbered from its second use on: in TFRA, variables and slots of one name silently are one table."""
+    """Numbers `name` from its second use on, because in TFRA variables of one name silently share a table."""
     _names_in_use[name] += 1
     return name if _names_in_use[name] == 1 else f"{name}_{_names_in_use[name] - 1}"
 
@@ -50,16 +50,16 @@ class TfraTable(StoredTable):
     """The tables of one group in one `de.Variable`.
 
     Args:
-      name: of the TFRA variable.
-      tables: of equal spec; table s is segment s.
+      name: Name of the TFRA variable.
+      tables: Tables of equal spec. Table s is segment s.
       key_encoding: "bits" or "hash", see tables/keys.py.
-      seed: of the initial rows.
-      init_capacity: rows for which memory is taken at once.
-      keep_reverse_map: with "hash": remember (table, id) of every key, so that rows can be exported.
+      seed: Seed of the initial rows.
+      init_capacity: Number of rows for which memory is taken at once.
+      keep_reverse_map: Whether "hash" remembers (table, id) of every key, so that rows can be exported.
     """
 
-    owner = "tfra"  # TFRA's partition function: its files are laid out by it
-    takes_duplicates = False  # the exchange that takes them out also checks that ids fit id_bits
+    owner = "tfra"  # TFRA's files are divided by its partition function
+    takes_duplicates = False  # the exchange that removes them also checks that ids fit id_bits
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class TfraTable(StoredTable):
             self._reverse = de.Variable(
                 name=f"{name}-reverse", dim=2, value_dtype=tf.int64, key_dtype=tf.int64, trainable=False, **place
             )
-        # What TFRA gives for a key that it does not hold: no row yet, slots as the optimizer starts them.
+        # TFRA returns these values for a key without a row: zeros, and the first values of the slots.
         self._default = np.concatenate([np.zeros(spec.dim, self._trainer.start.dtype), self._trainer.start])[np.newaxis]
 
     @property
@@ -104,7 +104,7 @@ class TfraTable(StoredTable):
         return self._encoding.id_bits
 
     def lookup(self, message: tf.Tensor, splits: tf.Tensor, *, training: bool) -> Found:
-        """Finds rows and inserts none: the update inserts (TFRA's rule)."""
+        """Finds rows and inserts none. The update inserts them, as in TFRA."""
         received = ops.unpack_message(message, splits, num_segments=len(self.names))
         ids, splits, inverse = ops.segment_unique(received.ids, received.segment_splits)
         segments = tf.repeat(tf.range(len(self.names), dtype=tf.int64), splits[1:] - splits[:-1])
@@ -112,7 +112,7 @@ class TfraTable(StoredTable):
         default = tf.constant(self._default, self._dtype)
         found, exists = self.variable.tables[0].lookup(merged, dynamic_default_values=default, return_exists=True)
         found.set_shape([None, default.shape[1]])
-        rows, slots = tf.split(found, [self._dim, default.shape[1] - self._dim], axis=1)  # zeros where there is no row
+        rows, slots = tf.split(found, [self._dim, default.shape[1] - self._dim], axis=1)  # zeros for a missing row
         if training or self._unknown == "initial":
             rows = ops.initial_rows(
                 rows,

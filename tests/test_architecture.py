@@ -213,6 +213,23 @@ def test_text_is_utf8_whatever_the_locale():
     assert not bad, 'name encoding="utf-8":\n' + "\n".join(bad)
 
 
+def test_steps_have_one_numbering():
+    """The list of docs/concepts.md, "From an id to a row", has the numbers that the code names."""
+    page = (ROOT / "docs/concepts.md").read_text(encoding="utf-8").split("## From an id to a row")[1].split("```")[0]
+    items = re.findall(r"^\d\. (.*(?:\n   .*)*)", page, re.MULTILINE)
+    named = {}
+    for path in modules():
+        text = path.read_text(encoding="utf-8")
+        assert not re.search(r"[Ss]tages? \d", text), f"{path}: name the step of docs/concepts.md"
+        for number, of in re.findall(r"[Ss]teps? (\d)(?: and \d)? of (\d)", text):
+            assert int(of) == len(items)
+            named[path.stem] = items[int(number) - 1]
+    for stem, word in {"fuse_ids": "`fuse_ids`", "recovery": "`recover`", "hash_table": "owner's table"}.items():
+        assert word in named[stem]
+    assert all(f"`{stem}`" in named[stem] for stem in ("segment_unique", "rank_partition"))
+    assert all("owner's table" in named[stem] for stem in ("initial_rows", "native", "tfra", "external"))
+
+
 OPS = sorted(path.name for path in (ROOT / "custom_ops").iterdir() if path.is_dir() and path.name != "common")
 
 

@@ -1,4 +1,4 @@
-"""Stage 6 of 8 for tables of other models: rows that are read and never trained (FusedRec, section 2).
+"""Step 5 of 7 (docs/concepts.md): reads rows of other models, which are never trained (FusedRec, section 2).
 
 The owner looks rows up by (table, id), as in the model's own tables. Deferred hashing makes this possible, because the
 owner receives the id itself. A NativeTable that nothing updates holds the rows in memory.

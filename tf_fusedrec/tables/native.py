@@ -1,4 +1,4 @@
-"""Stages 5 and 6 of 8: rows of one group in this project's own hash table (custom_ops/hash_table), trained in place.
+"""Step 5 of 7 (docs/concepts.md): stores and trains rows in this project's own table (custom_ops/hash_table).
 
 A training lookup is one op. It makes keys of (table, id), removes duplicates over sources, finds or inserts rows, and
 returns them in the order received. Its handles save the update a second search.

@@ -1,4 +1,4 @@
-"""Stage 6 of 8: rows of one group in one TFRA variable, trained by any optimizer that TFRA accepts.
+"""Step 5 of 7 (docs/concepts.md): stores rows of a group in one TFRA variable, for any tf_keras or TF1 optimizer.
 
 A row and its optimizer slots lie side by side in one `de.Variable` of (1 + k) * D columns. So a step makes one find and
 one insert. TFRA's own DynamicEmbeddingOptimizer keeps a variable per slot and makes 1 + k of each, which take most of a

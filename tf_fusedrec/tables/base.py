@@ -107,7 +107,7 @@ class Table(abc.ABC):
         raise self._cannot("look ahead")
 
     def refresh(self, message: tf.Tensor, splits: tf.Tensor, ahead: ops.RowsAhead) -> Answer:
-        """The answer of a training lookup, sooner than by `lookup`. `ahead` is look_ahead's result for `message`."""
+        """The answer of a training lookup, sooner than by `lookup`, from look_ahead's result for the same message."""
         raise self._cannot("look ahead")
 
     def prefetch(self, message: tf.Tensor, splits: tf.Tensor) -> None:

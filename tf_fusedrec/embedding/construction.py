@@ -46,7 +46,6 @@ def _make_table(layer_name: str, group: Group, config: Mapping[str, Any], place:
         key_encoding=config["key_encoding"],
         seed=config["seed"],
         init_capacity=config["init_capacity"],
-        keep_reverse_map=config["keep_reverse_map"],
     )
 
 

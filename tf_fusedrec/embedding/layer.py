@@ -59,7 +59,6 @@ class FusedEmbedding(CallModes, Described, keras.layers.Layer):
         below 2^-14, and gradients beyond 65504 become 65504. Sums and tables stay float32. Groups that share gradients
         round them once more, as sums of a group.
       key_encoding: Way from (table, id) to a key: "bits" (exact; ids must be >= 0 and fit) or "hash". "tfra" only.
-      keep_reverse_map: Whether "hash" remembers the ids behind keys. Without them rows cannot be exported. "tfra" only.
       init_capacity: Number of rows per group and rank for which memory is taken at once. "tfra" only.
 
     Call:
@@ -97,7 +96,6 @@ class FusedEmbedding(CallModes, Described, keras.layers.Layer):
         topology: Topology | None = None,
         wire_dtype: str | None = None,
         key_encoding: str = "bits",
-        keep_reverse_map: bool = True,
         init_capacity: int = 1 << 16,
         name: str = "fused_embedding",
         **kwargs: Any,
@@ -124,7 +122,6 @@ class FusedEmbedding(CallModes, Described, keras.layers.Layer):
             "topology": topology.to_dict(),
             "wire_dtype": wire_dtype,
             "key_encoding": key_encoding,
-            "keep_reverse_map": keep_reverse_map,
             "init_capacity": init_capacity,
         }
         self._config = _Untracked(config)

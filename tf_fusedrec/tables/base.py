@@ -156,7 +156,6 @@ class StoredTable(Table):
 
         Raises:
           ValueError: `since`, but the table does not know which rows have changed.
-          RuntimeError: the table does not know the ids of its rows.
         """
 
     @abc.abstractmethod

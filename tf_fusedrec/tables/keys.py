@@ -5,8 +5,8 @@ The owner makes keys after the exchange (deferred hashing, FusedRec section 3, "
 - MergedBits (MTGRBoost eq. 8): key = (table number << (63 - k)) | id with k = ceil(log2(m + 1)) bits for m tables.
   It is exact and reversible. Ids must lie in [0, 2^(63 - k)). A group of one table needs no bits: its key is the id.
 - NameHash: key = Mix64(id xor h(name)) for any id. Two pairs (name, id) share a key with probability 2^-64. So n rows
-  have a collision with probability about n^2 / 2^65: 3e-8 for a million rows, 3 % for a billion. An export needs a
-  reverse map from keys to (table, id) beside the rows.
+  have a collision with probability about n^2 / 2^65: 3e-8 for a million rows, 3 % for a billion. A reverse map from
+  keys to (table, id) lies beside the rows.
 """
 
 from __future__ import annotations

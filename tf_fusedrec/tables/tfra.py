@@ -55,7 +55,6 @@ class TfraTable(StoredTable):
       key_encoding: "bits" or "hash", see tables/keys.py.
       seed: Seed of the initial rows.
       init_capacity: Number of rows for which memory is taken at once.
-      keep_reverse_map: Whether "hash" remembers (table, id) of every key, so that rows can be exported.
     """
 
     owner = "tfra"  # TFRA's files are divided by its partition function
@@ -69,7 +68,6 @@ class TfraTable(StoredTable):
         key_encoding: str,
         seed: int,
         init_capacity: int,
-        keep_reverse_map: bool,
     ):
         spec = tables[0]
         self.names = [table.name for table in tables]
@@ -85,8 +83,8 @@ class TfraTable(StoredTable):
         self._trainer = RowOptimizer(spec.optimizer, spec.dim, self._dtype, name)
         columns = spec.dim * (1 + len(self._trainer.slot_names))
         self.variable = de.Variable(name=name, dim=columns, value_dtype=self._dtype, key_dtype=tf.int64, **place)
-        self._reverse = None
-        if keep_reverse_map and isinstance(self._encoding, keys.NameHash):
+        self._reverse: Any = None
+        if isinstance(self._encoding, keys.NameHash):  # the keys alone do not tell (table, id)
             self._reverse = de.Variable(
                 name=f"{name}-reverse", dim=2, value_dtype=tf.int64, key_dtype=tf.int64, trainable=False, **place
             )
@@ -219,10 +217,5 @@ class TfraTable(StoredTable):
     def _ids_of(self, merged: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         if isinstance(self._encoding, keys.MergedBits):
             return self._encoding.decode(merged)
-        if self._reverse is None:
-            raise RuntimeError(
-                f"Rows of tables {self.names} cannot be exported: key_encoding='hash' was used with "
-                "keep_reverse_map=False, so the ids behind the keys are not known. Keep the map, or use 'bits'."
-            )
         pairs = self._reverse.lookup(tf.constant(merged)).numpy()
         return pairs[:, 1], pairs[:, 0]

@@ -65,15 +65,6 @@ def check_backend(backend: str, tables: Sequence[TableConfig], **counts: int) ->
             raise ValueError(f"table {table.name!r} has {table.stores_natively}, which need backend='native'.")
 
 
-def check_output_dtypes(groups: Sequence[Group], backend: str) -> None:
-    """Refuses features with an output dtype of their own where tables cannot look up several dtypes in one step."""
-    for group in groups:
-        spec = group.tables[0]
-        others = [f.name for f in group.features if (f.output_dtype or spec.dtype) != spec.dtype]
-        if others and not group.external and backend != "native":
-            raise ValueError(f"output_dtype of features {others} needs backend='native', got {backend!r}.")
-
-
 def check_deferrable(layer_name: str, config: Mapping[str, Any], groups: Sequence[GroupLookup], steps: int) -> None:
     """Raises ValueError unless the lookups of `steps` steps may come before the update of the first."""
     for lookup in groups:

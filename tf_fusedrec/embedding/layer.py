@@ -129,7 +129,6 @@ class FusedEmbedding(CallModes, Described, keras.layers.Layer):
         self._place = _Untracked(Place(topology))
         with tf.init_scope():
             groups = group_tables(tables, features)
-            construction.check_output_dtypes(groups, backend)
             lookups = [construction.make_lookup(name, group, config, self.place) for group in groups]
         construction.check_sums(name, lookups, accumulate_steps)
         # A plain holder: Keras would track TFRA's variables as weights, and TensorFlow's checkpoint only rank 0's rows.

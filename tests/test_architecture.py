@@ -1,7 +1,9 @@
 """The plan, as tests: imports follow the data, TensorFlow and Horovod have one door each, every op fills its rooms."""
 
 import ast
+import fnmatch
 import pathlib
+import re
 import sys
 
 import pytest
@@ -45,6 +47,7 @@ DOORS = {
     "tf_keras": "_tf_compat.py",
     "keras": "_tf_compat.py",
     "horovod": "collectives.py",
+    "tensorflow_recommenders_addons": "tfra_library.py",
 }
 
 
@@ -115,6 +118,71 @@ def test_what_travels_to_servers_needs_tensorflow_and_numpy_alone():
     assert found - sys.stdlib_module_names - {"__future__"} == {"numpy", "tensorflow"}
 
 
+def test_the_layers_of_a_model_are_found_in_one_place():
+    """Two searches find different layers sooner or later. TFRA's layers and attention layers are other layers."""
+    places = {"embedding/search.py", "tfra/fusing.py", "saved_model/serving.py"}
+    found = {str(path.relative_to(PACKAGE)) for path in modules() if ".submodules" in path.read_text(encoding="utf-8")}
+    assert found == places
+
+
+# Calls and decorators whose only effect is the value or the function that they return.
+MAKE_VALUES = {
+    "collections.Counter", "contextvars.ContextVar", "dict.fromkeys", "len", "logging.getLogger", "map", "np.dtype",
+    "pa.float32", "pa.int64", "pa.string", "pathlib.Path", "pathlib.Path(__file__).with_name", "range", "re.compile",
+    "str", "tf.get_logger", "tuple", "_asking_tables_first", "contextlib.contextmanager", "dataclasses.dataclass",
+    "finds_layers", "functools.cache", "tf.autograph.experimental.do_not_convert", "tf.custom_gradient",
+}  # fmt: skip
+
+
+def executed(body):
+    """The statements that an import runs; a class's decorators run, a function's body does not."""
+    for node in body:
+        if isinstance(node, ast.If) and "__name__" in ast.unparse(node.test):
+            continue
+        yield node
+        if isinstance(node, (ast.If, ast.For, ast.While, ast.With, ast.Try)):
+            for part in ("body", "orelse", "finalbody"):
+                yield from executed(getattr(node, part, []))
+
+
+def effects_of(path: pathlib.Path):
+    """Names of a module's statements that change anything but the module's own names."""
+    for node in executed(ast.parse(path.read_text(encoding="utf-8")).body):
+        calls = []
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            calls = [one.func if isinstance(one, ast.Call) else one for one in node.decorator_list]
+        elif isinstance(node, (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Delete)):
+            targets = node.targets if isinstance(node, (ast.Assign, ast.Delete)) else [node.target]
+            for target in targets:
+                parts = target.elts if isinstance(target, ast.Tuple) else [target]
+                yield from (ast.unparse(part) for part in parts if not isinstance(part, ast.Name))
+        if isinstance(node, (ast.Expr, ast.Assign, ast.AugAssign, ast.AnnAssign)) and node.value is not None:
+            calls = [call.func for call in ast.walk(node.value) if isinstance(call, ast.Call)]
+        yield from (name for name in map(ast.unparse, calls) if not makes_a_value(name))
+
+
+def makes_a_value(function: str) -> bool:
+    """Whether a call has no other effect; a class, by its capital letter, makes an object."""
+    is_class = function.split(".")[-1].lstrip("_")[:1].isupper() and function != "tf.RegisterGradient"
+    return function in MAKE_VALUES or is_class
+
+
+def test_side_effects_of_an_import_are_listed():
+    import tf_fusedrec
+
+    listed = re.findall(r"^  (\S+\.py) +(\S+)  *\S", tf_fusedrec.__doc__, re.MULTILINE)
+    found = [
+        (str(path.relative_to(PACKAGE)), name) for path in sorted(PACKAGE.rglob("*.py")) for name in effects_of(path)
+    ]
+
+    def matches(effect, row):
+        return all(fnmatch.fnmatchcase(text, pattern) for text, pattern in zip(effect, row))
+
+    unlisted = [effect for effect in found if not any(matches(effect, row) for row in listed)]
+    gone = [row for row in listed if not any(matches(effect, row) for effect in found)]
+    assert not unlisted and not gone, f"list in tf_fusedrec/__init__.py: add {unlisted}, remove {gone}"
+
+
 def test_models_use_only_what_a_user_can_import():
     bad = [
         f"{path.relative_to(ROOT)}:{line} imports {module}"
@@ -143,6 +211,23 @@ def test_text_is_utf8_whatever_the_locale():
                 if name in ("read_text", "write_text") or ast.unparse(node.func) == "open" or "text" in keywords:
                     bad.append(f"{path.relative_to(ROOT)}:{node.lineno} {ast.unparse(node)[:80]}")
     assert not bad, 'name encoding="utf-8":\n' + "\n".join(bad)
+
+
+def test_steps_have_one_numbering():
+    """The list of docs/concepts.md, "From an id to a row", has the numbers that the code names."""
+    page = (ROOT / "docs/concepts.md").read_text(encoding="utf-8").split("## From an id to a row")[1].split("```")[0]
+    items = re.findall(r"^\d\. (.*(?:\n   .*)*)", page, re.MULTILINE)
+    named = {}
+    for path in modules():
+        text = path.read_text(encoding="utf-8")
+        assert not re.search(r"[Ss]tages? \d", text), f"{path}: name the step of docs/concepts.md"
+        for number, of in re.findall(r"[Ss]teps? (\d)(?: and \d)? of (\d)", text):
+            assert int(of) == len(items)
+            named[path.stem] = items[int(number) - 1]
+    for stem, word in {"fuse_ids": "`fuse_ids`", "recovery": "`recover`", "hash_table": "owner's table"}.items():
+        assert word in named[stem]
+    assert all(f"`{stem}`" in named[stem] for stem in ("segment_unique", "rank_partition"))
+    assert all("owner's table" in named[stem] for stem in ("initial_rows", "native", "tfra", "external"))
 
 
 OPS = sorted(path.name for path in (ROOT / "custom_ops").iterdir() if path.is_dir() and path.name != "common")

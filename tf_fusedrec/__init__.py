@@ -1,4 +1,24 @@
-"""tf_fusedrec: fused embedding exchange and generative recommenders for TensorFlow 2."""
+"""tf_fusedrec: fused embedding exchange and generative recommenders for TensorFlow 2.
+
+An import changes the process by the statements of this list alone; tests/test_architecture.py compares it with the
+code. The last one runs with `import tf_fusedrec.tfra`.
+
+  __init__.py             external.read_with                        Tables get the reader of other models' rows.
+  _tf_compat.py           _choose_legacy_keras                      os.environ gets TF_USE_LEGACY_KERAS=1.
+  _tf_compat.py           _autograph.CONVERSION_RULES               AutoGraph skips tf_keras, TFRA and tf_fusedrec.tfra.
+  embedding/layer.py      keras.saving.register_keras_serializable  Keras can load FusedEmbedding.
+  ops/_library.py         load                                      TensorFlow gets the custom ops.
+  ops/collective_marks.py _functions.*                              C functions of that library get their types.
+  ops/*.py                tf.no_gradient                            An op has no gradient.
+  ops/*.py                tf.RegisterGradient                       An op has a gradient.
+  schedules/*.py          register                                  Saved models find a schedule by its name.
+  schedules/model.py      keras.saving.register_keras_serializable  Keras can load a PipelinedModel.
+  tables/state.py         _hdf5.*                                   Keras' HDF5 writers refuse tables.
+  tables/state.py         _files.save_weights                       Keras' save_weights refuses tables.
+  tables/state.py         _archive.export_model                     Keras' model.export refuses tables.
+  tables/tfra_library.py  tf.get_logger().setLevel                  TFRA's import prints no notices.
+  tfra/fused_layer.py     keras.saving.register_keras_serializable  Keras can load FusedTfraEmbedding.
+"""
 
 from tf_fusedrec._tf_compat import keras, tf  # isort: skip  (first: chooses legacy Keras, then imports TensorFlow)
 import importlib
@@ -19,7 +39,7 @@ from tf_fusedrec.tables import external
 
 __version__ = "0.1.0"
 
-external.read_with(read_rows)  # tables know no checkpoints, so they are told how rows come out of one
+external.read_with(read_rows)  # tables know no checkpoints
 
 __all__ = [
     "Cluster",

@@ -219,8 +219,8 @@ class FeatureConfig:
         weights of the call. "mean" divides by the sum of weights, "sqrtn" by the root of the sum of their squares.
       output_dtype: dtype of this feature's rows in the exchange and in the model; None: the table's dtype. A 16-bit
         dtype halves both for this feature alone, for example for negatives (TurboGR, section 4.3.2). Its gradients are
-        sent as bfloat16, which has the range of float32. It costs three further all-to-alls, and ids shared with other
-        features are sent twice. Backend "native" only.
+        sent as bfloat16, which has the range of float32. A group makes two further all-to-alls for each further dtype,
+        and ids shared with features of another dtype are sent twice. It then needs a native table in host memory.
       padding_id: Id that means "no id", such as -1 in ids padded to [B, L]; None: every id is real. Padding has a row
         of zeros and does not count in pooled rows or means. It is not looked up, creates no row, is not sent and gets
         no gradient. Other features of the table may use the same integer as a real id.

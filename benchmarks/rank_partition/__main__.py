@@ -17,7 +17,8 @@ from benchmarks.harness.synthetic import segment_ids
 from tests.oracles.rank_partition import rank_partition_oracle
 from tests.oracles.segment_unique import segment_unique_oracle
 from tf_fusedrec import ops, tf
-from tf_fusedrec.tables.tfra import de, owner_of
+from tf_fusedrec.tables.hash_order import tfra_owner
+from tf_fusedrec.tables.tfra_library import de
 
 
 def tfra_partition(ids: tf.Tensor, ranks: int) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
@@ -34,7 +35,7 @@ def _check(ids: np.ndarray, splits: np.ndarray, ranks: int, ours: ops.RankedIds,
     harness.check_equal("send splits of ours", ours.send_splits, send_splits)
     harness.check_equal("id splits of ours", ours.id_splits, id_splits)
     harness.check_equal("restore of ours", ours.restore, restore)
-    order = np.argsort(owner_of(ids, ranks), kind="stable")
+    order = np.argsort(tfra_owner(ids, ranks), kind="stable")
     harness.check_equal("ids of TFRA", theirs[0], ids[order])
     harness.check_equal("splits of TFRA", theirs[1], id_splits)
     harness.check_equal("positions of TFRA", theirs[2], order)

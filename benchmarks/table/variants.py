@@ -15,7 +15,7 @@ import numpy as np
 import tf_fusedrec as fr
 from benchmarks.table.work import INITIAL_VALUE, LEARNING_RATE
 from tf_fusedrec import keras, optimizers, tf
-from tf_fusedrec.tables.tfra import de
+from tf_fusedrec.tables.tfra_library import de
 
 _FILL_BATCH = 1 << 18  # rows per call
 _tfra_layers = itertools.count()

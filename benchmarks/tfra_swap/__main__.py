@@ -29,7 +29,7 @@ from benchmarks.harness.graph_count import count_nodes
 from benchmarks.harness.synthetic import Batches
 from tf_fusedrec import keras, tf
 from tf_fusedrec.exchange import horovod_threads
-from tf_fusedrec.tables.tfra import de
+from tf_fusedrec.tables.tfra_library import de
 from tf_fusedrec.tfra import FusedTfraEmbedding, fuse
 
 RANKS = 2

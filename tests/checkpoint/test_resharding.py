@@ -8,7 +8,7 @@ from tests.checkpoint.oracle import EDGE_IDS, OWNERS, mix64
 from tests.checkpoint.tables import DictTable, contents, ranks_of
 from tf_fusedrec.checkpoint import read_manifest, resharding
 from tf_fusedrec.tables import hash_order
-from tf_fusedrec.tables.tfra import owner_of
+from tf_fusedrec.tables.hash_order import tfra_owner
 
 IDS = [*EDGE_IDS, *np.random.default_rng(0).integers(-(2**63), 2**63, 300).tolist()]
 
@@ -22,7 +22,7 @@ def test_ranges_and_owners_are_those_of_the_custom_ops(ranks):
     ids = np.array(IDS, np.int64)
     assert hash_order.mix64(ids).tolist() == [mix64(i) for i in IDS]
     assert hash_order.hash_range_owner(ids, ranks).tolist() == [OWNERS["hash_range"](i, ranks) for i in IDS]
-    assert owner_of(ids, ranks).tolist() == [OWNERS["tfra"](i, ranks) for i in IDS]
+    assert tfra_owner(ids, ranks).tolist() == [OWNERS["tfra"](i, ranks) for i in IDS]
 
 
 def filled(table):

@@ -6,6 +6,7 @@ import pytest
 import tf_fusedrec as fr
 from tests.oracles.optimizers import OptimizerOracle
 from tf_fusedrec import keras, optimizers, tf
+from tf_fusedrec.tables import NativeTable
 
 DIM, START, STEPS_PER_UPDATE, UPDATES = 6, 0.25, 3, 4
 RATE = 0.1
@@ -129,6 +130,13 @@ def test_clear_forgets_what_waits():
     np.testing.assert_allclose(emb.export_table("t")[1], START, atol=1e-6)
     train(emb, [2], np.ones((1, DIM)))
     np.testing.assert_allclose(emb.export_table("t")[1], START - 1, atol=1e-6)
+
+
+def test_a_table_on_a_gpu_accumulates_no_steps(monkeypatch):
+    monkeypatch.setattr(NativeTable, "on_gpu", True)
+    layer(optimizers.SGD(1.0))
+    with pytest.raises(ValueError, match=r"cannot sum the gradients of several steps .*Remedy: accumulate_steps=1"):
+        layer(optimizers.SGD(1.0), accumulate_steps=2)
 
 
 @pytest.mark.parametrize("steps", [0, -1, 2.0])

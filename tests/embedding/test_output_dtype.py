@@ -90,13 +90,45 @@ def test_two_ranks_send_half_and_train_alike():
             # bfloat16 gradients: 2**-9 of each, in steps of at most 0.1 in five updates.
             np.testing.assert_allclose(half[item], plain[item], atol=0.1 * 5 * 2**-8)
         assert {size for _, size in before["rows"]} == {4}
+        # Two further all-to-alls, as FeatureConfig says: the ids of both dtypes travel together.
+        assert [len(after[kind]) / len(before[kind]) for kind in ("ids", "rows", "gradients")] == [1, 2, 2]
         for kind in ("rows", "gradients"):
             assert {("float16" in name, size) for name, size in after[kind]} == {(False, 4), (True, 2)}
 
 
 def test_what_cannot_be_had_is_named():
-
     with pytest.raises(ValueError, match="output_dtype must be None or one of .* got 'int8' for feature 'negative'"):
         make_layer("int8")
-    with pytest.raises(ValueError, match=r"output_dtype of features \['negative'\] needs backend='native', got 'tfra'"):
-        make_layer("float16", backend="tfra")
+
+
+@pytest.mark.parametrize("backend", ["native", "tfra"])
+def test_one_dtype_for_all_features_needs_one_lookup(backend):
+    """Every table has it; several need sums of gradients, which TFRA's tables do not have."""
+    import tf_fusedrec as fr
+    from tf_fusedrec import keras, tf
+
+    def layer(*dtypes):
+        table = fr.TableConfig("item", DIM, optimizer=keras.optimizers.legacy.SGD(1.0), initializer=fr.Constant(1.0))
+        features = [fr.FeatureConfig(f"f{i}", "item", output_dtype=dtype) for i, dtype in enumerate(dtypes)]
+        return fr.FusedEmbedding([table], features, backend=backend)
+
+    narrow = layer("bfloat16", "bfloat16")
+    with tf.GradientTape() as tape:
+        rows = narrow({"f0": tf.constant([3, 5]), "f1": tf.constant([3])})
+        loss = tf.reduce_sum(tf.cast(rows["f0"], tf.float32)) + tf.reduce_sum(tf.cast(rows["f1"], tf.float32))
+    tape.gradient(loss, narrow.trainable_variables)
+    assert {value.dtype for value in rows.values()} == {tf.bfloat16}
+    ids, trained_rows = narrow.export_table("item")
+    np.testing.assert_array_equal(trained_rows, np.where(ids[:, np.newaxis] == 3, -1.0, 0.0) * np.ones(DIM))
+    if backend == "tfra":
+        with pytest.raises(ValueError, match=r"tables \['item'\] .* several output dtypes .*or backend='native'"):
+            layer(None, "float16")
+
+
+def test_a_table_on_a_gpu_has_one_output_dtype(monkeypatch):
+    from tf_fusedrec.tables import NativeTable
+
+    monkeypatch.setattr(NativeTable, "on_gpu", True)
+    make_layer()
+    with pytest.raises(ValueError, match=r"tables \['item'\] .* several output dtypes .*Remedy: one output_dtype"):
+        make_layer("float16")

@@ -181,7 +181,10 @@ def test_two_groups_make_five_all_to_alls_in_training_and_three_in_evaluation():
     assert run_ranks(alltoalls_of_a_step, 1) == [[0, 0]]
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/index.md", "docs/quickstart.md", "docs/concepts.md"])
+PAGES = ("README.md", "docs/index.md", "docs/quickstart.md", "docs/concepts.md", "examples/multi_task_ranking.ipynb")
+
+
+@pytest.mark.parametrize("page", PAGES)
 def test_the_pages_state_the_all_to_alls_of_a_step(page):
     words = " ".join((ROOT / page).read_text(encoding="utf-8").split())
     (stated,) = re.findall(r"K groups(?: of tables)? make (\d)K \+ (\d) all-to-alls in a training step", words)

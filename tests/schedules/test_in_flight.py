@@ -96,3 +96,21 @@ def test_saved_models_keep_their_schedule():
     for schedule in (SemiAsync(), Pipelined(4)):
         model = clicks.make_model(clicks.make_embedding(), schedule)
         assert type(model).from_config(model.get_config()).schedule == schedule
+
+
+def test_tables_of_tfra_train_up_to_depth_2():
+    """docs/tfra.md says so: later depths look up ahead. No rule of fr.optimizers is Adamax."""
+    states = []
+    for schedule in ("sync", Pipelined(1), Pipelined(2), Pipelined(3)):
+        table = {"optimizer": keras.optimizers.legacy.Adamax(0.1)}
+        embedding = clicks.make_embedding(table=table, backend="tfra")
+        if schedule == Pipelined(3):
+            with pytest.raises(ValueError, match="need backend='native', and 'fused_embedding' has 'tfra'"):
+                clicks.make_model(embedding, schedule)
+            continue
+        model = clicks.make_model(embedding, schedule)
+        model.fit(_data().take(5), verbose=0)
+        states.append(clicks.state(model, embedding))
+    for state in states[1:]:
+        for what in state:
+            np.testing.assert_array_equal(state[what], states[0][what], err_msg=what)

@@ -4,7 +4,7 @@ import numpy as np
 
 from tf_fusedrec import keras, tf
 from tf_fusedrec.exchange import collectives
-from tf_fusedrec.tables.tfra import de
+from tf_fusedrec.tables.tfra_library import de
 from tf_fusedrec.tfra import FusedTfraEmbedding
 
 UPSTREAM, OURS = de.keras.layers.HvdAllToAllEmbedding, FusedTfraEmbedding

@@ -5,7 +5,7 @@ import pytest
 
 from tests.tfra import models
 from tf_fusedrec import keras, tf
-from tf_fusedrec.tables.tfra import de
+from tf_fusedrec.tables.tfra_library import de
 from tf_fusedrec.tfra import FusedTfraEmbedding, fuse
 from tf_fusedrec.tfra.model_checkpoint import save_model
 from tf_fusedrec.tfra.row_distributions import distribution_of, uniforms

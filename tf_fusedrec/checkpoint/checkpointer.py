@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from tf_fusedrec._tf_compat import keras
 from tf_fusedrec.checkpoint import dense, folders, saving, validation
 from tf_fusedrec.checkpoint.consensus import agree, on_rank_0
-from tf_fusedrec.checkpoint.layers import embeddings_of, finds_layers
+from tf_fusedrec.checkpoint.layers import finds_layers, saved_embeddings
 from tf_fusedrec.checkpoint.prefetch import prefetched
 from tf_fusedrec.embedding import FusedEmbedding
 from tf_fusedrec.exchange import collectives
@@ -77,7 +77,7 @@ class Checkpointer:
     ):
         self._directory = pathlib.Path(directory)
         self._model, self._optimizer = model, optimizer
-        self._embeddings = embeddings_of(model, layers)
+        self._embeddings = saved_embeddings(model, layers)
         self._tables: list[Any] = [lookup.table for layer in self._embeddings for lookup in layer.lookups]
         self._full_every, self._background, self._timeout_s = full_every, background, timeout_s
         if full_every < 1:

@@ -1,4 +1,4 @@
-"""Finds the FusedEmbedding layers of a model for a checkpoint, at any depth."""
+"""The FusedEmbedding layers whose tables a checkpoint holds."""
 
 from __future__ import annotations
 
@@ -7,17 +7,16 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, cast
 
 from tf_fusedrec._tf_compat import tf
-from tf_fusedrec.embedding import FusedEmbedding
+from tf_fusedrec.embedding import FusedEmbedding, embeddings_of
 
 Call = TypeVar("Call", bound=Callable[..., Any])
 
 
-def embeddings_of(model: tf.Module, layers: Sequence[FusedEmbedding] = ()) -> list[FusedEmbedding]:
+def saved_embeddings(model: tf.Module, layers: Sequence[FusedEmbedding] = ()) -> list[FusedEmbedding]:
     """The FusedEmbedding layers of a model, and further ones. The order is the same on all ranks.
 
     Args:
-      model: Keras model, or one FusedEmbedding. The search covers nested models, nested layers and their attributes,
-        including lists, tuples and dicts.
+      model: Keras model, or one FusedEmbedding.
       layers: FusedEmbedding layers outside the model.
 
     Raises:
@@ -28,8 +27,7 @@ def embeddings_of(model: tf.Module, layers: Sequence[FusedEmbedding] = ()) -> li
         raise TypeError(f"model must be a keras.Model or a FusedEmbedding, got {type(model).__name__}.")
     if isinstance(layers, FusedEmbedding) or not all(isinstance(layer, FusedEmbedding) for layer in layers):
         raise TypeError(f"layers must be a list of FusedEmbedding layers, got {layers!r}.")
-    modules = (model, *model.submodules, *layers)
-    found = {id(module): module for module in modules if isinstance(module, FusedEmbedding)}
+    found = {id(layer): layer for layer in (*embeddings_of(model), *layers)}
     if not found:
         raise ValueError(
             f"model {model.name!r} holds no FusedEmbedding layer, but a checkpoint needs tables. Remedy: make the "

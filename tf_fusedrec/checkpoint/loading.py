@@ -13,7 +13,7 @@ from tf_fusedrec._tf_compat import keras, tf
 from tf_fusedrec.checkpoint import dense, resharding
 from tf_fusedrec.checkpoint.consensus import agree
 from tf_fusedrec.checkpoint.folders import read_manifest
-from tf_fusedrec.checkpoint.layers import embeddings_of, finds_layers
+from tf_fusedrec.checkpoint.layers import finds_layers, saved_embeddings
 from tf_fusedrec.embedding import FusedEmbedding
 
 
@@ -53,7 +53,7 @@ def load(
       RuntimeError: another rank refused the checkpoint.
     """
     directory = pathlib.Path(directory)
-    embeddings = embeddings_of(model, layers)
+    embeddings = saved_embeddings(model, layers)
     tables: list[Any] = [lookup.table for layer in embeddings for lookup in layer.lookups]
 
     def open_checkpoint() -> tuple[dict[str, Any], list[resharding.TableReader]]:

@@ -20,8 +20,7 @@ from tf_fusedrec.checkpoint.prefetch import prefetched
 from tf_fusedrec.checkpoint.saving import latest
 from tf_fusedrec.checkpoint.schema import TOMBSTONES
 from tf_fusedrec.checkpoint.shard_file import Label, ShardFile
-from tf_fusedrec.tables.hash_order import LAST_HASH, hash_range, hash_range_owner, mix64
-from tf_fusedrec.tables.tfra import owner_of
+from tf_fusedrec.tables.hash_order import LAST_HASH, OWNERS, hash_range, mix64, tfra_owner
 
 Chunk = tuple[np.ndarray, np.ndarray]  # ids <int64>[n] and records [n]
 
@@ -86,11 +85,9 @@ class SectionReader:
 
     def _check_ids(self, file: ShardFile, ids: np.ndarray) -> None:
         rank, ranks = file.label.rank, file.label.ranks
-        ends = ids[[0, -1]] if len(ids) else ids  # Hashes ascend, so checking both ends is enough.
-        if self._owner == "hash_range":
-            foreign = ends[hash_range_owner(ends, ranks) != rank]
-        else:
-            foreign = ids[owner_of(ids, ranks) != rank]
+        # Hashes ascend, so a check of both ends is enough for ranges of them.
+        checked = ids[[0, -1]] if self._owner == "hash_range" and len(ids) else ids
+        foreign = checked[OWNERS[self._owner](checked, ranks) != rank]
         if foreign.size:
             raise refusal(file.path, f"is forged or damaged: id {foreign[0]} does not belong to rank {rank} of {ranks}")
         if self._id_bits < 64:
@@ -126,7 +123,7 @@ class TableReader:
         self._first, self._last = 0, LAST_HASH
         self._mine: Callable[[np.ndarray], np.ndarray] | None = None
         if table is not None and table.owner == "tfra":
-            self._mine = lambda ids: owner_of(ids, ranks) == rank
+            self._mine = lambda ids: tfra_owner(ids, ranks) == rank
         elif table is not None:
             self._first, self._last = hash_range(rank, ranks)
         saved = {section for part in described["parts"] for section in part["sections"]} - {TOMBSTONES}

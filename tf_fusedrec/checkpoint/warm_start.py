@@ -11,12 +11,11 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from tf_fusedrec._tf_compat import keras, tf
-from tf_fusedrec.checkpoint.layers import embeddings_of
+from tf_fusedrec.checkpoint.layers import saved_embeddings
 from tf_fusedrec.checkpoint.saving import counters, keeps_changes
 from tf_fusedrec.embedding import FusedEmbedding
 from tf_fusedrec.exchange.topology import Place
-from tf_fusedrec.tables.hash_order import hash_range_owner
-from tf_fusedrec.tables.tfra import owner_of
+from tf_fusedrec.tables.hash_order import OWNERS
 
 
 def warm_start(model: keras.Model | FusedEmbedding, table: str, ids: np.ndarray, rows: np.ndarray) -> int:
@@ -56,8 +55,7 @@ def warm_start(model: keras.Model | FusedEmbedding, table: str, ids: np.ndarray,
         raise ValueError(
             f"the row of id {ids[_first_non_finite(rows)]} of table {table!r} is not finite, but must be. Leave it out."
         )
-    owner = owner_of if backend.owner == "tfra" else hash_range_owner
-    own = owner(ids, place.group.size) == place.group.index
+    own = OWNERS[backend.owner](ids, place.group.size) == place.group.index
     records = backend.new_records(table, int(own.sum()))
     if records["row"].dtype == "<u2":
         records["row"] = rows[own].astype(tf.bfloat16.as_numpy_dtype).view(np.uint16)
@@ -130,7 +128,7 @@ def _check_columns(path: str | os.PathLike, ids: pa.Array, rows: pa.Array, dim: 
 
 def _find_table(model: keras.Model | FusedEmbedding, table: str) -> tuple[Place, Any]:
     """This rank's place in the topology of a table, and the table's backend."""
-    layers = embeddings_of(model)
+    layers = saved_embeddings(model)
     for layer in layers:
         for lookup in layer.lookups:
             if table in lookup.table.names:

@@ -46,7 +46,6 @@ def _make_table(layer_name: str, group: Group, config: Mapping[str, Any], place:
         key_encoding=config["key_encoding"],
         seed=config["seed"],
         init_capacity=config["init_capacity"],
-        keep_reverse_map=config["keep_reverse_map"],
     )
 
 
@@ -66,15 +65,6 @@ def check_backend(backend: str, tables: Sequence[TableConfig], **counts: int) ->
             raise ValueError(f"table {table.name!r} has {table.stores_natively}, which need backend='native'.")
 
 
-def check_output_dtypes(groups: Sequence[Group], backend: str) -> None:
-    """Refuses features with an output dtype of their own where tables cannot look up several dtypes in one step."""
-    for group in groups:
-        spec = group.tables[0]
-        others = [f.name for f in group.features if (f.output_dtype or spec.dtype) != spec.dtype]
-        if others and not group.external and backend != "native":
-            raise ValueError(f"output_dtype of features {others} needs backend='native', got {backend!r}.")
-
-
 def check_deferrable(layer_name: str, config: Mapping[str, Any], groups: Sequence[GroupLookup], steps: int) -> None:
     """Raises ValueError unless the lookups of `steps` steps may come before the update of the first."""
     for lookup in groups:
@@ -92,12 +82,24 @@ def check_deferrable(layer_name: str, config: Mapping[str, Any], groups: Sequenc
             )
 
 
+def check_sums(layer_name: str, groups: Sequence[GroupLookup], accumulate_steps: int) -> None:
+    """Raises ValueError unless tables can sum the gradients of all lookups that the layer's arguments ask for."""
+    if accumulate_steps > 1:
+        _check_sum(layer_name, groups, "steps", "accumulate_steps=1")
+    several = [lookup for lookup in groups if len(lookup.output_dtypes) > 1]
+    _check_sum(layer_name, several, "output dtypes", "one output_dtype for all features of a group")
+
+
 def check_accumulates(layer_name: str, groups: Sequence[GroupLookup]) -> None:
-    """Raises ValueError unless the gradients of several lookups can make one update."""
+    """Raises ValueError unless the gradients of several micro-batches can make one update."""
+    _check_sum(layer_name, groups, "micro-batches", "a schedule without micro-batches")
+
+
+def _check_sum(layer_name: str, groups: Sequence[GroupLookup], parts: str, remedy: str) -> None:
     for lookup in groups:
-        if not lookup.table.can_accumulate:
+        if not lookup.table.can_accumulate and not lookup.group.external:
             raise ValueError(
-                f"tables {lookup.table.names} of {layer_name!r} cannot sum the gradients of several micro-batches "
-                "before an update. Remedy: a schedule without micro-batches; or backend='native' and a table in host "
-                "memory, made under tf.device('/CPU:0')."
+                f"tables {lookup.table.names} of {layer_name!r} cannot sum the gradients of several {parts} before an "
+                f"update. Remedy: {remedy}; or backend='native' and a table in host memory, made under "
+                "tf.device('/CPU:0')."
             )

@@ -1,4 +1,4 @@
-"""What a user can read about the tables of a layer: a table of text, and the number that model.summary() shows."""
+"""Describes the tables of a layer for a user: a text, and the number of parameters that model.summary() shows."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ _NUMBERS = _COLUMNS[1:3]
 
 
 class Described:
-    """Base of the layer: describes it. Eager; nothing is collective unless it is said."""
+    """A base of the layer, which describes the layer. Eager."""
 
     name: str
     _config: Any
     _holder: Any
 
     def describe(self, all_ranks: bool = False) -> str:
-        """Groups, tables and features as a text to print.
+        """The groups, tables and features as a text to print.
 
-        Bytes are those of stored rows with their slots and counters, without keys; of storage "mixed", as if all rows
-        were float32. Rows on disk (memory_budget) count, too.
+        A row's bytes include slots and counters, without the key. All rows of storage "mixed" count as float32. Rows on
+        disk (memory_budget) count, too.
 
         Args:
-          all_ranks: False: rows that this rank holds. True: rows of all ranks, replicas once each. Collective then.
+          all_ranks: Whether to count the rows of all ranks, each replica once. The call is collective then.
         """
         lookups: Sequence[GroupLookup] = self._holder.value
         config, size = self._config.value, collectives.size()
@@ -52,7 +52,7 @@ class Described:
         return "\n".join(lines)
 
     def count_params(self) -> int:
-        """Numbers in the rows that this rank holds now, without slots: they come and leave with ids."""
+        """The number of weights in the rows of this rank, without slots. It changes as ids come and leave."""
         tables = [(lookup.group.tables[0].dim, lookup.table) for lookup in self._holder.value]
         return sum(dim * table.size(name) for dim, table in tables for name in table.names)
 

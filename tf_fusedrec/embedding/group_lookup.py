@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from tf_fusedrec import ops
 from tf_fusedrec._tf_compat import tf
+from tf_fusedrec.config import FeatureConfig
 from tf_fusedrec.embedding.groups import Group
 from tf_fusedrec.embedding.inputs import FlatFeature
 from tf_fusedrec.embedding.left_out import LeftOut
@@ -105,12 +106,18 @@ class GroupLookup:
 
     def requests(self, features: Sequence[FlatFeature], call: int, *, training: bool) -> list[LookupRequest]:
         """The lookups of features of this group: one per output dtype, the table's own dtype first."""
-        parts: dict[str, list[FlatFeature]] = {}
-        for feature in features:
-            parts.setdefault(feature.config.output_dtype or self._dtype.name, []).append(feature)
-        ordered = sorted(parts.items(), key=lambda part: (part[0] != self._dtype.name, part[0]))
         trains = training and not self.group.external
-        return [LookupRequest(self, dtype, of_dtype, call, trains) for dtype, of_dtype in ordered]
+        parts = {dtype: [f for f in features if self._output_dtype(f.config) == dtype] for dtype in self.output_dtypes}
+        return [LookupRequest(self, dtype, part, call, trains) for dtype, part in parts.items() if part]
+
+    @property
+    def output_dtypes(self) -> list[str]:
+        """The output dtypes of the group's features, the table's own dtype first."""
+        own = self._dtype.name
+        return sorted({self._output_dtype(feature) for feature in self.group.features}, key=lambda d: (d != own, d))
+
+    def _output_dtype(self, feature: FeatureConfig) -> str:
+        return feature.output_dtype or self._dtype.name
 
     def prepare(self, request: LookupRequest) -> Outgoing:
         """Fuses the ids of a request and removes duplicates from those that must travel."""

@@ -25,12 +25,12 @@ class Group:
 
     @property
     def external(self) -> bool:
-        """Whether its rows are those of other models: read, never trained, in no checkpoint of this one."""
+        """Whether the rows belong to another model. They are never trained and never saved."""
         return self.tables[0].external is not None
 
 
 def _optimizer_spec(optimizer: object, shared: bool) -> str:
-    """Equal for optimizers that train alike. TF1 optimizers cannot be compared and are equal to themselves only."""
+    """A text that is equal for optimizers that train alike. A TF1 optimizer equals itself only."""
     if isinstance(optimizer, Rule):
         return repr(optimizer.to_dict())
     kind = f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"
@@ -40,21 +40,21 @@ def _optimizer_spec(optimizer: object, shared: bool) -> str:
 
 
 def _spec(table: TableConfig, shared: bool = False) -> tuple:
-    """What tables of one group have in common. `shared`: only what other ranks have in common with this one, too."""
-    if table.external is not None:  # wherever they come from, they lie side by side
+    """The spec that tables of one group share. With `shared`, the part of it that is equal on all ranks."""
+    if table.external is not None:  # external tables share a group, whatever their checkpoints
         return (table.dim, table.dtype, "external")
     described = ("name", "dim", "dtype", "initializer", "optimizer", "memory_budget")
     values = {f.name: getattr(table, f.name) for f in dataclasses.fields(table) if f.name not in described}
     values["unknown"] = table.unknown != "initial"
     if shared:
         values["tier_folder"] = bool(table.tier_folder)
-    # A budget of memory belongs to the group, which has the sum; it matters here only whether there is one.
+    # The group's budget is the sum over its tables, so only its presence belongs to the spec.
     others = (*[(name, value) for name, value in values.items() if value], table.memory_budget > 0)
     return (table.dim, table.dtype, table.initializer, _optimizer_spec(table.optimizer, shared), others)
 
 
 def _group_name(table: TableConfig, taken: Container[str]) -> str:
-    """The same on all ranks, which know their collectives by it: not a word of what is this process' alone."""
+    """A name from the spec that all ranks share, because collectives carry it."""
     digest = hashlib.blake2b(repr(_spec(table, shared=True)[2:]).encode(), digest_size=3).hexdigest()
     kind = "external" if table.external is not None else type(table.optimizer).__name__.lower()
     name = f"{kind}-{table.dtype}-{table.dim}-{digest}"
@@ -62,7 +62,7 @@ def _group_name(table: TableConfig, taken: Container[str]) -> str:
 
 
 def check_names(tables: Sequence[TableConfig], features: Sequence[FeatureConfig]) -> None:
-    """Raises ValueError when names repeat, a feature names no table, or a table is named by no feature."""
+    """Raises ValueError if names repeat, a feature names an unknown table, or no feature names a table."""
     for kind, names in (("tables", [t.name for t in tables]), ("features", [f.name for f in features])):
         repeated = sorted({n for n in names if names.count(n) > 1})
         if repeated:
@@ -82,7 +82,7 @@ def check_names(tables: Sequence[TableConfig], features: Sequence[FeatureConfig]
 
 
 def _check_optimizers(tables: Sequence[TableConfig]) -> None:
-    """A TF1 optimizer has one state for all it trains, so it can serve one group only."""
+    """Refuses a TF1 optimizer in two groups, because it has one state for all its variables."""
     first: dict[int, TableConfig] = {}
     for table in tables:
         if table.optimizer is None or isinstance(table.optimizer, Rule) or hasattr(table.optimizer, "get_config"):
@@ -99,7 +99,7 @@ def group_tables(tables: Sequence[TableConfig], features: Sequence[FeatureConfig
     """Fuses tables of equal spec into groups.
 
     Returns:
-      Groups in the order of their first table's name: the same on all ranks, whatever order the user wrote.
+      Groups in the order of their first table's name, which is the same on all ranks.
 
     Raises:
       ValueError: see check_names.

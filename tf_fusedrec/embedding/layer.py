@@ -1,4 +1,4 @@
-"""FusedEmbedding, the Keras layer: features in, rows out, tables that train themselves. Composes the other rooms."""
+"""FusedEmbedding, the Keras layer: it takes ids by feature, returns rows, and trains its tables."""
 
 from __future__ import annotations
 
@@ -29,59 +29,58 @@ from tf_fusedrec.tables.state import TableState
 class FusedEmbedding(CallModes, Described, keras.layers.Layer):
     """Distributed dynamic embedding tables for many features (FusedRec, Algorithm 1).
 
-    Tables of equal spec (dim, dtype, initializer, optimizer) are fused into groups by themselves. A training step costs
-    two all-to-alls per group, of rows and gradients, whatever the number of features, and one of the ids of all groups.
-    Tables grow as ids come.
+    Tables of equal spec (dim, dtype, initializer, optimizer) form a group. K groups make 2K + 1 all-to-alls in a
+    training step: one for all ids, two for rows and gradients of each group. Tables grow as ids come.
 
-    Training happens inside the gradient: when a tape asks for the gradient of the layer's one trainable weight, a
-    scalar anchor, gradients go to the rows' owners and their optimizer is applied there. So the layer works in
-    `model.fit` and in any custom loop; `layer.trainable = False` freezes the tables. Dense optimizers never see rows
-    (clipping by global norm does not count them). A scaled loss (policy "mixed_float16") needs a PipelinedModel, or a
-    loop inside `loss_scaled_by(optimizer)`, since rows would get scaled gradients; rows keep their own dtypes.
+    The layer has one trainable weight, a scalar anchor. Its gradient sends the gradients of rows to their owners, whose
+    optimizer updates the rows. So the layer trains in `model.fit` and in any custom loop, and `layer.trainable = False`
+    freezes the tables. Dense optimizers never see rows, so clipping by global norm does not count them. A scaled loss
+    (policy "mixed_float16") needs a PipelinedModel, or a loop inside `loss_scaled_by(optimizer)`.
 
-    On R processes every call is collective: all ranks must call the layer equally often, with no ids if need be.
+    Every call is collective. All ranks call the layer equally often, with no ids if need be.
 
     Args:
       tables: TableConfig of each table.
       features: FeatureConfig of each feature.
-      seed: initial rows are a pure function of (seed, table name, id).
-      gradient_op: "average" over ranks, as hvd.DistributedOptimizer does with dense gradients, or "sum", TFRA's rule.
-        Under the topology rule "weight_sync", over the ranks of a group.
-      backend: where rows live: "native", this project's hash table, or "tfra", a de.Variable.
-      accumulate_steps: gradients of that many steps make one update of the tables, equal to that of one large batch
-        (MTGRBoost, section 5.2): their mean with gradient_op "average", else their sum. Gradients that wait are in no
-        checkpoint: save after a multiple of it. "native" only.
-      lookups_per_update: steps whose lookups come before the update of the first: 2 under schedules.SemiAsync, and
-        under Pipelined from depth 4 on. Rows of so many are neither evicted nor moved. Tables without eviction, ttl,
-        hot_after, memory_budget and host_rows need not know.
-      topology: how ranks share the tables; None: one copy of them over all ranks. Groups are for "native" only.
-      wire_dtype: "bfloat16" or "float16": float32 rows and gradients travel in half the bytes, ids never; None: as they
-        are. Every number is rounded once each way: by at most 2^-8 of itself in bfloat16; by 2^-11 in float16, or 2^-25
-        where it is below 2^-14, and gradients beyond 65504 become that. Sums and tables stay float32. Gradients that
-        groups share are rounded once more, as sums of a group.
-      key_encoding: "tfra" only: how (table, id) becomes a key: "bits" (exact; ids must be >= 0 and fit) or "hash".
-      keep_reverse_map: "tfra" with "hash": remember the ids behind keys; without, rows cannot be exported.
-      init_capacity: "tfra" only: rows per group and rank for which memory is taken at once.
+      seed: Seed of the initial rows, which are a pure function of (seed, table name, id).
+      gradient_op: "average" over ranks, as hvd.DistributedOptimizer averages dense gradients, or "sum", as TFRA does.
+        The topology rule "weight_sync" averages or sums over the ranks of a group.
+      backend: Storage of rows: "native", this project's hash table, or "tfra", a de.Variable.
+      accumulate_steps: Number of steps whose gradients make one update, equal to that of one large batch (MTGRBoost,
+        section 5.2). The update takes their mean with gradient_op "average", else their sum. A checkpoint holds no
+        waiting gradients, so save after a multiple of it. "native" only.
+      lookups_per_update: Number of steps whose lookups come before the update of the first: 2 under
+        schedules.SemiAsync, and under Pipelined from depth 4 on. The rows of these steps are neither evicted nor moved.
+        It has no effect on tables without eviction, ttl, hot_after, memory_budget and host_rows.
+      topology: Division of the ranks into groups with a copy of the tables each; None: one copy over all ranks. Groups
+        are for "native" only.
+      wire_dtype: "bfloat16" or "float16": float32 rows and gradients travel in half the bytes. None: their own dtype.
+        Every number is rounded once each way: by at most 2^-8 of itself in bfloat16; by 2^-11 in float16, or 2^-25
+        below 2^-14, and gradients beyond 65504 become 65504. Sums and tables stay float32. Groups that share gradients
+        round them once more, as sums of a group.
+      key_encoding: Way from (table, id) to a key: "bits" (exact; ids must be >= 0 and fit) or "hash". "tfra" only.
+      init_capacity: Number of rows per group and rank for which memory is taken at once. "tfra" only.
 
     Call:
       inputs: dict from feature name to ids: dense [B] or [B, L], RaggedTensor [B, (L)], SparseTensor [B, L]; int32 or
-        int64. May hold a subset of the features.
+        int64. It may hold a subset of the features.
       weights: dict from feature name to per-id weights in the same form, for features with a combiner.
-      mask: dict from feature name to bools, False at padding, in the same form or that of its first dimensions; Keras
-        passes the masks of layers before this one. FeatureConfig.padding_id names padding by its id.
-      training: False for lookups that must not change the tables: ids without a row have what TableConfig.unknown says,
-        and no gradient is taken. Keras sets it in fit, evaluate and predict; None, as in loops of one's own, is True.
+      mask: dict from feature name to bools, False at padding, in the form of the ids or of their first dimensions.
+        Keras passes the masks of earlier layers. FeatureConfig.padding_id names padding by its id.
+      training: False for lookups that must not change the tables. Ids without a row then get the row that
+        TableConfig.unknown names, and no gradient. Keras sets it in fit, evaluate and predict. None means True.
 
     Returns:
       dict from feature name to rows: [B, D], [B, L, D] or RaggedTensor [B, (L), D]; [B, D] with a combiner.
-      Padding has rows of zeros. Dense rows without a combiner bring a Keras mask of it to later layers; ragged rows
-      bring none, since Keras refuses a mask there.
+      Padding has rows of zeros. Dense rows without a combiner carry a Keras mask of it to later layers. Ragged rows
+      carry none, because Keras refuses a mask there.
 
     Raises:
-      ValueError: unknown features, ids that are not integers, weights or masks that do not suit. At run time
-        InvalidArgumentError: row_splits that lie, ids that do not fit "bits", two trainings from lookups of one step;
-        ResourceExhaustedError: no memory, or max_rows below one batch; FailedPreconditionError: a later training lookup
-        has moved the rows of one whose gradients come only now.
+      ValueError: unknown features, ids that are not integers, weights or masks that do not suit, or options that the
+        backend, the topology or the device does not have.
+      InvalidArgumentError (at run time): wrong row_splits, ids that do not fit "bits", or two updates from one step.
+      ResourceExhaustedError (at run time): no memory, or max_rows below one batch.
+      FailedPreconditionError (at run time): a later training lookup has moved rows whose gradients come only now.
     """
 
     def __init__(
@@ -97,7 +96,6 @@ class FusedEmbedding(CallModes, Described, keras.layers.Layer):
         topology: Topology | None = None,
         wire_dtype: str | None = None,
         key_encoding: str = "bits",
-        keep_reverse_map: bool = True,
         init_capacity: int = 1 << 16,
         name: str = "fused_embedding",
         **kwargs: Any,
@@ -124,7 +122,6 @@ class FusedEmbedding(CallModes, Described, keras.layers.Layer):
             "topology": topology.to_dict(),
             "wire_dtype": wire_dtype,
             "key_encoding": key_encoding,
-            "keep_reverse_map": keep_reverse_map,
             "init_capacity": init_capacity,
         }
         self._config = _Untracked(config)
@@ -132,22 +129,22 @@ class FusedEmbedding(CallModes, Described, keras.layers.Layer):
         self._place = _Untracked(Place(topology))
         with tf.init_scope():
             groups = group_tables(tables, features)
-            construction.check_output_dtypes(groups, backend)
             lookups = [construction.make_lookup(name, group, config, self.place) for group in groups]
+        construction.check_sums(name, lookups, accumulate_steps)
         # A plain holder: Keras would track TFRA's variables as weights, and TensorFlow's checkpoint only rank 0's rows.
         self._holder = _Untracked(lookups)
-        # Without tables of its own there is nothing that its gradient would train.
+        # Without tables of the layer's own, the gradient would train nothing.
         self._anchor = self.add_weight(
             name="anchor", shape=(), initializer="zeros", dtype=tf.float32, trainable=bool(self.lookups)
         )
-        # What TensorFlow's and Keras' own savers see of the tables.
+        # TensorFlow's and Keras' own savers find the tables through this attribute.
         self._table_state = TableState(name, [lookup.table for lookup in self.lookups], collectives.size())
         self._calls = _Untracked(weakref.WeakKeyDictionary())
         self.built = True
 
     @property
     def place(self) -> Place:
-        """Which part of which replica of the tables this process holds."""
+        """The position of this process: its shard, and its replica of the tables."""
         return self._place.value
 
     @property
@@ -157,15 +154,15 @@ class FusedEmbedding(CallModes, Described, keras.layers.Layer):
 
     @property
     def optimizers(self) -> dict[str, Any]:
-        """The optimizer that trains each table, by table name; tables of one group share theirs.
+        """The optimizer of each table, by table name. Tables of one group share an optimizer.
 
-        A number assigned to its `learning_rate` counts from the next step on, on this rank: assign the same on all.
+        A number assigned to its `learning_rate` counts from the next step on. Assign the same number on all ranks.
         """
         return {name: lookup.table.optimizer for lookup in self.lookups for name in lookup.table.names}
 
     @property
     def tables(self) -> list[TableConfig]:
-        """As they were given, external ones included."""
+        """The TableConfig of each table, external tables included."""
         return [TableConfig.from_dict(table) for table in self._config.value["tables"]]
 
     def call(
@@ -184,9 +181,9 @@ class FusedEmbedding(CallModes, Described, keras.layers.Layer):
             return self._look_up(inputs, weights, mask, trains)
 
     def compute_mask(self, inputs: Mapping[str, Any], mask: Mapping[str, Any] | None = None) -> dict[str, Any] | None:
-        """Of dense features [B, L] without a combiner: <bool>[B, L], False at padding; None if nothing can be padding.
+        """The masks <bool>[B, L], False at padding, of dense features [B, L] without a combiner; None without padding.
 
-        Ids [B] bring none: Keras would leave a sample whose id is missing out of the loss and the metrics.
+        Ids [B] have no mask, because Keras would leave a sample without an id out of the loss and the metrics.
         """
         masks = {
             name: is_kept(self._features[name], ids, (mask or {}).get(name))
@@ -213,26 +210,25 @@ class FusedEmbedding(CallModes, Described, keras.layers.Layer):
         return {name: outputs[name] for name in inputs}
 
     def prefetch(self, inputs: Mapping[str, Any]) -> None:
-        """Begins to bring rows of a coming batch from disk into memory, for tables with a memory_budget.
+        """Starts to read the rows of a coming batch from disk, for tables with a memory_budget. Collective.
 
-        Changes nothing, so that it may come any number of steps ahead, or not at all; see tf_fusedrec.data.lookahead.
-        Collective, as a call is.
+        It changes no row, so it may come any number of steps ahead, or never. See tf_fusedrec.data.lookahead.
 
         Args:
-          inputs: as those of a call; may hold a subset of the features.
+          inputs: Inputs of a call. They may hold a subset of the features.
 
         Raises:
-          ValueError: as a call.
+          ValueError: As the call.
         """
         flat, call = self._flat_features(inputs, None, None), self._next_call()
         for lookup, features in self._by_group(flat):
             lookup.prefetch(features, call=call)
 
     def synchronize(self) -> None:
-        """Makes replicas of tables equal now, where they train apart (Topology rule "weight_sync"). Collective.
+        """Makes replicas of tables equal, if they train apart (Topology rule "weight_sync"). Collective.
 
-        Between synchronisations each group sees its own replica. Checkpoints synchronise by themselves; call it before
-        rows are exported, or a model is evaluated, after steps that are no multiple of sync_every.
+        Between synchronisations each group sees its own replica. Checkpoints and exports synchronise by themselves.
+        Call it before export_table or an evaluation if the number of steps is no multiple of sync_every.
         """
         for lookup in self.lookups:
             lookup.synchronize()
@@ -278,7 +274,7 @@ class FusedEmbedding(CallModes, Described, keras.layers.Layer):
         return flatten_inputs(self.name, self._features, inputs, weights or {}, mask or {})
 
     def _next_call(self) -> int:
-        """Number of a call in its graph. Eager calls run one after another and share the number 0."""
+        """The number of a call in its graph. Eager calls run one after another and share the number 0."""
         if tf.executing_eagerly():
             return 0
         graph = tf.compat.v1.get_default_graph()

@@ -1,8 +1,8 @@
-"""Rows that an update leaves as they are, because their gradient is not finite: counted by table, named once.
+"""Counts the rows that an update leaves unchanged, because their gradients are not finite, and logs the first ones.
 
-One NaN label would make every row NaN that its sample looks up, and a few steps later all rows. The update leaves such
-rows and their slots alone and answers where they are (ops.table_apply_gradients); nothing else looks for them. Which
-rank sent the gradient is known at the owner alone, and searched for only there and then.
+One NaN label would make every row of its sample NaN, and all rows a few steps later. So the update leaves such rows and
+their slots unchanged and returns their places (ops.table_apply_gradients). Only then the owner of a row searches for
+the rank that sent the gradient.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ class LeftOut:
     """Counts and names the left out rows of one group of tables.
 
     Args:
-      counts: by table, shared with the table's statistics.
-      features: by table, in the order of segments, the names of its features.
-      sources: who sends the blocks of a message, as a sentence names them: "rank 0", or "group 0".
+      counts: Number of left out rows by table, shared with the table's statistics.
+      features: Names of the features by table, in the order of segments.
+      sources: Names of the senders of a message's blocks, such as "rank 0" or "group 0".
     """
 
     def __init__(self, counts: MutableMapping[str, int], features: Mapping[str, Sequence[str]], sources: Sequence[str]):
@@ -39,14 +39,14 @@ class LeftOut:
         left_out: tf.Tensor,
         update: tf.Tensor,
     ) -> None:
-        """Adds what one update left out, where there is anything; no work else. No collective.
+        """Adds the left out rows of one update. An update without such rows costs no work. Not collective.
 
         Args:
           message: <int64>[V + R * S] of the lookup, see ops.table_lookup.
           splits: <int32>[R].
           inverse: <int32>[V] of the lookup.
           grads: [>= V, D] in the order received.
-          left_out: <int32>[k], numbers as in `inverse`.
+          left_out: <int32>[k], numbers of rows as in `inverse`.
           update: <int64>[], number of the update.
         """
 

@@ -1,1 +1,1 @@
-"""How ids and rows travel between ranks: collectives, who is where (topology), messages, the all-to-all of a lookup."""
+"""Moves ids, rows and gradients between ranks: collectives, the topology, messages, the all-to-alls of a lookup."""

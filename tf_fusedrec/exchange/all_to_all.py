@@ -12,7 +12,7 @@ and gradients.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from tf_fusedrec import ops
@@ -20,6 +20,9 @@ from tf_fusedrec._tf_compat import tf
 from tf_fusedrec.exchange import collectives, messages
 from tf_fusedrec.exchange.messages import Message
 from tf_fusedrec.exchange.topology import Place
+
+# Arranges unique ids <int64>[U] with splits <int64>[S+1] for R owners, as ops.rank_partition does.
+Partition = Callable[[tf.Tensor, tf.Tensor, int], ops.RankedIds]
 
 
 class SharedIds(NamedTuple):
@@ -49,7 +52,7 @@ class OutgoingIds(NamedTuple):
 
     unique: ops.UniqueIds  # by segment
     name: str  # prefix of its collectives' names, the same on all ranks
-    owner: str  # this field and the next two are arguments of ops.rank_partition
+    owner: str | Partition  # this field and the next two are arguments of ops.rank_partition, or it replaces the op
     id_bits: int
     segment_names: Sequence[str]
 
@@ -65,17 +68,7 @@ def route_ids(outgoing: Sequence[OutgoingIds], place: Place, *, training: bool) 
     Returns:
       The route of each lookup.
     """
-    partitioned = [
-        ops.rank_partition(
-            one.unique.ids,
-            one.unique.splits,
-            num_ranks=place.group.size,
-            owner=one.owner,
-            id_bits=one.id_bits,
-            segment_names=one.segment_names,
-        )
-        for one in outgoing
-    ]
+    partitioned = [_partition(one, place.group.size) for one in outgoing]
     segments = [len(one.segment_names) for one in outgoing]
     of_group = _send(partitioned, segments, outgoing[0].name, place)
     to_table = of_group
@@ -95,6 +88,16 @@ def route_ids(outgoing: Sequence[OutgoingIds], place: Place, *, training: bool) 
         )
         for one, ranked, (_, received), (message, splits), own in zip(outgoing, partitioned, of_group, to_table, shared)
     ]
+
+
+def _partition(outgoing: OutgoingIds, ranks: int) -> ops.RankedIds:
+    ids, splits = outgoing.unique.ids, outgoing.unique.splits
+    if callable(outgoing.owner):
+        return outgoing.owner(ids, splits, ranks)
+    names = outgoing.segment_names
+    return ops.rank_partition(
+        ids, splits, num_ranks=ranks, owner=outgoing.owner, id_bits=outgoing.id_bits, segment_names=names
+    )
 
 
 def _send(partitioned: Sequence[ops.RankedIds], segments: Sequence[int], name: str, place: Place) -> list[Message]:

@@ -1,10 +1,10 @@
-"""The only file that imports Horovod: all-to-all, all-reduce, gather, barrier; a loop-back when there is one process.
+"""The only file that imports Horovod: all-to-all, all-reduce, gather, barrier. One process gets a loop-back instead.
 
-Every collective has a name, the same on all ranks: Horovod matches collectives by name, and its response cache needs
-the name and the shape to come again. One process needs no Horovod at all.
+Every collective has a name, the same on all ranks. Horovod matches collectives by name, and its response cache needs
+equal names and shapes in every step.
 
-Collectives of a training step run among all ranks or among some (`Ranks`), which Horovod calls a process set. Sets are
-made when the processes join; later ones would make Horovod ask in every cycle whether there are new ones.
+A collective of a training step runs among all ranks or among some (`Ranks`), which Horovod calls a process set. The
+processes make all sets when they join. Horovod would have to look for later ones in every cycle.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _members: dict[str, tuple[int, ...]] = {}  # of collectives that not all ranks t
 
 @dataclasses.dataclass(frozen=True)
 class Ranks:
-    """The ranks among which a collective runs. All of them call it, and no other."""
+    """The ranks that take part in a collective. All of them call it, and no other rank does."""
 
     members: tuple[int, ...]  # ascending
     index: int  # of this process among them
@@ -45,7 +45,7 @@ class Ranks:
 
 
 def launched_size() -> int:
-    """Number of processes that were launched together, known before they have joined."""
+    """The number of processes that were launched together, known before they join."""
     return int(os.environ.get("HOROVOD_SIZE", "1"))
 
 
@@ -56,25 +56,25 @@ def init(
     report_after_s: float | None = None,
     give_up_after_s: int | None = None,
 ) -> None:
-    """Joins the other processes when launched under horovodrun; does nothing otherwise. May be called again.
+    """Joins the other processes under horovodrun, and does nothing otherwise. A second call is allowed.
 
     Args:
-      sets: ranks among which collectives will run beside those of all ranks; the same on all ranks.
-      timeline: whether start_timeline may be called later. A job with it is slower from its first step to its last:
+      sets: Sets of ranks that will run collectives of their own; the same on all ranks.
+      timeline: Whether a timeline may be recorded later (horovod_timeline.py). It slows every step of the job, because
         Horovod's writer of rank 0 takes up to a whole core, recording or not. HOROVOD_TIMELINE=DYNAMIC asks likewise.
-      report_after_s: seconds after which a rank that waits in a collective says for whom. None: what the environment
-        variable FUSEDREC_REPORT_AFTER_SECONDS says, or 60.
-      give_up_after_s: seconds without a sign of life of a rank after which Horovod ends the job. None: what
-        HOROVOD_GLOO_TIMEOUT_SECONDS says, or 600. It has no effect when Horovod was initialized before.
+      report_after_s: Seconds after which a rank that waits in a collective names the ranks that it waits for. None: the
+        environment variable FUSEDREC_REPORT_AFTER_SECONDS, or 60.
+      give_up_after_s: Seconds without a sign of life of a rank after which Horovod ends the job. None: the environment
+        variable HOROVOD_GLOO_TIMEOUT_SECONDS, or 600. It has no effect when Horovod was initialized before.
 
     Raises:
-      ImportError: launched with several processes, but Horovod is not installed.
-      RuntimeError: called again, with sets or a timeline that the first call did not name.
+      ImportError: there are several processes, but Horovod is not installed.
+      RuntimeError: a second call names sets that the first call did not name.
     """
     global _hvd
     if launched_size() == 1:
         return
-    # A collective of one rank is none, and all ranks are a set anyway.
+    # One rank needs no collective, and Horovod has the set of all ranks already.
     wanted = list(dict.fromkeys(tuple(sorted(ranks)) for ranks in sets if 1 < len(ranks) < launched_size()))
     if _hvd is not None:
         missing = [ranks for ranks in wanted if ranks not in _process_sets]
@@ -83,8 +83,6 @@ def init(
                 f"The processes have joined without sets of ranks {missing}, and later is too late. Remedy: name all "
                 "topologies in the first call, tf_fusedrec.init(topology)."
             )
-        if timeline:
-            check_timeline()
         return
     try:
         import horovod.tensorflow as hvd
@@ -94,7 +92,7 @@ def init(
             "`make test` builds it, or run without horovodrun on one process."
         ) from error
     if timeline:
-        # horovodrun --timeline-filename has set another one, which check_timeline refuses.
+        # horovodrun --timeline-filename has set another value, which check_timeline refuses.
         os.environ.setdefault("HOROVOD_TIMELINE", "DYNAMIC")
     ending = start_watchdog(launched_size(), _members, report_after_s, give_up_after_s)
     made = {ranks: hvd.ProcessSet(list(ranks)) for ranks in wanted}
@@ -119,7 +117,7 @@ def _waiting(name: str) -> Iterator[None]:
 
 
 def _begin(tensor: tf.Tensor, name: str, *, after: Sequence[tf.Tensor] = (), ranks: Ranks | None = None) -> tf.Tensor:
-    """`tensor`, once a collective of that name is marked as begun, when all that it sends is there."""
+    """Marks a collective as begun, as soon as everything that it sends exists. Returns `tensor` after the mark."""
     if ranks is not None and ranks.size < size():
         _members[name] = ranks.members
     with tf.control_dependencies([one for one in after if tf.is_symbolic_tensor(one)]):
@@ -131,7 +129,7 @@ def _end(tensor: tf.Tensor, name: str) -> tf.Tensor:
 
 
 def check_init() -> None:
-    """Raises RuntimeError when the process was launched as one of several and init() was not called."""
+    """Raises RuntimeError if the process is one of several and init() was not called."""
     if _hvd is None and int(os.environ.get("HOROVOD_SIZE", "1")) > 1:
         raise RuntimeError(
             f"This is one of {os.environ['HOROVOD_SIZE']} processes, but they have not joined. "
@@ -139,13 +137,18 @@ def check_init() -> None:
         )
 
 
+def horovod() -> Any:
+    """The module horovod.tensorflow once several processes have joined, else None."""
+    return _hvd
+
+
 def rank() -> int:
-    """Number of this process, 0 <= rank < size."""
+    """The number of this process, 0 <= rank < size."""
     return _hvd.rank() if _hvd else 0
 
 
 def size() -> int:
-    """Number of processes, R."""
+    """The number of processes, R."""
     return _hvd.size() if _hvd else 1
 
 
@@ -158,7 +161,7 @@ def among(members: Sequence[int]) -> Ranks:
     """The set of these ranks, of which this process must be one.
 
     Raises:
-      RuntimeError: the processes have joined without it.
+      RuntimeError: the processes have joined without this set.
     """
     ranks = Ranks(tuple(sorted(members)), sorted(members).index(rank()))
     if 1 < ranks.size < size() and ranks.members not in _process_sets:
@@ -170,7 +173,7 @@ def among(members: Sequence[int]) -> Ranks:
 
 
 def _horovod_set(ranks: Ranks | None) -> dict[str, Any]:
-    """Argument of Horovod's collectives for `ranks`; None is all ranks."""
+    """The keyword of Horovod's collectives for `ranks`. None means all ranks."""
     found = _process_sets.get(ranks.members) if ranks is not None else None
     return {} if found is None else {"process_set": found}
 
@@ -180,27 +183,27 @@ def _alone(ranks: Ranks | None) -> bool:
 
 
 def _flat(name: str) -> str:
-    """`name` without '/': ignore_name_scope makes Horovod drop all that stands before the last one."""
+    """`name` without '/', because ignore_name_scope makes Horovod drop the part before the last '/'."""
     return name.replace("/", ".")
 
 
-# Horovod moves bytes, but does not list bfloat16 among the types of its all-to-all.
+# Horovod's all-to-all moves bytes, but does not accept bfloat16.
 _CARRIED_AS = {tf.bfloat16: tf.int16}
 
 
 def all_to_all(
     tensor: tf.Tensor, splits: tf.Tensor, *, name: str, ranks: Ranks | None = None
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Sends slices of the first dimension to all ranks and returns what came from them, in rank order.
+    """Sends slices of the first dimension to all ranks and returns the received slices, in rank order.
 
     Args:
-      tensor: [P, ...] with P >= sum(splits); rows behind the sum are padding and stay here.
+      tensor: [P, ...] with P >= sum(splits). Rows after the sum are padding and stay here.
       splits: <int32>[R], rows for each rank.
-      name: the same on all ranks and at every step; two all-to-alls in flight must differ in it.
-      ranks: the R ranks that take part; None for all.
+      name: Name of the collective, the same on all ranks and in every step. All-to-alls in flight have different names.
+      ranks: The R ranks that take part; None for all.
 
     Returns:
-      received [sum of received_splits, ...] and received_splits <int32>[R].
+      The received rows [sum of received_splits, ...] and received_splits <int32>[R].
     """
     if _alone(ranks):
         return tensor[: splits[0]], tf.identity(splits)
@@ -218,7 +221,7 @@ def all_to_all(
 
 
 def all_reduce_sum(tensor: tf.Tensor, *, name: str, ranks: Ranks | None = None) -> tf.Tensor:
-    """Sum over all ranks, or over `ranks`, element by element. No gradient flows through it."""
+    """The sum over all ranks, or over `ranks`, element by element. It passes no gradient."""
     if _alone(ranks):
         return tf.stop_gradient(tensor)
     sent = _begin(tensor, name, ranks=ranks)
@@ -227,7 +230,7 @@ def all_reduce_sum(tensor: tf.Tensor, *, name: str, ranks: Ranks | None = None) 
 
 
 def all_gather(array: np.ndarray) -> np.ndarray:
-    """Concatenates NumPy arrays of all ranks along axis 0 (lengths may differ), in rank order. Eager."""
+    """Concatenates NumPy arrays of all ranks along axis 0, in rank order. Their lengths may differ. Eager."""
     array = np.asarray(array)
     if _hvd is None:
         return array
@@ -236,7 +239,7 @@ def all_gather(array: np.ndarray) -> np.ndarray:
 
 
 def all_gather_object(value: Any) -> list[Any]:
-    """Picklable objects of all ranks, in rank order. Eager."""
+    """The picklable objects of all ranks, in rank order. Eager."""
     if _hvd is None:
         return [value]
     with _waiting("all_gather_object"):
@@ -251,26 +254,26 @@ def barrier() -> None:
 
 
 def broadcast_variables(variables: Sequence[tf.Variable]) -> None:
-    """Sets the variables of all ranks to rank 0's values. The list must be in the same order on all ranks. Eager."""
+    """Sets the variables, in the same order on all ranks, to rank 0's values. Eager."""
     if _hvd is None:
         return
-    # Horovod's function of a whole list stays cached, and fails when models of the same form come and go.
+    # Horovod caches its function for a whole list, and the function fails for a second model of the same form.
     with _waiting("broadcast_variables"):
         for number, variable in enumerate(variables):
             variable.assign(_hvd.broadcast(variable.read_value(), root_rank=0, name=f"fusedrec.broadcast.{number}"))
 
 
 def equal_start(variables: Sequence[tf.Variable], steps: int) -> None:
-    """Gives all ranks rank 0's values where no rank has trained yet; else checks that they are equal. Eager.
+    """Gives all ranks rank 0's values if no rank has trained yet, and else checks that they are equal. Collective.
 
-    Collective. A broadcast is told at INFO by the logger "tf_fusedrec.exchange.collectives" of rank 0.
+    Eager. Rank 0's logger "tf_fusedrec.exchange.collectives" reports a broadcast at INFO.
 
     Args:
-      variables: dense weights and what their optimizer keeps; in the same order on all ranks.
-      steps: that the optimizer has made on this rank: 0 at a first start, more behind a checkpoint.
+      variables: Dense weights and variables of their optimizer, in the same order on all ranks.
+      steps: Number of steps that the optimizer has made on this rank; 0 at a first start.
 
     Raises:
-      RuntimeError: ranks that have trained, or have loaded a checkpoint, do not hold the same; or other models.
+      RuntimeError: ranks differ that have trained or loaded a checkpoint, or ranks hold different models.
     """
     if _hvd is None:
         return
@@ -292,17 +295,16 @@ def equal_start(variables: Sequence[tf.Variable], steps: int) -> None:
 
 
 def distributed_optimizer(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
-    """The optimizer for dense weights: averages their gradients over ranks; itself when there is one process.
+    """An optimizer for dense weights that averages their gradients over ranks. One process gets `optimizer` itself.
 
-    `fit`, `minimize` and `apply_gradients` of a loop of one's own average alike. A mean over ranks weighs ranks, not
-    samples: where batches of ranks differ in size, so must the loss say (losses.global_mean).
+    `fit`, `minimize` and `apply_gradients` all average. The mean weighs ranks equally, not samples; if batches of ranks
+    differ in size, use losses.global_mean.
 
-    All ranks begin with rank 0's weights: they are broadcast while the first step is traced, before it runs. An eager
-    loop is not traced: there the first gradients are still those of each rank's own weights. Frozen weights that
-    `apply_gradients` never sees are left alone: broadcast_variables. Weights that have been trained are compared
-    instead, and a difference is an error: see `equal_start`.
+    Rank 0 broadcasts its weights while the first step is traced, before the step runs. An eager loop has no trace, so
+    its first gradients belong to each rank's own weights. Frozen weights that `apply_gradients` never sees need
+    broadcast_variables. Weights that have been trained are compared instead, see equal_start.
 
-    Each gradient is sent as soon as it is there, while the backward pass goes on; Horovod fuses what is ready together.
+    Each gradient travels while the backward pass goes on. Horovod fuses gradients that are ready together.
     """
     if _hvd is None:
         return optimizer
@@ -310,42 +312,9 @@ def distributed_optimizer(optimizer: keras.optimizers.Optimizer) -> keras.optimi
 
 
 def _averaged(gradient: Any) -> Any:
-    """Over ranks. Named after the tensor: names of a traced step are the same on all ranks."""
+    """The mean over ranks. The collective has the tensor's name, which is the same on all ranks in a traced step."""
     if not isinstance(gradient, tf.Tensor) or not tf.is_symbolic_tensor(gradient):  # slices, or no traced step
         return _hvd.allreduce(gradient, op=_hvd.Average)
-    # The name that Horovod gives by itself, of the tensor before the mark.
+    # Horovod would give the same name without the mark.
     name = "HorovodAllreduce_" + re.sub(r"[^a-zA-Z0-9_]", "_", gradient.name)
     return _end(_hvd.allreduce(_begin(gradient, name), op=_hvd.Average, name=name), name)
-
-
-def check_timeline() -> None:
-    """Raises RuntimeError unless start_timeline can work: the processes joined with a timeline, or there is one."""
-    found = os.environ.get("HOROVOD_TIMELINE")
-    if _hvd is None or found == "DYNAMIC":
-        return
-    if found is None:
-        raise RuntimeError(
-            "The processes have joined without a timeline, and later is too late. Remedy: tf_fusedrec.init("
-            "timeline=True), or HOROVOD_TIMELINE=DYNAMIC in the environment of all processes."
-        )
-    raise RuntimeError(
-        f"Horovod writes a timeline to {found!r} already. "
-        "Remedy: leave out horovodrun --timeline-filename, or unset HOROVOD_TIMELINE."
-    )
-
-
-def start_timeline(path: os.PathLike) -> None:
-    """Rank 0: Horovod records its collectives until stop_timeline. Does nothing with one process.
-
-    Raises:
-      RuntimeError: as check_timeline.
-    """
-    check_timeline()
-    if _hvd is not None:
-        _hvd.start_timeline(os.fspath(path))
-
-
-def stop_timeline() -> None:
-    """Ends what start_timeline began; the file is finished a little later."""
-    if _hvd is not None:
-        _hvd.stop_timeline()

@@ -1,8 +1,8 @@
-"""Optimizers whose gradients pass through a function before they are applied: where ranks average. Knows no Horovod.
+"""Makes a Keras optimizer average its gradients over ranks before it applies them. Knows no Horovod.
 
-Keras asks an optimizer to aggregate its gradients in one place, whatever the training loop: behind the tape, before
-clipping, and before a LossScaleOptimizer looks for values that are not finite. `minimize`, `apply_gradients` of one's
-own loop and both kinds of Keras optimizers lead there.
+Keras aggregates gradients in one method of the optimizer, in every training loop. The call comes after the tape, before
+clipping, and before a LossScaleOptimizer looks for values that are not finite. `minimize`, a user's `apply_gradients`
+and both kinds of Keras optimizers call it.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ def averaging(
     average: Callable[[Any], Any],
     met: Callable[[Sequence[tf.Variable], int], None],
 ) -> keras.optimizers.Optimizer:
-    """A new optimizer of the same class and configuration that averages gradients before it applies them.
+    """Returns a new optimizer of the same class and configuration that averages gradients before it applies them.
 
     Args:
-      optimizer: of tf_keras, of either kind.
-      average: makes of a gradient, a tensor or IndexedSlices, that of all ranks.
-      met: is called eagerly with variables that the optimizer has not met before, and with its own, and with the
-        number of steps that it has made: while the first step is traced, before anything of it runs.
+      optimizer: Optimizer of tf_keras, of either kind.
+      average: Function from this rank's gradient, a tensor or IndexedSlices, to the mean over ranks.
+      met: Function of new variables, the optimizer's own among them, and of its number of steps. It is called eagerly
+        while the first step is traced, before the step runs.
     """
     kind = type(optimizer)
-    # The same name and module: what is saved loads without this class.
+    # The name and module stay, so that a saved optimizer loads without this class.
     made: Any = type(kind.__name__, (_Averaging, kind), {"__module__": kind.__module__})
     distributed = made.from_config(optimizer.get_config())
     distributed._average, distributed._met, distributed._known = average, met, set()
@@ -37,14 +37,14 @@ def averaging(
 
 
 class _Averaging:
-    """Mixed into an optimizer's class."""
+    """The mixin of an optimizer's class."""
 
     _average: Callable[[Any], Any]
     _met: Callable[[Sequence[tf.Variable], int], None]
     _known: set[Any]  # references of the variables that `_met` was called with
 
     def minimize(self, loss: Any, var_list: Any, *args: Any, **kwargs: Any) -> Any:
-        # Weights of frozen layers are on the tape, too, and in no list of an optimizer.
+        # The tape also watches weights of frozen layers, which no list of an optimizer holds.
         for given in (*args, *kwargs.values()):
             self._meet(getattr(given, "watched_variables", tuple)())
         return super().minimize(loss, var_list, *args, **kwargs)  # type: ignore[misc]
@@ -55,14 +55,14 @@ class _Averaging:
         return [(None if gradient is None else self._average(gradient), variable) for gradient, variable in pairs]
 
     def _aggregate_gradients(self, grads_and_vars: Pairs) -> list[tuple[Any, tf.Variable]]:
-        """The name of it in keras.optimizers.legacy."""
+        """The same method under its name in keras.optimizers.legacy."""
         return self.aggregate_gradients(grads_and_vars)
 
     def _meet(self, variables: Sequence[tf.Variable]) -> None:
         new = [variable for variable in variables if variable.ref() not in self._known]
         if not new:
             return
-        # Keras makes weights outside of the graph that is traced: they have values before the first step runs.
+        # Keras makes weights outside of the traced graph, so they have values before the first step runs.
         with tf.init_scope():
             if not tf.executing_eagerly() or not all(variable.is_initialized() for variable in new):
                 return

@@ -2,7 +2,7 @@
 
     groups = 2 of 4 ranks        shard 0   shard 1
       group 0                    rank 0    rank 1     all-to-all of ids, rows and gradients: along a row, R / G ranks
-      group 1                    rank 2    rank 3     what keeps the replicas of a shard equal: along a column, G ranks
+      group 1                    rank 2    rank 3     exchange between replicas of a shard: along a column, G ranks
 
 An all-to-all among R / G ranks sends fewer and longer messages, and its slowest rank waits for fewer others. The price
 is memory, G times as much for tables, and the traffic along the columns. planning/ weighs them.
@@ -16,6 +16,7 @@ import dataclasses
 from typing import Any
 
 from tf_fusedrec.exchange import collectives
+from tf_fusedrec.exchange.horovod_timeline import check_timeline
 
 RULES = ("gradient_sync", "weight_sync")
 
@@ -24,29 +25,30 @@ RULES = ("gradient_sync", "weight_sync")
 class Topology:
     """How ranks share the tables of a FusedEmbedding.
 
-    Every process names the topology when it joins, `tf_fusedrec.init(topology)`, and every layer that has it,
-    `FusedEmbedding(..., topology=topology)`. Dense weights are replicated on all ranks as ever.
+    Every process names the topology when it joins, `tf_fusedrec.init(topology)`. Every layer of the topology names it
+    again, `FusedEmbedding(..., topology=topology)`. All ranks hold all dense weights.
 
     Args:
-      groups: G >= 1, replicas of every table; it must divide the number of ranks. 1: one table over all ranks.
-      rule: what keeps replicas equal:
-        "gradient_sync" (HSP, TurboGR 4.2.1): ids and gradients, already summed inside their group, go to all replicas
-          before the update, which is the same everywhere. Equal to one group but for the order in which gradients are
-          summed; learning rates, admission, eviction and counters are those of one group.
-        "weight_sync" (2D-SP, Algorithm 1): groups train apart, each with gradients divided by its own weight
-          (losses.global_mean knows), and rows and moments become the mean over groups every `sync_every` updates. Rows
-          that a group has not touched count, too, and ids without a row count as their initial row. Cheaper for large
-          sync_every; not equal to one group. Not for tables with admission_count or hot_after.
-      sync_every: k >= 1, updates between two synchronisations of "weight_sync".
-      moment_scale: c > 0, of "weight_sync": second moments of gradients of a G-th of the batch are about G times too
-        large, and v / c stands for them in the step of Adagrad, RowWiseAdagrad, Adam and AdamW, unless their record has
-        a moment_scale of its own. None: G, as 2D-SP recommends; 1 switches it off; its range is (0, G].
-      replicas_together: which ranks are a group. False: consecutive ones, so that a group fills whole hosts, and the
-        all-to-all inside it is quick. True: replicas of one shard are consecutive ranks, so that they sit on one host
-        when G divides its number of processes, and the traffic between replicas is quick (2D-SP, section 5).
+      groups: G >= 1, number of replicas of every table. It must divide the number of ranks. 1: one table over all
+        ranks.
+      rule: How replicas stay equal:
+        "gradient_sync" (HSP, TurboGR 4.2.1): Ids and gradients, summed inside their group, go to all replicas before
+          the update, which is the same everywhere. The result equals that of one group but for the order of sums.
+          Learning rates, admission, eviction and counters are those of one group.
+        "weight_sync" (2D-SP, Algorithm 1): Groups train apart. Each divides gradients by its own weight
+          (losses.global_mean does so). Rows and moments become the mean over groups every `sync_every` updates. The
+          mean includes rows that a group has not touched, and the initial rows of ids without a row. It costs less
+          with a large sync_every, and does not equal one group. Tables with admission_count or hot_after refuse it.
+      sync_every: k >= 1, number of updates between two synchronisations of "weight_sync".
+      moment_scale: c in (0, G], for "weight_sync". A G-th of the batch makes second moments about G times too large. So
+        v / c replaces v in the step of Adagrad, RowWiseAdagrad, Adam and AdamW, unless their record has a moment_scale.
+        None: G, as 2D-SP recommends. 1 switches the scale off.
+      replicas_together: Which ranks make a group. False: consecutive ranks, so that a group fills whole hosts, and the
+        all-to-all inside it is quick. True: replicas of one shard are consecutive ranks. They share a host if G divides
+        its number of processes, and the traffic between replicas is quick (2D-SP, section 5).
 
     Raises:
-      ValueError: an argument is out of its range. When ranks are known: groups does not divide them.
+      ValueError: an argument is out of its range; or, once ranks are known, groups does not divide them.
     """
 
     groups: int = 1
@@ -74,13 +76,13 @@ class Topology:
 
     @property
     def scale_of_moments(self) -> float:
-        """c, 1 where there is nothing to scale."""
+        """c; 1 means no scale."""
         if self.rule != "weight_sync":
             return 1.0
         return float(self.groups if self.moment_scale is None else self.moment_scale)
 
     def sets(self, size: int) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
-        """Ranks of each group by shard, and ranks of each shard's replicas by group.
+        """The ranks of each group by shard, and the ranks of each shard's replicas by group.
 
         Args:
           size: R.
@@ -103,17 +105,17 @@ class Topology:
         return groups, list(zip(*groups))
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-able; Topology(**fields) is the inverse."""
+        """The fields, JSON-able. Topology(**fields) is the inverse."""
         return dataclasses.asdict(self)
 
 
 class Place:
-    """Where this process stands in a topology.
+    """The position of this process in a topology.
 
     Attributes:
-      topology: the record.
-      group: ranks of this process's group; its index among them is the shard that it holds.
-      replicas: ranks that hold the same shard; its index among them is the number of its group.
+      topology: The topology.
+      group: Ranks of this process's group. The index of the process among them is its shard.
+      replicas: Ranks that hold the same shard. The index of the process among them is its group.
     """
 
     def __init__(self, topology: Topology):
@@ -125,7 +127,7 @@ class Place:
 
     @property
     def shares_gradients(self) -> bool:
-        """Whether updates are made of what all groups have looked up."""
+        """Whether an update sums the gradients of all groups."""
         return self.replicas.size > 1 and self.topology.rule == "gradient_sync"
 
     @property
@@ -135,15 +137,15 @@ class Place:
 
     @property
     def piece(self) -> int:
-        """Which piece of each table this process writes into a checkpoint, when its hashes are cut into R pieces.
+        """The piece of each table, of R pieces by hash, that this process writes into a checkpoint.
 
-        A shard's range is cut into as many as it has replicas: every row is written once, and all ranks write.
+        The replicas of a shard divide its range of hashes. So every row is written once, and all ranks write.
         """
         return self.group.index * self.replicas.size + self.replicas.index
 
     @property
     def loss_ranks(self) -> collectives.Ranks:
-        """Ranks whose values a loss is the mean of: gradients are divided by the weight of these."""
+        """The ranks over which a loss is a mean. Gradients are divided by the weight of these ranks."""
         return self.group if self.averages else collectives.world()
 
 
@@ -153,18 +155,21 @@ def init(
     report_after_s: float | None = None,
     give_up_after_s: int | None = None,
 ) -> None:
-    """Joins the other processes when launched under horovodrun; does nothing otherwise. May be called again.
+    """Joins the other processes under horovodrun, and does nothing otherwise. A second call is allowed.
 
     Args:
-      topologies: of the layers that will be made; none for tables over all ranks.
-      timeline: whether timeline.Timeline will record steps of this job, which slows every step. See collectives.init.
+      topologies: Topologies of all layers; none for tables over all ranks.
+      timeline: Whether timeline.Timeline will record steps of this job, which slows every step. See collectives.init.
       report_after_s, give_up_after_s: see collectives.init.
 
     Raises:
-      ImportError: launched with several processes, but Horovod is not installed.
+      ImportError: there are several processes, but Horovod is not installed.
       ValueError: the groups of a topology do not divide the number of processes.
-      RuntimeError: called again, with a topology or a timeline that the first call did not name.
+      RuntimeError: a second call names a topology or a timeline that the first call did not name, or horovodrun writes
+        a timeline already.
     """
     size = collectives.launched_size()
     sets = [ranks for topology in topologies for sets in topology.sets(size) for ranks in sets]
     collectives.init(sets, timeline=timeline, report_after_s=report_after_s, give_up_after_s=give_up_after_s)
+    if timeline:
+        check_timeline()

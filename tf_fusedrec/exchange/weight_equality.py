@@ -1,4 +1,4 @@
-"""Whether all ranks hold the same weights: digests that ranks exchange, and the sentence that names what differs."""
+"""Compares the weights of all ranks: ranks exchange digests, and a sentence names the first difference."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tf_fusedrec._tf_compat import keras, tf
 
 
 class Digest(NamedTuple):
-    """What one rank tells the others of a variable: a few bytes, whatever its size."""
+    """A variable of one rank in a few bytes, whatever its size."""
 
     name: str
     form: str  # shape and dtype
@@ -20,29 +20,29 @@ class Digest(NamedTuple):
 
 
 def dense_weights(model: keras.Model) -> list[tf.Variable]:
-    """The weights of a model that all ranks hold alike: those made to be trained, frozen layers included.
+    """The weights of a model that all ranks hold alike: its trainable weights, whether frozen or not.
 
-    Left out are variables that each rank counts or draws for itself: moving statistics of batch normalization, metrics,
-    states of random generators, step counters. Rows of a FusedEmbedding are no weights.
+    Each rank has its own moving statistics of batch normalization, metrics, random states and step counters. Rows of a
+    FusedEmbedding are no weights.
     """
     return [weight for weight in model.weights if weight.trainable]
 
 
 def values_of(variables: Iterable[tf.Variable]) -> Iterator[tuple[str, np.ndarray]]:
-    """Name and value of each variable; copies one at a time to host memory. Eager."""
+    """The name and value of each variable. Copies one variable at a time to host memory. Eager."""
     return ((variable.name, variable.numpy()) for variable in variables)
 
 
 def digests(weights: Iterable[tuple[str, np.ndarray]]) -> list[Digest]:
-    """The digest of each weight, a name and a value, in their order."""
+    """The digest of each weight (name, value), in their order."""
     return [_digest(name, np.asarray(value)) for name, value in weights]
 
 
 def difference(of_ranks: Sequence[Sequence[Digest]]) -> str | None:
-    """What differs from rank 0, as a sentence; None where all ranks hold the same, bit for bit.
+    """A sentence that names a difference from rank 0; None if all ranks hold equal bits.
 
     Args:
-      of_ranks: R lists, each `digests` of the same variables in the same order.
+      of_ranks: R lists of digests, of the same variables in the same order.
     """
     forms = [[digest.form for digest in digests] for digests in of_ranks]
     for rank, mine in enumerate(forms):
@@ -63,11 +63,11 @@ def difference(of_ranks: Sequence[Sequence[Digest]]) -> str | None:
 
 
 def same_forms(of_ranks: Sequence[Sequence[Digest]]) -> bool:
-    """Whether rank 0's values fit the variables of all ranks."""
+    """Whether rank 0's values fit the variables of every rank."""
     return len({tuple(digest.form for digest in digests) for digests in of_ranks}) == 1
 
 
 def _digest(name: str, value: np.ndarray) -> Digest:
-    # Bytes, since bfloat16 has no buffer of its own that Python reads.
+    # Bytes, because Python reads no buffer of bfloat16.
     content = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
     return Digest(name, f"{value.shape} {value.dtype.name}", xxhash.xxh3_64_intdigest(content.data))

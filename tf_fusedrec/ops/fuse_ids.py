@@ -1,4 +1,4 @@
-"""Stage 1 of 8: the ids of a group's features become one flat tensor, a segment per table."""
+"""Step 1 of 7 (docs/concepts.md): joins the ids of a group's features into one flat tensor, a segment per table."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple

@@ -1,4 +1,4 @@
-"""Stages 5 and 6 of 8, and the update: the dynamic embedding table as a TensorFlow resource.
+"""Step 5 of 7 (docs/concepts.md) and the update: the embedding table as a TensorFlow resource.
 
 A handle is a scalar tensor of dtype resource. All functions have side effects; inside a tf.function TensorFlow runs the
 calls on one table in program order. table_contents.py counts, reads and writes the contents of a table.

@@ -1,4 +1,4 @@
-"""Stage 6b of 8: rows that a table does not hold yet get their initial value, a pure function of (seed, id)."""
+"""Step 5 of 7 (docs/concepts.md), for TFRA: gives new rows their initial value, a pure function of (seed, id)."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""Stages 3 and 5 of 8: unique ids are sorted by owner rank into one message, and read again at the owner.
+"""Steps 3 and 5 of 7 (docs/concepts.md): sorts unique ids by owner into one message, which the owner reads.
 
 Pure functions of the ids; they know nothing of tables or networks. exchange/all_to_all.py carries the message.
 """

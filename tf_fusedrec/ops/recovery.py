@@ -1,4 +1,4 @@
-"""Stage 8 of 8: rows come back to where they are used; the gradient is the mirror, a deterministic sum."""
+"""Step 7 of 7 (docs/concepts.md): copies rows to the places of their ids. The gradient is a deterministic sum."""
 
 from tf_fusedrec._tf_compat import tf
 from tf_fusedrec.ops._library import library

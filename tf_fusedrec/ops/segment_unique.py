@@ -1,4 +1,4 @@
-"""Stage 2 of 8: duplicates go, inside each segment of a fused group, in one pass.
+"""Step 2 of 7 (docs/concepts.md): removes duplicates inside each segment of a group, in one pass.
 
 Takes the concatenated ids of a group (embedding/groups.py) and returns UniqueIds for rank_partition.py.
 """

@@ -12,7 +12,7 @@ from tf_fusedrec.planning.cluster import Cluster
 from tf_fusedrec.planning.forecast import KEY_BYTES, Forecast, Workload, micro_batches_of
 from tf_fusedrec.planning.measure import lookups_of, measure
 from tf_fusedrec.schedules import DualBuffer, FrozenWindow, Nested, Pipelined, PipelinedModel, Schedule, SemiAsync, Sync
-from tf_fusedrec.schedules.calls import embeddings_of
+from tf_fusedrec.schedules.calls import required_embeddings
 from tf_fusedrec.schedules.micro_batch import num_samples
 
 TOLERATED = ("stale_rows", "bfloat16_wire", "weight_sync")
@@ -154,7 +154,7 @@ def plan(
             "their exchanges. Remedy: trainable = True for a layer that has tables of its own."
         )
     workload = Workload(measure(model, sample, cluster.ranks), lookups, table_bytes)
-    own = embeddings_of(model)[0].get_config()["wire_dtype"]
+    own = required_embeddings(model)[0].get_config()["wire_dtype"]
     wires = list(dict.fromkeys([own, "bfloat16"] if "bfloat16_wire" in tolerate else [own]))
     found = [
         forecast
@@ -198,7 +198,7 @@ def _takes(model: PipelinedModel, schedule: Schedule) -> bool:
 
 
 def _topologies(model: PipelinedModel, cluster: Cluster, tolerate: Sequence[str]) -> Iterator[Topology]:
-    specs = [table for embedding in embeddings_of(model) for table in embedding.tables]
+    specs = [table for embedding in required_embeddings(model) for table in embedding.tables]
     averages = not any(table.admission_count > 1 or table.hot_after for table in specs)
     for topology in cluster.topologies():
         yield topology
@@ -210,7 +210,7 @@ def _topologies(model: PipelinedModel, cluster: Cluster, tolerate: Sequence[str]
 def _table_bytes(model: PipelinedModel, rows: Mapping[str, int], cluster: Cluster) -> float:
     """Rows, slots and keys of all tables, once."""
     known: dict[str, float] = {}
-    for embedding in embeddings_of(model):
+    for embedding in required_embeddings(model):
         for lookup in embedding.lookups:
             for config in lookup.group.tables:
                 count = rows.get(config.name, config.max_rows * cluster.ranks or lookup.table.size(config.name))

@@ -23,7 +23,7 @@ from tf_fusedrec.embedding.lookup import RowGradients
 from tf_fusedrec.exchange.all_to_all import own_message
 from tf_fusedrec.exchange.topology import Topology
 from tf_fusedrec.schedules import stages
-from tf_fusedrec.schedules.calls import embeddings_of
+from tf_fusedrec.schedules.calls import required_embeddings
 from tf_fusedrec.schedules.feed import unconverted
 from tf_fusedrec.schedules.micro_batch import WHOLE, cut, num_samples
 
@@ -91,7 +91,7 @@ def measure(model: Any, sample: Any, ranks: int) -> Measured:
         compute, half = (_compute_s(model, data) for data in (sample, first_half))
     requests = stages.requests(stages.plan(model, [sample]))
     parts = {"prepare": 0.0, "lookup": 0.0, "update": 0.0, "recover": 0.0}
-    for embedding in embeddings_of(model):
+    for embedding in required_embeddings(model):
         scratch = _scratch(embedding)
         for request in requests:
             if request.lookup in embedding.lookups:
@@ -99,7 +99,7 @@ def measure(model: Any, sample: Any, ranks: int) -> Measured:
                 for name, seconds in _table_seconds(request, table, ranks).items():
                     parts[name] += seconds
     recover = parts.pop("recover")
-    anchors = {id(weight) for embedding in embeddings_of(model) for weight in embedding.weights}
+    anchors = {id(weight) for embedding in required_embeddings(model) for weight in embedding.weights}
     dense = [weight for weight in model.trainable_variables if id(weight) not in anchors]
     return Measured(
         samples=int(num_samples(sample)),
@@ -135,7 +135,7 @@ def _compute_s(model: Any, data: Any) -> float:
         with contextlib.ExitStack() as step:
             step.enter_context(model.working_on(WHOLE))
             step.enter_context(stages.supplying(planned, found))
-            for embedding in embeddings_of(model):
+            for embedding in required_embeddings(model):
                 step.enter_context(embedding.deferred(dropped, None))
             with tf.GradientTape() as tape:
                 y_pred = model(x, training=True)

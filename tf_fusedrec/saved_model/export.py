@@ -16,7 +16,7 @@ import numpy as np
 from tf_fusedrec._tf_compat import keras, tf
 from tf_fusedrec.checkpoint.consensus import agree, on_rank_0
 from tf_fusedrec.config import TableConfig
-from tf_fusedrec.embedding import FusedEmbedding
+from tf_fusedrec.embedding import FusedEmbedding, embeddings_of
 from tf_fusedrec.layers.kernels import FUSED, STOCK
 from tf_fusedrec.saved_model import delta, gathered_rows
 from tf_fusedrec.saved_model.applying import DESCRIPTION, FORMAT, check_table_name
@@ -83,9 +83,8 @@ def export(
     of_tables = {name: {"dim": config.dim, "dtype": dtypes[name]} for name, (_, config) in tables.items()}
     described = {"format": FORMAT, "ops": ops, "tables": of_tables}
     partial = path.with_name(on_rank_0(begin))
-    for layer in model.submodules:
-        if isinstance(layer, FusedEmbedding):
-            layer.synchronize()
+    for layer in embeddings_of(model):
+        layer.synchronize()
 
     def write_rows() -> None:
         for table, (embedding, _) in tables.items():
@@ -118,9 +117,7 @@ def _remains(path: pathlib.Path) -> list[pathlib.Path]:
 def _tables(model: keras.Model) -> dict[str, tuple[FusedEmbedding, TableConfig]]:
     """Layer and config of every table, by the table's name."""
     tables: dict[str, tuple[FusedEmbedding, TableConfig]] = {}
-    for layer in model.submodules:
-        if not isinstance(layer, FusedEmbedding):
-            continue
+    for layer in embeddings_of(model):
         for config in layer.tables:
             if config.name in tables:
                 raise ValueError(

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from tf_fusedrec._tf_compat import keras, tf
-from tf_fusedrec.embedding import FusedEmbedding, Reached
+from tf_fusedrec.embedding import FusedEmbedding, Reached, embeddings_of
 
 
 class EmbeddingCall(NamedTuple):
@@ -18,18 +18,13 @@ class EmbeddingCall(NamedTuple):
     mask: Mapping[str, Any] | None = None
 
 
-def embeddings_so_far(model: Any) -> list[FusedEmbedding]:
-    """The FusedEmbedding layers that a model has now."""
-    return [module for module in model.submodules if isinstance(module, FusedEmbedding)]
-
-
-def embeddings_of(model: Any) -> list[FusedEmbedding]:
+def required_embeddings(model: Any) -> list[FusedEmbedding]:
     """The FusedEmbedding layers of a model.
 
     Raises:
       ValueError: the model has none, so a schedule has nothing to hide.
     """
-    found = embeddings_so_far(model)
+    found = embeddings_of(model)
     if not found:
         raise ValueError(
             f"schedule {model.schedule} hides the exchanges of a FusedEmbedding, and {model.name!r} has none. "
@@ -43,7 +38,7 @@ def calls_of_graph(model: Any, x: Any) -> list[EmbeddingCall] | None:
 
     Returns None if a FusedEmbedding is inside another model or layer.
     """
-    if set(embeddings_of(model)) - set(model.layers):
+    if set(required_embeddings(model)) - set(model.layers):
         return None
     nodes = [
         node
@@ -68,7 +63,7 @@ def calls_until_first(model: Any, x: Any) -> list[EmbeddingCall]:
       ValueError: the model has several FusedEmbeddings, calls its one inside a loop or branch, or never calls it.
     """
     remedy = "Remedy: an embedding_inputs method of the model that gives its EmbeddingCalls."
-    embeddings = embeddings_of(model)
+    embeddings = required_embeddings(model)
     if len(embeddings) > 1:
         raise ValueError(
             f"{model.name!r} has {len(embeddings)} FusedEmbeddings; which of them a batch is looked up in cannot be "

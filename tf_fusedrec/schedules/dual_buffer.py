@@ -18,11 +18,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from tf_fusedrec._tf_compat import keras, tf
+from tf_fusedrec.embedding import embeddings_of
 from tf_fusedrec.embedding.group_lookup import RoutedIds
 from tf_fusedrec.embedding.lookup import fetch, look_ahead, route
 from tf_fusedrec.ops import RowsAhead
 from tf_fusedrec.schedules import stages
-from tf_fusedrec.schedules.calls import embeddings_so_far
 from tf_fusedrec.schedules.registry import register
 from tf_fusedrec.schedules.schedule import Schedule
 
@@ -37,7 +37,7 @@ class LookAheadSchedule(Schedule):
         """The lookups of a batch that will train in `steps_ahead` steps. Raises as stages.plan."""
 
     def check(self, model: Any) -> None:
-        for embedding in embeddings_so_far(model):
+        for embedding in embeddings_of(model):
             embedding.check_deferrable(1)
 
     def start(self, model: Any, batches: Sequence[Any]) -> Any:

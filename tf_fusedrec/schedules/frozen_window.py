@@ -15,9 +15,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from tf_fusedrec._tf_compat import keras, tf
+from tf_fusedrec.embedding import embeddings_of
 from tf_fusedrec.embedding.lookup import RowGradients, apply_gradients, fetch, route
 from tf_fusedrec.schedules import stages
-from tf_fusedrec.schedules.calls import embeddings_of, embeddings_so_far
+from tf_fusedrec.schedules.calls import required_embeddings
 from tf_fusedrec.schedules.micro_batch import MicroBatch, cut
 from tf_fusedrec.schedules.registry import register
 from tf_fusedrec.schedules.schedule import Schedule
@@ -58,7 +59,7 @@ class FrozenWindow(Schedule):
             raise ValueError(f"micro_batches must be an int >= 1, got {count!r}.")
 
     def check(self, model: Any) -> None:
-        for embedding in embeddings_so_far(model):
+        for embedding in embeddings_of(model):
             embedding.check_deferrable(1)
             if self.micro_batches > 1:
                 embedding.check_accumulates()
@@ -72,7 +73,7 @@ class FrozenWindow(Schedule):
         weights = model.loss_weights(pieces)
         shares = tf.math.divide_no_nan(weights, tf.reduce_sum(weights))
         parts = [MicroBatch(i, shares[i], weights[i]) for i in range(len(pieces))]
-        if any(embedding.contexts_to_come for embedding in embeddings_of(model)):
+        if any(embedding.contexts_to_come for embedding in required_embeddings(model)):
             return _train(model, pieces, parts)  # looked up by a schedule that is ahead
         planned = stages.plan(model, pieces)
         found = stages.bring(fetch(route(stages.requests(planned))))
@@ -82,7 +83,7 @@ class FrozenWindow(Schedule):
 
 def _train(model: Any, pieces: Sequence[Any], parts: Sequence[MicroBatch]) -> dict[str, tf.Tensor]:
     """Computes the micro-batches one after another on rows that are on their way, and updates once."""
-    embeddings = embeddings_of(model)
+    embeddings = required_embeddings(model)
     # The lookups run before anything computes: they take a millisecond, and one that a compute keeps from running in
     # time is missed by all that come behind it in Horovod's queue. Their rows need not have arrived.
     gate = tf.group(*[context.answer.rows for embedding in embeddings for context in embedding.contexts_to_come])

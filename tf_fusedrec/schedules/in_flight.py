@@ -17,10 +17,11 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from tf_fusedrec._tf_compat import keras, tf
+from tf_fusedrec.embedding import embeddings_of
 from tf_fusedrec.embedding.group_lookup import Context, RoutedIds
 from tf_fusedrec.embedding.lookup import RowGradients, apply_gradients, fetch, route
 from tf_fusedrec.schedules import stages
-from tf_fusedrec.schedules.calls import embeddings_of, embeddings_so_far
+from tf_fusedrec.schedules.calls import required_embeddings
 from tf_fusedrec.schedules.schedule import Schedule
 
 
@@ -69,14 +70,14 @@ class InFlight(Schedule):
         return int(self.rows_ahead)
 
     def check(self, model: Any) -> None:
-        for embedding in embeddings_so_far(model) if self.routes_ahead else []:
+        for embedding in embeddings_of(model) if self.routes_ahead else []:
             embedding.check_deferrable(self._lookups_before_update)
 
     def train_step(self, model: Any, data: Any) -> dict[str, tf.Tensor]:
         return keras.Model.train_step(model, data)
 
     def start(self, model: Any, batches: Sequence[Any]) -> State:
-        embeddings_of(model)  # which there must be
+        required_embeddings(model)  # which there must be
         plans = [self._plan(model, batches[i], i + 1) for i in range(self.routes_ahead)]
         routes = [route(stages.requests(planned)) for planned in plans]
         if not self.rows_ahead:
@@ -100,7 +101,7 @@ class InFlight(Schedule):
         mine: list[RowGradients] = []
         with contextlib.ExitStack() as stack:
             stack.enter_context(stages.supplying(planned, state.found))
-            for embedding in embeddings_of(model):
+            for embedding in required_embeddings(model):
                 stack.enter_context(embedding.deferred(mine, None))
             logs = model.train_step(batches[0])
         parts = [_gradients_of(model, context, mine) for _, context in state.found]

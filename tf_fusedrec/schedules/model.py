@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from tf_fusedrec._tf_compat import keras, tf
-from tf_fusedrec.embedding import FusedEmbedding
+from tf_fusedrec.embedding import embeddings_of
 from tf_fusedrec.exchange import collectives
 from tf_fusedrec.metrics.streaming import check_summable, summed_over_ranks
 from tf_fusedrec.schedules import registry
@@ -102,9 +102,8 @@ class PipelinedModel(keras.Model):
     def train_step(self, data: Any) -> dict[str, tf.Tensor]:
         with contextlib.ExitStack() as step:
             if isinstance(getattr(self, "optimizer", None), keras.mixed_precision.LossScaleOptimizer):
-                for layer in self.submodules:
-                    if isinstance(layer, FusedEmbedding):
-                        step.enter_context(layer.loss_scaled_by(self.optimizer))
+                for layer in embeddings_of(self):
+                    step.enter_context(layer.loss_scaled_by(self.optimizer))
             # A step whose iterator has ended must count nothing, and an optimizer's counter reads no data.
             step.enter_context(tf.control_dependencies([tf.group(tf.nest.flatten(data, expand_composites=True))]))
             return self.schedule.train_step(self, data)

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from tf_fusedrec._tf_compat import keras, tf
 from tf_fusedrec.embedding import FusedEmbedding, SuppliedRows, lookup
 from tf_fusedrec.embedding.group_lookup import Context, LookupRequest
-from tf_fusedrec.schedules.calls import EmbeddingCall, embeddings_of
+from tf_fusedrec.schedules.calls import EmbeddingCall, required_embeddings
 from tf_fusedrec.schedules.micro_batch import WHOLE, MicroBatch
 
 
@@ -46,7 +46,7 @@ def plan(model: Any, pieces: Sequence[Any], *, steps_ahead: int = 0, before_upda
     Raises:
       ValueError: the model does not say which lookups it makes, or its tables cannot be looked up so.
     """
-    for embedding in embeddings_of(model):
+    for embedding in required_embeddings(model):
         embedding.check_deferrable(before_update)
     planned = []
     for number, piece in enumerate(pieces):

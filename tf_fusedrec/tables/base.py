@@ -1,7 +1,6 @@
-"""The contract of a table backend: rows of one group of tables on one rank, looked up and trained by id.
+"""The contract of a table backend, which looks up and trains the rows of one group of tables on one rank.
 
-A table knows ids, rows and optimizers. It knows no ranks and no features. The lookup asks a table what it can do
-(`can_...`) and never for its class.
+A lookup asks a table for its abilities (`can_...`), never for its class.
 """
 
 from __future__ import annotations
@@ -74,7 +73,7 @@ class Table(abc.ABC):
         Args:
           message: <int64>[V + R * S], blocks [counts[S] | ids] of R sources, see ops.rank_partition.
           splits: <int32>[R], entries of each block.
-          training: Whether ids without a row get one; else their row is what TableConfig.unknown says.
+          training: Whether ids without a row get one. Otherwise TableConfig.unknown names their row.
         """
 
     @abc.abstractmethod
@@ -87,7 +86,7 @@ class Table(abc.ABC):
           scale: Factor of all gradients.
 
         Returns:
-          The left out rows; None where the table does not look for them.
+          The left out rows; None if the table does not look for them.
         """
 
     @abc.abstractmethod
@@ -104,16 +103,81 @@ class Table(abc.ABC):
         """Bytes of one stored row with its slots and counters, without its key."""
 
     def look_ahead(self, message: tf.Tensor, splits: tf.Tensor) -> ops.RowsAhead:
-        """Reads the rows that a coming training lookup will want. Changes nothing. Arguments as those of `lookup`."""
+        """Reads the rows of a coming training lookup, and changes nothing. The arguments are those of `lookup`."""
         raise self._cannot("look ahead")
 
     def refresh(self, message: tf.Tensor, splits: tf.Tensor, ahead: ops.RowsAhead) -> Answer:
-        """The answer of a training lookup, sooner: `ahead` is what `look_ahead` read for the same message."""
+        """The answer of a training lookup, sooner than by `lookup`, from look_ahead's result for the same message."""
         raise self._cannot("look ahead")
 
     def prefetch(self, message: tf.Tensor, splits: tf.Tensor) -> None:
-        """Asks the disk for rows that a coming lookup will want. Changes nothing. Arguments as those of `lookup`."""
+        """Starts to read rows of a coming lookup from disk. Changes nothing. The arguments are those of `lookup`."""
         raise self._cannot("prefetch rows")
 
     def _cannot(self, what: str) -> ValueError:
         return ValueError(f"tables {self.names} of {type(self).__name__} cannot {what}. Remedy: backend='native'.")
+
+
+class StoredTable(Table):
+    """A table whose rows a checkpoint saves and restores. All methods are eager and see this rank's rows alone.
+
+    Attributes:
+      sections: Kinds of records: "rows", and for some tables "candidates", ids that wait for admission.
+      records_tombstones: Whether the table remembers ids that leave.
+      clock: Counters of the table in one number that only grows; 0 where a table keeps none.
+    """
+
+    sections: tuple[str, ...] = ("rows",)
+    records_tombstones = False
+    clock = 0
+
+    @abc.abstractmethod
+    def spec(self, name: str) -> dict[str, Any]:
+        """The format of a stored row, JSON-able. Rows fit another table if both have equal specs."""
+
+    @abc.abstractmethod
+    def record_dtype(self, section: str) -> np.dtype:
+        """The structured, packed dtype of a record. bfloat16 numbers are bits, <u2."""
+
+    @abc.abstractmethod
+    def snapshot(
+        self, name: str, section: str = "rows", since: int | None = None, *, in_hash_order: bool = True
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """A copy of the records of one table.
+
+        Args:
+          name: Name of the table.
+          section: One of `sections`.
+          since: A value of `clock`, for rows that changed after it alone; None for all rows.
+          in_hash_order: Whether to sort by Mix64(id). It takes longer than the copy, so a save sorts in the background.
+
+        Returns:
+          ids <int64>[n] and records <record_dtype>[n].
+
+        Raises:
+          ValueError: `since`, but the table does not know which rows have changed.
+        """
+
+    @abc.abstractmethod
+    def restore(self, name: str, section: str, ids: np.ndarray, records: np.ndarray) -> None:
+        """Inserts or overwrites the rows of a snapshot, bit by bit. Raises ValueError for ids that do not fit."""
+
+    @abc.abstractmethod
+    def new_records(self, name: str, n: int) -> np.ndarray:
+        """<record_dtype>[n] of rows that were never trained: "row" is zero, slots have their first values."""
+
+    @abc.abstractmethod
+    def remove(self, name: str, ids: np.ndarray) -> None:
+        """Removes rows. Ids without a row have no effect."""
+
+    @abc.abstractmethod
+    def clear(self) -> None:
+        """Removes all rows and everything that belongs to them."""
+
+    def tombstones(self, name: str) -> np.ndarray:
+        """ids <int64>[n], ascending, that left since the last `forget_tombstones` and have not come back."""
+        raise self._cannot("record removed ids")
+
+    @property
+    def row_bytes(self) -> int:
+        return self.record_dtype("rows").itemsize

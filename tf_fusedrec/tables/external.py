@@ -1,7 +1,7 @@
-"""Stage 6 of 8 for tables of other models: rows that are read and never trained (FusedRec, section 2).
+"""Step 5 of 7 (docs/concepts.md): reads rows of other models, which are never trained (FusedRec, section 2).
 
-The owner looks rows up by (table, id), as in tables of its own; here is where deferred hashing pays: the id is still
-known. Rows are in memory, as records of a NativeTable that nothing updates.
+The owner looks rows up by (table, id), as in the model's own tables. Deferred hashing makes this possible, because the
+owner receives the id itself. A NativeTable that nothing updates holds the rows in memory.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from tf_fusedrec.config import TableConfig
 from tf_fusedrec.tables.base import InferenceRows, Table
 from tf_fusedrec.tables.native import NativeTable
 
-# From the record of an external table, a shard and the number of shards to the ids <int64>[n] and rows <float32>[n, D]
-# of that shard, a part at a time.
+# Maps the config of an external table, a shard and the number of shards to the shard's ids <int64>[n] and rows
+# <float32>[n, D], a part at a time.
 Reader = Callable[[TableConfig, int, int], Iterator[tuple[np.ndarray, np.ndarray]]]
 _reader: Reader | None = None
 
 
 def read_with(reader: Reader) -> None:
-    """Says how external rows are read. Tables know no ranks and no checkpoints: checkpoint/external_rows.py does."""
+    """Sets the reader of external rows, because tables know no checkpoints. checkpoint/external_rows.py has it."""
     global _reader
     _reader = reader
 
@@ -32,12 +32,12 @@ class ExternalTable(Table):
     """The external tables of one group.
 
     Args:
-      name: of the resource, for messages.
-      tables: of equal dim and dtype, each with its checkpoint.
-      shard, shards: which part of the rows is here.
+      name: Name of the resource, for messages.
+      tables: Tables of equal dim and dtype, each with its checkpoint.
+      shard, shards: Number of this part of the rows, and of all parts.
 
     Raises:
-      ValueError: a checkpoint that is missing, damaged, or without the table or its dim.
+      ValueError: a checkpoint is missing, damaged, or without the table or its dim.
     """
 
     owner = NativeTable.owner
@@ -49,7 +49,7 @@ class ExternalTable(Table):
         self.names = [table.name for table in tables]
         self.left_out = {}
         self._row_bytes = tables[0].dim * tf.as_dtype(tables[0].dtype).size
-        # An id without a row has its initial one: zeros. The rule needs no slots and is never applied.
+        # An id without a row has an initial row of zeros. The rule needs no slots and is never applied.
         rule, zeros = optimizers.SGD(0.0), initializers.Zeros()
         stored = [TableConfig(table.name, table.dim, rule, zeros, table.dtype) for table in tables]
         self._rows = NativeTable(name, stored, seed=0)

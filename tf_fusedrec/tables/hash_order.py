@@ -1,7 +1,7 @@
-"""Hash order, and the owners of its ranges, in NumPy, as custom_ops/common/hash.h has them.
+"""Hash order and the owners of ids in NumPy, as custom_ops/common/hash.h defines them.
 
-Snapshots of tables and files of checkpoints have their rows by ascending Mix64(id), the hash whose ranges belong to
-ranks, so that what each of any number of ranks owns is one contiguous range of them.
+Snapshots of tables and files of checkpoints hold rows by ascending Mix64(id). Ranges of this hash belong to ranks. So
+the rows of a rank are one contiguous range, for any number of ranks.
 """
 
 import numpy as np
@@ -27,3 +27,11 @@ def hash_range_owner(ids: np.ndarray, ranks: int) -> np.ndarray:
     """<int64>[n] owner rank of ids <int64>[n] in tables of owner "hash_range"."""
     firsts = np.array([hash_range(rank, ranks)[0] for rank in range(ranks)], np.uint64)
     return np.searchsorted(firsts, mix64(ids), side="right").astype(np.int64) - 1
+
+
+def tfra_owner(ids: np.ndarray, ranks: int) -> np.ndarray:
+    """<int64>[n] owner rank of ids <int64>[n] under TFRA's default partition function."""
+    return (ids & 0x7FFFFFFF) % ranks
+
+
+OWNERS = {"hash_range": hash_range_owner, "tfra": tfra_owner}  # by Table.owner

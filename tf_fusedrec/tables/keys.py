@@ -1,12 +1,12 @@
-"""One key out of (table, id), for backends whose variable knows a single key: TFRA's.
+"""Makes one key of (table, id), for TFRA's variables, which know a single key.
 
-Made at the owner only, after the exchange (deferred hashing, FusedRec section 3, "Lossless Lookup").
+The owner makes keys after the exchange (deferred hashing, FusedRec section 3, "Lossless Lookup").
 
 - MergedBits (MTGRBoost eq. 8): key = (table number << (63 - k)) | id with k = ceil(log2(m + 1)) bits for m tables.
-  Exact and reversible; ids must lie in [0, 2^(63 - k)). A group of one table needs no bits: its key is the id.
-- NameHash: key = Mix64(id xor h(name)), any id. Two pairs (name, id) share a key with probability 2^-64, so n rows
-  collide somewhere with probability about n^2 / 2^65: 3e-8 for a million rows, 3 % for a billion. Not reversible by
-  itself: a reverse map key -> (table, id) is kept beside the rows, without which export is refused.
+  It is exact and reversible. Ids must lie in [0, 2^(63 - k)). A group of one table needs no bits: its key is the id.
+- NameHash: key = Mix64(id xor h(name)) for any id. Two pairs (name, id) share a key with probability 2^-64. So n rows
+  have a collision with probability about n^2 / 2^65: 3e-8 for a million rows, 3 % for a billion. A reverse map from
+  keys to (table, id) lies beside the rows.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ KEY_ENCODINGS = ("bits", "hash")
 
 
 def table_seed(seed: int, name: str) -> int:
-    """A signed 64-bit number, a pure function of a seed and a table's name."""
+    """Returns a signed 64-bit number, a pure function of a seed and a table's name."""
     digest = hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little", signed=True)
 
@@ -37,7 +37,7 @@ class MergedBits:
         self.id_bits = self._shift if len(names) > 1 else 64
 
     def encode(self, ids: tf.Tensor, segments: tf.Tensor) -> tf.Tensor:
-        """<int64>[W] keys of ids <int64>[W] in tables <int64>[W]; the range of ids was checked where they were sent."""
+        """<int64>[W] keys of ids <int64>[W] in tables <int64>[W]. The sender of the ids has checked their range."""
         if self.id_bits == 64:
             return ids
         return tf.bitwise.bitwise_or(tf.bitwise.left_shift(segments, tf.cast(self._shift, tf.int64)), ids)
@@ -71,7 +71,7 @@ class NameHash:
 
 
 def mix64(x: tf.Tensor) -> tf.Tensor:
-    """MurmurHash3's 64-bit finalizer on <uint64>, as custom_ops/common/hash.h has it."""
+    """MurmurHash3's 64-bit finalizer on <uint64>, as in custom_ops/common/hash.h."""
     shift = tf.constant(33, tf.uint64)
     for factor in (0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53):
         x = tf.bitwise.bitwise_xor(x, tf.bitwise.right_shift(x, shift)) * tf.constant(factor, tf.uint64)

@@ -1,7 +1,7 @@
-"""Stages 5 and 6 of 8: rows of one group in this project's own hash table (custom_ops/hash_table), trained in place.
+"""Step 5 of 7 (docs/concepts.md): stores and trains rows in this project's own table (custom_ops/hash_table).
 
-A training lookup is one op: it makes keys of (table, id), deduplicates over sources, finds or inserts, and answers rows
-in the order received, with handles by which the update needs no second search.
+A training lookup is one op. It makes keys of (table, id), removes duplicates over sources, finds or inserts rows, and
+returns them in the order received. Its handles save the update a second search.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 from tf_fusedrec import ops, optimizers
 from tf_fusedrec._tf_compat import tf
 from tf_fusedrec.config import NATIVE_FIELDS, TableConfig
-from tf_fusedrec.tables.base import Answer, InferenceRows, LeftOutRows, Table
+from tf_fusedrec.tables.base import Answer, InferenceRows, LeftOutRows, StoredTable
 from tf_fusedrec.tables.hash_order import mix64
 from tf_fusedrec.tables.keys import table_seed
 
@@ -24,21 +24,21 @@ _BATCH = 1 << 18  # rows per call when rows are restored
 _VERSION_SHIFT = 32  # of `clock`
 
 
-class NativeTable(Table):
+class NativeTable(StoredTable):
     """The tables of one group in one HashTable resource.
 
     Args:
-      name: of the resource, for messages.
-      tables: of equal spec; table s is segment s.
-      seed: of the initial rows.
-      accumulate_steps: gradients of that many steps make one update (MTGRBoost, section 5.2).
-      average: whether an update takes the mean over those steps, or their sum.
-      lookups_per_update: steps whose lookups may come before the update of the first of them.
-      averaged: replicas of this table train apart and are averaged from time to time.
-      moment_scale: of the optimizer, where it has one and its record leaves it at 1.
+      name: Name of the resource, for messages.
+      tables: Tables of equal spec. Table s is segment s.
+      seed: Seed of the initial rows.
+      accumulate_steps: Number of steps whose gradients make one update (MTGRBoost, section 5.2).
+      average: Whether an update takes the mean over those steps, or their sum.
+      lookups_per_update: Number of steps whose lookups may come before the update of the first of them.
+      averaged: Whether replicas of this table train apart and are averaged from time to time.
+      moment_scale: moment_scale of the optimizer, unless its record has one other than 1.
 
     Raises:
-      ValueError: options that averaged tables cannot have.
+      ValueError: averaged tables do not have one of the options.
     """
 
     owner = "hash_range"
@@ -98,7 +98,7 @@ class NativeTable(Table):
             averaged=averaged,
             **options,
         )
-        # Whether training lookups may move rows of earlier ones, which then must not be many steps old.
+        # Rows of a lookup that is several steps old may move only if lookups_per_update covers those steps.
         self.moves_rows = bool(spec.eviction or spec.ttl or spec.hot_after or spec.memory_budget or spec.host_rows)
         self.can_prefetch = spec.memory_budget > 0
         weakref.finalize(self, ops.table_destroy, self._handle)
@@ -149,18 +149,18 @@ class NativeTable(Table):
         self.optimizer.count()
         self._waiting.assign(0)
 
-    # What replicas.py asks of a table that is averaged.
+    # Methods for replicas.py, which averages tables.
 
     def note_trained(self, message: tf.Tensor, splits: tf.Tensor) -> None:
         """Notes that rows of the ids of a lookup have been trained."""
         ops.table_note_trained(self._handle, message, splits)
 
     def updates_make_a_multiple_of(self, steps: int) -> tf.Tensor:
-        """<bool>[]: whether the last call has made an update, and it was the n-th for a multiple n of `steps`."""
+        """<bool>[], whether the last call made the n-th update, for a multiple n of `steps`."""
         return tf.equal(self._waiting, 0) & tf.equal(self.optimizer.iterations % steps, 0)
 
     def take_unsynced(self) -> ops.Unsynced:
-        """What has happened to this replica since it was asked last."""
+        """The changes of this replica since the last call."""
         return ops.table_take_unsynced(self._handle)
 
     def read_numbers(self, ids: tf.Tensor, segment_splits: tf.Tensor) -> tf.Tensor:
@@ -168,20 +168,20 @@ class NativeTable(Table):
         return ops.table_read_numbers(self._handle, ids, segment_splits)
 
     def merge(self, **what: tf.Tensor) -> None:
-        """Makes this replica what all become, as ops.table_merge."""
+        """Gives this replica the merged rows, as ops.table_merge."""
         ops.table_merge(self._handle, **what, step=self.optimizer.iterations.read_value())
 
     @property
     def statistics(self) -> dict[str, dict[str, int]]:
-        """By table: keys, hits (distinct rows that training lookups found), inserts, evictions, refused, candidates,
-        left_out (rows that updates left as they were, since their gradients were not finite)."""
+        """Counters by table: keys, hits (distinct rows that training lookups found), inserts, evictions, refused,
+        candidates, left_out (rows that updates left unchanged, because their gradients were not finite)."""
         kinds = ("keys", "hits", "inserts", "evictions", "refused", "candidates", "left_out")
         rows = ops.table_statistics(self._handle).segments.numpy().tolist()
         return {name: dict(zip(kinds, [*row, self.left_out.get(name, 0)])) for name, row in zip(self.names, rows)}
 
     @property
     def memory(self) -> dict[str, int]:
-        """Bytes of keys and of both pools of rows (as mapped), and the rows in each pool."""
+        """Bytes of keys and of both pools of rows, as mapped, and the number of rows in each pool."""
         kinds = ("key_bytes", "row_bytes", "second_row_bytes", "rows", "second_rows")
         return dict(zip(kinds, ops.table_statistics(self._handle).bytes.numpy().tolist()))
 
@@ -189,11 +189,10 @@ class NativeTable(Table):
         return int(ops.table_size(self._handle)[self.names.index(name)])
 
     def evict(self, name: str, count: int) -> int:
-        """Evicts the `count` rows that the policy ranks lowest; returns how many could go. Eager."""
+        """Evicts the `count` rows that the policy ranks lowest. Returns the number of evicted rows. Eager."""
         return int(ops.table_evict(self._handle, self.names.index(name), count))
 
     def remove(self, name: str, ids: np.ndarray) -> None:
-        """Removes rows; ids without a row are passed over. Eager."""
         ops.table_remove(self._handle, self.names.index(name), tf.constant(ids, tf.int64))
 
     def clear(self) -> None:
@@ -203,19 +202,11 @@ class NativeTable(Table):
         self.left_out.clear()
         self._waiting.assign(0)
 
-    # What a checkpoint asks of a backend.
-
     @property
-    def row_bytes(self) -> int:
-        return self.record_dtype("rows").itemsize
-
-    @property
-    def sections(self) -> tuple[str, ...]:
-        """Kinds of records: rows, and with admission the ids that wait for it."""
+    def sections(self) -> tuple[str, ...]:  # type: ignore[override]
         return ("rows", "candidates") if self._admission else ("rows",)
 
     def spec(self, name: str) -> dict[str, Any]:
-        """What a stored row is; rows go from one table to another exactly when both say the same. JSON-able."""
         storage = "float32" if self._storage == "mixed" else self._storage
         slots = [*self._rule.wide_slots, *self._rule.scalar_slots]
         return {"dim": self._dim, "storage": storage, "optimizer": self._rule.spec, "slots": slots}
@@ -233,17 +224,6 @@ class NativeTable(Table):
     def snapshot(
         self, name: str, section: str = "rows", since: int | None = None, *, in_hash_order: bool = True
     ) -> tuple[np.ndarray, np.ndarray]:
-        """A copy of this rank's records of one table.
-
-        Args:
-          name: of the table.
-          section: one of `sections`.
-          since: a value of `clock`: only rows that changed after it.
-          in_hash_order: whether to sort, which takes longer than the copy: a save does it behind training's back.
-
-        Returns:
-          ids <int64>[n], by ascending Mix64(id) if so wanted, and records <record_dtype>[n].
-        """
         segment, dtype = self.names.index(name), self.record_dtype(section)
         if section == "candidates":
             ids, counts = ops.table_candidates(self._handle, segment)
@@ -256,7 +236,6 @@ class NativeTable(Table):
         return ids[order], records[order]
 
     def restore(self, name: str, section: str, ids: np.ndarray, records: np.ndarray) -> None:
-        """Inserts or overwrites rows as `snapshot` gave them, bit by bit. Eager."""
         segment, ids = self.names.index(name), tf.constant(ids, tf.int64)
         if section == "candidates":
             counts = tf.constant(records["count"].astype(np.int64))
@@ -268,7 +247,6 @@ class NativeTable(Table):
             ops.table_import(self._handle, segment, ids[begin : begin + _BATCH], tf.constant(part))
 
     def new_records(self, name: str, n: int) -> np.ndarray:
-        """<record_dtype>[n] of rows that were never trained: "row" is zero, slots are as they start."""
         records = np.zeros(n, self.record_dtype("rows"))
         for slot, start in self._rule.slot_starts.items():
             narrow = records.dtype[slot].base == np.dtype("<u2")
@@ -277,7 +255,6 @@ class NativeTable(Table):
         return records
 
     def tombstones(self, name: str) -> np.ndarray:
-        """ids <int64>[n], ascending, that left since forget_tombstones and have not come back. Eager."""
         return ops.table_tombstones(self._handle, self.names.index(name)).numpy()
 
     def forget_tombstones(self) -> None:

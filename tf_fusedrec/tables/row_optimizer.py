@@ -1,8 +1,8 @@
-"""Any stock optimizer on rows whose number changes every step.
+"""Runs any stock optimizer on rows whose number changes every step.
 
-Optimizers make their slots (momenta, accumulators) once, shaped like the variable that they train. Here the variable
-holds the rows of one step, so it and its slots have the shape [None, D], and a table keeps what is in them between
-steps. What a slot starts with for a new row is learned by letting the optimizer make it for one row.
+Optimizers make their slots (momenta, accumulators) once, in the shape of the trained variable. Here the variable holds
+the rows of one step, so it and its slots have the shape [None, D]. The table keeps their values between steps. The
+optimizer makes its slots for one row once, which shows the first values of a slot.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from tf_fusedrec._tf_compat import keras, tf
 
 
 class RowOptimizer:
-    """One optimizer, the variable of a step's rows, and its slots.
+    """An optimizer, the variable of a step's rows, and its slots.
 
     Args:
-      optimizer: a Keras optimizer, of which a copy without state is used, or a TF1 optimizer, used itself.
+      optimizer: A Keras optimizer, which is copied without its state, or a TF1 optimizer, which is used itself.
       dim: D.
-      dtype: of rows and slots.
-      name: of the variables.
+      dtype: dtype of rows and slots.
+      name: Name of the variables.
 
     Raises:
-      ValueError: the optimizer is of no known family, or averages rows over time (use_ema).
+      ValueError: the optimizer's family is unknown, or it averages rows over time (use_ema).
     """
 
     def __init__(self, optimizer: Any, dim: int, dtype: tf.DType, name: str):
@@ -42,14 +42,14 @@ class RowOptimizer:
 
     @property
     def start(self) -> np.ndarray:
-        """[k * D] values of the k slots of a row that was never trained."""
+        """The values [k * D] of the k slots of a new row."""
         return np.concatenate(self._starts) if self._starts else np.zeros([0], self._dtype.as_numpy_dtype)
 
     def train(self, rows: tf.Tensor, slots: tf.Tensor, grads: tf.Tensor) -> tf.Tensor:
         """One step of the optimizer.
 
         Args:
-          rows, grads: [W, D]. Handed over dense: each row is there once, so nothing must be searched for duplicates.
+          rows, grads: [W, D]. Each row comes once, so dense gradients save the search for duplicates.
           slots: [W, k * D].
 
         Returns:
@@ -68,14 +68,14 @@ class RowOptimizer:
         return tf.Variable(nothing, shape=[None, self._dim], trainable=False, name=f"{self._name}/{role}")
 
     def _slot(self, slot_name: str, start: Any) -> tf.Variable:
-        """The slot of this name, made when it is asked for first. `start` [1, D] are its values for a new row."""
+        """Returns the slot of this name, and makes it at the first call. `start` [1, D] holds a new row's values."""
         if slot_name not in self._slots:
             self._starts.append(np.reshape(np.asarray(start, self._dtype.as_numpy_dtype), [self._dim]))
             self._slots[slot_name] = self._variable(slot_name)
         return self._slots[slot_name]
 
     def _adopt(self, optimizer: Any) -> Any:
-        """Makes an optimizer that keeps its slots here."""
+        """Returns an optimizer that keeps its slots here."""
         if isinstance(optimizer, keras.optimizers.legacy.Optimizer):
             return self._adopt_legacy(type(optimizer).from_config(optimizer.get_config()))
         if isinstance(optimizer, keras.optimizers.Optimizer):
@@ -100,7 +100,7 @@ class RowOptimizer:
 
         optimizer.add_slot = types.MethodType(add_slot, optimizer)
         optimizer.get_slot = types.MethodType(lambda _, var, slot_name: self._slots[slot_name], optimizer)
-        optimizer._create_all_weights([self._rows])  # now: variables cannot be made inside a traced step
+        optimizer._create_all_weights([self._rows])  # a traced step cannot make variables
         return optimizer
 
     def _adopt_new(self, optimizer: Any) -> Any:
@@ -109,7 +109,7 @@ class RowOptimizer:
             return self._slot(variable_name, zeros if initial_value is None else initial_value)
 
         optimizer.add_variable_from_reference = types.MethodType(add_variable_from_reference, optimizer)
-        # Built for one row, whose shape is known, then told that the rows are that variable.
+        # The optimizer is built for one row, whose shape is known. Then the rows take the place of that variable.
         optimizer.build([self._one_row()])
         optimizer._index_dict[optimizer._var_key(self._rows)] = 0
         return optimizer
@@ -129,7 +129,7 @@ class RowOptimizer:
         optimizer._get_or_make_slot_with_initializer = types.MethodType(slot_from_initializer, optimizer)
         optimizer.get_slot = types.MethodType(lambda _, var, slot_name: self._slots[slot_name], optimizer)
         optimizer._create_slots([self._one_row()])
-        optimizer._create_slots = lambda var_list: None  # every step asks again, for rows of a shape not known
+        optimizer._create_slots = lambda var_list: None  # every step would make slots again, of unknown shape
         return optimizer
 
     def _one_row(self) -> tf.Variable:

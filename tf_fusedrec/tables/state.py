@@ -1,9 +1,9 @@
 """Tables inside TensorFlow's and Keras' own savers: tf.train.Checkpoint, save_weights, BackupAndRestore, model.save.
 
-With one process they include the tables, as bytes beside the weights: fine for small tables, while
-tf_fusedrec.checkpoint streams, verifies, and runs in the background. With several processes each holds a part of the
-rows only, and a file written by one of them would lack the others': these savers are refused then. Keras' legacy HDF5
-files hold variables and nothing else, and a SavedModel would hold the calls of training: both are refused always.
+With one process these savers write the tables as bytes beside the weights. That suits small tables.
+tf_fusedrec.checkpoint streams, verifies, and runs in the background. With several processes the tables refuse these
+savers, because a file of one process would lack the rows of the others. Tables always refuse Keras' legacy HDF5 files,
+which hold variables alone, and SavedModels, which would hold the calls of training.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _left_out: contextvars.ContextVar = contextvars.ContextVar("tables are left out"
 
 @contextlib.contextmanager
 def without_tables() -> Iterator[None]:
-    """Inside, the savers of TensorFlow and Keras neither save nor restore tables: for whoever keeps them elsewhere."""
+    """In this context the savers of TensorFlow and Keras neither save nor restore tables."""
     token = _left_out.set(True)
     try:
         yield
@@ -44,19 +44,19 @@ class TableState(tf.train.experimental.PythonState):
     """The tables of one FusedEmbedding, for savers that know no tables. The layer tracks it as an attribute.
 
     Args:
-      layer: its name, for messages.
-      tables: its backends.
-      ranks: number of processes.
+      layer: Name of the layer, for messages.
+      tables: Backends of the layer.
+      ranks: Number of processes.
 
     Raises (when saving or restoring):
-      ValueError: there are several processes, or what is restored is of other tables.
+      ValueError: there are several processes, or the file holds other tables.
     """
 
     def __init__(self, layer: str, tables: Sequence[Any], ranks: int):
         self._layer, self._tables, self._ranks = layer, list(tables), ranks
 
     def serialize(self) -> bytes:
-        """All rows with slots and counters, and what the optimizers count; nothing inside without_tables."""
+        """All rows with slots and counters, and the optimizers' step counts; empty inside without_tables."""
         if _left_out.get():
             return b""
         self._refuse_several_ranks("written by one process would hold only the rows of that process")
@@ -76,7 +76,7 @@ class TableState(tf.train.experimental.PythonState):
         return b"".join([len(header).to_bytes(8, "little"), header, *buffers])
 
     def deserialize(self, string_value: bytes) -> None:
-        """Replaces all rows by what `serialize` gave; does nothing inside without_tables."""
+        """Replaces all rows by those of `serialize`. Does nothing inside without_tables."""
         if _left_out.get():
             return
         self._refuse_several_ranks("restored by every process would give each of them all rows")
@@ -103,7 +103,7 @@ class TableState(tf.train.experimental.PythonState):
         store["tables"] = np.frombuffer(self.serialize(), np.uint8)
 
     def load_own_variables(self, store: Mapping[str, Any]) -> None:
-        """Takes them out again.
+        """Reads the tables from such a file.
 
         Raises:
           ValueError: the file holds no tables.
@@ -113,7 +113,7 @@ class TableState(tf.train.experimental.PythonState):
         self.deserialize(np.asarray(store["tables"]).tobytes())
 
     def refuse_hdf5(self) -> None:
-        """Raises ValueError: a legacy HDF5 file cannot hold tables; does nothing inside without_tables."""
+        """Raises ValueError, because a legacy HDF5 file cannot hold tables. Does nothing inside without_tables."""
         if not _left_out.get():
             raise ValueError(
                 f"FusedEmbedding {self._layer!r}: a legacy HDF5 file (.h5) cannot hold its tables {self._names()}. "
@@ -121,14 +121,14 @@ class TableState(tf.train.experimental.PythonState):
             )
 
     def refuse_saved_model(self) -> None:
-        """Raises ValueError: a SavedModel of Keras or TensorFlow holds neither tables nor calls that serve."""
+        """Raises ValueError, because a SavedModel of Keras or TensorFlow holds neither tables nor calls that serve."""
         raise ValueError(
             f"FusedEmbedding {self._layer!r}: a SavedModel of model.save(folder), model.export or tf.saved_model.save "
             f"cannot hold its tables {self._names()}. {_SERVED}"
         )
 
     def _trackable_children(self, save_type: str = "checkpoint", **more: Any) -> dict[str, Any]:
-        # What tf.saved_model.save asks every object, before it looks at the functions that use the tables.
+        # tf.saved_model.save calls this method of every object before it traces functions that use the tables.
         if save_type == "savedmodel":
             self.refuse_saved_model()
         return super()._trackable_children(save_type, **more)
@@ -144,7 +144,7 @@ class TableState(tf.train.experimental.PythonState):
             )
 
     def _parsed(self, data: bytes) -> dict[str, dict[str, Any]]:
-        """By table: what was described, and "rows": {section: (ids, records)}. Everything is checked before any use."""
+        """The description of each table, with "rows": {section: (ids, records)}. All checks precede any use."""
         backends = {name: table for table in self._tables for name in table.names}
         at = 8 + int.from_bytes(data[:8], "little")
         described = json.loads(data[8:at])
@@ -205,7 +205,7 @@ def _writes_hdf5(model: Any, filepath: Any, overwrite: bool = True, save_format:
     return save_format.lower().strip() in ("hdf5", "h5", "keras")
 
 
-# These writers take a layer's variables, or its call, and ask it nothing, so no method of a layer could refuse them.
+# These writers read a layer's variables or its call, and call no method of the layer that could refuse.
 # Writers of whole files refuse before they open the file, which would truncate an existing one.
 _hdf5, _archive, _files = (
     keras.src.saving.legacy.hdf5_format, keras.src.export.export_lib, keras.src.saving.legacy.save

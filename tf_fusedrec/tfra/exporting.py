@@ -17,7 +17,7 @@ from tf_fusedrec._tf_compat import tf
 from tf_fusedrec.checkpoint.consensus import agree, on_rank_0
 from tf_fusedrec.embedding import FusedEmbedding
 from tf_fusedrec.exchange import collectives
-from tf_fusedrec.tables.tfra import owner_of
+from tf_fusedrec.tables.hash_order import tfra_owner
 from tf_fusedrec.tfra import table_files
 from tf_fusedrec.tfra.importing import slots_of, tables_of
 
@@ -96,7 +96,7 @@ def _write_parts(
     names = []
     for name, (table, layer) in wanted.items():
         ids, records = table.snapshot(name, in_hash_order=False)
-        owner = owner_of(ids, targets)
+        owner = tfra_owner(ids, targets)
         between = "_" if short else f"_DynamicEmbedding_{layer}-shadow_"
         fields = {"row": f"{layer}-parameter"}
         if slots:

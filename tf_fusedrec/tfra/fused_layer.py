@@ -12,7 +12,7 @@ from tf_fusedrec._tf_compat import keras, tf
 from tf_fusedrec.exchange import collectives
 from tf_fusedrec.ops.xla import outside_clusters
 from tf_fusedrec.tables.keys import MergedBits
-from tf_fusedrec.tables.tfra import de, forget_variable
+from tf_fusedrec.tables.tfra_library import de, forget_variable
 from tf_fusedrec.tfra.restore_on_load import restore_when_loaded
 from tf_fusedrec.tfra.row_distributions import distribution_of, seed_of, uniforms
 from tf_fusedrec.tfra.row_lookup import LookupIds, RowLookup

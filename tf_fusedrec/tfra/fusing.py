@@ -10,7 +10,7 @@ from typing import Any
 
 from tf_fusedrec._tf_compat import converted_as_here, keras, tf
 from tf_fusedrec.ops.xla import outside_clusters
-from tf_fusedrec.tables.tfra import de, default_partition_fn
+from tf_fusedrec.tables.tfra_library import de, default_partition_fn
 from tf_fusedrec.tfra.fused_layer import FusedTfraEmbedding
 from tf_fusedrec.tfra.id_discovery import discover_ids
 from tf_fusedrec.tfra.row_lookup import LookupIds

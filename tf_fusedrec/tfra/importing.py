@@ -18,8 +18,7 @@ from tf_fusedrec._tf_compat import tf
 from tf_fusedrec.checkpoint.consensus import agree
 from tf_fusedrec.embedding import FusedEmbedding
 from tf_fusedrec.exchange import collectives
-from tf_fusedrec.tables.hash_order import hash_range_owner
-from tf_fusedrec.tables.tfra import owner_of
+from tf_fusedrec.tables.hash_order import OWNERS
 from tf_fusedrec.tfra import table_files
 
 # New-style SGD's slot has another name in TFRA than in the records of tf_fusedrec.optimizers.
@@ -141,11 +140,10 @@ class _Source:
 
     def mine(self, rank: int, ranks: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Yields ids <int64>[n] and records of the rows that `rank` owns, shard by shard."""
-        owner = owner_of if self.table.owner == "tfra" else hash_range_owner
         seen = np.zeros([0], np.int64)
         for shard, pair in self._rows.items():
             keys, rows = self._read(pair)
-            kept = np.flatnonzero(owner(keys, ranks) == rank)
+            kept = np.flatnonzero(OWNERS[self.table.owner](keys, ranks) == rank)
             ids = keys[kept]
             seen = np.concatenate([seen, ids])
             records = self.table.new_records(self.name, len(ids))

@@ -11,11 +11,13 @@ import numpy as np
 
 from tf_fusedrec import ops
 from tf_fusedrec._tf_compat import keras, tf
-from tf_fusedrec.exchange import collectives
+from tf_fusedrec.exchange import all_to_all, collectives
+from tf_fusedrec.exchange.topology import Place, Topology
 from tf_fusedrec.ops.xla import outside_clusters
+from tf_fusedrec.tables.hash_order import tfra_owner
 from tf_fusedrec.tables.keys import MergedBits
-from tf_fusedrec.tables.tfra import de, default_partition_fn, owner_of
-from tf_fusedrec.tfra.route import Route, bring_rows, return_gradients, route_by, route_ids
+from tf_fusedrec.tables.tfra_library import de, default_partition_fn
+from tf_fusedrec.tfra.partitioner import partition_by
 from tf_fusedrec.tfra.shared_shadow import SharedShadow
 
 _RECOVERED = (tf.float32, tf.float16, tf.bfloat16)  # The dtypes of ops.recover. Others go through stock operations.
@@ -33,7 +35,7 @@ def _owner_of_default(key_dtype: tf.DType, ranks: int) -> bool:
     if key_dtype != tf.int64:
         return False
     keys = np.array([-(1 << 63), -1, 0, 5, (1 << 31) + 1, (1 << 62) + 7], np.int64)
-    return np.array_equal(default_partition_fn(tf.constant(keys), ranks).numpy(), owner_of(keys, ranks))
+    return np.array_equal(default_partition_fn(tf.constant(keys), ranks).numpy(), tfra_owner(keys, ranks))
 
 
 class RowLookup(de.shadow_ops.HvdVariable):
@@ -62,9 +64,11 @@ class RowLookup(de.shadow_ops.HvdVariable):
         self._segment = 0  # The segment of ids that come from upstream's functions.
         self._shared = SharedShadow(name, shadow)
         self._counts: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+        self._place = Place(Topology())
         params = shadow.params
-        self._by_op = params.partition_fn is default_partition_fn and _owner_of_default(
-            params.key_dtype, self._mpi_size
+        by_op = params.partition_fn is default_partition_fn and _owner_of_default(params.key_dtype, self._mpi_size)
+        self._owner = (
+            "tfra" if by_op else partition_by(params.partition_fn, key_dtype=params.key_dtype, layer_name=name)
         )
 
     def __alltoall_embedding_lookup__(self, ids: tf.Tensor) -> tf.Tensor:
@@ -137,7 +141,7 @@ class RowLookup(de.shadow_ops.HvdVariable):
         return answer(read)
 
     def _exchanged_rows(self, ids: tf.Tensor, splits: tf.Tensor, training: bool) -> tf.Tensor:
-        route = self._route(tf.cast(ids, tf.int64), splits)
+        route = self._route(tf.cast(ids, tf.int64), splits, training)
         received = ops.unpack_message(route.message, route.message_splits, num_segments=len(self._layers))
         distinct = ops.segment_unique(received.ids, received.segment_splits)
         keys = self._encoding.encode(distinct.ids, self._segments(distinct.splits))
@@ -145,7 +149,7 @@ class RowLookup(de.shadow_ops.HvdVariable):
         position = tf.gather(distinct.inverse, received.position)
         if not training:
             rows = _recover(self.shadow.params.lookup(keys), position, pad=True)
-            return _recover(bring_rows(route, rows), route.index)
+            return _recover(self._bring(route, rows), route.index)
         read, row_of_key, still_held = self._shared.rows(keys)
         position = tf.gather(row_of_key, position)
 
@@ -156,27 +160,24 @@ class RowLookup(de.shadow_ops.HvdVariable):
                     with tf.control_dependencies(still_held()):
                         grads = tf.identity(grads)
                     summed = _recover_grad(grads, route.index, route.num_unique)
-                    return tf.IndexedSlices(return_gradients(route, summed), position, tf.shape(read))
+                    received = all_to_all.return_gradients(route, summed, self._place, None)
+                    return tf.IndexedSlices(received, position, tf.shape(read))
 
-            arrived = bring_rows(route, _recover(read, position, pad=True))
+            arrived = self._bring(route, _recover(read, position, pad=True))
             return _recover(arrived, route.index), backward
 
         return answer(read)
 
-    def _route(self, ids: tf.Tensor, splits: tf.Tensor) -> Route:
-        name = f"{self.name}.{self._number()}"
+    def _bring(self, route: all_to_all.Route, rows: tf.Tensor) -> tf.Tensor:
+        return all_to_all.bring_rows(route, rows, self._place, wire=None)
+
+    def _route(self, ids: tf.Tensor, splits: tf.Tensor, training: bool) -> all_to_all.Route:
         unique = ops.UniqueIds(ids, splits, tf.range(tf.size(ids)))
         if self.with_unique:
             unique = ops.segment_unique(ids, splits)
-        if self._by_op:
-            return route_ids(unique, name=name, id_bits=self._encoding.id_bits, layers=self._layers)
-        params = self.shadow.params
-
-        def partitioner(keys: tf.Tensor, ranks: int) -> tf.Tensor:
-            return params.partition_fn(tf.cast(keys, params.key_dtype), ranks)
-
-        route = route_by(partitioner, unique.ids, name=name)
-        return route._replace(index=tf.gather(route.index, unique.inverse))
+        name = f"{self.name}.{self._number()}"
+        outgoing = all_to_all.OutgoingIds(unique, name, self._owner, self._encoding.id_bits, self._layers)
+        return all_to_all.route_ids([outgoing], self._place, training=training)[0]
 
     def _segments(self, splits: tf.Tensor) -> tf.Tensor:
         return tf.repeat(tf.range(len(self._layers), dtype=tf.int64), splits[1:] - splits[:-1])

@@ -96,12 +96,15 @@ def test_arguments_that_cannot_be_are_refused():
 
 
 def test_a_timeline_of_horovodruns_own_is_not_overwritten(monkeypatch):
-    from tf_fusedrec.exchange import collectives
+    import tf_fusedrec as fr
+    from tf_fusedrec.exchange import collectives, horovod_timeline
 
     monkeypatch.setattr(collectives, "_hvd", object())
     monkeypatch.setenv("HOROVOD_TIMELINE", "mine.json")
     with pytest.raises(RuntimeError, match=r"timeline to 'mine.json' already.*--timeline-filename"):
-        collectives.start_timeline("other.json")
+        horovod_timeline.start_timeline("other.json")
+    with pytest.raises(RuntimeError, match=r"timeline to 'mine.json' already"):
+        fr.init(timeline=True)
 
 
 def _without_timeline():

@@ -13,7 +13,7 @@ from tf_fusedrec._tf_compat import keras
 from tf_fusedrec.callbacks.timeline import picture
 from tf_fusedrec.callbacks.timeline.intervals import Event, StepTimes, step_times
 from tf_fusedrec.callbacks.timeline.recorder import Recorder
-from tf_fusedrec.exchange import collectives
+from tf_fusedrec.exchange import collectives, horovod_timeline
 
 
 class Timeline(keras.callbacks.Callback):
@@ -44,7 +44,7 @@ class Timeline(keras.callbacks.Callback):
         super().__init__()
         if first_step < 1 or steps < 1:
             raise ValueError(f"first_step and steps must be >= 1, got {first_step} and {steps}.")
-        collectives.check_timeline()
+        horovod_timeline.check_timeline()
         self.folder = pathlib.Path(folder)
         self.steps: list[StepTimes] = []
         self._first, self._last = first_step, first_step + steps - 1

@@ -9,7 +9,7 @@ import time
 from tf_fusedrec._tf_compat import tf
 from tf_fusedrec.callbacks.timeline.intervals import Event
 from tf_fusedrec.callbacks.timeline.sources import CLOCK, horovod_events, profiler_events
-from tf_fusedrec.exchange import collectives
+from tf_fusedrec.exchange import collectives, horovod_timeline
 
 _MARGIN_S = 0.1  # Horovod's thread starts and stops a timeline between two of its cycles.
 
@@ -18,13 +18,13 @@ class Recorder:
     """Records this process from construction to `stop`. Only one may run, on rank 0, which Horovod's timeline covers.
 
     Raises:
-      RuntimeError: see collectives.check_timeline.
+      RuntimeError: see horovod_timeline.check_timeline.
     """
 
     def __init__(self) -> None:
         self._logs = tempfile.TemporaryDirectory()
         self._folder = pathlib.Path(self._logs.name)
-        collectives.start_timeline(self._folder / "horovod.json")
+        horovod_timeline.start_timeline(self._folder / "horovod.json")
         options = tf.profiler.experimental.ProfilerOptions(host_tracer_level=2, python_tracer_level=0)
         tf.profiler.experimental.start(str(self._folder), options)
         with tf.profiler.experimental.Trace(CLOCK):
@@ -37,7 +37,7 @@ class Recorder:
         events = profiler_events(self._folder, self._clock)
         if collectives.size() > 1:
             time.sleep(_MARGIN_S)
-            collectives.stop_timeline()
+            horovod_timeline.stop_timeline()
             events += horovod_events(self._folder / "horovod.json")
         self._logs.cleanup()
         return events

@@ -1,0 +1,16 @@
+"""Finds the FusedEmbedding layers of a model: the one search for checkpoints, exports and schedules."""
+
+from __future__ import annotations
+
+from tf_fusedrec._tf_compat import tf
+from tf_fusedrec.embedding.layer import FusedEmbedding
+
+
+def embeddings_of(model: tf.Module) -> list[FusedEmbedding]:
+    """The FusedEmbedding layers that a model has now, in an order that is the same on all ranks.
+
+    Args:
+      model: Keras model, or one FusedEmbedding. The search covers nested models, nested layers and their attributes,
+        including lists, tuples and dicts.
+    """
+    return [module for module in (model, *model.submodules) if isinstance(module, FusedEmbedding)]

@@ -1,7 +1,6 @@
 """layer.py defines FusedEmbedding. A call goes one way: inputs.py, lookup.py, outputs.py. trained_rows.py adds the
-gradient, hooks.py lets schedules and exports intercept calls, description.py tells a user what the layer holds."""
+gradient, call_steps.py lets schedules and exports replace steps, description.py tells a user what the layer holds."""
 
-from tf_fusedrec.embedding.hooks import Reached, SuppliedRows
 from tf_fusedrec.embedding.layer import FusedEmbedding
 
-__all__ = ["FusedEmbedding", "Reached", "SuppliedRows"]
+__all__ = ["FusedEmbedding"]

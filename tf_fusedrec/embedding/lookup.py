@@ -18,6 +18,13 @@ from tf_fusedrec.ops import RowsAhead
 from tf_fusedrec.ops.xla import outside_clusters
 
 
+class Found(NamedTuple):
+    """Rows of one lookup on the rank that asked for them."""
+
+    rows: tf.Tensor  # <output dtype>[G, D], pooled where a feature is
+    context: Context  # for their gradients
+
+
 class RowGradients(NamedTuple):
     """Gradients of the rows of one lookup."""
 
@@ -76,16 +83,19 @@ def fetch(routed: Sequence[RoutedIds], ahead: Sequence[RowsAhead] | None = None)
     return [contexts[i] for i in range(len(routed))]
 
 
-def bring(contexts: Sequence[Context]) -> list[tf.Tensor]:
+def bring(contexts: Sequence[Context]) -> list[Found]:
     """Sends rows to the ranks that asked for them. Collective.
 
     A table gives the rows of its lookups in their order, so their exchanges begin in that order. None waits for another
     one to arrive.
-
-    Returns:
-      <output dtype>[G, D] of each lookup, pooled where a feature is.
     """
-    return [context.routed.lookup.bring(context) for context in contexts]
+    return [Found(context.routed.lookup.bring(context), context) for context in contexts]
+
+
+def look_up(groups: Sequence[Sequence[LookupRequest]]) -> list[list[Found]]:
+    """Finds the rows of each request, by group: all stages at once. Collective."""
+    found = iter(bring(fetch(route([request for group in groups for request in group]))))
+    return [[next(found) for _ in group] for group in groups]
 
 
 def apply_gradients(parts: Sequence[RowGradients], *, staleness: int = 0) -> None:

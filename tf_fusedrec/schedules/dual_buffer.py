@@ -2,12 +2,12 @@
 
 step t        refresh t ─▶ rows t ─▶ compute t ─▶ gradients t ─▶ update t
 meanwhile     read t+1 ─▶ ids t+1 ─▶ look ahead t+1, into a buffer at the owner
-step t+1      refresh t+1: of the buffer, what batch t has updated ─▶ rows t+1 ─▶ ...
+step t+1      refresh t+1: rows that batch t has updated are read again ─▶ rows t+1 ─▶ ...
 
-Rows stay with their owner until they are refreshed: sent earlier they would be stale (section V-A). A look-ahead
-changes nothing in a table (custom_ops/hash_table/cpu/look_ahead.cc). A batch that never gets its turn, at the end of
-fit for example, leaves no trace, and readers of tables between two steps find what sync would have left. Rows in the
-buffer are not pinned, which would change what is evicted: the refresh searches again for those that have moved or left.
+Rows stay with their owner until they are refreshed, because rows sent earlier would be stale (section V-A). A
+look-ahead changes nothing in a table (custom_ops/hash_table/cpu/look_ahead.cc). So a batch that never computes, at the
+end of fit for example, leaves no trace. Between two steps, tables are as sync would have left them. Rows in the buffer
+are not pinned, because pins would change evictions. The refresh searches again for rows that have moved or left.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 
 from tf_fusedrec._tf_compat import keras, tf
 from tf_fusedrec.embedding.group_lookup import RoutedIds
-from tf_fusedrec.embedding.lookup import fetch, look_ahead, route
+from tf_fusedrec.embedding.lookup import bring, fetch, look_ahead, route
 from tf_fusedrec.ops import RowsAhead
 from tf_fusedrec.schedules import stages
 from tf_fusedrec.schedules.calls import embeddings_so_far
@@ -28,7 +28,7 @@ from tf_fusedrec.schedules.schedule import Schedule
 
 
 class LookAheadSchedule(Schedule):
-    """Base of DualBuffer and Nested: the coming batch is routed and read while another one computes."""
+    """Base of DualBuffer and Nested: routes and reads the coming batch while another one computes."""
 
     looks_ahead = True
 
@@ -45,7 +45,7 @@ class LookAheadSchedule(Schedule):
 
     def step(self, model: Any, batches: Sequence[Any], state: Any) -> tuple[dict[str, tf.Tensor], Any]:
         planned = self.planned(model, batches[1], steps_ahead=2)
-        found = stages.bring(fetch(*state))
+        found = bring(fetch(*state))
         # Ops on one table run in this order: the buffer is filled between the refresh above and the update below.
         state = _prepare(planned)
         with stages.supplying(planned, found):
@@ -63,12 +63,12 @@ def _prepare(planned: Sequence[stages.Planned]) -> tuple[list[RoutedIds], list[R
 class DualBuffer(LookAheadSchedule):
     """Hides the input, deduplication, routing and table lookups of a batch behind the compute of the one before.
 
-    Equal to Sync bit for bit, in rows, slots, counters and evictions. Which lookups a batch will make is asked of
-    `model.embedding_inputs`. In a loop of one's own that calls `model.train_step` itself there is no batch ahead, and
-    nothing is hidden; `model.make_train_function()` gives a step that takes an iterator.
+    The result equals Sync bit for bit, in rows, slots, counters and evictions. `model.embedding_inputs` gives the
+    lookups of a batch. A user's own loop that calls `model.train_step` has no batch ahead, and hides nothing.
+    `model.make_train_function()` returns a step that takes an iterator.
 
     Raises:
-      ValueError: in fit: a model without FusedEmbedding, with backend "tfra", or whose lookups cannot be told.
+      ValueError: in fit: a model without FusedEmbedding, with backend "tfra", or whose lookups are unknown.
     """
 
     def train_step(self, model: Any, data: Any) -> dict[str, tf.Tensor]:

@@ -9,15 +9,14 @@ update                                      x  one, dense and sparse
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
 from tf_fusedrec._tf_compat import keras, tf
-from tf_fusedrec.embedding.lookup import RowGradients, apply_gradients, fetch, route
+from tf_fusedrec.embedding.lookup import RowGradients, apply_gradients, bring, fetch, route
 from tf_fusedrec.schedules import stages
-from tf_fusedrec.schedules.calls import embeddings_of, embeddings_so_far
+from tf_fusedrec.schedules.calls import embeddings_so_far
 from tf_fusedrec.schedules.micro_batch import MicroBatch, cut
 from tf_fusedrec.schedules.registry import register
 from tf_fusedrec.schedules.schedule import Schedule
@@ -26,23 +25,24 @@ from tf_fusedrec.schedules.schedule import Schedule
 @register("frozen_window")
 @dataclasses.dataclass(frozen=True)
 class FrozenWindow(Schedule):
-    """Cuts every batch by sample into micro-batches; tables and dense weights change once, at its end.
+    """Cuts every batch by sample into micro-batches. Tables and dense weights change once, at the end of the batch.
 
-    Equal to gradient accumulation over the same micro-batches bit for bit, and to the whole batch but for the rounding
-    of sums in another order. A table looks up the ids of all micro-batches at once: its clock, admission, frequencies
-    and evictions are those of the whole batch. What looks across samples sees a micro-batch: batch normalization,
-    in-batch negatives.
+    The result equals gradient accumulation over the same micro-batches bit for bit, and the whole batch but for the
+    rounding of sums in another order. A table looks up the ids of all micro-batches at once, so its clock, admission,
+    frequencies and evictions are those of the whole batch. Layers that look across samples see one micro-batch: batch
+    normalization, in-batch negatives.
 
     A step costs 2 M all-to-alls of rows and gradients per group, and one of ids. Ops that depend on rows wait for the
-    micro-batch before them; dense layers that read no rows may run at any time. The step is traced M times.
+    micro-batch before them. Dense layers that read no rows may run at any time. The model is traced M times.
     `model.embedding_inputs` gives the lookups of a batch. Nothing is all-reduced between a forward and a backward pass.
     Dense gradients are all-reduced once, as they become ready in the backward pass of the last micro-batch.
 
-    A batch with fewer samples than M has micro-batches of no samples, which weigh nothing: layers and losses must take
-    them, as they must where a rank has no data. Keras losses do; a mean of one's own over nothing is not a number.
+    A batch of fewer than M samples has micro-batches without samples, which weigh nothing. Layers and losses must take
+    them, as they must where a rank has no data. Keras' losses do; a user's own mean over nothing is not a number.
 
     Args:
-      micro_batches: M >= 1. With 1, the batch is whole. The largest has about 1 / (M - 1) of the samples, see `cut`.
+      micro_batches: M >= 1; 1 leaves the batch whole. The largest micro-batch has about 1 / (M - 1) of the samples,
+        see `cut`.
 
     Raises:
       ValueError: M is no int >= 1. When the model gets the schedule: backend "tfra"; for M > 1 a table on a GPU, which
@@ -72,30 +72,26 @@ class FrozenWindow(Schedule):
         weights = model.loss_weights(pieces)
         shares = tf.math.divide_no_nan(weights, tf.reduce_sum(weights))
         parts = [MicroBatch(i, shares[i], weights[i]) for i in range(len(pieces))]
-        if any(embedding.contexts_to_come for embedding in embeddings_of(model)):
-            return _train(model, pieces, parts)  # looked up by a schedule that is ahead
+        if stages.contexts_to_come(model):  # Nested has looked up the batch in the step before
+            return _train(model, pieces, parts)
         planned = stages.plan(model, pieces)
-        found = stages.bring(fetch(route(stages.requests(planned))))
+        found = bring(fetch(route(stages.requests(planned))))
         with stages.supplying(planned, found):
             return _train(model, pieces, parts)
 
 
 def _train(model: Any, pieces: Sequence[Any], parts: Sequence[MicroBatch]) -> dict[str, tf.Tensor]:
     """Computes the micro-batches one after another on rows that are on their way, and updates once."""
-    embeddings = embeddings_of(model)
     # The lookups run before anything computes: they take a millisecond, and one that a compute keeps from running in
     # time is missed by all that come behind it in Horovod's queue. Their rows need not have arrived.
-    gate = tf.group(*[context.answer.rows for embedding in embeddings for context in embedding.contexts_to_come])
+    gate = tf.group(*[context.answer.rows for context in stages.contexts_to_come(model)])
     waiting: list[RowGradients] = []
     dense: list[list[Any]] = []
     losses, logs = [], {}
     for piece, part in zip(pieces, parts):
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(piece)
         mine: list[RowGradients] = []
-        with contextlib.ExitStack() as window:
-            window.enter_context(model.working_on(part))
-            for embedding in embeddings:
-                window.enter_context(embedding.deferred(mine, gate))
+        with model.working_on(part), stages.deferring(model, mine, gate):
             with tf.GradientTape() as tape:
                 y_pred = model(x, training=True)
                 loss = model.compute_loss(x, y, y_pred, sample_weight)
@@ -114,8 +110,10 @@ def _train(model: Any, pieces: Sequence[Any], parts: Sequence[MicroBatch]) -> di
 
 
 class _Answers:
-    """In the place of a tape: answers gradients that are there. So any optimizer's `minimize` takes them in once, that
-    of Horovod included, which reduces them over ranks there and nowhere else."""
+    """Replaces a tape, and returns gradients that exist already. So `minimize` of any optimizer applies them once.
+
+    Horovod's optimizers average gradients over ranks in `minimize` and nowhere else.
+    """
 
     def __init__(self, gradients: list[Any]):
         self._gradients = gradients
@@ -131,13 +129,13 @@ class _Answers:
 
 
 def _done(loss: tf.Tensor, dense: list[Any], sparse: list[RowGradients]) -> tf.Operation | None:
-    """An op that runs when the compute of a micro-batch has; None where ops run as they come."""
+    """An op that runs after the compute of a micro-batch; None in eager mode, where ops run in program order."""
     gradients = [gradient for gradient in dense if gradient is not None]
     return tf.group(loss, *tf.nest.flatten(gradients, expand_composites=True), *[part.grads for part in sparse])
 
 
 def _sum(parts: list[Any]) -> Any:
-    """Of the gradients of one weight, first piece first; rows of an ordinary embedding are put side by side."""
+    """The sum of one weight's gradients, in the order of micro-batches. Slices of an embedding are concatenated."""
     parts = [part for part in parts if part is not None]
     if not parts:
         return None
@@ -154,6 +152,6 @@ def _refuse_sums(loss: Any) -> None:
     for one in tf.nest.flatten(loss):
         if getattr(one, "reduction", None) == keras.losses.Reduction.SUM:
             raise ValueError(
-                f"loss {one.name!r} has the reduction 'sum'; micro-batches are put together as a mean over samples. "
+                f"loss {one.name!r} has the reduction 'sum', but losses of micro-batches are averaged over samples. "
                 "Remedy: the reduction 'sum_over_batch_size'."
             )

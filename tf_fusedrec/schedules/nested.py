@@ -16,21 +16,21 @@ from tf_fusedrec.schedules.registry import register
 @register("nested")
 @dataclasses.dataclass(frozen=True)
 class Nested(LookAheadSchedule):
-    """The micro-batches of FrozenWindow, whose ids are routed and whose rows are read while the batch before computes.
+    """FrozenWindow's micro-batches. Their ids are routed and their rows read while the batch before computes.
 
-    Equal to FrozenWindow(micro_batches) bit for bit; what that says of micro-batches holds here.
+    The result equals FrozenWindow(micro_batches) bit for bit. The remarks there on micro-batches hold here.
 
     Args:
       micro_batches: M >= 1.
 
     Raises:
-      ValueError: as those of FrozenWindow and of DualBuffer.
+      ValueError: as FrozenWindow and DualBuffer.
     """
 
     micro_batches: int
 
     def __post_init__(self):
-        FrozenWindow(self.micro_batches)  # which checks it
+        FrozenWindow(self.micro_batches)  # raises for a wrong number
 
     def check(self, model: Any) -> None:
         FrozenWindow(self.micro_batches).check(model)

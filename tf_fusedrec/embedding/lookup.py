@@ -83,13 +83,20 @@ def fetch(routed: Sequence[RoutedIds], ahead: Sequence[RowsAhead] | None = None)
     return [contexts[i] for i in range(len(routed))]
 
 
-def bring(contexts: Sequence[Context]) -> list[Found]:
+def bring(*waves: Sequence[Context]) -> list[Found]:
     """Sends rows to the ranks that asked for them. Collective.
 
-    A table gives the rows of its lookups in their order, so their exchanges begin in that order. None waits for another
-    one to arrive.
+    Args:
+      waves: Contexts of lookups. The rows of one wave leave together. The rows of the next wave leave when they have
+        arrived: Horovod does not keep the order of exchanges that wait together (schedules/frozen_window.py).
     """
-    return [Found(context.routed.lookup.bring(context), context) for context in contexts]
+    found: list[Found] = []
+    arrived: list[tf.Tensor] = []
+    for contexts in waves:
+        with tf.control_dependencies(arrived):
+            arrived = [context.routed.lookup.bring(context) for context in contexts]
+        found += [Found(one.routed.lookup.recover(one, rows), one) for one, rows in zip(contexts, arrived)]
+    return found
 
 
 def look_up(groups: Sequence[Sequence[LookupRequest]]) -> list[list[Found]]:
@@ -98,13 +105,16 @@ def look_up(groups: Sequence[Sequence[LookupRequest]]) -> list[list[Found]]:
     return [[next(found) for _ in group] for group in groups]
 
 
-def apply_gradients(parts: Sequence[RowGradients], *, staleness: int = 0) -> None:
+def apply_gradients(parts: Sequence[RowGradients], *, staleness: int = 0) -> list[tf.Tensor]:
     """Sends gradients to the owners and makes one update of each group of tables. Collective.
 
     Args:
       parts: The context of each lookup and its gradients, which are summed in this order.
       staleness: Updates that a schedule makes between `fetch` and here, at most. Rows must stay where they are
         meanwhile: FusedEmbedding(lookups_per_update) above it.
+
+    Returns:
+      [>= V, D], the gradients of each lookup at the owner.
 
     Raises:
       InvalidArgumentError: at run time, the table was updated more often since a context's fetch. The layer was called
@@ -116,6 +126,7 @@ def apply_gradients(parts: Sequence[RowGradients], *, staleness: int = 0) -> Non
         for numbers in _by_group([part.context.routed.lookup for part in parts]):
             lookup = parts[numbers[0]].context.routed.lookup
             lookup.update([(parts[i].context, received[i]) for i in numbers], staleness=staleness)
+    return received
 
 
 def _by_group(lookups: Sequence[GroupLookup]) -> list[list[int]]:

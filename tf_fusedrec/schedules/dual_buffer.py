@@ -44,10 +44,13 @@ class LookAheadSchedule(Schedule):
         return _prepare(self.planned(model, batches[0], steps_ahead=1))
 
     def step(self, model: Any, batches: Sequence[Any], state: Any) -> tuple[dict[str, tf.Tensor], Any]:
-        planned = self.planned(model, batches[1], steps_ahead=2)
-        found = bring(fetch(*state))
-        # Ops on one table run in this order: the buffer is filled between the refresh above and the update below.
-        state = _prepare(planned)
+        contexts = fetch(*state)
+        # Ops on one table run in program order: the buffer is filled between this refresh and the update below. With
+        # few threads, work on the coming batch could also delay the refresh, for which this batch waits.
+        with tf.control_dependencies([context.answer.rows for context in contexts]):
+            planned = self.planned(model, batches[1], steps_ahead=2)
+            state = _prepare(planned)
+        found = bring(*stages.by_micro_batch(planned, contexts))
         with stages.supplying(planned, found):
             logs = model.train_step(batches[0])
         return logs, state

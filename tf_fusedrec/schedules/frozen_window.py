@@ -1,10 +1,21 @@
 """Micro-batches against frozen tables: exchanges of one run under the dense compute of another (NestPipe, section V).
 
-ids, lookup       all                      in one all-to-all; before anything computes
-rows                  0   1   2   3        as early as the network lets them
-dense compute             0   1   2   3    one after another, each behind the gate of the one before
-gradients                     0   1   2   3    each when its compute is done
+ids, lookup       all                      ids in one all-to-all, then one lookup of each table
+rows                  0   1   2   3        each when the rows before have arrived
+dense compute             0   1   2   3    each when the compute before is done
+gradients                     0   1   2   3    each when its compute is done; summed when they arrive
 update                                      x  one, dense and sparse
+
+The order of exchanges is that of their need, and three things fix it:
+
+- Rows of a micro-batch leave when the rows before have arrived. Horovod does not keep the order of exchanges that wait
+  together: in one cycle it begins with those whose shapes are in its response cache, least recently used first. One new
+  shape would put micro-batch 0 behind the others, in that step and in all later ones.
+- Dense gradients are all-reduced when the last gradients of rows have arrived. So the update of the tables, which needs
+  more time than the dense update, runs under the all-reduce. Where exchanges take longer than the compute, the queue is
+  full until then anyway. On a faster network, an all-reduce inside the last backward pass would hide more.
+- Lookups are not ordered by micro-batch. A table must see the ids of the whole batch before it evicts, admits or
+  counts. So one op looks all of them up. Compute 0 waits for this op and its own rows, and for no other rows.
 """
 
 from __future__ import annotations
@@ -35,7 +46,7 @@ class FrozenWindow(Schedule):
     A step costs 2 M all-to-alls of rows and gradients per group, and one of ids. Ops that depend on rows wait for the
     micro-batch before them. Dense layers that read no rows may run at any time. The model is traced M times.
     `model.embedding_inputs` gives the lookups of a batch. Nothing is all-reduced between a forward and a backward pass.
-    Dense gradients are all-reduced once, as they become ready in the backward pass of the last micro-batch.
+    Dense gradients are all-reduced once, behind the last gradients of rows.
 
     A batch of fewer than M samples has micro-batches without samples, which weigh nothing. Layers and losses must take
     them, as they must where a rank has no data. Keras' losses do; a user's own mean over nothing is not a number.
@@ -75,16 +86,15 @@ class FrozenWindow(Schedule):
         if stages.contexts_to_come(model):  # Nested has looked up the batch in the step before
             return _train(model, pieces, parts)
         planned = stages.plan(model, pieces)
-        found = bring(fetch(route(stages.requests(planned))))
+        contexts = fetch(route(stages.requests(planned)))
+        found = bring(*stages.by_micro_batch(planned, contexts))
         with stages.supplying(planned, found):
             return _train(model, pieces, parts)
 
 
 def _train(model: Any, pieces: Sequence[Any], parts: Sequence[MicroBatch]) -> dict[str, tf.Tensor]:
     """Computes the micro-batches one after another on rows that are on their way, and updates once."""
-    # The lookups run before anything computes: they take a millisecond, and one that a compute keeps from running in
-    # time is missed by all that come behind it in Horovod's queue. Their rows need not have arrived.
-    gate = tf.group(*[context.answer.rows for context in stages.contexts_to_come(model)])
+    gate: tf.Operation | None = None
     waiting: list[RowGradients] = []
     dense: list[list[Any]] = []
     losses, logs = [], {}
@@ -103,8 +113,10 @@ def _train(model: Any, pieces: Sequence[Any], parts: Sequence[MicroBatch]) -> di
         losses.append(loss)
         waiting += mine
         gate = _done(loss, dense[-1], mine)
-    apply_gradients(waiting)
+    received = apply_gradients(waiting)
     sums = [_sum(list(of_weight)) for of_weight in zip(*dense)]
+    with tf.control_dependencies(received[len(waiting) - len(mine) :]):
+        sums = [None if total is None else _identity(total) for total in sums]
     model.optimizer.minimize(tf.add_n(losses), model.trainable_variables, tape=_Answers(sums))
     return logs
 
@@ -146,6 +158,10 @@ def _sum(parts: list[Any]) -> Any:
     for part in parts[1:]:
         total += tf.convert_to_tensor(part)
     return total
+
+
+def _identity(gradient: Any) -> Any:
+    return tf.nest.map_structure(tf.identity, gradient, expand_composites=True)
 
 
 def _refuse_sums(loss: Any) -> None:

@@ -235,8 +235,8 @@ class PipelinedModel(keras.Model):
 
         The default cuts a functional model at its lookups. It runs the call of another model until it reaches the one
         FusedEmbedding, which the model must call once. The ops before the lookups must have no effects, and return the
-        same when the batch computes. Where they depend on the number of the training step, `steps_ahead` gives the
-        distance. Override this method for other models.
+        same when the batch computes. Where they depend on the number of the training step, `steps_ahead` counts the
+        steps until then. Override this method for other models.
 
         Raises:
           ValueError: the lookups are unknown.
@@ -265,7 +265,7 @@ class PipelinedModel(keras.Model):
 
     @property
     def steps_ahead(self) -> int:
-        """Distance in training steps to the step of the batch that the model works on; 0 for this step's batch."""
+        """Training steps that will begin up to that of the batch that the model works on; 0 inside that step."""
         return self.__dict__.get("_steps_ahead", 0)
 
     @contextlib.contextmanager

@@ -3,7 +3,7 @@
     planned = plan(model, [batch])               which lookups the batch makes
     routed = route(requests(planned))            ids to their owners, in one all-to-all; reads no table
     contexts = fetch(routed)                     rows at the owner, as they are now
-    found = bring(contexts)                      rows to the ranks that asked
+    found = bring(contexts)                      rows to the ranks that asked; by_micro_batch gives them an order
     with supplying(planned, found):              the training step takes these rows,
         with deferring(model, gradients): ...    and collects their gradients
     apply_gradients(gradients)                   gradients to the owners, one update
@@ -15,6 +15,7 @@ inputs again: the plan may be a step old, and the gradient of feature weights ne
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -29,6 +30,7 @@ from tf_fusedrec.schedules.micro_batch import WHOLE, MicroBatch
 class Planned(NamedTuple):
     """One call and the training lookups of each of its groups. Groups of other models' tables have none."""
 
+    micro_batch: int
     embedding: FusedEmbedding
     groups: list[list[LookupRequest]]
 
@@ -51,13 +53,13 @@ def plan(model: Any, pieces: Sequence[Any], *, steps_ahead: int = 0, before_upda
     for number, piece in enumerate(pieces):
         x, _, _ = keras.utils.unpack_x_y_sample_weight(piece)
         with model.working_on(MicroBatch(number, WHOLE.share), steps_ahead):
-            planned += [_planned(call) for call in model.embedding_inputs(x) if call.embedding.trainable]
+            planned += [_planned(number, call) for call in model.embedding_inputs(x) if call.embedding.trainable]
     return planned
 
 
-def _planned(call: EmbeddingCall) -> Planned:
+def _planned(micro_batch: int, call: EmbeddingCall) -> Planned:
     groups = call.embedding.requests(call.inputs, call.weights, call.mask, training=True)
-    return Planned(call.embedding, [_training(group) for group in groups])
+    return Planned(micro_batch, call.embedding, [_training(group) for group in groups])
 
 
 def _training(requests: Sequence[LookupRequest]) -> list[LookupRequest]:
@@ -67,6 +69,13 @@ def _training(requests: Sequence[LookupRequest]) -> list[LookupRequest]:
 def requests(planned: Sequence[Planned]) -> list[LookupRequest]:
     """All lookups of a plan, in the order in which every stage returns them."""
     return [request for call in planned for group in call.groups for request in group]
+
+
+def by_micro_batch(planned: Sequence[Planned], contexts: Sequence[Context]) -> list[list[Context]]:
+    """The contexts of a plan's lookups, in one list for each micro-batch."""
+    left = iter(contexts)
+    calls = itertools.groupby(planned, key=lambda call: call.micro_batch)
+    return [[next(left) for _ in requests(list(of_piece))] for _, of_piece in calls]
 
 
 @contextlib.contextmanager

@@ -251,6 +251,7 @@ REGISTER_OP("Fusedrec>TableAccumulateGradients")
     .Input("inverse: int32")
     .Input("grads: T")
     .Input("scale: float")
+    .Input("begin: bool")
     .Output("left_out: int32")
     .Attr("T: {float, half, bfloat16}")
     .SetIsStateful()
@@ -263,6 +264,7 @@ handles: <int64>[W] of TableLookup.
 inverse: <int32>[V] of TableLookup.
 grads: <T>[>= V, D] in the order received.
 scale: <float>[] factor of all gradients.
+begin: <bool>[] whether to drop earlier sums, which a training step that failed may have left.
 left_out: <int32>[k] ascending places in `handles` of rows whose sum is no longer finite, each once in an update: that
   update leaves them as they are.
 )doc");

@@ -185,6 +185,15 @@ def test_accumulated_gradients_make_one_update():
             np.testing.assert_array_equal(table.find([[[1, 2, 3]]])[:, 0], [-1, -10, -8])
 
 
+def test_an_accumulation_that_begins_drops_earlier_sums():
+    with new_table(dim=2, distribution="constant", a=0.0) as table:
+        found = table.lookup([[[1, 2]]])
+        for begin, grad in ((False, 5.0), (True, 1.0), (False, 2.0)):
+            ops.table_accumulate_gradients(table.handle, found, tf.fill([2, 2], grad), scale=1.0, begin=begin)
+        ops.table_apply_accumulated(table.handle, learning_rate=1.0, step=1)
+        np.testing.assert_array_equal(table.find([[[1, 2]]]), np.full([2, 2], -3.0))
+
+
 def test_inference_inserts_nothing_and_touches_nothing():
     with new_table() as table:
         table.lookup([[[1, 2]]])

@@ -3,7 +3,7 @@
 import dataclasses
 
 from tf_fusedrec import keras
-from tf_fusedrec.embedding.lookup import fetch, route
+from tf_fusedrec.embedding.lookup import bring, fetch, route
 from tf_fusedrec.schedules import Schedule, stages
 
 
@@ -22,7 +22,7 @@ class RouteAhead(Schedule):
 
     def step(self, model, batches, state):
         planned = self._plan(model, batches[1], 2)
-        found = stages.bring(fetch(state))
+        found = bring(fetch(state))
         state = route(stages.requests(planned))
         with stages.supplying(planned, found):
             logs = model.train_step(batches[0])

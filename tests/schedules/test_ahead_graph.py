@@ -28,6 +28,7 @@ def _facts():
             "refresh": [op for op in ops if op.type == "Fusedrec>TableRefresh"],
             "look_ahead": [op for op in ops if op.type == "Fusedrec>TableLookAhead"],
             "update": [op for op in ops if op.type.startswith("Fusedrec>TableApply")],
+            "unique": [op for op in ops if op.type == "Fusedrec>SegmentUnique"],
             **{
                 kind: [op for op in ops if op.type == "HorovodAlltoall" and op.name.endswith(f".{kind}")]
                 for kind in ("ids", "rows", "gradients")
@@ -38,6 +39,7 @@ def _facts():
         found[name] = {
             "reduced_early": clicks.last_layer_reduced_early(ops),
             "counts": {kind: len(found_ops) for kind, found_ops in kinds.items()},
+            "ahead_waits_for_refresh": [refreshes <= before[op] for op in kinds["unique"] + kinds["ids"]],
             "ahead_waits_for_compute": [bool(before[op] & compute) for op in kinds["look_ahead"] + kinds["ids"]],
             "rows_wait_for_refresh": [bool(before[op] & refreshes) for op in kinds["rows"]],
             "rows_wait_for_compute": [bool(before[op] & compute) for op in kinds["rows"]],
@@ -60,6 +62,13 @@ def test_the_next_batch_waits_for_no_compute(facts, schedule):
     for kind in ("rows", "gradients"):
         assert seen["counts"][kind] == (M if schedule == "nested" else 1), kind
     assert not any(seen["ahead_waits_for_compute"])
+
+
+@pytest.mark.parametrize("schedule", ["dual_buffer", "nested"])
+def test_the_next_batch_waits_for_the_refresh_of_this_one(facts, schedule):
+    """Else few threads could work on ids of the next batch before the op that this batch's rows wait for."""
+    seen = facts[schedule]["ahead_waits_for_refresh"]
+    assert len(seen) > 1 and all(seen)
 
 
 @pytest.mark.parametrize("schedule", ["dual_buffer", "nested"])

@@ -1,5 +1,8 @@
 """FrozenWindow on one process: equal to whole batches but for rounding, with all that Keras puts around a step."""
 
+import contextlib
+import time
+
 import numpy as np
 import pytest
 
@@ -61,6 +64,33 @@ def test_a_table_that_is_full_evicts_no_row_of_the_window():
         model.train_on_batch({**x, "user": tf.range(8, dtype=tf.int64) + 8 * step}, y)
     ids = embedding.export_table("user")[0]
     assert len(ids) <= 16 and set(range(40, 48)) <= set(ids.tolist()) <= set(range(32, 48))
+
+
+def test_gradients_of_a_step_that_failed_are_dropped():
+    """The last micro-batch fails a second after the gradients of the first have been summed."""
+
+    def check(y):
+        if (y > 99).any():
+            time.sleep(1)
+            raise ValueError("a wrong label")
+
+    def loss(y, y_pred):
+        with tf.control_dependencies([tf.numpy_function(check, [y], [])]):
+            return tf.reduce_mean((y - y_pred) ** 2, axis=1)
+
+    states = []
+    x, y, _ = clicks.batch(8, seed=0)
+    wrong = tf.concat([y[:7], [100.0]], 0)
+    for labels in ([y, y], [y, wrong, y]):
+        embedding = clicks.make_embedding()
+        model = clicks.make_model(embedding, FrozenWindow(4), loss=loss)
+        for one in labels:
+            with pytest.raises(tf.errors.OpError, match="a wrong label") if one is wrong else contextlib.nullcontext():
+                model.train_on_batch(x, one[:, tf.newaxis])
+        state = clicks.state(model, embedding)
+        states.append({what: state[what] for what in state if what.split()[-1] not in ("last", "count", "updated")})
+    for what in states[0]:
+        np.testing.assert_array_equal(states[1][what], states[0][what], err_msg=what)
 
 
 class Tower(PipelinedModel):

@@ -20,13 +20,17 @@ def _facts():
     step = clicks.train_function(model).get_concrete_function()
     ops = step.graph.get_operations()  # in the order of the program
     lookups = [op for op in ops if op.type == "Fusedrec>TableLookup"]
+    sums = [op for op in ops if op.type == "Fusedrec>TableAccumulateGradients"]
+    buffers = [op for op in ops if op.type in ("Pad", "PadV2")]
+    reduces = [op for op in ops if op.type == "HorovodAllreduce"]
     products = [op for op in ops if op.type == "MatMul"]
     compute = [products[i : i + len(products) // M] for i in range(0, len(products), len(products) // M)]
     exchanges = {
         kind: [op for op in ops if op.type == "HorovodAlltoall" and _name(op).endswith(f".{kind}")]
         for kind in ("ids", "rows", "gradients")
     }
-    before = {op: ancestors(op) for op in ops if op.type in ("MatMul", "HorovodAlltoall", "Fusedrec>TableLookup")}
+    everything = [*products, *lookups, *sums, *reduces, *(op for op in ops if op.type == "HorovodAlltoall")]
+    before = {op: ancestors(op) for op in everything}
 
     def waits(op):
         return [i for i, piece in enumerate(compute) if before[op] & set(piece)]
@@ -39,9 +43,12 @@ def _facts():
         "compute_waits_for_rows": [sum(rows in before[op] for rows in exchanges["rows"]) for op in compute[0]],
         "reduced_early": fr.collectives.size() == 1 or clicks.last_layer_reduced_early(ops),
         "reduced_in_between": reduced_in_between(ops),
-        "rows_begin_in_order": [_begins(before, *pair) for pair in zip(exchanges["rows"], exchanges["rows"][1:])],
+        "compute_waits_for_buffers": [sum(buffer in before[op] for buffer in buffers) for op in compute[0]],
+        "sums_wait_for": [waits(op) for op in sums],
+        "sums_wait_for_sums": [sum(other in before[op] for other in sums) for op in sums],
+        "reduces_wait_for_gradients": [set(exchanges["gradients"][-1:]) <= before[op] for op in reduces],
         "rows_wait_for": [waits(op) for op in exchanges["rows"]],
-        "rows_wait_for_rows": [bool(before[op] & set(exchanges["rows"])) for op in exchanges["rows"]],
+        "rows_wait_for_rows": [[other in before[op] for other in exchanges["rows"]] for op in exchanges["rows"]],
         "gradients_wait_for": [waits(op) for op in exchanges["gradients"]],
         "compute_waits_for": [
             [i for i, piece in enumerate(compute) if i != j and all(set(piece) <= before[op] for op in mine)]
@@ -50,12 +57,6 @@ def _facts():
         "compute_depends_on": [sorted({i for op in mine for i in waits(op)} - {j}) for j, mine in enumerate(compute)],
         "ops": {kind: n for kind, n in count_ops(step).items() if kind.startswith("Fusedrec>Table")},
     }
-
-
-def _begins(before, first, second):
-    """Whether all that one exchange waits for beside its own splits, the other one waits for, too, and for more."""
-    pads = [{op for op in before[one] if op.type in ("Pad", "PadV2")} for one in (first, second)]
-    return bool(pads[0]) and pads[0] < pads[1]
 
 
 def _name(op):
@@ -73,10 +74,9 @@ def test_exchanges_wait_for_no_compute(facts):
     assert seen["rows_wait_for"] == [[]] * M * (ranks > 1)
 
 
-def test_exchanges_begin_in_order_and_wait_for_no_other_to_arrive(facts):
+def test_rows_leave_when_the_rows_of_the_micro_batches_before_have_arrived(facts):
     ranks, seen = facts
-    assert seen["rows_begin_in_order"] == [True] * (M - 1) * (ranks > 1)
-    assert seen["rows_wait_for_rows"] == [False] * M * (ranks > 1)
+    assert seen["rows_wait_for_rows"] == [[j < i for j in range(M)] for i in range(M)] * (ranks > 1)
 
 
 def test_compute_goes_one_micro_batch_after_another(facts):
@@ -95,11 +95,19 @@ def test_compute_begins_behind_the_lookup_and_its_own_rows(facts):
     ranks, seen = facts
     assert set(seen["compute_waits_for_lookups"]) == {1}
     assert set(seen["compute_waits_for_rows"]) == {int(ranks > 1)}
+    assert set(seen["compute_waits_for_buffers"]) == {1}
 
 
-def test_dense_gradients_are_averaged_as_they_become_ready(facts):
+def test_gradients_are_summed_in_order_when_they_arrive(facts):
     _, seen = facts
+    assert seen["sums_wait_for"] == [list(range(j + 1)) for j in range(M)]
+    assert seen["sums_wait_for_sums"] == list(range(M))
+
+
+def test_dense_gradients_are_averaged_one_by_one_behind_the_last_gradients_of_rows(facts):
+    ranks, seen = facts
     assert seen["reduced_early"] and not seen["reduced_in_between"]
+    assert set(seen["reduces_wait_for_gradients"]) == ({True} if ranks > 1 else set())
 
 
 def test_one_exchange_of_ids_one_lookup_two_exchanges_of_every_micro_batch_and_one_update(facts):

@@ -195,13 +195,18 @@ class GroupLookup:
         return [Context(one, part, updates_seen) for one, part in zip(routed, answers)]
 
     def bring(self, context: Context) -> tf.Tensor:
-        """Sends rows to the ranks that asked for them: [G, D] of all features, pooled where a feature is."""
-        fused, route, rows = context.routed.fused, context.routed.route, context.answer.rows
-        output = tf.as_dtype(context.routed.output_dtype)
+        """Sends rows to the ranks that asked for them: [U, D] of unique ids; [>= N, D] where ids stay on this rank."""
+        route, rows = context.routed.route, context.answer.rows
         if route is None:
-            return tf.cast(rows[: tf.size(fused.ids)], output)
-        narrowed = tf.cast(rows, output) if self._narrows(context) else rows
-        arrived = all_to_all.bring_rows(route, narrowed, self.place, self._wire)
+            return rows
+        narrowed = tf.cast(rows, context.routed.output_dtype) if self._narrows(context) else rows
+        return all_to_all.bring_rows(route, narrowed, self.place, self._wire)
+
+    def recover(self, context: Context, arrived: tf.Tensor) -> tf.Tensor:
+        """The result of `bring` as rows of all features: [G, D], pooled where a feature is."""
+        fused, route, output = context.routed.fused, context.routed.route, context.routed.output_dtype
+        if route is None:
+            return tf.cast(arrived[: tf.size(fused.ids)], output)
         return ops.pooled_recover(tf.cast(arrived, output), route.index, fused.bag_splits, fused.bag_scale)
 
     def _narrows(self, context: Context) -> bool:
@@ -234,10 +239,11 @@ class GroupLookup:
           staleness: See lookup.apply_gradients.
         """
         checks = [check for context, _ in parts for check in self._not_updated_since(context, staleness)]
-        # Counters wait for gradients, too, so that a step that finds no more data counts nothing.
-        with tf.control_dependencies([*checks, *[grads for _, grads in parts]]):
-            answers = [(context.answer, grads) for context, grads in parts]
-            left_out = self.table.apply_gradients(answers, self._gradient_scale)
+        gradients = [grads for _, grads in parts]
+        answers = [(context.answer, grads) for context, grads in parts]
+        left_out = self.table.apply_gradients(answers, self._gradient_scale, checks)
+        # Counters wait for all gradients, so that a step that finds no more data counts nothing.
+        with tf.control_dependencies([*checks, *gradients]):
             if left_out is not None:
                 for (context, grads), numbers, inverse in zip(parts, left_out.numbers, left_out.inverses):
                     message = context.routed.message, context.routed.message_splits

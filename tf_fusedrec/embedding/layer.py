@@ -12,13 +12,12 @@ import numpy as np
 from tf_fusedrec._tf_compat import keras, tf
 from tf_fusedrec.config import FeatureConfig, TableConfig
 from tf_fusedrec.embedding import anchor, construction
+from tf_fusedrec.embedding.call_steps import ReplaceableSteps
 from tf_fusedrec.embedding.description import Described
 from tf_fusedrec.embedding.group_lookup import GroupLookup, LookupRequest
 from tf_fusedrec.embedding.groups import group_tables
-from tf_fusedrec.embedding.hooks import CallModes, Reached
 from tf_fusedrec.embedding.inputs import FlatFeature, flatten_inputs, is_kept
-from tf_fusedrec.embedding.lookup import route
-from tf_fusedrec.embedding.trained_rows import GroupCall, trained_rows
+from tf_fusedrec.embedding.trained_rows import trained_rows
 from tf_fusedrec.exchange import collectives
 from tf_fusedrec.exchange.topology import Place, Topology
 from tf_fusedrec.ops.xla import outside_clusters
@@ -26,7 +25,7 @@ from tf_fusedrec.tables.state import TableState
 
 
 @keras.saving.register_keras_serializable("tf_fusedrec")
-class FusedEmbedding(CallModes, Described, keras.layers.Layer):
+class FusedEmbedding(ReplaceableSteps, Described, keras.layers.Layer):
     """Distributed dynamic embedding tables for many features (FusedRec, Algorithm 1).
 
     Tables of equal spec (dim, dtype, initializer, optimizer) form a group. K groups make 2K + 1 all-to-alls in a
@@ -172,10 +171,8 @@ class FusedEmbedding(CallModes, Described, keras.layers.Layer):
         training: bool | None = None,
         mask: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
-        if self._interrupts:
-            raise Reached(inputs, weights, mask)
-        if self._server is not None:
-            return self._served(self._flat_features(inputs, weights, mask), self._server)
+        if self.call_steps.answer is not None:
+            return self.call_steps.answer(inputs, weights, mask)
         trains = self.trainable and training is not False and training != 0
         with outside_clusters(f"Layer {self.name!r}"):
             return self._look_up(inputs, weights, mask, trains)
@@ -197,16 +194,12 @@ class FusedEmbedding(CallModes, Described, keras.layers.Layer):
     # Nothing in here needs AutoGraph, and a conversion would cost seconds per trace.
     @tf.autograph.experimental.do_not_convert
     def _look_up(self, inputs: Mapping[str, Any], weights: Any, mask: Any, training: bool) -> dict[str, Any]:
-        requests = self.requests(inputs, weights, mask, training=training)
-        supplied = self._next_supplied(len(requests)) if training else [None] * len(requests)
-        routed = iter(route([one for group, rows in zip(requests, supplied) if rows is None for one in group]))
+        groups = self.requests(inputs, weights, mask, training=training)
         value = self._anchor.read_value()
         value = anchor.checked(value, self.name) if training else value
         outputs: dict[str, Any] = {}
-        for group, rows in zip(requests, supplied):
-            mine = [next(routed) for _ in group] if rows is None else []
-            call = GroupCall(self.name, group, mine, rows, self._deferral, self._loss_scaler)
-            outputs.update(trained_rows(call, value))
+        for requests, found in zip(groups, self.call_steps.look_up(groups)):
+            outputs.update(trained_rows(requests, found, value, self.call_steps.train))
         return {name: outputs[name] for name in inputs}
 
     def prefetch(self, inputs: Mapping[str, Any]) -> None:
@@ -220,7 +213,7 @@ class FusedEmbedding(CallModes, Described, keras.layers.Layer):
         Raises:
           ValueError: As the call.
         """
-        flat, call = self._flat_features(inputs, None, None), self._next_call()
+        flat, call = self.flat_features(inputs, None, None), self._next_call()
         for lookup, features in self._by_group(flat):
             lookup.prefetch(features, call=call)
 
@@ -258,7 +251,7 @@ class FusedEmbedding(CallModes, Described, keras.layers.Layer):
         Raises:
           ValueError: As the call.
         """
-        flat, call = self._flat_features(inputs, weights, mask), self._next_call()
+        flat, call = self.flat_features(inputs, weights, mask), self._next_call()
         return [lookup.requests(mine, call, training=training) for lookup, mine in self._by_group(flat)]
 
     def _by_group(self, flat: Mapping[str, FlatFeature]) -> list[tuple[GroupLookup, list[FlatFeature]]]:
@@ -268,9 +261,10 @@ class FusedEmbedding(CallModes, Described, keras.layers.Layer):
         ]
         return [(lookup, mine) for lookup, mine in parts if mine]
 
-    def _flat_features(
+    def flat_features(
         self, inputs: Mapping[str, Any], weights: Mapping[str, Any] | None, mask: Mapping[str, Any] | None
     ) -> dict[str, FlatFeature]:
+        """The inputs of a call, flattened by feature. Raises ValueError as the call."""
         return flatten_inputs(self.name, self._features, inputs, weights or {}, mask or {})
 
     def _next_call(self) -> int:

@@ -18,6 +18,13 @@ from tf_fusedrec.ops import RowsAhead
 from tf_fusedrec.ops.xla import outside_clusters
 
 
+class Found(NamedTuple):
+    """Rows of one lookup on the rank that asked for them."""
+
+    rows: tf.Tensor  # <output dtype>[G, D], pooled where a feature is
+    context: Context  # for their gradients
+
+
 class RowGradients(NamedTuple):
     """Gradients of the rows of one lookup."""
 
@@ -76,25 +83,38 @@ def fetch(routed: Sequence[RoutedIds], ahead: Sequence[RowsAhead] | None = None)
     return [contexts[i] for i in range(len(routed))]
 
 
-def bring(contexts: Sequence[Context]) -> list[tf.Tensor]:
+def bring(*waves: Sequence[Context]) -> list[Found]:
     """Sends rows to the ranks that asked for them. Collective.
 
-    A table gives the rows of its lookups in their order, so their exchanges begin in that order. None waits for another
-    one to arrive.
-
-    Returns:
-      <output dtype>[G, D] of each lookup, pooled where a feature is.
+    Args:
+      waves: Contexts of lookups. The rows of one wave leave together. The rows of the next wave leave when they have
+        arrived: Horovod does not keep the order of exchanges that wait together (schedules/frozen_window.py).
     """
-    return [context.routed.lookup.bring(context) for context in contexts]
+    found: list[Found] = []
+    arrived: list[tf.Tensor] = []
+    for contexts in waves:
+        with tf.control_dependencies(arrived):
+            arrived = [context.routed.lookup.bring(context) for context in contexts]
+        found += [Found(one.routed.lookup.recover(one, rows), one) for one, rows in zip(contexts, arrived)]
+    return found
 
 
-def apply_gradients(parts: Sequence[RowGradients], *, staleness: int = 0) -> None:
+def look_up(groups: Sequence[Sequence[LookupRequest]]) -> list[list[Found]]:
+    """Finds the rows of each request, by group: all stages at once. Collective."""
+    found = iter(bring(fetch(route([request for group in groups for request in group]))))
+    return [[next(found) for _ in group] for group in groups]
+
+
+def apply_gradients(parts: Sequence[RowGradients], *, staleness: int = 0) -> list[tf.Tensor]:
     """Sends gradients to the owners and makes one update of each group of tables. Collective.
 
     Args:
       parts: The context of each lookup and its gradients, which are summed in this order.
       staleness: Updates that a schedule makes between `fetch` and here, at most. Rows must stay where they are
         meanwhile: FusedEmbedding(lookups_per_update) above it.
+
+    Returns:
+      [>= V, D], the gradients of each lookup at the owner.
 
     Raises:
       InvalidArgumentError: at run time, the table was updated more often since a context's fetch. The layer was called
@@ -106,6 +126,7 @@ def apply_gradients(parts: Sequence[RowGradients], *, staleness: int = 0) -> Non
         for numbers in _by_group([part.context.routed.lookup for part in parts]):
             lookup = parts[numbers[0]].context.routed.lookup
             lookup.update([(parts[i].context, received[i]) for i in numbers], staleness=staleness)
+    return received
 
 
 def _by_group(lookups: Sequence[GroupLookup]) -> list[list[int]]:

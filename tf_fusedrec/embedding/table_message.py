@@ -50,9 +50,7 @@ def split_answer(answer: Answer, parts: Sequence[Message], segments: int) -> lis
     rows: list[tf.Tensor] = []
     begin = tf.constant(0)
     for count in counts:
-        # One after another, so that exchanges begin in the order of the parts.
-        with tf.control_dependencies(rows[-1:]):
-            rows.append(_send_buffer(answer.rows, begin, messages.bucketed(count)))
+        rows.append(_send_buffer(answer.rows, begin, messages.bucketed(count)))
         begin += count
     if isinstance(answer, ops.TableRows):
         return [answer._replace(rows=part, inverse=inverse) for part, inverse in zip(rows, inverses)]

@@ -184,18 +184,20 @@ def table_apply_gradients(
 
 
 def table_accumulate_gradients(
-    table: tf.Tensor, found: TableRows, grads: tf.Tensor, *, scale: float | tf.Tensor
+    table: tf.Tensor, found: TableRows, grads: tf.Tensor, *, scale: float | tf.Tensor, begin: bool = False
 ) -> tf.Tensor:
     """Adds gradients to the sums by row, which table_apply_accumulated applies (MTGRBoost, section 5.2).
 
-    Args are those of table_apply_gradients.
+    Args:
+      table, found, grads, scale: As in table_apply_gradients.
+      begin: Whether to drop earlier sums, which a training step that failed may have left.
 
     Returns:
       <int32>[k], ascending places in `found.handles` of the rows whose sum is no longer finite, each once in an update.
       table_apply_accumulated leaves these rows as they are.
     """
     return library.fusedrec_table_accumulate_gradients(
-        table=table, handles=found.handles, inverse=found.inverse, grads=grads, scale=scale
+        table=table, handles=found.handles, inverse=found.inverse, grads=grads, scale=scale, begin=begin
     )
 
 

@@ -19,7 +19,7 @@ from tf_fusedrec import ops
 from tf_fusedrec._tf_compat import keras, tf
 from tf_fusedrec.embedding import FusedEmbedding
 from tf_fusedrec.embedding.group_lookup import Context, LookupRequest, RoutedIds
-from tf_fusedrec.embedding.lookup import RowGradients
+from tf_fusedrec.embedding.lookup import Found, RowGradients
 from tf_fusedrec.exchange.all_to_all import own_message
 from tf_fusedrec.exchange.topology import Topology
 from tf_fusedrec.schedules import stages
@@ -129,14 +129,10 @@ def _compute_s(model: Any, data: Any) -> float:
 
     def passes(data: Any, rows: list[tf.Tensor]) -> tf.Tensor:
         planned = stages.plan(model, [data])
-        found = [(one, _context(request)) for one, request in zip(rows, stages.requests(planned))]
+        found = [Found(one, _context(request)) for one, request in zip(rows, stages.requests(planned))]
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         dropped: list[RowGradients] = []
-        with contextlib.ExitStack() as step:
-            step.enter_context(model.working_on(WHOLE))
-            step.enter_context(stages.supplying(planned, found))
-            for embedding in required_embeddings(model):
-                step.enter_context(embedding.deferred(dropped, None))
+        with model.working_on(WHOLE), stages.supplying(planned, found), stages.deferring(model, dropped):
             with tf.GradientTape() as tape:
                 y_pred = model(x, training=True)
                 loss = model.compute_loss(x, y, y_pred, sample_weight)

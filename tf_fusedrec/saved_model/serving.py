@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator
-from typing import Union
+from typing import Any, Union
 
 from tf_fusedrec._tf_compat import keras
-from tf_fusedrec.embedding import embeddings_of
+from tf_fusedrec.embedding import FusedEmbedding, embeddings_of
+from tf_fusedrec.embedding.outputs import pooled_by_tensorflow, restore_form
 from tf_fusedrec.layers.kernels import AttentionKernels
 from tf_fusedrec.saved_model.native_tables import NativeTables
 from tf_fusedrec.saved_model.stock_tables import StockTables
@@ -21,9 +23,19 @@ def serving(model: keras.Model, tables: ServedTables, kernels: AttentionKernels)
     layers = list(model.submodules)
     with contextlib.ExitStack() as switches:
         for embedding in embeddings_of(model):
-            switches.enter_context(embedding.served_by(tables.rows))
+            switches.enter_context(embedding.replacing(answer=functools.partial(_answer, embedding, tables)))
         for layer in layers:
             if hasattr(layer, "kernels"):
                 switches.callback(setattr, layer, "kernels", layer.kernels)
                 layer.kernels = kernels
         yield
+
+
+def _answer(layer: FusedEmbedding, tables: ServedTables, inputs: Any, weights: Any, mask: Any) -> dict[str, Any]:
+    """The outputs of a call, with rows from the served tables."""
+    flat = layer.flat_features(inputs, weights, mask)
+    features = {name: pooled_by_tensorflow(feature) for name, feature in flat.items()}
+    return {
+        name: restore_form(feature, tables.rows(feature.config.table, feature.ids))
+        for name, feature in features.items()
+    }

@@ -1,4 +1,4 @@
-"""When the exchanges of a training step run: schedules of a PipelinedModel, one file each."""
+"""Schedules of a PipelinedModel, one file each. A schedule decides when the exchanges of a training step run."""
 
 from tf_fusedrec.schedules.calls import EmbeddingCall
 from tf_fusedrec.schedules.dual_buffer import DualBuffer

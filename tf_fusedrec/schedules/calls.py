@@ -1,4 +1,4 @@
-"""The lookups that a batch will make, found before it computes."""
+"""Finds the lookups that a batch will make, before it computes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,14 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from tf_fusedrec._tf_compat import keras, tf
-from tf_fusedrec.embedding import FusedEmbedding, Reached, embeddings_of
+from tf_fusedrec.embedding import FusedEmbedding, embeddings_of
+
+
+class _Reached(BaseException):
+    """A call reached its FusedEmbedding with these (inputs, weights, mask).
+
+    A BaseException, because Keras re-raises every Exception as a new one.
+    """
 
 
 class EmbeddingCall(NamedTuple):
@@ -66,13 +73,17 @@ def calls_until_first(model: Any, x: Any) -> list[EmbeddingCall]:
     embeddings = required_embeddings(model)
     if len(embeddings) > 1:
         raise ValueError(
-            f"{model.name!r} has {len(embeddings)} FusedEmbeddings; which of them a batch is looked up in cannot be "
-            f"seen without running it. {remedy}"
+            f"{model.name!r} has {len(embeddings)} FusedEmbeddings. Only a run of the model would show which of them a "
+            f"batch calls. {remedy}"
         )
+
+    def stop(*arguments: Any) -> None:
+        raise _Reached(*arguments)
+
     try:
-        with embeddings[0].interrupting():
+        with embeddings[0].replacing(answer=stop):
             model(x, training=True)
-    except Reached as reached:
+    except _Reached as reached:
         call = EmbeddingCall(embeddings[0], *reached.args)
     else:
         raise ValueError(f"{model.name!r} never calls its FusedEmbedding for a batch. {remedy}")

@@ -1,4 +1,4 @@
-"""The ranks of one `fit` make equally many steps, however many batches each of them has."""
+"""All ranks of one `fit` make equally many steps, however many batches each rank has."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from tf_fusedrec.schedules.feed import no_samples
 def with_equal_length(x: Any, batch_size: int | None, steps: int | None, argument: str = "steps_per_epoch") -> Any:
     """The data set `x`, extended where ranks have different numbers of batches. Collective.
 
-    Keras counts the batches of a data set first, and stops after so many. Where all ranks know their number, batches of
-    no samples are appended, up to the largest number. Else Keras does not see the number: an epoch ends after `steps`,
-    or when no rank has data any more, which Feed and EqualSteps find out.
+    Keras counts the batches of a data set first, and stops after that number. Where all ranks know their number,
+    batches of no samples are appended up to the largest number. Else the number is hidden from Keras: an epoch ends
+    after `steps`, or when Feed or EqualSteps finds that no rank has data any more.
 
     Args:
       x, batch_size, steps: Arguments of keras.Model.fit, evaluate or predict.

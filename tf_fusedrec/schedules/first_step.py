@@ -1,4 +1,4 @@
-"""Before the first step: the optimizer's slots, and the same weights on all ranks."""
+"""Prepares the first step: makes the optimizer's slots, and gives all ranks the same weights."""
 
 from __future__ import annotations
 

@@ -1,24 +1,33 @@
 """Micro-batches against frozen tables: exchanges of one run under the dense compute of another (NestPipe, section V).
 
-ids, lookup       all                      in one all-to-all; before anything computes
-rows                  0   1   2   3        as early as the network lets them
-dense compute             0   1   2   3    one after another, each behind the gate of the one before
-gradients                     0   1   2   3    each when its compute is done
+ids, lookup       all                      ids in one all-to-all, then one lookup of each table
+rows                  0   1   2   3        each when the rows before have arrived
+dense compute             0   1   2   3    each when the compute before is done
+gradients                     0   1   2   3    each when its compute is done; summed when they arrive
 update                                      x  one, dense and sparse
+
+The order of exchanges is that of their need, and three things fix it:
+
+- Rows of a micro-batch leave when the rows before have arrived. Horovod does not keep the order of exchanges that wait
+  together: in one cycle it begins with those whose shapes are in its response cache, least recently used first. One new
+  shape would put micro-batch 0 behind the others, in that step and in all later ones.
+- Dense gradients are all-reduced when the last gradients of rows have arrived. So the update of the tables, which needs
+  more time than the dense update, runs under the all-reduce. Where exchanges take longer than the compute, the queue is
+  full until then anyway. On a faster network, an all-reduce inside the last backward pass would hide more.
+- Lookups are not ordered by micro-batch. A table must see the ids of the whole batch before it evicts, admits or
+  counts. So one op looks all of them up. Compute 0 waits for this op and its own rows, and for no other rows.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
 from tf_fusedrec._tf_compat import keras, tf
 from tf_fusedrec.embedding import embeddings_of
-from tf_fusedrec.embedding.lookup import RowGradients, apply_gradients, fetch, route
+from tf_fusedrec.embedding.lookup import RowGradients, apply_gradients, bring, fetch, route
 from tf_fusedrec.schedules import stages
-from tf_fusedrec.schedules.calls import required_embeddings
 from tf_fusedrec.schedules.micro_batch import MicroBatch, cut
 from tf_fusedrec.schedules.registry import register
 from tf_fusedrec.schedules.schedule import Schedule
@@ -27,23 +36,24 @@ from tf_fusedrec.schedules.schedule import Schedule
 @register("frozen_window")
 @dataclasses.dataclass(frozen=True)
 class FrozenWindow(Schedule):
-    """Cuts every batch by sample into micro-batches; tables and dense weights change once, at its end.
+    """Cuts every batch by sample into micro-batches. Tables and dense weights change once, at the end of the batch.
 
-    Equal to gradient accumulation over the same micro-batches bit for bit, and to the whole batch but for the rounding
-    of sums in another order. A table looks up the ids of all micro-batches at once: its clock, admission, frequencies
-    and evictions are those of the whole batch. What looks across samples sees a micro-batch: batch normalization,
-    in-batch negatives.
+    The result equals gradient accumulation over the same micro-batches bit for bit, and the whole batch but for the
+    rounding of sums in another order. A table looks up the ids of all micro-batches at once, so its clock, admission,
+    frequencies and evictions are those of the whole batch. Layers that look across samples see one micro-batch: batch
+    normalization, in-batch negatives.
 
     A step costs 2 M all-to-alls of rows and gradients per group, and one of ids. Ops that depend on rows wait for the
-    micro-batch before them; dense layers that read no rows may run at any time. The step is traced M times.
+    micro-batch before them. Dense layers that read no rows may run at any time. The model is traced M times.
     `model.embedding_inputs` gives the lookups of a batch. Nothing is all-reduced between a forward and a backward pass.
-    Dense gradients are all-reduced once, as they become ready in the backward pass of the last micro-batch.
+    Dense gradients are all-reduced once, behind the last gradients of rows.
 
-    A batch with fewer samples than M has micro-batches of no samples, which weigh nothing: layers and losses must take
-    them, as they must where a rank has no data. Keras losses do; a mean of one's own over nothing is not a number.
+    A batch of fewer than M samples has micro-batches without samples, which weigh nothing. Layers and losses must take
+    them, as they must where a rank has no data. Keras' losses do; a user's own mean over nothing is not a number.
 
     Args:
-      micro_batches: M >= 1. With 1, the batch is whole. The largest has about 1 / (M - 1) of the samples, see `cut`.
+      micro_batches: M >= 1; 1 leaves the batch whole. The largest micro-batch has about 1 / (M - 1) of the samples,
+        see `cut`.
 
     Raises:
       ValueError: M is no int >= 1. When the model gets the schedule: backend "tfra"; for M > 1 a table on a GPU, which
@@ -73,30 +83,25 @@ class FrozenWindow(Schedule):
         weights = model.loss_weights(pieces)
         shares = tf.math.divide_no_nan(weights, tf.reduce_sum(weights))
         parts = [MicroBatch(i, shares[i], weights[i]) for i in range(len(pieces))]
-        if any(embedding.contexts_to_come for embedding in required_embeddings(model)):
-            return _train(model, pieces, parts)  # looked up by a schedule that is ahead
+        if stages.contexts_to_come(model):  # Nested has looked up the batch in the step before
+            return _train(model, pieces, parts)
         planned = stages.plan(model, pieces)
-        found = stages.bring(fetch(route(stages.requests(planned))))
+        contexts = fetch(route(stages.requests(planned)))
+        found = bring(*stages.by_micro_batch(planned, contexts))
         with stages.supplying(planned, found):
             return _train(model, pieces, parts)
 
 
 def _train(model: Any, pieces: Sequence[Any], parts: Sequence[MicroBatch]) -> dict[str, tf.Tensor]:
     """Computes the micro-batches one after another on rows that are on their way, and updates once."""
-    embeddings = required_embeddings(model)
-    # The lookups run before anything computes: they take a millisecond, and one that a compute keeps from running in
-    # time is missed by all that come behind it in Horovod's queue. Their rows need not have arrived.
-    gate = tf.group(*[context.answer.rows for embedding in embeddings for context in embedding.contexts_to_come])
+    gate: tf.Operation | None = None
     waiting: list[RowGradients] = []
     dense: list[list[Any]] = []
     losses, logs = [], {}
     for piece, part in zip(pieces, parts):
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(piece)
         mine: list[RowGradients] = []
-        with contextlib.ExitStack() as window:
-            window.enter_context(model.working_on(part))
-            for embedding in embeddings:
-                window.enter_context(embedding.deferred(mine, gate))
+        with model.working_on(part), stages.deferring(model, mine, gate):
             with tf.GradientTape() as tape:
                 y_pred = model(x, training=True)
                 loss = model.compute_loss(x, y, y_pred, sample_weight)
@@ -108,15 +113,19 @@ def _train(model: Any, pieces: Sequence[Any], parts: Sequence[MicroBatch]) -> di
         losses.append(loss)
         waiting += mine
         gate = _done(loss, dense[-1], mine)
-    apply_gradients(waiting)
+    received = apply_gradients(waiting)
     sums = [_sum(list(of_weight)) for of_weight in zip(*dense)]
+    with tf.control_dependencies(received[len(waiting) - len(mine) :]):
+        sums = [None if total is None else _identity(total) for total in sums]
     model.optimizer.minimize(tf.add_n(losses), model.trainable_variables, tape=_Answers(sums))
     return logs
 
 
 class _Answers:
-    """In the place of a tape: answers gradients that are there. So any optimizer's `minimize` takes them in once, that
-    of Horovod included, which reduces them over ranks there and nowhere else."""
+    """Replaces a tape, and returns gradients that exist already. So `minimize` of any optimizer applies them once.
+
+    Horovod's optimizers average gradients over ranks in `minimize` and nowhere else.
+    """
 
     def __init__(self, gradients: list[Any]):
         self._gradients = gradients
@@ -132,13 +141,13 @@ class _Answers:
 
 
 def _done(loss: tf.Tensor, dense: list[Any], sparse: list[RowGradients]) -> tf.Operation | None:
-    """An op that runs when the compute of a micro-batch has; None where ops run as they come."""
+    """An op that runs after the compute of a micro-batch; None in eager mode, where ops run in program order."""
     gradients = [gradient for gradient in dense if gradient is not None]
     return tf.group(loss, *tf.nest.flatten(gradients, expand_composites=True), *[part.grads for part in sparse])
 
 
 def _sum(parts: list[Any]) -> Any:
-    """Of the gradients of one weight, first piece first; rows of an ordinary embedding are put side by side."""
+    """The sum of one weight's gradients, in the order of micro-batches. Slices of an embedding are concatenated."""
     parts = [part for part in parts if part is not None]
     if not parts:
         return None
@@ -151,10 +160,14 @@ def _sum(parts: list[Any]) -> Any:
     return total
 
 
+def _identity(gradient: Any) -> Any:
+    return tf.nest.map_structure(tf.identity, gradient, expand_composites=True)
+
+
 def _refuse_sums(loss: Any) -> None:
     for one in tf.nest.flatten(loss):
         if getattr(one, "reduction", None) == keras.losses.Reduction.SUM:
             raise ValueError(
-                f"loss {one.name!r} has the reduction 'sum'; micro-batches are put together as a mean over samples. "
+                f"loss {one.name!r} has the reduction 'sum', but losses of micro-batches are averaged over samples. "
                 "Remedy: the reduction 'sum_over_batch_size'."
             )

@@ -1,10 +1,10 @@
-"""Several batches in flight: what SemiAsync and Pipelined have in common (TurboGR, sections 4.2.2 and 4.2.3).
+"""Several batches in flight: the base of SemiAsync and Pipelined (TurboGR, sections 4.2.2 and 4.2.3).
 
-In step t, one under the other, where batch t computes on rows that came in the step before:
+Three chains of ops run side by side in step t. Batch t computes on rows that came in the step before:
 
-    gradients of t-1 -> owners, update -> rows of t+1 looked up -> all-to-all   the table's order; no compute in it
-    ids of t+a: unique, all-to-all                                              read no table
-    batch t: dense forward, backward, dense update                              waits for none of these
+    gradients of t-1 -> owners, update -> rows of t+1 looked up -> all-to-all   in this order at the table
+    ids of t+a: unique, all-to-all                                              reads no table
+    batch t: dense forward, backward, dense update                              waits for no other chain
 
 So the rows of a batch lack the update of the batch before, and no other. Dense weights are always the newest.
 """
@@ -12,14 +12,13 @@ So the rows of a batch lack the update of the batch before, and no other. Dense 
 from __future__ import annotations
 
 import abc
-import contextlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from tf_fusedrec._tf_compat import keras, tf
 from tf_fusedrec.embedding import embeddings_of
 from tf_fusedrec.embedding.group_lookup import Context, RoutedIds
-from tf_fusedrec.embedding.lookup import RowGradients, apply_gradients, fetch, route
+from tf_fusedrec.embedding.lookup import Found, RowGradients, apply_gradients, bring, fetch, route
 from tf_fusedrec.schedules import stages
 from tf_fusedrec.schedules.calls import required_embeddings
 from tf_fusedrec.schedules.schedule import Schedule
@@ -28,22 +27,21 @@ from tf_fusedrec.schedules.schedule import Schedule
 class Waiting(NamedTuple):
     """Gradients that wait for the next step."""
 
-    there: tf.Tensor  # <bool>[]; False before the first step and after a drain: then `parts` are a filling
+    there: tf.Tensor  # <bool>[]; False before the first step and after a drain, when `parts` is a placeholder
     parts: Sequence[RowGradients]
 
 
 class State(NamedTuple):
-    """What a step finds of the batches before and behind its own."""
+    """Unfinished work on other batches, which passes from step to step."""
 
-    routes: Sequence[
-        Sequence[RoutedIds]
-    ]  # ids at their owners: of the batch whose rows come next, and of those behind it
-    found: Sequence[stages.Found]  # rows of the batch that computes next; none where that is looked up in its step
-    waiting: Waiting | None  # None: updates are made in the step of their batch
+    # Ids at their owners: of the next batch whose rows travel, and of the batches after it.
+    routes: Sequence[Sequence[RoutedIds]]
+    found: Sequence[Found]  # rows of the batch that computes next; empty where its own step looks them up
+    waiting: Waiting | None  # None: the step of a batch makes its update
 
 
 class InFlight(Schedule):
-    """A schedule of stages. What a stage does is done for one batch per step; which one, a subclass says."""
+    """A schedule of stages. Each stage works on one batch per step; a subclass says on which one."""
 
     @property
     def looks_ahead(self) -> bool:
@@ -52,21 +50,21 @@ class InFlight(Schedule):
     @property
     @abc.abstractmethod
     def routes_ahead(self) -> int:
-        """a: in step t the ids of batch t+a travel; 0: those of batch t, as under Sync."""
+        """a: in step t the ids of batch t+a travel; 0: the ids of batch t, as under Sync."""
 
     @property
     @abc.abstractmethod
     def rows_ahead(self) -> bool:
-        """Whether in step t the rows of t+1 travel; else those of t, which are then as fresh as under Sync."""
+        """Whether in step t the rows of t+1 travel; else the rows of t, which are as fresh as under Sync."""
 
     @property
     @abc.abstractmethod
     def updates_late(self) -> bool:
-        """Whether in step t the gradients of t-1 travel and their update is made, else those of t."""
+        """Whether in step t the gradients of t-1 travel and make their update; else the gradients of t."""
 
     @property
     def staleness(self) -> int:
-        """Updates of the tables that the rows of a batch lack: 0 as under Sync."""
+        """Number of table updates that the rows of a batch lack; 0 as under Sync."""
         return int(self.rows_ahead)
 
     def check(self, model: Any) -> None:
@@ -77,14 +75,14 @@ class InFlight(Schedule):
         return keras.Model.train_step(model, data)
 
     def start(self, model: Any, batches: Sequence[Any]) -> State:
-        required_embeddings(model)  # which there must be
+        required_embeddings(model)  # raises where the model has none
         plans = [self._plan(model, batches[i], i + 1) for i in range(self.routes_ahead)]
         routes = [route(stages.requests(planned)) for planned in plans]
         if not self.rows_ahead:
             return State(routes, [], None)
-        found = stages.bring(fetch(routes[0]))
-        filling = [RowGradients(context, rows) for rows, context in found]
-        waiting = Waiting(tf.constant(False), filling) if self.updates_late else None
+        found = bring(fetch(routes[0]))
+        placeholder = [RowGradients(one.context, one.rows) for one in found]
+        waiting = Waiting(tf.constant(False), placeholder) if self.updates_late else None
         return State(routes[1:], found, waiting)
 
     def step(self, model: Any, batches: Sequence[Any], state: State) -> tuple[dict[str, tf.Tensor], State]:
@@ -94,17 +92,14 @@ class InFlight(Schedule):
         routes = [*state.routes, route(stages.requests(planned))]
         if state.waiting is not None:
             _update_late(state.waiting)
-        found = stages.bring(fetch(routes.pop(0)))
+        found = bring(fetch(routes.pop(0)))
         if not self.rows_ahead:
             with stages.supplying(planned, found):
                 return model.train_step(batches[0]), State(routes, [], None)
         mine: list[RowGradients] = []
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(stages.supplying(planned, state.found))
-            for embedding in required_embeddings(model):
-                stack.enter_context(embedding.deferred(mine, None))
+        with stages.supplying(planned, state.found), stages.deferring(model, mine):
             logs = model.train_step(batches[0])
-        parts = [_gradients_of(model, context, mine) for _, context in state.found]
+        parts = [_gradients_of(model, one.context, mine) for one in state.found]
         if self.updates_late:
             return logs, State(routes, found, Waiting(tf.constant(True), parts))
         apply_gradients(parts, staleness=1)
@@ -129,13 +124,13 @@ def _gradients_of(model: Any, context: Context, gradients: Sequence[RowGradients
         if part.context is context:
             return part
     raise ValueError(
-        f"the loss of {model.name!r} does not depend on all rows that it looks up for training, so that there are no "
-        f"gradients for them to wait for. Remedy: schedule='sync', or `trainable = False` of the FusedEmbedding."
+        f"the loss of {model.name!r} does not depend on all rows that it looks up for training, so some rows have no "
+        "gradients to wait for. Remedy: schedule='sync', or `trainable = False` of the FusedEmbedding."
     )
 
 
 def _update_late(waiting: Waiting) -> None:
-    """Sends gradients to their owners and trains the tables, if there are any: on all ranks or on none."""
+    """Sends waiting gradients, if any, to their owners and trains the tables: on all ranks or on none."""
 
     def update() -> tf.Tensor:
         apply_gradients(waiting.parts, staleness=1)

@@ -1,4 +1,4 @@
-"""A batch in pieces of whole samples, whatever it is made of."""
+"""Cuts a batch of any structure into pieces of whole samples."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from tf_fusedrec.exchange.micro_batches import piece_bounds, token_bounds
 
 
 class MicroBatch(NamedTuple):
-    """Which part of the batch a model is working on."""
+    """The part of a batch that a model is working on."""
 
-    number: int  # of the piece, 0 first; a batch in one piece is piece 0
-    share: Any  # <float32>[] or 1.0: the part of the batch's loss that is this piece's; pieces sum to 1
-    weight: Any = None  # <float32>[], of PipelinedModel.loss_weights; None for a batch in one piece, which asks nobody
+    number: int  # position of the piece in the batch; 0 for a whole batch
+    share: Any  # <float32>[] or 1.0: the piece's share of the batch's loss; shares of a batch sum to 1
+    weight: Any = None  # <float32>[], from PipelinedModel.loss_weights; None for a whole batch
 
 
 WHOLE = MicroBatch(0, 1.0)
 
 
 def cut(data: Any, micro_batches: int) -> list[Any]:
-    """Cuts a batch by sample into consecutive pieces, of which the first and the last are half as large as others.
+    """Cuts a batch by sample into consecutive pieces. The first and the last piece are half as large as the others.
 
     The size of a piece is its number of tokens: one for each sample, and one for each value of its ragged and sparse
-    features. Without such features it is the number of samples. A batch of fewer samples than pieces, as the last of an
-    epoch may be, has pieces without samples; else every piece has a sample.
+    features. Without such features it is the number of samples. Where a batch has fewer samples than pieces, as at the
+    end of an epoch, some pieces have no samples. Else every piece has a sample.
 
     Args:
-      data: any structure of dense [B, ...], ragged [B, (L), ...] and sparse [B, ...] tensors; None stays None.
-      micro_batches: M, number of pieces.
+      data: Any structure of dense [B, ...], ragged [B, (L), ...] and sparse [B, ...] tensors; None stays None.
+      micro_batches: M, the number of pieces.
 
     Returns:
       M structures like `data`.
@@ -57,7 +57,7 @@ def cut(data: Any, micro_batches: int) -> list[Any]:
 
 
 def num_samples(data: Any) -> tf.Tensor:
-    """<int64>[], number of samples of a batch or of a piece of it."""
+    """<int64>[], the number of samples of a batch or of a piece."""
     return _samples(next(_tensor(leaf) for leaf in tf.nest.flatten(data) if leaf is not None))
 
 

@@ -1,4 +1,4 @@
-"""PipelinedModel: a Keras model whose training step is laid out by a schedule."""
+"""PipelinedModel: a Keras model whose schedule lays out its training step."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ from tf_fusedrec.schedules.sync import Sync
 
 
 class PipelinedModel(keras.Model):
-    """A keras.Model with one argument more; compile, fit, callbacks, evaluate and predict are Keras' own.
+    """A keras.Model with one more argument; compile, fit, callbacks, evaluate and predict are Keras' own.
 
-    On several ranks, losses and metrics of an epoch, of a validation and of `evaluate` are those of the samples of all
-    ranks, and the same on all; logs inside an epoch are this rank's. A loss that compile gets is a mean over the
-    samples of each rank, and gradients are averaged over ranks: with batches of other sizes on other ranks, a sample of
-    a small batch weighs more. Where that matters, override compute_loss and end it with losses.global_mean.
+    On several ranks, losses and metrics of an epoch, of a validation and of `evaluate` cover the samples of all ranks.
+    Logs inside an epoch cover this rank. A loss that compile gets is a mean over the samples of each rank, and
+    gradients are averaged over ranks. So a sample of a small batch weighs more where batches of ranks differ in size.
+    Where that matters, override compute_loss and end it with losses.global_mean.
 
-    Functional, `PipelinedModel(inputs, outputs, schedule=FrozenWindow(4))`, or subclassed with a `call`; a subclass
-    passes `schedule` on. The schedule may be set anew between runs of `compile`.
+    The model is functional, `PipelinedModel(inputs, outputs, schedule=FrozenWindow(4))`, or a subclass with a `call`,
+    which passes `schedule` on. The schedule may be set anew between runs of `compile`.
 
     Args:
       schedule: "sync", the default, or a record of tf_fusedrec.schedules.
-      others: as those of keras.Model.
+      others: As for keras.Model.
 
     Raises:
       ValueError: an unknown schedule, tables that cannot be trained under it, inputs and outputs given to a subclass.
     """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> PipelinedModel:
-        # keras.Model turns into a functional model by itself. Its subclasses do so by a change of their base classes,
-        # after which the class is good for functional models only; hence a class of its own.
+        # Keras makes a subclass functional by a change of its base classes, after which the class is good for
+        # functional models only. So functional models have a class of their own.
         if cls is PipelinedModel and _is_functional(args, kwargs):
             cls = FunctionalPipelinedModel
         return super().__new__(cls)
@@ -71,11 +71,11 @@ class PipelinedModel(keras.Model):
         self._schedule = schedule
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
-        """As keras.Model's.
+        """As keras.Model.compile.
 
         Raises:
-          ValueError: jit_compile=True: the steps of a schedule are no single function, and lookups have no XLA kernels.
-            Tables of the model that cannot be trained under its schedule.
+          ValueError: jit_compile=True, because lookups have no XLA kernels; tables of the model that cannot be trained
+            under its schedule.
         """
         if kwargs.get("jit_compile"):
             raise ValueError(
@@ -87,10 +87,10 @@ class PipelinedModel(keras.Model):
         super().compile(*args, **kwargs)
 
     def compile_from_config(self, config: dict[str, Any]) -> None:
-        """Compiles a model that is loaded as it was when it was saved.
+        """Compiles a loaded model as it was when it was saved.
 
-        Keras' own skips every class with a compile of its own, and with it this one. A subclass that has one overrides
-        this method as well.
+        Keras skips every class that overrides `compile`, as this one does. A subclass that overrides `compile` also
+        overrides this method.
         """
         if type(self).compile is not PipelinedModel.compile:
             super().compile_from_config(config)  # warns, and leaves the model as it is
@@ -109,10 +109,10 @@ class PipelinedModel(keras.Model):
             return self.schedule.train_step(self, data)
 
     def make_train_function(self, force: bool = False) -> Callable[[Any], dict[str, tf.Tensor]]:
-        """What fit calls with an iterator for every step; loops of one's own may call it as well.
+        """Returns the function that fit calls with an iterator for every step. A user's own loop may call it as well.
 
-        On several ranks, and under a schedule that looks ahead, batches are read ahead. It raises OutOfRangeError when
-        no rank has data any more. Ranks begin with rank 0's weights and slots; those that have been trained are
+        On several ranks, and under a schedule that looks ahead, it reads batches ahead. It raises OutOfRangeError when
+        no rank has data any more. Ranks begin with rank 0's weights and slots. Weights that have been trained are
         compared instead.
 
         Raises:
@@ -128,15 +128,15 @@ class PipelinedModel(keras.Model):
         return self.train_function
 
     def drain(self) -> None:
-        """Ends work of the schedule that must not be left undone when weights or tables are read. Collective.
+        """Finishes the schedule's updates that must be made before weights or tables are read. Collective.
 
-        Evaluation, predictions, saves, checkpoints and the end of fit do so by themselves. Training may go on.
+        Evaluation, predictions, saves, checkpoints and the end of fit call it. Training may go on afterwards.
         """
         if isinstance(self.train_function, Feed):
             self.train_function.drain()
 
     def make_test_function(self, force: bool = False) -> Callable[[Any], Any]:
-        """What evaluate calls with an iterator for every step: as many times on every rank."""
+        """Returns the function that evaluate calls with an iterator for every step, equally often on all ranks."""
         if self._runs_alone():
             return super().make_test_function(force)
         if not isinstance(self.test_function, EqualSteps) or force:
@@ -144,7 +144,7 @@ class PipelinedModel(keras.Model):
         return self.test_function
 
     def make_predict_function(self, force: bool = False) -> Callable[[Any], Any]:
-        """What predict calls with an iterator for every step: as many times on every rank."""
+        """Returns the function that predict calls with an iterator for every step, equally often on all ranks."""
         if self._runs_alone():
             return super().make_predict_function(force)
         if not isinstance(self.predict_function, EqualSteps) or force:
@@ -153,15 +153,17 @@ class PipelinedModel(keras.Model):
 
     @property
     def steps_at_once(self) -> int:
-        """Steps that fit, evaluate and predict make between two callbacks: steps_per_execution of compile, or what is
-        left of an epoch, which Keras writes in its place for the last of them."""
+        """Number of steps that fit, evaluate and predict make between two callbacks: steps_per_execution of compile.
+
+        At the end of an epoch Keras lowers it to the number of steps left.
+        """
         return int(self._steps_per_execution or 1)
 
     def _runs_alone(self) -> bool:
-        """Whether no other rank takes part in its steps."""
+        """Whether no other rank takes part in the model's steps."""
         if collectives.size() > 1 and self.autotune_steps_per_execution:
             raise ValueError(
-                "steps_per_execution 'auto' is chosen by every rank for itself, and callbacks of ranks would wait for "
+                "steps_per_execution 'auto' is chosen by every rank for itself, so callbacks of ranks would wait for "
                 "one another at different steps. Remedy: compile(steps_per_execution=N), the same on all ranks."
             )
         return collectives.size() == 1
@@ -210,16 +212,16 @@ class PipelinedModel(keras.Model):
         super().save_weights(*args, **kwargs)
 
     def get_metrics_result(self) -> dict[str, Any]:
-        """As Keras', of this rank; refuses metrics that cannot be summed over ranks when the first step is traced."""
+        """This rank's metrics. The trace of the first step refuses metrics that cannot be summed over ranks."""
         if collectives.size() > 1:
             check_summable(self.metrics)
         return super().get_metrics_result()
 
     def _validate_and_get_metrics_result(self, logs: Any) -> Any:
-        """Logs of all ranks: Keras asks for them once, at the end of an epoch's training and of an evaluation.
+        """Logs of all ranks. Keras asks for them once, at the end of an epoch's training and of an evaluation.
 
-        Metrics are taken of the summed states of all ranks. Logs that a train_step or test_step of one's own returns,
-        and that are not the model's metrics, are averaged over ranks.
+        Metrics are computed from the summed states of all ranks. Logs of a user's own train_step or test_step that are
+        not the model's metrics are averaged over ranks.
         """
         if collectives.size() == 1:
             return super()._validate_and_get_metrics_result(logs)
@@ -228,23 +230,24 @@ class PipelinedModel(keras.Model):
         return averaged(logs) if of_all is logs else of_all
 
     def embedding_inputs(self, x: Any) -> list[EmbeddingCall]:
-        """The lookups that a training step of inputs x makes, in their order: what a schedule does ahead.
+        """The lookups that a training step of inputs x makes, in their order. A schedule makes them ahead.
 
-        Override it where lookups cannot be told from the model. By itself a functional model is cut where they come; of
-        others the call is run until it gets to the one FusedEmbedding, which it must call once. What comes before must
-        have no effects, and give the same when the batch computes: where the number of the training step matters,
-        `steps_ahead` says how far off it is.
+        The default cuts a functional model at its lookups. It runs the call of another model until it reaches the one
+        FusedEmbedding, which the model must call once. The ops before the lookups must have no effects, and return the
+        same when the batch computes. Where they depend on the number of the training step, `steps_ahead` counts the
+        steps until then. Override this method for other models.
 
         Raises:
-          ValueError: the lookups cannot be told.
+          ValueError: the lookups are unknown.
         """
         calls = calls_of_graph(self, x) if isinstance(self, FunctionalPipelinedModel) else None
         return calls_until_first(self, x) if calls is None else calls
 
     def loss_weights(self, pieces: Sequence[Any]) -> tf.Tensor:
-        """What each micro-batch weighs in the batch's loss; override where that is no mean over this rank's samples.
+        """The weight of each micro-batch in the batch's loss. Override it for a loss that is no mean over samples.
 
-        Asked once, before anything computes; `micro_batch.weight` tells a compute_loss that divides by it.
+        A step calls it once, before anything computes. `micro_batch.weight` has the result, for a compute_loss that
+        divides by it.
 
         Args:
           pieces: M micro-batches, each as `data` of train_step.
@@ -256,18 +259,18 @@ class PipelinedModel(keras.Model):
 
     @property
     def micro_batch(self) -> MicroBatch:
-        """What the model works on now, for a compute_loss or call that wants to know. Whole batches are piece 0."""
+        """The micro-batch that the model works on, for a compute_loss or call. A whole batch is micro-batch 0."""
         return self.__dict__.get("_micro_batch", WHOLE)
 
     @property
     def steps_ahead(self) -> int:
-        """Training steps that will have begun when that of the batch that the model works on has: 0 in this step."""
+        """Training steps that will begin up to that of the batch that the model works on; 0 inside that step."""
         return self.__dict__.get("_steps_ahead", 0)
 
     @contextlib.contextmanager
     def working_on(self, micro_batch: MicroBatch, steps_ahead: int = 0) -> Iterator[None]:
         """For schedules: sets `micro_batch` and `steps_ahead` inside."""
-        # Past Keras' __setattr__, which would track the tuple.
+        # Keras' __setattr__ would track the tuple.
         self.__dict__.update(_micro_batch=micro_batch, _steps_ahead=steps_ahead)
         try:
             yield
@@ -277,9 +280,9 @@ class PipelinedModel(keras.Model):
 
 @keras.saving.register_keras_serializable("tf_fusedrec")
 class FunctionalPipelinedModel(PipelinedModel, keras.Sequential.__base__):
-    """A PipelinedModel of inputs and outputs. Made by PipelinedModel(inputs, outputs); saved and restored by Keras."""
+    """A PipelinedModel of inputs and outputs, made by PipelinedModel(inputs, outputs). Keras saves and restores it."""
 
-    # Keras keeps the layers in the config of models only whose constructor has these arguments, by these names.
+    # Keras writes the layers into a config only where the constructor has arguments of these names.
     def __init__(self, inputs: Any, outputs: Any, name: str | None = None, trainable: bool = True, **kwargs: Any):
         super().__init__(inputs, outputs, name=name, trainable=trainable, **kwargs)
 

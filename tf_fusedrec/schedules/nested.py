@@ -7,7 +7,7 @@ from typing import Any
 
 from tf_fusedrec._tf_compat import tf
 from tf_fusedrec.schedules import stages
-from tf_fusedrec.schedules.dual_buffer import LookAheadSchedule
+from tf_fusedrec.schedules.dual_buffer import LookAheadSchedule, check_lead
 from tf_fusedrec.schedules.frozen_window import FrozenWindow
 from tf_fusedrec.schedules.micro_batch import cut
 from tf_fusedrec.schedules.registry import register
@@ -16,21 +16,24 @@ from tf_fusedrec.schedules.registry import register
 @register("nested")
 @dataclasses.dataclass(frozen=True)
 class Nested(LookAheadSchedule):
-    """The micro-batches of FrozenWindow, whose ids are routed and whose rows are read while the batch before computes.
+    """FrozenWindow's micro-batches. Their ids are routed and their rows read while earlier batches compute.
 
-    Equal to FrozenWindow(micro_batches) bit for bit; what that says of micro-batches holds here.
+    The result equals FrozenWindow(micro_batches) bit for bit. The remarks there on micro-batches hold here.
 
     Args:
       micro_batches: M >= 1.
+      lead: As for DualBuffer.
 
     Raises:
-      ValueError: as those of FrozenWindow and of DualBuffer.
+      ValueError: as FrozenWindow and DualBuffer.
     """
 
     micro_batches: int
+    lead: int = 1
 
-    def __post_init__(self):
-        FrozenWindow(self.micro_batches)  # which checks it
+    def __post_init__(self) -> None:
+        FrozenWindow(self.micro_batches)  # raises for a wrong number
+        check_lead(self.lead)
 
     def check(self, model: Any) -> None:
         FrozenWindow(self.micro_batches).check(model)

@@ -1,4 +1,4 @@
-"""Every stage of a step for another batch (TurboGR, section 4.2.3 and appendix D; MTGRBoost's three streams)."""
+"""Every stage of a step works on another batch (TurboGR, section 4.2.3, appendix D; MTGRBoost's three streams)."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from tf_fusedrec.schedules.registry import register
 
 
 class _Stages(NamedTuple):
-    """Which batch each stage works on while batch t computes."""
+    """Distances in batches from batch t, which computes, to the batches of the other stages."""
 
-    input: int  # t + so many is read
-    ids: int  # t + so many: unique, all-to-all of ids
-    rows: int  # t + so many: lookup, all-to-all of rows
-    gradients: int  # t - so many: all-to-all of gradients, update
+    input: int  # t + input is read
+    ids: int  # t + ids: unique, all-to-all of ids
+    rows: int  # t + rows: lookup, all-to-all of rows
+    gradients: int  # t - gradients: all-to-all of gradients, update
 
 
 _DEPTHS = {
@@ -43,18 +43,19 @@ class Pipelined(InFlight):
         5       t+3     t+2                       t+1                        t-1                             1
         6       t+4     t+3                       t+1                        t-1                             1
 
-    A step ends when all its stages have. At depth 6 ids have a step of their own to arrive in before anything asks for
-    them: that is the stage "wait for unique". Up to 3 the result is that of Sync, bit for bit; depth 3 is MTGRBoost's
-    copy, dispatch and compute. From 4 on rows of every batch but the first lack one update of the tables, that of the
-    batch before, as under SemiAsync, whose staleness it is; dense weights are always the newest.
+    A step ends when all its stages end. At depth 6, ids have a whole step to arrive in: the stage "wait for unique".
+    Depths 1 to 3 equal Sync bit for bit; depth 3 is MTGRBoost's copy, dispatch and compute. From depth 4 on, rows of
+    every batch but the first lack the table update of the batch before, as under SemiAsync. Dense weights are always
+    the newest.
 
-    What waits between steps, and what may be refused: see SemiAsync; tables need lookups_per_update=2 from depth 4 on.
+    SemiAsync describes the gradients that wait between steps, and the refused tables. Tables need lookups_per_update=2
+    from depth 4 on.
 
     Args:
-      depth: batches in flight, 1 to 6.
+      depth: Number of batches in flight, 1 to 6.
 
     Raises:
-      ValueError: no such depth; in fit, as SemiAsync.
+      ValueError: another depth; in fit, as SemiAsync.
     """
 
     depth: int = 6

@@ -1,4 +1,4 @@
-"""Schedules by name, so that a model's config can name its schedule and a saved model finds it again."""
+"""Schedules by name. The config of a saved model holds the name of its schedule."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The base class of schedules: how a model and the batches of a data set become training steps."""
+"""The base class of schedules, which lay out training steps in time."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from tf_fusedrec._tf_compat import tf
 
 
 class Schedule(abc.ABC):
-    """A record of how a training step is laid out in time. It keeps no state, so models may share one.
+    """A record that lays out a training step in time. It keeps no state, so models may share one.
 
     A schedule of single batches overrides `train_step`. A schedule that works on coming batches while one computes also
-    sets `looks_ahead` and overrides `start` and `step`; its unfinished work passes from step to step as `state`.
-    registry.py lets a model be saved with a user's own schedule.
+    sets `looks_ahead` and overrides `start` and `step`. Its unfinished work passes from step to step as `state`.
+    registry.py gives a user's own schedule a name, under which models are saved.
     """
 
     @property
@@ -24,16 +24,16 @@ class Schedule(abc.ABC):
 
     @property
     def lead(self) -> int:
-        """Number of batches, >= 1, that are read before the first one computes. It stays so many batches ahead."""
+        """Number of batches, >= 1, that are read before the first one computes. Reading stays that far ahead."""
         return 1
 
     def check(self, model: Any) -> None:  # noqa: B027, because most schedules refuse nothing
-        """Checks that the tables of a model can be trained under this schedule; called when the two meet.
+        """Checks that the tables of a model can be trained under this schedule. Called when a model gets the schedule.
 
-        A subclassed model may not have made its layers by then; it is checked again when it is compiled.
+        A subclassed model may not have made its layers by then, so `compile` checks it again.
 
         Raises:
-          ValueError: they cannot.
+          ValueError: the tables cannot be trained under it.
         """
 
     @abc.abstractmethod
@@ -41,11 +41,11 @@ class Schedule(abc.ABC):
         """One training step of one batch, traced once per signature of the batch; collective.
 
         Args:
-          model: the PipelinedModel.
-          data: a batch as `model.fit` gives it: x, (x, y) or (x, y, sample_weight).
+          model: The PipelinedModel.
+          data: A batch as `model.fit` gives it: x, (x, y) or (x, y, sample_weight).
 
         Returns:
-          The logs, as keras.Model.train_step does.
+          The logs, as keras.Model.train_step.
 
         Raises:
           ValueError: the model cannot be trained under this schedule.
@@ -68,7 +68,7 @@ class Schedule(abc.ABC):
         return ()
 
     def step(self, model: Any, batches: Sequence[Any], state: Any) -> tuple[dict[str, tf.Tensor], Any]:
-        """One training step of batches[0], and meanwhile the work on coming batches. Traced, collective.
+        """Trains batches[0], and meanwhile works on coming batches. Traced, collective.
 
         Trains by `model.train_step`, which a subclass of the model may override.
 
@@ -83,8 +83,8 @@ class Schedule(abc.ABC):
         return model.train_step(batches[0]), ()
 
     def drain(self, model: Any, state: Any) -> Any:
-        """Makes updates that wait in `state`. Returns the state with which training may go on. Traced, collective.
+        """Makes the updates that wait in `state`. Returns the state to go on with. Traced, collective.
 
-        Called before weights or tables are read: evaluation, saves, checkpoints, the end of fit.
+        Called before evaluation, saves and checkpoints, and at the end of fit.
         """
         return state

@@ -1,4 +1,4 @@
-"""The reference: ids, rows, compute, gradients and update one after another."""
+"""The reference schedule: ids, rows, compute, gradients and update run one after another."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tf_fusedrec.schedules.schedule import Schedule
 @register("sync")
 @dataclasses.dataclass(frozen=True)
 class Sync(Schedule):
-    """The training step of keras.Model, whole batches: what other schedules must equal."""
+    """The training step of keras.Model on whole batches. Other schedules are compared to it."""
 
     def train_step(self, model: Any, data: Any) -> dict[str, tf.Tensor]:
         return keras.Model.train_step(model, data)

@@ -77,13 +77,16 @@ class Table(abc.ABC):
         """
 
     @abc.abstractmethod
-    def apply_gradients(self, parts: Sequence[tuple[Any, tf.Tensor]], scale: float) -> LeftOutRows | None:
+    def apply_gradients(
+        self, parts: Sequence[tuple[Any, tf.Tensor]], scale: float, checks: Sequence[tf.Operation] = ()
+    ) -> LeftOutRows | None:
         """Trains the rows of training lookups by the sum of their gradients, as one update.
 
         Args:
           parts: The answer to each lookup and its gradients <dtype>[>= V, D] in the order received. More than one
             part needs can_accumulate.
           scale: Factor of all gradients.
+          checks: Ops that run before rows change. If one fails, no row changes.
 
         Returns:
           The left out rows; None if the table does not look for them.

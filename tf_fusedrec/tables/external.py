@@ -63,7 +63,9 @@ class ExternalTable(Table):
     def lookup(self, message: tf.Tensor, splits: tf.Tensor, *, training: bool) -> InferenceRows:
         return InferenceRows(self._rows.lookup(message, splits, training=False).rows)
 
-    def apply_gradients(self, parts: Sequence[tuple[InferenceRows, tf.Tensor]], scale: float) -> None:
+    def apply_gradients(
+        self, parts: Sequence[tuple[InferenceRows, tf.Tensor]], scale: float, checks: Sequence[tf.Operation] = ()
+    ) -> None:
         """Raises ValueError: these rows belong to another model."""
         raise ValueError(f"Tables {self.names} are external: their rows are never trained.")
 

@@ -126,21 +126,35 @@ class NativeTable(StoredTable):
     def prefetch(self, message: tf.Tensor, splits: tf.Tensor) -> None:
         ops.table_prefetch(self._handle, message, splits)
 
-    def apply_gradients(self, parts: Sequence[tuple[ops.TableRows, tf.Tensor]], scale: float) -> LeftOutRows:
+    def apply_gradients(
+        self, parts: Sequence[tuple[ops.TableRows, tf.Tensor]], scale: float, checks: Sequence[tf.Operation] = ()
+    ) -> LeftOutRows:
         update = self.optimizer.iterations.read_value() + 1
-        inverses = [found.inverse for found, _ in parts]
+        inverses, gradients = [found.inverse for found, _ in parts], [grads for _, grads in parts]
         if self._accumulate_steps == 1 and len(parts) == 1:
-            rate, step = self.optimizer.current()
-            left_out = [ops.table_apply_gradients(self._handle, *parts[0], scale=scale, learning_rate=rate, step=step)]
-            self.optimizer.count()
+            with tf.control_dependencies([*checks, *gradients]):
+                rate, step = self.optimizer.current()
+                left_out = [
+                    ops.table_apply_gradients(self._handle, *parts[0], scale=scale, learning_rate=rate, step=step)
+                ]
+                self.optimizer.count()
             return LeftOutRows(left_out, inverses, update)
         share = scale / self._accumulate_steps if self._average else scale
-        left_out = [ops.table_accumulate_gradients(self._handle, *part, scale=share) for part in parts]
-        if self._accumulate_steps == 1:
-            self._update()
-        else:
-            waiting = self._waiting.assign_add(1)
-            tf.cond(tf.equal(waiting, self._accumulate_steps), self._update, lambda: None)
+        # Gradients are summed when they arrive. TensorFlow runs checks in program order, so these run behind those of
+        # the last micro-batch. Only the update waits for them. If it is not made, the next step drops the sums. Sums
+        # that hold gradients of earlier steps are not dropped: such a step adds all of its gradients or none.
+        drops = self._accumulate_steps == 1
+        with tf.control_dependencies([] if drops else [*checks, *gradients]):
+            left_out = [
+                ops.table_accumulate_gradients(self._handle, *part, scale=share, begin=drops and i == 0)
+                for i, part in enumerate(parts)
+            ]
+        with tf.control_dependencies([*checks, *left_out]):
+            if drops:
+                self._update()
+            else:
+                waiting = self._waiting.assign_add(1)
+                tf.cond(tf.equal(waiting, self._accumulate_steps), self._update, lambda: None)
         return LeftOutRows(left_out, inverses, update)
 
     def _update(self) -> None:

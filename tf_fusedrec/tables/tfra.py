@@ -128,9 +128,15 @@ class TfraTable(StoredTable):
             exists=exists, distinct=rows, slots=slots,
         )  # fmt: skip
 
-    def apply_gradients(self, parts: Sequence[tuple[Found, tf.Tensor]], scale: float) -> None:
+    def apply_gradients(
+        self, parts: Sequence[tuple[Found, tf.Tensor]], scale: float, checks: Sequence[tf.Operation] = ()
+    ) -> None:
         """Trains the rows of one lookup, and inserts the new ones."""
         ((found, grads),) = parts
+        with tf.control_dependencies([*checks, grads]):
+            self._train(found, grads, scale)
+
+    def _train(self, found: Found, grads: tf.Tensor, scale: float) -> None:
         summed = ops.recover_grad(grads, found.position, tf.size(found.keys, out_type=tf.int64))
         summed *= tf.cast(scale, summed.dtype)
         self.variable.upsert(found.keys, self._trainer.train(found.distinct, found.slots, summed))

@@ -101,10 +101,11 @@ class HashTable {
              float scale, const StepInput& step, const ParallelFor& parallel_for, uint32_t clock = kJustNow,
              std::vector<int32_t>* left_out = nullptr);
   // The same in two parts: Accumulate keeps sums by row until ApplyAccumulated. Rows of the lookup of `clock` stay where
-  // they are until then. left_out lists rows whose sum is no longer finite; a row is listed once in an update.
+  // they are until then. left_out lists rows whose sum is no longer finite; a row is listed once in an update. `begin`
+  // drops earlier sums: a training step that failed may have left some.
   absl::Status Accumulate(absl::Span<const int64_t> handles, absl::Span<const int32_t> inverse, const void* grads,
                           Storage storage, float scale, const ParallelFor& parallel_for, uint32_t clock = 0,
-                          std::vector<int32_t>* left_out = nullptr);
+                          std::vector<int32_t>* left_out = nullptr, bool begin = false);
   void ApplyAccumulated(const StepInput& step, const ParallelFor& parallel_for);
 
   // For rows that are trained elsewhere, between two lookups, and come back (host_rows.h, RowRecords::WriteTrained).

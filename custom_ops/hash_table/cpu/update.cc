@@ -85,8 +85,12 @@ void HashTable::Apply(absl::Span<const int64_t> handles, absl::Span<const int32_
 
 absl::Status HashTable::Accumulate(absl::Span<const int64_t> handles, absl::Span<const int32_t> inverse,
                                    const void* grads, Storage storage, float scale, const ParallelFor& parallel_for,
-                                   uint32_t clock, std::vector<int32_t>* left_out) {
+                                   uint32_t clock, std::vector<int32_t>* left_out, bool begin) {
   std::lock_guard<std::mutex> lock(accumulator_mutex_);
+  if (begin) {
+    accumulator_.Clear();
+    rows_.pins().EndWait();
+  }
   rows_.pins().BeginWait(clock);
   const GradientSum sums(inverse, handles.size(), grads, storage, spec().dim, scale);
   // Rows of other micro-batches of the lookup have no gradients here.

@@ -66,11 +66,13 @@ absl::Status ApplyGradients(OpKernelContext* ctx, HashTable* table) {
 template <typename T>
 absl::Status AccumulateGradients(OpKernelContext* ctx, HashTable* table) {
   uint32_t clock;
+  bool begin;
   TF_RETURN_IF_ERROR(CheckGradients(ctx, *table, &clock));
+  TF_RETURN_IF_ERROR(ScalarInput(ctx, 5, "begin", &begin));
   std::vector<int32_t> left_out;
   TF_RETURN_IF_ERROR(table->Accumulate(In<int64_t>(ctx->input(1)), In<int32_t>(ctx->input(2)), ctx->input(3).data(),
                                        StorageFor<T>(), ctx->input(4).scalar<float>()(), CpuPool(ctx), clock,
-                                       &left_out));
+                                       &left_out, begin));
   return GiveLeftOut(ctx, left_out);
 }
 

@@ -58,7 +58,7 @@ class FusedEmbedding(CallModes, Described, keras.layers.Layer):
       wire_dtype: "bfloat16" or "float16": float32 rows and gradients travel in half the bytes, ids never; None: as they
         are. Every number is rounded once each way: by at most 2^-8 of itself in bfloat16; by 2^-11 in float16, or 2^-25
         where it is below 2^-14, and gradients beyond 65504 become that. Sums and tables stay float32. Gradients that
-        groups share are rounded once more, as sums of a group.
+        groups share are rounded twice more, as sums of a group and as sums of all groups.
       key_encoding: "tfra" only: how (table, id) becomes a key: "bits" (exact; ids must be >= 0 and fit) or "hash".
       keep_reverse_map: "tfra" with "hash": remember the ids behind keys; without, rows cannot be exported.
       init_capacity: "tfra" only: rows per group and rank for which memory is taken at once.

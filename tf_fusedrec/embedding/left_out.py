@@ -23,7 +23,7 @@ class LeftOut:
     Args:
       counts: by table, shared with the table's statistics.
       features: by table, in the order of segments, the names of its features.
-      sources: who sends the blocks of a message, as a sentence names them: "rank 0", or "group 0".
+      sources: who sends the blocks of a message, as a sentence names them: "rank 0", or "the sum over groups".
     """
 
     def __init__(self, counts: MutableMapping[str, int], features: Mapping[str, Sequence[str]], sources: Sequence[str]):

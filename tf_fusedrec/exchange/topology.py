@@ -30,9 +30,10 @@ class Topology:
     Args:
       groups: G >= 1, replicas of every table; it must divide the number of ranks. 1: one table over all ranks.
       rule: what keeps replicas equal:
-        "gradient_sync" (HSP, TurboGR 4.2.1): ids and gradients, already summed inside their group, go to all replicas
-          before the update, which is the same everywhere. Equal to one group but for the order in which gradients are
-          summed; learning rates, admission, eviction and counters are those of one group.
+        "gradient_sync" (HSP, TurboGR 4.2.1): a rank looks up rows for its own group. The ids and the sums of gradients
+          of all groups reach all replicas before the update, which is the same everywhere. Equal to one group but for
+          the order in which gradients are summed; learning rates, admission, eviction and counters are those of one
+          group. Four more collectives in a step, among the replicas of a shard: gradient_sync.py.
         "weight_sync" (2D-SP, Algorithm 1): groups train apart, each with gradients divided by its own weight
           (losses.global_mean knows), and rows and moments become the mean over groups every `sync_every` updates. Rows
           that a group has not touched count, too, and ids without a row count as their initial row. Cheaper for large

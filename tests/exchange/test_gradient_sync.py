@@ -78,7 +78,11 @@ def _train(mode, table, topology):
 
 
 def _train_all(topology):
-    return {(mode, table): _train(mode, table, topology) for mode in MODES for table in TABLES}
+    import tf_fusedrec as fr
+
+    found = {(mode, table): _train(mode, table, topology) for mode in MODES for table in TABLES}
+    fr.collectives.barrier()  # replicas of another shard may still exchange
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -135,7 +139,7 @@ BY_GROUPS = [Topology(groups) for groups in (1, 2, 4)]
 
 
 def _volumes():
-    """By number of groups: ids that this rank is asked for, bytes of rows that it reads, and keys; of two micro-batches."""
+    """By groups: ids that this rank is asked for, bytes of rows that it reads, and keys; of two micro-batches."""
     import tf_fusedrec as fr
     from tf_fusedrec.embedding import lookup
 
@@ -168,13 +172,41 @@ def _collectives():
     return sorted(kinds), len(exchanges), waits
 
 
-def _volumes_and_collectives():
-    return _volumes(), _collectives()
+BAD_ID = 7
+
+
+def _not_finite():
+    """Records, statistics and messages of this rank after two updates; rank 3 sends a NaN in the second."""
+    import tf_fusedrec as fr
+    from tests.embedding.test_left_out import Messages
+    from tf_fusedrec import tf
+    from tf_fusedrec.embedding import lookup
+
+    ids = np.arange(20)
+    embedding = linear.make("not_finite", optimizers.SGD(0.125), GROUPS, gradient_op="sum")
+    records = []
+    with Messages() as messages:
+        for step in range(2):
+            grads = np.ones([len(ids), DIM], np.float32)
+            if fr.rank() == 3 and step == 1:
+                grads[BAD_ID, 1] = np.nan
+            (context,) = lookup.fetch(lookup.route(_requests(embedding, [ids])))
+            lookup.apply_gradients([lookup.RowGradients(context, tf.constant(grads))])
+            records.append(linear.records(embedding))
+    return records, embedding.lookups[0].table.statistics["item"], messages.texts
+
+
+def _of_four():
+    import tf_fusedrec as fr
+
+    found = _volumes(), _collectives(), _not_finite()
+    fr.collectives.barrier()
+    return found
 
 
 @pytest.fixture(scope="module")
 def of_four():
-    return run_ranks(_volumes_and_collectives, 4, topologies=BY_GROUPS)
+    return run_ranks(_of_four, 4, topologies=BY_GROUPS)
 
 
 def test_a_rank_reads_as_many_rows_with_groups_as_without(of_four):
@@ -201,3 +233,16 @@ def test_a_step_has_seven_collectives_and_no_row_waits_for_replicas(of_four):
     assert "replicas.ranges" in waits["TableTouch"] and "TableTouch" in waits["TableApplyGradients"]
     assert not waits["TableTouch"] & {"rows", "gradients"}
     assert "TableLookup" not in waits
+
+
+def test_a_gradient_that_is_not_finite_leaves_its_row_out_on_all_replicas(of_four):
+    results = [result[2] for result in of_four]
+    holders = [rank for rank, (records, _, _) in enumerate(results) if BAD_ID in records[0][0]]
+    assert holders in [list(ranks) for ranks in GROUPS.sets(4)[1]]
+    for rank, (((ids, before), (again, after)), statistics, texts) in enumerate(results):
+        np.testing.assert_array_equal(ids, again)
+        is_same = np.all(before["row"] == after["row"], axis=1)
+        np.testing.assert_array_equal(is_same, ids == BAD_ID)
+        assert statistics["left_out"] == len(texts) == (rank in holders)
+        for text in texts:
+            assert text.startswith(f"the gradient of id {BAD_ID} of table 'item' (features 'item') from the sum over")

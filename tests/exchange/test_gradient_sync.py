@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from tests.exchange import linear
+from tests.oracles.rank_partition import owner_oracle
 from tests.support.ranks import run_ranks
 from tf_fusedrec import Topology, optimizers
 
@@ -18,7 +19,7 @@ TABLES = {
     "ttl": {"ttl": 3},
     "admission": {"admission_count": 2, "ttl": 4},
     "hot": {"storage_dtype": "mixed", "hot_after": 3},
-    "evicting": {"max_rows": 40, "eviction": "lfu"},
+    "evicting": {"max_rows": 60, "eviction": "lfu"},  # of all shards together
 }
 # A table evicts when its shard is full: with another number of shards, at other times.
 OF_ONE_SHARD = {"evicting"}
@@ -26,7 +27,7 @@ MODES = {"sync": 1, "ahead": 1, "parts": 1, "stale": 2}  # by name, the steps wh
 
 
 def _ids(step, rank, size):
-    parts = [np.random.default_rng([step, part]).integers(-15, 15, 7) // (1 + part % 2) for part in range(SHARES)]
+    parts = [np.random.default_rng([step, part]).integers(-60, 60, 7) // (1 + part % 2) for part in range(SHARES)]
     return np.concatenate(np.array_split(parts, size)[rank])
 
 
@@ -48,10 +49,12 @@ def _train(mode, table, topology):
     from tf_fusedrec.embedding import lookup
 
     rank, size = fr.rank(), fr.size()
+    options = dict(TABLES[table])
+    if "max_rows" in options:
+        options["max_rows"] //= size // topology.groups
     embedding = linear.make(
-        f"{mode}_{table}", optimizers.SGD(0.125), topology, TABLES[table], gradient_op="sum",
-        lookups_per_update=MODES[mode],
-    )  # fmt: skip
+        f"{mode}_{table}", optimizers.SGD(0.125), topology, options, gradient_op="sum", lookups_per_update=MODES[mode]
+    )
 
     def pieces(step):
         return np.array_split(_ids(step, rank, size), 2 if mode == "parts" else 1)
@@ -107,7 +110,7 @@ def test_replicas_hold_what_one_process_holds(results, one_process, mode, table)
             _assert_same_records(of_ranks[rank][1], of_ranks[ranks[0]][1])
             assert of_ranks[rank][2] == of_ranks[ranks[0]][2]
     if table in OF_ONE_SHARD and size > 2:
-        assert all(statistics["evictions"] > 0 for _, _, statistics in of_ranks)
+        assert all(statistics["evictions"] > 5 for _, _, statistics in of_ranks)
         return
     rows, records, statistics = one_process[mode, table]
     for step in range(STEPS):
@@ -138,13 +141,17 @@ MANY = 6000
 BY_GROUPS = [Topology(groups) for groups in (1, 2, 4)]
 
 
+def _many_ids(rank):
+    return np.random.default_rng(rank).integers(0, 4 * MANY, MANY)
+
+
 def _volumes():
-    """By groups: ids that this rank is asked for, bytes of rows that it reads, and keys; of two micro-batches."""
+    """By groups: ids that this rank is asked for, bytes of rows that it reads, keys, traffic; of two micro-batches."""
     import tf_fusedrec as fr
     from tf_fusedrec.embedding import lookup
 
     found = {}
-    ids = np.random.default_rng(fr.rank()).integers(0, 4 * MANY, MANY)
+    ids = _many_ids(fr.rank())
     for topology in BY_GROUPS:
         embedding = linear.make(f"volume_{topology.groups}", optimizers.SGD(0.1), topology)
         for _ in range(2):
@@ -152,7 +159,8 @@ def _volumes():
             lookup.bring(contexts)
         asked = sum(int(context.routed.message.shape[0] - len(context.routed.message_splits)) for context in contexts)
         sizes = [context.answer.rows.shape.num_elements() * 4 for context in contexts]
-        found[topology.groups] = asked, sum(sizes), embedding.lookups[0].table.statistics["item"]["keys"]
+        of_layer = embedding.lookups[0]
+        found[topology.groups] = asked, sum(sizes), of_layer.table.statistics["item"]["keys"], of_layer.traffic.numpy()
     distinct = sum(len(np.unique(part)) for part in np.array_split(ids, 2))
     return distinct, found
 
@@ -221,6 +229,30 @@ def test_a_rank_reads_as_many_rows_with_groups_as_without(of_four):
         assert max(bytes_of_rows) <= 1.25 * without, f"{groups} groups"
         # Each replica has the ids of all groups, though it reads those of its own.
         assert sum(found[groups][2] for _, found in volumes) == groups * sum(found[1][2] for _, found in volumes)
+
+
+def _bytes_of_a_step(topology, ranks):
+    """What all ranks send to others for the ids, rows and gradients of two micro-batches, worked out from their ids."""
+    groups, shards, row_bytes, total = topology.groups, ranks // topology.groups, 4 * DIM, 0
+    for part in range(2):
+        ids = [np.unique(np.array_split(_many_ids(rank), 2)[part]).tolist() for rank in range(ranks)]
+        shard = {i: owner_oracle(i, shards, "hash_range") for i in set().union(*ids)}
+        replica = {i: owner_oracle(i, ranks, "hash_range") % groups for i in shard}
+        for mine in topology.sets(ranks)[0]:
+            for place, rank in enumerate(mine):
+                away = sum(shard[i] != place for i in ids[rank])
+                total += away * (8 + 2 * row_bytes) + 8 * (shards - 1)
+        of_groups = [set().union(*[ids[rank] for rank in mine]) for mine in topology.sets(ranks)[0]]
+        to_ranges = sum(replica[i] != group for group, of_group in enumerate(of_groups) for i in of_group)
+        gathered = (groups - 1) * len(shard)
+        total += (to_ranges + gathered) * (8 + row_bytes) + ranks * 2 * 8 * (groups - 1)
+    return total
+
+
+@pytest.mark.parametrize("topology", BY_GROUPS, ids=lambda topology: f"{topology.groups}_groups")
+def test_the_bytes_that_are_counted_are_those_that_are_sent(of_four, topology):
+    counted = [result[0][1][topology.groups][3] for result in of_four]
+    assert sum(traffic[2] for traffic in counted) == 2 * _bytes_of_a_step(topology, len(of_four))
 
 
 def test_a_step_has_seven_collectives_and_no_row_waits_for_replicas(of_four):

@@ -174,18 +174,23 @@ class GroupLookup:
         else:
             message = route.message, route.message_splits
             if request.training:
-                self._count_traffic(fused, route, tf.as_dtype(request.output_dtype))
+                self._count_traffic(fused, route, shared, tf.as_dtype(request.output_dtype))
         return RoutedIds(self, fused, route, shared, *message, request.output_dtype, request.training)
 
-    def _count_traffic(self, fused: ops.FusedIds, route: all_to_all.Route, output_dtype: tf.DType) -> None:
-        sent, received = (tf.cast(splits, tf.int64) for splits in (route.id_splits, route.received_splits))
-        me = self.place.group.index
-        ids_out, ids_in = tf.reduce_sum(sent) - sent[me], tf.reduce_sum(received) - received[me]
+    def _count_traffic(
+        self,
+        fused: ops.FusedIds,
+        route: all_to_all.Route,
+        shared: gradient_sync.SharedIds | None,
+        output_dtype: tf.DType,
+    ) -> None:
         narrowest = [self._dtype, output_dtype, *([] if self._wire is None else [self._wire])]
-        row_bytes = self.group.tables[0].dim * min(dtype.size for dtype in narrowest)
-        header_bytes = 8 * len(self.group.tables) * (self.place.group.size - 1)
-        total = 8 * ids_out + header_bytes + (ids_in + ids_out) * row_bytes
-        self.traffic.assign_add(tf.stack([tf.size(fused.ids, tf.int64), tf.reduce_sum(sent), total]))
+        row_bytes, segments = self.group.tables[0].dim * min(dtype.size for dtype in narrowest), len(self.group.tables)
+        total = all_to_all.bytes_sent(route, self.place, segments, row_bytes)
+        if shared is not None:
+            total += gradient_sync.bytes_sent(shared, self.place, segments, row_bytes)
+        sent = tf.reduce_sum(tf.cast(route.id_splits, tf.int64))
+        self.traffic.assign_add(tf.stack([tf.size(fused.ids, tf.int64), sent, total]))
 
     def look_ahead(self, routed: Sequence[RoutedIds]) -> ops.RowsAhead:
         """Reads at the owner the rows that `fetch` will want. No collective."""

@@ -138,3 +138,18 @@ def return_gradients(route: Route, grads: tf.Tensor, place: Place, wire: tf.DTyp
     sent = narrowed(grads, wire if place.group.size > 1 else None)
     received, _ = collectives.all_to_all(sent, route.id_splits, name=f"{route.name}.gradients", ranks=place.group)
     return tf.cast(received, grads.dtype)
+
+
+def bytes_sent(route: Route, place: Place, segments: int, row_bytes: int) -> tf.Tensor:
+    """<int64>[]: the bytes that this rank sends to others of its group for one lookup: ids, headers, rows, gradients.
+
+    Args:
+      route: The route of the ids.
+      place: The position of this process among the ranks.
+      segments: S, tables in a message.
+      row_bytes: Bytes of a row, or of its gradient, on the network.
+    """
+    sent, received = (tf.cast(splits, tf.int64) for splits in (route.id_splits, route.received_splits))
+    me, others = place.group.index, place.group.size - 1
+    ids_out, ids_in = tf.reduce_sum(sent) - sent[me], tf.reduce_sum(received) - received[me]
+    return 8 * (ids_out + others * segments) + (ids_in + ids_out) * row_bytes

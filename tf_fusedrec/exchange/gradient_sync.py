@@ -45,6 +45,20 @@ class SharedIds(NamedTuple):
     message_splits: tf.Tensor  # <int32>[G], entries of each block
 
 
+def bytes_sent(shared: SharedIds, place: Place, segments: int, row_bytes: int) -> tf.Tensor:
+    """<int64>[]: the bytes that this rank sends to other replicas for one lookup: ids, headers and sums of gradients.
+
+    Args:
+      shared: The shared ids of the lookup.
+      place: The position of this process among the ranks.
+      segments: S.
+      row_bytes: Bytes of a sum of gradients on the network.
+    """
+    others = place.replicas.size - 1
+    to_ranges = tf.cast(tf.reduce_sum(shared.sent_splits) - shared.sent_splits[place.replicas.index], tf.int64)
+    return (to_ranges + others * shared.num_in_range) * (8 + row_bytes) + 2 * others * 8 * segments
+
+
 class _Distinct(NamedTuple):
     """Distinct ids of a message."""
 

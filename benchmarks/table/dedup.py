@@ -59,7 +59,7 @@ def make_step(table: NativeTable, name: str, *, at_source: bool, at_owner: bool)
         if at_source:
             unique = ops.segment_unique(ids, unique.splits)
         outgoing = all_to_all.OutgoingIds(unique, name, table.owner, table.id_bits, table.names)
-        route = all_to_all.route_ids([outgoing], place, training=True)[0]
+        route = all_to_all.route_ids([outgoing], place)[0]
         found = table.lookup(route.message, route.message_splits, training=True)
         assert isinstance(found, ops.TableRows)
         rows = ops.recover(all_to_all.bring_rows(route, found.rows, place, None), route.index)

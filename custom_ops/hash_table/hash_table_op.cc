@@ -19,6 +19,14 @@ static absl::Status RowsShape(InferenceContext* c) {
   return absl::OkStatus();
 }
 
+// The result of a look-ahead, at inputs 3 to 5.
+static absl::Status AheadShapes(InferenceContext* c) {
+  ShapeHandle unused;
+  TF_RETURN_IF_ERROR(c->WithRank(c->input(3), 2, &unused));  // rows_ahead [P, D]
+  TF_RETURN_IF_ERROR(c->WithRank(c->input(4), 1, &unused));  // handles_ahead [V]
+  return c->WithRank(c->input(5), 1, &unused);               // mark [2]
+}
+
 static absl::Status GradientsShape(InferenceContext* c) {
   ShapeHandle unused;
   TF_RETURN_IF_ERROR(c->WithRank(c->input(1), 1, &unused));  // handles [W]
@@ -160,11 +168,8 @@ REGISTER_OP("Fusedrec>TableRefresh")
     .Attr("dim: int >= 1")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) {
-      ShapeHandle unused;
       TF_RETURN_IF_ERROR(RowsShape(c));
-      TF_RETURN_IF_ERROR(c->WithRank(c->input(3), 2, &unused));  // rows_ahead [P, D]
-      TF_RETURN_IF_ERROR(c->WithRank(c->input(4), 1, &unused));  // handles_ahead [V]
-      TF_RETURN_IF_ERROR(c->WithRank(c->input(5), 1, &unused));  // mark [2]
+      TF_RETURN_IF_ERROR(AheadShapes(c));
       c->set_output(1, c->UnknownShapeOfRank(1));
       c->set_output(2, c->UnknownShapeOfRank(1));
       return absl::OkStatus();
@@ -201,6 +206,61 @@ message: <int64>[V + R * S], see TableLookup.
 received_splits: <int32>[R].
 rows: <T>[P, D], see TableLookup.
 dim: D of the table.
+)doc");
+
+REGISTER_OP("Fusedrec>TablePeek")
+    .Input("table: resource")
+    .Input("message: int64")
+    .Input("received_splits: int32")
+    .Input("rows_ahead: T")
+    .Input("handles_ahead: int64")
+    .Input("mark: int64")
+    .Output("rows: T")
+    .Attr("T: {float, half, bfloat16} = DT_FLOAT")
+    .Attr("dim: int >= 1")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      TF_RETURN_IF_ERROR(AheadShapes(c));
+      return RowsShape(c);
+    })
+    .Doc(R"doc(
+Reads the rows that the next TableLookup of this message would answer. Changes nothing.
+
+An id without a row, or whose row expires at that lookup, has its initial row, whatever `unknown` of HashTable says.
+
+table: of HashTable.
+message: <int64>[V + R * S], see TableLookup.
+received_splits: <int32>[R].
+rows_ahead: <T>[>= V, D] of a look-ahead of this message, or [0, D] without one.
+handles_ahead: <int64>[V] of the look-ahead, or [0].
+mark: <int64>[2] of the look-ahead, or any.
+rows: <T>[P, D], see TableLookup.
+dim: D of the table.
+)doc");
+
+REGISTER_OP("Fusedrec>TableTouch")
+    .Input("table: resource")
+    .Input("message: int64")
+    .Input("received_splits: int32")
+    .Output("handles: int64")
+    .Output("inverse: int32")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      ShapeHandle unused;
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(1), 1, &unused));
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(2), 1, &unused));
+      c->set_output(0, c->UnknownShapeOfRank(1));
+      c->set_output(1, c->UnknownShapeOfRank(1));
+      return absl::OkStatus();
+    })
+    .Doc(R"doc(
+Changes the table as TableLookup does, and reads no rows: TablePeek is for rows that somebody needs.
+
+table: of HashTable.
+message: <int64>[V + R * S], see TableLookup.
+received_splits: <int32>[R].
+handles: <int64>[W], see TableLookup.
+inverse: <int32>[V], see TableLookup.
 )doc");
 
 REGISTER_OP("Fusedrec>TablePrefetch")

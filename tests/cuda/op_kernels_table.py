@@ -58,6 +58,12 @@ def look_up(table, message, splits, dtype):
     return ops.table_lookup(table, message, splits, dim=DIM, dtype=dtype)
 
 
+def peek_and_touch(table, message, splits, dtype):
+    """A training lookup in two parts."""
+    rows = ops.table_peek(table, message, splits, dim=DIM, dtype=dtype)
+    return ops.TableRows(rows, *ops.table_touch(table, message, splits))
+
+
 def keys_since(table, segment, since):
     return _library.library.fusedrec_table_keys(table=table, segment=segment, since=since)
 
@@ -131,7 +137,7 @@ def run_program(number, options, steps):
     dtype = tf.float16 if number == 1 else tf.float32
     since = 0
     for step in range(steps):
-        train(sides, random, step, refresh if step % 3 == 2 else look_up, dtype)
+        train(sides, random, step, (look_up, peek_and_touch, refresh)[step % 3], dtype)
         if step % 2:
             compare_tables(sides, since)
             since = sides[0].call(ops.table_clock)[1]

@@ -66,6 +66,8 @@ def scenario() -> None:
         found = ops.table_refresh(table.handle, message, splits, ahead, dim=4)
         ops.table_accumulate_gradients(table.handle, found, tf.ones([3, 4]), scale=1.0)
         ops.table_apply_accumulated(table.handle, learning_rate=0.5, step=2)
+        ops.table_peek(table.handle, message, splits, ops.table_look_ahead(table.handle, message, splits, dim=4), dim=4)
+        ops.table_touch(table.handle, message, splits)
         ops.table_prefetch(table.handle, message, splits)
         ids, handles = ops.table_keys(table.handle, 0)
         ops.table_import(table.handle, 1, ids, ops.table_read_records(table.handle, handles))

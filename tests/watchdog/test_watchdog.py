@@ -106,12 +106,12 @@ print("fit has ended", flush=True)
 """
 
 
-def run_program(folder: pathlib.Path, *words: str):
-    """Exit codes and stderr of two ranks of PROGRAM, which Python ends as it ends every program."""
+def run_program(folder: pathlib.Path, *words: str, source: str = PROGRAM, number: int = 2):
+    """Exit codes and stderr of some ranks of a program, which Python ends as it ends every program."""
     program = folder / "program.py"
-    program.write_text(PROGRAM, encoding="utf-8")
+    program.write_text(source, encoding="utf-8")
     rendezvous = RendezvousServer()
-    slots = get_host_assignments(parse_hosts("localhost:2"), 2)
+    slots = get_host_assignments(parse_hosts(f"localhost:{number}"), number)
     port = rendezvous.start()
     try:
         rendezvous.init(slots)

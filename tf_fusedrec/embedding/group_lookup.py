@@ -6,6 +6,9 @@
 The backward pass is the mirror: recover_grad, [all-to-all of gradients], then the table sums over sources and trains.
 One process whose features are not pooled runs the table alone, which finds duplicates by itself. Removing them first
 would save bytes on a network that is not there, and cost two more passes over the rows.
+
+Where groups of ranks share gradients (exchange/gradient_sync.py), the table answers rows for the ids of the own group.
+The ids of all groups change it, and the sums of their gradients train it.
 """
 
 from __future__ import annotations
@@ -21,7 +24,8 @@ from tf_fusedrec.embedding.inputs import FlatFeature
 from tf_fusedrec.embedding.left_out import LeftOut
 from tf_fusedrec.embedding.replicas import Replica
 from tf_fusedrec.embedding.table_message import join_sources, split_answer
-from tf_fusedrec.exchange import all_to_all
+from tf_fusedrec.exchange import all_to_all, gradient_sync
+from tf_fusedrec.exchange.messages import Message
 from tf_fusedrec.exchange.topology import Place
 from tf_fusedrec.tables import Answer, Table
 
@@ -49,10 +53,21 @@ class RoutedIds(NamedTuple):
     lookup: GroupLookup
     fused: ops.FusedIds
     route: all_to_all.Route | None  # None: ids, rows and gradients stay on this rank
-    message: tf.Tensor  # <int64>[V + R * S], ids that this rank owns: blocks [counts[S] | ids] by source
+    shared: gradient_sync.SharedIds | None  # None: the group's ids alone train this rank's rows
+    message: tf.Tensor  # <int64>[V + R * S], ids whose rows are wanted of this rank: blocks [counts[S] | ids] by source
     message_splits: tf.Tensor  # <int32>[R], entries of each block
     output_dtype: str
     training: bool
+
+    @property
+    def asked(self) -> Message:
+        """The ids whose rows are wanted of this rank."""
+        return self.message, self.message_splits
+
+    @property
+    def trained(self) -> Message:
+        """The ids whose gradients come to this rank."""
+        return self.asked if self.shared is None else (self.shared.message, self.shared.message_splits)
 
 
 class Context(NamedTuple):
@@ -153,29 +168,42 @@ class GroupLookup:
             segment_names=self.table.names,
         )
 
-    def routed(self, request: LookupRequest, fused: ops.FusedIds, route: all_to_all.Route | None) -> RoutedIds:
+    def routed(
+        self,
+        request: LookupRequest,
+        fused: ops.FusedIds,
+        route: all_to_all.Route | None,
+        shared: gradient_sync.SharedIds | None,
+    ) -> RoutedIds:
         """The routed ids of a request; `route` is None where they stay on this rank. Counts what a step sends."""
         if route is None:
             message = all_to_all.own_message(fused.ids, fused.segment_splits)
         else:
             message = route.message, route.message_splits
             if request.training:
-                self._count_traffic(fused, route, tf.as_dtype(request.output_dtype))
-        return RoutedIds(self, fused, route, *message, request.output_dtype, request.training)
+                self._count_traffic(fused, route, shared, tf.as_dtype(request.output_dtype))
+        return RoutedIds(self, fused, route, shared, *message, request.output_dtype, request.training)
 
-    def _count_traffic(self, fused: ops.FusedIds, route: all_to_all.Route, output_dtype: tf.DType) -> None:
-        sent, received = (tf.cast(splits, tf.int64) for splits in (route.id_splits, route.received_splits))
-        me = self.place.group.index
-        ids_out, ids_in = tf.reduce_sum(sent) - sent[me], tf.reduce_sum(received) - received[me]
+    def _count_traffic(
+        self,
+        fused: ops.FusedIds,
+        route: all_to_all.Route,
+        shared: gradient_sync.SharedIds | None,
+        output_dtype: tf.DType,
+    ) -> None:
         narrowest = [self._dtype, output_dtype, *([] if self._wire is None else [self._wire])]
-        row_bytes = self.group.tables[0].dim * min(dtype.size for dtype in narrowest)
-        header_bytes = 8 * len(self.group.tables) * (self.place.group.size - 1)
-        total = 8 * ids_out + header_bytes + (ids_in + ids_out) * row_bytes
-        self.traffic.assign_add(tf.stack([tf.size(fused.ids, tf.int64), tf.reduce_sum(sent), total]))
+        row_bytes, segments = self.group.tables[0].dim * min(dtype.size for dtype in narrowest), len(self.group.tables)
+        total = all_to_all.bytes_sent(route, self.place, segments, row_bytes)
+        if shared is not None:
+            total += gradient_sync.bytes_sent(shared, self.place, segments, row_bytes)
+        sent = tf.reduce_sum(tf.cast(route.id_splits, tf.int64))
+        self.traffic.assign_add(tf.stack([tf.size(fused.ids, tf.int64), sent, total]))
 
     def look_ahead(self, routed: Sequence[RoutedIds]) -> ops.RowsAhead:
         """Reads at the owner the rows that `fetch` will want. No collective."""
-        return self.table.look_ahead(*join_sources([(one.message, one.message_splits) for one in routed]))
+        if self.table.can_prefetch and routed[0].shared is not None:
+            self.table.prefetch(*join_sources([one.trained for one in routed]))
+        return self.table.look_ahead(*join_sources([one.asked for one in routed]))
 
     def fetch(self, routed: Sequence[RoutedIds], ahead: ops.RowsAhead | None) -> list[Context]:
         """Looks up at the owner, as one lookup of the table (table_message.py). No collective.
@@ -185,13 +213,18 @@ class GroupLookup:
           ahead: The result of `look_ahead` for the same lookups, or None.
         """
         updates_seen = self._updates.read_value()
-        parts = [(one.message, one.message_splits) for one in routed]
+        parts = [one.asked for one in routed]
         message, splits = join_sources(parts)
-        if ahead is None:
+        trained = None
+        answer: Answer
+        if routed[0].shared is not None:
+            trained = [one.trained for one in routed]
+            answer = self.table.lookup_shared(message, splits, join_sources(trained), ahead)
+        elif ahead is None:
             answer = self.table.lookup(message, splits, training=routed[0].training)
         else:
             answer = self.table.refresh(message, splits, ahead)
-        answers = split_answer(answer, parts, len(self.group.tables))
+        answers = split_answer(answer, parts, len(self.group.tables), trained)
         return [Context(one, part, updates_seen) for one, part in zip(routed, answers)]
 
     def bring(self, context: Context) -> tf.Tensor:
@@ -216,12 +249,15 @@ class GroupLookup:
         """Tells the owners of ids which rows a coming lookup will want. Collective where the table can prefetch."""
         if self.table.can_prefetch:
             outgoing = self._outgoing(self._fuse(features), f"{call}.prefetch")
-            route = all_to_all.route_ids([outgoing], self.place, training=True)[0]
-            self.table.prefetch(route.message, route.message_splits)
+            route = all_to_all.route_ids([outgoing], self.place)[0]
+            wanted: all_to_all.Route | gradient_sync.SharedIds = route
+            if self.place.shares_gradients:
+                wanted = gradient_sync.share_ids([outgoing], [route], self.place)[0]
+            self.table.prefetch(wanted.message, wanted.message_splits)
 
     def return_gradients(self, context: Context, grads: tf.Tensor) -> tf.Tensor:
-        """Sends gradients to the owners: [>= V, D] of the rows that this rank owns, in the order received."""
-        fused, route = context.routed.fused, context.routed.route
+        """Sends gradients to the owners: [>= V, D] of the rows that they train, in the order of RoutedIds.trained."""
+        fused, route, shared = context.routed.fused, context.routed.route, context.routed.shared
         grads = tf.cast(grads, self._dtype)
         if route is None:
             return grads
@@ -229,7 +265,10 @@ class GroupLookup:
         summed = ops.pooled_recover_grad(grads, route.index, *bags, route.num_unique, pad=True)
         # bfloat16: the gradients of a mean over many samples are below float16's range.
         wire = tf.bfloat16 if self._narrows(context) else self._wire
-        return all_to_all.return_gradients(route, summed, self.place, wire)
+        received = all_to_all.return_gradients(route, summed, self.place, wire)
+        if shared is None:
+            return received
+        return gradient_sync.sum_over_groups(shared, received, name=route.name, place=self.place, wire=wire)
 
     def update(self, parts: Sequence[tuple[Context, tf.Tensor]], *, staleness: int) -> None:
         """One update of the table at the owner. Collective only where replicas are averaged.
@@ -246,20 +285,19 @@ class GroupLookup:
         with tf.control_dependencies([*checks, *gradients]):
             if left_out is not None:
                 for (context, grads), numbers, inverse in zip(parts, left_out.numbers, left_out.inverses):
-                    message = context.routed.message, context.routed.message_splits
-                    self._left_out.note(*message, inverse, grads, numbers, left_out.update)
+                    self._left_out.note(*context.routed.trained, inverse, grads, numbers, left_out.update)
             self._updates.assign_add(1)
             if self._replica is not None:
-                self._replica.note_update([(one.routed.message, one.routed.message_splits) for one, _ in parts])
+                self._replica.note_update([one.routed.asked for one, _ in parts])
 
     def _make_left_out(self) -> LeftOut:
         names = {
             table: [f.name for f, segment in zip(self.group.features, self.group.segments) if segment == s]
             for s, table in enumerate(self.table.names)
         }
-        groups = [f"group {g}" for g in range(self.place.replicas.size)]
         ranks = [f"rank {r}" for r in self.place.group.members]
-        return LeftOut(self.table.left_out, names, groups if self.place.shares_gradients else ranks)
+        sums = ["the sum over groups"] * self.place.replicas.size
+        return LeftOut(self.table.left_out, names, sums if self.place.shares_gradients else ranks)
 
     def synchronize(self) -> None:
         """Makes replicas equal where they train apart. Collective there."""

@@ -56,7 +56,7 @@ class FusedEmbedding(ReplaceableSteps, Described, keras.layers.Layer):
       wire_dtype: "bfloat16" or "float16": float32 rows and gradients travel in half the bytes. None: their own dtype.
         Every number is rounded once each way: by at most 2^-8 of itself in bfloat16; by 2^-11 in float16, or 2^-25
         below 2^-14, and gradients beyond 65504 become 65504. Sums and tables stay float32. Groups that share gradients
-        round them once more, as sums of a group.
+        round them twice more, as sums of a group and as sums of all groups.
       key_encoding: Way from (table, id) to a key: "bits" (exact; ids must be >= 0 and fit) or "hash". "tfra" only.
       init_capacity: Number of rows per group and rank for which memory is taken at once. "tfra" only.
 

@@ -23,7 +23,7 @@ class LeftOut:
     Args:
       counts: Number of left out rows by table, shared with the table's statistics.
       features: Names of the features by table, in the order of segments.
-      sources: Names of the senders of a message's blocks, such as "rank 0" or "group 0".
+      sources: Names of the senders of a message's blocks, such as "rank 0" or "the sum over groups".
     """
 
     def __init__(self, counts: MutableMapping[str, int], features: Mapping[str, Sequence[str]], sources: Sequence[str]):

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from tf_fusedrec._tf_compat import tf
 from tf_fusedrec.embedding.group_lookup import Context, GroupLookup, LookupRequest, Outgoing, RoutedIds
-from tf_fusedrec.exchange import all_to_all
+from tf_fusedrec.exchange import all_to_all, gradient_sync
 from tf_fusedrec.ops import RowsAhead
 from tf_fusedrec.ops.xla import outside_clusters
 
@@ -35,6 +35,9 @@ class RowGradients(NamedTuple):
 def route(requests: Sequence[LookupRequest]) -> list[RoutedIds]:
     """Sends ids to their owners, in one all-to-all per set of ranks. Reads no table. Collective.
 
+    Where groups share gradients, two more collectives tell the ids of all groups to all replicas. No row waits for
+    them.
+
     Args:
       requests: The lookups of a step, in the same order on all ranks.
 
@@ -43,13 +46,16 @@ def route(requests: Sequence[LookupRequest]) -> list[RoutedIds]:
     """
     outgoing = [request.lookup.prepare(request) for request in requests]
     routes: dict[int, all_to_all.Route] = {}
+    shared: dict[int, gradient_sync.SharedIds] = {}
     for numbers in _by_ranks(requests, outgoing):
         place = requests[numbers[0]].lookup.place
-        training = requests[numbers[0]].training and place.shares_gradients
         sent = [ids for i in numbers if (ids := outgoing[i].ids) is not None]
-        routes.update(zip(numbers, all_to_all.route_ids(sent, place, training=training)))
+        of_group = all_to_all.route_ids(sent, place)
+        routes.update(zip(numbers, of_group))
+        if requests[numbers[0]].training and place.shares_gradients:
+            shared.update(zip(numbers, gradient_sync.share_ids(sent, of_group, place)))
     return [
-        request.lookup.routed(request, ids.fused, routes.get(i))
+        request.lookup.routed(request, ids.fused, routes.get(i), shared.get(i))
         for i, (request, ids) in enumerate(zip(requests, outgoing))
     ]
 

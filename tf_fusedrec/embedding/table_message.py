@@ -31,22 +31,27 @@ def join_sources(parts: Sequence[Message]) -> Message:
     return joined_messages, joined_splits
 
 
-def split_answer(answer: Answer, parts: Sequence[Message], segments: int) -> list[Answer]:
+def split_answer(
+    answer: Answer, parts: Sequence[Message], segments: int, trained: Sequence[Message] | None = None
+) -> list[Answer]:
     """The table's answer to each of the parts that `join_sources` joined.
 
     Args:
       answer: The table's answer to all parts.
       parts: The arguments of `join_sources`.
       segments: S, tables in a message.
+      trained: For each part, the ids of `inverse`; None: those of the part, whose rows are answered.
 
     Returns:
       An answer for each part: rows [bucketed V_i, D], where rows behind V_i are any numbers; for training also inverse
-      <int32>[V_i], and the handles of all parts. Where columns fill whole cache lines, rows share the answer's memory.
+      <int32>[V_i], or of `trained`, and the handles of all parts. Where columns fill whole cache lines, rows share the
+      answer's memory.
     """
     if len(parts) == 1:
         return [answer]
-    counts = [tf.size(message) - segments * tf.size(splits) for message, splits in parts]
-    inverses = tf.split(answer.inverse, tf.stack(counts)) if isinstance(answer, ops.TableRows) else []
+    counts = _num_ids(parts, segments)
+    of_inverse = tf.stack(counts if trained is None else _num_ids(trained, segments))
+    inverses = tf.split(answer.inverse, of_inverse) if isinstance(answer, ops.TableRows) else []
     rows: list[tf.Tensor] = []
     begin = tf.constant(0)
     for count in counts:
@@ -55,6 +60,10 @@ def split_answer(answer: Answer, parts: Sequence[Message], segments: int) -> lis
     if isinstance(answer, ops.TableRows):
         return [answer._replace(rows=part, inverse=inverse) for part, inverse in zip(rows, inverses)]
     return [InferenceRows(part) for part in rows]
+
+
+def _num_ids(parts: Sequence[Message], segments: int) -> list[tf.Tensor]:
+    return [tf.size(message) - segments * tf.size(splits) for message, splits in parts]
 
 
 def _send_buffer(rows: tf.Tensor, begin: tf.Tensor, size: tf.Tensor) -> tf.Tensor:

@@ -4,10 +4,7 @@ A lookup of a group costs two all-to-alls, of rows and of gradients. The ids of 
 The ops that make send buffers pad them to bucketed sizes; splits give the real sizes (custom_ops/common/bucket.h says
 why).
 
-All-to-alls run inside a group of ranks (topology.py). Where groups share gradients, the owner of an id removes the
-duplicates from the ids of its group and sends the distinct ids to the owners in the other groups; later it sends the
-sums of their gradients. These are two more all-to-alls, among the replicas of a shard. So all replicas see the same ids
-and gradients.
+All-to-alls run inside a group of ranks (topology.py). gradient_sync.py has the exchange among groups.
 """
 
 from __future__ import annotations
@@ -25,14 +22,6 @@ from tf_fusedrec.exchange.topology import Place
 Partition = Callable[[tf.Tensor, tf.Tensor, int], ops.RankedIds]
 
 
-class SharedIds(NamedTuple):
-    """The ids of this rank's own group among the ids of all groups."""
-
-    inverse: tf.Tensor  # <int32>[V], number of the v-th received id among the group's distinct ids
-    num_unique: tf.Tensor  # <int64>[], the group's distinct ids
-    begin: tf.Tensor  # <int32>[], where the group's distinct ids begin among the ids that the table is asked for
-
-
 class Route(NamedTuple):
     """How the ids of one lookup travelled: all that bring_rows and return_gradients need."""
 
@@ -40,11 +29,9 @@ class Route(NamedTuple):
     index: tf.Tensor  # <int32>[N], row of the n-th id among the rows that come back: restore[inverse], composed
     num_unique: tf.Tensor  # <int64>[], U
     id_splits: tf.Tensor  # <int32>[R], ids that this rank sent to each owner
-    # Sources of the message are the R ranks of the group or, where groups share gradients, the groups.
-    message: tf.Tensor  # <int64>[V + R * S], ids for the table, blocks [counts[S] | ids] by source
+    message: tf.Tensor  # <int64>[V + R * S], ids that the group asks this rank for, blocks [counts[S] | ids] by rank
     message_splits: tf.Tensor  # <int32>[R], entries of each block
     received_splits: tf.Tensor  # <int32>[R], ids received from each rank of the group
-    shared: SharedIds | None  # None: the table is asked for the group's ids alone
 
 
 class OutgoingIds(NamedTuple):
@@ -57,24 +44,18 @@ class OutgoingIds(NamedTuple):
     segment_names: Sequence[str]
 
 
-def route_ids(outgoing: Sequence[OutgoingIds], place: Place, *, training: bool) -> list[Route]:
+def route_ids(outgoing: Sequence[OutgoingIds], place: Place) -> list[Route]:
     """Sends the unique ids of all lookups to their owners in one all-to-all.
 
     Args:
       outgoing: The ids of each lookup, in the same order on all ranks.
       place: The position of this process among the ranks.
-      training: Whether gradients may follow.
 
     Returns:
       The route of each lookup.
     """
     partitioned = [_partition(one, place.group.size) for one in outgoing]
-    segments = [len(one.segment_names) for one in outgoing]
-    of_group = _send(partitioned, segments, outgoing[0].name, place)
-    to_table = of_group
-    shared: list[SharedIds | None] = [None] * len(outgoing)
-    if training and place.shares_gradients:
-        to_table, shared = _share_with_replicas(of_group, segments, outgoing[0].name, place)
+    arrived = _send(partitioned, [len(one.segment_names) for one in outgoing], outgoing[0].name, place)
     return [
         Route(
             name=one.name,
@@ -83,10 +64,9 @@ def route_ids(outgoing: Sequence[OutgoingIds], place: Place, *, training: bool) 
             id_splits=ranked.id_splits,
             message=message,
             message_splits=splits,
-            received_splits=received - len(one.segment_names),
-            shared=own,
+            received_splits=splits - len(one.segment_names),
         )
-        for one, ranked, (_, received), (message, splits), own in zip(outgoing, partitioned, of_group, to_table, shared)
+        for one, ranked, (message, splits) in zip(outgoing, partitioned, arrived)
     ]
 
 
@@ -108,23 +88,6 @@ def _send(partitioned: Sequence[ops.RankedIds], segments: Sequence[int], name: s
     return messages.split(*arrived, segments)
 
 
-def _share_with_replicas(
-    of_group: Sequence[Message], segments: Sequence[int], name: str, place: Place
-) -> tuple[list[Message], list[SharedIds | None]]:
-    """Messages of all groups to this shard, without duplicates inside a group, and this group's ids among them."""
-    received = [ops.unpack_message(*message, num_segments=count) for message, count in zip(of_group, segments)]
-    unique = [ops.segment_unique(one.ids, one.segment_splits) for one in received]
-    own = tf.concat([own_message(one.ids, one.splits)[0] for one in unique], axis=0)
-    gathered = messages.all_to_each(own, name=f"{name}.replicas.ids", ranks=place.replicas)
-    of_all_groups = messages.split(*gathered, segments)
-    shared: list[SharedIds | None] = []
-    for one, mine, count, (_, splits) in zip(received, unique, segments, of_all_groups):
-        begin = tf.reduce_sum(splits[: place.replicas.index] - count)
-        inverse = tf.gather(mine.inverse, one.position)
-        shared.append(SharedIds(inverse, tf.size(mine.ids, out_type=tf.int64), begin))
-    return of_all_groups, shared
-
-
 def own_message(ids: tf.Tensor, segment_splits: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """The message that a single process would receive from itself, duplicates included.
 
@@ -139,7 +102,7 @@ def own_message(ids: tf.Tensor, segment_splits: tf.Tensor) -> tuple[tf.Tensor, t
     return message, tf.reshape(tf.size(message), [1])
 
 
-def _narrowed(tensor: tf.Tensor, wire: tf.DType | None) -> tf.Tensor:
+def narrowed(tensor: tf.Tensor, wire: tf.DType | None) -> tf.Tensor:
     """Rows or gradients in the type they travel as: rounded to the nearest where that is shorter."""
     if wire is None or tensor.dtype.size <= wire.size:
         return tensor
@@ -158,9 +121,7 @@ def bring_rows(route: Route, rows: tf.Tensor, place: Place, wire: tf.DType | Non
     Returns:
       [U, D] in the order that route.index refers to.
     """
-    if route.shared is not None:
-        rows = ops.recover(rows, route.shared.begin + route.shared.inverse, pad=True)
-    sent = _narrowed(rows, wire if place.group.size > 1 else None)
+    sent = narrowed(rows, wire if place.group.size > 1 else None)
     received, _ = collectives.all_to_all(sent, route.received_splits, name=f"{route.name}.rows", ranks=place.group)
     return tf.cast(received, rows.dtype)
 
@@ -172,16 +133,26 @@ def return_gradients(route: Route, grads: tf.Tensor, place: Place, wire: tf.DTyp
       route: The route of the ids.
       grads: [>= U, D] in the order of bring_rows' result; rows behind U are padding.
       place: The position of this process among the ranks.
-      wire: As in bring_rows. Sums over a group that go to its replicas are rounded alike.
+      wire: As in bring_rows.
 
     Returns:
       [V, D], in the order of the ids in route.message.
     """
-    sent = _narrowed(grads, wire if place.group.size > 1 else None)
+    sent = narrowed(grads, wire if place.group.size > 1 else None)
     received, _ = collectives.all_to_all(sent, route.id_splits, name=f"{route.name}.gradients", ranks=place.group)
-    received = tf.cast(received, grads.dtype)
-    if route.shared is None:
-        return received
-    summed = _narrowed(ops.recover_grad(received, route.shared.inverse, route.shared.num_unique), wire)
-    gathered, _ = messages.all_to_each(summed, name=f"{route.name}.replicas.gradients", ranks=place.replicas)
-    return tf.cast(gathered, grads.dtype)
+    return tf.cast(received, grads.dtype)
+
+
+def bytes_sent(route: Route, place: Place, segments: int, row_bytes: int) -> tf.Tensor:
+    """<int64>[]: the bytes that this rank sends to others of its group for one lookup: ids, headers, rows, gradients.
+
+    Args:
+      route: The route of the ids.
+      place: The position of this process among the ranks.
+      segments: S, tables in a message.
+      row_bytes: Bytes of a row, or of its gradient, on the network.
+    """
+    sent, received = (tf.cast(splits, tf.int64) for splits in (route.id_splits, route.received_splits))
+    me, others = place.group.index, place.group.size - 1
+    ids_out, ids_in = tf.reduce_sum(sent) - sent[me], tf.reduce_sum(received) - received[me]
+    return 8 * (ids_out + others * segments) + (ids_in + ids_out) * row_bytes

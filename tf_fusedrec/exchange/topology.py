@@ -32,9 +32,10 @@ class Topology:
       groups: G >= 1, number of replicas of every table. It must divide the number of ranks. 1: one table over all
         ranks.
       rule: How replicas stay equal:
-        "gradient_sync" (HSP, TurboGR 4.2.1): Ids and gradients, summed inside their group, go to all replicas before
-          the update, which is the same everywhere. The result equals that of one group but for the order of sums.
-          Learning rates, admission, eviction and counters are those of one group.
+        "gradient_sync" (HSP, TurboGR 4.2.1): A rank looks up rows for its own group. Ids and sums of gradients of all
+          groups reach all replicas before the update, which is the same everywhere. The result equals that of one group
+          but for the order of sums. Learning rates, admission, eviction and counters are those of one group. A step
+          makes four more collectives, among the replicas of a shard: gradient_sync.py.
         "weight_sync" (2D-SP, Algorithm 1): Groups train apart. Each divides gradients by its own weight
           (losses.global_mean does so). Rows and moments become the mean over groups every `sync_every` updates. The
           mean includes rows that a group has not touched, and the initial rows of ids without a row. It costs less

@@ -13,8 +13,10 @@ from tf_fusedrec.ops.hash_table import (
     table_find,
     table_look_ahead,
     table_lookup,
+    table_peek,
     table_prefetch,
     table_refresh,
+    table_touch,
 )
 from tf_fusedrec.ops.initial_rows import initial_rows
 from tf_fusedrec.ops.jagged_attention import (
@@ -107,6 +109,7 @@ __all__ = [
     "table_lookup",
     "table_merge",
     "table_note_trained",
+    "table_peek",
     "table_prefetch",
     "table_read_numbers",
     "table_read_records",
@@ -117,5 +120,6 @@ __all__ = [
     "table_statistics",
     "table_take_unsynced",
     "table_tombstones",
+    "table_touch",
     "unpack_message",
 ]

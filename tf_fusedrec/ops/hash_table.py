@@ -140,6 +140,48 @@ def table_find(
     return library.fusedrec_table_find(table=table, message=message, received_splits=received_splits, T=dtype, dim=dim)
 
 
+def table_peek(
+    table: tf.Tensor,
+    message: tf.Tensor,
+    received_splits: tf.Tensor,
+    ahead: RowsAhead | None = None,
+    *,
+    dim: int,
+    dtype: tf.DType = tf.float32,
+) -> tf.Tensor:
+    """Reads the rows that the next table_lookup of this message would answer. Changes nothing in the table.
+
+    An id without a row, or whose row expires at that lookup, has its initial row.
+
+    Args:
+      table, message, received_splits, dim, dtype: As in table_lookup.
+      ahead: Result of table_look_ahead of this message: only rows that changed since are read. None: all are.
+
+    Returns:
+      <dtype>[P, D], row of each id in the order received; P >= V, zeros behind V.
+
+    Raises:
+      InvalidArgumentError: A header does not agree with its block, or the look-ahead had another message.
+    """
+    if ahead is None:
+        ahead = RowsAhead(tf.zeros([0, dim], dtype), tf.zeros([0], tf.int64), tf.zeros([2], tf.int64))
+    return library.fusedrec_table_peek(
+        table=table, message=message, received_splits=received_splits, rows_ahead=ahead.rows,
+        handles_ahead=ahead.handles, mark=ahead.mark, dim=dim,
+    )  # fmt: skip
+
+
+def table_touch(table: tf.Tensor, message: tf.Tensor, received_splits: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Changes the table as table_lookup does, and reads no rows.
+
+    Args and errors are those of table_lookup.
+
+    Returns:
+      handles <int64>[W] and inverse <int32>[V] of TableRows.
+    """
+    return library.fusedrec_table_touch(table=table, message=message, received_splits=received_splits)
+
+
 def table_prefetch(table: tf.Tensor, message: tf.Tensor, received_splits: tf.Tensor) -> tf.Operation | None:
     """Asks the disk for the rows of a coming lookup that lie beyond the memory budget; does not wait for them.
 

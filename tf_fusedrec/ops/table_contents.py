@@ -101,9 +101,9 @@ def table_clear(table: tf.Tensor) -> None:
 
 
 for _op in (
-    "HashTable", "TableLookup", "TableLookAhead", "TableRefresh", "TableFind", "TableStatistics", "TableSize",
-    "TableKeys", "TableReadRecords", "TableRemove", "TableEvict", "TableTombstones", "TableCandidates", "TableClock",
-    "TableApplyGradients", "TableAccumulateGradients",
+    "HashTable", "TableLookup", "TableLookAhead", "TableRefresh", "TableFind", "TablePeek", "TableTouch",
+    "TableStatistics", "TableSize", "TableKeys", "TableReadRecords", "TableRemove", "TableEvict", "TableTombstones",
+    "TableCandidates", "TableClock", "TableApplyGradients", "TableAccumulateGradients",
 ):  # fmt: skip
     tf.no_gradient(f"Fusedrec>{_op}")
 

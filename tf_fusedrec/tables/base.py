@@ -113,6 +113,25 @@ class Table(abc.ABC):
         """The answer of a training lookup, sooner than by `lookup`, from look_ahead's result for the same message."""
         raise self._cannot("look ahead")
 
+    def lookup_shared(
+        self,
+        message: tf.Tensor,
+        splits: tf.Tensor,
+        trained: tuple[tf.Tensor, tf.Tensor],
+        ahead: ops.RowsAhead | None,
+    ) -> ops.TableRows:
+        """A training lookup of the ids of all groups of ranks, which reads the rows of one group.
+
+        Args:
+          message, splits: The ids of the own group, as in `lookup`.
+          trained: The ids of all groups, likewise. They change the table as those of `lookup` do.
+          ahead: The result of `look_ahead` for `message`, or None.
+
+        Returns:
+          The rows of `message`, and handles and inverse of `trained`.
+        """
+        raise self._cannot("share gradients among groups of ranks")
+
     def prefetch(self, message: tf.Tensor, splits: tf.Tensor) -> None:
         """Starts to read rows of a coming lookup from disk. Changes nothing. The arguments are those of `lookup`."""
         raise self._cannot("prefetch rows")

@@ -123,6 +123,16 @@ class NativeTable(StoredTable):
     def refresh(self, message: tf.Tensor, splits: tf.Tensor, ahead: ops.RowsAhead) -> Answer:
         return ops.table_refresh(self._handle, message, splits, ahead, dim=self._dim)
 
+    def lookup_shared(
+        self,
+        message: tf.Tensor,
+        splits: tf.Tensor,
+        trained: tuple[tf.Tensor, tf.Tensor],
+        ahead: ops.RowsAhead | None,
+    ) -> ops.TableRows:
+        rows = ops.table_peek(self._handle, message, splits, ahead, dim=self._dim, dtype=self._dtype)
+        return ops.TableRows(rows, *ops.table_touch(self._handle, *trained))
+
     def prefetch(self, message: tf.Tensor, splits: tf.Tensor) -> None:
         ops.table_prefetch(self._handle, message, splits)
 

@@ -141,7 +141,7 @@ class RowLookup(de.shadow_ops.HvdVariable):
         return answer(read)
 
     def _exchanged_rows(self, ids: tf.Tensor, splits: tf.Tensor, training: bool) -> tf.Tensor:
-        route = self._route(tf.cast(ids, tf.int64), splits, training)
+        route = self._route(tf.cast(ids, tf.int64), splits)
         received = ops.unpack_message(route.message, route.message_splits, num_segments=len(self._layers))
         distinct = ops.segment_unique(received.ids, received.segment_splits)
         keys = self._encoding.encode(distinct.ids, self._segments(distinct.splits))
@@ -171,13 +171,13 @@ class RowLookup(de.shadow_ops.HvdVariable):
     def _bring(self, route: all_to_all.Route, rows: tf.Tensor) -> tf.Tensor:
         return all_to_all.bring_rows(route, rows, self._place, wire=None)
 
-    def _route(self, ids: tf.Tensor, splits: tf.Tensor, training: bool) -> all_to_all.Route:
+    def _route(self, ids: tf.Tensor, splits: tf.Tensor) -> all_to_all.Route:
         unique = ops.UniqueIds(ids, splits, tf.range(tf.size(ids)))
         if self.with_unique:
             unique = ops.segment_unique(ids, splits)
         name = f"{self.name}.{self._number()}"
         outgoing = all_to_all.OutgoingIds(unique, name, self._owner, self._encoding.id_bits, self._layers)
-        return all_to_all.route_ids([outgoing], self._place, training=training)[0]
+        return all_to_all.route_ids([outgoing], self._place)[0]
 
     def _segments(self, splits: tf.Tensor) -> tf.Tensor:
         return tf.repeat(tf.range(len(self._layers), dtype=tf.int64), splits[1:] - splits[:-1])

@@ -83,6 +83,10 @@ class HashTable {
   // Inference form: inserts and touches nothing. An id without a row has its initial value.
   void Find(const Message& message, const ParallelFor& parallel_for, const RowSink& rows) const;
 
+  // Rows as the next Lookup of this message would answer them; changes nothing. Arguments are those of Lookup.
+  void Peek(const Message& message, const ParallelFor& parallel_for, const RowSink& rows,
+            const Ahead* ahead = nullptr) const;
+
   // See FileTier.
   void Prefetch(const Message& message) const { tier_.Prefetch(message); }
 
@@ -146,8 +150,8 @@ class HashTable {
   class TrainingLookup;  // one call of Lookup (lookup.cc)
 
   HashTable(TableSpec spec, Optimizer optimizer);
-  void Read(const Message& message, const ParallelFor& parallel_for, const RowSink& rows,
-            absl::Span<int64_t> handles) const;
+  struct Reading;  // what a read does with an id (look_ahead.cc)
+  void Read(const Message& message, const ParallelFor& parallel_for, const RowSink& rows, const Reading& reading) const;
   void UpdateRow(const Prepared& prepared, uint32_t handle, float* grad, uint32_t version, float* scratch);
 
   ShardedRows rows_;

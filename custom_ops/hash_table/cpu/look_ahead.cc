@@ -1,4 +1,5 @@
-// Reading: inference, and the look-ahead of a training lookup (NestPipe, section IV: the prefetch buffer).
+// Reading: inference, and what precedes a training lookup: its look-ahead (NestPipe, section IV: the prefetch buffer), and
+// a peek at its rows.
 //
 // # Look-ahead
 // While batch t computes, a look-ahead finds the rows of batch t+1, asks the disk for those in the file, and copies them.
@@ -12,6 +13,11 @@
 // nothing does that between a look-ahead and its lookup. After any other such change (a lookup of the same step, an
 // eviction by hand, a restore), the lookup searches again. Pinning the rows instead would evict other rows than training
 // without look-ahead evicts.
+//
+// # Peek
+// Replicas of a table must count the ids of all groups of ranks, but a rank sends the rows of its own group only. So it
+// peeks at the rows of its group, and looks the ids of all groups up without rows. A peek answers what that lookup would:
+// an id without a row, or whose row expires at that lookup, has its initial row.
 #include <algorithm>
 #include <cstring>
 #include <vector>
@@ -22,15 +28,24 @@
 
 namespace fusedrec {
 
-// With `seen`, ids without a row are only marked there. Without it, their initial value is written, or zeros.
+struct HashTable::Reading {
+  absl::Span<int64_t> seen;  // out: row of each id; ids without a row are only marked here. Empty: their row is written
+  bool zeros;                // whether that row is zeros; else it is the initial one
+  const Ahead* ahead;        // look-ahead that wrote the rows; null: none has
+  const Pins* coming;        // of the lookup at which rows expire; null: none do
+};
+
 void HashTable::Read(const Message& message, const ParallelFor& parallel_for, const RowSink& rows,
-                     absl::Span<int64_t> seen) const {
+                     const Reading& reading) const {
   constexpr int64_t kPiece = 1024;  // ids of one unit of work
   const std::vector<MessageRun> runs = RunsOf(message, segments(), kPiece);
   constexpr int kAhead = 12;
   const int64_t row_bytes = int64_t{spec().dim} * BytesOf(rows.storage);
   parallel_for(runs.size(), kPiece * (100 + row_bytes / 4), [&](int64_t begin, int64_t end) {
     const ShardedRows::Reader reader(&rows_);
+    // No other id gets a row that leaves from here on.
+    const bool is_valid = reading.ahead != nullptr && reading.ahead->moves == rows_.moves();
+    const auto known = [&](int64_t position) { return is_valid ? reading.ahead->handles[position] : kNoRow; };
     std::vector<char> initial(rows_.format(rows_.new_pool()).stride());
     for (int64_t r = begin; r < end; ++r) {
       const MessageRun& run = runs[r];
@@ -38,26 +53,33 @@ void HashTable::Read(const Message& message, const ParallelFor& parallel_for, co
       uint32_t handles[2 * kAhead];
       const auto keys_of = [&](uint64_t hash) -> const KeyIndex& { return rows_.ShardWith(hash).keys[run.segment]; };
       for (int64_t i = 0; i < run.count + 2 * kAhead; ++i) {
-        if (i < run.count) {
+        if (i < run.count && known(run.position + i) == kNoRow) {
           const uint64_t hash = TableHash(ids[i]);
           keys_of(hash).Prefetch(hash);
         }
         if (const int64_t j = i - kAhead; j >= 0 && j < run.count) {
+          const int64_t before = known(run.position + j);
           const uint64_t hash = TableHash(ids[j]);
-          const uint32_t handle = keys_of(hash).Find(ids[j], hash);
+          const uint32_t handle = before == kNoRow ? keys_of(hash).Find(ids[j], hash) : static_cast<uint32_t>(before);
           handles[j % (2 * kAhead)] = handle;
           if (handle != kAbsent && rows.data != nullptr) rows_.store().Fetch(handle);
         }
         if (const int64_t k = i - 2 * kAhead; k >= 0) {
-          char* out = static_cast<char*>(rows.data) + (run.position + k) * row_bytes;
+          const int64_t position = run.position + k;
+          char* out = static_cast<char*>(rows.data) + position * row_bytes;
           const uint32_t handle = handles[k % (2 * kAhead)];
-          if (!seen.empty()) seen[run.position + k] = handle == kAbsent ? kNoRow : int64_t{handle};
+          if (!reading.seen.empty()) reading.seen[position] = handle == kAbsent ? kNoRow : int64_t{handle};
           if (rows.data == nullptr) continue;
-          if (handle != kAbsent) {
-            rows_.format(RowStore::PoolOf(handle)).CopyRow(rows_.Row(handle), rows.storage, out);
-          } else if (seen.empty() && spec().unknown_zeros) {
+          const bool has_row = handle != kAbsent && (reading.coming == nullptr ||
+                                                     !evictor_.HasExpired(*rows_.Header(handle), *reading.coming));
+          if (has_row) {
+            const bool is_there = known(position) != kNoRow && rows_.Header(handle)->updated <= reading.ahead->version;
+            if (!is_there) rows_.format(RowStore::PoolOf(handle)).CopyRow(rows_.Row(handle), rows.storage, out);
+          } else if (!reading.seen.empty()) {
+            continue;
+          } else if (reading.zeros) {
             std::memset(out, 0, row_bytes);
-          } else if (seen.empty()) {
+          } else {
             rows_.WriteInitial(run.segment, ids[k], rows_.new_pool(), initial.data());
             rows_.format(rows_.new_pool()).CopyRow(initial.data(), rows.storage, out);
           }
@@ -68,7 +90,7 @@ void HashTable::Read(const Message& message, const ParallelFor& parallel_for, co
 }
 
 void HashTable::Find(const Message& message, const ParallelFor& parallel_for, const RowSink& rows) const {
-  Read(message, parallel_for, rows, {});
+  Read(message, parallel_for, rows, {{}, spec().unknown_zeros, nullptr, nullptr});
 }
 
 void HashTable::LookAhead(const Message& message, const ParallelFor& parallel_for, const RowSink& rows,
@@ -77,7 +99,14 @@ void HashTable::LookAhead(const Message& message, const ParallelFor& parallel_fo
   *moves = rows_.moves();
   *version = rows_.version();
   Prefetch(message);  // the disk reads many pages at once
-  Read(message, parallel_for, rows, handles);
+  Read(message, parallel_for, rows, {handles, false, nullptr, nullptr});
+}
+
+void HashTable::Peek(const Message& message, const ParallelFor& parallel_for, const RowSink& rows,
+                     const Ahead* ahead) const {
+  Pins coming = rows_.pins().Current();
+  ++coming.now;
+  Read(message, parallel_for, rows, {{}, false, ahead, evictor_.ExpiresAt(coming.now) ? &coming : nullptr});
 }
 
 }  // namespace fusedrec

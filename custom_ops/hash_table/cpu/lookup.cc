@@ -270,8 +270,7 @@ absl::Status HashTable::Lookup(const Message& message, const ParallelFor& parall
   const RunningLookups::Lookup running(&rows_.pins().lookups());
   if (clock != nullptr) *clock = running.clock();
   rows_.NextVersion();
-  const int64_t ttl = spec().ttl;
-  if (ttl > 0 && running.clock() % std::max<int64_t>(1, ttl / 16) == 0) evictor_.EvictExpired();
+  if (evictor_.ExpiresAt(running.clock())) evictor_.EvictExpired();
   return TrainingLookup(this, running, rows, ahead).Run(message, parallel_for, inverse, handles);
 }
 

@@ -16,7 +16,12 @@ int fusedrec_table_lookup(FusedrecDeviceTable* table, const FusedrecMessage* mes
 
 int fusedrec_table_find(FusedrecDeviceTable* table, const FusedrecMessage* message, int64_t storage, void* rows,
                         int64_t out_rows, uint32_t* found, void* stream) {
-  return table->Find(*message, storage, rows, out_rows, found, stream);
+  return table->Find(*message, storage, rows, out_rows, found, false, stream);
+}
+
+int fusedrec_table_peek(FusedrecDeviceTable* table, const FusedrecMessage* message, int64_t storage, void* rows,
+                        int64_t out_rows, void* stream) {
+  return table->Find(*message, storage, rows, out_rows, nullptr, true, stream);
 }
 
 int fusedrec_table_apply(FusedrecDeviceTable* table, const int64_t* handles, int64_t num_rows, const int32_t* inverse,

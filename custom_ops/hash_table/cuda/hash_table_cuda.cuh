@@ -80,9 +80,10 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// The form for inference: kNowhere for ids without a row.
+// The form for inference: kNowhere for ids without a row, or whose last lookup is before `expired_before`.
 __global__ void __launch_bounds__(kThreads)
-    FindKernel(TableView table, MessageView message, const Counts* counts, uint32_t* __restrict__ where) {
+    FindKernel(TableView table, MessageView message, const Counts* counts, uint32_t expired_before,
+               uint32_t* __restrict__ where) {
   if (counts->bad != 0) return;
   int64_t low, high;
   message.Bounds(&low, &high);
@@ -91,7 +92,9 @@ __global__ void __launch_bounds__(kThreads)
   const int64_t run = active ? message.RunOf(low, high, n) : 0;
   const int64_t id = active ? message.Id(n, run) : 0;
   const uint32_t row = FindRow(active ? table.segments + run % message.segments : nullptr, id, TableHash(id));
-  if (active) where[n] = row;
+  if (!active) return;
+  const bool expired = row != kNowhere && expired_before > 0 && table.Meta(row)->last < expired_before;
+  where[n] = expired ? kNowhere : row;
 }
 
 // first[n]: the first position of the same id. number[n]: first positions before n. A first position of a new id: its

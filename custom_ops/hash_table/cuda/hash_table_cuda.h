@@ -79,6 +79,7 @@ FUSEDREC_CUDA_API void fusedrec_table_destroy(FusedrecDeviceTable* table);
 //   inverse   [V]  device, out: number of each id's row
 //   handles   [V]  device, out: the first *num_rows are written: lookup << 32 | row
 //   num_rows  host, out
+// rows may be null, with out_rows 0.
 // kCudaInvalidValue when headers do not fit their message; kDeviceOutOfMemory, kDeviceTableFull: nothing has changed, but
 // for rows whose time to live is over at this lookup, which have left.
 FUSEDREC_CUDA_API int fusedrec_table_lookup(FusedrecDeviceTable* table, const FusedrecMessage* message, int64_t storage,
@@ -89,6 +90,10 @@ FUSEDREC_CUDA_API int fusedrec_table_lookup(FusedrecDeviceTable* table, const Fu
 // rows may be null; found [V], device, out, may be null: row of each id, 0xffffffff without.
 FUSEDREC_CUDA_API int fusedrec_table_find(FusedrecDeviceTable* table, const FusedrecMessage* message, int64_t storage,
                                           void* rows, int64_t out_rows, uint32_t* found, void* stream);
+
+// The rows that the next fusedrec_table_lookup of this message would answer; changes nothing.
+FUSEDREC_CUDA_API int fusedrec_table_peek(FusedrecDeviceTable* table, const FusedrecMessage* message, int64_t storage,
+                                          void* rows, int64_t out_rows, void* stream);
 
 // Sums gradients of equal rows in the order received and applies the table's rule in place.
 //

@@ -119,9 +119,9 @@ int FusedrecDeviceTable::Lookup(const FusedrecMessage& message, int64_t storage,
   Received received;
   FUSEDREC_RETURN_IF_CUDA_ERROR(Receive(message, &received, stream));
   const int64_t num_ids = received.view.num_ids;
-  if (out_rows < num_ids || storage < 0 || storage > 2) return kCudaInvalidValue;
+  if ((rows != nullptr && out_rows < num_ids) || storage < 0 || storage > 2) return kCudaInvalidValue;
   const uint32_t clock = clock_ + 1, version = version_ + 1;
-  if (options_.ttl > 0 && clock % std::max<int64_t>(1, options_.ttl / 16) == 0) {
+  if (ExpiresAt(clock)) {
     Counts counts;  // a message that does not fit changes nothing
     FUSEDREC_RETURN_IF_CUDA_ERROR(CopyToHost(&counts, received.counts, 1, stream));
     if (counts.bad != 0) return kCudaInvalidValue;
@@ -134,7 +134,7 @@ int FusedrecDeviceTable::Lookup(const FusedrecMessage& message, int64_t storage,
 }
 
 int FusedrecDeviceTable::Find(const FusedrecMessage& message, int64_t storage, void* rows, int64_t out_rows,
-                              uint32_t* found, void* stream) {
+                              uint32_t* found, bool peeks, void* stream) {
   std::lock_guard<std::mutex> lock(mutex_);
   Received received;
   FUSEDREC_RETURN_IF_CUDA_ERROR(Receive(message, &received, stream));
@@ -146,9 +146,12 @@ int FusedrecDeviceTable::Find(const FusedrecMessage& message, int64_t storage, v
     if (memory.data() == nullptr) return kDeviceOutOfMemory;
     found = reinterpret_cast<uint32_t*>(memory.data());
   }
+  // Rows of a lookup before this one have expired.
+  const int64_t age = std::max<int64_t>(options_.ttl, options_.window), coming = int64_t{clock_} + 1;
+  const uint32_t expired_before = peeks && ExpiresAt(clock_ + 1) && coming > age ? coming - age : 0;
   if (view.num_ids > 0) {
     FUSEDREC_LAUNCH(FindKernel, BlocksFor(view.num_ids, kThreads), kThreads, 0, stream, View(), view, received.counts,
-                    found);
+                    expired_before, found);
   }
   Counts counts;
   FUSEDREC_RETURN_IF_CUDA_ERROR(CopyToHost(&counts, received.counts, 1, stream));
@@ -157,7 +160,7 @@ int FusedrecDeviceTable::Find(const FusedrecMessage& message, int64_t storage, v
   FUSEDREC_RETURN_IF_CUDA_ERROR(Gather(found, nullptr, nullptr, view.num_ids, storage, rows, out_rows, stream));
   const int64_t blocks = view.num_ids * ((options_.dim + 3) / 4);
   InitialValues unknown = Initial();
-  if (options_.unknown_zeros) unknown = {Distribution::kConstant, 0.0, 0.0, unknown.seeds, 0.0f};
+  if (options_.unknown_zeros && !peeks) unknown = {Distribution::kConstant, 0.0, 0.0, unknown.seeds, 0.0f};
   FUSEDREC_LAUNCH(GatherInitialKernel, LoopBlocks(blocks), kThreads, 0, stream, View(), view, unknown, found,
                   static_cast<Storage>(storage), rows);
   return LastError();

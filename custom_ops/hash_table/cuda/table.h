@@ -4,6 +4,7 @@
 #ifndef FUSEDREC_HASH_TABLE_CUDA_TABLE_H_
 #define FUSEDREC_HASH_TABLE_CUDA_TABLE_H_
 
+#include <algorithm>
 #include <mutex>
 #include <utility>
 #include <vector>
@@ -61,7 +62,9 @@ struct FusedrecDeviceTable {
                   void* stream);
   int Lookup(const FusedrecMessage& message, int64_t storage, void* rows, int64_t out_rows, int32_t* inverse,
              int64_t* handles, int64_t* num_rows, void* stream);
-  int Find(const FusedrecMessage& message, int64_t storage, void* rows, int64_t out_rows, uint32_t* found, void* stream);
+  // peeks: for the next lookup, at which rows may expire and an id without a row gets its initial row.
+  int Find(const FusedrecMessage& message, int64_t storage, void* rows, int64_t out_rows, uint32_t* found, bool peeks,
+           void* stream);
   int Apply(const int64_t* handles, int64_t num_rows, const int32_t* inverse, int64_t num_ids, const void* grads,
             int64_t storage, float scale, const fusedrec::StepInput& step, int32_t* left_out, int64_t* num_left_out,
             void* stream);
@@ -137,6 +140,7 @@ struct FusedrecDeviceTable {
 
   fusedrec::device_table::TableView View() const;
   fusedrec::device_table::InitialValues Initial() const;
+  bool ExpiresAt(uint32_t clock) const { return options_.ttl > 0 && clock % std::max<int64_t>(1, options_.ttl / 16) == 0; }
   int64_t chunk_rows() const { return int64_t{1} << chunk_bits_; }
 
   mutable std::mutex mutex_;

@@ -74,15 +74,17 @@ class RowsOp : public TableKernel {
   int64_t dim_;
 };
 
-// Looks up into `rows` and allocates outputs 1 and 2.
+// Looks up into `rows` and allocates the last two outputs.
 absl::Status LookUpInto(OpKernelContext* ctx, HashTable* table, const Message& message, const RowSink& rows,
                         const Ahead* ahead) {
+  const int of_handles = ctx->num_outputs() - 2;
   Tensor *handles_out, *inverse;
-  TF_RETURN_IF_ERROR(ctx->allocate_output(2, TensorShape({message.num_ids}), &inverse));
+  TF_RETURN_IF_ERROR(ctx->allocate_output(of_handles + 1, TensorShape({message.num_ids}), &inverse));
   std::vector<int64_t> handles;
   uint32_t clock;
   TF_RETURN_IF_ERROR(table->Lookup(message, CpuPool(ctx), rows, Out<int32_t>(inverse), &handles, &clock, ahead));
-  TF_RETURN_IF_ERROR(ctx->allocate_output(1, TensorShape({static_cast<int64_t>(handles.size())}), &handles_out));
+  const TensorShape distinct({static_cast<int64_t>(handles.size())});
+  TF_RETURN_IF_ERROR(ctx->allocate_output(of_handles, distinct, &handles_out));
   // The clock above the row number tells an update whether the rows are still where they were.
   std::transform(handles.begin(), handles.end(), handles_out->flat<int64_t>().data(),
                  [&](int64_t handle) { return handle < 0 ? handle : int64_t{clock} << 32 | handle; });
@@ -112,30 +114,61 @@ absl::Status LookAhead(OpKernelContext* ctx, HashTable* table) {
   return absl::OkStatus();
 }
 
+// Reads inputs 3 to 5, a look-ahead of the same message, and gives its rows on as output 0.
 template <typename T>
-absl::Status Refresh(OpKernelContext* ctx, HashTable* table) {
-  Message message;
-  TF_RETURN_IF_ERROR(ReadMessage(ctx, *table, &message));
+absl::Status TakeAhead(OpKernelContext* ctx, const HashTable& table, int64_t num_ids, RowSink* rows_out, Ahead* ahead) {
   const Tensor &rows = ctx->input(3), &handles = ctx->input(4), &mark = ctx->input(5);
   TF_RETURN_IF_ERROR(RequireRank("rows_ahead", rows, 2));
   TF_RETURN_IF_ERROR(RequireRank("handles_ahead", handles, 1));
-  if (mark.dims() != 1 || mark.dim_size(0) != 2 || handles.NumElements() != message.num_ids ||
-      rows.dim_size(0) < message.num_ids || rows.dim_size(1) != table->spec().dim) {
+  if (mark.dims() != 1 || mark.dim_size(0) != 2 || handles.NumElements() != num_ids || rows.dim_size(0) < num_ids ||
+      rows.dim_size(1) != table.spec().dim) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "rows_ahead, handles_ahead and mark must be of a TableLookAhead of the same ", message.num_ids, " ids, got ",
-        "shapes ", rows.shape().DebugString(), ", ", handles.shape().DebugString(), " and ",
-        mark.shape().DebugString(), "."));
+        "rows_ahead, handles_ahead and mark must be of a TableLookAhead of the same ", num_ids, " ids, got shapes ",
+        rows.shape().DebugString(), ", ", handles.shape().DebugString(), " and ", mark.shape().DebugString(), "."));
   }
   for (const int64_t handle : In<int64_t>(handles)) {
-    if (table->IsHandle(handle)) continue;
+    if (table.IsHandle(handle)) continue;
     return absl::InvalidArgumentError(
         absl::StrCat("handles_ahead must be of a TableLookAhead of this table, got ", handle, "."));
   }
   Tensor* out;
   TF_RETURN_IF_ERROR(ctx->forward_input_or_allocate_output({3}, 0, rows.shape(), &out));
   if (out->data() != rows.data()) std::memcpy(out->data(), rows.data(), rows.TotalBytes());
-  const Ahead ahead{In<int64_t>(handles), mark.flat<int64_t>()(0), mark.flat<int64_t>()(1)};
-  return LookUpInto(ctx, table, message, {out->flat<T>().data(), StorageFor<T>()}, &ahead);
+  *rows_out = {out->flat<T>().data(), StorageFor<T>()};
+  *ahead = {In<int64_t>(handles), mark.flat<int64_t>()(0), mark.flat<int64_t>()(1)};
+  return absl::OkStatus();
+}
+
+template <typename T>
+absl::Status Refresh(OpKernelContext* ctx, HashTable* table) {
+  Message message;
+  RowSink rows;
+  Ahead ahead;
+  TF_RETURN_IF_ERROR(ReadMessage(ctx, *table, &message));
+  TF_RETURN_IF_ERROR(TakeAhead<T>(ctx, *table, message.num_ids, &rows, &ahead));
+  return LookUpInto(ctx, table, message, rows, &ahead);
+}
+
+template <typename T>
+absl::Status Peek(OpKernelContext* ctx, HashTable* table) {
+  Message message;
+  RowSink rows;
+  Ahead ahead;
+  TF_RETURN_IF_ERROR(ReadMessage(ctx, *table, &message));
+  const bool has_ahead = ctx->input(3).NumElements() > 0 || ctx->input(4).NumElements() > 0;
+  if (has_ahead) {
+    TF_RETURN_IF_ERROR(TakeAhead<T>(ctx, *table, message.num_ids, &rows, &ahead));
+  } else {
+    TF_RETURN_IF_ERROR(AllocateRows<T>(ctx, *table, message.num_ids, &rows));
+  }
+  table->Peek(message, CpuPool(ctx), rows, has_ahead ? &ahead : nullptr);
+  return absl::OkStatus();
+}
+
+absl::Status Touch(OpKernelContext* ctx, HashTable* table) {
+  Message message;
+  TF_RETURN_IF_ERROR(ReadMessage(ctx, *table, &message));
+  return LookUpInto(ctx, table, message, {}, nullptr);
 }
 
 template <typename T>
@@ -159,12 +192,14 @@ absl::Status Prefetch(OpKernelContext* ctx, HashTable* table) {
 
 REGISTER_KERNEL_BUILDER(Name("Fusedrec>HashTable").Device(DEVICE_CPU), HashTableOp);
 REGISTER_KERNEL_BUILDER(Name("Fusedrec>TablePrefetch").Device(DEVICE_CPU), TableFunctionOp<Prefetch>);
+REGISTER_KERNEL_BUILDER(Name("Fusedrec>TableTouch").Device(DEVICE_CPU), TableFunctionOp<Touch>);
 #define FUSEDREC_REGISTER_ROWS(NAME, T) \
   REGISTER_KERNEL_BUILDER(Name("Fusedrec>Table" #NAME).Device(DEVICE_CPU).TypeConstraint<T>("T"), RowsOp<NAME<T>>);
 #define FUSEDREC_REGISTER(T)           \
   FUSEDREC_REGISTER_ROWS(Lookup, T)    \
   FUSEDREC_REGISTER_ROWS(LookAhead, T) \
   FUSEDREC_REGISTER_ROWS(Refresh, T)   \
+  FUSEDREC_REGISTER_ROWS(Peek, T)      \
   FUSEDREC_REGISTER_ROWS(Find, T)
 FUSEDREC_REGISTER(float)
 FUSEDREC_REGISTER(Eigen::half)

@@ -40,14 +40,13 @@ int64_t Evictor::EvictWorst(int64_t segment, int64_t count, const WaitingIds& wa
 }
 
 void Evictor::EvictExpired() {
-  const TableSpec& spec = rows_->spec();
   const Pins pins = rows_->pins().Current();
   for (Shard& shard : rows_->shards()) {
     std::lock_guard<std::mutex> lock(shard.mutex);
     for (int64_t segment = 0; segment < rows_->segments(); ++segment) {
       std::vector<int64_t> expired;
       rows_->ForEachRow(shard, segment, [&](int64_t id, uint32_t, const RowHeader& header) {
-        if (header.last + std::max(spec.ttl, spec.window) < pins.now && !pins.Hold(header)) expired.push_back(id);
+        if (HasExpired(header, pins)) expired.push_back(id);
       });
       if (!expired.empty()) rows_->pins().NoteMove(pins.now);
       for (const int64_t id : expired) rows_->RemoveKey(&shard, segment, id);

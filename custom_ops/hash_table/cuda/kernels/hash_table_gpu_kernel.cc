@@ -78,32 +78,45 @@ absl::Status AllocateRows(OpKernelContext* ctx, const DeviceTableResource& resou
   return ctx->allocate_output(0, TensorShape({BucketedSize(num_ids), resource.spec().dim}), rows);
 }
 
-// Waits, for the number of distinct rows. `ticket`: of a look-ahead of rows in host memory.
-template <typename T>
-absl::Status LookUpFrom(OpKernelContext* ctx, const DeviceTableResource& resource, int64_t ticket) {
-  MessageInput in;
+// Looks up into `rows`, null for none, and gives the last two outputs. Waits, for the number of distinct rows.
+// `ticket`: of a look-ahead of rows in host memory.
+absl::Status LookUpInto(OpKernelContext* ctx, const DeviceTableResource& resource, const MessageInput& in,
+                        int64_t ticket, Storage storage, Tensor* rows) {
+  const int of_handles = ctx->num_outputs() - 2;
   int64_t num_rows;
-  Tensor *rows, *inverse;
+  Tensor* inverse;
   Tensor handles;
-  TF_RETURN_IF_ERROR(ReadMessage(ctx, resource, &in));
-  TF_RETURN_IF_ERROR(AllocateRows(ctx, resource, in.num_ids, &rows));
-  TF_RETURN_IF_ERROR(ctx->allocate_output(2, TensorShape({in.num_ids}), &inverse));
+  TF_RETURN_IF_ERROR(ctx->allocate_output(of_handles + 1, TensorShape({in.num_ids}), &inverse));
   TF_RETURN_IF_ERROR(ctx->allocate_temp(tensorflow::DT_INT64, TensorShape({in.num_ids}), &handles));
-  constexpr int64_t kStorage = static_cast<int64_t>(StorageFor<T>());
+  const int64_t kind = static_cast<int64_t>(storage), out_rows = rows == nullptr ? 0 : rows->dim_size(0);
+  void* const out = rows == nullptr ? nullptr : rows->data();
   int32_t* const numbers = Out<int32_t>(inverse).data();
   int64_t* const found = Out<int64_t>(&handles).data();
   if (resource.host_rows() != nullptr) {
     const HostRows::Call call{in.message, ctx->input(1).NumElements(), CpuPool(ctx), StreamOf(ctx)};
-    TF_RETURN_IF_ERROR(resource.host_rows()->Lookup(call, ticket, kStorage, rows->data(), rows->dim_size(0), numbers,
-                                                    found, &num_rows));
+    TF_RETURN_IF_ERROR(resource.host_rows()->Lookup(call, ticket, kind, out, out_rows, numbers, found, &num_rows));
   } else {
-    TF_RETURN_IF_ERROR(resource.StatusOf(
-        fusedrec_table_lookup(resource.table(), &in.message, kStorage, rows->data(), rows->dim_size(0), numbers, found,
-                              &num_rows, StreamOf(ctx)),
-        "the rows of a batch"));
+    TF_RETURN_IF_ERROR(resource.StatusOf(fusedrec_table_lookup(resource.table(), &in.message, kind, out, out_rows,
+                                                               numbers, found, &num_rows, StreamOf(ctx)),
+                                         "the rows of a batch"));
   }
-  ctx->set_output(1, handles.Slice(0, num_rows));
+  ctx->set_output(of_handles, handles.Slice(0, num_rows));
   return absl::OkStatus();
+}
+
+template <typename T>
+absl::Status LookUpFrom(OpKernelContext* ctx, const DeviceTableResource& resource, int64_t ticket) {
+  MessageInput in;
+  Tensor* rows;
+  TF_RETURN_IF_ERROR(ReadMessage(ctx, resource, &in));
+  TF_RETURN_IF_ERROR(AllocateRows(ctx, resource, in.num_ids, &rows));
+  return LookUpInto(ctx, resource, in, ticket, StorageFor<T>(), rows);
+}
+
+absl::Status Touch(OpKernelContext* ctx, const DeviceTableResource& resource) {
+  MessageInput in;
+  TF_RETURN_IF_ERROR(ReadMessage(ctx, resource, &in));
+  return LookUpInto(ctx, resource, in, 0, Storage::kFloat32, nullptr);
 }
 
 template <typename T>
@@ -140,16 +153,19 @@ absl::Status LookAhead(OpKernelContext* ctx, const DeviceTableResource& resource
   return absl::OkStatus();
 }
 
-template <typename T>
+// `peeks`: for the next training lookup, whose look-ahead is of no use here: no row is on the device because of it.
+template <typename T, bool peeks>
 absl::Status Find(OpKernelContext* ctx, const DeviceTableResource& resource) {
   MessageInput in;
   Tensor* rows;
   TF_RETURN_IF_ERROR(ReadMessage(ctx, resource, &in));
   TF_RETURN_IF_ERROR(AllocateRows(ctx, resource, in.num_ids, &rows));
   if (resource.host_rows() == nullptr) {
+    const int64_t kind = static_cast<int64_t>(StorageFor<T>()), out_rows = rows->dim_size(0);
+    void* const stream = StreamOf(ctx);
     return resource.StatusOf(
-        fusedrec_table_find(resource.table(), &in.message, static_cast<int64_t>(StorageFor<T>()), rows->data(),
-                            rows->dim_size(0), nullptr, StreamOf(ctx)),
+        peeks ? fusedrec_table_peek(resource.table(), &in.message, kind, rows->data(), out_rows, stream)
+              : fusedrec_table_find(resource.table(), &in.message, kind, rows->data(), out_rows, nullptr, stream),
         "a lookup");
   }
   Tensor found;
@@ -159,7 +175,7 @@ absl::Status Find(OpKernelContext* ctx, const DeviceTableResource& resource) {
   const int64_t used = in.num_ids * resource.spec().dim * sizeof(T);
   std::memset(static_cast<char*>(found.data()) + used, 0, found.TotalBytes() - used);
   const HostRows::Call call{in.message, ctx->input(1).NumElements(), CpuPool(ctx), StreamOf(ctx)};
-  TF_RETURN_IF_ERROR(resource.host_rows()->Find(call, StorageFor<T>(), found.data()));
+  TF_RETURN_IF_ERROR(resource.host_rows()->Find(call, StorageFor<T>(), found.data(), peeks));
   return CudaStatus("copy_to_device",
                     fusedrec_copy_to_device(rows->data(), found.data(), found.TotalBytes(), StreamOf(ctx)));
 }
@@ -232,6 +248,9 @@ REGISTER_KERNEL_BUILDER(Name("Fusedrec>HashTable").Device(DEVICE_GPU).HostMemory
 REGISTER_KERNEL_BUILDER(
     Name("Fusedrec>TablePrefetch").Device(DEVICE_GPU).HostMemory("table").HostMemory("received_splits"),
     DeviceTableFunctionOp<Prefetch>);
+REGISTER_KERNEL_BUILDER(
+    Name("Fusedrec>TableTouch").Device(DEVICE_GPU).HostMemory("table").HostMemory("received_splits"),
+    DeviceTableFunctionOp<Touch>);
 #define FUSEDREC_REGISTER(T)                                        \
   REGISTER_KERNEL_BUILDER(Name("Fusedrec>TableLookup")              \
                               .Device(DEVICE_GPU)                   \
@@ -258,7 +277,14 @@ REGISTER_KERNEL_BUILDER(
                               .TypeConstraint<T>("T")               \
                               .HostMemory("table")                  \
                               .HostMemory("received_splits"),       \
-                          DeviceRowsOp<Find<T>>);                   \
+                          DeviceRowsOp<Find<T, false>>);            \
+  REGISTER_KERNEL_BUILDER(Name("Fusedrec>TablePeek")                \
+                              .Device(DEVICE_GPU)                   \
+                              .TypeConstraint<T>("T")               \
+                              .HostMemory("table")                  \
+                              .HostMemory("received_splits")        \
+                              .HostMemory("mark"),                  \
+                          DeviceRowsOp<Find<T, true>>);             \
   REGISTER_KERNEL_BUILDER(Name("Fusedrec>TableApplyGradients")      \
                               .Device(DEVICE_GPU)                   \
                               .TypeConstraint<T>("T")               \

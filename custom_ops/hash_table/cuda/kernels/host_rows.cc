@@ -165,12 +165,17 @@ absl::Status HostRows::Lookup(const Call& call, int64_t ticket, int64_t storage,
   return StatusOf(answer);
 }
 
-absl::Status HostRows::Find(const Call& call, Storage storage, void* rows) {
+absl::Status HostRows::Find(const Call& call, Storage storage, void* rows, bool peeks) {
   std::lock_guard<std::mutex> lock(mutex_);
   Seen seen;
   absl::Status done = Receive(call, &seen);
   if (done.ok()) done = TakeBack(call.parallel_for, call.stream);
-  if (done.ok()) table_->Find(seen.message(), call.parallel_for, {rows, storage});
+  if (!done.ok()) return done;
+  if (peeks) {
+    table_->Peek(seen.message(), call.parallel_for, {rows, storage});
+  } else {
+    table_->Find(seen.message(), call.parallel_for, {rows, storage});
+  }
   return done;
 }
 

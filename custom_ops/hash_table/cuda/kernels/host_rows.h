@@ -55,8 +55,8 @@ class HostRows {
   // Arguments as in fusedrec_table_lookup; ticket 0: no look-ahead.
   absl::Status Lookup(const Call& call, int64_t ticket, int64_t storage, void* rows, int64_t out_rows, int32_t* inverse,
                       int64_t* handles, int64_t* num_rows);
-  // rows [V, dim] of `storage`, in host memory.
-  absl::Status Find(const Call& call, Storage storage, void* rows);
+  // rows [V, dim] of `storage`, in host memory. `peeks`: those that the next training lookup would answer.
+  absl::Status Find(const Call& call, Storage storage, void* rows, bool peeks);
   absl::Status Prefetch(const Call& call);
   // Arguments as in fusedrec_table_apply.
   absl::Status Apply(const int64_t* handles, int64_t num_rows, const int32_t* inverse, int64_t num_ids,

@@ -1,0 +1,280 @@
+"""Groups that share gradients: a rank reads the rows of its own group, and all replicas hold what one process holds.
+
+Gradients are small multiples of 1/8 and are added without rounding, so every float must be equal bit for bit.
+"""
+
+import numpy as np
+import pytest
+
+from tests.exchange import linear
+from tests.oracles.rank_partition import owner_oracle
+from tests.support.ranks import run_ranks
+from tf_fusedrec import Topology, optimizers
+
+SHARES, STEPS, DIM = 4, 12, linear.DIM  # a batch has SHARES parts; a rank has as many of them as the others
+GROUPS = Topology(2)
+TABLES = {
+    "plain": {},
+    "zeros": {"unknown": "zeros"},
+    "ttl": {"ttl": 3},
+    "admission": {"admission_count": 2, "ttl": 4},
+    "hot": {"storage_dtype": "mixed", "hot_after": 3},
+    "evicting": {"max_rows": 60, "eviction": "lfu"},  # of all shards together
+}
+# A table evicts when its shard is full: with another number of shards, at other times.
+OF_ONE_SHARD = {"evicting"}
+MODES = {"sync": 1, "ahead": 1, "parts": 1, "stale": 2}  # by name, the steps whose lookups precede the first update
+
+
+def _ids(step, rank, size):
+    parts = [np.random.default_rng([step, part]).integers(-60, 60, 7) // (1 + part % 2) for part in range(SHARES)]
+    return np.concatenate(np.array_split(parts, size)[rank])
+
+
+def _gradients(ids, step):
+    return (((ids[:, np.newaxis] * 7 + step * 3 + np.arange(DIM)) % 5 - 2) / 8).astype(np.float32)
+
+
+def _requests(embedding, pieces):
+    from tf_fusedrec import tf
+
+    groups = [embedding.requests({"item": tf.constant(ids)}, training=True) for ids in pieces]
+    return [request for of_call in groups for (request,) in of_call]
+
+
+def _train(mode, table, topology):
+    """This rank's rows by step, its records and its statistics."""
+    import tf_fusedrec as fr
+    from tf_fusedrec import tf
+    from tf_fusedrec.embedding import lookup
+
+    rank, size = fr.rank(), fr.size()
+    options = dict(TABLES[table])
+    if "max_rows" in options:
+        options["max_rows"] //= size // topology.groups
+    embedding = linear.make(
+        f"{mode}_{table}", optimizers.SGD(0.125), topology, options, gradient_op="sum", lookups_per_update=MODES[mode]
+    )
+
+    def pieces(step):
+        return np.array_split(_ids(step, rank, size), 2 if mode == "parts" else 1)
+
+    found, waiting, ahead = [], [], None
+    routed = lookup.route(_requests(embedding, pieces(0)))
+    for step in range(STEPS):
+        contexts = lookup.fetch(routed, ahead)
+        found.append(np.concatenate([rows.numpy() for rows in lookup.bring(contexts)]))
+        if waiting:
+            lookup.apply_gradients(waiting, staleness=1)
+        routed = lookup.route(_requests(embedding, pieces(step + 1)))
+        ahead = lookup.look_ahead(routed) if mode == "ahead" else None
+        waiting = [
+            lookup.RowGradients(context, tf.constant(_gradients(ids, step)))
+            for context, ids in zip(contexts, pieces(step))
+        ]
+        if mode != "stale":
+            lookup.apply_gradients(waiting)
+            waiting = []
+    if waiting:
+        lookup.apply_gradients(waiting, staleness=1)
+    return found, linear.records(embedding), embedding.lookups[0].table.statistics["item"]
+
+
+def _train_all(topology):
+    import tf_fusedrec as fr
+
+    found = {(mode, table): _train(mode, table, topology) for mode in MODES for table in TABLES}
+    fr.collectives.barrier()  # replicas of another shard may still exchange
+    return found
+
+
+@pytest.fixture(scope="module")
+def one_process():
+    (result,) = run_ranks(_train_all, 1, topology=Topology())
+    return result
+
+
+@pytest.fixture(scope="module", params=[2, 4])
+def results(request):
+    return run_ranks(_train_all, request.param, topologies=[GROUPS], topology=GROUPS)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("table", TABLES)
+def test_replicas_hold_what_one_process_holds(results, one_process, mode, table):
+    size = len(results)
+    groups, shards = GROUPS.sets(size)
+    of_ranks = [result[mode, table] for result in results]
+    for ranks in shards:
+        for rank in ranks[1:]:
+            _assert_same_records(of_ranks[rank][1], of_ranks[ranks[0]][1])
+            assert of_ranks[rank][2] == of_ranks[ranks[0]][2]
+    if table in OF_ONE_SHARD and size > 2:
+        assert all(statistics["evictions"] > 5 for _, _, statistics in of_ranks)
+        return
+    rows, records, statistics = one_process[mode, table]
+    for step in range(STEPS):
+        of_step = np.concatenate([found[step] for found, _, _ in of_ranks])
+        np.testing.assert_array_equal(of_step, rows[step], err_msg=f"rows of step {step}")
+    for ranks in groups:
+        merged = [np.concatenate(parts) for parts in zip(*[of_ranks[rank][1] for rank in ranks])]
+        order = np.argsort(merged[0])
+        _assert_same_records([part[order] for part in merged], records)
+        assert {kind: sum(of_ranks[rank][2][kind] for rank in ranks) for kind in statistics} == statistics
+
+
+def _assert_same_records(got, wanted):
+    np.testing.assert_array_equal(got[0], wanted[0])
+    for field in wanted[1].dtype.names:
+        np.testing.assert_array_equal(got[1][field], wanted[1][field], err_msg=field)
+
+
+def test_the_tables_are_not_too_easy(one_process):
+    for mode in MODES:
+        assert one_process[mode, "admission"][2]["refused"] > 5
+        for table in ("ttl", "admission", "evicting"):
+            assert one_process[mode, table][2]["evictions"] > 5
+        assert set(one_process[mode, "hot"][1][1]["pool"]) == {0, 1}
+
+
+MANY = 6000
+BY_GROUPS = [Topology(groups) for groups in (1, 2, 4)]
+
+
+def _many_ids(rank):
+    return np.random.default_rng(rank).integers(0, 4 * MANY, MANY)
+
+
+def _volumes():
+    """By groups: ids that this rank is asked for, bytes of rows that it reads, keys, traffic; of two micro-batches."""
+    import tf_fusedrec as fr
+    from tf_fusedrec.embedding import lookup
+
+    found = {}
+    ids = _many_ids(fr.rank())
+    for topology in BY_GROUPS:
+        embedding = linear.make(f"volume_{topology.groups}", optimizers.SGD(0.1), topology)
+        for _ in range(2):
+            contexts = lookup.fetch(lookup.route(_requests(embedding, np.array_split(ids, 2))))
+            lookup.bring(contexts)
+        asked = sum(int(context.routed.message.shape[0] - len(context.routed.message_splits)) for context in contexts)
+        sizes = [context.answer.rows.shape.num_elements() * 4 for context in contexts]
+        of_layer = embedding.lookups[0]
+        found[topology.groups] = asked, sum(sizes), of_layer.table.statistics["item"]["keys"], of_layer.traffic.numpy()
+    distinct = sum(len(np.unique(part)) for part in np.array_split(ids, 2))
+    return distinct, found
+
+
+def _collectives():
+    """Of the traced step of a layer: calls of each kind, and what waits for what."""
+    from tests.support.graphs import ancestors
+
+    embedding = linear.make("traced", optimizers.SGD(0.1), GROUPS)
+    ops = linear.step_function(embedding).get_concrete_function().graph.get_operations()
+    exchanges = [op for op in ops if op.type == "HorovodAlltoall"]
+    kinds = {op.name.split("traced.")[-1].partition(".")[2].partition(".")[2]: op for op in exchanges}
+    of_table = {op.type.partition(">")[2]: op for op in ops if op.type.startswith("Fusedrec>Table")}
+    found = {**kinds, **of_table}
+    before = {kind: ancestors(op) for kind, op in found.items()}
+    waits = {kind: {other for other, op in found.items() if op in before[kind]} for kind in found}
+    return sorted(kinds), len(exchanges), waits
+
+
+BAD_ID = 7
+
+
+def _not_finite():
+    """Records, statistics and messages of this rank after two updates; rank 3 sends a NaN in the second."""
+    import tf_fusedrec as fr
+    from tests.embedding.test_left_out import Messages
+    from tf_fusedrec import tf
+    from tf_fusedrec.embedding import lookup
+
+    ids = np.arange(20)
+    embedding = linear.make("not_finite", optimizers.SGD(0.125), GROUPS, gradient_op="sum")
+    records = []
+    with Messages() as messages:
+        for step in range(2):
+            grads = np.ones([len(ids), DIM], np.float32)
+            if fr.rank() == 3 and step == 1:
+                grads[BAD_ID, 1] = np.nan
+            (context,) = lookup.fetch(lookup.route(_requests(embedding, [ids])))
+            lookup.apply_gradients([lookup.RowGradients(context, tf.constant(grads))])
+            records.append(linear.records(embedding))
+    return records, embedding.lookups[0].table.statistics["item"], messages.texts
+
+
+def _of_four():
+    import tf_fusedrec as fr
+
+    found = _volumes(), _collectives(), _not_finite()
+    fr.collectives.barrier()
+    return found
+
+
+@pytest.fixture(scope="module")
+def of_four():
+    return run_ranks(_of_four, 4, topologies=BY_GROUPS)
+
+
+def test_a_rank_reads_as_many_rows_with_groups_as_without(of_four):
+    volumes = [result[0] for result in of_four]
+    distinct = sum(one for one, _ in volumes)
+    for topology in BY_GROUPS:
+        groups = topology.groups
+        assert sum(found[groups][0] for _, found in volumes) == distinct
+        bytes_of_rows = [found[groups][1] for _, found in volumes]
+        without = max(found[1][1] for _, found in volumes)
+        # Buffers have bucketed sizes: at most a quarter more.
+        assert max(bytes_of_rows) <= 1.25 * without, f"{groups} groups"
+        # Each replica has the ids of all groups, though it reads those of its own.
+        assert sum(found[groups][2] for _, found in volumes) == groups * sum(found[1][2] for _, found in volumes)
+
+
+def _bytes_of_a_step(topology, ranks):
+    """What all ranks send to others for the ids, rows and gradients of two micro-batches, worked out from their ids."""
+    groups, shards, row_bytes, total = topology.groups, ranks // topology.groups, 4 * DIM, 0
+    for part in range(2):
+        ids = [np.unique(np.array_split(_many_ids(rank), 2)[part]).tolist() for rank in range(ranks)]
+        shard = {i: owner_oracle(i, shards, "hash_range") for i in set().union(*ids)}
+        replica = {i: owner_oracle(i, ranks, "hash_range") % groups for i in shard}
+        for mine in topology.sets(ranks)[0]:
+            for place, rank in enumerate(mine):
+                away = sum(shard[i] != place for i in ids[rank])
+                total += away * (8 + 2 * row_bytes) + 8 * (shards - 1)
+        of_groups = [set().union(*[ids[rank] for rank in mine]) for mine in topology.sets(ranks)[0]]
+        to_ranges = sum(replica[i] != group for group, of_group in enumerate(of_groups) for i in of_group)
+        gathered = (groups - 1) * len(shard)
+        total += (to_ranges + gathered) * (8 + row_bytes) + ranks * 2 * 8 * (groups - 1)
+    return total
+
+
+@pytest.mark.parametrize("topology", BY_GROUPS, ids=lambda topology: f"{topology.groups}_groups")
+def test_the_bytes_that_are_counted_are_those_that_are_sent(of_four, topology):
+    counted = [result[0][1][topology.groups][3] for result in of_four]
+    assert sum(traffic[2] for traffic in counted) == 2 * _bytes_of_a_step(topology, len(of_four))
+
+
+def test_a_step_has_seven_collectives_and_no_row_waits_for_replicas(of_four):
+    kinds, count, waits = of_four[0][1]
+    replicas = {"replicas.ids", "replicas.ranges", "replicas.gradients", "replicas.sums"}
+    assert set(kinds) == {"ids", "rows", "gradients", *replicas} and count == len(kinds)
+    assert not waits["rows"] & replicas and "TablePeek" in waits["rows"]
+    for kind in ("replicas.ids", "replicas.ranges"):  # so they may run under the rows and the dense compute
+        assert not waits[kind] & {"rows", "gradients", "TablePeek"}
+    assert "replicas.ranges" in waits["TableTouch"] and "TableTouch" in waits["TableApplyGradients"]
+    assert not waits["TableTouch"] & {"rows", "gradients"}
+    assert "TableLookup" not in waits
+
+
+def test_a_gradient_that_is_not_finite_leaves_its_row_out_on_all_replicas(of_four):
+    results = [result[2] for result in of_four]
+    holders = [rank for rank, (records, _, _) in enumerate(results) if BAD_ID in records[0][0]]
+    assert holders in [list(ranks) for ranks in GROUPS.sets(4)[1]]
+    for rank, (((ids, before), (again, after)), statistics, texts) in enumerate(results):
+        np.testing.assert_array_equal(ids, again)
+        is_same = np.all(before["row"] == after["row"], axis=1)
+        np.testing.assert_array_equal(is_same, ids == BAD_ID)
+        assert statistics["left_out"] == len(texts) == (rank in holders)
+        for text in texts:
+            assert text.startswith(f"the gradient of id {BAD_ID} of table 'item' (features 'item') from the sum over")

@@ -1,0 +1,53 @@
+"""A group that loses a rank, or whose rank stands still: all ranks of all groups end, and say why."""
+
+import re
+
+import pytest
+
+from tests.watchdog.test_watchdog import run_program
+
+PROGRAM = """
+import os
+import signal
+import sys
+import numpy as np
+import tf_fusedrec as fr
+from tests.watchdog.test_watchdog import stop_this_process
+from tf_fusedrec import keras, optimizers, tf
+
+how, rule = sys.argv[1:]
+topology = fr.Topology(2, rule)
+fr.init(topology, report_after_s=1, give_up_after_s=4)
+rank = fr.rank()
+embedding = fr.FusedEmbedding(
+    [fr.TableConfig("t", 4, optimizers.SGD(0.1))], [fr.FeatureConfig("f", "t")], topology=topology
+)
+
+@tf.function
+def step(ids):
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(embedding({"f": ids})["f"] ** 2)
+    tape.gradient(loss, embedding.trainable_variables)
+    return loss
+
+for number in range(4):
+    if rank == 3 and number == 2:
+        if how == "dies":
+            os.kill(os.getpid(), signal.SIGKILL)
+        stop_this_process(12)
+    step(tf.range(20) + number)
+print("all steps were made", flush=True)
+"""
+
+
+@pytest.mark.parametrize("rule", ["gradient_sync", "weight_sync"])
+@pytest.mark.parametrize("how", ["dies", "stops"])
+def test_the_loss_of_a_rank_ends_all_groups(tmp_path, how, rule):
+    codes, errors = run_program(tmp_path, how, rule, source=PROGRAM, number=4)
+    assert 0 not in codes, errors
+    for rank in range(3):
+        last = errors[rank].strip().splitlines()[-1]
+        assert re.match(rf"tf_fusedrec: rank ({rank}: Horovod has lost its connection to|\d failed first: )", last), (
+            errors
+        )
+        assert "Traceback" not in errors[rank] or "failed first" in last

@@ -56,9 +56,9 @@ class SequenceModel(PipelinedModel, abc.ABC):
         """Counts useful multiplications and additions of the matrix products of a forward pass, <float64>[]."""
 
     @property
-    def _place(self) -> Any:
-        """The place of a FusedEmbedding, which names the ranks that share a loss; None for other layers."""
-        return getattr(self.embedding, "place", None)
+    def _layout(self) -> Any:
+        """The layout of a FusedEmbedding, which names the ranks that share a loss; None for other layers."""
+        return getattr(self.embedding, "layout", None)
 
     @property
     def metrics(self) -> list[keras.metrics.Metric]:
@@ -84,7 +84,7 @@ class SequenceModel(PipelinedModel, abc.ABC):
         if positions is None:
             # The count comes from the data, not from the losses, so the backward pass need not wait for other ranks.
             positions = self._positions_of_all(self.num_positions(x), name="loss")
-        loss = losses.global_mean(self.position_losses(x, y_pred), total=positions, place=self._place)
+        loss = losses.global_mean(self.position_losses(x, y_pred), total=positions, layout=self._layout)
         samples, tokens = self.counts(x)
         self._loss.update_state(loss, self.micro_batch.share)
         self._samples.update_state(samples)
@@ -97,4 +97,4 @@ class SequenceModel(PipelinedModel, abc.ABC):
         return self._positions_of_all(tf.stack([self.num_positions(piece) for piece in pieces]), name="weights")
 
     def _positions_of_all(self, positions: tf.Tensor, name: str) -> tf.Tensor:
-        return losses.total_weight(tf.cast(positions, tf.float32), name=f"{self.name}.{name}", place=self._place)
+        return losses.total_weight(tf.cast(positions, tf.float32), name=f"{self.name}.{name}", layout=self._layout)

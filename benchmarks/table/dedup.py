@@ -27,7 +27,7 @@ from benchmarks.harness.synthetic import ZipfIds
 from benchmarks.table.work import ZIPF_ALPHA
 from tf_fusedrec import ops, optimizers, tf
 from tf_fusedrec.exchange import all_to_all, collectives
-from tf_fusedrec.exchange.topology import Place, Topology
+from tf_fusedrec.exchange.topology import RankLayout, Topology
 from tf_fusedrec.tables import NativeTable
 
 RANKS = 2
@@ -50,7 +50,7 @@ _ZIPF = ZipfIds(VOCABULARY, ZIPF_ALPHA)
 def make_step(table: NativeTable, name: str, *, at_source: bool, at_owner: bool) -> Step:
     """Returns step(ids [N], gradients [N, D]) -> rows [N, D], and <int64>[2], ids sent and rows updated by a rank."""
 
-    place = Place(Topology())  # one copy of the table over all ranks
+    layout = RankLayout(Topology())  # one copy of the table over all ranks
 
     @tf.function(autograph=False)
     def step(ids: tf.Tensor, gradients: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -59,14 +59,14 @@ def make_step(table: NativeTable, name: str, *, at_source: bool, at_owner: bool)
         if at_source:
             unique = ops.segment_unique(ids, unique.splits)
         outgoing = all_to_all.OutgoingIds(unique, name, table.owner, table.id_bits, table.names)
-        route = all_to_all.route_ids([outgoing], place)[0]
+        route = all_to_all.route_ids([outgoing], layout)[0]
         found = table.lookup(route.message, route.message_splits, training=True)
         assert isinstance(found, ops.TableRows)
-        rows = ops.recover(all_to_all.bring_rows(route, found.rows, place, None), route.index)
+        rows = ops.recover(all_to_all.bring_rows(route, found.rows, layout, None), route.index)
         with tf.control_dependencies([rows]):  # no gradient exists before its row
             gradients = tf.identity(gradients)
         summed = ops.recover_grad(gradients, route.index, route.num_unique, pad=True)
-        arrived = all_to_all.return_gradients(route, summed, place, None)
+        arrived = all_to_all.return_gradients(route, summed, layout, None)
         if not at_owner:
             received = tf.range(tf.size(found.inverse))
             found = found._replace(handles=tf.gather(found.handles, found.inverse), inverse=received)

@@ -27,7 +27,7 @@ def train(groups: int, mine: list[np.ndarray]) -> dict[str, Any]:
         topology=topology(groups),
         name=name,
     )
-    table, place = layer.lookups[0].table, layer.place
+    table, layout = layer.lookups[0].table, layer.layout
     assert isinstance(table, NativeTable)
 
     @tf.function(input_signature=[tf.TensorSpec([None], tf.int64)], autograph=False)
@@ -38,7 +38,7 @@ def train(groups: int, mine: list[np.ndarray]) -> dict[str, Any]:
         size = tf.size(ids, tf.int64)
         unique = ops.UniqueIds(ids, tf.stack([0, size]), tf.range(tf.size(ids)))  # a batch has no duplicates
         outgoing = all_to_all.OutgoingIds(unique, f"{name}.count", table.owner, table.id_bits, table.names)
-        route = all_to_all.route_ids([outgoing], place)[0]
+        route = all_to_all.route_ids([outgoing], layout)[0]
         return tf.reduce_sum(route.received_splits)
 
     received = [int(step(tf.constant(ids))) for ids in mine]

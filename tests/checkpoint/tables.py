@@ -9,7 +9,7 @@ import numpy as np
 import tf_fusedrec as fr
 from tests.checkpoint.oracle import OWNERS, mix64
 from tf_fusedrec import keras
-from tf_fusedrec.exchange.topology import Place
+from tf_fusedrec.exchange.topology import RankLayout
 
 ABOUT = [("last", "<u4"), ("count", "<u4"), ("updated", "<u4"), ("pool", "<u4")]
 
@@ -119,10 +119,10 @@ class Double(fr.FusedEmbedding):
     def __init__(self, tables, topology, name):
         keras.layers.Layer.__init__(self, name=name)
         # Keras would track the tables.
-        object.__setattr__(self, "_given", ([types.SimpleNamespace(table=t) for t in tables], Place(topology)))
+        object.__setattr__(self, "_given", ([types.SimpleNamespace(table=t) for t in tables], RankLayout(topology)))
 
     lookups = property(lambda self: self._given[0])
-    place = property(lambda self: self._given[1])
+    layout = property(lambda self: self._given[1])
     optimizers = property(
         lambda self: {n: lookup.table.optimizer for lookup in self.lookups for n in lookup.table.names}
     )

@@ -39,7 +39,7 @@ def step_function(embedding):
     def step(ids, x, y):
         with tf.GradientTape() as tape:
             error = tf.reduce_sum(embedding({"item": ids})["item"] * x, axis=1) - y
-            loss = losses.global_mean(error**2, name=f"{embedding.name}.loss", place=embedding.place)
+            loss = losses.global_mean(error**2, name=f"{embedding.name}.loss", layout=embedding.layout)
         tape.gradient(loss, embedding.trainable_variables)
         return loss
 

@@ -5,7 +5,7 @@ import pytest
 import tf_fusedrec as fr
 from tf_fusedrec import optimizers
 from tf_fusedrec.exchange import collectives
-from tf_fusedrec.exchange.topology import Place, Topology
+from tf_fusedrec.exchange.topology import RankLayout, Topology
 
 
 @pytest.mark.parametrize(
@@ -23,11 +23,11 @@ def test_each_rank_is_in_one_group_and_holds_one_shard(together, groups, shards,
     pieces = []
     for rank in range(6):
         monkeypatch.setattr(collectives, "rank", lambda rank=rank: rank)
-        place = Place(topology)
-        assert place.group.members[place.group.index] == place.replicas.members[place.replicas.index] == rank
-        assert shards[place.group.index] == place.replicas.members
-        pieces.append(place.piece)
-        assert place.piece // 2 == place.group.index  # a piece of R lies in the shard of R / G that has its rows
+        layout = RankLayout(topology)
+        assert layout.group.members[layout.group.index] == layout.replicas.members[layout.replicas.index] == rank
+        assert shards[layout.group.index] == layout.replicas.members
+        pieces.append(layout.piece)
+        assert layout.piece // 2 == layout.group.index  # a piece of R lies in the shard of R / G that has its rows
     assert sorted(pieces) == list(range(6))
 
 
@@ -69,7 +69,7 @@ def test_one_process_is_no_two_groups_and_tfra_has_one():
 def test_a_topology_that_the_processes_did_not_join_with_is_refused(monkeypatch):
     monkeypatch.setattr(collectives, "size", lambda: 4)
     with pytest.raises(RuntimeError, match=r"joined without the set of ranks \(0, 1\). Remedy: name the topology"):
-        Place(Topology(2))
+        RankLayout(Topology(2))
     monkeypatch.setattr(collectives, "_hvd", object())
     monkeypatch.setenv("HOROVOD_SIZE", "4")
     with pytest.raises(RuntimeError, match="later is too late. Remedy: name all topologies in the first call"):

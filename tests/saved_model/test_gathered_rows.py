@@ -19,8 +19,8 @@ def test_every_row_once(dtype, replicas, tmp_path, monkeypatch):
     monkeypatch.setattr(collectives, "size", lambda: 2)
     for rank in range(2):
         held = slice(None) if replicas == 2 else slice(rank, None, 2)
-        place = types.SimpleNamespace(replicas=types.SimpleNamespace(size=replicas), piece=rank)
-        embedding = types.SimpleNamespace(export_table=lambda _, held=held: (IDS[held], numbers[held]), place=place)
+        layout = types.SimpleNamespace(replicas=types.SimpleNamespace(size=replicas), piece=rank)
+        embedding = types.SimpleNamespace(export_table=lambda _, held=held: (IDS[held], numbers[held]), layout=layout)
         monkeypatch.setattr(collectives, "rank", lambda rank=rank: rank)
         gathered_rows.write_own_rows(tmp_path, embedding, "item")
     ids, got = gathered_rows.read_all_rows(tmp_path, "item", dtype)

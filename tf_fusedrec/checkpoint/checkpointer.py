@@ -143,7 +143,7 @@ class Checkpointer:
         def copy() -> tuple[Iterable[saving.TableCopy], dense.Weights, dict[str, bytes]]:
             tables = itertools.chain.from_iterable(
                 saving.copy_tables(
-                    [lookup.table for lookup in layer.lookups], plan, layer.place.piece, layer.place.replicas.size
+                    [lookup.table for lookup in layer.lookups], plan, layer.layout.piece, layer.layout.replicas.size
                 )
                 for layer in self._embeddings
             )

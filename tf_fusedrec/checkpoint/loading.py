@@ -60,7 +60,7 @@ def load(
         manifest = read_manifest(directory, save)
         readers: list[resharding.TableReader] = []
         for layer in embeddings:
-            of_layer, group = [lookup.table for lookup in layer.lookups], layer.place.group
+            of_layer, group = [lookup.table for lookup in layer.lookups], layer.layout.group
             readers += resharding.open_tables(directory, manifest["tables"], of_layer, group.index, group.size, partial)
         dense.check(directory / manifest["save"], manifest["dense"])
         return manifest, readers

@@ -14,7 +14,7 @@ from tf_fusedrec._tf_compat import keras, tf
 from tf_fusedrec.checkpoint.layers import saved_embeddings
 from tf_fusedrec.checkpoint.saving import counters, keeps_changes
 from tf_fusedrec.embedding import FusedEmbedding
-from tf_fusedrec.exchange.topology import Place
+from tf_fusedrec.exchange.topology import RankLayout
 from tf_fusedrec.tables.hash_order import OWNERS
 
 
@@ -35,7 +35,7 @@ def warm_start(model: keras.Model | FusedEmbedding, table: str, ids: np.ndarray,
     Raises:
       ValueError: the table is unknown; shapes or dtypes are wrong; ids repeat; a number is not finite.
     """
-    place, backend = _find_table(model, table)
+    layout, backend = _find_table(model, table)
     ids, rows = np.asarray(ids), np.asarray(rows)
     dim = backend.spec(table)["dim"]
     if ids.ndim != 1 or ids.dtype.kind not in "iu":
@@ -55,7 +55,7 @@ def warm_start(model: keras.Model | FusedEmbedding, table: str, ids: np.ndarray,
         raise ValueError(
             f"the row of id {ids[_first_non_finite(rows)]} of table {table!r} is not finite, but must be. Leave it out."
         )
-    own = OWNERS[backend.owner](ids, place.group.size) == place.group.index
+    own = OWNERS[backend.owner](ids, layout.group.size) == layout.group.index
     records = backend.new_records(table, int(own.sum()))
     if records["row"].dtype == "<u2":
         records["row"] = rows[own].astype(tf.bfloat16.as_numpy_dtype).view(np.uint16)
@@ -126,12 +126,12 @@ def _check_columns(path: str | os.PathLike, ids: pa.Array, rows: pa.Array, dim: 
         )
 
 
-def _find_table(model: keras.Model | FusedEmbedding, table: str) -> tuple[Place, Any]:
-    """This rank's place in the topology of a table, and the table's backend."""
+def _find_table(model: keras.Model | FusedEmbedding, table: str) -> tuple[RankLayout, Any]:
+    """This rank's layout in the topology of a table, and the table's backend."""
     layers = saved_embeddings(model)
     for layer in layers:
         for lookup in layer.lookups:
             if table in lookup.table.names:
-                return layer.place, lookup.table
+                return layer.layout, lookup.table
     known = sorted(name for layer in layers for name in layer.optimizers)
     raise ValueError(f"{model.name!r} has no table {table!r}. It has {known}. Name one of them.")

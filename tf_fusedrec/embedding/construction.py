@@ -10,25 +10,25 @@ from tf_fusedrec.config import TableConfig
 from tf_fusedrec.embedding.group_lookup import GroupLookup, gradient_scale
 from tf_fusedrec.embedding.groups import Group
 from tf_fusedrec.embedding.replicas import Replica
-from tf_fusedrec.exchange.topology import Place
+from tf_fusedrec.exchange.topology import RankLayout
 from tf_fusedrec.tables import ExternalTable, NativeTable, Table, TfraTable
 
 
-def make_lookup(layer_name: str, group: Group, config: Mapping[str, Any], place: Place) -> GroupLookup:
+def make_lookup(layer_name: str, group: Group, config: Mapping[str, Any], layout: RankLayout) -> GroupLookup:
     """The lookup of a group with its table on this rank, as the layer's config says."""
-    scale = gradient_scale(config["gradient_op"], place.loss_ranks.size)
+    scale = gradient_scale(config["gradient_op"], layout.loss_ranks.size)
     wire = None if config["wire_dtype"] is None else tf.as_dtype(config["wire_dtype"])
-    table = _make_table(layer_name, group, config, place)
+    table = _make_table(layer_name, group, config, layout)
     replica = None
-    if place.averages and isinstance(table, NativeTable):
-        replica = Replica(table, place, f"{layer_name}.{group.name}.average")
-    return GroupLookup(layer_name, group, table, scale, place, wire, replica)
+    if layout.averages and isinstance(table, NativeTable):
+        replica = Replica(table, layout, f"{layer_name}.{group.name}.average")
+    return GroupLookup(layer_name, group, table, scale, layout, wire, replica)
 
 
-def _make_table(layer_name: str, group: Group, config: Mapping[str, Any], place: Place) -> Table:
+def _make_table(layer_name: str, group: Group, config: Mapping[str, Any], layout: RankLayout) -> Table:
     name = f"{layer_name}/{group.name}"
     if group.external:
-        return ExternalTable(name, group.tables, place.group.index, place.group.size)
+        return ExternalTable(name, group.tables, layout.group.index, layout.group.size)
     if config["backend"] == "native":
         return NativeTable(
             name,
@@ -37,8 +37,8 @@ def _make_table(layer_name: str, group: Group, config: Mapping[str, Any], place:
             accumulate_steps=config["accumulate_steps"],
             average=config["gradient_op"] == "average",
             lookups_per_update=config["lookups_per_update"],
-            averaged=place.averages,
-            moment_scale=place.topology.scale_of_moments,
+            averaged=layout.averages,
+            moment_scale=layout.topology.scale_of_moments,
         )
     return TfraTable(
         name,

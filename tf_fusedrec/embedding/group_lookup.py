@@ -26,7 +26,7 @@ from tf_fusedrec.embedding.replicas import Replica
 from tf_fusedrec.embedding.table_message import join_sources, split_answer
 from tf_fusedrec.exchange import all_to_all, gradient_sync
 from tf_fusedrec.exchange.messages import Message
-from tf_fusedrec.exchange.topology import Place
+from tf_fusedrec.exchange.topology import RankLayout
 from tf_fusedrec.tables import Answer, Table
 
 
@@ -86,7 +86,7 @@ class GroupLookup:
       group: The group of tables.
       table: The backend that holds their rows.
       gradient_scale: Factor of every gradient.
-      place: The position of this process among the ranks.
+      layout: The position of this process among the ranks.
       wire: Type that longer rows and gradients travel as; None for their own.
       replica: Set where groups of ranks train apart and average.
     """
@@ -97,12 +97,12 @@ class GroupLookup:
         group: Group,
         table: Table,
         gradient_scale: float,
-        place: Place,
+        layout: RankLayout,
         wire: tf.DType | None,
         replica: Replica | None,
     ):
         self.group = group
-        self.place = place
+        self.layout = layout
         self.table = table
         self._wire = wire
         self._replica = replica
@@ -156,7 +156,7 @@ class GroupLookup:
     def _stay_here(self, features: Sequence[FlatFeature]) -> bool:
         """Whether ids, rows and gradients need not travel, and duplicates may stay."""
         unpooled = all(feature.bag_size == 1 for feature in features)
-        alone = self.place.group.size == 1 and not self.place.shares_gradients
+        alone = self.layout.group.size == 1 and not self.layout.shares_gradients
         return alone and unpooled and self.table.takes_duplicates
 
     def _outgoing(self, fused: ops.FusedIds, number: str) -> all_to_all.OutgoingIds:
@@ -193,9 +193,9 @@ class GroupLookup:
     ) -> None:
         narrowest = [self._dtype, output_dtype, *([] if self._wire is None else [self._wire])]
         row_bytes, segments = self.group.tables[0].dim * min(dtype.size for dtype in narrowest), len(self.group.tables)
-        total = all_to_all.bytes_sent(route, self.place, segments, row_bytes)
+        total = all_to_all.bytes_sent(route, self.layout, segments, row_bytes)
         if shared is not None:
-            total += gradient_sync.bytes_sent(shared, self.place, segments, row_bytes)
+            total += gradient_sync.bytes_sent(shared, self.layout, segments, row_bytes)
         sent = tf.reduce_sum(tf.cast(route.id_splits, tf.int64))
         self.traffic.assign_add(tf.stack([tf.size(fused.ids, tf.int64), sent, total]))
 
@@ -205,12 +205,12 @@ class GroupLookup:
             self.table.prefetch(*join_sources([one.trained for one in routed]))
         return self.table.look_ahead(*join_sources([one.asked for one in routed]))
 
-    def fetch(self, routed: Sequence[RoutedIds], ahead: ops.RowsAhead | None) -> list[Context]:
+    def fetch(self, routed: Sequence[RoutedIds], rows_ahead: ops.RowsAhead | None) -> list[Context]:
         """Looks up at the owner, as one lookup of the table (table_message.py). No collective.
 
         Args:
           routed: The lookups of one step: micro-batches, output dtypes, calls.
-          ahead: The result of `look_ahead` for the same lookups, or None.
+          rows_ahead: The result of `look_ahead` for the same lookups, or None.
         """
         updates_seen = self._updates.read_value()
         parts = [one.asked for one in routed]
@@ -219,11 +219,11 @@ class GroupLookup:
         answer: Answer
         if routed[0].shared is not None:
             trained = [one.trained for one in routed]
-            answer = self.table.lookup_shared(message, splits, join_sources(trained), ahead)
-        elif ahead is None:
+            answer = self.table.lookup_shared(message, splits, join_sources(trained), rows_ahead)
+        elif rows_ahead is None:
             answer = self.table.lookup(message, splits, training=routed[0].training)
         else:
-            answer = self.table.refresh(message, splits, ahead)
+            answer = self.table.refresh(message, splits, rows_ahead)
         answers = split_answer(answer, parts, len(self.group.tables), trained)
         return [Context(one, part, updates_seen) for one, part in zip(routed, answers)]
 
@@ -233,7 +233,7 @@ class GroupLookup:
         if route is None:
             return rows
         narrowed = tf.cast(rows, context.routed.output_dtype) if self._narrows(context) else rows
-        return all_to_all.bring_rows(route, narrowed, self.place, self._wire)
+        return all_to_all.bring_rows(route, narrowed, self.layout, self._wire)
 
     def recover(self, context: Context, arrived: tf.Tensor) -> tf.Tensor:
         """The result of `bring` as rows of all features: [G, D], pooled where a feature is."""
@@ -249,10 +249,10 @@ class GroupLookup:
         """Tells the owners of ids which rows a coming lookup will want. Collective where the table can prefetch."""
         if self.table.can_prefetch:
             outgoing = self._outgoing(self._fuse(features), f"{call}.prefetch")
-            route = all_to_all.route_ids([outgoing], self.place)[0]
+            route = all_to_all.route_ids([outgoing], self.layout)[0]
             wanted: all_to_all.Route | gradient_sync.SharedIds = route
-            if self.place.shares_gradients:
-                wanted = gradient_sync.share_ids([outgoing], [route], self.place)[0]
+            if self.layout.shares_gradients:
+                wanted = gradient_sync.share_ids([outgoing], [route], self.layout)[0]
             self.table.prefetch(wanted.message, wanted.message_splits)
 
     def return_gradients(self, context: Context, grads: tf.Tensor) -> tf.Tensor:
@@ -265,10 +265,10 @@ class GroupLookup:
         summed = ops.pooled_recover_grad(grads, route.index, *bags, route.num_unique, pad=True)
         # bfloat16: the gradients of a mean over many samples are below float16's range.
         wire = tf.bfloat16 if self._narrows(context) else self._wire
-        received = all_to_all.return_gradients(route, summed, self.place, wire)
+        received = all_to_all.return_gradients(route, summed, self.layout, wire)
         if shared is None:
             return received
-        return gradient_sync.sum_over_groups(shared, received, name=route.name, place=self.place, wire=wire)
+        return gradient_sync.sum_over_groups(shared, received, name=route.name, layout=self.layout, wire=wire)
 
     def update(self, parts: Sequence[tuple[Context, tf.Tensor]], *, staleness: int) -> None:
         """One update of the table at the owner. Collective only where replicas are averaged.
@@ -295,9 +295,9 @@ class GroupLookup:
             table: [f.name for f, segment in zip(self.group.features, self.group.segments) if segment == s]
             for s, table in enumerate(self.table.names)
         }
-        ranks = [f"rank {r}" for r in self.place.group.members]
-        sums = ["the sum over groups"] * self.place.replicas.size
-        return LeftOut(self.table.left_out, names, sums if self.place.shares_gradients else ranks)
+        ranks = [f"rank {r}" for r in self.layout.group.members]
+        sums = ["the sum over groups"] * self.layout.replicas.size
+        return LeftOut(self.table.left_out, names, sums if self.layout.shares_gradients else ranks)
 
     def synchronize(self) -> None:
         """Makes replicas equal where they train apart. Collective there."""

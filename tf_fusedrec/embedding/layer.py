@@ -19,7 +19,7 @@ from tf_fusedrec.embedding.groups import group_tables
 from tf_fusedrec.embedding.inputs import FlatFeature, flatten_inputs, is_kept
 from tf_fusedrec.embedding.trained_rows import trained_rows
 from tf_fusedrec.exchange import collectives
-from tf_fusedrec.exchange.topology import Place, Topology
+from tf_fusedrec.exchange.topology import RankLayout, Topology
 from tf_fusedrec.ops.xla import outside_clusters
 from tf_fusedrec.tables.state import TableState
 
@@ -125,10 +125,10 @@ class FusedEmbedding(ReplaceableSteps, Described, keras.layers.Layer):
         }
         self._config = _Untracked(config)
         self._features = {feature.name: feature for feature in features}
-        self._place = _Untracked(Place(topology))
+        self._layout = _Untracked(RankLayout(topology))
         with tf.init_scope():
             groups = group_tables(tables, features)
-            lookups = [construction.make_lookup(name, group, config, self.place) for group in groups]
+            lookups = [construction.make_lookup(name, group, config, self.layout) for group in groups]
         construction.check_sums(name, lookups, accumulate_steps)
         # A plain holder: Keras would track TFRA's variables as weights, and TensorFlow's checkpoint only rank 0's rows.
         self._holder = _Untracked(lookups)
@@ -142,9 +142,9 @@ class FusedEmbedding(ReplaceableSteps, Described, keras.layers.Layer):
         self.built = True
 
     @property
-    def place(self) -> Place:
+    def layout(self) -> RankLayout:
         """The position of this process: its shard, and its replica of the tables."""
-        return self._place.value
+        return self._layout.value
 
     @property
     def lookups(self) -> Sequence[GroupLookup]:

@@ -48,12 +48,12 @@ def route(requests: Sequence[LookupRequest]) -> list[RoutedIds]:
     routes: dict[int, all_to_all.Route] = {}
     shared: dict[int, gradient_sync.SharedIds] = {}
     for numbers in _by_ranks(requests, outgoing):
-        place = requests[numbers[0]].lookup.place
+        layout = requests[numbers[0]].lookup.layout
         sent = [ids for i in numbers if (ids := outgoing[i].ids) is not None]
-        of_group = all_to_all.route_ids(sent, place)
+        of_group = all_to_all.route_ids(sent, layout)
         routes.update(zip(numbers, of_group))
-        if requests[numbers[0]].training and place.shares_gradients:
-            shared.update(zip(numbers, gradient_sync.share_ids(sent, of_group, place)))
+        if requests[numbers[0]].training and layout.shares_gradients:
+            shared.update(zip(numbers, gradient_sync.share_ids(sent, of_group, layout)))
     return [
         request.lookup.routed(request, ids.fused, routes.get(i), shared.get(i))
         for i, (request, ids) in enumerate(zip(requests, outgoing))
@@ -72,12 +72,12 @@ def look_ahead(routed: Sequence[RoutedIds]) -> list[RowsAhead]:
     ]
 
 
-def fetch(routed: Sequence[RoutedIds], ahead: Sequence[RowsAhead] | None = None) -> list[Context]:
+def fetch(routed: Sequence[RoutedIds], rows_ahead: Sequence[RowsAhead] | None = None) -> list[Context]:
     """Looks rows up at the owners as they are now, each table once. No collective.
 
     Args:
       routed: The routed ids of one step. All of a group train, or none do.
-      ahead: The result of `look_ahead` for the same ids: only rows that changed since are read. None: all are.
+      rows_ahead: The result of `look_ahead` for the same ids: only rows that changed since are read. None: all are.
 
     Returns:
       The context of each lookup.
@@ -85,7 +85,7 @@ def fetch(routed: Sequence[RoutedIds], ahead: Sequence[RowsAhead] | None = None)
     contexts: dict[int, Context] = {}
     for group, numbers in enumerate(_by_group([ids.lookup for ids in routed])):
         lookup, of_group = routed[numbers[0]].lookup, [routed[i] for i in numbers]
-        contexts.update(zip(numbers, lookup.fetch(of_group, None if ahead is None else ahead[group])))
+        contexts.update(zip(numbers, lookup.fetch(of_group, None if rows_ahead is None else rows_ahead[group])))
     return [contexts[i] for i in range(len(routed))]
 
 
@@ -148,7 +148,7 @@ def _by_ranks(requests: Sequence[LookupRequest], outgoing: Sequence[Outgoing]) -
     numbers: dict[tuple, list[int]] = {}
     for i, request in enumerate(requests):
         if outgoing[i].ids is not None:
-            place = request.lookup.place
-            replicas = place.replicas.members if request.training and place.shares_gradients else None
-            numbers.setdefault((place.group.members, replicas), []).append(i)
+            layout = request.lookup.layout
+            replicas = layout.replicas.members if request.training and layout.shares_gradients else None
+            numbers.setdefault((layout.group.members, replicas), []).append(i)
     return list(numbers.values())

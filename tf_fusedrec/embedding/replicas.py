@@ -16,7 +16,7 @@ from tf_fusedrec import ops
 from tf_fusedrec._tf_compat import tf
 from tf_fusedrec.exchange import collectives, messages
 from tf_fusedrec.exchange.messages import Message
-from tf_fusedrec.exchange.topology import Place
+from tf_fusedrec.exchange.topology import RankLayout
 from tf_fusedrec.tables import NativeTable
 
 
@@ -25,29 +25,29 @@ class Replica:
 
     Args:
       table: A table made with `averaged`.
-      place: The position of this process among the ranks.
+      layout: The position of this process among the ranks.
       name: Prefix of the collectives' names, the same on all ranks.
     """
 
-    def __init__(self, table: NativeTable, place: Place, name: str):
-        self._table, self._place, self._name = table, place, name
+    def __init__(self, table: NativeTable, layout: RankLayout, name: str):
+        self._table, self._layout, self._name = table, layout, name
 
     def note_update(self, looked_up: Sequence[Message]) -> None:
         """Notes which rows an update has trained; every `sync_every` updates, averages. Collective then."""
         for message, splits in looked_up:
             self._table.note_trained(message, splits)
-        every = self._place.topology.sync_every
+        every = self._layout.topology.sync_every
         tf.cond(self._table.updates_make_a_multiple_of(every), self.average, lambda: None)
 
     def average(self) -> None:
         """Makes this replica the mean of all. Collective among the replicas of the shard."""
-        _average(self._table, self._place, self._name)
+        _average(self._table, self._layout, self._name)
 
 
-def _average(table: NativeTable, place: Place, name: str) -> None:
+def _average(table: NativeTable, layout: RankLayout, name: str) -> None:
     mine = table.take_unsynced()
-    message, entries = messages.all_to_each(mine.message, name=f"{name}.ids", ranks=place.replicas)
-    headers, _ = messages.all_to_each(mine.headers, name=f"{name}.headers", ranks=place.replicas)
+    message, entries = messages.all_to_each(mine.message, name=f"{name}.ids", ranks=layout.replicas)
+    headers, _ = messages.all_to_each(mine.headers, name=f"{name}.headers", ranks=layout.replicas)
     segments = len(table.names)
     received = ops.unpack_message(message, entries, num_segments=2 * segments)
     union = ops.segment_unique(received.ids, received.segment_splits)
@@ -59,12 +59,12 @@ def _average(table: NativeTable, place: Place, name: str) -> None:
     trained = union.splits[segments]
     ids, splits = union.ids[:trained], union.splits[: segments + 1]
     numbers = table.read_numbers(ids, splits)
-    total = collectives.all_reduce_sum(numbers, name=f"{name}.rows", ranks=place.replicas)
+    total = collectives.all_reduce_sum(numbers, name=f"{name}.rows", ranks=layout.replicas)
     table.merge(
         left=union.ids[trained:],
         left_splits=union.splits[segments:] - trained,
         ids=ids,
         segment_splits=splits,
-        numbers=total / place.replicas.size,
+        numbers=total / layout.replicas.size,
         headers=(tf.bitwise.left_shift(last, shift) + count)[:trained],
     )

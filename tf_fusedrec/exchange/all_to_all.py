@@ -16,7 +16,7 @@ from tf_fusedrec import ops
 from tf_fusedrec._tf_compat import tf
 from tf_fusedrec.exchange import collectives, messages
 from tf_fusedrec.exchange.messages import Message
-from tf_fusedrec.exchange.topology import Place
+from tf_fusedrec.exchange.topology import RankLayout
 
 # Arranges unique ids <int64>[U] with splits <int64>[S+1] for R owners, as ops.rank_partition does.
 Partition = Callable[[tf.Tensor, tf.Tensor, int], ops.RankedIds]
@@ -44,18 +44,18 @@ class OutgoingIds(NamedTuple):
     segment_names: Sequence[str]
 
 
-def route_ids(outgoing: Sequence[OutgoingIds], place: Place) -> list[Route]:
+def route_ids(outgoing: Sequence[OutgoingIds], layout: RankLayout) -> list[Route]:
     """Sends the unique ids of all lookups to their owners in one all-to-all.
 
     Args:
       outgoing: The ids of each lookup, in the same order on all ranks.
-      place: The position of this process among the ranks.
+      layout: The position of this process among the ranks.
 
     Returns:
       The route of each lookup.
     """
-    partitioned = [_partition(one, place.group.size) for one in outgoing]
-    arrived = _send(partitioned, [len(one.segment_names) for one in outgoing], outgoing[0].name, place)
+    partitioned = [_partition(one, layout.group.size) for one in outgoing]
+    arrived = _send(partitioned, [len(one.segment_names) for one in outgoing], outgoing[0].name, layout)
     return [
         Route(
             name=one.name,
@@ -80,11 +80,13 @@ def _partition(outgoing: OutgoingIds, ranks: int) -> ops.RankedIds:
     )
 
 
-def _send(partitioned: Sequence[ops.RankedIds], segments: Sequence[int], name: str, place: Place) -> list[Message]:
-    if place.group.size == 1:
+def _send(
+    partitioned: Sequence[ops.RankedIds], segments: Sequence[int], name: str, layout: RankLayout
+) -> list[Message]:
+    if layout.group.size == 1:
         return [(ranked.message[: ranked.send_splits[0]], ranked.send_splits) for ranked in partitioned]
     sent = messages.join([(ranked.message, ranked.send_splits) for ranked in partitioned])
-    arrived = collectives.all_to_all(*sent, name=f"{name}.ids", ranks=place.group)
+    arrived = collectives.all_to_all(*sent, name=f"{name}.ids", ranks=layout.group)
     return messages.split(*arrived, segments)
 
 
@@ -109,50 +111,50 @@ def narrowed(tensor: tf.Tensor, wire: tf.DType | None) -> tf.Tensor:
     return tf.saturate_cast(tensor, wire)  # not infinite beyond float16's largest number
 
 
-def bring_rows(route: Route, rows: tf.Tensor, place: Place, wire: tf.DType | None) -> tf.Tensor:
+def bring_rows(route: Route, rows: tf.Tensor, layout: RankLayout, wire: tf.DType | None) -> tf.Tensor:
     """Sends rows from their owner to the ranks that asked. Collective.
 
     Args:
       route: The route of the ids.
       rows: [P, D], the table's answer to route.message; rows behind the last id are padding.
-      place: The position of this process among the ranks.
+      layout: The position of this process among the ranks.
       wire: Type that longer numbers travel as; None for their own.
 
     Returns:
       [U, D] in the order that route.index refers to.
     """
-    sent = narrowed(rows, wire if place.group.size > 1 else None)
-    received, _ = collectives.all_to_all(sent, route.received_splits, name=f"{route.name}.rows", ranks=place.group)
+    sent = narrowed(rows, wire if layout.group.size > 1 else None)
+    received, _ = collectives.all_to_all(sent, route.received_splits, name=f"{route.name}.rows", ranks=layout.group)
     return tf.cast(received, rows.dtype)
 
 
-def return_gradients(route: Route, grads: tf.Tensor, place: Place, wire: tf.DType | None) -> tf.Tensor:
+def return_gradients(route: Route, grads: tf.Tensor, layout: RankLayout, wire: tf.DType | None) -> tf.Tensor:
     """Sends gradients of rows to their owner: the mirror of bring_rows. Collective.
 
     Args:
       route: The route of the ids.
       grads: [>= U, D] in the order of bring_rows' result; rows behind U are padding.
-      place: The position of this process among the ranks.
+      layout: The position of this process among the ranks.
       wire: As in bring_rows.
 
     Returns:
       [V, D], in the order of the ids in route.message.
     """
-    sent = narrowed(grads, wire if place.group.size > 1 else None)
-    received, _ = collectives.all_to_all(sent, route.id_splits, name=f"{route.name}.gradients", ranks=place.group)
+    sent = narrowed(grads, wire if layout.group.size > 1 else None)
+    received, _ = collectives.all_to_all(sent, route.id_splits, name=f"{route.name}.gradients", ranks=layout.group)
     return tf.cast(received, grads.dtype)
 
 
-def bytes_sent(route: Route, place: Place, segments: int, row_bytes: int) -> tf.Tensor:
+def bytes_sent(route: Route, layout: RankLayout, segments: int, row_bytes: int) -> tf.Tensor:
     """<int64>[]: the bytes that this rank sends to others of its group for one lookup: ids, headers, rows, gradients.
 
     Args:
       route: The route of the ids.
-      place: The position of this process among the ranks.
+      layout: The position of this process among the ranks.
       segments: S, tables in a message.
       row_bytes: Bytes of a row, or of its gradient, on the network.
     """
     sent, received = (tf.cast(splits, tf.int64) for splits in (route.id_splits, route.received_splits))
-    me, others = place.group.index, place.group.size - 1
+    me, others = layout.group.index, layout.group.size - 1
     ids_out, ids_in = tf.reduce_sum(sent) - sent[me], tf.reduce_sum(received) - received[me]
     return 8 * (ids_out + others * segments) + (ids_in + ids_out) * row_bytes

@@ -30,7 +30,7 @@ from tf_fusedrec import ops
 from tf_fusedrec._tf_compat import tf
 from tf_fusedrec.exchange import collectives, messages
 from tf_fusedrec.exchange.all_to_all import OutgoingIds, Route, narrowed, own_message
-from tf_fusedrec.exchange.topology import Place
+from tf_fusedrec.exchange.topology import RankLayout
 
 
 class SharedIds(NamedTuple):
@@ -45,17 +45,17 @@ class SharedIds(NamedTuple):
     message_splits: tf.Tensor  # <int32>[G], entries of each block
 
 
-def bytes_sent(shared: SharedIds, place: Place, segments: int, row_bytes: int) -> tf.Tensor:
+def bytes_sent(shared: SharedIds, layout: RankLayout, segments: int, row_bytes: int) -> tf.Tensor:
     """<int64>[]: the bytes that this rank sends to other replicas for one lookup: ids, headers and sums of gradients.
 
     Args:
       shared: The shared ids of the lookup.
-      place: The position of this process among the ranks.
+      layout: The position of this process among the ranks.
       segments: S.
       row_bytes: Bytes of a sum of gradients on the network.
     """
-    others = place.replicas.size - 1
-    to_ranges = tf.cast(tf.reduce_sum(shared.sent_splits) - shared.sent_splits[place.replicas.index], tf.int64)
+    others = layout.replicas.size - 1
+    to_ranges = tf.cast(tf.reduce_sum(shared.sent_splits) - shared.sent_splits[layout.replicas.index], tf.int64)
     return (to_ranges + others * shared.num_in_range) * (8 + row_bytes) + 2 * others * 8 * segments
 
 
@@ -66,25 +66,25 @@ class _Distinct(NamedTuple):
     inverse: tf.Tensor  # <int32>[n], number of the n-th received id among them
 
 
-def share_ids(outgoing: Sequence[OutgoingIds], routes: Sequence[Route], place: Place) -> list[SharedIds]:
+def share_ids(outgoing: Sequence[OutgoingIds], routes: Sequence[Route], layout: RankLayout) -> list[SharedIds]:
     """Tells the ids of all groups to all replicas of this shard, in two collectives for all lookups.
 
     Args:
       outgoing: The arguments of all_to_all.route_ids.
       routes: Its results.
-      place: The position of this process among the ranks.
+      layout: The position of this process among the ranks.
 
     Returns:
       The shared ids of each lookup.
     """
     name, segments = outgoing[0].name, [len(one.segment_names) for one in outgoing]
     distinct = [_distinct(route.message, route.message_splits, count) for route, count in zip(routes, segments)]
-    ranked = [_by_range(of_group.unique, one, place) for of_group, one in zip(distinct, outgoing)]
+    ranked = [_by_range(of_group.unique, one, layout) for of_group, one in zip(distinct, outgoing)]
     sent = messages.join([(one.message, one.send_splits) for one in ranked])
-    arrived = collectives.all_to_all(*sent, name=f"{name}.replicas.ids", ranks=place.replicas)
+    arrived = collectives.all_to_all(*sent, name=f"{name}.replicas.ids", ranks=layout.replicas)
     of_range = [_distinct(*part, count) for part, count in zip(messages.split(*arrived, segments), segments)]
     own = tf.concat([own_message(one.unique.ids, one.unique.splits)[0] for one in of_range], axis=0)
-    gathered = messages.all_to_each(own, name=f"{name}.replicas.ranges", ranks=place.replicas)
+    gathered = messages.all_to_each(own, name=f"{name}.replicas.ranges", ranks=layout.replicas)
     return [
         SharedIds(
             index=tf.gather(by_range.restore, of_group.inverse),
@@ -102,7 +102,7 @@ def share_ids(outgoing: Sequence[OutgoingIds], routes: Sequence[Route], place: P
 
 
 def sum_over_groups(
-    shared: SharedIds, received: tf.Tensor, *, name: str, place: Place, wire: tf.DType | None
+    shared: SharedIds, received: tf.Tensor, *, name: str, layout: RankLayout, wire: tf.DType | None
 ) -> tf.Tensor:
     """Sums the gradients of all groups. Collective among the replicas of a shard.
 
@@ -110,7 +110,7 @@ def sum_over_groups(
       shared: The shared ids of the lookup.
       received: [V, D], gradients from the ranks of the own group, see all_to_all.return_gradients.
       name: Prefix of the collectives' names, the same on all ranks.
-      place: The position of this process among the ranks.
+      layout: The position of this process among the ranks.
       wire: Type that longer numbers travel as, both times; None for their own.
 
     Returns:
@@ -118,9 +118,9 @@ def sum_over_groups(
     """
     of_group = narrowed(ops.recover_grad(received, shared.index, shared.num_sent, pad=True), wire)
     to_range = f"{name}.replicas.gradients"
-    arrived, _ = collectives.all_to_all(of_group, shared.sent_splits, name=to_range, ranks=place.replicas)
+    arrived, _ = collectives.all_to_all(of_group, shared.sent_splits, name=to_range, ranks=layout.replicas)
     total = ops.recover_grad(tf.cast(arrived, received.dtype), shared.inverse, shared.num_in_range)
-    gathered, _ = messages.all_to_each(narrowed(total, wire), name=f"{name}.replicas.sums", ranks=place.replicas)
+    gathered, _ = messages.all_to_each(narrowed(total, wire), name=f"{name}.replicas.sums", ranks=layout.replicas)
     return tf.cast(gathered, received.dtype)
 
 
@@ -130,17 +130,17 @@ def _distinct(message: tf.Tensor, splits: tf.Tensor, segments: int) -> _Distinct
     return _Distinct(unique, tf.gather(unique.inverse, received.position))
 
 
-def _by_range(unique: ops.UniqueIds, outgoing: OutgoingIds, place: Place) -> ops.RankedIds:
+def _by_range(unique: ops.UniqueIds, outgoing: OutgoingIds, layout: RankLayout) -> ops.RankedIds:
     """The ids by the replica that sums their gradients.
 
     A partition among all ranks cuts each shard into G ranges. The blocks of other shards hold headers and no ids.
     """
-    replicas, segments = place.replicas.size, len(outgoing.segment_names)
-    first = place.group.index * replicas
+    replicas, segments = layout.replicas.size, len(outgoing.segment_names)
+    first = layout.group.index * replicas
     ranked = ops.rank_partition(
         unique.ids,
         unique.splits,
-        num_ranks=place.group.size * replicas,
+        num_ranks=layout.group.size * replicas,
         owner=outgoing.owner,
         id_bits=outgoing.id_bits,
         segment_names=outgoing.segment_names,

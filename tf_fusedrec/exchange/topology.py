@@ -110,7 +110,7 @@ class Topology:
         return dataclasses.asdict(self)
 
 
-class Place:
+class RankLayout:
     """The position of this process in a topology.
 
     Attributes:

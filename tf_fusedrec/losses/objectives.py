@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tf_fusedrec._tf_compat import tf
-from tf_fusedrec.exchange.topology import Place
+from tf_fusedrec.exchange.topology import RankLayout
 from tf_fusedrec.losses.negatives import reuse
 from tf_fusedrec.losses.reduction import at_least_float32, global_mean
 from tf_fusedrec.losses.similarities import chosen_products, inverse_length, segmented_products, widened
@@ -17,7 +17,7 @@ def weighted_binary_cross_entropy(
     weights: tf.Tensor | None = None,
     *,
     name: str,
-    place: Place | None = None,
+    layout: RankLayout | None = None,
 ) -> tf.Tensor:
     """Returns the global weighted mean of the binary cross entropy of flat targets.
 
@@ -25,7 +25,7 @@ def weighted_binary_cross_entropy(
       labels: <float>[n], 0 .. 1.
       logits: <float>[n], log odds, before the sigmoid.
       weights: None for 1, or <float>[n]. Weight 0 omits a target.
-      name, place: Arguments of `global_mean`.
+      name, layout: Arguments of `global_mean`.
 
     Returns:
       <float>[], see `global_mean`.
@@ -40,7 +40,7 @@ def weighted_binary_cross_entropy(
             "Flatten both to one value per target."
         )
     values = tf.nn.sigmoid_cross_entropy_with_logits(labels=tf.cast(labels, logits.dtype), logits=logits)
-    return global_mean(values, weights, name=name, place=place)
+    return global_mean(values, weights, name=name, layout=layout)
 
 
 def sampled_softmax(

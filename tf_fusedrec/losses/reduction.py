@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tf_fusedrec._tf_compat import tf
 from tf_fusedrec.exchange import collectives
-from tf_fusedrec.exchange.topology import Place
+from tf_fusedrec.exchange.topology import RankLayout
 
 
 def global_mean(
@@ -12,7 +12,7 @@ def global_mean(
     weights: tf.Tensor | None = None,
     *,
     name: str | None = None,
-    place: Place | None = None,
+    layout: RankLayout | None = None,
     total: tf.Tensor | None = None,
 ) -> tf.Tensor:
     """Returns R * (sum of values * weights on this rank) / (sum of the weights on all R ranks).
@@ -26,7 +26,7 @@ def global_mean(
       values: <float>[n]. A rank with n = 0 must still call, because all ranks take part.
       weights: None for 1, or <float>[n], not negative. No gradient flows to them.
       name: Name of the all-reduce, equal on all ranks and unique among the calls of a step. Needed without `total`.
-      place: Place of the FusedEmbedding, or None for all ranks. Under the Topology rule "weight_sync", groups of ranks
+      layout: FusedEmbedding.layout, or None for all ranks. Under the Topology rule "weight_sync", groups of ranks
         train apart. The mean is then over this rank's group of R ranks, and dense gradients belong to the mean of the
         groups' means.
       total: <float>[], the sum of the weights of all ranks, for example from `total_weight`. It saves the all-reduce
@@ -52,28 +52,28 @@ def global_mean(
     if total is None:
         if name is None:
             raise ValueError("global_mean got neither name nor total. Pass name=, or total= from total_weight.")
-        total = total_weight(tf.reduce_sum(weights), name=name, place=place)
+        total = total_weight(tf.reduce_sum(weights), name=name, layout=layout)
     return tf.math.divide_no_nan(
-        tf.cast(_loss_ranks(place).size, values.dtype) * tf.reduce_sum(values * weights),
+        tf.cast(_loss_ranks(layout).size, values.dtype) * tf.reduce_sum(values * weights),
         tf.stop_gradient(tf.cast(total, values.dtype)),
     )
 
 
-def total_weight(weight: tf.Tensor, *, name: str, place: Place | None = None) -> tf.Tensor:
+def total_weight(weight: tf.Tensor, *, name: str, layout: RankLayout | None = None) -> tf.Tensor:
     """Sums a weight over the ranks of a loss. Call it before the forward pass if it depends on the batch alone.
 
     Args:
       weight: <float>[...], this rank's weight.
-      name, place: Arguments of `global_mean`.
+      name, layout: Arguments of `global_mean`.
 
     Returns:
       <float>[...].
     """
-    return collectives.all_reduce_sum(weight, name=name, ranks=_loss_ranks(place))
+    return collectives.all_reduce_sum(weight, name=name, ranks=_loss_ranks(layout))
 
 
-def _loss_ranks(place: Place | None) -> collectives.Ranks:
-    return collectives.world() if place is None else place.loss_ranks
+def _loss_ranks(layout: RankLayout | None) -> collectives.Ranks:
+    return collectives.world() if layout is None else layout.loss_ranks
 
 
 def at_least_float32(tensor: tf.Tensor) -> tf.Tensor:

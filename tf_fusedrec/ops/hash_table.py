@@ -103,14 +103,14 @@ def table_look_ahead(
 
 
 def table_refresh(
-    table: tf.Tensor, message: tf.Tensor, received_splits: tf.Tensor, ahead: RowsAhead, *, dim: int
+    table: tf.Tensor, message: tf.Tensor, received_splits: tf.Tensor, rows_ahead: RowsAhead, *, dim: int
 ) -> TableRows:
     """Looks up as table_lookup does, but searches and copies only rows that are new or changed since a look-ahead.
 
     Args:
       table: <resource>[].
       message, received_splits: those of the look-ahead.
-      ahead: Result of table_look_ahead. Its rows must not be used afterwards.
+      rows_ahead: Result of table_look_ahead. Its rows must not be used afterwards.
       dim: D of the table.
 
     Returns:
@@ -121,8 +121,8 @@ def table_refresh(
     """
     return TableRows(
         *library.fusedrec_table_refresh(
-            table=table, message=message, received_splits=received_splits, rows_ahead=ahead.rows,
-            handles_ahead=ahead.handles, mark=ahead.mark, dim=dim,
+            table=table, message=message, received_splits=received_splits, rows_ahead=rows_ahead.rows,
+            handles_ahead=rows_ahead.handles, mark=rows_ahead.mark, dim=dim,
         )
     )  # fmt: skip
 
@@ -144,7 +144,7 @@ def table_peek(
     table: tf.Tensor,
     message: tf.Tensor,
     received_splits: tf.Tensor,
-    ahead: RowsAhead | None = None,
+    rows_ahead: RowsAhead | None = None,
     *,
     dim: int,
     dtype: tf.DType = tf.float32,
@@ -155,7 +155,7 @@ def table_peek(
 
     Args:
       table, message, received_splits, dim, dtype: As in table_lookup.
-      ahead: Result of table_look_ahead of this message: only rows that changed since are read. None: all are.
+      rows_ahead: Result of table_look_ahead of this message: only rows that changed since are read. None: all are.
 
     Returns:
       <dtype>[P, D], row of each id in the order received; P >= V, zeros behind V.
@@ -163,11 +163,11 @@ def table_peek(
     Raises:
       InvalidArgumentError: A header does not agree with its block, or the look-ahead had another message.
     """
-    if ahead is None:
-        ahead = RowsAhead(tf.zeros([0, dim], dtype), tf.zeros([0], tf.int64), tf.zeros([2], tf.int64))
+    if rows_ahead is None:
+        rows_ahead = RowsAhead(tf.zeros([0, dim], dtype), tf.zeros([0], tf.int64), tf.zeros([2], tf.int64))
     return library.fusedrec_table_peek(
-        table=table, message=message, received_splits=received_splits, rows_ahead=ahead.rows,
-        handles_ahead=ahead.handles, mark=ahead.mark, dim=dim,
+        table=table, message=message, received_splits=received_splits, rows_ahead=rows_ahead.rows,
+        handles_ahead=rows_ahead.handles, mark=rows_ahead.mark, dim=dim,
     )  # fmt: skip
 
 

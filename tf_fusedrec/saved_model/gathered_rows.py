@@ -15,8 +15,8 @@ from tf_fusedrec.tables.hash_order import hash_range_owner
 def write_own_rows(folder: pathlib.Path, embedding: FusedEmbedding, table: str) -> None:
     """Writes this rank's rows of one table. Ranks with replicas of the same rows write a part each."""
     ids, rows = embedding.export_table(table)
-    if embedding.place.replicas.size > 1:
-        own = hash_range_owner(ids, collectives.size()) == embedding.place.piece
+    if embedding.layout.replicas.size > 1:
+        own = hash_range_owner(ids, collectives.size()) == embedding.layout.piece
         ids, rows = ids[own], rows[own]
     np.save(_file(folder, table, "ids", collectives.rank()), ids)
     # NumPy would write bfloat16 as untyped bytes.

@@ -39,7 +39,7 @@ class State(NamedTuple):
     """The work on coming batches that passes from step to step."""
 
     routes: Sequence[Sequence[RoutedIds]]  # ids at their owners, by batch, next batch first
-    ahead: Sequence[RowsAhead]  # rows of the next batch
+    rows_ahead: Sequence[RowsAhead]  # rows of the next batch
 
 
 class LookAheadSchedule(Schedule):
@@ -66,7 +66,7 @@ class LookAheadSchedule(Schedule):
         return State(routes, look_ahead(routes[0]))
 
     def step(self, model: Any, batches: Sequence[Any], state: State) -> tuple[dict[str, tf.Tensor], State]:
-        contexts = fetch(state.routes[0], state.ahead)
+        contexts = fetch(state.routes[0], state.rows_ahead)
         # Ops on one table run in program order: the buffer is filled between this refresh and the update below. With
         # few threads, work on coming batches could also delay the refresh, for which this batch waits.
         with tf.control_dependencies([context.answer.rows for context in contexts]):

@@ -109,7 +109,7 @@ class Table(abc.ABC):
         """Reads the rows of a coming training lookup, and changes nothing. The arguments are those of `lookup`."""
         raise self._cannot("look ahead")
 
-    def refresh(self, message: tf.Tensor, splits: tf.Tensor, ahead: ops.RowsAhead) -> Answer:
+    def refresh(self, message: tf.Tensor, splits: tf.Tensor, rows_ahead: ops.RowsAhead) -> Answer:
         """The answer of a training lookup, sooner than by `lookup`, from look_ahead's result for the same message."""
         raise self._cannot("look ahead")
 
@@ -118,14 +118,14 @@ class Table(abc.ABC):
         message: tf.Tensor,
         splits: tf.Tensor,
         trained: tuple[tf.Tensor, tf.Tensor],
-        ahead: ops.RowsAhead | None,
+        rows_ahead: ops.RowsAhead | None,
     ) -> ops.TableRows:
         """A training lookup of the ids of all groups of ranks, which reads the rows of one group.
 
         Args:
           message, splits: The ids of the own group, as in `lookup`.
           trained: The ids of all groups, likewise. They change the table as those of `lookup` do.
-          ahead: The result of `look_ahead` for `message`, or None.
+          rows_ahead: The result of `look_ahead` for `message`, or None.
 
         Returns:
           The rows of `message`, and handles and inverse of `trained`.

@@ -120,17 +120,17 @@ class NativeTable(StoredTable):
     def look_ahead(self, message: tf.Tensor, splits: tf.Tensor) -> ops.RowsAhead:
         return ops.table_look_ahead(self._handle, message, splits, dim=self._dim, dtype=self._dtype)
 
-    def refresh(self, message: tf.Tensor, splits: tf.Tensor, ahead: ops.RowsAhead) -> Answer:
-        return ops.table_refresh(self._handle, message, splits, ahead, dim=self._dim)
+    def refresh(self, message: tf.Tensor, splits: tf.Tensor, rows_ahead: ops.RowsAhead) -> Answer:
+        return ops.table_refresh(self._handle, message, splits, rows_ahead, dim=self._dim)
 
     def lookup_shared(
         self,
         message: tf.Tensor,
         splits: tf.Tensor,
         trained: tuple[tf.Tensor, tf.Tensor],
-        ahead: ops.RowsAhead | None,
+        rows_ahead: ops.RowsAhead | None,
     ) -> ops.TableRows:
-        rows = ops.table_peek(self._handle, message, splits, ahead, dim=self._dim, dtype=self._dtype)
+        rows = ops.table_peek(self._handle, message, splits, rows_ahead, dim=self._dim, dtype=self._dtype)
         return ops.TableRows(rows, *ops.table_touch(self._handle, *trained))
 
     def prefetch(self, message: tf.Tensor, splits: tf.Tensor) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 from tf_fusedrec import ops
 from tf_fusedrec._tf_compat import keras, tf
 from tf_fusedrec.exchange import all_to_all, collectives
-from tf_fusedrec.exchange.topology import Place, Topology
+from tf_fusedrec.exchange.topology import RankLayout, Topology
 from tf_fusedrec.ops.xla import outside_clusters
 from tf_fusedrec.tables.hash_order import tfra_owner
 from tf_fusedrec.tables.keys import MergedBits
@@ -64,7 +64,7 @@ class RowLookup(de.shadow_ops.HvdVariable):
         self._segment = 0  # The segment of ids that come from upstream's functions.
         self._shared = SharedShadow(name, shadow)
         self._counts: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
-        self._place = Place(Topology())
+        self._layout = RankLayout(Topology())
         params = shadow.params
         by_op = params.partition_fn is default_partition_fn and _owner_of_default(params.key_dtype, self._mpi_size)
         self._owner = (
@@ -160,7 +160,7 @@ class RowLookup(de.shadow_ops.HvdVariable):
                     with tf.control_dependencies(still_held()):
                         grads = tf.identity(grads)
                     summed = _recover_grad(grads, route.index, route.num_unique)
-                    received = all_to_all.return_gradients(route, summed, self._place, None)
+                    received = all_to_all.return_gradients(route, summed, self._layout, None)
                     return tf.IndexedSlices(received, position, tf.shape(read))
 
             arrived = self._bring(route, _recover(read, position, pad=True))
@@ -169,7 +169,7 @@ class RowLookup(de.shadow_ops.HvdVariable):
         return answer(read)
 
     def _bring(self, route: all_to_all.Route, rows: tf.Tensor) -> tf.Tensor:
-        return all_to_all.bring_rows(route, rows, self._place, wire=None)
+        return all_to_all.bring_rows(route, rows, self._layout, wire=None)
 
     def _route(self, ids: tf.Tensor, splits: tf.Tensor) -> all_to_all.Route:
         unique = ops.UniqueIds(ids, splits, tf.range(tf.size(ids)))
@@ -177,7 +177,7 @@ class RowLookup(de.shadow_ops.HvdVariable):
             unique = ops.segment_unique(ids, splits)
         name = f"{self.name}.{self._number()}"
         outgoing = all_to_all.OutgoingIds(unique, name, self._owner, self._encoding.id_bits, self._layers)
-        return all_to_all.route_ids([outgoing], self._place)[0]
+        return all_to_all.route_ids([outgoing], self._layout)[0]
 
     def _segments(self, splits: tf.Tensor) -> tf.Tensor:
         return tf.repeat(tf.range(len(self._layers), dtype=tf.int64), splits[1:] - splits[:-1])

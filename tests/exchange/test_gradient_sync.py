@@ -63,7 +63,7 @@ def _train(mode, table, topology):
     routed = lookup.route(_requests(embedding, pieces(0)))
     for step in range(STEPS):
         contexts = lookup.fetch(routed, ahead)
-        found.append(np.concatenate([rows.numpy() for rows in lookup.bring(contexts)]))
+        found.append(np.concatenate([one.rows.numpy() for one in lookup.bring(contexts)]))
         if waiting:
             lookup.apply_gradients(waiting, staleness=1)
         routed = lookup.route(_requests(embedding, pieces(step + 1)))

@@ -7,7 +7,7 @@ from typing import Any
 
 from tf_fusedrec._tf_compat import tf
 from tf_fusedrec.config import TableConfig
-from tf_fusedrec.embedding.group_lookup import GroupLookup, gradient_scale
+from tf_fusedrec.embedding.group_lookup import GroupLookup
 from tf_fusedrec.embedding.groups import Group
 from tf_fusedrec.embedding.replicas import Replica
 from tf_fusedrec.exchange.topology import RankLayout
@@ -16,7 +16,7 @@ from tf_fusedrec.tables import ExternalTable, NativeTable, Table, TfraTable
 
 def make_lookup(layer_name: str, group: Group, config: Mapping[str, Any], layout: RankLayout) -> GroupLookup:
     """The lookup of a group with its table on this rank, as the layer's config says."""
-    scale = gradient_scale(config["gradient_op"], layout.loss_ranks.size)
+    scale = _gradient_scale(config["gradient_op"], layout.loss_ranks.size)
     wire = None if config["wire_dtype"] is None else tf.as_dtype(config["wire_dtype"])
     table = _make_table(layer_name, group, config, layout)
     replica = None
@@ -103,3 +103,10 @@ def _check_sum(layer_name: str, groups: Sequence[GroupLookup], parts: str, remed
                 f"update. Remedy: {remedy}; or backend='native' and a table in host memory, made under "
                 "tf.device('/CPU:0')."
             )
+
+
+def _gradient_scale(gradient_op: str, ranks: int) -> float:
+    """Factor that turns sums over `ranks` ranks into `gradient_op` over them: "sum" or "average"."""
+    if gradient_op not in ("average", "sum"):
+        raise ValueError(f"gradient_op must be 'average' or 'sum', got {gradient_op!r}.")
+    return 1.0 / ranks if gradient_op == "average" else 1.0

@@ -315,10 +315,3 @@ class GroupLookup:
             ),
         )
         return [once] if once is not None else []
-
-
-def gradient_scale(gradient_op: str, ranks: int) -> float:
-    """Factor that turns sums over `ranks` ranks into `gradient_op` over them: "sum" or "average"."""
-    if gradient_op not in ("average", "sum"):
-        raise ValueError(f"gradient_op must be 'average' or 'sum', got {gradient_op!r}.")
-    return 1.0 / ranks if gradient_op == "average" else 1.0

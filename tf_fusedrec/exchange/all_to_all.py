@@ -54,7 +54,7 @@ def route_ids(outgoing: Sequence[OutgoingIds], layout: RankLayout) -> list[Route
     Returns:
       The route of each lookup.
     """
-    partitioned = [_partition(one, layout.group.size) for one in outgoing]
+    partitioned = [partition(one, layout.group.size) for one in outgoing]
     arrived = _send(partitioned, [len(one.segment_names) for one in outgoing], outgoing[0].name, layout)
     return [
         Route(
@@ -70,7 +70,8 @@ def route_ids(outgoing: Sequence[OutgoingIds], layout: RankLayout) -> list[Route
     ]
 
 
-def _partition(outgoing: OutgoingIds, ranks: int) -> ops.RankedIds:
+def partition(outgoing: OutgoingIds, ranks: int) -> ops.RankedIds:
+    """Arranges the unique ids of one lookup by their owners among `ranks` ranks."""
     ids, splits = outgoing.unique.ids, outgoing.unique.splits
     if callable(outgoing.owner):
         return outgoing.owner(ids, splits, ranks)

@@ -29,7 +29,7 @@ from typing import NamedTuple
 from tf_fusedrec import ops
 from tf_fusedrec._tf_compat import tf
 from tf_fusedrec.exchange import collectives, messages
-from tf_fusedrec.exchange.all_to_all import OutgoingIds, Route, narrowed, own_message
+from tf_fusedrec.exchange.all_to_all import OutgoingIds, Route, narrowed, own_message, partition
 from tf_fusedrec.exchange.topology import RankLayout
 
 
@@ -137,14 +137,7 @@ def _by_range(unique: ops.UniqueIds, outgoing: OutgoingIds, layout: RankLayout) 
     """
     replicas, segments = layout.replicas.size, len(outgoing.segment_names)
     first = layout.group.index * replicas
-    ranked = ops.rank_partition(
-        unique.ids,
-        unique.splits,
-        num_ranks=layout.group.size * replicas,
-        owner=outgoing.owner,
-        id_bits=outgoing.id_bits,
-        segment_names=outgoing.segment_names,
-    )
+    ranked = partition(outgoing._replace(unique=unique), layout.group.size * replicas)
     mine = slice(first, first + replicas)
     return ranked._replace(
         message=ranked.message[first * segments :],

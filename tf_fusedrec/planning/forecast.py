@@ -20,7 +20,7 @@ from tf_fusedrec.schedules import registry
 from tf_fusedrec.schedules.schedule import Schedule
 
 ID_BYTES = 8
-KEY_BYTES = 28  # of a row's key in memory: custom_ops/hash_table/cpu/parts/key_index.h
+KEY_BYTES = 28  # of a row's key in memory: custom_ops/hash_table/cpu/rows/key_index.h
 
 
 @dataclasses.dataclass(frozen=True)

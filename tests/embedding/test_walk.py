@@ -9,8 +9,9 @@ from tf_fusedrec import tf
 
 PACKAGE = pathlib.Path(fr.__file__).parent
 PAGE = pathlib.Path(__file__).resolve().parents[2] / "docs/concepts.md"
-# Keras asks for the mask, a decorator and TensorFlow call the bodies of functions, and a property is no station.
-BESIDE_THE_WALK = {"compute_mask", "_look_up", "forward", "pooled_by_lookup"}
+# Keras asks for the mask, a decorator and TensorFlow call the bodies of functions, and neither a property nor a count
+# for the statistics is a station.
+BESIDE_THE_WALK = {"compute_mask", "_look_up", "forward", "pooled_by_lookup", "bytes_sent"}
 
 
 def listed():

@@ -161,7 +161,7 @@ class TrainConfig:
     target_tokens: int = 4096  # tokens of one batch on one rank
     balance: str = "rank"  # or "global", which deals out the rows of all ranks' batches, longest first
     quadratic_cost: float = 0.0  # c > 0 balances L + c L^2 instead of L, for rows of L tokens
-    schedule: str = "sync"  # or dual_buffer, semi_async, frozen_window(M), nested(M), pipelined(depth)
+    schedule: str = "sync"  # or dual_buffer(lead=1), semi_async, frozen_window(M), nested(M, lead=1), pipelined(depth)
     cluster_samples: bool = False  # frozen_window(M), nested(M): orders a batch so that micro-batches share few ids
     learning_rate: float = 1e-3
     beta_2: float = 0.999

@@ -1,38 +1,42 @@
-"""Parses an experiment's schedule: sync, dual_buffer, semi_async, frozen_window(4), nested(4) or pipelined(6)."""
+"""Parses an experiment's schedule: sync, dual_buffer(lead=3), semi_async, frozen_window(4), nested(8, lead=3) ..."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 
 from tf_fusedrec import schedules
 
-_PLAIN: dict[str, Callable[[], schedules.Schedule]] = {
+_SCHEDULES: dict[str, type[schedules.Schedule]] = {
     "sync": schedules.Sync,
     "dual_buffer": schedules.DualBuffer,
     "semi_async": schedules.SemiAsync,
-}
-_NUMBERED: dict[str, Callable[[int], schedules.Schedule]] = {
     "frozen_window": schedules.FrozenWindow,
     "nested": schedules.Nested,
     "pipelined": schedules.Pipelined,
 }
+_FORMS = "sync, dual_buffer(lead=N), semi_async, frozen_window(N), nested(N, lead=N), pipelined(N)"
 
 
 def schedule_of(text: str) -> schedules.Schedule:
-    """Returns the schedule of a name with the number of micro-batches or of batches in flight in parentheses.
+    """Returns the schedule of a name with its arguments, whole numbers, in parentheses.
 
     Raises:
-      ValueError: The name is unknown, or its number is missing, unexpected or out of range.
+      ValueError: The name is unknown, or an argument is missing, unexpected or out of range.
     """
-    found = re.fullmatch(r"(\w+)(?:\((\d+)\))?", text)
-    name, number = found.groups() if found else (None, None)
-    if name in _PLAIN and number is None:
-        return _PLAIN[name]()
-    if name in _NUMBERED and number is not None:
-        return _NUMBERED[name](int(number))
-    forms = [*_PLAIN, *(f"{name}(N)" for name in _NUMBERED)]
-    raise ValueError(f"a schedule must be one of {forms} with a whole number N, got {text!r}.")
+    found = re.fullmatch(r"(\w+)(?:\(([^()]+)\))?", text)
+    name, given = found.groups() if found else ("", None)
+    arguments = [re.fullmatch(r"\s*(?:(\w+)\s*=\s*)?(\d+)\s*", part) for part in given.split(",")] if given else []
+    numbers = [(one[1], int(one[2])) for one in arguments if one]
+    if name in _SCHEDULES and len(numbers) == len(arguments):
+        positional = [number for keyword, number in numbers if keyword is None]
+        named = {keyword: number for keyword, number in numbers if keyword is not None}
+        try:
+            return _SCHEDULES[name](*positional, **named)
+        except TypeError:  # a missing or an unexpected argument
+            pass
+    raise ValueError(
+        f"a schedule must be one of {_FORMS}, with whole numbers N, of which a lead may be left out, got {text!r}."
+    )
 
 
 def micro_batches_of(text: str) -> int:

@@ -105,8 +105,10 @@ def test_overrides_are_yaml(tmp_path):
             {"task": "retrieval", "data": {"source": "movielens"}, "train": {"progressive_steps": 5}},
             "train.progressive_steps is for ranking only, but task is 'retrieval'",
         ),
-        ({"train": {"schedule": "nested"}}, "train.schedule: a schedule must be one of .* number N, got 'nested'"),
+        ({"train": {"schedule": "nested"}}, "train.schedule: a schedule must be one of .* numbers N, .*, got 'nested'"),
         ({"train": {"schedule": "sync(2)"}}, "train.schedule: a schedule must be one of .*, got 'sync\\(2\\)'"),
+        ({"train": {"schedule": "nested(2, lead)"}}, "train.schedule: a schedule must be one .* 'nested\\(2, lead\\)'"),
+        ({"train": {"schedule": "dual_buffer(lead=9)"}}, "train.schedule: .*lead is 9, and must be an int from 1 to 4"),
         ({"train": {"schedule": "pipelined(7)"}}, "train.schedule: .*depth"),
         (
             {"train": {"schedule": "dual_buffer", "cluster_samples": True}},
@@ -165,6 +167,8 @@ def test_refusals_name_section_field_and_value(sections, message):
         ("dual_buffer", schedules.DualBuffer()),
         ("frozen_window(3)", schedules.FrozenWindow(3)),
         ("nested(4)", schedules.Nested(4)),
+        ("nested(4, lead=3)", schedules.Nested(4, lead=3)),
+        ("dual_buffer(lead=2)", schedules.DualBuffer(2)),
         ("pipelined(6)", schedules.Pipelined(6)),
     ],
 )

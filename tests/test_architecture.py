@@ -29,7 +29,6 @@ LEVEL = {
     "checkpoint": 8,
     "schedules": 8,
     "callbacks": 9,
-    "planning": 9,
     "saved_model": 9,
     "tfra": 9,
 }

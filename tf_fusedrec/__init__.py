@@ -33,8 +33,8 @@ from tf_fusedrec.exchange import collectives
 from tf_fusedrec.exchange.collectives import rank, size
 from tf_fusedrec.exchange.topology import Topology, init
 from tf_fusedrec.initializers import Constant, Normal, TruncatedNormal, Uniform, Zeros
-from tf_fusedrec.planning import Cluster, plan
 from tf_fusedrec.saved_model import Signature, apply_delta, export
+from tf_fusedrec.schedules.planning import Cluster, plan
 from tf_fusedrec.tables import external
 
 __version__ = "0.1.0"

@@ -4,8 +4,8 @@
 
 A cost model (fit.py, replay.py) is fitted to a few of the cells that papers published and predicts the others. The
 benchmark prints both beside the published figures, with the error of every cell and whether it was fitted. Then it
-replays our own step (own.py, tf_fusedrec/planning), with the measured costs of our ops and the networks that two papers
-state.
+replays our own step (own.py, tf_fusedrec/schedules/planning), with the measured costs of our ops and the networks that
+two papers state.
 """
 
 from __future__ import annotations

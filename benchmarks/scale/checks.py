@@ -23,8 +23,8 @@ from benchmarks.scale.published import (
 )
 from benchmarks.scale.replay import PaperStep, nested, replay
 from tf_fusedrec.exchange.topology import Topology
-from tf_fusedrec.planning.replay import Piece, StepCosts, step_s
 from tf_fusedrec.schedules import Pipelined, Sync
+from tf_fusedrec.schedules.planning.replay import Piece, StepCosts, step_s
 
 NO_OPS = OpCosts(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0)  # no paper states the cost of its ops
 FIXED_LENGTH = 1024  # assumed: tokens of the model whose compute TABLE II gives

@@ -1,4 +1,4 @@
-"""Our own step on the workers that two papers state, by the cost model of tf_fusedrec/planning.
+"""Our own step on the workers that two papers state, by the cost model of tf_fusedrec/schedules/planning.
 
 The step has 128 users of 512 tokens with rows of 128 columns, and MTGRBoost's 4 GFLOP forward for a user.
 """
@@ -13,11 +13,11 @@ import numpy as np
 
 from benchmarks.scale.ops import OpCosts
 from tf_fusedrec.exchange.topology import Topology
-from tf_fusedrec.planning.cluster import Cluster
-from tf_fusedrec.planning.forecast import Workload
-from tf_fusedrec.planning.measure import Lookup, Measured
-from tf_fusedrec.planning.replay import shares
 from tf_fusedrec.schedules import DualBuffer, FrozenWindow, Nested, Pipelined, SemiAsync, Sync
+from tf_fusedrec.schedules.planning.cluster import Cluster
+from tf_fusedrec.schedules.planning.forecast import Workload
+from tf_fusedrec.schedules.planning.measure import Lookup, Measured
+from tf_fusedrec.schedules.planning.replay import shares
 
 WORKERS = (128, 256, 512, 1024, 2048, 4096)
 GROUP = 128  # workers per group in the rows with groups

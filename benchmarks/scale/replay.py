@@ -4,8 +4,8 @@
     network   all-to-alls of rows and gradients, and the exchange between replicas
     compute   dense forward and backward
 
-tf_fusedrec/planning/replay.py has the engine, and the steps of this project. The time of a step is the time between the
-ends of two steps of a full pipeline.
+tf_fusedrec/schedules/planning/replay.py has the engine, and the steps of this project. The time of a step is the time
+between the ends of two steps of a full pipeline.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import NamedTuple
 
-from tf_fusedrec.planning.replay import COMPUTE, NETWORK, Program, Task, ends
+from tf_fusedrec.schedules.planning.replay import COMPUTE, NETWORK, Program, Task, ends
 
 STEPS = 12  # replayed steps
 FULL = 6  # steps that fill the pipeline: no schedule looks further ahead

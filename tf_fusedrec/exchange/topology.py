@@ -5,7 +5,7 @@
       group 1                    rank 2    rank 3     exchange between replicas of a shard: along a column, G ranks
 
 An all-to-all among R / G ranks sends fewer and longer messages, and its slowest rank waits for fewer others. The price
-is memory, G times as much for tables, and the traffic along the columns. planning/ weighs them.
+is memory, G times as much for tables, and the traffic along the columns. schedules/planning/ weighs them.
 
 Sources: Zhang et al., "Two-dimensional sparse parallelism" (2D-SP), sections 3 and 5; TurboGR, section 4.2.1 (HSP).
 """

@@ -1,4 +1,5 @@
-"""Schedules of a PipelinedModel, one file each. A schedule decides when the exchanges of a training step run."""
+"""Schedules of a PipelinedModel, one file each. A schedule decides when the exchanges of a training step run.
+planning/ chooses one for a cluster."""
 
 from tf_fusedrec.schedules.calls import EmbeddingCall
 from tf_fusedrec.schedules.dual_buffer import DualBuffer

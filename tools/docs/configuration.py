@@ -43,7 +43,7 @@ SECTIONS = (
     (
         "Cluster",
         "For `fr.plan(model, sample, cluster)`.",
-        "tf_fusedrec/planning/cluster.py",
+        "tf_fusedrec/schedules/planning/cluster.py",
         ("Cluster",),
     ),
     (

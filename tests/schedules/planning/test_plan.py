@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 import tf_fusedrec as fr
-from tests.planning.models import SAMPLES, make_batch, make_model
+from tests.schedules.planning.models import SAMPLES, make_batch, make_model
 from tf_fusedrec import keras
-from tf_fusedrec.planning.forecast import Workload
-from tf_fusedrec.planning.measure import Lookup, Measured, lookups_of
 from tf_fusedrec.schedules import DualBuffer, FrozenWindow, Nested, SemiAsync, Sync, micro_batch
+from tf_fusedrec.schedules.planning.forecast import Workload
+from tf_fusedrec.schedules.planning.measure import Lookup, Measured, lookups_of
 
 GIGABYTE = 1e9
 ALL = ("stale_rows", "bfloat16_wire", "weight_sync")

@@ -4,8 +4,8 @@ import dataclasses
 
 import pytest
 
-from tf_fusedrec.planning.replay import NETWORK, Piece, Program, StepCosts, ends, shares, step_program, step_s
 from tf_fusedrec.schedules import DualBuffer, FrozenWindow, Nested, Pipelined, SemiAsync, Sync
+from tf_fusedrec.schedules.planning.replay import NETWORK, Piece, Program, StepCosts, ends, shares, step_program, step_s
 
 # All costs and their sums are exact in binary.
 WHOLE = (Piece(compute=8.0, rows=1.0, gradients=1.0),)

@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from tf_fusedrec.exchange.topology import Topology
-from tf_fusedrec.planning.cluster import Cluster
-from tf_fusedrec.planning.measure import Lookup, Measured
-from tf_fusedrec.planning.replay import Piece, StepCosts, shares, step_s
 from tf_fusedrec.schedules import registry
+from tf_fusedrec.schedules.planning.cluster import Cluster
+from tf_fusedrec.schedules.planning.measure import Lookup, Measured
+from tf_fusedrec.schedules.planning.replay import Piece, StepCosts, shares, step_s
 from tf_fusedrec.schedules.schedule import Schedule
 
 ID_BYTES = 8

@@ -8,12 +8,12 @@ from typing import Any
 
 from tf_fusedrec.exchange import collectives
 from tf_fusedrec.exchange.topology import Topology
-from tf_fusedrec.planning.cluster import Cluster
-from tf_fusedrec.planning.forecast import KEY_BYTES, Forecast, Workload, micro_batches_of
-from tf_fusedrec.planning.measure import lookups_of, measure
 from tf_fusedrec.schedules import DualBuffer, FrozenWindow, Nested, Pipelined, PipelinedModel, Schedule, SemiAsync, Sync
 from tf_fusedrec.schedules.calls import required_embeddings
 from tf_fusedrec.schedules.micro_batch import num_samples
+from tf_fusedrec.schedules.planning.cluster import Cluster
+from tf_fusedrec.schedules.planning.forecast import KEY_BYTES, Forecast, Workload, micro_batches_of
+from tf_fusedrec.schedules.planning.measure import lookups_of, measure
 
 TOLERATED = ("stale_rows", "bfloat16_wire", "weight_sync")
 MICRO_BATCHES = (2, 4, 8, 16)
@@ -101,7 +101,7 @@ def plan(
     """Chooses groups, schedule, micro-batches, wire and tier for a model on a cluster.
 
     Runs in one process, on any machine whose dense compute is that of a rank. It times two steps, of the sample and of
-    its first half, and the ops of the sample's lookups. Then it replays a step of every choice (planning/replay.py). A
+    its first half, and the ops of the sample's lookups. Then it replays a step of every choice (replay.py). A
     simpler choice wins where it is at most 1 % slower.
 
     The model stays as it was: its weights, tables, optimizer and metrics. The timed steps go forward and backward on

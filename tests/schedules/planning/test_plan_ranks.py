@@ -3,7 +3,7 @@
 import pytest
 
 import tf_fusedrec as fr
-from tests.planning.models import make_batch, make_model
+from tests.schedules.planning.models import make_batch, make_model
 from tests.support.ranks import run_ranks
 from tf_fusedrec.schedules import DualBuffer, FrozenWindow, Nested, Sync
 

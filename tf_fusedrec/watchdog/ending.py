@@ -3,15 +3,11 @@
 Horovod aborts the collectives of all ranks when one rank ends, and every other rank then fails with a traceback of
 Horovod's. A rank whose program has ended therefore waits until the others have ended, too. If another rank waits for it
 in a collective, both end with an error. A failing rank first reports its cause to the others.
-
-Where groups of ranks exchange, Horovod's thread throws a C++ exception when it loses a rank. C++ then calls a handler
-and aborts the process, and no exception reaches Python. The handler here says what has happened.
 """
 
 from __future__ import annotations
 
 import atexit
-import ctypes
 import os
 import re
 import sys
@@ -25,7 +21,6 @@ from tf_fusedrec.watchdog.watchdog import Watchdog
 _CAUSE_WAIT_S = 3.0  # wait for another rank's cause after Horovod aborted a collective
 _HOROVOD_ABORT = re.compile(r"Horovod|gloo/")  # matches errors of a collective aborted by another rank's end
 _MAX_CAUSE = 600  # characters
-_SET_TERMINATE = "_ZSt13set_terminatePFvvE"  # std::set_terminate
 # Lines of TensorFlow's messages that give the place of an error, not its cause.
 _PLACES = ("Graph execution error", "Detected at node", "<stack traces unavailable>", "File ", "[[", "Traceback")
 
@@ -47,26 +42,11 @@ class Ending:
         self._rank, self._board, self._watchdog = rank, board, watchdog
         self._report_after_s, self._gives_up_after_s = report_after_s, gives_up_after_s
         self._process, self._failed, self._before = os.getpid(), False, sys.excepthook
-        self._terminates = ctypes.CFUNCTYPE(None)(self._on_terminate)  # C++ keeps no reference to it
 
     def install(self) -> None:
         """Installs the handlers. Call it after hvd.init, so that Horovod's own exit handler runs after these."""
         sys.excepthook = self._on_exception
         atexit.register(self._on_exit)
-        ctypes.CDLL("libstdc++.so.6")[_SET_TERMINATE](self._terminates)
-
-    def _on_terminate(self) -> None:
-        """Ends this process; runs in Horovod's thread."""
-        if os.getpid() != self._process:
-            os.abort()
-        first = self._board.first_failure(wait_s=_CAUSE_WAIT_S)
-        if first is None:
-            said = f"rank {self._rank}: Horovod has lost its connection to another rank, and ends this process. "
-            said += f"{self._silence()}Remedy: the rank that ended first says why, or it was killed."
-        else:
-            said = f"rank {first['rank']} failed first: {first['cause']}"
-        print(f"tf_fusedrec: {said}", file=sys.stderr, flush=True)
-        os._exit(1)
 
     def _on_exception(self, kind: type[BaseException], value: BaseException, trace: types.TracebackType | None) -> None:
         self._failed = os.getpid() == self._process

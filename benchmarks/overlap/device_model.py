@@ -52,7 +52,7 @@ class Compute(NamedTuple):
 
 
 class Pace:
-    """What takes how long. It may change between two steps of a traced function."""
+    """The times of a step's parts. They may change between two steps of a traced function."""
 
     def __init__(self) -> None:
         self.device = tf.Variable(0.0, dtype=tf.float64, trainable=False)  # factor of all times of Compute

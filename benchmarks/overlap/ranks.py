@@ -39,7 +39,7 @@ def mean_over_ranks(value: float) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class Turn:
-    """What one turn took, in ms per step of this rank."""
+    """The times of one turn, in ms per step of this rank."""
 
     step: float
     cpu: float  # processor time of all threads of the process

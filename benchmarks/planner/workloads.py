@@ -27,7 +27,7 @@ SIZES = {
 
 
 class Network(NamedTuple):
-    """What surrounds a step."""
+    """The surroundings of a step."""
 
     rate: str  # of the cable between the hosts
     bytes_per_s: float  # the same

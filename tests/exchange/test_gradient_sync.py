@@ -166,7 +166,7 @@ def _volumes():
 
 
 def _collectives():
-    """Of the traced step of a layer: calls of each kind, and what waits for what."""
+    """The traced step of a layer: its calls of each kind, and which of them wait for which."""
     from tests.support.graphs import ancestors
 
     embedding = linear.make("traced", optimizers.SGD(0.1), GROUPS)
@@ -232,7 +232,7 @@ def test_a_rank_reads_as_many_rows_with_groups_as_without(of_four):
 
 
 def _bytes_of_a_step(topology, ranks):
-    """What all ranks send to others for the ids, rows and gradients of two micro-batches, worked out from their ids."""
+    """The bytes that all ranks send for ids, rows and gradients of two micro-batches, worked out from their ids."""
     groups, shards, row_bytes, total = topology.groups, ranks // topology.groups, 4 * DIM, 0
     for part in range(2):
         ids = [np.unique(np.array_split(_many_ids(rank), 2)[part]).tolist() for rank in range(ranks)]

@@ -28,7 +28,7 @@ def train_now(requests: Sequence[LookupRequest], gradients: Sequence[RowGradient
 
 
 class CallSteps(NamedTuple):
-    """What each call of a layer does."""
+    """The steps that each call of a layer makes."""
 
     # Computes the outputs from (inputs, weights, mask), in place of all other steps; None: the other steps run.
     answer: Callable[[Any, Any, Any], Any] | None = None

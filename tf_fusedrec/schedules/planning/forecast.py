@@ -57,7 +57,7 @@ class Forecast:
 
 @dataclasses.dataclass(frozen=True)
 class Workload:
-    """What a sample and its timed steps say about a job.
+    """A job as a sample and its timed steps describe it.
 
     Args:
       measured: The times of the parts of a step.
@@ -166,13 +166,13 @@ class _Traffic:
 
     @property
     def id_bytes(self) -> float:
-        """Of all micro-batches, headers included: the count of each table for each other rank."""
+        """Bytes of the ids of all micro-batches, with a header per table and other rank."""
         headers = sum(ID_BYTES * one.tables * (self._group - 1) * self.micro_batches for one in self.lookups)
         return ID_BYTES * self.exchanged_rows(self.lookups) * self._away + headers
 
     @property
     def row_bytes(self) -> list[list[float]]:
-        """Of each lookup, by micro-batch: rows one way, and as many gradients back."""
+        """Bytes of the rows of each lookup by micro-batch. As many bytes of gradients come back."""
         return [
             [one.unique[piece] * self._away * self._row(one) for one in self.lookups]
             for piece in range(self.micro_batches)
@@ -197,20 +197,20 @@ class _Traffic:
 
     @property
     def replica_id_bytes(self) -> list[float]:
-        """Of the two exchanges of ids among replicas, headers included."""
+        """Bytes of the two exchanges of ids among replicas, headers included."""
         headers = sum(ID_BYTES * one.tables * (self._replicas - 1) * self.micro_batches for one in self.lookups)
         return [ID_BYTES * self.exchanged_rows(self.lookups) * part + headers for part in self._among_replicas]
 
     @property
     def replica_row_bytes(self) -> list[list[float]]:
-        """Of the two exchanges of each lookup's sums of gradients, by micro-batch."""
+        """Bytes of the two exchanges of gradient sums of each lookup, by micro-batch."""
         return [
             [one.unique[piece] * self._row(one) * part for one in self.lookups for part in self._among_replicas]
             for piece in range(self.micro_batches)
         ]
 
     def averaged_bytes(self, steps: int) -> float:
-        """Of one average of replicas: 32-bit rows and slots that the groups have trained in so many steps."""
+        """Bytes of one average of replicas: the 32-bit rows and slots that groups have trained in these steps."""
         union = (self._group * self._replicas * steps) ** self._growth / self._group
         return union * sum(sum(one.unique) * one.state_bytes for one in self.lookups)
 

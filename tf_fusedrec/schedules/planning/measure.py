@@ -1,4 +1,4 @@
-"""What a planner takes from the real model: the ids of a sample, and the times of a step's parts on this machine.
+"""Measures the real model for a planner: the ids of a sample, and the times of a step's parts on this machine.
 
 Nothing of the model changes. Dense compute runs forward and backward on rows that are handed in, and no optimizer runs.
 Its weights and the states of its metrics are put back afterwards, since layers such as batch normalization change

@@ -4,6 +4,7 @@ import io
 import os
 import pathlib
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -166,6 +167,28 @@ def test_the_limit_that_ends_a_job_is_the_one_that_was_set_and_the_rank_that_sto
     assert re.match(
         r"tf_fusedrec: rank 0 failed first: rank 1 has given no sign of life for \d+ s; Horovod waits 4", last
     )
+
+
+HANGS = """
+import atexit, time
+from tf_fusedrec.watchdog.ending import Ending
+
+class Board:
+    def first_failure(self, wait_s=0.0):
+        return None
+    def report_failure(self, rank, cause):
+        return {"rank": rank, "cause": cause}
+
+atexit.register(time.sleep, 600)
+Ending(0, Board(), None, report_after_s=1, gives_up_after_s=1, exit_within_s=2).install()
+raise ValueError("the cause")
+"""
+
+
+def test_a_failing_rank_whose_exit_hangs_is_ended():
+    done = subprocess.run([sys.executable, "-c", HANGS], stderr=subprocess.PIPE, encoding="utf-8", timeout=100)
+    assert done.returncode == -signal.SIGALRM
+    assert done.stderr.strip().splitlines()[-1] == "tf_fusedrec: rank 0 failed first: ValueError: the cause"
 
 
 def state(begun, waits=(), idle=None, ended=False):

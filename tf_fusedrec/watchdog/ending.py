@@ -2,7 +2,8 @@
 
 Horovod aborts the collectives of all ranks when one rank ends, and every other rank then fails with a traceback of
 Horovod's. A rank whose program has ended therefore waits until the others have ended, too. If another rank waits for it
-in a collective, both end with an error. A failing rank first reports its cause to the others.
+in a collective, both end with an error. A failing rank first reports its cause to the others. Threads of Horovod and
+TensorFlow may block the exit of a failing rank for ever, so an alarm ends it.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ from __future__ import annotations
 import atexit
 import os
 import re
+import signal
 import sys
+import threading
 import time
 import types
 
@@ -18,6 +21,7 @@ from tf_fusedrec.watchdog.board import Board
 from tf_fusedrec.watchdog.summary import left_behind
 from tf_fusedrec.watchdog.watchdog import Watchdog
 
+_EXIT_WITHIN_S = 60  # time that a failing rank has for its exit handlers
 _CAUSE_WAIT_S = 3.0  # wait for another rank's cause after Horovod aborted a collective
 _HOROVOD_ABORT = re.compile(r"Horovod|gloo/")  # matches errors of a collective aborted by another rank's end
 _MAX_CAUSE = 600  # characters
@@ -34,13 +38,16 @@ class Ending:
       watchdog: Watchdog of this process.
       report_after_s: Seconds after which an ended rank reports that it waits for the others to end.
       gives_up_after_s: Seconds after which an ended rank leaves without the others.
+      exit_within_s: Seconds after which a failing rank that has reported its cause is ended by SIGALRM.
     """
 
     def __init__(
-        self, rank: int, board: Board, watchdog: Watchdog, *, report_after_s: float, gives_up_after_s: float
+        self, rank: int, board: Board, watchdog: Watchdog, *, report_after_s: float, gives_up_after_s: float,
+        exit_within_s: int = _EXIT_WITHIN_S,
     ):  # fmt: skip
         self._rank, self._board, self._watchdog = rank, board, watchdog
         self._report_after_s, self._gives_up_after_s = report_after_s, gives_up_after_s
+        self._exit_within_s = exit_within_s
         self._process, self._failed, self._before = os.getpid(), False, sys.excepthook
 
     def install(self) -> None:
@@ -61,6 +68,13 @@ class Ending:
         if first["rank"] == self._rank or not aborted:
             self._before(kind, value, trace)
         print(f"tf_fusedrec: rank {first['rank']} failed first: {first['cause']}", file=sys.stderr, flush=True)
+        self._limit_exit()
+
+    def _limit_exit(self) -> None:
+        """Lets the kernel end this process after a while: its threads may hold Python's lock or wait for each other."""
+        if threading.current_thread() is threading.main_thread():  # Python allows no other thread to set a handler.
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.alarm(self._exit_within_s)
 
     def _silence(self) -> str:
         """Words that name the silent ranks for which Horovod ended the job; "" if no rank is silent."""

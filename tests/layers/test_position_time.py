@@ -40,9 +40,10 @@ def test_equals_the_reference_forward_and_backward(name):
 
 
 @pytest.mark.parametrize("lengths", ROW_LENGTHS.values(), ids=ROW_LENGTHS)
+@pytest.mark.parametrize("buckets", [40, 2048])
 @pytest.mark.parametrize("function", ["sqrt", "log"])
-def test_each_token_gets_the_rows_of_its_place_and_age(lengths, function):
-    layer, splits = PositionTimeEmbedding(9, 40, function), splits_of(lengths)
+def test_each_token_gets_the_rows_of_its_place_and_age(lengths, function, buckets):
+    layer, splits = PositionTimeEmbedding(9, buckets, function), splits_of(lengths)
     stamps = times(lengths) // 50  # ages up to ten days
     counts = [n // 3 for n in lengths]
     x = tf.RaggedTensor.from_row_splits(tokens(lengths, 4), splits)
@@ -54,13 +55,14 @@ def test_each_token_gets_the_rows_of_its_place_and_age(lengths, function):
             position = place if place < 2 else min(2 + max(end - begin - count - place, 0), 8)
             minutes = int(stamps[end - 1] - stamps[token]) / 60
             bucket = math.sqrt(minutes) if function == "sqrt" else math.log(max(minutes, 1))
-            expected = x.values[token] * 2.0 + layer.positions[position] + layer.ages[min(int(bucket), 40)]
+            expected = x.values[token] * 2.0 + layer.positions[position] + layer.ages[min(int(bucket), buckets)]
             np.testing.assert_allclose(out.values[token], expected, atol=1e-6)
 
 
 def test_thresholds_of_large_buckets_fit():
     thresholds = PositionTimeEmbedding(1, 2048, "log")._thresholds()
-    assert (np.diff(thresholds) >= 0).all() and thresholds[0] == math.ceil(60 * math.e)
+    assert (thresholds[1:] >= thresholds[:-1]).all() and thresholds[0] == math.ceil(60 * math.e)
+    assert thresholds[37] == math.ceil(60 * np.exp(38.0)) and (thresholds[38:] == 2**63 - 1).all()
     assert PositionTimeEmbedding(1, 3)._thresholds().tolist() == [60, 240, 540]
 
 

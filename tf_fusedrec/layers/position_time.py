@@ -94,9 +94,14 @@ class PositionTimeEmbedding(keras.layers.Layer):
         }
 
     def _thresholds(self) -> np.ndarray:
-        """Returns <int64>[G], the smallest age in seconds of buckets 1 .. G, clipped to the largest int64."""
+        """Returns <int64>[G], the smallest age in seconds of buckets 1 .. G.
+
+        Ages of log buckets above 38 do not fit in an int64. Those thresholds are the largest int64, which no age
+        reaches.
+        """
         bucket = np.arange(1, self.time_buckets + 1, dtype=np.float64)
         if self.time_bucket_function == "sqrt":
             return (_SECONDS * bucket**2).astype(np.int64)
-        begin = np.ceil(_SECONDS * np.exp(np.minimum(bucket, 39.0)))
-        return np.where(bucket < 39, begin, np.iinfo(np.int64).max).astype(np.int64)
+        thresholds = np.full(self.time_buckets, np.iinfo(np.int64).max)
+        thresholds[:38] = np.ceil(_SECONDS * np.exp(bucket[:38]))
+        return thresholds

@@ -83,10 +83,12 @@ def of_trained_ids(answers: Sequence[Answer], pieces: Sequence[Piece | None]) ->
     """
     inverses: dict[str, list[tf.Tensor]] = {}
     for piece, answer in zip(pieces, answers):
-        if piece is not None:
+        if piece is not None and isinstance(answer, ops.TableRows):
             inverses.setdefault(piece.window, []).append(answer.inverse)
     joined = {window: tf.concat(parts, axis=0) for window, parts in inverses.items()}
     return [
-        answer if piece is None else answer._replace(inverse=tf.gather(joined[piece.window], piece.rows))
+        answer._replace(inverse=tf.gather(joined[piece.window], piece.rows))
+        if piece is not None and isinstance(answer, ops.TableRows)
+        else answer
         for piece, answer in zip(pieces, answers)
     ]

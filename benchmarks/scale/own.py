@@ -72,8 +72,12 @@ def lookups(dim: int) -> dict[int, list[Lookup]]:
     """Returns the one lookup of a step by number of micro-batches, with the expected number of distinct ids."""
     found = {}
     for count in (1, 2, 4, 8):
-        unique = tuple(round(float(chances(part).sum())) for part in shares(USERS, count))
-        found[count] = [Lookup(unique, 1, dim, 4, 8 * dim)]
+        parts = shares(USERS, count)
+        unique = tuple(round(float(chances(part).sum())) for part in parts)
+        so_far = [round(float(chances(part).sum())) for part in np.cumsum(parts)]
+        new = tuple(np.diff(so_far, prepend=0).tolist())
+        # Pieces are as large from the end as from the beginning, so are the ids that no later piece holds.
+        found[count] = [Lookup(unique, new, new[::-1], 1, dim, 4, 8 * dim)]
     return found
 
 

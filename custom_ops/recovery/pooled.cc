@@ -56,15 +56,13 @@ inline __attribute__((always_inline)) void SumInto(int64_t begin, int64_t end, i
   }
 }
 
-template <typename T>
-inline __attribute__((always_inline)) void PoolBags(const T* rows, int64_t dim, const int32_t* index,
-                                                    const int64_t* splits, const float* scale, int64_t first,
-                                                    int64_t last, T* out) {
+template <typename T, typename RowOf>
+inline __attribute__((always_inline)) void PoolBags(const RowOf& row_of, int64_t dim, const int64_t* splits,
+                                                    const float* scale, int64_t first, int64_t last, T* out) {
   std::vector<float> wide(std::is_same<T, float>::value ? 0 : dim);
   for (int64_t g = first; g < last; ++g) {
-    SumInto(
-        splits[g], splits[g + 1], splits[last], dim, [&](int64_t n) { return rows + int64_t{index[n]} * dim; },
-        [](int64_t) { return 1.0f; }, scale[g], wide.data(), out + g * dim);
+    SumInto(splits[g], splits[g + 1], splits[last], dim, row_of, [](int64_t) { return 1.0f; }, scale[g], wide.data(),
+            out + g * dim);
   }
 }
 
@@ -83,7 +81,11 @@ inline __attribute__((always_inline)) void SumBags(const T* grads, int64_t dim, 
 // The float32 loops, compiled for several instruction sets.
 FUSEDREC_CLONES void PoolFloats(const float* rows, int64_t dim, const int32_t* index, const int64_t* splits,
                                 const float* scale, int64_t first, int64_t last, float* out) {
-  PoolBags(rows, dim, index, splits, scale, first, last, out);
+  PoolBags([&](int64_t n) { return rows + int64_t{index[n]} * dim; }, dim, splits, scale, first, last, out);
+}
+FUSEDREC_CLONES void PoolPartsOfFloats(const float* const* rows, int64_t dim, const int64_t* splits,
+                                       const float* scale, int64_t first, int64_t last, float* out) {
+  PoolBags([&](int64_t n) { return rows[n]; }, dim, splits, scale, first, last, out);
 }
 FUSEDREC_CLONES void SumFloats(const float* grads, int64_t dim, const int32_t* begin, const int32_t* bags,
                                const float* scale, int64_t first, int64_t last, float* out) {
@@ -100,9 +102,24 @@ void PooledRecover(const T* rows, int64_t dim, absl::Span<const int32_t> index, 
     if constexpr (std::is_same<T, float>::value) {
       PoolFloats(rows, dim, index.data(), bag_splits.data(), scale.data(), first, last, out);
     } else {
-      PoolBags(rows, dim, index.data(), bag_splits.data(), scale.data(), first, last, out);
+      PoolBags([&](int64_t n) { return rows + int64_t{index[n]} * dim; }, dim, bag_splits.data(), scale.data(), first,
+               last, out);
     }
   });
+}
+
+template <typename T>
+void PooledRecoverParts(absl::Span<const T* const> rows, int64_t dim, absl::Span<const int64_t> bag_splits,
+                        absl::Span<const float> scale, const ParallelFor& parallel_for, T* out, int64_t out_rows) {
+  const int64_t bags = scale.size(), mean = rows.size() / std::max<int64_t>(bags, 1) + 1;
+  parallel_for(bags, (20 + dim / 2) * mean, [&](int64_t first, int64_t last) {
+    if constexpr (std::is_same<T, float>::value) {
+      PoolPartsOfFloats(rows.data(), dim, bag_splits.data(), scale.data(), first, last, out);
+    } else {
+      PoolBags([&](int64_t n) { return rows[n]; }, dim, bag_splits.data(), scale.data(), first, last, out);
+    }
+  });
+  std::fill(out + bags * dim, out + out_rows * dim, static_cast<T>(0.0f));
 }
 
 template <typename T>
@@ -130,6 +147,8 @@ void PooledRecoverGrad(const T* grads, int64_t dim, absl::Span<const int32_t> in
 #define FUSEDREC_INSTANTIATE(T)                                                                                     \
   template void PooledRecover<T>(const T*, int64_t, absl::Span<const int32_t>, absl::Span<const int64_t>,           \
                                  absl::Span<const float>, const ParallelFor&, T*);                                  \
+  template void PooledRecoverParts<T>(absl::Span<const T* const>, int64_t, absl::Span<const int64_t>,               \
+                                      absl::Span<const float>, const ParallelFor&, T*, int64_t);                    \
   template void PooledRecoverGrad<T>(const T*, int64_t, absl::Span<const int32_t>, absl::Span<const int64_t>,       \
                                      absl::Span<const float>, const ParallelFor&, T*, int64_t);
 FUSEDREC_INSTANTIATE(float)

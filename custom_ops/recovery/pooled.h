@@ -27,6 +27,14 @@ template <typename T>
 void PooledRecover(const T* rows, int64_t dim, absl::Span<const int32_t> index, absl::Span<const int64_t> bag_splits,
                    absl::Span<const float> scale, const ParallelFor& parallel_for, T* out);
 
+// The same, of rows that lie in several parts; rows[n] is the row of the n-th id. Rows of `out` behind G become 0.
+//
+//   rows  [N] pointers to [D]
+//   out   [>= G, D]
+template <typename T>
+void PooledRecoverParts(absl::Span<const T* const> rows, int64_t dim, absl::Span<const int64_t> bag_splits,
+                        absl::Span<const float> scale, const ParallelFor& parallel_for, T* out, int64_t out_rows);
+
 // out[u, :] = sum of scale[g] * grads[g, :] over the ids n of all bags g with index[n] == u, in the order of n. Rows
 // never named become 0.
 //

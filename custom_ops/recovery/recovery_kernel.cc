@@ -1,3 +1,6 @@
+#include <algorithm>
+#include <vector>
+
 #include "common/kernel_util.h"
 #include "recovery/bags.h"
 #include "recovery/pooled.h"
@@ -14,10 +17,25 @@ using tensorflow::TensorShape;
 
 namespace {
 
-// Checks inputs 2 and 3, the bags of `num_ids` ids.
-absl::Status RequireBags(OpKernelContext* ctx, int64_t num_ids) {
-  TF_RETURN_IF_ERROR(RequireBagShapes(ctx->input(2), ctx->input(3)));
-  return RequireSplits("bag_splits", In<int64_t>(ctx->input(2)), num_ids);
+// Checks inputs `at` and `at` + 1, the bags of `num_ids` ids.
+absl::Status RequireBags(OpKernelContext* ctx, int64_t num_ids, int at = 2) {
+  TF_RETURN_IF_ERROR(RequireBagShapes(ctx->input(at), ctx->input(at + 1)));
+  return RequireSplits("bag_splits", In<int64_t>(ctx->input(at)), num_ids);
+}
+
+// The row of each id in parts of `columns` columns.
+template <typename T>
+std::vector<const T*> RowsOfParts(const tensorflow::OpInputList& parts, absl::Span<const int32_t> index,
+                                  int64_t columns) {
+  std::vector<int64_t> ends;  // of each part
+  for (const Tensor& part : parts) ends.push_back((ends.empty() ? 0 : ends.back()) + part.dim_size(0));
+  std::vector<const T*> rows;
+  rows.reserve(index.size());
+  for (const int32_t row : index) {
+    const size_t part = std::upper_bound(ends.begin(), ends.end(), row) - ends.begin();
+    rows.push_back(parts[part].flat<T>().data() + (row - (part ? ends[part - 1] : 0)) * columns);
+  }
+  return rows;
 }
 
 }  // namespace
@@ -97,6 +115,42 @@ class PooledRecoverOp : public OpKernel {
 };
 
 template <typename T>
+class PooledRecoverPartsOp : public OpKernel {
+ public:
+  explicit PooledRecoverPartsOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("pad", &pad_));
+  }
+
+  void Compute(OpKernelContext* ctx) override {
+    tensorflow::OpInputList parts;
+    OP_REQUIRES_OK(ctx, ctx->input_list("rows", &parts));
+    const Tensor &index = ctx->input(parts.size()), &splits = ctx->input(parts.size() + 1);
+    const Tensor& scale = ctx->input(parts.size() + 2);
+    int64_t rows = 0;
+    for (int i = 0; i < parts.size(); ++i) {
+      OP_REQUIRES_OK(ctx, RequireRank(absl::StrCat("rows[", i, "]").c_str(), parts[i], 2));
+      OP_REQUIRES(ctx, parts[i].dim_size(1) == parts[0].dim_size(1),
+                  absl::InvalidArgumentError(absl::StrCat("rows[", i, "] must have the ", parts[0].dim_size(1),
+                                                          " columns of rows[0], got ", parts[i].dim_size(1),
+                                                          ". Pass parts of the same rows.")));
+      rows += parts[i].dim_size(0);
+    }
+    OP_REQUIRES_OK(ctx, RequireRank("index", index, 1));
+    OP_REQUIRES_OK(ctx, RequireIndex(In<int32_t>(index), rows));
+    OP_REQUIRES_OK(ctx, RequireBags(ctx, index.NumElements(), parts.size() + 1));
+    const int64_t bags = scale.NumElements(), dim = parts[0].dim_size(1);
+    const int64_t out_rows = pad_ ? BucketedSize(bags) : bags;
+    Tensor* out;
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, TensorShape({out_rows, dim}), &out));
+    PooledRecoverParts<T>(RowsOfParts<T>(parts, In<int32_t>(index), dim), dim, In<int64_t>(splits), In<float>(scale),
+                          CpuPool(ctx), out->flat<T>().data(), out_rows);
+  }
+
+ private:
+  bool pad_;
+};
+
+template <typename T>
 class PooledRecoverGradOp : public OpKernel {
  public:
   explicit PooledRecoverGradOp(OpKernelConstruction* ctx) : OpKernel(ctx) {
@@ -130,6 +184,18 @@ class PooledRecoverGradOp : public OpKernel {
   REGISTER_KERNEL_BUILDER(Name("Fusedrec>RecoverGrad").Device(DEVICE_CPU).TypeConstraint<T>("T"), RecoverGradOp<T>); \
   REGISTER_KERNEL_BUILDER(Name("Fusedrec>PooledRecover").Device(DEVICE_CPU).TypeConstraint<T>("T"),                  \
                           PooledRecoverOp<T>);                                                                        \
+  REGISTER_KERNEL_BUILDER(Name("Fusedrec>PooledRecoverParts").Device(DEVICE_CPU).TypeConstraint<T>("T"),             \
+                          PooledRecoverPartsOp<T>);                                                                   \
+  /* On a GPU in host memory: the rows of a window come from tables in host memory (window_rows.h). */               \
+  REGISTER_KERNEL_BUILDER(Name("Fusedrec>PooledRecoverParts")                                                         \
+                              .Device(tensorflow::DEVICE_GPU)                                                         \
+                              .TypeConstraint<T>("T")                                                                 \
+                              .HostMemory("rows")                                                                     \
+                              .HostMemory("index")                                                                    \
+                              .HostMemory("bag_splits")                                                               \
+                              .HostMemory("bag_scale")                                                                \
+                              .HostMemory("out"),                                                                     \
+                          PooledRecoverPartsOp<T>);                                                                   \
   REGISTER_KERNEL_BUILDER(Name("Fusedrec>PooledRecoverGrad").Device(DEVICE_CPU).TypeConstraint<T>("T"),              \
                           PooledRecoverGradOp<T>);
 FUSEDREC_REGISTER(float)

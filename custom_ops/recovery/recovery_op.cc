@@ -99,6 +99,42 @@ bag_scale: <float>[G].
 out: <T>[G, D]; 16-bit types are summed in float32 and rounded once.
 )doc");
 
+REGISTER_OP("Fusedrec>PooledRecoverParts")
+    .Input("rows: num_parts * T")
+    .Input("index: int32")
+    .Input("bag_splits: int64")
+    .Input("bag_scale: float")
+    .Output("out: T")
+    .Attr("T: {float, half, bfloat16}")
+    .Attr("num_parts: int >= 1")
+    .Attr("pad: bool = false")
+    .SetShapeFn([](InferenceContext* c) {
+      int64_t parts;
+      TF_RETURN_IF_ERROR(c->GetAttr("num_parts", &parts));
+      ShapeHandle rows, scale, unused;
+      DimensionHandle columns = c->UnknownDim();
+      for (int64_t i = 0; i < parts; ++i) {
+        TF_RETURN_IF_ERROR(c->WithRank(c->input(i), 2, &rows));  // [P_i, D]
+        TF_RETURN_IF_ERROR(c->Merge(columns, c->Dim(rows, 1), &columns));
+      }
+      for (int64_t i = parts; i < parts + 2; ++i) TF_RETURN_IF_ERROR(c->WithRank(c->input(i), 1, &unused));
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(parts + 2), 1, &scale));  // [G]
+      bool pad;
+      TF_RETURN_IF_ERROR(c->GetAttr("pad", &pad));
+      c->set_output(0, c->Matrix(pad ? c->UnknownDim() : c->Dim(scale, 0), columns));
+      return absl::OkStatus();
+    })
+    .Doc(R"doc(
+PooledRecover from rows that lie in several parts. The rows of all parts have one numbering, one part after another.
+
+rows: <T>[P_i, D].
+index: <int32>[N] each in [0, sum of all P_i).
+bag_splits: <int64>[G+1] bag g is index[bag_splits[g]:bag_splits[g+1]]; an empty bag gives zeros.
+bag_scale: <float>[G].
+out: <T>[G, D]; with pad, the first dimension is rounded up to a bucketed size and the rows behind G are 0.
+pad: make a send buffer, see above.
+)doc");
+
 REGISTER_OP("Fusedrec>PooledRecoverGrad")
     .Input("grads: T")
     .Input("index: int32")

@@ -23,7 +23,8 @@ TABLES = {
 }
 # A table evicts when its shard is full: with another number of shards, at other times.
 OF_ONE_SHARD = {"evicting"}
-MODES = {"sync": 1, "ahead": 1, "parts": 1, "stale": 2}  # by name, the steps whose lookups precede the first update
+# By name, the steps whose lookups precede the first update. "parts" sends every part's rows, "window" each row once.
+MODES = {"sync": 1, "ahead": 1, "parts": 1, "window": 1, "window_ahead": 1, "stale": 2}
 
 
 def _ids(step, rank, size):
@@ -56,18 +57,25 @@ def _train(mode, table, topology):
         f"{mode}_{table}", optimizers.SGD(0.125), topology, options, gradient_op="sum", lookups_per_update=MODES[mode]
     )
 
+    window = mode.startswith("window")
+
     def pieces(step):
-        return np.array_split(_ids(step, rank, size), 2 if mode == "parts" else 1)
+        return np.array_split(_ids(step, rank, size), 3 if window else 2 if mode == "parts" else 1)
+
+    def route(step):
+        requests = _requests(embedding, pieces(step))
+        return lookup.route(*([[one] for one in requests] if window else [requests]))
 
     found, waiting, ahead = [], [], None
-    routed = lookup.route(_requests(embedding, pieces(0)))
+    routed = route(0)
     for step in range(STEPS):
         contexts = lookup.fetch(routed, ahead)
-        found.append(np.concatenate([one.rows.numpy() for one in lookup.bring(contexts)]))
+        waves = [[one] for one in contexts] if window else [contexts]
+        found.append(np.concatenate([one.rows.numpy() for one in lookup.bring(*waves)]))
         if waiting:
             lookup.apply_gradients(waiting, staleness=1)
-        routed = lookup.route(_requests(embedding, pieces(step + 1)))
-        ahead = lookup.look_ahead(routed) if mode == "ahead" else None
+        routed = route(step + 1)
+        ahead = lookup.look_ahead(routed) if mode.endswith("ahead") else None
         waiting = [
             lookup.RowGradients(context, tf.constant(_gradients(ids, step)))
             for context, ids in zip(contexts, pieces(step))

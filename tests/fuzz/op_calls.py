@@ -104,6 +104,11 @@ def _exchange() -> None:
     ops.unpack_message(ranked.message[:7], ranked.send_splits, num_segments=2)
     joined, of_ranks = ops.join_messages([ranked.message, ranked.message], [ranked.send_splits] * 2)
     ops.split_messages(joined[:14], of_ranks, segments=[2, 2])
+    window = ops.window_unique([unique, unique])
+    ranked = [ops.rank_partition(*new, num_ranks=2) for new in window.new]
+    route = ops.window_route(window, ranked, num_segments=2)
+    messages, of_ranks = [one.message[: sum(one.send_splits)] for one in ranked], [one.send_splits for one in ranked]
+    ops.window_gradients(messages, of_ranks, route.marks, route.marks_splits, num_segments=2)
     row_splits, sizes = tf.constant([0, 2, 3, 4], tf.int64), tf.constant([1, 2], tf.int64)
     ops.cluster_samples([ids, ids], [row_splits] * 2, sizes, tables=[0, 1])
     rows, index = tf.ones([3, 4]), tf.constant([0, 2, 2, 1], tf.int32)
@@ -111,6 +116,7 @@ def _exchange() -> None:
     ops.recover_grad(tf.ones([4, 4]), index, tf.constant(3, tf.int64))
     bag_splits, bag_scale = tf.constant([0, 1, 4], tf.int64), tf.constant([1.0, 0.5])
     ops.pooled_recover(rows, index, bag_splits, bag_scale)
+    ops.pooled_recover_parts([rows, rows[:0], rows], index, bag_splits, bag_scale)
     ops.pooled_recover_grad(tf.ones([2, 4]), index, bag_splits, bag_scale, tf.constant(3, tf.int64))
     ops.initial_rows(
         rows, tf.constant([True, False, False]), tf.constant([1, 2, 3], tf.int64), tf.constant([0, 1, 3], tf.int64),

@@ -20,6 +20,10 @@ ON_THE_HOST = {
     "FuseIds": "its inputs come from the input pipeline, which is on the host; what is fused then goes to the device",
     "JoinMessages": "headers and splits decide on sizes; the ids of a step are small beside its rows",
     "SplitMessages": "as JoinMessages",
+    "WindowUnique": "micro-batches share rows of tables in host memory alone; tables on a device do not sum gradients",
+    "WindowRoute": "as WindowUnique",
+    "WindowGradients": "as WindowUnique",
+    "PooledRecoverParts": "as WindowUnique",
     "ClusterSamples": "it runs in the input pipeline, which is on the host",
     "InitialRows": "for tables of other projects, whose rows are in host memory",
 }

@@ -35,6 +35,44 @@ def test_against_the_oracle(rows, lengths, dim, dtype):
     np.testing.assert_array_equal(back, pooled_recover_grad_oracle(grads, index, splits, scale, rows))
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("sizes", [[9], [0, 4, 0, 5], [1] * 9, [9, 0]])
+def test_parts_of_rows_are_one_table_of_rows(sizes, dtype):
+    values, _, index, splits, scale = case(9, [3, 0, 1, 4], 5, dtype)
+    parts = np.split(values, np.cumsum(sizes)[:-1])
+    want = pooled_recover_oracle(values, index, splits, scale)
+    np.testing.assert_array_equal(ops.pooled_recover_parts(parts, index, splits, scale), want)
+    padded = ops.pooled_recover_parts(parts, index, splits, scale, pad=True)
+    np.testing.assert_array_equal(padded, np.concatenate([want, np.zeros([252, 5], want.dtype)]))
+
+
+def test_sums_over_parts_are_in_the_order_of_n_bit_for_bit():
+    random = np.random.default_rng(0)
+    rows = (random.normal(size=(60, 5)) * 10.0 ** np.arange(5)).astype(np.float32)
+    index, splits, ones = (
+        random.integers(0, 60, 2000).astype(np.int32),
+        np.arange(0, 2001, 20),
+        np.ones(100, np.float32),
+    )
+    got = ops.pooled_recover_parts(np.split(rows, 3), index, splits, ones)
+    np.testing.assert_array_equal(got, pooled_recover_oracle(rows, index, splits, ones))
+
+
+@pytest.mark.parametrize(
+    ("parts", "index", "words"),
+    [
+        ([[2, 3], [2, 4]], [0], r"rows\[1\] must have the 3 columns of rows\[0\], got 4"),
+        ([[2, 3], [6]], [0], r"rows\[1\] must have rank 2"),
+        ([[2, 3], [1, 3]], [3], r"index\[0\] must lie in \[0, 3\), got 3"),
+        ([[2, 3], [1, 3]], [-1], r"index\[0\] must lie in \[0, 3\), got -1"),
+        ([[2, 3], [1, 3]], [0, 1], "bag_splits must run from 0 to 2, got first 0, last 1"),
+    ],
+)
+def test_wrong_parts_are_refused(parts, index, words):
+    with pytest.raises((tf.errors.InvalidArgumentError, ValueError), match=words):
+        ops.pooled_recover_parts([tf.zeros(shape) for shape in parts], index, [0, 1], [1.0])
+
+
 def test_sums_are_in_the_order_of_n_bit_for_bit():
     """Numbers whose sum depends on the order: equality with the ordered oracle shows the order."""
     random = np.random.default_rng(0)

@@ -1,13 +1,17 @@
 """FrozenWindow(M) on 1 and 3 processes, 2 and 4 are in test_fifty_steps.py: gradient accumulation, bit for bit.
 
-The oracle is a loop of single steps with FusedEmbedding(accumulate_steps=M), which has its own tests, and dense
-gradients added up in Python. Ids, rows, slots, dense weights and their slots must be equal after every step.
+The oracle is a loop of single passes, with gradients added up in Python: of rows per rank over micro-batches, then over
+ranks (rank_sums.py). On one process, a loop of single steps with FusedEmbedding(accumulate_steps=M) is a second oracle.
+Ids, rows, slots, dense weights and their slots must be equal after every step.
 """
+
+import contextlib
 
 import numpy as np
 import pytest
 
 from tests.schedules import clicks
+from tests.schedules.rank_sums import RankSums
 from tests.support.ranks import run_ranks
 
 STEPS = 4
@@ -50,23 +54,23 @@ def _frozen(micro_batches, rule, gradient_op):
     return states
 
 
-def _accumulated(micro_batches, rule, gradient_op):
-    """One step per micro-batch, which weighs its share of the samples."""
+def _accumulated(micro_batches, rule, gradient_op, by_table=False):
+    """One pass per micro-batch, which weighs its share of the samples. `by_table`: the table accumulates."""
     import tf_fusedrec as fr
     from tf_fusedrec import tf
     from tf_fusedrec.exchange.micro_batches import token_bounds
 
-    embedding = clicks.make_embedding(
-        rule, gradient_op=gradient_op, accumulate_steps=micro_batches, name=f"accumulated_{micro_batches}_{rule}"
-    )
+    options = {"gradient_op": gradient_op, "accumulate_steps": micro_batches} if by_table else {"gradient_op": "sum"}
+    embedding = clicks.make_embedding(rule, **options, name=f"accumulated_{micro_batches}_{rule}_{by_table}")
     model = clicks.make_model(embedding, "sync", _optimizer(distributed=False))
-    undo = micro_batches if gradient_op == "average" else 1
+    undo = micro_batches if by_table and gradient_op == "average" else 1
+    sums_of_rows = RankSums(embedding, 1 / fr.collectives.size() if gradient_op == "average" else 1)
 
     @tf.function(input_signature=[*clicks.SIGNATURE, tf.TensorSpec([])])
     def gradients(x, y, sample_weight, weight):
-        with tf.GradientTape() as tape:
+        with contextlib.nullcontext() if by_table else sums_of_rows.collecting(), tf.GradientTape() as tape:
             loss = model.compute_loss(x, y, model(x, training=True), sample_weight) * weight
-        return tape.gradient(loss, model.trainable_variables)
+            return tape.gradient(loss, model.trainable_variables)
 
     states = []
     for x, y, sample_weight in _batches(fr.collectives.rank()):
@@ -83,12 +87,20 @@ def _accumulated(micro_batches, rule, gradient_op):
 
             sums = [hvd.allreduce(g, op=hvd.Average, name=f"{embedding.name}.{i}") for i, g in enumerate(sums)]
         model.optimizer.apply_gradients(zip(sums, model.trainable_variables))
+        if not by_table:
+            sums_of_rows.update()
         states.append(clicks.state(model, embedding))
     return states
 
 
-def _both():
-    return {name: (_frozen(*options), _accumulated(*options)) for name, options in SCENARIOS.items()}
+def _all():
+    import tf_fusedrec as fr
+
+    oracles = [False, True] if fr.collectives.size() == 1 else [False]
+    return {
+        name: (_frozen(*options), [_accumulated(*options, by_table) for by_table in oracles])
+        for name, options in SCENARIOS.items()
+    }
 
 
 def assert_equals_accumulation(got, wanted, where):
@@ -104,8 +116,10 @@ def assert_equals_accumulation(got, wanted, where):
 def test_it_equals_accumulation_bit_for_bit(world_size, monkeypatch):
     # A ring adds an element's gradients in an order that its place in the buffer decides: no tensors side by side.
     monkeypatch.setenv("HOROVOD_FUSION_THRESHOLD", "0")
-    for rank, results in enumerate(run_ranks(_both, world_size)):
-        for scenario, (frozen, accumulated) in results.items():
-            assert len(frozen) == len(accumulated) == STEPS
-            for step, (got, wanted) in enumerate(zip(frozen, accumulated)):
-                assert_equals_accumulation(got, wanted, f"{scenario}, rank {rank}, step {step}")
+    for rank, results in enumerate(run_ranks(_all, world_size)):
+        for scenario, (frozen, oracles) in results.items():
+            assert len(oracles) == 1 + (world_size == 1)
+            for accumulated in oracles:
+                assert len(frozen) == len(accumulated) == STEPS
+                for step, (got, wanted) in enumerate(zip(frozen, accumulated)):
+                    assert_equals_accumulation(got, wanted, f"{scenario}, rank {rank}, step {step}")

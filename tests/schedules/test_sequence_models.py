@@ -7,6 +7,7 @@ import numpy as np
 from tests.models.batches import ranking_batch, retrieval_batch
 from tests.models.job import RANKING, RETRIEVAL
 from tests.schedules import clicks
+from tests.schedules.rank_sums import RankSums
 from tests.schedules.test_frozen_window_ranks import assert_equals_accumulation
 from tests.support.graphs import reduced_in_between
 from tests.support.ranks import run_ranks
@@ -36,7 +37,7 @@ def _ranking_batch(step, rank):
     )
 
 
-def _make(fields, accumulate_steps=1):
+def _make(fields, gradient_op="average"):
     """(model, embedding) of a configuration, without dropout; the same dense weights each time and on every rank."""
     import tf_fusedrec as fr
     from models.build import make_embedding, make_model
@@ -47,7 +48,7 @@ def _make(fields, accumulate_steps=1):
     fields["model"]["dropout"] = 0.0
     experiment = from_dict(fields)
     config = make_embedding(experiment).get_config()
-    embedding = fr.FusedEmbedding.from_config({**config, "accumulate_steps": accumulate_steps})
+    embedding = fr.FusedEmbedding.from_config({**config, "gradient_op": gradient_op})
     keras.utils.set_random_seed(3)
     return make_model(experiment, embedding, np.arange(1, 60), np.ones(59, np.int64)), embedding
 
@@ -88,20 +89,21 @@ def _trained(schedule, fields, batches):
 
 
 def _accumulated(fields, batches, ranks):
-    """GRM's oracle: a step per micro-batch, which weighs its part of all ranks' exposures; batches by rank and step."""
+    """GRM's oracle: a pass per micro-batch, which weighs its part of all ranks' exposures; batches by rank and step."""
     import tf_fusedrec as fr
     from tf_fusedrec import keras, tf
     from tf_fusedrec.schedules.feed import unconverted
 
-    model, embedding = _make(fields, accumulate_steps=M)
+    model, embedding = _make(fields, gradient_op="sum")
+    sums_of_rows = RankSums(embedding, 1 / ranks)
     model.compile(keras.optimizers.legacy.Adam(0.01))
     rank = fr.collectives.rank()
     model(batches[rank][0], training=False)
 
     def gradients(batch, weight):
-        with tf.GradientTape() as tape:
+        with sums_of_rows.collecting(), tf.GradientTape() as tape:
             loss = model.compute_loss(batch, None, model(batch, training=True), None) * weight
-        return tape.gradient(loss, model.trainable_variables)
+            return tape.gradient(loss, model.trainable_variables)
 
     signature = [_of_any_size(batches[rank][0]), tf.TensorSpec([])]
     gradients = tf.function(unconverted(gradients), input_signature=signature)
@@ -112,13 +114,14 @@ def _accumulated(fields, batches, ranks):
         positions = np.sum([_positions(batches[r][step]) for r in range(ranks)], axis=0, dtype=np.float32)
         sums = None
         for piece, weight in zip(pieces[id(mine)], positions / positions.sum()):
-            grads = [g / M for g in gradients(piece, tf.constant(weight * M, tf.float32))]
+            grads = gradients(piece, tf.constant(weight, tf.float32))
             sums = grads if sums is None else [total + g for total, g in zip(sums, grads)]
         if ranks > 1:
             import horovod.tensorflow as hvd
 
             sums = [hvd.allreduce(g, op=hvd.Average, name=f"dense.{i}") for i, g in enumerate(sums)]
         model.optimizer.apply_gradients(zip(sums, model.trainable_variables))
+        sums_of_rows.update()
         states.append(clicks.state(model, embedding))
     return states
 

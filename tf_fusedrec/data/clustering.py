@@ -2,9 +2,9 @@
 
 dataset = cluster_samples(dataset, 8, ids=lambda batch: {"video": [batch["history_item"], batch["exposed_item"]]})
 
-FrozenWindow sends an id once for every micro-batch that holds it. The input pipeline may reorder samples freely: loss
-and gradients of a batch are sums over its samples, so they change by rounding only. custom_ops/cluster_samples has the
-algorithm.
+FrozenWindow sends the row of an id with the first micro-batch that holds it, in any order of samples once. Without
+clustering the first micro-batches bring most rows. The input pipeline may reorder samples freely: loss and gradients of
+a batch are sums over its samples, so they change by rounding only. custom_ops/cluster_samples has the algorithm.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def cluster_samples(dataset: tf.data.Dataset, micro_batches: int, ids: Callable[
     Each micro-batch gets the share of the samples that `cut` gives it, and nearly that share of the tokens, the ids
     given here. Samples of a micro-batch keep their order. Where `cut` counts tokens, it moves the bounds by the few
     samples that the shares differ. The new order is a function of the batch and of M. Several batches are ordered at
-    once, ahead of training; benchmarks/clustering measures the time and the saved bytes.
+    once, ahead of training; benchmarks/clustering measures the time, and the ids of all micro-batches.
 
     Args:
       dataset: Dataset of batches, nested structures of tensors, RaggedTensors and SparseTensors, samples first.

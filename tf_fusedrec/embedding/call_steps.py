@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tf_fusedrec._tf_compat import keras, tf
-from tf_fusedrec.embedding.group_lookup import LookupRequest
 from tf_fusedrec.embedding.lookup import Found, RowGradients, apply_gradients, look_up
+from tf_fusedrec.embedding.routed_ids import LookupRequest
 from tf_fusedrec.exchange import collectives
 
 

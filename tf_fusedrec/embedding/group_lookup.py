@@ -14,7 +14,6 @@ The ids of all groups change it, and the sums of their gradients train it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from tf_fusedrec import ops
 from tf_fusedrec._tf_compat import tf
@@ -23,59 +22,12 @@ from tf_fusedrec.embedding.groups import Group
 from tf_fusedrec.embedding.inputs import FlatFeature
 from tf_fusedrec.embedding.left_out import LeftOut
 from tf_fusedrec.embedding.replicas import Replica
-from tf_fusedrec.embedding.table_message import join_sources, split_answer
+from tf_fusedrec.embedding.routed_ids import Context, LookupRequest, Outgoing, RoutedIds
+from tf_fusedrec.embedding.table_message import join_sources, of_trained_ids, split_answer
 from tf_fusedrec.exchange import all_to_all, gradient_sync
-from tf_fusedrec.exchange.messages import Message
 from tf_fusedrec.exchange.topology import RankLayout
+from tf_fusedrec.exchange.window import sums_to_send
 from tf_fusedrec.tables import Answer, Table
-
-
-class LookupRequest(NamedTuple):
-    """One lookup: features of one group that have one output dtype."""
-
-    lookup: GroupLookup
-    output_dtype: str  # name of the dtype of the rows
-    features: Sequence[FlatFeature]  # in the group's order
-    call: int  # number of the layer's call in its graph: two calls must not share the names of their collectives
-    training: bool  # whether ids without a row get one; never for tables of another model
-
-
-class Outgoing(NamedTuple):
-    """The ids of one request before they travel."""
-
-    fused: ops.FusedIds
-    ids: all_to_all.OutgoingIds | None  # None: ids, rows and gradients stay on this rank
-
-
-class RoutedIds(NamedTuple):
-    """The ids of one lookup at their owners, and the way back. Leaves are tensors or constants: it may wait a step."""
-
-    lookup: GroupLookup
-    fused: ops.FusedIds
-    route: all_to_all.Route | None  # None: ids, rows and gradients stay on this rank
-    shared: gradient_sync.SharedIds | None  # None: the group's ids alone train this rank's rows
-    message: tf.Tensor  # <int64>[V + R * S], ids whose rows are wanted of this rank: blocks [counts[S] | ids] by source
-    message_splits: tf.Tensor  # <int32>[R], entries of each block
-    output_dtype: str
-    training: bool
-
-    @property
-    def asked(self) -> Message:
-        """The ids whose rows are wanted of this rank."""
-        return self.message, self.message_splits
-
-    @property
-    def trained(self) -> Message:
-        """The ids whose gradients come to this rank."""
-        return self.asked if self.shared is None else (self.shared.message, self.shared.message_splits)
-
-
-class Context(NamedTuple):
-    """All that the gradients of a lookup need. Leaves are tensors or constants: it may wait a step."""
-
-    routed: RoutedIds
-    answer: Answer  # the table's
-    updates_seen: tf.Tensor  # <int64>[], updates that the table had had at the lookup
 
 
 class GroupLookup:
@@ -134,13 +86,26 @@ class GroupLookup:
     def _output_dtype(self, feature: FeatureConfig) -> str:
         return feature.output_dtype or self._dtype.name
 
-    def prepare(self, request: LookupRequest) -> Outgoing:
-        """Fuses the ids of a request and removes duplicates from those that must travel."""
+    def prepare(self, request: LookupRequest, window: int | None) -> Outgoing:
+        """Fuses the ids of a request and removes duplicates from those that must travel.
+
+        Args:
+          request: The lookup.
+          window: Number of the window that shares rows, in its step; None where the lookup shares none.
+        """
         fused = self._fuse(request.features)
         if self._stay_here(request.features):
             return Outgoing(fused, None)
         dtype = "" if request.output_dtype == self._dtype.name else f".{request.output_dtype}"
-        return Outgoing(fused, self._outgoing(fused, f"{request.call}{dtype}"))
+        outgoing = self._outgoing(fused, f"{request.call}{dtype}")
+        if window is not None:
+            outgoing = outgoing._replace(window=f"{self._layer_name}.{self.group.name}.window.{window}")
+        return Outgoing(fused, outgoing)
+
+    @property
+    def shares_rows(self) -> bool:
+        """Whether the micro-batches of a batch share rows. It would save nothing where nothing travels."""
+        return self.layout.group.size > 1 or self.layout.shares_gradients
 
     def _fuse(self, features: Sequence[FlatFeature]) -> ops.FusedIds:
         return ops.fuse_ids(
@@ -156,8 +121,7 @@ class GroupLookup:
     def _stay_here(self, features: Sequence[FlatFeature]) -> bool:
         """Whether ids, rows and gradients need not travel, and duplicates may stay."""
         unpooled = all(feature.bag_size == 1 for feature in features)
-        alone = self.layout.group.size == 1 and not self.layout.shares_gradients
-        return alone and unpooled and self.table.takes_duplicates
+        return not self.shares_rows and unpooled and self.table.takes_duplicates
 
     def _outgoing(self, fused: ops.FusedIds, number: str) -> all_to_all.OutgoingIds:
         return all_to_all.OutgoingIds(
@@ -225,22 +189,32 @@ class GroupLookup:
         else:
             answer = self.table.refresh(message, splits, rows_ahead)
         answers = split_answer(answer, parts, len(self.group.tables), trained)
+        if trained is None:
+            answers = of_trained_ids(answers, [one.piece for one in routed])
         return [Context(one, part, updates_seen) for one, part in zip(routed, answers)]
 
     def bring(self, context: Context) -> tf.Tensor:
-        """Sends rows to the ranks that asked for them: [U, D] of unique ids; [>= N, D] where ids stay on this rank."""
-        route, rows = context.routed.route, context.answer.rows
+        """Sends rows to the ranks that asked for them: [U, D] of new ids; [>= N, D] where ids stay on this rank."""
+        route, rows, output = context.routed.route, context.answer.rows, context.routed.output_dtype
         if route is None:
-            return rows
-        narrowed = tf.cast(rows, context.routed.output_dtype) if self._narrows(context) else rows
-        return all_to_all.bring_rows(route, narrowed, self.layout, self._wire)
+            return tf.cast(rows, output)
+        narrowed = tf.cast(rows, output) if self._narrows(context) else rows
+        return tf.cast(all_to_all.bring_rows(route, narrowed, self.layout, self._wire), output)
 
-    def recover(self, context: Context, arrived: tf.Tensor) -> tf.Tensor:
-        """The result of `bring` as rows of all features: [G, D], pooled where a feature is."""
-        fused, route, output = context.routed.fused, context.routed.route, context.routed.output_dtype
+    def recover(self, context: Context, arrived: Sequence[tf.Tensor]) -> tf.Tensor:
+        """Rows of all features: [G, D], pooled where a feature is.
+
+        Args:
+          context: The context of the lookup.
+          arrived: The result of `bring` for it; before it, where it is a piece of a window, those of the pieces before.
+        """
+        fused, route = context.routed.fused, context.routed.route
         if route is None:
-            return tf.cast(arrived[: tf.size(fused.ids)], output)
-        return ops.pooled_recover(tf.cast(arrived, output), route.index, fused.bag_splits, fused.bag_scale)
+            return arrived[0][: tf.size(fused.ids)]
+        bags = (fused.bag_splits, fused.bag_scale)
+        if route.piece is None:
+            return ops.pooled_recover(arrived[0], route.index, *bags)
+        return ops.pooled_recover_parts(arrived, route.index, *bags)
 
     def _narrows(self, context: Context) -> bool:
         return tf.as_dtype(context.routed.output_dtype).size < self._dtype.size
@@ -255,14 +229,32 @@ class GroupLookup:
                 wanted = gradient_sync.share_ids([outgoing], [route], self.layout)[0]
             self.table.prefetch(wanted.message, wanted.message_splits)
 
-    def return_gradients(self, context: Context, grads: tf.Tensor) -> tf.Tensor:
-        """Sends gradients to the owners: [>= V, D] of the rows that they train, in the order of RoutedIds.trained."""
-        fused, route, shared = context.routed.fused, context.routed.route, context.routed.shared
+    def sum_gradients(self, context: Context, grads: tf.Tensor) -> tf.Tensor:
+        """Sums gradients of rows [G, D] to those of unique ids: [>= U, D]; [N, D] where ids stay on this rank."""
+        fused, route = context.routed.fused, context.routed.route
         grads = tf.cast(grads, self._dtype)
         if route is None:
             return grads
         bags = (fused.bag_splits, fused.bag_scale)
-        summed = ops.pooled_recover_grad(grads, route.index, *bags, route.num_unique, pad=True)
+        if route.piece is None:
+            return ops.pooled_recover_grad(grads, route.index, *bags, route.num_unique, pad=True)
+        return ops.pooled_recover_grad(grads, route.piece.index, *bags, route.num_unique)
+
+    def return_gradients(self, context: Context, sums: Sequence[tf.Tensor]) -> tf.Tensor:
+        """Sends gradients to the owners.
+
+        Args:
+          context: The context of the lookup.
+          sums: The result of `sum_gradients` for it; before it, where it is a piece of a window, those of the pieces
+            before.
+
+        Returns:
+          [>= V, D] of the rows that they train, in the order of RoutedIds.trained.
+        """
+        route, shared = context.routed.route, context.routed.shared
+        if route is None:
+            return sums[0]
+        summed = sums[0] if route.piece is None else sums_to_send(route.piece, sums)
         # bfloat16: the gradients of a mean over many samples are below float16's range.
         wire = tf.bfloat16 if self._narrows(context) else self._wire
         received = all_to_all.return_gradients(route, summed, self.layout, wire)

@@ -4,6 +4,8 @@
 
 Lookups that share a stage share its cost: the ids of all travel in one all-to-all (exchange/messages.py says why), a
 table is looked up once, and the gradients of all make one update. So no lookup of a step can overtake another.
+
+Lookups come in waves, one for each micro-batch. An id that several waves hold travels once (exchange/window.py).
 """
 
 from __future__ import annotations
@@ -12,7 +14,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from tf_fusedrec._tf_compat import tf
-from tf_fusedrec.embedding.group_lookup import Context, GroupLookup, LookupRequest, Outgoing, RoutedIds
+from tf_fusedrec.embedding.group_lookup import GroupLookup
+from tf_fusedrec.embedding.routed_ids import Context, LookupRequest, Outgoing, RoutedIds
 from tf_fusedrec.exchange import all_to_all, gradient_sync
 from tf_fusedrec.ops import RowsAhead
 from tf_fusedrec.ops.xla import outside_clusters
@@ -32,19 +35,21 @@ class RowGradients(NamedTuple):
     grads: tf.Tensor  # <output dtype>[G, D]
 
 
-def route(requests: Sequence[LookupRequest]) -> list[RoutedIds]:
+def route(*waves: Sequence[LookupRequest]) -> list[RoutedIds]:
     """Sends ids to their owners, in one all-to-all per set of ranks. Reads no table. Collective.
 
     Where groups share gradients, two more collectives tell the ids of all groups to all replicas. No row waits for
     them.
 
     Args:
-      requests: The lookups of a step, in the same order on all ranks.
+      waves: The lookups of a step, in the same order on all ranks. Lookups at the same place of several waves share
+        rows, if they are of one group, have one output dtype and train.
 
     Returns:
-      The routed ids of each request.
+      The routed ids of each request, one wave after another.
     """
-    outgoing = [request.lookup.prepare(request) for request in requests]
+    requests, windows = [request for wave in waves for request in wave], _windows(waves)
+    outgoing = [request.lookup.prepare(request, window) for request, window in zip(requests, windows)]
     routes: dict[int, all_to_all.Route] = {}
     shared: dict[int, gradient_sync.SharedIds] = {}
     for numbers in _by_ranks(requests, outgoing):
@@ -58,6 +63,22 @@ def route(requests: Sequence[LookupRequest]) -> list[RoutedIds]:
         request.lookup.routed(request, ids.fused, routes.get(i), shared.get(i))
         for i, (request, ids) in enumerate(zip(requests, outgoing))
     ]
+
+
+def _windows(waves: Sequence[Sequence[LookupRequest]]) -> list[int | None]:
+    """For each request of all waves the number of its window; None: it shares no rows."""
+    windows: list[int | None] = []
+    for wave in waves:
+        for place, request in enumerate(wave):
+            like = [
+                len(other) > place
+                and other[place].lookup is request.lookup
+                and other[place].output_dtype == request.output_dtype
+                for other in waves
+            ]
+            shares = sum(like) > 1 and request.training and request.lookup.shares_rows
+            windows.append(place if shares else None)
+    return windows
 
 
 def look_ahead(routed: Sequence[RoutedIds]) -> list[RowsAhead]:
@@ -98,11 +119,39 @@ def bring(*waves: Sequence[Context]) -> list[Found]:
     """
     found: list[Found] = []
     arrived: list[tf.Tensor] = []
+    of_windows: dict[str, list[tf.Tensor]] = {}
     for contexts in waves:
         with tf.control_dependencies(arrived):
             arrived = [context.routed.lookup.bring(context) for context in contexts]
-        found += [Found(one.routed.lookup.recover(one, rows), one) for one, rows in zip(contexts, arrived)]
+        for context, rows in zip(contexts, arrived):
+            rows_so_far = _with_pieces_before(context, rows, of_windows)
+            found.append(Found(context.routed.lookup.recover(context, rows_so_far), context))
     return found
+
+
+def _with_pieces_before(context: Context, one: tf.Tensor, of_windows: dict[str, list[tf.Tensor]]) -> list[tf.Tensor]:
+    """`one` of a lookup; of a piece of a window those of all pieces up to it.
+
+    Args:
+      context: The context of the lookup.
+      one: The rows or the gradients of the lookup.
+      of_windows: Those of the lookups before, by window. Gets `one`.
+
+    Raises:
+      ValueError: pieces are missing, or come in another order.
+    """
+    piece = context.routed.piece
+    if piece is None:
+        return [one]
+    before = of_windows.setdefault(piece.window, [])
+    if len(before) != piece.number:
+        raise ValueError(
+            f"micro-batch {piece.number} of tables {context.routed.lookup.table.names} came after {len(before)} of "
+            f"{piece.pieces} micro-batches, which share rows and sum their gradients in order. Remedy: a loss that "
+            "depends on the rows of every micro-batch, or schedule='sync'."
+        )
+    before.append(one)
+    return list(before)
 
 
 def look_up(groups: Sequence[Sequence[LookupRequest]]) -> list[list[Found]]:
@@ -115,24 +164,43 @@ def apply_gradients(parts: Sequence[RowGradients], *, staleness: int = 0) -> lis
     """Sends gradients to the owners and makes one update of each group of tables. Collective.
 
     Args:
-      parts: The context of each lookup and its gradients, which are summed in this order.
+      parts: The context of each lookup and its gradients. An owner sums them in this order; gradients of an id that
+        several waves hold are summed before they are sent.
       staleness: Updates that a schedule makes between `fetch` and here, at most. Rows must stay where they are
         meanwhile: FusedEmbedding(lookups_per_update) above it.
 
     Returns:
-      [>= V, D], the gradients of each lookup at the owner.
+      [>= V, D], the gradients that came to this rank with each lookup.
 
     Raises:
+      ValueError: gradients of a wave are missing.
       InvalidArgumentError: at run time, the table was updated more often since a context's fetch. The layer was called
         twice in one training step, or one tape gave two gradients.
     """
     with outside_clusters("An update of tables"):
         # All gradients are sent before the first are waited for.
-        received = [part.context.routed.lookup.return_gradients(*part) for part in parts]
+        received: list[tf.Tensor] = []
+        of_windows: dict[str, list[tf.Tensor]] = {}
+        for context, grads in parts:
+            lookup = context.routed.lookup
+            sums = _with_pieces_before(context, lookup.sum_gradients(context, grads), of_windows)
+            received.append(lookup.return_gradients(context, sums))
+        _require_all_pieces([context for context, _ in parts])
         for numbers in _by_group([part.context.routed.lookup for part in parts]):
             lookup = parts[numbers[0]].context.routed.lookup
             lookup.update([(parts[i].context, received[i]) for i in numbers], staleness=staleness)
     return received
+
+
+def _require_all_pieces(contexts: Sequence[Context]) -> None:
+    last = {piece.window: (piece, one) for one in contexts if (piece := one.routed.piece) is not None}
+    for piece, context in last.values():
+        if piece.number + 1 < piece.pieces:
+            raise ValueError(
+                f"gradients came for {piece.number + 1} of {piece.pieces} micro-batches of tables "
+                f"{context.routed.lookup.table.names}, and those of the last ones never left. Remedy: a loss that "
+                "depends on the rows of every micro-batch, or schedule='sync'."
+            )
 
 
 def _by_group(lookups: Sequence[GroupLookup]) -> list[list[int]]:

@@ -13,6 +13,7 @@ from tf_fusedrec import ops
 from tf_fusedrec._tf_compat import tf
 from tf_fusedrec.exchange import messages
 from tf_fusedrec.exchange.messages import Message
+from tf_fusedrec.exchange.window import Piece
 from tf_fusedrec.tables import Answer, InferenceRows
 
 
@@ -71,3 +72,23 @@ def _send_buffer(rows: tf.Tensor, begin: tf.Tensor, size: tf.Tensor) -> tf.Tenso
     window = rows[begin : begin + size]
     padded = tf.pad(window, [[0, size - tf.shape(window)[0]], [0, 0]])  # no copy where nothing is added
     return tf.ensure_shape(padded, [None, rows.shape[1]])
+
+
+def of_trained_ids(answers: Sequence[Answer], pieces: Sequence[Piece | None]) -> list[Answer]:
+    """The answers of one step, with the `inverse` of the ids whose gradients come to this rank.
+
+    Args:
+      answers: The result of `split_answer`.
+      pieces: The piece of a window that each answer is for, in the order of pieces; None: gradients come as ids came.
+    """
+    inverses: dict[str, list[tf.Tensor]] = {}
+    for piece, answer in zip(pieces, answers):
+        if piece is not None and isinstance(answer, ops.TableRows):
+            inverses.setdefault(piece.window, []).append(answer.inverse)
+    joined = {window: tf.concat(parts, axis=0) for window, parts in inverses.items()}
+    return [
+        answer._replace(inverse=tf.gather(joined[piece.window], piece.rows))
+        if piece is not None and isinstance(answer, ops.TableRows)
+        else answer
+        for piece, answer in zip(pieces, answers)
+    ]

@@ -7,9 +7,9 @@ from typing import Any
 
 from tf_fusedrec._tf_compat import tf
 from tf_fusedrec.embedding.anchor import gradient
-from tf_fusedrec.embedding.group_lookup import LookupRequest
 from tf_fusedrec.embedding.lookup import Found, RowGradients
 from tf_fusedrec.embedding.outputs import restore_form
+from tf_fusedrec.embedding.routed_ids import LookupRequest
 
 
 def trained_rows(

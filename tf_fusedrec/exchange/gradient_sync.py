@@ -10,6 +10,9 @@ all, a rank sends (G - 1) / G (u + U) rows. One copy for each replica would be (
 The ids of other groups are for the update alone: they insert, count and evict in the table, so that its state is that
 of one group. No rank reads or sends their rows. What grows with G are these ids and the handles of their rows.
 
+An id of a window (window.py) takes part with the last micro-batch that holds it on each rank of its group. Ranks may
+differ in it, so such an id travels among replicas more than once, at most once per micro-batch.
+
 The collectives of a training step, beside dense gradients, for one group of tables and one lookup:
 
     <name>.ids                    of the own group   all lookups share it
@@ -36,7 +39,7 @@ from tf_fusedrec.exchange.topology import RankLayout
 class SharedIds(NamedTuple):
     """The ids of all groups of one lookup in this rank's shard, and the way of their gradients."""
 
-    index: tf.Tensor  # <int32>[V], number of the v-th id from the own group among the u sums that this rank sends
+    index: tf.Tensor  # <int32>[V], number of the v-th id of Route.trained among the u sums that this rank sends
     num_sent: tf.Tensor  # <int64>[], u, distinct ids of the own group
     sent_splits: tf.Tensor  # <int32>[G], of these, ids in the range of each replica
     inverse: tf.Tensor  # <int32>[W], number of the w-th id from the replicas among the ids of this rank's range
@@ -78,7 +81,7 @@ def share_ids(outgoing: Sequence[OutgoingIds], routes: Sequence[Route], layout: 
       The shared ids of each lookup.
     """
     name, segments = outgoing[0].name, [len(one.segment_names) for one in outgoing]
-    distinct = [_distinct(route.message, route.message_splits, count) for route, count in zip(routes, segments)]
+    distinct = [_distinct(*route.trained, count) for route, count in zip(routes, segments)]
     ranked = [_by_range(of_group.unique, one, layout) for of_group, one in zip(distinct, outgoing)]
     sent = messages.join([(one.message, one.send_splits) for one in ranked])
     arrived = collectives.all_to_all(*sent, name=f"{name}.replicas.ids", ranks=layout.replicas)

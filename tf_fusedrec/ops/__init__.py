@@ -31,7 +31,7 @@ from tf_fusedrec.ops.jagged_attention import (
 )
 from tf_fusedrec.ops.join_messages import join_messages, split_messages
 from tf_fusedrec.ops.rank_partition import RankedIds, ReceivedIds, rank_partition, unpack_message
-from tf_fusedrec.ops.recovery import pooled_recover, pooled_recover_grad, recover, recover_grad
+from tf_fusedrec.ops.recovery import pooled_recover, pooled_recover_grad, pooled_recover_parts, recover, recover_grad
 from tf_fusedrec.ops.segment_unique import UniqueIds, segment_unique
 from tf_fusedrec.ops.table_contents import (
     TableStatistics,
@@ -58,6 +58,14 @@ from tf_fusedrec.ops.table_replicas import (
     table_read_numbers,
     table_take_unsynced,
 )
+from tf_fusedrec.ops.window_rows import (
+    WindowGradients,
+    WindowIds,
+    WindowRoute,
+    window_gradients,
+    window_route,
+    window_unique,
+)
 
 __all__ = [
     "BucketTable",
@@ -73,6 +81,9 @@ __all__ = [
     "TimeFunction",
     "UniqueIds",
     "Unsynced",
+    "WindowGradients",
+    "WindowIds",
+    "WindowRoute",
     "bias_attention",
     "cluster_samples",
     "collective_marks",
@@ -86,6 +97,7 @@ __all__ = [
     "mark_now",
     "pooled_recover",
     "pooled_recover_grad",
+    "pooled_recover_parts",
     "rank_partition",
     "recover",
     "recover_grad",
@@ -122,4 +134,7 @@ __all__ = [
     "table_tombstones",
     "table_touch",
     "unpack_message",
+    "window_gradients",
+    "window_route",
+    "window_unique",
 ]

@@ -1,5 +1,9 @@
 """Step 7 of 7 (docs/concepts.md): copies rows to the places of their ids. The gradient is a deterministic sum."""
 
+from __future__ import annotations
+
+from collections.abc import Sequence
+
 from tf_fusedrec._tf_compat import tf
 from tf_fusedrec.ops._library import library
 
@@ -57,6 +61,28 @@ def pooled_recover(rows: tf.Tensor, index: tf.Tensor, bag_splits: tf.Tensor, bag
     return library.fusedrec_pooled_recover(rows=rows, index=index, bag_splits=bag_splits, bag_scale=bag_scale)
 
 
+def pooled_recover_parts(
+    parts: Sequence[tf.Tensor], index: tf.Tensor, bag_splits: tf.Tensor, bag_scale: tf.Tensor, *, pad: bool = False
+) -> tf.Tensor:
+    """pooled_recover of rows that lie in several tensors, without joining them. Not differentiable.
+
+    Args:
+      parts: <float32, float16 or bfloat16>[P_i, D] each. Rows are numbered one part after another.
+      index: <int32>[N], each in [0, sum of all P_i).
+      bag_splits, bag_scale: as in pooled_recover.
+      pad: round the first dimension up to a bucketed size, for a send buffer; the rows behind G are 0.
+
+    Returns:
+      [G, D], or [bucketed G, D] with pad; 16-bit types are summed in float32 and rounded once.
+
+    Raises:
+      InvalidArgumentError: as in pooled_recover, or parts of different numbers of columns.
+    """
+    return library.fusedrec_pooled_recover_parts(
+        rows=list(parts), index=index, bag_splits=bag_splits, bag_scale=bag_scale, pad=pad
+    )
+
+
 def pooled_recover_grad(
     grads: tf.Tensor,
     index: tf.Tensor,
@@ -92,6 +118,7 @@ def _pooled_recover_gradient(op, grad):
     return pooled_recover_grad(grad, index, bag_splits, bag_scale, num_rows), None, None, None
 
 
+tf.no_gradient("Fusedrec>PooledRecoverParts")
 tf.no_gradient("Fusedrec>PooledRecoverGrad")
 
 

@@ -25,8 +25,8 @@ from typing import Any, NamedTuple
 
 from tf_fusedrec._tf_compat import keras, tf
 from tf_fusedrec.embedding import embeddings_of
-from tf_fusedrec.embedding.group_lookup import RoutedIds
 from tf_fusedrec.embedding.lookup import bring, fetch, look_ahead, route
+from tf_fusedrec.embedding.routed_ids import RoutedIds
 from tf_fusedrec.ops import RowsAhead
 from tf_fusedrec.schedules import stages
 from tf_fusedrec.schedules.registry import register
@@ -62,7 +62,7 @@ class LookAheadSchedule(Schedule):
 
     def start(self, model: Any, batches: Sequence[Any]) -> State:
         plans = [self.planned(model, batches[i], steps_ahead=i + 1) for i in range(self.routes_ahead)]
-        routes = [route(stages.requests(planned)) for planned in plans]
+        routes = [route(*stages.waves(planned)) for planned in plans]
         return State(routes, look_ahead(routes[0]))
 
     def step(self, model: Any, batches: Sequence[Any], state: State) -> tuple[dict[str, tf.Tensor], State]:
@@ -71,7 +71,7 @@ class LookAheadSchedule(Schedule):
         # few threads, work on coming batches could also delay the refresh, for which this batch waits.
         with tf.control_dependencies([context.answer.rows for context in contexts]):
             planned = self.planned(model, batches[self.routes_ahead], steps_ahead=self.routes_ahead + 1)
-            routes = [*state.routes[1:], route(stages.requests(planned))]
+            routes = [*state.routes[1:], route(*stages.waves(planned))]
             state = State(routes, look_ahead(routes[0]))
         found = bring(*stages.by_micro_batch(planned, contexts))
         with stages.supplying(planned, found):

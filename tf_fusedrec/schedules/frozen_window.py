@@ -1,9 +1,9 @@
 """Micro-batches against frozen tables: exchanges of one run under the dense compute of another (NestPipe, section V).
 
 ids, lookup       all                      ids in one all-to-all, then one lookup of each table
-rows                  0   1   2   3        each when the rows before have arrived
+rows                  0   1   2   3        each when the rows before have arrived; a row with its first micro-batch
 dense compute             0   1   2   3    each when the compute before is done
-gradients                     0   1   2   3    each when its compute is done; summed when they arrive
+gradients                     0   1   2   3    each when its compute is done; a row's with its last micro-batch
 update                                      x  one, dense and sparse
 
 The order of exchanges is that of their need, and three things fix it:
@@ -39,9 +39,12 @@ class FrozenWindow(Schedule):
     """Cuts every batch by sample into micro-batches. Tables and dense weights change once, at the end of the batch.
 
     The result equals gradient accumulation over the same micro-batches bit for bit, and the whole batch but for the
-    rounding of sums in another order. A table looks up the ids of all micro-batches at once, so its clock, admission,
-    frequencies and evictions are those of the whole batch. Layers that look across samples see one micro-batch: batch
-    normalization, in-batch negatives.
+    rounding of sums in another order. Rows and gradients travel once, however many micro-batches hold their id
+    (exchange/window.py). So on several ranks, a rank sums gradients of a row over its micro-batches in their order. The
+    owner adds these sums by the last micro-batch that holds the row on a rank, then by rank.
+
+    A table looks up the ids of all micro-batches at once, so its clock, admission, frequencies and evictions are those
+    of the whole batch. Layers that look across samples see one micro-batch: batch normalization, in-batch negatives.
 
     A step costs 2 M all-to-alls of rows and gradients per group, and one of ids. Ops that depend on rows wait for the
     micro-batch before them. Dense layers that read no rows may run at any time. The model is traced M times.
@@ -50,6 +53,7 @@ class FrozenWindow(Schedule):
 
     A batch of fewer than M samples has micro-batches without samples, which weigh nothing. Layers and losses must take
     them, as they must where a rank has no data. Keras' losses do; a user's own mean over nothing is not a number.
+    The loss must depend on the rows of every micro-batch or of none.
 
     Args:
       micro_batches: M >= 1; 1 leaves the batch whole. The largest micro-batch has about 1 / (M - 1) of the samples,
@@ -86,7 +90,7 @@ class FrozenWindow(Schedule):
         if stages.contexts_to_come(model):  # Nested has looked up the batch in the step before
             return _train(model, pieces, parts)
         planned = stages.plan(model, pieces)
-        contexts = fetch(route(stages.requests(planned)))
+        contexts = fetch(route(*stages.waves(planned)))
         found = bring(*stages.by_micro_batch(planned, contexts))
         with stages.supplying(planned, found):
             return _train(model, pieces, parts)

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 
 from tf_fusedrec._tf_compat import keras, tf
 from tf_fusedrec.embedding import embeddings_of
-from tf_fusedrec.embedding.group_lookup import Context, RoutedIds
 from tf_fusedrec.embedding.lookup import Found, RowGradients, apply_gradients, bring, fetch, route
+from tf_fusedrec.embedding.routed_ids import Context, RoutedIds
 from tf_fusedrec.schedules import stages
 from tf_fusedrec.schedules.calls import required_embeddings
 from tf_fusedrec.schedules.schedule import Schedule

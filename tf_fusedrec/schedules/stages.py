@@ -1,9 +1,9 @@
 """The lookups of one batch, for schedules that run their stages at other times than the batch's compute.
 
     planned = plan(model, [batch])               which lookups the batch makes
-    routed = route(requests(planned))            ids to their owners, in one all-to-all; reads no table
+    routed = route(*waves(planned))              ids to their owners, in one all-to-all; reads no table
     contexts = fetch(routed)                     rows at the owner, as they are now
-    found = bring(contexts)                      rows to the ranks that asked; by_micro_batch gives them an order
+    found = bring(*by_micro_batch(planned, contexts))  rows to the ranks that asked, in the order of micro-batches
     with supplying(planned, found):              the training step takes these rows,
         with deferring(model, gradients): ...    and collects their gradients
     apply_gradients(gradients)                   gradients to the owners, one update
@@ -17,14 +17,16 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from tf_fusedrec._tf_compat import keras, tf
 from tf_fusedrec.embedding import FusedEmbedding
-from tf_fusedrec.embedding.group_lookup import Context, LookupRequest
 from tf_fusedrec.embedding.lookup import Found, RowGradients, look_up
+from tf_fusedrec.embedding.routed_ids import Context, LookupRequest
 from tf_fusedrec.schedules.calls import EmbeddingCall, required_embeddings
 from tf_fusedrec.schedules.micro_batch import WHOLE, MicroBatch
+
+T = TypeVar("T")
 
 
 class Planned(NamedTuple):
@@ -71,9 +73,14 @@ def requests(planned: Sequence[Planned]) -> list[LookupRequest]:
     return [request for call in planned for group in call.groups for request in group]
 
 
-def by_micro_batch(planned: Sequence[Planned], contexts: Sequence[Context]) -> list[list[Context]]:
-    """The contexts of a plan's lookups, in one list for each micro-batch."""
-    left = iter(contexts)
+def waves(planned: Sequence[Planned]) -> list[list[LookupRequest]]:
+    """The lookups of a plan, in one list for each micro-batch."""
+    return by_micro_batch(planned, requests(planned))
+
+
+def by_micro_batch(planned: Sequence[Planned], of_lookups: Sequence[T]) -> list[list[T]]:
+    """What belongs to a plan's lookups, such as contexts, in one list for each micro-batch."""
+    left = iter(of_lookups)
     calls = itertools.groupby(planned, key=lambda call: call.micro_batch)
     return [[next(left) for _ in requests(list(of_piece))] for _, of_piece in calls]
 

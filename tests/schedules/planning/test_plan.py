@@ -24,7 +24,7 @@ def model():
 def workload(compute=1.0, lookup=0.0, unique=1000, table_bytes=8 * GIGABYTE):
     """A step of 100 samples whose ids are all distinct."""
     measured = Measured(100, 0.0, lookup, 0.0, compute, compute / 2, 0)
-    lookups = {m: [Lookup((unique // m,) * m, 1, 256, 4, 2048)] for m in (1, 2, 4, 8)}
+    lookups = {m: [Lookup(*[(unique // m,) * m] * 3, 1, 256, 4, 2048)] for m in (1, 2, 4, 8)}
     return Workload(measured, lookups, table_bytes)
 
 
@@ -170,4 +170,7 @@ def test_ids_of_a_batch_are_counted_as_the_ops_count_them(model):
     assert cut.unique == tuple(
         len(set(piece["history"].values.numpy())) + len(set(piece["user"].numpy())) for piece in pieces
     )
-    assert sum(cut.unique) > sum(whole.unique)  # an id in both micro-batches travels with each
+    assert sum(cut.unique) > sum(whole.unique)
+    # An id in both micro-batches travels once: its row with the first, its gradient with the last.
+    assert sum(cut.new) == sum(cut.ended) == sum(whole.new) == sum(whole.unique)
+    assert cut.new[0] == cut.unique[0] and cut.ended[1] == cut.unique[1]

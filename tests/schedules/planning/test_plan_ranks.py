@@ -37,7 +37,9 @@ def test_bytes_are_those_of_two_ranks(schedule, wire_dtype, forecasts):
     counted = run_ranks(sent_bytes, 2, schedule=schedule, wire_dtype=wire_dtype, seed_of_rank=0)
     # A look-ahead routes one empty batch behind the last one: the counts of 3 tables for each micro-batch.
     behind = 8 * 3 * getattr(schedule, "micro_batches", 1) / STEPS if schedule.looks_ahead else 0
-    assert sum(counted) / 2 == pytest.approx(forecast.embedding_bytes + behind, rel=0, abs=1)
+    # Marks of micro-batches come in whole words for each owner, and the forecast has parts of words.
+    words = 8 * 3 if getattr(schedule, "micro_batches", 1) > 1 else 0
+    assert sum(counted) / 2 == pytest.approx(forecast.embedding_bytes + behind, rel=0, abs=1 + words)
 
 
 def test_bytes_of_other_batches_of_the_same_kind_are_within_5_percent(forecasts):

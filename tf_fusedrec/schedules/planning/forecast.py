@@ -102,23 +102,23 @@ class Workload:
         parts = shares(measured.samples, traffic.micro_batches)
         missed = sum(sum(one.unique) * one.state_bytes for one in self.lookups[1]) * in_files
         lookup = measured.lookup + missed / cluster.file_bytes_per_s
-        whole = traffic.exchanged_rows(self.lookups[1])
-        factor = traffic.exchanged_rows(traffic.lookups) / whole if whole else 1.0
         shared = topology.groups > 1 and topology.rule == "gradient_sync"
         return StepCosts(
             prepare=measured.prepare,
             ids=cluster.all_to_all_s(group, traffic.id_bytes),
-            lookup=lookup * factor,
+            lookup=lookup,
             pieces=tuple(
                 Piece(
                     fixed + per_batch * part,
                     _together_s(cluster, group, row_bytes),
-                    _together_s(cluster, group, row_bytes),
+                    _together_s(cluster, group, gradient_bytes),
                     _together_s(cluster, replica, sums) if shared else 0.0,
                 )
-                for part, row_bytes, sums in zip(parts, traffic.row_bytes, traffic.replica_row_bytes)
+                for part, row_bytes, gradient_bytes, sums in zip(
+                    parts, traffic.row_bytes, traffic.gradient_bytes, traffic.replica_row_bytes
+                )
             ),
-            update=measured.update * factor * (traffic.union if shared else 1.0),
+            update=measured.update * (traffic.union if shared else 1.0),
             dense=cluster.all_reduce_s(tuple(range(cluster.ranks)), measured.dense_bytes),
             replica_ids=_together_s(cluster, replica, traffic.replica_id_bytes) if shared else 0.0,
             average=_average_s(cluster, topology, traffic, replica),
@@ -149,15 +149,16 @@ class _Traffic:
 
     @property
     def micro_batches(self) -> int:
-        return len(self.lookups[0].unique)
+        return len(self.lookups[0].new)
 
     @property
     def union(self) -> float:
         """Distinct ids of all ranks at one shard over the ids that one rank's batch holds."""
         return (self._group * self._replicas) ** self._growth / self._group
 
-    def exchanged_rows(self, lookups: Sequence[Lookup]) -> float:
-        return float(sum(sum(one.unique) for one in lookups))
+    @property
+    def _distinct(self) -> float:
+        return float(sum(sum(one.new) for one in self.lookups))
 
     @property
     def _away(self) -> float:
@@ -166,16 +167,32 @@ class _Traffic:
 
     @property
     def id_bytes(self) -> float:
-        """Bytes of the ids of all micro-batches, with a header per table and other rank."""
+        """Bytes of the ids of all micro-batches, with a header per table and other rank, and of their marks."""
         headers = sum(ID_BYTES * one.tables * (self._group - 1) * self.micro_batches for one in self.lookups)
-        return ID_BYTES * self.exchanged_rows(self.lookups) * self._away + headers
+        marks = sum(self._mark_words(one) for one in self.lookups) * ID_BYTES * (self._group - 1)
+        return ID_BYTES * self._distinct * self._away + headers + marks
+
+    def _mark_words(self, lookup: Lookup) -> float:
+        """Words of the marks for one owner: custom_ops/window_rows/window_rows.h says how they are packed."""
+        if self.micro_batches == 1:
+            return 0.0
+        per_word = 64 // (self.micro_batches - 1).bit_length()
+        return 1 + sum(lookup.new) / self._group / per_word
 
     @property
     def row_bytes(self) -> list[list[float]]:
-        """Bytes of the rows of each lookup by micro-batch. As many bytes of gradients come back."""
+        """Bytes of the rows of each lookup by micro-batch: each row once, with the first that holds it."""
+        return self._of_pieces([one.new for one in self.lookups])
+
+    @property
+    def gradient_bytes(self) -> list[list[float]]:
+        """Bytes of the gradients of each lookup by micro-batch: each sum once, with the last that holds its row."""
+        return self._of_pieces([one.ended for one in self.lookups])
+
+    def _of_pieces(self, counts: Sequence[Sequence[int]]) -> list[list[float]]:
         return [
-            [one.unique[piece] * self._away * self._row(one) for one in self.lookups]
-            for piece in range(self.micro_batches)
+            [count * self._away * self._row(one) for one, count in zip(self.lookups, of_piece)]
+            for of_piece in zip(*counts)
         ]
 
     def _row(self, lookup: Lookup) -> int:
@@ -183,7 +200,7 @@ class _Traffic:
 
     @property
     def embedding_bytes(self) -> float:
-        return self.id_bytes + 2 * sum(sum(piece) for piece in self.row_bytes)
+        return self.id_bytes + sum(map(sum, self.row_bytes)) + sum(map(sum, self.gradient_bytes))
 
     @property
     def _among_replicas(self) -> tuple[float, float]:
@@ -199,20 +216,20 @@ class _Traffic:
     def replica_id_bytes(self) -> list[float]:
         """Bytes of the two exchanges of ids among replicas, headers included."""
         headers = sum(ID_BYTES * one.tables * (self._replicas - 1) * self.micro_batches for one in self.lookups)
-        return [ID_BYTES * self.exchanged_rows(self.lookups) * part + headers for part in self._among_replicas]
+        return [ID_BYTES * self._distinct * part + headers for part in self._among_replicas]
 
     @property
     def replica_row_bytes(self) -> list[list[float]]:
         """Bytes of the two exchanges of gradient sums of each lookup, by micro-batch."""
         return [
-            [one.unique[piece] * self._row(one) * part for one in self.lookups for part in self._among_replicas]
+            [one.ended[piece] * self._row(one) * part for one in self.lookups for part in self._among_replicas]
             for piece in range(self.micro_batches)
         ]
 
     def averaged_bytes(self, steps: int) -> float:
         """Bytes of one average of replicas: the 32-bit rows and slots that groups have trained in these steps."""
         union = (self._group * self._replicas * steps) ** self._growth / self._group
-        return union * sum(sum(one.unique) * one.state_bytes for one in self.lookups)
+        return union * sum(sum(one.new) * one.state_bytes for one in self.lookups)
 
     def replica_bytes(self, topology: Topology) -> float:
         if topology.groups == 1:

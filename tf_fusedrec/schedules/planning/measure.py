@@ -18,8 +18,8 @@ import numpy as np
 from tf_fusedrec import ops
 from tf_fusedrec._tf_compat import keras, tf
 from tf_fusedrec.embedding import FusedEmbedding
-from tf_fusedrec.embedding.group_lookup import Context, LookupRequest, RoutedIds
 from tf_fusedrec.embedding.lookup import Found, RowGradients
+from tf_fusedrec.embedding.routed_ids import Context, LookupRequest, RoutedIds
 from tf_fusedrec.exchange.all_to_all import own_message
 from tf_fusedrec.exchange.topology import Topology
 from tf_fusedrec.schedules import stages
@@ -33,7 +33,9 @@ REPEATS = 3
 class Lookup(NamedTuple):
     """One lookup of a step, in every micro-batch: what it sends."""
 
-    unique: tuple[int, ...]  # U of each micro-batch
+    unique: tuple[int, ...]  # distinct ids of each micro-batch
+    new: tuple[int, ...]  # of these, ids that no micro-batch before holds: their rows come with it
+    ended: tuple[int, ...]  # of these, ids that no later micro-batch holds: their gradients leave with it
     tables: int  # S
     dim: int
     number_bytes: int  # of a number of a row on the wire, unless a wire_dtype is narrower
@@ -63,9 +65,17 @@ def lookups_of(model: Any, sample: Any, micro_batches: int) -> list[Lookup]:
 def _lookup(of_pieces: list[LookupRequest]) -> Lookup:
     group, table = of_pieces[0].lookup.group, of_pieces[0].lookup.table
     dtypes = [tf.as_dtype(group.tables[0].dtype), tf.as_dtype(of_pieces[0].output_dtype)]
-    unique = tuple(int(tf.size(_unique(request).ids)) for request in of_pieces)
-    size = min(dtype.size for dtype in dtypes)
-    return Lookup(unique, len(group.tables), group.tables[0].dim, size, table.row_bytes)
+    unique = [_unique(request) for request in of_pieces]
+    window = ops.window_unique(unique)
+    return Lookup(
+        unique=tuple(int(tf.size(piece.ids)) for piece in unique),
+        new=tuple(int(tf.size(ids)) for ids, _ in window.new),
+        ended=tuple(np.bincount(window.last, minlength=len(unique)).tolist()),
+        tables=len(group.tables),
+        dim=group.tables[0].dim,
+        number_bytes=min(dtype.size for dtype in dtypes),
+        state_bytes=table.row_bytes,
+    )
 
 
 def _unique(request: LookupRequest) -> ops.UniqueIds:

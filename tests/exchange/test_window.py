@@ -1,0 +1,198 @@
+"""Micro-batches that share rows, on 1 to 3 ranks: as one batch in results and in ids sent, with each row sent once.
+
+Gradients are small multiples of 1/8 and are added without rounding, so every float must be equal bit for bit.
+"""
+
+import numpy as np
+import pytest
+
+from tests.embedding.test_left_out import Messages
+from tests.exchange import linear
+from tests.oracles.rank_partition import owner_oracle
+from tests.support.ids import INT64_MAX, INT64_MIN
+from tests.support.ranks import run_ranks
+
+STEPS, M = 3, 8
+FEATURES = ("item", "wide", "user")  # "wide" reads items in another dtype
+SEGMENTS = 2
+EXTREME = [INT64_MIN, INT64_MAX, 0, -1]
+
+
+def _pieces(rank, step):
+    """By piece and feature: ids; some pieces have none, one rank has none in one step."""
+    random = np.random.default_rng([rank, step])
+    sizes = random.permutation([0, 0, 1, 9, 20, 20, 30, 5]) * (step != 1 or rank != 1)
+    pieces = [{name: random.integers(-20, 20, size) for name in FEATURES} for size in sizes]
+    pieces[3]["item"] = np.concatenate([pieces[3]["item"], EXTREME])
+    pieces[6]["item"] = np.concatenate([pieces[6]["item"], EXTREME[:2]])
+    return pieces
+
+
+def _joined(pieces):
+    return [{name: np.concatenate([piece[name] for piece in pieces]) for name in FEATURES}]
+
+
+def _make(name, dtype, **layer):
+    import tf_fusedrec as fr
+
+    tables = [
+        fr.TableConfig(name, linear.DIM, fr.optimizers.SGD(0.125), fr.Uniform(-1, 1), dtype=dtype)
+        for name in ("item", "user")
+    ]
+    features = [
+        fr.FeatureConfig("item", "item"),
+        fr.FeatureConfig("wide", "item", output_dtype="float32" if dtype == "bfloat16" else "bfloat16"),
+        fr.FeatureConfig("user", "user"),
+    ]
+    return fr.FusedEmbedding(tables, features, name=name, gradient_op="sum", lookups_per_update=1, **layer)
+
+
+def _requests(embedding, pieces):
+    from tf_fusedrec import tf
+
+    waves = []
+    for piece in pieces:
+        inputs = {name: tf.constant(ids, tf.int64) for name, ids in piece.items()}
+        waves.append([request for group in embedding.requests(inputs, training=True) for request in group])
+    return waves
+
+
+def _gradients(context, bad=None):
+    from tf_fusedrec import tf
+
+    ids = context.routed.fused.ids.numpy()
+    grads = ((ids[:, np.newaxis] % 5 - 2 + np.arange(linear.DIM)) % 5 - 2) / 8
+    if bad is not None:
+        grads[ids == bad, 1] = np.nan
+    return tf.constant(grads, context.routed.output_dtype)
+
+
+def _train(name, dtype, cut, **layer):
+    """Rows by step, feature order apart from pieces; records, statistics and traffic."""
+    import tf_fusedrec as fr
+    from tf_fusedrec.embedding import lookup
+
+    embedding, found = _make(name, dtype, **layer), []
+    for step in range(STEPS):
+        waves = _requests(embedding, cut(_pieces(fr.rank(), step)))
+        contexts = lookup.fetch(lookup.route(*waves))
+        left = iter(contexts)
+        rows = lookup.bring(*[[next(left) for _ in wave] for wave in waves])
+        of_ids = {}
+        for one in rows:
+            fused, dtype_of = one.context.routed.fused, one.context.routed.output_dtype
+            segments = np.repeat(np.arange(SEGMENTS), np.diff(fused.segment_splits))
+            for s, i, row in zip(segments, fused.ids.numpy(), one.rows.numpy().astype(np.float32)):
+                before = of_ids.setdefault((dtype_of, s, i), row)
+                np.testing.assert_array_equal(row, before)
+        found.append(of_ids)
+        lookup.apply_gradients([lookup.RowGradients(one.context, _gradients(one.context)) for one in rows])
+    (of_layer,) = embedding.lookups
+    records = {table: of_layer.table.snapshot(table) for table in of_layer.table.names}
+    return found, records, of_layer.table.statistics, of_layer.traffic.numpy()
+
+
+def _bad_gradient():
+    """The message of an update in which rank 1 has a gradient that is not finite in two of three pieces."""
+    import tf_fusedrec as fr
+    from tf_fusedrec.embedding import lookup
+
+    embedding = _make("bad", "float32")
+    pieces = [{"item": np.array(ids), "wide": np.arange(0), "user": np.array([9])} for ids in ([7, 3], [7], [3, 4])]
+    with Messages() as messages:
+        waves = _requests(embedding, pieces)
+        contexts = lookup.fetch(lookup.route(*waves))
+        bad = 7 if fr.rank() == 1 else None
+        lookup.apply_gradients([lookup.RowGradients(one, _gradients(one, bad)) for one in contexts])
+    return messages.texts, embedding.lookups[0].table.statistics["item"]["left_out"]
+
+
+def _missing_pieces():
+    from tf_fusedrec.embedding import lookup
+
+    embedding = _make("missing", "float32")
+    pieces = [{name: np.array([1]) for name in FEATURES} for _ in range(3)]
+    contexts = lookup.fetch(lookup.route(*_requests(embedding, pieces)))
+    of_item = [lookup.RowGradients(one, _gradients(one)) for one in contexts[::2]]
+    messages = []
+    for parts in (of_item[1:], of_item[:2]):
+        with pytest.raises(ValueError) as raised:
+            lookup.apply_gradients(parts)
+        messages.append(str(raised.value))
+    return messages
+
+
+def _all():
+    import tf_fusedrec as fr
+
+    found = {
+        (dtype, wire): [
+            _train(f"{what}_{dtype}_{wire}", dtype, cut, wire_dtype=wire)
+            for what, cut in (("window", lambda pieces: pieces), ("whole", _joined))
+        ]
+        for dtype, wire in (("float32", None), ("bfloat16", None), ("float32", "bfloat16"))
+    }
+    extra = (_bad_gradient(), _missing_pieces()) if fr.size() > 1 else None
+    fr.collectives.barrier()
+    return found, extra
+
+
+@pytest.fixture(scope="module", params=[1, 2, 3])
+def results(request):
+    return run_ranks(_all, request.param)
+
+
+def test_micro_batches_are_one_batch(results):
+    for found, _ in results:
+        for case, (window, whole) in found.items():
+            for of_window, of_whole in zip(window[0], whole[0]):
+                assert of_window.keys() == of_whole.keys()
+                for key in of_whole:
+                    np.testing.assert_array_equal(of_window[key], of_whole[key], err_msg=f"{case}, {key}")
+            assert window[2] == whole[2], case
+            for table in whole[1]:
+                for got, wanted in zip(window[1][table], whole[1][table]):
+                    np.testing.assert_array_equal(got, wanted, err_msg=f"{case}, {table}")
+
+
+def test_a_row_and_its_gradient_travel_once(results):
+    """8 micro-batches send the ids, rows and gradients of one batch, and beside them headers and marks alone."""
+    ranks = len(results)
+    for case in results[0][0]:
+        window, whole = (np.sum([found[case][i][3] for found, _ in results], axis=0) for i in (0, 1))
+        assert window[0] == whole[0]
+        if ranks == 1:
+            continue
+        assert window[1] == whole[1]
+        windows = 2  # output dtypes of the one group
+        headers = (M - 1) * SEGMENTS * 8 * (ranks - 1) * ranks * windows * STEPS
+        assert window[2] - whole[2] == headers + 8 * _mark_words(ranks)
+
+
+def _mark_words(ranks):
+    """Entries of the marks that travel, worked out from the ids: 21 marks of 3 bits in a word."""
+    words = 0
+    for step in range(STEPS):
+        for rank in range(ranks):
+            (batch,) = _joined(_pieces(rank, step))
+            for keys in ([("item", "item"), ("user", "user")], [("item", "wide")]):
+                ids = [i for _, feature in keys for i in np.unique(batch[feature]).tolist()]
+                owners = np.bincount([owner_oracle(i, ranks, "hash_range") for i in ids], minlength=ranks)
+                words += sum(1 + -(-count // 21) for owner, count in enumerate(owners) if owner != rank)
+    return words
+
+
+def test_a_gradient_that_is_not_finite_names_its_id_and_rank(results):
+    if len(results) == 1:
+        pytest.skip("rank 1 sends the gradient")
+    texts = [text for _, ((of_rank, _), _) in results for text in of_rank]
+    assert len(texts) == sum(count for _, ((_, count), _) in results) == 1
+    assert texts[0].startswith("the gradient of id 7 of table 'item' (features 'item', 'wide') from rank 1 in update 1")
+
+
+def test_gradients_of_some_micro_batches_alone_are_refused(results):
+    if len(results) == 1:
+        pytest.skip("nothing travels")
+    for _, (_, messages) in results:
+        assert messages[0].startswith("micro-batch 1 of tables ['item', 'user'] came after 0 of 3 micro-batches")
+        assert messages[1].startswith("gradients came for 2 of 3 micro-batches of tables ['item', 'user']")

@@ -72,7 +72,7 @@ class DLRM(RankingModel):
         top = [vectors * config.dim + vectors * (vectors - 1) // 2, *config.top_units, len(config.tasks)]
         weights = sum(math.prod(pair) for sizes in (bottom, top) for pair in zip(sizes, sizes[1:]))
         per_exposure = 2 * (weights + vectors**2 * config.dim)
-        return tf.cast(self.num_positions(batch) * per_exposure, tf.float64)
+        return tf.cast(self.num_positions(batch) * per_exposure, tf.float64) + self.projection_flops(batch)
 
     def _pairs(self) -> np.ndarray:
         first, second = np.triu_indices(self._vectors, k=1)

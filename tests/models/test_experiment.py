@@ -237,14 +237,16 @@ def test_refusals_of_retrieval(model, message):
     ("override", "message"),
     [
         ("train.epochs", "--set must be section.field=value, got 'train.epochs'"),
-        ("a.b.c=1", "--set must be section.field=value"),
+        ("a.b.c=1", "the top level has an unknown field 'a'"),
+        ("a..c=1", "--set must be section.field=value, got 'a..c=1'"),
+        ("train.epochs.of=1", "--set 'train.epochs.of=1': 'epochs' is a field, not a section"),
         ("name.x=1", "'name' is a field, not a section"),
         ("train.epochs=[", "the value is not YAML"),
     ],
 )
 def test_bad_overrides_are_refused(tmp_path, override, message):
     path = tmp_path / "x.yaml"
-    path.write_text("name: x\ntask: ranking\ndata: {source: synthetic-ranking}\n", encoding="utf-8")
+    path.write_text("name: x\ntask: ranking\ndata: {source: synthetic-ranking}\ntrain: {epochs: 1}\n", encoding="utf-8")
     with pytest.raises(ValueError, match=message):
         experiment.load(path, [override])
 

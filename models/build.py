@@ -47,6 +47,7 @@ def make_embedding(experiment: Experiment) -> fr.FusedEmbedding:
         tables=experiment.tables,
         features=features(experiment.model),
         seed=experiment.seed,
+        accumulate_steps=experiment.train.accumulate_steps,
         # Rows that a schedule has looked up may not move before their update.
         lookups_per_update=1 + schedule.staleness if isinstance(schedule, InFlight) else 1,
         topology=config.topology,
@@ -58,7 +59,11 @@ def make_embedding(experiment: Experiment) -> fr.FusedEmbedding:
 def make_model(
     experiment: Experiment, embedding: keras.layers.Layer, catalogue: np.ndarray, popularity: np.ndarray
 ) -> RankingModel | HSTURetrieval:
-    """Returns the model of an experiment with its schedule. catalogue and popularity <int64>[I] are read_items'."""
+    """Returns the model of an experiment with its schedule. catalogue and popularity <int64>[I] are read_items'.
+
+    It sets Keras' global policy to train.precision, because layers look it up when they make their weights.
+    """
+    keras.mixed_precision.set_global_policy(experiment.train.precision)
     model: RankingModel | HSTURetrieval
     if isinstance(experiment.model, GRMConfig):
         model = GRM(experiment.model, embedding, catalogue, popularity)

@@ -60,7 +60,7 @@ class DLRM(RankingModel):
         pairs = tf.gather(tf.reshape(products, [-1, self._vectors**2]), self._pairs(), axis=1)
         flat = tf.reshape(stacked, [-1, self._vectors * config.dim])
         logits = self.head(self.top(tf.concat([flat, pairs], axis=1), training=training))
-        return dict(zip(config.tasks, tf.unstack(logits, axis=1)))
+        return dict(zip(config.tasks, tf.unstack(tf.cast(logits, tf.float32), axis=1)))
 
     def counts(self, batch: Batch) -> tuple[tf.Tensor, tf.Tensor]:
         history, exposed = batch["history_item"], batch["exposed_item"]

@@ -42,6 +42,7 @@ SOURCES = {
     "sequences": "retrieval",
     "kuairand": "ranking",
 }
+PRECISIONS = ("float32", "mixed_bfloat16", "mixed_float16")
 WIRE_DTYPES = ("float32", "bfloat16", "float16")
 _SIZES = ("users", "items", "clusters", "mean_history", "exposures")
 
@@ -152,6 +153,8 @@ class TrainConfig:
     quadratic_cost: float = 0.0  # c > 0 balances L + c L^2 instead of L, for rows of L tokens
     schedule: str = "sync"  # or dual_buffer(lead=1), semi_async, frozen_window(M), nested(M, lead=1), pipelined(depth)
     cluster_samples: bool = False  # frozen_window(M), nested(M): orders a batch so that micro-batches share few ids
+    accumulate_steps: int = 1  # batches whose mean gradient makes one update of the tables and of the dense weights
+    precision: str = "float32"  # Keras' policy, one of PRECISIONS
     learning_rate: float = 1e-3
     beta_2: float = 0.999
     epsilon: float = 1e-7
@@ -169,6 +172,8 @@ class TrainConfig:
             raise ValueError(f"train.patience must be below train.epochs = {self.epochs}, got {self.patience}.")
         check_at_least("train.target_tokens", self.target_tokens, 1)
         check_choice("train.balance", self.balance, SCOPES)
+        check_at_least("train.accumulate_steps", self.accumulate_steps, 1)
+        check_choice("train.precision", self.precision, PRECISIONS)
         if not self.quadratic_cost >= 0:
             raise ValueError(f"train.quadratic_cost must be >= 0, got {self.quadratic_cost}.")
         try:
@@ -179,6 +184,14 @@ class TrainConfig:
             raise ValueError(
                 f"train.cluster_samples is True, but train.schedule {self.schedule!r} has no micro-batches that could "
                 "share ids. Use frozen_window(M) or nested(M) with M >= 2, or remove it."
+            )
+        # The scale of the loss is taken off at once, so gradients can wait for nothing.
+        waits = self.accumulate_steps > 1 or not self.schedule.startswith(("sync", "dual_buffer"))
+        if self.precision == "mixed_float16" and waits:
+            raise ValueError(
+                f"train.precision is 'mixed_float16', but train.schedule {self.schedule!r} or train.accumulate_steps "
+                f"{self.accumulate_steps} lets gradients wait, without the scale of their loss. Set train.precision to "
+                "'mixed_bfloat16', or the schedule to sync or dual_buffer and accumulate_steps to 1."
             )
         check_positive("train.learning_rate", self.learning_rate)
         check_positive("train.epsilon", self.epsilon)

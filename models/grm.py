@@ -73,7 +73,7 @@ class GRM(RankingModel):
             )
         exposed = jagged.last(x, num_targets).values
         logits = [head(y) for head, y in zip(self.heads, self.experts(exposed))]
-        return {task: tf.squeeze(logit, -1) for task, logit in zip(self.config.tasks, logits)}
+        return {task: tf.cast(tf.squeeze(logit, -1), tf.float32) for task, logit in zip(self.config.tasks, logits)}
 
     def counts(self, batch: Batch) -> tuple[tf.Tensor, tf.Tensor]:
         history, exposed = batch["history_item"], batch["exposed_item"]

@@ -33,7 +33,7 @@ class RankingModel(SequenceModel):
       inputs: Dict with contextual columns <int64>[B]; RaggedTensors <int64>[B,(L)] history_item, history_action and
         history_time (seconds), and <int64>[B,(E)] exposed_item and exposed_time. Each name of config.item_features
         adds history_<name> and exposed_<name>. The call ignores labels in the dict.
-      returns {task: logits}, <float>[exposures of the batch, row by row]. "ctr" predicts a click, "ctcvr" a click with
+      returns {task: logits}, <float32>[exposures of the batch, by row]. "ctr" predicts a click, "ctcvr" a click with
         a conversion, and any other task its label.
     """
 
@@ -107,10 +107,11 @@ class RankingModel(SequenceModel):
         return {name: self._projected(name, of_feature) for name, of_feature in rows.items()}
 
     def _projected(self, feature: str, rows: Any) -> Any:
+        """Returns rows of config.dim columns, in the compute dtype of Keras' policy."""
+        values = rows.values if isinstance(rows, tf.RaggedTensor) else rows
         project = self.projections.get(self.config.table_of_feature[feature])
-        if project is None:
-            return rows
-        return rows.with_values(project(rows.values)) if isinstance(rows, tf.RaggedTensor) else project(rows)
+        values = tf.cast(values if project is None else project(values), self.compute_dtype)
+        return rows.with_values(values) if isinstance(rows, tf.RaggedTensor) else values
 
     def _frequent_or_rare(self, items: tf.Tensor) -> tf.Tensor:
         index = tf.minimum(tf.searchsorted(self._frequent, items), tf.size(self._frequent) - 1)

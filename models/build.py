@@ -12,27 +12,21 @@ from models.dlrm import DLRM
 from models.experiment import Experiment
 from models.grm import GRM
 from models.model_config import DLRMConfig, GRMConfig, ModelConfig, RankingConfig, RetrievalConfig
-from models.ranking import RankingModel, embedded_features
+from models.ranking import RankingModel
 from models.retrieval import HSTURetrieval
 from models.schedule_choice import schedule_of
 from tf_fusedrec import keras, tf
 from tf_fusedrec.data import Column
+from tf_fusedrec.schedules.in_flight import InFlight
 
 # Features without a column, because the retrieval model draws its negatives itself.
 MADE_FEATURES = ("negative",)
 
 
-def table_of_feature(model: ModelConfig) -> dict[str, str]:
-    """Returns the name of the table that each feature reads, by feature name."""
-    if isinstance(model, RankingConfig):
-        return embedded_features(model)
-    return {"item_id": "item", "negative": "item"}
-
-
 def ids_by_table(model: ModelConfig, batch: Mapping[str, Any]) -> dict[str, list[Any]]:
     """Returns the columns of a batch that the embedding layer looks up, by table."""
     ids: dict[str, list[Any]] = {}
-    for name, table in table_of_feature(model).items():
+    for name, table in model.table_of_feature.items():
         if name not in MADE_FEATURES:
             ids.setdefault(table, []).append(batch[name])
     return ids
@@ -42,25 +36,20 @@ def features(model: ModelConfig) -> list[fr.FeatureConfig]:
     """Returns the features of the model's embedding layer."""
     return [
         fr.FeatureConfig(name, table, output_dtype=_output_dtype(model, name))
-        for name, table in table_of_feature(model).items()
+        for name, table in model.table_of_feature.items()
     ]
 
 
 def make_embedding(experiment: Experiment) -> fr.FusedEmbedding:
-    """Returns the embedding layer of an experiment. Its tables have equal specs, so they form one group."""
-    config = experiment.embedding
+    """Returns the embedding layer of an experiment."""
+    config, schedule = experiment.embedding, schedule_of(experiment.train.schedule)
     return fr.FusedEmbedding(
-        tables=[
-            fr.TableConfig(
-                name=name,
-                dim=experiment.model.dim,
-                initializer=fr.TruncatedNormal(stddev=config.stddev),
-                optimizer=config.rule_of_tables,
-            )
-            for name in sorted(set(table_of_feature(experiment.model).values()))
-        ],
+        tables=experiment.tables,
         features=features(experiment.model),
         seed=experiment.seed,
+        accumulate_steps=experiment.train.accumulate_steps,
+        # Rows that a schedule has looked up may not move before their update.
+        lookups_per_update=1 + schedule.staleness if isinstance(schedule, InFlight) else 1,
         topology=config.topology,
         wire_dtype=None if config.wire_dtype == "float32" else config.wire_dtype,
         name="embedding",
@@ -70,7 +59,11 @@ def make_embedding(experiment: Experiment) -> fr.FusedEmbedding:
 def make_model(
     experiment: Experiment, embedding: keras.layers.Layer, catalogue: np.ndarray, popularity: np.ndarray
 ) -> RankingModel | HSTURetrieval:
-    """Returns the model of an experiment with its schedule. catalogue and popularity <int64>[I] are read_items'."""
+    """Returns the model of an experiment with its schedule. catalogue and popularity <int64>[I] are read_items'.
+
+    It sets Keras' global policy to train.precision, because layers look it up when they make their weights.
+    """
+    keras.mixed_precision.set_global_policy(experiment.train.precision)
     model: RankingModel | HSTURetrieval
     if isinstance(experiment.model, GRMConfig):
         model = GRM(experiment.model, embedding, catalogue, popularity)

@@ -60,7 +60,7 @@ class DLRM(RankingModel):
         pairs = tf.gather(tf.reshape(products, [-1, self._vectors**2]), self._pairs(), axis=1)
         flat = tf.reshape(stacked, [-1, self._vectors * config.dim])
         logits = self.head(self.top(tf.concat([flat, pairs], axis=1), training=training))
-        return dict(zip(config.tasks, tf.unstack(logits, axis=1)))
+        return dict(zip(config.tasks, tf.unstack(tf.cast(logits, tf.float32), axis=1)))
 
     def counts(self, batch: Batch) -> tuple[tf.Tensor, tf.Tensor]:
         history, exposed = batch["history_item"], batch["exposed_item"]
@@ -72,7 +72,7 @@ class DLRM(RankingModel):
         top = [vectors * config.dim + vectors * (vectors - 1) // 2, *config.top_units, len(config.tasks)]
         weights = sum(math.prod(pair) for sizes in (bottom, top) for pair in zip(sizes, sizes[1:]))
         per_exposure = 2 * (weights + vectors**2 * config.dim)
-        return tf.cast(self.num_positions(batch) * per_exposure, tf.float64)
+        return tf.cast(self.num_positions(batch) * per_exposure, tf.float64) + self.projection_flops(batch)
 
     def _pairs(self) -> np.ndarray:
         first, second = np.triu_indices(self._vectors, k=1)

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import typing
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -20,6 +19,7 @@ import yaml
 
 from models.model_config import RANKING_KINDS, ModelConfig, RetrievalConfig
 from models.schedule_choice import micro_batches_of
+from models.table_options import TABLE_OPTIMIZERS, Defaults, make_rule, make_tables
 from models.yaml_records import (
     check_at_least,
     check_choice,
@@ -28,9 +28,8 @@ from models.yaml_records import (
     make_record,
     override_field,
     plain,
-    typed,
 )
-from tf_fusedrec import optimizers
+from tf_fusedrec import TableConfig, optimizers
 from tf_fusedrec.data import POLICIES, SCOPES
 from tf_fusedrec.data.kuairand import SPLITS
 from tf_fusedrec.exchange.topology import RULES, Topology
@@ -43,14 +42,7 @@ SOURCES = {
     "sequences": "retrieval",
     "kuairand": "ranking",
 }
-TABLE_OPTIMIZERS = {
-    "adagrad": optimizers.Adagrad,
-    "adam": optimizers.Adam,
-    "adamw": optimizers.AdamW,
-    "ftrl": optimizers.Ftrl,
-    "rowwise_adagrad": optimizers.RowWiseAdagrad,
-    "sgd": optimizers.SGD,
-}
+PRECISIONS = ("float32", "mixed_bfloat16", "mixed_float16")
 WIRE_DTYPES = ("float32", "bfloat16", "float16")
 _SIZES = ("users", "items", "clusters", "mean_history", "exposures")
 
@@ -97,12 +89,23 @@ class DataConfig:
 
 @dataclasses.dataclass(frozen=True)
 class EmbeddingConfig:
-    """Initial rows, update rule and replicas of the tables."""
+    """Options, update rule and replicas of the tables.
+
+    Attributes:
+      all_tables: Fields of TableConfig for all tables but external ones, such as {ttl: 100000}; no optimizer and no
+        initializer, which the fields above name.
+      tables: Fields of TableConfig by name of a table, such as {item: {max_rows: 1000000, eviction: lru}}. They replace
+        those of all_tables. `optimizer` is a name, or {name: adam, learning_rate: 0.001, beta_2: 0.99} with any fields
+        of that rule; the fields above replace what it leaves out. `initializer` is one of INITIALIZERS, or {name:
+        uniform, minval: -0.1, maxval: 0.1}. Ranking models project rows of another `dim` to model.dim.
+    """
 
     optimizer: str = "adagrad"  # one of TABLE_OPTIMIZERS, of tf_fusedrec.optimizers
     learning_rate: float = 0.05
     stddev: float = 0.02  # standard deviation of a new row's truncated normal values
     arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # further arguments of the optimizer
+    all_tables: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    tables: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     groups: int = 1  # groups of ranks, each with a replica; a divisor of the number of ranks. See tf_fusedrec.Topology
     rule: str = "gradient_sync"  # rule that keeps replicas equal, one of topology.RULES
     sync_every: int = 1  # updates between two averages under the rule weight_sync
@@ -113,20 +116,7 @@ class EmbeddingConfig:
     @property
     def rule_of_tables(self) -> optimizers.Rule:
         """The record of the optimizer. Raises ValueError: an argument is unknown or out of its range."""
-        kind = typing.cast("type[optimizers.Rule]", TABLE_OPTIMIZERS[self.optimizer])
-        known = sorted(field.name for field in dataclasses.fields(kind) if field.name != "learning_rate")
-        unknown = sorted(set(self.arguments) - set(known))
-        if unknown:
-            raise ValueError(
-                f"embedding.arguments names {unknown}, and {self.optimizer!r} takes {known}. Remove them, or choose "
-                "another embedding.optimizer."
-            )
-        types = typing.get_type_hints(kind)
-        values = {name: typed(f"embedding.arguments.{name}", v, types[name]) for name, v in self.arguments.items()}
-        try:
-            return kind(self.learning_rate, **values)
-        except ValueError as error:
-            raise ValueError(f"embedding.arguments: {error}") from error
+        return make_rule("embedding.arguments", self.optimizer, self.learning_rate, self.arguments)
 
     @property
     def topology(self) -> Topology:
@@ -163,6 +153,8 @@ class TrainConfig:
     quadratic_cost: float = 0.0  # c > 0 balances L + c L^2 instead of L, for rows of L tokens
     schedule: str = "sync"  # or dual_buffer(lead=1), semi_async, frozen_window(M), nested(M, lead=1), pipelined(depth)
     cluster_samples: bool = False  # frozen_window(M), nested(M): orders a batch so that micro-batches share few ids
+    accumulate_steps: int = 1  # batches whose mean gradient makes one update of the tables and of the dense weights
+    precision: str = "float32"  # Keras' policy, one of PRECISIONS
     learning_rate: float = 1e-3
     beta_2: float = 0.999
     epsilon: float = 1e-7
@@ -180,6 +172,8 @@ class TrainConfig:
             raise ValueError(f"train.patience must be below train.epochs = {self.epochs}, got {self.patience}.")
         check_at_least("train.target_tokens", self.target_tokens, 1)
         check_choice("train.balance", self.balance, SCOPES)
+        check_at_least("train.accumulate_steps", self.accumulate_steps, 1)
+        check_choice("train.precision", self.precision, PRECISIONS)
         if not self.quadratic_cost >= 0:
             raise ValueError(f"train.quadratic_cost must be >= 0, got {self.quadratic_cost}.")
         try:
@@ -190,6 +184,14 @@ class TrainConfig:
             raise ValueError(
                 f"train.cluster_samples is True, but train.schedule {self.schedule!r} has no micro-batches that could "
                 "share ids. Use frozen_window(M) or nested(M) with M >= 2, or remove it."
+            )
+        # The scale of the loss is taken off at once, so gradients can wait for nothing.
+        waits = self.accumulate_steps > 1 or not self.schedule.startswith(("sync", "dual_buffer"))
+        if self.precision == "mixed_float16" and waits:
+            raise ValueError(
+                f"train.precision is 'mixed_float16', but train.schedule {self.schedule!r} or train.accumulate_steps "
+                f"{self.accumulate_steps} lets gradients wait, without the scale of their loss. Set train.precision to "
+                "'mixed_bfloat16', or the schedule to sync or dual_buffer and accumulate_steps to 1."
             )
         check_positive("train.learning_rate", self.learning_rate)
         check_positive("train.epsilon", self.epsilon)
@@ -238,6 +240,26 @@ class Experiment:
         if self.train.progressive_steps and self.task != "ranking":
             raise ValueError(f"train.progressive_steps is for ranking only, but task is {self.task!r}. Remove it.")
         check_at_least("seed", self.seed, 0)
+        for table in self.tables:
+            if isinstance(self.model, RetrievalConfig) and table.dim != self.model.dim:
+                raise ValueError(
+                    f"embedding.tables.{table.name}.dim is {table.dim}, but model.dim is {self.model.dim}, and a "
+                    "retrieval model compares its vectors with the rows themselves. Set model.dim."
+                )
+
+    @property
+    def tables(self) -> list[TableConfig]:
+        """The record of each table. Raises ValueError: a table or option is unknown, or a value does not fit."""
+        config = self.embedding
+        defaults = Defaults(
+            dim=self.model.dim,
+            optimizer=config.optimizer,
+            learning_rate=config.learning_rate,
+            arguments=config.arguments,
+            stddev=config.stddev,
+            fields=config.all_tables,
+        )
+        return make_tables(self.model.table_of_feature.values(), defaults, config.tables)
 
     def to_dict(self) -> dict[str, Any]:
         """Returns nested dicts and lists for YAML and JSON. `from_dict` is the inverse."""
@@ -249,7 +271,7 @@ def load(path: str | os.PathLike, overrides: Sequence[str] = ()) -> Experiment:
 
     Args:
       path: YAML file.
-      overrides: Replacements "section.field=value" or "field=value", with values in YAML.
+      overrides: Replacements "section.field=value" with values in YAML. The path names fields at any depth.
 
     Raises:
       ValueError: The file is missing or not YAML, or it has an unknown section or field, or a value of the wrong type

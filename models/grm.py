@@ -73,7 +73,7 @@ class GRM(RankingModel):
             )
         exposed = jagged.last(x, num_targets).values
         logits = [head(y) for head, y in zip(self.heads, self.experts(exposed))]
-        return {task: tf.squeeze(logit, -1) for task, logit in zip(self.config.tasks, logits)}
+        return {task: tf.cast(tf.squeeze(logit, -1), tf.float32) for task, logit in zip(self.config.tasks, logits)}
 
     def counts(self, batch: Batch) -> tuple[tf.Tensor, tf.Tensor]:
         history, exposed = batch["history_item"], batch["exposed_item"]
@@ -89,7 +89,8 @@ class GRM(RankingModel):
         blocks = [block.forward_flops(splits, self.config.dim, exposed, context) for block in self.blocks]
         per_exposure = self.experts.forward_flops(self.config.dim)
         per_exposure += 2 * len(self.config.tasks) * (self.config.expert_units + 1) * self.config.head_units
-        return tf.add_n(blocks) + tf.cast(tf.reduce_sum(exposed) * per_exposure, tf.float64)
+        heads = tf.cast(tf.reduce_sum(exposed) * per_exposure, tf.float64)
+        return tf.add_n(blocks) + heads + self.projection_flops(batch)
 
     def _tokens_of(self, inputs: Batch, training: bool | None) -> tf.RaggedTensor:
         """Returns the tokens [context | history | exposed], each the sum of its features' embeddings."""

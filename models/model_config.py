@@ -58,6 +58,12 @@ class RankingConfig:
         """Returns the id columns of the role "history" or "exposed", beginning with the item's."""
         return tuple(f"{role}_{name}" for name in ("item", *self.item_features))
 
+    @property
+    def table_of_feature(self) -> dict[str, str]:
+        """The table that each looked-up feature reads, by feature name."""
+        roles = {name: name.partition("_")[2] for role in ("history", "exposed") for name in self.columns_of(role)}
+        return {**roles, "history_action": "action", **{name: name for name in self.contextual}}
+
 
 @dataclasses.dataclass(frozen=True)
 class GRMConfig(RankingConfig):
@@ -164,6 +170,11 @@ class RetrievalConfig:
                     f"model.{name} {getattr(self, name)!r} is for own negatives: set model.share_negatives to false."
                 )
         check_positive("model.temperature", self.temperature)
+
+    @property
+    def table_of_feature(self) -> dict[str, str]:
+        """The table that each looked-up feature reads, by feature name."""
+        return {"item_id": "item", "negative": "item"}
 
     @property
     def max_sequence_length(self) -> int:

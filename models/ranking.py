@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+import tf_fusedrec as fr
 from models.base import Batch, SequenceModel
 from models.model_config import RankingConfig
 from tf_fusedrec import keras, tf
@@ -23,7 +24,8 @@ class RankingModel(SequenceModel):
 
     Args:
       config: Names of the feature and label columns, and sizes.
-      embedding: Layer with the features of `embedded_features`, all with config.dim columns.
+      embedding: Layer with the features of config.table_of_feature. Rows of a table with other than config.dim columns
+        are projected to config.dim, by a matrix of the table.
       catalogue: <int64>[I], distinct ids.
       popularity: <int64>[I], training interactions of each item of the catalogue.
 
@@ -31,7 +33,7 @@ class RankingModel(SequenceModel):
       inputs: Dict with contextual columns <int64>[B]; RaggedTensors <int64>[B,(L)] history_item, history_action and
         history_time (seconds), and <int64>[B,(E)] exposed_item and exposed_time. Each name of config.item_features
         adds history_<name> and exposed_<name>. The call ignores labels in the dict.
-      returns {task: logits}, <float>[exposures of the batch, row by row]. "ctr" predicts a click, "ctcvr" a click with
+      returns {task: logits}, <float32>[exposures of the batch, by row]. "ctr" predicts a click, "ctcvr" a click with
         a conversion, and any other task its label.
     """
 
@@ -46,6 +48,11 @@ class RankingModel(SequenceModel):
         super().__init__(embedding, name)
         self.config = config
         self.progressive: ProgressiveMetrics | None = None  # Set it before fit, and pass it to fit as a callback.
+        tables = embedding.tables if isinstance(embedding, fr.FusedEmbedding) else []
+        self._dims = {table.name: table.dim for table in tables if table.dim != config.dim}
+        self.projections = {
+            name: keras.layers.Dense(config.dim, use_bias=False, name=f"project_{name}") for name in self._dims
+        }
         self._frequent = None
         if config.min_item_count > 1:
             frequent = np.full(max(len(catalogue), 1), _NO_ITEM)
@@ -75,9 +82,18 @@ class RankingModel(SequenceModel):
     def num_positions(self, batch: Batch) -> tf.Tensor:
         return tf.size(batch["exposed_item"].values, tf.int64)
 
+    def projection_flops(self, batch: Batch) -> tf.Tensor:
+        """Returns the part of `forward_flops` that projects rows to config.dim, <float64>[]."""
+        flops = tf.zeros([], tf.float64)
+        for name, table in self.config.table_of_feature.items():
+            if table in self._dims:
+                ids = batch[name].values if isinstance(batch[name], tf.RaggedTensor) else batch[name]
+                flops += 2.0 * self._dims[table] * self.config.dim * tf.cast(tf.size(ids), tf.float64)
+        return flops
+
     def rows_of(self, inputs: Batch, training: bool | None) -> dict[str, Any]:
         """Looks up the embedding rows of all features in one call."""
-        ids = {name: inputs[name] for name in embedded_features(self.config)}
+        ids = {name: inputs[name] for name in self.config.table_of_feature}
         if self._frequent is not None:
             for name in ("history_item", "exposed_item"):
                 ids[name] = ids[name].with_values(self._frequent_or_rare(ids[name].values))
@@ -87,14 +103,16 @@ class RankingModel(SequenceModel):
             dropped = tf.random.uniform(tf.shape(items)) < self.config.item_dropout
             items = tf.where(dropped, tf.constant(RARE, tf.int64), items)
             ids["exposed_item"] = ids["exposed_item"].with_values(items)
-        return self.embedding(ids)
+        rows = self.embedding(ids)
+        return {name: self._projected(name, of_feature) for name, of_feature in rows.items()}
+
+    def _projected(self, feature: str, rows: Any) -> Any:
+        """Returns rows of config.dim columns, in the compute dtype of Keras' policy."""
+        values = rows.values if isinstance(rows, tf.RaggedTensor) else rows
+        project = self.projections.get(self.config.table_of_feature[feature])
+        values = tf.cast(values if project is None else project(values), self.compute_dtype)
+        return rows.with_values(values) if isinstance(rows, tf.RaggedTensor) else values
 
     def _frequent_or_rare(self, items: tf.Tensor) -> tf.Tensor:
         index = tf.minimum(tf.searchsorted(self._frequent, items), tf.size(self._frequent) - 1)
         return tf.where(tf.gather(self._frequent, index) == items, items, tf.constant(RARE, tf.int64))
-
-
-def embedded_features(config: RankingConfig) -> dict[str, str]:
-    """Returns the table that each looked-up feature reads, by feature name."""
-    roles = {name: name.partition("_")[2] for role in ("history", "exposed") for name in config.columns_of(role)}
-    return {**roles, "history_action": "action", **{name: name for name in config.contextual}}

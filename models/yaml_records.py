@@ -13,16 +13,16 @@ import yaml
 
 
 def override_field(fields: dict[str, Any], override: str) -> None:
-    """Sets a field from "section.field=value" or "field=value"; the value is parsed as YAML."""
+    """Sets a field from "path=value", a path such as train.epochs or embedding.tables.item.ttl; the value is YAML."""
     path, equals, text = override.partition("=")
-    *section, field = path.split(".")
-    if not equals or len(section) > 1 or not field:
+    *sections, field = path.split(".")
+    if not equals or not all(sections) or not field:
         raise ValueError(f"--set must be section.field=value, got {override!r}. Example: --set train.epochs=2.")
     target = fields
-    if section:
-        target = fields.setdefault(section[0], {})
+    for section in sections:
+        target = target.setdefault(section, {})
         if not isinstance(target, dict):
-            raise ValueError(f"--set {override!r}: {section[0]!r} is a field, not a section.")
+            raise ValueError(f"--set {override!r}: {section!r} is a field, not a section.")
     try:
         target[field] = yaml.safe_load(text)
     except yaml.YAMLError as error:

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from models.build import table_of_feature
 from models.dlrm import DLRM
 from models.model_config import DLRMConfig
 from tests.models.batches import ranking_batch
@@ -19,7 +18,7 @@ CATALOGUE = np.arange(1, 60)
 
 def make_dlrm(config=CONFIG, popularity=CATALOGUE):
     keras.utils.set_random_seed(7)
-    return DLRM(config, PlainEmbedding(table_of_feature(config), config.dim), CATALOGUE, popularity)
+    return DLRM(config, PlainEmbedding(config.table_of_feature, config.dim), CATALOGUE, popularity)
 
 
 def batch_of(histories, exposures):

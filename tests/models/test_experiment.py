@@ -8,7 +8,8 @@ import pytest
 import yaml
 
 from models import build, experiment
-from tf_fusedrec import keras, schedules
+from tests.models import batches
+from tf_fusedrec import keras, schedules, tf
 from tf_fusedrec.optimizers import rules as optimizers
 
 CONFIGS = sorted((pathlib.Path(__file__).parents[2] / "configs").glob("*.yaml"))
@@ -55,7 +56,7 @@ def test_overrides_are_yaml(tmp_path):
     [
         (
             {"train": {"epoch": 1}},
-            r"train has an unknown field 'epoch'. Known fields: \['balance', 'beta_2', 'cluster_samples', 'embedding_",
+            r"train has an unknown field 'epoch'. Known fields: \['accumulate_steps', 'balance', 'beta_2', 'cluster",
         ),
         ({"trian": {}}, r"the top level has an unknown field 'trian'. Known fields: \['data', 'embedding'"),
         ({"model": {"num_negatives": 5}}, "model has an unknown field 'num_negatives'"),
@@ -122,6 +123,16 @@ def test_overrides_are_yaml(tmp_path):
         (
             {"data": {"source": "kuairand", "split": "week"}},
             r"data.split must be one of \['time', 'user'\], got 'week'",
+        ),
+        ({"train": {"accumulate_steps": 0}}, "train.accumulate_steps must be >= 1, got 0"),
+        ({"train": {"precision": "float64"}}, r"train.precision must be one of \['float32', 'mixed_b.*, got 'float64'"),
+        (
+            {"train": {"precision": "mixed_float16", "schedule": "nested(2)"}},
+            r"train.precision is 'mixed_float16', but train.schedule 'nested\(2\)' .*Set train.precision to 'mixed_bf",
+        ),
+        (
+            {"train": {"precision": "mixed_float16", "accumulate_steps": 2}},
+            "train.precision is 'mixed_float16', but .* train.accumulate_steps 2 lets gradients wait",
         ),
         ({"train": {"balance": "host"}}, r"train.balance must be one of \['rank', 'global'\], got 'host'"),
         ({"train": {"quadratic_cost": -1.0}}, "train.quadratic_cost must be >= 0, got -1.0"),
@@ -237,14 +248,16 @@ def test_refusals_of_retrieval(model, message):
     ("override", "message"),
     [
         ("train.epochs", "--set must be section.field=value, got 'train.epochs'"),
-        ("a.b.c=1", "--set must be section.field=value"),
+        ("a.b.c=1", "the top level has an unknown field 'a'"),
+        ("a..c=1", "--set must be section.field=value, got 'a..c=1'"),
+        ("train.epochs.of=1", "--set 'train.epochs.of=1': 'epochs' is a field, not a section"),
         ("name.x=1", "'name' is a field, not a section"),
         ("train.epochs=[", "the value is not YAML"),
     ],
 )
 def test_bad_overrides_are_refused(tmp_path, override, message):
     path = tmp_path / "x.yaml"
-    path.write_text("name: x\ntask: ranking\ndata: {source: synthetic-ranking}\n", encoding="utf-8")
+    path.write_text("name: x\ntask: ranking\ndata: {source: synthetic-ranking}\ntrain: {epochs: 1}\n", encoding="utf-8")
     with pytest.raises(ValueError, match=message):
         experiment.load(path, [override])
 
@@ -258,3 +271,40 @@ def test_a_missing_file_and_no_yaml_are_refused(tmp_path):
     (tmp_path / "list.yaml").write_text("- 1", encoding="utf-8")
     with pytest.raises(ValueError, match="must hold sections, got list"):
         experiment.load(tmp_path / "list.yaml")
+
+
+@pytest.mark.parametrize("precision", experiment.PRECISIONS)
+@pytest.mark.parametrize("task", ["grm", "dlrm", "retrieval"])
+def test_every_model_learns_in_every_precision(task, precision):
+    ranking = task != "retrieval"
+    sections = fields(
+        task="ranking" if ranking else "retrieval", train={"precision": precision},
+        data={"source": "synthetic-ranking" if ranking else "synthetic-retrieval"},
+        model={"kind": task, "dim": 8} if ranking else {"num_blocks": 1, "dim": 8, "num_negatives": 4},
+        embedding={"learning_rate": 0.2},
+    )  # fmt: skip
+    loaded = experiment.from_dict(sections)
+    keras.utils.set_random_seed(2)
+    batch = batches.ranking_batch([4, 0, 2], [2, 1, 3]) if ranking else batches.retrieval_batch([4, 1, 3])
+    model = build.make_model(loaded, build.make_embedding(loaded), np.arange(1, 60), np.ones(59, np.int64))
+    try:
+        assert model.compute_dtype == precision.removeprefix("mixed_")
+        model.compile(keras.optimizers.legacy.Adam(0.01))
+        losses = model.fit(tf.data.Dataset.from_tensors(batch).repeat(10), epochs=5, verbose=0).history["loss"]
+    finally:
+        keras.mixed_precision.set_global_policy("float32")
+    assert losses[-1] < 0.8 * losses[0]
+
+
+def test_accumulated_steps_reach_the_tables_and_the_dense_weights():
+    loaded = experiment.from_dict(fields(train={"accumulate_steps": 2}))
+    model = build.make_model(loaded, build.make_embedding(loaded), np.arange(1, 60), np.ones(59, np.int64))
+    model.compile(keras.optimizers.legacy.Adam(0.01))
+    batch = batches.ranking_batch([4, 0, 2], [2, 1, 3])
+    model(batch)
+    weights = []
+    for _ in range(4):
+        model.fit(tf.data.Dataset.from_tensors(batch), verbose=0)
+        weights.append((model.heads[0].weights[0].numpy().sum(), model.embedding.export_table("item")[1].sum()))
+    assert [a == b for a, b in zip(weights[0], weights[1])] == [False, False]
+    assert weights[1] == weights[2] and weights[2] != weights[3]

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from benchmarks.sequence_batching.flops import forward_flops
-from models.build import table_of_feature
 from models.grm import GRM
 from models.model_config import GRMConfig
 from tests.models.batches import one_row_per_exposure, ragged, ranking_batch
@@ -19,7 +18,7 @@ CONFIG = GRMConfig(
 
 def make_grm(config=CONFIG):
     keras.utils.set_random_seed(7)
-    table_of = table_of_feature(config)
+    table_of = config.table_of_feature
     return GRM(config, PlainEmbedding(table_of, config.dim), np.arange(1, 60), np.arange(59))
 
 

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from models.build import table_of_feature
 from models.grm import GRM
 from models.model_config import GRMConfig, RetrievalConfig
 from models.retrieval import HSTURetrieval
@@ -25,7 +24,7 @@ def ops_of_a_step(model, batch):
 
 def retrieval(**fields):
     config = RetrievalConfig(**SIZES, max_history=10, num_negatives=5, **fields)
-    model = HSTURetrieval(config, PlainEmbedding(table_of_feature(config), 8), np.arange(1, 60))
+    model = HSTURetrieval(config, PlainEmbedding(config.table_of_feature, 8), np.arange(1, 60))
     return ops_of_a_step(model, retrieval_batch([4, 0, 7]))
 
 
@@ -41,7 +40,7 @@ def test_retrieval(encoder, negatives):
 
 def test_ranking():
     config = GRMConfig(**SIZES, contextual=("user_id",), max_history=12, max_exposures=6)
-    model = GRM(config, PlainEmbedding(table_of_feature(config), 8), np.arange(1, 60), np.ones(59))
+    model = GRM(config, PlainEmbedding(config.table_of_feature, 8), np.arange(1, 60), np.ones(59))
     ops = ops_of_a_step(model, ranking_batch([5, 0, 12], [3, 2, 6]))
     assert not PADDING & set(ops)
     assert ops["Fusedrec>JaggedAttention"] == ops["Fusedrec>JaggedAttentionGrad"] == 2

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from models.build import table_of_feature
 from models.model_config import RetrievalConfig
 from models.retrieval import HSTURetrieval
 from tests.models.batches import START, ragged, retrieval_batch
@@ -16,7 +15,7 @@ CATALOGUE = np.arange(1, 60)
 
 def make_model(config=CONFIG, **arguments):
     keras.utils.set_random_seed(7)
-    return HSTURetrieval(config, PlainEmbedding(table_of_feature(config), config.dim), CATALOGUE, **arguments)
+    return HSTURetrieval(config, PlainEmbedding(config.table_of_feature, config.dim), CATALOGUE, **arguments)
 
 
 def test_every_position_predicts_the_next_item():
@@ -181,4 +180,4 @@ def test_empty_inputs_train(lengths):
 def test_an_empty_catalogue_and_repeated_ids_are_refused():
     for catalogue in (np.array([], np.int64), np.array([1, 2, 2])):
         with pytest.raises(ValueError, match="catalogue must hold at least one id, each once"):
-            HSTURetrieval(CONFIG, PlainEmbedding(table_of_feature(CONFIG), 8), catalogue)
+            HSTURetrieval(CONFIG, PlainEmbedding(CONFIG.table_of_feature, 8), catalogue)

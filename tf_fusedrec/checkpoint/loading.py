@@ -15,6 +15,7 @@ from tf_fusedrec.checkpoint.consensus import agree
 from tf_fusedrec.checkpoint.folders import read_manifest
 from tf_fusedrec.checkpoint.layers import finds_layers, saved_embeddings
 from tf_fusedrec.embedding import FusedEmbedding
+from tf_fusedrec.exchange import gradient_accumulation
 
 
 @finds_layers(2)
@@ -81,6 +82,7 @@ def load(
         for table in tables:
             table.clear()
         raise
+    gradient_accumulation.forget(optimizer)
     return manifest["extra"]
 
 

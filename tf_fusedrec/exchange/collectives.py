@@ -22,6 +22,7 @@ import numpy as np
 from tf_fusedrec import ops
 from tf_fusedrec._tf_compat import keras, tf
 from tf_fusedrec.exchange import weight_equality
+from tf_fusedrec.exchange.gradient_accumulation import accumulate
 from tf_fusedrec.exchange.gradient_averaging import averaging
 from tf_fusedrec.exchange.horovod_threads import stop_preemption_of_waiting_threads, without_preemption
 from tf_fusedrec.watchdog import start_watchdog
@@ -294,21 +295,28 @@ def equal_start(variables: Sequence[tf.Variable], steps: int) -> None:
         _LOG.info("before the first step %s; all ranks have rank 0's values now", differs)
 
 
-def distributed_optimizer(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
+def distributed_optimizer(
+    optimizer: keras.optimizers.Optimizer, *, accumulate_steps: int = 1
+) -> keras.optimizers.Optimizer:
     """An optimizer for dense weights that averages their gradients over ranks. One process gets `optimizer` itself.
 
-    `fit`, `minimize` and `apply_gradients` all average. The mean weighs ranks equally, not samples; if batches of ranks
-    differ in size, use losses.global_mean.
+    `fit`, `minimize` and `apply_gradients` all average. The mean weighs ranks equally, not samples. If batches of ranks
+    differ in size, use a PipelinedModel, schedules.weigh_by_samples(model) or losses.global_mean.
 
     Rank 0 broadcasts its weights while the first step is traced, before the step runs. An eager loop has no trace, so
     its first gradients belong to each rank's own weights. Frozen weights that `apply_gradients` never sees need
     broadcast_variables. Weights that have been trained are compared instead, see equal_start.
 
     Each gradient travels while the backward pass goes on. Horovod fuses gradients that are ready together.
+
+    Args:
+      optimizer: Optimizer of tf_keras, of either kind.
+      accumulate_steps: k, number of steps whose mean gradient makes one update, as in FusedEmbedding. A PipelinedModel
+        takes the number of its layers by itself. Gradients travel once in k steps.
     """
-    if _hvd is None:
-        return optimizer
-    return averaging(optimizer, _averaged, equal_start)
+    made = optimizer if _hvd is None else averaging(optimizer, _averaged, equal_start)
+    accumulate(made, accumulate_steps)
+    return made
 
 
 def _averaged(gradient: Any) -> Any:

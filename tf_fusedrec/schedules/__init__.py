@@ -8,6 +8,7 @@ from tf_fusedrec.schedules.micro_batch import MicroBatch, cut
 from tf_fusedrec.schedules.model import PipelinedModel
 from tf_fusedrec.schedules.nested import Nested
 from tf_fusedrec.schedules.pipelined import Pipelined
+from tf_fusedrec.schedules.rank_weights import MeanOverSamples, weigh_by_samples
 from tf_fusedrec.schedules.registry import register
 from tf_fusedrec.schedules.schedule import Schedule
 from tf_fusedrec.schedules.semi_async import SemiAsync
@@ -17,6 +18,7 @@ __all__ = [
     "DualBuffer",
     "EmbeddingCall",
     "FrozenWindow",
+    "MeanOverSamples",
     "MicroBatch",
     "Nested",
     "Pipelined",
@@ -26,4 +28,5 @@ __all__ = [
     "Sync",
     "cut",
     "register",
+    "weigh_by_samples",
 ]

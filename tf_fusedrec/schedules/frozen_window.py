@@ -28,7 +28,7 @@ from tf_fusedrec._tf_compat import keras, tf
 from tf_fusedrec.embedding import embeddings_of
 from tf_fusedrec.embedding.lookup import RowGradients, apply_gradients, bring, fetch, route
 from tf_fusedrec.schedules import stages
-from tf_fusedrec.schedules.micro_batch import MicroBatch, cut
+from tf_fusedrec.schedules.micro_batch import BatchWeight, MicroBatch, cut
 from tf_fusedrec.schedules.registry import register
 from tf_fusedrec.schedules.schedule import Schedule
 
@@ -85,8 +85,9 @@ class FrozenWindow(Schedule):
         _refuse_sums(model.loss if hasattr(model, "loss") else None)
         pieces = cut(data, self.micro_batches)
         weights = model.loss_weights(pieces)
-        shares = tf.math.divide_no_nan(weights, tf.reduce_sum(weights))
-        parts = [MicroBatch(i, shares[i], weights[i]) for i in range(len(pieces))]
+        batch = BatchWeight(tf.reduce_sum(weights))
+        shares = tf.math.divide_no_nan(weights, batch.weight)
+        parts = [MicroBatch(i, shares[i], weights[i], batch) for i in range(len(pieces))]
         if stages.contexts_to_come(model):  # Nested has looked up the batch in the step before
             return _train(model, pieces, parts)
         planned = stages.plan(model, pieces)

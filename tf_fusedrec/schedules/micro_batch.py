@@ -8,12 +8,21 @@ from tf_fusedrec._tf_compat import tf
 from tf_fusedrec.exchange.micro_batches import piece_bounds, token_bounds
 
 
+class BatchWeight:
+    """The weight of a rank's whole batch, <float32>[], and the factor of its loss once rank_weights.py has made it."""
+
+    def __init__(self, weight: tf.Tensor):
+        self.weight = weight
+        self.factor: tf.Tensor | None = None
+
+
 class MicroBatch(NamedTuple):
     """The part of a batch that a model is working on."""
 
     number: int  # position of the piece in the batch; 0 for a whole batch
     share: Any  # <float32>[] or 1.0: the piece's share of the batch's loss; shares of a batch sum to 1
     weight: Any = None  # <float32>[], from PipelinedModel.loss_weights; None for a whole batch
+    batch: BatchWeight | None = None  # of all micro-batches together; None for a whole batch
 
 
 WHOLE = MicroBatch(0, 1.0)

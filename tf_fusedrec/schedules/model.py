@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from tf_fusedrec._tf_compat import keras, tf
 from tf_fusedrec.embedding import embeddings_of
-from tf_fusedrec.exchange import collectives
+from tf_fusedrec.exchange import collectives, gradient_accumulation
 from tf_fusedrec.metrics.streaming import check_summable, summed_over_ranks
 from tf_fusedrec.schedules import registry
 from tf_fusedrec.schedules.calls import EmbeddingCall, calls_of_graph, calls_until_first
@@ -16,18 +16,19 @@ from tf_fusedrec.schedules.equal_lengths import with_equal_length
 from tf_fusedrec.schedules.equal_steps import EqualSteps, averaged, concatenated, last
 from tf_fusedrec.schedules.feed import Feed
 from tf_fusedrec.schedules.first_step import make_optimizer_slots, start_equal
-from tf_fusedrec.schedules.micro_batch import WHOLE, MicroBatch, num_samples
+from tf_fusedrec.schedules.micro_batch import WHOLE, MicroBatch
+from tf_fusedrec.schedules.rank_weights import MeanOverSamples, are_sums
 from tf_fusedrec.schedules.schedule import Schedule
 from tf_fusedrec.schedules.sync import Sync
 
 
-class PipelinedModel(keras.Model):
+class PipelinedModel(MeanOverSamples, keras.Model):
     """A keras.Model with one more argument; compile, fit, callbacks, evaluate and predict are Keras' own.
 
     On several ranks, losses and metrics of an epoch, of a validation and of `evaluate` cover the samples of all ranks.
-    Logs inside an epoch cover this rank. A loss that compile gets is a mean over the samples of each rank, and
-    gradients are averaged over ranks. So a sample of a small batch weighs more where batches of ranks differ in size.
-    Where that matters, override compute_loss and end it with losses.global_mean.
+    Logs inside an epoch cover this rank. A loss that compile gets is trained as the mean over the samples of all ranks,
+    however uneven their batches. Override `loss_weights` for other weights of ranks and micro-batches. A compute_loss
+    of one's own ends with losses.global_mean.
 
     The model is functional, `PipelinedModel(inputs, outputs, schedule=FrozenWindow(4))`, or a subclass with a `call`,
     which passes `schedule` on. The schedule may be set anew between runs of `compile`.
@@ -75,7 +76,8 @@ class PipelinedModel(keras.Model):
 
         Raises:
           ValueError: jit_compile=True, because lookups have no XLA kernels; tables of the model that cannot be trained
-            under its schedule.
+            under its schedule; losses of which some are sums over samples and others means; an optimizer that cannot
+            accumulate as many steps as the tables.
         """
         if kwargs.get("jit_compile"):
             raise ValueError(
@@ -85,6 +87,8 @@ class PipelinedModel(keras.Model):
             )
         self.schedule.check(self)
         super().compile(*args, **kwargs)
+        are_sums(self)
+        self._accumulate_gradients()
 
     def compile_from_config(self, config: dict[str, Any]) -> None:
         """Compiles a loaded model as it was when it was saved.
@@ -119,6 +123,7 @@ class PipelinedModel(keras.Model):
           ValueError: steps_per_execution "auto" on several ranks.
           RuntimeError: ranks have trained, or have loaded, different weights: see collectives.equal_start.
         """
+        self._accumulate_gradients()  # of layers that were made after compile
         make_optimizer_slots(self)
         start_equal(self)
         if self._runs_alone() and not self.schedule.looks_ahead:
@@ -158,6 +163,17 @@ class PipelinedModel(keras.Model):
         At the end of an epoch Keras lowers it to the number of steps left.
         """
         return int(self._steps_per_execution or 1)
+
+    def _accumulate_gradients(self) -> None:
+        """Lets the optimizer of the dense weights train after as many steps as the tables."""
+        steps = {embedding.get_config()["accumulate_steps"] for embedding in embeddings_of(self)}
+        if len(steps) > 1:
+            raise ValueError(
+                f"FusedEmbeddings of {self.name!r} have accumulate_steps {sorted(steps)}. Remedy: the same number for "
+                "all layers of a model."
+            )
+        if steps and getattr(self, "optimizer", None) is not None:
+            gradient_accumulation.accumulate(self.optimizer, *steps)
 
     def _runs_alone(self) -> bool:
         """Whether no other rank takes part in the model's steps."""
@@ -243,22 +259,8 @@ class PipelinedModel(keras.Model):
         calls = calls_of_graph(self, x) if isinstance(self, FunctionalPipelinedModel) else None
         return calls_until_first(self, x) if calls is None else calls
 
-    def loss_weights(self, pieces: Sequence[Any]) -> tf.Tensor:
-        """The weight of each micro-batch in the batch's loss. Override it for a loss that is no mean over samples.
-
-        A step calls it once, before anything computes. `micro_batch.weight` has the result, for a compute_loss that
-        divides by it.
-
-        Args:
-          pieces: M micro-batches, each as `data` of train_step.
-
-        Returns:
-          <float32>[M], >= 0: loss of batch = sum of weight * loss of micro-batch / sum of weights.
-        """
-        return tf.cast(tf.stack([num_samples(piece) for piece in pieces]), tf.float32)
-
     @property
-    def micro_batch(self) -> MicroBatch:
+    def micro_batch(self) -> MicroBatch:  # type: ignore[override]
         """The micro-batch that the model works on, for a compute_loss or call. A whole batch is micro-batch 0."""
         return self.__dict__.get("_micro_batch", WHOLE)
 

@@ -73,9 +73,9 @@ SECTIONS = (
 )
 
 _CONSTANTS = (
-    "models/experiment.py", "models/model_config.py", "tf_fusedrec/data/bad_input.py", "tf_fusedrec/data/kuairand.py",
-    "tf_fusedrec/data/plan.py", "tf_fusedrec/layers/bias_weights.py", "tf_fusedrec/losses/negatives.py",
-    "tf_fusedrec/exchange/topology.py",
+    "models/experiment.py", "models/model_config.py", "models/table_options.py", "tf_fusedrec/data/bad_input.py",
+    "tf_fusedrec/data/kuairand.py", "tf_fusedrec/data/plan.py", "tf_fusedrec/layers/bias_weights.py",
+    "tf_fusedrec/losses/negatives.py", "tf_fusedrec/exchange/topology.py",
 )  # fmt: skip
 _CONSTANT = re.compile(r"\b(?:\w+\.)*([A-Z][A-Z_]{3,})\b")
 

@@ -1,0 +1,184 @@
+"""Options of tables in experiments: every field of TableConfig is documented and within reach, others are refused."""
+
+import dataclasses
+import pathlib
+
+import numpy as np
+import pytest
+import yaml
+
+import tf_fusedrec as fr
+from models import build, experiment, table_options
+from tests.models.batches import ranking_batch
+from tests.models.test_experiment import fields
+from tf_fusedrec import initializers, keras, optimizers, tf
+
+PAGE = pathlib.Path(__file__).parents[2] / "docs/configuration.md"
+# A value other than the default for every field of TableConfig, in the words of a YAML file, and the options it needs.
+VALUES = {
+    "dim": (16, {}),
+    "optimizer": ({"name": "rowwise_adagrad", "learning_rate": 0.5, "variant": "torchrec"}, {}),
+    "initializer": ({"name": "uniform", "minval": -0.25, "maxval": 0.5}, {}),
+    "dtype": ("bfloat16", {}),
+    "unknown": ("zeros", {}),
+    "storage_dtype": ("float16", {}),
+    "stochastic_rounding": (True, {"storage_dtype": "bfloat16"}),
+    "hot_after": (3, {"storage_dtype": "mixed"}),
+    "max_rows": (1000, {}),
+    "eviction": ("lfu", {"max_rows": 1000}),
+    "ttl": (50, {}),
+    "admission_count": (2, {}),
+    "max_candidates": (300, {"admission_count": 2}),
+    "record_tombstones": (True, {}),
+    "memory_budget": (1 << 20, {"tier_folder": "/tmp/rows"}),
+    "tier_folder": ("/tmp/rows", {"memory_budget": 1 << 20}),
+    "host_rows": (True, {}),
+    "external": ("runs/other/checkpoint", {}),
+    "external_table": ("items", {"external": "runs/other/checkpoint"}),
+}
+RECORDS = {
+    "optimizer": optimizers.RowWiseAdagrad(0.5, variant="torchrec"),
+    "initializer": initializers.Uniform(-0.25, 0.5),
+}
+
+
+def tables(**embedding):
+    return {table.name: table for table in experiment.from_dict(fields(embedding=embedding)).tables}
+
+
+def test_every_field_of_a_table_is_in_the_configuration_reference():
+    page = PAGE.read_text(encoding="utf-8")
+    begin = page.index("### TableConfig")
+    section = page[begin : page.index("### FeatureConfig")]
+    for field in dataclasses.fields(fr.TableConfig):
+        assert f"| `{field.name}` |" in section
+    assert {"name", *VALUES} == {field.name for field in dataclasses.fields(fr.TableConfig)}
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_every_field_of_a_table_is_within_reach_of_yaml_and_set(name, tmp_path):
+    value, others = VALUES[name]
+    wanted = RECORDS.get(name, value)
+    written = fields(embedding={"tables": {"item": {name: value, **others}}})
+    loaded = experiment.from_dict(yaml.safe_load(yaml.safe_dump(written)))
+    assert experiment.from_dict(loaded.to_dict()) == loaded
+    path = tmp_path / "x.yaml"
+    path.write_text("name: x\ntask: ranking\ndata: {source: synthetic-ranking}\n", encoding="utf-8")
+    texts = {key: yaml.safe_dump(v, default_flow_style=True) for key, v in {name: value, **others}.items()}
+    overridden = experiment.load(path, [f"embedding.tables.item.{key}={text}" for key, text in texts.items()])
+    for one in (loaded, overridden):
+        found = {table.name: getattr(table, name) for table in one.tables}
+        assert found.pop("item") == wanted
+        assert found and wanted not in found.values(), "other tables have the option too"
+
+
+@pytest.mark.parametrize("kind", table_options.TABLE_OPTIMIZERS)
+def test_a_table_has_a_rule_of_its_own_with_all_its_fields(kind):
+    rule = table_options.TABLE_OPTIMIZERS[kind]
+    others = {"variant": "hsp", "epsilon_inside": True, "nesterov": True, "learning_rate_power": -0.25}
+    arguments = {field.name: others.get(field.name, 0.625) for field in dataclasses.fields(rule)}
+    found = tables(tables={"item": {"optimizer": {"name": kind, **arguments}}})
+    assert found["item"].optimizer == rule(**arguments)
+    assert found["action"].optimizer == optimizers.Adagrad(0.05)
+
+
+def test_options_of_all_tables_and_of_one():
+    found = tables(
+        optimizer="adam", learning_rate=0.5, arguments={"beta_2": 0.5}, stddev=0.25, all_tables={"ttl": 9, "dim": 4},
+        tables={"item": {"ttl": 3, "optimizer": {"beta_1": 0.25}}, "action": {"optimizer": "sgd"}},
+    )  # fmt: skip
+    assert (found["item"].ttl, found["action"].ttl) == (3, 9)
+    assert (found["item"].dim, found["action"].dim) == (4, 4)
+    assert found["item"].optimizer == optimizers.Adam(0.5, beta_1=0.25, beta_2=0.5)
+    assert found["action"].optimizer == optimizers.SGD(0.5)
+    assert {table.initializer for table in found.values()} == {fr.TruncatedNormal(stddev=0.25)}
+
+
+def test_options_of_all_tables_leave_external_tables_alone():
+    found = tables(all_tables={"ttl": 9}, tables={"item": {"external": "runs/a/checkpoint"}})
+    assert (found["item"].ttl, found["item"].optimizer, found["action"].ttl) == (0, None, 9)
+
+
+@pytest.mark.parametrize(
+    ("embedding", "message"),
+    [
+        ({"tables": {"itm": {}}}, r"embedding.tables names \['itm'\], and the model has the tables \['action', '"),
+        ({"tables": {"item": {"rows": 5}}}, r"embedding.tables.item names \['rows'\], and a table takes \['admis"),
+        ({"tables": {"item": {"name": "x"}}}, r"embedding.tables.item names \['name'\], and a table takes"),
+        ({"tables": {"item": 5}}, "embedding.tables.item must hold options of a table, got 5"),
+        ({"tables": ["item"]}, "embedding.tables must hold names and their values"),
+        ({"all_tables": {"rows": 5}}, r"embedding.all_tables names \['rows'\], and a table takes"),
+        (
+            {"all_tables": {"optimizer": "adam"}},
+            "embedding.all_tables.optimizer is not taken: for all tables, set embedding.optimizer, learning_rate",
+        ),
+        ({"all_tables": {"initializer": "zeros"}}, "for all tables, set embedding.stddev; for one table, embed"),
+        ({"tables": {"item": {"ttl": "long"}}}, r"embedding.tables.item.ttl must be int, got 'long' \(str\)"),
+        ({"tables": {"item": {"ttl": None}}}, "embedding.tables.item.ttl must be int, got None"),
+        ({"tables": {"item": {"host_rows": 1}}}, "embedding.tables.item.host_rows must be bool, got 1"),
+        ({"tables": {"item": {"eviction": 3}}}, "embedding.tables.item.eviction must be str, got 3"),
+        ({"tables": {"item": {"dim": 0}}}, "embedding.tables.item: TableConfig.dim must be an int > 0, got 0"),
+        (
+            {"tables": {"item": {"eviction": "lru"}}},
+            r"embedding.tables.item: TableConfig.eviction 'lru' needs max_rows > 0 \(table 'item'\)",
+        ),
+        ({"tables": {"item": {"eviction": "random"}}}, r"TableConfig.eviction must be one of \(None, 'lru'"),
+        ({"tables": {"item": {"optimizer": "lion"}}}, r"item.optimizer.name must be one of \['adagrad'"),
+        ({"tables": {"item": {"optimizer": 3}}}, r"item.optimizer must be a name, or hold a name and arguments, got 3"),
+        (
+            {"tables": {"item": {"optimizer": {"name": "sgd", "beta": 1}}}},
+            r"embedding.tables.item.optimizer names \['beta'\], and 'sgd' takes \['clipnorm', 'momentum', 'nesterov'\]",
+        ),
+        (
+            {"tables": {"item": {"optimizer": {"beta_2": 0.5}}}},
+            r"embedding.tables.item.optimizer names \['beta_2'\], and 'adagrad' takes",
+        ),
+        (
+            {"tables": {"item": {"optimizer": {"learning_rate": "fast"}}}},
+            "embedding.tables.item.optimizer.learning_rate must be float, got 'fast'",
+        ),
+        (
+            {"tables": {"item": {"optimizer": {"learning_rate": -1}}}},
+            "embedding.tables.item.optimizer: Adagrad.learning_rate must be a finite number >= 0",
+        ),
+        ({"tables": {"item": {"initializer": "glorot"}}}, r"item.initializer.name must be one of \['con"),
+        (
+            {"tables": {"item": {"initializer": {"name": "uniform", "stddev": 1.0}}}},
+            r"embedding.tables.item.initializer names \['stddev'\], and 'uniform' takes \['maxval', 'minval'\]",
+        ),
+        (
+            {"tables": {"item": {"external": "a", "optimizer": "sgd"}}},
+            r"embedding.tables.item: Table 'item' is external, .* its config sets \['optimizer'\]",
+        ),
+    ],
+)  # fmt: skip
+def test_unknown_and_unfit_options_are_refused(embedding, message):
+    with pytest.raises(ValueError, match=message):
+        experiment.from_dict(fields(embedding=embedding))
+
+
+def test_a_retrieval_model_refuses_rows_of_another_size():
+    sections = fields(task="retrieval", data={"source": "movielens"}, embedding={"tables": {"item": {"dim": 8}}})
+    with pytest.raises(ValueError, match="embedding.tables.item.dim is 8, but model.dim is 50, .*Set model.dim"):
+        experiment.from_dict(sections)
+
+
+def test_a_schedule_keeps_rows_that_wait_for_their_update():
+    loaded = experiment.from_dict(fields(embedding={"all_tables": {"ttl": 9}}, train={"schedule": "semi_async"}))
+    model = build.make_model(loaded, build.make_embedding(loaded), np.arange(1), np.ones(1, np.int64))
+    model.compile(keras.optimizers.legacy.SGD(0.1))  # refuses a table whose rows may move
+
+
+@pytest.mark.parametrize("kind", ["grm", "dlrm"])
+def test_ranking_models_project_rows_of_other_sizes_and_train_the_projection(kind):
+    sections = fields(model={"kind": kind, "dim": 8}, embedding={"tables": {"item": {"dim": 3}}})
+    loaded = experiment.from_dict(sections)
+    batch = ranking_batch([4, 0, 2], [2, 1, 3])
+    model = build.make_model(loaded, build.make_embedding(loaded), np.arange(1, 60), np.ones(59, np.int64))
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(model.position_losses(batch, model(batch, training=True)))
+    (projection,) = [weight for weight in model.trainable_weights if "project_item" in weight.name]
+    assert projection.shape == (3, 8)
+    assert float(tf.norm(tape.gradient(loss, projection))) > 0
+    ids = int(tf.size(batch["history_item"].values)) + int(tf.size(batch["exposed_item"].values))
+    assert float(model.projection_flops(batch)) == 2 * 3 * 8 * ids

@@ -1,0 +1,126 @@
+"""The loss of compile on three ranks of very different batches trains as on one process (MTGRBoost, section 5.1)."""
+
+import numpy as np
+import pytest
+
+from tests.schedules import clicks
+from tests.support.ranks import run_ranks
+from tf_fusedrec import keras
+from tf_fusedrec.schedules import PipelinedModel, weigh_by_samples
+
+SAMPLES = 12
+# Samples of each rank in every step. Each rank has an empty batch once, and one step is one rank's alone.
+SHARES = ((7, 0, 5), (0, 11, 1), (1, 3, 8), (0, 12, 0), (4, 8, 0))
+KINDS = ("sync", "dual_buffer", "semi_async", "frozen_window", "nested", "plain", "equal_ranks")
+
+
+def fit(kinds):
+    """Body: by kind of model, dense weights and this rank's rows after a step on each row of SHARES, and the loss."""
+    import tf_fusedrec as fr
+    from tf_fusedrec import collectives, schedules, tf
+
+    rank, size, found = collectives.rank(), collectives.size(), {}
+    layouts = {
+        "dual_buffer": schedules.DualBuffer(), "semi_async": schedules.SemiAsync(),
+        "frozen_window": schedules.FrozenWindow(2), "nested": schedules.Nested(2),
+    }  # fmt: skip
+
+    def batches():
+        for step, shares in enumerate(SHARES):
+            begin = sum(shares[:rank]) if size > 1 else 0
+            end = begin + shares[rank] if size > 1 else SAMPLES
+            yield tf.nest.map_structure(lambda t, b=begin, e=end: t[b:e], clicks.batch(SAMPLES, step))
+
+    for kind in kinds:
+        embedding = clicks.make_embedding("Adagrad", name=f"embedding_{kind}")
+        keras.utils.set_random_seed(3)
+        inputs = {
+            "item": keras.Input([], dtype=tf.int64, name="item"),
+            "past": keras.Input([None], dtype=tf.int64, ragged=True, name="past"),
+            "user": keras.Input([], dtype=tf.int64, name="user"),
+        }
+        joined = keras.layers.Concatenate()(list(embedding(inputs).values()))
+        hidden = keras.layers.Dense(8, activation="tanh", kernel_regularizer=keras.regularizers.L2(0.01))(joined)
+        outputs = keras.layers.Dense(1)(hidden)
+        if kind == "plain":
+            model = fr.schedules.weigh_by_samples(keras.Model(inputs, outputs))
+        else:
+            model = schedules.PipelinedModel(inputs, outputs, schedule=layouts.get(kind, "sync"))
+        if kind == "equal_ranks":
+            model.loss_weights = lambda pieces: tf.ones([len(pieces)])
+        model.compile(collectives.distributed_optimizer(keras.optimizers.legacy.Adagrad(0.1)), "mse")
+        data = tf.data.Dataset.from_generator(batches, output_signature=clicks.SIGNATURE)
+        history = model.fit(data, steps_per_epoch=len(SHARES), verbose=0).history
+        rows = {name: embedding.export_table(name) for name in ("item", "user")}
+        found[kind] = [w.numpy() for w in model.trainable_weights if w.shape.rank], rows, history["loss"]
+    return found
+
+
+@pytest.fixture(scope="module")
+def trained():
+    """The results of one process, and of three ranks with the shares."""
+    return run_ranks(fit, 1, kinds=KINDS)[0], run_ranks(fit, 3, kinds=KINDS)
+
+
+def differences(trained, kind):
+    """The largest difference of three ranks from one process, of dense weights and of rows."""
+    (wanted, wanted_rows, _), of_ranks = trained[0][kind], [one[kind] for one in trained[1]]
+    dense = max(np.abs(a - b).max() for weights, _, _ in of_ranks for a, b in zip(weights, wanted))
+    rows = 0.0
+    for name, (ids, values) in wanted_rows.items():
+        all_ids = np.concatenate([of_rank[name][0] for _, of_rank, _ in of_ranks])
+        all_rows = np.concatenate([of_rank[name][1] for _, of_rank, _ in of_ranks])
+        np.testing.assert_array_equal(np.sort(all_ids), ids)
+        rows = max(rows, np.abs(all_rows[np.argsort(all_ids)] - values).max())
+    return dense, rows
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "equal_ranks"])
+def test_three_ranks_of_uneven_batches_equal_one_process(trained, kind):
+    # Five steps of Adagrad on float32 sums of 12 samples in another order; weights and rows are of the order of 1.
+    assert max(differences(trained, kind)) < 2e-5
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ("equal_ranks", "plain")])
+def test_the_logged_loss_is_that_of_one_process(trained, kind):
+    """Keras logs of a plain model are each rank's own. The factor of a rank is no part of them."""
+    for of_rank in trained[1]:
+        np.testing.assert_allclose(of_rank[kind][2], trained[0][kind][2], rtol=1e-5)
+
+
+def test_a_model_may_weigh_ranks_equally(trained):
+    """The difference that weights by samples make: without it, the test above could not fail."""
+    assert min(differences(trained, "equal_ranks")) > 1e-3
+
+
+def _sums(losses):
+    model = clicks.make_model(clicks.make_embedding())
+    outputs = {f"y{i}": keras.layers.Dense(1, name=f"y{i}")(model.output) for i in range(len(losses))}
+    return model, outputs, {f"y{i}": loss for i, loss in enumerate(losses)}
+
+
+def test_means_and_sums_in_one_model_are_refused_on_several_ranks(monkeypatch):
+    mean, total = (keras.losses.MeanSquaredError(reduction=how) for how in ("sum_over_batch_size", "sum"))
+    for losses in ([mean, mean], [total, total]):
+        model, outputs, named = _sums(losses)
+        PipelinedModel(model.inputs, outputs).compile("sgd", named)
+    model, outputs, named = _sums([mean, total])
+    PipelinedModel(model.inputs, outputs).compile("sgd", named)  # one process has nothing to weigh
+    monkeypatch.setattr("tf_fusedrec.exchange.collectives.size", lambda: 2)
+    with pytest.raises(ValueError, match=r"are sums over samples, \['mean_squared_error'\], and means, .*Remedy"):
+        PipelinedModel(model.inputs, outputs).compile("sgd", named)
+    plain = keras.Model(model.inputs, outputs)
+    plain.compile("sgd", named)
+    with pytest.raises(ValueError, match="are sums over samples"):
+        weigh_by_samples(plain)
+
+
+def test_a_weighted_model_saves_and_loads_as_one_of_its_class(tmp_path):
+    x = keras.Input([3])
+    model = weigh_by_samples(keras.Model(x, keras.layers.Dense(1)(x)))
+    assert weigh_by_samples(model) is model and type(model).__mro__.count(type(model)) == 1
+    model.compile("sgd", "mse")
+    model.fit(np.ones([4, 3]), np.ones([4, 1]), verbose=0)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    np.testing.assert_array_equal(loaded(np.ones([1, 3])), model(np.ones([1, 3])))

@@ -112,6 +112,18 @@ def test_tensorflow_keras_and_horovod_have_one_door():
     assert not bad, "\n".join(bad)
 
 
+def test_tfra_is_an_extra():
+    """The other modules import without it (tests/environment/test_extras.py); construction.py imports it on demand."""
+    allowed = {"tables/tfra.py", "embedding/construction.py"}
+    needing = {
+        str(path.relative_to(PACKAGE))
+        for path in modules()
+        for _, module in imports_of(path)
+        if room_of(path) != "tfra" and module.startswith(("tf_fusedrec.tables.tfra", "tf_fusedrec.tfra"))
+    }
+    assert needing == allowed
+
+
 def test_what_travels_to_servers_needs_tensorflow_and_numpy_alone():
     found = {module.split(".")[0] for _, module in imports_of(TRAVELS)}
     assert found - sys.stdlib_module_names - {"__future__"} == {"numpy", "tensorflow"}

@@ -22,7 +22,7 @@ VENV = ROOT / ".venv"
 PYTHON = VENV / "bin/python"
 STAMPS = VENV / ".setup"
 LOGS = ROOT / "build/setup"
-REQUIREMENTS = ["runtime.txt", "build.txt", "dev.txt", "docs.txt"]
+REQUIREMENTS = ["runtime.txt", "tfra.txt", "build.txt", "dev.txt", "docs.txt"]
 LIBRARY = ROOT / "tf_fusedrec/ops/_fusedrec_ops.so"
 
 # While this file exists, an installation into .venv runs or was interrupted. pip takes a half-copied package for an

@@ -100,6 +100,9 @@ RUN_ELSEWHERE = {
     f"{CONVERT} kuairand --input log.csv.gz --output data/kuairand --test_fraction 0.2 --split user": (
         "tests/data/test_kuairand.py::test_split_by_hand"
     ),
+    "pip install --no-build-isolation '.[tfra]'": (
+        "tests/environment/test_wheel.py::test_a_model_trains_where_there_is_only_what_the_wheel_declares"
+    ),
     "FUSEDREC_CUDA=1 pip install --no-build-isolation .": (
         "tests/environment/test_cuda_build.py::test_cuda_that_is_wanted_and_not_there_is_an_error_with_its_remedy"
     ),

@@ -89,13 +89,12 @@ def test_every_requirement_is_pinned_exactly(path):
 
 def test_the_metadata_ask_for_the_pinned_versions():
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-    pins = dict(
-        re.findall(
-            r"^([\w-]+)==([\w.]+)$", (ROOT / "requirements/runtime.txt").read_text(encoding="utf-8"), re.MULTILINE
-        )
-    )
-    asked = re.findall(r'"(tensorflow|tf-keras|tensorflow-recommenders-addons)==([\w.]+)"', text)
-    assert len(asked) >= 4
+    files = (ROOT / f"requirements/{name}.txt" for name in ("runtime", "tfra"))
+    pinned = "".join(path.read_text(encoding="utf-8") for path in files)
+    pins = dict(re.findall(r"^([\w-]+)==([\w.]+)$", pinned, re.MULTILINE))
+    text += (ROOT / "tf_fusedrec/tables/tfra_library.py").read_text(encoding="utf-8")
+    asked = re.findall(r'"(tensorflow|tf-keras|tensorflow-recommenders-addons)==([\w.]+)[" ]', text)
+    assert len(asked) == 5
     for name, version in asked:
         assert pins[name] == version, name
 

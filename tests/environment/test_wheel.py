@@ -27,7 +27,7 @@ import tf_fusedrec as fr
 from tf_fusedrec import callbacks, keras, optimizers, tf
 from tf_fusedrec.callbacks import monitoring
 
-assert importlib.util.find_spec("horovod") is None
+assert not any(map(importlib.util.find_spec, ("horovod", "tensorflow_recommenders_addons", "typeguard")))
 table = fr.TableConfig("item", 8, optimizers.Adagrad(0.5), fr.Uniform(-0.1, 0.1))
 embedding = fr.FusedEmbedding([table], [fr.FeatureConfig("items", "item", "mean")])
 items = keras.Input([None], ragged=True, dtype=tf.int64, name="items")
@@ -75,6 +75,9 @@ def python(wheel, tmp_path_factory) -> pathlib.Path:
     (metadata,) = (n for n in zipfile.ZipFile(wheel).namelist() if n.endswith("METADATA"))
     required = email.message_from_bytes(zipfile.ZipFile(wheel).read(metadata)).get_all("Requires-Dist")
     declared = [re.match(r"[\w.-]+", line).group() for line in required if "extra ==" not in line]
+    of_tfra = [re.match(r"[\w.-]+", line).group() for line in required if re.search(r"extra == .tfra.", line)]
+    assert sorted(of_tfra) == ["tensorflow-recommenders-addons", "typeguard"]
+    assert not {*of_tfra, "horovod"} & set(declared)
     return make_environment(tmp_path_factory.mktemp("empty") / "venv", declared)
 
 

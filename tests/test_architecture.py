@@ -31,6 +31,7 @@ LEVEL = {
     "callbacks": 9,
     "saved_model": 9,
     "tfra": 9,
+    "doctor": 10,
 }
 # A copy of it goes to servers that have TensorFlow and NumPy, and nothing else.
 TRAVELS = PACKAGE / "saved_model" / "applying.py"

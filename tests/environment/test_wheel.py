@@ -4,6 +4,7 @@ import email
 import os
 import pathlib
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -97,15 +98,16 @@ def run_installed(program: str, installed: pathlib.Path, cwd: pathlib.Path) -> s
     )
 
 
-def test_the_wheel_is_for_this_python_and_platform_and_carries_the_library(wheel):
+def test_the_wheel_is_for_this_python_and_platform_and_carries_the_library(wheel, monkeypatch):
     tag = f"cp{sys.version_info.major}{sys.version_info.minor}"
     assert re.fullmatch(rf"tf_fusedrec-[\d.]+-{tag}-{tag}-linux_\w+\.whl", wheel.name)
     names = zipfile.ZipFile(wheel).namelist()
     assert "tf_fusedrec/ops/_fusedrec_ops.so" in names and "tf_fusedrec/ops/_build_info.py" in names
     sources = {str(path.relative_to(ROOT)) for path in (ROOT / "tf_fusedrec").rglob("*.py")}
     assert {*sources, "tf_fusedrec/py.typed"} <= set(names)
-    has_nvcc = shutil.which(os.environ.get("NVCC", "nvcc")) is not None
-    assert ("tf_fusedrec/ops/libfusedrec_cuda.so" in names) == has_nvcc
+    monkeypatch.setattr("setuptools.setup", lambda **metadata: None)
+    with_cuda = runpy.run_path(str(ROOT / "setup.py"))["find_nvcc"]() is not None
+    assert ("tf_fusedrec/ops/libfusedrec_cuda.so" in names) == with_cuda
     foreign = [n for n in names if not n.startswith("tf_fusedrec/") and ".dist-info/" not in n]
     assert foreign == []
 

@@ -30,7 +30,7 @@ $(foreach name,$(TAKEN),$(eval override $(name) := $$(value $(name))))
 override SOAK_SECONDS := $(value SECONDS)
 export $(TAKEN) SOAK_SECONDS
 
-.PHONY: help setup train test quick lint sanitize soak coverage bench docs wheel clean
+.PHONY: help setup runtime train test quick lint sanitize soak coverage bench docs wheel clean
 
 help: ## This list.
 	@echo "make <target> [NAME=value ...]"
@@ -40,7 +40,10 @@ help: ## This list.
 setup: ## Creates .venv, installs the requirements, builds Horovod, compiles the custom ops.
 	@python=$$(tools/find_python.sh) && "$$python" -m tools.setup_env
 
-train: setup ## Trains, evaluates and exports [NP=2 processes] [DATA=folder of MovieLens-1M or KuaiRand] [CONFIG=configs/x.yaml].
+runtime: ## Like setup, with no more than training on NP processes needs: no tools, and no Horovod for one process.
+	@python=$$(tools/find_python.sh) && "$$python" -m tools.setup_env --train "$$NP"
+
+train: runtime ## Trains, evaluates and exports [NP=2 processes] [DATA=folder of MovieLens-1M or KuaiRand] [CONFIG=configs/x.yaml].
 	@$(BIN)/python -m tools.launch_training --np "$$NP" --data "$$DATA" --config "$$CONFIG"
 
 lint: setup ## Checks the style (ruff) and the types (mypy).

@@ -3,7 +3,7 @@
 With nvcc, the device code (*.cu) becomes libfusedrec_cuda.so beside it, and the ops get their GPU form: the *.cc files
 below folders named `cuda`. Two libraries, because TensorFlow's own libraries carry symbols of another CUDA runtime. The
 library with the device code does not link to TensorFlow, and it contains and hides its CUDA runtime. FUSEDREC_CUDA is
-`auto` (the default: use nvcc when it is found), `0` or `1`.
+`auto` (the default: where nvcc and a GPU are), `0` or `1`.
 
 The library is bound to the TensorFlow of the building environment. Its flags come from tf.sysconfig. The build writes
 the version of TensorFlow to tf_fusedrec/ops/_build_info.py, so that the loader can explain a mismatch. It keeps objects
@@ -83,14 +83,24 @@ def describe_tensorflow() -> tuple[str, list[str], list[str]]:
     return version, compile_flags, link_flags
 
 
+def has_gpu() -> bool:
+    """Returns whether NVIDIA's driver lists a GPU here."""
+    if shutil.which("nvidia-smi") is None:
+        return False
+    listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, encoding="utf-8", errors="replace").stdout
+    return listed.startswith("GPU ")
+
+
 def find_nvcc() -> str | None:
     """Returns the CUDA compiler to build with, or None to build without."""
     wanted = os.environ.get("FUSEDREC_CUDA", "auto")
     if wanted not in ("auto", "0", "1"):
         raise SystemExit(f"error: FUSEDREC_CUDA must be auto, 0 or 1, got {wanted!r}.")
     nvcc = os.environ.get("NVCC", "nvcc")
-    if wanted == "0" or shutil.which(nvcc) is not None:
-        return None if wanted == "0" else nvcc
+    if wanted == "0" or (wanted == "auto" and not has_gpu()):
+        return None
+    if shutil.which(nvcc) is not None:
+        return nvcc
     if wanted == "1":
         raise SystemExit(
             f"error: FUSEDREC_CUDA=1, but the CUDA compiler {nvcc!r} is not on PATH. Remedy: install the CUDA toolkit "

@@ -31,6 +31,7 @@ LEVEL = {
     "callbacks": 9,
     "saved_model": 9,
     "tfra": 9,
+    "doctor": 10,
 }
 # A copy of it goes to servers that have TensorFlow and NumPy, and nothing else.
 TRAVELS = PACKAGE / "saved_model" / "applying.py"
@@ -110,6 +111,18 @@ def test_tensorflow_keras_and_horovod_have_one_door():
             if door is not None and path.name != door:
                 bad.append(f"{path.relative_to(ROOT)}:{line} imports {module}; only {door} may")
     assert not bad, "\n".join(bad)
+
+
+def test_tfra_is_an_extra():
+    """The other modules import without it (tests/environment/test_extras.py); construction.py imports it on demand."""
+    allowed = {"tables/tfra.py", "embedding/construction.py"}
+    needing = {
+        str(path.relative_to(PACKAGE))
+        for path in modules()
+        for _, module in imports_of(path)
+        if room_of(path) != "tfra" and module.startswith(("tf_fusedrec.tables.tfra", "tf_fusedrec.tfra"))
+    }
+    assert needing == allowed
 
 
 def test_what_travels_to_servers_needs_tensorflow_and_numpy_alone():

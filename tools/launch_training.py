@@ -1,5 +1,7 @@
 """`make train`: chooses the experiment for the data, and runs models.train on several processes by horovodrun.
 
+One process needs no Horovod, and starts without it.
+
 horovodrun 0.28.1 always puts "[0]<stdout>:" before every line. This program shows the first process's output
 unchanged, and puts "rank 1: " before each line of another process.
 
@@ -67,12 +69,13 @@ def choose_config(data: str, config: str) -> str:
     )
 
 
-def horovodrun_command(processes: int, data: str, config: str) -> list[str]:
+def training_command(processes: int, data: str, config: str) -> list[str]:
+    command = [sys.executable, "-m", "models.train", "--config", config, *(["--data", data] if data else [])]
+    if processes == 1:
+        return command
     # horovodrun lies beside this interpreter. Its cache in the home folder is for checks of remote hosts only.
     launcher = pathlib.Path(sys.executable).parent / "horovodrun"
-    command = [str(launcher), "-np", str(processes), "--gloo", "--disable-cache"]
-    command += [sys.executable, "-m", "models.train", "--config", config]
-    return command + (["--data", data] if data else [])
+    return [str(launcher), "-np", str(processes), "--gloo", "--disable-cache", *command]
 
 
 def plain(chunk: bytes) -> bytes:
@@ -122,10 +125,13 @@ def forward(source: IO[bytes], target: IO[bytes], last: list[bytes]) -> None:
 
 
 def training_processes(launcher: subprocess.Popen[bytes]) -> list[psutil.Process]:
-    """Returns the ranks among the descendants of horovodrun, which have HOROVOD_RANK in their environment."""
+    """Returns horovodrun's descendants with HOROVOD_RANK in their environment, or the only process."""
     ranks = []
     try:
-        descendants = psutil.Process(launcher.pid).children(recursive=True)
+        process = psutil.Process(launcher.pid)
+        if process.cmdline()[1:3] == ["-m", "models.train"]:
+            return [process]
+        descendants = process.children(recursive=True)
     except psutil.NoSuchProcess:
         return []
     for process in descendants:
@@ -198,13 +204,16 @@ def main() -> int:
     parser.add_argument("--config", required=True, help='experiment file, "" to choose by the data')
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    if arguments.np < 1:
+        print(f"error: NP must be a number of processes >= 1, got {arguments.np}.", file=sys.stderr)
+        return 2
     try:
         config = choose_config(arguments.data, arguments.config)
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    command = horovodrun_command(arguments.np, arguments.data, config)
-    print(f"train: {arguments.np} processes, {config} ...", flush=True)
+    command = training_command(arguments.np, arguments.data, config)
+    print(f"train: {arguments.np} process{'es' * (arguments.np > 1)}, {config} ...", flush=True)
     return run(command)
 
 

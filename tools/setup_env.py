@@ -1,28 +1,34 @@
 """Sets up .venv as the clone's files demand. `make` runs it first, with the interpreter of find_python.sh.
 
-It has four steps: virtual environment, requirements, Horovod, and this package with its custom ops. Each step leaves a
-stamp in .venv/.setup with a digest of its inputs, and is skipped while the digest is equal. A second run therefore
-takes a moment, and an interrupted run continues where it stopped.
+The steps are: virtual environment, runtime requirements, tools of development, Horovod, and this package with its
+custom ops. `--train N` leaves out the tools, and Horovod for one process. The compiler needs TensorFlow alone, so it
+runs beside the steps that follow the runtime requirements.
+
+Each step leaves a stamp in .venv/.setup with a digest of its inputs, and is skipped while the digest is equal. A second
+run therefore takes a moment, and an interrupted run continues where it stopped.
 """
 
 from __future__ import annotations
 
+import argparse
+import contextlib
 import hashlib
 import os
 import pathlib
 import shutil
 import signal
 import sys
+from typing import NamedTuple
 
 from tools import horovod_wheel, prerequisites
-from tools.steps import StepFailed, clean_environment, run_logged
+from tools.steps import StepFailed, clean_environment, run_beside, run_logged
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 VENV = ROOT / ".venv"
 PYTHON = VENV / "bin/python"
 STAMPS = VENV / ".setup"
 LOGS = ROOT / "build/setup"
-REQUIREMENTS = ["runtime.txt", "build.txt", "dev.txt", "docs.txt"]
+REQUIREMENTS = {"runtime": ["runtime.txt", "build.txt"], "development": ["tfra.txt", "dev.txt", "docs.txt"]}
 LIBRARY = ROOT / "tf_fusedrec/ops/_fusedrec_ops.so"
 
 # While this file exists, an installation into .venv runs or was interrupted. pip takes a half-copied package for an
@@ -68,8 +74,8 @@ def running_version() -> str:
     return ".".join(map(str, sys.version_info[:3]))
 
 
-def requirements_digest(version: str) -> str:
-    return digest(version, *(ROOT / "requirements" / name for name in REQUIREMENTS))
+def requirements_digest(kind: str, version: str) -> str:
+    return digest(version, *(ROOT / "requirements" / name for name in REQUIREMENTS[kind]))
 
 
 def package_digest(version: str) -> str:
@@ -77,7 +83,7 @@ def package_digest(version: str) -> str:
     metadata = [ROOT / name for name in ("setup.py", "pyproject.toml", "tf_fusedrec/__init__.py")]
     compilers = [os.environ.get(name, default) for name, default in (("CXX", "g++"), ("NVCC", "nvcc"))]
     wanted = os.environ.get("FUSEDREC_CUDA", "auto")
-    return digest(requirements_digest(version), *compilers, wanted, *metadata, *sources)
+    return digest(requirements_digest("runtime", version), *compilers, wanted, *metadata, *sources)
 
 
 def pip_install(arguments: list[str], log: str) -> float:
@@ -97,11 +103,11 @@ def make_venv() -> str:
     version = venv_version()
     chosen_by_hand = bool(os.environ.get("PYTHON"))
     if version is not None and not (chosen_by_hand and version != running_version()):
-        print(f"[1/4] .venv: up to date, Python {version}", flush=True)
+        print(f".venv: up to date, Python {version}", flush=True)
     else:
         why = " (the existing one is unfinished, moved or for another Python)" if VENV.exists() else ""
         version = running_version()
-        print(f"[1/4] .venv: creating it with Python {version}{why} ...", flush=True)
+        print(f".venv: creating it with Python {version}{why} ...", flush=True)
         if VENV.exists():
             shutil.rmtree(VENV)
         # The base interpreter avoids a link into another virtual environment.
@@ -111,18 +117,18 @@ def make_venv() -> str:
     return version
 
 
-def install_requirements(version: str) -> None:
-    """Installs the pinned requirements."""
-    wanted = requirements_digest(version)
-    if is_stamped("requirements", wanted):
-        print("[2/4] requirements: up to date", flush=True)
+def install_requirements(kind: str, version: str) -> None:
+    """Installs the pinned requirements of one kind."""
+    wanted = requirements_digest(kind, version)
+    if is_stamped(kind, wanted):
+        print(f"{kind} requirements: up to date", flush=True)
         return
-    print("[2/4] requirements: installing (0.9 GB to download when pip's cache is empty) ...", flush=True)
-    files = [word for name in REQUIREMENTS for word in ("-r", f"requirements/{name}")]
-    seconds = pip_install(files, "requirements.log")
+    print(f"{kind} requirements: installing (pip downloads what its cache lacks) ...", flush=True)
+    files = [word for name in REQUIREMENTS[kind] for word in ("-r", f"requirements/{name}")]
+    seconds = pip_install(files, f"{kind}.log")
     # The pins name every package, so pip resolved nothing. `pip check` tests that they are compatible.
     run_logged([str(PYTHON), "-m", "pip", "check"], LOGS / "check.log", ROOT, clean_environment(VENV))
-    stamp("requirements", wanted)
+    stamp(kind, wanted)
     print(f"      done in {seconds:.0f} s", flush=True)
 
 
@@ -130,9 +136,9 @@ def install_horovod(version: str) -> None:
     """Installs Horovod from its built wheel."""
     key = horovod_wheel.cache_key(ROOT, version)
     if is_stamped("horovod", key):
-        print("[3/4] Horovod: up to date", flush=True)
+        print("Horovod: up to date", flush=True)
         return
-    print(f"[3/4] Horovod: {key}", flush=True)
+    print(f"Horovod: {key}", flush=True)
     env = clean_environment(VENV)
     found = horovod_wheel.wheel(ROOT, PYTHON, key, env)
     pip_install(["--force-reinstall", str(found)], "horovod_install.log")
@@ -145,13 +151,22 @@ def install_horovod(version: str) -> None:
     stamp("horovod", key)
 
 
+def compile_beside(version: str) -> contextlib.AbstractContextManager[None]:
+    """Compiles the changed sources of the custom ops while the body runs."""
+    if is_stamped("package", package_digest(version)) and LIBRARY.exists():
+        return contextlib.nullcontext()
+    print("custom ops: compiling changed sources beside the next steps ...", flush=True)
+    command = [str(PYTHON), "setup.py", "build_ext", "--inplace"]
+    return run_beside(command, LOGS / "ops.log", ROOT, clean_environment(VENV))
+
+
 def install_package(version: str) -> None:
     """Installs this package in editable form, which compiles the changed sources of the custom ops."""
     wanted = package_digest(version)
     if is_stamped("package", wanted) and LIBRARY.exists():
-        print("[4/4] custom ops: up to date", flush=True)
+        print("custom ops: up to date", flush=True)
         return
-    print("[4/4] custom ops: compiling changed sources, installing this package ...", flush=True)
+    print("custom ops: compiling changed sources, installing this package ...", flush=True)
     seconds = run_logged(
         [str(PYTHON), "-m", "pip", "install", "--verbose", "--no-input", "--no-deps",
          "--disable-pip-version-check", "--no-build-isolation", "-e", "."],
@@ -161,34 +176,62 @@ def install_package(version: str) -> None:
     print(f"      done in {seconds:.0f} s", flush=True)
 
 
-def is_complete() -> bool:
+class Wanted(NamedTuple):
+    """What the set-up installs besides the package and its runtime requirements."""
+
+    development: bool  # TFRA, and the tools that test the code and build the documentation
+    horovod: bool
+
+
+EVERYTHING = Wanted(development=True, horovod=True)
+
+
+def for_training(processes: int) -> Wanted:
+    return Wanted(development=False, horovod=processes > 1)
+
+
+def is_complete(wanted: Wanted = EVERYTHING) -> bool:
     version = venv_version()
     return (
         version is not None
         and not (os.environ.get("PYTHON") and version != running_version())
-        and is_stamped("requirements", requirements_digest(version))
-        and is_stamped("horovod", horovod_wheel.cache_key(ROOT, version))
+        and is_stamped("runtime", requirements_digest("runtime", version))
+        and (not wanted.development or is_stamped("development", requirements_digest("development", version)))
+        and (not wanted.horovod or is_stamped("horovod", horovod_wheel.cache_key(ROOT, version)))
         and is_stamped("package", package_digest(version))
         and LIBRARY.exists()
     )
 
 
+def set_up(wanted: Wanted) -> None:
+    """Runs the steps that are not done."""
+    version = make_venv()
+    install_requirements("runtime", version)
+    with compile_beside(version):
+        if wanted.development:
+            install_requirements("development", version)
+        if wanted.horovod:
+            install_horovod(version)
+    install_package(version)
+
+
 def main() -> int:
+    parser = argparse.ArgumentParser(description="Sets up .venv.")
+    parser.add_argument("--train", type=int, metavar="N", help="only what training on N processes needs")
+    processes = parser.parse_args().train
+    wanted = EVERYTHING if processes is None else for_training(processes)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     LOGS.mkdir(parents=True, exist_ok=True)
     try:
         with horovod_wheel.locked(LOGS / "lock", "another set-up of this clone runs; waiting ..."):
-            if shutil.which(os.environ.get("CXX", "g++")) and is_complete():
+            if shutil.which(os.environ.get("CXX", "g++")) and is_complete(wanted):
                 print("set-up: .venv is up to date", flush=True)
                 return 0
             lacking = prerequisites.missing(ROOT, horovod_wheel.cache_folder(), fresh=venv_version() is None)
             if lacking:
                 print("\n".join(lacking), file=sys.stderr)
                 return 1
-            version = make_venv()
-            install_requirements(version)
-            install_horovod(version)
-            install_package(version)
+            set_up(wanted)
     except StepFailed as error:
         print(error, file=sys.stderr)
         return 1

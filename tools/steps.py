@@ -1,7 +1,8 @@
-"""Runs a long command of the set-up: output into a log, progress on the screen, the log's tail on failure."""
+"""Runs long commands of the set-up: output into a log, progress on the screen, the log's tail on failure."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pathlib
 import re
@@ -10,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 
 TAIL_LINES = 25  # Lines of a failed command's log in the error.
 # A compiler, pip or make writes this before the reason. The tail of a long build shows later errors only.
@@ -98,11 +100,36 @@ def run_logged(
     Raises:
       StepFailed: The exit code is not 0. The message has the first reasons, the log's tail and its path.
     """
+    return _finish(_start(command, log, cwd, env), command, log, progress)
+
+
+@contextlib.contextmanager
+def run_beside(command: list[str], log: pathlib.Path, cwd: pathlib.Path, env: dict[str, str]) -> Iterator[None]:
+    """Runs `command` while the body runs, and waits for both. A failed body ends the command.
+
+    Args:
+      command, log, cwd, env: As of run_logged.
+
+    Raises:
+      StepFailed: As run_logged, after the body.
+    """
+    child = _start(command, log, cwd, env)
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGTERM)
+        child.wait()
+        raise
+    _finish(child, command, log, r"\S.*")
+
+
+def _start(command: list[str], log: pathlib.Path, cwd: pathlib.Path, env: dict[str, str]) -> subprocess.Popen[bytes]:
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("w", encoding="utf-8") as stream:
         stream.write(f"$ {shlex.join(command)}\n")
         stream.flush()
-        child = subprocess.Popen(
+        return subprocess.Popen(
             command,
             cwd=cwd,
             env=env,
@@ -112,6 +139,10 @@ def run_logged(
             close_fds=False,  # The command inherits the set-up's lock (horovod_wheel.locked).
             start_new_session=True,  # An interruption then ends the command's children as well.
         )
+
+
+def _finish(child: subprocess.Popen[bytes], command: list[str], log: pathlib.Path, progress: str) -> float:
+    """Waits for a command, and returns the seconds of the waiting."""
     display = Progress(log, progress)
     try:
         while True:

@@ -23,6 +23,13 @@ MOVIELENS = "tests/data/test_movielens.py::test_every_form_gives_the_same"
 RUN_ELSEWHERE = {
     "make setup": "tests/environment/test_setup_env.py::test_nothing_to_do",
     "make train": "tests/environment/test_launch_training.py::test_without_data_the_default_and_a_given_config_wins",
+    "make train NP=1": (
+        "tests/environment/test_setup_env.py::test_training_on_one_process_needs_neither_horovod_nor_tools"
+    ),
+    "HOROVOD_WITH_TENSORFLOW=1 HOROVOD_WITH_GLOO=1 HOROVOD_WITHOUT_MPI=1 HOROVOD_WITHOUT_PYTORCH=1 "
+    "HOROVOD_WITHOUT_MXNET=1 pip install --no-build-isolation --no-cache-dir horovod==0.28.1": (
+        "tests/environment/test_horovod_wheel.py::test_the_page_shows_the_options_of_the_build"
+    ),
     "make train DATA=path/to/ml-1m": BY_DATA,
     "make train DATA=path/to/kuairand": BY_DATA,
     "make test": "tests/environment/test_commands.py::test_continuous_integration_runs_the_tests",
@@ -99,6 +106,12 @@ RUN_ELSEWHERE = {
     ),
     f"{CONVERT} kuairand --input log.csv.gz --output data/kuairand --test_fraction 0.2 --split user": (
         "tests/data/test_kuairand.py::test_split_by_hand"
+    ),
+    "pip install --no-build-isolation '.[tfra]'": (
+        "tests/environment/test_wheel.py::test_a_model_trains_where_there_is_only_what_the_wheel_declares"
+    ),
+    "python -m tf_fusedrec.doctor": (
+        "tests/environment/test_doctor.py::test_the_whole_report_of_a_sound_installation"
     ),
     "FUSEDREC_CUDA=1 pip install --no-build-isolation .": (
         "tests/environment/test_cuda_build.py::test_cuda_that_is_wanted_and_not_there_is_an_error_with_its_remedy"

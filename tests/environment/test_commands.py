@@ -25,7 +25,7 @@ def test_every_target_sets_up_first_and_runs_from_the_virtual_environment(argume
     plan = subprocess.run(
         ["make", "-n", *arguments], cwd=ROOT, capture_output=True, encoding="utf-8", errors="replace", check=True
     ).stdout
-    set_up, rest = plan.split("tools.setup_env\n", 1)
+    set_up, rest = plan.split('tools.setup_env --train "$NP"\n' if arguments[0] == "train" else "tools.setup_env\n", 1)
     assert "tools/find_python.sh" in set_up
     assert ".venv/bin/" in rest
 
@@ -41,8 +41,9 @@ def test_a_value_given_to_make_is_never_run_as_a_command(tmp_path, target, value
     python.write_text('#!/bin/sh\nfor word; do echo "<$word>"; done\n', encoding="utf-8")
     python.chmod(0o755)
     taken = ("NP", "DATA", "CONFIG") if target == "train" else ("BENCHMARKS",)
+    no_set_up = ["--old-file=setup", "--old-file=runtime"]
     done = subprocess.run(
-        ["make", "--old-file=setup", target, f"PYTHON={value}", f"BIN={value}", *(f"{name}={value}" for name in taken)],
+        ["make", *no_set_up, target, f"PYTHON={value}", f"BIN={value}", *(f"{name}={value}" for name in taken)],
         cwd=tmp_path, capture_output=True, encoding="utf-8", errors="replace", check=True,
     )  # fmt: skip
     assert not (tmp_path / "broken").exists()
@@ -89,13 +90,12 @@ def test_every_requirement_is_pinned_exactly(path):
 
 def test_the_metadata_ask_for_the_pinned_versions():
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-    pins = dict(
-        re.findall(
-            r"^([\w-]+)==([\w.]+)$", (ROOT / "requirements/runtime.txt").read_text(encoding="utf-8"), re.MULTILINE
-        )
-    )
-    asked = re.findall(r'"(tensorflow|tf-keras|tensorflow-recommenders-addons)==([\w.]+)"', text)
-    assert len(asked) >= 4
+    files = (ROOT / f"requirements/{name}.txt" for name in ("runtime", "tfra"))
+    pinned = "".join(path.read_text(encoding="utf-8") for path in files)
+    pins = dict(re.findall(r"^([\w-]+)==([\w.]+)$", pinned, re.MULTILINE))
+    text += (ROOT / "tf_fusedrec/tables/tfra_library.py").read_text(encoding="utf-8")
+    asked = re.findall(r'"(tensorflow|tf-keras|tensorflow-recommenders-addons)==([\w.]+)[" ]', text)
+    assert len(asked) == 5
     for name, version in asked:
         assert pins[name] == version, name
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pathlib
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -16,7 +17,7 @@ FOLDER = ROOT / "tf_fusedrec/ops"
 CUDA_LIBRARY = FOLDER / "libfusedrec_cuda.so"
 
 built_with_cuda = pytest.mark.skipif(
-    not CUDA_LIBRARY.exists(), reason="built without GPU kernels (no nvcc, or FUSEDREC_CUDA=0)"
+    not CUDA_LIBRARY.exists(), reason="built without GPU kernels (FUSEDREC_CUDA=1 makes them)"
 )
 
 
@@ -91,6 +92,47 @@ def test_cuda_that_is_wanted_and_not_there_is_an_error_with_its_remedy(tmp_path)
     done = build(FUSEDREC_CUDA="1", NVCC=str(tmp_path / "nvcc"))
     assert done.returncode != 0
     assert "FUSEDREC_CUDA=1, but the CUDA compiler" in done.stderr and "or build without GPU kernels" in done.stderr
+
+
+@pytest.fixture
+def find_nvcc(monkeypatch, tmp_path):
+    """The function of setup.py, on a PATH with these programs alone: name -> what it prints."""
+    monkeypatch.setattr("setuptools.setup", lambda **metadata: None)
+    find = runpy.run_path(str(ROOT / "setup.py"))["find_nvcc"]
+    monkeypatch.delenv("NVCC", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+    def on_path(wanted, programs):
+        monkeypatch.setenv("FUSEDREC_CUDA", wanted)
+        for name, printed in programs.items():
+            (tmp_path / name).write_text(f"#!/bin/sh\necho '{printed}'\n", encoding="utf-8")
+            (tmp_path / name).chmod(0o755)
+        return find()
+
+    return on_path
+
+
+GPU = {"nvidia-smi": "GPU 0: NVIDIA H100 (UUID: GPU-1)"}
+NO_GPU = {"nvidia-smi": "NVIDIA-SMI has failed because it could not communicate with the NVIDIA driver."}
+
+
+@pytest.mark.parametrize(
+    ("wanted", "programs", "used"),
+    [
+        ("auto", {"nvcc": "", **GPU}, "nvcc"),
+        ("auto", {"nvcc": ""}, None),
+        ("auto", {"nvcc": "", **NO_GPU}, None),
+        ("auto", GPU, None),
+        ("1", {"nvcc": ""}, "nvcc"),
+        ("0", {"nvcc": "", **GPU}, None),
+    ],
+)
+def test_cuda_is_compiled_where_it_is_asked_for_or_nvcc_and_a_gpu_are(find_nvcc, wanted, programs, used):
+    assert find_nvcc(wanted, programs) == used
+
+
+def test_continuous_integration_asks_for_cuda():
+    assert "\nexport FUSEDREC_CUDA=1\n" in (ROOT / ".ci/run").read_text(encoding="utf-8")
 
 
 def test_another_wish_is_refused():

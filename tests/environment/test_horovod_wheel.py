@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import time
@@ -115,3 +116,10 @@ def test_the_users_variables_do_not_lead_the_builds_astray(tmp_path, monkeypatch
     env = clean_environment(tmp_path)
     assert not {"HOROVOD_WITH_MPI", "MAKEFLAGS", "PYTHONPATH"} & set(env)
     assert env["PATH"].startswith(f"{tmp_path}/bin:")
+
+
+def test_the_page_shows_the_options_of_the_build():
+    page = (ROOT / "docs/install.md").read_text(encoding="utf-8")
+    (options, version) = re.search(r"^((?:HOROVOD_\w+=1 )+)pip install .* horovod==(\S+)$", page, re.MULTILINE).groups()
+    assert options.split() == [f"{name}={value}" for name, value in horovod_wheel.BUILD_OPTIONS.items()]
+    assert version == horovod_wheel.pinned("horovod", ROOT / "requirements/horovod.txt")

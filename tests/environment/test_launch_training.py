@@ -129,3 +129,40 @@ def test_ctrl_c_reaches_the_ranks_and_waits_for_their_end(tmp_path):
     assert "the ranks have 60 s to end by themselves" in errors
     assert job.returncode == 130
     assert time.monotonic() - began < 20
+
+
+def test_one_process_needs_no_horovodrun_and_several_do():
+    alone = launch_training.training_command(1, "folder", "a.yaml")
+    assert alone == [sys.executable, "-m", "models.train", "--config", "a.yaml", "--data", "folder"]
+    launcher, *arguments = launch_training.training_command(2, "", "a.yaml")
+    assert pathlib.Path(launcher).name == "horovodrun"
+    assert arguments == ["-np", "2", "--gloo", "--disable-cache", *alone[:-2]]
+
+
+def test_ctrl_c_reaches_a_process_alone(tmp_path):
+    """A stand-in of models.train, which the launcher knows by its command."""
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models/train.py").write_text(
+        "import time\nprint('started', flush=True)\ntry:\n    time.sleep(60)\n"
+        "except KeyboardInterrupt:\n    print('saved', flush=True)\n    raise SystemExit(130)\n",
+        encoding="utf-8",
+    )
+    program = (
+        "import pathlib, sys; from tools import launch_training\n"
+        f"launch_training.ROOT = pathlib.Path({str(tmp_path)!r})\n"
+        "sys.exit(launch_training.run(launch_training.training_command(1, '', 'a.yaml')))"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program], cwd=ROOT, encoding="utf-8", errors="replace",
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    ) as job:  # fmt: skip
+        assert job.stdout.readline() == "started\n"
+        job.send_signal(signal.SIGINT)
+        output, errors = job.communicate(timeout=30)
+    assert (output, job.returncode) == ("saved\n", 130), errors
+
+
+def test_no_process_is_refused():
+    command = [sys.executable, "-m", "tools.launch_training", "--np", "0", "--data", "", "--config", ""]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, encoding="utf-8", errors="replace")
+    assert done.returncode == 2 and "error: NP must be a number of processes >= 1, got 0." in done.stderr

@@ -1,16 +1,20 @@
 """The set-up repeats changed and interrupted steps only."""
 
+import contextlib
+import os
 import pathlib
+import time
 
 import pytest
 
 from tools import setup_env
+from tools.steps import StepFailed, run_beside
 
 
 @pytest.fixture
 def clone(tmp_path, monkeypatch):
     """Makes a clone of a few files with a .venv that looks complete."""
-    for name in ("runtime", "build", "dev", "docs"):
+    for name in ("runtime", "tfra", "build", "dev", "docs"):
         name = f"requirements/{name}.txt"
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("tensorflow==2\n", encoding="utf-8")
@@ -31,7 +35,8 @@ def clone(tmp_path, monkeypatch):
     (tmp_path / ".venv/bin/pip").write_text(f"#!{tmp_path}/.venv/bin/python3.11\nimport re\n", encoding="utf-8")
     (tmp_path / ".venv/pyvenv.cfg").write_text("home = somewhere\nversion = 3.11.7\n", encoding="utf-8")
     (tmp_path / "ops.so").write_text("", encoding="utf-8")
-    setup_env.stamp("requirements", setup_env.requirements_digest("3.11.7"))
+    for kind in ("runtime", "development"):
+        setup_env.stamp(kind, setup_env.requirements_digest(kind, "3.11.7"))
     setup_env.stamp("horovod", setup_env.horovod_wheel.cache_key(tmp_path, "3.11.7"))
     setup_env.stamp("package", setup_env.package_digest("3.11.7"))
     return tmp_path
@@ -79,3 +84,61 @@ def test_a_python_chosen_by_hand_replaces_another(clone, monkeypatch):
     assert not setup_env.is_complete()
     monkeypatch.setattr(setup_env, "running_version", lambda: "3.11.7")
     assert setup_env.is_complete()
+
+
+def test_training_on_one_process_needs_neither_horovod_nor_tools(clone):
+    for step in ("horovod", "development"):
+        (setup_env.STAMPS / step).unlink()
+    assert setup_env.is_complete(setup_env.for_training(1))
+    assert not setup_env.is_complete(setup_env.for_training(2)) and not setup_env.is_complete()
+    (setup_env.STAMPS / "runtime").unlink()
+    assert not setup_env.is_complete(setup_env.for_training(1))
+
+
+@pytest.mark.parametrize(
+    ("wanted", "steps"),
+    [
+        (setup_env.EVERYTHING, ["runtime", "compiler", "development", "horovod", "compiled", "package"]),
+        (setup_env.for_training(2), ["runtime", "compiler", "horovod", "compiled", "package"]),
+        (setup_env.for_training(1), ["runtime", "compiler", "compiled", "package"]),
+    ],
+)
+def test_the_compiler_runs_beside_the_steps_that_need_no_ops(clone, monkeypatch, wanted, steps):
+    done = []
+
+    @contextlib.contextmanager
+    def compile_beside(version):
+        done.append("compiler")
+        yield
+        done.append("compiled")
+
+    monkeypatch.setattr(setup_env, "compile_beside", compile_beside)
+    monkeypatch.setattr(setup_env, "install_requirements", lambda kind, version: done.append(kind))
+    for step in ("horovod", "package"):
+        monkeypatch.setattr(setup_env, f"install_{step}", lambda version, step=step: done.append(step))
+    setup_env.set_up(wanted)
+    assert done == steps
+
+
+def test_a_command_beside_runs_while_the_body_runs_and_its_failure_comes_after(tmp_path):
+    waits = ["sh", "-c", "until [ -e go ]; do sleep 0.02; done; echo done > end"]
+    with run_beside(waits, tmp_path / "log", tmp_path, dict(os.environ)):
+        (tmp_path / "go").touch()
+    assert (tmp_path / "end").read_text(encoding="utf-8") == "done\n"
+    body = []
+    with (
+        pytest.raises(StepFailed, match="the reason"),
+        run_beside(["sh", "-c", "echo the reason; exit 3"], tmp_path / "log", tmp_path, dict(os.environ)),
+    ):
+        body.append("done")
+    assert body
+
+
+def test_a_failed_body_ends_the_command_beside_it(tmp_path):
+    hangs = ["sh", "-c", "echo $$ > pid; exec sleep 600"]
+    with pytest.raises(StepFailed, match="planned"), run_beside(hangs, tmp_path / "log", tmp_path, dict(os.environ)):
+        while not ((tmp_path / "pid").exists() and (tmp_path / "pid").read_text(encoding="utf-8").strip()):
+            time.sleep(0.02)
+        raise StepFailed("planned")
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "pid").read_text(encoding="utf-8")), 0)

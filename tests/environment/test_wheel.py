@@ -4,6 +4,7 @@ import email
 import os
 import pathlib
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -27,7 +28,7 @@ import tf_fusedrec as fr
 from tf_fusedrec import callbacks, keras, optimizers, tf
 from tf_fusedrec.callbacks import monitoring
 
-assert importlib.util.find_spec("horovod") is None
+assert not any(map(importlib.util.find_spec, ("horovod", "tensorflow_recommenders_addons", "typeguard")))
 table = fr.TableConfig("item", 8, optimizers.Adagrad(0.5), fr.Uniform(-0.1, 0.1))
 embedding = fr.FusedEmbedding([table], [fr.FeatureConfig("items", "item", "mean")])
 items = keras.Input([None], ragged=True, dtype=tf.int64, name="items")
@@ -75,6 +76,9 @@ def python(wheel, tmp_path_factory) -> pathlib.Path:
     (metadata,) = (n for n in zipfile.ZipFile(wheel).namelist() if n.endswith("METADATA"))
     required = email.message_from_bytes(zipfile.ZipFile(wheel).read(metadata)).get_all("Requires-Dist")
     declared = [re.match(r"[\w.-]+", line).group() for line in required if "extra ==" not in line]
+    of_tfra = [re.match(r"[\w.-]+", line).group() for line in required if re.search(r"extra == .tfra.", line)]
+    assert sorted(of_tfra) == ["tensorflow-recommenders-addons", "typeguard"]
+    assert not {*of_tfra, "horovod"} & set(declared)
     return make_environment(tmp_path_factory.mktemp("empty") / "venv", declared)
 
 
@@ -94,15 +98,16 @@ def run_installed(program: str, installed: pathlib.Path, cwd: pathlib.Path) -> s
     )
 
 
-def test_the_wheel_is_for_this_python_and_platform_and_carries_the_library(wheel):
+def test_the_wheel_is_for_this_python_and_platform_and_carries_the_library(wheel, monkeypatch):
     tag = f"cp{sys.version_info.major}{sys.version_info.minor}"
     assert re.fullmatch(rf"tf_fusedrec-[\d.]+-{tag}-{tag}-linux_\w+\.whl", wheel.name)
     names = zipfile.ZipFile(wheel).namelist()
     assert "tf_fusedrec/ops/_fusedrec_ops.so" in names and "tf_fusedrec/ops/_build_info.py" in names
     sources = {str(path.relative_to(ROOT)) for path in (ROOT / "tf_fusedrec").rglob("*.py")}
     assert {*sources, "tf_fusedrec/py.typed"} <= set(names)
-    has_nvcc = shutil.which(os.environ.get("NVCC", "nvcc")) is not None
-    assert ("tf_fusedrec/ops/libfusedrec_cuda.so" in names) == has_nvcc
+    monkeypatch.setattr("setuptools.setup", lambda **metadata: None)
+    with_cuda = runpy.run_path(str(ROOT / "setup.py"))["find_nvcc"]() is not None
+    assert ("tf_fusedrec/ops/libfusedrec_cuda.so" in names) == with_cuda
     foreign = [n for n in names if not n.startswith("tf_fusedrec/") and ".dist-info/" not in n]
     assert foreign == []
 

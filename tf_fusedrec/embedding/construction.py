@@ -11,7 +11,7 @@ from tf_fusedrec.embedding.group_lookup import GroupLookup
 from tf_fusedrec.embedding.groups import Group
 from tf_fusedrec.embedding.replicas import Replica
 from tf_fusedrec.exchange.topology import RankLayout
-from tf_fusedrec.tables import ExternalTable, NativeTable, Table, TfraTable
+from tf_fusedrec.tables import ExternalTable, NativeTable, Table
 
 
 def make_lookup(layer_name: str, group: Group, config: Mapping[str, Any], layout: RankLayout) -> GroupLookup:
@@ -40,7 +40,7 @@ def _make_table(layer_name: str, group: Group, config: Mapping[str, Any], layout
             averaged=layout.averages,
             moment_scale=layout.topology.scale_of_moments,
         )
-    return TfraTable(
+    return _tfra_table()(
         name,
         group.tables,
         key_encoding=config["key_encoding"],
@@ -63,6 +63,18 @@ def check_backend(backend: str, tables: Sequence[TableConfig], **counts: int) ->
     for table in tables:
         if table.stores_natively:
             raise ValueError(f"table {table.name!r} has {table.stores_natively}, which need backend='native'.")
+    _tfra_table()
+
+
+def _tfra_table() -> type[Table]:
+    """The table of backend "tfra".
+
+    Raises:
+      ImportError: TFRA, which is an extra, is not installed.
+    """
+    from tf_fusedrec.tables.tfra import TfraTable
+
+    return TfraTable
 
 
 def check_deferrable(layer_name: str, config: Mapping[str, Any], groups: Sequence[GroupLookup], steps: int) -> None:

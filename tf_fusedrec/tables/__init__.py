@@ -1,8 +1,10 @@
-"""The backends that store rows. A backend knows ids, rows and optimizers, but neither ranks nor features."""
+"""The backends that store rows. A backend knows ids, rows and optimizers, but neither ranks nor features.
+
+The backend in tfra.py is not imported here, because it needs TFRA, which is an extra.
+"""
 
 from tf_fusedrec.tables.base import Answer, InferenceRows, StoredTable, Table
 from tf_fusedrec.tables.external import ExternalTable
 from tf_fusedrec.tables.native import NativeTable
-from tf_fusedrec.tables.tfra import TfraTable
 
-__all__ = ["Answer", "ExternalTable", "InferenceRows", "NativeTable", "StoredTable", "Table", "TfraTable"]
+__all__ = ["Answer", "ExternalTable", "InferenceRows", "NativeTable", "StoredTable", "Table"]

@@ -1,4 +1,7 @@
-"""The single import of TFRA: every module of this package imports `de`, TFRA's dynamic_embedding, from here."""
+"""The single import of TFRA: every module of this package imports `de`, TFRA's dynamic_embedding, from here.
+
+TFRA is an extra, so modules that every user imports do not import this one.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +13,19 @@ from tf_fusedrec._tf_compat import tf
 # At every import TFRA prints a notice about TensorFlow's savers and warns of a collection that nobody uses here.
 _level = tf.get_logger().level
 tf.get_logger().setLevel("ERROR")
-with contextlib.redirect_stdout(io.StringIO()):
-    import tensorflow_recommenders_addons.dynamic_embedding as de
-    from tensorflow_recommenders_addons.dynamic_embedding.python.ops import dynamic_embedding_variable as _variables
-tf.get_logger().setLevel(_level)
+try:
+    with contextlib.redirect_stdout(io.StringIO()):
+        import tensorflow_recommenders_addons.dynamic_embedding as de
+        from tensorflow_recommenders_addons.dynamic_embedding.python.ops import dynamic_embedding_variable as _variables
+except ModuleNotFoundError as error:
+    raise ImportError(
+        f"TensorFlow Recommenders Addons (TFRA) is not installed ({error}). tf_fusedrec.tfra and "
+        "FusedEmbedding(backend='tfra') need it. Remedy: pip install "
+        "tensorflow-recommenders-addons==0.8.1 typeguard (the extra tf_fusedrec[tfra]), with TensorFlow 2.16 and "
+        "Python below 3.12; or use FusedEmbedding(backend='native')."
+    ) from error
+finally:
+    tf.get_logger().setLevel(_level)
 
 default_partition_fn = _variables.default_partition_fn
 

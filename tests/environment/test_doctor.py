@@ -1,0 +1,117 @@
+"""`python -m tf_fusedrec.doctor` reports what is installed, trains, and names what does not work with a remedy."""
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+
+import psutil
+import pytest
+
+from tests.support.blocked import TFRA, run_without
+from tests.support.shared import ROOT
+from tf_fusedrec.doctor import facts, trial
+from tf_fusedrec.doctor.__main__ import report
+
+RUN = "import sys; from tf_fusedrec.doctor.__main__ import main; sys.argv[1:] = []; sys.exit(main())"
+ONE = {"losses": [1.0, 0.5], "rows": {"3": [0.5], "4": [0.25]}, "seconds": 0.001, "horovod": []}
+
+
+def doctor(**variables: str) -> subprocess.CompletedProcess:
+    env = {**os.environ, **variables}
+    return subprocess.run(
+        [sys.executable, "-m", "tf_fusedrec.doctor"], cwd=ROOT, env=env, capture_output=True, encoding="utf-8",
+        errors="replace", timeout=700,
+    )  # fmt: skip
+
+
+def test_the_whole_report_of_a_sound_installation():
+    done = doctor()
+    assert done.returncode == 0, done.stdout + done.stderr
+    for line in (
+        r"versions",
+        r"  tensorflow +2\.\d+\.\d+",
+        r"  horovod +0\.\d+\.\d+",
+        r"  built for +TensorFlow 2\.\d+\.\d+",
+        r"  CPU kernels +(AVX|SSE|Neon).*, on \d+ of \d+ cores",
+        r"GPU",
+        r"  one process +10 steps, [\d.]+ ms each, loss 0\.\d+ to 0\.\d+",
+        r"  two processes +10 steps, [\d.]+ ms each, loss 0\.\d+ to 0\.\d+; rows are those of one process",
+        r"  Horovod +built with gloo",
+        r"result: all that is installed works",
+    ):
+        assert re.search(f"^{line}", done.stdout, re.MULTILINE), f"{line}\n{done.stdout}"
+
+
+def test_without_the_optional_packages_one_process_is_enough():
+    done = run_without([TFRA, "horovod"], RUN)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "two processes  not tried, because Horovod is not installed" in done.stdout
+    assert done.stdout.endswith("result: all that is installed works\n")
+
+
+def test_a_horovod_without_tensorflow_is_named_with_the_remedy(tmp_path):
+    """The package is there, and importing horovod.tensorflow fails, as where Horovod was built without TensorFlow."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys\nsys.modules['horovod.tensorflow'] = None\n", encoding="utf-8"
+    )
+    done = doctor(PYTHONPATH=f"{tmp_path}{os.pathsep}{ROOT}")
+    assert done.returncode == 1, done.stdout + done.stderr
+    _, failure = done.stdout.split("  two processes FAILED: ")
+    assert "Gloo support has not been built" in failure
+    assert "Remedy: build Horovod with TensorFlow and Gloo, as docs/install.md says." in failure
+    assert done.stdout.endswith("result: two processes failed\n")
+
+
+def test_each_failure_is_in_the_result(monkeypatch, capsys):
+    def fail(processes):
+        raise trial.TrialFailed(f"{processes} planned")
+
+    monkeypatch.setattr(trial, "run", fail)
+    monkeypatch.setattr(facts, "why_tfra_does_not_load", lambda: "ImportError: planned")
+    assert report() == ["TFRA", "one process", "two processes"]
+    printed = capsys.readouterr().out
+    for line in (
+        "TFRA FAILED: ImportError: planned",
+        "one process FAILED: 1 planned",
+        "two processes FAILED: 2 planned",
+    ):
+        assert f"  {line}\n" in printed
+
+
+@pytest.mark.parametrize(
+    ("several", "words"),
+    [
+        ({**ONE, "rows": {"3": [0.5]}}, "one process has 2 rows, several have 1"),
+        ({**ONE, "rows": {"3": [0.5], "4": [0.2502]}}, "differ from those of one process by up to 0.0002"),
+    ],
+)
+def test_other_rows_than_those_of_one_process_are_a_failure(several, words):
+    trial.check_equal(ONE, {**ONE, "rows": {"3": [0.5], "4": [0.25001]}})
+    with pytest.raises(trial.TrialFailed, match=f"{words}.*\n    Remedy: "):
+        trial.check_equal(ONE, several)
+
+
+def test_a_program_that_hangs_is_ended_with_its_children_and_named(tmp_path):
+    pid = tmp_path / "pid"
+    hang = f"import os, time; open({str(pid)!r}, 'w', encoding='utf-8').write(str(os.getpid())); time.sleep(600)"
+    started = ["sh", "-c", f'{sys.executable} -c "{hang}" & wait']
+    with pytest.raises(trial.TrialFailed, match=r"no answer to 10 steps within 5 s.\n    Remedy: "):
+        trial.run_program(started, 5.0)
+    with contextlib.suppress(psutil.NoSuchProcess):  # a zombie has ended, and waits for its new parent
+        assert psutil.Process(int(pid.read_text(encoding="utf-8"))).status() == psutil.STATUS_ZOMBIE
+
+
+def test_the_end_of_a_program_by_a_signal_has_its_remedy():
+    program = [sys.executable, "-c", f"import os; os.kill(os.getpid(), {signal.SIGILL:d})"]
+    told = trial.explain(trial.run_program(program, 60.0))
+    assert "| Illegal instruction" in told and "Remedy: build the custom ops on this machine" in told
+
+
+def test_a_remedy_that_the_program_names_is_passed_on_and_an_unknown_failure_shows_its_end():
+    output = "notice\nImportError: no ops. Remedy: build them.\n\n[1]<stderr>: more\n"
+    assert trial.explain(output) == "ImportError: no ops. Remedy: build them."
+    unknown = trial.explain("\n".join(f"line {number}" for number in range(100)))
+    assert "| line 99\n" in unknown and "line 80" not in unknown and "Remedy: none is known; report this" in unknown

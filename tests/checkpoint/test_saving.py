@@ -1,4 +1,4 @@
-"""Saves: one at a time, behind training, full or changes; who waits for whom, and where what failed surfaces."""
+"""Saves: one at a time, in the background, full or delta; the order of ranks, and the place where errors surface."""
 
 import json
 import re
@@ -51,7 +51,7 @@ def test_a_rank_that_tells_nothing_is_named_in_time(tmp_path):
 
 
 def test_ranks_may_be_late(tmp_path):
-    """Rank 0 waits for the others, in any order."""
+    """Rank 0 waits for the other ranks, in any order."""
     plan = saving.make_plan(tmp_path, 3, None, {})
     tables = ranks_of(lambda: DictTable("item"), 3, trained)
 
@@ -69,7 +69,7 @@ def test_ranks_may_be_late(tmp_path):
 
 @pytest.fixture
 def gate(monkeypatch):
-    """Holds back all writing of shards until it is set."""
+    """Returns an event that blocks all writes of shards until it is set."""
     opened, write_shard = threading.Event(), saving.write_shard
 
     def later(*args):
@@ -100,7 +100,7 @@ def test_one_save_is_written_at_a_time(tmp_path, gate):
     job.checkpointer.save(1)
     job.train()
     threading.Timer(0.2, gate.set).start()
-    job.checkpointer.save(2)  # returns when the first is a checkpoint and the second is copied
+    job.checkpointer.save(2)  # returns once the first save is complete and the second is copied
     assert gate.is_set() and checkpoint.read_manifest(job.directory)["extra"] in (1, 2)
     job.checkpointer.wait()
     assert job.loaded() == (2, job.state())

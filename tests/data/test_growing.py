@@ -1,4 +1,4 @@
-"""GrowingFolder in one process: which partitions count, their order, waiting, the end, and what is told of."""
+"""GrowingFolder in one process: the partitions that count, their order, waiting, the end, and messages."""
 
 import logging
 import threading
@@ -54,7 +54,7 @@ def test_it_waits_for_what_comes_and_ends_at_the_stop_file(tmp_path, caplog):
 
     found, writer = [], threading.Timer(0.2, write)
     with caplog.at_level(logging.INFO, "tf_fusedrec.data"):
-        for partition in GrowingFolder(tmp_path, poll_seconds=0.02):  # it would wait for ever
+        for partition in GrowingFolder(tmp_path, poll_seconds=0.02):  # else it would wait for ever
             found.append(partition.name)
             if len(found) == 1:
                 writer.start()

@@ -1,4 +1,4 @@
-"""EpochPlan on random weights: every row once, equal steps, and any sequence of stops on any numbers of ranks."""
+"""EpochPlan on random weights: every row once, equal steps, and any sequence of stops on any number of ranks."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ def _weights(rng, rows):
 
 
 def _positions(plan, ranks, steps):
-    """[step][rank] lists of positions."""
+    """Returns [step][rank] lists of positions."""
     return [[plan.batch(rank, step).tolist() for rank in range(ranks)] for step in steps]
 
 
@@ -28,7 +28,7 @@ def test_every_row_is_in_one_batch_and_the_batches_are_the_oracles(rows, ranks, 
     plan = EpochPlan(weights, 12, whole(rows), ranks, scope)
     batches = _positions(plan, ranks, range(plan.steps + 2))
     assert sorted(_flat(batches)) == list(range(rows))
-    assert batches[plan.steps :] == [[[]] * ranks] * 2  # who has run out, and all behind the end
+    assert batches[plan.steps :] == [[[]] * ranks] * 2  # the rank without rows, and every rank behind the end
     if scope == "rank":
         for rank in range(ranks):
             part = range(rows * rank // ranks, rows * (rank + 1) // ranks)

@@ -1,4 +1,4 @@
-"""Every program of the documentation prints what is written below it; every command is run here or by a named test."""
+"""Every program of the documentation prints the output below it. Every command runs here or in a named test."""
 
 import contextlib
 import io
@@ -19,7 +19,7 @@ CRITEO = "tests/examples/test_criteo_dlrm.py::test_two_ranks_find_the_signal_tha
 PROFILING = "tests/docs/test_profiling.py"
 MOVIELENS = "tests/data/test_movielens.py::test_every_form_gives_the_same"
 
-# What is too long to run here, or not for this machine: the test that runs the same.
+# Commands that run too long or need another machine, and the tests that run the same.
 RUN_ELSEWHERE = {
     "make setup": "tests/environment/test_setup_env.py::test_nothing_to_do",
     "make train": "tests/environment/test_launch_training.py::test_without_data_the_default_and_a_given_config_wins",
@@ -104,7 +104,7 @@ RUN_ELSEWHERE = {
         "tests/environment/test_cuda_build.py::test_cuda_that_is_wanted_and_not_there_is_an_error_with_its_remedy"
     ),
 }  # fmt: skip
-# Of a cluster with GPUs, which no test has: that they install the pinned versions is all that is checked.
+# These install a cluster with GPUs. Without such a cluster, only the pinned versions are tested.
 ONLY_ON_GPUS = (
     "pip install 'tensorflow[and-cuda]==2.16.2'",
     "HOROVOD_WITH_TENSORFLOW=1 HOROVOD_WITHOUT_PYTORCH=1 HOROVOD_WITHOUT_MXNET=1 HOROVOD_WITH_GLOO=1 "
@@ -158,7 +158,7 @@ def test_cheap_commands_end_well(command, tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize("page", PAGES, ids=page_name)
 def test_modules_and_their_flags_exist(page):
     for module, flags in modules_and_flags(page):
-        if module in ("pytest", "mkdocs") or module == "benchmarks.":  # not ours; "benchmarks.<op>"
+        if module in ("pytest", "mkdocs") or module == "benchmarks.":  # modules of others, and "benchmarks.<op>"
             continue
         path = ROOT / module.replace(".", "/")
         source = path.with_suffix(".py") if path.with_suffix(".py").exists() else path / "__main__.py"

@@ -1,4 +1,4 @@
-"""The picture has its bars where the events were, round ticks, and says what every colour means."""
+"""The picture has a bar for every event, round ticks, and a legend of the colours."""
 
 import numpy as np
 import pytest
@@ -25,7 +25,7 @@ def image(tmp_path_factory):
 @pytest.fixture(scope="module")
 def pixel(image):
     def at(lane, share):
-        """The color of the bottom of a lane's bars, at a share of the step."""
+        """Returns the color of a lane's bars at their bottom, at a share of the step."""
         row = picture.TOP + picture.LANE * (lane + 1) - 8
         return image.getpixel((picture.LEFT + int(picture.WIDTH * share), row))
 

@@ -1,4 +1,4 @@
-"""Markers by what a test module uses, so that no list of tests goes stale. `make quick` leaves all of them out."""
+"""Marks each test module by the functions that it uses. `make quick` leaves all marked tests out."""
 
 import pathlib
 
@@ -14,7 +14,7 @@ FOLDERS = {"cuda": "emulation", "gpu": "emulation", "benchmarks": "benchmarks", 
 
 
 def markers_of(module) -> set[str]:
-    """Markers of a test module: of its folder, and of the processes that it starts."""
+    """Returns the markers of a test module, by its folder and by the processes that it starts."""
     folder = pathlib.Path(module.__file__).relative_to(TESTS).parts[0]
     used = {getattr(value, "__module__", None) or getattr(value, "__name__", None) for value in vars(module).values()}
     used |= {value.__name__ for value in vars(module).values() if isinstance(value, type(pytest))}

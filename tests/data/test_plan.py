@@ -28,7 +28,7 @@ def test_every_row_is_in_one_batch_and_the_batches_are_the_oracles(rows, ranks, 
     plan = EpochPlan(weights, 12, whole(rows), ranks, scope)
     batches = _positions(plan, ranks, range(plan.steps + 2))
     assert sorted(_flat(batches)) == list(range(rows))
-    assert batches[plan.steps :] == [[[]] * ranks] * 2  # the rank without rows, and every rank behind the end
+    assert batches[plan.steps :] == [[[]] * ranks] * 2  # behind the end, no rank has a row
     if scope == "rank":
         for rank in range(ranks):
             part = range(rows * rank // ranks, rows * (rank + 1) // ranks)

@@ -18,7 +18,7 @@ from tests.support.tensorboard import scalars
 
 
 def ops_of(saved_model):
-    """Names of all ops in a SavedModel's graph and functions."""
+    """Returns the names of all ops in a SavedModel's graph and functions."""
     from tensorflow.core.protobuf import saved_model_pb2
 
     proto = saved_model_pb2.SavedModel.FromString((saved_model / "saved_model.pb").read_bytes())
@@ -52,7 +52,7 @@ def test_two_ranks_train_evaluate_and_export(tmp_path, capsys, fields, metrics):
         assert "ends after 3 partitions: _STOP exists" in output
         assert list((tmp_path / "run" / "tensorboard" / "progressive").glob("events.*"))
         rows, growth = written["epoch_rows/item"], written["epoch_growth/item"]
-        np.testing.assert_array_equal(rows, np.cumsum(growth))  # from nothing, once for each partition
+        np.testing.assert_array_equal(rows, np.cumsum(growth))  # the first fit, once for each partition
         assert len(rows) == 3 and 0 < rows[-1] <= fields["data"]["items"] and written["epoch_all2all_bytes"][0] > 0
     else:
         assert len(json.loads((tmp_path / "run" / "timeline" / "steps.json").read_text(encoding="utf-8"))) == 1

@@ -1,7 +1,6 @@
-"""FrozenWindow(M) on 1 and 3 processes, 2 and 4 are in test_fifty_steps.py: gradient accumulation, bit for bit.
-
-The oracle is a loop of single steps with FusedEmbedding(accumulate_steps=M), which has its own tests, and dense
-gradients added up in Python. Ids, rows, slots, dense weights and their slots must be equal after every step.
+"""FrozenWindow(M) on 1 and 3 processes equals gradient accumulation bit for bit; test_fifty_steps.py has 2 and 4. The
+oracle is a loop of single steps with FusedEmbedding(accumulate_steps=M), which has its own tests, and dense gradients
+added in Python. Ids, rows, slots, dense weights and their slots must be equal after every step.
 """
 
 import numpy as np
@@ -11,8 +10,8 @@ from tests.schedules import clicks
 from tests.support.ranks import run_ranks
 
 STEPS = 4
-# Micro-batches, rule of the tables, gradient_op. The oracle of "average" divides by M once more, which is exact for
-# powers of two only.
+# Micro-batches, rule of the tables, gradient_op. The oracle of "average" divides by M again, which is exact for powers
+# of two only.
 SCENARIOS = {
     "adam_1": (1, "Adam", "average"),
     "adam_4": (4, "Adam", "average"),
@@ -22,7 +21,7 @@ SCENARIOS = {
 
 
 def _batches(rank):
-    """Sizes that M does not divide, that are below M, and ranks with nothing."""
+    """Yields batches whose sizes M does not divide or exceeds, and ranks without samples."""
     return [
         clicks.batch([9, 2, 7, 5][(step + rank) % 4] * (step != 2 or rank != 1), 10 * step + rank)
         for step in range(STEPS)
@@ -51,7 +50,7 @@ def _frozen(micro_batches, rule, gradient_op):
 
 
 def _accumulated(micro_batches, rule, gradient_op):
-    """One step per micro-batch, which weighs its share of the samples."""
+    """Makes one step per micro-batch, whose weight is its share of the samples."""
     import tf_fusedrec as fr
     from tf_fusedrec import tf
     from tf_fusedrec.exchange.micro_batches import token_bounds
@@ -92,17 +91,17 @@ def _both():
 
 
 def assert_equals_accumulation(got, wanted, where):
-    """All of two states bit for bit, but for the counters that lookups advance."""
+    """Compares two states bit for bit, except for the counters that lookups advance."""
     assert got.keys() == wanted.keys()
     for what in wanted:
-        # Accumulation looks up every micro-batch, FrozenWindow every step once: what lookups advance differs.
+        # Accumulation looks up every micro-batch, FrozenWindow once per step, so counters of lookups differ.
         if what.split()[-1] not in ("last", "count", "updated"):
             np.testing.assert_array_equal(got[what], wanted[what], err_msg=f"{where}: {what}")
 
 
 @pytest.mark.parametrize("world_size", [1, 3])
 def test_it_equals_accumulation_bit_for_bit(world_size, monkeypatch):
-    # A ring adds an element's gradients in an order that its place in the buffer decides: no tensors side by side.
+    # A ring's order of additions depends on the place in the buffer, so tensors must not share one.
     monkeypatch.setenv("HOROVOD_FUSION_THRESHOLD", "0")
     for rank, results in enumerate(run_ranks(_both, world_size)):
         for scenario, (frozen, accumulated) in results.items():

@@ -1,4 +1,4 @@
-"""DualBuffer and Nested with a lead of several batches: equal to Sync and FrozenWindow bit for bit."""
+"""DualBuffer and Nested with a lead of several batches equal Sync and FrozenWindow bit for bit."""
 
 import pytest
 
@@ -21,7 +21,9 @@ def pair(request):
 
 
 def test_fits_are_those_of_the_reference(pair):
-    """Evictions, expiry, admission; evaluation between epochs; two batches, fewer than the lead; a short last one."""
+    """Covers evictions, expiry, admission, evaluation between epochs, fewer batches than the lead, and a short last
+    batch.
+    """
     table = {"max_rows": 60, "eviction": "lru", "ttl": 16, "admission_count": 2}
     fits = [
         (unknown(dataset(40)), {"epochs": 2, "validation_data": dataset(seed=2)}),

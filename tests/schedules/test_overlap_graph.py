@@ -1,4 +1,4 @@
-"""What waits for what in the traced step of FrozenWindow: exchanges for no compute, compute for the piece before."""
+"""In the traced step of FrozenWindow, exchanges wait for no compute, and compute waits for the previous piece."""
 
 import pytest
 
@@ -9,7 +9,7 @@ M = 3
 
 
 def _facts():
-    """What the tests below assert, of the step of a model on any number of processes."""
+    """Body: returns the facts for the tests below from a model's step on any number of processes."""
     import tf_fusedrec as fr
     from tests.support.graphs import ancestors, count_ops, reduced_in_between
     from tf_fusedrec import keras

@@ -125,6 +125,6 @@ def compare_file(kernels, path):
 
 
 def check_the_masks_of_the_oracle(_):
-    """Compares three small masks with drawings by hand, such as a window of one and one target."""
+    """Compares the mask of a window of one and one target with a drawing by hand."""
     expected = [[1, 0, 0, 0], [1, 1, 0, 0], [0, 1, 1, 0], [0, 0, 1, 1]]
     np.testing.assert_array_equal(visible_pairs(4, 1, attention_window=1), np.array(expected, bool))

@@ -111,7 +111,7 @@ def attention_grad(*, grads, **case):
 
 
 def _channels(case, rows, targets):
-    """Yields of each channel the name of its weights' gradients, the map, and the map's derivative."""
+    """Yields for each channel the name of its weights' gradients, the map, and the map's index or derivatives."""
     if case.get("position_weights") is not None:
         yield "position_grads", *_position(case, rows, targets)
     if case.get("time_weights") is not None:
@@ -119,7 +119,7 @@ def _channels(case, rows, targets):
 
 
 def bias_attention(**case):
-    """[T, H, channels * value_dim]."""
+    """Returns [T, H, channels * value_dim]."""
     tokens, heads, dim = case["value"].shape
     channels = sum(case.get(name) is not None for name in ("position_weights", "time_weights"))
     out = np.zeros([tokens, heads, channels, dim])

@@ -1,4 +1,4 @@
-"""Cluster: how long collectives take, and what is refused."""
+"""Cluster predicts the times of collectives, and refuses unsuitable numbers."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""fr.plan: what it chooses, what it refuses, and that the model stays as it was."""
+"""fr.plan: its choices, its refusals, and a model that stays unchanged."""
 
 import json
 
@@ -22,7 +22,7 @@ def model():
 
 
 def workload(compute=1.0, lookup=0.0, unique=1000, table_bytes=8 * GIGABYTE):
-    """A step of 100 samples whose ids are all distinct."""
+    """Returns a step of 100 samples whose ids are all distinct."""
     measured = Measured(100, 0.0, lookup, 0.0, compute, compute / 2, 0)
     lookups = {m: [Lookup((unique // m,) * m, 1, 256, 4, 2048)] for m in (1, 2, 4, 8)}
     return Workload(measured, lookups, table_bytes)

@@ -112,7 +112,7 @@ def test_tensorflow_keras_and_horovod_have_one_door():
     assert not bad, "\n".join(bad)
 
 
-def test_what_travels_to_servers_needs_tensorflow_and_numpy_alone():
+def test_files_for_servers_need_tensorflow_and_numpy_only():
     found = {module.split(".")[0] for _, module in imports_of(TRAVELS)}
     assert found - sys.stdlib_module_names - {"__future__"} == {"numpy", "tensorflow"}
 

@@ -130,7 +130,7 @@ def test_an_assigned_rate_is_saved_and_yields_to_another_record(saver, tmp_path)
     assert float(again.optimizers["item"].learning_rate) == np.float32(0.1)
 
 
-def test_what_cannot_be_set_is_refused():
+def test_unsuitable_rates_are_refused():
     _, emb = make_model()
     with pytest.raises(ValueError, match=r"tables has \['tag'\], want names of \['item', 'user'\]"):
         learning_rates.TableLearningRate(emb, lambda epoch, rate: rate, ["tag"])

@@ -104,7 +104,7 @@ def oracle(scored, steps):
 
 
 @pytest.mark.parametrize(("ranks", "every"), [(1, 4), (2, 2)])
-def test_partitions_that_come_while_fit_runs_are_trained_as_if_they_had_been_there(tmp_path, ranks, every, caplog):
+def test_partitions_that_arrive_during_fit_train_like_earlier_ones(tmp_path, ranks, every, caplog):
     (tmp_path / "d").mkdir()
     add(tmp_path / "d", 0)
     given = {"path": str(tmp_path / "d"), "directory": str(tmp_path / "events"), "every": every}
@@ -154,7 +154,7 @@ def check_events(directory, steps, told):
         assert found[key] == pytest.approx(value, rel=1e-6, nan_ok=True)  # float32
 
 
-def test_what_cannot_be_told_is_refused():
+def test_refusals():
     for wrong, message in [
         ({"tasks": []}, "tasks must name at least one"),
         ({"every_steps": 0}, "every_steps must be >= 1, got 0"),

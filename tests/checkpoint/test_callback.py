@@ -51,7 +51,7 @@ class StopAfter(keras.callbacks.Callback):
         self.model.stop_training = self.left == 0
 
 
-def test_it_saves_at_the_end_of_every_epoch_and_is_on_the_disk_when_training_ends(tmp_path, positions):
+def test_every_epoch_is_saved_and_on_the_disk_when_training_ends(tmp_path, positions):
     saves = callbacks.Checkpoint(tmp_path / "c", 5, {"name": "a"}, layers=[embedding_of(table())])
     fit(model(), [saves], 3, 5)
     assert positions == [(1, 0), (2, 0), (3, 0)]
@@ -100,7 +100,7 @@ def test_a_first_start_begins_at_the_beginning(tmp_path):
     assert saves.restore(model()) == (0, 0)
 
 
-def test_what_fails_in_the_background_ends_training(tmp_path, monkeypatch):
+def test_a_failure_in_the_background_ends_training(tmp_path, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 

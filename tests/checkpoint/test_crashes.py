@@ -74,7 +74,7 @@ def test_a_crash_between_any_two_operations_leaves_the_old_or_the_new_checkpoint
     assert found.count(False) > 20 and found.count(True) > len(OPERATIONS)
 
 
-def test_data_are_on_the_disk_before_names_that_others_trust(tmp_path, monkeypatch):
+def test_data_are_synced_before_trusted_names(tmp_path, monkeypatch):
     """Every file is synced after its last write, then the folder of its rename. The manifest comes last."""
     log = []
 
@@ -118,7 +118,7 @@ def test_data_are_on_the_disk_before_names_that_others_trust(tmp_path, monkeypat
         assert name != "replace" or mine[n + 1] == ("fsync", str(pathlib.Path(paths[1]).parent))
 
 
-def test_the_folder_of_a_shard_may_be_renamed_as_soon_as_the_shard_is_told_of(tmp_path, monkeypatch):
+def test_the_folder_may_be_renamed_once_the_last_shard_is_reported(tmp_path, monkeypatch):
     """Rank 0 waits for the report, and the last rank may be slow to sync it."""
     (tmp_path / "save.partial").mkdir()
     replace = os.replace

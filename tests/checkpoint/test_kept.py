@@ -124,7 +124,7 @@ def test_a_save_of_ours_that_somebody_added_to_stays_whole(tmp_path):
     assert load(job, first) == ("first", state) and len(checkpoint.saves(job.directory)) == 2
 
 
-def test_a_folder_where_a_file_should_be_and_a_file_where_the_folder_should_be_are_named(tmp_path):
+def test_folders_and_files_in_the_wrong_place_are_named(tmp_path):
     job = Job(tmp_path / "c", background=False)
     save(job, 1)
     (there,) = checkpoint.saves(job.directory)

@@ -108,7 +108,7 @@ DAMAGES = [
 
 
 @pytest.mark.parametrize("kind", DAMAGES)
-def test_what_is_not_whole_is_refused_and_nothing_of_it_remains(kind, saved):
+def test_damaged_checkpoints_are_refused_and_leave_nothing(kind, saved):
     directory, _ = saved
     assert set(damages(directory)) == set(DAMAGES)
     damage, words = damages(directory)[kind]
@@ -137,7 +137,7 @@ def test_a_whole_one_is_loaded_into_empty_and_full_tables(saved):
         assert all((w == 1.0).all() for w in dense.get_weights())
 
 
-def test_rows_that_hold_a_table_are_read_once_and_verified_before_they_are_dropped(saved):
+def test_rows_are_read_once_and_verified_before_old_ones_are_dropped(saved):
     directory, table = saved
     other = trained(("item", "user"), IDS[-5:])
     checkpoint.load(directory, model(0), layers=[embedding_of(other)])

@@ -19,7 +19,7 @@ def job(request, tmp_path):
     return Job(tmp_path / "c", background=request.param)
 
 
-def test_what_is_loaded_is_what_was_saved_last(job):
+def test_a_load_gives_the_last_save(job):
     for extra in ({"epoch": 1}, [2], None):
         job.train()
         save(job, extra)
@@ -106,7 +106,7 @@ def test_one_save_is_written_at_a_time(tmp_path, gate):
     assert job.loaded() == (2, job.state())
 
 
-def test_what_failed_behind_training_surfaces_once_at_the_next_save_or_wait(tmp_path, monkeypatch):
+def test_a_background_failure_surfaces_once_at_the_next_save_or_wait(tmp_path, monkeypatch):
     job = Job(tmp_path / "c", full_every=10)
     save(job, 1)
     for call in (lambda: job.checkpointer.save(3), job.checkpointer.wait):
@@ -176,7 +176,7 @@ def test_extra_that_json_does_not_know_is_refused_before_anything_is_written(job
     assert job.loaded()[0] == "old" and not list(job.directory.glob("*.partial"))
 
 
-def test_what_an_interrupted_save_left_goes_and_what_is_not_ours_stays(job):
+def test_remains_of_an_interrupted_save_go_and_other_files_stay(job):
     job.directory.mkdir()
     (job.directory / "save-3-deadbeef.partial").mkdir()
     (job.directory / "save-3-deadbeef.partial" / "item.rows-0.shard").write_bytes(b"x")

@@ -42,7 +42,7 @@ KINDS = {
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("kind", list(KINDS))
-def test_what_is_not_finite_refuses_the_save_by_name(kind, value, tmp_path):
+def test_a_number_that_is_not_finite_refuses_the_save_by_name(kind, value, tmp_path):
     spoiled, words = KINDS[kind]
     job = Job(tmp_path / "c", keep=1)
     save(job, "good")

@@ -108,7 +108,7 @@ def test_deltas_have_them_and_eviction_counts_from_now(tmp_path):
         (IDS, np.where(ROWS == 1.0, np.nan, ROWS), f"the row of id {2**62} of table 'item' is not finite"),
     ],
 )
-def test_what_does_not_fit_is_refused_and_nothing_is_set(ids, rows, words):
+def test_unsuitable_rows_are_refused_and_nothing_is_set(ids, rows, words):
     table = DictTable("item")
     with pytest.raises(ValueError, match=words):
         fr.checkpoint.warm_start(embedding_of(table), "item", ids, rows)

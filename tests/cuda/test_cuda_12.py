@@ -97,7 +97,7 @@ def test_kernels_compile(path):
     assert answer == 0, log
 
 
-def test_what_is_newer_does_not_compile():
+def test_newer_features_do_not_compile():
     answer, log = compile_source(load_nvrtc(), "#if CUDART_VERSION < 99999\n#error too old\n#endif\n", [])
     assert answer != 0 and "too old" in log
 

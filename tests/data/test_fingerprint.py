@@ -108,7 +108,7 @@ def test_shapes_are_kept():
         (tf.range(2), "must have dtype string, got int32. Integers are ids as they are"),
     ],
 )
-def test_what_is_no_string_is_refused(strings, words):
+def test_other_values_than_strings_are_refused(strings, words):
     with pytest.raises(ValueError, match=words):
         fr.hash_strings(strings)
 

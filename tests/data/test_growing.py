@@ -76,7 +76,7 @@ def test_a_partition_that_comes_too_late_is_named_once(tmp_path, caplog):
     assert caplog.text.count("h=4: it arrived after its successor h=5") == 1
 
 
-def test_what_cannot_be_followed_is_refused(tmp_path, monkeypatch):
+def test_refusals(tmp_path, monkeypatch):
     for wrong, message in [
         ({"poll_seconds": 0}, "poll_seconds must be > 0, got 0"),
         ({"timeout_seconds": -1}, "timeout_seconds must be >= 0, or None"),

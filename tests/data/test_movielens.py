@@ -88,7 +88,7 @@ def test_half_stars_stay(tmp_path):
     ]
 
 
-def test_a_log_of_ones_own_with_string_ids_and_without_ratings(tmp_path):
+def test_a_custom_log_with_string_ids_and_without_ratings(tmp_path):
     (tmp_path / "log.csv").write_text(
         "timestamp,user_id,item_id\n5,ann,B01\n3,ann,A7\n9,ann,007\n1,bob,A7\n2,bob,B01\n", encoding="utf-8"
     )

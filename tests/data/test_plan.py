@@ -78,7 +78,7 @@ def test_rows_of_no_weight_are_in_no_batch():
         assert sorted(_flat(_positions(plan, 2, range(plan.steps)))) == [0, 2, 5]
 
 
-def test_what_is_left_is_shared_equally():
+def test_the_rest_is_shared_equally():
     assert share([[(3, 5)], [(10, 20), (30, 31)]], 2) == [[(3, 5)], [(10, 20), (30, 31)]]
     assert share([[(3, 5)], [(10, 20), (30, 31)]], 3) == [[(3, 5), (10, 12)], [(12, 16)], [(16, 20), (30, 31)]]
     assert share([[]], 2) == [[], []]

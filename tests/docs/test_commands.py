@@ -63,7 +63,7 @@ RUN_ELSEWHERE = {
         "tests/ops/test_segment_unique.py::test_edge_cases"
     ),
     "python -m pytest -q tests/optimizers/test_optimizers.py tests/embedding/test_native_optimizers.py": (
-        "tests/optimizers/test_optimizers.py::test_what_a_record_tells_the_table"
+        "tests/optimizers/test_optimizers.py::test_a_record_gives_rule_hyperparameters_and_slots"
     ),
     "python -m pytest -q tests/embedding/test_capacity.py tests/ops/test_hash_table.py": (
         "tests/embedding/test_capacity.py::test_rows_are_those_of_a_dict_after_every_step"
@@ -114,7 +114,7 @@ RUN_HERE = ("python -m tf_fusedrec.data.convert synthetic-", "python -m benchmar
 SHOWN = sorted({command for page in PAGES for command in commands(page)})
 
 
-def test_what_is_installed_on_gpus_is_pinned():
+def test_versions_for_gpus_are_pinned():
     pins = "".join((ROOT / f"requirements/{name}.txt").read_text(encoding="utf-8") for name in ("runtime", "horovod"))
     for command in ONLY_ON_GPUS:
         name, version = re.search(r"([a-z]+)(?:\[and-cuda\])?==([\d.]+)", command).groups()
@@ -176,6 +176,6 @@ def test_make_targets_exist(page):
     assert set(re.findall(r"\bmake ([a-z]+)\b", shown)) <= TARGETS
 
 
-def test_what_the_readme_links_to_is_there():
+def test_targets_of_the_readmes_links_exist():
     links = re.findall(r"\]\(((?!https?:)[^)#]+)\)", PAGES[0].read_text(encoding="utf-8"))
     assert links and all((ROOT / link).exists() for link in links)

@@ -67,7 +67,7 @@ def test_the_drawing_of_the_message_shows_what_the_ops_answer():
         np.testing.assert_array_equal(tensor, example[name], err_msg=name)
 
 
-def test_what_is_generated_is_kept_as_it_is_made():
+def test_generated_files_are_current():
     for name, made in generate.generated().items():
         kept = (ROOT / name).read_text(encoding="utf-8")
         remedy = f"{name} is not what `python -m tools.docs.generate` makes: run it, and commit what it writes"

@@ -90,7 +90,7 @@ def test_rows_are_those_of_a_dict_after_every_step(policy):
         assert oracle.refused > 0 and oracle.inserts > 0
 
 
-def test_a_row_that_left_and_comes_back_has_its_initial_value_and_no_memory_of_its_optimizer():
+def test_a_returning_row_has_its_initial_value_and_fresh_slots():
     emb = fr.FusedEmbedding(
         [fr.TableConfig(name="t", dim=3, optimizer=optimizers.Adam(0.1), max_rows=2, eviction="lru")],
         [fr.FeatureConfig(name="t", table="t")],
@@ -190,7 +190,7 @@ def test_limits_and_statistics_are_of_each_table_of_a_group():
     assert table_of(emb).size("a") == 4
 
 
-def test_tombstones_are_of_rows_that_left_and_have_not_come_back_since_the_record_began():
+def test_tombstones_name_rows_that_left_and_did_not_return():
     emb = layer(max_rows=3, eviction="lru", record_tombstones=True)
     table = table_of(emb)
     for i in range(5):
@@ -212,7 +212,7 @@ def test_tombstones_are_of_rows_that_left_and_have_not_come_back_since_the_recor
     assert table_of(unrecorded).tombstones("t").size == 0
 
 
-def test_admission_leaves_ids_untrained_at_their_initial_row_until_they_have_come_often_enough():
+def test_ids_keep_their_initial_row_until_admission():
     emb = layer(admission_count=3)
     for n in range(1, 6):
         rows = step(emb, [7, 7, 8] if n == 1 else [7])["t"]

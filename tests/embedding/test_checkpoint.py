@@ -222,7 +222,7 @@ def refused_between_ranks(model, emb, job):
     return said, kernel.name, f"'row' of id {ids[0]} of table {name!r} (rank 1)"
 
 
-def test_a_disk_that_is_full_on_one_rank_fails_on_all_and_the_last_checkpoint_stands(tmp_path):
+def test_a_full_disk_on_one_rank_fails_on_all_and_the_last_checkpoint_stands(tmp_path):
     results = run_ranks(full_disk_on_rank_1, 2, folder=str(tmp_path / "c"))
     assert results[0][0].startswith("RuntimeError: Rank 1 could not write its part of save-2-")
     assert "OSError: [Errno 28] No space left on device" in results[1][0]
@@ -289,7 +289,7 @@ def test_read_tables_gives_all_rows(saved):
         assert rows.dtype.name == ("float32" if name == "item" else "bfloat16")
 
 
-def test_what_a_layer_held_before_is_dropped(saved):
+def test_earlier_rows_of_a_layer_are_dropped(saved):
     folder, model, emb, optimizer, _ = saved
     before = _held(emb)
     _train(model, optimizer, 2, {"a": [1, 100], "b": [2, 100]})

@@ -152,7 +152,7 @@ def test_rows_of_every_storage_come_in_the_dtype_that_is_asked_for(tmp_path, sto
         np.testing.assert_array_equal(tf.cast(out, tf.float32), tf.cast(want, tf.float32))
 
 
-def test_what_is_not_there_is_refused_with_the_names(tmp_path):
+def test_missing_tables_are_refused_by_name(tmp_path):
     write_source(tmp_path / "source")
     for table, words in (
         (external("u", tmp_path / "nowhere"), "must hold a checkpoint, but .*nowhere.*is missing"),

@@ -148,7 +148,7 @@ def test_where_a_scale_cannot_be_taken_off_it_is_refused():
             model.fit(data(steps=1), verbose=0)
 
 
-def test_a_loop_of_ones_own():
+def test_a_custom_loop():
     """A scaled loss inside loss_scaled_by trains equal rows to an unscaled loss."""
     x, _ = next(iter(data(steps=1)))
     rows = []

@@ -227,7 +227,7 @@ def lookup_and_tape(emb, ids):
     return lambda: tape.gradient(loss, emb.trainable_variables)
 
 
-def test_gradients_that_come_after_their_rows_have_moved_are_refused_and_change_nothing(tmp_path):
+def test_gradients_of_moved_rows_are_refused_and_change_nothing(tmp_path):
     """An untrained lookup between another lookup and its gradients moves rows out of memory."""
     zeros = fr.Zeros()
     row_bytes = 16 + 4 * 4
@@ -279,7 +279,7 @@ def test_its_config_is_plain_json():
     assert json.loads(json.dumps(emb.get_config()))["tables"][0]["name"] == "t"
 
 
-def test_a_table_that_goes_while_a_graph_is_built_is_freed_and_no_part_of_the_graph():
+def test_a_table_deleted_during_tracing_is_freed_outside_the_graph():
     """The collector runs at any time. Otherwise an export captures the handle, or a step never frees the table."""
     for graph in (tf.Graph(), tf.__internal__.FuncGraph("step")):
         tables = [NativeTable("goes", [table()], seed=0)]

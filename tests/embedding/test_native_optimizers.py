@@ -281,7 +281,7 @@ def test_an_assigned_rate_counts_in_traced_functions(make, backend):
         (0.5, "rule", optimizers.SGD(0.1), AttributeError, "rule of the optimizer of .* cannot be set"),
     ],
 )
-def test_what_would_be_ignored_cannot_be_set(rate, name, value, error, words):
+def test_attributes_without_effect_cannot_be_set(rate, name, value, error, words):
     optimizer = Trained(optimizers.Adam(rate), "not_set").emb.optimizers["t"]
     with pytest.raises(error, match=words):
         setattr(optimizer, name, value)

@@ -170,7 +170,7 @@ def total(results, scenario, table):
 
 
 @pytest.mark.parametrize("world_size", WORLD_SIZES[1:])
-def test_what_ranks_hold_together_is_what_one_process_holds(world_size, one_process, source, tmp_path):
+def test_all_ranks_together_equal_one_process(world_size, one_process, source, tmp_path):
     results = run_ranks(train_all, world_size, folder=str(tmp_path), checkpoint=source[0])
     for scenario in SCENARIOS:
         check_scenario(results, one_process, scenario)

@@ -85,7 +85,7 @@ def test_a_tf1_optimizer_cannot_serve_two_groups():
         )
 
 
-def test_what_cannot_train_rows_is_refused():
+def test_optimizers_that_cannot_train_rows_are_refused():
     class Stranger:
         def apply_gradients(self, pairs):
             raise AssertionError("never called")

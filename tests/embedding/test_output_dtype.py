@@ -96,7 +96,7 @@ def test_two_ranks_send_half_and_train_alike():
             assert {("float16" in name, size) for name, size in after[kind]} == {(False, 4), (True, 2)}
 
 
-def test_what_cannot_be_had_is_named():
+def test_refusals():
     with pytest.raises(ValueError, match="output_dtype must be None or one of .* got 'int8' for feature 'negative'"):
         make_layer("int8")
 

@@ -126,7 +126,7 @@ def test_a_row_keeps_its_value_when_it_becomes_hot(rule):
 
 
 @pytest.mark.parametrize("storage", ["float16", "bfloat16"])
-def test_stochastic_rounding_keeps_small_updates_on_average_and_rounding_to_the_nearest_loses_them(storage):
+def test_stochastic_rounding_keeps_small_updates_on_average(storage):
     """64 updates of 1/16 of a step should make 4 steps. The nearest makes none, stochastic rounding about 4."""
     step = 2.0 ** -(10 if storage == "float16" else 7)  # of numbers in [1, 2)
     ids, dim, count = list(range(40)), 64, 64

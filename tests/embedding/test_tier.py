@@ -142,7 +142,7 @@ def test_prefetch_inserts_and_touches_nothing(tmp_path):
     layer("adam").prefetch({"a": tf.constant([1])})  # all in memory: nothing to do
 
 
-def test_a_batch_that_does_not_fit_into_memory_is_an_error_and_the_table_stays_readable(tmp_path):
+def test_a_batch_beyond_memory_is_refused_and_the_table_stays_readable(tmp_path):
     emb, plain = layer("adam", tmp_path, budget_rows=100), layer("adam")
     some = {"a": tf.range(60, dtype=tf.int64)}
     for layer_ in (emb, plain):

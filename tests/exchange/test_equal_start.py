@@ -185,7 +185,7 @@ def test_models_that_differ_in_the_middle_are_refused_by_name(on_two):
         assert "/bias:0' has other values on rank 0 than on ranks [1]" in said["changed on one rank"]
 
 
-def test_what_differs_is_named():
+def test_differences_are_named():
     one = [weight_equality.Digest("a", "(2,) float32", 1), weight_equality.Digest("b", "() int64", 2)]
     other = [one[0], one[1]._replace(content=3)]
     assert weight_equality.difference([one, one]) is None
@@ -193,4 +193,10 @@ def test_what_differs_is_named():
     assert "rank 1 has 1 dense weights and slots, rank 0 has 2" in weight_equality.difference([one, one[:1]])
     other = [one[0]._replace(form="(3,) float32"), one[1]]
     assert "'a' is (2,) float32 on rank 0, 'a' is (3,) float32 on rank 1" in weight_equality.difference([one, other])
-    assert weight_equality.same_forms([one, one]) and not weight_equality.same_forms([one, other])
+    values = [one[0]._replace(content=5), one[1]]
+    for steps in ([0, 0], [3, 3]):
+        assert weight_equality.difference_at_start(steps, [one, one]) is None
+    assert "'a' has other values" in weight_equality.difference_at_start([0, 0], [one, values])
+    for steps, second in (([0, 2], values), ([0, 0], other)):
+        with pytest.raises(RuntimeError, match=rf"after \[0, {steps[1]}\] steps of the optimizer by rank: .*'a'"):
+            weight_equality.difference_at_start(steps, [one, second])

@@ -27,7 +27,7 @@ def _sent(blocks, padding):
 
 @pytest.mark.parametrize("segments", [(2,), (1, 1), (2, 1, 3), (1, 4, 1, 2)])
 @pytest.mark.parametrize("seed", range(3))
-def test_what_is_joined_is_parted_again(segments, seed):
+def test_joined_messages_are_split_again(segments, seed):
     sent = _messages(np.random.default_rng(seed), segments)
     joined = []
     for source in range(RANKS):

@@ -195,7 +195,7 @@ def assert_equal_replicas(replicas):
 
 
 @pytest.mark.parametrize("name", list(EVICTING))
-def test_what_leaves_one_replica_leaves_all(results, name):
+def test_a_row_that_leaves_one_replica_leaves_all(results, name):
     table, topology = EVICTING[name]
     for ranks in topology.sets(len(results))[1]:
         replicas = [results[rank][name] for rank in ranks]

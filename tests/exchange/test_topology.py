@@ -43,7 +43,7 @@ def test_each_rank_is_in_one_group_and_holds_one_shard(together, groups, shards,
         ({"groups": 2, "sync_every": 4}, "are of the rule 'weight_sync', got 4 and None with 'gradient_sync'"),
     ],
 )
-def test_what_makes_no_sense_is_refused(fields, words):
+def test_senseless_fields_are_refused(fields, words):
     with pytest.raises(ValueError, match=words):
         Topology(**fields)
 

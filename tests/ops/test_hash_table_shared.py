@@ -88,7 +88,7 @@ def test_a_row_that_left_after_the_look_ahead_is_not_answered():
         np.testing.assert_array_equal(rows[1], table.initial((0, 2)))
 
 
-def test_what_does_not_fit_is_refused():
+def test_unsuitable_arguments_are_refused():
     message, splits = tf.constant([1, 0, 7], tf.int64), tf.constant([3])
     with new_table(SEGMENTS) as table:
         ahead = ops.table_look_ahead(table.handle, message, splits, dim=4)

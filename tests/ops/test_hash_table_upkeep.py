@@ -42,7 +42,7 @@ def test_records_come_in_hash_order_and_make_the_same_table():
         np.testing.assert_array_equal(copy.find(batch), table.find(batch))
 
 
-def test_a_copy_trains_on_alike_without_being_told_the_clock():
+def test_a_copy_without_the_clock_trains_alike():
     """A row whose last lookup has the number of the copy's next one must not count as touched."""
     with new_table() as table, new_table() as copy:
         for _ in range(3):

@@ -84,7 +84,7 @@ def test_tables_without_rows_and_with_some(ops, tmp_path):
         np.testing.assert_array_equal(rows, np.repeat(np.float32(expected)[:, np.newaxis], 3, axis=1))
 
 
-def test_signatures_of_ones_own(model, tmp_path):
+def test_custom_signatures(model, tmp_path):
     def first_click(inputs):
         given = {**click_model.batch(0), "user": inputs["users"]}
         return {"first": model(given, training=False)["click"][0]}
@@ -108,7 +108,7 @@ def test_outputs_are_flat_and_models_may_say_their_signatures():
     assert default_signatures(types.SimpleNamespace(serving_signatures=lambda: own)) is own
 
 
-def test_what_is_refused(model, tmp_path):
+def test_refusals(model, tmp_path):
     (tmp_path / "here").mkdir()
     with pytest.raises(ValueError, match=r"path '.*here' exists. Remedy: another folder"):
         fr.export(model, tmp_path / "here")
@@ -215,7 +215,7 @@ def rows_of(embedding, ids):
     return {"item": rows["shown"], "user": rows["user"]}
 
 
-def test_what_a_delta_refuses(of_three_ranks, model, tmp_path):
+def test_refusals_of_a_delta(of_three_ranks, model, tmp_path):
     folder, _ = of_three_ranks
     fr.export(model, tmp_path / "base")
     fr.export(model, tmp_path / "delta", base=tmp_path / "base")

@@ -86,7 +86,7 @@ def test_a_batch_that_was_read_and_never_trained_leaves_nothing():
         np.testing.assert_array_equal(states[0][what], states[1][what], err_msg=what)
 
 
-def test_a_step_for_loops_of_ones_own():
+def test_a_step_for_custom_loops():
     embedding = clicks.make_embedding()
     model = clicks.make_model(embedding, RouteAhead())
     step, batches, steps = model.make_train_function(), iter(dataset(30)), 0
@@ -120,7 +120,7 @@ class Twin(PipelinedModel):
         return self.out(tf.add_n([tf.zeros([tf.size(x), 4]), *rows]))
 
 
-def test_lookups_that_cannot_be_told_are_refused():
+def test_lookups_that_no_schedule_can_plan_are_refused():
     x, y = np.arange(8), np.zeros(8)
     for model, words in (
         (Twin(0), "never calls its FusedEmbedding"),

@@ -140,7 +140,7 @@ def test_it_is_what_one_process_tells(alone, on_three):
     assert 0.1 < alone[0]["keras"]["auc"] != 0.5
 
 
-def test_what_cannot_be_added_is_refused_and_logs_of_ones_own_are_averaged(alone, on_three):
+def test_unsummable_metrics_are_refused_and_other_logs_are_averaged(alone, on_three):
     assert alone[1] is None  # one process adds nothing
     for _, said, own in on_three:
         assert "metric 'largest' of class Largest has a merge_state of its own" in said

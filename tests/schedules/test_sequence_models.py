@@ -168,7 +168,7 @@ def assert_near(states, others, rtol):
 
 
 def assert_equals_both(results):
-    """Asserts equality with accumulation bit for bit, and with whole batches except for rounding; counters are equal."""
+    """Asserts equality with accumulation bit for bit, and with whole batches but for rounding; counters are equal."""
     for (states, _), (whole, _), accumulated in results:
         assert len(states) == len(whole) == len(accumulated) == STEPS
         for step, (got, wanted) in enumerate(zip(states, accumulated)):

@@ -40,7 +40,7 @@ def test_every_kind_has_its_lane(pixel, lane, kind, begin, end):
         assert (pixel(lane, share) == picture.LANES[kind][0]) == (begin < share < end), share
 
 
-def test_what_is_exposed_is_red(pixel):
+def test_exposed_exchanges_are_red(pixel):
     # The exchange of 0.2 to 0.6 without the table's op until 0.3 and the compute from 0.5.
     assert [pixel(4, share) == picture.LANES[picture.EXPOSED][0] for share in (0.25, 0.35, 0.45, 0.55)] == [
         False,

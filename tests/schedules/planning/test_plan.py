@@ -123,7 +123,7 @@ def test_the_model_stays_as_it_was():
     assert all(float(metric.result()) == 0 for metric in model.metrics)
 
 
-def test_what_makes_no_sense_is_refused(model):
+def test_senseless_arguments_are_refused(model):
     cluster, batch = fr.Cluster(4, GIGABYTE), make_batch()
     for arguments, words in [
         ({"micro_batches": [128]}, f"ints from 2 to the {SAMPLES} samples of the sample, got 128. Remedy: fewer micro"),

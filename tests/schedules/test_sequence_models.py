@@ -5,7 +5,7 @@ import copy
 import numpy as np
 
 from tests.models.batches import ranking_batch, retrieval_batch
-from tests.models.job import RANKING, RETRIEVAL
+from tests.models.experiments import RANKING, RETRIEVAL
 from tests.schedules import clicks
 from tests.schedules.test_frozen_window_ranks import assert_equals_accumulation
 from tests.support.graphs import reduced_in_between

@@ -1,6 +1,6 @@
 """GRM on the KuaiRand log, 50 steps, 2 and 4 processes, one job each. dual_buffer equals sync bit for bit, and nested
-equals frozen_window. Both latter equal gradient accumulation over the same micro-batches. Their losses equal those of
-whole batches except for rounding, and their tables have equal counters.
+equals frozen_window. Both latter equal gradient accumulation over the same micro-batches. Except for rounding, their
+losses equal the losses of whole batches. Their tables have equal counters.
 """
 
 import contextlib

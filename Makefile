@@ -68,7 +68,7 @@ coverage: setup ## Branch coverage of checkpoint, saved_model, tables and exchan
 
 test: lint sanitize ## Checks style and types, runs the C++ tests under sanitizers, then all tests.
 	@echo "test: pytest ..."
-# Two at a time: a test of several processes waits for most of its time. Halves of the list, so that fixtures stay whole.
+# A worker for each of two cores. Each begins with half of the list, so that fixtures of a module are made once.
 	@$(BIN)/python -m pytest -q --durations=10 --numprocesses 2 --dist worksteal
 
 quick: setup ## Runs the tests of one process: no ranks, no emulation, no benchmarks, nothing slow; three minutes.

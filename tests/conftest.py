@@ -1,4 +1,4 @@
-"""Markers by what a test module uses, so that no list of tests goes stale. `make quick` leaves all of them out.
+"""Marks each test module by the modules that it uses. `make quick` leaves all of them out.
 
 Without TFRA, which is an extra, the tests that need it are skipped. They are those that end in the error of
 tf_fusedrec/tables/tfra_library.py, in this process or in one that they start.
@@ -6,25 +6,34 @@ tf_fusedrec/tables/tfra_library.py, in this process or in one that they start.
 
 import importlib.util
 import pathlib
+import sys
 
 import pytest
 
 TESTS = pathlib.Path(__file__).parent
-# Modules whose functions start processes, by the marker of a test module that has one of these functions.
-STARTS = {
-    "ranks": ("tests.support.ranks", "tests.support.launched"),
-    "slow": ("subprocess",),
-}
+RANKS = {"tests.support.ranks", "tests.support.launched"}
+PROCESSES = {"subprocess", "multiprocessing"}
 FOLDERS = {"cuda": "emulation", "gpu": "emulation", "benchmarks": "benchmarks", "soak": "slow", "fuzz": "slow"}
 
 
+def used_by(module) -> set[str]:
+    """Returns the names of the modules in a module's namespace, and of the modules that define its functions."""
+    values = vars(module).values()
+    imported = {value.__name__ for value in values if isinstance(value, type(pytest))}
+    return imported | {value.__module__ for value in values if isinstance(getattr(value, "__module__", None), str)}
+
+
 def markers_of(module) -> set[str]:
-    """Markers of a test module: of its folder, and of the processes that it starts."""
+    """Returns the markers of a test module, by its folder and by the processes that it or a helper starts."""
+    used = used_by(module)
+    helpers = [name for name in used if name.startswith(("tests.", "tools.")) and name in sys.modules]
     folder = pathlib.Path(module.__file__).relative_to(TESTS).parts[0]
-    used = {getattr(value, "__module__", None) or getattr(value, "__name__", None) for value in vars(module).values()}
-    used |= {value.__name__ for value in vars(module).values() if isinstance(value, type(pytest))}
-    found = {marker for marker, modules in STARTS.items() if used & set(modules)}
-    return found | ({FOLDERS[folder]} if folder in FOLDERS else set())
+    found = {FOLDERS[folder]} if folder in FOLDERS else set()
+    if used & RANKS:
+        found.add("ranks")
+    elif any(names & PROCESSES for names in (used, *(used_by(sys.modules[name]) for name in helpers))):
+        found.add("slow")
+    return found
 
 
 def pytest_collection_modifyitems(items):

@@ -1,4 +1,4 @@
-"""The plan, as tests: imports follow the data, TensorFlow and Horovod have one door each, every op fills its rooms."""
+"""Imports follow the data, TensorFlow and Horovod have one importer each, and every op has all its files."""
 
 import ast
 import fnmatch
@@ -33,9 +33,9 @@ LEVEL = {
     "tfra": 9,
     "doctor": 10,
 }
-# A copy of it goes to servers that have TensorFlow and NumPy, and nothing else.
+# Servers get a copy of it, and have TensorFlow and NumPy only.
 TRAVELS = PACKAGE / "saved_model" / "applying.py"
-# What each of these must never know, whatever the level.
+# Modules that each of these must never import, at any level.
 STRANGERS = {
     "exchange": {"tables", "embedding"},
     "tables": {"exchange"},
@@ -52,7 +52,7 @@ DOORS = {
 
 
 def imports_of(path: pathlib.Path):
-    """(line, dotted module) of every import in a file; `from tf_fusedrec import x` counts as tf_fusedrec.x."""
+    """Returns (line, dotted module) of every import in a file. `from tf_fusedrec import x` counts as tf_fusedrec.x."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
@@ -125,13 +125,13 @@ def test_tfra_is_an_extra():
     assert needing == allowed
 
 
-def test_what_travels_to_servers_needs_tensorflow_and_numpy_alone():
+def test_files_for_servers_need_tensorflow_and_numpy_only():
     found = {module.split(".")[0] for _, module in imports_of(TRAVELS)}
     assert found - sys.stdlib_module_names - {"__future__"} == {"numpy", "tensorflow"}
 
 
 def test_the_layers_of_a_model_are_found_in_one_place():
-    """Two searches find different layers sooner or later. TFRA's layers and attention layers are other layers."""
+    """Two searches would sooner or later find different layers. Searches for TFRA's and attention layers are others."""
     places = {"embedding/search.py", "tfra/fusing.py", "saved_model/serving.py"}
     found = {str(path.relative_to(PACKAGE)) for path in modules() if ".submodules" in path.read_text(encoding="utf-8")}
     assert found == places
@@ -147,7 +147,7 @@ MAKE_VALUES = {
 
 
 def executed(body):
-    """The statements that an import runs; a class's decorators run, a function's body does not."""
+    """Yields the statements that an import runs. A class's decorators run, a function's body does not."""
     for node in body:
         if isinstance(node, ast.If) and "__name__" in ast.unparse(node.test):
             continue
@@ -158,7 +158,7 @@ def executed(body):
 
 
 def effects_of(path: pathlib.Path):
-    """Names of a module's statements that change anything but the module's own names."""
+    """Returns the names of a module's statements that change anything but the module's own names."""
     for node in executed(ast.parse(path.read_text(encoding="utf-8")).body):
         calls = []
         if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
@@ -174,7 +174,7 @@ def effects_of(path: pathlib.Path):
 
 
 def makes_a_value(function: str) -> bool:
-    """Whether a call has no other effect; a class, by its capital letter, makes an object."""
+    """Returns whether a call has no effect but its value. A class, known by its capital letter, makes an object."""
     is_class = function.split(".")[-1].lstrip("_")[:1].isupper() and function != "tf.RegisterGradient"
     return function in MAKE_VALUES or is_class
 
@@ -211,7 +211,7 @@ def test_private_tensorflow_is_not_used():
 
 
 def test_text_is_utf8_whatever_the_locale():
-    """Under LC_ALL=C Python would refuse the non-ASCII letters of our own files."""
+    """Under LC_ALL=C, Python would refuse the non-ASCII letters of our files."""
     bad = []
     for folder in ("tf_fusedrec", "models", "benchmarks", "tests", "tools"):
         for path in sorted((ROOT / folder).rglob("*.py")):
@@ -226,7 +226,7 @@ def test_text_is_utf8_whatever_the_locale():
 
 
 def test_steps_have_one_numbering():
-    """The list of docs/concepts.md, "From an id to a row", has the numbers that the code names."""
+    """The code uses the numbers of the list in docs/concepts.md, "From an id to a row"."""
     page = (ROOT / "docs/concepts.md").read_text(encoding="utf-8").split("## From an id to a row")[1].split("```")[0]
     items = re.findall(r"^\d\. (.*(?:\n   .*)*)", page, re.MULTILINE)
     named = {}
@@ -245,18 +245,18 @@ def test_steps_have_one_numbering():
 OPS = sorted(path.name for path in (ROOT / "custom_ops").iterdir() if path.is_dir() and path.name != "common")
 
 
-# The table is measured as a table, against other tables; the attention against padded attention; the clustering by the
-# bytes that it saves.
+# Benchmarks compare the table with other tables and the attention with padded attention. They count the bytes that
+# clustering saves.
 BENCHMARK_OF = {"hash_table": "table", "jagged_attention": "attention", "cluster_samples": "clustering"}
 
 
-# Passes a tensor through: there is nothing to compute, compare or measure.
+# This op passes a tensor through, so it has no oracle and no benchmark.
 COMPUTES_NOTHING = {"collective_marks"}
 
 
 @pytest.mark.parametrize("stem", OPS)
 def test_every_op_fills_its_rooms(stem):
-    """STYLE habit 3: algorithm, registration, kernel, Python face, oracle, test, benchmark, a row in the table."""
+    """Each op has algorithm, registration, kernel, Python function, oracle, test, benchmark, and a row in the table."""
     rooms = [
         f"tf_fusedrec/ops/{stem}.py",
         f"tests/ops/test_{stem}.py",

@@ -1,4 +1,4 @@
-"""Comments, docstrings and op documentation name only files that exist: a file that moves takes its mentions along."""
+"""Comments, docstrings and op documentation name only files that exist."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SOURCES = (".cc", ".h", ".cu", ".cuh", ".py")
 BASES = ("", "custom_ops", "tf_fusedrec", "tests", "tests/cuda", "benchmarks")
 # No match inside a pattern: names that a wildcard or a placeholder precedes or follows.
 NAME = re.compile(r"(?<![\w/.*<>{}$-])([A-Za-z]\w*(?:[/.-]\w+)*\.(?:cc|cuh|cu|h|py))(?![\w*/{(])")
-# Files of others: a header of CUDA's, and an export in a user's folder.
+# Files outside the repository: a header of CUDA, and an export in a user's folder.
 FOREIGN = {"cuda_fp16.h", "exports/1-to-2/apply_delta.py"}
 
 
@@ -34,14 +34,14 @@ def cpp_words(text: str) -> list[str]:
 
 
 def named_files(text: str, suffix: str) -> list[str]:
-    """Names of files in the comments and the documentation of a source."""
+    """Returns the names of files in the comments and the documentation of a source."""
     words = python_words(text) if suffix == ".py" else cpp_words(text)
     return [name for name in NAME.findall("\n".join(words)) if name not in FOREIGN]
 
 
 @pytest.fixture(scope="module")
 def known() -> set[str]:
-    """Names, without folders, of all files that a comment may name."""
+    """Returns the names, without folders, of all files that a comment may name."""
     return {path.name for room in ROOMS for path in (ROOT / room).rglob("*.*")} | {path.name for path in ROOT.iterdir()}
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import dataclasses
+import functools
 import json
 import os
 import pathlib
@@ -109,7 +110,7 @@ class Step:
         return ROOT / self.output.with_name(f"{self.output.name}.command")
 
     def is_done(self) -> bool:
-        """Whether the same command made the output, and nothing that it read is younger."""
+        """Returns whether the same command made the output, and nothing that it read is younger."""
         output, record = ROOT / self.output, self._record()
         if not output.exists() or not record.exists() or record.read_text(encoding="utf-8") != shlex.join(self.command):
             return False
@@ -209,8 +210,9 @@ def main(arguments: list[str]) -> int:
                 built = build(kind, flags, pool)
                 print(f"sanitize: {kind.name}: compiled in {time.monotonic() - started:.0f} s", flush=True)
                 prefix = without_address_randomization() if kind.name == "thread" else []
-                for program in built:
-                    print(f"sanitize: {kind.name}: {program.name} ... {run(program, prefix):.1f} s", flush=True)
+                durations = pool.map(functools.partial(run, prefix=prefix), built)
+                for program, duration in zip(built, durations):
+                    print(f"sanitize: {kind.name}: {program.name} ... {duration:.1f} s", flush=True)
     except Failed as error:
         print(error, file=sys.stderr)
         return 1

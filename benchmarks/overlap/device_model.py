@@ -1,6 +1,6 @@
 """The model of benchmarks.overlap on an accelerator: real tables and exchanges, a dense part on the device stream.
 
-The dense part is a chain of layers, whose weights are averaged over ranks as those of a real model. Their gradients
+The dense part is a chain of layers, whose weights are averaged over ranks as in a real model. Their gradients
 come one layer after another. A layer takes a fixed time and a time per token, forward and backward (compute_times.py).
 The table may lie behind a slow memory: each id of a lookup then takes a time, in which no core works.
 """

@@ -38,7 +38,7 @@ def compiled() -> pathlib.Path:
       CheckFailed: The compiler is missing or failed.
     """
     headers = [f"-isystem{flag[2:]}" if flag.startswith("-I") else flag for flag in tf.sysconfig.get_compile_flags()]
-    flags = ["-O3", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", "-shared"]  # those of setup.py that matter here
+    flags = ["-O3", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", "-shared"]  # the relevant flags of setup.py
     command = [os.environ.get("CXX", "g++"), *headers, *flags, str(SOURCE), *tf.sysconfig.get_link_flags()]
     key = hashlib.sha256(SOURCE.read_bytes() + shlex.join(command).encode()).hexdigest()[:16]
     library = BUILD / f"device_stream-{key}.so"

@@ -27,7 +27,7 @@ class Carver {
   int64_t bytes_ = 0;
 };
 
-// Whether `splits` run from 0 to `total` without decreasing.
+// Returns whether `splits` run from 0 to `total` without decreasing.
 inline bool SplitsAreSound(const int64_t* splits, int64_t segments, int64_t total) {
   if (segments < 0 || splits[0] != 0 || splits[segments] != total) return false;
   for (int64_t s = 0; s < segments; ++s) {

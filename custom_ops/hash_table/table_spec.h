@@ -39,7 +39,7 @@ struct Ahead {
   int64_t version, moves;             // of the table then
 };
 
-// Where rows are written: [V, D] numbers; null: nowhere.
+// The destination of rows: [V, D] numbers; null for none.
 struct RowSink {
   void* data;
   Storage storage;

@@ -27,7 +27,7 @@ struct MessageView {
   absl::Span<const int32_t> splits;
 };
 
-// Whether all messages have blocks for the same ranks, and all blocks lie inside their message.
+// Checks that all messages have blocks for the same ranks, and that all blocks lie inside their message.
 absl::Status CheckBlocks(const std::vector<MessageView>& messages);
 
 //   messages  [L], checked by CheckBlocks

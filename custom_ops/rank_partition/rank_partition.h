@@ -40,10 +40,10 @@ void RankPartition(absl::Span<const int64_t> unique_ids, absl::Span<const int64_
                    const ParallelFor& parallel_for, absl::Span<int64_t> message, absl::Span<int32_t> send_splits,
                    absl::Span<int32_t> id_splits, absl::Span<int32_t> restore);
 
-// Whether blocks of these sizes, each with a header of `num_segments` counts, fill a message of `entries`.
+// Checks that blocks of these sizes, each with a header of `num_segments` counts, fill a message of `entries`.
 absl::Status CheckReceivedSplits(int64_t entries, absl::Span<const int32_t> received_splits, int64_t num_segments);
 
-// Whether the counts of the block of `rank` add up to its ids.
+// Checks that the counts of the block of `rank` add up to its ids.
 absl::Status CheckHeader(int64_t rank, absl::Span<const int64_t> counts, int64_t num_ids);
 
 // Both, for all blocks.

@@ -88,7 +88,7 @@ def test_a_value_without_a_time_has_no_turn():
     assert device_stream.take_record() == {}
 
 
-def test_what_is_recorded_once_is_forgotten():
+def test_a_record_is_read_once():
     device_stream.wait(tf.constant(3), tf.constant(0.001, tf.float64), device_stream.MEMORY)
     assert list(device_stream.take_record()) == [device_stream.MEMORY]
     assert device_stream.take_record() == {}

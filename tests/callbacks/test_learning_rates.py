@@ -1,4 +1,4 @@
-"""Learning rates of tables in fit: callbacks on two ranks, checkpoints, and what is refused."""
+"""Learning rates of tables in fit: callbacks on two ranks, checkpoints, and refusals."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ DIM = 2
 
 
 def make_model(rate=0.5, tables=("item", "user"), dense_rate=0.25, **options):
-    """A sum of rows, so that the gradient of a row is the same in every step; features pad with -1."""
+    """Returns a model that sums rows, so a row has the same gradient in every step. Features pad with -1."""
     emb = fr.FusedEmbedding(
         [fr.TableConfig(name, DIM, fr.optimizers.SGD(rate), fr.Constant(0.0)) for name in tables],
         [fr.FeatureConfig(name, name, "sum", padding_id=-1) for name in tables],
@@ -86,7 +86,7 @@ def test_a_schedule_over_epochs_is_that_of_rank_0(on_two_ranks):
 
 
 def test_padding_does_not_travel(on_two_ranks):
-    """Of 24 places 10 hold ids, of which 6 are distinct: in 4 steps."""
+    """Counts 24 places, 10 ids and 6 distinct ids in each of 4 steps."""
     for result in on_two_ranks:
         assert result["traffic"][:2] == [4 * 10, 4 * 6]
 
@@ -130,7 +130,7 @@ def test_an_assigned_rate_is_saved_and_yields_to_another_record(saver, tmp_path)
     assert float(again.optimizers["item"].learning_rate) == np.float32(0.1)
 
 
-def test_what_cannot_be_set_is_refused():
+def test_unsuitable_rates_are_refused():
     _, emb = make_model()
     with pytest.raises(ValueError, match=r"tables has \['tag'\], want names of \['item', 'user'\]"):
         learning_rates.TableLearningRate(emb, lambda epoch, rate: rate, ["tag"])

@@ -1,4 +1,4 @@
-"""What a fit on two ranks writes for TensorBoard against counts made in NumPy, and that all ranks stop together."""
+"""A fit on two ranks writes the counts of NumPy for TensorBoard, and all ranks stop together."""
 
 import types
 
@@ -18,7 +18,7 @@ STEPS, DIM = 6, 16
 
 
 class Counted(Clicks):
-    """Counts what Throughput and ModelFlopsUtilization want."""
+    """Counts tokens and FLOPs for Throughput and ModelFlopsUtilization."""
 
     def __init__(self, optimizer):
         super().__init__(optimizer)
@@ -46,7 +46,7 @@ LOSSES = ([9.0, 8.0, 0.5, 0.4, 0.3], [1.0, 3.0, 20.0, 20.0, 20.0])
 
 
 def watched(folder):
-    """Body of the ranks: trains under every callback; what a rank ends with."""
+    """Body: trains under every callback. Returns the final state of the rank."""
     rank, ranks = fr.collectives.rank(), fr.collectives.size()
     keras.utils.set_random_seed(1)
     model = Counted(fr.optimizers.Adagrad(0.1))
@@ -74,7 +74,7 @@ def watched(folder):
 
 
 def overflows_of_one_rank(rank):
-    """Rows after a step in which the loss of rank 1 alone is too large for float16, and after one of small losses."""
+    """Body: returns the rows after an overflow of float16 on rank 1 alone, and after a step with small losses."""
     with policy("mixed_float16"):
         model = Clicks(fr.optimizers.SGD(0.1))
         x, y = next(batches(0, 1, 1))
@@ -140,7 +140,7 @@ def test_all_ranks_stop_after_the_same_epoch(ended):
             if not stopping.model.stop_training:
                 stopping.on_epoch_end(epoch, {"val_loss": loss})
         alone.append(stopping.stopped_epoch)
-    assert alone == [0, 2]  # by itself rank 0 would have gone on
+    assert alone == [0, 2]  # rank 0 alone would have gone on
 
 
 def test_an_overflow_on_one_rank_is_one_on_all(ended):
@@ -156,7 +156,7 @@ def test_an_overflow_on_one_rank_is_one_on_all(ended):
 
 
 def epoch_of(embedding, watcher, ids, epoch=0):
-    """The logs of an epoch of one step that looks up these ids."""
+    """Returns the logs of an epoch of one step that looks up these ids."""
     logs = {}
     watcher.on_epoch_begin(epoch)
     embedding(ids, training=True)
@@ -175,7 +175,7 @@ def test_evictions_and_what_cannot_be_known():
     embedding.lookups[0].table.evict("x", 3)
     watcher.on_train_batch_end(0)
     watcher.on_epoch_end(0, logs)
-    # One process looks up without an exchange: nothing travels, and nobody takes duplicates out before.
+    # One process looks up without an exchange, so nothing travels and duplicates stay.
     assert logs == {
         "table_rows": 9, "table_growth": -1, "table_hit_rate": 5 / 7, "table_evictions": 3, "table_left_out": 0
     }  # fmt: skip

@@ -1,4 +1,4 @@
-"""Training on a folder that grows, on one and two ranks: every row once, and AUC and NE of what was not yet trained."""
+"""Training on a growing folder, on one and two ranks: every row once, with AUC and NE before its training."""
 
 import logging
 import threading
@@ -19,7 +19,7 @@ PARTITIONS, ROWS = 3, 14
 
 
 class Clicks(keras.Model):
-    """One weight per rating place; keeps what it scored before each update."""
+    """A model with one weight per rating place. It records its scores before each update."""
 
     def __init__(self, progressive):
         super().__init__()
@@ -45,7 +45,7 @@ def add(path, number):
 
 
 def trained(path, directory, every, grows):
-    """Trains all partitions; the others than the first come while fit runs, if `grows`."""
+    """Trains all partitions. With `grows`, all but the first arrive while fit runs."""
     progressive = ProgressiveMetrics(["click"], every_steps=every, directory=directory, first_step=100)
     model, told, users = Clicks(progressive), [], []
     model.compile(collectives.distributed_optimizer(keras.optimizers.legacy.SGD(0.5)), run_eagerly=True)
@@ -83,7 +83,7 @@ def trained(path, directory, every, grows):
 
 
 def on_ranks(path, directory, every):
-    """All ranks: the folder as it grows, then complete."""
+    """Body: trains on the growing folder, then on the complete one."""
     import pathlib
 
     path = pathlib.Path(path)
@@ -93,18 +93,18 @@ def on_ranks(path, directory, every):
 
 
 def oracle(scored, steps):
-    """AUC and NE of the given steps of all ranks, in NumPy."""
+    """Returns AUC and NE of the given steps of all ranks, computed by NumPy."""
     labels, logits = (np.concatenate([of[step][part] for of in scored for step in steps]) for part in (0, 1))
     chance = 1 / (1 + np.exp(-logits.astype(np.float64)))
     entropy = -np.mean(np.where(labels == 1, np.log(chance), np.log1p(-chance)))
     rate = labels.mean(dtype=np.float64)
     own = -(rate * np.log(rate) + (1 - rate) * np.log1p(-rate)) if 0 < rate < 1 else np.nan
-    bins = np.floor(logits.astype(np.float64) * 512)  # of the width that AUC documents; those of one bin are ties
+    bins = np.floor(logits.astype(np.float64) * 512)  # the documented bins of AUC; equal bins are ties
     return auc_oracle(labels, bins), entropy / own
 
 
 @pytest.mark.parametrize(("ranks", "every"), [(1, 4), (2, 2)])
-def test_partitions_that_come_while_fit_runs_are_trained_as_if_they_had_been_there(tmp_path, ranks, every, caplog):
+def test_partitions_that_arrive_during_fit_train_like_earlier_ones(tmp_path, ranks, every, caplog):
     (tmp_path / "d").mkdir()
     add(tmp_path / "d", 0)
     given = {"path": str(tmp_path / "d"), "directory": str(tmp_path / "events"), "every": every}
@@ -121,7 +121,7 @@ def test_partitions_that_come_while_fit_runs_are_trained_as_if_they_had_been_the
     scored, told = [growing[0] for growing, _ in results], results[0][0][1]
     assert sum(len(labels) for of in scored for labels, _ in of) == ROWS * PARTITIONS
 
-    # A window has `every` steps, or what is left of a partition.
+    # A window has `every` steps, or the rest of a partition.
     steps = len(scored[0]) // PARTITIONS
     windows = [
         range(number * steps + begin, min(number * steps + begin + every, (number + 1) * steps))
@@ -131,7 +131,7 @@ def test_partitions_that_come_while_fit_runs_are_trained_as_if_they_had_been_the
     for window, values in zip(windows, told):
         for kind, of in (("window", window), ("cumulative", range(window[-1] + 1))):
             auc, ne = oracle(scored, of)
-            # float32 logits; bins of 1/512 tell all of them apart but those that are equal.
+            # Bins of 1/512 separate all distinct float32 logits here.
             assert values[f"progressive/click_auc_{kind}"] == pytest.approx(auc, abs=1e-12, nan_ok=True)
             assert values[f"progressive/click_ne_{kind}"] == pytest.approx(ne, rel=1e-6, nan_ok=True)
     for growing, _ in results:
@@ -154,7 +154,7 @@ def check_events(directory, steps, told):
         assert found[key] == pytest.approx(value, rel=1e-6, nan_ok=True)  # float32
 
 
-def test_what_cannot_be_told_is_refused():
+def test_refusals():
     for wrong, message in [
         ({"tasks": []}, "tasks must name at least one"),
         ({"every_steps": 0}, "every_steps must be >= 1, got 0"),

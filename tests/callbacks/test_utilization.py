@@ -7,7 +7,7 @@ import pytest
 from tf_fusedrec import callbacks, keras, tf
 from tf_fusedrec.callbacks import utilization
 
-GFLOPS = 3.0  # of a step, says the model
+GFLOPS = 3.0  # the model's own count, per step
 
 
 class Counting(keras.Model):

@@ -1,4 +1,4 @@
-"""Writes files of a checkpoint with wrong contents and right checksums, and looks at what a load makes of them."""
+"""Writes checkpoint files with wrong contents and right checksums, and loads them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def table_of(*ids):
 
 
 def save_two(directory):
-    """A full save and a delta."""
+    """Writes a full save and a delta."""
     table = table_of(*IDS)
     job = checkpoint.Checkpointer(directory, model(1.0), layers=[embedding_of(table)], full_every=2)
     job.save("full")
@@ -40,7 +40,7 @@ def save_two(directory):
 
 
 def refused(directory, words):
-    """The refusal of a load into tables with rows and into empty ones, and of read_tables where rows are meant."""
+    """Returns the refusal by loads into full and empty tables, and by read_tables for forged rows."""
     for table in (table_of(*IDS[:7]), table_of()):
         rows, clock, dense = contents([table]), table.clock, model(5.0)
         with pytest.raises(ValueError, match=words):
@@ -58,7 +58,7 @@ def forge_manifest(path, change):
 
 
 def forge_shard(path, change=lambda header, ids, records: None, index=lambda index: None):
-    """Writes a shard anew with other contents and right checksums."""
+    """Rewrites a shard with other contents and right checksums."""
     data = path.read_bytes()
     length = int.from_bytes(data[8:16], "little")
     header = json.loads(data[24 : 24 + length])

@@ -1,4 +1,4 @@
-"""A job with a model and a table that is a dict, saved again and again; what goes wrong with it is up to the tests."""
+"""A job with a model and a table in a dict, which saves repeatedly. Tests inject the faults."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def trained(table, seed=0):
 
 
 class Job:
-    """One model and table, as a training job has them."""
+    """The model and the table of a training job."""
 
     def __init__(self, directory, **options):
         self.directory = pathlib.Path(directory)
@@ -36,7 +36,7 @@ class Job:
         return contents([self.table]), [w.tolist() for w in self.model.get_weights()]
 
     def loaded(self):
-        """extra and state of what a new job finds in the directory."""
+        """Returns extra and state that a new job loads from the directory."""
         other = Job(self.directory)
         other.table.clear()
         extra = checkpoint.load(self.directory, other.model, layers=[other.embedding])
@@ -49,7 +49,7 @@ def save(job, extra=None):
 
 
 class Nth:
-    """Calls a function; at its n-th call it raises instead."""
+    """Wraps a function. The n-th call raises instead."""
 
     def __init__(self, function, n, error):
         self.function, self.left, self.error = function, n, error

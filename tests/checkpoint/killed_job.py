@@ -1,4 +1,4 @@
-"""A small training job with the Checkpoint callback that can be told when to kill itself; test_killed.py runs it."""
+"""A small training job with the Checkpoint callback, which kills itself on request. test_killed.py runs it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ EPOCHS, STEPS, BATCH = 12, 70, 16
 
 
 def batches(epoch: int) -> tf.data.Dataset:
-    """The steps of an epoch: a function of (epoch, step)."""
+    """Returns the batches of an epoch, a pure function of (epoch, step)."""
     random = np.random.default_rng(epoch)
     ids = random.zipf(1.3, (STEPS, BATCH)) % 97 - 5
     labels = (ids % 3).astype(np.float32) + random.random((STEPS, BATCH), np.float32)
@@ -26,7 +26,7 @@ def batches(epoch: int) -> tf.data.Dataset:
 
 
 class Model(keras.Model):
-    """Rows of two tables, noise that is drawn by the number of the step, a dense layer."""
+    """A model of two tables, noise seeded by the step's number, and a dense layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ def at_operation(n: int) -> None:
 
 
 class KillAfter(keras.callbacks.Callback):
-    """Kills the process so many seconds after its first step, whatever it is doing then."""
+    """Kills the process a given time after its first step, at any point of its work."""
 
     def __init__(self, seconds: float):
         super().__init__()
@@ -87,7 +87,7 @@ class KillAfter(keras.callbacks.Callback):
 
 
 def run(directory: str, result: str, kill: tuple[str, float] | None) -> None:
-    """Trains from where the last life of the job has got to, to the end or to its death.
+    """Resumes the job from its last checkpoint, and trains to the end or to its death.
 
     Args:
       directory: of the checkpoint.
@@ -98,7 +98,7 @@ def run(directory: str, result: str, kill: tuple[str, float] | None) -> None:
     model.compile(keras.optimizers.legacy.Adam(0.01), "mse")
     model({name: tf.zeros([0], tf.int64) for name in ("item", "user")}, training=False)
     model.steps.assign(0)
-    # A life that finds the job done makes no step, which would make these.
+    # These appear in the first step, which a life that finds a finished job does not make.
     model.optimizer._create_all_weights(model.trainable_variables)
     checkpoint = callbacks.Checkpoint(directory, STEPS, {}, every_steps=8, full_every=3)
     listeners = [checkpoint, KillAfter(kill[1] if kill and kill[0] == "seconds" else None)]

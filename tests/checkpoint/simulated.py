@@ -1,12 +1,14 @@
-"""Saves and loads of several ranks in one process: the parts of tf_fusedrec.checkpoint that know ranks as numbers."""
+"""Saves and loads of several ranks in one process, by the functions of tf_fusedrec.checkpoint that take a rank's
+number.
+"""
 
 from tf_fusedrec.checkpoint import folders, resharding, saving
 
-DENSE = {"dense.index": b"", "dense.data-00000-of-00001": b""}  # files that nobody here reads
+DENSE = {"dense.index": b"", "dense.data-00000-of-00001": b""}  # no test reads these files
 
 
 def save(directory, tables, *, full=None, since=None, extra=None):
-    """A save of simulated ranks; tables[r] is rank r's backend, or its list of backends. Returns the save's name."""
+    """Saves simulated ranks; tables[r] is rank r's backend, or its list of backends. Returns the save's name."""
     tables = [table if isinstance(table, list) else [table] for table in tables]
     clocks = since or {}
     plan = saving.make_plan(directory, len(tables), full, clocks)
@@ -17,7 +19,7 @@ def save(directory, tables, *, full=None, since=None, extra=None):
 
 
 def load(directory, tables, *, partial=False):
-    """Loads into the backends of simulated ranks; returns the shares that were read."""
+    """Loads into the backends of simulated ranks. Returns the shares that they read."""
     tables = [table if isinstance(table, list) else [table] for table in tables]
     described = folders.read_manifest(directory)["tables"]
     read = []

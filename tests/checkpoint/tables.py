@@ -1,4 +1,4 @@
-"""A table backend that is a dict: what checkpoints are tested with, one object per simulated rank."""
+"""A table backend in a dict, for tests of checkpoints. Each simulated rank has one object."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class DictTable:
                 tables[name].clear()
 
     def train(self, name, ids, random):
-        """One step that changes rows of these ids; inserts those that are new."""
+        """Makes one step, which changes the rows of these ids and inserts new ids."""
         self.clock += (1 << 32) + 1
         rows, record = self.rows["rows"][name], self._records["rows"]
         for i in ids:
@@ -114,7 +114,7 @@ class Counter:
 
 
 class Double(fr.FusedEmbedding):
-    """A FusedEmbedding of given tables: what save, load and warm_start need of one, and no more."""
+    """Stands for a FusedEmbedding with given tables. It has only the members that save, load and warm_start use."""
 
     def __init__(self, tables, topology, name):
         keras.layers.Layer.__init__(self, name=name)
@@ -132,12 +132,12 @@ class Double(fr.FusedEmbedding):
 
 
 def embedding_of(*tables, topology=None, name="double"):
-    """A layer of tables that are dicts."""
+    """Returns a layer whose tables are dicts."""
     return Double(tables, topology or fr.Topology(), name)
 
 
 def contents(tables):
-    """(section, table) -> {id: bytes of the record} of all simulated ranks together; no id may be there twice."""
+    """Returns (section, table) -> {id: bytes of the record} over all simulated ranks. No id may occur twice."""
     merged = {}
     for table in tables:
         for section, by_name in table.rows.items():
@@ -149,7 +149,7 @@ def contents(tables):
 
 
 def ranks_of(make, ranks, fill=None):
-    """One table per simulated rank; `fill(table)` fills a table with all rows, of which each rank keeps its own."""
+    """Returns one table per simulated rank. `fill(table)` inserts all rows, and each rank keeps its own."""
     tables = [make() for _ in range(ranks)]
     if fill is not None:
         whole = make()

@@ -1,4 +1,4 @@
-"""The Checkpoint callback in one process: when it saves, what it says of the position, what it restores."""
+"""The Checkpoint callback in one process: the times of its saves, the saved positions, and restored state."""
 
 import numpy as np
 import pytest
@@ -28,7 +28,7 @@ def fit(dense, listeners, epochs, steps, initial_epoch=0):
 
 @pytest.fixture
 def positions(monkeypatch):
-    """(epoch, step) of every save."""
+    """Returns (epoch, step) of every save."""
     seen = []
     save = checkpoint.Checkpointer.save
     monkeypatch.setattr(
@@ -40,7 +40,7 @@ def positions(monkeypatch):
 
 
 class StopAfter(keras.callbacks.Callback):
-    """As Interrupt does: training ends after a step."""
+    """Ends training after a step, as Interrupt does."""
 
     def __init__(self, steps):
         super().__init__()
@@ -51,7 +51,7 @@ class StopAfter(keras.callbacks.Callback):
         self.model.stop_training = self.left == 0
 
 
-def test_it_saves_at_the_end_of_every_epoch_and_is_on_the_disk_when_training_ends(tmp_path, positions):
+def test_every_epoch_is_saved_and_on_the_disk_when_training_ends(tmp_path, positions):
     saves = callbacks.Checkpoint(tmp_path / "c", 5, {"name": "a"}, layers=[embedding_of(table())])
     fit(model(), [saves], 3, 5)
     assert positions == [(1, 0), (2, 0), (3, 0)]
@@ -89,7 +89,7 @@ def test_a_job_goes_on_where_it_was_stopped(tmp_path, positions):
     for got, want in zip(second.get_weights(), first.get_weights()):
         np.testing.assert_array_equal(got, want)
     positions.clear()
-    fit(second, [saves], 2, 2, initial_epoch=1)  # what is left of epoch 1
+    fit(second, [saves], 2, 2, initial_epoch=1)  # the rest of epoch 1
     fit(second, [saves], 4, 5, initial_epoch=2)
     assert positions == [(2, 0), (2, 4), (3, 0), (3, 4), (4, 0)]
     assert int(second.optimizer.iterations) == 20
@@ -100,7 +100,7 @@ def test_a_first_start_begins_at_the_beginning(tmp_path):
     assert saves.restore(model()) == (0, 0)
 
 
-def test_what_fails_in_the_background_ends_training(tmp_path, monkeypatch):
+def test_a_failure_in_the_background_ends_training(tmp_path, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 

@@ -1,4 +1,4 @@
-"""A save that fails at any moment, or a process that ends in it, leaves the last checkpoint whole."""
+"""A save that fails, or a process that ends during a save, leaves the last checkpoint whole."""
 
 import os
 import pathlib
@@ -40,7 +40,7 @@ def test_a_full_disk_at_any_write_leaves_the_last_checkpoint(job, monkeypatch):
 
 
 class Killed(BaseException):
-    """Stands for the end of the process: nothing after it runs."""
+    """Stands for the end of the process, after which no line runs."""
 
 
 OPERATIONS = [(os, "write"), (os, "fsync"), (os, "replace"), (os, "open"), (shutil, "rmtree"), (os, "mkdir")]
@@ -74,8 +74,8 @@ def test_a_crash_between_any_two_operations_leaves_the_old_or_the_new_checkpoint
     assert found.count(False) > 20 and found.count(True) > len(OPERATIONS)
 
 
-def test_data_are_on_the_disk_before_names_that_others_trust(tmp_path, monkeypatch):
-    """Every file is synced after its last write, then the folder that it is renamed in; the manifest is last of all."""
+def test_data_are_synced_before_trusted_names(tmp_path, monkeypatch):
+    """Every file is synced after its last write, then the folder of its rename. The manifest comes last."""
     log = []
 
     def told(name, what):
@@ -97,7 +97,7 @@ def test_data_are_on_the_disk_before_names_that_others_trust(tmp_path, monkeypat
     monkeypatch.setattr(os, "replace", told("replace", lambda args, _: (str(args[0]), str(args[1]))))
     save(job)
     mine = [entry for entry in log if str(job.directory) in str(entry[1])]
-    # The folders that were made are in those that were there.
+    # New folders lie in existing ones.
     assert [("fsync", str(tmp_path / "runs")), ("fsync", str(tmp_path))] == [e for e in log[:2] if e not in mine]
     written = {path for name, path in mine if name == "write"}
     assert len(written) == 6  # rows, two dense files, shard-0.json, manifests of the save and of the checkpoint
@@ -118,8 +118,8 @@ def test_data_are_on_the_disk_before_names_that_others_trust(tmp_path, monkeypat
         assert name != "replace" or mine[n + 1] == ("fsync", str(pathlib.Path(paths[1]).parent))
 
 
-def test_the_folder_of_a_shard_may_be_renamed_as_soon_as_the_shard_is_told_of(tmp_path, monkeypatch):
-    """Rank 0 waits for that, and the last rank may be slow to sync what it has told."""
+def test_the_folder_may_be_renamed_once_the_last_shard_is_reported(tmp_path, monkeypatch):
+    """Rank 0 waits for the report, and the last rank may be slow to sync it."""
     (tmp_path / "save.partial").mkdir()
     replace = os.replace
 
@@ -134,7 +134,7 @@ def test_the_folder_of_a_shard_may_be_renamed_as_soon_as_the_shard_is_told_of(tm
 
 @pytest.fixture
 def small_disk(tmp_path):
-    """A file system of 300 KB."""
+    """Returns a file system of 300 KB."""
     folder = tmp_path / "small"
     folder.mkdir()
     mounted = subprocess.run(

@@ -1,7 +1,4 @@
-"""Manifests and dense files with a right checksum and a wrong content are refused with file and field.
-
-Nothing has changed by then.
-"""
+"""Manifests and dense files with right checksums and wrong contents are refused with file and field."""
 
 import copy
 import json
@@ -16,12 +13,12 @@ from tf_fusedrec import checkpoint, tf
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """A checkpoint; each test puts right what it has forged."""
+    """Returns a checkpoint. Each test restores its forged files."""
     return save_two(tmp_path_factory.mktemp("forged") / "c")
 
 
 def both(change):
-    """The same change of both tables, so that they agree with each other."""
+    """Returns the same change of both tables, so that they agree with each other."""
 
     def changed(manifest):
         for table in manifest["tables"].values():
@@ -31,7 +28,7 @@ def both(change):
 
 
 def put(*path):
-    """Puts the last of `path` into the place that the others name; of both tables where they begin with "*"."""
+    """Returns a change that sets the last of `path` at the place of the others; "*" first: in both tables."""
     *path, key, value = path
 
     def change(manifest):
@@ -153,7 +150,7 @@ def test_a_forged_manifest_is_refused_with_file_and_field(kind, whole):
 
 
 def places(value, path=()):
-    """Every place of a JSON value that holds something."""
+    """Yields the path of every leaf of a JSON value."""
     yield path
     for key, inner in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
         yield from places(inner, (*path, key))
@@ -162,8 +159,8 @@ def places(value, path=()):
 STRANGE = [None, True, -1, 0, 2**70, 1.5, "", "x", "../x", [], [[]], {}, {"x": 1}]
 
 
-def test_any_value_in_any_place_is_taken_or_refused_and_never_breaks_a_load(whole):
-    """Every field of the manifest becomes every strange value: ValueError with the file, or a load that works."""
+def test_any_value_of_any_field_is_accepted_or_refused(whole):
+    """Replaces every field by strange values: a ValueError names the file, or the load works."""
     path = whole / "manifest.json"
     before = path.read_bytes()
     manifest = json.loads(before)
@@ -187,7 +184,7 @@ def test_any_value_in_any_place_is_taken_or_refused_and_never_breaks_a_load(whol
     finally:
         path.write_bytes(before)
     assert count > 400
-    # Values of equal type in these fields may be those of another save; the load compares them with the tables.
+    # These fields may hold other values of the same type. The load compares them with the tables.
     told = [("storage",), ("optimizer",), ("slots",), ("slots", 0), ("slots", 1), ("optimizer", "rule")]
     fields = {("spec", *field) for field in told} | {("clock",), ("iterations",), ("learning_rate",)}
     fields |= {
@@ -197,8 +194,8 @@ def test_any_value_in_any_place_is_taken_or_refused_and_never_breaks_a_load(whol
     assert taken == {("tables", "item", *field) for field in fields} | sizes
 
 
-def test_dense_files_that_tensorflow_cannot_read_or_that_are_of_another_model_are_refused(whole, tmp_path):
-    """Their checksums are right; weights and tables stay as they were."""
+def test_unreadable_and_foreign_dense_files_are_refused(whole, tmp_path):
+    """The files have right checksums. Weights and tables stay unchanged."""
     path = whole / "manifest.json"
     save = whole / json.loads(path.read_text(encoding="utf-8"))["save"]
     files = [path, *save.glob("dense.*")]

@@ -1,4 +1,4 @@
-"""Shards with right checksums and wrong contents are refused with file and field, and nothing has changed by then."""
+"""Shards with right checksums and wrong contents are refused with file and field, before any change."""
 
 import re
 
@@ -13,7 +13,7 @@ from tf_fusedrec import checkpoint
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """A checkpoint; each test puts right what it has forged."""
+    """Returns a checkpoint. Each test restores its forged files."""
     return save_two(tmp_path_factory.mktemp("forged") / "c")
 
 
@@ -80,7 +80,7 @@ def test_an_index_that_lies_is_refused(whole):
 
 
 def test_ids_of_another_rank_are_refused(tmp_path):
-    """A shard of rank 1 of 2 that holds rows of rank 0: they would be lost, or be there twice."""
+    """Refuses a shard of rank 1 of 2 with rows of rank 0, which a load would lose or read twice."""
     for owner in ("hash_range", "tfra"):
         tables = [DictTable("item", owner=owner) for _ in range(2)]
         for table in tables:

@@ -1,4 +1,4 @@
-"""Earlier saves stay and can be loaded; folders and files of others in the same place are never touched."""
+"""Earlier saves stay and can be loaded. Other folders and files in the same place stay untouched."""
 
 import pytest
 
@@ -9,7 +9,7 @@ from tf_fusedrec import callbacks, checkpoint
 
 
 def load(job, which=None):
-    """extra and state of one of the saves in the job's directory."""
+    """Returns extra and state of one of the saves in the job's directory."""
     other = Job(job.directory)
     other.table.clear()
     extra = checkpoint.load(job.directory, other.model, layers=[other.embedding], save=which)
@@ -25,7 +25,7 @@ def test_the_last_saves_stay_and_each_is_what_it_was(full_every, tmp_path):
         save(job, step)
         states.append(job.state())
         there = checkpoint.saves(job.directory)
-        # A full save stays, too, while a delta that is kept goes with it.
+        # A full save stays as long as a kept delta needs it.
         assert len(there) <= min(step + 1, 3 + (full_every > 1))
         for n, name in enumerate(there[-3:], len(states) - len(there[-3:])):
             assert load(job, name) == load(job, n + 1) == (n, states[n])
@@ -83,7 +83,7 @@ def test_the_callback_keeps_and_restores_an_earlier_save(tmp_path):
 
 
 def users_own(directory):
-    """Files and folders that a user may have there, under names like ours or with contents like ours."""
+    """Makes files and folders of a user, with names or contents like ours."""
     directory.mkdir()
     (directory / "save-notes.txt").write_text("mine", encoding="utf-8")
     (directory / "save-").write_text("mine", encoding="utf-8")
@@ -101,7 +101,7 @@ def users_own(directory):
 def test_folders_and_files_of_others_stay(tmp_path):
     before = users_own(tmp_path / "c")
     job = Job(tmp_path / "c", keep=1)
-    (tmp_path / "c" / "save-10-89abcdef.partial").mkdir()  # what an interrupted save left goes
+    (tmp_path / "c" / "save-10-89abcdef.partial").mkdir()  # the rest of an interrupted save is removed
     (tmp_path / "c" / "save-10-89abcdef.partial" / "dense.index").write_bytes(b"x")
     for step in range(3):
         save(job, step)
@@ -124,7 +124,7 @@ def test_a_save_of_ours_that_somebody_added_to_stays_whole(tmp_path):
     assert load(job, first) == ("first", state) and len(checkpoint.saves(job.directory)) == 2
 
 
-def test_a_folder_where_a_file_should_be_and_a_file_where_the_folder_should_be_are_named(tmp_path):
+def test_folders_and_files_in_the_wrong_place_are_named(tmp_path):
     job = Job(tmp_path / "c", background=False)
     save(job, 1)
     (there,) = checkpoint.saves(job.directory)

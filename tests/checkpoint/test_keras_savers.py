@@ -12,7 +12,7 @@ INPUTS = {"a": np.array([1, -2, 3, 1]), "b": np.array([5, 6, 7, 7])}
 
 
 def compiled(backend, names=("item", "tag"), dim=4):
-    """A model whose tables are trained by Adam, the one of a nested model."""
+    """Returns a model whose tables train by Adam. One table lies in a nested model."""
     adam = keras.optimizers.legacy.Adam(0.1)
     key_encoding = {"key_encoding": "hash"} if backend == "tfra" else {}
     emb = fr.FusedEmbedding(
@@ -130,7 +130,7 @@ def test_a_saved_model_is_refused_in_one_line_with_the_remedy(saver, tmp_path):
             model.export(tmp_path / "m")
         elif saver == "saved_model":
             tf.saved_model.save(model, str(tmp_path / "m"))
-        else:  # which leaves rows out of files, while a SavedModel would still hold calls that need them
+        else:  # files then lack rows, but a SavedModel still calls the tables
             with fr.checkpoint.without_tables():
                 model.save(tmp_path / "m")
     assert "\n" not in str(refusal.value)

@@ -1,4 +1,4 @@
-"""A job that is killed with SIGKILL at random moments, also inside saves, ends with the weights it would have had."""
+"""A job with SIGKILLs at random moments, also inside saves, ends with the weights of an undisturbed job."""
 
 import multiprocessing
 import signal
@@ -11,8 +11,9 @@ KILLS = 20
 
 
 def lives(directory, result, kills):
-    """Exit codes of a job that is started again after every kill. A life costs no import: it is forked from a server
-    that has imported TensorFlow and run none of it."""
+    """Returns the exit codes of a job that restarts after every kill. Each life is a fork of a server that has only
+    imported TensorFlow.
+    """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([killed_job.__name__])
     codes = []
@@ -39,5 +40,5 @@ def test_killed_at_20_random_moments_and_no_bit_differs(tmp_path):
         assert sorted(got) == sorted(want)
         differ = [name for name in want if got[name].tobytes() != want[name].tobytes()]
         assert not differ, said
-        assert len(want["item-ids"]) > 50 and 0 < len(want["user-ids"]) <= 25  # of 40: rows were evicted
+        assert len(want["item-ids"]) > 50 and 0 < len(want["user-ids"]) <= 25  # some of 40 were evicted
         assert want["dense-4"] == killed_job.EPOCHS * killed_job.STEPS

@@ -1,4 +1,4 @@
-"""A checkpoint is of all layers of a model, wherever they lie in it; what it would leave out, or mix up, is refused."""
+"""A checkpoint holds all layers of a model, at any depth. Layers that it would omit or confuse are refused."""
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ def trained(name):
 
 
 class Holder(keras.Model):
-    """A model that holds layers in every way that a user may choose."""
+    """A model that holds layers in attributes, lists and nested layers."""
 
     def __init__(self, tables):
         super().__init__()
@@ -52,7 +52,7 @@ def test_a_layer_that_the_model_does_not_hold_is_named_beside_it(tmp_path):
 
 
 def test_the_callback_saves_and_restores_all_layers(tmp_path):
-    """Two real layers; the older of them alone would leave the other's rows behind."""
+    """Saves two layers. A checkpoint of the older layer alone would lose the other's rows."""
 
     def model():
         layers = [
@@ -73,13 +73,13 @@ def test_the_callback_saves_and_restores_all_layers(tmp_path):
     for layer, want, name in zip(layers, trained_layers, ids):
         assert layer.export_table(name)[0].tolist() == ids[name].tolist()
         np.testing.assert_array_equal(layer.export_table(name)[1], want.export_table(name)[1])
-    # Rows from elsewhere find their table in either layer.
+    # Imported rows reach their table in either layer.
     assert checkpoint.warm_start(second, "user", np.array([99]), np.ones([1, 2])) == 1
     assert 99 in layers[1].export_table("user")[0] and 99 not in layers[0].export_table("item")[0]
 
 
 def test_layers_of_other_topologies_share_a_checkpoint(tmp_path):
-    """Each of four ranks writes its own piece of each layer: ranks 1 and 2 change places in two groups of two."""
+    """Each of four ranks writes its own piece of each layer. In two groups of two, ranks 1 and 2 swap shards."""
     whole, grouped = trained("whole"), trained("grouped")
     of_whole = ranks_of(lambda: DictTable("whole"), 4, lambda table: table.rows.update(whole.rows))
     plan = saving.make_plan(tmp_path, 4, None, {})

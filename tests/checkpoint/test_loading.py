@@ -1,4 +1,4 @@
-"""What is not whole, or not ours, is refused by name, and nothing of it remains in tables or weights."""
+"""Damaged and foreign checkpoints are refused by name, and leave nothing in tables or weights."""
 
 import json
 
@@ -27,7 +27,7 @@ def trained(names, ids, **options):
 
 @pytest.fixture
 def saved(tmp_path, monkeypatch):
-    """A checkpoint with a delta, read in many chunks, so that much is restored before damage at the end is met."""
+    """Returns a checkpoint with a delta. Loads read it in many chunks, so damage at the end shows late."""
     monkeypatch.setattr("tf_fusedrec.checkpoint.shard_file._CHUNK_BYTES", 1)
     table = trained(("item", "user"), IDS)
     job = checkpoint.Checkpointer(tmp_path / "c", model(1.0), layers=[embedding_of(table)], full_every=2)
@@ -41,7 +41,7 @@ def saved(tmp_path, monkeypatch):
 
 
 def damages(directory):
-    """(what is done, words of the refusal) for every way in which a checkpoint can be broken."""
+    """Returns (function that damages, words of the refusal) for every kind of damage."""
     full, delta = (f"{part['save']}/" for part in checkpoint.read_manifest(directory)["tables"]["item"]["parts"])
 
     def file_of(pattern):
@@ -108,7 +108,7 @@ DAMAGES = [
 
 
 @pytest.mark.parametrize("kind", DAMAGES)
-def test_what_is_not_whole_is_refused_and_nothing_of_it_remains(kind, saved):
+def test_damaged_checkpoints_are_refused_and_leave_nothing(kind, saved):
     directory, _ = saved
     assert set(damages(directory)) == set(DAMAGES)
     damage, words = damages(directory)[kind]
@@ -128,7 +128,7 @@ def test_what_is_not_whole_is_refused_and_nothing_of_it_remains(kind, saved):
 
 
 def test_a_whole_one_is_loaded_into_empty_and_full_tables(saved):
-    """What the tests above would pass without."""
+    """Guards the tests above, which a load that always fails would pass."""
     directory, table = saved
     for other in (DictTable("item", "user"), trained(("item", "user"), IDS[-5:])):
         dense = model(5.0)
@@ -137,7 +137,7 @@ def test_a_whole_one_is_loaded_into_empty_and_full_tables(saved):
         assert all((w == 1.0).all() for w in dense.get_weights())
 
 
-def test_rows_that_hold_a_table_are_read_once_and_verified_before_they_are_dropped(saved):
+def test_rows_are_read_once_and_verified_before_old_ones_are_dropped(saved):
     directory, table = saved
     other = trained(("item", "user"), IDS[-5:])
     checkpoint.load(directory, model(0), layers=[embedding_of(other)])
@@ -163,7 +163,7 @@ def test_a_checkpoint_of_another_spec_is_refused_with_both_shown(options, shown,
 
 
 def test_records_that_do_not_suit_the_table_are_refused(tmp_path):
-    """Equal specs promise equal records; a backend that breaks the promise must not read bytes as something else."""
+    """Refuses records of another size from a backend of equal spec, instead of reading wrong numbers."""
     simulated.save(tmp_path, [trained(("item",), IDS[:5], changes=False)])
     with pytest.raises(ValueError, match=r"item.rows-0.shard holds records \[\('row'.*but the table wants \[\('last'"):
         simulated.load(tmp_path, [DictTable("item")])

@@ -1,4 +1,4 @@
-"""Any number of ranks reads what any other number wrote: rows bit by bit, each rank its share of the bytes."""
+"""Any number of ranks reads the save of any other number: equal bits, and each rank reads its share of the bytes."""
 
 import numpy as np
 import pytest
@@ -53,7 +53,7 @@ def test_every_row_finds_its_owner(ranks, then, owner, tmp_path):
 
 
 def test_a_backend_of_another_owner_reads_too(tmp_path):
-    """Tables of equal spec: where their rows live is not part of it."""
+    """Loads into a backend with another owner of rows. The owner is no part of a table's spec."""
     written = ranks_of(lambda: DictTable("item", owner="tfra"), 3, filled)
     simulated.save(tmp_path, written)
     read = ranks_of(lambda: DictTable("item"), 4)
@@ -63,7 +63,7 @@ def test_a_backend_of_another_owner_reads_too(tmp_path):
 
 
 class ArrayTable(DictTable):
-    """As a dict, but a snapshot of many rows is made at once and what is restored is only counted."""
+    """A DictTable that makes a snapshot of many rows at once, and only counts restored rows."""
 
     def __init__(self, ids=()):
         super().__init__("item", dim=32)
@@ -89,14 +89,14 @@ def test_each_rank_reads_its_share_and_less_than_2_percent_more(ranks, then, tmp
     for table, (share,) in zip(read, shares_read):
         assert abs(table.restored / total * then - 1) < 0.05
         assert table.restored <= share.bytes_read < 1.02 * table.restored
-    # Only files of writers whose range meets the reader's are opened: r / R to (r + 1) / R in fractions.
+    # A reader opens only files whose range r / R to (r + 1) / R overlaps its own.
     for rank, (share,) in enumerate(shares_read):
         meet = [w for w in range(ranks) if w * then < (rank + 1) * ranks and rank * ranks < (w + 1) * then]
         assert [file.path.name for file in share.sections["rows"].files] == [f"item.rows-{w}.shard" for w in meet]
 
 
 def test_tables_are_found_by_name_whatever_group_they_are_in(tmp_path):
-    """Grouped otherwise, in another order, one dropped, one added."""
+    """Loads into other groups, in another order, with one table dropped and one added."""
     first, second = DictTable("item", "tag", steps=5), DictTable("user", steps=7)
     random = np.random.default_rng(0)
     for table in (first, second):
@@ -112,12 +112,12 @@ def test_tables_are_found_by_name_whatever_group_they_are_in(tmp_path):
     simulated.load(tmp_path, [[regrouped, alone]], partial=True)
     assert contents([regrouped])["rows", "item"] == contents([first])["rows", "item"]
     assert contents([regrouped])["rows", "user"] == contents([second])["rows", "user"]
-    assert alone.size("new") == 0  # it began empty, whatever it held
+    assert alone.size("new") == 0  # a load empties a table that the checkpoint lacks
     assert regrouped.clock == 9 << 32 | 5 and regrouped.optimizer.iterations.value == 7
 
 
 def test_the_same_rows_come_from_deltas_of_random_histories(tmp_path):
-    """Train, remove, bring back, save full or delta on 3 ranks, load on 1 to 4: always what a dict holds."""
+    """Trains, removes, restores and saves on 3 ranks, and loads on 1 to 4. The contents always equal a dict."""
     random = np.random.default_rng(7)
     make = lambda: DictTable("item", candidates=True)  # noqa: E731
     tables = ranks_of(make, 3)

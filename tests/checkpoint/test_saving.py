@@ -1,4 +1,4 @@
-"""Saves: one at a time, behind training, full or changes; who waits for whom, and where what failed surfaces."""
+"""Saves: one at a time, in the background, full or delta; the order of ranks, and the place where errors surface."""
 
 import json
 import re
@@ -19,7 +19,7 @@ def job(request, tmp_path):
     return Job(tmp_path / "c", background=request.param)
 
 
-def test_what_is_loaded_is_what_was_saved_last(job):
+def test_a_load_gives_the_last_save(job):
     for extra in ({"epoch": 1}, [2], None):
         job.train()
         save(job, extra)
@@ -51,7 +51,7 @@ def test_a_rank_that_tells_nothing_is_named_in_time(tmp_path):
 
 
 def test_ranks_may_be_late(tmp_path):
-    """Rank 0 waits for the others, in any order."""
+    """Rank 0 waits for the other ranks, in any order."""
     plan = saving.make_plan(tmp_path, 3, None, {})
     tables = ranks_of(lambda: DictTable("item"), 3, trained)
 
@@ -69,7 +69,7 @@ def test_ranks_may_be_late(tmp_path):
 
 @pytest.fixture
 def gate(monkeypatch):
-    """Holds back all writing of shards until it is set."""
+    """Returns an event that blocks all writes of shards until it is set."""
     opened, write_shard = threading.Event(), saving.write_shard
 
     def later(*args):
@@ -100,13 +100,13 @@ def test_one_save_is_written_at_a_time(tmp_path, gate):
     job.checkpointer.save(1)
     job.train()
     threading.Timer(0.2, gate.set).start()
-    job.checkpointer.save(2)  # returns when the first is a checkpoint and the second is copied
+    job.checkpointer.save(2)  # returns once the first save is complete and the second is copied
     assert gate.is_set() and checkpoint.read_manifest(job.directory)["extra"] in (1, 2)
     job.checkpointer.wait()
     assert job.loaded() == (2, job.state())
 
 
-def test_what_failed_behind_training_surfaces_once_at_the_next_save_or_wait(tmp_path, monkeypatch):
+def test_a_background_failure_surfaces_once_at_the_next_save_or_wait(tmp_path, monkeypatch):
     job = Job(tmp_path / "c", full_every=10)
     save(job, 1)
     for call in (lambda: job.checkpointer.save(3), job.checkpointer.wait):
@@ -176,7 +176,7 @@ def test_extra_that_json_does_not_know_is_refused_before_anything_is_written(job
     assert job.loaded()[0] == "old" and not list(job.directory.glob("*.partial"))
 
 
-def test_what_an_interrupted_save_left_goes_and_what_is_not_ours_stays(job):
+def test_remains_of_an_interrupted_save_go_and_other_files_stay(job):
     job.directory.mkdir()
     (job.directory / "save-3-deadbeef.partial").mkdir()
     (job.directory / "save-3-deadbeef.partial" / "item.rows-0.shard").write_bytes(b"x")

@@ -1,4 +1,4 @@
-"""One file of a checkpoint: what it gives back, what it reads for that, and what it refuses."""
+"""One file of a checkpoint: its contents, its reads, and its refusals."""
 
 import os
 
@@ -45,7 +45,9 @@ def test_rows_come_back_bit_by_bit(n, tmp_path):
 
 @pytest.mark.parametrize("record", [np.dtype([]), np.dtype([("count", "<u4")]), np.dtype([("row", "<u2", (40_000,))])])
 def test_records_of_any_size(record, tmp_path):
-    """No bytes (tombstones), few, and more than a block should have: a block then holds 16 rows."""
+    """Writes records without bytes (tombstones), small ones, and ones beyond a block's size. Such a block holds 16
+    rows.
+    """
     ids, records = rows_of(100, record)
     write(tmp_path / "f", LABEL, ids, records)
     got_ids, got = read(ShardFile(tmp_path / "f", LABEL))
@@ -82,7 +84,7 @@ def test_a_range_reads_index_and_its_blocks_only(tmp_path):
 
 
 def test_rows_are_written_in_hash_order_whatever_order_they_come_in(tmp_path):
-    ids, records = rows_of(520 * BLOCK + 3)  # more than are gathered at once
+    ids, records = rows_of(520 * BLOCK + 3)  # more rows than one gather takes
     write(tmp_path / "ordered", LABEL, ids, records)
     order = np.random.default_rng(0).permutation(len(ids))
     assert write(tmp_path / "any", LABEL, ids[order], records[order]) == (tmp_path / "any").stat().st_size
@@ -135,7 +137,7 @@ def test_bytes_behind_the_end_are_refused(file):
 
 
 def test_every_flipped_bit_is_found(file):
-    """One bit in each part of the file, and in 200 random places."""
+    """Flips one bit in each part of the file, and in 200 random places."""
     whole = file.read_bytes()
     head = 24 + int.from_bytes(whole[8:16], "little")
     places = [0, 7, 8, 15, 16, 23, 24, head - 1, head, len(whole) - 1, len(whole) - 9, len(whole) - 8 - 16]

@@ -1,4 +1,4 @@
-"""A save that is not fit to be a checkpoint is refused, by name; the checkpoints before it stand."""
+"""A save that fails validation is refused by name, and earlier checkpoints stay."""
 
 import logging
 
@@ -42,17 +42,17 @@ KINDS = {
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("kind", list(KINDS))
-def test_what_is_not_finite_refuses_the_save_by_name(kind, value, tmp_path):
+def test_a_number_that_is_not_finite_refuses_the_save_by_name(kind, value, tmp_path):
     spoiled, words = KINDS[kind]
     job = Job(tmp_path / "c", keep=1)
     save(job, "good")
     good = job.state()
     words = spoiled(job, value) or words
-    job.checkpointer.save("bad")  # written and judged behind training's back
+    job.checkpointer.save("bad")  # written and validated in the background
     with pytest.raises(checkpoint.NotFinite, match=rf"{words} \(rank 0\) is not finite.*earlier checkpoints stay"):
         job.checkpointer.wait()
     assert job.loaded() == ("good", good)
-    assert len(list(job.directory.iterdir())) == 2  # nothing is left of what was refused
+    assert len(list(job.directory.iterdir())) == 2  # the refused save leaves no file
     job.table.rows["rows"]["item"].clear()
     job.model.set_weights([np.zeros_like(w) for w in job.model.get_weights()])
     save(job, "later")
@@ -98,7 +98,7 @@ def test_a_slot_of_the_dense_optimizer_is_looked_at(tmp_path):
     with pytest.raises(checkpoint.NotFinite, match="dense weight '.*top/kernel/v:0'"):
         checkpoint.save(tmp_path, model, model.optimizer)
     checkpoint.save(tmp_path, model)
-    # A metric that is NaN is no weight.
+    # A metric is no dense weight, so its NaN refuses no save.
     model.loss_seen = keras.metrics.Mean()
     model.loss_seen.update_state(np.nan)
     checkpoint.save(tmp_path, model)
@@ -138,7 +138,7 @@ def save_of_three(directory, weights, tables=None):
 def test_dense_weights_that_differ_between_ranks_refuse_the_save_by_name(tmp_path):
     equal = [("kernel:0", np.ones([2, 3], np.float32)), ("bias:0", np.zeros(3))]
     save_of_three(tmp_path, [equal] * 3)
-    # The smallest difference there is, and a zero of the other sign.
+    # One unit in the last place, and a zero of the other sign.
     for value in (np.nextafter(np.float32(1), np.float32(2)), -0.0):
         other = [("kernel:0", np.ones([2, 3], np.float32)), ("bias:0", np.array([0.0, value, 0.0]))]
         words = r"'bias:0' has other values on rank 0 than on ranks \[1\].*collectives.distributed_optimizer"

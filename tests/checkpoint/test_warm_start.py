@@ -1,4 +1,4 @@
-"""Rows from NumPy and Parquet: each rank keeps its own, slots are those of new rows, what does not fit is refused."""
+"""Rows from NumPy and Parquet: each rank keeps its own, slots start as in new rows, and unsuitable rows are refused."""
 
 import numpy as np
 import pyarrow as pa
@@ -92,7 +92,7 @@ def test_deltas_have_them_and_eviction_counts_from_now(tmp_path):
     other = layer(record_tombstones=True, max_rows=6, eviction="lru")
     fr.checkpoint.load(tmp_path / "c", other)
     assert other.export_table("item")[0].tolist() == [-3, 5, 100, 101, 2**62]
-    step(emb, [100, 1, 2])  # one row too many: that of 101, which nobody has touched for longest
+    step(emb, [100, 1, 2])  # one row too many: row 101 was used longest ago
     assert 101 not in emb.export_table("item")[0] and set(IDS[:3]) <= set(emb.export_table("item")[0])
 
 
@@ -108,7 +108,7 @@ def test_deltas_have_them_and_eviction_counts_from_now(tmp_path):
         (IDS, np.where(ROWS == 1.0, np.nan, ROWS), f"the row of id {2**62} of table 'item' is not finite"),
     ],
 )
-def test_what_does_not_fit_is_refused_and_nothing_is_set(ids, rows, words):
+def test_unsuitable_rows_are_refused_and_nothing_is_set(ids, rows, words):
     table = DictTable("item")
     with pytest.raises(ValueError, match=words):
         fr.checkpoint.warm_start(embedding_of(table), "item", ids, rows)

@@ -59,7 +59,7 @@ Rank Send(int size, const ParallelFor& parallel_for, std::mt19937_64* random) {
   return rank;
 }
 
-// Where the part for owner `r` begins in an array with `splits` entries for each owner.
+// Returns the begin of owner `r`'s part in an array with `splits` entries for each owner.
 int64_t Begin(const std::vector<int32_t>& splits, int r) {
   int64_t begin = 0;
   for (int i = 0; i < r; ++i) begin += splits[i];

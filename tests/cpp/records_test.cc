@@ -105,7 +105,7 @@ void GoesOn(const TableSpec& spec, const Rule& rule) {
   }
 }
 
-// Rows that a step changed, or made, and only those: looking up again what is there changes no row.
+// A delta holds only the rows that a step changed or made. A lookup of existing rows changes no row.
 void DeltaHoldsWhatChanged() {
   const std::unique_ptr<HashTable> table = MakeTable(Spec(Storage::kFloat32, false, 0));
   const auto train = [&](const Ids& ids) {

@@ -45,8 +45,8 @@ void EveryPattern(const Grid& grid) {
   }
 }
 
-// Where rounding decides: grid numbers, the middles between them, and their float32 neighbours; beyond the largest; and
-// random patterns of float32, subnormal ones included.
+// Returns numbers at which rounding decides: grid numbers, the middles between them, and their float32 neighbours;
+// numbers beyond the largest; and random patterns of float32, subnormal ones included.
 std::vector<float> Interesting(const Grid& grid) {
   std::vector<float> numbers = {std::numeric_limits<float>::max(), std::numeric_limits<float>::min(),
                                 std::numeric_limits<float>::denorm_min(), 65504.0f, 65519.99f, 65520.0f, 70000.0f, 0.0f,

@@ -1,5 +1,5 @@
-// Which shard an id falls into does not depend on which rank owns it: on every rank of 1 to 8, whatever the ids look
-// like, the 64 shards fill evenly, and so do the lines inside a shard.
+// The shard of an id does not depend on its rank. On every rank of 1 to 8 and for any ids, the 64 shards fill evenly,
+// and so do the lines inside a shard.
 #include <algorithm>
 #include <functional>
 #include <random>

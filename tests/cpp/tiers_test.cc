@@ -122,7 +122,7 @@ void RowsOfTheBatchDoNotLeave(TableSpec spec) {
   for (const int64_t id : {100, 109}) CHECK_EQ(records.at(id).count, 1u, "id ", id);
 }
 
-// What cold rows are for: with one number of optimizer state at most 0.55 of the bytes of hot ones, from 64 columns on.
+// With one number of optimizer state and at least 64 columns, cold rows have at most 0.55 of the bytes of hot rows.
 void ColdRowsAreSmall() {
   for (const int dim : {64, 128, 512}) {
     const RowFormat hot(Storage::kFloat32, dim, 0, 1, false), cold(Storage::kFloat16, dim, 0, 1, false);

@@ -10,7 +10,7 @@ from tests.cuda.device_table import DeviceTable, Refused
 
 
 class DeviceBuffer(DeviceTable):
-    """Lookups and updates are those of the active buffer. Arguments are those of DeviceTable."""
+    """Looks up and updates rows of the active buffer. Takes the arguments of DeviceTable."""
 
     def _create(self, spec):
         self.buffer = ctypes.c_void_p()
@@ -31,18 +31,20 @@ class DeviceBuffer(DeviceTable):
         self._call(f"buffer_{name}", self.buffer, *pointers, table=False)
 
     def prefetch(self, ids, segment_splits, records):
-        """ids [n], segment_splits [S + 1], records [n, record_bytes] in host memory."""
+        """Prefetches ids [n] with segment_splits [S + 1] and records [n, record_bytes] in host memory."""
         self._of_buffer("prefetch", ids, segment_splits, records)
 
     def advance(self, late=(None, None, None)):
-        """Rows that both batches want. late: ids, splits, records that were not prefetched, or have changed since."""
+        """Returns the number of rows of both batches. late: ids, splits, records of rows that were not prefetched or
+        have changed.
+        """
         shared = np.zeros(1, np.int64)
         self._of_buffer("advance", *late, shared)
         self._take_active()
         return int(shared[0])
 
     def write_back(self, records=None):
-        """Records of the batch before, in the order of its ids; into `records`, if they are given."""
+        """Returns the records of the previous batch, in the order of its ids; fills `records`, if given."""
         records = np.zeros([self.rows()[1], self.record_bytes()], np.uint8) if records is None else records
         code = self.kernels.library.fusedrec_buffer_write_back(self.buffer, ctypes.c_void_p(records.ctypes.data))
         if code != 0:
@@ -50,7 +52,7 @@ class DeviceBuffer(DeviceTable):
         return records
 
     def read_active(self):
-        """Records of the batch under way, in the order of its ids."""
+        """Returns the records of the current batch, in the order of its ids."""
         records = np.zeros([self.rows()[0], self.record_bytes()], np.uint8)
         self._of_buffer("read_active", records)
         return records
@@ -59,7 +61,7 @@ class DeviceBuffer(DeviceTable):
         self._of_buffer("drop")
 
     def host_memory(self, size):
-        """Address of as many bytes that need no staging."""
+        """Returns the address of pinned host memory of this size."""
         memory, function = ctypes.c_void_p(), self.kernels.library.fusedrec_buffer_host_memory
         code = function(self.buffer, ctypes.c_int64(size), ctypes.byref(memory))
         if code != 0:
@@ -67,7 +69,7 @@ class DeviceBuffer(DeviceTable):
         return memory.value
 
     def rows(self):
-        """Rows that are active, that wait to be written back, that were prefetched."""
+        """Returns the numbers of active rows, of rows to be written back, and of prefetched rows."""
         rows = np.zeros(3, np.int64)
         self.kernels.library.fusedrec_buffer_rows(self.buffer, ctypes.c_void_p(rows.ctypes.data))
         return rows.tolist()

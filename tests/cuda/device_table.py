@@ -91,7 +91,7 @@ class Refused(Exception):
 
 
 class DeviceTable:
-    """A table of `dim` columns with one segment per seed.
+    """Drives a table of `dim` columns with one segment per seed.
 
     Args:
       kernels: tests.cuda.memory.Kernels.
@@ -103,7 +103,7 @@ class DeviceTable:
         self, kernels, dim, seeds, storage="float32", distribution="constant", eviction="none", rule="sgd", **more
     ):
         self.kernels, self.memory, self.dim, self.storage = kernels, kernels.memory, dim, storage
-        self.allocations_left = None  # None: as many as there is memory
+        self.allocations_left = None  # None: no limit but memory
         seeds = np.array(seeds, np.uint64)
         self.segments = len(seeds)
         more = {"chunk_rows": 64, "window": 1, "moment_scale": 1.0, **more}
@@ -138,12 +138,12 @@ class DeviceTable:
             raise Refused(code)
 
     def message(self, entries, splits):
-        """The entries on the device, host splits, and the structure that names both; keep all three."""
+        """Returns the entries on the device, host splits, and the structure that points to both. Keep all three."""
         device, splits = self.memory.put(np.asarray(entries, np.int64)), np.asarray(splits, np.int32)
         return device, splits, Message(self.memory.pointer(device).value, splits.ctypes.data, len(splits))
 
     def lookup(self, entries, splits, to="float32", padding=3):
-        """(rows [V + padding, D] as they lie in memory, inverse [V], handles [W])."""
+        """Returns (rows [V + padding, D] in their storage, inverse [V], handles [W])."""
         device, splits, message = self.message(entries, splits)
         num_ids = max(len(entries) - len(splits) * self.segments, 0)
         rows = self.memory.empty([num_ids + padding, self.dim], np.float32 if to == "float32" else np.uint16)
@@ -155,7 +155,7 @@ class DeviceTable:
         return get(rows), get(inverse), get(handles)[: distinct[0]]
 
     def find(self, entries, splits, to="float32", padding=3):
-        """(rows [V + padding, D], row number of each id [V], NOWHERE without)."""
+        """Returns (rows [V + padding, D], row number of each id [V], NOWHERE without a row)."""
         device, splits, message = self.message(entries, splits)
         num_ids = max(len(entries) - len(splits) * self.segments, 0)
         rows = self.memory.empty([num_ids + padding, self.dim], np.float32 if to == "float32" else np.uint16)
@@ -184,7 +184,7 @@ class DeviceTable:
         return self._count("remove", segment, self.memory.put(np.asarray(ids, np.int64)), len(ids))
 
     def export(self, segment, since=0):
-        """(ids [n], records [n, record_bytes]), in the order of rows."""
+        """Returns (ids [n], records [n, record_bytes]), in the order of rows."""
         most = int(self.size()[0][segment])
         ids, handles = self.memory.empty([most], np.int64), self.memory.empty([most], np.int64)
         count = self._count("keys", segment, since, ids, handles)
@@ -213,13 +213,13 @@ class DeviceTable:
         self._call("table_clear")
 
     def statistics(self):
-        """[segments, 3]: hits, inserts, evictions."""
+        """Returns [segments, 3]: hits, inserts, evictions."""
         counted = np.zeros([self.segments, 3], np.int64)
         self.kernels.library.fusedrec_table_statistics(self.handle, ctypes.c_void_p(counted.ctypes.data))
         return counted.tolist()
 
     def size(self):
-        """(ids by segment, {clock, version, line_bytes, chunk_bytes})."""
+        """Returns (ids by segment, {clock, version, line_bytes, chunk_bytes})."""
         sizes, about = np.zeros(self.segments, np.int64), np.zeros(4, np.int64)
         pointers = [ctypes.c_void_p(x.ctypes.data) for x in (sizes, about)]
         self.kernels.library.fusedrec_table_size(self.handle, *pointers)

@@ -1,4 +1,4 @@
-"""Where the arrays of a check live: in NumPy for the emulation, in PyTorch on a GPU. Neither needs TensorFlow."""
+"""Memory for the arrays of a check: NumPy for the emulation, PyTorch on a GPU. Neither needs TensorFlow."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import ctypes
 
 import numpy as np
 
-POISON = 0xA5  # of memory that a kernel has to write
+POISON = 0xA5  # fills memory that a kernel must write
 
 
 class NumpyMemory:
-    """The emulation's device memory is the host's."""
+    """Uses host memory as the emulation's device memory."""
 
     stream = None
 
@@ -19,11 +19,11 @@ class NumpyMemory:
         self.libc.free.argtypes = [ctypes.c_void_p]
 
     def put(self, array):
-        """A copy of `array` that kernels can read and write."""
+        """Returns a copy of `array` that kernels can read and write."""
         return np.array(array, order="C", copy=True)
 
     def empty(self, shape, dtype):
-        """Memory with nonsense in it."""
+        """Returns memory with arbitrary contents."""
         array = np.empty(shape, dtype)
         array.view(np.uint8).reshape(-1)[:] = POISON
         return array
@@ -32,14 +32,14 @@ class NumpyMemory:
         return array
 
     def host(self, shape):
-        """Bytes in host memory that are copied from and to the device as fast as can be."""
+        """Returns pinned host memory, which copies fastest."""
         return np.empty(shape, np.uint8)
 
     def pointer(self, array):
         return ctypes.c_void_p(array.ctypes.data)
 
     def allocate(self, bytes_):
-        """Address of memory that begins at a multiple of 256 bytes and whose end AddressSanitizer knows."""
+        """Returns the address of memory at a multiple of 256 bytes, whose end AddressSanitizer knows."""
         address = ctypes.c_void_p()
         assert self.libc.posix_memalign(ctypes.byref(address), ctypes.c_size_t(256), ctypes.c_size_t(bytes_)) == 0
         ctypes.memset(address, POISON, bytes_)
@@ -81,7 +81,7 @@ class TorchMemory:
         return ctypes.c_void_p(tensor.data_ptr())
 
     def allocate(self, bytes_):
-        """Address of memory of PyTorch's allocator: all work is on its current stream, so it may be reused at once."""
+        """Returns an address from PyTorch's allocator, which reuses memory at once: all work is on one stream."""
         tensor = self.torch.empty(bytes_, dtype=self.torch.uint8, device="cuda")
         self.allocated[tensor.data_ptr()] = tensor
         return tensor.data_ptr()
@@ -91,7 +91,7 @@ class TorchMemory:
 
 
 class Kernels:
-    """Launchers of a library, called with arrays: device arrays and host arrays by pointer, Python numbers by value.
+    """Calls a library's launchers with arrays: device and host arrays by pointer, Python numbers by value.
 
     Args:
       path: libfusedrec_cuda.so, or an emulated one.
@@ -105,7 +105,7 @@ class Kernels:
     def _convert(self, argument):
         if argument is None:
             return ctypes.c_void_p(None)
-        if isinstance(argument, ctypes.c_void_p) or type(argument).__name__ == "CArgObject":  # as byref gives it
+        if isinstance(argument, ctypes.c_void_p) or type(argument).__name__ == "CArgObject":  # the result of byref
             return argument
         if isinstance(argument, (bool, int, np.integer)):
             return ctypes.c_int64(int(argument))
@@ -118,7 +118,7 @@ class Kernels:
         return self.memory.pointer(argument)
 
     def answer(self, name, *arguments):
-        """What the launcher `fusedrec_<name>` returns; the stream is added."""
+        """Returns the answer of the launcher `fusedrec_<name>`, and adds the stream to its arguments."""
         return getattr(self.library, f"fusedrec_{name}")(*map(self._convert, arguments), self.memory.stream)
 
     def run(self, name, *arguments):
@@ -126,7 +126,7 @@ class Kernels:
         assert code == 0, f"fusedrec_{name} answered {code}"
 
     def count(self, name, *arguments):
-        """A launcher's helper that returns an int64, such as the bytes of its scratch."""
+        """Calls a launcher's helper that returns an int64, such as the bytes of its scratch."""
         function = getattr(self.library, f"fusedrec_{name}")
         function.restype = ctypes.c_int64
         return function(*map(self._convert, arguments))

@@ -19,8 +19,8 @@ class Mutant(NamedTuple):
     path: str  # below custom_ops
     old: str
     new: str
-    only: str = ""  # part of the names of the checks to run, which find it soonest
-    words: str = ""  # words in the output of the run; empty: any failure will do
+    only: str = ""  # part of the names of the checks that find it soonest
+    words: str = ""  # words in the output of the run; empty: any failure counts
 
 
 SEGMENT_UNIQUE = "segment_unique/cuda/segment_unique_cuda.cuh"
@@ -226,7 +226,7 @@ MUTANTS = [
 
 
 def numbered(op: str) -> list[tuple[int, Mutant]]:
-    """Faults of an op and their numbers; 0 is none."""
+    """Returns the faults of an op and their numbers. Number 0 means no fault."""
     return [(number, mutant) for number, mutant in enumerate(MUTANTS, 1) if mutant.op == op]
 
 

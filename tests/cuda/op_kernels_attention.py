@@ -9,7 +9,7 @@ from tf_fusedrec import ops
 from tf_fusedrec._tf_compat import tf
 
 SPLITS = np.array([0, 3, 3, 20], np.int64)
-# Sums of float32 in another order, and another exponential; 16-bit numbers and maps are rounded, twice the last place.
+# float32 sums run in another order with another exponential; 16-bit numbers and maps are rounded, twice the last place.
 NEAR = {tf.float32: 2e-5, tf.float16: 2.0**-9, tf.bfloat16: 2.0**-6}
 KINDS = {"power": [0.7, 0.1], "exponential": [-0.4, -6.0], "stretched": [0.6, -4.0, 0.3]}
 
@@ -22,7 +22,7 @@ def attention(query, key, value, splits, grads):
 
 
 def channels(value, splits, targets, position, weights, thresholds, asks, answers, grads, *, kind, window=0):
-    """out and the gradients of value and of the weights. kind: buckets, a function of time, or none."""
+    """Returns out and the gradients of value and of the weights. kind: buckets, a function of time, or none."""
     time = None
     if kind is not None:
         time = ops.BucketTable(weights, thresholds) if kind == "buckets" else ops.TimeFunction(kind, weights)
@@ -43,7 +43,7 @@ def near(op, arguments, dtype=tf.float32, **more):
 
 
 def inputs(random, dtype, kind):
-    """Arguments of `channels`."""
+    """Returns the arguments of `channels`."""
     answers = np.cumsum(random.integers(0, 60, 20))
     weights = np.array(KINDS[kind], np.float32) if kind in KINDS else random.normal(size=5).astype(np.float32)
     position = random.normal(size=2 * 17 - 1).astype(np.float32)
@@ -79,7 +79,7 @@ def run_channels(random):
 
 
 def run_refusals(random):
-    """What no kernel can work with is said in a Status."""
+    """Unsuitable inputs give a Status."""
     right = dict(enumerate(inputs(random, tf.float32, "buckets")))
     for place, value, words in (
         (1, np.array([0, 5, 3, 20]), "row_splits must not decrease"), (1, np.array([0, 19]), "must run from 0 to 20"),

@@ -1,6 +1,6 @@
 """Tables on a device whose rows are in host memory (host_rows.h), beside tables in host memory: all bits.
 
-Batches are read ahead while the one before is trained, as schedules do it; in between, whatever else is done to tables.
+Batches are read ahead while the previous one trains, as in schedules. Other calls on the tables come in between.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ PROGRAMS = [
     {"rule": "adagrad", "hyperparameters": [0.3, 0.1, 1e-7, 1.0], "distribution": "truncated_normal", "a": 0.0,
      "b": 0.1, "storage": "float16", "memory_budget": 70 * 40},
 ]  # fmt: skip
-LONG = 1  # programs with checkpoints and what leaves by hand
+LONG = 1  # programs with checkpoints and removals
 
 
 def look_ahead(table, message, splits, dtype):
@@ -73,7 +73,7 @@ def remove_some(sides, random):
 
 
 def set_some_back(sides, random):
-    """Rows become those of another id, with the versions of long ago."""
+    """Gives rows the records of another id, with old versions."""
     ids, records = records_of(sides[0], 0)
     for side in sides:
         side.call(ops.table_import, 0, ids, np.roll(records, 1, axis=0))
@@ -85,7 +85,7 @@ def clear(sides, random):
 
 
 def look_at_another(sides, random):
-    """A second look-ahead takes the place of the first, whose lookup then begins anew."""
+    """A second look-ahead replaces the first, whose lookup then begins anew."""
     message, splits, _ = pack(batch_of(random))
     for side in sides:
         side.call(look_ahead, message, splits, dtype=tf.float32)
@@ -114,7 +114,7 @@ def run_program(number, options):
             keys = [side.call(keys_since, np.array(0), np.array(0)) for side in sides]
         if step != 5:  # a lookup that nobody trains
             update(sides, both, received, random, step, tf.float32)
-        if step % 3 == 1:  # of rows that were trained since
+        if step % 3 == 1:  # rows that were trained since
             host, device = (
                 side.call(ops.table_read_records, handles[np.argsort(ids)]) for side, (ids, handles) in zip(sides, keys)
             )
@@ -131,7 +131,7 @@ def run_program(number, options):
 
 
 def run_refusals():
-    """What is wrong reaches a Status, and no row is lost."""
+    """Wrong calls give a Status, and no row is lost."""
     wrong, unimplemented = tf.errors.InvalidArgumentError, tf.errors.UnimplementedError
     for option, value in (("admission_count", 2), ("hot_after", 3), ("window", 2), ("averaged", True)):
         refused(unimplemented, f"must have {option}", lambda: Side("refused", True, {**SGD, option: value}))  # noqa: B023

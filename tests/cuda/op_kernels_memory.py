@@ -38,7 +38,7 @@ def state_of(side):
 
 
 def until_it_fits(limit, call, unchanged):
-    """The answer of `call` once it has all its allocations, and how many it needed."""
+    """Returns the answer of `call` once it has all its allocations, and their number."""
     for left in itertools.count():
         limit(ctypes.c_int64(left))
         try:
@@ -51,7 +51,7 @@ def until_it_fits(limit, call, unchanged):
 
 
 class Pair:
-    """A table in host memory, and one on a device whose every call lacks memory before it is done."""
+    """A table in host memory, and one on a device. Every call on the device lacks memory first."""
 
     def __init__(self, limit, name, options):
         self.limit, self.needed = limit, {}
@@ -60,7 +60,7 @@ class Pair:
         assert count >= 2, "a table with no memory was made"
 
     def call(self, op, *arguments, **more):
-        """The answers of both."""
+        """Returns the answers of both."""
         return self.host.call(op, *arguments, **more), self.on_device(op, *arguments, **more)
 
     def on_device(self, op, *arguments, **more):
@@ -93,7 +93,7 @@ class Pair:
 
 
 class PairOfHostRows(Pair):
-    """The same of rows in host memory: a lookup that failed may have counted and made rows, but all values stay."""
+    """A pair with rows in host memory. A failed lookup may have counted and made rows, but all values stay."""
 
     ids = np.arange(-1, 120)
     message = np.array([len(ids), 0, *ids]), np.array([len(ids) + SEGMENTS], np.int32)
@@ -126,7 +126,7 @@ def run(limit):
     random = np.random.default_rng(0)
     options = {**ADAGRAD, "max_rows": 40, "eviction": "lru"}
     pair = Pair(limit, "memory", options)
-    # Lines that double, then rows that leave for others.
+    # Lines double, then rows leave for others.
     for step, (first, most) in enumerate(((0, 5), (0, 35), (30, 30), (60, 35))):
         pair.train(random, [[list(range(first, first + most))] * SEGMENTS], step + 1)
         pair.compare()

@@ -1,4 +1,4 @@
-"""A Keras model whose ops all run their OpKernels for a GPU: fits, evaluation and tables, beside those for the CPU.
+"""A Keras model whose ops run their GPU OpKernels equals one on CPU kernels: fits, evaluation and tables.
 
 Tables lie on the device, and in host memory with buffers on the device; batches are looked up ahead or not.
 """
@@ -22,7 +22,7 @@ OF_HOST_ROWS = {**LRU, "record_tombstones": True, "ttl": 9}
 
 
 def on_device_where_it_can(function, labels):
-    """An op of the library that takes the labelled kernel, in graphs and in eager calls."""
+    """Wraps an op of the library so that it takes the labelled kernel, in graphs and in eager calls."""
 
     def make(**arguments):
         with tf.compat.v1.get_default_graph()._kernel_label_map(labels):
@@ -36,7 +36,7 @@ def on_device_where_it_can(function, labels):
 
 @contextlib.contextmanager
 def on_device():
-    """What is made inside runs on the emulated device, but for ops that compute in host memory there, too."""
+    """Places ops on the emulated device, except those that compute in host memory."""
     has_label = lambda op: any(k.label == "emulated" for k in kernels.get_registered_kernels_for_op(op).kernel)  # noqa: E731
     labels = {op: label for op, label in LABELS.items() if has_label(op)}
     originals = {
@@ -52,7 +52,7 @@ def on_device():
 
 
 def fitted(schedule, table):
-    """Losses, what evaluation says, and all that training has changed."""
+    """Returns the losses, the evaluation's results, and the trained state."""
     embedding = clicks.make_embedding("Adam", table)
     model = clicks.make_model(embedding, schedule)
     data = tf.data.Dataset.from_tensor_slices(clicks.batch(30, seed=1)).batch(8)

@@ -1,4 +1,4 @@
-"""From unique to recovery: the same inputs to kernels of both kinds, and inputs that are wrong."""
+"""Ops from unique to recovery: kernels of both kinds get equal inputs, and wrong ones."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from tf_fusedrec._tf_compat import tf
 
 
 def both(op, *arguments, **more):
-    """The answer of both kinds of kernels, which are the same to the bit."""
+    """Returns the answer of both kinds of kernels, whose bits are equal."""
     host, device = (run_op(on_device, op, arguments, **more) for on_device in (False, True))
     tf.nest.map_structure(lambda ours, theirs: same(ours.numpy(), theirs.numpy(), op.__name__), host, device)
     return tf.nest.map_structure(lambda tensor: tensor.numpy(), host)
 
 
 def run_stages(random, segments, most, dtype):
-    """A message to oneself and back."""
+    """Sends a message to this rank and back."""
     lengths = random.integers(0, most, segments)
     ids = random.integers(-most // 2, most // 2, lengths.sum()) * 2**40
     splits = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
@@ -38,7 +38,7 @@ def run_stages(random, segments, most, dtype):
 
 
 def run_refusals():
-    """Too many segments, sizes over 2^31, offsets that decrease, headers that do not fit."""
+    """Refuses too many segments, sizes over 2^31, decreasing offsets, and unsuitable headers."""
     wrong, rows = tf.errors.InvalidArgumentError, np.zeros([3, 4], np.float32)
     index, four = np.zeros(4, np.int32), np.arange(4)
     partition = lambda splits, **more: run_op(True, ops.rank_partition, (four, splits), **{"num_ranks": 2, **more})  # noqa: E731
@@ -69,7 +69,7 @@ def run_refusals():
 
 
 def run_refusals_of_bags():
-    """Bags and indices that are wrong: both kinds, forward and gradient, in the same words."""
+    """Both kinds refuse wrong bags and indices in the same words, forward and backward."""
     wrong, rows = tf.errors.InvalidArgumentError, np.zeros([3, 4], np.float32)
     good, scale, size = np.zeros(4, np.int32), np.ones(3, np.float32), np.array(3, np.int64)
     for splits, index, words in (

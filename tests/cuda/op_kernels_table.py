@@ -15,7 +15,7 @@ from tf_fusedrec._tf_compat import tf
 from tf_fusedrec.ops import _library
 
 DIM, SEGMENTS = 5, 2
-LONG = 2  # programs with all steps; the others are for their rules alone
+LONG = 2  # programs with all steps; the others test their rules only
 PLAIN = {"distribution": "uniform", "a": -0.5, "b": 0.5}
 PROGRAMS = [
     {"rule": "adam", "hyperparameters": [0.0, 0.1, 0.001, 1e-7], **PLAIN, "max_rows": 40, "eviction": "lru"},
@@ -32,7 +32,7 @@ PROGRAMS = [
 
 
 class Side:
-    """A table of one of both kinds; `call` runs an op of it and answers arrays."""
+    """A table of one kind. `call` runs an op on it and returns arrays."""
 
     def __init__(self, name, on_device, options):
         self.on_device = on_device
@@ -59,7 +59,7 @@ def look_up(table, message, splits, dtype):
 
 
 def peek_and_touch(table, message, splits, dtype):
-    """A training lookup in two parts."""
+    """Makes a training lookup in two parts."""
     rows = ops.table_peek(table, message, splits, dim=DIM, dtype=dtype)
     return ops.TableRows(rows, *ops.table_touch(table, message, splits))
 
@@ -84,7 +84,7 @@ def batch_of(random, most=20, vocabulary=60):
 
 
 def records_of(side, segment, since=0):
-    """Ids, ascending, and their records."""
+    """Returns ascending ids and their records."""
     ids, handles = side.call(keys_since, np.array(segment), np.array(since))
     order = np.argsort(ids)
     return ids[order], side.call(ops.table_read_records, handles[order])
@@ -101,7 +101,7 @@ def compare_tables(sides, since=0):
 
 
 def train(sides, random, number, lookup, dtype):
-    """A lookup of both, and an update of what it found. The host numbers rows by shard, the device as they come."""
+    """Looks up on both, and updates the found rows. The host numbers rows by shard, the device by arrival."""
     message, splits, received = pack(batch_of(random))
     if len(received) % 3 == 0:
         host, device = (side.call(ops.table_find, message, splits, dim=DIM, dtype=dtype) for side in sides)
@@ -120,7 +120,7 @@ def compare_found(host, device, received):
 
 
 def update(sides, both, received, random, number, dtype):
-    """Gradients of some rows are not finite: both leave out the same."""
+    """Updates with some non-finite gradients. Both leave out the same rows."""
     grads = tf.cast(random.normal(size=[len(received) + number % 2, DIM]), dtype).numpy()
     spoilt = received[: number % 2 * 3]
     grads[: len(spoilt), -1] = np.nan
@@ -131,7 +131,7 @@ def update(sides, both, received, random, number, dtype):
 
 
 def run_program(number, options, steps):
-    """Lookups, updates and what leaves on the way; both tables are compared after every second step."""
+    """Runs lookups, updates and evictions, and compares both tables after every second step."""
     random = np.random.default_rng(number)
     sides = [Side(f"program{number}", on_device, options) for on_device in (False, True)]
     dtype = tf.float16 if number == 1 else tf.float32
@@ -145,7 +145,7 @@ def run_program(number, options, steps):
 
 
 def run_upkeep(sides, random, dtype, number, options):
-    """Rows leave by hand, go through checkpoints to a new table of the other kind, and all of them go."""
+    """Removes rows, moves the rest by a checkpoint to a table of the other kind, and clears it."""
     gone = np.array([0, 1, 2, 3, 10**12, -(2**63)], np.int64)
     for op, *arguments in ((ops.table_evict, 1, 7), (ops.table_remove, 0, gone)):
         host, device = (side.call(op, *arguments) for side in sides)
@@ -171,7 +171,7 @@ def run_upkeep(sides, random, dtype, number, options):
 
 
 def run_refusals():
-    """What is wrong reaches a Status, and the table is what it was."""
+    """Wrong calls give a Status, and the table stays unchanged."""
     wrong, unimplemented = tf.errors.InvalidArgumentError, tf.errors.UnimplementedError
     sgd = {"rule": "sgd", "hyperparameters": [0.0], "a": 0.25}
     for option, value in (

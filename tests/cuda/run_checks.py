@@ -1,7 +1,7 @@
 """Runs the checks of one op over one library: python -m tests.cuda.run_checks OP --library PATH [--memory torch].
 
-Needs NumPy, and PyTorch for --memory torch; no TensorFlow. Over an emulated library, every check runs once with threads
-in order and then under random schedules, the same ones every time; those that say `once` run in order alone.
+Needs NumPy, and PyTorch for --memory torch; no TensorFlow. Over an emulated library, every check runs with threads in
+order and then under fixed random schedules. Checks marked `once` run in order only.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""OpKernels for a GPU against those for the CPU, over the emulation: python -m tests.cuda.run_op_kernels LIBRARY.
+"""Compares GPU OpKernels over the emulation with CPU OpKernels: python -m tests.cuda.run_op_kernels LIBRARY.
 
-LIBRARY is that of emulation/op_kernels.cc.
+LIBRARY contains emulation/op_kernels.cc.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ typedef unsigned char uint8_t; typedef unsigned short uint16_t; typedef unsigned
 typedef int int32_t; typedef long int64_t; typedef unsigned long uint64_t; typedef unsigned long uintptr_t;
 """,
 }
-# Instances of templates that stand for all. Attention has only few, because they compile slowly.
+# Instances of templates, one for each kind. Attention has few, because they compile slowly.
 KERNELS = {
     "segment_unique/cuda/segment_unique_cuda.cuh": ["&fusedrec::segment_unique::SegmentUniqueNumberKernel"],
     "rank_partition/cuda/rank_partition_cuda.cuh": ["&fusedrec::rank_partition::RankPartitionPlaceKernel"],
@@ -36,7 +36,7 @@ KERNELS = {
         "&fusedrec::attention::ChannelGradsKernel<fusedrec::Bfloat16, 64>",
     ],
 }
-# Other headers with kernels of the same op. They are compiled along; their kernels are not looked up by name.
+# Further headers with kernels of the same op, which are compiled but not looked up by name.
 MORE = {
     "jagged_attention/cuda/jagged_attention_cuda.cuh": ["jagged_attention/cuda/attention_channels.cuh"],
     "hash_table/cuda/hash_table_cuda.cuh": [
@@ -66,7 +66,7 @@ def strings(texts):
 
 
 def compile_source(nvrtc: ctypes.CDLL, source: str, kernels: list[str]) -> tuple[int, str]:
-    """NVRTC's answer and log, to PTX for sm_80."""
+    """Compiles to PTX for sm_80. Returns NVRTC's code and log."""
     headers = {
         str(p.relative_to(SOURCES)): p.read_text(encoding="utf-8")
         for p in SOURCES.rglob("*")
@@ -97,7 +97,7 @@ def test_kernels_compile(path):
     assert answer == 0, log
 
 
-def test_what_is_newer_does_not_compile():
+def test_newer_features_do_not_compile():
     answer, log = compile_source(load_nvrtc(), "#if CUDART_VERSION < 99999\n#error too old\n#endif\n", [])
     assert answer != 0 and "too old" in log
 

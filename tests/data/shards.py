@@ -35,7 +35,7 @@ def write_folder(folder, rows_per_file, row_group_size):
 
 
 def read_lists(folder: ParquetFolder, epoch=0):
-    """All rows of this rank and epoch, each as a tuple of Python values in the order of the columns."""
+    """Returns all rows of this rank and epoch, each as a tuple of Python values in the order of the columns."""
     rows = []
     for chunk in folder.read(epoch):
         columns = [to_lists(chunk.columns[column.name]) for column in folder.columns]
@@ -44,14 +44,14 @@ def read_lists(folder: ParquetFolder, epoch=0):
 
 
 def to_lists(column):
-    """A column as a list with one Python value (or tuple of values) per row."""
+    """Returns a column as a list with one Python value (or tuple of values) per row."""
     if isinstance(column, Ragged):
         return [tuple(piece.tolist()) for piece in np.split(column.values, column.row_splits[1:-1])]
     return column.tolist()
 
 
 def expected_rows(num_rows):
-    """What read_lists gives for user_table(num_rows) without shuffling."""
+    """Returns the result of read_lists for user_table(num_rows) without shuffling."""
     return [
         (u, tuple(u * 10 + i for i in range(u % 4)), tuple(float(i) for i in range(u % 4))) for u in range(num_rows)
     ]

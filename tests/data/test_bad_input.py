@@ -1,4 +1,4 @@
-"""Bad Parquet input: each refusal names the file, the column and the remedy, before the first row where it can."""
+"""Bad Parquet input: each refusal names the file, the column and the remedy, before the first row where possible."""
 
 import re
 
@@ -52,7 +52,7 @@ def test_truncated_file(tmp_path, kept):
 
 
 def _damaged_page(tmp_path):
-    """A data set of ours with one byte changed in the middle of its only column."""
+    """Writes a data set with one changed byte in the middle of its only column."""
     values = np.random.default_rng(0).integers(0, 2**60, 5000)
     rows = Rows({"item": Ragged(values, splits_of(np.full(500, 10)))}, 500)
     write_dataset(
@@ -134,7 +134,7 @@ def test_nulls(tmp_path, array, column, message):
 
 
 def test_lists_that_lie_about_their_lengths(tmp_path):
-    table = pa.table({"item": [[1, 2], [3], [4]], "time": [[1, 2], [3, 4], []]})  # 4 and 4 in all
+    table = pa.table({"item": [[1, 2], [3], [4]], "time": [[1, 2], [3, 4], []]})  # 4 and 4 of all rows
     pq.write_table(table, tmp_path / "part-0.parquet")
     folder = ParquetFolder(tmp_path, [ITEM, Column("time", ragged=True, aligned_with="item")])
     with pytest.raises(ValueError, match=r"row group 0: column 'time' must have .* as 'item' in every.*Row 1"):
@@ -142,7 +142,7 @@ def test_lists_that_lie_about_their_lengths(tmp_path):
 
 
 def _skipped(path, columns=COLUMNS, target_tokens=50, length_columns=("item_id",), **options):
-    """Values of the first column that reach the batches with bad_rows="skip", and the folder."""
+    """Returns the first column's values in the batches with bad_rows="skip", and the folder."""
     folder = ParquetFolder(path, columns, bad_rows="skip", **options)
     rows = []
     for batch in TokenBatches(folder, length_columns=length_columns, target_tokens=target_tokens).dataset():

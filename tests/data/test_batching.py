@@ -45,7 +45,7 @@ def test_batches_are_balanced_in_tokens():
     lengths = np.random.default_rng(0).lognormal(3.5, 1.0, 5000).astype(np.int64) + 1
     ends = closest_cuts(lengths, 4096)
     tokens = np.add.reduceat(lengths, np.concatenate([[0], ends[:-1]]))[:-1]
-    # The cut is the closest one: at most half the row that lies across the target is missing or too much.
+    # The cut is the closest one: at most half of the row at the target is missing or too much.
     assert np.all(np.abs(tokens - 4096) <= lengths.max() / 2)
     assert len(set(np.diff(ends))) > 5  # and rows per batch vary instead
 
@@ -60,7 +60,7 @@ def test_longest_first_equals_the_oracle(seed):
 
 def test_longest_first_by_hand():
     assert longest_first(np.array([5, 9, 2, 4, 3]), 2).tolist() == [1, 0, 1, 1, 0]  # the docstring's example
-    assert longest_first(np.array([7, 7]), 4).tolist() == [0, 1]  # two ranks have none
+    assert longest_first(np.array([7, 7]), 4).tolist() == [0, 1]  # two ranks get no row
 
 
 def test_weights_are_tokens_unless_cost_is_quadratic():

@@ -54,7 +54,7 @@ def test_whole_samples_move_and_order_is_of_the_batch_alone():
 
 
 def test_ids_of_different_tables_are_different_rows():
-    """By `first` samples 0 and 2 belong together; were the numbers of both tables the same rows, 0 and 1 would."""
+    """By `first`, samples 0 and 2 belong together. If both tables shared rows, 0 and 1 would."""
     x = {"first": [[5], [6], [5], [6]], "second": [[0, 1], [2, 3], [2, 4], [0, 9]], "third": [[6], [5], [6], [5]]}
     x = {name: tf.constant(value, tf.int64) for name, value in x.items()}
     data = tf.data.Dataset.from_tensors({**x, "number": tf.range(4)})

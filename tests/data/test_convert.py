@@ -1,4 +1,4 @@
-"""The command line of the converters: what it makes, and that it refuses what it does not know."""
+"""The command line of the converters writes data sets, and refuses unknown arguments."""
 
 import pytest
 

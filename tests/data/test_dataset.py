@@ -1,4 +1,4 @@
-"""TokenBatches: static types, exact steps, empty batches, and that Keras model.fit consumes it."""
+"""TokenBatches has static types, exact steps and empty batches, and Keras' model.fit consumes it."""
 
 import numpy as np
 import pyarrow as pa
@@ -14,7 +14,7 @@ OPTIONS = {"length_columns": ["item_id"], "extra_tokens": 1, "target_tokens": 12
 
 
 def _rows(batches):
-    """Batches of tensors as a list of rows, as expected_rows gives them."""
+    """Returns batches of tensors as a list of rows, in the form of expected_rows."""
     rows = []
     for batch in batches:
         lists = [batch["user_id"].numpy().tolist(), batch["item_id"].to_list(), batch["rating"].to_list()]
@@ -23,7 +23,7 @@ def _rows(batches):
 
 
 def _ranks(path, world_size, batches=OPTIONS, **options):
-    """TokenBatches of every rank."""
+    """Returns the TokenBatches of every rank."""
     folders = [ParquetFolder(path, COLUMNS, rank=rank, world_size=world_size, **options) for rank in range(world_size)]
     return [TokenBatches(folder, **batches) for folder in folders]
 
@@ -91,7 +91,7 @@ def test_costs_balance_other_batches_than_tokens(tmp_path):
             every.append([batch["item_id"].row_lengths().numpy() for batch in batches.dataset()])
         loads[cost] = [[(of.sum(), (of + of**2).sum()) for of in step] for step in zip(*every)]
     for (tokens, _), (others, _) in loads[Cost()]:
-        assert tokens == others == 80  # two long rows and eight short ones are 80 and 80 tokens
+        assert tokens == others == 80  # two long rows have 80 tokens, and so have eight short ones
     for (_, cost), (_, other) in loads[Cost(1.0, 1.0)]:
         assert cost == other
 
@@ -102,7 +102,7 @@ class _MeanRating(keras.Model):
     def __init__(self):
         super().__init__()
         self.mean = self.add_weight(name="mean", shape=(), initializer="zeros")
-        self.loss_tracker = keras.metrics.Mean(name="loss")  # Keras tracks only the losses it computes itself
+        self.loss_tracker = keras.metrics.Mean(name="loss")  # Keras tracks only its own losses
 
     @property
     def metrics(self):

@@ -1,4 +1,4 @@
-"""Partitioned folders and other file systems: what is found, in which order, and columns from folders' names."""
+"""Partitioned folders and other file systems: the found files, their order, and columns from folders' names."""
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -10,7 +10,7 @@ from tf_fusedrec.data import Column, ParquetFolder
 
 
 def _partitioned(tmp_path):
-    """Rows 0 .. 11 below day=1/hour=0, day=1/hour=1, day=2/hour=0, three in each; and things to overlook."""
+    """Writes rows 0 .. 11 below day=1/hour=0, day=1/hour=1, day=2/hour=0, and files that readers must overlook."""
     for number, name in enumerate(["day=1/hour=0", "day=1/hour=1", "day=2/hour=0", "day=2/hour=1"]):
         (tmp_path / name).mkdir(parents=True)
         pq.write_table(user_table(3, 3 * number), tmp_path / name / "part-0.parquet")
@@ -51,7 +51,7 @@ def test_uris_and_file_systems_of_pyarrow(tmp_path):
 
 
 def test_an_object_store_in_memory():
-    """Nothing but what pyarrow.fs promises is asked of a file system: no local path, no seek by name."""
+    """Readers use only the promises of pyarrow.fs: no local path, no seek by name."""
     store = fs._MockFileSystem()
     store.create_dir("bucket/train/hour=3")
     with store.open_output_stream("bucket/train/hour=3/a.parquet") as out:

@@ -26,7 +26,7 @@ def _hash16(u, v, mul):
 
 
 def farmhash64(data: bytes) -> int:
-    """Fingerprint64 of at most 16 bytes (FarmHash, farmhashna::HashLen0to16), as int64."""
+    """Returns Fingerprint64 of at most 16 bytes (FarmHash, farmhashna::HashLen0to16), as int64."""
     n = len(data)
 
     def word(at, size):
@@ -108,13 +108,13 @@ def test_shapes_are_kept():
         (tf.range(2), "must have dtype string, got int32. Integers are ids as they are"),
     ],
 )
-def test_what_is_no_string_is_refused(strings, words):
+def test_other_values_than_strings_are_refused(strings, words):
     with pytest.raises(ValueError, match=words):
         fr.hash_strings(strings)
 
 
 def test_an_exported_model_takes_strings(tmp_path):
-    """And padding of strings, as padded batches have it."""
+    """The strings have padding, as in padded batches."""
     tables = [fr.TableConfig("item", 2, fr.optimizers.SGD(0.1))]
     padding_id = int(fr.hash_strings(""))
     emb = fr.FusedEmbedding(tables, [fr.FeatureConfig("item", "item", "mean", padding_id=padding_id)])

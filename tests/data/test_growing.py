@@ -1,4 +1,4 @@
-"""GrowingFolder in one process: which partitions count, their order, waiting, the end, and what is told of."""
+"""GrowingFolder in one process: the partitions that count, their order, waiting, the end, and messages."""
 
 import logging
 import threading
@@ -54,7 +54,7 @@ def test_it_waits_for_what_comes_and_ends_at_the_stop_file(tmp_path, caplog):
 
     found, writer = [], threading.Timer(0.2, write)
     with caplog.at_level(logging.INFO, "tf_fusedrec.data"):
-        for partition in GrowingFolder(tmp_path, poll_seconds=0.02):  # it would wait for ever
+        for partition in GrowingFolder(tmp_path, poll_seconds=0.02):  # else it would wait for ever
             found.append(partition.name)
             if len(found) == 1:
                 writer.start()
@@ -76,7 +76,7 @@ def test_a_partition_that_comes_too_late_is_named_once(tmp_path, caplog):
     assert caplog.text.count("h=4: it arrived after its successor h=5") == 1
 
 
-def test_what_cannot_be_followed_is_refused(tmp_path, monkeypatch):
+def test_refusals(tmp_path, monkeypatch):
     for wrong, message in [
         ({"poll_seconds": 0}, "poll_seconds must be > 0, got 0"),
         ({"timeout_seconds": -1}, "timeout_seconds must be >= 0, or None"),

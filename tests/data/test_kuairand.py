@@ -1,4 +1,4 @@
-"""KuaiRand: a tiny log by hand, and on the real one that no row knows anything of its own future."""
+"""KuaiRand: a tiny log by hand. In the real log, no row knows its own future."""
 
 import gzip
 import json

@@ -1,4 +1,4 @@
-"""Our layouts on disk: written whole, in small row groups, and read back with their facts."""
+"""Layouts on disk are written whole, in small row groups, and read back with their facts."""
 
 import json
 
@@ -59,7 +59,7 @@ def test_nothing_is_overwritten_and_nothing_half_made_is_left(tmp_path):
     with pytest.raises(IndexError):
         _write(tmp_path / "other", train_items=np.array([77]))
     assert not (tmp_path / "other").exists()
-    _write(tmp_path / "other")  # what the failed attempt left beside it is no hindrance
+    _write(tmp_path / "other")  # the rest of the failed attempt does not matter
     assert sorted(path.name for path in tmp_path.iterdir()) == ["other", "set"]
 
 

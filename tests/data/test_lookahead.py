@@ -1,4 +1,4 @@
-"""lookahead: every batch once, with the ids of the batch k later, and with nothing at the end."""
+"""lookahead gives every batch once, with the ids of the batch k later, and with no ids at the end."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ BATCHES = 5
 
 
 def _batch(n):
-    """Every form of ids, of other sizes in every batch."""
+    """Returns a batch with every form of ids; sizes differ from batch to batch."""
     lengths = tf.range(n % 3 + 1)
     ragged = tf.RaggedTensor.from_row_lengths(tf.range(tf.reduce_sum(lengths)) + n * 100, lengths)
     nested = tf.RaggedTensor.from_row_lengths(ragged, [tf.size(lengths)])
@@ -45,7 +45,7 @@ def test_every_batch_comes_with_the_one_that_is_k_later(steps):
 
 
 def test_cardinality_and_static_shapes_of_batches_stay():
-    """Keras counts the steps of an epoch from the first, and models are built from the second."""
+    """Keras counts the steps of an epoch by the cardinality, and builds models from the shapes."""
     ahead = lookahead(_batches(), 3, lambda features, label: features["dense"])
     assert ahead.cardinality() == BATCHES
     assert ahead.element_spec[0] == _batches().element_spec
@@ -55,7 +55,7 @@ def test_cardinality_and_static_shapes_of_batches_stay():
 
 
 def test_the_input_is_read_once_and_not_further_than_needed():
-    """A shuffled input that was read twice would give other batches as coming than those that come."""
+    """A second pass over a shuffled input would announce other batches than the coming ones."""
     read = []
 
     def produce():

@@ -1,4 +1,4 @@
-"""MovieLens: every form of its ratings, stable order, lines that are refused, the real data against the published."""
+"""MovieLens: every form of its ratings, stable order, refused lines, and the real data against the published."""
 
 import csv
 import gzip
@@ -36,7 +36,7 @@ EXPECTED_TEST = [(1, (10,), (7,), (3.0,), 20, 8), (3, (20, 30, 10), (100, 200, 2
 
 
 def _write(folder, name, header="user_id,movie_id,rating,timestamp,ts_kind", rows=RATINGS):
-    """`rows` in the form that the name says; a CSV file has a column more."""
+    """Writes `rows` in the form of the file's name; a CSV file has one more column."""
     folder.mkdir(exist_ok=True)
     if ".csv" in name:
         text = header + "\n" + "".join(",".join(map(str, row)) + ",0\n" for row in rows)
@@ -50,7 +50,7 @@ def _write(folder, name, header="user_id,movie_id,rating,timestamp,ts_kind", row
 @pytest.mark.parametrize("name", ["ratings.dat", "ratings.dat.gz", "ratings.csv", "ratings.csv.gz", "u.data"])
 @pytest.mark.parametrize("as_file", [False, True])
 def test_every_form_gives_the_same(tmp_path, name, as_file):
-    # GroupLens's own header for one of them.
+    # GroupLens' own header for one file.
     header = {"header": "userId,movieId,rating,timestamp,tag"} if name == "ratings.csv" else {}
     source = _write(tmp_path / "raw", name, **header)
     info = convert_movielens(source / name if as_file else source, tmp_path / "out")
@@ -88,7 +88,7 @@ def test_half_stars_stay(tmp_path):
     ]
 
 
-def test_a_log_of_ones_own_with_string_ids_and_without_ratings(tmp_path):
+def test_a_custom_log_with_string_ids_and_without_ratings(tmp_path):
     (tmp_path / "log.csv").write_text(
         "timestamp,user_id,item_id\n5,ann,B01\n3,ann,A7\n9,ann,007\n1,bob,A7\n2,bob,B01\n", encoding="utf-8"
     )
@@ -210,7 +210,7 @@ def movielens(tmp_path_factory):
 
 
 def test_real_data_is_the_published_sequence(movielens):
-    """sasrec_ml-1m.txt holds every user's films in order, without those rated fewer than 5 times."""
+    """sasrec_ml-1m.txt holds every user's films in order, without films rated fewer than 5 times."""
     source, output, info = movielens
     assert (info.users, info.items) == (6040, 3883)
     with (source / "sasrec_item_map.csv").open(encoding="utf-8") as lines:
@@ -230,7 +230,7 @@ def test_real_data_is_the_published_sequence(movielens):
 
 
 def test_real_data_popularity(movielens):
-    """items.parquet gives the popularity baseline that the data set's own notes state: HR@10 0.036, HR@50 0.140."""
+    """items.parquet gives the popularity baseline of the data set's notes: HR@10 0.036, HR@50 0.140."""
     _, output, _ = movielens
     ids, counts = read_items(output)
     assert counts.sum() == 1_000_209 - 6_040

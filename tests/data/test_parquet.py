@@ -1,4 +1,4 @@
-"""ParquetFolder: every row exactly once over the ranks, the same again for the same seed, in bounded memory."""
+"""ParquetFolder gives every row exactly once over the ranks, repeatably by seed, in bounded memory."""
 
 import threading
 import tracemalloc
@@ -52,7 +52,7 @@ def test_order_is_a_function_of_seed_epoch_rank_and_ranks(tmp_path):
     assert base != order(1, shuffle_seed=1)
     assert base != order(0, shuffle_seed=2)
     assert base != sorted(base)
-    # Groups are mixed, and rows within the buffer: the first 25 rows come from more than one stretch of the file.
+    # Groups and rows in the buffer are shuffled: the first 25 rows come from several stretches of the file.
     assert len({user // 10 for user in base[:25]}) >= 3
     half = {"shuffle_seed": 1, "world_size": 2}
     assert order(0, rank=0, **half) == order(0, rank=0, **half)
@@ -135,7 +135,7 @@ def test_a_reader_that_is_left_ends_its_threads(tmp_path):
 
 
 def _peak_bytes(tmp_path, files, seed):
-    """(Arrow, NumPy) bytes held at most while `files` files of 3.3 MB, in row groups of 0.4 MB, are read."""
+    """Returns the peak (Arrow, NumPy) bytes while it reads `files` files of 3.3 MB, in row groups of 0.4 MB."""
     rng = np.random.default_rng(0)
     rows, length = 2048, 200
     path = tmp_path / str(files)
@@ -160,8 +160,8 @@ def _peak_bytes(tmp_path, files, seed):
 @pytest.mark.parametrize("seed", [None, 0])
 def test_memory_does_not_grow_with_the_data(tmp_path, seed):
     arrow, numpy = _peak_bytes(tmp_path, 8, seed)
-    # Of 26 MB. A block is 0.8 MB, a row group 0.4 MB: two blocks, one of them twice while it is joined and one more
-    # while rows are taken from it, and three row groups in Arrow and in NumPy make 6 MB. 24 files gave the same.
+    # The files have 26 MB, a block 0.8 MB, a row group 0.4 MB. Two blocks, two further copies of one, and three row
+    # groups in Arrow and in NumPy make 6 MB. The peak does not depend on the number of files.
     assert arrow + numpy < 9e6
 
 

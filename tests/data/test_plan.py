@@ -1,4 +1,4 @@
-"""EpochPlan on random weights: every row once, equal steps, and any sequence of stops on any numbers of ranks."""
+"""EpochPlan on random weights: every row once, equal steps, and any sequence of stops on any number of ranks."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ def _weights(rng, rows):
 
 
 def _positions(plan, ranks, steps):
-    """[step][rank] lists of positions."""
+    """Returns [step][rank] lists of positions."""
     return [[plan.batch(rank, step).tolist() for rank in range(ranks)] for step in steps]
 
 
@@ -28,7 +28,7 @@ def test_every_row_is_in_one_batch_and_the_batches_are_the_oracles(rows, ranks, 
     plan = EpochPlan(weights, 12, whole(rows), ranks, scope)
     batches = _positions(plan, ranks, range(plan.steps + 2))
     assert sorted(_flat(batches)) == list(range(rows))
-    assert batches[plan.steps :] == [[[]] * ranks] * 2  # who has run out, and all behind the end
+    assert batches[plan.steps :] == [[[]] * ranks] * 2  # behind the end, no rank has a row
     if scope == "rank":
         for rank in range(ranks):
             part = range(rows * rank // ranks, rows * (rank + 1) // ranks)
@@ -78,7 +78,7 @@ def test_rows_of_no_weight_are_in_no_batch():
         assert sorted(_flat(_positions(plan, 2, range(plan.steps)))) == [0, 2, 5]
 
 
-def test_what_is_left_is_shared_equally():
+def test_the_rest_is_shared_equally():
     assert share([[(3, 5)], [(10, 20), (30, 31)]], 2) == [[(3, 5)], [(10, 20), (30, 31)]]
     assert share([[(3, 5)], [(10, 20), (30, 31)]], 3) == [[(3, 5), (10, 12)], [(12, 16)], [(16, 20), (30, 31)]]
     assert share([[]], 2) == [[], []]

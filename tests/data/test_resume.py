@@ -1,4 +1,4 @@
-"""Stopping after any step and going on: the same batches on as many ranks, every row once on any other number."""
+"""Resuming after any step gives equal batches on as many ranks, and every row once on any other number."""
 
 import json
 
@@ -18,7 +18,7 @@ def path(tmp_path):
 
 
 def _job(path, ranks, scope, start=None, **folder):
-    """TokenBatches of every rank; `start` goes through JSON, as a checkpoint has it."""
+    """Returns TokenBatches of every rank. `start` passes through JSON, as in a checkpoint."""
     folder = {"shuffle_seed": 5, "shuffle_rows": 24, **folder}
     return [
         TokenBatches(
@@ -34,7 +34,7 @@ def _contents(batch):
 
 
 def _epochs(job, first_epoch=None, epochs=1):
-    """[rank][step] contents of batches."""
+    """Returns [rank][step] contents of batches."""
     return [[_contents(batch) for batch in rank.dataset(first_epoch, epochs)] for rank in job]
 
 
@@ -78,7 +78,7 @@ def test_other_numbers_of_ranks_lose_and_repeat_no_row(path, scope):
 
 
 def test_a_position_within_a_resumed_epoch_is_of_the_steps_that_were_trained(path):
-    """Not of those that the input has read ahead: its iterator is several batches further."""
+    """The position ignores batches that the input has read ahead, although its iterator is further."""
     job = _job(path, 2, "rank")
     again = _job(path, 2, "rank", job[0].position(1, 1))
     iterators = [iter(rank.dataset()) for rank in again]
@@ -89,7 +89,7 @@ def test_a_position_within_a_resumed_epoch_is_of_the_steps_that_were_trained(pat
 
 
 def test_skipped_rows_and_costs_do_not_move_the_batches(path):
-    """The weights of what is left are those that it had in the whole."""
+    """The remaining rows have their weights of the whole epoch."""
     (job,) = _job(path, 1, "rank", bad_rows="skip")
     first = _epochs([job])[0]
     (again,) = _job(path, 1, "rank", job.position(0, 2), bad_rows="skip")

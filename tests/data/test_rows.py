@@ -1,4 +1,4 @@
-"""Rows: every operation on arrays gives what the same operation on a list of lists gives."""
+"""Rows: every operation on arrays equals the same operation on a list of lists."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Files of sequences: a user and the user's items in a line, or a line for each; what cannot be read is named."""
+"""Files of sequences: a line per user with all items, or a line per item. Errors name unreadable lines."""
 
 import gzip
 
@@ -70,6 +70,6 @@ def test_refusals(tmp_path, text, message):
 
 
 def test_the_published_file_of_movielens(tmp_path):
-    """sasrec_ml-1m.txt: a line for every interaction of 6,040 users."""
+    """Reads sasrec_ml-1m.txt, which has a line for every interaction of 6,040 users."""
     info = convert_sequences(shared_path("data/ml-1m") / "sasrec_ml-1m.txt.gz", tmp_path / "out")
     assert (info.users, info.items) == (6040, 3416)

@@ -1,4 +1,4 @@
-"""Synthetic data: the structure can be learnt, popularity does not find it, equal arguments give equal files."""
+"""Synthetic data have a structure that models learn and popularity does not find. Equal arguments give equal files."""
 
 import numpy as np
 import pytest
@@ -28,7 +28,7 @@ RETRIEVAL = (
 
 
 def _auc(labels, scores):
-    """Chance that a positive scores above a negative, ties counting half: all pairs."""
+    """Returns the chance that a positive scores above a negative, over all pairs; ties count half."""
     labels, scores = np.array(labels), np.array(scores)
     difference = scores[labels == 1][:, None] - scores[labels == 0][None, :]
     return np.mean((difference > 0) + 0.5 * (difference == 0))

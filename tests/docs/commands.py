@@ -1,4 +1,4 @@
-"""What README.md, docs/*.md and the READMEs of rooms show: programs with their output, and commands."""
+"""Programs with their output, and commands, of README.md, docs/*.md and the READMEs of rooms."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ PAGES = [
 
 class Program(NamedTuple):
     code: str
-    output: str  # what the block below says that it prints; "" where there is none
+    output: str  # the output that the block below shows; "" without such a block
 
 
 def programs(page: pathlib.Path) -> list[Program]:
-    """The python blocks of a page, in their order."""
+    """Returns the python blocks of a page, in their order."""
     text = page.read_text(encoding="utf-8")
     found = re.findall(r"^```python\n(.*?)^```\n(?:\s*^```text\n(.*?)^```)?", text, re.DOTALL | re.MULTILINE)
     return [Program(*blocks) for blocks in found]
 
 
 def commands(page: pathlib.Path) -> list[str]:
-    """Lines of the bash blocks of a page, without their comments."""
+    """Returns the lines of a page's bash blocks, without their comments."""
     text = page.read_text(encoding="utf-8")
     lines = [
         line
@@ -43,7 +43,7 @@ def commands(page: pathlib.Path) -> list[str]:
 
 
 def modules_and_flags(page: pathlib.Path) -> Iterator[tuple[str, list[str]]]:
-    """Every `python -m module --flag ...` of a page, in blocks and in the text."""
+    """Returns every `python -m module --flag ...` of a page, in blocks and in the text."""
     text = page.read_text(encoding="utf-8")
     spoken = re.findall(r"`([^`\n]*python -m [\w.]+[^`\n]*)`", text)
     for command in [*commands(page), *spoken]:

@@ -1,4 +1,4 @@
-"""Every program of the documentation prints what is written below it; every command is run here or by a named test."""
+"""Every program of the documentation prints the output below it. Every command runs here or in a named test."""
 
 import contextlib
 import io
@@ -19,7 +19,7 @@ CRITEO = "tests/examples/test_criteo_dlrm.py::test_two_ranks_find_the_signal_tha
 PROFILING = "tests/docs/test_profiling.py"
 MOVIELENS = "tests/data/test_movielens.py::test_every_form_gives_the_same"
 
-# What is too long to run here, or not for this machine: the test that runs the same.
+# Commands that run too long or need another machine, and the tests that run the same.
 RUN_ELSEWHERE = {
     "make setup": "tests/environment/test_setup_env.py::test_nothing_to_do",
     "make train": "tests/environment/test_launch_training.py::test_without_data_the_default_and_a_given_config_wins",
@@ -70,7 +70,7 @@ RUN_ELSEWHERE = {
         "tests/ops/test_segment_unique.py::test_edge_cases"
     ),
     "python -m pytest -q tests/optimizers/test_optimizers.py tests/embedding/test_native_optimizers.py": (
-        "tests/optimizers/test_optimizers.py::test_what_a_record_tells_the_table"
+        "tests/optimizers/test_optimizers.py::test_a_record_gives_rule_hyperparameters_and_slots"
     ),
     "python -m pytest -q tests/embedding/test_capacity.py tests/ops/test_hash_table.py": (
         "tests/embedding/test_capacity.py::test_rows_are_those_of_a_dict_after_every_step"
@@ -117,7 +117,7 @@ RUN_ELSEWHERE = {
         "tests/environment/test_cuda_build.py::test_cuda_that_is_wanted_and_not_there_is_an_error_with_its_remedy"
     ),
 }  # fmt: skip
-# Of a cluster with GPUs, which no test has: that they install the pinned versions is all that is checked.
+# These install a cluster with GPUs. Without such a cluster, only the pinned versions are tested.
 ONLY_ON_GPUS = (
     "pip install 'tensorflow[and-cuda]==2.16.2'",
     "HOROVOD_WITH_TENSORFLOW=1 HOROVOD_WITHOUT_PYTORCH=1 HOROVOD_WITHOUT_MXNET=1 HOROVOD_WITH_GLOO=1 "
@@ -127,7 +127,7 @@ RUN_HERE = ("python -m tf_fusedrec.data.convert synthetic-", "python -m benchmar
 SHOWN = sorted({command for page in PAGES for command in commands(page)})
 
 
-def test_what_is_installed_on_gpus_is_pinned():
+def test_versions_for_gpus_are_pinned():
     pins = "".join((ROOT / f"requirements/{name}.txt").read_text(encoding="utf-8") for name in ("runtime", "horovod"))
     for command in ONLY_ON_GPUS:
         name, version = re.search(r"([a-z]+)(?:\[and-cuda\])?==([\d.]+)", command).groups()
@@ -171,7 +171,7 @@ def test_cheap_commands_end_well(command, tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize("page", PAGES, ids=page_name)
 def test_modules_and_their_flags_exist(page):
     for module, flags in modules_and_flags(page):
-        if module in ("pytest", "mkdocs") or module == "benchmarks.":  # not ours; "benchmarks.<op>"
+        if module in ("pytest", "mkdocs") or module == "benchmarks.":  # modules of others, and "benchmarks.<op>"
             continue
         path = ROOT / module.replace(".", "/")
         source = path.with_suffix(".py") if path.with_suffix(".py").exists() else path / "__main__.py"
@@ -189,6 +189,6 @@ def test_make_targets_exist(page):
     assert set(re.findall(r"\bmake ([a-z]+)\b", shown)) <= TARGETS
 
 
-def test_what_the_readme_links_to_is_there():
+def test_targets_of_the_readmes_links_exist():
     links = re.findall(r"\]\(((?!https?:)[^)#]+)\)", PAGES[0].read_text(encoding="utf-8"))
     assert links and all((ROOT / link).exists() for link in links)

@@ -1,4 +1,4 @@
-"""The guides "how to add": at most six files, which exist, and hold the names that the guide mentions."""
+"""The guides "how to add" list at most six files, which exist and hold the names that the guide mentions."""
 
 import re
 
@@ -11,14 +11,14 @@ MOST_FILES = 6
 
 
 def files_table(page):
-    """(place, what to add) of each row of the first table below "## The files"."""
+    """Returns (place, addition) of each row of the first table below "## The files"."""
     table = page.read_text(encoding="utf-8").split("## The files\n", 1)[1].split("\n\n## ", 1)[0]
     rows = [line.strip("| ").split(" | ") for line in table.splitlines() if line.startswith("| ")]
     return rows[1:]
 
 
 def found(place):
-    """The file or folder that the first cell of a row names: `path`, or `file` in `folder`."""
+    """Returns the file or folder that the first cell of a row names: `path`, or `file` in `folder`."""
     names = re.findall(r"`([^`]+)`", place)
     if re.match(r"`[^`]+` in `", place):
         file, folder = names[:2]

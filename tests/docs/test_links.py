@@ -16,7 +16,7 @@ FOLDERS = {str(parent) for path in TRACKED for parent in pathlib.PurePosixPath(p
 
 
 def targets(markdown):
-    """What links and pictures of a page point to, without code, other sites and places inside the page."""
+    """Returns the targets of a page's links and pictures, without code, other sites and places inside the page."""
     text = re.sub(r"^```.*?^```|`[^`\n]*`", "", markdown, flags=re.DOTALL | re.MULTILINE)
     found = re.findall(r"\]\(<?([^)>\s]+)>?(?:\s+\"[^\"]*\")?\)", text)
     found += re.findall(r"<(?:img|a)\s[^>]*(?:src|href)=\"([^\"]+)\"", text)
@@ -50,6 +50,6 @@ def test_every_page_is_in_the_index_and_in_the_navigation():
 
 
 def test_the_pages_have_links_and_pictures():
-    """So that the test above looks at something."""
+    """Guards the test above, which would pass on pages without links."""
     found = [target for page in PAGES for target in targets((ROOT / page).read_text(encoding="utf-8"))]
     assert len(found) > 50 and sum(target.endswith((".svg", ".png")) for target in found) >= 10

@@ -31,7 +31,7 @@ def spinning():
 
 
 def ran(beginning, folder, pid=0):
-    """Output of the command of the page that begins so, in one second where the page takes ten."""
+    """Returns the output of the page's command with this beginning, with one second in place of ten."""
     (command,) = [line for line in SHOWN if line.startswith(beginning)]
     tool = next(word for word in ("strace", "perf", "pgrep", "top") if word in command)
     if shutil.which(tool) is None:
@@ -56,7 +56,7 @@ def test_top_lists_it(spinning, tmp_path):
     second = ran("top", tmp_path, spinning.pid).split("\ntop - ")[1]
     rows = [line.split() for line in second.splitlines() if re.match(r" *\d+ \w+ ", line)]
     (share,) = [float(row[8]) for row in rows if int(row[0]) != spinning.pid]
-    assert share > 2  # of a core, on a machine that may be busy
+    assert share > 2  # share of a core, on a machine that may be busy
 
 
 def test_strace_counts_its_calls(spinning, tmp_path):

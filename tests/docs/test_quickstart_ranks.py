@@ -1,4 +1,4 @@
-"""The programs of the quick start, as they stand on the page, on two ranks: one model, that of one process."""
+"""The unchanged programs of the quick start give one model on two ranks, equal to one process."""
 
 import os
 import pathlib
@@ -13,7 +13,7 @@ PAGE = ROOT / "docs/quickstart.md"
 
 
 def run_page(folder):
-    """Body: dense weights behind each program of the page, rows of both tables, and the losses told last."""
+    """Body: returns the dense weights after each program of the page, rows of both tables, and the last losses."""
     import tf_fusedrec as fr
 
     here = pathlib.Path(folder, str(fr.rank()))
@@ -41,7 +41,7 @@ def test_two_ranks_train_the_model_of_one(by_ranks):
     for number, (ours, theirs, of_one) in enumerate(zip(first, second, wanted)):
         for mine, others, alone in zip(ours, theirs, of_one):
             np.testing.assert_array_equal(mine, others)
-            # Up to 104 steps of Adam on float32 sums of 64 samples in another order.
+            # Up to 104 steps of Adam sum 64 float32 samples in another order.
             np.testing.assert_allclose(mine, alone, rtol=1e-3, atol=1e-4, err_msg=f"program {number}")
     assert losses == same_losses
     np.testing.assert_allclose(losses, wanted_losses, rtol=1e-3)

@@ -1,4 +1,4 @@
-"""The site is built without a warning, from the disk it asks nothing of the network, and what is generated is true."""
+"""The site builds without a warning, pages need no network, and generated parts are current."""
 
 import dataclasses
 import importlib
@@ -67,12 +67,12 @@ def test_the_drawing_of_the_message_shows_what_the_ops_answer():
         np.testing.assert_array_equal(tensor, example[name], err_msg=name)
 
 
-def test_what_is_generated_is_kept_as_it_is_made():
+def test_generated_files_are_current():
     for name, made in generate.generated().items():
         kept = (ROOT / name).read_text(encoding="utf-8")
         remedy = f"{name} is not what `python -m tools.docs.generate` makes: run it, and commit what it writes"
         if name.endswith(".svg") and f"Matplotlib v{matplotlib.__version__}," not in kept:
-            # Another release places things otherwise by a hair; the words are the same.
+            # Another release moves items by a hair; the words are equal.
             made, kept = (re.findall(r"<text.*?>(.*?)</text>", svg) for svg in (made, kept))
         assert made == kept, remedy
 

@@ -12,7 +12,7 @@ PAGE = ROOT / "docs/topology.md"
 
 
 def run_program():
-    """Body: what the program prints."""
+    """Body: returns the output of the program."""
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
         exec(compile(programs(PAGE)[0].code, PAGE.name, "exec"), {"__name__": "docs"})

@@ -1,4 +1,4 @@
-"""The whole program of "Your data", as it stands on the page, on one rank and on two: one AUC, one export."""
+"""The unchanged program of "Your data" gives one AUC and one export on one rank and on two."""
 
 import os
 import pathlib
@@ -13,7 +13,7 @@ MAKES_CLICKS, WHOLE = programs(PAGE)[-2:]
 
 
 def run_whole_program(folder):
-    """Body: the history, steps, ids of both tables on this rank, and the answer of the SavedModel to raw fields."""
+    """Body: returns the history, steps, ids of both tables on this rank, and the SavedModel's answer to raw fields."""
     os.chdir(folder)
     names = {"__name__": "docs"}
     exec(compile(WHOLE.code, PAGE.name, "exec"), names)
@@ -43,7 +43,7 @@ def test_two_ranks_find_the_auc_of_one(tmp_path, monkeypatch):
     assert history == same
     assert steps == wanted_steps == 80
     for name, values in wanted.items():
-        # 80 steps of Adam on float32 sums in another order.
+        # 80 steps of Adam sum float32 in another order.
         np.testing.assert_allclose(history[name], values, atol=1e-4, err_msg=name)
     for table, known in wanted_ids.items():
         assert len(ids[table]) and len(more_ids[table]), "a rank has no rows"

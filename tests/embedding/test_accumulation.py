@@ -1,4 +1,4 @@
-"""accumulate_steps=k: one update from k batches, equal to that of the big batch, for every rule (MTGRBoost, 5.2)."""
+"""accumulate_steps=k: one update from k batches equals one of the joined batch, for every rule (MTGRBoost, 5.2)."""
 
 import numpy as np
 import pytest
@@ -38,7 +38,7 @@ def train(emb, ids, grads):
 
 
 def batches(seed):
-    """UPDATES lists of STEPS_PER_UPDATE batches, one of them empty: ids, which repeat, and gradients."""
+    """Returns UPDATES lists of STEPS_PER_UPDATE batches of repeated ids and gradients. One batch is empty."""
     random = np.random.default_rng(seed)
     for _ in range(UPDATES):
         sizes = random.permutation([7, 4, 0])
@@ -54,7 +54,7 @@ def test_every_rule_is_tried():
 @pytest.mark.parametrize("gradient_op", ["average", "sum"])
 @pytest.mark.parametrize("name", RULES)
 def test_k_batches_make_the_update_of_the_big_one(name, gradient_op):
-    """Against a formula in float64, and against a layer that gets the big batch: rows and slots."""
+    """Rows and slots equal a formula in float64, and a layer that gets the joined batch."""
     optimizer, rule, options = RULES[name]
     emb, big = layer(optimizer, STEPS_PER_UPDATE, gradient_op), layer(optimizer)
     share = 1 / STEPS_PER_UPDATE if gradient_op == "average" else 1.0
@@ -105,12 +105,12 @@ def test_in_keras_fit_it_equals_a_batch_of_k_times_the_size():
 
 
 def test_sums_are_of_the_rows_that_were_seen():
-    """A row of the first batch only is trained with the last; one that is only evaluated, or refused, is not."""
+    """A row of the first batch trains with the last. An evaluated or refused row does not train."""
     emb = layer(optimizers.SGD(1.0), accumulate_steps=3, gradient_op="sum", admission_count=2)
     for _ in range(2):  # ids 1, 2 and 3 get their rows, and a whole update of nothing goes by
         emb({"f": tf.constant([1, 2, 3])})
     ones = np.ones((2, DIM))
-    train(emb, [1, 8], ones)  # 8 comes for the first time
+    train(emb, [1, 8], ones)  # first occurrence of id 8
     train(emb, [2, 2], ones)
     emb({"f": tf.constant([3])}, training=False)
     train(emb, [], ones[:0])

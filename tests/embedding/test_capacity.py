@@ -1,4 +1,4 @@
-"""What a native table keeps when it may not keep everything: max_rows, TTL, admission, against a dict."""
+"""A native table with max_rows, TTL or admission keeps the rows of a dict."""
 
 import numpy as np
 import pytest
@@ -68,7 +68,7 @@ POLICIES = {
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_rows_are_those_of_a_dict_after_every_step(policy):
-    """Skewed ids, some new in every batch: hits, insertions, evictions, returns; rows, ages, counts, statistics."""
+    """Trains skewed ids, some new in every batch. Rows, ages, counts and statistics equal the dict's."""
     options = POLICIES[policy]
     emb, oracle = layer(record_tombstones=True, **options), CapacityOracle(**options)
     random = np.random.default_rng(sum(map(ord, policy)))
@@ -90,7 +90,7 @@ def test_rows_are_those_of_a_dict_after_every_step(policy):
         assert oracle.refused > 0 and oracle.inserts > 0
 
 
-def test_a_row_that_left_and_comes_back_has_its_initial_value_and_no_memory_of_its_optimizer():
+def test_a_returning_row_has_its_initial_value_and_fresh_slots():
     emb = fr.FusedEmbedding(
         [fr.TableConfig(name="t", dim=3, optimizer=optimizers.Adam(0.1), max_rows=2, eviction="lru")],
         [fr.FeatureConfig(name="t", table="t")],
@@ -111,7 +111,7 @@ def test_a_row_that_left_and_comes_back_has_its_initial_value_and_no_memory_of_i
 
 @pytest.mark.parametrize("eviction", ["lru", "lfu"])
 def test_rows_of_the_batch_in_flight_never_leave(eviction):
-    """A full table whose worst rows are asked for again together with new ones."""
+    """A batch reads the worst rows of a full table together with new ids."""
     emb = layer(max_rows=8, eviction=eviction)
     step(emb, [1, 2])
     for _ in range(3):
@@ -125,7 +125,7 @@ def test_rows_of_the_batch_in_flight_never_leave(eviction):
 
 @pytest.mark.parametrize("second_pool", ["hot", "file"])
 def test_rows_on_their_way_to_another_pool_never_leave(second_pool, tmp_path):
-    """They are the oldest of the table until they have arrived, and another row needs room in the same lookup."""
+    """A moving row is the oldest of its new pool until it arrives, and another row needs room in the same lookup."""
     options = {"hot": {"storage_dtype": "mixed", "hot_after": 3},
                "file": {"memory_budget": 8 * 32, "tier_folder": str(tmp_path)}}[second_pool]  # fmt: skip
     emb = layer(max_rows=16, eviction="lru", **options)
@@ -139,7 +139,7 @@ def test_rows_on_their_way_to_another_pool_never_leave(second_pool, tmp_path):
 
 
 def test_rows_whose_gradients_wait_for_their_update_do_not_leave():
-    """With accumulate_steps=3 the rows of three batches must be there when their sums are applied."""
+    """With accumulate_steps=3, the rows of three batches stay until their sums are applied."""
     emb = layer(max_rows=6, eviction="lru", accumulate_steps=3)
     for ids in ([1, 2], [3, 4], [5, 6]):
         step(emb, ids)
@@ -190,13 +190,13 @@ def test_limits_and_statistics_are_of_each_table_of_a_group():
     assert table_of(emb).size("a") == 4
 
 
-def test_tombstones_are_of_rows_that_left_and_have_not_come_back_since_the_record_began():
+def test_tombstones_name_rows_that_left_and_did_not_return():
     emb = layer(max_rows=3, eviction="lru", record_tombstones=True)
     table = table_of(emb)
     for i in range(5):
         step(emb, [i])
     assert table.tombstones("t").tolist() == [0, 1]
-    step(emb, [0])  # comes back, 2 leaves
+    step(emb, [0])  # 0 returns, 2 leaves
     assert table.tombstones("t").tolist() == [1, 2]
     table.remove("t", np.array([3, 77]))
     assert table.tombstones("t").tolist() == [1, 2, 3]
@@ -212,7 +212,7 @@ def test_tombstones_are_of_rows_that_left_and_have_not_come_back_since_the_recor
     assert table_of(unrecorded).tombstones("t").size == 0
 
 
-def test_admission_leaves_ids_untrained_at_their_initial_row_until_they_have_come_often_enough():
+def test_ids_keep_their_initial_row_until_admission():
     emb = layer(admission_count=3)
     for n in range(1, 6):
         rows = step(emb, [7, 7, 8] if n == 1 else [7])["t"]
@@ -227,7 +227,7 @@ def test_admission_leaves_ids_untrained_at_their_initial_row_until_they_have_com
 
 
 def test_candidates_are_bounded_and_frequent_ids_still_come_in():
-    """6,000 ids that come once do not keep out one that comes again and again: halving forgets the former."""
+    """6,000 rare ids do not keep out a frequent one, because halving forgets them."""
     emb = layer(admission_count=4, max_candidates=2048)
     for n in range(20):
         frequent = [5] if n >= 8 else []

@@ -1,4 +1,4 @@
-"""Checkpoints of real layers: written by 1 to 4 real ranks, read by any other number, refused by all or by none."""
+"""Checkpoints of real layers: 1 to 4 real ranks write, any other number reads, and all ranks refuse or none."""
 
 import numpy as np
 import pytest
@@ -31,7 +31,7 @@ def _model(backend="native", **options):
 
 
 def _train(model, optimizer, steps, inputs=None):
-    """Steps on this rank's part of INPUTS. Losses are sums over all ranks: any number of ranks makes the same step."""
+    """Trains on this rank's part of INPUTS. Losses are sums over ranks, so any number of ranks makes equal steps."""
     rank, size = fr.collectives.rank(), fr.collectives.size()
     inputs = {name: tf.constant(ids[rank::size], tf.int64) for name, ids in (inputs or INPUTS).items()}
     for _ in range(steps):
@@ -44,7 +44,7 @@ def _train(model, optimizer, steps, inputs=None):
 
 
 def _held(emb):
-    """(table, id) -> bytes of the record, of this rank."""
+    """Returns (table, id) -> bytes of the record on this rank."""
     held = {}
     for lookup in emb.lookups:
         for name in lookup.table.names:
@@ -54,7 +54,7 @@ def _held(emb):
 
 
 def _together(ranks):
-    """The rows of all ranks; none may be on two."""
+    """Returns the rows of all ranks. No row may be on two ranks."""
     merged = {}
     for held in ranks:
         assert not set(merged) & set(held)
@@ -63,7 +63,7 @@ def _together(ranks):
 
 
 def save_after_two_steps(folder, backend="native"):
-    """Body: two steps, then a checkpoint."""
+    """Body: makes two steps, then a checkpoint."""
     model, emb, optimizer = _model(backend)
     _train(model, optimizer, 2)
     fr.checkpoint.save(folder, model, optimizer, extra={"epoch": 3})
@@ -71,7 +71,7 @@ def save_after_two_steps(folder, backend="native"):
 
 
 def load_and_train_two_more(folder, backend="native"):
-    """Body: loads and goes on; returns what it found and the tables after two more steps."""
+    """Body: loads and continues. Returns the loaded state and the tables after two more steps."""
     model, emb, optimizer = _model(backend)
     extra = fr.checkpoint.load(folder, model, optimizer)
     found = _held(emb)
@@ -81,7 +81,7 @@ def load_and_train_two_more(folder, backend="native"):
 
 
 def four_steps(backend="native"):
-    """Body: the answer without a checkpoint."""
+    """Body: returns the tables of training without a checkpoint."""
     model, emb, optimizer = _model(backend)
     _train(model, optimizer, 4)
     return None, {name: emb.export_table(name) for name in ("item", "tag")}, [v.numpy() for v in model.weights]
@@ -97,7 +97,7 @@ def _merged(results, table):
     ("ranks", "then", "backend"), [(1, 3, "native"), (2, 1, "native"), (3, 4, "native"), (2, 3, "tfra")]
 )
 def test_training_goes_on_as_if_nothing_had_happened(ranks, then, backend, tmp_path):
-    """Rows, slots, dense weights, Adam's counted steps: all must come back, or the next two steps differ."""
+    """Rows, slots, dense weights and Adam's counted steps must return, or the next two steps differ."""
     folder = str(tmp_path / "checkpoint")
     saved = run_ranks(save_after_two_steps, ranks, folder=folder, backend=backend)
     results = run_ranks(load_and_train_two_more, then, folder=folder, backend=backend)
@@ -114,7 +114,7 @@ def test_training_goes_on_as_if_nothing_had_happened(ranks, then, backend, tmp_p
 
 
 def save_in_the_background(folder):
-    """Body: a full save and two deltas while training goes on; the last one is what the tables held when it began."""
+    """Body: makes a full save and two deltas during training. The last delta holds the tables at its begin."""
     model, emb, optimizer = _model()
     job = fr.checkpoint.Checkpointer(folder, model, optimizer, full_every=5)
     for ids in ([1, 2, 5, 9, 1], [1, 2, 70, 71, 72], [2, 3, 70, 80, 81]):
@@ -129,7 +129,7 @@ def save_in_the_background(folder):
 
 
 def load_what_is_there(folder):
-    """Body: what this rank finds."""
+    """Body: loads. Returns this rank's state."""
     model, emb, optimizer = _model()
     fr.checkpoint.load(folder, model, optimizer)
     return _held(emb)
@@ -143,7 +143,7 @@ def test_deltas_of_two_ranks_are_read_by_three(tmp_path):
 
 
 def refused_on_one_rank(folder, filled):
-    """Body: what each rank says of a checkpoint that is damaged where only the last one reads, and holds afterwards."""
+    """Body: loads a checkpoint that is damaged for the last rank. Returns this rank's error and its state after it."""
     model, emb, optimizer = _model()
     if filled:
         _train(model, optimizer, 1)
@@ -172,7 +172,7 @@ def test_damage_that_one_rank_meets_is_refused_by_all(filled, tmp_path):
 
 
 def full_disk_on_rank_1(folder):
-    """Body: a save that only rank 1 has no room for, and one that works again; what is said, and loaded between."""
+    """Body: saves on a full disk of rank 1, and again with room. Returns the error and `extra` after either save."""
     model, emb, optimizer = _model()
     _train(model, optimizer, 1)
     job = fr.checkpoint.Checkpointer(folder, model, optimizer, timeout_s=30)
@@ -201,7 +201,7 @@ def full_disk_on_rank_1(folder):
 
 
 def refused_between_ranks(model, emb, job):
-    """What this rank says of a save with a dense weight that rank 1 has changed, and of one with a NaN in its row."""
+    """Body: saves with a dense weight that differs on rank 1, and with a NaN in its row. Returns the errors."""
     rank, said = fr.collectives.rank(), []
     kernel = model.trainable_variables[-2]
     kept = kernel.numpy()
@@ -222,7 +222,7 @@ def refused_between_ranks(model, emb, job):
     return said, kernel.name, f"'row' of id {ids[0]} of table {name!r} (rank 1)"
 
 
-def test_a_disk_that_is_full_on_one_rank_fails_on_all_and_the_last_checkpoint_stands(tmp_path):
+def test_a_full_disk_on_one_rank_fails_on_all_and_the_last_checkpoint_stands(tmp_path):
     results = run_ranks(full_disk_on_rank_1, 2, folder=str(tmp_path / "c"))
     assert results[0][0].startswith("RuntimeError: Rank 1 could not write its part of save-2-")
     assert "OSError: [Errno 28] No space left on device" in results[1][0]
@@ -243,7 +243,7 @@ GROUPED = fr.Topology(2)
 
 
 def save_and_load_two_topologies(folder):
-    """Body: a model with a table over all ranks and one in two groups; what is held, and what a new model loads."""
+    """Body: saves a model with a table over all ranks and one in two groups. Returns its state and a new model's."""
 
     def model():
         made = keras.Sequential()
@@ -289,7 +289,7 @@ def test_read_tables_gives_all_rows(saved):
         assert rows.dtype.name == ("float32" if name == "item" else "bfloat16")
 
 
-def test_what_a_layer_held_before_is_dropped(saved):
+def test_earlier_rows_of_a_layer_are_dropped(saved):
     folder, model, emb, optimizer, _ = saved
     before = _held(emb)
     _train(model, optimizer, 2, {"a": [1, 100], "b": [2, 100]})
@@ -334,7 +334,7 @@ def test_hashed_keys_come_back(tmp_path):
 
 
 def test_ids_that_merged_bits_have_no_room_for_are_refused(tmp_path):
-    """Two tables of one group: an id of more than 61 bits would become a row of the other table."""
+    """In two tables of one group, an id of more than 61 bits would become a row of the other table."""
 
     def layer(encoding):
         sgd = keras.optimizers.legacy.SGD(0.1)
@@ -360,7 +360,7 @@ def test_ids_that_merged_bits_have_no_room_for_are_refused(tmp_path):
 
 @pytest.mark.parametrize("backend", ["native", "tfra"])
 def test_steps_belong_to_tables_not_to_the_group_they_were_in(backend, tmp_path):
-    """A model that drops the first table of a group goes on with the other table's Adam where it was."""
+    """A model that drops the first table of a group continues the other table's Adam."""
 
     def layer(*names):
         adam = keras.optimizers.legacy.Adam(0.1)
@@ -382,7 +382,7 @@ def test_steps_belong_to_tables_not_to_the_group_they_were_in(backend, tmp_path)
 
 
 def test_ids_that_wait_for_admission_go_on_waiting(tmp_path):
-    """admission_count=3: two lookups before the checkpoint and one after it make the row."""
+    """With admission_count=3, two lookups before the checkpoint and one after it make the row."""
 
     def layer():
         table = fr.TableConfig("item", 4, keras.optimizers.legacy.SGD(0.1), admission_count=3, record_tombstones=True)
@@ -399,7 +399,7 @@ def test_ids_that_wait_for_admission_go_on_waiting(tmp_path):
     job.save()
     step(first, [7])
     assert first.lookups[0].table.size("item") == 0
-    job.save()  # a delta holds all that wait
+    job.save()  # a delta holds all waiting ids
     job.wait()
     second = layer()
     fr.checkpoint.load(tmp_path / "c", second)

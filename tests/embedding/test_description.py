@@ -1,4 +1,4 @@
-"""describe() and the row of model.summary(): numbers and names of what the tables hold."""
+"""describe() and the row of model.summary() give numbers and names of the tables' contents."""
 
 import re
 

@@ -92,7 +92,7 @@ def test_combiners_of_dense_ids(combiner):
 @pytest.mark.parametrize("graph", [False, True])
 @pytest.mark.parametrize("rule", ["sgd", "adagrad"])
 def test_training_with_shared_tables_equals_the_oracle(rule, graph, backend):
-    """Two features share a table, a third has its own; gradients depend on the rows, so a wrong row shows."""
+    """Two features share a table, and a third has its own. Gradients depend on the rows, so a wrong row shows."""
     optimizer = {"sgd": SGD, "adagrad": Adagrad}[rule](0.5)
     tables = [table("item", optimizer=optimizer), table("user", optimizer=optimizer)]
     emb = layer(
@@ -161,7 +161,7 @@ def test_evaluation_inserts_nothing_and_frozen_layers_do_not_train(backend):
 
 
 def test_new_rows_are_distinct_and_do_not_depend_on_batch_order_or_layer():
-    """The fault B6 of TFRA with tf_keras initializers: rows repeat from batch to batch."""
+    """TFRA's fault B6 with tf_keras initializers does not occur: rows that repeat from batch to batch."""
     one, other = layer(feature(), name="one"), layer(feature("g"), name="other")
     ids = np.arange(80)
     rows = np.concatenate([one({"f": tf.constant(part)})["f"] for part in ids.reshape(10, 8)])
@@ -241,7 +241,7 @@ def test_row_splits_that_lie_are_refused_by_feature():
 
 
 def test_ids_and_key_encodings():
-    """Two tables in one TFRA group: 'bits' refuses an id below 0 by its table, 'hash' takes every int64."""
+    """With two tables in one TFRA group, 'bits' refuses an id below 0 by its table, and 'hash' takes every int64."""
     tables = [table("item"), table("user")]
     features = [feature("f"), feature("u", "user")]
     inputs = {"f": tf.constant([1]), "u": tf.constant([INT64_MIN, -1], tf.int64)}

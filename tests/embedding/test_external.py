@@ -1,4 +1,4 @@
-"""External tables: rows of another model, looked up by (table, id), never trained, in no checkpoint of this one."""
+"""External tables hold rows of another model by (table, id). They never train, and no checkpoint holds them."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,9 @@ IDS = [INT64_MIN, -1, 0, 3, 5, INT64_MAX]
 
 
 def write_source(folder, *, backend="native", ids=IDS, **table):
-    """A checkpoint of another model with tables "user" and "item" of 4 columns; returns its rows by table and id."""
+    """Writes a checkpoint of another model with tables "user" and "item" of 4 columns. Returns its rows by table and
+    id.
+    """
     options = {"dim": 4, "optimizer": keras.optimizers.legacy.Adagrad(0.5), **table}
     emb = fr.FusedEmbedding(
         [fr.TableConfig(name=name, **options) for name in ("user", "item")],
@@ -41,7 +43,7 @@ def lookup(emb, name, ids):
 
 @pytest.mark.parametrize("backend", ["native", "tfra"])
 def test_rows_are_those_of_the_checkpoint_and_unknown_ids_get_zeros(tmp_path, backend):
-    """Of either backend; tables of one id space stay apart, from one checkpoint and from two."""
+    """Both backends keep tables of one id space apart, from one checkpoint and from two."""
     rows = write_source(tmp_path / "a", backend=backend)
     other = write_source(tmp_path / "b", ids=[3, 4], initializer=fr.Constant(value=2.0))
     a, b = tmp_path / "a", tmp_path / "b"
@@ -94,7 +96,7 @@ def test_they_are_never_trained_while_everything_else_is(tmp_path, backend):
 
 
 def test_a_model_of_external_tables_only_fits(tmp_path):
-    """Its anchor has nothing to train, and Keras is not to ask for its gradient."""
+    """The anchor is not trainable, so Keras takes no gradient of it."""
     write_source(tmp_path)
     keras.utils.set_random_seed(0)
     emb = layer(external("user", tmp_path))
@@ -150,7 +152,7 @@ def test_rows_of_every_storage_come_in_the_dtype_that_is_asked_for(tmp_path, sto
         np.testing.assert_array_equal(tf.cast(out, tf.float32), tf.cast(want, tf.float32))
 
 
-def test_what_is_not_there_is_refused_with_the_names(tmp_path):
+def test_missing_tables_are_refused_by_name(tmp_path):
     write_source(tmp_path / "source")
     for table, words in (
         (external("u", tmp_path / "nowhere"), "must hold a checkpoint, but .*nowhere.*is missing"),

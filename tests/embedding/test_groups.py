@@ -20,7 +20,7 @@ def names(groups):
 
 
 def test_tables_of_equal_spec_are_fused():
-    """FusedRec eq. 1: another dim, dtype, optimizer, setting of the optimizer or initializer is another group."""
+    """By FusedRec eq. 1, another dim, dtype, optimizer, hyperparameter or initializer makes another group."""
     tables = [
         table("b"), table("a"), table("dim", dim=8), table("dtype", dtype="float16"),
         table("lr", optimizer=Adagrad(0.2)),
@@ -39,7 +39,9 @@ def test_groups_do_not_depend_on_the_order_written():
 
 
 def test_names_of_groups_are_those_of_the_other_ranks():
-    """Folders and TF1 optimizers are a process' own; with them in the names, no rank's all2all would find its peers."""
+    """Names leave out folders and TF1 optimizers, which differ by process. Otherwise no all-to-all would find its
+    peers.
+    """
 
     def group_names(folders):
         tiers = [table(f, optimizer=fr.optimizers.SGD(0.1), memory_budget=4096, tier_folder=f) for f in folders]

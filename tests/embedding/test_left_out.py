@@ -1,4 +1,4 @@
-"""Gradients that are not finite: their rows stay as they are, all others train on, and one message names the first."""
+"""Rows with non-finite gradients stay unchanged, all others train, and one message names the first."""
 
 import logging
 
@@ -37,7 +37,9 @@ def _layer(rule, **layer):
 
 
 def _run(rule, bad_label, **layer):
-    """Rows by table, statistics and messages after some steps; a label of rank 1, or of the one process, is given."""
+    """Returns rows by table, statistics and messages after some steps. The label on rank 1, or on the one process, is
+    given.
+    """
     embedding, rank = _layer(rule, **layer), fr.collectives.rank()
     is_bad_rank = rank == fr.collectives.size() - 1
 
@@ -84,7 +86,7 @@ def test_one_bad_label_of_one_rank_harms_its_own_rows_alone(ranks):
 
 @pytest.mark.parametrize("rule", ["SGD", "Ftrl"])
 def test_sums_that_wait_leave_the_row_out_of_their_update(rule):
-    """Two steps make one update; in the second one the row's gradient is finite again or not: it is left out once."""
+    """Two steps make one update. The row is left out once, also if its second gradient is finite."""
     rows, statistics, texts = _run(rule, np.inf, accumulate_steps=2)
     untouched = _layer(rule)
     untouched({"item": tf.constant([BAD_ID])})

@@ -1,4 +1,4 @@
-"""Keras mixed precision under fit: HSTU blocks above a FusedEmbedding, the scaled loss of float16, its overflows."""
+"""Keras mixed precision under fit: HSTU blocks on a FusedEmbedding, the scaled loss of float16, and overflows."""
 
 import contextlib
 
@@ -13,7 +13,7 @@ IDS = 30
 
 
 class Clicks(fr.schedules.PipelinedModel):
-    """Rows of a history through two HSTU blocks; whether the next item will be clicked."""
+    """A model of the next click: rows of a history pass two HSTU blocks."""
 
     def __init__(self, optimizer):
         super().__init__()
@@ -21,7 +21,7 @@ class Clicks(fr.schedules.PipelinedModel):
         self.embedding = fr.FusedEmbedding([table], [fr.FeatureConfig("item", "item")], seed=3)
         self.blocks = [layers.HSTU(2, 8, 8, max_sequence_length=16, time_encoding="none") for _ in range(2)]
         self.head = keras.layers.Dense(1)
-        self.logits = keras.layers.Activation("linear", dtype="float32")  # as Keras' guide has it
+        self.logits = keras.layers.Activation("linear", dtype="float32")  # as in Keras' guide
 
     def call(self, x, training=None):
         rows = self.embedding({"item": x}, training=training)["item"]
@@ -67,7 +67,7 @@ def fitted(name):
         model = Clicks(fr.optimizers.Adagrad(0.1))
         model(next(iter(data(steps=1)))[0])
         optimizer = keras.optimizers.legacy.Adagrad(0.05)
-        if name == "mixed_float16":  # by itself Keras begins with 2^15, which the first steps overflow
+        if name == "mixed_float16":  # Keras' default of 2^15 overflows in the first steps
             optimizer = keras.mixed_precision.LossScaleOptimizer(optimizer, initial_scale=2.0**8)
             model.schedule = fr.schedules.DualBuffer()  # equal to sync
         model.compile(optimizer, keras.losses.BinaryCrossentropy(from_logits=True))
@@ -87,19 +87,19 @@ def test_it_trains_as_float32_does(name, wide):
     assert model.seen == half and model.embedding.tables[0].dtype == "float32"
     if half == tf.float16:
         assert float(model.optimizer.loss_scale) == 2.0**8, "no step may be left out here"
-    # Numbers of 8 (bfloat16) or 11 bits: each is off by 2^-9 or 2^-12 of itself at most, and a loss by some such steps.
+    # bfloat16 has 8 bits and float16 11: each number is off by 2^-9 or 2^-12 of itself, and a loss by some such errors.
     np.testing.assert_allclose(losses, wide[1], rtol=20 * 2.0 ** (-9 if half == tf.bfloat16 else -12))
     assert losses[1] < 0.9 * losses[0]
     ids, rows = model.embedding.export_table("item")
     assert rows.dtype == np.float32 and np.array_equal(ids, wide[0].embedding.export_table("item")[0])
-    # Rows of both have moved by more than ten times what is between them.
+    # Rows of both have moved by more than ten times their difference.
     _, expected = wide[0].embedding.export_table("item")
     _, initial = untrained(ids)
     assert np.abs(rows - expected).mean() < 0.1 * np.abs(expected - initial).mean()
 
 
 def untrained(ids):
-    """Ids and their initial rows."""
+    """Returns ids and their initial rows."""
     with policy("float32"):
         embedding = Clicks(fr.optimizers.Adagrad(0.1)).embedding
     embedding({"item": tf.constant(ids)}, training=True)
@@ -113,7 +113,7 @@ def overflowing(scale):
 
 
 def test_an_overflow_leaves_out_the_step_of_rows_and_weights():
-    """A scale of 2^40 overflows float16: it is halved in every step until it fits, and nothing is trained till then."""
+    """A scale of 2^40 overflows float16. Each step halves it until it fits, and nothing trains before that."""
     optimizer = overflowing(2.0**40)
     with policy("mixed_float16"):
         model = Clicks(fr.optimizers.Adam(0.1))
@@ -148,8 +148,8 @@ def test_where_a_scale_cannot_be_taken_off_it_is_refused():
             model.fit(data(steps=1), verbose=0)
 
 
-def test_a_loop_of_ones_own():
-    """Rows trained by a scaled loss inside loss_scaled_by are those that an unscaled loss trains."""
+def test_a_custom_loop():
+    """A scaled loss inside loss_scaled_by trains equal rows to an unscaled loss."""
     x, _ = next(iter(data(steps=1)))
     rows = []
     for scale in (1.0, 1024.0):

@@ -1,4 +1,4 @@
-"""FusedEmbedding with native tables: any id, lookups that train and those that do not, what records say and refuse."""
+"""FusedEmbedding with native tables: any id, lookups in training and evaluation, and options with their refusals."""
 
 import dataclasses
 import json
@@ -68,12 +68,12 @@ def test_an_evaluation_inserts_nothing_touches_nothing_and_gives_initial_rows(fr
     np.testing.assert_allclose(rows, [initial(i) for i in (1, 2, INT64_MIN)], rtol=1e-6)
     assert (statistics(emb), emb.lookups[0].table.clock) == before
     emb.trainable = True
-    np.testing.assert_array_equal(emb(inputs)["t"], rows)  # and that is the row which training inserts
+    np.testing.assert_array_equal(emb(inputs)["t"], rows)  # training inserts this row
     assert statistics(emb)["keys"] == 3
 
 
 def test_keras_trains_in_fit_and_only_there():
-    """fit, evaluate and predict, with validation inside fit: rows are those of the training data."""
+    """After fit with validation, evaluate and predict, the table has rows of the training data only."""
     keras.utils.set_random_seed(0)
     emb = layer(table(optimizer=optimizers.Adagrad(0.5)))
     ids = keras.Input([], dtype=tf.int64)
@@ -151,7 +151,7 @@ def test_config_round_trip_through_json(record, tmp_path):
     if record.tier_folder:
         record = dataclasses.replace(record, tier_folder=str(tmp_path))
     emb = layer(record, accumulate_steps=2, gradient_op="sum", seed=5)
-    # Keras wraps dicts that are attributes of a layer, and has an encoder of its own for them.
+    # Keras wraps a layer's dicts, and has its own encoder for them.
     config = json.loads(json.dumps(emb.get_config(), default=lambda wrapped: wrapped.__wrapped__))
     again = fr.FusedEmbedding.from_config(config)
     assert again.get_config() == emb.get_config()
@@ -182,7 +182,7 @@ def test_another_policy_is_another_group_and_a_budget_of_memory_is_shared():
 
 
 def test_one_rule_may_serve_tables_of_several_groups():
-    """A record has no state, unlike a TF1 optimizer; each group counts its own updates."""
+    """A record has no state, unlike a TF1 optimizer. Each group counts its own updates."""
     rule = optimizers.Adam(0.1)
     emb = layer(table("a", optimizer=rule), table("b", dim=8, optimizer=rule))
     with tf.GradientTape() as tape:
@@ -227,8 +227,8 @@ def lookup_and_tape(emb, ids):
     return lambda: tape.gradient(loss, emb.trainable_variables)
 
 
-def test_gradients_that_come_after_their_rows_have_moved_are_refused_and_change_nothing(tmp_path):
-    """A lookup that nobody trains, between another one and its gradients, moves rows out of memory."""
+def test_gradients_of_moved_rows_are_refused_and_change_nothing(tmp_path):
+    """An untrained lookup between another lookup and its gradients moves rows out of memory."""
     zeros = fr.Zeros()
     row_bytes = 16 + 4 * 4
     small = {"memory_budget": 4 * row_bytes, "tier_folder": str(tmp_path)}
@@ -249,10 +249,10 @@ def test_gradients_that_come_after_their_rows_have_moved_are_refused_and_change_
 
 
 def test_rows_whose_gradients_wait_stay_whatever_is_looked_up_meanwhile():
-    """Lookups that nobody trains fill the table: by LFU and the window alone, the rows that wait would be the first."""
+    """Untrained lookups fill the table. By LFU and the window alone, the waiting rows would leave first."""
     emb = layer(table(initializer=fr.Zeros(), max_rows=8, eviction="lfu"), accumulate_steps=2, gradient_op="sum")
     for _ in range(2):
-        lookup_and_tape(emb, [10, 11, 12, 13])()  # often seen, trained, free to go
+        lookup_and_tape(emb, [10, 11, 12, 13])()  # frequent and trained, so it may leave
     lookup_and_tape(emb, [1, 2])()
     for ids in ([3], [4], [5], [6]):
         emb({"t": tf.constant(ids)})
@@ -262,7 +262,7 @@ def test_rows_whose_gradients_wait_stay_whatever_is_looked_up_meanwhile():
     ids, rows = emb.export_table("t")
     by_id = dict(zip(ids.tolist(), rows[:, 0].tolist()))
     assert len(by_id) == 8 and (by_id[1], by_id[2]) == (-1.0, -0.5)
-    emb.lookups[0].table.remove("t", np.array([1]))  # nothing waits any more
+    emb.lookups[0].table.remove("t", np.array([1]))  # no gradient waits
     assert 1 not in emb.export_table("t")[0]
 
 
@@ -279,8 +279,8 @@ def test_its_config_is_plain_json():
     assert json.loads(json.dumps(emb.get_config()))["tables"][0]["name"] == "t"
 
 
-def test_a_table_that_goes_while_a_graph_is_built_is_freed_and_no_part_of_the_graph():
-    """The garbage collector runs when it likes; an export would capture the handle, and a step would never free it."""
+def test_a_table_deleted_during_tracing_is_freed_outside_the_graph():
+    """The collector runs at any time. Otherwise an export captures the handle, or a step never frees the table."""
     for graph in (tf.Graph(), tf.__internal__.FuncGraph("step")):
         tables = [NativeTable("goes", [table()], seed=0)]
         handle = tables[0]._handle

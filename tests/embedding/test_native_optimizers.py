@@ -1,7 +1,7 @@
-"""One table of update rules, one property: rows of a native table train as the formula and as Keras say, over 50 steps.
+"""Rows of a native table train by the rule's formula and as in Keras, over 50 steps.
 
-Gradients are given, not taken of a loss, so that rounding is not fed back. Rows that a step does not touch keep their
-slots: the oracle leaves them alone, and Keras trains one variable per row, of which it is handed those of the step.
+Gradients are given, so that they do not feed rounding back. Untouched rows keep their slots: the oracle skips them, and
+Keras trains one variable for each row of the step.
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ RATE, START = 0.1, 0.25  # START: a number that 16 bits hold
 
 
 class Case(NamedTuple):
-    """A record with these options, the rule of the oracle that has the same ones, and Keras' names for it all."""
+    """A record with these options, the oracle's rule with equal options, and Keras' names of them."""
 
     record: type
     rule: str
@@ -91,7 +91,7 @@ def schedule():
 
 
 class Trained:
-    """A layer of one table, whose rows are handed the gradients they are to be trained with."""
+    """A layer of one table, which trains rows with given gradients."""
 
     def __init__(self, optimizer, name, start=START, **table):
         self.emb = fr.FusedEmbedding(
@@ -111,7 +111,7 @@ class Trained:
 
 
 def batches():
-    """STEPS times ids [BATCH], of which many repeat and some of IDS never come, and their gradients."""
+    """Returns STEPS pairs of ids [BATCH] and gradients. Many ids repeat, and some of IDS never come."""
     rng = np.random.default_rng(11)
     for _ in range(STEPS):
         seen = rng.choice(IDS, size=rng.integers(1, IDS), replace=False) - 3  # negative ids are ids too
@@ -120,7 +120,7 @@ def batches():
 
 
 def assert_equal_rows(ours, wanted, factor=1):
-    """Every step rounds the row, by 2^-24 of it at most; what it rounds of its own is smaller, and signs differ."""
+    """Every step rounds the row by at most 2^-24 of it. Rounding of the step itself is smaller, and signs differ."""
     assert ours.keys() == wanted.keys() and len(ours) == IDS
     largest = max(np.abs(row).max() for row in wanted.values())
     for id_, row in wanted.items():
@@ -150,7 +150,7 @@ def test_rows_train_as_the_formula_says(name):
 
 @pytest.mark.parametrize("name", CASES)
 def test_with_a_schedule_and_clipping(name):
-    """The norm is that of a row's summed gradient; most of these are clipped, some are not."""
+    """The norm is taken of a row's summed gradient. Most of these are clipped, some are not."""
     case, clipnorm = CASES[name], 3.0
     rows = train(case.record(schedule(), clipnorm=clipnorm, **case.options), f"{name}.clipped")
     rates = [0.2 / (1 + step / 10) for step in range(STEPS)]
@@ -160,7 +160,7 @@ def test_with_a_schedule_and_clipping(name):
 @pytest.mark.parametrize("rate", [RATE, "schedule"])
 @pytest.mark.parametrize(("name", "k"), WITH_KERAS)
 def test_rows_train_as_in_keras(name, k, rate):
-    """The optimizer of Keras itself is handed to the table, so its conversion is tested too."""
+    """The table gets Keras' own optimizer, so the test covers its conversion too."""
 
     def make():
         return CASES[name].keras[k](schedule() if rate == "schedule" else rate)
@@ -173,7 +173,7 @@ def test_rows_train_as_in_keras(name, k, rate):
         sums = {id_: sum(grad for other, grad in zip(ids, grads) if other == id_) for id_ in sorted(set(ids))}
         optimizer.apply_gradients([(tf.constant(grad[None]), rows[id_ + 3]) for id_, grad in sums.items()])
     keras_rows = {id_ - 3: row.numpy()[0] for id_, row in enumerate(rows)}
-    # Keras rounds as often as the table does, and its new Adam has 1 - beta_2^t, at first, to five digits only.
+    # Keras rounds as often as the table. Its new Adam has early 1 - beta_2^t to five digits only.
     assert_equal_rows(train(make(), f"{name}.{k}.{rate}"), keras_rows, factor=4)
 
 
@@ -195,7 +195,7 @@ def test_16_bit_rows_train_in_float32(name, storage):
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_row_does_not_depend_on_its_company(name):
-    """Bit by bit, also clipped: alone in the batch, among others, in a group of several tables."""
+    """A row is equal bit for bit, also clipped: alone in the batch, among others, in a group of several tables."""
     case = CASES[name]
     record = dataclasses.replace(case.record(RATE, **case.options), clipnorm=1.0)
     grads = np.random.default_rng(3).normal(size=[3, 5, DIM]).astype(np.float32)
@@ -281,7 +281,7 @@ def test_an_assigned_rate_counts_in_traced_functions(make, backend):
         (0.5, "rule", optimizers.SGD(0.1), AttributeError, "rule of the optimizer of .* cannot be set"),
     ],
 )
-def test_what_would_be_ignored_cannot_be_set(rate, name, value, error, words):
+def test_attributes_without_effect_cannot_be_set(rate, name, value, error, words):
     optimizer = Trained(optimizers.Adam(rate), "not_set").emb.optimizers["t"]
     with pytest.raises(error, match=words):
         setattr(optimizer, name, value)
@@ -289,7 +289,7 @@ def test_what_would_be_ignored_cannot_be_set(rate, name, value, error, words):
 
 
 def test_ftrl_leaves_a_row_alone_where_the_rate_is_0():
-    """Its formula divides by the rate; a schedule may begin with 0."""
+    """FTRL's formula divides by the rate, and a schedule may begin with 0."""
     trained = Trained(optimizers.Ftrl(keras.optimizers.schedules.PolynomialDecay(0.0, 1, 0.1)), "ftrl_rate_0")
     ones = np.ones([1, DIM], np.float32)
     trained.step([4], ones)

@@ -1,8 +1,8 @@
-"""Native tables on 1, 2, 3 and 4 real processes: rows, ages, counts and statistics are those of one process.
+"""Native tables on 1, 2, 3 and 4 real processes equal one process: rows, ages, counts and statistics.
 
-Initial rows, admission and TTL are functions of the id and of the number of steps, which all ranks share. max_rows is
-of every rank: R ranks keep R times as many rows, and which of them leave depends on what else their owner holds, so
-capacity with an eviction policy is tested on one rank (test_capacity.py).
+Initial rows, admission and TTL are functions of the id and the number of steps, which all ranks share. max_rows limits
+each rank, so R ranks keep R times as many rows. Evictions depend on the owner's other rows, so test_capacity.py tests
+them on one rank.
 """
 
 import numpy as np
@@ -35,7 +35,9 @@ BITWISE = ("stochastic_rounding",)
 
 
 def _batches(scenario):
-    """Lists of samples, a pure function of the scenario; a sample is ids of feature "a" and two ids of feature "b"."""
+    """Yields lists of samples, a pure function of the scenario. A sample is ids of feature "a" and two ids of feature
+    "b".
+    """
     random = np.random.default_rng(len(scenario))
     vocabulary = 200 if scenario == "tier_with_look_ahead" else 25
 
@@ -108,7 +110,7 @@ def _train(scenario, folder):
 
 
 def _read_external(checkpoint):
-    """Every rank asks for ids of all ranks: rows of the checkpoint, and how many each rank holds."""
+    """Looks up ids of all ranks. Returns the rows of the checkpoint, and the number of rows that this rank holds."""
     import tf_fusedrec as fr
     from tf_fusedrec import tf
 
@@ -122,13 +124,13 @@ def _read_external(checkpoint):
 
 
 def train_all(folder, checkpoint):
-    """Body: every scenario, so that one launch serves them all."""
+    """Body: trains every scenario, so one launch serves all."""
     results = {scenario: _train(scenario, folder) for scenario in SCENARIOS}
     return results, _read_external(checkpoint)
 
 
 def write_checkpoint(folder):
-    """A source for external tables, written by one process: ids 0 to 49 with rows of their own."""
+    """Writes a source for external tables from one process: ids 0 to 49 with distinct rows."""
     import tf_fusedrec as fr
     from tf_fusedrec import optimizers, tf
 
@@ -153,7 +155,7 @@ def one_process(source, tmp_path_factory):
 
 
 def merged(results, scenario, table):
-    """Records of all ranks as one table, ascending ids; an id on two ranks fails."""
+    """Returns the records of all ranks as one table by ascending id. No id may be on two ranks."""
     parts = [rank[0][scenario]["snapshots"][table] for rank in results]
     ids, records = (np.concatenate(column) for column in zip(*parts))
     assert len(np.unique(ids)) == len(ids), "an id lives on two ranks"
@@ -162,13 +164,13 @@ def merged(results, scenario, table):
 
 
 def total(results, scenario, table):
-    """Statistics summed over ranks: an id is counted by its owner alone."""
+    """Returns statistics summed over ranks. Only its owner counts an id."""
     parts = [rank[0][scenario]["statistics"][table] for rank in results]
     return {kind: sum(part[kind] for part in parts) for kind in parts[0]}
 
 
 @pytest.mark.parametrize("world_size", WORLD_SIZES[1:])
-def test_what_ranks_hold_together_is_what_one_process_holds(world_size, one_process, source, tmp_path):
+def test_all_ranks_together_equal_one_process(world_size, one_process, source, tmp_path):
     results = run_ranks(train_all, world_size, folder=str(tmp_path), checkpoint=source[0])
     for scenario in SCENARIOS:
         check_scenario(results, one_process, scenario)
@@ -205,7 +207,7 @@ def check_external(results, checkpoint, rows):
 
 
 def test_the_scenarios_are_not_too_easy(one_process, source):
-    """One process: rows were refused, expired and came back; some lay in the file."""
+    """In one process, rows were refused, expired and returned, and some lay in the file."""
     results = one_process[0][0]
     both = total(one_process, "admission_and_ttl", "item")
     assert both["refused"] > 10 and both["evictions"] > 3 and both["inserts"] > both["keys"] > 0

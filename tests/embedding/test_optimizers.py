@@ -1,4 +1,4 @@
-"""One property of every optimizer that TFRA accepts: rows train as a plain variable does whose every row is touched."""
+"""With every optimizer that TFRA accepts, rows train as a plain variable whose every row is touched."""
 
 import numpy as np
 import pytest
@@ -75,7 +75,7 @@ def test_rows_train_like_a_plain_variable(name):
 
 
 def test_a_tf1_optimizer_cannot_serve_two_groups():
-    """It keeps one state (Adam's powers of beta) that two groups would advance twice a step."""
+    """A TF1 optimizer has one state (Adam's powers of beta), which two groups would advance twice a step."""
     optimizer = v1.AdamOptimizer(0.1)
     with pytest.raises(ValueError, match="AdamOptimizer of table 'a' also serves table 'b', which is in another group"):
         fr.FusedEmbedding(
@@ -85,7 +85,7 @@ def test_a_tf1_optimizer_cannot_serve_two_groups():
         )
 
 
-def test_what_cannot_train_rows_is_refused():
+def test_optimizers_that_cannot_train_rows_are_refused():
     class Stranger:
         def apply_gradients(self, pairs):
             raise AssertionError("never called")

@@ -1,4 +1,4 @@
-"""FeatureConfig(output_dtype): half the bytes for that feature, one update of the table, on one rank and on two."""
+"""FeatureConfig(output_dtype) halves the feature's bytes and makes one update of the table, on one rank and on two."""
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ def make_layer(output_dtype=None, **arguments):
 
 
 def trained(output_dtype, batches, scale=1.0):
-    """Rows of the table after a step with every batch, and what the calls answered, by feature."""
+    """Returns the rows of the table after a step with every batch, and the outputs of the calls, by feature."""
     import tf_fusedrec as fr
     from tf_fusedrec import tf
     from tf_fusedrec.losses import similarities
@@ -82,7 +82,7 @@ def _on_rank(output_dtype, scale):
 
 
 def test_two_ranks_send_half_and_train_alike():
-    # As of a mean over ten million positions: below the smallest float16, 6e-8, and Adam sees their signs.
+    # As in a mean over ten million positions: below the smallest float16, 6e-8, and Adam sees their signs.
     for result in zip(*(run_ranks(_on_rank, 2, output_dtype=dtype, scale=1e-8) for dtype in (None, "float16"))):
         (plain, before), (half, after) = result
         assert sorted(plain) == sorted(half)
@@ -96,14 +96,14 @@ def test_two_ranks_send_half_and_train_alike():
             assert {("float16" in name, size) for name, size in after[kind]} == {(False, 4), (True, 2)}
 
 
-def test_what_cannot_be_had_is_named():
+def test_refusals():
     with pytest.raises(ValueError, match="output_dtype must be None or one of .* got 'int8' for feature 'negative'"):
         make_layer("int8")
 
 
 @pytest.mark.parametrize("backend", ["native", "tfra"])
 def test_one_dtype_for_all_features_needs_one_lookup(backend):
-    """Every table has it; several need sums of gradients, which TFRA's tables do not have."""
+    """Every table supports one dtype. Several need sums of gradients, which TFRA's tables lack."""
     import tf_fusedrec as fr
     from tf_fusedrec import keras, tf
 

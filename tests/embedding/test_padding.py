@@ -1,4 +1,4 @@
-"""Padding ids and masks: rows of zeros that are looked up nowhere, against plain TensorFlow over the other ids."""
+"""Padding ids and masks give zeros without a lookup, and equal plain TensorFlow over the other ids."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from tf_fusedrec import keras, tf
 from tf_fusedrec.tables.keys import table_seed
 
 DIM, RATE = 4, 0.5
-# P stands for the padding id. A sample of padding alone, one without ids, padding in the middle and at the end.
+# P stands for the padding id. Samples have padding only, no ids, or padding in the middle and at the end.
 P = "P"
 SAMPLES = [[3, P, 5, 3], [P, P], [], [9, P], [5]]
 WEIGHTS = [[1.0, 7.0, 0.5, 2.0], [1.0, 1.0], [], [3.0, 5.0], [0.25]]
@@ -35,7 +35,7 @@ def initial_rows(ids):
 
 
 def plain_pool(rows, sample, weights, combiner):
-    """<float>[D] of one sample by TensorFlow's own operations, over the ids that are no padding."""
+    """Returns <float>[D] of one sample by TensorFlow's own operations, over the ids that are no padding."""
     kept = [(rows[i], w) for i, w in zip(sample, weights) if i != P]
     if not kept:
         return tf.zeros([DIM])
@@ -139,7 +139,7 @@ def test_padding_of_one_feature_is_an_id_of_another():
 
 
 def test_masks_of_keras_are_padding():
-    """One comes by the attribute that Keras' layers leave, one as the argument of every Keras layer."""
+    """One mask comes by the attribute of Keras' layers, one by the argument of every Keras layer."""
     ids, mask = tf.constant([[3, 5, 9], [7, 7, 7]], tf.int64), tf.constant([[True, False, True], [False] * 3])
     rows = initial_rows([3, 9])
     marked = tf.identity(ids)
@@ -178,7 +178,7 @@ def test_later_layers_of_keras_honour_the_mask():
 
 
 def test_a_missing_id_of_a_sample_leaves_the_sample_in_the_loss():
-    """Keras leaves out of a loss what the mask of the outputs leaves out: ids [B] must bring none."""
+    """Keras leaves masked outputs out of the loss, so ids [B] must bring no mask."""
     inputs = {"f": keras.Input([], dtype=tf.int64, name="f")}
     embedding = fr.FusedEmbedding(
         [fr.TableConfig("item", DIM, fr.optimizers.SGD(RATE), fr.Constant(1.0))],
@@ -192,7 +192,7 @@ def test_a_missing_id_of_a_sample_leaves_the_sample_in_the_loss():
 
 
 def masked_model(embedding, schedule):
-    """Ids with padding and, by an Embedding's mask, others that do not count."""
+    """Returns a model whose ids have padding and the mask of Marked."""
     ids = keras.Input([4], dtype=tf.int64, name="ids")
     masked = Marked()(ids)
     row = keras.layers.GlobalAveragePooling1D()(embedding({"f": masked})["f"])
@@ -202,7 +202,7 @@ def masked_model(embedding, schedule):
 
 
 class Marked(keras.layers.Layer):
-    """Masks ids of 7."""
+    """Masks id 7."""
 
     def __init__(self):
         super().__init__()
@@ -216,7 +216,7 @@ class Marked(keras.layers.Layer):
 
 
 class Subclassed(fr.schedules.PipelinedModel):
-    """As masked_model, with the mask as an argument."""
+    """Equals masked_model, with the mask as an argument."""
 
     def __init__(self, embedding, schedule):
         super().__init__(schedule=schedule)

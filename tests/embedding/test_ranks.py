@@ -1,4 +1,4 @@
-"""FusedEmbedding on 1, 2, 3 and 4 real Horovod processes: the tables after training are those of one process."""
+"""FusedEmbedding on 1, 2, 3 and 4 real Horovod processes trains the tables of one process."""
 
 import functools
 import re
@@ -16,7 +16,7 @@ _OWNED_BY_RANK_0 = [i for i in range(200) if mix64(i) < 2**62]
 
 
 def _batches(scenario):
-    """Global batches of one scenario: a pure function of its name. Lists of samples; a sample is a dict of id lists."""
+    """Yields the global batches of a scenario, a pure function of its name. A sample is a dict of id lists."""
     random = np.random.default_rng(len(scenario))
 
     def ids(low, high, n):
@@ -47,7 +47,7 @@ SCENARIOS = ["uneven", "a_rank_with_nothing", "same_id_everywhere", "all_ids_on_
 
 
 def _slice_of(scenario, rank, size):
-    """Uneven slices on purpose; with a_rank_with_nothing, rank 0 has none (unless it is alone)."""
+    """Returns this rank's uneven slice. With a_rank_with_nothing, rank 0 has no sample unless it is alone."""
     weights = np.arange(1, size + 1)
     if scenario == "a_rank_with_nothing" and size > 1:
         weights[0] = 0
@@ -99,14 +99,14 @@ def _train(scenario, gradient_op, backend):
 
 
 def train_all():
-    """Body: every scenario, so that one launch serves them all."""
+    """Body: trains every scenario, so one launch serves all."""
     cases = [(s, "sum", "native") for s in SCENARIOS]
     cases += [("uneven", "average", "native"), ("uneven", "average", "tfra"), ("any_int64", "sum", "tfra")]
     return {case: _train(*case) for case in cases}
 
 
 def alltoalls_of_a_step():
-    """Body: Horovod ops in the traced training step of 8 features in 2 groups, and in its evaluation."""
+    """Body: counts Horovod ops in the traced training step of 8 features in 2 groups, and in its evaluation."""
     import tf_fusedrec as fr
     from tests.support.graphs import count_ops
     from tf_fusedrec._tf_compat import keras, tf
@@ -147,7 +147,7 @@ def fail_on_rank_1():
 
 
 def merged(results, scenario, table):
-    """Rows of all ranks as one table, ascending ids; an id on two ranks fails."""
+    """Returns the rows of all ranks as one table by ascending id. No id may be on two ranks."""
     ids = np.concatenate([r[scenario][table][0] for r in results])
     rows = np.concatenate([r[scenario][table][1] for r in results])
     assert len(np.unique(ids)) == len(ids), "an id lives on two ranks"

@@ -27,7 +27,7 @@ def table_of(emb):
 
 
 def train(emb, ids, grads):
-    """One step with given gradients; returns the rows looked up."""
+    """Makes one step with given gradients. Returns the rows of the lookup."""
     with tf.GradientTape() as tape:
         rows = emb({"f": tf.constant(ids, tf.int64)})["f"]
         loss = tf.reduce_sum(tf.cast(rows, tf.float32) * tf.constant(grads, tf.float32))
@@ -40,7 +40,7 @@ def initial(i):
 
 
 def steps(seed, count, dim=DIM, vocabulary=40):
-    """Batches of skewed ids with gradients on a coarse grid, whose sums are exact in any order."""
+    """Yields batches of skewed ids with gradients on a coarse grid, whose sums are exact in any order."""
     random = np.random.default_rng(seed)
     for _ in range(count):
         ids = (random.zipf(1.4, 6) % vocabulary).tolist()
@@ -55,12 +55,12 @@ def summed(ids, grads):
 
 
 def assert_rows_are(got, want, storage, exact):
-    """`got` lies on the grid of its storage and is `want`, or, unless exact, at most one step of the grid away."""
+    """Asserts that `got` lies on its storage's grid and equals `want`, or without `exact` is one grid step away."""
     got, want = np.asarray(got, np.float32), np.asarray(want, np.float32)
     np.testing.assert_array_equal(got, rounded(got, storage))
     if exact:
         np.testing.assert_array_equal(got, want)
-    # Of float32 rows: a few of its last bits, from the 16-bit past of a row that has become hot.
+    # A hot float32 row may differ in its last bits, because it had 16 bits before.
     np.testing.assert_allclose(
         got, want, rtol=2.0 ** -{"float32": 10, "float16": 10, "bfloat16": 7}[storage], atol=1e-7
     )
@@ -77,7 +77,7 @@ STORAGES = [
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("options", STORAGES)
 def test_rows_train_as_the_oracle_that_rounds_after_every_update(options, rule):
-    """Lookups, rows, slots, and which rows are hot, after every one of 40 steps."""
+    """Compares lookups, rows, slots, and the set of hot rows, after each of 40 steps."""
     cold = {"mixed": "float16"}.get(options.get("storage_dtype"), options.get("storage_dtype", "bfloat16"))
     emb, oracle = layer(rule, **options), StorageOracle(initial, rule, 0.125, cold, options.get("hot_after", 0))
     # SGD is exact in float32 before it is rounded. A quotient may differ in its last float32 bit, which decides a
@@ -104,7 +104,7 @@ def test_rows_train_as_the_oracle_that_rounds_after_every_update(options, rule):
 
 @pytest.mark.parametrize("rule", RULES)
 def test_a_row_keeps_its_value_when_it_becomes_hot(rule):
-    """What the lookup gives that moves a row is what the update before it left, in every bit, and so are its slots."""
+    """The lookup that moves a row returns the result of the previous update, bit for bit, and keeps its slots."""
     emb = layer(rule, storage_dtype="mixed", hot_after=3)
     grads = np.array([[0.3, -0.7, 0.11, 0.5, -0.05], [1, 1, 1, 1, 1]])
     for _ in range(2):
@@ -126,8 +126,8 @@ def test_a_row_keeps_its_value_when_it_becomes_hot(rule):
 
 
 @pytest.mark.parametrize("storage", ["float16", "bfloat16"])
-def test_stochastic_rounding_keeps_small_updates_on_average_and_rounding_to_the_nearest_loses_them(storage):
-    """64 updates of 1/16 of a step: 4 steps are wanted, none come by the nearest, about 4 by stochastic rounding."""
+def test_stochastic_rounding_keeps_small_updates_on_average(storage):
+    """64 updates of 1/16 of a step should make 4 steps. The nearest makes none, stochastic rounding about 4."""
     step = 2.0 ** -(10 if storage == "float16" else 7)  # of numbers in [1, 2)
     ids, dim, count = list(range(40)), 64, 64
     rows = {}
@@ -147,7 +147,7 @@ def test_stochastic_rounding_keeps_small_updates_on_average_and_rounding_to_the_
 
 
 def test_initial_rows_are_rounded_alike_whenever_they_come():
-    """Stochastic rounding draws from the number, its column and the time; initial rows know no time (DESIGN, 2)."""
+    """Stochastic rounding draws from the number, its column and the time. Initial rows ignore the time."""
     emb = layer("sgd", storage_dtype="bfloat16", stochastic_rounding=True, max_rows=4, eviction="lru")
     first = emb({"f": tf.constant([1, 2, 3])})["f"].numpy()
     for n in range(10, 20):
@@ -161,7 +161,7 @@ def test_initial_rows_are_rounded_alike_whenever_they_come():
 
 @pytest.mark.parametrize("rule", ["rowwise", "adagrad"])
 def test_an_all_cold_table_takes_at_most_55_percent(rule):
-    """Bytes mapped for 131,072 rows more, at D = 64; they are header and payload, rounded up to the row's alignment."""
+    """Counts the mapped bytes of 131,072 more rows at D = 64: header and payload, rounded up to the row's alignment."""
     dim, rows = 64, 1 << 17
     per_row = {}
     for name, options in (("wide", {}), ("cold", {"storage_dtype": "mixed", "hot_after": 1 << 30})):

@@ -1,4 +1,4 @@
-"""memory_budget: a table four times as large as its memory trains as one that is all in memory, bit by bit."""
+"""With memory_budget, a table four times as large as its memory trains as one in memory, bit for bit."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ ROWS = 512  # of each of two tables
 
 
 def layer(rule, folder=None, *, budget_rows=0, accumulate_steps=1, name="emb", **table):
-    """Tables "a" and "b" of one group; budget_rows of the two together stay in memory."""
+    """Returns tables "a" and "b" of one group. Together, budget_rows of their rows stay in memory."""
     if budget_rows:
         table = {"memory_budget": budget_rows * ROW_BYTES[rule] // 2, "tier_folder": str(folder), **table}
     tables = [fr.TableConfig(name=t, dim=DIM, optimizer=RULES[rule], **table) for t in "ab"]
@@ -23,7 +23,7 @@ def layer(rule, folder=None, *, budget_rows=0, accumulate_steps=1, name="emb", *
 
 
 def batches(seed, count, ids=20):
-    """Skewed ids of a shifting window, so that rows go to the file and come back; every row is asked for at times."""
+    """Yields skewed ids of a shifting window, so rows go to the file and return. Every row is read at times."""
     random = np.random.default_rng(seed)
     for n in range(count):
         hot = (random.zipf(1.2, ids) + 37 * n) % ROWS
@@ -47,7 +47,7 @@ def assert_same_tables(tiered, plain):
     for name in "ab":
         (ids, records), (want_ids, want) = (table_of(emb).snapshot(name) for emb in (tiered, plain))
         np.testing.assert_array_equal(ids, want_ids)
-        for field in set(records.dtype.names) - {"pool"}:  # all of it: row, slots, ages, counts, versions
+        for field in set(records.dtype.names) - {"pool"}:  # whole records: row, slots, ages, counts, versions
             np.testing.assert_array_equal(records[field], want[field], err_msg=f"{name} {field}")
     assert table_of(tiered).statistics == table_of(plain).statistics
 
@@ -55,7 +55,7 @@ def assert_same_tables(tiered, plain):
 @pytest.mark.parametrize("accumulate_steps", [1, 3])
 @pytest.mark.parametrize("rule", RULES)
 def test_a_table_four_times_its_memory_trains_bit_equal_to_one_in_memory(rule, accumulate_steps, tmp_path):
-    """Every lookup of 60 steps and every bit of every row, with prefetches and evaluations between."""
+    """Compares every lookup of 60 steps and every bit of every row, with prefetches and evaluations between."""
     budget = 2 * ROWS // 4
     tiered = layer(rule, tmp_path, budget_rows=budget, accumulate_steps=accumulate_steps)
     plain = layer(rule, accumulate_steps=accumulate_steps)
@@ -108,7 +108,7 @@ def test_rows_come_back_from_a_snapshot_into_both_places(tmp_path):
 
 
 def test_look_ahead_in_a_graph_changes_nothing(tmp_path):
-    """The loop of the documentation, with two batches ahead and nothing to prefetch at the end."""
+    """Runs the loop of the documentation, with two batches ahead and no prefetch at the end."""
     embs = {name: layer("rowwise", tmp_path, budget_rows=160, name=name) for name in ("plain", "ahead")}
     source = tf.data.Dataset.from_generator(
         lambda: batches(6, 30), output_signature={name: tf.TensorSpec([None], tf.int64) for name in "ab"}
@@ -142,7 +142,7 @@ def test_prefetch_inserts_and_touches_nothing(tmp_path):
     layer("adam").prefetch({"a": tf.constant([1])})  # all in memory: nothing to do
 
 
-def test_a_batch_that_does_not_fit_into_memory_is_an_error_and_the_table_stays_readable(tmp_path):
+def test_a_batch_beyond_memory_is_refused_and_the_table_stays_readable(tmp_path):
     emb, plain = layer("adam", tmp_path, budget_rows=100), layer("adam")
     some = {"a": tf.range(60, dtype=tf.int64)}
     for layer_ in (emb, plain):
@@ -154,7 +154,7 @@ def test_a_batch_that_does_not_fit_into_memory_is_an_error_and_the_table_stays_r
 
 
 def test_a_batch_that_just_fits_is_not_refused_for_ids_that_two_ranks_asked_for(tmp_path):
-    """Room is made for distinct rows: 60 of 100 come back from the file, each asked for twice."""
+    """The table makes room for distinct rows: 60 of 100 return from the file, each requested twice."""
     emb = layer("adam", tmp_path, budget_rows=100)
     for begin in (0, 60, 120):
         train(emb, {"a": tf.range(begin, begin + 60, dtype=tf.int64)})
@@ -167,7 +167,7 @@ def test_a_batch_that_just_fits_is_not_refused_for_ids_that_two_ranks_asked_for(
 
 
 def test_the_file_is_gone_when_the_process_is(tmp_path):
-    """It has no name from the start, so that a killed job leaves none behind."""
+    """The file never has a name, so a killed job leaves none behind."""
     emb = layer("adam", tmp_path, budget_rows=100)
     for inputs in batches(8, 5):
         train(emb, inputs)

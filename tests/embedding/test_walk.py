@@ -1,4 +1,4 @@
-"""docs/concepts.md lists the functions through which a batch walks: a training step calls them in this order."""
+"""A training step calls the functions of the walk in docs/concepts.md, in this order."""
 
 import pathlib
 import re
@@ -9,19 +9,19 @@ from tf_fusedrec import tf
 
 PACKAGE = pathlib.Path(fr.__file__).parent
 PAGE = pathlib.Path(__file__).resolve().parents[2] / "docs/concepts.md"
-# Keras asks for the mask, a decorator and TensorFlow call the bodies of functions, and neither a property nor a count
-# for the statistics is a station.
+# These are no stations: Keras' call for the mask, a decorator, bodies that TensorFlow calls, properties, and counts for
+# statistics.
 BESIDE_THE_WALK = {"compute_mask", "_look_up", "forward", "pooled_by_lookup", "bytes_sent", "trained"}
 
 
 def listed():
-    """(file, function) of the numbered list in the page."""
+    """Returns (file, function) of the page's numbered list."""
     section = re.search(r"## The walk of a batch\n(.*?)\n## ", PAGE.read_text(encoding="utf-8"), re.DOTALL)[1]
     return re.findall(r"^\d+\. `([\w/]+\.py)`, `(\w+)`:", section, re.MULTILINE)
 
 
 def recorded(step, files):
-    """(file, function) of every call into one of the files that comes from another file."""
+    """Returns (file, function) of every call from one of the files into another."""
     calls = []
 
     def note(frame, event, _):

@@ -18,7 +18,7 @@ def experiment(*overrides):
 
 
 def batches(folder, steps=STEPS):
-    """This rank's batches, the same for every topology."""
+    """Returns this rank's batches, equal for every topology."""
     import tf_fusedrec as fr
     from models.build import columns, length_columns
     from tf_fusedrec.data import ParquetFolder, TokenBatches
@@ -29,7 +29,7 @@ def batches(folder, steps=STEPS):
 
 
 def train(batches, name, schedule="sync", table=None, overrides=(), **layer):
-    """Trains by model.fit from the same weights each time; returns losses, dense weights and this rank's records."""
+    """Trains by model.fit from the same weights each time. Returns losses, dense weights and this rank's records."""
     import tf_fusedrec as fr
     from models.build import make_embedding, make_model
     from tf_fusedrec import keras, tf
@@ -53,7 +53,7 @@ def train(batches, name, schedule="sync", table=None, overrides=(), **layer):
 
 
 def records(embedding):
-    """By table: this rank's ids, ascending, and records."""
+    """Returns this rank's ascending ids and records, by table."""
     found = {}
     for lookup in embedding.lookups:
         for name in lookup.table.names:
@@ -64,7 +64,7 @@ def records(embedding):
 
 
 def merged(results, ranks):
-    """Tables of the ranks of one replica put together, by table: ids, ascending, and records."""
+    """Returns the ascending ids and records of all ranks of one replica, by table."""
     tables = {}
     for name in results[0]["tables"]:
         ids, rows = (np.concatenate(parts) for parts in zip(*[results[rank]["tables"][name] for rank in ranks]))

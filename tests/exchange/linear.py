@@ -6,13 +6,13 @@ DIM = 4
 
 
 def samples(ids, step):
-    """x <float32>[n, DIM] and y <float32>[n] of ids, a pure function of id and step."""
+    """Returns x <float32>[n, DIM] and y <float32>[n] of ids, a pure function of id and step."""
     phase = (np.asarray(ids, np.float64)[:, np.newaxis] * [1.0, 0.7, 0.3, 0.1] + step) % 7
     return np.cos(phase).astype(np.float32), np.sin(np.asarray(ids, np.float64) % 5).astype(np.float32)
 
 
 def ids_of(batches):
-    """Items of the histories of each batch; no rank has any in one step, one rank none in another."""
+    """Returns the items of each batch's histories. One step has none on any rank, another has none on one rank."""
     import tf_fusedrec as fr
 
     ids = [batch["history_item"].values.numpy() for batch in batches]
@@ -47,7 +47,7 @@ def step_function(embedding):
 
 
 def train(ids, name, optimizer, topology, **options):
-    """The layer after a step on each of this rank's batches of ids."""
+    """Returns the layer after a step on each of this rank's batches of ids."""
     from tf_fusedrec import tf
 
     embedding = make(name, optimizer, topology, **options)
@@ -58,14 +58,14 @@ def train(ids, name, optimizer, topology, **options):
 
 
 def records(embedding):
-    """This rank's ids, ascending, and records."""
+    """Returns this rank's ascending ids and records."""
     found, rows = embedding.lookups[0].table.snapshot("item")
     order = np.argsort(found)
     return found[order], rows[order]
 
 
 def initial_rows(ids, optimizer):
-    """Rows of ids that were never trained."""
+    """Returns the rows of untrained ids."""
     import tf_fusedrec as fr
     from tf_fusedrec import tf
 

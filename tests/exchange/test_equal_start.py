@@ -1,5 +1,4 @@
-"""All ranks train rank 0's model by themselves: under fit and in loops, of every kind of model and optimizer.
-
+"""All ranks start from rank 0's weights without a call: under fit and in loops, for every kind of model and optimizer.
 The oracle is one process that trains on all ranks' samples, with the weights that rank 0 draws.
 """
 
@@ -13,7 +12,7 @@ STEPS, SAMPLES = 4, 12
 
 
 def batches():
-    """Global batches, in one order."""
+    """Yields the global batches, in one order."""
     random = np.random.default_rng(5)
     ids = random.integers(0, 9, (STEPS, SAMPLES, 2))
     return ids, random.normal(size=(STEPS, SAMPLES, 1)).astype(np.float32)
@@ -27,7 +26,7 @@ def make_embedding(fr, name):
 
 
 def functional(fr, keras, kind):
-    """A frozen layer of random weights among the trained ones."""
+    """Returns a model with a frozen layer of random weights."""
     inputs = {"f": keras.Input([2], dtype="int64", name="f")}
     hidden = keras.layers.Dense(3, "tanh", trainable=False)(make_embedding(fr, "functional")(inputs)["f"])
     return kind(inputs, keras.layers.Dense(1)(hidden))
@@ -50,7 +49,7 @@ def subclassed(fr, keras, kind):
 
 
 def looped(model, optimizer, data, tf, minimize):
-    """A traced loop of one's own; `minimize` sees weights of frozen layers on the tape."""
+    """Trains in a traced loop. `minimize` sees weights of frozen layers on the tape."""
 
     @tf.function
     def step(x, y):
@@ -67,7 +66,9 @@ def looped(model, optimizer, data, tf, minimize):
 
 
 def resumed(fr, keras, folder, data):
-    """Dense weights of a model that goes on, and of one that goes on from its checkpoint; each rank drew others."""
+    """Returns dense weights of a continued model, and of one resumed from its checkpoint. Each rank drew different
+    weights.
+    """
 
     def made():
         model = functional(fr, keras, keras.Model)
@@ -85,12 +86,12 @@ def resumed(fr, keras, folder, data):
 
 
 def trained(folder):
-    """Body: dense weights by case, after STEPS steps of this rank's samples."""
+    """Body: returns dense weights by case, after STEPS steps on this rank's samples."""
     import tf_fusedrec as fr
     from tf_fusedrec import keras, tf
 
     rank, size = fr.collectives.rank(), fr.collectives.size()
-    keras.utils.set_random_seed(7 + rank)  # as dropout wants it
+    keras.utils.set_random_seed(7 + rank)  # as for dropout
     ids, labels = (of[:, rank::size] for of in batches())
     data = tf.data.Dataset.from_tensor_slices(({"f": ids}, labels))
     found = {}
@@ -118,7 +119,7 @@ def trained(folder):
 
 
 def refusals(fr, keras, tf, data):
-    """What is said of models that differ in the middle of training."""
+    """Body: returns the refusals of models that differ in the middle of training."""
     rank, said = fr.collectives.rank(), {}
     plain = functional(fr, keras, keras.Model)
     plain.compile(keras.optimizers.Adam(0.05), "mse")
@@ -164,7 +165,7 @@ def test_ranks_end_with_one_model(on_two):
 def test_it_is_that_of_one_process(alone, on_two):
     for case, weights in on_two[0][0].items():
         for ours, theirs in zip(weights, alone[case]):
-            # Four steps of float32 sums of 12 samples in another order; Adam divides small gradients by their size.
+            # Four steps sum 12 float32 samples in another order, and Adam divides small gradients by their size.
             np.testing.assert_allclose(ours, theirs, rtol=2e-5, atol=2e-6, err_msg=case)
 
 
@@ -184,7 +185,7 @@ def test_models_that_differ_in_the_middle_are_refused_by_name(on_two):
         assert "/bias:0' has other values on rank 0 than on ranks [1]" in said["changed on one rank"]
 
 
-def test_what_differs_is_named():
+def test_differences_are_named():
     one = [weight_equality.Digest("a", "(2,) float32", 1), weight_equality.Digest("b", "() int64", 2)]
     other = [one[0], one[1]._replace(content=3)]
     assert weight_equality.difference([one, one]) is None
@@ -192,4 +193,10 @@ def test_what_differs_is_named():
     assert "rank 1 has 1 dense weights and slots, rank 0 has 2" in weight_equality.difference([one, one[:1]])
     other = [one[0]._replace(form="(3,) float32"), one[1]]
     assert "'a' is (2,) float32 on rank 0, 'a' is (3,) float32 on rank 1" in weight_equality.difference([one, other])
-    assert weight_equality.same_forms([one, one]) and not weight_equality.same_forms([one, other])
+    values = [one[0]._replace(content=5), one[1]]
+    for steps in ([0, 0], [3, 3]):
+        assert weight_equality.difference_at_start(steps, [one, one]) is None
+    assert "'a' has other values" in weight_equality.difference_at_start([0, 0], [one, values])
+    for steps, second in (([0, 2], values), ([0, 0], other)):
+        with pytest.raises(RuntimeError, match=rf"after \[0, {steps[1]}\] steps of the optimizer by rank: .*'a'"):
+            weight_equality.difference_at_start(steps, [one, second])

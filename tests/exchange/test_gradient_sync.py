@@ -1,4 +1,4 @@
-"""Groups that share gradients: a rank reads the rows of its own group, and all replicas hold what one process holds.
+"""Groups that share gradients: a rank reads rows of its own group, and all replicas equal one process.
 
 Gradients are small multiples of 1/8 and are added without rounding, so every float must be equal bit for bit.
 """
@@ -11,7 +11,7 @@ from tests.oracles.rank_partition import owner_oracle
 from tests.support.ranks import run_ranks
 from tf_fusedrec import Topology, optimizers
 
-SHARES, STEPS, DIM = 4, 12, linear.DIM  # a batch has SHARES parts; a rank has as many of them as the others
+SHARES, STEPS, DIM = 4, 12, linear.DIM  # a batch has SHARES parts; every rank has equally many
 GROUPS = Topology(2)
 TABLES = {
     "plain": {},
@@ -19,9 +19,9 @@ TABLES = {
     "ttl": {"ttl": 3},
     "admission": {"admission_count": 2, "ttl": 4},
     "hot": {"storage_dtype": "mixed", "hot_after": 3},
-    "evicting": {"max_rows": 60, "eviction": "lfu"},  # of all shards together
+    "evicting": {"max_rows": 60, "eviction": "lfu"},  # over all shards
 }
-# A table evicts when its shard is full: with another number of shards, at other times.
+# A table evicts when its shard is full, so the times of evictions depend on the number of shards.
 OF_ONE_SHARD = {"evicting"}
 # By name, the steps whose lookups precede the first update. "parts" sends every part's rows, "window" each row once.
 MODES = {"sync": 1, "ahead": 1, "parts": 1, "window": 1, "window_ahead": 1, "stale": 2}
@@ -44,7 +44,7 @@ def _requests(embedding, pieces):
 
 
 def _train(mode, table, topology):
-    """This rank's rows by step, its records and its statistics."""
+    """Body: returns this rank's rows by step, its records and its statistics."""
     import tf_fusedrec as fr
     from tf_fusedrec import tf
     from tf_fusedrec.embedding import lookup
@@ -154,7 +154,7 @@ def _many_ids(rank):
 
 
 def _volumes():
-    """By groups: ids that this rank is asked for, bytes of rows that it reads, keys, traffic; of two micro-batches."""
+    """Body: returns received ids, bytes of read rows, keys and traffic of two micro-batches, by number of groups."""
     import tf_fusedrec as fr
     from tf_fusedrec.embedding import lookup
 
@@ -174,7 +174,7 @@ def _volumes():
 
 
 def _collectives():
-    """The traced step of a layer: its calls of each kind, and which of them wait for which."""
+    """Body: returns the calls of each kind in the traced step of a layer, and their dependencies."""
     from tests.support.graphs import ancestors
 
     embedding = linear.make("traced", optimizers.SGD(0.1), GROUPS)
@@ -192,7 +192,7 @@ BAD_ID = 7
 
 
 def _not_finite():
-    """Records, statistics and messages of this rank after two updates; rank 3 sends a NaN in the second."""
+    """Body: returns records, statistics and messages after two updates. Rank 3 sends a NaN in the second."""
     import tf_fusedrec as fr
     from tests.embedding.test_left_out import Messages
     from tf_fusedrec import tf
@@ -235,12 +235,12 @@ def test_a_rank_reads_as_many_rows_with_groups_as_without(of_four):
         without = max(found[1][1] for _, found in volumes)
         # Buffers have bucketed sizes: at most a quarter more.
         assert max(bytes_of_rows) <= 1.25 * without, f"{groups} groups"
-        # Each replica has the ids of all groups, though it reads those of its own.
+        # Each replica has the ids of all groups, although it reads its own group's.
         assert sum(found[groups][2] for _, found in volumes) == groups * sum(found[1][2] for _, found in volumes)
 
 
 def _bytes_of_a_step(topology, ranks):
-    """The bytes that all ranks send for ids, rows and gradients of two micro-batches, worked out from their ids."""
+    """Returns the bytes of ids, rows and gradients that all ranks send for two micro-batches, computed from the ids."""
     groups, shards, row_bytes, total = topology.groups, ranks // topology.groups, 4 * DIM, 0
     for part in range(2):
         ids = [np.unique(np.array_split(_many_ids(rank), 2)[part]).tolist() for rank in range(ranks)]

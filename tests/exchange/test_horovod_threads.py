@@ -1,4 +1,4 @@
-"""Horovod's threads yield to those that compute; no other thread changes its policy."""
+"""Horovod's threads yield to computing threads. No other thread changes its policy."""
 
 import os
 
@@ -15,7 +15,7 @@ def _policies():
     threads = horovod_threads.threads_without_preemption()
     with horovod_threads.with_preemption(threads):
         none_left = horovod_threads.threads_without_preemption() == []
-        horovod_threads.stop_preemption_of_waiting_threads()  # as for a program that called hvd.init() itself
+        horovod_threads.stop_preemption_of_waiting_threads()  # as in a program that called hvd.init() itself
         loops = horovod_threads.threads_without_preemption()
     found = none_left and 1 <= len(loops) < len(threads) and set(loops) < set(threads)
     return os.getpid() in threads, len(threads), found, horovod_threads.threads_without_preemption() == threads

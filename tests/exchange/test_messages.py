@@ -1,4 +1,4 @@
-"""Messages that travel together arrive as if each had travelled alone."""
+"""Joined messages arrive as if each had travelled alone."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ RANKS = 3
 
 
 def _messages(random, segments):
-    """By lookup and source rank: blocks [counts | ids] to each rank as lists; some without ids."""
+    """Returns blocks [counts | ids] to each rank as lists, by lookup and source rank. Some have no ids."""
 
     def block(count):
         counts = random.integers(0, 4, count) * random.integers(0, 2)
@@ -20,14 +20,14 @@ def _messages(random, segments):
 
 
 def _sent(blocks, padding):
-    """What ops.rank_partition makes of the blocks of one source: a padded message and its splits."""
+    """Returns the blocks of one source in the form of ops.rank_partition: a padded message and its splits."""
     message = [*sum(blocks, []), *[7] * padding]
     return tf.constant(message, tf.int64), tf.constant([len(block) for block in blocks])
 
 
 @pytest.mark.parametrize("segments", [(2,), (1, 1), (2, 1, 3), (1, 4, 1, 2)])
 @pytest.mark.parametrize("seed", range(3))
-def test_what_is_joined_is_parted_again(segments, seed):
+def test_joined_messages_are_split_again(segments, seed):
     sent = _messages(np.random.default_rng(seed), segments)
     joined = []
     for source in range(RANKS):

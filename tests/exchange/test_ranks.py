@@ -1,5 +1,6 @@
-"""Topologies on 2 and 4 real processes and real data, 50 steps: gradient_sync against one group, weight_sync against an
-oracle. One launch for each number of processes serves all tests."""
+"""Topologies on 2 and 4 real processes, 50 steps: gradient_sync equals one group, weight_sync an oracle. One launch for
+each number of processes serves all tests.
+"""
 
 import functools
 import pathlib
@@ -24,7 +25,7 @@ AVERAGED = {
     "adam_scaled": ("Adam", {"epsilon": 1e-2}, Topology(2, "weight_sync", sync_every=4)),
 }
 RATE = 0.05
-# Tables whose rows leave, each replica on its own until the synchronisation after every other step.
+# Rows of these tables leave, in each replica alone until the synchronisation after every second step.
 LEAVING = {"max_rows": 300, "eviction": "lru"}
 EVICTING = {
     "averaged_lru": (LEAVING, Topology(2, "weight_sync", sync_every=2)),
@@ -55,14 +56,14 @@ BEYOND = 1e6  # a gradient that float16 does not hold
 
 
 def _wire_gradients(rank):
-    """<float32>[ids, DIM], of every rank's lookup of WIRE_IDS."""
+    """Returns the gradients <float32>[ids, DIM] of every rank's lookup of WIRE_IDS."""
     gradients = np.random.default_rng(rank).normal(size=[len(WIRE_IDS), linear.DIM])
     gradients[-1] = BEYOND
     return gradients.astype(np.float32)
 
 
 def _over_wire(wire, topology, name):
-    """Rows as the model gets them, and the table after a step of SGD whose update is the sum of all gradients."""
+    """Returns the rows in the model, and the table after a step of SGD whose update is the sum of all gradients."""
     import tf_fusedrec as fr
     from tf_fusedrec import tf
 
@@ -115,7 +116,7 @@ def checkpoint(tmp_path_factory):
 def results(request, folder, checkpoint):
     topologies = (SHARED, *(topology for _, _, topology in AVERAGED.values()))
     with pytest.MonkeyPatch.context() as patch:
-        # A ring adds an element's gradients in an order that its place in the buffer decides: no tensors side by side.
+        # A ring's order of additions depends on the place in the buffer, so tensors must not share one.
         patch.setenv("HOROVOD_FUSION_THRESHOLD", "0")
         return run_ranks(
             _run_all, request.param, timeout_s=480, topologies=topologies, folder=folder, checkpoint=checkpoint
@@ -141,9 +142,8 @@ def test_gradient_sync_equals_one_group(results):
 
 
 def assert_same_training(got, wanted, world_size, what):
-    """Bit for bit where groups have one rank: gradients are added up rank by rank, as in one group.
-
-    Two groups of two add the sums of each, and that rounding goes through 50 steps: about 5e-6 of the largest number.
+    """Groups of one rank must be equal bit for bit, because they add gradients rank by rank, as one group does. Two
+    groups of two add two sums. Over 50 steps, that rounding grows to about 5e-6 of the largest number.
     """
     got, wanted = np.asarray(got), np.asarray(wanted)
     if world_size == 2 or wanted.dtype.kind != "f":
@@ -172,7 +172,7 @@ def test_weight_sync_is_algorithm_1(results, name):
         assert set(got.tolist()) == set(wanted)
         for field in ("row", *slots[rule]):
             of_oracle = np.array([wanted[i][field] for i in got.tolist()])
-            # float32 against float64 over 50 steps; what is wrong in kind is wrong by 1e-2.
+            # float32 against float64 over 50 steps. A wrong rule differs by 1e-2.
             np.testing.assert_allclose(records[field], of_oracle, rtol=1e-4, atol=1e-5, err_msg=field)
 
 
@@ -195,7 +195,7 @@ def assert_equal_replicas(replicas):
 
 
 @pytest.mark.parametrize("name", list(EVICTING))
-def test_what_leaves_one_replica_leaves_all(results, name):
+def test_a_row_that_leaves_one_replica_leaves_all(results, name):
     table, topology = EVICTING[name]
     for ranks in topology.sets(len(results))[1]:
         replicas = [results[rank][name] for rank in ranks]
@@ -206,7 +206,7 @@ def test_what_leaves_one_replica_leaves_all(results, name):
 
 
 def _without_pool(records):
-    """Replicas keep in memory what they have used themselves."""
+    """Drops the pool: each replica keeps its own recent rows in memory."""
     return records[[field for field in records.dtype.names if field != "pool"]]
 
 
@@ -234,7 +234,7 @@ def test_rows_and_gradients_travel_narrow_and_ids_do_not(results, wire):
     for kind, ranks_of_replicas in (("wire", [range(world_size)]), ("shared_wire", SHARED.sets(world_size)[0])):
         for result in results:
             rows, exact = result[kind, wire][0], result[kind, None][0]
-            travelled = kind == "wire" or world_size > 2  # a group of one has its rows at home
+            travelled = kind == "wire" or world_size > 2  # a group of one owns its rows
             assert np.all(np.abs(rows - exact) <= WIRES[wire] * np.abs(exact))
             assert (rows != exact).any() == travelled
         tables = [_put_together([results[rank][kind, wire][1] for rank in ranks]) for ranks in ranks_of_replicas]
@@ -246,7 +246,8 @@ def test_rows_and_gradients_travel_narrow_and_ids_do_not(results, wire):
         sizes = sum(np.abs(_wire_gradients(rank)) for rank in range(world_size))[order]
         error = np.abs(tables[0][1]["row"] - start[1]["row"])
         last = np.array(WIRE_IDS)[order] == WIRE_IDS[-1]
-        # Once rounded on each way, and as sums of groups once more; float32 sums of the two runs differ by far less.
+        # Values are rounded once on each way, and sums of groups once more. float32 sums of the two runs differ far
+        # less.
         assert np.all(error[~last] <= (WIRES[wire] * (1 if kind == "wire" else 2.01) * sizes + 1e-5)[~last])
         assert (error[~last] > 1e-5).any()
         if wire == "float16" and kind == "wire":

@@ -1,4 +1,4 @@
-"""The record: who stands where, and what is refused."""
+"""Topology gives each rank its group and shard, and refuses unsuitable numbers."""
 
 import pytest
 
@@ -27,7 +27,7 @@ def test_each_rank_is_in_one_group_and_holds_one_shard(together, groups, shards,
         assert layout.group.members[layout.group.index] == layout.replicas.members[layout.replicas.index] == rank
         assert shards[layout.group.index] == layout.replicas.members
         pieces.append(layout.piece)
-        assert layout.piece // 2 == layout.group.index  # a piece of R lies in the shard of R / G that has its rows
+        assert layout.piece // 2 == layout.group.index  # R pieces lie in R / G shards
     assert sorted(pieces) == list(range(6))
 
 
@@ -43,7 +43,7 @@ def test_each_rank_is_in_one_group_and_holds_one_shard(together, groups, shards,
         ({"groups": 2, "sync_every": 4}, "are of the rule 'weight_sync', got 4 and None with 'gradient_sync'"),
     ],
 )
-def test_what_makes_no_sense_is_refused(fields, words):
+def test_senseless_fields_are_refused(fields, words):
     with pytest.raises(ValueError, match=words):
         Topology(**fields)
 

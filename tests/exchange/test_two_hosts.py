@@ -1,4 +1,4 @@
-"""`horovodrun -H` over two hosts trains what one host trains. The hosts are network namespaces, joined by a cable."""
+"""`horovodrun -H` over two hosts trains as on one host. The hosts are network namespaces, joined by a cable."""
 
 import pathlib
 import subprocess
@@ -17,7 +17,7 @@ WHY_NOT = network.why_not()
 
 
 def train():
-    """Body: `model.fit` over a few batches. Answers the state, where the rank ran, and what its network card sent."""
+    """Body: runs `model.fit` over a few batches. Returns the state, the rank's host, and its card's sent bytes."""
     import horovod.tensorflow as hvd
 
     import tf_fusedrec as fr
@@ -43,7 +43,7 @@ def train():
 def test_training_over_two_hosts_equals_training_on_one(tmp_path):
     with network.two_hosts(tmp_path) as (on_first_host, environment):
         hosts = ",".join(f"{host}:1" for host in network.HOSTS)
-        # Named, or horovodrun may choose lo, at which the hosts do not reach each other.
+        # Without the name, horovodrun may choose lo, on which the hosts do not reach each other.
         card = ["--network-interfaces", "eth0"]
         launch = [*on_first_host, "horovodrun", "-np", "2", "-H", hosts, *card, "--gloo", "--disable-cache"]
         two = launch_ranks(launch, environment, train, 2, timeout_s=100)
@@ -51,7 +51,7 @@ def test_training_over_two_hosts_equals_training_on_one(tmp_path):
     assert [result["place"] for result in two] == [(0, 1, 0, 2), (0, 1, 1, 2)]
     assert [result["place"] for result in one] == [(0, 2, 0, 1), (1, 2, 0, 1)]
     for here, there in zip(two, one):
-        assert here["bytes_sent"] > 10_000  # rows, gradients and dense all-reduces went through the cable
+        assert here["bytes_sent"] > 10_000  # rows, gradients and dense all-reduces passed the cable
         assert here["state"].keys() == there["state"].keys()
         for what, wanted in there["state"].items():
             np.testing.assert_array_equal(here["state"][what], wanted, err_msg=what)

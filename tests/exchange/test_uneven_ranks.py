@@ -1,7 +1,6 @@
-"""Uneven batches on 1, 2, 3 and 4 real ranks: after `model.fit`, dense weights and rows are those of one process.
-
-The whole of MTGRBoost 5.1 in one test: losses weighted by the global number of samples, dense gradients averaged by
-Horovod, row gradients averaged by FusedEmbedding.
+"""Uneven batches on 1, 2, 3 and 4 real ranks: `model.fit` gives the dense weights and rows of one process. This covers
+MTGRBoost 5.1: losses weighted by the global number of samples, dense gradients averaged by Horovod, and row gradients
+averaged by FusedEmbedding.
 """
 
 import numpy as np
@@ -59,7 +58,7 @@ def test_weights_after_fit_do_not_depend_on_the_number_of_ranks(rank_without_dat
         results = run_ranks(fit_uneven, size, rank_without_data=rank_without_data)
         for dense, _ in results:
             for got, want in zip(dense, want_dense):
-                # Four steps on float32 sums of 12 samples in another order.
+                # Four steps sum 12 float32 samples in another order.
                 np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
         ids = np.concatenate([table[0] for _, table in results])
         rows = np.concatenate([table[1] for _, table in results])
@@ -68,9 +67,9 @@ def test_weights_after_fit_do_not_depend_on_the_number_of_ranks(rank_without_dat
 
 
 def gradients_of_shares(shares, weights=(1.0,) * 10):
-    """Body: dense gradients of 10 samples, of which this rank has shares[rank], by a step of SGD(1).
+    """Body: returns dense gradients of 10 samples, of which this rank has shares[rank], by a step of SGD(1).
 
-    Of a global mean, and of the loss that compile gets, there with weights of the samples.
+    The losses are a global mean, and compile's loss with weights of the samples.
     """
     import tf_fusedrec as fr
     from tf_fusedrec import keras, losses, tf
@@ -97,7 +96,7 @@ def gradients_of_shares(shares, weights=(1.0,) * 10):
 
 
 def test_ranks_with_3_and_7_samples_have_the_gradient_of_one_process_with_10():
-    """That of a global mean; the loss that compile gets weighs ranks: a sample of 3 counts 7/3 of one of 7."""
+    """The gradient of a global mean is equal. compile's loss weighs ranks: a sample of 3 counts 7/3 of one of 7."""
     by_rank = [10 / (2 * 3)] * 3 + [10 / (2 * 7)] * 7
     want = run_ranks(gradients_of_shares, 1, shares=[10], weights=by_rank)[0]
     for wanted in want:
@@ -105,5 +104,5 @@ def test_ranks_with_3_and_7_samples_have_the_gradient_of_one_process_with_10():
     assert max(np.abs(of - other).max() for of, other in zip(*want)) > 1e-3
     for got in run_ranks(gradients_of_shares, 2, shares=[3, 7]):
         for ours, theirs in zip(sum(got, []), sum(want, [])):
-            # float32 sums of 10 samples in another order; weights near 0.1 before the gradient is taken from them.
+            # float32 sums of 10 samples run in another order; the gradient is a difference of weights near 0.1.
             np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-7)

@@ -1,4 +1,4 @@
-"""Small damages of bytes, like those of disks and networks, and of JSON, like those of other programs."""
+"""Small damages of bytes, as by disks and networks, and of JSON, as by other programs."""
 
 from __future__ import annotations
 

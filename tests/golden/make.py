@@ -4,11 +4,10 @@
 
     checkpoint/       a full save and a delta: evicted, removed and waiting ids, momentum, bfloat16, dense weights
     export-stock/     a SavedModel of TensorFlow's operations alone, and export-ours/ with those of this package
-    delta-stock/      what a further step has changed in export-stock/, and delta-ours/
+    delta-stock/ the changes of a further step to export-stock/, and delta-ours/
     expected.json     rows, slots and answers, as numbers
 
-Golden files are made once, by the version that they are named after, and never again: a test that fails with them has
-found a version that cannot read what was written before.
+Each version makes its golden files once. A failing test means that this version cannot read files of an earlier one.
 """
 
 from __future__ import annotations
@@ -25,12 +24,12 @@ import tf_fusedrec as fr
 from tf_fusedrec import checkpoint, keras, tf
 
 FOLDER = pathlib.Path(__file__).parent
-IDS = [*range(12), -1, 2**63 - 1, -(2**63)]  # some have rows, some do not
+IDS = [*range(12), -1, 2**63 - 1, -(2**63)]  # only some have rows
 OPS = ("stock", "ours")
 
 
 def make_model() -> tuple[keras.Model, Any]:
-    """A model with every kind of state, and its embedding."""
+    """Returns a model with every kind of state, and its embedding."""
     tables = [
         fr.TableConfig(
             "item", 3, fr.optimizers.SGD(0.25, momentum=0.5), fr.Uniform(0.0, 1.0), max_rows=10, eviction="lru",
@@ -50,7 +49,7 @@ def make_model() -> tuple[keras.Model, Any]:
 
 
 def train(model: keras.Model, first: int) -> None:
-    """Eight steps. Some ids come often enough to have a row of "item", others wait."""
+    """Makes eight steps. Some ids get a row of "item", others wait for admission."""
     for step in range(first, first + 8):
         ids = np.array([step // 2 % 16, 100 + step, -1, 2**63 - 1])
         batch = {"item": tf.constant(ids), "user": tf.constant(ids[::-1].copy())}
@@ -58,7 +57,7 @@ def train(model: keras.Model, first: int) -> None:
 
 
 def state(embedding: Any) -> dict[str, Any]:
-    """Every number of every record, by table, section and id."""
+    """Returns every number of every record, by table, section and id."""
     tables: dict[str, Any] = {}
     for lookup in embedding.lookups:
         for name in lookup.table.names:
@@ -73,14 +72,14 @@ def state(embedding: Any) -> dict[str, Any]:
 
 
 def answers(folder: pathlib.Path) -> list[list[float]]:
-    """What a server says of IDS."""
+    """Returns a server's answers for IDS."""
     loaded = tf.saved_model.load(str(folder))
     (answer,) = loaded.signatures["serving_default"](item=tf.constant(IDS), user=tf.constant(IDS)).values()
     return answer.numpy().tolist()
 
 
 def make(folder: pathlib.Path) -> None:
-    """Writes all of them.
+    """Writes all golden files.
 
     Raises:
       FileExistsError: the folder is there.
@@ -108,7 +107,7 @@ def make(folder: pathlib.Path) -> None:
 
 
 def weights(model: keras.Model) -> list[Any]:
-    """Dense weights and the optimizer's, as numbers."""
+    """Returns the weights of the model and the optimizer, as numbers."""
     return [w.numpy().tolist() for w in [*model.layers[-1].weights, *model.optimizer.variables()]]
 
 

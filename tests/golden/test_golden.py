@@ -1,4 +1,4 @@
-"""Files of earlier versions are read: rows, slots and answers are those that were noted when they were written."""
+"""Files of earlier versions give the rows, slots and answers that their version recorded."""
 
 import json
 import shutil
@@ -11,7 +11,7 @@ from tests.golden.make import FOLDER, OPS, answers, make_model, state, train, we
 from tf_fusedrec import checkpoint
 
 VERSIONS = sorted(path.parent for path in FOLDER.glob("*/expected.json"))
-# Answers go through a product of matrices, whose sums another processor may order otherwise.
+# Another processor may order the sums of matrix products otherwise.
 SAME = {"rtol": 1e-5, "atol": 1e-6}
 
 
@@ -29,7 +29,7 @@ def test_there_are_golden_files_and_they_are_small():
 def test_checkpoints_of_earlier_versions(version):
     want = expected(version)
     model, embedding = make_model()
-    train(model, 3)  # all weights exist, and rows that must go
+    train(model, 3)  # makes all weights, and rows that the load must remove
     assert checkpoint.load(version / "checkpoint", model, model.optimizer) == {"step": 16}
     assert state(embedding) == want["tables"]
     assert weights(model) == want["weights"]

@@ -1,6 +1,6 @@
 """The checks of tests/cuda with libfusedrec_cuda.so on a GPU, and under compute-sanitizer. PyTorch, no TensorFlow.
 
-Everything runs in processes of its own: `python -m tests.gpu.session` does the same where there is no pytest.
+Every check runs in a separate process. `python -m tests.gpu.session` runs them without pytest.
 """
 
 import pytest

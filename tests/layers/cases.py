@@ -24,7 +24,7 @@ def tokens(lengths, *shape, seed=0):
 
 
 def times(lengths, seed=0):
-    """Ascending seconds inside each row."""
+    """Returns ascending seconds inside each row."""
     generator = np.random.default_rng(seed)
     rows = [np.sort(generator.integers(978_300_000, 1_046_454_590, n)) for n in lengths]
     return np.concatenate([*rows, np.empty(0, np.int64)]).astype(np.int64)

@@ -128,7 +128,7 @@ def test_flops_by_hand(form):
     assert float(flops) == 2 * (7 * by_token + pairs * by_pair)
 
 
-def test_what_cannot_be_done_is_named():
+def test_refusals():
     x, stamps = batch([3])
     for arguments, words in (
         ({"form": "gamma"}, r"form must be one of \('alpha', 'beta'\), got 'gamma'"),

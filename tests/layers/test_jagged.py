@@ -77,7 +77,7 @@ def test_last(count):
     assert ours.to_list() == expected
 
 
-def test_what_cannot_be_done_is_named():
+def test_refusals():
     rows = ragged([2, 1], 3)
     with pytest.raises(ValueError, match=r"parts\[1\] must be a RaggedTensor .*EagerTensor"):
         jagged.concat([rows, rows.values])

@@ -66,7 +66,7 @@ def test_thresholds_of_large_buckets_fit():
     assert PositionTimeEmbedding(1, 3)._thresholds().tolist() == [60, 240, 540]
 
 
-def test_what_cannot_be_done_is_named():
+def test_refusals():
     x = tf.RaggedTensor.from_row_splits(tf.zeros([3, 4]), [0, 1, 3])
     with pytest.raises(ValueError, match="time_bucket_function must be 'sqrt' or 'log', got 'exp'"):
         PositionTimeEmbedding(3, time_bucket_function="exp")

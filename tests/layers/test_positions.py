@@ -46,7 +46,7 @@ def test_dropout_config_and_scale_of_the_table():
     assert abs(np.std(layer.positions) - 0.44) < 0.02
 
 
-def test_what_cannot_be_done_is_named():
+def test_refusals():
     with pytest.raises(ValueError, match="max_sequence_length must be >= 1, got 0"):
         PositionEmbedding(0)
     with pytest.raises(ValueError, match="x must be a RaggedTensor"):

@@ -50,7 +50,7 @@ def test_sign_zero_and_the_last_bucket():
     assert list(buckets_of([20_600, 10**9], num_buckets=32)) == [32, 32]
 
 
-def test_what_cannot_be_done_is_named():
+def test_refusals():
     for wrong in (0, 146):
         with pytest.raises(ValueError, match=rf"num_buckets must be 1 .. 145 .*got {wrong}"):
             bucket_thresholds(wrong)

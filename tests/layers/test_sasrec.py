@@ -92,7 +92,7 @@ def test_flops_by_hand():
     assert float(flops) == 2 * (7 * (4 * 64 + 2 * 8 * 6) + (6 + 10) * 2 * 8)
 
 
-def test_what_cannot_be_done_is_named():
+def test_refusals():
     with pytest.raises(ValueError, match="num_heads must divide the columns of x, got 3 heads for 8"):
         SASRec(3)(ragged([2]))
     with pytest.raises(ValueError, match="ffn_units must be >= 1, got 0"):

@@ -238,7 +238,7 @@ def test_weighted_binary_cross_entropy():
     np.testing.assert_allclose(plain, values[:2].mean(), rtol=1e-12)
 
 
-def test_what_cannot_be_done_is_named():
+def test_refusals():
     x, ids = tf.ones([2, 3]), tf.constant([1, 2])
     with pytest.raises(ValueError, match="temperature must be > 0, got 0"):
         losses.sampled_softmax(x, x, x, ids, ids, 0)

@@ -64,7 +64,7 @@ def test_reuse_takes_the_column_of_the_other_position():
     assert reuse(values[:0], source[:0]).shape == [0, 4]
 
 
-def test_what_cannot_be_sampled_is_named():
+def test_refusals():
     with pytest.raises(ValueError, match="sampling must be one of"):
         Sampler(3, "popular")
     with pytest.raises(ValueError, match=r"counts must hold one number for each of 3 items, got shape \(2,\)"):

@@ -37,7 +37,7 @@ def test_auc_of_the_docstring_and_of_the_extremes():
     assert metrics.auc([1.0, 0.0], [5, 5]) == 0.5
 
 
-def test_what_is_undefined_is_nan():
+def test_undefined_metrics_are_nan():
     assert np.isnan(metrics.auc([], []))
     assert np.isnan(metrics.auc([1, 1], [0.1, 0.2]))
     assert np.isnan(metrics.gauc([1, 1, 2], [1, 1, 0], [0.1, 0.2, 0.3]))
@@ -107,7 +107,7 @@ def test_hit_rate_ndcg_mrr():
     assert metrics.mrr(ranks) == pytest.approx((1 + 1 / 3 + 1 / 11 + 1 / 1000) / 4)
 
 
-def test_what_cannot_be_done_is_named():
+def test_refusals():
     with pytest.raises(ValueError, match="1-D and of one length"):
         metrics.auc([1, 0], [0.5])
     with pytest.raises(ValueError, match="labels must be 0 or 1, got 2"):

@@ -121,7 +121,7 @@ def test_ranking_metrics_are_those_of_all_ranks_together():
     assert [metric.name for metric in ours] == ["hr@10", "ndcg@10", "mrr"]
 
 
-def test_what_cannot_be_measured_is_named():
+def test_refusals():
     with pytest.raises(ValueError, match="k must be >= 1, got 0"):
         streaming.HitRate(0)
     with pytest.raises(ValueError, match="weight must be 'none' or 'impressions', got 'users'"):

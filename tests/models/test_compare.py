@@ -53,7 +53,7 @@ def test_metrics_of_drawn_users_are_those_of_their_rows_repeated(tmp_path):
 
 
 def test_the_interval_of_a_difference_of_means_is_the_normal_one(tmp_path):
-    """HR@10 over 2,000 users: the difference of two runs is a mean with a known standard error."""
+    """The difference of two runs in HR@10 over 2,000 users is a mean with a known standard error."""
     rng = np.random.default_rng(3)
     hit_a, hit_b = rng.random(2000) < 0.3, rng.random(2000) < 0.35
     a, b = (retrieval_run(tmp_path / name, np.where(hit, 5, 500)) for name, hit in (("a", hit_a), ("b", hit_b)))

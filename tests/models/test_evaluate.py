@@ -12,7 +12,7 @@ from models.evaluate import evaluate
 from models.experiment import from_dict
 from models.export import saved_experiment
 from models.prepare import prepare_data
-from tests.models import job
+from tests.models import experiments
 from tf_fusedrec import checkpoint, keras
 from tf_fusedrec.data.layouts import write_dataset
 from tf_fusedrec.data.rows import Ragged, Rows, splits_of
@@ -49,7 +49,7 @@ def test_ranking_baseline_adds_the_log_odds_of_user_and_item(tmp_path):
         tmp_path / "data", task="ranking", source="hand", split="hand", users=2, train=train, test=test,
         item_ids=np.array([1, 2, 4, 7]), train_items=np.array([1, 4, 1, 7]),
     )  # fmt: skip
-    experiment = from_dict(job.RANKING)
+    experiment = from_dict(experiments.RANKING)
     model = make_model(experiment, make_embedding(experiment), np.arange(1), np.ones(1, np.int64))
     results, samples = evaluate(experiment, model, tmp_path / "data")
 
@@ -90,7 +90,7 @@ def test_retrieval_baseline_ranks_by_popularity_without_what_was_seen(tmp_path):
         tmp_path / "data", task="retrieval", source="hand", split="hand", users=2, train=Rows(train, 2),
         test=Rows(test, 2), item_ids=np.array([1, 2, 3, 4]), train_items=np.array([1, 1, 1, 2, 2, 3]),
     )  # fmt: skip
-    experiment = from_dict({**job.RETRIEVAL, "evaluate": {"cutoffs": [1, 3]}})
+    experiment = from_dict({**experiments.RETRIEVAL, "evaluate": {"cutoffs": [1, 3]}})
     model = make_model(experiment, make_embedding(experiment), np.array([1, 2, 3, 4]), np.ones(4, np.int64))
     results, samples = evaluate(experiment, model, tmp_path / "data")
     # User 1 has seen 1 and 2, so 3 is first. User 2 has seen 3, so 4 comes after 1 and 2.
@@ -104,19 +104,19 @@ def test_retrieval_baseline_ranks_by_popularity_without_what_was_seen(tmp_path):
 
 def saved(folder, model, **embedding):
     """Saves a model's checkpoint like the main job."""
-    fields = from_dict(job.RETRIEVAL).to_dict()
+    fields = from_dict(experiments.RETRIEVAL).to_dict()
     extra = {"experiment": {**fields, "embedding": {**fields["embedding"], **embedding}}, "items": 20}
     checkpoint.save(folder, model, extra=extra)
 
 
 def untrained():
-    experiment = from_dict(job.RETRIEVAL)
+    experiment = from_dict(experiments.RETRIEVAL)
     return make_model(experiment, make_embedding(experiment), np.arange(1, 21), np.ones(20, np.int64))
 
 
 def test_the_command_takes_a_run_or_a_checkpoint_and_other_data(tmp_path, capsys):
-    data, model = prepare_data(from_dict(job.RETRIEVAL), tmp_path / "run" / "data"), untrained()
-    results = evaluate(from_dict(job.RETRIEVAL), model, data).results
+    data, model = prepare_data(from_dict(experiments.RETRIEVAL), tmp_path / "run" / "data"), untrained()
+    results = evaluate(from_dict(experiments.RETRIEVAL), model, data).results
     saved(tmp_path / "run" / "checkpoint", model, groups=2)  # Replicas trained it, but one process has no replicas.
     for run, further in (("run", []), ("run/checkpoint", []), ("run", ["--data", str(data)])):
         command.main([str(tmp_path / run), "--json", str(tmp_path / "out.json"), *further])
@@ -144,7 +144,7 @@ def test_runs_that_cannot_be_evaluated_are_one_line(tmp_path):
     refused("RUN must be an output folder of models.train, got .*, which is no folder")
     run.mkdir()
     refused("directory must hold a checkpoint, but .*run/manifest.json is missing")
-    data = prepare_data(from_dict(job.RETRIEVAL), run / "data")
+    data = prepare_data(from_dict(experiments.RETRIEVAL), run / "data")
     saved(run / "checkpoint", untrained())
     refused("--json must be a file in an existing folder, got '/nowhere/x.json'", run, "--json", "/nowhere/x.json")
     refused("data.input .* is '/nowhere', which does not exist", run, "--data", "/nowhere")
@@ -155,5 +155,5 @@ def test_runs_that_cannot_be_evaluated_are_one_line(tmp_path):
     saved(unknown, untrained(), optimizer="lion")
     refused("checkpoint .* holds an experiment that this version does not know: embedding.optimizer", unknown)
     keras_model = keras.Sequential([keras.layers.Dense(1, input_shape=[1])])
-    checkpoint.save(other, keras_model, layers=[make_embedding(from_dict(job.RETRIEVAL))])
+    checkpoint.save(other, keras_model, layers=[make_embedding(from_dict(experiments.RETRIEVAL))])
     refused("checkpoint .* was not written by models.train: it names no experiment", other)

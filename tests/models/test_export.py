@@ -8,7 +8,7 @@ from models import serve
 from models.build import make_embedding, make_model
 from models.experiment import from_dict
 from models.export import export, trained_model
-from tests.models import job
+from tests.models import experiments
 from tests.models.batches import START, ragged, ranking_batch
 from tests.support.graphs import saved_operations
 from tf_fusedrec import keras, tf
@@ -40,7 +40,7 @@ def test_ranking_scores(tmp_path):
     cut = {**batch}
     for name in ("history_item", "history_action", "history_time"):
         cut[name] = jagged.last(batch[name], 20)
-    experiment, model = trained(job.RANKING, cut)
+    experiment, model = trained(experiments.RANKING, cut)
     inputs = {"user_budget": batch["user_budget"].numpy()}
     for group, names in (("history", ("item", "action", "time")), ("exposed", ("item", "time"))):
         inputs[f"{group}_row_splits"] = batch[f"{group}_item"].row_splits.numpy()
@@ -68,7 +68,7 @@ def test_retrieval_embeds_and_finds_the_best_unseen_items(tmp_path, encoder):
         "item_id": ragged([20, 3], [*ITEMS, 4, 5, 6]),
         "timestamp": ragged([20, 3], [*(START + 60 * ITEMS), START, START + 5, START + 9]),
     }
-    fields = {**job.RETRIEVAL, "model": {**job.RETRIEVAL["model"], **encoder}}
+    fields = {**experiments.RETRIEVAL, "model": {**experiments.RETRIEVAL["model"], **encoder}}
     experiment, model = trained(fields, batch)
     model(batch)
     inputs = {
@@ -94,7 +94,7 @@ def test_retrieval_embeds_and_finds_the_best_unseen_items(tmp_path, encoder):
 
 
 def test_serve_names_signatures_and_inputs(tmp_path):
-    experiment, model = trained(job.RANKING, ranking_batch(histories=[3], exposures=[2]))
+    experiment, model = trained(experiments.RANKING, ranking_batch(histories=[3], exposures=[2]))
     path = exported(tmp_path, experiment, model)
     with pytest.raises(ValueError, match=r"has no signature 'top_k', it has \['serving_default'\]. Pass one"):
         serve.serve(path, "top_k", {})
@@ -103,7 +103,7 @@ def test_serve_names_signatures_and_inputs(tmp_path):
 
 
 def test_a_checkpoint_of_something_else_is_refused(tmp_path):
-    experiment, model = trained(job.RANKING, ranking_batch(histories=[3], exposures=[2]))
+    experiment, model = trained(experiments.RANKING, ranking_batch(histories=[3], exposures=[2]))
     fr.checkpoint.save(tmp_path / "other", model)
     with pytest.raises(ValueError, match="was not written by models.train"):
         trained_model(tmp_path / "other")

@@ -7,13 +7,14 @@ import dataclasses
 import json
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 from models.build import ids_by_table
 from models.experiment import from_dict
 from models.fit_calls import fit_calls
 from models.prepare import prepare_data
-from tests.models import job
+from tests.models import experiments
 from tests.oracles.cluster_samples import cluster_samples_oracle
 from tf_fusedrec import tf
 from tf_fusedrec.exchange.micro_batches import piece_bounds
@@ -24,10 +25,13 @@ PARTITIONS = 3
 @pytest.fixture(scope="module")
 def followed(tmp_path_factory):
     """Returns an experiment and a folder that ends after its partitions."""
-    fields = {**job.RANKING, "data": {**job.RANKING["data"], "follow": True, "max_partitions": PARTITIONS}}
+    fields = {
+        **experiments.RANKING,
+        "data": {**experiments.RANKING["data"], "follow": True, "max_partitions": PARTITIONS},
+    }
     experiment = from_dict(fields)
     folder = prepare_data(experiment, tmp_path_factory.mktemp("data"))
-    return experiment, job.in_partitions(folder, PARTITIONS)
+    return experiment, experiments.in_partitions(folder, PARTITIONS)
 
 
 def users(followed, saved=None):
@@ -47,7 +51,7 @@ def test_every_position_goes_on_with_the_very_same_batches(followed):
     whole, positions = users(followed)
     assert [epoch for epoch, _ in whole] == [0, 1, 2]
     trained = [user for _, batches in whole for users in batches for user in users]
-    assert len(trained) == len(set(trained)) == job.RANKING["data"]["users"]
+    assert len(trained) == len(set(trained)) == experiments.RANKING["data"]["users"]
     steps = [(epoch, batch) for epoch, batches in whole for batch in batches]
     done = 0
     for position in positions:
@@ -64,8 +68,8 @@ def test_a_partition_without_rows_has_no_round(followed, tmp_path):
         (tmp_path / "train" / name).mkdir()
         (tmp_path / "train" / name / "_SUCCESS").touch()
         source = folder / "train" / name / "part-0.parquet"
-        table = job.pq.read_table(source)
-        job.pq.write_table(table.slice(0, 0) if number == 1 else table, tmp_path / "train" / name / "a.parquet")
+        table = pq.read_table(source)
+        pq.write_table(table.slice(0, 0) if number == 1 else table, tmp_path / "train" / name / "a.parquet")
     found, _ = users((experiment, tmp_path))
     assert [epoch for epoch, _ in found] == [0, 2]
 
@@ -83,7 +87,7 @@ def test_a_position_of_the_other_kind_of_data_is_refused(followed):
         fit_calls(experiment, folder, saved)
 
 
-@pytest.mark.parametrize("fields", [job.RANKING, job.RETRIEVAL], ids=["ranking", "retrieval"])
+@pytest.mark.parametrize("fields", [experiments.RANKING, experiments.RETRIEVAL], ids=["ranking", "retrieval"])
 def test_clustered_batches_hold_the_same_samples_in_the_order_of_all_their_ids(fields, tmp_path):
     experiment = from_dict({**fields, "train": {**fields["train"], "schedule": "frozen_window(3)"}})
     clustered = dataclasses.replace(experiment, train=dataclasses.replace(experiment.train, cluster_samples=True))

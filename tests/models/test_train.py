@@ -13,12 +13,12 @@ import pytest
 from models import evaluate
 from models.experiment import from_dict
 from models.prepare import prepare_data
-from tests.models import job
+from tests.models import experiments, job
 from tests.support.tensorboard import scalars
 
 
 def ops_of(saved_model):
-    """Names of all ops in a SavedModel's graph and functions."""
+    """Returns the names of all ops in a SavedModel's graph and functions."""
     from tensorflow.core.protobuf import saved_model_pb2
 
     proto = saved_model_pb2.SavedModel.FromString((saved_model / "saved_model.pb").read_bytes())
@@ -29,15 +29,15 @@ def ops_of(saved_model):
 
 @pytest.mark.parametrize(
     ("fields", "metrics"),
-    [(job.RANKING, ["ctr_auc", "ctcvr_gauc"]), (job.RETRIEVAL, ["hr@10", "ndcg@50", "mrr"])],
+    [(experiments.RANKING, ["ctr_auc", "ctcvr_gauc"]), (experiments.RETRIEVAL, ["hr@10", "ndcg@50", "mrr"])],
     ids=["ranking", "retrieval"],
 )
 def test_two_ranks_train_evaluate_and_export(tmp_path, capsys, fields, metrics):
     # Such large steps make the loss of an epoch exceed the previous one sooner or later.
     arguments = ["--set", "train.epochs=40", "--set", "train.patience=1", "--set", "train.learning_rate=1.0"]
     arguments += ["--set", "train.timeline_steps=1"]
-    if follows := fields is job.RANKING:  # a folder of partitions
-        folder = job.in_partitions(prepare_data(from_dict(fields), tmp_path / "data"), 3)
+    if follows := fields is experiments.RANKING:  # a folder of partitions
+        folder = experiments.in_partitions(prepare_data(from_dict(fields), tmp_path / "data"), 3)
         (folder / "train" / "_STOP").touch()
         arguments = ["--data", str(folder), "--set", "data.follow=true", "--set", "train.progressive_steps=2"]
         arguments += ["--set", "train.embedding_metrics=true"]
@@ -52,7 +52,7 @@ def test_two_ranks_train_evaluate_and_export(tmp_path, capsys, fields, metrics):
         assert "ends after 3 partitions: _STOP exists" in output
         assert list((tmp_path / "run" / "tensorboard" / "progressive").glob("events.*"))
         rows, growth = written["epoch_rows/item"], written["epoch_growth/item"]
-        np.testing.assert_array_equal(rows, np.cumsum(growth))  # from nothing, once for each partition
+        np.testing.assert_array_equal(rows, np.cumsum(growth))  # the first fit, once for each partition
         assert len(rows) == 3 and 0 < rows[-1] <= fields["data"]["items"] and written["epoch_all2all_bytes"][0] > 0
     else:
         assert len(json.loads((tmp_path / "run" / "timeline" / "steps.json").read_text(encoding="utf-8"))) == 1
@@ -107,7 +107,7 @@ def saved(tmp_path):
 
 
 def test_interrupted_jobs_save_on_all_ranks_and_go_on(tmp_path):
-    endless = {**job.RANKING, "train": {"target_tokens": 32, "epochs": 10_000}}
+    endless = {**experiments.RANKING, "train": {"target_tokens": 32, "epochs": 10_000}}
     with job.started(tmp_path, endless, 2) as running:
         job.read_until(running, "Epoch 2/")  # the first epoch, with its checkpoint, is done
         job.rank_processes(running)[1].send_signal(signal.SIGTERM)
@@ -116,7 +116,7 @@ def test_interrupted_jobs_save_on_all_ranks_and_go_on(tmp_path):
     assert "exit with status code 130." in output
     first = saved(tmp_path)
     assert first["epoch"] >= 1
-    trained, rows = last_samples(output), job.RANKING["data"]["users"]
+    trained, rows = last_samples(output), experiments.RANKING["data"]["users"]
 
     # Another number of ranks trains the rest of the epoch without losing or repeating a row.
     with job.started(tmp_path, endless, 3, "--resume") as running:
@@ -132,7 +132,7 @@ def test_interrupted_jobs_save_on_all_ranks_and_go_on(tmp_path):
 
 
 def test_a_rank_that_fails_ends_the_job_on_all_ranks_with_its_message(tmp_path):
-    folder = prepare_data(from_dict(job.RANKING), tmp_path / "data")
+    folder = prepare_data(from_dict(experiments.RANKING), tmp_path / "data")
     (part,) = (folder / "train").glob("*.parquet")
     table = pq.read_table(part)
     # One of two row groups has a null label. One rank reads it while the other waits in a collective.
@@ -142,7 +142,7 @@ def test_a_rank_that_fails_ends_the_job_on_all_ranks_with_its_message(tmp_path):
     broken = table.set_column(table.schema.get_field_index("exposed_click"), "exposed_click", column)
     pq.write_table(broken, part, row_group_size=20)
     begin = time.monotonic()
-    code, output = job.output_of(tmp_path, job.RANKING, 2, "--data", str(folder))
+    code, output = job.output_of(tmp_path, experiments.RANKING, 2, "--data", str(folder))
     assert code != 0
     assert "column 'exposed_click' has 4 null values inside its lists" in output
     # The limit includes start and tracing. The failure itself must end the job within 60 s.
@@ -150,7 +150,7 @@ def test_a_rank_that_fails_ends_the_job_on_all_ranks_with_its_message(tmp_path):
 
 
 def test_one_process_needs_no_launcher_and_a_bad_flag_is_one_line(tmp_path):
-    code, output = job.output_of(tmp_path, job.RANKING, 1, "--set", "train.epoch=3")
+    code, output = job.output_of(tmp_path, experiments.RANKING, 1, "--set", "train.epoch=3")
     assert code == 1
     assert "error: train has an unknown field 'epoch'. Known fields: " in output
     assert "Traceback" not in output

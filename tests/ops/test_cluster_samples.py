@@ -1,4 +1,4 @@
-"""The op against its oracle, and what an order of samples is worth."""
+"""The op equals its oracle, and its order saves travelling ids."""
 
 import numpy as np
 import pytest
@@ -33,7 +33,7 @@ def check(features, sizes):
 
 
 def travelling(features, order, sizes):
-    """Ids that travel, once for every micro-batch that holds them."""
+    """Counts travelling ids, once for every micro-batch that holds them."""
     part = np.empty(len(order), int)
     part[order] = np.repeat(np.arange(len(sizes)), sizes)
     return len(
@@ -58,7 +58,7 @@ def test_pieces_keep_their_share_and_hidden_groups_are_found(micro_batches):
     order = cluster(features, sizes)
     load = np.add.reduceat(tokens[order], splits_of(sizes)[:-1]) / sizes
     assert load.max() <= 1.05 * tokens.mean()
-    # The groups themselves, dealt to the pieces, are nearly the best there is.
+    # The groups themselves, dealt to the pieces, are nearly optimal.
     planted = np.argsort(np.arange(240) % 8, kind="stable")
     assert travelling(features, order, sizes) <= 1.2 * travelling(features, planted, sizes)
     assert travelling(features, order, sizes) < 0.75 * travelling(features, np.arange(240), sizes)
@@ -104,7 +104,7 @@ def test_micro_batches_of_any_sizes():
 
 
 def test_equal_numbers_of_different_tables_are_different_rows():
-    """By the first feature samples 0 and 2 belong together; were the tables one, 0 and 1 would, by the others."""
+    """By the first feature, samples 0 and 2 belong together. In one common table, 0 and 1 would, by the others."""
     first, second = [5, 6, 5, 6], [0, 1, 2, 3, 2, 4, 0, 9]
     third, ones, twos = [6, 5, 6, 5], splits_of([1] * 4), splits_of([2] * 4)
     order = cluster([(0, first, ones), (1, second, twos), (2, third, ones)], [2, 2])

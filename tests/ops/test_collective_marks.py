@@ -1,4 +1,4 @@
-"""Marks of collectives: the tensor passes through, the counts are those of the calls, in graphs and in Python."""
+"""Marks of collectives pass the tensor through and count the calls, in graphs and in Python."""
 
 import numpy as np
 import pytest

@@ -17,7 +17,7 @@ from tensorflow.python.framework import kernels  # isort: skip  (tf_fusedrec fir
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 # Ops whose GPU kernel has all arguments in host memory and computes there, and the reason.
 ON_THE_HOST = {
-    "FuseIds": "its inputs come from the input pipeline, which is on the host; what is fused then goes to the device",
+    "FuseIds": "its inputs come from the input pipeline, which is on the host; its outputs then go to the device",
     "JoinMessages": "headers and splits decide on sizes; the ids of a step are small beside its rows",
     "SplitMessages": "as JoinMessages",
     "WindowUnique": "micro-batches share rows of tables in host memory alone; tables on a device do not sum gradients",

@@ -35,7 +35,7 @@ def random_batch(random, sources, segments, most=40, vocabulary=30):
 
 
 def check_answer(table, batch, found):
-    """Rows are initial ones; the inverse leads every id to the handle of its row; rows behind V are zero."""
+    """Asserts initial rows, an inverse that leads every id to the handle of its row, and zeros behind V."""
     received = pack(batch)[2]
     n = len(received)
     assert found.rows.shape[0] == 256 * -(-max(n, 1) // 256)
@@ -72,7 +72,7 @@ def test_an_anonymous_table_is_its_own_and_goes_with_its_handle():
     first, second = (ops.hash_table(**make, anonymous=True) for _ in range(2))
     ops.table_lookup(first, tf.constant([1, 9], tf.int64), tf.constant([2]), dim=4)
     assert [ops.table_size(table).numpy().tolist() for table in (first, second)] == [[1], [0]]
-    assert ops.table_size(ops.hash_table(**make)).numpy().tolist() == [0]  # nor is it known by its name
+    assert ops.table_size(ops.hash_table(**make)).numpy().tolist() == [0]  # nor does its name exist
 
 
 def test_an_option_that_the_op_lacks_is_refused_by_name():
@@ -117,7 +117,7 @@ def test_training_agrees_with_a_dictionary(sources, segments, dim):
 
 
 def test_large_batches_are_worked_on_by_several_threads_and_answered_alike():
-    """60,000 ids a batch, of 30,000; small integers, so that NumPy's sum may go in any order."""
+    """Batches have 60,000 of 30,000 ids. Gradients are small integers, so NumPy may sum them in any order."""
     random = np.random.default_rng(0)
     with new_table(2, dim=2, distribution="constant", a=0.0) as table:
         want = np.zeros([2, 30_000, 2], np.float32)
@@ -134,7 +134,7 @@ def test_large_batches_are_worked_on_by_several_threads_and_answered_alike():
 
 
 def test_gradients_of_one_row_are_summed_in_the_order_received():
-    """Numbers whose sum depends on the order: equality, bit by bit, with the ordered oracle shows the order."""
+    """The sum of these numbers depends on the order, so equal bits with the ordered oracle show the order."""
     random = np.random.default_rng(1)
     batch = [[[1, 2] * 50], [[2, 1, 3] * 40]]
     received = pack(batch)[2]
@@ -160,8 +160,9 @@ def test_padding_of_gradients_is_ignored():
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: dtype.name)
 def test_rows_and_gradients_of_every_type(dtype):
-    """Rows of 1.0 and gradients of small integers are exact in all of them; sums are kept in float32: 4096 ones do not
-    stop at float16's 2048."""
+    """Rows of 1.0 and small integer gradients are exact in all types. Sums are float32, so 4096 ones do not stop at
+    float16's 2048.
+    """
     with new_table(dim=3, distribution="constant", a=1.0) as table:
         batch = [[[8] * 4096 + [9]]]
         found = table.lookup(batch, dtype)
@@ -173,7 +174,7 @@ def test_rows_and_gradients_of_every_type(dtype):
 
 
 def test_accumulated_gradients_make_one_update():
-    """Two batches, one update: rows of either are trained by the sum, once, and what waited is gone."""
+    """Two batches make one update. It trains the rows of both by their sums, once, and clears the sums."""
     with new_table(dim=2, distribution="constant", a=0.0, window=2) as table:
         for batch, grad in (([[[1, 2]], [[2]]], 1.0), ([[[2, 3]]], 8.0)):
             found = table.lookup(batch)

@@ -1,4 +1,4 @@
-"""What a table refuses, in which words, and that nothing has changed then."""
+"""A table's refusals name the argument, and change nothing."""
 
 import numpy as np
 import pytest
@@ -95,7 +95,7 @@ def test_handles_of_two_lookups(table):
 
 
 def test_gradients_of_rows_that_have_left():
-    """Another id has the row now; it must not be trained with the gradient of the first."""
+    """Another id has the row now, and must not train by the first id's gradient."""
     with new_table(max_rows=2, eviction="lru") as table:
         found = table.lookup([[[1, 2]]])
         table.lookup([[[3, 4]]])

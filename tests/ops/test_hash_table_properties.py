@@ -21,7 +21,7 @@ IDS = [*range(12), -1, INT64_MIN, INT64_MAX, 1 << 40]
 
 @functools.cache
 def initial(key):
-    """Between 0 and 1; float32 and double give the same, see test_hash_table.py."""
+    """Returns an initial row between 0 and 1, equal in float32 and double, see test_hash_table.py."""
     segment, id_ = key
     return initial_row_oracle("uniform", 0.0, 1.0, SEEDS[segment], id_, DIM)
 
@@ -54,10 +54,10 @@ policies = st.fixed_dictionaries(
 
 @dataclasses.dataclass
 class Pair:
-    """The same operations on both."""
+    """Runs the same operations on a table and its oracle."""
 
     policies: dict
-    number: int  # of the sequence, for the resource's name
+    number: int  # number of the sequence, for the resource's name
     moved: int = 0
 
     def __post_init__(self):
@@ -91,7 +91,7 @@ class Pair:
         assert len({(handle, key if handle == -1 else 0) for key, handle in zip(received, handles)}) == len(
             set(received)
         )
-        # Multiples of 1/64, so that sums are exact; each column and position another.
+        # Multiples of 1/64 make sums exact. Each column and position has another number.
         grads = (number + np.arange(len(received) * DIM).reshape(-1, DIM) % 7).astype(np.float32) / 64
         ops.table_apply_gradients(self.table, found, grads, scale=0.5, learning_rate=0.25, step=1)
         self.oracle.apply(received, grads, 0.5, 0.25)
@@ -117,7 +117,7 @@ class Pair:
         self.oracle.clear()
 
     def move_to_a_new_table(self):
-        """What a checkpoint does: rows, candidates and the clock; statistics and tombstones begin anew."""
+        """Moves rows, candidates and the clock, like a checkpoint. Statistics and tombstones begin anew."""
         self.moved += 1
         old, self.table = self.table, self._new_table()
         for segment in range(2):
@@ -131,7 +131,7 @@ class Pair:
             counters.update(dict.fromkeys(counters, 0))
 
     def check(self):
-        """Everything that can be asked."""
+        """Compares every readable state."""
         assert ops.table_size(self.table).numpy().tolist() == [len(rows) for rows in self.oracle.rows]
         assert ops.table_statistics(self.table).segments.numpy().tolist() == self.oracle.statistics()
         assert ops.table_clock(self.table).numpy()[0] == self.oracle.clock

@@ -1,4 +1,4 @@
-"""A peek and a touch are one training lookup in two parts: rows of some ids, and the change of the table by all ids."""
+"""A peek and a touch make one training lookup: a peek reads rows of some ids, a touch changes the table by all ids."""
 
 import numpy as np
 import pytest
@@ -24,7 +24,7 @@ SPECS = {
 
 
 def _batch(random):
-    """Ids of the own group, and of another one, by segment."""
+    """Returns ids of the own group, and of another one, by segment."""
     return [[random.integers(-40, 40, random.integers(0, 12)).tolist() for _ in range(SEGMENTS)] for _ in range(2)]
 
 
@@ -71,7 +71,7 @@ def test_both_are_one_lookup(name, looks_ahead, tmp_path):
             _compare(table, wanted)
         kinds = np.sum(table.statistics(), axis=0)
     _, hits, inserts, evictions, refused, _ = kinds
-    assert hits > 20 and inserts > 20  # else the rows that are compared are initial ones
+    assert hits > 20 and inserts > 20  # otherwise all compared rows would be initial ones
     assert (refused > 0) == ("admission_count" in spec)
     assert (evictions > 0) == bool(spec.get("ttl", 32) < 32 or "max_rows" in spec)
 
@@ -88,7 +88,7 @@ def test_a_row_that_left_after_the_look_ahead_is_not_answered():
         np.testing.assert_array_equal(rows[1], table.initial((0, 2)))
 
 
-def test_what_does_not_fit_is_refused():
+def test_unsuitable_arguments_are_refused():
     message, splits = tf.constant([1, 0, 7], tf.int64), tf.constant([3])
     with new_table(SEGMENTS) as table:
         ahead = ops.table_look_ahead(table.handle, message, splits, dim=4)

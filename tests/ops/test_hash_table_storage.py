@@ -1,4 +1,4 @@
-"""What rows are stored as: 16 bits, by the nearest or by chance; two pools of rows, by use or by a budget of memory.
+"""Storage of rows: 16 bits, rounded to the nearest or stochastically; two pools, by use or by a memory budget.
 
 Conversions are compared with NumPy's float16 and TensorFlow's bfloat16, pattern by pattern.
 """
@@ -17,14 +17,14 @@ ADAGRAD = {"rule": "adagrad", "hyperparameters": [0.0, 0.1, 1e-7, 0.0]}
 
 
 def rounded(values, storage):
-    """The nearest numbers that the storage holds, as float32. Beyond the largest float16 stays there."""
+    """Returns the nearest numbers of the storage, as float32. Numbers beyond the largest float16 become it."""
     if storage == "float16":
         values = np.clip(values, -65504, 65504)
     return np.asarray(values, np.float32).astype(NUMPY[storage]).astype(np.float32)
 
 
 def every_pattern():
-    """[256, 256] of all 16-bit patterns."""
+    """Returns all 16-bit patterns as [256, 256]."""
     return np.arange(65536, dtype=np.uint16).reshape(256, 256)
 
 
@@ -55,8 +55,8 @@ def test_every_pattern_is_read_for_what_it_is(storage):
 
 @pytest.mark.parametrize("storage", ["float16", "bfloat16"])
 def test_every_pattern_survives_an_update_by_zero(storage):
-    """Load, update, store, as every training step does. TensorFlow's threads take subnormal float32 for zero: those of
-    bfloat16 are left out.
+    """Loads, updates and stores, like a training step. Subnormal bfloat16 is left out, because TensorFlow's threads
+    treat subnormal float32 as zero.
     """
     with new_table(dim=256, storage=storage) as table:
         patterns = every_pattern()
@@ -70,7 +70,7 @@ def test_every_pattern_survives_an_update_by_zero(storage):
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_float32_rows_are_answered_by_the_nearest(dtype):
-    """Grid numbers, the middles between them, and their neighbours."""
+    """Tests grid numbers, the middles between them, and their neighbours."""
     grid = np.arange(0x7BFF if dtype == "float16" else 0x7F7F, dtype=np.uint16)
     if dtype == "bfloat16":
         grid = grid[0x80:]  # no subnormal float32
@@ -86,7 +86,7 @@ def test_float32_rows_are_answered_by_the_nearest(dtype):
 
 @pytest.mark.parametrize("storage", ["float32", "float16", "bfloat16"])
 def test_training_rounds_once_after_float32_arithmetic(storage):
-    """Adagrad: the row in its storage, the accumulator of a 16-bit table in bfloat16."""
+    """Adagrad keeps the row in its storage, and the accumulator of a 16-bit table in bfloat16."""
     random = np.random.default_rng(0)
     slot_storage = "float32" if storage == "float32" else "bfloat16"
     with new_table(dim=7, storage=storage, a=-1.0, **ADAGRAD) as table:
@@ -109,7 +109,7 @@ def test_training_rounds_once_after_float32_arithmetic(storage):
 
 @pytest.mark.parametrize("storage", ["float16", "bfloat16"])
 def test_new_rows_are_answered_as_they_are_stored(storage):
-    """By both forms of the lookup, and also to ids that admission refuses."""
+    """Both forms of the lookup return stored rows, also for ids that admission refuses."""
     with new_table(dim=8, storage=storage, admission_count=2) as table:
         want = rounded([table.initial((0, 3))], storage)
         np.testing.assert_array_equal(table.find([[[3]]]), want)
@@ -119,7 +119,7 @@ def test_new_rows_are_answered_as_they_are_stored(storage):
 
 @pytest.mark.parametrize(("storage", "bits"), [("float16", 10), ("bfloat16", 7)])
 def test_stochastic_rounding_is_right_on_average(storage, bits):
-    """400 steps of 1/32 of the grid's step at 1: without chance nothing ever moves."""
+    """Makes 400 steps of 1/32 of the grid's step at 1. Rounding to the nearest would never move the row."""
     steps, dim = 400, 1024
     for stochastic in (False, True):
         with new_table(
@@ -138,7 +138,7 @@ def test_stochastic_rounding_is_right_on_average(storage, bits):
 
 
 def test_rows_get_hot():
-    """float16 until the third lookup, float32 from then on; what a row held is widened, which loses nothing."""
+    """A row has float16 until the third lookup, then float32. The conversion loses nothing."""
     random = np.random.default_rng(1)
     with new_table(dim=6, hot_after=3, a=-1.0) as table:
         row, seen = {}, dict.fromkeys(range(12), 0)

@@ -1,4 +1,4 @@
-"""A table beside the training step: who leaves and who comes in, records, tombstones, candidates, clock, statistics."""
+"""A table outside the training step: evictions, admission, records, tombstones, candidates, clock, statistics."""
 
 import numpy as np
 import pytest
@@ -42,8 +42,8 @@ def test_records_come_in_hash_order_and_make_the_same_table():
         np.testing.assert_array_equal(copy.find(batch), table.find(batch))
 
 
-def test_a_copy_trains_on_alike_without_being_told_the_clock():
-    """A row whose last lookup has the number of the copy's next one must not be taken for seen."""
+def test_a_copy_without_the_clock_trains_alike():
+    """A row whose last lookup has the number of the copy's next one must not count as touched."""
     with new_table() as table, new_table() as copy:
         for _ in range(3):
             table.lookup([[[1, 2]]])
@@ -105,7 +105,9 @@ def test_tombstones_are_of_ids_that_have_not_come_back():
 
 @pytest.mark.parametrize(("eviction", "left"), [("lru", [1, 2, 4]), ("lfu", [1, 3, 4])])
 def test_evict(eviction, left):
-    """Ids 1 to 4: last seen at lookups 5, 4, 2, 6; seen 2, 1, 2 and 1 times. Lookup 6 is pinned: nobody updated it."""
+    """Ids 1 to 4 were last touched at lookups 5, 4, 2, 6, and touched 2, 1, 2 and 1 times. Lookup 6 has no update, so
+    it is pinned.
+    """
     with new_table(eviction=eviction, record_tombstones=True) as table:
         for ids in ([1], [3], [], [2], [1], [4]):
             table.lookup([[ids]])
@@ -152,7 +154,7 @@ def test_max_rows(eviction, window):
 
 
 def test_time_to_live():
-    """Rows that no lookup touched for more than three of them leave at the next one."""
+    """Rows that more than three lookups did not touch leave at the next one."""
     with new_table(ttl=3) as table:
         table.lookup([[[1, 2]]])
         for step in range(2, 5):
@@ -164,7 +166,7 @@ def test_time_to_live():
 
 
 def test_admission_and_candidates():
-    """The third lookup that brings an id makes its row; until then it is trained by nobody. Duplicates count once."""
+    """The third lookup of an id makes its row. Until then, no gradient trains it. Duplicates count once."""
     with new_table(2, admission_count=3) as table, new_table(2, admission_count=3) as copy:
         batch = [[[7, 7, INT64_MIN], []], [[7], [7]]]
         for _ in range(2):
@@ -217,7 +219,7 @@ def test_clear():
 
 
 def test_statistics_of_bytes():
-    """Bytes of keys, and of rows, which lie in chunks of at most 16 MB. New rows use the room of removed rows."""
+    """Counts bytes of keys, and of rows in chunks of at most 16 MB. New rows use the room of removed rows."""
     with new_table(dim=16) as table:
         assert_same_integers(ops.table_statistics(table.handle).bytes, [0] * 5)
         for begin in range(0, 100_000, 10_000):

@@ -21,7 +21,7 @@ def draw(ids, splits, distribution, a, b, dim=6, dtype=tf.float32, exists=None, 
 
 
 def test_philox_known_answers():
-    """The vectors published with Random123 for philox4x32-10."""
+    """Tests the vectors that Random123 publishes for philox4x32-10."""
     assert philox4x32([0] * 4, 0) == [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]
     ones = 0xFFFFFFFF
     assert philox4x32([ones] * 4, 2**64 - 1) == [0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD]

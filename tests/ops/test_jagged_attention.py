@@ -64,7 +64,7 @@ def test_head_sizes(dims, heads):
 
 @pytest.mark.parametrize("heads", [1, 2])
 def test_rows_of_several_units(heads):
-    """Longer than the keys of one unit: gradients of queries come from several."""
+    """The rows exceed the keys of one unit, so gradients of queries come from several units."""
     assert_close(Case((1100, 3, 700), heads, 4, 4))
     assert_close(Case((600,), heads, 4, 4, contextual_length=2, targets=80, position=True, time="buckets"))
 
@@ -88,7 +88,7 @@ def test_any_case(data):
         far=draw(st.booleans()),
         seed=draw(st.integers(0, 99)),
     )
-    # Buckets take any difference; a function of 10^18 seconds is 0 to float32 or beyond its range.
+    # Buckets take any difference. A function of 10^18 seconds is 0 in float32 or beyond its range.
     case = dataclasses.replace(case, far=case.far and case.time == "buckets")
     if draw(st.booleans()):
         lengths = st.sampled_from([0, 1, 4, 200, 2**62])
@@ -101,7 +101,7 @@ def test_any_case(data):
 
 @pytest.mark.parametrize("channels", [False, True])
 def test_gradients_equal_differences_of_the_definitions(channels):
-    """Central differences of the float64 oracle along random directions: no gradient code but the op's is trusted."""
+    """Compares with central differences of the float64 oracle along random directions, without another gradient."""
     arrays = Arrays(Case((6, 0, 9), targets=2, contextual_length=2, position=True, time="stretched"))
     found = arrays.results(arrays.ours, tf.float32, channels)
     names = [name.removeprefix("d_") for name in found if name != "out"]
@@ -123,7 +123,7 @@ def test_gradients_equal_differences_of_the_definitions(channels):
 @pytest.mark.parametrize("channels", [False, True])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_half_precision_is_no_worse_than_a_plain_implementation(dtype, channels):
-    """The rule of NVIDIA's operators: twice the error of a plain implementation in that type, five times backward."""
+    """NVIDIA's operators allow twice the error of a plain implementation in that type, five times backward."""
     arrays = Arrays(Case((90, 13), 2, 16, 16, targets=3, position=True, time="buckets"))
     dtype = tf.as_dtype(dtype)
 

@@ -1,4 +1,4 @@
-"""What the ops of jagged attention refuse, and the words that say which argument it was."""
+"""The ops of jagged attention refuse wrong inputs, and name the argument."""
 
 import pytest
 
@@ -16,7 +16,7 @@ def attend(query=TOKENS, key=TOKENS, value=TOKENS, splits=SPLITS, scale=1.0, **r
 
 
 def refuses(words, **arguments):
-    """In a graph without static shapes, so that the kernel and not the shape function refuses."""
+    """Asserts the refusal in a graph without static shapes, so the kernel refuses, not the shape function."""
     tensors = {name: x for name, x in arguments.items() if isinstance(x, tf.Tensor)}
     rest = {name: x for name, x in arguments.items() if name not in tensors}
     names = list(tensors)

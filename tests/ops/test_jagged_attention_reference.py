@@ -26,14 +26,14 @@ def scale_of(arrays, settings):
 
 
 def thresholds_of(settings, num_buckets):
-    """Production form: bucket = trunc(sqrt(difference / 60)), so bucket b begins at 60 b^2."""
+    """Returns the thresholds of bucket = trunc(sqrt(difference / 60)): bucket b begins at 60 b^2."""
     if settings.get("bucket_function") == "sqrt":
         return 60 * np.arange(1, num_buckets + 1, dtype=np.int64) ** 2
     return bucket_thresholds(num_buckets)
 
 
 def times_of(arrays, lengths):
-    """Token i asks at the time of token i + 1, which the padded files hold for the last one, too."""
+    """Returns the times. Token i asks at the time of token i + 1, which the padded files hold for the last one, too."""
     stamps = arrays["timestamps"]
     stamps = np.concatenate([stamps, stamps[:, -1:]], axis=1)
     rows = [(row[1 : n + 1], row[:n]) for row, n in zip(stamps, lengths)]

@@ -20,7 +20,9 @@ def split(message, splits, segments):
 
 
 def check(messages, splits, segments):
-    """Joins, and splits as if one rank had received all blocks. `messages` have padding behind their blocks."""
+    """Joins messages, and splits them as if one rank had received all blocks. `messages` have padding behind their
+    blocks.
+    """
     joined, joined_splits = join(messages, splits)
     wanted, wanted_splits = join_oracle(messages, splits)
     assert_same_integers(joined[: len(wanted)], wanted, "joined")

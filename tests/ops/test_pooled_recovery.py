@@ -14,7 +14,7 @@ CASES = [(5, [3, 0, 1, 4], 3), (1, [7], 16), (40, [25] * 40, 8), (3, [], 4), (3,
 
 
 def case(rows, lengths, dim, dtype, seed=0):
-    """Small integers stored as floats, and scales that are powers of two: exact in all three types and orders."""
+    """Returns small integers as floats, and powers of two as scales, which are exact in all three types and orders."""
     random = np.random.default_rng(seed)
     kind = tf.as_dtype(dtype).as_numpy_dtype
     values = random.integers(-3, 4, (rows, dim)).astype(kind)
@@ -74,7 +74,7 @@ def test_wrong_parts_are_refused(parts, index, words):
 
 
 def test_sums_are_in_the_order_of_n_bit_for_bit():
-    """Numbers whose sum depends on the order: equality with the ordered oracle shows the order."""
+    """The sum of these numbers depends on the order, so equality with the ordered oracle shows the order."""
     random = np.random.default_rng(0)
     splits = np.arange(0, 20_001, 20)
     index = random.integers(0, 37, 20_000).astype(np.int32)
@@ -88,7 +88,7 @@ def test_sums_are_in_the_order_of_n_bit_for_bit():
 
 
 def test_16_bit_sums_are_kept_in_float32_and_rounded_once():
-    """4096 times 1 in float16: a running float16 sum would stop at 2048, and a sum that is scaled late is infinite."""
+    """Sums 4096 ones in float16. A float16 sum would stop at 2048, and late scaling would overflow."""
     ones, zeros = tf.ones([1, 2], tf.float16), tf.zeros([4096], tf.int32)
     np.testing.assert_array_equal(ops.pooled_recover(ones, zeros, [0, 4096], [1.0]), [[4096, 4096]])
     large = tf.fill([1, 2], tf.constant(60000.0, tf.float16))

@@ -104,7 +104,7 @@ def test_unpack(messages):
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_unpack_reads_what_partition_wrote(ranks):
-    """Every rank sends the same ids to owner 0, which must find each of its ids once per source."""
+    """Every rank sends the same ids to owner 0, which finds each of its ids once per source."""
     ids, splits, _ = segment_unique_oracle(*random_segments(3))
     packed = partition(ids, splits, ranks, "tfra")
     block = packed.message.numpy()[: packed.send_splits.numpy()[0]].tolist()

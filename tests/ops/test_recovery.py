@@ -10,7 +10,7 @@ DTYPES = ["float32", "float16", "bfloat16"]
 
 
 def rows_of(dtype, n, dim, seed=0):
-    """Small integers stored as floats: every order of summation is exact in all three types."""
+    """Returns small integers as floats. Every order of summation is exact in all three types."""
     return np.random.default_rng(seed).integers(-3, 4, (n, dim)).astype(tf.as_dtype(dtype).as_numpy_dtype)
 
 
@@ -28,7 +28,7 @@ def test_recover_and_its_gradient(dtype, rows, num, dim):
 
 
 def test_sum_is_in_the_order_of_n_bit_for_bit():
-    """Numbers whose sum depends on the order: equality with the ordered oracle shows the order."""
+    """The sum of these numbers depends on the order, so equality with the ordered oracle shows the order."""
     grads = (np.random.default_rng(0).normal(size=(20_000, 5)) * 10.0 ** np.arange(5)).astype(np.float32)
     index = np.random.default_rng(1).integers(0, 37, 20_000).astype(np.int32)
     want = recover_grad_oracle(grads, index, 37)
@@ -38,7 +38,7 @@ def test_sum_is_in_the_order_of_n_bit_for_bit():
 
 
 def test_16_bit_sums_are_kept_in_float32():
-    """4096 times 1 in float16: a running float16 sum would stop at 2048."""
+    """Sums 4096 ones in float16. A float16 sum would stop at 2048."""
     ones = tf.ones([4096, 2], tf.float16)
     np.testing.assert_array_equal(ops.recover_grad(ones, tf.zeros([4096], tf.int32), 1), [[4096, 4096]])
 
@@ -57,7 +57,7 @@ def test_padding_is_zero_and_bucketed():
 
 @pytest.mark.parametrize("pad", [False, True])
 def test_registered_gradients(pad):
-    """d/drows and d/dgrads against plain gather and its transpose (small integers: exact)."""
+    """d/drows and d/dgrads equal plain gather and its transpose. Small integers are exact."""
     rows, index = tf.constant(rows_of("float32", 4, 3)), tf.constant([3, 0, 3, 3], tf.int32)
     seen = tf.constant(rows_of("float32", 4, 3, 5))
     with tf.GradientTape(persistent=True) as tape:

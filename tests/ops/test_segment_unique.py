@@ -27,7 +27,9 @@ def test_random_small_inputs():
 
 @pytest.mark.parametrize("vocabulary", [3, 1000, 10**12])
 def test_long_segments_are_cut_into_parts_and_blocks(vocabulary):
-    """200,000 ids in one segment: several parts by hash and several numbering blocks, first occurrences in order."""
+    """200,000 ids in one segment make several parts by hash and several numbering blocks. First occurrences stay in
+    order.
+    """
     random = np.random.default_rng(vocabulary)
     ids = random.integers(-vocabulary, vocabulary, 230_000)
     check(ids, np.array([0, 200_000, 200_000, 230_000]))

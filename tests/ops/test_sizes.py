@@ -1,4 +1,4 @@
-"""Attributes and scalar inputs far beyond any memory: an InvalidArgumentError that names them, at once."""
+"""Attributes and scalar inputs far beyond any memory raise an InvalidArgumentError with their name, at once."""
 
 import time
 

@@ -32,7 +32,7 @@ WANTED = {
 
 
 @pytest.mark.parametrize("rule", RECORDS)
-def test_what_a_record_tells_the_table(rule):
+def test_a_record_gives_rule_hyperparameters_and_slots(rule):
     record = RECORDS[rule]
     numbers, wide, scalar = WANTED[rule]
     assert record.rule == rule
@@ -187,7 +187,7 @@ class OwnAdam(legacy.Adam):
         (lambda: "adam", "optimizer builtins.str"),
     ],
 )
-def test_what_has_no_counterpart_is_refused_by_name(make, words):
+def test_optimizers_without_a_record_are_refused_by_name(make, words):
     with pytest.raises(ValueError, match=f"Native tables have no counterpart of {words}") as error:
         optimizers.resolve(make())
     assert "FusedEmbedding(backend='tfra')" in str(error.value)

@@ -41,7 +41,7 @@ def make_model(backend="native", unknown="initial"):
 
 
 def batch(seed=0, samples=6):
-    """Ids of a batch, the ends of int64 among them."""
+    """Returns the ids of a batch, with the ends of int64."""
     random = np.random.default_rng(seed)
     ids = np.array([LIMITS.min, LIMITS.max, -1, *range(20)])
     lengths = random.integers(0, 4, samples)
@@ -62,7 +62,7 @@ def train(model, seeds=(0, 1, 2)):
 
 
 def served(inputs):
-    """A batch as a server gets it, by input of the signature."""
+    """Returns a batch in a server's form, by input of the signature."""
     return {
         "shown": inputs["shown"],
         "history": inputs["history"].values,

@@ -1,4 +1,4 @@
-"""A stranger's server: loads SavedModels by every loader of TensorFlow. Runs where there is nothing but TensorFlow.
+"""A server that has nothing but TensorFlow. It loads SavedModels by every loader of TensorFlow.
 
 python server.py JOBS.json: a list of {"model": folder, "signature": name, "inputs": file.npz, "outputs": prefix};
 writes <prefix>.<loader>.npz, and for "cli", which is saved_model_cli run, one <prefix>.cli/<output>.npy per output.
@@ -37,7 +37,7 @@ def by_cli(folder, signature, given, outputs):
         files = ";".join(f"{name}={given}[{name}]" for name in inputs)
     sys.argv = ["saved_model_cli", "run", "--dir", folder, "--tag_set", "serve", "--signature_def", signature]
     sys.argv += ["--inputs", files, "--outdir", outputs]
-    with contextlib.suppress(SystemExit):  # with which a program of absl ends
+    with contextlib.suppress(SystemExit):  # absl ends its programs so
         saved_model_cli.main()
 
 

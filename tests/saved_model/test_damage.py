@@ -1,4 +1,4 @@
-"""Damaged, foreign and hostile files are refused by name, before anything is written, and nothing is left."""
+"""Damaged, foreign and hostile files are refused by name, before any write, and nothing is left."""
 
 import errno
 import json
@@ -20,7 +20,7 @@ IDS = np.array([-5, 0, 7, 2**40])
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    """A base and a delta of each kind of operations, of a model with one small table."""
+    """Makes a base and a delta of each kind of operations, for a model with one small table."""
     folder = tmp_path_factory.mktemp("exports")
     embedding = fr.FusedEmbedding([fr.TableConfig("t", 2, fr.optimizers.SGD(1.0))], [fr.FeatureConfig("x", "t")])
     inputs = {"x": keras.Input([], dtype=tf.int64, name="x")}
@@ -36,7 +36,7 @@ def folders(tmp_path_factory):
 
 
 def changed(path, data):
-    """`path` with other bytes, without touching files that share its contents."""
+    """Replaces the bytes of `path`, without touching files that share its contents."""
     path.unlink()
     path.write_bytes(data)
 
@@ -48,7 +48,7 @@ def flipped(data, bit):
 
 
 def test_a_server_finds_every_flipped_bit_and_every_cut_of_its_rows(tmp_path):
-    """By what a loaded graph runs: its initializer."""
+    """The initializer of a loaded graph finds them."""
     config = fr.TableConfig("t", 2, fr.optimizers.SGD(1.0))
     rows = np.arange(6, dtype=np.float32).reshape(3, 2)
     tables = NativeTables({"t": (IDS[:3], rows)}, {"t": None}, {"t": config}, tmp_path)
@@ -109,13 +109,13 @@ def test_apply_delta_finds_flipped_bits_cuts_and_missing_files(ops, folders, tmp
     base, delta, random = tmp_path / "base", tmp_path / "delta", np.random.default_rng(1)
     shutil.copytree(folders / f"{ops}-delta", delta)
     shutil.copytree(folders / ops, base)
-    # Of a base, its description and its rows: the rest comes from the delta.
+    # A delta needs its base's description and rows. The rest comes from the delta.
     rows = [base / "assets/t.rows"] if ops == "ours" else files_of(base / "variables")
     for path in [*files_of(delta), base / applying.DESCRIPTION, *rows]:
         data = path.read_bytes()
         names = f"{path.name}|variables/variables|does not start from base"
         cases = [b""]
-        if ops == "ours" or path not in rows:  # the delta replaces all of a bundle but the rows
+        if ops == "ours" or path not in rows:  # the delta replaces a bundle except its rows
             bits = random.choice(8 * len(data), 12)
             cases += [data[: len(data) // 2], *(flipped(data, bit) for bit in bits)]
         for case in cases:

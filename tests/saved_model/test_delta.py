@@ -1,4 +1,4 @@
-"""Delta exports: base + delta is the full export, row for row and output for output, for both kinds of operations."""
+"""Delta exports: base + delta equals the full export in rows and outputs, for both kinds of operations."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ ROWS, DIM = 9000, 32
 
 
 def make_model():
-    """A model of a table that is full from the start and of one that grows, and the ids of the full one."""
+    """Returns a model with a full table and a growing one, and the ids of the full one."""
     tables = [
         fr.TableConfig("a.item", DIM, fr.optimizers.SGD(10.0), fr.Uniform(-0.1, 0.1)),  # '.' is escaped in checkpoints
         fr.TableConfig("b", 4, fr.optimizers.SGD(10.0), dtype="bfloat16"),
@@ -63,7 +63,7 @@ def test_base_and_delta_are_the_full_export(ops, tmp_path):
         np.testing.assert_array_equal(applied[table][0], full[table][0])
         np.testing.assert_array_equal(applied[table][1], full[table][1])
         np.testing.assert_array_equal(applied[table][0], embedding.export_table(table)[0])
-    # Known ids, removed ones, one that never was.
+    # Known ids, removed ids, and an unknown one.
     questions = {"x": np.concatenate([ids[:10], ids[5000:5010], [3]]), "y": np.arange(21)}
     answer = ask(tmp_path / "3", questions)
     np.testing.assert_array_equal(answer, ask(tmp_path / "2", questions))

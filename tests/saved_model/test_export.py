@@ -1,4 +1,4 @@
-"""fr.export of a functional model, with either kind of operations: the SavedModel answers as the model does."""
+"""fr.export of a functional model, with either kind of operations: the SavedModel gives the model's answers."""
 
 import json
 import types
@@ -13,7 +13,7 @@ from tests.support.ranks import run_ranks
 from tf_fusedrec import keras, tf
 from tf_fusedrec.saved_model.signatures import default_signatures, flat_outputs
 
-# The same float32 numbers; pooled rows are summed in another order.
+# The float32 numbers are equal; sums of pooled rows run in another order.
 CLOSE = {"rtol": 1e-5, "atol": 1e-6}
 
 
@@ -57,7 +57,7 @@ def test_stock_needs_no_operation_but_those_of_tensorflow(model, tmp_path):
 
 
 def test_only_the_remains_of_an_export_are_removed(model, tmp_path):
-    """A killed export left its folder; others of a like name, or with other contents, are the user's."""
+    """A killed export left its folder. Folders of a like name, or with other contents, belong to the user."""
     users = ["served.partial/rows", f"served.{'0' * 32}.partial/notes", f"other.{'0' * 32}.partial/rows"]
     for folder in (*users, f"served.{'a' * 32}.partial/rows", f"served.{'b' * 32}.partial"):
         (tmp_path / folder).mkdir(parents=True)
@@ -84,7 +84,7 @@ def test_tables_without_rows_and_with_some(ops, tmp_path):
         np.testing.assert_array_equal(rows, np.repeat(np.float32(expected)[:, np.newaxis], 3, axis=1))
 
 
-def test_signatures_of_ones_own(model, tmp_path):
+def test_custom_signatures(model, tmp_path):
     def first_click(inputs):
         given = {**click_model.batch(0), "user": inputs["users"]}
         return {"first": model(given, training=False)["click"][0]}
@@ -108,7 +108,7 @@ def test_outputs_are_flat_and_models_may_say_their_signatures():
     assert default_signatures(types.SimpleNamespace(serving_signatures=lambda: own)) is own
 
 
-def test_what_is_refused(model, tmp_path):
+def test_refusals(model, tmp_path):
     (tmp_path / "here").mkdir()
     with pytest.raises(ValueError, match=r"path '.*here' exists. Remedy: another folder"):
         fr.export(model, tmp_path / "here")
@@ -129,7 +129,7 @@ def test_what_is_refused(model, tmp_path):
 
 
 def exported(folder):
-    """Body of the ranks: trains on batches of each rank, exports and saves; answers what the models say."""
+    """Body: trains on this rank's batches, exports and saves. Returns the models' answers."""
     answers, rank = {}, fr.collectives.rank()
     for backend in ("native", "tfra"):
         model = click_model.make_model(backend)
@@ -170,7 +170,7 @@ def changes(delta):
 
 @pytest.mark.parametrize("ops", ["stock", "ours"])
 def test_base_and_delta_are_the_full_export(of_three_ranks, ops, tmp_path):
-    """The base is of three ranks; one rank goes on from their checkpoint, evicts rows and exports what has changed."""
+    """Three ranks make the base. One rank resumes from their checkpoint, evicts rows and exports the changes."""
     folder, _ = of_three_ranks
     base = folder / ("native" if ops == "stock" else "ours")
     model = click_model.make_model()
@@ -215,7 +215,7 @@ def rows_of(embedding, ids):
     return {"item": rows["shown"], "user": rows["user"]}
 
 
-def test_what_a_delta_refuses(of_three_ranks, model, tmp_path):
+def test_refusals_of_a_delta(of_three_ranks, model, tmp_path):
     folder, _ = of_three_ranks
     fr.export(model, tmp_path / "base")
     fr.export(model, tmp_path / "delta", base=tmp_path / "base")

@@ -1,4 +1,4 @@
-"""Rows of all ranks in one place: each once, where ranks hold replicas of each other's rows, too."""
+"""Rows of all ranks are gathered once each, also where ranks hold replicas of each other's rows."""
 
 import types
 

@@ -16,8 +16,8 @@ from tf_fusedrec.saved_model.signatures import Signature
 ROWS, DIM = 40_000, 64
 IDS = np.arange(ROWS)
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-# A server that loads again and again. Linux gives the memory in use. It moves by 90 MB from load to load, since
-# TensorFlow frees some parts of a load later, so the least of ten loads is compared.
+# A server that loads repeatedly. Linux gives the memory in use, which moves by 90 MB from load to load, because
+# TensorFlow frees parts of a load later. So the test compares the least of ten loads.
 RELOADS = """
 import gc, sys
 import tf_fusedrec
@@ -82,7 +82,7 @@ def test_a_layer_and_a_session_keep_their_tables(served):
 
 
 def test_loads_leave_no_table_behind(served):
-    """A table is 11 MB: 15 of them would be 165. TensorFlow keeps 1 to 2 MB of each load, whatever the table's size."""
+    """A table has 11 MB, so 15 tables have 165. TensorFlow keeps 1 to 2 MB of each load, for any size of the table."""
     command = [sys.executable, "-c", RELOADS, served[0]]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, encoding="utf-8", errors="replace", timeout=300)
     assert done.returncode == 0, done.stderr

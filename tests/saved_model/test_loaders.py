@@ -1,7 +1,7 @@
-"""Stock exports load where there is nothing but TensorFlow, by every loader that servers use, and answer as the model.
+"""Stock exports load with TensorFlow alone, by every loader of servers, and give the model's answers.
 
-Served are a small functional model, put together there from a base and a delta, the GRM of `make train` and the
-retrieval model of MovieLens-1M. All of it takes two processes: one puts together, one serves everything.
+The models are a small functional model, which the server joins from a base and a delta, the GRM of `make train`, and
+the retrieval model of MovieLens-1M. One process joins, another serves all.
 """
 
 import json
@@ -23,12 +23,12 @@ from tf_fusedrec import tf
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SERVER = pathlib.Path(__file__).parent / "server.py"
-# Equal float32 weights; sums of at most some hundred terms near 1 run in another order.
+# The float32 weights are equal; sums of some hundred terms near 1 run in another order.
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}
 
 
 def click(folder):
-    """A delta, and by signature the inputs and outputs of what becomes of it."""
+    """Exports a base and a delta. Returns inputs and outputs of their join, by signature."""
     model = click_model.make_model()
     click_model.train(model)
     fr.export(model, folder / "base")
@@ -39,7 +39,7 @@ def click(folder):
 
 
 def ranking(folder):
-    """The GRM of `make train`, after a step; its scores of every candidate."""
+    """Exports the GRM of `make train` after a step, with its scores of every candidate."""
     batch = ranking_batch(histories=[40, 0, 3], exposures=[2, 4, 1])
     batch["user_device"] = batch["user_budget"]
     _, model = trained(load(ROOT / "configs/grm_tiny.yaml").to_dict(), batch)
@@ -54,7 +54,7 @@ def ranking(folder):
 
 
 def retrieval(folder):
-    """The model of MovieLens-1M, after a step; embeddings of users, and their best items that they have not seen."""
+    """Exports the model of MovieLens-1M after a step, with embeddings of users and their best unseen items."""
     items = ragged([20, 3], [*ITEMS, 4, 5, 6])
     times = ragged([20, 3], [*(START + 60 * ITEMS), START, START + 5, START + 9])
     _, model = trained(load(ROOT / "configs/hstu_ml1m_tiny.yaml").to_dict(), {"item_id": items, "timestamp": times})
@@ -74,7 +74,7 @@ def retrieval(folder):
 
 
 def run(*command):
-    """Of a process that knows nothing of this project."""
+    """Runs a process without this project on its path."""
     inherited = ("TF_USE_LEGACY_KERAS", "PYTHONPATH")
     environment = {name: value for name, value in os.environ.items() if name not in inherited}
     done = subprocess.run(
@@ -85,7 +85,7 @@ def run(*command):
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory):
-    """The folder of answers, and what they ought to be, by model and signature."""
+    """Returns the folder of answers, and the expected answers by model and signature."""
     folder = tmp_path_factory.mktemp("served")
     cases = {case.__name__: case(folder) for case in (click, ranking, retrieval)}
     jobs = []
@@ -96,7 +96,7 @@ def served(tmp_path_factory):
             jobs.append({"model": folder / model, "signature": signature, "inputs": given, "outputs": answered})
     (folder / "jobs.json").write_text(json.dumps(jobs, default=str), encoding="utf-8")
     python = make_environment(folder / "venv")
-    # The delta brings what puts it and its base together.
+    # The delta contains the program that joins it with its base.
     run(python, folder / "delta/apply_delta.py", folder / "base", folder / "delta", folder / "click")
     run(python, SERVER, folder / "jobs.json")
     return folder, cases

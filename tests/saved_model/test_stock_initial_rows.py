@@ -1,4 +1,4 @@
-"""Initial rows by operations of plain TensorFlow are those of our op, bit for bit, in a SavedModel, too."""
+"""Initial rows by plain TensorFlow operations equal our op's, bit for bit, also in a SavedModel."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ LIMITS = np.iinfo(np.int64)
 IDS = np.concatenate(
     [[LIMITS.min, LIMITS.max, -1, 0, 1], np.random.default_rng(7).integers(LIMITS.min, LIMITS.max, 9000)]
 )
-A, B = 0.1, 0.7  # no float32 numbers: the op takes them as such
+A, B = 0.1, 0.7  # not representable in float32, as which the op takes them
 
 
 def of_op(spec, dtype):
@@ -28,7 +28,9 @@ def bits(rows):
 
 @pytest.mark.parametrize("distribution", ["constant", "uniform", "normal", "truncated_normal"])
 def test_rows_are_those_of_the_op(distribution, tmp_path):
-    """The graph optimizer rewrites what a SavedModel runs; 45,000 numbers of each reach both ends of the quantile."""
+    """The graph optimizer rewrites the graph of a SavedModel. 45,000 numbers of each kind reach both ends of the
+    quantile.
+    """
     module, expected = tf.Module(), {}
     for dim, stored, dtype, seed in (
         (5, "float32", "float32", -3),

@@ -1,4 +1,4 @@
-"""Ids without a row get the same in evaluation and in exports of both kinds, by the rule of their table."""
+"""Ids without a row get equal rows in evaluation and in exports of both kinds, by their table's rule."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from tf_fusedrec import keras, tf
 LIMITS = np.iinfo(np.int64)
 KNOWN, UNKNOWN = np.arange(10), np.array([LIMITS.min, LIMITS.max, -1, 77, 2**40])
 ASKED = np.concatenate([KNOWN, UNKNOWN, UNKNOWN[::-1]])
-# Tables that keep new rows in fewer bits than the model gets, and one that counts ids before they have a row.
+# Tables that store new rows in fewer bits than the model's dtype, and one with admission.
 TABLES = {
     "plain": {"initializer": fr.Uniform(-1.0, 1.0)},
     "half": {"initializer": fr.Normal(0.0, 1.0), "storage_dtype": "float16"},
@@ -63,12 +63,12 @@ def test_evaluation_and_exports_agree(unknown, tmp_path):
         got = tf.saved_model.load(str(tmp_path / folder)).signatures["serving_default"](ids=asked)
         for name in TABLES:
             np.testing.assert_array_equal(got[name], expected[name], err_msg=f"{folder} {name}")
-        # Equal float32 rows and weights; sums of 25 products run in another order.
+        # float32 rows and weights are equal; sums of 25 products run in another order.
         np.testing.assert_allclose(got["click"], probabilities, rtol=1e-5, atol=1e-6)
     rows = {name: np.asarray(of, np.float32)[len(KNOWN) :] for name, of in expected.items()}
     if unknown == "zeros":
         assert not any(of.any() for of in rows.values())
-    else:  # the rows with which training begins
+    else:  # initial rows of training
         begun = embedding(dict.fromkeys(TABLES, asked), training=True)
         for name, of in rows.items():
             np.testing.assert_array_equal(np.asarray(begun[name], np.float32)[len(KNOWN) :], of, err_msg=name)

@@ -1,4 +1,4 @@
-"""A schedule that routes ids one step ahead and does nothing else: what feed and stages must carry, and no more."""
+"""A schedule that only routes ids one step ahead. It tests the minimum of feed and stages."""
 
 import dataclasses
 

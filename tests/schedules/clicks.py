@@ -1,4 +1,4 @@
-"""A small model with a plain, a ragged and a weighted pooled feature, and its data: what these tests train."""
+"""The model of these tests and its data: a plain, a ragged and a weighted pooled feature."""
 
 import numpy as np
 
@@ -25,7 +25,7 @@ def make_embedding(rule="Adam", table=None, **layer):
 
 
 def make_model(embedding, schedule="sync", optimizer=None, features=("item", "past", "user"), **compiled):
-    """Functional; the same dense weights each time."""
+    """Returns a functional model, with equal dense weights each time."""
     keras.utils.set_random_seed(3)
     inputs = {
         "item": keras.Input([], dtype=tf.int64, name="item"),
@@ -36,14 +36,14 @@ def make_model(embedding, schedule="sync", optimizer=None, features=("item", "pa
     rows = embedding(inputs)
     hidden = keras.layers.Dense(UNITS, activation="tanh")(keras.layers.Concatenate()(list(rows.values())))
     model = PipelinedModel(inputs, keras.layers.Dense(1)(hidden), schedule=schedule)
-    # A metric that has its variables: those which a first trace made would cost a second one.
+    # This metric has its variables. Variables that the first trace makes would cost a second trace.
     compiled = {"loss": "mse", "weighted_metrics": [keras.metrics.MeanAbsoluteError("mae")], **compiled}
     model.compile(optimizer or keras.optimizers.legacy.Adam(0.01), **compiled)
     return model
 
 
 def batch(samples, seed):
-    """(x, y, sample_weight) of random clicks."""
+    """Returns (x, y, sample_weight) of random clicks."""
     random = np.random.default_rng(seed)
     lengths = random.integers(0, 4, samples)
     x = {
@@ -55,7 +55,7 @@ def batch(samples, seed):
     return x, tf.constant(y, tf.float32), tf.constant(weights, tf.float32)
 
 
-# Sizes differ from step to step: one step must serve them all.
+# Sizes differ from step to step, and one traced step must serve them all.
 SIGNATURE = (
     {
         "item": tf.TensorSpec([None], tf.int64),
@@ -68,7 +68,7 @@ SIGNATURE = (
 
 
 def last_layer_reduced_early(ops):
-    """Whether the gradient of the last layer may be averaged over ranks before that of the first layer is there."""
+    """Returns whether the all-reduce of the last layer's gradient may run before the first layer's gradient exists."""
     from tests.support.graphs import ancestors
 
     def of_shape(kind, shape):
@@ -85,7 +85,7 @@ def train_function(model):
 
 
 def state(model, embedding):
-    """Everything that training changes, as arrays: dense weights and slots, rows with theirs by ascending id."""
+    """Returns the trained state as arrays: dense weights, their slots, and records by ascending id."""
     dense = [*model.trainable_weights, *model.optimizer.variables()]
     arrays = {f"dense {i}": weight.numpy() for i, weight in enumerate(dense)}
     for lookup in embedding.lookups:

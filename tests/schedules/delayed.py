@@ -1,4 +1,4 @@
-"""Oracle of stale rows: the same model on plain tf.Variables, whose updates in NumPy reach it so many steps late."""
+"""Oracle of stale rows: the same model on plain tf.Variables, whose updates by NumPy arrive some steps late."""
 
 import numpy as np
 
@@ -6,7 +6,7 @@ from tf_fusedrec import keras, tf
 
 
 class PlainTables(keras.layers.Layer):
-    """In the place of a FusedEmbedding, for ids that are known beforehand; trains nothing by itself."""
+    """Replaces a FusedEmbedding, for ids that are known beforehand. It trains nothing by itself."""
 
     def __init__(self, embedding, ids_of_table):
         super().__init__()
@@ -35,7 +35,7 @@ class PlainTables(keras.layers.Layer):
 
 
 def gradients_of(model, tables):
-    """What `train` wants of a model whose batches are (x, y, weights of samples)."""
+    """Returns the argument `gradients` of `train` for a model with batches (x, y, weights of samples)."""
 
     @tf.function(reduce_retracing=True)
     def gradients(x, y, weight):

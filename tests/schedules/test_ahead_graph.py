@@ -1,4 +1,4 @@
-"""What waits for what in the traced step of DualBuffer and Nested."""
+"""Dependencies in the traced steps of DualBuffer and Nested."""
 
 import pytest
 
@@ -9,7 +9,7 @@ M = 2
 
 
 def _facts():
-    """By schedule: what the tests below assert, of the compiled function that fit calls."""
+    """Body: returns the facts for the tests below from the compiled function of fit, by schedule."""
     import tf_fusedrec as fr
     from tests.support.graphs import ancestors
     from tf_fusedrec import keras, tf
@@ -66,7 +66,7 @@ def test_the_next_batch_waits_for_no_compute(facts, schedule):
 
 @pytest.mark.parametrize("schedule", ["dual_buffer", "nested"])
 def test_the_next_batch_waits_for_the_refresh_of_this_one(facts, schedule):
-    """Else few threads could work on ids of the next batch before the op that this batch's rows wait for."""
+    """Otherwise few threads could work on the next batch's ids before the op that this batch's rows need."""
     seen = facts[schedule]["ahead_waits_for_refresh"]
     assert len(seen) > 1 and all(seen)
 
@@ -75,7 +75,7 @@ def test_the_next_batch_waits_for_the_refresh_of_this_one(facts, schedule):
 def test_rows_leave_when_they_are_refreshed_and_not_before(facts, schedule):
     seen = facts[schedule]
     assert all(seen["rows_wait_for_refresh"]) and not any(seen["rows_wait_for_compute"])
-    # The buffer is filled before the update, so that what the update changes is newer.
+    # The look-ahead fills the buffer before the update, so updated rows are newer.
     assert all(seen["update_waits_for_look_ahead"]) and not any(seen["look_ahead_waits_for_update"])
 
 

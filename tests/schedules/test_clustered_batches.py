@@ -1,4 +1,4 @@
-"""Clustered batches train as plain ones: a step's loss, rows and dense weights, but for the order of sums."""
+"""Clustered batches train as plain ones, except for the order of sums: a step's loss, rows and dense weights."""
 
 import numpy as np
 
@@ -7,12 +7,12 @@ from tf_fusedrec import keras, tf
 from tf_fusedrec.data import cluster_samples
 from tf_fusedrec.schedules import FrozenWindow
 
-# What is summed in another order: 24 samples' gradients of size 1, in float32.
+# 24 samples' float32 gradients of size 1 are summed in another order.
 TOLERANCE = 24 * np.finfo(np.float32).eps
 
 
 def _trained(schedule, batch):
-    """Loss of one step with rates of 1, where rows and weights lose just their gradients, and the state after it."""
+    """Returns the loss of one step and the state after it. With rates of 1, the state loses just the gradients."""
     embedding = clicks.make_embedding("SGD")
     model = clicks.make_model(embedding, schedule, keras.optimizers.legacy.SGD(1.0))
     return float(clicks.train_function(model)(*batch)["loss"]), clicks.state(model, embedding)

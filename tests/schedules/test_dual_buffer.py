@@ -1,4 +1,4 @@
-"""DualBuffer and Nested on one process: equal to Sync and FrozenWindow bit for bit, whatever tables do meanwhile."""
+"""DualBuffer and Nested on one process equal Sync and FrozenWindow bit for bit, whatever tables do meanwhile."""
 
 import numpy as np
 import pytest
@@ -31,7 +31,7 @@ def assert_same(got, wanted, but=()):
 
 
 def fitted(pair, schedule, fits, rule="Adam", table=None):
-    """States after each run of fit, given by (data set, arguments), and what evaluation said between epochs."""
+    """Returns the states after each run of fit, given by (data set, arguments), and the evaluations between epochs."""
     embedding = clicks.make_embedding(rule, table)
     model = clicks.make_model(embedding, schedule)
     states, histories = [], []
@@ -43,7 +43,7 @@ def fitted(pair, schedule, fits, rule="Adam", table=None):
 
 @pytest.mark.parametrize("table", TABLES)
 def test_fits_of_every_form_of_table(pair, table):
-    """Two fits; evaluation between epochs; a last batch of 6 samples; data of unknown number of batches."""
+    """Makes two fits with evaluation between epochs, a last batch of 6 samples, and data of unknown length."""
     options, rule = TABLES[table]
     fits = [
         (unknown(dataset()), {"epochs": 2, "validation_data": dataset(seed=2)}),
@@ -61,7 +61,7 @@ def test_rows_beyond_memory(pair, tmp_path):
     table = {"memory_budget": 1200, "tier_folder": str(tmp_path)}
     data = [(dataset(64, seed=5), {"epochs": 2})]
     (got, _, _), (wanted, _, _) = (fitted(pair, schedule, data, table=table) for schedule in pair)
-    assert_same(got[0], wanted[0], but=["pool"])  # where a row lies is no part of what it is
+    assert_same(got[0], wanted[0], but=["pool"])  # the place of a row may differ
 
 
 class SaveAt(keras.callbacks.Callback):
@@ -77,7 +77,7 @@ class SaveAt(keras.callbacks.Callback):
 
 
 def test_a_checkpoint_in_the_middle_is_that_of_the_reference_and_goes_on_alike(pair, tmp_path):
-    """Counters of LRU, admission and ttl, too: a look-ahead counts nothing before its turn."""
+    """Counters of LRU, admission and ttl are equal too, because a look-ahead counts nothing before its turn."""
     table = {"max_rows": 60, "eviction": "lru", "ttl": 50, "admission_count": 2}
     saved = []
     for i, schedule in enumerate(pair):
@@ -112,7 +112,7 @@ def test_training_that_stops_in_the_middle_leaves_nothing_behind(pair):
 
 
 class Meddle(keras.callbacks.Callback):
-    """Rows leave by hand while a batch that wants them is looked up ahead."""
+    """Removes rows while a batch that needs them is looked up ahead."""
 
     def __init__(self, embedding):
         super().__init__()
@@ -123,15 +123,20 @@ class Meddle(keras.callbacks.Callback):
         self.table.evict("user", 4)
 
 
-def test_rows_that_leave_between_look_ahead_and_lookup_are_searched_again(pair):
-    """What stands for a pin: rows in flight may be evicted, and the step is that of the reference all the same."""
+def states_with_removals(pair):
+    """Returns the states after a fit of each schedule that removes rows in flight."""
     states = []
     for schedule in pair:
         embedding = clicks.make_embedding(table={"max_rows": 60, "eviction": "lru"})
         model = clicks.make_model(embedding, schedule)
         model.fit(dataset(40), verbose=0, callbacks=[Meddle(embedding)])
         states.append(clicks.state(model, embedding))
-    assert_same(*states)
+    return states
+
+
+def test_rows_that_leave_between_look_ahead_and_lookup_are_searched_again(pair):
+    """No pin is needed: rows in flight may be evicted, and the step still equals the reference."""
+    assert_same(*states_with_removals(pair))
 
 
 def test_bad_input_is_refused(pair):
@@ -150,7 +155,7 @@ def test_bad_input_is_refused(pair):
 
 
 def test_a_functional_model_of_one_feature_tells_its_lookup():
-    """Keras takes a list of one output out of its list; the one call must come back as a call all the same."""
+    """Keras unwraps a list of one output, but the one call must stay a list."""
     embedding = fr.FusedEmbedding(
         [fr.TableConfig("item", 4, fr.optimizers.SGD(0.1))], [fr.FeatureConfig("item", "item")]
     )  # fmt: skip

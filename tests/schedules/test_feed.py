@@ -1,4 +1,4 @@
-"""Batches that are read ahead: every one trains once and in order, whatever ends when."""
+"""Every batch that is read ahead trains once and in order, whatever ends when."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ def dataset(samples=22, batch_size=8, seed=1):
 
 
 def trained(schedule, fits, **compiled):
-    """State and histories after some runs of fit, each given by (data set, arguments)."""
+    """Returns state and histories after some runs of fit, each given by (data set, arguments)."""
     embedding = clicks.make_embedding()
     model = clicks.make_model(embedding, schedule, **compiled)
     histories = [model.fit(data, verbose=0, **arguments).history for data, arguments in fits]
@@ -48,7 +48,7 @@ def unknown(data):
         [(unknown(dataset()), {"epochs": 3})],
         [(dataset(), {"epochs": 3, "validation_data": dataset(seed=2)})],
         [(dataset().repeat(), {"epochs": 3, "steps_per_epoch": 4})],
-        [(dataset(64), {"epochs": 3, "steps_per_epoch": 2})],  # goes on through the data from epoch to epoch
+        [(dataset(64), {"epochs": 3, "steps_per_epoch": 2})],  # continues through the data from epoch to epoch
         [(dataset(8), {"epochs": 2}), (dataset(5, 8), {}), (dataset(24, 8, seed=4), {"epochs": 2})],
     ],
     ids=["unknown", "validation", "endless", "longer", "fits"],
@@ -64,7 +64,7 @@ def test_static_batch_sizes_and_eager_steps():
 
 
 def test_several_steps_between_two_callbacks():
-    # Of 3 batches 2 and 1; of 6 that are asked for as many as there are.
+    # Executions take 2 and 1 of 3 batches, or as many of 6 as exist.
     assert_same([(dataset(), {"epochs": 2}), (dataset(), {"steps_per_epoch": 6})], steps_per_execution=2)
 
 
@@ -86,7 +86,7 @@ def test_a_batch_that_was_read_and_never_trained_leaves_nothing():
         np.testing.assert_array_equal(states[0][what], states[1][what], err_msg=what)
 
 
-def test_a_step_for_loops_of_ones_own():
+def test_a_step_for_custom_loops():
     embedding = clicks.make_embedding()
     model = clicks.make_model(embedding, RouteAhead())
     step, batches, steps = model.make_train_function(), iter(dataset(30)), 0
@@ -103,7 +103,7 @@ def test_a_step_for_loops_of_ones_own():
 
 
 class Twin(PipelinedModel):
-    """Subclassed; `calls` times through its embedding, or never."""
+    """A subclassed model that calls its embedding `calls` times."""
 
     def __init__(self, calls, embeddings=1):
         super().__init__(schedule=RouteAhead())
@@ -120,7 +120,7 @@ class Twin(PipelinedModel):
         return self.out(tf.add_n([tf.zeros([tf.size(x), 4]), *rows]))
 
 
-def test_lookups_that_cannot_be_told_are_refused():
+def test_lookups_that_no_schedule_can_plan_are_refused():
     x, y = np.arange(8), np.zeros(8)
     for model, words in (
         (Twin(0), "never calls its FusedEmbedding"),
@@ -146,7 +146,7 @@ def test_scalars_in_a_batch_are_refused():
 @pytest.mark.parametrize("schedule", ["sync", FrozenWindow(2), RouteAhead()], ids=str)
 def test_a_step_that_finds_no_more_data_counts_nothing(schedule):
     embedding = clicks.make_embedding()
-    # Legacy optimizers count after their updates, which wait for the data; these count for themselves.
+    # Legacy optimizers count after their updates, which wait for the data. Newer ones count at once.
     model = clicks.make_model(embedding, schedule, keras.optimizers.Adam(0.01))
     model.fit(unknown(dataset()), epochs=2, verbose=0)
     counts = [model.optimizer.iterations, *(trainer.iterations for trainer in embedding.optimizers.values())]

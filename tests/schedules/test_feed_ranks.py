@@ -1,4 +1,4 @@
-"""Ranks whose data ends at different times, with and without a look ahead: one job, many cases."""
+"""Ranks whose data ends at different times, with and without a look-ahead: one job, many cases."""
 
 import numpy as np
 
@@ -9,7 +9,7 @@ from tf_fusedrec.schedules.equal_steps import concatenated
 
 
 def _data(batches, rank):
-    """`batches` of 4 samples of this rank; the last one has 3."""
+    """Returns `batches` of 4 samples of this rank; the last one has 3."""
     samples = max(4 * batches - 1, 0)
     return tf.data.Dataset.from_tensor_slices(clicks.batch(samples, seed=rank)).batch(4)
 
@@ -25,7 +25,7 @@ def _fitted(schedule, data, steps_per_execution=1, **arguments):
 
 
 class Calls(keras.callbacks.Callback):
-    """Notes after which batches evaluate and predict call."""
+    """Records the batches after which evaluate and predict call."""
 
     def __init__(self):
         super().__init__()
@@ -39,7 +39,7 @@ class Calls(keras.callbacks.Callback):
 
 
 def _cases():
-    """By case: what it gives, and what the same number of batches gives everywhere, empty ones among them."""
+    """Body: returns the result of each case, and of an equal number of batches on all ranks, with empty ones."""
     import tf_fusedrec as fr
     from tests.schedules.ahead import RouteAhead
     from tf_fusedrec.schedules import FrozenWindow, Nested
@@ -106,7 +106,7 @@ def test_a_rank_whose_data_ends_first_takes_part_with_nothing():
         assert "steps_per_epoch must be the same on all ranks, got [1, 2]" in different_steps
         assert "give a tf.data.Dataset on every rank" in different_lengths
         assert "steps_per_execution 'auto' is chosen by every rank for itself" in auto
-        # An epoch of three; there is no data for a second one, and training ends, as under Keras.
+        # An epoch has three batches. Without data for a second epoch, training ends, as under Keras.
         assert steps == [3, 3]
         for case, ((state, *counts), (wanted, *wanted_counts)) in found.items():
             assert counts == wanted_counts == [2, 6], case
@@ -115,11 +115,11 @@ def test_a_rank_whose_data_ends_first_takes_part_with_nothing():
         each, two, more = [0, 1, 2], [1, 2], [1, 3]
         assert called == [(of, of, 3, 3) for of in (each, each, two, more, each)]
     for rank, (*_, uneven, validated) in enumerate(results):
-        # Evaluation and predictions of 3 batches here and 1 there: as if the other rank had empty ones.
+        # Evaluation and predictions of 3 batches here and 1 there equal ones where the other rank has empty batches.
         *found, (wanted, predictions) = uneven
         assert len(predictions) == 4 * [3, 1][rank] - 1 and len(validated) == 2
         for losses, predicted in found:
-            np.testing.assert_allclose(losses, wanted, rtol=1e-6)  # of sums over batches of other sizes
+            np.testing.assert_allclose(losses, wanted, rtol=1e-6)  # sums over batches of other sizes
             np.testing.assert_allclose(predicted, predictions, rtol=1e-6)
 
 

@@ -1,7 +1,6 @@
-"""GRM on the KuaiRand log, 50 steps, 2 and 4 processes: equal bit for bit, one job each.
-
-dual_buffer is sync; nested is frozen_window, and both are gradient accumulation over the same micro-batches, whose
-losses are those of whole batches but for rounding, and whose tables count as those of whole batches do.
+"""GRM on the KuaiRand log, 50 steps, 2 and 4 processes, one job each. dual_buffer equals sync bit for bit, and nested
+equals frozen_window. Both latter equal gradient accumulation over the same micro-batches. Except for rounding, their
+losses equal the losses of whole batches. Their tables have equal counters.
 """
 
 import contextlib
@@ -32,7 +31,7 @@ def _data(folder, rank, ranks):
 
 @contextlib.contextmanager
 def _without_refresh():
-    """Rows that were read ahead are taken as they were read: what an update has changed since is not seen."""
+    """Takes rows as the look-ahead read them, so later updates are missing."""
     from tf_fusedrec import ops, tf
 
     refresh = ops.table_refresh
@@ -51,7 +50,7 @@ def _without_refresh():
 
 
 def _trained(schedule, folder, ranks, steps=STEPS):
-    """State after so many steps of the function that fit would call, and the losses."""
+    """Returns the state after these steps of fit's function, and the losses."""
     import tf_fusedrec as fr
     from tf_fusedrec import keras
 
@@ -104,9 +103,9 @@ def test_fifty_steps_on_real_data(world_size, monkeypatch, tmp_path):
         ]
         assert counted[0]
         _assert_same(*counted, f"rank {rank}, counters of whole batches")
-        # Sums in another order: 2e-7 of one loss, and little more after 50 updates.
+        # Sums in another order differ by 2e-7 of one loss, and little more after 50 updates.
         np.testing.assert_allclose(found["FrozenWindow"][1], found["Sync"][1], rtol=1e-5, err_msg=f"rank {rank}")
-        # The test above can fail: rows that were not refreshed give other losses.
+        # The test above can fail, because rows without a refresh give other losses.
         losses = found["Sync"][1]
         assert stale_losses != losses[: len(stale_losses)], rank
         assert stale_losses[0] == losses[0], rank

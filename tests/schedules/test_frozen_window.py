@@ -1,4 +1,4 @@
-"""FrozenWindow on one process: equal to whole batches but for rounding, with all that Keras puts around a step."""
+"""FrozenWindow on one process equals whole batches except for rounding, with Keras' features of a step."""
 
 import contextlib
 import time
@@ -14,7 +14,7 @@ from tf_fusedrec.tables import NativeTable
 
 
 def fit(schedule, samples=22, batch_size=8, epochs=2, embedding=None, **compiled):
-    """The model, its embedding and the history of a run whose epochs end with a batch of 6 samples."""
+    """Returns model, embedding and history of a run whose epochs end with a batch of 6 samples."""
     embedding = embedding or clicks.make_embedding()
     model = clicks.make_model(embedding, schedule, **compiled)
     data = tf.data.Dataset.from_tensor_slices(clicks.batch(samples, seed=1)).batch(batch_size)
@@ -22,7 +22,7 @@ def fit(schedule, samples=22, batch_size=8, epochs=2, embedding=None, **compiled
 
 
 def assert_near(got, wanted):
-    """But for rounding of sums in another order, over a few steps of Adam, whose quotients multiply it."""
+    """Allows rounding of sums in another order, over a few steps of Adam, whose quotients multiply it."""
     for what in wanted:
         np.testing.assert_allclose(got[what], wanted[what], rtol=2e-4, atol=2e-5, err_msg=what)
 
@@ -30,7 +30,7 @@ def assert_near(got, wanted):
 @pytest.mark.parametrize("rule", ["Adam", "RowWiseAdagrad"])
 @pytest.mark.parametrize("micro_batches", [1, 3, 4, 7])
 def test_fit_equals_whole_batches(micro_batches, rule):
-    """Sample weights, a last batch of 6 samples (for 7 micro-batches), ragged input, loss and metric in the history."""
+    """Covers sample weights, a last batch of 6 samples for 7 micro-batches, ragged input, and losses in the history."""
     wanted, wanted_rows, sync = fit("sync", embedding=clicks.make_embedding(rule))
     model, rows, history = fit(FrozenWindow(micro_batches), embedding=clicks.make_embedding(rule))
     assert_near(clicks.state(model, rows), clicks.state(wanted, wanted_rows))
@@ -56,7 +56,7 @@ def test_accumulation_goes_on_top():
 
 
 def test_a_table_that_is_full_evicts_no_row_of_the_window():
-    """Every micro-batch brings new rows; with room for two batches, those of one step are never taken."""
+    """Every micro-batch brings new rows. With room for two batches, no row of the current step is evicted."""
     embedding = clicks.make_embedding(table={"max_rows": 16, "eviction": "lru"})
     model = clicks.make_model(embedding, FrozenWindow(4))
     x, y, _ = clicks.batch(8, seed=0)
@@ -94,7 +94,7 @@ def test_gradients_of_a_step_that_failed_are_dropped():
 
 
 class Tower(PipelinedModel):
-    """Subclassed: two inputs of its own kind, losses added in the call and by a regularizer, an ordinary embedding."""
+    """A subclassed model: two inputs, losses of the call and of a regularizer, and an ordinary embedding."""
 
     def __init__(self, schedule):
         super().__init__(schedule=schedule)
@@ -172,7 +172,7 @@ def test_sums_and_missing_losses_are_refused():
 
 @pytest.fixture
 def on_gpu(monkeypatch):
-    """Native tables say that they lie on a GPU."""
+    """Makes native tables report that they lie on a GPU."""
     monkeypatch.setattr(NativeTable, "on_gpu", True)
 
 

@@ -15,8 +15,8 @@ from tests.schedules.rank_sums import RankSums
 from tests.support.ranks import run_ranks
 
 STEPS = 4
-# Micro-batches, rule of the tables, gradient_op. The oracle of "average" divides by M once more, which is exact for
-# powers of two only.
+# Micro-batches, rule of the tables, gradient_op. The oracle of "average" divides by M again, which is exact for powers
+# of two only.
 SCENARIOS = {
     "adam_1": (1, "Adam", "average"),
     "adam_4": (4, "Adam", "average"),
@@ -26,7 +26,7 @@ SCENARIOS = {
 
 
 def _batches(rank):
-    """Sizes that M does not divide, that are below M, and ranks with nothing."""
+    """Yields batches whose sizes M does not divide or exceeds, and ranks without samples."""
     return [
         clicks.batch([9, 2, 7, 5][(step + rank) % 4] * (step != 2 or rank != 1), 10 * step + rank)
         for step in range(STEPS)
@@ -55,7 +55,7 @@ def _frozen(micro_batches, rule, gradient_op):
 
 
 def _accumulated(micro_batches, rule, gradient_op, by_table=False):
-    """One pass per micro-batch, which weighs its share of the samples. `by_table`: the table accumulates."""
+    """Makes one pass per micro-batch, whose weight is its share of the samples. `by_table`: the table accumulates."""
     import tf_fusedrec as fr
     from tf_fusedrec import tf
     from tf_fusedrec.exchange.micro_batches import token_bounds
@@ -104,17 +104,17 @@ def _all():
 
 
 def assert_equals_accumulation(got, wanted, where):
-    """All of two states bit for bit, but for the counters that lookups advance."""
+    """Compares two states bit for bit, except for the counters that lookups advance."""
     assert got.keys() == wanted.keys()
     for what in wanted:
-        # Accumulation looks up every micro-batch, FrozenWindow every step once: what lookups advance differs.
+        # Accumulation looks up every micro-batch, FrozenWindow once per step, so counters of lookups differ.
         if what.split()[-1] not in ("last", "count", "updated"):
             np.testing.assert_array_equal(got[what], wanted[what], err_msg=f"{where}: {what}")
 
 
 @pytest.mark.parametrize("world_size", [1, 3])
 def test_it_equals_accumulation_bit_for_bit(world_size, monkeypatch):
-    # A ring adds an element's gradients in an order that its place in the buffer decides: no tensors side by side.
+    # A ring's order of additions depends on the place in the buffer, so tensors must not share one.
     monkeypatch.setenv("HOROVOD_FUSION_THRESHOLD", "0")
     for rank, results in enumerate(run_ranks(_all, world_size)):
         for scenario, (frozen, oracles) in results.items():

@@ -1,4 +1,4 @@
-"""SemiAsync and Pipelined in one process: rows as late as they say, drains that change nothing, refusals."""
+"""SemiAsync and Pipelined in one process: the stated staleness, drains that change nothing, refusals."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from tf_fusedrec.schedules import Pipelined, PipelinedModel, SemiAsync
 
 STEPS, SAMPLES, RATE = 50, 8, 0.1
 STALENESS = {SemiAsync(): 1, **{Pipelined(depth): int(depth >= 4) for depth in range(1, 7)}}
-# Values of size 1 in float32, where the simulation has float64: 1e-7 is lost each time, in 50 steps.
+# Values of size 1 lose 1e-7 in each of 50 steps, because the simulation has float64.
 TOLERANCE = 5e-5
 BATCHES = [clicks.batch(SAMPLES, 100 * step) for step in range(STEPS)]
 
@@ -21,7 +21,7 @@ def _data():
 
 
 def _trained(schedule, **fit):
-    """Dense weights, and everything that training changes."""
+    """Returns the dense weights, and the trained state."""
     embedding = clicks.make_embedding("Adagrad")
     model = clicks.make_model(embedding, schedule, keras.optimizers.legacy.SGD(0.05))
     model.fit(_data(), verbose=0, **fit)
@@ -40,7 +40,7 @@ def _simulated(staleness):
 
 
 def test_rows_are_as_late_as_stated():
-    """Equal to a simulation of that staleness after 50 steps, and far from those of other ones."""
+    """The state equals a simulation of that staleness after 50 steps, and differs from other stalenesses."""
     wanted = {staleness: _simulated(staleness) for staleness in (0, 1, 2)}
     for schedule, stated in STALENESS.items():
         assert schedule.staleness == stated
@@ -56,7 +56,7 @@ def test_rows_are_as_late_as_stated():
 
 
 class Drain(keras.callbacks.Callback):
-    """What a checkpoint or an evaluation does first; every update that is due must have been made then."""
+    """Drains, like a checkpoint or an evaluation. Every due update must then be done."""
 
     def __init__(self):
         super().__init__()
@@ -74,7 +74,7 @@ def test_drains_make_the_updates_that_wait_and_change_nothing_else():
     (_, plain), (_, drained) = _trained(SemiAsync()), _trained(SemiAsync(), callbacks=[drain])
     assert drain.updates == [(batch, batch + 1) for batch in range(3, STEPS, 7)]
     for what in plain:
-        if what.split()[-1] not in ("last", "updated"):  # by the clock of the table, which counts lookups
+        if what.split()[-1] not in ("last", "updated"):  # the table's clock, which counts lookups
             np.testing.assert_array_equal(drained[what], plain[what], err_msg=what)
 
 
@@ -99,7 +99,7 @@ def test_saved_models_keep_their_schedule():
 
 
 def test_tables_of_tfra_train_up_to_depth_2():
-    """docs/tfra.md says so: later depths look up ahead. No rule of fr.optimizers is Adamax."""
+    """docs/tfra.md says so, because larger depths look up ahead. No rule of fr.optimizers is Adamax."""
     states = []
     for schedule in ("sync", Pipelined(1), Pipelined(2), Pipelined(3)):
         table = {"optimizer": keras.optimizers.legacy.Adamax(0.1)}

@@ -1,4 +1,4 @@
-"""What waits for what in the traced steps of SemiAsync and Pipelined, and ranks whose data ends first: one job."""
+"""Dependencies in the traced steps of SemiAsync and Pipelined, and ranks whose data ends first, in one job."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ KINDS = ("ids", "rows", "gradients")
 
 
 def _fitted(schedule, batches, rank):
-    """After a fit of so many batches of 4 samples."""
+    """Returns the state after a fit of this number of batches with 4 samples."""
     import tf_fusedrec as fr
     from tf_fusedrec import keras
 
@@ -24,7 +24,7 @@ def _fitted(schedule, batches, rank):
 
 
 def _waits(ops):
-    """By kind of op: kinds of ops that one of them waits for, in a step."""
+    """Returns, for each kind of op in a step, the kinds of ops that it waits for."""
     from tests.support.graphs import ancestors
 
     kind_of = {}
@@ -79,7 +79,7 @@ def test_stages_of_other_batches_do_not_wait_for_each_other(facts):
     for name, (waits, _, _) in facts[0].items():
         assert waits["ids"] == set(), name
         assert ("ids" in waits["Lookup"] | waits["rows"]) == (name == "SemiAsync()"), name
-    assert "rows" in facts[0]["Pipelined(depth=3)"][0]["compute"]  # fresh rows: those of the batch itself
+    assert "rows" in facts[0]["Pipelined(depth=3)"][0]["compute"]  # fresh rows of the batch itself
 
 
 def test_a_rank_whose_data_ends_first_takes_part_with_nothing(facts):
@@ -89,7 +89,7 @@ def test_a_rank_whose_data_ends_first_takes_part_with_nothing(facts):
         for what in mine:
             if what.startswith("dense") and mine[what].ndim:
                 np.testing.assert_array_equal(mine[what], other[what], err_msg=f"{name}: {what}")
-        # Every row of both ranks was trained: each sample of both was seen.
+        # Every row of both ranks trained, so each sample was used.
         ids = np.concatenate([state["user ids"] for state in (mine, other)])
         seen = np.concatenate([clicks.batch(4 * n, seed=rank)[0]["user"] for rank, n in enumerate((3, 1))])
         assert set(ids) == set(seen), name

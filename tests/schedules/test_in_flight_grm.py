@@ -1,6 +1,5 @@
-"""GRM, tiny, on the KuaiRand log: SemiAsync and Pipelined(6) equal a simulation; 2 and 4 ranks, 50 steps.
-
-The simulation knows no ranks: every step's loss is the mean over the positions of all ranks' batches.
+"""A tiny GRM on the KuaiRand log: SemiAsync and Pipelined(6) on 2 and 4 ranks equal a simulation over 50 steps. The
+simulation has no ranks: every step's loss is the mean over the positions of all ranks' batches.
 """
 
 import numpy as np
@@ -15,8 +14,8 @@ from tf_fusedrec.data.kuairand import convert_kuairand
 from tf_fusedrec.schedules.feed import unconverted
 
 STEPS, RATE = 50, 0.2
-# Rounding of sums in another order grows through 50 steps of a network with normalization; what another staleness
-# changes is far larger, which the test demands, too.
+# Rounding of sums in another order grows over 50 steps of a network with normalization. Another staleness changes far
+# more, which the test demands, too.
 TOLERANCE = 2e-4
 
 
@@ -48,7 +47,7 @@ def _model(plain=None):
 
 
 def _trained(folder):
-    """Dense weights and {table: (ids, rows)} of this rank, by schedule."""
+    """Returns dense weights and {table: (ids, rows)} of this rank, by schedule."""
     import tf_fusedrec as fr
     from tf_fusedrec.schedules import Pipelined, SemiAsync
 

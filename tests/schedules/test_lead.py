@@ -1,9 +1,9 @@
-"""DualBuffer and Nested with a lead of several batches: equal to Sync and FrozenWindow bit for bit."""
+"""DualBuffer and Nested with a lead of several batches equal Sync and FrozenWindow bit for bit."""
 
 import pytest
 
 from tests.schedules import clicks
-from tests.schedules.test_dual_buffer import Meddle, assert_same, fitted
+from tests.schedules.test_dual_buffer import assert_same, fitted, states_with_removals
 from tests.schedules.test_feed import dataset, unknown
 from tests.support.graphs import ancestors
 from tf_fusedrec.schedules import DualBuffer, FrozenWindow, Nested, registry
@@ -21,7 +21,9 @@ def pair(request):
 
 
 def test_fits_are_those_of_the_reference(pair):
-    """Evictions, expiry, admission; evaluation between epochs; two batches, fewer than the lead; a short last one."""
+    """Covers evictions, expiry, admission, evaluation between epochs, fewer batches than the lead, and a short last
+    batch.
+    """
     table = {"max_rows": 60, "eviction": "lru", "ttl": 16, "admission_count": 2}
     fits = [
         (unknown(dataset(40)), {"epochs": 2, "validation_data": dataset(seed=2)}),
@@ -36,13 +38,7 @@ def test_fits_are_those_of_the_reference(pair):
 
 
 def test_rows_that_leave_while_batches_wait_are_searched_again(pair):
-    states = []
-    for schedule in pair:
-        embedding = clicks.make_embedding(table={"max_rows": 60, "eviction": "lru"})
-        model = clicks.make_model(embedding, schedule)
-        model.fit(dataset(40), verbose=0, callbacks=[Meddle(embedding)])
-        states.append(clicks.state(model, embedding))
-    assert_same(*states)
+    assert_same(*states_with_removals(pair))
 
 
 @pytest.mark.parametrize("lead", [1, 2])

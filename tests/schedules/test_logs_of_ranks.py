@@ -1,4 +1,4 @@
-"""Logs of fit and evaluate on several ranks, one of them without data: those of one process with all samples."""
+"""Logs of fit and evaluate on several ranks, one without data, equal the logs of one process with all samples."""
 
 import numpy as np
 import pytest
@@ -6,11 +6,11 @@ import pytest
 from tests.support.ranks import run_ranks
 
 SAMPLES = 23
-SHARES = {1: [0, SAMPLES], 3: [0, 17, SAMPLES, SAMPLES]}  # the last rank has nothing
+SHARES = {1: [0, SAMPLES], 3: [0, 17, SAMPLES, SAMPLES]}  # the last rank has no samples
 
 
 def make_ends(keras):
-    """A callback that keeps the logs that callbacks get behind evaluations."""
+    """Returns a callback that records the logs of ended evaluations."""
 
     class Ends(keras.callbacks.Callback):
         def __init__(self):
@@ -24,7 +24,7 @@ def make_ends(keras):
 
 
 def make(fr, keras, tf, loss, metrics=(), weighted=()):
-    """A model of fixed weights that training does not change: a rate of 0, in the tables, too."""
+    """Returns a model of fixed weights: all rates are 0, also in the tables."""
     embedding = fr.FusedEmbedding(
         [fr.TableConfig("t", 4, fr.optimizers.SGD(0.0), fr.Uniform(-2, 2))], [fr.FeatureConfig("f", "t")], name="fixed"
     )  # fmt: skip
@@ -38,7 +38,7 @@ def make(fr, keras, tf, loss, metrics=(), weighted=()):
 
 
 def logs_of_all():
-    """Body: what fit and evaluate tell on this rank, by model."""
+    """Body: returns the logs of fit and evaluate on this rank, by model."""
     import tf_fusedrec as fr
     from tf_fusedrec import keras, tf
     from tf_fusedrec.metrics import streaming
@@ -51,7 +51,7 @@ def logs_of_all():
     data = tf.data.Dataset.from_tensor_slices(({"f": ids[mine]}, labels[mine], weights[mine])).batch(4)
 
     def mean_of_own(y_true, y_pred):
-        return tf.reduce_mean((y_true - y_pred) ** 2)  # of nothing it is no number
+        return tf.reduce_mean((y_true - y_pred) ** 2)  # NaN without samples
 
     keras_metrics = [
         "mae", "accuracy", keras.metrics.AUC(name="auc"), keras.metrics.Precision(name="precision", thresholds=0.5),
@@ -61,7 +61,7 @@ def logs_of_all():
     squares = [keras.metrics.MeanSquaredError("mse")]
     for name, model, samples in (
         ("keras", make(fr, keras, tf, "binary_crossentropy", keras_metrics, squares), data),
-        # What a scalar loss makes of weights depends on the batches.
+        # The effect of weights on a scalar loss depends on the batches.
         ("own loss", make(fr, keras, tf, mean_of_own), data.map(lambda x, y, _: (x, y))),
     ):
         ends = make_ends(keras)
@@ -76,7 +76,7 @@ def logs_of_all():
 
 
 def refused(fr, keras, tf, data):
-    """What is said of a metric whose states cannot be added."""
+    """Body: returns the refusal of a metric whose states cannot be added."""
 
     class Largest(keras.metrics.Metric):
         def __init__(self):
@@ -100,7 +100,7 @@ def refused(fr, keras, tf, data):
 
 
 def own_step(fr, keras, tf, data):
-    """Logs of a test_step that are no metric of the model."""
+    """Body: returns logs of a test_step that belong to no metric of the model."""
 
     class OwnStep(fr.schedules.PipelinedModel):
         def call(self, inputs):
@@ -134,13 +134,13 @@ def test_it_is_what_one_process_tells(alone, on_three):
         got = on_three[0][0][name]
         assert got.keys() == wanted.keys() and not any(np.isnan(value) for value in got.values())
         for key, value in wanted.items():
-            # Sums of 23 float32 in another order.
+            # 23 float32 are summed in another order.
             assert got[key] == pytest.approx(value, rel=1e-5), f"{name}: {key}"
     assert {"loss", "mae", "auc", "our_auc", "mse", "val_loss", "val_auc"} <= set(alone[0]["fit"])
     assert 0.1 < alone[0]["keras"]["auc"] != 0.5
 
 
-def test_what_cannot_be_added_is_refused_and_logs_of_ones_own_are_averaged(alone, on_three):
+def test_unsummable_metrics_are_refused_and_other_logs_are_averaged(alone, on_three):
     assert alone[1] is None  # one process adds nothing
     for _, said, own in on_three:
         assert "metric 'largest' of class Largest has a merge_state of its own" in said

@@ -1,8 +1,8 @@
 """Every schedule under both topologies of groups, 4 processes. One group: test_fifty_steps.py, test_in_flight_grm.py.
 
-Exact schedules equal the one that they are a faster way of, bit for bit, under the same topology; micro-batches equal
-whole batches but for rounding; and all are near a simulation that knows neither ranks nor schedules, of the staleness
-that each states, whose groups train apart where the topology says so.
+Exact schedules equal their reference bit for bit, under the same topology. Micro-batches equal whole batches except for
+rounding. All are near a simulation without ranks and schedules, with each schedule's staleness and with separate groups
+where the topology has them.
 """
 
 import numpy as np
@@ -20,7 +20,7 @@ TOPOLOGIES = {
     "gradient_sync": Topology(2, "gradient_sync"),
     "weight_sync": Topology(2, "weight_sync", sync_every=2, moment_scale=1.0),
 }
-# The schedule that each must equal bit for bit; itself where only the simulation is there.
+# Each schedule's reference, which it equals bit for bit; itself where the simulation is the only reference.
 SAME_AS = {
     Sync(): Sync(),
     DualBuffer(): Sync(),
@@ -30,7 +30,7 @@ SAME_AS = {
     Pipelined(6): SemiAsync(),  # test_in_flight.py has all depths
 }
 STALE = {SemiAsync(), Pipelined(6)}
-# float32 against float64, after a few steps; another staleness is far beyond it.
+# float32 against float64, after a few steps. Another staleness differs far more.
 TOLERANCE = 2e-5
 
 
@@ -44,7 +44,7 @@ def _joined(batches):
 
 
 def _all():
-    """By topology and schedule: dense weights, and everything that training has changed."""
+    """Body: returns dense weights and the trained state, by topology and schedule."""
     import tf_fusedrec as fr
 
     rank, found = fr.collectives.rank(), {}
@@ -76,7 +76,7 @@ def _simulated(groups, staleness, sync_every):
 @pytest.fixture(scope="module")
 def results():
     with pytest.MonkeyPatch.context() as patch:
-        # A ring adds an element's gradients in an order that its place in the buffer decides: no tensors side by side.
+        # A ring's order of additions depends on the place in the buffer, so tensors must not share one.
         patch.setenv("HOROVOD_FUSION_THRESHOLD", "0")
         return run_ranks(_all, RANKS, timeout_s=480, topologies=list(TOPOLOGIES.values()))
 

@@ -1,4 +1,4 @@
-"""Batches cut by sample: every kind of tensor, sizes that do not divide, nothing, bad input."""
+"""Batches are cut by sample: every kind of tensor, indivisible sizes, empty batches, bad input."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from tf_fusedrec.schedules.micro_batch import num_samples
 
 
 def make(samples):
-    """A structure whose every tensor tells of sample s: s once, s s-times, s in column s % 3."""
+    """Returns tensors that each encode sample s: s once, s repeated s times, s in column s % 3."""
     numbers = np.arange(samples)
     rows = [[s] * (s % 4) for s in numbers]
     x = {
@@ -53,7 +53,7 @@ def test_pieces_are_the_batch_in_order_and_none_is_empty(samples, pieces):
     [(600, [600]), (600, [300, 300]), (600, [100, 200, 200, 100]), (8, [1, 3, 2, 2]), (4, [1, 1, 1, 1])],
 )
 def test_the_first_and_the_last_piece_are_half_as_large(samples, sizes):
-    """Of samples beyond one for each piece; M = 2 has no piece between them."""
+    """This holds for the samples beyond one per piece. M = 2 has no middle piece."""
     found = [len(piece) for piece in cut(tf.range(samples), len(sizes))]
     np.testing.assert_allclose(found, sizes, atol=1 if samples % 6 == 0 else 0)
     assert sum(found) == samples
@@ -62,7 +62,7 @@ def test_the_first_and_the_last_piece_are_half_as_large(samples, sizes):
 @pytest.mark.parametrize("micro_batches", [1, 2, 3, 8])
 @pytest.mark.parametrize("seed", range(5))
 def test_pieces_have_their_share_of_the_tokens(micro_batches, seed):
-    """Within one sample; the naive cut by samples is far off where long samples come first."""
+    """The shares are right within one sample. A cut by samples is far off where long samples come first."""
     lengths = np.sort(np.random.default_rng(seed).zipf(1.6, 300).clip(max=90) - 1)[::-1]
     data = {
         "past": tf.RaggedTensor.from_row_lengths(tf.range(lengths.sum()), lengths),
@@ -80,7 +80,7 @@ def test_pieces_have_their_share_of_the_tokens(micro_batches, seed):
 
 
 def test_all_ragged_and_sparse_values_are_tokens():
-    """Samples of 1 + 6 values each, in three forms; each alone would move the bound."""
+    """Samples have 1 + 6 values each, in three forms. Each form alone would move the bound."""
     nested = tf.ragged.constant([[[1, 2, 3], [4, 5, 6]], [], [], [[]]], ragged_rank=2, dtype=tf.int64)
     ragged = tf.ragged.constant([[], [1] * 6, [], []], dtype=tf.float32, row_splits_dtype=tf.int32)
     sparse = tf.SparseTensor([[2, i] for i in range(3)] + [[3, i] for i in range(6)], tf.range(9), [4, 9])
@@ -115,7 +115,7 @@ def test_samples_without_values_count_alike():
 
 
 def _any_size(specs):
-    """The same specs for any number of samples."""
+    """Returns the same specs for any number of samples."""
 
     def any_size(spec):
         if isinstance(spec, tf.RaggedTensorSpec):
@@ -127,7 +127,7 @@ def _any_size(specs):
 
 @pytest.mark.parametrize("samples", [0, 1, 2])
 def test_small_batches_have_pieces_of_nothing(samples):
-    """Where the size is not known when the step is traced, as for the last batch of an epoch."""
+    """The size is unknown when the step is traced, as for the last batch of an epoch."""
     x, (y, _) = make(samples)
     data = (x, y)
     specs = _any_size(tf.nest.map_structure(tf.type_spec_from_value, data))

@@ -19,7 +19,7 @@ class Called(PipelinedModel):
 
 
 def test_functional_and_subclassed_models_live_side_by_side():
-    """Keras turns a class for good into a functional one when one of its objects is; ours must stay what it is."""
+    """Keras changes a class for good into a functional one with its first functional object. Ours stays unchanged."""
     x = keras.Input([3])
     functional = PipelinedModel(x, keras.layers.Dense(1)(x), schedule=FrozenWindow(2), name="mine")
     by_name = PipelinedModel(inputs=x, outputs=keras.layers.Dense(1)(x))
@@ -81,12 +81,12 @@ def test_a_saved_model_comes_back_with_its_schedule_and_trains_on(schedule, opti
         one.train_on_batch(x, y)
     rows = next(layer for layer in loaded.layers if isinstance(layer, fr.FusedEmbedding))
     np.testing.assert_array_equal(rows.export_table("t")[1], embedding.export_table("t")[1])
-    if optimizer is keras.optimizers.Adam:  # Keras' files hold its slots, and none of legacy optimizers
+    if optimizer is keras.optimizers.Adam:  # Keras' files hold its slots, but no slots of legacy optimizers
         np.testing.assert_array_equal(loaded.layers[-1].kernel, model.layers[-1].kernel)
 
 
 class CompiledByHand(PipelinedModel):
-    """Has a compile of its own, whose arguments no config knows."""
+    """A model whose own compile has arguments that no config holds."""
 
     compiled_by_hand = False
 
@@ -103,7 +103,7 @@ def test_a_subclass_with_a_compile_of_its_own_is_compiled_by_hand_as_in_keras():
 
 
 def test_a_checkpoint_between_steps_is_all_of_the_state(tmp_path):
-    """A run of four steps, and one that is resumed by another object after two."""
+    """A run of four steps equals one that another object resumes after two."""
 
     def make():
         embedding = clicks.make_embedding()

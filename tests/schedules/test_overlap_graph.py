@@ -1,4 +1,4 @@
-"""What waits for what in the traced step of FrozenWindow: exchanges for no compute, compute for the piece before."""
+"""In the traced step of FrozenWindow, exchanges wait for no compute, and compute waits for the previous piece."""
 
 import pytest
 
@@ -9,7 +9,7 @@ M = 3
 
 
 def _facts():
-    """What the tests below assert, of the step of a model on any number of processes."""
+    """Body: returns the facts for the tests below from a model's step on any number of processes."""
     import tf_fusedrec as fr
     from tests.support.graphs import ancestors, count_ops, reduced_in_between
     from tf_fusedrec import keras
@@ -104,13 +104,13 @@ def test_gradients_are_summed_in_order_when_they_arrive(facts):
     assert seen["sums_wait_for_sums"] == list(range(M))
 
 
-def test_dense_gradients_are_averaged_one_by_one_behind_the_last_gradients_of_rows(facts):
+def test_dense_all_reduces_follow_the_last_gradients_of_rows(facts):
     ranks, seen = facts
     assert seen["reduced_early"] and not seen["reduced_in_between"]
     assert set(seen["reduces_wait_for_gradients"]) == ({True} if ranks > 1 else set())
 
 
-def test_one_exchange_of_ids_one_lookup_two_exchanges_of_every_micro_batch_and_one_update(facts):
+def test_counts_of_exchanges_lookups_and_updates(facts):
     ranks, seen = facts
     for kind, names in seen["exchanges"].items():
         assert len(names) == len(set(names)) == (1 if kind == "ids" else M) * (ranks > 1)

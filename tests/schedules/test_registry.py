@@ -12,7 +12,7 @@ from tf_fusedrec.schedules import FrozenWindow, Pipelined, PipelinedModel, Sched
 @register("tests>skipping")
 @dataclasses.dataclass(frozen=True)
 class Skipping(Schedule):
-    """Trains whole batches, and keeps a number of its own."""
+    """Trains whole batches, and has a number as option."""
 
     every: int = 1
 

@@ -5,7 +5,7 @@ import copy
 import numpy as np
 
 from tests.models.batches import ranking_batch, retrieval_batch
-from tests.models.job import RANKING, RETRIEVAL
+from tests.models.experiments import RANKING, RETRIEVAL
 from tests.schedules import clicks
 from tests.schedules.rank_sums import RankSums
 from tests.schedules.test_frozen_window_ranks import assert_equals_accumulation
@@ -25,7 +25,7 @@ KUAIRAND = {
 
 
 def _sizes(step, rank):
-    """Users of a batch: more on one rank than on another, fewer than M, none."""
+    """Returns the number of users by batch and rank: uneven, fewer than M, or none."""
     return [6, 9, 1][(step + rank) % 3] * (step != 1 or rank != 1)
 
 
@@ -38,7 +38,7 @@ def _ranking_batch(step, rank):
 
 
 def _make(fields, gradient_op="average"):
-    """(model, embedding) of a configuration, without dropout; the same dense weights each time and on every rank."""
+    """Returns (model, embedding) of a configuration without dropout. Dense weights are equal on every rank."""
     import tf_fusedrec as fr
     from models.build import make_embedding, make_model
     from models.experiment import from_dict
@@ -54,7 +54,7 @@ def _make(fields, gradient_op="average"):
 
 
 def _of_any_size(batch):
-    """The signature of batches of any number of users, as those of a data set are."""
+    """Returns the signature of batches with any number of users, like a data set's."""
     from tf_fusedrec import tf
 
     def of_any_size(tensor):
@@ -66,7 +66,7 @@ def _of_any_size(batch):
 
 
 def _trained(schedule, fields, batches):
-    """States after each step, and the losses, of the training step that Keras would run."""
+    """Returns the states after each of Keras' training steps, and the losses."""
     import tf_fusedrec as fr
     from tf_fusedrec import keras, tf
     from tf_fusedrec.schedules.feed import unconverted
@@ -78,7 +78,7 @@ def _trained(schedule, fields, batches):
     model(batches[0], training=False)
     make_optimizer_slots(model)
     step = tf.function(unconverted(model.train_step), input_signature=[_of_any_size(batches[0])])
-    # What is counted over ranks is counted from the data.
+    # Counts over ranks come from the data.
     assert not reduced_in_between(step.get_concrete_function().graph.get_operations())
     states, losses = [], []
     for batch in batches:
@@ -127,7 +127,7 @@ def _accumulated(fields, batches, ranks):
 
 
 def _positions(batch):
-    """Exposures of each micro-batch."""
+    """Returns the number of exposures of each micro-batch."""
     return np.diff(batch["exposed_item"].row_splits.numpy()[_bounds(batch)])
 
 
@@ -137,7 +137,7 @@ def _piece(batch, i):
 
 
 def _bounds(batch):
-    """M + 1 bounds by tokens: one for each user, and one for each value of a ragged feature."""
+    """Returns M + 1 bounds by tokens. Each user and each value of a ragged feature is one token."""
     from tf_fusedrec import tf
     from tf_fusedrec.exchange.micro_batches import token_bounds
 
@@ -156,7 +156,7 @@ def _grm(ranks):
 
 
 def assert_near(states, others, rtol):
-    """But for rounding; ids and all that a table counts are the same."""
+    """Asserts equality except for rounding. Ids and counters of tables must be equal."""
     for got, wanted in zip(states, others):
         assert got.keys() == wanted.keys()
         for what in wanted:
@@ -167,12 +167,12 @@ def assert_near(states, others, rtol):
 
 
 def assert_equals_both(results):
-    """Accumulation bit for bit, and whole batches but for rounding, whose counters are the same."""
+    """Asserts equality with accumulation bit for bit, and with whole batches but for rounding; counters are equal."""
     for (states, _), (whole, _), accumulated in results:
         assert len(states) == len(whole) == len(accumulated) == STEPS
         for step, (got, wanted) in enumerate(zip(states, accumulated)):
             assert_equals_accumulation(got, wanted, f"step {step}")
-        # Adam divides gradients by their size: where those are all rounding, steps are. Three of 0.01 leave 1e-3.
+        # Adam divides gradients by their size, so pure rounding makes random steps. Three of 0.01 leave 1e-3.
         assert_near(states, whole, rtol=1e-3)
     losses, wanted = (np.mean([result[i][1] for result in results], axis=0) for i in (0, 1))
     np.testing.assert_allclose(losses, wanted, rtol=1e-4)

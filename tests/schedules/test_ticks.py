@@ -1,4 +1,4 @@
-"""A step is one tick of a table's clock however many micro-batches it has: policies decide as under sync."""
+"""A step is one tick of a table's clock for any number of micro-batches, so policies decide as under sync."""
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ TABLES = {
 
 
 def _trained():
-    """By policy and schedule: all that training leaves, what was counted, and how often the table's clock ticked."""
+    """Returns the trained state, the counters and the ticks of the table's clock, by policy and schedule."""
     import tf_fusedrec as fr
 
     rank, found = fr.collectives.rank(), {}

@@ -182,7 +182,7 @@ def test_a_turn_that_ends_badly_names_its_seed(script, seeds, words, tmp_path, m
     assert counts["seeds"] == seeds and failure.endswith(words) and bool(failure) == bool(words)
 
 
-def test_a_violation_makes_the_soak_fail_and_counts_are_told(monkeypatch, capsys):
+def test_a_violation_makes_the_soak_fail_and_counts_are_printed(monkeypatch, capsys):
     monkeypatch.setattr(program.sanitized_ops, "build", lambda: None)
     monkeypatch.setattr(program, "turn_of", lambda part, seconds: ({"seeds": 1}, "VIOLATION" if part == "ops" else ""))
     monkeypatch.setattr(sys, "argv", ["soak", "--seconds", "0.01"])

@@ -153,7 +153,7 @@ def test_ids_that_a_group_has_no_room_for_are_refused():
             model([tf.constant([[bad]], tf.int64), tf.constant([[1]], tf.int64)])
 
 
-def test_ids_that_cannot_be_known_beforehand_go_alone_and_calls_in_other_graphs_are_refused():
+def test_later_ids_travel_alone_and_calls_in_other_graphs_are_refused():
     class Hops(models.SumOfRows):
         """The second layer's ids are computed from the first layer's rows."""
 

@@ -85,7 +85,7 @@ def continued(folder, factor):
     return np.divide(losses, factor), taken["user"], new
 
 
-def test_what_tfra_trained_goes_on_with_equal_losses(tmp_path):
+def test_training_of_tfra_continues_with_equal_losses(tmp_path):
     folder = str(tmp_path / "saved")
     by_tfra = run_ranks(trained_by_tfra, 2, folder=folder)
     native = run_ranks(continued, 2, folder=folder, factor=2.0)

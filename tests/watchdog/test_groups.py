@@ -1,4 +1,4 @@
-"""A group that loses a rank, or whose rank stands still: all ranks of all groups end, none of them with 0.
+"""When a group loses a rank, or a rank stands still, all ranks of all groups end, none of them with 0.
 
 Horovod's thread may abort the process of a rank that loses another one, before Python can say why.
 """

@@ -50,7 +50,7 @@ def stand_still(stopped_s, blocked_s):
 
 
 def share_of_a_core(name):
-    """What a thread of this process has used of one core."""
+    """Returns the share of one core that a thread of this process has used."""
     (thread,) = (one for one in threading.enumerate() if one.name == name)
     process = psutil.Process()
     (used,) = (one for one in process.threads() if one.id == thread.native_id)

@@ -279,17 +279,9 @@ def equal_start(variables: Sequence[tf.Variable], steps: int) -> None:
     if _hvd is None:
         return
     told = all_gather_object((steps, weight_equality.digests(weight_equality.values_of(variables))))
-    of_ranks = [digests for _, digests in told]
-    differs = weight_equality.difference(of_ranks)
+    differs = weight_equality.difference_at_start(*zip(*told))
     if differs is None:
         return
-    if any(steps for steps, _ in told) or not weight_equality.same_forms(of_ranks):
-        raise RuntimeError(
-            f"Ranks do not hold the same model after {[steps for steps, _ in told]} steps of the optimizer by rank: "
-            f"{differs}. Remedy: build the same model on all ranks, load the same checkpoint on all of them, train by "
-            "tf_fusedrec.collectives.distributed_optimizer and the same learning rate; or give all ranks rank 0's "
-            "values by tf_fusedrec.collectives.broadcast_variables."
-        )
     broadcast_variables(variables)
     if rank() == 0:
         _LOG.info("before the first step %s; all ranks have rank 0's values now", differs)

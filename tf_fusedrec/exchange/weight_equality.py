@@ -62,9 +62,26 @@ def difference(of_ranks: Sequence[Sequence[Digest]]) -> str | None:
     return None
 
 
-def same_forms(of_ranks: Sequence[Sequence[Digest]]) -> bool:
-    """Whether rank 0's values fit the variables of every rank."""
-    return len({tuple(digest.form for digest in digests) for digests in of_ranks}) == 1
+def difference_at_start(steps: Sequence[int], of_ranks: Sequence[Sequence[Digest]]) -> str | None:
+    """The same sentence where rank 0's values may replace the other ranks' values; None if all ranks hold equal bits.
+
+    Args:
+      steps: R numbers of steps that the optimizer has made.
+      of_ranks: R lists of digests, see difference.
+
+    Raises:
+      RuntimeError: ranks differ, and one of them has trained or holds variables of other forms.
+    """
+    differs = difference(of_ranks)
+    same_forms = len({tuple(digest.form for digest in digests) for digests in of_ranks}) == 1
+    if differs is not None and (any(steps) or not same_forms):
+        raise RuntimeError(
+            f"Ranks do not hold the same model after {list(steps)} steps of the optimizer by rank: {differs}. Remedy: "
+            "build the same model on all ranks, load the same checkpoint on all of them, train by "
+            "tf_fusedrec.collectives.distributed_optimizer and the same learning rate; or give all ranks rank 0's "
+            "values by tf_fusedrec.collectives.broadcast_variables."
+        )
+    return differs
 
 
 def _digest(name: str, value: np.ndarray) -> Digest:

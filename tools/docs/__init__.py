@@ -1,1 +1,1 @@
-"""What the documentation is made of besides docs/*.md: drawings, the configuration reference, the hooks of mkdocs."""
+"""Parts of the documentation besides docs/*.md: drawings, the configuration reference, the hooks of mkdocs."""

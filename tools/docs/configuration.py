@@ -1,6 +1,6 @@
 """The configuration reference: fields of the records that users fill in, read from their source without running it.
 
-Types and defaults are those of the dataclass; the words are its docstring's ("Attributes:", "Args:") or the comment
+Types and defaults come from the dataclass, words from its docstring ("Attributes:", "Args:") or the comment
 behind the field. Names of constants ("one of SCOPES") are replaced by their values.
 """
 
@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
-# Title, what it is for, source file (or a family of files, bases first), records.
+# Title, purpose, source file (or a family of files, bases first), records.
 SECTIONS = (
     (
         "Tables and features",
@@ -142,7 +142,7 @@ def _spelled(words: str, constants: Mapping[str, tuple[str, ...]]) -> str:
 
 
 def files_of(path: str) -> list[pathlib.Path]:
-    """Those that "folder/{a,b}.py" names."""
+    """Returns the files that "folder/{a,b}.py" names."""
     family = re.fullmatch(r"(.*)\{(.*)\}(.*)", path)
     return [ROOT / f"{family[1]}{name}{family[3]}" for name in family[2].split(",")] if family else [ROOT / path]
 
@@ -162,7 +162,7 @@ def records_of(paths: Sequence[pathlib.Path]) -> list[Record]:
 def _record(
     node: ast.ClassDef, lines: Sequence[str], found: Mapping[str, Record], told: Mapping[str, Told]
 ) -> tuple[Record, Told]:
-    """The record of a class and what its docstring, or those of its bases, tell of fields."""
+    """Returns the record of a class, with descriptions of fields from the docstrings of the class and its bases."""
     docstring = ast.get_docstring(node) or ""
     fields: dict[str, Field] = {}
     mine: Told = {}
@@ -170,7 +170,7 @@ def _record(
         fields.update({field.name: field for field in found[base].fields})
         mine.update(told[base])
     mine.update(_told(docstring))
-    # What a class in between only announces is no field of the dataclasses below it.
+    # An annotation of a class in between is no field of the dataclasses below it.
     is_record = any("dataclass" in ast.unparse(decorator) for decorator in node.decorator_list)
     for item in node.body if is_record else ():
         if not isinstance(item, ast.AnnAssign) or not isinstance(item.target, ast.Name) or item.end_lineno is None:
@@ -191,7 +191,7 @@ def _record(
 
 
 def _before(docstring: str) -> str:
-    """What a docstring says before its first section."""
+    """Returns the text of a docstring before its first section."""
     kept = []
     for line in docstring.splitlines():
         if re.fullmatch(r"(Attributes|Args|Raises|Example.*):", line):

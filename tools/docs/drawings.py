@@ -1,6 +1,6 @@
 """The drawings of the site, as SVG: the way of an id, a table, the schedules, the topology. No TensorFlow.
 
-The numbers in the drawing of the message are those of the ops; tests/docs/test_site.py runs them.
+The ops give the numbers in the drawing of the message; tests/docs/test_site.py runs them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from matplotlib import pyplot
 BLUE, GREEN, ORANGE, RED, GREY = "#dbe9f6", "#ddf0dd", "#fde5cf", "#f6d5d5", "#eeeeee"
 INK, LINE = "#222222", "#666666"
 
-# One rank of two; table "item" is segment 0, table "user" segment 1. Owners are those of the hash ranges.
+# One rank of two; table "item" is segment 0, table "user" segment 1. Hash ranges give the owners.
 EXAMPLE: Mapping[str, Sequence[int]] = {
     "ids": [7, 5, 7, 3, 3, 9, 3],
     "segment_splits": [0, 4, 7],
@@ -225,7 +225,7 @@ SCHEDULES: Sequence[tuple[str, Callable[[], tuple[list[Bar], list[Bar]]]]] = (
 
 
 def schedules() -> str:
-    """What the network and the dense compute do under each schedule, for exchanges as long as the compute."""
+    """Draws the network and the dense compute under each schedule, for exchanges as long as the compute."""
     figure, axes = _figure(124, 64)
     left, scale, limit = 22.0, 3.7, 27.5
     colors = {"ids": BLUE, "rows": GREEN, "grads": RED}

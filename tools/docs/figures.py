@@ -38,7 +38,7 @@ class Table(NamedTuple):
     """A theme of docs/benchmarks.md."""
 
     title: str
-    setting: str  # what is the same in all rows
+    setting: str  # the common setting of all rows
     rows: Sequence[Row]
 
 

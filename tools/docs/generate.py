@@ -1,4 +1,4 @@
-"""What of docs/ and the README is made from something else and kept in the repository, so that it can be read there.
+"""Makes the generated parts of docs/ and the README, which the repository keeps so that they can be read there.
 
     python -m tools.docs.generate      # writes it anew; tests/docs/test_site.py demands that it is current
 

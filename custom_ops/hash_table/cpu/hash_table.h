@@ -91,9 +91,9 @@ class HashTable {
   void Prefetch(const Message& message) const { tier_.Prefetch(message); }
 
   bool IsHandle(int64_t handle) const;
-  // Whether rows of the lookup of this clock may have left or moved since. Its handles are then invalid.
+  // Returns whether rows of the lookup of this clock may have left or moved since. Its handles are then invalid.
   bool IsStale(uint32_t clock) const { return rows_.pins().IsStale(clock); }
-  // Whether gradients wait for ApplyAccumulated.
+  // Returns whether gradients wait for ApplyAccumulated.
   bool HasWaiting() const { return rows_.pins().waiting_since() != 0; }
 
   // Sums gradients of equal rows and applies the optimizer in place.

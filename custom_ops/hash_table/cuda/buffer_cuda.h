@@ -38,7 +38,7 @@ FUSEDREC_CUDA_API void fusedrec_buffer_destroy(FusedrecDeviceBuffer* buffer);
 FUSEDREC_CUDA_API int fusedrec_buffer_host_memory(FusedrecDeviceBuffer* buffer, int64_t bytes, char** memory);
 
 // The rows of the batch under way, for fusedrec_table_lookup, _find and _apply until the next advance. A lookup of an id
-// that the batch was not told of answers kDeviceAbsent and changes nothing. Clock and version go from batch to batch;
+// that the batch does not know answers kDeviceAbsent and changes nothing. Clock and version go from batch to batch;
 // fusedrec_table_set_clock sets others after an advance.
 FUSEDREC_CUDA_API FusedrecDeviceTable* fusedrec_buffer_active(FusedrecDeviceBuffer* buffer);
 

@@ -39,7 +39,7 @@ constexpr int kDeviceTableFull = -1;   // max_rows, and not enough rows may leav
 constexpr int kDeviceStale = -2;       // rows of the lookup whose gradients come have left since
 constexpr int kDeviceBadHandle = -3;   // not of this table, or not all of one lookup
 constexpr int kDeviceBadInverse = -4;  // names a row beyond the handles
-constexpr int kDeviceAbsent = -5;      // an id that the buffer was not told of (buffer_cuda.h)
+constexpr int kDeviceAbsent = -5;      // an id that the buffer does not know (buffer_cuda.h)
 constexpr int kDeviceNotWritten = -6;  // rows of the batch before are still to be written back
 
 }  // namespace fusedrec

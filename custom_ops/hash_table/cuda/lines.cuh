@@ -24,7 +24,7 @@ namespace device_table {
 
 constexpr int kKeysPerLine = 5;
 constexpr unsigned kTaken = 0x1f;      // bits of meta: places with a key
-constexpr unsigned kOverflown = 0x20;  // a key that would have begun or gone on here lies further along
+constexpr unsigned kOverflown = 0x20;  // a key that would begin or continue here lies further along
 constexpr uint32_t kNowhere = 0xffffffffu;  // row of a key that is not there
 
 struct __align__(64) Line {

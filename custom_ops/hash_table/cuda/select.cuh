@@ -25,7 +25,7 @@ struct Score {
     return {count << 32 | meta.last, TableHash(meta.id)};
   }
   __device__ int Byte(int i) const { return static_cast<int>((i < 8 ? high : low) >> (56 - i % 8 * 8) & 0xff); }
-  // Whether the first `bytes` of both are the same.
+  // Returns whether the first `bytes` of both are equal.
   __device__ bool Agrees(const Score& other, int bytes) const {
     for (int i = 0; i < bytes; ++i) {
       if (Byte(i) != other.Byte(i)) return false;
@@ -35,7 +35,7 @@ struct Score {
   __device__ bool IsAbove(const Score& other) const { return high != other.high ? high > other.high : low > other.low; }
 };
 
-// Which rows.
+// The condition for rows that may leave.
 struct MayLeave {
   uint32_t segment;
   bool by_count;

@@ -132,8 +132,8 @@ struct FusedrecDeviceTable {
   int Gather(const uint32_t* where, const int64_t* handles, const int32_t* inverse, int64_t num_ids, int64_t storage,
              void* rows, int64_t out_rows, void* stream) const;
   int UploadSegments(void* stream);
-  // Whether handles name rows of the table and inverse names handles; *facts: more of them, of one lookup when there is an
-  // inverse, and of `grads`.
+  // Checks that handles name rows of the table and inverse names handles. *facts describes the handles, with an inverse
+  // those of one lookup, and `grads`.
   int CheckHandles(const int64_t* handles, int64_t num_handles, const int32_t* inverse, int64_t num_ids,
                    const fusedrec::device_table::Numbers& grads, fusedrec::device_table::HandleFacts* facts,
                    void* stream) const;

@@ -228,7 +228,7 @@ static void Backward(const AttentionProblem& p, const AttentionUnit& unit, float
   Zero(scratch.value_grads, heads * unit_keys * value_width);
   Zero(scratch.time_sums, TimeSums(p.bias) * kLanes);
   Zero(scratch.time_totals, TimeSums(p.bias) * kLanes);
-  // Where the gradients of the unit's first query and head go.
+  // The gradients of the unit's first query and head.
   const bool shared = unit.query_grads != nullptr;
   const int64_t query_grads_stride = (shared ? heads : p.heads) * p.qk_dim;
   float* query_grads = shared ? unit.query_grads

@@ -44,7 +44,7 @@ static inline void SetBiasPanel(const AttentionProblem& problem, int64_t row, co
   }
 }
 
-// Whether the index of the position weights ascends with the lanes and descends with the keys.
+// Returns whether the index of the position weights ascends with the lanes and descends with the keys.
 static inline bool PlainPlaces(const PanelBias& bias, const Tile& tile) {
   return bias.mask->begin + tile.lane_end <= bias.targets_from && tile.key_end <= bias.targets_from;
 }

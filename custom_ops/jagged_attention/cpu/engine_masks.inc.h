@@ -43,7 +43,7 @@ static inline RowMask MaskOf(const AttentionProblem& problem, int64_t row) {
 
 enum class Visible { kNone, kSome, kAll };
 
-// Whether queries [i0, i1) and keys [j0, j1) have targets of one group.
+// Returns whether queries [i0, i1) and keys [j0, j1) have targets of one group.
 static inline bool ShareGroup(const RowMask& mask, int64_t i0, int64_t i1, int64_t j0, int64_t j1) {
   if (!mask.grouped || i1 <= mask.targets_from || j1 <= mask.targets_from) return false;
   const int64_t asks_low = mask.Group(Greater(i0, mask.targets_from)), asks_high = mask.Group(i1 - 1);

@@ -36,14 +36,14 @@ struct RowMask {
     if (grouped && j >= targets_from && i > j) visible = visible || Group(i) == Group(j);
     return visible;
   }
-  // Whether none of queries [i0, i1) sees any of keys [j0, j1); may return false for an empty rectangle.
+  // Returns whether none of queries [i0, i1) sees any of keys [j0, j1); may return false for an empty rectangle.
   __device__ bool Hidden(int i0, int i1, int j0, int j1) const {
     const int asks_low = Number(i0), asks_high = Number(i1 - 1), answers_low = Number(j0), answers_high = Number(j1 - 1);
     const bool near = window <= 0 || asks_low - answers_high <= window || asks_high >= full_from;
     const bool causal = (i0 < j1 && j0 < i1) || asks_high > answers_low;
     return !(causal && near) && !(contextual && asks_low == 0 && answers_low < top) && !ShareGroup(i0, i1, j0, j1);
   }
-  // Whether queries [i0, i1) and keys [j0, j1) have targets of one group.
+  // Returns whether queries [i0, i1) and keys [j0, j1) have targets of one group.
   __device__ bool ShareGroup(int i0, int i1, int j0, int j1) const {
     if (!grouped || i1 <= targets_from || j1 <= targets_from) return false;
     return Group(Greater(i0, targets_from)) <= Group(j1 - 1) && Group(Greater(j0, targets_from)) <= Group(i1 - 1);

@@ -96,7 +96,7 @@ def test_an_error_in_the_body_ends_the_child():
     assert it.poll() is not None
 
 
-def test_what_a_child_says_and_its_code_come_back():
+def test_output_and_exit_code_of_a_child_are_returned():
     done = processes.run([sys.executable, "-c", "import sys; print('said'); sys.exit(3)"])
     assert (done.stdout, done.returncode) == ("said\n", 3)
 

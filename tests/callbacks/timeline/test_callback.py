@@ -108,7 +108,7 @@ def test_a_timeline_of_horovodruns_own_is_not_overwritten(monkeypatch):
 
 
 def _without_timeline():
-    """Of an idle joined rank: threads that never sleep, and what refuses a timeline."""
+    """Body: returns the spinning threads of an idle rank, and the refusal of a timeline."""
     import tf_fusedrec as fr
 
     fr.collectives.barrier()
@@ -123,9 +123,8 @@ def _without_timeline():
 
 
 def _spinning_threads():
-    """Threads of this process that take a core for a second and never give it up to wait.
-
-    So they are told from Horovod's thread, which sleeps a millisecond at a time, on a loaded machine as on an idle one.
+    """Returns the threads that use a core for a second without waiting. Horovod's thread sleeps a millisecond at a time
+    on any machine.
     """
 
     def used():

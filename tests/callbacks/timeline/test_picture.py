@@ -1,4 +1,4 @@
-"""The picture has its bars where the events were, round ticks, and says what every colour means."""
+"""The picture has a bar for every event, round ticks, and a legend of the colours."""
 
 import numpy as np
 import pytest
@@ -25,7 +25,7 @@ def image(tmp_path_factory):
 @pytest.fixture(scope="module")
 def pixel(image):
     def at(lane, share):
-        """The color of the bottom of a lane's bars, at a share of the step."""
+        """Returns the color of a lane's bars at their bottom, at a share of the step."""
         row = picture.TOP + picture.LANE * (lane + 1) - 8
         return image.getpixel((picture.LEFT + int(picture.WIDTH * share), row))
 
@@ -40,7 +40,7 @@ def test_every_kind_has_its_lane(pixel, lane, kind, begin, end):
         assert (pixel(lane, share) == picture.LANES[kind][0]) == (begin < share < end), share
 
 
-def test_what_is_exposed_is_red(pixel):
+def test_exposed_exchanges_are_red(pixel):
     # The exchange of 0.2 to 0.6 without the table's op until 0.3 and the compute from 0.5.
     assert [pixel(4, share) == picture.LANES[picture.EXPOSED][0] for share in (0.25, 0.35, 0.45, 0.55)] == [
         False,

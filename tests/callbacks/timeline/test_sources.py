@@ -1,4 +1,4 @@
-"""Horovod's log as it writes it, and one that it never finishes."""
+"""Reads a complete and an unfinished log of Horovod."""
 
 import json
 
@@ -18,7 +18,7 @@ LOG = [
     {"ph": "B", "name": "MPI_ALLTOALL", "ts": 1_600_000, "pid": 1},
     {"ph": "E", "ts": 1_700_000, "pid": 1},
     {"ph": "E", "ts": 2_000_000, "pid": 1},
-    {"ph": "E", "ts": 2_500_000, "pid": 1},  # of one that began before the log
+    {"ph": "E", "ts": 2_500_000, "pid": 1},  # its begin precedes the log
 ]
 
 

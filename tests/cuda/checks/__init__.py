@@ -1,4 +1,4 @@
-"""What the kernels for GPUs must do, by op: functions `check_*` of the kernels (tests.cuda.memory.Kernels)."""
+"""Checks of the GPU kernels, by op: functions `check_*` of the kernels (tests.cuda.memory.Kernels)."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ from typing import Any
 
 
 def once(check: Any) -> Any:
-    """A check that random schedules add nothing to: it runs with threads in order alone (run_checks.py)."""
+    """Marks a check that runs with threads in order only, because random schedules add nothing (run_checks.py)."""
     check.once = True
     return check

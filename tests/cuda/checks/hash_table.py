@@ -48,7 +48,7 @@ def table_of(kernels, dim, seeds=SEEDS, **more):
 
 
 def batch_of(random, sources, segments, most, vocabulary):
-    """Ids by source and segment, many of them twice, some of the extremes."""
+    """Returns ids by source and segment: many occur twice, and some are extremes."""
     ids = lambda: random.integers(-vocabulary, vocabulary, random.integers(0, most)).tolist()  # noqa: E731
     batch = [[ids() for _ in range(segments)] for _ in range(sources)]
     batch[0][0] += [-(2**63), -1, 2**63 - 1, 0, -(2**63)]
@@ -56,7 +56,7 @@ def batch_of(random, sources, segments, most, vocabulary):
 
 
 def compare_lookup(table, oracle, batch, known):
-    """Rows, numbers in order of first occurrence, and handles that stay what they were (`known`)."""
+    """Compares rows, numbers in order of first occurrence, and handles, which must stay equal (`known`)."""
     message, splits, received = pack(batch)
     rows, inverse, handles = table.lookup(message, splits)
     wanted = oracle.lookup(received)
@@ -81,7 +81,9 @@ def compare_find(table, oracle, batch, known):
 
 
 def check_lookups_grow_the_table(kernels):
-    """From nothing to hundreds of rows in several chunks: rows, numbers and handles stay right while lines double."""
+    """Grows an empty table to hundreds of rows in several chunks. Rows, numbers and handles stay right while lines
+    double.
+    """
     random = np.random.default_rng(0)
     table, oracle, known = table_of(kernels, 5), oracle_of(5), {}
     for most, vocabulary in ((20, 8), (60, 40), (150, 200), (150, 200)):
@@ -93,7 +95,7 @@ def check_lookups_grow_the_table(kernels):
 
 
 def check_new_rows_are_numbered_by_first_occurrence(kernels):
-    """Also the rows themselves: the second of two tables, under any schedule, has every id in the same row."""
+    """Two tables give every id the same row, under any schedule."""
     table = table_of(kernels, 1, SEEDS[:1])
     ids = np.random.default_rng(1).integers(0, 3000, 5000)  # three tiles of numbers
     _, inverse, handles = table.lookup([5000, *ids], [5001])
@@ -114,7 +116,7 @@ def check_edge_cases(kernels):
 
 
 def id_of_hash(hash_):
-    """The id whose TableHash is `hash_`: Mix64 backwards."""
+    """Returns the id whose TableHash is `hash_`, by the inverse of Mix64."""
     x = hash_
     for factor in (0xC4CEB9FE1A85EC53, 0xFF51AFD7ED558CCD):
         x ^= x >> 33
@@ -124,7 +126,7 @@ def id_of_hash(hash_):
 
 
 def check_ids_that_collide(kernels):
-    """One path through the lines for all ids: full lines, marks, the last line; then ids that are not there."""
+    """All ids take one path through the lines: full lines, marks, the last line. Then absent ids follow."""
     step = 0x1234567 << 32
     ids = [id_of_hash(step | n << 20 | 5) for n in range(60)]
     table, oracle, known = table_of(kernels, 4, SEEDS[:1]), oracle_of(4, SEEDS[:1]), {}
@@ -136,7 +138,7 @@ def check_ids_that_collide(kernels):
 
 
 def check_without_memory_nothing_changes(kernels):
-    """The n-th allocation of a lookup that needs lines, chunks and a longer directory fails, for every n."""
+    """Fails each allocation of a lookup that needs lines, chunks and a longer directory."""
     random = np.random.default_rng(2)
     for directory in (False, True):
         table, oracle, known = table_of(kernels, 3, chunk_rows=32), oracle_of(3), {}
@@ -166,7 +168,7 @@ def check_without_memory_nothing_changes(kernels):
 def check_what_does_not_fit_is_refused(kernels):
     table = table_of(kernels, 2)
     calls = (
-        ([1, 1, 1, 5, 6], [5]),  # three ids by the headers, two are there
+        ([1, 1, 1, 5, 6], [5]),  # the headers say three ids, the message has two
         ([0, 1, 0, 5, 6], [5]),
         ([3, -1, 0, 5, 6], [5]),
         ([2**62, 2**62, -(2**63), 5], [4]),

@@ -1,4 +1,4 @@
-"""Rows in host memory behind two buffers on the device: the same bits as a table that has all rows on the device."""
+"""Rows in host memory behind two device buffers equal those of a device table, bit for bit."""
 
 import ctypes
 
@@ -14,7 +14,7 @@ DIM, SEEDS, START = 5, [3, 4], 0.25
 
 
 class HostRows:
-    """Records by key in host memory: a new key begins with its initial record."""
+    """Holds records by key in host memory. A new key begins with its initial record."""
 
     def __init__(self, storage, slots):
         row = np.full(DIM, START, np.float32)
@@ -24,7 +24,7 @@ class HostRows:
         self.records = {}
 
     def read(self, keys):
-        """ids, segment_splits and records of keys grouped by segment."""
+        """Returns ids, segment_splits and records of keys grouped by segment."""
         ids = np.array([id_ for _, id_ in keys], np.int64)
         splits = np.searchsorted([segment for segment, _ in keys], np.arange(len(SEEDS) + 1)).astype(np.int64)
         records = [self.records.get(key, self.initial) for key in keys]
@@ -36,7 +36,7 @@ class HostRows:
 
 
 def batches_of(random, count):
-    """Few ids are frequent; batches of nothing, of one id, of the ids before, of none of the ids before."""
+    """Yields batches with few frequent ids; some are empty, have one id, or all or none of the previous ids."""
 
     def skewed(low):
         ids = lambda: (random.zipf(1.3, random.integers(4, 24)) % 40 + low).tolist()  # noqa: E731
@@ -53,14 +53,14 @@ def batches_of(random, count):
 
 
 def keys_of(random, received):
-    """Distinct keys by segment, in any order inside one."""
+    """Returns distinct keys by segment, in random order inside a segment."""
     keys = list(dict.fromkeys(received))
     return sorted((keys[i] for i in random.permutation(len(keys))), key=lambda key: key[0])
 
 
 def parts_of(random, keys):
-    """Keys to prefetch, keys to tell of late, of both kinds by segment; and all, in the order in which rows come."""
-    part = random.integers(0, 3, len(keys))  # 1: both early and late
+    """Returns the prefetched and the late keys by segment, and all keys in the order of the rows."""
+    part = random.integers(0, 3, len(keys))  # 1: prefetched and late
     prefetched, late = ([key for key, p in zip(keys, part) if p in which] for which in ((0, 1), (1, 2)))
     return prefetched, late, list(dict.fromkeys(prefetched + late))
 
@@ -68,7 +68,7 @@ def parts_of(random, keys):
 # The kernels of a buffer only read what others have written: no schedule changes that.
 @once
 def check_buffers_are_as_a_table_without(kernels):
-    """Rows of every lookup and, at the end, all records: embedding, slots, clocks, counts, versions."""
+    """Compares the rows of every lookup and, at the end, all records: embedding, slots, clocks, counts, versions."""
     adam = {"epsilon": 1e-7, "one_minus_beta_1": 0.1, "one_minus_beta_2": 0.01}
     for storage, rule, slots, more in (("float32", "sgd", 0, {}), ("bfloat16", "adam", 2, adam)):
         random = np.random.default_rng(slots)
@@ -83,7 +83,7 @@ def check_buffers_are_as_a_table_without(kernels):
         assert buffer.advance(host.read(late)) == 0 and len(buffer.write_back()) == 0
         for step, (message, splits, received) in enumerate(batches):
             prefetched, late, next_told = parts_of(random, keys[step + 1])
-            buffer.prefetch(*host.read(prefetched))  # of old rows, where the batch under way changes them
+            buffer.prefetch(*host.read(prefetched))  # old rows, which the current batch changes
             assert buffer.rows() == [len(keys[step]), 0, len(prefetched)]
             (rows, inverse, handles), (wanted, its_inverse, its_handles) = (
                 table.lookup(message, splits) for table in (buffer, plain)
@@ -148,7 +148,7 @@ def check_a_buffer_that_does_not_fit_changes_nothing(kernels):
     assert answer_of(buffer.prefetch, ids, splits, records) == answer_of(buffer.advance) == NOT_WRITTEN
     assert answer_of(buffer.read_active) == NOT_WRITTEN
     assert buffer.rows() == [3, 3, 0]
-    buffer.allocations_left = 0  # what goes back has its memory
+    buffer.allocations_left = 0  # the write-back has its memory already
     assert buffer.write_back().shape == (3, buffer.record_bytes()) and buffer.rows() == [3, 0, 0]
     buffer.allocations_left = None
     np.testing.assert_array_equal(buffer.find([2, 0, 2, 5], [4])[0][:2, 0], [START - 1.0, START])

@@ -1,4 +1,4 @@
-"""Rows that leave the table on the device, and checkpoints, against dictionaries (tests/oracles/hash_table.py)."""
+"""Evictions and checkpoints of the device table, against dictionaries (tests/oracles/hash_table.py)."""
 
 import numpy as np
 
@@ -10,7 +10,7 @@ DIM = 3
 
 
 def answer_of(call, *arguments, **more):
-    """What the library answered that was not 0."""
+    """Returns the library's code for a refused call."""
     try:
         call(*arguments, **more)
     except Refused as refused:
@@ -32,7 +32,7 @@ def batch_of(random, segments, most, vocabulary):
 
 
 def step(table, oracle, batch, random, update=False):
-    """A lookup of both, and an update."""
+    """Makes a lookup and an update on both."""
     message, splits, received = pack(batch)
     rows, inverse, handles = table.lookup(message, splits)
     np.testing.assert_array_equal(rows[: len(received)], oracle.lookup(received))
@@ -44,7 +44,7 @@ def step(table, oracle, batch, random, update=False):
 
 
 def compare(table, oracle):
-    """All rows with what is known of them, from the records of an export; and statistics."""
+    """Compares all rows with their clocks and counts, from an export's records, and the statistics."""
     counted = [[counters[name] for name in ("hits", "inserts", "evictions")] for counters in oracle.counters]
     assert table.statistics() == counted
     for segment, rows in enumerate(oracle.rows):
@@ -57,7 +57,7 @@ def compare(table, oracle):
 
 
 def check_rows_leave_as_the_policies_say(kernels):
-    """max_rows with LRU and LFU, and a time to live; evicted ids come back with their initial row."""
+    """Tests max_rows with LRU and LFU, and a time to live. Evicted ids return with their initial row."""
     for options in (
         {"max_rows": 40, "eviction": "lru"}, {"max_rows": 48, "eviction": "lfu", "window": 2, "ttl": 5}, {"ttl": 3},
     ):  # fmt: skip
@@ -86,12 +86,12 @@ def check_rows_are_evicted_and_removed_by_hand(kernels):
     before = table.size()[1]["chunk_bytes"]
     step(table, oracle, batch_of(random, 2, 30, 300), random)
     compare(table, oracle)
-    assert table.size()[1]["chunk_bytes"] == before  # rows that left are used again
+    assert table.size()[1]["chunk_bytes"] == before  # the memory of evicted rows is used again
     table.close()
 
 
 def check_a_full_table_refuses_and_stays(kernels):
-    """Rows of the last lookups may not leave, nor those that the lookup itself has met."""
+    """The rows of the last lookups and of the current lookup may not leave."""
     for eviction in ("none", "lru"):
         table = table_of(kernels, 1, max_rows=8, eviction=eviction, window=1)
         oracle = oracle_of(1, max_rows=8, eviction=eviction)
@@ -116,7 +116,7 @@ def check_gradients_of_rows_that_left_are_refused(kernels):
 
 
 def check_handles_of_elsewhere_are_refused(kernels):
-    """What an update is told is looked at before a kernel follows it; nothing has changed then."""
+    """An update checks its handles before a kernel follows them, and a refusal changes nothing."""
     table = table_of(kernels, 1)
     table.lookup([3, 1, 2, 3], [4])
     _, inverse, handles = table.lookup([4, 1, 2, 3, 2], [5])
@@ -131,7 +131,7 @@ def check_handles_of_elsewhere_are_refused(kernels):
     for place in (-1, 3, 2**31 - 1):
         elsewhere = np.where([0, 0, 1, 0], place, inverse).astype(np.int32)
         assert answer_of(table.apply, handles, elsewhere, grads) == BAD_INVERSE
-    table.allocations_left = 1  # the second is that of the check
+    table.allocations_left = 1  # the check makes the second one
     assert answer_of(table.apply, handles, inverse, grads) == OUT_OF_MEMORY
     table.allocations_left = None
     np.testing.assert_array_equal(table.find([3, 1, 2, 3], [4])[0][:3], 0.5)
@@ -143,7 +143,7 @@ def check_handles_of_elsewhere_are_refused(kernels):
 
 
 def check_a_table_is_cleared(kernels):
-    """It begins anew, but for its clock: handles of before are stale."""
+    """A cleared table keeps its clock only. Older handles are stale."""
     table = table_of(kernels, 2, eviction="lru")
     random = np.random.default_rng(8)
     for _ in range(2):
@@ -160,10 +160,10 @@ def check_a_table_is_cleared(kernels):
     table.close()
 
 
-# Copies: what depends on a schedule is checked above.
+# These are copies. The checks above cover effects of schedules.
 @once
 def check_a_checkpoint_goes_back_in(kernels):
-    """Into another table, partly over rows that are there; also rows of 16 bits with all kinds of slots; a delta."""
+    """Restores into another table, partly over existing rows; also 16-bit rows with all kinds of slots, and a delta."""
     for storage, rule, dim in (("float32", "adagrad", 3), ("bfloat16", "adam", 5), ("float16", "rowwise_adagrad", 3)):
         numbers = {"epsilon": 1e-6, "one_minus_beta_1": 0.1, "one_minus_beta_2": 0.1}
         table, other = (DeviceTable(kernels, dim, [1, 2], storage, rule=rule, chunk_rows=32, **numbers) for _ in "ab")

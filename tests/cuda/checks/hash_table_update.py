@@ -7,7 +7,7 @@ from tests.cuda.device_table import DeviceTable
 from tests.oracles.hash_table import TableOracle, pack
 from tests.oracles.optimizers import OptimizerOracle
 
-# Options of the oracle, and what the launcher is told for the same.
+# Options of the oracle, and the launcher's arguments for the same rule.
 RULES = {
     "sgd": ("sgd", {}, {}),
     "clipped": ("sgd", {"clipnorm": 0.7}, {"clipnorm": 0.7}),
@@ -40,7 +40,7 @@ def batch_of(random, sources, most, vocabulary):
 # The result of a column does not depend on the schedule.
 @once
 def check_rules(kernels):
-    """Two steps of each; ids that come from several sources, and from one more than once."""
+    """Makes two steps with each rule. Ids come from several sources, some of them repeatedly."""
     for number, (name, (rule, options, numbers)) in enumerate(RULES.items()):
         random = np.random.default_rng(number)
         dim, start = (5, 19, 32)[number % 3], 0.1 if rule in ("adagrad", "ftrl") else 0.0
@@ -60,7 +60,7 @@ def check_rules(kernels):
 
 
 def check_sums_are_in_the_order_received(kernels):
-    """Bit for bit what float32 gives in that order, for many positions of one row, and gradients of 16 bits."""
+    """Sums equal float32 sums in that order, bit for bit, for many positions of one row and for 16-bit gradients."""
     random = np.random.default_rng(3)
     table = DeviceTable(kernels, 18, [1, 2])
     oracle = TableOracle(2, lambda key: np.zeros(18, np.float32))
@@ -78,7 +78,9 @@ def check_sums_are_in_the_order_received(kernels):
 
 @once
 def check_rows_of_16_bits(kernels):
-    """To the nearest: as NumPy rounds. Stochastically: a neighbour, the same on every run, and right on average."""
+    """Rounding to the nearest equals NumPy's. Stochastic rounding gives a neighbour, equal in every run and right on
+    average.
+    """
     ids = [64, *range(64)]
     grads = np.random.default_rng(4).uniform(0.0001, 0.0004, [64, 3]).astype(np.float32)
     for stochastic in (0, 1):
@@ -115,7 +117,7 @@ def check_initial_rows_and_slots(kernels):
 
 @once
 def check_rows_of_gradients_that_are_not_finite_stay_as_they_are(kernels):
-    """Row, slots and version keep their bits, their places are answered, and all others are trained as ever."""
+    """Row, slots and version keep their bits, the call returns their places, and all other rows train as usual."""
     random = np.random.default_rng(6)
     for rule, numbers in (
         ("adam", {"one_minus_beta_1": 0.1, "one_minus_beta_2": 0.001}),

@@ -31,7 +31,7 @@ def check_rows_of_all_lengths(kernels):
 
 
 def check_sizes_of_heads(kernels):
-    """Each size of tiles, and heads that are padded to it, keys and values of unlike size."""
+    """Tests each size of tiles, heads that are padded to it, and keys and values of different size."""
     for type_, qk_dim, value_dim in ((2, 64, 64), (2, 48, 80), (2, 256, 256), (1, 25, 7), (0, 40, 17)):
         compare(kernels, type_, random_case([70], 1, qk_dim, value_dim, seed=qk_dim))
 
@@ -125,6 +125,6 @@ def compare_file(kernels, path):
 
 
 def check_the_masks_of_the_oracle(_):
-    """The picture of three pairs, by hand: a window of one, one target."""
+    """Compares the mask of a window of one and one target with a drawing by hand."""
     expected = [[1, 0, 0, 0], [1, 1, 0, 0], [0, 1, 1, 0], [0, 0, 1, 1]]
     np.testing.assert_array_equal(visible_pairs(4, 1, attention_window=1), np.array(expected, bool))

@@ -37,7 +37,7 @@ class Call(ctypes.Structure):
 
 
 def to_bits(type_, array):
-    """float32 numbers as the kernels read them."""
+    """Returns float32 numbers in the form that the kernels read."""
     array = np.asarray(array, np.float32)
     if type_ == 2:
         bits = array.view(np.uint32)
@@ -52,7 +52,7 @@ def from_bits(type_, array):
 
 
 class Prepared(NamedTuple):
-    """A call of a launcher, and the arrays that it points to."""
+    """Holds a launcher's call and its arrays."""
 
     launcher: str
     call: Call
@@ -63,7 +63,7 @@ class Prepared(NamedTuple):
 
 
 def prepare(kernels, op, type_, case, grads=None):
-    """A call of an op of ORACLES for out, or with grads for the gradients of tensors and weights."""
+    """Prepares a call of an op of ORACLES: for out, or with grads for the gradients of tensors and weights."""
     memory = kernels.memory
     tokens, heads, value_dim = case["value"].shape
     tensors, masks = [name for name in ("query", "key", "value") if name in case], case.get("masks", {})
@@ -110,7 +110,7 @@ def prepare(kernels, op, type_, case, grads=None):
 
 
 def run(kernels, op, type_, case, grads=None):
-    """out of an op of ORACLES, or with grads the gradients of its tensors, of position_weights and of time_weights."""
+    """Returns out of an op of ORACLES, or with grads the gradients of tensors, position_weights, time_weights."""
     prepared = prepare(kernels, op, type_, case, grads)
     kernels.run(prepared.launcher, prepared.call, prepared.scratch)
     results = {name: kernels.memory.get(prepared.device[name]) for name in prepared.results}
@@ -124,7 +124,7 @@ def assert_near(type_, ours, wanted, what, times=1):
 
 
 def compare(kernels, type_, case, op="jagged_attention"):
-    """Both passes of an op with their oracles."""
+    """Compares both passes of an op with their oracles."""
     forward, backward = ORACLES[op]
     tensors = [name for name in ("query", "key", "value") if name in case]
     exact = {**case, **{name: from_bits(type_, to_bits(type_, case[name])) for name in tensors}}
@@ -158,7 +158,7 @@ def random_case(lengths, heads, qk_dim, value_dim, *, seed=0, targets=None, bias
 
 
 def log_thresholds(count):
-    """Differences from which trunc(log(difference) / 0.301) is 1, 2, ..., count; found near exp(0.301 g)."""
+    """Returns the least differences for which trunc(log(difference) / 0.301) is 1, 2, ..., count."""
     found = []
     for g in range(1, count + 1):
         near = int(np.exp(0.301 * g)) + np.arange(-2, 3)

@@ -8,12 +8,12 @@ from tests.cuda.checks import once
 from tests.cuda.checks.jagged_attention_call import Call, assert_near, compare, random_case, run, to_bits
 from tests.cuda.checks.jagged_attention_oracle import bias_attention_grad
 
-# Parameters with which the functions of time fall to a half or so over the times of random_case.
+# With these parameters, the functions of time halve, roughly, over the times of random_case.
 FUNCTIONS = {1: [0.7, 0.1], 2: [-0.4, -14.0], 3: [0.6, -6.0, 0.3]}
 
 
 def channels(lengths, heads, value_dim, *, function=0, **more):
-    """A case of both channels; a function of time instead of buckets."""
+    """Returns a case of both channels, with a function of time instead of buckets."""
     case = random_case(lengths, heads, 1, value_dim, **more)
     for name in ("query", "key", "scale", "alpha"):
         del case[name]
@@ -36,7 +36,7 @@ def check_channels_of_rows_of_all_lengths(kernels):
 
 @once
 def check_slices_of_columns(kernels):
-    """Columns of several heads in a slice and a head in several, at every alignment."""
+    """Slices hold columns of several heads, and heads span several slices, at every alignment."""
     for type_, heads, value_dim in ((2, 3, 72), (2, 1, 256), (1, 5, 27), (0, 1, 1), (0, 3, 44)):
         compare(kernels, type_, channels([40], heads, value_dim, seed=heads), "bias_attention")
 
@@ -52,7 +52,7 @@ def check_channels_under_masks(kernels):
 
 @once
 def check_channels_of_functions_of_time(kernels):
-    """Each function, with and without positions; one channel of buckets, one of positions; times of all 64 bits."""
+    """Tests each function with and without positions, a channel of buckets, one of positions, and 64-bit times."""
     for function in FUNCTIONS:
         case = channels([33, 20], 1, 24, seed=function, function=function)
         compare(kernels, 0, case, "bias_attention")
@@ -68,7 +68,7 @@ def check_channels_of_functions_of_time(kernels):
 
 @once
 def check_channels_with_more_tiles_than_blocks(kernels):
-    """A block takes one tile after another; and its sums, in whatever order blocks run, are the same to the bit."""
+    """A block takes one tile after another. Its sums have equal bits in any order of blocks."""
     case = without(channels([2] * 515, 1, 2), "position_weights")
     grads = np.random.default_rng(1).normal(size=case["value"].shape)
     wanted = bias_attention_grad(grads=to_bits(0, grads), **{**case, "value": to_bits(0, case["value"])})

@@ -26,7 +26,7 @@ def rms_norm_grad(x, grads):
 
 
 def case_of(arrays, settings):
-    """Arguments of the channels but for the values."""
+    """Returns the arguments of the channels without the values."""
     lengths = np.diff(arrays["seq_offsets"])
     stamps = np.concatenate([arrays["timestamps"], arrays["timestamps"][:, -1:]], axis=1)
     case = {

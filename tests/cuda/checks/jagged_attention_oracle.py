@@ -13,7 +13,7 @@ from tests.oracles.visible_pairs import masks_of_row, visible_pairs
 
 
 def _sequences(case):
-    """Tokens of each row, its number of targets, and who sees whom in it."""
+    """Yields the tokens, the number of targets and the mask of each row."""
     splits = np.asarray(case["row_splits"])
     targets = case.get("num_targets")
     for b, (begin, end) in enumerate(zip(splits[:-1], splits[1:])):
@@ -23,7 +23,7 @@ def _sequences(case):
 
 
 def _position(case, rows, targets):
-    """Map of the distances, and index of the weight of every pair."""
+    """Returns the map of the distances, and the index of the weight of every pair."""
     weights, length = np.asarray(case["position_weights"], np.float64), rows.stop - rows.start
     places = np.minimum(np.arange(length), length - targets)
     index = len(weights) // 2 + places[None, :] - places[:, None]
@@ -36,7 +36,7 @@ def _seconds(case, rows):
 
 
 def _buckets(case, rows):
-    """Map of the buckets of time, and bucket of every pair."""
+    """Returns the map of the time buckets, and the bucket of every pair."""
     difference = np.abs(_seconds(case, rows))
     bucket = np.sum([difference >= int(t) for t in case["thresholds"]], axis=0).astype(np.int64)
     bucket = bucket.reshape(difference.shape)
@@ -44,7 +44,7 @@ def _buckets(case, rows):
 
 
 def _function(case, rows):
-    """Map of a function of time, and its derivatives by the parameters."""
+    """Returns the map of a function of time, and its derivatives by the parameters."""
     past = np.maximum(_seconds(case, rows), 0).astype(np.float64)
     a, b, *more = np.asarray(case["time_weights"], np.float64)
     if case["time_function"] == 1:
@@ -59,7 +59,7 @@ def _function(case, rows):
 
 
 def _bias(case, rows, targets):
-    """Index of the position weight and bucket of every pair, and their sum of weights; 0 and None without."""
+    """Returns the position index, the bucket and the sum of weights of every pair; 0 and None without a bias."""
     position = bucket = None
     bias = np.zeros([rows.stop - rows.start] * 2)
     if case.get("position_weights") is not None:
@@ -111,7 +111,7 @@ def attention_grad(*, grads, **case):
 
 
 def _channels(case, rows, targets):
-    """Name of the weights' gradients, map, and what says how the weights make the map, of each channel."""
+    """Yields for each channel the name of its weights' gradients, the map, and the map's index or derivatives."""
     if case.get("position_weights") is not None:
         yield "position_grads", *_position(case, rows, targets)
     if case.get("time_weights") is not None:
@@ -119,7 +119,7 @@ def _channels(case, rows, targets):
 
 
 def bias_attention(**case):
-    """[T, H, channels * value_dim]."""
+    """Returns [T, H, channels * value_dim]."""
     tokens, heads, dim = case["value"].shape
     channels = sum(case.get(name) is not None for name in ("position_weights", "time_weights"))
     out = np.zeros([tokens, heads, channels, dim])

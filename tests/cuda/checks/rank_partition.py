@@ -10,7 +10,7 @@ OWNERS = ("hash_range", "tfra")
 
 
 def partition(kernels, ids, splits, ranks, owner, id_bits=64, padding=5):
-    """message (with its padding), ids of each owner, first misfit, restore."""
+    """Returns message (with its padding), ids of each owner, first misfit, restore."""
     memory, n, segments = kernels.memory, len(ids), len(splits) - 1
     message = memory.empty([n + ranks * segments + padding], np.int64)
     restore, counts = memory.empty([n], np.int32), np.full(ranks + 1, -7, np.int32)
@@ -44,7 +44,7 @@ def check_many_tiles_and_ranks(kernels):
     compare(kernels, ids[:4096], np.array([0, 2048, 2048, 4096]), 2, "tfra")
 
 
-# For the sum alone: schedules are for fewer ids.
+# Compares the sum only. Smaller cases run under schedules.
 @once
 def check_more_tiles_than_a_warp_sums(kernels):
     ids = np.random.default_rng(3).integers(-(2**60), 2**60, 33 * 2048 + 5)

@@ -57,7 +57,7 @@ def summed(kernels, type_, grads, index, num_rows, out_rows, bags=None):
 
 
 def check_recover_grad(kernels):
-    """Rows of one chunk and of many, more rows than one digit sorts, rows that nobody names."""
+    """Tests rows of one chunk and of many, more rows than one digit sorts, and rows without an index."""
     random = np.random.default_rng(1)
     for type_, n, num_rows, dim in ((0, 3000, 400, 3), (1, 700, 5, 8), (0, 1, 1, 1), (0, 65, 70_000, 2)):
         index = np.minimum(random.zipf(1.4, n) - 1, num_rows - 1).astype(np.int32)
@@ -71,7 +71,7 @@ def check_recover_grad(kernels):
 
 
 def check_rows_that_fill_their_chunks(kernels):
-    """Bounds of rows on the bounds of chunks, where the parts of a row must be neither lost nor added twice."""
+    """Rows end where chunks end. The parts of a row are neither lost nor added twice."""
     for uses in ([64, 64, 64], [128, 64, 1, 63], [32, 96, 64], [192]):
         index = np.repeat(np.arange(len(uses)), uses).astype(np.int32)
         grads = integers(np.random.default_rng(2), [len(index), 2], np.float32)
@@ -100,7 +100,7 @@ def check_the_order_of_a_sum(kernels):
 
 
 def check_sizes_that_do_not_fit_are_refused(kernels):
-    """Sizes over 2^31 and below 0, and types that are not there: before a pointer is followed."""
+    """Refuses sizes over 2^31 or below 0, and unknown types, before it follows a pointer."""
     for wrong in (2**31, -1):
         for place in range(3):  # num_rows, row_bytes, num_index
             sizes = [wrong if n == place else 0 for n in range(3)]
@@ -140,7 +140,7 @@ def check_pooled(kernels):
 
 
 def check_bags_that_do_not_fit_are_refused(kernels):
-    """Before a kernel follows them: neither form writes a number then."""
+    """Refuses wrong bags before a kernel follows them. Neither form writes a number."""
     memory, index = kernels.memory, np.arange(600, dtype=np.int32) % 7
     bags = np.arange(0, 601, 2)
     wrong = {name: (bags.copy(), index.copy()) for name in ("first", "last", "order", "end", "row", "negative")}
@@ -162,7 +162,7 @@ def check_bags_that_do_not_fit_are_refused(kernels):
 
 
 def check_bfloat16(kernels):
-    """As bits: small integers are exact, and 257 lies halfway between two of them and is rounded to the even one."""
+    """Compares bits. Small integers are exact; 257 lies halfway between two numbers and rounds to the even one."""
     bits = lambda x: (np.asarray(x, np.float32).view(np.uint32) >> 16).astype(np.uint16)  # noqa: E731
     grads = bits(np.array([[256.0], [1.0], [3.0], [256.0], [3.0]]))
     ours = summed(kernels, 2, grads, np.array([0, 0, 1, 2, 2], np.int32), 3, 3)

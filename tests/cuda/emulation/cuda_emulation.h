@@ -1,10 +1,10 @@
 // CUDA on the CPU, for tests of kernels where there is no GPU: the same .cu files, compiled by g++.
 //
-// What it shows: wrong indices (AddressSanitizer underneath, each array of shared memory on its own), shared memory read
+// It shows wrong indices (AddressSanitizer underneath, each array of shared memory on its own), shared memory read
 // before it is written, barriers that are missing or not reached by all, collectives of a warp that diverge, races
-// between atomic operations (random schedules, several threads of the machine). What it does not: missing fences on
-// hardware with weakly ordered memory, data races between plain accesses that no schedule here brings forth, and time.
-// Those are for compute-sanitizer and for a GPU (tests/gpu).
+// between atomic operations (random schedules, several threads of the machine). It cannot show missing fences on
+// hardware with weakly ordered memory, data races between plain accesses that no schedule here causes, or time.
+// compute-sanitizer and a GPU (tests/gpu) test these.
 #pragma once
 
 #define __global__

@@ -54,7 +54,7 @@ struct Thread {
   bool done = false;
 };
 
-// Where the lanes of one mask meet.
+// The meeting point of the lanes of one mask.
 struct Meeting {
   uint32_t arrived = 0, mask = 0;
   uint64_t generation = 0;

@@ -1,4 +1,4 @@
-"""Cluster: how long collectives take, and what is refused."""
+"""Cluster predicts the times of collectives, and refuses unsuitable numbers."""
 
 import dataclasses
 
@@ -11,7 +11,7 @@ CLUSTER = fr.Cluster(4, 1e9, 2, inside_bytes_per_s=8.0, between_bytes_per_s=1.0,
 FAST, SLOW = (0, 1), (0, 2)
 
 
-def test_an_all_to_all_inside_a_host_is_quick_and_one_between_hosts_shares_the_card():
+def test_all_to_alls_between_hosts_share_the_card():
     assert CLUSTER.all_to_all_s(FAST, 16.0) == 16 / 8
     assert CLUSTER.all_to_all_s(SLOW, 16.0) == 2 * 16 / 1  # both ranks of a host send at once
     # Two thirds of the bytes leave the host.
@@ -55,6 +55,6 @@ def test_it_comes_back_from_its_dict():
         ({"file_bytes_per_s": 0.0}, "Cluster.file_bytes_per_s must be a finite number > 0, got 0.0"),
     ],
 )
-def test_what_makes_no_sense_is_refused(fields, words):
+def test_senseless_fields_are_refused(fields, words):
     with pytest.raises(ValueError, match=words):
         dataclasses.replace(CLUSTER, **fields)

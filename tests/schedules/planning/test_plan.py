@@ -1,4 +1,4 @@
-"""fr.plan: what it chooses, what it refuses, and that the model stays as it was."""
+"""fr.plan: its choices, its refusals, and a model that stays unchanged."""
 
 import json
 
@@ -22,7 +22,7 @@ def model():
 
 
 def workload(compute=1.0, lookup=0.0, unique=1000, table_bytes=8 * GIGABYTE):
-    """A step of 100 samples whose ids are all distinct."""
+    """Returns a step of 100 samples whose ids are all distinct."""
     measured = Measured(100, 0.0, lookup, 0.0, compute, compute / 2, 0)
     lookups = {m: [Lookup(*[(unique // m,) * m] * 3, 1, 256, 4, 2048)] for m in (1, 2, 4, 8)}
     return Workload(measured, lookups, table_bytes)
@@ -123,7 +123,7 @@ def test_the_model_stays_as_it_was():
     assert all(float(metric.result()) == 0 for metric in model.metrics)
 
 
-def test_what_makes_no_sense_is_refused(model):
+def test_senseless_arguments_are_refused(model):
     cluster, batch = fr.Cluster(4, GIGABYTE), make_batch()
     for arguments, words in [
         ({"micro_batches": [128]}, f"ints from 2 to the {SAMPLES} samples of the sample, got 128. Remedy: fewer micro"),

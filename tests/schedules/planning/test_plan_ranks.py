@@ -11,7 +11,7 @@ STEPS = 3
 
 
 def sent_bytes(schedule, wire_dtype, seed_of_rank):
-    """Body: bytes of ids, rows and gradients that this rank sends in a step, the mean over steps."""
+    """Body: returns the bytes of ids, rows and gradients that this rank sends per step, the mean over steps."""
     model, embedding = make_model(schedule=schedule, wire_dtype=wire_dtype)
     features, labels = make_batch(seed_of_rank * fr.rank())
     data = fr.tf.data.Dataset.from_tensors((features, labels)).repeat(STEPS)
@@ -33,7 +33,7 @@ def forecasts():
 )
 def test_bytes_are_those_of_two_ranks(schedule, wire_dtype, forecasts):
     (forecast,) = [one for one in forecasts if (one.schedule, one.wire_dtype) == (schedule, wire_dtype)]
-    # Ranks with the sample itself send exactly as much, on average over ranks: which id a rank owns cancels out.
+    # Ranks with the sample itself send exactly as much, in the mean over ranks, because the owners of ids cancel out.
     counted = run_ranks(sent_bytes, 2, schedule=schedule, wire_dtype=wire_dtype, seed_of_rank=0)
     # A look-ahead routes one empty batch behind the last one: the counts of 3 tables for each micro-batch.
     behind = 8 * 3 * getattr(schedule, "micro_batches", 1) / STEPS if schedule.looks_ahead else 0

@@ -45,7 +45,7 @@ def test_the_update_of_a_window_runs_under_its_dense_all_reduce():
 
 
 def test_frozen_window_exposes_the_first_rows_and_the_last_gradients():
-    # Halves of those between: an eighth of the exchange at M = 5.
+    # The first and last piece have half the size of the others: an eighth of the exchange at M = 5.
     step = step_s(cut(COSTS, 5), FrozenWindow(5))
     assert step == pytest.approx(0.5 + 0.25 + 2 + 1 / 8 + 8 + 1 / 8 + 1, rel=1e-12)
 
@@ -108,7 +108,7 @@ def test_shared_cores_hide_no_lookup():
 
 @pytest.mark.parametrize("schedule", [Sync(), FrozenWindow(4), DualBuffer(), Nested(4), SemiAsync(), Pipelined(6)])
 def test_every_cost_is_spent(schedule):
-    """A program holds each cost once: no schedule forgets an exchange."""
+    """A program holds each cost once, so no schedule forgets an exchange."""
     costs = cut(dataclasses.replace(COSTS, replica_ids=4.0, average=3.0), 4)
     costs = dataclasses.replace(costs, pieces=tuple(piece._replace(replicas=0.5) for piece in costs.pieces))
     pieces = [sum(piece) for piece in costs.pieces]

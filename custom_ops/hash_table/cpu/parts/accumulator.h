@@ -43,7 +43,7 @@ class Accumulator {
   }
 
   float* Sum(int64_t number) { return &sums_[number * dim_]; }
-  // Whether a sum was found not to be finite; rows of such sums are left as they are.
+  // A flag: the sum is not finite, so the update leaves its row unchanged.
   uint8_t* LeftOut(int64_t number) { return &left_out_[number]; }
   const std::vector<uint32_t>& handles() const { return handles_; }
 

@@ -30,12 +30,12 @@ class Evictor {
 
   // Evicts the rows whose time to live is over.
   void EvictExpired();
-  // Whether rows expire at the lookup of this clock.
+  // Returns whether rows expire at the lookup of this clock.
   bool ExpiresAt(uint32_t clock) const {
     const int64_t ttl = rows_->spec().ttl;
     return ttl > 0 && clock % std::max<int64_t>(1, ttl / 16) == 0;
   }
-  // Whether a row expires at the lookup of these pins.
+  // Returns whether a row expires at the lookup of these pins.
   bool HasExpired(const RowHeader& header, const Pins& pins) const {
     return header.last + std::max(rows_->spec().ttl, rows_->spec().window) < pins.now && !pins.Hold(header);
   }

@@ -10,7 +10,7 @@
 
 namespace fusedrec {
 
-// Whether all of x [n] are finite numbers.
+// Returns whether all of x [n] are finite numbers.
 bool AllFinite(const float* x, int n);
 
 class GradientSum {
@@ -19,7 +19,7 @@ class GradientSum {
   GradientSum(absl::Span<const int32_t> inverse, int64_t num_rows, const void* grads, Storage storage, int dim,
               float scale);
 
-  // Whether row `number` has no gradient.
+  // Returns whether row `number` has no gradient.
   bool IsEmpty(int64_t number) const { return begin_[number] == begin_[number + 1]; }
   // Asks for the gradients of row `number`.
   void Prefetch(int64_t number) const;

@@ -14,7 +14,7 @@ void Replicas::TakeUnsynced(std::vector<int64_t>* counts, std::vector<int64_t>* 
       Shard& shard = rows_->ShardWith(hash);
       std::lock_guard<std::mutex> lock(shard.mutex);
       const uint32_t handle = shard.keys[segment].Find(id, hash);
-      if (handle == kAbsent) continue;  // refused by admission, or gone since
+      if (handle == kAbsent) continue;  // refused by admission, or removed since
       const RowHeader& header = *rows_->Header(handle);
       ids->push_back(id);
       headers->push_back(int64_t{header.last} << 32 | header.count);
@@ -93,7 +93,7 @@ absl::Status Replicas::Merge(absl::Span<const int64_t> left, absl::Span<const in
       if (handle == kAbsent || pins.Hold(*rows_->Header(handle))) continue;
       rows_->pins().NoteMove(pins.now);
       rows_->RemoveKey(shard, segment, left[i]);
-      shard->unsynced[segment].pop_back();  // no replica has to be told
+      shard->unsynced[segment].pop_back();  // no replica needs the change
     }
     for (int64_t i = segment_splits[segment]; i < segment_splits[segment + 1]; ++i) {
       Shard* shard = &rows_->ShardWith(TableHash(ids[i]));

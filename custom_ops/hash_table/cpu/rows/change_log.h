@@ -47,7 +47,7 @@ class ChangeLog {
   void Update(uint32_t clock) {
     if (clock > 0 && clock <= clock_.load(std::memory_order_relaxed)) Stop();
   }
-  // Whether the lists hold every row that changed after this version.
+  // Returns whether the lists hold every row that changed after this version.
   bool Covers(uint32_t version) const { return clock_.load() >= 0 && version >= version_.load() && version > 0; }
 
   void Stop() { clock_.store(-1); }

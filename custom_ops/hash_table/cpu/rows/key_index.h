@@ -41,7 +41,7 @@ class KeyIndex {
 
   // Lines of one size, from one growth to the next.
   class Lines;
-  // Where replaced lines wait until no reader looks at them.
+  // Replaced lines, which wait until no reader looks at them.
   using Retired = std::vector<std::unique_ptr<Lines>>;
 
   // `stagger` in [0, 1) spreads the load at which indices of one table grow over 0.60 to 0.75, so that the shards of a
@@ -66,7 +66,7 @@ class KeyIndex {
   void Replace(int64_t key, uint64_t hash, uint32_t payload);  // it is there
   uint32_t Remove(int64_t key, uint64_t hash);                 // its payload, or kAbsent
   void Clear(Retired* retired);
-  // Calls visit(key, payload) for every key; it must not change the index. Keys come in the order of their lines.
+  // Calls visit(key, payload) for every key; it must not change the index. The order is that of the lines.
   template <typename Visit>
   void ForEach(const Visit& visit) const;
 

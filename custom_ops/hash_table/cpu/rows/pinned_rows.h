@@ -47,7 +47,7 @@ class PinnedRows {
   }
   // Notes that any row may leave or move.
   void NoteMoveOfAny() { NoteMove(clock() + window_); }
-  // Whether rows of the lookup of this clock may have left or moved since. Its handles are then invalid.
+  // Returns whether rows of the lookup of this clock may have left or moved since. Its handles are then invalid.
   bool IsStale(uint32_t clock) const { return clock + window_ <= moved_at_.load(std::memory_order_acquire); }
 
   // Clock of the first lookup whose gradients wait; 0: none do.

@@ -34,7 +34,7 @@ class RowStore {
   RowHeader* Header(uint32_t handle) const { return RowFormat::Header(Row(handle)); }
   const RowFormat& format(int pool) const { return pools_[pool]->format(); }
   bool HasPool(int pool) const { return pools_[pool] != nullptr; }
-  // Whether a row with this handle was ever taken.
+  // Returns whether a row with this handle was ever taken.
   bool IsHandle(uint32_t handle) const {
     const RowPool* pool = pools_[PoolOf(handle)].get();
     return pool != nullptr && (handle & ~kPoolBit) < pool->rows();

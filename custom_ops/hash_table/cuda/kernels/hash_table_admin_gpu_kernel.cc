@@ -188,8 +188,8 @@ class RefusedOnDeviceOp : public tensorflow::OpKernel {
 #define FUSEDREC_KERNEL(NAME) Name("Fusedrec>" NAME).Device(DEVICE_GPU).HostMemory("table")
 #define FUSEDREC_OF_SEGMENT(NAME) FUSEDREC_KERNEL(NAME).HostMemory("segment")
 #define FUSEDREC_UPKEEP(FUNCTION, ACCESS) DeviceTableFunctionOp<Upkeep<FUNCTION, upkeep::FUNCTION, Access::ACCESS>>
-// What these take and give comes from host memory and goes there: checkpoints, statistics. An eviction leaves the rows of
-// the last lookup, which are those on the device.
+// Inputs and outputs of these ops are in host memory: checkpoints, statistics. An eviction keeps the rows of the last
+// lookup, which are on the device.
 REGISTER_KERNEL_BUILDER(FUSEDREC_KERNEL("TableSize").HostMemory("size"), FUSEDREC_UPKEEP(Size, kNumbers));
 REGISTER_KERNEL_BUILDER(FUSEDREC_KERNEL("TableStatistics").HostMemory("segments").HostMemory("bytes"),
                         FUSEDREC_UPKEEP(Statistics, kNumbers));

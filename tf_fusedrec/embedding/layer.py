@@ -47,8 +47,8 @@ class FusedEmbedding(ReplaceableSteps, Described, keras.layers.Layer):
         The topology rule "weight_sync" averages or sums over the ranks of a group.
       backend: Storage of rows: "native", this project's hash table, or "tfra", a de.Variable.
       accumulate_steps: Number of steps whose gradients make one update, equal to that of one large batch (MTGRBoost,
-        section 5.2). The update takes their mean with gradient_op "average", else their sum. A PipelinedModel lets dense
-        weights wait as long. A checkpoint holds no waiting gradients, so save after a multiple of it. "native" only.
+        section 5.2). The update takes their mean with gradient_op "average", else their sum. Dense weights of a
+        PipelinedModel wait as long. A checkpoint holds no waiting gradients: save after a multiple. "native" only.
       lookups_per_update: Number of steps whose lookups come before the update of the first: 2 under
         schedules.SemiAsync, and under Pipelined from depth 4 on. The rows of these steps are neither evicted nor moved.
         It has no effect on tables without eviction, ttl, hot_after, memory_budget and host_rows.

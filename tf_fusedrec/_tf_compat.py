@@ -30,8 +30,21 @@ def _choose_legacy_keras() -> None:
 
 _choose_legacy_keras()
 
-import tensorflow as tf  # noqa: E402
-import tf_keras as keras  # noqa: E402
+_NEEDED = "tf_fusedrec needs legacy Keras (tf_keras) with the number of TensorFlow"
+
+try:
+    import tensorflow as tf
+    import tf_keras as keras
+except ModuleNotFoundError as error:
+    if not (error.name or "").startswith("tf_keras"):
+        raise
+    raise ImportError(f"{_NEEDED}, but none is installed. Remedy: pip install 'tf-keras==2.16.*' for 2.16.") from error
+if keras.__version__.split(".")[:2] != tf.version.VERSION.split(".")[:2]:
+    raise ImportError(
+        f"{_NEEDED}, but tf_keras {keras.__version__} is installed beside TensorFlow {tf.version.VERSION}. "
+        f"Remedy: pip install 'tf-keras=={tf.version.VERSION.rpartition('.')[0]}.*'."
+    )
+
 from tensorflow.python.autograph.core import config as _autograph  # noqa: E402
 from tensorflow.python.ops import control_flow_util as _control_flow  # noqa: E402
 from tensorflow.tsl.profiler.protobuf.xplane_pb2 import XSpace  # noqa: E402  The format of tf.profiler's files.

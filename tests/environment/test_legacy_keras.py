@@ -1,8 +1,11 @@
 """`import tf_fusedrec` chooses legacy Keras, and names the remedy when it comes too late."""
 
 import os
+import re
 import subprocess
 import sys
+
+from tests.support.blocked import run_without
 
 
 def python(program: str, **variables: str) -> subprocess.CompletedProcess:
@@ -38,3 +41,18 @@ def test_the_opposite_switch_is_refused():
     done = python("import tf_fusedrec", TF_USE_LEGACY_KERAS="0")
     assert done.returncode != 0
     assert "the environment has TF_USE_LEGACY_KERAS=0" in done.stderr
+
+
+def test_a_missing_tf_keras_is_named_with_its_number():
+    done = run_without(["tf_keras"], "import tf_fusedrec")
+    last = done.stderr.strip().splitlines()[-1]
+    assert re.search(r"^ImportError: .*, but none is installed. Remedy: pip install 'tf-keras==2\.\d+\.\*'", last)
+
+
+def test_a_tf_keras_of_another_number_is_named():
+    done = python("import tf_keras; tf_keras.__version__ = '2.9.1'; import tf_fusedrec", TF_USE_LEGACY_KERAS="1")
+    assert done.returncode != 0
+    assert re.search(
+        r"but tf_keras 2\.9\.1 is installed beside TensorFlow 2.*. Remedy: pip install 'tf-keras==2\.\d+\.\*'",
+        done.stderr,
+    )

@@ -155,18 +155,18 @@ def compile_beside(version: str) -> contextlib.AbstractContextManager[None]:
     """Compiles the changed sources of the custom ops while the body runs."""
     if is_stamped("package", package_digest(version)) and LIBRARY.exists():
         return contextlib.nullcontext()
-    print("custom ops: compiling changed sources beside the next steps ...", flush=True)
+    print("custom ops: compiling changed sources, beside the next steps ...", flush=True)
     command = [str(PYTHON), "setup.py", "build_ext", "--inplace"]
     return run_beside(command, LOGS / "ops.log", ROOT, clean_environment(VENV))
 
 
 def install_package(version: str) -> None:
-    """Installs this package in editable form, which compiles the changed sources of the custom ops."""
+    """Installs this package in editable form, with the custom ops that compile_beside has compiled."""
     wanted = package_digest(version)
     if is_stamped("package", wanted) and LIBRARY.exists():
-        print("custom ops: up to date", flush=True)
+        print("this package with its custom ops: up to date", flush=True)
         return
-    print("custom ops: compiling changed sources, installing this package ...", flush=True)
+    print("this package: installing with its custom ops ...", flush=True)
     seconds = run_logged(
         [str(PYTHON), "-m", "pip", "install", "--verbose", "--no-input", "--no-deps",
          "--disable-pip-version-check", "--no-build-isolation", "-e", "."],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tf_fusedrec._tf_compat import tf
@@ -66,7 +66,7 @@ def check_backend(backend: str, tables: Sequence[TableConfig], **counts: int) ->
     _tfra_table()
 
 
-def _tfra_table() -> type[Table]:
+def _tfra_table() -> Callable[..., Table]:
     """The table of backend "tfra".
 
     Raises:

@@ -62,25 +62,28 @@ def _accumulated(micro_batches, rule, gradient_op, by_table=False):
 
     options = {"gradient_op": gradient_op, "accumulate_steps": micro_batches} if by_table else {"gradient_op": "sum"}
     embedding = clicks.make_embedding(rule, **options, name=f"accumulated_{micro_batches}_{rule}_{by_table}")
-    model = clicks.make_model(embedding, "sync", _optimizer(distributed=False))
+    model = clicks.make_model(embedding, "sync")
+    model.optimizer = _optimizer(distributed=False)  # compile would let its own wait as long as the tables
     undo = micro_batches if by_table and gradient_op == "average" else 1
     sums_of_rows = RankSums(embedding, 1 / fr.collectives.size() if gradient_op == "average" else 1)
 
-    @tf.function(input_signature=[*clicks.SIGNATURE, tf.TensorSpec([])])
-    def gradients(x, y, sample_weight, weight):
+    @tf.function(input_signature=[*clicks.SIGNATURE, tf.TensorSpec([]), tf.TensorSpec([])])
+    def gradients(x, y, sample_weight, of_rank, weight):
         with contextlib.nullcontext() if by_table else sums_of_rows.collecting(), tf.GradientTape() as tape:
-            loss = model.compute_loss(x, y, model(x, training=True), sample_weight) * weight
+            loss = model.compiled_loss(y, model(x, training=True), sample_weight) * of_rank * weight
             return tape.gradient(loss, model.trainable_variables)
 
     states = []
     for x, y, sample_weight in _batches(fr.collectives.rank()):
-        sums, n = None, len(y)
+        sums, n, ranks = None, len(y), fr.collectives.size()
+        samples = fr.collectives.all_gather(np.array([n])).sum()
+        of_rank = np.float32(ranks) * (np.float32(n) / np.float32(samples)) if samples else np.float32(1)
         bounds = [int(bound) for bound in token_bounds(1 + x["past"].row_lengths(), micro_batches)]
         for i in range(micro_batches):
             part = slice(*bounds[i : i + 2])
             weight = np.float32(part.stop - part.start) / np.float32(max(n, 1)) * np.float32(undo)
             piece = {name: tensor[part] for name, tensor in x.items()}
-            of_piece = [g / undo for g in gradients(piece, y[part], sample_weight[part], weight)]
+            of_piece = [g / undo for g in gradients(piece, y[part], sample_weight[part], of_rank, weight)]
             sums = of_piece if sums is None else [total + g for total, g in zip(sums, of_piece)]
         if fr.collectives.size() > 1:
             import horovod.tensorflow as hvd

@@ -109,11 +109,9 @@ def prepared(data: pathlib.Path, run: pathlib.Path, users: int | None) -> dict[s
 
 def show(result: dict[str, Any]) -> None:
     model = result["model"]
-    shown = ["arm", "seeds", "epochs", *(name.replace("@", "_at_") for name in METRICS)]
-    rows = [
-        {key: value for key, value in row.items() if key in shown or key.startswith(("hr_at_10_", "ne_"))}
-        for row in result["arms"]
-    ]
+    names = [name.replace("@", "_at_") for name in METRICS]
+    shown = ["seeds", "epochs", *names, *(f"{name}_{part}" for name in names for part in ("difference", "low", "high"))]
+    rows = [{"arm": arm, **{key: row.get(key, "") for key in shown}} for arm, row in result["arms"].items()]
     harness.print_table(
         f"MovieLens-1M, {result['users']} users, {result['ranks']} ranks, dim {model['dim']}, {model['num_blocks']} "
         f"blocks; against sync of the same seeds with a {LEVEL:.0%} interval",
@@ -137,7 +135,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments = parse(argv)
     if not arguments.data.is_dir():
         print(f"not measured: the folder {arguments.data} does not exist")
-        harness.write_json(arguments.json, {"arms": [], "not_measured": f"no data at {arguments.data.name}"})
+        harness.write_json(arguments.json, {"arms": {}, "not_measured": f"no data at {arguments.data.name}"})
         return
     quick, run = arguments.quick, arguments.run.resolve()
     splits = prepared(arguments.data.resolve(), run, QUICK_USERS if quick else None)

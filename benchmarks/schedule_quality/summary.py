@@ -33,7 +33,7 @@ def summary(jobs: Sequence[Finished], ranks: int, patience: int) -> dict[str, An
     """Returns the fields of the JSON file."""
     done = {(job.arm, job.seed): job.folder for job in jobs if job.finished}
     curves = {key: json.loads((folder / "curve.json").read_text(encoding="utf-8")) for key, folder in done.items()}
-    arms = [row(arm, done) for arm in dict.fromkeys(arm for arm, _ in done)]
+    arms = {arm: row(arm, done) for arm in dict.fromkeys(job.arm for job in jobs if job.finished)}
     experiment = jobs[0].request["experiment"]
     return {
         "arms": arms,
@@ -61,7 +61,6 @@ def row(arm: str, done: Mapping[tuple[str, int], pathlib.Path]) -> dict[str, Any
         a, b = ([read_samples(done[name, seed]) for seed in pairs] for name in (BASELINE, arm))
         table = compare(joined(a), joined(b), RESAMPLES, 0, LEVEL)
     found: dict[str, Any] = {
-        "arm": arm,
         "seeds": seeds,
         "epochs": [result["epoch"] for result in results],
         "pairs": pairs,

@@ -76,13 +76,13 @@ def test_jobs_are_trained_once_and_compared_with_sync_of_the_same_seeds(data, tm
 
     benchmark.main([*given, "--arms", "sync", "semi_async", "--seeds", "1"])
     some = result()
-    assert [(row["arm"], row["seeds"]) for row in some["arms"]] == [("sync", [1]), ("semi_async", [1])]
+    assert {arm: row["seeds"] for arm, row in some["arms"].items()} == {"sync": [1], "semi_async": [1]}
     assert (
         len(some["missing"]) == 14 and "semi_async seed 2" in some["missing"] and "sync seed 1" not in some["missing"]
     )
     assert "expected_4" not in some["growth"][0]
     benchmark.main([*given, "--arms", "semi_async", "--seeds", "2"])
-    row = result()["arms"][1]
+    row = result()["arms"]["semi_async"]
     assert row["seeds"] == [1, 2] and row["hr_at_10"] == 0.5
     assert row["pairs"] == [1], "sync has no second seed yet"
     benchmark.main(given)
@@ -91,7 +91,7 @@ def test_jobs_are_trained_once_and_compared_with_sync_of_the_same_seeds(data, tm
     benchmark.main(given)
     assert len(trainer.folders) == 16, "a finished job is not trained again"
     every = result()
-    rows = {row["arm"]: row for row in every["arms"]}
+    rows = every["arms"]
     assert list(rows) == list(benchmark.ARMS) and not every["missing"] and every["users"] == USERS
     assert rows["sync"]["hr_at_10"] == 1 and rows["semi_async"]["hr_at_10_difference"] == -0.5
     # Both seeds lose the same users, so a draw of users loses as many with two seeds as with one. If samples were drawn
@@ -116,13 +116,13 @@ def test_quick_takes_one_seed_and_the_first_users(data, tmp_path, monkeypatch):
     monkeypatch.setattr(summary, "RESAMPLES", 5)
     benchmark.main(["--data", str(data), "--run", str(tmp_path / "run"), "--json", str(tmp_path / "r.json"), "--quick"])
     result = json.loads((tmp_path / "r.json").read_text(encoding="utf-8"))
-    assert [row["seeds"] for row in result["arms"]] == [[1]] * 8 and not result["missing"]
+    assert [row["seeds"] for row in result["arms"].values()] == [[1]] * 8 and not result["missing"]
 
 
 def test_without_data_nothing_is_measured(tmp_path, capsys):
     benchmark.main(["--data", str(tmp_path / "none"), "--json", str(tmp_path / "r.json")])
     assert "not measured" in capsys.readouterr().out
-    assert json.loads((tmp_path / "r.json").read_text(encoding="utf-8"))["arms"] == []
+    assert json.loads((tmp_path / "r.json").read_text(encoding="utf-8"))["arms"] == {}
 
 
 def test_validation_holds_out_the_item_before_the_last(data, tmp_path):

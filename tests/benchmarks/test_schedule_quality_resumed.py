@@ -1,31 +1,28 @@
-"""A job of benchmarks.schedule_quality that is killed between epochs ends as an uninterrupted one, on two ranks."""
+"""A job of benchmarks.schedule_quality that is killed in an epoch ends as an uninterrupted one, on two ranks."""
 
 import json
+import os
 import pathlib
-import subprocess
-import sys
-import time
+import signal
 
 import numpy as np
-import psutil
 import pytest
 
-from benchmarks.harness import children, harness, processes
-from benchmarks.schedule_quality import splits
+from benchmarks.harness import harness
+from benchmarks.schedule_quality import job, splits
 from models.experiment import from_dict
 from models.prepare import prepare_data
-from tests.models import job as small_job
+from tests.models import experiments
+from tests.support.ranks import RanksFailed, run_ranks
 
-MODULE, RANKS, EPOCHS = "benchmarks.schedule_quality.job", 2, 8
+RANKS, EPOCHS, KILLED_IN = 2, 6, 3
 
 
-@pytest.fixture(scope="module")
-def request_of(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("data")
-    fields = {**small_job.RETRIEVAL, "train": {**small_job.RETRIEVAL["train"], "schedule": "semi_async"}}
-    fields["model"] = {**fields["model"], "dropout": 0.2}
+def request_of(folder):
+    """The arguments of job.main without its folder: semi_async, with dropout."""
+    fields = {**experiments.RETRIEVAL, "model": {**experiments.RETRIEVAL["model"], "dropout": 0.2}}
+    fields["train"] = {**experiments.RETRIEVAL["train"], "schedule": "semi_async", "epochs": EPOCHS}
     fields["embedding"] = {"optimizer": "rowwise_adagrad", "learning_rate": 0.1}
-    fields["train"]["epochs"] = EPOCHS
     experiment = from_dict(fields)
     test = prepare_data(experiment, folder)
     validation = splits.validation_of(test, folder / "validation")
@@ -33,43 +30,49 @@ def request_of(tmp_path_factory):
     return {"experiment": experiment.to_dict(), "splits": of_splits, "patience": EPOCHS}
 
 
-def trained(folder, request_of):
-    """Runs or resumes the job. Returns its curve without times, and the samples of its best epoch."""
-    children.ask_ranks(MODULE, RANKS, timeout_s=300, folder=str(folder), **request_of)
+def train(folder, request, killed_in):
+    """Runs or resumes the job. Its ranks end without a warning at the second step of the epoch `killed_in`."""
+    harness._commit = lambda: ""  # it would run git as a process
+    begun = []
+    on_epoch_begin = job.Progress.on_epoch_begin
+
+    def on_epoch_begin_of(self, epoch, logs=None):
+        begun.append(epoch)
+        on_epoch_begin(self, epoch, logs)
+
+    def on_train_batch_end(self, batch, logs=None):
+        if begun[-1] == killed_in and batch == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    job.Progress.on_epoch_begin, job.Progress.on_train_batch_end = on_epoch_begin_of, on_train_batch_end
+    job.main(str(folder), **request)
+    return begun
+
+
+def written(folder):
+    """Returns the curve without its times, and the samples of the best epoch."""
     curve = json.loads((folder / "curve.json").read_text(encoding="utf-8"))
     with np.load(folder / "samples.npz") as file:
         samples = {name: file[name] for name in file.files}
     return [{**entry, "seconds": 0} for entry in curve], samples
 
 
-def kill_after(folder, request_of, epochs):
-    """Starts the job and kills its processes without a warning when its curve has `epochs` epochs."""
-    horovodrun = str(pathlib.Path(sys.executable).parent / "horovodrun")
-    command = [horovodrun, "-np", str(RANKS), "--gloo", sys.executable, "-m", MODULE]
-    with processes.started(
-        [*command, json.dumps({"folder": str(folder), **request_of})],
-        env=children.environment(), cwd=harness.ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-    ) as running:  # fmt: skip
-        curve, end = folder / "curve.json", time.monotonic() + 300
-        while not curve.exists() or len(json.loads(curve.read_text(encoding="utf-8"))) < epochs:
-            assert running.poll() is None and time.monotonic() < end, "the job ended before it could be killed"
-            time.sleep(0.02)
-        for process in [*psutil.Process(running.pid).children(recursive=True), running]:
-            process.kill()
-    assert not (folder / "result.json").exists(), "the job ended before it was killed"
-
-
-def test_a_killed_job_resumes_to_the_same_result(request_of, tmp_path):
-    folders = [tmp_path / "whole", tmp_path / "killed"]
-    for folder in folders:
+def test_a_killed_job_resumes_to_the_same_result(tmp_path):
+    request = request_of(tmp_path / "data")
+    whole, killed = (pathlib.Path(tmp_path / name) for name in ("whole", "killed"))
+    for folder in (whole, killed):
         folder.mkdir()
-    whole, samples = trained(folders[0], request_of)
-    assert len(whole) == EPOCHS and whole[0]["loss"] > whole[-1]["loss"]
-    kill_after(folders[1], request_of, 3)
-    resumed, same_samples = trained(folders[1], request_of)
-    assert resumed == whole
+    run_ranks(train, RANKS, timeout_s=900, folder=whole, request=request, killed_in=None)
+    curve, samples = written(whole)
+    assert [entry["epoch"] for entry in curve] == list(range(1, EPOCHS + 1)) and curve[0]["loss"] > curve[-1]["loss"]
+    with pytest.raises(RanksFailed):
+        run_ranks(train, RANKS, timeout_s=900, folder=killed, request=request, killed_in=KILLED_IN)
+    assert len(written(killed)[0]) == KILLED_IN and not (killed / "result.json").exists()
+    begun = run_ranks(train, RANKS, timeout_s=900, folder=killed, request=request, killed_in=None)
+    assert begun[0][0] in (KILLED_IN - 1, KILLED_IN), "a save in the background may lack the last epoch"
+    resumed, same_samples = written(killed)
+    assert resumed == curve
     for name, values in samples.items():
         np.testing.assert_array_equal(same_samples[name], values)
-    # The job has ended, so the same call trains nothing and has the same result.
-    (folders[1] / "result.json").unlink()
-    assert trained(folders[1], request_of)[0] == whole
+    results = [json.loads((folder / "result.json").read_text(encoding="utf-8")) for folder in (whole, killed)]
+    assert results[0]["epoch"] == results[1]["epoch"] and results[0]["test"] == results[1]["test"]

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from models import baselines
 from tf_fusedrec import metrics
 
 SAMPLES = "samples.npz"
@@ -65,7 +66,7 @@ def metrics_of(samples: Mapping[str, np.ndarray]) -> dict[str, Metric]:
     """Returns each metric by name, as a function of the number of draws of each user in ascending order."""
     _, user = np.unique(samples["user"], return_inverse=True)
     if "rank" in samples:
-        return _of_ranks(samples["rank"], user)
+        return {**_of_ranks(samples["rank"], user), **_of_entropies(samples, user)}
     tasks = [name.removesuffix("_logit") for name in samples if name.endswith("_logit")]
     return {
         f"{task}_{name}": metric
@@ -117,6 +118,14 @@ def _of_ranks(ranks: np.ndarray, user: np.ndarray) -> dict[str, Metric]:
         return lambda times: _mean(gain, times[user])
 
     return {name: mean_of(gain) for name, gain in gains.items()}
+
+
+def _of_entropies(samples: Mapping[str, np.ndarray], user: np.ndarray) -> dict[str, Metric]:
+    """Returns the normalized entropy, unless the run is of a program that does not write entropies."""
+    if "entropy" not in samples:
+        return {}
+    entropy, baseline = samples["entropy"], samples["baseline_entropy"]
+    return {"ne": lambda times: baselines.normalized(entropy, baseline, times[user])}
 
 
 def _of_logits(label: np.ndarray, logit: np.ndarray, user: np.ndarray) -> dict[str, Metric]:

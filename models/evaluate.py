@@ -1,4 +1,4 @@
-"""Evaluates a model on the held-out split: loss, AUC and GAUC, or HR@K, NDCG@K and MRR, each beside a baseline.
+"""Evaluates a model on the held-out split: loss, AUC and GAUC, or HR@K, NDCG@K, MRR and NE, beside a baseline.
 
     python -m models.evaluate runs/grm_tiny [--data PATH] [--json FILE]      # or under horovodrun, any number of ranks
 
@@ -15,7 +15,7 @@ import dataclasses
 import json
 import pathlib
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -33,6 +33,7 @@ from tf_fusedrec.data import ParquetFolder, TokenBatches, read_items
 from tf_fusedrec.layers import jagged
 
 _ITEMS_AT_ONCE = 1 << 16
+_SCORES_AT_ONCE = 1 << 24  # logits in memory at a time
 
 
 class Evaluation(NamedTuple):
@@ -45,9 +46,17 @@ class Evaluation(NamedTuple):
 
 def evaluate(experiment: Experiment, model: RankingModel | HSTURetrieval, folder: pathlib.Path) -> Evaluation:
     """Returns the evaluation on the test split, equal on all ranks. Collective."""
+    return evaluator(experiment, model)(folder)
+
+
+def evaluator(experiment: Experiment, model: RankingModel | HSTURetrieval) -> Callable[[pathlib.Path], Evaluation]:
+    """Returns a function that evaluates the model as it is at the call, on the test split of a folder. Collective.
+
+    The model is traced in the first call only, so a program that evaluates often keeps one evaluator.
+    """
     if isinstance(model, RankingModel):
-        return _evaluate_ranking(experiment, model, folder)
-    return _evaluate_retrieval(experiment, model, folder)
+        return _ranking_evaluator(experiment, model)
+    return _retrieval_evaluator(experiment, model)
 
 
 def _test_batches(experiment: Experiment, folder: pathlib.Path) -> Iterator[dict]:
@@ -72,8 +81,14 @@ def _gathered(parts: list[np.ndarray], dtype: type) -> np.ndarray:
     return fr.collectives.all_gather(np.concatenate([np.empty(0, dtype), *parts]).astype(dtype))
 
 
-def _evaluate_ranking(experiment: Experiment, model: RankingModel, folder: pathlib.Path) -> Evaluation:
+def _ranking_evaluator(experiment: Experiment, model: RankingModel) -> Callable[[pathlib.Path], Evaluation]:
     score = tf.function(lambda batch: model(batch, training=False), reduce_retracing=True)
+    return lambda folder: _evaluate_ranking(experiment, model, score, folder)
+
+
+def _evaluate_ranking(
+    experiment: Experiment, model: RankingModel, score: Callable[[dict], dict], folder: pathlib.Path
+) -> Evaluation:
     parts: dict[str, list] = {}
     for batch in _test_batches(experiment, folder):
         exposed = batch["exposed_item"]
@@ -110,7 +125,19 @@ def _of_task(user: np.ndarray, label: np.ndarray, logit: np.ndarray) -> dict[str
     }
 
 
-def _evaluate_retrieval(experiment: Experiment, model: HSTURetrieval, folder: pathlib.Path) -> Evaluation:
+def _retrieval_evaluator(experiment: Experiment, model: HSTURetrieval) -> Callable[[pathlib.Path], Evaluation]:
+    @tf.function(reduce_retracing=True)
+    def embed(batch: dict) -> tf.Tensor:
+        newest = experiment.model.max_history
+        items, times = jagged.last(batch["item_id"], newest), jagged.last(batch["timestamp"], newest)
+        return model.embed_users(items, times, batch["target_timestamp"])
+
+    return lambda folder: _evaluate_retrieval(experiment, model, embed, folder)
+
+
+def _evaluate_retrieval(
+    experiment: Experiment, model: HSTURetrieval, embed: Callable[[dict], tf.Tensor], folder: pathlib.Path
+) -> Evaluation:
     item_ids, popularity = read_items(folder)
     item_vectors = np.concatenate(
         [
@@ -118,33 +145,56 @@ def _evaluate_retrieval(experiment: Experiment, model: HSTURetrieval, folder: pa
             for begin in range(0, len(item_ids), _ITEMS_AT_ONCE)
         ]
     )
-
-    @tf.function(reduce_retracing=True)
-    def embed(batch: dict) -> tf.Tensor:
-        newest = experiment.model.max_history
-        items, times = jagged.last(batch["item_id"], newest), jagged.last(batch["timestamp"], newest)
-        return model.embed_users(items, times, batch["target_timestamp"])
-
-    own, popular, user_ids = [], [], []
+    parts: dict[str, list[np.ndarray]] = {}
     for batch in _test_batches(experiment, folder):
         users = embed(batch).numpy()  # Collective: a rank without users must call it too.
-        seen = {
-            "target_ids": batch["target_item"].numpy(),
-            "seen_ids": batch["item_id"].values.numpy(),
-            "seen_row_splits": batch["item_id"].row_splits.numpy(),
+        targets = batch["target_item"].numpy()
+        seen = {"seen_ids": batch["item_id"].values.numpy(), "seen_row_splits": batch["item_id"].row_splits.numpy()}
+        everyone, scores = np.ones([len(users), 1]), popularity[:, np.newaxis] * 1.0
+        found = {
+            "user": batch["user_id"].numpy(),
+            "rank": metrics.rank_of_target(users, item_vectors, item_ids, target_ids=targets, **seen),
+            "baseline_rank": metrics.rank_of_target(everyone, scores, item_ids, target_ids=targets, **seen),
+            "entropy": entropy_of_target(users, item_vectors, item_ids, targets, experiment.model.temperature),
+            "baseline_entropy": baselines.popularity_entropy(popularity, item_ids, targets),
         }
-        user_ids.append(batch["user_id"].numpy())
-        own.append(metrics.rank_of_target(users, item_vectors, item_ids, **seen))
-        everyone = np.ones([len(users), 1])
-        popular.append(metrics.rank_of_target(everyone, popularity[:, np.newaxis] * 1.0, item_ids, **seen))
-    all_ranks = {"": _gathered(own, np.int64), "baseline_": _gathered(popular, np.int64)}
-    results = {"users": float(len(all_ranks[""]))}
-    for prefix, ranks in all_ranks.items():
+        for name, values in found.items():
+            parts.setdefault(name, []).append(values)
+    kinds = {"user": np.int64, "rank": np.int64, "baseline_rank": np.int64}
+    names = [*kinds, "entropy", "baseline_entropy"]
+    samples = {name: _gathered(parts.get(name, []), kinds.get(name, np.float64)) for name in names}
+    results = {"users": float(len(samples["user"]))}
+    for prefix in ("", "baseline_"):
+        ranks = samples[f"{prefix}rank"]
         for cutoff in experiment.evaluate.cutoffs:
             results[f"{prefix}hr@{cutoff}"] = metrics.hit_rate(ranks, cutoff)
             results[f"{prefix}ndcg@{cutoff}"] = metrics.ndcg(ranks, cutoff)
         results[f"{prefix}mrr"] = metrics.mrr(ranks)
-    return Evaluation(results, {"user": _gathered(user_ids, np.int64), "rank": all_ranks[""]})
+    results["ne"] = baselines.normalized(samples["entropy"], samples["baseline_entropy"])
+    del samples["baseline_rank"]
+    return Evaluation(results, samples)
+
+
+def entropy_of_target(
+    users: np.ndarray, items: np.ndarray, item_ids: np.ndarray, target_ids: np.ndarray, temperature: float
+) -> np.ndarray:
+    """Returns -log softmax(users . items / temperature) of each target over the whole catalogue, <float64>[B].
+
+    This is the loss of training without its sampling. A target outside the catalogue gives nan.
+
+    Args:
+      users, items: <float32>[B, D] and [I, D], L2-normalised.
+      item_ids: <int64>[I], ascending. target_ids: <int64>[B].
+    """
+    at = np.minimum(np.searchsorted(item_ids, target_ids), len(item_ids) - 1)
+    entropy = np.empty(len(users))
+    step = max(1, _SCORES_AT_ONCE // max(len(items), 1))
+    for begin in range(0, len(users), step):
+        logits = users[begin : begin + step] @ items.T / temperature
+        highest = logits.max(axis=1)
+        total = highest + np.log(np.exp(logits - highest[:, np.newaxis]).sum(axis=1))
+        entropy[begin : begin + step] = total - logits[np.arange(len(logits)), at[begin : begin + step]]
+    return np.where(item_ids[at] == target_ids, entropy, np.nan)
 
 
 def table(results: Mapping[str, float]) -> str:

@@ -105,8 +105,42 @@ def retrieval_curve(curves: Mapping[str, Sequence[Mapping[str, float]]]) -> str:
     return _curves(figure, axes, "epoch", "HR@10", "MovieLens-1M, the whole catalogue ranked")
 
 
+def validation_curves(result: Mapping[str, Any]) -> str:
+    """Draws the validation HR@10 by epoch, one curve per arm and seed (benchmarks.schedule_quality)."""
+    figure, axes = pyplot.subplots(figsize=(7, 4))
+    arms = list(dict.fromkeys(curve["arm"] for curve in result["curves"]))
+    styles = ("-", "--", ":")
+    seeds = sorted({curve["seed"] for curve in result["curves"]})
+    for curve in result["curves"]:
+        epochs = [entry["epoch"] for entry in curve["epochs"]]
+        hits = [entry["validation"]["hr@10"] for entry in curve["epochs"]]
+        style, label = styles[seeds.index(curve["seed"])], f"{curve['arm']}, seed {curve['seed']}"
+        axes.plot(epochs, hits, style, color=f"C{arms.index(curve['arm'])}", linewidth=1, label=label)
+    return _curves(figure, axes, "epoch", "validation HR@10", "MovieLens-1M, until validation stops improving")
+
+
+def second_moments(growth: Sequence[Mapping[str, float]]) -> str:
+    """Draws the mean second moment by epoch and number of groups, beside Proposition 1 of 2D sparse parallelism."""
+    figure, axes = pyplot.subplots(figsize=(7, 4))
+    epochs = [entry["epoch"] for entry in growth]
+    for name in [name for name in growth[0] if name.startswith("measured_")]:
+        groups = int(name[len("measured_") :])
+        axes.plot(epochs, [entry[name] for entry in growth], label=f"measured, groups: {groups}")
+    one = [entry["measured_1"] for entry in growth]
+    axes.fill_between(epochs, one, [4 * value for value in one], color=PEER, alpha=0.25, label="bounds of 4 groups")
+    if "expected_4" in growth[0]:
+        expected = [entry["expected_4"] for entry in growth]
+        axes.plot(epochs, expected, "k--", label="expected of 4 groups from 1 and 2")
+    axes.set_ylim(bottom=0)
+    return _curves(
+        figure, axes, "epoch", "mean v of all rows", "row-wise Adagrad, moments scaled by the number of groups"
+    )
+
+
 def kept_plots() -> dict[str, str]:
     """Returns the SVG of the results in the repository, by name."""
+    quality = json.loads((RESULTS / "schedule_quality.json").read_text(encoding="utf-8"))
+    growth = quality["growth"]
     page = (RESULTS / "table.txt").read_text(encoding="utf-8")
     curves = {
         name: json.loads((RESULTS / f"retrieval_ml1m{file}_curve.json").read_text(encoding="utf-8"))
@@ -117,6 +151,8 @@ def kept_plots() -> dict[str, str]:
         "table_by_rows": table_by_rows(page),
         "table_peers": table_peers(page),
         "retrieval_ml1m": retrieval_curve(curves),
+        "schedule_quality": validation_curves(quality),
+        **({"second_moments": second_moments(growth)} if "measured_2" in (growth or [{}])[0] else {}),
     }
 
 
@@ -153,6 +189,8 @@ def plot_of(result: Mapping[str, Any]) -> str | None:
         return training_step(result)
     if result.get("weak_scaling"):
         return weak_scaling(result["weak_scaling"])
+    if result.get("curves"):
+        return validation_curves(result)
     if result.get("cases") and "peer" in result["cases"][0]:
         return op_cases(result)
     return None

@@ -1,146 +1,132 @@
 """Question: how much quality do schedules and topologies lose that are not equal to synchronous training?
 
-    python -m benchmarks.schedule_quality [--quick] [--json FILE] [--run DIR] [--data DIR] [--epochs N] [--arms A ...]
+    python -m benchmarks.schedule_quality [--quick] [--json FILE] [--run DIR] [--data DIR] [--arms A ...] [--seeds S]
 
-models.train trains retrieval on MovieLens-1M in 2 processes, anew for each variant:
-  sync            the baseline
-  nested_M4       equal to accumulation over 4 micro-batches
-  semi_async      rows lack one update
-  weight_sync_c*  2 groups of one rank, averaged after every step; moments are scaled by c, where c = 2 is the number of
-                  groups, as 2D-SP recommends
-  sync_seed_1     synchronous training with another seed
+Retrieval on MovieLens-1M is trained on 4 ranks until validation stops improving, once per arm and seed:
+  sync                   the baseline
+  semi_async             rows lack one update
+  nested_M4              equal to accumulation over 4 micro-batches
+  weight_sync_g*_c*      g groups of ranks, averaged after every step; moments are scaled by c. 2D-SP recommends c = g
+A user's last item is for test and the one before for validation. Training stops after 5 epochs without a better
+validation NDCG@10; the figures are the best epoch's on the test split. Rows are trained by row-wise Adagrad.
 
-The figures are HR@10 and NDCG@10 over all movies that a user has not rated. The difference from `sync` has the 95 %
-interval of a paired bootstrap over users. This interval ignores the chance of initial values and batches, whose
-size `sync_seed_1` shows (NestPipe, figure 6; TurboGR, table 5; 2D-SP, figure 4).
+HR@10 and NDCG@10 count all movies that a user has not rated. NE is the normalized entropy: the cross entropy of the
+target under the softmax over all movies (the training loss without its sampling), over that of the popularity. The
+difference from `sync` of the same seed has the 95 % interval of a paired bootstrap over users, which draws a user with
+the samples of all seeds that both arms have finished (NestPipe, figure 6; TurboGR, table 5; 2D-SP, figure 4).
+`growth` has the mean second moment by epoch, beside 2D-SP's Proposition 1 (moments.py).
 
-Every variant has a folder below --run. The same command keeps finished variants and resumes an interrupted one from its
-last epoch. --arms names the variants to train. --quick trains one epoch of the first users.
+Every arm and seed is a job with a folder below --run, whose name holds a hash of the whole configuration. The same
+command keeps finished jobs, and resumes a stopped one from its last epoch. It may be stopped at any time. The JSON has
+what is finished, and `missing` names the rest. --quick trains 2 epochs of the first users with one seed.
 """
 
 from __future__ import annotations
 
 import argparse
-import csv
-import gzip
+import hashlib
 import json
 import pathlib
-import subprocess
-import sys
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
-import tf_fusedrec as fr
-from benchmarks.harness import children, harness, processes
-from models.compare import compare, read_samples
+from benchmarks.harness import children, harness
+from benchmarks.schedule_quality.job import METRICS
+from benchmarks.schedule_quality.splits import first_users, validation_of
+from benchmarks.schedule_quality.summary import LEVEL, summary
 from models.experiment import load
 from models.prepare import prepare_data
 
 CONFIG = harness.ROOT / "configs/hstu_ml1m_tiny.yaml"
-RANKS = 2
-_TWO_GROUPS = (f"embedding.groups={RANKS}", "embedding.rule=weight_sync", "embedding.sync_every=1")
-VARIANTS: dict[str, tuple[str, ...]] = {
+RANKS, SEEDS, PATIENCE = 4, (1, 2), 5
+EPOCHS, QUICK_EPOCHS, QUICK_USERS = 60, 2, 300
+SETTINGS = (
+    "embedding.optimizer=rowwise_adagrad", "embedding.learning_rate=0.1", "model.dropout=0.2",
+    "train.target_tokens=2048",
+)  # fmt: skip
+
+
+def weight_sync(groups: int, scale: int) -> tuple[str, ...]:
+    """Returns the settings of `groups` replicas that are averaged after every step."""
+    return (f"embedding.groups={groups}", "embedding.rule=weight_sync", f"embedding.moment_scale={scale}")
+
+
+# In the order of training.
+ARMS: dict[str, tuple[str, ...]] = {
     "sync": (),
-    "nested_M4": ("train.schedule=nested(4)",),
     "semi_async": ("train.schedule=semi_async",),
-    "weight_sync_c1": (*_TWO_GROUPS, "embedding.moment_scale=1"),
-    f"weight_sync_c{RANKS}": (*_TWO_GROUPS, f"embedding.moment_scale={RANKS}"),
-    "sync_seed_1": ("seed=1",),
+    "nested_M4": ("train.schedule=nested(4)",),
+    **{f"weight_sync_g{g}_c{c}": weight_sync(g, c) for g, c in ((2, 2), (4, 4), (2, 1), (4, 1), (4, 2))},
 }
-BASELINE = "sync"
-METRICS = ("hr@10", "ndcg@10")
-RESAMPLES, LEVEL = 1000, 0.95
-QUICK_USERS = 300
-TOKENS = 2048  # per batch and rank, which halves the steps of CONFIG
 
 
-def train(folder: pathlib.Path, settings: Sequence[str]) -> None:
-    """Trains and evaluates one variant in RANKS processes, or resumes it. Does nothing if it is finished.
+class Job(NamedTuple):
+    """One arm with one seed."""
+
+    arm: str
+    seed: int
+    folder: pathlib.Path
+    request: dict[str, Any]  # arguments of job.main, without the folder
+
+    @property
+    def finished(self) -> bool:
+        return (self.folder / "result.json").exists()
+
+
+def job_of(arm: str, seed: int, run: pathlib.Path, epochs: int, splits: dict[str, pathlib.Path]) -> Job:
+    """Returns the job. Jobs of different configurations, data or ranks have different folders."""
+    experiment = load(CONFIG, [*SETTINGS, f"train.epochs={epochs}", f"seed={seed}", *ARMS[arm]]).to_dict()
+    names = {name: split.name for name, split in splits.items()}
+    facts = {"experiment": experiment, "splits": names, "patience": PATIENCE, "ranks": RANKS}
+    key = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:12]
+    paths = {name: str(split) for name, split in splits.items()}
+    request = {"experiment": experiment, "splits": paths, "patience": PATIENCE}
+    return Job(arm, seed, run / f"{arm}_seed{seed}_{key}", request)
+
+
+def train(job: Job) -> None:
+    """Trains a job on its ranks, or resumes it.
 
     Raises:
-      CheckFailed: The folder belongs to other settings, or the training failed.
+      CheckFailed: The training failed.
     """
-    wanted = load(CONFIG, settings).to_dict()
-    known = folder / "experiment.json"
-    if known.exists() and json.loads(known.read_text(encoding="utf-8")) != wanted:
-        raise harness.CheckFailed(f"{folder} belongs to other settings than {list(settings)}. Name another --run.")
-    if (folder / "results.json").exists():
-        return
-    folder.mkdir(parents=True, exist_ok=True)
-    known.write_text(json.dumps(wanted, indent=1) + "\n", encoding="utf-8")
-    horovodrun = str(pathlib.Path(sys.executable).parent / "horovodrun")
-    command = [horovodrun, "-np", str(RANKS), "--gloo", sys.executable, "-m", "models.train", "--config", str(CONFIG)]
-    command += ["--output", str(folder), *(word for setting in settings for word in ("--set", setting))]
-    command += ["--resume"] * fr.checkpoint.exists(folder / "checkpoint")
-    with open(folder / "log.txt", "a", encoding="utf-8") as log:
-        done = processes.run(
-            command, env=children.environment(), cwd=harness.ROOT, stdout=log, stderr=subprocess.STDOUT
-        )
-    if done.returncode:
-        raise harness.CheckFailed(f"{folder.name} ended with code {done.returncode}; see {folder / 'log.txt'}.")
+    print(f"{job.folder.name} ...", flush=True)
+    job.folder.mkdir(parents=True, exist_ok=True)
+    one_thread = {"OMP_NUM_THREADS": "1", "TF_NUM_INTRAOP_THREADS": "1"}  # the ranks share the cores
+    children.ask_ranks(
+        "benchmarks.schedule_quality.job", RANKS, variables=one_thread, timeout_s=24 * 3600, folder=str(job.folder),
+        **job.request,
+    )  # fmt: skip
 
 
-def row(name: str, run: pathlib.Path) -> dict[str, Any]:
-    """Returns the metrics of a finished variant, and their differences from BASELINE with the ends of the interval."""
-    table = compare(read_samples(run / BASELINE), read_samples(run / name), RESAMPLES, 0, LEVEL)
-    found: dict[str, Any] = {"arm": name}
-    for metric in METRICS:
-        key, entry = metric.replace("@", "_at_"), table[metric]
-        found |= {key: entry["b"]} | {f"{key}_{part}": entry[part] for part in ("difference", "low", "high")}
-    return found
+def prepared(data: pathlib.Path, run: pathlib.Path, users: int | None) -> dict[str, pathlib.Path]:
+    """Returns the data sets of the validation and the test split."""
+    whole = prepare_data(load(CONFIG, [f"data.input={json.dumps(str(data))}"]), run / "data")
+    if users is not None:
+        whole = first_users(whole, run / "data" / f"{whole.name}_users{users}", users)
+    return {"validation": validation_of(whole, run / "data" / f"{whole.name}_validation"), "test": whole}
 
 
-def first_users(data: pathlib.Path, folder: pathlib.Path, users: int) -> pathlib.Path:
-    """Makes a folder with the ratings of the first users only."""
-    with gzip.open(data / "ratings.csv.gz", "rt", encoding="utf-8", newline="") as file:
-        lines = csv.reader(file)
-        header = next(lines)
-        user = header.index("user_id")
-        kept = [header, *(line for line in lines if int(line[user]) <= users)]
-    folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / "ratings.csv", "w", encoding="utf-8", newline="") as file:
-        csv.writer(file).writerows(kept)
-    return folder
-
-
-def summary(run: pathlib.Path) -> dict[str, Any]:
-    """Returns the fields of the JSON file, for all finished variants."""
-    ended = [name for name in VARIANTS if (run / name / "results.json").exists()]
-    experiment: Mapping[str, Any] = json.loads((run / BASELINE / "experiment.json").read_text(encoding="utf-8"))
-    test = json.loads((run / BASELINE / "results.json").read_text(encoding="utf-8"))["test"]
-    return {
-        "arms": [row(name, run) for name in ended],
-        "not_trained": [name for name in VARIANTS if name not in ended],
-        "popularity": {metric.replace("@", "_at_"): test[f"baseline_{metric}"] for metric in METRICS},
-        "users": int(test["users"]),
-        "ranks": RANKS,
-        "epochs": experiment["train"]["epochs"],
-        "tokens_per_batch_of_a_rank": experiment["train"]["target_tokens"],
-        "model": experiment["model"],
-        "level": LEVEL,
-        "resamples": RESAMPLES,
-    }
-
-
-def show(result: Mapping[str, Any]) -> None:
+def show(result: dict[str, Any]) -> None:
     model = result["model"]
+    names = [name.replace("@", "_at_") for name in METRICS]
+    shown = ["seeds", "epochs", *names, *(f"{name}_{part}" for name in names for part in ("difference", "low", "high"))]
+    rows = [{"arm": arm, **{key: row.get(key, "") for key in shown}} for arm, row in result["arms"].items()]
     harness.print_table(
-        f"MovieLens-1M, {result['users']} users, {result['epochs']} epochs on {result['ranks']} ranks, "
-        f"dim {model['dim']}, {model['num_blocks']} blocks; against {BASELINE} with a {result['level']:.0%} interval",
-        result["arms"],
+        f"MovieLens-1M, {result['users']} users, {result['ranks']} ranks, dim {model['dim']}, {model['num_blocks']} "
+        f"blocks; against sync of the same seeds with a {LEVEL:.0%} interval",
+        rows,
     )
-    print("  by popularity: " + ", ".join(f"{name} {value:.4f}" for name, value in result["popularity"].items()))
+    print("  missing: " + (", ".join(result["missing"]) or "nothing"))
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
-    parser.add_argument("--quick", action="store_true", help=f"one epoch of the first {QUICK_USERS} users")
-    parser.add_argument("--epochs", type=int, default=3, help="epochs of every variant (3)")
-    parser.add_argument(
-        "--arms", nargs="+", choices=list(VARIANTS), default=list(VARIANTS), help="variants to train besides sync"
-    )
+    parser.add_argument("--quick", action="store_true", help=f"{QUICK_EPOCHS} epochs of the first {QUICK_USERS} users")
+    parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS), help="arms to train (all)")
+    parser.add_argument("--seeds", nargs="+", type=int, choices=SEEDS, help="seeds to train (all)")
     parser.add_argument("--data", type=pathlib.Path, default=harness.ROOT.parent / "shared/data/ml-1m")
-    parser.add_argument("--run", type=pathlib.Path, help="folder of the runs (default: below runs/)")
+    parser.add_argument("--run", type=pathlib.Path, default="runs/schedule_quality", help="folder of the jobs")
     parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="file for the result")
     return parser.parse_args(argv)
 
@@ -149,18 +135,17 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments = parse(argv)
     if not arguments.data.is_dir():
         print(f"not measured: the folder {arguments.data} does not exist")
-        harness.write_json(arguments.json, {"arms": [], "not_measured": f"no data at {arguments.data.name}"})
+        harness.write_json(arguments.json, {"arms": {}, "not_measured": f"no data at {arguments.data.name}"})
         return
-    epochs, data = (1 if arguments.quick else arguments.epochs), arguments.data.resolve()
-    run = (arguments.run or pathlib.Path("runs", f"schedule_quality{'_quick' * arguments.quick}_{epochs}")).resolve()
-    if arguments.quick:
-        data = first_users(data, run / "first_users", QUICK_USERS)
-    data = prepare_data(load(CONFIG, [f"data.input={json.dumps(str(data))}"]), run / "data")
-    for name in dict.fromkeys([BASELINE, *arguments.arms]):
-        print(f"{name} ...", flush=True)
-        shared = [f"data.input={json.dumps(str(data))}", f"train.epochs={epochs}", f"train.target_tokens={TOKENS}"]
-        train(run / name, [*shared, *VARIANTS[name]])
-    result = summary(run)
+    quick, run = arguments.quick, arguments.run.resolve()
+    splits = prepared(arguments.data.resolve(), run, QUICK_USERS if quick else None)
+    epochs, seeds = (QUICK_EPOCHS, SEEDS[:1]) if quick else (EPOCHS, SEEDS)
+    jobs = [job_of(arm, seed, run, epochs, splits) for seed in seeds for arm in ARMS]
+    for job in jobs:
+        if job.arm in arguments.arms and job.seed in (arguments.seeds or seeds) and not job.finished:
+            train(job)
+            harness.write_json(arguments.json, summary(jobs, RANKS, PATIENCE))
+    result = summary(jobs, RANKS, PATIENCE)
     show(result)
     harness.write_json(arguments.json, result)
 

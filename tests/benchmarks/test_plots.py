@@ -45,3 +45,12 @@ def test_weak_scaling_shows_every_step():
     rows = [{"ranks": 1, "ms_sync": 310.0, "cores": 0.1}, {"ranks": 8, "ms_sync": 1234.0, "cores": 0.9}]
     plot = figures.plot_of({"weak_scaling": rows, "cases": [{"ratio": 1.4}]})
     assert {"1", "8", "310", "1.23e+03", "sync"} <= set(texts(plot))
+
+
+def test_curves_of_arms_and_moments_of_groups_are_named():
+    epochs = [{"epoch": n, "validation": {"hr@10": 0.1 * n}} for n in (1, 2)]
+    curves = [{"arm": arm, "seed": 1, "epochs": epochs} for arm in ("sync", "semi_async")]
+    assert {"sync, seed 1", "semi_async, seed 1"} <= set(texts(figures.plot_of({"arms": {}, "curves": curves})))
+    growth = [{"epoch": n, "measured_1": 1.0 * n, "measured_2": 1.5 * n, "expected_4": 2.5 * n} for n in (1, 2)]
+    shown = texts(figures.second_moments(growth))
+    assert "measured, groups: 2" in shown and "expected of 4 groups from 1 and 2" in shown

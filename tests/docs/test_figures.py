@@ -5,7 +5,7 @@ import json
 import pytest
 
 from tests.docs.commands import PAGES
-from tools.docs import figure_tables, figures, headlines
+from tools.docs import figure_tables, figures, headlines, quality
 from tools.docs.figures import Results, Row
 
 RESULTS = Results({"a": {"ms": {"k": 2.5}, "machine": "m"}, "b": {"ms": 4, "machine": "m"}}, frozenset({"a"}))
@@ -54,3 +54,27 @@ def test_a_page_that_compares_with_tfra_tells_both_ratios(page):
     ratios = [f"{step[name]:.1f} times" for name in ("ratio_vs_tfra_as_launched", "ratio_vs_tfra")]
     text = " ".join(page.read_text(encoding="utf-8").split())
     assert len({ratio in text for ratio in ratios}) == 1, f"wanted both of {ratios}, or none"
+
+
+def test_the_quality_of_schedules_is_told_for_finished_jobs_only():
+    def row(seeds, epochs, value):
+        names = ("hr_at_10", "ndcg_at_10", "ne")
+        ends = {f"{name}_{end}": number for name in names for end, number in (("low", -0.03), ("high", 0.01))}
+        return {"seeds": seeds, "epochs": epochs, **dict.fromkeys(names, value), **ends} | {
+            f"{name}_difference": -0.01 for name in names
+        }
+
+    arms = {"sync": row([1, 2], [30, 28], 0.25), "weight_sync_g4_c2": row([1], [9], 0.24)}
+    result = {"arms": arms, "missing": ["nested_M4 seed 1", "nested_M4 seed 2", "sync seed 2"], "growth": []}
+    early = {"arm": "weight_sync_c1", "hr_at_10_difference": -0.5, "hr_at_10_low": -0.6, "hr_at_10_high": -0.4}
+    first = {"epochs": 3, "ranks": 2, "arms": [{"arm": "sync", "hr_at_10": 0.2}, early]}
+    lines = quality.block({"schedule_quality": result, "schedule_quality_3_epochs": first}).splitlines()
+    assert lines[-1].endswith("from 0.200: 2 groups, `weight_sync`, moments scaled by 1: -0.500 [-0.600, -0.400].")
+    assert lines[2] == '| `"sync"` | 1, 2 | 30, 28 | 0.250 | 0.250 | 0.250 |'
+    cell = "0.240; -0.010 [-0.030, +0.010]"
+    assert lines[3] == f"| 4 groups, `weight_sync`, moments scaled by 2 | 1 | 9 | {cell} | {cell} | {cell} |"
+    assert 'Not finished yet: `Nested(4)` (seed 1, 2); `"sync"` (seed 2).' in lines
+    assert not any("second_moments" in line for line in lines)
+    result |= {"missing": [], "growth": [{"epoch": 1, "measured_1": 1.0, "measured_2": 2.0}]}
+    grown = quality.block({"schedule_quality": result, "schedule_quality_3_epochs": first})
+    assert "second_moments" in grown and "Not finished" not in grown

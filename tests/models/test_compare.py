@@ -68,6 +68,18 @@ def test_the_interval_of_a_difference_of_means_is_the_normal_one(tmp_path):
     assert table["mrr"]["a"] == pytest.approx(np.mean(np.where(hit_a, 1 / 5, 1 / 500)))
 
 
+def test_the_normalized_entropy_divides_by_the_entropy_of_the_same_draw():
+    rng = np.random.default_rng(2)
+    user, entropy, baseline = np.arange(50), rng.random(50) + 1, rng.random(50) + 2
+    samples = {"user": user, "rank": np.ones(50, np.int64), "entropy": entropy, "baseline_entropy": baseline}
+    times = rng.integers(0, 3, 50)
+    rows = np.repeat(user, times)
+    assert compare.metrics_of(samples)["ne"](times) == pytest.approx(entropy[rows].sum() / baseline[rows].sum())
+    better = {**samples, "entropy": entropy - 0.1}
+    row = compare.compare(samples, better, 100, 0, 0.95)["ne"]
+    assert row["difference"] == pytest.approx(-5 / baseline.sum()) and row["high"] < 0
+
+
 def test_pairs_do_not_depend_on_the_order_of_rows_and_the_table_tells(tmp_path, capsys):
     runs = [ranking_run(tmp_path / "a", 0.5), ranking_run(tmp_path / "b", 0.5, order_seed=9)]
     compare.main([*map(str, runs), "--resamples", "50", "--json", str(tmp_path / "same.json")])

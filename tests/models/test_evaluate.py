@@ -5,15 +5,16 @@ import json
 import numpy as np
 import pytest
 
+from models import baselines
 from models import evaluate as command
 from models.baselines import PRIOR_EXPOSURES
 from models.build import make_embedding, make_model
-from models.evaluate import evaluate
+from models.evaluate import entropy_of_target, evaluate, evaluator
 from models.experiment import from_dict
 from models.export import saved_experiment
 from models.prepare import prepare_data
 from tests.models import experiments
-from tf_fusedrec import checkpoint, keras
+from tf_fusedrec import checkpoint, keras, tf
 from tf_fusedrec.data.layouts import write_dataset
 from tf_fusedrec.data.rows import Ragged, Rows, splits_of
 
@@ -83,8 +84,8 @@ def test_ranking_baseline_adds_the_log_odds_of_user_and_item(tmp_path):
 
 
 def test_retrieval_baseline_ranks_by_popularity_without_what_was_seen(tmp_path):
-    items, times = [[1, 2], [3]], [[10, 20], [30]]
-    train = {"user_id": np.array([1, 2]), "item_id": listed(items), "timestamp": listed(times)}
+    items_of, times = [[1, 2], [3]], [[10, 20], [30]]
+    train = {"user_id": np.array([1, 2]), "item_id": listed(items_of), "timestamp": listed(times)}
     test = {**train, "target_item": np.array([3, 4]), "target_timestamp": np.array([40, 50])}
     write_dataset(
         tmp_path / "data", task="retrieval", source="hand", split="hand", users=2, train=Rows(train, 2),
@@ -100,6 +101,31 @@ def test_retrieval_baseline_ranks_by_popularity_without_what_was_seen(tmp_path):
     assert results["users"] == 2
     assert samples["user"].tolist() == [1, 2] and samples["rank"].shape == (2,)
     assert 0.25 <= results["mrr"] <= 1.0
+    # Items have 3, 2, 1 and 0 training interactions; each counts one more.
+    np.testing.assert_allclose(samples["baseline_entropy"], -np.log([2 / 10, 1 / 10]))
+    items = model.embed_items(np.array([1, 2, 3, 4])).numpy().astype(np.float64)
+    histories, moments = (tf.ragged.constant(lists, dtype=tf.int64) for lists in (items_of, times))
+    users = model.embed_users(histories, moments, tf.constant([40, 50], tf.int64)).numpy().astype(np.float64)
+    logits = users @ items.T / experiment.model.temperature
+    entropy = np.log(np.exp(logits).sum(axis=1)) - logits[[0, 1], [2, 3]]
+    # Products in float32 are right to 1e-6, and a temperature of 0.05 makes 2e-5 of it. An entropy may be near 0.
+    np.testing.assert_allclose(samples["entropy"], entropy, rtol=0, atol=1e-4)
+    assert results["ne"] == pytest.approx(entropy.sum() / -np.log(0.02), abs=1e-4)
+    # Another evaluation of the same evaluator sees the model as it is then, and does not trace it again.
+    evaluate_again = evaluator(experiment, model)
+    first = evaluate_again(tmp_path / "data").results
+    for weight in model.trainable_variables:
+        weight.assign(weight + 0.5)
+    assert first == results and evaluate_again(tmp_path / "data").results["ne"] != first["ne"]
+
+
+def test_targets_outside_the_catalogue_are_left_out_of_the_entropy():
+    entropy = entropy_of_target(np.eye(2), np.eye(2), np.array([5, 7]), np.array([5, 6]), 1.0)
+    assert entropy[0] == pytest.approx(np.log(1 + np.exp(-1))) and np.isnan(entropy[1])
+    baseline = baselines.popularity_entropy(np.array([1, 0]), np.array([5, 7]), np.array([5, 6]))
+    assert baseline[0] == pytest.approx(-np.log(2 / 3)) and np.isnan(baseline[1])
+    assert baselines.normalized(entropy, baseline) == pytest.approx(entropy[0] / baseline[0])
+    assert np.isnan(baselines.normalized(entropy[1:], baseline[1:]))
 
 
 def saved(folder, model, **embedding):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tools.docs.figure_tables import AS_LAUNCHED, AT_BEST, KUAIRAND, ML1M, OVERLAP, QUALITY, STEP, SWAP, TABLE
+from tools.docs.figure_tables import AS_LAUNCHED, AT_BEST, KUAIRAND, ML1M, OVERLAP, STEP, SWAP, TABLE
 from tools.docs.figures import Row
 
 # The README: three reasons, then six figures.
@@ -47,26 +47,6 @@ HEADLINES = (
     ),
 )  # fmt: skip
 
-# docs/schedules.md, by the place of the run in schedule_quality.json.
-_RUNS = (
-    '`"sync"`', "`Nested(4)`", "`SemiAsync()`", "two groups, `weight_sync`, moments not scaled",
-    "two groups, `weight_sync`, moments scaled by 2, the number of groups", '`"sync"`, another seed',
-)  # fmt: skip
-SCHEDULE_QUALITY = tuple(
-    Row(
-        run,
-        f"{{schedule_quality[arms][{n}][hr_at_10]:.3f}}"
-        + (
-            f"; {{schedule_quality[arms][{n}][hr_at_10_difference]:+.3f}} "
-            f"[{{schedule_quality[arms][{n}][hr_at_10_low]:+.3f}}, {{schedule_quality[arms][{n}][hr_at_10_high]:+.3f}}]"
-            if n
-            else ""
-        ),
-        QUALITY,
-    )
-    for n, run in enumerate(_RUNS)
-)
-
 LOSSES = """\
 - A table step takes {table[threads][1000000_1][ms]:.1f} ms on one thread and {table[threads][1000000_2][ms]:.1f} \
 ms on \
@@ -77,8 +57,9 @@ two. Copying as many bytes takes {table[threads][1000000_1][ms_floor]:.1f} and \
 - A save in the background holds training up for {checkpoint[snapshot_pause_ms]:.0f} ms, where copying as many \
 bytes takes \
 {checkpoint[copy_rows_ms]:.0f} ms. A load has {checkpoint[load_ratio_vs_disk]:.2f} of the rate of a plain read.
-- `SemiAsync` trains on rows that lack one update, and HR@10 falls from {schedule_quality[arms][0][hr_at_10]:.3f} to \
-{schedule_quality[arms][2][hr_at_10]:.3f} after three epochs.
+- `SemiAsync` trains on rows that lack one update, and HR@10 fell from \
+{schedule_quality_3_epochs[arms][0][hr_at_10]:.3f} to {schedule_quality_3_epochs[arms][2][hr_at_10]:.3f} after three \
+epochs. [Schedules](schedules.md#what-it-costs-in-quality) lists the finished runs to convergence.
 - `DualBuffer` alone has a speed of {overlap[speedup_dual]:.2f}, because its look-ahead wants the cores that \
 compute. Two \
 groups of one rank have {overlap[speedup_2d]:.2f}, because the gradients of all rows still go to both.

@@ -1,0 +1,161 @@
+"""One job on its ranks: trains an experiment until validation stops improving. It resumes from its last epoch.
+
+Its folder gets, after every epoch, curve.json and checkpoint/, and after every best epoch samples.npz with the test
+split's users (models.compare). result.json appears when the job has ended.
+
+A resumed job has the random numbers of an uninterrupted one: data and negatives are functions of (seed, epoch, step),
+and dropout starts every epoch from a seed of its own. The weights are bit-equal on at most two ranks. On more ranks
+the order of Horovod's sums depends on which tensors it joins, and so on time.
+"""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+import tf_fusedrec as fr
+from benchmarks.harness import children, harness
+from benchmarks.schedule_quality.moments import mean_moment
+from models.build import columns, make_embedding, make_model, no_rows
+from models.evaluate import Evaluation, evaluator
+from models.experiment import Experiment, from_dict
+from models.fit_calls import fit_calls
+from tf_fusedrec import callbacks, keras
+from tf_fusedrec.data import read_items
+
+METRICS = ("hr@10", "ndcg@10", "ne")
+DECIDING = "ndcg@10"  # of the validation split; larger is better
+Entry = dict[str, Any]
+
+
+def best(entries: Sequence[Entry]) -> Entry:
+    """Returns the epoch with the best validation; the first one of equals."""
+    return max(entries, key=lambda entry: entry["validation"][DECIDING])
+
+
+def ended(entries: Sequence[Entry], patience: int, epochs: int) -> bool:
+    """Returns whether `patience` epochs in a row did not improve validation, or all epochs are trained."""
+    return bool(entries) and (len(entries) == epochs or entries[-1]["epoch"] - best(entries)["epoch"] >= patience)
+
+
+class Progress(keras.callbacks.Callback):
+    """Evaluates every epoch, keeps the curve, and stops training. It comes before callbacks.Checkpoint.
+
+    The curve may thus be one epoch ahead of the checkpoint. `done` then drops that epoch, which is trained again.
+
+    Args:
+      folder: Folder of the job.
+      experiment: Experiment, whose seed decides the dropout.
+      evaluate: Evaluates the model on a split.
+      splits: Folders of the data sets "validation" and "test".
+      patience: See `ended`.
+      done: Number of epochs in the checkpoint.
+    """
+
+    def __init__(
+        self,
+        folder: pathlib.Path,
+        experiment: Experiment,
+        evaluate: Callable[[pathlib.Path], Evaluation],
+        splits: Mapping[str, str],
+        patience: int,
+        done: int,
+    ):
+        super().__init__()
+        self._path, self._experiment, self._patience = folder / "curve.json", experiment, patience
+        self._evaluate, self._splits = evaluate, {name: pathlib.Path(split) for name, split in splits.items()}
+        entries = json.loads(self._path.read_text(encoding="utf-8")) if self._path.exists() else []
+        self.entries: list[Entry] = [entry for entry in entries if entry["epoch"] <= done]
+
+    @property
+    def ended(self) -> bool:
+        return ended(self.entries, self._patience, self._experiment.train.epochs)
+
+    def on_epoch_begin(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
+        self._begin = time.perf_counter()
+        layers = [layer for layer in self.model.submodules if isinstance(layer, keras.layers.Dropout)]
+        for number, layer in enumerate(layers):
+            words = [self._experiment.seed, epoch, fr.collectives.rank(), number]
+            seed = int(np.random.SeedSequence(words).generate_state(1)[0])
+            layer._random_generator._generator.reset_from_seed(seed)  # Keras has no public way to it
+
+    def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
+        self.model.drain()
+        entry: Entry = {"epoch": epoch + 1, "loss": float((logs or {})["loss"])}
+        entry["seconds"] = time.perf_counter() - self._begin
+        entry["validation"] = self._metrics("validation")
+        entry["moment"] = mean_moment(self.model.embedding)
+        self.entries.append(entry)
+        if best(self.entries) is entry:
+            entry["test"] = self._metrics("test")
+        if fr.collectives.rank() == 0:
+            replace(self._path, json.dumps(self.entries, indent=1) + "\n")
+            shown = " ".join(f"{name} {value:.4f}" for name, value in entry["validation"].items())
+            print(f"epoch {epoch + 1}: {shown}, moment {entry['moment']:.4g}, {entry['seconds']:.1f} s", flush=True)
+        self.model.stop_training = self.ended
+
+    def _metrics(self, split: str) -> dict[str, float]:
+        """Evaluates a split. Rank 0 writes the samples of the test split."""
+        results, samples = self._evaluate(self._splits[split])
+        if split == "test" and fr.collectives.rank() == 0:
+            partial = self._path.with_name("partial.npz")
+            np.savez(partial, **samples)
+            partial.replace(self._path.with_name("samples.npz"))
+        return {name: results[name] for name in METRICS}
+
+
+def replace(path: pathlib.Path, text: str) -> None:
+    """Writes a file that is whole at every moment."""
+    partial = path.with_suffix(".partial")
+    partial.write_text(text, encoding="utf-8")
+    partial.replace(path)
+
+
+def main(folder: str, experiment: Mapping[str, Any], splits: Mapping[str, str], patience: int) -> Entry | None:
+    """Trains or resumes the job. Returns the best epoch on rank 0, None on others.
+
+    Args:
+      folder: Existing folder of the job.
+      experiment: Fields of the experiment.
+      splits: Folders of the data sets: "validation", whose train split the model learns, and "test".
+      patience: Epochs in a row without a better validation after which training stops.
+    """
+    config, place = from_dict(experiment), pathlib.Path(folder)
+    fr.init(config.embedding.topology)
+    keras.backend.experimental.enable_tf_random_generator()  # dropout's state is a variable, see Progress
+    keras.utils.set_random_seed(config.seed + fr.collectives.rank())
+    data, checkpoint = pathlib.Path(splits["validation"]), place / "checkpoint"
+    model = make_model(config, make_embedding(config), *read_items(data))
+    adam = keras.optimizers.legacy.Adam(
+        config.train.learning_rate, beta_2=config.train.beta_2, epsilon=config.train.epsilon
+    )
+    model.compile(optimizer=fr.collectives.distributed_optimizer(adam))
+    model(no_rows(columns(config.model, "train")))  # creates the weights that a checkpoint restores
+    done, saved = 0, None
+    if fr.checkpoint.exists(checkpoint):
+        extra = fr.checkpoint.load(checkpoint, model, model.optimizer)
+        done, saved = extra["epoch"], extra["input"]
+    progress = Progress(place, config, evaluator(config, model), splits, patience, done)
+    for call in [] if progress.ended else fit_calls(config, data, saved):
+        saving = callbacks.Checkpoint(
+            checkpoint, call.steps, {"experiment": config.to_dict()}, input_position=call.position
+        )  # fmt: skip
+        model.fit(
+            call.dataset, initial_epoch=call.epoch, epochs=call.end, steps_per_epoch=call.steps,
+            callbacks=[progress, saving], verbose=0,
+        )  # fmt: skip
+    result = None
+    if fr.collectives.rank() == 0:
+        result = {**best(progress.entries), "trained_epochs": len(progress.entries), **harness.environment()}
+        replace(place / "result.json", json.dumps(result, indent=1) + "\n")
+    fr.collectives.barrier()  # horovodrun ends the job when a rank leaves
+    return result
+
+
+if __name__ == "__main__":
+    children.answer(main)

@@ -161,7 +161,8 @@ def main(
         measured["exchange_alone"] = functools.partial(span, queued["exchange"], "queue.rows")
         measured["exchange_queued"] = functools.partial(span, queued["both"], "queue.rows")
         measured["reduce_alone"] = functools.partial(span, queued["reduce"], "queue.sum")
-    pace, arms = Pace(), {}
+    pace = Pace()
+    arms: dict[str, Call] = {}
     if steps["arms"]:
         arms, models = overlap.make_steps(size, COMPUTE, pace, steps["arms"])
         overlap.check(arms, models, size.batches + 1)

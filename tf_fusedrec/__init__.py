@@ -9,6 +9,7 @@ code. The last two run with `import tf_fusedrec.tfra` or FusedEmbedding(backend=
   embedding/layer.py      keras.saving.register_keras_serializable  Keras can load FusedEmbedding.
   ops/_library.py         load                                      TensorFlow gets the custom ops.
   ops/collective_marks.py _functions.*                              C functions of that library get their types.
+  ops/termination.py      _functions.*                              The same for its other C functions.
   ops/*.py                tf.no_gradient                            An op has no gradient.
   ops/*.py                tf.RegisterGradient                       An op has a gradient.
   schedules/*.py          register                                  Saved models find a schedule by its name.

@@ -17,6 +17,8 @@ import uuid
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from benchmarks.harness import delayed_cable
+
 
 def why_not() -> str | None:
     """Returns the reason why this process cannot make namespaces, or None if it can."""
@@ -77,7 +79,9 @@ HOSTS = {"first-host": "10.0.0.1", "second-host": "10.0.0.2"}  # addresses insid
 
 
 @contextlib.contextmanager
-def two_hosts(folder: pathlib.Path) -> Iterator[tuple[list[str], dict[str, str]]]:
+def two_hosts(
+    folder: pathlib.Path, delay: pathlib.Path | None = None
+) -> Iterator[tuple[list[str], dict[str, str]]]:  # fmt: skip
     """Makes two namespaces that are joined by an eth0 each and know each other by the names of HOSTS.
 
     horovodrun reaches other hosts by ssh. A namespace has no ssh server, so a stand-in named ssh enters the namespace
@@ -85,13 +89,18 @@ def two_hosts(folder: pathlib.Path) -> Iterator[tuple[list[str], dict[str, str]]
 
     Args:
       folder: Folder for the stand-in.
+      delay: File of the cable's delay (delayed_cable.py). None: a cable without delay.
 
     Yields:
       The words before a command that runs on the first host, and the environment in which it finds the stand-in.
     """
     with contextlib.ExitStack() as stack:
         names = [stack.enter_context(namespace()) for _ in HOSTS]
-        _run("ip", "link", "add", "eth0", "netns", names[0], "type", "veth", "peer", "name", "eth0", "netns", names[1])
+        if delay is None:
+            pair = ["netns", names[0], "type", "veth", "peer", "name", "eth0", "netns", names[1]]
+            _run("ip", "link", "add", "eth0", *pair)
+        else:
+            stack.enter_context(delayed_cable.between(names, delay))
         for name, address in zip(names, HOSTS.values()):
             _run("ip", "-n", name, "address", "add", f"{address}/24", "dev", "eth0")
             _run("ip", "-n", name, "link", "set", "eth0", "up")
@@ -105,15 +114,19 @@ def two_hosts(folder: pathlib.Path) -> Iterator[tuple[list[str], dict[str, str]]
 
 
 @contextlib.contextmanager
-def spread(ranks: int) -> Iterator[dict[str, Any]]:
+def spread(ranks: int, delay: pathlib.Path | None = None) -> Iterator[dict[str, Any]]:
     """Makes two hosts for an even number of ranks, half of them on each. Between the hosts is a cable without a limit.
 
     Ranks limit it by `limit_here("eth0", rate)`, one on each host. Traffic inside a host does not pass the cable.
 
+    Args:
+      ranks: Number of ranks.
+      delay: As in two_hosts.
+
     Yields:
       Arguments of children.ask_ranks.
     """
-    with tempfile.TemporaryDirectory() as folder, two_hosts(pathlib.Path(folder)) as (inside_first, environment):
+    with tempfile.TemporaryDirectory() as folder, two_hosts(pathlib.Path(folder), delay) as (inside_first, environment):
         hosts = ",".join(f"{host}:{ranks // len(HOSTS)}" for host in HOSTS)
         # The card is named, or horovodrun may choose lo, at which the hosts do not reach each other.
         options = ["-H", hosts, "--network-interfaces", "eth0", "--disable-cache"]

@@ -1,17 +1,18 @@
 """The shortest step that the dependencies of a schedule allow, from parts that were measured alone.
 
-Letters, all in ms of one step: i, r, g, d are the exchanges of ids, rows, gradients and dense gradients; a is the
-average of replicas; l the lookup; c the compute; k the number of dense layers. e = 1 / (2 M - 2) is the part of the
-samples in the first and in the last of M micro-batches, 1 for M = 1. The dense gradients of the first layer, d / k,
-come last, with the last gradients of rows. Work of the host counts nothing, so every step is longer than its floor.
+Letters, all in ms of one step: i, r, g, d are the exchanges of ids, rows, gradients and dense gradients; p and s are
+those among the replicas of a shard, of the sums of gradients and of their ids; a is the average of replicas; l the
+lookup; c the compute; k the number of dense layers. e = 1 / (2 M - 2) is the part of the samples in the first and in
+the last of M micro-batches, 1 for M = 1. The dense gradients of the first layer, d / k, come last, with the last
+gradients of rows. No row waits for s. Work of the host counts nothing, so every step is longer than its floor.
 
-    sync, Pipelined(2)       i + l + r + c + g + d/k + a
-    FrozenWindow(M)          i + l + w,     w = e r + max(c, (1 - e)(r + g) + d - d/k) + e g + d/k + a
+    sync, Pipelined(2)       i + l + w
+    FrozenWindow(M)          i + l + w,     w = e r + max(c, (1 - e)(r + g + p) + s + d - d/k) + e (g + p) + d/k + a
     DualBuffer, Nested(M)    max(i + l, w)
-    Pipelined(3)             max(i, l + r + c + g + d/k + a)
-    SemiAsync, Pipelined(6)  max(c + d/k, g + l + r + a, i + r + g + d + a)
+    Pipelined(3)             max(i, l + w)
+    SemiAsync, Pipelined(6)  max(c + d/k, g + p + l + r + a, i + s + r + g + p + d + a)
 
-With M = 1, w = r + c + g + d/k + a.
+With M = 1, w = r + max(c, s) + g + p + d/k + a.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ class Parts:
     gradients: float = 0.0
     dense: float = 0.0
     average: float = 0.0
+    replicas: float = 0.0  # sums of gradients among the replicas of a shard
+    replica_ids: float = 0.0  # the ids of these sums
     other: float = 0.0  # numbers that ranks agree on, such as the weight of a loss; a floor leaves them out
 
     @property
@@ -44,13 +47,15 @@ class Parts:
 def kind_of(name: str) -> str:
     """Returns the field of Parts that a collective counts to, by its name.
 
-    Examples: "sync.group.0.rows" -> "rows"; "2d.group.0.replicas.ids" -> "ids".
+    Examples: "sync.group.0.rows" -> "rows"; "2d.group.0.replicas.sums" -> "replicas".
     """
     if name.startswith("HorovodAllreduce_"):
         return "dense"
     if ".average." in name:
         return "average"
-    last = name.rsplit(".", 1)[-1]
+    *_, before, last = ("", *name.split("."))
+    if before == "replicas":
+        return "replicas" if last in ("gradients", "sums") else "replica_ids"
     return last if last in ("ids", "rows", "gradients") else "other"
 
 
@@ -85,18 +90,19 @@ def free_ms(record: Mapping[str, Sequence[Span]], begin: float, end: float) -> f
 
 def floor_ms(schedule: Schedule, parts: Parts, *, compute: float, lookup: float, layers: int) -> float:
     """Returns the floor of a schedule's step, as the head of this module says."""
-    i, r, g, a = parts.ids, parts.rows, parts.gradients, parts.average
+    i, r, a, ids = parts.ids, parts.rows, parts.average, parts.replica_ids
+    back = parts.gradients + parts.replicas
     c, last = compute, parts.dense / layers
     if isinstance(schedule, InFlight) and schedule.rows_ahead:
-        return max(c + last, g + lookup + r + a, i + r + g + parts.dense + a)
-    if isinstance(schedule, InFlight) and schedule.routes_ahead:
-        return max(i, lookup + r + c + g + last + a)
+        return max(c + last, back + lookup + r + a, i + ids + r + back + parts.dense + a)
     pieces = schedule.micro_batches if isinstance(schedule, (FrozenWindow, Nested)) else 1
     if pieces == 1:
-        window = r + c + g + last + a
+        window = r + max(c, ids) + back + last + a
     else:
         e = 1 / (2 * pieces - 2)
-        window = e * r + max(c, (1 - e) * (r + g) + parts.dense - last) + e * g + last + a
+        window = e * r + max(c, (1 - e) * (r + back) + ids + parts.dense - last) + e * back + last + a
+    if isinstance(schedule, InFlight) and schedule.routes_ahead:
+        return max(i, lookup + window)
     if isinstance(schedule, (DualBuffer, Nested)):
         return max(i + lookup, window)
     return i + lookup + window

@@ -49,6 +49,16 @@ def test_replicas_are_averaged_at_the_end():
         assert floor_ms(schedule, averaged, compute=200, lookup=0, layers=4) == pytest.approx(without + 7)
 
 
+def test_replicas_sum_behind_the_gradients_and_learn_the_ids_under_the_compute():
+    shared = Parts(ids=2, rows=60, gradients=60, dense=20, replicas=30, replica_ids=8)
+    for schedule, pieces in ((Sync(), 1), (FrozenWindow(4), 4), (Nested(4), 4), (DualBuffer(), 1), (Pipelined(3), 1)):
+        without = floor_ms(schedule, PARTS, compute=300, lookup=0, layers=4)
+        longer = 30 if pieces == 1 else 30 / 6
+        assert floor_ms(schedule, shared, compute=300, lookup=0, layers=4) == pytest.approx(without + longer)
+    assert floor_ms(Sync(), shared, compute=5, lookup=0, layers=4) == 2 + 60 + 8 + 60 + 30 + 5
+    assert floor_ms(SemiAsync(), shared, compute=5, lookup=0, layers=4) == 2 + 8 + 60 + 60 + 30 + 20
+
+
 def test_a_record_is_parted_by_kind():
     record = {
         "sync.item.0.ids": [(0.000, 0.002)],
@@ -69,7 +79,9 @@ def test_a_record_is_parted_by_kind():
 
 def test_kinds_of_collectives():
     kinds = {
-        "nested_M8.item.3.rows": "rows", "2d.item.0.replicas.gradients": "gradients", "2d.item.0.replicas.ids": "ids",
+        "nested_M8.item.3.rows": "rows", "2d.item.0.gradients": "gradients", "2d.item.0.ids": "ids",
+        "2d.item.0.replicas.gradients": "replicas", "2d.item.0.replicas.sums": "replicas",
+        "2d.item.0.replicas.ids": "replica_ids", "2d.item.0.replicas.ranges": "replica_ids",
         "2d_weight_8.item.average.rows": "average", "HorovodAllreduce_x_0": "dense", "model_of_sync.weights": "other",
         "model_of_sync.has_data.0": "other",
     }  # fmt: skip

@@ -11,7 +11,7 @@ from tests.oracles.rank_partition import owner_oracle
 from tests.support.ranks import run_ranks
 from tf_fusedrec import Topology, optimizers
 
-SHARES, STEPS, DIM = 4, 12, linear.DIM  # a batch has SHARES parts; every rank has equally many
+SHARES, STEPS, DIM = 4, 12, linear.DIM  # of the SHARES parts of a batch, ranks have equally many, or one more
 GROUPS = Topology(2)
 TABLES = {
     "plain": {},
@@ -29,7 +29,7 @@ MODES = {"sync": 1, "ahead": 1, "parts": 1, "window": 1, "window_ahead": 1, "sta
 
 def _ids(step, rank, size):
     parts = [np.random.default_rng([step, part]).integers(-60, 60, 7) // (1 + part % 2) for part in range(SHARES)]
-    return np.concatenate(np.array_split(parts, size)[rank])
+    return np.array_split(parts, size)[rank].reshape(-1)
 
 
 def _gradients(ids, step):
@@ -88,10 +88,14 @@ def _train(mode, table, topology):
     return found, linear.records(embedding), embedding.lookups[0].table.statistics["item"]
 
 
-def _train_all(topology):
+ALL = [(mode, table) for mode in MODES for table in TABLES]
+FEW = [("sync", "plain"), ("ahead", "ttl"), ("parts", "admission"), ("stale", "hot")]
+
+
+def _train_all(topology, cases=ALL):
     import tf_fusedrec as fr
 
-    found = {(mode, table): _train(mode, table, topology) for mode in MODES for table in TABLES}
+    found = {case: _train(*case, topology) for case in cases}
     fr.collectives.barrier()  # replicas of another shard may still exchange
     return found
 
@@ -102,25 +106,36 @@ def one_process():
     return result
 
 
-@pytest.fixture(scope="module", params=[2, 4])
-def results(request):
-    return run_ranks(_train_all, request.param, topologies=[GROUPS], topology=GROUPS)
+@pytest.fixture(scope="module", params=[(2, 2), (4, 2), (3, 3)], ids=lambda it: f"{it[0]}_ranks_in_{it[1]}_groups")
+def trained(request):
+    ranks, groups = request.param
+    topology = Topology(groups)
+    return topology, run_ranks(_train_all, ranks, topologies=[topology], topology=topology)
 
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("table", TABLES)
-def test_replicas_hold_what_one_process_holds(results, one_process, mode, table):
-    size = len(results)
-    groups, shards = GROUPS.sets(size)
-    of_ranks = [result[mode, table] for result in results]
+def test_replicas_hold_what_one_process_holds(trained, one_process, mode, table):
+    topology, results = trained
+    _check(topology, [result[mode, table] for result in results], table, one_process[mode, table])
+
+
+def test_groups_of_three_ranks_hold_what_one_process_holds(one_process):
+    results = run_ranks(_train_all, 6, topologies=[GROUPS], topology=GROUPS, cases=FEW)
+    for mode, table in FEW:
+        _check(GROUPS, [result[mode, table] for result in results], table, one_process[mode, table])
+
+
+def _check(topology, of_ranks, table, of_one_process):
+    groups, shards = topology.sets(len(of_ranks))
     for ranks in shards:
         for rank in ranks[1:]:
             _assert_same_records(of_ranks[rank][1], of_ranks[ranks[0]][1])
             assert of_ranks[rank][2] == of_ranks[ranks[0]][2]
-    if table in OF_ONE_SHARD and size > 2:
+    if table in OF_ONE_SHARD and len(shards) > 1:
         assert all(statistics["evictions"] > 5 for _, _, statistics in of_ranks)
         return
-    rows, records, statistics = one_process[mode, table]
+    rows, records, statistics = of_one_process
     for step in range(STEPS):
         of_step = np.concatenate([found[step] for found, _, _ in of_ranks])
         np.testing.assert_array_equal(of_step, rows[step], err_msg=f"rows of step {step}")
@@ -174,10 +189,14 @@ def _volumes():
 
 
 def _collectives():
-    """Body: returns the calls of each kind in the traced step of a layer, and their dependencies."""
+    """Body: returns, by groups, the calls of each kind in the traced step of a layer, and their dependencies."""
+    return {topology.groups: _collectives_of(topology) for topology in BY_GROUPS[1:]}
+
+
+def _collectives_of(topology):
     from tests.support.graphs import ancestors
 
-    embedding = linear.make("traced", optimizers.SGD(0.1), GROUPS)
+    embedding = linear.make(f"in_{topology.groups}_traced", optimizers.SGD(0.1), topology)
     ops = linear.step_function(embedding).get_concrete_function().graph.get_operations()
     exchanges = [op for op in ops if op.type == "HorovodAlltoall"]
     kinds = {op.name.split("traced.")[-1].partition(".")[2].partition(".")[2]: op for op in exchanges}
@@ -251,9 +270,12 @@ def _bytes_of_a_step(topology, ranks):
                 away = sum(shard[i] != place for i in ids[rank])
                 total += away * (8 + 2 * row_bytes) + 8 * (shards - 1)
         of_groups = [set().union(*[ids[rank] for rank in mine]) for mine in topology.sets(ranks)[0]]
-        to_ranges = sum(replica[i] != group for group, of_group in enumerate(of_groups) for i in of_group)
-        gathered = (groups - 1) * len(shard)
-        total += (to_ranges + gathered) * (8 + row_bytes) + ranks * 2 * 8 * (groups - 1)
+        if groups == 2:  # copies
+            total += sum(len(of_group) for of_group in of_groups) * (8 + row_bytes) + ranks * 8
+        elif groups > 2:
+            to_ranges = sum(replica[i] != group for group, of_group in enumerate(of_groups) for i in of_group)
+            gathered = (groups - 1) * len(shard)
+            total += (to_ranges + gathered) * (8 + row_bytes) + ranks * 2 * 8 * (groups - 1)
     return total
 
 
@@ -263,14 +285,23 @@ def test_the_bytes_that_are_counted_are_those_that_are_sent(of_four, topology):
     assert sum(traffic[2] for traffic in counted) == 2 * _bytes_of_a_step(topology, len(of_four))
 
 
-def test_a_step_has_seven_collectives_and_no_row_waits_for_replicas(of_four):
-    kinds, count, waits = of_four[0][1]
-    replicas = {"replicas.ids", "replicas.ranges", "replicas.gradients", "replicas.sums"}
-    assert set(kinds) == {"ids", "rows", "gradients", *replicas} and count == len(kinds)
-    assert not waits["rows"] & replicas and "TablePeek" in waits["rows"]
-    for kind in ("replicas.ids", "replicas.ranges"):  # so they may run under the rows and the dense compute
+COLLECTIVES = {
+    2: {"ids", "rows", "gradients", "replicas.ids", "replicas.gradients"},
+    # A group of one rank has no exchange of its own.
+    4: {"replicas.ids", "replicas.ranges", "replicas.gradients", "replicas.sums"},
+}
+
+
+@pytest.mark.parametrize("groups", COLLECTIVES)
+def test_the_collectives_of_a_step_and_no_row_waits_for_replicas(of_four, groups):
+    kinds, count, waits = of_four[0][1][groups]
+    assert set(kinds) == COLLECTIVES[groups] and count == len(kinds)
+    told = {"replicas.ids", "replicas.ranges"} & COLLECTIVES[groups]
+    if "rows" in kinds:
+        assert not {kind for kind in waits["rows"] if kind.startswith("replicas")} and "TablePeek" in waits["rows"]
+    for kind in told:  # so they may run under the rows and the dense compute
         assert not waits[kind] & {"rows", "gradients", "TablePeek"}
-    assert "replicas.ranges" in waits["TableTouch"] and "TableTouch" in waits["TableApplyGradients"]
+    assert told <= waits["TableTouch"] and "TableTouch" in waits["TableApplyGradients"]
     assert not waits["TableTouch"] & {"rows", "gradients"}
     assert "TableLookup" not in waits
 

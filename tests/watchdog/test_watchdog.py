@@ -172,6 +172,7 @@ def test_the_limit_that_ends_a_job_is_the_one_that_was_set_and_the_rank_that_sto
 HANGS = """
 import atexit, time
 from tf_fusedrec.watchdog.ending import Ending
+from tf_fusedrec.watchdog.watchdog import Watchdog
 
 class Board:
     def first_failure(self, wait_s=0.0):
@@ -180,7 +181,8 @@ class Board:
         return {"rank": rank, "cause": cause}
 
 atexit.register(time.sleep, 600)
-Ending(0, Board(), None, report_after_s=1, gives_up_after_s=1, exit_within_s=2).install()
+watchdog = Watchdog(0, 1, None, report_after_s=1, gives_up_after_s=1, members={})
+Ending(0, Board(), watchdog, report_after_s=1, gives_up_after_s=1, exit_within_s=2).install()
 raise ValueError("the cause")
 """
 

@@ -1,11 +1,16 @@
 """The rule gradient_sync: every replica of a shard gets the ids of all groups, and the sums of their gradients.
 
+Two groups exchange their distinct ids and their sums, and each replica adds both. More groups share the work:
+
     ids        distinct ids of each group ─▶ [all-to-all] ─▶ distinct ids of a range ─▶ [gather] ─▶ ids of all groups
     gradients  sums over each group       ─▶ [all-to-all] ─▶ sums over all groups    ─▶ [gather] ─▶ sums of all ids
 
 A shard's range of hashes is cut into one range for each of its G replicas, which removes duplicates and sums there: a
-reduce-scatter by range of ids and an all-gather (TurboGR, section 4.2.1). With u distinct ids in each group and U in
-all, a rank sends (G - 1) / G (u + U) rows. One copy for each replica would be (G - 1) u rows.
+reduce-scatter by range of ids and an all-gather (TurboGR, section 4.2.1).
+
+A shard gets u distinct ids from each group and U from all, u <= U <= G u. A rank sends (G - 1) / G (u + U) rows by
+ranges and (G - 1) u rows as copies. With two groups, copies are never more: u <= (u + U) / 2. With more groups, ranges
+are fewer where U < (G - 1) u, and at most 1 / G more.
 
 The ids of other groups are for the update alone: they insert, count and evict in the table, so that its state is that
 of one group. No rank reads or sends their rows. What grows with G are these ids and the handles of their rows.
@@ -17,11 +22,11 @@ The collectives of a training step, beside dense gradients, for one group of tab
 
     <name>.ids                    of the own group   all lookups share it
     <name>.replicas.ids           of the replicas    all lookups share it; needs the routed ids alone
-    <name>.replicas.ranges        of the replicas    all lookups share it; needs the routed ids alone
+    <name>.replicas.ranges        of the replicas    all lookups share it; more than two groups
     <name>.rows                   of the own group   does not wait for the two above
     <name>.gradients              of the own group
     <name>.replicas.gradients     of the replicas
-    <name>.replicas.sums          of the replicas
+    <name>.replicas.sums          of the replicas    more than two groups
 """
 
 from __future__ import annotations
@@ -33,19 +38,28 @@ from tf_fusedrec import ops
 from tf_fusedrec._tf_compat import tf
 from tf_fusedrec.exchange import collectives, messages
 from tf_fusedrec.exchange.all_to_all import OutgoingIds, Route, narrowed, own_message, partition
+from tf_fusedrec.exchange.messages import Message
 from tf_fusedrec.exchange.topology import RankLayout
 
 
 class SharedIds(NamedTuple):
-    """The ids of all groups of one lookup in this rank's shard, and the way of their gradients."""
+    """The ids of all groups of one lookup in this rank's shard, and the way of their gradients.
+
+    This rank sums the gradients of its range of ids, or of all ids with two groups.
+    """
 
     index: tf.Tensor  # <int32>[V], number of the v-th id of Route.trained among the u sums that this rank sends
     num_sent: tf.Tensor  # <int64>[], u, distinct ids of the own group
-    sent_splits: tf.Tensor  # <int32>[G], of these, ids in the range of each replica
-    inverse: tf.Tensor  # <int32>[W], number of the w-th id from the replicas among the ids of this rank's range
-    num_in_range: tf.Tensor  # <int64>[], distinct ids of that range
-    message: tf.Tensor  # <int64>[U + G * S], ids of all groups, each once: blocks [counts[S] | ids] by range
-    message_splits: tf.Tensor  # <int32>[G], entries of each block
+    sent_splits: tf.Tensor  # <int32>[G], of these, ids that each replica sums
+    inverse: tf.Tensor  # <int32>[W], number of the w-th id from the replicas among the ids that this rank sums
+    num_summed: tf.Tensor  # <int64>[], distinct ids that this rank sums
+    message: tf.Tensor  # <int64>[U + B * S], ids of all groups, each once: B blocks [counts[S] | ids]
+    message_splits: tf.Tensor  # <int32>[B], entries of each block
+
+
+def by_ranges(replicas: int) -> bool:
+    """Whether each of G replicas sums a range of the ids, and sends the sums to the others."""
+    return replicas > 2
 
 
 def bytes_sent(shared: SharedIds, layout: RankLayout, segments: int, row_bytes: int) -> tf.Tensor:
@@ -57,9 +71,13 @@ def bytes_sent(shared: SharedIds, layout: RankLayout, segments: int, row_bytes: 
       segments: S.
       row_bytes: Bytes of a sum of gradients on the network.
     """
-    others = layout.replicas.size - 1
-    to_ranges = tf.cast(tf.reduce_sum(shared.sent_splits) - shared.sent_splits[layout.replicas.index], tf.int64)
-    return (to_ranges + others * shared.num_in_range) * (8 + row_bytes) + 2 * others * 8 * segments
+    replicas = layout.replicas
+    rows = tf.cast(tf.reduce_sum(shared.sent_splits) - shared.sent_splits[replicas.index], tf.int64)
+    exchanges = 1
+    if by_ranges(replicas.size):
+        rows += (replicas.size - 1) * shared.num_summed
+        exchanges = 2
+    return rows * (8 + row_bytes) + exchanges * (replicas.size - 1) * 8 * segments
 
 
 class _Distinct(NamedTuple):
@@ -70,7 +88,7 @@ class _Distinct(NamedTuple):
 
 
 def share_ids(outgoing: Sequence[OutgoingIds], routes: Sequence[Route], layout: RankLayout) -> list[SharedIds]:
-    """Tells the ids of all groups to all replicas of this shard, in two collectives for all lookups.
+    """Tells the ids of all groups to all replicas of this shard. All lookups share a collective.
 
     Args:
       outgoing: The arguments of all_to_all.route_ids.
@@ -82,19 +100,22 @@ def share_ids(outgoing: Sequence[OutgoingIds], routes: Sequence[Route], layout: 
     """
     name, segments = outgoing[0].name, [len(one.segment_names) for one in outgoing]
     distinct = [_distinct(*route.trained, count) for route, count in zip(routes, segments)]
+    if not by_ranges(layout.replicas.size):
+        arrived = _to_each_replica(distinct, f"{name}.replicas.ids", layout)
+        of_all = [_distinct(*part, count) for part, count in zip(messages.split(*arrived, segments), segments)]
+        return [_summed_by_all(*pair, layout.replicas.size) for pair in zip(distinct, of_all)]
     ranked = [_by_range(of_group.unique, one, layout) for of_group, one in zip(distinct, outgoing)]
     sent = messages.join([(one.message, one.send_splits) for one in ranked])
     arrived = collectives.all_to_all(*sent, name=f"{name}.replicas.ids", ranks=layout.replicas)
     of_range = [_distinct(*part, count) for part, count in zip(messages.split(*arrived, segments), segments)]
-    own = tf.concat([own_message(one.unique.ids, one.unique.splits)[0] for one in of_range], axis=0)
-    gathered = messages.all_to_each(own, name=f"{name}.replicas.ranges", ranks=layout.replicas)
+    gathered = _to_each_replica(of_range, f"{name}.replicas.ranges", layout)
     return [
         SharedIds(
             index=tf.gather(by_range.restore, of_group.inverse),
             num_sent=tf.size(by_range.restore, out_type=tf.int64),
             sent_splits=by_range.id_splits,
             inverse=in_range.inverse,
-            num_in_range=tf.size(in_range.unique.ids, out_type=tf.int64),
+            num_summed=tf.size(in_range.unique.ids, out_type=tf.int64),
             message=message,
             message_splits=splits,
         )
@@ -102,6 +123,25 @@ def share_ids(outgoing: Sequence[OutgoingIds], routes: Sequence[Route], layout: 
             distinct, ranked, of_range, messages.split(*gathered, segments)
         )
     ]
+
+
+def _to_each_replica(distinct: Sequence[_Distinct], name: str, layout: RankLayout) -> Message:
+    own = tf.concat([own_message(one.unique.ids, one.unique.splits)[0] for one in distinct], axis=0)
+    return messages.all_to_each(own, name=name, ranks=layout.replicas)
+
+
+def _summed_by_all(of_group: _Distinct, of_all: _Distinct, replicas: int) -> SharedIds:
+    message, splits = own_message(of_all.unique.ids, of_all.unique.splits)
+    sent = tf.size(of_group.unique.ids)
+    return SharedIds(
+        index=of_group.inverse,
+        num_sent=tf.cast(sent, tf.int64),
+        sent_splits=tf.fill([replicas], sent),
+        inverse=of_all.inverse,
+        num_summed=tf.size(of_all.unique.ids, out_type=tf.int64),
+        message=message,
+        message_splits=splits,
+    )
 
 
 def sum_over_groups(
@@ -114,15 +154,18 @@ def sum_over_groups(
       received: [V, D], gradients from the ranks of the own group, see all_to_all.return_gradients.
       name: Prefix of the collectives' names, the same on all ranks.
       layout: The position of this process among the ranks.
-      wire: Type that longer numbers travel as, both times; None for their own.
+      wire: Type that longer numbers travel as, each time; None for their own.
 
     Returns:
       [U, D], in the order of the ids in shared.message. The same bits on all replicas.
     """
-    of_group = narrowed(ops.recover_grad(received, shared.index, shared.num_sent, pad=True), wire)
-    to_range = f"{name}.replicas.gradients"
-    arrived, _ = collectives.all_to_all(of_group, shared.sent_splits, name=to_range, ranks=layout.replicas)
-    total = ops.recover_grad(tf.cast(arrived, received.dtype), shared.inverse, shared.num_in_range)
+    to_sum, ranged = f"{name}.replicas.gradients", by_ranges(layout.replicas.size)
+    of_group = narrowed(ops.recover_grad(received, shared.index, shared.num_sent, pad=ranged), wire)
+    if not ranged:
+        arrived, _ = messages.all_to_each(of_group, name=to_sum, ranks=layout.replicas)
+        return ops.recover_grad(tf.cast(arrived, received.dtype), shared.inverse, shared.num_summed)
+    arrived, _ = collectives.all_to_all(of_group, shared.sent_splits, name=to_sum, ranks=layout.replicas)
+    total = ops.recover_grad(tf.cast(arrived, received.dtype), shared.inverse, shared.num_summed)
     gathered, _ = messages.all_to_each(narrowed(total, wire), name=f"{name}.replicas.sums", ranks=layout.replicas)
     return tf.cast(gathered, received.dtype)
 

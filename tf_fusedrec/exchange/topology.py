@@ -35,7 +35,7 @@ class Topology:
         "gradient_sync" (HSP, TurboGR 4.2.1): A rank looks up rows for its own group. Ids and sums of gradients of all
           groups reach all replicas before the update, which is the same everywhere. The result equals that of one group
           but for the order of sums. Learning rates, admission, eviction and counters are those of one group. A step
-          makes four more collectives, among the replicas of a shard: gradient_sync.py.
+          makes two more collectives with two groups, and four more with more groups: gradient_sync.py.
         "weight_sync" (2D-SP, Algorithm 1): Groups train apart. Each divides gradients by its own weight
           (losses.global_mean does so). Rows and moments become the mean over groups every `sync_every` updates. The
           mean includes rows that a group has not touched, and the initial rows of ids without a row. It costs less

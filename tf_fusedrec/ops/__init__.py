@@ -58,6 +58,7 @@ from tf_fusedrec.ops.table_replicas import (
     table_read_numbers,
     table_take_unsynced,
 )
+from tf_fusedrec.ops.termination import termination, watch_termination
 from tf_fusedrec.ops.window_rows import (
     WindowGradients,
     WindowIds,
@@ -133,8 +134,10 @@ __all__ = [
     "table_take_unsynced",
     "table_tombstones",
     "table_touch",
+    "termination",
     "unpack_message",
     "window_gradients",
     "window_route",
     "window_unique",
+    "watch_termination",
 ]

@@ -17,6 +17,7 @@ import threading
 import time
 import types
 
+from tf_fusedrec.ops import watch_termination
 from tf_fusedrec.watchdog.board import Board
 from tf_fusedrec.watchdog.summary import left_behind
 from tf_fusedrec.watchdog.watchdog import Watchdog
@@ -25,6 +26,7 @@ _EXIT_WITHIN_S = 60  # time that a failing rank has for its exit handlers
 _CAUSE_WAIT_S = 3.0  # wait for another rank's cause after Horovod aborted a collective
 _HOROVOD_ABORT = re.compile(r"Horovod|gloo/")  # matches errors of a collective aborted by another rank's end
 _MAX_CAUSE = 600  # characters
+_TERMINATED_WITHIN_S = 20.0  # limit on on_termination, for example where another thread keeps Python's lock
 # Lines of TensorFlow's messages that give the place of an error, not its cause.
 _PLACES = ("Graph execution error", "Detected at node", "<stack traces unavailable>", "File ", "[[", "Traceback")
 
@@ -54,6 +56,22 @@ class Ending:
         """Installs the handlers. Call it after hvd.init, so that Horovod's own exit handler runs after these."""
         sys.excepthook = self._on_exception
         atexit.register(self._on_exit)
+        self._watchdog.on_termination = self._on_termination
+        watch_termination(self._rank, _TERMINATED_WITHIN_S)
+
+    def _on_termination(self, thrown: str) -> None:
+        """Says why Horovod's thread ends this process, and ends it. Runs in the watchdog's thread.
+
+        Where there are sets of ranks, the thread ends so when it loses a rank, and no collective returns an error.
+        """
+        first = self._board.first_failure(wait_s=_CAUSE_WAIT_S)
+        if first is None:
+            said = f"rank {self._rank}: Horovod has lost its connection to another rank, and ends this process. "
+            said += f"{self._silence()}It said: {thrown}. Remedy: the rank that ended first says why, or it was killed."
+        else:
+            said = f"rank {first['rank']} failed first: {first['cause']}"
+        print(f"tf_fusedrec: {said}", file=sys.stderr, flush=True)
+        os._exit(1)
 
     def _on_exception(self, kind: type[BaseException], value: BaseException, trace: types.TracebackType | None) -> None:
         self._failed = os.getpid() == self._process

@@ -12,10 +12,10 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from tf_fusedrec.ops import Mark, collective_marks
+from tf_fusedrec.ops import Mark, collective_marks, termination
 from tf_fusedrec.watchdog.board import Board
 from tf_fusedrec.watchdog.summary import keeps_waiting, left_behind, summarize, whom_it_waits_for
 
@@ -50,6 +50,8 @@ class Watchdog:
         self._idle_report_s = report_after_s
         self._lock = threading.Lock()
         self.ended = False  # whether the program of this rank has ended
+        # Called with the text of the exception that C++ ends this process for.
+        self.on_termination: Callable[[str], None] | None = None
 
     def start(self) -> None:
         threading.Thread(target=self._run, name="tf_fusedrec watchdog", daemon=True).start()
@@ -67,6 +69,9 @@ class Watchdog:
 
     def look(self) -> dict[str, Any]:
         """Polls once: publishes this rank's state, reads the summary, and prints due reports. Returns the summary."""
+        if self.on_termination is not None and (thrown := termination()) is not None:
+            say_why, self.on_termination = self.on_termination, None  # which looks again
+            say_why(thrown)
         with self._lock:
             marks = collective_marks()
             waiting = self._waiting(marks)

@@ -12,6 +12,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from tf_fusedrec.exchange.gradient_sync import by_ranges
 from tf_fusedrec.exchange.topology import Topology
 from tf_fusedrec.schedules import registry
 from tf_fusedrec.schedules.planning.cluster import Cluster
@@ -203,24 +204,27 @@ class _Traffic:
         return self.id_bytes + sum(map(sum, self.row_bytes)) + sum(map(sum, self.gradient_bytes))
 
     @property
-    def _among_replicas(self) -> tuple[float, float]:
-        """Rows that a rank sends to its replicas, over the ids of a batch: to the ranges, then the range that it sums.
+    def _among_replicas(self) -> tuple[float, ...]:
+        """Rows that a rank sends to its replicas in each exchange, over the ids of a batch.
 
-        exchange/topology.py has the rule gradient_sync: u distinct ids in each group and U in all at one shard make
-        (G - 1) / G u and (G - 1) U / G rows.
+        exchange/gradient_sync.py has the rule: u distinct ids in each group and U in all at one shard make u rows with
+        two groups. More groups make (G - 1) / G u rows to the ranges, then (G - 1) / G U rows of their sums.
         """
+        of_group = self._group**self._growth / self._group
+        if not by_ranges(self._replicas):
+            return ((self._replicas - 1) * of_group,)
         others = (self._replicas - 1) / self._replicas
-        return others * self._group**self._growth / self._group, others * self.union
+        return others * of_group, others * self.union
 
     @property
     def replica_id_bytes(self) -> list[float]:
-        """Bytes of the two exchanges of ids among replicas, headers included."""
+        """Bytes of each exchange of ids among replicas, headers included."""
         headers = sum(ID_BYTES * one.tables * (self._replicas - 1) * self.micro_batches for one in self.lookups)
         return [ID_BYTES * self._distinct * part + headers for part in self._among_replicas]
 
     @property
     def replica_row_bytes(self) -> list[list[float]]:
-        """Bytes of the two exchanges of gradient sums of each lookup, by micro-batch."""
+        """Bytes of the exchanges of gradient sums of each lookup, by micro-batch."""
         return [
             [one.ended[piece] * self._row(one) * part for one in self.lookups for part in self._among_replicas]
             for piece in range(self.micro_batches)

@@ -39,7 +39,7 @@ class Piece(NamedTuple):
     compute: float
     rows: float  # all-to-all
     gradients: float  # all-to-all
-    replicas: float = 0.0  # sums of gradients among the replicas of a shard: all-to-all by range, then a gather
+    replicas: float = 0.0  # sums of gradients among the replicas of a shard: gradient_sync.py
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,0 +1,75 @@
+#include "collective_marks/termination.h"
+
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <exception>
+#include <thread>
+
+namespace fusedrec {
+namespace {
+
+constexpr int64_t kRoom = 512;
+
+// Nothing here is allocated or destroyed: the process may be out of memory, or at its exit.
+char cause[kRoom];
+std::atomic_flag entered = ATOMIC_FLAG_INIT;
+std::atomic<bool> ending{false};
+int rank_of_process = 0;
+double limit_s = 0;
+pid_t process = 0;
+std::terminate_handler before = nullptr;
+
+void KeepCause() {
+  std::snprintf(cause, kRoom, "no exception");
+  if (const std::exception_ptr thrown = std::current_exception()) {
+    try {
+      std::rethrow_exception(thrown);
+    } catch (const std::exception& exception) {
+      std::snprintf(cause, kRoom, "%s", exception.what());
+    } catch (...) {
+      std::snprintf(cause, kRoom, "an exception without a text");
+    }
+  }
+}
+
+void OnTerminate() {
+  if (getpid() != process) {
+    if (before != nullptr) before();
+    std::abort();
+  }
+  // A second thread waits for the first one to end the process.
+  if (!entered.test_and_set()) {
+    KeepCause();
+    ending.store(true, std::memory_order_release);
+  }
+  std::this_thread::sleep_for(std::chrono::duration<double>(limit_s));
+  char line[kRoom + 128];
+  const int size = std::snprintf(line, sizeof(line),
+                                 "tf_fusedrec: rank %d: a thread of C++ ends this process: %s. Remedy: the rank that ended "
+                                 "first says why, or it was killed.\n",
+                                 rank_of_process, cause);
+  const ssize_t written = write(STDERR_FILENO, line, static_cast<size_t>(size));
+  _exit(written < 0 ? 2 : 1);
+}
+
+}  // namespace
+}  // namespace fusedrec
+
+void fusedrec_watch_termination(int rank, double within_s) {
+  fusedrec::rank_of_process = rank;
+  fusedrec::limit_s = within_s;
+  fusedrec::process = getpid();
+  const std::terminate_handler found = std::set_terminate(fusedrec::OnTerminate);
+  if (found != fusedrec::OnTerminate) fusedrec::before = found;
+}
+
+int fusedrec_termination(char* out, int64_t room) {
+  if (!fusedrec::ending.load(std::memory_order_acquire)) return 0;
+  std::snprintf(out, static_cast<size_t>(room), "%s", fusedrec::cause);
+  return 1;
+}

@@ -67,23 +67,24 @@ def _accumulated(micro_batches, rule, gradient_op, by_table=False):
     undo = micro_batches if by_table and gradient_op == "average" else 1
     sums_of_rows = RankSums(embedding, 1 / fr.collectives.size() if gradient_op == "average" else 1)
 
-    @tf.function(input_signature=[*clicks.SIGNATURE, tf.TensorSpec([]), tf.TensorSpec([])])
-    def gradients(x, y, sample_weight, of_rank, weight):
+    @tf.function(input_signature=[*clicks.SIGNATURE, tf.TensorSpec([2]), tf.TensorSpec([])])
+    def gradients(x, y, sample_weight, samples, weight):
+        mine, of_all = samples[0], samples[1]
+        of_rank = tf.where(of_all > 0, fr.collectives.size() * tf.math.divide_no_nan(mine, of_all), 1.0)
         with contextlib.nullcontext() if by_table else sums_of_rows.collecting(), tf.GradientTape() as tape:
             loss = model.compiled_loss(y, model(x, training=True), sample_weight) * of_rank * weight
             return tape.gradient(loss, model.trainable_variables)
 
     states = []
     for x, y, sample_weight in _batches(fr.collectives.rank()):
-        sums, n, ranks = None, len(y), fr.collectives.size()
-        samples = fr.collectives.all_gather(np.array([n])).sum()
-        of_rank = np.float32(ranks) * (np.float32(n) / np.float32(samples)) if samples else np.float32(1)
+        sums, n = None, len(y)
+        samples = np.array([n, fr.collectives.all_gather(np.array([n])).sum()], np.float32)
         bounds = [int(bound) for bound in token_bounds(1 + x["past"].row_lengths(), micro_batches)]
         for i in range(micro_batches):
             part = slice(*bounds[i : i + 2])
             weight = np.float32(part.stop - part.start) / np.float32(max(n, 1)) * np.float32(undo)
             piece = {name: tensor[part] for name, tensor in x.items()}
-            of_piece = [g / undo for g in gradients(piece, y[part], sample_weight[part], of_rank, weight)]
+            of_piece = [g / undo for g in gradients(piece, y[part], sample_weight[part], samples, weight)]
             sums = of_piece if sums is None else [total + g for total, g in zip(sums, of_piece)]
         if fr.collectives.size() > 1:
             import horovod.tensorflow as hvd

@@ -19,9 +19,9 @@ RANKS, EPOCHS, KILLED_IN = 2, 6, 3
 
 
 def request_of(folder):
-    """The arguments of job.main without its folder: semi_async, with dropout."""
+    """The arguments of job.main without its folder, with dropout."""
     fields = {**experiments.RETRIEVAL, "model": {**experiments.RETRIEVAL["model"], "dropout": 0.2}}
-    fields["train"] = {**experiments.RETRIEVAL["train"], "schedule": "semi_async", "epochs": EPOCHS}
+    fields["train"] = {**experiments.RETRIEVAL["train"], "epochs": EPOCHS}
     fields["embedding"] = {"optimizer": "rowwise_adagrad", "learning_rate": 0.1}
     experiment = from_dict(fields)
     test = prepare_data(experiment, folder)

@@ -177,7 +177,7 @@ def install_package(version: str) -> None:
 
 
 class Wanted(NamedTuple):
-    """What the set-up installs besides the package and its runtime requirements."""
+    """The parts that the set-up installs besides the package and its runtime requirements."""
 
     development: bool  # TFRA, and the tools that test the code and build the documentation
     horovod: bool

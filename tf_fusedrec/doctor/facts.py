@@ -1,4 +1,4 @@
-"""What is installed, what it was built with, and what this machine has."""
+"""Facts about installed packages, their builds, and this machine."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ class Departure(NamedTuple):
 
     @property
     def messages(self) -> list[Message]:
-        """Those of the pieces, and the marks."""
+        """The messages of the pieces, and the marks."""
         return [*((one.message, one.send_splits) for one in self.ranked), (self.route.marks, self.route.marks_splits)]
 
     def arrive(self, window: str, arrived: Sequence[Message], segments: int) -> list[Piece]:

@@ -79,7 +79,7 @@ def waves(planned: Sequence[Planned]) -> list[list[LookupRequest]]:
 
 
 def by_micro_batch(planned: Sequence[Planned], of_lookups: Sequence[T]) -> list[list[T]]:
-    """What belongs to a plan's lookups, such as contexts, in one list for each micro-batch."""
+    """The items of a plan's lookups, such as contexts, in one list for each micro-batch."""
     left = iter(of_lookups)
     calls = itertools.groupby(planned, key=lambda call: call.micro_batch)
     return [[next(left) for _ in requests(list(of_piece))] for _, of_piece in calls]

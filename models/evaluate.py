@@ -155,7 +155,7 @@ def _evaluate_retrieval(
             "user": batch["user_id"].numpy(),
             "rank": metrics.rank_of_target(users, item_vectors, item_ids, target_ids=targets, **seen),
             "baseline_rank": metrics.rank_of_target(everyone, scores, item_ids, target_ids=targets, **seen),
-            "entropy": entropy_of_target(users, item_vectors, item_ids, targets, experiment.model.temperature),
+            "entropy": entropy_of_target(users, item_vectors, item_ids, targets, model.config.temperature),
             "baseline_entropy": baselines.popularity_entropy(popularity, item_ids, targets),
         }
         for name, values in found.items():

@@ -22,7 +22,7 @@ def expected_moment(groups: int, of_one: np.ndarray, of_two: np.ndarray) -> np.n
 def mean_moment(embedding: fr.FusedEmbedding) -> float:
     """Returns the mean second moment of all rows of the layer's tables with RowWiseAdagrad. Collective."""
     found = [
-        lookup.table.snapshot(name, in_hash_order=False)[1]["accumulator"]
+        lookup.table.snapshot(name, in_hash_order=False)[1]["accumulator"]  # type: ignore[attr-defined]
         for lookup in embedding.lookups
         for name in lookup.table.names
     ]

@@ -22,11 +22,16 @@ OF_GROUPS = {1: BASELINE, 2: "weight_sync_g2_c2", 4: "weight_sync_g4_c4"}
 class Finished(Protocol):
     """A job, see __main__.Job."""
 
-    arm: str
-    seed: int
-    folder: pathlib.Path
-    request: dict[str, Any]
-    finished: bool
+    @property
+    def arm(self) -> str: ...
+    @property
+    def seed(self) -> int: ...
+    @property
+    def folder(self) -> pathlib.Path: ...
+    @property
+    def request(self) -> dict[str, Any]: ...
+    @property
+    def finished(self) -> bool: ...
 
 
 def summary(jobs: Sequence[Finished], ranks: int, patience: int) -> dict[str, Any]:

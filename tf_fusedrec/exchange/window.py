@@ -54,12 +54,16 @@ class Departure(NamedTuple):
           arrived: What came, in the order of `messages`.
           segments: S.
         """
-        *messages, marks = arrived
-        come = ops.window_gradients(*zip(*messages), *marks, num_segments=segments)
+        *messages, (marks, marks_splits) = arrived
+        new, splits = [entries for entries, _ in messages], [of_ranks for _, of_ranks in messages]
+        come = ops.window_gradients(new, splits, marks, marks_splits, num_segments=segments)
         pieces = len(self.ranked)
         return [
-            Piece(window, i, pieces, *of_piece, self.route.marks_splits if i == 0 else None)
-            for i, of_piece in enumerate(
+            Piece(
+                window, i, pieces, index, term_index, term_splits, gradient_splits, trained, rows,
+                self.route.marks_splits if i == 0 else None,
+            )
+            for i, (index, term_index, term_splits, gradient_splits, trained, rows) in enumerate(
                 zip(
                     self.inverse, self.route.term_index, self.route.term_splits, self.route.gradient_splits,
                     come.trained, come.rows,

@@ -79,7 +79,7 @@ def _lookup(of_pieces: list[LookupRequest]) -> Lookup:
 
 
 def _unique(request: LookupRequest) -> ops.UniqueIds:
-    fused = request.lookup.prepare(request).fused
+    fused = request.lookup.prepare(request, None).fused
     return ops.segment_unique(fused.ids, fused.segment_splits)
 
 
@@ -160,14 +160,14 @@ def _compute_s(model: Any, data: Any) -> float:
 
 def _row_shape(request: LookupRequest) -> tuple[list[int], tf.DType]:
     """The shape of the rows that the model gets for a request, and their dtype."""
-    bags = int(tf.size(request.lookup.prepare(request).fused.bag_scale))
+    bags = int(tf.size(request.lookup.prepare(request, None).fused.bag_scale))
     return [bags, request.lookup.group.tables[0].dim], tf.as_dtype(request.output_dtype)
 
 
 def _context(request: LookupRequest) -> Context:
     """A context without a route: gradients of its rows cannot travel."""
     nothing = RoutedIds(*[None] * len(RoutedIds._fields))  # type: ignore[arg-type]
-    routed = nothing._replace(lookup=request.lookup, fused=request.lookup.prepare(request).fused)
+    routed = nothing._replace(lookup=request.lookup, fused=request.lookup.prepare(request, None).fused)
     return Context(routed, None, tf.constant(0, tf.int64))  # type: ignore[arg-type]
 
 
@@ -183,7 +183,7 @@ def _scratch(embedding: FusedEmbedding) -> FusedEmbedding:
 
 def _table_seconds(request: LookupRequest, table: Any, ranks: int) -> dict[str, float]:
     """Seconds of the ops of one lookup of a batch on a scratch table."""
-    fused = request.lookup.prepare(request).fused
+    fused = request.lookup.prepare(request, None).fused
     unique = ops.segment_unique(fused.ids, fused.segment_splits)
     message = own_message(unique.ids, unique.splits)
     rows = table.lookup(*message, training=True)

@@ -1,10 +1,12 @@
 """Oracle of micro-batches that share rows: gradients are summed per rank over micro-batches, then at the owner.
 
-The owner adds the sums of ranks in the order in which they come: by the last micro-batch that holds the id on a rank,
-then by rank. All sums are NumPy's, in float32, and the table sees one gradient per id. Nothing of this knows messages.
+A rank sends its sum with the last micro-batch that holds the id. The owner adds the sums that come with one micro-batch,
+by rank, and then adds these totals in the order of micro-batches. All sums are NumPy's, in float32, and the table sees
+one gradient per id. Nothing of this knows messages.
 """
 
 import contextlib
+import functools
 
 import numpy as np
 
@@ -59,13 +61,13 @@ class RankSums:
         for number, lookup in enumerate(self._embedding.lookups):
             of_ranks = [_summed([gradients for n, gradients in calls if n == number]) for calls in everyone]
             arriving = [(last, r, key) for r, sums in enumerate(of_ranks) for key, (last, _) in sums.items()]
-            totals = {}
-            for _, r, key in sorted(arriving):
-                total = of_ranks[r][key][1]
+            of_pieces = {}  # by id, then by micro-batch
+            for last, r, key in sorted(arriving):
                 if owner_oracle(key[1], ranks, "hash_range") == rank:
-                    part = total * self._scale
-                    totals[key] = totals[key] + part if key in totals else part
-            _train(lookup.table, dict(sorted(totals.items(), key=lambda item: item[0])))
+                    part, sums = of_ranks[r][key][1] * self._scale, of_pieces.setdefault(key, {})
+                    sums[last] = sums[last] + part if last in sums else part
+            totals = {key: functools.reduce(np.add, sums.values()) for key, sums in sorted(of_pieces.items())}
+            _train(lookup.table, totals)
 
 
 def _summed(calls):

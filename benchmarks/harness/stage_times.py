@@ -47,6 +47,8 @@ class MarkedStep:
 
     def _marked(self, *arguments: Any) -> tuple[Any, tf.Tensor]:
         begin = tf.timestamp()
+        with tf.control_dependencies([begin]):
+            arguments = tf.nest.map_structure(tf.identity, arguments, expand_composites=True)
         # A tf.function would order the clocks, which are stateful ops, behind the step's last stateful op: a circle.
         with AutomaticControlDependencies() as dependencies:
             result = dependencies.mark_as_return(self._step(*arguments))

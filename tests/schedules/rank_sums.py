@@ -1,6 +1,6 @@
 """Oracle of micro-batches that share rows: gradients are summed per rank over micro-batches, then at the owner.
 
-A rank sends its sum with the last micro-batch that holds the id. The owner adds the sums that come with one micro-batch,
+A rank sends its sum with the last micro-batch that holds the id. The owner adds sums that come with one micro-batch,
 by rank, and then adds these totals in the order of micro-batches. All sums are NumPy's, in float32, and the table sees
 one gradient per id. Nothing of this knows messages.
 """

@@ -40,8 +40,9 @@ class FrozenWindow(Schedule):
 
     The result equals gradient accumulation over the same micro-batches bit for bit, and the whole batch but for the
     rounding of sums in another order. Rows and gradients travel once, however many micro-batches hold their id
-    (exchange/window.py). So on several ranks, a rank sums gradients of a row over its micro-batches in their order. The
-    owner adds these sums by the last micro-batch that holds the row on a rank, then by rank.
+    (exchange/window.py). So on several ranks, a rank sums gradients of a row over its micro-batches in their order, and
+    sends the sum with the last of them. The owner adds the sums that come with one micro-batch, in the order of ranks,
+    and then adds these totals in the order of micro-batches.
 
     A table looks up the ids of all micro-batches at once, so its clock, admission, frequencies and evictions are those
     of the whole batch. Layers that look across samples see one micro-batch: batch normalization, in-batch negatives.

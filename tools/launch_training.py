@@ -177,11 +177,11 @@ def run(command: list[str]) -> int:
     last: list[bytes] = []
     streams = [(launcher.stdout, sys.stdout.buffer, last), (launcher.stderr, sys.stderr.buffer, last)]
     readers = [threading.Thread(target=forward, args=one, daemon=True) for one in streams]
-    for reader in readers:
-        reader.start()
-    interrupted = False
+    waiting, interrupted = list(readers), False
     while True:
         try:
+            while waiting:  # Ctrl-C may come while a thread starts, which must not start again.
+                waiting.pop().start()
             code = launcher.wait()
             break
         except KeyboardInterrupt:

@@ -94,8 +94,8 @@ STAND_IN_FOR_HOROVODRUN = """
 import os, subprocess, sys
 rank = '''
 import signal, sys, time
-print("started", flush=True)
 try:
+    print("started", flush=True)
     time.sleep(60)
 except KeyboardInterrupt:
     time.sleep(0.5)
@@ -143,7 +143,7 @@ def test_ctrl_c_reaches_a_process_alone(tmp_path):
     """A stand-in of models.train, which the launcher knows by its command."""
     (tmp_path / "models").mkdir()
     (tmp_path / "models/train.py").write_text(
-        "import time\nprint('started', flush=True)\ntry:\n    time.sleep(60)\n"
+        "import time\ntry:\n    print('started', flush=True)\n    time.sleep(60)\n"
         "except KeyboardInterrupt:\n    print('saved', flush=True)\n    raise SystemExit(130)\n",
         encoding="utf-8",
     )

@@ -22,15 +22,16 @@ def _facts():
     lookups = [op for op in ops if op.type == "Fusedrec>TableLookup"]
     sums = [op for op in ops if op.type == "Fusedrec>TableAccumulateGradients"]
     buffers = [op for op in ops if op.type in ("Pad", "PadV2")]
-    reduces = [op for op in ops if op.type == "HorovodAllreduce"]
     products = [op for op in ops if op.type == "MatMul"]
     compute = [products[i : i + len(products) // M] for i in range(0, len(products), len(products) // M)]
     exchanges = {
         kind: [op for op in ops if op.type == "HorovodAlltoall" and _name(op).endswith(f".{kind}")]
         for kind in ("ids", "rows", "gradients")
     }
-    everything = [*products, *lookups, *sums, *reduces, *(op for op in ops if op.type == "HorovodAlltoall")]
-    before = {op: ancestors(op) for op in everything}
+    collectives = [op for op in ops if op.type in ("HorovodAlltoall", "HorovodAllreduce")]
+    before = {op: ancestors(op) for op in [*products, *lookups, *sums, *collectives]}
+    # All-reduces of gradients. That of the number of samples depends on the data alone.
+    dense = [op for op in collectives if op.type == "HorovodAllreduce" and before[op] & set(products)]
 
     def waits(op):
         return [i for i, piece in enumerate(compute) if before[op] & set(piece)]
@@ -46,7 +47,7 @@ def _facts():
         "compute_waits_for_buffers": [sum(buffer in before[op] for buffer in buffers) for op in compute[0]],
         "sums_wait_for": [waits(op) for op in sums],
         "sums_wait_for_sums": [sum(other in before[op] for other in sums) for op in sums],
-        "reduces_wait_for_gradients": [set(exchanges["gradients"][-1:]) <= before[op] for op in reduces],
+        "reduces_wait_for_gradients": [set(exchanges["gradients"][-1:]) <= before[op] for op in dense],
         "rows_wait_for": [waits(op) for op in exchanges["rows"]],
         "rows_wait_for_rows": [[other in before[op] for other in exchanges["rows"]] for op in exchanges["rows"]],
         "gradients_wait_for": [waits(op) for op in exchanges["gradients"]],

@@ -146,6 +146,7 @@ def kept_plots() -> dict[str, str]:
         name: json.loads((RESULTS / f"retrieval_ml1m{file}_curve.json").read_text(encoding="utf-8"))
         for name, file in (("HSTU", ""), ("SASRec", "_sasrec"))
     }
+    overlap = json.loads((RESULTS / "overlap.json").read_text(encoding="utf-8"))
     return {
         "table_versus_tfra": table_versus_tfra(page),
         "table_by_rows": table_by_rows(page),
@@ -153,6 +154,7 @@ def kept_plots() -> dict[str, str]:
         "retrieval_ml1m": retrieval_curve(curves),
         "schedule_quality": validation_curves(quality),
         **({"second_moments": second_moments(growth)} if "measured_2" in (growth or [{}])[0] else {}),
+        "overlap_scaling": weak_scaling(overlap["weak_scaling"]),
     }
 
 

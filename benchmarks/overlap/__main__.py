@@ -44,8 +44,8 @@ OTHER_RATES = ("500mbit", "2500mbit")
 OTHER_ARMS = ("sync", "frozen_M4", "nested_M8", "semi_async")
 SCALING_RANKS, SCALING_ARMS = (1, 2, 8), ("sync", "nested_M8")
 QUICK_ARMS = ("sync", "frozen_M4", "nested_M8", "dual", "semi_async", "2d", "sync_lookup45", "dual_lookup45")
-REPEATS, QUICK_REPEATS = 9, 2
-BARE, QUICK_BARE = 5, 1
+REPEATS, QUICK_REPEATS = 5, 2
+BARE, QUICK_BARE = 3, 1
 TIMEOUT_S = 1500
 
 

@@ -1,4 +1,4 @@
-// What C++ ends this process for, told to a thread of Python that can say it, and said here if that thread cannot.
+// Keeps the exception for which C++ ends this process. A thread of Python says it, or this file if that thread cannot.
 //
 // Horovod's thread throws where it loses a rank and there are sets of ranks, and nothing catches. C++ then calls the
 // handler of std::terminate and aborts, so Python never hears of it. The handler here runs no Python, because another

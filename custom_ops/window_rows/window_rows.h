@@ -55,7 +55,7 @@ struct PieceGradients {
   std::vector<int64_t> counts;  // [R * S] gradients by peer and segment
 };
 
-// Whether messages have blocks of the same peers, which hold their headers, and no more than kMostPositions ids in all.
+// Checks that messages have blocks of the same peers, with whole headers, and at most kMostPositions ids in all.
 absl::Status CheckWindow(const std::vector<MessageView>& messages, int64_t segments);
 
 // The order of gradients, from messages checked by CheckWindow.

@@ -58,7 +58,7 @@ class SharedIds(NamedTuple):
 
 
 def by_ranges(replicas: int) -> bool:
-    """Whether each of G replicas sums a range of the ids, and sends the sums to the others."""
+    """Returns whether each of G replicas sums a range of the ids, and sends the sums to the others."""
     return replicas > 2
 
 

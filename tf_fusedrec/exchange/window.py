@@ -47,11 +47,11 @@ class Departure(NamedTuple):
         return [*((one.message, one.send_splits) for one in self.ranked), (self.route.marks, self.route.marks_splits)]
 
     def arrive(self, window: str, arrived: Sequence[Message], segments: int) -> list[Piece]:
-        """The pieces, from the messages that came to this rank.
+        """Returns the pieces, from the messages that came to this rank.
 
         Args:
           window: Name of the window.
-          arrived: What came, in the order of `messages`.
+          arrived: The received messages, in the order of `messages`.
           segments: S.
         """
         *messages, (marks, marks_splits) = arrived

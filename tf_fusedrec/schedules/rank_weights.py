@@ -105,7 +105,7 @@ def _factor(model: Any, weight: tf.Tensor) -> tf.Tensor:
 
 
 def are_sums(model: Any) -> bool:
-    """Whether the losses of `compile` are sums over samples. Raises ValueError: some are, others are means."""
+    """Returns whether the losses of `compile` are sums over samples. Raises ValueError: some are, others are means."""
     losses = [one for one in tf.nest.flatten(getattr(model, "loss", None)) if one is not None]
     sums = [one for one in losses if getattr(one, "reduction", None) in _SUMS]
     if sums and len(sums) < len(losses) and collectives.size() > 1:

@@ -93,6 +93,9 @@ RUN_ELSEWHERE = {
         "tests/benchmarks/test_op_benchmarks.py::test_quick_run_writes_its_cases"
     ),
     "python -m benchmarks.overlap --quick --json overlap.json": "tests/benchmarks/test_overlap.py::test_a_tiny_run",
+    "python -m benchmarks.horovod_queue --json queue.json": (
+        "tests/benchmarks/test_horovod_queue.py::test_a_step_is_charged_with_its_splits"
+    ),
     "python -m benchmarks.schedule_quality --run runs/schedule_quality --json quality.json": (
         "tests/benchmarks/test_schedule_quality.py::test_jobs_are_trained_once_and_compared_with_sync_of_the_same_seeds"
     ),

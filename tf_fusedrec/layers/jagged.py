@@ -26,7 +26,9 @@ def token_positions(row_splits: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
       row_splits 0 2 2 5  ->  rows 0 0 2 2 2,  positions 0 1 0 1 2
     """
     tokens = tf.range(row_splits[-1])
-    rows = tf.RaggedTensor.from_row_splits(tokens, row_splits, validate=False).value_rowids()
+    # RaggedTensor.value_rowids gives the same rows by 40 ops and a mask of rows x longest row.
+    ends = row_splits[tf.newaxis, 1:]
+    [rows] = tf.unstack(tf.raw_ops.UpperBound(sorted_inputs=ends, values=tokens[tf.newaxis], out_type=tf.int64), 1)
     return rows, tokens - tf.gather(row_splits, rows)
 
 

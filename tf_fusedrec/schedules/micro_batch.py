@@ -114,6 +114,10 @@ def _samples(tensor: Any) -> tf.Tensor:
 
 
 def _slice(tensor: Any, begin: tf.Tensor, end: tf.Tensor) -> Any:
+    if isinstance(tensor, tf.RaggedTensor):  # whose own slices have a tf.cond each
+        splits = tensor.row_splits[begin : end + 1]
+        values = _slice(tensor.values, splits[0], splits[-1])
+        return tf.RaggedTensor.from_row_splits(values, splits - splits[0], validate=False)
     if not isinstance(tensor, tf.SparseTensor):
         return tensor[begin:end]
     rest = tensor.dense_shape[1:]

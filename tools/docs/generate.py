@@ -9,7 +9,7 @@ benchmarks/results. The recorded timelines (docs/img/timeline_*.png) are measure
 from __future__ import annotations
 
 from benchmarks.plots import figures as plots
-from tools.docs import configuration, drawings, figure_tables, figures, headlines, quality
+from tools.docs import configuration, drawings, figure_tables, figures, headlines, quality, queue
 from tools.docs.figures import ROOT
 
 
@@ -31,6 +31,7 @@ def _pages_with_figures() -> dict[str, str]:
             "figures": "\n".join(figures.table(headlines.HEADLINES, results)),
         },
         "docs/schedules.md": {"quality": quality.block(results.values)},
+        "docs/topology.md": {"queue": queue.block(results.values)},
         "docs/benchmarks.md": {
             "figures": figures.themed(figure_tables.TABLES, results),
             "losses": figures.points(headlines.LOSSES, results),

@@ -74,15 +74,12 @@ def concat(parts: Sequence[tf.RaggedTensor]) -> tf.RaggedTensor:
     for number, part in enumerate(parts):
         check_sequence(f"parts[{number}]", part)
     lengths = [part.row_lengths() for part in parts]
-    same_rows = [
-        tf.debugging.assert_equal(
-            tf.size(own),
-            tf.size(lengths[0]),
-            message=f"parts[{number}] and parts[0] must have the same number of rows",
-        )
-        for number, own in enumerate(lengths[1:], start=1)
-    ]
-    with tf.control_dependencies([check for check in same_rows if check is not None]):
+    same = tf.debugging.assert_equal(
+        tf.stack([tf.size(own) for own in lengths]),
+        tf.size(lengths[0]),
+        message="parts must have the same number of rows, got these numbers:",
+    )
+    with tf.control_dependencies([] if same is None else [same]):
         row_splits = _splits(tf.add_n(lengths))
     positions_in_result, start = [], row_splits[:-1]
     for part, own in zip(parts, lengths):

@@ -52,11 +52,13 @@ def cut(data: Any, micro_batches: int) -> list[Any]:
     tensors = [_tensor(leaf) for leaf in tf.nest.flatten(data) if leaf is not None]
     _check(tensors, micro_batches)
     samples = _samples(tensors[0])
-    same = [
-        tf.debugging.assert_equal(_samples(tensor), samples, "tensors of a batch differ in their number of samples")
-        for tensor in tensors[1:]
-    ]
-    with tf.control_dependencies([check for check in same if check is not None]):
+    # One comparison of all, because each builds many ops.
+    same = tf.debugging.assert_equal(
+        tf.stack([_samples(tensor) for tensor in tensors]),
+        samples,
+        "tensors of a batch differ in their number of samples",
+    )
+    with tf.control_dependencies([] if same is None else [same]):
         bounds = [tf.identity(bound) for bound in _bounds(tensors, samples, micro_batches)]
 
     def piece(leaf: Any, i: int) -> Any:

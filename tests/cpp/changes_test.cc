@@ -16,7 +16,7 @@ namespace fusedrec {
 namespace {
 
 constexpr int kDim = 3;
-constexpr size_t kVersions = 24;  // that a check compares: the first of a record, and the newest
+constexpr size_t kVersions = 8;  // that a check compares: the first of a record, and the newest
 
 std::unique_ptr<HashTable> Make(bool record, Eviction eviction, int64_t hot_after) {
   TableSpec spec;

@@ -10,6 +10,8 @@ the rate of the cable and the measured time of one message. It knows nothing of 
     error        = forecast over measured step of fr.plan's choice, less 1
     bytes error  = forecast over counted bytes of a step of sync, less 1
 
+After two rounds, only choices within 30 % of the best are measured on.
+
 Needs root; without root the fields are null. --quick tries a few choices for one size on two networks.
 """
 

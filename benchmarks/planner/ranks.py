@@ -19,6 +19,8 @@ from benchmarks.planner.workloads import Network
 from tf_fusedrec import keras, tf
 
 PROBES = 20
+TRIALS = 2  # rounds of all choices
+FAR = 1.3
 
 
 def message_s() -> float:
@@ -51,16 +53,33 @@ def sent_bytes(models: Mapping[str, DeviceModel], steps: Mapping[str, Step], nam
     return float(fr.collectives.all_gather(np.array([(after - before) / count])).mean())
 
 
+def contenders(ms: Mapping[str, float]) -> list[str]:
+    """Returns the choices whose step is at most FAR times the quickest."""
+    return [name for name in ms if ms[name] <= FAR * min(ms.values())]
+
+
+def slowest_medians(taken: Mapping[str, list[float]]) -> dict[str, float]:
+    """Returns the median by choice of times that are those of the slowest rank. Collective."""
+    slowest = fr.collectives.all_gather(np.concatenate([*taken.values()])[np.newaxis]).max(axis=0)
+    parts = np.split(slowest, np.cumsum([len(times) for times in taken.values()])[:-1])
+    return {name: float(np.median(part)) for name, part in zip(taken, parts)}
+
+
 def measure(steps: Mapping[str, Step], names: Sequence[str], repeats: int) -> dict[str, float]:
-    """Returns the median ms of a step by choice; the slowest rank counts. The choices take turns. Collective."""
+    """Returns the median ms of a step by choice; the slowest rank counts. Collective.
+
+    The choices take turns. After TRIALS rounds only the contenders go on, since no other can be the best.
+    """
     taken: dict[str, list[float]] = {name: [] for name in names}
+    running = list(names)
     for repeat in range(repeats):
-        for turn in range(len(names)):
-            name = names[(repeat + turn) % len(names)]
+        for turn in range(len(running)):
+            name = running[(repeat + turn) % len(running)]
             taken[name].append(take_turn(steps[name], ARMS[name].steps).step)
-        print_on_rank_0(f"round {repeat + 1} of {repeats}")
-    slowest = fr.collectives.all_gather(np.array([list(taken.values())])).max(axis=0)
-    return {name: float(np.median(ms)) for name, ms in zip(names, slowest)}
+        if repeat + 1 == TRIALS:
+            running = contenders(slowest_medians(taken))
+        print_on_rank_0(f"round {repeat + 1} of {repeats}: {len(running)} choices")
+    return slowest_medians(taken)
 
 
 def main(

@@ -20,7 +20,7 @@ CHOICES = tuple(
 QUICK_CHOICES = ("sync", "frozen_M4", "dual", "nested_M8", "semi_async")
 
 SIZES = {
-    "wide rows": DeviceSize(users=64, tokens_per_user=128, dim=512),
+    "wide rows": DeviceSize(users=32, tokens_per_user=128, dim=512),
     "narrow rows": DeviceSize(users=64, tokens_per_user=128, dim=128),
     "short batches": DeviceSize(users=64, tokens_per_user=32, dim=512),
 }

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import types
 
 import pytest
 
@@ -10,6 +11,7 @@ from benchmarks.overlap import device_stream
 from benchmarks.overlap.arms import ARMS
 from benchmarks.overlap.device_model import DeviceSize
 from benchmarks.planner import __main__ as planner
+from benchmarks.planner import ranks
 from benchmarks.planner.workloads import CHOICES, NETWORKS, QUICK_CHOICES, SIZES
 
 TINY = DeviceSize(users=16, tokens_per_user=4, dim=8, layers=2, weights=64, vocabulary=50, ids_of_topic=5)
@@ -36,6 +38,21 @@ def test_the_regret_is_that_of_the_measured_steps():
     fields = planner.fields([one, {**one, "regret": 0.0}])
     assert (fields["workloads"], fields["within_5_percent"]) == (2, 1)
     assert fields["worst_regret"] == pytest.approx(0.1)
+
+
+def test_choices_far_from_the_best_stop_after_two_rounds(monkeypatch):
+    ms = {"sync": 130.0, "dual": 100.0, "semi_async": 131.0}
+    turns = []
+
+    def take_turn(step, steps):
+        turns.append(step)
+        return types.SimpleNamespace(step=ms[step] + len(turns) / 1000)
+
+    monkeypatch.setattr(ranks, "take_turn", take_turn)
+    found = ranks.measure({name: name for name in ms}, list(ms), 5)
+    assert [turns.count(name) for name in ms] == [5, 5, 2]
+    for name in ms:
+        assert found[name] == pytest.approx(ms[name], abs=0.02)
 
 
 def test_without_root_the_fields_are_null(tmp_path, monkeypatch, capsys):

@@ -8,6 +8,7 @@ import numpy as np
 
 from benchmarks.harness.synthetic import ZipfIds
 from tf_fusedrec import Topology
+from tf_fusedrec.exchange.gradient_sync import by_ranges
 from tf_fusedrec.tables.hash_order import hash_range_owner
 
 DIM = 64
@@ -22,6 +23,7 @@ class Counts(NamedTuple):
 
     received: np.ndarray  # <int64>[steps, R] ids that a rank receives from its group
     distinct: np.ndarray  # <int64>[steps, R] distinct ones among them
+    distinct_of_all: np.ndarray  # <int64>[steps, R] distinct ids of its shard in all groups
     rows: np.ndarray  # <int64>[R] rows of its table after the last step, with rows that other groups trained
 
 
@@ -38,21 +40,26 @@ def count(sent: list[list[np.ndarray]], groups: int) -> Counts:
     """Counts the result of `batches` by the library's owners of ids."""
     ranks = len(sent[0])
     shards = ranks // groups
-    received, distinct = (np.zeros([len(sent), ranks], np.int64) for _ in range(2))
+    received, distinct, distinct_of_all = (np.zeros([len(sent), ranks], np.int64) for _ in range(3))
+    layout = Topology(groups).sets(ranks)
     seen: list[list[np.ndarray]] = [[] for _ in range(shards)]
     for step, of_step in enumerate(sent):
-        for group in Topology(groups).sets(ranks)[0]:
+        of_shards: list[list[np.ndarray]] = [[] for _ in range(shards)]
+        for group in layout[0]:
             ids = np.concatenate([of_step[rank] for rank in group])
             owners = hash_range_owner(ids, shards)
             for shard, rank in enumerate(group):
                 mine = ids[owners == shard]
                 received[step, rank] = len(mine)
-                seen[shard].append(np.unique(mine))
-                distinct[step, rank] = len(seen[shard][-1])
+                of_shards[shard].append(np.unique(mine))
+                distinct[step, rank] = len(of_shards[shard][-1])
+        for shard, parts in enumerate(of_shards):
+            seen[shard].append(np.unique(np.concatenate(parts)))
+            distinct_of_all[step, [group[shard] for group in layout[0]]] = len(seen[shard][-1])
     rows = np.zeros(ranks, np.int64)
-    for group in Topology(groups).sets(ranks)[0]:
+    for group in layout[0]:
         rows[list(group)] = [len(np.unique(np.concatenate(parts))) for parts in seen]
-    return Counts(received, distinct, rows)
+    return Counts(received, distinct, distinct_of_all, rows)
 
 
 def imbalance(of_ranks: np.ndarray) -> float:
@@ -68,6 +75,8 @@ def counted(sent: list[list[np.ndarray]], groups: int) -> dict[str, Any]:
     # A rank owns 1 / shards of its ids, which do not travel.
     to_group = found.received.mean() * (1 - groups / ranks)
     to_replicas = (groups - 1) * found.distinct.mean()
+    if by_ranges(groups):
+        to_replicas = (groups - 1) / groups * (found.distinct.mean() + found.distinct_of_all.mean())
     return {
         "ranks": ranks,
         "groups": groups,

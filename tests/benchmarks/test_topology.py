@@ -20,8 +20,11 @@ def test_ranks_ask_owners_of_their_group():
     lines = [counted(sent, groups) for groups in REAL_GROUPS]
     assert [line["alltoall_peers"] for line in lines] == [3, 1, 0]
     assert [line["of_which_to_replicas"] for line in lines][::2] == [0, 1]
-    # A rank receives nothing from its group, and the gradients of three replicas for each row.
-    assert lines[2]["id_imbalance"] == 1 and lines[2]["float32_kb"] == pytest.approx(4e-3 * DIM * 3 * 1_000)
+    # A rank receives nothing from its group. Each of four replicas sums a quarter of the rows: it receives three
+    # gradients for each, and the sums of the other three quarters.
+    assert lines[2]["id_imbalance"] == 1 and lines[2]["float32_kb"] == pytest.approx(4e-3 * DIM * 2 * 3 * 250)
+    # Two groups send copies of their sums. 500 gradients go to the replica, and half of 1,000 rows come from the group.
+    assert lines[1]["float32_kb"] == pytest.approx(4e-3 * DIM * (500 + 2 * 500))
     # A rank owns 1,000 ids in the mean. Three of four come from other ranks, with a row and a gradient each.
     assert lines[0]["float32_kb"] == pytest.approx(4e-3 * DIM * 2 * 750) == 2 * lines[0]["bfloat16_kb"]
 
@@ -31,6 +34,7 @@ def test_replicas_have_what_other_groups_have_seen():
     two = count(sent, 2)
     np.testing.assert_array_equal(two.received, [[2, 1], [1, 2]])
     np.testing.assert_array_equal(two.rows, [5, 5])
+    np.testing.assert_array_equal(two.distinct_of_all, [[3, 3], [3, 3]])
 
 
 def test_imbalance_is_the_mean_over_steps():

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 import tf_fusedrec as fr
+from models.dcn import DCN
+from models.din import DIN
 from models.dlrm import DLRM
 from models.experiment import Experiment
 from models.grm import GRM
-from models.model_config import DLRMConfig, GRMConfig, ModelConfig, RankingConfig, RetrievalConfig
+from models.model_config import GRMConfig, ModelConfig, RankingConfig, RetrievalConfig
 from models.ranking import RankingModel
 from models.retrieval import HSTURetrieval
 from models.schedule_choice import schedule_of
@@ -19,6 +21,7 @@ from tf_fusedrec import keras, tf
 from tf_fusedrec.data import Column
 from tf_fusedrec.schedules.in_flight import InFlight
 
+RANKING_MODELS: dict[str, Callable[..., RankingModel]] = {"grm": GRM, "dlrm": DLRM, "din": DIN, "dcn": DCN}
 # Features without a column, because the retrieval model draws its negatives itself.
 MADE_FEATURES = ("negative",)
 
@@ -65,10 +68,8 @@ def make_model(
     """
     keras.mixed_precision.set_global_policy(experiment.train.precision)
     model: RankingModel | HSTURetrieval
-    if isinstance(experiment.model, GRMConfig):
-        model = GRM(experiment.model, embedding, catalogue, popularity)
-    elif isinstance(experiment.model, DLRMConfig):
-        model = DLRM(experiment.model, embedding, catalogue, popularity)
+    if isinstance(experiment.model, RankingConfig):
+        model = RANKING_MODELS[experiment.model.kind](experiment.model, embedding, catalogue, popularity)
     else:
         model = HSTURetrieval(
             experiment.model,

@@ -106,9 +106,40 @@ class DLRMConfig(RankingConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_choice("model.kind", self.kind, ("dlrm",))
-        for name in ("bottom_units", "top_units"):
-            for units in getattr(self, name):
-                check_at_least(f"model.{name}", units, 1)
+        _check_units(self, "bottom_units")
+        _check_units(self, "top_units")
+
+
+@dataclasses.dataclass(frozen=True)
+class DINConfig(RankingConfig):
+    """DIN: target attention of each exposure over the events of its user, then one network with an output per task."""
+
+    kind: str = "din"
+    attention_units: tuple[int, ...] = (32,)  # hidden layers of the activation unit, at least one
+    top_units: tuple[int, ...] = (64, 32)  # hidden layers over the embeddings and the weighted history
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choice("model.kind", self.kind, ("din",))
+        _check_units(self, "attention_units", at_least_one=True)
+        _check_units(self, "top_units")
+
+
+@dataclasses.dataclass(frozen=True)
+class DCNConfig(RankingConfig):
+    """DCN-V2: cross layers beside a deep network, with a pooled history, then one output per task."""
+
+    kind: str = "dcn"
+    cross_layers: int = 2
+    cross_rank: int = 0  # rank of a cross layer's matrix; 0: a full matrix
+    deep_units: tuple[int, ...] = (64, 32)  # hidden layers of the deep network, at least one
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choice("model.kind", self.kind, ("dcn",))
+        check_at_least("model.cross_layers", self.cross_layers, 1)
+        check_at_least("model.cross_rank", self.cross_rank, 0)
+        _check_units(self, "deep_units", at_least_one=True)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -182,10 +213,17 @@ class RetrievalConfig:
         return self.max_history + self.output_slots
 
 
-ModelConfig = Union[GRMConfig, DLRMConfig, RetrievalConfig]
-RANKING_KINDS = {"grm": GRMConfig, "dlrm": DLRMConfig}
+ModelConfig = Union[GRMConfig, DLRMConfig, DINConfig, DCNConfig, RetrievalConfig]
+RANKING_KINDS = {"grm": GRMConfig, "dlrm": DLRMConfig, "din": DINConfig, "dcn": DCNConfig}
 
 
 def _check_dropout(name: str, dropout: float) -> None:
     if not 0 <= dropout < 1:
         raise ValueError(f"model.{name} must be 0 <= {name} < 1, got {dropout}.")
+
+
+def _check_units(config: RankingConfig, name: str, *, at_least_one: bool = False) -> None:
+    if at_least_one and not getattr(config, name):
+        raise ValueError(f"model.{name} must have a layer, got none. Give its units, such as [32].")
+    for units in getattr(config, name):
+        check_at_least(f"model.{name}", units, 1)

@@ -66,9 +66,10 @@ SECTIONS = (
     ),
     (
         "Models of experiments",
-        "The section `model` of an experiment: `task: ranking` with `kind: grm` or `kind: dlrm`, or `task: retrieval`.",
+        "The section `model` of an experiment: `task: ranking` with `kind: grm`, `dlrm`, `din` or `dcn`, or `task: "
+        "retrieval`.",
         "models/model_config.py",
-        ("GRMConfig", "DLRMConfig", "RetrievalConfig"),
+        ("GRMConfig", "DLRMConfig", "DINConfig", "DCNConfig", "RetrievalConfig"),
     ),
 )
 

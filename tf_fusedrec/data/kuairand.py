@@ -14,6 +14,7 @@ from collections.abc import Mapping
 import numpy as np
 from pyarrow import csv
 
+from tf_fusedrec.data.codes import numbered
 from tf_fusedrec.data.interactions import by_user_and_time
 from tf_fusedrec.data.layouts import DatasetInfo, write_dataset
 from tf_fusedrec.data.rows import Ragged, Rows, Values
@@ -228,9 +229,6 @@ def _user_features(
     for name in table.column_names:
         if name == "user_id":
             continue
-        values = [None if value == "" else value for value in table[name].to_pylist()]
-        codes[name] = sorted({value for value in values if value is not None})
-        code_of = {value: code for code, value in enumerate(codes[name], start=1)}
-        of_row = np.array([code_of.get(value, 0) for value in values] + [0], np.int64)  # row -1: unknown user
-        contextual[name] = of_row[rows]
+        of_row, codes[name] = numbered([None if value == "" else value for value in table[name].to_pylist()])
+        contextual[name] = np.append(of_row, 0)[rows]  # row -1: unknown user
     return contextual, codes

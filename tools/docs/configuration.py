@@ -62,7 +62,13 @@ SECTIONS = (
         "Experiments",
         "A YAML file of `configs/`, one record for each of its sections; `--set section.field=value` replaces a field.",
         "models/experiment.py",
-        ("Experiment", "DataConfig", "EmbeddingConfig", "TrainConfig", "EvaluateConfig"),
+        ("Experiment", "EmbeddingConfig", "TrainConfig", "EvaluateConfig"),
+    ),
+    (
+        "Data of experiments",
+        "The section `data` of an experiment.",
+        "models/data_config.py",
+        ("DataConfig",),
     ),
     (
         "Models of experiments",
@@ -74,9 +80,10 @@ SECTIONS = (
 )
 
 _CONSTANTS = (
-    "models/experiment.py", "models/model_config.py", "models/table_options.py", "tf_fusedrec/data/bad_input.py",
-    "tf_fusedrec/data/kuairand.py", "tf_fusedrec/data/plan.py", "tf_fusedrec/layers/bias_weights.py",
-    "tf_fusedrec/losses/negatives.py", "tf_fusedrec/exchange/topology.py",
+    "models/data_config.py", "models/experiment.py", "models/model_config.py", "models/table_options.py",
+    "tf_fusedrec/data/bad_input.py", "tf_fusedrec/data/events.py", "tf_fusedrec/data/kuairand.py",
+    "tf_fusedrec/data/plan.py", "tf_fusedrec/layers/bias_weights.py", "tf_fusedrec/losses/negatives.py",
+    "tf_fusedrec/exchange/topology.py",
 )  # fmt: skip
 _CONSTANT = re.compile(r"\b(?:\w+\.)*([A-Z][A-Z_]{3,})\b")
 

@@ -7,7 +7,7 @@ import pathlib
 import numpy as np
 
 import tf_fusedrec as fr
-from models.model_config import RankingConfig
+from models.ranking_config import RankingConfig
 from tf_fusedrec.data import Column, ParquetFolder
 from tf_fusedrec.data.rows import Ragged
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from models.base import Batch
-from models.exposure_model import DENSE_COLUMNS, ExposureModel, dense_inputs, network, products
+from models.exposure_model import ExposureModel, network, products
 from models.model_config import DCNConfig
 from tf_fusedrec import keras, tf
 
@@ -39,10 +39,10 @@ class DCN(ExposureModel):
         super().__init__(config, embedding, catalogue, popularity, name)
         self.crosses = [Cross(config.cross_rank, name=f"cross_{number}") for number in range(config.cross_layers)]
         self.deep = network(config.deep_units, config.dropout, "deep")
-        self._columns = DENSE_COLUMNS + config.dim * (self.num_vectors + len(self.event_columns))
+        self._columns = self.dense_columns + config.dim * (self.num_vectors + len(self.event_columns))
 
     def hidden(self, inputs: Batch, rows: dict[str, Any], training: bool | None) -> tf.Tensor:
-        dense = tf.cast(dense_inputs(inputs), self.compute_dtype)
+        dense = tf.cast(self.dense(inputs), self.compute_dtype)
         x_0 = tf.concat([dense, *self.vectors(inputs, rows), *self.mean_vectors(inputs, rows)], axis=1)
         x_0 = crossed = self.dropout(x_0, training=training)
         for cross in self.crosses:

@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 
 from models.base import Batch
-from models.exposure_model import DENSE_COLUMNS, ExposureModel, dense_inputs, log_seconds, network, products
+from models.dense_inputs import dense_width, log_seconds
+from models.exposure_model import ExposureModel, network, products
 from models.model_config import DINConfig
 from tf_fusedrec import keras, tf
 from tf_fusedrec.layers import jagged
@@ -45,7 +46,11 @@ class DIN(ExposureModel):
         self.top = network(config.top_units, config.dropout, "top")
 
     def hidden(self, inputs: Batch, rows: dict[str, Any], training: bool | None) -> tf.Tensor:
-        events = tf.concat([rows[name].values for name in self.event_columns], axis=1)
+        parts = [rows[name].values for name in self.event_columns]
+        numbers = self.dense_of(inputs).history
+        if numbers is not None:
+            parts.append(tf.cast(numbers.values, self.compute_dtype))
+        events = tf.concat(parts, axis=1)
         candidates = tf.concat([rows[name].values for name in self.config.columns_of("exposed")], axis=1)
         exposure, event = pairs(inputs["history_item"].row_splits, inputs["exposed_item"].value_rowids())
         times = inputs["exposed_time"].values, inputs["history_time"].values
@@ -53,14 +58,15 @@ class DIN(ExposureModel):
         weights = self.unit(events, candidates, exposure, event, since)
         weighted = weights[:, tf.newaxis] * jagged.gather_rows(events, event)
         interest = tf.math.unsorted_segment_sum(weighted, exposure, tf.shape(candidates)[0])
-        dense = tf.cast(dense_inputs(inputs), self.compute_dtype)
+        dense = tf.cast(self.dense(inputs), self.compute_dtype)
         x = self.dropout(tf.concat([dense, *self.vectors(inputs, rows), interest], axis=1), training=training)
         return self.top(x, training=training)
 
     def hidden_flops(self, batch: Batch) -> tf.Tensor:
         config, dim = self.config, self.config.dim
         event, candidate = (dim * len(columns) for columns in (self.event_columns, config.columns_of("exposed")))
-        top = [DENSE_COLUMNS + self.num_vectors * dim + event, *config.top_units, len(config.tasks)]
+        event += dense_width(config, "history")
+        top = [self.dense_columns + self.num_vectors * dim + event, *config.top_units, len(config.tasks)]
         first, *others = config.attention_units
         counts = batch["history_item"].row_lengths(), batch["exposed_item"].row_lengths()
         total = tf.reduce_sum(counts[0]) * products([event, first])

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from models.base import Batch
-from models.exposure_model import DENSE_COLUMNS, ExposureModel, dense_inputs, network, products
+from models.exposure_model import ExposureModel, network, products
 from models.model_config import DLRMConfig
 from tf_fusedrec import keras, tf
 
@@ -41,7 +41,7 @@ class DLRM(ExposureModel):
         self._vectors = 1 + self.num_vectors + len(self.event_columns)
 
     def hidden(self, inputs: Batch, rows: dict[str, Any], training: bool | None) -> tf.Tensor:
-        bottom = self.bottom(dense_inputs(inputs), training=training)
+        bottom = self.bottom(self.dense(inputs), training=training)
         vectors = [bottom, *self.vectors(inputs, rows), *self.mean_vectors(inputs, rows)]
         stacked = self.dropout(tf.stack(vectors, axis=1), training=training)
         inner = tf.matmul(stacked, stacked, transpose_b=True)
@@ -53,7 +53,7 @@ class DLRM(ExposureModel):
     def hidden_flops(self, batch: Batch) -> tf.Tensor:
         config, vectors = self.config, self._vectors
         top = [vectors * config.dim + vectors * (vectors - 1) // 2, *config.top_units, len(config.tasks)]
-        per_exposure = products([DENSE_COLUMNS, *config.bottom_units, config.dim]) + products(top)
+        per_exposure = products([self.dense_columns, *config.bottom_units, config.dim]) + products(top)
         per_exposure += 2 * vectors**2 * config.dim
         return tf.cast(self.num_positions(batch) * per_exposure, tf.float64)
 

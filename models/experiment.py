@@ -18,7 +18,8 @@ from typing import Any
 import yaml
 
 from models.data_config import SOURCES, WINDOWED, DataConfig
-from models.model_config import RANKING_KINDS, ModelConfig, RankingConfig, RetrievalConfig
+from models.model_config import RANKING_KINDS, ModelConfig, RetrievalConfig
+from models.ranking_config import RankingConfig
 from models.schedule_choice import micro_batches_of
 from models.table_options import TABLE_OPTIMIZERS, Defaults, make_rule, make_tables
 from models.yaml_records import (

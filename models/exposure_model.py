@@ -13,12 +13,10 @@ from typing import Any
 import numpy as np
 
 from models.base import Batch
-from models.model_config import RankingConfig
+from models.dense_inputs import dense_width
 from models.ranking import RankingModel
+from models.ranking_config import RankingConfig
 from tf_fusedrec import keras, tf
-
-DENSE_COLUMNS = 4  # columns of dense_inputs
-_DAY = 86_400.0
 
 
 class ExposureModel(RankingModel):
@@ -64,10 +62,25 @@ class ExposureModel(RankingModel):
     def forward_flops(self, batch: Batch) -> tf.Tensor:
         return self.hidden_flops(batch) + self.projection_flops(batch)
 
+    def dense(self, inputs: Batch) -> tf.Tensor:
+        """Returns the numbers of each exposure, of its user, and the mean of the history's, <float32>[E, n]."""
+        numbers, user = self.dense_of(inputs), inputs["exposed_item"].value_rowids()
+        parts = [] if numbers.exposed is None else [numbers.exposed]
+        if numbers.contextual is not None:
+            parts.append(tf.gather(numbers.contextual, user))
+        if numbers.history is not None:
+            parts.append(tf.gather(_mean(numbers.history), user))
+        return tf.concat(parts, axis=1) if parts else tf.zeros([tf.size(user), 0])
+
+    @property
+    def dense_columns(self) -> int:
+        """The columns n of `dense`."""
+        return sum(dense_width(self.config, role) for role in ("contextual", "history", "exposed"))
+
     def vectors(self, inputs: Batch, rows: dict[str, Any]) -> list[tf.Tensor]:
         """Returns the rows of the user's context and of the exposure's columns, <float>[E, config.dim] each."""
         user = inputs["exposed_item"].value_rowids()
-        context = [tf.gather(rows[name], user) for name in self.config.contextual]
+        context = [tf.gather(rows[name], user) for name in self.config.contextual_features]
         return [*context, *(rows[name].values for name in self.config.columns_of("exposed"))]
 
     def mean_vectors(self, inputs: Batch, rows: dict[str, Any]) -> list[tf.Tensor]:
@@ -83,7 +96,7 @@ class ExposureModel(RankingModel):
     @property
     def num_vectors(self) -> int:
         """The number of `vectors`."""
-        return len(self.config.contextual) + len(self.config.columns_of("exposed"))
+        return len(self.config.contextual_features) + len(self.config.columns_of("exposed"))
 
 
 def network(units: Sequence[int], dropout: float, name: str) -> keras.Sequential:
@@ -97,24 +110,6 @@ def network(units: Sequence[int], dropout: float, name: str) -> keras.Sequential
 def products(sizes: Sequence[int]) -> int:
     """Counts multiplications and additions of a chain of layers of these sizes, the input's first, for one row."""
     return 2 * sum(math.prod(pair) for pair in zip(sizes, sizes[1:]))
-
-
-def dense_inputs(inputs: Batch) -> tf.Tensor:
-    """Returns <float32>[E, 4]: the history's length, the time since its newest event, the hour's sine and cosine."""
-    history, exposed = inputs["history_time"], inputs["exposed_time"]
-    user = exposed.value_rowids()
-    lengths = history.row_lengths()
-    last = tf.gather(tf.concat([history.values, [0]], axis=0), tf.maximum(history.row_splits[1:] - 1, 0))
-    since = log_seconds(exposed.values - tf.gather(tf.where(lengths > 0, last, 0), user))
-    since = tf.where(tf.gather(lengths, user) > 0, since, 0.0)
-    angle = tf.cast(tf.math.floormod(exposed.values, int(_DAY)), tf.float32) * (2 * math.pi / _DAY)
-    long = tf.math.log1p(tf.cast(tf.gather(lengths, user), tf.float32))
-    return tf.stack([long, since, tf.sin(angle), tf.cos(angle)], axis=1)
-
-
-def log_seconds(seconds: tf.Tensor) -> tf.Tensor:
-    """Returns log(1 + seconds) / 10, <float32>, which is about 1 for six hours; 0 for negative times."""
-    return tf.math.log1p(tf.maximum(tf.cast(seconds, tf.float32), 0.0)) / 10.0
 
 
 def _mean(rows: tf.RaggedTensor) -> tf.Tensor:

@@ -14,7 +14,7 @@ import pathlib
 import tf_fusedrec as fr
 from models.data_config import SOURCES, WINDOWED
 from models.experiment import Experiment
-from models.model_config import RankingConfig
+from models.ranking_config import RankingConfig
 from tf_fusedrec.data import read_info
 from tf_fusedrec.data.events import Window
 from tf_fusedrec.data.kuairand import convert_kuairand

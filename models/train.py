@@ -28,20 +28,22 @@ from absl import app, flags, logging
 
 import tf_fusedrec as fr
 from models.build import (
-    MADE_FEATURES,
     columns,
     features,
+    made_features,
     make_embedding,
     make_model,
     no_rows,
 )
 from models.check_export import check_export, expected_answer
+from models.dense_inputs import read_statistics
 from models.evaluate import evaluate, table
 from models.experiment import Experiment, load
 from models.export import export
 from models.fit_calls import fit_calls
 from models.prepare import prepare_data
 from models.ranking import RankingModel
+from models.ranking_config import RankingConfig
 from tf_fusedrec import callbacks, keras, tf
 from tf_fusedrec.callbacks import monitoring
 from tf_fusedrec.callbacks.progressive import ProgressiveMetrics
@@ -58,12 +60,13 @@ def run(experiment: Experiment, folder: pathlib.Path, output: pathlib.Path, resu
     keras.utils.set_random_seed(experiment.seed + fr.collectives.rank())
     embedding = make_embedding(experiment)
     read = columns(experiment.model, "train")
-    check_features(read, features(experiment.model), made=MADE_FEATURES)
+    check_features(read, features(experiment.model), made=made_features(experiment.model))
     checkpoint, train = output / "checkpoint", experiment.train
     calls = fit_calls(experiment, folder, _saved_input(experiment, checkpoint) if resume else None)
 
     item_ids, popularity = read_items(folder)
-    model = make_model(experiment, embedding, item_ids, popularity)
+    statistics = read_statistics(experiment.model, folder) if isinstance(experiment.model, RankingConfig) else None
+    model = make_model(experiment, embedding, item_ids, popularity, statistics)
     optimizer = keras.optimizers.legacy.Adam(train.learning_rate, beta_2=train.beta_2, epsilon=train.epsilon)
     model.compile(optimizer=fr.collectives.distributed_optimizer(optimizer))
     model(no_rows(read))  # Creates the weights that a checkpoint restores.

@@ -22,7 +22,6 @@ from models.dense_inputs import dense_width, log_seconds
 from models.exposure_model import ExposureModel, network, products
 from models.model_config import DINConfig
 from tf_fusedrec import keras, tf
-from tf_fusedrec.layers import jagged
 
 
 class DIN(ExposureModel):
@@ -42,7 +41,8 @@ class DIN(ExposureModel):
         name: str = "din",
     ):
         super().__init__(config, embedding, catalogue, popularity, name)
-        self.unit = ActivationUnit(config.attention_units, name="unit")
+        candidate = config.dim * len(config.columns_of("exposed"))
+        self.attention = TargetAttention(candidate, config.attention_units, name="attention")
         self.top = network(config.top_units, config.dropout, "top")
 
     def hidden(self, inputs: Batch, rows: dict[str, Any], training: bool | None) -> tf.Tensor:
@@ -50,14 +50,10 @@ class DIN(ExposureModel):
         numbers = self.dense_of(inputs).history
         if numbers is not None:
             parts.append(tf.cast(numbers.values, self.compute_dtype))
-        events = tf.concat(parts, axis=1)
+        events = inputs["history_item"].with_values(tf.concat(parts, axis=1))
         candidates = tf.concat([rows[name].values for name in self.config.columns_of("exposed")], axis=1)
-        exposure, event = pairs(inputs["history_item"].row_splits, inputs["exposed_item"].value_rowids())
-        times = inputs["exposed_time"].values, inputs["history_time"].values
-        since = log_seconds(tf.gather(times[0], exposure) - tf.gather(times[1], event))
-        weights = self.unit(events, candidates, exposure, event, since)
-        weighted = weights[:, tf.newaxis] * jagged.gather_rows(events, event)
-        interest = tf.math.unsorted_segment_sum(weighted, exposure, tf.shape(candidates)[0])
+        candidates = inputs["exposed_item"].with_values(candidates)
+        interest = self.attention(events, candidates, inputs["history_time"], inputs["exposed_time"])
         dense = tf.cast(self.dense(inputs), self.compute_dtype)
         x = self.dropout(tf.concat([dense, *self.vectors(inputs, rows), interest], axis=1), training=training)
         return self.top(x, training=training)
@@ -75,61 +71,86 @@ class DIN(ExposureModel):
         return tf.cast(total, tf.float64)
 
 
-class ActivationUnit(keras.layers.Layer):
-    """The weight of an event for a candidate: a network over [event, candidate, event * candidate, time since].
+class TargetAttention(keras.layers.Layer):
+    """Sums the events of a user's history, with a weight of its own for each exposure.
 
-    The first layer adds products of the event, of the candidate, and of the pair, so only the last is made for every
-    pair. The difference event - candidate, which others add to the inputs, changes nothing: it is linear in both.
+    The weight is a network over [event, candidate, event * candidate, time since the event]. The difference of event
+    and candidate, which others add to the inputs, changes nothing: the first layer is linear in both.
+
+    A loop over the users computes a block of all their events and exposures at a time. So nothing is padded, and the
+    largest array of a block has events x exposures x units[0] numbers.
 
     Args:
+      columns: Columns n of a candidate.
       units: Outputs of each hidden layer, with ReLU.
 
     Call:
-      events: <float>[H, m], with m >= n. Their first n columns correspond to the candidates'.
-      candidates: <float>[E, n].
-      exposure, event: <int64>[P], the candidate and the event of each pair.
-      since: <float>[P].
-      returns <float>[P].
+      events: RaggedTensor <float>[B,(H),m], with m >= n. Their first n columns correspond to the candidates'.
+      candidates: RaggedTensor <float>[B,(E),n].
+      event_times, candidate_times: RaggedTensors <int64>[B,(H)] and [B,(E)], seconds.
+      returns <float>[exposures of the batch, m], zeros without a history.
     """
 
-    def __init__(self, units: Sequence[int], **layer_arguments: Any):
+    def __init__(self, columns: int, units: Sequence[int], **layer_arguments: Any):
         super().__init__(**layer_arguments)
-        first, *others = self.units = tuple(units)
-        self.of_event = keras.layers.Dense(first, use_bias=False, name="of_event")
-        self.of_candidate = keras.layers.Dense(first, name="of_candidate")
-        self.of_pair = keras.layers.Dense(first, use_bias=False, name="of_pair")
-        self.others = [*(keras.layers.Dense(width, activation="relu") for width in others), keras.layers.Dense(1)]
+        self.columns, self.units = columns, tuple(units)
+        hidden = [keras.layers.Dense(width, activation="relu") for width in self.units[1:]]
+        self.others = [*hidden, keras.layers.Dense(1)]
+
+    def build(self, input_shape: tf.TensorShape) -> None:
+        self.parts = [input_shape[-1], self.columns, self.columns, 1]  # rows of the kernel by input
+        self.kernel = self.add_weight("kernel", [sum(self.parts), self.units[0]], initializer="glorot_uniform")
+        self.bias = self.add_weight("bias", [self.units[0]], initializer="zeros")
+        for layer, width in zip(self.others, self.units):
+            layer.build([None, None, width])  # before the loop, because a loop cannot create weights
+        super().build(input_shape)
 
     def call(
-        self, events: tf.Tensor, candidates: tf.Tensor, exposure: tf.Tensor, event: tf.Tensor, since: tf.Tensor
+        self,
+        events: tf.RaggedTensor,
+        candidates: tf.RaggedTensor,
+        event_times: tf.RaggedTensor,
+        candidate_times: tf.RaggedTensor,
     ) -> tf.Tensor:
-        alike = jagged.gather_rows(events[:, : candidates.shape[-1]], event)
-        product = alike * jagged.gather_rows(candidates, exposure)
-        x = self.of_pair(tf.concat([product, tf.cast(since, product.dtype)[:, tf.newaxis]], axis=1))
-        x += jagged.gather_rows(self.of_event(events), event)
-        x = tf.nn.relu(x + jagged.gather_rows(self.of_candidate(candidates), exposure))
+        blocks = [_by_user(rows) for rows in (events, candidates, event_times, candidate_times)]
+        users = blocks[0].size()
+        shape = [None, events.shape[-1]]
+        interests = tf.TensorArray(events.dtype, users, infer_shape=False, element_shape=shape)
+        kernels = tf.split(self.kernel, self.parts)
+
+        def of_user(user: tf.Tensor, found: tf.TensorArray) -> tuple[tf.Tensor, tf.TensorArray]:
+            past, shown, past_times, shown_times = (block.read(user) for block in blocks)
+            weights = self._weights(kernels, past, shown, log_seconds(shown_times - past_times[:, tf.newaxis]))
+            return user + 1, found.write(user, tf.matmul(weights, past, transpose_a=True))
+
+        _, interests = tf.while_loop(lambda user, _: user < users, of_user, [0, interests], parallel_iterations=1)
+        return interests.concat()
+
+    def _weights(
+        self, kernels: Sequence[tf.Tensor], events: tf.Tensor, candidates: tf.Tensor, since: tf.Tensor
+    ) -> tf.Tensor:
+        """Returns the weights of one user, <float>[H, E]. since is <float>[H, E]."""
+        of_event, of_candidate, of_product, of_since = kernels
+        # (event * candidate) K is event (candidate * K), so one product of matrices serves all pairs.
+        scaled = tf.transpose(candidates)[:, :, tf.newaxis] * of_product[:, tf.newaxis]
+        x = tf.matmul(events[:, : self.columns], tf.reshape(scaled, [self.columns, -1]))
+        x = tf.reshape(x, [tf.shape(events)[0], tf.shape(candidates)[0], self.units[0]])
+        x += tf.matmul(events, of_event)[:, tf.newaxis] + tf.matmul(candidates, of_candidate) + self.bias
+        x = tf.nn.relu(x + tf.cast(since, x.dtype)[:, :, tf.newaxis] * of_since)
         for layer in self.others:
             x = layer(x)
         return tf.squeeze(x, -1)
 
     def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), "units": self.units}
+        return {**super().get_config(), "columns": self.columns, "units": self.units}
 
 
-def pairs(history_splits: tf.Tensor, user: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns all pairs of an exposure and an event of its user's history, by exposure and then by event.
+def _by_user(rows: tf.RaggedTensor) -> tf.TensorArray:
+    """Returns an array with the tokens of each row, and an empty last entry, because eager arrays cannot have none.
 
-    Args:
-      history_splits: <int64>[B+1]. The events of user b are history_splits[b] .. history_splits[b+1] - 1.
-      user: <int64>[E], user of each exposure.
-
-    Returns:
-      exposure, event: <int64>[P].
-
-    Example:
-      history_splits 0 2 2 3, user 0 0 1 2  ->  exposure 0 0 1 1 3,  event 0 1 0 1 2
+    The gradient of an array's entries is their concatenation. The gradient of a slice would have the size of all rows.
     """
-    begin = tf.gather(history_splits, user)
-    lengths = tf.gather(history_splits, user + 1) - begin
-    exposure, place = jagged.token_positions(tf.concat([[0], tf.cumsum(lengths)], axis=0))
-    return exposure, tf.gather(begin, exposure) + place
+    lengths = tf.concat([rows.row_lengths(), [0]], axis=0)
+    shape = [None, *rows.shape[2:]]
+    array = tf.TensorArray(rows.dtype, tf.size(lengths), infer_shape=False, element_shape=shape)
+    return array.split(rows.values, lengths)

@@ -36,7 +36,7 @@ from benchmarks.harness.machine import describe
 from benchmarks.ranking import jobs, rates, summary
 from benchmarks.ranking.data_sets import MODELS, DataSet, data_set_of
 from benchmarks.ranking.job import best
-from models.model_config import RankingConfig
+from models.ranking_config import RankingConfig
 
 GRID = {"embedding.learning_rate": (0.001, 0.002), "model.dropout": (0.1, 0.3)}
 

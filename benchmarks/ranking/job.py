@@ -17,6 +17,7 @@ import tf_fusedrec as fr
 from benchmarks.harness import children
 from models.build import columns, make_embedding, make_model, no_rows
 from models.compare import SAMPLES
+from models.dense_inputs import read_statistics
 from models.evaluate import Evaluation, evaluator
 from models.experiment import from_dict
 from models.fit_calls import fit_calls
@@ -85,7 +86,8 @@ def main(
     tf.get_logger().setLevel("ERROR")
     fr.init()
     keras.utils.set_random_seed(config.seed)
-    model = make_model(config, make_embedding(config), *read_items(source))
+    statistics = read_statistics(config.model, source)
+    model = make_model(config, make_embedding(config), *read_items(source), statistics)
     adam = config.train
     model.compile(keras.optimizers.legacy.Adam(adam.learning_rate, beta_2=adam.beta_2, epsilon=adam.epsilon))
     model(no_rows(columns(config.model, "train")))  # creates the weights

@@ -11,7 +11,7 @@ import numpy as np
 from benchmarks.ranking.job import score
 from models import baselines
 from models.compare import metrics_of
-from models.model_config import RankingConfig
+from models.ranking_config import RankingConfig
 
 PRIORS = (3.0, 10.0, 30.0, 100.0)  # exposures by which the mean rate weighs, as many settings as a model has
 

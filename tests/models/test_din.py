@@ -1,9 +1,9 @@
-"""DIN equals NumPy, which weighs one event after the other; its pairs; its FLOPs; empty inputs."""
+"""DIN equals NumPy, which weighs one event after the other; its FLOPs; empty inputs."""
 
 import numpy as np
 import pytest
 
-from models.din import DIN, pairs
+from models.din import DIN
 from models.model_config import DINConfig
 from tests.models import exposure_oracle as oracle
 from tf_fusedrec import tf
@@ -11,20 +11,19 @@ from tf_fusedrec import tf
 CONFIG = DINConfig(**oracle.FIELDS, attention_units=(5, 3), top_units=(7, 6))
 
 
-def expected_weight(unit, event, candidate, since):
+def expected_weight(attention, event, candidate, since):
     """The activation unit of Zhou et al. as one network over [event, candidate, event * candidate, since]."""
-    parts = [oracle.float64(layer) for layer in (unit.of_event, unit.of_candidate, unit.of_pair)]
-    first = np.concatenate([kernel for kernel, *_ in parts])
+    kernel, bias = attention.kernel.numpy().astype(np.float64), attention.bias.numpy()
     x = np.concatenate([event, candidate, event[: len(candidate)] * candidate, [since]])
-    x = np.maximum(x @ first + parts[1][1], 0)
-    hidden, last = map(oracle.float64, unit.others)
+    x = np.maximum(x @ kernel + bias, 0)
+    hidden, last = map(oracle.float64, attention.others)
     return (np.maximum(x @ hidden[0] + hidden[1], 0) @ last[0] + last[1])[0]
 
 
 def expected_logits(model, exposure):
     interest = np.zeros(24)
     for event, since in zip(exposure.events, exposure.since):
-        interest += expected_weight(model.unit, event, exposure.candidate, since) * event
+        interest += expected_weight(model.attention, event, exposure.candidate, since) * event
     x = np.concatenate([exposure.dense, *exposure.own, interest])
     return oracle.head(model, oracle.relu_network(x, model.top))
 
@@ -32,7 +31,7 @@ def expected_logits(model, exposure):
 def test_logits_against_numpy():
     model, batch = oracle.make(DIN, CONFIG), oracle.batch_of([5, 0, 12], [3, 2, 1])
     model(batch)
-    for weight in model.unit.trainable_weights:  # larger weights and biases, so that each event counts otherwise
+    for weight in model.attention.trainable_weights:  # larger weights and biases, so that each event counts otherwise
         weight.assign(tf.random.normal(weight.shape, stddev=0.7, seed=1))
     outputs = model(batch)
     assert tuple(outputs) == ("ctr", "ctcvr", "conversion")
@@ -40,11 +39,6 @@ def test_logits_against_numpy():
     # float32: a sum over twelve events of products of a few dozen terms near 1.
     np.testing.assert_allclose(tf.stack(list(outputs.values()), axis=1), expected, rtol=1e-5, atol=5e-6)
     assert np.std(expected, axis=0).min() > 1e-3
-
-
-def test_pairs_join_each_exposure_with_the_events_of_its_user():
-    exposure, event = pairs(tf.constant([0, 2, 2, 3], tf.int64), tf.constant([0, 0, 1, 2], tf.int64))
-    np.testing.assert_array_equal([exposure, event], [[0, 0, 1, 1, 3], [0, 1, 0, 1, 2]])
 
 
 def test_flops_count_events_exposures_and_pairs():

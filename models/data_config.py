@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
+from typing import Any
 
 from models.yaml_records import check_at_least, check_choice, check_positive
 from tf_fusedrec.data import POLICIES
 from tf_fusedrec.data.events import HELD_OUT
 from tf_fusedrec.data.kuairand import SPLITS
+from tf_fusedrec.data.table_map import ColumnMap, column_map
 
 SOURCES = {
     "synthetic-ranking": "ranking",
@@ -16,8 +19,9 @@ SOURCES = {
     "sequences": "retrieval",
     "kuairand": "ranking",
     "movielens_ranking": "ranking",
+    "table": "ranking",
 }
-WINDOWED = ("movielens_ranking",)  # sources whose rows have data.window exposures
+WINDOWED = ("movielens_ranking", "table")  # sources whose rows have data.window exposures
 _SIZES = ("users", "items", "clusters", "mean_history", "exposures")
 
 
@@ -34,8 +38,9 @@ class DataConfig:
     exposures: int = 0  # exposures per user and split
     bad_rows: str = "error"  # or "skip", which omits unusable rows and counts them in the log
     split: str = "time"  # kuairand: one of data.kuairand.SPLITS
-    held_out: str = "test"  # movielens_ranking: one of data.events.HELD_OUT; "validation" leaves the test part out
-    window: int = 32  # movielens_ranking: exposures of a row
+    columns: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # table: see data.table_map.ColumnMap
+    held_out: str = "test"  # movielens_ranking, table: one of data.events.HELD_OUT; "validation" leaves test out
+    window: int = 32  # movielens_ranking, table: exposures of a row
     follow: bool = False  # train/ is a growing folder of partitions, see tf_fusedrec.data.GrowingFolder
     marker: str = "_SUCCESS"  # file that marks a complete partition; "" takes every folder with Parquet files
     poll_seconds: float = 30.0
@@ -52,6 +57,10 @@ class DataConfig:
         check_choice("data.split", self.split, tuple(SPLITS))
         check_choice("data.held_out", self.held_out, HELD_OUT)
         check_at_least("data.window", self.window, 1)
+        if self.source == "table":
+            _ = self.column_map
+        elif self.columns:
+            raise ValueError(f"data.columns is for the source 'table', but data.source is {self.source!r}. Remove it.")
         given = list(self.sizes())
         if given and not self.source.startswith("synthetic"):
             raise ValueError(
@@ -59,6 +68,11 @@ class DataConfig:
             )
         for name in given:
             check_at_least(f"data.{name}", getattr(self, name), 1)
+
+    @property
+    def column_map(self) -> ColumnMap:
+        """The record of `columns`. Raises ValueError: a field is unknown, missing or does not fit the others."""
+        return column_map(self.columns)
 
     def sizes(self) -> dict[str, int]:
         """Returns the sizes that are set, by name."""

@@ -4,11 +4,10 @@ import numpy as np
 import pytest
 
 import tf_fusedrec as fr
-from models import serve
 from models.build import columns, extra_tokens, features, made_features, make_embedding, make_model
 from models.dense_inputs import Normalize, Statistics, read_statistics
 from models.experiment import from_dict
-from models.export import export, trained_model
+from models.export import _RankingServer, trained_model
 from models.ranking_config import RankingConfig
 from tests.models.batches import START, ragged
 from tf_fusedrec import keras, tf
@@ -103,11 +102,11 @@ def test_all_ranking_models_read_the_same_columns_and_use_each(models):
         read = columns(experiment.model, "train")
         check_features(read, features(experiment.model), made=made_features(experiment.model))
         inputs = [c.name for c in read if c.name not in ("user_id", *experiment.model.label_columns)]
-        run = tf.function(lambda batch, model=model: model(batch)["ctr"], reduce_retracing=True)
-        run(batch)  # Every id of the batch gets its row.
-        before = run(batch).numpy()
+        before = model(batch)["ctr"].numpy()
         assert np.isfinite(before).all()
-        used[kind] = {name for name in inputs if not np.allclose(run(changed_column(batch, name)), before, atol=1e-7)}
+        used[kind] = {
+            name for name in inputs if not np.allclose(model(changed_column(batch, name))["ctr"], before, atol=1e-7)
+        }
         assert used[kind] == set(inputs), f"{kind} ignores {set(inputs) - used[kind]}"
     assert len(used["grm"]) == 17
     assert used["grm"] == used["dlrm"] == used["din"] == used["dcn"]
@@ -208,19 +207,20 @@ def test_dlrm_without_any_number_is_refused():
         experiment_of("dlrm", **none)
 
 
-def test_the_export_takes_all_columns_and_holds_the_statistics(tmp_path, models):
+def test_a_checkpoint_holds_the_statistics_and_a_server_cuts_long_histories(tmp_path, models):
     experiment, model = models["grm"]
     batch = full_batch()
-    model.compile(keras.optimizers.legacy.SGD(0.1))
-    model.train_step(cut(batch))
-    fr.checkpoint.save(tmp_path / "c", model, model.optimizer, extra={"experiment": experiment.to_dict(), "items": 9})
-    export(trained_model(tmp_path / "c"), tmp_path / "s")
-    names = ("item", "time", "year", "genre", "genre_count")
-    inputs = {name: batch[name].numpy() for name in ("gender", "age")}
-    inputs |= {"likes": batch["likes"].values.numpy(), "likes_row_splits": batch["likes"].row_splits.numpy()}
+    model(cut(batch))
+    fr.checkpoint.save(tmp_path, model, extra={"experiment": experiment.to_dict(), "items": 9})
+    restored = trained_model(tmp_path)
+    np.testing.assert_array_equal(restored.normalizers["history"].mean, [1.0, 3.0])
+    inputs = {name: batch[name] for name in ("gender", "age")}
+    inputs |= {"likes": batch["likes"].values, "likes_row_splits": batch["likes"].row_splits}
     for role, further in (("history", ("action", "count", "rating")), ("exposed", ("count",))):
-        inputs |= {f"{role}_{name}": batch[f"{role}_{name}"].values.numpy() for name in (*names, *further)}
-        inputs[f"{role}_row_splits"] = batch[f"{role}_item"].row_splits.numpy()
-    scores = serve.serve(str(tmp_path / "s"), "serving_default", inputs)
+        names = ("item", "time", "year", "genre", "genre_count", *further)
+        inputs |= {f"{role}_{name}": batch[f"{role}_{name}"].values for name in names}
+        inputs[f"{role}_row_splits"] = batch[f"{role}_item"].row_splits
+    server = _RankingServer(restored)
+    assert set(server.signatures()["serving_default"].inputs) == set(inputs)
     # The float32 weights are equal, so only the order of summation may differ.
-    np.testing.assert_allclose(scores["ctr"], tf.sigmoid(model(cut(batch))["ctr"]), atol=1e-6)
+    np.testing.assert_allclose(server.scores(inputs)["ctr"], tf.sigmoid(model(cut(batch))["ctr"]), atol=1e-6)

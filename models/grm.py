@@ -18,11 +18,14 @@ import numpy as np
 from models.base import Batch
 from models.dense_inputs import DenseInputs, dense_width
 from models.encoders import attends_by_time, encoder_blocks
+from models.group_norm import GroupLayerNorm
 from models.model_config import GRMConfig
 from models.ranking import RankingModel
 from models.ranking_config import ROLES
 from tf_fusedrec import keras, tf
 from tf_fusedrec.layers import MMoE, PositionEmbedding, SequenceTimes, jagged, sequence_times
+
+KINDS = ("contextual", *ROLES)  # of tokens, in their order in a row
 
 
 class GRM(RankingModel):
@@ -53,11 +56,13 @@ class GRM(RankingModel):
         )
         # One projection of numbers for each kind of token.
         self.of_numbers = {
-            role: keras.layers.Dense(config.dim, name=f"{role}_numbers")
-            for role in ("contextual", *ROLES)
-            if dense_width(config, role)
+            role: keras.layers.Dense(config.dim, name=f"{role}_numbers") for role in KINDS if dense_width(config, role)
         }
         self.blocks = encoder_blocks(config)
+        self.group_norms = [
+            GroupLayerNorm(len(KINDS), name=f"group_norm_{number}")
+            for number in range(config.num_blocks if config.group_norm else 0)
+        ]
         self.experts = MMoE(config.num_experts, config.expert_units, len(config.tasks), config.top_k, name="mmoe")
         self.heads = [
             keras.Sequential(
@@ -74,14 +79,17 @@ class GRM(RankingModel):
         num_targets = inputs["exposed_item"].row_lengths()
         x = self.positions(self._tokens_of(inputs, training), num_targets=num_targets, training=training)
         times = self._times(inputs, num_targets)
-        for block in self.blocks:
-            x = block(
-                x,
-                timestamps=times,
-                num_targets=num_targets,
-                contextual_length=self.config.context_tokens,
-                training=training,
-            )
+        options = {"timestamps": times, "num_targets": num_targets, "contextual_length": self.config.context_tokens}
+        if self.config.group_norm:
+            kind = self._kinds(inputs)
+            for norm, block in zip(self.group_norms, self.blocks):
+                normalized = x.with_values(norm(x.values, kind))
+                # A block adds its input to its result. The sum of the tokens themselves goes on instead.
+                change = block(normalized, training=training, **options).values - normalized.values
+                x = x.with_values(x.values + change)
+        else:
+            for block in self.blocks:
+                x = block(x, training=training, **options)
         exposed = jagged.last(x, num_targets).values
         logits = [head(y) for head, y in zip(self.heads, self.experts(exposed))]
         return {task: tf.cast(tf.squeeze(logit, -1), tf.float32) for task, logit in zip(self.config.tasks, logits)}
@@ -134,6 +142,14 @@ class GRM(RankingModel):
             values = x.values if isinstance(x, tf.RaggedTensor) else x
             found[role] = [] if x is None else [tf.cast(self.of_numbers[role](values), self.compute_dtype)]
         return found
+
+    def _kinds(self, inputs: Batch) -> tf.Tensor:
+        """Returns the kind of each token, its number in KINDS: <int32>[T]."""
+        history = inputs["history_item"].row_lengths()
+        context = tf.fill(tf.shape(history), tf.constant(self.config.context_tokens, tf.int64))
+        lengths = tf.stack([context, history, inputs["exposed_item"].row_lengths()], axis=1)
+        kinds = tf.tile(tf.range(len(KINDS)), tf.shape(history))
+        return tf.repeat(kinds, tf.reshape(lengths, [-1]))
 
     def _times(self, inputs: Batch, num_targets: tf.Tensor) -> SequenceTimes | None:
         if not attends_by_time(self.config):

@@ -25,6 +25,7 @@ class GRMConfig(RankingConfig):
     qk_dim: int = 16  # columns per head
     value_dim: int = 16
     time_buckets: int = 128  # buckets of the time bias; 0: no time bias
+    group_norm: bool = False  # normalises context, history and exposed tokens by own weights before each block
     num_experts: int = 4
     expert_units: int = 32
     top_k: int = 2

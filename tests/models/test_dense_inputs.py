@@ -1,12 +1,14 @@
 """Numbers, lists of ids and learned crosses: statistics, equal inputs of all ranking models, the export."""
 
+import pathlib
+
 import numpy as np
 import pytest
 
 import tf_fusedrec as fr
 from models.build import columns, extra_tokens, features, made_features, make_embedding, make_model
 from models.dense_inputs import Normalize, Statistics, read_statistics
-from models.experiment import from_dict
+from models.experiment import from_dict, load
 from models.export import _RankingServer, trained_model
 from models.ranking_config import RankingConfig
 from tests.models.batches import START, ragged
@@ -16,6 +18,7 @@ from tf_fusedrec.data.layouts import write_dataset
 from tf_fusedrec.data.rows import Ragged, Rows, splits_of
 from tf_fusedrec.layers import jagged
 
+CONFIGS = pathlib.Path(__file__).parents[2] / "configs"
 INPUTS = {
     "contextual": ["gender"], "contextual_lists": ["likes"], "contextual_dense": ["age"],
     "item_features": ["year"], "item_lists": ["genre"], "history_dense": ["count", "rating"],
@@ -110,6 +113,13 @@ def test_all_ranking_models_read_the_same_columns_and_use_each(models):
         assert used[kind] == set(inputs), f"{kind} ignores {set(inputs) - used[kind]}"
     assert len(used["grm"]) == 17
     assert used["grm"] == used["dlrm"] == used["din"] == used["dcn"]
+
+
+def test_the_configurations_of_movielens_read_the_same_columns():
+    models = [load(CONFIGS / f"{kind}_ml1m_ranking.yaml").model for kind in SIZES]
+    inputs = [{name: getattr(model, name) for name in (*INPUTS, "min_item_count", "other_labels")} for model in models]
+    assert all(one == inputs[0] for one in inputs)
+    assert all(columns(model, "test") == columns(models[0], "test") for model in models)
 
 
 def test_tokens_of_grm_count_every_kind_of_context(models):

@@ -128,6 +128,11 @@ def test_group_norm_keeps_the_tokens_beside_their_norm():
         one(batch)
         for block in one.blocks:  # Blocks that add nothing leave the tokens, normalised or not, as they are.
             block.output_stage.projection.kernel.assign(tf.zeros_like(block.output_stage.projection.kernel))
+    own = {id(weight) for layer in model.group_norms for weight in layer.weights}
+    others = [weight for weight in model.trainable_variables if id(weight) not in own]
+    for mine, theirs in zip(others, plain.trainable_variables):
+        mine.assign(theirs)
+    assert len(own) == 4 and len(others) == len(plain.trainable_variables)
     np.testing.assert_allclose(model(batch)["ctr"], plain(batch)["ctr"], atol=1e-6)  # float32: x + (y - y)
 
 

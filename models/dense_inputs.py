@@ -15,6 +15,7 @@ import numpy as np
 
 import tf_fusedrec as fr
 from models.base import Batch
+from models.model_config import ModelConfig
 from models.ranking_config import ROLES, RankingConfig
 from tf_fusedrec import keras, tf
 from tf_fusedrec.data import Column, ParquetFolder
@@ -28,7 +29,7 @@ _CONSTANT = 1e-12  # deviation in units of the mean that rounding gives equal nu
 class Statistics(NamedTuple):
     """Statistics of one column of numbers, without its missing values."""
 
-    count: int
+    known: int  # numbers that are not missing
     mean: float
     deviation: float
 
@@ -107,13 +108,17 @@ def log_seconds(seconds: tf.Tensor) -> tf.Tensor:
     return tf.math.log1p(tf.maximum(tf.cast(seconds, tf.float32), 0.0)) / 10.0
 
 
-def read_statistics(config: RankingConfig, folder: pathlib.Path) -> dict[str, Statistics]:
+def read_statistics(config: ModelConfig, folder: pathlib.Path) -> dict[str, Statistics]:
     """Returns the statistics of every column of numbers in the training split, behind its log1p. Collective.
+
+    A retrieval model has no such column.
 
     Raises:
       ValueError: A column is missing, has no number, infinite numbers, or the same number everywhere. The message
         names column and folder.
     """
+    if not isinstance(config, RankingConfig):
+        return {}
     logs: dict[str, bool] = {}
     columns: list[Column] = []
     for role in ("contextual", *ROLES):
@@ -126,18 +131,18 @@ def read_statistics(config: RankingConfig, folder: pathlib.Path) -> dict[str, St
     for rows in data.read():
         for name, column in rows.columns.items():
             values = np.asarray(column.values if isinstance(column, Ragged) else column, np.float64)
-            known = values[~np.isnan(values)]
-            known = np.sign(known) * np.log1p(np.abs(known)) if logs[name] else known
-            if len(known):
+            values = values[~np.isnan(values)]
+            values = np.sign(values) * np.log1p(np.abs(values)) if logs[name] else values
+            if len(values):
                 with np.errstate(invalid="ignore"):  # Infinite numbers give NaN, which is refused below.
-                    own[name] = _joined(own[name], Statistics(len(known), float(known.mean()), float(known.std())))
+                    own[name] = _joined(own[name], Statistics(len(values), float(values.mean()), float(values.std())))
     found = dict(own)
     for number, others in enumerate(fr.collectives.all_gather_object(own)):
         found = others if number == 0 else {name: _joined(found[name], others[name]) for name in found}
-    for name, (count, mean, deviation) in found.items():
+    for name, (known, mean, deviation) in found.items():
         where = f"{data.path}: column {name!r}"
         remedy = "Remove it from the model's dense columns, or correct the data."
-        if not count:
+        if not known:
             raise ValueError(f"{where} has no number, all of its values are missing (NaN). {remedy}")
         if not math.isfinite(deviation):
             raise ValueError(f"{where} has infinite numbers, want finite ones or NaN. {remedy}")
@@ -148,13 +153,13 @@ def read_statistics(config: RankingConfig, folder: pathlib.Path) -> dict[str, St
 
 def _joined(a: Statistics, b: Statistics) -> Statistics:
     """Statistics of two parts together, without differences of large sums."""
-    count = a.count + b.count
-    if not count:
+    known = a.known + b.known
+    if not known:
         return a
-    share = b.count / count
+    share = b.known / known
     gap = b.mean - a.mean
     variance = a.deviation**2 * (1 - share) + b.deviation**2 * share + gap**2 * share * (1 - share)
-    return Statistics(count, a.mean + gap * share, math.sqrt(variance))
+    return Statistics(known, a.mean + gap * share, math.sqrt(variance))
 
 
 def _log1p(x: tf.Tensor) -> tf.Tensor:

@@ -190,12 +190,13 @@ class Experiment:
             raise ValueError(
                 f"data.follow trains every partition once, so train.epochs must be 1, got {self.train.epochs}."
             )
-        windowed = isinstance(self.model, RankingConfig) and self.data.source in WINDOWED
-        if windowed and self.model.max_exposures < self.data.window:
-            raise ValueError(
-                f"data.window is {self.data.window}, but model.max_exposures is {self.model.max_exposures}, so a row "
-                "would lose exposures. Raise model.max_exposures, or lower data.window."
-            )
+        if isinstance(self.model, RankingConfig) and self.data.source in WINDOWED:
+            longest = self.model.max_exposures
+            if longest < self.data.window:
+                raise ValueError(
+                    f"data.window is {self.data.window}, but model.max_exposures is {longest}, so a row would lose "
+                    "exposures. Raise model.max_exposures, or lower data.window."
+                )
         if self.train.progressive_steps and self.task != "ranking":
             raise ValueError(f"train.progressive_steps is for ranking only, but task is {self.task!r}. Remove it.")
         check_at_least("seed", self.seed, 0)

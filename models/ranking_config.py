@@ -92,7 +92,7 @@ class RankingConfig:
         """Returns the columns with several ids for each event of a role. Each has a column <name>_count beside it."""
         return tuple(f"{role}_{name}" for name in self.item_lists)
 
-    def cross_features(self, role: str) -> dict[str, tuple[str, str]]:
+    def cross_features(self, role: str) -> dict[str, tuple[str, ...]]:
         """Returns the two names of each learned cross of a role, by feature."""
         return {f"{role}_{name.replace('*', '_x_')}": parts_of(name) for name in self.crosses}
 

@@ -43,7 +43,6 @@ from models.export import export
 from models.fit_calls import fit_calls
 from models.prepare import prepare_data
 from models.ranking import RankingModel
-from models.ranking_config import RankingConfig
 from tf_fusedrec import callbacks, keras, tf
 from tf_fusedrec.callbacks import monitoring
 from tf_fusedrec.callbacks.progressive import ProgressiveMetrics
@@ -65,8 +64,7 @@ def run(experiment: Experiment, folder: pathlib.Path, output: pathlib.Path, resu
     calls = fit_calls(experiment, folder, _saved_input(experiment, checkpoint) if resume else None)
 
     item_ids, popularity = read_items(folder)
-    statistics = read_statistics(experiment.model, folder) if isinstance(experiment.model, RankingConfig) else None
-    model = make_model(experiment, embedding, item_ids, popularity, statistics)
+    model = make_model(experiment, embedding, item_ids, popularity, read_statistics(experiment.model, folder))
     optimizer = keras.optimizers.legacy.Adam(train.learning_rate, beta_2=train.beta_2, epsilon=train.epsilon)
     model.compile(optimizer=fr.collectives.distributed_optimizer(optimizer))
     model(no_rows(read))  # Creates the weights that a checkpoint restores.

@@ -142,7 +142,7 @@ def _parts(time: np.ndarray, held_out: str, sizes: Window) -> tuple[np.ndarray, 
 
 def _columns(events: Events) -> dict[str, Values]:
     """Values of each event by column, with history_ or exposed_ before the name; Ragged for several ids."""
-    keys = {"item": events.item, "hour": hour_of_day(events.time)}
+    keys: dict[str, Values] = {"item": events.item, "hour": hour_of_day(events.time)}
     keys |= {name: events.features[name] for name in events.crossed}
     past = past_columns(events.user, events.time, keys, events.labels)
     shared: dict[str, Values] = {"item": events.item, "time": events.time, **events.features, **past}

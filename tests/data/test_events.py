@@ -65,6 +65,14 @@ def test_rows_by_hand(tmp_path):
     assert read_info(tmp_path / "d") == info and info.split.startswith("By time: the first 0.5 of the events")
 
 
+def test_history_ends_before_the_time_of_the_first_exposure(tmp_path):
+    write(tmp_path / "d", events_of([1, 1, 1, 1, 2, 2, 2, 2], [1, 2, 2, 3, 4, 5, 6, 7]))
+    # Event 101 is in the window before 102, but not earlier.
+    assert lists(tmp_path / "d/train", Column("user_id"), ids("history_item"), ids("exposed_item")) == [
+        (1, (), (100, 101)), (1, (100,), (102, 103)), (2, (), (104, 105)),
+    ]  # fmt: skip
+
+
 def test_validation_leaves_test_out(tmp_path):
     write(tmp_path / "d", events_of(USER, TIME), held_out="validation")
     of_row = Column("user_id"), ids("history_item"), ids("exposed_item")

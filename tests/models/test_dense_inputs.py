@@ -42,7 +42,8 @@ def experiment_of(kind, **changed):
     model = {"kind": kind, **INPUTS, **SIZES[kind], **changed}
     # Rows as large as these make every input visible in the logits.
     fields = {"name": "x", "task": "ranking", "data": {"source": "synthetic-ranking"}, "model": model}
-    return from_dict({**fields, "embedding": {"stddev": 0.5}})
+    tables = {"likes": {"dim": 3}, "gender_x_year": {"dim": 8}}
+    return from_dict({**fields, "embedding": {"stddev": 0.5, "tables": tables}})
 
 
 def full_batch(seed=0):

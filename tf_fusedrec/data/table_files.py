@@ -82,7 +82,7 @@ class TableFiles:
         """
         rows = np.flatnonzero(bad & self.good)
         if len(rows):
-            self._bad.handle(self.place(rows[0]), f"{fault(rows[0])} {len(rows)} rows are so.", rows.tolist())
+            self._bad.handle(self.place(rows[0]), f"{fault(rows[0])} Such rows: {len(rows)}.", rows.tolist())
             self.good[rows] = False
 
     def ids(self, column: str, required: bool = False) -> tuple[np.ndarray, dict[int, str]]:

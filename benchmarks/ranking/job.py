@@ -100,7 +100,9 @@ def main(
         )  # fmt: skip
     if progress.last is not None:
         np.savez(place / SAMPLES, **progress.last.samples)
-    (place / RESULT).write_text(json.dumps(progress.entries, indent=1) + "\n", encoding="utf-8")
+    partial = place / f"{RESULT}.partial"  # a job that is stopped here has no result
+    partial.write_text(json.dumps(progress.entries, indent=1) + "\n", encoding="utf-8")
+    partial.replace(place / RESULT)
     return progress.entries
 
 

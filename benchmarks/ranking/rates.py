@@ -31,9 +31,10 @@ def choose(
     config: RankingConfig, folder: pathlib.Path, tasks: Sequence[str], priors: Sequence[float]
 ) -> dict[str, Any]:
     """Returns the best prior on the validation split `folder`, its score, and all scores."""
-    tried = [{"prior": prior, "scores": [score(results(config, folder, prior), tasks)]} for prior in priors]
-    chosen = max(tried, key=lambda one: one["scores"][0])
-    return {"setting": {"prior": chosen["prior"]}, "score": chosen["scores"][0], "tried": tried}
+    scores = {prior: score(results(config, folder, prior), tasks) for prior in priors}
+    chosen = max(scores, key=lambda prior: scores[prior])
+    tried = [{"prior": prior, "scores": [round(value, 4)]} for prior, value in scores.items()]
+    return {"setting": {"prior": chosen}, "score": scores[chosen], "tried": tried}
 
 
 def results(config: RankingConfig, folder: pathlib.Path, prior: float) -> dict[str, float]:

@@ -16,14 +16,14 @@ from models.dense_inputs import DenseInputs, Statistics, normalizers, time_featu
 from models.ranking_config import HOUR, ROLES, RankingConfig
 from tf_fusedrec import keras, tf
 from tf_fusedrec.callbacks.progressive import ProgressiveMetrics
+from tf_fusedrec.data.past import hour_of_day
 from tf_fusedrec.layers import jagged
 
 RARE = -1  # The id that replaces every item below config.min_item_count.
 _NO_ITEM = np.iinfo(np.int64).max
 # Odd factors of two ids, whose sum modulo 2^64 is the id of the pair (from the fraction of the golden ratio, and of
 # the root of 3). Two pairs share an id as rarely as two random numbers of 64 bits.
-_FACTORS = (-7046029254386353131, -4903208437196083421)
-_HOUR, _DAY_HOURS = 3600, 24
+_FACTORS = (-7046029254386353131, -4942790177534073029)
 
 
 class RankingModel(SequenceModel):
@@ -145,7 +145,7 @@ class RankingModel(SequenceModel):
             if name in config.contextual:
                 return tf.gather(inputs[name], events.value_rowids())
             if name == HOUR:
-                return inputs[f"{role}_time"].values // _HOUR % _DAY_HOURS
+                return hour_of_day(inputs[f"{role}_time"].values)
             return ids[f"{role}_{name}"].values
 
         for name, (first, second) in config.cross_features(role).items():

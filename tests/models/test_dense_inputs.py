@@ -153,6 +153,17 @@ def test_lists_and_crosses_against_plain_lookups(models):
             np.testing.assert_allclose(rows["history_genre"][user, event], wanted, atol=1e-6)  # a float32 mean
 
 
+def test_equal_pairs_alone_share_the_row_of_a_cross(models):
+    _, model = models["dlrm"]
+    batch = cut(full_batch())
+    rows = model.rows_of(batch, training=False)["history_gender_x_year"].values.numpy()
+    genders = tf.gather(batch["gender"], batch["history_item"].value_rowids()).numpy()
+    pairs = list(zip(genders.tolist(), batch["history_year"].values.numpy().tolist()))
+    assert len(set(pairs)) == len(np.unique(rows, axis=0)) > 3
+    for pair, row in zip(pairs, rows):
+        np.testing.assert_array_equal(row, rows[pairs.index(pair)])
+
+
 def statistics_of(folder, **numbers):
     lengths = np.array([2, 0, 3])
     lists = {name: Ragged(np.array(values, np.float32), splits_of(lengths)) for name, values in numbers.items()}

@@ -7,6 +7,7 @@ exposure knows no label that was unknown when the exposure was shown.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -42,8 +43,8 @@ def past_columns(
     return columns
 
 
-def hour_of_day(seconds: np.ndarray) -> np.ndarray:
-    """Hour 0..23 (UTC) of times in seconds since 1970, <int64>[N]."""
+def hour_of_day(seconds: Any) -> Any:
+    """Hour 0..23 (UTC) of times in seconds since 1970, <int64>[N], an array or a tensor."""
     return seconds // HOUR % DAY
 
 

@@ -9,7 +9,7 @@ from tools.launch_training import training_command
 
 PAGE = ROOT / "docs/input.md"
 (SHOP,) = (program for program in programs(PAGE) if "SHOP =" in program.code)
-LIMIT_S = 180
+LIMIT_S = 300
 
 
 def test_the_shop_of_the_docs_trains_with_its_own_column_names(tmp_path, monkeypatch):

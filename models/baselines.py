@@ -3,46 +3,46 @@
 from __future__ import annotations
 
 import pathlib
+from typing import NamedTuple
 
 import numpy as np
 
 import tf_fusedrec as fr
-from models.model_config import RankingConfig
+from models.ranking_config import RankingConfig
 from tf_fusedrec.data import Column, ParquetFolder
 from tf_fusedrec.data.rows import Ragged
 
-# Number of exposures by which the mean rate weighs in every smoothed rate.
-PRIOR_EXPOSURES = 10.0
+PRIOR_EXPOSURES = 10.0  # prior of the main job's baseline, see `ranking`
 
 
-def ranking(config: RankingConfig, folder: pathlib.Path, user: np.ndarray, item: np.ndarray) -> dict[str, np.ndarray]:
-    """Scores exposures by the sum of the log odds of the user's and the item's smoothed label rates. Collective.
+class Exposures(NamedTuple):
+    """E exposures of one part of a data set, on all ranks."""
 
-    Args:
-      config: Configuration of the model.
-      folder: Folder of the data set. The rates come from its training split.
-      user, item: <int64>[E], users and items of the exposures to score.
+    user: np.ndarray  # <int64>[E]
+    item: np.ndarray  # <int64>[E]
+    time: np.ndarray  # <int64>[E]
+    labels: dict[str, np.ndarray]  # <float>[E] by task
 
-    Returns:
-      Scores <float64>[E] by task, equal on all ranks.
-    """
+
+def exposures(config: RankingConfig, part: pathlib.Path) -> Exposures:
+    """Returns the exposures of the folder of one part, "train" or "test". Collective."""
+    names = ("exposed_item", "exposed_time")
     data = ParquetFolder(
-        folder / "train",
+        part,
         [
             Column("user_id"),
-            Column("exposed_item", ragged=True),
+            *(Column(name, ragged=True) for name in names),
             *(Column(name, "float32", ragged=True) for name in config.label_columns),
         ],
         rank=fr.collectives.rank(),
         world_size=fr.collectives.size(),
     )
-    parts: dict[str, list[np.ndarray]] = {"user": [], "item": [], **{name: [] for name in config.label_columns}}
+    parts: dict[str, list[np.ndarray]] = {"user": [], **{name: [] for name in (*names, *config.label_columns)}}
     for rows in data.read():
         lists = {name: column for name, column in rows.columns.items() if isinstance(column, Ragged)}
         parts["user"].append(np.repeat(np.asarray(rows.columns["user_id"]), lists["exposed_item"].lengths()))
-        parts["item"].append(lists["exposed_item"].values)
-        for name in config.label_columns:
-            parts[name].append(lists[name].values)
+        for name, column in lists.items():
+            parts[name].append(column.values)
     shown = {
         name: fr.collectives.all_gather(np.concatenate([np.empty(0, np.int64), *values]))
         for name, values in parts.items()
@@ -50,9 +50,27 @@ def ranking(config: RankingConfig, folder: pathlib.Path, user: np.ndarray, item:
     click = shown[config.click_label]
     labels = {"ctr": click, "ctcvr": click * shown[config.conversion_label]}
     labels |= {name: shown[f"exposed_{name}"] for name in config.other_labels}
+    return Exposures(shown["user"], shown["exposed_item"], shown["exposed_time"], labels)
+
+
+def ranking(
+    config: RankingConfig, folder: pathlib.Path, user: np.ndarray, item: np.ndarray, prior: float = PRIOR_EXPOSURES
+) -> dict[str, np.ndarray]:
+    """Scores exposures by the sum of the log odds of the user's and the item's smoothed label rates. Collective.
+
+    Args:
+      config: Configuration of the model.
+      folder: Folder of the data set. The rates come from its training split.
+      user, item: <int64>[E], users and items of the exposures to score.
+      prior: Number of exposures by which the mean rate weighs in every smoothed rate.
+
+    Returns:
+      Scores <float64>[E] by task, equal on all ranks.
+    """
+    shown = exposures(config, folder / "train")
     return {
-        task: _log_odds(shown["user"], label, user) + _log_odds(shown["item"], label, item)
-        for task, label in labels.items()
+        task: _log_odds(shown.user, label, user, prior) + _log_odds(shown.item, label, item, prior)
+        for task, label in shown.labels.items()
     }
 
 
@@ -84,12 +102,12 @@ def normalized(entropy: np.ndarray, baseline: np.ndarray, times: np.ndarray | fl
     return float(np.nansum(times * entropy)) / total if total else np.nan
 
 
-def _log_odds(shown: np.ndarray, label: np.ndarray, ids: np.ndarray) -> np.ndarray:
+def _log_odds(shown: np.ndarray, label: np.ndarray, ids: np.ndarray, prior: float) -> np.ndarray:
     """Returns the log odds of each id's smoothed rate, or of the mean rate for ids that were never shown."""
     known, index, count = np.unique(shown, return_inverse=True, return_counts=True)
     mean = np.clip(label.mean() if len(label) else 0.5, 1e-6, 1 - 1e-6)
     positives = np.bincount(index, weights=label, minlength=len(known))
-    rate = np.append((positives + PRIOR_EXPOSURES * mean) / (count + PRIOR_EXPOSURES), mean)
+    rate = np.append((positives + prior * mean) / (count + prior), mean)
     at = np.searchsorted(known, ids)
     found = (at < len(known)) & (np.append(known, 0)[np.minimum(at, len(known))] == ids)
     rate = rate[np.where(found, at, len(known))]

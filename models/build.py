@@ -2,32 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 import tf_fusedrec as fr
+from models.dcn import DCN
+from models.dense_inputs import Statistics
+from models.din import DIN
 from models.dlrm import DLRM
 from models.experiment import Experiment
 from models.grm import GRM
-from models.model_config import DLRMConfig, GRMConfig, ModelConfig, RankingConfig, RetrievalConfig
+from models.model_config import GRMConfig, ModelConfig, RetrievalConfig
 from models.ranking import RankingModel
+from models.ranking_config import ROLES, RankingConfig
 from models.retrieval import HSTURetrieval
 from models.schedule_choice import schedule_of
 from tf_fusedrec import keras, tf
 from tf_fusedrec.data import Column
 from tf_fusedrec.schedules.in_flight import InFlight
 
-# Features without a column, because the retrieval model draws its negatives itself.
-MADE_FEATURES = ("negative",)
+RANKING_MODELS: dict[str, Callable[..., RankingModel]] = {"grm": GRM, "dlrm": DLRM, "din": DIN, "dcn": DCN}
+
+
+def made_features(model: ModelConfig) -> tuple[str, ...]:
+    """Returns the features without a column: negatives that the retrieval model draws, and learned crosses."""
+    if not isinstance(model, RankingConfig):
+        return ("negative",)
+    return tuple(name for role in ROLES for name in model.cross_features(role))
 
 
 def ids_by_table(model: ModelConfig, batch: Mapping[str, Any]) -> dict[str, list[Any]]:
-    """Returns the columns of a batch that the embedding layer looks up, by table."""
+    """Returns the columns of a batch that the embedding layer looks up, by table; learned crosses have none."""
     ids: dict[str, list[Any]] = {}
     for name, table in model.table_of_feature.items():
-        if name not in MADE_FEATURES:
+        if name in batch:
             ids.setdefault(table, []).append(batch[name])
     return ids
 
@@ -35,7 +45,7 @@ def ids_by_table(model: ModelConfig, batch: Mapping[str, Any]) -> dict[str, list
 def features(model: ModelConfig) -> list[fr.FeatureConfig]:
     """Returns the features of the model's embedding layer."""
     return [
-        fr.FeatureConfig(name, table, output_dtype=_output_dtype(model, name))
+        fr.FeatureConfig(name, table, combiner=_combiner(model, name), output_dtype=_output_dtype(model, name))
         for name, table in model.table_of_feature.items()
     ]
 
@@ -57,18 +67,36 @@ def make_embedding(experiment: Experiment) -> fr.FusedEmbedding:
 
 
 def make_model(
-    experiment: Experiment, embedding: keras.layers.Layer, catalogue: np.ndarray, popularity: np.ndarray
+    experiment: Experiment,
+    embedding: keras.layers.Layer,
+    catalogue: np.ndarray,
+    popularity: np.ndarray,
+    statistics: Mapping[str, Statistics] | None = None,
 ) -> RankingModel | HSTURetrieval:
-    """Returns the model of an experiment with its schedule. catalogue and popularity <int64>[I] are read_items'.
+    """Returns the model of an experiment with its schedule.
 
     It sets Keras' global policy to train.precision, because layers look it up when they make their weights.
+
+    Args:
+      experiment: Experiment.
+      embedding: Layer of make_embedding.
+      catalogue, popularity: <int64>[I], the results of read_items.
+      statistics: Result of read_statistics, for a model with columns of numbers. {} leaves them to a checkpoint.
+
+    Raises:
+      ValueError: The model has columns of numbers, and there are no statistics.
     """
     keras.mixed_precision.set_global_policy(experiment.train.precision)
     model: RankingModel | HSTURetrieval
-    if isinstance(experiment.model, GRMConfig):
-        model = GRM(experiment.model, embedding, catalogue, popularity)
-    elif isinstance(experiment.model, DLRMConfig):
-        model = DLRM(experiment.model, embedding, catalogue, popularity)
+    if isinstance(experiment.model, RankingConfig):
+        model = RANKING_MODELS[experiment.model.kind](experiment.model, embedding, catalogue, popularity)
+        if statistics:
+            model.set_statistics(statistics)
+        elif statistics is None and model.normalizers:
+            raise ValueError(
+                f"make_model got no statistics for {[*model.normalizers]} columns of numbers. Pass "
+                "read_statistics(experiment.model, folder)."
+            )
     else:
         model = HSTURetrieval(
             experiment.model,
@@ -90,19 +118,24 @@ def columns(model: ModelConfig, split: str) -> list[Column]:
     """
     if isinstance(model, RankingConfig):
 
-        def history(name: str) -> Column:
-            return Column(name, ragged=True, keep_last=model.max_history, aligned_with=_other(name, "history_item"))
+        def history(name: str, dtype: str = "int64") -> Column:
+            other = _other(name, "history_item")
+            return Column(name, dtype, ragged=True, keep_last=model.max_history, aligned_with=other)
 
         def exposed(name: str, dtype: str = "int64") -> Column:
             other = _other(name, "exposed_item")
             return Column(name, dtype, ragged=True, keep_last=model.max_exposures, aligned_with=other)
 
-        return [
-            *[Column(name) for name in dict.fromkeys(["user_id", *model.contextual])],
-            *[history(name) for name in (*model.columns_of("history"), "history_action", "history_time")],
-            *[exposed(name) for name in (*model.columns_of("exposed"), "exposed_time")],
-            *[exposed(name, "float32") for name in model.label_columns],
-        ]
+        found = [Column(name) for name in dict.fromkeys(["user_id", *model.contextual])]
+        for of_role, further in ((history, ("history_action", "history_time")), (exposed, ("exposed_time",))):
+            role = further[0].partition("_")[0]
+            lists = model.list_columns(role)
+            found += [of_role(name) for name in (*model.id_columns(role), *further, *(f"{x}_count" for x in lists))]
+            found += [of_role(name, "float32") for name in model.dense_columns(role)]
+            found += [Column(name, ragged=True) for name in lists]
+        found += [exposed(name, "float32") for name in model.label_columns]
+        found += [Column(name, ragged=True) for name in model.contextual_lists]
+        return found + [Column(name, "float32") for name in model.contextual_dense]
     # One item more than the model takes, because the last item is only predicted.
     keep = model.max_history + 1 if split == "train" else None
     sequence = [
@@ -138,7 +171,14 @@ def length_columns(model: ModelConfig) -> list[str]:
 
 def extra_tokens(model: ModelConfig) -> int:
     """Returns the number of tokens that every row has in addition to its lists."""
-    return len(model.contextual) if isinstance(model, GRMConfig) else 0
+    return model.context_tokens if isinstance(model, GRMConfig) else 0
+
+
+def _combiner(model: ModelConfig, feature: str) -> str | None:
+    if not isinstance(model, RankingConfig):
+        return None
+    lists = (*model.contextual_lists, *(name for role in ROLES for name in model.list_columns(role)))
+    return model.list_combiner if feature in lists else None
 
 
 def _output_dtype(model: ModelConfig, feature: str) -> str | None:

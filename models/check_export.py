@@ -14,7 +14,9 @@ import numpy as np
 from models import serve
 from models.build import columns
 from models.experiment import Experiment
-from models.ranking import RankingModel
+from models.export import event_columns
+from models.ranking import RankingModel, ids_of_lists
+from models.ranking_config import ROLES
 from models.retrieval import HSTURetrieval
 from tf_fusedrec import tf
 from tf_fusedrec.data import ParquetFolder, TokenBatches
@@ -85,9 +87,13 @@ def check_export(
 
 
 def _ranking_inputs(model: RankingModel, batch: dict[str, Any]) -> dict[str, np.ndarray]:
-    inputs = {name: batch[name].numpy() for name in model.config.contextual}
-    for role, further in (("history", ("history_action", "history_time")), ("exposed", ("exposed_time",))):
+    config = model.config
+    inputs = {name: batch[name].numpy() for name in (*config.contextual, *config.contextual_dense)}
+    for name in config.contextual_lists:
+        inputs |= {name: batch[name].values.numpy(), f"{name}_row_splits": batch[name].row_splits.numpy()}
+    for role in ROLES:
         inputs[f"{role}_row_splits"] = batch[f"{role}_item"].row_splits.numpy()
-        for name in (*model.config.columns_of(role), *further):
+        for name in (*event_columns(config, role), *config.dense_columns(role)):
             inputs[name] = batch[name].values.numpy()
+        inputs |= {name: ids_of_lists(batch, name).values.numpy() for name in config.list_columns(role)}
     return inputs

@@ -17,7 +17,9 @@ from typing import Any
 
 import yaml
 
+from models.data_config import SOURCES, WINDOWED, DataConfig
 from models.model_config import RANKING_KINDS, ModelConfig, RetrievalConfig
+from models.ranking_config import RankingConfig
 from models.schedule_choice import micro_batches_of
 from models.table_options import TABLE_OPTIMIZERS, Defaults, make_rule, make_tables
 from models.yaml_records import (
@@ -30,61 +32,12 @@ from models.yaml_records import (
     plain,
 )
 from tf_fusedrec import TableConfig, optimizers
-from tf_fusedrec.data import POLICIES, SCOPES
-from tf_fusedrec.data.kuairand import SPLITS
+from tf_fusedrec.data import SCOPES
 from tf_fusedrec.exchange.topology import RULES, Topology
 
 TASKS = ("ranking", "retrieval")
-SOURCES = {
-    "synthetic-ranking": "ranking",
-    "synthetic-retrieval": "retrieval",
-    "movielens": "retrieval",
-    "sequences": "retrieval",
-    "kuairand": "ranking",
-}
 PRECISIONS = ("float32", "mixed_bfloat16", "mixed_float16")
 WIRE_DTYPES = ("float32", "bfloat16", "float16")
-_SIZES = ("users", "items", "clusters", "mean_history", "exposures")
-
-
-@dataclasses.dataclass(frozen=True)
-class DataConfig:
-    """Source of the data. The sizes apply to synthetic sets; 0 takes the set's default."""
-
-    source: str  # one of SOURCES
-    input: str = ""  # raw files (movielens, sequences, kuairand), or a converted folder
-    users: int = 0
-    items: int = 0
-    clusters: int = 0
-    mean_history: int = 0  # interactions per user
-    exposures: int = 0  # exposures per user and split
-    bad_rows: str = "error"  # or "skip", which omits unusable rows and counts them in the log
-    split: str = "time"  # kuairand: one of data.kuairand.SPLITS
-    follow: bool = False  # train/ is a growing folder of partitions, see tf_fusedrec.data.GrowingFolder
-    marker: str = "_SUCCESS"  # file that marks a complete partition; "" takes every folder with Parquet files
-    poll_seconds: float = 30.0
-    timeout_seconds: float = 0.0  # seconds without a new partition after which training ends; 0: it never ends
-    max_partitions: int = 0  # largest number of partitions; 0: all
-
-    def __post_init__(self) -> None:
-        check_positive("data.poll_seconds", self.poll_seconds)
-        if not self.timeout_seconds >= 0:
-            raise ValueError(f"data.timeout_seconds must be >= 0, got {self.timeout_seconds}.")
-        check_at_least("data.max_partitions", self.max_partitions, 0)
-        check_choice("data.source", self.source, tuple(SOURCES))
-        check_choice("data.bad_rows", self.bad_rows, POLICIES)
-        check_choice("data.split", self.split, tuple(SPLITS))
-        given = list(self.sizes())
-        if given and not self.source.startswith("synthetic"):
-            raise ValueError(
-                f"data.{given[0]} is a size of a synthetic data set, but data.source is {self.source!r}. Remove it."
-            )
-        for name in given:
-            check_at_least(f"data.{name}", getattr(self, name), 1)
-
-    def sizes(self) -> dict[str, int]:
-        """Returns the sizes that are set, by name."""
-        return {name: getattr(self, name) for name in _SIZES if getattr(self, name)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -237,6 +190,13 @@ class Experiment:
             raise ValueError(
                 f"data.follow trains every partition once, so train.epochs must be 1, got {self.train.epochs}."
             )
+        if isinstance(self.model, RankingConfig) and self.data.source in WINDOWED:
+            longest = self.model.max_exposures
+            if longest < self.data.window:
+                raise ValueError(
+                    f"data.window is {self.data.window}, but model.max_exposures is {longest}, so a row would lose "
+                    "exposures. Raise model.max_exposures, or lower data.window."
+                )
         if self.train.progressive_steps and self.task != "ranking":
             raise ValueError(f"train.progressive_steps is for ranking only, but task is {self.task!r}. Remove it.")
         check_at_least("seed", self.seed, 0)

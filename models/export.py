@@ -7,7 +7,9 @@ a tensor of values; the features of a role share their row_splits <int64>[B+1]:
 
 ranking, "serving_default"
   history_item, history_action, history_time <int64>[H], history_row_splits; exposed_item, exposed_time <int64>[E],
-  exposed_row_splits; history_<name> and exposed_<name> of item_features; every contextual column <int64>[B].
+  exposed_row_splits; history_<name> and exposed_<name> of item_features, and of dense names as <float32>; every
+  contextual column [B]. item_lists: <role>_<name> with the ids of all events in turn, and <role>_<name>_count with
+  their number for each event. contextual_lists: <name> and <name>_row_splits.
   ->  probabilities <float>[E] of ctr, ctcvr and the other tasks.
 retrieval, "serving_default"
   item_id, timestamp <int64>[T], row_splits, query_time <int64>[B] (seconds).  ->  user_embedding <float>[B, D].
@@ -29,8 +31,8 @@ from absl import app, flags
 import tf_fusedrec as fr
 from models.build import columns, make_embedding, make_model, no_rows
 from models.experiment import EmbeddingConfig, Experiment, from_dict
-from models.model_config import RankingConfig
 from models.ranking import RankingModel
+from models.ranking_config import ROLES, RankingConfig
 from models.retrieval import HSTURetrieval
 from tf_fusedrec import tf
 from tf_fusedrec.layers import jagged
@@ -78,7 +80,7 @@ def trained_model(checkpoint: str | os.PathLike) -> Model:
     extra = fr.checkpoint.read_manifest(checkpoint)["extra"]
     # The checkpoint holds the true ids and serving draws no negatives, so any distinct ids of this number will do.
     items = max(extra["items"], 1)
-    model = make_model(experiment, make_embedding(experiment), np.arange(items), np.ones(items, np.int64))
+    model = make_model(experiment, make_embedding(experiment), np.arange(items), np.ones(items, np.int64), {})
     model(no_rows(columns(experiment.model, "train")))  # Creates the weights.
     fr.checkpoint.load(checkpoint, model)
     _check_all_restored(model, fr.checkpoint.dense_prefix(checkpoint))
@@ -105,24 +107,36 @@ class _RankingServer:
         self._model = model
 
     def signatures(self) -> dict[str, fr.Signature]:
-        names = [*self._names("history"), "history_row_splits", *self._names("exposed"), "exposed_row_splits"]
-        names += self._config.contextual
-        inputs = {name: tf.TensorSpec([None], tf.int64) for name in names}
+        config = self._config
+        names = [*config.contextual_features, *(f"{name}_row_splits" for name in config.contextual_lists)]
+        numbers = [*config.contextual_dense]
+        for role in ROLES:
+            names += [f"{role}_row_splits", *event_columns(config, role), *config.list_columns(role)]
+            numbers += config.dense_columns(role)
+        inputs = {name: tf.TensorSpec([None], tf.float32 if name in numbers else tf.int64) for name in names + numbers}
         return {"serving_default": fr.Signature(self.scores, inputs)}
 
-    def _names(self, role: str) -> list[str]:
-        further = ["history_action"] if role == "history" else []
-        return [*self._config.columns_of(role), *further, f"{role}_time"]
-
     def scores(self, inputs: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-        batch = {name: inputs[name] for name in self._config.contextual}
-        for name in self._names("history"):
-            ragged = tf.RaggedTensor.from_row_splits(inputs[name], inputs["history_row_splits"])
-            batch[name] = jagged.last(ragged, self._config.max_history)
-        for name in self._names("exposed"):
-            batch[name] = tf.RaggedTensor.from_row_splits(inputs[name], inputs["exposed_row_splits"])
+        config = self._config
+        batch = {name: inputs[name] for name in (*config.contextual, *config.contextual_dense)}
+        for name in config.contextual_lists:
+            batch[name] = tf.RaggedTensor.from_row_splits(inputs[name], inputs[f"{name}_row_splits"])
+        for role, longest in (("history", config.max_history), ("exposed", None)):
+            for name in (*event_columns(config, role), *config.dense_columns(role)):
+                ragged = tf.RaggedTensor.from_row_splits(inputs[name], inputs[f"{role}_row_splits"])
+                if name.removesuffix("_count") in config.list_columns(role):
+                    ids, lengths = name.removesuffix("_count"), tf.reduce_sum(ragged, axis=1)
+                    batch[ids] = tf.RaggedTensor.from_row_lengths(inputs[ids], lengths)
+                batch[name] = ragged if longest is None else jagged.last(ragged, longest)
         logits = self._model(batch, training=False)
         return {task: tf.sigmoid(logits[task]) for task in logits}
+
+
+def event_columns(config: RankingConfig, role: str) -> list[str]:
+    """Returns the integer columns with one value for each event of a role, which a server takes."""
+    action = ["history_action"] if role == "history" else []
+    counts = [f"{name}_count" for name in config.list_columns(role)]
+    return [*config.id_columns(role), *action, f"{role}_time", *counts]
 
 
 class _RetrievalServer:

@@ -4,6 +4,9 @@
     history item+action ├─ embeddings ─▶ [context | history | exposed] ─▶ HSTU x n ─▶ exposed ─▶ MMoE ─▶ CTR
     exposed items       ┘                                                                            └─▶ CTCVR
 
+Columns of numbers enter by a projection for each kind of token: those of the context are one more token, those of
+history and exposures are added to the tokens.
+
 One sample is one user. Every exposure is a separate target that sees context, history and itself, but no other
 exposure. The logits therefore equal those of one row per exposure, at the cost of one pass over the history.
 """
@@ -13,11 +16,16 @@ from __future__ import annotations
 import numpy as np
 
 from models.base import Batch
+from models.dense_inputs import DenseInputs, dense_width
 from models.encoders import attends_by_time, encoder_blocks
+from models.group_norm import GroupLayerNorm
 from models.model_config import GRMConfig
 from models.ranking import RankingModel
+from models.ranking_config import ROLES
 from tf_fusedrec import keras, tf
 from tf_fusedrec.layers import MMoE, PositionEmbedding, SequenceTimes, jagged, sequence_times
+
+KINDS = ("contextual", *ROLES)  # of tokens, in their order in a row
 
 
 class GRM(RankingModel):
@@ -46,7 +54,15 @@ class GRM(RankingModel):
             [config.dim],
             initializer=keras.initializers.TruncatedNormal(stddev=0.02),
         )
+        # One projection of numbers for each kind of token.
+        self.of_numbers = {
+            role: keras.layers.Dense(config.dim, name=f"{role}_numbers") for role in KINDS if dense_width(config, role)
+        }
         self.blocks = encoder_blocks(config)
+        self.group_norms = [
+            GroupLayerNorm(len(KINDS), name=f"group_norm_{number}")
+            for number in range(config.num_blocks if config.group_norm else 0)
+        ]
         self.experts = MMoE(config.num_experts, config.expert_units, len(config.tasks), config.top_k, name="mmoe")
         self.heads = [
             keras.Sequential(
@@ -63,14 +79,17 @@ class GRM(RankingModel):
         num_targets = inputs["exposed_item"].row_lengths()
         x = self.positions(self._tokens_of(inputs, training), num_targets=num_targets, training=training)
         times = self._times(inputs, num_targets)
-        for block in self.blocks:
-            x = block(
-                x,
-                timestamps=times,
-                num_targets=num_targets,
-                contextual_length=len(self.config.contextual),
-                training=training,
-            )
+        options = {"timestamps": times, "num_targets": num_targets, "contextual_length": self.config.context_tokens}
+        if self.config.group_norm:
+            kind = self._kinds(inputs)
+            for norm, block in zip(self.group_norms, self.blocks):
+                normalized = x.with_values(norm(x.values, kind))
+                # A block adds its input to its result. The sum of the tokens themselves goes on instead.
+                change = block(normalized, training=training, **options).values - normalized.values
+                x = x.with_values(x.values + change)
+        else:
+            for block in self.blocks:
+                x = block(x, training=training, **options)
         exposed = jagged.last(x, num_targets).values
         logits = [head(y) for head, y in zip(self.heads, self.experts(exposed))]
         return {task: tf.cast(tf.squeeze(logit, -1), tf.float32) for task, logit in zip(self.config.tasks, logits)}
@@ -79,48 +98,75 @@ class GRM(RankingModel):
         history, exposed = batch["history_item"], batch["exposed_item"]
         users = history.nrows()
         events = tf.size(history.values, tf.int64) + tf.size(exposed.values, tf.int64)
-        return users, events + users * len(self.config.contextual)
+        return users, events + users * self.config.context_tokens
 
     def forward_flops(self, batch: Batch) -> tf.Tensor:
         exposed = batch["exposed_item"].row_lengths()
-        context = len(self.config.contextual)
+        context = self.config.context_tokens
         lengths = context + batch["history_item"].row_lengths() + exposed
         splits = tf.concat([[0], tf.cumsum(lengths)], axis=0)
         blocks = [block.forward_flops(splits, self.config.dim, exposed, context) for block in self.blocks]
         per_exposure = self.experts.forward_flops(self.config.dim)
         per_exposure += 2 * len(self.config.tasks) * (self.config.expert_units + 1) * self.config.head_units
         heads = tf.cast(tf.reduce_sum(exposed) * per_exposure, tf.float64)
-        return tf.add_n(blocks) + heads + self.projection_flops(batch)
+        return tf.add_n(blocks) + heads + self._number_flops(batch) + self.projection_flops(batch)
+
+    def _number_flops(self, batch: Batch) -> tf.Tensor:
+        users = batch["exposed_item"].nrows()
+        tokens = {"contextual": users, **{role: tf.size(batch[f"{role}_item"].values) for role in ROLES}}
+        counted = {role: tf.cast(tokens[role], tf.float64) for role in self.of_numbers}
+        columns = {role: dense_width(self.config, role) for role in counted}
+        return sum(
+            (2.0 * self.config.dim * columns[role] * count for role, count in counted.items()), tf.zeros([], tf.float64)
+        )
 
     def _tokens_of(self, inputs: Batch, training: bool | None) -> tf.RaggedTensor:
         """Returns the tokens [context | history | exposed], each the sum of its features' embeddings."""
         rows = self.rows_of(inputs, training)
+        numbers = self._projected_numbers(self.dense_of(inputs))
         history_parts = [rows[name].values for name in (*self.config.columns_of("history"), "history_action")]
-        history = rows["history_item"].with_values(tf.add_n(history_parts))
+        history = rows["history_item"].with_values(tf.add_n([*history_parts, *numbers["history"]]))
         # History and exposures share the item's row, so a marker distinguishes them.
         exposed_parts = [rows[name].values for name in self.config.columns_of("exposed")]
-        exposed = rows["exposed_item"].with_values(tf.add_n(exposed_parts) + self.exposed_marker)
-        if not self.config.contextual:
-            return jagged.concat([history, exposed])
-        context = tf.stack([rows[name] for name in self.config.contextual], axis=1)
-        return jagged.concat([self._context_rows(context), history, exposed])
+        exposed = tf.add_n([*exposed_parts, *numbers["exposed"]]) + self.exposed_marker
+        parts = [history, rows["exposed_item"].with_values(exposed)]
+        if self.config.context_tokens:
+            context = [*(rows[name] for name in self.config.contextual_features), *numbers["contextual"]]
+            parts.insert(0, self._context_rows(tf.stack(context, axis=1)))
+        return jagged.concat(parts)
+
+    def _projected_numbers(self, numbers: DenseInputs) -> dict[str, list[tf.Tensor]]:
+        """Returns by role one tensor <float>[N, config.dim], or none without columns of numbers."""
+        found: dict[str, list[tf.Tensor]] = {}
+        for role, x in numbers._asdict().items():
+            values = x.values if isinstance(x, tf.RaggedTensor) else x
+            found[role] = [] if x is None else [tf.cast(self.of_numbers[role](values), self.compute_dtype)]
+        return found
+
+    def _kinds(self, inputs: Batch) -> tf.Tensor:
+        """Returns the kind of each token, its number in KINDS: <int32>[T]."""
+        history = inputs["history_item"].row_lengths()
+        context = tf.fill(tf.shape(history), tf.constant(self.config.context_tokens, tf.int64))
+        lengths = tf.stack([context, history, inputs["exposed_item"].row_lengths()], axis=1)
+        kinds = tf.tile(tf.range(len(KINDS)), tf.shape(history))
+        return tf.repeat(kinds, tf.reshape(lengths, [-1]))
 
     def _times(self, inputs: Batch, num_targets: tf.Tensor) -> SequenceTimes | None:
         if not attends_by_time(self.config):
             return None
         parts = [inputs["history_time"], inputs["exposed_time"]]
-        if self.config.contextual:
+        if self.config.context_tokens:
             # Context has no time of its own. It takes the time of the oldest event in the history, or 0 without one.
             history = inputs["history_time"]
             first = tf.where(history.row_lengths() > 0, history.row_splits[:-1], tf.size(history.values, tf.int64))
             begin = tf.gather(tf.concat([history.values, [0]], axis=0), first)
-            context = tf.repeat(begin[:, tf.newaxis], len(self.config.contextual), axis=1)
+            context = tf.repeat(begin[:, tf.newaxis], self.config.context_tokens, axis=1)
             parts.insert(0, self._context_rows(context))
         return sequence_times(jagged.concat(parts), num_targets=num_targets)
 
     def _context_rows(self, dense: tf.Tensor) -> tf.RaggedTensor:
         """Converts [B, C, ...] to a RaggedTensor [B,(C),...]."""
-        width = len(self.config.contextual)
+        width = self.config.context_tokens
         splits = tf.range(tf.shape(dense, tf.int64)[0] + 1) * width
         values = tf.reshape(dense, tf.concat([[-1], tf.shape(dense)[2:]], axis=0))
         values.set_shape([None, *dense.shape[2:]])

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Union
 
-from models.yaml_records import check_at_least, check_choice, check_positive
+from models.ranking_config import RankingConfig
+from models.yaml_records import check_at_least, check_choice, check_dropout, check_positive
 from tf_fusedrec.config import ROW_DTYPES
 from tf_fusedrec.layers.bias_weights import TIME_ENCODINGS
 from tf_fusedrec.losses.negatives import SAMPLINGS, SHARINGS
@@ -14,67 +15,17 @@ ENCODERS = ("hstu", "fuxi_alpha", "fuxi_beta", "sasrec")
 
 
 @dataclasses.dataclass(frozen=True)
-class RankingConfig:
-    """Inputs, tasks and sizes that all ranking models share."""
-
-    contextual: tuple[str, ...] = ()  # scalar columns of ids
-    item_features: tuple[str, ...] = ()  # names of further id columns of items: history_<name> and exposed_<name>
-    click_label: str = "exposed_click"
-    conversion_label: str = "exposed_conversion"  # CTCVR = click and conversion
-    other_labels: tuple[str, ...] = ()  # names of further tasks, with labels in the columns exposed_<name>
-    max_history: int = 200  # events; a longer history keeps its newest
-    max_exposures: int = 32  # exposures per row; a longer row keeps its last
-    dim: int = 32  # columns of an embedding row
-    dropout: float = 0.0
-    min_item_count: int = 1  # items with fewer training interactions share one row with unknown items
-    item_dropout: float = 0.0  # share of exposures that train the row of unknown items; needs min_item_count > 1
-
-    def __post_init__(self) -> None:
-        for name in ("max_history", "max_exposures", "dim", "min_item_count"):
-            check_at_least(f"model.{name}", getattr(self, name), 1)
-        _check_dropout("dropout", self.dropout)
-        _check_dropout("item_dropout", self.item_dropout)
-        if self.item_dropout and self.min_item_count == 1:
-            raise ValueError(
-                f"model.item_dropout {self.item_dropout} trains the row of unknown items, which needs "
-                "model.min_item_count > 1, got 1. Raise it, or set item_dropout to 0."
-            )
-        for name in ("contextual", "item_features", "other_labels"):
-            if len(set(getattr(self, name))) != len(getattr(self, name)):
-                raise ValueError(f"model.{name} names a column twice: {list(getattr(self, name))}.")
-
-    @property
-    def tasks(self) -> tuple[str, ...]:
-        """Names of the tasks, in the order of the heads."""
-        return ("ctr", "ctcvr", *self.other_labels)
-
-    @property
-    def label_columns(self) -> tuple[str, ...]:
-        """Distinct label columns."""
-        others = [f"exposed_{name}" for name in self.other_labels]
-        return tuple(dict.fromkeys([self.click_label, self.conversion_label, *others]))
-
-    def columns_of(self, role: str) -> tuple[str, ...]:
-        """Returns the id columns of the role "history" or "exposed", beginning with the item's."""
-        return tuple(f"{role}_{name}" for name in ("item", *self.item_features))
-
-    @property
-    def table_of_feature(self) -> dict[str, str]:
-        """The table that each looked-up feature reads, by feature name."""
-        roles = {name: name.partition("_")[2] for role in ("history", "exposed") for name in self.columns_of(role)}
-        return {**roles, "history_action": "action", **{name: name for name in self.contextual}}
-
-
-@dataclasses.dataclass(frozen=True)
 class GRMConfig(RankingConfig):
     """GRM: HSTU blocks over [contextual | historical | exposed] tokens, then MMoE and a head per task."""
 
     kind: str = "grm"
+    time_features: bool = False  # as in RankingConfig; the time bias of the blocks shows ages, but no hour
     num_blocks: int = 2
     num_heads: int = 2
     qk_dim: int = 16  # columns per head
     value_dim: int = 16
     time_buckets: int = 128  # buckets of the time bias; 0: no time bias
+    group_norm: bool = False  # normalises context, history and exposed tokens by own weights before each block
     num_experts: int = 4
     expert_units: int = 32
     top_k: int = 2
@@ -92,7 +43,12 @@ class GRMConfig(RankingConfig):
     @property
     def max_sequence_length(self) -> int:
         """N, the tokens of the longest row."""
-        return len(self.contextual) + self.max_history + self.max_exposures
+        return self.context_tokens + self.max_history + self.max_exposures
+
+    @property
+    def context_tokens(self) -> int:
+        """Context tokens of a row: one for each column of ids, and one for all columns of numbers."""
+        return len(self.contextual_features) + bool(self.contextual_dense)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,9 +62,45 @@ class DLRMConfig(RankingConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_choice("model.kind", self.kind, ("dlrm",))
-        for name in ("bottom_units", "top_units"):
-            for units in getattr(self, name):
-                check_at_least(f"model.{name}", units, 1)
+        if not (self.time_features or any(self.dense_columns(role) for role in ("contextual", "history", "exposed"))):
+            raise ValueError(
+                "model.time_features is False and there are no dense columns, so the bottom network has no input. Set "
+                "time_features to true, or name columns in exposed_dense."
+            )
+        _check_units(self, "bottom_units")
+        _check_units(self, "top_units")
+
+
+@dataclasses.dataclass(frozen=True)
+class DINConfig(RankingConfig):
+    """DIN: target attention of each exposure over the events of its user, then one network with an output per task."""
+
+    kind: str = "din"
+    attention_units: tuple[int, ...] = (32,)  # hidden layers of the activation unit, at least one
+    top_units: tuple[int, ...] = (64, 32)  # hidden layers over the embeddings and the weighted history
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choice("model.kind", self.kind, ("din",))
+        _check_units(self, "attention_units", at_least_one=True)
+        _check_units(self, "top_units")
+
+
+@dataclasses.dataclass(frozen=True)
+class DCNConfig(RankingConfig):
+    """DCN-V2: cross layers beside a deep network, with a pooled history, then one output per task."""
+
+    kind: str = "dcn"
+    cross_layers: int = 2
+    cross_rank: int = 0  # rank of a cross layer's matrix; 0: a full matrix
+    deep_units: tuple[int, ...] = (64, 32)  # hidden layers of the deep network, at least one
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choice("model.kind", self.kind, ("dcn",))
+        check_at_least("model.cross_layers", self.cross_layers, 1)
+        check_at_least("model.cross_rank", self.cross_rank, 0)
+        _check_units(self, "deep_units", at_least_one=True)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,7 +134,7 @@ class RetrievalConfig:
         for name in ("max_history", "dim", "num_blocks", "num_heads", "qk_dim", "value_dim"):
             check_at_least(f"model.{name}", getattr(self, name), 1)
         check_at_least("model.time_buckets", self.time_buckets, 0)
-        _check_dropout("dropout", self.dropout)
+        check_dropout("dropout", self.dropout)
         check_at_least("model.num_negatives", self.num_negatives, 1)
         check_choice("model.encoder", self.encoder, ENCODERS)
         check_choice("model.time_encoding", self.time_encoding, TIME_ENCODINGS)
@@ -182,10 +174,12 @@ class RetrievalConfig:
         return self.max_history + self.output_slots
 
 
-ModelConfig = Union[GRMConfig, DLRMConfig, RetrievalConfig]
-RANKING_KINDS = {"grm": GRMConfig, "dlrm": DLRMConfig}
+ModelConfig = Union[GRMConfig, DLRMConfig, DINConfig, DCNConfig, RetrievalConfig]
+RANKING_KINDS = {"grm": GRMConfig, "dlrm": DLRMConfig, "din": DINConfig, "dcn": DCNConfig}
 
 
-def _check_dropout(name: str, dropout: float) -> None:
-    if not 0 <= dropout < 1:
-        raise ValueError(f"model.{name} must be 0 <= {name} < 1, got {dropout}.")
+def _check_units(config: RankingConfig, name: str, *, at_least_one: bool = False) -> None:
+    if at_least_one and not getattr(config, name):
+        raise ValueError(f"model.{name} must have a layer, got none. Give its units, such as [32].")
+    for units in getattr(config, name):
+        check_at_least(f"model.{name}", units, 1)

@@ -12,12 +12,17 @@ import os
 import pathlib
 
 import tf_fusedrec as fr
-from models.experiment import SOURCES, Experiment
+from models.data_config import SOURCES, WINDOWED
+from models.experiment import Experiment
+from models.ranking_config import RankingConfig
 from tf_fusedrec.data import read_info
+from tf_fusedrec.data.events import Window
 from tf_fusedrec.data.kuairand import convert_kuairand
 from tf_fusedrec.data.movielens import convert_movielens
+from tf_fusedrec.data.movielens_ranking import convert_movielens_ranking
 from tf_fusedrec.data.sequences import convert_sequences
 from tf_fusedrec.data.synthetic import write_synthetic_ranking, write_synthetic_retrieval
+from tf_fusedrec.data.table import convert_table
 
 
 def prepare_data(experiment: Experiment, root: str | os.PathLike) -> pathlib.Path:
@@ -87,9 +92,21 @@ def _convert(experiment: Experiment, source: pathlib.Path | None, root: pathlib.
         convert_movielens(source, folder)
     elif data.source == "sequences":
         convert_sequences(source, folder)
+    elif data.source == "movielens_ranking":
+        convert_movielens_ranking(source, folder, held_out=data.held_out, window=_window(experiment))
+    elif data.source == "table":
+        convert_table(
+            source, folder, data.column_map, held_out=data.held_out, window=_window(experiment), bad_rows=data.bad_rows
+        )
     else:
         convert_kuairand(source, folder, split=data.split)
     return folder
+
+
+def _window(experiment: Experiment) -> Window:
+    """The rows of a log of events, with histories as long as the model reads them."""
+    assert isinstance(experiment.model, RankingConfig)
+    return Window(exposures=experiment.data.window, history=experiment.model.max_history)
 
 
 def _fingerprint(experiment: Experiment, source: pathlib.Path | None) -> str:
@@ -106,5 +123,9 @@ def _fingerprint(experiment: Experiment, source: pathlib.Path | None) -> str:
             if path.is_file()
         ]
         facts["split"] = experiment.data.split
+        if experiment.data.source in WINDOWED:
+            facts["window"] = [experiment.data.held_out, *_window(experiment)]
+        if experiment.data.source == "table":
+            facts["columns"] = [experiment.to_dict()["data"]["columns"], experiment.data.bad_rows]
         facts["chosen"] = source.name if source.is_file() else ""
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]

@@ -5,18 +5,25 @@ One sample is one user: scalar columns, the user's history, and exposures, each 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 import tf_fusedrec as fr
 from models.base import Batch, SequenceModel
-from models.model_config import RankingConfig
+from models.dense_inputs import DenseInputs, Statistics, normalizers, time_features
+from models.ranking_config import HOUR, ROLES, RankingConfig
 from tf_fusedrec import keras, tf
 from tf_fusedrec.callbacks.progressive import ProgressiveMetrics
+from tf_fusedrec.data.past import hour_of_day
+from tf_fusedrec.layers import jagged
 
 RARE = -1  # The id that replaces every item below config.min_item_count.
 _NO_ITEM = np.iinfo(np.int64).max
+# Odd factors of two ids, whose sum modulo 2^64 is the id of the pair (from the fraction of the golden ratio, and of
+# the root of 3). Two pairs share an id as rarely as two random numbers of 64 bits.
+_FACTORS = (-7046029254386353131, -4942790177534073029)
 
 
 class RankingModel(SequenceModel):
@@ -32,7 +39,9 @@ class RankingModel(SequenceModel):
     Call:
       inputs: Dict with contextual columns <int64>[B]; RaggedTensors <int64>[B,(L)] history_item, history_action and
         history_time (seconds), and <int64>[B,(E)] exposed_item and exposed_time. Each name of config.item_features
-        adds history_<name> and exposed_<name>. The call ignores labels in the dict.
+        adds history_<name> and exposed_<name>. Each name of config.item_lists adds these with all ids of a row's
+        events in turn, and <role>_<name>_count with the number of ids of each event. Columns of numbers are <float32>.
+        The call ignores labels in the dict.
       returns {task: logits}, <float32>[exposures of the batch, by row]. "ctr" predicts a click, "ctcvr" a click with
         a conversion, and any other task its label.
     """
@@ -53,6 +62,7 @@ class RankingModel(SequenceModel):
         self.projections = {
             name: keras.layers.Dense(config.dim, use_bias=False, name=f"project_{name}") for name in self._dims
         }
+        self.normalizers = normalizers(config)
         self._frequent = None
         if config.min_item_count > 1:
             frequent = np.full(max(len(catalogue), 1), _NO_ITEM)
@@ -87,32 +97,81 @@ class RankingModel(SequenceModel):
         flops = tf.zeros([], tf.float64)
         for name, table in self.config.table_of_feature.items():
             if table in self._dims:
-                ids = batch[name].values if isinstance(batch[name], tf.RaggedTensor) else batch[name]
-                flops += 2.0 * self._dims[table] * self.config.dim * tf.cast(tf.size(ids), tf.float64)
+                role = name.partition("_")[0]
+                of_users = name in self.config.contextual_features
+                rows = batch["exposed_item"].nrows() if of_users else tf.size(batch[f"{role}_item"].values)
+                flops += 2.0 * self._dims[table] * self.config.dim * tf.cast(rows, tf.float64)
         return flops
 
-    def rows_of(self, inputs: Batch, training: bool | None) -> dict[str, Any]:
-        """Looks up the embedding rows of all features in one call."""
-        ids = {name: inputs[name] for name in self.config.table_of_feature}
-        if self._frequent is not None:
-            for name in ("history_item", "exposed_item"):
-                ids[name] = ids[name].with_values(self._frequent_or_rare(ids[name].values))
-        if self.config.item_dropout and training:
-            # The row of unknown items is so trained on items of every kind, not on rare ones alone.
-            items = ids["exposed_item"].values
-            dropped = tf.random.uniform(tf.shape(items)) < self.config.item_dropout
-            items = tf.where(dropped, tf.constant(RARE, tf.int64), items)
-            ids["exposed_item"] = ids["exposed_item"].with_values(items)
-        rows = self.embedding(ids)
-        return {name: self._projected(name, of_feature) for name, of_feature in rows.items()}
+    def set_statistics(self, statistics: Mapping[str, Statistics]) -> None:
+        """Sets the statistics by which columns of numbers are normalised: the result of `read_statistics`."""
+        for layer in self.normalizers.values():
+            layer.set_statistics(statistics)
 
-    def _projected(self, feature: str, rows: Any) -> Any:
+    def dense_of(self, inputs: Batch) -> DenseInputs:
+        """Returns the normalised numbers of users, history events and exposures."""
+        found: dict[str, Any] = {}
+        for role, layer in self.normalizers.items():
+            columns = [inputs[name] for name in layer.columns]
+            found[role] = layer([x.values if isinstance(x, tf.RaggedTensor) else x for x in columns])
+        if self.config.time_features:
+            times = time_features(inputs)
+            found["exposed"] = tf.concat([times, found["exposed"]], axis=1) if "exposed" in found else times
+        if "history" in found:
+            found["history"] = inputs["history_item"].with_values(found["history"])
+        return DenseInputs(*(found.get(role) for role in DenseInputs._fields))
+
+    def rows_of(self, inputs: Batch, training: bool | None) -> dict[str, Any]:
+        """Looks up the embedding rows of all features in one call: [B, config.dim] by user, [B,(L), config.dim]."""
+        ids = {name: inputs[name] for name in (*self.config.contextual_features, "history_action")}
+        for role in ROLES:
+            ids |= self._ids_of_events(inputs, role, training)
+        rows = self.embedding(ids)
+        return {name: self._projected(name, of_feature, inputs) for name, of_feature in rows.items()}
+
+    def _ids_of_events(self, inputs: Batch, role: str, training: bool | None) -> dict[str, tf.RaggedTensor]:
+        config, events = self.config, inputs[f"{role}_item"]
+        ids = {name: inputs[name] for name in config.id_columns(role)}
+        items = events.values
+        if self._frequent is not None:
+            items = self._frequent_or_rare(items)
+        if role == "exposed" and config.item_dropout and training:
+            # The row of unknown items is so trained on items of every kind, not on rare ones alone.
+            dropped = tf.random.uniform(tf.shape(items)) < config.item_dropout
+            items = tf.where(dropped, tf.constant(RARE, tf.int64), items)
+        ids[f"{role}_item"] = events.with_values(items)
+
+        def part_of(name: str) -> tf.Tensor:
+            if name in config.contextual:
+                return tf.gather(inputs[name], events.value_rowids())
+            if name == HOUR:
+                return hour_of_day(inputs[f"{role}_time"].values)
+            return ids[f"{role}_{name}"].values
+
+        for name, (first, second) in config.cross_features(role).items():
+            pairs = part_of(first) * _FACTORS[0] + part_of(second) * _FACTORS[1]
+            ids[name] = events.with_values(pairs)
+        return {**ids, **{name: ids_of_lists(inputs, name) for name in config.list_columns(role)}}
+
+    def _projected(self, feature: str, rows: Any, inputs: Batch) -> Any:
         """Returns rows of config.dim columns, in the compute dtype of Keras' policy."""
         values = rows.values if isinstance(rows, tf.RaggedTensor) else rows
         project = self.projections.get(self.config.table_of_feature[feature])
         values = tf.cast(values if project is None else project(values), self.compute_dtype)
-        return rows.with_values(values) if isinstance(rows, tf.RaggedTensor) else values
+        if feature in self.config.contextual_features:
+            return values
+        return inputs[f"{feature.partition('_')[0]}_item"].with_values(values)
 
     def _frequent_or_rare(self, items: tf.Tensor) -> tf.Tensor:
         index = tf.minimum(tf.searchsorted(self._frequent, items), tf.size(self._frequent) - 1)
         return tf.where(tf.gather(self._frequent, index) == items, items, tf.constant(RARE, tf.int64))
+
+
+def ids_of_lists(inputs: Batch, column: str) -> tf.RaggedTensor:
+    """Returns the ids of each event of a column of config.list_columns, <int64>[events,(K)], by row of the batch.
+
+    The reader cuts the counts to the newest events, and leaves the ids whole. So the last ids of a row belong to them.
+    """
+    counts = inputs[f"{column}_count"]
+    kept = jagged.last(inputs[column], tf.reduce_sum(counts, axis=1))
+    return tf.RaggedTensor.from_row_lengths(kept.values, counts.values, validate=False)

@@ -28,14 +28,15 @@ from absl import app, flags, logging
 
 import tf_fusedrec as fr
 from models.build import (
-    MADE_FEATURES,
     columns,
     features,
+    made_features,
     make_embedding,
     make_model,
     no_rows,
 )
 from models.check_export import check_export, expected_answer
+from models.dense_inputs import read_statistics
 from models.evaluate import evaluate, table
 from models.experiment import Experiment, load
 from models.export import export
@@ -58,12 +59,12 @@ def run(experiment: Experiment, folder: pathlib.Path, output: pathlib.Path, resu
     keras.utils.set_random_seed(experiment.seed + fr.collectives.rank())
     embedding = make_embedding(experiment)
     read = columns(experiment.model, "train")
-    check_features(read, features(experiment.model), made=MADE_FEATURES)
+    check_features(read, features(experiment.model), made=made_features(experiment.model))
     checkpoint, train = output / "checkpoint", experiment.train
     calls = fit_calls(experiment, folder, _saved_input(experiment, checkpoint) if resume else None)
 
     item_ids, popularity = read_items(folder)
-    model = make_model(experiment, embedding, item_ids, popularity)
+    model = make_model(experiment, embedding, item_ids, popularity, read_statistics(experiment.model, folder))
     optimizer = keras.optimizers.legacy.Adam(train.learning_rate, beta_2=train.beta_2, epsilon=train.epsilon)
     model.compile(optimizer=fr.collectives.distributed_optimizer(optimizer))
     model(no_rows(read))  # Creates the weights that a checkpoint restores.

@@ -101,3 +101,8 @@ def check_positive(name: str, value: float) -> None:
 def check_fraction(name: str, value: float) -> None:
     if not 0 < value < 1:
         raise ValueError(f"{name} must lie between 0 and 1, got {value}.")
+
+
+def check_dropout(name: str, dropout: float) -> None:
+    if not 0 <= dropout < 1:
+        raise ValueError(f"model.{name} must be 0 <= {name} < 1, got {dropout}.")

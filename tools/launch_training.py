@@ -33,7 +33,7 @@ CONFIG_FOR_FILES = {
 }
 GRACE_S = 60.0  # Seconds from Ctrl-C until the remaining processes are killed.
 INTERRUPTED = 130  # Exit code of a rank and of this program after Ctrl-C.
-LOG_LEVEL = "TF_CPP_MIN_LOG_LEVEL"
+LOG_LEVEL, THREADS = "TF_CPP_MIN_LOG_LEVEL", "TF_NUM_INTRAOP_THREADS"
 PREFIX = re.compile(rb"^\[(\d+)\]<std(?:out|err)>:")
 FAILED_RANK = re.compile(rb"Process name: (\d+)\s+Exit code: (\d+)")
 # Ranks print this line about the first failed rank (tf_fusedrec/watchdog/ending.py).
@@ -76,6 +76,14 @@ def training_command(processes: int, data: str, config: str) -> list[str]:
     # horovodrun lies beside this interpreter. Its cache in the home folder is for checks of remote hosts only.
     launcher = pathlib.Path(sys.executable).parent / "horovodrun"
     return [str(launcher), "-np", str(processes), "--gloo", "--disable-cache", *command]
+
+
+def threads_of(processes: int, cores: int) -> int:
+    """Returns the threads of an op in each process: its share of the cores.
+
+    TensorFlow takes a thread per core in every process. The threads of all ranks then wake each other for tiny ops.
+    """
+    return max(1, cores // processes)
 
 
 def plain(chunk: bytes) -> bytes:
@@ -158,15 +166,16 @@ def interrupt(launcher: subprocess.Popen[bytes]) -> None:
         launcher.terminate()  # horovodrun then kills the ranks.
 
 
-def run(command: list[str]) -> int:
-    """Runs horovodrun and returns its exit code, or INTERRUPTED after Ctrl-C."""
+def run(command: list[str], processes: int = 1) -> int:
+    """Runs the command of so many processes and returns its exit code, or INTERRUPTED after Ctrl-C."""
     path = f"{pathlib.Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
     # TensorFlow's C++ log fills a page per process with notices about GPUs. Errors of the job still come as Python
     # exceptions. A value that the user set takes precedence.
+    chosen = {LOG_LEVEL: "3", THREADS: str(threads_of(processes, len(os.sched_getaffinity(0))))}
     launcher = subprocess.Popen(
         command,
         cwd=ROOT,
-        env={LOG_LEVEL: "3", **os.environ, "PATH": path, "PYTHONUNBUFFERED": "1"},
+        env={**chosen, **os.environ, "PATH": path, "PYTHONUNBUFFERED": "1"},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -214,7 +223,7 @@ def main() -> int:
         return 2
     command = training_command(arguments.np, arguments.data, config)
     print(f"train: {arguments.np} process{'es' * (arguments.np > 1)}, {config} ...", flush=True)
-    return run(command)
+    return run(command, arguments.np)
 
 
 if __name__ == "__main__":

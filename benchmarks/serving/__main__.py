@@ -26,7 +26,7 @@ from benchmarks.harness import harness
 from models.build import columns, make_embedding, make_model, no_rows
 from models.experiment import Experiment, load
 from models.export import export
-from models.model_config import RankingConfig
+from models.ranking_config import RankingConfig
 from tf_fusedrec import tf
 from tf_fusedrec.saved_model.export import OPS
 

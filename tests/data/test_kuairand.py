@@ -112,6 +112,30 @@ def test_user_features_become_codes(tmp_path):
     assert codes == {"degree": ["a", "b", "z"], "level": [-1, 7, 8], "hot": [0.25, 0.5, 2.0]}
 
 
+def test_numbers_of_users_and_events(tmp_path):
+    source = _write(tmp_path / "raw", rows=[(*row[:6], 0 if row[1] == 11 else 1500) for row in LOG])
+    _write(source, "user_features.csv", "user_id,level,name", [(1, 7, "x"), (3, "", "y"), (4, 2.5, "z")])
+    info = convert_kuairand(source, tmp_path / "out", test_fraction=0.3)
+    assert "name_number" not in info.columns["train"]
+    numbers = [
+        Column(name, "float32", ragged=True)
+        for name in ("history_duration_seconds", "history_play_time_ms", "exposed_past_user_count")
+        + ("exposed_past_user_click_rate", "exposed_past_item_long_view_rate")
+    ]
+    test = read_lists(
+        ParquetFolder(tmp_path / "out/test", [Column("user_id"), Column("level_number", "float32"), *numbers])
+    )
+    # User 1 clicked 2 of 5 videos before. User 3 has no level, user 4 no past.
+    np.testing.assert_equal(
+        test,
+        [
+            (1, 7.0, (np.nan, *[1.5] * 4), (20.0, 0.0, 30.0, 40.0, 50.0), (5.0,), (np.float32(0.4),), (np.nan,)),
+            (3, np.nan, (np.nan,), (80.0,), (1.0,), (1.0,), (np.nan,)),
+            (4, 2.5, (), (), (0.0,), (np.nan,), (np.nan,)),
+        ],
+    )  # fmt: skip
+
+
 def test_refusals(tmp_path):
     with pytest.raises(ValueError, match="must be a KuaiRand log or a folder with one of log.csv, log.csv.gz"):
         convert_kuairand(tmp_path, tmp_path / "out")
@@ -167,7 +191,9 @@ def test_real_data(tmp_path):
     source = shared_path("data/kuairand_explicit")
     info = convert_kuairand(source, tmp_path / "out")
     assert (info.users, info.items) == (664, 9359)
-    assert len([name for name in info.columns["train"] if name.startswith("exposed_")]) == 3 + 7 + 2
+    exposed = [name for name in info.columns["train"] if name.startswith("exposed_")]
+    past = [name for name in exposed if "_past_" in name]
+    assert (len(exposed) - len(past), len(past)) == (4 + 7 + 2, 4 * 3)
     train = read_lists(ParquetFolder(tmp_path / "out/train", COLUMNS))
     test = read_lists(ParquetFolder(tmp_path / "out/test", COLUMNS))
     for row in train + test:

@@ -107,6 +107,12 @@ RUN_ELSEWHERE = {
         "tests/benchmarks/test_scale.py::test_own_table_and_json"
     ),
     f"{CONVERT} movielens --input ml-1m --output data/ml-1m": MOVIELENS,
+    f"{CONVERT} movielens_ranking --input ml-1m --output data/ml-1m-ranking --held_out validation": (
+        "tests/models/test_prepare.py::test_validation_and_test_of_movielens_as_ranking_are_two_folders"
+    ),
+    "make train DATA=shop CONFIG=shop.yaml NP=1": (
+        "tests/models/test_table_job.py::test_the_shop_of_the_docs_trains_with_its_own_column_names"
+    ),
     f"{CONVERT} sequences --input sequences.txt --output data/sequences": (
         "tests/data/test_convert.py::test_makes_a_data_set_and_says_so"
     ),

@@ -162,6 +162,22 @@ def test_ctrl_c_reaches_a_process_alone(tmp_path):
     assert (output, job.returncode) == ("saved\n", 130), errors
 
 
+@pytest.mark.parametrize(("processes", "cores", "threads"), [(1, 2, 2), (2, 2, 1), (2, 8, 4), (3, 8, 2), (4, 2, 1)])
+def test_the_ranks_share_the_cores(processes, cores, threads):
+    assert launch_training.threads_of(processes, cores) == threads
+
+
+@pytest.mark.parametrize("own", [None, "7"])
+def test_a_process_gets_its_threads_unless_the_user_chose_them(monkeypatch, capfdbinary, own):
+    monkeypatch.delenv("TF_NUM_INTRAOP_THREADS", raising=False)
+    monkeypatch.setattr(launch_training.os, "sched_getaffinity", lambda _: range(6))
+    if own:
+        monkeypatch.setenv("TF_NUM_INTRAOP_THREADS", own)
+    program = "import os; print(os.environ['TF_NUM_INTRAOP_THREADS'])"
+    assert launch_training.run([sys.executable, "-c", program], processes=2) == 0
+    assert capfdbinary.readouterr().out == (own or "3").encode() + b"\n"
+
+
 def test_no_process_is_refused():
     command = [sys.executable, "-m", "tools.launch_training", "--np", "0", "--data", "", "--config", ""]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, encoding="utf-8", errors="replace")

@@ -27,6 +27,16 @@ RETRIEVAL = {
 }  # fmt: skip
 
 
+# Fields of the model section that all kinds of ranking models know.
+_SHARED = ("contextual", "max_history", "max_exposures", "dim")
+
+
+def ranking(kind: str) -> dict:
+    """Returns RANKING with a model of a kind. Models other than GRM have their default sizes."""
+    model = RANKING["model"] if kind == "grm" else {name: RANKING["model"][name] for name in _SHARED}
+    return {**RANKING, "model": {**model, "kind": kind}}
+
+
 def in_partitions(folder: pathlib.Path, count: int) -> pathlib.Path:
     """Splits the training rows of a prepared data set into complete partitions hour=8, hour=9, ..."""
     table = pq.read_table(folder / "train")

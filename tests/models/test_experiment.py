@@ -141,6 +141,10 @@ def test_overrides_are_yaml(tmp_path):
         ({"train": {"epochs": 2, "patience": 2}}, "train.patience must be below train.epochs = 2, got 2"),
         ({"model": {"item_dropout": 0.1}}, "model.item_dropout 0.1 trains the row of unknown items, which needs"),
         ({"model": {"kind": "dlrm", "top_units": [0]}}, "model.top_units must be >= 1, got 0"),
+        ({"model": {"kind": "din", "attention_units": []}}, "model.attention_units must have a layer, got none"),
+        ({"model": {"kind": "din", "top_units": [3, 0]}}, "model.top_units must be >= 1, got 0"),
+        ({"model": {"kind": "dcn", "cross_layers": 0}}, "model.cross_layers must be >= 1, got 0"),
+        ({"model": {"kind": "dcn", "cross_rank": -1}}, "model.cross_rank must be >= 0, got -1"),
         ({"embedding": {"groups": 0}}, "embedding.groups must be >= 1, got 0"),
         ({"embedding": {"rule": "vote"}}, "embedding.rule must be one of .*, got 'vote'"),
         ({"embedding": {"sync_every": 0}}, "embedding.sync_every must be >= 1, got 0"),
@@ -273,8 +277,14 @@ def test_a_missing_file_and_no_yaml_are_refused(tmp_path):
         experiment.load(tmp_path / "list.yaml")
 
 
-@pytest.mark.parametrize("precision", experiment.PRECISIONS)
-@pytest.mark.parametrize("task", ["grm", "dlrm", "retrieval"])
+@pytest.mark.parametrize(
+    ("task", "precision"),
+    [
+        *((task, precision) for task in ("grm", "dlrm", "retrieval") for precision in experiment.PRECISIONS),
+        ("din", "mixed_bfloat16"),
+        ("dcn", "mixed_bfloat16"),
+    ],
+)
 def test_every_model_learns_in_every_precision(task, precision):
     ranking = task != "retrieval"
     sections = fields(

@@ -34,13 +34,14 @@ def exported(folder, experiment, model):
     return str(folder / "saved_model")
 
 
-def test_ranking_scores(tmp_path):
+@pytest.mark.parametrize("kind", ["grm", "din", "dcn"])
+def test_ranking_scores(tmp_path, kind):
     # The model takes 20 of these 25 events.
     batch = ranking_batch(histories=[25, 0, 3], exposures=[2, 4, 1])
     cut = {**batch}
     for name in ("history_item", "history_action", "history_time"):
         cut[name] = jagged.last(batch[name], 20)
-    experiment, model = trained(experiments.RANKING, cut)
+    experiment, model = trained(experiments.ranking(kind), cut)
     inputs = {"user_budget": batch["user_budget"].numpy()}
     for group, names in (("history", ("item", "action", "time")), ("exposed", ("item", "time"))):
         inputs[f"{group}_row_splits"] = batch[f"{group}_item"].row_splits.numpy()

@@ -26,7 +26,10 @@ def loss_of(model, batch):
     return float(model.compute_loss(x=batch, y_pred=model(batch)))
 
 
-@pytest.mark.parametrize("config", [CONFIG, GRMConfig(**{**vars(CONFIG), "contextual": ()})])
+CHANGES = ({}, {"contextual": ()}, {"group_norm": True}, {"time_features": True})
+
+
+@pytest.mark.parametrize("config", [GRMConfig(**{**vars(CONFIG), **changes}) for changes in CHANGES])
 def test_one_row_per_user_answers_as_one_row_per_exposure(config):
     model = make_grm(config)
     by_user = ranking_batch(histories=[5, 0, 12, 1], exposures=[3, 2, 6, 0])
@@ -96,6 +99,41 @@ def test_step_counts_and_metrics():
     logs = model.train_step(ranking_batch(histories=[5, 0], exposures=[3, 2]))
     assert int(model.step) == 1
     assert (float(logs["samples"]), float(logs["tokens"])) == (2.0, 5 + 5 + 2 * 2)
+
+
+def test_group_norm_has_weights_for_each_kind_of_token():
+    model = make_grm(GRMConfig(**{**vars(CONFIG), "group_norm": True}))
+    batch = ranking_batch(histories=[2, 0], exposures=[1, 2])
+    np.testing.assert_array_equal(model._kinds(batch), [0, 0, 1, 1, 2, 0, 0, 2, 2])
+    model(batch)
+    rng = np.random.default_rng(0)
+    layer, x, kind = model.group_norms[1], rng.normal(3, 2, [5, 8]), np.array([2, 0, 1, 1, 2])
+    for weight in layer.weights:
+        weight.assign(rng.normal(0, 1, weight.shape))
+    weight, bias = (variable.numpy() for variable in layer.weights)
+    centred = x - x.mean(axis=1, keepdims=True)
+    expected = centred / np.sqrt(x.var(axis=1, keepdims=True) + 1e-6) * weight[kind] + bias[kind]
+    # float32: sums of eight terms near 1.
+    np.testing.assert_allclose(layer(tf.constant(x, tf.float32), tf.constant(kind)), expected, atol=1e-5)
+    before = model(batch)["ctr"].numpy()
+    model.group_norms[0].weight.assign_add([[0.0] * 8, [0.0] * 8, [1.0] * 8])
+    assert (model(batch)["ctr"].numpy() != before).all()
+
+
+def test_group_norm_keeps_the_tokens_beside_their_norm():
+    model = make_grm(GRMConfig(**{**vars(CONFIG), "group_norm": True}))
+    plain = make_grm(CONFIG)
+    batch = ranking_batch(histories=[3, 1], exposures=[2, 2])
+    for one in (model, plain):
+        one(batch)
+        for block in one.blocks:  # Blocks that add nothing leave the tokens, normalised or not, as they are.
+            block.output_stage.projection.kernel.assign(tf.zeros_like(block.output_stage.projection.kernel))
+    own = {id(weight) for layer in model.group_norms for weight in layer.weights}
+    others = [weight for weight in model.trainable_variables if id(weight) not in own]
+    for mine, theirs in zip(others, plain.trainable_variables):
+        mine.assign(theirs)
+    assert len(own) == 4 and len(others) == len(plain.trainable_variables)
+    np.testing.assert_allclose(model(batch)["ctr"], plain(batch)["ctr"], atol=1e-6)  # float32: x + (y - y)
 
 
 def test_too_many_exposures_are_refused():

@@ -4,7 +4,8 @@ import dataclasses
 
 import pytest
 
-from models.experiment import DataConfig, from_dict
+from models.data_config import DataConfig
+from models.experiment import from_dict
 from models.prepare import prepare_data
 from tf_fusedrec.data import read_info
 
@@ -52,6 +53,23 @@ def test_synthetic_data_depend_on_sizes_and_seed(tmp_path):
 
     assert folder() == folder()
     assert folder(seed=1) != folder()
+
+
+def test_validation_and_test_of_movielens_as_ranking_are_two_folders(tmp_path):
+    lines = [f"{user}::{10 + at % 3}::{1 + (user + at) % 5}::{100 + at}" for user in (1, 2) for at in range(20)]
+    (tmp_path / "ratings.dat").write_text("\n".join(lines), encoding="utf-8")
+    (tmp_path / "movies.dat").write_text("10::A (1990)::Drama\n11::B (1991)::Drama\n12::C::\n", encoding="utf-8")
+
+    def folder(**data):
+        given = {"source": "movielens_ranking", "input": str(tmp_path), "window": 4, **data}
+        return prepare_data(from_dict({"name": "x", "task": "ranking", "data": given}), tmp_path / "data")
+
+    infos = [read_info(folder(held_out=part)) for part in ("test", "validation")]
+    for info, part in zip(infos, ("test", "validation")):
+        assert f"the folder test holds {part}" in info.split and "windows of 4 exposures" in info.split
+    assert folder(window=3) != folder()
+    with pytest.raises(ValueError, match="data.window is 40, but model.max_exposures is 32, so a row would lose expo"):
+        folder(window=40)
 
 
 def test_refusals(tmp_path):

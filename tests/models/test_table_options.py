@@ -169,7 +169,7 @@ def test_a_schedule_keeps_rows_that_wait_for_their_update():
     model.compile(keras.optimizers.legacy.SGD(0.1))  # refuses a table whose rows may move
 
 
-@pytest.mark.parametrize("kind", ["grm", "dlrm"])
+@pytest.mark.parametrize("kind", sorted(build.RANKING_MODELS))
 def test_ranking_models_project_rows_of_other_sizes_and_train_the_projection(kind):
     sections = fields(model={"kind": kind, "dim": 8}, embedding={"tables": {"item": {"dim": 3}}})
     loaded = experiment.from_dict(sections)

@@ -3,6 +3,7 @@
     python -m tf_fusedrec.data.convert movielens           --input ml-1m --output data/ml-1m
     python -m tf_fusedrec.data.convert sequences           --input sequences.txt --output data/sequences
     python -m tf_fusedrec.data.convert kuairand            --input log.csv.gz --output data/kuairand
+    python -m tf_fusedrec.data.convert movielens_ranking   --input ml-1m --output data/ml-1m-ranking
     python -m tf_fusedrec.data.convert synthetic-ranking   --output data/ranking --users 2000
     python -m tf_fusedrec.data.convert synthetic-retrieval --output data/retrieval
 
@@ -17,6 +18,7 @@ from absl import flags
 from tf_fusedrec.data.kuairand import convert_kuairand
 from tf_fusedrec.data.layouts import DatasetInfo
 from tf_fusedrec.data.movielens import convert_movielens
+from tf_fusedrec.data.movielens_ranking import convert_movielens_ranking
 from tf_fusedrec.data.sequences import convert_sequences
 from tf_fusedrec.data.synthetic import write_synthetic_ranking, write_synthetic_retrieval
 
@@ -26,6 +28,7 @@ CONVERTERS: dict[str, tuple[Callable[..., DatasetInfo], tuple[str, ...], tuple[s
     "movielens": (convert_movielens, ("input", "output"), ()),
     "sequences": (convert_sequences, ("input", "output"), ()),
     "kuairand": (convert_kuairand, ("input", "output"), ("test_fraction", "split")),
+    "movielens_ranking": (convert_movielens_ranking, ("input", "output"), ("held_out",)),
     "synthetic-ranking": (write_synthetic_ranking, ("output",), (*_SIZES, "exposures")),
     "synthetic-retrieval": (write_synthetic_retrieval, ("output",), _SIZES),
 }
@@ -67,6 +70,7 @@ def _flags() -> flags.FlagValues:
     flags.DEFINE_string("output", None, "Folder to make; must be new or empty.", flag_values=known)
     flags.DEFINE_float("test_fraction", None, "Latest share of the log that is test (0.2).", flag_values=known)
     flags.DEFINE_string("split", None, "KuaiRand: time or user (time).", flag_values=known)
+    flags.DEFINE_string("held_out", None, "Part in the folder test: test or validation (test).", flag_values=known)
     flags.DEFINE_integer("users", None, "Users to make (2000).", flag_values=known)
     flags.DEFINE_integer("items", None, "Items to make (1000).", flag_values=known)
     flags.DEFINE_integer("clusters", None, "Clusters of items (ranking 20, retrieval 50).", flag_values=known)

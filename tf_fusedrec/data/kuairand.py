@@ -12,10 +12,13 @@ import pathlib
 from collections.abc import Mapping
 
 import numpy as np
+import pyarrow as pa
 from pyarrow import csv
 
+from tf_fusedrec.data.codes import numbered
 from tf_fusedrec.data.interactions import by_user_and_time
 from tf_fusedrec.data.layouts import DatasetInfo, write_dataset
+from tf_fusedrec.data.past import hour_of_day, past_columns
 from tf_fusedrec.data.rows import Ragged, Rows, Values
 from tf_fusedrec.data.text_log import ID, INTEGER, NUMBER, Log, header_of, read_log, readable_text
 
@@ -53,7 +56,9 @@ def convert_kuairand(
 
     Every binary and continuous label of the log becomes exposed_<label>, without the "is_". user_features.csv(.gz)
     beside the log adds its columns as contextual codes. Code 0 means missing; values are numbered from 1 in sorted
-    order. duration_ms, if present, becomes history_duration and exposed_duration, with four codes per doubling.
+    order. A column of numbers also becomes <name>_number, with NaN for a missing number. duration_ms, if present,
+    becomes history_duration and exposed_duration, with four codes per doubling, and <role>_duration_seconds. Counts
+    and rates of the past are those of past.py.
 
     Args:
       source: Path of the log, or of a folder with it.
@@ -168,7 +173,10 @@ def _windows(begin: np.ndarray, late: np.ndarray) -> tuple[np.ndarray, np.ndarra
 
 
 def _columns(log: dict[str, np.ndarray], binary: list[str], labels: list[str]) -> dict[str, np.ndarray]:
-    """Values of each impression for the columns history_* and exposed_*, by column."""
+    """Values of each impression for the columns history_* and exposed_*, by column.
+
+    Counts and rates of the past are those of clicks and long views, by user, item, hour and code of duration.
+    """
     seconds = log["time_ms"] // 1000
     action = np.zeros(len(seconds), np.int64)
     for name in binary:
@@ -177,11 +185,18 @@ def _columns(log: dict[str, np.ndarray], binary: list[str], labels: list[str]) -
         "history_item": log["video_id"], "history_action": action, "history_time": seconds,
         "exposed_item": log["video_id"], "exposed_time": seconds,
     }  # fmt: skip
+    keys: dict[str, Values] = {"item": log["video_id"], "hour": hour_of_day(seconds)}
+    numbers = {}
     if DURATION in log:
         # Four codes per doubling of the seconds. Code 0 is a video without a duration.
         longer = np.log2(1 + np.maximum(log[DURATION], 0) / 1000)
         code = np.where(log[DURATION] > 0, 1 + np.floor(4 * longer), 0).astype(np.int64)
-        columns["history_duration"] = columns["exposed_duration"] = code
+        columns["history_duration"] = columns["exposed_duration"] = keys["duration"] = code
+        numbers["duration_seconds"] = np.where(log[DURATION] > 0, log[DURATION] / 1000, np.nan).astype(np.float32)
+    rated = {name.removeprefix("is_"): log[name] for name in ("is_click", "long_view") if name in log}
+    numbers |= past_columns(log["user_id"], log["time_ms"], keys, rated)
+    columns |= {f"{role}_{name}": values for role in ("history", "exposed") for name, values in numbers.items()}
+    columns |= {f"history_{name}": log[name] for name in CONTINUOUS_LABELS if name in log}
     return {**columns, **{f"exposed_{name.removeprefix('is_')}": log[name] for name in labels}}
 
 
@@ -206,7 +221,7 @@ def _rows(
 def _user_features(
     folder: pathlib.Path, users: np.ndarray, strings: Mapping[int, str] | None
 ) -> tuple[dict[str, np.ndarray], dict[str, list]]:
-    """Contextual columns <int64>[U] of these users, and the values behind the codes of each column.
+    """Contextual columns <int64>[U], and <float32>[U] of numbers, of these users, and the values behind the codes.
 
     Args:
       folder: Folder of the log.
@@ -224,13 +239,12 @@ def _user_features(
         )
     row = {user: number for number, user in enumerate(table["user_id"].to_pylist())}
     rows = np.array([row.get(user if strings is None else strings[user], -1) for user in users.tolist()])
-    contextual, codes = {}, {}
+    contextual, numbers, codes = {}, {}, {}
     for name in table.column_names:
         if name == "user_id":
             continue
-        values = [None if value == "" else value for value in table[name].to_pylist()]
-        codes[name] = sorted({value for value in values if value is not None})
-        code_of = {value: code for code, value in enumerate(codes[name], start=1)}
-        of_row = np.array([code_of.get(value, 0) for value in values] + [0], np.int64)  # row -1: unknown user
-        contextual[name] = of_row[rows]
-    return contextual, codes
+        of_row, codes[name] = numbered([None if value == "" else value for value in table[name].to_pylist()])
+        contextual[name] = np.append(of_row, 0)[rows]  # row -1: unknown user
+        if pa.types.is_integer(table[name].type) or pa.types.is_floating(table[name].type):
+            numbers[f"{name}_number"] = np.append(table[name].cast(pa.float32()).to_numpy(), np.float32(np.nan))[rows]
+    return {**contextual, **numbers}, codes

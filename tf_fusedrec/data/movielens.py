@@ -51,8 +51,8 @@ def convert_movielens(source: str | pathlib.Path, output: str | pathlib.Path) ->
       ValueError: the file of ratings is missing; a line is unreadable; no user has two ratings; times have two units;
         the catalogue lacks a rated movie.
     """
-    path = _ratings_file(pathlib.Path(source))
-    log = _read_ratings(path)
+    path = ratings_file(pathlib.Path(source))
+    log = read_ratings(path)
     columns = log.columns
     order = by_user_and_time(columns["user_id"], columns["timestamp"])
     columns["timestamp"], unit = seconds_of(path, columns["timestamp"])
@@ -66,12 +66,12 @@ def convert_movielens(source: str | pathlib.Path, output: str | pathlib.Path) ->
         Interactions(columns["user_id"], columns["movie_id"], columns["timestamp"], columns.get("rating")),
         path=path,
         source=", ".join(said),
-        catalogue=_catalogue(path.parent, columns["movie_id"], strings),
+        catalogue=listed_movies(path.parent, columns["movie_id"], strings),
         item_strings=strings or None,
     )
 
 
-def _ratings_file(source: pathlib.Path) -> pathlib.Path:
+def ratings_file(source: pathlib.Path) -> pathlib.Path:
     if source.is_file():
         return source
     found = [source / name for name in RATINGS if (source / name).is_file()]
@@ -84,7 +84,7 @@ def _ratings_file(source: pathlib.Path) -> pathlib.Path:
     return found[0]
 
 
-def _read_ratings(path: pathlib.Path) -> Log:
+def read_ratings(path: pathlib.Path) -> Log:
     """The columns of _KINDS, `rating` where the file has it, in file order."""
     for suffix, delimiter in ((".dat", "::"), (".data", "\t")):
         if suffix in path.suffixes:
@@ -105,7 +105,7 @@ def _read_ratings(path: pathlib.Path) -> Log:
     )
 
 
-def _catalogue(folder: pathlib.Path, rated: np.ndarray, strings: dict[int, str]) -> np.ndarray | None:
+def listed_movies(folder: pathlib.Path, rated: np.ndarray, strings: dict[int, str]) -> np.ndarray | None:
     """All movies <int64>[I] of a file of MOVIES, which must list every rated movie; None without such a file.
 
     The strings of unrated movies are added to `strings` if ids are strings.

@@ -62,20 +62,28 @@ SECTIONS = (
         "Experiments",
         "A YAML file of `configs/`, one record for each of its sections; `--set section.field=value` replaces a field.",
         "models/experiment.py",
-        ("Experiment", "DataConfig", "EmbeddingConfig", "TrainConfig", "EvaluateConfig"),
+        ("Experiment", "EmbeddingConfig", "TrainConfig", "EvaluateConfig"),
+    ),
+    (
+        "Data of experiments",
+        "The section `data` of an experiment.",
+        "models/data_config.py",
+        ("DataConfig",),
     ),
     (
         "Models of experiments",
-        "The section `model` of an experiment: `task: ranking` with `kind: grm` or `kind: dlrm`, or `task: retrieval`.",
+        "The section `model` of an experiment: `task: ranking` with `kind: grm`, `dlrm`, `din` or `dcn`, or `task: "
+        "retrieval`.",
         "models/model_config.py",
-        ("GRMConfig", "DLRMConfig", "RetrievalConfig"),
+        ("GRMConfig", "DLRMConfig", "DINConfig", "DCNConfig", "RetrievalConfig"),
     ),
 )
 
 _CONSTANTS = (
-    "models/experiment.py", "models/model_config.py", "models/table_options.py", "tf_fusedrec/data/bad_input.py",
-    "tf_fusedrec/data/kuairand.py", "tf_fusedrec/data/plan.py", "tf_fusedrec/layers/bias_weights.py",
-    "tf_fusedrec/losses/negatives.py", "tf_fusedrec/exchange/topology.py",
+    "models/data_config.py", "models/experiment.py", "models/model_config.py", "models/table_options.py",
+    "tf_fusedrec/data/bad_input.py", "tf_fusedrec/data/events.py", "tf_fusedrec/data/kuairand.py",
+    "tf_fusedrec/data/plan.py", "tf_fusedrec/layers/bias_weights.py", "tf_fusedrec/losses/negatives.py",
+    "tf_fusedrec/exchange/topology.py",
 )  # fmt: skip
 _CONSTANT = re.compile(r"\b(?:\w+\.)*([A-Z][A-Z_]{3,})\b")
 

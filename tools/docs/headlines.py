@@ -41,9 +41,8 @@ HEADLINES = (
     ),
     Row(
         "KuaiRand, AUC of click: rates of user and item / DLRM / GRM",
-        "{ranking_kuairand[grm][test][baseline_ctr_auc][mean]:.3f} / \
-{ranking_kuairand[dlrm][test][ctr_auc][mean]:.3f} / "
-        "{ranking_kuairand[grm][test][ctr_auc][mean]:.3f}", KUAIRAND,
+        "{ranking_kuairand[auc_rates]:.3f} / {ranking_kuairand[auc_dlrm]:.3f} / "
+        "{ranking_kuairand[auc_grm]:.3f}", KUAIRAND,
     ),
 )  # fmt: skip
 

@@ -1,0 +1,156 @@
+"""Question: how well does GRM rank beside DLRM, DIN, DCN-V2 and rates, each tuned on a validation split?
+
+    python -m benchmarks.ranking --data DIR [--quick] [--json FILE] [--run DIR]
+
+DIR holds MovieLens-1M (click := rating >= 4, second task: rating = 5; three parts by time, for all users alike) or
+KuaiRand (click, long view; the last fifth of every user's impressions is test, the last fifth of the others
+validation).
+
+All models read the same columns. Each one is trained once with every setting of GRID and evaluated on the validation
+split after every epoch, until two epochs in a row are not better. The highest mean of AUC and GAUC of both tasks
+chooses the setting and the number of epochs; the rates choose among as many priors. Then the model is trained anew
+with each seed on all data before the test split, for so many epochs, and evaluated on the test split once. Other
+settings come from configs/<model>_<data>.yaml.
+
+The fields of the click task are gauc_<model> and auc_<model>, means over seeds. gauc_difference is GRM minus the model
+that is best in the test split, with the 95 % interval of a paired bootstrap over users, gauc_difference_low to _high;
+auc_difference is the same. Those of the second task begin with "second_". `models` has all scores, choices and metrics,
+`differences` the interval of GRM minus each model.
+
+Every training is a job with a folder below --run, whose name holds a hash of its configuration. The same command keeps
+finished jobs, so it may be stopped at any time. As many jobs train at a time as there are cores, with one thread each.
+--quick tries one setting for two epochs, with one seed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from benchmarks.harness import harness
+from benchmarks.harness.machine import describe
+from benchmarks.ranking import jobs, rates, summary
+from benchmarks.ranking.data_sets import MODELS, DataSet, data_set_of
+from benchmarks.ranking.job import best
+from models.ranking_config import RankingConfig
+
+GRID = {"embedding.learning_rate": (0.001, 0.002), "model.dropout": (0.1, 0.3)}
+
+
+class Budget(NamedTuple):
+    """What each model may use."""
+
+    settings: int = 4  # the first of GRID
+    epochs: int = 8
+    patience: int = 2
+    seeds: tuple[int, ...] = (0, 1, 2)
+
+
+WHOLE, QUICK = Budget(), Budget(settings=1, epochs=2, seeds=(0,))
+
+
+def settings_of(budget: Budget) -> list[dict[str, float]]:
+    return [dict(zip(GRID, values)) for values in itertools.product(*GRID.values())][: budget.settings]
+
+
+def choices(
+    data: DataSet, folders: Mapping[str, pathlib.Path], run: pathlib.Path, budget: Budget
+) -> dict[str, dict[str, Any]]:
+    """Returns setting, epochs and score of each model on the validation split, and all that was tried."""
+    folder = folders["validation"]
+    tuning = {
+        (model, number): jobs.job_of(data, model, setting, budget.epochs, 0, folder, run, budget.patience)
+        for number, setting in enumerate(settings_of(budget))
+        for model in MODELS
+    }
+    jobs.train(list(tuning.values()))
+    found: dict[str, dict[str, Any]] = {}
+    for model in MODELS:
+        entries = [(setting, tuning[model, number].epochs()) for number, setting in enumerate(settings_of(budget))]
+        setting, epochs = max(entries, key=lambda one: best(one[1])["score"])
+        found[model] = {
+            "setting": setting,
+            "epochs": best(epochs)["epoch"],
+            "score": best(epochs)["score"],
+            "validation": best(epochs)["held_out"],
+            "tried": [{**one, "scores": [round(entry["score"], 4) for entry in of]} for one, of in entries],
+        }
+    return found
+
+
+def measure(data: DataSet, source: pathlib.Path, run: pathlib.Path, budget: Budget) -> dict[str, Any]:
+    """Returns the fields of the JSON file."""
+    folders = data.prepared(source, run)
+    models = choices(data, folders, run, budget)
+    final = {
+        (model, seed): jobs.job_of(data, model, chosen["setting"], chosen["epochs"], seed, folders["test"], run)
+        for seed in budget.seeds
+        for model, chosen in models.items()
+    }
+    jobs.train(list(final.values()))
+    samples = {model: [final[model, seed].samples() for seed in budget.seeds] for model in MODELS}
+    test = {}
+    for model in MODELS:
+        ended = [final[model, seed].epochs()[-1] for seed in budget.seeds]
+        test[model] = summary.of_seeds([entry["held_out"] for entry in ended])
+        models[model]["processor_seconds_per_epoch"] = ended[0]["processor_seconds"]
+    config = data.experiment("grm").model
+    assert isinstance(config, RankingConfig)
+    models["rates"] = rates.choose(config, folders["validation"], data.tasks, rates.PRIORS[: budget.settings])
+    prior = models["rates"]["setting"]["prior"]
+    samples["rates"] = [rates.samples_of(config, folders["test"], prior)]
+    test["rates"] = summary.of_seeds([rates.results(config, folders["test"], prior)])
+    names = [f"{task}_{metric}" for task in data.tasks for metric in summary.METRICS]
+    between = summary.differences(samples, names)
+    return {
+        "data": data.name,
+        "tasks": list(data.tasks),
+        **budget._asdict(),
+        **summary.flat(test, between, data.tasks),
+        "test_exposures": len(samples["grm"][0]["user"]),
+        "models": {name: {**fields, "test": test[name]} for name, fields in models.items()},
+        "differences": between,
+    }
+
+
+def show(fields: Mapping[str, Any]) -> None:
+    for name, one in fields["models"].items():
+        epochs = f", {one['epochs']} epochs" if "epochs" in one else ""
+        print(f"{name}: {one['setting']}{epochs}, validation score {one['score']:.4f}")
+    rows = []
+    for prefix, task in zip(("", "second_"), fields["tasks"]):
+        for metric in summary.METRICS:
+            row: dict[str, Any] = {"metric": f"{task} {metric}"}
+            row |= {name: fields[f"{prefix}{metric}_{name}"] for name in fields["models"]}
+            row["best baseline"] = fields[f"{prefix}{metric}_best_baseline"]
+            ends = ("difference", "difference_low", "difference_high")
+            row |= {end: fields[f"{prefix}{metric}_{end}"] for end in ends}
+            rows.append(row)
+    harness.print_table(f"test split, means of {len(fields['seeds'])} seeds; difference: grm - best baseline", rows)
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
+    parser.add_argument("--data", type=pathlib.Path, required=True, metavar="DIR", help="MovieLens-1M or KuaiRand")
+    parser.add_argument("--quick", action="store_true", help="one setting, two epochs, one seed")
+    parser.add_argument("--run", type=pathlib.Path, default="runs/ranking", help="folder of the jobs")
+    parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="file for the result")
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    arguments = parse(argv)
+    data = data_set_of(arguments.data)
+    fields = measure(data, arguments.data.resolve(), arguments.run.resolve(), QUICK if arguments.quick else WHOLE)
+    show(fields)
+    if arguments.json:
+        facts = {"benchmark": "ranking", "machine": describe(), **fields}
+        arguments.json.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    harness.run(main)

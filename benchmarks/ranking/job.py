@@ -1,0 +1,110 @@
+"""One job in a process of its own: trains an experiment and evaluates it on the held-out split of its data.
+
+Its folder gets result.json at the end, and samples.npz with the exposures of the last evaluation (models.compare).
+"""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+import tf_fusedrec as fr
+from benchmarks.harness import children
+from models.build import columns, make_embedding, make_model, no_rows
+from models.compare import SAMPLES
+from models.dense_inputs import read_statistics
+from models.evaluate import Evaluation, evaluator
+from models.experiment import from_dict
+from models.fit_calls import fit_calls
+from tf_fusedrec import keras, tf
+from tf_fusedrec.data import read_items
+
+RESULT = "result.json"
+
+
+def score(results: Mapping[str, float], tasks: Sequence[str]) -> float:
+    """Returns the score that chooses settings and epochs: the mean of AUC and GAUC of the tasks."""
+    return float(np.mean([results[f"{task}_{metric}"] for task in tasks for metric in ("auc", "gauc")]))
+
+
+class Progress(keras.callbacks.Callback):
+    """Evaluates the model after an epoch, and ends the training when the score stops improving.
+
+    Args:
+      evaluate: Evaluates the model on the held-out split.
+      tasks: Tasks of the score.
+      epochs: Largest number of epochs.
+      patience: Epochs in a row without a better score after which the training ends. 0 trains all epochs and evaluates
+        the last one only.
+    """
+
+    def __init__(self, evaluate: Callable[[], Evaluation], tasks: Sequence[str], epochs: int, patience: int):
+        super().__init__()
+        self._evaluate, self._tasks, self._epochs, self._patience = evaluate, tasks, epochs, patience
+        self.entries: list[dict[str, Any]] = []
+        self.last: Evaluation | None = None
+
+    def on_epoch_begin(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
+        self._begin = time.process_time()
+
+    def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
+        entry: dict[str, Any] = {"epoch": epoch + 1, "loss": float((logs or {})["loss"])}
+        entry["processor_seconds"] = round(time.process_time() - self._begin, 1)
+        if self._patience or epoch + 1 == self._epochs:
+            self.last = self._evaluate()
+            entry["held_out"] = self.last.results
+            entry["score"] = score(self.last.results, self._tasks)
+        self.entries.append(entry)
+        print(json.dumps({name: value for name, value in entry.items() if name != "held_out"}), flush=True)
+        if self._patience:
+            since = epoch + 1 - best(self.entries)["epoch"]
+            self.model.stop_training = since >= self._patience
+
+
+def best(entries: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Returns the epoch with the best score; the first one of equals."""
+    return max(entries, key=lambda entry: entry["score"])
+
+
+def main(
+    folder: str, experiment: Mapping[str, Any], data: str, tasks: Sequence[str], patience: int
+) -> list[dict[str, Any]]:
+    """Trains the job. Returns the content of result.json, an entry for each epoch.
+
+    Args:
+      folder: Existing folder of the job.
+      experiment: Fields of the experiment.
+      data: Folder of the data set.
+      tasks, patience: See Progress.
+    """
+    config, place, source = from_dict(experiment), pathlib.Path(folder), pathlib.Path(data)
+    tf.get_logger().setLevel("ERROR")
+    fr.init()
+    keras.utils.set_random_seed(config.seed)
+    statistics = read_statistics(config.model, source)
+    model = make_model(config, make_embedding(config), *read_items(source), statistics)
+    adam = config.train
+    model.compile(keras.optimizers.legacy.Adam(adam.learning_rate, beta_2=adam.beta_2, epsilon=adam.epsilon))
+    model(no_rows(columns(config.model, "train")))  # creates the weights
+    held_out = evaluator(config, model)
+    progress = Progress(lambda: held_out(source), tasks, adam.epochs, patience)
+    for call in fit_calls(config, source, None):
+        model.fit(
+            call.dataset, initial_epoch=call.epoch, epochs=call.end, steps_per_epoch=call.steps, callbacks=[progress],
+            verbose=0,
+        )  # fmt: skip
+    if progress.last is not None:
+        np.savez(place / SAMPLES, **progress.last.samples)
+    partial = place / f"{RESULT}.partial"  # a job that is stopped here has no result
+    partial.write_text(json.dumps(progress.entries, indent=1) + "\n", encoding="utf-8")
+    partial.replace(place / RESULT)
+    return progress.entries
+
+
+if __name__ == "__main__":
+    children.answer(main)

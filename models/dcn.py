@@ -1,0 +1,88 @@
+"""DCN-V2, a baseline for GRM: crossed features of a bounded degree beside a deep network.
+
+    dense of exposure and history ───────────────────┐       ┌─▶ cross layers ─┐
+    context ids, item, its features ─ embeddings ────┼─▶ x_0 ┤                 ├─▶ one logit for each task
+    history items, actions ─ embeddings, their mean ─┘       └─▶ deep network ─┘
+
+Source: Wang et al., DCN V2: Improved Deep & Cross Network and Practical Lessons for Web-scale Learning to Rank
+Systems (WWW 2021), the parallel structure; its mixture of low-rank experts is left out.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from models.base import Batch
+from models.exposure_model import ExposureModel, network, products
+from models.model_config import DCNConfig
+from tf_fusedrec import keras, tf
+
+
+class DCN(ExposureModel):
+    """Scores every exposure of every user from crosses of its own features and of the mean of the user's history.
+
+    RankingModel documents the arguments and the call.
+    """
+
+    config: DCNConfig
+
+    def __init__(
+        self,
+        config: DCNConfig,
+        embedding: keras.layers.Layer,
+        catalogue: np.ndarray,
+        popularity: np.ndarray,
+        name: str = "dcn",
+    ):
+        super().__init__(config, embedding, catalogue, popularity, name)
+        self.crosses = [Cross(config.cross_rank, name=f"cross_{number}") for number in range(config.cross_layers)]
+        self.deep = network(config.deep_units, config.dropout, "deep")
+        self._columns = self.dense_columns + config.dim * (self.num_vectors + len(self.event_columns))
+
+    def hidden(self, inputs: Batch, rows: dict[str, Any], training: bool | None) -> tf.Tensor:
+        dense = tf.cast(self.dense(inputs), self.compute_dtype)
+        x_0 = tf.concat([dense, *self.vectors(inputs, rows), *self.mean_vectors(inputs, rows)], axis=1)
+        x_0 = crossed = self.dropout(x_0, training=training)
+        for cross in self.crosses:
+            crossed = cross(x_0, crossed)
+        return tf.concat([crossed, self.deep(x_0, training=training)], axis=1)
+
+    def hidden_flops(self, batch: Batch) -> tf.Tensor:
+        config, columns = self.config, self._columns
+        cross = products([columns, config.cross_rank, columns] if config.cross_rank else [columns, columns])
+        deep = products([columns, *config.deep_units])
+        head = products([columns + config.deep_units[-1], len(config.tasks)])
+        return tf.cast(self.num_positions(batch) * (config.cross_layers * cross + deep + head), tf.float64)
+
+
+class Cross(keras.layers.Layer):
+    """x_0 * (W x + b) + x, with W = U V for a low rank. L layers make crosses of up to L + 1 columns of x_0.
+
+    Args:
+      rank: Rank r of W. U is [n, r] and V is [r, n]. 0 makes W a full matrix [n, n].
+
+    Call:
+      x_0: <float>[E, n], input of the first layer.
+      x: <float>[E, n], output of the layer before.
+      returns <float>[E, n].
+
+    Source: Wang et al. (2021), equations 1 and 2.
+    """
+
+    def __init__(self, rank: int, **layer_arguments: Any):
+        super().__init__(**layer_arguments)
+        self.rank = rank
+
+    def build(self, input_shape: tf.TensorShape) -> None:
+        columns = input_shape[-1]
+        self.narrow = keras.layers.Dense(self.rank, use_bias=False, name="narrow") if self.rank else None
+        self.wide = keras.layers.Dense(columns, name="wide")
+        super().build(input_shape)
+
+    def call(self, x_0: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
+        return x_0 * self.wide(x if self.narrow is None else self.narrow(x)) + x
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "rank": self.rank}

@@ -1,0 +1,118 @@
+"""The base of the models without a sequence model (dlrm.py, din.py, dcn.py), which score every exposure alone.
+
+They get equal inputs: dense columns of the exposure, the rows of its user's context, its own rows, and the history.
+"""
+
+from __future__ import annotations
+
+import abc
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from models.base import Batch
+from models.dense_inputs import dense_width
+from models.ranking import RankingModel
+from models.ranking_config import RankingConfig
+from tf_fusedrec import keras, tf
+
+
+class ExposureModel(RankingModel):
+    """Scores every exposure of every user from a last hidden layer of its own, by one output for each task.
+
+    RankingModel documents the arguments and the call.
+    """
+
+    def __init__(
+        self,
+        config: RankingConfig,
+        embedding: keras.layers.Layer,
+        catalogue: np.ndarray,
+        popularity: np.ndarray,
+        name: str,
+    ):
+        super().__init__(config, embedding, catalogue, popularity, name)
+        self.dropout = keras.layers.Dropout(config.dropout)
+        self.head = keras.layers.Dense(len(config.tasks), name="head")
+
+    @abc.abstractmethod
+    def hidden(self, inputs: Batch, rows: dict[str, Any], training: bool | None) -> tf.Tensor:
+        """Returns the last hidden layer, <float>[E, n].
+
+        Args:
+          inputs: The batch.
+          rows: Embedding rows of all features, as `rows_of` returns them.
+          training: Whether dropout is on.
+        """
+
+    @abc.abstractmethod
+    def hidden_flops(self, batch: Batch) -> tf.Tensor:
+        """Counts multiplications and additions of the matrix products of `hidden` and of the head, <float64>[]."""
+
+    def call(self, inputs: Batch, training: bool | None = None) -> dict[str, tf.Tensor]:
+        logits = self.head(self.hidden(inputs, self.rows_of(inputs, training), training))
+        return dict(zip(self.config.tasks, tf.unstack(tf.cast(logits, tf.float32), axis=1)))
+
+    def counts(self, batch: Batch) -> tuple[tf.Tensor, tf.Tensor]:
+        history, exposed = batch["history_item"], batch["exposed_item"]
+        return history.nrows(), tf.size(history.values, tf.int64) + tf.size(exposed.values, tf.int64)
+
+    def forward_flops(self, batch: Batch) -> tf.Tensor:
+        return self.hidden_flops(batch) + self.projection_flops(batch)
+
+    def dense(self, inputs: Batch) -> tf.Tensor:
+        """Returns the numbers of each exposure, of its user, and the mean of the history's, <float32>[E, n]."""
+        numbers, user = self.dense_of(inputs), inputs["exposed_item"].value_rowids()
+        parts = [] if numbers.exposed is None else [numbers.exposed]
+        if numbers.contextual is not None:
+            parts.append(tf.gather(numbers.contextual, user))
+        if numbers.history is not None:
+            parts.append(tf.gather(_mean(numbers.history), user))
+        return tf.concat(parts, axis=1) if parts else tf.zeros([tf.size(user), 0])
+
+    @property
+    def dense_columns(self) -> int:
+        """The columns n of `dense`."""
+        return sum(dense_width(self.config, role) for role in ("contextual", "history", "exposed"))
+
+    def vectors(self, inputs: Batch, rows: dict[str, Any]) -> list[tf.Tensor]:
+        """Returns the rows of the user's context and of the exposure's columns, <float>[E, config.dim] each."""
+        user = inputs["exposed_item"].value_rowids()
+        context = [tf.gather(rows[name], user) for name in self.config.contextual_features]
+        return [*context, *(rows[name].values for name in self.config.columns_of("exposed"))]
+
+    def mean_vectors(self, inputs: Batch, rows: dict[str, Any]) -> list[tf.Tensor]:
+        """Returns the mean of each column of the user's history, or zeros without one, <float>[E, config.dim] each."""
+        user = inputs["exposed_item"].value_rowids()
+        return [tf.gather(_mean(rows[name]), user) for name in self.event_columns]
+
+    @property
+    def event_columns(self) -> tuple[str, ...]:
+        """The id columns of an event of the history. They begin like columns_of("exposed"), and end with the action."""
+        return (*self.config.columns_of("history"), "history_action")
+
+    @property
+    def num_vectors(self) -> int:
+        """The number of `vectors`."""
+        return len(self.config.contextual_features) + len(self.config.columns_of("exposed"))
+
+
+def network(units: Sequence[int], dropout: float, name: str) -> keras.Sequential:
+    """Returns layers of `units` outputs with ReLU, each with dropout behind it."""
+    layers: list[Any] = []
+    for width in units:
+        layers += [keras.layers.Dense(width, activation="relu"), keras.layers.Dropout(dropout)]
+    return keras.Sequential(layers, name=name)
+
+
+def products(sizes: Sequence[int]) -> int:
+    """Counts multiplications and additions of a chain of layers of these sizes, the input's first, for one row."""
+    return 2 * sum(math.prod(pair) for pair in zip(sizes, sizes[1:]))
+
+
+def _mean(rows: tf.RaggedTensor) -> tf.Tensor:
+    """Returns the mean <float>[B, D] of each user's rows, or zeros without rows."""
+    total = tf.math.unsorted_segment_sum(rows.values, rows.value_rowids(), rows.nrows())
+    return total / tf.cast(tf.maximum(rows.row_lengths(), 1), total.dtype)[:, tf.newaxis]

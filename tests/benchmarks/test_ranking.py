@@ -1,0 +1,227 @@
+"""benchmarks.ranking on a small KuaiRand log: its splits, jobs, choice of settings, intervals and JSON fields."""
+
+import dataclasses
+import json
+import pathlib
+import stat
+import sys
+
+import numpy as np
+import pytest
+
+from benchmarks.harness import harness
+from benchmarks.ranking import __main__ as benchmark
+from benchmarks.ranking import data_sets, job, jobs, rates, summary
+from models.compare import SAMPLES
+from models.ranking_config import RankingConfig
+from tests.data.shards import read_lists
+from tf_fusedrec.data import Column, ParquetFolder
+
+LABELS = ("is_click", "long_view", "is_profile_enter", "is_comment")
+USERS, IMPRESSIONS = 12, 21
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("log")
+    generator = np.random.default_rng(0)
+    lines = [",".join(["user_id", "video_id", "time_ms", "duration_ms", *LABELS])]
+    for user in range(USERS):
+        for time in generator.permutation(IMPRESSIONS):
+            labels = generator.integers(0, 2, len(LABELS))
+            lines.append(",".join(map(str, [user, generator.integers(30), 1000 * time, 5000, *labels])))
+    (folder / "log.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    features = ["user_id,user_active_degree,register_days_range", *(f"{user},full,a" for user in range(USERS))]
+    (folder / "user_features.csv").write_text("\n".join(features) + "\n", encoding="utf-8")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def data(source):
+    return data_sets.data_set_of(source)
+
+
+@pytest.fixture(scope="module")
+def folders(data, source, tmp_path_factory):
+    return data.prepared(source, tmp_path_factory.mktemp("run"))
+
+
+def _times(folder, part):
+    """Returns the sorted times of the exposures of a part, by user."""
+    columns = [Column("user_id"), Column("exposed_time", ragged=True)]
+    found: dict[int, list[int]] = {}
+    for user, times in read_lists(ParquetFolder(folder / part, columns)):
+        found[user] = sorted([*found.get(user, []), *times])
+    return found
+
+
+def test_the_validation_split_is_the_end_of_what_is_before_the_test_split(folders):
+    for user, times in _times(folders["test"], "train").items():
+        assert times == list(range(17))  # 80 % of 21, rounded up
+        assert _times(folders["validation"], "train")[user] == times[:14]
+        assert _times(folders["validation"], "test")[user] == times[14:]
+
+
+def test_a_folder_without_known_files_is_refused(tmp_path):
+    with pytest.raises(SystemExit, match="no file of a known data set.*kuairand: log.csv.*ml1m_ranking: ratings.dat"):
+        data_sets.data_set_of(tmp_path)
+
+
+@pytest.mark.parametrize("data", data_sets.DATA_SETS, ids=lambda data: data.name)
+def test_all_models_of_a_data_set_read_the_same_columns(data):
+    first, *others = [data.experiment(model) for model in data_sets.MODELS]
+    # GRM sees times by its attention. Dropout is regularisation, like the settings of the grid.
+    own = ("time_features", "dropout", "item_dropout")
+    shared = [field.name for field in dataclasses.fields(RankingConfig) if field.name not in own]
+    for one in others:
+        assert one.data == first.data
+        assert [getattr(one.model, name) for name in shared] == [getattr(first.model, name) for name in shared]
+
+
+def test_a_job_trains_evaluates_and_writes_what_the_summary_reads(data, folders, tmp_path):
+    one = jobs.job_of(data, "dlrm", {"model.dropout": 0.1}, 2, 3, folders["test"], tmp_path)
+    assert not one.finished and one.folder.name.startswith("dlrm_seed3_")
+    one.folder.mkdir()
+    entries = job.main(str(one.folder), **one.request)
+    assert one.finished and one.epochs() == entries and [entry["epoch"] for entry in entries] == [1, 2]
+    assert "held_out" not in entries[0], "the test split is evaluated once"
+    results = entries[1]["held_out"]
+    assert results["exposures"] == USERS * 4 == len(one.samples()["user"])
+    metrics = [results[f"{task}_{metric}"] for task in ("ctr", "long_view") for metric in ("auc", "gauc")]
+    assert entries[1]["score"] == np.mean(metrics)
+    # The main job's baseline, by the other way.
+    config = data.experiment("dlrm").model
+    of_rates = rates.results(config, folders["test"], 10.0)
+    for name in ("ctr_auc", "ctr_gauc", "long_view_auc", "long_view_gauc"):
+        assert of_rates[name] == pytest.approx(results[f"baseline_{name}"], abs=1e-12)
+    assert of_rates != rates.results(config, folders["test"], 100.0)
+    ours = rates.samples_of(config, folders["test"], 10.0)
+    for name in ("user", "item", "time", "long_view_label"):
+        np.testing.assert_array_equal(ours[name], one.samples()[name])
+
+
+@pytest.mark.parametrize(("patience", "epochs"), [(1, [1, 2, 3]), (2, [1, 2, 3, 4]), (0, [6])])
+def test_training_ends_after_epochs_without_a_better_score(patience, epochs):
+    scores = iter([0.5, 0.6, 0.6, 0.5, 0.7, 0.8])
+    evaluated = []
+
+    def evaluate():
+        value = next(scores)
+        return job.Evaluation(dict.fromkeys(("a_auc", "a_gauc"), value), {})
+
+    progress = job.Progress(evaluate, ["a"], 6, patience)
+    progress.set_model(type("Model", (), {"stop_training": False})())
+    for epoch in range(6):
+        progress.on_epoch_begin(epoch)
+        progress.on_epoch_end(epoch, {"loss": 1.0})
+        evaluated += [epoch + 1] if "score" in progress.entries[-1] else []
+        if progress.model.stop_training:
+            break
+    assert evaluated == epochs
+
+
+def test_jobs_run_in_processes_and_a_failing_one_names_its_log(tmp_path, monkeypatch):
+    stub = tmp_path / "python"
+    program = (
+        f"#!{sys.executable}\nimport json, pathlib, sys\n"
+        "request = json.loads(sys.argv[3])\nprint('seed', request['seed'])\nif request['seed'] == 3: sys.exit(7)\n"
+        "entries = [{'epoch': 1, 'score': 0.5}]\n"
+        f"(pathlib.Path(request['folder']) / '{job.RESULT}').write_text(json.dumps(entries))\n"
+    )
+    stub.write_text(program, encoding="utf-8")
+    stub.chmod(stub.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setattr(sys, "executable", str(stub))
+    made = [jobs.Job(tmp_path / f"job{seed}", {"seed": seed}) for seed in range(4)]
+    jobs.train(made[:3], workers=2)
+    assert [one.epochs()[0]["score"] for one in made[:3]] == [0.5] * 3
+    stamps = [(one.folder / job.RESULT).stat().st_mtime_ns for one in made[:3]]
+    with pytest.raises(harness.CheckFailed, match="job3 ended with code 7:\nseed 3"):
+        jobs.train(made, workers=2)
+    assert stamps == [(one.folder / job.RESULT).stat().st_mtime_ns for one in made[:3]], "they ended before"
+
+
+class Trainer:
+    """Replaces the processes: records the jobs and writes the files of job.main."""
+
+    # Exposures with a wrong logit, of twenty, by model. GRM is best and DCN-V2 the best baseline.
+    WRONG = {"grm": 0, "dcn": 4, "din": 8, "dlrm": 10}
+
+    def __init__(self):
+        self.jobs = []
+
+    def __call__(self, given):
+        for one in given:
+            if one.finished:
+                continue
+            one.folder.mkdir(parents=True)
+            experiment, patience = one.request["experiment"], one.request["patience"]
+            model, dropout = experiment["model"]["kind"], experiment["model"]["dropout"]
+            self.jobs.append((model, bool(patience), dropout, experiment["train"]["epochs"], experiment["seed"]))
+            epochs = experiment["train"]["epochs"]
+            scores = [0.8 if dropout == 0.3 and epoch == 1 else 0.6 for epoch in range(epochs)]
+            names = [f"{task}_{metric}" for task in one.request["tasks"] for metric in ("auc", "gauc")]
+            held_out = [dict.fromkeys(names, 1 - self.WRONG[model] / 20)] * epochs
+            entries = [
+                {"epoch": n + 1, "score": value, "held_out": of, "processor_seconds": 1.0}
+                for n, (value, of) in enumerate(zip(scores, held_out))
+            ]
+            shown = rates.samples_of(
+                data_sets.DATA_SETS[0].experiment(model).model, pathlib.Path(one.request["data"]), 10.0
+            )
+            for task in one.request["tasks"]:
+                logit = np.where(shown[f"{task}_label"] > 0, 1.0, -1.0)
+                wrong = 7 * np.arange(len(logit)) % 20 < self.WRONG[model]
+                shown[f"{task}_logit"] = np.where(wrong, -logit, logit)
+            np.savez(one.folder / SAMPLES, **shown)
+            (one.folder / job.RESULT).write_text(json.dumps(entries), encoding="utf-8")
+
+
+def test_the_validation_split_alone_chooses_and_finished_jobs_stay(source, tmp_path, monkeypatch, capsys):
+    trainer = Trainer()
+    monkeypatch.setattr(jobs, "train", trainer)
+    monkeypatch.setattr(benchmark, "GRID", {"model.dropout": (0.1, 0.3)})
+    monkeypatch.setattr(benchmark, "WHOLE", benchmark.Budget(settings=2, epochs=3, patience=2, seeds=(0, 1)))
+    monkeypatch.setattr(summary, "RESAMPLES", 20)
+    given = ["--data", str(source), "--run", str(tmp_path / "run"), "--json", str(tmp_path / "r.json")]
+    benchmark.main(given)
+    assert sorted(trainer.jobs) == sorted(
+        [(model, True, dropout, 3, 0) for model in data_sets.MODELS for dropout in (0.1, 0.3)]
+        + [(model, False, 0.3, 2, seed) for model in data_sets.MODELS for seed in (0, 1)]
+    )
+    result = json.loads((tmp_path / "r.json").read_text(encoding="utf-8"))
+    for name in data_sets.MODELS:
+        chosen = result["models"][name]
+        assert (chosen["setting"], chosen["epochs"], chosen["score"]) == ({"model.dropout": 0.3}, 2, 0.8)
+        assert [one["scores"] for one in chosen["tried"]] == [[0.6] * 3, [0.6, 0.8, 0.6]]
+        assert chosen["test"]["ctr_auc"]["seeds"] == [1 - Trainer.WRONG[name] / 20] * 2
+    assert (result["auc_grm"], result["gauc_dcn"], result["second_auc_din"]) == (1.0, 0.8, 0.6)
+    assert len(result["models"]["rates"]["tried"]) == 2 and 0 < result["gauc_rates"] < 1
+    assert result["gauc_best_baseline"] == result["second_auc_best_baseline"] == "dcn"
+    assert 0 < result["auc_difference_low"] <= result["auc_difference"] <= result["auc_difference_high"]
+    assert set(result["differences"]) == {"dlrm", "din", "dcn", "rates"}
+    assert "dcn" in capsys.readouterr().out
+    benchmark.main(given)
+    assert len(trainer.jobs) == 16, "a finished job is not trained again"
+    assert json.loads((tmp_path / "r.json").read_text(encoding="utf-8")) == result
+
+
+def test_differences_are_of_means_over_seeds_and_draw_users():
+    """Users have an AUC of 1 or 0. Half of the users change sides between the models."""
+    users = 40
+
+    def samples(wrong):
+        user, label = np.repeat(np.arange(users), 2), np.tile([0.0, 1.0], users)
+        logit = np.where(np.isin(user, np.flatnonzero(wrong)), -label, label)
+        return {"user": user, "a_label": label, "a_logit": logit}
+
+    odd, none = np.arange(users) % 2 == 1, np.zeros(users, bool)
+    same = summary.differences({"grm": [samples(odd)] * 2, "x": [samples(odd)]}, ["a_gauc"], 20)["x"]["a_gauc"]
+    assert same == {"difference": 0, "low": 0, "high": 0}, "the draws are the same for all models"
+    found = summary.differences({"grm": [samples(none)] * 2, "x": [samples(odd), samples(none)]}, ["a_gauc"], 400)
+    row = found["x"]["a_gauc"]
+    assert row["difference"] == 0.25  # the mean of 0.5 and 0
+    half = 1.96 * 0.25 / np.sqrt(users)  # the other seed adds no users
+    assert row["low"] == pytest.approx(0.25 - half, abs=0.2 * half)
+    assert row["high"] == pytest.approx(0.25 + half, abs=0.2 * half)
+    with pytest.raises(ValueError, match="evaluated on different samples"):
+        summary.differences({"grm": [samples(none)], "x": [{**samples(none), "a_label": np.ones(80)}]}, ["a_gauc"], 1)

@@ -1,0 +1,207 @@
+"""Tables of events with foreign column names: rows by hand from CSV and Parquet, and every fault by file and row."""
+
+import pathlib
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet as pq
+import pytest
+
+from tests.data.shards import read_lists
+from tf_fusedrec import tf
+from tf_fusedrec.data import Column, ParquetFolder, hash_strings, read_info
+from tf_fusedrec.data.events import Window
+from tf_fusedrec.data.table import convert_table
+from tf_fusedrec.data.table_map import column_map
+
+MAP = {
+    "user": "customer", "item": "sku", "time": "seen_at", "labels": {"click": "clicked"}, "context": {"city": "town"},
+    "context_numbers": ["age"], "features": ["brand"], "lists": {"tag": "tags"}, "numbers": {"price": "eur"},
+    "outcomes": ["seconds"], "past": ["brand"],
+}  # fmt: skip
+HEADER = ["customer", "sku", "seen_at", "clicked", "town", "age", "brand", "tags", "eur", "seconds", "unused"]
+ROWS = [
+    ["ann", "7", "2024-05-01 10:00:00", "1", "Rome", "31", "b1", "red|old", "2.5", "9", "x"],
+    ["ann", "8", "2024-05-01 11:00:00", "0", "Rome", "31", "b1", "", "", "1", "x"],
+    ["ann", "9", "2024-05-01 12:00:00", "1", "Rome", "31", "b2", "new", "4", "2", "x"],
+    ["bob", "7", "2024-05-01 10:30:00", "0", "Oslo", "20", "b1", "red", "2.5", "3", "x"],
+    ["bob", "8", "2024-05-01 12:30:00", "1", "Oslo", "20", "", "old", "3", "4", "x"],
+]
+SIZES = Window(exposures=4, history=4, validation=0.2, test=0.4)
+
+
+def csv_file(path, rows=ROWS, header=HEADER):
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("".join(",".join(row) + "\n" for row in [header, *rows]), encoding="utf-8")
+    return path.parent
+
+
+def convert(folder, output, columns=MAP, **arguments):
+    return convert_table(folder, output, column_map(columns), window=SIZES, **arguments)
+
+
+def ids(name):
+    return Column(name, ragged=True)
+
+
+def numbers(name):
+    return Column(name, "float32", ragged=True)
+
+
+def code(text):
+    return int(hash_strings(tf.constant(text)))
+
+
+def test_rows_by_hand(tmp_path):
+    info = convert(csv_file(tmp_path / "raw/a.csv"), tmp_path / "d")
+    assert (info.users, info.items) == (2, 3) and read_info(tmp_path / "d") == info
+    assert info.source.startswith(
+        "table, raw, 1 files, 5 of 5 rows, customer strings as fingerprints, seen_at in micro"
+    )
+    columns = [Column("user_id"), Column("city"), Column("age", "float32"), ids("history_item"), ids("exposed_item")]
+    columns += [ids("exposed_brand"), ids("exposed_tag"), ids("exposed_tag_count"), numbers("exposed_price")]
+    columns += [numbers("history_seconds"), numbers("exposed_click"), numbers("exposed_past_brand_click_rate")]
+    ann, bob = ([code(user), code(town), age] for user, town, age in (("ann", "Rome", 31.0), ("bob", "Oslo", 20.0)))
+    # The events end at 10:00, 10:30 and 11:00 in train, the latest two are test.
+    train = {row[:3]: row[3:] for row in read_lists(ParquetFolder(tmp_path / "d/train", columns))}
+    tags, brands = [code(tag) for tag in ("red", "old", "new")], [code(brand) for brand in ("b1", "b2")]
+    assert train[tuple(ann)] == (
+        (), (7, 8), (brands[0],) * 2, (tags[0], tags[1]), (2, 0), pytest.approx((2.5, np.nan), nan_ok=True), (),
+        (1.0, 0.0), pytest.approx((np.nan, 1.0), nan_ok=True),
+    )  # fmt: skip
+    test = {row[0]: row[3:] for row in read_lists(ParquetFolder(tmp_path / "d/test", columns))}
+    nan = pytest.approx((np.nan,), nan_ok=True)
+    assert test[ann[0]] == ((7, 8), (9,), (brands[1],), (tags[2],), (1,), (4.0,), (9.0, 1.0), (1.0,), nan)
+    assert test[bob[0]] == ((7,), (8,), (-1,), (tags[1],), (1,), (3.0,), (3.0,), (1.0,), nan)
+
+
+def test_parquet_and_several_files_are_the_same_data(tmp_path):
+    convert(csv_file(tmp_path / "raw/a.csv"), tmp_path / "d")
+    table = pa.csv.read_csv(tmp_path / "raw/a.csv")
+    lists = pa.array([row.split("|") if row else [] for row in table["tags"].to_pylist()])
+    table = table.set_column(table.column_names.index("tags"), "tags", lists)
+    (tmp_path / "p").mkdir()
+    for number, part in enumerate((table.slice(0, 3), table.slice(3))):
+        pq.write_table(part, tmp_path / f"p/{number}.parquet")
+    convert(tmp_path / "p", tmp_path / "e")
+    for part in ("train", "test"):
+        found, wanted = (pq.read_table(tmp_path / folder / part).to_pydict() for folder in ("e", "d"))
+        np.testing.assert_equal(found, wanted)
+
+
+def test_rows_in_any_order_are_gathered_and_sorted(tmp_path):
+    convert(csv_file(tmp_path / "raw/a.csv"), tmp_path / "d")
+    csv_file(tmp_path / "mixed/a.csv", [ROWS[4], ROWS[2]])
+    csv_file(tmp_path / "mixed/b.csv", [ROWS[0], ROWS[3], ROWS[1]])
+    convert(tmp_path / "mixed", tmp_path / "e", {**MAP, "order": "any"})
+    for part in ("train", "test"):
+        found, wanted = (pq.read_table(tmp_path / folder / part).to_pydict() for folder in ("e", "d"))
+        np.testing.assert_equal(found, wanted)
+
+
+def with_value(row, column, value):
+    changed = [list(one) for one in ROWS]
+    changed[row][HEADER.index(column)] = value
+    return changed
+
+
+def everywhere(column, value):
+    return [[value if name == column else old for name, old in zip(HEADER, row)] for row in ROWS]
+
+
+FAULTS = {
+    "a label outside": (
+        with_value(3, "clicked", "2"),
+        r"a.csv, row 4: column 'clicked' is a label and has 2, want 0 or",
+    ),
+    "a label that is text": (with_value(1, "clicked", "no"), r"a.csv, row 2: column 'clicked' has 'no', want 0 or 1"),
+    "no label": (with_value(2, "clicked", ""), "a.csv, row 3: column 'clicked' is empty, want a value"),
+    "no user": (with_value(4, "customer", ""), "a.csv, row 5: column 'customer' is empty"),
+    "a number that is text": (with_value(2, "eur", "cheap"), "a.csv, row 3: column 'eur' has 'cheap', want a number"),
+    "a time that is none": (with_value(1, "seen_at", "noon"), "a.csv, row 2: column 'seen_at' has 'noon', want a time"),
+    "all null": (everywhere("brand", ""), "a.csv, row 1, to .*a.csv, row 5: column 'brand' has no value"),
+    "no list": (everywhere("tags", ""), "a.csv, row 1, to .*a.csv, row 5: column 'tags' has no value"),
+    "constant number": (everywhere("seconds", "3"), "a.csv, row 1, to .*: column 'seconds' has the same value .* 3.0"),
+    "constant label": (everywhere("clicked", "1"), "a.csv, row 1, to .*: column 'clicked' has the same value every"),
+    "constant id": (everywhere("brand", "5"), "a.csv, row 1, to .*: column 'brand' has the same value everywhere, 5"),
+    "decreasing times": (
+        [ROWS[1], ROWS[0], *ROWS[2:]],
+        r"a.csv, row 2: its column 'seen_at' has an earlier time than ",
+    ),
+    "two values of context": (
+        with_value(1, "town", "Bari"),
+        "a.csv, row 2: column 'town' is context and differs from ",
+    ),
+}
+
+
+@pytest.mark.parametrize(("rows", "message"), FAULTS.values(), ids=FAULTS)
+def test_faults_are_named_by_file_and_row(tmp_path, rows, message):
+    with pytest.raises(ValueError, match=message):
+        convert(csv_file(tmp_path / "raw/a.csv", rows), tmp_path / "d")
+    assert not (tmp_path / "d").exists()
+
+
+def test_faults_of_files(tmp_path):
+    raw = csv_file(tmp_path / "raw/a.csv", ROWS[:2])
+    csv_file(tmp_path / "raw/b.csv", ROWS[2:])
+    with pytest.raises(
+        ValueError, match=r"b.csv, row 1: its column 'customer' has a user of .*a.csv, row 2, 1 such rows"
+    ):
+        convert(raw, tmp_path / "d")
+    csv_file(tmp_path / "raw/b.csv", [row[:-2] for row in ROWS], HEADER[:-2])
+    with pytest.raises(ValueError, match=r"b.csv, row 1: got the columns .*, want also \['seconds'\]. Correct the col"):
+        convert(raw, tmp_path / "d")
+    (tmp_path / "raw/b.csv").write_bytes(b'"customer"\n"x')
+    with pytest.raises(ValueError, match=r"b.csv"):
+        convert(raw, tmp_path / "d")
+    pq.write_table(pa.table({"x": [1]}), tmp_path / "raw/c.parquet")
+    with pytest.raises(ValueError, match=r"has \['a.csv', 'b.csv', 'c.parquet'\], want files of one kind"):
+        convert(raw, tmp_path / "d")
+    with pytest.raises(ValueError, match="does not exist, want a folder"):
+        convert(tmp_path / "nothing", tmp_path / "d")
+
+
+def test_skipped_rows_are_logged_and_the_others_stay(tmp_path, caplog):
+    rows = with_value(1, "clicked", "7")
+    info = convert(csv_file(tmp_path / "raw/a.csv", rows), tmp_path / "d", bad_rows="skip")
+    assert "4 of 5 rows" in info.source and "a.csv, row 2: column 'clicked' is a label and has 7" in caplog.text
+    columns = [ids("history_item"), ids("exposed_item")]
+    seen = [row for part in ("train", "test") for row in read_lists(ParquetFolder(tmp_path / "d" / part, columns))]
+    assert sorted(item for row in seen for item in row[1]) == [7, 7, 8, 9]
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"labels": {}}, "data.columns: columns.labels names no label"),
+        ({"labels": "clicked"}, r"data.columns.labels must be a list of names, or {name: column}, got 'clicked'"),
+        ({"usr": "x"}, r"data.columns names \['usr'\], and a column map takes \['user', 'item'"),
+        ({"past": ["colour"]}, r"columns.past names 'colour', want one of the features \['brand', 'tag'\]"),
+        ({"numbers": ["brand"]}, "the name 'brand' twice"),
+        ({"features": {"item": "brand"}}, "the name 'item' twice in .* or it is one of"),
+        ({"order": "time"}, r"columns.order must be one of \['file', 'any'\], got 'time'"),
+    ],
+)
+def test_refused_maps(changed, message):
+    with pytest.raises(ValueError, match=message):
+        column_map({**MAP, **changed})
+    with pytest.raises(ValueError, match=r"data.columns lacks \['time', 'labels'\]"):
+        column_map({"user": "a", "item": "b"})
+
+
+def test_integers_are_ids_and_seconds(tmp_path):
+    rows = [[str(1 + at // 4), str(at % 3), str(1000 + at), str(at % 2)] for at in range(8)]
+    csv_file(tmp_path / "raw/a.csv", rows, ["u", "i", "t", "y"])
+    columns = {"user": "u", "item": "i", "time": "t", "labels": {"click": "y"}}
+    convert(pathlib.Path(tmp_path / "raw/a.csv"), tmp_path / "d", columns)
+    found = [
+        row
+        for part in ("train", "test")
+        for row in read_lists(ParquetFolder(tmp_path / "d" / part, [Column("user_id"), ids("exposed_time")]))
+    ]
+    assert sorted(time - 1000 for row in found for time in row[1]) == list(range(8)) and {row[0] for row in found} == {
+        1,
+        2,
+    }

@@ -1,0 +1,191 @@
+"""Writes a log of events as a ranking data set: one row for each window of a user's events, with the history before it.
+
+    user's events   e0 e1 e2 | e3 e4 e5 | e6 e7      windows of 3 exposures
+    row 0           exposures e0 e1 e2, no history
+    row 1           exposures e3 e4 e5, history e0 e1 e2 ...
+
+The split is by time, with the same moments for all users. Each event is an exposure of one row. The history of a row
+ends strictly before its first exposure.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from tf_fusedrec.data.layouts import DatasetInfo, write_dataset
+from tf_fusedrec.data.past import first_of_run, hour_of_day, past_columns
+from tf_fusedrec.data.rows import Ragged, Rows, Values
+
+HELD_OUT = ("test", "validation")
+SPLIT = (
+    "By time: the first {train:g} of the events in time are train, the next {validation:g} are validation, the rest "
+    "are test. Events of one time are not divided. {use} Rows have windows of {window} exposures of a user, and as "
+    "history the newest {history} events strictly before the first of them. Counts and rates of the past see all "
+    "strictly earlier events of the user."
+)
+_USE = {
+    "test": "The folder train holds train and validation, the folder test holds test.",
+    "validation": "The folder train holds train, the folder test holds validation; test is left out.",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Events:
+    """N events sorted by (user, time), of U users."""
+
+    user: np.ndarray  # <int64>[N], ascending
+    time: np.ndarray  # <int64>[N], seconds, ascending for each user
+    item: np.ndarray  # <int64>[N]
+    action: np.ndarray  # <int64>[N], what the user did, as one code
+    labels: Mapping[str, np.ndarray]  # <float32>[N] of 0 and 1, by name
+    context: Mapping[str, Values] = dataclasses.field(default_factory=dict)  # of U users ascending: ids or numbers
+    features: Mapping[str, Values] = dataclasses.field(default_factory=dict)  # of history and exposures: ids or numbers
+    outcomes: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)  # numbers of history alone
+    crossed: tuple[str, ...] = ()  # features of ids whose counts and rates of the past become columns
+
+
+class Window(NamedTuple):
+    """Size of the rows, and share of the events in each part."""
+
+    exposures: int = 32
+    history: int = 200
+    validation: float = 0.1
+    test: float = 0.1
+
+
+def write_events(
+    output: str | pathlib.Path,
+    events: Events,
+    *,
+    path: pathlib.Path,
+    source: str,
+    held_out: str = "test",
+    window: Window | None = None,
+    catalogue: np.ndarray | None = None,
+    item_strings: Mapping[int, str] | None = None,
+    codes: Mapping[str, list] | None = None,
+) -> DatasetInfo:
+    """Writes the ranking layout of events into `output`.
+
+    Columns: user_id and context; for history and exposed: item, time, features and the columns of past_columns by
+    user, item, hour and `crossed`; history_action, history_<outcome>; exposed_<label>.
+
+    Args:
+      output: Folder to make.
+      events: Events of all users.
+      path: Source file, for messages.
+      source: Description of the source for dataset.json.
+      held_out: Part in the folder test, one of HELD_OUT. "validation" leaves the test part out, so that settings can be
+        chosen without it.
+      window: Sizes of rows and parts.
+      catalogue: <int64>[I], all items without duplicates; None: the items of the events.
+      item_strings: String of every item id that is a fingerprint; None for integer ids.
+      codes: See write_dataset.
+
+    Raises:
+      ValueError: held_out is unknown; train or the held-out part has no event.
+    """
+    if held_out not in HELD_OUT:
+        raise ValueError(f"held_out must be one of {HELD_OUT}, got {held_out!r}.")
+    sizes = window or Window()
+    kept, late = _parts(events.time, held_out, sizes)
+    for name, part in (("train", kept & ~late), (held_out, late)):
+        if not part.any():
+            raise ValueError(
+                f"{path}: got no event for {name}, of {len(kept)} events with {len(np.unique(events.time))} distinct "
+                "times. Want events at three times or more. Check the column of the time."
+            )
+    columns = _columns(events)
+    users, row_of = np.unique(events.user, return_inverse=True)
+    kinds = {"train": kept & ~late, "test": late}
+    rows = {
+        name: _rows(columns, events.context, users, row_of, events.time, part, sizes) for name, part in kinds.items()
+    }
+    return write_dataset(
+        output,
+        task="ranking",
+        source=source,
+        split=SPLIT.format(
+            train=round(1 - sizes.validation - sizes.test, 6), validation=sizes.validation, use=_USE[held_out],
+            window=sizes.exposures, history=sizes.history,
+        ),
+        users=len(np.unique(events.user[kept])),
+        train=rows["train"],
+        test=rows["test"],
+        item_ids=np.unique(events.item) if catalogue is None else catalogue,
+        train_items=events.item[kinds["train"]],
+        item_strings=item_strings,
+        codes=codes,
+    )  # fmt: skip
+
+
+def _parts(time: np.ndarray, held_out: str, sizes: Window) -> tuple[np.ndarray, np.ndarray]:
+    """Masks <bool>[N] of the events to keep and, among them, of the held-out events."""
+    if not len(time):
+        return np.zeros(0, bool), np.zeros(0, bool)
+    ordered = np.sort(time)
+
+    def moment(share: float) -> int:
+        return int(ordered[min(int(round(len(time) * share, 6)), len(time) - 1)])
+
+    test = moment(1 - sizes.test)
+    if held_out == "test":
+        return np.ones(len(time), bool), time >= test
+    kept = time < test
+    return kept, kept & (time >= moment(1 - sizes.test - sizes.validation))
+
+
+def _columns(events: Events) -> dict[str, Values]:
+    """Values of each event by column, with history_ or exposed_ before the name; Ragged for several ids."""
+    keys: dict[str, Values] = {"item": events.item, "hour": hour_of_day(events.time)}
+    keys |= {name: events.features[name] for name in events.crossed}
+    past = past_columns(events.user, events.time, keys, events.labels)
+    shared: dict[str, Values] = {"item": events.item, "time": events.time, **events.features, **past}
+    return {
+        **{f"{role}_{name}": values for role in ("history", "exposed") for name, values in shared.items()},
+        "history_action": events.action,
+        **{f"history_{name}": values for name, values in events.outcomes.items()},
+        **{f"exposed_{name}": values for name, values in events.labels.items()},
+    }
+
+
+def _rows(
+    columns: Mapping[str, Values],
+    context: Mapping[str, Values],
+    users: np.ndarray,
+    row_of: np.ndarray,
+    time: np.ndarray,
+    part: np.ndarray,
+    sizes: Window,
+) -> Rows:
+    """Rows whose exposures are the events of `part` <bool>[N], a run of each user's events."""
+    at = np.flatnonzero(part)
+    place = at - at[first_of_run(row_of[at])]
+    starts = np.flatnonzero(place % sizes.exposures == 0)
+    first, end = at[starts], at[np.append(starts[1:], len(at)) - 1] + 1
+    # History ends before the events of the first exposure's time, and begins with the user or the newest events.
+    begin_of_user = first_of_run(row_of)
+    history_end = first_of_run(time, begin_of_user)[first]
+    history_begin = np.maximum(begin_of_user[first], history_end - sizes.history)
+    user = row_of[first]
+    made: dict[str, Values] = {"user_id": users[user]}
+    for name, values in context.items():
+        made[name] = values.take(user) if isinstance(values, Ragged) else values[user]
+    for name, values in columns.items():
+        bounds = (history_begin, history_end) if name.startswith("history_") else (first, end)
+        made.update(_gathered(name, values, *bounds))
+    return Rows(made, len(first))
+
+
+def _gathered(name: str, values: Values, begin: np.ndarray, end: np.ndarray) -> dict[str, Ragged]:
+    """The column of the events begin .. end of each row. Several ids of an event follow each other, beside counts."""
+    if not isinstance(values, Ragged):
+        return {name: Ragged(values, np.zeros(1, np.int64)).gather(begin, end - begin)}
+    splits = values.row_splits
+    counts = Ragged(values.lengths(), np.zeros(1, np.int64)).gather(begin, end - begin)
+    return {name: values.gather(splits[begin], splits[end] - splits[begin]), f"{name}_count": counts}

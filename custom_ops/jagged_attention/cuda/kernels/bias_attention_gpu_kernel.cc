@@ -13,7 +13,9 @@ using tensorflow::TensorShape;
 template <typename T>
 class JaggedBiasAttentionGpuBase : public OpKernel {
  public:
-  JaggedBiasAttentionGpuBase(OpKernelConstruction* ctx, int first) : OpKernel(ctx), options_(ctx), first_(first) {}
+  JaggedBiasAttentionGpuBase(OpKernelConstruction* ctx, int first) : OpKernel(ctx), options_(ctx), first_(first) {
+    OP_REQUIRES_OK(ctx, RequireAllQueries(ctx));
+  }
 
  protected:
   // Checks all inputs but grads; `shape` is that of out.

@@ -10,6 +10,15 @@
 
 namespace fusedrec {
 
+// Refuses query_splits when a kernel is made.
+inline absl::Status RequireAllQueries(tensorflow::OpKernelConstruction* ctx) {
+  int number;
+  TF_RETURN_IF_ERROR(ctx->GetAttr("num_query_splits", &number));
+  if (number == 0) return absl::OkStatus();
+  return absl::UnimplementedError(
+      "query_splits is not there on a GPU, where every token must have a query. Place the layer on the CPU with tf.device.");
+}
+
 // Checks and reads row_splits and num_targets, inputs `first` and `first + 1`, and the bias from input `first_bias` on. It
 // reads only the sizes of tensors on the device.
 inline absl::Status ReadRowsAndBias(tensorflow::OpKernelContext* ctx, const BiasAndRows& options, int first,

@@ -17,6 +17,7 @@ class JaggedAttentionGpuBase : public OpKernel {
  public:
   JaggedAttentionGpuBase(OpKernelConstruction* ctx, int first) : OpKernel(ctx), options_(ctx), first_(first) {
     std::string time;
+    OP_REQUIRES_OK(ctx, RequireAllQueries(ctx));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("alpha", &alpha_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("time", &time));
     OP_REQUIRES(ctx, time == "none" || time == "buckets",
@@ -31,7 +32,7 @@ class JaggedAttentionGpuBase : public OpKernel {
     const Tensor& scale = ctx->input(first_ + 5);
     const char* names[] = {"query", "key", "value"};
     for (int i = 0; i < 3; ++i) TF_RETURN_IF_ERROR(RequireRank(names[i], ctx->input(first_ + i), 3));
-    TF_RETURN_IF_ERROR(RequireTokens(DimsOf(query), DimsOf(key), DimsOf(value)));
+    TF_RETURN_IF_ERROR(RequireTokens(DimsOf(query), DimsOf(key), DimsOf(value), false));
     *call = {};
     call->type = NumberTypeOf<T>();
     call->qk_dim = query.dim_size(2);

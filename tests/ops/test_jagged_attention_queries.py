@@ -55,6 +55,32 @@ def test_queries_have_the_bits_of_whole_rows(options):
             np.testing.assert_array_equal(fewer.ours(fewer.weights, channels), whole[fewer.case.asking])
 
 
+def test_candidates_in_pieces_have_the_bits_of_all_at_once():
+    """The pieces meet the same keys and values of the history (M-FALCON)."""
+    arrays = Arrays(Case((330,), heads=2, qk_dim=8, value_dim=8, position=True, time="buckets"))
+    history, weights = 300, arrays.weights
+
+    def candidates(begin, end):
+        tokens = np.r_[0:history, begin:end]
+        times = ops.SequenceTimes(tf.constant(arrays.asks[begin:end]), tf.constant(arrays.answers[tokens]))
+        return ops.jagged_attention(
+            weights["query"][begin:end],
+            weights["key"][tokens],
+            weights["value"][tokens],
+            [0, len(tokens)],
+            scale=arrays.scale[begin:end],
+            alpha=0.7,
+            num_targets=[end - begin],
+            bias=arrays.bias(weights)._replace(times=times),
+            query_splits=[0, end - begin],
+        )
+
+    together = candidates(history, 330)
+    for pieces in ((300, 301, 317, 330), tuple(range(300, 331))):
+        parts = [candidates(begin, end) for begin, end in zip(pieces, pieces[1:])]
+        np.testing.assert_array_equal(tf.concat(parts, axis=0), together)
+
+
 @pytest.mark.parametrize("options", CASES.values(), ids=CASES)
 @pytest.mark.parametrize("lengths", [(LENGTHS, QUERIES), ((5, 0), (0, 0)), ((), ())], ids=["mixed", "none", "no_rows"])
 def test_stock_operations_agree(options, lengths):

@@ -61,17 +61,26 @@ class GRM(RankingModel):
 
     def call(self, inputs: Batch, training: bool | None = None) -> dict[str, tf.Tensor]:
         num_targets = inputs["exposed_item"].row_lengths()
-        x = self.positions(self._tokens_of(inputs, training), num_targets=num_targets, training=training)
+        tokens = jagged.concat(self.token_parts(inputs, training))
+        x = self.positions(tokens, num_targets=num_targets, training=training)
         times = self._times(inputs, num_targets)
         for block in self.blocks:
             x = block(
                 x,
                 timestamps=times,
                 num_targets=num_targets,
-                contextual_length=len(self.config.contextual),
+                contextual_length=self.seeing_context,
                 training=training,
             )
-        exposed = jagged.last(x, num_targets).values
+        return self.logits(jagged.last(x, num_targets).values)
+
+    @property
+    def seeing_context(self) -> int:
+        """Number of context tokens that see the whole context and history."""
+        return 0 if self.config.causal_context else len(self.config.contextual)
+
+    def logits(self, exposed: tf.Tensor) -> dict[str, tf.Tensor]:
+        """Returns the logits of exposures from their outputs of the last block, <float>[E, D]."""
         logits = [head(y) for head, y in zip(self.heads, self.experts(exposed))]
         return {task: tf.cast(tf.squeeze(logit, -1), tf.float32) for task, logit in zip(self.config.tasks, logits)}
 
@@ -86,14 +95,14 @@ class GRM(RankingModel):
         context = len(self.config.contextual)
         lengths = context + batch["history_item"].row_lengths() + exposed
         splits = tf.concat([[0], tf.cumsum(lengths)], axis=0)
-        blocks = [block.forward_flops(splits, self.config.dim, exposed, context) for block in self.blocks]
+        blocks = [block.forward_flops(splits, self.config.dim, exposed, self.seeing_context) for block in self.blocks]
         per_exposure = self.experts.forward_flops(self.config.dim)
         per_exposure += 2 * len(self.config.tasks) * (self.config.expert_units + 1) * self.config.head_units
         heads = tf.cast(tf.reduce_sum(exposed) * per_exposure, tf.float64)
         return tf.add_n(blocks) + heads + self.projection_flops(batch)
 
-    def _tokens_of(self, inputs: Batch, training: bool | None) -> tf.RaggedTensor:
-        """Returns the tokens [context | history | exposed], each the sum of its features' embeddings."""
+    def token_parts(self, inputs: Batch, training: bool | None) -> list[tf.RaggedTensor]:
+        """Returns the tokens of context (if any), history and exposures, each the sum of its features' embeddings."""
         rows = self.rows_of(inputs, training)
         history_parts = [rows[name].values for name in (*self.config.columns_of("history"), "history_action")]
         history = rows["history_item"].with_values(tf.add_n(history_parts))
@@ -101,9 +110,9 @@ class GRM(RankingModel):
         exposed_parts = [rows[name].values for name in self.config.columns_of("exposed")]
         exposed = rows["exposed_item"].with_values(tf.add_n(exposed_parts) + self.exposed_marker)
         if not self.config.contextual:
-            return jagged.concat([history, exposed])
+            return [history, exposed]
         context = tf.stack([rows[name] for name in self.config.contextual], axis=1)
-        return jagged.concat([self._context_rows(context), history, exposed])
+        return [self._context_rows(context), history, exposed]
 
     def _times(self, inputs: Batch, num_targets: tf.Tensor) -> SequenceTimes | None:
         if not attends_by_time(self.config):

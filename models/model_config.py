@@ -75,6 +75,7 @@ class GRMConfig(RankingConfig):
     qk_dim: int = 16  # columns per head
     value_dim: int = 16
     time_buckets: int = 128  # buckets of the time bias; 0: no time bias
+    causal_context: bool = False  # context tokens see only those before them, so a kept user state takes new events
     num_experts: int = 4
     expert_units: int = 32
     top_k: int = 2

@@ -34,9 +34,13 @@ def checked_input(layer: keras.layers.Layer, x: tf.RaggedTensor) -> tf.RaggedTen
 
 
 def only_targets(
-    x: tf.RaggedTensor, num_targets: tf.Tensor | None, contextual_length: int | tf.Tensor, layer: str
+    x: tf.RaggedTensor,
+    state: AttentionState,
+    num_targets: tf.Tensor | None,
+    contextual_length: int | tf.Tensor,
+    layer: str,
 ) -> tf.RaggedTensor:
-    """Returns x after a check that it brings no events to a row whose context tokens would see them.
+    """Returns x after a check that it brings no events to a row whose context tokens the state holds.
 
     Raises:
       ValueError: There is a context, and num_targets is None.
@@ -51,7 +55,8 @@ def only_targets(
     if num_targets is None:
         raise ValueError(f"layer {layer!r}: a state with context takes targets only, got num_targets=None. {remedy}")
     events = x.row_lengths() - tf.cast(num_targets, tf.int64)
-    of_context = tf.where(tf.cast(contextual_length, tf.int64) > 0, events, 0)
+    has_context = (tf.cast(contextual_length, tf.int64) > 0) & (state.values.row_lengths() > 0)
+    of_context = tf.where(has_context, events, 0)
     message = f"layer {layer!r}: a state with context takes targets only, got new events. {remedy}"
     none = tf.debugging.assert_equal(of_context, tf.zeros_like(of_context), message=message)
     with tf.control_dependencies([] if none is None else [none]):

@@ -210,7 +210,7 @@ class HSTU(keras.layers.Layer):
         self.check_extendable()
         x = attention_state.checked_input(self, x)
         if state is not None:
-            x = attention_state.only_targets(x, num_targets, contextual_length, self.name)
+            x = attention_state.only_targets(x, state, num_targets, contextual_length, self.name)
         gate, query, key, value = self._project(x.values)
         answers = attention_state.new_answers(timestamps, x, self.name)
         new = AttentionState(x.with_values(key), x.with_values(value), answers)

@@ -160,7 +160,6 @@ def jagged_attention(
       target_group_size: G >= 1; 2 for targets of an item and an action, for example.
       bias: position and time bias, shared by the heads. With query_splits, its asks are <int64>[Tq].
       query_splits: None, or <int>[B+1]: row b has query_splits[b+1] - query_splits[b] queries, at least its targets.
-        CPU only.
 
     Returns:
       <type of value>[Tq, H, Dv].
@@ -171,7 +170,6 @@ def jagged_attention(
         num_targets is not between 0 and the row's length; contextual_length of a row is negative; a row is longer than
         N of position_weights; thresholds decrease; times are not one per token; a row has more queries than tokens, or
         more targets than queries.
-      UnimplementedError: query_splits on a GPU.
 
     Source: Zhai et al., Actions Speak Louder than Words (HSTU), section 3; masks as in its public operators.
     """

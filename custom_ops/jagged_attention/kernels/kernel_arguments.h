@@ -31,6 +31,9 @@ inline absl::Status QuerySplits(tensorflow::OpKernelContext* ctx, const tensorfl
   tensorflow::OpInputList list;
   TF_RETURN_IF_ERROR(ctx->input_list("query_splits", &list));
   *splits = list.size() == 0 ? nullptr : &list[0];
+  if (list.size() > 1) {
+    return absl::InvalidArgumentError(absl::StrCat("query_splits must be one tensor, got ", list.size(), "."));
+  }
   return list.size() == 0 ? absl::OkStatus() : RequireRank("query_splits", list[0], 1);
 }
 

@@ -10,15 +10,6 @@
 
 namespace fusedrec {
 
-// Refuses query_splits when a kernel is made.
-inline absl::Status RequireAllQueries(tensorflow::OpKernelConstruction* ctx) {
-  int number;
-  TF_RETURN_IF_ERROR(ctx->GetAttr("num_query_splits", &number));
-  if (number == 0) return absl::OkStatus();
-  return absl::UnimplementedError(
-      "query_splits is not there on a GPU, where every token must have a query. Place the layer on the CPU with tf.device.");
-}
-
 // Checks and reads row_splits and num_targets, inputs `first` and `first + 1`, and the bias from input `first_bias` on. It
 // reads only the sizes of tensors on the device.
 inline absl::Status ReadRowsAndBias(tensorflow::OpKernelContext* ctx, const BiasAndRows& options, int first,
@@ -34,6 +25,7 @@ inline absl::Status ReadRowsAndBias(tensorflow::OpKernelContext* ctx, const Bias
                                                    " on a GPU, got ", bias.thresholds.size(), "."));
   }
   call->tokens = tokens;
+  call->query_splits = rows.query_splits.empty() ? nullptr : rows.query_splits.data();
   call->heads = heads;
   call->batch = static_cast<int64_t>(rows.row_splits.size()) - 1;
   call->row_splits = rows.row_splits.data();
@@ -92,6 +84,7 @@ absl::Status Launch(tensorflow::OpKernelContext* ctx, const char* name, const Fu
                               .HostMemory("row_splits")         \
                               .HostMemory("num_targets")        \
                               .HostMemory("contextual_lengths") \
+                              .HostMemory("query_splits")       \
                               .HostMemory("thresholds"),        \
                           KERNEL);
 

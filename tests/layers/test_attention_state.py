@@ -99,7 +99,7 @@ def test_pieces_of_a_row_equal_the_whole_row(make, stock):
     assert_near(got, want)
     # Targets leave no state.
     for before, after in zip(state, last):
-        if before is not None:
+        if before is not None:  # Layers without time bias have no times.
             np.testing.assert_array_equal(after.values, before.values)
             np.testing.assert_array_equal(after.row_splits, splits_of(history))
 
@@ -170,7 +170,7 @@ def test_wrong_arguments_of_extend():
         rows.layer.extend(x)
     with pytest.raises(refused, match="timestamps must have one time per token of x"):
         rows.layer.extend(x, None, SequenceTimes(times.asks[1:], times.answers[1:]))
-    with pytest.raises(ValueError, match=r"state.answers does not belong to layer .*: it lacks answers"):
+    with pytest.raises(ValueError, match="state.answers must be there for layer .*, got none"):
         rows.layer.extend(x, state._replace(answers=None), times)
     with pytest.raises(ValueError, match="x must be a RaggedTensor"):
         rows.layer.extend(x.values, None, times)

@@ -16,7 +16,7 @@ from tf_fusedrec.ops import SequenceTimes
 class AttentionState(NamedTuple):
     """Keys and values of one layer, by row. Candidates are never part of it."""
 
-    keys: tf.RaggedTensor | None  # <float>[B,(L),H,Dqk]; None for FuXi-beta, which has none
+    keys: tf.RaggedTensor  # <float>[B,(L),H,Dqk]; Dqk is 0 for FuXi-beta, which has no keys
     values: tf.RaggedTensor  # <float>[B,(L),H,Dv]
     answers: tf.RaggedTensor | None  # <int64>[B,(L)], when each token happened, in seconds; None without time bias
 
@@ -83,22 +83,28 @@ def new_answers(times: SequenceTimes | None, x: tf.RaggedTensor, layer: str) -> 
         return x.with_values(tf.identity(times.answers))
 
 
+def whole_times(times: SequenceTimes | None, whole: AttentionState) -> SequenceTimes | None:
+    """Returns when the tokens of x ask, and when all tokens of the rows happened."""
+    if times is None or whole.answers is None:
+        return None
+    return SequenceTimes(times.asks, whole.answers.values)
+
+
 def joined(state: AttentionState | None, new: AttentionState, longest: int, layer: str) -> AttentionState:
     """Returns the new tokens behind those of the state, after a check of each row's length.
 
     Raises:
-      ValueError: One of the two has keys or times that the other lacks.
+      ValueError: One of the two has times that the other lacks.
       InvalidArgumentError: The two have different numbers of rows, or a row is longer than `longest`.
     """
     if state is None:
         whole = new
     else:
-        for name, before, after in zip(AttentionState._fields, state, new):
-            if (before is None) != (after is None):
-                raise ValueError(
-                    f"state.{name} does not belong to layer {layer!r}: it {'lacks' if before is None else 'has'} "
-                    f"{name}. Pass the state that this layer returned."
-                )
+        if (state.answers is None) != (new.answers is None):
+            raise ValueError(
+                f"state.answers must {'not ' if new.answers is None else ''}be there for layer {layer!r}, got "
+                f"{'none' if state.answers is None else 'times'}. Pass the state that this layer returned."
+            )
         whole = AttentionState(*(None if a is None else jagged.concat([a, b]) for a, b in zip(state, new)))
     return whole._replace(values=jagged.checked_lengths(whole.values, longest, layer))
 

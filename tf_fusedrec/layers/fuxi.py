@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from tf_fusedrec._tf_compat import keras, tf
 from tf_fusedrec.layers import jagged, norms
-from tf_fusedrec.layers.attention_state import AttentionState, checked_input, joined, kept, new_answers
+from tf_fusedrec.layers.attention_state import AttentionState, checked_input, joined, kept, new_answers, whole_times
 from tf_fusedrec.layers.bias_weights import BiasWeights, check_bias_arguments
 from tf_fusedrec.layers.kernels import FUSED
 from tf_fusedrec.layers.visible_keys import visible_keys
@@ -145,24 +145,22 @@ class FuXi(keras.layers.Layer):
         """
         x = checked_input(self, x)
         gate, value, query, key = self._project(x.values)
-        keys = None if key is None else x.with_values(key)
+        keys = x.with_values(value[:, :, :0] if key is None else key)
         new = AttentionState(keys, x.with_values(value), new_answers(timestamps, x, self.name))
         whole = joined(state, new, self.max_sequence_length, self.name)
         row_splits = whole.values.row_splits
-        times = None if timestamps is None else SequenceTimes(timestamps.asks, whole.answers.values)
-        keys = None if key is None else whole.keys.values
-        bias = self.bias_weights(row_splits, times)
-        channels = self._attend(query, keys, whole.values.values, row_splits, bias, x.row_splits)
+        bias = self.bias_weights(row_splits, whole_times(timestamps, whole))
+        channels = self._attend(query, whole.keys.values, whole.values.values, row_splits, bias, x.row_splits)
         return self._finish(x, gate, channels, False), kept(whole, x, None, keep)
 
     def check_extendable(self) -> None:
         """Does nothing: no output depends on later tokens."""
 
-    def _project(self, tokens: tf.Tensor) -> list[tf.Tensor | None]:
+    def _project(self, tokens: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor | None, tf.Tensor | None]:
         """Returns the gate, and by head the values, queries and keys; the last two are None in "beta"."""
         gate, value, *rest = tf.split(self.projection(norms.rms_norm(tokens)), self._widths(), axis=-1)
-        query_key = [self._heads(part, self.qk_dim) for part in rest] or [None, None]
-        return [gate, self._heads(value, self.value_dim), *query_key]
+        query, key = (self._heads(part, self.qk_dim) for part in rest) if rest else (None, None)
+        return gate, self._heads(value, self.value_dim), query, key
 
     def _attend(self, query, key, value, row_splits, bias: RelativeBias, query_splits=None) -> tf.Tensor:
         """Returns all channels of all heads, <float>[Tq, channels * H * Dv]."""

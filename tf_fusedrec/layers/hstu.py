@@ -216,7 +216,7 @@ class HSTU(keras.layers.Layer):
         new = AttentionState(x.with_values(key), x.with_values(value), answers)
         whole = attention_state.joined(state, new, self.max_sequence_length, self.name)
         row_splits, masks = whole.values.row_splits, self._masks(num_targets, contextual_length)
-        times = None if timestamps is None else SequenceTimes(timestamps.asks, whole.answers.values)
+        times = attention_state.whole_times(timestamps, whole)
         attended = self._attend(
             query,
             whole.keys.values,

@@ -148,3 +148,20 @@ def test_other_wrong_arguments():
     times = ops.SequenceTimes(tf.zeros(4, tf.int64), tf.zeros(4, tf.int64))
     with pytest.raises(refused, match="asks must have one time per token, that is 2, got 4"):
         attend(bias=ops.RelativeBias(time=ops.TimeFunction("power", tf.zeros(2)), times=times))
+
+
+@pytest.mark.parametrize("channels", [False, True])
+def test_graphs_of_earlier_versions_lack_query_splits(channels):
+    """Their nodes have neither the input nor the attribute."""
+    arrays = Arrays(Case((5, 0, 9), targets=2, position=True))
+    graph = tf.Graph()
+    with graph.as_default():
+        out = arrays.ours({name: tf.constant(weight) for name, weight in arrays.weights.items()}, channels)
+    want = arrays.ours(arrays.weights, channels)
+    earlier = graph.as_graph_def()
+    [node] = [node for node in earlier.node if "Attention" in node.op]
+    del node.attr["num_query_splits"]
+    with tf.Graph().as_default() as graph:
+        [out] = tf.graph_util.import_graph_def(earlier, return_elements=[out.name], name="")
+        with tf.compat.v1.Session(graph=graph) as session:
+            np.testing.assert_array_equal(session.run(out), want)

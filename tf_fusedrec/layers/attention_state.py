@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from tf_fusedrec._tf_compat import keras, tf
 from tf_fusedrec.layers import jagged
-from tf_fusedrec.ops import SequenceTimes
+from tf_fusedrec.ops import SequenceTimes, contextual_lengths
 
 
 class AttentionState(NamedTuple):
@@ -46,7 +46,8 @@ def only_targets(
       ValueError: There is a context, and num_targets is None.
       InvalidArgumentError: A row with context has new events.
     """
-    if isinstance(contextual_length, int) and contextual_length == 0:
+    context = contextual_lengths(contextual_length, x.row_splits)
+    if context is None:
         return x
     remedy = (
         "A context token sees all events, so its output changes with each of them. Compute the whole row, or pass "
@@ -55,8 +56,7 @@ def only_targets(
     if num_targets is None:
         raise ValueError(f"layer {layer!r}: a state with context takes targets only, got num_targets=None. {remedy}")
     events = x.row_lengths() - tf.cast(num_targets, tf.int64)
-    has_context = (tf.cast(contextual_length, tf.int64) > 0) & (state.values.row_lengths() > 0)
-    of_context = tf.where(has_context, events, 0)
+    of_context = tf.where((context > 0) & (state.values.row_lengths() > 0), events, 0)
     message = f"layer {layer!r}: a state with context takes targets only, got new events. {remedy}"
     none = tf.debugging.assert_equal(of_context, tf.zeros_like(of_context), message=message)
     with tf.control_dependencies([] if none is None else [none]):

@@ -57,7 +57,7 @@ def check_masks(kernels):
 
 def check_rows_with_fewer_queries_than_keys(kernels):
     for seed, masks in enumerate((
-        {}, {"attention_window": 9}, {"contextual_length": [4, 0, 9, 0], "target_group_size": 3},
+        {"attention_window": 9}, {"contextual_length": [4, 0, 9, 0], "target_group_size": 3},
     )):  # fmt: skip
         case = random_case([70, 5, 40, 0], 2, 32, 32, seed=seed, targets=[7, 0, 3, 0], **masks)
         case["scale"] = np.random.default_rng(seed).uniform(0.1, 1.0, 115)

@@ -116,11 +116,8 @@ class GRMStates:
             taken = tf.minimum(lengths - before, piece)
             return jagged.split(column, [before, taken, lengths - before - taken])[1]
 
-        def without_candidates(column: tf.RaggedTensor) -> tf.RaggedTensor:
-            return jagged.last(column, 0)
-
-        of_history = {**inputs, **{name: without_candidates(column) for name, column in columns.items()}}
-        _, state = self.update(of_history, state)
+        of_history = {name: jagged.last(column, 0) for name, column in columns.items()}
+        _, state = self.update({**inputs, **of_history}, state)
         nothing = {name: jagged.last(column, 0) for name, column in inputs.items() if name.startswith("history_")}
         candidates = inputs["exposed_item"].with_values(tf.range(tf.size(inputs["exposed_item"].values, tf.int64)))
 

@@ -77,9 +77,10 @@ class GRM(RankingModel):
 
     def call(self, inputs: Batch, training: bool | None = None) -> dict[str, tf.Tensor]:
         num_targets = inputs["exposed_item"].row_lengths()
-        x = self.positions(self._tokens_of(inputs, training), num_targets=num_targets, training=training)
+        tokens = jagged.concat(self.token_parts(inputs, training))
+        x = self.positions(tokens, num_targets=num_targets, training=training)
         times = self._times(inputs, num_targets)
-        options = {"timestamps": times, "num_targets": num_targets, "contextual_length": self.config.context_tokens}
+        options = {"timestamps": times, "num_targets": num_targets, "contextual_length": self.seeing_context}
         if self.config.group_norm:
             kind = self._kinds(inputs)
             for norm, block in zip(self.group_norms, self.blocks):
@@ -90,7 +91,15 @@ class GRM(RankingModel):
         else:
             for block in self.blocks:
                 x = block(x, training=training, **options)
-        exposed = jagged.last(x, num_targets).values
+        return self.logits(jagged.last(x, num_targets).values)
+
+    @property
+    def seeing_context(self) -> int:
+        """Number of context tokens that see the whole context and history."""
+        return 0 if self.config.causal_context else self.config.context_tokens
+
+    def logits(self, exposed: tf.Tensor) -> dict[str, tf.Tensor]:
+        """Returns the logits of exposures from their outputs of the last block, <float>[E, D]."""
         logits = [head(y) for head, y in zip(self.heads, self.experts(exposed))]
         return {task: tf.cast(tf.squeeze(logit, -1), tf.float32) for task, logit in zip(self.config.tasks, logits)}
 
@@ -105,7 +114,7 @@ class GRM(RankingModel):
         context = self.config.context_tokens
         lengths = context + batch["history_item"].row_lengths() + exposed
         splits = tf.concat([[0], tf.cumsum(lengths)], axis=0)
-        blocks = [block.forward_flops(splits, self.config.dim, exposed, context) for block in self.blocks]
+        blocks = [block.forward_flops(splits, self.config.dim, exposed, self.seeing_context) for block in self.blocks]
         per_exposure = self.experts.forward_flops(self.config.dim)
         per_exposure += 2 * len(self.config.tasks) * (self.config.expert_units + 1) * self.config.head_units
         heads = tf.cast(tf.reduce_sum(exposed) * per_exposure, tf.float64)
@@ -120,8 +129,8 @@ class GRM(RankingModel):
             (2.0 * self.config.dim * columns[role] * count for role, count in counted.items()), tf.zeros([], tf.float64)
         )
 
-    def _tokens_of(self, inputs: Batch, training: bool | None) -> tf.RaggedTensor:
-        """Returns the tokens [context | history | exposed], each the sum of its features' embeddings."""
+    def token_parts(self, inputs: Batch, training: bool | None) -> list[tf.RaggedTensor]:
+        """Returns the tokens of context (if any), history and exposures, each the sum of its features' embeddings."""
         rows = self.rows_of(inputs, training)
         numbers = self._projected_numbers(self.dense_of(inputs))
         history_parts = [rows[name].values for name in (*self.config.columns_of("history"), "history_action")]
@@ -133,7 +142,7 @@ class GRM(RankingModel):
         if self.config.context_tokens:
             context = [*(rows[name] for name in self.config.contextual_features), *numbers["contextual"]]
             parts.insert(0, self._context_rows(tf.stack(context, axis=1)))
-        return jagged.concat(parts)
+        return parts
 
     def _projected_numbers(self, numbers: DenseInputs) -> dict[str, list[tf.Tensor]]:
         """Returns by role one tensor <float>[N, config.dim], or none without columns of numbers."""

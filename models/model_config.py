@@ -26,6 +26,7 @@ class GRMConfig(RankingConfig):
     value_dim: int = 16
     time_buckets: int = 128  # buckets of the time bias; 0: no time bias
     group_norm: bool = False  # normalises context, history and exposed tokens by own weights before each block
+    causal_context: bool = False  # context tokens see only those before them, so a kept user state takes new events
     num_experts: int = 4
     expert_units: int = 32
     top_k: int = 2

@@ -1,3 +1,4 @@
+#include "absl/strings/str_cat.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/shape_inference.h"
@@ -24,20 +25,40 @@ absl::Status CheckBias(InferenceContext* c, int first) {
   return absl::OkStatus();
 }
 
-// Merges the dimensions T and H of query, key and value, inputs `first` to `first + 2`.
-absl::Status MergeTokens(InferenceContext* c, int first, ShapeHandle* query, ShapeHandle* value) {
-  ShapeHandle key;
+// Checks query_splits, the last input, and returns whether it is there.
+absl::Status HasQuerySplits(InferenceContext* c, bool* has) {
+  int number;
+  ShapeHandle unused;
+  TF_RETURN_IF_ERROR(c->GetAttr("num_query_splits", &number));
+  if (number > 1) return absl::InvalidArgumentError(absl::StrCat("query_splits must be one tensor, got ", number, "."));
+  *has = number == 1;
+  return *has ? c->WithRank(c->input(c->num_inputs() - 1), 1, &unused) : absl::OkStatus();
+}
+
+// Gives dimension d of two shapes the same size.
+absl::Status MergeDim(InferenceContext* c, int d, ShapeHandle* a, ShapeHandle* b) {
+  DimensionHandle common;
+  TF_RETURN_IF_ERROR(c->Merge(c->Dim(*a, d), c->Dim(*b, d), &common));
+  TF_RETURN_IF_ERROR(c->ReplaceDim(*a, d, common, a));
+  return c->ReplaceDim(*b, d, common, b);
+}
+
+struct Tokens {
+  ShapeHandle query, key, value, out;
+};
+
+// Merges the dimensions of query, key and value, inputs `first` to `first + 2`. With query_splits, query has its own T.
+absl::Status MergeTokens(InferenceContext* c, int first, Tokens* tokens) {
+  bool own_queries;
+  TF_RETURN_IF_ERROR(HasQuerySplits(c, &own_queries));
+  ShapeHandle *query = &tokens->query, *key = &tokens->key, *value = &tokens->value;
   TF_RETURN_IF_ERROR(c->WithRank(c->input(first), 3, query));
-  TF_RETURN_IF_ERROR(c->WithRank(c->input(first + 1), 3, &key));
+  TF_RETURN_IF_ERROR(c->WithRank(c->input(first + 1), 3, key));
   TF_RETURN_IF_ERROR(c->WithRank(c->input(first + 2), 3, value));
-  TF_RETURN_IF_ERROR(c->Merge(*query, key, query));
-  for (int d = 0; d < 2; ++d) {  // T and H
-    DimensionHandle common;
-    TF_RETURN_IF_ERROR(c->Merge(c->Dim(*query, d), c->Dim(*value, d), &common));
-    TF_RETURN_IF_ERROR(c->ReplaceDim(*query, d, common, query));
-    TF_RETURN_IF_ERROR(c->ReplaceDim(*value, d, common, value));
-  }
-  return absl::OkStatus();
+  for (int d = 0; d < 2; ++d) TF_RETURN_IF_ERROR(MergeDim(c, d, key, value));  // T and H
+  for (int d = own_queries ? 1 : 0; d < 3; ++d) TF_RETURN_IF_ERROR(MergeDim(c, d, query, key));
+  for (int d = 0; d < 2; ++d) TF_RETURN_IF_ERROR(MergeDim(c, d, key, value));  // what query knows of them
+  return c->ReplaceDim(*value, 0, c->Dim(*query, 0), &tokens->out);
 }
 
 // Channels of JaggedBiasAttention, from its attributes.
@@ -59,7 +80,8 @@ absl::Status NumChannels(InferenceContext* c, int64_t* channels) {
   .Input("thresholds: int64")       \
   .Input("asks: int64")             \
   .Input("answers: int64")          \
-  .Input("contextual_lengths: int64")
+  .Input("contextual_lengths: int64") \
+  .Input("query_splits: num_query_splits * int64")
 
 #define FUSEDREC_MASK_AND_BIAS_ATTRS       \
   .Attr("attention_window: int >= 0 = 0")  \
@@ -67,6 +89,7 @@ absl::Status NumChannels(InferenceContext* c, int64_t* channels) {
   .Attr("target_group_size: int >= 1 = 1") \
   .Attr("targets: bool = false")           \
   .Attr("position: bool = false")          \
+  .Attr("num_query_splits: int >= 0 = 0")  \
   .Attr("time: {'none', 'buckets', 'power', 'exponential', 'stretched'} = 'none'")
 
 REGISTER_OP("Fusedrec>JaggedAttention")
@@ -82,31 +105,34 @@ REGISTER_OP("Fusedrec>JaggedAttention")
     .Attr("alpha: float = 1.0")
     FUSEDREC_MASK_AND_BIAS_ATTRS
     .SetShapeFn([](InferenceContext* c) {
-      ShapeHandle query, value, unused;
-      TF_RETURN_IF_ERROR(MergeTokens(c, 0, &query, &value));
+      Tokens tokens;
+      ShapeHandle unused;
+      TF_RETURN_IF_ERROR(MergeTokens(c, 0, &tokens));
       TF_RETURN_IF_ERROR(CheckRows(c, 3));
       TF_RETURN_IF_ERROR(c->WithRankAtMost(c->input(5), 1, &unused));
       TF_RETURN_IF_ERROR(CheckBias(c, 6));
-      c->set_output(0, value);
+      c->set_output(0, tokens.out);
       return absl::OkStatus();
     })
     .Doc(R"doc(
 SiLU attention over rows of different length: out_i = scale_i * sum over j of SiLU(alpha q_i . k_j + bias_ij)
-visible_ij v_j, in each row and head.
+visible_ij v_j, in each row and head. With query_splits, the last tokens of a row ask, as many as it has queries; inputs
+[Tq] are of these tokens. Without, Tq is T and every token asks.
 
-query: <T>[T, H, Dqk].
+query: <T>[Tq, H, Dqk].
 key: <T>[T, H, Dqk].
 value: <T>[T, H, Dv].
 row_splits: <int64>[B+1] row b is the tokens row_splits[b] .. row_splits[b+1].
 num_targets: <int64>[B] targets at the end of each row; ignored without `targets`.
-scale: <float>[] or [T], one per query token.
+scale: <float>[] or [Tq], one per query token.
 position_weights: <float>[2N-1] entry N - 1 + place(j) - place(i); ignored without `position`.
 time_weights: <float>[G+1] weight of each bucket, or the parameters of the function `time`; ignored with time = 'none'.
 thresholds: <int64>[G] not decreasing; the bucket of a pair is the number of thresholds <= |asks[i] - answers[j]|.
-asks: <int64>[T] seconds; ignored with time = 'none', as answers.
+asks: <int64>[Tq] seconds; ignored with time = 'none', as answers.
 answers: <int64>[T] seconds.
 contextual_lengths: <int64>[B] context tokens at the start of each row, or [0] where no row has any.
-out: <T>[T, H, Dv]; computed in float32, rounded once.
+query_splits: none, or one <int64>[B+1]; row b has the queries query_splits[b] .. query_splits[b+1].
+out: <T>[Tq, H, Dv]; computed in float32, rounded once.
 )doc");
 
 REGISTER_OP("Fusedrec>JaggedAttentionGrad")
@@ -127,15 +153,16 @@ REGISTER_OP("Fusedrec>JaggedAttentionGrad")
     .Attr("alpha: float = 1.0")
     FUSEDREC_MASK_AND_BIAS_ATTRS
     .SetShapeFn([](InferenceContext* c) {
-      ShapeHandle query, value, unused;
-      TF_RETURN_IF_ERROR(MergeTokens(c, 1, &query, &value));
-      TF_RETURN_IF_ERROR(c->Merge(c->input(0), value, &value));
+      Tokens tokens;
+      ShapeHandle unused;
+      TF_RETURN_IF_ERROR(MergeTokens(c, 1, &tokens));
+      TF_RETURN_IF_ERROR(c->Merge(c->input(0), tokens.out, &unused));
       TF_RETURN_IF_ERROR(CheckRows(c, 4));
       TF_RETURN_IF_ERROR(c->WithRankAtMost(c->input(6), 1, &unused));
       TF_RETURN_IF_ERROR(CheckBias(c, 7));
-      c->set_output(0, query);
-      c->set_output(1, query);
-      c->set_output(2, value);
+      c->set_output(0, tokens.query);
+      c->set_output(1, tokens.key);
+      c->set_output(2, tokens.value);
       c->set_output(3, c->input(7));
       c->set_output(4, c->input(8));
       return absl::OkStatus();
@@ -144,8 +171,8 @@ REGISTER_OP("Fusedrec>JaggedAttentionGrad")
 Gradient of JaggedAttention: scores are computed again, tile by tile. Sums run in an order that the lengths of the rows
 alone determine (deterministic).
 
-grads: <T>[T, H, Dv] of out. The other inputs are those of JaggedAttention.
-query_grads: <T>[T, H, Dqk].
+grads: <T>[Tq, H, Dv] of out. The other inputs are those of JaggedAttention.
+query_grads: <T>[Tq, H, Dqk].
 key_grads: <T>[T, H, Dqk].
 value_grads: <T>[T, H, Dv].
 position_grads: <float> of the shape of position_weights; 0 without `position`.
@@ -170,6 +197,9 @@ REGISTER_OP("Fusedrec>JaggedBiasAttention")
       TF_RETURN_IF_ERROR(NumChannels(c, &channels));
       TF_RETURN_IF_ERROR(c->Multiply(c->Dim(value, 2), channels, &columns));
       TF_RETURN_IF_ERROR(c->ReplaceDim(value, 2, columns, &value));
+      bool own_queries;
+      TF_RETURN_IF_ERROR(HasQuerySplits(c, &own_queries));
+      if (own_queries) TF_RETURN_IF_ERROR(c->ReplaceDim(value, 0, c->UnknownDim(), &value));
       c->set_output(0, value);
       return absl::OkStatus();
     })
@@ -178,7 +208,7 @@ The channels of FuXi: out_i = [sum over j of position_ij visible_ij v_j | sum ov
 row and head, without those of the two that `position` and `time` leave out. The maps are the same for all heads.
 
 value: <T>[T, H, Dv]. The other inputs are those of JaggedAttention.
-out: <T>[T, H, channels * Dv]; computed in float32, rounded once.
+out: <T>[Tq, H, channels * Dv]; computed in float32, rounded once.
 )doc");
 
 REGISTER_OP("Fusedrec>JaggedBiasAttentionGrad")
@@ -198,6 +228,8 @@ REGISTER_OP("Fusedrec>JaggedBiasAttentionGrad")
       TF_RETURN_IF_ERROR(c->WithRank(c->input(1), 3, &value));
       TF_RETURN_IF_ERROR(CheckRows(c, 2));
       TF_RETURN_IF_ERROR(CheckBias(c, 4));
+      bool own_queries;
+      TF_RETURN_IF_ERROR(HasQuerySplits(c, &own_queries));
       c->set_output(0, value);
       c->set_output(1, c->input(4));
       c->set_output(2, c->input(5));
@@ -206,7 +238,7 @@ REGISTER_OP("Fusedrec>JaggedBiasAttentionGrad")
     .Doc(R"doc(
 Gradient of JaggedBiasAttention, deterministic as JaggedAttentionGrad.
 
-grads: <T>[T, H, channels * Dv] of out. The other inputs are those of JaggedBiasAttention.
+grads: <T>[Tq, H, channels * Dv] of out. The other inputs are those of JaggedBiasAttention.
 value_grads: <T>[T, H, Dv].
 position_grads: <float> of the shape of position_weights; 0 without `position`.
 time_grads: <float> of the shape of time_weights; 0 with time = 'none'.

@@ -1,5 +1,7 @@
 #include "jagged_attention/validation.h"
 
+#include <tuple>
+
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 
@@ -25,14 +27,34 @@ int NumTimeParameters(TimeMap map) {
 }
 
 absl::Status RequireTokens(const std::vector<int64_t>& query, const std::vector<int64_t>& key,
-                           const std::vector<int64_t>& value) {
-  if (key != query) {
-    return Invalid("key must have the shape of query ", Shape(query), ", got ", Shape(key),
-                   ". Queries and keys need the same tokens, heads and columns.");
+                           const std::vector<int64_t>& value, bool own_queries) {
+  if (own_queries && (key[1] != query[1] || key[2] != query[2])) {
+    return Invalid("key must have the heads and columns of query ", Shape(query), ", got ", Shape(key),
+                   ". With query_splits, only the number of tokens may differ.");
   }
-  if (value[0] != query[0] || value[1] != query[1]) {
-    return Invalid("value must have the tokens and heads of query ", Shape(query), ", got ", Shape(value),
-                   ". Only its last dimension may differ.");
+  if (!own_queries && key != query) {
+    return Invalid("key must have the shape of query ", Shape(query), ", got ", Shape(key),
+                   ". Queries and keys need the same tokens, heads and columns; pass query_splits where the last tokens "
+                   "of each row ask.");
+  }
+  if (value[0] != key[0] || value[1] != key[1]) {
+    return Invalid("value must have the tokens and heads of ", own_queries ? "key " : "query ", Shape(key), ", got ",
+                   Shape(value), ". Only its last dimension may differ.");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status RequireQueries(absl::Span<const int64_t> row_splits, absl::Span<const int64_t> query_splits) {
+  if (query_splits.size() != row_splits.size()) {
+    return Invalid("query_splits must have one entry per entry of row_splits, that is ", row_splits.size(), ", got ",
+                   query_splits.size(), ". A row without queries has an empty range.");
+  }
+  for (size_t b = 1; b < row_splits.size(); ++b) {
+    const int64_t queries = query_splits[b] - query_splits[b - 1], length = row_splits[b] - row_splits[b - 1];
+    if (queries > length) {
+      return Invalid("query_splits must give row ", b - 1, " at most one query per token, that is ", length, ", got ",
+                     queries, ". The queries of a row are its last tokens, which have keys and values, too.");
+    }
   }
   return absl::OkStatus();
 }
@@ -43,7 +65,8 @@ absl::Status RequireScale(const std::vector<int64_t>& scale, int64_t tokens) {
                  ". Pass 1 / N for the rule of the HSTU papers.");
 }
 
-absl::Status RequireTargets(absl::Span<const int64_t> row_splits, absl::Span<const int64_t> num_targets) {
+absl::Status RequireTargets(absl::Span<const int64_t> row_splits, absl::Span<const int64_t> query_splits,
+                            absl::Span<const int64_t> num_targets) {
   if (num_targets.size() + 1 != row_splits.size()) {
     return Invalid("num_targets must have one entry per row, that is ", row_splits.size() - 1, ", got ",
                    num_targets.size(), ".");
@@ -53,6 +76,11 @@ absl::Status RequireTargets(absl::Span<const int64_t> row_splits, absl::Span<con
     if (num_targets[b] < 0 || num_targets[b] > length) {
       return Invalid("num_targets[", b, "] must lie between 0 and the row's length ", length, ", got ",
                      num_targets[b], ". Targets are the last tokens of a row.");
+    }
+    const int64_t queries = query_splits[b + 1] - query_splits[b];
+    if (num_targets[b] > queries) {
+      return Invalid("num_targets[", b, "] must be at most the row's queries ", queries, ", got ", num_targets[b],
+                     ". Every target asks.");
     }
   }
   return absl::OkStatus();
@@ -88,10 +116,11 @@ absl::Status RequirePositionWeights(absl::Span<const int64_t> row_splits, int64_
   return absl::OkStatus();
 }
 
-absl::Status RequireTime(const RelativeBias& bias, int64_t tokens) {
-  for (const auto& [name, times] : {std::make_pair("asks", bias.asks), std::make_pair("answers", bias.answers)}) {
-    if (static_cast<int64_t>(times.size()) != tokens) {
-      return Invalid(name, " must have one time per token, that is ", tokens, ", got ", times.size(),
+absl::Status RequireTime(const RelativeBias& bias, int64_t queries, int64_t tokens) {
+  for (const auto& [name, times, wanted] :
+       {std::make_tuple("asks", bias.asks, queries), std::make_tuple("answers", bias.answers, tokens)}) {
+    if (static_cast<int64_t>(times.size()) != wanted) {
+      return Invalid(name, " must have one time per token, that is ", wanted, ", got ", times.size(),
                      ". Make both with sequence_times from timestamps that have the rows of the sequence.");
     }
   }

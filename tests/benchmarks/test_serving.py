@@ -15,6 +15,7 @@ from tf_fusedrec import tf
 def test_fields(tmp_path, monkeypatch):
     monkeypatch.setattr(serving, "QUICK", serving.Size(items=300, requests=6))
     monkeypatch.setattr(serving, "BATCHES", (1, 2))
+    monkeypatch.setattr(serving, "REQUEST", serving.Request(events=20, new=3, candidates=4, rounds=2))
     monkeypatch.setattr(sys, "argv", ["serving", "--quick", "--json", str(tmp_path / "result.json")])
     serving.main()
     result = json.loads((tmp_path / "result.json").read_text(encoding="utf-8"))
@@ -25,6 +26,8 @@ def test_fields(tmp_path, monkeypatch):
         }
     assert all(result["p99_ms"][ops][n] >= result["p50_ms"][ops][n] > 0 for ops in ("stock", "ours") for n in "12")
     assert all(size > 1 for size in result["size_over_rows"].values())
+    assert result["speedup_state"] > 0
+    assert 0 <= result["max_difference_state"] < 1e-5
 
 
 def test_servers_that_disagree_are_not_measured():

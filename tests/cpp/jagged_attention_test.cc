@@ -57,13 +57,15 @@ struct Found {
   std::vector<float> out, query, key, value, position, time;
 };
 
-Found Run(const Batch& b, const Masks& masks, const TileEngine& engine, const ParallelFor& parallel_for) {
-  const JaggedRows rows = b.Rows(masks);
+Found Run(const Batch& b, const Masks& masks, const TileEngine& engine, const ParallelFor& parallel_for,
+          absl::Span<const int64_t> query_splits = {}) {
+  JaggedRows rows = b.Rows(masks);
+  rows.query_splits = query_splits;
   const AttentionInputs inputs = {b.query.data(), b.key.data(), b.value.data(), kQkDim, kValueDim,
                                   static_cast<float>(kAlpha), b.scale, true};
   const RelativeBias bias = b.Bias();
   Found found;
-  found.out.resize(b.value.size());
+  found.out.resize(b.grads.size());
   found.query.resize(b.query.size());
   found.key.resize(b.key.size());
   found.value.resize(b.value.size());
@@ -90,6 +92,43 @@ void EveryEngine(const std::vector<int64_t>& lengths, const Masks& masks, bool f
     CHECK(threaded.out == found.out && threaded.query == found.query && threaded.key == found.key &&
               threaded.value == found.value && threaded.position == found.position && threaded.time == found.time,
           "", engine->name, ": other bits on three threads");
+  }
+}
+
+// The last tokens of each row ask: their outputs have the bits of a call in which every token asks, and the gradients are
+// those of a call in which the others have no gradient.
+void FewerQueries(const std::vector<int64_t>& queries, const Masks& masks) {
+  Batch whole({130, 70, 0, 600, 65}, masks, false), fewer = whole;
+  std::vector<int64_t> splits = {0}, asking;
+  for (size_t row = 0; row < queries.size(); ++row) {
+    splits.push_back(splits.back() + queries[row]);
+    for (int64_t t = whole.splits[row]; t < whole.splits[row + 1]; ++t) {
+      if (t >= whole.splits[row + 1] - queries[row]) {
+        asking.push_back(t);
+        continue;
+      }
+      std::fill_n(whole.grads.begin() + t * kHeads * kValueDim, kHeads * kValueDim, 0.0f);
+    }
+  }
+  const auto asked = [&](const auto& from, int64_t width) {
+    auto to = from;
+    to.clear();
+    for (const int64_t t : asking) to.insert(to.end(), from.begin() + t * width, from.begin() + (t + 1) * width);
+    return to;
+  };
+  fewer.query = asked(whole.query, kHeads * kQkDim);
+  fewer.grads = asked(whole.grads, kHeads * kValueDim);
+  fewer.scale = asked(whole.scale, 1);
+  fewer.asks = asked(whole.asks, 1);
+  const Wanted wanted(whole, masks);
+  for (const TileEngine* engine : Engines()) {
+    const Found all = Run(whole, masks, *engine, SerialFor), found = Run(fewer, masks, *engine, Threads(3), splits);
+    CHECK(found.out == asked(all.out, kHeads * kValueDim), "", engine->name, ": other bits than those of whole rows");
+    CheckClose(found.query, asked(wanted.query, kHeads * kQkDim), "query_grads", engine->name);
+    CheckClose(found.key, wanted.key, "key_grads", engine->name);
+    CheckClose(found.value, wanted.value, "value_grads", engine->name);
+    CheckClose(found.position, wanted.position, "position_grads", engine->name, wanted.summed);
+    CheckClose(found.time, wanted.time, "time_grads", engine->name, wanted.summed);
   }
 }
 
@@ -129,4 +168,10 @@ int main() {
   EveryEngine({40, 700}, {2, 5, INT64_MAX - 700, 3}, false);
   EveryEngine({600}, {2, 0, 0, 70}, false);  // several units of keys
   EveryEngine({}, {0, 0, 0, 0}, false);
+  for (const Masks& masks : AllMasks()) {
+    if (masks.targets <= 9) FewerQueries({31, 70, 0, 100, 9}, masks);
+  }
+  FewerQueries({130, 70, 0, 71, 65}, {2, 20, 5, 65, 3});
+  FewerQueries({0, 0, 0, 530, 1}, {3, 0, 0, 0});
+  FewerQueries({130, 70, 0, 600, 65}, {0, 0, 0, 9});
 }

@@ -9,19 +9,22 @@ from tf_fusedrec import ops
 from tf_fusedrec._tf_compat import tf
 
 SPLITS = np.array([0, 3, 3, 20], np.int64)
+FEWER = np.array([0, 2, 2, 9], np.int64)  # queries of the last tokens of each row
 # float32 sums run in another order with another exponential; 16-bit numbers and maps are rounded, twice the last place.
 NEAR = {tf.float32: 2e-5, tf.float16: 2.0**-9, tf.bfloat16: 2.0**-6}
 KINDS = {"power": [0.7, 0.1], "exponential": [-0.4, -6.0], "stretched": [0.6, -4.0, 0.3]}
 
 
-def attention(query, key, value, splits, grads):
+def attention(query, key, value, splits, grads, query_splits=None):
     with tf.GradientTape() as tape:
         tape.watch([query, key, value])
-        out = ops.jagged_attention(query, key, value, splits, scale=0.1)
+        out = ops.jagged_attention(query, key, value, splits, scale=0.1, query_splits=query_splits)
     return out, tape.gradient(out, [query, key, value], grads)
 
 
-def channels(value, splits, targets, position, weights, thresholds, asks, answers, grads, *, kind, window=0):
+def channels(
+    value, splits, targets, position, weights, thresholds, asks, answers, grads, query_splits=None, *, kind, window=0
+):
     """Returns out and the gradients of value and of the weights. kind: buckets, a function of time, or none."""
     time = None
     if kind is not None:
@@ -29,7 +32,9 @@ def channels(value, splits, targets, position, weights, thresholds, asks, answer
     bias = ops.RelativeBias(position, time, None if time is None else ops.SequenceTimes(asks, answers))
     with tf.GradientTape() as tape:
         tape.watch([value, position, weights])
-        out = ops.bias_attention(value, splits, bias=bias, num_targets=targets, attention_window=window)
+        out = ops.bias_attention(
+            value, splits, bias=bias, num_targets=targets, attention_window=window, query_splits=query_splits
+        )
     sources = [value, position] if time is None else [value, position, weights]
     return out, tape.gradient(out, sources, grads[:, :, : tf.shape(out)[2]])
 
@@ -55,8 +60,19 @@ def inputs(random, dtype, kind):
 def run_attention(random):
     query, key, value, grads = (random.normal(size=[20, 2, 32]).astype(np.float32) for _ in range(4))
     near(attention, (query, key, value, SPLITS, grads))
+    near(attention, (query[:9], key, value, SPLITS, grads[:9], FEWER))
+    near(attention, (query[:0], key, value, SPLITS, grads[:0], 0 * FEWER))
     wrong, wide = tf.errors.InvalidArgumentError, np.zeros([20, 1, 257], np.float32)
     decreasing = np.array([0, 5, 3, 20])
+    too_many = np.array([0, 4, 4, 9])
+    refused(
+        wrong, "query_splits must give row 0 at most one query per token",
+        lambda: run_op(True, attention, (query[:9], key, value, SPLITS, grads[:9], too_many)),
+    )  # fmt: skip
+    refused(
+        wrong, "query_splits must run from 0 to 8",
+        lambda: run_op(True, attention, (query[:8], key, value, SPLITS, grads[:8], FEWER)),
+    )  # fmt: skip
     refused(
         wrong, "row_splits must not decrease", lambda: run_op(True, attention, (query, key, value, decreasing, grads))
     )
@@ -72,6 +88,8 @@ def run_channels(random):
     for number, kind in enumerate(("buckets", None, *KINDS)):
         dtype = tuple(NEAR)[number % 3]
         near(channels, inputs(random, dtype, kind), dtype, kind=kind, window=5 * (number % 2))
+        *rest, asks, answers, grads = inputs(random, dtype, kind)
+        near(channels, (*rest, asks[:9], answers, grads[:9], FEWER), dtype, kind=kind)
     nothing = inputs(random, tf.float32, "buckets")
     empty = [nothing[0][:0], np.zeros(1, np.int64), nothing[2][:0], *nothing[3:6], *(x[:0] for x in nothing[6:])]
     near(channels, empty, kind="buckets")

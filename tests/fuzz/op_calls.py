@@ -8,6 +8,7 @@ raise an error of TensorFlow, ValueError or TypeError. It must not end the proce
 from __future__ import annotations
 
 import collections
+import dataclasses
 import random
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -130,9 +131,10 @@ def _exchange() -> None:
 
 def _attention() -> None:
     case = attention.Case((3, 0, 2), targets=1, attention_window=2, min_full_length=1, position=True, time="buckets")
-    arrays = attention.Arrays(case)
-    for channels in (False, True):
-        arrays.results(arrays.ours, tf.float32, channels)
+    for queries in (None, (2, 0, 2)):
+        arrays = attention.Arrays(dataclasses.replace(case, queries=queries))
+        for channels in (False, True):
+            arrays.results(arrays.ours, tf.float32, channels)
 
 
 def call_ops(seed: int, calls: int = CALLS) -> collections.Counter:

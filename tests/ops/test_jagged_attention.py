@@ -88,6 +88,8 @@ def test_any_case(data):
         far=draw(st.booleans()),
         seed=draw(st.integers(0, 99)),
     )
+    if draw(st.booleans()):
+        case = dataclasses.replace(case, queries=tuple(draw(st.integers(0, length)) for length in case.lengths))
     # Buckets take any difference. A function of 10^18 seconds is 0 in float32 or beyond its range.
     case = dataclasses.replace(case, far=case.far and case.time == "buckets")
     if draw(st.booleans()):

@@ -31,6 +31,7 @@ class Case:
     position: bool = False
     time: str | None = None
     far: bool = False  # Whether times are more than 2^31 seconds apart.
+    queries: tuple[int, ...] | None = None  # Per row, how many of its last tokens ask. None: all.
     seed: int = 0
 
     @property
@@ -43,7 +44,22 @@ class Case:
 
     @property
     def splits(self) -> np.ndarray:
-        return np.concatenate([[0], np.cumsum(self.lengths, dtype=np.int64)]).astype(np.int64)
+        return _splits(self.lengths)
+
+    @property
+    def query_splits(self) -> np.ndarray | None:
+        return None if self.queries is None else _splits(self.queries)
+
+    @property
+    def asking(self) -> np.ndarray:
+        """Returns the indices of the asking tokens."""
+        queries = self.lengths if self.queries is None else self.queries
+        ranges = [np.arange(end - count, end) for end, count in zip(self.splits[1:], queries)]
+        return np.concatenate([np.empty(0, np.int64), *ranges]).astype(np.int64)
+
+
+def _splits(lengths) -> np.ndarray:
+    return np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]).astype(np.int64)
 
 
 class Arrays:
@@ -66,11 +82,13 @@ class Arrays:
             self.weights["time"] = random.normal(size=len(THRESHOLDS) + 1).astype(np.float32)
         elif case.time is not None:
             self.weights["time"] = np.array(PARAMETERS[case.time], np.float32)
+        self.weights["query"] = self.weights["query"][case.asking]
         self.scale = (random.uniform(0.5, 1.5, tokens) / longest).astype(np.float32)
         self.num_targets = None
         if case.targets is not None:
             drawn = random.integers(0, case.targets + 1, len(case.lengths))
-            self.num_targets = np.minimum(drawn, case.lengths).astype(np.int64)
+            most = case.lengths if case.queries is None else case.queries
+            self.num_targets = np.minimum(drawn, most).astype(np.int64)
         self.answers = random.integers(0, 2**61 if case.far else 200_000, tokens)
         self.asks = self.answers + random.integers(-50, 5000, tokens)
 
@@ -82,7 +100,7 @@ class Arrays:
         """Returns the op's bias. The caller chooses the dtype of `weights`."""
         kind, time, times = self.case.time, None, None
         if kind is not None:
-            times = ops.SequenceTimes(tf.constant(self.asks), tf.constant(self.answers))
+            times = ops.SequenceTimes(tf.constant(self.asks[self.case.asking]), tf.constant(self.answers))
             table = ops.BucketTable(weights["time"], tf.constant(THRESHOLDS))
             time = table if kind == "buckets" else ops.TimeFunction(kind, weights["time"])
         if time is None and "position" not in weights:
@@ -96,19 +114,27 @@ class Arrays:
 
     def ours(self, weights, channels=False):
         """Returns the op's output."""
+        return self.computed(ops, weights, channels)
+
+    def computed(self, functions, weights, channels=False):
+        """Returns the output of `functions`, the ops or others with their arguments."""
         given = {"num_targets": self.num_targets, "bias": self.bias(weights), **self.case.masks}
+        given["query_splits"] = self.case.query_splits
         if channels:
-            return ops.bias_attention(weights["value"], self.case.splits, **given)
+            return functions.bias_attention(weights["value"], self.case.splits, **given)
         tokens = [weights[name] for name in ("query", "key", "value")]
-        return ops.jagged_attention(*tokens, self.case.splits, scale=self.scale, alpha=0.7, **given)
+        scale = self.scale[self.case.asking]
+        return functions.jagged_attention(*tokens, self.case.splits, scale=scale, alpha=0.7, **given)
 
     def oracle(self, weights, channels=False):
         """Returns the oracle's output in the dtype of `weights`."""
-        given = self._of_oracle(weights)
+        given, asking = self._of_oracle(weights), self.case.asking
         if channels:
-            return bias_attention_oracle(weights["value"], self.case.splits, **given)
-        tokens = [weights[name] for name in ("query", "key", "value")]
-        return attention_oracle(*tokens, self.case.splits, scale=self.scale, alpha=0.7, **given)
+            return tf.gather(bias_attention_oracle(weights["value"], self.case.splits, **given), asking)
+        # The oracle lets every token ask. The other tokens ask with zeros, and their answers are dropped.
+        query = tf.scatter_nd(asking[:, None], weights["query"], weights["key"].shape)
+        tokens = query, weights["key"], weights["value"]
+        return tf.gather(attention_oracle(*tokens, self.case.splits, scale=self.scale, alpha=0.7, **given), asking)
 
     def results(self, function, dtype, channels=False) -> dict[str, np.ndarray]:
         """Returns output and gradients as float64 arrays. Bias weights stay float32 beside 16-bit tokens."""

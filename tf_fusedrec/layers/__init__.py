@@ -1,11 +1,12 @@
 """Keras layers over ragged sequences, the dense side of a generative recommender.
 
 Reading order: jagged (rows of different length), positions (the input), hstu with bias_weights and gated_output, fuxi,
-sasrec, mmoe. tf_fusedrec/ops/jagged_attention.py computes the attention. stock_attention.py replaces it for serving
-without our ops.
+sasrec, mmoe, attention_state (for servers that keep users' states). tf_fusedrec/ops/jagged_attention.py computes the
+attention. stock_attention.py replaces it for serving without our ops.
 """
 
 from tf_fusedrec.layers import jagged
+from tf_fusedrec.layers.attention_state import AttentionState
 from tf_fusedrec.layers.bias_weights import BiasWeights
 from tf_fusedrec.layers.fuxi import FuXi
 from tf_fusedrec.layers.gated_output import GatedOutput
@@ -31,6 +32,7 @@ __all__ = [
     "FUSED",
     "HSTU",
     "STOCK",
+    "AttentionState",
     "BiasWeights",
     "BucketTable",
     "FuXi",

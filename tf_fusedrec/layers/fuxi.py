@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from tf_fusedrec._tf_compat import keras, tf
 from tf_fusedrec.layers import jagged, norms
+from tf_fusedrec.layers.attention_state import AttentionState, checked_input, joined, kept, new_answers, whole_times
 from tf_fusedrec.layers.bias_weights import BiasWeights, check_bias_arguments
 from tf_fusedrec.layers.kernels import FUSED
 from tf_fusedrec.layers.visible_keys import visible_keys
+from tf_fusedrec.ops import RelativeBias, SequenceTimes
 
 FORMS = ("alpha", "beta")
 
@@ -115,15 +117,63 @@ class FuXi(keras.layers.Layer):
     def call(self, x, timestamps=None, training=None):
         x = jagged.checked_lengths(x, self.max_sequence_length, self.name)
         bias = self.bias_weights(x.row_splits, timestamps)
-        gate, value, *query_key = tf.split(self.projection(norms.rms_norm(x.values)), self._widths(), axis=-1)
-        value = self._heads(value, self.value_dim)
-        channels = self.kernels.bias_attention(value, x.row_splits, bias=bias)
-        if query_key:
-            query, key = (self._heads(part, self.qk_dim) for part in query_key)
+        gate, value, query, key = self._project(x.values)
+        return self._finish(x, gate, self._attend(query, key, value, x.row_splits, bias), training)
+
+    def extend(
+        self,
+        x: tf.RaggedTensor,
+        state: AttentionState | None = None,
+        timestamps: SequenceTimes | None = None,
+        keep: tf.Tensor | None = None,
+    ) -> tuple[tf.RaggedTensor, AttentionState]:
+        """Computes the next tokens of each row, for inference. The outputs are those of a call with the whole row.
+
+        Args:
+          x: RaggedTensor <float>[B,(n),D], the tokens after those of the state. Rows may be empty.
+          state: State of the earlier tokens, or None where there are none.
+          timestamps: SequenceTimes of x's tokens.
+          keep: None or <int>[B], number of x's first tokens that the new state holds. The default is all.
+
+        Returns:
+          RaggedTensor <float>[B,(n),D], and the new state.
+
+        Raises:
+          ValueError: timestamps are missing or not SequenceTimes, or the state is another layer's.
+          InvalidArgumentError: A whole row is longer than max_sequence_length, or x and state have different numbers
+            of rows.
+        """
+        x = checked_input(self, x)
+        gate, value, query, key = self._project(x.values)
+        keys = x.with_values(value[:, :, :0] if key is None else key)
+        new = AttentionState(keys, x.with_values(value), new_answers(timestamps, x, self.name))
+        whole = joined(state, new, self.max_sequence_length, self.name)
+        row_splits = whole.values.row_splits
+        bias = self.bias_weights(row_splits, whole_times(timestamps, whole))
+        channels = self._attend(query, whole.keys.values, whole.values.values, row_splits, bias, x.row_splits)
+        return self._finish(x, gate, channels, False), kept(whole, x, None, keep)
+
+    def check_extendable(self) -> None:
+        """Does nothing: no output depends on later tokens."""
+
+    def _project(self, tokens: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor | None, tf.Tensor | None]:
+        """Returns the gate, and by head the values, queries and keys; the last two are None in "beta"."""
+        gate, value, *rest = tf.split(self.projection(norms.rms_norm(tokens)), self._widths(), axis=-1)
+        query, key = (self._heads(part, self.qk_dim) for part in rest) if rest else (None, None)
+        return gate, self._heads(value, self.value_dim), query, key
+
+    def _attend(self, query, key, value, row_splits, bias: RelativeBias, query_splits=None) -> tf.Tensor:
+        """Returns all channels of all heads, <float>[Tq, channels * H * Dv]."""
+        channels = self.kernels.bias_attention(value, row_splits, bias=bias, query_splits=query_splits)
+        if query is not None:
             scale = 1.0 / self.max_sequence_length
-            semantic = self.kernels.attention(query, key, value, x.row_splits, scale=scale)
+            semantic = self.kernels.attention(query, key, value, row_splits, scale=scale, query_splits=query_splits)
             channels = tf.concat([channels, semantic], axis=-1)
-        channels = tf.reshape(channels, [-1, self._channels() * self.num_heads * self.value_dim])
+        return tf.reshape(channels, [-1, self._channels() * self.num_heads * self.value_dim])
+
+    def _finish(
+        self, x: tf.RaggedTensor, gate: tf.Tensor, channels: tf.Tensor, training: bool | None
+    ) -> tf.RaggedTensor:
         gated = self.dropout(gate * norms.rms_norm(channels), training=training)
         hidden = x.values + self.channel_projection(gated)
         if not self.ffn_multiple:

@@ -7,11 +7,13 @@ attention, bias_weights.py its bias, and gated_output.py the output stage after 
 from __future__ import annotations
 
 from tf_fusedrec._tf_compat import keras, tf
-from tf_fusedrec.layers import jagged, norms
+from tf_fusedrec.layers import attention_state, jagged, norms
+from tf_fusedrec.layers.attention_state import AttentionState
 from tf_fusedrec.layers.bias_weights import BiasWeights, check_bias_arguments
 from tf_fusedrec.layers.gated_output import GATE_ACTIVATIONS, GatedOutput
 from tf_fusedrec.layers.kernels import FUSED
 from tf_fusedrec.layers.visible_keys import visible_keys
+from tf_fusedrec.ops import RelativeBias, SequenceTimes
 
 FORMS = ("research", "production", "mtgrboost")
 DIVISORS = ("max_length", "row_length", "visible_keys")
@@ -173,26 +175,74 @@ class HSTU(keras.layers.Layer):
     def call(self, x, timestamps=None, num_targets=None, contextual_length=0, training=None):
         x = jagged.checked_lengths(x, self.max_sequence_length, self.name)
         bias = self.bias_weights(x.row_splits, timestamps, num_targets)
-        gate, query, key, value = self._split(self.projection(self._normalized(x.values)))
-        masks = {
-            "num_targets": num_targets,
-            "contextual_length": contextual_length,
-            "attention_window": self.attention_window,
-            "min_full_length": self.min_full_length,
-            "target_group_size": self.target_group_size,
-        }
-        attended = self.kernels.attention(
-            self._heads(query, self.qk_dim),
-            self._heads(key, self.qk_dim),
-            self._heads(value, self.value_dim),
-            x.row_splits,
-            scale=self._scale(x, masks),
-            alpha=self.qk_dim**-0.5 if self.form == "production" else 1.0,
-            bias=bias,
+        gate, *heads = self._project(x.values)
+        masks = self._masks(num_targets, contextual_length)
+        attended = self._attend(*heads, x.row_splits, scale=self._scale(x.row_splits, masks), bias=bias, **masks)
+        return x.with_values(self.output_stage([x.values, gate, attended], training=training))
+
+    def extend(
+        self,
+        x: tf.RaggedTensor,
+        state: AttentionState | None = None,
+        timestamps: SequenceTimes | None = None,
+        num_targets: tf.Tensor | None = None,
+        contextual_length: int | tf.Tensor = 0,
+        keep: tf.Tensor | None = None,
+    ) -> tuple[tf.RaggedTensor, AttentionState]:
+        """Computes the next tokens of each row, for inference. The outputs are those of a call with the whole row.
+
+        Args:
+          x: RaggedTensor <float>[B,(n),D], the tokens after those of the state: new events, then targets.
+          state: State of the earlier tokens, or None where there are none.
+          timestamps: SequenceTimes of x's tokens; a time bias needs them.
+          num_targets, contextual_length: As in a call. A context token sees all events, so a state with context takes
+            targets only.
+          keep: None or <int>[B], number of x's first tokens that the new state holds. The default is all but targets.
+
+        Returns:
+          RaggedTensor <float>[B,(n),D], and the new state.
+
+        Raises:
+          ValueError: check_extendable refuses, timestamps are not SequenceTimes, or the state is another layer's.
+          InvalidArgumentError: A whole row is longer than max_sequence_length, x and state have different numbers of
+            rows, or a row with context gets new events.
+        """
+        self.check_extendable()
+        x = attention_state.checked_input(self, x)
+        if state is not None:
+            x = attention_state.only_targets(x, state, num_targets, contextual_length, self.name)
+        gate, query, key, value = self._project(x.values)
+        answers = attention_state.new_answers(timestamps, x, self.name)
+        new = AttentionState(x.with_values(key), x.with_values(value), answers)
+        whole = attention_state.joined(state, new, self.max_sequence_length, self.name)
+        row_splits, masks = whole.values.row_splits, self._masks(num_targets, contextual_length)
+        times = attention_state.whole_times(timestamps, whole)
+        attended = self._attend(
+            query,
+            whole.keys.values,
+            whole.values.values,
+            row_splits,
+            scale=self._scale(row_splits, masks, x.row_lengths()),
+            bias=self.bias_weights(row_splits, times),
+            query_splits=x.row_splits,
             **masks,
         )
-        attended = tf.reshape(attended, [-1, self.num_heads * self.value_dim])
-        return x.with_values(self.output_stage([x.values, gate, attended], training=training))
+        y = x.with_values(self.output_stage([x.values, gate, attended], training=False))
+        return y, attention_state.kept(whole, x, num_targets, keep)
+
+    def check_extendable(self) -> None:
+        """Raises ValueError when outputs of earlier tokens change with later tokens, so that no state can be kept."""
+        if self.divisor == "row_length":
+            raise ValueError(
+                f'layer {self.name!r} cannot keep a state: with divisor="row_length", every output changes when its '
+                'row grows. Build it with divisor="max_length" or "visible_keys", or compute whole rows.'
+            )
+        if self.attention_window and self.min_full_length:
+            raise ValueError(
+                f"layer {self.name!r} cannot keep a state: the last min_full_length = {self.min_full_length} tokens "
+                "ignore the window, and they change when the row grows. Build it with min_full_length=0, or compute "
+                "whole rows."
+            )
 
     def forward_flops(
         self,
@@ -202,14 +252,7 @@ class HSTU(keras.layers.Layer):
         contextual_length: int | tf.Tensor = 0,
     ) -> tf.Tensor:
         """Counts multiplications and additions of the matrix products, <float64>[], over visible pairs only."""
-        keys = visible_keys(
-            row_splits,
-            num_targets,
-            contextual_length,
-            self.attention_window,
-            self.min_full_length,
-            self.target_group_size,
-        )
+        keys = visible_keys(row_splits, **self._masks(num_targets, contextual_length))
         qk, inner = self.num_heads * self.qk_dim, self.num_heads * self.value_dim
         per_token = 2 * columns * 2 * (qk + inner) + 2 * (3 if self.concat else 1) * inner * columns
         tokens, pairs = (tf.cast(number, tf.float64) for number in (row_splits[-1], tf.reduce_sum(keys)))
@@ -228,22 +271,48 @@ class HSTU(keras.layers.Layer):
         normalized = norms.layer_norm(tokens)
         if self.form == "research":
             return normalized
-        return normalized * self.input_norm_weight + self.input_norm_bias
+        weight, bias = (tf.cast(w, normalized.dtype) for w in (self.input_norm_weight, self.input_norm_bias))
+        return normalized * weight + bias
 
-    def _split(self, projected: tf.Tensor) -> list[tf.Tensor]:
-        """Splits [T, all] into gate, query, key and value. The column order is the source's: u v q k or u q k v."""
-        qk, value = self.num_heads * self.qk_dim, self.num_heads * self.value_dim
+    def _project(self, tokens: tf.Tensor) -> list[tf.Tensor]:
+        """Returns gate, queries, keys and values, the last three by head. The column order is the source's."""
+        projected = self.projection(self._normalized(tokens))
+        qk, inner = self.num_heads * self.qk_dim, self.num_heads * self.value_dim
         if self.form == "mtgrboost":
-            return tf.split(projected, [value, qk, qk, value], axis=-1)
-        gate, value, query, key = tf.split(projected, [value, value, qk, qk], axis=-1)
-        return [tf.nn.silu(gate) if self.form == "production" else gate, query, key, value]
+            gate, query, key, value = tf.split(projected, [inner, qk, qk, inner], axis=-1)
+        else:
+            gate, value, query, key = tf.split(projected, [inner, inner, qk, qk], axis=-1)
+        gate = tf.nn.silu(gate) if self.form == "production" else gate
+        query, key = self._heads(query, self.qk_dim), self._heads(key, self.qk_dim)
+        return [gate, query, key, self._heads(value, self.value_dim)]
 
-    def _scale(self, x: tf.RaggedTensor, masks: dict) -> float | tf.Tensor:
+    def _masks(self, num_targets: tf.Tensor | None, contextual_length: int | tf.Tensor) -> dict:
+        return {
+            "num_targets": num_targets,
+            "contextual_length": contextual_length,
+            "attention_window": self.attention_window,
+            "min_full_length": self.min_full_length,
+            "target_group_size": self.target_group_size,
+        }
+
+    def _attend(self, query, key, value, row_splits, bias: RelativeBias | None, **arguments) -> tf.Tensor:
+        """Returns the attention of all heads, <float>[Tq, H * Dv]."""
+        alpha = self.qk_dim**-0.5 if self.form == "production" else 1.0
+        attended = self.kernels.attention(query, key, value, row_splits, alpha=alpha, bias=bias, **arguments)
+        return tf.reshape(attended, [-1, self.num_heads * self.value_dim])
+
+    def _scale(self, row_splits: tf.Tensor, masks: dict, queries: tf.Tensor | None = None) -> float | tf.Tensor:
+        """Returns one over the divisor, of the last `queries` <int64>[B] tokens of each row; None: of all tokens."""
         if self.divisor == "max_length":
             return 1.0 / self.max_sequence_length
         if self.divisor == "visible_keys":
-            return 1.0 / tf.cast(visible_keys(x.row_splits, **masks), tf.float32)
-        return 1.0 / tf.cast(tf.gather(x.row_lengths(), x.value_rowids()), tf.float32)
+            keys = visible_keys(row_splits, **masks)
+        else:
+            lengths = row_splits[1:] - row_splits[:-1]
+            keys = tf.gather(lengths, jagged.token_positions(row_splits)[0])
+        if queries is not None:
+            keys = jagged.last(tf.RaggedTensor.from_row_splits(keys, row_splits, validate=False), queries).values
+        return 1.0 / tf.cast(keys, tf.float32)
 
     def _heads(self, tokens: tf.Tensor, columns: int) -> tf.Tensor:
         return tf.reshape(tokens, [-1, self.num_heads, columns])

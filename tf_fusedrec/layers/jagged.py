@@ -163,11 +163,16 @@ def check_sequence(name: str, ragged: tf.RaggedTensor) -> None:
         )
 
 
-def checked_lengths(ragged: tf.RaggedTensor, longest: int, layer: str) -> tf.RaggedTensor:
-    """Returns the rows after a check that none is longer than `longest`, the max_sequence_length of `layer`."""
+def checked_lengths(
+    ragged: tf.RaggedTensor, longest: int, layer: str, before: tf.Tensor | None = None
+) -> tf.RaggedTensor:
+    """Returns the rows after a check that none is longer than `longest`, the max_sequence_length of `layer`.
+
+    before: None or <int64>[B], tokens of each row that are not in `ragged`.
+    """
     check_sequence("x", ragged)
     fits = tf.debugging.assert_less_equal(
-        ragged.row_lengths(),
+        ragged.row_lengths() if before is None else ragged.row_lengths() + before,
         tf.constant(longest, tf.int64),
         message=f"layer {layer!r}: a row of x is longer than max_sequence_length = {longest}. "
         "Trim it with jagged.last.",

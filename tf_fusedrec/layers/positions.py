@@ -20,11 +20,12 @@ class PositionEmbedding(keras.layers.Layer):
     Call:
       x: RaggedTensor <float>[B,(L),D], every L <= N.
       num_targets: None or <int>[B], number of targets at the end of each row.
+      before: None or <int64>[B], tokens of each row before those of x, whose state a server keeps.
       returns RaggedTensor <float>[B,(L),D].
 
     Raises:
       ValueError: An argument is out of range, or x is not a RaggedTensor.
-      InvalidArgumentError: A row is longer than N.
+      InvalidArgumentError: A row, with the tokens before x, is longer than N.
     """
 
     def __init__(self, max_sequence_length: int, dropout: float = 0.0, **layer_arguments):
@@ -43,11 +44,13 @@ class PositionEmbedding(keras.layers.Layer):
         )
         super().build(input_shape)
 
-    def call(self, x, num_targets=None, training=None):
-        x = jagged.checked_lengths(x, self.max_sequence_length, self.name)
+    def call(self, x, num_targets=None, before=None, training=None):
+        x = jagged.checked_lengths(x, self.max_sequence_length, self.name, before)
         rows, positions = jagged.token_positions(x.row_splits)
         if num_targets is not None:
             positions = tf.minimum(positions, tf.gather(x.row_lengths() - tf.cast(num_targets, tf.int64), rows))
+        if before is not None:
+            positions += tf.gather(before, rows)
         embedded = jagged.gather_rows(tf.convert_to_tensor(self.positions), positions)
         return x.with_values(self.dropout(x.values * x.shape[-1] ** 0.5 + embedded, training=training))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tf_fusedrec._tf_compat import keras, tf
 from tf_fusedrec.layers import jagged, norms
+from tf_fusedrec.layers.attention_state import AttentionState, checked_input, joined, kept
 from tf_fusedrec.layers.visible_keys import visible_keys
 
 _EPSILON = 1e-8  # Epsilon of this model's norms in the public experiments.
@@ -82,9 +83,47 @@ class SASRec(keras.layers.Layer):
 
     def call(self, x, training=None):
         x = jagged.checked_lengths(x, self.max_sequence_length, self.name)
-        normalized = norms.layer_norm(x.values, _EPSILON)
-        key, value = tf.split(self.key_value(x.values), 2, axis=-1)
-        attended = self._attend(self.query(normalized), key, value, x.row_splits, training)
+        normalized, key, value = self._project(x.values)
+        attended = self._attend(self.query(normalized), key, value, x.row_splits, x.row_splits, training)
+        return self._finish(x, normalized, attended, training)
+
+    def extend(
+        self, x: tf.RaggedTensor, state: AttentionState | None = None, keep: tf.Tensor | None = None
+    ) -> tuple[tf.RaggedTensor, AttentionState]:
+        """Computes the next tokens of each row, for inference. The outputs are those of a call with the whole row.
+
+        Args:
+          x: RaggedTensor <float>[B,(n),D], the tokens after those of the state. Rows may be empty.
+          state: State of the earlier tokens, or None where there are none.
+          keep: None or <int>[B], number of x's first tokens that the new state holds. The default is all.
+
+        Returns:
+          RaggedTensor <float>[B,(n),D], and the new state.
+
+        Raises:
+          ValueError: The state is another layer's.
+          InvalidArgumentError: A whole row is longer than max_sequence_length, or x and state have different numbers
+            of rows.
+        """
+        x = checked_input(self, x)
+        normalized, key, value = self._project(x.values)
+        new = AttentionState(x.with_values(key), x.with_values(value), None)
+        whole = joined(state, new, self.max_sequence_length, self.name)
+        keys, values, splits = whole.keys.values, whole.values.values, whole.values.row_splits
+        attended = self._attend(self.query(normalized), keys, values, splits, x.row_splits, False)
+        return self._finish(x, normalized, attended, False), kept(whole, x, None, keep)
+
+    def check_extendable(self) -> None:
+        """Does nothing: no output depends on later tokens."""
+
+    def _project(self, tokens: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """Returns the normalized tokens <float>[T, D], and keys and values by head."""
+        key, value = (self._heads(part) for part in tf.split(self.key_value(tokens), 2, axis=-1))
+        return norms.layer_norm(tokens, _EPSILON), key, value
+
+    def _finish(
+        self, x: tf.RaggedTensor, normalized: tf.Tensor, attended: tf.Tensor, training: bool | None
+    ) -> tf.RaggedTensor:
         hidden = norms.layer_norm(normalized + self.attention_output(attended), _EPSILON)
         inner = self.dropout(self.ffn_hidden(hidden), training=training)
         return x.with_values(hidden + self.dropout(self.ffn_output(inner), training=training))
@@ -106,17 +145,25 @@ class SASRec(keras.layers.Layer):
             "dropout": self.dropout.rate,
         }
 
-    def _attend(self, query, key, value, row_splits, training):
-        """Computes causal softmax attention, <float>[T, D], padded inside and in float32."""
-        queries, keys, values = (self._padded_heads(tokens, row_splits) for tokens in (query, key, value))
+    def _attend(self, query, key, value, row_splits, query_splits, training):
+        """Computes causal softmax attention of the last tokens of each row, <float>[Tq, D].
+
+        It pads inside and computes in float32. query: <float>[Tq, D]; key, value: <float>[T, H, D / H].
+        """
+        queries = self._padded(self._heads(query), query_splits)
+        keys, values = (self._padded(tokens, row_splits) for tokens in (key, value))
         scores = tf.einsum("bihd,bjhd->bhij", queries, keys) * queries.shape[-1] ** -0.5
-        positions = tf.range(tf.shape(scores)[-1])
-        scores = tf.where(positions[:, tf.newaxis] >= positions, scores, scores.dtype.min)
-        weights = self.dropout(tf.nn.softmax(scores), training=training)
-        out = jagged.from_dense(tf.einsum("bhij,bjhd->bihd", tf.cast(weights, values.dtype), values), row_splits)
+        # Tokens before the queries of a row, <int32>[B]. Padding behind a row asks, too, and is dropped.
+        before = tf.cast((row_splits - query_splits)[1:] - (row_splits - query_splits)[:-1], tf.int32)
+        asking = before[:, tf.newaxis] + tf.range(tf.shape(scores)[2])
+        seen = asking[:, tf.newaxis, :, tf.newaxis] >= tf.range(tf.shape(scores)[3])
+        weights = self.dropout(tf.nn.softmax(tf.where(seen, scores, scores.dtype.min)), training=training)
+        out = jagged.from_dense(tf.einsum("bhij,bjhd->bihd", tf.cast(weights, values.dtype), values), query_splits)
         return tf.cast(tf.reshape(out.values, [-1, query.shape[-1]]), query.dtype)
 
-    def _padded_heads(self, tokens: tf.Tensor, row_splits: tf.Tensor) -> tf.Tensor:
-        heads = tf.reshape(tokens, [-1, self.num_heads, tokens.shape[-1] // self.num_heads])
+    def _heads(self, tokens: tf.Tensor) -> tf.Tensor:
+        return tf.reshape(tokens, [-1, self.num_heads, tokens.shape[-1] // self.num_heads])
+
+    def _padded(self, heads: tf.Tensor, row_splits: tf.Tensor) -> tf.Tensor:
         wide = tf.cast(heads, tf.float32) if heads.dtype.size < 4 else heads
         return jagged.to_dense(tf.RaggedTensor.from_row_splits(wide, row_splits, validate=False))

@@ -14,11 +14,13 @@ from tf_fusedrec.ops import BucketTable, RelativeBias, TimeFunction, contextual_
 
 
 class _Rows(NamedTuple):
-    """The padded form of a batch: B rows with n positions each."""
+    """The padded form of a batch: B rows with n positions each, the last m of which ask."""
 
     row_splits: tf.Tensor  # <int64>[B+1]
+    query_splits: tf.Tensor  # <int64>[B+1]
     lengths: tf.Tensor  # <int64>[B]
     positions: tf.Tensor  # <int64>[n]
+    asking: tf.Tensor  # <int64>[B or 1, m], positions of the queries
     num_targets: tf.Tensor | None  # <int64>[B]
 
 
@@ -36,10 +38,12 @@ def jagged_attention(
     min_full_length: int = 0,
     target_group_size: int = 1,
     bias: RelativeBias | None = None,
+    query_splits: tf.Tensor | None = None,
 ) -> tf.Tensor:
-    """Returns [T, H, Dv]: out_i = scale_i sum_j SiLU(alpha query_i . key_j + bias_ij) visible_ij value_j by row."""
-    rows = _rows(row_splits, num_targets)
-    queries, keys, values = (_padded(tokens, rows) for tokens in (query, key, value))
+    """Returns [Tq, H, Dv]: out_i = scale_i sum_j SiLU(alpha query_i . key_j + bias_ij) visible_ij value_j by row."""
+    rows = _rows(row_splits, num_targets, query_splits)
+    queries = _padded(query, rows.query_splits)
+    keys, values = (_padded(tokens, rows.row_splits) for tokens in (key, value))
     scores = alpha * tf.einsum("bihd,bjhd->bhij", queries, keys)
     if bias is not None:
         for part in (_position_map(bias, rows), _time_map(bias, rows)):
@@ -48,7 +52,7 @@ def jagged_attention(
     visible = tf.cast(visible, scores.dtype)
     out = tf.einsum("bhij,bjhd->bihd", tf.nn.silu(scores) * visible[:, tf.newaxis], values)
     scale = tf.reshape(tf.cast(scale, out.dtype), [-1, 1, 1])
-    return tf.cast(jagged.from_dense(out, rows.row_splits).values * scale, value.dtype)
+    return tf.cast(jagged.from_dense(out, rows.query_splits).values * scale, value.dtype)
 
 
 def bias_attention(
@@ -61,48 +65,57 @@ def bias_attention(
     attention_window: int = 0,
     min_full_length: int = 0,
     target_group_size: int = 1,
+    query_splits: tf.Tensor | None = None,
 ) -> tf.Tensor:
-    """Returns per head [sum_j position_ij visible_ij value_j | the same with time_ij], [T, H, 2 Dv].
+    """Returns per head [sum_j position_ij visible_ij value_j | the same with time_ij], [Tq, H, 2 Dv].
 
-    A bias with one of the two maps gives [T, H, Dv].
+    A bias with one of the two maps gives [Tq, H, Dv].
     """
-    rows = _rows(row_splits, num_targets)
-    values = _padded(value, rows)
+    rows = _rows(row_splits, num_targets, query_splits)
+    values = _padded(value, rows.row_splits)
     visible = _visible(rows, contextual_length, attention_window, min_full_length, target_group_size)
     visible = tf.cast(visible, values.dtype)
     maps = [part for part in (_position_map(bias, rows), _time_map(bias, rows)) if part is not None]
     channels = [tf.einsum("bij,bjhd->bihd", part * visible, values) for part in maps]
-    return tf.cast(jagged.from_dense(tf.concat(channels, axis=-1), rows.row_splits).values, value.dtype)
+    return tf.cast(jagged.from_dense(tf.concat(channels, axis=-1), rows.query_splits).values, value.dtype)
 
 
-def _rows(row_splits: tf.Tensor, num_targets: tf.Tensor | None) -> _Rows:
+def _rows(row_splits: tf.Tensor, num_targets: tf.Tensor | None, query_splits: tf.Tensor | None) -> _Rows:
     row_splits = tf.cast(row_splits, tf.int64)
     lengths = row_splits[1:] - row_splits[:-1]
-    longest = tf.reduce_max(tf.concat([lengths, [0]], axis=0))
+    positions = tf.range(tf.reduce_max(tf.concat([lengths, [0]], axis=0)))
     targets = None if num_targets is None else tf.cast(num_targets, tf.int64)
-    return _Rows(row_splits, lengths, tf.range(longest), targets)
+    if query_splits is None:
+        return _Rows(row_splits, row_splits, lengths, positions, positions[tf.newaxis], targets)
+    query_splits = tf.cast(query_splits, tf.int64)
+    queries = query_splits[1:] - query_splits[:-1]
+    asking = (lengths - queries)[:, tf.newaxis] + tf.range(tf.reduce_max(tf.concat([queries, [0]], axis=0)))
+    # Padding behind a row asks from its last position, which every table has.
+    asking = tf.minimum(asking, tf.maximum(lengths - 1, 0)[:, tf.newaxis])
+    return _Rows(row_splits, query_splits, lengths, positions, asking, targets)
 
 
-def _padded(tokens: tf.Tensor, rows: _Rows) -> tf.Tensor:
+def _padded(tokens: tf.Tensor, row_splits: tf.Tensor) -> tf.Tensor:
     """Pads [T, ...] to [B, n, ...], in float32 or wider."""
     tokens = tf.cast(tokens, tf.float32) if tokens.dtype.size < 4 else tokens
-    return jagged.to_dense(tf.RaggedTensor.from_row_splits(tokens, rows.row_splits, validate=False))
+    return jagged.to_dense(tf.RaggedTensor.from_row_splits(tokens, row_splits, validate=False))
 
 
 def _visible(
     rows: _Rows, contextual_length: int | tf.Tensor, attention_window: int, min_full_length: int, target_group_size: int
 ) -> tf.Tensor:
-    """Returns <bool>[B, n, n] by (query, key). Numbers as in visible_keys.py."""
+    """Returns <bool>[B, m, n] by (query, key). Numbers as in visible_keys.py."""
     context = contextual_lengths(contextual_length, rows.row_splits)
     context = tf.zeros_like(rows.lengths) if context is None else context
     beyond_one = tf.maximum(context - 1, 0)[:, tf.newaxis]
-    numbers = tf.maximum(rows.positions - beyond_one, 0)
+    query, key = (tf.maximum(positions - beyond_one, 0) for positions in (rows.asking, rows.positions))
     history_end = (rows.lengths if rows.num_targets is None else rows.lengths - rows.num_targets)[:, tf.newaxis]
     top = history_end - beyond_one
     if rows.num_targets is not None:
-        numbers = tf.minimum(numbers, top)
-    query, key, top = numbers[:, :, tf.newaxis], numbers[:, tf.newaxis, :], top[:, :, tf.newaxis]
-    visible = (query > key) | tf.eye(tf.size(rows.positions), dtype=tf.bool)
+        query, key = tf.minimum(query, top), tf.minimum(key, top)
+    query, key, top = query[:, :, tf.newaxis], key[:, tf.newaxis, :], top[:, :, tf.newaxis]
+    asking, answering = rows.asking[:, :, tf.newaxis], rows.positions[tf.newaxis, tf.newaxis, :]
+    visible = (query > key) | (asking == answering)
     if attention_window:
         near = query - key <= attention_window
         if min_full_length:
@@ -110,30 +123,32 @@ def _visible(
         visible &= near
     visible |= (context > 0)[:, tf.newaxis, tf.newaxis] & (query == 0) & (key < top)
     if target_group_size > 1:
-        groups = (rows.positions - history_end) // target_group_size
-        later = (rows.positions[:, tf.newaxis] > rows.positions) & (rows.positions >= history_end)[:, tf.newaxis, :]
-        visible |= later & (groups[:, :, tf.newaxis] == groups[:, tf.newaxis, :])
+        history_end = history_end[:, :, tf.newaxis]
+        own, other = ((places - history_end) // target_group_size for places in (asking, answering))
+        visible |= (asking > answering) & (answering >= history_end) & (own == other)
     return visible
 
 
 def _position_map(bias: RelativeBias, rows: _Rows) -> tf.Tensor | None:
-    """Returns <float32>[B or 1, n, n]. All targets of a row share the position after its history."""
+    """Returns <float32>[B or 1, m, n]. All targets of a row share the position after its history."""
     if bias.position_weights is None:
         return None
-    positions = rows.positions[tf.newaxis]
+    asking, answering = rows.asking, rows.positions[tf.newaxis]
     if rows.num_targets is not None:
-        positions = tf.minimum(positions, (rows.lengths - rows.num_targets)[:, tf.newaxis])
+        history_end = (rows.lengths - rows.num_targets)[:, tf.newaxis]
+        asking, answering = tf.minimum(asking, history_end), tf.minimum(answering, history_end)
     centre = tf.shape(bias.position_weights, tf.int64)[0] // 2
-    distance = positions[:, tf.newaxis, :] - positions[:, :, tf.newaxis]
+    distance = answering[:, tf.newaxis, :] - asking[:, :, tf.newaxis]
     return tf.gather(tf.cast(bias.position_weights, tf.float32), centre + distance)
 
 
 def _time_map(bias: RelativeBias, rows: _Rows) -> tf.Tensor | None:
-    """Returns <float32>[B, n, n] by (query, key), or None without a time bias."""
+    """Returns <float32>[B, m, n] by (query, key), or None without a time bias."""
     if bias.time is None or bias.times is None:
         return None
     query_times, key_times = (
-        jagged.to_dense(tf.RaggedTensor.from_row_splits(times, rows.row_splits, validate=False)) for times in bias.times
+        jagged.to_dense(tf.RaggedTensor.from_row_splits(times, splits, validate=False))
+        for times, splits in zip(bias.times, (rows.query_splits, rows.row_splits))
     )
     difference = query_times[:, :, tf.newaxis] - key_times[:, tf.newaxis, :]
     if isinstance(bias.time, BucketTable):

@@ -19,7 +19,7 @@ TIME_FUNCTIONS = ("power", "exponential", "stretched")
 class SequenceTimes(NamedTuple):
     """Times of each token: when it asks, and when it happened."""
 
-    asks: tf.Tensor  # <int64>[T], seconds
+    asks: tf.Tensor  # <int64>[T], seconds; [Tq] beside query_splits
     answers: tf.Tensor  # <int64>[T], seconds
 
 
@@ -109,6 +109,7 @@ def jagged_attention(
     min_full_length: int = 0,
     target_group_size: int = 1,
     bias: RelativeBias | None = None,
+    query_splits: tf.Tensor | None = None,
 ) -> tf.Tensor:
     """out_i = scale_i * sum_j SiLU(alpha query_i . key_j + bias_ij) visible_ij value_j, in each row and head.
 
@@ -137,30 +138,38 @@ def jagged_attention(
     All targets of a row stand at one place for the position bias, the one behind the history: their own order must not
     matter.
 
+    With query_splits, only the last tokens of each row ask: new events and candidates against the keys and values of a
+    history. Masks and bias take the places of the whole row. A query has the bits that it has when every token asks,
+    except in rows of at most 64 tokens, whose sums run in another order.
+
     Nothing of size L x L is in memory: the backward pass computes the scores again. The same bits for any number of
     threads. Differentiable in query, key, value and the weights of the bias; once.
 
     Args:
-      query, key: <float32, bfloat16 or float16>[T, H, Dqk]; 16-bit types are computed in float32 and rounded once.
+      query: <float32, bfloat16 or float16>[Tq, H, Dqk]; 16-bit types are computed in float32 and rounded once. Tq is T
+        without query_splits.
+      key: <same type>[T, H, Dqk].
       value: <same type>[T, H, Dv].
       row_splits: <int64>[B+1] bounds of the rows in the tokens. Rows may be empty, B and T may be 0.
-      scale: number, <float>[] or <float>[T], one per query token. No gradient flows to it.
+      scale: number, <float>[] or <float>[Tq], one per query token. No gradient flows to it.
       alpha: factor of the product of query and key; 1 / sqrt(Dqk) in the production layer of HSTU.
       num_targets: None or <int>[B], targets at the end of each row.
       contextual_length: C, context tokens at the start of each row: a number, or <int>[B], one per row.
       attention_window: W, 0 for none.
       min_full_length: F; only with a window.
       target_group_size: G >= 1; 2 for targets of an item and an action, for example.
-      bias: position and time bias, shared by the heads.
+      bias: position and time bias, shared by the heads. With query_splits, its asks are <int64>[Tq].
+      query_splits: None, or <int>[B+1]: row b has query_splits[b+1] - query_splits[b] queries, at least its targets.
 
     Returns:
-      <type of value>[T, H, Dv].
+      <type of value>[Tq, H, Dv].
 
     Raises:
       ValueError: a length is negative, target_group_size is below 1, or bias is incomplete.
       InvalidArgumentError: shapes do not fit together; row_splits do not run from 0 to T without decreasing;
         num_targets is not between 0 and the row's length; contextual_length of a row is negative; a row is longer than
-        N of position_weights; thresholds decrease; times are not one per token.
+        N of position_weights; thresholds decrease; times are not one per token; a row has more queries than tokens, or
+        more targets than queries.
 
     Source: Zhai et al., Actions Speak Louder than Words (HSTU), section 3; masks as in its public operators.
     """
@@ -172,6 +181,7 @@ def jagged_attention(
         alpha=alpha,
         **_rows(row_splits, num_targets, contextual_length, attention_window, min_full_length, target_group_size),
         **_bias(bias),
+        query_splits=_list_of(query_splits),
     )
 
 
@@ -185,6 +195,7 @@ def bias_attention(
     attention_window: int = 0,
     min_full_length: int = 0,
     target_group_size: int = 1,
+    query_splits: tf.Tensor | None = None,
 ) -> tf.Tensor:
     """out_i = [sum_j position_ij visible_ij value_j | sum_j time_ij visible_ij value_j], in each row and head.
 
@@ -194,12 +205,12 @@ def bias_attention(
     Args:
       value: <float32, bfloat16 or float16>[T, H, Dv].
       bias: one or both parts.
-      row_splits, num_targets, contextual_length, attention_window, min_full_length, target_group_size: as in
-        jagged_attention.
+      row_splits, num_targets, contextual_length, attention_window, min_full_length, target_group_size, query_splits: as
+        in jagged_attention.
 
     Returns:
-      <type of value>[T, H, 2 * Dv], in each head the position channel, then the time channel; [T, H, Dv] when the bias
-      has one part.
+      <type of value>[Tq, H, 2 * Dv], in each head the position channel, then the time channel; [Tq, H, Dv] when the
+      bias has one part.
 
     Raises:
       ValueError: a length is negative, or bias is incomplete or has no part.
@@ -213,6 +224,7 @@ def bias_attention(
         value=value,
         **_rows(row_splits, num_targets, contextual_length, attention_window, min_full_length, target_group_size),
         **_bias(bias),
+        query_splits=_list_of(query_splits),
     )
 
 
@@ -256,6 +268,11 @@ def _rows(
     }
 
 
+def _list_of(query_splits: tf.Tensor | None) -> list[tf.Tensor]:
+    """Returns the optional input in the form of the ops."""
+    return [] if query_splits is None else [tf.cast(query_splits, tf.int64)]
+
+
 def _bias(bias: RelativeBias | None) -> dict[str, Any]:
     """Returns the arguments for the bias of both ops. Missing parts are empty."""
     position_weights, time, times = bias if bias is not None else RelativeBias()
@@ -287,20 +304,22 @@ _ATTRIBUTES = ("attention_window", "min_full_length", "target_group_size", "targ
 def _jagged_attention_gradient(op, grads):
     attributes = {name: op.get_attr(name) for name in (*_ATTRIBUTES, "alpha")}
     attributes["time"] = attributes["time"].decode()
-    found = library.fusedrec_jagged_attention_grad(grads, *op.inputs, **attributes)
-    # Inputs: query, key, value, row_splits, num_targets, scale, position_weights, time_weights, thresholds, both times
-    # and contextual_lengths.
-    return [*found[:3], None, None, None, *found[3:], None, None, None, None]
+    inputs, query_splits = op.inputs[:12], list(op.inputs[12:])
+    found = library.fusedrec_jagged_attention_grad(grads, *inputs, query_splits, **attributes)
+    # Inputs: query, key, value, row_splits, num_targets, scale, position_weights, time_weights, thresholds, both times,
+    # contextual_lengths and perhaps query_splits.
+    return [*found[:3], None, None, None, *found[3:], None, None, None, None, *(None for _ in query_splits)]
 
 
 @tf.RegisterGradient("Fusedrec>JaggedBiasAttention")
 def _bias_attention_gradient(op, grads):
     attributes = {name: op.get_attr(name) for name in _ATTRIBUTES}
     attributes["time"] = attributes["time"].decode()
-    found = library.fusedrec_jagged_bias_attention_grad(grads, *op.inputs, **attributes)
-    # Inputs: value, row_splits, num_targets, position_weights, time_weights, thresholds, both times and
-    # contextual_lengths.
-    return [found[0], None, None, *found[1:], None, None, None, None]
+    inputs, query_splits = op.inputs[:9], list(op.inputs[9:])
+    found = library.fusedrec_jagged_bias_attention_grad(grads, *inputs, query_splits, **attributes)
+    # Inputs: value, row_splits, num_targets, position_weights, time_weights, thresholds, both times, contextual_lengths
+    # and perhaps query_splits.
+    return [found[0], None, None, *found[1:], None, None, None, None, *(None for _ in query_splits)]
 
 
 tf.no_gradient("Fusedrec>JaggedAttentionGrad")

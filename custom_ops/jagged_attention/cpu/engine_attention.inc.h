@@ -143,7 +143,7 @@ static inline HeldKeys HoldKeys(const AttentionProblem& p, const AttentionUnit& 
 // The queries of a unit against all keys: keys in blocks, which are copied once; panels of queries inside.
 static void Forward(const AttentionProblem& p, const AttentionUnit& unit, float* memory) {
   if (IsShort(p, unit)) return ForwardShort(p, unit, memory);
-  const int64_t heads = unit.head_end - unit.head_begin, start = p.row_splits[unit.row];
+  const int64_t heads = unit.head_end - unit.head_begin, start = QueryStart(p, unit.row);
   const int64_t panels = RoundUp(unit.end - unit.begin, kPanel) / kPanel;
   const AttentionScratch scratch(p, false, panels, kForwardKeys, heads, memory);
   const RowMask row = MaskOf(p, unit.row);
@@ -194,7 +194,7 @@ static void Forward(const AttentionProblem& p, const AttentionUnit& unit, float*
 // The queries of a panel times alpha, and the gradients of their outputs times the scale, both ways.
 static inline void PackPanel(const AttentionProblem& p, const AttentionUnit& unit, int64_t begin, int64_t count,
                              const AttentionScratch& scratch) {
-  const int64_t token = p.row_splits[unit.row] + begin;
+  const int64_t token = QueryStart(p, unit.row) + begin;
   const Factor alpha = {p.alpha, nullptr, 0}, scale = ScaleOf(p, token);
   for (int64_t h = 0; h < unit.head_end - unit.head_begin; ++h) {
     const int64_t head = unit.head_begin + h;
@@ -231,8 +231,9 @@ static void Backward(const AttentionProblem& p, const AttentionUnit& unit, float
   // The gradients of the unit's first query and head.
   const bool shared = unit.query_grads != nullptr;
   const int64_t query_grads_stride = (shared ? heads : p.heads) * p.qk_dim;
-  float* query_grads = shared ? unit.query_grads
-                              : p.query_grads + ((start + unit.query_begin) * p.heads + unit.head_begin) * p.qk_dim;
+  const int64_t first_query = QueryStart(p, unit.row) + unit.query_begin;
+  float* query_grads =
+      shared ? unit.query_grads : p.query_grads + (first_query * p.heads + unit.head_begin) * p.qk_dim;
   for (int64_t begin = unit.query_begin; begin < row.length; begin += kPanel) {
     const int64_t end = Lesser(begin + kPanel, row.length), count = end - begin;
     SetPanel(row, begin, end, &mask);

@@ -25,10 +25,14 @@ static inline void SetBiasRow(const AttentionProblem& problem, int64_t row, Pane
   bias->answers = tables.answers == nullptr ? nullptr : tables.answers + begin;
   bias->near_times = false;
   if (tables.time != TimeMap::kBuckets || length == 0) return;
-  int64_t low = tables.asks[begin], high = low;
+  int64_t low = tables.answers[begin], high = low;
   for (int64_t t = begin; t < begin + length; ++t) {
-    low = Lesser(low, Lesser(tables.asks[t], tables.answers[t]));
-    high = Greater(high, Greater(tables.asks[t], tables.answers[t]));
+    low = Lesser(low, tables.answers[t]);
+    high = Greater(high, tables.answers[t]);
+  }
+  for (int64_t t = problem.query_splits[row]; t < problem.query_splits[row + 1]; ++t) {
+    low = Lesser(low, tables.asks[t]);
+    high = Greater(high, tables.asks[t]);
   }
   bias->origin = low;
   bias->near_times = static_cast<uint64_t>(high) - static_cast<uint64_t>(low) < uint64_t{INT32_MAX};
@@ -37,9 +41,9 @@ static inline void SetBiasRow(const AttentionProblem& problem, int64_t row, Pane
 static inline void SetBiasPanel(const AttentionProblem& problem, int64_t row, const PanelMask& mask, PanelBias* bias) {
   bias->mask = &mask;
   if (bias->tables->time == TimeMap::kNone) return;
-  const int64_t* asks = bias->tables->asks + problem.row_splits[row];
+  const int64_t start = QueryStart(problem, row);
   for (int64_t lane = 0; lane < kPanel; ++lane) {
-    bias->asks[lane] = asks[Lesser(mask.begin + lane, mask.end - 1)];
+    bias->asks[lane] = bias->tables->asks[start + Lesser(mask.begin + lane, mask.end - 1)];
     if (bias->near_times) bias->near_asks[lane] = static_cast<int32_t>(bias->asks[lane] - bias->origin);
   }
 }

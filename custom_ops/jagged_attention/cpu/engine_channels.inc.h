@@ -51,6 +51,7 @@ static inline void FillMaps(const PanelBias& bias, const Tile& tile, const Chann
 static void ChannelsForward(const AttentionProblem& p, const AttentionUnit& unit, float* memory) {
   const ChannelScratch scratch(p, 0, memory);
   const int64_t start = p.row_splits[unit.row], channels = scratch.channels, columns = scratch.columns;
+  const int64_t query_start = QueryStart(p, unit.row);
   const RowMask row = MaskOf(p, unit.row);
   PanelMask mask;
   PanelBias bias;
@@ -70,7 +71,7 @@ static void ChannelsForward(const AttentionProblem& p, const AttentionUnit& unit
     }
     for (int c = 0; c < channels; ++c) {
       for (int64_t h = 0; h < p.heads; ++h) {
-        float* out = p.out + ((start + begin) * p.heads + h) * channels * p.value_dim + c * p.value_dim;
+        float* out = p.out + ((query_start + begin) * p.heads + h) * channels * p.value_dim + c * p.value_dim;
         TransposeBack(scratch.panel[c] + h * p.value_dim * kPanel, count, p.value_dim, kOne, out,
                       channels * columns);
       }
@@ -83,6 +84,7 @@ static void ChannelsBackward(const AttentionProblem& p, const AttentionUnit& uni
   const int64_t unit_keys = unit.end - unit.begin;
   const ChannelScratch scratch(p, unit_keys, memory);
   const int64_t start = p.row_splits[unit.row], channels = scratch.channels, columns = scratch.columns;
+  const int64_t query_start = QueryStart(p, unit.row);
   const int64_t width = scratch.width;
   const RowMask row = MaskOf(p, unit.row);
   PanelMask mask;
@@ -101,7 +103,7 @@ static void ChannelsBackward(const AttentionProblem& p, const AttentionUnit& uni
       for (int c = 0; c < channels && !packed; ++c) {
         Zero(scratch.grad_rows[c], kPanel * width);
         for (int64_t h = 0; h < p.heads; ++h) {
-          const int64_t at = ((start + begin) * p.heads + h) * channels * p.value_dim + c * p.value_dim;
+          const int64_t at = ((query_start + begin) * p.heads + h) * channels * p.value_dim + c * p.value_dim;
           const Rows grads = {p.grads + at, channels * columns};
           Transpose(grads, count, p.value_dim, kOne, scratch.panel[c] + h * p.value_dim * kPanel);
           for (int64_t i = 0; i < count; ++i) {

@@ -41,6 +41,11 @@ static inline RowMask MaskOf(const AttentionProblem& problem, int64_t row) {
   return mask;
 }
 
+// Place p of a row is number QueryStart + p among the asking tokens.
+static inline int64_t QueryStart(const AttentionProblem& problem, int64_t row) {
+  return problem.query_splits[row + 1] - (problem.row_splits[row + 1] - problem.row_splits[row]);
+}
+
 enum class Visible { kNone, kSome, kAll };
 
 // Returns whether queries [i0, i1) and keys [j0, j1) have targets of one group.

@@ -2,9 +2,12 @@
 // head stand in one tile; every product therefore sums up over all of its depth in registers, reads tokens as they lie
 // in their tensors, and writes its result where it belongs: no rows are padded, cleared, turned round or copied out.
 
-// A bias has sums over all heads, and rows that are no multiple of vectors need padding: these take the long way.
+// A bias has sums over all heads, and rows that are no multiple of vectors need padding: these take the long way, as rows
+// with fewer queries than keys.
 static inline bool IsShort(const AttentionProblem& p, const AttentionUnit& unit) {
-  return p.row_splits[unit.row + 1] - p.row_splits[unit.row] <= kPanel && p.qk_dim % kLanes == 0 &&
+  const int64_t keys = p.row_splits[unit.row + 1] - p.row_splits[unit.row];
+  const int64_t queries = p.query_splits[unit.row + 1] - p.query_splits[unit.row];
+  return keys <= kPanel && queries == keys && p.qk_dim % kLanes == 0 &&
          p.value_dim % kLanes == 0 && !HasBias(p.bias);
 }
 
@@ -23,11 +26,13 @@ struct ShortScratch {
 // Data that the heads of a short row share.
 struct ShortRow {
   ShortRow(const AttentionProblem& p, const AttentionUnit& unit)
-      : token(p.row_splits[unit.row]), length(p.row_splits[unit.row + 1] - token) {
+      : token(p.row_splits[unit.row]),
+        query_token(p.query_splits[unit.row]),
+        length(p.row_splits[unit.row + 1] - token) {
     const RowMask row = MaskOf(p, unit.row);
     SetPanel(row, 0, length, &mask);
     triangle = row.top == row.length && row.window == 0;
-    const Factor factor = {1.0f, p.scale + token * p.scale_stride, p.scale_stride};
+    const Factor factor = {1.0f, p.scale + query_token * p.scale_stride, p.scale_stride};
     for (int64_t lane = 0; lane < kPanel; lane += kLanes) Store(scale + lane, LanesOf(factor, lane, length));
     Tiles walk(mask, 0, length);
     while (walk.Next(tiles + num_tiles)) {
@@ -57,7 +62,7 @@ struct ShortRow {
 
   static constexpr int64_t kGroup = kFine;  // queries that see almost the same keys
 
-  const int64_t token, length;
+  const int64_t token, query_token, length;  // first of the keys and of the queries; both have this length
   bool triangle;
   PanelMask mask;
   float scale[kPanel];
@@ -74,7 +79,9 @@ static void ForwardShort(const AttentionProblem& p, const AttentionUnit& unit, f
   for (int64_t head = unit.head_begin; head < unit.head_end; ++head) {
     const int64_t qk_at = row.token * qk_stride + head * p.qk_dim;
     const int64_t value_at = row.token * value_stride + head * p.value_dim;
-    Transpose({p.query + qk_at, qk_stride}, row.length, p.qk_dim, {p.alpha, nullptr, 0}, scratch.query);
+    const int64_t query_at = row.query_token * qk_stride + head * p.qk_dim;
+    const int64_t out_at = row.query_token * value_stride + head * p.value_dim;
+    Transpose({p.query + query_at, qk_stride}, row.length, p.qk_dim, {p.alpha, nullptr, 0}, scratch.query);
     for (int64_t t = 0; t < row.num_tiles; ++t) {
       const Tile& tile = row.tiles[t];
       float* score = scratch.score + tile.key_begin * kPanel;
@@ -90,7 +97,7 @@ static void ForwardShort(const AttentionProblem& p, const AttentionUnit& unit, f
         }
       }
     }
-    row.SumOverKeys(scratch.score, p.value + value_at, p.value_dim, value_stride, p.out + value_at);
+    row.SumOverKeys(scratch.score, p.value + value_at, p.value_dim, value_stride, p.out + out_at);
   }
 }
 
@@ -118,18 +125,20 @@ static void BackwardShort(const AttentionProblem& p, const AttentionUnit& unit, 
   const ShortScratch scratch(p, memory);
   const ShortRow row(p, unit);
   const int64_t qk_stride = p.heads * p.qk_dim, value_stride = p.heads * p.value_dim;
-  const Factor scale = {1.0f, p.scale + row.token * p.scale_stride, p.scale_stride};
+  const Factor scale = {1.0f, p.scale + row.query_token * p.scale_stride, p.scale_stride};
   row.Clear(scratch.weight_grads);
   for (int64_t head = unit.head_begin; head < unit.head_end; ++head) {
     const int64_t qk_at = row.token * qk_stride + head * p.qk_dim;
     const int64_t value_at = row.token * value_stride + head * p.value_dim;
-    Transpose({p.query + qk_at, qk_stride}, row.length, p.qk_dim, {p.alpha, nullptr, 0}, scratch.query);
-    Transpose({p.grads + value_at, value_stride}, row.length, p.value_dim, scale, scratch.grads);
+    const int64_t query_at = row.query_token * qk_stride + head * p.qk_dim;
+    const int64_t out_at = row.query_token * value_stride + head * p.value_dim;
+    Transpose({p.query + query_at, qk_stride}, row.length, p.qk_dim, {p.alpha, nullptr, 0}, scratch.query);
+    Transpose({p.grads + out_at, value_stride}, row.length, p.value_dim, scale, scratch.grads);
     for (int64_t t = 0; t < row.num_tiles; ++t) {
       const Tile& tile = row.tiles[t];
       const int64_t lane = tile.lane_begin, keys = tile.keys(), queries = Lesser(tile.lane_end, row.length) - lane;
-      const int64_t qk_key = qk_at + tile.key_begin * qk_stride, qk_query = qk_at + lane * qk_stride;
-      const int64_t value_key = value_at + tile.key_begin * value_stride, value_query = value_at + lane * value_stride;
+      const int64_t qk_key = qk_at + tile.key_begin * qk_stride, qk_query = query_at + lane * qk_stride;
+      const int64_t value_key = value_at + tile.key_begin * value_stride, value_query = out_at + lane * value_stride;
       float* score = scratch.score + tile.key_begin * kPanel;
       float* weight_grads = scratch.weight_grads + tile.key_begin * kPanel;
       Multiply<false, false>(keys, tile.lanes(), p.qk_dim, p.key + qk_key, qk_stride, scratch.query + lane, kPanel,
@@ -142,6 +151,6 @@ static void BackwardShort(const AttentionProblem& p, const AttentionUnit& unit, 
       Multiply<false, false>(keys, p.qk_dim, queries, weight_grads + lane, kPanel, p.query + qk_query, qk_stride,
                              p.key_grads + qk_key, qk_stride);
     }
-    row.SumOverKeys(scratch.weight_grads, p.key + qk_at, p.qk_dim, qk_stride, p.query_grads + qk_at);
+    row.SumOverKeys(scratch.weight_grads, p.key + qk_at, p.qk_dim, qk_stride, p.query_grads + query_at);
   }
 }

@@ -11,6 +11,7 @@ AttentionProblem ProblemOf(const JaggedRows& rows, const BiasTables& bias) {
   AttentionProblem problem{};
   problem.heads = rows.heads;
   problem.row_splits = rows.row_splits.data();
+  problem.query_splits = rows.queries().data();
   problem.num_targets = rows.num_targets.empty() ? nullptr : rows.num_targets.data();
   problem.contextual_lengths = rows.contextual_lengths.empty() ? nullptr : rows.contextual_lengths.data();
   problem.target_group_size = rows.target_group_size;

@@ -8,6 +8,10 @@
 // Sources: Zhai et al., Actions Speak Louder than Words (HSTU): the attention and its masks; Ye et al., FuXi-alpha and
 // FuXi-beta: the channels. engine_masks.inc.h has the rule of visibility.
 //
+// A row may have fewer queries than keys, as when a server keeps the keys and values of a user's history: its last tokens
+// ask, at the places that they have in the row. A query sums its keys in the order of their places, however the work is
+// cut, so its result has the bits of a call in which every token asks (short rows sum in another order).
+//
 // # How
 // A row is cut into panels of queries and tiles of keys. A tile of scores stays in the cache of one core between the
 // products that make it and the products that use it. Nothing of size sequence x sequence is kept; the backward pass
@@ -38,12 +42,17 @@ int NumTimeParameters(TimeMap map);
 // Sizes of the tokens and who sees whom.
 struct JaggedRows {
   absl::Span<const int64_t> row_splits;   // [B+1], from 0 to T without decreasing (caller checks)
-  absl::Span<const int64_t> num_targets;  // [B], each between 0 and the row's length (caller checks), or empty: none
+  // [B+1], from 0 to Tq: the last tokens of each row ask, and no row has more queries than tokens (caller checks). Empty:
+  // every token asks.
+  absl::Span<const int64_t> query_splits;
+  absl::Span<const int64_t> num_targets;  // [B], each between 0 and the row's queries (caller checks), or empty: none
   absl::Span<const int64_t> contextual_lengths;  // [B], each >= 0 (caller checks), or empty: no context
   int64_t heads = 1;
   int64_t target_group_size = 1;
   int64_t attention_window = 0;  // 0: no window
   int64_t min_full_length = 0;
+
+  absl::Span<const int64_t> queries() const { return query_splits.empty() ? row_splits : query_splits; }
 };
 
 struct RelativeBias {
@@ -51,7 +60,7 @@ struct RelativeBias {
   TimeMap time = TimeMap::kNone;
   absl::Span<const float> time_weights;   // [G+1] for kBuckets, the parameters of a function
   absl::Span<const int64_t> thresholds;   // [G], not decreasing (caller checks); kBuckets only
-  absl::Span<const int64_t> asks, answers;  // [T], seconds
+  absl::Span<const int64_t> asks, answers;  // [Tq], [T], seconds
 };
 
 // Gradients of the weights of the bias, as long as these. Empty: not wanted.
@@ -61,16 +70,17 @@ struct BiasGrads {
 };
 
 struct AttentionInputs {
-  const float* query;  // [T, H, qk_dim]
-  const float* key;
+  const float* query;  // [Tq, H, qk_dim]
+  const float* key;    // [T, H, qk_dim]
   const float* value;  // [T, H, value_dim]
   int64_t qk_dim;
   int64_t value_dim;
   float alpha;
-  absl::Span<const float> scale;  // [T] with scale_per_token, else [1]
+  absl::Span<const float> scale;  // [Tq] with scale_per_token, else [1]
   bool scale_per_token;
 };
 
+// out: [Tq, H, value_dim].
 void JaggedAttention(const JaggedRows& rows, const AttentionInputs& inputs, const RelativeBias& bias,
                      const TileEngine& engine, const ParallelFor& parallel_for, float* out);
 
@@ -79,7 +89,7 @@ void JaggedAttentionGrad(const JaggedRows& rows, const AttentionInputs& inputs, 
                          const float* grads, const TileEngine& engine, const ParallelFor& parallel_for,
                          float* query_grads, float* key_grads, float* value_grads, const BiasGrads& bias_grads);
 
-// out [T, H, channels * value_dim]: the position channel, then the time channel. A bias without one of them has no such
+// out [Tq, H, channels * value_dim]: the position channel, then the time channel. A bias without one of them has no such
 // channel.
 void JaggedBiasAttention(const JaggedRows& rows, const float* value, int64_t value_dim, const RelativeBias& bias,
                          const TileEngine& engine, const ParallelFor& parallel_for, float* out);

@@ -37,7 +37,7 @@ struct BiasTables {
   int64_t max_length;  // N
 
   TimeMap time;
-  const int64_t* asks;     // [T]
+  const int64_t* asks;     // [T], of the asking tokens
   const int64_t* answers;  // [T]
   const float* weights;    // [num_thresholds + 1], of the distinct buckets
   const int64_t* thresholds;  // [num_thresholds], distinct, ascending
@@ -46,19 +46,20 @@ struct BiasTables {
   float parameters[3];  // of a function of time
 };
 
-// One call of an op. Arrays of tokens are [T, heads, dim].
+// One call of an op. Arrays of tokens are [T, heads, dim]. Rows may have fewer queries than keys: their last tokens ask.
 struct AttentionProblem {
   int64_t heads;
   int64_t qk_dim;
   int64_t value_dim;
   float alpha;
-  const float* query;
+  const float* query;  // of the asking tokens, as out, grads, query_grads, scale and asks
   const float* key;
   const float* value;
   const float* scale;    // nullptr: 1
   int64_t scale_stride;  // 0: one for all tokens, 1: one per token
 
-  const int64_t* row_splits;   // [B+1]
+  const int64_t* row_splits;    // [B+1], of the keys
+  const int64_t* query_splits;  // [B+1]; row_splits when every token asks
   const int64_t* num_targets;  // [B], or nullptr
   const int64_t* contextual_lengths;  // [B], or nullptr
   int64_t target_group_size;

@@ -54,8 +54,8 @@ void AddQueryGrads(const AttentionProblem& problem, const std::vector<AttentionU
       const int64_t columns = (unit.head_end - unit.head_begin) * problem.qk_dim;
       const int64_t stride = problem.heads * problem.qk_dim;
       const float* part = unit.query_grads;
-      float* sum = problem.query_grads + (problem.row_splits[unit.row] + unit.query_begin) * stride +
-                   unit.head_begin * problem.qk_dim;
+      const int64_t first = problem.query_splits[unit.row] - FirstQuery(problem, unit.row);
+      float* sum = problem.query_grads + (first + unit.query_begin) * stride + unit.head_begin * problem.qk_dim;
       for (int64_t i = unit.query_begin; i < RowLength(problem, unit.row); ++i, sum += stride, part += columns) {
         for (int64_t c = 0; c < columns; ++c) sum[c] += part[c];
       }

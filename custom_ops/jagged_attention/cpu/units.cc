@@ -10,6 +10,8 @@ namespace {
 
 // Queries of a forward unit.
 constexpr int64_t kBlockQueries = 512;
+// Forward units of a row with fewer queries than keys, so that several threads share the queries of one user.
+constexpr int64_t kMostQueryBlocks = 8;
 // Keys of a backward unit: large enough that the gradients of queries which other units hold beside it stay few, and
 // at most kMostBlocks per row, so that these are never more than a small multiple of the queries.
 constexpr int64_t kBlockKeys = 512;
@@ -20,6 +22,12 @@ constexpr int64_t kShortRow = 128;
 int64_t KeysPerUnit(int64_t length) {
   const int64_t keys = std::max(kBlockKeys, (length + kMostBlocks - 1) / kMostBlocks);
   return (keys + kTileKeys - 1) / kTileKeys * kTileKeys;
+}
+
+int64_t QueriesPerUnit(int64_t queries, int64_t length) {
+  if (queries == length) return kBlockQueries;
+  const int64_t block = (queries + kMostQueryBlocks - 1) / kMostQueryBlocks;
+  return std::clamp((block + kPanel - 1) / kPanel * kPanel, kPanel, kBlockQueries);
 }
 
 bool HasContext(const AttentionProblem& problem, int64_t row) {
@@ -50,10 +58,10 @@ int64_t HeadsPerUnit(const AttentionProblem& problem, int64_t length) {
 std::vector<AttentionUnit> Units(const AttentionProblem& problem, int64_t num_rows, bool backward) {
   std::vector<AttentionUnit> units;
   for (int64_t row = 0; row < num_rows; ++row) {
-    const int64_t length = RowLength(problem, row);
-    const int64_t block = backward ? KeysPerUnit(length) : kBlockQueries;
+    const int64_t length = RowLength(problem, row), first_query = FirstQuery(problem, row);
+    const int64_t block = backward ? KeysPerUnit(length) : QueriesPerUnit(length - first_query, length);
     const int64_t heads = HeadsPerUnit(problem, length);
-    for (int64_t begin = 0; begin < length; begin += block) {
+    for (int64_t begin = backward ? 0 : first_query; begin < length; begin += block) {
       for (int64_t head = 0; head < problem.heads; head += heads) {
         AttentionUnit unit{};
         unit.row = row;
@@ -62,7 +70,7 @@ std::vector<AttentionUnit> Units(const AttentionProblem& problem, int64_t num_ro
         unit.begin = begin;
         unit.end = std::min(begin + block, length);
         // Only context tokens see tokens after them.
-        unit.query_begin = HasContext(problem, row) ? 0 : begin;
+        unit.query_begin = HasContext(problem, row) ? first_query : std::max(begin, first_query);
         units.push_back(unit);
       }
     }

@@ -14,6 +14,11 @@ inline int64_t RowLength(const AttentionProblem& problem, int64_t row) {
   return problem.row_splits[row + 1] - problem.row_splits[row];
 }
 
+// The place of the row's first query.
+inline int64_t FirstQuery(const AttentionProblem& problem, int64_t row) {
+  return RowLength(problem, row) - (problem.query_splits[row + 1] - problem.query_splits[row]);
+}
+
 // Units of one pass, row by row, in the order of their places; without memory for gradients. They depend on the rows
 // alone, not on the threads.
 std::vector<AttentionUnit> Units(const AttentionProblem& problem, int64_t num_rows, bool backward);

@@ -43,14 +43,15 @@ int AskForShared(Kernel kernel, int bytes) {
 
 // The scratch of a call, on the device.
 struct DeviceArrays {
-  int64_t *row_splits, *num_targets, *contextual_lengths, *thresholds;
+  int64_t *row_splits, *num_targets, *contextual_lengths, *query_splits, *thresholds;
   Item* items[2];  // rows of queries, and of keys
-  int64_t num_items;
+  int64_t num_items[2];
   float *position_slots, *time_slots;
 };
 
+// over_keys: whether the blocks own rows of keys, or rows of queries.
 template <typename T>
-Problem<T> ProblemOf(const FusedrecAttention& call, const DeviceArrays& at) {
+Problem<T> ProblemOf(const FusedrecAttention& call, const DeviceArrays& at, bool over_keys) {
   Problem<T> problem{};
   problem.heads = call.heads;
   problem.qk_dim = static_cast<int>(call.qk_dim);
@@ -64,6 +65,7 @@ Problem<T> ProblemOf(const FusedrecAttention& call, const DeviceArrays& at) {
   problem.row_splits = at.row_splits;
   problem.num_targets = call.num_targets == nullptr ? nullptr : at.num_targets;
   problem.contextual_lengths = call.contextual_lengths == nullptr ? nullptr : at.contextual_lengths;
+  problem.query_splits = call.query_splits == nullptr ? nullptr : at.query_splits;
   const auto clamp = [](int64_t x) { return static_cast<int>(std::min<int64_t>(x, int64_t{1} << 30)); };
   problem.mask = {clamp(call.target_group_size), clamp(call.attention_window), clamp(call.min_full_length)};
   problem.bias.position = call.max_length > 0 ? call.position_weights : nullptr;
@@ -82,7 +84,8 @@ Problem<T> ProblemOf(const FusedrecAttention& call, const DeviceArrays& at) {
   problem.value_grads = static_cast<T*>(call.value_grads);
   problem.position_slots = at.position_slots;
   problem.time_slots = at.time_slots;
-  problem.num_items = at.num_items;
+  problem.items = at.items[over_keys ? 1 : 0];
+  problem.num_items = at.num_items[over_keys ? 1 : 0];
   return problem;
 }
 

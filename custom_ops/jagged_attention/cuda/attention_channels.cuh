@@ -96,7 +96,8 @@ __global__ void __launch_bounds__(Shape<T, D>::kThreads) ChannelsKernel(Problem<
   const int64_t first = problem.row_splits[item.row], stride = problem.heads * problem.value_dim;
   const RowMask mask = problem.MaskOfRow(item.row);
   const int r0 = item.begin, r1 = Lesser(r0 + S::kRows, mask.length);
-  if (problem.bias.has_time()) S::LoadTimes(problem.asks + first, r0, r1, S::kRows, tiles.row_times);
+  const int64_t query_first = problem.QueryStart(item.row);
+  if (problem.bias.has_time()) S::LoadTimes(problem.asks + query_first, r0, r1, S::kRows, tiles.row_times);
 
   float sums[kMaxChannels][S::kDimBlocks][4] = {};
   for (int c0 = 0; c0 < mask.length; c0 += S::kColumns) {
@@ -122,7 +123,7 @@ __global__ void __launch_bounds__(Shape<T, D>::kThreads) ChannelsKernel(Problem<
           tiles.column + S::DimBase(), S::kStride, sums[channel]);
     }
   }
-  T* const out = problem.out + first * channels * stride;
+  T* const out = problem.out + query_first * channels * stride;
 #pragma unroll
   for (int channel = 0; channel < kMaxChannels; ++channel) {
     if (channel >= channels) break;
@@ -150,7 +151,7 @@ __global__ void __launch_bounds__(Shape<T, D>::kThreads) ChannelGradsKernel(Prob
   for (int64_t i = blockIdx.x; i < problem.num_items * problem.slices; i += gridDim.x) {
     const Item item = problem.items[i / problem.slices];
     const int slice = static_cast<int>(i % problem.slices);
-    const int64_t first = problem.row_splits[item.row];
+    const int64_t first = problem.row_splits[item.row], query_first = problem.QueryStart(item.row);
     const RowMask mask = problem.MaskOfRow(item.row);
     const int r0 = item.begin, r1 = Lesser(r0 + S::kRows, mask.length);
     const AllColumns of_values = ColumnsOf<D>(problem, slice, 1), of_grads = ColumnsOf<D>(problem, slice, channels);
@@ -159,16 +160,16 @@ __global__ void __launch_bounds__(Shape<T, D>::kThreads) ChannelGradsKernel(Prob
     if (problem.bias.has_time()) S::LoadTimes(problem.answers + first, r0, r1, S::kRows, tiles.row_times);
 
     float sums[S::kDimBlocks][4] = {};
-    for (int c0 = 0; c0 < mask.length; c0 += S::kColumns) {
+    for (int c0 = problem.FirstQuery(item.row); c0 < mask.length; c0 += S::kColumns) {
       const int c1 = Lesser(c0 + S::kColumns, mask.length);
       if (mask.Hidden(c0, c1, r0, r1)) continue;
       for (int channel = 0; channel < channels; ++channel) {
         const bool position = problem.IsPosition(channel);
         __syncthreads();  // the last channel is done with
-        S::LoadRows(problem.grads + first * channels * stride + channel * problem.value_dim, channels * stride,
+        S::LoadRows(problem.grads + query_first * channels * stride + channel * problem.value_dim, channels * stride,
                     of_grads, c0, c1, S::kColumns, tiles.column);
         if (position) tiles.LoadDistances(mask, c0, c1, r0, r1);
-        if (!position) S::LoadTimes(problem.asks + first, c0, c1, S::kColumns, tiles.column_times);
+        if (!position) S::LoadTimes(problem.asks + query_first, c0, c1, S::kColumns, tiles.column_times);
         __syncthreads();
 
         float grads[S::kPairBlocks][4] = {};

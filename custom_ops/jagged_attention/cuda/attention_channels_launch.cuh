@@ -23,8 +23,7 @@ int LaunchChannels(const Problem<T>& problem, bool backward, void* stream) {
 
 template <typename T>
 int Channels(const FusedrecAttention& call, const DeviceArrays& at, bool backward, void* stream) {
-  Problem<T> problem = ProblemOf<T>(call, at);
-  problem.items = at.items[backward ? 1 : 0];
+  Problem<T> problem = ProblemOf<T>(call, at, backward);
   problem.slices = SlicesOf(call);
   if (SliceColumns(call) == kSmallSlice) return LaunchChannels<T, kSmallSlice>(problem, backward, stream);
   return LaunchChannels<T, kLargeSlice>(problem, backward, stream);

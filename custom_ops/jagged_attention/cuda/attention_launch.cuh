@@ -32,18 +32,13 @@ int LaunchSize(const Problem<T>& problem, void* stream) {
 
 template <typename T>
 int Forward(const FusedrecAttention& call, const DeviceArrays& at, void* stream) {
-  Problem<T> problem = ProblemOf<T>(call, at);
-  problem.items = at.items[0];
-  return LaunchSize<T, kForward>(problem, stream);
+  return LaunchSize<T, kForward>(ProblemOf<T>(call, at, false), stream);
 }
 
 template <typename T>
 int Backward(const FusedrecAttention& call, const DeviceArrays& at, void* stream) {
-  Problem<T> problem = ProblemOf<T>(call, at);
-  problem.items = at.items[0];
-  FUSEDREC_RETURN_IF_CUDA_ERROR((LaunchSize<T, kQueryGrads>(problem, stream)));
-  problem.items = at.items[1];
-  return LaunchSize<T, kKeyGrads>(problem, stream);
+  FUSEDREC_RETURN_IF_CUDA_ERROR((LaunchSize<T, kQueryGrads>(ProblemOf<T>(call, at, false), stream)));
+  return LaunchSize<T, kKeyGrads>(ProblemOf<T>(call, at, true), stream);
 }
 
 // One source file each, so that they compile side by side.

@@ -21,7 +21,7 @@ struct Problem {
   const T *query, *key, *value;
   const float* scale;
   int64_t scale_stride;
-  const int64_t *row_splits, *num_targets, *contextual_lengths;  // the last two: null without
+  const int64_t *row_splits, *num_targets, *contextual_lengths, *query_splits;  // the last three: null without
   MaskOptions mask;
   BiasTables bias;  // of device memory
   const int64_t *asks, *answers;
@@ -38,6 +38,16 @@ struct Problem {
   // The channels are position, then time; either may be missing.
   __device__ int channels() const { return (bias.position != nullptr ? 1 : 0) + (bias.has_time() ? 1 : 0); }
   __device__ bool IsPosition(int channel) const { return channel == 0 && bias.position != nullptr; }
+
+  // The place of the row's first query.
+  __device__ int FirstQuery(int row) const {
+    if (query_splits == nullptr) return 0;
+    return static_cast<int>(row_splits[row + 1] - row_splits[row] - (query_splits[row + 1] - query_splits[row]));
+  }
+  // Place p of a row is number QueryStart + p among the asking tokens.
+  __device__ int64_t QueryStart(int row) const {
+    return query_splits == nullptr ? row_splits[row] : query_splits[row] - FirstQuery(row);
+  }
 
   __device__ RowMask MaskOfRow(int row) const {
     return MaskOf(mask, row_splits[row + 1] - row_splits[row], num_targets == nullptr ? 0 : num_targets[row],

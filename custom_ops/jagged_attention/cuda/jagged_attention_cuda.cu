@@ -20,6 +20,12 @@ __global__ void __launch_bounds__(256)
   sums[x] = sum;
 }
 
+// Keys or queries of a row.
+int64_t NumOf(const FusedrecAttention& call, int64_t row, bool keys) {
+  const int64_t* splits = keys || call.query_splits == nullptr ? call.row_splits : call.query_splits;
+  return splits[row + 1] - splits[row];
+}
+
 // Tiles of rows of all sequences, the costliest first. A query of a causal row sees the tokens before it. A key is seen by
 // the tokens after it.
 std::vector<Item> ItemsOf(const FusedrecAttention& call, bool keys) {
@@ -27,7 +33,8 @@ std::vector<Item> ItemsOf(const FusedrecAttention& call, bool keys) {
   const int rows = RowsOf(call.type);
   for (int64_t b = 0; b < call.batch; ++b) {
     const int length = static_cast<int>(call.row_splits[b + 1] - call.row_splits[b]);
-    for (int begin = 0; begin < length; begin += rows) items.push_back({static_cast<int>(b), begin});
+    const int first = keys ? 0 : length - static_cast<int>(NumOf(call, b, false));
+    for (int begin = first; begin < length; begin += rows) items.push_back({static_cast<int>(b), begin});
   }
   const auto cost = [&](const Item& item) {
     return keys ? call.row_splits[item.row + 1] - call.row_splits[item.row] - item.begin : item.begin;
@@ -36,23 +43,26 @@ std::vector<Item> ItemsOf(const FusedrecAttention& call, bool keys) {
   return items;
 }
 
-int64_t NumItems(const FusedrecAttention& call) {
+int64_t NumItems(const FusedrecAttention& call, bool keys) {
   int64_t items = 0;
   const int64_t rows = RowsOf(call.type);
-  for (int64_t b = 0; b < call.batch; ++b) items += (call.row_splits[b + 1] - call.row_splits[b] + rows - 1) / rows;
+  for (int64_t b = 0; b < call.batch; ++b) items += (NumOf(call, b, keys) + rows - 1) / rows;
   return items;
 }
 
 // parts: blocks of work of each item: heads, or slices of columns.
 struct Scratch {
   Scratch(void* memory, const FusedrecAttention& call, int64_t parts) : carver(memory) {
-    at.num_items = NumItems(call);
     at.row_splits = carver.Take<int64_t>(call.batch + 1);
     at.num_targets = carver.Take<int64_t>(call.batch);
     at.contextual_lengths = carver.Take<int64_t>(call.batch);
+    at.query_splits = carver.Take<int64_t>(call.batch + 1);
     at.thresholds = carver.Take<int64_t>(std::max<int64_t>(call.num_thresholds, 0));
-    for (Item*& items : at.items) items = carver.Take<Item>(at.num_items);
-    slots = SlotsOf(at.num_items * parts);
+    for (int keys = 0; keys < 2; ++keys) {
+      at.num_items[keys] = NumItems(call, keys == 1);
+      at.items[keys] = carver.Take<Item>(at.num_items[keys]);
+    }
+    slots = SlotsOf(at.num_items[1] * parts);
     position_size = call.max_length > 0 ? 2 * call.max_length - 1 : 0;
     time_size = NumTimeWeights(call);
     at.position_slots = carver.Take<float>(slots * position_size);
@@ -76,10 +86,13 @@ bool SizesAreSound(const FusedrecAttention& call) {
 
 bool RowsAreSound(const FusedrecAttention& call) {
   if (!SplitsAreSound(call.row_splits, call.batch, call.tokens)) return false;
+  if (call.query_splits != nullptr && call.query_splits[0] != 0) return false;
   for (int64_t b = 0; b < call.batch; ++b) {
     const int64_t length = call.row_splits[b + 1] - call.row_splits[b];
     if (call.max_length > 0 && length > call.max_length) return false;
-    if (call.num_targets != nullptr && (call.num_targets[b] < 0 || call.num_targets[b] > length)) return false;
+    const int64_t queries = NumOf(call, b, false);
+    if (queries < 0 || queries > length) return false;
+    if (call.num_targets != nullptr && (call.num_targets[b] < 0 || call.num_targets[b] > queries)) return false;
     if (call.contextual_lengths != nullptr && call.contextual_lengths[b] < 0) return false;
   }
   for (int64_t g = 1; g < call.num_thresholds; ++g) {
@@ -90,14 +103,14 @@ bool RowsAreSound(const FusedrecAttention& call) {
 
 bool AttentionIsSound(const FusedrecAttention& call) {
   return SizesAreSound(call) && call.qk_dim <= kAttentionMaxDim && call.value_dim <= kAttentionMaxDim &&
-         call.time_function == kNoFunction && RowsAreSound(call) && NumItems(call) <= kMost / call.heads;
+         call.time_function == kNoFunction && RowsAreSound(call) && NumItems(call, true) <= kMost / call.heads;
 }
 
 bool ChannelsAreSound(const FusedrecAttention& call) {
   return SizesAreSound(call) && call.value_dim <= kMost / (kMaxChannels * call.heads) &&
          call.time_function >= kNoFunction && call.time_function <= kStretched &&
          (call.time_function == kNoFunction || call.num_thresholds < 0) && RowsAreSound(call) &&
-         NumItems(call) * SlicesOf(call) <= kMost;
+         NumItems(call, true) * SlicesOf(call) <= kMost;
 }
 
 // Copies the host arrays to the device and clears the sums of distances.
@@ -110,12 +123,15 @@ int Prepare(const FusedrecAttention& call, const Scratch& scratch, bool backward
   if (call.contextual_lengths != nullptr) {
     FUSEDREC_RETURN_IF_CUDA_ERROR(CopyToDevice(at.contextual_lengths, call.contextual_lengths, call.batch, stream));
   }
+  if (call.query_splits != nullptr) {
+    FUSEDREC_RETURN_IF_CUDA_ERROR(CopyToDevice(at.query_splits, call.query_splits, call.batch + 1, stream));
+  }
   if (call.num_thresholds > 0) {
     FUSEDREC_RETURN_IF_CUDA_ERROR(CopyToDevice(at.thresholds, call.thresholds, call.num_thresholds, stream));
   }
   for (int keys = 0; keys < (backward ? 2 : 1); ++keys) {
     const std::vector<Item> items = ItemsOf(call, keys == 1);
-    FUSEDREC_RETURN_IF_CUDA_ERROR(CopyToDevice(at.items[keys], items.data(), at.num_items, stream));
+    FUSEDREC_RETURN_IF_CUDA_ERROR(CopyToDevice(at.items[keys], items.data(), at.num_items[keys], stream));
   }
   if (!backward) return kCudaSuccess;
   const int64_t floats = scratch.slots * scratch.position_size;

@@ -73,38 +73,42 @@ __global__ void __launch_bounds__(Shape<T, D>::kThreads) AttentionKernel(Problem
 
   for (int64_t i = blockIdx.x; i < problem.num_items * problem.heads; i += gridDim.x) {
     const Item item = problem.items[i / problem.heads];
-    const int64_t first = problem.row_splits[item.row], head = i % problem.heads;
+    const int64_t first = problem.row_splits[item.row], query_first = problem.QueryStart(item.row);
+    const int64_t head = i % problem.heads;
     const RowMask mask = problem.MaskOfRow(item.row);
     const int r0 = item.begin, r1 = Lesser(r0 + S::kRows, mask.length);
-    // Beginnings of the sequence and head in the tensors.
-    const int64_t at_qk = first * stride_qk + head * problem.qk_dim;
+    // Beginnings of the sequence and head in the tensors of keys and values, and of queries and outputs.
+    const int64_t at_key = first * stride_qk + head * problem.qk_dim;
     const int64_t at_value = first * stride_value + head * problem.value_dim;
+    const int64_t at_query = query_first * stride_qk + head * problem.qk_dim;
+    const int64_t at_out = query_first * stride_value + head * problem.value_dim;
 
     __syncthreads();  // the last item is done with the tiles
-    S::LoadRows(kKeyRows ? problem.key + at_qk : problem.query + at_qk, stride_qk, columns_qk, r0, r1, S::kRows,
+    S::LoadRows(kKeyRows ? problem.key + at_key : problem.query + at_query, stride_qk, columns_qk, r0, r1, S::kRows,
                 tiles.row_a);
     if (kPass != kForward) {
-      S::LoadRows(kKeyRows ? problem.value + at_value : problem.grads + at_value, stride_value, columns_value, r0,
-                  r1, S::kRows, tiles.row_b);
+      S::LoadRows(kKeyRows ? problem.value + at_value : problem.grads + at_out, stride_value, columns_value, r0, r1,
+                  S::kRows, tiles.row_b);
     }
     if (problem.bias.num_thresholds >= 0) {
-      S::LoadTimes((kKeyRows ? problem.answers : problem.asks) + first, r0, r1, S::kRows, tiles.row_times);
+      S::LoadTimes(kKeyRows ? problem.answers + first : problem.asks + query_first, r0, r1, S::kRows, tiles.row_times);
     }
-    if (!kKeyRows) S::LoadScale(problem.scale, first, problem.scale_stride, r0, r1, S::kRows, tiles.scale);
+    if (!kKeyRows) S::LoadScale(problem.scale, query_first, problem.scale_stride, r0, r1, S::kRows, tiles.scale);
 
     float sums_a[S::kDimBlocks][4] = {}, sums_b[kKeyRows ? S::kDimBlocks : 1][4] = {};
-    for (int c0 = 0; c0 < mask.length; c0 += S::kColumns) {
+    for (int c0 = kKeyRows ? problem.FirstQuery(item.row) : 0; c0 < mask.length; c0 += S::kColumns) {
       const int c1 = Lesser(c0 + S::kColumns, mask.length);
       if (kKeyRows ? mask.Hidden(c0, c1, r0, r1) : mask.Hidden(r0, r1, c0, c1)) continue;
       __syncthreads();  // the last tile of columns is done with
-      S::LoadRows(kKeyRows ? problem.query + at_qk : problem.key + at_qk, stride_qk, columns_qk, c0, c1,
+      S::LoadRows(kKeyRows ? problem.query + at_query : problem.key + at_key, stride_qk, columns_qk, c0, c1,
                   S::kColumns, tiles.column_a);
-      S::LoadRows(kKeyRows ? problem.grads + at_value : problem.value + at_value, stride_value, columns_value, c0,
+      S::LoadRows(kKeyRows ? problem.grads + at_out : problem.value + at_value, stride_value, columns_value, c0,
                   c1, S::kColumns, tiles.column_b);
       if (problem.bias.num_thresholds >= 0) {
-        S::LoadTimes((kKeyRows ? problem.asks : problem.answers) + first, c0, c1, S::kColumns, tiles.column_times);
+        S::LoadTimes(kKeyRows ? problem.asks + query_first : problem.answers + first, c0, c1, S::kColumns,
+                     tiles.column_times);
       }
-      if (kKeyRows) S::LoadScale(problem.scale, first, problem.scale_stride, c0, c1, S::kColumns, tiles.scale);
+      if (kKeyRows) S::LoadScale(problem.scale, query_first, problem.scale_stride, c0, c1, S::kColumns, tiles.scale);
       if (problem.bias.position != nullptr) {
         if (kKeyRows) {
           tiles.LoadDistances(mask, c0, c1, r0, r1);
@@ -146,11 +150,11 @@ __global__ void __launch_bounds__(Shape<T, D>::kThreads) AttentionKernel(Problem
       }
     }
     if constexpr (kPass == kForward) {
-      S::WriteRows(sums_a, tiles.scale, 1.0f, problem.out + at_value, stride_value, columns_value, r0, r1);
+      S::WriteRows(sums_a, tiles.scale, 1.0f, problem.out + at_out, stride_value, columns_value, r0, r1);
     } else if constexpr (kPass == kQueryGrads) {
-      S::WriteRows(sums_a, nullptr, problem.alpha, problem.query_grads + at_qk, stride_qk, columns_qk, r0, r1);
+      S::WriteRows(sums_a, nullptr, problem.alpha, problem.query_grads + at_query, stride_qk, columns_qk, r0, r1);
     } else {
-      S::WriteRows(sums_a, nullptr, problem.alpha, problem.key_grads + at_qk, stride_qk, columns_qk, r0, r1);
+      S::WriteRows(sums_a, nullptr, problem.alpha, problem.key_grads + at_key, stride_qk, columns_qk, r0, r1);
       S::WriteRows(sums_b, nullptr, 1.0f, problem.value_grads + at_value, stride_value, columns_value, r0, r1);
       bias_grads.EndRows();
     }

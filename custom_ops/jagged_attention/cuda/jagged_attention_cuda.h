@@ -54,16 +54,17 @@ struct FusedrecAttention {
   const int64_t* row_splits;   // [B+1], host
   const int64_t* num_targets;  // [B], host, or null
   const int64_t* contextual_lengths;  // [B], host, or null
+  const int64_t* query_splits;        // [B+1], host: the last tokens of a row ask; or null: every token
   const int64_t* thresholds;   // [G], host, not decreasing
-  const void* query;           // [T, H, qk_dim]
-  const void* key;
+  const void* query;           // [Tq, H, qk_dim]; Tq is T without query_splits
+  const void* key;             // [T, H, qk_dim]
   const void* value;              // [T, H, value_dim]
-  const float* scale;             // [1] or [T]
+  const float* scale;             // [1] or [Tq]
   const float* position_weights;  // [2N-1]
   const float* time_weights;      // [G+1], or the parameters of time_function
-  const int64_t* asks;            // [T]
-  const int64_t* answers;
-  void* out;          // forward; of channels [T, H, channels * value_dim]
+  const int64_t* asks;            // [Tq]
+  const int64_t* answers;         // [T]
+  void* out;          // forward; of channels [Tq, H, channels * value_dim]
   const void* grads;  // backward: of out
   void* query_grads;
   void* key_grads;

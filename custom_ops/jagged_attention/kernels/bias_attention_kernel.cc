@@ -24,6 +24,7 @@ class JaggedBiasAttentionOp : public OpKernel {
     Widened<T> wide;
     OP_REQUIRES_OK(ctx, wide.Widen(ctx, value));
     TensorShape shape = value.shape();
+    shape.set_dim(0, rows.queries().back());
     shape.set_dim(2, options_.channels() * value.dim_size(2));
     Rounded<T> out;
     OP_REQUIRES_OK(ctx, out.Allocate(ctx, 0, shape));
@@ -48,6 +49,7 @@ class JaggedBiasAttentionGradOp : public OpKernel {
     OP_REQUIRES_OK(ctx, options_.Rows(ctx, 2, value.dim_size(0), value.dim_size(1), &rows));
     OP_REQUIRES_OK(ctx, options_.Bias(ctx, 4, rows, &bias));
     TensorShape shape = value.shape();
+    shape.set_dim(0, rows.queries().back());
     shape.set_dim(2, options_.channels() * value.dim_size(2));
     OP_REQUIRES_OK(ctx, RequireGrads(grads, shape, "JaggedBiasAttention"));
     Widened<T> wide_value, wide_grads;

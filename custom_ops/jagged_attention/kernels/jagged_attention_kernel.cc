@@ -7,6 +7,7 @@ using tensorflow::OpKernel;
 using tensorflow::OpKernelConstruction;
 using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
+using tensorflow::TensorShape;
 
 // Inputs query, key, value, row_splits, num_targets, scale and the bias; in the gradient op behind `grads`.
 template <typename T>
@@ -22,6 +23,7 @@ class JaggedAttentionBase : public OpKernel {
     AttentionInputs inputs;
     RelativeBias bias;
     Widened<T> query, key, value;
+    TensorShape out_shape;
   };
 
   absl::Status Read(OpKernelContext* ctx, Call* call) const {
@@ -29,15 +31,19 @@ class JaggedAttentionBase : public OpKernel {
     TF_RETURN_IF_ERROR(RequireRank("query", query, 3));
     TF_RETURN_IF_ERROR(RequireRank("key", key, 3));
     TF_RETURN_IF_ERROR(RequireRank("value", value, 3));
-    TF_RETURN_IF_ERROR(RequireTokens(DimsOf(query), DimsOf(key), DimsOf(value)));
-    const int64_t tokens = query.dim_size(0);
-    TF_RETURN_IF_ERROR(options_.Rows(ctx, first_ + 3, tokens, query.dim_size(1), &call->rows));
+    const Tensor* query_splits;
+    TF_RETURN_IF_ERROR(QuerySplits(ctx, &query_splits));
+    TF_RETURN_IF_ERROR(RequireTokens(DimsOf(query), DimsOf(key), DimsOf(value), query_splits != nullptr));
+    TF_RETURN_IF_ERROR(options_.Rows(ctx, first_ + 3, key.dim_size(0), key.dim_size(1), &call->rows));
+    TF_RETURN_IF_ERROR(RequireSplits("query_splits", call->rows.queries(), query.dim_size(0)));
     const Tensor& scale = ctx->input(first_ + 5);
-    TF_RETURN_IF_ERROR(RequireScale(DimsOf(scale), tokens));
+    TF_RETURN_IF_ERROR(RequireScale(DimsOf(scale), query.dim_size(0)));
     TF_RETURN_IF_ERROR(options_.Bias(ctx, first_ + 6, call->rows, &call->bias));
     TF_RETURN_IF_ERROR(call->query.Widen(ctx, query));
     TF_RETURN_IF_ERROR(call->key.Widen(ctx, key));
     TF_RETURN_IF_ERROR(call->value.Widen(ctx, value));
+    call->out_shape = value.shape();
+    call->out_shape.set_dim(0, query.dim_size(0));
     call->inputs = {call->query.data(), call->key.data(), call->value.data(), query.dim_size(2),
                     value.dim_size(2),  alpha_,           In<float>(scale),   scale.dims() == 1};
     return absl::OkStatus();
@@ -57,7 +63,7 @@ class JaggedAttentionOp : public JaggedAttentionBase<T> {
     typename JaggedAttentionBase<T>::Call call;
     OP_REQUIRES_OK(ctx, this->Read(ctx, &call));
     Rounded<T> out;
-    OP_REQUIRES_OK(ctx, out.Allocate(ctx, 0, ctx->input(2).shape()));
+    OP_REQUIRES_OK(ctx, out.Allocate(ctx, 0, call.out_shape));
     JaggedAttention(call.rows, call.inputs, call.bias, BestEngine(), CpuPool(ctx), out.data());
     out.Round(ctx);
   }
@@ -71,7 +77,7 @@ class JaggedAttentionGradOp : public JaggedAttentionBase<T> {
   void Compute(OpKernelContext* ctx) override {
     typename JaggedAttentionBase<T>::Call call;
     OP_REQUIRES_OK(ctx, this->Read(ctx, &call));
-    OP_REQUIRES_OK(ctx, RequireGrads(ctx->input(0), ctx->input(3).shape(), "JaggedAttention"));
+    OP_REQUIRES_OK(ctx, RequireGrads(ctx->input(0), call.out_shape, "JaggedAttention"));
     Widened<T> grads;
     OP_REQUIRES_OK(ctx, grads.Widen(ctx, ctx->input(0)));
     Rounded<T> query_grads, key_grads, value_grads;

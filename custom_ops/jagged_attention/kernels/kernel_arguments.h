@@ -26,6 +26,17 @@ inline absl::Status RequireGrads(const tensorflow::Tensor& grads, const tensorfl
                                                  "'s output."));
 }
 
+// query_splits of an op, or nullptr where every token asks.
+inline absl::Status QuerySplits(tensorflow::OpKernelContext* ctx, const tensorflow::Tensor** splits) {
+  tensorflow::OpInputList list;
+  TF_RETURN_IF_ERROR(ctx->input_list("query_splits", &list));
+  *splits = list.size() == 0 ? nullptr : &list[0];
+  if (list.size() > 1) {
+    return absl::InvalidArgumentError(absl::StrCat("query_splits must be one tensor, got ", list.size(), "."));
+  }
+  return list.size() == 0 ? absl::OkStatus() : RequireRank("query_splits", list[0], 1);
+}
+
 // The attributes of all ops of this folder, and their inputs from row_splits on except `scale`.
 class BiasAndRows {
  public:
@@ -49,12 +60,13 @@ class BiasAndRows {
   TimeMap time() const { return time_; }
   int64_t channels() const { return (position_ ? 1 : 0) + (time_ == TimeMap::kNone ? 0 : 1); }
 
-  // row_splits and num_targets at inputs `first` and `first + 1`, contextual_lengths by its name.
+  // row_splits and num_targets at inputs `first` and `first + 1`, contextual_lengths and query_splits by their names.
   absl::Status Rows(tensorflow::OpKernelContext* ctx, int first, int64_t tokens, int64_t heads,
                     JaggedRows* rows) const {
     const tensorflow::Tensor &splits = ctx->input(first), &targets = ctx->input(first + 1);
-    const tensorflow::Tensor* contexts;
+    const tensorflow::Tensor *contexts, *queries;
     TF_RETURN_IF_ERROR(ctx->input("contextual_lengths", &contexts));
+    TF_RETURN_IF_ERROR(QuerySplits(ctx, &queries));
     *rows = rows_;
     rows->heads = heads;
     TF_RETURN_IF_ERROR(RequireRank("row_splits", splits, 1));
@@ -63,10 +75,15 @@ class BiasAndRows {
     TF_RETURN_IF_ERROR(RequireRank("contextual_lengths", *contexts, 1));
     rows->contextual_lengths = In<int64_t>(*contexts);
     TF_RETURN_IF_ERROR(RequireContext(rows->row_splits, rows->contextual_lengths));
+    if (queries != nullptr) {
+      rows->query_splits = In<int64_t>(*queries);
+      TF_RETURN_IF_ERROR(RequireQueries(rows->row_splits, rows->query_splits));
+      TF_RETURN_IF_ERROR(RequireSplits("query_splits", rows->query_splits, rows->query_splits.back()));
+    }
     if (!targets_) return absl::OkStatus();
     TF_RETURN_IF_ERROR(RequireRank("num_targets", targets, 1));
     rows->num_targets = In<int64_t>(targets);
-    return RequireTargets(rows->row_splits, rows->num_targets);
+    return RequireTargets(rows->row_splits, rows->queries(), rows->num_targets);
   }
 
   // The five inputs from `first` on: position_weights, time_weights, thresholds, asks, answers.
@@ -83,7 +100,7 @@ class BiasAndRows {
     bias->thresholds = In<int64_t>(ctx->input(first + 2));
     bias->asks = In<int64_t>(ctx->input(first + 3));
     bias->answers = In<int64_t>(ctx->input(first + 4));
-    return RequireTime(*bias, rows.row_splits.back());
+    return RequireTime(*bias, rows.queries().back(), rows.row_splits.back());
   }
 
  private:

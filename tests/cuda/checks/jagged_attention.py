@@ -9,11 +9,20 @@ import json
 
 import numpy as np
 
-from tests.cuda.checks.jagged_attention_call import Call, assert_near, compare, log_thresholds, random_case, run
+from tests.cuda.checks.jagged_attention_call import (
+    Call,
+    assert_near,
+    compare,
+    compare_fewer_queries,
+    log_thresholds,
+    random_case,
+    run,
+)
 from tests.cuda.checks.jagged_attention_channels import (  # noqa: F401
     check_bad_arguments_of_channels_are_refused,
     check_channels_of_functions_of_time,
     check_channels_of_rows_of_all_lengths,
+    check_channels_of_rows_with_fewer_queries_than_keys,
     check_channels_under_masks,
     check_channels_with_more_tiles_than_blocks,
     check_slices_of_columns,
@@ -44,6 +53,15 @@ def check_masks(kernels):
         case = random_case([70, 5, 13], 1, 32, 32, seed=seed, targets=[7, 0, 13], **masks)
         case["scale"] = np.random.default_rng(seed).uniform(0.1, 1.0, 88)
         compare(kernels, 0 if seed == 4 else 2, case)
+
+
+def check_rows_with_fewer_queries_than_keys(kernels):
+    for seed, masks in enumerate((
+        {"attention_window": 9}, {"contextual_length": [4, 0, 9, 0], "target_group_size": 3},
+    )):  # fmt: skip
+        case = random_case([70, 5, 40, 0], 2, 32, 32, seed=seed, targets=[7, 0, 3, 0], **masks)
+        case["scale"] = np.random.default_rng(seed).uniform(0.1, 1.0, 115)
+        compare_fewer_queries(kernels, 0 if seed else 2, case, [33, 0, 40, 0])
 
 
 def check_times_that_need_all_their_bits(kernels):

@@ -20,7 +20,7 @@ _NUMBERS = [
     "min_full_length", "scale_stride", "max_length", "num_thresholds", "time_function",
 ]  # fmt: skip
 _POINTERS = [
-    "row_splits", "num_targets", "contextual_lengths", "thresholds", "query", "key", "value", "scale",
+    "row_splits", "num_targets", "contextual_lengths", "query_splits", "thresholds", "query", "key", "value", "scale",
     "position_weights", "time_weights", "asks", "answers", "out", "grads", "query_grads", "key_grads", "value_grads",
     "position_grads", "time_grads",
 ]  # fmt: skip
@@ -70,6 +70,10 @@ def prepare(kernels, op, type_, case, grads=None):
     host = {"row_splits": np.asarray(case["row_splits"], np.int64)}
     if case.get("num_targets") is not None:
         host["num_targets"] = np.asarray(case["num_targets"], np.int64)
+    queries = tokens
+    if case.get("query_splits") is not None:
+        host["query_splits"] = np.asarray(case["query_splits"], np.int64)
+        queries = int(case["query_splits"][-1])
     context = masks.get("contextual_length", 0)
     if np.any(context):
         host["contextual_lengths"] = np.array(np.broadcast_to(context, [len(case["row_splits"]) - 1]), np.int64)
@@ -96,7 +100,7 @@ def prepare(kernels, op, type_, case, grads=None):
             call.num_thresholds = len(case["thresholds"])
     channels = len(wanted) if op == "bias_attention" else 1
     if grads is None:
-        wanted = {"out": ([tokens, heads, channels * value_dim], number)}
+        wanted = {"out": ([queries, heads, channels * value_dim], number)}
     else:
         device["grads"] = memory.put(to_bits(type_, grads))
         wanted = {f"{name}_grads": (case[name].shape, number) for name in tensors} | wanted
@@ -135,6 +139,27 @@ def compare(kernels, type_, case, op="jagged_attention"):
     for name, ours in run(kernels, op, type_, case, grads).items():
         of_function = name == "time_grads" and "time_function" in case
         assert_near(type_, ours, wanted[name], name, 8 if of_function else 1)
+
+
+def compare_fewer_queries(kernels, type_, case, queries, op="jagged_attention"):
+    """Compares rows whose last `queries` tokens ask with the oracle, whose other tokens have no gradient."""
+    forward, backward = ORACLES[op]
+    splits, counts = np.asarray(case["row_splits"]), np.asarray(queries)
+    asking = np.concatenate([np.arange(end - count, end) for end, count in zip(splits[1:], counts)])
+    tensors = [name for name in ("query", "key", "value") if name in case]
+    exact = {**case, **{name: from_bits(type_, to_bits(type_, case[name])) for name in tensors}}
+    fewer = {**case, "query_splits": np.concatenate([[0], np.cumsum(counts)])}
+    for name in ("query", "scale", "asks"):
+        if np.ndim(case.get(name, 0)) > 0:
+            fewer[name] = case[name][asking]
+    out = forward(**exact)
+    assert_near(type_, run(kernels, op, type_, fewer)["out"], out[asking], "out")
+    grads = np.zeros(out.shape)
+    grads[asking] = from_bits(type_, to_bits(type_, np.random.default_rng(9).normal(size=out[asking].shape)))
+    wanted = backward(grads=grads, **exact)
+    for name, ours in run(kernels, op, type_, fewer, grads[asking]).items():
+        expected = wanted[name][asking] if name == "query_grads" else wanted[name]
+        assert_near(type_, ours, expected, name, 8 if name == "time_grads" and "time_function" in case else 1)
 
 
 def random_case(lengths, heads, qk_dim, value_dim, *, seed=0, targets=None, bias=True, **masks):

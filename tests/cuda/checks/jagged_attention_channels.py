@@ -5,7 +5,15 @@ from __future__ import annotations
 import numpy as np
 
 from tests.cuda.checks import once
-from tests.cuda.checks.jagged_attention_call import Call, assert_near, compare, random_case, run, to_bits
+from tests.cuda.checks.jagged_attention_call import (
+    Call,
+    assert_near,
+    compare,
+    compare_fewer_queries,
+    random_case,
+    run,
+    to_bits,
+)
 from tests.cuda.checks.jagged_attention_oracle import bias_attention_grad
 
 # With these parameters, the functions of time halve, roughly, over the times of random_case.
@@ -24,6 +32,12 @@ def channels(lengths, heads, value_dim, *, function=0, **more):
 
 def without(case, name):
     return {key: array for key, array in case.items() if key != name}
+
+
+def check_channels_of_rows_with_fewer_queries_than_keys(kernels):
+    for type_, function in ((0, 0), (1, 2)):
+        case = channels([70, 5, 40, 0], 2, 16, function=function, targets=[7, 0, 3, 0], attention_window=30)
+        compare_fewer_queries(kernels, type_, case, [69, 1, 3, 0], "bias_attention")
 
 
 def check_channels_of_rows_of_all_lengths(kernels):

@@ -24,10 +24,11 @@ class JaggedBiasAttentionGpuBase : public OpKernel {
     call->type = NumberTypeOf<T>();
     call->value = value.data();
     call->value_dim = value.dim_size(2);
-    *shape = value.shape();
-    shape->set_dim(2, options_.channels() * value.dim_size(2));
     TF_RETURN_IF_ERROR(
         ReadRowsAndBias(ctx, options_, first_ + 1, first_ + 3, value.dim_size(0), value.dim_size(1), call));
+    *shape = value.shape();
+    if (call->query_splits != nullptr) shape->set_dim(0, call->query_splits[call->batch]);
+    shape->set_dim(2, options_.channels() * value.dim_size(2));
     if (shape->num_elements() == 0) return absl::OkStatus();
     return RequireSize("the number of columns of all heads and channels", shape->dim_size(1) * shape->dim_size(2));
   }

@@ -25,6 +25,7 @@ inline absl::Status ReadRowsAndBias(tensorflow::OpKernelContext* ctx, const Bias
                                                    " on a GPU, got ", bias.thresholds.size(), "."));
   }
   call->tokens = tokens;
+  call->query_splits = rows.query_splits.empty() ? nullptr : rows.query_splits.data();
   call->heads = heads;
   call->batch = static_cast<int64_t>(rows.row_splits.size()) - 1;
   call->row_splits = rows.row_splits.data();
@@ -83,6 +84,7 @@ absl::Status Launch(tensorflow::OpKernelContext* ctx, const char* name, const Fu
                               .HostMemory("row_splits")         \
                               .HostMemory("num_targets")        \
                               .HostMemory("contextual_lengths") \
+                              .HostMemory("query_splits")       \
                               .HostMemory("thresholds"),        \
                           KERNEL);
 

@@ -10,6 +10,7 @@ using tensorflow::OpKernel;
 using tensorflow::OpKernelConstruction;
 using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
+using tensorflow::TensorShape;
 
 // Inputs query, key, value, row_splits, num_targets, scale and the bias; in the gradient op behind `grads`.
 template <typename T>
@@ -31,7 +32,9 @@ class JaggedAttentionGpuBase : public OpKernel {
     const Tensor& scale = ctx->input(first_ + 5);
     const char* names[] = {"query", "key", "value"};
     for (int i = 0; i < 3; ++i) TF_RETURN_IF_ERROR(RequireRank(names[i], ctx->input(first_ + i), 3));
-    TF_RETURN_IF_ERROR(RequireTokens(DimsOf(query), DimsOf(key), DimsOf(value)));
+    const Tensor* query_splits;
+    TF_RETURN_IF_ERROR(QuerySplits(ctx, &query_splits));
+    TF_RETURN_IF_ERROR(RequireTokens(DimsOf(query), DimsOf(key), DimsOf(value), query_splits != nullptr));
     *call = {};
     call->type = NumberTypeOf<T>();
     call->qk_dim = query.dim_size(2);
@@ -48,7 +51,17 @@ class JaggedAttentionGpuBase : public OpKernel {
     call->query = query.data();
     call->key = key.data();
     call->value = value.data();
-    return ReadRowsAndBias(ctx, options_, first_ + 3, first_ + 6, query.dim_size(0), query.dim_size(1), call);
+    TF_RETURN_IF_ERROR(
+        ReadRowsAndBias(ctx, options_, first_ + 3, first_ + 6, key.dim_size(0), key.dim_size(1), call));
+    if (query_splits == nullptr) return absl::OkStatus();
+    return RequireSplits("query_splits", In<int64_t>(*query_splits), query.dim_size(0));
+  }
+
+  // [Tq, H, Dv].
+  TensorShape OutShape(OpKernelContext* ctx) const {
+    TensorShape shape = ctx->input(first_ + 2).shape();
+    shape.set_dim(0, ctx->input(first_).dim_size(0));
+    return shape;
   }
 
   const BiasAndRows& options() const { return options_; }
@@ -68,7 +81,7 @@ class JaggedAttentionGpuOp : public JaggedAttentionGpuBase<T> {
     FusedrecAttention call;
     Tensor* out;
     OP_REQUIRES_OK(ctx, this->Read(ctx, &call));
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, ctx->input(2).shape(), &out));
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, this->OutShape(ctx), &out));
     if (out->NumElements() == 0) return;
     call.out = out->data();
     OP_REQUIRES_OK(ctx, Launch(ctx, "jagged_attention", call, fusedrec_jagged_attention_scratch_bytes,
@@ -84,7 +97,7 @@ class JaggedAttentionGradGpuOp : public JaggedAttentionGpuBase<T> {
   void Compute(OpKernelContext* ctx) override {
     FusedrecAttention call;
     OP_REQUIRES_OK(ctx, this->Read(ctx, &call));
-    OP_REQUIRES_OK(ctx, RequireGrads(ctx->input(0), ctx->input(3).shape(), "JaggedAttention"));
+    OP_REQUIRES_OK(ctx, RequireGrads(ctx->input(0), this->OutShape(ctx), "JaggedAttention"));
     // Gradients of query, key, value, position_weights, time_weights.
     const bool any = call.heads > 0;
     Tensor* outputs[5];

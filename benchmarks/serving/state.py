@@ -1,0 +1,75 @@
+"""Times one request of one user: the whole history against a kept state (models/user_state.py), both in one process."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+
+import numpy as np
+
+from benchmarks.harness import harness
+from models.base import Batch
+from models.build import columns, make_embedding, make_model, no_rows
+from models.experiment import load
+from models.grm import GRM
+from models.user_state import GRMStates
+from tf_fusedrec import tf
+from tf_fusedrec.layers import jagged
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """Events that the state holds, events since then, candidates, and timed rounds."""
+
+    events: int = 4096
+    new: int = 128
+    candidates: int = 256
+    rounds: int = 30
+
+
+def state_fields(config: str, size: Request) -> dict[str, float]:
+    """Returns speedup_state, the median time of a whole request over that with a state, and max_difference_state.
+
+    Raises:
+      CheckFailed: The two give different logits.
+    """
+    lengths = [f"model.max_history={size.events + size.new}", f"model.max_exposures={size.candidates}"]
+    experiment = load(config, [*lengths, "model.causal_context=true"])
+    model = make_model(experiment, make_embedding(experiment), np.arange(1), np.ones(1, np.int64))
+    assert isinstance(model, GRM)
+    model(no_rows(columns(experiment.model, "train")))
+    states, whole = GRMStates(model), _request(model, size)
+    history = [name for name in whole if name.startswith("history_")]
+    cut = {name: jagged.split(whole[name], [[size.events], [size.new]]) for name in history}
+    seen, since = ({**whole, **{name: cut[name][part] for name in history}} for part in range(2))
+    nothing = {name: jagged.last(whole[name], 0) for name in whole if name.startswith("exposed_")}
+    _, state = states.update({**seen, **nothing}, states.none(1))
+    calls = {
+        "whole": tf.function(lambda: model(whole, training=False), autograph=False),
+        "state": tf.function(lambda: states.update(since, state)[0], autograph=False),
+    }
+    answers = {name: call() for name, call in calls.items()}
+    for task, logits in answers["whole"].items():
+        harness.check_close(task, answers["state"][task], logits, relative=1e-4, reason="sums in another order")
+    difference = max(float(tf.reduce_max(tf.abs(answers["state"][task] - x))) for task, x in answers["whole"].items())
+    seconds: dict[str, list[float]] = {name: [] for name in calls}
+    for turn in range(size.rounds):
+        for name in list(calls) if turn % 2 else reversed(list(calls)):
+            begin = time.perf_counter()
+            calls[name]()["ctr"].numpy()
+            seconds[name].append(time.perf_counter() - begin)
+    medians = {name: float(np.median(times)) for name, times in seconds.items()}
+    return {"speedup_state": medians["whole"] / medians["state"], "max_difference_state": difference}
+
+
+def _request(model: GRM, size: Request) -> Batch:
+    """Returns one user's whole history and candidates."""
+    random, history = np.random.default_rng(0), size.events + size.new
+    counts = {"history": history, "exposed": size.candidates}
+    rows = {name: random.integers(0, 1000, counts[role]) for role in counts for name in model.config.columns_of(role)}
+    rows["history_action"] = random.integers(0, 4, history)
+    rows["history_time"] = np.sort(random.integers(0, 10**7, history))
+    rows["exposed_time"] = np.full(size.candidates, 2 * 10**7)
+    ragged = {name: tf.RaggedTensor.from_row_lengths(tf.constant(x, tf.int64), [len(x)]) for name, x in rows.items()}
+    context = {name: tf.constant([number], tf.int64) for number, name in enumerate(model.config.contextual)}
+    return {**context, **ragged}

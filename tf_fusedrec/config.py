@@ -141,7 +141,7 @@ class TableConfig:
         if unused:
             raise ValueError(
                 f"Table {self.name!r} is external, so its rows are never trained, but its config sets {unused}. "
-                "Remove these fields."
+                "Remedy: remove these fields."
             )
 
     def _check_storage(self) -> None:

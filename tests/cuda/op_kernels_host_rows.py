@@ -30,6 +30,8 @@ from tests.cuda.op_kernels_table import (
 from tests.oracles.hash_table import pack
 from tf_fusedrec import ops
 from tf_fusedrec._tf_compat import tf
+from tf_fusedrec.config import NATIVE_FIELDS
+from tf_fusedrec.tables import places
 
 SGD = {"rule": "sgd", "hyperparameters": [0.0], "a": 0.25, "host_rows": True}
 PROGRAMS = [
@@ -133,7 +135,9 @@ def run_program(number, options):
 def run_refusals():
     """Wrong calls give a Status, and no row is lost."""
     wrong, unimplemented = tf.errors.InvalidArgumentError, tf.errors.UnimplementedError
-    for option, value in (("admission_count", 2), ("hot_after", 3), ("window", 2), ("averaged", True)):
+    lacking = {"admission_count": 2, "hot_after": 3}
+    assert {*lacking} == {*places.HOST_ROWS.lacks} & {*NATIVE_FIELDS}
+    for option, value in {**lacking, "window": 2, "averaged": True}.items():
         refused(unimplemented, f"must have {option}", lambda: Side("refused", True, {**SGD, option: value}))  # noqa: B023
     side = Side("host_rows", True, {**SGD, "max_rows": 4})
     message, splits = np.array([2, 1, 5, 6, 7], np.int64), np.array([5], np.int32)

@@ -13,6 +13,7 @@ from tests.oracles.hash_table import pack
 from tf_fusedrec import ops
 from tf_fusedrec._tf_compat import tf
 from tf_fusedrec.ops import _library
+from tf_fusedrec.tables import places
 
 DIM, SEGMENTS = 5, 2
 LONG = 2  # programs with all steps; the others test their rules only
@@ -174,10 +175,12 @@ def run_refusals():
     """Wrong calls give a Status, and the table stays unchanged."""
     wrong, unimplemented = tf.errors.InvalidArgumentError, tf.errors.UnimplementedError
     sgd = {"rule": "sgd", "hyperparameters": [0.0], "a": 0.25}
-    for option, value in (
-        ("admission_count", 2), ("record_tombstones", True), ("hot_after", 3), ("memory_budget", 1 << 20),
-        ("tier_folder", "/tmp"), ("averaged", True),
-    ):  # fmt: skip
+    lacking = {
+        "admission_count": 2, "record_tombstones": True, "hot_after": 3, "memory_budget": 1 << 20,
+        "tier_folder": "/tmp",
+    }  # fmt: skip
+    assert {*lacking} == {*places.DEVICE.lacks}
+    for option, value in {**lacking, "averaged": True}.items():
         refused(unimplemented, f"must have {option}", lambda: Side("refused", True, {**sgd, option: value}))  # noqa: B023
     refused(wrong, "dim must lie in [1, 1048576], got", lambda: Side("wide", True, {**sgd, "dim": 2**20 + 1}))
     refused(wrong, "hyperparameters", lambda: Side("few", True, {**sgd, "hyperparameters": []}))

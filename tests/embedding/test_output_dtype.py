@@ -126,9 +126,9 @@ def test_one_dtype_for_all_features_needs_one_lookup(backend):
 
 
 def test_a_table_on_a_gpu_has_one_output_dtype(monkeypatch):
-    from tf_fusedrec.tables import NativeTable
+    from tf_fusedrec.tables import places
 
-    monkeypatch.setattr(NativeTable, "on_gpu", True)
+    monkeypatch.setattr(places, "on_gpu", lambda: True)
     make_layer()
     with pytest.raises(ValueError, match=r"tables \['item'\] .* several output dtypes .*Remedy: one output_dtype"):
         make_layer("float16")

@@ -10,7 +10,7 @@ import tf_fusedrec as fr
 from tests.schedules import clicks
 from tf_fusedrec import keras, optimizers, tf
 from tf_fusedrec.schedules import DualBuffer, FrozenWindow, Nested, PipelinedModel
-from tf_fusedrec.tables import NativeTable
+from tf_fusedrec.tables import places
 
 
 def fit(schedule, samples=22, batch_size=8, epochs=2, embedding=None, **compiled):
@@ -173,7 +173,7 @@ def test_sums_and_missing_losses_are_refused():
 @pytest.fixture
 def on_gpu(monkeypatch):
     """Makes native tables report that they lie on a GPU."""
-    monkeypatch.setattr(NativeTable, "on_gpu", True)
+    monkeypatch.setattr(places, "on_gpu", lambda: True)
 
 
 @pytest.mark.parametrize("schedule", [FrozenWindow(2), Nested(2)])

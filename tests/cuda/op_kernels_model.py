@@ -14,7 +14,7 @@ from tests.cuda.op_kernels import LABELS, refused
 from tests.schedules import clicks
 from tf_fusedrec._tf_compat import tf
 from tf_fusedrec.ops import _library
-from tf_fusedrec.schedules import DualBuffer
+from tf_fusedrec.schedules import DualBuffer, FrozenWindow, Nested, SemiAsync
 from tf_fusedrec.tables import places
 
 from tensorflow.python.framework import kernels  # isort: skip  (tf_fusedrec first: it chooses legacy Keras)
@@ -56,7 +56,7 @@ def on_device():
 
 def fitted(schedule, table):
     """Returns the losses, the evaluation's results, and the trained state."""
-    embedding = clicks.make_embedding("Adam", table)
+    embedding = clicks.make_embedding("Adam", table, lookups_per_update=1 + (schedule == SemiAsync()))
     model = clicks.make_model(embedding, schedule)
     data = tf.data.Dataset.from_tensor_slices(clicks.batch(30, seed=1)).batch(8)
     history = model.fit(data, epochs=2, validation_data=data, verbose=0).history
@@ -66,10 +66,14 @@ def fitted(schedule, table):
 def run():
     with on_device():
         refused(ValueError, "got TableConfig.admission_count=2", lambda: fitted("sync", {"admission_count": 2}))
-    for table, more, schedules in (
-        (LRU, {}, ("sync", DualBuffer())), (OF_HOST_ROWS, {"host_rows": True}, ("sync", DualBuffer())),
+    for table, more, wanted_of, schedules in (
+        (LRU, {}, "sync", ("sync", DualBuffer())),
+        (LRU, {}, FrozenWindow(2), (FrozenWindow(2),)),
+        (LRU, {}, SemiAsync(), (SemiAsync(),)),
+        (OF_HOST_ROWS, {"host_rows": True}, "sync", ("sync", DualBuffer())),
+        (OF_HOST_ROWS, {"host_rows": True}, Nested(2), (Nested(2),)),
     ):  # fmt: skip
-        wanted, state = fitted("sync", table)
+        wanted, state = fitted(wanted_of, table)
         for schedule in schedules:
             with on_device():
                 got, its_state = fitted(schedule, {**table, **more})

@@ -73,10 +73,6 @@ def statistics_of_segments(table):
     return ops.table_statistics(table).segments
 
 
-def apply_accumulated(table):
-    return ops.table_apply_accumulated(table, learning_rate=tf.constant(1.0), step=tf.constant(1, tf.int64))
-
-
 def batch_of(random, most=20, vocabulary=60):
     ids = lambda: (random.integers(-2, vocabulary, random.integers(0, most)) // random.integers(1, 3)).tolist()  # noqa: E731
     batch = [[ids() for _ in range(SEGMENTS)] for _ in range(3)]
@@ -223,8 +219,7 @@ def run_refusals():
         lambda: side.call(ops.table_import, 0, np.array([1]), np.zeros([1, 3], np.uint8)),
     )
     refused(wrong, "clock must have shape", lambda: side.call(ops.table_set_clock, np.zeros([3], np.int64)))
-    for call in (ops.table_take_unsynced, apply_accumulated):
-        refused(unimplemented, "is not for tables on a GPU", lambda: side.call(call))  # noqa: B023
+    refused(unimplemented, "is not for tables on a GPU", lambda: side.call(ops.table_take_unsynced))
     for was, now in zip(before, records_of(side, 0)):
         same(was, now, "a refused call")
     side.call(ops.table_remove, 0, np.array([5]))

@@ -26,10 +26,10 @@ VALUES = {
 
 
 class Model(PipelinedModel):
-    """A model that holds a layer, for schedules to check."""
+    """A model that holds a layer, for schedules to check. It gets its schedule before the layer."""
 
-    def __init__(self, embedding):
-        super().__init__()
+    def __init__(self, embedding, schedule="sync"):
+        super().__init__(schedule=schedule)
         self.embedding = embedding
 
     def call(self, ids):
@@ -113,6 +113,8 @@ def test_a_stale_schedule_over_host_rows_is_refused_without_a_remedy_that_is_ref
     with pytest.raises(ValueError, match=r"of 'fused_embedding' have host_rows on a GPU.*Remedy: a schedule whose"):
         model.schedule = SemiAsync()
     model.schedule = DualBuffer()
+    with pytest.raises(ValueError, match="have host_rows on a GPU"):
+        Model(model.embedding, SemiAsync()).compile("sgd", "mse")
 
 
 def test_an_option_that_a_gpu_lacks_is_named_with_a_remedy(placed):

@@ -103,22 +103,11 @@ def check_deferrable(layer_name: str, config: Mapping[str, Any], groups: Sequenc
 
 def check_output_dtypes(layer_name: str, groups: Sequence[GroupLookup]) -> None:
     """Raises ValueError unless tables can sum the gradients of the lookups of all output dtypes."""
-    several = [lookup for lookup in groups if len(lookup.output_dtypes) > 1]
-    _check_sum(layer_name, several, "output dtypes", "one output_dtype for all features of a group")
-
-
-def check_accumulates(layer_name: str, groups: Sequence[GroupLookup]) -> None:
-    """Raises ValueError unless the gradients of several micro-batches can make one update."""
-    _check_sum(layer_name, groups, "micro-batches", "a schedule without micro-batches")
-
-
-def _check_sum(layer_name: str, groups: Sequence[GroupLookup], parts: str, remedy: str) -> None:
     for lookup in groups:
-        if not lookup.table.can_accumulate and not lookup.group.external:
+        if len(lookup.output_dtypes) > 1 and not lookup.table.can_accumulate and not lookup.group.external:
             raise ValueError(
-                f"tables {lookup.table.names} of {layer_name!r} cannot sum the gradients of several {parts} before an "
-                f"update. Remedy: {remedy}; or backend='native' and a table in host memory, made under "
-                "tf.device('/CPU:0')."
+                f"tables {lookup.table.names} of {layer_name!r} cannot sum the gradients of several output dtypes "
+                "before an update. Remedy: one output_dtype for all features of a group; or backend='native'."
             )
 
 

@@ -231,10 +231,6 @@ class FusedEmbedding(ReplaceableSteps, Described, keras.layers.Layer):
         """Raises ValueError unless the lookups of `steps` steps may come before the update of the first."""
         construction.check_deferrable(self.name, self._config.value, self.lookups, steps)
 
-    def check_accumulates(self) -> None:
-        """Raises ValueError unless the gradients of several lookups of a step can make one update."""
-        construction.check_accumulates(self.name, self.lookups)
-
     def requests(
         self,
         inputs: Mapping[str, Any],

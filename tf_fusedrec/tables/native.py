@@ -49,6 +49,7 @@ class NativeTable(StoredTable):
     id_bits = 64  # any int64 is an id
     can_defer = True
     can_look_ahead = True
+    can_accumulate = True
 
     def __init__(
         self,
@@ -108,10 +109,6 @@ class NativeTable(StoredTable):
         self.moves_rows = bool(spec.eviction or spec.ttl or spec.hot_after or spec.memory_budget)
         self.can_prefetch = spec.memory_budget > 0
         weakref.finalize(self, ops.table_destroy, self._handle)
-
-    @property
-    def can_accumulate(self) -> bool:  # type: ignore[override]
-        return self.place.accumulates
 
     @property
     def most_lookups_per_update(self) -> int | None:  # type: ignore[override]

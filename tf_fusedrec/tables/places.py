@@ -23,15 +23,13 @@ class Place:
     Attributes:
       name: "CPU", "device" or "host_rows".
       lacks: Fields of TableConfig that must have their default value.
-      accumulates: Whether the gradients of several lookups of a step can make one update.
-      accumulates_steps: Whether the gradients of several steps can.
+      accumulates_steps: Whether the gradients of several steps can make one update, as those of one step can.
       averages: Whether replicas can train apart and be averaged, under the topology rule "weight_sync".
       lookups_per_update: Largest number of steps whose lookups may come before the update of the first; None: any.
     """
 
     name: str
     lacks: tuple[str, ...] = ()
-    accumulates: bool = True
     accumulates_steps: bool = True
     averages: bool = True
     lookups_per_update: int | None = None
@@ -41,15 +39,12 @@ CPU = Place("CPU")
 DEVICE = Place(
     "device",
     lacks=("admission_count", "hot_after", "record_tombstones", "memory_budget", "tier_folder"),
-    accumulates=False,
-    accumulates_steps=False,
     averages=False,
 )
 # The buffers hold the rows of one lookup, whose update comes before the next one.
 HOST_ROWS = Place(
     "host_rows",
     lacks=("admission_count", "hot_after", "external", "external_table"),
-    accumulates=False,
     accumulates_steps=False,
     averages=False,
     lookups_per_update=1,
@@ -85,10 +80,8 @@ def check(
       accumulate_steps, lookups_per_update, averaged: As for NativeTable.
     """
     names = f"tables {[table.name for table in tables]}"
-    given, defaults = (
-        tables[0].stores_natively,
-        {field.name: field.default for field in dataclasses.fields(TableConfig)},
-    )
+    defaults = {field.name: field.default for field in dataclasses.fields(TableConfig)}
+    given = tables[0].stores_natively
     lacking = [name for name in given if name in place.lacks]
     if lacking:
         raise ValueError(
@@ -107,8 +100,9 @@ def check(
         )
     if accumulate_steps > 1 and not place.accumulates_steps:
         raise ValueError(
-            f"{names} lie on a GPU and cannot sum the gradients of several steps before an update, but "
-            f"accumulate_steps is {accumulate_steps}. Remedy: accumulate_steps=1; or {_TO_HOST}."
+            f"{names} on a GPU with host_rows got accumulate_steps={accumulate_steps}, and must have 1, because the "
+            f"device holds the rows of one lookup. Remedy: FrozenWindow or Nested, which sum inside a step; or "
+            f"{_TO_HOST}."
         )
     if place.lookups_per_update is not None and lookups_per_update > place.lookups_per_update:
         raise ValueError(

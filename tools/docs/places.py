@@ -52,8 +52,6 @@ def schedule_works(schedule: Schedule, place: Place, topology: str) -> bool:
     """Whether tables without options can train at a place under a schedule and a topology."""
     if topology == "weight_sync" and not place.averages:
         return False
-    if getattr(schedule, "micro_batches", 1) > 1 and not place.accumulates:
-        return False
     return place.lookups_per_update is None or lookups_per_update(schedule) <= place.lookups_per_update
 
 

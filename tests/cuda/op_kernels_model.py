@@ -1,6 +1,7 @@
 """A Keras model whose ops run their GPU OpKernels equals one on CPU kernels: fits, evaluation and tables.
 
-Tables lie on the device, and in host memory with buffers on the device; batches are looked up ahead or not.
+Tables lie on the device, and in host memory with buffers on the device; batches are looked up ahead or
+not, whole or in micro-batches.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from tests.cuda.op_kernels import LABELS, refused
 from tests.schedules import clicks
 from tf_fusedrec._tf_compat import tf
 from tf_fusedrec.ops import _library
-from tf_fusedrec.schedules import DualBuffer, FrozenWindow, Nested, SemiAsync
+from tf_fusedrec.schedules import DualBuffer, FrozenWindow, Nested
 from tf_fusedrec.tables import places
 
 from tensorflow.python.framework import kernels  # isort: skip  (tf_fusedrec first: it chooses legacy Keras)
@@ -56,7 +57,7 @@ def on_device():
 
 def fitted(schedule, table):
     """Returns the losses, the evaluation's results, and the trained state."""
-    embedding = clicks.make_embedding("Adam", table, lookups_per_update=1 + (schedule == SemiAsync()))
+    embedding = clicks.make_embedding("Adam", table)
     model = clicks.make_model(embedding, schedule)
     data = tf.data.Dataset.from_tensor_slices(clicks.batch(30, seed=1)).batch(8)
     history = model.fit(data, epochs=2, validation_data=data, verbose=0).history
@@ -66,19 +67,18 @@ def fitted(schedule, table):
 def run():
     with on_device():
         refused(ValueError, "got TableConfig.admission_count=2", lambda: fitted("sync", {"admission_count": 2}))
-    for table, more, wanted_of, schedules in (
-        (LRU, {}, "sync", ("sync", DualBuffer())),
-        (LRU, {}, FrozenWindow(2), (FrozenWindow(2),)),
-        (LRU, {}, SemiAsync(), (SemiAsync(),)),
-        (OF_HOST_ROWS, {"host_rows": True}, "sync", ("sync", DualBuffer())),
-        (OF_HOST_ROWS, {"host_rows": True}, Nested(2), (Nested(2),)),
+    host_rows = {"host_rows": True}
+    for table, reference, others in (
+        (LRU, "sync", (("sync", {}), (DualBuffer(), {}))),
+        (LRU, FrozenWindow(2), ((FrozenWindow(2), {}), (Nested(2), host_rows))),
+        (OF_HOST_ROWS, "sync", (("sync", host_rows), (DualBuffer(), host_rows))),
     ):  # fmt: skip
-        wanted, state = fitted(wanted_of, table)
-        for schedule in schedules:
+        wanted, state = fitted(reference, table)
+        for schedule, more in others:
             with on_device():
                 got, its_state = fitted(schedule, {**table, **more})
             assert got == wanted, (got, wanted)
             assert its_state.keys() == state.keys()
             for what, array in state.items():
                 np.testing.assert_array_equal(its_state[what], array, err_msg=f"{what}, {schedule}, {more}")
-        print(f"a model agrees, {table} {more}", flush=True)
+            print(f"a model agrees, {schedule}, {table} {more}", flush=True)

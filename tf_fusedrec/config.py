@@ -63,7 +63,7 @@ class TableConfig:
       tier_folder: Folder on a local disk.
       host_rows: Whether a table larger than its GPU keeps rows in host memory, with the rows of two batches on the
         device (NestPipe, section IV-B). It allows every option above except admission_count and storage_dtype "mixed",
-        and one lookup of the table per step. Applies to device tables only.
+        and the gradients of one step per update. Applies to device tables only.
 
     Tables of other models, with any backend (FusedRec, section 2):
       external: Folder of a checkpoint of tf_fusedrec.checkpoint with the rows. Every rank reads its own rows when the
@@ -141,7 +141,7 @@ class TableConfig:
         if unused:
             raise ValueError(
                 f"Table {self.name!r} is external, so its rows are never trained, but its config sets {unused}. "
-                "Remove these fields."
+                "Remedy: remove these fields."
             )
 
     def _check_storage(self) -> None:
@@ -220,7 +220,7 @@ class FeatureConfig:
       output_dtype: dtype of this feature's rows in the exchange and in the model; None: the table's dtype. A 16-bit
         dtype halves both for this feature alone, for example for negatives (TurboGR, section 4.3.2). Its gradients are
         sent as bfloat16, which has the range of float32. A group makes two further all-to-alls for each further dtype,
-        and ids shared with features of another dtype are sent twice. It then needs a native table in host memory.
+        and ids shared with features of another dtype are sent twice. It then needs a native table.
       padding_id: Id that means "no id", such as -1 in ids padded to [B, L]; None: every id is real. Padding has a row
         of zeros and does not count in pooled rows or means. It is not looked up, creates no row, is not sent and gets
         no gradient. Other features of the table may use the same integer as a real id.

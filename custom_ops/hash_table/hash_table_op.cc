@@ -124,7 +124,7 @@ grads: <T>[>= V, D] in the order received.
 scale: <float>[] factor of all gradients.
 begin: <bool>[] whether to drop earlier sums, which a training step that failed may have left.
 left_out: <int32>[k] ascending places in `handles` of rows whose sum is no longer finite, each once in an update: that
-  update leaves them as they are.
+  update leaves them as they are. On a GPU, rows whose gradients are finite have no place here.
 )doc");
 
 REGISTER_OP("Fusedrec>TableApplyAccumulated")

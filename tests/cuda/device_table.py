@@ -11,7 +11,7 @@ DISTRIBUTIONS = {"constant": 0, "uniform": 1, "normal": 2, "truncated_normal": 3
 RULES = {name: n for n, name in enumerate(("sgd", "momentum", "adagrad", "rowwise_adagrad", "adam", "adamw", "ftrl"))}
 EVICTIONS = {"none": 0, "lru": 1, "lfu": 2}
 NOWHERE = 0xFFFFFFFF
-INVALID, OUT_OF_MEMORY, FULL, STALE, BAD_HANDLE, BAD_INVERSE, ABSENT, NOT_WRITTEN = 1, 2, -1, -2, -3, -4, -5, -6
+INVALID, OUT_OF_MEMORY, FULL, STALE, BAD_HANDLE, BAD_INVERSE, ABSENT, NOT_WRITTEN, WAITING = 1, 2, *range(-1, -8, -1)
 
 
 class Allocator(ctypes.Structure):
@@ -171,6 +171,18 @@ class DeviceTable:
         host = count.ctypes.data_as(ctypes.c_void_p)
         self._call("table_apply", *arguments, float(scale), Step(learning_rate, step), places, host)
         return sorted(self.memory.get(places)[: count[0]].tolist())
+
+    def accumulate(self, handles, inverse, grads, *, begin=False, scale=1.0, storage="float32"):
+        """Adds the sums of grads [>= V, D] to those that wait. Returns the places whose sum ceases to be finite."""
+        put = self.memory.put
+        arguments = [put(handles), len(handles), put(inverse), len(inverse), put(grads), STORAGES[storage]]
+        places, count = self.memory.empty([len(handles)], np.int32), np.zeros(1, np.int64)
+        host = count.ctypes.data_as(ctypes.c_void_p)
+        self._call("table_accumulate", *arguments, float(scale), int(begin), places, host)
+        return sorted(self.memory.get(places)[: count[0]].tolist())
+
+    def apply_accumulated(self, *, learning_rate=1.0, step=1):
+        self._call("table_apply_accumulated", Step(learning_rate, step))
 
     def _count(self, name, *arguments):
         counted = np.zeros(1, np.int64)

@@ -32,6 +32,7 @@ ATTENTION = "jagged_attention/cuda/jagged_attention_cuda.cuh"
 BIAS_GRADS = "jagged_attention/cuda/attention_bias_grads.cuh"
 CHANNELS = "jagged_attention/cuda/attention_channels.cuh"
 TABLE = "hash_table/cuda/hash_table_cuda.cuh"
+SUMS = "hash_table/cuda/sums.cuh"
 SELECT = "hash_table/cuda/select.cuh"
 LINES = "hash_table/cuda/lines.cuh"
 BUFFER = "hash_table/cuda/buffer.cuh"
@@ -190,6 +191,25 @@ MUTANTS = [
         "an index shifted: the last gradient of a row goes to the next", "hash_table", "hash_table/cuda/update.cuh",
         "begin[u] = static_cast<int32_t>(p);", "begin[u] = static_cast<int32_t>(FAULT && p > 0 ? p - 1 : p);",
         "order_received",
+    ),
+    Mutant(
+        "a part's sum replaces the sums of the parts before", "hash_table", SUMS,
+        "now = before + grads.Sum(d);", "now = (FAULT ? 0.0f : before) + grads.Sum(d);", "several_parts",
+        "over all parts",
+    ),
+    Mutant(
+        "a row whose gradients do not come is updated", "hash_table", SUMS,
+        "= ~static_cast<int64_t>(row);", "= FAULT ? static_cast<int64_t>(row) : ~static_cast<int64_t>(row);",
+        "several_parts", "rows with gradients change, and no other",
+    ),
+    Mutant(
+        "a row's number outlives its sum", "hash_table", SUMS,
+        "if (n < num_sums) view", "if (n < num_sums && !FAULT) view", "several_parts", "heap-buffer-overflow",
+    ),
+    Mutant(
+        "a row whose gradients wait may leave", "hash_table", "hash_table/cuda/rows.cuh",
+        "(waiting_since != 0 && meta.last", "(!FAULT && waiting_since != 0 && meta.last", "gradients_wait",
+        "rows whose gradients wait have left",
     ),
     Mutant(
         "a barrier less: bytes are counted before the counters are cleared", "hash_table", SELECT,

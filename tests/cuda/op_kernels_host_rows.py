@@ -10,12 +10,12 @@ import tempfile
 import numpy as np
 
 from tests.cuda.op_kernels import refused, same
+from tests.cuda.op_kernels_sums import accumulate, accumulate_parts, apply_accumulated, update_waiting
 from tests.cuda.op_kernels_table import (
     DIM,
     PLAIN,
     SEGMENTS,
     Side,
-    apply_accumulated,
     apply_gradients,
     batch_of,
     compare_found,
@@ -30,6 +30,8 @@ from tests.cuda.op_kernels_table import (
 from tests.oracles.hash_table import pack
 from tf_fusedrec import ops
 from tf_fusedrec._tf_compat import tf
+from tf_fusedrec.config import NATIVE_FIELDS
+from tf_fusedrec.tables import places
 
 SGD = {"rule": "sgd", "hyperparameters": [0.0], "a": 0.25, "host_rows": True}
 PROGRAMS = [
@@ -49,6 +51,13 @@ def look_ahead(table, message, splits, dtype):
 
 def refresh(table, message, splits, rows, handles, mark):
     return ops.table_refresh(table, message, splits, ops.RowsAhead(rows, handles, mark), dim=DIM)
+
+
+def peek_and_touch_ahead(table, message, splits, rows, handles, mark):
+    """The lookup of groups that share gradients, whose own rows were read ahead."""
+    ahead = ops.RowsAhead(rows, handles, mark)
+    rows = ops.table_peek(table, message, splits, ahead, dim=DIM, dtype=tf.float32)
+    return ops.TableRows(rows, *ops.table_touch(table, message, splits))
 
 
 def nothing(sides, random):
@@ -105,14 +114,19 @@ def run_program(number, options):
             lookup = look_up if step == 0 else peek_and_touch
             both = [side.call(lookup, message, splits, dtype=tf.float32) for side in sides]
         else:
-            both = [side.call(refresh, message, splits, *seen) for side, seen in zip(sides, ahead)]
+            lookup = peek_and_touch_ahead if step == 4 else refresh
+            both = [side.call(lookup, message, splits, *seen) for side, seen in zip(sides, ahead)]
         compare_found(*both, received)
         ahead = [None, None]
         if step + 1 < len(batches) and step != 2:
             ahead = [side.call(look_ahead, *batches[step + 1][:2], dtype=tf.float32) for side in sides]
         if step % 3 == 1:
             keys = [side.call(keys_since, np.array(0), np.array(0)) for side in sides]
-        if step != 5:  # a lookup that nobody trains
+        if step % 3 == 2:
+            accumulate_parts(sides, both, received, random, tf.float32, begin=True)
+            accumulate_parts(sides, both, received, random, tf.float32, begin=step == 2, spoils=True)
+            update_waiting(sides, step + 1)
+        elif step != 6:  # a lookup that nobody trains
             update(sides, both, received, random, step, tf.float32)
         if step % 3 == 1:  # rows that were trained since
             host, device = (
@@ -133,7 +147,9 @@ def run_program(number, options):
 def run_refusals():
     """Wrong calls give a Status, and no row is lost."""
     wrong, unimplemented = tf.errors.InvalidArgumentError, tf.errors.UnimplementedError
-    for option, value in (("admission_count", 2), ("hot_after", 3), ("window", 2), ("averaged", True)):
+    lacking = {"admission_count": 2, "hot_after": 3}
+    assert {*lacking} == {*places.HOST_ROWS.lacks} & {*NATIVE_FIELDS}
+    for option, value in {**lacking, "window": 2, "averaged": True}.items():
         refused(unimplemented, f"must have {option}", lambda: Side("refused", True, {**SGD, option: value}))  # noqa: B023
     side = Side("host_rows", True, {**SGD, "max_rows": 4})
     message, splits = np.array([2, 1, 5, 6, 7], np.int64), np.array([5], np.int32)
@@ -174,7 +190,15 @@ def run_refusals():
         found = find_rows(message)
         side.call(op, *arguments)
         refused(tf.errors.FailedPreconditionError, "have been evicted or removed", lambda: train(found))  # noqa: B023
-    refused(unimplemented, "is not for tables on a GPU", lambda: side.call(apply_accumulated))
+    step = np.float32(1.0).reshape(()), np.array(1, np.int64)
+    stale = tf.errors.FailedPreconditionError
+    add = lambda found, begin: side.call(accumulate, found.handles, found.inverse, grads, begin)  # noqa: E731
+    add(find_rows(message), False)
+    found = find_rows(message)  # the rows whose gradients wait leave the device
+    for call in (lambda: add(found, False), lambda: side.call(apply_accumulated, *step)):
+        refused(stale, "have been evicted or removed", call)
+    add(found, True)
+    side.call(apply_accumulated, *step)
 
 
 def run():

@@ -13,6 +13,7 @@ import re
 import numpy as np
 
 from tests.cuda.op_kernels import refused, same
+from tests.cuda.op_kernels_sums import accumulate, apply_accumulated
 from tests.cuda.op_kernels_table import (
     DIM,
     SEGMENTS,
@@ -85,6 +86,11 @@ class Pair:
         )
         grads = random.normal(size=[len(received), DIM]).astype(np.float32)
         numbers = np.float32(0.05).reshape(()), np.array(step, np.int64)
+        for begin in (True, False):  # the second part finds the sums of the first
+            self.host.call(accumulate, found[0].handles, found[0].inverse, grads, begin)
+            self.on_device(accumulate, found[1].handles, found[1].inverse, grads, begin)
+        self.host.call(apply_accumulated, *numbers)
+        self.on_device(apply_accumulated, *numbers)
         self.host.call(apply_gradients, found[0].handles, found[0].inverse, grads, *numbers)
         self.on_device(apply_gradients, found[1].handles, found[1].inverse, grads, *numbers)
 
@@ -151,8 +157,8 @@ def run(limit):
         tables.train(random, [[list(range(100, 120)), []]], 9)
         tables.compare()
     least = {
-        "look_up": 5, "table_find": 2, "apply_gradients": 2, "table_evict": 3, "table_remove": 1, "keys_since": 1,
-        "table_read_records": 1, "table_import": 6,
+        "look_up": 5, "table_find": 2, "apply_gradients": 2, "accumulate": 5, "apply_accumulated": 0, "table_evict": 3,
+        "table_remove": 1, "keys_since": 1, "table_read_records": 1, "table_import": 6,
     }  # fmt: skip
     failed = {name: max(p.needed.get(name, 0) for p in (pair, other)) for name in pair.needed | other.needed}
     assert failed.keys() == least.keys() and all(failed[name] >= least[name] for name in least), failed

@@ -1,11 +1,13 @@
 """A Keras model whose ops run their GPU OpKernels equals one on CPU kernels: fits, evaluation and tables.
 
-Tables lie on the device, and in host memory with buffers on the device; batches are looked up ahead or not.
+Tables lie on the device, and in host memory with buffers on the device; batches are looked up ahead or
+not, whole or in micro-batches.
 """
 
 from __future__ import annotations
 
 import contextlib
+from unittest import mock
 
 import numpy as np
 
@@ -13,7 +15,8 @@ from tests.cuda.op_kernels import LABELS, refused
 from tests.schedules import clicks
 from tf_fusedrec._tf_compat import tf
 from tf_fusedrec.ops import _library
-from tf_fusedrec.schedules import DualBuffer
+from tf_fusedrec.schedules import DualBuffer, FrozenWindow, Nested
+from tf_fusedrec.tables import places
 
 from tensorflow.python.framework import kernels  # isort: skip  (tf_fusedrec first: it chooses legacy Keras)
 
@@ -36,7 +39,7 @@ def on_device_where_it_can(function, labels):
 
 @contextlib.contextmanager
 def on_device():
-    """Places ops on the emulated device, except those that compute in host memory."""
+    """Places ops on the emulated device, except those that compute in host memory. Tables know that they lie there."""
     has_label = lambda op: any(k.label == "emulated" for k in kernels.get_registered_kernels_for_op(op).kernel)  # noqa: E731
     labels = {op: label for op, label in LABELS.items() if has_label(op)}
     originals = {
@@ -45,7 +48,8 @@ def on_device():
     for name, function in originals.items():
         setattr(_library.library, name, on_device_where_it_can(function, labels))
     try:
-        yield
+        with mock.patch.object(places, "on_gpu", lambda: True):
+            yield
     finally:
         for name, function in originals.items():
             setattr(_library.library, name, function)
@@ -62,18 +66,19 @@ def fitted(schedule, table):
 
 def run():
     with on_device():
-        refused(
-            tf.errors.UnimplementedError, "a table on a GPU must have", lambda: fitted("sync", {"admission_count": 2})
-        )
-    for table, more, schedules in (
-        (LRU, {}, ("sync", DualBuffer())), (OF_HOST_ROWS, {"host_rows": True}, ("sync", DualBuffer())),
+        refused(ValueError, "got TableConfig.admission_count=2", lambda: fitted("sync", {"admission_count": 2}))
+    host_rows = {"host_rows": True}
+    for table, reference, others in (
+        (LRU, "sync", (("sync", {}), (DualBuffer(), {}))),
+        (LRU, FrozenWindow(2), ((FrozenWindow(2), {}), (Nested(2), host_rows))),
+        (OF_HOST_ROWS, "sync", (("sync", host_rows), (DualBuffer(), host_rows))),
     ):  # fmt: skip
-        wanted, state = fitted("sync", table)
-        for schedule in schedules:
+        wanted, state = fitted(reference, table)
+        for schedule, more in others:
             with on_device():
                 got, its_state = fitted(schedule, {**table, **more})
             assert got == wanted, (got, wanted)
             assert its_state.keys() == state.keys()
             for what, array in state.items():
                 np.testing.assert_array_equal(its_state[what], array, err_msg=f"{what}, {schedule}, {more}")
-        print(f"a model agrees, {table} {more}", flush=True)
+            print(f"a model agrees, {schedule}, {table} {more}", flush=True)

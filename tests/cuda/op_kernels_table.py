@@ -13,6 +13,7 @@ from tests.oracles.hash_table import pack
 from tf_fusedrec import ops
 from tf_fusedrec._tf_compat import tf
 from tf_fusedrec.ops import _library
+from tf_fusedrec.tables import places
 
 DIM, SEGMENTS = 5, 2
 LONG = 2  # programs with all steps; the others test their rules only
@@ -70,10 +71,6 @@ def keys_since(table, segment, since):
 
 def statistics_of_segments(table):
     return ops.table_statistics(table).segments
-
-
-def apply_accumulated(table):
-    return ops.table_apply_accumulated(table, learning_rate=tf.constant(1.0), step=tf.constant(1, tf.int64))
 
 
 def batch_of(random, most=20, vocabulary=60):
@@ -174,10 +171,12 @@ def run_refusals():
     """Wrong calls give a Status, and the table stays unchanged."""
     wrong, unimplemented = tf.errors.InvalidArgumentError, tf.errors.UnimplementedError
     sgd = {"rule": "sgd", "hyperparameters": [0.0], "a": 0.25}
-    for option, value in (
-        ("admission_count", 2), ("record_tombstones", True), ("hot_after", 3), ("memory_budget", 1 << 20),
-        ("tier_folder", "/tmp"), ("averaged", True),
-    ):  # fmt: skip
+    lacking = {
+        "admission_count": 2, "record_tombstones": True, "hot_after": 3, "memory_budget": 1 << 20,
+        "tier_folder": "/tmp",
+    }  # fmt: skip
+    assert {*lacking} == {*places.DEVICE.lacks}
+    for option, value in {**lacking, "averaged": True}.items():
         refused(unimplemented, f"must have {option}", lambda: Side("refused", True, {**sgd, option: value}))  # noqa: B023
     refused(wrong, "dim must lie in [1, 1048576], got", lambda: Side("wide", True, {**sgd, "dim": 2**20 + 1}))
     refused(wrong, "hyperparameters", lambda: Side("few", True, {**sgd, "hyperparameters": []}))
@@ -220,8 +219,7 @@ def run_refusals():
         lambda: side.call(ops.table_import, 0, np.array([1]), np.zeros([1, 3], np.uint8)),
     )
     refused(wrong, "clock must have shape", lambda: side.call(ops.table_set_clock, np.zeros([3], np.int64)))
-    for call in (ops.table_take_unsynced, apply_accumulated):
-        refused(unimplemented, "is not for tables on a GPU", lambda: side.call(call))  # noqa: B023
+    refused(unimplemented, "is not for tables on a GPU", lambda: side.call(ops.table_take_unsynced))
     for was, now in zip(before, records_of(side, 0)):
         same(was, now, "a refused call")
     side.call(ops.table_remove, 0, np.array([5]))

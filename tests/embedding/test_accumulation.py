@@ -6,7 +6,7 @@ import pytest
 import tf_fusedrec as fr
 from tests.oracles.optimizers import OptimizerOracle
 from tf_fusedrec import keras, optimizers, tf
-from tf_fusedrec.tables import NativeTable
+from tf_fusedrec.tables import places
 
 DIM, START, STEPS_PER_UPDATE, UPDATES = 6, 0.25, 3, 4
 RATE = 0.1
@@ -132,11 +132,12 @@ def test_clear_forgets_what_waits():
     np.testing.assert_allclose(emb.export_table("t")[1], START - 1, atol=1e-6)
 
 
-def test_a_table_on_a_gpu_accumulates_no_steps(monkeypatch):
-    monkeypatch.setattr(NativeTable, "on_gpu", True)
-    layer(optimizers.SGD(1.0))
-    with pytest.raises(ValueError, match=r"cannot sum the gradients of several steps .*Remedy: accumulate_steps=1"):
-        layer(optimizers.SGD(1.0), accumulate_steps=2)
+def test_host_rows_on_a_gpu_accumulate_no_steps(monkeypatch):
+    monkeypatch.setattr(places, "on_gpu", lambda: True)
+    layer(optimizers.SGD(1.0), accumulate_steps=2)
+    layer(optimizers.SGD(1.0), host_rows=True)
+    with pytest.raises(ValueError, match=r"with host_rows got accumulate_steps=2, and must have 1.*Remedy: Frozen"):
+        layer(optimizers.SGD(1.0), accumulate_steps=2, host_rows=True)
 
 
 @pytest.mark.parametrize("steps", [0, -1, 2.0])

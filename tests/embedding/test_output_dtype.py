@@ -123,12 +123,3 @@ def test_one_dtype_for_all_features_needs_one_lookup(backend):
     if backend == "tfra":
         with pytest.raises(ValueError, match=r"tables \['item'\] .* several output dtypes .*or backend='native'"):
             layer(None, "float16")
-
-
-def test_a_table_on_a_gpu_has_one_output_dtype(monkeypatch):
-    from tf_fusedrec.tables import NativeTable
-
-    monkeypatch.setattr(NativeTable, "on_gpu", True)
-    make_layer()
-    with pytest.raises(ValueError, match=r"tables \['item'\] .* several output dtypes .*Remedy: one output_dtype"):
-        make_layer("float16")

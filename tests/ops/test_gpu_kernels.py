@@ -20,17 +20,16 @@ ON_THE_HOST = {
     "FuseIds": "its inputs come from the input pipeline, which is on the host; its outputs then go to the device",
     "JoinMessages": "headers and splits decide on sizes; the ids of a step are small beside its rows",
     "SplitMessages": "as JoinMessages",
-    "WindowUnique": "micro-batches share rows of tables in host memory alone; tables on a device do not sum gradients",
+    "WindowUnique": "micro-batches share rows on several ranks only, and their ids are in host memory there",
     "WindowRoute": "as WindowUnique",
     "WindowGradients": "as WindowUnique",
-    "PooledRecoverParts": "as WindowUnique",
+    "PooledRecoverParts": "on several ranks, micro-batches of a device take their rows through host memory",
     "ClusterSamples": "it runs in the input pipeline, which is on the host",
     "InitialRows": "for tables of other projects, whose rows are in host memory",
 }
 # Ops that a device table refuses with a Status that names the remedy (hash_table_admin_gpu_kernel.cc).
 REFUSED = {
-    "TableAccumulateGradients", "TableApplyAccumulated", "TableNoteTrained", "TableTakeUnsynced", "TableReadNumbers",
-    "TableMerge",
+    "TableNoteTrained", "TableTakeUnsynced", "TableReadNumbers", "TableMerge",
 }  # fmt: skip
 HOST_ARGUMENTS = {
     "segment_splits", "unique_splits", "received_splits", "send_splits", "id_splits", "num_rows", "row_splits",

@@ -218,6 +218,21 @@ def test_clear():
         np.testing.assert_array_equal(table.find([[[2], []]]), [table.initial((0, 2))])
 
 
+def test_a_part_without_rows_leaves_the_waiting_gradients_pinned():
+    """As on a rank without ids in one of the accumulated steps."""
+    with new_table(1, max_rows=1, eviction="lru") as table:
+        found = table.lookup([[[1]]])
+        ops.table_accumulate_gradients(table.handle, found, tf.ones([1, 4]), scale=1.0)
+        nothing = ops.TableRows(tf.zeros([0, 4]), found.handles[:0], found.inverse[:0])
+        ops.table_accumulate_gradients(table.handle, nothing, tf.zeros([0, 4]), scale=1.0)
+        with pytest.raises(tf.errors.FailedPreconditionError, match="while accumulated gradients wait"):
+            ops.table_remove(table.handle, 0, [1])
+        with pytest.raises(tf.errors.ResourceExhaustedError):  # the row may not leave
+            table.lookup([[[2]]])
+        ops.table_apply_accumulated(table.handle, learning_rate=1.0, step=1)
+        table.lookup([[[2]]])
+
+
 def test_statistics_of_bytes():
     """Counts bytes of keys, and of rows in chunks of at most 16 MB. New rows use the room of removed rows."""
     with new_table(dim=16) as table:

@@ -9,8 +9,7 @@ import pytest
 import tf_fusedrec as fr
 from tests.schedules import clicks
 from tf_fusedrec import keras, optimizers, tf
-from tf_fusedrec.schedules import DualBuffer, FrozenWindow, Nested, PipelinedModel
-from tf_fusedrec.tables import NativeTable
+from tf_fusedrec.schedules import FrozenWindow, PipelinedModel
 
 
 def fit(schedule, samples=22, batch_size=8, epochs=2, embedding=None, **compiled):
@@ -168,29 +167,3 @@ def test_sums_and_missing_losses_are_refused():
         fit(FrozenWindow(2), loss=keras.losses.MeanSquaredError(reduction="sum"))
     with pytest.raises(ValueError, match="No loss to compute|no loss to train with"):
         fit(FrozenWindow(2), loss=None)
-
-
-@pytest.fixture
-def on_gpu(monkeypatch):
-    """Makes native tables report that they lie on a GPU."""
-    monkeypatch.setattr(NativeTable, "on_gpu", True)
-
-
-@pytest.mark.parametrize("schedule", [FrozenWindow(2), Nested(2)])
-def test_tables_on_a_gpu_are_refused_when_the_model_gets_the_schedule(on_gpu, schedule):
-    embedding = clicks.make_embedding(table={"host_rows": True})
-    wanted = r"tables \['item', 'user'\] of 'fused_embedding' cannot sum the gradients.*Remedy: a schedule without"
-    with pytest.raises(ValueError, match=wanted):
-        clicks.make_model(embedding, schedule)
-    model = clicks.make_model(embedding, DualBuffer())
-    with pytest.raises(ValueError, match=wanted):
-        model.schedule = schedule
-    assert model.schedule == DualBuffer()
-
-
-def test_tables_on_a_gpu_are_refused_when_a_subclassed_model_is_compiled(on_gpu):
-    model = Tower(FrozenWindow(2))
-    with pytest.raises(ValueError, match="cannot sum the gradients"):
-        model.compile("sgd", "mse")
-    model.schedule = FrozenWindow(1)  # one lookup before an update
-    model.compile("sgd", "mse")

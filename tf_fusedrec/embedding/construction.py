@@ -86,34 +86,28 @@ def check_deferrable(layer_name: str, config: Mapping[str, Any], groups: Sequenc
                 f"lookups ahead of their step, or several before one update, need backend='native', and "
                 f"{layer_name!r} has {config['backend']!r}."
             )
+        most = table.most_lookups_per_update
+        if most is not None and steps > most:
+            raise ValueError(
+                f"tables {table.names} of {layer_name!r} have host_rows on a GPU, which holds the rows of one lookup, "
+                f"but the lookups of {steps} steps come before the update of the first. Remedy: a schedule whose rows "
+                "are fresh, such as DualBuffer(); or make the layer under tf.device('/CPU:0')."
+            )
         if table.moves_rows and config["lookups_per_update"] < steps:
             raise ValueError(
-                f"tables {table.names} of {layer_name!r} may evict or move rows (eviction, ttl, hot_after, "
-                f"memory_budget or host_rows) between the lookups of {steps} steps, which come before the update of "
-                f"the first. Remedy: FusedEmbedding(lookups_per_update={steps})."
+                f"tables {table.names} of {layer_name!r} may evict or move rows (eviction, ttl, hot_after "
+                f"or memory_budget) between the lookups of {steps} steps, which come before the update of the first. "
+                f"Remedy: FusedEmbedding(lookups_per_update={steps})."
             )
 
 
-def check_sums(layer_name: str, groups: Sequence[GroupLookup], accumulate_steps: int) -> None:
-    """Raises ValueError unless tables can sum the gradients of all lookups that the layer's arguments ask for."""
-    if accumulate_steps > 1:
-        _check_sum(layer_name, groups, "steps", "accumulate_steps=1")
-    several = [lookup for lookup in groups if len(lookup.output_dtypes) > 1]
-    _check_sum(layer_name, several, "output dtypes", "one output_dtype for all features of a group")
-
-
-def check_accumulates(layer_name: str, groups: Sequence[GroupLookup]) -> None:
-    """Raises ValueError unless the gradients of several micro-batches can make one update."""
-    _check_sum(layer_name, groups, "micro-batches", "a schedule without micro-batches")
-
-
-def _check_sum(layer_name: str, groups: Sequence[GroupLookup], parts: str, remedy: str) -> None:
+def check_output_dtypes(layer_name: str, groups: Sequence[GroupLookup]) -> None:
+    """Raises ValueError unless tables can sum the gradients of the lookups of all output dtypes."""
     for lookup in groups:
-        if not lookup.table.can_accumulate and not lookup.group.external:
+        if len(lookup.output_dtypes) > 1 and not lookup.table.can_accumulate and not lookup.group.external:
             raise ValueError(
-                f"tables {lookup.table.names} of {layer_name!r} cannot sum the gradients of several {parts} before an "
-                f"update. Remedy: {remedy}; or backend='native' and a table in host memory, made under "
-                "tf.device('/CPU:0')."
+                f"tables {lookup.table.names} of {layer_name!r} cannot sum the gradients of several output dtypes "
+                "before an update. Remedy: one output_dtype for all features of a group; or backend='native'."
             )
 
 

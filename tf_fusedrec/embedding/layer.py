@@ -51,7 +51,7 @@ class FusedEmbedding(ReplaceableSteps, Described, keras.layers.Layer):
         PipelinedModel wait as long. A checkpoint holds no waiting gradients: save after a multiple. "native" only.
       lookups_per_update: Number of steps whose lookups come before the update of the first: 2 under
         schedules.SemiAsync, and under Pipelined from depth 4 on. The rows of these steps are neither evicted nor moved.
-        It has no effect on tables without eviction, ttl, hot_after, memory_budget and host_rows.
+        It has no effect on tables without eviction, ttl, hot_after and memory_budget.
       topology: Division of the ranks into groups with a copy of the tables each; None: one copy over all ranks. Groups
         are for "native" only.
       wire_dtype: "bfloat16" or "float16": float32 rows and gradients travel in half the bytes. None: their own dtype.
@@ -130,7 +130,7 @@ class FusedEmbedding(ReplaceableSteps, Described, keras.layers.Layer):
         with tf.init_scope():
             groups = group_tables(tables, features)
             lookups = [construction.make_lookup(name, group, config, self.layout) for group in groups]
-        construction.check_sums(name, lookups, accumulate_steps)
+        construction.check_output_dtypes(name, lookups)
         # A plain holder: Keras would track TFRA's variables as weights, and TensorFlow's checkpoint only rank 0's rows.
         self._holder = _Untracked(lookups)
         # Without tables of the layer's own, the gradient would train nothing.
@@ -230,10 +230,6 @@ class FusedEmbedding(ReplaceableSteps, Described, keras.layers.Layer):
     def check_deferrable(self, steps: int) -> None:
         """Raises ValueError unless the lookups of `steps` steps may come before the update of the first."""
         construction.check_deferrable(self.name, self._config.value, self.lookups, steps)
-
-    def check_accumulates(self) -> None:
-        """Raises ValueError unless the gradients of several lookups of a step can make one update."""
-        construction.check_accumulates(self.name, self.lookups)
 
     def requests(
         self,

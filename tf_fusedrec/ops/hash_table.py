@@ -236,7 +236,7 @@ def table_accumulate_gradients(
 
     Returns:
       <int32>[k], ascending places in `found.handles` of the rows whose sum is no longer finite, each once in an update.
-      table_apply_accumulated leaves these rows as they are.
+      table_apply_accumulated leaves these rows as they are. On a GPU, only rows with such gradients are listed.
     """
     return library.fusedrec_table_accumulate_gradients(
         table=table, handles=found.handles, inverse=found.inverse, grads=grads, scale=scale, begin=begin

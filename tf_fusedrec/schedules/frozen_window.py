@@ -61,9 +61,9 @@ class FrozenWindow(Schedule):
         see `cut`.
 
     Raises:
-      ValueError: M is no int >= 1. When the model gets the schedule: backend "tfra"; for M > 1 a table on a GPU, which
-        cannot sum gradients before an update. In a training step: M above the batch size, where that is known when the
-        step is traced; a model without FusedEmbedding, or whose lookups are unknown; a loss with reduction "sum".
+      ValueError: M is no int >= 1. When the model gets the schedule: backend "tfra". In a training step: M above the
+        batch size, where that is known when the step is traced; a model without FusedEmbedding, or whose lookups are
+        unknown; a loss with reduction "sum".
     """
 
     micro_batches: int
@@ -76,8 +76,6 @@ class FrozenWindow(Schedule):
     def check(self, model: Any) -> None:
         for embedding in embeddings_of(model):
             embedding.check_deferrable(1)
-            if self.micro_batches > 1:
-                embedding.check_accumulates()
 
     def get_config(self) -> dict[str, Any]:
         return dataclasses.asdict(self)

@@ -35,9 +35,6 @@ class Nested(LookAheadSchedule):
         FrozenWindow(self.micro_batches)  # raises for a wrong number
         check_lead(self.lead)
 
-    def check(self, model: Any) -> None:
-        FrozenWindow(self.micro_batches).check(model)
-
     def get_config(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
 

@@ -49,6 +49,7 @@ class Table(abc.ABC):
       can_defer: Whether lookups of later steps may come before the update of an earlier one.
       can_look_ahead: Whether `look_ahead` and `refresh` work.
       can_accumulate: Whether the gradients of several lookups can make one update.
+      most_lookups_per_update: Largest number of steps whose lookups may come before the update of the first; None: any.
       can_prefetch: Whether `prefetch` has an effect, because rows may be on disk.
       moves_rows: Whether a training lookup may move or evict rows of an earlier one.
       takes_duplicates: Whether a source may send an id twice.
@@ -62,6 +63,7 @@ class Table(abc.ABC):
     can_defer = False
     can_look_ahead = False
     can_accumulate = False
+    most_lookups_per_update: int | None = None
     can_prefetch = False
     moves_rows = False
     takes_duplicates = True

@@ -16,6 +16,7 @@ import numpy as np
 from tf_fusedrec import ops, optimizers
 from tf_fusedrec._tf_compat import tf
 from tf_fusedrec.config import NATIVE_FIELDS, TableConfig
+from tf_fusedrec.tables import places
 from tf_fusedrec.tables.base import Answer, InferenceRows, LeftOutRows, StoredTable
 from tf_fusedrec.tables.hash_order import mix64
 from tf_fusedrec.tables.keys import table_seed
@@ -37,14 +38,18 @@ class NativeTable(StoredTable):
       averaged: Whether replicas of this table train apart and are averaged from time to time.
       moment_scale: moment_scale of the optimizer, unless its record has one other than 1.
 
+    Attributes:
+      place: Where the rows lie.
+
     Raises:
-      ValueError: averaged tables do not have one of the options.
+      ValueError: the place does not have one of the options, or averaged tables do not.
     """
 
     owner = "hash_range"
     id_bits = 64  # any int64 is an id
     can_defer = True
     can_look_ahead = True
+    can_accumulate = True
 
     def __init__(
         self,
@@ -59,12 +64,14 @@ class NativeTable(StoredTable):
         moment_scale: float = 1.0,
     ):
         spec = tables[0]
-        if averaged and (spec.admission_count > 1 or spec.hot_after):
-            raise ValueError(
-                f"tables {[table.name for table in tables]} have admission_count > 1 or hot_after, which count lookups "
-                "of all ranks, while under the rule 'weight_sync' every group sees its own. Remedy: Topology(rule="
-                "'gradient_sync')."
-            )
+        self.place = places.place_of(spec)
+        places.check(
+            self.place,
+            tables,
+            accumulate_steps=accumulate_steps,
+            lookups_per_update=lookups_per_update,
+            averaged=averaged,
+        )
         self.names = [table.name for table in tables]
         self._dim = spec.dim
         self._dtype = tf.as_dtype(spec.dtype)
@@ -99,18 +106,13 @@ class NativeTable(StoredTable):
             **options,
         )
         # Rows of a lookup that is several steps old may move only if lookups_per_update covers those steps.
-        self.moves_rows = bool(spec.eviction or spec.ttl or spec.hot_after or spec.memory_budget or spec.host_rows)
+        self.moves_rows = bool(spec.eviction or spec.ttl or spec.hot_after or spec.memory_budget)
         self.can_prefetch = spec.memory_budget > 0
         weakref.finalize(self, ops.table_destroy, self._handle)
 
     @property
-    def on_gpu(self) -> bool:
-        """Whether the table lies on a GPU."""
-        return tf.DeviceSpec.from_string(self._handle.device).device_type == "GPU"
-
-    @property
-    def can_accumulate(self) -> bool:  # type: ignore[override]
-        return not self.on_gpu
+    def most_lookups_per_update(self) -> int | None:  # type: ignore[override]
+        return self.place.lookups_per_update
 
     def lookup(self, message: tf.Tensor, splits: tf.Tensor, *, training: bool) -> ops.TableRows | InferenceRows:
         if training:

@@ -3,13 +3,14 @@
     python -m tools.docs.generate      # writes it anew; tests/docs/test_site.py demands that it is current
 
 The configuration reference comes from the dataclasses, drawings from drawings.py, plots and figures from
-benchmarks/results. The recorded timelines (docs/img/timeline_*.png) are measurements: benchmarks.timelines makes them.
+benchmarks/results, and what works on a GPU from tables/places.py. The recorded timelines
+(docs/img/timeline_*.png) are measurements: benchmarks.timelines makes them.
 """
 
 from __future__ import annotations
 
 from benchmarks.plots import figures as plots
-from tools.docs import configuration, drawings, figure_tables, figures, headlines, quality, queue
+from tools.docs import configuration, drawings, figure_tables, figures, headlines, places, quality, queue
 from tools.docs.figures import ROOT
 
 
@@ -30,6 +31,7 @@ def _pages_with_figures() -> dict[str, str]:
             "why": figures.points(headlines.WHY, results),
             "figures": "\n".join(figures.table(headlines.HEADLINES, results)),
         },
+        "docs/gpu.md": {"places": places.block()},
         "docs/schedules.md": {"quality": quality.block(results.values)},
         "docs/topology.md": {"queue": queue.block(results.values)},
         "docs/benchmarks.md": {

@@ -117,7 +117,7 @@ int FusedrecDeviceTable::EvictWorst(int64_t segment, int64_t count, const Pins& 
 }
 
 int FusedrecDeviceTable::TakeExpiredOut(uint32_t clock, void* stream) {
-  const Pins pins{clock, kNoAttempt, options_.window};
+  const Pins pins = PinsAt(clock, kNoAttempt);
   int64_t gone;
   return TakeRowsOut(HasExpired{pins, std::max(options_.ttl, options_.window)}, clock, true, SelectMemory(), &gone,
                      stream);
@@ -126,7 +126,7 @@ int FusedrecDeviceTable::TakeExpiredOut(uint32_t clock, void* stream) {
 int FusedrecDeviceTable::Evict(int64_t segment, int64_t count, int64_t* gone, void* stream) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (segment < 0 || segment >= segments()) return kCudaInvalidValue;
-  const Pins pins{clock_, kNoAttempt, options_.window};
+  const Pins pins = PinsAt(clock_, kNoAttempt);
   FUSEDREC_RETURN_IF_CUDA_ERROR(CountThatMayLeave(segment, pins, gone, stream));
   *gone = std::max<int64_t>(std::min(*gone, count), 0);
   const Memory worst = WorstMemory(), select = SelectMemory();
@@ -138,6 +138,7 @@ int FusedrecDeviceTable::Evict(int64_t segment, int64_t count, int64_t* gone, vo
 int FusedrecDeviceTable::Remove(int64_t segment, const int64_t* ids, int64_t num_ids, int64_t* gone, void* stream) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (segment < 0 || segment >= segments() || num_ids < 0 || num_ids > kDeviceTableMaxIds) return kCudaInvalidValue;
+  if (waiting_.since != 0) return kDeviceWaiting;
   // Before rows are marked, because the next call would take the marks of a failed one for its own.
   const Memory select = SelectMemory();
   if (select.data() == nullptr) return kDeviceOutOfMemory;

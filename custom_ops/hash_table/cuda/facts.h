@@ -15,6 +15,7 @@ struct HandleFacts {
   unsigned handles_are_sound;  // 0: one names a row that never was
   unsigned inverse_is_sound;   // 0: a number is no handle's
   unsigned grads_are_finite;   // 0: a number is not
+  unsigned all_have_sums;      // 0: the row of a handle has no sum (sums.cuh)
 };
 
 // Gradients to look at; null: none.

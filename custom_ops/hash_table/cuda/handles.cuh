@@ -5,6 +5,7 @@
 
 #include "common/device.cuh"
 #include "hash_table/cuda/facts.h"
+#include "hash_table/cuda/lines.cuh"
 
 namespace fusedrec {
 namespace device_table {
@@ -16,14 +17,16 @@ __device__ inline unsigned Smaller(unsigned a, unsigned b) { return a < b ? a : 
 
 static __global__ void __launch_bounds__(kHandleThreads)
     HandleFactsKernel(const int64_t* __restrict__ handles, int64_t num_handles, const int32_t* __restrict__ inverse,
-                      int64_t num_ids, int64_t num_rows, Numbers grads, HandleFacts* facts) {
+                      int64_t num_ids, int64_t num_rows, Numbers grads, const uint32_t* __restrict__ sum_of_row,
+                      HandleFacts* facts) {
   unsigned oldest = ~0u, newest = ~0u;
-  bool handles_are_sound = true, inverse_is_sound = true, grads_are_finite = true;
+  bool handles_are_sound = true, inverse_is_sound = true, grads_are_finite = true, all_have_sums = sum_of_row != nullptr;
   const int64_t threads = static_cast<int64_t>(gridDim.x) * kHandleThreads;
   for (int64_t n = GlobalThread(); n < num_handles; n += threads) {
     const int64_t handle = handles[n];
     const unsigned clock = static_cast<unsigned>(static_cast<uint64_t>(handle) >> 32);
     handles_are_sound = handles_are_sound && handle >= 0 && (handle & 0xffffffff) < num_rows;
+    all_have_sums = all_have_sums && handles_are_sound && sum_of_row[handle & 0xffffffff] != kNowhere;
     oldest = Smaller(oldest, clock);
     newest = Smaller(newest, ~clock);
   }
@@ -42,12 +45,14 @@ static __global__ void __launch_bounds__(kHandleThreads)
   handles_are_sound = __all_sync(kFullWarp, handles_are_sound);
   inverse_is_sound = __all_sync(kFullWarp, inverse_is_sound);
   grads_are_finite = __all_sync(kFullWarp, grads_are_finite);
+  all_have_sums = __all_sync(kFullWarp, all_have_sums);
   if (Lane() != 0) return;
   if (oldest != ~0u) atomicMin(&facts->oldest, oldest);
   if (newest != ~0u) atomicMin(&facts->newest, newest);
   if (!handles_are_sound) facts->handles_are_sound = 0;
   if (!inverse_is_sound) facts->inverse_is_sound = 0;
   if (!grads_are_finite) facts->grads_are_finite = 0;
+  if (!all_have_sums) facts->all_have_sums = 0;
 }
 
 }  // namespace device_table

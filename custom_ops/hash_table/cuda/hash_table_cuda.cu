@@ -31,6 +31,17 @@ int fusedrec_table_apply(FusedrecDeviceTable* table, const int64_t* handles, int
                       stream);
 }
 
+int fusedrec_table_accumulate(FusedrecDeviceTable* table, const int64_t* handles, int64_t num_rows,
+                              const int32_t* inverse, int64_t num_ids, const void* grads, int64_t storage, float scale,
+                              int begin, int32_t* left_out, int64_t* num_left_out, void* stream) {
+  return table->Accumulate(handles, num_rows, inverse, num_ids, grads, storage, scale, begin != 0, left_out,
+                           num_left_out, stream);
+}
+
+int fusedrec_table_apply_accumulated(FusedrecDeviceTable* table, const fusedrec::StepInput* step, void* stream) {
+  return table->ApplyAccumulated(*step, stream);
+}
+
 int fusedrec_table_evict(FusedrecDeviceTable* table, int64_t segment, int64_t count, int64_t* gone, void* stream) {
   return table->Evict(segment, count, gone, stream);
 }

@@ -41,6 +41,7 @@ constexpr int kDeviceBadHandle = -3;   // not of this table, or not all of one l
 constexpr int kDeviceBadInverse = -4;  // names a row beyond the handles
 constexpr int kDeviceAbsent = -5;      // an id that the buffer does not know (buffer_cuda.h)
 constexpr int kDeviceNotWritten = -6;  // rows of the batch before are still to be written back
+constexpr int kDeviceWaiting = -7;     // rows may not be removed, because gradients wait for their update
 
 }  // namespace fusedrec
 
@@ -109,11 +110,22 @@ FUSEDREC_CUDA_API int fusedrec_table_apply(FusedrecDeviceTable* table, const int
                                            float scale, const fusedrec::StepInput* step, int32_t* left_out,
                                            int64_t* num_left_out, void* stream);
 
+// The same in two parts: fusedrec_table_accumulate adds the sum over one lookup, or one part of it, to a sum per row, which
+// fusedrec_table_apply_accumulated applies. Rows of these lookups stay until then. left_out: places of rows whose sum ceases
+// to be finite. `begin`, not 0, drops earlier sums. Waits and answers as fusedrec_table_apply.
+FUSEDREC_CUDA_API int fusedrec_table_accumulate(FusedrecDeviceTable* table, const int64_t* handles, int64_t num_rows,
+                                                const int32_t* inverse, int64_t num_ids, const void* grads,
+                                                int64_t storage, float scale, int begin, int32_t* left_out,
+                                                int64_t* num_left_out, void* stream);
+FUSEDREC_CUDA_API int fusedrec_table_apply_accumulated(FusedrecDeviceTable* table, const fusedrec::StepInput* step,
+                                                       void* stream);
+
 // Takes out the `count` rows of a segment that its policy ranks lowest, rows of the last `window` lookups apart; *gone,
 // host, out: how many could go. Waits.
 FUSEDREC_CUDA_API int fusedrec_table_evict(FusedrecDeviceTable* table, int64_t segment, int64_t count, int64_t* gone,
                                            void* stream);
 // Takes out ids [num_ids], device. Ids without a row are skipped. *gone, host, out: how many had a row. Waits.
+// kDeviceWaiting: nothing has changed.
 FUSEDREC_CUDA_API int fusedrec_table_remove(FusedrecDeviceTable* table, int64_t segment, const int64_t* ids,
                                             int64_t num_ids, int64_t* gone, void* stream);
 

@@ -148,7 +148,8 @@ int FusedrecDeviceTable::Find(const FusedrecMessage& message, int64_t storage, v
   }
   // Rows of a lookup before this one have expired.
   const int64_t age = std::max<int64_t>(options_.ttl, options_.window), coming = int64_t{clock_} + 1;
-  const uint32_t expired_before = peeks && ExpiresAt(clock_ + 1) && coming > age ? coming - age : 0;
+  uint32_t expired_before = peeks && ExpiresAt(clock_ + 1) && coming > age ? coming - age : 0;
+  if (waiting_.since != 0) expired_before = std::min(expired_before, waiting_.since);
   if (view.num_ids > 0) {
     FUSEDREC_LAUNCH(FindKernel, BlocksFor(view.num_ids, kThreads), kThreads, 0, stream, View(), view, received.counts,
                     expired_before, found);

@@ -16,7 +16,7 @@ int FusedrecDeviceTable::ReadRecords(const int64_t* handles, int64_t count, char
   if (count < 0 || count > kDeviceTableMaxIds) return kCudaInvalidValue;
   if (count == 0) return kCudaSuccess;
   HandleFacts facts;
-  FUSEDREC_RETURN_IF_CUDA_ERROR(CheckHandles(handles, count, nullptr, 0, {}, &facts, stream));
+  FUSEDREC_RETURN_IF_CUDA_ERROR(CheckHandles(handles, count, nullptr, 0, {}, nullptr, &facts, stream));
   FUSEDREC_LAUNCH(ReadRecordsKernel, BlocksFor(32 * count, kRecordThreads), kRecordThreads, 0, stream, View(), handles,
                   count, records);
   return LastError();

@@ -37,13 +37,16 @@ __device__ inline uint32_t PositionOf(unsigned long long touch) { return ~static
 
 constexpr uint32_t kNoAttempt = 0xffffffffu;  // of pins outside a lookup
 
-// Rows that may not leave: the rows of the last `window` lookups and of the running one.
+// Rows that may not leave: the rows of the last `window` lookups, of the running one, and of every lookup since the first
+// one whose gradients wait (0: none do).
 struct Pins {
   uint32_t clock, attempt;
   int64_t window;
+  uint32_t waiting_since;
 
   __device__ bool Hold(const RowMeta& meta) const {
-    return meta.last + window > clock || AttemptOf(meta.touch) == attempt;
+    return meta.last + window > clock || AttemptOf(meta.touch) == attempt ||
+           (waiting_since != 0 && meta.last >= waiting_since);
   }
 };
 

@@ -134,7 +134,7 @@ int FusedrecDeviceTable::Grow(Growth growth, Memory directory, void* stream) {
 }
 
 int FusedrecDeviceTable::MakeRoom(const std::vector<int64_t>& more, uint32_t clock, bool is_lookup, void* stream) {
-  const Pins pins{clock, attempt_, options_.window};
+  const Pins pins = PinsAt(clock, attempt_);
   std::vector<int64_t> leaving(more.size(), 0), net = more;
   int64_t rows = -free_rows_;
   for (size_t s = 0; s < more.size(); ++s) {
@@ -172,6 +172,7 @@ int FusedrecDeviceTable::Clear(void* stream) {
   std::lock_guard<std::mutex> lock(mutex_);
   moved_at_ = int64_t{clock_} + options_.window;
   segments_ = std::vector<Segment>(segments());
+  waiting_ = Waiting();
   chunks_.clear();
   free_rows_ = next_row_ = 0;
   return UploadSegments(stream);
@@ -179,6 +180,7 @@ int FusedrecDeviceTable::Clear(void* stream) {
 
 int FusedrecDeviceTable::Forget(void* stream) {
   std::lock_guard<std::mutex> lock(mutex_);
+  FUSEDREC_RETURN_IF_CUDA_ERROR(DropSums(stream));
   moved_at_ = int64_t{clock_} + options_.window;
   free_rows_ = next_row_ = 0;
   for (Segment& segment : segments_) {

@@ -68,6 +68,9 @@ struct FusedrecDeviceTable {
   int Apply(const int64_t* handles, int64_t num_rows, const int32_t* inverse, int64_t num_ids, const void* grads,
             int64_t storage, float scale, const fusedrec::StepInput& step, int32_t* left_out, int64_t* num_left_out,
             void* stream);
+  int Accumulate(const int64_t* handles, int64_t num_rows, const int32_t* inverse, int64_t num_ids, const void* grads,
+                 int64_t storage, float scale, bool begin, int32_t* left_out, int64_t* num_left_out, void* stream);
+  int ApplyAccumulated(const fusedrec::StepInput& step, void* stream);
   int Evict(int64_t segment, int64_t count, int64_t* gone, void* stream);
   int Remove(int64_t segment, const int64_t* ids, int64_t num_ids, int64_t* gone, void* stream);
   int Keys(int64_t segment, int64_t since, int64_t* ids, int64_t* handles, int64_t* count, void* stream) const;
@@ -95,6 +98,12 @@ struct FusedrecDeviceTable {
     int64_t num_lines = 0, size = 0;
     int64_t removed = 0;  // since the lines were built: marks that nothing needs any more stay until then
     int64_t hits = 0, inserts = 0, evictions = 0;
+  };
+  // Gradients that wait for their update (sums.cuh).
+  struct Waiting {
+    Memory sum_of_row, rows, sums;
+    int64_t count = 0;   // of sums
+    uint32_t since = 0;  // clock of the first lookup whose gradients wait; 0: none do
   };
   // Lines and chunks that a lookup needs in addition.
   struct Growth {
@@ -133,10 +142,19 @@ struct FusedrecDeviceTable {
              void* rows, int64_t out_rows, void* stream) const;
   int UploadSegments(void* stream);
   // Checks that handles name rows of the table and inverse names handles. *facts describes the handles, with an inverse
-  // those of one lookup, and `grads`.
+  // those of one lookup, `grads`, and the sums that sum_of_row gives (null: none).
   int CheckHandles(const int64_t* handles, int64_t num_handles, const int32_t* inverse, int64_t num_ids,
-                   const fusedrec::device_table::Numbers& grads, fusedrec::device_table::HandleFacts* facts,
-                   void* stream) const;
+                   const fusedrec::device_table::Numbers& grads, const uint32_t* sum_of_row,
+                   fusedrec::device_table::HandleFacts* facts, void* stream) const;
+  // Returns whether every row has a place in sum_of_row.
+  bool SumsCoverRows() const;
+  // Allocates for `more` sums beside the first `kept`. GrowSums takes the memory over and numbers the rows of handles.
+  int AllocateSums(int64_t kept, int64_t more, Waiting* grown) const;
+  int GrowSums(Waiting grown, const int64_t* handles, int64_t more, void* stream);
+  int DropSums(void* stream);
+  fusedrec::device_table::Pins PinsAt(uint32_t clock, uint32_t attempt) const {
+    return {clock, attempt, options_.window, waiting_.since};
+  }
 
   fusedrec::device_table::TableView View() const;
   fusedrec::device_table::InitialValues Initial() const;
@@ -159,6 +177,7 @@ struct FusedrecDeviceTable {
   uint32_t clock_ = 0, version_ = 0;
   int64_t moved_at_ = 0;  // clock of the last lookup, or other call, that took rows out
   bool refuses_new_rows_ = false;
+  Waiting waiting_;
   uint32_t attempt_ = 0;  // lookups begun; tells the touches of a failed one from those of the next
 };
 

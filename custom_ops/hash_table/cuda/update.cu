@@ -1,10 +1,9 @@
 // The update; update.cuh says how.
-#include "hash_table/cuda/update.cuh"
-
 #include <algorithm>
 
 #include "hash_table/cuda/handles.cuh"
 #include "hash_table/cuda/table.h"
+#include "hash_table/cuda/update_scratch.h"
 
 using namespace fusedrec;                // NOLINT
 using namespace fusedrec::device_table;  // NOLINT
@@ -22,43 +21,31 @@ int FusedrecDeviceTable::Apply(const int64_t* handles, int64_t num_rows, const i
     ++version_;
     return kCudaSuccess;
   }
-  int32_t* begin = nullptr;
-  unsigned* count = nullptr;
-  const auto carve = [&](Carver* carver) {
-    begin = carver->Take<int32_t>(num_rows + 1);
-    count = carver->Take<unsigned>(1);
-    return row_sort::Scratch(carver, num_ids);
-  };
-  Carver counting(nullptr);
-  carve(&counting);
-  const Memory memory(allocator_, counting.bytes());
+  const Memory memory(allocator_, UpdateScratch(nullptr, num_ids, num_rows).carver.bytes());
   if (memory.data() == nullptr) return kDeviceOutOfMemory;
   HandleFacts facts;
   const Numbers numbers{grads, static_cast<Storage>(storage), num_ids * layout_.dim};
-  FUSEDREC_RETURN_IF_CUDA_ERROR(CheckHandles(handles, num_rows, inverse, num_ids, numbers, &facts, stream));
+  FUSEDREC_RETURN_IF_CUDA_ERROR(CheckHandles(handles, num_rows, inverse, num_ids, numbers, nullptr, &facts, stream));
   if (int64_t{facts.oldest} + options_.window <= moved_at_) return kDeviceStale;
   ++version_;
-  Carver carver(memory.data());
-  const row_sort::Scratch sort = carve(&carver);
-  const int32_t* const order = row_sort::SortByRow(sort, inverse, num_ids, num_rows, stream);
-  const row_sort::DigitOf sorted{inverse, order, static_cast<uint32_t>(num_rows), 0};
-  FUSEDREC_LAUNCH(BeginsKernel, BlocksFor(num_ids + 1, kUpdateThreads), kUpdateThreads, 0, stream, sorted, num_ids,
-                  num_rows, begin);
+  const UpdateScratch at(memory.data(), num_ids, num_rows);
+  const int32_t* const order = at.Sort(inverse, num_ids, num_rows, stream);
   const GradientColumns columns{grads, static_cast<Storage>(storage), order, 0, 0, layout_.dim, scale, 1.0f};
   const Prepared by = PrepareStep(rule_, step);
   const uint32_t version = version_;
-  FUSEDREC_RETURN_IF_CUDA_ERROR(Fill(count, 0, sizeof(*count), stream));
+  FUSEDREC_RETURN_IF_CUDA_ERROR(Fill(at.count, 0, sizeof(*at.count), stream));
   FUSEDREC_LAUNCH(UpdateKernel, BlocksFor(num_rows * kRowLanes, kUpdateThreads), kUpdateThreads, 0, stream, View(),
-                  handles, num_rows, begin, columns, rule_, by, version, left_out, count);
+                  handles, num_rows, at.begin, columns, rule_, by, version, left_out, at.count);
   if (facts.grads_are_finite != 0) return LastError();
   unsigned counted;
-  FUSEDREC_RETURN_IF_CUDA_ERROR(CopyToHost(&counted, count, 1, stream));
+  FUSEDREC_RETURN_IF_CUDA_ERROR(CopyToHost(&counted, at.count, 1, stream));
   *num_left_out = counted;
   return LastError();
 }
 
 int FusedrecDeviceTable::CheckHandles(const int64_t* handles, int64_t num_handles, const int32_t* inverse,
-                                      int64_t num_ids, const Numbers& grads, HandleFacts* known, void* stream) const {
+                                      int64_t num_ids, const Numbers& grads, const uint32_t* sum_of_row,
+                                      HandleFacts* known, void* stream) const {
   const Memory memory(allocator_, sizeof(HandleFacts));
   if (memory.data() == nullptr) return kDeviceOutOfMemory;
   auto* const facts = reinterpret_cast<HandleFacts*>(memory.data());
@@ -66,7 +53,7 @@ int FusedrecDeviceTable::CheckHandles(const int64_t* handles, int64_t num_handle
   const int64_t most = std::max({num_handles, num_ids, grads.count});
   const unsigned blocks = static_cast<unsigned>(std::min<int64_t>(BlocksFor(most, kHandleThreads), kHandleBlocks));
   FUSEDREC_LAUNCH(HandleFactsKernel, blocks, kHandleThreads, 0, stream, handles, num_handles, inverse, num_ids,
-                  next_row_, grads, facts);
+                  next_row_, grads, sum_of_row, facts);
   FUSEDREC_RETURN_IF_CUDA_ERROR(LastError());
   FUSEDREC_RETURN_IF_CUDA_ERROR(CopyToHost(known, facts, 1, stream));
   if (known->handles_are_sound == 0) return kDeviceBadHandle;

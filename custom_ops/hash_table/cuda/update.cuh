@@ -29,7 +29,7 @@ static __global__ void __launch_bounds__(kUpdateThreads)
 struct GradientColumns {
   const void* grads;
   Storage storage;
-  const int32_t* order;  // sorted positions
+  const int32_t* order;  // sorted positions; null: each position stands at itself
   int32_t begin, end;
   int dim;
   float scale, clip;  // clip: factor of the clipped gradient
@@ -37,7 +37,8 @@ struct GradientColumns {
   __device__ float Sum(int d) const {
     float sum = 0.0f;
     for (int32_t p = begin; p < end; ++p) {
-      const float grad = LoadNumber(storage, grads, static_cast<int64_t>(order[p]) * dim + d) * scale;
+      const int64_t position = order == nullptr ? p : order[p];
+      const float grad = LoadNumber(storage, grads, position * dim + d) * scale;
       sum = p == begin ? grad : sum + grad;
     }
     return sum;
@@ -121,8 +122,9 @@ __device__ inline void UpdateColumn(const UpdateRule& rule, const Prepared& by, 
   if (slots > 1) row.StoreSlot(second, 1, d);
 }
 
-// Rows of `handles`, whose gradients are the sorted positions [begin[u], begin[u + 1]). A row whose sum is not finite stays
-// as it is; its u goes to left_out [*num_left_out], in any order.
+// Rows of `handles`, whose gradients are the sorted positions [begin[u], begin[u + 1]); begin null: position u alone. A
+// negative handle names no row. A row whose sum is not finite stays as it is; its u goes to left_out [*num_left_out], in
+// any order, unless left_out is null.
 static __global__ void __launch_bounds__(kUpdateThreads)
     UpdateKernel(TableView table, const int64_t* __restrict__ handles, int64_t num_rows,
                  const int32_t* __restrict__ begin, GradientColumns grads, UpdateRule rule, Prepared by,
@@ -131,14 +133,15 @@ static __global__ void __launch_bounds__(kUpdateThreads)
   if (u >= num_rows) return;
   const int lane = static_cast<int>(threadIdx.x) % kRowLanes;
   const unsigned mask = 0xffffu << (threadIdx.x & 16);
+  if (handles[u] < 0) return;
   const uint32_t row = static_cast<uint32_t>(handles[u]);
   const RowColumns columns{table.layout, table.Row(row), version};
-  grads.begin = begin[u];
-  grads.end = begin[u + 1];
+  grads.begin = begin == nullptr ? static_cast<int32_t>(u) : begin[u];
+  grads.end = begin == nullptr ? grads.begin + 1 : begin[u + 1];
   bool is_finite = true;
   for (int d = lane; d < grads.dim; d += kRowLanes) is_finite = is_finite && IsFinite(grads.Sum(d));
   if (!__all_sync(mask, is_finite)) {
-    if (lane == 0) left_out[atomicAdd(num_left_out, 1u)] = static_cast<int32_t>(u);
+    if (lane == 0 && left_out != nullptr) left_out[atomicAdd(num_left_out, 1u)] = static_cast<int32_t>(u);
     return;
   }
   if (rule.clipnorm > 0) {

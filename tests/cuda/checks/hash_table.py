@@ -15,6 +15,13 @@ from tests.cuda.checks.hash_table_leaving import (  # noqa: F401
     check_rows_are_evicted_and_removed_by_hand,
     check_rows_leave_as_the_policies_say,
 )
+from tests.cuda.checks.hash_table_sums import (  # noqa: F401
+    check_refused_parts_change_no_sum,
+    check_rows_whose_gradients_wait_stay,
+    check_sums_are_dropped,
+    check_sums_of_several_parts,
+    check_sums_that_are_not_finite_are_left_out,
+)
 from tests.cuda.checks.hash_table_update import (  # noqa: F401
     check_a_sum_beyond_the_largest_number_is_left_out,
     check_initial_rows_and_slots,

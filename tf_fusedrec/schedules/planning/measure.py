@@ -26,6 +26,7 @@ from tf_fusedrec.schedules import stages
 from tf_fusedrec.schedules.calls import required_embeddings
 from tf_fusedrec.schedules.feed import unconverted
 from tf_fusedrec.schedules.micro_batch import WHOLE, cut, num_samples
+from tf_fusedrec.tables import places
 
 REPEATS = 3
 
@@ -176,8 +177,8 @@ def _scratch(embedding: FusedEmbedding) -> FusedEmbedding:
     config = embedding.get_config()
     tables = [{**table, "memory_budget": 0, "tier_folder": ""} for table in config["tables"]]
     fields = {"tables": tables, "topology": Topology().to_dict(), "name": f"{embedding.name}_scratch"}
-    on_gpu = any(getattr(lookup.table, "on_gpu", False) for lookup in embedding.lookups)
-    with tf.device(None if on_gpu else "/CPU:0"):
+    on_cpu = all(getattr(lookup.table, "place", places.CPU) is places.CPU for lookup in embedding.lookups)
+    with tf.device("/CPU:0" if on_cpu else None):
         return FusedEmbedding.from_config({**config, **fields})
 
 

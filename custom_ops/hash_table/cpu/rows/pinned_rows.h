@@ -52,10 +52,10 @@ class PinnedRows {
 
   // Clock of the first lookup whose gradients wait; 0: none do.
   uint32_t waiting_since() const { return waiting_since_.load(std::memory_order_acquire); }
-  // Notes that gradients of the lookup of this clock wait for their update. One call of these two at a time.
+  // Notes that gradients of the lookup of this clock wait for their update; 0: of no row. One call of these two at a time.
   void BeginWait(uint32_t clock) {
     const uint32_t since = waiting_since();
-    if (since == 0 || clock < since) waiting_since_.store(clock, std::memory_order_release);
+    if (clock != 0 && (since == 0 || clock < since)) waiting_since_.store(clock, std::memory_order_release);
   }
   void EndWait() { waiting_since_.store(0, std::memory_order_release); }
 

@@ -85,6 +85,9 @@ inline absl::Status DeviceTableStatus(int answer, const TableSpec& spec, const c
           "rows of this training lookup have been evicted or removed by a later one before their gradients came. Nothing "
           "was updated. Take gradients before the next training lookup, and pass training=False to lookups that are not "
           "trained.");
+    case kDeviceWaiting:
+      return absl::FailedPreconditionError(
+          "rows cannot be removed while accumulated gradients wait for their update. Remove them after it.");
     case kDeviceBadHandle:
       return absl::InvalidArgumentError(
           "handles must be of one TableLookup of this table (of one TableKeys for TableReadRecords), got others. Nothing "

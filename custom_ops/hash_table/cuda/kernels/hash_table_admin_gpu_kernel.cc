@@ -177,9 +177,8 @@ class RefusedOnDeviceOp : public tensorflow::OpKernel {
   using OpKernel::OpKernel;
   void Compute(OpKernelContext* ctx) override {
     ctx->SetStatus(absl::UnimplementedError(absl::StrCat(
-        type_string(), " is not for tables on a GPU, which neither accumulate gradients nor are averaged. Remedy: make ",
-        "the table under tf.device('/CPU:0'), or train it with accumulate_steps=1, one training lookup per step and ",
-        "Topology(rule='gradient_sync').")));
+        type_string(), " is not for tables on a GPU, which are not averaged. Remedy: make the table under ",
+        "tf.device('/CPU:0'), or Topology(rule='gradient_sync').")));
   }
 };
 
@@ -212,14 +211,6 @@ REGISTER_KERNEL_BUILDER(FUSEDREC_OF_SEGMENT("TableCandidates").HostMemory("ids")
                         FUSEDREC_UPKEEP(Candidates, kNumbers));
 REGISTER_KERNEL_BUILDER(FUSEDREC_OF_SEGMENT("TableImportCandidates").HostMemory("ids").HostMemory("counts"),
                         FUSEDREC_UPKEEP(ImportCandidates, kNumbers));
-#define FUSEDREC_REGISTER(T) \
-  REGISTER_KERNEL_BUILDER(FUSEDREC_KERNEL("TableAccumulateGradients").TypeConstraint<T>("T").HostMemory("left_out"), \
-                          RefusedOnDeviceOp);
-FUSEDREC_REGISTER(float)
-FUSEDREC_REGISTER(Eigen::half)
-FUSEDREC_REGISTER(Eigen::bfloat16)
-#undef FUSEDREC_REGISTER
-REGISTER_KERNEL_BUILDER(FUSEDREC_KERNEL("TableApplyAccumulated"), RefusedOnDeviceOp);
 REGISTER_KERNEL_BUILDER(FUSEDREC_KERNEL("TableNoteTrained").HostMemory("received_splits"), RefusedOnDeviceOp);
 REGISTER_KERNEL_BUILDER(FUSEDREC_KERNEL("TableTakeUnsynced"), RefusedOnDeviceOp);
 REGISTER_KERNEL_BUILDER(FUSEDREC_KERNEL("TableReadNumbers").HostMemory("segment_splits"), RefusedOnDeviceOp);

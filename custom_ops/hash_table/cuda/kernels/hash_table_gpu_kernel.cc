@@ -1,5 +1,4 @@
 // Kernels of the training step for a table on a device. The launchers of hash_table_cuda.h do the work.
-#include <algorithm>
 #include <cstring>
 #include <string>
 
@@ -189,41 +188,6 @@ absl::Status Prefetch(OpKernelContext* ctx, const DeviceTableResource& resource)
   return resource.host_rows()->Prefetch(call);
 }
 
-template <typename T>
-absl::Status ApplyGradients(OpKernelContext* ctx, const DeviceTableResource& resource) {
-  const Tensor &handles = ctx->input(1), &inverse = ctx->input(2), &grads = ctx->input(3);
-  float scale;
-  StepInput step;
-  TF_RETURN_IF_ERROR(CheckGradientShapes(ctx, resource.spec().dim));
-  TF_RETURN_IF_ERROR(ScalarInput(ctx, 4, "scale", &scale));
-  TF_RETURN_IF_ERROR(ReadStep(ctx, 5, &step));
-  TF_RETURN_IF_ERROR(RequireSize("the size of inverse", inverse.NumElements()));
-  constexpr int64_t kStorage = static_cast<int64_t>(StorageFor<T>());
-  const int64_t *found = In<int64_t>(handles).data(), num_rows = handles.NumElements();
-  const int32_t* const numbers = In<int32_t>(inverse).data();
-  Tensor on_device;
-  Tensor* left_out;
-  int64_t num_left_out = 0;
-  TF_RETURN_IF_ERROR(ctx->allocate_temp(tensorflow::DT_INT32, TensorShape({num_rows}), &on_device));
-  int32_t* const places = Out<int32_t>(&on_device).data();
-  if (resource.host_rows() != nullptr) {
-    TF_RETURN_IF_ERROR(resource.host_rows()->Apply(found, num_rows, numbers, inverse.NumElements(), grads.data(),
-                                                   kStorage, scale, step, places, &num_left_out, StreamOf(ctx)));
-  } else {
-    TF_RETURN_IF_ERROR(resource.StatusOf(
-        fusedrec_table_apply(resource.table(), found, num_rows, numbers, inverse.NumElements(), grads.data(), kStorage,
-                             scale, &step, places, &num_left_out, StreamOf(ctx)),
-        "an update"));
-  }
-  TF_RETURN_IF_ERROR(ctx->allocate_output(0, TensorShape({num_left_out}), &left_out));
-  if (num_left_out == 0) return absl::OkStatus();  // a copy would wait
-  const absl::Span<int32_t> ascending = Out<int32_t>(left_out);
-  TF_RETURN_IF_ERROR(CudaStatus(
-      "copy_to_host", fusedrec_copy_to_host(ascending.data(), places, ascending.size() * sizeof(int32_t), StreamOf(ctx))));
-  std::sort(ascending.begin(), ascending.end());
-  return absl::OkStatus();
-}
-
 // A kernel that answers rows: its attribute `dim`, from which static shapes come, must be the table's.
 template <absl::Status (*kRun)(OpKernelContext*, const DeviceTableResource&)>
 class DeviceRowsOp : public DeviceTableKernel {
@@ -284,16 +248,7 @@ REGISTER_KERNEL_BUILDER(
                               .HostMemory("table")                  \
                               .HostMemory("received_splits")        \
                               .HostMemory("mark"),                  \
-                          DeviceRowsOp<Find<T, true>>);             \
-  REGISTER_KERNEL_BUILDER(Name("Fusedrec>TableApplyGradients")      \
-                              .Device(DEVICE_GPU)                   \
-                              .TypeConstraint<T>("T")               \
-                              .HostMemory("table")                  \
-                              .HostMemory("scale")                  \
-                              .HostMemory("learning_rate")          \
-                              .HostMemory("step")                   \
-                              .HostMemory("left_out"),              \
-                          DeviceTableFunctionOp<ApplyGradients<T>>);
+                          DeviceRowsOp<Find<T, true>>);
 FUSEDREC_REGISTER(float)
 FUSEDREC_REGISTER(Eigen::half)
 FUSEDREC_REGISTER(Eigen::bfloat16)

@@ -154,7 +154,8 @@ absl::Status HostRows::Lookup(const Call& call, int64_t ticket, int64_t storage,
   std::vector<SegmentId> told = std::exchange(seen_, Seen()).told;
   if (!done.ok()) return done;
   waiting_ = std::exchange(active_, std::move(told));
-  is_trained_ = trainable_ = false;
+  LoseSums();
+  is_trained_ = false;
   FusedrecDeviceTable* const active = fusedrec_buffer_active(buffer_);
   fusedrec_table_set_clock(active, clock, version);
   const int answer = fusedrec_table_lookup(active, &call.message, storage, rows, out_rows, inverse, handles, num_rows,
@@ -187,18 +188,46 @@ absl::Status HostRows::Prefetch(const Call& call) {
   return done;
 }
 
-absl::Status HostRows::Apply(const int64_t* handles, int64_t num_rows, const int32_t* inverse, int64_t num_ids,
-                             const void* grads, int64_t storage, float scale, const StepInput& step,
-                             int32_t* left_out, int64_t* num_left_out, void* stream) {
+absl::Status HostRows::Apply(const DeviceGradients& in, const StepInput& step, int32_t* left_out,
+                             int64_t* num_left_out, void* stream) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (!trainable_) return StatusOf(kDeviceStale);
-  const absl::Status done = StatusOf(fusedrec_table_apply(fusedrec_buffer_active(buffer_), handles, num_rows, inverse,
-                                                          num_ids, grads, storage, scale, &step, left_out,
-                                                          num_left_out, stream));
+  const absl::Status done = StatusOf(fusedrec_table_apply(fusedrec_buffer_active(buffer_), in.handles, in.num_rows,
+                                                          in.inverse, in.num_ids, in.grads, in.storage, in.scale, &step,
+                                                          left_out, num_left_out, stream));
   if (!done.ok()) return done;
-  table_->BeginUpdate(num_rows > 0 ? clock_ : 0);
+  table_->BeginUpdate(in.num_rows > 0 ? clock_ : 0);
   is_trained_ = true;
   return done;
+}
+
+absl::Status HostRows::Accumulate(const DeviceGradients& in, bool begin, int32_t* left_out, int64_t* num_left_out,
+                                  void* stream) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (!trainable_ || (sums_are_lost_ && !begin)) return StatusOf(kDeviceStale);
+  const absl::Status done = StatusOf(fusedrec_table_accumulate(
+      fusedrec_buffer_active(buffer_), in.handles, in.num_rows, in.inverse, in.num_ids, in.grads, in.storage, in.scale,
+      begin, left_out, num_left_out, stream));
+  if (!done.ok()) return done;
+  has_sums_ = (has_sums_ && !begin) || in.num_rows > 0;
+  sums_are_lost_ = false;
+  return done;
+}
+
+absl::Status HostRows::ApplyAccumulated(const StepInput& step, void* stream) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (!trainable_ || sums_are_lost_) return StatusOf(kDeviceStale);
+  const absl::Status done = StatusOf(fusedrec_table_apply_accumulated(fusedrec_buffer_active(buffer_), &step, stream));
+  if (!done.ok()) return done;
+  table_->BeginUpdate(has_sums_ ? clock_ : 0);
+  is_trained_ = is_trained_ || has_sums_;
+  has_sums_ = false;
+  return done;
+}
+
+void HostRows::LoseSums() {
+  sums_are_lost_ = sums_are_lost_ || has_sums_;
+  has_sums_ = trainable_ = false;
 }
 
 template <typename Read>
@@ -241,7 +270,7 @@ absl::Status HostRows::OnHost(Access access, const ParallelFor& parallel_for, vo
     if (!done.ok()) return done;
     seen_ = Seen();
     active_.clear();
-    trainable_ = false;
+    LoseSums();
   }
   return use(table_.get());
 }

@@ -33,6 +33,17 @@
 
 namespace fusedrec {
 
+// The lookup's handles and inverse, and gradients of the received ids, as arguments of fusedrec_table_apply.
+struct DeviceGradients {
+  const int64_t* handles;
+  int64_t num_rows;
+  const int32_t* inverse;
+  int64_t num_ids;
+  const void* grads;
+  int64_t storage;
+  float scale;
+};
+
 class HostRows {
  public:
   // A message whose entries are on the device, with the threads and the stream of the call.
@@ -58,10 +69,12 @@ class HostRows {
   // rows [V, dim] of `storage`, in host memory. `peeks`: those that the next training lookup would answer.
   absl::Status Find(const Call& call, Storage storage, void* rows, bool peeks);
   absl::Status Prefetch(const Call& call);
-  // Arguments as in fusedrec_table_apply.
-  absl::Status Apply(const int64_t* handles, int64_t num_rows, const int32_t* inverse, int64_t num_ids,
-                     const void* grads, int64_t storage, float scale, const StepInput& step, int32_t* left_out,
-                     int64_t* num_left_out, void* stream);
+  // Arguments as in fusedrec_table_apply. Sums are of parts of the last lookup, because its rows alone are on the device.
+  absl::Status Apply(const DeviceGradients& grads, const StepInput& step, int32_t* left_out, int64_t* num_left_out,
+                     void* stream);
+  absl::Status Accumulate(const DeviceGradients& grads, bool begin, int32_t* left_out, int64_t* num_left_out,
+                          void* stream);
+  absl::Status ApplyAccumulated(const StepInput& step, void* stream);
   // Calls `use` with the table in host memory, after its rows are brought to the state that `access` needs.
   absl::Status OnHost(Access access, const ParallelFor& parallel_for, void* stream,
                       const std::function<absl::Status(HashTable*)>& use);
@@ -96,6 +109,8 @@ class HostRows {
   template <typename Read>
   absl::Status WriteTrained(const std::vector<SegmentId>& rows, const Read& read, const ParallelFor& parallel_for);
   absl::Status WriteBack(const ParallelFor& parallel_for);
+  // The active rows leave the device, so no gradient trains them.
+  void LoseSums();
   absl::Status TakeBack(const ParallelFor& parallel_for, void* stream);
 
   const std::unique_ptr<HashTable> table_;
@@ -107,6 +122,8 @@ class HostRows {
   uint32_t clock_ = 0;       // of the lookup whose rows are active
   bool trainable_ = false;   // whether they are, as that lookup left them
   bool is_trained_ = false;  // whether they are newer than in host memory
+  bool has_sums_ = false;    // whether gradients wait for their update
+  bool sums_are_lost_ = false;  // whether rows have left the device since
 };
 
 }  // namespace fusedrec

@@ -1,0 +1,129 @@
+"""Every option of a table at every place, under every schedule and topology: it works, or it is refused when made.
+
+There is no GPU here. A place is decided from the configuration before an op of a table runs, so tables are told that
+they lie on one, and are made in host memory. tests/cuda runs the cells that work over the emulation.
+"""
+
+import dataclasses
+import itertools
+
+import pytest
+
+import tf_fusedrec as fr
+from tests.schedules import clicks
+from tf_fusedrec import optimizers
+from tf_fusedrec.exchange.topology import RankLayout
+from tf_fusedrec.schedules import DualBuffer, PipelinedModel, SemiAsync
+from tf_fusedrec.tables import external, places
+from tools.docs.places import OPTIONS, SCHEDULES, TOGETHER, TOPOLOGIES, lookups_per_update, option_works, schedule_works
+
+VALUES = {
+    "name": "other", "dim": 3, "optimizer": optimizers.Adam(0.1), "initializer": fr.Constant(1.0), "dtype": "bfloat16",
+    "unknown": "zeros", "storage_dtype": "bfloat16", "stochastic_rounding": True, "hot_after": 2, "max_rows": 50,
+    "eviction": "lru", "ttl": 9, "admission_count": 2, "max_candidates": 9, "record_tombstones": True,
+    "memory_budget": 1 << 20, "tier_folder": "", "external": "a checkpoint", "external_table": "other",
+}  # fmt: skip
+
+
+class Model(PipelinedModel):
+    """A model that holds a layer, for schedules to check. It gets its schedule before the layer."""
+
+    def __init__(self, embedding, schedule="sync"):
+        super().__init__(schedule=schedule)
+        self.embedding = embedding
+
+    def call(self, ids):
+        return self.embedding(ids)
+
+
+@pytest.fixture
+def placed(monkeypatch):
+    """Sets place and topology of the layers that a test makes."""
+
+    def place_at(place, topology="one group"):
+        monkeypatch.setattr(places, "on_gpu", lambda: place is not places.CPU)
+        monkeypatch.setattr(RankLayout, "averages", property(lambda _: topology == "weight_sync"))
+        monkeypatch.setattr(RankLayout, "shares_gradients", property(lambda _: topology == "gradient_sync"))
+        return {"host_rows": True} if place is places.HOST_ROWS else {}
+
+    return place_at
+
+
+def config_of(option, folder):
+    values = {**VALUES, "tier_folder": str(folder)}
+    fields = {name: values[name] for name in (option, *TOGETHER.get(option, ()))}
+    if "hot_after" in fields:
+        fields["storage_dtype"] = "mixed"
+    if "external" not in fields:
+        fields = {"optimizer": optimizers.Adagrad(0.1), **fields}
+    return {"name": "table", "dim": 4, **fields}
+
+
+def make_layer(fields, lookups=1):
+    tables = [fr.TableConfig(**fields)]
+    if "external" in fields:  # a model trains tables of its own, too
+        tables.append(fr.TableConfig("own", 2, optimizers.SGD(0.1)))
+    features = [fr.FeatureConfig(table.name, table.name) for table in tables]
+    return fr.FusedEmbedding(tables, features, lookups_per_update=lookups)
+
+
+def refusal(make):
+    """Returns the result of `make`, and None; or None, and the error with which it refuses."""
+    try:
+        return make(), None
+    except ValueError as error:  # nothing else: an op would answer with another error
+        return None, str(error)
+
+
+def test_the_walk_knows_every_option():
+    assert {*VALUES, "host_rows"} == {field.name for field in dataclasses.fields(fr.TableConfig)}
+    assert set(OPTIONS) == set(VALUES)
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES)
+@pytest.mark.parametrize("place", places.PLACES, ids=lambda place: place.name)
+def test_every_cell_works_or_is_refused_when_it_is_made(placed, place, topology, tmp_path, monkeypatch):
+    monkeypatch.setattr(external, "_reader", lambda table, shard, shards: iter(()))
+    more, cells = placed(place, topology), 0
+    for option, lookups in itertools.product(OPTIONS, sorted({lookups_per_update(s) for s in SCHEDULES.values()})):
+        fields = {**config_of(option, tmp_path), **more}
+        layer, why_not = refusal(lambda: make_layer(fields, lookups))  # noqa: B023
+        model = None if layer is None else Model(layer)
+        for schedule in SCHEDULES.values():
+            if lookups_per_update(schedule) != lookups:
+                continue
+            cells += 1
+            cell = f"{option}, {place.name}, {schedule}, {topology}"
+            error = why_not
+            if model is not None:
+                _, error = refusal(lambda: setattr(model, "schedule", schedule))  # noqa: B023
+            if option_works(option, place, topology) and schedule_works(schedule, place, topology):
+                assert error is None, f"{cell}: {error}"
+            else:
+                assert error is not None, f"{cell}: not refused"
+                assert "Remedy: " in error, f"{cell}: {error}"
+    assert cells == len(OPTIONS) * len(SCHEDULES)
+
+
+def test_a_stale_schedule_over_host_rows_is_refused_without_a_remedy_that_is_refused(placed):
+    fields = {**config_of("dim", ""), **placed(places.HOST_ROWS)}
+    with pytest.raises(ValueError, match=r"got lookups_per_update=2, and must have 1.*Remedy: a schedule whose rows"):
+        make_layer(fields, lookups=2)
+    model = Model(make_layer(fields))
+    with pytest.raises(ValueError, match=r"of 'fused_embedding' have host_rows on a GPU.*Remedy: a schedule whose"):
+        model.schedule = SemiAsync()
+    model.schedule = DualBuffer()
+    with pytest.raises(ValueError, match="have host_rows on a GPU"):
+        Model(model.embedding, SemiAsync()).compile("sgd", "mse")
+
+
+def test_an_option_that_a_gpu_lacks_is_named_with_a_remedy(placed):
+    wanted = r"tables \['item', 'user'\] on a GPU got TableConfig.admission_count=2, and must have 1. Remedy: make"
+    placed(places.DEVICE)
+    with pytest.raises(ValueError, match=wanted):
+        clicks.make_embedding(table={"admission_count": 2})
+
+
+def test_tables_lie_in_host_memory_without_a_gpu():
+    layer = clicks.make_embedding(table={"host_rows": True})
+    assert [lookup.table.place for lookup in layer.lookups] == [places.CPU]

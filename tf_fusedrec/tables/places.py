@@ -1,0 +1,112 @@
+"""Where the rows of a native table lie, and what a table cannot do there.
+
+A table reads its record before any of its ops runs, so a layer or a schedule that asks for more is refused when it is
+made. custom_ops/hash_table/cuda/kernels/device_form.h repeats the refusals of options for callers of the op.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from tf_fusedrec._tf_compat import tf
+from tf_fusedrec.config import TableConfig
+from tf_fusedrec.ops.build_facts import built_with_cuda
+
+_TO_HOST = "make the layer under tf.device('/CPU:0'), whose memory has all options"
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """A place for the rows of the tables of a group.
+
+    Attributes:
+      name: "CPU", "device" or "host_rows".
+      lacks: Fields of TableConfig that must have their default value.
+      accumulates_steps: Whether the gradients of several steps can make one update, as those of one step can.
+      averages: Whether replicas can train apart and be averaged, under the topology rule "weight_sync".
+      lookups_per_update: Largest number of steps whose lookups may come before the update of the first; None: any.
+    """
+
+    name: str
+    lacks: tuple[str, ...] = ()
+    accumulates_steps: bool = True
+    averages: bool = True
+    lookups_per_update: int | None = None
+
+
+CPU = Place("CPU")
+DEVICE = Place(
+    "device",
+    lacks=("admission_count", "hot_after", "record_tombstones", "memory_budget", "tier_folder"),
+    averages=False,
+)
+# The buffers hold the rows of one lookup, whose update comes before the next one.
+HOST_ROWS = Place(
+    "host_rows",
+    lacks=("admission_count", "hot_after", "external", "external_table"),
+    accumulates_steps=False,
+    averages=False,
+    lookups_per_update=1,
+)
+PLACES = (CPU, DEVICE, HOST_ROWS)
+# Fields that averaged tables lack everywhere: they count lookups of all ranks, and each group sees its own alone.
+AVERAGED_LACK = ("admission_count", "hot_after")
+
+
+def on_gpu() -> bool:
+    """Whether a table that is made here lies on a GPU. TensorFlow places its handle as that of a variable."""
+    if not built_with_cuda():
+        return False
+    handle = tf.raw_ops.VarHandleOp(dtype=tf.float32, shape=[])
+    return tf.DeviceSpec.from_string(handle.device).device_type == "GPU"
+
+
+def place_of(spec: TableConfig) -> Place:
+    """The place of a table of this config that is made here, under the current tf.device."""
+    if not on_gpu():
+        return CPU
+    return HOST_ROWS if spec.host_rows else DEVICE
+
+
+def check(
+    place: Place, tables: Sequence[TableConfig], *, accumulate_steps: int, lookups_per_update: int, averaged: bool
+) -> None:
+    """Raises ValueError unless the tables of a group can have these options at a place.
+
+    Args:
+      place: The place.
+      tables: Configs of the tables, of equal spec.
+      accumulate_steps, lookups_per_update, averaged: As for NativeTable.
+    """
+    names = f"tables {[table.name for table in tables]}"
+    defaults = {field.name: field.default for field in dataclasses.fields(TableConfig)}
+    given = tables[0].stores_natively
+    lacking = [name for name in given if name in place.lacks]
+    if lacking:
+        raise ValueError(
+            f"{names} on a GPU got TableConfig.{lacking[0]}={getattr(tables[0], lacking[0])!r}, and must have "
+            f"{defaults[lacking[0]]!r}. Remedy: {_TO_HOST}; or leave this option out."
+        )
+    if averaged and not place.averages:
+        raise ValueError(
+            f"{names} lie on a GPU and cannot be averaged, but the rule of the topology is 'weight_sync'. Remedy: "
+            f"Topology(rule='gradient_sync'); or {_TO_HOST}."
+        )
+    if averaged and any(name in AVERAGED_LACK for name in given):
+        raise ValueError(
+            f"{names} have admission_count > 1 or hot_after, which count lookups of all ranks, while under the rule "
+            "'weight_sync' every group sees its own. Remedy: Topology(rule='gradient_sync')."
+        )
+    if accumulate_steps > 1 and not place.accumulates_steps:
+        raise ValueError(
+            f"{names} on a GPU with host_rows got accumulate_steps={accumulate_steps}, and must have 1, because the "
+            f"device holds the rows of one lookup. Remedy: FrozenWindow or Nested, which sum inside a step; or "
+            f"{_TO_HOST}."
+        )
+    if place.lookups_per_update is not None and lookups_per_update > place.lookups_per_update:
+        raise ValueError(
+            f"{names} on a GPU with host_rows got lookups_per_update={lookups_per_update}, and must have "
+            f"{place.lookups_per_update}, because the device holds the rows of one lookup. Remedy: a schedule whose "
+            f"rows are fresh, such as DualBuffer(); or {_TO_HOST}."
+        )

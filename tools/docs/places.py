@@ -1,0 +1,80 @@
+"""The tables of docs/gpu.md that say what works where, from the record in tf_fusedrec/tables/places.py.
+
+tests/schedules/test_places.py makes a layer and a model for every cell of both tables together.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from tf_fusedrec.config import TableConfig
+from tf_fusedrec.schedules import DualBuffer, FrozenWindow, Nested, Pipelined, SemiAsync, Sync
+from tf_fusedrec.schedules.in_flight import InFlight
+from tf_fusedrec.schedules.schedule import Schedule
+from tf_fusedrec.tables.places import AVERAGED_LACK, PLACES, Place
+
+# Fields that a TableConfig needs beside the first one. A file tier is one option of two fields.
+TOGETHER = {
+    "stochastic_rounding": ("storage_dtype",),
+    "hot_after": ("storage_dtype",),
+    "eviction": ("max_rows",),
+    "max_candidates": ("admission_count",),
+    "memory_budget": ("tier_folder",),
+    "tier_folder": ("memory_budget",),
+    "external_table": ("external",),
+}
+OPTIONS = [field.name for field in dataclasses.fields(TableConfig) if field.name != "host_rows"]
+TOPOLOGIES = ("one group", "gradient_sync", "weight_sync")
+SCHEDULES = {
+    "sync": Sync(),
+    "FrozenWindow(2)": FrozenWindow(2),
+    "DualBuffer()": DualBuffer(),
+    "Nested(2)": Nested(2),
+    "SemiAsync()": SemiAsync(),
+    "Pipelined(6)": Pipelined(6),
+}
+_HEAD = ["CPU", "device", "`host_rows`"]
+
+
+def lookups_per_update(schedule: Schedule) -> int:
+    """The argument of the layer that tables whose rows move need under a schedule."""
+    return 1 + schedule.staleness if isinstance(schedule, InFlight) else 1
+
+
+def option_works(option: str, place: Place, topology: str) -> bool:
+    """Whether tables with this option can be made at a place under a topology."""
+    fields = {option, *TOGETHER.get(option, ())}
+    averaged = topology == "weight_sync"
+    return not fields & {*place.lacks, *(AVERAGED_LACK if averaged else ())}
+
+
+def schedule_works(schedule: Schedule, place: Place, topology: str) -> bool:
+    """Whether tables without options can train at a place under a schedule and a topology."""
+    if topology == "weight_sync" and not place.averages:
+        return False
+    return place.lookups_per_update is None or lookups_per_update(schedule) <= place.lookups_per_update
+
+
+def block() -> str:
+    """Both tables."""
+    schedules = [
+        [f"`{name}`", *(_cell([schedule_works(one, place, t) for t in TOPOLOGIES]) for place in PLACES)]
+        for name, one in SCHEDULES.items()
+    ]
+    options = [
+        [f"`{name}`", *(_cell([option_works(name, place, t) for t in TOPOLOGIES]) for place in PLACES)]
+        for name in OPTIONS
+    ]
+    return "\n".join([*_table("schedule", schedules), "", *_table("option of `TableConfig`", options)])
+
+
+def _cell(works: list[bool]) -> str:
+    """works: by topology."""
+    if all(works):
+        return "works"
+    return "not under `weight_sync`" if any(works) else "refused"
+
+
+def _table(what: str, rows: list[list[str]]) -> list[str]:
+    lines = [[what, *_HEAD], ["---"] * 4, *rows]
+    return [f"| {' | '.join(line)} |" for line in lines]

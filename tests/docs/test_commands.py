@@ -11,7 +11,7 @@ import pytest
 
 from tests.docs.commands import PAGES, ROOT, commands, modules_and_flags, programs
 
-TARGETS = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
 CONVERT = "python -m tf_fusedrec.data.convert"
 MAIN_JOB = "tests/models/test_train.py::test_two_ranks_train_evaluate_and_export"
 BY_DATA = "tests/environment/test_launch_training.py::test_the_data_set_chooses_the_experiment"
@@ -192,7 +192,7 @@ def test_modules_and_their_flags_exist(page):
 def test_make_targets_exist(page):
     text = page.read_text(encoding="utf-8")
     shown = " ".join([*commands(page), *re.findall(r"`(make [^`\n]*)`", text)])
-    assert set(re.findall(r"\bmake ([a-z]+)\b", shown)) <= TARGETS
+    assert set(re.findall(r"\bmake ([a-z-]+)", shown)) <= TARGETS
 
 
 def test_targets_of_the_readmes_links_exist():

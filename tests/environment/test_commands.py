@@ -5,10 +5,13 @@ import re
 import subprocess
 
 import pytest
+from packaging.specifiers import SpecifierSet
+
+from tools.versions.pairs import NEWEST_PYTHON, OLDEST_PYTHON
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
-TARGETS = set(re.findall(r"^([a-z]+):", MAKEFILE, re.MULTILINE))
+TARGETS = set(re.findall(r"^([a-z-]+):", MAKEFILE, re.MULTILINE))
 
 
 def test_the_targets_are_there_and_help_is_the_default():
@@ -54,7 +57,7 @@ def test_a_value_given_to_make_is_never_run_as_a_command(tmp_path, target, value
 
 
 def test_the_readmes_make_commands_exist():
-    named = set(re.findall(r"\bmake ([a-z]+)\b", (ROOT / "README.md").read_text(encoding="utf-8")))
+    named = set(re.findall(r"\bmake ([a-z-]+)", (ROOT / "README.md").read_text(encoding="utf-8")))
     assert {"train", "test"} <= named <= TARGETS
 
 
@@ -89,15 +92,28 @@ def test_every_requirement_is_pinned_exactly(path):
 
 
 def test_the_metadata_ask_for_the_pinned_versions():
-    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    metadata = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     files = (ROOT / f"requirements/{name}.txt" for name in ("runtime", "tfra"))
     pinned = "".join(path.read_text(encoding="utf-8") for path in files)
     pins = dict(re.findall(r"^([\w-]+)==([\w.]+)$", pinned, re.MULTILINE))
-    text += (ROOT / "tf_fusedrec/tables/tfra_library.py").read_text(encoding="utf-8")
-    asked = re.findall(r'"(tensorflow|tf-keras|tensorflow-recommenders-addons)==([\w.]+)[" ]', text)
-    assert len(asked) == 5
-    for name, version in asked:
-        assert pins[name] == version, name
+    text = metadata + (ROOT / "tf_fusedrec/tables/tfra_library.py").read_text(encoding="utf-8")
+    asked = re.findall(r'"tensorflow-recommenders-addons==([\w.]+)[" ]', text)
+    assert asked == [pins["tensorflow-recommenders-addons"]] * 2
+    ranges = re.findall(r'"(tensorflow|tf-keras)(>=2[^"]*)"', metadata)
+    assert [name for name, _ in ranges] == ["tensorflow", "tensorflow", "tf-keras"]
+    for name, versions in ranges:
+        assert pins[name] in SpecifierSet(versions), name
+
+
+def test_the_metadata_allow_the_pairs_that_are_tested():
+    metadata = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    (python,) = re.findall(r'^requires-python = "(.*)"$', metadata, re.MULTILINE)
+    for number in range(9, 15):
+        tested = OLDEST_PYTHON <= number <= max(NEWEST_PYTHON.values())
+        assert (f"3.{number}.1" in SpecifierSet(python)) == tested, number
+    for tensorflow in re.findall(r'"tensorflow(>=2[^"]*)"', metadata):
+        for number in range(15, 23):
+            assert (f"2.{number}.2" in SpecifierSet(tensorflow)) == (number in NEWEST_PYTHON), number
 
 
 def test_no_file_names_a_place_on_one_machine():

@@ -89,10 +89,9 @@ docs: setup ## Builds the documentation into build/site; begin with build/site/i
 	@$(BIN)/python -m mkdocs build --quiet --strict
 	@echo "docs: build/site/index.html"
 
-wheel: setup ## Builds the wheel, with the compiled ops inside, into dist/.
+wheel: setup ## Builds the wheel for the TensorFlow and Python of .venv, with the compiled ops inside, into dist/.
 	@echo "wheel: building into dist/ ..."
-	@$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-build-isolation --no-deps --wheel-dir dist .
-	@ls dist/*.whl
+	@$(BIN)/python -m tools.wheel
 
 clean: ## Removes what was built; keeps .venv (rm -rf .venv removes it) and the built Horovod in the user's cache.
 	@echo "clean: build/ dist/ the compiled ops and caches ..."

@@ -44,7 +44,7 @@ class Environment:
           StepFailed: There is no such Python, pip finds no such release, or a build failed.
         """
         self.clone.mkdir(parents=True, exist_ok=True)
-        self._copy_sources()
+        self.copy_sources()
         if not (self.folder / "installed.txt").exists():
             shutil.rmtree(self.clone / ".venv", ignore_errors=True)
             self._run("virtual environment", [find_python(self.pair.python), "-m", "venv", ".venv"])
@@ -81,7 +81,7 @@ class Environment:
         print(f"      done in {seconds:.0f} s", flush=True)
         return seconds
 
-    def _copy_sources(self) -> None:
+    def copy_sources(self) -> None:
         """Brings the copy's files up to date. Equal files keep their time, so that nothing is compiled again."""
         listed = subprocess.check_output(
             ["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, encoding="utf-8"
@@ -92,6 +92,9 @@ class Environment:
             if not target.exists() or not filecmp.cmp(source, target, shallow=False):
                 target.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy(source, target)
+        data, link = ROOT.parent / "shared", self.folder / "shared"  # Data sets that some tests find beside the clone.
+        if data.exists() and not link.exists():
+            link.symlink_to(data)
         record = self.folder / "copied.txt"
         if record.exists():
             for name in set(record.read_text(encoding="utf-8").splitlines()) - kept:

@@ -13,6 +13,7 @@ NP ?= 2
 DATA ?=
 CONFIG ?=
 SECONDS ?= 3600
+TENSORFLOW ?= 2.21.0
 
 # Commands of benchmarks/ with --quick and --json.
 BENCHMARKS := train_step tfra_swap attention table tier checkpoint alltoall_padding fuse_ids segment_unique rank_partition recovery initial_rows sequence_batching clustering scale overlap planner topology schedule_quality negatives balance serving
@@ -24,17 +25,17 @@ override BIN := .venv/bin
 
 # Values of a user reach recipes as environment variables, as they were written: neither make nor the shell reads a
 # command in them.
-TAKEN := PYTHON NP DATA CONFIG BENCHMARKS SECONDS
+TAKEN := PYTHON NP DATA CONFIG BENCHMARKS SECONDS TENSORFLOW
 $(foreach name,$(TAKEN),$(eval override $(name) := $$(value $(name))))
 # bash counts in SECONDS.
 override SOAK_SECONDS := $(value SECONDS)
 export $(TAKEN) SOAK_SECONDS
 
-.PHONY: help setup runtime train test quick lint sanitize soak coverage bench docs wheel clean
+.PHONY: help setup runtime train test test-on quick lint sanitize soak coverage bench docs wheel clean
 
 help: ## This list.
 	@echo "make <target> [NAME=value ...]"
-	@sed -nE 's/^([a-z]+):[^#]*## (.*)/  \1\t\2/p' Makefile | expand -t 12
+	@sed -nE 's/^([a-z-]+):[^#]*## (.*)/  \1\t\2/p' Makefile | expand -t 12
 	@echo "PYTHON=path/to/python3.11 chooses the interpreter of .venv."
 
 setup: ## Creates .venv, installs the requirements, builds Horovod, compiles the custom ops.
@@ -71,6 +72,9 @@ test: lint sanitize ## Checks style and types, runs the C++ tests under sanitize
 # A worker for each of two cores. Each begins with half of the list, so that fixtures of a module are made once.
 	@$(BIN)/python -m pytest -q --durations=10 --numprocesses 2 --dist worksteal
 
+test-on: ## Tests with another TensorFlow and Python, in an environment of their own: TENSORFLOW=2.21.0 PYTHON=3.12.
+	@python=$$(PYTHON= tools/find_python.sh) && "$$python" -m tools.versions --tensorflow "$$TENSORFLOW" --python "$$PYTHON"
+
 quick: setup ## Runs the tests of one process: no ranks, no emulation, no benchmarks, nothing slow; three minutes.
 	@$(BIN)/python -m pytest -q --numprocesses 2 -m "not (ranks or emulation or benchmarks or slow)"
 
@@ -85,10 +89,9 @@ docs: setup ## Builds the documentation into build/site; begin with build/site/i
 	@$(BIN)/python -m mkdocs build --quiet --strict
 	@echo "docs: build/site/index.html"
 
-wheel: setup ## Builds the wheel, with the compiled ops inside, into dist/.
+wheel: setup ## Builds the wheel for the TensorFlow and Python of .venv, with the compiled ops inside, into dist/.
 	@echo "wheel: building into dist/ ..."
-	@$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-build-isolation --no-deps --wheel-dir dist .
-	@ls dist/*.whl
+	@$(BIN)/python -m tools.wheel
 
 clean: ## Removes what was built; keeps .venv (rm -rf .venv removes it) and the built Horovod in the user's cache.
 	@echo "clean: build/ dist/ the compiled ops and caches ..."

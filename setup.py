@@ -1,4 +1,4 @@
-"""Compiles custom_ops into tf_fusedrec/ops/_fusedrec_ops.so; the metadata are in pyproject.toml.
+"""Compiles custom_ops into tf_fusedrec/ops/_fusedrec_ops.so; most metadata are in pyproject.toml.
 
 With nvcc, the device code (*.cu) becomes libfusedrec_cuda.so beside it, and the ops get their GPU form: the *.cc files
 below folders named `cuda`. Two libraries, because TensorFlow's own libraries carry symbols of another CUDA runtime. The
@@ -6,7 +6,8 @@ library with the device code does not link to TensorFlow, and it contains and hi
 `auto` (the default: where nvcc and a GPU are), `0` or `1`.
 
 The library is bound to the TensorFlow of the building environment. Its flags come from tf.sysconfig. The build writes
-the version of TensorFlow to tf_fusedrec/ops/_build_info.py, so that the loader can explain a mismatch. It keeps objects
+the version of TensorFlow to tf_fusedrec/ops/_build_info.py, so that the loader can explain a mismatch. A wheel has it
+in its version, as 0.1.0+tf2.21.0, and requires it; a source distribution allows all releases. The build keeps objects
 in build/custom_ops and compiles them again only when their source, an included header, or the command has changed.
 """
 
@@ -14,9 +15,11 @@ from __future__ import annotations
 
 import concurrent.futures
 import filecmp
+import importlib.metadata
 import json
 import os
 import pathlib
+import re
 import shlex
 import shutil
 import subprocess
@@ -52,6 +55,18 @@ CUDA_LINK_FLAGS = [
     "-shared", "-cudart", "static", "-Xlinker",
     f"--exclude-libs=ALL,-z,defs,--version-script={SOURCES}/common/cuda_api.map,-soname={CUDA_LIBRARY.name}",
 ]  # fmt: skip
+
+# Beside TensorFlow and tf-keras, whose numbers must be equal.
+ALLOWED_TENSORFLOW, ALLOWED_KERAS = ">=2.16.2,<2.22", ">=2.16,<2.22"
+REQUIREMENTS = [
+    "absl-py",
+    "numpy",
+    "pillow",
+    "pyarrow<26",  # 26 refuses the NumPy 1 that TensorFlow 2.16 and 2.17 need
+    "pyyaml",
+    "tensorboard",  # of tf.summary; TensorFlow 2.21 does not bring it
+    "xxhash",
+]
 
 # A process of its own, because TensorFlow prints at import and would stay loaded in this one.
 DESCRIBE_TENSORFLOW = """
@@ -245,8 +260,28 @@ class BuildCustomOps(build_ext):
         return {path: str(pathlib.Path(path).relative_to(self.build_lib)) for path in self.get_outputs()}
 
 
+def version_and_requirements() -> tuple[str, list[str]]:
+    """Returns version and requirements: of a wheel for the TensorFlow here, or of a source distribution."""
+    source = (ROOT / "tf_fusedrec/__init__.py").read_text(encoding="utf-8")
+    (version,) = re.findall(r'^__version__ = "(.*)"$', source, re.MULTILINE)
+    tensorflow, keras = ALLOWED_TENSORFLOW, ALLOWED_KERAS
+    if "sdist" not in sys.argv:
+        try:
+            built_for = importlib.metadata.version("tensorflow")
+        except importlib.metadata.PackageNotFoundError:  # build_ext says so, with its remedy
+            pass
+        else:
+            version += f"+tf{built_for}"
+            tensorflow, keras = f"=={built_for}", f"=={built_for.rpartition('.')[0]}.*"
+    return version, [*REQUIREMENTS, f"tensorflow{tensorflow}", f"tf-keras{keras}"]
+
+
+VERSION, REQUIRED = version_and_requirements()
+
 # The extension tells setuptools that the wheel is bound to a platform.
 setup(
+    version=VERSION,
+    install_requires=REQUIRED,
     ext_modules=[Extension("tf_fusedrec.ops._fusedrec_ops", sources=[])],
     cmdclass={"build": BuildAfresh, "build_ext": BuildCustomOps},
 )

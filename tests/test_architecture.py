@@ -205,11 +205,6 @@ def test_models_use_only_what_a_user_can_import():
     assert not bad, "\n".join(bad)
 
 
-def test_private_tensorflow_is_not_used():
-    for path in modules():
-        assert path.name == "_tf_compat.py" or "tensorflow.python" not in path.read_text(encoding="utf-8"), path
-
-
 def test_text_is_utf8_whatever_the_locale():
     """Under LC_ALL=C, Python would refuse the non-ASCII letters of our files."""
     bad = []

@@ -17,12 +17,12 @@ def _choose_legacy_keras() -> None:
     chosen = os.environ.get(_SWITCH)
     if "tensorflow" in sys.modules and chosen not in _ON:
         raise ImportError(
-            "tf_fusedrec needs legacy Keras (tf_keras 2.16), but TensorFlow was imported before it with Keras 3. "
+            "tf_fusedrec needs legacy Keras (tf_keras), but TensorFlow was imported before it with Keras 3. "
             f"Remedy: import tf_fusedrec before tensorflow, or set {_SWITCH}=1 in the environment."
         )
     if chosen is not None and chosen not in _ON:
         raise ImportError(
-            f"tf_fusedrec needs legacy Keras (tf_keras 2.16), but the environment has {_SWITCH}={chosen}. "
+            f"tf_fusedrec needs legacy Keras (tf_keras), but the environment has {_SWITCH}={chosen}. "
             f"Remedy: unset {_SWITCH} or set it to 1."
         )
     os.environ[_SWITCH] = "1"

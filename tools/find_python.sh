@@ -6,13 +6,13 @@ set -u
 probe='
 import platform, sys
 print(platform.python_implementation(), platform.python_version())
-good = platform.python_implementation() == "CPython" and (3, 9) <= sys.version_info[:2] <= (3, 11)
+good = platform.python_implementation() == "CPython" and (3, 10) <= sys.version_info[:2] <= (3, 11)
 sys.exit(0 if good else 1)
 '
 if [ -n "${PYTHON:-}" ]; then
   set -- "$PYTHON"
 else
-  set -- python3.11 python3.10 python3.9 python3
+  set -- python3.11 python3.10 python3
 fi
 seen=""
 for candidate in "$@"; do
@@ -25,7 +25,7 @@ for candidate in "$@"; do
 done
 
 {
-  echo "missing: Python 3.9, 3.10 or 3.11 (TensorFlow Recommenders Addons support these only)." \
+  echo "missing: Python 3.10 or 3.11 (TensorFlow Recommenders Addons support these only)." \
     "Found:${seen:- none of $* runs;}"
   echo "  Remedy: install one (Debian 12: apt install python3 python3-venv)," \
     "or name its path: make PYTHON=path/to/python3.11"

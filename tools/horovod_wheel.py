@@ -1,24 +1,33 @@
 """Builds Horovod's wheel from its source release once per machine, and keeps it for the next clone.
 
-setup_env.py calls it after installing TensorFlow, because Horovod is compiled against TensorFlow. The wheel lies in
-<cache>/<key>/, where the key names everything that the binary depends on. Two clones may build at once: one waits for
-the other's lock, and a finished wheel appears by a rename.
+    python -m tools.horovod_wheel      # installs Horovod for the TensorFlow of the running environment
+
+setup_env.py calls it after installing TensorFlow, because Horovod is compiled against TensorFlow. The sources get
+horovod.patch, whose head has the reasons. The wheel lies in <cache>/<key>/, where the key names everything that the
+binary depends on. Two clones may build at once: one waits for the other's lock, and a finished wheel appears by a
+rename.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
+import importlib.metadata
 import os
 import pathlib
 import platform
 import re
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 
-from tools.steps import StepFailed, run_logged
+from tools.steps import StepFailed, clean_environment, run_logged
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+PATCH = ROOT / "tools/horovod.patch"
 
 # Gloo needs no further installation, unlike MPI.
 BUILD_OPTIONS = {
@@ -45,15 +54,16 @@ def pinned(name: str, requirements: pathlib.Path) -> str:
     return found.group(1)
 
 
-def cache_key(root: pathlib.Path, python_version: str) -> str:
+def cache_key(root: pathlib.Path, python_version: str, tensorflow: str) -> str:
     """Returns everything that the binary depends on, as a folder's name.
 
     Args:
-      root: Folder of the clone, whose requirements pin Horovod and TensorFlow.
-      python_version: Python version of .venv, for example "3.11.7".
+      root: Folder of the clone, whose requirements pin Horovod.
+      python_version: Python version of the environment, for example "3.11.7".
+      tensorflow: TensorFlow version of the environment, for example "2.16.2".
     """
     horovod = pinned("horovod", root / "requirements/horovod.txt")
-    tensorflow = pinned("tensorflow", root / "requirements/runtime.txt")
+    horovod += "-" + hashlib.sha256(PATCH.read_bytes()).hexdigest()[:8]
     compiler = os.environ.get("CXX", "g++")
     answer = subprocess.run([compiler, "-dumpversion"], stdout=subprocess.PIPE, encoding="utf-8", errors="replace")
     major = answer.stdout.strip().split(".")[0]
@@ -103,6 +113,25 @@ def locked(path: pathlib.Path, waiting: str) -> Iterator[None]:
         yield
 
 
+def patched_sources(
+    root: pathlib.Path, python: pathlib.Path, folder: pathlib.Path, env: dict[str, str]
+) -> pathlib.Path:
+    """Downloads Horovod's source release into `folder`, applies the patch, and returns the folder of the sources."""
+    run_logged(
+        [str(python), "-m", "pip", "download", "--no-build-isolation", "--no-deps", "--no-binary", "horovod",
+         "--dest", str(folder), "-r", "requirements/horovod.txt"],
+        root / "build/setup/horovod_download.log", cwd=root, env=env,
+    )  # fmt: skip
+    (archive,) = folder.glob("horovod-*.tar.gz")
+    subprocess.run(["tar", "-xzf", archive.name], cwd=folder, check=True)
+    archive.unlink()
+    (sources,) = folder.glob("horovod-*")
+    run_logged(
+        ["patch", "-p1", "--fuzz=0", "--input", str(PATCH)], root / "build/setup/horovod_patch.log", sources, env
+    )
+    return sources
+
+
 def kept_wheel(folder: pathlib.Path) -> pathlib.Path | None:
     return next(iter(sorted(folder.glob("horovod-*.whl"))), None)
 
@@ -139,16 +168,18 @@ def wheel(root: pathlib.Path, python: pathlib.Path, key: str, env: dict[str, str
             shutil.rmtree(abandoned, ignore_errors=True)
         unfinished = pathlib.Path(tempfile.mkdtemp(prefix=f"unfinished-{key}-", dir=cache))
         try:
-            # pip's cache keys wheels by their source, not by the TensorFlow that they are built for.
-            seconds = run_logged(
-                [str(python), "-m", "pip", "wheel", "--verbose", "--no-build-isolation",
-                 "--no-deps", "--no-cache-dir", "--no-binary", "horovod",
-                 "--wheel-dir", str(unfinished), "-r", "requirements/horovod.txt"],
-                root / "build/setup/horovod.log",
-                cwd=root,
-                env={**env, **BUILD_OPTIONS, "MAKEFLAGS": f"-j{parallel_jobs()}"},
-                progress=r"\[ *\d+%\].*",
-            )  # fmt: skip
+            # Not in the cache, because Gloo's build takes its path for a regular expression, and g++ is none.
+            with tempfile.TemporaryDirectory() as temporary:
+                sources = patched_sources(root, python, pathlib.Path(temporary), env)
+                # pip's cache would key the wheel by its source, not by the TensorFlow that it is built for.
+                seconds = run_logged(
+                    [str(python), "-m", "pip", "wheel", "--verbose", "--no-build-isolation",
+                     "--no-deps", "--no-cache-dir", "--wheel-dir", str(unfinished), str(sources)],
+                    root / "build/setup/horovod.log",
+                    cwd=root,
+                    env={**env, **BUILD_OPTIONS, "MAKEFLAGS": f"-j{parallel_jobs()}"},
+                    progress=r"\[ *\d+%\].*",
+                )  # fmt: skip
             os.replace(unfinished, folder)
         finally:
             shutil.rmtree(unfinished, ignore_errors=True)
@@ -157,3 +188,52 @@ def wheel(root: pathlib.Path, python: pathlib.Path, key: str, env: dict[str, str
     if built is None:
         raise StepFailed(f"error: pip wrote no horovod wheel into {folder}. Remedy: remove that folder.")
     return built
+
+
+def install(root: pathlib.Path, python: pathlib.Path, found: pathlib.Path, env: dict[str, str]) -> None:
+    """Installs a built wheel for `python`, and checks that it loads.
+
+    Args:
+      found: Result of `wheel`.
+      root, python, env: As of `wheel`.
+
+    Raises:
+      StepFailed: pip failed, or the built Horovod does not load.
+    """
+    logs = root / "build/setup"
+    run_logged(
+        [str(python), "-m", "pip", "install", "--no-input", "--no-deps", "--disable-pip-version-check",
+         "--force-reinstall", str(found)],
+        logs / "horovod_install.log", root, env,
+    )  # fmt: skip
+    try:
+        run_logged([str(python), "-c", "import horovod.tensorflow"], logs / "horovod_check.log", root, env)
+    except StepFailed as error:
+        raise StepFailed(
+            f"{error}\n  Horovod was built but does not load. Remedy: remove {found.parent} and run the command again."
+        ) from error
+
+
+def main() -> int:
+    try:
+        tensorflow = importlib.metadata.version("tensorflow")
+    except importlib.metadata.PackageNotFoundError:
+        print(
+            f"error: Horovod is compiled against TensorFlow, but {sys.executable} has none. "
+            "Remedy: pip install 'tensorflow>=2.16.2,<2.22' first.",
+            file=sys.stderr,
+        )
+        return 1
+    key = cache_key(ROOT, platform.python_version(), tensorflow)
+    print(f"Horovod: {key}", flush=True)
+    try:
+        python, env = pathlib.Path(sys.executable), clean_environment(pathlib.Path(sys.prefix))
+        install(ROOT, python, wheel(ROOT, python, key, env), env)
+    except StepFailed as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -83,11 +83,13 @@ def check_compiler(compiler: str) -> list[str]:
     return [f"missing: C++17; {compiler} does not compile a small program (its message: {reason}).\n{remedy}"]
 
 
-def check_make() -> list[str]:
-    """Checks for make, which Horovod's build runs."""
-    if shutil.which("make") is not None:
-        return []
-    return ["missing: make is not on PATH.\n  Remedy: Debian, Ubuntu: apt install make"]
+def check_programs() -> list[str]:
+    """Checks for the programs that build Horovod: make, and patch for tools/horovod.patch."""
+    return [
+        f"missing: {name} is not on PATH.\n  Remedy: Debian, Ubuntu: apt install {name}"
+        for name in ("make", "patch")
+        if shutil.which(name) is None
+    ]
 
 
 def check_disk(needs: list[tuple[pathlib.Path, float]]) -> list[str]:
@@ -129,7 +131,7 @@ def missing(root: pathlib.Path, cache: pathlib.Path, *, fresh: bool) -> list[str
         *check_path(root),
         *check_venv_module(),
         *check_compiler(os.environ.get("CXX", "g++")),
-        *check_make(),
+        *check_programs(),
         *(check_disk(needs) if fresh else []),
     ]
 

@@ -132,22 +132,22 @@ def install_requirements(kind: str, version: str) -> None:
     print(f"      done in {seconds:.0f} s", flush=True)
 
 
+def horovod_key(version: str) -> str:
+    return horovod_wheel.cache_key(ROOT, version, horovod_wheel.pinned("tensorflow", ROOT / "requirements/runtime.txt"))
+
+
 def install_horovod(version: str) -> None:
     """Installs Horovod from its built wheel."""
-    key = horovod_wheel.cache_key(ROOT, version)
+    key = horovod_key(version)
     if is_stamped("horovod", key):
         print("Horovod: up to date", flush=True)
         return
     print(f"Horovod: {key}", flush=True)
     env = clean_environment(VENV)
     found = horovod_wheel.wheel(ROOT, PYTHON, key, env)
-    pip_install(["--force-reinstall", str(found)], "horovod_install.log")
-    try:
-        run_logged([str(PYTHON), "-c", "import horovod.tensorflow"], LOGS / "horovod_check.log", ROOT, env)
-    except StepFailed as error:
-        raise StepFailed(
-            f"{error}\n  Horovod was built but does not load. Remedy: remove {found.parent} and run the command again."
-        ) from error
+    INSTALLING.touch()
+    horovod_wheel.install(ROOT, PYTHON, found, env)
+    INSTALLING.unlink()
     stamp("horovod", key)
 
 
@@ -197,7 +197,7 @@ def is_complete(wanted: Wanted = EVERYTHING) -> bool:
         and not (os.environ.get("PYTHON") and version != running_version())
         and is_stamped("runtime", requirements_digest("runtime", version))
         and (not wanted.development or is_stamped("development", requirements_digest("development", version)))
-        and (not wanted.horovod or is_stamped("horovod", horovod_wheel.cache_key(ROOT, version)))
+        and (not wanted.horovod or is_stamped("horovod", horovod_key(version)))
         and is_stamped("package", package_digest(version))
         and LIBRARY.exists()
     )

@@ -1,5 +1,6 @@
 #include "collective_marks/termination.h"
 
+#include <cxxabi.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -26,14 +27,14 @@ std::terminate_handler before = nullptr;
 
 void KeepCause() {
   std::snprintf(cause, kRoom, "no exception");
-  if (const std::exception_ptr thrown = std::current_exception()) {
-    try {
-      std::rethrow_exception(thrown);
-    } catch (const std::exception& exception) {
-      std::snprintf(cause, kRoom, "%s", exception.what());
-    } catch (...) {
-      std::snprintf(cause, kRoom, "an exception without a text");
-    }
+  // Not std::current_exception, which older C++ runtimes do not export in the form that new headers call.
+  if (abi::__cxa_current_exception_type() == nullptr) return;
+  try {
+    throw;
+  } catch (const std::exception& exception) {
+    std::snprintf(cause, kRoom, "%s", exception.what());
+  } catch (...) {
+    std::snprintf(cause, kRoom, "an exception without a text");
   }
 }
 

@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
 #include "common/parallel.h"
+#include "common/tf_compat.h"
 #include "tensorflow/core/framework/op_kernel.h"
 
 namespace fusedrec {
@@ -16,7 +17,7 @@ namespace fusedrec {
 inline ParallelFor CpuPool(tensorflow::OpKernelContext* ctx) {
   auto* pool = ctx->device()->tensorflow_cpu_worker_threads()->workers;
   return [pool](int64_t total, int64_t unit_cost, const std::function<void(int64_t, int64_t)>& body) {
-    if (total > 0) pool->ParallelFor(total, unit_cost, body);
+    if (total > 0) pool->ParallelFor(total, BlocksByCost<tensorflow::thread::ThreadPool>(unit_cost, 0), body);
   };
 }
 

@@ -77,7 +77,7 @@ class RecoverGradOp : public OpKernel {
     const Tensor& index = ctx->input(1);
     OP_REQUIRES_OK(ctx, RequireRank("grads", grads, 2));
     OP_REQUIRES_OK(ctx, RequireRank("index", index, 1));
-    int64_t rows, out_rows;
+    int64_t rows = 0, out_rows = 0;
     OP_REQUIRES_OK(ctx, ReadNumRows(ctx->input(2), pad_, &rows, &out_rows));
     OP_REQUIRES(ctx, grads.dim_size(0) >= index.NumElements(),
                 absl::InvalidArgumentError(absl::StrCat("grads must have a row for each of the ", index.NumElements(),
@@ -166,7 +166,7 @@ class PooledRecoverGradOp : public OpKernel {
                 absl::InvalidArgumentError(absl::StrCat("grads must have a row for each of the ", scale.NumElements(),
                                                         " bags, got ", grads.dim_size(0),
                                                         ". Pass the gradient of PooledRecover's output.")));
-    int64_t rows, out_rows;
+    int64_t rows = 0, out_rows = 0;
     OP_REQUIRES_OK(ctx, ReadNumRows(ctx->input(4), pad_, &rows, &out_rows));
     OP_REQUIRES_OK(ctx, RequireIndex(In<int32_t>(index), rows));
     Tensor* out;

@@ -1,14 +1,21 @@
 """The Makefile's targets, the README's commands and the pinned versions are right; no file names a machine's path."""
 
+import importlib.metadata
 import pathlib
 import re
+import runpy
 import subprocess
+import sys
 
 import pytest
+from packaging.specifiers import SpecifierSet
+
+from tools.versions.pairs import NEWEST_PYTHON, OLDEST_PYTHON
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
-TARGETS = set(re.findall(r"^([a-z]+):", MAKEFILE, re.MULTILINE))
+PYPROJECT = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+TARGETS = set(re.findall(r"^([a-z-]+):", MAKEFILE, re.MULTILINE))
 
 
 def test_the_targets_are_there_and_help_is_the_default():
@@ -54,7 +61,7 @@ def test_a_value_given_to_make_is_never_run_as_a_command(tmp_path, target, value
 
 
 def test_the_readmes_make_commands_exist():
-    named = set(re.findall(r"\bmake ([a-z]+)\b", (ROOT / "README.md").read_text(encoding="utf-8")))
+    named = set(re.findall(r"\bmake ([a-z-]+)", (ROOT / "README.md").read_text(encoding="utf-8")))
     assert {"train", "test"} <= named <= TARGETS
 
 
@@ -88,16 +95,44 @@ def test_every_requirement_is_pinned_exactly(path):
         ), line
 
 
-def test_the_metadata_ask_for_the_pinned_versions():
-    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+@pytest.fixture
+def setup_py(monkeypatch):
+    """Returns the names of setup.py, run without setuptools."""
+    monkeypatch.setattr("setuptools.setup", lambda **metadata: None)
+    return runpy.run_path(str(ROOT / "setup.py"))
+
+
+def test_the_metadata_ask_for_the_pinned_versions(setup_py):
     files = (ROOT / f"requirements/{name}.txt" for name in ("runtime", "tfra"))
     pinned = "".join(path.read_text(encoding="utf-8") for path in files)
     pins = dict(re.findall(r"^([\w-]+)==([\w.]+)$", pinned, re.MULTILINE))
-    text += (ROOT / "tf_fusedrec/tables/tfra_library.py").read_text(encoding="utf-8")
-    asked = re.findall(r'"(tensorflow|tf-keras|tensorflow-recommenders-addons)==([\w.]+)[" ]', text)
-    assert len(asked) == 5
-    for name, version in asked:
-        assert pins[name] == version, name
+    text = PYPROJECT + (ROOT / "tf_fusedrec/tables/tfra_library.py").read_text(encoding="utf-8")
+    asked = re.findall(r'"tensorflow-recommenders-addons==([\w.]+)[" ]', text)
+    assert asked == [pins["tensorflow-recommenders-addons"]] * 2
+    assert f'"tensorflow{setup_py["ALLOWED_TENSORFLOW"]}"' in PYPROJECT  # of the build
+    assert pins["tensorflow"] in SpecifierSet(setup_py["ALLOWED_TENSORFLOW"])
+    assert pins["tf-keras"] in SpecifierSet(setup_py["ALLOWED_KERAS"])
+
+
+def test_the_metadata_allow_the_pairs_that_are_tested(setup_py):
+    (python,) = re.findall(r'^requires-python = "(.*)"$', PYPROJECT, re.MULTILINE)
+    for number in range(9, 15):
+        tested = OLDEST_PYTHON <= number <= max(NEWEST_PYTHON.values())
+        assert (f"3.{number}.1" in SpecifierSet(python)) == tested, number
+        assert (f"Python :: 3.{number}" in PYPROJECT) == tested, number
+    for number in range(15, 23):
+        for allowed in ("ALLOWED_TENSORFLOW", "ALLOWED_KERAS"):
+            assert (f"2.{number}.2" in SpecifierSet(setup_py[allowed])) == (number in NEWEST_PYTHON), number
+
+
+def test_a_wheel_requires_the_tensorflow_of_its_build_and_a_source_distribution_any(setup_py, monkeypatch):
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "2.19.1")
+    version, required = setup_py["version_and_requirements"]()
+    assert version.endswith("+tf2.19.1") and {"tensorflow==2.19.1", "tf-keras==2.19.*"} <= set(required)
+    monkeypatch.setattr(sys, "argv", ["setup.py", "sdist"])
+    plain, required = setup_py["version_and_requirements"]()
+    assert f"{plain}+tf2.19.1" == version
+    assert {f"tensorflow{setup_py['ALLOWED_TENSORFLOW']}", f"tf-keras{setup_py['ALLOWED_KERAS']}"} <= set(required)
 
 
 def test_no_file_names_a_place_on_one_machine():

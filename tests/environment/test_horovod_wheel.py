@@ -1,9 +1,11 @@
 """Horovod's cached wheel is built once and atomically, also when two clones need it at once."""
 
+import hashlib
+import importlib.metadata
 import multiprocessing
 import os
 import pathlib
-import re
+import platform
 import subprocess
 import sys
 import time
@@ -28,10 +30,16 @@ def fake_build(command, log, cwd, env, progress):
     return 0.5
 
 
+def fake_sources(root, python, folder, env):
+    (folder / "horovod-0").mkdir()
+    return folder / "horovod-0"
+
+
 def ask(cache: str, count: str) -> None:
     os.environ["XDG_CACHE_HOME"] = cache
     horovod_wheel.run_logged = fake_build
     horovod_wheel.check_cmake = lambda env: None
+    horovod_wheel.patched_sources = fake_sources
     wheel = horovod_wheel.wheel(ROOT, pathlib.Path("python"), KEY, {"COUNT": count})
     assert wheel.read_bytes() == b"whole"
 
@@ -53,6 +61,7 @@ def test_two_clones_at_once_build_one_wheel_and_both_get_it(tmp_path):
 def test_a_failed_build_leaves_nothing_and_what_a_killed_one_left_is_removed(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(horovod_wheel, "check_cmake", lambda env: None)
+    monkeypatch.setattr(horovod_wheel, "patched_sources", fake_sources)
     left_behind = tmp_path / f"tf_fusedrec/unfinished-{KEY}-x"
     left_behind.mkdir(parents=True)
     (left_behind / "horovod-0-cp311.whl").write_bytes(b"half")
@@ -89,10 +98,11 @@ def test_a_cache_that_cannot_be_written_is_named(tmp_path, monkeypatch):
 
 
 def test_the_key_names_all_that_the_binary_depends_on():
-    key = horovod_wheel.cache_key(ROOT, "3.11.7")
+    key = horovod_wheel.cache_key(ROOT, "3.11.7", "2.16.2")
     horovod, rest = key.split("-tensorflow-")
-    assert horovod == f"horovod-{horovod_wheel.pinned('horovod', ROOT / 'requirements/horovod.txt')}"
-    assert rest.startswith(f"{horovod_wheel.pinned('tensorflow', ROOT / 'requirements/runtime.txt')}-cp311-")
+    patch = hashlib.sha256(horovod_wheel.PATCH.read_bytes()).hexdigest()[:8]
+    assert horovod == f"horovod-{horovod_wheel.pinned('horovod', ROOT / 'requirements/horovod.txt')}-{patch}"
+    assert rest.startswith("2.16.2-cp311-")
 
 
 def test_a_failed_command_shows_the_tail_of_its_log_and_where_it_lies(tmp_path):
@@ -118,8 +128,20 @@ def test_the_users_variables_do_not_lead_the_builds_astray(tmp_path, monkeypatch
     assert env["PATH"].startswith(f"{tmp_path}/bin:")
 
 
-def test_the_page_shows_the_options_of_the_build():
-    page = (ROOT / "docs/install.md").read_text(encoding="utf-8")
-    (options, version) = re.search(r"^((?:HOROVOD_\w+=1 )+)pip install .* horovod==(\S+)$", page, re.MULTILINE).groups()
-    assert options.split() == [f"{name}={value}" for name, value in horovod_wheel.BUILD_OPTIONS.items()]
-    assert version == horovod_wheel.pinned("horovod", ROOT / "requirements/horovod.txt")
+def test_the_command_installs_the_wheel_for_the_tensorflow_here(monkeypatch, capsys):
+    built, installed = [], []
+    monkeypatch.setattr(horovod_wheel, "wheel", lambda root, python, key, env: built.append(key) or "horovod.whl")
+    monkeypatch.setattr(horovod_wheel, "install", lambda root, python, found, env: installed.append((python, found)))
+    assert horovod_wheel.main() == 0
+    tensorflow = importlib.metadata.version("tensorflow")
+    assert built == [horovod_wheel.cache_key(ROOT, platform.python_version(), tensorflow)]
+    assert installed == [(pathlib.Path(sys.executable), "horovod.whl")]
+
+
+def test_the_command_without_tensorflow_names_the_remedy(monkeypatch, capsys):
+    def absent(name):
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", absent)
+    assert horovod_wheel.main() == 1
+    assert "compiled against TensorFlow, but" in capsys.readouterr().err

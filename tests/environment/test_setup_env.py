@@ -37,7 +37,7 @@ def clone(tmp_path, monkeypatch):
     (tmp_path / "ops.so").write_text("", encoding="utf-8")
     for kind in ("runtime", "development"):
         setup_env.stamp(kind, setup_env.requirements_digest(kind, "3.11.7"))
-    setup_env.stamp("horovod", setup_env.horovod_wheel.cache_key(tmp_path, "3.11.7"))
+    setup_env.stamp("horovod", setup_env.horovod_key("3.11.7"))
     setup_env.stamp("package", setup_env.package_digest("3.11.7"))
     return tmp_path
 

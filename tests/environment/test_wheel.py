@@ -1,6 +1,7 @@
 """The wheel contains the compiled ops and works from any folder; the build names missing prerequisites."""
 
 import email
+import importlib.metadata
 import os
 import pathlib
 import re
@@ -8,6 +9,7 @@ import runpy
 import shutil
 import subprocess
 import sys
+import tarfile
 import venv
 import zipfile
 
@@ -51,7 +53,7 @@ print(len(embedding.export_table("item")[0]), "rows")
 def clone(tmp_path_factory) -> pathlib.Path:
     """Copies the sources of a wheel and the objects of the set-up, whose compile commands have no full path."""
     folder = tmp_path_factory.mktemp("clone")
-    for name in ("custom_ops", "tf_fusedrec", "requirements", "build/custom_ops"):
+    for name in ("custom_ops", "tf_fusedrec", "requirements", "tools", "build/custom_ops"):
         if (ROOT / name).exists():
             shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
     for name in ("setup.py", "pyproject.toml", "MANIFEST.in", "README.md"):
@@ -61,11 +63,7 @@ def clone(tmp_path_factory) -> pathlib.Path:
 
 @pytest.fixture(scope="module")
 def wheel(clone) -> pathlib.Path:
-    subprocess.run(
-        [sys.executable, "-m", "pip", "wheel", "--no-build-isolation", "--no-deps", "-w", "dist", "."],
-        cwd=clone,
-        check=True,
-    )
+    subprocess.run([sys.executable, "-m", "tools.wheel"], cwd=clone, check=True)
     (path,) = (clone / "dist").glob("*.whl")
     return path
 
@@ -100,7 +98,8 @@ def run_installed(program: str, installed: pathlib.Path, cwd: pathlib.Path) -> s
 
 def test_the_wheel_is_for_this_python_and_platform_and_carries_the_library(wheel, monkeypatch):
     tag = f"cp{sys.version_info.major}{sys.version_info.minor}"
-    assert re.fullmatch(rf"tf_fusedrec-[\d.]+-{tag}-{tag}-linux_\w+\.whl", wheel.name)
+    tensorflow = re.escape(importlib.metadata.version("tensorflow"))
+    assert re.fullmatch(rf"tf_fusedrec-[\d.]+\+tf{tensorflow}-{tag}-{tag}-(manylinux_\d+_\d+_\w+\.?)+\.whl", wheel.name)
     names = zipfile.ZipFile(wheel).namelist()
     assert "tf_fusedrec/ops/_fusedrec_ops.so" in names and "tf_fusedrec/ops/_build_info.py" in names
     sources = {str(path.relative_to(ROOT)) for path in (ROOT / "tf_fusedrec").rglob("*.py")}
@@ -136,7 +135,8 @@ def test_a_library_for_another_tensorflow_says_so(installed, tmp_path):
     (other / "tf_fusedrec/ops/_build_info.py").write_text('TENSORFLOW_VERSION = "2.15.1"\n', encoding="utf-8")
     done = run_installed(LOAD, other, tmp_path)
     assert done.returncode != 0
-    assert "were built for TensorFlow 2.15.1, but TensorFlow 2.16.2 is running" in done.stderr
+    running = importlib.metadata.version("tensorflow")
+    assert f"were built for TensorFlow 2.15.1, but TensorFlow {running} is running" in done.stderr
 
 
 def listed(*command: str) -> str:
@@ -159,6 +159,33 @@ def test_the_library_loads_where_there_is_no_cuda(installed):
         assert needed - of_the_system <= {"libtensorflow_framework.so.2", *ours}
         undefined = re.findall(r" U (\S+)$", listed("nm", "-D", "--undefined-only", str(path)), re.MULTILINE)
         assert not [name for name in undefined if re.match(r"(__)?(cuda|cu[A-Z]|nv|cublas|cudnn|nccl)", name)]
+
+
+def test_the_ops_load_on_linux_of_2018(installed):
+    """No symbol is newer than glibc 2.28 and GCC 8, the bounds of manylinux_2_28. TensorFlow's own bound is as old."""
+    newest = {"GLIBC": (2, 28), "GLIBCXX": (3, 4, 25), "CXXABI": (1, 3, 11)}
+    symbols = listed("readelf", "--wide", "--version-info", str(installed / "tf_fusedrec/ops/_fusedrec_ops.so"))
+    found = {
+        (name, tuple(map(int, number.split(".")))) for name, number in re.findall(r"Name: ([A-Z]+)_([\d.]+)", symbols)
+    }
+    assert {name for name, _ in found} >= set(newest)
+    assert not [needed for needed in found if needed[1] > newest.get(needed[0], needed[1])]
+
+
+def test_the_source_distribution_holds_what_a_build_needs(clone):
+    subprocess.run([sys.executable, "setup.py", "-q", "sdist"], cwd=clone, check=True)
+    (path,) = (clone / "dist").glob("*.tar.gz")
+    with tarfile.open(path) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+        metadata = archive.extractfile(f"{path.name.removesuffix('.tar.gz')}/PKG-INFO").read().decode()
+    sources = {
+        str(p.relative_to(ROOT))
+        for suffix in ("cc", "h", "cu", "cuh")
+        for p in (ROOT / "custom_ops").rglob(f"*.{suffix}")
+    }
+    assert {*sources, "setup.py", "pyproject.toml", "README.md", "requirements/build.txt"} <= names
+    assert not [name for name in names if name.endswith((".so", "_build_info.py"))]
+    assert "Requires-Dist: tensorflow<2.22,>=2.16.2" in metadata
 
 
 def compiled(clone: pathlib.Path) -> list[str]:

@@ -1,0 +1,63 @@
+"""Private names of TensorFlow and Keras are few, listed here, and there in the running release."""
+
+import ast
+import importlib
+import pathlib
+import re
+
+import pytest
+
+from tf_fusedrec import keras, tf
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+PRIVATE = {
+    "tf_fusedrec/_tf_compat.py": {
+        "tensorflow.python.autograph.core.config",
+        "tensorflow.python.ops.control_flow_util",
+        "tensorflow.tsl.profiler.protobuf.xplane_pb2.XSpace",
+        "tf.__internal__.autograph.control_status_ctx",
+        "tf.__internal__.autograph.tf_convert",
+    },
+    "tf_fusedrec/data/fingerprint.py": {"keras.src.engine.keras_tensor.KerasTensor"},
+    "tf_fusedrec/ops/table_contents.py": {"tf.__internal__.eager_context.eager_mode"},
+    "tf_fusedrec/schedules/feed.py": {"tf.__internal__.autograph"},
+    "tf_fusedrec/tables/state.py": {
+        "keras.src.export.export_lib",
+        "keras.src.saving.legacy.hdf5_format",
+        "keras.src.saving.legacy.save",
+        "keras.src.saving.legacy.saving_utils.is_hdf5_filepath",
+    },
+    "tf_fusedrec/tfra/fusing.py": {"keras.src.engine.base_layer_utils.call_context"},
+    "tf_fusedrec/tfra/id_discovery.py": {"tf.__internal__.FuncGraph"},
+    "benchmarks/harness/stage_times.py": {"tensorflow.python.framework.auto_control_deps.AutomaticControlDependencies"},
+}
+
+
+def private_names(path: pathlib.Path) -> set[str]:
+    """Returns the private modules that a file imports, and the longest private attributes of `tf` and `keras`."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and re.match(r"tensorflow\.(python|tsl|core|compiler)\b", node.module):
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.Attribute):
+            found |= set(re.findall(r"^(?:tf\.__internal__|keras\.src)[\w.]+$", ast.unparse(node)))
+    return {name for name in found if not any(longer.startswith(f"{name}.") for longer in found)}
+
+
+def test_every_private_name_is_listed():
+    folders = [ROOT / name for name in ("tf_fusedrec", "models", "benchmarks", "tools")]
+    files = (path for folder in folders for path in folder.rglob("*.py"))
+    used = {str(path.relative_to(ROOT)): names for path in files if (names := private_names(path))}
+    assert used == PRIVATE
+
+
+@pytest.mark.parametrize("name", sorted(set().union(*PRIVATE.values())))
+def test_the_running_release_has_it(name):
+    root, _, rest = name.partition(".")
+    if root == "tensorflow":
+        module, _, rest = name.rpartition(".")
+        start = importlib.import_module(module)
+    else:
+        start = {"tf": tf, "keras": keras}[root]
+    for part in rest.split("."):
+        start = getattr(start, part, None) or importlib.import_module(f"{start.__name__}.{part}")

@@ -38,8 +38,8 @@ class GRMStates:
       new_events: Whether states take new events. False keeps whole histories, which take candidates only.
 
     Raises:
-      ValueError: With new_events, the model's context tokens see the history; the model has group_norm; a block cannot
-        keep a state.
+      ValueError: With new_events, the model's context tokens see the history; the model has group_norm or item_lists; a
+        block cannot keep a state.
     """
 
     def __init__(self, model: GRM, *, new_events: bool = True):
@@ -48,6 +48,11 @@ class GRMStates:
                 f"model.causal_context is False: the {model.seeing_context} context tokens see all events, so "
                 "a state cannot take new ones. Train with causal_context: true, or pass new_events=False for states "
                 "that take candidates only."
+            )
+        if model.config.item_lists:
+            raise ValueError(
+                f"model.config.item_lists is {list(model.config.item_lists)}: a request cuts columns by event, and "
+                "lists have several ids per event. Train without item_lists."
             )
         if model.config.group_norm:
             raise ValueError(

@@ -74,13 +74,14 @@ SECTIONS = (
         "Models of experiments",
         "The section `model` of an experiment: `task: ranking` with `kind: grm`, `dlrm`, `din` or `dcn`, or `task: "
         "retrieval`.",
-        "models/model_config.py",
+        "models/{ranking_config,model_config}.py",
         ("GRMConfig", "DLRMConfig", "DINConfig", "DCNConfig", "RetrievalConfig"),
     ),
 )
 
 _CONSTANTS = (
-    "models/data_config.py", "models/experiment.py", "models/model_config.py", "models/table_options.py",
+    "models/data_config.py", "models/experiment.py", "models/model_config.py", "models/ranking_config.py",
+    "models/table_options.py",
     "tf_fusedrec/data/bad_input.py", "tf_fusedrec/data/events.py", "tf_fusedrec/data/kuairand.py",
     "tf_fusedrec/data/plan.py", "tf_fusedrec/layers/bias_weights.py", "tf_fusedrec/losses/negatives.py",
     "tf_fusedrec/exchange/topology.py",

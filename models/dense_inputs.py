@@ -20,6 +20,7 @@ from models.ranking_config import ROLES, RankingConfig
 from tf_fusedrec import keras, tf
 from tf_fusedrec.data import Column, ParquetFolder
 from tf_fusedrec.data.rows import Ragged
+from tf_fusedrec.layers import jagged
 
 TIME_COLUMNS = 4  # columns of time_features
 _DAY = 86_400.0
@@ -93,7 +94,7 @@ def dense_width(config: RankingConfig, role: str) -> int:
 def time_features(inputs: Batch) -> tf.Tensor:
     """Returns <float32>[E, 4]: the history's length, the time since its newest event, the hour's sine and cosine."""
     history, exposed = inputs["history_time"], inputs["exposed_time"]
-    user = exposed.value_rowids()
+    user = jagged.token_rows(exposed.row_splits)
     lengths = history.row_lengths()
     last = tf.gather(tf.concat([history.values, [0]], axis=0), tf.maximum(history.row_splits[1:] - 1, 0))
     since = log_seconds(exposed.values - tf.gather(tf.where(lengths > 0, last, 0), user))

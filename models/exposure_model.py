@@ -17,6 +17,7 @@ from models.dense_inputs import dense_width
 from models.ranking import RankingModel
 from models.ranking_config import RankingConfig
 from tf_fusedrec import keras, tf
+from tf_fusedrec.layers import jagged
 
 
 class ExposureModel(RankingModel):
@@ -64,7 +65,7 @@ class ExposureModel(RankingModel):
 
     def dense(self, inputs: Batch) -> tf.Tensor:
         """Returns the numbers of each exposure, of its user, and the mean of the history's, <float32>[E, n]."""
-        numbers, user = self.dense_of(inputs), inputs["exposed_item"].value_rowids()
+        numbers, user = self.dense_of(inputs), jagged.token_rows(inputs["exposed_item"].row_splits)
         parts = [] if numbers.exposed is None else [numbers.exposed]
         if numbers.contextual is not None:
             parts.append(tf.gather(numbers.contextual, user))
@@ -79,13 +80,13 @@ class ExposureModel(RankingModel):
 
     def vectors(self, inputs: Batch, rows: dict[str, Any]) -> list[tf.Tensor]:
         """Returns the rows of the user's context and of the exposure's columns, <float>[E, config.dim] each."""
-        user = inputs["exposed_item"].value_rowids()
+        user = jagged.token_rows(inputs["exposed_item"].row_splits)
         context = [tf.gather(rows[name], user) for name in self.config.contextual_features]
         return [*context, *(rows[name].values for name in self.config.columns_of("exposed"))]
 
     def mean_vectors(self, inputs: Batch, rows: dict[str, Any]) -> list[tf.Tensor]:
         """Returns the mean of each column of the user's history, or zeros without one, <float>[E, config.dim] each."""
-        user = inputs["exposed_item"].value_rowids()
+        user = jagged.token_rows(inputs["exposed_item"].row_splits)
         return [tf.gather(_mean(rows[name]), user) for name in self.event_columns]
 
     @property
@@ -114,5 +115,5 @@ def products(sizes: Sequence[int]) -> int:
 
 def _mean(rows: tf.RaggedTensor) -> tf.Tensor:
     """Returns the mean <float>[B, D] of each user's rows, or zeros without rows."""
-    total = tf.math.unsorted_segment_sum(rows.values, rows.value_rowids(), rows.nrows())
+    total = tf.math.unsorted_segment_sum(rows.values, jagged.token_rows(rows.row_splits), rows.nrows())
     return total / tf.cast(tf.maximum(rows.row_lengths(), 1), total.dtype)[:, tf.newaxis]

@@ -143,7 +143,7 @@ class RankingModel(SequenceModel):
 
         def part_of(name: str) -> tf.Tensor:
             if name in config.contextual:
-                return tf.gather(inputs[name], events.value_rowids())
+                return tf.gather(inputs[name], jagged.token_rows(events.row_splits))
             if name == HOUR:
                 return hour_of_day(inputs[f"{role}_time"].values)
             return ids[f"{role}_{name}"].values

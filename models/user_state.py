@@ -92,7 +92,7 @@ class GRMStates:
             oldest = tf.where(times.row_lengths() > 0, times.row_splits[:-1], tf.size(times.values, tf.int64))
             oldest = tf.gather(tf.concat([times.values, [0]], axis=0), oldest)
             parts.insert(0, rows)
-            parts_of_times.insert(0, rows.with_values(tf.gather(oldest, rows.value_rowids())))
+            parts_of_times.insert(0, rows.with_values(tf.gather(oldest, jagged.token_rows(rows.row_splits))))
         targets = exposed.row_lengths()
         x = model.positions(jagged.concat(parts), num_targets=targets, before=settled, training=False)
         given: dict[str, Any] = {"num_targets": targets, "contextual_length": model.seeing_context}

@@ -25,11 +25,18 @@ def token_positions(row_splits: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     Example:
       row_splits 0 2 2 5  ->  rows 0 0 2 2 2,  positions 0 1 0 1 2
     """
-    tokens = tf.range(row_splits[-1])
-    # RaggedTensor.value_rowids gives the same rows by 40 ops and a mask of rows x longest row.
-    ends = row_splits[tf.newaxis, 1:]
-    [rows] = tf.unstack(tf.raw_ops.UpperBound(sorted_inputs=ends, values=tokens[tf.newaxis], out_type=tf.int64), 1)
-    return rows, tokens - tf.gather(row_splits, rows)
+    rows = token_rows(row_splits)
+    return rows, tf.range(row_splits[-1]) - tf.gather(row_splits, rows)
+
+
+def token_rows(row_splits: tf.Tensor) -> tf.Tensor:
+    """Returns the row of every token, <int64>[T], non-decreasing. row_splits is <int64>[B+1].
+
+    RaggedTensor.value_rowids gives the same by 40 ops and a mask of rows x longest row.
+    """
+    ends, tokens = row_splits[tf.newaxis, 1:], tf.range(row_splits[-1])[tf.newaxis]
+    [rows] = tf.unstack(tf.raw_ops.UpperBound(sorted_inputs=ends, values=tokens, out_type=tf.int64), 1)
+    return rows
 
 
 def to_dense(ragged: tf.RaggedTensor) -> tf.Tensor:

@@ -66,6 +66,8 @@ def _epochs(experiment: Experiment, folder: pathlib.Path, saved: Mapping[str, An
     steps, epoch, step = batches.steps_per_epoch, batches.first_epoch, batches.first_step
     if not steps:
         raise ValueError(f"{folder} holds no rows to train on. Choose other data with --data.")
+    if step == steps:  # Only empty batches were left, which other ranks do not need.
+        epoch, step = epoch + 1, 0
     if step and epoch < epochs:
         yield FitCall(_dataset(experiment, batches, epoch), epoch, epoch + 1, steps, step, batches.position)
         epoch += 1

@@ -148,7 +148,8 @@ def test_ctrl_c_reaches_a_process_alone(tmp_path):
         encoding="utf-8",
     )
     program = (
-        "import pathlib, sys; from tools import launch_training\n"
+        "import pathlib, signal, sys; from tools import launch_training\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # ignored where a shell started the tests with &
         f"launch_training.ROOT = pathlib.Path({str(tmp_path)!r})\n"
         "sys.exit(launch_training.run(launch_training.training_command(1, '', 'a.yaml')))"
     )

@@ -74,6 +74,18 @@ def test_a_partition_without_rows_has_no_round(followed, tmp_path):
     assert [epoch for epoch, _ in found] == [0, 2]
 
 
+def test_an_epoch_of_which_only_empty_batches_are_left_is_over_for_other_ranks(tmp_path):
+    """Epochs have as many steps as the longest of them, so others end with empty batches."""
+    experiment = from_dict({**experiments.RANKING, "train": {"target_tokens": 64, "epochs": 4}})
+    folder = prepare_data(experiment, tmp_path)
+    first = next(fit_calls(experiment, folder, None))
+    for epoch, wanted in ((1, [(2, 4)]), (3, [])):
+        position = {**first.position(epoch, first.steps - 1), "left": [[], []], "ranks": 2}
+        found = list(fit_calls(experiment, folder, position))
+        assert [(one.epoch, one.end) for one in found] == wanted
+        assert all(one.step == 0 and one.dataset.cardinality() == one.steps * 2 for one in found)
+
+
 def test_a_position_of_the_other_kind_of_data_is_refused(followed):
     experiment, folder = followed
     one = next(fit_calls(experiment, folder, None))

@@ -117,12 +117,15 @@ def test_interrupted_jobs_save_on_all_ranks_and_go_on(tmp_path):
     first = saved(tmp_path)
     assert first["epoch"] >= 1
     trained, rows = last_samples(output), experiments.RANKING["data"]["users"]
+    # Where the first epoch has the most steps, the second ends with empty batches, which other ranks leave out.
+    begun = first["step"] > 0 and any(first["input"]["left"])
+    epoch = first["epoch"] + (first["step"] > 0 and not begun)
 
     # Another number of ranks trains the rest of the epoch without losing or repeating a row.
     with job.started(tmp_path, endless, 3, "--resume") as running:
-        output = job.read_until(running, f"Epoch {first['epoch'] + 2}/")
-        assert f"at epoch {first['epoch']}, step " in output
-        assert trained + last_samples(output) == (rows if first["step"] else 2 * rows)
+        output = job.read_until(running, f"Epoch {epoch + 2}/")
+        assert f"at epoch {epoch}, step " in output
+        assert trained + last_samples(output) == (rows if begun else 2 * rows)
         running.send_signal(signal.SIGINT)  # horovodrun turns Ctrl-C into SIGTERM for the ranks.
         output = running.communicate(timeout=60)[0]
     # Ranks agree after every step; rank 0 may learn of the other's signal before it gets its own.

@@ -38,7 +38,8 @@ class TokenBatches:
       steps_per_epoch: Steps of every rank in a whole epoch, the maximum over ranks and epochs. A rank without further
         rows has batches of no rows. 0 if there are no rows.
       first_step: Step of first_epoch to resume with, such that the epoch ends at steps_per_epoch. It is the number of
-        finished steps if the number of ranks is the same; otherwise it may be negative.
+        finished steps if the number of ranks is the same. Otherwise it may be negative, and it is steps_per_epoch if
+        no row is left: then begin with the next epoch.
 
     Raises:
       ValueError: a length column has no numbers of tokens; target_tokens or epochs is below 1; a row has more tokens

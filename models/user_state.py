@@ -24,9 +24,8 @@ class UserState(NamedTuple):
     """One row per user."""
 
     layers: tuple[AttentionState, ...]  # one per block
-    open_tokens: (
-        tf.RaggedTensor
-    )  # <float>[B,(0 or 1),D], input of the last event, which the next request computes again
+    # <float>[B,(0 or 1),D], input of the last event, which the next request computes again.
+    open_tokens: tf.RaggedTensor
     open_times: tf.RaggedTensor  # <int64>[B,(0 or 1)], its time in seconds
 
 

@@ -22,17 +22,16 @@ from tf_fusedrec.ops.initial_rows import initial_rows
 from tf_fusedrec.ops.jagged_attention import (
     BucketTable,
     RelativeBias,
-    SequenceTimes,
     TimeFunction,
     bias_attention,
     contextual_lengths,
     jagged_attention,
-    sequence_times,
 )
 from tf_fusedrec.ops.join_messages import join_messages, split_messages
 from tf_fusedrec.ops.rank_partition import RankedIds, ReceivedIds, rank_partition, unpack_message
 from tf_fusedrec.ops.recovery import pooled_recover, pooled_recover_grad, pooled_recover_parts, recover, recover_grad
 from tf_fusedrec.ops.segment_unique import UniqueIds, segment_unique
+from tf_fusedrec.ops.sequence_times import SequenceTimes, sequence_times
 from tf_fusedrec.ops.table_contents import (
     TableStatistics,
     table_candidates,

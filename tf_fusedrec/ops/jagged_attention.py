@@ -12,15 +12,9 @@ import numpy as np
 
 from tf_fusedrec._tf_compat import tf
 from tf_fusedrec.ops._library import library
+from tf_fusedrec.ops.sequence_times import SequenceTimes
 
 TIME_FUNCTIONS = ("power", "exponential", "stretched")
-
-
-class SequenceTimes(NamedTuple):
-    """Times of each token: when it asks, and when it happened."""
-
-    asks: tf.Tensor  # <int64>[T], seconds; [Tq] beside query_splits
-    answers: tf.Tensor  # <int64>[T], seconds
 
 
 class BucketTable(NamedTuple):
@@ -49,50 +43,6 @@ class RelativeBias(NamedTuple):
     position_weights: tf.Tensor | None = None  # <float>[2N-1], entry N-1 + place(answering) - place(asking)
     time: BucketTable | TimeFunction | None = None
     times: SequenceTimes | None = None  # given exactly when time is
-
-
-def sequence_times(
-    timestamps: tf.RaggedTensor, query_times: tf.RaggedTensor | None = None, num_targets: tf.Tensor | None = None
-) -> SequenceTimes:
-    """Computes when the tokens of a batch ask and when they happened. Call it once per batch, for all blocks.
-
-    Args:
-      timestamps: RaggedTensor <int64>[B,(L)], seconds; when each token happened.
-      query_times: RaggedTensor <int64>[B,(L)], seconds; when each token asks. The default is the research rule: token
-        i asks at the time of token i+1 (when the answer was wanted), the last token at its own time. When the time
-        of the request is known (training to predict a next item, serving), give it here.
-      num_targets: None or <int>[B]. Affects the default of query_times only: the last history token and the targets
-        ask at their own time, so that a target's time reaches no other token.
-
-    Returns:
-      SequenceTimes, for `RelativeBias`.
-
-    Raises:
-      ValueError: timestamps or query_times is not a RaggedTensor of int64.
-    """
-    _check_times("timestamps", timestamps)
-    if query_times is None:
-        return SequenceTimes(_next_times(timestamps, num_targets), timestamps.values)
-    _check_times("query_times", query_times)
-    return SequenceTimes(query_times.values, timestamps.values)
-
-
-def _next_times(timestamps: tf.RaggedTensor, num_targets: tf.Tensor | None) -> tf.Tensor:
-    """Returns the time of the next token. The last history token and the targets keep their own."""
-    rows = timestamps.value_rowids()
-    history_end = timestamps.row_limits()
-    if num_targets is not None:
-        history_end = history_end - tf.cast(num_targets, tf.int64)
-    tokens = tf.range(tf.size(rows, tf.int64))
-    successor = tokens + tf.cast(tokens + 1 < tf.gather(history_end, rows), tf.int64)
-    return tf.gather(timestamps.values, successor)
-
-
-def _check_times(name: str, times: tf.RaggedTensor) -> None:
-    if not isinstance(times, tf.RaggedTensor) or times.ragged_rank != 1:
-        raise ValueError(f"{name} must be a RaggedTensor [B,(L)], got {type(times).__name__}.")
-    if times.dtype != tf.int64:
-        raise ValueError(f"{name} must be int64 seconds, got {times.dtype.name}. Cast with tf.cast(x, tf.int64).")
 
 
 def jagged_attention(

@@ -19,6 +19,7 @@ import tempfile
 
 import numpy as np
 
+from benchmarks.harness import harness
 from benchmarks.sequence_batching.flops import forward_flops
 from models.build import columns
 from models.experiment import Experiment, load
@@ -44,7 +45,7 @@ def measure(experiment: Experiment, folder: pathlib.Path, max_users: int | None)
     by_exposure = forward_flops(experiment.model, repeated, np.ones_like(repeated))
     layouts = {"row_per_user": by_user, "row_per_exposure": by_exposure}
     return {
-        "data": str(folder),
+        "data": folder.name,
         "users": len(history),
         "exposures": int(exposed.sum()),
         "mean_history_tokens": float(history.mean()) if len(history) else 0.0,
@@ -57,7 +58,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--config", default="configs/grm_tiny.yaml", help="a ranking experiment")
     parser.add_argument("--data", default="", help="data set, which replaces data.input")
-    parser.add_argument("--json", default="", help="file for the result")
+    parser.add_argument("--json", type=pathlib.Path, help="file for the result")
     parser.add_argument("--quick", action="store_true", help=f"the first {QUICK_USERS} users only")
     arguments = parser.parse_args()
     overrides = [f"data.input={json.dumps(arguments.data)}"] if arguments.data else []
@@ -74,8 +75,7 @@ def main() -> None:
         cells = [result[layout][name] / scale for layout in ("row_per_user", "row_per_exposure")]
         print(f"{name + unit:<20}{cells[0]:>10.4g}{cells[1]:>18.4g}")
     print(f"saving: {result['saving']:.2f} times fewer operations with one row per user")
-    if arguments.json:
-        pathlib.Path(arguments.json).write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    harness.write_json(arguments.json, result)
 
 
 if __name__ == "__main__":

@@ -119,6 +119,7 @@ def test_a_graph_differentiates_and_knows_the_shapes():
         ([0, 2, 2], "query_splits must give row 0 at most one query per token, that is 1, got 2"),
         ([0, 0, 3], "query_splits must run from 0 to 2, got first 0, last 3"),
         ([0, -1, 2], "query_splits must not decrease, got 0 then -1 at entry 1"),
+        ([0, -(2**63), 2], "query_splits must not decrease, got 0 then -9223372036854775808 at entry 1"),
         ([[0, 0, 2]], "query_splits must have rank 1"),
     ],
 )

@@ -77,8 +77,10 @@ class BiasAndRows {
     TF_RETURN_IF_ERROR(RequireContext(rows->row_splits, rows->contextual_lengths));
     if (queries != nullptr) {
       rows->query_splits = In<int64_t>(*queries);
+      // Before RequireQueries, whose differences of wild splits would overflow.
+      const int64_t total = rows->query_splits.empty() ? 0 : rows->query_splits.back();
+      TF_RETURN_IF_ERROR(RequireSplits("query_splits", rows->query_splits, total));
       TF_RETURN_IF_ERROR(RequireQueries(rows->row_splits, rows->query_splits));
-      TF_RETURN_IF_ERROR(RequireSplits("query_splits", rows->query_splits, rows->query_splits.back()));
     }
     if (!targets_) return absl::OkStatus();
     TF_RETURN_IF_ERROR(RequireRank("num_targets", targets, 1));

@@ -13,7 +13,6 @@ from benchmarks.balance.lengths import COST, LONGEST, MEAN, lengths
 from benchmarks.harness.synthetic import ZipfIds
 from models.build import columns, make_embedding, make_model
 from models.experiment import Experiment, from_dict
-from models.ranking_config import RankingConfig
 from tf_fusedrec import keras, ops, tf
 from tf_fusedrec.data.plan import EpochPlan, whole
 from tf_fusedrec.data.rows import Ragged, Rows, splits_of
@@ -66,18 +65,18 @@ def experiment(merged: bool, longest: int = LONGEST) -> Experiment:
     )  # fmt: skip
 
 
-def make_rows(config: RankingConfig, tokens: np.ndarray, seed: int = 0) -> Rows:
+def make_rows(tokens: np.ndarray, seed: int = 0) -> Rows:
     """Returns rows with these numbers of history events, <int64>[B], and EXPOSURES exposures each."""
     random = np.random.default_rng(seed)
     splits = {"history": splits_of(tokens), "exposed": splits_of(np.full(len(tokens), EXPOSURES))}
     found: dict[str, Any] = {}
-    for column in columns(config, "train"):
+    for column in columns(experiment(merged=True).model, "train"):
         role, _, name = column.name.partition("_")
         if role not in splits:
             found[column.name] = ZipfIds(IDS.get(column.name, 1000), 1.05).draw(random, (len(tokens),))
             continue
         count = int(splits[role][-1])
-        if column.name in config.label_columns:
+        if column.dtype == "float32":  # a label
             values = random.integers(0, 2, count).astype(np.float32)
         elif name == "time":
             values = _HOUR * (np.arange(count) - np.repeat(splits[role][:-1], np.diff(splits[role])))
@@ -115,7 +114,6 @@ class Step:
     def __init__(self, arm: Arm, longest: int):
         config = experiment(arm.merged, longest)
         keras.utils.set_random_seed(0)
-        assert isinstance(config.model, RankingConfig)
         self.embedding = make_embedding(config)
         nothing = np.zeros(0, np.int64)
         self.model = make_model(config, self.embedding, nothing, nothing)

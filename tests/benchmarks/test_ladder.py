@@ -31,8 +31,7 @@ def test_batches_have_every_row_once(balanced):
 
 
 def test_rows_have_all_columns_of_the_model():
-    config = arms.experiment(merged=True, longest=12).model
-    rows = arms.make_rows(config, TOKENS)
+    rows, config = arms.make_rows(TOKENS), arms.experiment(merged=True).model
     assert set(rows.columns) == {column.name for column in columns(config, "train")}
     np.testing.assert_array_equal(rows.ragged("history_shop").lengths(), TOKENS)
     assert set(rows.ragged("exposed_click").values) == {0, 1}

@@ -8,8 +8,8 @@ Columns of numbers enter by a projection for each kind of token: those of the co
 history and exposures are added to the tokens.
 
 A token is the sum of its features, and a target reaches its user by attention alone. With config.cross_layers, the
-experts take x_0 and its crosses: x_0 is the target's output of the blocks beside its own numbers and rows and those of
-its user, as DCN-V2 gets them.
+experts take x_0 and its crosses: x_0 is the target's normalised output of the blocks beside its own numbers and rows
+and those of its user, as DCN-V2 gets them.
 
 One sample is one user. Every exposure is a separate target that sees context, history and itself, but no other
 exposure. The logits therefore equal those of one row per exposure, at the cost of one pass over the history.
@@ -31,7 +31,7 @@ from models.model_config import GRMConfig
 from models.ranking import RankingModel
 from models.ranking_config import ROLES
 from tf_fusedrec import keras, tf
-from tf_fusedrec.layers import MMoE, PositionEmbedding, SequenceTimes, jagged, sequence_times
+from tf_fusedrec.layers import MMoE, PositionEmbedding, SequenceTimes, jagged, norms, sequence_times
 
 KINDS = ("contextual", *ROLES)  # of tokens, in their order in a row
 
@@ -105,7 +105,8 @@ class GRM(RankingModel):
         exposed = jagged.last(x, num_targets).values
         if self.crosses:
             own = [*self.own_numbers(inputs, numbers), *self.vectors(inputs, rows)]
-            exposed = self._crossed([exposed, *own], training)
+            # The blocks add to scaled tokens, so their sums are an order of magnitude above the rows beside them.
+            exposed = self._crossed([norms.layer_norm(exposed), *own], training)
         return self.logits(exposed)
 
     def _crossed(self, parts: list[tf.Tensor], training: bool | None) -> tf.Tensor:

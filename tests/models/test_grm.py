@@ -155,7 +155,8 @@ def test_the_experts_take_crosses_of_the_targets_output_its_own_columns_and_its_
     user = np.array([0, 0, 1, 2, 2])
     rows = [tables[name][batch[name].numpy()[user]] for name in ("user_id", "user_budget")]
     rows.append(tables["item"][batch["exposed_item"].values.numpy()])
-    x_0 = expected = np.concatenate([output, model.dense_of(batch).exposed, *rows], axis=1).astype(np.float64)
+    normalized = (output - output.mean(axis=1, keepdims=True)) / np.sqrt(output.var(axis=1, keepdims=True) + 1e-6)
+    x_0 = expected = np.concatenate([normalized, model.dense_of(batch).exposed, *rows], axis=1).astype(np.float64)
     assert x_0.shape == (5, 8 + 4 + 3 * 8) == (5, model.expert_columns)
     for cross in model.crosses:
         kernel, bias = (weight.numpy().astype(np.float64) for weight in cross.wide.weights)

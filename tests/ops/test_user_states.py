@@ -140,7 +140,9 @@ def test_a_cache_without_tokens_and_users():
     assert cache.find([]) == [] and cache.write([], [], [], []) == []
     assert cache.write([1], [0], [[]], [3]) == [True]
     assert cache.find([1, 2])[0][1:] == ([], 3)
-    assert cache.statistics().bytes == STATE_BYTES + USER_BYTES
+    assert cache.statistics().bytes == STATE_BYTES + USER_BYTES == ops.user_state_bytes(PARTS, 0)
+    cache.write([1], [0], [[1, 2, 3, 4, 5]], [3])
+    assert cache.statistics().bytes == ops.user_state_bytes(PARTS, 5, PAGE_TOKENS)
 
 
 def test_shared_and_anonymous_caches():

@@ -13,6 +13,8 @@ from typing import NamedTuple
 from tf_fusedrec._tf_compat import tf
 from tf_fusedrec.ops._library import library
 
+_STATE_BYTES = 256  # beside pages and parts of the user: UserStates::kStateBytes
+
 
 class StateParts(NamedTuple):
     """The parts of a state. Each is (dtype, columns); a dtype is float32, bfloat16, float16 or int64."""
@@ -141,6 +143,12 @@ def user_states_drop(states: tf.Tensor, version: tf.Tensor | int) -> tf.Tensor:
 def user_states_statistics(states: tf.Tensor) -> tf.Tensor:
     """Returns the counts of UserStatesStatistics, <int64>[10]."""
     return library.fusedrec_user_states_statistics(states=states)
+
+
+def user_state_bytes(parts: StateParts, tokens: int, page_tokens: int = 64) -> int:
+    """Returns the bytes that a state of so many tokens takes of max_bytes."""
+    of_token, of_user = (sum(tf.as_dtype(dtype).size * columns for dtype, columns in kind) for kind in parts)
+    return -(-tokens // page_tokens) * page_tokens * of_token + of_user + _STATE_BYTES
 
 
 def _attributes(parts: StateParts) -> dict[str, list]:

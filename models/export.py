@@ -164,7 +164,7 @@ class _RankingServer:
 
     def with_state(self, options: StateOptions) -> tuple[KeptStates, Answer]:
         if not isinstance(self._model, GRM):
-            raise ValueError(f"states need a GRM, got model.kind {self._config.kind!r}. Export without states.")
+            raise ValueError(f"states need a GRM, got {type(self._model).__name__}. Export without states.")
         states = GRMStates(self._model)
         kept = KeptStates(states, self._model.config, options)
 

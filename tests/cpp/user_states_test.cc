@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <functional>
 #include <list>
 #include <memory>
 #include <random>
@@ -218,6 +219,46 @@ void SnapshotsStayAndAppendsCopyNothing() {
   CHECK(too_large.ToString().find("the state of user 3 takes") != std::string::npos, "", too_large.ToString());
 }
 
+// A ParallelFor that lets other requests come while a write copies its tokens.
+ParallelFor Meanwhile(const std::function<void()>& others) {
+  return [others](int64_t total, int64_t, const std::function<void(int64_t, int64_t)>& body) {
+    others();
+    body(0, total);
+  };
+}
+
+void OtherRequestsWhileAWriteCopies() {
+  const std::unique_ptr<UserStates> states = MakeStates(Spec(40, 9, 0));
+  const auto revision = [&] { return states->Find({1, 0}, 0).revision; };
+  const auto append = [&](int64_t begun, const std::function<void()>& others) {
+    const UserStates::Snapshot found = states->Find({1, 0}, 0);
+    return *Write(states.get(), {1, 0, begun}, found.revision, found.tokens, 3, 0, Meanwhile(others));
+  };
+  // Nobody sees a new state before its tokens are there.
+  CHECK(*Write(states.get(), {1, 0, 7}, 0, 0, 5, 0, Meanwhile([&] { CHECK_EQ(revision(), 0); })));
+  // Readers see the old state, and no second append extends it.
+  CHECK(append(7, [&] {
+    const UserStates::Snapshot found = states->Find({1, 0}, 0);
+    CHECK_EQ(found.tokens, 5);
+    CheckWhole(*states, 1, 0, found);
+    CHECK(!append(7, [] {}));
+  }));
+  CHECK_EQ(states->Find({1, 0}, 0).tokens, 8);
+  // A state that was put meanwhile stays, and so does a drop.
+  CHECK(!append(7, [&] { CHECK(*Write(states.get(), {1, 0, 8}, 0, 0, 2, 0)); }));
+  const UserStates::Snapshot put = states->Find({1, 0}, 0);
+  CHECK_EQ(CheckWhole(*states, 1, 0, put), 8);
+  CHECK_EQ(put.tokens, 2);
+  CHECK(!append(8, [&] { CHECK_EQ(states->Drop(1), 1); }));
+  CHECK_EQ(revision(), 0);
+  // Of two new states, the one that began last stays.
+  CHECK(!*Write(states.get(), {1, 0, 9}, 0, 0, 5, 0,
+                Meanwhile([&] { CHECK(*Write(states.get(), {1, 0, 10}, 0, 0, 1, 0)); })));
+  CHECK_EQ(CheckWhole(*states, 1, 0, states->Find({1, 0}, 0)), 10);
+  CHECK_EQ(states->Statistics().outrun, 4);
+  CHECK_EQ(states->Statistics().tokens, 1);
+}
+
 void SnapshotsOutliveTheCache() {
   std::unique_ptr<UserStates> states = MakeStates(Spec(4, 3, 0));
   CHECK_OK(Write(states.get(), {1, 0, 7}, 0, 0, 6, 0).status());
@@ -276,6 +317,7 @@ int main() {
   using namespace fusedrec;
   for (uint64_t seed = 0; seed < 60; ++seed) RandomSequences(seed);
   SnapshotsStayAndAppendsCopyNothing();
+  OtherRequestsWhileAWriteCopies();
   SnapshotsOutliveTheCache();
   Requests(Spec(400, 20, 0), 2);
   Requests(Spec(30, 20, 0), 6);

@@ -25,6 +25,11 @@ ON_THE_HOST = {
     "WindowGradients": "as WindowUnique",
     "PooledRecoverParts": "on several ranks, micro-batches of a device take their rows through host memory",
     "ClusterSamples": "it runs in the input pipeline, which is on the host",
+    "UserStates": "the states of all users need host memory, and the model takes one request's states to the device",
+    "UserStatesFind": "as UserStates",
+    "UserStatesWrite": "as UserStates",
+    "UserStatesDrop": "as UserStates",
+    "UserStatesStatistics": "as UserStates",
     "InitialRows": "for tables of other projects, whose rows are in host memory",
 }
 # Ops that a device table refuses with a Status that names the remedy (hash_table_admin_gpu_kernel.cc).

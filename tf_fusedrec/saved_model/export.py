@@ -57,8 +57,8 @@ def export(
 
     Raises:
       ValueError: `path` exists; `ops` is unknown; the model has no signatures; two layers have tables of one name; a
-        table's name cannot name a file; weights do not exist yet; `base` is damaged, not a full export, or has other
-        ops or tables.
+        table's name cannot name a file; weights do not exist yet; a signature has resources and `ops` is "stock";
+        `base` is damaged, not a full export, or has other ops or tables.
       RuntimeError: another rank failed.
     """
     path, base = pathlib.Path(path), None if base is None else pathlib.Path(base)
@@ -66,6 +66,12 @@ def export(
         raise ValueError(f"ops is {ops!r}, must be one of {OPS}. Remedy: 'stock' for servers without this package.")
     if signatures is None:
         signatures = default_signatures(model)
+    holding = [name for name, signature in signatures.items() if signature.resources]
+    if holding and ops == "stock":
+        raise ValueError(
+            f"ops is 'stock', but the signatures {holding} have resources, which need this package on the server. "
+            "Remedy: ops='ours', or signatures without a StateCache."
+        )
 
     def begin() -> str:
         if path.exists():
@@ -153,6 +159,7 @@ def _write(
     # The module holds variables only. With the Keras model in it, TensorFlow would save every layer's training call.
     module = tf.Module()
     module.served_tables = served
+    module.resources = list({id(held): held for one in signatures.values() for held in one.resources}.values())
     weights = {id(v) for v in model.variables} if model.built else set()
     with serving(model, served, STOCK if stock else FUSED):
         traced = {name: signature.trace() for name, signature in signatures.items()}

@@ -194,13 +194,13 @@ def build_cuda_library(nvcc: str) -> pathlib.Path:
 
 def build_library(with_cuda: bool) -> tuple[pathlib.Path, str]:
     """Compiles the changed sources of the ops and links them. Returns the library and the TensorFlow version."""
-    version, compile_flags, link_flags = describe_tensorflow()
     compiler = os.environ.get("CXX", "g++")
-    if shutil.which(compiler) is None:
+    if shutil.which(compiler) is None:  # before TensorFlow's import, which takes seconds
         raise SystemExit(
             f"error: the C++ compiler {compiler!r} is not on PATH. Remedy: install g++ "
             "(Debian: apt install g++) or name another one in CXX."
         )
+    version, compile_flags, link_flags = describe_tensorflow()
     sources = sorted(path.relative_to(ROOT) for path in (ROOT / SOURCES).rglob("*.cc"))
     cuda_flags = []
     if with_cuda:

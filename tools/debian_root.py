@@ -52,7 +52,8 @@ class Stage:
         shutil.rmtree(root, ignore_errors=True)
         root.mkdir(parents=True)
         subprocess.run(["debootstrap", "--variant=minbase", release[1], str(root)], check=True)
-        shutil.copy2("/etc/resolv.conf", root / "etc/resolv.conf")
+        for name in ("resolv.conf", "hosts"):  # A container engine provides them, too.
+            shutil.copy2(f"/etc/{name}", root / "etc" / name)
         for folder in copies:
             shutil.copytree(folder, root / str(folder.resolve()).lstrip("/"), dirs_exist_ok=True)
 

@@ -6,9 +6,10 @@ library with the device code does not link to TensorFlow, and it contains and hi
 `auto` (the default: where nvcc and a GPU are), `0` or `1`.
 
 The library is bound to the TensorFlow of the building environment. Its flags come from tf.sysconfig. The build writes
-the version of TensorFlow to tf_fusedrec/ops/_build_info.py, so that the loader can explain a mismatch. A wheel has it
-in its version, as 0.1.0+tf2.21.0, and requires it; a source distribution allows all releases. The build keeps objects
-in build/custom_ops and compiles them again only when their source, an included header, or the command has changed.
+the versions of TensorFlow and of this package to tf_fusedrec/ops/_build_info.py, so that the loader can explain a
+mismatch. A wheel has both in its version, as 0.1.0+tf2.21.0, and requires that TensorFlow; a source distribution allows
+all releases. tools/wheel.py makes a wheel of its own of the libraries with GPU kernels. The build keeps objects in
+build/custom_ops and compiles them again only when their source, an included header, or the command has changed.
 """
 
 from __future__ import annotations
@@ -194,13 +195,13 @@ def build_cuda_library(nvcc: str) -> pathlib.Path:
 
 def build_library(with_cuda: bool) -> tuple[pathlib.Path, str]:
     """Compiles the changed sources of the ops and links them. Returns the library and the TensorFlow version."""
-    version, compile_flags, link_flags = describe_tensorflow()
     compiler = os.environ.get("CXX", "g++")
-    if shutil.which(compiler) is None:
+    if shutil.which(compiler) is None:  # before TensorFlow's import, which takes seconds
         raise SystemExit(
             f"error: the C++ compiler {compiler!r} is not on PATH. Remedy: install g++ "
             "(Debian: apt install g++) or name another one in CXX."
         )
+    version, compile_flags, link_flags = describe_tensorflow()
     sources = sorted(path.relative_to(ROOT) for path in (ROOT / SOURCES).rglob("*.cc"))
     cuda_flags = []
     if with_cuda:
@@ -240,7 +241,8 @@ class BuildCustomOps(build_ext):
         built[LIBRARY], version = build_library(with_cuda=nvcc is not None)
         built[BUILD_INFO] = ROOT / OBJECTS / BUILD_INFO.name
         built[BUILD_INFO].write_text(
-            f'"""Written by setup.py with the library beside it."""\n\nTENSORFLOW_VERSION = "{version}"\n',
+            '"""Written by setup.py with the library beside it."""\n\n'
+            f'TENSORFLOW_VERSION = "{version}"\nVERSION = "{VERSION}"\n',
             encoding="utf-8",
         )
         folder = ROOT if self.inplace else pathlib.Path(self.build_lib)

@@ -9,6 +9,12 @@ import os
 import sys
 from collections.abc import Callable
 
+if sys.version_info < (3, 10):
+    raise ImportError(
+        f"tf_fusedrec needs Python 3.10 to 3.13, but this is Python {'.'.join(map(str, sys.version_info[:3]))}. "
+        "Remedy: make an environment with a newer Python, and install the wheel for it there."
+    )
+
 _SWITCH = "TF_USE_LEGACY_KERAS"
 _ON = ("1", "true", "True")
 

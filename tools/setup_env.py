@@ -227,7 +227,9 @@ def main() -> int:
             if shutil.which(os.environ.get("CXX", "g++")) and is_complete(wanted):
                 print("set-up: .venv is up to date", flush=True)
                 return 0
-            lacking = prerequisites.missing(ROOT, horovod_wheel.cache_folder(), fresh=venv_version() is None)
+            fresh = venv_version() is None
+            cache = horovod_wheel.cache_folder()
+            lacking = prerequisites.missing(ROOT, cache, fresh=fresh, horovod=wanted.horovod)
             if lacking:
                 print("\n".join(lacking), file=sys.stderr)
                 return 1

@@ -3,7 +3,7 @@
 With nvcc, the device code (*.cu) becomes libfusedrec_cuda.so beside it, and the ops get their GPU form: the *.cc files
 below folders named `cuda`. Two libraries, because TensorFlow's own libraries carry symbols of another CUDA runtime. The
 library with the device code does not link to TensorFlow, and it contains and hides its CUDA runtime. FUSEDREC_CUDA is
-`auto` (the default: where nvcc and a GPU are), `0` or `1`.
+`auto` (the default: where nvcc and a GPU are), `0` or `1`. FUSEDREC_CUDA_ARCHS names the GPUs to compile for, `80 90`.
 
 The library is bound to the TensorFlow of the building environment. Its flags come from tf.sysconfig. The build writes
 the version of TensorFlow to tf_fusedrec/ops/_build_info.py, so that the loader can explain a mismatch. A wheel has it
@@ -43,13 +43,11 @@ COMPILE_FLAGS = [
     "-O3", "-ffp-contract=off", "-fno-math-errno", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra"
 ]  # fmt: skip
 
-# Machine code for A100 and H100/H200, and PTX from which the driver compiles for later GPUs. -fmad=false: as above.
+# -fmad=false: as above.
 CUDA_FLAGS = [
-    "-std=c++17", "-O3", "-fmad=false", "-lineinfo", "-Xcompiler", "-fPIC,-fvisibility=hidden,-Wall",
-    "-gencode", "arch=compute_80,code=sm_80",
-    "-gencode", "arch=compute_90,code=sm_90",
-    "-gencode", "arch=compute_90,code=compute_90",
+    "-std=c++17", "-O3", "-fmad=false", "-lineinfo", "-Xcompiler", "-fPIC,-fvisibility=hidden,-Wall"
 ]  # fmt: skip
+CUDA_ARCHS = "80 90"  # compute capabilities of A100 and of H100/H200
 # The CUDA runtime inside, and none of its names outside.
 CUDA_LINK_FLAGS = [
     "-shared", "-cudart", "static", "-Xlinker",
@@ -124,6 +122,20 @@ def find_nvcc() -> str | None:
     return None
 
 
+def cuda_architectures() -> list[str]:
+    """Returns nvcc's flags: machine code for each GPU wanted, and PTX from which the driver compiles for later GPUs."""
+    wanted = os.environ.get("FUSEDREC_CUDA_ARCHS", CUDA_ARCHS)
+    numbers = wanted.split()
+    if not numbers or not all(re.fullmatch(r"[1-9]\d+", number) for number in numbers):
+        raise SystemExit(
+            f"error: FUSEDREC_CUDA_ARCHS must be compute capabilities without their dot, such as {CUDA_ARCHS!r}, "
+            f"got {wanted!r}."
+        )
+    newest = max(numbers, key=int)
+    codes = [*((number, f"sm_{number}") for number in numbers), (newest, f"compute_{newest}")]
+    return [word for number, code in codes for word in ("-gencode", f"arch=compute_{number},code={code}")]
+
+
 def is_current(output: pathlib.Path, command: str, inputs: list[pathlib.Path]) -> bool:
     """Returns whether `command` made `output`, and `output` is younger than its inputs."""
     record = output.with_suffix(".command")
@@ -188,7 +200,7 @@ def link(name: str, command: list[str], objects: list[str], fresh: bool) -> path
 def build_cuda_library(nvcc: str) -> pathlib.Path:
     """Compiles the changed device code and links it."""
     sources = sorted(path.relative_to(ROOT) for path in (ROOT / SOURCES).rglob("*.cu"))
-    objects, fresh = compile_objects(sources, [nvcc, *CUDA_FLAGS, f"-I{SOURCES}"])
+    objects, fresh = compile_objects(sources, [nvcc, *CUDA_FLAGS, *cuda_architectures(), f"-I{SOURCES}"])
     return link(CUDA_LIBRARY.name, [nvcc, *CUDA_LINK_FLAGS, *objects], objects, fresh)
 
 

@@ -25,6 +25,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 
 from setuptools import Extension, setup
 from setuptools.command.build import build
@@ -33,6 +34,7 @@ from setuptools.command.build_ext import build_ext
 ROOT = pathlib.Path(__file__).resolve().parent
 SOURCES = "custom_ops"
 OBJECTS = pathlib.Path("build/custom_ops")  # relative to ROOT, as are all paths given to g++
+HEADERS = pathlib.Path("custom_ops/common/tensorflow.h")
 LIBRARY = pathlib.Path("tf_fusedrec/ops/_fusedrec_ops.so")
 BUILD_INFO = pathlib.Path("tf_fusedrec/ops/_build_info.py")
 CUDA_LIBRARY = pathlib.Path("tf_fusedrec/ops/libfusedrec_cuda.so")
@@ -167,26 +169,53 @@ def run_compiler(command: list[str], output: pathlib.Path) -> None:
     output.with_suffix(".command").write_text(shlex.join(command), encoding="utf-8")
 
 
-def compile_object(source: pathlib.Path, flags: list[str]) -> tuple[pathlib.Path, bool]:
-    """Compiles one source if needed. Returns its object, relative to ROOT, and whether it was compiled."""
+def compile_object(
+    source: pathlib.Path, flags: list[str], headers: pathlib.Path | None = None
+) -> tuple[pathlib.Path, bool]:
+    """Compiles one source, or HEADERS, if needed. Returns its object and whether it was compiled.
+
+    Args:
+      source: Path relative to ROOT, as are all others here.
+      flags: The compiler and its flags.
+      headers: The compiled HEADERS, for a source that begins with them.
+    """
     stem = OBJECTS / source.relative_to(SOURCES).with_suffix("")
-    output, depfile = ROOT / stem.with_suffix(".o"), stem.with_suffix(".d")
-    output.parent.mkdir(parents=True, exist_ok=True)
-    command = [*flags, "-MMD", "-MF", str(depfile), "-MT", "object", "-c", str(source)]
+    output, depfile = stem.with_suffix(".h.gch" if source == HEADERS else ".o"), stem.with_suffix(".d")
+    (ROOT / output).parent.mkdir(parents=True, exist_ok=True)
+    # -MD lists TensorFlow's headers, too, so that those of another TensorFlow are compiled.
+    form = ["-x", "c++-header", "-MD"] if source == HEADERS else ["-MMD"]
+    if headers is not None:
+        form += ["-include", str(headers.with_suffix(""))]  # the compiler looks for this name and .gch
+    command = [*flags, *form, "-MF", str(depfile), "-MT", "object", "-c", str(source)]
     inputs = dependencies(ROOT / depfile)
-    if inputs and is_current(output, shlex.join(command), inputs):
-        return stem.with_suffix(".o"), False
+    needed = inputs if headers is None else [*inputs, ROOT / headers]
+    if inputs and is_current(ROOT / output, shlex.join(command), needed):
+        return output, False
     sys.stdout.write(f"compiling {source}\n")  # one write: the lines of the workers do not mix
     sys.stdout.flush()
-    run_compiler(command, output)
-    return stem.with_suffix(".o"), True
+    run_compiler(command, ROOT / output)
+    return output, True
 
 
-def compile_objects(sources: list[pathlib.Path], flags: list[str]) -> tuple[list[str], bool]:
-    """Compiles sources if needed. Returns their objects, and whether any was compiled."""
+def compile_objects(
+    sources: list[pathlib.Path], flags: list[str], behind_headers: Callable[[pathlib.Path], bool] = lambda source: False
+) -> tuple[list[str], bool]:
+    """Compiles sources if needed. Returns their objects, and whether any was compiled.
+
+    Args:
+      sources: Paths relative to ROOT.
+      flags: The compiler and its flags.
+      behind_headers: Whether a source begins with the compiled HEADERS.
+    """
     with concurrent.futures.ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        compiled = list(pool.map(lambda source: compile_object(source, flags), sources))
-    return [str(path) for path, _ in compiled], any(fresh for _, fresh in compiled)
+        later = [source for source in sources if behind_headers(source)]
+        compiling_headers = pool.submit(compile_object, HEADERS, flags) if later else None
+        running = [pool.submit(compile_object, source, flags) for source in sources if source not in later]
+        if compiling_headers is not None:
+            headers, _ = compiling_headers.result()
+            running += [pool.submit(compile_object, source, flags, headers) for source in later]
+    compiled = [one.result() for one in running]
+    return sorted(str(path) for path, _ in compiled), any(fresh for _, fresh in compiled)
 
 
 def link(name: str, command: list[str], objects: list[str], fresh: bool) -> pathlib.Path:
@@ -220,7 +249,8 @@ def build_library(with_cuda: bool) -> tuple[pathlib.Path, str]:
         cuda_flags = [f"-L{OBJECTS}", f"-l:{CUDA_LIBRARY.name}", "-Wl,-rpath,$ORIGIN"]
     else:
         sources = [path for path in sources if "cuda" not in path.parts]
-    objects, fresh = compile_objects(sources, [compiler, *compile_flags, *COMPILE_FLAGS, f"-I{SOURCES}"])
+    flags = [compiler, *compile_flags, *COMPILE_FLAGS, f"-I{SOURCES}"]
+    objects, fresh = compile_objects(sources, flags, lambda source: source.stem.endswith(("_op", "_kernel")))
     command = [compiler, "-shared", *objects, *cuda_flags, *link_flags]
     return link(LIBRARY.name, command, objects, fresh), version
 

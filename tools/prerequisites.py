@@ -16,7 +16,7 @@ import sys
 import tempfile
 
 GIB = 2**30
-# .venv takes 2.8 GiB and build/ below 0.2, pip's cache 1, and the builds of pip and Horovod 2 in the temporary folder.
+# .venv takes 2.8 GiB and build/ below 0.6, pip's cache 1, and the builds of pip and Horovod 2 in the temporary folder.
 ROOM_FOR_CLONE, ROOM_FOR_CACHE, ROOM_FOR_TEMPORARY = 3.5 * GIB, 1.0 * GIB, 2.0 * GIB
 
 CXX17_PROGRAM = """

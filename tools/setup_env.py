@@ -82,8 +82,8 @@ def package_digest(version: str) -> str:
     sources = sorted(path for path in (ROOT / "custom_ops").rglob("*") if path.is_file())
     metadata = [ROOT / name for name in ("setup.py", "pyproject.toml", "tf_fusedrec/__init__.py")]
     compilers = [os.environ.get(name, default) for name, default in (("CXX", "g++"), ("NVCC", "nvcc"))]
-    wanted = os.environ.get("FUSEDREC_CUDA", "auto")
-    return digest(requirements_digest("runtime", version), *compilers, wanted, *metadata, *sources)
+    wanted = [os.environ.get(name, "") for name in ("FUSEDREC_CUDA", "FUSEDREC_CUDA_ARCHS")]
+    return digest(requirements_digest("runtime", version), *compilers, *wanted, *metadata, *sources)
 
 
 def pip_install(arguments: list[str], log: str) -> float:

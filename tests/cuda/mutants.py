@@ -35,6 +35,7 @@ TABLE = "hash_table/cuda/hash_table_cuda.cuh"
 SUMS = "hash_table/cuda/sums.cuh"
 SELECT = "hash_table/cuda/select.cuh"
 LINES = "hash_table/cuda/lines.cuh"
+ADMISSION = "hash_table/cuda/admission.cuh"
 BUFFER = "hash_table/cuda/buffer.cuh"
 # (path, old, new) by op: leaves out sizes of heads that these checks do not run.
 SMALLER = {
@@ -204,7 +205,7 @@ MUTANTS = [
     ),
     Mutant(
         "a row's number outlives its sum", "hash_table", SUMS,
-        "if (n < num_sums) view", "if (n < num_sums && !FAULT) view", "several_parts", "heap-buffer-overflow",
+        "if (known != kNowhere) view", "if (known != kNowhere && !FAULT) view", "several_parts", "heap-buffer-overflow",
     ),
     Mutant(
         "a row whose gradients wait may leave", "hash_table", "hash_table/cuda/rows.cuh",
@@ -226,6 +227,32 @@ MUTANTS = [
         "a key that leaves stays in its line", "hash_table", LINES, "atomicAnd(&line->meta, ~(1u << i));",
         "if (!FAULT) atomicAnd(&line->meta, ~(1u << i));",
         "by_hand",
+    ),
+    Mutant(
+        "an id that admission counts is refused once more", "hash_table", ADMISSION,
+        "count + int64_t{1} >= threshold", "count + int64_t{!FAULT} >= threshold", "admission_counts",
+    ),
+    Mutant(
+        "an id is counted by every position", "hash_table", ADMISSION,
+        "|| first[n] != n || (where[n] & kNew)", "|| (!FAULT && first[n] != n) || (where[n] & kNew)",
+        "admission_counts",
+    ),
+    Mutant(
+        "an id begins with two lookups", "hash_table", ADMISSION,
+        "TableHash(id), 1);", "TableHash(id), FAULT ? 2 : 1);", "admission_counts", "counts of ids without a row",
+    ),
+    Mutant(
+        "counts are halved twice", "hash_table", ADMISSION,
+        "line->row[place] /= 2;", "line->row[place] /= FAULT ? 4 : 2;", "admission_counts",
+    ),
+    Mutant(
+        "the ids that leave together are written to one place", "hash_table", SELECT,
+        "left[rank] = {meta->id", "left[FAULT ? 0 : rank] = {meta->id", "by_hand",
+    ),
+    Mutant(
+        "an id that came back is a tombstone", "hash_table", SELECT,
+        "if (active) found[n] = row;", "if (active) found[n] = FAULT ? kNowhere : row;", "policies",
+        "tombstones of ids that left and stayed away",
     ),
     Mutant(
         "rows that both buffers hold are not refreshed", "hash_table", BUFFER,

@@ -38,7 +38,7 @@ class Place:
 CPU = Place("CPU")
 DEVICE = Place(
     "device",
-    lacks=("admission_count", "hot_after", "record_tombstones", "memory_budget", "tier_folder"),
+    lacks=("hot_after", "memory_budget", "tier_folder"),
     averages=False,
 )
 # The buffers hold the rows of one lookup, whose update comes before the next one.

@@ -51,6 +51,21 @@ int fusedrec_table_remove(FusedrecDeviceTable* table, int64_t segment, const int
   return table->Remove(segment, ids, num_ids, gone, stream);
 }
 
+int fusedrec_table_tombstones(FusedrecDeviceTable* table, int64_t segment, const FusedrecIdSink* sink, void* stream) {
+  return table->Tombstones(segment, *sink, stream);
+}
+
+void fusedrec_table_forget_tombstones(FusedrecDeviceTable* table) { table->ForgetTombstones(); }
+
+int fusedrec_table_candidates(FusedrecDeviceTable* table, int64_t segment, const FusedrecIdSink* sink, void* stream) {
+  return table->Candidates(segment, *sink, stream);
+}
+
+int fusedrec_table_set_candidates(FusedrecDeviceTable* table, int64_t segment, const int64_t* ids, const int64_t* counts,
+                                  int64_t count, void* stream) {
+  return table->SetCandidates(segment, ids, counts, count, stream);
+}
+
 int fusedrec_table_keys(FusedrecDeviceTable* table, int64_t segment, int64_t since, int64_t* ids, int64_t* handles,
                         int64_t* count, void* stream) {
   return table->Keys(segment, since, ids, handles, count, stream);

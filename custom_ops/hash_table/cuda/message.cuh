@@ -7,6 +7,10 @@
 namespace fusedrec {
 namespace device_table {
 
+constexpr int kThreads = 256, kWarps = kThreads / 32;  // of kernels with a thread for a received id
+constexpr uint32_t kNew = 0x80000000u;  // beside a slot, later a rank: the id has no row yet
+constexpr uint8_t kAdmitted = 0, kCounted = 1, kUncounted = 2;  // verdicts on ids without a row (admission.cuh)
+
 // A received message: runs (source, segment) of ids, in order of arrival.
 struct MessageView {
   const int64_t* entries;

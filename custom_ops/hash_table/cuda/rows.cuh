@@ -61,6 +61,7 @@ struct RowLayout {
 struct TableView {
   char* const* chunks;
   const SegmentLines* segments;
+  const SegmentLines* candidates;  // of ids that wait for admission
   RowLayout layout;
   int chunk_bits;
 

@@ -70,16 +70,21 @@ struct HasChanged {
 struct Nothing {
   __device__ void operator()(uint32_t, RowMeta*, int64_t) const {}
 };
+struct LeftRow {
+  int64_t id, segment;
+};
 struct TakeOut {
   TableView table;
   int64_t free;                // height of the stack before
   unsigned long long* gone_of;  // [segments]
+  LeftRow* left;                // in the order of rows; null: nobody asks
 
   __device__ void operator()(uint32_t row, RowMeta* meta, int64_t rank) const {
     const SegmentLines& lines = table.segments[meta->segment];
     RemoveKey(lines.lines, lines.mask, meta->id, TableHash(meta->id));
     atomicAdd(&gone_of[meta->segment], 1ull);
     *table.Free(static_cast<uint32_t>(free + rank)) = row;
+    if (left != nullptr) left[rank] = {meta->id, meta->segment};
     meta->segment = kNobody;
     meta->touch = 0;
   }
@@ -163,6 +168,17 @@ static __global__ void __launch_bounds__(kSelectThreads)
   const int64_t id = active ? ids[n] : 0;
   const uint32_t row = FindRow(active ? table.segments + segment : nullptr, id, TableHash(id));
   if (row != kNowhere) StoreFresh(&table.Meta(row)->touch, kMarked);
+}
+
+// found [num_ids]: rows of ids of one segment, whose lines these are; kNowhere without one.
+static __global__ void __launch_bounds__(kSelectThreads)
+    FindRowsKernel(const SegmentLines* lines, const int64_t* __restrict__ ids, int64_t num_ids,
+                   uint32_t* __restrict__ found) {
+  const int64_t n = GlobalThread();
+  const bool active = n < num_ids;
+  const int64_t id = active ? ids[n] : 0;
+  const uint32_t row = FindRow(active ? lines : nullptr, id, TableHash(id));
+  if (active) found[n] = row;
 }
 
 }  // namespace device_table

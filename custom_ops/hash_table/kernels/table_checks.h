@@ -3,6 +3,7 @@
 #define FUSEDREC_HASH_TABLE_KERNELS_TABLE_CHECKS_H_
 
 #include <cmath>
+#include <limits>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
@@ -89,6 +90,21 @@ inline absl::Status RequireRecords(const tensorflow::Tensor& ids, const tensorfl
   return absl::InvalidArgumentError(absl::StrCat("records must have shape [", ids.NumElements(), ", ", bytes, "], got ",
                                                  records.shape().DebugString(),
                                                  ". They must come from a table of the same spec."));
+}
+
+// Ids and counts of an import of candidates.
+inline absl::Status RequireCandidates(const tensorflow::Tensor& ids, const tensorflow::Tensor& counts) {
+  TF_RETURN_IF_ERROR(RequireRank("ids", ids, 1));
+  if (counts.shape() != ids.shape()) {
+    return absl::InvalidArgumentError(absl::StrCat("counts must have the shape of ids, ", ids.shape().DebugString(),
+                                                   ", got ", counts.shape().DebugString(), "."));
+  }
+  for (const int64_t count : In<int64_t>(counts)) {
+    if (count < 1 || count > std::numeric_limits<int32_t>::max()) {
+      return absl::InvalidArgumentError(absl::StrCat("counts must lie in [1, 2^31), got ", count, "."));
+    }
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace fusedrec

@@ -2,6 +2,11 @@
 
 import numpy as np
 
+from tests.cuda.checks.hash_table_admission import (  # noqa: F401
+    check_a_refused_lookup_counts_nothing,
+    check_admission_counts_ids_without_a_row,
+    check_candidates_go_to_another_table,
+)
 from tests.cuda.checks.hash_table_buffer import (  # noqa: F401
     check_a_buffer_that_does_not_fit_changes_nothing,
     check_buffers_are_as_a_table_without,

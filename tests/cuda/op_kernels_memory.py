@@ -13,6 +13,7 @@ import re
 import numpy as np
 
 from tests.cuda.op_kernels import refused, same
+from tests.cuda.op_kernels_replicas import merge, parts_of, taken
 from tests.cuda.op_kernels_sums import accumulate, apply_accumulated
 from tests.cuda.op_kernels_table import (
     DIM,
@@ -168,12 +169,25 @@ def run(limit):
     assert len(ids) == 30
     counting.call(ops.table_import_candidates, 1, ids, counts)
     counting.compare()
+    replica = Pair(limit, "memory of replicas", {**options, "averaged": True})
+    for step, (first, most) in enumerate(((0, 30), (25, 30))):
+        replica.train(random, [[list(range(first, first + most)), []]], step + 1)
+        ids = np.arange(first, first + most)
+        replica.call(ops.table_note_trained, np.array([most, 0, *ids]), np.array([most + SEGMENTS], np.int32))
+    ids, splits = np.array([7, 60, 61, 40]), np.array([0, 3, 4])
+    same(*replica.call(ops.table_read_numbers, ids, splits), "numbers of rows")
+    numbers = np.ones([4, 2 * DIM], np.float32)
+    replica.call(merge, np.array([30, 54]), np.array([0, 2, 2]), ids, splits, numbers, ids + (2 << 32), np.array(3))
+    replica.compare()
+    taken_by = [taken(replica.host), parts_of(*replica.on_device(ops.table_take_unsynced))]
+    assert taken_by[0] == taken_by[1], "ids that replicas exchange"
     least = {
+        "table_note_trained": 1, "table_read_numbers": 1, "merge": 6, "table_take_unsynced": 3,
         "look_up": 5, "table_find": 2, "apply_gradients": 2, "accumulate": 5, "apply_accumulated": 0, "table_evict": 4,
         "table_remove": 3, "table_tombstones": 1, "keys_since": 1, "table_read_records": 1, "table_import": 6,
         "table_candidates": 1, "table_import_candidates": 3,
     }  # fmt: skip
-    pairs = (pair, other, counting)
+    pairs = (pair, other, counting, replica)
     failed = {name: max(p.needed.get(name, 0) for p in pairs) for name in {name for p in pairs for name in p.needed}}
     assert failed.keys() == least.keys() and all(failed[name] >= least[name] for name in least), failed
     print(f"allocations that failed, by call: {failed}", flush=True)

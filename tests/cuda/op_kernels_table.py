@@ -182,7 +182,7 @@ def run_refusals():
         "hot_after": 3, "memory_budget": 1 << 20, "tier_folder": "/tmp",
     }  # fmt: skip
     assert {*lacking} == {*places.DEVICE.lacks}
-    for option, value in {**lacking, "averaged": True}.items():
+    for option, value in lacking.items():
         refused(unimplemented, f"must have {option}", lambda: Side("refused", True, {**sgd, option: value}))  # noqa: B023
     refused(wrong, "dim must lie in [1, 1048576], got", lambda: Side("wide", True, {**sgd, "dim": 2**20 + 1}))
     refused(wrong, "hyperparameters", lambda: Side("few", True, {**sgd, "hyperparameters": []}))
@@ -229,7 +229,6 @@ def run_refusals():
         lambda: side.call(ops.table_import, 0, np.array([1]), np.zeros([1, 3], np.uint8)),
     )
     refused(wrong, "clock must have shape", lambda: side.call(ops.table_set_clock, np.zeros([3], np.int64)))
-    refused(unimplemented, "is not for tables on a GPU", lambda: side.call(ops.table_take_unsynced))
     for was, now in zip(before, records_of(side, 0)):
         same(was, now, "a refused call")
     side.call(ops.table_remove, 0, np.array([5]))

@@ -39,7 +39,6 @@ CPU = Place("CPU")
 DEVICE = Place(
     "device",
     lacks=("hot_after", "memory_budget", "tier_folder"),
-    averages=False,
 )
 # The buffers hold the rows of one lookup, whose update comes before the next one.
 HOST_ROWS = Place(

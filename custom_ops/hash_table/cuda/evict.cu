@@ -2,7 +2,8 @@
 #include <algorithm>
 
 #include "hash_table/cpu/rows/distinct_ids.h"
-#include "hash_table/cuda/select.cuh"
+#include "hash_table/cuda/lowest.cuh"
+#include "hash_table/cuda/select_pass.cuh"
 #include "hash_table/cuda/table.h"
 
 using namespace fusedrec;                // NOLINT
@@ -23,90 +24,27 @@ struct WorstScratch {
   unsigned* bins;
 };
 
-struct SelectScratch {
-  SelectScratch(void* memory, int64_t num_rows, int64_t segments) : carver(memory) {
-    tiles = std::max<int64_t>((num_rows + kSelectThreads - 1) / kSelectThreads, 1);
-    states = carver.Take<unsigned long long>(tiles);  // these two begin with all ones
-    ticket = carver.Take<unsigned>(1);
-    filled_bytes = carver.bytes();
-    selected = carver.Take<unsigned long long>(1 + segments);
-  }
-  Carver carver;
-  int64_t tiles, filled_bytes;
-  unsigned long long *states, *selected;
-  unsigned* ticket;
-};
-
 }  // namespace
 
-Memory FusedrecDeviceTable::SelectMemory() const {
-  return Memory(allocator_, SelectScratch(nullptr, next_row_, segments()).carver.bytes());
+Memory FusedrecDeviceTable::SelectMemory(int64_t num_rows) const {
+  return Memory(allocator_, SelectScratch(nullptr, num_rows, segments()).carver.bytes());
 }
 
-int FusedrecDeviceTable::AllocateLeaving(int64_t most, Leaving* leaving) const {
+int FusedrecDeviceTable::AllocateLeaving(int64_t most, int64_t num_rows, Leaving* leaving) const {
   leaving->worst = Memory(allocator_, WorstScratch(nullptr).carver.bytes());
-  leaving->select = SelectMemory();
+  leaving->select = SelectMemory(num_rows);
   if (leaving->worst.data() == nullptr || leaving->select.data() == nullptr) return kDeviceOutOfMemory;
-  if (!options_.record_tombstones) return kCudaSuccess;
+  if (!options_.record_tombstones && !options_.averaged) return kCudaSuccess;
   leaving->left = Memory(allocator_, most * sizeof(LeftRow));
   return leaving->left.data() == nullptr ? kDeviceOutOfMemory : kCudaSuccess;
 }
 
-// Counts the wanted rows, and by segment the rows that do_with counts.
-template <typename Wanted, typename MakeDoWith>
-int FusedrecDeviceTable::Select(const Wanted& wanted, const MakeDoWith& make_do_with, const Memory& memory,
-                                std::vector<int64_t>* counts, void* stream) const {
-  const int64_t segments = segments_.size();
-  if (memory.data() == nullptr) return kDeviceOutOfMemory;
-  const SelectScratch at(memory.data(), next_row_, segments);
-  FUSEDREC_RETURN_IF_CUDA_ERROR(Fill(at.states, 0xff, at.filled_bytes, stream));
-  FUSEDREC_RETURN_IF_CUDA_ERROR(Fill(at.selected, 0, (1 + segments) * sizeof(int64_t), stream));
-  const auto do_with = make_do_with(at.selected + 1);
-  using DoWith = std::decay_t<decltype(do_with)>;
-  const auto kernel = &SelectKernel<Wanted, DoWith>;
-  FUSEDREC_LAUNCH(kernel, static_cast<unsigned>(at.tiles), kSelectThreads, 0, stream, View(), next_row_, wanted,
-                  do_with, at.selected, at.states, at.ticket);
-  FUSEDREC_RETURN_IF_CUDA_ERROR(LastError());
-  counts->resize(1 + segments);
-  return CopyToHost(counts->data(), reinterpret_cast<int64_t*>(at.selected), 1 + segments, stream);
-}
-
-template <typename Wanted>
-int FusedrecDeviceTable::Count(const Wanted& wanted, int64_t* count, void* stream) const {
-  std::vector<int64_t> counts;
-  const auto nothing = [](unsigned long long*) { return Nothing{}; };
-  FUSEDREC_RETURN_IF_CUDA_ERROR(Select(wanted, nothing, SelectMemory(), &counts, stream));
-  *count = counts[0];
-  return kCudaSuccess;
-}
-
-template <typename Wanted>
-int FusedrecDeviceTable::TakeRowsOut(const Wanted& wanted, int64_t moved_at, bool evicted, const Leaving& leaving,
-                                     int64_t* gone, void* stream) {
-  auto* const left = reinterpret_cast<LeftRow*>(leaving.left.data());
-  const auto take_out = [&](unsigned long long* gone_of) { return TakeOut{View(), free_rows_, gone_of, left}; };
-  std::vector<int64_t> counts;
-  FUSEDREC_RETURN_IF_CUDA_ERROR(Select(wanted, take_out, leaving.select, &counts, stream));
-  *gone = counts[0];
-  if (*gone > 0) moved_at_ = std::max(moved_at_, moved_at);
-  free_rows_ += *gone;
-  for (int64_t s = 0; s < segments(); ++s) {
-    segments_[s].size -= counts[1 + s];
-    segments_[s].removed += counts[1 + s];
-    if (evicted) segments_[s].evictions += counts[1 + s];
-  }
-  if (left == nullptr || *gone == 0) return kCudaSuccess;
-  std::vector<LeftRow> rows(*gone);
-  FUSEDREC_RETURN_IF_CUDA_ERROR(CopyToHost(rows.data(), left, *gone, stream));
-  for (const LeftRow& row : rows) segments_[row.segment].left.push_back(row.id);
-  return kCudaSuccess;
-}
-
-int FusedrecDeviceTable::CountThatMayLeave(int64_t segment, const Pins& pins, int64_t* count, void* stream) const {
+int FusedrecDeviceTable::CountThatMayLeave(int64_t segment, const Pins& pins, const Memory& select, int64_t* count,
+                                           void* stream) const {
   *count = 0;
   if (options_.eviction == Eviction::kNone) return kCudaSuccess;
   const MayLeave may_leave{static_cast<uint32_t>(segment), options_.eviction == Eviction::kLfu, pins, nullptr};
-  return Count(may_leave, count, stream);
+  return Count(may_leave, select, count, stream);
 }
 
 int FusedrecDeviceTable::EvictWorst(int64_t segment, int64_t count, const Pins& pins, const Leaving& leaving,
@@ -136,8 +74,8 @@ int FusedrecDeviceTable::TakeExpiredOut(uint32_t clock, void* stream) {
   const HasExpired has_expired{PinsAt(clock, kNoAttempt), std::max(options_.ttl, options_.window)};
   int64_t gone = 0;
   Leaving leaving;
-  if (options_.record_tombstones) FUSEDREC_RETURN_IF_CUDA_ERROR(Count(has_expired, &gone, stream));
-  FUSEDREC_RETURN_IF_CUDA_ERROR(AllocateLeaving(gone, &leaving));
+  if (options_.record_tombstones) FUSEDREC_RETURN_IF_CUDA_ERROR(Count(has_expired, SelectMemory(next_row_), &gone, stream));
+  FUSEDREC_RETURN_IF_CUDA_ERROR(AllocateLeaving(gone, next_row_, &leaving));
   return TakeRowsOut(has_expired, clock, true, leaving, &gone, stream);
 }
 
@@ -145,10 +83,10 @@ int FusedrecDeviceTable::Evict(int64_t segment, int64_t count, int64_t* gone, vo
   std::lock_guard<std::mutex> lock(mutex_);
   if (segment < 0 || segment >= segments()) return kCudaInvalidValue;
   const Pins pins = PinsAt(clock_, kNoAttempt);
-  FUSEDREC_RETURN_IF_CUDA_ERROR(CountThatMayLeave(segment, pins, gone, stream));
+  FUSEDREC_RETURN_IF_CUDA_ERROR(CountThatMayLeave(segment, pins, SelectMemory(next_row_), gone, stream));
   *gone = std::max<int64_t>(std::min(*gone, count), 0);
   Leaving leaving;
-  FUSEDREC_RETURN_IF_CUDA_ERROR(AllocateLeaving(*gone, &leaving));
+  FUSEDREC_RETURN_IF_CUDA_ERROR(AllocateLeaving(*gone, next_row_, &leaving));
   FUSEDREC_RETURN_IF_CUDA_ERROR(EvictWorst(segment, *gone, pins, leaving, stream));
   ++version_;
   return kCudaSuccess;
@@ -160,11 +98,11 @@ int FusedrecDeviceTable::Remove(int64_t segment, const int64_t* ids, int64_t num
   if (waiting_.since != 0) return kDeviceWaiting;
   // Before rows are marked, because the next call would take the marks of a failed one for its own.
   Leaving leaving;
-  FUSEDREC_RETURN_IF_CUDA_ERROR(AllocateLeaving(std::min(num_ids, segments_[segment].size), &leaving));
+  FUSEDREC_RETURN_IF_CUDA_ERROR(AllocateLeaving(std::min(num_ids, segments_[segment].size), next_row_, &leaving));
   ++version_;
   if (num_ids > 0) {
     FUSEDREC_LAUNCH(MarkKernel, BlocksFor(num_ids, kSelectThreads), kSelectThreads, 0, stream, View(),
-                    static_cast<uint32_t>(segment), ids, num_ids);
+                    static_cast<uint32_t>(segment), ids, num_ids, PinsAt(clock_, kNoAttempt), false);
   }
   return TakeRowsOut(IsMarked{}, int64_t{clock_} + options_.window, false, leaving, gone, stream);
 }
@@ -216,7 +154,7 @@ int FusedrecDeviceTable::Keys(int64_t segment, int64_t since, int64_t* ids, int6
   std::vector<int64_t> counts;
   const auto to = [&](unsigned long long*) { return Export{ids, handles}; };
   const HasChanged changed{static_cast<uint32_t>(segment), static_cast<uint32_t>(since)};
-  FUSEDREC_RETURN_IF_CUDA_ERROR(Select(changed, to, SelectMemory(), &counts, stream));
+  FUSEDREC_RETURN_IF_CUDA_ERROR(Select(changed, to, SelectMemory(next_row_), &counts, stream));
   *count = counts[0];
   return kCudaSuccess;
 }

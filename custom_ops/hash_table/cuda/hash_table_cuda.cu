@@ -87,6 +87,25 @@ int fusedrec_table_write_records(FusedrecDeviceTable* table, int64_t segment, co
   return table->WriteRecords(counts, ids, records, &written, stream);
 }
 
+int fusedrec_table_note_trained(FusedrecDeviceTable* table, const FusedrecMessage* message, void* stream) {
+  return table->NoteTrained(*message, stream);
+}
+
+int fusedrec_table_take_unsynced(FusedrecDeviceTable* table, const FusedrecUnsyncedSink* sink, void* stream) {
+  return table->TakeUnsynced(*sink, stream);
+}
+
+int64_t fusedrec_table_width(FusedrecDeviceTable* table) { return table->width(); }
+
+int fusedrec_table_read_numbers(FusedrecDeviceTable* table, const int64_t* ids, const int64_t* splits, float* numbers,
+                                int64_t out_rows, void* stream) {
+  return table->ReadNumbers(ids, splits, numbers, out_rows, stream);
+}
+
+int fusedrec_table_merge(FusedrecDeviceTable* table, const FusedrecMerge* merge, void* stream) {
+  return table->Merge(*merge, stream);
+}
+
 void fusedrec_table_set_clock(FusedrecDeviceTable* table, int64_t clock, int64_t version) {
   table->SetClock(clock, version);
 }

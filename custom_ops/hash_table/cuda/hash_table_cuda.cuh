@@ -188,6 +188,7 @@ __global__ void __launch_bounds__(kThreads)
     const int64_t run = message.RunOf(0, message.runs - 1, n), segment = run % message.segments;
     const int64_t id = message.Id(n, run);
     *table.Meta(row) = {0, id, static_cast<uint32_t>(segment), clock, 1, version};
+    if (table.layout.noted) *table.Note(row) = 0;
     InsertKey(table.segments[segment].lines, table.segments[segment].mask, id, TableHash(id), row);
   }
   handles[number[n]] = static_cast<int64_t>(clock) << 32 | row;

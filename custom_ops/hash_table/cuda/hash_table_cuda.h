@@ -61,6 +61,22 @@ struct FusedrecIdSink {
   void (*take)(void* context, const int64_t* ids, const int64_t* numbers, int64_t count);
 };
 
+// Device memory for the answer of fusedrec_table_take_unsynced: message [entries], headers [ids]. allocate answers 0, or
+// another number where there is none.
+struct FusedrecUnsyncedSink {
+  void* context;
+  int (*allocate)(void* context, int64_t entries, int64_t ids, int64_t** message, int64_t** headers);
+};
+
+// The common state of replicas, as the arguments of Replicas::Merge.
+struct FusedrecMerge {
+  const int64_t *left, *left_splits;  // device; host, [segments + 1]
+  const int64_t *ids, *id_splits;     // the same; ids are distinct
+  const float* numbers;               // device, [ids, width]
+  const int64_t* headers;             // device, [ids]
+  int64_t step;
+};
+
 struct FusedrecTableSpec {
   fusedrec::TableOptions options;
   fusedrec::UpdateRule rule;
@@ -162,6 +178,18 @@ FUSEDREC_CUDA_API int fusedrec_table_read_records(FusedrecDeviceTable* table, co
 // Inserts or overwrites distinct ids [count], device; max_rows does not hold for them. Waits.
 FUSEDREC_CUDA_API int fusedrec_table_write_records(FusedrecDeviceTable* table, int64_t segment, const int64_t* ids,
                                                    int64_t count, const char* records, void* stream);
+// Replicas that are averaged, as replicas.h has them; only with `averaged`, else kCudaInvalidValue. All of them wait.
+FUSEDREC_CUDA_API int fusedrec_table_note_trained(FusedrecDeviceTable* table, const FusedrecMessage* message, void* stream);
+// Ids of a segment that were trained come in the order of rows, ids that left ascending.
+FUSEDREC_CUDA_API int fusedrec_table_take_unsynced(FusedrecDeviceTable* table, const FusedrecUnsyncedSink* sink,
+                                                   void* stream);
+FUSEDREC_CUDA_API int64_t fusedrec_table_width(FusedrecDeviceTable* table);
+// ids [n], device; splits [segments + 1], host; numbers [out_rows >= n, width], device, out: zeros after n. Any table.
+FUSEDREC_CUDA_API int fusedrec_table_read_numbers(FusedrecDeviceTable* table, const int64_t* ids, const int64_t* splits,
+                                                  float* numbers, int64_t out_rows, void* stream);
+// kDeviceOutOfMemory: nothing has changed. kDeviceTableFull: the rows are merged, and more than max_rows stay.
+FUSEDREC_CUDA_API int fusedrec_table_merge(FusedrecDeviceTable* table, const FusedrecMerge* merge, void* stream);
+
 FUSEDREC_CUDA_API void fusedrec_table_set_clock(FusedrecDeviceTable* table, int64_t clock, int64_t version);
 // Takes all rows out, and gives their memory back.
 FUSEDREC_CUDA_API int fusedrec_table_clear(FusedrecDeviceTable* table, void* stream);

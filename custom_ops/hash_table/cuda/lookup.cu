@@ -70,13 +70,17 @@ int FusedrecDeviceTable::Receive(const FusedrecMessage& message, Received* recei
   return LastError();
 }
 
+Memory FusedrecDeviceTable::AdmitMemory(int64_t num_ids, bool judges) const {
+  return Memory(allocator_, LookupScratch(nullptr, num_ids, judges).carver.bytes());
+}
+
 int FusedrecDeviceTable::Admit(const Received& received, uint32_t clock, uint32_t version, bool is_lookup,
-                               int32_t* inverse, int64_t* handles, int64_t* num_rows, void* stream) {
+                               const Memory& scratch, int32_t* inverse, int64_t* handles, int64_t* num_rows,
+                               void* stream) {
   const MessageView& view = received.view;
   const bool judges = is_lookup && HasAdmission();
-  const Memory memory(allocator_, LookupScratch(nullptr, view.num_ids, judges).carver.bytes());
-  if (memory.data() == nullptr) return kDeviceOutOfMemory;
-  const LookupScratch at(memory.data(), view.num_ids, judges);
+  if (scratch.data() == nullptr) return kDeviceOutOfMemory;
+  const LookupScratch at(scratch.data(), view.num_ids, judges);
   ++attempt_;
   if (view.num_ids > 0) {
     FUSEDREC_RETURN_IF_CUDA_ERROR(Fill(at.slots, 0xff, at.filled_bytes, stream));
@@ -145,7 +149,8 @@ int FusedrecDeviceTable::Lookup(const FusedrecMessage& message, int64_t storage,
     if (counts.bad != 0) return kCudaInvalidValue;
     FUSEDREC_RETURN_IF_CUDA_ERROR(TakeExpiredOut(clock, stream));
   }
-  FUSEDREC_RETURN_IF_CUDA_ERROR(Admit(received, clock, version, true, inverse, handles, num_rows, stream));
+  const Memory scratch = AdmitMemory(num_ids, HasAdmission());
+  FUSEDREC_RETURN_IF_CUDA_ERROR(Admit(received, clock, version, true, scratch, inverse, handles, num_rows, stream));
   clock_ = clock;
   version_ = version;
   FUSEDREC_RETURN_IF_CUDA_ERROR(HalveCandidates(received.uncounted_of, stream));

@@ -43,6 +43,27 @@ struct MessageView {
   }
 };
 
+// Ids grouped by segment.
+struct GroupedIds {
+  const int64_t* ids;
+  const int64_t* splits;  // device, [segments + 1]
+  int64_t segments;
+
+  // The segment of id n: the last one that begins at n or before.
+  __device__ int64_t SegmentOf(int64_t n) const {
+    int64_t low = 0, high = segments - 1;
+    while (low < high) {
+      const int64_t middle = (low + high + 1) / 2;
+      if (splits[middle] <= n) {
+        low = middle;
+      } else {
+        high = middle - 1;
+      }
+    }
+    return low;
+  }
+};
+
 // Counts that come to the host.
 struct Counts {
   unsigned long long distinct, fresh, bad;  // distinct rows; of them new; whether headers do not fit their message

@@ -19,6 +19,7 @@ RowLayout LayoutOf(const TableOptions& options, const SlotCounts& slots) {
   layout.scalar_slots = slots.scalar;
   layout.storage = options.storage;
   layout.slot_storage = layout.storage == Storage::kFloat32 ? Storage::kFloat32 : Storage::kBfloat16;
+  layout.noted = options.averaged;
   layout.stochastic = options.stochastic_rounding && layout.storage != Storage::kFloat32;
   layout.wide_offset = layout.dim * BytesOf(layout.storage);
   const int wide_end = layout.wide_offset + layout.wide_slots * layout.dim * BytesOf(layout.slot_storage);
@@ -89,12 +90,12 @@ int FusedrecDeviceTable::AllocateLines(KeyLines* now, int64_t more, Growth* grow
   if (now->size + more <= 0) return kCudaSuccess;
   int64_t want = std::max<int64_t>(now->num_lines, 1);
   while (static_cast<double>(now->size + more) > kMaxLoad * kKeysPerLine * static_cast<double>(want)) want *= 2;
-  // Removed keys leave marks that lengthen searches.
+  // Removed keys leave marks that lengthen searches. Without memory for other lines, the marks stay.
   const bool worn = now->removed > now->num_lines;
   if (want == now->num_lines && !worn) return kCudaSuccess;
   KeyLines grown;
   grown.lines = Memory(allocator_, want * sizeof(Line));
-  if (grown.lines.data() == nullptr) return kDeviceOutOfMemory;
+  if (grown.lines.data() == nullptr) return want == now->num_lines ? kCudaSuccess : kDeviceOutOfMemory;
   grown.num_lines = want;
   growth->lines.emplace_back(now, std::move(grown));
   return kCudaSuccess;
@@ -144,7 +145,7 @@ int FusedrecDeviceTable::MakeRoom(const std::vector<int64_t>& more, const int64_
   for (size_t s = 0; s < more.size(); ++s) {
     const int64_t excess = segments_[s].size + more[s] - options_.max_rows;
     if (is_lookup && options_.max_rows > 0 && excess > 0) {
-      FUSEDREC_RETURN_IF_CUDA_ERROR(CountThatMayLeave(s, pins, &leaving[s], stream));
+      FUSEDREC_RETURN_IF_CUDA_ERROR(CountThatMayLeave(s, pins, SelectMemory(next_row_), &leaving[s], stream));
       if (leaving[s] < excess) return kDeviceTableFull;
       // Some more than needed, so that scans are rare.
       leaving[s] = std::min(leaving[s], excess + options_.max_rows / 16);
@@ -168,7 +169,7 @@ int FusedrecDeviceTable::MakeRoom(const std::vector<int64_t>& more, const int64_
   if (std::any_of(leaving.begin(), leaving.end(), [](int64_t count) { return count > 0; })) {
     Leaving scratch;
     const int64_t most = *std::max_element(leaving.begin(), leaving.end());
-    FUSEDREC_RETURN_IF_CUDA_ERROR(AllocateLeaving(most, &scratch));
+    FUSEDREC_RETURN_IF_CUDA_ERROR(AllocateLeaving(most, next_row_, &scratch));
     for (size_t s = 0; s < more.size(); ++s) {
       FUSEDREC_RETURN_IF_CUDA_ERROR(EvictWorst(s, leaving[s], pins, scratch, stream));
     }

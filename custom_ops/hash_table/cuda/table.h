@@ -86,6 +86,12 @@ struct FusedrecDeviceTable {
   int WriteRecords(const std::vector<int64_t>& counts, const int64_t* ids, const char* records, int64_t* written,
                    void* stream);
   void SetClock(int64_t clock, int64_t version);
+  // Replicas that are averaged.
+  int64_t width() const;  // numbers of a row and its slots
+  int NoteTrained(const FusedrecMessage& message, void* stream);
+  int TakeUnsynced(const FusedrecUnsyncedSink& sink, void* stream);
+  int ReadNumbers(const int64_t* ids, const int64_t* splits, float* numbers, int64_t out_rows, void* stream) const;
+  int Merge(const FusedrecMerge& in, void* stream);
   int Clear(void* stream);
   // The needs of a batch buffer (buffer.h): all rows forgotten, whose memory stays; lookups that make no row; rows
   // of another table of the same spec in the place of those of equal keys; all records, in the order in which rows came.
@@ -108,6 +114,7 @@ struct FusedrecDeviceTable {
     int64_t hits = 0, inserts = 0, evictions = 0, refused = 0;
     // Ids that left since ForgetTombstones, with repeats; in host memory, so that they take none from rows.
     std::vector<int64_t> left;
+    std::vector<fusedrec::device_table::LeftRow> unsynced;  // rows that left since TakeUnsynced
   };
   // Gradients that wait for their update (sums.cuh).
   struct Waiting {
@@ -119,6 +126,22 @@ struct FusedrecDeviceTable {
   struct Leaving {
     Memory worst, select;
     Memory left;  // LeftRow of each; none where no one asks for them
+    bool replicas_know = false;  // whether the rows leave all replicas
+  };
+  // Ids grouped by segment as a message of one source, and memory for their rows.
+  struct Imported {
+    Memory memory;
+    fusedrec::device_table::Received received;
+    int64_t* handles;
+    int32_t* inverse;
+    unsigned* last;
+  };
+  // Ids grouped by segment, and their rows now.
+  struct Grouped {
+    Memory memory;
+    fusedrec::device_table::GroupedIds view;
+    uint32_t* found;
+    unsigned long long* absent_of;  // device, [segments]
   };
   // Lines and chunks that a lookup needs in addition.
   struct Growth {
@@ -139,21 +162,23 @@ struct FusedrecDeviceTable {
   int MakeRoom(const std::vector<int64_t>& more, const int64_t* uncounted, uint32_t clock, bool is_lookup, void* stream);
   // Steps 2 to 5 of a lookup. The caller sets clock and version afterwards.
   int Admit(const fusedrec::device_table::Received& received, uint32_t clock, uint32_t version, bool is_lookup,
-            int32_t* inverse, int64_t* handles, int64_t* num_rows, void* stream);
+            const Memory& scratch, int32_t* inverse, int64_t* handles, int64_t* num_rows, void* stream);
+  Memory AdmitMemory(int64_t num_ids, bool judges) const;
 
-  // Scratch of Select: for any segment, as long as no row is made.
-  Memory SelectMemory() const;
-  // For passes that take out at most `most` rows each.
-  int AllocateLeaving(int64_t most, Leaving* leaving) const;
+  // Scratch of Select, for any segment and at most num_rows rows.
+  Memory SelectMemory(int64_t num_rows) const;
+  // For passes over num_rows rows that take out at most `most` each.
+  int AllocateLeaving(int64_t most, int64_t num_rows, Leaving* leaving) const;
   template <typename Wanted, typename MakeDoWith>
   int Select(const Wanted& wanted, const MakeDoWith& make_do_with, const Memory& memory, std::vector<int64_t>* counts,
              void* stream) const;
   template <typename Wanted>
-  int Count(const Wanted& wanted, int64_t* count, void* stream) const;
+  int Count(const Wanted& wanted, const Memory& memory, int64_t* count, void* stream) const;
   template <typename Wanted>
   int TakeRowsOut(const Wanted& wanted, int64_t moved_at, bool evicted, const Leaving& leaving, int64_t* gone,
                   void* stream);
-  int CountThatMayLeave(int64_t segment, const fusedrec::device_table::Pins& pins, int64_t* count, void* stream) const;
+  int CountThatMayLeave(int64_t segment, const fusedrec::device_table::Pins& pins, const Memory& select, int64_t* count,
+                        void* stream) const;
   // Takes out the `count` rows that may leave and rank lowest; there are that many.
   int EvictWorst(int64_t segment, int64_t count, const fusedrec::device_table::Pins& pins, const Leaving& leaving,
                  void* stream);
@@ -183,6 +208,8 @@ struct FusedrecDeviceTable {
   void GatherInitial(const fusedrec::device_table::MessageView& view,
                      const fusedrec::device_table::InitialValues& initial, const uint32_t* where, const int64_t* handles,
                      const int32_t* inverse, int64_t storage, void* rows, void* stream) const;
+  int ReceiveGrouped(const int64_t* ids, const int64_t* splits, Imported* imported, void* stream) const;
+  int FindGrouped(const int64_t* ids, const int64_t* splits, Grouped* grouped, void* stream) const;
   int UploadSegments(void* stream);
   // Checks that handles name rows of the table and inverse names handles. *facts describes the handles, with an inverse
   // those of one lookup, `grads`, and the sums that sum_of_row gives (null: none).

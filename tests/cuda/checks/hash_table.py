@@ -20,6 +20,11 @@ from tests.cuda.checks.hash_table_leaving import (  # noqa: F401
     check_rows_are_evicted_and_removed_by_hand,
     check_rows_leave_as_the_policies_say,
 )
+from tests.cuda.checks.hash_table_replicas import (  # noqa: F401
+    check_numbers_of_rows,
+    check_the_common_state,
+    check_trained_ids_are_taken_once,
+)
 from tests.cuda.checks.hash_table_sums import (  # noqa: F401
     check_refused_parts_change_no_sum,
     check_rows_whose_gradients_wait_stay,

@@ -19,6 +19,7 @@ inline absl::Status RequireDeviceForm(const TableSpec& spec) {
   if (spec.hot_after != 0) return refuse("hot_after", spec.hot_after, 0);
   if (spec.host_rows) {
     if (spec.admission_count != 1) return refuse("admission_count with host_rows", spec.admission_count, 1);
+    if (spec.averaged) return refuse("averaged with host_rows", "True", "False");
     // The rows of one batch belong to one lookup.
     if (spec.window != 1) return refuse("window (lookups of one update) with host_rows", spec.window, 1);
   } else {
@@ -27,7 +28,6 @@ inline absl::Status RequireDeviceForm(const TableSpec& spec) {
       return refuse("tier_folder without host_rows", absl::StrCat("'", spec.tier_folder, "'"), "''");
     }
   }
-  if (spec.averaged) return refuse("averaged", "True", "False");
   const auto at_most = [](const char* what, int64_t got, int64_t most) {
     return absl::InvalidArgumentError(absl::StrCat("a table on a GPU must have at most ", most, " ", what, ", got ", got,
                                                    ". Remedy: split the group of tables, or tf.device('/CPU:0')."));

@@ -1,4 +1,4 @@
-// Kernels outside the training step for a table on a device: sizes, eviction, checkpoints, and the refusals.
+// Kernels outside the training step for a table on a device: sizes, eviction, checkpoints.
 #include <vector>
 
 #include "hash_table/cuda/kernels/device_table_resource.h"
@@ -204,17 +204,6 @@ absl::Status Upkeep(OpKernelContext* ctx, const DeviceTableResource& resource) {
                                       [ctx](HashTable* table) { return kOnHost(ctx, table); });
 }
 
-// Ops that device tables do not support.
-class RefusedOnDeviceOp : public tensorflow::OpKernel {
- public:
-  using OpKernel::OpKernel;
-  void Compute(OpKernelContext* ctx) override {
-    ctx->SetStatus(absl::UnimplementedError(absl::StrCat(
-        type_string(), " is not for tables on a GPU, which are not averaged. Remedy: make the table under ",
-        "tf.device('/CPU:0'), or Topology(rule='gradient_sync').")));
-  }
-};
-
 }  // namespace
 
 #define FUSEDREC_KERNEL(NAME) Name("Fusedrec>" NAME).Device(DEVICE_GPU).HostMemory("table")
@@ -244,10 +233,6 @@ REGISTER_KERNEL_BUILDER(FUSEDREC_OF_SEGMENT("TableCandidates").HostMemory("ids")
                         FUSEDREC_UPKEEP(Candidates, kNumbers));
 REGISTER_KERNEL_BUILDER(FUSEDREC_OF_SEGMENT("TableImportCandidates").HostMemory("ids").HostMemory("counts"),
                         FUSEDREC_UPKEEP(ImportCandidates, kNumbers));
-REGISTER_KERNEL_BUILDER(FUSEDREC_KERNEL("TableNoteTrained").HostMemory("received_splits"), RefusedOnDeviceOp);
-REGISTER_KERNEL_BUILDER(FUSEDREC_KERNEL("TableTakeUnsynced"), RefusedOnDeviceOp);
-REGISTER_KERNEL_BUILDER(FUSEDREC_KERNEL("TableReadNumbers").HostMemory("segment_splits"), RefusedOnDeviceOp);
-REGISTER_KERNEL_BUILDER(FUSEDREC_KERNEL("TableMerge").HostMemory("segment_splits"), RefusedOnDeviceOp);
 #undef FUSEDREC_UPKEEP
 #undef FUSEDREC_OF_SEGMENT
 #undef FUSEDREC_KERNEL

@@ -89,7 +89,7 @@ def check(
         )
     if averaged and not place.averages:
         raise ValueError(
-            f"{names} lie on a GPU with host_rows and cannot be averaged, but the rule of the topology is 'weight_sync'. "
+            f"{names} lie on a GPU with host_rows, so they cannot be averaged; the topology's rule is 'weight_sync'. "
             f"Remedy: Topology(rule='gradient_sync'); or {_TO_HOST}."
         )
     if averaged and any(name in AVERAGED_LACK for name in given):

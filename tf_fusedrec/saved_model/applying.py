@@ -12,6 +12,7 @@ a copy of this file. This file therefore imports only TensorFlow and NumPy, and 
     changes/<table>.ids.npy       <int64>[n], ascending: ids of new or changed rows
     changes/<table>.rows.npy      <uint8>[n, bytes of a row]
     changes/<table>.removed.npy   <int64>[m], ascending: ids of removed rows
+    server/                       the same changes and the dense weights, for a running server (server_changes.py)
     apply_delta.py                this file
 
 Rows are compared and copied as bytes, so the output equals the full export bit by bit. A digest covers all ids and rows
@@ -218,6 +219,11 @@ def digest(ids: np.ndarray, rows: np.ndarray) -> str:
     return hashed.hexdigest()
 
 
+def bytes_of(rows: np.ndarray) -> np.ndarray:
+    """Rows [n, D] as <uint8>[n, bytes]."""
+    return np.ascontiguousarray(rows).view(np.uint8).reshape(len(rows), rows.shape[1] * rows.dtype.itemsize)
+
+
 def read_tables(export: pathlib.Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """Reads ids <int64>[n], ascending, and rows <uint8>[n, bytes] of every table of a full export.
 
@@ -236,7 +242,7 @@ def read_tables(export: pathlib.Path) -> dict[str, tuple[np.ndarray, np.ndarray]
         with _named(export / _BUNDLE):  # TensorFlow verifies a checksum of each tensor.
             bundle = tf.train.load_checkpoint(str(export / _BUNDLE))
             ids, rows = (bundle.get_tensor(key)[:-1] for key in keys_of(name))  # The last entry is the default row.
-            tables[name] = ids, np.ascontiguousarray(rows).view(np.uint8).reshape(-1, row_bytes)
+            tables[name] = ids, bytes_of(rows)
     return tables
 
 

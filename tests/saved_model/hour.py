@@ -79,7 +79,7 @@ class Training:
 
 
 def write(folder: pathlib.Path, steps: int) -> np.ndarray:
-    """Writes "export", "deltas/" and the full export "last". Returns the answers by version, <float32>[steps+1, n, 1]."""
+    """Writes "export", "deltas/" and the full export "last". Returns the answers by version."""
     model, training = make_model(), Training()
     for name, (ids, rows) in training.arrays().items():
         fr.checkpoint.warm_start(model, name, ids, rows.view(np.float32))
@@ -89,10 +89,13 @@ def write(folder: pathlib.Path, steps: int) -> np.ndarray:
     (folder / "deltas").mkdir()
     for step in range(1, steps + 1):
         training.step()
+        model.layers[-1].set_weights(training.weights)
         after = folder / f"full-{step}"
-        _write_full(folder / "export", after, training)
+        _write_full(folder / "export", after, training, model.variables)
         shutil.copytree(after, folder / "moved")  # A delta takes the files of its export.
-        delta.write_delta(before, folder / "moved", folder / "deltas" / f"{step:04}", training.weights)
+        delta.write_delta(
+            before, folder / "moved", folder / "deltas" / f"{step:04}", [w.numpy() for w in model.variables]
+        )
         if before.name != "export":
             shutil.rmtree(before)
         before = after
@@ -101,17 +104,16 @@ def write(folder: pathlib.Path, steps: int) -> np.ndarray:
     return np.stack(answers)
 
 
-def _write_full(export: pathlib.Path, to: pathlib.Path, training: Training) -> None:
+def _write_full(export: pathlib.Path, to: pathlib.Path, training: Training, weights: list[tf.Variable]) -> None:
     """Writes the full export of a step, with the graph of the first one."""
     shutil.copytree(export, to)
     tensors = applying.read_bundle(to)
-    for at, weight in enumerate(training.weights):
-        tensors[f"dense_weights/{at}/.ATTRIBUTES/VARIABLE_VALUE"] = weight
+    for at, weight in enumerate(weights):
+        tensors[f"dense_weights/{at}/.ATTRIBUTES/VARIABLE_VALUE"] = weight.numpy()
     applying.write_bundle(to, tensors)
     applying.put_tables(to, training.arrays())
     path = to / applying.DESCRIPTION
     described = json.loads(path.read_text(encoding="utf-8"))
-    weights = [tf.constant(weight) for weight in training.weights]
     described["version"] = version_of(described["layout"], training.arrays(), weights)
     path.write_text(json.dumps(described), encoding="utf-8")
 

@@ -7,6 +7,7 @@ A delta is not a SavedModel itself. It holds a SavedModel with all dense weights
 a copy of this file. This file therefore imports only TensorFlow and NumPy, and works with any version of Keras:
 
     delta.json                    {"format", "ops", "tables": {name: {"dim", "dtype"}}, "base" and "result": digests,
+                                   "identity": of the base,
                                    "files": {path: [bytes, checksum]} of all other files}
     model/                        the next export, without rows of tables
     changes/<table>.ids.npy       <int64>[n], ascending: ids of new or changed rows
@@ -68,6 +69,8 @@ def apply_delta(base: str | os.PathLike, delta: str | os.PathLike, output: str |
     described = describe(base)
     if described != {name: description[name] for name in described}:
         raise ValueError(_wrong_base(base, delta, f"the base has {described}"))
+    if identity(base) != description.get("identity", {}):
+        raise ValueError(_wrong_base(base, delta, f"the base has {identity(base)}"))
     if describe(delta / "model") != described:
         raise ValueError(f"file {os.fspath(delta / 'model' / DESCRIPTION)!r} differs from delta.json. {_COPY}")
     tables = read_tables(base)
@@ -119,7 +122,11 @@ def _read_delta(delta: pathlib.Path) -> dict:
         if not all(len(file) == 2 for file in files.values()):
             raise ValueError("its 'files' must have the values [bytes, checksum]")
     wanted = {f"changes/{name}.{kind}.npy" for name in tables for kind in ("ids", "rows", "removed")}
-    found = {file.relative_to(delta).as_posix() for part in ("model", "changes") for file in _files_below(delta / part)}
+    found = {
+        file.relative_to(delta).as_posix()
+        for part in ("model", "changes", "server")
+        for file in _files_below(delta / part)
+    }
     for name in sorted({*found, *wanted} - set(files)):
         raise ValueError(f"file {os.fspath(delta / name)!r} is not named by delta.json. Remedy: remove it.")
     for name, (size, checksum) in files.items():
@@ -193,6 +200,12 @@ def describe(export: pathlib.Path) -> dict:
         )
     described = _read_description(inside(export, DESCRIPTION.as_posix()))
     return {name: described[name] for name in ("format", "ops", "tables")}
+
+
+def identity(export: pathlib.Path) -> dict:
+    """Reads {"version", "layout"} of a full export: digests that running servers compare. 0.1.0 wrote none."""
+    described = _read_description(inside(export, DESCRIPTION.as_posix()))
+    return {name: described[name] for name in ("version", "layout") if name in described}
 
 
 def _read_description(path: pathlib.Path) -> dict:

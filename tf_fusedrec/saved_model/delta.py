@@ -46,7 +46,10 @@ def write_delta(base: pathlib.Path, export: pathlib.Path, delta: pathlib.Path, w
         of_server[name] = _changes(*before[name], *after[name])
         for kind, array in of_server[name].items():
             np.save(delta / "changes" / f"{name}.{kind}.npy", array)
-    versions = [*(_identity(folder, "version") for folder in (base, export)), _identity(export, "layout")]
+    of_base, of_result = applying.identity(base), applying.identity(export)
+    # Servers of 0.1.0 take no deltas.
+    versions = [of_base.get("version", "-" * server_changes.VERSION_BYTES), of_result["version"], of_result["layout"]]
+    description["identity"] = of_base
     server_changes.write(delta, versions, groups_of(description["tables"]), of_server, weights)
     _remove_tables(export, description)
     export.rename(delta / "model")
@@ -54,12 +57,6 @@ def write_delta(base: pathlib.Path, export: pathlib.Path, delta: pathlib.Path, w
     for path in sorted(path for path in delta.rglob("*") if path.is_file()):
         description["files"][path.relative_to(delta).as_posix()] = [path.stat().st_size, applying.checksum_of(path)]
     (delta / "delta.json").write_text(json.dumps(description, indent=1), encoding="utf-8")
-
-
-def _identity(export: pathlib.Path, kind: str) -> str:
-    """Digest "version" or "layout" of a full export. Exports of 0.1.0 have none, and their servers take no deltas."""
-    described = json.loads((export / applying.DESCRIPTION).read_text(encoding="utf-8"))
-    return described.get(kind, "-" * server_changes.VERSION_BYTES)
 
 
 def _remove_tables(export: pathlib.Path, described: dict) -> None:

@@ -160,10 +160,7 @@ def _write(
         served = NativeTables(arrays, unknown, {table: config for table, (_, config) in tables.items()}, partial)
     weights = list(model.variables) if model.built else []
     groups = groups_of(described["tables"])
-    rows_bytes = {table: (ids, applying.bytes_of(rows)) for table, (ids, rows) in arrays.items()}
-    layout = layout_of(described["tables"], weights)
-    version = version_of(layout, rows_bytes, weights)
-    versions, lookup = Versions(version, layout, weights, groups), Lookup(served, unknown, groups)
+    versions, lookup = Versions(weights, groups), Lookup(served, unknown, groups)
     # The module holds variables only. With the Keras model in it, TensorFlow would save every layer's training call.
     module = tf.Module()
     module.served_tables = served
@@ -179,7 +176,11 @@ def _write(
             )
         for name, function in traced.items():
             versions.check(name, function)
-        traced.update({name: signature.trace() for name, signature in versions.signatures().items()})
+        layout = layout_of(described["tables"], weights, traced)
+        as_bytes = {table: (ids, applying.bytes_of(rows)) for table, (ids, rows) in arrays.items()}
+        version = version_of(layout, as_bytes, weights)
+        updates = versions.signatures(version, layout)
+        traced.update({name: signature.trace() for name, signature in updates.items()})
         for name, function in traced.items():
             setattr(module, name, function)  # keras.layers.TFSMLayer looks for functions in attributes.
         module.versions = versions

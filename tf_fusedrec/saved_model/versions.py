@@ -28,11 +28,22 @@ _PATH = {"path": tf.TensorSpec([], tf.string)}
 _HEX_BYTES = server_changes.VERSION_BYTES // 2
 
 
-def layout_of(tables: Mapping[str, Any], weights: Sequence[tf.Variable]) -> str:
-    """Digest of what a delta cannot change: tables {name: {"dim", "dtype"}}, shapes and dtypes of dense weights."""
+def layout_of(tables: Mapping[str, Any], weights: Sequence[tf.Variable], traced: Mapping[str, Any]) -> str:
+    """Digest of what a delta cannot change.
+
+    Args:
+      tables: {name: {"dim", "dtype"}}.
+      weights: Variables of all dense weights, for their shapes and dtypes.
+      traced: Traced signatures by name, for the constants that they capture.
+    """
     shapes = [[weight.shape.as_list(), weight.dtype.name] for weight in weights]
-    text = json.dumps([tables, shapes], sort_keys=True)
-    return hashlib.blake2b(text.encode(), digest_size=_HEX_BYTES).hexdigest()
+    hashed = hashlib.blake2b(json.dumps([tables, shapes], sort_keys=True).encode(), digest_size=_HEX_BYTES)
+    for name in sorted(traced):
+        hashed.update(name.encode())
+        for captured in traced[name].get_concrete_function().captured_inputs:
+            if captured.dtype not in (tf.resource, tf.variant):
+                hashed.update(tf.io.serialize_tensor(captured).numpy())
+    return hashed.hexdigest()
 
 
 def version_of(layout: str, tables: Mapping[str, tuple[np.ndarray, np.ndarray]], weights: Sequence[tf.Variable]) -> str:
@@ -61,15 +72,15 @@ class Versions(tf.Module):
     """The current version of a served model.
 
     Args:
-      version, layout: Digests of the export.
       weights: Variables of all dense weights.
       groups: All tables, by group.
     """
 
-    def __init__(self, version: str, layout: str, weights: Sequence[tf.Variable], groups: Sequence[Group]):
+    def __init__(self, weights: Sequence[tf.Variable], groups: Sequence[Group]):
         super().__init__(name="versions")
         # A function hides the variables: the module tracks them elsewhere.
-        self._weights, self._groups, self._layout = lambda: weights, groups, layout
+        self._weights, self._groups = lambda: weights, groups
+        self._version = self._layout = ""
         self._weight_specs = [tf.TensorSpec(weight.shape, weight.dtype) for weight in weights]
         specs = [tf.TensorSpec([], tf.string), tf.TensorSpec([], tf.int64), *self._weight_specs]
         specs += [spec for group in groups for spec in group.specs()]
@@ -77,7 +88,7 @@ class Versions(tf.Module):
         def initial() -> list[tf.Tensor]:
             values = [weight.read_value() for weight in weights]
             overlays = [group.empty() for group in groups]
-            return _Parts(tf.constant(version), tf.constant(0, tf.int64), values, overlays).flat()
+            return _Parts(tf.constant(self._version), tf.constant(0, tf.int64), values, overlays).flat()
 
         self._snapshot = Snapshot(specs, initial)
 
@@ -107,8 +118,9 @@ class Versions(tf.Module):
                 "mix versions while a delta is applied. Remedy: read a weight by tf.convert_to_tensor in the model."
             )
 
-    def signatures(self) -> dict[str, Signature]:
-        """Signatures for operators; see docs/serving.md."""
+    def signatures(self, version: str, layout: str) -> dict[str, Signature]:
+        """Signatures for operators, of an export with these digests; see docs/serving.md."""
+        self._version, self._layout = version, layout
         functions = self._apply_delta, self._apply_deltas, lambda _: _description(self._read())
         return {name: Signature(*of) for name, of in zip(UPDATES, zip(functions, (_PATH, _PATH, {})))}
 
@@ -154,7 +166,11 @@ class Versions(tf.Module):
 
     def _apply(self, path: tf.Tensor, header: server_changes.Header, before: _Parts) -> _Parts:
         """Makes the version after a delta, whose base is the version `before`."""
-        words = ["delta ", path, " is of a model with other tables or dense weights. Remedy: load a full export."]
+        words = [
+            "delta ",
+            path,
+            " is of another model: its tables, dense weights or constants differ. Remedy: load a full export.",
+        ]
         same_model = tf.debugging.Assert(header.layout == self._layout, [tf.strings.join(words)])
         with tf.control_dependencies([same_model]):
             weights, entries = server_changes.read(path, header, self._groups, self._weight_specs)

@@ -80,9 +80,9 @@ class Overlay(NamedTuple):
         masks = tf.math.segment_sum(
             tf.bitwise.left_shift(tf.ones_like(tables), tables), tf.cumsum(tf.cast(new_id, tf.int64)) - 1
         )
-        last = [tf.int64.max], [0], [0]
-        index = (tf.concat([part, end], 0) for part, end in zip((tf.gather(ids, first), masks, first), last))
-        return cls(*index, ids, tables, alive, rows)
+        distinct = tf.concat([tf.gather(ids, first), [tf.int64.max]], 0)
+        masks, first = (tf.concat([part, [0]], 0) for part in (masks, first))
+        return cls(distinct, masks, first, ids, tables, alive, rows)
 
     def after(self, ids: tf.Tensor, tables: tf.Tensor, alive: tf.Tensor, rows: tf.Tensor) -> Overlay:
         """The overlay after a delta with these entries."""

@@ -58,8 +58,15 @@ Model = Union[RankingModel, HSTURetrieval]
 REPLICAS = ("groups", "rule", "sync_every", "moment_scale", "replicas_together")
 
 
-def export(model: Model, output: str | os.PathLike, ops: str = "stock", states: StateOptions | None = None) -> None:
-    """Writes the SavedModel of a trained model by fr.export. Collective.
+def export(
+    model: Model,
+    output: str | os.PathLike,
+    ops: str = "stock",
+    states: StateOptions | None = None,
+    *,
+    base: str | os.PathLike | None = None,
+) -> None:
+    """Writes the SavedModel of a trained model, or a delta to the export `base`, by fr.export. Collective.
 
     states: The cache of user states of an export with ops "ours", for its signature "with_state"; None: no cache.
 
@@ -72,7 +79,7 @@ def export(model: Model, output: str | os.PathLike, ops: str = "stock", states: 
         if ops != "ours":
             raise ValueError(f'states need ops "ours", got ops {ops!r}. Export with ops="ours", or without states.')
         signatures |= _with_state(*server.with_state(states), signatures["serving_default"].inputs)
-    fr.export(model, output, ops, signatures=signatures)
+    fr.export(model, output, ops, signatures=signatures, base=base)
 
 
 def saved_experiment(checkpoint: str | os.PathLike) -> Experiment:
@@ -133,7 +140,7 @@ Answer = Callable[[dict[str, tf.Tensor], tf.Tensor], dict[str, tf.Tensor]]
 def _with_state(kept: KeptStates, answer: Answer, inputs: Mapping[str, tf.TensorSpec]) -> dict[str, fr.Signature]:
     def function(given: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         # The version comes before all rows and weights, so that no state of old weights gets a new version.
-        version = tf.identity(kept.cache.version)
+        version = kept.cache.version()
         with tf.control_dependencies([version]):
             return answer({name: tf.identity(value) for name, value in given.items()}, version)
 

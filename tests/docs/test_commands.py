@@ -116,6 +116,9 @@ RUN_ELSEWHERE = {
         "tests/benchmarks/test_schedule_quality.py::test_jobs_are_trained_once_and_compared_with_sync_of_the_same_seeds"
     ),
     "python -m benchmarks.serving --quick --json serving.json": "tests/benchmarks/test_serving.py::test_fields",
+    "python -m tests.saved_model.hour --deltas 360": (
+        "tests/saved_model/test_updates.py::test_four_threads_see_whole_versions_where_only_tensorflow_is"
+    ),
     "python -m benchmarks.tfra_swap --quick --json swap.json": (
         "tests/benchmarks/test_tfra_swap.py::test_both_models_train_alike_and_take_turns"
     ),

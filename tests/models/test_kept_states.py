@@ -41,8 +41,9 @@ class Ranking:
     def __init__(self, folder):
         self.model = made(GRM)
         roomy = KeptStates(GRMStates(self.model), self.model.config, StateOptions(10**6, page_tokens=4))
-        most = 3 * roomy.cache.state_bytes(14)
-        export(self.model, folder, "ours", StateOptions(most, page_tokens=4, piece=3))
+        self.options = StateOptions(3 * roomy.cache.state_bytes(14), page_tokens=4, piece=3)
+        export(self.model, folder, "ours", self.options)
+        self.folder = folder
         self.loaded = tf.saved_model.load(str(folder))
         self.random = np.random.default_rng(5)
         self.budgets = self.random.integers(0, 4, USERS)
@@ -94,10 +95,7 @@ class Ranking:
         return {name: int(value) for name, value in self.ask({}, "state_statistics").items()}
 
     def change(self):
-        """Changes weights and rows in place, as a delta does, and then the version."""
-        for weight in self.loaded.dense_weights:
-            if weight.dtype == tf.float32 and weight.shape.rank:
-                weight.assign(weight * 1.25)
+        """Changes rows in place, and then the version."""
         table = self.loaded.served_tables._tables["item"].resource_handle
         ids, handles = ops.table_keys(table, 0)
         records = ops.table_read_records(table, handles).numpy()
@@ -135,6 +133,25 @@ def test_random_requests_answer_as_on_whole_histories(ranking):
         again += np.sum(got["found"] & (np.array(before) > 0))
     counts = ranking.counts()
     assert refused > 3 and again > 30 and counts["hits"] >= again and counts["evictions"] > 3
+
+
+def test_a_delta_makes_states_of_the_older_version_unreachable(ranking, tmp_path):
+    ranking.happen(2, 6)
+    events = len(ranking.histories[2])
+    whole, later = ranking.inputs([2], [0], [2]), ranking.inputs([2], [events], [2])
+    old = ranking.ask(whole)["ctr"]
+    assert ranking.ask(later)["found"]
+    for weight in ranking.model.trainable_variables:
+        weight.assign(weight * 1.25)
+    export(ranking.model, tmp_path / "delta", "ours", ranking.options, base=ranking.folder)
+    ranking.ask({"path": str(tmp_path / "delta")}, "apply_delta")
+    assert not ranking.ask(later)["found"]
+    new = ranking.ask(whole)["ctr"]
+    assert np.abs(new - old).max() > 1e-3
+    np.testing.assert_allclose(new, ranking.wanted(whole)["ctr"], rtol=0, atol=TOLERANCE)
+    found = ranking.ask(later)
+    assert found["found"]
+    np.testing.assert_allclose(found["ctr"], new, rtol=0, atol=TOLERANCE)
 
 
 def test_concurrent_requests_of_one_user(ranking):

@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from tf_fusedrec import ops
 from tf_fusedrec._tf_compat import tf
+
+_applied_deltas: contextvars.ContextVar[tf.Tensor | None] = contextvars.ContextVar("applied_deltas", default=None)
+
+
+@contextlib.contextmanager
+def after_deltas(count: tf.Tensor) -> Iterator[None]:
+    """In this context, versions of caches count the `count` <int64>[] deltas that the server has applied, too."""
+    token = _applied_deltas.set(count)
+    try:
+        yield
+    finally:
+        _applied_deltas.reset(token)
 
 
 class CachedStates(NamedTuple):
@@ -22,9 +36,9 @@ class CachedStates(NamedTuple):
 class StateCache(tf.Module):
     """States of users, bounded in bytes, in host memory of the server. ops.user_states has the parts.
 
-    A state belongs to the version of the model that computed it. `next_version` makes all states unreachable at once.
-    A program that changes weights or rows of a loaded model calls it behind its last change. Each loaded model has a
-    cache of its own.
+    A state belongs to the version of the model that computed it. The signature "apply_delta" begins a new version, and
+    so does `next_version`: all states are unreachable at once. A program that changes weights or rows of a loaded model
+    in another way calls `next_version` behind its last change. Each loaded model has a cache of its own.
 
     Args:
       parts: Parts of a token and of a user, as the model computes them.
@@ -61,18 +75,27 @@ class StateCache(tf.Module):
                 f'{max_bytes}. Raise it, or keep smaller pages, shorter histories or dtype "bfloat16".'
             )
         self._resource = _Resource(self._kept, max_bytes=max_bytes, page_tokens=page_tokens, ttl=ttl)
-        self.version = tf.Variable(0, dtype=tf.int64, trainable=False, name="version")
+        self._called = tf.Variable(0, dtype=tf.int64, trainable=False, name="version")  # calls of next_version
 
     def state_bytes(self, tokens: int) -> int:
         """Returns the bytes that a state of so many tokens takes."""
         return ops.user_state_bytes(self._kept, tokens, self._page_tokens)
+
+    def version(self) -> tf.Tensor:
+        """Returns the version of the model that answers, <int64>[], which never decreases."""
+        return self._since(self._called.read_value())
+
+    @staticmethod
+    def _since(called: tf.Tensor) -> tf.Tensor:
+        deltas = _applied_deltas.get()
+        return called if deltas is None else called + deltas
 
     def find(self, users: tf.Tensor, version: tf.Tensor, wanted: tf.Tensor) -> CachedStates:
         """Reads states.
 
         Args:
           users: <int64>[B].
-          version: <int64>[], self.version as it was before the model read a weight or a row for this request.
+          version: <int64>[], self.version() as it was before the model read a weight or a row for this request.
           wanted: <bool>[B], the users to look for. The others have no state in the result.
         """
         places = tf.where(wanted)
@@ -111,7 +134,7 @@ class StateCache(tf.Module):
 
     def next_version(self) -> tf.Tensor:
         """Makes all states unreachable, returns their memory, and returns the new version <int64>[]."""
-        version = self.version.assign_add(1, read_value=True)
+        version = self._since(self._called.assign_add(1, read_value=True))
         with tf.control_dependencies([ops.user_states_drop(self._resource.resource_handle, version)]):
             return tf.identity(version)
 

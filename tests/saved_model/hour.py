@@ -80,11 +80,8 @@ class Training:
 
 def write(folder: pathlib.Path, steps: int) -> np.ndarray:
     """Writes "export", "deltas/" and the full export "last". Returns the answers by version."""
-    model, training = make_model(), Training()
-    for name, (ids, rows) in training.arrays().items():
-        fr.checkpoint.warm_start(model, name, ids, rows.view(np.float32))
-    model.layers[-1].set_weights(training.weights)
-    fr.export(model, folder / "export")
+    training = Training()
+    model = _export(training, folder / "export")
     answers, before = [training.answer()], folder / "export"
     (folder / "deltas").mkdir()
     for step in range(1, steps + 1):
@@ -100,12 +97,22 @@ def write(folder: pathlib.Path, steps: int) -> np.ndarray:
             shutil.rmtree(before)
         before = after
         answers.append(training.answer())
-    before.rename(folder / "last")
+    _export(training, folder / "last")
     return np.stack(answers)
 
 
+def _export(training: Training, to: pathlib.Path) -> keras.Model:
+    """Writes a full export of the current version by fr.export. Returns its model."""
+    model = make_model()
+    for name, (ids, rows) in training.arrays().items():
+        fr.checkpoint.warm_start(model, name, ids, rows.view(np.float32))
+    model.layers[-1].set_weights(training.weights)
+    fr.export(model, to)
+    return model
+
+
 def _write_full(export: pathlib.Path, to: pathlib.Path, training: Training, weights: list[tf.Variable]) -> None:
-    """Writes the full export of a step, with the graph of the first one."""
+    """Writes what a delta reads from the full export of a step: all but its graph, which is of the first one."""
     shutil.copytree(export, to)
     tensors = applying.read_bundle(to)
     for at, weight in enumerate(weights):

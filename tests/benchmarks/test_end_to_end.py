@@ -26,7 +26,7 @@ def data(tmp_path_factory):
 
 
 def test_our_side_trains_an_epoch_where_the_peer_lacks_torch(data, tmp_path, monkeypatch, capsys):
-    """A torch.py that cannot be imported stands before any torch of this interpreter."""
+    """A module torch that cannot be imported stands before any torch of this interpreter."""
     (tmp_path / "torch.py").write_text("raise ImportError('no torch here')", encoding="utf-8")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     output = tmp_path / "r.json"

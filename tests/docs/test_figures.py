@@ -22,7 +22,7 @@ def test_a_command_is_shown_once_for_the_rows_that_share_it():
 
 
 def test_a_file_replaces_the_figure_of_an_earlier_state(tmp_path):
-    for path in figures.RESULTS.iterdir():
+    for path in figures.RESULTS.glob("*.*"):
         (tmp_path / path.name).write_bytes(path.read_bytes())
     kept = json.loads((tmp_path / "figures.json").read_text(encoding="utf-8"))
     kept["figures"]["new"] = {"ms": 1}

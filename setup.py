@@ -3,12 +3,13 @@
 With nvcc, the device code (*.cu) becomes libfusedrec_cuda.so beside it, and the ops get their GPU form: the *.cc files
 below folders named `cuda`. Two libraries, because TensorFlow's own libraries carry symbols of another CUDA runtime. The
 library with the device code does not link to TensorFlow, and it contains and hides its CUDA runtime. FUSEDREC_CUDA is
-`auto` (the default: where nvcc and a GPU are), `0` or `1`.
+`auto` (the default: where nvcc and a GPU are), `0` or `1`. FUSEDREC_CUDA_ARCHS names the GPUs to compile for, `80 90`.
 
 The library is bound to the TensorFlow of the building environment. Its flags come from tf.sysconfig. The build writes
-the version of TensorFlow to tf_fusedrec/ops/_build_info.py, so that the loader can explain a mismatch. A wheel has it
-in its version, as 0.1.0+tf2.21.0, and requires it; a source distribution allows all releases. The build keeps objects
-in build/custom_ops and compiles them again only when their source, an included header, or the command has changed.
+the versions of TensorFlow and of this package to tf_fusedrec/ops/_build_info.py, so that the loader can explain a
+mismatch. A wheel has both in its version, as 0.1.0+tf2.21.0, and requires that TensorFlow; a source distribution allows
+all releases. tools/wheel.py makes a wheel of its own of the libraries with GPU kernels. The build keeps objects in
+build/custom_ops and compiles them again only when their source, an included header, or the command has changed.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 
 from setuptools import Extension, setup
 from setuptools.command.build import build
@@ -33,6 +35,7 @@ from setuptools.command.build_ext import build_ext
 ROOT = pathlib.Path(__file__).resolve().parent
 SOURCES = "custom_ops"
 OBJECTS = pathlib.Path("build/custom_ops")  # relative to ROOT, as are all paths given to g++
+HEADERS = pathlib.Path("custom_ops/common/tensorflow.h")
 LIBRARY = pathlib.Path("tf_fusedrec/ops/_fusedrec_ops.so")
 BUILD_INFO = pathlib.Path("tf_fusedrec/ops/_build_info.py")
 CUDA_LIBRARY = pathlib.Path("tf_fusedrec/ops/libfusedrec_cuda.so")
@@ -43,13 +46,11 @@ COMPILE_FLAGS = [
     "-O3", "-ffp-contract=off", "-fno-math-errno", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra"
 ]  # fmt: skip
 
-# Machine code for A100 and H100/H200, and PTX from which the driver compiles for later GPUs. -fmad=false: as above.
+# -fmad=false: as above.
 CUDA_FLAGS = [
-    "-std=c++17", "-O3", "-fmad=false", "-lineinfo", "-Xcompiler", "-fPIC,-fvisibility=hidden,-Wall",
-    "-gencode", "arch=compute_80,code=sm_80",
-    "-gencode", "arch=compute_90,code=sm_90",
-    "-gencode", "arch=compute_90,code=compute_90",
+    "-std=c++17", "-O3", "-fmad=false", "-lineinfo", "-Xcompiler", "-fPIC,-fvisibility=hidden,-Wall"
 ]  # fmt: skip
+CUDA_ARCHS = "80 90"  # compute capabilities of A100 and of H100/H200
 # The CUDA runtime inside, and none of its names outside.
 CUDA_LINK_FLAGS = [
     "-shared", "-cudart", "static", "-Xlinker",
@@ -124,6 +125,20 @@ def find_nvcc() -> str | None:
     return None
 
 
+def cuda_architectures() -> list[str]:
+    """Returns nvcc's flags: machine code for each GPU wanted, and PTX from which the driver compiles for later GPUs."""
+    wanted = os.environ.get("FUSEDREC_CUDA_ARCHS", CUDA_ARCHS)
+    numbers = wanted.split()
+    if not numbers or not all(re.fullmatch(r"[1-9]\d+", number) for number in numbers):
+        raise SystemExit(
+            f"error: FUSEDREC_CUDA_ARCHS must be compute capabilities without their dot, such as {CUDA_ARCHS!r}, "
+            f"got {wanted!r}."
+        )
+    newest = max(numbers, key=int)
+    codes = [*((number, f"sm_{number}") for number in numbers), (newest, f"compute_{newest}")]
+    return [word for number, code in codes for word in ("-gencode", f"arch=compute_{number},code={code}")]
+
+
 def is_current(output: pathlib.Path, command: str, inputs: list[pathlib.Path]) -> bool:
     """Returns whether `command` made `output`, and `output` is younger than its inputs."""
     record = output.with_suffix(".command")
@@ -155,26 +170,53 @@ def run_compiler(command: list[str], output: pathlib.Path) -> None:
     output.with_suffix(".command").write_text(shlex.join(command), encoding="utf-8")
 
 
-def compile_object(source: pathlib.Path, flags: list[str]) -> tuple[pathlib.Path, bool]:
-    """Compiles one source if needed. Returns its object, relative to ROOT, and whether it was compiled."""
+def compile_object(
+    source: pathlib.Path, flags: list[str], headers: pathlib.Path | None = None
+) -> tuple[pathlib.Path, bool]:
+    """Compiles one source, or HEADERS, if needed. Returns its object and whether it was compiled.
+
+    Args:
+      source: Path relative to ROOT, as are all others here.
+      flags: The compiler and its flags.
+      headers: The compiled HEADERS, for a source that begins with them.
+    """
     stem = OBJECTS / source.relative_to(SOURCES).with_suffix("")
-    output, depfile = ROOT / stem.with_suffix(".o"), stem.with_suffix(".d")
-    output.parent.mkdir(parents=True, exist_ok=True)
-    command = [*flags, "-MMD", "-MF", str(depfile), "-MT", "object", "-c", str(source)]
+    output, depfile = stem.with_suffix(".h.gch" if source == HEADERS else ".o"), stem.with_suffix(".d")
+    (ROOT / output).parent.mkdir(parents=True, exist_ok=True)
+    # -MD lists TensorFlow's headers, too, so that those of another TensorFlow are compiled.
+    form = ["-x", "c++-header", "-MD"] if source == HEADERS else ["-MMD"]
+    if headers is not None:
+        form += ["-include", str(headers.with_suffix(""))]  # the compiler looks for this name and .gch
+    command = [*flags, *form, "-MF", str(depfile), "-MT", "object", "-c", str(source)]
     inputs = dependencies(ROOT / depfile)
-    if inputs and is_current(output, shlex.join(command), inputs):
-        return stem.with_suffix(".o"), False
+    needed = inputs if headers is None else [*inputs, ROOT / headers]
+    if inputs and is_current(ROOT / output, shlex.join(command), needed):
+        return output, False
     sys.stdout.write(f"compiling {source}\n")  # one write: the lines of the workers do not mix
     sys.stdout.flush()
-    run_compiler(command, output)
-    return stem.with_suffix(".o"), True
+    run_compiler(command, ROOT / output)
+    return output, True
 
 
-def compile_objects(sources: list[pathlib.Path], flags: list[str]) -> tuple[list[str], bool]:
-    """Compiles sources if needed. Returns their objects, and whether any was compiled."""
+def compile_objects(
+    sources: list[pathlib.Path], flags: list[str], behind_headers: Callable[[pathlib.Path], bool] = lambda source: False
+) -> tuple[list[str], bool]:
+    """Compiles sources if needed. Returns their objects, and whether any was compiled.
+
+    Args:
+      sources: Paths relative to ROOT.
+      flags: The compiler and its flags.
+      behind_headers: Whether a source begins with the compiled HEADERS.
+    """
     with concurrent.futures.ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        compiled = list(pool.map(lambda source: compile_object(source, flags), sources))
-    return [str(path) for path, _ in compiled], any(fresh for _, fresh in compiled)
+        later = [source for source in sources if behind_headers(source)]
+        compiling_headers = pool.submit(compile_object, HEADERS, flags) if later else None
+        running = [pool.submit(compile_object, source, flags) for source in sources if source not in later]
+        if compiling_headers is not None:
+            headers, _ = compiling_headers.result()
+            running += [pool.submit(compile_object, source, flags, headers) for source in later]
+    compiled = [one.result() for one in running]
+    return sorted(str(path) for path, _ in compiled), any(fresh for _, fresh in compiled)
 
 
 def link(name: str, command: list[str], objects: list[str], fresh: bool) -> pathlib.Path:
@@ -188,19 +230,19 @@ def link(name: str, command: list[str], objects: list[str], fresh: bool) -> path
 def build_cuda_library(nvcc: str) -> pathlib.Path:
     """Compiles the changed device code and links it."""
     sources = sorted(path.relative_to(ROOT) for path in (ROOT / SOURCES).rglob("*.cu"))
-    objects, fresh = compile_objects(sources, [nvcc, *CUDA_FLAGS, f"-I{SOURCES}"])
+    objects, fresh = compile_objects(sources, [nvcc, *CUDA_FLAGS, *cuda_architectures(), f"-I{SOURCES}"])
     return link(CUDA_LIBRARY.name, [nvcc, *CUDA_LINK_FLAGS, *objects], objects, fresh)
 
 
 def build_library(with_cuda: bool) -> tuple[pathlib.Path, str]:
     """Compiles the changed sources of the ops and links them. Returns the library and the TensorFlow version."""
-    version, compile_flags, link_flags = describe_tensorflow()
     compiler = os.environ.get("CXX", "g++")
-    if shutil.which(compiler) is None:
+    if shutil.which(compiler) is None:  # before TensorFlow's import, which takes seconds
         raise SystemExit(
             f"error: the C++ compiler {compiler!r} is not on PATH. Remedy: install g++ "
             "(Debian: apt install g++) or name another one in CXX."
         )
+    version, compile_flags, link_flags = describe_tensorflow()
     sources = sorted(path.relative_to(ROOT) for path in (ROOT / SOURCES).rglob("*.cc"))
     cuda_flags = []
     if with_cuda:
@@ -208,7 +250,8 @@ def build_library(with_cuda: bool) -> tuple[pathlib.Path, str]:
         cuda_flags = [f"-L{OBJECTS}", f"-l:{CUDA_LIBRARY.name}", "-Wl,-rpath,$ORIGIN"]
     else:
         sources = [path for path in sources if "cuda" not in path.parts]
-    objects, fresh = compile_objects(sources, [compiler, *compile_flags, *COMPILE_FLAGS, f"-I{SOURCES}"])
+    flags = [compiler, *compile_flags, *COMPILE_FLAGS, f"-I{SOURCES}"]
+    objects, fresh = compile_objects(sources, flags, lambda source: source.stem.endswith(("_op", "_kernel")))
     command = [compiler, "-shared", *objects, *cuda_flags, *link_flags]
     return link(LIBRARY.name, command, objects, fresh), version
 
@@ -240,7 +283,8 @@ class BuildCustomOps(build_ext):
         built[LIBRARY], version = build_library(with_cuda=nvcc is not None)
         built[BUILD_INFO] = ROOT / OBJECTS / BUILD_INFO.name
         built[BUILD_INFO].write_text(
-            f'"""Written by setup.py with the library beside it."""\n\nTENSORFLOW_VERSION = "{version}"\n',
+            '"""Written by setup.py with the library beside it."""\n\n'
+            f'TENSORFLOW_VERSION = "{version}"\nVERSION = "{VERSION}"\n',
             encoding="utf-8",
         )
         folder = ROOT if self.inplace else pathlib.Path(self.build_lib)

@@ -1,6 +1,7 @@
 """Exports a trained model as a SavedModel and defines its signatures.
 
     python -m models.export --checkpoint runs/grm_tiny/checkpoint --output runs/grm_tiny/saved_model [--ops ours]
+        [--state_bytes 1000000000]
 
 Unknown ids get the same rows as in evaluation (TableConfig.unknown). Signatures take flat tensors. A ragged feature is
 a tensor of values; the features of a role share their row_splits <int64>[B+1]:
@@ -16,14 +17,26 @@ retrieval, "serving_default"
 retrieval, "top_k"
   the same and k <int32>[].  ->  ids <int64>[B, k], scores <float>[B, k], without the items of the history.
 Histories longer than the model's are cut to their newest events.
+
+With states (ops "ours"; the model extends states, see user_state.py), kept_states.py says what a request names:
+
+"with_state"
+  the inputs of "serving_default"; user, events_before <int64>[B].
+  ->  the same answers, NaN where found is false, and found <bool>[B]: false asks for the user's whole history, with
+  events_before 0.
+"next_version"
+  ->  version <int64>[]. All states are gone. Call it behind a change of weights or rows.
+"state_statistics"
+  ->  the counts of ops.UserStatesStatistics, <int64>[] each.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
-from collections.abc import Sequence
-from typing import Union
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Union
 
 import numpy as np
 from absl import app, flags
@@ -31,9 +44,12 @@ from absl import app, flags
 import tf_fusedrec as fr
 from models.build import columns, make_embedding, make_model, no_rows
 from models.experiment import EmbeddingConfig, Experiment, from_dict
+from models.grm import GRM
+from models.kept_states import KeptStates, StateOptions
 from models.ranking import RankingModel
 from models.ranking_config import ROLES, RankingConfig
 from models.retrieval import HSTURetrieval
+from models.user_state import GRMStates, RetrievalStates
 from tf_fusedrec import tf
 from tf_fusedrec.layers import jagged
 
@@ -42,10 +58,28 @@ Model = Union[RankingModel, HSTURetrieval]
 REPLICAS = ("groups", "rule", "sync_every", "moment_scale", "replicas_together")
 
 
-def export(model: Model, output: str | os.PathLike, ops: str = "stock") -> None:
-    """Writes the SavedModel of a trained model by fr.export. Collective."""
+def export(
+    model: Model,
+    output: str | os.PathLike,
+    ops: str = "stock",
+    states: StateOptions | None = None,
+    *,
+    base: str | os.PathLike | None = None,
+) -> None:
+    """Writes the SavedModel of a trained model, or a delta to the export `base`, by fr.export. Collective.
+
+    states: The cache of user states of an export with ops "ours", for its signature "with_state"; None: no cache.
+
+    Raises:
+      ValueError: fr.export refuses, the model cannot keep states, or states.max_bytes holds no longest history.
+    """
     server = _RankingServer(model) if isinstance(model, RankingModel) else _RetrievalServer(model)
-    fr.export(model, output, ops, signatures=server.signatures())
+    signatures = server.signatures()
+    if states is not None:
+        if ops != "ours":
+            raise ValueError(f'states need ops "ours", got ops {ops!r}. Export with ops="ours", or without states.')
+        signatures |= _with_state(*server.with_state(states), signatures["serving_default"].inputs)
+    fr.export(model, output, ops, signatures=signatures, base=base)
 
 
 def saved_experiment(checkpoint: str | os.PathLike) -> Experiment:
@@ -99,6 +133,21 @@ def _check_all_restored(model: Model, prefix: str) -> None:
         ) from error
 
 
+# A signature's function of its inputs and the version of the model.
+Answer = Callable[[dict[str, tf.Tensor], tf.Tensor], dict[str, tf.Tensor]]
+
+
+def _with_state(kept: KeptStates, answer: Answer, inputs: Mapping[str, tf.TensorSpec]) -> dict[str, fr.Signature]:
+    def function(given: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+        # The version comes before all rows and weights, so that no state of old weights gets a new version.
+        version = kept.cache.version()
+        with tf.control_dependencies([version]):
+            return answer({name: tf.identity(value) for name, value in given.items()}, version)
+
+    of_users = {name: tf.TensorSpec([None], tf.int64) for name in ("user", "events_before")}
+    return {"with_state": fr.Signature(function, {**inputs, **of_users}, (kept.cache,)), **kept.signatures()}
+
+
 class _RankingServer:
     """The signatures of a ranking model."""
 
@@ -117,19 +166,45 @@ class _RankingServer:
         return {"serving_default": fr.Signature(self.scores, inputs)}
 
     def scores(self, inputs: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+        logits = self._model(self._batch(inputs, self._config.max_history), training=False)
+        return {task: tf.sigmoid(logits[task]) for task in logits}
+
+    def with_state(self, options: StateOptions) -> tuple[KeptStates, Answer]:
+        if not isinstance(self._model, GRM):
+            raise ValueError(f"states need a GRM, got {type(self._model).__name__}. Export without states.")
+        states = GRMStates(self._model)
+        kept = KeptStates(states, self._model.config, options)
+
+        def scores(inputs: dict[str, tf.Tensor], version: tf.Tensor) -> dict[str, tf.Tensor]:
+            batch = self._batch(inputs, None)
+            resumed = kept.resume(inputs["user"], version, inputs["events_before"], batch["history_time"])
+            for name in [name for name in batch if name.startswith("history_")]:
+                batch[name] = jagged.last(batch[name], resumed.new_events)
+            if options.piece:
+                logits, state = states.score_in_pieces(batch, resumed.state, options.piece)
+            else:
+                logits, state = states.update(batch, resumed.state)
+            kept.keep(resumed, state)
+            found = tf.gather(resumed.found, jagged.token_rows(batch["exposed_item"].row_splits))
+            scored = {task: tf.where(found, tf.sigmoid(logits[task]), math.nan) for task in logits}
+            return {**scored, "found": resumed.found}
+
+        return kept, scores
+
+    def _batch(self, inputs: dict[str, tf.Tensor], max_history: int | None) -> dict[str, Any]:
+        """Returns the model's batch, with the newest events of each history; None: with all."""
         config = self._config
-        batch = {name: inputs[name] for name in (*config.contextual, *config.contextual_dense)}
+        batch: dict[str, Any] = {name: inputs[name] for name in (*config.contextual, *config.contextual_dense)}
         for name in config.contextual_lists:
             batch[name] = tf.RaggedTensor.from_row_splits(inputs[name], inputs[f"{name}_row_splits"])
-        for role, longest in (("history", config.max_history), ("exposed", None)):
+        for role, longest in (("history", max_history), ("exposed", None)):
             for name in (*event_columns(config, role), *config.dense_columns(role)):
                 ragged = tf.RaggedTensor.from_row_splits(inputs[name], inputs[f"{role}_row_splits"])
                 if name.removesuffix("_count") in config.list_columns(role):
                     ids, lengths = name.removesuffix("_count"), tf.reduce_sum(ragged, axis=1)
                     batch[ids] = tf.RaggedTensor.from_row_lengths(inputs[ids], lengths)
                 batch[name] = ragged if longest is None else jagged.last(ragged, longest)
-        logits = self._model(batch, training=False)
-        return {task: tf.sigmoid(logits[task]) for task in logits}
+        return batch
 
 
 def event_columns(config: RankingConfig, role: str) -> list[str]:
@@ -161,6 +236,22 @@ class _RetrievalServer:
         )
         return {"user_embedding": self._model.embed_users(items, times, inputs["query_time"])}
 
+    def with_state(self, options: StateOptions) -> tuple[KeptStates, Answer]:
+        states = RetrievalStates(self._model)
+        kept = KeptStates(states, self._model.config, options)
+
+        def user_embedding(inputs: dict[str, tf.Tensor], version: tf.Tensor) -> dict[str, tf.Tensor]:
+            items, times = (
+                tf.RaggedTensor.from_row_splits(inputs[name], inputs["row_splits"]) for name in ("item_id", "timestamp")
+            )
+            resumed = kept.resume(inputs["user"], version, inputs["events_before"], times)
+            items, times = (jagged.last(part, resumed.new_events) for part in (items, times))
+            vectors, state = states.embed_users(items, times, inputs["query_time"], resumed.state)
+            kept.keep(resumed, state)
+            return {"user_embedding": tf.where(resumed.found[:, tf.newaxis], vectors, math.nan), "found": resumed.found}
+
+        return kept, user_embedding
+
     def top_k(self, inputs: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         users = self.user_embedding(inputs)["user_embedding"]
         catalogue = self._model.catalogue
@@ -181,7 +272,8 @@ def main(argv: Sequence[str]) -> None:
     if len(argv) > 1:
         raise app.UsageError(f"unexpected arguments {list(argv[1:])}; see --help")
     try:
-        export(trained_model(flags.FLAGS.checkpoint), flags.FLAGS.output, flags.FLAGS.ops)
+        states = StateOptions(flags.FLAGS.state_bytes, flags.FLAGS.state_ttl) if flags.FLAGS.state_bytes else None
+        export(trained_model(flags.FLAGS.checkpoint), flags.FLAGS.output, flags.FLAGS.ops, states)
     except ValueError as error:
         raise SystemExit(f"error: {error}") from error
     print(f"saved model: {flags.FLAGS.output}")
@@ -191,4 +283,6 @@ if __name__ == "__main__":
     flags.DEFINE_string("checkpoint", None, "Folder of a checkpoint that models.train wrote.", required=True)
     flags.DEFINE_string("output", None, "Folder of the SavedModel to write; it must not exist.", required=True)
     flags.DEFINE_enum("ops", "stock", ["stock", "ours"], "Operations that the server supports.")
+    flags.DEFINE_integer("state_bytes", 0, "Memory of the server's cache of user states; 0 for no cache.", 0)
+    flags.DEFINE_integer("state_ttl", 0, "Seconds without use after which a user state leaves; 0 for never.", 0)
     app.run(main)

@@ -66,9 +66,7 @@ class ExposureModel(RankingModel):
     def dense(self, inputs: Batch) -> tf.Tensor:
         """Returns the numbers of each exposure, of its user, and the mean of the history's, <float32>[E, n]."""
         numbers, user = self.dense_of(inputs), jagged.token_rows(inputs["exposed_item"].row_splits)
-        parts = [] if numbers.exposed is None else [numbers.exposed]
-        if numbers.contextual is not None:
-            parts.append(tf.gather(numbers.contextual, user))
+        parts = self.own_numbers(inputs, numbers)
         if numbers.history is not None:
             parts.append(tf.gather(_mean(numbers.history), user))
         return tf.concat(parts, axis=1) if parts else tf.zeros([tf.size(user), 0])
@@ -77,12 +75,6 @@ class ExposureModel(RankingModel):
     def dense_columns(self) -> int:
         """The columns n of `dense`."""
         return sum(dense_width(self.config, role) for role in ("contextual", "history", "exposed"))
-
-    def vectors(self, inputs: Batch, rows: dict[str, Any]) -> list[tf.Tensor]:
-        """Returns the rows of the user's context and of the exposure's columns, <float>[E, config.dim] each."""
-        user = jagged.token_rows(inputs["exposed_item"].row_splits)
-        context = [tf.gather(rows[name], user) for name in self.config.contextual_features]
-        return [*context, *(rows[name].values for name in self.config.columns_of("exposed"))]
 
     def mean_vectors(self, inputs: Batch, rows: dict[str, Any]) -> list[tf.Tensor]:
         """Returns the mean of each column of the user's history, or zeros without one, <float>[E, config.dim] each."""
@@ -93,11 +85,6 @@ class ExposureModel(RankingModel):
     def event_columns(self) -> tuple[str, ...]:
         """The id columns of an event of the history. They begin like columns_of("exposed"), and end with the action."""
         return (*self.config.columns_of("history"), "history_action")
-
-    @property
-    def num_vectors(self) -> int:
-        """The number of `vectors`."""
-        return len(self.config.contextual_features) + len(self.config.columns_of("exposed"))
 
 
 def network(units: Sequence[int], dropout: float, name: str) -> keras.Sequential:

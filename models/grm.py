@@ -7,23 +7,31 @@
 Columns of numbers enter by a projection for each kind of token: those of the context are one more token, those of
 history and exposures are added to the tokens.
 
+A token is the sum of its features, and a target reaches its user by attention alone. With config.cross_layers, the
+experts take x_0 and its crosses: x_0 is the target's normalised output of the blocks beside its own numbers and rows
+and those of its user, as DCN-V2 gets them.
+
 One sample is one user. Every exposure is a separate target that sees context, history and itself, but no other
 exposure. The logits therefore equal those of one row per exposure, at the cost of one pass over the history.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from models.base import Batch
+from models.dcn import Cross
 from models.dense_inputs import DenseInputs, dense_width
 from models.encoders import attends_by_time, encoder_blocks
+from models.exposure_model import products
 from models.group_norm import GroupLayerNorm
 from models.model_config import GRMConfig
 from models.ranking import RankingModel
 from models.ranking_config import ROLES
 from tf_fusedrec import keras, tf
-from tf_fusedrec.layers import MMoE, PositionEmbedding, SequenceTimes, jagged, sequence_times
+from tf_fusedrec.layers import MMoE, PositionEmbedding, SequenceTimes, jagged, norms, sequence_times
 
 KINDS = ("contextual", *ROLES)  # of tokens, in their order in a row
 
@@ -63,6 +71,8 @@ class GRM(RankingModel):
             GroupLayerNorm(len(KINDS), name=f"group_norm_{number}")
             for number in range(config.num_blocks if config.group_norm else 0)
         ]
+        self.crosses = [Cross(0, name=f"cross_{number}") for number in range(config.cross_layers)]
+        self.dropout = keras.layers.Dropout(config.dropout)
         self.experts = MMoE(config.num_experts, config.expert_units, len(config.tasks), config.top_k, name="mmoe")
         self.heads = [
             keras.Sequential(
@@ -77,7 +87,8 @@ class GRM(RankingModel):
 
     def call(self, inputs: Batch, training: bool | None = None) -> dict[str, tf.Tensor]:
         num_targets = inputs["exposed_item"].row_lengths()
-        tokens = jagged.concat(self.token_parts(inputs, training))
+        rows, numbers = self.rows_of(inputs, training), self.dense_of(inputs)
+        tokens = jagged.concat(self.token_parts(rows, numbers))
         x = self.positions(tokens, num_targets=num_targets, training=training)
         times = self._times(inputs, num_targets)
         options = {"timestamps": times, "num_targets": num_targets, "contextual_length": self.seeing_context}
@@ -91,7 +102,28 @@ class GRM(RankingModel):
         else:
             for block in self.blocks:
                 x = block(x, training=training, **options)
-        return self.logits(jagged.last(x, num_targets).values)
+        exposed = jagged.last(x, num_targets).values
+        if self.crosses:
+            own = [*self.own_numbers(inputs, numbers), *self.vectors(inputs, rows)]
+            # The blocks add to scaled tokens, so their sums are an order of magnitude above the rows beside them.
+            exposed = self._crossed([norms.layer_norm(exposed), *own], training)
+        return self.logits(exposed)
+
+    def _crossed(self, parts: list[tf.Tensor], training: bool | None) -> tf.Tensor:
+        """Returns the crosses of all columns of the parts, <float>[E, n]."""
+        x_0 = tf.concat([tf.cast(part, self.compute_dtype) for part in parts], axis=1)
+        x_0 = x = self.dropout(x_0, training=training)
+        for cross in self.crosses:
+            x = cross(x_0, x)
+        return x
+
+    @property
+    def expert_columns(self) -> int:
+        """Columns n of the experts' input."""
+        if not self.config.cross_layers:
+            return self.config.dim
+        numbers = dense_width(self.config, "contextual") + dense_width(self.config, "exposed")
+        return numbers + (1 + self.num_vectors) * self.config.dim
 
     @property
     def seeing_context(self) -> int:
@@ -99,7 +131,7 @@ class GRM(RankingModel):
         return 0 if self.config.causal_context else self.config.context_tokens
 
     def logits(self, exposed: tf.Tensor) -> dict[str, tf.Tensor]:
-        """Returns the logits of exposures from their outputs of the last block, <float>[E, D]."""
+        """Returns the logits of exposures from the input of the experts, <float>[E, expert_columns]."""
         logits = [head(y) for head, y in zip(self.heads, self.experts(exposed))]
         return {task: tf.cast(tf.squeeze(logit, -1), tf.float32) for task, logit in zip(self.config.tasks, logits)}
 
@@ -115,7 +147,8 @@ class GRM(RankingModel):
         lengths = context + batch["history_item"].row_lengths() + exposed
         splits = tf.concat([[0], tf.cumsum(lengths)], axis=0)
         blocks = [block.forward_flops(splits, self.config.dim, exposed, self.seeing_context) for block in self.blocks]
-        per_exposure = self.experts.forward_flops(self.config.dim)
+        columns = self.expert_columns
+        per_exposure = self.experts.forward_flops(columns) + len(self.crosses) * products([columns, columns])
         per_exposure += 2 * len(self.config.tasks) * (self.config.expert_units + 1) * self.config.head_units
         heads = tf.cast(tf.reduce_sum(exposed) * per_exposure, tf.float64)
         return tf.add_n(blocks) + heads + self._number_flops(batch) + self.projection_flops(batch)
@@ -129,10 +162,14 @@ class GRM(RankingModel):
             (2.0 * self.config.dim * columns[role] * count for role, count in counted.items()), tf.zeros([], tf.float64)
         )
 
-    def token_parts(self, inputs: Batch, training: bool | None) -> list[tf.RaggedTensor]:
-        """Returns the tokens of context (if any), history and exposures, each the sum of its features' embeddings."""
-        rows = self.rows_of(inputs, training)
-        numbers = self._projected_numbers(self.dense_of(inputs))
+    def token_parts(self, rows: dict[str, Any], of_columns: DenseInputs) -> list[tf.RaggedTensor]:
+        """Returns the tokens of context (if any), history and exposures, each the sum of its features' embeddings.
+
+        Args:
+          rows: Result of `rows_of`.
+          of_columns: Result of `dense_of`.
+        """
+        numbers = self._projected_numbers(of_columns)
         history_parts = [rows[name].values for name in (*self.config.columns_of("history"), "history_action")]
         history = rows["history_item"].with_values(tf.add_n([*history_parts, *numbers["history"]]))
         # History and exposures share the item's row, so a marker distinguishes them.

@@ -129,6 +129,24 @@ class RankingModel(SequenceModel):
         rows = self.embedding(ids)
         return {name: self._projected(name, of_feature, inputs) for name, of_feature in rows.items()}
 
+    def own_numbers(self, inputs: Batch, numbers: DenseInputs) -> list[tf.Tensor]:
+        """Returns the numbers of each exposure and of its user, <float32>[E, n] each, without those of the history."""
+        parts = [] if numbers.exposed is None else [numbers.exposed]
+        if numbers.contextual is not None:
+            parts.append(tf.gather(numbers.contextual, jagged.token_rows(inputs["exposed_item"].row_splits)))
+        return parts
+
+    def vectors(self, inputs: Batch, rows: dict[str, Any]) -> list[tf.Tensor]:
+        """Returns the rows of the user's context and of the exposure's columns, <float>[E, config.dim] each."""
+        user = jagged.token_rows(inputs["exposed_item"].row_splits)
+        context = [tf.gather(rows[name], user) for name in self.config.contextual_features]
+        return [*context, *(rows[name].values for name in self.config.columns_of("exposed"))]
+
+    @property
+    def num_vectors(self) -> int:
+        """The number of `vectors`."""
+        return len(self.config.contextual_features) + len(self.config.columns_of("exposed"))
+
     def _ids_of_events(self, inputs: Batch, role: str, training: bool | None) -> dict[str, tf.RaggedTensor]:
         config, events = self.config, inputs[f"{role}_item"]
         ids = {name: inputs[name] for name in config.id_columns(role)}

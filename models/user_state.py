@@ -37,8 +37,8 @@ class GRMStates:
       new_events: Whether states take new events. False keeps whole histories, which take candidates only.
 
     Raises:
-      ValueError: With new_events, the model's context tokens see the history; the model has group_norm or item_lists; a
-        block cannot keep a state.
+      ValueError: With new_events, the model's context tokens see the history; the model has cross_layers, group_norm or
+        item_lists; a block cannot keep a state.
     """
 
     def __init__(self, model: GRM, *, new_events: bool = True):
@@ -52,6 +52,11 @@ class GRMStates:
             raise ValueError(
                 f"model.config.item_lists is {list(model.config.item_lists)}: a request cuts columns by event, and "
                 "lists have several ids per event. Train without item_lists."
+            )
+        if model.config.cross_layers:
+            raise ValueError(
+                f"model.config.cross_layers is {model.config.cross_layers}: the crosses take the context of the user, "
+                "which a state does not keep. Train with cross_layers: 0."
             )
         if model.config.group_norm:
             raise ValueError(
@@ -79,7 +84,7 @@ class GRMStates:
             has more than config.max_sequence_length tokens, or new_events=False and a state got events.
         """
         model = self._model
-        *context, history, exposed = model.token_parts(inputs, False)
+        *context, history, exposed = model.token_parts(model.rows_of(inputs, False), model.dense_of(inputs))
         settled = state.layers[0].values.row_lengths()
         known = tf.cast(settled > 0, tf.int64)
         events = jagged.concat([state.open_tokens, history])

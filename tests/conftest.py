@@ -4,6 +4,7 @@ Without TFRA, which is an extra, the tests that need it are skipped. They are th
 tf_fusedrec/tables/tfra_library.py, in this process or in one that they start.
 """
 
+import gc
 import importlib.util
 import pathlib
 import sys
@@ -40,6 +41,12 @@ def pytest_collection_modifyitems(items):
     for item in items:
         for marker in markers_of(item.module):
             item.add_marker(marker)
+
+
+def pytest_collection_finish():
+    """Spares every later garbage collection the objects of the imported modules, which stay."""
+    gc.collect()
+    gc.freeze()
 
 
 def tfra_is_there() -> bool:

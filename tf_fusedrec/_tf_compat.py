@@ -9,6 +9,12 @@ import os
 import sys
 from collections.abc import Callable
 
+if sys.version_info < (3, 10):
+    raise ImportError(
+        f"tf_fusedrec needs Python 3.10 to 3.13, but this is Python {'.'.join(map(str, sys.version_info[:3]))}. "
+        "Remedy: make an environment with a newer Python, and install the wheel for it there."
+    )
+
 _SWITCH = "TF_USE_LEGACY_KERAS"
 _ON = ("1", "true", "True")
 
@@ -49,10 +55,10 @@ from tensorflow.python.autograph.core import config as _autograph  # noqa: E402
 from tensorflow.python.ops import control_flow_util as _control_flow  # noqa: E402
 from tensorflow.tsl.profiler.protobuf.xplane_pb2 import XSpace  # noqa: E402  The format of tf.profiler's files.
 
-# AutoGraph leaves `keras` alone, but rewrites the sources of `tf_keras` and TFRA at the first step of every process.
-# That takes 15 s each on two cores, and their code does not need it. TensorFlow has no public list of modules to skip.
-# A user's functions called by these modules, or by tf_fusedrec.tfra, are still converted.
-_LEFT_ALONE = ("tf_keras", "tensorflow_recommenders_addons", "tf_fusedrec.tfra")
+# AutoGraph leaves `keras` alone, but rewrites the sources of other packages at the first step of every process. That
+# takes 15 s for `tf_keras` and for TFRA, and 3 s for the layers here. Their code does not need it. TensorFlow has no
+# public list of modules to skip. Keras still converts a user's layers, and converted_as_here a user's functions.
+_LEFT_ALONE = ("tf_keras", "tensorflow_recommenders_addons", "tf_fusedrec")
 _autograph.CONVERSION_RULES = (*map(_autograph.DoNotConvert, _LEFT_ALONE), *_autograph.CONVERSION_RULES)
 
 

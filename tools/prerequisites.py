@@ -16,7 +16,7 @@ import sys
 import tempfile
 
 GIB = 2**30
-# .venv takes 2.8 GiB and build/ below 0.2, pip's cache 1, and the builds of pip and Horovod 2 in the temporary folder.
+# .venv takes 2.8 GiB and build/ below 0.6, pip's cache 1, and the builds of pip and Horovod 2 in the temporary folder.
 ROOM_FOR_CLONE, ROOM_FOR_CACHE, ROOM_FOR_TEMPORARY = 3.5 * GIB, 1.0 * GIB, 2.0 * GIB
 
 CXX17_PROGRAM = """
@@ -83,11 +83,11 @@ def check_compiler(compiler: str) -> list[str]:
     return [f"missing: C++17; {compiler} does not compile a small program (its message: {reason}).\n{remedy}"]
 
 
-def check_programs() -> list[str]:
-    """Checks for the programs that build Horovod: make, and patch for tools/horovod.patch."""
+def check_programs(*names: str) -> list[str]:
+    """Checks for programs that Debian packages under their own name."""
     return [
         f"missing: {name} is not on PATH.\n  Remedy: Debian, Ubuntu: apt install {name}"
-        for name in ("make", "patch")
+        for name in names
         if shutil.which(name) is None
     ]
 
@@ -113,13 +113,14 @@ def check_disk(needs: list[tuple[pathlib.Path, float]]) -> list[str]:
     return messages
 
 
-def missing(root: pathlib.Path, cache: pathlib.Path, *, fresh: bool) -> list[str]:
+def missing(root: pathlib.Path, cache: pathlib.Path, *, fresh: bool, horovod: bool = True) -> list[str]:
     """Returns a message for each missing prerequisite.
 
     Args:
       root: Folder of the clone.
       cache: Folder of built wheels and downloads.
       fresh: Whether .venv is still empty. Only then is room on the disk needed.
+      horovod: Whether Horovod is wanted, whose sources get tools/horovod.patch.
     """
     needs = [
         (root, ROOM_FOR_CLONE),
@@ -131,7 +132,7 @@ def missing(root: pathlib.Path, cache: pathlib.Path, *, fresh: bool) -> list[str
         *check_path(root),
         *check_venv_module(),
         *check_compiler(os.environ.get("CXX", "g++")),
-        *check_programs(),
+        *check_programs("make", *(["patch"] if horovod else [])),
         *(check_disk(needs) if fresh else []),
     ]
 

@@ -82,8 +82,8 @@ def package_digest(version: str) -> str:
     sources = sorted(path for path in (ROOT / "custom_ops").rglob("*") if path.is_file())
     metadata = [ROOT / name for name in ("setup.py", "pyproject.toml", "tf_fusedrec/__init__.py")]
     compilers = [os.environ.get(name, default) for name, default in (("CXX", "g++"), ("NVCC", "nvcc"))]
-    wanted = os.environ.get("FUSEDREC_CUDA", "auto")
-    return digest(requirements_digest("runtime", version), *compilers, wanted, *metadata, *sources)
+    wanted = [os.environ.get(name, "") for name in ("FUSEDREC_CUDA", "FUSEDREC_CUDA_ARCHS")]
+    return digest(requirements_digest("runtime", version), *compilers, *wanted, *metadata, *sources)
 
 
 def pip_install(arguments: list[str], log: str) -> float:
@@ -227,7 +227,9 @@ def main() -> int:
             if shutil.which(os.environ.get("CXX", "g++")) and is_complete(wanted):
                 print("set-up: .venv is up to date", flush=True)
                 return 0
-            lacking = prerequisites.missing(ROOT, horovod_wheel.cache_folder(), fresh=venv_version() is None)
+            fresh = venv_version() is None
+            cache = horovod_wheel.cache_folder()
+            lacking = prerequisites.missing(ROOT, cache, fresh=fresh, horovod=wanted.horovod)
             if lacking:
                 print("\n".join(lacking), file=sys.stderr)
                 return 1

@@ -17,6 +17,19 @@ TAIL_LINES = 25  # Lines of a failed command's log in the error.
 # A compiler, pip or make writes this before the reason. The tail of a long build shows later errors only.
 REASON = re.compile(r"(^|\s)(fatal )?error: ", re.IGNORECASE)
 REASON_LINES = 3
+# Words in the log of a failed command -> what the user can do.
+REMEDIES = {
+    r"No space left on device": (
+        "make room, or point XDG_CACHE_HOME and TMPDIR to a larger disk. The same command then continues."
+    ),
+    r"IncompleteRead|incomplete-download|Connection broken|ConnectionResetError|ReadTimeoutError|ProxyError": (
+        "the network or a proxy cut the download. Run the same command again; pip keeps the files that are whole. "
+        "PIP_RETRIES=10 and PIP_TIMEOUT=120 make pip more patient."
+    ),
+    r"is not a supported wheel on this platform": (
+        "the wheel is for another Python or machine; its name says which. Take the wheel of this Python, or build it."
+    ),
+}
 LOOK_BACK = 50_000  # Bytes at the end of the log that are searched for the progress text.
 PROGRESS_S = 30.0  # Seconds between two lines of progress when the output is no terminal.
 
@@ -98,7 +111,8 @@ def run_logged(
       progress: Pattern of the output that the screen shows in the meantime.
 
     Raises:
-      StepFailed: The exit code is not 0. The message has the first reasons, the log's tail and its path.
+      StepFailed: The exit code is not 0. The message has the first reasons, the log's tail and its path, and a remedy
+        for a reason of REMEDIES.
     """
     return _finish(_start(command, log, cwd, env), command, log, progress)
 
@@ -158,12 +172,14 @@ def _finish(child: subprocess.Popen[bytes], command: list[str], log: pathlib.Pat
     finally:
         display.clear()
     if child.returncode != 0:
-        lines = log.read_text(errors="replace", encoding="utf-8").splitlines()
+        text = log.read_text(errors="replace", encoding="utf-8")
+        remedy = next((f"\n  Remedy: {known}" for words, known in REMEDIES.items() if re.search(words, text)), "")
+        lines = text.splitlines()
         earlier = [line for line in lines[:-TAIL_LINES] if REASON.search(line)][:REASON_LINES]
         shown = [*earlier, *(["..."] if earlier else []), *lines[-TAIL_LINES:]]
         raise StepFailed(
             "\n".join(f"      | {line.strip()}" for line in shown)
             + f"\nerror: this command ended with {child.returncode}: {shlex.join(command)}"
-            + f"\n  The whole log: {log}"
+            + f"\n  The whole log: {log}{remedy}"
         )
     return display.seconds()

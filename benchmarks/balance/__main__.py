@@ -11,6 +11,9 @@ Fields:
   max_token_gap_{fixed, dynamic, global}, max_cost_gap_{fixed, dynamic, global, cost_model}: mean over the steps.
     _p99 is the 99th percentile; _8_rows and _8_rows_p99 are those of the hard case. "dynamic" is scope "rank" of
     TokenBatches. "cost_model" is scope "global" with the cost L + L^2 / 600, whose parts are equal at the mean length.
+  memory_use_{fixed, dynamic, global}: mean tokens of a batch over those of the largest one of all steps and ranks, so
+    the share of the memory for activations that a mean batch uses where the largest just fits (MTGRBoost, table 2).
+    Equal memory holds so many more rows. _8_rows as above.
   step_time_ratio: time to train all rows in global batches over the time in batches with a fixed number of rows, on 2
     real ranks (steps.py).
   reader_ratio: tokens per second of the input pipeline, with plan and tf.data, over those of pyarrow alone on the same
@@ -59,6 +62,12 @@ def gaps(batches: list[list[np.ndarray]], work: np.ndarray) -> tuple[float, floa
     return float(gap.mean()), float(np.percentile(gap, 99))
 
 
+def memory_use(batches: list[list[np.ndarray]], tokens: np.ndarray) -> float:
+    """Returns the mean of the batches' tokens over the tokens of the largest batch."""
+    sums = np.array([[tokens[rows].sum() for rows in step] for step in batches])
+    return float(sums.mean() / sums.max())
+
+
 def simulated() -> dict[str, float]:
     """Returns the gap fields of the JSON file."""
     fields: dict[str, float] = {}
@@ -78,6 +87,8 @@ def simulated() -> dict[str, float]:
             for what, work in (("token", tokens.astype(np.float64)), ("cost", COST.of(tokens))):
                 mean, p99 = gaps(batches, work)
                 fields[f"max_{what}_gap_{name}{suffix}"], fields[f"max_{what}_gap_{name}{suffix}_p99"] = mean, p99
+            if name != "cost_model":  # It fills by another cost than the tokens.
+                fields[f"memory_use_{name}{suffix}"] = memory_use(batches, tokens)
     return fields
 
 

@@ -137,6 +137,19 @@ def second_moments(growth: Sequence[Mapping[str, float]]) -> str:
     )
 
 
+def quality_by_flops(result: Mapping[str, Any]) -> str:
+    """Draws the GAUC of the click task by forward FLOPs, one curve per model (benchmarks.ranking --sizes)."""
+    figure, axes = pyplot.subplots(figsize=(7, 3))
+    for model in dict.fromkeys(entry["model"] for entry in result["sizes"]):
+        mine = [entry for entry in result["sizes"] if entry["model"] == model]
+        axes.plot([one["forward_mflops"] for one in mine], [one["gauc"] for one in mine], "-o", label=model)
+        for one in mine:
+            at = one["forward_mflops"], one["gauc"]
+            axes.annotate(f"{one['gauc']:.4f}", at, (0, 5), textcoords="offset points", ha="center", fontsize=7)
+    axes.set_xscale("log")
+    return _curves(figure, axes, "MFLOPs forward, of a row of a user's exposures", "GAUC", f"{result['data']}, clicks")
+
+
 def kept_plots() -> dict[str, str]:
     """Returns the SVG of the results in the repository, by name."""
     quality = json.loads((RESULTS / "schedule_quality.json").read_text(encoding="utf-8"))
@@ -193,6 +206,8 @@ def plot_of(result: Mapping[str, Any]) -> str | None:
         return weak_scaling(result["weak_scaling"])
     if result.get("curves"):
         return validation_curves(result)
+    if result.get("sizes"):
+        return quality_by_flops(result)
     if result.get("cases") and "peer" in result["cases"][0]:
         return op_cases(result)
     return None

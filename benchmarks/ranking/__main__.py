@@ -1,6 +1,6 @@
 """Question: how well does GRM rank beside DLRM, DIN, DCN-V2 and rates, each tuned on a validation split?
 
-    python -m benchmarks.ranking --data DIR [--quick] [--json FILE] [--run DIR]
+    python -m benchmarks.ranking --data DIR [--sizes] [--quick] [--json FILE] [--run DIR]
 
 DIR holds MovieLens-1M (click := rating >= 4, second task: rating = 5; three parts by time, for all users alike) or
 KuaiRand (click, long view; the last fifth of every user's impressions is test, the last fifth of the others
@@ -20,6 +20,10 @@ auc_difference is the same. Those of the second task begin with "second_". `mode
 Every training is a job with a folder below --run, whose name holds a hash of its configuration. The same command keeps
 finished jobs, so it may be stopped at any time. As many jobs train at a time as there are cores, with one thread each.
 --quick tries one setting for two epochs, with one seed.
+
+--sizes measures GAUC by forward FLOPs instead, of GRM and DLRM in four sizes each (MTGRBoost, figure 2). They train by
+the first setting of GRID, and the validation split chooses the epochs of each. `sizes` has an entry for each, with the
+fields of sizes.measure. benchmarks.plots draws it. With --quick, two sizes of each train one epoch.
 """
 
 from __future__ import annotations
@@ -33,7 +37,7 @@ from typing import Any, NamedTuple
 
 from benchmarks.harness import harness
 from benchmarks.harness.machine import describe
-from benchmarks.ranking import jobs, rates, summary
+from benchmarks.ranking import jobs, rates, sizes, summary
 from benchmarks.ranking.data_sets import MODELS, DataSet, data_set_of
 from benchmarks.ranking.job import best
 from models.ranking_config import RankingConfig
@@ -117,6 +121,16 @@ def measure(data: DataSet, source: pathlib.Path, run: pathlib.Path, budget: Budg
     }
 
 
+def measure_sizes(data: DataSet, source: pathlib.Path, run: pathlib.Path, quick: bool) -> dict[str, Any]:
+    """Returns the fields of the JSON file of --sizes."""
+    given: dict[str, Any] = WHOLE._asdict() | {"settings": settings_of(WHOLE)[0], "count": 4}
+    if quick:
+        given |= {"epochs": 1, "patience": 0, "seeds": QUICK.seeds, "count": 2}
+    entries = sizes.measure(data, data.prepared(source, run), run, given.pop("settings"), **given)
+    harness.print_table("test split, means over seeds", entries)
+    return {"data": data.name, "tasks": list(data.tasks), "seeds": given["seeds"], "sizes": entries}
+
+
 def show(fields: Mapping[str, Any]) -> None:
     for name, one in fields["models"].items():
         epochs = f", {one['epochs']} epochs" if "epochs" in one else ""
@@ -136,6 +150,7 @@ def show(fields: Mapping[str, Any]) -> None:
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
     parser.add_argument("--data", type=pathlib.Path, required=True, metavar="DIR", help="MovieLens-1M or KuaiRand")
+    parser.add_argument("--sizes", action="store_true", help="GAUC by forward FLOPs of GRM and DLRM instead")
     parser.add_argument("--quick", action="store_true", help="one setting, two epochs, one seed")
     parser.add_argument("--run", type=pathlib.Path, default="runs/ranking", help="folder of the jobs")
     parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="file for the result")
@@ -145,10 +160,15 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> None:
     arguments = parse(argv)
     data = data_set_of(arguments.data)
-    fields = measure(data, arguments.data.resolve(), arguments.run.resolve(), QUICK if arguments.quick else WHOLE)
-    show(fields)
+    source, run = arguments.data.resolve(), arguments.run.resolve()
+    if arguments.sizes:
+        fields = measure_sizes(data, source, run, arguments.quick)
+    else:
+        fields = measure(data, source, run, QUICK if arguments.quick else WHOLE)
+        show(fields)
     if arguments.json:
-        facts = {"benchmark": "ranking", "machine": describe(), **fields}
+        name = "ranking_sizes" if arguments.sizes else "ranking"
+        facts = {"benchmark": name, "machine": describe(), **fields}
         arguments.json.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
 
 

@@ -15,6 +15,7 @@ import numpy as np
 
 import tf_fusedrec as fr
 from benchmarks.harness import children
+from models.base import TRAINING_PASSES
 from models.build import columns, make_embedding, make_model, no_rows
 from models.compare import SAMPLES
 from models.dense_inputs import read_statistics
@@ -53,7 +54,9 @@ class Progress(keras.callbacks.Callback):
         self._begin = time.process_time()
 
     def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
-        entry: dict[str, Any] = {"epoch": epoch + 1, "loss": float((logs or {})["loss"])}
+        logs = logs or {}
+        entry: dict[str, Any] = {"epoch": epoch + 1, "loss": float(logs["loss"])}
+        entry["forward_mflops"] = 1e3 * float(logs["gflops"]) / TRAINING_PASSES / float(logs["samples"])  # of a row
         entry["processor_seconds"] = round(time.process_time() - self._begin, 1)
         if self._patience or epoch + 1 == self._epochs:
             self.last = self._evaluate()

@@ -43,7 +43,7 @@ class Job(NamedTuple):
 
 
 def job_of(
-    data: DataSet, model: str, setting: Mapping[str, float], epochs: int, seed: int, folder: pathlib.Path,
+    data: DataSet, model: str, setting: Mapping[str, Any], epochs: int, seed: int, folder: pathlib.Path,
     run: pathlib.Path, patience: int = 0,
 ) -> Job:  # fmt: skip
     """Returns the job of a model. Jobs of other configurations or other data have other folders.

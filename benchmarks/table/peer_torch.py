@@ -31,10 +31,10 @@ except ImportError as error:
     MISSING = str(error)
 
 
-def _fbgemm(rows: int, pooling: PoolingMode, bag: int) -> Callable[[Any, Any], Any]:
+def fbgemm(rows: int, pooling: PoolingMode, bag: int = 1, dim: int = DIM) -> Callable[[Any, Any], Any]:
     """Returns a step of FBGEMM's table batched embeddings, with one table and row-wise Adagrad."""
     table = SplitTableBatchedEmbeddingBagsCodegen(
-        [(rows, DIM, EmbeddingLocation.HOST, ComputeDevice.CPU)],
+        [(rows, dim, EmbeddingLocation.HOST, ComputeDevice.CPU)],
         optimizer=OptimType.EXACT_ROWWISE_ADAGRAD, learning_rate=LEARNING_RATE, eps=1e-8, pooling_mode=pooling,
     )  # fmt: skip
     for weights in table.split_embedding_weights():
@@ -74,8 +74,8 @@ def main(folder: str, rows: int, threads: int, bag: int) -> None:
     batches = [torch.from_numpy(ids) for ids in np.load(pathlib.Path(folder) / "numbers.npy")]
     gradients = torch.from_numpy(np.load(pathlib.Path(folder) / "gradients.npy"))
     variants = {
-        "fbgemm_sequence": _fbgemm(rows, PoolingMode.NONE, bag),
-        "fbgemm_pooled": _fbgemm(rows, PoolingMode.SUM, bag),
+        "fbgemm_sequence": fbgemm(rows, PoolingMode.NONE, bag),
+        "fbgemm_pooled": fbgemm(rows, PoolingMode.SUM, bag),
         "torch_sgd": _torch(rows, lambda weights: torch.optim.SGD(weights, lr=LEARNING_RATE)),
         "torch_adam": _torch(rows, lambda weights: torch.optim.SparseAdam(list(weights), lr=LEARNING_RATE, eps=1e-7)),
     }

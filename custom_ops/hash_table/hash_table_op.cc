@@ -65,7 +65,8 @@ max_rows: limit of rows per segment; 0 sets none.
 eviction: the choice of the rows that leave at max_rows.
 ttl: training lookups (ticks of the clock) after which an untouched row leaves; 0 for never.
 admission_count: training lookups that must bring an id before it gets a row.
-max_candidates: limit of the ids counted for admission, per segment; 0 sets none.
+max_candidates: limit of the ids counted for admission, per segment; a lookup that ends beyond it halves all counts and
+  forgets the ids that came once. 0 sets none.
 record_tombstones: whether the table remembers ids that left, for delta checkpoints.
 hot_after: training lookups at which a row moves from float16 to float32; 0 keeps all rows in `storage`.
 memory_budget: bytes of rows in memory; 0 sets no limit. A file in tier_folder holds the rows beyond.

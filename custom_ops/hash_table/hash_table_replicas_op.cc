@@ -36,7 +36,7 @@ Returns and forgets the ids that this replica trained or removed since the last 
 
 table: of HashTable with averaged.
 message: <int64>[2 * S + n] counts[2 * S], then ids: by segment those that were trained and have a row, then by segment
-  those that left and have none. Ascending inside a segment.
+  those that left and have none. Ascending inside a segment on the CPU; on a GPU the trained ids are in the order of rows.
 headers: <int64>[n] last << 32 | count of rows that were trained, 0 of ids that left.
 )doc");
 

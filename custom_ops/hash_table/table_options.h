@@ -22,6 +22,10 @@ struct TableOptions {
   Eviction eviction = Eviction::kNone;
   int64_t ttl = 0;             // training lookups after which a row that none touched leaves; 0: never
   int64_t window = 1;          // training lookups whose rows stay where they are
+  int64_t admission_count = 1;     // training lookups that must bring an id before it gets a row
+  int64_t max_candidates = 0;      // ids per segment counted for admission; 0: no limit
+  bool record_tombstones = false;  // whether the table knows the ids that left
+  bool averaged = false;           // replicas of this table are averaged: it records the ids that they exchange
 };
 
 }  // namespace fusedrec

@@ -16,14 +16,10 @@ namespace fusedrec {
 struct TableSpec : TableOptions {
   std::vector<uint64_t> seeds;     // one per segment; as many segments as seeds
   std::vector<std::string> names;  // of the segments, for messages; may be empty
-  int64_t admission_count = 1;     // training lookups that must bring an id before it gets a row
-  int64_t max_candidates = 0;      // ids per segment counted for admission; 0: no limit
-  bool record_tombstones = false;
   int64_t hot_after = 0;      // > 0: rows begin in 16 bits and move to float32 at that many training lookups
   int64_t memory_budget = 0;  // > 0: bytes of rows in memory; rows beyond are kept in a file
   std::string tier_folder;    // of that file
   bool host_rows = false;     // device tables only: rows in host memory, the rows of two batches on the device
-  bool averaged = false;      // replicas of this table are averaged: it records the ids that they exchange
 };
 
 // A received message (rank_partition.h), checked: for each source the counts of all segments, then its ids.

@@ -125,10 +125,11 @@ void PooledRecoverParts(absl::Span<const T* const> rows, int64_t dim, absl::Span
 template <typename T>
 void PooledRecoverGrad(const T* grads, int64_t dim, absl::Span<const int32_t> index,
                        absl::Span<const int64_t> bag_splits, absl::Span<const float> scale,
-                       const ParallelFor& parallel_for, T* out, int64_t out_rows) {
+                       const ParallelFor& parallel_for, int32_t* begin, T* out, int64_t out_rows) {
   // bags[begin[u] .. begin[u + 1]): the bag of every n with index[n] == u, in the order of n. Counts stand one place
   // ahead while the bags are placed, which turns them into the begins.
-  std::vector<int32_t> begin(out_rows + 2, 0), bags(index.size());
+  std::fill_n(begin, out_rows + 2, 0);
+  std::vector<int32_t> bags(index.size());
   for (const int32_t u : index) ++begin[u + 2];
   for (int64_t u = 0; u < out_rows; ++u) begin[u + 2] += begin[u + 1];
   for (size_t g = 0; g < scale.size(); ++g) {
@@ -137,9 +138,9 @@ void PooledRecoverGrad(const T* grads, int64_t dim, absl::Span<const int32_t> in
   const int64_t mean = index.size() / std::max<int64_t>(out_rows, 1) + 1;
   parallel_for(out_rows, (20 + dim / 2) * mean, [&](int64_t first, int64_t last) {
     if constexpr (std::is_same<T, float>::value) {
-      SumFloats(grads, dim, begin.data(), bags.data(), scale.data(), first, last, out);
+      SumFloats(grads, dim, begin, bags.data(), scale.data(), first, last, out);
     } else {
-      SumBags(grads, dim, begin.data(), bags.data(), scale.data(), first, last, out);
+      SumBags(grads, dim, begin, bags.data(), scale.data(), first, last, out);
     }
   });
 }
@@ -150,7 +151,7 @@ void PooledRecoverGrad(const T* grads, int64_t dim, absl::Span<const int32_t> in
   template void PooledRecoverParts<T>(absl::Span<const T* const>, int64_t, absl::Span<const int64_t>,               \
                                       absl::Span<const float>, const ParallelFor&, T*, int64_t);                    \
   template void PooledRecoverGrad<T>(const T*, int64_t, absl::Span<const int32_t>, absl::Span<const int64_t>,       \
-                                     absl::Span<const float>, const ParallelFor&, T*, int64_t);
+                                     absl::Span<const float>, const ParallelFor&, int32_t*, T*, int64_t);
 FUSEDREC_INSTANTIATE(float)
 FUSEDREC_INSTANTIATE(Eigen::half)
 FUSEDREC_INSTANTIATE(Eigen::bfloat16)

@@ -39,11 +39,12 @@ void PooledRecoverParts(absl::Span<const T* const> rows, int64_t dim, absl::Span
 // never named become 0.
 //
 //   grads  [G, D]
+//   begin  [out_rows + 2], scratch as for RecoverGrad
 //   out    [out_rows, D]; each index in [0, out_rows)
 template <typename T>
 void PooledRecoverGrad(const T* grads, int64_t dim, absl::Span<const int32_t> index,
                        absl::Span<const int64_t> bag_splits, absl::Span<const float> scale,
-                       const ParallelFor& parallel_for, T* out, int64_t out_rows);
+                       const ParallelFor& parallel_for, int32_t* begin, T* out, int64_t out_rows);
 
 }  // namespace fusedrec
 

@@ -71,18 +71,16 @@ void Recover(const char* rows, int64_t row_bytes, absl::Span<const int32_t> inde
 }
 
 template <typename T>
-void RecoverGrad(const T* grads, int64_t dim, absl::Span<const int32_t> index, const ParallelFor& parallel_for, T* out,
-                 int64_t out_rows) {
+void RecoverGrad(const T* grads, int64_t dim, absl::Span<const int32_t> index, const ParallelFor& parallel_for,
+                 int32_t* begin, T* out, int64_t out_rows) {
   const int64_t num = index.size();
-  // positions[begin[u] .. begin[u + 1]) are the n with index[n] == u, ascending.
-  std::vector<int32_t> begin(out_rows + 1, 0);
+  // positions[begin[u] .. begin[u + 1]) are the n with index[n] == u, ascending. Counts stand one place ahead while the
+  // positions are placed, which turns them into the begins.
+  std::fill_n(begin, out_rows + 2, 0);
   std::vector<int32_t> positions(num);
-  for (const int32_t u : index) ++begin[u + 1];
-  for (int64_t u = 0; u < out_rows; ++u) begin[u + 1] += begin[u];
-  {
-    std::vector<int32_t> next(begin.begin(), begin.end() - 1);
-    for (int64_t n = 0; n < num; ++n) positions[next[index[n]]++] = static_cast<int32_t>(n);
-  }
+  for (const int32_t u : index) ++begin[u + 2];
+  for (int64_t u = 0; u < out_rows; ++u) begin[u + 2] += begin[u + 1];
+  for (int64_t n = 0; n < num; ++n) positions[begin[index[n] + 1]++] = static_cast<int32_t>(n);
 
   const int64_t mean_uses = num / std::max<int64_t>(out_rows, 1) + 1;
   parallel_for(out_rows, (20 + dim) * mean_uses, [&](int64_t first, int64_t last) {
@@ -104,10 +102,11 @@ void RecoverGrad(const T* grads, int64_t dim, absl::Span<const int32_t> index, c
   });
 }
 
-template void RecoverGrad<float>(const float*, int64_t, absl::Span<const int32_t>, const ParallelFor&, float*, int64_t);
+template void RecoverGrad<float>(const float*, int64_t, absl::Span<const int32_t>, const ParallelFor&, int32_t*, float*,
+                                 int64_t);
 template void RecoverGrad<Eigen::half>(const Eigen::half*, int64_t, absl::Span<const int32_t>, const ParallelFor&,
-                                       Eigen::half*, int64_t);
+                                       int32_t*, Eigen::half*, int64_t);
 template void RecoverGrad<Eigen::bfloat16>(const Eigen::bfloat16*, int64_t, absl::Span<const int32_t>,
-                                           const ParallelFor&, Eigen::bfloat16*, int64_t);
+                                           const ParallelFor&, int32_t*, Eigen::bfloat16*, int64_t);
 
 }  // namespace fusedrec

@@ -33,10 +33,11 @@ void Recover(const char* rows, int64_t row_bytes, absl::Span<const int32_t> inde
 //
 //   grads  [>= N, D]
 //   index  [N], each in [0, out_rows) (caller checks)
+//   begin  [out_rows + 2], scratch: the caller can refuse a number of rows that memory does not hold
 //   out    [out_rows, D]
 template <typename T>
-void RecoverGrad(const T* grads, int64_t dim, absl::Span<const int32_t> index, const ParallelFor& parallel_for, T* out,
-                 int64_t out_rows);
+void RecoverGrad(const T* grads, int64_t dim, absl::Span<const int32_t> index, const ParallelFor& parallel_for,
+                 int32_t* begin, T* out, int64_t out_rows);
 
 }  // namespace fusedrec
 

@@ -86,10 +86,12 @@ class RecoverGradOp : public OpKernel {
     OP_REQUIRES_OK(ctx, RequireIndex(In<int32_t>(index), rows));
 
     const int64_t dim = grads.dim_size(1);
-    Tensor* out;
+    Tensor *out, begin;
     OP_REQUIRES_OK(ctx, ctx->allocate_output(0, TensorShape({out_rows, dim}), &out));
     if (out->NumElements() == 0) return;
-    RecoverGrad(grads.flat<T>().data(), dim, In<int32_t>(index), CpuPool(ctx), out->flat<T>().data(), out_rows);
+    OP_REQUIRES_OK(ctx, ctx->allocate_temp(tensorflow::DT_INT32, TensorShape({out_rows + 2}), &begin));
+    RecoverGrad(grads.flat<T>().data(), dim, In<int32_t>(index), CpuPool(ctx), begin.flat<int32_t>().data(),
+                out->flat<T>().data(), out_rows);
   }
 
  private:
@@ -169,10 +171,12 @@ class PooledRecoverGradOp : public OpKernel {
     int64_t rows = 0, out_rows = 0;
     OP_REQUIRES_OK(ctx, ReadNumRows(ctx->input(4), pad_, &rows, &out_rows));
     OP_REQUIRES_OK(ctx, RequireIndex(In<int32_t>(index), rows));
-    Tensor* out;
+    Tensor *out, begin;
     OP_REQUIRES_OK(ctx, ctx->allocate_output(0, TensorShape({out_rows, grads.dim_size(1)}), &out));
+    if (out->NumElements() == 0) return;
+    OP_REQUIRES_OK(ctx, ctx->allocate_temp(tensorflow::DT_INT32, TensorShape({out_rows + 2}), &begin));
     PooledRecoverGrad(grads.flat<T>().data(), grads.dim_size(1), In<int32_t>(index), In<int64_t>(ctx->input(2)),
-                      In<float>(scale), CpuPool(ctx), out->flat<T>().data(), out_rows);
+                      In<float>(scale), CpuPool(ctx), begin.flat<int32_t>().data(), out->flat<T>().data(), out_rows);
   }
 
  private:

@@ -21,8 +21,14 @@ def test_gaps_by_hand():
     assert p99 == pytest.approx(0.99 * 1.2)
 
 
+def test_memory_use_by_hand():
+    tokens = np.array([1, 2, 3, 4])
+    assert balance.memory_use([[np.array([0, 1]), np.array([2])], [np.array([0]), np.array([3])]], tokens) == 11 / 4 / 4
+
+
 def test_balance_is_as_good_as_expected():
     fields = balance.simulated()
+    assert fields["memory_use_fixed"] < 0.8 < 0.97 < fields["memory_use_dynamic"] < fields["memory_use_global"] <= 1
     assert fields["max_token_gap_dynamic"] <= 0.02
     assert fields["max_token_gap_global"] <= 0.0005
     assert fields["max_cost_gap_cost_model"] <= 0.01

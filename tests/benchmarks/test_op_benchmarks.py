@@ -16,6 +16,7 @@ AXES = {
     "join_messages": {"n_ids", "lookups", "ranks"},
     "initial_rows": {"n_ids", "dim", "exists_share"},
     "window_rows": {"n_ids", "pieces", "zipf_alpha"},
+    "user_states": {"tokens", "blocks", "dtype"},
 }
 MEASURES = {
     "peer", "ms_ours", "ms_p90_ours", "ms_peer", "ms_p90_peer", "ratio", "ids_per_s", "bytes_per_s", "ms_floor"

@@ -30,14 +30,25 @@ def test_results_of_a_benchmark_and_of_an_unknown_one(tmp_path, capsys):
     (tmp_path / "step.json").write_text(
         json.dumps({"ms_ours": 2.0, "ms_p90_ours": 9.0, "ms_tfra": 3.0}), encoding="utf-8"
     )
+    entries = [
+        {"model": "grm", "forward_mflops": 2.0, "gauc": 0.71234},
+        {"model": "dlrm", "forward_mflops": 9.0, "gauc": 0.7},
+    ]
+    (tmp_path / "sizes.json").write_text(json.dumps({"data": "d", "sizes": entries}), encoding="utf-8")
     (tmp_path / "other.json").write_text("{}", encoding="utf-8")
     plots.main(
-        ["--output", str(tmp_path / "out"), *(str(tmp_path / f"{name}.json") for name in ("op", "step", "other"))]
+        [
+            "--output",
+            str(tmp_path / "out"),
+            *(str(tmp_path / f"{name}.json") for name in ("op", "step", "sizes", "other")),
+        ]
     )
     assert "other: no plot is known for it" in capsys.readouterr().out
     assert {"n_ids 7", "1.25", "0.5"} <= set(texts((tmp_path / "out/op.svg").read_text(encoding="utf-8")))
     step = texts((tmp_path / "out/step.svg").read_text(encoding="utf-8"))
     assert {"ours", "tfra"} <= set(step) and "p90_ours" not in step
+    by_flops = texts((tmp_path / "out/sizes.svg").read_text(encoding="utf-8"))
+    assert {"grm", "dlrm", "0.7123", "0.7000", "d, clicks"} <= set(by_flops)
     assert not (tmp_path / "out/other.svg").exists()
 
 

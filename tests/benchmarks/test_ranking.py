@@ -85,6 +85,7 @@ def test_a_job_trains_evaluates_and_writes_what_the_summary_reads(data, folders,
     entries = job.main(str(one.folder), **one.request)
     assert one.finished and one.epochs() == entries and [entry["epoch"] for entry in entries] == [1, 2]
     assert "held_out" not in entries[0], "the test split is evaluated once"
+    assert entries[0]["forward_mflops"] == entries[1]["forward_mflops"] > 0
     results = entries[1]["held_out"]
     assert results["exposures"] == USERS * 4 == len(one.samples()["user"])
     metrics = [results[f"{task}_{metric}"] for task in ("ctr", "long_view") for metric in ("auc", "gauc")]
@@ -113,11 +114,12 @@ def test_training_ends_after_epochs_without_a_better_score(patience, epochs):
     progress.set_model(type("Model", (), {"stop_training": False})())
     for epoch in range(6):
         progress.on_epoch_begin(epoch)
-        progress.on_epoch_end(epoch, {"loss": 1.0})
+        progress.on_epoch_end(epoch, {"loss": 1.0, "gflops": 3.0, "samples": 4.0})
         evaluated += [epoch + 1] if "score" in progress.entries[-1] else []
         if progress.model.stop_training:
             break
     assert evaluated == epochs
+    assert progress.entries[0]["forward_mflops"] == 250  # 3 GFLOPs of training are one of four rows forward
 
 
 def test_jobs_run_in_processes_and_a_failing_one_names_its_log(tmp_path, monkeypatch):
@@ -162,9 +164,12 @@ class Trainer:
             names = [f"{task}_{metric}" for task in one.request["tasks"] for metric in ("auc", "gauc")]
             held_out = [dict.fromkeys(names, 1 - self.WRONG[model] / 20)] * epochs
             entries = [
-                {"epoch": n + 1, "score": value, "held_out": of, "processor_seconds": 1.0}
+                {
+                    "epoch": n + 1, "score": value, "held_out": of, "processor_seconds": 1.0,
+                    "forward_mflops": experiment["model"]["dim"],
+                }
                 for n, (value, of) in enumerate(zip(scores, held_out))
-            ]
+            ]  # fmt: skip
             shown = rates.samples_of(
                 data_sets.DATA_SETS[0].experiment(model).model, pathlib.Path(one.request["data"]), 10.0
             )
@@ -203,6 +208,29 @@ def test_the_validation_split_alone_chooses_and_finished_jobs_stay(source, tmp_p
     benchmark.main(given)
     assert len(trainer.jobs) == 16, "a finished job is not trained again"
     assert json.loads((tmp_path / "r.json").read_text(encoding="utf-8")) == result
+
+
+def test_sizes_of_grm_and_dlrm(source, tmp_path, monkeypatch):
+    trainer = Trainer()
+    monkeypatch.setattr(jobs, "train", trainer)
+    given = ["--data", str(source), "--run", str(tmp_path / "run"), "--json", str(tmp_path / "r.json"), "--sizes"]
+    benchmark.main([*given, "--quick"])
+    assert sorted(trainer.jobs) == sorted([(model, False, 0.1, 1, 0) for model in ("grm", "dlrm")] * 2)
+    entries = json.loads((tmp_path / "r.json").read_text(encoding="utf-8"))["sizes"]
+    assert [(one["model"], one["size"], one["forward_mflops"]) for one in entries] == [
+        ("grm", 1, 16), ("grm", 2, 32), ("dlrm", 1, 16), ("dlrm", 2, 32),
+    ]  # fmt: skip
+    assert [one["gauc"] for one in entries] == [1.0, 1.0, 0.5, 0.5]
+    trainer.jobs.clear()
+    monkeypatch.setattr(benchmark, "WHOLE", benchmark.Budget(settings=2, epochs=3, patience=2, seeds=(0, 1)))
+    monkeypatch.setattr(benchmark, "GRID", {"model.dropout": (0.3,)})
+    benchmark.main(given)
+    kinds = [(model, True, 0.3, 3, 0) for model in ("grm", "dlrm")] * 4
+    kinds += [(model, False, 0.3, 2, seed) for model in ("grm", "dlrm") for seed in (0, 1)] * 4
+    assert sorted(trainer.jobs) == sorted(kinds), "the validation split chose two epochs"
+    result = json.loads((tmp_path / "r.json").read_text(encoding="utf-8"))
+    assert result["benchmark"] == "ranking_sizes" and [one["size"] for one in result["sizes"]] == [1, 2, 3, 4] * 2
+    assert result["sizes"][0]["epochs"] == 2 and result["sizes"][0]["gauc_seeds"] == [1.0, 1.0]
 
 
 def test_differences_are_of_means_over_seeds_and_draw_users():

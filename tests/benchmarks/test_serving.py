@@ -16,6 +16,7 @@ def test_fields(tmp_path, monkeypatch):
     monkeypatch.setattr(serving, "QUICK", serving.Size(items=300, requests=6))
     monkeypatch.setattr(serving, "BATCHES", (1, 2))
     monkeypatch.setattr(serving, "REQUEST", serving.Request(events=20, new=3, candidates=4, rounds=2))
+    monkeypatch.setattr(serving, "UPDATES", serving.Updates(windows=1, every=0.3))
     monkeypatch.setattr(sys, "argv", ["serving", "--quick", "--json", str(tmp_path / "result.json")])
     serving.main()
     result = json.loads((tmp_path / "result.json").read_text(encoding="utf-8"))
@@ -28,6 +29,8 @@ def test_fields(tmp_path, monkeypatch):
     assert all(size > 1 for size in result["size_over_rows"].values())
     assert result["speedup_state"] > 0
     assert 0 <= result["max_difference_state"] < 1e-5
+    assert result["p99_ratio_with_delta_every_10s"] > 0
+    assert result["delta_visible_s"] > 0
 
 
 def test_servers_that_disagree_are_not_measured():

@@ -7,6 +7,7 @@ import pytest
 
 from benchmarks.harness import children, harness, machine
 from benchmarks.table import __main__ as table
+from benchmarks.table import collisions as table_collisions
 from benchmarks.table import dedup as table_dedup
 from benchmarks.table import dimensions as table_dimensions
 from benchmarks.table import growth as table_growth
@@ -191,3 +192,36 @@ def test_an_ablation_that_fails_ends_the_run(monkeypatch):
     monkeypatch.setattr(table.processes, "run", lambda *a, **k: type("Done", (), {"returncode": 3, "stdout": "why"}))
     with pytest.raises(harness.CheckFailed, match=r"(?s)benchmarks\.table\.dedup ended with code 3.*why"):
         table.run_ablation("dedup", quick=True)
+
+
+class Side:
+    """A side of table.collisions whose steps take given times, in milliseconds."""
+
+    def __init__(self, path, rows, milliseconds):
+        self._path, self._rows, self._seconds = path, rows, [each / 1e3 for each in milliseconds]
+
+    def ask(self, do, variant=None, steps=0):
+        if do == "check":
+            np.save(self._path, self._rows)
+            return None
+        assert steps == table_collisions.INTERVAL == len(self._seconds)
+        return self._seconds
+
+
+def test_managed_collisions_are_timed_with_their_sorts_and_compared_first(tmp_path):
+    ours = Side(tmp_path / "ours.npy", np.ones([2, 3]), [1.0] * 8)
+    theirs = Side(tmp_path / "peer.npy", np.ones([2, 3]), [2.0] * 7 + [18.0])
+    record = table_collisions.measure({"ours": ours, "mch": theirs}, tmp_path, 256, 2)
+    assert record["factor"] == 8 and record["ms_peer_between"] == pytest.approx(2)
+    assert (record["ms_ours"], record["ms_peer"], record["ratio"]) == pytest.approx((1, 4, 4))
+    other = Side(tmp_path / "peer.npy", np.array([[1, 1, 1], [1, 1, 1.001]]), [1.0] * 8)
+    with pytest.raises(harness.CheckFailed, match="rows of 256 columns after training"):
+        table_collisions.measure({"ours": ours, "mch": other}, tmp_path, 256, 2)
+
+
+def test_a_peer_without_torchrec_is_refused(tmp_path, monkeypatch):
+    (tmp_path / "torch.py").write_text("raise ImportError('no torch here')", encoding="utf-8")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(table_collisions, "ROWS", 100)
+    with pytest.raises(SystemExit, match="lacks a library: no torch here. Install it there"):
+        table_collisions.main(["--peer", sys.executable])

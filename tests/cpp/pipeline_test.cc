@@ -117,7 +117,8 @@ void Steps(int threads) {
         for (int d = 0; d < kDim; ++d) grads[n * kDim + d] = grad;
         sums[{static_cast<int64_t>(segment), rank.ids[n]}] += grad;
       }
-      RecoverGrad(grads.data(), kDim, index, parallel_for, rank.grads.data(),
+      std::vector<int32_t> begin(rank.unique.size() + 2);
+      RecoverGrad(grads.data(), kDim, index, parallel_for, begin.data(), rank.grads.data(),
                   static_cast<int64_t>(rank.unique.size()));
     }
     for (int r = 0; r < kRanks; ++r) Serve(r, tables[r].get(), &ranks, parallel_for);

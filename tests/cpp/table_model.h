@@ -67,6 +67,7 @@ class TableModel {
       ++statistics_[key.segment].inserts;
       Touch(key);
     }
+    HalveCandidates();
     return true;
   }
 
@@ -155,20 +156,19 @@ class TableModel {
       counts.erase(key.id);
       return true;
     }
-    const int shard = ShardedRows::ShardOf(TableHash(key.id));
-    const auto of_shard = [shard](int64_t id) { return ShardedRows::ShardOf(TableHash(id)) == shard; };
-    const auto size = [&] {
-      return std::count_if(counts.begin(), counts.end(), [&](const auto& item) { return of_shard(item.first); });
-    };
-    const int64_t limit = (spec_.max_candidates + ShardedRows::kShards - 1) / ShardedRows::kShards;
-    if (limit > 0 && size() >= limit) {
-      for (auto item = counts.begin(); item != counts.end();) {
-        if (of_shard(item->first)) item->second /= 2;
-        item = item->second == 0 ? counts.erase(item) : std::next(item);
+    counts[key.id] = 1;
+    return false;
+  }
+
+  void HalveCandidates() {
+    for (std::map<int64_t, int64_t>& counts : candidates_) {
+      while (spec_.max_candidates > 0 && static_cast<int64_t>(counts.size()) > spec_.max_candidates) {
+        for (auto item = counts.begin(); item != counts.end();) {
+          item->second /= 2;
+          item = item->second == 0 ? counts.erase(item) : std::next(item);
+        }
       }
     }
-    if (limit == 0 || size() < limit) counts[key.id] = 1;
-    return false;
   }
 
   TableSpec spec_;

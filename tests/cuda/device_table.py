@@ -24,6 +24,22 @@ class Allocator(ctypes.Structure):
     ]
 
 
+class IdSink(ctypes.Structure):
+    """FusedrecIdSink. Collects what it takes."""
+
+    _fields_ = [
+        ("context", ctypes.c_void_p),
+        ("take", ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)),
+    ]
+
+    def __init__(self):
+        super().__init__(None, dict(self._fields_)["take"](self._take))
+
+    def _take(self, _, ids, numbers, count):
+        listed = lambda at: (ctypes.c_int64 * count).from_address(at)[:] if at and count else []  # noqa: E731
+        self.ids, self.numbers = listed(ids), listed(numbers)
+
+
 class Options(ctypes.Structure):
     """TableOptions of table_options.h."""
 
@@ -39,6 +55,10 @@ class Options(ctypes.Structure):
         ("eviction", ctypes.c_int),
         ("ttl", ctypes.c_int64),
         ("window", ctypes.c_int64),
+        ("admission_count", ctypes.c_int64),
+        ("max_candidates", ctypes.c_int64),
+        ("record_tombstones", ctypes.c_bool),
+        ("averaged", ctypes.c_bool),
     ]
 
 
@@ -106,7 +126,7 @@ class DeviceTable:
         self.allocations_left = None  # None: no limit but memory
         seeds = np.array(seeds, np.uint64)
         self.segments = len(seeds)
-        more = {"chunk_rows": 64, "window": 1, "moment_scale": 1.0, **more}
+        more = {"chunk_rows": 64, "window": 1, "moment_scale": 1.0, "admission_count": 1, **more}
         spec = Spec(
             segments=len(seeds), dim=dim, storage=STORAGES[storage], distribution=DISTRIBUTIONS[distribution],
             eviction=EVICTIONS[eviction], rule=RULES.get(rule, rule), seeds=seeds.ctypes.data, **more,
@@ -195,6 +215,24 @@ class DeviceTable:
     def remove(self, segment, ids):
         return self._count("remove", segment, self.memory.put(np.asarray(ids, np.int64)), len(ids))
 
+    def tombstones(self, segment):
+        sink = IdSink()
+        self._call("table_tombstones", segment, sink)
+        return sink.ids
+
+    def forget_tombstones(self):
+        self.kernels.library.fusedrec_table_forget_tombstones(self.handle)
+
+    def candidates(self, segment):
+        """Returns [(id, count)] in the order of checkpoints."""
+        sink = IdSink()
+        self._call("table_candidates", segment, sink)
+        return list(zip(sink.ids, sink.numbers))
+
+    def set_candidates(self, segment, ids, counts):
+        arrays = [np.asarray(numbers, np.int64) for numbers in (ids, counts)]
+        self._call("table_set_candidates", segment, *(ctypes.c_void_p(a.ctypes.data) for a in arrays), len(ids))
+
     def export(self, segment, since=0):
         """Returns (ids [n], records [n, record_bytes]), in the order of rows."""
         most = int(self.size()[0][segment])
@@ -225,8 +263,8 @@ class DeviceTable:
         self._call("table_clear")
 
     def statistics(self):
-        """Returns [segments, 3]: hits, inserts, evictions."""
-        counted = np.zeros([self.segments, 3], np.int64)
+        """Returns [segments, 5]: hits, inserts, evictions, refused, candidates."""
+        counted = np.zeros([self.segments, 5], np.int64)
         self.kernels.library.fusedrec_table_statistics(self.handle, ctypes.c_void_p(counted.ctypes.data))
         return counted.tolist()
 

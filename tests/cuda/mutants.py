@@ -8,20 +8,9 @@ from __future__ import annotations
 
 import fcntl
 import pathlib
-from typing import NamedTuple
 
-
-class Mutant(NamedTuple):
-    """A fault, and the checks that must find it."""
-
-    name: str
-    op: str
-    path: str  # below custom_ops
-    old: str
-    new: str
-    only: str = ""  # part of the names of the checks that find it soonest
-    words: str = ""  # words in the output of the run; empty: any failure counts
-
+from tests.cuda.mutant import Mutant
+from tests.cuda.mutants_of_tables import MUTANTS as TABLE_MUTANTS
 
 SEGMENT_UNIQUE = "segment_unique/cuda/segment_unique_cuda.cuh"
 SPLIT = "common/stable_split.cuh"
@@ -31,11 +20,6 @@ RECOVERY = "recovery/cuda/recovery_cuda.cuh"
 ATTENTION = "jagged_attention/cuda/jagged_attention_cuda.cuh"
 BIAS_GRADS = "jagged_attention/cuda/attention_bias_grads.cuh"
 CHANNELS = "jagged_attention/cuda/attention_channels.cuh"
-TABLE = "hash_table/cuda/hash_table_cuda.cuh"
-SUMS = "hash_table/cuda/sums.cuh"
-SELECT = "hash_table/cuda/select.cuh"
-LINES = "hash_table/cuda/lines.cuh"
-BUFFER = "hash_table/cuda/buffer.cuh"
 # (path, old, new) by op: leaves out sizes of heads that these checks do not run.
 SMALLER = {
     "jagged_attention": [
@@ -145,103 +129,7 @@ MUTANTS = [
         "of_grads = ColumnsOf<D>(problem, slice, FAULT ? 1 : channels)",
         "channels_of_rows",
     ),
-    Mutant(
-        "a place of a line is taken without looking who took it", "hash_table", LINES,
-        "atomicCAS(&line->meta, meta, meta | place)",
-        "FAULT ? (StoreFresh(&line->meta, meta | place), meta) : atomicCAS(&line->meta, meta, meta | place)",
-        "grow_the_table",
-    ),
-    Mutant(
-        "a full line that a key passed carries no mark", "hash_table", LINES,
-        "if ((meta & kOverflown) == 0) atomicOr(&line->meta, kOverflown);",
-        "if (!FAULT && (meta & kOverflown) == 0) atomicOr(&line->meta, kOverflown);", "collide",
-    ),
-    Mutant(
-        "an index shifted: the row of the key before", "hash_table", LINES,
-        "(first & 4) << 2", "(first & 4) << (2 - FAULT)", "grow_the_table",
-    ),
-    Mutant(
-        "a search that some lanes of a group leave", "hash_table", LINES,
-        "if (found == kNowhere && (meta & kOverflown) != 0) {",
-        "if (found == kNowhere && (meta & kOverflown) != 0 && !(FAULT && GroupLane() == 1)) {", "collide",
-        "different collectives",
-    ),
-    Mutant(
-        "a touch is dropped: positions of a known id do not meet", "hash_table", TABLE,
-        "atomicMax(&table.Meta(row)->touch, TouchOf(attempt, position));",
-        "if (FAULT) table.Meta(row)->touch = TouchOf(attempt, position);\n"
-        "    else atomicMax(&table.Meta(row)->touch, TouchOf(attempt, position));",
-        "grow_the_table",
-    ),
-    Mutant(
-        "the first position of a new id does not win", "hash_table", TABLE,
-        "if (n < seen) atomicMin(&slots[slot], n);", "if (!FAULT && n < seen) atomicMin(&slots[slot], n);",
-        "first_occurrence",
-    ),
-    Mutant(
-        "a barrier less: sums of firsts are read before they are there", "hash_table", TABLE,
-        "num_firsts : num_fresh;\n  __syncthreads();", "num_firsts : num_fresh;\n  if (!FAULT) __syncthreads();",
-        "first_occurrence",
-    ),
-    Mutant(
-        "a row is trained by a gradient that is not finite", "hash_table", "hash_table/cuda/update.cuh",
-        "if (!__all_sync(mask, is_finite)) {", "if (!FAULT && !__all_sync(mask, is_finite)) {", "not_finite",
-    ),
-    Mutant(
-        "an index shifted: the last gradient of a row goes to the next", "hash_table", "hash_table/cuda/update.cuh",
-        "begin[u] = static_cast<int32_t>(p);", "begin[u] = static_cast<int32_t>(FAULT && p > 0 ? p - 1 : p);",
-        "order_received",
-    ),
-    Mutant(
-        "a part's sum replaces the sums of the parts before", "hash_table", SUMS,
-        "now = before + grads.Sum(d);", "now = (FAULT ? 0.0f : before) + grads.Sum(d);", "several_parts",
-        "over all parts",
-    ),
-    Mutant(
-        "a row whose gradients do not come is updated", "hash_table", SUMS,
-        "= ~static_cast<int64_t>(row);", "= FAULT ? static_cast<int64_t>(row) : ~static_cast<int64_t>(row);",
-        "several_parts", "rows with gradients change, and no other",
-    ),
-    Mutant(
-        "a row's number outlives its sum", "hash_table", SUMS,
-        "if (n < num_sums) view", "if (n < num_sums && !FAULT) view", "several_parts", "heap-buffer-overflow",
-    ),
-    Mutant(
-        "a row whose gradients wait may leave", "hash_table", "hash_table/cuda/rows.cuh",
-        "(waiting_since != 0 && meta.last", "(!FAULT && waiting_since != 0 && meta.last", "gradients_wait",
-        "rows whose gradients wait have left",
-    ),
-    Mutant(
-        "a barrier less: bytes are counted before the counters are cleared", "hash_table", SELECT,
-        "own[threadIdx.x] = 0;\n  __syncthreads();", "own[threadIdx.x] = 0;\n  if (!FAULT) __syncthreads();",
-        "policies",
-    ),
-    Mutant(
-        "the row that a lookup has met may leave", "hash_table", "hash_table/cuda/rows.cuh",
-        "meta.last + window > clock || AttemptOf(meta.touch) == attempt",
-        "meta.last + window > clock || (!FAULT && AttemptOf(meta.touch) == attempt)",
-        "policies",
-    ),
-    Mutant(
-        "a key that leaves stays in its line", "hash_table", LINES, "atomicAnd(&line->meta, ~(1u << i));",
-        "if (!FAULT) atomicAnd(&line->meta, ~(1u << i));",
-        "by_hand",
-    ),
-    Mutant(
-        "rows that both buffers hold are not refreshed", "hash_table", BUFFER,
-        "to[i] = from[i];", "if (!FAULT) to[i] = from[i];",
-        "as_a_table",
-    ),
-    Mutant(
-        "the wrong buffer is written back", "hash_table", "hash_table/cuda/buffer.cu",
-        "shared, stream));\n  FUSEDREC_RETURN_IF_CUDA_ERROR(active()->ReadAllRecords(",
-        "shared, stream));\n  FUSEDREC_RETURN_IF_CUDA_ERROR((FAULT ? other() : active())->ReadAllRecords(",
-        "as_a_table",
-    ),
-    Mutant(
-        "an index shifted: the row before is refreshed", "hash_table", BUFFER,
-        "own = static_cast<uint32_t>(n);", "own = static_cast<uint32_t>(FAULT && n > 0 ? n - 1 : n);", "as_a_table",
-    ),
+    *TABLE_MUTANTS,
 ]  # fmt: skip
 
 

@@ -13,6 +13,7 @@ import re
 import numpy as np
 
 from tests.cuda.op_kernels import refused, same
+from tests.cuda.op_kernels_replicas import merge, parts_of, taken
 from tests.cuda.op_kernels_sums import accumulate, apply_accumulated
 from tests.cuda.op_kernels_table import (
     DIM,
@@ -35,7 +36,10 @@ UNLIMITED = -1
 
 def state_of(side):
     counts = [side.call(op) for op in (ops.table_size, ops.table_clock, statistics_of_segments)]
-    return [*counts, *(array for segment in range(SEGMENTS) for array in records_of(side, segment))]
+    rows = (array for segment in range(SEGMENTS) for array in records_of(side, segment))
+    left = (side.call(ops.table_tombstones, segment) for segment in range(SEGMENTS))
+    waiting = (array for segment in range(SEGMENTS) for array in side.call(ops.table_candidates, segment))
+    return [*counts, *rows, *left, *waiting]
 
 
 def until_it_fits(limit, call, unchanged):
@@ -130,7 +134,7 @@ def run_host_rows(limit, random):
 
 def run(limit):
     random = np.random.default_rng(0)
-    options = {**ADAGRAD, "max_rows": 40, "eviction": "lru"}
+    options = {**ADAGRAD, "max_rows": 40, "eviction": "lru", "record_tombstones": True}
     pair = Pair(limit, "memory", options)
     # Lines double, then rows leave for others.
     for step, (first, most) in enumerate(((0, 5), (0, 35), (30, 30), (60, 35))):
@@ -148,6 +152,7 @@ def run(limit):
     limit(ctypes.c_int64(UNLIMITED))
     pair.call(ops.table_remove, 0, np.arange(60, 70))  # and not those before
     pair.compare()
+    assert len(pair.on_device(ops.table_tombstones, 0)) > 10
     exported, handles = pair.on_device(keys_since, np.array(0), np.array(0))
     records = pair.on_device(ops.table_read_records, handles)
     other = Pair(limit, "other memory", options)
@@ -156,11 +161,34 @@ def run(limit):
         tables.compare()
         tables.train(random, [[list(range(100, 120)), []]], 9)
         tables.compare()
+    counting = Pair(limit, "memory of counts", {**ADAGRAD, "admission_count": 2})
+    for step, batch in enumerate((range(30), range(20, 40))):
+        counting.train(random, [[list(batch), []]], step + 1)
+        counting.compare()
+    ids, counts = counting.on_device(ops.table_candidates, 0)
+    assert len(ids) == 30
+    counting.call(ops.table_import_candidates, 1, ids, counts)
+    counting.compare()
+    replica = Pair(limit, "memory of replicas", {**options, "averaged": True})
+    for step, (first, most) in enumerate(((0, 30), (25, 30))):
+        replica.train(random, [[list(range(first, first + most)), []]], step + 1)
+        ids = np.arange(first, first + most)
+        replica.call(ops.table_note_trained, np.array([most, 0, *ids]), np.array([most + SEGMENTS], np.int32))
+    ids, splits = np.array([7, 60, 61, 40]), np.array([0, 3, 4])
+    same(*replica.call(ops.table_read_numbers, ids, splits), "numbers of rows")
+    numbers = np.ones([4, 2 * DIM], np.float32)
+    replica.call(merge, np.array([30, 54]), np.array([0, 2, 2]), ids, splits, numbers, ids + (2 << 32), np.array(3))
+    replica.compare()
+    taken_by = [taken(replica.host), parts_of(*replica.on_device(ops.table_take_unsynced))]
+    assert taken_by[0] == taken_by[1], "ids that replicas exchange"
     least = {
-        "look_up": 5, "table_find": 2, "apply_gradients": 2, "accumulate": 5, "apply_accumulated": 0, "table_evict": 3,
-        "table_remove": 1, "keys_since": 1, "table_read_records": 1, "table_import": 6,
+        "table_note_trained": 1, "table_read_numbers": 1, "merge": 6, "table_take_unsynced": 3,
+        "look_up": 5, "table_find": 2, "apply_gradients": 2, "accumulate": 5, "apply_accumulated": 0, "table_evict": 4,
+        "table_remove": 3, "table_tombstones": 1, "keys_since": 1, "table_read_records": 1, "table_import": 6,
+        "table_candidates": 1, "table_import_candidates": 3,
     }  # fmt: skip
-    failed = {name: max(p.needed.get(name, 0) for p in (pair, other)) for name in pair.needed | other.needed}
+    pairs = (pair, other, counting, replica)
+    failed = {name: max(p.needed.get(name, 0) for p in pairs) for name in {name for p in pairs for name in p.needed}}
     assert failed.keys() == least.keys() and all(failed[name] >= least[name] for name in least), failed
     print(f"allocations that failed, by call: {failed}", flush=True)
     run_host_rows(limit, random)

@@ -21,6 +21,7 @@ from tf_fusedrec.tables import places
 from tensorflow.python.framework import kernels  # isort: skip  (tf_fusedrec first: it chooses legacy Keras)
 
 LRU = {"max_rows": 18, "eviction": "lru"}
+OF_DEVICE = {**LRU, "record_tombstones": True, "admission_count": 2, "max_candidates": 12}
 OF_HOST_ROWS = {**LRU, "record_tombstones": True, "ttl": 9}
 
 
@@ -66,11 +67,13 @@ def fitted(schedule, table):
 
 def run():
     with on_device():
-        refused(ValueError, "got TableConfig.admission_count=2", lambda: fitted("sync", {"admission_count": 2}))
+        mixed = {"storage_dtype": "mixed", "hot_after": 2}
+        refused(ValueError, "got TableConfig.hot_after=2", lambda: fitted("sync", mixed))
     host_rows = {"host_rows": True}
     for table, reference, others in (
         (LRU, "sync", (("sync", {}), (DualBuffer(), {}))),
         (LRU, FrozenWindow(2), ((FrozenWindow(2), {}), (Nested(2), host_rows))),
+        (OF_DEVICE, "sync", ((DualBuffer(), {}),)),
         (OF_HOST_ROWS, "sync", (("sync", host_rows), (DualBuffer(), host_rows))),
     ):  # fmt: skip
         wanted, state = fitted(reference, table)

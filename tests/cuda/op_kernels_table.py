@@ -19,12 +19,14 @@ DIM, SEGMENTS = 5, 2
 LONG = 2  # programs with all steps; the others test their rules only
 PLAIN = {"distribution": "uniform", "a": -0.5, "b": 0.5}
 PROGRAMS = [
-    {"rule": "adam", "hyperparameters": [0.0, 0.1, 0.001, 1e-7], **PLAIN, "max_rows": 40, "eviction": "lru"},
+    {"rule": "adam", "hyperparameters": [0.0, 0.1, 0.001, 1e-7], **PLAIN, "max_rows": 40, "eviction": "lru",
+     "record_tombstones": True, "admission_count": 2, "max_candidates": 30},
     {"rule": "rowwise_adagrad", "hyperparameters": [0.7, 0.1, 1e-8, 0.0, 1.0, 2.0], **PLAIN, "storage": "bfloat16",
      "stochastic_rounding": True, "max_rows": 50, "eviction": "lfu", "window": 2},
     {"rule": "adagrad", "hyperparameters": [0.3, 0.1, 1e-7, 1.0], "distribution": "truncated_normal", "a": 0.0,
-     "b": 0.1, "storage": "float16", "ttl": 3},
-    {"rule": "ftrl", "hyperparameters": [0.0, 0.1, -0.5, 0.02, 0.1, 0.1, 0.3], **PLAIN, "eviction": "lru"},
+     "b": 0.1, "storage": "float16", "ttl": 3, "record_tombstones": True},
+    {"rule": "ftrl", "hyperparameters": [0.0, 0.1, -0.5, 0.02, 0.1, 0.1, 0.3], **PLAIN, "eviction": "lru",
+     "admission_count": 2},
     {"rule": "momentum", "hyperparameters": [0.0, 0.9, 1.0], **PLAIN, "max_rows": 45, "ttl": 4, "eviction": "lfu"},
     {"rule": "adamw", "hyperparameters": [0.5, 0.1, 0.001, 1e-7, 0.01], **PLAIN, "storage": "bfloat16",
      "unknown": "zeros"},
@@ -92,6 +94,9 @@ def compare_tables(sides, since=0):
         host, device = (side.call(op) for side in sides)
         same(host, device, str(op))
     for segment in range(SEGMENTS):
+        same(*(side.call(ops.table_tombstones, segment) for side in sides), "tombstones")
+        for host, device in zip(*(side.call(ops.table_candidates, segment) for side in sides)):
+            same(host, device, "candidates")
         (ids, records), (device_ids, device_records) = (records_of(side, segment, since) for side in sides)
         same(ids, device_ids, "keys")
         same(records, device_records, "records")
@@ -112,6 +117,7 @@ def compare_found(host, device, received):
     same(host.rows, device.rows, "rows of a training lookup")
     assert len(host.handles) == len(device.handles) == len(set(received))
     same(np.unique(device.inverse), np.arange(len(device.handles), dtype=np.int32), "numbers")
+    same(host.handles[host.inverse] < 0, device.handles[device.inverse] < 0, "ids without a row")
     for found in (host, device):
         assert [found.inverse[received.index(key)] for key in received] == found.inverse.tolist()
 
@@ -124,7 +130,8 @@ def update(sides, both, received, random, number, dtype):
     for side, found in zip(sides, both):
         left_out = side.call(apply_gradients, found.handles, found.inverse, grads, np.float32(0.05).reshape(()),
                              np.array(number + 1, np.int64))  # fmt: skip
-        assert left_out.tolist() == sorted({found.inverse[n] for n in range(len(spoilt))})
+        has_row = found.handles >= 0
+        assert left_out.tolist() == sorted({n for n in found.inverse[: len(spoilt)] if has_row[n]})
 
 
 def run_program(number, options, steps):
@@ -172,15 +179,14 @@ def run_refusals():
     wrong, unimplemented = tf.errors.InvalidArgumentError, tf.errors.UnimplementedError
     sgd = {"rule": "sgd", "hyperparameters": [0.0], "a": 0.25}
     lacking = {
-        "admission_count": 2, "record_tombstones": True, "hot_after": 3, "memory_budget": 1 << 20,
-        "tier_folder": "/tmp",
+        "hot_after": 3, "memory_budget": 1 << 20, "tier_folder": "/tmp",
     }  # fmt: skip
     assert {*lacking} == {*places.DEVICE.lacks}
-    for option, value in {**lacking, "averaged": True}.items():
+    for option, value in lacking.items():
         refused(unimplemented, f"must have {option}", lambda: Side("refused", True, {**sgd, option: value}))  # noqa: B023
     refused(wrong, "dim must lie in [1, 1048576], got", lambda: Side("wide", True, {**sgd, "dim": 2**20 + 1}))
     refused(wrong, "hyperparameters", lambda: Side("few", True, {**sgd, "hyperparameters": []}))
-    side = Side("table", True, {**sgd, "max_rows": 4})
+    side = Side("table", True, {**sgd, "max_rows": 4, "record_tombstones": True})
     message, splits = np.array([2, 1, 5, 6, 7], np.int64), np.array([5], np.int32)
     lookup = lambda message, splits, dim=DIM: side.call(ops.table_lookup, message, splits, dim=dim)  # noqa: E731
     found = lookup(message, splits)
@@ -210,6 +216,10 @@ def run_refusals():
         lambda: update(found.handles, found.inverse, grads, (-numbers[0], numbers[1])),
     )
     refused(wrong, "segment must lie in", lambda: side.call(ops.table_evict, 2, 1))
+    refused(wrong, "segment must lie in", lambda: side.call(ops.table_tombstones, -1))
+    refused(
+        wrong, "counts must lie in", lambda: side.call(ops.table_import_candidates, 0, np.array([7]), np.array([0]))
+    )
     refused(wrong, "count must be >= 0", lambda: side.call(ops.table_evict, 1, -1))
     refused(wrong, "since must lie in", lambda: records_of(side, 0, since=-1))
     refused(wrong, "handles must be of one", lambda: side.call(ops.table_read_records, np.array([99])))
@@ -219,7 +229,6 @@ def run_refusals():
         lambda: side.call(ops.table_import, 0, np.array([1]), np.zeros([1, 3], np.uint8)),
     )
     refused(wrong, "clock must have shape", lambda: side.call(ops.table_set_clock, np.zeros([3], np.int64)))
-    refused(unimplemented, "is not for tables on a GPU", lambda: side.call(ops.table_take_unsynced))
     for was, now in zip(before, records_of(side, 0)):
         same(was, now, "a refused call")
     side.call(ops.table_remove, 0, np.array([5]))

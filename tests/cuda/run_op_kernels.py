@@ -13,6 +13,7 @@ from tests.cuda import (
     op_kernels_host_rows,
     op_kernels_memory,
     op_kernels_model,
+    op_kernels_replicas,
     op_kernels_stages,
     op_kernels_sums,
     op_kernels_table,
@@ -23,8 +24,8 @@ from tf_fusedrec._tf_compat import tf
 def main(arguments: list[str]) -> int:
     tf.load_op_library(arguments[0])
     op_kernels_memory.run(ctypes.CDLL(arguments[0]).emulation_allocations_left)
-    of_ops = (op_kernels_stages, op_kernels_attention, op_kernels_table, op_kernels_sums, op_kernels_host_rows)
-    for programs in (*of_ops, op_kernels_model):
+    of_tables = (op_kernels_table, op_kernels_sums, op_kernels_host_rows, op_kernels_replicas)
+    for programs in (op_kernels_stages, op_kernels_attention, *of_tables, op_kernels_model):
         programs.run()
         print(f"{programs.__name__} agrees", flush=True)
     return 0

@@ -81,3 +81,16 @@ def test_refusals_are_by_name():
         cluster_samples(data, 2, lambda b: b["a"])
     with pytest.raises(tf.errors.InvalidArgumentError, match="same number of samples, got 4 in feature 0 and 6"):
         list(cluster_samples(data, 2, lambda b: {"t": [b["a"], b["b"]]}))
+
+
+def test_a_users_function_may_branch_on_tensors():
+    def ids(x):
+        if tf.reduce_max(x) > 5:
+            return {"item": x}
+        else:
+            return {"item": -x}
+
+    data = tf.data.Dataset.from_tensor_slices([[5, 6, 5, 6], [3, 2, 3, 2]]).map(lambda x: x[:, tf.newaxis])
+    for clustered in cluster_samples(data, 2, ids):
+        for piece in np.split(clustered.numpy(), 2):
+            assert piece[0] == piece[1]

@@ -79,3 +79,14 @@ def test_bad_arguments_are_refused():
         lookahead(_batches(), 0)
     with pytest.raises(ValueError, match="known rank >= 1"):
         lookahead(_batches(), 1, lambda features, label: label)
+
+
+def test_a_users_function_may_branch_on_tensors():
+    def ids(features, label):
+        if label > 2:
+            return features["dense"]
+        else:
+            return -features["dense"]
+
+    coming = [ids.numpy().tolist() for _, ids in lookahead(_batches(), 1, ids)]
+    assert coming == [[-1, -11], [2, 12], [3, 13], [4, 14], []]

@@ -17,6 +17,7 @@ MAIN_JOB = "tests/models/test_train.py::test_two_ranks_train_evaluate_and_export
 BY_DATA = "tests/environment/test_launch_training.py::test_the_data_set_chooses_the_experiment"
 CRITEO = "tests/examples/test_criteo_dlrm.py::test_two_ranks_find_the_signal_that_one_finds"
 PROFILING = "tests/docs/test_profiling.py"
+DEPLOY = "tests/examples/test_deploy.py"
 MOVIELENS = "tests/data/test_movielens.py::test_every_form_gives_the_same"
 
 # Commands that run too long or need another machine, and the tests that run the same.
@@ -80,6 +81,19 @@ RUN_ELSEWHERE = {
     "python -m pytest -q tests/data/test_sequences.py tests/data/test_convert.py": (
         "tests/data/test_sequences.py::test_sequences_keep_their_order"
     ),
+    "docker build -f examples/deploy/cpu.Dockerfile -t tf_fusedrec .": f"{DEPLOY}::test_hadolint_finds_nothing",
+    "docker build -f examples/deploy/gpu.Dockerfile -t tf_fusedrec:gpu .": f"{DEPLOY}::test_hadolint_finds_nothing",
+    "docker run --rm tf_fusedrec": "tests/environment/test_doctor.py::test_the_whole_report_of_a_sound_installation",
+    "sbatch examples/deploy/slurm.sh python -m models.train --config configs/grm_4g.yaml": (
+        f"{DEPLOY}::test_the_slurm_script_starts_ranks"
+    ),
+    "kubectl apply -f examples/deploy/mpijob.yaml": f"{DEPLOY}::test_the_kubernetes_job_starts_its_ranks",
+    "python -m tools.debian_root examples/deploy/cpu.Dockerfile": (
+        f"{DEPLOY}::test_steps_that_a_debian_root_cannot_run_are_refused"
+    ),
+    "python -m tools.first_step --np 1": (
+        "tests/environment/test_first_step.py::test_an_end_before_the_first_step_is_an_error"
+    ),
     "python -m tests.gpu.session": "tests/benchmarks/test_gpu.py::test_the_session_knows_every_op_and_benchmark",
     "python -m benchmarks.train_step --quick --json train_step.json": (
         "tests/benchmarks/test_train_step.py::test_summary_has_the_fields_that_the_readme_names"
@@ -102,6 +116,9 @@ RUN_ELSEWHERE = {
         "tests/benchmarks/test_schedule_quality.py::test_jobs_are_trained_once_and_compared_with_sync_of_the_same_seeds"
     ),
     "python -m benchmarks.serving --quick --json serving.json": "tests/benchmarks/test_serving.py::test_fields",
+    "python -m tests.saved_model.hour --deltas 360": (
+        "tests/saved_model/test_updates.py::test_four_threads_see_whole_versions_where_only_tensorflow_is"
+    ),
     "python -m benchmarks.tfra_swap --quick --json swap.json": (
         "tests/benchmarks/test_tfra_swap.py::test_both_models_train_alike_and_take_turns"
     ),

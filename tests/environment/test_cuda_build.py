@@ -65,7 +65,7 @@ def test_the_op_library_finds_the_kernels_beside_it_and_needs_no_driver():
 
 
 @built_with_cuda
-def test_there_is_machine_code_for_both_architectures_and_ptx():
+def test_there_is_machine_code_for_every_architecture_and_ptx():
     cuobjdump = shutil.which("cuobjdump")
     if cuobjdump is None:
         pytest.skip("cuobjdump of the CUDA toolkit is not on PATH")
@@ -76,8 +76,9 @@ def test_there_is_machine_code_for_both_architectures_and_ptx():
         errors="replace",
         check=True,
     ).stdout
-    assert set(re.findall(r"sm_\w+(?=\.cubin)", listed)) == {"sm_80", "sm_90"}
-    assert set(re.findall(r"sm_\w+(?=\.ptx)", listed)) == {"sm_90"}
+    wanted = {f"sm_{number}" for number in os.environ.get("FUSEDREC_CUDA_ARCHS", "80 90").split()}
+    assert set(re.findall(r"sm_\w+(?=\.cubin)", listed)) == wanted
+    assert set(re.findall(r"sm_\w+(?=\.ptx)", listed)) == {max(wanted)}
 
 
 def build(**env: str) -> subprocess.CompletedProcess:
@@ -132,7 +133,40 @@ def test_cuda_is_compiled_where_it_is_asked_for_or_nvcc_and_a_gpu_are(find_nvcc,
 
 
 def test_continuous_integration_asks_for_cuda():
-    assert "\nexport FUSEDREC_CUDA=1\n" in (ROOT / ".ci/run").read_text(encoding="utf-8")
+    assert "\nexport FUSEDREC_CUDA=1 FUSEDREC_CUDA_ARCHS=80\n" in (ROOT / ".ci/run").read_text(encoding="utf-8")
+
+
+@pytest.fixture
+def cuda_architectures(monkeypatch):
+    """The function of setup.py, for a value of FUSEDREC_CUDA_ARCHS, or without one."""
+    monkeypatch.setattr("setuptools.setup", lambda **metadata: None)
+    flags = runpy.run_path(str(ROOT / "setup.py"))["cuda_architectures"]
+
+    def wanted(value):
+        if value is None:
+            monkeypatch.delenv("FUSEDREC_CUDA_ARCHS", raising=False)
+        else:
+            monkeypatch.setenv("FUSEDREC_CUDA_ARCHS", value)
+        return flags()
+
+    return wanted
+
+
+@pytest.mark.parametrize(
+    ("value", "machine_code", "ptx"),
+    [(None, ["80", "90"], "90"), ("80", ["80"], "80"), ("100 90", ["100", "90"], "100")],
+)
+def test_architectures_get_machine_code_and_the_newest_ptx(cuda_architectures, value, machine_code, ptx):
+    flags = cuda_architectures(value)
+    assert flags[::2] == ["-gencode"] * (len(machine_code) + 1)
+    codes = [f"arch=compute_{number},code=sm_{number}" for number in machine_code]
+    assert flags[1::2] == [*codes, f"arch=compute_{ptx},code=compute_{ptx}"]
+
+
+@pytest.mark.parametrize("value", ["", "sm_80", "8.0", "80,90", "native"])
+def test_other_names_of_architectures_are_refused(cuda_architectures, value):
+    with pytest.raises(SystemExit, match=f"FUSEDREC_CUDA_ARCHS must be .*, got {value!r}"):
+        cuda_architectures(value)
 
 
 def test_another_wish_is_refused():

@@ -93,6 +93,15 @@ def test_missing_programs_stop_the_set_up_before_anything_is_made(tmp_path):
     assert not (tmp_path / "clone/.venv").exists()
 
 
+def test_one_process_needs_no_patch(tmp_path, monkeypatch):
+    script(tmp_path, "make", "exit 0")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("CXX", str(script(tmp_path, "g++", "exit 0")))
+    assert prerequisites.missing(ROOT, tmp_path, fresh=False, horovod=False) == []
+    (message,) = prerequisites.missing(ROOT, tmp_path, fresh=False, horovod=True)
+    assert message.startswith("missing: patch is not on PATH.")
+
+
 def test_a_compiler_without_cxx17(tmp_path, monkeypatch):
     old = script(tmp_path, "g++", "echo \"g++: error: unrecognized command-line option '-std=c++17'\"; exit 1")
     (message,) = prerequisites.check_compiler(str(old))

@@ -63,6 +63,13 @@ def test_new_and_renamed_sources_are_noticed(clone):
     assert not setup_env.is_complete()
 
 
+@pytest.mark.parametrize("name", ["FUSEDREC_CUDA", "FUSEDREC_CUDA_ARCHS", "CXX", "NVCC"])
+def test_another_wish_for_the_compilers_is_noticed(clone, monkeypatch, name):
+    before = setup_env.package_digest("3.11.7")
+    monkeypatch.setenv(name, "another")
+    assert setup_env.package_digest("3.11.7") != before
+
+
 def test_a_removed_library_is_noticed(clone):
     (clone / "ops.so").unlink()
     assert not setup_env.is_complete()

@@ -1,4 +1,4 @@
-"""The wheel contains the compiled ops and works from any folder; the build names missing prerequisites."""
+"""The wheels contain the compiled ops and work from any folder; the build names missing prerequisites."""
 
 import email
 import importlib.metadata
@@ -19,9 +19,9 @@ from tests.support.only_tensorflow import make_environment
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 LOAD = """
-import tf_fusedrec, sys
-from tf_fusedrec.ops._library import library
-print(tf_fusedrec.__file__)
+import tf_fusedrec
+from tf_fusedrec.ops._library import LIBRARY_PATH, library
+print(LIBRARY_PATH)
 print(tf_fusedrec.__version__, hasattr(library, "fusedrec_segment_unique"))
 """
 TRAIN = """
@@ -50,21 +50,48 @@ print(len(embedding.export_table("item")[0]), "rows")
 
 
 @pytest.fixture(scope="module")
-def clone(tmp_path_factory) -> pathlib.Path:
-    """Copies the sources of a wheel and the objects of the set-up, whose compile commands have no full path."""
-    folder = tmp_path_factory.mktemp("clone")
-    for name in ("custom_ops", "tf_fusedrec", "requirements", "tools", "build/custom_ops"):
-        if (ROOT / name).exists():
-            shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
+def archive(tmp_path_factory) -> pathlib.Path:
+    """Makes the source distribution from a copy of the sources."""
+    folder = tmp_path_factory.mktemp("sources")
+    for name in ("custom_ops", "tf_fusedrec", "requirements"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
     for name in ("setup.py", "pyproject.toml", "MANIFEST.in", "README.md"):
         shutil.copy2(ROOT / name, folder)
-    return folder
+    subprocess.run([sys.executable, "setup.py", "-q", "sdist"], cwd=folder, check=True)
+    (path,) = (folder / "dist").glob("*.tar.gz")
+    return path
 
 
 @pytest.fixture(scope="module")
-def wheel(clone) -> pathlib.Path:
+def clone(archive, tmp_path_factory) -> pathlib.Path:
+    """Unpacks the source distribution. Adds the objects of the set-up, whose compile commands have no full path."""
+    folder = tmp_path_factory.mktemp("unpacked")
+    with tarfile.open(archive) as files:
+        files.extractall(folder, filter="data")
+    (clone,) = folder.iterdir()
+    for name in ("tools", "build/custom_ops"):
+        if (ROOT / name).exists():
+            shutil.copytree(ROOT / name, clone / name, ignore=shutil.ignore_patterns("__pycache__"))
+    return clone
+
+
+@pytest.fixture(scope="module")
+def wheels(clone) -> list[pathlib.Path]:
     subprocess.run([sys.executable, "-m", "tools.wheel"], cwd=clone, check=True)
-    (path,) = (clone / "dist").glob("*.whl")
+    return list((clone / "dist").glob("*.whl"))
+
+
+@pytest.fixture(scope="module")
+def wheel(wheels) -> pathlib.Path:
+    (path,) = (path for path in wheels if path.name.startswith("tf_fusedrec-"))
+    return path
+
+
+@pytest.fixture(scope="module")
+def cuda_wheel(wheels) -> pathlib.Path:
+    if len(wheels) == 1:
+        pytest.skip("made without GPU kernels (FUSEDREC_CUDA=1 makes them)")
+    (path,) = (path for path in wheels if path.name.startswith("tf_fusedrec_cuda-"))
     return path
 
 
@@ -83,20 +110,32 @@ def python(wheel, tmp_path_factory) -> pathlib.Path:
 @pytest.fixture(scope="module")
 def installed(wheel, python) -> pathlib.Path:
     (folder,) = python.parents[1].glob("lib/python*/site-packages")
-    command = [sys.executable, "-m", "pip", "install", "--no-deps", "--target", str(folder), str(wheel)]
-    subprocess.run(command, cwd=folder, check=True)
+    install(wheel, folder)
     return folder
 
 
-def run_installed(program: str, installed: pathlib.Path, cwd: pathlib.Path) -> subprocess.CompletedProcess:
-    """Runs a program from another folder, with the installed wheel first on the path."""
-    env = {**os.environ, "PYTHONPATH": str(installed), "TF_CPP_MIN_LOG_LEVEL": "3"}
+@pytest.fixture(scope="module")
+def with_cuda(cuda_wheel, tmp_path_factory) -> pathlib.Path:
+    """Returns a folder with tf_fusedrec_cuda alone."""
+    folder = tmp_path_factory.mktemp("cuda")
+    install(cuda_wheel, folder)
+    return folder
+
+
+def install(wheel: pathlib.Path, folder: pathlib.Path) -> None:
+    command = [sys.executable, "-m", "pip", "install", "--no-deps", "--target", str(folder), str(wheel)]
+    subprocess.run(command, cwd=folder, check=True)
+
+
+def run_installed(program: str, cwd: pathlib.Path, *installed: pathlib.Path) -> subprocess.CompletedProcess:
+    """Runs a program from another folder, with the folders of installed wheels first on the path."""
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, installed)), "TF_CPP_MIN_LOG_LEVEL": "3"}
     return subprocess.run(
         [sys.executable, "-c", program], cwd=cwd, env=env, capture_output=True, encoding="utf-8", errors="replace"
     )
 
 
-def test_the_wheel_is_for_this_python_and_platform_and_carries_the_library(wheel, monkeypatch):
+def test_the_wheel_is_for_this_python_and_platform_and_carries_the_library(wheel):
     tag = f"cp{sys.version_info.major}{sys.version_info.minor}"
     tensorflow = re.escape(importlib.metadata.version("tensorflow"))
     assert re.fullmatch(rf"tf_fusedrec-[\d.]+\+tf{tensorflow}-{tag}-{tag}-(manylinux_\d+_\d+_\w+\.?)+\.whl", wheel.name)
@@ -104,18 +143,43 @@ def test_the_wheel_is_for_this_python_and_platform_and_carries_the_library(wheel
     assert "tf_fusedrec/ops/_fusedrec_ops.so" in names and "tf_fusedrec/ops/_build_info.py" in names
     sources = {str(path.relative_to(ROOT)) for path in (ROOT / "tf_fusedrec").rglob("*.py")}
     assert {*sources, "tf_fusedrec/py.typed"} <= set(names)
-    monkeypatch.setattr("setuptools.setup", lambda **metadata: None)
-    with_cuda = runpy.run_path(str(ROOT / "setup.py"))["find_nvcc"]() is not None
-    assert ("tf_fusedrec/ops/libfusedrec_cuda.so" in names) == with_cuda
+    assert wheel.stat().st_size < 5e6  # GPU kernels have their own
     foreign = [n for n in names if not n.startswith("tf_fusedrec/") and ".dist-info/" not in n]
     assert foreign == []
 
 
-def test_the_installed_wheel_works_from_another_folder(installed, tmp_path):
-    done = run_installed(LOAD, installed, tmp_path)
+def test_there_is_a_wheel_of_gpu_kernels_where_they_are_asked_for(wheels, monkeypatch):
+    monkeypatch.setattr("setuptools.setup", lambda **metadata: None)
+    asked = runpy.run_path(str(ROOT / "setup.py"))["find_nvcc"]() is not None
+    assert len(wheels) == 1 + asked
+
+
+def test_the_wheel_of_gpu_kernels_requires_the_other_one_of_its_version(cuda_wheel, wheel):
+    # The CUDA runtime inside needs a newer Linux than the ops.
+    name, plain = cuda_wheel.name.partition("-manylinux_")[0], wheel.name.partition("-manylinux_")[0]
+    assert name == plain.replace("tf_fusedrec-", "tf_fusedrec_cuda-", 1)
+    archive = zipfile.ZipFile(cuda_wheel)
+    (metadata,) = (name for name in archive.namelist() if name.endswith("/METADATA"))
+    fields = email.message_from_bytes(archive.read(metadata))
+    assert fields.get_all("Requires-Dist") == [f"tf_fusedrec (=={fields['Version']})"]
+    assert fields["Name"] == "tf_fusedrec_cuda" and fields["Requires-Python"]
+    files = ("__init__.py", "_build_info.py", "_fusedrec_ops.so", "libfusedrec_cuda.so")
+    packed = [name for name in archive.namelist() if ".dist-info/" not in name and not name.endswith("/")]
+    assert sorted(packed) == [f"tf_fusedrec_cuda/{name}" for name in files]
+
+
+def test_the_ops_with_gpu_kernels_take_the_place_of_the_others(installed, with_cuda, tmp_path):
+    done = run_installed(LOAD, tmp_path, with_cuda, installed)
     assert done.returncode == 0, done.stderr
     place, answer = done.stdout.splitlines()
-    assert place == str(installed / "tf_fusedrec/__init__.py")
+    assert place == str(with_cuda / "tf_fusedrec_cuda/_fusedrec_ops.so") and answer.endswith(" True")
+
+
+def test_the_installed_wheel_works_from_another_folder(installed, tmp_path):
+    done = run_installed(LOAD, tmp_path, installed)
+    assert done.returncode == 0, done.stderr
+    place, answer = done.stdout.splitlines()
+    assert place == str(installed / "tf_fusedrec/ops/_fusedrec_ops.so")
     (version,) = re.findall(r'__version__ = "(.*)"', (ROOT / "tf_fusedrec/__init__.py").read_text(encoding="utf-8"))
     assert answer == f"{version} True"
 
@@ -133,7 +197,7 @@ def test_a_library_for_another_tensorflow_says_so(installed, tmp_path):
     other = tmp_path / "other"
     shutil.copytree(installed / "tf_fusedrec", other / "tf_fusedrec")
     (other / "tf_fusedrec/ops/_build_info.py").write_text('TENSORFLOW_VERSION = "2.15.1"\n', encoding="utf-8")
-    done = run_installed(LOAD, other, tmp_path)
+    done = run_installed(LOAD, tmp_path, other)
     assert done.returncode != 0
     running = importlib.metadata.version("tensorflow")
     assert f"were built for TensorFlow 2.15.1, but TensorFlow {running} is running" in done.stderr
@@ -146,14 +210,24 @@ def listed(*command: str) -> str:
 def test_the_library_names_no_folder_of_the_building_machine(installed):
     dynamic = listed("readelf", "-d", str(installed / "tf_fusedrec/ops/_fusedrec_ops.so"))
     assert "libtensorflow_framework.so.2" in dynamic
-    paths = re.findall(r"\((?:RPATH|RUNPATH)\).*\[(.*)\]", dynamic)
-    assert paths == (["$ORIGIN"] if "libfusedrec_cuda.so" in dynamic else [])
+    assert not re.findall(r"\((?:RPATH|RUNPATH)\).*\[(.*)\]", dynamic)
 
 
 def test_the_library_loads_where_there_is_no_cuda(installed):
     """The wheel also works under tensorflow-cpu, whose framework library has the same name."""
+    check_needs(installed / "tf_fusedrec/ops")
+
+
+def test_the_library_with_gpu_kernels_loads_where_there_is_no_driver(with_cuda):
+    check_needs(with_cuda / "tf_fusedrec_cuda")
+    dynamic = listed("readelf", "-d", str(with_cuda / "tf_fusedrec_cuda/_fusedrec_ops.so"))
+    assert re.findall(r"\((?:RPATH|RUNPATH)\).*\[(.*)\]", dynamic) == ["$ORIGIN"]
+
+
+def check_needs(folder: pathlib.Path) -> None:
+    """Checks that libraries need those of the system and TensorFlow's framework, and no name of CUDA."""
     of_the_system = {"libstdc++.so.6", "libm.so.6", "libgcc_s.so.1", "libc.so.6", "ld-linux-x86-64.so.2"}
-    ours = {path.name: path for path in (installed / "tf_fusedrec/ops").glob("*.so")}
+    ours = {path.name: path for path in folder.glob("*.so")}
     for path in ours.values():
         needed = set(re.findall(r"\(NEEDED\).*\[(.*)\]", listed("readelf", "-d", str(path))))
         assert needed - of_the_system <= {"libtensorflow_framework.so.2", *ours}
@@ -172,12 +246,11 @@ def test_the_ops_load_on_linux_of_2018(installed):
     assert not [needed for needed in found if needed[1] > newest.get(needed[0], needed[1])]
 
 
-def test_the_source_distribution_holds_what_a_build_needs(clone):
-    subprocess.run([sys.executable, "setup.py", "-q", "sdist"], cwd=clone, check=True)
-    (path,) = (clone / "dist").glob("*.tar.gz")
-    with tarfile.open(path) as archive:
-        names = {name.partition("/")[2] for name in archive.getnames()}
-        metadata = archive.extractfile(f"{path.name.removesuffix('.tar.gz')}/PKG-INFO").read().decode()
+def test_the_source_distribution_holds_what_a_build_needs(archive):
+    """The other tests build the wheel from it."""
+    with tarfile.open(archive) as files:
+        names = {name.partition("/")[2] for name in files.getnames()}
+        metadata = files.extractfile(f"{archive.name.removesuffix('.tar.gz')}/PKG-INFO").read().decode()
     sources = {
         str(p.relative_to(ROOT))
         for suffix in ("cc", "h", "cu", "cuh")

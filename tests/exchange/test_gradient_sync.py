@@ -89,6 +89,15 @@ def _train(mode, table, topology):
 
 
 ALL = [(mode, table) for mode in MODES for table in TABLES]
+
+
+def _half(parity):
+    """Returns every second case. Each mode and each table is in both halves, with other partners."""
+    return [(mode, table) for m, mode in enumerate(MODES) for t, table in enumerate(TABLES) if (m + t) % 2 == parity]
+
+
+# Cases by ranks and groups. Groups of one rank, whose replicas do not share a table out, take a half each.
+CASES = {(2, 2): _half(0), (4, 2): ALL, (3, 3): _half(1)}
 FEW = [("sync", "plain"), ("ahead", "ttl"), ("parts", "admission"), ("stale", "hot")]
 
 
@@ -106,18 +115,20 @@ def one_process():
     return result
 
 
-@pytest.fixture(scope="module", params=[(2, 2), (4, 2), (3, 3)], ids=lambda it: f"{it[0]}_ranks_in_{it[1]}_groups")
+@pytest.fixture(scope="module", params=CASES, ids=lambda it: f"{it[0]}_ranks_in_{it[1]}_groups")
 def trained(request):
     ranks, groups = request.param
     topology = Topology(groups)
-    return topology, run_ranks(_train_all, ranks, topologies=[topology], topology=topology)
+    return topology, run_ranks(_train_all, ranks, topologies=[topology], topology=topology, cases=CASES[request.param])
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("table", TABLES)
-def test_replicas_hold_what_one_process_holds(trained, one_process, mode, table):
+def test_replicas_hold_what_one_process_holds(trained, one_process, mode):
     topology, results = trained
-    _check(topology, [result[mode, table] for result in results], table, one_process[mode, table])
+    tables = [table for of_mode, table in results[0] if of_mode == mode]
+    assert len(tables) >= len(TABLES) // 2
+    for table in tables:
+        _check(topology, [result[mode, table] for result in results], table, one_process[mode, table])
 
 
 def test_groups_of_three_ranks_hold_what_one_process_holds(one_process):

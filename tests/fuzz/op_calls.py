@@ -85,6 +85,23 @@ def scenario() -> None:
     ops.table_clear(tables[0].handle)
     _exchange()
     _attention()
+    _states()
+
+
+def _states() -> None:
+    parts = ops.StateParts(((tf.float32, 2), (tf.int64, 1)), ((tf.bfloat16, 3),))
+    states = ops.user_states(parts, max_bytes=10_000, page_tokens=2, anonymous=True)
+    users, version, now = (tf.constant(number, tf.int64) for number in ([7, 9], 1, 5))
+    for _ in range(2):
+        revisions = ops.user_states_find(states, users, version, now, parts=parts).revisions
+        ops.user_states_write(
+            states, users, version, now, revisions=revisions,
+            row_splits=tf.constant([0, 1, 4], tf.int64), of_tokens=[tf.ones([4, 2]), tf.ones([4, 1], tf.int64)],
+            of_users=[tf.ones([2, 3], tf.bfloat16)],
+        )  # fmt: skip
+    ops.user_states_find(states, users, version, now, parts=parts)
+    ops.user_states_drop(states, 0)
+    ops.user_states_statistics(states)
 
 
 def _replicas(table: tf.Tensor, message: tf.Tensor, splits: tf.Tensor) -> None:

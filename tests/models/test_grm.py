@@ -14,6 +14,7 @@ CONFIG = GRMConfig(
     contextual=("user_id", "user_budget"), max_history=12, max_exposures=6, dim=8, qk_dim=4, value_dim=4,
     num_experts=3, expert_units=8, head_units=4,
 )  # fmt: skip
+CROSSED_FIELDS = GRMConfig(**{**vars(CONFIG), "time_features": True, "num_blocks": 1})
 
 
 def make_grm(config=CONFIG):
@@ -26,7 +27,7 @@ def loss_of(model, batch):
     return float(model.compute_loss(x=batch, y_pred=model(batch)))
 
 
-CHANGES = ({}, {"contextual": ()}, {"group_norm": True}, {"time_features": True})
+CHANGES = ({}, {"contextual": ()}, {"group_norm": True}, {"time_features": True}, {"cross_layers": 2})
 
 
 @pytest.mark.parametrize("config", [GRMConfig(**{**vars(CONFIG), **changes}) for changes in CHANGES])
@@ -134,6 +135,36 @@ def test_group_norm_keeps_the_tokens_beside_their_norm():
         mine.assign(theirs)
     assert len(own) == 4 and len(others) == len(plain.trainable_variables)
     np.testing.assert_allclose(model(batch)["ctr"], plain(batch)["ctr"], atol=1e-6)  # float32: x + (y - y)
+
+
+def test_the_experts_take_crosses_of_the_targets_output_its_own_columns_and_its_users():
+    plain, batch = make_grm(CROSSED_FIELDS), ranking_batch(histories=[3, 0, 2], exposures=[2, 1, 2])
+    model = make_grm(GRMConfig(**{**vars(CROSSED_FIELDS), "cross_layers": 2}))
+    plain(batch), model(batch)
+    more = float(model.forward_flops(batch)) - float(plain.forward_flops(batch))
+    taken = []
+    for one in (plain, model):
+        for mine, theirs in zip(one.trainable_variables, plain.trainable_variables):
+            if mine.shape == theirs.shape:  # all but the experts' and the crosses' own weights
+                mine.assign(theirs)
+        experts = one.experts
+        one.experts = lambda x, experts=experts: taken.append(x.numpy()) or experts(x)
+        one(batch)
+    output, x = taken
+    tables = {name: table.numpy() for name, table in model.embedding.tables.items()}
+    user = np.array([0, 0, 1, 2, 2])
+    rows = [tables[name][batch[name].numpy()[user]] for name in ("user_id", "user_budget")]
+    rows.append(tables["item"][batch["exposed_item"].values.numpy()])
+    normalized = (output - output.mean(axis=1, keepdims=True)) / np.sqrt(output.var(axis=1, keepdims=True) + 1e-6)
+    x_0 = expected = np.concatenate([normalized, model.dense_of(batch).exposed, *rows], axis=1).astype(np.float64)
+    assert x_0.shape == (5, 8 + 4 + 3 * 8) == (5, model.expert_columns)
+    for cross in model.crosses:
+        kernel, bias = (weight.numpy().astype(np.float64) for weight in cross.wide.weights)
+        expected = x_0 * (expected @ kernel + bias) + expected
+    # float32: two layers with sums of 36 terms near 1.
+    np.testing.assert_allclose(x, expected, rtol=1e-5, atol=5e-6)
+    of_experts = 2 * (3 * 8 + 2 * 3) * (36 - 8)  # wider experts and gates
+    assert more == 5 * (of_experts + 2 * 2 * 36 * 36)
 
 
 def test_too_many_exposures_are_refused():

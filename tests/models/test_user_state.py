@@ -112,6 +112,8 @@ def test_context_that_sees_the_history():
         GRMStates(model)
     with pytest.raises(ValueError, match="group_norm is True: a state keeps no normalised tokens"):
         GRMStates(make_grm(group_norm=True))
+    with pytest.raises(ValueError, match="cross_layers is 1: the crosses take the context of the user"):
+        GRMStates(make_grm(cross_layers=1))
     states, batch = GRMStates(model, new_events=False), ranking_batch(HISTORIES, EXPOSURES)
     history = np.array(HISTORIES)
     _, state = states.update(piece(batch, history * 0, history, of_exposures=False), states.none(5))

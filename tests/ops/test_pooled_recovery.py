@@ -1,5 +1,7 @@
 """Recovery and pooling in one op, and its gradient."""
 
+import resource
+
 import numpy as np
 import pytest
 
@@ -131,6 +133,14 @@ def test_gradients_of_another_number_of_bags_and_negative_rows_are_refused():
         ops.pooled_recover_grad(tf.zeros([2, 2]), [0], tf.constant([0, 1], tf.int64), [1.0], 4)
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"num_rows must lie in \[0, 2147483647\], got -1"):
         ops.pooled_recover_grad(tf.zeros([0, 2]), tf.zeros([0], tf.int32), tf.constant([0], tf.int64), [], -1)
+
+
+def test_rows_without_columns_take_no_memory():
+    """Their gradient has no numbers, however many rows there are."""
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    got = ops.pooled_recover_grad(tf.zeros([1, 0]), [0], tf.constant([0, 1], tf.int64), [1.0], 2**29)
+    assert got.shape == [2**29, 0]
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2**20  # KiB; a count per row would be 2 GiB
 
 
 def test_shape_functions():

@@ -40,8 +40,6 @@ class Row:
 class TableOracle:
     """One table with new rows initial((segment, id)). custom_ops/hash_table/hash_table_op.cc describes the policies."""
 
-    SHARDS = 64  # The shards divide the limit of candidates.
-
     def __init__(
         self, segments, initial, *, max_rows=0, eviction="none", ttl=0, admission_count=1, max_candidates=0,
         record_tombstones=False, window=1,
@@ -85,6 +83,9 @@ class TableOracle:
                 self._touch(self.rows[s][i])
                 self.gone[s].discard(i)
             self.counters[s]["inserts"] += len(ids)
+        for s, counts in enumerate(self.candidates):
+            while self.max_candidates and len(counts) > self.max_candidates:
+                counts = self.candidates[s] = {i: count // 2 for i, count in counts.items() if count > 1}
         return self.find(received)
 
     def apply(self, received, grads, scale, learning_rate):
@@ -158,14 +159,5 @@ class TableOracle:
                 return False
             del counts[i]
             return True
-        limit = -(-self.max_candidates // self.SHARDS)
-        neighbours = [other for other in counts if table_hash(other) >> 58 == table_hash(i) >> 58]
-        if limit and len(neighbours) >= limit:  # all counts are halved
-            for other in neighbours:
-                counts[other] //= 2
-                if counts[other] == 0:
-                    del counts[other]
-            neighbours = [other for other in neighbours if other in counts]
-        if not limit or len(neighbours) < limit:
-            counts[i] = 1
+        counts[i] = 1
         return False

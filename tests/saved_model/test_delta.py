@@ -70,6 +70,6 @@ def test_base_and_delta_are_the_full_export(ops, tmp_path):
     expected = model({name: tf.constant(values) for name, values in questions.items()}, training=False)
     np.testing.assert_allclose(answer, expected, atol=1e-6)  # the same float32 numbers, perhaps in another order
 
-    with pytest.raises(ValueError, match="does not start from base '.*2': the rows of table 'a.item' differ. Remedy"):
+    with pytest.raises(ValueError, match="does not start from base '.*2': the base has {'version': .*Remedy"):
         fr.apply_delta(tmp_path / "2", tmp_path / "delta", tmp_path / "4")
     assert not (tmp_path / "4").exists()

@@ -16,8 +16,8 @@ def test_rows_by_id(ids):
     known = dict(zip(ids, rows))
     asked = np.array([*ids, *ids[::-1], LIMITS.min, -8, -1, 0, 4, 2**62 + 1, LIMITS.max], np.int64)
     expected = [known.get(int(id), np.zeros(2, np.float32)) for id in asked]
-    np.testing.assert_array_equal(tables.rows("item", tf.constant(asked)), np.array(expected))
-    assert tables.rows("item", tf.zeros([0], tf.int64)).shape == (0, 2)
+    np.testing.assert_array_equal(tables.find("item", tf.constant(asked))[0], np.array(expected))
+    assert tables.find("item", tf.zeros([0], tf.int64))[0].shape == (0, 2)
 
 
 @pytest.mark.parametrize(

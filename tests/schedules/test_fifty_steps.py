@@ -76,9 +76,10 @@ def _all(folder, ranks):
     }
     batches = [list(_data(folder, rank, ranks)) * (STEPS // DISTINCT) for rank in range(ranks)]
     accumulated = _accumulated(SMALL, batches, ranks)[-1]
+    if ranks > 2:
+        return found, accumulated, None
     with _without_refresh():
-        stale = _trained(DualBuffer(), folder, ranks, steps=DISTINCT)
-    return found, accumulated, stale
+        return found, accumulated, _trained(DualBuffer(), folder, ranks, steps=DISTINCT)
 
 
 def _assert_same(state, wanted, what):
@@ -92,7 +93,7 @@ def test_fifty_steps_on_real_data(world_size, monkeypatch, tmp_path):
     convert_kuairand(shared_path("data/kuairand_explicit"), tmp_path / "out")
     monkeypatch.setenv("HOROVOD_FUSION_THRESHOLD", "0")  # see test_frozen_window_ranks.py
     results = run_ranks(_all, world_size, timeout_s=600, ranks=world_size, folder=str(tmp_path / "out/train"))
-    for rank, (found, accumulated, (_, stale_losses)) in enumerate(results):
+    for rank, (found, accumulated, stale) in enumerate(results):
         for name, reference in (("DualBuffer", "Sync"), ("Nested", "FrozenWindow")):
             assert found[name][1] == found[reference][1], (rank, name)
             _assert_same(found[name][0], found[reference][0], f"rank {rank}, {name}")
@@ -105,7 +106,7 @@ def test_fifty_steps_on_real_data(world_size, monkeypatch, tmp_path):
         _assert_same(*counted, f"rank {rank}, counters of whole batches")
         # Sums in another order differ by 2e-7 of one loss, and little more after 50 updates.
         np.testing.assert_allclose(found["FrozenWindow"][1], found["Sync"][1], rtol=1e-5, err_msg=f"rank {rank}")
-        # The test above can fail, because rows without a refresh give other losses.
-        losses = found["Sync"][1]
-        assert stale_losses != losses[: len(stale_losses)], rank
-        assert stale_losses[0] == losses[0], rank
+        if world_size == 2:  # The test above can fail, because rows without a refresh give other losses.
+            (_, stale_losses), losses = stale, found["Sync"][1]
+            assert stale_losses != losses[: len(stale_losses)], rank
+            assert stale_losses[0] == losses[0], rank

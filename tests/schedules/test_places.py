@@ -118,10 +118,10 @@ def test_a_stale_schedule_over_host_rows_is_refused_without_a_remedy_that_is_ref
 
 
 def test_an_option_that_a_gpu_lacks_is_named_with_a_remedy(placed):
-    wanted = r"tables \['item', 'user'\] on a GPU got TableConfig.admission_count=2, and must have 1. Remedy: make"
+    wanted = r"tables \['item', 'user'\] on a GPU got TableConfig.memory_budget=4096, and must have 0. Remedy: make"
     placed(places.DEVICE)
     with pytest.raises(ValueError, match=wanted):
-        clicks.make_embedding(table={"admission_count": 2})
+        clicks.make_embedding(table={"memory_budget": 4096, "tier_folder": "tier"})
 
 
 def test_tables_lie_in_host_memory_without_a_gpu():

@@ -5,6 +5,7 @@ TensorFlow and not used it (multiprocessing's fork server), which saves the impo
 early. Results come back pickled, by rank. tests/support/launched.py starts ranks with horovodrun instead.
 """
 
+import gc
 import importlib
 import multiprocessing
 import os
@@ -137,6 +138,7 @@ def _rank(job: pathlib.Path, output: pathlib.Path, environment: Mapping[str, str
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(ROOT)
+    gc.freeze()  # The preloaded modules stay, so that no collection need visit their objects.
     try:
         do_job(job)
         import horovod.tensorflow as hvd

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Union
 
 from tf_fusedrec import ops
-from tf_fusedrec._tf_compat import tf
+from tf_fusedrec._tf_compat import converted_as_here, tf
 from tf_fusedrec.exchange.micro_batches import piece_bounds
 
 IdsOfTables = Mapping[str, Union[Any, Sequence[Any]]]
@@ -45,7 +45,7 @@ def cluster_samples(dataset: tf.data.Dataset, micro_batches: int, ids: Callable[
 
     def clustered(*parts: Any) -> Any:
         batch = parts if len(parts) > 1 else parts[0]
-        tables, values, splits = zip(*_features(ids(*parts)))
+        tables, values, splits = zip(*_features(converted_as_here(ids)(*parts)))
         bounds = tf.stack(piece_bounds(tf.size(splits[0], tf.int64) - 1, micro_batches))
         order = ops.cluster_samples(values, splits, bounds[1:] - bounds[:-1], tables=tables)
         return tf.nest.map_structure(lambda leaf: _reordered(leaf, order), batch)

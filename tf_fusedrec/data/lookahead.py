@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tf_fusedrec._tf_compat import tf
+from tf_fusedrec._tf_compat import converted_as_here, tf
 
 
 def lookahead(dataset: tf.data.Dataset, steps: int, ids: Callable[..., Any] | None = None) -> tf.data.Dataset:
@@ -36,7 +36,7 @@ def lookahead(dataset: tf.data.Dataset, steps: int, ids: Callable[..., Any] | No
 
     def paired(*parts: Any) -> tuple[Any, Any]:
         batch = parts if len(parts) > 1 else parts[0]
-        return batch, batch if ids is None else ids(*parts)
+        return batch, batch if ids is None else converted_as_here(ids)(*parts)
 
     pairs = dataset.map(paired)
     nothing = tf.data.Dataset.from_tensors(tf.nest.map_structure(_empty, pairs.element_spec[1]))

@@ -19,6 +19,7 @@ DISTRIBUTIONS = {
     "numpy": "",
     "pyarrow": "",
     "tensorflow-recommenders-addons": "tf_fusedrec.tfra and FusedEmbedding(backend='tfra'): the extra tfra",
+    "tf_fusedrec_cuda": "GPU kernels, unless a clone has compiled them",
     "horovod": "more than one process; docs/install.md says how to build it",
 }
 
@@ -52,7 +53,7 @@ def versions() -> dict[str, str]:
 
 def custom_ops() -> dict[str, str]:
     """How the custom ops were built, and which of their kernels run on this processor."""
-    cuda = "yes" if build_facts.built_with_cuda() else "no; FUSEDREC_CUDA=1 builds them"
+    cuda = "yes" if build_facts.built_with_cuda() else "no; tf_fusedrec_cuda has them, or FUSEDREC_CUDA=1 builds them"
     cores = f"{len(os.sched_getaffinity(0))} of {os.cpu_count()} cores"
     return {
         "built for": f"TensorFlow {build_facts.built_for() or 'unknown'}",

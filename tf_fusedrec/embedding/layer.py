@@ -192,8 +192,6 @@ class FusedEmbedding(ReplaceableSteps, Described, keras.layers.Layer):
         }
         return {name: masks.get(name) for name in inputs} if any(m is not None for m in masks.values()) else None
 
-    # Nothing in here needs AutoGraph, and a conversion would cost seconds per trace.
-    @tf.autograph.experimental.do_not_convert
     def _look_up(self, inputs: Mapping[str, Any], weights: Any, mask: Any, training: bool) -> dict[str, Any]:
         groups = self.requests(inputs, weights, mask, training=training)
         value = self._anchor.read_value()

@@ -87,10 +87,10 @@ def init(
         return
     try:
         import horovod.tensorflow as hvd
-    except ImportError as error:
+    except (ImportError, tf.errors.NotFoundError) as error:  # NotFoundError: a symbol of another TensorFlow
         raise ImportError(
-            f"HOROVOD_SIZE is {os.environ['HOROVOD_SIZE']}, but Horovod with TensorFlow is not installed. Remedy: "
-            "`make test` builds it, or run without horovodrun on one process."
+            f"HOROVOD_SIZE is {os.environ['HOROVOD_SIZE']}, but no Horovod for TensorFlow {tf.version.VERSION} loads "
+            f"({str(error).splitlines()[0]}). Remedy: `python -m tools.horovod_wheel` in a clone, or no horovodrun."
         ) from error
     if timeline:
         # horovodrun --timeline-filename has set another value, which check_timeline refuses.

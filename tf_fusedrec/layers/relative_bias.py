@@ -12,12 +12,9 @@ import functools
 
 import numpy as np
 
-from tf_fusedrec._tf_compat import tf
-
 MAX_TIME_BUCKETS = 145  # The threshold of bucket 146 does not fit int64.
 
 
-@tf.autograph.experimental.do_not_convert  # AutoGraph would rewrite plain Python slowly and for nothing.
 @functools.cache
 def bucket_thresholds(num_buckets: int) -> np.ndarray:
     """Returns the smallest time difference of each bucket, which reproduces the float32 formula exactly.

@@ -58,6 +58,17 @@ from tf_fusedrec.ops.table_replicas import (
     table_take_unsynced,
 )
 from tf_fusedrec.ops.termination import termination, watch_termination
+from tf_fusedrec.ops.user_states import (
+    FoundStates,
+    StateParts,
+    UserStatesStatistics,
+    user_state_bytes,
+    user_states,
+    user_states_drop,
+    user_states_find,
+    user_states_statistics,
+    user_states_write,
+)
 from tf_fusedrec.ops.window_rows import (
     WindowGradients,
     WindowIds,
@@ -69,6 +80,7 @@ from tf_fusedrec.ops.window_rows import (
 
 __all__ = [
     "BucketTable",
+    "FoundStates",
     "FusedIds",
     "Mark",
     "RankedIds",
@@ -76,11 +88,13 @@ __all__ = [
     "RelativeBias",
     "RowsAhead",
     "SequenceTimes",
+    "StateParts",
     "TableRows",
     "TableStatistics",
     "TimeFunction",
     "UniqueIds",
     "Unsynced",
+    "UserStatesStatistics",
     "WindowGradients",
     "WindowIds",
     "WindowRoute",
@@ -135,6 +149,12 @@ __all__ = [
     "table_touch",
     "termination",
     "unpack_message",
+    "user_state_bytes",
+    "user_states",
+    "user_states_drop",
+    "user_states_find",
+    "user_states_statistics",
+    "user_states_write",
     "window_gradients",
     "window_route",
     "window_unique",

@@ -15,7 +15,8 @@ class Unsynced(NamedTuple):
     """Ids that one replica trained or removed since table_take_unsynced was last called."""
 
     # <int64>[2 * S + n]: counts[2 * S], then by segment ids that were trained and have a row, then by segment ids that
-    # left and have none; ascending inside a segment. A message of one source and 2 * S segments, see unpack_message.
+    # left and have none. Ascending inside a segment; on a GPU, trained ids are in the order of rows.
+    # A message of one source and 2 * S segments, see unpack_message.
     message: tf.Tensor
     headers: tf.Tensor  # <int64>[n], last << 32 | count of rows that were trained, 0 of ids that left
 

@@ -7,11 +7,13 @@ A delta is not a SavedModel itself. It holds a SavedModel with all dense weights
 a copy of this file. This file therefore imports only TensorFlow and NumPy, and works with any version of Keras:
 
     delta.json                    {"format", "ops", "tables": {name: {"dim", "dtype"}}, "base" and "result": digests,
+                                   "identity": of the base,
                                    "files": {path: [bytes, checksum]} of all other files}
     model/                        the next export, without rows of tables
     changes/<table>.ids.npy       <int64>[n], ascending: ids of new or changed rows
     changes/<table>.rows.npy      <uint8>[n, bytes of a row]
     changes/<table>.removed.npy   <int64>[m], ascending: ids of removed rows
+    server/                       the same changes and the dense weights, for a running server (server_changes.py)
     apply_delta.py                this file
 
 Rows are compared and copied as bytes, so the output equals the full export bit by bit. A digest covers all ids and rows
@@ -67,6 +69,8 @@ def apply_delta(base: str | os.PathLike, delta: str | os.PathLike, output: str |
     described = describe(base)
     if described != {name: description[name] for name in described}:
         raise ValueError(_wrong_base(base, delta, f"the base has {described}"))
+    if identity(base) != description.get("identity", {}):
+        raise ValueError(_wrong_base(base, delta, f"the base has {identity(base)}"))
     if describe(delta / "model") != described:
         raise ValueError(f"file {os.fspath(delta / 'model' / DESCRIPTION)!r} differs from delta.json. {_COPY}")
     tables = read_tables(base)
@@ -118,7 +122,11 @@ def _read_delta(delta: pathlib.Path) -> dict:
         if not all(len(file) == 2 for file in files.values()):
             raise ValueError("its 'files' must have the values [bytes, checksum]")
     wanted = {f"changes/{name}.{kind}.npy" for name in tables for kind in ("ids", "rows", "removed")}
-    found = {file.relative_to(delta).as_posix() for part in ("model", "changes") for file in _files_below(delta / part)}
+    found = {
+        file.relative_to(delta).as_posix()
+        for part in ("model", "changes", "server")
+        for file in _files_below(delta / part)
+    }
     for name in sorted({*found, *wanted} - set(files)):
         raise ValueError(f"file {os.fspath(delta / name)!r} is not named by delta.json. Remedy: remove it.")
     for name, (size, checksum) in files.items():
@@ -194,6 +202,12 @@ def describe(export: pathlib.Path) -> dict:
     return {name: described[name] for name in ("format", "ops", "tables")}
 
 
+def identity(export: pathlib.Path) -> dict:
+    """Reads {"version", "layout"} of a full export: digests that running servers compare. 0.1.0 wrote none."""
+    described = _read_description(inside(export, DESCRIPTION.as_posix()))
+    return {name: described[name] for name in ("version", "layout") if name in described}
+
+
 def _read_description(path: pathlib.Path) -> dict:
     with _named(path):
         described = json.loads(path.read_text(encoding="utf-8"))
@@ -218,6 +232,11 @@ def digest(ids: np.ndarray, rows: np.ndarray) -> str:
     return hashed.hexdigest()
 
 
+def bytes_of(rows: np.ndarray) -> np.ndarray:
+    """Rows [n, D] as <uint8>[n, bytes]."""
+    return np.ascontiguousarray(rows).view(np.uint8).reshape(len(rows), rows.shape[1] * rows.dtype.itemsize)
+
+
 def read_tables(export: pathlib.Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """Reads ids <int64>[n], ascending, and rows <uint8>[n, bytes] of every table of a full export.
 
@@ -236,7 +255,7 @@ def read_tables(export: pathlib.Path) -> dict[str, tuple[np.ndarray, np.ndarray]
         with _named(export / _BUNDLE):  # TensorFlow verifies a checksum of each tensor.
             bundle = tf.train.load_checkpoint(str(export / _BUNDLE))
             ids, rows = (bundle.get_tensor(key)[:-1] for key in keys_of(name))  # The last entry is the default row.
-            tables[name] = ids, np.ascontiguousarray(rows).view(np.uint8).reshape(-1, row_bytes)
+            tables[name] = ids, bytes_of(rows)
     return tables
 
 

@@ -10,10 +10,12 @@ import json
 import os
 import pathlib
 import shutil
+from collections.abc import Sequence
 
 import numpy as np
 
-from tf_fusedrec.saved_model import applying
+from tf_fusedrec.saved_model import applying, server_changes
+from tf_fusedrec.saved_model.overlay import groups_of
 
 
 def check_base(base: pathlib.Path, described: dict) -> None:
@@ -26,21 +28,29 @@ def check_base(base: pathlib.Path, described: dict) -> None:
         )
 
 
-def write_delta(base: pathlib.Path, export: pathlib.Path, delta: pathlib.Path) -> None:
+def write_delta(base: pathlib.Path, export: pathlib.Path, delta: pathlib.Path, weights: Sequence[np.ndarray]) -> None:
     """Writes the changes from `base` to `export` into a new folder. The files of `export` move into that folder.
 
     Args:
       base, export: Folders of full exports with the same ops and tables.
       delta: Folder to make.
+      weights: All dense weights of `export`.
     """
     description = {**applying.describe(export), "base": {}, "result": {}, "files": {}}
+    of_server = {}
     before, after = applying.read_tables(base), applying.read_tables(export)
     (delta / "changes").mkdir(parents=True)
     for name in after:
         description["base"][name] = applying.digest(*before[name])
         description["result"][name] = applying.digest(*after[name])
-        for kind, array in _changes(*before[name], *after[name]).items():
+        of_server[name] = _changes(*before[name], *after[name])
+        for kind, array in of_server[name].items():
             np.save(delta / "changes" / f"{name}.{kind}.npy", array)
+    of_base, of_result = applying.identity(base), applying.identity(export)
+    # Servers of 0.1.0 take no deltas.
+    versions = [of_base.get("version", "-" * server_changes.VERSION_BYTES), of_result["version"], of_result["layout"]]
+    description["identity"] = of_base
+    server_changes.write(delta, versions, groups_of(description["tables"]), of_server, weights)
     _remove_tables(export, description)
     export.rename(delta / "model")
     shutil.copyfile(applying.__file__, delta / "apply_delta.py")

@@ -18,13 +18,16 @@ from tf_fusedrec.checkpoint.consensus import agree, on_rank_0
 from tf_fusedrec.config import TableConfig
 from tf_fusedrec.embedding import FusedEmbedding, embeddings_of
 from tf_fusedrec.layers.kernels import FUSED, STOCK
-from tf_fusedrec.saved_model import delta, gathered_rows
+from tf_fusedrec.saved_model import applying, delta, gathered_rows
 from tf_fusedrec.saved_model.applying import DESCRIPTION, FORMAT, check_table_name
+from tf_fusedrec.saved_model.lookup import Lookup, ServedTables
 from tf_fusedrec.saved_model.native_tables import NativeTables, served_dtype
+from tf_fusedrec.saved_model.overlay import groups_of
 from tf_fusedrec.saved_model.serving import serving
 from tf_fusedrec.saved_model.signatures import Signature, default_signatures
 from tf_fusedrec.saved_model.stock_initial_rows import unknown_rows
 from tf_fusedrec.saved_model.stock_tables import StockTables
+from tf_fusedrec.saved_model.versions import UPDATES, Versions, layout_of, version_of
 
 OPS = ("stock", "ours")
 _PARTIAL = ".partial"
@@ -40,8 +43,9 @@ def export(
 ) -> None:
     """Writes the model as a SavedModel for a server. Collective: all ranks call it, and rank 0 writes.
 
-    With `base` it writes a delta: changed rows, removed ids, and all dense weights. A server builds the full export
-    from base and delta (applying.py). The number of ranks may differ from that of the base's export.
+    With `base` it writes a delta: changed rows, removed ids, and all dense weights. A running server takes it by the
+    signature "apply_delta" (versions.py), or builds the full export from base and delta (applying.py). The number of
+    ranks may differ from that of the base's export.
 
     An id without a row gets the same row as in evaluation: its initial row or zeros, by TableConfig.unknown. Rows have
     the dtype of their table. Rank 0 holds all rows in memory while it writes.
@@ -57,8 +61,9 @@ def export(
 
     Raises:
       ValueError: `path` exists; `ops` is unknown; the model has no signatures; two layers have tables of one name; a
-        table's name cannot name a file; weights do not exist yet; `base` is damaged, not a full export, or has other
-        ops or tables.
+        table's name cannot name a file; weights do not exist yet, or a signature uses their variables instead of their
+        values; a signature has the name of one for updates, or has resources and `ops` is "stock"; `base` is damaged,
+        not a full export, or has other ops or tables.
       RuntimeError: another rank failed.
     """
     path, base = pathlib.Path(path), None if base is None else pathlib.Path(base)
@@ -66,6 +71,14 @@ def export(
         raise ValueError(f"ops is {ops!r}, must be one of {OPS}. Remedy: 'stock' for servers without this package.")
     if signatures is None:
         signatures = default_signatures(model)
+    holding = [name for name, signature in signatures.items() if signature.resources]
+    if holding and ops == "stock":
+        raise ValueError(
+            f"ops is 'stock', but the signatures {holding} have resources, which need this package on the server. "
+            "Remedy: ops='ours', or signatures without a StateCache."
+        )
+    for name in sorted(set(signatures) & set(UPDATES)):
+        raise ValueError(f"signature {name!r} has the name of one for updates. Remedy: a name other than {UPDATES}.")
 
     def begin() -> str:
         if path.exists():
@@ -92,7 +105,8 @@ def export(
 
     def finish() -> None:
         if base is not None:
-            delta.write_delta(base, partial / "saved_model", partial / "delta")
+            weights = [weight.numpy() for weight in model.variables]
+            delta.write_delta(base, partial / "saved_model", partial / "delta", weights)
         (partial / ("saved_model" if base is None else "delta")).rename(path)
 
     try:
@@ -143,29 +157,40 @@ def _write(
     seeds = {table: layer.get_config()["seed"] for table, (layer, _) in tables.items()}
     unknown = {table: unknown_rows(config, seeds[table]) for table, (_, config) in tables.items()}
     stock = described["ops"] == "stock"
-    served: StockTables | NativeTables
+    served: ServedTables
     if stock:
-        served = StockTables(arrays, unknown)
+        served = StockTables(arrays)
     else:
         dtypes = {table: tf.as_dtype(of["dtype"]).as_numpy_dtype for table, of in described["tables"].items()}
         arrays = {table: (ids, of_ids.astype(dtypes[table])) for table, (ids, of_ids) in arrays.items()}
         served = NativeTables(arrays, unknown, {table: config for table, (_, config) in tables.items()}, partial)
+    weights = list(model.variables) if model.built else []
+    groups = groups_of(described["tables"])
+    versions, lookup = Versions(weights, groups), Lookup(served, unknown, groups)
     # The module holds variables only. With the Keras model in it, TensorFlow would save every layer's training call.
     module = tf.Module()
     module.served_tables = served
-    weights = {id(v) for v in model.variables} if model.built else set()
-    with serving(model, served, STOCK if stock else FUSED):
-        traced = {name: signature.trace() for name, signature in signatures.items()}
-        for name, function in traced.items():
-            setattr(module, name, function)  # keras.layers.TFSMLayer looks for functions in attributes.
+    module.resources = list({id(held): held for one in signatures.values() for held in one.resources}.values())
+    with serving(model, lookup, STOCK if stock else FUSED):
+        traced = {name: versions.answering(signature, lookup).trace() for name, signature in signatures.items()}
         module.dense_weights = model.variables
-        created = {id(v) for v in module.dense_weights} - weights
+        created = {id(v) for v in module.dense_weights} - {id(v) for v in weights}
         if created:
             names = sorted(v.name for v in module.dense_weights if id(v) in created)
             raise ValueError(
                 f"weights {names} of {model.name!r} did not exist before the export, so they are neither trained nor "
                 "restored. Remedy: call the model on a batch, then train it or load a checkpoint, then export."
             )
+        for name, function in traced.items():
+            versions.check(name, function)
+        layout = layout_of(described["tables"], weights, traced)
+        as_bytes = {table: (ids, applying.bytes_of(rows)) for table, (ids, rows) in arrays.items()}
+        version = version_of(layout, as_bytes, weights)
+        updates = versions.signatures(version, layout)
+        traced.update({name: signature.trace() for name, signature in updates.items()})
+        for name, function in traced.items():
+            setattr(module, name, function)  # keras.layers.TFSMLayer looks for functions in attributes.
+        module.versions = versions
         tf.saved_model.save(
             module,
             str(partial / "saved_model"),
@@ -175,4 +200,5 @@ def _write(
         )
     description = partial / "saved_model" / DESCRIPTION
     description.parent.mkdir()
+    described = {**described, "version": version, "layout": layout}
     description.write_text(json.dumps(described, indent=1), encoding="utf-8")

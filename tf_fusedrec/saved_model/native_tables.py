@@ -54,14 +54,14 @@ class NativeTables(tf.Module):
         # TensorFlow saves these files because the module tracks them as assets.
         self._files, self._tables = {}, {}
         for name, (ids, rows) in tables.items():
-            path, row_bytes = folder / f"{name}.rows", rows.shape[1] * rows.dtype.itemsize
-            applying.write_records(path, name, ids, np.ascontiguousarray(rows).view(np.uint8).reshape(-1, row_bytes))
+            path = folder / f"{name}.rows"
+            applying.write_records(path, name, ids, applying.bytes_of(rows))
             self._files[name] = tf.saved_model.Asset(str(path))
             self._tables[name] = _Table(configs[name], unknown[name], self._files[name])
 
-    def rows(self, table: str, ids: tf.Tensor) -> tf.Tensor:
-        """Rows [n, D] of ids <int64>[n]."""
-        return self._tables[table].rows(ids)
+    def find(self, table: str, ids: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Rows [n, D] of ids <int64>[n], and True <bool>[n]: the table itself gives the rows of unknown ids."""
+        return self._tables[table].rows(ids), tf.ones_like(ids, tf.bool)
 
 
 class _Table(tf.saved_model.experimental.TrackableResource):

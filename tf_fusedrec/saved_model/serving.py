@@ -5,25 +5,22 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Iterator
-from typing import Any, Union
+from typing import Any
 
 from tf_fusedrec._tf_compat import keras
 from tf_fusedrec.embedding import FusedEmbedding, embeddings_of
 from tf_fusedrec.embedding.outputs import pooled_by_tensorflow, restore_form
 from tf_fusedrec.layers.kernels import AttentionKernels
-from tf_fusedrec.saved_model.native_tables import NativeTables
-from tf_fusedrec.saved_model.stock_tables import StockTables
-
-ServedTables = Union[StockTables, NativeTables]
+from tf_fusedrec.saved_model.lookup import Lookup
 
 
 @contextlib.contextmanager
-def serving(model: keras.Model, tables: ServedTables, kernels: AttentionKernels) -> Iterator[None]:
-    """In this context calls of the model use `tables` and `kernels`, and no collective or training table."""
+def serving(model: keras.Model, lookup: Lookup, kernels: AttentionKernels) -> Iterator[None]:
+    """In this context calls of the model use `lookup` and `kernels`, and no collective or training table."""
     layers = list(model.submodules)
     with contextlib.ExitStack() as switches:
         for embedding in embeddings_of(model):
-            switches.enter_context(embedding.replacing(answer=functools.partial(_answer, embedding, tables)))
+            switches.enter_context(embedding.replacing(answer=functools.partial(_answer, embedding, lookup)))
         for layer in layers:
             if hasattr(layer, "kernels"):
                 switches.callback(setattr, layer, "kernels", layer.kernels)
@@ -31,11 +28,9 @@ def serving(model: keras.Model, tables: ServedTables, kernels: AttentionKernels)
         yield
 
 
-def _answer(layer: FusedEmbedding, tables: ServedTables, inputs: Any, weights: Any, mask: Any) -> dict[str, Any]:
+def _answer(layer: FusedEmbedding, lookup: Lookup, inputs: Any, weights: Any, mask: Any) -> dict[str, Any]:
     """The outputs of a call, with rows from the served tables."""
     flat = layer.flat_features(inputs, weights, mask)
     features = {name: pooled_by_tensorflow(feature) for name, feature in flat.items()}
-    return {
-        name: restore_form(feature, tables.rows(feature.config.table, feature.ids))
-        for name, feature in features.items()
-    }
+    rows = lookup.rows([(feature.config.table, feature.ids) for feature in features.values()])
+    return {name: restore_form(feature, of_feature) for (name, feature), of_feature in zip(features.items(), rows)}

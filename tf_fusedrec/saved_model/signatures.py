@@ -18,10 +18,12 @@ class Signature(NamedTuple):
     function: Function from {input name: tensor} to {output name: tensor}. It may call the model, because export traces
       it with the layers switched to serving. It must not call a tf.function that is traced already.
     inputs: tf.TensorSpec by input name.
+    resources: Objects that the function uses and the SavedModel must hold, such as a StateCache.
     """
 
     function: Callable[[dict[str, tf.Tensor]], Mapping[str, tf.Tensor]]
     inputs: Mapping[str, tf.TensorSpec]
+    resources: tuple[tf.Module, ...] = ()
 
     def trace(self) -> Any:
         """Returns a traced tf.function of one dict. Its inputs take their names from `inputs`, not from the specs."""

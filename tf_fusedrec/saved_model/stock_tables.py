@@ -7,7 +7,6 @@ from collections.abc import Mapping
 import numpy as np
 
 from tf_fusedrec._tf_compat import tf
-from tf_fusedrec.saved_model.stock_initial_rows import InitialRows
 
 
 class StockTables(tf.Module):
@@ -15,39 +14,23 @@ class StockTables(tf.Module):
 
     Args:
       tables: By table name, ids <int64>[n], ascending, and rows <float>[n, D].
-      unknown: By table name, the initial rows of ids that the table lacks; None, or no entry: zeros.
 
     Raises:
       ValueError: ids do not ascend, or the number of rows differs from the number of ids.
     """
 
-    def __init__(
-        self,
-        tables: Mapping[str, tuple[np.ndarray, np.ndarray]],
-        unknown: Mapping[str, InitialRows | None] | None = None,
-    ):
+    def __init__(self, tables: Mapping[str, tuple[np.ndarray, np.ndarray]]):
         super().__init__(name="tables")
         self._tables = {name: _variables(name, *rows) for name, rows in tables.items()}
-        self._unknown = dict(unknown or {})
 
-    def rows(self, table: str, ids: tf.Tensor) -> tf.Tensor:
-        """Rows [n, D] of ids <int64>[n]."""
+    def find(self, table: str, ids: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Rows [n, D] of ids <int64>[n], and whether the table has them, <bool>[n]. Other rows are zeros."""
         known, rows = self._tables[table]
         # The last entry is the default row. Its id repeats the largest id, so a search from the left never finds it.
         default = tf.shape(rows)[0] - 1
         at = tf.minimum(tf.searchsorted(known, ids), default)
         exists = (tf.gather(known, at) == ids) & (at < default)
-        found = tf.gather(rows, tf.where(exists, at, default))
-        initial = self._unknown.get(table)
-        if initial is None:
-            return found
-
-        def with_initial() -> tf.Tensor:
-            missing = tf.where(~exists)
-            return tf.tensor_scatter_nd_update(found, missing, initial.of(tf.gather_nd(ids, missing)))
-
-        # Most requests hold known ids only, and then nothing is drawn.
-        return tf.cond(tf.reduce_all(exists), lambda: found, with_initial)
+        return tf.gather(rows, tf.where(exists, at, default)), exists
 
 
 def _variables(name: str, ids: np.ndarray, rows: np.ndarray) -> tuple[tf.Variable, tf.Variable]:

@@ -38,8 +38,7 @@ class Place:
 CPU = Place("CPU")
 DEVICE = Place(
     "device",
-    lacks=("admission_count", "hot_after", "record_tombstones", "memory_budget", "tier_folder"),
-    averages=False,
+    lacks=("hot_after", "memory_budget", "tier_folder"),
 )
 # The buffers hold the rows of one lookup, whose update comes before the next one.
 HOST_ROWS = Place(
@@ -90,8 +89,8 @@ def check(
         )
     if averaged and not place.averages:
         raise ValueError(
-            f"{names} lie on a GPU and cannot be averaged, but the rule of the topology is 'weight_sync'. Remedy: "
-            f"Topology(rule='gradient_sync'); or {_TO_HOST}."
+            f"{names} lie on a GPU with host_rows, so they cannot be averaged; the topology's rule is 'weight_sync'. "
+            f"Remedy: Topology(rule='gradient_sync'); or {_TO_HOST}."
         )
     if averaged and any(name in AVERAGED_LACK for name in given):
         raise ValueError(

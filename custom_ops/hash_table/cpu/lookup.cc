@@ -251,6 +251,7 @@ absl::Status HashTable::TrainingLookup::Run(const Message& message, const Parall
   for (const absl::Status& status : failed) {
     if (!status.ok()) return status;
   }
+  rows_->HalveCandidates();
 
   handles->clear();
   for (const Visit& visit : visits) {

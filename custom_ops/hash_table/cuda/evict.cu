@@ -1,7 +1,9 @@
 // Rows that leave, and lists of rows; select.cuh says how they are found.
 #include <algorithm>
 
-#include "hash_table/cuda/select.cuh"
+#include "hash_table/cpu/rows/distinct_ids.h"
+#include "hash_table/cuda/lowest.cuh"
+#include "hash_table/cuda/select_pass.cuh"
 #include "hash_table/cuda/table.h"
 
 using namespace fusedrec;                // NOLINT
@@ -22,81 +24,33 @@ struct WorstScratch {
   unsigned* bins;
 };
 
-struct SelectScratch {
-  SelectScratch(void* memory, int64_t num_rows, int64_t segments) : carver(memory) {
-    tiles = std::max<int64_t>((num_rows + kSelectThreads - 1) / kSelectThreads, 1);
-    states = carver.Take<unsigned long long>(tiles);  // these two begin with all ones
-    ticket = carver.Take<unsigned>(1);
-    filled_bytes = carver.bytes();
-    selected = carver.Take<unsigned long long>(1 + segments);
-  }
-  Carver carver;
-  int64_t tiles, filled_bytes;
-  unsigned long long *states, *selected;
-  unsigned* ticket;
-};
-
 }  // namespace
 
-Memory FusedrecDeviceTable::SelectMemory() const {
-  return Memory(allocator_, SelectScratch(nullptr, next_row_, segments()).carver.bytes());
+Memory FusedrecDeviceTable::SelectMemory(int64_t num_rows) const {
+  return Memory(allocator_, SelectScratch(nullptr, num_rows, segments()).carver.bytes());
 }
 
-Memory FusedrecDeviceTable::WorstMemory() const {
-  return Memory(allocator_, WorstScratch(nullptr).carver.bytes());
+int FusedrecDeviceTable::AllocateLeaving(int64_t most, int64_t num_rows, Leaving* leaving) const {
+  leaving->worst = Memory(allocator_, WorstScratch(nullptr).carver.bytes());
+  leaving->select = SelectMemory(num_rows);
+  if (leaving->worst.data() == nullptr || leaving->select.data() == nullptr) return kDeviceOutOfMemory;
+  if (!options_.record_tombstones && !options_.averaged) return kCudaSuccess;
+  leaving->left = Memory(allocator_, most * sizeof(LeftRow));
+  return leaving->left.data() == nullptr ? kDeviceOutOfMemory : kCudaSuccess;
 }
 
-// Counts the wanted rows, and by segment the rows that do_with counts.
-template <typename Wanted, typename MakeDoWith>
-int FusedrecDeviceTable::Select(const Wanted& wanted, const MakeDoWith& make_do_with, const Memory& memory,
-                                std::vector<int64_t>* counts, void* stream) const {
-  const int64_t segments = segments_.size();
-  if (memory.data() == nullptr) return kDeviceOutOfMemory;
-  const SelectScratch at(memory.data(), next_row_, segments);
-  FUSEDREC_RETURN_IF_CUDA_ERROR(Fill(at.states, 0xff, at.filled_bytes, stream));
-  FUSEDREC_RETURN_IF_CUDA_ERROR(Fill(at.selected, 0, (1 + segments) * sizeof(int64_t), stream));
-  const auto do_with = make_do_with(at.selected + 1);
-  using DoWith = std::decay_t<decltype(do_with)>;
-  const auto kernel = &SelectKernel<Wanted, DoWith>;
-  FUSEDREC_LAUNCH(kernel, static_cast<unsigned>(at.tiles), kSelectThreads, 0, stream, View(), next_row_, wanted,
-                  do_with, at.selected, at.states, at.ticket);
-  FUSEDREC_RETURN_IF_CUDA_ERROR(LastError());
-  counts->resize(1 + segments);
-  return CopyToHost(counts->data(), reinterpret_cast<int64_t*>(at.selected), 1 + segments, stream);
-}
-
-template <typename Wanted>
-int FusedrecDeviceTable::TakeRowsOut(const Wanted& wanted, int64_t moved_at, bool evicted, const Memory& memory,
-                                     int64_t* gone, void* stream) {
-  const auto take_out = [&](unsigned long long* gone_of) { return TakeOut{View(), free_rows_, gone_of}; };
-  std::vector<int64_t> counts;
-  FUSEDREC_RETURN_IF_CUDA_ERROR(Select(wanted, take_out, memory, &counts, stream));
-  *gone = counts[0];
-  if (*gone > 0) moved_at_ = std::max(moved_at_, moved_at);
-  free_rows_ += *gone;
-  for (int64_t s = 0; s < segments(); ++s) {
-    segments_[s].size -= counts[1 + s];
-    segments_[s].removed += counts[1 + s];
-    if (evicted) segments_[s].evictions += counts[1 + s];
-  }
-  return kCudaSuccess;
-}
-
-int FusedrecDeviceTable::CountThatMayLeave(int64_t segment, const Pins& pins, int64_t* count, void* stream) const {
+int FusedrecDeviceTable::CountThatMayLeave(int64_t segment, const Pins& pins, const Memory& select, int64_t* count,
+                                           void* stream) const {
   *count = 0;
   if (options_.eviction == Eviction::kNone) return kCudaSuccess;
-  std::vector<int64_t> counts;
-  const auto nothing = [](unsigned long long*) { return Nothing{}; };
   const MayLeave may_leave{static_cast<uint32_t>(segment), options_.eviction == Eviction::kLfu, pins, nullptr};
-  FUSEDREC_RETURN_IF_CUDA_ERROR(Select(may_leave, nothing, SelectMemory(), &counts, stream));
-  *count = counts[0];
-  return kCudaSuccess;
+  return Count(may_leave, select, count, stream);
 }
 
-int FusedrecDeviceTable::EvictWorst(int64_t segment, int64_t count, const Pins& pins, const Memory& worst,
-                                    const Memory& select, void* stream) {
+int FusedrecDeviceTable::EvictWorst(int64_t segment, int64_t count, const Pins& pins, const Leaving& leaving,
+                                    void* stream) {
   if (count <= 0) return kCudaSuccess;
-  if (worst.data() == nullptr) return kDeviceOutOfMemory;
+  const Memory& worst = leaving.worst;
   const WorstScratch at(worst.data());
   Search* const search = at.search;
   unsigned* const bins = at.bins;
@@ -113,24 +67,27 @@ int FusedrecDeviceTable::EvictWorst(int64_t segment, int64_t count, const Pins& 
   FUSEDREC_RETURN_IF_CUDA_ERROR(LastError());
   may_leave.most = &search->found;
   int64_t gone;
-  return TakeRowsOut(may_leave, pins.clock, true, select, &gone, stream);
+  return TakeRowsOut(may_leave, pins.clock, true, leaving, &gone, stream);
 }
 
 int FusedrecDeviceTable::TakeExpiredOut(uint32_t clock, void* stream) {
-  const Pins pins = PinsAt(clock, kNoAttempt);
-  int64_t gone;
-  return TakeRowsOut(HasExpired{pins, std::max(options_.ttl, options_.window)}, clock, true, SelectMemory(), &gone,
-                     stream);
+  const HasExpired has_expired{PinsAt(clock, kNoAttempt), std::max(options_.ttl, options_.window)};
+  int64_t gone = 0;
+  Leaving leaving;
+  if (options_.record_tombstones) FUSEDREC_RETURN_IF_CUDA_ERROR(Count(has_expired, SelectMemory(next_row_), &gone, stream));
+  FUSEDREC_RETURN_IF_CUDA_ERROR(AllocateLeaving(gone, next_row_, &leaving));
+  return TakeRowsOut(has_expired, clock, true, leaving, &gone, stream);
 }
 
 int FusedrecDeviceTable::Evict(int64_t segment, int64_t count, int64_t* gone, void* stream) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (segment < 0 || segment >= segments()) return kCudaInvalidValue;
   const Pins pins = PinsAt(clock_, kNoAttempt);
-  FUSEDREC_RETURN_IF_CUDA_ERROR(CountThatMayLeave(segment, pins, gone, stream));
+  FUSEDREC_RETURN_IF_CUDA_ERROR(CountThatMayLeave(segment, pins, SelectMemory(next_row_), gone, stream));
   *gone = std::max<int64_t>(std::min(*gone, count), 0);
-  const Memory worst = WorstMemory(), select = SelectMemory();
-  FUSEDREC_RETURN_IF_CUDA_ERROR(EvictWorst(segment, *gone, pins, worst, select, stream));
+  Leaving leaving;
+  FUSEDREC_RETURN_IF_CUDA_ERROR(AllocateLeaving(*gone, next_row_, &leaving));
+  FUSEDREC_RETURN_IF_CUDA_ERROR(EvictWorst(segment, *gone, pins, leaving, stream));
   ++version_;
   return kCudaSuccess;
 }
@@ -140,14 +97,54 @@ int FusedrecDeviceTable::Remove(int64_t segment, const int64_t* ids, int64_t num
   if (segment < 0 || segment >= segments() || num_ids < 0 || num_ids > kDeviceTableMaxIds) return kCudaInvalidValue;
   if (waiting_.since != 0) return kDeviceWaiting;
   // Before rows are marked, because the next call would take the marks of a failed one for its own.
-  const Memory select = SelectMemory();
-  if (select.data() == nullptr) return kDeviceOutOfMemory;
+  Leaving leaving;
+  FUSEDREC_RETURN_IF_CUDA_ERROR(AllocateLeaving(std::min(num_ids, segments_[segment].size), next_row_, &leaving));
   ++version_;
   if (num_ids > 0) {
     FUSEDREC_LAUNCH(MarkKernel, BlocksFor(num_ids, kSelectThreads), kSelectThreads, 0, stream, View(),
-                    static_cast<uint32_t>(segment), ids, num_ids);
+                    static_cast<uint32_t>(segment), ids, num_ids, PinsAt(clock_, kNoAttempt), false);
   }
-  return TakeRowsOut(IsMarked{}, int64_t{clock_} + options_.window, false, select, gone, stream);
+  return TakeRowsOut(IsMarked{}, int64_t{clock_} + options_.window, false, leaving, gone, stream);
+}
+
+int FusedrecDeviceTable::Tombstones(int64_t segment, const FusedrecIdSink& sink, void* stream) const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (segment < 0 || segment >= segments()) return kCudaInvalidValue;
+  std::vector<int64_t> ids = segments_[segment].left;
+  KeepDistinct(&ids);
+  std::vector<uint32_t> rows;
+  FUSEDREC_RETURN_IF_CUDA_ERROR(FindRows(Views() + segment, ids, &rows, stream));
+  int64_t kept = 0;
+  for (size_t i = 0; i < ids.size(); ++i) {
+    if (rows[i] == kNowhere) ids[kept++] = ids[i];
+  }
+  sink.take(sink.context, ids.data(), nullptr, kept);
+  return kCudaSuccess;
+}
+
+int FusedrecDeviceTable::FindRows(const SegmentLines* lines, const std::vector<int64_t>& ids,
+                                  std::vector<uint32_t>* rows, void* stream) const {
+  const int64_t count = ids.size();
+  rows->resize(count);
+  if (count == 0) return kCudaSuccess;
+  Carver carver(nullptr);
+  carver.Take<int64_t>(count);
+  carver.Take<uint32_t>(count);
+  const Memory memory(allocator_, carver.bytes());
+  if (memory.data() == nullptr) return kDeviceOutOfMemory;
+  Carver at(memory.data());
+  int64_t* const wanted = at.Take<int64_t>(count);
+  uint32_t* const found = at.Take<uint32_t>(count);
+  FUSEDREC_RETURN_IF_CUDA_ERROR(CopyToDevice(wanted, ids.data(), count, stream));
+  FUSEDREC_LAUNCH(FindRowsKernel, BlocksFor(count, kSelectThreads), kSelectThreads, 0, stream, lines, wanted, count,
+                  found);
+  FUSEDREC_RETURN_IF_CUDA_ERROR(LastError());
+  return CopyToHost(rows->data(), found, count, stream);
+}
+
+void FusedrecDeviceTable::ForgetTombstones() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  for (Segment& segment : segments_) segment.left.clear();
 }
 
 int FusedrecDeviceTable::Keys(int64_t segment, int64_t since, int64_t* ids, int64_t* handles, int64_t* count,
@@ -157,7 +154,7 @@ int FusedrecDeviceTable::Keys(int64_t segment, int64_t since, int64_t* ids, int6
   std::vector<int64_t> counts;
   const auto to = [&](unsigned long long*) { return Export{ids, handles}; };
   const HasChanged changed{static_cast<uint32_t>(segment), static_cast<uint32_t>(since)};
-  FUSEDREC_RETURN_IF_CUDA_ERROR(Select(changed, to, SelectMemory(), &counts, stream));
+  FUSEDREC_RETURN_IF_CUDA_ERROR(Select(changed, to, SelectMemory(next_row_), &counts, stream));
   *count = counts[0];
   return kCudaSuccess;
 }

@@ -11,7 +11,7 @@ namespace device_table {
 
 // All bits of all words are set before the kernel; words only become smaller.
 struct HandleFacts {
-  unsigned oldest, newest;     // smallest clock, and smallest complement of a clock
+  unsigned oldest, newest;     // smallest clock, and smallest complement of a clock; all bits set: no handle has a row
   unsigned handles_are_sound;  // 0: one names a row that never was
   unsigned inverse_is_sound;   // 0: a number is no handle's
   unsigned grads_are_finite;   // 0: a number is not

@@ -20,10 +20,12 @@ static __global__ void __launch_bounds__(kHandleThreads)
                       int64_t num_ids, int64_t num_rows, Numbers grads, const uint32_t* __restrict__ sum_of_row,
                       HandleFacts* facts) {
   unsigned oldest = ~0u, newest = ~0u;
+  const bool trains = inverse != nullptr;  // an id that admission refused has the handle -1
   bool handles_are_sound = true, inverse_is_sound = true, grads_are_finite = true, all_have_sums = sum_of_row != nullptr;
   const int64_t threads = static_cast<int64_t>(gridDim.x) * kHandleThreads;
   for (int64_t n = GlobalThread(); n < num_handles; n += threads) {
     const int64_t handle = handles[n];
+    if (trains && handle == -1) continue;
     const unsigned clock = static_cast<unsigned>(static_cast<uint64_t>(handle) >> 32);
     handles_are_sound = handles_are_sound && handle >= 0 && (handle & 0xffffffff) < num_rows;
     all_have_sums = all_have_sums && handles_are_sound && sum_of_row[handle & 0xffffffff] != kNowhere;

@@ -51,6 +51,21 @@ int fusedrec_table_remove(FusedrecDeviceTable* table, int64_t segment, const int
   return table->Remove(segment, ids, num_ids, gone, stream);
 }
 
+int fusedrec_table_tombstones(FusedrecDeviceTable* table, int64_t segment, const FusedrecIdSink* sink, void* stream) {
+  return table->Tombstones(segment, *sink, stream);
+}
+
+void fusedrec_table_forget_tombstones(FusedrecDeviceTable* table) { table->ForgetTombstones(); }
+
+int fusedrec_table_candidates(FusedrecDeviceTable* table, int64_t segment, const FusedrecIdSink* sink, void* stream) {
+  return table->Candidates(segment, *sink, stream);
+}
+
+int fusedrec_table_set_candidates(FusedrecDeviceTable* table, int64_t segment, const int64_t* ids, const int64_t* counts,
+                                  int64_t count, void* stream) {
+  return table->SetCandidates(segment, ids, counts, count, stream);
+}
+
 int fusedrec_table_keys(FusedrecDeviceTable* table, int64_t segment, int64_t since, int64_t* ids, int64_t* handles,
                         int64_t* count, void* stream) {
   return table->Keys(segment, since, ids, handles, count, stream);
@@ -70,6 +85,25 @@ int fusedrec_table_write_records(FusedrecDeviceTable* table, int64_t segment, co
   counts[segment] = count;
   int64_t written;
   return table->WriteRecords(counts, ids, records, &written, stream);
+}
+
+int fusedrec_table_note_trained(FusedrecDeviceTable* table, const FusedrecMessage* message, void* stream) {
+  return table->NoteTrained(*message, stream);
+}
+
+int fusedrec_table_take_unsynced(FusedrecDeviceTable* table, const FusedrecUnsyncedSink* sink, void* stream) {
+  return table->TakeUnsynced(*sink, stream);
+}
+
+int64_t fusedrec_table_width(FusedrecDeviceTable* table) { return table->width(); }
+
+int fusedrec_table_read_numbers(FusedrecDeviceTable* table, const int64_t* ids, const int64_t* splits, float* numbers,
+                                int64_t out_rows, void* stream) {
+  return table->ReadNumbers(ids, splits, numbers, out_rows, stream);
+}
+
+int fusedrec_table_merge(FusedrecDeviceTable* table, const FusedrecMerge* merge, void* stream) {
+  return table->Merge(*merge, stream);
 }
 
 void fusedrec_table_set_clock(FusedrecDeviceTable* table, int64_t clock, int64_t version) {

@@ -9,11 +9,9 @@
 namespace fusedrec {
 namespace device_table {
 
-constexpr int kThreads = 256, kWarps = kThreads / 32;
 constexpr int kNumberIds = 8;  // of a thread of NumberKernel
 constexpr int kNumberTile = kThreads * kNumberIds;
 constexpr uint32_t kFreeSlot = 0xffffffffu;
-constexpr uint32_t kNew = 0x80000000u;  // beside a slot, later a rank: the id has no row yet
 
 // A warp per source: run_begin out of the headers. source_begin [sources + 1]: entries before each source.
 __global__ void __launch_bounds__(kThreads)
@@ -98,10 +96,11 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 // first[n]: the first position of the same id. number[n]: first positions before n. A first position of a new id: its
-// where becomes kNew and its rank among those. new_of [segments] counts them; hits_of counts the
-// known ids.
+// where becomes kNew and its rank among those, or kNowhere where verdict (null: none) refuses it. new_of [segments]
+// counts the ids that get a row; hits_of counts the known ids.
 __global__ void __launch_bounds__(kThreads)
-    NumberKernel(TableView table, MessageView message, const uint32_t* __restrict__ slots, uint32_t* __restrict__ where,
+    NumberKernel(TableView table, MessageView message, const uint32_t* __restrict__ slots,
+                 const uint8_t* __restrict__ verdict, uint32_t* __restrict__ where,
                  uint32_t* __restrict__ first, uint32_t* __restrict__ number, Counts* counts,
                  unsigned long long* __restrict__ new_of, unsigned long long* __restrict__ hits_of,
                  unsigned long long* states, unsigned* ticket) {
@@ -120,7 +119,8 @@ __global__ void __launch_bounds__(kThreads)
       own[k] = (at & kNew) != 0 ? slots[at & ~kNew] : PositionOf(table.Meta(at)->touch);
     }
     firsts[k] = __ballot_sync(kFullWarp, own[k] == n);
-    fresh[k] = __ballot_sync(kFullWarp, own[k] == n && (at & kNew) != 0);
+    const bool is_new = own[k] == n && (at & kNew) != 0;
+    fresh[k] = __ballot_sync(kFullWarp, is_new && (verdict == nullptr || verdict[n] == kAdmitted));
     num_firsts += __popc(firsts[k]);
     num_fresh += __popc(fresh[k]);
   }
@@ -150,7 +150,11 @@ __global__ void __launch_bounds__(kThreads)
       segment = static_cast<int>(message.RunOf(0, message.runs - 1, n) % message.segments);
     }
     const bool is_new = segment >= 0, is_first = (firsts[k] >> Lane() & 1) != 0;
-    if (is_first && !is_new) segment = static_cast<int>(table.Meta(where[n])->segment);
+    if (is_first && !is_new && (where[n] & kNew) != 0) {
+      where[n] = kNowhere;
+    } else if (is_first && !is_new) {
+      segment = static_cast<int>(table.Meta(where[n])->segment);
+    }
     const unsigned alike = __match_any_sync(kFullWarp, segment) & (is_new ? fresh[k] : ~fresh[k]);
     if (segment >= 0 && (alike & LanesBefore()) == 0) {
       atomicAdd(is_new ? &new_of[segment] : &hits_of[segment], static_cast<unsigned long long>(__popc(alike)));
@@ -160,7 +164,8 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// inverse [ids], handles [distinct]; a first position touches its row, and gives a new id its row.
+// inverse [ids], handles [distinct]; a first position touches its row, and gives a new id its row. A refused id has the
+// handle -1.
 __global__ void __launch_bounds__(kThreads)
     CommitKernel(TableView table, MessageView message, FreshRows fresh, uint32_t clock, uint32_t version,
                  const uint32_t* __restrict__ where, const uint32_t* __restrict__ first,
@@ -170,6 +175,10 @@ __global__ void __launch_bounds__(kThreads)
   inverse[n] = static_cast<int32_t>(number[first[n]]);
   if (first[n] != n) return;
   uint32_t row = where[n];
+  if (row == kNowhere) {
+    handles[number[n]] = -1;
+    return;
+  }
   if ((row & kNew) == 0) {
     RowMeta* const meta = table.Meta(row);
     meta->last = clock;
@@ -179,6 +188,7 @@ __global__ void __launch_bounds__(kThreads)
     const int64_t run = message.RunOf(0, message.runs - 1, n), segment = run % message.segments;
     const int64_t id = message.Id(n, run);
     *table.Meta(row) = {0, id, static_cast<uint32_t>(segment), clock, 1, version};
+    if (table.layout.noted) *table.Note(row) = 0;
     InsertKey(table.segments[segment].lines, table.segments[segment].mask, id, TableHash(id), row);
   }
   handles[number[n]] = static_cast<int64_t>(clock) << 32 | row;
@@ -248,12 +258,13 @@ __global__ void __launch_bounds__(kThreads)
 // Initial values into the rows that the gather left alone; a thread has four columns.
 __global__ void __launch_bounds__(kThreads)
     GatherInitialKernel(TableView table, MessageView message, InitialValues initial,
-                        const uint32_t* __restrict__ where, Storage to, void* __restrict__ out) {
+                        const uint32_t* __restrict__ where, const int64_t* __restrict__ handles,
+                        const int32_t* __restrict__ inverse, Storage to, void* __restrict__ out) {
   const int dim = table.layout.dim;
   const int64_t blocks = (dim + 3) / 4;
   for (int64_t i = GlobalThread(); i < message.num_ids * blocks; i += static_cast<int64_t>(gridDim.x) * kThreads) {
     const int64_t n = i / blocks;
-    if (where[n] != kNowhere) continue;
+    if ((handles == nullptr ? where[n] : static_cast<uint32_t>(handles[inverse[n]])) != kNowhere) continue;
     const int64_t run = message.RunOf(0, message.runs - 1, n);
     const uint32_t block = static_cast<uint32_t>(i % blocks);
     const Four bits = InitialBits(initial.seeds[run % message.segments], message.Id(n, run), block);

@@ -18,6 +18,7 @@
 //   3. Number: ballots and a look-back count first positions, and new ids among them.
 //   4. One copy of the counts to the host, which makes room: lines, chunks, and evictions at max_rows. All memory is
 //      allocated before anything changes. Without memory, the table does not change.
+//      With admission, counts of ids without a row are read before, so that only admitted ids are new (admission.cuh).
 //   5. Commit: new keys go into lines, their rows get initial values, LRU and LFU see the touches.
 //   6. Gather: rows are copied in the order received.
 // A lookup without new ids has one host round trip and one probe per id.
@@ -54,6 +55,28 @@ struct FusedrecAllocator {
   void (*release)(void* context, void* memory);
 };
 
+// Takes ids [count] and their numbers, host, which last for the call; numbers null: ids alone.
+struct FusedrecIdSink {
+  void* context;
+  void (*take)(void* context, const int64_t* ids, const int64_t* numbers, int64_t count);
+};
+
+// Device memory for the answer of fusedrec_table_take_unsynced: message [entries], headers [ids]. allocate answers 0, or
+// another number where there is none.
+struct FusedrecUnsyncedSink {
+  void* context;
+  int (*allocate)(void* context, int64_t entries, int64_t ids, int64_t** message, int64_t** headers);
+};
+
+// The common state of replicas, as the arguments of Replicas::Merge.
+struct FusedrecMerge {
+  const int64_t *left, *left_splits;  // device; host, [segments + 1]
+  const int64_t *ids, *id_splits;     // the same; ids are distinct
+  const float* numbers;               // device, [ids, width]
+  const int64_t* headers;             // device, [ids]
+  int64_t step;
+};
+
 struct FusedrecTableSpec {
   fusedrec::TableOptions options;
   fusedrec::UpdateRule rule;
@@ -78,7 +101,7 @@ FUSEDREC_CUDA_API void fusedrec_table_destroy(FusedrecDeviceTable* table);
 //   storage   of `rows`
 //   rows      [out_rows >= V, dim]  device, out; zeros after V
 //   inverse   [V]  device, out: number of each id's row
-//   handles   [V]  device, out: the first *num_rows are written: lookup << 32 | row
+//   handles   [V]  device, out: the first *num_rows are written: lookup << 32 | row, or -1 where admission refuses the id
 //   num_rows  host, out
 // rows may be null, with out_rows 0.
 // kCudaInvalidValue when headers do not fit their message; kDeviceOutOfMemory, kDeviceTableFull: nothing has changed, but
@@ -129,6 +152,19 @@ FUSEDREC_CUDA_API int fusedrec_table_evict(FusedrecDeviceTable* table, int64_t s
 FUSEDREC_CUDA_API int fusedrec_table_remove(FusedrecDeviceTable* table, int64_t segment, const int64_t* ids,
                                             int64_t num_ids, int64_t* gone, void* stream);
 
+// Ids of a segment that left since the last fusedrec_table_forget_tombstones and have no row, ascending. Only with
+// record_tombstones; without, none. Waits.
+FUSEDREC_CUDA_API int fusedrec_table_tombstones(FusedrecDeviceTable* table, int64_t segment, const FusedrecIdSink* sink,
+                                                void* stream);
+FUSEDREC_CUDA_API void fusedrec_table_forget_tombstones(FusedrecDeviceTable* table);
+
+// Ids of a segment that wait for admission and the lookups that brought them, in the order of checkpoints. Waits.
+FUSEDREC_CUDA_API int fusedrec_table_candidates(FusedrecDeviceTable* table, int64_t segment, const FusedrecIdSink* sink,
+                                                void* stream);
+// Sets the counts of ids [count], host, each in [1, 2^31). Without admission, nothing. Waits.
+FUSEDREC_CUDA_API int fusedrec_table_set_candidates(FusedrecDeviceTable* table, int64_t segment, const int64_t* ids,
+                                                    const int64_t* counts, int64_t count, void* stream);
+
 // Checkpoints, in the format of row_records.h.
 // Ids of a segment whose rows changed after version `since` (0: all), in the order of rows, and their rows: [*count],
 // device, out, with room for the segment's size. Waits.
@@ -142,6 +178,18 @@ FUSEDREC_CUDA_API int fusedrec_table_read_records(FusedrecDeviceTable* table, co
 // Inserts or overwrites distinct ids [count], device; max_rows does not hold for them. Waits.
 FUSEDREC_CUDA_API int fusedrec_table_write_records(FusedrecDeviceTable* table, int64_t segment, const int64_t* ids,
                                                    int64_t count, const char* records, void* stream);
+// Replicas that are averaged, as replicas.h has them; only with `averaged`, else kCudaInvalidValue. All of them wait.
+FUSEDREC_CUDA_API int fusedrec_table_note_trained(FusedrecDeviceTable* table, const FusedrecMessage* message, void* stream);
+// Ids of a segment that were trained come in the order of rows, ids that left ascending.
+FUSEDREC_CUDA_API int fusedrec_table_take_unsynced(FusedrecDeviceTable* table, const FusedrecUnsyncedSink* sink,
+                                                   void* stream);
+FUSEDREC_CUDA_API int64_t fusedrec_table_width(FusedrecDeviceTable* table);
+// ids [n], device; splits [segments + 1], host; numbers [out_rows >= n, width], device, out: zeros after n. Any table.
+FUSEDREC_CUDA_API int fusedrec_table_read_numbers(FusedrecDeviceTable* table, const int64_t* ids, const int64_t* splits,
+                                                  float* numbers, int64_t out_rows, void* stream);
+// kDeviceOutOfMemory: nothing has changed. kDeviceTableFull: the rows are merged, and more than max_rows stay.
+FUSEDREC_CUDA_API int fusedrec_table_merge(FusedrecDeviceTable* table, const FusedrecMerge* merge, void* stream);
+
 FUSEDREC_CUDA_API void fusedrec_table_set_clock(FusedrecDeviceTable* table, int64_t clock, int64_t version);
 // Takes all rows out, and gives their memory back.
 FUSEDREC_CUDA_API int fusedrec_table_clear(FusedrecDeviceTable* table, void* stream);
@@ -149,8 +197,8 @@ FUSEDREC_CUDA_API int fusedrec_table_clear(FusedrecDeviceTable* table, void* str
 // sizes [segments], host, out: ids that have a row. about [4], host, out: lookups so far (the clock), version, bytes of
 // lines, bytes of chunks.
 FUSEDREC_CUDA_API void fusedrec_table_size(FusedrecDeviceTable* table, int64_t* sizes, int64_t* about);
-// statistics [segments, 3], host, out, since the table was made or cleared: distinct rows that training lookups found,
-// rows that they made, rows that were evicted.
+// statistics [segments, 5], host, out, since the table was made or cleared: distinct rows that training lookups found,
+// rows that they made, rows that were evicted, ids that admission refused; then the ids that it counts.
 FUSEDREC_CUDA_API void fusedrec_table_statistics(FusedrecDeviceTable* table, int64_t* statistics);
 
 #endif  // FUSEDREC_HASH_TABLE_CUDA_HASH_TABLE_CUDA_H_

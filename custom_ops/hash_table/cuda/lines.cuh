@@ -124,20 +124,26 @@ __device__ inline void InsertKey(Line* lines, uint64_t mask, int64_t key, uint64
   }
 }
 
-// Takes out a key that the line holds. Its mark stays.
-__device__ inline void RemoveKey(Line* lines, uint64_t mask, int64_t key, uint64_t hash) {
+// Calls found(line, place) for a key that the lines hold.
+template <typename Found>
+__device__ inline void WithKey(Line* lines, uint64_t mask, int64_t key, uint64_t hash, const Found& found) {
   uint64_t n = hash;
   for (uint64_t visited = 0; visited <= mask; ++visited, n += LineStep(hash)) {
     Line* const line = lines + (n & mask);
     const unsigned meta = LoadFresh(&line->meta);
     for (int i = 0; i < kKeysPerLine; ++i) {
       if ((meta >> i & 1) != 0 && line->key[i] == key) {
-        atomicAnd(&line->meta, ~(1u << i));
+        found(line, i);
         return;
       }
     }
     if ((meta & kOverflown) == 0) return;
   }
+}
+
+// Takes out a key that the lines hold. The marks of lines that it passed stay.
+__device__ inline void RemoveKey(Line* lines, uint64_t mask, int64_t key, uint64_t hash) {
+  WithKey(lines, mask, key, hash, [](Line* line, int i) { atomicAnd(&line->meta, ~(1u << i)); });
 }
 
 }  // namespace device_table

@@ -14,7 +14,7 @@ constexpr unsigned kMostBlocks = 132 * 16;  // of loops over any length: several
 unsigned LoopBlocks(int64_t work) { return std::min(BlocksFor(work, kThreads), kMostBlocks); }
 
 struct LookupScratch {
-  LookupScratch(void* memory, int64_t num_ids) : carver(memory) {
+  LookupScratch(void* memory, int64_t num_ids, bool has_admission) : carver(memory) {
     tiles = (num_ids + kNumberTile - 1) / kNumberTile;
     // The next three begin with all ones, which one fill writes.
     slots = carver.Take<uint32_t>(2 * num_ids);
@@ -24,10 +24,12 @@ struct LookupScratch {
     where = carver.Take<uint32_t>(num_ids);
     first = carver.Take<uint32_t>(num_ids);
     number = carver.Take<uint32_t>(num_ids);
+    verdict = has_admission ? carver.Take<uint8_t>(num_ids) : nullptr;
   }
   Carver carver;
   int64_t tiles, filled_bytes;
   uint32_t *slots, *where, *first, *number;
+  uint8_t* verdict;  // null: every id is admitted
   unsigned long long* states;
   unsigned* ticket;
 };
@@ -48,8 +50,10 @@ int FusedrecDeviceTable::Receive(const FusedrecMessage& message, Received* recei
   const auto carve = [&](void* memory) {
     Carver carver(memory);
     received->counts = carver.Take<Counts>(1);
-    received->new_of = carver.Take<unsigned long long>(2 * segments);
+    received->new_of = carver.Take<unsigned long long>(4 * segments);
     received->hits_of = received->new_of + segments;
+    received->refused_of = received->hits_of + segments;
+    received->uncounted_of = received->refused_of + segments;
     begins = carver.Take<int64_t>(ranks + 1);
     run_begin = carver.Take<int64_t>(runs + 1);
     return carver.bytes();
@@ -66,35 +70,48 @@ int FusedrecDeviceTable::Receive(const FusedrecMessage& message, Received* recei
   return LastError();
 }
 
+Memory FusedrecDeviceTable::AdmitMemory(int64_t num_ids, bool judges) const {
+  return Memory(allocator_, LookupScratch(nullptr, num_ids, judges).carver.bytes());
+}
+
 int FusedrecDeviceTable::Admit(const Received& received, uint32_t clock, uint32_t version, bool is_lookup,
-                               int32_t* inverse, int64_t* handles, int64_t* num_rows, void* stream) {
+                               const Memory& scratch, int32_t* inverse, int64_t* handles, int64_t* num_rows,
+                               void* stream) {
   const MessageView& view = received.view;
-  const Memory memory(allocator_, LookupScratch(nullptr, view.num_ids).carver.bytes());
-  if (memory.data() == nullptr) return kDeviceOutOfMemory;
-  const LookupScratch at(memory.data(), view.num_ids);
+  const bool judges = is_lookup && HasAdmission();
+  if (scratch.data() == nullptr) return kDeviceOutOfMemory;
+  const LookupScratch at(scratch.data(), view.num_ids, judges);
   ++attempt_;
   if (view.num_ids > 0) {
     FUSEDREC_RETURN_IF_CUDA_ERROR(Fill(at.slots, 0xff, at.filled_bytes, stream));
     FUSEDREC_LAUNCH(ProbeKernel, BlocksFor(view.num_ids, kThreads), kThreads, 0, stream, View(), view, attempt_,
                     received.counts, static_cast<uint32_t>(2 * view.num_ids), at.slots, at.where);
+    if (judges) Judge(received, at.slots, at.where, at.verdict, stream);
     FUSEDREC_LAUNCH(NumberKernel, static_cast<unsigned>(at.tiles), kThreads, 0, stream, View(), view, at.slots,
-                    at.where, at.first, at.number, received.counts, received.new_of, received.hits_of, at.states, at.ticket);
+                    at.verdict, at.where, at.first, at.number, received.counts, received.new_of, received.hits_of, at.states,
+                    at.ticket);
     FUSEDREC_RETURN_IF_CUDA_ERROR(LastError());
   }
-  // The counts, then, aligned to 256 bytes, the new ids of each segment and the known ones.
-  const int64_t words = 32 + 2 * segments();
+  // The counts, then, aligned to 256 bytes, by segment: new ids, known ids, refused ids, and refused ids without a count.
+  const int64_t words = 32 + 4 * segments();
   std::vector<int64_t> counted(words);
   FUSEDREC_RETURN_IF_CUDA_ERROR(CopyToHost(counted.data(), reinterpret_cast<int64_t*>(received.counts), words, stream));
   const int64_t fresh_rows = counted[1];
   if (counted[2] != 0) return kCudaInvalidValue;
   const std::vector<int64_t> more(counted.begin() + 32, counted.begin() + 32 + segments());
   if (fresh_rows > 0 && is_lookup && refuses_new_rows_) return kDeviceAbsent;
-  if (fresh_rows > 0) FUSEDREC_RETURN_IF_CUDA_ERROR(MakeRoom(more, clock, is_lookup, stream));
+  const int64_t* const refused = &counted[32 + 2 * segments()];
+  const int64_t* const uncounted = refused + segments();
+  const bool has_uncounted = std::any_of(uncounted, uncounted + segments(), [](int64_t count) { return count > 0; });
+  if (fresh_rows > 0 || has_uncounted) {
+    FUSEDREC_RETURN_IF_CUDA_ERROR(MakeRoom(more, uncounted, clock, is_lookup, stream));
+  }
   const FreshRows fresh{free_rows_, static_cast<uint32_t>(next_row_)};
   if (view.num_ids > 0) {
     FUSEDREC_LAUNCH(CommitKernel, BlocksFor(view.num_ids, kThreads), kThreads, 0, stream, View(), view, fresh, clock,
                     version, at.where, at.first, at.number, inverse, handles);
   }
+  if (judges && view.num_ids > 0) CountRefused(view, at.where, at.first, at.verdict, stream);
   if (fresh_rows > 0) {
     FUSEDREC_LAUNCH(InitialRowsKernel, BlocksFor(fresh_rows * ((options_.dim + 3) / 4), kThreads), kThreads, 0, stream,
                     View(), fresh, Initial(), fresh_rows);
@@ -107,6 +124,11 @@ int FusedrecDeviceTable::Admit(const Received& received, uint32_t clock, uint32_
     if (is_lookup) {
       segments_[s].inserts += more[s];
       segments_[s].hits += counted[32 + segments() + s];
+      segments_[s].refused += refused[s];
+    }
+    if (judges) {
+      segments_[s].candidates.size += uncounted[s] - more[s];
+      segments_[s].candidates.removed += more[s];
     }
   }
   *num_rows = counted[0];
@@ -127,10 +149,25 @@ int FusedrecDeviceTable::Lookup(const FusedrecMessage& message, int64_t storage,
     if (counts.bad != 0) return kCudaInvalidValue;
     FUSEDREC_RETURN_IF_CUDA_ERROR(TakeExpiredOut(clock, stream));
   }
-  FUSEDREC_RETURN_IF_CUDA_ERROR(Admit(received, clock, version, true, inverse, handles, num_rows, stream));
+  const Memory scratch = AdmitMemory(num_ids, HasAdmission());
+  FUSEDREC_RETURN_IF_CUDA_ERROR(Admit(received, clock, version, true, scratch, inverse, handles, num_rows, stream));
   clock_ = clock;
   version_ = version;
-  return Gather(nullptr, handles, inverse, num_ids, storage, rows, out_rows, stream);
+  FUSEDREC_RETURN_IF_CUDA_ERROR(HalveCandidates(received.uncounted_of, stream));
+  FUSEDREC_RETURN_IF_CUDA_ERROR(Gather(nullptr, handles, inverse, num_ids, storage, rows, out_rows, stream));
+  if (HasAdmission() && rows != nullptr) {
+    GatherInitial(received.view, Initial(), nullptr, handles, inverse, storage, rows, stream);
+  }
+  return LastError();
+}
+
+void FusedrecDeviceTable::GatherInitial(const MessageView& view, const InitialValues& initial, const uint32_t* where,
+                                        const int64_t* handles, const int32_t* inverse, int64_t storage, void* rows,
+                                        void* stream) const {
+  const int64_t blocks = view.num_ids * ((options_.dim + 3) / 4);
+  if (blocks == 0) return;
+  FUSEDREC_LAUNCH(GatherInitialKernel, LoopBlocks(blocks), kThreads, 0, stream, View(), view, initial, where, handles,
+                  inverse, static_cast<Storage>(storage), rows);
 }
 
 int FusedrecDeviceTable::Find(const FusedrecMessage& message, int64_t storage, void* rows, int64_t out_rows,
@@ -159,11 +196,9 @@ int FusedrecDeviceTable::Find(const FusedrecMessage& message, int64_t storage, v
   if (counts.bad != 0) return kCudaInvalidValue;
   if (rows == nullptr) return LastError();
   FUSEDREC_RETURN_IF_CUDA_ERROR(Gather(found, nullptr, nullptr, view.num_ids, storage, rows, out_rows, stream));
-  const int64_t blocks = view.num_ids * ((options_.dim + 3) / 4);
   InitialValues unknown = Initial();
   if (options_.unknown_zeros && !peeks) unknown = {Distribution::kConstant, 0.0, 0.0, unknown.seeds, 0.0f};
-  FUSEDREC_LAUNCH(GatherInitialKernel, LoopBlocks(blocks), kThreads, 0, stream, View(), view, unknown, found,
-                  static_cast<Storage>(storage), rows);
+  GatherInitial(view, unknown, found, nullptr, nullptr, storage, rows, stream);
   return LastError();
 }
 

@@ -7,6 +7,10 @@
 namespace fusedrec {
 namespace device_table {
 
+constexpr int kThreads = 256, kWarps = kThreads / 32;  // of kernels with a thread for a received id
+constexpr uint32_t kNew = 0x80000000u;  // beside a slot, later a rank: the id has no row yet
+constexpr uint8_t kAdmitted = 0, kCounted = 1, kUncounted = 2;  // verdicts on ids without a row (admission.cuh)
+
 // A received message: runs (source, segment) of ids, in order of arrival.
 struct MessageView {
   const int64_t* entries;
@@ -36,6 +40,27 @@ struct MessageView {
     __syncthreads();
     *low = bounds[0];
     *high = bounds[1];
+  }
+};
+
+// Ids grouped by segment.
+struct GroupedIds {
+  const int64_t* ids;
+  const int64_t* splits;  // device, [segments + 1]
+  int64_t segments;
+
+  // The segment of id n: the last one that begins at n or before.
+  __device__ int64_t SegmentOf(int64_t n) const {
+    int64_t low = 0, high = segments - 1;
+    while (low < high) {
+      const int64_t middle = (low + high + 1) / 2;
+      if (splits[middle] <= n) {
+        low = middle;
+      } else {
+        high = middle - 1;
+      }
+    }
+    return low;
   }
 };
 

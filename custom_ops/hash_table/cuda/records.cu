@@ -30,6 +30,30 @@ int FusedrecDeviceTable::ReadAllRecords(char* records, void* stream) const {
   return LastError();
 }
 
+int FusedrecDeviceTable::ReceiveGrouped(const int64_t* ids, const int64_t* splits, Imported* imported,
+                                        void* stream) const {
+  const int64_t count = splits[segments()];
+  int64_t* entries = nullptr;
+  const auto carve = [&](void* memory) {
+    Carver carver(memory);
+    entries = carver.Take<int64_t>(segments() + count);
+    imported->handles = carver.Take<int64_t>(count);
+    imported->inverse = carver.Take<int32_t>(count);
+    imported->last = carver.Take<unsigned>(1);
+    return carver.bytes();
+  };
+  imported->memory = Memory(allocator_, carve(nullptr));
+  if (imported->memory.data() == nullptr) return kDeviceOutOfMemory;
+  carve(imported->memory.data());
+  std::vector<int64_t> counts;
+  for (int64_t s = 0; s < segments(); ++s) counts.push_back(splits[s + 1] - splits[s]);
+  FUSEDREC_RETURN_IF_CUDA_ERROR(CopyToDevice(entries, counts.data(), segments(), stream));
+  FUSEDREC_RETURN_IF_CUDA_ERROR(static_cast<int>(cudaMemcpyAsync(
+      entries + segments(), ids, count * sizeof(int64_t), cudaMemcpyDeviceToDevice, static_cast<cudaStream_t>(stream))));
+  const int32_t size = static_cast<int32_t>(segments() + count);
+  return Receive({entries, &size, 1}, &imported->received, stream);
+}
+
 int FusedrecDeviceTable::WriteRecords(const std::vector<int64_t>& counts, const int64_t* ids, const char* records,
                                       int64_t* written, void* stream) {
   std::lock_guard<std::mutex> lock(mutex_);
@@ -37,31 +61,17 @@ int FusedrecDeviceTable::WriteRecords(const std::vector<int64_t>& counts, const 
   *written = 0;
   if (static_cast<int64_t>(counts.size()) != segments || count > kDeviceTableMaxIds) return kCudaInvalidValue;
   if (count == 0) return kCudaSuccess;
-  int64_t *entries = nullptr, *handles = nullptr;
-  int32_t* inverse = nullptr;
-  unsigned* last = nullptr;
-  const auto carve = [&](void* memory) {
-    Carver carver(memory);
-    entries = carver.Take<int64_t>(segments + count);
-    handles = carver.Take<int64_t>(count);
-    inverse = carver.Take<int32_t>(count);
-    last = carver.Take<unsigned>(1);
-    return carver.bytes();
-  };
-  const Memory memory(allocator_, carve(nullptr));
-  if (memory.data() == nullptr) return kDeviceOutOfMemory;
-  carve(memory.data());
-  // The ids go in as a message of one source.
-  FUSEDREC_RETURN_IF_CUDA_ERROR(CopyToDevice(entries, counts.data(), segments, stream));
-  FUSEDREC_RETURN_IF_CUDA_ERROR(static_cast<int>(cudaMemcpyAsync(
-      entries + segments, ids, count * sizeof(int64_t), cudaMemcpyDeviceToDevice, static_cast<cudaStream_t>(stream))));
-  const int32_t splits = static_cast<int32_t>(segments + count);
-  Received received;
-  FUSEDREC_RETURN_IF_CUDA_ERROR(Receive({entries, &splits, 1}, &received, stream));
-  FUSEDREC_RETURN_IF_CUDA_ERROR(Admit(received, clock_, version_, false, inverse, handles, written, stream));
+  std::vector<int64_t> splits(segments + 1, 0);
+  std::partial_sum(counts.begin(), counts.end(), splits.begin() + 1);
+  Imported imported;
+  FUSEDREC_RETURN_IF_CUDA_ERROR(ReceiveGrouped(ids, splits.data(), &imported, stream));
+  const Memory scratch = AdmitMemory(count, false);
+  FUSEDREC_RETURN_IF_CUDA_ERROR(Admit(imported.received, clock_, version_, false, scratch, imported.inverse,
+                                      imported.handles, written, stream));
+  unsigned* const last = imported.last;
   FUSEDREC_RETURN_IF_CUDA_ERROR(Fill(last, 0, sizeof(unsigned), stream));
-  FUSEDREC_LAUNCH(WriteRecordsKernel, BlocksFor(32 * count, kRecordThreads), kRecordThreads, 0, stream, View(), handles,
-                  inverse, count, records, last);
+  FUSEDREC_LAUNCH(WriteRecordsKernel, BlocksFor(32 * count, kRecordThreads), kRecordThreads, 0, stream, View(),
+                  imported.handles, imported.inverse, count, records, last);
   FUSEDREC_RETURN_IF_CUDA_ERROR(LastError());
   unsigned latest = 0;
   FUSEDREC_RETURN_IF_CUDA_ERROR(CopyToHost(&latest, last, 1, stream));

@@ -50,10 +50,17 @@ struct Pins {
   }
 };
 
+// A row that left.
+struct LeftRow {
+  int64_t id;
+  uint32_t segment, noted;  // noted: the row was trained since the last average of replicas
+};
+
 struct RowLayout {
   int dim, wide_slots, scalar_slots;
   Storage storage, slot_storage;
   bool stochastic;
+  bool noted;  // a byte of each row says that it was trained since the last average of replicas
   int wide_offset, scalars_offset, stride;  // bytes; rows begin at multiples of 16
 };
 
@@ -61,6 +68,7 @@ struct RowLayout {
 struct TableView {
   char* const* chunks;
   const SegmentLines* segments;
+  const SegmentLines* candidates;  // of ids that wait for admission
   RowLayout layout;
   int chunk_bits;
 
@@ -75,10 +83,14 @@ struct TableView {
     return Chunk(row) + ((sizeof(RowMeta) + sizeof(uint32_t)) << chunk_bits) +
            static_cast<int64_t>(InChunk(row)) * layout.stride;
   }
+  __device__ uint8_t* Note(uint32_t row) const {
+    return reinterpret_cast<uint8_t*>(Chunk(row) + ((sizeof(RowMeta) + sizeof(uint32_t) + layout.stride) << chunk_bits)) +
+           InChunk(row);
+  }
 };
 
 inline int64_t ChunkBytes(const RowLayout& layout, int chunk_bits) {
-  return (static_cast<int64_t>(sizeof(RowMeta) + sizeof(uint32_t)) + layout.stride) << chunk_bits;
+  return (static_cast<int64_t>(sizeof(RowMeta) + sizeof(uint32_t)) + layout.stride + layout.noted) << chunk_bits;
 }
 
 // Rows of new ids: the top of the stack, then rows that nobody ever had.

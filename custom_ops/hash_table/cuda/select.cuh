@@ -42,7 +42,7 @@ struct MayLeave {
   Pins pins;
   const Score* most;  // null: whatever the score
 
-  __device__ bool operator()(const RowMeta& meta) const {
+  __device__ bool operator()(uint32_t, const RowMeta& meta) const {
     return meta.segment == segment && !pins.Hold(meta) &&
            (most == nullptr || !Score::Of(meta, by_count).IsAbove(*most));
   }
@@ -51,17 +51,19 @@ struct HasExpired {
   Pins pins;
   int64_t age;
 
-  __device__ bool operator()(const RowMeta& meta) const {
+  __device__ bool operator()(uint32_t, const RowMeta& meta) const {
     return meta.segment != kNobody && meta.last + age < pins.clock && !pins.Hold(meta);
   }
 };
 struct IsMarked {
-  __device__ bool operator()(const RowMeta& meta) const { return meta.segment != kNobody && meta.touch == kMarked; }
+  __device__ bool operator()(uint32_t, const RowMeta& meta) const {
+    return meta.segment != kNobody && meta.touch == kMarked;
+  }
 };
 struct HasChanged {
   uint32_t segment, since;  // since 0: all
 
-  __device__ bool operator()(const RowMeta& meta) const {
+  __device__ bool operator()(uint32_t, const RowMeta& meta) const {
     return meta.segment == segment && (since == 0 || meta.updated > since);
   }
 };
@@ -74,12 +76,14 @@ struct TakeOut {
   TableView table;
   int64_t free;                // height of the stack before
   unsigned long long* gone_of;  // [segments]
+  LeftRow* left;                // in the order of rows; null: nobody asks
 
   __device__ void operator()(uint32_t row, RowMeta* meta, int64_t rank) const {
     const SegmentLines& lines = table.segments[meta->segment];
     RemoveKey(lines.lines, lines.mask, meta->id, TableHash(meta->id));
     atomicAdd(&gone_of[meta->segment], 1ull);
     *table.Free(static_cast<uint32_t>(free + rank)) = row;
+    if (left != nullptr) left[rank] = {meta->id, meta->segment, table.layout.noted ? *table.Note(row) : uint32_t{0}};
     meta->segment = kNobody;
     meta->touch = 0;
   }
@@ -102,7 +106,7 @@ __global__ void __launch_bounds__(kSelectThreads)
   const unsigned tile = TakeTile(ticket);
   const int64_t row = static_cast<int64_t>(tile) * kSelectThreads + threadIdx.x;
   RowMeta* const meta = row < num_rows ? table.Meta(static_cast<uint32_t>(row)) : nullptr;
-  const bool mine = meta != nullptr && wanted(*meta);
+  const bool mine = meta != nullptr && wanted(static_cast<uint32_t>(row), *meta);
   const unsigned votes = __ballot_sync(kFullWarp, mine);
   if (Lane() == 0) begin[Warp()] = __popc(votes);
   __syncthreads();
@@ -116,53 +120,15 @@ __global__ void __launch_bounds__(kSelectThreads)
   if (mine) do_with(static_cast<uint32_t>(row), meta, begin[Warp()] + __popc(votes & LanesBefore()));
 }
 
-struct Search {
-  Score found;               // its bytes so far
-  unsigned long long count;  // of the rows that agree with them, this many are not above
-};
-
-// bins [256]: rows that may leave and agree with the bytes found so far, by their next byte.
+// Marks the rows of ids of one segment, with `spares` the rows alone that no pin holds.
 static __global__ void __launch_bounds__(kSelectThreads)
-    CountBytesKernel(TableView table, int64_t num_rows, MayLeave may_leave, const Search* search, int byte,
-                     unsigned* bins) {
-  FUSEDREC_SHARED(unsigned, own, 256);
-  own[threadIdx.x] = 0;
-  __syncthreads();
-  for (int64_t row = GlobalThread(); row < num_rows; row += static_cast<int64_t>(gridDim.x) * kSelectThreads) {
-    const RowMeta& meta = *table.Meta(static_cast<uint32_t>(row));
-    if (!may_leave(meta)) continue;
-    const Score score = Score::Of(meta, may_leave.by_count);
-    if (score.Agrees(search->found, byte)) atomicAdd(&own[score.Byte(byte)], 1u);
-  }
-  __syncthreads();
-  if (own[threadIdx.x] != 0) atomicAdd(&bins[threadIdx.x], own[threadIdx.x]);
-}
-
-// The next byte: that of the bin in which the count is reached. Clears the bins.
-static __global__ void __launch_bounds__(256) ChooseByteKernel(int byte, unsigned* bins, Search* search) {
-  FUSEDREC_SHARED(unsigned, warp_sums, 8);
-  const unsigned mine = bins[threadIdx.x];
-  const unsigned long long count = search->count;
-  unsigned until = WarpInclusiveSum(mine);
-  if (Lane() == 31) warp_sums[Warp()] = until;
-  __syncthreads();  // also: all have read the count
-  for (int w = 0; w < Warp(); ++w) until += warp_sums[w];
-  if (until - mine < count && count <= until) {  // one thread
-    const unsigned long long bits = static_cast<unsigned long long>(threadIdx.x) << (56 - byte % 8 * 8);
-    (byte < 8 ? search->found.high : search->found.low) |= bits;
-    search->count = count - (until - mine);
-  }
-  bins[threadIdx.x] = 0;
-}
-
-// Marks the rows of ids of one segment.
-static __global__ void __launch_bounds__(kSelectThreads)
-    MarkKernel(TableView table, uint32_t segment, const int64_t* __restrict__ ids, int64_t num_ids) {
+    MarkKernel(TableView table, uint32_t segment, const int64_t* __restrict__ ids, int64_t num_ids, Pins pins,
+               bool spares) {
   const int64_t n = GlobalThread();
   const bool active = n < num_ids;
   const int64_t id = active ? ids[n] : 0;
   const uint32_t row = FindRow(active ? table.segments + segment : nullptr, id, TableHash(id));
-  if (row != kNowhere) StoreFresh(&table.Meta(row)->touch, kMarked);
+  if (row != kNowhere && !(spares && pins.Hold(*table.Meta(row)))) StoreFresh(&table.Meta(row)->touch, kMarked);
 }
 
 }  // namespace device_table

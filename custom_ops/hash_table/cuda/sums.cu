@@ -56,7 +56,8 @@ int FusedrecDeviceTable::Accumulate(const int64_t* handles, int64_t num_rows, co
   FUSEDREC_RETURN_IF_CUDA_ERROR(AllocateSums(kept, more, &grown));
   if (begin) FUSEDREC_RETURN_IF_CUDA_ERROR(DropSums(stream));
   if (more > 0) FUSEDREC_RETURN_IF_CUDA_ERROR(GrowSums(std::move(grown), handles, more, stream));
-  if (waiting_.since == 0 || facts.oldest < waiting_.since) waiting_.since = facts.oldest;
+  const bool names_rows = facts.oldest != ~0u;
+  if (names_rows && (waiting_.since == 0 || facts.oldest < waiting_.since)) waiting_.since = facts.oldest;
 
   const UpdateScratch at(memory.data(), num_ids, num_rows);
   // No id: every handle is of another part of the lookup.

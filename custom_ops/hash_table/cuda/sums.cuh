@@ -23,6 +23,7 @@ static __global__ void __launch_bounds__(kUpdateThreads)
   if (u >= num_handles) return;
   const uint32_t row = static_cast<uint32_t>(handles[u]);
   view.rows[first + u] = ~static_cast<int64_t>(row);
+  if (row == kNowhere) return;  // admission refused the id
   if (view.sum_of_row[row] == kNowhere) view.sum_of_row[row] = static_cast<uint32_t>(first + u);
 }
 
@@ -32,7 +33,7 @@ static __global__ void __launch_bounds__(kUpdateThreads)
                     const int32_t* __restrict__ begin, GradientColumns grads, int32_t* __restrict__ left_out,
                     unsigned* num_left_out) {
   const int64_t u = GlobalThread() / kRowLanes;
-  if (u >= num_handles) return;
+  if (u >= num_handles || handles[u] < 0) return;
   const int lane = static_cast<int>(threadIdx.x) % kRowLanes;
   const unsigned mask = 0xffffu << (threadIdx.x & 16);
   grads.begin = begin[u];
@@ -55,8 +56,9 @@ static __global__ void __launch_bounds__(kUpdateThreads)
 }
 
 static __global__ void __launch_bounds__(kUpdateThreads) ForgetSumsKernel(SumsView view, int64_t num_sums) {
-  const int64_t n = GlobalThread();
-  if (n < num_sums) view.sum_of_row[view.rows[n] < 0 ? ~view.rows[n] : view.rows[n]] = kNowhere;
+  const int64_t n = GlobalThread(), row = n < num_sums ? view.rows[n] : kNowhere;
+  const int64_t known = row < 0 ? ~row : row;
+  if (known != kNowhere) view.sum_of_row[known] = kNowhere;
 }
 
 }  // namespace device_table

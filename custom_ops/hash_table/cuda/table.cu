@@ -19,6 +19,7 @@ RowLayout LayoutOf(const TableOptions& options, const SlotCounts& slots) {
   layout.scalar_slots = slots.scalar;
   layout.storage = options.storage;
   layout.slot_storage = layout.storage == Storage::kFloat32 ? Storage::kFloat32 : Storage::kBfloat16;
+  layout.noted = options.averaged;
   layout.stochastic = options.stochastic_rounding && layout.storage != Storage::kFloat32;
   layout.wide_offset = layout.dim * BytesOf(layout.storage);
   const int wide_end = layout.wide_offset + layout.wide_slots * layout.dim * BytesOf(layout.slot_storage);
@@ -48,14 +49,15 @@ int FusedrecDeviceTable::Make(const FusedrecTableSpec& spec, const FusedrecAlloc
       !is_in(options.storage, 0, 2) || !is_in(options.distribution, 0, 3) || !is_in(options.eviction, 0, 2) ||
       !is_in(spec.rule.rule, 0, static_cast<int64_t>(RuleKind::kFtrl)) ||
       !is_in(spec.chunk_rows, 32, kDeviceTableMaxRows) || (spec.chunk_rows & (spec.chunk_rows - 1)) != 0 ||
-      options.max_rows < 0 || options.ttl < 0 || options.window < 0) {
+      options.max_rows < 0 || options.ttl < 0 || options.window < 0 || options.admission_count < 1 ||
+      options.max_candidates < 0) {
     return kCudaInvalidValue;
   }
   auto table = new FusedrecDeviceTable(spec, allocator);
   *made = table;
   const int64_t segments = spec.segments;
   table->seeds_ = Memory(allocator, segments * sizeof(uint64_t));
-  table->views_ = Memory(allocator, segments * sizeof(SegmentLines));
+  table->views_ = Memory(allocator, 2 * segments * sizeof(SegmentLines));
   int answer = kDeviceOutOfMemory;
   if (table->seeds_.data() != nullptr && table->views_.data() != nullptr) {
     answer = CopyToDevice(reinterpret_cast<uint64_t*>(table->seeds_.data()), spec.seeds, segments, stream);
@@ -69,8 +71,7 @@ int FusedrecDeviceTable::Make(const FusedrecTableSpec& spec, const FusedrecAlloc
 }
 
 TableView FusedrecDeviceTable::View() const {
-  return {reinterpret_cast<char* const*>(directory_.data()), reinterpret_cast<const SegmentLines*>(views_.data()),
-          layout_, chunk_bits_};
+  return {reinterpret_cast<char* const*>(directory_.data()), Views(), ViewsOfCandidates(), layout_, chunk_bits_};
 }
 
 InitialValues FusedrecDeviceTable::Initial() const {
@@ -80,26 +81,29 @@ InitialValues FusedrecDeviceTable::Initial() const {
 
 int FusedrecDeviceTable::UploadSegments(void* stream) {
   std::vector<SegmentLines> views;
-  for (const Segment& segment : segments_) {
-    views.push_back({reinterpret_cast<Line*>(segment.lines.data()), static_cast<uint64_t>(segment.num_lines - 1)});
-  }
+  for (const Segment& segment : segments_) views.push_back(LinesOf(segment));
+  for (const Segment& segment : segments_) views.push_back(LinesOf(segment.candidates));
   return CopyToDevice(reinterpret_cast<SegmentLines*>(views_.data()), views.data(), views.size(), stream);
 }
 
-int FusedrecDeviceTable::Allocate(const std::vector<int64_t>& more, int64_t rows, Growth* growth) const {
+int FusedrecDeviceTable::AllocateLines(KeyLines* now, int64_t more, Growth* growth) const {
+  if (now->size + more <= 0) return kCudaSuccess;
+  int64_t want = std::max<int64_t>(now->num_lines, 1);
+  while (static_cast<double>(now->size + more) > kMaxLoad * kKeysPerLine * static_cast<double>(want)) want *= 2;
+  // Removed keys leave marks that lengthen searches. Without memory for other lines, the marks stay.
+  const bool worn = now->removed > now->num_lines;
+  if (want == now->num_lines && !worn) return kCudaSuccess;
+  KeyLines grown;
+  grown.lines = Memory(allocator_, want * sizeof(Line));
+  if (grown.lines.data() == nullptr) return want == now->num_lines ? kCudaSuccess : kDeviceOutOfMemory;
+  grown.num_lines = want;
+  growth->lines.emplace_back(now, std::move(grown));
+  return kCudaSuccess;
+}
+
+int FusedrecDeviceTable::Allocate(const std::vector<int64_t>& more, int64_t rows, Growth* growth) {
   for (size_t s = 0; s < segments_.size(); ++s) {
-    const Segment& now = segments_[s];
-    if (now.size + more[s] <= 0) continue;
-    int64_t want = std::max<int64_t>(now.num_lines, 1);
-    while (static_cast<double>(now.size + more[s]) > kMaxLoad * kKeysPerLine * static_cast<double>(want)) want *= 2;
-    // Removed keys leave marks that lengthen searches.
-    const bool worn = now.removed > now.num_lines;
-    if (want == now.num_lines && !worn) continue;
-    Segment grown;
-    grown.lines = Memory(allocator_, want * sizeof(Line));
-    if (grown.lines.data() == nullptr) return kDeviceOutOfMemory;
-    grown.num_lines = want;
-    growth->lines.emplace_back(s, std::move(grown));
+    FUSEDREC_RETURN_IF_CUDA_ERROR(AllocateLines(&segments_[s], more[s], growth));
   }
   const int64_t beyond = next_row_ + std::max<int64_t>(rows, 0);
   if (beyond > kDeviceTableMaxRows - 1) return kDeviceOutOfMemory;  // the last number says that there is none
@@ -111,10 +115,10 @@ int FusedrecDeviceTable::Allocate(const std::vector<int64_t>& more, int64_t rows
 }
 
 int FusedrecDeviceTable::Grow(Growth growth, Memory directory, void* stream) {
-  for (auto& [s, grown] : growth.lines) {
-    Segment& now = segments_[s];
+  for (auto& [keys, grown] : growth.lines) {
+    KeyLines& now = *keys;
     FUSEDREC_RETURN_IF_CUDA_ERROR(Fill(grown.lines.data(), 0, grown.lines.bytes(), stream));
-    const SegmentLines to{reinterpret_cast<Line*>(grown.lines.data()), static_cast<uint64_t>(grown.num_lines - 1)};
+    const SegmentLines to = LinesOf(grown);
     const int64_t places = now.num_lines * kKeysPerLine;
     if (places > 0) {
       FUSEDREC_LAUNCH(RehashKernel, BlocksFor(places, 256), 256, 0, stream,
@@ -133,14 +137,15 @@ int FusedrecDeviceTable::Grow(Growth growth, Memory directory, void* stream) {
   return CopyToDevice(reinterpret_cast<char**>(directory_.data()), begins.data(), begins.size(), stream);
 }
 
-int FusedrecDeviceTable::MakeRoom(const std::vector<int64_t>& more, uint32_t clock, bool is_lookup, void* stream) {
+int FusedrecDeviceTable::MakeRoom(const std::vector<int64_t>& more, const int64_t* uncounted, uint32_t clock,
+                                  bool is_lookup, void* stream) {
   const Pins pins = PinsAt(clock, attempt_);
   std::vector<int64_t> leaving(more.size(), 0), net = more;
   int64_t rows = -free_rows_;
   for (size_t s = 0; s < more.size(); ++s) {
     const int64_t excess = segments_[s].size + more[s] - options_.max_rows;
     if (is_lookup && options_.max_rows > 0 && excess > 0) {
-      FUSEDREC_RETURN_IF_CUDA_ERROR(CountThatMayLeave(s, pins, &leaving[s], stream));
+      FUSEDREC_RETURN_IF_CUDA_ERROR(CountThatMayLeave(s, pins, SelectMemory(next_row_), &leaving[s], stream));
       if (leaving[s] < excess) return kDeviceTableFull;
       // Some more than needed, so that scans are rare.
       leaving[s] = std::min(leaving[s], excess + options_.max_rows / 16);
@@ -150,8 +155,11 @@ int FusedrecDeviceTable::MakeRoom(const std::vector<int64_t>& more, uint32_t clo
   }
   Growth growth;
   Memory directory;
-  const int answer = Allocate(net, rows, &growth);
-  if (answer != kCudaSuccess) return answer;
+  FUSEDREC_RETURN_IF_CUDA_ERROR(Allocate(net, rows, &growth));
+  for (size_t s = 0; s < more.size(); ++s) {
+    if (uncounted[s] == 0) continue;
+    FUSEDREC_RETURN_IF_CUDA_ERROR(AllocateLines(&segments_[s].candidates, uncounted[s], &growth));
+  }
   const int64_t pointers = chunks_.size() + growth.chunks.size();
   if (pointers * static_cast<int64_t>(sizeof(char*)) > directory_.bytes()) {
     directory = Memory(allocator_, std::max<int64_t>(2 * pointers, 16) * sizeof(char*));
@@ -159,10 +167,11 @@ int FusedrecDeviceTable::MakeRoom(const std::vector<int64_t>& more, uint32_t clo
   }
   // Allocates for all evictions before the first one, so that a failure changes nothing.
   if (std::any_of(leaving.begin(), leaving.end(), [](int64_t count) { return count > 0; })) {
-    const Memory worst = WorstMemory(), select = SelectMemory();
-    if (worst.data() == nullptr || select.data() == nullptr) return kDeviceOutOfMemory;
+    Leaving scratch;
+    const int64_t most = *std::max_element(leaving.begin(), leaving.end());
+    FUSEDREC_RETURN_IF_CUDA_ERROR(AllocateLeaving(most, next_row_, &scratch));
     for (size_t s = 0; s < more.size(); ++s) {
-      FUSEDREC_RETURN_IF_CUDA_ERROR(EvictWorst(s, leaving[s], pins, worst, select, stream));
+      FUSEDREC_RETURN_IF_CUDA_ERROR(EvictWorst(s, leaving[s], pins, scratch, stream));
     }
   }
   return Grow(std::move(growth), std::move(directory), stream);
@@ -193,7 +202,10 @@ int FusedrecDeviceTable::Forget(void* stream) {
 void FusedrecDeviceTable::Statistics(int64_t* statistics) const {
   std::lock_guard<std::mutex> lock(mutex_);
   for (const Segment& segment : segments_) {
-    for (const int64_t count : {segment.hits, segment.inserts, segment.evictions}) *statistics++ = count;
+    for (const int64_t count :
+         {segment.hits, segment.inserts, segment.evictions, segment.refused, segment.candidates.size}) {
+      *statistics++ = count;
+    }
   }
 }
 
@@ -204,7 +216,7 @@ void FusedrecDeviceTable::Size(int64_t* sizes, int64_t* about) const {
   about[2] = about[3] = 0;
   for (size_t s = 0; s < segments_.size(); ++s) {
     sizes[s] = segments_[s].size;
-    about[2] += segments_[s].lines.bytes();
+    about[2] += segments_[s].lines.bytes() + segments_[s].candidates.lines.bytes();
   }
   for (const Memory& chunk : chunks_) about[3] += chunk.bytes();
 }

@@ -48,7 +48,8 @@ struct Received {
   Memory memory;
   MessageView view;
   Counts* counts;              // device
-  unsigned long long *new_of, *hits_of;  // device, [segments] each, after counts
+  // Device, [segments] each, after counts. The last two: ids that admission refuses, and those of them not counted before.
+  unsigned long long *new_of, *hits_of, *refused_of, *uncounted_of;
 };
 
 }  // namespace device_table
@@ -73,6 +74,10 @@ struct FusedrecDeviceTable {
   int ApplyAccumulated(const fusedrec::StepInput& step, void* stream);
   int Evict(int64_t segment, int64_t count, int64_t* gone, void* stream);
   int Remove(int64_t segment, const int64_t* ids, int64_t num_ids, int64_t* gone, void* stream);
+  int Tombstones(int64_t segment, const FusedrecIdSink& sink, void* stream) const;
+  void ForgetTombstones();
+  int Candidates(int64_t segment, const FusedrecIdSink& sink, void* stream) const;
+  int SetCandidates(int64_t segment, const int64_t* ids, const int64_t* counts, int64_t count, void* stream);
   int Keys(int64_t segment, int64_t since, int64_t* ids, int64_t* handles, int64_t* count, void* stream) const;
   int64_t segments() const { return segments_.size(); }
   int64_t record_bytes() const;
@@ -81,6 +86,12 @@ struct FusedrecDeviceTable {
   int WriteRecords(const std::vector<int64_t>& counts, const int64_t* ids, const char* records, int64_t* written,
                    void* stream);
   void SetClock(int64_t clock, int64_t version);
+  // Replicas that are averaged.
+  int64_t width() const;  // numbers of a row and its slots
+  int NoteTrained(const FusedrecMessage& message, void* stream);
+  int TakeUnsynced(const FusedrecUnsyncedSink& sink, void* stream);
+  int ReadNumbers(const int64_t* ids, const int64_t* splits, float* numbers, int64_t out_rows, void* stream) const;
+  int Merge(const FusedrecMerge& in, void* stream);
   int Clear(void* stream);
   // The needs of a batch buffer (buffer.h): all rows forgotten, whose memory stays; lookups that make no row; rows
   // of another table of the same spec in the place of those of equal keys; all records, in the order in which rows came.
@@ -93,11 +104,17 @@ struct FusedrecDeviceTable {
   void Statistics(int64_t* statistics) const;
 
  private:
-  struct Segment {
+  struct KeyLines {
     Memory lines;
     int64_t num_lines = 0, size = 0;
     int64_t removed = 0;  // since the lines were built: marks that nothing needs any more stay until then
-    int64_t hits = 0, inserts = 0, evictions = 0;
+  };
+  struct Segment : KeyLines {
+    KeyLines candidates;  // ids without a row; lines hold the lookups that brought them
+    int64_t hits = 0, inserts = 0, evictions = 0, refused = 0;
+    // Ids that left since ForgetTombstones, with repeats; in host memory, so that they take none from rows.
+    std::vector<int64_t> left;
+    std::vector<fusedrec::device_table::LeftRow> unsynced;  // rows that left since TakeUnsynced
   };
   // Gradients that wait for their update (sums.cuh).
   struct Waiting {
@@ -105,41 +122,94 @@ struct FusedrecDeviceTable {
     int64_t count = 0;   // of sums
     uint32_t since = 0;  // clock of the first lookup whose gradients wait; 0: none do
   };
+  // Memory of passes that take rows out, one after the other.
+  struct Leaving {
+    Memory worst, select;
+    Memory left;  // LeftRow of each; none where no one asks for them
+    bool replicas_know = false;  // whether the rows leave all replicas
+  };
+  // Ids grouped by segment as a message of one source, and memory for their rows.
+  struct Imported {
+    Memory memory;
+    fusedrec::device_table::Received received;
+    int64_t* handles;
+    int32_t* inverse;
+    unsigned* last;
+  };
+  // Ids grouped by segment, and their rows now.
+  struct Grouped {
+    Memory memory;
+    fusedrec::device_table::GroupedIds view;
+    uint32_t* found;
+    unsigned long long* absent_of;  // device, [segments]
+  };
   // Lines and chunks that a lookup needs in addition.
   struct Growth {
-    std::vector<std::pair<int64_t, Segment>> lines;  // of a segment
+    std::vector<std::pair<KeyLines*, KeyLines>> lines;  // to replace
     std::vector<Memory> chunks;
   };
 
   FusedrecDeviceTable(const FusedrecTableSpec& spec, const FusedrecAllocator& allocator);
   int Receive(const FusedrecMessage& message, fusedrec::device_table::Received* received, void* stream) const;
   // Allocates for `more` new ids by segment, and for `rows` rows beyond the free ones.
-  int Allocate(const std::vector<int64_t>& more, int64_t rows, Growth* growth) const;
+  int Allocate(const std::vector<int64_t>& more, int64_t rows, Growth* growth);
+  int AllocateLines(KeyLines* now, int64_t more, Growth* growth) const;
   // Takes the memory over: rehashes lines, extends the directory of chunks. Cannot run out of memory any more.
   int Grow(Growth growth, Memory directory, void* stream);
   // Room for new ids, by evictions where max_rows asks for them (`is_lookup`: an import is not held to it); all of it, or
   // none and an answer that says why.
-  int MakeRoom(const std::vector<int64_t>& more, uint32_t clock, bool is_lookup, void* stream);
+  // uncounted: ids by segment that admission counts for the first time.
+  int MakeRoom(const std::vector<int64_t>& more, const int64_t* uncounted, uint32_t clock, bool is_lookup, void* stream);
   // Steps 2 to 5 of a lookup. The caller sets clock and version afterwards.
   int Admit(const fusedrec::device_table::Received& received, uint32_t clock, uint32_t version, bool is_lookup,
-            int32_t* inverse, int64_t* handles, int64_t* num_rows, void* stream);
+            const Memory& scratch, int32_t* inverse, int64_t* handles, int64_t* num_rows, void* stream);
+  Memory AdmitMemory(int64_t num_ids, bool judges) const;
 
-  // Scratch of Select, and of EvictWorst: for any segment, as long as no row is made.
-  Memory SelectMemory() const;
-  Memory WorstMemory() const;
+  // Scratch of Select, for any segment and at most num_rows rows.
+  Memory SelectMemory(int64_t num_rows) const;
+  // For passes over num_rows rows that take out at most `most` each.
+  int AllocateLeaving(int64_t most, int64_t num_rows, Leaving* leaving) const;
   template <typename Wanted, typename MakeDoWith>
   int Select(const Wanted& wanted, const MakeDoWith& make_do_with, const Memory& memory, std::vector<int64_t>* counts,
              void* stream) const;
   template <typename Wanted>
-  int TakeRowsOut(const Wanted& wanted, int64_t moved_at, bool evicted, const Memory& memory, int64_t* gone,
+  int Count(const Wanted& wanted, const Memory& memory, int64_t* count, void* stream) const;
+  template <typename Wanted>
+  int TakeRowsOut(const Wanted& wanted, int64_t moved_at, bool evicted, const Leaving& leaving, int64_t* gone,
                   void* stream);
-  int CountThatMayLeave(int64_t segment, const fusedrec::device_table::Pins& pins, int64_t* count, void* stream) const;
+  int CountThatMayLeave(int64_t segment, const fusedrec::device_table::Pins& pins, const Memory& select, int64_t* count,
+                        void* stream) const;
   // Takes out the `count` rows that may leave and rank lowest; there are that many.
-  int EvictWorst(int64_t segment, int64_t count, const fusedrec::device_table::Pins& pins, const Memory& worst,
-                 const Memory& select, void* stream);
+  int EvictWorst(int64_t segment, int64_t count, const fusedrec::device_table::Pins& pins, const Leaving& leaving,
+                 void* stream);
   int TakeExpiredOut(uint32_t clock, void* stream);
+  // rows: of each id in these lines (device), kNowhere without one.
+  int FindRows(const fusedrec::device_table::SegmentLines* lines, const std::vector<int64_t>& ids,
+               std::vector<uint32_t>* rows, void* stream) const;
+  // Steps of a lookup with admission: verdicts before anything changes, then the counts; Halve at its end.
+  bool HasAdmission() const { return options_.admission_count > 1; }
+  void Judge(const fusedrec::device_table::Received& received, const uint32_t* slots, const uint32_t* where,
+             uint8_t* verdict, void* stream) const;
+  void CountRefused(const fusedrec::device_table::MessageView& view, const uint32_t* where, const uint32_t* first,
+                    const uint8_t* verdict, void* stream) const;
+  // Halves the counts of a segment until it counts at most max_candidates ids. forgotten: device, for one number.
+  int HalveCandidates(unsigned long long* forgotten, void* stream);
+  static fusedrec::device_table::SegmentLines LinesOf(const KeyLines& keys) {
+    return {reinterpret_cast<fusedrec::device_table::Line*>(keys.lines.data()),
+            static_cast<uint64_t>(keys.num_lines - 1)};
+  }
+  const fusedrec::device_table::SegmentLines* Views() const {
+    return reinterpret_cast<const fusedrec::device_table::SegmentLines*>(views_.data());
+  }
+  const fusedrec::device_table::SegmentLines* ViewsOfCandidates() const { return Views() + segments_.size(); }
   int Gather(const uint32_t* where, const int64_t* handles, const int32_t* inverse, int64_t num_ids, int64_t storage,
              void* rows, int64_t out_rows, void* stream) const;
+  // Initial values for the ids without a row among `where`, or among handles[inverse].
+  void GatherInitial(const fusedrec::device_table::MessageView& view,
+                     const fusedrec::device_table::InitialValues& initial, const uint32_t* where, const int64_t* handles,
+                     const int32_t* inverse, int64_t storage, void* rows, void* stream) const;
+  int ReceiveGrouped(const int64_t* ids, const int64_t* splits, Imported* imported, void* stream) const;
+  int FindGrouped(const int64_t* ids, const int64_t* splits, Grouped* grouped, void* stream) const;
   int UploadSegments(void* stream);
   // Checks that handles name rows of the table and inverse names handles. *facts describes the handles, with an inverse
   // those of one lookup, `grads`, and the sums that sum_of_row gives (null: none).
@@ -170,7 +240,7 @@ struct FusedrecDeviceTable {
   std::vector<Segment> segments_;
   std::vector<Memory> chunks_;
   Memory seeds_;      // device, [segments]
-  Memory views_;      // device, [segments] of SegmentLines
+  Memory views_;      // device, [segments] of SegmentLines, then the candidates'
   Memory directory_;  // device, pointers to chunks, with room for more
   int64_t free_rows_ = 0;  // height of the stack of rows that nobody has
   int64_t next_row_ = 0;   // the first row that nobody ever had

@@ -57,8 +57,9 @@ int FusedrecDeviceTable::CheckHandles(const int64_t* handles, int64_t num_handle
   FUSEDREC_RETURN_IF_CUDA_ERROR(LastError());
   FUSEDREC_RETURN_IF_CUDA_ERROR(CopyToHost(known, facts, 1, stream));
   if (known->handles_are_sound == 0) return kDeviceBadHandle;
+  const bool names_rows = known->oldest != ~0u;
   // All handles must be of one past lookup. Handles of an export have no clock and cannot be trained.
-  if (inverse != nullptr && (known->oldest != ~known->newest || known->oldest == 0 || known->oldest > clock_)) {
+  if (inverse != nullptr && names_rows && (known->oldest != ~known->newest || known->oldest == 0 || known->oldest > clock_)) {
     return kDeviceBadHandle;
   }
   return known->inverse_is_sound == 0 ? kDeviceBadInverse : kCudaSuccess;

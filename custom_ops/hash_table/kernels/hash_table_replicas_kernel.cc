@@ -15,28 +15,9 @@ using tensorflow::TensorShape;
 
 namespace {
 
-absl::Status RequireAveraged(const HashTable& table) {
-  if (table.spec().averaged) return absl::OkStatus();
-  return absl::FailedPreconditionError("this table was not made with averaged=True, so it does not know what changes.");
-}
-
-// Checks the ids of all segments and their bounds, inputs `index` and `index + 1`.
-absl::Status CheckIds(OpKernelContext* ctx, const HashTable& table, int index, const char* name) {
-  const Tensor &ids = ctx->input(index), &splits = ctx->input(index + 1);
-  TF_RETURN_IF_ERROR(RequireRank(name, ids, 1));
-  TF_RETURN_IF_ERROR(RequireRank("segment_splits", splits, 1));
-  const absl::Span<const int64_t> bounds = In<int64_t>(splits);
-  if (static_cast<int64_t>(bounds.size()) == table.segments() + 1 && bounds.front() == 0 &&
-      bounds.back() == ids.NumElements() && std::is_sorted(bounds.begin(), bounds.end())) {
-    return absl::OkStatus();
-  }
-  return absl::InvalidArgumentError(absl::StrCat("segment_splits of ", name, " must be ", table.segments() + 1,
-                                                 " numbers from 0 to ", ids.NumElements(), " that do not decrease."));
-}
-
 absl::Status NoteTrained(OpKernelContext* ctx, HashTable* table) {
   Message message;
-  TF_RETURN_IF_ERROR(RequireAveraged(*table));
+  TF_RETURN_IF_ERROR(RequireAveraged(table->spec()));
   TF_RETURN_IF_ERROR(ReadMessage(ctx, *table, &message));
   table->replicas().NoteTrained(message);
   return absl::OkStatus();
@@ -45,7 +26,7 @@ absl::Status NoteTrained(OpKernelContext* ctx, HashTable* table) {
 absl::Status TakeUnsynced(OpKernelContext* ctx, HashTable* table) {
   std::vector<int64_t> message, ids, headers;
   Tensor *message_out, *headers_out;
-  TF_RETURN_IF_ERROR(RequireAveraged(*table));
+  TF_RETURN_IF_ERROR(RequireAveraged(table->spec()));
   table->replicas().TakeUnsynced(&message, &ids, &headers);
   message.insert(message.end(), ids.begin(), ids.end());
   const int64_t entries = message.size(), n = headers.size();
@@ -57,7 +38,7 @@ absl::Status TakeUnsynced(OpKernelContext* ctx, HashTable* table) {
 }
 
 absl::Status ReadNumbers(OpKernelContext* ctx, HashTable* table) {
-  TF_RETURN_IF_ERROR(CheckIds(ctx, *table, 1, "ids"));
+  TF_RETURN_IF_ERROR(RequireGroupedIds(ctx, table->segments(), 1, "ids"));
   const int64_t n = ctx->input(1).NumElements(), width = table->format(0).numbers(), padded = BucketedSize(n);
   Tensor* out;
   TF_RETURN_IF_ERROR(ctx->allocate_output(0, TensorShape({padded, width}), &out));
@@ -70,17 +51,11 @@ absl::Status ReadNumbers(OpKernelContext* ctx, HashTable* table) {
 absl::Status Merge(OpKernelContext* ctx, HashTable* table) {
   int64_t step;
   const Tensor &ids = ctx->input(3), &numbers = ctx->input(5), &headers = ctx->input(6);
-  TF_RETURN_IF_ERROR(RequireAveraged(*table));
-  TF_RETURN_IF_ERROR(CheckIds(ctx, *table, 1, "left"));
-  TF_RETURN_IF_ERROR(CheckIds(ctx, *table, 3, "ids"));
-  TF_RETURN_IF_ERROR(RequireRank("numbers", numbers, 2));
+  TF_RETURN_IF_ERROR(RequireAveraged(table->spec()));
+  TF_RETURN_IF_ERROR(RequireGroupedIds(ctx, table->segments(), 1, "left"));
+  TF_RETURN_IF_ERROR(RequireGroupedIds(ctx, table->segments(), 3, "ids"));
+  TF_RETURN_IF_ERROR(RequireNumbers(ids, numbers, headers, table->format(0).numbers()));
   TF_RETURN_IF_ERROR(ScalarInput(ctx, 7, "step", &step));
-  if (numbers.dim_size(0) < ids.NumElements() || numbers.dim_size(1) != table->format(0).numbers() ||
-      headers.shape() != ids.shape()) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "numbers must have shape [>= ", ids.NumElements(), ", ", table->format(0).numbers(), "] and headers [",
-        ids.NumElements(), "], got ", numbers.shape().DebugString(), " and ", headers.shape().DebugString(), "."));
-  }
   return table->replicas().Merge(In<int64_t>(ctx->input(1)), In<int64_t>(ctx->input(2)), In<int64_t>(ids),
                                  In<int64_t>(ctx->input(4)), numbers.flat<float>().data(), In<int64_t>(headers),
                                  static_cast<uint32_t>(step));

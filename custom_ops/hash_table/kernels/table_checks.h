@@ -2,7 +2,9 @@
 #ifndef FUSEDREC_HASH_TABLE_KERNELS_TABLE_CHECKS_H_
 #define FUSEDREC_HASH_TABLE_KERNELS_TABLE_CHECKS_H_
 
+#include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
@@ -89,6 +91,53 @@ inline absl::Status RequireRecords(const tensorflow::Tensor& ids, const tensorfl
   return absl::InvalidArgumentError(absl::StrCat("records must have shape [", ids.NumElements(), ", ", bytes, "], got ",
                                                  records.shape().DebugString(),
                                                  ". They must come from a table of the same spec."));
+}
+
+// For ops of replicas that are averaged.
+inline absl::Status RequireAveraged(const TableSpec& spec) {
+  if (spec.averaged) return absl::OkStatus();
+  return absl::FailedPreconditionError("this table was not made with averaged=True, so it does not know what changes.");
+}
+
+// Ids of all segments and their bounds, inputs `index` and `index + 1`.
+inline absl::Status RequireGroupedIds(tensorflow::OpKernelContext* ctx, int64_t segments, int index, const char* name) {
+  const tensorflow::Tensor &ids = ctx->input(index), &splits = ctx->input(index + 1);
+  TF_RETURN_IF_ERROR(RequireRank(name, ids, 1));
+  TF_RETURN_IF_ERROR(RequireRank("segment_splits", splits, 1));
+  const absl::Span<const int64_t> bounds = In<int64_t>(splits);
+  if (static_cast<int64_t>(bounds.size()) == segments + 1 && bounds.front() == 0 && bounds.back() == ids.NumElements() &&
+      std::is_sorted(bounds.begin(), bounds.end())) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(absl::StrCat("segment_splits of ", name, " must be ", segments + 1,
+                                                 " numbers from 0 to ", ids.NumElements(), " that do not decrease."));
+}
+
+// Rows and headers of a merge; width: numbers of a row and its slots.
+inline absl::Status RequireNumbers(const tensorflow::Tensor& ids, const tensorflow::Tensor& numbers,
+                                   const tensorflow::Tensor& headers, int64_t width) {
+  TF_RETURN_IF_ERROR(RequireRank("numbers", numbers, 2));
+  if (numbers.dim_size(0) >= ids.NumElements() && numbers.dim_size(1) == width && headers.shape() == ids.shape()) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(absl::StrCat(
+      "numbers must have shape [>= ", ids.NumElements(), ", ", width, "] and headers [", ids.NumElements(), "], got ",
+      numbers.shape().DebugString(), " and ", headers.shape().DebugString(), "."));
+}
+
+// Ids and counts of an import of candidates.
+inline absl::Status RequireCandidates(const tensorflow::Tensor& ids, const tensorflow::Tensor& counts) {
+  TF_RETURN_IF_ERROR(RequireRank("ids", ids, 1));
+  if (counts.shape() != ids.shape()) {
+    return absl::InvalidArgumentError(absl::StrCat("counts must have the shape of ids, ", ids.shape().DebugString(),
+                                                   ", got ", counts.shape().DebugString(), "."));
+  }
+  for (const int64_t count : In<int64_t>(counts)) {
+    if (count < 1 || count > std::numeric_limits<int32_t>::max()) {
+      return absl::InvalidArgumentError(absl::StrCat("counts must lie in [1, 2^31), got ", count, "."));
+    }
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace fusedrec

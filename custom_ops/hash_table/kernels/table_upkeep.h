@@ -5,7 +5,6 @@
 #define FUSEDREC_HASH_TABLE_KERNELS_TABLE_UPKEEP_H_
 
 #include <algorithm>
-#include <limits>
 #include <vector>
 
 #include "common/kernel_util.h"
@@ -133,16 +132,7 @@ inline absl::Status ImportCandidates(tensorflow::OpKernelContext* ctx, HashTable
   int64_t segment;
   const tensorflow::Tensor &ids = ctx->input(2), &counts = ctx->input(3);
   TF_RETURN_IF_ERROR(ReadSegment(ctx, *table, &segment));
-  TF_RETURN_IF_ERROR(RequireRank("ids", ids, 1));
-  if (counts.shape() != ids.shape()) {
-    return absl::InvalidArgumentError(absl::StrCat("counts must have the shape of ids, ", ids.shape().DebugString(),
-                                                   ", got ", counts.shape().DebugString(), "."));
-  }
-  for (const int64_t count : In<int64_t>(counts)) {
-    if (count < 1 || count > std::numeric_limits<int32_t>::max()) {
-      return absl::InvalidArgumentError(absl::StrCat("counts must lie in [1, 2^31), got ", count, "."));
-    }
-  }
+  TF_RETURN_IF_ERROR(RequireCandidates(ids, counts));
   return table->SetCandidates(segment, In<int64_t>(ids), In<int64_t>(counts));
 }
 

@@ -2,6 +2,11 @@
 
 import numpy as np
 
+from tests.cuda.checks.hash_table_admission import (  # noqa: F401
+    check_a_refused_lookup_counts_nothing,
+    check_admission_counts_ids_without_a_row,
+    check_candidates_go_to_another_table,
+)
 from tests.cuda.checks.hash_table_buffer import (  # noqa: F401
     check_a_buffer_that_does_not_fit_changes_nothing,
     check_buffers_are_as_a_table_without,
@@ -14,6 +19,11 @@ from tests.cuda.checks.hash_table_leaving import (  # noqa: F401
     check_handles_of_elsewhere_are_refused,
     check_rows_are_evicted_and_removed_by_hand,
     check_rows_leave_as_the_policies_say,
+)
+from tests.cuda.checks.hash_table_replicas import (  # noqa: F401
+    check_numbers_of_rows,
+    check_the_common_state,
+    check_trained_ids_are_taken_once,
 )
 from tests.cuda.checks.hash_table_sums import (  # noqa: F401
     check_refused_parts_change_no_sum,

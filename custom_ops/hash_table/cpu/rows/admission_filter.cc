@@ -19,16 +19,13 @@ bool AdmissionFilter::Admit(int64_t id) {
     }
     return admitted;
   }
-  const auto is_full = [this] { return limit_ > 0 && counts_.size() >= limit_; };
-  if (is_full()) Age();
-  if (is_full()) return false;  // all others came more often: this id is not counted yet
   // Without memory for one more count, the id is new again next time. That is no reason to stop the training.
   KeyIndex::Retired retired;
   if (counts_.Reserve(1, &retired).ok()) counts_.Insert(id, hash, 1);
   return false;
 }
 
-void AdmissionFilter::Age() {
+void AdmissionFilter::Halve() {
   std::vector<std::pair<int64_t, uint32_t>> all;
   counts_.ForEach([&](int64_t id, uint32_t count) { all.emplace_back(id, count); });
   for (const auto& [id, count] : all) {

@@ -1,7 +1,6 @@
 // Counts how often ids without a row come, until an id has come often enough to get one.
 //
-// Counts are exact: one number per id in a KeyIndex, about 25 bytes. A full filter halves all counts and forgets the ids
-// that came once, as TinyLFU ages its counters. The caller calls one method at a time.
+// Counts are exact: one number per id in a KeyIndex, about 25 bytes. The caller calls one method at a time.
 #ifndef FUSEDREC_HASH_TABLE_CPU_ROWS_ADMISSION_FILTER_H_
 #define FUSEDREC_HASH_TABLE_CPU_ROWS_ADMISSION_FILTER_H_
 
@@ -14,14 +13,15 @@ namespace fusedrec {
 
 class AdmissionFilter {
  public:
-  // threshold: lookups that must bring an id, > 1. limit: counted ids; 0 sets no limit. stagger: of the KeyIndex.
-  AdmissionFilter(int64_t threshold, int64_t limit, double stagger)
-      : threshold_(threshold), limit_(limit), counts_(stagger) {}
+  // threshold: lookups that must bring an id, > 1. stagger: of the KeyIndex.
+  AdmissionFilter(int64_t threshold, double stagger) : threshold_(threshold), counts_(stagger) {}
 
   // Counts one lookup of an id without a row. Returns whether the id has come often enough; its count is then dropped.
   bool Admit(int64_t id);
   // Sets the count of an id. Fails when there is no memory.
   absl::Status Set(int64_t id, uint32_t count);
+  // Halves all counts and forgets the ids that came once, as TinyLFU ages its counters.
+  void Halve();
   void Clear();
 
   int64_t size() const { return counts_.size(); }
@@ -33,9 +33,7 @@ class AdmissionFilter {
   }
 
  private:
-  void Age();
-
-  int64_t threshold_, limit_;
+  int64_t threshold_;
   KeyIndex counts_;  // id -> lookups so far
 };
 

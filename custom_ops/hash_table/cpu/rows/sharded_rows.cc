@@ -11,13 +11,12 @@ namespace fusedrec {
 
 ShardedRows::ShardedRows(TableSpec spec, Optimizer optimizer)
     : spec_(std::move(spec)), optimizer_(std::move(optimizer)), shards_(new Shard[kShards]), pins_(spec_.window) {
-  const int64_t limit = (spec_.max_candidates + kShards - 1) / kShards;
   for (int s = 0; s < kShards; ++s) {
     Shard& shard = shards_[s];
     const double stagger = static_cast<double>(s) / kShards;
     for (int64_t segment = 0; segment < segments(); ++segment) {
       shard.keys.emplace_back(stagger);
-      if (spec_.admission_count > 1) shard.candidates.emplace_back(spec_.admission_count, limit, stagger);
+      if (spec_.admission_count > 1) shard.candidates.emplace_back(spec_.admission_count, stagger);
     }
     shard.statistics.resize(segments());
     shard.changes = ChangeLog::Lists(segments());
@@ -108,6 +107,22 @@ void ShardedRows::RemoveKey(Shard* shard, int64_t segment, int64_t id) {
   GiveBack(shard, handle);
   if (spec_.record_tombstones) shard->changes.left[segment].push_back(id);
   if (spec_.averaged) shard->unsynced[segment].push_back(id);
+}
+
+void ShardedRows::HalveCandidates() {
+  if (spec_.max_candidates == 0 || spec_.admission_count <= 1) return;
+  std::lock_guard<std::mutex> lock(room_mutex_);
+  for (int64_t segment = 0; segment < segments(); ++segment) {
+    for (bool halve = false;; halve = true) {
+      int64_t counted = 0;
+      for (Shard& shard : shards()) {
+        std::lock_guard<std::mutex> shard_lock(shard.mutex);
+        if (halve) shard.candidates[segment].Halve();
+        counted += shard.candidates[segment].size();
+      }
+      if (counted <= spec_.max_candidates) break;
+    }
+  }
 }
 
 void ShardedRows::SetClock(uint32_t clock, uint32_t version) {

@@ -89,6 +89,9 @@ class ShardedRows {
   absl::Status MoveRow(Shard* shard, int64_t segment, int64_t id, int to_pool, uint32_t* handle);
   // Removes an id and gives its row back; an id without a row is skipped.
   void RemoveKey(Shard* shard, int64_t segment, int64_t id);
+  // Halves the counts of a segment until it counts at most max_candidates ids. A lookup calls it at its end, so its
+  // counts do not depend on the order of its ids. The caller holds no mutex of a shard, nor room_mutex.
+  void HalveCandidates();
   // Frees rows and lines that no reader can see.
   void FreeRetired(Shard* shard) const;
   // Calls visit(id, handle, header) for the rows of a segment.

@@ -16,19 +16,18 @@ inline absl::Status RequireDeviceForm(const TableSpec& spec) {
         "a table on a GPU must have ", option, " = ", wanted, ", got ", got,
         ". Remedy: make the table under tf.device('/CPU:0'), whose memory has all options, or leave this one out."));
   };
-  if (spec.admission_count != 1) return refuse("admission_count", spec.admission_count, 1);
   if (spec.hot_after != 0) return refuse("hot_after", spec.hot_after, 0);
   if (spec.host_rows) {
+    if (spec.admission_count != 1) return refuse("admission_count with host_rows", spec.admission_count, 1);
+    if (spec.averaged) return refuse("averaged with host_rows", "True", "False");
     // The rows of one batch belong to one lookup.
     if (spec.window != 1) return refuse("window (lookups of one update) with host_rows", spec.window, 1);
   } else {
-    if (spec.record_tombstones) return refuse("record_tombstones without host_rows", "True", "False");
     if (spec.memory_budget != 0) return refuse("memory_budget without host_rows", spec.memory_budget, 0);
     if (!spec.tier_folder.empty()) {
       return refuse("tier_folder without host_rows", absl::StrCat("'", spec.tier_folder, "'"), "''");
     }
   }
-  if (spec.averaged) return refuse("averaged", "True", "False");
   const auto at_most = [](const char* what, int64_t got, int64_t most) {
     return absl::InvalidArgumentError(absl::StrCat("a table on a GPU must have at most ", most, " ", what, ", got ", got,
                                                    ". Remedy: split the group of tables, or tf.device('/CPU:0')."));

@@ -11,6 +11,7 @@
 #include "hash_table/cuda/kernels/device_form.h"
 #include "hash_table/cuda/kernels/host_rows.h"
 #include "hash_table/kernels/table_resource.h"
+#include "rank_partition/rank_partition.h"
 #include "tensorflow/core/framework/allocator.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/resource_mgr.h"
@@ -93,6 +94,23 @@ class DeviceTableFunctionOp : public DeviceTableKernel {
     return kRun(ctx, resource);
   }
 };
+
+// Inputs 1 and 2.
+struct MessageInput {
+  FusedrecMessage message;
+  int64_t num_ids;
+};
+
+inline absl::Status ReadDeviceMessage(tensorflow::OpKernelContext* ctx, const DeviceTableResource& resource, MessageInput* read) {
+  const tensorflow::Tensor &entries = ctx->input(1), &splits = ctx->input(2);
+  TF_RETURN_IF_ERROR(RequireRank("message", entries, 1));
+  TF_RETURN_IF_ERROR(RequireRank("received_splits", splits, 1));
+  TF_RETURN_IF_ERROR(RequireSize("the size of the message", entries.NumElements()));
+  TF_RETURN_IF_ERROR(CheckReceivedSplits(entries.NumElements(), In<int32_t>(splits), resource.segments()));
+  read->message = {In<int64_t>(entries).data(), In<int32_t>(splits).data(), splits.NumElements()};
+  read->num_ids = entries.NumElements() - splits.NumElements() * resource.segments();
+  return absl::OkStatus();
+}
 
 }  // namespace fusedrec
 

@@ -1,4 +1,4 @@
-// Kernels outside the training step for a table on a device: sizes, eviction, checkpoints, and the refusals.
+// Kernels outside the training step for a table on a device: sizes, eviction, checkpoints.
 #include <vector>
 
 #include "hash_table/cuda/kernels/device_table_resource.h"
@@ -49,15 +49,15 @@ absl::Status Size(OpKernelContext* ctx, const DeviceTableResource& resource) {
 absl::Status Statistics(OpKernelContext* ctx, const DeviceTableResource& resource) {
   int64_t about[4], all = 0;
   const std::vector<int64_t> sizes = SizesOf(resource, about);
-  std::vector<int64_t> counted(3 * sizes.size());
+  std::vector<int64_t> counted(5 * sizes.size());
   fusedrec_table_statistics(resource.table(), counted.data());
   Tensor* out;
   TF_RETURN_IF_ERROR(ctx->allocate_output(0, TensorShape({resource.segments(), 6}), &out));
   auto matrix = out->matrix<int64_t>();
   for (int64_t s = 0; s < resource.segments(); ++s) {
     all += sizes[s];
-    const int64_t row[] = {sizes[s], counted[3 * s], counted[3 * s + 1], counted[3 * s + 2], 0, 0};
-    for (int i = 0; i < 6; ++i) matrix(s, i) = row[i];
+    matrix(s, 0) = sizes[s];
+    for (int i = 0; i < 5; ++i) matrix(s, 1 + i) = counted[5 * s + i];
   }
   return upkeep::Give(ctx, 1, {about[2], about[3], 0, all, 0});
 }
@@ -146,20 +146,53 @@ absl::Status Evict(OpKernelContext* ctx, const DeviceTableResource& resource) {
   return upkeep::GiveScalar(ctx, gone);
 }
 
-// All rows on a device: without admission and without tombstones (RequireDeviceForm), so that both lists stay empty.
+// Ids that a launcher gives to its sink.
+struct Given {
+  std::vector<int64_t> ids, numbers;
+
+  FusedrecIdSink sink() {
+    return {this, [](void* context, const int64_t* ids, const int64_t* numbers, int64_t count) {
+              auto* const given = static_cast<Given*>(context);
+              given->ids.assign(ids, ids + count);
+              if (numbers != nullptr) given->numbers.assign(numbers, numbers + count);
+            }};
+  }
+};
+
 absl::Status Tombstones(OpKernelContext* ctx, const DeviceTableResource& resource) {
   int64_t segment;
+  Given given;
+  const FusedrecIdSink sink = given.sink();
   TF_RETURN_IF_ERROR(ReadSegment(ctx, resource, &segment));
-  return upkeep::Give(ctx, 0, {});
+  TF_RETURN_IF_ERROR(resource.StatusOf(
+      fusedrec_table_tombstones(resource.table(), segment, &sink, StreamOf(ctx)), "a list of tombstones"));
+  return upkeep::Give(ctx, 0, given.ids);
 }
-absl::Status ForgetTombstones(OpKernelContext*, const DeviceTableResource&) { return absl::OkStatus(); }
+
+absl::Status ForgetTombstones(OpKernelContext*, const DeviceTableResource& resource) {
+  fusedrec_table_forget_tombstones(resource.table());
+  return absl::OkStatus();
+}
+
 absl::Status Candidates(OpKernelContext* ctx, const DeviceTableResource& resource) {
-  TF_RETURN_IF_ERROR(Tombstones(ctx, resource));
-  return upkeep::Give(ctx, 1, {});
+  int64_t segment;
+  Given given;
+  const FusedrecIdSink sink = given.sink();
+  TF_RETURN_IF_ERROR(ReadSegment(ctx, resource, &segment));
+  TF_RETURN_IF_ERROR(resource.StatusOf(
+      fusedrec_table_candidates(resource.table(), segment, &sink, StreamOf(ctx)), "a list of candidates"));
+  TF_RETURN_IF_ERROR(upkeep::Give(ctx, 0, given.ids));
+  return upkeep::Give(ctx, 1, given.numbers);
 }
+
 absl::Status ImportCandidates(OpKernelContext* ctx, const DeviceTableResource& resource) {
   int64_t segment;
-  return ReadSegment(ctx, resource, &segment);
+  TF_RETURN_IF_ERROR(ReadSegment(ctx, resource, &segment));
+  TF_RETURN_IF_ERROR(RequireCandidates(ctx->input(2), ctx->input(3)));
+  const auto ids = In<int64_t>(ctx->input(2)), counts = In<int64_t>(ctx->input(3));
+  return resource.StatusOf(
+      fusedrec_table_set_candidates(resource.table(), segment, ids.data(), counts.data(), ids.size(), StreamOf(ctx)),
+      "counts that are imported");
 }
 
 // Calls one function for a table with all rows on the device, another for rows in host memory.
@@ -170,17 +203,6 @@ absl::Status Upkeep(OpKernelContext* ctx, const DeviceTableResource& resource) {
   return resource.host_rows()->OnHost(kAccess, CpuPool(ctx), StreamOf(ctx),
                                       [ctx](HashTable* table) { return kOnHost(ctx, table); });
 }
-
-// Ops that device tables do not support.
-class RefusedOnDeviceOp : public tensorflow::OpKernel {
- public:
-  using OpKernel::OpKernel;
-  void Compute(OpKernelContext* ctx) override {
-    ctx->SetStatus(absl::UnimplementedError(absl::StrCat(
-        type_string(), " is not for tables on a GPU, which are not averaged. Remedy: make the table under ",
-        "tf.device('/CPU:0'), or Topology(rule='gradient_sync').")));
-  }
-};
 
 }  // namespace
 
@@ -211,10 +233,6 @@ REGISTER_KERNEL_BUILDER(FUSEDREC_OF_SEGMENT("TableCandidates").HostMemory("ids")
                         FUSEDREC_UPKEEP(Candidates, kNumbers));
 REGISTER_KERNEL_BUILDER(FUSEDREC_OF_SEGMENT("TableImportCandidates").HostMemory("ids").HostMemory("counts"),
                         FUSEDREC_UPKEEP(ImportCandidates, kNumbers));
-REGISTER_KERNEL_BUILDER(FUSEDREC_KERNEL("TableNoteTrained").HostMemory("received_splits"), RefusedOnDeviceOp);
-REGISTER_KERNEL_BUILDER(FUSEDREC_KERNEL("TableTakeUnsynced"), RefusedOnDeviceOp);
-REGISTER_KERNEL_BUILDER(FUSEDREC_KERNEL("TableReadNumbers").HostMemory("segment_splits"), RefusedOnDeviceOp);
-REGISTER_KERNEL_BUILDER(FUSEDREC_KERNEL("TableMerge").HostMemory("segment_splits"), RefusedOnDeviceOp);
 #undef FUSEDREC_UPKEEP
 #undef FUSEDREC_OF_SEGMENT
 #undef FUSEDREC_KERNEL

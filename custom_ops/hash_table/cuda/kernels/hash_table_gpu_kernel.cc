@@ -5,7 +5,6 @@
 #include "common/bucket.h"
 #include "hash_table/cuda/kernels/device_table_resource.h"
 #include "hash_table/kernels/table_attributes.h"
-#include "rank_partition/rank_partition.h"
 #include "tensorflow/core/framework/resource_op_kernel.h"
 
 namespace fusedrec {
@@ -56,23 +55,6 @@ class DeviceHashTableOp : public tensorflow::ResourceOpKernel<DeviceTableResourc
 
 namespace {
 
-// Inputs 1 and 2.
-struct MessageInput {
-  FusedrecMessage message;
-  int64_t num_ids;
-};
-
-absl::Status ReadMessage(OpKernelContext* ctx, const DeviceTableResource& resource, MessageInput* read) {
-  const Tensor &entries = ctx->input(1), &splits = ctx->input(2);
-  TF_RETURN_IF_ERROR(RequireRank("message", entries, 1));
-  TF_RETURN_IF_ERROR(RequireRank("received_splits", splits, 1));
-  TF_RETURN_IF_ERROR(RequireSize("the size of the message", entries.NumElements()));
-  TF_RETURN_IF_ERROR(CheckReceivedSplits(entries.NumElements(), In<int32_t>(splits), resource.segments()));
-  read->message = {In<int64_t>(entries).data(), In<int32_t>(splits).data(), splits.NumElements()};
-  read->num_ids = entries.NumElements() - splits.NumElements() * resource.segments();
-  return absl::OkStatus();
-}
-
 absl::Status AllocateRows(OpKernelContext* ctx, const DeviceTableResource& resource, int64_t num_ids, Tensor** rows) {
   return ctx->allocate_output(0, TensorShape({BucketedSize(num_ids), resource.spec().dim}), rows);
 }
@@ -107,14 +89,14 @@ template <typename T>
 absl::Status LookUpFrom(OpKernelContext* ctx, const DeviceTableResource& resource, int64_t ticket) {
   MessageInput in;
   Tensor* rows;
-  TF_RETURN_IF_ERROR(ReadMessage(ctx, resource, &in));
+  TF_RETURN_IF_ERROR(ReadDeviceMessage(ctx, resource, &in));
   TF_RETURN_IF_ERROR(AllocateRows(ctx, resource, in.num_ids, &rows));
   return LookUpInto(ctx, resource, in, ticket, StorageFor<T>(), rows);
 }
 
 absl::Status Touch(OpKernelContext* ctx, const DeviceTableResource& resource) {
   MessageInput in;
-  TF_RETURN_IF_ERROR(ReadMessage(ctx, resource, &in));
+  TF_RETURN_IF_ERROR(ReadDeviceMessage(ctx, resource, &in));
   return LookUpInto(ctx, resource, in, 0, Storage::kFloat32, nullptr);
 }
 
@@ -139,7 +121,7 @@ absl::Status LookAhead(OpKernelContext* ctx, const DeviceTableResource& resource
   MessageInput in;
   int64_t ticket = 0;
   Tensor *rows, *handles, *mark;
-  TF_RETURN_IF_ERROR(ReadMessage(ctx, resource, &in));
+  TF_RETURN_IF_ERROR(ReadDeviceMessage(ctx, resource, &in));
   TF_RETURN_IF_ERROR(ctx->allocate_output(0, TensorShape({0, resource.spec().dim}), &rows));
   TF_RETURN_IF_ERROR(ctx->allocate_output(1, TensorShape({0}), &handles));
   TF_RETURN_IF_ERROR(ctx->allocate_output(2, TensorShape({2}), &mark));
@@ -157,7 +139,7 @@ template <typename T, bool peeks>
 absl::Status Find(OpKernelContext* ctx, const DeviceTableResource& resource) {
   MessageInput in;
   Tensor* rows;
-  TF_RETURN_IF_ERROR(ReadMessage(ctx, resource, &in));
+  TF_RETURN_IF_ERROR(ReadDeviceMessage(ctx, resource, &in));
   TF_RETURN_IF_ERROR(AllocateRows(ctx, resource, in.num_ids, &rows));
   if (resource.host_rows() == nullptr) {
     const int64_t kind = static_cast<int64_t>(StorageFor<T>()), out_rows = rows->dim_size(0);
@@ -182,7 +164,7 @@ absl::Status Find(OpKernelContext* ctx, const DeviceTableResource& resource) {
 // Asks the disk for rows in a file. A table with all rows on the device has nothing to fetch.
 absl::Status Prefetch(OpKernelContext* ctx, const DeviceTableResource& resource) {
   MessageInput in;
-  TF_RETURN_IF_ERROR(ReadMessage(ctx, resource, &in));
+  TF_RETURN_IF_ERROR(ReadDeviceMessage(ctx, resource, &in));
   if (resource.host_rows() == nullptr || resource.spec().memory_budget == 0) return absl::OkStatus();
   const HostRows::Call call{in.message, ctx->input(1).NumElements(), CpuPool(ctx), StreamOf(ctx)};
   return resource.host_rows()->Prefetch(call);

@@ -42,8 +42,9 @@ class HandleSet {
 absl::StatusOr<std::unique_ptr<HostRows>> HostRows::Make(const TableSpec& spec, Optimizer optimizer,
                                                          const FusedrecAllocator& allocator, void* stream) {
   FusedrecTableSpec of = DeviceSpecOf(spec, optimizer);
-  // Host memory decides which rows exist.
+  // Host memory decides which rows exist, and knows the rows that left.
   of.options.max_rows = of.options.ttl = 0;
+  of.options.record_tombstones = false;
   of.options.eviction = Eviction::kNone;
   auto table = HashTable::Make(spec, std::move(optimizer));
   if (!table.ok()) return table.status();

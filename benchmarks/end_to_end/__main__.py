@@ -1,0 +1,154 @@
+"""Question: how many users per second does HSTU train on, beside the same model in PyTorch?
+
+    python -m benchmarks.end_to_end [--data DIR] [--peer PYTHON] [--quick] [--json FILE]
+
+The model is configs/hstu_ml1m.yaml on MovieLens-1M. Both sides train one epoch of the same batches of 128 users, in
+turns of TURN steps, on all cores. A step is forward, loss, backward and Adam. Batches are in memory; ours are copied
+into tensors in the step, and the peer's are padded in advance. --quick trains on the first batches only.
+
+--peer names an interpreter with torch, and with fbgemm-gpu-cpu for the second form (see peer_torch.py). The loss and
+all dense gradients of the first batch are compared before any timing, with equal weights and negatives and no dropout.
+Without --peer there are figures of ours only.
+
+Fields of the JSON file, for `ours`, `padded` and `jagged`:
+  samples_per_s_<side>      users of a full batch / median time of their step
+  epoch_s_<side>            sum of all steps
+  ratio_vs_<form>           median step of the form / median step of ours
+  loss_before, loss_after_<side>: loss of the first batch without dropout, before and after the epoch
+  largest_gradient_difference_<form>: of a weight's gradient, in units of its largest entry
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import pathlib
+import sys
+import tempfile
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from benchmarks.end_to_end import batches
+from benchmarks.harness import harness
+from benchmarks.harness.rounds import Remote
+from benchmarks.retrieval_ml1m.__main__ import BATCH_USERS, CONFIG
+from models.build import columns
+from models.experiment import Experiment, load
+from models.model_config import RetrievalConfig
+from models.prepare import prepare_data
+from tf_fusedrec.data import ParquetFolder, read_items
+from tf_fusedrec.data.rows import concat
+
+QUICK_BATCHES = 6
+TURN = 2  # steps of a side before the other's turn
+# Sums of up to 200 terms in another order, in two blocks. A time difference at the edge of a bucket may fall into the
+# next one, because the peer's logarithm is rounded otherwise.
+LOSS_TOLERANCE, GRADIENT_TOLERANCE = 1e-4, 2e-3
+
+
+def write_epoch(experiment: Experiment, data: pathlib.Path, folder: pathlib.Path, most: int | None) -> list[int]:
+    """Writes catalogue.npy and batches.npz. Returns the users of each batch."""
+    rows = concat(list(ParquetFolder(data / "train", columns(experiment.model, "train")).read()))
+    catalogue = np.sort(read_items(data)[0])
+    order = np.random.default_rng(experiment.seed).permutation(rows.num_rows)
+    epoch = []
+    for begin in range(0, rows.num_rows, BATCH_USERS)[:most]:
+        part = rows.take(order[begin : begin + BATCH_USERS])
+        items, times = part.ragged("item_id"), part.ragged("timestamp")
+        epoch.append(batches.Users(np.searchsorted(catalogue, items.values), times.values, items.row_splits))
+    np.save(folder / "catalogue.npy", catalogue)
+    batches.write(folder / "batches.npz", epoch)
+    return [len(users.splits) - 1 for users in epoch]
+
+
+def peer_request(experiment: Experiment, folder: pathlib.Path, threads: int) -> dict[str, Any]:
+    model, train = experiment.model, experiment.train
+    assert isinstance(model, RetrievalConfig) and model.num_heads == 1
+    names = ("qk_dim", "value_dim", "num_blocks", "dropout", "temperature", "num_negatives")
+    sizes = {name: getattr(model, name) for name in names} | {"max_length": model.max_sequence_length}
+    adam = {"lr": train.learning_rate, "betas": (0.9, train.beta_2), "eps": train.epsilon}
+    return {"folder": str(folder), "sizes": sizes, "adam": adam, "threads": threads}
+
+
+def check(folder: pathlib.Path, losses: dict[str, float]) -> dict[str, float]:
+    """Compares the peer's losses and gradients with ours. Returns the largest difference of each form's gradients."""
+    wanted, largest = dict(np.load(folder / "check.npz")), {}
+    del wanted["negatives"]
+    for form, loss in losses.items():
+        reason = "sums in another order, edges of buckets"
+        harness.check_close(f"loss, {form}", loss, wanted["loss"], relative=LOSS_TOLERANCE, reason=reason)
+        got = np.load(folder / f"gradients_{form}.npz")
+        largest[form] = 0.0
+        for name in set(wanted) - {"loss"}:
+            what = f"gradient of {name}, {form}"
+            harness.check_close(what, got[name], wanted[name], relative=GRADIENT_TOLERANCE, reason=reason)
+            scale = np.max(np.abs(wanted[name]))
+            largest[form] = max(largest[form], float(np.max(np.abs(got[name] - wanted[name])) / scale))
+    return largest
+
+
+def train(sides: dict[str, Remote], users: list[int]) -> dict[str, Any]:
+    """Trains one epoch on every side in turns, after one step that traces or warms up. Returns the timing fields."""
+    seconds: dict[str, list[float]] = {name: [] for name in sides}
+    for name, side in sides.items():
+        side.ask(do="round", variant=name, steps=1)
+    for turn, begin in enumerate(range(0, len(users), TURN)):
+        for name in list(sides)[:: -1 if turn % 2 else 1]:
+            seconds[name] += sides[name].ask(do="round", variant=name, steps=min(TURN, len(users) - begin))
+    batch = max(users)
+    full = [n for n in range(len(users)) if users[(n + 1) % len(users)] == batch]  # step 0 went to the warm-up
+    medians = {name: float(np.median([steps[n] for n in full])) for name, steps in seconds.items()}
+    fields: dict[str, Any] = {f"samples_per_s_{name}": batch / median for name, median in medians.items()}
+    fields |= {f"epoch_s_{name}": sum(steps) for name, steps in seconds.items()}
+    return fields | {f"ratio_vs_{name}": medians[name] / medians["ours"] for name in sides if name != "ours"}
+
+
+def measure(experiment: Experiment, data: pathlib.Path, peer: str | None, quick: bool) -> dict[str, Any]:
+    """Returns the fields of the JSON file."""
+    threads = len(os.sched_getaffinity(0))
+    with tempfile.TemporaryDirectory() as name:
+        folder = pathlib.Path(name)
+        users = write_epoch(experiment, data, folder, QUICK_BATCHES if quick else None)
+        fields: dict[str, Any] = {"users": sum(users), "batch": max(users), "threads": threads}
+        request = {"folder": name, "experiment": experiment.to_dict(), "threads": threads}
+        with Remote(sys.executable, "benchmarks.end_to_end.ours", request) as ours:
+            fields["loss_before"] = float(np.load(folder / "check.npz")["loss"])
+            if peer is None:
+                print("no --peer was given: figures of ours only", flush=True)
+                return fields | train({"ours": ours}, users) | _losses_after([ours])
+            with Remote(peer, "benchmarks.end_to_end.peer_torch", peer_request(experiment, folder, threads)) as theirs:
+                if theirs.facts["missing"]:
+                    print(f"the peer is skipped, since its interpreter lacks it: {theirs.facts['missing']}", flush=True)
+                    return fields | train({"ours": ours}, users) | _losses_after([ours])
+                if theirs.facts["no_jagged"]:
+                    print(f"the jagged form is skipped: {theirs.facts['no_jagged']}", flush=True)
+                largest = check(folder, theirs.ask(do="check"))
+                fields |= {"torch": theirs.facts["torch"]}
+                fields |= {f"largest_gradient_difference_{form}": value for form, value in largest.items()}
+                sides = {"ours": ours, **dict.fromkeys(theirs.facts["variants"], theirs)}
+                return fields | train(sides, users) | _losses_after([ours, theirs])
+
+
+def _losses_after(sides: Sequence[Remote]) -> dict[str, float]:
+    return {f"loss_after_{name}": loss for side in sides for name, loss in side.ask(do="check").items()}
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
+    parser.add_argument("--data", default="../shared/data/ml-1m", help="folder with the ratings of MovieLens-1M")
+    parser.add_argument("--peer", metavar="PYTHON", help="interpreter with torch, and fbgemm-gpu-cpu if it can")
+    parser.add_argument("--quick", action="store_true", help=f"the first {QUICK_BATCHES} batches only")
+    parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="write the results to FILE")
+    arguments = parser.parse_args(argv)
+    experiment = load(CONFIG, [f"data.input={json.dumps(arguments.data)}"])
+    with tempfile.TemporaryDirectory() as folder:
+        fields = measure(experiment, prepare_data(experiment, folder), arguments.peer, arguments.quick)
+    harness.print_table("one epoch of HSTU", [{"field": name, "value": value} for name, value in fields.items()])
+    harness.write_json(arguments.json, fields)
+
+
+if __name__ == "__main__":
+    harness.run(main)

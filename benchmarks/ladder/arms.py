@@ -1,0 +1,153 @@
+"""Data, experiments and steps of the four arms of benchmarks.ladder."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+from unittest import mock
+
+import numpy as np
+
+from benchmarks.balance.lengths import COST, LONGEST, MEAN, lengths
+from benchmarks.harness.synthetic import ZipfIds
+from models.build import columns, make_embedding, make_model
+from models.experiment import Experiment, from_dict
+from tf_fusedrec import keras, ops, tf
+from tf_fusedrec.data.plan import EpochPlan, whole
+from tf_fusedrec.data.rows import Ragged, Rows, splits_of
+from tf_fusedrec.exchange import collectives
+
+ROWS = 8  # of the mean length, in a rank's batch
+EXPOSURES = 8  # of each row
+ITEM_FEATURES = ("shop", "brand", "category", "city", "hour", "price", "position")
+CONTEXT = ("user_id", "age", "device")
+IDS = {"item": 100_000, "shop": 20_000, "user_id": 100_000}  # ids of a column; 1,000 of the others
+_HOUR = 3600
+
+
+class Arm(NamedTuple):
+    """One step of the ladder, each with one technique more than the last."""
+
+    merged: bool = False  # tables of equal options share exchanges
+    unique: bool = False  # a batch's duplicate ids are removed before they travel
+    balanced: bool = False  # batches of all ranks have equal cost
+
+
+ARMS = {
+    "apart": Arm(),
+    "merged": Arm(merged=True),
+    "deduplicated": Arm(merged=True, unique=True),
+    "balanced": Arm(merged=True, unique=True, balanced=True),
+}
+
+
+def experiment(merged: bool, longest: int = LONGEST) -> Experiment:
+    """Returns a GRM with twelve tables. Other learning rates keep the tables apart, and change no row visibly."""
+    tables = ("item", *ITEM_FEATURES, "action", *CONTEXT)
+    rules = {
+        name: {"name": "adam", "learning_rate": 0.001 * (1 + 1e-7 * (0 if merged else at))}
+        for at, name in enumerate(tables)
+    }
+    return from_dict(
+        {
+            "name": "ladder", "task": "ranking", "data": {"source": "synthetic-ranking"},
+            "model": {
+                "kind": "grm", "contextual": list(CONTEXT), "item_features": list(ITEM_FEATURES),
+                "max_history": longest, "max_exposures": EXPOSURES, "dim": 32, "num_blocks": 2, "num_heads": 1,
+                "qk_dim": 32, "value_dim": 32, "time_buckets": 0,
+            },
+            "embedding": {
+                "optimizer": "adam", "learning_rate": 0.001,
+                "tables": {name: {"optimizer": rule} for name, rule in rules.items()},
+            },
+        }
+    )  # fmt: skip
+
+
+def make_rows(tokens: np.ndarray, seed: int = 0) -> Rows:
+    """Returns rows with these numbers of history events, <int64>[B], and EXPOSURES exposures each."""
+    random = np.random.default_rng(seed)
+    splits = {"history": splits_of(tokens), "exposed": splits_of(np.full(len(tokens), EXPOSURES))}
+    found: dict[str, Any] = {}
+    for column in columns(experiment(merged=True).model, "train"):
+        role, _, name = column.name.partition("_")
+        if role not in splits:
+            found[column.name] = ZipfIds(IDS.get(column.name, 1000), 1.05).draw(random, (len(tokens),))
+            continue
+        count = int(splits[role][-1])
+        if column.dtype == "float32":  # a label
+            values = random.integers(0, 2, count).astype(np.float32)
+        elif name == "time":
+            values = _HOUR * (np.arange(count) - np.repeat(splits[role][:-1], np.diff(splits[role])))
+            values += 10**9 + (role == "exposed") * _HOUR * LONGEST
+        else:
+            values = ZipfIds(IDS.get(name, 1000), 1.05).draw(random, (count,))
+        found[column.name] = Ragged(values, splits[role])
+    return Rows(found, len(tokens))
+
+
+def plan(tokens: np.ndarray, ranks: int, balanced: bool) -> list[list[np.ndarray]]:
+    """Returns row numbers [step][rank], every row once: ROWS rows for each rank, or equal costs."""
+    if not balanced:
+        count = len(tokens) // (ranks * ROWS)
+        parts = np.arange(count * ranks * ROWS).reshape(count, ranks, ROWS)
+        return [list(step) for step in parts]
+    weights, target = COST.weights(tokens, ROWS * MEAN)
+    epoch = EpochPlan(weights, target, whole(len(tokens)), ranks, "global")
+    return [[epoch.batch(rank, step) for rank in range(ranks)] for step in range(epoch.steps)]
+
+
+def tensors(rows: Rows) -> dict[str, Any]:
+    """Returns the model's inputs."""
+    return {
+        name: tf.RaggedTensor.from_row_splits(column.values, column.row_splits, validate=False)
+        if isinstance(column, Ragged)
+        else tf.constant(column)
+        for name, column in rows.columns.items()
+    }
+
+
+class Step:
+    """A model of an arm, and its training step, traced once."""
+
+    def __init__(self, arm: Arm, longest: int):
+        config = experiment(arm.merged, longest)
+        keras.utils.set_random_seed(0)
+        self.embedding = make_embedding(config)
+        nothing = np.zeros(0, np.int64)
+        self.model = make_model(config, self.embedding, nothing, nothing)
+        self.model.compile(optimizer=collectives.distributed_optimizer(keras.optimizers.legacy.Adam(1e-3)))
+        signature = {
+            column.name: tf.RaggedTensorSpec([None, None], column.dtype)
+            if column.ragged
+            else tf.TensorSpec([None], column.dtype)
+            for column in columns(config.model, "train")
+        }
+        with contextlib.nullcontext() if arm.unique else _duplicates_travel():
+            self.function = tf.function(self.model.train_step, autograph=False).get_concrete_function(signature)
+
+    def __call__(self, batch: dict[str, Any]) -> float:
+        """Trains, and returns the loss over all ranks since the beginning."""
+        return float(self.function(batch)["loss"])
+
+    def ids(self) -> tuple[int, int]:
+        """Returns the ids that this rank has asked for, and those that it has sent."""
+        counts = np.sum([lookup.traffic.numpy() for lookup in self.embedding.lookups], axis=0)
+        return int(counts[0]), int(counts[1])
+
+
+@contextlib.contextmanager
+def _duplicates_travel() -> Iterator[None]:
+    """Lets every occurrence of an id travel, with a row and a gradient of its own, in what is traced inside."""
+
+    def keep_all(ids: tf.Tensor, splits: tf.Tensor) -> ops.UniqueIds:
+        return ops.UniqueIds(ids, splits, tf.range(tf.size(ids)))
+
+    with mock.patch.object(ops, "segment_unique", keep_all):
+        yield
+
+
+def train_rows(steps: int, ranks: int) -> np.ndarray:
+    """Returns the numbers of history events of all rows, for so many steps of ROWS rows on each rank."""
+    return lengths(steps * ranks * ROWS, seed=3)

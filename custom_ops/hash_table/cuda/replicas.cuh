@@ -1,0 +1,132 @@
+// Kernels of a table whose replicas are averaged (replicas.h): rows that were trained since the last average, numbers of
+// rows to and from the average.
+#ifndef FUSEDREC_HASH_TABLE_CUDA_REPLICAS_CUH_
+#define FUSEDREC_HASH_TABLE_CUDA_REPLICAS_CUH_
+
+#include "hash_table/cuda/message.cuh"
+#include "hash_table/cuda/select.cuh"
+
+namespace fusedrec {
+namespace device_table {
+
+// Notes that the rows of a message's ids were trained.
+static __global__ void __launch_bounds__(kThreads)
+    NoteKernel(TableView table, MessageView message, const Counts* counts) {
+  if (counts->bad != 0) return;
+  int64_t low, high;
+  message.Bounds(&low, &high);
+  const int64_t n = GlobalThread();
+  const bool active = n < message.num_ids;
+  const int64_t run = active ? message.RunOf(low, high, n) : 0;
+  const int64_t id = active ? message.Id(n, run) : 0;
+  const uint32_t row = FindRow(active ? table.segments + run % message.segments : nullptr, id, TableHash(id));
+  if (active && row != kNowhere) *table.Note(row) = 1;
+}
+
+static __global__ void __launch_bounds__(kThreads)
+    NoteRowsKernel(TableView table, const uint32_t* __restrict__ rows, int64_t num_rows) {
+  const int64_t n = GlobalThread();
+  if (n < num_rows) *table.Note(rows[n]) = 1;
+}
+
+// Rows that were trained, of one segment; kNobody: of all.
+struct IsNoted {
+  TableView table;
+  uint32_t segment;
+
+  __device__ bool operator()(uint32_t row, const RowMeta& meta) const {
+    return meta.segment != kNobody && (segment == kNobody || meta.segment == segment) && *table.Note(row) != 0;
+  }
+};
+struct CountOf {
+  unsigned long long* of;  // [segments]
+
+  __device__ void operator()(uint32_t, RowMeta* meta, int64_t) const { atomicAdd(&of[meta->segment], 1ull); }
+};
+struct TakeNotes {
+  TableView table;
+  int64_t *ids, *headers;
+
+  __device__ void operator()(uint32_t row, RowMeta* meta, int64_t rank) const {
+    ids[rank] = meta->id;
+    headers[rank] = static_cast<int64_t>(static_cast<uint64_t>(meta->last) << 32 | meta->count);
+    *table.Note(row) = 0;
+  }
+};
+
+// found [num_ids]: rows of ids, kNowhere without one. absent_of [segments] counts those without.
+static __global__ void __launch_bounds__(kThreads)
+    FindGroupedKernel(TableView table, GroupedIds grouped, int64_t num_ids, uint32_t* __restrict__ found,
+                      unsigned long long* __restrict__ absent_of) {
+  const int64_t n = GlobalThread();
+  const bool active = n < num_ids;
+  const int64_t segment = active ? grouped.SegmentOf(n) : 0, id = active ? grouped.ids[n] : 0;
+  const uint32_t row = FindRow(active ? table.segments + segment : nullptr, id, TableHash(id));
+  if (!active) return;
+  found[n] = row;
+  if (row == kNowhere) atomicAdd(&absent_of[segment], 1ull);
+}
+
+// numbers [out_rows, width]: embedding, element-wise slots and row-wise slots of each id's row, or of its initial row,
+// as if read from a row of the table; zeros after the ids.
+static __global__ void __launch_bounds__(kThreads)
+    ReadNumbersKernel(TableView table, GroupedIds grouped, InitialValues initial, const uint32_t* __restrict__ found,
+                      int64_t num_ids, int64_t out_numbers, int64_t width, float* __restrict__ numbers) {
+  const RowLayout& layout = table.layout;
+  const int wide = layout.dim * (1 + layout.wide_slots);
+  for (int64_t i = GlobalThread(); i < out_numbers; i += static_cast<int64_t>(gridDim.x) * kThreads) {
+    const int64_t n = i / width;
+    const int j = static_cast<int>(i % width);
+    float x = 0.0f;
+    if (n < num_ids && found[n] != kNowhere) {
+      const char* const row = table.Row(found[n]);
+      x = j < layout.dim ? LoadNumber(layout.storage, row, j)
+          : j < wide     ? LoadNumber(layout.slot_storage, row + layout.wide_offset, j - layout.dim)
+                         : reinterpret_cast<const float*>(row + layout.scalars_offset)[j - wide];
+    } else if (n < num_ids && j < layout.dim) {
+      const Four bits = InitialBits(initial.seeds[grouped.SegmentOf(n)], grouped.ids[n], static_cast<uint32_t>(j / 4));
+      x = AsStored(layout, InitialNumber(initial.distribution, initial.a, initial.b, bits.number[j % 4]), j);
+    } else if (n < num_ids) {
+      x = j < 2 * layout.dim && j < wide ? initial.first_slot : j == wide ? initial.first_slot : 0.0f;
+      if (j < wide && layout.slot_storage != Storage::kFloat32) {
+        uint16_t stored;
+        StoreNumber(layout.slot_storage, x, &stored, 0, layout.stochastic, static_cast<uint32_t>(j), 0);
+        x = LoadNumber(layout.slot_storage, &stored, 0);
+      }
+    }
+    numbers[i] = x;
+  }
+}
+
+// The rows of handles[inverse[n]] get numbers [count, width] and headers.
+static __global__ void __launch_bounds__(kThreads)
+    MergeKernel(TableView table, const int64_t* __restrict__ handles, const int32_t* __restrict__ inverse, int64_t count,
+                int64_t width, const float* __restrict__ numbers, const int64_t* __restrict__ headers, uint32_t version,
+                uint32_t step) {
+  const RowLayout& layout = table.layout;
+  const int wide = layout.dim * (1 + layout.wide_slots);
+  for (int64_t i = GlobalThread(); i < count * width; i += static_cast<int64_t>(gridDim.x) * kThreads) {
+    const int64_t n = i / width;
+    const int j = static_cast<int>(i % width);
+    const uint32_t number = static_cast<uint32_t>(handles[inverse[n]]), column = static_cast<uint32_t>(j);
+    char* const row = table.Row(number);
+    if (j < layout.dim) {
+      StoreNumber(layout.storage, numbers[i], row, j, layout.stochastic, column, step);
+    } else if (j < wide) {
+      StoreNumber(layout.slot_storage, numbers[i], row + layout.wide_offset, j - layout.dim, layout.stochastic, column,
+                  step);
+    } else {
+      reinterpret_cast<float*>(row + layout.scalars_offset)[j - wide] = numbers[i];
+    }
+    if (j != 0) continue;
+    RowMeta* const meta = table.Meta(number);
+    meta->last = static_cast<uint32_t>(static_cast<uint64_t>(headers[n]) >> 32);
+    meta->count = static_cast<uint32_t>(headers[n]);
+    meta->updated = version;
+  }
+}
+
+}  // namespace device_table
+}  // namespace fusedrec
+
+#endif  // FUSEDREC_HASH_TABLE_CUDA_REPLICAS_CUH_

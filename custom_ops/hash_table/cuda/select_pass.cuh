@@ -1,0 +1,83 @@
+// Passes over all rows (select.cuh), for the methods of FusedrecDeviceTable that choose rows.
+#ifndef FUSEDREC_HASH_TABLE_CUDA_SELECT_PASS_CUH_
+#define FUSEDREC_HASH_TABLE_CUDA_SELECT_PASS_CUH_
+
+#include <algorithm>
+
+#include "hash_table/cuda/select.cuh"
+#include "hash_table/cuda/table.h"
+
+namespace fusedrec {
+namespace device_table {
+
+struct SelectScratch {
+  SelectScratch(void* memory, int64_t num_rows, int64_t segments) : carver(memory) {
+    tiles = std::max<int64_t>((num_rows + kSelectThreads - 1) / kSelectThreads, 1);
+    states = carver.Take<unsigned long long>(tiles);  // these two begin with all ones
+    ticket = carver.Take<unsigned>(1);
+    filled_bytes = carver.bytes();
+    selected = carver.Take<unsigned long long>(1 + segments);
+  }
+  Carver carver;
+  int64_t tiles, filled_bytes;
+  unsigned long long *states, *selected;
+  unsigned* ticket;
+};
+
+}  // namespace device_table
+}  // namespace fusedrec
+
+// Counts the wanted rows, and by segment the rows that do_with counts.
+template <typename Wanted, typename MakeDoWith>
+int FusedrecDeviceTable::Select(const Wanted& wanted, const MakeDoWith& make_do_with, const Memory& memory,
+                                std::vector<int64_t>* counts, void* stream) const {
+  const int64_t segments = segments_.size();
+  if (memory.data() == nullptr) return fusedrec::kDeviceOutOfMemory;
+  const fusedrec::device_table::SelectScratch at(memory.data(), next_row_, segments);
+  FUSEDREC_RETURN_IF_CUDA_ERROR(fusedrec::Fill(at.states, 0xff, at.filled_bytes, stream));
+  FUSEDREC_RETURN_IF_CUDA_ERROR(fusedrec::Fill(at.selected, 0, (1 + segments) * sizeof(int64_t), stream));
+  const auto do_with = make_do_with(at.selected + 1);
+  using DoWith = std::decay_t<decltype(do_with)>;
+  const auto kernel = &fusedrec::device_table::SelectKernel<Wanted, DoWith>;
+  FUSEDREC_LAUNCH(kernel, static_cast<unsigned>(at.tiles), fusedrec::device_table::kSelectThreads, 0, stream, View(), next_row_, wanted,
+                  do_with, at.selected, at.states, at.ticket);
+  FUSEDREC_RETURN_IF_CUDA_ERROR(fusedrec::LastError());
+  counts->resize(1 + segments);
+  return fusedrec::CopyToHost(counts->data(), reinterpret_cast<int64_t*>(at.selected), 1 + segments, stream);
+}
+
+template <typename Wanted>
+int FusedrecDeviceTable::Count(const Wanted& wanted, const Memory& memory, int64_t* count, void* stream) const {
+  std::vector<int64_t> counts;
+  const auto nothing = [](unsigned long long*) { return fusedrec::device_table::Nothing{}; };
+  FUSEDREC_RETURN_IF_CUDA_ERROR(Select(wanted, nothing, memory, &counts, stream));
+  *count = counts[0];
+  return fusedrec::kCudaSuccess;
+}
+
+template <typename Wanted>
+int FusedrecDeviceTable::TakeRowsOut(const Wanted& wanted, int64_t moved_at, bool evicted, const Leaving& leaving,
+                                     int64_t* gone, void* stream) {
+  auto* const left = reinterpret_cast<fusedrec::device_table::LeftRow*>(leaving.left.data());
+  const auto take_out = [&](unsigned long long* gone_of) { return fusedrec::device_table::TakeOut{View(), free_rows_, gone_of, left}; };
+  std::vector<int64_t> counts;
+  FUSEDREC_RETURN_IF_CUDA_ERROR(Select(wanted, take_out, leaving.select, &counts, stream));
+  *gone = counts[0];
+  if (*gone > 0) moved_at_ = std::max(moved_at_, moved_at);
+  free_rows_ += *gone;
+  for (int64_t s = 0; s < segments(); ++s) {
+    segments_[s].size -= counts[1 + s];
+    segments_[s].removed += counts[1 + s];
+    if (evicted) segments_[s].evictions += counts[1 + s];
+  }
+  if (left == nullptr || *gone == 0) return fusedrec::kCudaSuccess;
+  std::vector<fusedrec::device_table::LeftRow> rows(*gone);
+  FUSEDREC_RETURN_IF_CUDA_ERROR(fusedrec::CopyToHost(rows.data(), left, *gone, stream));
+  for (const fusedrec::device_table::LeftRow& row : rows) {
+    if (options_.record_tombstones) segments_[row.segment].left.push_back(row.id);
+    if (options_.averaged && !leaving.replicas_know) segments_[row.segment].unsynced.push_back(row);
+  }
+  return fusedrec::kCudaSuccess;
+}
+
+#endif  // FUSEDREC_HASH_TABLE_CUDA_SELECT_PASS_CUH_

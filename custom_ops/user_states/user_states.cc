@@ -1,0 +1,255 @@
+#include "user_states/user_states.h"
+
+#include <algorithm>
+#include <cstring>
+#include <iterator>
+#include <numeric>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/hash.h"
+#include "common/limits.h"
+
+namespace fusedrec {
+
+namespace {
+
+constexpr int64_t kMostPageTokens = 4096;
+constexpr int64_t kMostParts = 1024;
+constexpr int64_t kMostPartBytes = kMostColumns * 8;
+
+int64_t Sum(const std::vector<int64_t>& numbers) { return std::accumulate(numbers.begin(), numbers.end(), int64_t{0}); }
+
+absl::Status RequireParts(const std::string& name, const std::vector<int64_t>& bytes, int64_t least) {
+  const absl::Status counted = RequireIn(absl::StrCat("the number of ", name).c_str(), bytes.size(), least, kMostParts,
+                                         "one part per layer and kind.");
+  if (!counted.ok()) return counted;
+  for (size_t p = 0; p < bytes.size(); ++p) {
+    const absl::Status sized = RequireIn(absl::StrCat("bytes of ", name, " ", p).c_str(), bytes[p], 0, kMostPartBytes,
+                                         "fewer columns.");
+    if (!sized.ok()) return sized;
+  }
+  return absl::OkStatus();
+}
+
+int64_t PagesFor(int64_t tokens, int64_t page_tokens) { return (tokens + page_tokens - 1) / page_tokens; }
+
+}  // namespace
+
+size_t UserStates::HashKey::operator()(const StateKey& key) const {
+  return Mix64(Mix64(static_cast<uint64_t>(key.user)) + static_cast<uint64_t>(key.version));
+}
+
+absl::StatusOr<std::unique_ptr<UserStates>> UserStates::Make(const UserStatesSpec& spec) {
+  absl::Status checked = RequireParts("token parts", spec.token_bytes, 1);
+  checked.Update(RequireParts("user parts", spec.user_bytes, 0));
+  checked.Update(RequireIn("page_tokens", spec.page_tokens, 1, kMostPageTokens, "the default, 64."));
+  checked.Update(RequireIn("ttl", spec.ttl, 0, kMostCount, "a time in seconds, or 0 for none."));
+  if (!checked.ok()) return checked;
+  std::unique_ptr<UserStates> states(new UserStates(spec));
+  checked.Update(RequireIn("max_bytes", spec.max_bytes, states->state_bytes_ + states->pool_->page_bytes(), kMostCount,
+                           "room for one page at least, smaller pages, or fewer columns."));
+  if (!checked.ok()) return checked;
+  return states;
+}
+
+UserStates::UserStates(const UserStatesSpec& spec)
+    : spec_(spec),
+      state_bytes_(kStateBytes + Sum(spec.user_bytes)),
+      pool_(std::make_shared<PagePool>(spec.page_tokens * Sum(spec.token_bytes))) {
+  int64_t begin = 0;
+  for (const int64_t bytes : spec.token_bytes) {
+    part_begin_.push_back(begin);
+    begin += bytes * spec.page_tokens;
+  }
+}
+
+UserStates::Snapshot UserStates::Find(StateKey key, int64_t now) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  Expire(now);
+  const auto found = index_.find(key);
+  if (found != index_.end() && IsExpired(*found->second, now)) {
+    ++statistics_.expirations;
+    Leave(found->second);
+  } else if (found != index_.end() && found->second->of_user != nullptr) {
+    ++statistics_.hits;
+    states_.splice(states_.begin(), states_, found->second);
+    states_.front().used = now;
+    return states_.front();
+  }
+  ++statistics_.misses;
+  return {};
+}
+
+void UserStates::AddRuns(const std::vector<Page>& pages, int64_t begin, int64_t end, int64_t at,
+                         std::vector<Run>* runs) const {
+  for (int64_t token = begin; token < end;) {
+    const int64_t page = token / spec_.page_tokens, first = token % spec_.page_tokens;
+    const int64_t count = std::min(spec_.page_tokens - first, end - token);
+    runs->push_back({&pages[page], first, count, at + token - begin});
+    token += count;
+  }
+}
+
+template <typename Body>
+void UserStates::ForParts(const std::vector<Run>& runs, const ParallelFor& parallel_for, const Body& body) const {
+  parallel_for(runs.size(), pool_->page_bytes(), [&](int64_t begin, int64_t end) {
+    for (int64_t r = begin; r < end; ++r) {
+      const Run& run = runs[r];
+      for (size_t p = 0; p < spec_.token_bytes.size(); ++p) {
+        const int64_t bytes = spec_.token_bytes[p];
+        if (bytes > 0) body(p, run.page->get() + part_begin_[p] + run.first * bytes, run.at * bytes, run.count * bytes);
+      }
+    }
+  });
+}
+
+void UserStates::Read(absl::Span<const Snapshot> snapshots, absl::Span<char* const> of_tokens,
+                      const ParallelFor& parallel_for) const {
+  std::vector<Run> runs;
+  int64_t at = 0;
+  for (const Snapshot& snapshot : snapshots) {
+    AddRuns(snapshot.pages, 0, snapshot.tokens, at, &runs);
+    at += snapshot.tokens;
+  }
+  ForParts(runs, parallel_for, [&](size_t part, char* in_page, int64_t at, int64_t bytes) {
+    std::memcpy(of_tokens[part] + at, in_page, bytes);
+  });
+}
+
+absl::StatusOr<bool> UserStates::Write(StateKey key, int64_t revision, const Content& content, int64_t now,
+                                       const ParallelFor& parallel_for) {
+  auto begun = Begin(key, revision, content.tokens, now);
+  if (!begun.ok()) return begun.status();
+  Snapshot& next = *begun;
+  if (next.revision == 0) return false;
+
+  std::vector<Run> runs;
+  AddRuns(next.pages, next.tokens - content.tokens, next.tokens, 0, &runs);
+  ForParts(runs, parallel_for, [&](size_t part, char* in_page, int64_t at, int64_t bytes) {
+    std::memcpy(in_page, content.of_tokens[part] + at, bytes);
+  });
+  auto of_user = std::make_shared<std::vector<char>>();
+  for (size_t q = 0; q < content.of_user.size(); ++q) {
+    of_user->insert(of_user->end(), content.of_user[q], content.of_user[q] + spec_.user_bytes[q]);
+  }
+  next.of_user = std::move(of_user);
+  return Finish(key, std::move(next));
+}
+
+absl::StatusOr<UserStates::Snapshot> UserStates::Begin(StateKey key, int64_t revision, int64_t tokens, int64_t now) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  Expire(now);
+  auto found = index_.find(key);
+  if (revision != 0) {
+    if (found == index_.end() || found->second->revision != revision || found->second->grows) {
+      ++statistics_.outrun;
+      return Snapshot{};
+    }
+  } else if (found != index_.end()) {
+    Leave(found->second);
+    found = index_.end();
+  }
+  const int64_t before = revision == 0 ? 0 : found->second->tokens;
+  const int64_t pages = PagesFor(before + tokens, spec_.page_tokens), bytes = pages * pool_->page_bytes() + state_bytes_;
+  if (bytes > spec_.max_bytes) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("the state of user ", key.user, " takes ", bytes, " bytes for ", before + tokens,
+                     " tokens, more than the whole cache: max_bytes = ", spec_.max_bytes,
+                     ". Remedy: raise max_bytes, or keep shorter histories."));
+  }
+  if (found == index_.end()) {
+    states_.emplace_front();
+    states_.front().key = key;
+    states_.front().revision = ++last_revision_;
+    found = index_.emplace(key, states_.begin()).first;
+  }
+  states_.splice(states_.begin(), states_, found->second);
+  State& state = states_.front();
+  state.used = now;
+  Snapshot next = state;
+  next.tokens = before + tokens;
+  const int64_t more = pages - static_cast<int64_t>(next.pages.size());
+  bool has_room = MakeRoom(more, state);
+  for (int64_t n = 0; n < more && has_room; ++n) {
+    next.pages.push_back(pool_->Take());
+    has_room = next.pages.back() != nullptr;
+  }
+  if (!has_room) {
+    ++statistics_.no_room;
+    if (revision == 0) Leave(states_.begin());
+    return Snapshot{};
+  }
+  state.grows = true;
+  return next;
+}
+
+bool UserStates::Finish(StateKey key, Snapshot next) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const auto found = index_.find(key);
+  if (found == index_.end() || found->second->revision != next.revision) {
+    ++statistics_.outrun;
+    return false;
+  }
+  State& state = *found->second;
+  statistics_.tokens += next.tokens - state.tokens;
+  static_cast<Snapshot&>(state) = std::move(next);
+  state.revision = ++last_revision_;
+  state.grows = false;
+  ++statistics_.writes;
+  return true;
+}
+
+bool UserStates::MakeRoom(int64_t pages, const State& kept) {
+  const auto fits = [&] {
+    const int64_t bytes = (pool_->held() + pages) * pool_->page_bytes();
+    return bytes + static_cast<int64_t>(states_.size()) * state_bytes_ <= spec_.max_bytes;
+  };
+  while (!fits()) {
+    if (&states_.back() == &kept) return false;
+    ++statistics_.evictions;
+    Leave(std::prev(states_.end()));
+  }
+  return true;
+}
+
+bool UserStates::IsExpired(const State& state, int64_t now) const {
+  // Unsigned, because the difference of two times may exceed int64.
+  const uint64_t age = static_cast<uint64_t>(now) - static_cast<uint64_t>(state.used);
+  return spec_.ttl > 0 && now > state.used && age > static_cast<uint64_t>(spec_.ttl);
+}
+
+void UserStates::Expire(int64_t now) {
+  while (!states_.empty() && IsExpired(states_.back(), now)) {
+    ++statistics_.expirations;
+    Leave(std::prev(states_.end()));
+  }
+}
+
+void UserStates::Leave(States::iterator state) {
+  statistics_.tokens -= state->tokens;
+  index_.erase(state->key);
+  states_.erase(state);
+}
+
+int64_t UserStates::Drop(int64_t version) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const size_t before = states_.size();
+  for (auto state = states_.begin(); state != states_.end();) {
+    const auto next = std::next(state);
+    if (state->key.version < version) Leave(state);
+    state = next;
+  }
+  return before - states_.size();
+}
+
+UserStatesStatistics UserStates::Statistics() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  UserStatesStatistics statistics = statistics_;
+  statistics.states = states_.size();
+  statistics.bytes = pool_->held() * pool_->page_bytes() + statistics.states * state_bytes_;
+  return statistics;
+}
+
+}  // namespace fusedrec

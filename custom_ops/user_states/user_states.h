@@ -1,0 +1,145 @@
+// A cache of user states: what a server keeps of a user's history between requests, such as the keys and values of
+// attention layers.
+//
+// A state has tokens, which only grow, and parts of the user, which each write replaces. A token has several parts, for
+// example one per layer. Tokens lie in pages of a fixed number of tokens, part behind part in each page. An append fills
+// the last page and takes new pages, so it copies no earlier token (the pages of vLLM's PagedAttention, Kwon et al. 2023).
+//
+// Concurrency. One mutex guards the index and is held for the bookkeeping only, never while tokens are copied:
+//
+// - A reader holds the pages of a Snapshot. An append writes behind the snapshot's tokens, so the reader never sees it.
+// - Each write gives the state a revision that no state had before. An append names the revision that it extends. It
+//   writes nothing where another request was quicker, or the state has left. One append at a time extends a state.
+// - The state shows an append, or a new state, when all its tokens are there.
+//
+// Memory is bounded by max_bytes, pages of readers included. The state that was used least recently leaves first. States
+// of an old version are never used again, so they leave before all others. Freed pages stay with the cache.
+#ifndef FUSEDREC_USER_STATES_USER_STATES_H_
+#define FUSEDREC_USER_STATES_USER_STATES_H_
+
+#include <cstdint>
+#include <list>
+#include <memory>
+#include <mutex>
+#include <unordered_map>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "common/parallel.h"
+#include "user_states/page_pool.h"
+
+namespace fusedrec {
+
+struct UserStatesSpec {
+  std::vector<int64_t> token_bytes;  // [P] of each part of a token
+  std::vector<int64_t> user_bytes;   // [Q] of each part of a user
+  int64_t page_tokens = 64;
+  int64_t max_bytes = 0;
+  int64_t ttl = 0;  // units of `now` after the last use; 0: none
+};
+
+struct StateKey {
+  int64_t user, version;
+  bool operator==(const StateKey& other) const { return user == other.user && version == other.version; }
+};
+
+// Counts since the cache was made, except the first three.
+struct UserStatesStatistics {
+  int64_t states, tokens, bytes;  // that the cache holds
+  int64_t hits, misses;           // finds
+  int64_t writes;                 // that took effect
+  int64_t outrun;                 // appends to a state that has left or changed
+  int64_t no_room;                // writes for which readers held too many pages, or the machine had no memory
+  int64_t evictions, expirations;
+};
+
+class UserStates {
+ public:
+  // The bytes that a state takes beside its pages and the parts of its user.
+  static constexpr int64_t kStateBytes = 256;
+
+  // A state at one moment. It stays as it is, whatever becomes of the state.
+  struct Snapshot {
+    int64_t revision = 0;  // 0: there is no state
+    int64_t tokens = 0;
+    std::vector<Page> pages;
+    std::shared_ptr<const std::vector<char>> of_user;  // the parts, one behind another
+  };
+  // The content of a write: `tokens` tokens of each part, one behind another, and the parts of the user.
+  struct Content {
+    int64_t tokens;
+    std::vector<const char*> of_tokens;  // [P]
+    std::vector<const char*> of_user;    // [Q]
+  };
+
+  // InvalidArgument: a size is out of range, or max_bytes does not hold one page.
+  static absl::StatusOr<std::unique_ptr<UserStates>> Make(const UserStatesSpec& spec);
+
+  const UserStatesSpec& spec() const { return spec_; }
+
+  // Finds a state and counts as its use.
+  Snapshot Find(StateKey key, int64_t now);
+
+  // Copies the tokens of all snapshots, one behind another. of_tokens: [P], room for the tokens of each part.
+  void Read(absl::Span<const Snapshot> snapshots, absl::Span<char* const> of_tokens,
+            const ParallelFor& parallel_for) const;
+
+  // Appends to the state of this revision. With revision 0, puts a new state in place of any that is there. Returns
+  // whether the write took effect. ResourceExhausted: the state alone is larger than max_bytes.
+  absl::StatusOr<bool> Write(StateKey key, int64_t revision, const Content& content, int64_t now,
+                             const ParallelFor& parallel_for);
+
+  // Drops the states of versions below `version`. Returns their number.
+  int64_t Drop(int64_t version);
+
+  UserStatesStatistics Statistics() const;
+
+ private:
+  struct State : Snapshot {
+    StateKey key;
+    int64_t used;        // when it was used last
+    bool grows = false;  // a write copies its tokens; a new state has no `of_user` until then
+  };
+  struct HashKey {
+    size_t operator()(const StateKey& key) const;
+  };
+  using States = std::list<State>;
+  // Tokens of one page: `first` is their place in the page, `at` their place among all tokens that are copied.
+  struct Run {
+    const Page* page;
+    int64_t first, count, at;
+  };
+
+  explicit UserStates(const UserStatesSpec& spec);
+
+  void AddRuns(const std::vector<Page>& pages, int64_t begin, int64_t end, int64_t at, std::vector<Run>* runs) const;
+  // Calls body(part, address in the page, byte of that part among all copied tokens, bytes) for each run and part.
+  template <typename Body>
+  void ForParts(const std::vector<Run>& runs, const ParallelFor& parallel_for, const Body& body) const;
+  // Opens a state for a write. Returns it with the pages for the new tokens, or revision 0 where nothing can be written.
+  absl::StatusOr<Snapshot> Begin(StateKey key, int64_t revision, int64_t tokens, int64_t now);
+  // Shows what was written, unless the state has left since Begin.
+  bool Finish(StateKey key, Snapshot next);
+  // Lets states leave until so many more pages fit. False: `kept` is the last one, and they do not.
+  bool MakeRoom(int64_t pages, const State& kept);
+  bool IsExpired(const State& state, int64_t now) const;
+  void Expire(int64_t now);
+  void Leave(States::iterator state);
+
+  const UserStatesSpec spec_;
+  std::vector<int64_t> part_begin_;  // [P] of each part in a page
+  int64_t state_bytes_;              // without pages
+  std::shared_ptr<PagePool> pool_;
+
+  mutable std::mutex mutex_;  // guards the members below
+  States states_;             // the one used last in front
+  std::unordered_map<StateKey, States::iterator, HashKey> index_;
+  int64_t last_revision_ = 0;
+  UserStatesStatistics statistics_{};
+};
+
+}  // namespace fusedrec
+
+#endif  // FUSEDREC_USER_STATES_USER_STATES_H_

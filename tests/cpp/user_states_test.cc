@@ -1,0 +1,326 @@
+// A cache of user states. Random sequences of finds, puts, appends and drops agree with a model of lists. Threads that
+// read, extend, replace and drop the same states see whole states only. ThreadSanitizer watches the threads.
+#include "user_states/user_states.h"
+
+#include <algorithm>
+#include <atomic>
+#include <functional>
+#include <list>
+#include <memory>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "check.h"
+#include "common/hash.h"
+#include "threads.h"
+
+namespace fusedrec {
+namespace {
+
+constexpr int64_t kPageTokens = 4, kUserBytes = 8;
+const std::vector<int64_t> kTokenBytes = {8, 0, 24};  // a layer may have no keys
+constexpr int64_t kPageBytes = kPageTokens * 32, kStateBytes = UserStates::kStateBytes + kUserBytes;
+
+UserStatesSpec Spec(int64_t pages, int64_t states, int64_t ttl) {
+  return {kTokenBytes, {kUserBytes}, kPageTokens, pages * kPageBytes + states * kStateBytes, ttl};
+}
+
+std::unique_ptr<UserStates> MakeStates(const UserStatesSpec& spec) {
+  auto states = UserStates::Make(spec);
+  CHECK_OK(states.status());
+  return *std::move(states);
+}
+
+// The numbers of a token are a function of its user, its version, the put that began the state, and its place.
+struct Written {
+  int64_t user, version, begun;
+
+  uint64_t Number(int64_t place, int64_t column) const {
+    return Mix64(Mix64(user * 1000 + version) + begun * 1'000'003 + place * 8 + column);
+  }
+  std::vector<uint64_t> Part(int64_t columns, int64_t from, int64_t tokens) const {
+    std::vector<uint64_t> numbers;
+    for (int64_t t = from; t < from + tokens; ++t) {
+      for (int64_t c = 0; c < columns; ++c) numbers.push_back(Number(t, c + columns));
+    }
+    return numbers;
+  }
+};
+
+// The part of a user is [begun : 32 | tokens : 32].
+absl::StatusOr<bool> Write(UserStates* states, Written what, int64_t revision, int64_t before, int64_t tokens,
+                           int64_t now, const ParallelFor& parallel_for = SerialFor) {
+  const std::vector<uint64_t> narrow = what.Part(1, before, tokens), wide = what.Part(3, before, tokens);
+  const int64_t of_user = what.begun << 32 | (before + tokens);
+  const char* parts[] = {reinterpret_cast<const char*>(narrow.data()), reinterpret_cast<const char*>(wide.data())};
+  return states->Write({what.user, what.version}, revision,
+                       {tokens, {parts[0], parts[0], parts[1]}, {reinterpret_cast<const char*>(&of_user)}}, now,
+                       parallel_for);
+}
+
+int64_t OfUser(const UserStates::Snapshot& snapshot) {
+  int64_t of_user;
+  std::copy(snapshot.of_user->begin(), snapshot.of_user->end(), reinterpret_cast<char*>(&of_user));
+  return of_user;
+}
+
+// Checks every number of a snapshot, and returns what began the state.
+int64_t CheckWhole(const UserStates& states, int64_t user, int64_t version, const UserStates::Snapshot& snapshot,
+                   const ParallelFor& parallel_for = SerialFor) {
+  const int64_t begun = OfUser(snapshot) >> 32;
+  CHECK_EQ(OfUser(snapshot) & 0xffffffff, snapshot.tokens, "user ", user);
+  std::vector<uint64_t> narrow(snapshot.tokens), wide(3 * snapshot.tokens);
+  char* parts[] = {reinterpret_cast<char*>(narrow.data()), nullptr, reinterpret_cast<char*>(wide.data())};
+  states.Read({snapshot}, parts, parallel_for);
+  const Written what{user, version, begun};
+  CHECK(narrow == what.Part(1, 0, snapshot.tokens), "user ", user, ", tokens ", snapshot.tokens);
+  CHECK(wide == what.Part(3, 0, snapshot.tokens), "user ", user, ", tokens ", snapshot.tokens);
+  return begun;
+}
+
+// The cache as a list, the state used last in front.
+struct Model {
+  struct State {
+    StateKey key;
+    int64_t begun, tokens, used;
+    int64_t revision;  // as the cache gave it
+  };
+  UserStatesSpec spec;
+  std::list<State> states;
+  UserStatesStatistics counts{};
+
+  int64_t Pages() const {
+    int64_t pages = 0;
+    for (const State& state : states) pages += (state.tokens + kPageTokens - 1) / kPageTokens;
+    return pages;
+  }
+  int64_t Bytes() const { return Pages() * kPageBytes + static_cast<int64_t>(states.size()) * kStateBytes; }
+  void Expire(int64_t now) {
+    while (!states.empty() && spec.ttl > 0 && now - states.back().used > spec.ttl) {
+      ++counts.expirations;
+      states.pop_back();
+    }
+  }
+  State* Find(StateKey key) {
+    for (auto state = states.begin(); state != states.end(); ++state) {
+      if (!(state->key == key)) continue;
+      states.splice(states.begin(), states, state);
+      return &states.front();
+    }
+    return nullptr;
+  }
+  void MakeRoom() {
+    for (; Bytes() > spec.max_bytes; states.pop_back()) ++counts.evictions;
+  }
+};
+
+void CheckSame(const UserStatesStatistics& got, const Model& model) {
+  int64_t tokens = 0;
+  for (const Model::State& state : model.states) tokens += state.tokens;
+  CHECK_EQ(got.states, static_cast<int64_t>(model.states.size()));
+  CHECK_EQ(got.tokens, tokens);
+  CHECK_EQ(got.bytes, model.Bytes());
+  CHECK(got.bytes <= model.spec.max_bytes);
+  CHECK_EQ(got.hits, model.counts.hits);
+  CHECK_EQ(got.misses, model.counts.misses);
+  CHECK_EQ(got.writes, model.counts.writes);
+  CHECK_EQ(got.outrun, model.counts.outrun);
+  CHECK_EQ(got.evictions, model.counts.evictions);
+  CHECK_EQ(got.expirations, model.counts.expirations);
+}
+
+void RandomSequences(uint64_t seed) {
+  std::mt19937_64 random(seed);
+  const auto below = [&](int64_t n) { return static_cast<int64_t>(random() % n); };
+  Model model{Spec(3 + below(12), 1 + below(6), below(2) * 9), {}, {}};
+  const std::unique_ptr<UserStates> states = MakeStates(model.spec);
+  int64_t now = 1000, begun = 0;
+  for (int step = 0; step < 300; ++step) {
+    now += below(4);
+    const StateKey key{below(5) - 2, below(3)};
+    const int64_t what = below(20), tokens = below(7);
+    if (what < 8) {
+      model.Expire(now);
+      const UserStates::Snapshot found = states->Find(key, now);
+      Model::State* wanted = model.Find(key);
+      ++(wanted == nullptr ? model.counts.misses : model.counts.hits);
+      CHECK_EQ(found.revision, wanted == nullptr ? 0 : wanted->revision, "seed ", seed, ", step ", step);
+      if (wanted != nullptr) {
+        wanted->used = now;
+        CHECK_EQ(found.tokens, wanted->tokens);
+        CHECK_EQ(CheckWhole(*states, key.user, key.version, found, Threads(2)), wanted->begun);
+      }
+    } else if (what < 19) {
+      model.Expire(now);
+      const bool puts = what < 12;
+      const auto same_key = [&](const Model::State& state) { return state.key == key; };
+      const auto of_key = std::find_if(model.states.begin(), model.states.end(), same_key);
+      const bool is_there = of_key != model.states.end();
+      const bool right = is_there && below(5) > 0;
+      const int64_t revision = puts ? 0 : right ? of_key->revision : 1'000'000;
+      const int64_t before = puts || !right ? 0 : of_key->tokens;
+      const Written content{key.user, key.version, puts ? ++begun : right ? of_key->begun : 0};
+      const absl::StatusOr<bool> written = Write(states.get(), content, revision, before, tokens, now, Threads(2));
+      if (!puts && !right) {
+        ++model.counts.outrun;
+        CHECK_OK(written.status());
+        CHECK(!*written);
+        CheckSame(states->Statistics(), model);
+        continue;
+      }
+      if (puts && is_there) model.states.erase(of_key);
+      const int64_t pages = (before + tokens + kPageTokens - 1) / kPageTokens;
+      if (pages * kPageBytes + kStateBytes > model.spec.max_bytes) {
+        CHECK(absl::IsResourceExhausted(written.status()));
+        continue;
+      }
+      CHECK_OK(written.status());
+      CHECK(*written);
+      ++model.counts.writes;
+      if (puts) model.states.push_front({key, begun, 0, now, 0});
+      Model::State* state = model.Find(key);
+      *state = {key, content.begun, before + tokens, now, 0};
+      model.MakeRoom();
+      // A find tells the revision. Both count it.
+      ++model.counts.hits;
+      state->revision = states->Find(key, now).revision;
+      CHECK(state->revision > 0);
+    } else {
+      const int64_t version = below(4);
+      const size_t before = model.states.size();
+      model.states.remove_if([&](const Model::State& state) { return state.key.version < version; });
+      CHECK_EQ(states->Drop(version), static_cast<int64_t>(before - model.states.size()));
+    }
+    CheckSame(states->Statistics(), model);
+  }
+}
+
+void SnapshotsStayAndAppendsCopyNothing() {
+  const std::unique_ptr<UserStates> states = MakeStates(Spec(4, 1, 0));
+  CHECK_OK(Write(states.get(), {1, 0, 7}, 0, 0, 6, 0).status());
+  const UserStates::Snapshot first = states->Find({1, 0}, 0);
+  CHECK(*Write(states.get(), {1, 0, 7}, first.revision, 6, 5, 0));
+  const UserStates::Snapshot second = states->Find({1, 0}, 0);
+  CHECK_EQ(second.tokens, 11);
+  CHECK(std::equal(first.pages.begin(), first.pages.end(), second.pages.begin()));
+  CHECK(!*Write(states.get(), {1, 0, 7}, first.revision, 6, 5, 0), "an append to a revision that is past");
+  CHECK(*Write(states.get(), {1, 0, 8}, 0, 0, 1, 0));  // in place of the state
+  CHECK(!*Write(states.get(), {1, 0, 7}, second.revision, 11, 5, 0), "an append to a state that was replaced");
+  CHECK_EQ(CheckWhole(*states, 1, 0, first), 7);
+  CHECK_EQ(CheckWhole(*states, 1, 0, second), 7);
+  // Readers hold three pages and the state one. Another state finds no room, and the answer says so.
+  CHECK(!*Write(states.get(), {2, 0, 9}, 0, 0, 8, 0));
+  CHECK_EQ(states->Statistics().no_room, 1);
+  CHECK_EQ(states->Find({2, 0}, 0).revision, 0);
+  const absl::Status too_large = Write(states.get(), {3, 0, 1}, 0, 0, 40, 0).status();
+  CHECK(absl::IsResourceExhausted(too_large));
+  CHECK(too_large.ToString().find("the state of user 3 takes") != std::string::npos, "", too_large.ToString());
+}
+
+// A ParallelFor that lets other requests come while a write copies its tokens.
+ParallelFor Meanwhile(const std::function<void()>& others) {
+  return [others](int64_t total, int64_t, const std::function<void(int64_t, int64_t)>& body) {
+    others();
+    body(0, total);
+  };
+}
+
+void OtherRequestsWhileAWriteCopies() {
+  const std::unique_ptr<UserStates> states = MakeStates(Spec(40, 9, 0));
+  const auto revision = [&] { return states->Find({1, 0}, 0).revision; };
+  const auto append = [&](int64_t begun, const std::function<void()>& others) {
+    const UserStates::Snapshot found = states->Find({1, 0}, 0);
+    return *Write(states.get(), {1, 0, begun}, found.revision, found.tokens, 3, 0, Meanwhile(others));
+  };
+  // Nobody sees a new state before its tokens are there.
+  CHECK(*Write(states.get(), {1, 0, 7}, 0, 0, 5, 0, Meanwhile([&] { CHECK_EQ(revision(), 0); })));
+  // Readers see the old state, and no second append extends it.
+  CHECK(append(7, [&] {
+    const UserStates::Snapshot found = states->Find({1, 0}, 0);
+    CHECK_EQ(found.tokens, 5);
+    CheckWhole(*states, 1, 0, found);
+    CHECK(!append(7, [] {}));
+  }));
+  CHECK_EQ(states->Find({1, 0}, 0).tokens, 8);
+  // A state that was put meanwhile stays, and so does a drop.
+  CHECK(!append(7, [&] { CHECK(*Write(states.get(), {1, 0, 8}, 0, 0, 2, 0)); }));
+  const UserStates::Snapshot put = states->Find({1, 0}, 0);
+  CHECK_EQ(CheckWhole(*states, 1, 0, put), 8);
+  CHECK_EQ(put.tokens, 2);
+  CHECK(!append(8, [&] { CHECK_EQ(states->Drop(1), 1); }));
+  CHECK_EQ(revision(), 0);
+  // Of two new states, the one that began last stays.
+  CHECK(!*Write(states.get(), {1, 0, 9}, 0, 0, 5, 0,
+                Meanwhile([&] { CHECK(*Write(states.get(), {1, 0, 10}, 0, 0, 1, 0)); })));
+  CHECK_EQ(CheckWhole(*states, 1, 0, states->Find({1, 0}, 0)), 10);
+  CHECK_EQ(states->Statistics().outrun, 4);
+  CHECK_EQ(states->Statistics().tokens, 1);
+}
+
+void SnapshotsOutliveTheCache() {
+  std::unique_ptr<UserStates> states = MakeStates(Spec(4, 3, 0));
+  CHECK_OK(Write(states.get(), {1, 0, 7}, 0, 0, 6, 0).status());
+  const UserStates::Snapshot snapshot = states->Find({1, 0}, 0);
+  states.reset();
+  const uint64_t number = *reinterpret_cast<const uint64_t*>(snapshot.pages[1].get() + 8);
+  CHECK_EQ(number, (Written{1, 0, 7}.Part(1, 5, 1)[0]));
+}
+
+// Requests of few users at once: each finds a state and extends it, or puts a new one, while states leave.
+void Requests(UserStatesSpec spec, int64_t users) {
+  const std::unique_ptr<UserStates> states = MakeStates(spec);
+  std::atomic<int64_t> begun{0}, written{0}, quicker{0}, clock{0};
+  const auto serve = [&](uint64_t seed) {
+    std::mt19937_64 random(seed);
+    for (int request = 0; request < 1500; ++request) {
+      const int64_t user = random() % users, version = random() % 2, now = ++clock;
+      const int64_t tokens = 1 + random() % 6;
+      const UserStates::Snapshot found = states->Find({user, version}, now);
+      Written what{user, version, 0};
+      if (found.revision > 0) what.begun = CheckWhole(*states, user, version, found);
+      const bool puts = found.revision == 0 || found.tokens > 40;
+      if (puts) what.begun = ++begun;
+      const absl::StatusOr<bool> done = Write(states.get(), what, puts ? 0 : found.revision, puts ? 0 : found.tokens,
+                                              tokens, now, request % 16 == 0 ? Threads(2) : SerialFor);
+      CHECK_OK(done.status());
+      ++(*done ? written : quicker);
+      if (random() % 200 == 0) states->Drop(1);
+      CHECK(states->Statistics().bytes <= spec.max_bytes);
+    }
+  };
+  Threads(4)(4, 1, [&](int64_t begin, int64_t) { serve(begin); });
+  const UserStatesStatistics statistics = states->Statistics();
+  CHECK_EQ(statistics.writes, written.load());
+  CHECK_EQ(statistics.outrun + statistics.no_room, quicker.load());
+  CHECK_EQ(statistics.hits + statistics.misses, 6000);
+  CHECK(statistics.writes > 100 && statistics.hits > 100);
+}
+
+void RefusedSizes() {
+  UserStatesSpec small = Spec(1, 1, 0), many = small, none = small;
+  small.max_bytes -= 1;
+  many.page_tokens = 5000;
+  none.token_bytes = {};
+  for (const auto& [spec, name] : {std::pair{small, "max_bytes must lie in"}, {many, "page_tokens must lie in [1,"},
+                                   {none, "the number of token parts must lie in [1,"}}) {
+    const absl::Status refused = UserStates::Make(spec).status();
+    CHECK(refused.ToString().find(name) != std::string::npos, "", refused.ToString());
+  }
+}
+
+}  // namespace
+}  // namespace fusedrec
+
+int main() {
+  using namespace fusedrec;
+  for (uint64_t seed = 0; seed < 60; ++seed) RandomSequences(seed);
+  SnapshotsStayAndAppendsCopyNothing();
+  OtherRequestsWhileAWriteCopies();
+  SnapshotsOutliveTheCache();
+  Requests(Spec(400, 20, 0), 2);
+  Requests(Spec(30, 20, 0), 6);
+  Requests(Spec(60, 20, 8), 6);
+  RefusedSizes();
+}

@@ -1,0 +1,131 @@
+"""A wrong environment is named with its remedy: another Python, no compiler, no space, a cut download, no Horovod."""
+
+from __future__ import annotations
+
+import http.server
+import os
+import pathlib
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from tests.support.shared import ROOT
+from tf_fusedrec import tf
+from tf_fusedrec.exchange import collectives
+from tools.steps import StepFailed, run_logged
+
+FILE = "fusedrec_probe-1.0-py3-none-any.whl"
+
+
+class CutsDownloads(http.server.BaseHTTPRequestHandler):
+    """A package index whose only file ends after ten of its thousand bytes."""
+
+    def do_GET(self):
+        is_file = self.path.endswith(".whl")
+        body = b"0123456789" if is_file else f'<a href="/{FILE}">{FILE}</a>'.encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/octet-stream" if is_file else "text/html")
+        self.send_header("Content-Length", "1000" if is_file else str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format, *arguments):
+        pass
+
+
+@pytest.fixture
+def index():
+    """The address of such an index on this host."""
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), CutsDownloads)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def failure(command: list[str], folder: pathlib.Path, env: dict[str, str]) -> str:
+    with pytest.raises(StepFailed) as raised:
+        run_logged(command, folder / "log", folder, env)
+    return str(raised.value)
+
+
+def test_a_download_that_is_cut_is_named(index, tmp_path):
+    without_settings = {name: value for name, value in os.environ.items() if not name.startswith("PIP_")}
+    env = {**without_settings, "PIP_CONFIG_FILE": os.devnull, "PIP_RETRIES": "0", "no_proxy": "127.0.0.1"}
+    pip = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-cache-dir", "--index-url", index]
+    told = failure([*pip, "fusedrec_probe"], tmp_path, env)
+    assert "Remedy: the network or a proxy cut the download. Run the same command again" in told, told
+
+
+def test_a_full_disk_is_named(tmp_path):
+    told = failure(["sh", "-c", "head -c 9 /dev/zero > /dev/full"], tmp_path, dict(os.environ))
+    assert "Remedy: make room, or point XDG_CACHE_HOME and TMPDIR to a larger disk." in told, told
+
+
+def test_a_wheel_for_another_python_is_named(tmp_path):
+    wheel = tmp_path / "tf_fusedrec-0.1.0-cp27-cp27m-manylinux_2_27_x86_64.whl"
+    wheel.touch()
+    told = failure([sys.executable, "-m", "pip", "install", "--no-deps", str(wheel)], tmp_path, dict(os.environ))
+    assert "Remedy: the wheel is for another Python or machine; its name says which." in told, told
+
+
+def test_a_failure_of_another_kind_gets_no_remedy(tmp_path):
+    assert "Remedy" not in failure(["sh", "-c", "echo broken; exit 3"], tmp_path, dict(os.environ))
+
+
+def answer(code: str, **variables: str) -> str:
+    """Returns the last line of the errors of a program, which must fail."""
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, env={**os.environ, **variables}, capture_output=True, encoding="utf-8",
+        errors="replace",
+    )  # fmt: skip
+    assert done.returncode != 0
+    return done.stderr.strip().splitlines()[-1]
+
+
+def test_an_old_python_is_refused_before_tensorflow_is_loaded():
+    code = "import sys; sys.version_info = (3, 9, 18); sys.modules['tensorflow'] = None; import tf_fusedrec"
+    assert answer(code).startswith(
+        "ImportError: tf_fusedrec needs Python 3.10 to 3.13, but this is Python 3.9.18. Remedy: make an environment"
+    )
+
+
+def test_a_build_without_a_compiler_is_refused_before_tensorflow_is_loaded():
+    code = "import sys, runpy; sys.argv = ['setup.py', 'build_ext', '--inplace']; runpy.run_path('setup.py')"
+    told = answer(code, CXX="no-such-compiler", FUSEDREC_CUDA="0", PYTHONPATH="")
+    assert told == (
+        "error: the C++ compiler 'no-such-compiler' is not on PATH. Remedy: install g++ (Debian: apt install g++) or "
+        "name another one in CXX."
+    )
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (
+            ImportError("Extension horovod.tensorflow has not been built: x not found\nmore"),
+            "has not been built: x not",
+        ),
+        (tf.errors.NotFoundError(None, None, "mpi_lib.so: undefined symbol: _ZN10tensorflow"), "undefined symbol"),
+    ],
+)
+def test_a_horovod_without_this_tensorflow_is_named(monkeypatch, error, reason):
+    class Broken:
+        @staticmethod
+        def find_spec(name, path=None, target=None):
+            if name == "horovod.tensorflow":
+                raise error
+
+    monkeypatch.setenv("HOROVOD_SIZE", "2")
+    for name in [name for name in sys.modules if name.split(".")[0] == "horovod"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(sys, "meta_path", [Broken, *sys.meta_path])
+    with pytest.raises(ImportError) as raised:
+        collectives.init()
+    told = str(raised.value)
+    assert told.startswith(f"HOROVOD_SIZE is 2, but no Horovod for TensorFlow {tf.version.VERSION} loads (")
+    assert reason in told and "more" not in told and "Remedy: `python -m tools.horovod_wheel` in a clone" in told

@@ -1,0 +1,104 @@
+"""The ops run on processors without AVX-512 and without AVX2: the kernels are chosen when the library loads.
+
+A test links the objects of the set-up once more, with features of the processor hidden from the compiler's own
+functions that report them. The loader's choice among the functions of simd.h and the engines of jagged_attention ask
+these functions alone. So the ops then run as on the older processor.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import platform
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from tests.environment import kernel_answers
+from tests.support.shared import ROOT
+from tf_fusedrec.ops import build_facts
+from tf_fusedrec.ops._library import LIBRARY_PATH
+
+LINKED = ROOT / "build/custom_ops/_fusedrec_ops.command"
+# What remains -> the numbers of the features that GCC's library then hides; they are part of its ABI.
+HIDDEN = {"AVX2 (x86-64-v3)": (98,), "SSE2 (x86-64)": (97, 98)}
+LEVELS = ("SSE2 (x86-64)", "AVX2 (x86-64-v3)", "AVX-512 (x86-64-v4)")
+MASK = """
+extern "C" {
+extern unsigned __cpu_features2[];  // one bit for each feature from number 32 on
+int __real___cpu_indicator_init();
+__attribute__((constructor(101))) int __wrap___cpu_indicator_init() {
+  const int answer = __real___cpu_indicator_init();
+  const int hidden[] = {%s};
+  for (const int feature : hidden) __cpu_features2[feature / 32 - 1] &= ~(1u << feature %% 32);
+  return answer;
+}
+}
+"""
+
+pytestmark = pytest.mark.skipif(
+    platform.machine() != "x86_64" or not LINKED.exists(),
+    reason="needs x86-64, and build/custom_ops of the set-up (make setup)",
+)
+
+
+def masked_package(folder: pathlib.Path, features: tuple[int, ...]) -> pathlib.Path:
+    """Makes a copy of the package in `folder`, whose ops do not see these features."""
+    package = folder / "tf_fusedrec"
+    shutil.copytree(ROOT / "tf_fusedrec", package, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
+    for path in LIBRARY_PATH.parent.glob("lib*.so"):
+        (package / "ops" / path.name).symlink_to(path)
+    source = folder / "mask.cc"
+    source.write_text(MASK % ", ".join(map(str, features)), encoding="utf-8")
+    command = [*shlex.split(LINKED.read_text(encoding="utf-8")), "-Wl,--wrap=__cpu_indicator_init", str(source)]
+    subprocess.run([*command, "-o", str(package / "ops/_fusedrec_ops.so")], cwd=ROOT, check=True)
+    return package
+
+
+@pytest.fixture(scope="module")
+def answers() -> dict[str, np.ndarray]:
+    return kernel_answers.answers()
+
+
+@pytest.mark.parametrize("level", HIDDEN)
+def test_the_ops_answer_alike_on_an_older_processor(level, answers, tmp_path):
+    if LEVELS.index(level) >= LEVELS.index(build_facts.cpu_kernels()):
+        pytest.skip(f"this processor has {build_facts.cpu_kernels()}; there is nothing to hide")
+    package = masked_package(tmp_path, HIDDEN[level])
+    env = {**os.environ, "PYTHONPATH": str(package.parent), "TF_CPP_MIN_LOG_LEVEL": "3"}
+    done = subprocess.run(
+        [sys.executable, kernel_answers.__file__, str(tmp_path / "answers.npz")],
+        cwd=tmp_path, env=env, capture_output=True, encoding="utf-8", errors="replace",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1]) == {"package": str(package / "__init__.py"), "kernels": level}
+    with np.load(tmp_path / "answers.npz") as masked:
+        assert set(masked) == set(answers)
+        for name, values in masked.items():
+            if name.startswith("attention"):  # engines of other widths sum in another order, and fuse products
+                np.testing.assert_allclose(values, answers[name], rtol=1e-5, atol=1e-5, err_msg=name)
+            else:
+                np.testing.assert_array_equal(values, answers[name], err_msg=name)
+
+
+def test_only_chosen_functions_have_instructions_of_newer_processors():
+    """An inline function that a file for AVX2 shares with others could otherwise bring them everywhere."""
+    listed = subprocess.run(
+        ["objdump", "-d", "-C", "--no-show-raw-insn", str(LIBRARY_PATH)], capture_output=True, encoding="utf-8",
+        errors="replace", check=True,
+    ).stdout  # fmt: skip
+    function, users = "", set()
+    for line in listed.splitlines():
+        if line.endswith(">:"):
+            function = line
+        elif "%ymm" in line or "%zmm" in line or "\tv" in line:
+            users.add(function)
+    assert users
+    chosen = re.compile(r"\.arch_x86_64_v[34]|fusedrec::tiles_avx(2|512)::")
+    assert [name for name in users if not chosen.search(name)] == []

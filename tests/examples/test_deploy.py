@@ -1,0 +1,166 @@
+"""The files of examples/deploy: hadolint takes the Dockerfiles; the commands of Slurm and Kubernetes start ranks."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+
+import pytest
+import yaml
+
+from tests.docs.commands import commands
+from tests.support.shared import ROOT
+from tools import debian_root
+
+FOLDER = ROOT / "examples/deploy"
+DOCKERFILES = sorted(FOLDER.glob("*.Dockerfile"))
+SLURM = FOLDER / "slurm.sh"
+JOB = yaml.safe_load((FOLDER / "mpijob.yaml").read_text(encoding="utf-8"))
+PYTHON_FOLDER = str(pathlib.Path(sys.executable).parent)
+PROBE = [sys.executable, "-c", "import os; print('rank', os.environ['HOROVOD_RANK'], os.environ['HOROVOD_SIZE'])"]
+
+# Keys of MPIJob in v2beta1 and of a pod, at the paths that the example uses. A list's items share its path.
+POD = "spec.mpiReplicaSpecs.*.template.spec"
+KEYS = {
+    "": {"apiVersion", "kind", "metadata", "spec"},
+    "spec": {"slotsPerWorker", "runPolicy", "mpiReplicaSpecs", "sshAuthMountPath", "mpiImplementation"},
+    "spec.runPolicy": {"cleanPodPolicy", "ttlSecondsAfterFinished", "activeDeadlineSeconds", "backoffLimit", "suspend"},
+    "spec.mpiReplicaSpecs": {"Launcher", "Worker"},
+    "spec.mpiReplicaSpecs.*": {"replicas", "template", "restartPolicy"},
+    "spec.mpiReplicaSpecs.*.template": {"metadata", "spec"},
+    POD: {"containers", "volumes", "restartPolicy", "nodeSelector"},
+    f"{POD}.containers": {"name", "image", "command", "args", "env", "resources", "volumeMounts"},
+    f"{POD}.containers.env": {"name", "value", "valueFrom"},
+    f"{POD}.containers.resources": {"limits", "requests"},
+    f"{POD}.containers.volumeMounts": {"name", "mountPath", "subPath", "readOnly"},
+    f"{POD}.volumes": {"name", "persistentVolumeClaim", "hostPath", "emptyDir", "nfs"},
+    f"{POD}.volumes.persistentVolumeClaim": {"claimName", "readOnly"},
+}
+
+
+@pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.name)
+def test_hadolint_finds_nothing(path):
+    hadolint = shutil.which("hadolint", path=os.pathsep.join([PYTHON_FOLDER, os.environ["PATH"]]))
+    if hadolint is None:
+        pytest.skip("hadolint is not installed (requirements/dev.txt)")
+    done = subprocess.run([hadolint, str(path)], capture_output=True, encoding="utf-8", errors="replace")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.name)
+def test_dockerfiles_copy_files_that_are_there(path):
+    steps = debian_root.steps(path.read_text(encoding="utf-8"))
+    assert [step.instruction for step in steps].count("FROM") == 2
+    copied = [word for step in steps if step.instruction == "COPY" and "--from" not in step.words
+              for word in step.words.split()[:-1]]  # fmt: skip
+    assert copied and [word for word in copied if not (ROOT / word).exists()] == []
+
+
+def test_the_image_for_gpus_installs_as_the_page_of_gpus_says():
+    """The page's commands, up to pip's cache and the wheels that another step has installed."""
+    steps = debian_root.steps((FOLDER / "gpu.Dockerfile").read_text(encoding="utf-8"))
+    run = [" ".join(shlex.split(step.words)) for step in steps if step.instruction == "RUN"]
+    plain = [re.sub(r" --no-(cache-dir|deps)", "", command) for command in run]
+    shown = [command for command in commands(ROOT / "docs/gpu.md") if "pip install" in command]
+    assert len(shown) == 3
+    for command in shown:
+        assert any(" ".join(shlex.split(command)) in one for one in plain), command
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("FROM ubuntu:22.04\n", "FROM must name a release of Debian, .* got 'ubuntu:22.04'"),
+        ("RUN true\n", "must begin with FROM, got RUN"),
+    ],
+)
+def test_steps_that_a_debian_root_cannot_run_are_refused(tmp_path, text, words):
+    (tmp_path / "Dockerfile").write_text(text, encoding="utf-8")
+    with pytest.raises(ValueError, match=words):
+        debian_root.build(tmp_path / "Dockerfile", [])
+
+
+def test_steps_are_read_over_several_lines_and_without_comments():
+    found = debian_root.steps("# one\nFROM debian:bookworm AS build\nRUN a \\\n  && b\n\nenv A=1\n")
+    assert found == [("FROM", "debian:bookworm AS build"), ("RUN", "a && b"), ("ENV", "A=1")]
+
+
+def with_programs(folder: pathlib.Path, **scripts: str) -> dict[str, str]:
+    """Returns variables of an environment whose PATH begins with these programs."""
+    for name, script in scripts.items():
+        (folder / name).write_text(f"#!/bin/sh\n{script}\n", encoding="utf-8")
+        (folder / name).chmod(0o755)
+    return {**os.environ, "PATH": os.pathsep.join([str(folder), PYTHON_FOLDER, os.environ["PATH"]])}
+
+
+def printed(command: list[str], env: dict[str, str]) -> list[str]:
+    done = subprocess.run(command, env=env, capture_output=True, encoding="utf-8", errors="replace", timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout.splitlines()
+
+
+def ranks(lines: list[str]) -> list[str]:
+    return sorted(found[1] for line in lines if (found := re.search(r"rank (\d+ \d+)$", line)))
+
+
+def of_slurm(nodes: int, tasks: int) -> dict[str, str]:
+    return {"SLURM_JOB_NUM_NODES": str(nodes), "SLURM_JOB_NODELIST": "host[1-2]",
+            "SLURM_NTASKS_PER_NODE": str(tasks), "SLURM_CPUS_PER_TASK": "1"}  # fmt: skip
+
+
+def test_the_slurm_script_names_every_host_with_its_ranks(tmp_path):
+    subprocess.run(["bash", "-n", str(SLURM)], check=True)
+    env = with_programs(
+        tmp_path,
+        scontrol='[ "$*" = "show hostnames host[1-2]" ] && printf "host1\\nhost2\\n"',
+        horovodrun='echo "$TF_NUM_INTRAOP_THREADS $*"',
+    )
+    (line,) = printed([str(SLURM), "python", "train.py"], {**env, **of_slurm(nodes=2, tasks=8)})
+    assert line == "1 -np 16 -H host1:8,host2:8 --network-interfaces eth0 --gloo python train.py"
+
+
+def test_the_slurm_script_starts_ranks(tmp_path):
+    env = {**with_programs(tmp_path, scontrol="echo localhost"), **of_slurm(nodes=1, tasks=2), "NETWORK": "lo"}
+    assert ranks(printed([str(SLURM), *PROBE], env)) == ["0 2", "1 2"]
+
+
+def unknown_keys(value: object, path: str) -> list[str]:
+    """Returns the keys below `path` that KEYS does not have."""
+    if isinstance(value, list):
+        return [key for item in value for key in unknown_keys(item, path)]
+    if not isinstance(value, dict) or path not in KEYS:
+        return []
+    found = [f"{path}.{key}" for key in value if key not in KEYS[path]]
+    for key, item in value.items():
+        below = "*" if path == "spec.mpiReplicaSpecs" else key
+        found += unknown_keys(item, f"{path}.{below}".lstrip("."))
+    return found
+
+
+def test_the_kubernetes_job_has_the_keys_of_its_kind():
+    assert (JOB["apiVersion"], JOB["kind"]) == ("kubeflow.org/v2beta1", "MPIJob")
+    assert unknown_keys(JOB, "") == []
+    misspelt = {**JOB, "spec": {**JOB["spec"], "slotPerWorker": 2}}
+    assert unknown_keys(misspelt, "") == ["spec.slotPerWorker"]
+
+
+def test_the_kubernetes_job_starts_its_ranks(tmp_path):
+    """The launcher's command on this host: its own host file and network, and a program that prints the rank."""
+    replicas = JOB["spec"]["mpiReplicaSpecs"]
+    (launcher,) = replicas["Launcher"]["template"]["spec"]["containers"]
+    command = launcher["command"]
+    count = JOB["spec"]["slotsPerWorker"] * replicas["Worker"]["replicas"]
+    assert command[command.index("-np") + 1] == str(count)
+    program = command[command.index("python") :]
+    assert program[:3] == ["python", "-m", "models.train"] and (ROOT / program[4]).exists()
+    (tmp_path / "hostfile").write_text(f"localhost slots={count}\n", encoding="utf-8")
+    here = {"/etc/mpi/hostfile": str(tmp_path / "hostfile"), "eth0": "lo"}
+    started = [here.get(word, word) for word in command[: command.index("python")]]
+    assert len(set(here) & set(command)) == len(here)
+    env = with_programs(tmp_path)
+    assert ranks(printed([*started, *PROBE], env)) == [f"{rank} {count}" for rank in range(count)]

@@ -1,0 +1,274 @@
+"""An export with a cache of user states answers as the model on whole histories, whatever requests came before."""
+
+import concurrent.futures
+
+import numpy as np
+import pytest
+
+import tf_fusedrec as fr
+from models.build import columns, make_embedding, make_model, no_rows
+from models.experiment import from_dict
+from models.export import export
+from models.kept_states import KeptStates, StateOptions
+from models.user_state import GRMStates, RetrievalStates
+from tests.models import experiments
+from tests.models.batches import START, retrieval_batch
+from tf_fusedrec import keras, ops, tf
+from tf_fusedrec.layers import jagged
+
+ITEMS = np.arange(1, 21)
+LONGEST, USERS = 20, 5  # max_history of the experiments
+TOLERANCE = 2e-6  # float32 sums in another order
+
+
+def made(fields):
+    """Returns a model with rows for the items 1 to 20. Other ids have their initial rows."""
+    experiment = from_dict(fields)
+    keras.utils.set_random_seed(3)
+    model = make_model(experiment, make_embedding(experiment), ITEMS, np.ones(len(ITEMS), np.int64))
+    model(no_rows(columns(experiment.model, "train")))
+    rows = np.random.default_rng(0).normal(0, 0.5, [len(ITEMS), 8]).astype(np.float32)
+    fr.checkpoint.warm_start(model, "item", ITEMS, rows)
+    return model
+
+
+GRM = {**experiments.RANKING, "model": {**experiments.RANKING["model"], "causal_context": True}}
+
+
+class Ranking:
+    """A client of a served GRM, whose cache holds about three of five users. Three candidates go in a piece."""
+
+    def __init__(self, folder):
+        self.model = made(GRM)
+        roomy = KeptStates(GRMStates(self.model), self.model.config, StateOptions(10**6, page_tokens=4))
+        self.options = StateOptions(3 * roomy.cache.state_bytes(14), page_tokens=4, piece=3)
+        export(self.model, folder, "ours", self.options)
+        self.folder = folder
+        self.loaded = tf.saved_model.load(str(folder))
+        self.random = np.random.default_rng(5)
+        self.budgets = self.random.integers(0, 4, USERS)
+        self.histories = [np.zeros([0, 3], np.int64)] * USERS  # item, action, time
+
+    def happen(self, user, count):
+        """Adds events. A history that is full starts again from its newest events; its client knows no state then."""
+        old = self.histories[user]
+        times = (old[-1, 2] if len(old) else START) + np.cumsum(self.random.integers(0, 90_000, count))
+        new = np.stack([self.random.integers(1, 30, count), self.random.integers(0, 4, count), times], axis=1)
+        both = np.concatenate([old, new])
+        fits = len(both) <= LONGEST
+        self.histories[user] = both if fits else both[-LONGEST // 2 :]
+        return fits
+
+    def inputs(self, users, before, candidates):
+        rows = [self.histories[user][begin:] for user, begin in zip(users, before)]
+        events = np.concatenate([*rows, np.zeros([0, 3], np.int64)])
+        shown = [np.arange(count) + 3 * user for user, count in zip(users, candidates)]
+        shown = np.concatenate([*shown, []]).astype(np.int64)
+        return {
+            "user": np.array(users, np.int64), "events_before": np.array(before, np.int64),
+            "user_budget": self.budgets[users],
+            "history_row_splits": np.concatenate([[0], np.cumsum([len(row) for row in rows])]).astype(np.int64),
+            "history_item": events[:, 0], "history_action": events[:, 1], "history_time": events[:, 2],
+            "exposed_row_splits": np.concatenate([[0], np.cumsum(candidates)]).astype(np.int64),
+            "exposed_item": shown % 25, "exposed_time": shown * 100 + START + 10**8,
+        }  # fmt: skip
+
+    def ask(self, inputs, signature="with_state"):
+        answer = self.loaded.signatures[signature](**{name: tf.constant(value) for name, value in inputs.items()})
+        return {name: value.numpy() for name, value in answer.items()}
+
+    def wanted(self, inputs):
+        """Returns the answers on whole histories, at most max_exposures candidates in a row."""
+        rows = [
+            (user, first, min(first + 4, end))
+            for user, begin, end in zip(inputs["user"], *(inputs["exposed_row_splits"][n:] for n in (0, 1)))
+            for first in range(begin, end, 4)
+        ]
+        users, lengths = [user for user, _, _ in rows], [end - begin for _, begin, end in rows]
+        whole = self.inputs(users, [0] * len(users), lengths)
+        whole |= {name: inputs[name] for name in ("exposed_item", "exposed_time")}
+        return self.ask(
+            {name: whole[name] for name in whole if name not in ("user", "events_before")}, "serving_default"
+        )
+
+    def counts(self):
+        return {name: int(value) for name, value in self.ask({}, "state_statistics").items()}
+
+    def change(self):
+        """Changes rows in place, and then the version."""
+        table = self.loaded.served_tables._tables["item"].resource_handle
+        ids, handles = ops.table_keys(table, 0)
+        records = ops.table_read_records(table, handles).numpy()
+        records[:, 16:] = (records[:, 16:].copy().view(np.float32) * 0.75).view(np.uint8)  # counters come first
+        ops.table_import(table, 0, ids, records)
+        assert self.ask({}, "next_version")["version"] > 0
+
+
+@pytest.fixture(scope="module")
+def ranking(tmp_path_factory):
+    return Ranking(tmp_path_factory.mktemp("states") / "model")
+
+
+def test_random_requests_answer_as_on_whole_histories(ranking):
+    random, known = np.random.default_rng(1), [0] * USERS
+    refused = again = 0
+    for step in range(60):
+        users = random.permutation(USERS)[: random.integers(1, 4)].tolist()
+        for user in users:
+            if not ranking.happen(user, int(random.choice([0, 1, 3, 6]))):
+                known[user] = 0
+        if step % 15 == 14:
+            ranking.change()
+            assert ranking.counts()["states"] == 0
+        # A client may be behind what the server knows, because another request brought the events.
+        before = [max(known[user] - int(random.choice([0, 0, 1])), 0) for user in users]
+        inputs = ranking.inputs(users, before, random.integers(0, 8, len(users)))
+        got, want = ranking.ask(inputs), ranking.wanted(inputs)
+        found = np.repeat(got["found"], np.diff(inputs["exposed_row_splits"]))
+        for task, scores in want.items():
+            np.testing.assert_allclose(got[task], np.where(found, scores, np.nan), rtol=0, atol=TOLERANCE)
+        for user, is_found in zip(users, got["found"]):
+            known[user] = len(ranking.histories[user]) if is_found else 0
+        refused += np.sum(~got["found"])
+        again += np.sum(got["found"] & (np.array(before) > 0))
+    counts = ranking.counts()
+    assert refused > 3 and again > 30 and counts["hits"] >= again and counts["evictions"] > 3
+
+
+def test_a_delta_makes_states_of_the_older_version_unreachable(ranking, tmp_path):
+    ranking.happen(2, 6)
+    events = len(ranking.histories[2])
+    whole, later = ranking.inputs([2], [0], [2]), ranking.inputs([2], [events], [2])
+    old = ranking.ask(whole)["ctr"]
+    assert ranking.ask(later)["found"]
+    for weight in ranking.model.trainable_variables:
+        weight.assign(weight * 1.25)
+    export(ranking.model, tmp_path / "delta", "ours", ranking.options, base=ranking.folder)
+    ranking.ask({"path": str(tmp_path / "delta")}, "apply_delta")
+    assert not ranking.ask(later)["found"]
+    new = ranking.ask(whole)["ctr"]
+    assert np.abs(new - old).max() > 1e-3
+    np.testing.assert_allclose(new, ranking.wanted(whole)["ctr"], rtol=0, atol=TOLERANCE)
+    found = ranking.ask(later)
+    assert found["found"]
+    np.testing.assert_allclose(found["ctr"], new, rtol=0, atol=TOLERANCE)
+
+
+def test_concurrent_requests_of_one_user(ranking):
+    """Clients that do not know of each other: each has seen a part of the history, and gets the answer of that part."""
+    ranking.happen(0, 12)
+    whole = ranking.histories[0] = ranking.histories[0][-10:]
+
+    def serve(seed):
+        random, before = np.random.default_rng(seed), 0
+        for _ in range(12):
+            seen = int(random.integers(before, len(whole) + 1))
+            inputs = ranking.inputs([0], [before], [2])
+            inputs |= {name: inputs[name][: seen - before] for name in inputs if name.startswith("history_")}
+            inputs["history_row_splits"] = np.array([0, seen - before])
+            got = ranking.ask(inputs)
+            if got["found"][0]:
+                np.testing.assert_allclose(got["ctr"], wanted[seen], rtol=0, atol=TOLERANCE)
+            before = seen if got["found"][0] else 0
+
+    wanted = []
+    for seen in range(len(whole) + 1):
+        ranking.histories[0] = whole[:seen]
+        wanted.append(ranking.wanted(ranking.inputs([0], [0], [2]))["ctr"])
+    ranking.histories[0] = whole
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        list(pool.map(serve, range(4)))
+
+
+def test_bad_requests_are_named_and_the_server_goes_on(ranking):
+    ranking.happen(1, 12)
+    ranking.histories[1] = ranking.histories[1][-10:]
+    whole = ranking.inputs([1], [0], [2])
+    wanted = ranking.ask(whole)["ctr"]
+
+    def answers_still():
+        np.testing.assert_allclose(ranking.ask(ranking.inputs([1], [10], [2]))["ctr"], wanted, rtol=0, atol=TOLERANCE)
+
+    older = ranking.inputs([1], [9], [2])
+    older |= {"events_before": np.array([10]), "history_time": older["history_time"] - 1}
+    contradicting = ranking.inputs([1], [8], [2])
+    contradicting["history_time"] = contradicting["history_time"] + 1
+    many = ranking.inputs([1], [0], [2])
+    many |= {name: np.repeat(many[name], 3) for name in ("history_item", "history_action", "history_time")}
+    many["history_row_splits"] = np.array([0, 30])
+    for wrong, words in (
+        (older, "an event is older than the state of its user"),
+        (contradicting, "the history contradicts the state of its user"),
+        (many, "a user has more than max_history = 20 events"),
+        ({**whole, "events_before": np.array([-1])}, "events_before must be >= 0"),
+        ({**whole, "user": np.array([1, 2])}, "user and events_before must have one entry for each row"),
+    ):
+        with pytest.raises(tf.errors.InvalidArgumentError, match=words):
+            ranking.ask(wrong)
+        answers_still()
+    # A gap: the client believes that the state has more events than it has.
+    gap = ranking.ask({**ranking.inputs([1], [10], [2]), "events_before": np.array([12])})
+    assert not gap["found"][0] and np.isnan(gap["ctr"]).all()
+    nothing = ranking.ask(ranking.inputs([1], [10], [0]))
+    assert nothing["found"][0] and not nothing["ctr"].size
+    assert not ranking.ask(ranking.inputs([], [], []))["ctr"].size
+    answers_still()
+
+
+def test_what_cannot_have_states_is_refused(tmp_path, ranking):
+    with pytest.raises(ValueError, match="states need ops \"ours\", got ops 'stock'"):
+        export(ranking.model, tmp_path / "a", "stock", StateOptions(10**6))
+    with pytest.raises(ValueError, match="max_bytes must hold the longest state: 21 tokens, 28.. bytes; got 2000"):
+        export(ranking.model, tmp_path / "a", "ours", StateOptions(2000))
+    other = made(experiments.ranking("din"))
+    with pytest.raises(ValueError, match="states need a GRM, got DIN. Export without states"):
+        export(other, tmp_path / "a", "ours", StateOptions(10**6))
+
+
+@pytest.fixture(scope="module")
+def retrieval():
+    return made(experiments.RETRIEVAL)
+
+
+def test_retrieval_with_states(retrieval, monkeypatch):
+    """The signature's function, which an export would trace."""
+    given = {}
+    monkeypatch.setattr(fr, "export", lambda *arguments, signatures, base: given.update(signatures))
+    export(retrieval, "nowhere", "ours", StateOptions(10**6, page_tokens=4))
+    batch = retrieval_batch([12, 0, 1, 7])
+    now = tf.constant([START + 10**8] * 4, tf.int64)
+    want = retrieval.embed_users(batch["item_id"], batch["timestamp"], now)
+    users = tf.constant([7, 8, 9, 10], tf.int64)
+    for before in ([0, 0, 0, 0], [8, 0, 1, 7], [12, 0, 1, 7]):
+        new = [n - b for n, b in zip([12, 0, 1, 7], before)]
+        inputs = {name: jagged.last(column, tf.constant(new)).values for name, column in batch.items()}
+        inputs |= {"row_splits": tf.constant([0, *np.cumsum(new)], tf.int64), "query_time": now, "user": users}
+        got = given["with_state"].function({**inputs, "events_before": tf.constant(before, tf.int64)})
+        assert got["found"].numpy().all()
+        np.testing.assert_allclose(got["user_embedding"], want, rtol=0, atol=TOLERANCE)
+    counts = given["state_statistics"].function({})
+    assert counts["states"] == 3 and counts["hits"] == 6 and counts["misses"] == 0
+
+
+def test_bfloat16_states_take_half_the_bytes(retrieval):
+    """Keys and values have 8 bits, so an embedding differs in the third digit."""
+    batch = retrieval_batch([12, 3])
+    model = retrieval
+    states, now = RetrievalStates(model), tf.constant([START + 10**8] * 2, tf.int64)
+    options = [StateOptions(10**6, dtype=dtype) for dtype in ("float32", "bfloat16")]
+    sizes, differences = [], []
+    want = model.embed_users(batch["item_id"], batch["timestamp"], now)
+    users, version = tf.constant([1, 2], tf.int64), tf.constant(0, tf.int64)
+    for kept in (KeptStates(states, model.config, one) for one in options):
+        resumed = kept.resume(users, version, tf.zeros([2], tf.int64), batch["timestamp"])
+        _, state = states.embed_users(batch["item_id"], batch["timestamp"], now, resumed.state)
+        assert kept.keep(resumed, state).numpy().all()
+        none = tf.RaggedTensor.from_row_splits(tf.zeros([0], tf.int64), tf.zeros([3], tf.int64))
+        again = kept.resume(users, version, tf.constant([12, 3], tf.int64), none)
+        vectors, _ = states.embed_users(none, none, now, again.state)
+        sizes.append(kept.cache.state_bytes(64) - kept.cache.state_bytes(0))
+        differences.append(float(tf.reduce_max(tf.abs(vectors - want))))
+    assert sizes[1] * 2 == sizes[0] + 64 * 8  # times stay int64
+    assert differences[0] < TOLERANCE < differences[1] < 2e-2
+    with pytest.raises(ValueError, match="dtype must be .float32. or .bfloat16., got 'int8'"):
+        KeptStates(states, model.config, StateOptions(10**6, dtype="int8"))

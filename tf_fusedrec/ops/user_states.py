@@ -1,0 +1,158 @@
+"""A cache of user states as a TensorFlow resource: what a server keeps of a user's history between requests.
+
+A state has tokens of several parts, for example keys and values by layer, and parts of the user, which each write
+replaces. custom_ops/user_states/user_states.h has the design. Inside a tf.function TensorFlow runs the calls on one
+cache in program order. Concurrent calls of the function, of one user too, are safe.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from tf_fusedrec._tf_compat import tf
+from tf_fusedrec.ops._library import library
+
+_STATE_BYTES = 256  # beside pages and parts of the user: UserStates::kStateBytes
+
+
+class StateParts(NamedTuple):
+    """The parts of a state. Each is (dtype, columns); a dtype is float32, bfloat16, float16 or int64."""
+
+    of_token: tuple[tuple[tf.DType, int], ...]  # one or more
+    of_user: tuple[tuple[tf.DType, int], ...]
+
+
+class FoundStates(NamedTuple):
+    """Result of user_states_find for B users with T tokens in all."""
+
+    revisions: tf.Tensor  # <int64>[B], 0 for a user without a state
+    row_splits: tf.Tensor  # <int64>[B+1], tokens of each user
+    of_tokens: list[tf.Tensor]  # <dtype>[T, columns] for each part of a token
+    of_users: list[tf.Tensor]  # <dtype>[B, columns] for each part of a user; zeros for a user without a state
+
+
+class UserStatesStatistics(NamedTuple):
+    """Counts since the cache was made; the first three are those of this moment."""
+
+    states: int
+    tokens: int
+    bytes: int  # pages of running requests included
+    hits: int  # users whose state a find returned
+    misses: int
+    writes: int  # that took effect
+    outrun: int  # appends to a state that has left or changed
+    no_room: int  # writes for which running requests held too much memory
+    evictions: int
+    expirations: int
+
+
+def user_states(
+    parts: StateParts,
+    *,
+    max_bytes: int,
+    page_tokens: int = 64,
+    ttl: int = 0,
+    shared_name: str = "",
+    anonymous: bool = False,
+) -> tf.Tensor:
+    """Makes a cache of user states in host memory, or returns the one that has this shared_name.
+
+    Args:
+      parts: Parts of a token and of a user.
+      max_bytes: Limit of the memory. The state used least recently leaves first.
+      page_tokens: Tokens of a page. A state takes whole pages.
+      ttl: Seconds without use after which a state leaves; 0 for never.
+      shared_name: Name of the resource. It lives until tf.raw_ops.DestroyResourceOp, unless it is anonymous.
+      anonymous: Whether each call makes a new cache, which lives as long as its handle.
+
+    Returns:
+      <resource>[].
+
+    Raises:
+      InvalidArgumentError: A size is out of range, or max_bytes does not hold one page.
+    """
+    return library.fusedrec_user_states(
+        max_bytes=max_bytes, page_tokens=page_tokens, ttl=ttl, shared_name=shared_name, anonymous=anonymous,
+        **_attributes(parts),
+    )  # fmt: skip
+
+
+def user_states_find(
+    states: tf.Tensor, users: tf.Tensor, version: tf.Tensor, now: tf.Tensor, *, parts: StateParts
+) -> FoundStates:
+    """Reads the states of users, each as it was at one moment. A find is a use.
+
+    Args:
+      states: <resource>[].
+      users: <int64>[B], any value. A user may come several times.
+      version: <int64>[], version of the model. States of other versions are not found.
+      now: <int64>[], time in seconds.
+      parts: Parts of the cache.
+
+    Raises:
+      InvalidArgumentError: `parts` are not those of the cache.
+    """
+    return FoundStates(
+        *library.fusedrec_user_states_find(states=states, users=users, version=version, now=now, **_attributes(parts))
+    )
+
+
+def user_states_write(
+    states: tf.Tensor,
+    users: tf.Tensor,
+    version: tf.Tensor,
+    now: tf.Tensor,
+    *,
+    revisions: tf.Tensor,
+    row_splits: tf.Tensor,
+    of_tokens: Sequence[tf.Tensor],
+    of_users: Sequence[tf.Tensor],
+) -> tf.Tensor:
+    """Appends tokens to states, or puts new states, user by user. No earlier token is copied.
+
+    Args:
+      states: <resource>[].
+      users: <int64>[B].
+      version: <int64>[], version of the model that made the tokens.
+      now: <int64>[], time in seconds.
+      revisions: <int64>[B] of user_states_find, the state to append to. 0 puts a state in place of any that is there;
+        -1 writes nothing.
+      row_splits: <int64>[B+1], tokens to write of each user.
+      of_tokens: <dtype>[T, columns] for each part of a token.
+      of_users: <dtype>[B, columns] for each part of a user.
+
+    Returns:
+      <bool>[B], False where another request was quicker, the state has left, or running requests hold too much memory.
+
+    Raises:
+      InvalidArgumentError: Sizes or parts do not fit.
+      ResourceExhaustedError: A state alone is larger than max_bytes. The other users are written.
+    """
+    return library.fusedrec_user_states_write(
+        states=states, users=users, version=version, now=now, revisions=revisions, row_splits=row_splits,
+        of_tokens=list(of_tokens), of_users=list(of_users),
+    )  # fmt: skip
+
+
+def user_states_drop(states: tf.Tensor, version: tf.Tensor | int) -> tf.Tensor:
+    """Drops the states of versions below `version` <int64>[], and returns their number <int64>[]."""
+    return library.fusedrec_user_states_drop(states=states, version=version)
+
+
+def user_states_statistics(states: tf.Tensor) -> tf.Tensor:
+    """Returns the counts of UserStatesStatistics, <int64>[10]."""
+    return library.fusedrec_user_states_statistics(states=states)
+
+
+def user_state_bytes(parts: StateParts, tokens: int, page_tokens: int = 64) -> int:
+    """Returns the bytes that a state of so many tokens takes of max_bytes."""
+    of_token, of_user = (sum(tf.as_dtype(dtype).size * columns for dtype, columns in kind) for kind in parts)
+    return -(-tokens // page_tokens) * page_tokens * of_token + of_user + _STATE_BYTES
+
+
+def _attributes(parts: StateParts) -> dict[str, list]:
+    attributes: dict[str, list] = {}
+    for kind, of_kind in (("token", parts.of_token), ("user", parts.of_user)):
+        attributes |= {f"{kind}_types": [dtype for dtype, _ in of_kind], f"{kind}_columns": [n for _, n in of_kind]}
+    return attributes

@@ -25,7 +25,7 @@ With states (ops "ours"; the model extends states, see user_state.py), kept_stat
   ->  the same answers, NaN where found is false, and found <bool>[B]: false asks for the user's whole history, with
   events_before 0.
 "next_version"
-  ->  version <int64>[]. All states are gone. Call it behind a change of weights or rows.
+  ->  version <int64>[]. No earlier state is found. "apply_delta" needs no such call; another change in place does.
 "state_statistics"
   ->  the counts of ops.UserStatesStatistics, <int64>[] each.
 """

@@ -72,7 +72,7 @@ class GRM(RankingModel):
             for number in range(config.num_blocks if config.group_norm else 0)
         ]
         self.crosses = [Cross(0, name=f"cross_{number}") for number in range(config.cross_layers)]
-        self.dropout = keras.layers.Dropout(config.dropout)
+        self.cross_dropout = keras.layers.Dropout(config.dropout)
         self.experts = MMoE(config.num_experts, config.expert_units, len(config.tasks), config.top_k, name="mmoe")
         self.heads = [
             keras.Sequential(
@@ -112,7 +112,7 @@ class GRM(RankingModel):
     def _crossed(self, parts: list[tf.Tensor], training: bool | None) -> tf.Tensor:
         """Returns the crosses of all columns of the parts, <float>[E, n]."""
         x_0 = tf.concat([tf.cast(part, self.compute_dtype) for part in parts], axis=1)
-        x_0 = x = self.dropout(x_0, training=training)
+        x_0 = x = self.cross_dropout(x_0, training=training)
         for cross in self.crosses:
             x = cross(x_0, x)
         return x

@@ -21,6 +21,14 @@ static absl::Status PartShapes(InferenceContext* c, const char* columns_name, Di
   return absl::OkStatus();
 }
 
+// Checks the shapes of users, version and now, and returns that of users.
+static absl::Status RequireRequest(InferenceContext* c, ShapeHandle* users) {
+  ShapeHandle unused;
+  TF_RETURN_IF_ERROR(c->WithRank(c->input(2), 0, &unused));
+  TF_RETURN_IF_ERROR(c->WithRank(c->input(3), 0, &unused));
+  return c->WithRank(c->input(1), 1, users);
+}
+
 REGISTER_OP("Fusedrec>UserStates")
     .Output("states: resource")
     .Attr("container: string = ''")
@@ -64,11 +72,9 @@ REGISTER_OP("Fusedrec>UserStatesFind")
     .Attr("user_columns: list(int) >= 0")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) {
-      ShapeHandle users, unused;
-      TF_RETURN_IF_ERROR(c->WithRank(c->input(1), 1, &users));
-      TF_RETURN_IF_ERROR(c->WithRank(c->input(2), 0, &unused));
-      TF_RETURN_IF_ERROR(c->WithRank(c->input(3), 0, &unused));
+      ShapeHandle users;
       DimensionHandle splits;
+      TF_RETURN_IF_ERROR(RequireRequest(c, &users));
       TF_RETURN_IF_ERROR(c->Add(c->Dim(users, 0), 1, &splits));
       c->set_output(0, users);
       c->set_output(1, c->Vector(splits));
@@ -109,9 +115,7 @@ REGISTER_OP("Fusedrec>UserStatesWrite")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) {
       ShapeHandle users, unused;
-      TF_RETURN_IF_ERROR(c->WithRank(c->input(1), 1, &users));
-      TF_RETURN_IF_ERROR(c->WithRank(c->input(2), 0, &unused));
-      TF_RETURN_IF_ERROR(c->WithRank(c->input(3), 0, &unused));
+      TF_RETURN_IF_ERROR(RequireRequest(c, &users));
       TF_RETURN_IF_ERROR(c->WithRank(c->input(4), 1, &unused));
       TF_RETURN_IF_ERROR(c->WithRank(c->input(5), 1, &unused));
       for (int i = 6; i < c->num_inputs(); ++i) TF_RETURN_IF_ERROR(c->WithRank(c->input(i), 2, &unused));

@@ -203,7 +203,7 @@ def describe(export: pathlib.Path) -> dict:
 
 
 def identity(export: pathlib.Path) -> dict:
-    """Reads {"version", "layout"} of a full export: digests that running servers compare. 0.1.0 wrote none."""
+    """Reads {"version", "layout"} of a full export: digests that running servers compare. Early exports have none."""
     described = _read_description(inside(export, DESCRIPTION.as_posix()))
     return {name: described[name] for name in ("version", "layout") if name in described}
 

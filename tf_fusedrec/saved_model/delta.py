@@ -47,7 +47,7 @@ def write_delta(base: pathlib.Path, export: pathlib.Path, delta: pathlib.Path, w
         for kind, array in of_server[name].items():
             np.save(delta / "changes" / f"{name}.{kind}.npy", array)
     of_base, of_result = applying.identity(base), applying.identity(export)
-    # Servers of 0.1.0 take no deltas.
+    # An export without a version cannot take deltas while it is served.
     versions = [of_base.get("version", "-" * server_changes.VERSION_BYTES), of_result["version"], of_result["layout"]]
     description["identity"] = of_base
     server_changes.write(delta, versions, groups_of(description["tables"]), of_server, weights)

@@ -83,14 +83,9 @@ __global__ void __launch_bounds__(kThreads)
     FindKernel(TableView table, MessageView message, const Counts* counts, uint32_t expired_before,
                uint32_t* __restrict__ where) {
   if (counts->bad != 0) return;
-  int64_t low, high;
-  message.Bounds(&low, &high);
   const int64_t n = GlobalThread();
-  const bool active = n < message.num_ids;
-  const int64_t run = active ? message.RunOf(low, high, n) : 0;
-  const int64_t id = active ? message.Id(n, run) : 0;
-  const uint32_t row = FindRow(active ? table.segments + run % message.segments : nullptr, id, TableHash(id));
-  if (!active) return;
+  const uint32_t row = FindReceived(table, message, n);
+  if (n >= message.num_ids) return;
   const bool expired = row != kNowhere && expired_before > 0 && table.Meta(row)->last < expired_before;
   where[n] = expired ? kNowhere : row;
 }

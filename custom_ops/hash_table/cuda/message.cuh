@@ -2,7 +2,7 @@
 #ifndef FUSEDREC_HASH_TABLE_CUDA_MESSAGE_CUH_
 #define FUSEDREC_HASH_TABLE_CUDA_MESSAGE_CUH_
 
-#include "common/device.cuh"
+#include "hash_table/cuda/rows.cuh"
 
 namespace fusedrec {
 namespace device_table {
@@ -42,6 +42,16 @@ struct MessageView {
     *high = bounds[1];
   }
 };
+
+// The row of id n of a message; kNowhere without one, and for n behind the ids. All threads of the block call it.
+__device__ inline uint32_t FindReceived(const TableView& table, const MessageView& message, int64_t n) {
+  int64_t low, high;
+  message.Bounds(&low, &high);
+  const bool active = n < message.num_ids;
+  const int64_t run = active ? message.RunOf(low, high, n) : 0;
+  const int64_t id = active ? message.Id(n, run) : 0;
+  return FindRow(active ? table.segments + run % message.segments : nullptr, id, TableHash(id));
+}
 
 // Ids grouped by segment.
 struct GroupedIds {

@@ -19,7 +19,7 @@ constexpr unsigned kMostBlocks = 132 * 16;
 
 unsigned LoopBlocks(int64_t work) { return std::min(BlocksFor(work, kThreads), kMostBlocks); }
 
-// Sorts by id. Of an id that left several times, one stays, with all notes.
+// Sorts by id. One entry stays for an id that left several times, with all its notes.
 void KeepDistinctLeft(std::vector<LeftRow>* left) {
   std::sort(left->begin(), left->end(), [](const LeftRow& a, const LeftRow& b) { return a.id < b.id; });
   size_t kept = 0;

@@ -13,14 +13,8 @@ namespace device_table {
 static __global__ void __launch_bounds__(kThreads)
     NoteKernel(TableView table, MessageView message, const Counts* counts) {
   if (counts->bad != 0) return;
-  int64_t low, high;
-  message.Bounds(&low, &high);
-  const int64_t n = GlobalThread();
-  const bool active = n < message.num_ids;
-  const int64_t run = active ? message.RunOf(low, high, n) : 0;
-  const int64_t id = active ? message.Id(n, run) : 0;
-  const uint32_t row = FindRow(active ? table.segments + run % message.segments : nullptr, id, TableHash(id));
-  if (active && row != kNowhere) *table.Note(row) = 1;
+  const uint32_t row = FindReceived(table, message, GlobalThread());
+  if (row != kNowhere) *table.Note(row) = 1;
 }
 
 static __global__ void __launch_bounds__(kThreads)

@@ -57,7 +57,8 @@ Ids of a segment, in no meaningful order. The writer of a checkpoint sorts them.
 
 table: of HashTable.
 segment: <int64>[].
-since: <int64>[] only rows that changed after this version of the table; 0 for all.
+since: <int64>[2] an answer of TableClock: only rows that an update changed, or a training lookup touched, after it;
+  [0, 0] for all.
 ids: <int64>[n].
 handles: <int64>[n] for TableReadRecords; they hold until the table changes.
 )doc");

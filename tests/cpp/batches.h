@@ -94,7 +94,7 @@ inline std::vector<std::pair<int64_t, Record>> Records(const HashTable& table, i
                                                        const ParallelFor& parallel_for = SerialFor) {
   Ids ids;
   std::vector<int64_t> handles;
-  table.Keys(segment, 0, SerialFor, &ids, &handles);
+  table.Keys(segment, {}, SerialFor, &ids, &handles);
   const size_t size = table.records().bytes();
   std::vector<char> bytes(size * ids.size());
   table.records().Read(handles, parallel_for, bytes.data());

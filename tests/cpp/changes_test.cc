@@ -33,7 +33,7 @@ std::unique_ptr<HashTable> Make(bool record, Eviction eviction, int64_t hot_afte
   return *std::move(table);
 }
 
-std::set<int64_t> Changed(const HashTable& table, int64_t segment, uint32_t since,
+std::set<int64_t> Changed(const HashTable& table, int64_t segment, Moment since,
                           const ParallelFor& parallel_for = SerialFor) {
   Ids ids;
   std::vector<int64_t> handles;
@@ -56,23 +56,25 @@ class Twins {
   }
   void BeginRecord() {
     Both([](HashTable* table) { table->ForgetTombstones(); });
-    since_ = {since_.back(), tables_[0]->version()};  // a version of before the record, too
+    since_ = {since_.back(), Now()};  // a moment of before the record, too
   }
   void Check() {
-    since_.push_back(tables_[0]->version());
+    since_.push_back(Now());
     if (since_.size() > kVersions) since_.erase(since_.begin() + 1);
     CHECK_EQ(tables_[0]->version(), tables_[1]->version());
-    for (const uint32_t since : since_) {
+    for (const Moment since : since_) {
       for (int64_t segment = 0; segment < 2; ++segment) {
-        CHECK(Changed(*tables_[0], segment, since) == Changed(*tables_[1], segment, since), "since ", since);
+        CHECK(Changed(*tables_[0], segment, since) == Changed(*tables_[1], segment, since), "since ", since.version);
       }
     }
   }
   const HashTable& twin() const { return *tables_[1]; }
 
  private:
+  Moment Now() const { return {tables_[0]->clock(), tables_[0]->version()}; }
+
   std::unique_ptr<HashTable> tables_[2];
-  std::vector<uint32_t> since_ = {0};
+  std::vector<Moment> since_ = {{}};
 };
 
 void RandomSteps(Eviction eviction, int64_t hot_after, uint64_t seed) {
@@ -147,7 +149,7 @@ void MoreThanIsRecorded() {
   const Packed packed(batch);
   twins.Both([&](HashTable* table) { MustLookUp(table, packed); });
   twins.Check();
-  const uint32_t since = twins.twin().version();
+  const Moment since{twins.twin().clock(), twins.twin().version()};
   twins.BeginRecord();
   twins.Both([&](HashTable* table) { MustLookUp(table, packed); });
   twins.Check();

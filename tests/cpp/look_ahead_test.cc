@@ -167,7 +167,7 @@ void Disturbed() {
     if (step % 5 == 1) {
       std::vector<int64_t> handles;
       ids.clear();
-      table->Keys(0, 0, SerialFor, &ids, &handles);
+      table->Keys(0, {}, SerialFor, &ids, &handles);
       records.resize(ids.size() * table->records().bytes());
       table->records().Read(handles, SerialFor, records.data());
     }

@@ -34,7 +34,7 @@ struct Snapshot {
   std::string bytes;
 };
 
-Snapshot Read(const HashTable& table, uint32_t since) {
+Snapshot Read(const HashTable& table, Moment since = {}) {
   Snapshot snapshot;
   std::vector<int64_t> handles;
   table.Keys(0, since, Threads(2), &snapshot.ids, &handles);
@@ -44,7 +44,7 @@ Snapshot Read(const HashTable& table, uint32_t since) {
 }
 
 std::map<int64_t, std::string> ById(const HashTable& table) {
-  const Snapshot snapshot = Read(table, 0);
+  const Snapshot snapshot = Read(table);
   std::map<int64_t, std::string> records;
   const size_t size = table.records().bytes();
   for (size_t i = 0; i < snapshot.ids.size(); ++i) records[snapshot.ids[i]] = snapshot.bytes.substr(i * size, size);
@@ -89,7 +89,7 @@ void GoesOn(const TableSpec& spec, const Rule& rule) {
     // Something that the records overwrite, wherever it lies.
     CHECK_EQ(second->records().bytes(), table->records().bytes());
     if (clock_is_set) TrainStep(second.get(), 1, std::mt19937_64(1));
-    const Snapshot snapshot = Read(*table, 0);
+    const Snapshot snapshot = Read(*table);
     CHECK_OK(second->records().Write(0, snapshot.ids, snapshot.bytes.data(), Threads(3)));
     if (clock_is_set) second->SetClock(table->clock(), table->version());
     // Without SetClock the records alone bring the clock to the last lookup, or else the next one would take rows of
@@ -105,7 +105,7 @@ void GoesOn(const TableSpec& spec, const Rule& rule) {
   }
 }
 
-// A delta holds only the rows that a step changed or made. A lookup of existing rows changes no row.
+// A delta holds only the rows that a step changed, made or touched. A touched row is younger for LRU and ttl.
 void DeltaHoldsWhatChanged() {
   const std::unique_ptr<HashTable> table = MakeTable(Spec(Storage::kFloat32, false, 0));
   const auto train = [&](const Ids& ids) {
@@ -113,21 +113,21 @@ void DeltaHoldsWhatChanged() {
     const std::vector<float> grads(ids.size() * kDim, 1.0f);
     table->Apply(answer.handles, answer.inverse, grads.data(), Storage::kFloat32, 1.0f, {0.1f, 1}, SerialFor);
   };
-  const auto changed = [&](uint32_t since) {
+  const auto changed = [&](Moment since) {
     const Snapshot snapshot = Read(*table, since);
     return std::set<int64_t>(snapshot.ids.begin(), snapshot.ids.end());
   };
   train({1, 2, 3, 4, 5});
-  const uint32_t full = table->version();
+  const Moment full{table->clock(), table->version()};
   CHECK(changed(full).empty());
   train({2, 4});
   MustLookUp(table.get(), Packed(Batch{{Ids{5, 6}}}));
-  CHECK((changed(full) == std::set<int64_t>{2, 4, 6}));
-  const uint32_t delta = table->version();
+  CHECK((changed(full) == std::set<int64_t>{2, 4, 5, 6}));
+  const Moment delta{table->clock(), table->version()};
   train({1});
   CHECK((changed(delta) == std::set<int64_t>{1}));
-  CHECK((changed(full) == std::set<int64_t>{1, 2, 4, 6}));
-  CHECK_EQ(changed(0).size(), 6u);
+  CHECK((changed(full) == std::set<int64_t>{1, 2, 4, 5, 6}));
+  CHECK_EQ(changed({}).size(), 6u);
 }
 
 }  // namespace

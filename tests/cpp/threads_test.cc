@@ -135,7 +135,7 @@ void SnapshotsOfWhatGrows() {
   const auto read = [&] {
     Ids ids;
     std::vector<int64_t> handles;
-    table->Keys(0, 0, SerialFor, &ids, &handles);
+    table->Keys(0, {}, SerialFor, &ids, &handles);
     CHECK(static_cast<int64_t>(ids.size()) >= kSteady);
     std::vector<int64_t> steady;
     for (size_t i = 0; i < ids.size(); ++i) {

@@ -233,11 +233,11 @@ class DeviceTable:
         arrays = [np.asarray(numbers, np.int64) for numbers in (ids, counts)]
         self._call("table_set_candidates", segment, *(ctypes.c_void_p(a.ctypes.data) for a in arrays), len(ids))
 
-    def export(self, segment, since=0):
+    def export(self, segment, since=(0, 0)):
         """Returns (ids [n], records [n, record_bytes]), in the order of rows."""
         most = int(self.size()[0][segment])
         ids, handles = self.memory.empty([most], np.int64), self.memory.empty([most], np.int64)
-        count = self._count("keys", segment, since, ids, handles)
+        count = self._count("keys", segment, *since, ids, handles)
         records = self.read_records(self.memory.get(handles)[:count])
         return self.memory.get(ids)[:count], records
 

@@ -108,7 +108,7 @@ def run_program(number, options):
     random = np.random.default_rng(number)
     sides = [Side(f"host_rows{number}", on_device, {**options, "host_rows": True}) for on_device in (False, True)]
     batches = [pack(batch_of(random, most=1 if step == 4 else 20)) for step in range(len(BETWEEN) + 2)]
-    since, ahead = 0, [None, None]
+    since, ahead = (0, 0), [None, None]
     for step, (message, splits, received) in enumerate(batches):
         if ahead[0] is None:
             lookup = look_up if step == 0 else peek_and_touch
@@ -121,7 +121,7 @@ def run_program(number, options):
         if step + 1 < len(batches) and step != 2:
             ahead = [side.call(look_ahead, *batches[step + 1][:2], dtype=tf.float32) for side in sides]
         if step % 3 == 1:
-            keys = [side.call(keys_since, np.array(0), np.array(0)) for side in sides]
+            keys = [side.call(keys_since, np.array(0), np.array([0, 0])) for side in sides]
         if step % 3 == 2:
             accumulate_parts(sides, both, received, random, tf.float32, begin=True)
             accumulate_parts(sides, both, received, random, tf.float32, begin=step == 2, spoils=True)
@@ -136,7 +136,7 @@ def run_program(number, options):
         BETWEEN[step % len(BETWEEN)](sides, random)
         if step % 3 == 2:
             compare_tables(sides, since)
-            since = sides[0].call(ops.table_clock)[1]
+            since = sides[0].call(ops.table_clock)
     compare_tables(sides)
     for segment in range(SEGMENTS):
         host, device = (np.sort(side.call(ops.table_tombstones, segment)) for side in sides)

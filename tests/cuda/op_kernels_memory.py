@@ -153,7 +153,7 @@ def run(limit):
     pair.call(ops.table_remove, 0, np.arange(60, 70))  # and not those before
     pair.compare()
     assert len(pair.on_device(ops.table_tombstones, 0)) > 10
-    exported, handles = pair.on_device(keys_since, np.array(0), np.array(0))
+    exported, handles = pair.on_device(keys_since, np.array(0), np.array([0, 0]))
     records = pair.on_device(ops.table_read_records, handles)
     other = Pair(limit, "other memory", options)
     other.call(ops.table_import, 0, exported, records)

@@ -82,14 +82,14 @@ def batch_of(random, most=20, vocabulary=60):
     return batch
 
 
-def records_of(side, segment, since=0):
+def records_of(side, segment, since=(0, 0)):
     """Returns ascending ids and their records."""
     ids, handles = side.call(keys_since, np.array(segment), np.array(since))
     order = np.argsort(ids)
     return ids[order], side.call(ops.table_read_records, handles[order])
 
 
-def compare_tables(sides, since=0):
+def compare_tables(sides, since=(0, 0)):
     for op in (ops.table_size, ops.table_clock, statistics_of_segments):
         host, device = (side.call(op) for side in sides)
         same(host, device, str(op))
@@ -139,12 +139,12 @@ def run_program(number, options, steps):
     random = np.random.default_rng(number)
     sides = [Side(f"program{number}", on_device, options) for on_device in (False, True)]
     dtype = tf.float16 if number == 1 else tf.float32
-    since = 0
+    since = (0, 0)
     for step in range(steps):
         train(sides, random, step, (look_up, peek_and_touch, refresh)[step % 3], dtype)
         if step % 2:
             compare_tables(sides, since)
-            since = sides[0].call(ops.table_clock)[1]
+            since = sides[0].call(ops.table_clock)
     return sides, random, dtype
 
 
@@ -221,7 +221,7 @@ def run_refusals():
         wrong, "counts must lie in", lambda: side.call(ops.table_import_candidates, 0, np.array([7]), np.array([0]))
     )
     refused(wrong, "count must be >= 0", lambda: side.call(ops.table_evict, 1, -1))
-    refused(wrong, "since must lie in", lambda: records_of(side, 0, since=-1))
+    refused(wrong, "since must lie in", lambda: records_of(side, 0, since=(0, -1)))
     refused(wrong, "handles must be of one", lambda: side.call(ops.table_read_records, np.array([99])))
     refused(
         wrong,

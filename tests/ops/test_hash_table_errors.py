@@ -155,7 +155,7 @@ def test_upkeep(table):
         (lambda: ops.table_import_candidates(handle, 0, ids, [1]), r"counts must have the shape of ids, .*got \[1\]"),
         (lambda: ops.table_import_candidates(handle, 0, ids, [3, 0]), r"counts must lie in \[1, 2\^31\), got 0"),
         (lambda: ops.table_import_candidates(handle, 0, ids, [-1, 1]), r"counts must lie in \[1, 2\^31\), got -1"),
-        (lambda: ops.table_keys(handle, 0, since=-1), r"since must lie in \[0, 4294967295\], got -1"),
+        (lambda: ops.table_keys(handle, 0, since=[0, -1]), r"since must lie in \[0, 4294967295\], got -1"),
         (lambda: ops.table_set_clock(handle, [1]), r"clock must have shape \[2\], got \[1\]"),
     ):
         with pytest.raises(Invalid, match=words):

@@ -57,7 +57,7 @@ class Table:
         slots = [(name, "<f4" if storage == "float32" else "<u2", (self.dim,)) for name in wide]
         return np.dtype([*about, ("row", row, (self.dim,)), *slots, *[(name, "<f4") for name in scalars]])
 
-    def records(self, segment=0, since=0, **slots):
+    def records(self, segment=0, since=(0, 0), **slots):
         """Returns ids and records [n], in hash order."""
         ids, handles = (tensor.numpy() for tensor in ops.table_keys(self.handle, segment, since=since))
         order = np.argsort(mix64(ids))

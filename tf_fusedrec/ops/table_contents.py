@@ -5,6 +5,7 @@ Side effects and order are those of hash_table.py.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from tf_fusedrec._tf_compat import tf
@@ -28,13 +29,16 @@ def table_size(table: tf.Tensor) -> tf.Tensor:
     return library.fusedrec_table_size(table=table)
 
 
-def table_keys(table: tf.Tensor, segment: int, *, since: int = 0) -> tuple[tf.Tensor, tf.Tensor]:
+def table_keys(
+    table: tf.Tensor, segment: int, *, since: Sequence[int] | tf.Tensor = (0, 0)
+) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns ids <int64>[n] of a segment, in no meaningful order, and handles <int64>[n] for table_read_records.
 
     Args:
       table: <resource>[].
       segment: s.
-      since: Version of the table. Only rows that changed after it are listed; 0 lists all.
+      since: <int64>[2], an answer of table_clock. Only rows that an update changed, or a training lookup touched, after
+        it are listed. (0, 0) lists all.
     """
     return library.fusedrec_table_keys(
         table=table, segment=tf.constant(segment, tf.int64), since=tf.constant(since, tf.int64)

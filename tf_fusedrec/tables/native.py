@@ -25,6 +25,11 @@ _BATCH = 1 << 18  # rows per call when rows are restored
 _VERSION_SHIFT = 32  # of `clock`
 
 
+def _counters(clock: int) -> list[int]:
+    """Returns the training lookups and the version of a `clock`."""
+    return [clock & ((1 << _VERSION_SHIFT) - 1), clock >> _VERSION_SHIFT]
+
+
 class NativeTable(StoredTable):
     """The tables of one group in one HashTable resource.
 
@@ -254,7 +259,7 @@ class NativeTable(StoredTable):
         if section == "candidates":
             ids, counts = ops.table_candidates(self._handle, segment)
             return ids.numpy(), counts.numpy().astype(dtype["count"]).view(dtype)
-        ids, handles = ops.table_keys(self._handle, segment, since=(since or 0) >> _VERSION_SHIFT)
+        ids, handles = ops.table_keys(self._handle, segment, since=_counters(since or 0))
         # The memory of the op's own answer: .numpy() would copy it once more.
         records = np.asarray(memoryview(ops.table_read_records(self._handle, handles))).view(dtype)[:, 0]
         ids = ids.numpy()
@@ -295,8 +300,7 @@ class NativeTable(StoredTable):
 
     @clock.setter
     def clock(self, value: int) -> None:
-        lookups, version = value & ((1 << _VERSION_SHIFT) - 1), value >> _VERSION_SHIFT
-        ops.table_set_clock(self._handle, tf.constant([lookups, version], tf.int64))
+        ops.table_set_clock(self._handle, tf.constant(_counters(value), tf.int64))
 
     def export(self, name: str) -> tuple[np.ndarray, np.ndarray]:
         ids, records = self.snapshot(name)

@@ -8,7 +8,7 @@
 
 namespace fusedrec {
 
-void HashTable::Keys(int64_t segment, uint32_t since, const ParallelFor& parallel_for, std::vector<int64_t>* ids,
+void HashTable::Keys(int64_t segment, Moment since, const ParallelFor& parallel_for, std::vector<int64_t>* ids,
                      std::vector<int64_t>* handles) const {
   struct Found {
     std::vector<int64_t> ids, handles;
@@ -25,7 +25,7 @@ void HashTable::Keys(int64_t segment, uint32_t since, const ParallelFor& paralle
         here.handles.push_back(handle);
       };
       std::lock_guard<std::mutex> lock(shard.mutex);
-      if (since == 0) {  // all ids: no header has to be read
+      if (since.IsBeginning()) {  // all ids: no header has to be read
         here.ids.reserve(shard.keys[segment].size());
         here.handles.reserve(shard.keys[segment].size());
         shard.keys[segment].ForEach(take);
@@ -34,11 +34,11 @@ void HashTable::Keys(int64_t segment, uint32_t since, const ParallelFor& paralle
         KeepDistinct(&touched);
         for (const int64_t id : touched) {
           const uint32_t handle = shard.keys[segment].Find(id, TableHash(id));
-          if (handle != kAbsent && rows_.Header(handle)->updated > since) take(id, handle);
+          if (handle != kAbsent && since.IsBefore(*rows_.Header(handle))) take(id, handle);
         }
       } else {
         rows_.ForEachRow(shard, segment, [&](int64_t id, uint32_t handle, const RowHeader& header) {
-          if (header.updated > since) take(id, handle);
+          if (since.IsBefore(header)) take(id, handle);
         });
       }
     }
@@ -67,7 +67,7 @@ void HashTable::ForgetTombstones() {
     std::lock_guard<std::mutex> lock(shard.mutex);
     shard.changes.Clear();
   }
-  rows_.change_log().Begin(version(), clock(), spec().record_tombstones);
+  rows_.change_log().Begin({clock(), version()}, spec().record_tombstones);
 }
 
 void HashTable::Candidates(int64_t segment, std::vector<int64_t>* ids, std::vector<int64_t>* counts) const {

@@ -135,8 +135,8 @@ class HashTable {
   // Checkpoints.
   RowRecords& records() { return records_; }
   const RowRecords& records() const { return records_; }
-  // Ids of a segment whose rows changed after version `since` (0: all), in no meaningful order, and their handles.
-  void Keys(int64_t segment, uint32_t since, const ParallelFor& parallel_for, std::vector<int64_t>* ids,
+  // Ids of a segment whose rows changed after `since` (its beginning: all), in no meaningful order, and their handles.
+  void Keys(int64_t segment, Moment since, const ParallelFor& parallel_for, std::vector<int64_t>* ids,
             std::vector<int64_t>* handles) const;
   void Candidates(int64_t segment, std::vector<int64_t>* ids, std::vector<int64_t>* counts) const;
   absl::Status SetCandidates(int64_t segment, absl::Span<const int64_t> ids, absl::Span<const int64_t> counts);

@@ -66,9 +66,9 @@ int fusedrec_table_set_candidates(FusedrecDeviceTable* table, int64_t segment, c
   return table->SetCandidates(segment, ids, counts, count, stream);
 }
 
-int fusedrec_table_keys(FusedrecDeviceTable* table, int64_t segment, int64_t since, int64_t* ids, int64_t* handles,
-                        int64_t* count, void* stream) {
-  return table->Keys(segment, since, ids, handles, count, stream);
+int fusedrec_table_keys(FusedrecDeviceTable* table, int64_t segment, int64_t lookups, int64_t version, int64_t* ids,
+                        int64_t* handles, int64_t* count, void* stream) {
+  return table->Keys(segment, lookups, version, ids, handles, count, stream);
 }
 
 int64_t fusedrec_table_record_bytes(FusedrecDeviceTable* table) { return table->record_bytes(); }

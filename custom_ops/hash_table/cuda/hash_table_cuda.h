@@ -166,10 +166,10 @@ FUSEDREC_CUDA_API int fusedrec_table_set_candidates(FusedrecDeviceTable* table, 
                                                     const int64_t* counts, int64_t count, void* stream);
 
 // Checkpoints, in the format of row_records.h.
-// Ids of a segment whose rows changed after version `since` (0: all), in the order of rows, and their rows: [*count],
-// device, out, with room for the segment's size. Waits.
-FUSEDREC_CUDA_API int fusedrec_table_keys(FusedrecDeviceTable* table, int64_t segment, int64_t since, int64_t* ids,
-                                          int64_t* handles, int64_t* count, void* stream);
+// Ids of a segment whose rows changed after the update `version`, or were touched after the training lookup `lookups`
+// (both 0: all), in the order of rows, and their rows: [*count], device, out, with room for the segment's size. Waits.
+FUSEDREC_CUDA_API int fusedrec_table_keys(FusedrecDeviceTable* table, int64_t segment, int64_t lookups, int64_t version,
+                                          int64_t* ids, int64_t* handles, int64_t* count, void* stream);
 FUSEDREC_CUDA_API int64_t fusedrec_table_record_bytes(FusedrecDeviceTable* table);
 // records [count * record_bytes], device, of rows that fusedrec_table_keys gave; kDeviceBadHandle where there was never
 // such a row. Waits.

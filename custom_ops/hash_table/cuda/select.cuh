@@ -60,11 +60,13 @@ struct IsMarked {
     return meta.segment != kNobody && meta.touch == kMarked;
   }
 };
+// As Moment::IsBefore of the CPU table.
 struct HasChanged {
-  uint32_t segment, since;  // since 0: all
+  uint32_t segment, lookups, version;  // 0 and 0: all
 
   __device__ bool operator()(uint32_t, const RowMeta& meta) const {
-    return meta.segment == segment && (since == 0 || meta.updated > since);
+    const bool all = lookups == 0 && version == 0;
+    return meta.segment == segment && (all || meta.updated > version || meta.last > lookups);
   }
 };
 

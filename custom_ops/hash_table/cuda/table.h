@@ -78,7 +78,8 @@ struct FusedrecDeviceTable {
   void ForgetTombstones();
   int Candidates(int64_t segment, const FusedrecIdSink& sink, void* stream) const;
   int SetCandidates(int64_t segment, const int64_t* ids, const int64_t* counts, int64_t count, void* stream);
-  int Keys(int64_t segment, int64_t since, int64_t* ids, int64_t* handles, int64_t* count, void* stream) const;
+  int Keys(int64_t segment, int64_t lookups, int64_t version, int64_t* ids, int64_t* handles, int64_t* count,
+           void* stream) const;
   int64_t segments() const { return segments_.size(); }
   int64_t record_bytes() const;
   int ReadRecords(const int64_t* handles, int64_t count, char* records, void* stream) const;

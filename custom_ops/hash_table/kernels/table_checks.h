@@ -72,14 +72,17 @@ inline absl::Status RequireSegment(int64_t segment, int64_t segments) {
   return absl::InvalidArgumentError(absl::StrCat("segment must lie in [0, ", segments, "), got ", segment, "."));
 }
 
-inline absl::Status RequireClock(const tensorflow::Tensor& clock) {
+// A moment of the table, as TableClock gives it.
+inline absl::Status ReadMoment(const char* name, const tensorflow::Tensor& clock, Moment* moment) {
   if (clock.shape() != tensorflow::TensorShape({2})) {
     return absl::InvalidArgumentError(
-        absl::StrCat("clock must have shape [2], got ", clock.shape().DebugString(), ". Remedy: that of TableClock."));
+        absl::StrCat(name, " must have shape [2], got ", clock.shape().DebugString(), ". Remedy: that of TableClock."));
   }
-  for (const int64_t number : In<int64_t>(clock)) {
-    TF_RETURN_IF_ERROR(RequireIn("clock", number, 0, kMostClock, "that of TableClock."));
+  const absl::Span<const int64_t> numbers = In<int64_t>(clock);
+  for (const int64_t number : numbers) {
+    TF_RETURN_IF_ERROR(RequireIn(name, number, 0, kMostClock, "that of TableClock."));
   }
+  *moment = {static_cast<uint32_t>(numbers[0]), static_cast<uint32_t>(numbers[1])};
   return absl::OkStatus();
 }
 

@@ -54,12 +54,12 @@ inline absl::Status Size(tensorflow::OpKernelContext* ctx, HashTable* table) {
 }
 
 inline absl::Status Keys(tensorflow::OpKernelContext* ctx, HashTable* table) {
-  int64_t segment, since;
+  int64_t segment;
+  Moment since;
   std::vector<int64_t> ids, handles;
   TF_RETURN_IF_ERROR(ReadSegment(ctx, *table, &segment));
-  TF_RETURN_IF_ERROR(ScalarInput(ctx, 2, "since", &since));
-  TF_RETURN_IF_ERROR(RequireIn("since", since, 0, kMostClock, "a version of TableClock."));
-  table->Keys(segment, static_cast<uint32_t>(since), CpuPool(ctx), &ids, &handles);
+  TF_RETURN_IF_ERROR(ReadMoment("since", ctx->input(2), &since));
+  table->Keys(segment, since, CpuPool(ctx), &ids, &handles);
   TF_RETURN_IF_ERROR(Give(ctx, 0, ids));
   return Give(ctx, 1, handles);
 }
@@ -141,9 +141,9 @@ inline absl::Status Clock(tensorflow::OpKernelContext* ctx, HashTable* table) {
 }
 
 inline absl::Status SetClock(tensorflow::OpKernelContext* ctx, HashTable* table) {
-  const tensorflow::Tensor& clock = ctx->input(1);
-  TF_RETURN_IF_ERROR(RequireClock(clock));
-  table->SetClock(static_cast<uint32_t>(clock.flat<int64_t>()(0)), static_cast<uint32_t>(clock.flat<int64_t>()(1)));
+  Moment clock;
+  TF_RETURN_IF_ERROR(ReadMoment("clock", ctx->input(1), &clock));
+  table->SetClock(clock.lookups, clock.version);
   return absl::OkStatus();
 }
 

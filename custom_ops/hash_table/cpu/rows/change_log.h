@@ -1,9 +1,12 @@
 // Records what a delta checkpoint needs: the ids whose rows may have changed, and the ids that left.
 //
 // # Changed rows
-// The header of a row has the version that changed it last. Reading all headers takes longer than copying the few rows
+// The header of a row has the version and the lookup that changed it last. Reading all headers takes longer than copying the few rows
 // that changed, so a log lists the ids that training lookups and imports touch. It lists each id about once, because the
 // header's `last` tells whether the row was touched before. The list is a superset of the changed rows.
+//
+// A row that a lookup touched has changed, too: its `last` and `count` decide which rows leave. Its gradients may never
+// come, so that its version alone would hide it.
 //
 // A log stops where it cannot stay complete: when a list grows too long to be of use, or when gradients arrive of a
 // lookup from before its beginning. A stopped log covers nothing, and the reader reads all headers.
@@ -15,6 +18,7 @@
 #include <vector>
 
 #include "hash_table/cpu/rows/distinct_ids.h"
+#include "hash_table/cpu/rows/row_format.h"
 
 namespace fusedrec {
 
@@ -47,15 +51,18 @@ class ChangeLog {
   void Update(uint32_t clock) {
     if (clock > 0 && clock <= clock_.load(std::memory_order_relaxed)) Stop();
   }
-  // Returns whether the lists hold every row that changed after this version.
-  bool Covers(uint32_t version) const { return clock_.load() >= 0 && version >= version_.load() && version > 0; }
+  // Returns whether the lists hold every row that changed after this moment.
+  bool Covers(Moment since) const {
+    const int64_t clock = clock_.load();
+    return clock >= 0 && since.lookups >= clock && since.version >= version_.load();
+  }
 
   void Stop() { clock_.store(-1); }
-  // Begins anew at this version; with `is_on` the lists are complete from this clock on. The caller has stopped the log
-  // and cleared the lists.
-  void Begin(uint32_t version, uint32_t clock, bool is_on) {
-    version_.store(version);
-    if (is_on) clock_.store(clock);
+  // Begins anew; with `is_on` the lists are complete from this moment on. The caller has stopped the log and cleared the
+  // lists.
+  void Begin(Moment now, bool is_on) {
+    version_.store(now.version);
+    if (is_on) clock_.store(now.lookups);
   }
 
  private:

@@ -30,6 +30,15 @@ struct RowHeader {
   uint32_t updated;  // version of the table that last changed the row
 };
 
+// A moment in a table's life, as TableClock gives it. Both are 0 at its beginning.
+struct Moment {
+  uint32_t lookups = 0, version = 0;
+
+  bool IsBeginning() const { return lookups == 0 && version == 0; }
+  // Returns whether an update changed the row, or a training lookup touched it, after this moment.
+  bool IsBefore(const RowHeader& row) const { return row.updated > version || row.last > lookups; }
+};
+
 class RowFormat {
  public:
   RowFormat(Storage storage, int dim, int wide_slots, int scalar_slots, bool stochastic);

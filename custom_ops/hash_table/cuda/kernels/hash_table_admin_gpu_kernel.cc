@@ -69,9 +69,9 @@ absl::Status Clock(OpKernelContext* ctx, const DeviceTableResource& resource) {
 }
 
 absl::Status SetClock(OpKernelContext* ctx, const DeviceTableResource& resource) {
-  TF_RETURN_IF_ERROR(RequireClock(ctx->input(1)));
-  const auto clock = ctx->input(1).flat<int64_t>();
-  fusedrec_table_set_clock(resource.table(), clock(0), clock(1));
+  Moment clock;
+  TF_RETURN_IF_ERROR(ReadMoment("clock", ctx->input(1), &clock));
+  fusedrec_table_set_clock(resource.table(), clock.lookups, clock.version);
   return absl::OkStatus();
 }
 
@@ -80,17 +80,17 @@ absl::Status Clear([[maybe_unused]] OpKernelContext* ctx, const DeviceTableResou
 }
 
 absl::Status Keys(OpKernelContext* ctx, const DeviceTableResource& resource) {
-  int64_t segment, since, count, about[4];
+  int64_t segment, count, about[4];
+  Moment since;
   TF_RETURN_IF_ERROR(ReadSegment(ctx, resource, &segment));
-  TF_RETURN_IF_ERROR(ScalarInput(ctx, 2, "since", &since));
-  TF_RETURN_IF_ERROR(RequireIn("since", since, 0, kMostClock, "a version of TableClock."));
+  TF_RETURN_IF_ERROR(ReadMoment("since", ctx->input(2), &since));
   const int64_t size = SizesOf(resource, about)[segment];
   Tensor ids, handles;
   TF_RETURN_IF_ERROR(ctx->allocate_temp(tensorflow::DT_INT64, TensorShape({size}), &ids));
   TF_RETURN_IF_ERROR(ctx->allocate_temp(tensorflow::DT_INT64, TensorShape({size}), &handles));
   TF_RETURN_IF_ERROR(resource.StatusOf(
-      fusedrec_table_keys(resource.table(), segment, since, Out<int64_t>(&ids).data(), Out<int64_t>(&handles).data(),
-                          &count, StreamOf(ctx)),
+      fusedrec_table_keys(resource.table(), segment, since.lookups, since.version, Out<int64_t>(&ids).data(),
+                          Out<int64_t>(&handles).data(), &count, StreamOf(ctx)),
       "a list of keys"));
   TF_RETURN_IF_ERROR(GiveFrom(ctx, 0, ids, count));
   return GiveFrom(ctx, 1, handles, count);

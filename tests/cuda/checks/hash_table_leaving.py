@@ -192,6 +192,7 @@ def check_a_checkpoint_goes_back_in(kernels):
         assert other.size()[0].tolist() == [5, 100] and other.size()[1]["clock"] == 3
         rows = [t.find([0, 100, *ids], [102])[0] for t in (table, other)]
         np.testing.assert_array_equal(*rows)
-        assert len(table.export(1, since=(1, version))[0]) == 100 and len(table.export(1, since=(3, version + 2))[0]) == 10
+        changed = [len(table.export(1, since=since)[0]) for since in ((1, version), (3, version + 2))]
+        assert changed == [100, 10]
         table.close()
         other.close()

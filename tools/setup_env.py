@@ -83,7 +83,9 @@ def package_digest(version: str) -> str:
     metadata = [ROOT / name for name in ("setup.py", "pyproject.toml", "tf_fusedrec/__init__.py")]
     compilers = [os.environ.get(name, default) for name, default in (("CXX", "g++"), ("NVCC", "nvcc"))]
     wanted = [os.environ.get(name, "") for name in ("FUSEDREC_CUDA", "FUSEDREC_CUDA_ARCHS")]
-    return digest(requirements_digest("runtime", version), *compilers, *wanted, *metadata, *sources)
+    # FUSEDREC_CUDA=auto looks for the CUDA compiler and the GPU's driver, which may have come since.
+    found = [shutil.which(name) or "" for name in (compilers[1], "nvidia-smi")]
+    return digest(requirements_digest("runtime", version), *compilers, *wanted, *found, *metadata, *sources)
 
 
 def pip_install(arguments: list[str], log: str) -> float:

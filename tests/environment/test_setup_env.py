@@ -70,6 +70,17 @@ def test_another_wish_for_the_compilers_is_noticed(clone, monkeypatch, name):
     assert setup_env.package_digest("3.11.7") != before
 
 
+def test_a_gpu_driver_installed_later_is_noticed(clone, monkeypatch):
+    driver = clone / "programs/nvidia-smi"
+    driver.parent.mkdir()
+    monkeypatch.setenv("PATH", f"{driver.parent}:{os.environ['PATH']}")
+    setup_env.stamp("package", setup_env.package_digest("3.11.7"))
+    assert setup_env.is_complete()
+    driver.write_text("#!/bin/sh\n", encoding="utf-8")
+    driver.chmod(0o755)
+    assert not setup_env.is_complete()
+
+
 def test_a_removed_library_is_noticed(clone):
     (clone / "ops.so").unlink()
     assert not setup_env.is_complete()

@@ -8,9 +8,9 @@ from typing import Any
 
 from models.yaml_records import check_at_least, check_choice, check_positive
 from tf_fusedrec.data import POLICIES
-from tf_fusedrec.data.events import HELD_OUT
-from tf_fusedrec.data.kuairand import SPLITS
-from tf_fusedrec.data.table_map import ColumnMap, column_map
+from tf_fusedrec.data.converters.events import HELD_OUT
+from tf_fusedrec.data.converters.kuairand import SPLITS
+from tf_fusedrec.data.converters.table_map import ColumnMap, column_map
 
 SOURCES = {
     "synthetic-ranking": "ranking",

@@ -16,13 +16,13 @@ from models.data_config import SOURCES, WINDOWED
 from models.experiment import Experiment
 from models.ranking_config import RankingConfig
 from tf_fusedrec.data import read_info
-from tf_fusedrec.data.events import Window
-from tf_fusedrec.data.kuairand import convert_kuairand
-from tf_fusedrec.data.movielens import convert_movielens
-from tf_fusedrec.data.movielens_ranking import convert_movielens_ranking
-from tf_fusedrec.data.sequences import convert_sequences
-from tf_fusedrec.data.synthetic import write_synthetic_ranking, write_synthetic_retrieval
-from tf_fusedrec.data.table import convert_table
+from tf_fusedrec.data.converters.events import Window
+from tf_fusedrec.data.converters.kuairand import convert_kuairand
+from tf_fusedrec.data.converters.movielens import convert_movielens
+from tf_fusedrec.data.converters.movielens_ranking import convert_movielens_ranking
+from tf_fusedrec.data.converters.sequences import convert_sequences
+from tf_fusedrec.data.converters.synthetic import write_synthetic_ranking, write_synthetic_retrieval
+from tf_fusedrec.data.converters.table import convert_table
 
 
 def prepare_data(experiment: Experiment, root: str | os.PathLike) -> pathlib.Path:

@@ -16,7 +16,7 @@ from models.dense_inputs import DenseInputs, Statistics, normalizers, time_featu
 from models.ranking_config import HOUR, ROLES, RankingConfig
 from tf_fusedrec import keras, tf
 from tf_fusedrec.callbacks.progressive import ProgressiveMetrics
-from tf_fusedrec.data.past import hour_of_day
+from tf_fusedrec.data.converters.past import hour_of_day
 from tf_fusedrec.layers import jagged
 
 RARE = -1  # The id that replaces every item below config.min_item_count.

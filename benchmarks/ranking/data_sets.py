@@ -16,8 +16,8 @@ from pyarrow import csv
 from benchmarks.harness import harness
 from models.experiment import Experiment, load
 from models.prepare import prepare_data
-from tf_fusedrec.data.kuairand import LOGS, USER_FEATURES, convert_kuairand
-from tf_fusedrec.data.movielens import RATINGS
+from tf_fusedrec.data.converters.kuairand import LOGS, USER_FEATURES, convert_kuairand
+from tf_fusedrec.data.converters.movielens import RATINGS
 
 MODELS = ("grm", "dlrm", "din", "dcn")
 KUAIRAND_HELD_OUT = 0.2  # share of a user's impressions in the test split, and of the others in the validation split

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 
 from tf_fusedrec.data import Column, ParquetFolder, read_items
-from tf_fusedrec.data.interactions import Interactions, write_last_held_out
+from tf_fusedrec.data.converters.interactions import Interactions, write_last_held_out
 from tf_fusedrec.data.rows import Rows, concat
 
 _COLUMNS = (

@@ -13,7 +13,7 @@ from benchmarks.schedule_quality import job, moments, splits, summary
 from models.experiment import from_dict, load
 from tf_fusedrec import Topology, tf
 from tf_fusedrec.data import Column, ParquetFolder, read_items
-from tf_fusedrec.data.movielens import convert_movielens
+from tf_fusedrec.data.converters.movielens import convert_movielens
 from tf_fusedrec.data.rows import concat
 
 USERS = 40

@@ -10,8 +10,9 @@ import pytest
 from tests.data.shards import read_lists
 from tests.support.shared import shared_path
 from tf_fusedrec import tf
-from tf_fusedrec.data import Column, ParquetFolder, hash_strings, kuairand, read_info, read_items
-from tf_fusedrec.data.kuairand import convert_kuairand
+from tf_fusedrec.data import Column, ParquetFolder, hash_strings, read_info, read_items
+from tf_fusedrec.data.converters import kuairand
+from tf_fusedrec.data.converters.kuairand import convert_kuairand
 
 COLUMNS = (
     Column("user_id"),

@@ -11,7 +11,7 @@ from tests.data.shards import read_lists
 from tests.support.shared import shared_path
 from tf_fusedrec import tf
 from tf_fusedrec.data import Column, ParquetFolder, hash_strings, read_info, read_items
-from tf_fusedrec.data.movielens import convert_movielens
+from tf_fusedrec.data.converters.movielens import convert_movielens
 
 TRAIN = (
     Column("user_id"),

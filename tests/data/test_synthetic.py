@@ -5,7 +5,12 @@ import pytest
 
 from tests.data.shards import read_lists
 from tf_fusedrec.data import Column, ParquetFolder, read_info, read_items
-from tf_fusedrec.data.synthetic import CLICK_BIT, CONVERSION_BIT, write_synthetic_ranking, write_synthetic_retrieval
+from tf_fusedrec.data.converters.synthetic import (
+    CLICK_BIT,
+    CONVERSION_BIT,
+    write_synthetic_ranking,
+    write_synthetic_retrieval,
+)
 
 RANKING = (
     Column("user_id"),

@@ -11,9 +11,9 @@ import pytest
 from tests.data.shards import read_lists
 from tf_fusedrec import tf
 from tf_fusedrec.data import Column, ParquetFolder, hash_strings, read_info
-from tf_fusedrec.data.events import Window
-from tf_fusedrec.data.table import convert_table
-from tf_fusedrec.data.table_map import column_map
+from tf_fusedrec.data.converters.events import Window
+from tf_fusedrec.data.converters.table import convert_table
+from tf_fusedrec.data.converters.table_map import column_map
 
 MAP = {
     "user": "customer", "item": "sku", "time": "seen_at", "labels": {"click": "clicked"}, "context": {"city": "town"},

@@ -14,7 +14,7 @@ from tests.support.ids import INT64_MIN
 from tests.support.ranks import run_ranks
 from tests.support.shared import shared_path
 from tf_fusedrec import Topology, optimizers
-from tf_fusedrec.data.kuairand import convert_kuairand
+from tf_fusedrec.data.converters.kuairand import convert_kuairand
 
 SHARED = Topology(2, replicas_together=True)
 # Names to rule of the optimizer, its numbers, and the topology.

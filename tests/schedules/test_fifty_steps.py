@@ -13,7 +13,7 @@ from tests.schedules.test_frozen_window_ranks import assert_equals_accumulation
 from tests.schedules.test_sequence_models import COUNTED, KUAIRAND, M, _accumulated, _make
 from tests.support.ranks import run_ranks
 from tests.support.shared import shared_path
-from tf_fusedrec.data.kuairand import convert_kuairand
+from tf_fusedrec.data.converters.kuairand import convert_kuairand
 
 STEPS, DISTINCT = 50, 10
 SMALL = {**KUAIRAND, "model": {**KUAIRAND["model"], "max_history": 30, "max_exposures": 16}}

@@ -10,7 +10,7 @@ from tests.schedules.test_sequence_models import KUAIRAND, _of_any_size
 from tests.support.ranks import run_ranks
 from tests.support.shared import shared_path
 from tf_fusedrec import keras, tf
-from tf_fusedrec.data.kuairand import convert_kuairand
+from tf_fusedrec.data.converters.kuairand import convert_kuairand
 from tf_fusedrec.schedules.feed import unconverted
 
 STEPS, RATE = 50, 0.2

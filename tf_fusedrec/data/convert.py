@@ -15,12 +15,12 @@ from collections.abc import Callable
 
 from absl import flags
 
-from tf_fusedrec.data.kuairand import convert_kuairand
+from tf_fusedrec.data.converters.kuairand import convert_kuairand
+from tf_fusedrec.data.converters.movielens import convert_movielens
+from tf_fusedrec.data.converters.movielens_ranking import convert_movielens_ranking
+from tf_fusedrec.data.converters.sequences import convert_sequences
+from tf_fusedrec.data.converters.synthetic import write_synthetic_ranking, write_synthetic_retrieval
 from tf_fusedrec.data.layouts import DatasetInfo
-from tf_fusedrec.data.movielens import convert_movielens
-from tf_fusedrec.data.movielens_ranking import convert_movielens_ranking
-from tf_fusedrec.data.sequences import convert_sequences
-from tf_fusedrec.data.synthetic import write_synthetic_ranking, write_synthetic_retrieval
 
 _SIZES = ("users", "items", "clusters", "mean_history", "seed")
 # converter -> (function, its flags passed as positional arguments, its flags passed as keywords)

@@ -82,7 +82,7 @@ SECTIONS = (
 _CONSTANTS = (
     "models/data_config.py", "models/experiment.py", "models/model_config.py", "models/ranking_config.py",
     "models/table_options.py",
-    "tf_fusedrec/data/bad_input.py", "tf_fusedrec/data/events.py", "tf_fusedrec/data/kuairand.py",
+    "tf_fusedrec/data/bad_input.py", "tf_fusedrec/data/converters/events.py", "tf_fusedrec/data/converters/kuairand.py",
     "tf_fusedrec/data/plan.py", "tf_fusedrec/layers/bias_weights.py", "tf_fusedrec/losses/negatives.py",
     "tf_fusedrec/exchange/topology.py",
 )  # fmt: skip

@@ -15,12 +15,12 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import csv
 
-from tf_fusedrec.data.codes import numbered
-from tf_fusedrec.data.interactions import by_user_and_time
+from tf_fusedrec.data.converters.codes import numbered
+from tf_fusedrec.data.converters.interactions import by_user_and_time
+from tf_fusedrec.data.converters.past import hour_of_day, past_columns
+from tf_fusedrec.data.converters.text_log import ID, INTEGER, NUMBER, Log, header_of, read_log, readable_text
 from tf_fusedrec.data.layouts import DatasetInfo, write_dataset
-from tf_fusedrec.data.past import hour_of_day, past_columns
 from tf_fusedrec.data.rows import Ragged, Rows, Values
-from tf_fusedrec.data.text_log import ID, INTEGER, NUMBER, Log, header_of, read_log, readable_text
 
 LOGS = ("log.csv", "log.csv.gz")
 USER_FEATURES = ("user_features.csv", "user_features.csv.gz")

@@ -19,9 +19,9 @@ import pathlib
 import numpy as np
 import pyarrow as pa
 
-from tf_fusedrec.data.interactions import Interactions, by_user_and_time, seconds_of, write_last_held_out
+from tf_fusedrec.data.converters.interactions import Interactions, by_user_and_time, seconds_of, write_last_held_out
+from tf_fusedrec.data.converters.text_log import ID, INTEGER, NUMBER, Log, header_of, ids_of, open_text, read_log
 from tf_fusedrec.data.layouts import DatasetInfo
-from tf_fusedrec.data.text_log import ID, INTEGER, NUMBER, Log, header_of, ids_of, open_text, read_log
 
 RATINGS = tuple(name + end for name in ("ratings.dat", "ratings.csv", "u.data") for end in ("", ".gz"))
 # Files that list all movies: the delimiter after the id, and whether the first line is a header.

@@ -12,13 +12,13 @@ import re
 import numpy as np
 import pyarrow as pa
 
-from tf_fusedrec.data.codes import numbered, numbered_lists
-from tf_fusedrec.data.events import Events, Window, write_events
-from tf_fusedrec.data.interactions import by_user_and_time, seconds_of
+from tf_fusedrec.data.converters.codes import numbered, numbered_lists
+from tf_fusedrec.data.converters.events import Events, Window, write_events
+from tf_fusedrec.data.converters.interactions import by_user_and_time, seconds_of
+from tf_fusedrec.data.converters.movielens import MOVIES, listed_movies, ratings_file, read_ratings
+from tf_fusedrec.data.converters.text_log import ID, Log, ids_of, open_text, read_log
 from tf_fusedrec.data.layouts import DatasetInfo
-from tf_fusedrec.data.movielens import MOVIES, listed_movies, ratings_file, read_ratings
 from tf_fusedrec.data.rows import Values
-from tf_fusedrec.data.text_log import ID, Log, ids_of, open_text, read_log
 
 USERS = ("users.dat", "users.dat.gz")  # UserID::Gender::Age::Occupation::Zip-code
 _NO_GENRE = "(no genres listed)"

@@ -17,8 +17,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from tf_fusedrec.data.converters.past import first_of_run, hour_of_day, past_columns
 from tf_fusedrec.data.layouts import DatasetInfo, write_dataset
-from tf_fusedrec.data.past import first_of_run, hour_of_day, past_columns
 from tf_fusedrec.data.rows import Ragged, Rows, Values
 
 HELD_OUT = ("test", "validation")

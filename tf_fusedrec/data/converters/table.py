@@ -7,13 +7,13 @@ import pathlib
 import numpy as np
 
 from tf_fusedrec.data.bad_input import BadInput
-from tf_fusedrec.data.events import Events, Window, write_events
-from tf_fusedrec.data.interactions import by_user_and_time, seconds_of
+from tf_fusedrec.data.converters.events import Events, Window, write_events
+from tf_fusedrec.data.converters.interactions import by_user_and_time, seconds_of
+from tf_fusedrec.data.converters.past import first_of_run
+from tf_fusedrec.data.converters.table_files import TableFiles
+from tf_fusedrec.data.converters.table_map import ColumnMap
 from tf_fusedrec.data.layouts import DatasetInfo
-from tf_fusedrec.data.past import first_of_run
 from tf_fusedrec.data.rows import Ragged, Values
-from tf_fusedrec.data.table_files import TableFiles
-from tf_fusedrec.data.table_map import ColumnMap
 
 
 def convert_table(

@@ -19,8 +19,8 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 
 from tf_fusedrec.data.bad_input import BadInput
+from tf_fusedrec.data.converters.text_log import ids_of
 from tf_fusedrec.data.rows import Ragged, splits_of
-from tf_fusedrec.data.text_log import ids_of
 
 ENDINGS = (".csv", ".csv.gz", ".parquet")
 MISSING = -1  # id of a missing value

@@ -15,9 +15,9 @@ import zlib
 import numpy as np
 import pyarrow as pa
 
-from tf_fusedrec.data.interactions import Interactions, by_user_and_time, write_last_held_out
+from tf_fusedrec.data.converters.interactions import Interactions, by_user_and_time, write_last_held_out
+from tf_fusedrec.data.converters.text_log import ids_of, open_text
 from tf_fusedrec.data.layouts import DatasetInfo
-from tf_fusedrec.data.text_log import ids_of, open_text
 
 
 def convert_sequences(source: str | pathlib.Path, output: str | pathlib.Path) -> DatasetInfo:

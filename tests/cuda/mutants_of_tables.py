@@ -5,13 +5,14 @@ from __future__ import annotations
 from tests.cuda.mutant import Mutant
 
 TABLE = "hash_table/cuda/hash_table_cuda.cuh"
-SUMS = "hash_table/cuda/sums.cuh"
+UPDATE = "hash_table/cuda/update/update.cuh"
+SUMS = "hash_table/cuda/update/sums.cuh"
 SELECT = "hash_table/cuda/select.cuh"
 LINES = "hash_table/cuda/lines.cuh"
 ADMISSION = "hash_table/cuda/admission.cuh"
 LOWEST = "hash_table/cuda/lowest.cuh"
 REPLICAS = "hash_table/cuda/replicas.cuh"
-BUFFER = "hash_table/cuda/buffer.cuh"
+BUFFER = "hash_table/cuda/buffer/buffer.cuh"
 
 MUTANTS = [
     Mutant(
@@ -53,11 +54,11 @@ MUTANTS = [
         "first_occurrence",
     ),
     Mutant(
-        "a row is trained by a gradient that is not finite", "hash_table", "hash_table/cuda/update.cuh",
+        "a row is trained by a gradient that is not finite", "hash_table", UPDATE,
         "if (!__all_sync(mask, is_finite)) {", "if (!FAULT && !__all_sync(mask, is_finite)) {", "not_finite",
     ),
     Mutant(
-        "an index shifted: the last gradient of a row goes to the next", "hash_table", "hash_table/cuda/update.cuh",
+        "an index shifted: the last gradient of a row goes to the next", "hash_table", UPDATE,
         "begin[u] = static_cast<int32_t>(p);", "begin[u] = static_cast<int32_t>(FAULT && p > 0 ? p - 1 : p);",
         "order_received",
     ),
@@ -160,7 +161,7 @@ MUTANTS = [
         "as_a_table",
     ),
     Mutant(
-        "the wrong buffer is written back", "hash_table", "hash_table/cuda/buffer.cu",
+        "the wrong buffer is written back", "hash_table", "hash_table/cuda/buffer/buffer.cu",
         "shared, stream));\n  FUSEDREC_RETURN_IF_CUDA_ERROR(active()->ReadAllRecords(",
         "shared, stream));\n  FUSEDREC_RETURN_IF_CUDA_ERROR((FAULT ? other() : active())->ReadAllRecords(",
         "as_a_table",

@@ -40,7 +40,8 @@ KERNELS = {
 MORE = {
     "jagged_attention/cuda/jagged_attention_cuda.cuh": ["jagged_attention/cuda/attention_channels.cuh"],
     "hash_table/cuda/hash_table_cuda.cuh": [
-        f"hash_table/cuda/{part}.cuh" for part in ("keys", "update", "select", "records", "handles", "buffer")
+        f"hash_table/cuda/{part}.cuh"
+        for part in ("keys", "select", "records", "update/update", "update/handles", "buffer/buffer")
     ],
 }
 

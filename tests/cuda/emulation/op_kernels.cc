@@ -3,7 +3,7 @@
 #include <atomic>
 
 #include "common/gpu_kernel_util.h"
-#include "hash_table/cuda/buffer_cuda.h"
+#include "hash_table/cuda/buffer/buffer_cuda.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/resource_op_kernel.h"
 

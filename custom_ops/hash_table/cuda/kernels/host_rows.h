@@ -29,7 +29,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "hash_table/cpu/hash_table.h"
-#include "hash_table/cuda/buffer_cuda.h"
+#include "hash_table/cuda/buffer/buffer_cuda.h"
 
 namespace fusedrec {
 

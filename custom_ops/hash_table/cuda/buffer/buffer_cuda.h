@@ -21,8 +21,8 @@
 // Copies between host and device have a stream and memory of their own, so that they run beside the work on the caller's
 // stream. prefetch and write_back wait only for their copies. All other work is on the caller's stream (`stream`, the same
 // in all calls) and moves rows inside the device, so that advance delays a lookup little.
-#ifndef FUSEDREC_HASH_TABLE_CUDA_BUFFER_CUDA_H_
-#define FUSEDREC_HASH_TABLE_CUDA_BUFFER_CUDA_H_
+#ifndef FUSEDREC_HASH_TABLE_CUDA_BUFFER_BUFFER_CUDA_H_
+#define FUSEDREC_HASH_TABLE_CUDA_BUFFER_BUFFER_CUDA_H_
 
 #include "hash_table/cuda/hash_table_cuda.h"
 
@@ -76,4 +76,4 @@ FUSEDREC_CUDA_API int fusedrec_buffer_drop(FusedrecDeviceBuffer* buffer, void* s
 // rows [3], host, out: numbers of rows in the active buffer, of rows that wait to be written back, of prefetched rows.
 FUSEDREC_CUDA_API void fusedrec_buffer_rows(FusedrecDeviceBuffer* buffer, int64_t* rows);
 
-#endif  // FUSEDREC_HASH_TABLE_CUDA_BUFFER_CUDA_H_
+#endif  // FUSEDREC_HASH_TABLE_CUDA_BUFFER_BUFFER_CUDA_H_

@@ -1,10 +1,10 @@
 // Gradients that wait for their update; sums.cuh says how.
-#include "hash_table/cuda/sums.cuh"
+#include "hash_table/cuda/update/sums.cuh"
 
 #include <utility>
 
 #include "hash_table/cuda/table.h"
-#include "hash_table/cuda/update_scratch.h"
+#include "hash_table/cuda/update/update_scratch.h"
 
 using namespace fusedrec;                // NOLINT
 using namespace fusedrec::device_table;  // NOLINT

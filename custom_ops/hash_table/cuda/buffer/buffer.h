@@ -1,12 +1,12 @@
 // The two buffers and their roles; buffer_cuda.h explains them.
-#ifndef FUSEDREC_HASH_TABLE_CUDA_BUFFER_H_
-#define FUSEDREC_HASH_TABLE_CUDA_BUFFER_H_
+#ifndef FUSEDREC_HASH_TABLE_CUDA_BUFFER_BUFFER_H_
+#define FUSEDREC_HASH_TABLE_CUDA_BUFFER_BUFFER_H_
 
 #include <memory>
 #include <mutex>
 #include <vector>
 
-#include "hash_table/cuda/buffer_cuda.h"
+#include "hash_table/cuda/buffer/buffer_cuda.h"
 #include "hash_table/cuda/table.h"
 
 struct FusedrecDeviceBuffer {
@@ -58,4 +58,4 @@ struct FusedrecDeviceBuffer {
   cudaEvent_t inserted_ = nullptr, gathered_ = nullptr;  // on the caller's stream: `in_` has been read, `out_` is filled
 };
 
-#endif  // FUSEDREC_HASH_TABLE_CUDA_BUFFER_H_
+#endif  // FUSEDREC_HASH_TABLE_CUDA_BUFFER_BUFFER_H_

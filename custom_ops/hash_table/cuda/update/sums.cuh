@@ -2,10 +2,10 @@
 //
 // A row's number leads to its sum, without a search. Each call numbers the rows of all its handles, which are distinct, by
 // their places. So no threads contend, and a sum adds the totals of the calls in their order, as on the CPU.
-#ifndef FUSEDREC_HASH_TABLE_CUDA_SUMS_CUH_
-#define FUSEDREC_HASH_TABLE_CUDA_SUMS_CUH_
+#ifndef FUSEDREC_HASH_TABLE_CUDA_UPDATE_SUMS_CUH_
+#define FUSEDREC_HASH_TABLE_CUDA_UPDATE_SUMS_CUH_
 
-#include "hash_table/cuda/update.cuh"
+#include "hash_table/cuda/update/update.cuh"
 
 namespace fusedrec {
 namespace device_table {
@@ -64,4 +64,4 @@ static __global__ void __launch_bounds__(kUpdateThreads) ForgetSumsKernel(SumsVi
 }  // namespace device_table
 }  // namespace fusedrec
 
-#endif  // FUSEDREC_HASH_TABLE_CUDA_SUMS_CUH_
+#endif  // FUSEDREC_HASH_TABLE_CUDA_UPDATE_SUMS_CUH_

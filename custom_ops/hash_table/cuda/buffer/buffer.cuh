@@ -1,6 +1,6 @@
 // Rows that two tables hold: found by key, copied from one to the other.
-#ifndef FUSEDREC_HASH_TABLE_CUDA_BUFFER_CUH_
-#define FUSEDREC_HASH_TABLE_CUDA_BUFFER_CUH_
+#ifndef FUSEDREC_HASH_TABLE_CUDA_BUFFER_BUFFER_CUH_
+#define FUSEDREC_HASH_TABLE_CUDA_BUFFER_BUFFER_CUH_
 
 #include "hash_table/cuda/rows.cuh"
 
@@ -48,4 +48,4 @@ static __global__ void __launch_bounds__(kBufferThreads)
 }  // namespace device_table
 }  // namespace fusedrec
 
-#endif  // FUSEDREC_HASH_TABLE_CUDA_BUFFER_CUH_
+#endif  // FUSEDREC_HASH_TABLE_CUDA_BUFFER_BUFFER_CUH_

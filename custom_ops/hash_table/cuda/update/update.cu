@@ -1,9 +1,9 @@
 // The update; update.cuh says how.
 #include <algorithm>
 
-#include "hash_table/cuda/handles.cuh"
+#include "hash_table/cuda/update/handles.cuh"
 #include "hash_table/cuda/table.h"
-#include "hash_table/cuda/update_scratch.h"
+#include "hash_table/cuda/update/update_scratch.h"
 
 using namespace fusedrec;                // NOLINT
 using namespace fusedrec::device_table;  // NOLINT

@@ -1,8 +1,8 @@
-#include "hash_table/cuda/buffer.h"
+#include "hash_table/cuda/buffer/buffer.h"
 
 #include <algorithm>
 
-#include "hash_table/cuda/buffer.cuh"
+#include "hash_table/cuda/buffer/buffer.cuh"
 
 using namespace fusedrec;                // NOLINT
 using namespace fusedrec::device_table;  // NOLINT

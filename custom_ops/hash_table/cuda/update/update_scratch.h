@@ -1,9 +1,9 @@
 // Scratch of an update: the gradients of each handle, in the order received.
-#ifndef FUSEDREC_HASH_TABLE_CUDA_UPDATE_SCRATCH_H_
-#define FUSEDREC_HASH_TABLE_CUDA_UPDATE_SCRATCH_H_
+#ifndef FUSEDREC_HASH_TABLE_CUDA_UPDATE_UPDATE_SCRATCH_H_
+#define FUSEDREC_HASH_TABLE_CUDA_UPDATE_UPDATE_SCRATCH_H_
 
 #include "common/launcher.cuh"
-#include "hash_table/cuda/update.cuh"
+#include "hash_table/cuda/update/update.cuh"
 
 namespace fusedrec {
 namespace device_table {
@@ -33,4 +33,4 @@ struct UpdateScratch {
 }  // namespace device_table
 }  // namespace fusedrec
 
-#endif  // FUSEDREC_HASH_TABLE_CUDA_UPDATE_SCRATCH_H_
+#endif  // FUSEDREC_HASH_TABLE_CUDA_UPDATE_UPDATE_SCRATCH_H_

@@ -73,7 +73,7 @@ class SequenceModel(PipelinedModel, abc.ABC):
     def compute_loss(self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None) -> tf.Tensor:
         """Returns R * (sum of this rank's losses) / (positions of all R ranks). Its average over ranks is the mean.
 
-        Where groups of ranks train apart, "all ranks" are those of this rank's group; see losses.global_mean.
+        Where groups of ranks train apart, "all ranks" means the ranks of this rank's group; see losses.global_mean.
         """
         if y is not None or sample_weight is not None:
             raise ValueError(

@@ -71,7 +71,7 @@ class KeptStates:
         Args:
           users: <int64>[B].
           version: <int64>[], the cache's, as it was before the model read a weight or a row for this request.
-          before: <int64>[B], number of the user's events before those of the request.
+          before: <int64>[B], number of the user's events before the request's events.
           times: RaggedTensor <int64>[B,(n)], of the events of the request.
 
         Raises:
@@ -124,7 +124,7 @@ class KeptStates:
         )  # fmt: skip
 
     def signatures(self) -> dict[str, Signature]:
-        """Returns the signatures that a server has beside those of requests."""
+        """Returns the signatures that a server has beside the ones for requests."""
 
         def next_version(inputs: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
             return {"version": self.cache.next_version()}

@@ -3,7 +3,7 @@
     state = states.none(users)                      # or the states that the last requests returned
     logits, state = states.update(request, state)   # request: the columns of a batch, with the events since then
 
-The answers are those of the model on whole histories. Two kinds of tokens are computed again, because the next event
+The answers equal the model's on whole histories. Two kinds of tokens are computed again, because the next event
 changes them: the last event, which asks at the time of the next one, and the context of a user without events, whose
 time is that of the first event. A history that outgrows max_history starts again from its newest events.
 """

@@ -4,7 +4,7 @@
 
 A padded buffer keeps its first dimension from step to step, so that Horovod's response cache replaces a negotiation
 (custom_ops/common/bucket.h). The peer sends buffers of the exact size, which changes at every step. The padding does
-not travel. `at_once` independent all-to-alls run in one call, like those of several groups of tables.
+not travel. `at_once` independent all-to-alls run in one call, like the all-to-alls of several groups of tables.
 """
 
 import itertools

@@ -9,9 +9,9 @@ target of 4,800 tokens (8 rows).
 
 Fields:
   max_token_gap_{fixed, dynamic, global}, max_cost_gap_{fixed, dynamic, global, cost_model}: mean over the steps.
-    _p99 is the 99th percentile; _8_rows and _8_rows_p99 are those of the hard case. "dynamic" is scope "rank" of
+    _p99 is the 99th percentile; _8_rows and _8_rows_p99 belong to the hard case. "dynamic" is scope "rank" of
     TokenBatches. "cost_model" is scope "global" with the cost L + L^2 / 600, whose parts are equal at the mean length.
-  memory_use_{fixed, dynamic, global}: mean tokens of a batch over those of the largest one of all steps and ranks, so
+  memory_use_{fixed, dynamic, global}: mean tokens of a batch over tokens of the largest one of all steps and ranks, so
     the share of the memory for activations that a mean batch uses where the largest just fits (MTGRBoost, table 2).
     Equal memory holds so many more rows. _8_rows as above.
   step_time_ratio: time to train all rows in global batches over the time in batches with a fixed number of rows, on 2

@@ -5,7 +5,7 @@
 "find" looks up a million distinct ids in lines filled to 0.5 and 0.75, with and without a copy of the rows. The bound
 is the copy bandwidth, for the id, its line of 64 bytes and its row read, and the row (or its number) written. A
 training step looks up ids, a third of them distinct, and updates their rows by row-wise Adagrad. Its rate counts ids.
-Times are those of whole calls, with the copies of counts to the host. Published figures stand beside ours.
+A time covers a whole call, with the copies of counts to the host. Published figures stand beside ours.
 
 With rows in host memory the benchmark times the two buffers of a batch, which shares half of its rows with the next
 batch. The bound of the change to the next batch is the copy bandwidth. Transfers are in bytes per second.

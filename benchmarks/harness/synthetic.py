@@ -1,4 +1,4 @@
-"""Ids like those of recommendation logs, few hot and most rare. They are a pure function of the seed."""
+"""Ids as in recommendation logs, few hot and most rare. They are a pure function of the seed."""
 
 from typing import NamedTuple
 

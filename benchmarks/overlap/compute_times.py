@@ -24,7 +24,7 @@ USERS = (1, 4, 16, 64)  # of the micro-batches; the smallest one shows the fixed
 def line(tokens: list[int], seconds: list[float]) -> tuple[float, float]:
     """Returns the fixed time and the time per token with the least relative errors (squares). Neither is negative.
 
-    Absolute errors would be those of the largest batch alone, and their noise would be the fixed time.
+    Absolute errors would fit the largest batch alone, and its noise would become the fixed time.
     """
     slope, fixed = np.polyfit(tokens, seconds, 1, w=1 / np.asarray(seconds))
     return max(float(fixed), 0.0), max(float(slope), 0.0)

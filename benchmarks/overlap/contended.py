@@ -112,7 +112,7 @@ def make_steps(size: Size, names: Sequence[str]) -> tuple[dict[str, Step], dict[
 
 
 def check(steps: Mapping[str, Step], models: Mapping[str, Any], rounds: int) -> None:
-    """Runs every step a few times, and compares the losses of the schedules with those of sync."""
+    """Runs every step a few times, and compares the losses of the schedules with the losses of sync."""
     losses = {}
     for name, step in steps.items():
         for _ in range(rounds):

@@ -159,7 +159,7 @@ REGISTER_OP("FusedrecBench>DeviceBackward")
       c->set_output(1, c->input(2));
       return absl::OkStatus();
     })
-    .Doc("The backward pass of DeviceForward. grad: [n]; the other inputs are those of DeviceForward.");
+    .Doc("The backward pass of DeviceForward. grad: [n]; the other inputs as in DeviceForward.");
 
 float Sum(const float* values, int64 count) {
   float parts[16] = {};  // the compiler makes vectors of them

@@ -103,7 +103,7 @@ def make_steps(
 
 
 def check(steps: Mapping[str, Step], models: Mapping[str, DeviceModel], rounds: int) -> None:
-    """Trains every model a few steps, and compares losses and sums of exchanged rows with those of sync. Collective."""
+    """Trains every model a few steps, and compares losses and sums of exchanged rows with sync. Collective."""
     found = []
     for name, step in steps.items():
         begin = time.perf_counter()

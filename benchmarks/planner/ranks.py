@@ -59,7 +59,7 @@ def contenders(ms: Mapping[str, float]) -> list[str]:
 
 
 def slowest_medians(taken: Mapping[str, list[float]]) -> dict[str, float]:
-    """Returns the median by choice of times that are those of the slowest rank. Collective."""
+    """Returns the median time of the slowest rank, by choice. Collective."""
     slowest = fr.collectives.all_gather(np.concatenate([*taken.values()])[np.newaxis]).max(axis=0)
     parts = np.split(slowest, np.cumsum([len(times) for times in taken.values()])[:-1])
     return {name: float(np.median(part)) for name, part in zip(taken, parts)}

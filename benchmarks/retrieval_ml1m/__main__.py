@@ -54,7 +54,7 @@ CAVEAT = (
 )
 
 COMPARISON = (
-    "The paper's figures are those of its best epoch on the test split, with an unstable sort. The others hold out one "
+    "The paper gives figures of its best epoch on the test split, with an unstable sort. The others hold out one "
     "more item of every user for validation, so that they train on fewer items."
 )
 
@@ -101,7 +101,7 @@ class Curve(keras.callbacks.Callback):
 
 
 def summary(experiment: Experiment, entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Returns the fields of the JSON file: the figures of the last evaluated epoch, and those of the best one."""
+    """Returns the fields of the JSON file: the figures of the last evaluated epoch and of the best one."""
     evaluated = [entry for entry in entries if "hr_at_10" in entry]
     last, best = evaluated[-1], max(evaluated, key=lambda entry: entry["ndcg_at_10"])
     model = experiment.model

@@ -4,7 +4,7 @@
 
 The GRM has the size of configs/grm_tiny.yaml and a large item table. It is exported with stock ops and with ours. One
 process loads both and answers requests in turns. A user has a history of mean length 100, at most 200, and 32
-exposures. A check comes first: both must give the same answers. The times are those of the signature, without a
+exposures. A check comes first: both must give the same answers. The times cover the signature, without a
 network.
 
 Fields, by ops ("stock", "ours") and number of users ("1", "64"): p50_ms, p99_ms. size_over_rows is the size of the

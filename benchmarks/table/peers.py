@@ -58,7 +58,7 @@ def _compare(
         side.ask(do="check")
     for peer, mine in PAIRS.items():
         harness.check_close(
-            f"rows after 3 steps against those of {peer}",
+            f"rows after 3 steps against the rows of {peer}",
             np.load(folder / f"{mine}.npy"),
             np.load(folder / f"{peer}.npy"),
             relative=TOLERANCE,

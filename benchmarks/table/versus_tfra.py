@@ -32,7 +32,7 @@ def main(rows: int, optimizer: str, repeats: int) -> dict[str, Any]:
     for step in range(CHECKED_STEPS):
         ours, theirs = (variant.step(ids[step], gradients).numpy() for variant in variants)
         harness.check_close(
-            f"rows of {optimizer} after {step} steps against those of TFRA", ours, theirs, relative=TOLERANCE,
+            f"rows of {optimizer} after {step} steps against the rows of TFRA", ours, theirs, relative=TOLERANCE,
             reason="square roots, divisions and sums rounded in another order",
         )  # fmt: skip
     turns = dict.fromkeys((variant.name for variant in variants), 0)

@@ -2,7 +2,7 @@
 
     python -m benchmarks.timelines FOLDER [PICTURE ...]
 
-The model and the network of 1 Gbit/s are those of benchmarks.overlap. The callback fr.callbacks.Timeline records rank 0
+benchmarks.overlap has the same model and network of 1 Gbit/s. The callback fr.callbacks.Timeline records rank 0
 of 2. The network needs root.
 """
 

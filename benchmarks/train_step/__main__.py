@@ -63,7 +63,7 @@ def check_losses(losses: Mapping[str, Sequence[float]]) -> None:
     names = list(losses)
     for name in names[1:]:
         harness.check_close(
-            f"losses of {name} by step against those of {names[0]}", losses[name], losses[names[0]],
+            f"losses of {name} by step against the losses of {names[0]}", losses[name], losses[names[0]],
             relative=LOSS_TOLERANCE, reason="float32 sums in another order, amplified by training",
         )  # fmt: skip
     if np.ptp(losses[names[0]]) < 100 * LOSS_TOLERANCE:

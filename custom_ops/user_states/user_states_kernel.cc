@@ -144,7 +144,7 @@ absl::Status RequireSameParts(const char* name, const Parts& got, const Parts& w
 
 char* Bytes(Tensor* tensor) { return static_cast<char*>(tensor->data()); }
 
-// Reads states. Its attributes, from which static shapes come, must be those of the cache.
+// Reads states. Its attributes, from which static shapes come, must equal the attributes of the cache.
 class FindOp : public OpKernel {
  public:
   explicit FindOp(OpKernelConstruction* ctx) : OpKernel(ctx) {

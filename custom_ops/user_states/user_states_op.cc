@@ -166,7 +166,7 @@ REGISTER_OP("Fusedrec>UserStatesStatistics")
       return absl::OkStatus();
     })
     .Doc(R"doc(
-Counts since the cache was made; the first three are those of this moment.
+Counts since the cache was made; the first three describe this moment.
 
 states: of UserStates.
 counts: <int64>[10] states, tokens, bytes, hits, misses, writes, writes that another request outran, writes without room,

@@ -8,7 +8,7 @@
 // New ids of piece i travel in one message per piece, as RankPartition makes it. The rows come back in the order of the
 // ids. Rows are numbered in the order of arrival: by piece, by peer (owner or source), then by place in the block.
 // Gradients of piece i are ordered by peer, by segment, then by number of the row. So the ids of the gradients form a
-// message like those of RankPartition.
+// message in the format of RankPartition.
 //
 // # Marks
 // The owner does not know the last piece of an id. The marks say it: one more message of the same all-to-all, with a block

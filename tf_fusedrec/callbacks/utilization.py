@@ -1,6 +1,6 @@
 """Model FLOPs utilization (MFU): the fraction of the machine's matrix throughput that a training job uses.
 
-Useful FLOPs are those of the model's matrix products for real tokens and pairs. Padding, masked pairs and recomputation
+Useful FLOPs come from the model's matrix products for real tokens and pairs. Padding, masked pairs and recomputation
 do not count. The layers count the FLOPs (`forward_flops`), and a model sums them in a metric.
 """
 

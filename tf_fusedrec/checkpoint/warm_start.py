@@ -19,7 +19,7 @@ from tf_fusedrec.tables.hash_order import OWNERS
 
 
 def warm_start(model: keras.Model | FusedEmbedding, table: str, ids: np.ndarray, rows: np.ndarray) -> int:
-    """Sets rows of one table. Their optimizer slots start like those of new rows. Not collective.
+    """Sets rows of one table. Their optimizer slots start like the slots of new rows. Not collective.
 
     Every rank keeps only the ids that it owns, so callers may pass all rows to all ranks. Rows of other ids stay.
 

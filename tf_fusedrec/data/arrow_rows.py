@@ -28,7 +28,7 @@ def rows_from_arrow(
     """Converts a record batch to Rows. A skipped row has no values, and False in the column GOOD.
 
     Args:
-      batch: Record batch with the columns, except those of `partitions`.
+      batch: Record batch with the columns, except the columns of `partitions`.
       columns: Columns to convert.
       where: File and row group, for messages.
       bad: Handler of nulls, and of aligned columns whose rows differ in length.

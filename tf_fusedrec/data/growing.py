@@ -52,7 +52,7 @@ class GrowingFolder:
       marker: Name of the file that marks a complete partition; None takes every folder with Parquet files.
       poll_seconds: Seconds between two polls, > 0.
       timeout_seconds: Seconds to wait for one partition; None waits forever.
-      max_partitions: Number of partitions in all, including those of an earlier job; None for all.
+      max_partitions: Number of partitions in all, including the partitions of an earlier job; None for all.
       after: Last partition of an earlier job, to resume after it.
 
     Raises:

@@ -69,7 +69,7 @@ def check_equal(one: dict[str, Any], several: dict[str, Any]) -> None:
         # Ten steps on float32 sums of 128 samples in another order; numbers are of the order of 1.
         if difference < 1e-4:
             return
-        reason = f"their rows differ from those of one process by up to {difference:.2g}"
+        reason = f"their rows differ from the rows of one process by up to {difference:.2g}"
     raise TrialFailed(f"{reason}.\n    Remedy: {_NO_REMEDY}")
 
 

@@ -91,7 +91,7 @@ def whole_times(times: SequenceTimes | None, whole: AttentionState) -> SequenceT
 
 
 def joined(state: AttentionState | None, new: AttentionState, longest: int, layer: str) -> AttentionState:
-    """Returns the new tokens behind those of the state, after a check of each row's length.
+    """Returns the new tokens behind the tokens of the state, after a check of each row's length.
 
     Raises:
       ValueError: One of the two has times that the other lacks.

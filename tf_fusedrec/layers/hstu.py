@@ -189,10 +189,10 @@ class HSTU(keras.layers.Layer):
         contextual_length: int | tf.Tensor = 0,
         keep: tf.Tensor | None = None,
     ) -> tuple[tf.RaggedTensor, AttentionState]:
-        """Computes the next tokens of each row, for inference. The outputs are those of a call with the whole row.
+        """Computes the next tokens of each row, for inference. The outputs equal a call with the whole row.
 
         Args:
-          x: RaggedTensor <float>[B,(n),D], the tokens after those of the state: new events, then targets.
+          x: RaggedTensor <float>[B,(n),D], the tokens after the state's tokens: new events, then targets.
           state: State of the earlier tokens, or None where there are none.
           timestamps: SequenceTimes of x's tokens; a time bias needs them.
           num_targets, contextual_length: As in a call. A context token sees all events, so a state with context takes

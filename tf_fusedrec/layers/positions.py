@@ -20,7 +20,7 @@ class PositionEmbedding(keras.layers.Layer):
     Call:
       x: RaggedTensor <float>[B,(L),D], every L <= N.
       num_targets: None or <int>[B], number of targets at the end of each row.
-      before: None or <int64>[B], tokens of each row before those of x, whose state a server keeps.
+      before: None or <int64>[B], tokens of each row before x, whose state a server keeps.
       returns RaggedTensor <float>[B,(L),D].
 
     Raises:

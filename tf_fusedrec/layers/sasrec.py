@@ -90,10 +90,10 @@ class SASRec(keras.layers.Layer):
     def extend(
         self, x: tf.RaggedTensor, state: AttentionState | None = None, keep: tf.Tensor | None = None
     ) -> tuple[tf.RaggedTensor, AttentionState]:
-        """Computes the next tokens of each row, for inference. The outputs are those of a call with the whole row.
+        """Computes the next tokens of each row, for inference. The outputs equal a call with the whole row.
 
         Args:
-          x: RaggedTensor <float>[B,(n),D], the tokens after those of the state. Rows may be empty.
+          x: RaggedTensor <float>[B,(n),D], the tokens after the state's tokens. Rows may be empty.
           state: State of the earlier tokens, or None where there are none.
           keep: None or <int>[B], number of x's first tokens that the new state holds. The default is all.
 

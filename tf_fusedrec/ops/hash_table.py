@@ -93,7 +93,7 @@ def table_look_ahead(
 ) -> RowsAhead:
     """Reads the rows that a coming table_refresh will want (NestPipe, section IV). Changes nothing in the table.
 
-    Args and errors are those of table_lookup.
+    Args and errors as for table_lookup.
     """
     return RowsAhead(
         *library.fusedrec_table_look_ahead(
@@ -109,15 +109,15 @@ def table_refresh(
 
     Args:
       table: <resource>[].
-      message, received_splits: those of the look-ahead.
+      message, received_splits: Inputs of the look-ahead.
       rows_ahead: Result of table_look_ahead. Its rows must not be used afterwards.
       dim: D of the table.
 
     Returns:
-      TableRows, equal to those of table_lookup. The table changes as under table_lookup.
+      TableRows, equal to the result of table_lookup. The table changes as under table_lookup.
 
     Raises:
-      InvalidArgumentError: The look-ahead had another message. Other errors are those of table_lookup.
+      InvalidArgumentError: The look-ahead had another message. Other errors as for table_lookup.
     """
     return TableRows(
         *library.fusedrec_table_refresh(
@@ -132,7 +132,7 @@ def table_find(
 ) -> tf.Tensor:
     """Deferred-hash lookup, inference form: inserts and touches nothing. `unknown` decides on ids without a row.
 
-    Args and errors are those of table_lookup.
+    Args and errors as for table_lookup.
 
     Returns:
       <dtype>[P, D], row of each id in the order received; P >= V, zeros behind V.
@@ -174,7 +174,7 @@ def table_peek(
 def table_touch(table: tf.Tensor, message: tf.Tensor, received_splits: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """Changes the table as table_lookup does, and reads no rows.
 
-    Args and errors are those of table_lookup.
+    Args and errors as for table_lookup.
 
     Returns:
       handles <int64>[W] and inverse <int32>[V] of TableRows.
@@ -185,7 +185,7 @@ def table_touch(table: tf.Tensor, message: tf.Tensor, received_splits: tf.Tensor
 def table_prefetch(table: tf.Tensor, message: tf.Tensor, received_splits: tf.Tensor) -> tf.Operation | None:
     """Asks the disk for the rows of a coming lookup that lie beyond the memory budget; does not wait for them.
 
-    Args are those of table_lookup.
+    Args as for table_lookup.
     """
     return library.fusedrec_table_prefetch(table=table, message=message, received_splits=received_splits)
 

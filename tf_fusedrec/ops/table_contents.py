@@ -1,6 +1,6 @@
 """Ops on the contents of a table: statistics, keys, records for checkpoints, removal, eviction.
 
-Side effects and order are those of hash_table.py.
+Side effects and order as in hash_table.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Ops of one replica of a table whose replicas train apart and are averaged from time to time.
 
-Side effects and order are those of hash_table.py. The rules are in custom_ops/hash_table/cpu/parts/replicas.h.
+Side effects and order as in hash_table.py. The rules are in custom_ops/hash_table/cpu/parts/replicas.h.
 """
 
 from __future__ import annotations

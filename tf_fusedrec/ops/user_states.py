@@ -33,7 +33,7 @@ class FoundStates(NamedTuple):
 
 
 class UserStatesStatistics(NamedTuple):
-    """Counts since the cache was made; the first three are those of this moment."""
+    """Counts since the cache was made; the first three describe this moment."""
 
     states: int
     tokens: int
@@ -91,7 +91,7 @@ def user_states_find(
       parts: Parts of the cache.
 
     Raises:
-      InvalidArgumentError: `parts` are not those of the cache.
+      InvalidArgumentError: `parts` are not the parts of the cache.
     """
     return FoundStates(
         *library.fusedrec_user_states_find(states=states, users=users, version=version, now=now, **_attributes(parts))

@@ -125,7 +125,7 @@ class StateCache(tf.Module):
         of_tokens: Sequence[tf.Tensor],
         of_users: Sequence[tf.Tensor],
     ) -> tf.Tensor:
-        """Appends tokens to states, or puts new states. Arguments and result are those of ops.user_states_write."""
+        """Appends tokens to states, or puts new states. Arguments and result as in ops.user_states_write."""
         return ops.user_states_write(
             self._resource.resource_handle, users, version, _now(), revisions=revisions, row_splits=row_splits,
             of_tokens=[tf.cast(part, kind) for part, (kind, _) in zip(of_tokens, self._kept.of_token)],

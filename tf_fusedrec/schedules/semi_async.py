@@ -21,7 +21,7 @@ class SemiAsync(InFlight):
 
     Waiting gradients are applied before evaluation, predictions, saves and checkpoints, and at the end of fit. A user's
     own loop calls `model.drain()`. A run that resumes from a checkpoint looks its first batch up anew, with no update
-    missing. Outside of fit and make_train_function, as in train_on_batch, steps are those of Sync.
+    missing. Outside of fit and make_train_function, as in train_on_batch, steps are steps of Sync.
 
     Raises:
       ValueError: in fit, a model without FusedEmbedding, with backend "tfra", or whose lookups are unknown (see

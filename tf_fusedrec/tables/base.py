@@ -108,7 +108,7 @@ class Table(abc.ABC):
         """Bytes of one stored row with its slots and counters, without its key."""
 
     def look_ahead(self, message: tf.Tensor, splits: tf.Tensor) -> ops.RowsAhead:
-        """Reads the rows of a coming training lookup, and changes nothing. The arguments are those of `lookup`."""
+        """Reads the rows of a coming training lookup, and changes nothing. Arguments as in `lookup`."""
         raise self._cannot("look ahead")
 
     def refresh(self, message: tf.Tensor, splits: tf.Tensor, rows_ahead: ops.RowsAhead) -> Answer:
@@ -126,7 +126,7 @@ class Table(abc.ABC):
 
         Args:
           message, splits: The ids of the own group, as in `lookup`.
-          trained: The ids of all groups, likewise. They change the table as those of `lookup` do.
+          trained: The ids of all groups, likewise. They change the table as in `lookup`.
           rows_ahead: The result of `look_ahead` for `message`, or None.
 
         Returns:
@@ -135,7 +135,7 @@ class Table(abc.ABC):
         raise self._cannot("share gradients among groups of ranks")
 
     def prefetch(self, message: tf.Tensor, splits: tf.Tensor) -> None:
-        """Starts to read rows of a coming lookup from disk. Changes nothing. The arguments are those of `lookup`."""
+        """Starts to read rows of a coming lookup from disk. Changes nothing. Arguments as in `lookup`."""
         raise self._cannot("prefetch rows")
 
     def _cannot(self, what: str) -> ValueError:

@@ -157,7 +157,7 @@ class NativeTable(StoredTable):
                 self.optimizer.count()
             return LeftOutRows(left_out, inverses, update)
         share = scale / self._accumulate_steps if self._average else scale
-        # Gradients are summed when they arrive. TensorFlow runs checks in program order, so these run behind those of
+        # Gradients are summed when they arrive. TensorFlow runs checks in program order, so these come behind checks of
         # the last micro-batch. Only the update waits for them. If it is not made, the next step drops the sums. Sums
         # that hold gradients of earlier steps are not dropped: such a step adds all of its gradients or none.
         drops = self._accumulate_steps == 1

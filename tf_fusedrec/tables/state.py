@@ -76,7 +76,7 @@ class TableState(tf.train.experimental.PythonState):
         return b"".join([len(header).to_bytes(8, "little"), header, *buffers])
 
     def deserialize(self, string_value: bytes) -> None:
-        """Replaces all rows by those of `serialize`. Does nothing inside without_tables."""
+        """Replaces all rows by the rows of `serialize`. Does nothing inside without_tables."""
         if _left_out.get():
             return
         self._refuse_several_ranks("restored by every process would give each of them all rows")

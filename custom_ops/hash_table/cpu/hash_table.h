@@ -83,7 +83,7 @@ class HashTable {
   // Inference form: inserts and touches nothing. An id without a row has its initial value.
   void Find(const Message& message, const ParallelFor& parallel_for, const RowSink& rows) const;
 
-  // Rows as the next Lookup of this message would answer them; changes nothing. Arguments are those of Lookup.
+  // Rows as the next Lookup of this message would answer them; changes nothing. Arguments as for Lookup.
   void Peek(const Message& message, const ParallelFor& parallel_for, const RowSink& rows,
             const Ahead* ahead = nullptr) const;
 

@@ -249,7 +249,7 @@ struct FusedrecDeviceTable {
   int64_t moved_at_ = 0;  // clock of the last lookup, or other call, that took rows out
   bool refuses_new_rows_ = false;
   Waiting waiting_;
-  uint32_t attempt_ = 0;  // lookups begun; tells the touches of a failed one from those of the next
+  uint32_t attempt_ = 0;  // lookups begun; tells the touches of a failed one from the touches of the next
 };
 
 #endif  // FUSEDREC_HASH_TABLE_CUDA_TABLE_H_

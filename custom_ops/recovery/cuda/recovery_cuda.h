@@ -1,6 +1,6 @@
 // Recovery on a GPU: the gather, its deterministic gradient, and the pooled forms of both.
 //
-// Contracts are those of recovery.h and pooled.h, with two differences. Without bags, an index out of range is not
+// Contracts as in recovery.h and pooled.h, with two differences. Without bags, an index out of range is not
 // reported, because a report would wait for the device. It reads zeros and adds to no row, as in TensorFlow's own gather on
 // a GPU. The sum of a row that lies in more than one chunk (below) is rounded in another order than on a CPU, the same on
 // every run.

@@ -53,7 +53,7 @@ def earlier(
 ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
     """Number of strictly earlier events of the same user and key <int64>[N], and the sums of their labels <float64>[N].
 
-    The arguments are those of past_columns, for one key.
+    Arguments as in past_columns, for one key.
     """
     if not isinstance(key, Ragged):
         return _earlier(user, key, time, labels)

@@ -120,7 +120,7 @@ def _ids(program: Program, costs: StepCosts, after: int | None = None) -> tuple[
 def _compute(program: Program, costs: StepCosts, rows: Sequence[int | None], *, dense_first: bool) -> list[int]:
     """Adds the dense passes of all micro-batches. Returns the last exchange of each one's gradients.
 
-    Dense gradients are ready before those of the rows. Schedules of micro-batches hold them back until the last
+    Dense gradients are ready before the gradients of rows. Schedules of micro-batches hold them back until the last
     gradients of rows have arrived, so that the update runs under their all-reduce.
     """
     back, last = [], None

@@ -1,6 +1,6 @@
 // Tells which rows may be in use, so that they neither leave nor move, and which handles are no longer valid.
 //
-// The header of a row has the clock of its last lookup (`last`). So a few clocks pin all rows: those of the lookups that
+// The header of a row has the clock of its last lookup (`last`). So a few clocks pin all rows: of the lookups that
 // run, of the last `window` lookups, and of every lookup since the first one whose gradients wait.
 #ifndef FUSEDREC_HASH_TABLE_CPU_ROWS_PINNED_ROWS_H_
 #define FUSEDREC_HASH_TABLE_CPU_ROWS_PINNED_ROWS_H_

@@ -2,7 +2,7 @@
 //
 //     [ RowHeader | row D x storage | element-wise slots k * D | row-wise slots float32 ]   rounded up to 8 bytes
 //
-// The row is float32, bfloat16 or float16. Element-wise slots of a float32 table are float32, those of a 16-bit table
+// The row is float32, bfloat16 or float16. Element-wise slots are float32 in a float32 table, and in a 16-bit table
 // bfloat16 whatever the row is: sums of squares leave float16's range. Row-wise slots are one number each, float32.
 // All arithmetic is float32.
 //

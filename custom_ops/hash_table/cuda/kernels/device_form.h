@@ -76,7 +76,7 @@ inline absl::Status DeviceTableStatus(int answer, const TableSpec& spec, const c
           "table in host memory: tf.device('/CPU:0')."));
     case kDeviceTableFull:
       return absl::ResourceExhaustedError(absl::StrCat(
-          "max_rows is ", spec.max_rows, ", but a batch needs more rows while those of the last ", spec.window,
+          "max_rows is ", spec.max_rows, ", but a batch needs more rows while the rows of the last ", spec.window,
           " lookups may not leave", spec.eviction == Eviction::kNone && spec.ttl == 0 ? " and eviction is 'none'" : "",
           ". The table is what it was. Remedy: a larger max_rows, an eviction policy, or smaller batches."));
     case kDeviceStale:

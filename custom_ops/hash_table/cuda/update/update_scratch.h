@@ -15,7 +15,7 @@ struct UpdateScratch {
         count(carver.Take<unsigned>(1)),
         sort(&carver, num_ids) {}
 
-  // Sorts the positions of `inverse` by handle, and writes where those of each handle begin.
+  // Sorts the positions of `inverse` by handle, and writes where the positions of each handle begin.
   const int32_t* Sort(const int32_t* inverse, int64_t num_ids, int64_t num_rows, void* stream) const {
     const int32_t* const order = row_sort::SortByRow(sort, inverse, num_ids, num_rows, stream);
     const row_sort::DigitOf sorted{inverse, order, static_cast<uint32_t>(num_rows), 0};

@@ -33,10 +33,12 @@ class Deltas:
 
     def __init__(self, export: Export, folder: str | os.PathLike, refused: Callable[[], None]):
         self._export, self._folder, self._count_refusal = export, pathlib.Path(folder), refused
-        self._bases: dict[pathlib.Path, str] = {}  # version that each known delta starts from
+        self._bases: dict[pathlib.Path, str] = {}  # version that each sound delta starts from
         self._read_at: dict[pathlib.Path, int] = {}  # time of its delta.json
         self._refused: dict[pathlib.Path, _Stamp] = {}
-        self._waiting: set[pathlib.Path] = set()
+        # A delta is applied once, so that versions that return to an earlier one make no circle.
+        self._applied: set[pathlib.Path] = set()
+        self._told: set[pathlib.Path] = set()  # logged as not following
 
     def look(self) -> int:
         """Applies all deltas of the folder that follow. Returns their number."""
@@ -56,39 +58,54 @@ class Deltas:
 
     def _apply_next(self) -> bool:
         version, _, _ = self._export.described_version()
-        self._read_bases()
-        following = sorted(path for path, base in self._bases.items() if base == version)
-        for path in following:
-            if self._is_refused(path):
-                continue
-            try:
-                told = self._export.call("apply_delta", {"path": np.array(os.fspath(path).encode(), object)})
-            except RequestError as error:
-                self._refuse(path, str(error))
-                continue
-            _LOGGER.info("applied delta %s: version %s", path, told["version"].item().decode())
-            return True
-        for path in sorted(set(self._bases) - self._waiting - set(following)):
-            self._waiting.add(path)
-            _LOGGER.info("delta %s starts from version %s, this server has %s", path, self._bases[path], version)
+        self._read_descriptions()
+        for path in sorted(set(self._bases) - self._applied):
+            if self._bases[path] != version:
+                if path not in self._told:
+                    self._told.add(path)
+                    _LOGGER.info(
+                        "delta %s starts from version %s, this server has %s", path, self._bases[path], version
+                    )
+            elif not self._is_refused(path) and self._apply(path):
+                return True
         return False
 
-    def _read_bases(self) -> None:
-        for description in self._folder.glob("*/delta.json"):
-            path = description.parent
+    def _apply(self, path: pathlib.Path) -> bool:
+        try:
+            told = self._export.call("apply_delta", {"path": np.array(os.fspath(path).encode(), object)})
+        except RequestError as error:
+            self._refuse(path, str(error))
+            return False
+        self._applied.add(path)
+        _LOGGER.info("applied delta %s: version %s", path, told["version"].item().decode())
+        return True
+
+    def _read_descriptions(self) -> None:
+        """Reads each new or changed delta.json, and forgets the removed ones."""
+        found = {description.parent for description in self._folder.glob("*/delta.json")}
+        for path in set(self._bases) - found:
+            self._forget(path)
+        for path in sorted(found):
+            description = path / "delta.json"
             try:
                 changed_at = description.stat().st_mtime_ns
                 if self._read_at.get(path) == changed_at or self._is_refused(path):
                     continue
+                self._forget(path)
                 self._bases[path] = json.loads(description.read_text(encoding="utf-8"))["identity"]["version"]
                 self._read_at[path] = changed_at
             except (OSError, ValueError, KeyError, TypeError) as error:
                 self._refuse(path, f"file {os.fspath(description)!r} is damaged: {error!r}")
 
+    def _forget(self, path: pathlib.Path) -> None:
+        for known in (self._bases, self._read_at):
+            known.pop(path, None)
+        self._applied.discard(path)
+        self._told.discard(path)
+
     def _refuse(self, path: pathlib.Path, why: str) -> None:
         self._refused[path] = _stamp(path)
-        self._bases.pop(path, None)
-        self._read_at.pop(path, None)
+        self._forget(path)
         self._count_refusal()
         _LOGGER.error("refused delta %s: %s", path, why)
 

@@ -3,6 +3,7 @@
 import concurrent.futures
 import json
 import os
+import pathlib
 import runpy
 import shutil
 import signal
@@ -16,12 +17,12 @@ import pytest
 
 import tf_fusedrec as fr
 from models.serve.deltas import Deltas
-from models.serve.loaded import Export
+from models.serve.loaded import Export, RequestError
 from tests.support.only_tensorflow import make_environment
 from tests.support.served import Client, served
 from tf_fusedrec import keras, tf
 
-ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 # The same rows and weights, in sums of other lengths.
 TOLERANCE = 1e-6
 
@@ -37,10 +38,10 @@ def request(seed, users=2):
 
 
 class Trained:
-    """A model, an export, two deltas after it in `deltas`, and the answers of all three versions to request(0)."""
+    """A model, its first version as an export, the delta to its second, and the answers of both to request(0)."""
 
-    def __init__(self, folder, ops):
-        table = fr.TableConfig("item", 4, fr.optimizers.Adagrad(0.5), fr.Normal(0.0, 1.0))
+    def __init__(self, folder):
+        table = fr.TableConfig("item", 4, fr.optimizers.SGD(1.0), fr.Normal(0.0, 1.0))
         features = [fr.FeatureConfig("history", "item", "mean"), fr.FeatureConfig("shown", "item")]
         embedding = fr.FusedEmbedding([table], features)
         inputs = {
@@ -50,19 +51,18 @@ class Trained:
         rows = embedding(inputs)
         hidden = keras.layers.Concatenate()([rows["history"], keras.layers.Flatten()(rows["shown"])])
         self.model = keras.Model(inputs, keras.layers.Dense(1, name="score")(hidden))
-        self.model.compile("sgd", "mse")
         self.folder, self.answers = folder, []
-        self.train()
-        fr.export(self.model, folder / "1", ops)
-        for before, after in ((1, 2), (2, 3)):
-            self.train()
-            fr.export(self.model, folder / "ready" / f"{before}-to-{after}", ops, base=folder / f"{before}")
-            if after == 2:
-                fr.apply_delta(folder / "1", folder / "ready" / "1-to-2", folder / "2")
+        self.change(np.arange(20))
+        fr.export(self.model, folder / "1")
+        self.change(np.arange(10, 25))
+        fr.export(self.model, folder / "ready" / "1-to-2", base=folder / "1")
         (folder / "deltas").mkdir()
 
-    def train(self):
-        self.model.fit(self.batch(request(len(self.answers))), tf.ones([2, 1]), verbose=0)
+    def change(self, ids):
+        random = np.random.default_rng(len(self.answers))
+        fr.checkpoint.warm_start(self.model, "item", ids, random.normal(0, 1, [len(ids), 4]).astype(np.float32))
+        dense = self.model.layers[-1]
+        dense.set_weights([random.normal(0, 1, weight.shape) for weight in dense.get_weights()])
         self.answers.append(self.answer(request(0)))
 
     def batch(self, given):
@@ -74,16 +74,12 @@ class Trained:
     def answer(self, given):
         return self.model(self.batch(given), training=False).numpy()
 
-    def arrive(self, name):
-        """Moves a delta into the watched folder."""
-        shutil.copytree(self.folder / "ready" / name, self.folder / "copied")
-        (self.folder / "copied").rename(self.folder / "deltas" / name)
-
 
 @pytest.fixture(scope="module")
 def stock(tmp_path_factory):
-    (tmp_path_factory.mktemp("stock") / "ready").mkdir()
-    return Trained(tmp_path_factory.getbasetemp() / "stock0", "stock")
+    folder = tmp_path_factory.mktemp("served")
+    (folder / "ready").mkdir()
+    return Trained(folder)
 
 
 @pytest.fixture(scope="module")
@@ -159,12 +155,11 @@ def test_bad_requests_get_the_codes_of_tensorflow_serving(running):
     assert client.send(f"{client.model}:predict", good)[0] == 200
 
 
-def test_deltas_are_applied_as_they_appear_and_a_damaged_one_is_named(stock, running, caplog):
+def test_a_delta_is_applied_as_it_appears_and_a_damaged_one_is_named(stock, running, caplog):
     client, server = running
     deltas = Deltas(server.export, stock.folder / "deltas", server.metrics.deltas_refused.inc)
     assert deltas.look() == 0
-    stock.arrive("2-to-3")  # waits for the delta before it
-    stock.arrive("1-to-2")
+    shutil.copytree(stock.folder / "ready" / "1-to-2", stock.folder / "deltas" / "1-to-2")
     path = stock.folder / "deltas" / "1-to-2" / "server" / "changes.data-00000-of-00001"
     sound = path.read_bytes()
     path.write_bytes(sound[:-1] + bytes([sound[-1] ^ 1]))
@@ -176,18 +171,66 @@ def test_deltas_are_applied_as_they_appear_and_a_damaged_one_is_named(stock, run
     before = client.metrics()
     assert before["fusedrec_deltas_refused_total"] == 1 and before["fusedrec_deltas"] == 0
     path.write_bytes(sound)
-    assert deltas.look() == 2
-    np.testing.assert_allclose(client.predict(request(0)), stock.answers[2], rtol=0, atol=TOLERANCE)
-    assert np.abs(stock.answers[2] - stock.answers[0]).max() > 1e-3
+    assert deltas.look() == 1
+    np.testing.assert_allclose(client.predict(request(0)), stock.answers[1], rtol=0, atol=TOLERANCE)
+    assert np.abs(stock.answers[1] - stock.answers[0]).max() > 1e-3
     after = client.metrics()
     digest = client.predict({}, "version")["version"]
-    assert after["fusedrec_deltas"] == 2 and after[f"fusedrec_version {digest}"] == 1 and after["fusedrec_changed_rows"]
+    assert after["fusedrec_deltas"] == 1 and after[f"fusedrec_version {digest}"] == 1 and after["fusedrec_changed_rows"]
     assert f"fusedrec_version {digest}" not in before
-    (stock.folder / "deltas" / "broken").mkdir()
-    (stock.folder / "deltas" / "broken" / "delta.json").write_text("{", encoding="utf-8")
-    assert deltas.look() == 0 == deltas.look()
-    assert client.metrics()["fusedrec_deltas_refused_total"] == 2
-    shutil.rmtree(stock.folder / "deltas" / "broken")
+
+
+class Versions:
+    """An export whose version is a letter, and whose deltas are files that name the next letter."""
+
+    def __init__(self):
+        self.version, self.signatures = "a", {"apply_delta"}
+
+    def described_version(self):
+        return self.version, 0, 0
+
+    def call(self, name, inputs):
+        assert name == "apply_delta"
+        told = (pathlib.Path(inputs["path"].item().decode()) / "server/changes").read_text(encoding="utf-8")
+        if told == "damaged":
+            raise RequestError(400, "it is damaged")
+        self.version = told
+        return {"version": np.array(told.encode(), object)}
+
+
+def test_deltas_follow_by_the_version_that_they_start_from(tmp_path):
+    def arrive(name, base, result):
+        (tmp_path / name / "server").mkdir(parents=True, exist_ok=True)
+        (tmp_path / name / "server/changes").write_text(result, encoding="utf-8")
+        description = json.dumps({"identity": {"version": base}})
+        (tmp_path / name / "delta.json").write_text(description, encoding="utf-8")
+
+    export, refusals = Versions(), []
+    deltas = Deltas(export, tmp_path, lambda: refusals.append(1))
+
+    def look(applied, version, refused):
+        for wanted in (applied, 0):
+            assert (deltas.look(), export.version, len(refusals)) == (wanted, version, refused)
+
+    arrive("1", "c", "d")
+    arrive("2", "b", "damaged")
+    look(0, "a", 0)
+    arrive("3", "a", "b")
+    look(1, "b", 1)
+    arrive("2", "b", "the letter c")  # The copy is complete now.
+    arrive("0", "b", "c")  # Another trainer's delta from the same version comes first by its name.
+    look(2, "d", 1)
+    (tmp_path / "4").mkdir()
+    for text in ("{", "[]", '{"identity": {}}'):
+        (tmp_path / "4/delta.json").write_text(text, encoding="utf-8")
+        deltas.look()
+    look(0, "d", 4)
+    arrive("4", "d", "a")  # Back to the first version. Delta 3, which starts there, was applied already.
+    look(1, "a", 4)
+    shutil.rmtree(tmp_path / "3")
+    look(0, "a", 4)
+    arrive("3", "a", "e")
+    look(1, "e", 4)
 
 
 def test_while_it_stops_new_requests_get_503(running):
@@ -241,7 +284,7 @@ def test_the_program_where_only_tensorflow_is_installed(stock, tmp_path):
     python = make_environment(tmp_path / "venv", ["tensorflow", "tornado", "prometheus-client"])
     inherited = ("TF_USE_LEGACY_KERAS", "PYTHONPATH")
     environment = {name: value for name, value in os.environ.items() if name not in inherited}
-    shutil.copytree(f"{ROOT}/models", tmp_path / "models", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(ROOT / "models", tmp_path / "models", ignore=shutil.ignore_patterns("__pycache__"))
     command = [python, "-m", "models.serve", "--export", stock.folder / "1", "--deltas", stock.folder / "ready"]
     command += ["--port", "0", "--model_name", "clicks", "--batch_wait_ms", "1500"]
     errors = (tmp_path / "stderr").open("w", encoding="utf-8")
@@ -263,7 +306,7 @@ def test_the_program_where_only_tensorflow_is_installed(stock, tmp_path):
             while client.send(client.model)[1]["model_version_status"][0]["state"] == "AVAILABLE":
                 assert time.monotonic() < end
             refused, _ = client.send(f"{client.model}:predict", json.dumps({"inputs": request(1)}).encode())
-            np.testing.assert_allclose(waiting.result(60), stock.answers[2], rtol=0, atol=TOLERANCE)
+            np.testing.assert_allclose(waiting.result(60), stock.answers[1], rtol=0, atol=TOLERANCE)
         assert program.wait(60) == 0
         assert refused == 503
     finally:

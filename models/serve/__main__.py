@@ -22,8 +22,8 @@ try:
     from tornado.netutil import bind_sockets
 except ImportError as missing:
     sys.exit(
-        f"error: models.serve needs tornado and prometheus_client: {missing}. Remedy: pip install tornado "
-        "prometheus-client (the extra tf_fusedrec[serve])"
+        f"error: models.serve needs tornado and prometheus_client: {missing}. Remedy: pip install -r "
+        "requirements/serve.txt (the extra tf_fusedrec[serve])"
     )
 
 from models.serve.deltas import Deltas

@@ -214,11 +214,10 @@ def test_a_server_keeps_states_between_requests_of_many_clients(ranking):
         none = {**later[0], "exposed_row_splits": np.array([0, 0])}
         none |= {name: np.array([], np.int64) for name in ("exposed_item", "exposed_time")}
         assert ask(none)["ctr"] == []
-        older = {**ranking.inputs([4], [0], [1]), "events_before": np.array([11])}
-        older["history_time"] = older["history_time"] - 10**6
-        body = {"signature_name": "with_state", "inputs": {name: value.tolist() for name, value in older.items()}}
-        status, answer = client.send(f"{client.model}:predict", json.dumps(body).encode())
-        assert status == 400 or answer["outputs"]["found"] == [False]
+        wrong = {name: value.tolist() for name, value in {**later[0], "events_before": np.array([-1])}.items()}
+        body = json.dumps({"signature_name": "with_state", "inputs": wrong}).encode()
+        status, answer = client.send(f"{client.model}:predict", body)
+        assert status == 400 and "events_before must be >= 0" in answer["error"]
 
 
 def test_bad_requests_are_named_and_the_server_goes_on(ranking):

@@ -56,6 +56,8 @@ def _arguments() -> argparse.Namespace:
 def main() -> None:
     arguments = _arguments()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    for name in ("absl", "tensorflow"):  # of gradients and names that serving does not use
+        logging.getLogger(name).setLevel(logging.ERROR)
     try:
         # Before the model, which may take minutes to load. Early requests wait.
         sockets = bind_sockets(arguments.port, arguments.host)

@@ -21,7 +21,8 @@ def printed(notebook):
 
 
 def test_all_examples_are_there():
-    assert {path.stem for path in NOTEBOOKS} == {"movielens_retrieval", "multi_task_ranking", "serve_and_update", "tfra_swap"}
+    wanted = {"movielens_retrieval", "multi_task_ranking", "serve_and_update", "tfra_swap"}
+    assert {path.stem for path in NOTEBOOKS} == wanted
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=[path.stem for path in NOTEBOOKS])

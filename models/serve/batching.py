@@ -49,9 +49,9 @@ class EqualSizes:
             size == classes[self._class_of[name]] for name, size in inputs.items()
         )
 
-    def of_output(self, name: str, inputs: Sizes) -> int | None:
-        """Returns the size of an output for the request with these sizes, None if it follows no input."""
-        return self._sizes_of_classes(inputs).get(self._class_of[_OUTPUT + name])
+    def of_output(self, name: str, inputs: Sizes) -> int:
+        """Returns the size of an output for the request with these sizes, -1 if it follows no input."""
+        return self._sizes_of_classes(inputs).get(self._class_of[_OUTPUT + name], -1)
 
     def _sizes_of_classes(self, inputs: Sizes) -> dict[int, int]:
         return {self._class_of[name]: size for name, size in inputs.items()}
@@ -159,7 +159,7 @@ class Batcher:
             task.add_done_callback(self._running.discard)
 
     async def _run(self, group: list[_Waiting]) -> None:
-        parts = await self._together(group) if len(group) > 1 else None
+        parts: Sequence[Arrays | BaseException] | None = await self._together(group) if len(group) > 1 else None
         if parts is None:  # One bad request must not fail the others.
             alone = (self._alone(one.inputs, one.sizes) for one in group)
             parts = await asyncio.gather(*alone, return_exceptions=True)
@@ -179,7 +179,7 @@ class Batcher:
         parts: list[Arrays] = [{} for _ in group]
         for name, value in outputs.items():
             sizes = [self._equal.of_output(name, one.sizes) for one in group]
-            if None in sizes:
+            if min(sizes) < 0:
                 return None
             for part, rows in zip(parts, np.split(value, np.cumsum(sizes)[:-1])):
                 part[name] = rows

@@ -80,7 +80,9 @@ class Export:
         """
         tf = self._tf
         try:
-            outputs = self._loaded.signatures[name](**{key: tf.constant(value) for key, value in inputs.items()})
+            kinds = {key: tf.string if value.dtype.kind == "O" else value.dtype for key, value in inputs.items()}
+            given = {key: tf.constant(value, kinds[key]) for key, value in inputs.items()}
+            outputs = self._loaded.signatures[name](**given)
             return {
                 key: np.array(value.numpy(), object) if value.dtype == tf.string else np.asarray(value.numpy())
                 for key, value in outputs.items()

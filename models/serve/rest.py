@@ -16,7 +16,7 @@ import urllib.parse
 from http import HTTPStatus
 from typing import Any
 
-from tornado import web
+from tornado.web import Application, RequestHandler
 
 from models.serve import tensors
 from models.serve.batching import Batcher
@@ -52,11 +52,11 @@ class Server:
             for signature, described in export.signatures.items()
         }  # fmt: skip
 
-    def application(self) -> web.Application:
+    def application(self) -> Application:
         """Returns the handlers of all paths."""
         given = {"server": self}
         paths = [("/v1/.*", _Models, given), (re.escape(PATH), _Prometheus, given)]
-        return web.Application(
+        return Application(
             paths, default_handler_class=_NotFound, default_handler_args=given, log_function=lambda handler: None
         )
 
@@ -93,7 +93,7 @@ class Server:
         return {"model_spec": spec, "metadata": {"signature_def": {"signature_def": self.export.metadata()}}}
 
 
-class _Json(web.RequestHandler):
+class _Json(RequestHandler):
     """Answers with JSON, errors too."""
 
     def initialize(self, server: Server) -> None:

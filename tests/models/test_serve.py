@@ -1,5 +1,6 @@
 """A served export answers as the model does, follows a folder of deltas, and stops without losing a request."""
 
+import asyncio
 import concurrent.futures
 import json
 import os
@@ -14,10 +15,13 @@ import time
 
 import numpy as np
 import pytest
+from tornado.netutil import bind_sockets
 
 import tf_fusedrec as fr
+from models.serve import __main__ as program
 from models.serve.deltas import Deltas
 from models.serve.loaded import Export, RequestError
+from models.serve.rest import Server
 from tests.support.only_tensorflow import make_environment
 from tests.support.served import Client, served
 from tf_fusedrec import keras, tf
@@ -244,9 +248,23 @@ def test_while_it_stops_new_requests_get_503(running):
         server.stopping = False
 
 
+def test_a_request_that_does_not_end_is_an_error(exported, monkeypatch):
+    monkeypatch.setattr(program, "STOP_SECONDS", 0.05)
+    server = Server(exported, "clicks", 1, 0.0)
+    server.in_flight = 1
+
+    async def run():
+        asyncio.get_running_loop().call_later(0.1, os.kill, os.getpid(), signal.SIGTERM)
+        return await program._serve(server, bind_sockets(0, "127.0.0.1"), None)
+
+    assert asyncio.run(run()) == 1
+    server.threads.shutdown()
+
+
 def main(monkeypatch, *arguments):
     """Returns the error with which `python -m models.serve` refuses to begin."""
     monkeypatch.setattr(sys, "argv", ["serve", *map(str, arguments)])
+    monkeypatch.delitem(sys.modules, "models.serve.__main__")  # as at the start of a program
     with pytest.raises(SystemExit) as ended:
         runpy.run_module("models.serve", run_name="__main__", alter_sys=False)
     return str(ended.value)
@@ -288,11 +306,11 @@ def test_the_program_where_only_tensorflow_is_installed(stock, tmp_path):
     command = [python, "-m", "models.serve", "--export", stock.folder / "1", "--deltas", stock.folder / "ready"]
     command += ["--port", "0", "--model_name", "clicks", "--batch_wait_ms", "1500"]
     errors = (tmp_path / "stderr").open("w", encoding="utf-8")
-    program = subprocess.Popen(
+    running = subprocess.Popen(
         list(map(str, command)), cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=errors, encoding="utf-8"
     )
     try:
-        line = program.stdout.readline()
+        line = running.stdout.readline()
         assert "serving" in line, (tmp_path / "stderr").read_text(encoding="utf-8")[-3000:]
         client = Client(line.split(" at ")[1].split("/v1/")[0], "clicks")
         # The first requests have no others to wait for.
@@ -301,16 +319,16 @@ def test_the_program_where_only_tensorflow_is_installed(stock, tmp_path):
         with concurrent.futures.ThreadPoolExecutor(1) as pool:
             waiting = pool.submit(client.predict, request(0))
             time.sleep(0.5)
-            program.send_signal(signal.SIGTERM)
+            running.send_signal(signal.SIGTERM)
             end = time.monotonic() + 60
             while client.send(client.model)[1]["model_version_status"][0]["state"] == "AVAILABLE":
                 assert time.monotonic() < end
             refused, _ = client.send(f"{client.model}:predict", json.dumps({"inputs": request(1)}).encode())
             np.testing.assert_allclose(waiting.result(60), stock.answers[1], rtol=0, atol=TOLERANCE)
-        assert program.wait(60) == 0
+        assert running.wait(60) == 0
         assert refused == 503
     finally:
-        program.kill()
-        program.wait(60)
-        program.stdout.close()
+        running.kill()
+        running.wait(60)
+        running.stdout.close()
         errors.close()

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from models import serve
+from models import run_signature
 from models.build import columns
 from models.experiment import Experiment
 from models.export import event_columns
@@ -57,7 +57,7 @@ def expected_answer(
 def check_export(
     saved_model: str | os.PathLike, inputs: dict[str, np.ndarray], expected: dict[str, np.ndarray]
 ) -> float:
-    """Runs models/serve.py on the SavedModel in another process and returns the largest difference.
+    """Runs models/run_signature.py on the SavedModel in another process and returns the largest difference.
 
     Raises:
       RuntimeError: The process failed, or its outputs differ by more than TOLERANCE.
@@ -65,7 +65,7 @@ def check_export(
     with tempfile.TemporaryDirectory() as temporary:
         given, answered = pathlib.Path(temporary) / "inputs.npz", pathlib.Path(temporary) / "outputs.npz"
         np.savez(given, **inputs)
-        command = [sys.executable, serve.__file__, "--model", os.fspath(saved_model)]
+        command = [sys.executable, run_signature.__file__, "--model", os.fspath(saved_model)]
         command += ["--inputs", str(given), "--outputs", str(answered)]
         # The server must not join this Horovod job.
         environment = {name: value for name, value in os.environ.items() if not name.startswith("HOROVOD_")}

@@ -1,7 +1,7 @@
 """Exports a trained model as a SavedModel and defines its signatures.
 
     python -m models.export --checkpoint runs/grm_tiny/checkpoint --output runs/grm_tiny/saved_model [--ops ours]
-        [--state_bytes 1000000000]
+        [--state_bytes 1000000000] [--base runs/grm_tiny/saved_model]
 
 Unknown ids get the same rows as in evaluation (TableConfig.unknown). Signatures take flat tensors. A ragged feature is
 a tensor of values; the features of a role share their row_splits <int64>[B+1]:
@@ -273,15 +273,17 @@ def main(argv: Sequence[str]) -> None:
         raise app.UsageError(f"unexpected arguments {list(argv[1:])}; see --help")
     try:
         states = StateOptions(flags.FLAGS.state_bytes, flags.FLAGS.state_ttl) if flags.FLAGS.state_bytes else None
-        export(trained_model(flags.FLAGS.checkpoint), flags.FLAGS.output, flags.FLAGS.ops, states)
+        model = trained_model(flags.FLAGS.checkpoint)
+        export(model, flags.FLAGS.output, flags.FLAGS.ops, states, base=flags.FLAGS.base)
     except ValueError as error:
         raise SystemExit(f"error: {error}") from error
-    print(f"saved model: {flags.FLAGS.output}")
+    print(f"{'delta' if flags.FLAGS.base else 'saved model'}: {flags.FLAGS.output}")
 
 
 if __name__ == "__main__":
     flags.DEFINE_string("checkpoint", None, "Folder of a checkpoint that models.train wrote.", required=True)
     flags.DEFINE_string("output", None, "Folder of the SavedModel to write; it must not exist.", required=True)
+    flags.DEFINE_string("base", None, "Export that a delta starts from; --output becomes the delta.")
     flags.DEFINE_enum("ops", "stock", ["stock", "ours"], "Operations that the server supports.")
     flags.DEFINE_integer("state_bytes", 0, "Memory of the server's cache of user states; 0 for no cache.", 0)
     flags.DEFINE_integer("state_ttl", 0, "Seconds without use after which a user state leaves; 0 for never.", 0)

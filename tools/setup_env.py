@@ -28,7 +28,10 @@ VENV = ROOT / ".venv"
 PYTHON = VENV / "bin/python"
 STAMPS = VENV / ".setup"
 LOGS = ROOT / "build/setup"
-REQUIREMENTS = {"runtime": ["runtime.txt", "build.txt"], "development": ["tfra.txt", "dev.txt", "docs.txt"]}
+REQUIREMENTS = {
+    "runtime": ["runtime.txt", "build.txt"],
+    "development": ["tfra.txt", "serve.txt", "dev.txt", "docs.txt"],
+}
 LIBRARY = ROOT / "tf_fusedrec/ops/_fusedrec_ops.so"
 
 # While this file exists, an installation into .venv runs or was interrupted. pip takes a half-copied package for an

@@ -2,13 +2,21 @@
 
 import contextlib
 import io
+import json
 import re
 import runpy
 import shlex
 import sys
+import types
 
+import numpy as np
 import pytest
 
+from models.experiment import load
+from models.export import _RankingServer
+from models.serve import tensors
+from models.serve.batching import sizes_of
+from models.serve.loaded import Signature, Spec
 from tests.docs.commands import PAGES, ROOT, commands, modules_and_flags, programs
 
 TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
@@ -19,6 +27,21 @@ CRITEO = "tests/examples/test_criteo_dlrm.py::test_two_ranks_find_the_signal_tha
 PROFILING = "tests/docs/test_profiling.py"
 DEPLOY = "tests/examples/test_deploy.py"
 MOVIELENS = "tests/data/test_movielens.py::test_every_form_gives_the_same"
+SERVE = "tests/models/test_serve.py"
+TRIED = f"{SERVE}::test_the_program_where_only_tensorflow_is_installed"
+
+# The request of docs/served_model.md.
+REQUEST = {
+    "user_budget": [2], "user_device": [1], "history_item": [17, 42, 8], "history_action": [1, 0, 1],
+    "history_time": [1700000000, 1700000060, 1700000120], "history_row_splits": [0, 3], "exposed_item": [17, 23],
+    "exposed_time": [1700000180, 1700000180], "exposed_row_splits": [0, 2],
+}  # fmt: skip
+
+
+def curl(body, path):
+    """The command that sends `body` to the model of docs/served_model.md."""
+    return f"curl -d '{json.dumps(body)}' http://127.0.0.1:8501/v1/models/grm{path}"
+
 
 # Commands that run too long or need another machine, and the tests that run the same.
 RUN_ELSEWHERE = {
@@ -116,6 +139,35 @@ RUN_ELSEWHERE = {
         "tests/benchmarks/test_schedule_quality.py::test_jobs_are_trained_once_and_compared_with_sync_of_the_same_seeds"
     ),
     "python -m benchmarks.serving --quick --json serving.json": "tests/benchmarks/test_serving.py::test_fields",
+    "pip install -r requirements/serve.txt": (
+        "tests/environment/test_commands.py::test_the_metadata_ask_for_the_pinned_versions"
+    ),
+    "mkdir -p runs/grm_tiny/served runs/grm_tiny/deltas": TRIED,
+    "cp -r runs/grm_tiny/saved_model runs/grm_tiny/served/1": TRIED,
+    "python -m models.serve --export runs/grm_tiny/served/1 --deltas runs/grm_tiny/deltas --model_name grm": TRIED,
+    curl({"inputs": REQUEST}, ":predict"): (
+        "tests/docs/test_commands.py::test_the_request_has_the_inputs_of_the_main_job"
+    ),
+    curl({"inputs": {"user_budget": [2]}}, "/versions/2:predict"): (
+        f"{SERVE}::test_bad_requests_get_the_codes_of_tensorflow_serving"
+    ),
+    "curl http://127.0.0.1:8501/monitoring/prometheus/metrics": (
+        f"{SERVE}::test_answers_are_those_of_the_model_also_of_joined_requests"
+    ),
+    "python -m models.train --config configs/grm_tiny.yaml --set train.epochs=10 --resume": (
+        "tests/models/test_train.py::test_interrupted_jobs_save_on_all_ranks_and_go_on"
+    ),
+    "python -m models.export --checkpoint runs/grm_tiny/checkpoint --base runs/grm_tiny/served/1 "
+    "--output runs/grm_tiny/deltas/1-to-2": (
+        "tests/models/test_kept_states.py::test_a_delta_makes_states_of_the_older_version_unreachable"
+    ),
+    'docker run --rm -p 8501:8501 -v "$PWD/runs/grm_tiny/served:/models/grm" -v "$PWD/runs/grm_tiny/deltas:/deltas" '
+    "-e MODEL_NAME=grm tensorflow/serving:2.16.1": (
+        "tests/saved_model/test_loaders.py::test_loader"
+    ),
+    curl({"signature_name": "apply_delta", "inputs": {"path": "/deltas/1-to-2"}}, ":predict"): (
+        f"{SERVE}::test_bad_requests_get_the_codes_of_tensorflow_serving"
+    ),
     "python -m tests.saved_model.hour --deltas 360": (
         "tests/saved_model/test_updates.py::test_four_threads_see_whole_versions_where_only_tensorflow_is"
     ),
@@ -178,6 +230,21 @@ def test_programs_print_what_is_written_below_them(page, tmp_path, monkeypatch):
         with contextlib.redirect_stdout(printed):
             exec(compile(program.code, page.name, "exec"), names)
         assert printed.getvalue() == program.output
+
+
+def test_the_request_has_the_inputs_of_the_main_job():
+    config = load(ROOT / "configs/grm_tiny.yaml", []).model
+    signatures = _RankingServer(types.SimpleNamespace(config=config)).signatures()
+    request = tensors.parse(json.dumps({"inputs": REQUEST}).encode(), {
+        "serving_default": Signature({
+            name: Spec(np.dtype(spec.dtype.as_numpy_dtype), tuple(spec.shape))
+            for name, spec in signatures["serving_default"].inputs.items()
+        }, {})
+    })  # fmt: skip
+    sizes = sizes_of(request.inputs)
+    for role in ("history", "exposed"):
+        assert sizes[f"{role}_row_splits end"] == sizes[f"{role}_item"] == sizes[f"{role}_time"]
+        assert sizes[f"{role}_row_splits"] == sizes["user_budget"]
 
 
 def test_every_command_is_run_here_or_by_a_test_that_is_there():

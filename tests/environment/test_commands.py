@@ -111,6 +111,12 @@ def test_the_metadata_ask_for_the_pinned_versions(setup_py):
     assert asked == [pins["tensorflow-recommenders-addons"]] * 2
     assert f'"tensorflow{setup_py["ALLOWED_TENSORFLOW"]}"' in PYPROJECT  # of the build
     assert pins["tensorflow"] in SpecifierSet(setup_py["ALLOWED_TENSORFLOW"])
+    (extra,) = re.findall(r"^serve = \[(.*)\]$", PYPROJECT, re.MULTILINE)
+    listed = (ROOT / "requirements/serve.txt").read_text(encoding="utf-8")
+    pinned = re.findall(r"^([\w-]+)==([\w.]+)", listed, re.MULTILINE)
+    assert {name for name, _ in pinned} == {"prometheus-client", "tornado"}
+    for name, version in pinned:
+        assert version in SpecifierSet(re.search(f'"{name}([^"]+)"', extra)[1]), name
     assert pins["tf-keras"] in SpecifierSet(setup_py["ALLOWED_KERAS"])
 
 

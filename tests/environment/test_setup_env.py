@@ -14,7 +14,7 @@ from tools.steps import StepFailed, run_beside
 @pytest.fixture
 def clone(tmp_path, monkeypatch):
     """Makes a clone of a few files with a .venv that looks complete."""
-    for name in ("runtime", "tfra", "build", "dev", "docs"):
+    for name in ("runtime", "tfra", "serve", "build", "dev", "docs"):
         name = f"requirements/{name}.txt"
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("tensorflow==2\n", encoding="utf-8")

@@ -21,7 +21,8 @@ def printed(notebook):
 
 
 def test_all_examples_are_there():
-    assert {path.stem for path in NOTEBOOKS} == {"movielens_retrieval", "multi_task_ranking", "tfra_swap"}
+    wanted = {"movielens_retrieval", "multi_task_ranking", "serve_and_update", "tfra_swap"}
+    assert {path.stem for path in NOTEBOOKS} == wanted
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=[path.stem for path in NOTEBOOKS])
@@ -38,6 +39,8 @@ def test_notebook(path, monkeypatch):
         assert len(words[0]) == len(words[1]), (was, now)
     if path.stem == "tfra_swap":
         assert "losses within 1e-5: True" in after[-1]
+    if path.stem == "serve_and_update":
+        assert "trained model's: True" in after[-2] and "exit code: 0" in after[-1]
     if path.stem == "movielens_retrieval":
         hits = re.search(r"hr@10\s+([\d.]+)\s+popularity ([\d.]+)", "".join(after))
         assert float(hits[1]) > float(hits[2])

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 import tf_fusedrec as fr
-from models import serve
 from models.build import make_embedding, make_model
 from models.experiment import from_dict
 from models.export import export, trained_model
+from models.run_signature import run_signature
 from tests.models import experiments
 from tests.models.batches import START, ragged, ranking_batch
 from tests.support.graphs import saved_operations
@@ -48,7 +48,7 @@ def test_ranking_scores(tmp_path, kind):
         inputs.update({f"{group}_{name}": batch[f"{group}_{name}"].values.numpy() for name in names})
     path = exported(tmp_path, experiment, model)
     assert not {op for op in saved_operations(path) if op.startswith(("Fusedrec>", "TFRA>", "Horovod"))}
-    scores = serve.serve(path, "serving_default", inputs)
+    scores = run_signature(path, "serving_default", inputs)
     for task, logit in model(cut).items():
         # The float32 weights are equal, so only the order of summation may differ.
         np.testing.assert_allclose(scores[task], tf.sigmoid(logit), atol=1e-6)
@@ -79,13 +79,13 @@ def test_retrieval_embeds_and_finds_the_best_unseen_items(tmp_path, encoder):
         "query_time": START + np.array([400, 900, 900]),
     }
     path = exported(tmp_path, experiment, model)
-    users = serve.serve(path, "serving_default", inputs)["user_embedding"]
+    users = run_signature(path, "serving_default", inputs)["user_embedding"]
     known = [column[:1] for column in (ragged([3, 2, 0], inputs["item_id"]), ragged([3, 2, 0], inputs["timestamp"]))]
     expected = model.embed_users(*known, tf.constant(inputs["query_time"][:1]))
     np.testing.assert_allclose(users[:1], expected, atol=1e-6)  # float32, other order of summation
     assert not users[2].any()  # no history
 
-    best = serve.serve(path, "top_k", {**inputs, "k": np.int32(15)})
+    best = run_signature(path, "top_k", {**inputs, "k": np.int32(15)})
     scores = users @ model.embed_items(tf.constant(ITEMS)).numpy().T
     for row, seen in enumerate([[4, 5, 6], [2], []]):
         unseen = [item for item in ITEMS if item not in seen]
@@ -98,9 +98,9 @@ def test_serve_names_signatures_and_inputs(tmp_path):
     experiment, model = trained(experiments.RANKING, ranking_batch(histories=[3], exposures=[2]))
     path = exported(tmp_path, experiment, model)
     with pytest.raises(ValueError, match=r"no signature 'top_k', it has \[.*'serving_default', 'version'\]. Pass one"):
-        serve.serve(path, "top_k", {})
+        run_signature(path, "top_k", {})
     with pytest.raises(ValueError, match=r"inputs are .*, 'serving_default' wants \['exposed_item'.*Pass exactly"):
-        serve.serve(path, "serving_default", {"x": np.zeros(1)})
+        run_signature(path, "serving_default", {"x": np.zeros(1)})
 
 
 def test_a_checkpoint_of_something_else_is_refused(tmp_path):

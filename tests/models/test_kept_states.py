@@ -1,6 +1,7 @@
 """An export with a cache of user states answers as the model on whole histories, whatever requests came before."""
 
 import concurrent.futures
+import json
 
 import numpy as np
 import pytest
@@ -10,9 +11,11 @@ from models.build import columns, make_embedding, make_model, no_rows
 from models.experiment import from_dict
 from models.export import export
 from models.kept_states import KeptStates, StateOptions
+from models.serve.loaded import Export
 from models.user_state import GRMStates, RetrievalStates
 from tests.models import experiments
 from tests.models.batches import START, retrieval_batch
+from tests.support.served import served
 from tf_fusedrec import keras, ops, tf
 from tf_fusedrec.layers import jagged
 
@@ -178,6 +181,43 @@ def test_concurrent_requests_of_one_user(ranking):
     ranking.histories[0] = whole
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
         list(pool.map(serve, range(4)))
+
+
+def test_a_server_keeps_states_between_requests_of_many_clients(ranking):
+    """Clients ask at once, so that their users share calls. The page for Prometheus shows what the cache did."""
+    for user in range(USERS):
+        ranking.histories[user] = ranking.histories[user][:0]
+        ranking.happen(user, 6 + user)
+    whole = [ranking.inputs([user], [0], [2]) for user in range(USERS)]
+    for user in range(USERS):
+        ranking.happen(user, 1)
+    later = [ranking.inputs([user], [6 + user], [1 + user]) for user in range(USERS)]
+    wanted = [ranking.wanted(inputs)["ctr"] for inputs in later]
+    with served(Export(ranking.folder)) as (client, _), concurrent.futures.ThreadPoolExecutor(USERS) as pool:
+
+        def ask(inputs):
+            return client.predict({name: value.tolist() for name, value in inputs.items()}, "with_state")
+
+        begun = list(pool.map(ask, [*whole, *whole]))
+        assert all(answer["found"] == [True] for answer in begun)
+        for answer, scores in zip(pool.map(ask, later), wanted):
+            np.testing.assert_allclose(answer["ctr"], scores if answer["found"][0] else np.nan, rtol=0, atol=TOLERANCE)
+        found = client.metrics()
+        counts = client.predict({}, "state_statistics")
+        for name in ("bytes", "states"):
+            assert found[f"fusedrec_state_cache_{name}"] == counts[name] > 0
+        for name in ("hits", "misses", "evictions"):
+            assert found[f"fusedrec_state_cache_{name}_total"] == counts[name]
+        assert counts["hits"] > 0 and counts["evictions"] > 0  # The cache holds about three users.
+        status, answer = client.send(f"{client.model}:predict", b'{"signature_name": "with_state", "inputs": {}}')
+        assert status == 400 and "'events_before'" in answer["error"]
+        none = {**later[0], "exposed_row_splits": np.array([0, 0])}
+        none |= {name: np.array([], np.int64) for name in ("exposed_item", "exposed_time")}
+        assert ask(none)["ctr"] == []
+        wrong = {name: value.tolist() for name, value in {**later[0], "events_before": np.array([-1])}.items()}
+        body = json.dumps({"signature_name": "with_state", "inputs": wrong}).encode()
+        status, answer = client.send(f"{client.model}:predict", body)
+        assert status == 400 and "events_before must be >= 0" in answer["error"]
 
 
 def test_bad_requests_are_named_and_the_server_goes_on(ranking):

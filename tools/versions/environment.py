@@ -50,7 +50,7 @@ class Environment:
             self._run("virtual environment", [find_python(self.pair.python), "-m", "venv", ".venv"])
             self._pip("build tools and TensorFlow", "-r", "requirements/build.txt", *self.pair.requirements())
         self._pip("ops, package and test tools", "--no-build-isolation", "-c", "requirements/dev.txt",
-                  "-e", ".[distributed]", *TEST_TOOLS, "-f", str(self._horovod().parent))  # fmt: skip
+                  "-e", ".[distributed,serve]", *TEST_TOOLS, "-f", str(self._horovod().parent))  # fmt: skip
         self._run("check", [str(self.python), "-m", "pip", "check"])
         installed = subprocess.check_output([str(self.python), "-m", "pip", "freeze"], encoding="utf-8", env=self.env)
         (self.folder / "installed.txt").write_text(installed, encoding="utf-8")

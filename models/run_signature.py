@@ -1,6 +1,6 @@
 """Loads a SavedModel of models/export.py and runs one signature, as a server does, with TensorFlow and NumPy only.
 
-    python models/serve.py --model runs/grm_tiny/saved_model --inputs inputs.npz --outputs outputs.npz
+    python models/run_signature.py --model runs/grm_tiny/saved_model --inputs inputs.npz --outputs outputs.npz
 
 inputs.npz holds the signature's inputs by name. The program writes the outputs by name to outputs.npz.
 """
@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 
-def serve(model: str, signature: str, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+def run_signature(model: str, signature: str, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Returns the outputs of a SavedModel's signature, by name.
 
     Raises:
@@ -41,7 +41,7 @@ def main() -> None:
     arguments = parser.parse_args()
     with np.load(arguments.inputs) as inputs:
         try:
-            outputs = serve(arguments.model, arguments.signature, dict(inputs))
+            outputs = run_signature(arguments.model, arguments.signature, dict(inputs))
         except ValueError as error:
             sys.exit(f"error: {error}")
     np.savez(arguments.outputs, **outputs)

@@ -1,0 +1,334 @@
+"""A served export answers as the model does, follows a folder of deltas, and stops without losing a request."""
+
+import asyncio
+import concurrent.futures
+import json
+import os
+import pathlib
+import runpy
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+from tornado.netutil import bind_sockets
+
+import tf_fusedrec as fr
+from models.serve import __main__ as program
+from models.serve.deltas import Deltas
+from models.serve.loaded import Export, RequestError
+from models.serve.rest import Server
+from tests.support.only_tensorflow import make_environment
+from tests.support.served import Client, served
+from tf_fusedrec import keras, tf
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+# The same rows and weights, in sums of other lengths.
+TOLERANCE = 1e-6
+
+
+def request(seed, users=2):
+    random = np.random.default_rng(seed)
+    lengths = random.integers(0, 4, users)
+    return {
+        "history": random.integers(0, 30, lengths.sum()).tolist(),
+        "history_row_splits": [0, *np.cumsum(lengths).tolist()],
+        "shown": random.integers(0, 30, [users, 2]).tolist(),
+    }
+
+
+class Trained:
+    """A model, its first version as an export, the delta to its second, and the answers of both to request(0)."""
+
+    def __init__(self, folder):
+        table = fr.TableConfig("item", 4, fr.optimizers.SGD(1.0), fr.Normal(0.0, 1.0))
+        features = [fr.FeatureConfig("history", "item", "mean"), fr.FeatureConfig("shown", "item")]
+        embedding = fr.FusedEmbedding([table], features)
+        inputs = {
+            "history": keras.Input([None], ragged=True, dtype=tf.int64, name="history"),
+            "shown": keras.Input([2], dtype=tf.int64, name="shown"),
+        }
+        rows = embedding(inputs)
+        hidden = keras.layers.Concatenate()([rows["history"], keras.layers.Flatten()(rows["shown"])])
+        self.model = keras.Model(inputs, keras.layers.Dense(1, name="score")(hidden))
+        self.folder, self.answers = folder, []
+        self.change(np.arange(20))
+        fr.export(self.model, folder / "1")
+        self.change(np.arange(10, 25))
+        fr.export(self.model, folder / "ready" / "1-to-2", base=folder / "1")
+        (folder / "deltas").mkdir()
+
+    def change(self, ids):
+        random = np.random.default_rng(len(self.answers))
+        fr.checkpoint.warm_start(self.model, "item", ids, random.normal(0, 1, [len(ids), 4]).astype(np.float32))
+        dense = self.model.layers[-1]
+        dense.set_weights([random.normal(0, 1, weight.shape) for weight in dense.get_weights()])
+        self.answers.append(self.answer(request(0)))
+
+    def batch(self, given):
+        history = tf.RaggedTensor.from_row_splits(
+            tf.constant(given["history"], tf.int64), tf.constant(given["history_row_splits"], tf.int64)
+        )
+        return {"history": history, "shown": tf.constant(given["shown"], tf.int64)}
+
+    def answer(self, given):
+        return self.model(self.batch(given), training=False).numpy()
+
+
+@pytest.fixture(scope="module")
+def stock(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("served")
+    (folder / "ready").mkdir()
+    return Trained(folder)
+
+
+@pytest.fixture(scope="module")
+def exported(stock):
+    return Export(stock.folder / "1")
+
+
+@pytest.fixture(scope="module")
+def running(exported):
+    with served(exported, "clicks") as (client, server):
+        yield client, server
+
+
+def test_answers_are_those_of_the_model_also_of_joined_requests(stock, running):
+    client, _ = running
+    np.testing.assert_allclose(client.predict(request(0)), stock.answers[0], rtol=0, atol=TOLERANCE)
+    requests = [request(seed, users=1 + seed % 3) for seed in range(30)]
+    signature = tf.saved_model.load(str(stock.folder / "1")).signatures["serving_default"]
+    with concurrent.futures.ThreadPoolExecutor(10) as pool:
+        for given, answer in zip(requests, pool.map(client.predict, requests)):
+            wanted = signature(**{name: tf.constant(value, tf.int64) for name, value in given.items()})["score"]
+            np.testing.assert_allclose(answer, wanted, rtol=0, atol=TOLERANCE)
+    found = client.metrics()
+    assert found["fusedrec_requests_total serving_default 200"] == 31
+    assert found[":tensorflow:serving:request_latency_count"] == 31
+    assert 0 < found[":tensorflow:serving:request_latency_sum"] < 31 * 60e6
+    assert found["fusedrec_batch_requests_sum"] >= 31 > found["fusedrec_batch_requests_count"]
+
+
+def test_status_and_metadata(running):
+    client, _ = running
+    status = {
+        "version": "1", "state": "AVAILABLE", "status": {"error_code": "OK", "error_message": ""},
+    }  # fmt: skip
+    for path in (client.model, f"{client.model}/versions/1"):
+        assert client.send(path) == (200, {"model_version_status": [status]})
+    for path in (f"{client.model}/metadata", f"{client.model}/versions/1/metadata"):
+        code, told = client.send(path)
+        assert code == 200 and told["model_spec"] == {"name": "clicks", "signature_name": "", "version": "1"}
+        signatures = told["metadata"]["signature_def"]["signature_def"]
+        assert {"serving_default", "apply_delta", "apply_deltas", "version"} <= set(signatures)
+        shown = signatures["serving_default"]["inputs"]["shown"]
+        assert shown["dtype"] == "DT_INT64" and shown["name"] == "serving_default_shown:0"
+        sizes = [{"size": "-1", "name": ""}, {"size": "2", "name": ""}]
+        assert shown["tensor_shape"] == {"dim": sizes, "unknown_rank": False}
+        assert signatures["serving_default"]["method_name"] == "tensorflow/serving/predict"
+    body = json.dumps({"inputs": request(0)}).encode()
+    assert client.send(f"{client.model}/versions/1:predict", body)[0] == 200
+    assert set(client.predict({}, "version")) == {"version", "deltas", "changed_rows"}
+
+
+def test_bad_requests_get_the_codes_of_tensorflow_serving(running):
+    client, _ = running
+    good = json.dumps({"inputs": request(0)}).encode()
+    wrong = json.dumps({"inputs": {**request(0), "history_row_splits": [0, 9, 9]}}).encode()
+    other = client.model.replace("clicks", "others")
+    missing = b'{"signature_name": "apply_delta", "inputs": {"path": "/nowhere"}}'
+    for path, body, method, code, words in (
+        (f"{other}:predict", good, None, 404, "Servable not found for request: Latest(others)"),
+        (f"{client.model}/versions/7:predict", good, None, 404, "Servable not found for request: Specific(clicks, 7)"),
+        (other, None, None, 404, "Could not find any versions of model others"),
+        (f"{client.model}/versions/7", None, None, 404, "Could not find version 7 of model clicks"),
+        (f"{client.model}:predict", None, None, 400, "Malformed request: GET /v1/models/clicks:predict"),
+        (f"{client.model}:classify", good, None, 400, "Malformed request: POST"),
+        (client.model, good, "PUT", 400, "Malformed request: PUT"),
+        (f"{client.url}/v2", None, None, 404, "Not found"),
+        (f"{client.model}:predict", b"{", None, 400, "JSON Parse error"),
+        (f"{client.model}:predict", wrong, None, 400, "do not form a valid RaggedTensor"),
+        (f"{client.model}:predict", missing, None, 404, "/nowhere/server/header; No such file"),
+    ):
+        status, answer = client.send(path, body, method)
+        assert status == code and words in answer["error"] and "node" not in answer["error"], answer
+    assert client.send(f"{client.model}:predict", good)[0] == 200
+
+
+def test_a_delta_is_applied_as_it_appears_and_a_damaged_one_is_named(stock, running, caplog):
+    client, server = running
+    deltas = Deltas(server.export, stock.folder / "deltas", server.metrics.deltas_refused.inc)
+    assert deltas.look() == 0
+    shutil.copytree(stock.folder / "ready" / "1-to-2", stock.folder / "deltas" / "1-to-2")
+    path = stock.folder / "deltas" / "1-to-2" / "server" / "changes.data-00000-of-00001"
+    sound = path.read_bytes()
+    path.write_bytes(sound[:-1] + bytes([sound[-1] ^ 1]))
+    for _ in range(3):
+        assert deltas.look() == 0
+    np.testing.assert_allclose(client.predict(request(0)), stock.answers[0], rtol=0, atol=TOLERANCE)
+    refusals = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    assert len(refusals) == 1 and f"{path} is damaged" in refusals[0]
+    before = client.metrics()
+    assert before["fusedrec_deltas_refused_total"] == 1 and before["fusedrec_deltas"] == 0
+    path.write_bytes(sound)
+    assert deltas.look() == 1
+    np.testing.assert_allclose(client.predict(request(0)), stock.answers[1], rtol=0, atol=TOLERANCE)
+    assert np.abs(stock.answers[1] - stock.answers[0]).max() > 1e-3
+    after = client.metrics()
+    digest = client.predict({}, "version")["version"]
+    assert after["fusedrec_deltas"] == 1 and after[f"fusedrec_version {digest}"] == 1 and after["fusedrec_changed_rows"]
+    assert f"fusedrec_version {digest}" not in before
+
+
+class Versions:
+    """An export whose version is a letter, and whose deltas are files that name the next letter."""
+
+    def __init__(self):
+        self.version, self.signatures = "a", {"apply_delta"}
+
+    def described_version(self):
+        return self.version, 0, 0
+
+    def call(self, name, inputs):
+        assert name == "apply_delta"
+        told = (pathlib.Path(inputs["path"].item().decode()) / "server/changes").read_text(encoding="utf-8")
+        if told == "damaged":
+            raise RequestError(400, "it is damaged")
+        self.version = told
+        return {"version": np.array(told.encode(), object)}
+
+
+def test_deltas_follow_by_the_version_that_they_start_from(tmp_path):
+    def arrive(name, base, result):
+        (tmp_path / name / "server").mkdir(parents=True, exist_ok=True)
+        (tmp_path / name / "server/changes").write_text(result, encoding="utf-8")
+        description = json.dumps({"identity": {"version": base}})
+        (tmp_path / name / "delta.json").write_text(description, encoding="utf-8")
+
+    export, refusals = Versions(), []
+    deltas = Deltas(export, tmp_path, lambda: refusals.append(1))
+
+    def look(applied, version, refused):
+        for wanted in (applied, 0):
+            assert (deltas.look(), export.version, len(refusals)) == (wanted, version, refused)
+
+    arrive("1", "c", "d")
+    arrive("2", "b", "damaged")
+    look(0, "a", 0)
+    arrive("3", "a", "b")
+    look(1, "b", 1)
+    arrive("2", "b", "the letter c")  # The copy is complete now.
+    arrive("0", "b", "c")  # Another trainer's delta from the same version comes first by its name.
+    look(2, "d", 1)
+    (tmp_path / "4").mkdir()
+    for text in ("{", "[]", '{"identity": {}}'):
+        (tmp_path / "4/delta.json").write_text(text, encoding="utf-8")
+        deltas.look()
+    look(0, "d", 4)
+    arrive("4", "d", "a")  # Back to the first version. Delta 3, which starts there, was applied already.
+    look(1, "a", 4)
+    shutil.rmtree(tmp_path / "3")
+    look(0, "a", 4)
+    arrive("3", "a", "e")
+    look(1, "e", 4)
+
+
+def test_while_it_stops_new_requests_get_503(running):
+    client, server = running
+    server.stopping = True
+    try:
+        status, answer = client.send(f"{client.model}:predict", json.dumps({"inputs": request(0)}).encode())
+        assert status == 503 and "stopping" in answer["error"]
+        assert client.send(client.model)[1]["model_version_status"][0]["state"] == "UNLOADING"
+    finally:
+        server.stopping = False
+
+
+def test_a_request_that_does_not_end_is_an_error(exported, monkeypatch):
+    monkeypatch.setattr(program, "STOP_SECONDS", 0.05)
+    server = Server(exported, "clicks", 1, 0.0)
+    server.in_flight = 1
+
+    async def run():
+        asyncio.get_running_loop().call_later(0.1, os.kill, os.getpid(), signal.SIGTERM)
+        return await program._serve(server, bind_sockets(0, "127.0.0.1"), None)
+
+    assert asyncio.run(run()) == 1
+    server.threads.shutdown()
+
+
+def main(monkeypatch, *arguments):
+    """Returns the error with which `python -m models.serve` refuses to begin."""
+    monkeypatch.setattr(sys, "argv", ["serve", *map(str, arguments)])
+    monkeypatch.delitem(sys.modules, "models.serve.__main__")  # as at the start of a program
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_module("models.serve", run_name="__main__", alter_sys=False)
+    return str(ended.value)
+
+
+def test_what_cannot_be_served_is_refused_before_it_begins(stock, tmp_path, monkeypatch):
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        held.listen()
+        port = held.getsockname()[1]
+        said = main(monkeypatch, "--export", stock.folder / "1", "--port", port)
+        assert f"port {port} of 127.0.0.1 cannot be used" in said and "Remedy" in said
+    here = ("--port", 0, "--export")
+    assert "has no saved_model.pb" in main(monkeypatch, *here, tmp_path)
+    assert "is a delta" in main(monkeypatch, *here, stock.folder / "ready" / "1-to-2")
+    said = main(monkeypatch, *here, stock.folder / "1", "--deltas", tmp_path / "none")
+    assert "none' is no folder" in said
+    shutil.copytree(stock.folder / "1", tmp_path / "damaged")
+    (tmp_path / "damaged/saved_model.pb").write_bytes(b"\xff")
+    assert "cannot be loaded" in main(monkeypatch, *here, tmp_path / "damaged")
+    description = tmp_path / "damaged/assets.extra/tables.json"
+    described = json.loads(description.read_text(encoding="utf-8"))
+    description.write_text(json.dumps({**described, "ops": "ours"}), encoding="utf-8")
+    with monkeypatch.context() as without:
+        without.setitem(sys.modules, "tf_fusedrec", None)
+        assert "has ops 'ours', which need tf_fusedrec" in main(monkeypatch, *here, tmp_path / "damaged")
+    description.write_text("{", encoding="utf-8")
+    assert "tables.json' is damaged" in main(monkeypatch, *here, tmp_path / "damaged")
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    assert "the extra tf_fusedrec[serve]" in main(monkeypatch, *here, stock.folder / "1")
+
+
+def test_the_program_where_only_tensorflow_is_installed(stock, tmp_path):
+    """It catches up with the deltas. On SIGTERM it answers what is in flight, refuses the rest, and exits with 0."""
+    python = make_environment(tmp_path / "venv", ["tensorflow", "tornado", "prometheus-client"])
+    inherited = ("TF_USE_LEGACY_KERAS", "PYTHONPATH")
+    environment = {name: value for name, value in os.environ.items() if name not in inherited}
+    shutil.copytree(ROOT / "models", tmp_path / "models", ignore=shutil.ignore_patterns("__pycache__"))
+    command = [python, "-m", "models.serve", "--export", stock.folder / "1", "--deltas", stock.folder / "ready"]
+    command += ["--port", "0", "--model_name", "clicks", "--batch_wait_ms", "1500"]
+    errors = (tmp_path / "stderr").open("w", encoding="utf-8")
+    running = subprocess.Popen(
+        list(map(str, command)), cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=errors, encoding="utf-8"
+    )
+    try:
+        line = running.stdout.readline()
+        assert "serving" in line, (tmp_path / "stderr").read_text(encoding="utf-8")[-3000:]
+        client = Client(line.split(" at ")[1].split("/v1/")[0], "clicks")
+        # The first requests have no others to wait for.
+        for seed in range(6):
+            client.predict(request(seed, users=3))
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(client.predict, request(0))
+            time.sleep(0.5)
+            running.send_signal(signal.SIGTERM)
+            end = time.monotonic() + 60
+            while client.send(client.model)[1]["model_version_status"][0]["state"] == "AVAILABLE":
+                assert time.monotonic() < end
+            refused, _ = client.send(f"{client.model}:predict", json.dumps({"inputs": request(1)}).encode())
+            np.testing.assert_allclose(waiting.result(60), stock.answers[1], rtol=0, atol=TOLERANCE)
+        assert running.wait(60) == 0
+        assert refused == 503
+    finally:
+        running.kill()
+        running.wait(60)
+        running.stdout.close()
+        errors.close()

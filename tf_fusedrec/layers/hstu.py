@@ -1,7 +1,7 @@
 """One HSTU block: project, attend, gate, project back, add.
 
-A model is a PositionEmbedding (positions.py) and a stack of HSTU blocks. ops/jagged_attention.py computes the
-attention, bias_weights.py its bias, and gated_output.py the output stage after it.
+A model is a PositionEmbedding (positions.py) and a stack of HSTU blocks. ops/gated_attention.py computes the attention,
+bias_weights.py its bias, and gated_output.py the output stage after it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from tf_fusedrec.layers.bias_weights import BiasWeights, check_bias_arguments
 from tf_fusedrec.layers.gated_output import GATE_ACTIVATIONS, GatedOutput
 from tf_fusedrec.layers.kernels import FUSED
 from tf_fusedrec.layers.visible_keys import visible_keys
-from tf_fusedrec.ops import RelativeBias, SequenceTimes
+from tf_fusedrec.ops import SequenceTimes
 
 FORMS = ("research", "production", "mtgrboost")
 DIVISORS = ("max_length", "row_length", "visible_keys")
@@ -62,8 +62,7 @@ class HSTU(keras.layers.Layer):
       returns RaggedTensor <float>[B,(L),D].
 
     Raises:
-      ValueError: An argument is out of range or belongs to another form, x is not ragged, or timestamps are missing
-        or unexpected.
+      ValueError: An argument is out of range or of another form, x is not ragged, or timestamps are missing or unexpected.
       InvalidArgumentError: A row is longer than max_sequence_length, or the row lengths of timestamps differ from x's.
 
     Source: Zhai et al., Actions Speak Louder than Words (ICML 2024) and its public code; MTGRBoost, section 2.
@@ -177,8 +176,9 @@ class HSTU(keras.layers.Layer):
         bias = self.bias_weights(x.row_splits, timestamps, num_targets)
         gate, *heads = self._project(x.values)
         masks = self._masks(num_targets, contextual_length)
-        attended = self._attend(*heads, x.row_splits, scale=self._scale(x.row_splits, masks), bias=bias, **masks)
-        return x.with_values(self.output_stage([x.values, gate, attended], training=training))
+        scale = self._scale(x.row_splits, masks)
+        gated = self._gated(gate, *heads, x.row_splits, scale=scale, bias=bias, **masks)
+        return x.with_values(self.output_stage([x.values, *gated], training=training))
 
     def extend(
         self,
@@ -217,7 +217,8 @@ class HSTU(keras.layers.Layer):
         whole = attention_state.joined(state, new, self.max_sequence_length, self.name)
         row_splits, masks = whole.values.row_splits, self._masks(num_targets, contextual_length)
         times = attention_state.whole_times(timestamps, whole)
-        attended = self._attend(
+        gated = self._gated(
+            gate,
             query,
             whole.keys.values,
             whole.values.values,
@@ -227,7 +228,7 @@ class HSTU(keras.layers.Layer):
             query_splits=x.row_splits,
             **masks,
         )
-        y = x.with_values(self.output_stage([x.values, gate, attended], training=False))
+        y = x.with_values(self.output_stage([x.values, *gated], training=False))
         return y, attention_state.kept(whole, x, num_targets, keep)
 
     def check_extendable(self) -> None:
@@ -295,11 +296,15 @@ class HSTU(keras.layers.Layer):
             "target_group_size": self.target_group_size,
         }
 
-    def _attend(self, query, key, value, row_splits, bias: RelativeBias | None, **arguments) -> tf.Tensor:
-        """Returns the attention of all heads, <float>[Tq, H * Dv]."""
-        alpha = self.qk_dim**-0.5 if self.form == "production" else 1.0
-        attended = self.kernels.attention(query, key, value, row_splits, alpha=alpha, bias=bias, **arguments)
-        return tf.reshape(attended, [-1, self.num_heads * self.value_dim])
+    def _gated(self, gate, query, key, value, row_splits, **arguments) -> list[tf.Tensor]:
+        """Returns the inputs of the output stage, <float>[Tq, H * Dv]: the gated attention, or gate and attention."""
+        arguments["alpha"] = self.qk_dim**-0.5 if self.form == "production" else 1.0
+        inner = [-1, self.num_heads * self.value_dim]
+        output_gate = self.output_stage.output_gate(gate) if self.kernels.gated_attention else None
+        if output_gate is None:
+            return [gate, tf.reshape(self.kernels.attention(query, key, value, row_splits, **arguments), inner)]
+        attended = self.kernels.gated_attention(query, key, value, row_splits, gate=output_gate, **arguments)
+        return [tf.reshape(attended, inner)]
 
     def _scale(self, row_splits: tf.Tensor, masks: dict, queries: tf.Tensor | None = None) -> float | tf.Tensor:
         """Returns one over the divisor, of the last `queries` <int64>[B] tokens of each row; None: of all tokens."""

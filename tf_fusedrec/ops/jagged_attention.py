@@ -124,15 +124,20 @@ def jagged_attention(
     Source: Zhai et al., Actions Speak Louder than Words (HSTU), section 3; masks as in its public operators.
     """
     return library.fusedrec_jagged_attention(
-        query=query,
-        key=key,
-        value=value,
-        scale=tf.cast(scale, tf.float32),
-        alpha=alpha,
-        **_rows(row_splits, num_targets, contextual_length, attention_window, min_full_length, target_group_size),
-        **_bias(bias),
-        query_splits=_list_of(query_splits),
-    )
+        **attention_inputs(
+            query, key, value, row_splits, scale, alpha, bias, query_splits, num_targets=num_targets,
+            contextual_length=contextual_length, attention_window=attention_window, min_full_length=min_full_length,
+            target_group_size=target_group_size,
+        )
+    )  # fmt: skip
+
+
+def attention_inputs(
+    query, key, value, row_splits, scale, alpha, bias: RelativeBias | None, query_splits, **masks
+) -> dict[str, Any]:
+    """Returns inputs and attributes of the ops that attend, from the arguments of jagged_attention."""
+    tokens = {"query": query, "key": key, "value": value, "scale": tf.cast(scale, tf.float32), "alpha": alpha}
+    return {**tokens, **_rows(row_splits, **masks), **_bias(bias), "query_splits": _list_of(query_splits)}
 
 
 def bias_attention(
@@ -247,12 +252,12 @@ def _bias(bias: RelativeBias | None) -> dict[str, Any]:
     }
 
 
-_ATTRIBUTES = ("attention_window", "min_full_length", "target_group_size", "targets", "position", "time")
+ATTRIBUTES = ("attention_window", "min_full_length", "target_group_size", "targets", "position", "time")
 
 
 @tf.RegisterGradient("Fusedrec>JaggedAttention")
 def _jagged_attention_gradient(op, grads):
-    attributes = {name: op.get_attr(name) for name in (*_ATTRIBUTES, "alpha")}
+    attributes = {name: op.get_attr(name) for name in (*ATTRIBUTES, "alpha")}
     attributes["time"] = attributes["time"].decode()
     inputs, query_splits = op.inputs[:12], list(op.inputs[12:])
     found = library.fusedrec_jagged_attention_grad(grads, *inputs, query_splits, **attributes)
@@ -263,7 +268,7 @@ def _jagged_attention_gradient(op, grads):
 
 @tf.RegisterGradient("Fusedrec>JaggedBiasAttention")
 def _bias_attention_gradient(op, grads):
-    attributes = {name: op.get_attr(name) for name in _ATTRIBUTES}
+    attributes = {name: op.get_attr(name) for name in ATTRIBUTES}
     attributes["time"] = attributes["time"].decode()
     inputs, query_splits = op.inputs[:9], list(op.inputs[9:])
     found = library.fusedrec_jagged_bias_attention_grad(grads, *inputs, query_splits, **attributes)

@@ -79,7 +79,7 @@ std::vector<AttentionUnit> Units(const AttentionProblem& problem, int64_t num_ro
 }
 
 void RunUnits(const AttentionProblem& problem, const std::vector<AttentionUnit>& units, const TilePasses& passes,
-              bool backward, const ParallelFor& parallel_for) {
+              bool backward, const ParallelFor& parallel_for, const std::function<void(int32_t)>& after) {
   std::vector<double> cost(units.size());
   int64_t floats = 0;
   for (size_t u = 0; u < units.size(); ++u) {
@@ -102,6 +102,7 @@ void RunUnits(const AttentionProblem& problem, const std::vector<AttentionUnit>&
     float* scratch = memory.get() + (kAlign - address % kAlign) % kAlign;
     for (; taken < units.size(); taken = next++) {
       (backward ? passes.backward : passes.forward)(problem, units[order[taken]], scratch);
+      if (after) after(order[taken]);
     }
   });
 }

@@ -151,6 +151,9 @@ __global__ void __launch_bounds__(Shape<T, D>::kThreads) AttentionKernel(Problem
     }
     if constexpr (kPass == kForward) {
       S::WriteRows(sums_a, tiles.scale, 1.0f, problem.out + at_out, stride_value, columns_value, r0, r1);
+      if (problem.gate.gate != nullptr && IsLastOf(problem.heads, problem.gate.done + i / problem.heads)) {
+        GateTokens(problem.gate, query_first + r0, query_first + r1);
+      }
     } else if constexpr (kPass == kQueryGrads) {
       S::WriteRows(sums_a, nullptr, problem.alpha, problem.query_grads + at_query, stride_qk, columns_qk, r0, r1);
     } else {

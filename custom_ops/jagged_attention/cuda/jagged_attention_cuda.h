@@ -19,6 +19,10 @@
 // adds while the bucket stays the same. There are no atomic operations. At most kAttentionSlots blocks run, each with its
 // own sums, which are added in order. So gradients are the same on every run.
 //
+// # Gate and norm
+// With `gate`, a call ends with the gate and the norm of an HSTU block, and begins its backward pass with their gradients
+// (attention_gate.cuh).
+//
 // # The channels of FuXi
 // The weights are the bias alone, one map of position and one of time, without queries and keys. So the first product
 // drops out. All heads share a map, so the heads of a value are the columns of one product. A block has a slice of
@@ -49,8 +53,9 @@ struct FusedrecAttention {
   int64_t scale_stride;    // 0: one scale for all tokens, 1: one per query token
   int64_t max_length;      // N; 0: no position part
   int64_t num_thresholds;  // G; -1: no buckets
+  int64_t per_head, gate_first;  // of the gate: norm by head; norm(gate * attention)
   int64_t time_function;   // 0: none, 1: power, 2: exponential, 3: stretched; channels only, without buckets
-  double alpha;
+  double alpha, epsilon;
   const int64_t* row_splits;   // [B+1], host
   const int64_t* num_targets;  // [B], host, or null
   const int64_t* contextual_lengths;  // [B], host, or null
@@ -64,13 +69,20 @@ struct FusedrecAttention {
   const float* time_weights;      // [G+1], or the parameters of time_function
   const int64_t* asks;            // [Tq]
   const int64_t* answers;         // [T]
-  void* out;          // forward; of channels [Tq, H, channels * value_dim]
-  const void* grads;  // backward: of out
+  const void* gate;              // [Tq, H, value_dim], or null: no gate and no norm
+  const float* norm_weight;      // [H * value_dim], or null
+  const float* norm_bias;        // null with norm_weight
+  void* out;          // forward; of channels [Tq, H, channels * value_dim]. The backward pass of a gate reads it
+  void* gated;        // forward, with a gate: [Tq, H, value_dim]
+  const void* grads;  // backward: of out; with a gate, of gated
   void* query_grads;
   void* key_grads;
   void* value_grads;
   float* position_grads;  // written where there is a position part
   float* time_grads;
+  void* gate_grads;  // with a gate
+  float* norm_weight_grads;
+  float* norm_bias_grads;
 };
 }
 

@@ -28,6 +28,11 @@ from tests.cuda.checks.jagged_attention_channels import (  # noqa: F401
     check_slices_of_columns,
 )
 from tests.cuda.checks.jagged_attention_fuxi import check_blocks_of_fuxi  # noqa: F401
+from tests.cuda.checks.jagged_attention_gate import (  # noqa: F401
+    check_a_gate_of_fewer_queries_than_keys,
+    check_gate_and_norm,
+    check_weights_of_the_norm_with_more_tokens_than_a_slot,
+)
 from tests.cuda.checks.jagged_attention_oracle import visible_pairs
 from tests.support.shared import ROOT
 

@@ -95,6 +95,7 @@ inline absl::Status CheckAttention(InferenceContext* c, int first, Tokens* token
 #define FUSEDREC_MASK_AND_BIAS_ATTRS       \
   .Attr("attention_window: int >= 0 = 0")  \
   .Attr("min_full_length: int >= 0 = 0")   \
+  .Attr("global_window: int >= 0 = 0")     \
   .Attr("target_group_size: int >= 1 = 1") \
   .Attr("targets: bool = false")           \
   .Attr("position: bool = false")          \

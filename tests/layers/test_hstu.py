@@ -245,6 +245,7 @@ def test_a_saved_model_answers_alike(tmp_path):
     [
         ({"num_heads": 0}, "num_heads must be >= 1, got 0"),
         ({"attention_window": -1}, "attention_window must be >= 0, got -1"),
+        ({"global_window": 4}, "global_window = 4 needs an attention_window, got 0"),
         ({"divisor": "batch"}, r"divisor must be one of \('max_length', 'row_length', 'visible_keys'\), got 'batch'"),
         ({"time_encoding": "sine"}, r"time_encoding must be one of \('none', 'buckets', .* got 'sine'"),
         ({"gate_activation": "relu"}, "gate_activation must be one of .* got 'relu'"),

@@ -13,7 +13,7 @@ from tf_fusedrec.layers.bias_weights import BiasWeights, check_bias_arguments
 from tf_fusedrec.layers.gated_output import GATE_ACTIVATIONS, GatedOutput
 from tf_fusedrec.layers.kernels import FUSED
 from tf_fusedrec.layers.visible_keys import visible_keys
-from tf_fusedrec.ops import SequenceTimes
+from tf_fusedrec.ops import SequenceTimes, checked_windows
 
 FORMS = ("research", "production", "mtgrboost")
 DIVISORS = ("max_length", "row_length", "visible_keys")
@@ -46,6 +46,7 @@ class HSTU(keras.layers.Layer):
         depend on the row's length. "visible_keys" is the number of tokens that the query token sees.
       attention_window: Number of preceding positions that a token sees, or 0 for all.
       min_full_length: Number of newest tokens per row that ignore the window.
+      global_window: Number of oldest history tokens that every token sees, as it sees the context; only with a window.
       target_group_size: Size of the groups of a row's targets. A target sees the earlier targets of its group; with
         size 1 it sees no other target. See ops.jagged_attention.
       concat: Whether to project three parts instead of the gated one. They are [u, LN(attention), u * LN(attention)]
@@ -62,7 +63,7 @@ class HSTU(keras.layers.Layer):
       returns RaggedTensor <float>[B,(L),D].
 
     Raises:
-      ValueError: An argument is out of range or of another form, x is not ragged, or timestamps are missing or unexpected.
+      ValueError: An argument is out of range or of another form, x is not ragged, timestamps are missing or unexpected.
       InvalidArgumentError: A row is longer than max_sequence_length, or the row lengths of timestamps differ from x's.
 
     Source: Zhai et al., Actions Speak Louder than Words (ICML 2024) and its public code; MTGRBoost, section 2.
@@ -82,6 +83,7 @@ class HSTU(keras.layers.Layer):
         divisor: str = "max_length",
         attention_window: int = 0,
         min_full_length: int = 0,
+        global_window: int = 0,
         target_group_size: int = 1,
         concat: bool = False,
         group_norm: bool = False,
@@ -95,9 +97,7 @@ class HSTU(keras.layers.Layer):
         for name, number in sizes.items():
             if number < 1:
                 raise ValueError(f"{name} must be >= 1, got {number}.")
-        for name, number in {"attention_window": attention_window, "min_full_length": min_full_length}.items():
-            if number < 0:
-                raise ValueError(f"{name} must be >= 0, got {number}. Use 0 for none.")
+        checked_windows(attention_window, min_full_length, global_window)
         for name, given, known in (
             ("form", form, FORMS),
             ("divisor", divisor, DIVISORS),
@@ -122,6 +122,7 @@ class HSTU(keras.layers.Layer):
         self.divisor = divisor
         self.attention_window = attention_window
         self.min_full_length = min_full_length
+        self.global_window = global_window
         self.target_group_size = target_group_size
         self.concat = concat
         self.group_norm = group_norm
@@ -262,7 +263,7 @@ class HSTU(keras.layers.Layer):
     def get_config(self):
         names = (
             "num_heads qk_dim value_dim form max_sequence_length dropout position_bias time_encoding time_buckets "
-            "divisor attention_window min_full_length target_group_size concat group_norm gate_activation"
+            "divisor attention_window min_full_length global_window target_group_size concat group_norm gate_activation"
         )
         return {**super().get_config(), **{name: getattr(self, name) for name in names.split()}}
 
@@ -284,8 +285,8 @@ class HSTU(keras.layers.Layer):
         else:
             gate, value, query, key = tf.split(projected, [inner, inner, qk, qk], axis=-1)
         gate = tf.nn.silu(gate) if self.form == "production" else gate
-        query, key = self._heads(query, self.qk_dim), self._heads(key, self.qk_dim)
-        return [gate, query, key, self._heads(value, self.value_dim)]
+        by_head = ((query, self.qk_dim), (key, self.qk_dim), (value, self.value_dim))
+        return [gate, *(tf.reshape(tokens, [-1, self.num_heads, columns]) for tokens, columns in by_head)]
 
     def _masks(self, num_targets: tf.Tensor | None, contextual_length: int | tf.Tensor) -> dict:
         return {
@@ -293,6 +294,7 @@ class HSTU(keras.layers.Layer):
             "contextual_length": contextual_length,
             "attention_window": self.attention_window,
             "min_full_length": self.min_full_length,
+            "global_window": self.global_window,
             "target_group_size": self.target_group_size,
         }
 
@@ -318,6 +320,3 @@ class HSTU(keras.layers.Layer):
         if queries is not None:
             keys = jagged.last(tf.RaggedTensor.from_row_splits(keys, row_splits, validate=False), queries).values
         return 1.0 / tf.cast(keys, tf.float32)
-
-    def _heads(self, tokens: tf.Tensor, columns: int) -> tf.Tensor:
-        return tf.reshape(tokens, [-1, self.num_heads, columns])

@@ -25,6 +25,7 @@ from tf_fusedrec.ops.jagged_attention import (
     RelativeBias,
     TimeFunction,
     bias_attention,
+    checked_windows,
     contextual_lengths,
     jagged_attention,
 )
@@ -101,6 +102,7 @@ __all__ = [
     "WindowIds",
     "WindowRoute",
     "bias_attention",
+    "checked_windows",
     "cluster_samples",
     "collective_marks",
     "contextual_lengths",

@@ -36,6 +36,7 @@ def gated_attention(
     contextual_length: int | tf.Tensor = 0,
     attention_window: int = 0,
     min_full_length: int = 0,
+    global_window: int = 0,
     target_group_size: int = 1,
     bias: RelativeBias | None = None,
     query_splits: tf.Tensor | None = None,
@@ -64,7 +65,7 @@ def gated_attention(
     inputs = attention_inputs(
         query, key, value, row_splits, scale, alpha, bias, query_splits, num_targets=num_targets,
         contextual_length=contextual_length, attention_window=attention_window, min_full_length=min_full_length,
-        target_group_size=target_group_size,
+        global_window=global_window, target_group_size=target_group_size,
     )  # fmt: skip
     return library.fusedrec_gated_attention(
         gate=gate.gate,

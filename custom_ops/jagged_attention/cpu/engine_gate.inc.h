@@ -1,4 +1,5 @@
-// Gate and norm behind the attention, one token and one group of columns after another. A group stays in the first cache.
+// Gate and norm behind the attention, one token and one group of columns after another. A group stays in the first
+// cache.
 
 // The first `count` of a vector's numbers, and zeros.
 static inline Vec LoadSome(const float* p, int64_t count) {

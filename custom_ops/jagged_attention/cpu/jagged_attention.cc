@@ -18,6 +18,7 @@ AttentionProblem ProblemOf(const JaggedRows& rows, const BiasTables& bias) {
   problem.target_group_size = rows.target_group_size;
   problem.attention_window = rows.attention_window;
   problem.min_full_length = rows.min_full_length;
+  problem.global_window = rows.global_window;
   problem.bias = bias;
   return problem;
 }

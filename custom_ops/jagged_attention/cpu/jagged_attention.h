@@ -56,6 +56,7 @@ struct JaggedRows {
   int64_t target_group_size = 1;
   int64_t attention_window = 0;  // 0: no window
   int64_t min_full_length = 0;
+  int64_t global_window = 0;
 
   absl::Span<const int64_t> queries() const { return query_splits.empty() ? row_splits : query_splits; }
 };

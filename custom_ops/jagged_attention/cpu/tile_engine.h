@@ -65,6 +65,7 @@ struct AttentionProblem {
   int64_t target_group_size;
   int64_t attention_window;
   int64_t min_full_length;
+  int64_t global_window;
   BiasTables bias;
 
   float* out;           // forward: [T, heads, value_dim]; channels: [T, heads, channels * value_dim]

@@ -41,7 +41,9 @@ struct OutputGate {
     return weight == nullptr ? normalized : normalized * weight[column] + bias[column];
   }
   // The gradient behind the norm.
-  __device__ float Behind(int64_t at) const { return first ? ToFloat(grads[at]) : ToFloat(grads[at]) * ToFloat(gate[at]); }
+  __device__ float Behind(int64_t at) const {
+    return first ? ToFloat(grads[at]) : ToFloat(grads[at]) * ToFloat(gate[at]);
+  }
 };
 
 // Mean and deviation of a group of one token, the same in all lanes of a warp.

@@ -22,11 +22,12 @@ inline int64_t GateSlots(const FusedrecAttention& call) {
 
 // The scratch of the gate, on the device; null where there is no gate.
 struct GateArrays {
-  int* done;
-  void* attended_grads;
-  float *statistics, *weight_slots, *bias_slots;
+  int* done = nullptr;
+  void* attended_grads = nullptr;
+  float *statistics = nullptr, *weight_slots = nullptr, *bias_slots = nullptr;
 
-  GateArrays(Carver* carver, const FusedrecAttention& call, int64_t items) : GateArrays() {
+  GateArrays() = default;
+  GateArrays(Carver* carver, const FusedrecAttention& call, int64_t items) {
     if (call.gate == nullptr) return;
     const int64_t columns = call.heads * call.value_dim, tokens = NumQueries(call), slots = GateSlots(call);
     done = carver->Take<int>(items);
@@ -36,7 +37,6 @@ struct GateArrays {
     weight_slots = carver->Take<float>(slots * columns);
     bias_slots = carver->Take<float>(slots * columns);
   }
-  GateArrays() : done(nullptr), attended_grads(nullptr), statistics(nullptr), weight_slots(nullptr), bias_slots(nullptr) {}
 };
 
 template <typename T>

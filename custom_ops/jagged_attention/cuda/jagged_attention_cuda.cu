@@ -78,7 +78,7 @@ constexpr int64_t kMost = (int64_t{1} << 31) - 1;  // of sizes, and of the block
 
 bool SizesAreSound(const FusedrecAttention& call) {
   for (const int64_t size : {call.tokens, call.heads, call.qk_dim, call.value_dim, call.target_group_size - 1,
-                             call.attention_window, call.min_full_length, call.max_length}) {
+                             call.attention_window, call.min_full_length, call.global_window, call.max_length}) {
     if (size < 0) return false;
   }
   return call.type >= 0 && call.type <= 2 && call.tokens <= kMost && call.heads >= 1 && call.heads <= kMost &&
@@ -102,18 +102,21 @@ bool RowsAreSound(const FusedrecAttention& call) {
   return true;
 }
 
+bool TimeIsSound(const FusedrecAttention& call) {
+  return call.time_function >= kNoFunction && call.time_function <= kStretched &&
+         (call.time_function == kNoFunction || call.num_thresholds < 0);
+}
+
 bool AttentionIsSound(const FusedrecAttention& call) {
   return SizesAreSound(call) && call.qk_dim <= kAttentionMaxDim && call.value_dim <= kAttentionMaxDim &&
          (call.norm_weight == nullptr) == (call.norm_bias == nullptr) &&
          (call.gate == nullptr || NumQueries(call) <= kMost / (call.per_head ? call.heads : 1)) &&
-         call.time_function == kNoFunction && RowsAreSound(call) && NumItems(call, true) <= kMost / call.heads;
+         TimeIsSound(call) && RowsAreSound(call) && NumItems(call, true) <= kMost / call.heads;
 }
 
 bool ChannelsAreSound(const FusedrecAttention& call) {
-  return SizesAreSound(call) && call.value_dim <= kMost / (kMaxChannels * call.heads) &&
-         call.time_function >= kNoFunction && call.time_function <= kStretched &&
-         (call.time_function == kNoFunction || call.num_thresholds < 0) && RowsAreSound(call) &&
-         NumItems(call, true) * SlicesOf(call) <= kMost;
+  return SizesAreSound(call) && call.value_dim <= kMost / (kMaxChannels * call.heads) && TimeIsSound(call) &&
+         RowsAreSound(call) && NumItems(call, true) * SlicesOf(call) <= kMost;
 }
 
 // Copies the host arrays to the device and clears the sums of distances.

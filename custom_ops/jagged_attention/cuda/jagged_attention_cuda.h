@@ -1,7 +1,6 @@
 // SiLU attention over rows of different length on a GPU, forward and backward, with its relative bias.
 //
-// The contract is that of jagged_attention.h: the same masks, the same bias by position and by buckets of time. Only the
-// channels of FuXi support functions of time (power, exponential, stretched).
+// The contract is that of jagged_attention.h: the same masks, the same bias by position and by time.
 //
 // # How
 // A list holds tiles of rows of one sequence and head, the costliest first. A block takes one tile after another and goes
@@ -17,7 +16,8 @@
 // the thresholds and weights of the buckets. A few steps lead from the bucket of a pair to that of its neighbour, exactly,
 // with integers and without logarithms. For the gradients, a thread owns a distance of the tile, and a lane owns a row and
 // adds while the bucket stays the same. There are no atomic operations. At most kAttentionSlots blocks run, each with its
-// own sums, which are added in order. So gradients are the same on every run.
+// own sums, which are added in order. So gradients are the same on every run. Functions of time
+// (attention_time_function.cuh) have few parameters, whose sums each thread keeps in registers.
 //
 // # Gate and norm
 // With `gate`, a call ends with the gate and the norm of an HSTU block, and begins its backward pass with their gradients
@@ -28,8 +28,7 @@
 // drops out. All heads share a map, so the heads of a value are the columns of one product. A block has a slice of
 // kLargeSlice columns (attention_call.cuh) and a tile of queries. It reads a tile of values once and multiplies both maps
 // with it. Backward, one pass over keys computes everything: one product gives the gradient of a map, another that of the
-// values, and slices add their share to the sums of the bias. Functions of time (attention_time_function.cuh) have few
-// parameters, whose sums each thread keeps in registers.
+// values, and slices add their share to the sums of the bias.
 #ifndef FUSEDREC_JAGGED_ATTENTION_CUDA_JAGGED_ATTENTION_CUDA_H_
 #define FUSEDREC_JAGGED_ATTENTION_CUDA_JAGGED_ATTENTION_CUDA_H_
 
@@ -49,12 +48,12 @@ extern "C" {
 struct FusedrecAttention {
   int64_t type;  // 0 float, 1 half, 2 bfloat16
   int64_t batch, tokens, heads, qk_dim, value_dim;
-  int64_t target_group_size, attention_window, min_full_length;
+  int64_t target_group_size, attention_window, min_full_length, global_window;
   int64_t scale_stride;    // 0: one scale for all tokens, 1: one per query token
   int64_t max_length;      // N; 0: no position part
   int64_t num_thresholds;  // G; -1: no buckets
   int64_t per_head, gate_first;  // of the gate: norm by head; norm(gate * attention)
-  int64_t time_function;   // 0: none, 1: power, 2: exponential, 3: stretched; channels only, without buckets
+  int64_t time_function;   // 0: none, 1: power, 2: exponential, 3: stretched; without buckets
   double alpha, epsilon;
   const int64_t* row_splits;   // [B+1], host
   const int64_t* num_targets;  // [B], host, or null

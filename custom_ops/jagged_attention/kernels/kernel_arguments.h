@@ -91,6 +91,7 @@ class BiasAndRows {
     std::string time;
     OP_REQUIRES_OK(ctx, ctx->GetAttr("attention_window", &rows_.attention_window));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("min_full_length", &rows_.min_full_length));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("global_window", &rows_.global_window));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("target_group_size", &rows_.target_group_size));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("targets", &targets_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("position", &position_));

@@ -17,7 +17,8 @@ from tests.cuda.checks.jagged_attention_oracle import attention, attention_grad,
 TOLERANCE = {0: 2e-6, 1: 2.0**-9, 2: 2.0**-6}
 _NUMBERS = [
     "type", "batch", "tokens", "heads", "qk_dim", "value_dim", "target_group_size", "attention_window",
-    "min_full_length", "scale_stride", "max_length", "num_thresholds", "per_head", "gate_first", "time_function",
+    "min_full_length", "global_window", "scale_stride", "max_length", "num_thresholds", "per_head", "gate_first",
+    "time_function",
 ]  # fmt: skip
 _POINTERS = [
     "row_splits", "num_targets", "contextual_lengths", "query_splits", "thresholds", "query", "key", "value", "scale",
@@ -85,6 +86,7 @@ def prepare(kernels, op, type_, case, grads=None):
         value_dim=value_dim, scale_stride=int(np.ndim(case.get("scale", 1.0)) == 1), num_thresholds=-1,
         alpha=case.get("alpha", 1.0), target_group_size=masks.get("target_group_size", 1),
         attention_window=masks.get("attention_window", 0), min_full_length=masks.get("min_full_length", 0),
+        global_window=masks.get("global_window", 0),
         time_function=case.get("time_function", 0),
     )  # fmt: skip
     wanted, number = {}, to_bits(type_, np.zeros(0)).dtype

@@ -3,7 +3,6 @@
 #define FUSEDREC_JAGGED_ATTENTION_CUDA_KERNELS_ATTENTION_GPU_BASE_H_
 
 #include <algorithm>
-#include <string>
 
 #include "jagged_attention/cuda/kernels/gpu_arguments.h"
 
@@ -15,18 +14,14 @@ class JaggedAttentionGpuBase : public tensorflow::OpKernel {
  public:
   JaggedAttentionGpuBase(tensorflow::OpKernelConstruction* ctx, int first)
       : tensorflow::OpKernel(ctx), options_(ctx), first_(first) {
-    std::string time;
     OP_REQUIRES_OK(ctx, ctx->GetAttr("alpha", &alpha_));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("time", &time));
-    OP_REQUIRES(ctx, time == "none" || time == "buckets",
-                absl::UnimplementedError(absl::StrCat("time = '", time, "' is not there on a GPU, only 'none' and ",
-                                                      "'buckets'. Place the layer on the CPU with tf.device.")));
   }
 
  protected:
   // Checks all inputs but grads.
   absl::Status Read(tensorflow::OpKernelContext* ctx, FusedrecAttention* call) const {
-    const tensorflow::Tensor &query = ctx->input(first_), &key = ctx->input(first_ + 1), &value = ctx->input(first_ + 2);
+    const tensorflow::Tensor& query = ctx->input(first_);
+    const tensorflow::Tensor &key = ctx->input(first_ + 1), &value = ctx->input(first_ + 2);
     const tensorflow::Tensor& scale = ctx->input(first_ + 5);
     const char* names[] = {"query", "key", "value"};
     for (int i = 0; i < 3; ++i) TF_RETURN_IF_ERROR(RequireRank(names[i], ctx->input(first_ + i), 3));

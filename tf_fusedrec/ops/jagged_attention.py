@@ -14,6 +14,7 @@ from tf_fusedrec._tf_compat import tf
 from tf_fusedrec.ops._library import library
 from tf_fusedrec.ops.sequence_times import SequenceTimes
 
+WINDOWS = ("attention_window", "min_full_length", "global_window")
 TIME_FUNCTIONS = ("power", "exponential", "stretched")
 
 
@@ -217,9 +218,7 @@ def contextual_lengths(contextual_length: int | tf.Tensor, row_splits: tf.Tensor
 
 def checked_windows(attention_window: int, min_full_length: int, global_window: int) -> dict[str, int]:
     """Returns the arguments by name. Raises ValueError as jagged_attention."""
-    lengths = {
-        "attention_window": attention_window, "min_full_length": min_full_length, "global_window": global_window,
-    }  # fmt: skip
+    lengths = dict(zip(WINDOWS, (attention_window, min_full_length, global_window)))
     for name, length in lengths.items():
         if length < 0:
             raise ValueError(f"{name} must be >= 0, got {length}. Use 0 for none.")
@@ -277,7 +276,7 @@ def _bias(bias: RelativeBias | None) -> dict[str, Any]:
     }
 
 
-ATTRIBUTES = (*checked_windows(0, 0, 0), "target_group_size", "targets", "position", "time")
+ATTRIBUTES = (*WINDOWS, "target_group_size", "targets", "position", "time")
 
 
 @tf.RegisterGradient("Fusedrec>JaggedAttention")

@@ -10,7 +10,8 @@ A ratio is the time of the faster of a peer's two forms over our time. gemm_frac
 the rate of a tf.matmul of 1024^3 in the same run. Useful FLOPs are causal, without padding. They include the scores
 that the backward pass computes again, as in published figures. memory_ratio is our peak memory over the padded one, for
 both passes without bias on 4 rows. cost_by_length has picoseconds per useful FLOP of both passes, by length of the
-rows.
+rows. block_fused_ratio compares two HSTU blocks, both passes: the time with gate and norm in TensorFlow's ops over the
+time with both in the attention's op.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.attention.batch import DIM, HEADS, Batch, long_tailed
+from benchmarks.attention.block import block
 from benchmarks.harness import children, harness
 from tf_fusedrec import tf
 
@@ -118,6 +120,7 @@ def main() -> None:
     results = {
         **memory(),
         **versus_padded(*((8, 3) if arguments.quick else (16, 9))),
+        **block(*((8, 5) if arguments.quick else (16, 15))),
         **cost_by_length(16_384, 7 if arguments.quick else 25),
     }
     flat = {name: value for name, value in results.items() if not isinstance(value, dict)}

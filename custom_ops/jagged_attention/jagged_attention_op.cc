@@ -1,65 +1,11 @@
-#include "absl/strings/str_cat.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/shape_inference.h"
 
+#include "jagged_attention/attention_ops.h"
+
 namespace fusedrec {
-
-using tensorflow::shape_inference::DimensionHandle;
-using tensorflow::shape_inference::InferenceContext;
-using tensorflow::shape_inference::ShapeHandle;
-
 namespace {
-
-// Checks the ranks of row_splits and num_targets, inputs `first` and `first + 1` of every op of this folder.
-absl::Status CheckRows(InferenceContext* c, int first) {
-  ShapeHandle unused;
-  for (int i = first; i < first + 2; ++i) TF_RETURN_IF_ERROR(c->WithRank(c->input(i), 1, &unused));
-  return absl::OkStatus();
-}
-
-// Checks the ranks of position_weights, time_weights, thresholds, asks, answers and contextual_lengths.
-absl::Status CheckBias(InferenceContext* c, int first) {
-  ShapeHandle unused;
-  for (int i = first; i < first + 6; ++i) TF_RETURN_IF_ERROR(c->WithRank(c->input(i), 1, &unused));
-  return absl::OkStatus();
-}
-
-// Checks query_splits, the last input, and returns whether it is there.
-absl::Status HasQuerySplits(InferenceContext* c, bool* has) {
-  int number;
-  ShapeHandle unused;
-  TF_RETURN_IF_ERROR(c->GetAttr("num_query_splits", &number));
-  if (number > 1) return absl::InvalidArgumentError(absl::StrCat("query_splits must be one tensor, got ", number, "."));
-  *has = number == 1;
-  return *has ? c->WithRank(c->input(c->num_inputs() - 1), 1, &unused) : absl::OkStatus();
-}
-
-// Gives dimension d of two shapes the same size.
-absl::Status MergeDim(InferenceContext* c, int d, ShapeHandle* a, ShapeHandle* b) {
-  DimensionHandle common;
-  TF_RETURN_IF_ERROR(c->Merge(c->Dim(*a, d), c->Dim(*b, d), &common));
-  TF_RETURN_IF_ERROR(c->ReplaceDim(*a, d, common, a));
-  return c->ReplaceDim(*b, d, common, b);
-}
-
-struct Tokens {
-  ShapeHandle query, key, value, out;
-};
-
-// Merges the dimensions of query, key and value, inputs `first` to `first + 2`. With query_splits, query has its own T.
-absl::Status MergeTokens(InferenceContext* c, int first, Tokens* tokens) {
-  bool own_queries;
-  TF_RETURN_IF_ERROR(HasQuerySplits(c, &own_queries));
-  ShapeHandle *query = &tokens->query, *key = &tokens->key, *value = &tokens->value;
-  TF_RETURN_IF_ERROR(c->WithRank(c->input(first), 3, query));
-  TF_RETURN_IF_ERROR(c->WithRank(c->input(first + 1), 3, key));
-  TF_RETURN_IF_ERROR(c->WithRank(c->input(first + 2), 3, value));
-  for (int d = 0; d < 2; ++d) TF_RETURN_IF_ERROR(MergeDim(c, d, key, value));  // T and H
-  for (int d = own_queries ? 1 : 0; d < 3; ++d) TF_RETURN_IF_ERROR(MergeDim(c, d, query, key));
-  for (int d = 0; d < 2; ++d) TF_RETURN_IF_ERROR(MergeDim(c, d, key, value));  // what query knows of them
-  return c->ReplaceDim(*value, 0, c->Dim(*query, 0), &tokens->out);
-}
 
 // Channels of JaggedBiasAttention, from its attributes.
 absl::Status NumChannels(InferenceContext* c, int64_t* channels) {
@@ -73,44 +19,15 @@ absl::Status NumChannels(InferenceContext* c, int64_t* channels) {
 
 }  // namespace
 
-// The last inputs of every op of this folder, and the attributes that say which of them count.
-#define FUSEDREC_BIAS_INPUTS        \
-  .Input("position_weights: float") \
-  .Input("time_weights: float")     \
-  .Input("thresholds: int64")       \
-  .Input("asks: int64")             \
-  .Input("answers: int64")          \
-  .Input("contextual_lengths: int64") \
-  .Input("query_splits: num_query_splits * int64")
-
-#define FUSEDREC_MASK_AND_BIAS_ATTRS       \
-  .Attr("attention_window: int >= 0 = 0")  \
-  .Attr("min_full_length: int >= 0 = 0")   \
-  .Attr("target_group_size: int >= 1 = 1") \
-  .Attr("targets: bool = false")           \
-  .Attr("position: bool = false")          \
-  .Attr("num_query_splits: int >= 0 = 0")  \
-  .Attr("time: {'none', 'buckets', 'power', 'exponential', 'stretched'} = 'none'")
-
 REGISTER_OP("Fusedrec>JaggedAttention")
-    .Input("query: T")
-    .Input("key: T")
-    .Input("value: T")
-    .Input("row_splits: int64")
-    .Input("num_targets: int64")
-    .Input("scale: float")
+    FUSEDREC_ATTENTION_INPUTS
     FUSEDREC_BIAS_INPUTS
     .Output("out: T")
-    .Attr("T: {float, half, bfloat16}")
-    .Attr("alpha: float = 1.0")
+    FUSEDREC_ATTENTION_ATTRS
     FUSEDREC_MASK_AND_BIAS_ATTRS
     .SetShapeFn([](InferenceContext* c) {
       Tokens tokens;
-      ShapeHandle unused;
-      TF_RETURN_IF_ERROR(MergeTokens(c, 0, &tokens));
-      TF_RETURN_IF_ERROR(CheckRows(c, 3));
-      TF_RETURN_IF_ERROR(c->WithRankAtMost(c->input(5), 1, &unused));
-      TF_RETURN_IF_ERROR(CheckBias(c, 6));
+      TF_RETURN_IF_ERROR(CheckAttention(c, 0, &tokens));
       c->set_output(0, tokens.out);
       return absl::OkStatus();
     })
@@ -137,29 +54,20 @@ out: <T>[Tq, H, Dv]; computed in float32, rounded once.
 
 REGISTER_OP("Fusedrec>JaggedAttentionGrad")
     .Input("grads: T")
-    .Input("query: T")
-    .Input("key: T")
-    .Input("value: T")
-    .Input("row_splits: int64")
-    .Input("num_targets: int64")
-    .Input("scale: float")
+    FUSEDREC_ATTENTION_INPUTS
     FUSEDREC_BIAS_INPUTS
     .Output("query_grads: T")
     .Output("key_grads: T")
     .Output("value_grads: T")
     .Output("position_grads: float")
     .Output("time_grads: float")
-    .Attr("T: {float, half, bfloat16}")
-    .Attr("alpha: float = 1.0")
+    FUSEDREC_ATTENTION_ATTRS
     FUSEDREC_MASK_AND_BIAS_ATTRS
     .SetShapeFn([](InferenceContext* c) {
       Tokens tokens;
       ShapeHandle unused;
-      TF_RETURN_IF_ERROR(MergeTokens(c, 1, &tokens));
+      TF_RETURN_IF_ERROR(CheckAttention(c, 1, &tokens));
       TF_RETURN_IF_ERROR(c->Merge(c->input(0), tokens.out, &unused));
-      TF_RETURN_IF_ERROR(CheckRows(c, 4));
-      TF_RETURN_IF_ERROR(c->WithRankAtMost(c->input(6), 1, &unused));
-      TF_RETURN_IF_ERROR(CheckBias(c, 7));
       c->set_output(0, tokens.query);
       c->set_output(1, tokens.key);
       c->set_output(2, tokens.value);
@@ -197,7 +105,7 @@ REGISTER_OP("Fusedrec>JaggedBiasAttention")
       TF_RETURN_IF_ERROR(NumChannels(c, &channels));
       TF_RETURN_IF_ERROR(c->Multiply(c->Dim(value, 2), channels, &columns));
       TF_RETURN_IF_ERROR(c->ReplaceDim(value, 2, columns, &value));
-      bool own_queries;
+      bool own_queries = false;
       TF_RETURN_IF_ERROR(HasQuerySplits(c, &own_queries));
       if (own_queries) TF_RETURN_IF_ERROR(c->ReplaceDim(value, 0, c->UnknownDim(), &value));
       c->set_output(0, value);
@@ -228,7 +136,7 @@ REGISTER_OP("Fusedrec>JaggedBiasAttentionGrad")
       TF_RETURN_IF_ERROR(c->WithRank(c->input(1), 3, &value));
       TF_RETURN_IF_ERROR(CheckRows(c, 2));
       TF_RETURN_IF_ERROR(CheckBias(c, 4));
-      bool own_queries;
+      bool own_queries = false;
       TF_RETURN_IF_ERROR(HasQuerySplits(c, &own_queries));
       c->set_output(0, value);
       c->set_output(1, c->input(4));
@@ -243,8 +151,5 @@ value_grads: <T>[T, H, Dv].
 position_grads: <float> of the shape of position_weights; 0 without `position`.
 time_grads: <float> of the shape of time_weights; 0 with time = 'none'.
 )doc");
-
-#undef FUSEDREC_BIAS_INPUTS
-#undef FUSEDREC_MASK_AND_BIAS_ATTRS
 
 }  // namespace fusedrec

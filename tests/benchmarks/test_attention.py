@@ -36,6 +36,9 @@ def test_fields_and_flops(small):
     batch = attention_batch.Batch(lengths, bias=False)
     assert batch.flops("fwd") == pairs * 4 * (2 * 64 + 2 * 64)
     assert batch.flops("fwd_bwd") == pairs * 4 * 7 * 2 * 64
+    times = attention.block(rows=5, repeats=1)
+    ratio = times["ms_block_outside"] / times["ms_block_fused"]
+    assert times["block_fused_ratio"] == pytest.approx(ratio)
 
 
 def test_a_wrong_gradient_is_not_measured(small, monkeypatch):

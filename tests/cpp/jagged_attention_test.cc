@@ -166,6 +166,7 @@ int main() {
   EveryEngine({40, 17}, {0, 0, 0, 3}, true);
   EveryEngine({40, 700}, {0, INT64_MAX, 0, 3}, false);  // a window without an end
   EveryEngine({40, 700}, {2, 5, INT64_MAX - 700, 3}, false);
+  EveryEngine({40, 700}, {2, 5, 0, 3, 1, INT64_MAX}, false);  // all history
   EveryEngine({600}, {2, 0, 0, 70}, false);  // several units of keys
   EveryEngine({}, {0, 0, 0, 0}, false);
   for (const Masks& masks : AllMasks()) {

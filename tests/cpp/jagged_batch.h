@@ -18,7 +18,7 @@ constexpr int64_t kHeads = 3, kQkDim = 7, kValueDim = 18;
 
 struct Masks {
   int64_t context, window, full, targets;
-  int64_t group = 1;
+  int64_t group = 1, global = 0;
 };
 
 struct Batch {
@@ -68,7 +68,9 @@ struct Batch {
         for (int64_t j = 0; j < length; ++j) {
           bool visible = i == j || number(i) > number(j);
           if (masks.window > 0) {
-            visible &= number(i) - number(j) <= masks.window || (masks.full > 0 && number(i) >= top - masks.full);
+            const bool first = masks.global > 0 && (j < contexts[row] || j - contexts[row] < masks.global);
+            const bool newest = masks.full > 0 && number(i) >= top - masks.full;
+            visible &= number(i) - number(j) <= masks.window || newest || first;
           }
           if (contexts[row] > 0) visible |= number(i) == 0 && number(j) < top;
           const int64_t history = length - targets[row];
@@ -91,6 +93,7 @@ struct Batch {
     rows.target_group_size = masks.group;
     rows.attention_window = masks.window;
     rows.min_full_length = masks.full;
+    rows.global_window = masks.global;
     return rows;
   }
 
@@ -125,7 +128,7 @@ inline const std::vector<int64_t>& AwkwardLengths() {
 }
 
 inline std::vector<Masks> AllMasks() {
-  return {{0, 0, 0, 0}, {0, 0, 0, 9}, {3, 0, 0, 0}, {2, 20, 5, 70, 3}};
+  return {{0, 0, 0, 0}, {0, 0, 0, 9}, {3, 0, 0, 0}, {2, 20, 5, 70, 3}, {0, 9, 0, 3, 1, 5}, {3, 20, 2, 9, 2, 30}};
 }
 
 }  // namespace fusedrec

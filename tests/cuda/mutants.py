@@ -20,6 +20,9 @@ RECOVERY = "recovery/cuda/recovery_cuda.cuh"
 ATTENTION = "jagged_attention/cuda/jagged_attention_cuda.cuh"
 BIAS_GRADS = "jagged_attention/cuda/attention_bias_grads.cuh"
 CHANNELS = "jagged_attention/cuda/attention_channels.cuh"
+PAIRS = "jagged_attention/cuda/attention_pairs.cuh"
+TIME_FUNCTION = "jagged_attention/cuda/attention_time_function.cuh"
+GATE = "jagged_attention/cuda/attention_gate.cuh"
 # (path, old, new) by op: leaves out sizes of heads that these checks do not run.
 SMALLER = {
     "jagged_attention": [
@@ -128,6 +131,40 @@ MUTANTS = [
         "of_grads = ColumnsOf<D>(problem, slice, channels)",
         "of_grads = ColumnsOf<D>(problem, slice, FAULT ? 1 : channels)",
         "channels_of_rows",
+    ),
+    Mutant(
+        "the first head that is done gates the tile, not the last", "jagged_attention", GATE,
+        "static_cast<int>(heads) - 1;", "(FAULT ? 0 : static_cast<int>(heads) - 1);", "gate_and_norm", "gated",
+    ),
+    Mutant(
+        "the gradient of the norm leaves out the mean", "jagged_attention", GATE,
+        "- mean - normalized * projection", "- (FAULT ? 0.0f : mean) - normalized * projection", "gate_and_norm",
+        "query_grads",
+    ),
+    Mutant(
+        "an index shifted: a slot of the norm's weights begins a token early", "jagged_attention", GATE,
+        "int64_t token = slot * share;", "int64_t token = slot * share - (FAULT && slot > 0);",
+        "more_tokens_than_a_slot", "norm_weight_grads",
+    ),
+    Mutant(
+        "the first keys are seen within the window only", "jagged_attention", PAIRS,
+        "|| answers < first);", "|| (!FAULT && answers < first));", "check_masks", "out",
+    ),
+    Mutant(
+        "tiles with the first keys are left out", "jagged_attention", PAIRS,
+        "answers_low < first;", "(!FAULT && answers_low < first);", "check_masks", "out",
+    ),
+    Mutant(
+        "tiles outside the windows are computed", "jagged_attention", PAIRS,
+        "const bool near = window <= 0", "const bool near = FAULT || window <= 0", "semi_local", "out",
+    ),
+    Mutant(
+        "an index shifted: the parameters of a function of time leave out a key", "jagged_attention", TIME_FUNCTION,
+        "x < rows * columns", "x < (rows - FAULT) * columns", "check_functions_of_time", "time_grads",
+    ),
+    Mutant(
+        "the score lacks the function of time", "jagged_attention", ATTENTION,
+        "score += function.At", "score += (FAULT ? 0.0f : 1.0f) * function.At", "check_functions_of_time", "out",
     ),
     *TABLE_MUTANTS,
 ]  # fmt: skip

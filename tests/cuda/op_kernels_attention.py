@@ -22,6 +22,27 @@ def attention(query, key, value, splits, grads, query_splits=None):
     return out, tape.gradient(out, [query, key, value], grads)
 
 
+def biased(query, key, value, splits, position, weights, thresholds, asks, answers, grads, *, kind, first=0):
+    time = ops.BucketTable(weights, thresholds) if kind == "buckets" else ops.TimeFunction(kind, weights)
+    given = [query, key, value, position, weights]
+    with tf.GradientTape() as tape:
+        tape.watch(given)
+        bias = ops.RelativeBias(position, time, ops.SequenceTimes(asks, answers))
+        out = ops.jagged_attention(
+            query, key, value, splits, scale=0.1, bias=bias, attention_window=3 if first else 0, global_window=first
+        )
+    return out, tape.gradient(out, given, grads)
+
+
+def gated(query, key, value, splits, gate, grads, weight=None, bias=None, *, per_head, gate_first):
+    given = [query, key, value, gate] + ([] if weight is None else [weight, bias])
+    with tf.GradientTape() as tape:
+        tape.watch(given)
+        form = ops.OutputGate(gate, weight, bias, per_head, gate_first, epsilon=1e-2)
+        out = ops.gated_attention(query, key, value, splits, scale=0.1, gate=form)
+    return out, tape.gradient(out, given, grads)
+
+
 def channels(
     value, splits, targets, position, weights, thresholds, asks, answers, grads, query_splits=None, *, kind, window=0
 ):
@@ -84,6 +105,36 @@ def run_attention(random):
     refused(wrong, "at most 256 columns", lambda: run_op(True, attention, (wide, wide, wide, SPLITS, wide)))
 
 
+def run_biased(random):
+    query, key, value, grads = (random.normal(size=[20, 2, 8]).astype(np.float32) for _ in range(4))
+    for number, kind in enumerate(("buckets", *KINDS)):
+        _, _, _, position, weights, thresholds, asks, answers, _ = inputs(random, tf.float32, kind)
+        arguments = (query, key, value, SPLITS, position, weights, thresholds, asks, answers, grads)
+        near(biased, arguments, kind=kind, first=2 * (number % 2))
+
+
+def run_gated(random):
+    tokens = [random.normal(size=[20, 2, 32]).astype(np.float32) for _ in range(5)]
+    weights = [random.normal(size=64).astype(np.float32) for _ in range(2)]
+    for number, dtype in enumerate(NEAR):
+        query, key, value, gate, grads = (tf.cast(x, dtype) for x in tokens)
+        arguments = (query, key, value, SPLITS, gate, grads, *(weights if number != 1 else ()))
+        # The CPU kernel gates the attention before it is rounded.
+        near(gated, arguments, dtype, per_head=number == 2, gate_first=number == 1)
+    query, key, value, gate, grads = tokens
+    near(
+        gated,
+        (query[:0], key[:0], value[:0], 0 * SPLITS, gate[:0], grads[:0], *weights),
+        per_head=False,
+        gate_first=False,
+    )
+    wrong = (query, key, value, SPLITS, gate[:19], grads)
+    refused(
+        tf.errors.InvalidArgumentError, "gate must have the shape of the attention",
+        lambda: run_op(True, gated, wrong, per_head=False, gate_first=False),
+    )  # fmt: skip
+
+
 def run_channels(random):
     for number, kind in enumerate(("buckets", None, *KINDS)):
         dtype = tuple(NEAR)[number % 3]
@@ -124,5 +175,7 @@ def run_refusals(random):
 def run():
     random = np.random.default_rng(0)
     run_attention(random)
+    run_biased(random)
+    run_gated(random)
     run_channels(random)
     run_refusals(random)

@@ -32,6 +32,8 @@ KERNELS = {
     "hash_table/cuda/hash_table_cuda.cuh": ["&fusedrec::device_table::NumberKernel"],
     "jagged_attention/cuda/jagged_attention_cuda.cuh": [
         "&fusedrec::attention::AttentionKernel<fusedrec::Bfloat16, 32, fusedrec::attention::kKeyGrads>",
+        "&fusedrec::attention::GateGradsKernel<fusedrec::Bfloat16>",
+        "&fusedrec::attention::NormGradsKernel<fusedrec::Bfloat16>",
         "&fusedrec::attention::ChannelsKernel<fusedrec::Bfloat16, 64>",
         "&fusedrec::attention::ChannelGradsKernel<fusedrec::Bfloat16, 64>",
     ],

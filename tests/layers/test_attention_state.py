@@ -33,6 +33,7 @@ LAYERS = {
     "mtgrboost": functools.partial(
         layer_of, "hstu", **HEADS, form="mtgrboost", time_encoding="none", target_group_size=2
     ),
+    "semi_local": functools.partial(layer_of, "hstu", **HEADS, attention_window=7, global_window=3),
     "no_bias": functools.partial(layer_of, "hstu", **HEADS, position_bias=False, time_encoding="power"),
     "fuxi_alpha": functools.partial(layer_of, "fuxi", **HEADS),
     "fuxi_beta": functools.partial(layer_of, "fuxi", **HEADS, form="beta", time_encoding="stretched"),

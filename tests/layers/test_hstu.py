@@ -12,7 +12,7 @@ from tests.layers.cases import (
     tokens,
 )
 from tests.oracles.hstu import mtgrboost_block_oracle, production_block_oracle
-from tf_fusedrec import layers
+from tf_fusedrec import ops
 from tf_fusedrec._tf_compat import tf
 from tf_fusedrec.layers import HSTU, PositionEmbedding, jagged, sequence_times
 
@@ -120,9 +120,9 @@ def test_divisors_scale_each_asking_token(divisor):
 
     def attention(query, key, value, row_splits, *, scale, **masks):
         recorded.append((scale, masks))
-        return layers.jagged_attention(query, key, value, row_splits, scale=scale, **masks)
+        return ops.gated_attention(query, key, value, row_splits, scale=scale, **masks)
 
-    layer.kernels = layer.kernels._replace(attention=attention)
+    layer.kernels = layer.kernels._replace(gated_attention=attention)
     layer(x)
     ((scale, masks),) = recorded
     wanted = [5] * 5 + [3] * 3 if divisor == "row_length" else [1, 2, 3, 3, 3, 1, 2, 3]
@@ -245,6 +245,7 @@ def test_a_saved_model_answers_alike(tmp_path):
     [
         ({"num_heads": 0}, "num_heads must be >= 1, got 0"),
         ({"attention_window": -1}, "attention_window must be >= 0, got -1"),
+        ({"global_window": 4}, "global_window = 4 needs an attention_window, got 0"),
         ({"divisor": "batch"}, r"divisor must be one of \('max_length', 'row_length', 'visible_keys'\), got 'batch'"),
         ({"time_encoding": "sine"}, r"time_encoding must be one of \('none', 'buckets', .* got 'sine'"),
         ({"gate_activation": "relu"}, "gate_activation must be one of .* got 'relu'"),

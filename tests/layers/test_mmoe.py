@@ -47,6 +47,54 @@ def test_only_kept_experts_learn():
     np.testing.assert_array_equal(np.reshape(gradient, [4, 5])[:, 0], [0, 2, 0, 0])
 
 
+def dense(layer, x):
+    """Computes every expert for every token, and mixes with gates of which all but the largest are 0."""
+    experts = tf.nn.relu(x @ layer.expert_kernel + layer.expert_bias)
+    experts = tf.reshape(experts, [len(x), layer.num_experts, layer.expert_units])
+    logits = tf.reshape(x @ layer.gate_kernel, [len(x), layer.num_tasks, layer.num_experts])
+    _, largest = tf.math.top_k(logits, k=layer.top_k)
+    gates = tf.nn.softmax(logits) * tf.reduce_sum(tf.one_hot(largest, layer.num_experts), axis=-2)
+    gates /= tf.reduce_sum(gates, axis=-1, keepdims=True)
+    return tf.unstack(tf.einsum("tge,teu->gtu", gates, experts))
+
+
+@pytest.mark.parametrize(("top_k", "rows"), [(1, 9), (2, 40), (3, 2), (3, 0), (4, 9)])
+def test_chosen_experts_equal_the_dense_form_in_both_passes(top_k, rows):
+    layer = built(top_k, num_tasks=3)
+    x = tf.constant(np.random.default_rng(1).normal(size=(rows, 3)).astype(np.float32))
+    weigh = tf.constant(np.random.default_rng(2).normal(size=(3, rows, 5)).astype(np.float32))
+    found = []
+    for form in (layer, lambda tokens: dense(layer, tokens)):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            out = tf.stack(form(x))
+            total = tf.reduce_sum(out * weigh)
+        gradients = tape.gradient(total, [x, *layer.trainable_variables])
+        found.append([out, *(tf.convert_to_tensor(gradient) for gradient in gradients)])
+    for ours, wanted in zip(*found):
+        np.testing.assert_allclose(ours, wanted, atol=2e-5)  # float32 sums of up to 40 tokens in another order
+
+
+def test_an_expert_reads_the_tokens_that_keep_it_only():
+    """Expert 3 is the choice of no token. NaN weights of it would show in all of them."""
+    layer = built(top_k=2)
+    layer.gate_kernel.assign(np.tile([[3.0, 2.0, 1.0, -9.0]], [3, 2]))
+    x = tf.constant(np.random.default_rng(0).uniform(size=[7, 3]).astype(np.float32))
+    expected = np.stack(layer(x))
+    kernel = layer.expert_kernel.numpy()
+    kernel[:, 15:] = np.nan
+    layer.expert_kernel.assign(kernel)
+    with tf.GradientTape() as tape:
+        out = tf.stack(layer(x))
+    np.testing.assert_array_equal(out, expected)
+    assert not np.any(tape.gradient(out, layer.expert_kernel)[:, 15:])
+
+
+@pytest.mark.parametrize(("top_k", "computed"), [(1, 2), (2, 4), (4, 4)])
+def test_flops_by_hand(top_k, computed):
+    assert built(top_k).forward_flops(3) == 2 * (3 * computed * 5 + 3 * 2 * 4 + 2 * top_k * 5)
+
+
 def test_config_round_trip_and_mixed_bfloat16():
     layer = MMoE(4, 5, 2, 3, name="head", dtype=keras.mixed_precision.Policy("mixed_bfloat16"))
     again = MMoE.from_config(layer.get_config())

@@ -15,6 +15,8 @@ MASKS = {
     "window_and_newest": {"attention_window": 3, "min_full_length": 2},
     "context": {"contextual_length": 2},
     "context_window": {"contextual_length": 1, "attention_window": 5, "min_full_length": 1},
+    "semi_local": {"attention_window": 3, "global_window": 2},
+    "context_semi_local": {"contextual_length": 2, "attention_window": 3, "global_window": 2},
     "groups": {"target_group_size": 2, "attention_window": 4},
 }
 FUNCTIONS = {"power": [0.3, 0.5], "exponential": [0.2, -9.0], "stretched": [0.3, -2.0, 0.3]}

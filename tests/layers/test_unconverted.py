@@ -24,7 +24,7 @@ def test_the_first_trace_rewrites_a_users_layer_alone(monkeypatch):
         callers.add((pathlib.Path(caller.filename).name, caller.name))
         return matmul(*args, **kwargs)
 
-    x, layer, branching = tf.ones([3, 4]), layers.MMoE(2, 4, 1, 1), Branching()
+    x, layer, branching = tf.ones([3, 4]), layers.MMoE(2, 4, 1, 2), Branching()
     wanted = layer(x + 1.0)
     monkeypatch.setattr(tf, "matmul", recorded)
     np.testing.assert_allclose(tf.function(lambda x: layer(branching(x)))(x), wanted, rtol=1e-6)

@@ -11,9 +11,9 @@ from tf_fusedrec._tf_compat import tf
 from tf_fusedrec.layers import visible_keys
 
 
-def counted(lengths, targets, contexts, window, full, group):
+def counted(lengths, targets, contexts, *masks):
     rows = [
-        visible_pairs(n, 0 if targets is None else t, context, window, full, group).sum(axis=1)
+        visible_pairs(n, 0 if targets is None else t, context, *masks).sum(axis=1)
         for n, t, context in zip(lengths, lengths if targets is None else targets, contexts)
     ]
     return np.concatenate([*rows, np.empty(0, np.int64)])
@@ -33,18 +33,21 @@ def test_causal_rows(lengths):
     st.integers(0, 5),
     st.integers(0, 3),
     st.integers(1, 3),
+    st.integers(0, 4),
 )
-def test_all_masks(rows, with_targets, of_each_row, window, full, group):
+def test_all_masks(rows, with_targets, of_each_row, window, full, group, first):
     """Every row has its context first, then history and targets."""
     contexts = [context if of_each_row else rows[0][2] for _, _, context in rows]
     lengths = [context + history + targets for context, (history, targets, _) in zip(contexts, rows)]
     targets = [count for _, count, _ in rows] if with_targets else None
+    first = first if window else 0
     ours = visible_keys(
         tf.constant(splits_of(lengths)),
         None if targets is None else tf.constant(targets),
         tf.constant(contexts) if of_each_row else contexts[0],
-        window,
-        full,
-        group,
+        attention_window=window,
+        min_full_length=full,
+        global_window=first,
+        target_group_size=group,
     )
-    np.testing.assert_array_equal(ours, counted(lengths, targets, contexts, window, full, group))
+    np.testing.assert_array_equal(ours, counted(lengths, targets, contexts, window, full, group, first))

@@ -27,9 +27,12 @@ MASKS = {
     "context_targets": {"contextual_length": 3, "targets": 9},
     "window": {"attention_window": 4},
     "window_full": {"attention_window": 3, "min_full_length": 4},
+    "semi_local": {"attention_window": 4, "global_window": 3},
+    "semi_local_context": {"attention_window": 9, "global_window": 20, "contextual_length": 3, "targets": 5},
     "target_groups": {"targets": 9, "target_group_size": 2},
     "everything": {
         "contextual_length": 2, "targets": 70, "attention_window": 20, "min_full_length": 6, "target_group_size": 3,
+        "global_window": 30,
     },
 }  # fmt: skip
 BIASES = {
@@ -82,12 +85,15 @@ def test_any_case(data):
         contextual_length=draw(st.integers(0, 5)),
         attention_window=draw(st.sampled_from([0, 1, 7, 64])),
         min_full_length=draw(st.sampled_from([0, 1, 30])),
+        global_window=draw(st.sampled_from([0, 1, 30, 2**62])),
         target_group_size=draw(st.sampled_from([1, 2, 5, 2**62])),
         position=draw(st.booleans()),
         time=draw(st.sampled_from([None, "buckets", "power", "exponential", "stretched"])),
         far=draw(st.booleans()),
         seed=draw(st.integers(0, 99)),
     )
+    if not case.attention_window:
+        case = dataclasses.replace(case, global_window=0)
     if draw(st.booleans()):
         case = dataclasses.replace(case, queries=tuple(draw(st.integers(0, length)) for length in case.lengths))
     # Buckets take any difference. A function of 10^18 seconds is 0 in float32 or beyond its range.
@@ -187,6 +193,31 @@ def test_large_scores_stay_finite():
         out = ops.jagged_attention(query, query, tf.ones([2, 1, 1]), [0, 2], scale=1.0)
     np.testing.assert_allclose(out, [[[90_000.0]], [[90_000.0]]], rtol=1e-6)  # SiLU(-90000) is 0
     np.testing.assert_allclose(tape.gradient(out, query), [[[600.0]], [[-600.0]]], rtol=1e-6)
+
+
+def test_tiles_outside_a_semi_local_mask_are_not_computed():
+    """Keys that no query sees are NaN: any product with them would show in the result."""
+    tokens, asking, window, first = 2000, 10, 50, 20
+    random, splits = np.random.default_rng(1), [0, tokens]
+    query, key, value = (random.normal(size=[n, 2, 16]).astype(np.float32) for n in (asking, tokens, tokens))
+    hidden = np.arange(128, 1856)  # whole tiles of 64 keys
+
+    def results(key, value):
+        given = [tf.constant(x) for x in (query, key, value)]
+        with tf.GradientTape() as tape:
+            tape.watch(given)
+            out = ops.jagged_attention(
+                *given, splits, scale=0.1, query_splits=[0, asking], attention_window=window, global_window=first
+            )
+        return [out, *tape.gradient(out, given)]
+
+    whole = results(key, value)
+    for x in (key, value):
+        x[hidden] = np.nan
+    poisoned = results(key, value)
+    for ours, wanted in zip(poisoned, whole):
+        np.testing.assert_array_equal(ours, wanted)
+    assert not np.any(whole[2].numpy()[hidden]) and np.all(whole[2].numpy()[:first])
 
 
 def test_sequence_times_follow_the_research_rule():

@@ -19,6 +19,7 @@ CASES = {
     "target_groups": {"targets": 9, "target_group_size": 2, "time": "buckets"},
     "window": {"attention_window": 4, "targets": 2, "position": True, "time": "buckets"},
     "window_full": {"attention_window": 3, "min_full_length": 4},
+    "semi_local": {"attention_window": 4, "global_window": 3, "contextual_length": 2},
     "context": {"contextual_length": (3, 0, 2, 0, 5, 1), "targets": 9, "position": True, "time": "power"},
     "far_times": {"time": "buckets", "far": True},
 }

@@ -4,7 +4,13 @@ import numpy as np
 
 
 def visible_pairs(
-    length, num_targets=0, contextual_length=0, attention_window=0, min_full_length=0, target_group_size=1
+    length,
+    num_targets=0,
+    contextual_length=0,
+    attention_window=0,
+    min_full_length=0,
+    target_group_size=1,
+    global_window=0,
 ):
     """Returns the mask <bool>[length, length] of one row: queries (rows) by visible keys (columns)."""
     places = np.arange(length)
@@ -17,6 +23,9 @@ def visible_pairs(
         near = asks - answers <= attention_window
         if min_full_length > 0:
             near = near | (asks >= top - min_full_length)
+        if global_window > 0:  # the context and the first tokens of the history
+            first_history = np.flatnonzero(places >= contextual_length)[:global_window]
+            near = near | (places < contextual_length)[None, :] | np.isin(places, first_history)[None, :]
         visible &= near
     if contextual_length > 0:
         visible |= (asks == 0) & (answers < top)

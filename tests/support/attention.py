@@ -28,6 +28,7 @@ class Case:
     attention_window: int = 0
     min_full_length: int = 0
     target_group_size: int = 1
+    global_window: int = 0
     position: bool = False
     time: str | None = None
     far: bool = False  # Whether times are more than 2^31 seconds apart.
@@ -36,7 +37,7 @@ class Case:
 
     @property
     def masks(self) -> dict[str, int | np.ndarray]:
-        names = ("contextual_length", "attention_window", "min_full_length", "target_group_size")
+        names = ("contextual_length", "attention_window", "min_full_length", "target_group_size", "global_window")
         masks = {name: getattr(self, name) for name in names}
         if isinstance(self.contextual_length, tuple):
             masks["contextual_length"] = np.array(self.contextual_length, np.int64)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from tf_fusedrec._tf_compat import keras, tf
 from tf_fusedrec.layers import norms
+from tf_fusedrec.ops import OutputGate
 
 GATE_ACTIVATIONS = {"none": tf.identity, "silu": tf.nn.silu, "sigmoid": tf.sigmoid}
 
@@ -26,7 +27,8 @@ class GatedOutput(keras.layers.Layer):
       dropout: Dropout rate of the projection's input.
 
     Call:
-      x: <float>[T, D]; gate, attended: <float>[T, H * Dv].
+      x: <float>[T, D].
+      gate, attended: <float>[T, H * Dv]; or y alone, <float>[T, H * Dv], which the op made with `output_gate`.
       returns <float>[T, D].
 
     Raises:
@@ -75,14 +77,31 @@ class GatedOutput(keras.layers.Layer):
         super().build(input_shape)
 
     def call(self, inputs, training=None):
-        x, gate, attended = inputs
+        x, *parts = inputs
+        gated = self._gated(*parts) if len(parts) == 2 else parts[0]
+        return x + self.projection(self.dropout(gated, training=training))
+
+    def output_gate(self, gate: tf.Tensor) -> OutputGate | None:
+        """Returns gate and norm for ops.gated_attention from gate <float>[T, H * Dv]; None where it lacks a part."""
+        if self.concat != "none":  # the projection also takes the attention or its norm
+            return None
+        columns = gate.shape[-1] // self.num_heads
+        by_head = tf.reshape(GATE_ACTIVATIONS[self.gate_activation](gate), [-1, self.num_heads, columns])
+        weights = () if self.norm == "plain" else (self.norm_weight, self.norm_bias)
+        if self.norm == "per_head":
+            weights = tuple(tf.repeat(weight, columns) for weight in weights)
+        return OutputGate(
+            by_head, *weights, per_head=self.norm == "per_head", gate_first=self.gate_before_norm, epsilon=norms.EPSILON
+        )
+
+    def _gated(self, gate: tf.Tensor, attended: tf.Tensor) -> tf.Tensor:
         gate = GATE_ACTIVATIONS[self.gate_activation](gate)
         normalized = self._normalized(attended * gate if self.gate_before_norm else attended)
         gated = normalized if self.gate_before_norm else gate * normalized
         if self.concat != "none":
             middle = normalized if self.concat == "normalized" else attended
             gated = tf.concat([gate, middle, gated], axis=-1)
-        return x + self.projection(self.dropout(gated, training=training))
+        return gated
 
     def get_config(self):
         return {

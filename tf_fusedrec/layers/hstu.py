@@ -1,7 +1,7 @@
 """One HSTU block: project, attend, gate, project back, add.
 
-A model is a PositionEmbedding (positions.py) and a stack of HSTU blocks. ops/jagged_attention.py computes the
-attention, bias_weights.py its bias, and gated_output.py the output stage after it.
+A model is a PositionEmbedding (positions.py) and a stack of HSTU blocks. ops/gated_attention.py computes the attention,
+bias_weights.py its bias, and gated_output.py the output stage after it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from tf_fusedrec.layers.bias_weights import BiasWeights, check_bias_arguments
 from tf_fusedrec.layers.gated_output import GATE_ACTIVATIONS, GatedOutput
 from tf_fusedrec.layers.kernels import FUSED
 from tf_fusedrec.layers.visible_keys import visible_keys
-from tf_fusedrec.ops import RelativeBias, SequenceTimes
+from tf_fusedrec.ops import SequenceTimes, checked_windows
 
 FORMS = ("research", "production", "mtgrboost")
 DIVISORS = ("max_length", "row_length", "visible_keys")
@@ -46,6 +46,7 @@ class HSTU(keras.layers.Layer):
         depend on the row's length. "visible_keys" is the number of tokens that the query token sees.
       attention_window: Number of preceding positions that a token sees, or 0 for all.
       min_full_length: Number of newest tokens per row that ignore the window.
+      global_window: Number of oldest history tokens that every token sees, as it sees the context; only with a window.
       target_group_size: Size of the groups of a row's targets. A target sees the earlier targets of its group; with
         size 1 it sees no other target. See ops.jagged_attention.
       concat: Whether to project three parts instead of the gated one. They are [u, LN(attention), u * LN(attention)]
@@ -62,8 +63,7 @@ class HSTU(keras.layers.Layer):
       returns RaggedTensor <float>[B,(L),D].
 
     Raises:
-      ValueError: An argument is out of range or belongs to another form, x is not ragged, or timestamps are missing
-        or unexpected.
+      ValueError: An argument is out of range or of another form, x is not ragged, timestamps are missing or unexpected.
       InvalidArgumentError: A row is longer than max_sequence_length, or the row lengths of timestamps differ from x's.
 
     Source: Zhai et al., Actions Speak Louder than Words (ICML 2024) and its public code; MTGRBoost, section 2.
@@ -83,6 +83,7 @@ class HSTU(keras.layers.Layer):
         divisor: str = "max_length",
         attention_window: int = 0,
         min_full_length: int = 0,
+        global_window: int = 0,
         target_group_size: int = 1,
         concat: bool = False,
         group_norm: bool = False,
@@ -96,9 +97,7 @@ class HSTU(keras.layers.Layer):
         for name, number in sizes.items():
             if number < 1:
                 raise ValueError(f"{name} must be >= 1, got {number}.")
-        for name, number in {"attention_window": attention_window, "min_full_length": min_full_length}.items():
-            if number < 0:
-                raise ValueError(f"{name} must be >= 0, got {number}. Use 0 for none.")
+        checked_windows(attention_window, min_full_length, global_window)
         for name, given, known in (
             ("form", form, FORMS),
             ("divisor", divisor, DIVISORS),
@@ -123,6 +122,7 @@ class HSTU(keras.layers.Layer):
         self.divisor = divisor
         self.attention_window = attention_window
         self.min_full_length = min_full_length
+        self.global_window = global_window
         self.target_group_size = target_group_size
         self.concat = concat
         self.group_norm = group_norm
@@ -177,8 +177,9 @@ class HSTU(keras.layers.Layer):
         bias = self.bias_weights(x.row_splits, timestamps, num_targets)
         gate, *heads = self._project(x.values)
         masks = self._masks(num_targets, contextual_length)
-        attended = self._attend(*heads, x.row_splits, scale=self._scale(x.row_splits, masks), bias=bias, **masks)
-        return x.with_values(self.output_stage([x.values, gate, attended], training=training))
+        scale = self._scale(x.row_splits, masks)
+        gated = self._gated(gate, *heads, x.row_splits, scale=scale, bias=bias, **masks)
+        return x.with_values(self.output_stage([x.values, *gated], training=training))
 
     def extend(
         self,
@@ -217,7 +218,8 @@ class HSTU(keras.layers.Layer):
         whole = attention_state.joined(state, new, self.max_sequence_length, self.name)
         row_splits, masks = whole.values.row_splits, self._masks(num_targets, contextual_length)
         times = attention_state.whole_times(timestamps, whole)
-        attended = self._attend(
+        gated = self._gated(
+            gate,
             query,
             whole.keys.values,
             whole.values.values,
@@ -227,7 +229,7 @@ class HSTU(keras.layers.Layer):
             query_splits=x.row_splits,
             **masks,
         )
-        y = x.with_values(self.output_stage([x.values, gate, attended], training=False))
+        y = x.with_values(self.output_stage([x.values, *gated], training=False))
         return y, attention_state.kept(whole, x, num_targets, keep)
 
     def check_extendable(self) -> None:
@@ -261,7 +263,7 @@ class HSTU(keras.layers.Layer):
     def get_config(self):
         names = (
             "num_heads qk_dim value_dim form max_sequence_length dropout position_bias time_encoding time_buckets "
-            "divisor attention_window min_full_length target_group_size concat group_norm gate_activation"
+            "divisor attention_window min_full_length global_window target_group_size concat group_norm gate_activation"
         )
         return {**super().get_config(), **{name: getattr(self, name) for name in names.split()}}
 
@@ -283,8 +285,8 @@ class HSTU(keras.layers.Layer):
         else:
             gate, value, query, key = tf.split(projected, [inner, inner, qk, qk], axis=-1)
         gate = tf.nn.silu(gate) if self.form == "production" else gate
-        query, key = self._heads(query, self.qk_dim), self._heads(key, self.qk_dim)
-        return [gate, query, key, self._heads(value, self.value_dim)]
+        by_head = ((query, self.qk_dim), (key, self.qk_dim), (value, self.value_dim))
+        return [gate, *(tf.reshape(tokens, [-1, self.num_heads, columns]) for tokens, columns in by_head)]
 
     def _masks(self, num_targets: tf.Tensor | None, contextual_length: int | tf.Tensor) -> dict:
         return {
@@ -292,14 +294,19 @@ class HSTU(keras.layers.Layer):
             "contextual_length": contextual_length,
             "attention_window": self.attention_window,
             "min_full_length": self.min_full_length,
+            "global_window": self.global_window,
             "target_group_size": self.target_group_size,
         }
 
-    def _attend(self, query, key, value, row_splits, bias: RelativeBias | None, **arguments) -> tf.Tensor:
-        """Returns the attention of all heads, <float>[Tq, H * Dv]."""
-        alpha = self.qk_dim**-0.5 if self.form == "production" else 1.0
-        attended = self.kernels.attention(query, key, value, row_splits, alpha=alpha, bias=bias, **arguments)
-        return tf.reshape(attended, [-1, self.num_heads * self.value_dim])
+    def _gated(self, gate, query, key, value, row_splits, **arguments) -> list[tf.Tensor]:
+        """Returns the inputs of the output stage, <float>[Tq, H * Dv]: the gated attention, or gate and attention."""
+        arguments["alpha"] = self.qk_dim**-0.5 if self.form == "production" else 1.0
+        inner = [-1, self.num_heads * self.value_dim]
+        output_gate = self.output_stage.output_gate(gate) if self.kernels.gated_attention else None
+        if output_gate is None:
+            return [gate, tf.reshape(self.kernels.attention(query, key, value, row_splits, **arguments), inner)]
+        attended = self.kernels.gated_attention(query, key, value, row_splits, gate=output_gate, **arguments)
+        return [tf.reshape(attended, inner)]
 
     def _scale(self, row_splits: tf.Tensor, masks: dict, queries: tf.Tensor | None = None) -> float | tf.Tensor:
         """Returns one over the divisor, of the last `queries` <int64>[B] tokens of each row; None: of all tokens."""
@@ -313,6 +320,3 @@ class HSTU(keras.layers.Layer):
         if queries is not None:
             keys = jagged.last(tf.RaggedTensor.from_row_splits(keys, row_splits, validate=False), queries).values
         return 1.0 / tf.cast(keys, tf.float32)
-
-    def _heads(self, tokens: tf.Tensor, columns: int) -> tf.Tensor:
-        return tf.reshape(tokens, [-1, self.num_heads, columns])

@@ -10,8 +10,8 @@ class MMoE(keras.layers.Layer):
     """y_task = sum over its top k experts of g_e(x) * Expert_e(x); Expert_e(x) = relu(x W_e + b_e).
 
     A task's gate is a softmax over ALL experts. The k largest values are kept and divided by their sum; the paper
-    names top k but no normalisation. Ties keep the expert with the lower index. Every expert is computed for every
-    token. A token gives no gradient to an expert that none of its gates keeps.
+    names top k but no normalisation. Ties keep the expert with the lower index. An expert is computed only for the
+    tokens whose gates keep it, and a token gives no gradient to the other experts.
 
     Args:
       num_experts: Number of experts, E.
@@ -64,17 +64,44 @@ class MMoE(keras.layers.Layer):
         super().build(input_shape)
 
     def call(self, x):
-        experts = tf.nn.relu(tf.matmul(x, self.expert_kernel) + self.expert_bias)
-        experts = tf.reshape(experts, [-1, self.num_experts, self.expert_units])
         logits = tf.reshape(tf.matmul(x, self.gate_kernel), [-1, self.num_tasks, self.num_experts])
-        gates = _top_gates(logits, self.top_k)
-        return [tf.reduce_sum(gate[:, :, tf.newaxis] * experts, axis=1) for gate in tf.unstack(gates, axis=1)]
+        if self.top_k == self.num_experts:
+            gates = tf.nn.softmax(logits)
+            rows = tf.nn.relu(tf.matmul(x, self.expert_kernel) + self.expert_bias)
+            kept = [tf.reshape(rows, [-1, self.num_experts, self.expert_units])] * self.num_tasks
+        else:
+            gates, chosen = _top_gates(logits, self.top_k)
+            rows, places = self._chosen_experts(x, chosen)
+            kept = [tf.gather(rows, places_of_task) for places_of_task in tf.unstack(places, axis=1)]
+        gates = tf.unstack(gates[..., tf.newaxis], axis=1)
+        return [tf.reduce_sum(gate * experts, axis=1) for gate, experts in zip(gates, kept)]
+
+    def _chosen_experts(self, x: tf.Tensor, chosen: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Computes each expert for the tokens whose gates keep it.
+
+        Returns:
+          rows: <float>[P, expert_units], expert by expert, the tokens of each in their order.
+          places: <int32>[T, tasks, k], where `rows` has the experts of `chosen`.
+        """
+        wanted = tf.reduce_max(tf.one_hot(chosen, self.num_experts, dtype=tf.int32), axis=[1, 2])  # [T, E]
+        tokens = tf.where(tf.transpose(wanted) > 0)[:, 1]
+        parts = tf.split(tf.gather(x, tokens), tf.reduce_sum(wanted, axis=0), num=self.num_experts)
+        kernels = tf.split(self.expert_kernel, self.num_experts, axis=1)
+        biases = tf.split(self.expert_bias, self.num_experts)
+        rows = [tf.nn.relu(tf.matmul(*pair) + bias) for *pair, bias in zip(parts, kernels, biases)]
+        place = tf.cumsum(tf.reshape(tf.transpose(wanted), [-1]), exclusive=True)
+        place = tf.transpose(tf.reshape(place, [self.num_experts, -1]))
+        return tf.concat(rows, axis=0), tf.gather(place, chosen, batch_dims=1)
 
     def forward_flops(self, columns: int) -> int:
-        """Counts multiplications and additions of the matrix products for one token with `columns` columns."""
-        experts = columns * self.num_experts * self.expert_units
+        """Counts multiplications and additions of the matrix products for one token with `columns` columns.
+
+        The tasks keep different experts where there are enough of them.
+        """
+        computed = min(self.num_experts, self.num_tasks * self.top_k)
+        experts = columns * computed * self.expert_units
         gates = columns * self.num_tasks * self.num_experts
-        mixing = self.num_tasks * self.num_experts * self.expert_units
+        mixing = self.num_tasks * self.top_k * self.expert_units
         return 2 * (experts + gates + mixing)
 
     def get_config(self):
@@ -87,9 +114,8 @@ class MMoE(keras.layers.Layer):
         }
 
 
-def _top_gates(logits: tf.Tensor, top_k: int) -> tf.Tensor:
-    """Maps logits <float>[T, tasks, E] to gates: the k largest softmax values, renormalised, and 0 elsewhere."""
-    gates = tf.nn.softmax(logits)
+def _top_gates(logits: tf.Tensor, top_k: int) -> tuple[tf.Tensor, tf.Tensor]:
+    """Maps logits <float>[T, tasks, E] to the k largest softmax values, renormalised, and their experts [.., k]."""
     _, largest = tf.math.top_k(logits, k=top_k)
-    kept = gates * tf.reduce_sum(tf.one_hot(largest, logits.shape[-1], dtype=gates.dtype), axis=-2)
-    return kept / tf.reduce_sum(kept, axis=-1, keepdims=True)
+    kept = tf.gather(tf.nn.softmax(logits), largest, batch_dims=2)
+    return kept / tf.reduce_sum(kept, axis=-1, keepdims=True), largest

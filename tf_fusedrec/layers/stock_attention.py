@@ -36,6 +36,7 @@ def jagged_attention(
     contextual_length: int | tf.Tensor = 0,
     attention_window: int = 0,
     min_full_length: int = 0,
+    global_window: int = 0,
     target_group_size: int = 1,
     bias: RelativeBias | None = None,
     query_splits: tf.Tensor | None = None,
@@ -48,7 +49,7 @@ def jagged_attention(
     if bias is not None:
         for part in (_position_map(bias, rows), _time_map(bias, rows)):
             scores = scores if part is None else scores + part[:, tf.newaxis]
-    visible = _visible(rows, contextual_length, attention_window, min_full_length, target_group_size)
+    visible = _visible(rows, contextual_length, attention_window, min_full_length, global_window, target_group_size)
     visible = tf.cast(visible, scores.dtype)
     out = tf.einsum("bhij,bjhd->bihd", tf.nn.silu(scores) * visible[:, tf.newaxis], values)
     scale = tf.reshape(tf.cast(scale, out.dtype), [-1, 1, 1])
@@ -64,6 +65,7 @@ def bias_attention(
     contextual_length: int | tf.Tensor = 0,
     attention_window: int = 0,
     min_full_length: int = 0,
+    global_window: int = 0,
     target_group_size: int = 1,
     query_splits: tf.Tensor | None = None,
 ) -> tf.Tensor:
@@ -73,7 +75,7 @@ def bias_attention(
     """
     rows = _rows(row_splits, num_targets, query_splits)
     values = _padded(value, rows.row_splits)
-    visible = _visible(rows, contextual_length, attention_window, min_full_length, target_group_size)
+    visible = _visible(rows, contextual_length, attention_window, min_full_length, global_window, target_group_size)
     visible = tf.cast(visible, values.dtype)
     maps = [part for part in (_position_map(bias, rows), _time_map(bias, rows)) if part is not None]
     channels = [tf.einsum("bij,bjhd->bihd", part * visible, values) for part in maps]
@@ -102,7 +104,12 @@ def _padded(tokens: tf.Tensor, row_splits: tf.Tensor) -> tf.Tensor:
 
 
 def _visible(
-    rows: _Rows, contextual_length: int | tf.Tensor, attention_window: int, min_full_length: int, target_group_size: int
+    rows: _Rows,
+    contextual_length: int | tf.Tensor,
+    attention_window: int,
+    min_full_length: int,
+    global_window: int,
+    target_group_size: int,
 ) -> tf.Tensor:
     """Returns <bool>[B, m, n] by (query, key). Numbers as in visible_keys.py."""
     context = contextual_lengths(contextual_length, rows.row_splits)
@@ -120,6 +127,8 @@ def _visible(
         near = query - key <= attention_window
         if min_full_length:
             near |= query >= top - min_full_length
+        if global_window:
+            near |= key < global_window + tf.cast(context > 0, tf.int64)[:, tf.newaxis, tf.newaxis]
         visible &= near
     visible |= (context > 0)[:, tf.newaxis, tf.newaxis] & (query == 0) & (key < top)
     if target_group_size > 1:

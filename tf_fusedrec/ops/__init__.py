@@ -3,6 +3,7 @@
 from tf_fusedrec.ops.cluster_samples import cluster_samples
 from tf_fusedrec.ops.collective_marks import Mark, collective_marks, mark_collective, mark_now
 from tf_fusedrec.ops.fuse_ids import FusedIds, fuse_ids
+from tf_fusedrec.ops.gated_attention import OutputGate, gated_attention
 from tf_fusedrec.ops.hash_table import (
     RowsAhead,
     TableRows,
@@ -24,6 +25,7 @@ from tf_fusedrec.ops.jagged_attention import (
     RelativeBias,
     TimeFunction,
     bias_attention,
+    checked_windows,
     contextual_lengths,
     jagged_attention,
 )
@@ -83,6 +85,7 @@ __all__ = [
     "FoundStates",
     "FusedIds",
     "Mark",
+    "OutputGate",
     "RankedIds",
     "ReceivedIds",
     "RelativeBias",
@@ -99,10 +102,12 @@ __all__ = [
     "WindowIds",
     "WindowRoute",
     "bias_attention",
+    "checked_windows",
     "cluster_samples",
     "collective_marks",
     "contextual_lengths",
     "fuse_ids",
+    "gated_attention",
     "hash_table",
     "initial_rows",
     "jagged_attention",

@@ -14,6 +14,7 @@ from tf_fusedrec._tf_compat import tf
 from tf_fusedrec.ops._library import library
 from tf_fusedrec.ops.sequence_times import SequenceTimes
 
+WINDOWS = ("attention_window", "min_full_length", "global_window")
 TIME_FUNCTIONS = ("power", "exponential", "stretched")
 
 
@@ -57,6 +58,7 @@ def jagged_attention(
     contextual_length: int | tf.Tensor = 0,
     attention_window: int = 0,
     min_full_length: int = 0,
+    global_window: int = 0,
     target_group_size: int = 1,
     bias: RelativeBias | None = None,
     query_splits: tf.Tensor | None = None,
@@ -81,7 +83,8 @@ def jagged_attention(
         1 1 1 1 1 0 1
 
     With a window W, history and targets see W tokens back and no further, the context counting as one token. With
-    min_full_length F, the last F history tokens and the targets ignore the window. With a target_group_size G, the
+    min_full_length F, the last F history tokens and the targets ignore the window. With a global_window K, all tokens
+    also see the context and the first K history tokens (semi-local attention). With a target_group_size G, the
     targets of a row form groups of G, first targets first (the last group may be smaller); a target also sees the
     targets of its group that come before it.
 
@@ -107,6 +110,7 @@ def jagged_attention(
       contextual_length: C, context tokens at the start of each row: a number, or <int>[B], one per row.
       attention_window: W, 0 for none.
       min_full_length: F; only with a window.
+      global_window: K; only with a window.
       target_group_size: G >= 1; 2 for targets of an item and an action, for example.
       bias: position and time bias, shared by the heads. With query_splits, its asks are <int64>[Tq].
       query_splits: None, or <int>[B+1]: row b has query_splits[b+1] - query_splits[b] queries, at least its targets.
@@ -115,7 +119,8 @@ def jagged_attention(
       <type of value>[Tq, H, Dv].
 
     Raises:
-      ValueError: a length is negative, target_group_size is below 1, or bias is incomplete.
+      ValueError: a length is negative, target_group_size is below 1, global_window comes without attention_window, or
+        bias is incomplete.
       InvalidArgumentError: shapes do not fit together; row_splits do not run from 0 to T without decreasing;
         num_targets is not between 0 and the row's length; contextual_length of a row is negative; a row is longer than
         N of position_weights; thresholds decrease; times are not one per token; a row has more queries than tokens, or
@@ -124,15 +129,20 @@ def jagged_attention(
     Source: Zhai et al., Actions Speak Louder than Words (HSTU), section 3; masks as in its public operators.
     """
     return library.fusedrec_jagged_attention(
-        query=query,
-        key=key,
-        value=value,
-        scale=tf.cast(scale, tf.float32),
-        alpha=alpha,
-        **_rows(row_splits, num_targets, contextual_length, attention_window, min_full_length, target_group_size),
-        **_bias(bias),
-        query_splits=_list_of(query_splits),
-    )
+        **attention_inputs(
+            query, key, value, row_splits, scale, alpha, bias, query_splits, num_targets=num_targets,
+            contextual_length=contextual_length, attention_window=attention_window, min_full_length=min_full_length,
+            global_window=global_window, target_group_size=target_group_size,
+        )
+    )  # fmt: skip
+
+
+def attention_inputs(
+    query, key, value, row_splits, scale, alpha, bias: RelativeBias | None, query_splits, **masks
+) -> dict[str, Any]:
+    """Returns inputs and attributes of the ops that attend, from the arguments of jagged_attention."""
+    tokens = {"query": query, "key": key, "value": value, "scale": tf.cast(scale, tf.float32), "alpha": alpha}
+    return {**tokens, **_rows(row_splits, **masks), **_bias(bias), "query_splits": _list_of(query_splits)}
 
 
 def bias_attention(
@@ -144,6 +154,7 @@ def bias_attention(
     contextual_length: int | tf.Tensor = 0,
     attention_window: int = 0,
     min_full_length: int = 0,
+    global_window: int = 0,
     target_group_size: int = 1,
     query_splits: tf.Tensor | None = None,
 ) -> tf.Tensor:
@@ -155,15 +166,15 @@ def bias_attention(
     Args:
       value: <float32, bfloat16 or float16>[T, H, Dv].
       bias: one or both parts.
-      row_splits, num_targets, contextual_length, attention_window, min_full_length, target_group_size, query_splits: as
-        in jagged_attention.
+      row_splits, num_targets, contextual_length, attention_window, min_full_length, global_window, target_group_size,
+        query_splits: as in jagged_attention.
 
     Returns:
       <type of value>[Tq, H, 2 * Dv], in each head the position channel, then the time channel; [Tq, H, Dv] when the
       bias has one part.
 
     Raises:
-      ValueError: a length is negative, or bias is incomplete or has no part.
+      ValueError: as in jagged_attention, or bias has no part.
       InvalidArgumentError: as in jagged_attention.
 
     Source: Ye et al., FuXi-alpha, section 3 (adaptive multi-channel self-attention); FuXi-beta.
@@ -172,7 +183,15 @@ def bias_attention(
         raise ValueError("bias must have position_weights, time, or both, got neither.")
     return library.fusedrec_jagged_bias_attention(
         value=value,
-        **_rows(row_splits, num_targets, contextual_length, attention_window, min_full_length, target_group_size),
+        **_rows(
+            row_splits,
+            num_targets,
+            contextual_length,
+            attention_window,
+            min_full_length,
+            global_window,
+            target_group_size,
+        ),
         **_bias(bias),
         query_splits=_list_of(query_splits),
     )
@@ -197,14 +216,24 @@ def contextual_lengths(contextual_length: int | tf.Tensor, row_splits: tf.Tensor
     return tf.cast(contextual_length, tf.int64)
 
 
-def _rows(
-    row_splits, num_targets, contextual_length, attention_window, min_full_length, target_group_size
-) -> dict[str, Any]:
-    """Returns the arguments for rows and masks of both ops."""
-    lengths = {"attention_window": attention_window, "min_full_length": min_full_length}
+def checked_windows(attention_window: int, min_full_length: int, global_window: int) -> dict[str, int]:
+    """Returns the arguments by name. Raises ValueError as jagged_attention."""
+    lengths = dict(zip(WINDOWS, (attention_window, min_full_length, global_window)))
     for name, length in lengths.items():
         if length < 0:
             raise ValueError(f"{name} must be >= 0, got {length}. Use 0 for none.")
+    if global_window and not attention_window:
+        raise ValueError(
+            f"global_window = {global_window} needs an attention_window, got 0. Without a window, tokens see all keys."
+        )
+    return lengths
+
+
+def _rows(
+    row_splits, num_targets, contextual_length, attention_window, min_full_length, global_window, target_group_size
+) -> dict[str, Any]:
+    """Returns the arguments for rows and masks of both ops."""
+    lengths = checked_windows(attention_window, min_full_length, global_window)
     if target_group_size < 1:
         raise ValueError(f"target_group_size must be >= 1, got {target_group_size}. Use 1 for targets on their own.")
     targets, contexts = num_targets is not None, contextual_lengths(contextual_length, row_splits)
@@ -247,12 +276,12 @@ def _bias(bias: RelativeBias | None) -> dict[str, Any]:
     }
 
 
-_ATTRIBUTES = ("attention_window", "min_full_length", "target_group_size", "targets", "position", "time")
+ATTRIBUTES = (*WINDOWS, "target_group_size", "targets", "position", "time")
 
 
 @tf.RegisterGradient("Fusedrec>JaggedAttention")
 def _jagged_attention_gradient(op, grads):
-    attributes = {name: op.get_attr(name) for name in (*_ATTRIBUTES, "alpha")}
+    attributes = {name: op.get_attr(name) for name in (*ATTRIBUTES, "alpha")}
     attributes["time"] = attributes["time"].decode()
     inputs, query_splits = op.inputs[:12], list(op.inputs[12:])
     found = library.fusedrec_jagged_attention_grad(grads, *inputs, query_splits, **attributes)
@@ -263,7 +292,7 @@ def _jagged_attention_gradient(op, grads):
 
 @tf.RegisterGradient("Fusedrec>JaggedBiasAttention")
 def _bias_attention_gradient(op, grads):
-    attributes = {name: op.get_attr(name) for name in _ATTRIBUTES}
+    attributes = {name: op.get_attr(name) for name in ATTRIBUTES}
     attributes["time"] = attributes["time"].decode()
     inputs, query_splits = op.inputs[:9], list(op.inputs[9:])
     found = library.fusedrec_jagged_bias_attention_grad(grads, *inputs, query_splits, **attributes)

@@ -25,3 +25,4 @@ static inline int64_t Greater(int64_t a, int64_t b) { return a > b ? a : b; }
 #include "jagged_attention/cpu/engine_short.inc.h"
 #include "jagged_attention/cpu/engine_attention.inc.h"
 #include "jagged_attention/cpu/engine_channels.inc.h"
+#include "jagged_attention/cpu/engine_gate.inc.h"

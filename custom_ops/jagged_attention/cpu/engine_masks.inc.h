@@ -2,16 +2,18 @@
 //
 //   number(p) = min(max(p - (C - 1), 0), top), top = length - targets - (C - 1)     (C - 1 is 0 without context)
 //   visible(i, j) = i == j or number(i) > number(j)                                 causal, and targets are alone
-//   with a window W:   and (number(i) - number(j) <= W or (F > 0 and number(i) >= top - F))
+//   with a window W:   and (number(i) - number(j) <= W or (F > 0 and number(i) >= top - F) or number(j) < first)
 //   with context C:    or (number(i) == 0 and number(j) < top)                      context sees context and history
 //   with groups of G:  or (i > j, both are targets, and group(i) == group(j))       causal inside a group of targets
 //
 // C the row's contextual length, W attention_window, F min_full_length, G target_group_size; group(p) = (p - (length -
-// targets)) / G. Numbers do not decrease with the place. So the first and the last pair of a rectangle tell whether it
-// holds nothing, everything, or something between.
+// targets)) / G. first is 0 without a global_window K, and else K, plus 1 for the context. Numbers do not decrease with
+// the place. So the first and the last pair of a rectangle tell whether it holds nothing, everything, or something
+// between.
 
 struct RowMask {
   int64_t length, context, top, window, full_from;
+  int64_t first;  // keys with lower numbers are seen whatever the window
   int64_t targets_from, group_size;
   bool contextual, grouped;
 
@@ -35,6 +37,7 @@ static inline RowMask MaskOf(const AttentionProblem& problem, int64_t row) {
   // Without a full attention at the end, no number is large enough.
   mask.full_from =
       problem.min_full_length > 0 ? mask.top - Lesser(problem.min_full_length, mask.length + 1) : mask.length + 1;
+  mask.first = Lesser(problem.global_window, mask.length) + (problem.global_window > 0 && mask.contextual ? 1 : 0);
   mask.targets_from = mask.length - targets;
   mask.group_size = Lesser(problem.target_group_size, mask.length + 1);
   mask.grouped = mask.group_size > 1 && targets > 1;
@@ -62,13 +65,13 @@ static inline Visible Classify(const RowMask& mask, int64_t i0, int64_t i1, int6
   const int64_t answers_low = mask.Number(j0), answers_high = mask.Number(j1 - 1);
   if (mask.contextual && asks_high == 0 && answers_high < mask.top) return Visible::kAll;
   const bool windowed = mask.window > 0;
-  if (asks_low > answers_high &&
-      (!windowed || asks_high - answers_low <= mask.window || asks_low >= mask.full_from)) {
-    return Visible::kAll;
-  }
+  const bool all_near = !windowed || asks_high - answers_low <= mask.window || asks_low >= mask.full_from ||
+                        answers_high < mask.first;
+  if (asks_low > answers_high && all_near) return Visible::kAll;
   const bool diagonal = i0 < j1 && j0 < i1;
   const bool causal = asks_high > answers_low;
-  const bool near = !windowed || asks_low - answers_high <= mask.window || asks_high >= mask.full_from;
+  const bool near = !windowed || asks_low - answers_high <= mask.window || asks_high >= mask.full_from ||
+                    answers_low < mask.first;
   const bool context = mask.contextual && asks_low == 0 && answers_low < mask.top;
   const bool some = ((diagonal || causal) && near) || context || ShareGroup(mask, i0, i1, j0, j1);
   return some ? Visible::kSome : Visible::kNone;
@@ -100,7 +103,7 @@ static inline IntVec VisibleLanes(const PanelMask& panel, int64_t lane, int64_t 
   const IntVec asks = LoadInt(panel.numbers + lane);
   const IntVec answers = SplatInt(panel.row.Number(j));
   IntVec visible = (LoadInt(panel.places + lane) == SplatInt(static_cast<int32_t>(j))) | (asks > answers);
-  if (panel.row.window > 0) {
+  if (panel.row.window > 0 && panel.row.Number(j) >= panel.row.first) {
     visible &= (asks - answers <= SplatInt(static_cast<int32_t>(Lesser(panel.row.window, INT32_MAX)))) |
                (asks >= SplatInt(static_cast<int32_t>(Greater(panel.row.full_from, INT32_MIN))));
   }

@@ -1,5 +1,6 @@
 #include "jagged_attention/cpu/jagged_attention.h"
 
+#include "jagged_attention/cpu/output_gate.h"
 #include "jagged_attention/cpu/prepared_bias.h"
 #include "jagged_attention/cpu/unit_grads.h"
 #include "jagged_attention/cpu/units.h"
@@ -17,6 +18,7 @@ AttentionProblem ProblemOf(const JaggedRows& rows, const BiasTables& bias) {
   problem.target_group_size = rows.target_group_size;
   problem.attention_window = rows.attention_window;
   problem.min_full_length = rows.min_full_length;
+  problem.global_window = rows.global_window;
   problem.bias = bias;
   return problem;
 }
@@ -59,6 +61,20 @@ void JaggedAttention(const JaggedRows& rows, const AttentionInputs& inputs, cons
   AttentionProblem problem = ProblemOf(rows, inputs, prepared.tables());
   problem.out = out;
   RunForward(problem, NumRows(rows), engine.attention, parallel_for);
+}
+
+void GatedAttention(const JaggedRows& rows, const AttentionInputs& inputs, const GateInputs& gate,
+                    const RelativeBias& bias, const TileEngine& engine, const ParallelFor& parallel_for,
+                    float* attended, float* out) {
+  const PreparedBias prepared(bias);
+  AttentionProblem problem = ProblemOf(rows, inputs, prepared.tables());
+  problem.out = attended;
+  OutputGate output = OutputGateOf(rows.heads, inputs.value_dim, gate);
+  output.attended = attended;
+  output.result = out;
+  const std::vector<AttentionUnit> units = Units(problem, NumRows(rows), false);
+  GateAfterUnits after(problem, units, output, engine.gate);
+  RunUnits(problem, units, engine.attention, false, parallel_for, [&](int32_t unit) { after.Done(unit); });
 }
 
 void JaggedAttentionGrad(const JaggedRows& rows, const AttentionInputs& inputs, const RelativeBias& bias,

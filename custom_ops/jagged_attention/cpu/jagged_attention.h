@@ -23,6 +23,11 @@
 // of queries of long rows, of the weights of the bias) are added in the order of the units afterwards. So the result is
 // the same for any number of threads.
 //
+// # Gate and norm
+// GatedAttention ends with the gate and the norm of an HSTU block. A norm of all columns needs all heads, which several
+// units may have. The last of them to finish gates the tokens of their block, which are still in a cache. Backward, one
+// pass over the tokens makes the gradients of gate and attention, because every unit reads these.
+//
 // The tile engine is compiled for several instruction sets (tile_engine.h); they differ in the last bits of results.
 #ifndef FUSEDREC_JAGGED_ATTENTION_CPU_JAGGED_ATTENTION_H_
 #define FUSEDREC_JAGGED_ATTENTION_CPU_JAGGED_ATTENTION_H_
@@ -51,6 +56,7 @@ struct JaggedRows {
   int64_t target_group_size = 1;
   int64_t attention_window = 0;  // 0: no window
   int64_t min_full_length = 0;
+  int64_t global_window = 0;
 
   absl::Span<const int64_t> queries() const { return query_splits.empty() ? row_splits : query_splits; }
 };
@@ -88,6 +94,31 @@ void JaggedAttention(const JaggedRows& rows, const AttentionInputs& inputs, cons
 void JaggedAttentionGrad(const JaggedRows& rows, const AttentionInputs& inputs, const RelativeBias& bias,
                          const float* grads, const TileEngine& engine, const ParallelFor& parallel_for,
                          float* query_grads, float* key_grads, float* value_grads, const BiasGrads& bias_grads);
+
+// Gate and norm behind the attention (OutputGate in tile_engine.h).
+struct GateInputs {
+  const float* gate;                      // [Tq, H, value_dim]
+  absl::Span<const float> weight, bias;   // [H * value_dim], or both empty: a norm without weights
+  bool per_head;                          // the norm is of each head's columns, not of all columns
+  bool gate_first;                        // norm(gate * attention), not gate * norm(attention)
+  float epsilon;
+};
+
+struct GateGrads {
+  float* gate;
+  absl::Span<float> weight, bias;
+};
+
+// attended, out: [Tq, H, value_dim], the attention and the gated result.
+void GatedAttention(const JaggedRows& rows, const AttentionInputs& inputs, const GateInputs& gate,
+                    const RelativeBias& bias, const TileEngine& engine, const ParallelFor& parallel_for,
+                    float* attended, float* out);
+
+// attended: of the forward pass. grads: of out. attended_grads: memory of their shape for the gradients of the attention,
+// with which JaggedAttentionGrad goes on.
+void OutputGateGrad(int64_t heads, int64_t value_dim, int64_t tokens, const GateInputs& gate, const float* attended,
+                    const float* grads, const TileEngine& engine, const ParallelFor& parallel_for,
+                    float* attended_grads, const GateGrads& gate_grads);
 
 // out [Tq, H, channels * value_dim]: the position channel, then the time channel. A bias without one of them has no such
 // channel.

@@ -65,6 +65,7 @@ struct AttentionProblem {
   int64_t target_group_size;
   int64_t attention_window;
   int64_t min_full_length;
+  int64_t global_window;
   BiasTables bias;
 
   float* out;           // forward: [T, heads, value_dim]; channels: [T, heads, channels * value_dim]
@@ -98,17 +99,41 @@ struct TilePasses {
   void (*backward)(const AttentionProblem&, const AttentionUnit&, float* scratch);
 };
 
+// Gate and norm behind the attention: result = gate * norm(attended), or norm(gate * attended) with gate_first.
+// norm(x) = (x - mean) / sqrt(variance + epsilon) * weight + bias, in each group of a token's columns on its own.
+struct OutputGate {
+  int64_t columns;  // of all heads; arrays of tokens are [Tq, columns]
+  int64_t groups;   // >= 1, of the same size
+  bool gate_first;
+  float epsilon;
+  const float* gate;
+  const float* weight;  // [columns], or nullptr: 1
+  const float* bias;    // [columns], or nullptr with weight
+  const float* attended;
+  float* result;       // forward
+  const float* grads;  // backward: gradient of result
+  float* gate_grads;
+  float* attended_grads;
+};
+
+// The functions of the gate for tokens [begin, end). The backward pass adds to weight_sums and bias_sums [columns].
+struct GatePasses {
+  void (*forward)(const OutputGate&, int64_t begin, int64_t end);
+  void (*backward)(const OutputGate&, int64_t begin, int64_t end, float* weight_sums, float* bias_sums);
+};
+
 struct TileEngine {
   const char* name;
   bool (*supported)();  // by the processor that runs this
   TilePasses attention;
   TilePasses channels;
+  GatePasses gate;
 };
 
 #define FUSEDREC_TILE_FUNCTIONS(engine)                                    \
   {engine::AttentionScratchFloats, engine::Forward, engine::Backward}, {   \
     engine::ChannelScratchFloats, engine::ChannelsForward, engine::ChannelsBackward \
-  }
+  }, { engine::GateForward, engine::GateBackward }
 
 extern const TileEngine kGenericEngine;
 #if defined(__x86_64__)

@@ -37,11 +37,13 @@ bool HasContext(const AttentionProblem& problem, int64_t row) {
 // A pair of one head costs 1; windows are taken into account, the rest of the masks hardly changes the order.
 double Cost(const AttentionProblem& problem, const AttentionUnit& unit, int64_t length, bool queries) {
   double pairs = 0.0;
-  // The window may be any number, and no row reaches further than its length.
+  // The windows may be any numbers, and no row reaches further than its length.
   const int64_t window = problem.attention_window > 0 ? std::min(problem.attention_window, length) : length;
+  const int64_t global = std::min(problem.global_window, length);
   for (int64_t place = unit.begin; place < unit.end; place += kPanel) {
     const int64_t reach = queries || HasContext(problem, unit.row) ? place + kPanel : length - place;
-    pairs += static_cast<double>(kPanel) * std::min(std::min(reach, length), window + kPanel);
+    const int64_t near = window + kPanel + (queries || place < global ? global : 0);
+    pairs += static_cast<double>(kPanel) * std::min(std::min(reach, length), near);
   }
   return pairs * (unit.head_end - unit.head_begin);
 }
@@ -79,7 +81,7 @@ std::vector<AttentionUnit> Units(const AttentionProblem& problem, int64_t num_ro
 }
 
 void RunUnits(const AttentionProblem& problem, const std::vector<AttentionUnit>& units, const TilePasses& passes,
-              bool backward, const ParallelFor& parallel_for) {
+              bool backward, const ParallelFor& parallel_for, const std::function<void(int32_t)>& after) {
   std::vector<double> cost(units.size());
   int64_t floats = 0;
   for (size_t u = 0; u < units.size(); ++u) {
@@ -102,6 +104,7 @@ void RunUnits(const AttentionProblem& problem, const std::vector<AttentionUnit>&
     float* scratch = memory.get() + (kAlign - address % kAlign) % kAlign;
     for (; taken < units.size(); taken = next++) {
       (backward ? passes.backward : passes.forward)(problem, units[order[taken]], scratch);
+      if (after) after(order[taken]);
     }
   });
 }

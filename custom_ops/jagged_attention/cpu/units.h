@@ -3,6 +3,7 @@
 #define FUSEDREC_JAGGED_ATTENTION_CPU_UNITS_H_
 
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 #include "common/parallel.h"
@@ -23,9 +24,10 @@ inline int64_t FirstQuery(const AttentionProblem& problem, int64_t row) {
 // alone, not on the threads.
 std::vector<AttentionUnit> Units(const AttentionProblem& problem, int64_t num_rows, bool backward);
 
-// Runs all units, the costliest first; threads take the next one when they are done.
+// Runs all units, the costliest first; threads take the next one when they are done. The thread of a unit calls `after`
+// with its number.
 void RunUnits(const AttentionProblem& problem, const std::vector<AttentionUnit>& units, const TilePasses& passes,
-              bool backward, const ParallelFor& parallel_for);
+              bool backward, const ParallelFor& parallel_for, const std::function<void(int32_t)>& after = {});
 
 }  // namespace fusedrec
 

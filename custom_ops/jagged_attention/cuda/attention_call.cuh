@@ -6,6 +6,7 @@
 
 #include "common/launcher.cuh"
 #include "common/number.cuh"
+#include "jagged_attention/cuda/attention_gate_launch.cuh"
 #include "jagged_attention/cuda/attention_problem.cuh"
 #include "jagged_attention/cuda/jagged_attention_cuda.h"
 
@@ -47,6 +48,7 @@ struct DeviceArrays {
   Item* items[2];  // rows of queries, and of keys
   int64_t num_items[2];
   float *position_slots, *time_slots;
+  GateArrays gate;
 };
 
 // over_keys: whether the blocks own rows of keys, or rows of queries.
@@ -67,7 +69,8 @@ Problem<T> ProblemOf(const FusedrecAttention& call, const DeviceArrays& at, bool
   problem.contextual_lengths = call.contextual_lengths == nullptr ? nullptr : at.contextual_lengths;
   problem.query_splits = call.query_splits == nullptr ? nullptr : at.query_splits;
   const auto clamp = [](int64_t x) { return static_cast<int>(std::min<int64_t>(x, int64_t{1} << 30)); };
-  problem.mask = {clamp(call.target_group_size), clamp(call.attention_window), clamp(call.min_full_length)};
+  problem.mask = {clamp(call.target_group_size), clamp(call.attention_window), clamp(call.min_full_length),
+                  clamp(call.global_window)};
   problem.bias.position = call.max_length > 0 ? call.position_weights : nullptr;
   problem.bias.max_length = static_cast<int>(call.max_length);
   problem.bias.thresholds = reinterpret_cast<const long long*>(at.thresholds);
@@ -78,7 +81,8 @@ Problem<T> ProblemOf(const FusedrecAttention& call, const DeviceArrays& at, bool
   problem.asks = call.asks;
   problem.answers = call.answers;
   problem.out = static_cast<T*>(call.out);
-  problem.grads = static_cast<const T*>(call.grads);
+  problem.gate = GateOf<T>(call, at.gate);
+  problem.grads = call.gate == nullptr ? static_cast<const T*>(call.grads) : problem.gate.attended_grads;
   problem.query_grads = static_cast<T*>(call.query_grads);
   problem.key_grads = static_cast<T*>(call.key_grads);
   problem.value_grads = static_cast<T*>(call.value_grads);

@@ -37,7 +37,9 @@ int Forward(const FusedrecAttention& call, const DeviceArrays& at, void* stream)
 
 template <typename T>
 int Backward(const FusedrecAttention& call, const DeviceArrays& at, void* stream) {
-  FUSEDREC_RETURN_IF_CUDA_ERROR((LaunchSize<T, kQueryGrads>(ProblemOf<T>(call, at, false), stream)));
+  const Problem<T> over_queries = ProblemOf<T>(call, at, false);
+  if (call.gate != nullptr) FUSEDREC_RETURN_IF_CUDA_ERROR(LaunchGateGrads(over_queries.gate, stream));
+  FUSEDREC_RETURN_IF_CUDA_ERROR((LaunchSize<T, kQueryGrads>(over_queries, stream)));
   return LaunchSize<T, kKeyGrads>(ProblemOf<T>(call, at, true), stream);
 }
 

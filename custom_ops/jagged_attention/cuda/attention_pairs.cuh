@@ -15,7 +15,7 @@ __device__ inline int Lesser(int a, int b) { return a < b ? a : b; }
 __device__ inline int Greater(int a, int b) { return a > b ? a : b; }
 
 struct RowMask {
-  int length, context, top, window, full_from, targets_from, group_size;
+  int length, context, top, window, full_from, first, targets_from, group_size;
   bool contextual, grouped;
 
   __device__ int Number(int place) const { return Lesser(Greater(place - context, 0), top); }
@@ -31,7 +31,7 @@ struct RowMask {
   __device__ bool Visible(int i, int j) const {
     const int asks = Number(i), answers = Number(j);
     bool visible = i == j || asks > answers;
-    if (window > 0) visible = visible && (asks - answers <= window || asks >= full_from);
+    if (window > 0) visible = visible && (asks - answers <= window || asks >= full_from || answers < first);
     if (contextual && answers < top) visible = visible || asks == 0;
     if (grouped && j >= targets_from && i > j) visible = visible || Group(i) == Group(j);
     return visible;
@@ -39,7 +39,8 @@ struct RowMask {
   // Returns whether none of queries [i0, i1) sees any of keys [j0, j1); may return false for an empty rectangle.
   __device__ bool Hidden(int i0, int i1, int j0, int j1) const {
     const int asks_low = Number(i0), asks_high = Number(i1 - 1), answers_low = Number(j0), answers_high = Number(j1 - 1);
-    const bool near = window <= 0 || asks_low - answers_high <= window || asks_high >= full_from;
+    const bool near = window <= 0 || asks_low - answers_high <= window || asks_high >= full_from ||
+                      answers_low < first;
     const bool causal = (i0 < j1 && j0 < i1) || asks_high > answers_low;
     return !(causal && near) && !(contextual && asks_low == 0 && answers_low < top) && !ShareGroup(i0, i1, j0, j1);
   }
@@ -51,7 +52,7 @@ struct RowMask {
 };
 
 struct MaskOptions {
-  int target_group_size, attention_window, min_full_length;
+  int target_group_size, attention_window, min_full_length, global_window;
 };
 
 __device__ inline RowMask MaskOf(const MaskOptions& options, int64_t length, int64_t targets, int64_t context) {
@@ -64,6 +65,7 @@ __device__ inline RowMask MaskOf(const MaskOptions& options, int64_t length, int
   mask.window = options.attention_window;
   // Without a full attention at the end, no number is large enough.
   mask.full_from = options.min_full_length > 0 ? mask.top - options.min_full_length : mask.length + 1;
+  mask.first = options.global_window == 0 ? 0 : options.global_window + (mask.contextual ? 1 : 0);
   mask.targets_from = mask.length - static_cast<int>(targets);
   mask.group_size = options.target_group_size;
   mask.grouped = mask.group_size > 1 && targets > 1;

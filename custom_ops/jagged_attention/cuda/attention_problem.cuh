@@ -2,6 +2,7 @@
 #ifndef FUSEDREC_JAGGED_ATTENTION_CUDA_ATTENTION_PROBLEM_CUH_
 #define FUSEDREC_JAGGED_ATTENTION_CUDA_ATTENTION_PROBLEM_CUH_
 
+#include "jagged_attention/cuda/attention_gate.cuh"
 #include "jagged_attention/cuda/attention_pairs.cuh"
 
 namespace fusedrec {
@@ -32,6 +33,7 @@ struct Problem {
   float *position_slots, *time_slots;  // [slots, 2N-1], [slots, num_time_weights]: sums of each block
   const Item* items;
   int64_t num_items;
+  OutputGate<T> gate;
   int64_t slices;  // of the columns of all heads (attention_channels.cuh)
 
   __device__ bool has_bias() const { return bias.position != nullptr || bias.has_time(); }

@@ -57,6 +57,16 @@ class ParameterSums {
 #pragma unroll
     for (int p = 0; p < kTimeParameters; ++p) tile_[p] += grad * slopes[p];
   }
+  // Adds the pairs of a tile, keys in rows and queries in columns, whose gradients are `exact`. All threads call it.
+  __device__ void AddTile(const BiasTiles<T, D>& tiles, const TimeFunction& function, int rows, int columns) {
+    for (int x = threadIdx.x; x < rows * columns; x += S::kThreads) {
+      const int r = x / columns, c = x % columns;
+      float slopes[kTimeParameters];
+      function.At(tiles.column_times[c], tiles.row_times[r], slopes);
+      Add(tiles.exact[r * S::kExactStride + c], slopes);
+    }
+    EndTile();
+  }
   __device__ void EndTile() {
 #pragma unroll
     for (int p = 0; p < kTimeParameters; ++p) {

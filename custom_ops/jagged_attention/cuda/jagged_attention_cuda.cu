@@ -67,6 +67,7 @@ struct Scratch {
     time_size = NumTimeWeights(call);
     at.position_slots = carver.Take<float>(slots * position_size);
     at.time_slots = carver.Take<float>(slots * time_size);
+    at.gate = GateArrays(&carver, call, at.num_items[0]);
   }
   Carver carver;
   DeviceArrays at;
@@ -77,7 +78,7 @@ constexpr int64_t kMost = (int64_t{1} << 31) - 1;  // of sizes, and of the block
 
 bool SizesAreSound(const FusedrecAttention& call) {
   for (const int64_t size : {call.tokens, call.heads, call.qk_dim, call.value_dim, call.target_group_size - 1,
-                             call.attention_window, call.min_full_length, call.max_length}) {
+                             call.attention_window, call.min_full_length, call.global_window, call.max_length}) {
     if (size < 0) return false;
   }
   return call.type >= 0 && call.type <= 2 && call.tokens <= kMost && call.heads >= 1 && call.heads <= kMost &&
@@ -101,16 +102,21 @@ bool RowsAreSound(const FusedrecAttention& call) {
   return true;
 }
 
+bool TimeIsSound(const FusedrecAttention& call) {
+  return call.time_function >= kNoFunction && call.time_function <= kStretched &&
+         (call.time_function == kNoFunction || call.num_thresholds < 0);
+}
+
 bool AttentionIsSound(const FusedrecAttention& call) {
   return SizesAreSound(call) && call.qk_dim <= kAttentionMaxDim && call.value_dim <= kAttentionMaxDim &&
-         call.time_function == kNoFunction && RowsAreSound(call) && NumItems(call, true) <= kMost / call.heads;
+         (call.norm_weight == nullptr) == (call.norm_bias == nullptr) &&
+         (call.gate == nullptr || NumQueries(call) <= kMost / (call.per_head ? call.heads : 1)) &&
+         TimeIsSound(call) && RowsAreSound(call) && NumItems(call, true) <= kMost / call.heads;
 }
 
 bool ChannelsAreSound(const FusedrecAttention& call) {
-  return SizesAreSound(call) && call.value_dim <= kMost / (kMaxChannels * call.heads) &&
-         call.time_function >= kNoFunction && call.time_function <= kStretched &&
-         (call.time_function == kNoFunction || call.num_thresholds < 0) && RowsAreSound(call) &&
-         NumItems(call, true) * SlicesOf(call) <= kMost;
+  return SizesAreSound(call) && call.value_dim <= kMost / (kMaxChannels * call.heads) && TimeIsSound(call) &&
+         RowsAreSound(call) && NumItems(call, true) * SlicesOf(call) <= kMost;
 }
 
 // Copies the host arrays to the device and clears the sums of distances.
@@ -133,13 +139,15 @@ int Prepare(const FusedrecAttention& call, const Scratch& scratch, bool backward
     const std::vector<Item> items = ItemsOf(call, keys == 1);
     FUSEDREC_RETURN_IF_CUDA_ERROR(CopyToDevice(at.items[keys], items.data(), at.num_items[keys], stream));
   }
-  if (!backward) return kCudaSuccess;
+  if (!backward) {
+    return Fill(at.gate.done, 0, call.gate == nullptr ? 0 : at.num_items[0] * sizeof(int), stream);
+  }
   const int64_t floats = scratch.slots * scratch.position_size;
   return Fill(at.position_slots, 0, floats * static_cast<int64_t>(sizeof(float)), stream);
 }
 
-// Gradients of the bias from the sums of the blocks.
-int SumBiasGrads(const FusedrecAttention& call, const Scratch& scratch, void* stream) {
+// Gradients of the weights of bias and norm from the sums of the blocks.
+int SumWeightGrads(const FusedrecAttention& call, const Scratch& scratch, void* stream) {
   if (scratch.position_size > 0) {
     FUSEDREC_LAUNCH(SumSlotsKernel, BlocksFor(scratch.position_size, 256), 256, 0, stream, scratch.at.position_slots,
                     scratch.slots, scratch.position_size, call.position_grads);
@@ -147,6 +155,14 @@ int SumBiasGrads(const FusedrecAttention& call, const Scratch& scratch, void* st
   if (scratch.time_size > 0) {
     FUSEDREC_LAUNCH(SumSlotsKernel, BlocksFor(scratch.time_size, 256), 256, 0, stream, scratch.at.time_slots,
                     scratch.slots, scratch.time_size, call.time_grads);
+  }
+  const int64_t columns = call.heads * call.value_dim;
+  if (call.gate != nullptr && call.norm_weight != nullptr && columns > 0) {
+    const GateArrays& gate = scratch.at.gate;
+    FUSEDREC_LAUNCH(SumSlotsKernel, BlocksFor(columns, 256), 256, 0, stream, gate.weight_slots, GateSlots(call),
+                    columns, call.norm_weight_grads);
+    FUSEDREC_LAUNCH(SumSlotsKernel, BlocksFor(columns, 256), 256, 0, stream, gate.bias_slots, GateSlots(call), columns,
+                    call.norm_bias_grads);
   }
   return LastError();
 }
@@ -186,7 +202,7 @@ int fusedrec_jagged_attention_grad(const FusedrecAttention* call, void* scratch,
                     : call->type == kNumberHalf ? &Backward<Half>
                                                 : &Backward<Bfloat16>;
   FUSEDREC_RETURN_IF_CUDA_ERROR(run(*call, at.at, stream));
-  return SumBiasGrads(*call, at, stream);
+  return SumWeightGrads(*call, at, stream);
 }
 
 int64_t fusedrec_bias_attention_scratch_bytes(const FusedrecAttention* call) {
@@ -205,5 +221,5 @@ int fusedrec_bias_attention_grad(const FusedrecAttention* call, void* scratch, v
   const Scratch at(scratch, *call, SlicesOf(*call));
   FUSEDREC_RETURN_IF_CUDA_ERROR(Prepare(*call, at, true, stream));
   FUSEDREC_RETURN_IF_CUDA_ERROR(ChannelsOf(*call)(*call, at.at, true, stream));
-  return SumBiasGrads(*call, at, stream);
+  return SumWeightGrads(*call, at, stream);
 }

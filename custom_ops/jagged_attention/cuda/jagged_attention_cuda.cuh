@@ -6,6 +6,7 @@
 #include "jagged_attention/cuda/attention_engine.cuh"
 #include "jagged_attention/cuda/attention_problem.cuh"
 #include "jagged_attention/cuda/attention_shared.cuh"
+#include "jagged_attention/cuda/attention_time_function.cuh"
 
 namespace fusedrec {
 namespace attention {
@@ -14,8 +15,9 @@ __device__ inline float Sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
 
 // The scores of a tile become weights (SiLU of score and bias, 0 where hidden) and their derivatives.
 template <typename T, int D, bool kKeyRows>
-__device__ inline void Weigh(const Problem<T>& problem, const SharedTiles<T, D>& tiles, const RowMask& mask, int r0,
-                             int r1, int c0, int c1, float (*scores)[4], float (*slopes)[4]) {
+__device__ inline void Weigh(const Problem<T>& problem, const SharedTiles<T, D>& tiles, const RowMask& mask,
+                             const TimeFunction& function, int r0, int r1, int c0, int c1, float (*scores)[4],
+                             float (*slopes)[4]) {
   using S = Shape<T, D>;
   const BiasTables& bias = tiles.bias;
   const int row_base = S::RowBase() + (Lane() >> 2), column_base = S::ColumnBase() + 2 * (Lane() & 3);
@@ -35,9 +37,13 @@ __device__ inline void Weigh(const Problem<T>& problem, const SharedTiles<T, D>&
         if (visible) {
           float score = problem.alpha * scores[n][2 * half + e];
           if (bias.position != nullptr) score += tiles.distances[mask.Place(key) - mask.Place(query) - low];
-          if (bias.num_thresholds >= 0) {
-            const unsigned long long difference = TimeBetween(kKeyRows ? tiles.column_times[c] : tiles.row_times[r],
-                                                              kKeyRows ? tiles.row_times[r] : tiles.column_times[c]);
+          const int64_t* const asks = kKeyRows ? tiles.column_times + c : tiles.row_times + r;
+          const int64_t* const answers = kKeyRows ? tiles.row_times + r : tiles.column_times + c;
+          if (bias.function != kNoFunction) {
+            float parameter_slopes[kTimeParameters];
+            score += function.At(*asks, *answers, parameter_slopes);
+          } else if (bias.num_thresholds >= 0) {
+            const unsigned long long difference = TimeBetween(*asks, *answers);
             bucket = bucket < 0 ? SearchBucket(bias, difference) : StepBucket(bias, difference, bucket);
             score += bias.time_weights[bucket];
           }
@@ -65,6 +71,8 @@ __global__ void __launch_bounds__(Shape<T, D>::kThreads) AttentionKernel(Problem
   SharedTiles<T, D> tiles;
   tiles.Carve(memory, kPass != kForward, kKeyRows, problem.bias);
   tiles.LoadTables(problem.bias);
+  const TimeFunction function(problem.bias);
+  ParameterSums<T, D> parameters;
   BiasGradSums<T, D> bias_grads(problem, tiles);
   if (kKeyRows) bias_grads.Begin();
   const int row_base = S::RowBase(), column_base = S::ColumnBase(), dim_base = S::DimBase();
@@ -90,7 +98,7 @@ __global__ void __launch_bounds__(Shape<T, D>::kThreads) AttentionKernel(Problem
       S::LoadRows(kKeyRows ? problem.value + at_value : problem.grads + at_out, stride_value, columns_value, r0, r1,
                   S::kRows, tiles.row_b);
     }
-    if (problem.bias.num_thresholds >= 0) {
+    if (problem.bias.has_time()) {
       S::LoadTimes(kKeyRows ? problem.answers + first : problem.asks + query_first, r0, r1, S::kRows, tiles.row_times);
     }
     if (!kKeyRows) S::LoadScale(problem.scale, query_first, problem.scale_stride, r0, r1, S::kRows, tiles.scale);
@@ -104,7 +112,7 @@ __global__ void __launch_bounds__(Shape<T, D>::kThreads) AttentionKernel(Problem
                   S::kColumns, tiles.column_a);
       S::LoadRows(kKeyRows ? problem.grads + at_out : problem.value + at_value, stride_value, columns_value, c0,
                   c1, S::kColumns, tiles.column_b);
-      if (problem.bias.num_thresholds >= 0) {
+      if (problem.bias.has_time()) {
         S::LoadTimes(kKeyRows ? problem.asks + query_first : problem.answers + first, c0, c1, S::kColumns,
                      tiles.column_times);
       }
@@ -121,7 +129,7 @@ __global__ void __launch_bounds__(Shape<T, D>::kThreads) AttentionKernel(Problem
       float scores[S::kPairBlocks][4] = {}, slopes[S::kPairBlocks][4];
       MultiplyTile<T, D, S::kPairBlocks, false>(tiles.row_a + row_base * S::kStride, S::kStride,
                                                 tiles.column_a + column_base * S::kStride, S::kStride, scores);
-      Weigh<T, D, kKeyRows>(problem, tiles, mask, r0, r1, c0, c1, scores, slopes);
+      Weigh<T, D, kKeyRows>(problem, tiles, mask, function, r0, r1, c0, c1, scores, slopes);
       if (kPass == kForward) S::StorePairs(scores, nullptr, false, tiles.pair_a);
       if (kPass == kKeyGrads) S::StorePairs(scores, tiles.scale, true, tiles.pair_a);
       if (kPass != kForward) {
@@ -147,10 +155,14 @@ __global__ void __launch_bounds__(Shape<T, D>::kThreads) AttentionKernel(Problem
                                                           tiles.column_b + dim_base, S::kStride, sums_b);
         if (problem.bias.position != nullptr) bias_grads.AddDistances(mask, r0, r1, c0, c1);
         bias_grads.AddBuckets();
+        if (problem.bias.function != kNoFunction) parameters.AddTile(tiles, function, r1 - r0, c1 - c0);
       }
     }
     if constexpr (kPass == kForward) {
       S::WriteRows(sums_a, tiles.scale, 1.0f, problem.out + at_out, stride_value, columns_value, r0, r1);
+      if (problem.gate.gate != nullptr && IsLastOf(problem.heads, problem.gate.done + i / problem.heads)) {
+        GateTokens(problem.gate, query_first + r0, query_first + r1);
+      }
     } else if constexpr (kPass == kQueryGrads) {
       S::WriteRows(sums_a, nullptr, problem.alpha, problem.query_grads + at_query, stride_qk, columns_qk, r0, r1);
     } else {
@@ -160,6 +172,7 @@ __global__ void __launch_bounds__(Shape<T, D>::kThreads) AttentionKernel(Problem
     }
   }
   if (kKeyRows && problem.bias.num_thresholds >= 0) bias_grads.Write();
+  if (kKeyRows && problem.bias.function != kNoFunction) parameters.Write(problem, tiles.time_sums);
 }
 
 }  // namespace attention

@@ -1,7 +1,6 @@
 // SiLU attention over rows of different length on a GPU, forward and backward, with its relative bias.
 //
-// The contract is that of jagged_attention.h: the same masks, the same bias by position and by buckets of time. Only the
-// channels of FuXi support functions of time (power, exponential, stretched).
+// The contract is that of jagged_attention.h: the same masks, the same bias by position and by time.
 //
 // # How
 // A list holds tiles of rows of one sequence and head, the costliest first. A block takes one tile after another and goes
@@ -17,15 +16,19 @@
 // the thresholds and weights of the buckets. A few steps lead from the bucket of a pair to that of its neighbour, exactly,
 // with integers and without logarithms. For the gradients, a thread owns a distance of the tile, and a lane owns a row and
 // adds while the bucket stays the same. There are no atomic operations. At most kAttentionSlots blocks run, each with its
-// own sums, which are added in order. So gradients are the same on every run.
+// own sums, which are added in order. So gradients are the same on every run. Functions of time
+// (attention_time_function.cuh) have few parameters, whose sums each thread keeps in registers.
+//
+// # Gate and norm
+// With `gate`, a call ends with the gate and the norm of an HSTU block, and begins its backward pass with their gradients
+// (attention_gate.cuh).
 //
 // # The channels of FuXi
 // The weights are the bias alone, one map of position and one of time, without queries and keys. So the first product
 // drops out. All heads share a map, so the heads of a value are the columns of one product. A block has a slice of
 // kLargeSlice columns (attention_call.cuh) and a tile of queries. It reads a tile of values once and multiplies both maps
 // with it. Backward, one pass over keys computes everything: one product gives the gradient of a map, another that of the
-// values, and slices add their share to the sums of the bias. Functions of time (attention_time_function.cuh) have few
-// parameters, whose sums each thread keeps in registers.
+// values, and slices add their share to the sums of the bias.
 #ifndef FUSEDREC_JAGGED_ATTENTION_CUDA_JAGGED_ATTENTION_CUDA_H_
 #define FUSEDREC_JAGGED_ATTENTION_CUDA_JAGGED_ATTENTION_CUDA_H_
 
@@ -45,12 +48,13 @@ extern "C" {
 struct FusedrecAttention {
   int64_t type;  // 0 float, 1 half, 2 bfloat16
   int64_t batch, tokens, heads, qk_dim, value_dim;
-  int64_t target_group_size, attention_window, min_full_length;
+  int64_t target_group_size, attention_window, min_full_length, global_window;
   int64_t scale_stride;    // 0: one scale for all tokens, 1: one per query token
   int64_t max_length;      // N; 0: no position part
   int64_t num_thresholds;  // G; -1: no buckets
-  int64_t time_function;   // 0: none, 1: power, 2: exponential, 3: stretched; channels only, without buckets
-  double alpha;
+  int64_t per_head, gate_first;  // of the gate: norm by head; norm(gate * attention)
+  int64_t time_function;   // 0: none, 1: power, 2: exponential, 3: stretched; without buckets
+  double alpha, epsilon;
   const int64_t* row_splits;   // [B+1], host
   const int64_t* num_targets;  // [B], host, or null
   const int64_t* contextual_lengths;  // [B], host, or null
@@ -64,13 +68,20 @@ struct FusedrecAttention {
   const float* time_weights;      // [G+1], or the parameters of time_function
   const int64_t* asks;            // [Tq]
   const int64_t* answers;         // [T]
-  void* out;          // forward; of channels [Tq, H, channels * value_dim]
-  const void* grads;  // backward: of out
+  const void* gate;              // [Tq, H, value_dim], or null: no gate and no norm
+  const float* norm_weight;      // [H * value_dim], or null
+  const float* norm_bias;        // null with norm_weight
+  void* out;          // forward; of channels [Tq, H, channels * value_dim]. The backward pass of a gate reads it
+  void* gated;        // forward, with a gate: [Tq, H, value_dim]
+  const void* grads;  // backward: of out; with a gate, of gated
   void* query_grads;
   void* key_grads;
   void* value_grads;
   float* position_grads;  // written where there is a position part
   float* time_grads;
+  void* gate_grads;  // with a gate
+  float* norm_weight_grads;
+  float* norm_bias_grads;
 };
 }
 

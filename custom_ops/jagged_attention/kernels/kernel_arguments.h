@@ -26,6 +26,53 @@ inline absl::Status RequireGrads(const tensorflow::Tensor& grads, const tensorfl
                                                  "'s output."));
 }
 
+// The attention that GatedAttention returned.
+inline absl::Status RequireAttended(const tensorflow::Tensor& attended, const tensorflow::TensorShape& shape) {
+  if (attended.shape() == shape) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("attended must have shape ", shape.DebugString(), ", got ",
+                                                 attended.shape().DebugString(),
+                                                 ". Pass the second output of GatedAttention."));
+}
+
+// Attributes of the gate, and its inputs from `first` on: gate, norm_weight, norm_bias.
+class GateArguments {
+ public:
+  explicit GateArguments(tensorflow::OpKernelConstruction* ctx) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("per_head", &per_head_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("gate_first", &gate_first_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("epsilon", &epsilon_));
+  }
+
+  // shape: of the attention [Tq, H, Dv]. Reads sizes only.
+  absl::Status Check(tensorflow::OpKernelContext* ctx, int first, const tensorflow::TensorShape& shape) const {
+    if (ctx->input(first).shape() != shape) {
+      return absl::InvalidArgumentError(absl::StrCat("gate must have the shape of the attention ", shape.DebugString(),
+                                                     ", got ", ctx->input(first).shape().DebugString(),
+                                                     ". Pass one number per query token, head and column."));
+    }
+    const char* names[] = {"norm_weight", "norm_bias"};
+    const int64_t columns = shape.dim_size(1) * shape.dim_size(2), weights = ctx->input(first + 1).NumElements();
+    for (int i = 0; i < 2; ++i) {
+      const tensorflow::Tensor& given = ctx->input(first + 1 + i);
+      TF_RETURN_IF_ERROR(RequireRank(names[i], given, 1));
+      const int64_t size = given.NumElements();
+      if (size == weights && (size == 0 || size == columns)) continue;
+      return absl::InvalidArgumentError(absl::StrCat(names[i], " must have one entry per column of all heads, that is ",
+                                                     columns, ", got ", size,
+                                                     ". Pass weight and bias of the norm, or neither."));
+    }
+    return absl::OkStatus();
+  }
+
+  GateInputs Inputs(tensorflow::OpKernelContext* ctx, int first, const float* gate) const {
+    return {gate, In<float>(ctx->input(first + 1)), In<float>(ctx->input(first + 2)), per_head_, gate_first_, epsilon_};
+  }
+
+ private:
+  bool per_head_ = false, gate_first_ = false;
+  float epsilon_ = 0.0f;
+};
+
 // query_splits of an op, or nullptr where every token asks.
 inline absl::Status QuerySplits(tensorflow::OpKernelContext* ctx, const tensorflow::Tensor** splits) {
   tensorflow::OpInputList list;
@@ -44,6 +91,7 @@ class BiasAndRows {
     std::string time;
     OP_REQUIRES_OK(ctx, ctx->GetAttr("attention_window", &rows_.attention_window));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("min_full_length", &rows_.min_full_length));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("global_window", &rows_.global_window));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("target_group_size", &rows_.target_group_size));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("targets", &targets_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("position", &position_));

@@ -19,6 +19,7 @@ from tests.cuda.checks.jagged_attention_call import (
     run,
 )
 from tests.cuda.checks.jagged_attention_channels import (  # noqa: F401
+    FUNCTIONS,
     check_bad_arguments_of_channels_are_refused,
     check_channels_of_functions_of_time,
     check_channels_of_rows_of_all_lengths,
@@ -28,6 +29,11 @@ from tests.cuda.checks.jagged_attention_channels import (  # noqa: F401
     check_slices_of_columns,
 )
 from tests.cuda.checks.jagged_attention_fuxi import check_blocks_of_fuxi  # noqa: F401
+from tests.cuda.checks.jagged_attention_gate import (  # noqa: F401
+    check_a_gate_of_fewer_queries_than_keys,
+    check_gate_and_norm,
+    check_weights_of_the_norm_with_more_tokens_than_a_slot,
+)
 from tests.cuda.checks.jagged_attention_oracle import visible_pairs
 from tests.support.shared import ROOT
 
@@ -49,10 +55,33 @@ def check_masks(kernels):
     for seed, masks in enumerate((
         {}, {"attention_window": 9}, {"attention_window": 40, "min_full_length": 5}, {"contextual_length": 3},
         {"contextual_length": [4, 0, 9], "attention_window": 11, "min_full_length": 3, "target_group_size": 3},
+        {"contextual_length": 2, "attention_window": 9, "global_window": 6},
     )):  # fmt: skip
         case = random_case([70, 5, 13], 1, 32, 32, seed=seed, targets=[7, 0, 13], **masks)
         case["scale"] = np.random.default_rng(seed).uniform(0.1, 1.0, 88)
-        compare(kernels, 0 if seed == 4 else 2, case)
+        compare(kernels, 0 if seed >= 4 else 2, case)
+
+
+def check_tiles_outside_a_semi_local_mask_are_not_computed(kernels):
+    """Keys that no query sees are NaN: any product with them would show in the result."""
+    case = random_case([300], 1, 32, 32, attention_window=20, global_window=10)
+    case.update(query=case["query"][296:], asks=case["asks"][296:], query_splits=np.array([0, 4]))
+    grads = np.random.default_rng(2).normal(size=[4, 1, 32])
+    whole = [run(kernels, "jagged_attention", 0, case, given) for given in (None, grads)]
+    for name in ("key", "value"):
+        case[name][64:256] = np.nan
+    for given, wanted in zip((None, grads), whole):
+        for name, ours in run(kernels, "jagged_attention", 0, case, given).items():
+            np.testing.assert_array_equal(ours, wanted[name], name)
+    assert not np.any(whole[1]["key_grads"][64:256])
+
+
+def check_functions_of_time(kernels):
+    for function, parameters in FUNCTIONS.items():
+        case = random_case([33, 5], 2, 24, 16, seed=function)
+        case.update(time_function=function, time_weights=parameters)
+        compare(kernels, function % 3, case)
+    compare_fewer_queries(kernels, 0, case, [20, 1])
 
 
 def check_rows_with_fewer_queries_than_keys(kernels):
@@ -86,7 +115,8 @@ def check_bad_arguments_are_refused(kernels):
     for changes in (
         {"splits": [0, 5, 4]}, {"tokens": 8}, {"qk_dim": 257}, {"value_dim": 257}, {"thresholds": [2, 1, 3]},
         {"max_length": 3}, {"type": 3}, {"num_thresholds": 4097}, {"heads": 0}, {"tokens": 2**31},
-        {"qk_dim": -1}, {"num_thresholds": -2}, {"time_function": 1},
+        {"qk_dim": -1}, {"num_thresholds": -2}, {"time_function": 1}, {"global_window": -1},
+        {"time_function": 4, "num_thresholds": -1},
         {"tokens": 2**31 - 1, "splits": [0, 3, 2**31 - 1], "heads": 64},  # blocks
     ):  # fmt: skip
         assert answer(**changes) == 1, changes

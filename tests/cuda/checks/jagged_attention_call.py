@@ -17,12 +17,14 @@ from tests.cuda.checks.jagged_attention_oracle import attention, attention_grad,
 TOLERANCE = {0: 2e-6, 1: 2.0**-9, 2: 2.0**-6}
 _NUMBERS = [
     "type", "batch", "tokens", "heads", "qk_dim", "value_dim", "target_group_size", "attention_window",
-    "min_full_length", "scale_stride", "max_length", "num_thresholds", "time_function",
+    "min_full_length", "global_window", "scale_stride", "max_length", "num_thresholds", "per_head", "gate_first",
+    "time_function",
 ]  # fmt: skip
 _POINTERS = [
     "row_splits", "num_targets", "contextual_lengths", "query_splits", "thresholds", "query", "key", "value", "scale",
-    "position_weights", "time_weights", "asks", "answers", "out", "grads", "query_grads", "key_grads", "value_grads",
-    "position_grads", "time_grads",
+    "position_weights", "time_weights", "asks", "answers", "gate", "norm_weight", "norm_bias", "out", "gated", "grads",
+    "query_grads", "key_grads", "value_grads", "position_grads", "time_grads", "gate_grads", "norm_weight_grads",
+    "norm_bias_grads",
 ]  # fmt: skip
 ORACLES = {"jagged_attention": (attention, attention_grad), "bias_attention": (bias_attention, bias_attention_grad)}
 
@@ -31,7 +33,7 @@ class Call(ctypes.Structure):
     """FusedrecAttention of jagged_attention_cuda.h."""
 
     _fields_ = [
-        *((name, ctypes.c_int64) for name in _NUMBERS), ("alpha", ctypes.c_double),
+        *((name, ctypes.c_int64) for name in _NUMBERS), ("alpha", ctypes.c_double), ("epsilon", ctypes.c_double),
         *((name, ctypes.c_void_p) for name in _POINTERS),
     ]  # fmt: skip
 
@@ -84,6 +86,7 @@ def prepare(kernels, op, type_, case, grads=None):
         value_dim=value_dim, scale_stride=int(np.ndim(case.get("scale", 1.0)) == 1), num_thresholds=-1,
         alpha=case.get("alpha", 1.0), target_group_size=masks.get("target_group_size", 1),
         attention_window=masks.get("attention_window", 0), min_full_length=masks.get("min_full_length", 0),
+        global_window=masks.get("global_window", 0),
         time_function=case.get("time_function", 0),
     )  # fmt: skip
     wanted, number = {}, to_bits(type_, np.zeros(0)).dtype
@@ -104,6 +107,17 @@ def prepare(kernels, op, type_, case, grads=None):
     else:
         device["grads"] = memory.put(to_bits(type_, grads))
         wanted = {f"{name}_grads": (case[name].shape, number) for name in tensors} | wanted
+    if case.get("gate") is not None:
+        device["gate"] = memory.put(to_bits(type_, case["gate"]))
+        call.per_head, call.gate_first, call.epsilon = case["per_head"], case["gate_first"], case["epsilon"]
+        norms = [name for name in ("norm_weight", "norm_bias") if name in case]
+        device.update({name: memory.put(np.asarray(case[name], np.float32)) for name in norms})
+        if grads is None:
+            wanted["gated"] = wanted["out"]
+        else:
+            device["out"] = memory.put(to_bits(type_, case["attended"]))
+            wanted["gate_grads"] = (case["gate"].shape, number)
+            wanted.update({f"{name}_grads": (case[name].shape, np.float32) for name in norms})
     device.update({name: memory.empty(*form) for name, form in wanted.items()})
     for name, array in host.items():
         setattr(call, name, array.ctypes.data)

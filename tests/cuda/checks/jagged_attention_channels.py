@@ -57,7 +57,7 @@ def check_slices_of_columns(kernels):
 
 def check_channels_under_masks(kernels):
     for seed, masks in enumerate((
-        {"attention_window": 40, "min_full_length": 5}, {"contextual_length": 3},
+        {"attention_window": 40, "global_window": 5}, {"contextual_length": 3},
         {"contextual_length": [4, 0, 9], "attention_window": 11, "min_full_length": 3, "target_group_size": 3},
     )):  # fmt: skip
         case = channels([70, 5, 13], 1, 16, seed=seed, targets=[7, 0, 13], function=seed, **masks)

@@ -59,14 +59,14 @@ def _function(case, rows):
 
 
 def _bias(case, rows, targets):
-    """Returns the position index, the bucket and the sum of weights of every pair; 0 and None without a bias."""
+    """Returns the position index, the bucket or derivatives of time, and the sum of weights of every pair."""
     position = bucket = None
     bias = np.zeros([rows.stop - rows.start] * 2)
     if case.get("position_weights") is not None:
         weights, position = _position(case, rows, targets)
         bias = bias + weights
     if case.get("time_weights") is not None:
-        weights, bucket = _buckets(case, rows)
+        weights, bucket = _function(case, rows) if case.get("time_function") else _buckets(case, rows)
         bias = bias + weights
     return position, bucket, bias
 
@@ -105,7 +105,9 @@ def attention_grad(*, grads, **case):
         out["key_grads"][rows] = case.get("alpha", 1.0) * np.einsum("hij,ihd->jhd", of_scores, query)
         if position is not None:
             np.add.at(out["position_grads"], position, of_scores.sum(axis=0))
-        if bucket is not None:
+        if isinstance(bucket, list):
+            out["time_grads"] += [np.sum(of_scores * slope) for slope in bucket]
+        elif bucket is not None:
             np.add.at(out["time_grads"], bucket, of_scores.sum(axis=0))
     return out
 

@@ -34,6 +34,7 @@ inline absl::Status ReadRowsAndBias(tensorflow::OpKernelContext* ctx, const Bias
   call->target_group_size = rows.target_group_size;
   call->attention_window = rows.attention_window;
   call->min_full_length = rows.min_full_length;
+  call->global_window = rows.global_window;
   if (options.position()) {
     call->max_length = (static_cast<int64_t>(bias.position_weights.size()) + 1) / 2;
     call->position_weights = bias.position_weights.data();

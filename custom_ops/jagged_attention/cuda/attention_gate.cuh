@@ -1,0 +1,144 @@
+// Gate and norm behind the attention on a GPU: gate * norm(attended), or norm(gate * attended).
+//
+// A warp owns a group of columns of one token: all of the token's columns, or those of a head. Forward, the last block
+// that finishes a head of a tile of queries gates the tile, so that the attention is still in the cache. Backward, one
+// kernel makes the gradients of gate and attention before the passes of the attention. The weights of the norm have a
+// kernel of their own: a thread owns a column, a block owns some tokens and a slot for its sums.
+#ifndef FUSEDREC_JAGGED_ATTENTION_CUDA_ATTENTION_GATE_CUH_
+#define FUSEDREC_JAGGED_ATTENTION_CUDA_ATTENTION_GATE_CUH_
+
+#include "common/number.cuh"
+
+namespace fusedrec {
+namespace attention {
+
+constexpr int kGateThreads = 256;
+constexpr int64_t kGateTokens = 64;  // at least so many of them share a slot
+
+template <typename T>
+struct OutputGate {
+  int64_t columns, tokens;  // of all heads; that ask
+  int64_t groups, width;    // of a token, and columns of each
+  bool first;               // gate before norm
+  float epsilon;
+  const T* gate;               // null: no gate at all. Arrays of tokens are [tokens, columns]
+  const float *weight, *bias;  // [columns], or null
+  const T* attended;
+  T* result;             // forward
+  int* done;             // [items of queries]: heads that are attended
+  const T* grads;        // backward
+  T *gate_grads, *attended_grads;
+  float* statistics;     // [tokens, groups, 2]: mean, and one over the deviation; null without weights
+  float *weight_slots, *bias_slots;  // [slots, columns]
+  int64_t slots;
+
+  // The number at `at` that is normalised.
+  __device__ float Input(int64_t at) const {
+    const float x = ToFloat(attended[at]);
+    return first ? x * ToFloat(gate[at]) : x;
+  }
+  __device__ float Weighted(float normalized, int64_t column) const {
+    return weight == nullptr ? normalized : normalized * weight[column] + bias[column];
+  }
+  // The gradient behind the norm.
+  __device__ float Behind(int64_t at) const {
+    return first ? ToFloat(grads[at]) : ToFloat(grads[at]) * ToFloat(gate[at]);
+  }
+};
+
+// Mean and deviation of a group of one token, the same in all lanes of a warp.
+template <typename T>
+struct GroupNorm {
+  __device__ GroupNorm(const OutputGate<T>& gate, int64_t begin) {
+    const float width = static_cast<float>(gate.width);
+    float sum = 0.0f, squares = 0.0f;
+    for (int64_t c = Lane(); c < gate.width; c += 32) sum += gate.Input(begin + c);
+    mean = WarpSum(sum) / width;
+    for (int64_t c = Lane(); c < gate.width; c += 32) {
+      const float centred = gate.Input(begin + c) - mean;
+      squares += centred * centred;
+    }
+    inverse = 1.0f / sqrtf(WarpSum(squares) / width + gate.epsilon);
+  }
+  __device__ float Of(float input) const { return (input - mean) * inverse; }
+
+  float mean, inverse;
+};
+
+// Gates tokens [first, last), by all warps of a block.
+template <typename T>
+__device__ inline void GateTokens(const OutputGate<T>& gate, int64_t first, int64_t last) {
+  for (int64_t n = first * gate.groups + Warp(); n < last * gate.groups; n += blockDim.x / 32) {
+    const int64_t begin = n * gate.width;
+    const GroupNorm<T> norm(gate, begin);
+    for (int64_t c = Lane(); c < gate.width; c += 32) {
+      const float y = gate.Weighted(norm.Of(gate.Input(begin + c)), (begin + c) % gate.columns);
+      gate.result[begin + c] = FromFloat<T>(gate.first ? y : y * ToFloat(gate.gate[begin + c]));
+    }
+  }
+}
+
+// Returns whether this block is the last of `heads` blocks that have written a tile, which then all threads may read.
+__device__ inline bool IsLastOf(int64_t heads, int* done) {
+  FUSEDREC_SHARED(int, last, 1);
+  __threadfence();  // the numbers of this thread come before the count
+  __syncthreads();
+  if (threadIdx.x == 0) last[0] = atomicAdd(done, 1) == static_cast<int>(heads) - 1;
+  __syncthreads();
+  __threadfence();  // the numbers of the other blocks come behind it
+  return last[0] != 0;
+}
+
+// Gradients of gate and attention; engine_gate.inc.h has the formulas. A warp for each group of a token.
+template <typename T>
+__global__ void __launch_bounds__(kGateThreads) GateGradsKernel(OutputGate<T> gate) {
+  const int64_t n = GlobalThread() / 32;
+  if (n >= gate.tokens * gate.groups) return;
+  const int64_t begin = n * gate.width;
+  const GroupNorm<T> norm(gate, begin);
+  const auto weight_of = [&](int64_t at) { return gate.weight == nullptr ? 1.0f : gate.weight[at % gate.columns]; };
+  float sum = 0.0f, products = 0.0f;
+  for (int64_t at = begin + Lane(); at < begin + gate.width; at += 32) {
+    const float dn = gate.Behind(at) * weight_of(at);
+    sum += dn;
+    products += dn * norm.Of(gate.Input(at));
+  }
+  const float mean = WarpSum(sum) / static_cast<float>(gate.width);
+  const float projection = WarpSum(products) / static_cast<float>(gate.width);
+  for (int64_t at = begin + Lane(); at < begin + gate.width; at += 32) {
+    const float attended = ToFloat(gate.attended[at]), factor = ToFloat(gate.gate[at]), dy = ToFloat(gate.grads[at]);
+    const float normalized = norm.Of(gate.Input(at));
+    const float dx = (gate.Behind(at) * weight_of(at) - mean - normalized * projection) * norm.inverse;
+    const float du = gate.first ? dx * attended : dy * gate.Weighted(normalized, at % gate.columns);
+    gate.attended_grads[at] = FromFloat<T>(gate.first ? dx * factor : dx);
+    gate.gate_grads[at] = FromFloat<T>(du);
+  }
+  if (gate.statistics == nullptr || Lane() != 0) return;
+  gate.statistics[2 * n] = norm.mean;
+  gate.statistics[2 * n + 1] = norm.inverse;
+}
+
+// Sums for the weights of the norm: a thread for each column and slot.
+template <typename T>
+__global__ void __launch_bounds__(kGateThreads) NormGradsKernel(OutputGate<T> gate) {
+  const int64_t n = GlobalThread();
+  if (n >= gate.slots * gate.columns) return;
+  const int64_t slot = n / gate.columns, column = n % gate.columns, group = column / gate.width;
+  const int64_t share = (gate.tokens + gate.slots - 1) / gate.slots;
+  const int64_t last = (slot + 1) * share < gate.tokens ? (slot + 1) * share : gate.tokens;
+  float weight = 0.0f, bias = 0.0f;
+  for (int64_t token = slot * share; token < last; ++token) {
+    const int64_t at = token * gate.columns + column;
+    const float* const statistics = gate.statistics + 2 * (token * gate.groups + group);
+    const float behind = gate.Behind(at);
+    weight += behind * (gate.Input(at) - statistics[0]) * statistics[1];
+    bias += behind;
+  }
+  gate.weight_slots[n] = weight;
+  gate.bias_slots[n] = bias;
+}
+
+}  // namespace attention
+}  // namespace fusedrec
+
+#endif  // FUSEDREC_JAGGED_ATTENTION_CUDA_ATTENTION_GATE_CUH_

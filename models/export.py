@@ -64,22 +64,29 @@ def export(
     ops: str = "stock",
     states: StateOptions | None = None,
     *,
+    rows: str | None = None,
     base: str | os.PathLike | None = None,
 ) -> None:
     """Writes the SavedModel of a trained model, or a delta to the export `base`, by fr.export. Collective.
 
     states: The cache of user states of an export with ops "ours", for its signature "with_state"; None: no cache.
+    rows: dtype of the rows on the server; see fr.export.
 
     Raises:
       ValueError: fr.export refuses, the model cannot keep states, or states.max_bytes holds no longest history.
     """
+    fr.export(model, output, ops, signatures=signatures_of(model, ops, states), rows=rows, base=base)
+
+
+def signatures_of(model: Model, ops: str = "stock", states: StateOptions | None = None) -> dict[str, fr.Signature]:
+    """Returns the signatures of a model's export, by name. Raises ValueError as `export` for its states."""
     server = _RankingServer(model) if isinstance(model, RankingModel) else _RetrievalServer(model)
     signatures = server.signatures()
     if states is not None:
         if ops != "ours":
             raise ValueError(f'states need ops "ours", got ops {ops!r}. Export with ops="ours", or without states.')
         signatures |= _with_state(*server.with_state(states), signatures["serving_default"].inputs)
-    fr.export(model, output, ops, signatures=signatures, base=base)
+    return signatures
 
 
 def saved_experiment(checkpoint: str | os.PathLike) -> Experiment:
@@ -273,7 +280,9 @@ def main(argv: Sequence[str]) -> None:
         raise app.UsageError(f"unexpected arguments {list(argv[1:])}; see --help")
     try:
         states = StateOptions(flags.FLAGS.state_bytes, flags.FLAGS.state_ttl) if flags.FLAGS.state_bytes else None
-        export(trained_model(flags.FLAGS.checkpoint), flags.FLAGS.output, flags.FLAGS.ops, states)
+        export(
+            trained_model(flags.FLAGS.checkpoint), flags.FLAGS.output, flags.FLAGS.ops, states, rows=flags.FLAGS.rows
+        )
     except ValueError as error:
         raise SystemExit(f"error: {error}") from error
     print(f"saved model: {flags.FLAGS.output}")
@@ -283,6 +292,7 @@ if __name__ == "__main__":
     flags.DEFINE_string("checkpoint", None, "Folder of a checkpoint that models.train wrote.", required=True)
     flags.DEFINE_string("output", None, "Folder of the SavedModel to write; it must not exist.", required=True)
     flags.DEFINE_enum("ops", "stock", ["stock", "ours"], "Operations that the server supports.")
+    flags.DEFINE_enum("rows", None, ["bfloat16", "int8"], "dtype of the rows on the server; by default their own.")
     flags.DEFINE_integer("state_bytes", 0, "Memory of the server's cache of user states; 0 for no cache.", 0)
     flags.DEFINE_integer("state_ttl", 0, "Seconds without use after which a user state leaves; 0 for never.", 0)
     app.run(main)

@@ -14,7 +14,7 @@ applies a delta to the older export on disk.
 
 A running server takes a delta, too (server_changes.py). versions.py lets every answer read one version: dense weights
 and changed rows (overlay.py), which are replaced at once (snapshot.py). lookup.py reads changed rows before loaded
-ones.
+ones, for all tables of a group at once.
 """
 
 from tf_fusedrec.saved_model.applying import apply_delta

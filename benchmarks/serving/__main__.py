@@ -17,6 +17,7 @@ what it answers one after another), p50_ms, p99_ms, p99.9_ms, the number of requ
 which p99 is at most 80 ms, 0 for none. p99_ms_state, p99_ms_stock,
 max_rate_state, max_rate_stock, cache_bytes_per_user and max_difference_state are those of the long request.
 
+recall_at_100_ivf: share of the exact 100 items that an index finds with a tenth of the products.
 int8_bytes_ratio: bytes of rows in int8 over float32; auc_difference_int8: of a trained model of users and items.
 p99_ratio_with_delta_every_10s: p99 of one user's requests to the stock export in windows of 10 s that begin with a
 delta of 1 % of the rows, over that in windows without; delta_visible_s: the longest time from the call of
@@ -37,6 +38,7 @@ import tf_fusedrec as fr
 from benchmarks.harness import harness
 from benchmarks.serving.kinds import KINDS, load_fields
 from benchmarks.serving.load import Load
+from benchmarks.serving.retrieval import Catalogue, retrieval_fields
 from benchmarks.serving.row_formats import Clicks, row_fields
 from benchmarks.serving.state import Request, state_fields
 from benchmarks.serving.updates import Updates, update_fields
@@ -64,10 +66,17 @@ class Size:
     others: tuple[tuple[str, Request], ...] = (("short", Request(events=96, new=8, candidates=32)),)  # under load
     updates: Updates = Updates()
     clicks: Clicks = Clicks()
+    catalogue: Catalogue = Catalogue()
 
 
 FULL = Size(2_000_000, 1_000)
-QUICK = Size(200_000, 80, Load(requests=150, seconds=3.0, trials=4), updates=Updates(windows=2))
+QUICK = Size(
+    items=200_000,
+    requests=80,
+    load=Load(requests=150, seconds=3.0, trials=4),
+    updates=Updates(windows=2),
+    catalogue=Catalogue(items=20_000, users=2_000, topics=200, steps=600),
+)
 
 
 def contextual(experiment: Experiment) -> tuple[str, ...]:
@@ -170,8 +179,18 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         of_rows = row_fields(pathlib.Path(temporary), size.clicks)
     harness.print_table("rows in fewer bytes", [dict(of_rows)])
+    of_index = retrieval_fields(size.catalogue)
+    harness.print_table(f"{size.catalogue.items} items", [dict(of_index)])
     harness.print_table(f"a delta every {size.updates.every:.0f} s", [dict(of_updates)])
-    fields = {"p50_ms": p50, "p99_ms": p99, "size_over_rows": over_rows, **of_state, **of_updates, **of_rows}
+    fields = {
+        "p50_ms": p50,
+        "p99_ms": p99,
+        "size_over_rows": over_rows,
+        **of_state,
+        **of_updates,
+        **of_rows,
+        **of_index,
+    }
     fields |= {f"load_{name}": of_load for name, of_load in loads.items()}
     for kind in ("state", "stock"):
         fields[f"p99_ms_{kind}"], fields[f"max_rate_{kind}"] = (

@@ -24,6 +24,7 @@ def test_fields(tmp_path, monkeypatch):
         others=(),
         updates=serving.Updates(windows=1, every=0.3),
         clicks=serving.Clicks(users=50, items=50, samples=1000, held_out=500, epochs=1),
+        catalogue=serving.Catalogue(items=1000, users=60, topics=10, dim=8, batch=16, steps=3, asked=4, rounds=2),
     )
     monkeypatch.setattr(serving, "QUICK", tiny)
     monkeypatch.setattr(serving, "BATCHES", (1, 2))
@@ -48,6 +49,7 @@ def test_fields(tmp_path, monkeypatch):
     assert result["max_rate_stock"] == result["load_long"]["stock"]["max_rate"]
     assert result["cache_bytes_per_user"] > 0
     assert result["int8_bytes_ratio"] == (64 + 4) / 256
+    assert 0 <= result["recall_at_100_ivf"] <= 1
     assert 0 <= result["auc_difference_int8"] < 1e-2  # 500 samples
 
 

@@ -121,7 +121,7 @@ def export(
 
     def finish() -> None:
         if base is not None:
-            weights = [weight.numpy() for weight in model.variables]
+            weights = [weight.numpy() for weight in [*model.variables, *_further_weights(signatures)]]
             delta.write_delta(base, partial / "saved_model", partial / "delta", weights)
         (partial / ("saved_model" if base is None else "delta")).rename(path)
 
@@ -159,6 +159,10 @@ def _tables(model: keras.Model) -> dict[str, tuple[FusedEmbedding, TableConfig]]
     return tables
 
 
+def _further_weights(signatures: Mapping[str, Signature]) -> list[tf.Variable]:
+    return list({id(weight): weight for one in signatures.values() for weight in one.weights}.values())
+
+
 def _write(
     model: keras.Model,
     partial: pathlib.Path,
@@ -180,7 +184,8 @@ def _write(
         served = StockTables(arrays, groups)
     else:
         served = NativeTables(arrays, unknown, {table: config for table, (_, config) in tables.items()}, partial)
-    weights = list(model.variables) if model.built else []
+    further = _further_weights(signatures)
+    weights = [*(model.variables if model.built else ()), *further]
     dtypes_of_model = {table: config.dtype for table, (_, config) in tables.items()}
     versions, lookup = Versions(weights, groups), Lookup(served, unknown, groups, dtypes_of_model)
     # The module holds variables only. With the Keras model in it, TensorFlow would save every layer's training call.
@@ -189,7 +194,7 @@ def _write(
     module.resources = list({id(held): held for one in signatures.values() for held in one.resources}.values())
     with serving(model, lookup, STOCK if stock else FUSED):
         traced = {name: versions.answering(signature, lookup).trace() for name, signature in signatures.items()}
-        module.dense_weights = model.variables
+        module.dense_weights = [*model.variables, *further]
         created = {id(v) for v in module.dense_weights} - {id(v) for v in weights}
         if created:
             names = sorted(v.name for v in module.dense_weights if id(v) in created)

@@ -19,11 +19,13 @@ class Signature(NamedTuple):
       it with the layers switched to serving. It must not call a tf.function that is traced already.
     inputs: tf.TensorSpec by input name.
     resources: Objects that the function uses and the SavedModel must hold, such as a StateCache.
+    weights: Variables that the function uses beside the model's. A delta replaces them, too.
     """
 
     function: Callable[[dict[str, tf.Tensor]], Mapping[str, tf.Tensor]]
     inputs: Mapping[str, tf.TensorSpec]
     resources: tuple[tf.Module, ...] = ()
+    weights: tuple[tf.Variable, ...] = ()
 
     def trace(self) -> Any:
         """Returns a traced tf.function of one dict. Its inputs take their names from `inputs`, not from the specs."""

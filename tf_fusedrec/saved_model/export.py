@@ -8,7 +8,7 @@ import pathlib
 import re
 import shutil
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,7 @@ from tf_fusedrec.saved_model.native_tables import NativeTables, served_dtype
 from tf_fusedrec.saved_model.overlay import groups_of
 from tf_fusedrec.saved_model.row_formats import ROWS, encoded
 from tf_fusedrec.saved_model.serving import serving
-from tf_fusedrec.saved_model.signatures import Signature, default_signatures
+from tf_fusedrec.saved_model.signatures import Signature, default_signatures, taking_strings
 from tf_fusedrec.saved_model.stock_initial_rows import unknown_rows
 from tf_fusedrec.saved_model.stock_tables import StockTables
 from tf_fusedrec.saved_model.versions import UPDATES, Versions, layout_of, version_of
@@ -40,6 +40,7 @@ def export(
     ops: str = "stock",
     *,
     signatures: Mapping[str, Signature] | None = None,
+    strings: Sequence[str] = (),
     rows: str | None = None,
     base: str | os.PathLike | None = None,
 ) -> None:
@@ -59,6 +60,7 @@ def export(
         "ours" needs a server that has imported tf_fusedrec; tables are hash tables, and attention is jagged.
       signatures: Signatures by name; None: `model.serving_signatures()`, or "serving_default" with the inputs and
         outputs of a functional model.
+      strings: Names of int64 inputs that users send as strings. The graph hashes them, as hash_strings.
       rows: dtype in which the server keeps the rows of all tables; None: of their table, exactly. "bfloat16": relative
         error at most 2^-8, also of initial rows. "int8", for ops "stock": a scale per row, its largest absolute value
         / 127; the error of a number is at most half the scale. The model gets rows in the dtype of their table.
@@ -67,10 +69,10 @@ def export(
 
     Raises:
       ValueError: `path` exists; `ops` or `rows` is unknown; `rows` is "int8", and `ops` is "ours" or a row is not
-        finite; the model has no signatures; two layers have tables of one name; a table's name cannot name a file;
-        weights do not exist yet, or a signature uses their variables instead of their values; a signature has the name
-        of one for updates, or has resources and `ops` is "stock"; `base` is damaged, not a full export, or has other
-        ops, tables or rows.
+        finite; `strings` names no int64 input; the model has no signatures; two layers have tables of one name; a
+        table's name cannot name a file; weights do not exist yet, or a signature uses their variables instead of their
+        values; a signature has the name of one for updates, or has resources and `ops` is "stock"; `base` is damaged,
+        not a full export, or has other ops, tables or rows.
       RuntimeError: another rank failed.
     """
     path, base = pathlib.Path(path), None if base is None else pathlib.Path(base)
@@ -85,6 +87,7 @@ def export(
         )
     if signatures is None:
         signatures = default_signatures(model)
+    signatures = taking_strings(signatures, strings)
     holding = [name for name, signature in signatures.items() if signature.resources]
     if holding and ops == "stock":
         raise ValueError(

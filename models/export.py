@@ -16,6 +16,8 @@ retrieval, "serving_default"
   item_id, timestamp <int64>[T], row_splits, query_time <int64>[B] (seconds).  ->  user_embedding <float>[B, D].
 retrieval, "top_k"
   the same and k <int32>[].  ->  ids <int64>[B, k], scores <float>[B, k], without the items of the history.
+retrieval with an index, "top_k_ivf"
+  the same, from the lists of an inverted-file index (item_index.py); ids -1 where they hold fewer than k items.
 Histories longer than the model's are cut to their newest events.
 
 With states (ops "ours"; the model extends states, see user_state.py), kept_states.py says what a request names:
@@ -35,7 +37,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Union
 
 import numpy as np
@@ -45,11 +47,13 @@ import tf_fusedrec as fr
 from models.build import columns, make_embedding, make_model, no_rows
 from models.experiment import EmbeddingConfig, Experiment, from_dict
 from models.grm import GRM
-from models.kept_states import KeptStates, StateOptions
+from models.item_index import IndexOptions
+from models.kept_states import Answer, KeptStates, StateOptions
 from models.ranking import RankingModel
 from models.ranking_config import ROLES, RankingConfig
 from models.retrieval import HSTURetrieval
-from models.user_state import GRMStates, RetrievalStates
+from models.retrieval_server import RetrievalServer
+from models.user_state import GRMStates
 from tf_fusedrec import tf
 from tf_fusedrec.layers import jagged
 
@@ -64,22 +68,38 @@ def export(
     ops: str = "stock",
     states: StateOptions | None = None,
     *,
+    index: IndexOptions | None = None,
+    rows: str | None = None,
     base: str | os.PathLike | None = None,
 ) -> None:
     """Writes the SavedModel of a trained model, or a delta to the export `base`, by fr.export. Collective.
 
     states: The cache of user states of an export with ops "ours", for its signature "with_state"; None: no cache.
+    index: Sizes of the index of a retrieval model, for its signature "top_k_ivf"; None: no index.
+    rows: dtype of the rows on the server; see fr.export.
 
     Raises:
-      ValueError: fr.export refuses, the model cannot keep states, or states.max_bytes holds no longest history.
+      ValueError: fr.export refuses, the model cannot keep states, states.max_bytes holds no longest history, or an
+        option of the index is out of range.
     """
-    server = _RankingServer(model) if isinstance(model, RankingModel) else _RetrievalServer(model)
+    fr.export(model, output, ops, signatures=signatures_of(model, ops, states, index), rows=rows, base=base)
+
+
+def signatures_of(
+    model: Model, ops: str = "stock", states: StateOptions | None = None, index: IndexOptions | None = None
+) -> dict[str, fr.Signature]:
+    """Returns the signatures of a model's export, by name. Raises ValueError as `export`. Collective with an index."""
+    server = _RankingServer(model) if isinstance(model, RankingModel) else RetrievalServer(model)
     signatures = server.signatures()
     if states is not None:
         if ops != "ours":
             raise ValueError(f'states need ops "ours", got ops {ops!r}. Export with ops="ours", or without states.')
         signatures |= _with_state(*server.with_state(states), signatures["serving_default"].inputs)
-    fr.export(model, output, ops, signatures=signatures, base=base)
+    if index is not None:
+        if not isinstance(server, RetrievalServer):
+            raise ValueError(f"an index needs a retrieval model, got {type(model).__name__}. Export without an index.")
+        signatures |= server.with_index(index)
+    return signatures
 
 
 def saved_experiment(checkpoint: str | os.PathLike) -> Experiment:
@@ -131,10 +151,6 @@ def _check_all_restored(model: Model, prefix: str) -> None:
             f"checkpoint {prefix} does not hold all weights of the model that its experiment describes: {error}. "
             "Pass a checkpoint that models.train of this version wrote."
         ) from error
-
-
-# A signature's function of its inputs and the version of the model.
-Answer = Callable[[dict[str, tf.Tensor], tf.Tensor], dict[str, tf.Tensor]]
 
 
 def _with_state(kept: KeptStates, answer: Answer, inputs: Mapping[str, tf.TensorSpec]) -> dict[str, fr.Signature]:
@@ -214,67 +230,13 @@ def event_columns(config: RankingConfig, role: str) -> list[str]:
     return [*config.id_columns(role), *action, f"{role}_time", *counts]
 
 
-class _RetrievalServer:
-    """The signatures of a retrieval model."""
-
-    def __init__(self, model: HSTURetrieval):
-        self._model = model
-
-    def signatures(self) -> dict[str, fr.Signature]:
-        names = ("item_id", "timestamp", "row_splits", "query_time")
-        inputs = {name: tf.TensorSpec([None], tf.int64) for name in names}
-        return {
-            "serving_default": fr.Signature(self.user_embedding, inputs),
-            "top_k": fr.Signature(self.top_k, {**inputs, "k": tf.TensorSpec([], tf.int32)}),
-        }
-
-    def user_embedding(self, inputs: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-        newest = self._model.config.max_history
-        items, times = (
-            jagged.last(tf.RaggedTensor.from_row_splits(inputs[name], inputs["row_splits"]), newest)
-            for name in ("item_id", "timestamp")
-        )
-        return {"user_embedding": self._model.embed_users(items, times, inputs["query_time"])}
-
-    def with_state(self, options: StateOptions) -> tuple[KeptStates, Answer]:
-        states = RetrievalStates(self._model)
-        kept = KeptStates(states, self._model.config, options)
-
-        def user_embedding(inputs: dict[str, tf.Tensor], version: tf.Tensor) -> dict[str, tf.Tensor]:
-            items, times = (
-                tf.RaggedTensor.from_row_splits(inputs[name], inputs["row_splits"]) for name in ("item_id", "timestamp")
-            )
-            resumed = kept.resume(inputs["user"], version, inputs["events_before"], times)
-            items, times = (jagged.last(part, resumed.new_events) for part in (items, times))
-            vectors, state = states.embed_users(items, times, inputs["query_time"], resumed.state)
-            kept.keep(resumed, state)
-            return {"user_embedding": tf.where(resumed.found[:, tf.newaxis], vectors, math.nan), "found": resumed.found}
-
-        return kept, user_embedding
-
-    def top_k(self, inputs: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-        users = self.user_embedding(inputs)["user_embedding"]
-        catalogue = self._model.catalogue
-        scores = tf.matmul(users, self._model.embed_items(catalogue), transpose_b=True)
-        # Seen items are no candidates, so they get the lowest score.
-        seen = tf.RaggedTensor.from_row_splits(inputs["item_id"], inputs["row_splits"])
-        last = tf.size(catalogue) - 1
-        index = tf.minimum(tf.searchsorted(catalogue, seen.values), last)
-        known = tf.gather(catalogue, index) == seen.values
-        pairs = tf.stack([tf.cast(seen.value_rowids(), tf.int32), index], axis=1)
-        pairs = tf.boolean_mask(pairs, known)
-        scores = tf.tensor_scatter_nd_update(scores, pairs, tf.fill([tf.shape(pairs)[0]], scores.dtype.min))
-        best_scores, best = tf.math.top_k(scores, inputs["k"])
-        return {"ids": tf.gather(catalogue, best), "scores": best_scores}
-
-
 def main(argv: Sequence[str]) -> None:
     if len(argv) > 1:
         raise app.UsageError(f"unexpected arguments {list(argv[1:])}; see --help")
     try:
         states = StateOptions(flags.FLAGS.state_bytes, flags.FLAGS.state_ttl) if flags.FLAGS.state_bytes else None
         model = trained_model(flags.FLAGS.checkpoint)
-        export(model, flags.FLAGS.output, flags.FLAGS.ops, states, base=flags.FLAGS.base)
+        export(model, flags.FLAGS.output, flags.FLAGS.ops, states, rows=flags.FLAGS.rows, base=flags.FLAGS.base)
     except ValueError as error:
         raise SystemExit(f"error: {error}") from error
     print(f"{'delta' if flags.FLAGS.base else 'saved model'}: {flags.FLAGS.output}")
@@ -285,6 +247,8 @@ if __name__ == "__main__":
     flags.DEFINE_string("output", None, "Folder of the SavedModel to write; it must not exist.", required=True)
     flags.DEFINE_string("base", None, "Export that a delta starts from; --output becomes the delta.")
     flags.DEFINE_enum("ops", "stock", ["stock", "ours"], "Operations that the server supports.")
+    flags.DEFINE_enum("rows", None, ["bfloat16", "int8"], "dtype of the rows on the server; by default their own.")
+    flags.DEFINE_float("index_share", 0.0, "Share of all products of a search by the index; 0 for no index.", 0.0, 1.0)
     flags.DEFINE_integer("state_bytes", 0, "Memory of the server's cache of user states; 0 for no cache.", 0)
     flags.DEFINE_integer("state_ttl", 0, "Seconds without use after which a user state leaves; 0 for never.", 0)
     app.run(main)

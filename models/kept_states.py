@@ -10,6 +10,7 @@ A request names a user and the number of the user's events before those that it 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 from models.model_config import GRMConfig, RetrievalConfig
@@ -17,6 +18,9 @@ from models.user_state import GRMStates, RetrievalStates, UserState
 from tf_fusedrec import ops, tf
 from tf_fusedrec.layers import AttentionState, jagged
 from tf_fusedrec.saved_model import Signature, StateCache
+
+# A signature's function of its inputs and the version of the model.
+Answer = Callable[[dict[str, tf.Tensor], tf.Tensor], dict[str, tf.Tensor]]
 
 
 class StateOptions(NamedTuple):

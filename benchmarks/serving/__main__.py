@@ -9,7 +9,16 @@ network.
 
 Fields, by ops ("stock", "ours") and number of users ("1", "64"): p50_ms, p99_ms. size_over_rows is the size of the
 SavedModel over the size of its rows. speedup_state: the median time of one request of one user with 4,096 + 128 events
-and 256 candidates, over that with a kept state of the 4,096; max_difference_state: of their logits.
+and 256 candidates, over that with a kept state of the 4,096.
+
+Under open-loop load (load.py), for that request ("long") and one with 96 + 8 events and 32 candidates ("short"), for
+stock operations, ours, and ours with kept states: load_long and load_short hold by kind the rate per second (half of
+what it answers one after another), p50_ms, p99_ms, p99.9_ms, the number of requests, and max_rate, the highest rate at
+which p99 is at most 80 ms, 0 for none. p99_ms_state, p99_ms_stock,
+max_rate_state, max_rate_stock, cache_bytes_per_user and max_difference_state are those of the long request.
+
+recall_at_100_ivf: share of the exact 100 items that an index finds with a tenth of the products.
+int8_bytes_ratio: bytes of rows in int8 over float32; auc_difference_int8: of a trained model of users and items.
 p99_ratio_with_delta_every_10s: p99 of one user's requests to the stock export in windows of 10 s that begin with a
 delta of 1 % of the rows, over that in windows without; delta_visible_s: the longest time from the call of
 "apply_delta" to the end of a request that began after it.
@@ -27,6 +36,10 @@ import numpy as np
 
 import tf_fusedrec as fr
 from benchmarks.harness import harness
+from benchmarks.serving.kinds import KINDS, load_fields
+from benchmarks.serving.load import Load
+from benchmarks.serving.retrieval import Catalogue, retrieval_fields
+from benchmarks.serving.row_formats import Clicks, row_fields
 from benchmarks.serving.state import Request, state_fields
 from benchmarks.serving.updates import Updates, update_fields
 from models.build import columns, make_embedding, make_model, no_rows
@@ -44,15 +57,26 @@ DAY = 86_400
 
 @dataclasses.dataclass(frozen=True)
 class Size:
-    """Size of the table and number of requests."""
+    """Sizes of all parts."""
 
     items: int  # rows of the item table
     requests: int  # per kind of ops and number of users
+    load: Load = Load()
+    long: Request = Request()
+    others: tuple[tuple[str, Request], ...] = (("short", Request(events=96, new=8, candidates=32)),)  # under load
+    updates: Updates = Updates()
+    clicks: Clicks = Clicks()
+    catalogue: Catalogue = Catalogue()
 
 
-FULL, QUICK = Size(2_000_000, 1_000), Size(200_000, 200)
-REQUEST = Request()
-UPDATES = Updates()
+FULL = Size(2_000_000, 1_000)
+QUICK = Size(
+    items=200_000,
+    requests=80,
+    load=Load(requests=150, seconds=3.0, trials=4),
+    updates=Updates(windows=2),
+    catalogue=Catalogue(items=20_000, users=2_000, topics=200, steps=600),
+)
 
 
 def contextual(experiment: Experiment) -> tuple[str, ...]:
@@ -141,13 +165,38 @@ def main() -> None:
             for output in server(**requests[number % len(requests)]).values():
                 output.numpy()
 
-        of_updates = update_fields(model, folders["stock"], rows_of, ask, UPDATES)
+        of_updates = update_fields(model, folders["stock"], rows_of, ask, size.updates)
     harness.print_table(f"a served GRM, {size.items} items, {EXPOSED} exposures per user", table)
     over_rows = {ops: sizes[ops] / bytes_of_rows for ops in OPS}
-    of_state = state_fields(str(CONFIG), REQUEST)
-    harness.print_table(f"a kept state of {REQUEST.events} events", [dict(of_state)])
-    harness.print_table(f"a delta every {UPDATES.every:.0f} s", [dict(of_updates)])
-    fields = {"p50_ms": p50, "p99_ms": p99, "size_over_rows": over_rows, **of_state, **of_updates}
+    of_state = state_fields(str(CONFIG), size.long)
+    harness.print_table(f"a kept state of {size.long.events} events", [dict(of_state)])
+    loads = {}
+    for name, request_size in (("long", size.long), *size.others):
+        with tempfile.TemporaryDirectory() as temporary:
+            loads[name] = load_fields(str(CONFIG), request_size, pathlib.Path(temporary), size.load)
+        rows = [{"kind": kind, **loads[name][kind]} for kind in KINDS]
+        harness.print_table(f"open-loop load, {name} requests", rows)
+    with tempfile.TemporaryDirectory() as temporary:
+        of_rows = row_fields(pathlib.Path(temporary), size.clicks)
+    harness.print_table("rows in fewer bytes", [dict(of_rows)])
+    of_index = retrieval_fields(size.catalogue)
+    harness.print_table(f"{size.catalogue.items} items", [dict(of_index)])
+    harness.print_table(f"a delta every {size.updates.every:.0f} s", [dict(of_updates)])
+    fields = {
+        "p50_ms": p50,
+        "p99_ms": p99,
+        "size_over_rows": over_rows,
+        **of_state,
+        **of_updates,
+        **of_rows,
+        **of_index,
+    }
+    fields |= {f"load_{name}": of_load for name, of_load in loads.items()}
+    for kind in ("state", "stock"):
+        fields[f"p99_ms_{kind}"], fields[f"max_rate_{kind}"] = (
+            loads["long"][kind][of] for of in ("p99_ms", "max_rate")
+        )
+    fields["cache_bytes_per_user"] = loads["long"]["cache_bytes_per_user"]
     harness.write_json(arguments.json, fields)
 
 

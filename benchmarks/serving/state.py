@@ -7,6 +7,7 @@ import time
 
 import numpy as np
 
+import tf_fusedrec as fr
 from benchmarks.harness import harness
 from models.base import Batch
 from models.build import columns, make_embedding, make_model, no_rows
@@ -15,6 +16,8 @@ from models.grm import GRM
 from models.user_state import GRMStates
 from tf_fusedrec import tf
 from tf_fusedrec.layers import jagged
+
+IDS = 1000  # rows of a table
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,23 +30,34 @@ class Request:
     rounds: int = 30
 
 
+def long_model(config: str, size: Request) -> tuple[GRM, Batch, Batch, Batch]:
+    """Returns a GRM for long histories, a whole request, and its parts: the events of the state, and those since."""
+    lengths = [f"model.max_history={size.events + size.new}", f"model.max_exposures={size.candidates}"]
+    experiment = load(config, [*lengths, "model.causal_context=true"])
+    model = make_model(experiment, make_embedding(experiment), np.arange(1), np.ones(1, np.int64))
+    assert isinstance(model, GRM)
+    model(no_rows(columns(experiment.model, "train")))
+    random = np.random.default_rng(0)
+    for table in experiment.tables:
+        rows = random.normal(0, 0.1, [IDS, table.dim]).astype(np.float32)
+        fr.checkpoint.warm_start(model, table.name, np.arange(IDS), rows)
+    whole = _request(model, size)
+    history = [name for name in whole if name.startswith("history_")]
+    cut = {name: jagged.split(whole[name], [[size.events], [size.new]]) for name in history}
+    seen, since = ({**whole, **{name: cut[name][part] for name in history}} for part in range(2))
+    nothing = {name: jagged.last(whole[name], 0) for name in whole if name.startswith("exposed_")}
+    return model, whole, {**seen, **nothing}, since
+
+
 def state_fields(config: str, size: Request) -> dict[str, float]:
     """Returns speedup_state, the median time of a whole request over that with a state, and max_difference_state.
 
     Raises:
       CheckFailed: The two give different logits.
     """
-    lengths = [f"model.max_history={size.events + size.new}", f"model.max_exposures={size.candidates}"]
-    experiment = load(config, [*lengths, "model.causal_context=true"])
-    model = make_model(experiment, make_embedding(experiment), np.arange(1), np.ones(1, np.int64))
-    assert isinstance(model, GRM)
-    model(no_rows(columns(experiment.model, "train")))
-    states, whole = GRMStates(model), _request(model, size)
-    history = [name for name in whole if name.startswith("history_")]
-    cut = {name: jagged.split(whole[name], [[size.events], [size.new]]) for name in history}
-    seen, since = ({**whole, **{name: cut[name][part] for name in history}} for part in range(2))
-    nothing = {name: jagged.last(whole[name], 0) for name in whole if name.startswith("exposed_")}
-    _, state = states.update({**seen, **nothing}, states.none(1))
+    model, whole, seen, since = long_model(config, size)
+    states = GRMStates(model)
+    _, state = states.update(seen, states.none(1))
     calls = {
         "whole": tf.function(lambda: model(whole, training=False), autograph=False),
         "state": tf.function(lambda: states.update(since, state)[0], autograph=False),
@@ -66,7 +80,7 @@ def _request(model: GRM, size: Request) -> Batch:
     """Returns one user's whole history and candidates."""
     random, history = np.random.default_rng(0), size.events + size.new
     counts = {"history": history, "exposed": size.candidates}
-    rows = {name: random.integers(0, 1000, counts[role]) for role in counts for name in model.config.columns_of(role)}
+    rows = {name: random.integers(0, IDS, counts[role]) for role in counts for name in model.config.columns_of(role)}
     rows["history_action"] = random.integers(0, 4, history)
     rows["history_time"] = np.sort(random.integers(0, 10**7, history))
     rows["exposed_time"] = np.full(size.candidates, 2 * 10**7)

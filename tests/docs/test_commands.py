@@ -85,6 +85,9 @@ RUN_ELSEWHERE = {
     "python -m models.export --checkpoint runs/grm_tiny/checkpoint --output runs/grm_tiny/served": (
         "tests/models/test_export.py::test_a_checkpoint_of_something_else_is_refused"
     ),
+    "python -m models.export --checkpoint runs/retrieval/checkpoint --output runs/retrieval/served --index_share 0.1": (
+        "tests/models/test_export.py::test_an_index_is_part_of_the_version"
+    ),
     "saved_model_cli show --dir runs/a/saved_model --tag_set serve --signature_def serving_default": (
         "tests/saved_model/test_loaders.py::test_loader"
     ),

@@ -6,7 +6,8 @@ import pytest
 import tf_fusedrec as fr
 from models.build import make_embedding, make_model
 from models.experiment import from_dict
-from models.export import export, trained_model
+from models.export import export, signatures_of, trained_model
+from models.item_index import IndexOptions
 from models.run_signature import run_signature
 from tests.models import experiments
 from tests.models.batches import START, ragged, ranking_batch
@@ -92,6 +93,40 @@ def test_retrieval_embeds_and_finds_the_best_unseen_items(tmp_path, encoder):
         assert not set(best["ids"][row]) & set(seen)
         by_score = sorted((scores[row, item - 1] for item in unseen), reverse=True)[:15]
         np.testing.assert_allclose(best["scores"][row], by_score, atol=1e-6)
+
+
+def test_an_index_is_part_of_the_version(tmp_path):
+    """A delta brings the index of its rows."""
+    batch = {"item_id": ragged([20], ITEMS), "timestamp": ragged([20], START + 60 * ITEMS)}
+    fields = {**experiments.RETRIEVAL, "model": {**experiments.RETRIEVAL["model"], "encoder": "sasrec"}}
+    _, model = trained(fields, batch)
+    index = IndexOptions(share=0.6, lists=4)
+    export(model, tmp_path / "1", index=index)
+    vectors = np.random.default_rng(0).normal(size=(20, model.config.dim)).astype(np.float32)
+    fr.checkpoint.warm_start(model, "item", ITEMS, vectors)
+    export(model, tmp_path / "2", index=index)
+    export(model, tmp_path / "delta", index=index, base=tmp_path / "1")
+    first, second = (tf.saved_model.load(str(tmp_path / version)) for version in "12")
+    inputs = {"item_id": ITEMS[:3], "timestamp": START + ITEMS[:3], "row_splits": [0, 3], "query_time": [START + 9]}
+    inputs = {name: tf.constant(value, tf.int64) for name, value in inputs.items()}
+
+    def ask(loaded):
+        return loaded.signatures["top_k_ivf"](**inputs, k=tf.constant(12))
+
+    before, wanted = ask(first), ask(second)
+    first.signatures["apply_delta"](path=tf.constant(str(tmp_path / "delta")))
+    for name, value in ask(first).items():
+        np.testing.assert_array_equal(value, wanted[name])
+        assert (value != before[name]).numpy().any()
+    exact = second.signatures["top_k"](**inputs, k=tf.constant(12))
+    found = wanted["ids"].numpy()[0]
+    assert 1 <= (found >= 0).sum() < 12  # At most 12 - 4 products are left for items.
+    assert not set(found) & {1, 2, 3}
+    of_exact = dict(zip(exact["ids"].numpy()[0], exact["scores"].numpy()[0]))
+    for id_, score in zip(found, wanted["scores"].numpy()[0]):
+        assert id_ < 0 or id_ not in of_exact or score == pytest.approx(of_exact[id_], abs=1e-6)
+    with pytest.raises(ValueError, match="an index needs a retrieval model, got GRM"):
+        signatures_of(trained(experiments.RANKING, ranking_batch(histories=[3], exposures=[2]))[1], index=index)
 
 
 def test_serve_names_signatures_and_inputs(tmp_path):

@@ -67,7 +67,9 @@ def test_a_server_finds_every_flipped_bit_and_every_cut_of_its_rows(tmp_path):
             initialize()
     path.write_bytes(data)
     initialize()
-    np.testing.assert_array_equal(tables.find("t", tf.constant(IDS))[0], [*rows, [0, 0]])
+    np.testing.assert_array_equal(
+        tables.find(0, [("t", tf.constant(IDS))], tf.constant(IDS), tf.zeros_like(IDS))[0], [*rows, [0, 0]]
+    )
 
 
 def test_an_empty_table_and_files_of_many_blocks(tmp_path, monkeypatch):
@@ -77,7 +79,8 @@ def test_an_empty_table_and_files_of_many_blocks(tmp_path, monkeypatch):
         rows = np.random.default_rng(count).normal(size=(count, 2)).astype(np.float32)
         tables = NativeTables({"t": (np.arange(count), rows)}, {"t": None}, {"t": config}, tmp_path)
         tables._tables["t"]._initialize()
-        np.testing.assert_array_equal(tables.find("t", tf.range(count, dtype=tf.int64))[0], rows)
+        ids = tf.range(count, dtype=tf.int64)
+        np.testing.assert_array_equal(tables.find(0, [("t", ids)], ids, tf.zeros_like(ids))[0], rows)
 
 
 @pytest.mark.parametrize("load", [by_saved_model, by_v1])

@@ -97,6 +97,23 @@ def test_custom_signatures(model, tmp_path):
     np.testing.assert_allclose(got, model(click_model.batch(0))["click"][0], **CLOSE)
 
 
+def test_ids_may_come_as_strings(model, tmp_path):
+    """Flat values of a ragged input and a dense one; the hash is of stock operations."""
+    fr.export(model, tmp_path / "served", strings=["history", "user"])
+    inputs = click_model.batch(0)
+    words = {"history": [f"w{i}" for i in range(len(inputs["history"].values))], "user": ["", *"abcde"]}
+    sent = {**click_model.served(inputs), **{name: tf.constant(of) for name, of in words.items()}}
+    got = tf.saved_model.load(str(tmp_path / "served")).signatures["serving_default"](**sent)
+    ids = {name: tf.constant(fr.hash_strings(of)) for name, of in words.items()}
+    expected = model({**inputs, "history": inputs["history"].with_values(ids["history"]), "user": ids["user"]})
+    for name, value in got.items():
+        np.testing.assert_allclose(value, expected[name], **CLOSE)
+    assert not [op for op in saved_operations(tmp_path / "served") if ">" in op]
+    for name in ("nobody", "click"):
+        with pytest.raises(ValueError, match=f"strings names '{name}', whose dtypes are .*want int64 ids.*Remedy"):
+            fr.export(model, tmp_path / "refused", strings=[name])
+
+
 def test_outputs_are_flat_and_models_may_say_their_signatures():
     ragged = tf.RaggedTensor.from_row_lengths(tf.constant([1.0, 2.0, 3.0]), tf.constant([2, 0, 1], tf.int32))
     flat = flat_outputs([ragged, tf.constant([4.0])], ["a", "b"])
@@ -242,6 +259,6 @@ def test_refusals_of_a_delta(of_three_ranks, model, tmp_path):
         fr.apply_delta(fine, delta, tmp_path / "out")
     described = json.loads((fine / "assets.extra/tables.json").read_text(encoding="utf-8"))
     (fine / "assets.extra/tables.json").write_text(json.dumps({**described, "format": 0}), encoding="utf-8")
-    with pytest.raises(ValueError, match="tables.json' has format 0, want 2. Remedy: a full export"):
+    with pytest.raises(ValueError, match="tables.json' has format 0, want 2 or 3. Remedy: a full export"):
         fr.export(model, tmp_path / "other", base=fine)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["base", "delta"]

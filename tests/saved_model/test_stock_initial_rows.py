@@ -5,7 +5,7 @@ import pytest
 
 from tests.oracles.initial_rows import initial_row_oracle
 from tf_fusedrec import ops, tf
-from tf_fusedrec.saved_model.stock_initial_rows import InitialRows
+from tf_fusedrec.saved_model.stock_initial_rows import InitialRows, drawn_rows
 
 LIMITS = np.iinfo(np.int64)
 IDS = np.concatenate(
@@ -37,11 +37,15 @@ def test_rows_are_those_of_the_op(distribution, tmp_path):
         (1, "float16", "float32", 2**62),
         (4, "bfloat16", "bfloat16", 9),
     ):
-        spec = InitialRows(seed, distribution, A, B, dim, stored, dtype)
-        function = tf.function(spec.of, input_signature=[tf.TensorSpec([None], tf.int64)])
+        spec = InitialRows(seed, distribution, A, B, dim, stored)
+
+        def drawn(ids, spec=spec, dtype=dtype):
+            return tf.cast(drawn_rows([spec], ids, tf.zeros_like(ids)), dtype)
+
+        function = tf.function(drawn, input_signature=[tf.TensorSpec([None], tf.int64)])
         setattr(module, f"rows{dim}", function)
         expected[dim] = tf.cast(of_op(spec, stored), dtype)
-        np.testing.assert_array_equal(bits(spec.of(tf.constant(IDS))), bits(expected[dim]))
+        np.testing.assert_array_equal(bits(drawn(tf.constant(IDS))), bits(expected[dim]))
     tf.saved_model.save(module, str(tmp_path / "m"))
     loaded = tf.saved_model.load(str(tmp_path / "m"))
     for dim, rows in expected.items():
@@ -52,6 +56,26 @@ def test_rows_are_those_of_the_op(distribution, tmp_path):
 def test_rows_are_those_of_the_oracle():
     """The oracle's quantile has relative error 1e-16, like ours; float32 rounds both, so they differ by one unit."""
     for distribution in ("uniform", "normal", "truncated_normal"):
-        got = InitialRows(11, distribution, -0.5, 0.25, 6, "float32", "float32").of(tf.constant(IDS[:50])).numpy()
+        spec, ids = InitialRows(11, distribution, -0.5, 0.25, 6, "float32"), tf.constant(IDS[:50])
+        got = drawn_rows([spec], ids, tf.zeros_like(ids)).numpy()
         oracle = [initial_row_oracle(distribution, -0.5, 0.25, 11, id_, 6) for id_ in IDS[:50]]
         np.testing.assert_array_max_ulp(got, np.array(oracle), 1)
+
+
+def test_tables_of_several_forms_draw_as_if_alone():
+    specs = [
+        InitialRows(5, "normal", 0.0, 1.0, 3, "float32"),
+        InitialRows(-(2**63), "normal", A, B, 3, "float32"),
+        InitialRows(5, "constant", A, B, 3, "float32"),
+        None,
+        InitialRows(2**63 - 1, "uniform", A, B, 3, "float16"),
+    ]
+    tables = np.random.default_rng(0).choice([0, 1, 2, 4], len(IDS))
+    for members in ([0, 1], range(len(specs))):
+        chosen = np.isin(tables, members)
+        of = [spec if at in members else None for at, spec in enumerate(specs)]
+        got = drawn_rows(of, tf.constant(IDS[chosen]), tf.constant(tables[chosen]))
+        for table in set(members) - {3}:
+            expected = tf.cast(of_op(specs[table], specs[table].stored), tf.float32).numpy()[chosen]
+            mine = tables[chosen] == table
+            np.testing.assert_array_equal(bits(got.numpy()[mine]), bits(expected[mine]))

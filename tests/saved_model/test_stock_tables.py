@@ -4,20 +4,52 @@ import numpy as np
 import pytest
 
 from tf_fusedrec import tf
+from tf_fusedrec.saved_model import applying
+from tf_fusedrec.saved_model.overlay import groups_of
 from tf_fusedrec.saved_model.stock_tables import StockTables
 
 LIMITS = np.iinfo(np.int64)
+ENDS = np.array([LIMITS.min, -1, 0, 1, 2**40, LIMITS.max])
+
+
+def make(tables):
+    groups = groups_of({name: {"dim": rows.shape[1], "dtype": "float32"} for name, (_, rows) in tables.items()})
+    return groups, StockTables(tables, groups)
 
 
 @pytest.mark.parametrize("ids", [[LIMITS.min, -7, 3, 2**62, LIMITS.max], [5], [LIMITS.min], [LIMITS.max], []])
 def test_rows_by_id(ids):
     rows = np.arange(2 * len(ids), dtype=np.float32).reshape(-1, 2) + 1
-    tables = StockTables({"item": (np.array(ids, np.int64), rows)})
+    _, tables = make({"item": (np.array(ids, np.int64), rows)})
     known = dict(zip(ids, rows))
     asked = np.array([*ids, *ids[::-1], LIMITS.min, -8, -1, 0, 4, 2**62 + 1, LIMITS.max], np.int64)
     expected = [known.get(int(id), np.zeros(2, np.float32)) for id in asked]
-    np.testing.assert_array_equal(tables.find("item", tf.constant(asked))[0], np.array(expected))
-    assert tables.find("item", tf.zeros([0], tf.int64))[0].shape == (0, 2)
+    got, exists = tables.find(0, [], tf.constant(asked), tf.zeros_like(asked))
+    np.testing.assert_array_equal(got, np.array(expected))
+    np.testing.assert_array_equal(exists, [int(id) in known for id in asked])
+    assert tables.find(0, [], tf.zeros([0], tf.int64), tf.zeros([0], tf.int64))[0].shape == (0, 2)
+
+
+@pytest.mark.parametrize("count", [1, 8, 9, 17, 33, 64, 67])
+def test_tables_of_one_form_are_joined(count):
+    """Every number of bytes of a mask, the last bit of a mask, and tables beyond it; some tables are empty."""
+    random, tables = np.random.default_rng(count), {}
+    for name in range(count):
+        ids = np.sort(random.choice(ENDS, random.integers(0, len(ENDS) + 1), replace=False))
+        tables[str(name)] = ids, random.random([len(ids), 3], np.float32)
+    groups, stock = make(tables)
+    assert [len(group.names) for group in groups] == ([count] if count <= 64 else [64, count - 64])
+    for number, group in enumerate(groups):
+        asked, of = np.repeat(ENDS, len(group.names)), np.tile(np.arange(len(group.names)), len(ENDS))
+        rows, exists = stock.find(number, [], tf.constant(asked), tf.constant(of))
+        for at, (id_, table) in enumerate(zip(asked, of)):
+            ids, of_ids = tables[group.names[table]]
+            assert exists[at] == (id_ in ids)
+            np.testing.assert_array_equal(rows[at], of_ids[ids == id_][0] if id_ in ids else np.zeros(3))
+        parts = [part[:-1] for part in applying.joined([tables[name] for name in group.names])]
+        for name, again in zip(group.names, applying.separated(*parts, len(group.names))):
+            np.testing.assert_array_equal(again[0], tables[name][0])
+            np.testing.assert_array_equal(again[1], tables[name][1])
 
 
 @pytest.mark.parametrize(
@@ -34,4 +66,4 @@ def test_rows_by_id(ids):
 )
 def test_bad_tables_are_refused(ids, rows, message):
     with pytest.raises(ValueError, match=message):
-        StockTables({"item": (np.array(ids), rows)})
+        make({"item": (np.array(ids), rows)})

@@ -9,6 +9,7 @@ import pytest
 import tf_fusedrec as fr
 from tests.saved_model import hour
 from tests.saved_model.test_damage import changed, flipped
+from tests.support.graphs import count_ops
 from tf_fusedrec import keras, tf
 from tf_fusedrec.saved_model import delta, server_changes
 from tf_fusedrec.saved_model.overlay import Group
@@ -144,6 +145,12 @@ def test_layouts_see_captured_constants():
     assert layout(1.0) == layout(1.0) != layout(2.0)
 
 
+def test_a_group_of_tables_has_two_searches(chain):
+    """One in the loaded rows and one in the changed ones. Tables a and b share a group; c has another dim."""
+    operations = count_ops(tf.saved_model.load(str(chain / "stock-1")).signatures["serving_default"])
+    assert operations["LowerBound"] == 2 * 2
+
+
 def test_overlays_against_a_dict():
     """Random deltas for the 64 tables that a mask holds, with the ends of int64."""
     random, group = np.random.default_rng(0), Group(tuple(map(str, range(64))), 1, tf.float32)
@@ -162,7 +169,7 @@ def test_overlays_against_a_dict():
             assert found[query] == (key in model), key
             if found[query]:
                 assert (overlay.alive[at[query]].numpy(), overlay.rows[at[query], 0].numpy()) == model[key]
-    assert len(overlay.ids) == len(model)
+    assert len(overlay.tables) == len(model)
 
 
 def test_a_signature_that_goes_around_the_version_is_refused(chain, tmp_path):

@@ -8,18 +8,20 @@ export.py traces the model as it is, without rebuilding it. During the trace, Fu
 are part of the SavedModel (stock_tables.py, native_tables.py), and attention layers use the chosen kernels
 (serving.py). The SavedModel holds nothing of the training graph.
 
-state_cache.py keeps states of users between requests. gathered_rows.py gathers the rows of all ranks. signatures.py
+state_cache.py keeps states of users between requests. row_formats.py keeps rows in fewer bytes. warmup.py adds the
+requests that TensorFlow Serving sends first. gathered_rows.py gathers the rows of all ranks. signatures.py
 defines a server's inputs and outputs. delta.py compares two exports. applying.py, which needs nothing of this package,
 applies a delta to the older export on disk.
 
 A running server takes a delta, too (server_changes.py). versions.py lets every answer read one version: dense weights
 and changed rows (overlay.py), which are replaced at once (snapshot.py). lookup.py reads changed rows before loaded
-ones.
+ones, for all tables of a group at once.
 """
 
 from tf_fusedrec.saved_model.applying import apply_delta
 from tf_fusedrec.saved_model.export import export
 from tf_fusedrec.saved_model.signatures import Signature
 from tf_fusedrec.saved_model.state_cache import StateCache
+from tf_fusedrec.saved_model.warmup import write_warmup_requests
 
-__all__ = ["Signature", "StateCache", "apply_delta", "export"]
+__all__ = ["Signature", "StateCache", "apply_delta", "export", "write_warmup_requests"]

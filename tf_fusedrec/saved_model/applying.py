@@ -21,6 +21,9 @@ of a table. All files and the resulting rows are verified before the first byte 
 
 An export with ops="ours" keeps its rows in assets/<table>.rows. The file has a header of 24 bytes [magic | rows
 <uint64> | checksum] and records [id <int64> | row] by ascending id. The server's graph verifies it (native_tables.py).
+
+An export with ops="stock" has three variables for each group of tables (groups_of), see joined(). In format 2 it has
+the ids and rows of each table.
 """
 
 from __future__ import annotations
@@ -33,17 +36,20 @@ import pathlib
 import shutil
 import sys
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-FORMAT = 2
+FORMAT = {"stock": 3, "ours": 2}  # of exports that this version writes
+_BY_TABLE = 2  # format of stock exports without groups
 DESCRIPTION = pathlib.Path("assets.extra/tables.json")  # SavedModel reserves the folder assets.extra for its users.
 HEADER_BYTES = 24
 BLOCK_ROWS = 1 << 16  # records per step of a checksum
 ID_BYTES = 8
-_DTYPES = ("float32", "float16", "bfloat16")
+MOST_TABLES = 64  # tables of a group: bits of a mask
+_DTYPES = ("float32", "float16", "bfloat16", "int8")
 _MAGIC = b"fr.rows\x02"
 _BUNDLE = pathlib.Path("variables/variables")
 _COPY = "Remedy: copy it again."
@@ -212,15 +218,17 @@ def _read_description(path: pathlib.Path) -> dict:
     with _named(path):
         described = json.loads(path.read_text(encoding="utf-8"))
         found = described["format"]
-        if found == FORMAT and described["ops"] not in ("stock", "ours"):
+        known = found in FORMAT.values()
+        if known and described["ops"] not in FORMAT:
             raise ValueError(f"it has ops {described['ops']!r}, want 'stock' or 'ours'")
-        for name, table in described["tables"].items() if found == FORMAT else ():
+        for name, table in described["tables"].items() if known else ():
             check_table_name(name)
             if type(table["dim"]) is not int or table["dim"] < 1 or table["dtype"] not in _DTYPES:
                 raise ValueError(f"table {name!r} is described as {table}")
-    if found != FORMAT:
+    if not known:
+        wanted = " or ".join(map(str, sorted(FORMAT.values())))
         raise ValueError(
-            f"file {os.fspath(path)!r} has format {found}, want {FORMAT}. Remedy: a full export by this version."
+            f"file {os.fspath(path)!r} has format {found}, want {wanted}. Remedy: a full export by this version."
         )
     return described
 
@@ -237,6 +245,56 @@ def bytes_of(rows: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(rows).view(np.uint8).reshape(len(rows), rows.shape[1] * rows.dtype.itemsize)
 
 
+def groups_of(tables: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, ...]]:
+    """Groups the tables {name: {"dim", "dtype"}} of an export: equal dim and dtype, at most MOST_TABLES in a group."""
+    by_form: dict[tuple[int, str], list[str]] = {}
+    for name, table in tables.items():
+        by_form.setdefault((table["dim"], table["dtype"]), []).append(name)
+    return [
+        tuple(names[at : at + MOST_TABLES]) for names in by_form.values() for at in range(0, len(names), MOST_TABLES)
+    ]
+
+
+def joined(tables: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Joins the tables of a group, each with ids <int64>[n], ascending, and rows [n, C], into sorted entries.
+
+    Returns:
+      ids: <int64>[m+1], of all entries, ascending by (id, table), then the largest int64.
+      masks: <unsigned>[m+1], at the first entry of an id: bit t is set if table t has the id. 0 elsewhere.
+      rows: [m+1, C], of all entries, then zeros.
+    """
+    count = sum(len(ids) for ids, _ in tables)
+    mask = next(bits for bits in (np.uint8, np.uint16, np.uint32, np.uint64) if len(tables) <= 8 * bits().nbytes)
+    ids = np.concatenate([*(ids for ids, _ in tables), [np.iinfo(np.int64).max]]).astype(np.int64)
+    order = np.argsort(ids[:-1], kind="stable")
+    ids[:-1] = ids[order]
+    bits = np.repeat(mask(1) << np.arange(len(tables), dtype=mask), [len(of) for of, _ in tables])[order]
+    first = np.flatnonzero(np.concatenate([[True], ids[1:-1] != ids[:-2]])[:count])
+    masks = np.zeros(count + 1, mask)
+    if count:
+        masks[first] = np.bitwise_or.reduceat(bits, first)
+    places = np.empty(count, np.int64)
+    places[order] = np.arange(count)
+    rows = np.zeros([count + 1, tables[0][1].shape[1]], tables[0][1].dtype)
+    begin = 0
+    for _, of_table in tables:
+        rows[places[begin : begin + len(of_table)]] = of_table
+        begin += len(of_table)
+    return ids, masks, rows
+
+
+def separated(
+    ids: np.ndarray, masks: np.ndarray, rows: np.ndarray, count: int
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """The inverse of joined: yields ids and rows of each of `count` tables."""
+    at = np.flatnonzero(masks)
+    masks = masks[at]
+    for table in range(count):
+        has = (masks >> masks.dtype.type(table) & masks.dtype.type(1)).astype(bool)
+        yield ids[at[has]], rows[at[has]]
+        at[has] += 1  # An id's entries are neighbours, in the order of the tables.
+
+
 def read_tables(export: pathlib.Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """Reads ids <int64>[n], ascending, and rows <uint8>[n, bytes] of every table of a full export.
 
@@ -244,19 +302,24 @@ def read_tables(export: pathlib.Path) -> dict[str, tuple[np.ndarray, np.ndarray]
       ValueError: a file is damaged, missing, or outside the folder.
     """
     described = describe(export)
-    tables = {}
-    for name, table in described["tables"].items():
-        row_bytes = table["dim"] * tf.as_dtype(table["dtype"]).size
-        if described["ops"] == "ours":
-            tables[name] = _read_records(inside(export, record_file(name)), name, row_bytes)
-            continue
-        for part in _files_below(export / _BUNDLE.parent):
-            inside(export, part.relative_to(export).as_posix())
-        with _named(export / _BUNDLE):  # TensorFlow verifies a checksum of each tensor.
-            bundle = tf.train.load_checkpoint(str(export / _BUNDLE))
-            ids, rows = (bundle.get_tensor(key)[:-1] for key in keys_of(name))  # The last entry is the default row.
-            tables[name] = ids, bytes_of(rows)
-    return tables
+    if described["ops"] == "ours":
+        return {
+            name: _read_records(
+                inside(export, record_file(name)), name, table["dim"] * tf.as_dtype(table["dtype"]).size
+            )
+            for name, table in described["tables"].items()
+        }
+    for part in _files_below(export / _BUNDLE.parent):
+        inside(export, part.relative_to(export).as_posix())
+    tables: dict[str, tuple[np.ndarray, np.ndarray]] = {}
+    with _named(export / _BUNDLE):  # TensorFlow verifies a checksum of each tensor.
+        bundle = tf.train.load_checkpoint(str(export / _BUNDLE))
+        for names, keys in _stored(described):
+            # The last entry is the default row.
+            ids, *masks, rows = (bundle.get_tensor(key)[:-1] for key in keys)
+            each = separated(ids, masks[0], bytes_of(rows), len(names)) if masks else [(ids, bytes_of(rows))]
+            tables.update(zip(names, each))
+    return {name: tables[name] for name in described["tables"]}
 
 
 def _read_changes(delta: pathlib.Path, table: str, row_bytes: int) -> list[np.ndarray]:
@@ -290,12 +353,10 @@ def put_tables(export: pathlib.Path, tables: dict[str, tuple[np.ndarray, np.ndar
             write_records(export / record_file(name), name, ids, rows)
         return
     tensors = read_bundle(export)
-    for name, (ids, rows) in tables.items():
-        dtype = tf.as_dtype(described["tables"][name]["dtype"]).as_numpy_dtype
-        # The default row of StockTables: its id repeats the largest id.
-        last = ids[-1:] if len(ids) else np.array([np.iinfo(np.int64).max])
-        values = np.concatenate([ids, last]), np.concatenate([rows, np.zeros([1, rows.shape[1]], np.uint8)]).view(dtype)
-        tensors.update(zip(keys_of(name), values))
+    for names, keys in _stored(described):
+        ids, masks, rows = joined([tables[name] for name in names])
+        values = ids, masks, rows.view(tf.as_dtype(described["tables"][names[0]]["dtype"]).as_numpy_dtype)
+        tensors.update(zip(keys, values if len(keys) == len(values) else values[::2]))
     write_bundle(export, tensors)
 
 
@@ -352,10 +413,21 @@ def record_file(table: str) -> str:
     return f"assets/{table}.rows"
 
 
-def keys_of(table: str) -> tuple[str, str]:
-    """Names of a table's ids and rows in the checkpoint of a SavedModel, which escapes '.'."""
-    prefix = f"served_tables/_tables/{table.replace('.', '..')}"
-    return f"{prefix}/0/.ATTRIBUTES/VARIABLE_VALUE", f"{prefix}/1/.ATTRIBUTES/VARIABLE_VALUE"
+def _stored(described: Mapping[str, Any]) -> list[tuple[tuple[str, ...], list[str]]]:
+    """Tables of a stock export that lie together, with the names of their tensors in the checkpoint."""
+    of_tables, tables = "served_tables/_tables", described["tables"]
+    if described["format"] == _BY_TABLE:  # The checkpoint of a SavedModel escapes '.'.
+        return [((name,), _keys(f"{of_tables}/{name.replace('.', '..')}", 2)) for name in tables]
+    return [(names, _keys(f"{of_tables}/{number}", 3)) for number, names in enumerate(groups_of(tables))]
+
+
+def _keys(prefix: str, count: int) -> list[str]:
+    return [f"{prefix}/{at}/.ATTRIBUTES/VARIABLE_VALUE" for at in range(count)]
+
+
+def keys_of(described: Mapping[str, Any]) -> set[str]:
+    """Names of all ids and rows in the checkpoint of a stock export."""
+    return {key for _, keys in _stored(described) for key in keys}
 
 
 def read_bundle(export: pathlib.Path) -> dict:

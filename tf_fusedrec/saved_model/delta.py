@@ -24,7 +24,7 @@ def check_base(base: pathlib.Path, described: dict) -> None:
     if found != described:
         raise ValueError(
             f"base {os.fspath(base)!r} has {found}, but the model to export has {described}. Remedy: a base with the "
-            "same ops and tables, or a full export."
+            "same format, ops, tables and rows, or a full export."
         )
 
 
@@ -65,7 +65,7 @@ def _remove_tables(export: pathlib.Path, described: dict) -> None:
         for name in described["tables"]:
             (export / applying.record_file(name)).unlink()
         return
-    keys = {key for name in described["tables"] for key in applying.keys_of(name)}
+    keys = applying.keys_of(described)
     kept = {name: value for name, value in applying.read_bundle(export).items() if name not in keys}
     applying.write_bundle(export, kept)
 

@@ -8,7 +8,7 @@ import pathlib
 import re
 import shutil
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,8 +23,9 @@ from tf_fusedrec.saved_model.applying import DESCRIPTION, FORMAT, check_table_na
 from tf_fusedrec.saved_model.lookup import Lookup, ServedTables
 from tf_fusedrec.saved_model.native_tables import NativeTables, served_dtype
 from tf_fusedrec.saved_model.overlay import groups_of
+from tf_fusedrec.saved_model.row_formats import ROWS, encoded
 from tf_fusedrec.saved_model.serving import serving
-from tf_fusedrec.saved_model.signatures import Signature, default_signatures
+from tf_fusedrec.saved_model.signatures import Signature, default_signatures, taking_strings
 from tf_fusedrec.saved_model.stock_initial_rows import unknown_rows
 from tf_fusedrec.saved_model.stock_tables import StockTables
 from tf_fusedrec.saved_model.versions import UPDATES, Versions, layout_of, version_of
@@ -39,6 +40,8 @@ def export(
     ops: str = "stock",
     *,
     signatures: Mapping[str, Signature] | None = None,
+    strings: Sequence[str] = (),
+    rows: str | None = None,
     base: str | os.PathLike | None = None,
 ) -> None:
     """Writes the model as a SavedModel for a server. Collective: all ranks call it, and rank 0 writes.
@@ -47,8 +50,8 @@ def export(
     signature "apply_delta" (versions.py), or builds the full export from base and delta (applying.py). The number of
     ranks may differ from that of the base's export.
 
-    An id without a row gets the same row as in evaluation: its initial row or zeros, by TableConfig.unknown. Rows have
-    the dtype of their table. Rank 0 holds all rows in memory while it writes.
+    An id without a row gets the same row as in evaluation: its initial row or zeros, by TableConfig.unknown. Rank 0
+    holds all rows in memory while it writes.
 
     Args:
       model: Keras model with any number of FusedEmbedding layers, of either backend, or none.
@@ -57,20 +60,34 @@ def export(
         "ours" needs a server that has imported tf_fusedrec; tables are hash tables, and attention is jagged.
       signatures: Signatures by name; None: `model.serving_signatures()`, or "serving_default" with the inputs and
         outputs of a functional model.
-      base: Folder of an earlier full export with the same `ops` and tables, which rank 0 reads; None: a full export.
+      strings: Names of int64 inputs that users send as strings. The graph hashes them, as hash_strings.
+      rows: dtype in which the server keeps the rows of all tables; None: of their table, exactly. "bfloat16": relative
+        error at most 2^-8, also of initial rows. "int8", for ops "stock": a scale per row, its largest absolute value
+        / 127; the error of a number is at most half the scale. The model gets rows in the dtype of their table.
+      base: Folder of an earlier full export with the same `ops`, tables and `rows`, which rank 0 reads; None: a full
+        export.
 
     Raises:
-      ValueError: `path` exists; `ops` is unknown; the model has no signatures; two layers have tables of one name; a
+      ValueError: `path` exists; `ops` or `rows` is unknown; `rows` is "int8", and `ops` is "ours" or a row is not
+        finite; `strings` names no int64 input; the model has no signatures; two layers have tables of one name; a
         table's name cannot name a file; weights do not exist yet, or a signature uses their variables instead of their
         values; a signature has the name of one for updates, or has resources and `ops` is "stock"; `base` is damaged,
-        not a full export, or has other ops or tables.
+        not a full export, or has other ops, tables or rows.
       RuntimeError: another rank failed.
     """
     path, base = pathlib.Path(path), None if base is None else pathlib.Path(base)
     if ops not in OPS:
         raise ValueError(f"ops is {ops!r}, must be one of {OPS}. Remedy: 'stock' for servers without this package.")
+    if rows not in ROWS:
+        raise ValueError(f"rows is {rows!r}, must be one of {ROWS}. Remedy: None for the dtype of each table.")
+    if rows == "int8" and ops == "ours":
+        raise ValueError(
+            "rows is 'int8' and ops is 'ours', but the hash table of a server holds no int8. Remedy: rows='bfloat16', "
+            "or ops='stock'."
+        )
     if signatures is None:
         signatures = default_signatures(model)
+    signatures = taking_strings(signatures, strings)
     holding = [name for name, signature in signatures.items() if signature.resources]
     if holding and ops == "stock":
         raise ValueError(
@@ -92,9 +109,11 @@ def export(
         return name
 
     tables = _tables(model)
-    dtypes = {name: config.dtype if ops == "stock" else served_dtype(config) for name, (_, config) in tables.items()}
-    of_tables = {name: {"dim": config.dim, "dtype": dtypes[name]} for name, (_, config) in tables.items()}
-    described = {"format": FORMAT, "ops": ops, "tables": of_tables}
+    of_tables = {
+        name: {"dim": config.dim, "dtype": rows or (config.dtype if ops == "stock" else served_dtype(config))}
+        for name, (_, config) in tables.items()
+    }
+    described = {"format": FORMAT[ops], "ops": ops, "tables": of_tables}
     partial = path.with_name(on_rank_0(begin))
     for layer in embeddings_of(model):
         layer.synchronize()
@@ -105,13 +124,13 @@ def export(
 
     def finish() -> None:
         if base is not None:
-            weights = [weight.numpy() for weight in model.variables]
+            weights = [weight.numpy() for weight in [*model.variables, *_further_weights(signatures)]]
             delta.write_delta(base, partial / "saved_model", partial / "delta", weights)
         (partial / ("saved_model" if base is None else "delta")).rename(path)
 
     try:
         agree(write_rows)
-        on_rank_0(lambda: _write(model, partial, tables, described, signatures))
+        on_rank_0(lambda: _write(model, partial, tables, rows, described, signatures))
         on_rank_0(finish)
     finally:
         on_rank_0(lambda: shutil.rmtree(partial, ignore_errors=True))
@@ -143,37 +162,42 @@ def _tables(model: keras.Model) -> dict[str, tuple[FusedEmbedding, TableConfig]]
     return tables
 
 
+def _further_weights(signatures: Mapping[str, Signature]) -> list[tf.Variable]:
+    return list({id(weight): weight for one in signatures.values() for weight in one.weights}.values())
+
+
 def _write(
     model: keras.Model,
     partial: pathlib.Path,
     tables: Mapping[str, tuple[FusedEmbedding, TableConfig]],
+    rows: str | None,
     described: Mapping[str, Any],
     signatures: Mapping[str, Signature],
 ) -> None:
-    arrays: dict[str, tuple[np.ndarray, np.ndarray]] = {
-        table: gathered_rows.read_all_rows(partial / "rows", table, config.dtype)
-        for table, (_, config) in tables.items()
-    }
+    arrays: dict[str, tuple[np.ndarray, np.ndarray]] = {}
+    for table, (_, config) in tables.items():
+        ids, numbers = gathered_rows.read_all_rows(partial / "rows", table, config.dtype)
+        arrays[table] = ids, encoded(table, numbers, described["tables"][table]["dtype"])
     seeds = {table: layer.get_config()["seed"] for table, (layer, _) in tables.items()}
-    unknown = {table: unknown_rows(config, seeds[table]) for table, (_, config) in tables.items()}
+    unknown = {table: unknown_rows(config, seeds[table], rows) for table, (_, config) in tables.items()}
+    groups = groups_of(described["tables"])
     stock = described["ops"] == "stock"
     served: ServedTables
     if stock:
-        served = StockTables(arrays)
+        served = StockTables(arrays, groups)
     else:
-        dtypes = {table: tf.as_dtype(of["dtype"]).as_numpy_dtype for table, of in described["tables"].items()}
-        arrays = {table: (ids, of_ids.astype(dtypes[table])) for table, (ids, of_ids) in arrays.items()}
         served = NativeTables(arrays, unknown, {table: config for table, (_, config) in tables.items()}, partial)
-    weights = list(model.variables) if model.built else []
-    groups = groups_of(described["tables"])
-    versions, lookup = Versions(weights, groups), Lookup(served, unknown, groups)
+    further = _further_weights(signatures)
+    weights = [*(model.variables if model.built else ()), *further]
+    dtypes_of_model = {table: config.dtype for table, (_, config) in tables.items()}
+    versions, lookup = Versions(weights, groups), Lookup(served, unknown, groups, dtypes_of_model)
     # The module holds variables only. With the Keras model in it, TensorFlow would save every layer's training call.
     module = tf.Module()
     module.served_tables = served
     module.resources = list({id(held): held for one in signatures.values() for held in one.resources}.values())
     with serving(model, lookup, STOCK if stock else FUSED):
         traced = {name: versions.answering(signature, lookup).trace() for name, signature in signatures.items()}
-        module.dense_weights = model.variables
+        module.dense_weights = [*model.variables, *further]
         created = {id(v) for v in module.dense_weights} - {id(v) for v in weights}
         if created:
             names = sorted(v.name for v in module.dense_weights if id(v) in created)
@@ -184,7 +208,7 @@ def _write(
         for name, function in traced.items():
             versions.check(name, function)
         layout = layout_of(described["tables"], weights, traced)
-        as_bytes = {table: (ids, applying.bytes_of(rows)) for table, (ids, rows) in arrays.items()}
+        as_bytes = {table: (ids, applying.bytes_of(of_ids)) for table, (ids, of_ids) in arrays.items()}
         version = version_of(layout, as_bytes, weights)
         updates = versions.signatures(version, layout)
         traced.update({name: signature.trace() for name, signature in updates.items()})

@@ -1,4 +1,8 @@
-"""Look-ups of a served model: rows that deltas changed, before loaded rows, before initial rows."""
+"""Look-ups of a served model: rows that deltas changed, before loaded rows, before initial rows.
+
+The ids of all features whose tables share a group are looked up together, so the number of operations does not grow
+with the number of tables.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +13,11 @@ from typing import Union
 from tf_fusedrec._tf_compat import tf
 from tf_fusedrec.saved_model.native_tables import NativeTables
 from tf_fusedrec.saved_model.overlay import Group, Overlay
-from tf_fusedrec.saved_model.stock_initial_rows import InitialRows
+from tf_fusedrec.saved_model.row_formats import decoded
+from tf_fusedrec.saved_model.stock_initial_rows import InitialRows, drawn_rows
 from tf_fusedrec.saved_model.stock_tables import StockTables
 
 ServedTables = Union[StockTables, NativeTables]
-Found = tuple[tf.Tensor, tf.Tensor]
 
 
 class Lookup:
@@ -23,10 +27,17 @@ class Lookup:
       tables: The loaded rows.
       unknown: By table name, the initial rows of ids without a row; None: zeros.
       groups: All tables, by group.
+      dtypes: By table name, dtype of the rows that the model gets.
     """
 
-    def __init__(self, tables: ServedTables, unknown: Mapping[str, InitialRows | None], groups: Sequence[Group]):
-        self._tables, self._unknown, self._groups = tables, unknown, groups
+    def __init__(
+        self,
+        tables: ServedTables,
+        unknown: Mapping[str, InitialRows | None],
+        groups: Sequence[Group],
+        dtypes: Mapping[str, str],
+    ):
+        self._tables, self._unknown, self._groups, self._dtypes = tables, unknown, groups, dtypes
         self._overlays: Sequence[Overlay] = ()
 
     @contextlib.contextmanager
@@ -40,46 +51,42 @@ class Lookup:
 
     def rows(self, asked: Sequence[tuple[str, tf.Tensor]]) -> list[tf.Tensor]:
         """Rows [n, D] for each table name and its ids <int64>[n]."""
-        found = [self._tables.find(table, ids) for table, ids in asked]
-        for group, overlay in zip(self._groups, self._overlays):
+        outputs: dict[int, tf.Tensor] = {}
+        for number, group in enumerate(self._groups):
             members = [at for at, (table, _) in enumerate(asked) if table in group.names]
             if members:
-                changed = _changed(group, overlay, [asked[at] for at in members], [found[at] for at in members])
-                for at, piece in zip(members, changed):
-                    found[at] = piece
-        return [self._complete(table, ids, *of) for (table, ids), of in zip(asked, found)]
+                outputs.update(zip(members, self._of_group(number, [asked[at] for at in members])))
+        return [tf.cast(outputs[at], self._dtypes[table]) for at, (table, _) in enumerate(asked)]
 
-    def _complete(self, table: str, ids: tf.Tensor, rows: tf.Tensor, exists: tf.Tensor) -> tf.Tensor:
+    def _of_group(self, number: int, asked: Sequence[tuple[str, tf.Tensor]]) -> Sequence[tf.Tensor]:
+        group, overlay = self._groups[number], self._overlays[number]
+        ids, sizes = tf.concat([ids for _, ids in asked], 0), tf.stack([tf.size(ids) for _, ids in asked])
+        tables = tf.repeat(tf.constant([group.names.index(table) for table, _ in asked], tf.int64), sizes)
+        rows, exists = self._tables.find(number, asked, ids, tables)
+        changed, at = overlay.find(ids, tables)
+
+        def replaced() -> tuple[tf.Tensor, tf.Tensor]:
+            new, alive = tf.gather(overlay.rows, at), tf.gather(overlay.alive, at)
+            return tf.where(changed[:, tf.newaxis], new, rows), tf.where(changed, alive, exists)
+
+        # Before the first delta no id has an entry.
+        rows, exists = tf.cond(tf.reduce_any(changed), replaced, lambda: (rows, exists))
+        return tf.split(self._complete(group, ids, tables, decoded(rows, group.dim), exists), sizes)
+
+    def _complete(
+        self, group: Group, ids: tf.Tensor, tables: tf.Tensor, rows: tf.Tensor, exists: tf.Tensor
+    ) -> tf.Tensor:
         """Replaces the rows of ids that do not exist by their initial rows."""
-        initial = self._unknown.get(table)
-        if initial is None:
+        unknown = [self._unknown.get(name) for name in group.names]
+        drawn = [initial is not None for initial in unknown]
+        if not any(drawn):
             return rows
+        missing = ~exists if all(drawn) else ~exists & tf.gather(tf.constant(drawn), tables)
 
         def with_initial() -> tf.Tensor:
-            missing = tf.where(~exists)
-            return tf.tensor_scatter_nd_update(rows, missing, initial.of(tf.gather_nd(ids, missing)))
+            places = tf.where(missing)
+            initial = drawn_rows(unknown, tf.gather_nd(ids, places), tf.gather_nd(tables, places))
+            return tf.tensor_scatter_nd_update(rows, places, tf.cast(initial, rows.dtype))
 
         # Most requests hold known ids only, and then nothing is drawn.
-        return tf.cond(tf.reduce_all(exists), lambda: rows, with_initial)
-
-
-def _changed(
-    group: Group, overlay: Overlay, asked: Sequence[tuple[str, tf.Tensor]], found: Sequence[Found]
-) -> list[Found]:
-    """Replaces the rows of ids that have an entry in the overlay."""
-    sizes = tf.stack([tf.size(ids) for _, ids in asked])
-    tables = tf.repeat(tf.constant([group.names.index(table) for table, _ in asked], tf.int64), sizes)
-    changed, at = overlay.find(tf.concat([ids for _, ids in asked], 0), tables)
-
-    def replaced() -> list[tf.Tensor]:
-        outputs = []
-        for (rows, exists), mine, where in zip(found, tf.split(changed, sizes), tf.split(at, sizes)):
-            where = tf.where(mine, where, 0)  # The overlay has an entry here, because some id has one.
-            new = tf.cast(tf.gather(overlay.rows, where), rows.dtype)
-            outputs += [tf.where(mine[:, tf.newaxis], new, rows)]
-            outputs += [tf.where(mine, tf.gather(overlay.alive, where), exists)]
-        return outputs
-
-    # Before the first delta no id has an entry.
-    outputs = tf.cond(tf.reduce_any(changed), replaced, lambda: [tensor for of in found for tensor in of])
-    return list(zip(outputs[::2], outputs[1::2]))
+        return tf.cond(tf.reduce_any(missing), with_initial, lambda: rows)

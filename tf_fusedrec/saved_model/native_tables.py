@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pathlib
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -37,7 +37,7 @@ class NativeTables(tf.Module):
     """Constant tables of a SavedModel.
 
     Args:
-      tables: By table name, ids <int64>[n], ascending, and rows <served_dtype>[n, D].
+      tables: By table name, ids <int64>[n], ascending, and rows [n, D] in the dtype in which the server keeps them.
       unknown: By table name, the initial rows of ids that the table lacks; None: zeros.
       configs: By table name, the config of the training table.
       folder: Folder for the files of rows, which are copied into the SavedModel.
@@ -57,19 +57,28 @@ class NativeTables(tf.Module):
             path = folder / f"{name}.rows"
             applying.write_records(path, name, ids, applying.bytes_of(rows))
             self._files[name] = tf.saved_model.Asset(str(path))
-            self._tables[name] = _Table(configs[name], unknown[name], self._files[name])
+            self._tables[name] = _Table(configs[name], tf.as_dtype(rows.dtype), unknown[name], self._files[name])
 
-    def find(self, table: str, ids: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Rows [n, D] of ids <int64>[n], and True <bool>[n]: the table itself gives the rows of unknown ids."""
-        return self._tables[table].rows(ids), tf.ones_like(ids, tf.bool)
+    def find(
+        self, group: int, asked: Sequence[tuple[str, tf.Tensor]], ids: tf.Tensor, tables: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Rows [n, D] of the ids of `asked`, and True <bool>[n]: a table itself knows its initial rows.
+
+        Args:
+          group: Not read.
+          asked: Names of tables of one group, with ids <int64>[k] each, n in all.
+          ids, tables: As for StockTables.find.
+        """
+        return tf.concat([self._tables[table].rows(of) for table, of in asked], 0), tf.ones_like(ids, tf.bool)
 
 
 class _Table(tf.saved_model.experimental.TrackableResource):
-    def __init__(self, config: TableConfig, unknown: InitialRows | None, file: tf.saved_model.Asset):
+    def __init__(self, config: TableConfig, stored: tf.DType, unknown: InitialRows | None, file: tf.saved_model.Asset):
         # Mixed storage (hot_after) exists for tables in host memory only.
         super().__init__(device="CPU" if config.hot_after else "")
-        self._name, self._dim, self._dtype = config.name, config.dim, tf.as_dtype(config.dtype)
-        self._stored, self._hot_after = tf.as_dtype(served_dtype(config)), config.hot_after
+        self._name, self._dim = config.name, config.dim
+        # float32 rows of a table with mixed storage stay mixed.
+        self._stored, self._hot_after = stored, config.hot_after if stored == tf.float32 else 0
         self._unknown, self._file = unknown, file
         # The name is unique, because one process may serve two versions of a model.
         self._shared_name = f"fusedrec/served/{self._name}/{uuid.uuid4().hex}"
@@ -77,7 +86,7 @@ class _Table(tf.saved_model.experimental.TrackableResource):
 
     def rows(self, ids: tf.Tensor) -> tf.Tensor:
         message, splits = all_to_all.own_message(ids, tf.stack([tf.constant(0, tf.int64), tf.size(ids, tf.int64)]))
-        found = ops.table_find(self.resource_handle, message, splits, dim=self._dim, dtype=self._dtype)
+        found = ops.table_find(self.resource_handle, message, splits, dim=self._dim, dtype=self._stored)
         return found[: tf.size(ids)]
 
     # TensorFlow calls the methods below when it loads a SavedModel. Nothing destroys the table: it lives as long as the

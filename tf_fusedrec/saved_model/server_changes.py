@@ -122,7 +122,7 @@ def _entries(group: Group, ids: tf.Tensor, tables: tf.Tensor, rows: tf.Tensor) -
     ids, tables, rows = (
         tf.ensure_shape(ids, [None]),
         tf.ensure_shape(tables, [None]),
-        tf.ensure_shape(rows, [None, group.dim]),
+        tf.ensure_shape(rows, [None, group.columns]),
     )
     entries, changed = tf.shape(ids)[0], tf.shape(rows)[0]
     return ids, tables, tf.range(entries) < changed, tf.pad(rows, [[0, entries - changed], [0, 0]])

@@ -6,10 +6,11 @@ A ragged input `x` becomes `x` (its flat values) and `x_row_splits` <int64>[B+1]
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tf_fusedrec._tf_compat import keras, tf
+from tf_fusedrec.data import hash_strings
 
 
 class Signature(NamedTuple):
@@ -19,11 +20,13 @@ class Signature(NamedTuple):
       it with the layers switched to serving. It must not call a tf.function that is traced already.
     inputs: tf.TensorSpec by input name.
     resources: Objects that the function uses and the SavedModel must hold, such as a StateCache.
+    weights: Variables that the function uses beside the model's. A delta replaces them, too.
     """
 
     function: Callable[[dict[str, tf.Tensor]], Mapping[str, tf.Tensor]]
     inputs: Mapping[str, tf.TensorSpec]
     resources: tuple[tf.Module, ...] = ()
+    weights: tuple[tf.Variable, ...] = ()
 
     def trace(self) -> Any:
         """Returns a traced tf.function of one dict. Its inputs take their names from `inputs`, not from the specs."""
@@ -63,6 +66,33 @@ def _of_functional(model: keras.Model) -> Signature:
         return flat_outputs(model(given, training=False), model.output_names)
 
     return Signature(function, specs)
+
+
+def taking_strings(signatures: Mapping[str, Signature], names: Sequence[str]) -> dict[str, Signature]:
+    """Signatures whose inputs `names` take strings, <string> in place of <int64>, and hash them by hash_strings.
+
+    Raises:
+      ValueError: No signature has such an input, or one has it with another dtype.
+    """
+    for name in names:
+        dtypes = [one.inputs[name].dtype for one in signatures.values() if name in one.inputs]
+        if set(dtypes) != {tf.int64}:
+            known = sorted({known for one in signatures.values() for known in one.inputs})
+            raise ValueError(
+                f"strings names {name!r}, whose dtypes are {[dtype.name for dtype in dtypes]}, want int64 ids in some "
+                f"signature. Remedy: inputs of ids, among {known}."
+            )
+
+    def of_strings(signature: Signature) -> Signature:
+        mine = [name for name in names if name in signature.inputs]
+        specs = {name: tf.TensorSpec(signature.inputs[name].shape, tf.string) for name in mine}
+
+        def function(inputs: dict[str, tf.Tensor]) -> Mapping[str, tf.Tensor]:
+            return signature.function({**inputs, **{name: hash_strings(inputs[name]) for name in mine}})
+
+        return signature._replace(function=function, inputs={**signature.inputs, **specs})
+
+    return {name: of_strings(signature) for name, signature in signatures.items()}
 
 
 def flat_outputs(outputs: Any, names: Any) -> dict[str, tf.Tensor]:

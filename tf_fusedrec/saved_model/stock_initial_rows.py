@@ -11,7 +11,7 @@ fuses a product and a sum (XLA) may change the last bit of a number.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -50,7 +50,6 @@ class InitialRows(NamedTuple):
     distribution, a, b: Distribution and its parameters; see ops.initial_rows.
     dim: Columns of a row, D.
     stored: dtype of a new row in the training table.
-    dtype: dtype of the rows that the model gets.
     """
 
     seed: int
@@ -59,40 +58,76 @@ class InitialRows(NamedTuple):
     b: float
     dim: int
     stored: str
-    dtype: str
 
-    def of(self, ids: tf.Tensor) -> tf.Tensor:
-        """Initial rows <dtype>[n, D] of ids <int64>[n]."""
-        # The ops take both parameters as float32.
-        a, b = float(np.float32(self.a)), float(np.float32(self.b))
-        if self.distribution == "constant":
-            rows = tf.fill([tf.size(ids), self.dim], tf.constant(a, tf.float32))
+
+def drawn_rows(of_tables: Sequence[InitialRows | None], ids: tf.Tensor, tables: tf.Tensor) -> tf.Tensor:
+    """Draws the initial rows of several tables with equal dim.
+
+    Args:
+      of_tables: Generators; None for a table that is not asked.
+      ids, tables: <int64>[n], ids and the positions of their tables in `of_tables`.
+
+    Returns:
+      <float32>[n, D], rounded to the dtype `stored`.
+    """
+    forms: dict[tuple[str, str], list[int]] = {}
+    for position, initial in enumerate(of_tables):
+        if initial is not None:
+            forms.setdefault((initial.distribution, initial.stored), []).append(position)
+    if len(forms) == 1:
+        return _of_form(of_tables, ids, tables)
+    rows = tf.zeros([tf.size(ids), next(initial.dim for initial in of_tables if initial is not None)])
+    for members in forms.values():
+        only = [initial if position in members else None for position, initial in enumerate(of_tables)]
+        places = tf.where(tf.gather(tf.constant([initial is not None for initial in only]), tables))
+        of_form = _of_form(only, tf.gather_nd(ids, places), tf.gather_nd(tables, places))
+        rows = tf.tensor_scatter_nd_update(rows, places, of_form)
+    return rows
+
+
+def _of_form(of_tables: Sequence[InitialRows | None], ids: tf.Tensor, tables: tf.Tensor) -> tf.Tensor:
+    """drawn_rows for tables with equal distribution and stored dtype."""
+    any_table = next(initial for initial in of_tables if initial is not None)
+
+    def of_each(value: Callable[[InitialRows], float | int], dtype: type) -> tf.Tensor:
+        """<dtype>[n, 1], a value of each id's table."""
+        values = np.array([0 if initial is None else value(initial) for initial in of_tables], dtype)
+        return tf.gather(tf.constant(values), tables)[:, tf.newaxis]
+
+    # The ops take both parameters as float32.
+    a = of_each(lambda initial: float(np.float32(initial.a)), np.float64)
+    if any_table.distribution == "constant":
+        numbers = tf.repeat(a, any_table.dim, axis=1)
+    else:
+        seeds = of_each(lambda initial: initial.seed & ((1 << 64) - 1), np.uint64)
+        p = (tf.cast(_bits(seeds, ids, any_table.dim), tf.float64) + 0.5) * 2.0**-32
+        b = of_each(lambda initial: float(np.float32(initial.b)), np.float64)
+        if any_table.distribution == "uniform":
+            numbers = a + (b - a) * p
+        elif any_table.distribution == "normal":
+            numbers = a + b * _normal_quantile(p)
         else:
-            p = (tf.cast(_bits(self.seed, ids, self.dim), tf.float64) + 0.5) * 2.0**-32
-            if self.distribution == "uniform":
-                numbers = a + (b - a) * p
-            elif self.distribution == "normal":
-                numbers = a + b * _normal_quantile(p)
-            else:
-                numbers = a + b * _normal_quantile(_BELOW_MINUS_2 + (1.0 - 2.0 * _BELOW_MINUS_2) * p)
-            rows = tf.cast(numbers, tf.float32)
-        return tf.cast(tf.cast(rows, self.stored), self.dtype)
+            numbers = a + b * _normal_quantile(_BELOW_MINUS_2 + (1.0 - 2.0 * _BELOW_MINUS_2) * p)
+    return tf.cast(tf.cast(tf.cast(numbers, tf.float32), any_table.stored), tf.float32)
 
 
-def unknown_rows(config: TableConfig, seed: int) -> InitialRows | None:
-    """Initial rows of a table with this config and layer seed; None if its unknown ids have zeros."""
+def unknown_rows(config: TableConfig, seed: int, rows: str | None) -> InitialRows | None:
+    """Initial rows of a table with this config and layer seed; None if its unknown ids have zeros.
+
+    rows: As in export. Initial rows are rounded to bfloat16 with the others, but not to int8.
+    """
     if config.unknown == "zeros" or config.external is not None:
         return None
     initializer = config.initializer
     stored = "float16" if config.storage_dtype == "mixed" else config.storage_dtype or config.dtype
+    stored = rows if rows == "bfloat16" else stored
     return InitialRows(
-        table_seed(seed, config.name), initializer.distribution, initializer.a, initializer.b, config.dim, stored,
-        config.dtype,
-    )  # fmt: skip
+        table_seed(seed, config.name), initializer.distribution, initializer.a, initializer.b, config.dim, stored
+    )
 
 
-def _bits(seed: int, ids: tf.Tensor, dim: int) -> tf.Tensor:
-    """The 32 random bits of each number, <uint64>[n, D]."""
+def _bits(seeds: tf.Tensor, ids: tf.Tensor, dim: int) -> tf.Tensor:
+    """The 32 random bits of each number, <uint64>[n, D]. seeds: <uint64>[n, 1]."""
 
     def word(value: int) -> tf.Tensor:
         return tf.constant(value, tf.uint64)
@@ -103,8 +138,7 @@ def _bits(seed: int, ids: tf.Tensor, dim: int) -> tf.Tensor:
     def low(value: tf.Tensor) -> tf.Tensor:
         return tf.bitwise.bitwise_and(value, word(_LOW))
 
-    key = seed & ((1 << 64) - 1)
-    keys = [key & _LOW, key >> 32]
+    keys = [low(seeds), high(seeds)]
     blocks = -(-dim // 4)  # Philox gives four columns at once.
     bits = tf.bitcast(ids, tf.uint64)[:, tf.newaxis]
     counter = [low(bits), high(bits), tf.range(blocks, dtype=tf.int64)[tf.newaxis], word(0)]
@@ -112,12 +146,12 @@ def _bits(seed: int, ids: tf.Tensor, dim: int) -> tf.Tensor:
     for _ in range(10):
         products = [word(m) * c for m, c in zip(_MULTIPLIERS, counter[::2])]
         counter = [
-            tf.bitwise.bitwise_xor(tf.bitwise.bitwise_xor(high(products[1]), counter[1]), word(keys[0])),
+            tf.bitwise.bitwise_xor(tf.bitwise.bitwise_xor(high(products[1]), counter[1]), keys[0]),
             low(products[1]),
-            tf.bitwise.bitwise_xor(tf.bitwise.bitwise_xor(high(products[0]), counter[3]), word(keys[1])),
+            tf.bitwise.bitwise_xor(tf.bitwise.bitwise_xor(high(products[0]), counter[3]), keys[1]),
             low(products[0]),
         ]
-        keys = [(k + step) & _LOW for k, step in zip(keys, _KEY_STEPS)]
+        keys = [low(k + word(step)) for k, step in zip(keys, _KEY_STEPS)]
     return tf.reshape(tf.stack(counter, axis=2), [-1, 4 * blocks])[:, :dim]
 
 

@@ -188,7 +188,7 @@ _DESCRIBED = ("version", "deltas", "changed_rows")
 
 
 def _description(parts: _Parts) -> dict[str, tf.Tensor]:
-    entries = [tf.size(overlay.ids, tf.int64) for overlay in parts.overlays]
+    entries = [tf.size(overlay.tables, tf.int64) for overlay in parts.overlays]
     changed = tf.add_n(entries) if entries else tf.constant(0, tf.int64)
     return dict(zip(_DESCRIBED, (parts.version, parts.deltas, changed)))
 

@@ -1,0 +1,94 @@
+"""Warm-up requests have TensorFlow Serving's form, and the export has answered them."""
+
+import sys
+import types
+
+import numpy as np
+import pytest
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+
+import tf_fusedrec as fr
+from tf_fusedrec import keras, tf
+from tf_fusedrec.saved_model import warmup, write_warmup_requests
+
+TENSOR = ".tensorflow.TensorProto"
+
+
+@pytest.fixture(scope="module")
+def prediction_log():
+    """The messages that a warm-up request has of tensorflow-serving-api, with the numbers of their fields there."""
+    pool = descriptor_pool.Default()
+    text, message = descriptor_pb2.FieldDescriptorProto.TYPE_STRING, descriptor_pb2.FieldDescriptorProto.TYPE_MESSAGE
+    file = descriptor_pb2.FileDescriptorProto(name="warmup_test.proto", package="warmup_test", syntax="proto3")
+    file.dependency.append("tensorflow/core/framework/tensor.proto")
+
+    def add(parent, name, *fields):
+        made = parent.add(name=name)
+        for field, number, of in fields:
+            kind = {"type": text} if of is None else {"type": message, "type_name": of}
+            made.field.add(name=field, number=number, label=1, **kind)
+        return made
+
+    add(file.message_type, "ModelSpec", ("name", 1, None), ("signature_name", 3, None))
+    request = add(file.message_type, "PredictRequest", ("model_spec", 1, ".warmup_test.ModelSpec"))
+    inputs = add(request.nested_type, "InputsEntry", ("key", 1, None), ("value", 2, TENSOR))
+    inputs.options.map_entry = True
+    request.field.add(
+        name="inputs", number=2, label=3, type=message, type_name=".warmup_test.PredictRequest.InputsEntry"
+    )
+    add(file.message_type, "PredictLog", ("request", 1, ".warmup_test.PredictRequest"))
+    add(file.message_type, "PredictionLog", ("predict_log", 6, ".warmup_test.PredictLog"))
+    pool.Add(file)
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName("warmup_test.PredictionLog"))
+
+
+@pytest.fixture
+def installed(prediction_log, monkeypatch):
+    """Stands in for the package where it is not installed."""
+    names = ("tensorflow_serving", "tensorflow_serving.apis", "tensorflow_serving.apis.prediction_log_pb2")
+    for name in names:
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    sys.modules[names[1]].prediction_log_pb2 = types.SimpleNamespace(PredictionLog=prediction_log)
+
+
+@pytest.fixture(scope="module")
+def export(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("warmup") / "export"
+    embedding = fr.FusedEmbedding([fr.TableConfig("t", 2, fr.optimizers.SGD(1.0))], [fr.FeatureConfig("x", "t")])
+    inputs = {"x": keras.Input([3], dtype=tf.int64, name="x")}
+    fr.export(keras.Model(inputs, keras.layers.Flatten(name="y")(embedding(inputs)["x"])), folder)
+    return folder
+
+
+def test_requests_come_back(export, installed, prediction_log):
+    asked = [np.arange(3)[np.newaxis], np.zeros([4, 3])]
+    with pytest.raises(
+        ValueError, match="(?s)does not answer request 1, so TensorFlow Serving would not load .*Remedy"
+    ):
+        write_warmup_requests(export, [{"x": asked[0]}, {"x": np.zeros([1, 2])}])
+    write_warmup_requests(export, [{"x": x} for x in asked])
+    records = [prediction_log.FromString(r.numpy()) for r in tf.data.TFRecordDataset(str(export / warmup.FILE))]
+    assert len(records) == 2
+    for record, x in zip(records, asked):
+        request = record.predict_log.request
+        assert request.model_spec.signature_name == "serving_default"
+        tensor = request.inputs["x"]
+        assert tensor.dtype == tf.int64.as_datatype_enum
+        np.testing.assert_array_equal(tf.make_ndarray(tensor), x)
+    with pytest.raises(ValueError, match="tf_serving_warmup_requests' exists. Remedy: remove it first"):
+        write_warmup_requests(export, [{"x": asked[0]}])
+    (export / warmup.FILE).unlink()
+    for requests, signature, words in (
+        ([{"y": asked[0]}], "serving_default", r"request 0 has the inputs \['y'\], but .* wants \['x'\]"),
+        ([{"x": asked[0]}], "other", "no signature 'other'. Remedy: one of"),
+        ([], "serving_default", "got 0 requests, want 1 .. 1000"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            write_warmup_requests(export, requests, signature)
+    assert [path.name for path in (export / "assets.extra").iterdir()] == ["tables.json"]
+
+
+def test_without_the_package(export, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tensorflow_serving", None)
+    with pytest.raises(ImportError, match="pip install --no-deps tensorflow-serving-api==2"):
+        write_warmup_requests(export, [{"x": np.zeros([1, 3])}])

@@ -43,6 +43,10 @@ _TAIL_BOTTOM = (
 )  # fmt: skip
 
 
+def _many(dtype: tf.DType) -> tf.TensorSpec:
+    return tf.TensorSpec([None], dtype)
+
+
 class InitialRows(NamedTuple):
     """Generator of the initial rows of one table.
 
@@ -93,6 +97,17 @@ def unknown_rows(config: TableConfig, seed: int) -> InitialRows | None:
 
 def _bits(seed: int, ids: tf.Tensor, dim: int) -> tf.Tensor:
     """The 32 random bits of each number, <uint64>[n, D]."""
+    key = seed & ((1 << 64) - 1)
+    keys = np.array([key & _LOW, key >> 32]) + np.outer(np.arange(10), _KEY_STEPS)
+    blocks = -(-dim // 4)  # Philox gives four columns at once.
+    bits = _philox(tf.bitcast(ids, tf.uint64), tf.range(blocks, dtype=tf.int64), tf.constant(keys & _LOW, tf.uint64))
+    return tf.reshape(bits, [-1, 4 * blocks])[:, :dim]
+
+
+# One graph serves all tables of an export: it takes the keys of the ten rounds as a tensor.
+@tf.function(input_signature=[_many(tf.uint64), _many(tf.int64), tf.TensorSpec([10, 2], tf.uint64)], autograph=False)
+def _philox(ids: tf.Tensor, blocks: tf.Tensor, keys: tf.Tensor) -> tf.Tensor:
+    """Random bits <uint64>[n, blocks, 4] of ids <uint64>[n]."""
 
     def word(value: int) -> tf.Tensor:
         return tf.constant(value, tf.uint64)
@@ -103,22 +118,18 @@ def _bits(seed: int, ids: tf.Tensor, dim: int) -> tf.Tensor:
     def low(value: tf.Tensor) -> tf.Tensor:
         return tf.bitwise.bitwise_and(value, word(_LOW))
 
-    key = seed & ((1 << 64) - 1)
-    keys = [key & _LOW, key >> 32]
-    blocks = -(-dim // 4)  # Philox gives four columns at once.
-    bits = tf.bitcast(ids, tf.uint64)[:, tf.newaxis]
-    counter = [low(bits), high(bits), tf.range(blocks, dtype=tf.int64)[tf.newaxis], word(0)]
-    counter[2] = tf.bitcast(counter[2], tf.uint64)
-    for _ in range(10):
+    bits = ids[:, tf.newaxis]
+    counter = [low(bits), high(bits), tf.bitcast(blocks, tf.uint64)[tf.newaxis], word(0)]
+    for of_round in tf.unstack(keys):
+        first, second = tf.unstack(of_round)
         products = [word(m) * c for m, c in zip(_MULTIPLIERS, counter[::2])]
         counter = [
-            tf.bitwise.bitwise_xor(tf.bitwise.bitwise_xor(high(products[1]), counter[1]), word(keys[0])),
+            tf.bitwise.bitwise_xor(tf.bitwise.bitwise_xor(high(products[1]), counter[1]), first),
             low(products[1]),
-            tf.bitwise.bitwise_xor(tf.bitwise.bitwise_xor(high(products[0]), counter[3]), word(keys[1])),
+            tf.bitwise.bitwise_xor(tf.bitwise.bitwise_xor(high(products[0]), counter[3]), second),
             low(products[0]),
         ]
-        keys = [(k + step) & _LOW for k, step in zip(keys, _KEY_STEPS)]
-    return tf.reshape(tf.stack(counter, axis=2), [-1, 4 * blocks])[:, :dim]
+    return tf.stack(counter, axis=2)
 
 
 def _natural_log(x: tf.Tensor) -> tf.Tensor:
@@ -148,6 +159,7 @@ def _polynomial(coefficients: Sequence[float], x: tf.Tensor) -> tf.Tensor:
     return value
 
 
+@tf.function(input_signature=[tf.TensorSpec([None, None], tf.float64)], autograph=False)
 def _normal_quantile(p: tf.Tensor) -> tf.Tensor:
     """Quantile of the standard normal distribution at p <float64>, 1e-11 < p < 1 - 1e-11."""
     q = p - 0.5

@@ -75,8 +75,8 @@ test: lint sanitize ## Checks style and types, runs the C++ tests under sanitize
 test-on: ## Tests with another TensorFlow and Python, in an environment of their own: TENSORFLOW=2.21.0 PYTHON=3.12.
 	@python=$$(PYTHON= tools/find_python.sh) && "$$python" -m tools.versions --tensorflow "$$TENSORFLOW" --python "$$PYTHON"
 
-quick: setup ## Runs the tests of one process: no ranks, no emulation, no benchmarks, nothing slow; eight minutes on 2 cores.
-	@$(BIN)/python -m pytest -q --numprocesses 2 -m "not (ranks or emulation or benchmarks or slow)"
+quick: setup ## Runs the tests of one process: no ranks, no emulation, no benchmarks, nothing slow; three minutes on 2 cores.
+	@$(BIN)/python -m pytest -q --numprocesses 2 -m "not (ranks or processes or emulation or benchmarks or slow)"
 
 bench: setup ## Runs the quick benchmarks; results in build/bench/*.json.
 	@mkdir -p build/bench

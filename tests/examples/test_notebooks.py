@@ -24,6 +24,7 @@ def test_all_examples_are_there():
     assert {path.stem for path in NOTEBOOKS} == {"movielens_retrieval", "multi_task_ranking", "tfra_swap"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=[path.stem for path in NOTEBOOKS])
 def test_notebook(path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(ROOT))

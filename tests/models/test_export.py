@@ -34,6 +34,7 @@ def exported(folder, experiment, model):
     return str(folder / "saved_model")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["grm", "din", "dcn"])
 def test_ranking_scores(tmp_path, kind):
     # The model takes 20 of these 25 events.
@@ -63,6 +64,7 @@ ENCODERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("encoder", ENCODERS.values(), ids=ENCODERS)
 def test_retrieval_embeds_and_finds_the_best_unseen_items(tmp_path, encoder):
     batch = {
@@ -94,6 +96,7 @@ def test_retrieval_embeds_and_finds_the_best_unseen_items(tmp_path, encoder):
         np.testing.assert_allclose(best["scores"][row], by_score, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_serve_names_signatures_and_inputs(tmp_path):
     experiment, model = trained(experiments.RANKING, ranking_batch(histories=[3], exposures=[2]))
     path = exported(tmp_path, experiment, model)
@@ -103,6 +106,7 @@ def test_serve_names_signatures_and_inputs(tmp_path):
         serve.serve(path, "serving_default", {"x": np.zeros(1)})
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_something_else_is_refused(tmp_path):
     experiment, model = trained(experiments.RANKING, ranking_batch(histories=[3], exposures=[2]))
     fr.checkpoint.save(tmp_path / "other", model)

@@ -1,19 +1,26 @@
-"""Marks each test module by the modules that it uses. `make quick` leaves all of them out.
+"""Marks each test module by the modules that it uses. `make quick` leaves out every marked test.
+
+Tests that take seconds carry the marker `slow` themselves. A test without any marker must stay below QUICK_S.
 
 Without TFRA, which is an extra, the tests that need it are skipped. They are those that end in the error of
 tf_fusedrec/tables/tfra_library.py, in this process or in one that they start.
 """
 
+import contextlib
 import gc
 import importlib.util
 import pathlib
 import sys
+import time
 
 import pytest
 
 TESTS = pathlib.Path(__file__).parent
 RANKS = {"tests.support.ranks", "tests.support.launched"}
 PROCESSES = {"subprocess", "multiprocessing"}
+# Several times what a quick test takes, because the caches of a process are empty at its first test.
+QUICK_S = 10.0
+MARKERS = ("ranks", "processes", "emulation", "benchmarks", "slow")
 FOLDERS = {"cuda": "emulation", "gpu": "emulation", "benchmarks": "benchmarks", "soak": "slow", "fuzz": "slow"}
 
 
@@ -33,7 +40,7 @@ def markers_of(module) -> set[str]:
     if used & RANKS:
         found.add("ranks")
     elif any(names & PROCESSES for names in (used, *(used_by(sys.modules[name]) for name in helpers))):
-        found.add("slow")
+        found.add("processes")
     return found
 
 
@@ -41,6 +48,25 @@ def pytest_collection_modifyitems(items):
     for item in items:
         for marker in markers_of(item.module):
             item.add_marker(marker)
+
+
+@contextlib.contextmanager
+def within_quick_limit(item):
+    """Fails the test if it takes more than QUICK_S of this process's processor time and carries no marker."""
+    begin = time.process_time()
+    yield
+    seconds = time.process_time() - begin
+    if seconds > QUICK_S and not any(item.get_closest_marker(name) for name in MARKERS):
+        pytest.fail(
+            f"{seconds:.1f} s of processor time in a test of `make quick`, wanted at most {QUICK_S:.0f} s. "
+            "Remedy: a smaller test, or @pytest.mark.slow."
+        )
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item):
+    with within_quick_limit(item):
+        return (yield)
 
 
 def pytest_collection_finish():

@@ -113,6 +113,7 @@ def test_tensorflow_keras_and_horovod_have_one_door():
     assert not bad, "\n".join(bad)
 
 
+@pytest.mark.slow
 def test_tfra_is_an_extra():
     """The other modules import without it (tests/environment/test_extras.py); construction.py imports it on demand."""
     allowed = {"tables/tfra.py", "embedding/construction.py"}

@@ -1,7 +1,8 @@
 """Runs the C++ tests (tests/cpp) under sanitizers: memory errors and undefined behaviour, then data races.
 
 It compiles the algorithms of custom_ops, which include no TensorFlow, and the programs of tests/cpp into
-build/sanitizers/<kind>, and compiles only changed sources again. A program passes when it ends with 0.
+build/sanitizers/<kind>, and compiles only changed sources again. The headers that most of them include are compiled
+once. A program passes when it ends with 0.
 
     python -m tools.sanitizers [address] [thread]
 """
@@ -23,6 +24,7 @@ from collections.abc import Iterable
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 ALGORITHMS = "custom_ops"
 PROGRAMS = "tests/cpp"
+HEADERS = pathlib.Path("tests/cpp/headers.h")
 BUILD = pathlib.Path("build/sanitizers")  # relative to ROOT, as are all paths given to the compiler
 TIMEOUT_S = 300.0  # of one program
 
@@ -119,7 +121,7 @@ class Step:
 
     def _inputs(self) -> Iterable[pathlib.Path]:
         depfile = ROOT / self.output.with_suffix(".d")
-        if self.output.suffix == ".o":  # `object: source header ...`, as -MMD writes it
+        if self.output.suffix in (".o", ".gch"):  # `object: source header ...`, as -MMD writes it
             return [ROOT / word for word in shlex.split(depfile.read_text(encoding="utf-8").replace("\\\n", " "))[1:]]
         return [ROOT / word for word in self.command if word.endswith(".o")]
 
@@ -149,6 +151,12 @@ def compilation(kind: Kind, compiler: list[str], source: pathlib.Path) -> Step:
     return Step(output, [*compiler, "-MMD", "-MF", depfile, "-MT", "object", "-c", str(source)])
 
 
+def compiled_headers(kind: Kind, compiler: list[str]) -> Step:
+    output = kind.folder() / HEADERS.with_suffix(".h.gch")
+    depfile = str(output.with_suffix(".d"))
+    return Step(output, [*compiler, "-x", "c++-header", "-MMD", "-MF", depfile, "-MT", "headers", "-c", str(HEADERS)])
+
+
 def run_all(steps: list[Step], pool: concurrent.futures.Executor) -> None:
     list(pool.map(Step.run, [step for step in steps if not step.is_done()]))
 
@@ -157,8 +165,12 @@ def build(kind: Kind, flags: tuple[list[str], list[str]], pool: concurrent.futur
     """Compiles and links the programs of one kind. Returns their paths."""
     compile_flags, link_flags = flags
     compiler = [os.environ.get("CXX", "g++"), *compile_flags, *FLAGS, *kind.flags, f"-I{ALGORITHMS}", f"-I{PROGRAMS}"]
+    headers = compiled_headers(kind, compiler)
+    # The compiler looks for this name with .gch. Without it there is no such file.
+    compiler = [*compiler, "-include", str(headers.output.with_suffix(""))]
     parts = [compilation(kind, compiler, source) for source in algorithms()]
     tests = [compilation(kind, compiler, source) for source in programs(kind)]
+    run_all([headers], pool)
     # The slow sources first, so that no core waits for the last of them.
     run_all([*tests, *parts], pool)
     objects = [str(step.output) for step in parts]

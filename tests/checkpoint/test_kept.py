@@ -16,6 +16,8 @@ def load(job, which=None):
     return extra, other.state()
 
 
+@pytest.mark.slow
+@pytest.mark.slow
 @pytest.mark.parametrize("full_every", [1, 3])
 def test_the_last_saves_stay_and_each_is_what_it_was(full_every, tmp_path):
     job, states = Job(tmp_path / "c", full_every=full_every, keep=3), []

@@ -52,6 +52,7 @@ def trained(request):
     return model, emb, *other
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["weights", "x.weights.h5"])
 def test_save_weights_has_the_tables(name, trained, tmp_path):
     model, emb, other, loaded = trained
@@ -63,6 +64,7 @@ def test_save_weights_has_the_tables(name, trained, tmp_path):
     assert state(other, loaded) != state(model, emb)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_tensorflow_has_the_tables_and_training_goes_on(trained, tmp_path):
     model, emb, other, loaded = trained
     path = tf.train.Checkpoint(model=model).write(str(tmp_path / "c"))
@@ -89,6 +91,7 @@ class Stop(keras.callbacks.Callback):
             raise KeyboardInterrupt
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["native", "tfra"])
 def test_backup_and_restore_goes_on_with_the_tables(backend, tmp_path):
     whole, whole_tables = compiled(backend)
@@ -100,6 +103,7 @@ def test_backup_and_restore_goes_on_with_the_tables(backend, tmp_path):
     assert state(model, emb) == state(whole, whole_tables)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["w.h5", "m.h5"])
 def test_legacy_hdf5_files_are_refused_by_name(name, trained, tmp_path):
     model = trained[0]
@@ -116,6 +120,7 @@ def test_legacy_hdf5_files_are_refused_by_name(name, trained, tmp_path):
     plain.save_weights(tmp_path / "plain.h5")  # models without tables are as ever
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("saver", ["save", "export", "saved_model", "without_tables"])
 def test_a_saved_model_is_refused_in_one_line_with_the_remedy(saver, tmp_path):
     model, _ = compiled("native")
@@ -139,6 +144,7 @@ def test_a_saved_model_is_refused_in_one_line_with_the_remedy(saver, tmp_path):
     plain.export(tmp_path / "plain")  # models without tables are as ever
 
 
+@pytest.mark.slow
 def test_without_tables_the_dense_weights_go_alone(trained, tmp_path):
     model, emb, other, loaded = trained
     before = state(other, loaded)
@@ -150,6 +156,7 @@ def test_without_tables_the_dense_weights_go_alone(trained, tmp_path):
         tf.train.Checkpoint(model=other).read(path)
 
 
+@pytest.mark.slow
 def test_checkpoints_of_this_package_keep_tables_out_of_their_dense_part(trained, tmp_path):
     model, emb, other, loaded = trained
     fr.checkpoint.save(tmp_path / "c", model, model.optimizer)

@@ -77,6 +77,7 @@ class ArrayTable(DictTable):
         self.restored += len(ids) * (8 + records.dtype.itemsize)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("ranks", "then"), [(1, 1), (1, 3), (2, 3), (3, 1), (1, 4), (4, 3), (3, 4), (1, 16)])
 def test_each_rank_reads_its_share_and_less_than_2_percent_more(ranks, then, tmp_path):
     ids = np.random.default_rng(0).integers(-(2**63), 2**63, 600_000)

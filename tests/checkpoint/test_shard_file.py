@@ -83,6 +83,7 @@ def test_a_range_reads_index_and_its_blocks_only(tmp_path):
     assert 9 <= blocks <= 13 and blocks == int(blocks) and size > 3 * file.bytes_read
 
 
+@pytest.mark.slow
 def test_rows_are_written_in_hash_order_whatever_order_they_come_in(tmp_path):
     ids, records = rows_of(520 * BLOCK + 3)  # more rows than one gather takes
     write(tmp_path / "ordered", LABEL, ids, records)

@@ -30,6 +30,7 @@ def _lists(value):
     return value.to_list() if isinstance(value, tf.RaggedTensor) else value.numpy().tolist()
 
 
+@pytest.mark.slow
 def test_whole_samples_move_and_order_is_of_the_batch_alone():
     batches = [_batch(np.random.default_rng(seed)) for seed in (1, 2)]
     plain = tf.data.Dataset.from_generator(

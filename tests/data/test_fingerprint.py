@@ -113,6 +113,7 @@ def test_other_values_than_strings_are_refused(strings, words):
         fr.hash_strings(strings)
 
 
+@pytest.mark.slow
 def test_an_exported_model_takes_strings(tmp_path):
     """The strings have padding, as in padded batches."""
     tables = [fr.TableConfig("item", 2, fr.optimizers.SGD(0.1))]

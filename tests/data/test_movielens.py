@@ -209,6 +209,7 @@ def movielens(tmp_path_factory):
     return source, output, convert_movielens(source, output)
 
 
+@pytest.mark.slow
 def test_real_data_is_the_published_sequence(movielens):
     """sasrec_ml-1m.txt holds every user's films in order, without films rated fewer than 5 times."""
     source, output, info = movielens

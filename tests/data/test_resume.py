@@ -42,6 +42,7 @@ def _users(steps):
     return [user for rank in steps for users, *_ in rank for user in users]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scope", ["rank", "global"])
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_as_many_ranks_repeat_the_very_same_batches(path, scope, ranks):
@@ -62,6 +63,7 @@ def test_as_many_ranks_repeat_the_very_same_batches(path, scope, ranks):
             ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scope", ["rank", "global"])
 def test_other_numbers_of_ranks_lose_and_repeat_no_row(path, scope):
     trained, start = [], None

@@ -69,6 +69,7 @@ def test_refusals(tmp_path, text, message):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_the_published_file_of_movielens(tmp_path):
     """Reads sasrec_ml-1m.txt, which has a line for every interaction of 6,040 users."""
     info = convert_sequences(shared_path("data/ml-1m") / "sasrec_ml-1m.txt.gz", tmp_path / "out")

@@ -224,6 +224,7 @@ def page_name(page):
     return str(page.relative_to(ROOT))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", [page for page in PAGES[1:] if programs(page)], ids=page_name)
 def test_programs_print_what_is_written_below_them(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

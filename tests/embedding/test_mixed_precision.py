@@ -80,6 +80,7 @@ def wide():
     return fitted("float32")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["mixed_float16", "mixed_bfloat16"])
 def test_it_trains_as_float32_does(name, wide):
     half = tf.as_dtype(name.removeprefix("mixed_"))
@@ -112,6 +113,7 @@ def overflowing(scale):
     )
 
 
+@pytest.mark.slow
 def test_an_overflow_leaves_out_the_step_of_rows_and_weights():
     """A scale of 2^40 overflows float16. Each step halves it until it fits, and nothing trains before that."""
     optimizer = overflowing(2.0**40)

@@ -157,6 +157,7 @@ def test_with_a_schedule_and_clipping(name):
     assert_equal_rows(rows, oracle_rows(case, rates, clipnorm))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rate", [RATE, "schedule"])
 @pytest.mark.parametrize(("name", "k"), WITH_KERAS)
 def test_rows_train_as_in_keras(name, k, rate):
@@ -177,6 +178,7 @@ def test_rows_train_as_in_keras(name, k, rate):
     assert_equal_rows(train(make(), f"{name}.{k}.{rate}"), keras_rows, factor=4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("storage", ["bfloat16", "float16"])
 @pytest.mark.parametrize("name", CASES)
 def test_16_bit_rows_train_in_float32(name, storage):
@@ -193,6 +195,7 @@ def test_16_bit_rows_train_in_float32(name, storage):
         np.testing.assert_array_equal(narrow.rows()[id_], row.astype(dtype).astype(np.float32))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_a_row_does_not_depend_on_its_company(name):
     """A row is equal bit for bit, also clipped: alone in the batch, among others, in a group of several tables."""

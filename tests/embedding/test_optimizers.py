@@ -42,6 +42,7 @@ OPTIMIZERS = {
 TARGET = tf.constant([[1.0, -2.0, 0.5], [0.25, 3.0, -1.0]])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_rows_train_like_a_plain_variable(name):
     make = OPTIMIZERS[name]

@@ -229,6 +229,7 @@ class Subclassed(fr.schedules.PipelinedModel):
         return self.dense(self.mean(rows))
 
 
+@pytest.mark.slow
 def test_schedules_look_ahead_at_the_same_ids():
     ids, labels = np.random.default_rng(0).integers(-1, 12, [32, 4]), np.linspace(0, 1, 32)
     ahead, ended = fr.schedules.DualBuffer(), []

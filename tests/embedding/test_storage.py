@@ -74,6 +74,7 @@ STORAGES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("options", STORAGES)
 def test_rows_train_as_the_oracle_that_rounds_after_every_update(options, rule):

@@ -52,6 +52,7 @@ def assert_same_tables(tiered, plain):
     assert table_of(tiered).statistics == table_of(plain).statistics
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("accumulate_steps", [1, 3])
 @pytest.mark.parametrize("rule", RULES)
 def test_a_table_four_times_its_memory_trains_bit_equal_to_one_in_memory(rule, accumulate_steps, tmp_path):

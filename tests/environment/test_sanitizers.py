@@ -29,6 +29,7 @@ def clone(tmp_path, monkeypatch):
     monkeypatch.setattr(sanitizers, "tensorflow_flags", lambda: ([], ["-pthread"]))
     (tmp_path / "custom_ops/a").mkdir(parents=True)
     (tmp_path / "tests/cpp").mkdir(parents=True)
+    (tmp_path / sanitizers.HEADERS).write_text("#include <cstddef>\n", encoding="utf-8")
     (tmp_path / "custom_ops/a/a.cc").write_text(SOUND, encoding="utf-8")
     (tmp_path / "custom_ops/a/a_op.cc").write_text("#error a registration is no algorithm\n", encoding="utf-8")
 

@@ -41,6 +41,7 @@ def biases(lengths, counts, kind):
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lengths", ROW_LENGTHS.values(), ids=ROW_LENGTHS)
 @pytest.mark.parametrize("masks", MASKS.values(), ids=MASKS)
 @pytest.mark.parametrize("with_targets", [False, True])

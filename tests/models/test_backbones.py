@@ -32,6 +32,7 @@ def millions(blocks):
     return sum(int(np.prod(weight.shape)) for block in blocks for weight in block.trainable_weights) / 1e6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_backbones_have_the_published_number_of_parameters(name):
     config, blocks = built_blocks(name)

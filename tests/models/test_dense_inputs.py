@@ -99,6 +99,7 @@ def models():
     return {kind: made(kind) for kind in SIZES}
 
 
+@pytest.mark.slow
 def test_all_ranking_models_read_the_same_columns_and_use_each(models):
     batch = cut(full_batch())
     used = {}

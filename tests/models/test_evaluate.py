@@ -43,6 +43,7 @@ def ranking_rows(exposed, click, conversion):
     )
 
 
+@pytest.mark.slow
 def test_ranking_baseline_adds_the_log_odds_of_user_and_item(tmp_path):
     train = ranking_rows([[1, 4], [1, 7]], [[1, 0], [1, 0]], [[1, 0], [0, 0]])
     test = ranking_rows([[4, 1, 2], [7, 1]], [[0, 0, 1], [1, 0]], [[0, 0, 1], [0, 0]])
@@ -83,6 +84,7 @@ def test_ranking_baseline_adds_the_log_odds_of_user_and_item(tmp_path):
     assert results["ctr_calibration"] == pytest.approx(np.sum(1 / (1 + np.exp(-logit))) / 2)
 
 
+@pytest.mark.slow
 def test_retrieval_baseline_ranks_by_popularity_without_what_was_seen(tmp_path):
     items_of, times = [[1, 2], [3]], [[10, 20], [30]]
     train = {"user_id": np.array([1, 2]), "item_id": listed(items_of), "timestamp": listed(times)}
@@ -140,6 +142,7 @@ def untrained():
     return make_model(experiment, make_embedding(experiment), np.arange(1, 21), np.ones(20, np.int64))
 
 
+@pytest.mark.slow
 def test_the_command_takes_a_run_or_a_checkpoint_and_other_data(tmp_path, capsys):
     data, model = prepare_data(from_dict(experiments.RETRIEVAL), tmp_path / "run" / "data"), untrained()
     results = evaluate(from_dict(experiments.RETRIEVAL), model, data).results

@@ -277,6 +277,7 @@ def test_a_missing_file_and_no_yaml_are_refused(tmp_path):
         experiment.load(tmp_path / "list.yaml")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("task", "precision"),
     [
@@ -306,6 +307,7 @@ def test_every_model_learns_in_every_precision(task, precision):
     assert losses[-1] < 0.8 * losses[0]
 
 
+@pytest.mark.slow
 def test_accumulated_steps_reach_the_tables_and_the_dense_weights():
     loaded = experiment.from_dict(fields(train={"accumulate_steps": 2}))
     model = build.make_model(loaded, build.make_embedding(loaded), np.arange(1, 60), np.ones(59, np.int64))

@@ -35,6 +35,7 @@ def exported(folder, experiment, model):
     return str(folder / "saved_model")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["grm", "din", "dcn"])
 def test_ranking_scores(tmp_path, kind):
     # The model takes 20 of these 25 events.
@@ -64,6 +65,7 @@ ENCODERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("encoder", ENCODERS.values(), ids=ENCODERS)
 def test_retrieval_embeds_and_finds_the_best_unseen_items(tmp_path, encoder):
     batch = {
@@ -95,6 +97,7 @@ def test_retrieval_embeds_and_finds_the_best_unseen_items(tmp_path, encoder):
         np.testing.assert_allclose(best["scores"][row], by_score, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_an_index_is_part_of_the_version(tmp_path):
     """A delta brings the index of its rows."""
     batch = {"item_id": ragged([20], ITEMS), "timestamp": ragged([20], START + 60 * ITEMS)}
@@ -129,6 +132,7 @@ def test_an_index_is_part_of_the_version(tmp_path):
         signatures_of(trained(experiments.RANKING, ranking_batch(histories=[3], exposures=[2]))[1], index=index)
 
 
+@pytest.mark.slow
 def test_serve_names_signatures_and_inputs(tmp_path):
     experiment, model = trained(experiments.RANKING, ranking_batch(histories=[3], exposures=[2]))
     path = exported(tmp_path, experiment, model)
@@ -138,6 +142,7 @@ def test_serve_names_signatures_and_inputs(tmp_path):
         run_signature(path, "serving_default", {"x": np.zeros(1)})
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_something_else_is_refused(tmp_path):
     experiment, model = trained(experiments.RANKING, ranking_batch(histories=[3], exposures=[2]))
     fr.checkpoint.save(tmp_path / "other", model)

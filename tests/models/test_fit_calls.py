@@ -47,6 +47,7 @@ def users(followed, saved=None):
     return found, positions
 
 
+@pytest.mark.slow
 def test_every_position_goes_on_with_the_very_same_batches(followed):
     whole, positions = users(followed)
     assert [epoch for epoch, _ in whole] == [0, 1, 2]

@@ -30,6 +30,7 @@ def loss_of(model, batch):
 CHANGES = ({}, {"contextual": ()}, {"group_norm": True}, {"time_features": True}, {"cross_layers": 2})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", [GRMConfig(**{**vars(CONFIG), **changes}) for changes in CHANGES])
 def test_one_row_per_user_answers_as_one_row_per_exposure(config):
     model = make_grm(config)

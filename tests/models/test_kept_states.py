@@ -112,6 +112,7 @@ def ranking(tmp_path_factory):
     return Ranking(tmp_path_factory.mktemp("states") / "model")
 
 
+@pytest.mark.slow
 def test_random_requests_answer_as_on_whole_histories(ranking):
     random, known = np.random.default_rng(1), [0] * USERS
     refused = again = 0
@@ -138,6 +139,7 @@ def test_random_requests_answer_as_on_whole_histories(ranking):
     assert refused > 3 and again > 30 and counts["hits"] >= again and counts["evictions"] > 3
 
 
+@pytest.mark.slow
 def test_a_delta_makes_states_of_the_older_version_unreachable(ranking, tmp_path):
     ranking.happen(2, 6)
     events = len(ranking.histories[2])

@@ -28,6 +28,7 @@ def retrieval(**fields):
     return ops_of_a_step(model, retrieval_batch([4, 0, 7]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("encoder", ["hstu", "fuxi_alpha", "fuxi_beta"])
 @pytest.mark.parametrize("negatives", ["own", "share_negatives", "whole_catalogue"])
 def test_retrieval(encoder, negatives):
@@ -38,6 +39,7 @@ def test_retrieval(encoder, negatives):
     assert ops["Fusedrec>GatedAttention" if encoder == "hstu" else "Fusedrec>JaggedBiasAttention"] == 2
 
 
+@pytest.mark.slow
 def test_ranking():
     config = GRMConfig(**SIZES, contextual=("user_id",), max_history=12, max_exposures=6)
     model = GRM(config, PlainEmbedding(config.table_of_feature, 8), np.arange(1, 60), np.ones(59))
@@ -46,5 +48,6 @@ def test_ranking():
     assert ops["Fusedrec>GatedAttention"] == ops["Fusedrec>GatedAttentionGrad"] == 2
 
 
+@pytest.mark.slow
 def test_the_softmax_of_sasrec_does_pad_and_the_check_sees_it():
     assert "RaggedTensorToTensor" in retrieval(encoder="sasrec", whole_catalogue=True)

@@ -52,6 +52,7 @@ def test_loss_is_the_sampled_softmax_of_normalised_vectors(share):
     assert loss == pytest.approx(np.mean(expected), rel=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "fields",
     [
@@ -107,6 +108,7 @@ def test_items_that_the_catalogue_lacks_are_refused():
         model(batch)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("encoder", ["hstu", "fuxi_alpha", "fuxi_beta", "sasrec"])
 def test_every_encoder_trains_and_answers_from_the_past_only(encoder):
     config = RetrievalConfig(**{**vars(CONFIG), "encoder": encoder, "time_encoding": "stretched"})

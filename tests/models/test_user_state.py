@@ -58,6 +58,7 @@ def assert_near(got, want):
         np.testing.assert_allclose(got[task], logits, rtol=0, atol=2e-6, err_msg=task)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"contextual": (), "time_buckets": 0}], ids=["all", "no_context_and_time"])
 def test_grm_answers_as_on_whole_histories(options):
     model = make_grm(**options)
@@ -86,6 +87,7 @@ def test_grm_in_stock_operations(grm):
             block.kernels = kernels
 
 
+@pytest.mark.slow
 def test_many_candidates_come_in_pieces():
     """One user has more of them than a row of the model has places for."""
     grm = make_grm(num_blocks=1)
@@ -105,6 +107,7 @@ def test_many_candidates_come_in_pieces():
         states.score_in_pieces(request, state, 0)
 
 
+@pytest.mark.slow
 def test_context_that_sees_the_history():
     """Its states take candidates only."""
     model = make_grm(causal_context=False)
@@ -139,6 +142,7 @@ def test_requests_that_do_not_fit_their_state(grm):
         states.update(batch, states.none(4))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("encoder", ["hstu", "fuxi_alpha", "fuxi_beta", "sasrec"])
 def test_retrieval_embeds_as_on_whole_histories(encoder):
     keras.utils.set_random_seed(5)

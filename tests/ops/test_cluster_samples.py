@@ -86,6 +86,7 @@ def test_corner_cases(ids, lengths, micro_batches):
     check([(0, list(ids), splits_of(lengths))], sizes_of(len(lengths), micro_batches))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(12))
 def test_random_features_of_several_tables(seed):
     random = np.random.default_rng(seed)

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 
 import numpy as np
+import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
@@ -157,6 +158,7 @@ class Pair:
         assert not got.numpy()[len(want) :].any()
 
 
+@pytest.mark.slow
 def test_random_operations_agree_with_a_dictionary():
     done = 0
 

@@ -72,6 +72,7 @@ def test_rows_of_several_units(heads):
     assert_close(Case((600,), heads, 4, 4, contextual_length=2, targets=80, position=True, time="buckets"))
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(st.data())
 def test_any_case(data):

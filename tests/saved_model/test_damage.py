@@ -47,6 +47,7 @@ def flipped(data, bit):
     return bytes(damaged)
 
 
+@pytest.mark.slow
 def test_a_server_finds_every_flipped_bit_and_every_cut_of_its_rows(tmp_path):
     """The initializer of a loaded graph finds them."""
     config = fr.TableConfig("t", 2, fr.optimizers.SGD(1.0))
@@ -83,6 +84,7 @@ def test_an_empty_table_and_files_of_many_blocks(tmp_path, monkeypatch):
         np.testing.assert_array_equal(tables.find(0, [("t", ids)], ids, tf.zeros_like(ids))[0], rows)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("load", [by_saved_model, by_v1])
 def test_loaders_name_the_file_of_damaged_rows(load, folders, tmp_path):
     shutil.copytree(folders / "ours", tmp_path / "served")
@@ -107,6 +109,7 @@ def refused(base, delta, words, output=None):
     assert sorted(path.name for path in output.parent.iterdir()) == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ops", ["stock", "ours"])
 def test_apply_delta_finds_flipped_bits_cuts_and_missing_files(ops, folders, tmp_path):
     base, delta, random = tmp_path / "base", tmp_path / "delta", np.random.default_rng(1)

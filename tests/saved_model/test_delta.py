@@ -38,6 +38,7 @@ def ask(folder, questions):
     return answer.numpy()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ops", ["stock", "ours"])
 def test_base_and_delta_are_the_full_export(ops, tmp_path):
     model, embedding, ids = make_model()

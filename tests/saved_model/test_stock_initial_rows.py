@@ -26,6 +26,7 @@ def bits(rows):
     return np.ascontiguousarray(rows).view(np.uint8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("distribution", ["constant", "uniform", "normal", "truncated_normal"])
 def test_rows_are_those_of_the_op(distribution, tmp_path):
     """The graph optimizer rewrites the graph of a SavedModel. 45,000 numbers of each kind reach both ends of the

@@ -43,6 +43,7 @@ def train(model):
         model.fit(tf.constant(KNOWN), np.ones([len(KNOWN), 1], np.float32), batch_size=len(KNOWN), verbose=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("unknown", ["initial", "zeros"])
 def test_evaluation_and_exports_agree(unknown, tmp_path):
     model, embedding, signatures = make_model(unknown)
@@ -75,6 +76,7 @@ def test_evaluation_and_exports_agree(unknown, tmp_path):
             assert of.all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("unknown", ["initial", "zeros"])
 def test_tables_of_tfra_have_the_rule(unknown, tmp_path):
     model = click_model.make_model("tfra", unknown)

@@ -1,6 +1,7 @@
 """Clustered batches train as plain ones, except for the order of sums: a step's loss, rows and dense weights."""
 
 import numpy as np
+import pytest
 
 from tests.schedules import clicks
 from tf_fusedrec import keras, tf
@@ -24,6 +25,7 @@ def _clustered(batch, micro_batches):
     return new
 
 
+@pytest.mark.slow
 def test_loss_and_gradients_do_not_change():
     batch = clicks.batch(24, seed=5)
     new = _clustered(batch, 4)

@@ -41,6 +41,7 @@ def fitted(pair, schedule, fits, rule="Adam", table=None):
     return states, histories, embedding.lookups[0].table.clock
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("table", TABLES)
 def test_fits_of_every_form_of_table(pair, table):
     """Makes two fits with evaluation between epochs, a last batch of 6 samples, and data of unknown length."""
@@ -57,6 +58,7 @@ def test_fits_of_every_form_of_table(pair, table):
     assert history == of_reference and clock == clock_of_reference
 
 
+@pytest.mark.slow
 def test_rows_beyond_memory(pair, tmp_path):
     table = {"memory_budget": 1200, "tier_folder": str(tmp_path)}
     data = [(dataset(64, seed=5), {"epochs": 2})]
@@ -76,6 +78,7 @@ class SaveAt(keras.callbacks.Callback):
             fr.checkpoint.save(self.folder, self.model, self.model.optimizer)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_in_the_middle_is_that_of_the_reference_and_goes_on_alike(pair, tmp_path):
     """Counters of LRU, admission and ttl are equal too, because a look-ahead counts nothing before its turn."""
     table = {"max_rows": 60, "eviction": "lru", "ttl": 50, "admission_count": 2}
@@ -97,6 +100,7 @@ def test_a_checkpoint_in_the_middle_is_that_of_the_reference_and_goes_on_alike(p
     assert saved[0][1] == saved[1][1]
 
 
+@pytest.mark.slow
 def test_training_that_stops_in_the_middle_leaves_nothing_behind(pair):
     states = []
     for schedule in pair:
@@ -134,6 +138,7 @@ def states_with_removals(pair):
     return states
 
 
+@pytest.mark.slow
 def test_rows_that_leave_between_look_ahead_and_lookup_are_searched_again(pair):
     """No pin is needed: rows in flight may be evicted, and the step still equals the reference."""
     assert_same(*states_with_removals(pair))

@@ -42,6 +42,7 @@ def unknown(data):
     return data.filter(lambda *_: True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "fits",
     [
@@ -57,12 +58,14 @@ def test_fit_trains_every_batch_once_and_in_order(fits):
     assert_same(fits)
 
 
+@pytest.mark.slow
 def test_static_batch_sizes_and_eager_steps():
     data = tf.data.Dataset.from_tensor_slices(clicks.batch(22, seed=1)).batch(8, drop_remainder=True)
     assert_same([(data, {"epochs": 2})])
     assert_same([(dataset(), {})], run_eagerly=True)
 
 
+@pytest.mark.slow
 def test_several_steps_between_two_callbacks():
     # Executions take 2 and 1 of 3 batches, or as many of 6 as exist.
     assert_same([(dataset(), {"epochs": 2}), (dataset(), {"steps_per_epoch": 6})], steps_per_execution=2)
@@ -86,6 +89,7 @@ def test_a_batch_that_was_read_and_never_trained_leaves_nothing():
         np.testing.assert_array_equal(states[0][what], states[1][what], err_msg=what)
 
 
+@pytest.mark.slow
 def test_a_step_for_custom_loops():
     embedding = clicks.make_embedding()
     model = clicks.make_model(embedding, RouteAhead())
@@ -143,6 +147,7 @@ def test_scalars_in_a_batch_are_refused():
         model.fit(tf.data.Dataset.from_tensor_slices(clicks.batch(8, 1)), verbose=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", ["sync", FrozenWindow(2), RouteAhead()], ids=str)
 def test_a_step_that_finds_no_more_data_counts_nothing(schedule):
     embedding = clicks.make_embedding()

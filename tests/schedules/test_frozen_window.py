@@ -26,6 +26,7 @@ def assert_near(got, wanted):
         np.testing.assert_allclose(got[what], wanted[what], rtol=2e-4, atol=2e-5, err_msg=what)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", ["Adam", "RowWiseAdagrad"])
 @pytest.mark.parametrize("micro_batches", [1, 3, 4, 7])
 def test_fit_equals_whole_batches(micro_batches, rule):
@@ -39,11 +40,13 @@ def test_fit_equals_whole_batches(micro_batches, rule):
     assert int(rows.optimizers["item"].iterations) == int(model.optimizer.iterations) == 6
 
 
+@pytest.mark.slow
 def test_eager_and_traced_steps_are_equal():
     eager, traced = (fit(FrozenWindow(3), run_eagerly=run_eagerly)[:2] for run_eagerly in (True, False))
     assert_near(clicks.state(*eager), clicks.state(*traced))
 
 
+@pytest.mark.slow
 def test_accumulation_goes_on_top():
     """Two batches of four micro-batches make one update of the tables."""
     results = [
@@ -54,6 +57,7 @@ def test_accumulation_goes_on_top():
     assert_near(*(clicks.state(*result) for result in results))
 
 
+@pytest.mark.slow
 def test_a_table_that_is_full_evicts_no_row_of_the_window():
     """Every micro-batch brings new rows. With room for two batches, no row of the current step is evicted."""
     embedding = clicks.make_embedding(table={"max_rows": 16, "eviction": "lru"})
@@ -65,6 +69,7 @@ def test_a_table_that_is_full_evicts_no_row_of_the_window():
     assert len(ids) <= 16 and set(range(40, 48)) <= set(ids.tolist()) <= set(range(32, 48))
 
 
+@pytest.mark.slow
 def test_gradients_of_a_step_that_failed_are_dropped():
     """The last micro-batch fails a second after the gradients of the first have been summed."""
 
@@ -113,6 +118,7 @@ class Tower(PipelinedModel):
         return self.out(hidden)
 
 
+@pytest.mark.slow
 def test_added_losses_and_ordinary_embeddings():
     states, losses = [], []
     for schedule in ("sync", FrozenWindow(4)):

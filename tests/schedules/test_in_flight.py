@@ -39,6 +39,7 @@ def _simulated(staleness):
     return [weight.numpy() for weight in model.trainable_weights], rows
 
 
+@pytest.mark.slow
 def test_rows_are_as_late_as_stated():
     """The state equals a simulation of that staleness after 50 steps, and differs from other stalenesses."""
     wanted = {staleness: _simulated(staleness) for staleness in (0, 1, 2)}
@@ -69,6 +70,7 @@ class Drain(keras.callbacks.Callback):
             self.updates.append((batch, int(embedding.lookups[0].table.optimizer.iterations)))
 
 
+@pytest.mark.slow
 def test_drains_make_the_updates_that_wait_and_change_nothing_else():
     drain = Drain()
     (_, plain), (_, drained) = _trained(SemiAsync()), _trained(SemiAsync(), callbacks=[drain])
@@ -98,6 +100,7 @@ def test_saved_models_keep_their_schedule():
         assert type(model).from_config(model.get_config()).schedule == schedule
 
 
+@pytest.mark.slow
 def test_tables_of_tfra_train_up_to_depth_2():
     """docs/tfra.md says so, because larger depths look up ahead. No rule of fr.optimizers is Adamax."""
     states = []

@@ -20,6 +20,7 @@ def pair(request):
     return PAIRS[request.param]
 
 
+@pytest.mark.slow
 def test_fits_are_those_of_the_reference(pair):
     """Covers evictions, expiry, admission, evaluation between epochs, fewer batches than the lead, and a short last
     batch.
@@ -37,6 +38,7 @@ def test_fits_are_those_of_the_reference(pair):
     assert history == of_reference and clock == clock_of_reference
 
 
+@pytest.mark.slow
 def test_rows_that_leave_while_batches_wait_are_searched_again(pair):
     assert_same(*states_with_removals(pair))
 

@@ -48,6 +48,7 @@ class Branching(keras.layers.Layer):
             return x
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", [keras.optimizers.Adam, keras.optimizers.legacy.Adam])
 @pytest.mark.parametrize("schedule", ["sync", FrozenWindow(2), DualBuffer()])
 def test_a_step_is_traced_once_and_may_branch_in_layers(schedule, optimizer):
@@ -63,6 +64,7 @@ def test_a_step_is_traced_once_and_may_branch_in_layers(schedule, optimizer):
     assert len(traces) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", [keras.optimizers.Adam, keras.optimizers.legacy.Adam])
 @pytest.mark.parametrize("schedule", ["sync", FrozenWindow(3)])
 def test_a_saved_model_comes_back_with_its_schedule_and_trains_on(schedule, optimizer, tmp_path):
@@ -102,6 +104,7 @@ def test_a_subclass_with_a_compile_of_its_own_is_compiled_by_hand_as_in_keras():
     assert model.compiled_by_hand and not loaded.compiled_by_hand and not loaded._is_compiled
 
 
+@pytest.mark.slow
 def test_a_checkpoint_between_steps_is_all_of_the_state(tmp_path):
     """A run of four steps equals one that another object resumes after two."""
 

@@ -11,6 +11,7 @@ from tf_fusedrec.tfra.model_checkpoint import save_model
 from tf_fusedrec.tfra.row_distributions import distribution_of, uniforms
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fused", [False, True])
 def test_saved_models_give_the_rows_under_every_loader(tmp_path, fused):
     """B1: upstream silently returns initial rows under tf.saved_model.load and load_model."""

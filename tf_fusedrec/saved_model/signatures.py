@@ -31,7 +31,9 @@ class Signature(NamedTuple):
     def trace(self) -> Any:
         """Returns a traced tf.function of one dict. Its inputs take their names from `inputs`, not from the specs."""
         named = {name: tf.TensorSpec(spec.shape, spec.dtype, name=name) for name, spec in self.inputs.items()}
-        function = tf.function(self.function, input_signature=[named], autograph=False)
+        once = tf.function(self.function, input_signature=[named], autograph=False).get_concrete_function()
+        # tf.saved_model.save traces its functions again. This one is small, because it only calls.
+        function = tf.function(lambda inputs: once(inputs), input_signature=[named], autograph=False)
         function.get_concrete_function()
         return function
 

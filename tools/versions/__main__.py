@@ -18,9 +18,10 @@ from tools.steps import StepFailed
 from tools.versions.environment import Environment
 from tools.versions.pairs import pair
 
-# Every test of one process that `make quick` runs, then the rooms where several ranks meet TensorFlow and Horovod.
+# Every test of one process, then the rooms where several ranks meet TensorFlow and Horovod.
+ONE_PROCESS = "not (ranks or processes or emulation or benchmarks)"
 TESTS = {
-    "tests of one process": ["tests", "-m", "not (ranks or emulation or benchmarks or slow)"],
+    "tests of one process": ["tests", "--ignore=tests/soak", "--ignore=tests/fuzz", "-m", ONE_PROCESS],
     "tests of several ranks": [*(f"tests/{room}" for room in ("exchange", "embedding", "schedules")), "-m", "ranks"],
     "tests of started processes": ["tests/environment/test_doctor.py", "tests/environment/test_legacy_keras.py"],
 }

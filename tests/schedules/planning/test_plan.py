@@ -68,6 +68,7 @@ def test_rows_beyond_the_memory_lie_in_files_and_cost_time():
     assert tiered.step_s == pytest.approx(whole.step_s + 500 * 2048 / 1e6)
 
 
+@pytest.mark.slow
 def test_a_plan_prints_its_choice_and_the_runner_up_and_applies_in_one_line_each(model):
     cluster = fr.Cluster(8, GIGABYTE, 4)
     found = fr.plan(model, make_batch(), cluster, rows={"item": 10**6}, tolerate=ALL)
@@ -84,6 +85,7 @@ def test_a_plan_prints_its_choice_and_the_runner_up_and_applies_in_one_line_each
     assert fr.Topology(**found.to_dict()["forecasts"][0]["topology"]) == found.topology
 
 
+@pytest.mark.slow
 def test_only_what_is_tolerated_is_considered(model):
     cluster = fr.Cluster(4, GIGABYTE)
     exact = fr.plan(model, make_batch(), cluster)
@@ -104,6 +106,7 @@ def test_schedules_that_the_tables_refuse_are_left_out():
     assert found.best.memory_bytes > 2 * 1000 * (2 * 16 * 4)
 
 
+@pytest.mark.slow
 def test_the_model_stays_as_it_was():
     model, embedding = make_model()
     model.fit(*make_batch(1), batch_size=32, verbose=0)

@@ -1,0 +1,24 @@
+// The headers of the standard library and of absl that most sources include. tools/sanitizers.py compiles them once for
+// each kind of sanitizer, and every source begins with them.
+#ifndef FUSEDREC_TESTS_HEADERS_H_
+#define FUSEDREC_TESTS_HEADERS_H_
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <random>
+#include <string>
+#include <thread>
+#include <unordered_map>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/types/span.h"
+
+#endif  // FUSEDREC_TESTS_HEADERS_H_

@@ -42,14 +42,18 @@ from benchmarks.ranking.data_sets import MODELS, DataSet, data_set_of
 from benchmarks.ranking.job import best
 from models.ranking_config import RankingConfig
 
-GRID = {"embedding.learning_rate": (0.001, 0.002), "model.dropout": (0.1, 0.3)}
+GRID = {
+    "model.history_dropout": (0.5, 0.0),
+    "embedding.learning_rate": (0.002, 0.001),
+    "model.dropout": (0.1, 0.3),
+}
 
 
 class Budget(NamedTuple):
     """What each model may use."""
 
-    settings: int = 4  # the first of GRID
-    epochs: int = 8
+    settings: int = 8  # the first of GRID
+    epochs: int = 6
     patience: int = 2
     seeds: tuple[int, ...] = (0, 1, 2)
 

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from models.base import Batch
+from models.dense_inputs import DenseInputs
 from models.exposure_model import ExposureModel, network, products
 from models.model_config import DCNConfig
 from tf_fusedrec import keras, tf
@@ -41,8 +42,8 @@ class DCN(ExposureModel):
         self.deep = network(config.deep_units, config.dropout, "deep")
         self._columns = self.dense_columns + config.dim * (self.num_vectors + len(self.event_columns))
 
-    def hidden(self, inputs: Batch, rows: dict[str, Any], training: bool | None) -> tf.Tensor:
-        dense = tf.cast(self.dense(inputs), self.compute_dtype)
+    def hidden(self, inputs: Batch, rows: dict[str, Any], numbers: DenseInputs, training: bool | None) -> tf.Tensor:
+        dense = tf.cast(self.dense(inputs, numbers), self.compute_dtype)
         x_0 = tf.concat([dense, *self.vectors(inputs, rows), *self.mean_vectors(inputs, rows)], axis=1)
         x_0 = crossed = self.dropout(x_0, training=training)
         for cross in self.crosses:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from models.base import Batch
-from models.dense_inputs import dense_width, log_seconds
+from models.dense_inputs import DenseInputs, dense_width, log_seconds
 from models.exposure_model import ExposureModel, network, products
 from models.model_config import DINConfig
 from tf_fusedrec import keras, tf
@@ -45,16 +45,15 @@ class DIN(ExposureModel):
         self.attention = TargetAttention(candidate, config.attention_units, name="attention")
         self.top = network(config.top_units, config.dropout, "top")
 
-    def hidden(self, inputs: Batch, rows: dict[str, Any], training: bool | None) -> tf.Tensor:
+    def hidden(self, inputs: Batch, rows: dict[str, Any], numbers: DenseInputs, training: bool | None) -> tf.Tensor:
         parts = [rows[name].values for name in self.event_columns]
-        numbers = self.dense_of(inputs).history
-        if numbers is not None:
-            parts.append(tf.cast(numbers.values, self.compute_dtype))
+        if numbers.history is not None:
+            parts.append(tf.cast(numbers.history.values, self.compute_dtype))
         events = inputs["history_item"].with_values(tf.concat(parts, axis=1))
         candidates = tf.concat([rows[name].values for name in self.config.columns_of("exposed")], axis=1)
         candidates = inputs["exposed_item"].with_values(candidates)
         interest = self.attention(events, candidates, inputs["history_time"], inputs["exposed_time"])
-        dense = tf.cast(self.dense(inputs), self.compute_dtype)
+        dense = tf.cast(self.dense(inputs, numbers), self.compute_dtype)
         x = self.dropout(tf.concat([dense, *self.vectors(inputs, rows), interest], axis=1), training=training)
         return self.top(x, training=training)
 

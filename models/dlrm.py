@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from models.base import Batch
+from models.dense_inputs import DenseInputs
 from models.exposure_model import ExposureModel, network, products
 from models.model_config import DLRMConfig
 from tf_fusedrec import keras, tf
@@ -40,8 +41,8 @@ class DLRM(ExposureModel):
         self.top = network(config.top_units, config.dropout, "top")
         self._vectors = 1 + self.num_vectors + len(self.event_columns)
 
-    def hidden(self, inputs: Batch, rows: dict[str, Any], training: bool | None) -> tf.Tensor:
-        bottom = self.bottom(self.dense(inputs), training=training)
+    def hidden(self, inputs: Batch, rows: dict[str, Any], numbers: DenseInputs, training: bool | None) -> tf.Tensor:
+        bottom = self.bottom(self.dense(inputs, numbers), training=training)
         vectors = [bottom, *self.vectors(inputs, rows), *self.mean_vectors(inputs, rows)]
         stacked = self.dropout(tf.stack(vectors, axis=1), training=training)
         inner = tf.matmul(stacked, stacked, transpose_b=True)

@@ -13,11 +13,10 @@ from typing import Any
 import numpy as np
 
 from models.base import Batch
-from models.dense_inputs import dense_width
+from models.dense_inputs import DenseInputs
 from models.ranking import RankingModel
 from models.ranking_config import RankingConfig
 from tf_fusedrec import keras, tf
-from tf_fusedrec.layers import jagged
 
 
 class ExposureModel(RankingModel):
@@ -39,12 +38,13 @@ class ExposureModel(RankingModel):
         self.head = keras.layers.Dense(len(config.tasks), name="head")
 
     @abc.abstractmethod
-    def hidden(self, inputs: Batch, rows: dict[str, Any], training: bool | None) -> tf.Tensor:
+    def hidden(self, inputs: Batch, rows: dict[str, Any], numbers: DenseInputs, training: bool | None) -> tf.Tensor:
         """Returns the last hidden layer, <float>[E, n].
 
         Args:
           inputs: The batch.
           rows: Embedding rows of all features, as `rows_of` returns them.
+          numbers: Normalised numbers, as `dense_of` returns them.
           training: Whether dropout is on.
         """
 
@@ -53,7 +53,7 @@ class ExposureModel(RankingModel):
         """Counts multiplications and additions of the matrix products of `hidden` and of the head, <float64>[]."""
 
     def call(self, inputs: Batch, training: bool | None = None) -> dict[str, tf.Tensor]:
-        logits = self.head(self.hidden(inputs, self.rows_of(inputs, training), training))
+        logits = self.head(self.hidden(*self.read(inputs, training), training))
         return dict(zip(self.config.tasks, tf.unstack(tf.cast(logits, tf.float32), axis=1)))
 
     def counts(self, batch: Batch) -> tuple[tf.Tensor, tf.Tensor]:
@@ -63,28 +63,10 @@ class ExposureModel(RankingModel):
     def forward_flops(self, batch: Batch) -> tf.Tensor:
         return self.hidden_flops(batch) + self.projection_flops(batch)
 
-    def dense(self, inputs: Batch) -> tf.Tensor:
+    def dense(self, inputs: Batch, numbers: DenseInputs) -> tf.Tensor:
         """Returns the numbers of each exposure, of its user, and the mean of the history's, <float32>[E, n]."""
-        numbers, user = self.dense_of(inputs), jagged.token_rows(inputs["exposed_item"].row_splits)
-        parts = self.own_numbers(inputs, numbers)
-        if numbers.history is not None:
-            parts.append(tf.gather(_mean(numbers.history), user))
-        return tf.concat(parts, axis=1) if parts else tf.zeros([tf.size(user), 0])
-
-    @property
-    def dense_columns(self) -> int:
-        """The columns n of `dense`."""
-        return sum(dense_width(self.config, role) for role in ("contextual", "history", "exposed"))
-
-    def mean_vectors(self, inputs: Batch, rows: dict[str, Any]) -> list[tf.Tensor]:
-        """Returns the mean of each column of the user's history, or zeros without one, <float>[E, config.dim] each."""
-        user = jagged.token_rows(inputs["exposed_item"].row_splits)
-        return [tf.gather(_mean(rows[name]), user) for name in self.event_columns]
-
-    @property
-    def event_columns(self) -> tuple[str, ...]:
-        """The id columns of an event of the history. They begin like columns_of("exposed"), and end with the action."""
-        return (*self.config.columns_of("history"), "history_action")
+        parts = [*self.own_numbers(inputs, numbers), *self.mean_numbers(inputs, numbers)]
+        return tf.concat(parts, axis=1) if parts else tf.zeros([tf.size(inputs["exposed_item"].values), 0])
 
 
 def network(units: Sequence[int], dropout: float, name: str) -> keras.Sequential:
@@ -98,9 +80,3 @@ def network(units: Sequence[int], dropout: float, name: str) -> keras.Sequential
 def products(sizes: Sequence[int]) -> int:
     """Counts multiplications and additions of a chain of layers of these sizes, the input's first, for one row."""
     return 2 * sum(math.prod(pair) for pair in zip(sizes, sizes[1:]))
-
-
-def _mean(rows: tf.RaggedTensor) -> tf.Tensor:
-    """Returns the mean <float>[B, D] of each user's rows, or zeros without rows."""
-    total = tf.math.unsorted_segment_sum(rows.values, jagged.token_rows(rows.row_splits), rows.nrows())
-    return total / tf.cast(tf.maximum(rows.row_lengths(), 1), total.dtype)[:, tf.newaxis]

@@ -8,8 +8,8 @@ Columns of numbers enter by a projection for each kind of token: those of the co
 history and exposures are added to the tokens.
 
 A token is the sum of its features, and a target reaches its user by attention alone. With config.cross_layers, the
-experts take x_0 and its crosses: x_0 is the target's normalised output of the blocks beside its own numbers and rows
-and those of its user, as DCN-V2 gets them.
+experts take the crosses of x_0: the target's normalised output of the blocks, beside everything that DCN-V2 crosses
+(dcn.py), and the profiles of the user's history (pooled_history.py) with their products by the target's item.
 
 One sample is one user. Every exposure is a separate target that sees context, history and itself, but no other
 exposure. The logits therefore equal those of one row per exposure, at the cost of one pass over the history.
@@ -28,6 +28,7 @@ from models.encoders import attends_by_time, encoder_blocks
 from models.exposure_model import products
 from models.group_norm import GroupLayerNorm
 from models.model_config import GRMConfig
+from models.pooled_history import EventProfiles
 from models.ranking import RankingModel
 from models.ranking_config import ROLES
 from tf_fusedrec import keras, tf
@@ -60,18 +61,22 @@ class GRM(RankingModel):
         self.exposed_marker = self.add_weight(
             "exposed_marker",
             [config.dim],
-            initializer=keras.initializers.TruncatedNormal(stddev=0.02),
+            initializer=_small(),
         )
         # One projection of numbers for each kind of token.
         self.of_numbers = {
-            role: keras.layers.Dense(config.dim, name=f"{role}_numbers") for role in KINDS if dense_width(config, role)
+            role: keras.layers.Dense(config.dim, kernel_initializer=_small(), name=f"{role}_numbers")
+            for role in KINDS
+            if dense_width(config, role)
         }
         self.blocks = encoder_blocks(config)
         self.group_norms = [
             GroupLayerNorm(len(KINDS), name=f"group_norm_{number}")
             for number in range(config.num_blocks if config.group_norm else 0)
         ]
-        self.crosses = [Cross(0, name=f"cross_{number}") for number in range(config.cross_layers)]
+        self.crosses = [Cross(config.cross_rank, name=f"cross_{number}") for number in range(config.cross_layers)]
+        has_profiles = config.cross_layers and config.profiles
+        self.profiles = EventProfiles(config.profiles, name="profiles") if has_profiles else None
         self.cross_dropout = keras.layers.Dropout(config.dropout)
         self.experts = MMoE(config.num_experts, config.expert_units, len(config.tasks), config.top_k, name="mmoe")
         self.heads = [
@@ -87,7 +92,7 @@ class GRM(RankingModel):
 
     def call(self, inputs: Batch, training: bool | None = None) -> dict[str, tf.Tensor]:
         num_targets = inputs["exposed_item"].row_lengths()
-        rows, numbers = self.rows_of(inputs, training), self.dense_of(inputs)
+        inputs, rows, numbers = self.read(inputs, training)
         tokens = jagged.concat(self.token_parts(rows, numbers))
         x = self.positions(tokens, num_targets=num_targets, training=training)
         times = self._times(inputs, num_targets)
@@ -105,9 +110,29 @@ class GRM(RankingModel):
         exposed = jagged.last(x, num_targets).values
         if self.crosses:
             own = [*self.own_numbers(inputs, numbers), *self.vectors(inputs, rows)]
+            past = [*self.mean_numbers(inputs, numbers), *self.mean_vectors(inputs, rows)]
+            past += self._profiles(inputs, rows, numbers, training)
             # The blocks add to scaled tokens, so their sums are an order of magnitude above the rows beside them.
-            exposed = self._crossed([norms.layer_norm(exposed), *own], training)
+            exposed = self._crossed([norms.layer_norm(exposed), *own, *past], training)
         return self.logits(exposed)
+
+    def _profiles(
+        self, inputs: Batch, rows: dict[str, Any], numbers: DenseInputs, training: bool | None
+    ) -> list[tf.Tensor]:
+        """Returns each profile and its products by the exposure's item, <float>[E, config.dim] each."""
+        if self.profiles is None:
+            return []
+        history, user = rows["history_item"], jagged.token_rows(inputs["exposed_item"].row_splits)
+        events = [history.values, rows["history_action"].values]
+        if numbers.history is not None:
+            events.append(tf.cast(numbers.history.values, self.compute_dtype))
+        scale = self.config.dim**0.5  # as the tokens of the blocks are scaled
+        if training:
+            scale *= (1 - self.config.history_dropout) ** -0.5  # the sum of fewer events is as large as that of all
+        scaled = history.with_values(history.values * scale)
+        found = self.profiles(scaled, history.with_values(tf.concat(events, axis=1)))
+        of_exposures = [tf.gather(profile, user) for profile in found]
+        return of_exposures + [profile * rows["exposed_item"].values for profile in of_exposures]
 
     def _crossed(self, parts: list[tf.Tensor], training: bool | None) -> tf.Tensor:
         """Returns the crosses of all columns of the parts, <float>[E, n]."""
@@ -122,8 +147,8 @@ class GRM(RankingModel):
         """Columns n of the experts' input."""
         if not self.config.cross_layers:
             return self.config.dim
-        numbers = dense_width(self.config, "contextual") + dense_width(self.config, "exposed")
-        return numbers + (1 + self.num_vectors) * self.config.dim
+        vectors = 1 + self.num_vectors + len(self.event_columns) + 2 * self.config.profiles
+        return self.dense_columns + vectors * self.config.dim
 
     @property
     def seeing_context(self) -> int:
@@ -147,11 +172,20 @@ class GRM(RankingModel):
         lengths = context + batch["history_item"].row_lengths() + exposed
         splits = tf.concat([[0], tf.cumsum(lengths)], axis=0)
         blocks = [block.forward_flops(splits, self.config.dim, exposed, self.seeing_context) for block in self.blocks]
-        columns = self.expert_columns
-        per_exposure = self.experts.forward_flops(columns) + len(self.crosses) * products([columns, columns])
+        columns, rank = self.expert_columns, self.config.cross_rank
+        cross = products([columns, rank, columns] if rank else [columns, columns])
+        per_exposure = self.experts.forward_flops(columns) + len(self.crosses) * cross
         per_exposure += 2 * len(self.config.tasks) * (self.config.expert_units + 1) * self.config.head_units
         heads = tf.cast(tf.reduce_sum(exposed) * per_exposure, tf.float64)
-        return tf.add_n(blocks) + heads + self._number_flops(batch) + self.projection_flops(batch)
+        parts = (self._number_flops(batch), self._profile_flops(batch), self.projection_flops(batch))
+        return tf.add_n([*blocks, heads, *parts])
+
+    def _profile_flops(self, batch: Batch) -> tf.Tensor:
+        if self.profiles is None:
+            return tf.zeros([], tf.float64)
+        columns = 2 * self.config.dim + dense_width(self.config, "history")
+        events = tf.size(batch["history_item"].values, tf.int64)
+        return tf.cast(events * products([columns, self.config.profiles]), tf.float64)
 
     def _number_flops(self, batch: Batch) -> tf.Tensor:
         users = batch["exposed_item"].nrows()
@@ -217,3 +251,8 @@ class GRM(RankingModel):
         values = tf.reshape(dense, tf.concat([[-1], tf.shape(dense)[2:]], axis=0))
         values.set_shape([None, *dense.shape[2:]])
         return tf.RaggedTensor.from_row_splits(values, splits, validate=False)
+
+
+def _small() -> keras.initializers.Initializer:
+    """Returns a new initializer of numbers no larger than a table's, so that no part of a token hides the others."""
+    return keras.initializers.TruncatedNormal(stddev=0.02)

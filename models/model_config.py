@@ -27,7 +27,9 @@ class GRMConfig(RankingConfig):
     time_buckets: int = 128  # buckets of the time bias; 0: no time bias
     group_norm: bool = False  # normalises context, history and exposed tokens by own weights before each block
     causal_context: bool = False  # context tokens see only those before them, so a kept user state takes new events
-    cross_layers: int = 0  # DCN-V2's, before the experts: of a target's output, its columns and its user's; 0: none
+    cross_layers: int = 0  # DCN-V2's, before the experts, of a target's output and the columns beside it; 0: none
+    cross_rank: int = 0  # rank of a cross layer's matrix; 0: a full matrix
+    profiles: int = 2  # weighed sums of the history's item rows beside the output; for cross_layers only
     num_experts: int = 4
     expert_units: int = 32
     top_k: int = 2
@@ -39,7 +41,8 @@ class GRMConfig(RankingConfig):
         for name in ("num_blocks", "num_heads", "qk_dim", "value_dim", "num_experts", "expert_units", "head_units"):
             check_at_least(f"model.{name}", getattr(self, name), 1)
         check_at_least("model.time_buckets", self.time_buckets, 0)
-        check_at_least("model.cross_layers", self.cross_layers, 0)
+        for name in ("cross_layers", "cross_rank", "profiles"):
+            check_at_least(f"model.{name}", getattr(self, name), 0)
         if not 1 <= self.top_k <= self.num_experts:
             raise ValueError(f"model.top_k must be 1 .. num_experts = {self.num_experts}, got {self.top_k}.")
 

@@ -12,7 +12,9 @@ import numpy as np
 
 import tf_fusedrec as fr
 from models.base import Batch, SequenceModel
-from models.dense_inputs import DenseInputs, Statistics, normalizers, time_features
+from models.dense_inputs import DenseInputs, Statistics, dense_width, normalizers, time_features
+from models.history_dropout import without_events
+from models.pooled_history import mean
 from models.ranking_config import HOUR, ROLES, RankingConfig
 from tf_fusedrec import keras, tf
 from tf_fusedrec.callbacks.progressive import ProgressiveMetrics
@@ -121,6 +123,13 @@ class RankingModel(SequenceModel):
             found["history"] = inputs["history_item"].with_values(found["history"])
         return DenseInputs(*(found.get(role) for role in DenseInputs._fields))
 
+    def read(self, inputs: Batch, training: bool | None) -> tuple[Batch, dict[str, Any], DenseInputs]:
+        """Returns the batch, its rows and its numbers, in training without config.history_dropout of the events."""
+        rows, numbers = self.rows_of(inputs, training), self.dense_of(inputs)
+        if training and self.config.history_dropout:
+            return without_events(self.config.history_dropout, inputs, rows, numbers)
+        return inputs, rows, numbers
+
     def rows_of(self, inputs: Batch, training: bool | None) -> dict[str, Any]:
         """Looks up the embedding rows of all features in one call: [B, config.dim] by user, [B,(L), config.dim]."""
         ids = {name: inputs[name] for name in (*self.config.contextual_features, "history_action")}
@@ -146,6 +155,27 @@ class RankingModel(SequenceModel):
     def num_vectors(self) -> int:
         """The number of `vectors`."""
         return len(self.config.contextual_features) + len(self.config.columns_of("exposed"))
+
+    def mean_numbers(self, inputs: Batch, numbers: DenseInputs) -> list[tf.Tensor]:
+        """Returns the mean of the numbers of each exposure's history, <float32>[E, n]; nothing without such columns."""
+        if numbers.history is None:
+            return []
+        return [tf.gather(mean(numbers.history), jagged.token_rows(inputs["exposed_item"].row_splits))]
+
+    @property
+    def dense_columns(self) -> int:
+        """The columns of `own_numbers` and `mean_numbers` together."""
+        return sum(dense_width(self.config, role) for role in ("contextual", *ROLES))
+
+    def mean_vectors(self, inputs: Batch, rows: dict[str, Any]) -> list[tf.Tensor]:
+        """Returns the mean of each column of the user's history, or zeros without one, <float>[E, config.dim] each."""
+        user = jagged.token_rows(inputs["exposed_item"].row_splits)
+        return [tf.gather(mean(rows[name]), user) for name in self.event_columns]
+
+    @property
+    def event_columns(self) -> tuple[str, ...]:
+        """The id columns of an event of the history. They begin like columns_of("exposed"), and end with the action."""
+        return (*self.config.columns_of("history"), "history_action")
 
     def _ids_of_events(self, inputs: Batch, role: str, training: bool | None) -> dict[str, tf.RaggedTensor]:
         config, events = self.config, inputs[f"{role}_item"]

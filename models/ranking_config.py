@@ -44,6 +44,7 @@ class RankingConfig:
     max_exposures: int = 32  # exposures per row; a longer row keeps its last
     dim: int = 32  # columns of an embedding row
     dropout: float = 0.0
+    history_dropout: float = 0.0  # share of the history's events that a training step leaves out
     min_item_count: int = 1  # items with fewer training interactions share one row with unknown items
     item_dropout: float = 0.0  # share of exposures that train the row of unknown items; needs min_item_count > 1
 
@@ -51,6 +52,7 @@ class RankingConfig:
         for name in ("max_history", "max_exposures", "dim", "min_item_count"):
             check_at_least(f"model.{name}", getattr(self, name), 1)
         check_dropout("dropout", self.dropout)
+        check_dropout("history_dropout", self.history_dropout)
         check_dropout("item_dropout", self.item_dropout)
         check_choice("model.list_combiner", self.list_combiner, COMBINERS)
         if self.item_dropout and self.min_item_count == 1:

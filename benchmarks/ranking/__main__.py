@@ -7,7 +7,7 @@ KuaiRand (click, long view; the last fifth of every user's impressions is test, 
 validation).
 
 All models read the same columns. Each one is trained once with every setting of GRID and evaluated on the validation
-split after every epoch, until two epochs in a row are not better. The highest mean of AUC and GAUC of both tasks
+split after every epoch, until an epoch is not better. The highest mean of AUC and GAUC of both tasks
 chooses the setting and the number of epochs; the rates choose among as many priors. Then the model is trained anew
 with each seed on all data before the test split, for so many epochs, and evaluated on the test split once. Other
 settings come from configs/<model>_<data>.yaml.
@@ -42,15 +42,19 @@ from benchmarks.ranking.data_sets import MODELS, DataSet, data_set_of
 from benchmarks.ranking.job import best
 from models.ranking_config import RankingConfig
 
-GRID = {"embedding.learning_rate": (0.001, 0.002), "model.dropout": (0.1, 0.3)}
+GRID = {
+    "model.history_dropout": (0.5, 0.0),
+    "embedding.learning_rate": (0.002, 0.001),
+    "model.dropout": (0.1, 0.3),
+}
 
 
 class Budget(NamedTuple):
     """What each model may use."""
 
-    settings: int = 4  # the first of GRID
-    epochs: int = 8
-    patience: int = 2
+    settings: int = 8  # the first of GRID
+    epochs: int = 5
+    patience: int = 1
     seeds: tuple[int, ...] = (0, 1, 2)
 
 

@@ -13,7 +13,8 @@ from models import baselines
 from models.compare import metrics_of
 from models.ranking_config import RankingConfig
 
-PRIORS = (3.0, 10.0, 30.0, 100.0)  # exposures by which the mean rate weighs, as many settings as a model has
+# Exposures by which the mean rate weighs, as many settings as a model has.
+PRIORS = (10.0, 3.0, 30.0, 100.0, 1.0, 5.0, 20.0, 50.0)
 
 
 def samples_of(config: RankingConfig, folder: pathlib.Path, prior: float) -> dict[str, np.ndarray]:

@@ -71,7 +71,7 @@ def test_a_folder_without_known_files_is_refused(tmp_path):
 def test_all_models_of_a_data_set_read_the_same_columns(data):
     first, *others = [data.experiment(model) for model in data_sets.MODELS]
     # GRM sees times by its attention. Dropout is regularisation, like the settings of the grid.
-    own = ("time_features", "dropout", "item_dropout")
+    own = ("time_features", "dropout", "history_dropout", "item_dropout")
     shared = [field.name for field in dataclasses.fields(RankingConfig) if field.name not in own]
     for one in others:
         assert one.data == first.data

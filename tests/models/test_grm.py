@@ -27,7 +27,8 @@ def loss_of(model, batch):
     return float(model.compute_loss(x=batch, y_pred=model(batch)))
 
 
-CHANGES = ({}, {"contextual": ()}, {"group_norm": True}, {"time_features": True}, {"cross_layers": 2})
+CROSSES = {"cross_layers": 2, "cross_rank": 5, "profiles": 2}
+CHANGES = ({}, {"contextual": ()}, {"group_norm": True}, {"time_features": True}, CROSSES)
 
 
 @pytest.mark.slow
@@ -138,9 +139,9 @@ def test_group_norm_keeps_the_tokens_beside_their_norm():
     np.testing.assert_allclose(model(batch)["ctr"], plain(batch)["ctr"], atol=1e-6)  # float32: x + (y - y)
 
 
-def test_the_experts_take_crosses_of_the_targets_output_its_own_columns_and_its_users():
+def test_the_experts_take_crosses_of_the_targets_output_its_own_columns_its_users_and_the_historys():
     plain, batch = make_grm(CROSSED_FIELDS), ranking_batch(histories=[3, 0, 2], exposures=[2, 1, 2])
-    model = make_grm(GRMConfig(**{**vars(CROSSED_FIELDS), "cross_layers": 2}))
+    model = make_grm(GRMConfig(**{**vars(CROSSED_FIELDS), **CROSSES}))
     plain(batch), model(batch)
     more = float(model.forward_flops(batch)) - float(plain.forward_flops(batch))
     taken = []
@@ -156,16 +157,60 @@ def test_the_experts_take_crosses_of_the_targets_output_its_own_columns_and_its_
     user = np.array([0, 0, 1, 2, 2])
     rows = [tables[name][batch[name].numpy()[user]] for name in ("user_id", "user_budget")]
     rows.append(tables["item"][batch["exposed_item"].values.numpy()])
+    of_users = np.zeros([2, 3, 8]), np.zeros([2, 3, 8])
+    kernel, bias = (weight.numpy() for weight in model.profiles.weights_of.weights)
+    for number, (items, actions) in enumerate(zip(batch["history_item"].to_list(), batch["history_action"].to_list())):
+        if items:
+            events = np.concatenate([tables["item"][items], tables["action"][actions]], axis=1)
+            of_users[0][:, number] = events[:, :8].mean(axis=0), events[:, 8:].mean(axis=0)
+            of_users[1][:, number] = (events @ kernel + bias).T @ events[:, :8] * 8**0.5 / len(items) ** 0.5
+    means, profiles = (list(vectors[:, user]) for vectors in of_users)
+    past = [*means, *profiles, *(profile * rows[2] for profile in profiles)]
     normalized = (output - output.mean(axis=1, keepdims=True)) / np.sqrt(output.var(axis=1, keepdims=True) + 1e-6)
-    x_0 = expected = np.concatenate([normalized, model.dense_of(batch).exposed, *rows], axis=1).astype(np.float64)
-    assert x_0.shape == (5, 8 + 4 + 3 * 8) == (5, model.expert_columns)
+    x_0 = expected = np.concatenate([normalized, model.dense_of(batch).exposed, *rows, *past], axis=1).astype(
+        np.float64
+    )
+    assert x_0.shape == (5, 8 + 4 + 9 * 8) == (5, model.expert_columns)
     for cross in model.crosses:
-        kernel, bias = (weight.numpy().astype(np.float64) for weight in cross.wide.weights)
-        expected = x_0 * (expected @ kernel + bias) + expected
-    # float32: two layers with sums of 36 terms near 1.
+        narrow, kernel, bias = (weight.numpy().astype(np.float64) for weight in cross.weights)
+        expected = x_0 * (expected @ narrow @ kernel + bias) + expected
+    # float32: two layers with sums of 84 terms near 1.
     np.testing.assert_allclose(x, expected, rtol=1e-5, atol=5e-6)
-    of_experts = 2 * (3 * 8 + 2 * 3) * (36 - 8)  # wider experts and gates
-    assert more == 5 * (of_experts + 2 * 2 * 36 * 36)
+    of_experts = 2 * (3 * 8 + 2 * 3) * (84 - 8)  # wider experts and gates
+    assert more == 5 * (of_experts + 2 * 2 * 84 * (5 + 5)) + 5 * 2 * (8 + 8) * 2  # and the weights of 5 events
+
+
+def test_a_step_leaves_events_out_of_the_history_and_keeps_what_the_exposures_show():
+    batch = ranking_batch(histories=[12, 0, 12], exposures=[2, 1, 3])
+    batch["history_rating"] = ragged([12, 0, 12], np.arange(24), np.float32)
+    fields = {**vars(CROSSED_FIELDS), "history_dense": ("rating",), "history_dropout": 0.5}
+    model = make_grm(GRMConfig(**fields))
+    whole, rows, numbers = model.read(batch, training=False)
+    assert whole is batch
+    np.testing.assert_array_equal(numbers.exposed, model.dense_of(batch).exposed)
+    cut, fewer, left = model.read(batch, training=True)
+    lengths = cut["history_item"].row_lengths().numpy()
+    assert lengths[1] == 0 and 0 < lengths.sum() < 24
+    at = left.history.values.numpy()[:, 0].round().astype(int)  # the statistics are those of no data: mean 0
+    assert list(at) == sorted(set(at)) and [(at < 12).sum(), (at >= 12).sum()] == [lengths[0], lengths[2]]
+    for name in ("history_item", "history_time"):
+        np.testing.assert_array_equal(cut[name].values, batch[name].values.numpy()[at])
+    for name in ("history_item", "history_action"):
+        np.testing.assert_array_equal(fewer[name].values, rows[name].values.numpy()[at])
+        np.testing.assert_array_equal(fewer[name].row_lengths(), lengths)
+    np.testing.assert_array_equal(left.exposed, numbers.exposed)  # with the length of the whole history
+    np.testing.assert_array_equal(fewer["exposed_item"].values, rows["exposed_item"].values)
+
+
+def test_profiles_of_fewer_events_are_as_large_as_those_of_all():
+    batch = ranking_batch(histories=[12], exposures=[1])
+    for name in ("history_item", "history_action", "history_time"):  # twelve equal events: any half is as good
+        batch[name] = ragged([12], np.full(12, batch[name].values.numpy()[0]))
+    model = make_grm(GRMConfig(**{**vars(CROSSED_FIELDS), **CROSSES, "history_dropout": 0.5}))
+    whole = model._profiles(*model.read(batch, training=False), False)[0].numpy()
+    cut = model.read(batch, training=True)
+    share = int(tf.size(cut[0]["history_item"].values)) / 12
+    np.testing.assert_allclose(model._profiles(*cut, True)[0], whole * (share / 0.5) ** 0.5, rtol=1e-5)  # float32
 
 
 def test_too_many_exposures_are_refused():

@@ -235,8 +235,12 @@ def main(argv: Sequence[str]) -> None:
         raise app.UsageError(f"unexpected arguments {list(argv[1:])}; see --help")
     try:
         states = StateOptions(flags.FLAGS.state_bytes, flags.FLAGS.state_ttl) if flags.FLAGS.state_bytes else None
+        index = IndexOptions(share=flags.FLAGS.index_share) if flags.FLAGS.index_share else None
         model = trained_model(flags.FLAGS.checkpoint)
-        export(model, flags.FLAGS.output, flags.FLAGS.ops, states, rows=flags.FLAGS.rows, base=flags.FLAGS.base)
+        export(
+            model, flags.FLAGS.output, flags.FLAGS.ops, states,
+            index=index, rows=flags.FLAGS.rows, base=flags.FLAGS.base,
+        )  # fmt: skip
     except ValueError as error:
         raise SystemExit(f"error: {error}") from error
     print(f"{'delta' if flags.FLAGS.base else 'saved model'}: {flags.FLAGS.output}")

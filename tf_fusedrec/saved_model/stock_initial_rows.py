@@ -182,6 +182,8 @@ def _polynomial(coefficients: Sequence[float], x: tf.Tensor) -> tf.Tensor:
     return value
 
 
+# One graph for all calls of an export.
+@tf.function(input_signature=[tf.TensorSpec([None, None], tf.float64)], autograph=False)
 def _normal_quantile(p: tf.Tensor) -> tf.Tensor:
     """Quantile of the standard normal distribution at p <float64>, 1e-11 < p < 1 - 1e-11."""
     q = p - 0.5

@@ -12,6 +12,7 @@ import argparse
 import asyncio
 import logging
 import os
+import re
 import signal
 import sys
 import threading
@@ -48,8 +49,10 @@ def _arguments() -> argparse.Namespace:
     )
     arguments = parser.parse_args()
     if arguments.batch_requests < 1 or not arguments.batch_wait_ms >= 0:
-        parser.error(f"--batch_requests must be >= 1, got {arguments.batch_requests}; --batch_wait_ms must be >= 0, "
-                     f"got {arguments.batch_wait_ms}")  # fmt: skip
+        given = f"{arguments.batch_requests} and {arguments.batch_wait_ms}"
+        parser.error(f"--batch_requests and --batch_wait_ms are {given}, want at least 1 and 0.")
+    if not re.fullmatch("[^/:]+", arguments.model_name):
+        parser.error(f"--model_name is {arguments.model_name!r}, want a name without '/' and ':'.")
     return arguments
 
 

@@ -264,13 +264,13 @@ def test_a_request_that_does_not_end_is_an_error(exported, monkeypatch):
 def main(monkeypatch, *arguments):
     """Returns the error with which `python -m models.serve` refuses to begin."""
     monkeypatch.setattr(sys, "argv", ["serve", *map(str, arguments)])
-    monkeypatch.delitem(sys.modules, "models.serve.__main__")  # as at the start of a program
+    monkeypatch.delitem(sys.modules, "models.serve.__main__", raising=False)  # as at the start of a program
     with pytest.raises(SystemExit) as ended:
         runpy.run_module("models.serve", run_name="__main__", alter_sys=False)
     return str(ended.value)
 
 
-def test_what_cannot_be_served_is_refused_before_it_begins(stock, tmp_path, monkeypatch):
+def test_what_cannot_be_served_is_refused_before_it_begins(stock, tmp_path, monkeypatch, capsys):
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         held.listen()
@@ -279,6 +279,9 @@ def test_what_cannot_be_served_is_refused_before_it_begins(stock, tmp_path, monk
         assert f"port {port} of 127.0.0.1 cannot be used" in said and "Remedy" in said
     here = ("--port", 0, "--export")
     assert "has no saved_model.pb" in main(monkeypatch, *here, tmp_path)
+    for flag, value in (("batch_requests", 0), ("batch_wait_ms", "nan"), ("model_name", "a/b")):
+        assert main(monkeypatch, *here, stock.folder / "1", f"--{flag}", value) == "2"
+        assert f"--{flag}" in capsys.readouterr().err.splitlines()[-1]
     assert "is a delta" in main(monkeypatch, *here, stock.folder / "ready" / "1-to-2")
     said = main(monkeypatch, *here, stock.folder / "1", "--deltas", tmp_path / "none")
     assert "none' is no folder" in said

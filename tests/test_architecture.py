@@ -144,6 +144,7 @@ MAKE_VALUES = {
     "pa.float32", "pa.int64", "pa.string", "pathlib.Path", "pathlib.Path(__file__).with_name", "range", "re.compile",
     "str", "tf.get_logger", "tuple", "_asking_tables_first", "contextlib.contextmanager", "dataclasses.dataclass",
     "finds_layers", "functools.cache", "tf.autograph.experimental.do_not_convert", "tf.custom_gradient",
+    "tf.function",
 }  # fmt: skip
 
 

@@ -35,20 +35,35 @@ def exported(folder, experiment, model):
     return str(folder / "saved_model")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["grm", "din", "dcn"])
-def test_ranking_scores(tmp_path, kind):
-    # The model takes 20 of these 25 events.
+def ranking_batches():
+    """Returns a batch, and what the model takes of it: 20 of 25 events."""
     batch = ranking_batch(histories=[25, 0, 3], exposures=[2, 4, 1])
     cut = {**batch}
     for name in ("history_item", "history_action", "history_time"):
         cut[name] = jagged.last(batch[name], 20)
-    experiment, model = trained(experiments.ranking(kind), cut)
+    return batch, cut
+
+
+def exported_ranking(folder, kind):
+    """Returns a ranking model and the path of its SavedModel."""
+    experiment, model = trained(experiments.ranking(kind), ranking_batches()[1])
+    return model, exported(folder, experiment, model)
+
+
+@pytest.fixture(scope="module")
+def grm(tmp_path_factory):
+    return exported_ranking(tmp_path_factory.mktemp("grm"), "grm")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["grm", "din", "dcn"])
+def test_ranking_scores(grm, tmp_path, kind):
+    model, path = grm if kind == "grm" else exported_ranking(tmp_path, kind)
+    batch, cut = ranking_batches()
     inputs = {"user_budget": batch["user_budget"].numpy()}
     for group, names in (("history", ("item", "action", "time")), ("exposed", ("item", "time"))):
         inputs[f"{group}_row_splits"] = batch[f"{group}_item"].row_splits.numpy()
         inputs.update({f"{group}_{name}": batch[f"{group}_{name}"].values.numpy() for name in names})
-    path = exported(tmp_path, experiment, model)
     assert not {op for op in saved_operations(path) if op.startswith(("Fusedrec>", "TFRA>", "Horovod"))}
     scores = run_signature(path, "serving_default", inputs)
     for task, logit in model(cut).items():
@@ -133,9 +148,8 @@ def test_an_index_is_part_of_the_version(tmp_path):
 
 
 @pytest.mark.slow
-def test_serve_names_signatures_and_inputs(tmp_path):
-    experiment, model = trained(experiments.RANKING, ranking_batch(histories=[3], exposures=[2]))
-    path = exported(tmp_path, experiment, model)
+def test_serve_names_signatures_and_inputs(grm):
+    _, path = grm
     with pytest.raises(ValueError, match=r"no signature 'top_k', it has \[.*'serving_default', 'version'\]. Pass one"):
         run_signature(path, "top_k", {})
     with pytest.raises(ValueError, match=r"inputs are .*, 'serving_default' wants \['exposed_item'.*Pass exactly"):
@@ -143,8 +157,8 @@ def test_serve_names_signatures_and_inputs(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_checkpoint_of_something_else_is_refused(tmp_path):
-    experiment, model = trained(experiments.RANKING, ranking_batch(histories=[3], exposures=[2]))
+def test_a_checkpoint_of_something_else_is_refused(grm, tmp_path):
+    model, _ = grm
     fr.checkpoint.save(tmp_path / "other", model)
     with pytest.raises(ValueError, match="was not written by models.train"):
         trained_model(tmp_path / "other")

@@ -159,6 +159,7 @@ def test_a_delta_makes_states_of_the_older_version_unreachable(ranking, tmp_path
     np.testing.assert_allclose(found["ctr"], new, rtol=0, atol=TOLERANCE)
 
 
+@pytest.mark.slow
 def test_concurrent_requests_of_one_user(ranking):
     """Clients that do not know of each other: each has seen a part of the history, and gets the answer of that part."""
     ranking.happen(0, 12)
@@ -185,6 +186,7 @@ def test_concurrent_requests_of_one_user(ranking):
         list(pool.map(serve, range(4)))
 
 
+@pytest.mark.slow
 def test_a_server_keeps_states_between_requests_of_many_clients(ranking, monkeypatch):
     """Clients ask at once, so that their users share calls. The page for Prometheus shows what the cache did."""
     export = Export(ranking.folder)  # as it was written, without the changes of other tests
@@ -224,6 +226,7 @@ def test_a_server_keeps_states_between_requests_of_many_clients(ranking, monkeyp
         assert status == 400 and "events_before must be >= 0" in answer["error"]
 
 
+@pytest.mark.slow
 def test_bad_requests_are_named_and_the_server_goes_on(ranking):
     ranking.happen(1, 12)
     ranking.histories[1] = ranking.histories[1][-10:]
@@ -259,6 +262,7 @@ def test_bad_requests_are_named_and_the_server_goes_on(ranking):
     answers_still()
 
 
+@pytest.mark.slow
 def test_what_cannot_have_states_is_refused(tmp_path, ranking):
     with pytest.raises(ValueError, match="states need ops \"ours\", got ops 'stock'"):
         export(ranking.model, tmp_path / "a", "stock", StateOptions(10**6))

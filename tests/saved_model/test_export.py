@@ -24,13 +24,21 @@ def model():
     return model
 
 
+@pytest.fixture(scope="module")
+def both(model, tmp_path_factory):
+    """Returns the folder of exports of either kind, and the model's answers at that time by the seed of the batch."""
+    folder = tmp_path_factory.mktemp("both")
+    for ops in ("stock", "ours"):
+        fr.export(model, folder / ops, ops)
+    return folder, {seed: model(click_model.batch(seed), training=False) for seed in (0, 1, 2)}
+
+
 @pytest.mark.parametrize("ops", ["stock", "ours"])
-def test_it_answers_as_the_model(model, ops, tmp_path):
-    fr.export(model, tmp_path / "served", ops)
-    loaded = tf.saved_model.load(str(tmp_path / "served"))
-    for seed in (0, 1, 2):
-        inputs = click_model.batch(seed)
-        expected, answer = model(inputs, training=False), loaded.signatures["serving_default"]
+def test_it_answers_as_the_model(both, ops):
+    folder, answers = both
+    loaded = tf.saved_model.load(str(folder / ops))
+    for seed, expected in answers.items():
+        inputs, answer = click_model.batch(seed), loaded.signatures["serving_default"]
         got = answer(**click_model.served(inputs))
         assert set(got) == {"click", "like"}
         for name in got:
@@ -48,12 +56,11 @@ def test_the_model_trains_on_as_before(model, tmp_path):
     assert (model(click_model.batch(1))["click"] != before).numpy().any()
 
 
-def test_stock_needs_no_operation_but_those_of_tensorflow(model, tmp_path):
-    fr.export(model, tmp_path / "stock")
-    fr.export(model, tmp_path / "ours", "ours")
+def test_stock_needs_no_operation_but_those_of_tensorflow(both):
+    folder, _ = both
     known = {"Horovod", "Fusedrec>", "TFRA>"}
-    assert not {op for op in saved_operations(tmp_path / "stock") if any(op.startswith(name) for name in known)}
-    assert {op for op in saved_operations(tmp_path / "ours") if "Fusedrec>" in op} >= {"Fusedrec>TableFind"}
+    assert not {op for op in saved_operations(folder / "stock") if any(op.startswith(name) for name in known)}
+    assert {op for op in saved_operations(folder / "ours") if "Fusedrec>" in op} >= {"Fusedrec>TableFind"}
 
 
 def test_only_the_remains_of_an_export_are_removed(model, tmp_path):

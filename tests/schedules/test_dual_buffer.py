@@ -9,7 +9,7 @@ from tests.schedules.test_feed import Stop, dataset, unknown
 from tf_fusedrec import keras
 from tf_fusedrec.schedules import DualBuffer, FrozenWindow, Nested, PipelinedModel
 
-PAIRS = {"dual_buffer": (DualBuffer(), "sync"), "nested": (Nested(4), FrozenWindow(4))}
+PAIRS = {"dual_buffer": (DualBuffer(), "sync"), "nested": (Nested(3), FrozenWindow(3))}
 TABLES = {
     "adam": ({}, "Adam"),
     "bfloat16": ({"storage_dtype": "bfloat16", "stochastic_rounding": True}, "Adam"),

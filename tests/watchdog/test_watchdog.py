@@ -1,6 +1,8 @@
 """A rank that stands still or ends alone: who waits for whom is said, a stop is survived, nobody ends with code 0."""
 
+import contextlib
 import io
+import json
 import os
 import pathlib
 import re
@@ -107,8 +109,36 @@ print("fit has ended", flush=True)
 """
 
 
+# The ranks are forks of one process that has imported TensorFlow. Each is the main program, so Python ends it as it
+# ends every program.
+FORKS = """
+import json
+import os
+import runpy
+import sys
+
+import horovod.tensorflow
+import tf_fusedrec
+
+program, *words = sys.argv[1:]
+ranks = []
+for rank, environment in enumerate(json.load(sys.stdin)):
+    ranks.append(os.fork())
+    if ranks[-1] == 0:
+        break
+if ranks[-1] == 0:
+    os.environ.update(environment)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    os.dup2(os.open(f"{program}.{rank}", os.O_WRONLY | os.O_CREAT), 2)
+    sys.argv = [program, *words]
+    runpy.run_path(program, run_name="__main__")
+else:
+    print(json.dumps([os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in ranks]))
+"""
+
+
 def run_program(folder: pathlib.Path, *words: str, source: str = PROGRAM, number: int = 2):
-    """Exit codes and stderr of some ranks of a program, which Python ends as it ends every program."""
+    """Returns the exit codes and the stderr of the ranks of a program."""
     program = folder / "program.py"
     program.write_text(source, encoding="utf-8")
     rendezvous = RendezvousServer()
@@ -118,21 +148,20 @@ def run_program(folder: pathlib.Path, *words: str, source: str = PROGRAM, number
         rendezvous.init(slots)
         shared = environment_of_ranks(os.environ)
         shared.update({k: str(v) for k, v in gloo_run.create_run_env_vars("127.0.0.1", ["lo"], port).items()})
-        ranks = [
-            subprocess.Popen(
-                [sys.executable, str(program), *words], env=shared | gloo_run.create_slot_env_vars(slot),
-                stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, encoding="utf-8", errors="replace",
-            )
-            for slot in slots
-        ]  # fmt: skip
+        started = subprocess.Popen(
+            [sys.executable, "-c", FORKS, str(program), *words], env=shared, start_new_session=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, encoding="utf-8", errors="replace",
+        )  # fmt: skip
         try:
-            errors = [rank.communicate(timeout=150)[1] for rank in ranks]
+            environments = [gloo_run.create_slot_env_vars(slot) for slot in slots]
+            codes, _ = started.communicate(json.dumps(environments), timeout=150)
         finally:
-            for rank in ranks:
-                rank.kill()
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(started.pid, signal.SIGKILL)
     finally:
         rendezvous.stop()
-    return [rank.returncode for rank in ranks], errors
+    errors = [pathlib.Path(f"{program}.{rank}").read_text(encoding="utf-8", errors="replace") for rank in range(number)]
+    return json.loads(codes), errors
 
 
 def test_no_rank_of_a_job_with_uneven_data_ends_with_code_0_and_the_remedy_is_named(tmp_path):

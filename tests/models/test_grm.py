@@ -180,28 +180,6 @@ def test_the_experts_take_crosses_of_the_targets_output_its_own_columns_its_user
     assert more == 5 * (of_experts + 2 * 2 * 84 * (5 + 5)) + 5 * 2 * (8 + 8) * 2  # and the weights of 5 events
 
 
-def test_a_step_leaves_events_out_of_the_history_and_keeps_what_the_exposures_show():
-    batch = ranking_batch(histories=[12, 0, 12], exposures=[2, 1, 3])
-    batch["history_rating"] = ragged([12, 0, 12], np.arange(24), np.float32)
-    fields = {**vars(CROSSED_FIELDS), "history_dense": ("rating",), "history_dropout": 0.5}
-    model = make_grm(GRMConfig(**fields))
-    whole, rows, numbers = model.read(batch, training=False)
-    assert whole is batch
-    np.testing.assert_array_equal(numbers.exposed, model.dense_of(batch).exposed)
-    cut, fewer, left = model.read(batch, training=True)
-    lengths = cut["history_item"].row_lengths().numpy()
-    assert lengths[1] == 0 and 0 < lengths.sum() < 24
-    at = left.history.values.numpy()[:, 0].round().astype(int)  # the statistics are those of no data: mean 0
-    assert list(at) == sorted(set(at)) and [(at < 12).sum(), (at >= 12).sum()] == [lengths[0], lengths[2]]
-    for name in ("history_item", "history_time"):
-        np.testing.assert_array_equal(cut[name].values, batch[name].values.numpy()[at])
-    for name in ("history_item", "history_action"):
-        np.testing.assert_array_equal(fewer[name].values, rows[name].values.numpy()[at])
-        np.testing.assert_array_equal(fewer[name].row_lengths(), lengths)
-    np.testing.assert_array_equal(left.exposed, numbers.exposed)  # with the length of the whole history
-    np.testing.assert_array_equal(fewer["exposed_item"].values, rows["exposed_item"].values)
-
-
 def test_profiles_of_fewer_events_are_as_large_as_those_of_all():
     batch = ranking_batch(histories=[12], exposures=[1])
     for name in ("history_item", "history_action", "history_time"):  # twelve equal events: any half is as good

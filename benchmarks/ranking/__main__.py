@@ -7,10 +7,10 @@ KuaiRand (click, long view; the last fifth of every user's impressions is test, 
 validation).
 
 All models read the same columns. Each one is trained once with every setting of GRID and evaluated on the validation
-split after every epoch, until an epoch is not better. The highest mean of AUC and GAUC of both tasks
-chooses the setting and the number of epochs; the rates choose among as many priors. Then the model is trained anew
-with each seed on all data before the test split, for so many epochs, and evaluated on the test split once. Other
-settings come from configs/<model>_<data>.yaml.
+split after every epoch, until an epoch is not better. The highest mean of AUC and GAUC of both tasks chooses the
+setting and the number of epochs; the rates choose among as many priors. Then the model is trained anew with each seed
+on all data before the test split, for so many epochs, and evaluated on the test split once. Other settings come from
+configs/<model>_<data>.yaml.
 
 The fields of the click task are gauc_<model> and auc_<model>, means over seeds. gauc_difference is GRM minus the model
 that is best in the test split, with the 95 % interval of a paired bootstrap over users, gauc_difference_low to _high;

@@ -13,6 +13,7 @@ import tf_fusedrec as fr
 from benchmarks.harness import harness
 from benchmarks.serving.load import LIMIT_MS, Load, highest_rate, latencies_ms
 from benchmarks.serving.state import Request, long_model
+from models.base import Batch
 from models.export import signatures_of
 from models.kept_states import StateOptions
 from tf_fusedrec import tf
@@ -96,7 +97,7 @@ def _copy(cache: StateCache) -> fr.Signature:
     return fr.Signature(function, {"users": tf.TensorSpec([None], tf.int64)}, (cache,))
 
 
-def _flat(batch: dict[str, Any]) -> dict[str, tf.Tensor]:
+def _flat(batch: Batch) -> dict[str, tf.Tensor]:
     """A batch in the form of a server's inputs."""
     flat = {name: of.values if isinstance(of, tf.RaggedTensor) else of for name, of in batch.items()}
     return {**flat, **{f"{role}_row_splits": batch[f"{role}_time"].row_splits for role in ("history", "exposed")}}

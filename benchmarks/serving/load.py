@@ -31,7 +31,7 @@ class Load:
         return int(min(self.requests, max(10.0, rate * self.seconds)))
 
 
-def latencies_ms(ask: Callable[[int], None], rate: float, load: Load, give_up_ms: float = 10_000) -> np.ndarray:
+def latencies_ms(ask: Callable[[int], object], rate: float, load: Load, give_up_ms: float = 10_000) -> np.ndarray:
     """Sends requests at `rate` per second, and returns the latency of each after the warm-up.
 
     Args:
@@ -42,7 +42,8 @@ def latencies_ms(ask: Callable[[int], None], rate: float, load: Load, give_up_ms
     """
     total = load.count(rate)
     after = np.cumsum(np.random.default_rng(total).exponential(1 / rate, total))
-    found, numbers, failed = np.full(total, np.inf), itertools.count(), []
+    failed: list[BaseException] = []
+    found, numbers = np.full(total, np.inf), itertools.count()
     begin = time.perf_counter()
 
     def client() -> None:

@@ -48,7 +48,7 @@ def installed(prediction_log, monkeypatch):
     names = ("tensorflow_serving", "tensorflow_serving.apis", "tensorflow_serving.apis.prediction_log_pb2")
     for name in names:
         monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
-    sys.modules[names[1]].prediction_log_pb2 = types.SimpleNamespace(PredictionLog=prediction_log)
+    sys.modules[names[2]].PredictionLog = prediction_log
 
 
 @pytest.fixture(scope="module")
@@ -90,5 +90,6 @@ def test_requests_come_back(export, installed, prediction_log):
 
 def test_without_the_package(export, monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorflow_serving", None)
+    monkeypatch.delitem(sys.modules, "tensorflow_serving.apis.prediction_log_pb2", raising=False)
     with pytest.raises(ImportError, match="pip install --no-deps tensorflow-serving-api==2"):
         write_warmup_requests(export, [{"x": np.zeros([1, 3])}])

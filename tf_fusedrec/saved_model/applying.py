@@ -264,11 +264,12 @@ def joined(tables: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray,
       rows: [m+1, C], of all entries, then zeros.
     """
     count = sum(len(ids) for ids, _ in tables)
-    mask = next(bits for bits in (np.uint8, np.uint16, np.uint32, np.uint64) if len(tables) <= 8 * bits().nbytes)
+    mask = next(np.dtype(bits) for bits in ("u1", "u2", "u4", "u8") if len(tables) <= 8 * np.dtype(bits).itemsize)
     ids = np.concatenate([*(ids for ids, _ in tables), [np.iinfo(np.int64).max]]).astype(np.int64)
     order = np.argsort(ids[:-1], kind="stable")
     ids[:-1] = ids[order]
-    bits = np.repeat(mask(1) << np.arange(len(tables), dtype=mask), [len(of) for of, _ in tables])[order]
+    of_tables = np.left_shift(np.ones(len(tables), mask), np.arange(len(tables), dtype=mask))
+    bits = np.repeat(of_tables, [len(of) for of, _ in tables])[order]
     first = np.flatnonzero(np.concatenate([[True], ids[1:-1] != ids[:-2]])[:count])
     masks = np.zeros(count + 1, mask)
     if count:

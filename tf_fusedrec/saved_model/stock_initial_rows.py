@@ -91,8 +91,8 @@ def _of_form(of_tables: Sequence[InitialRows | None], ids: tf.Tensor, tables: tf
 
     def of_each(value: Callable[[InitialRows], float | int], dtype: type) -> tf.Tensor:
         """<dtype>[n, 1], a value of each id's table."""
-        values = np.array([0 if initial is None else value(initial) for initial in of_tables], dtype)
-        return tf.gather(tf.constant(values), tables)[:, tf.newaxis]
+        values = [0 if initial is None else value(initial) for initial in of_tables]
+        return tf.gather(tf.constant(np.array(values, dtype)), tables)[:, tf.newaxis]
 
     # The ops take both parameters as float32.
     a = of_each(lambda initial: float(np.float32(initial.a)), np.float64)

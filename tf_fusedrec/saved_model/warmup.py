@@ -5,6 +5,7 @@ The first request of every input shape is slow, because TensorFlow then prepares
 
 from __future__ import annotations
 
+import importlib
 import os
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -34,7 +35,7 @@ def write_warmup_requests(
         has other inputs, or the model fails to answer it: TensorFlow Serving would not load the model.
     """
     try:
-        from tensorflow_serving.apis import prediction_log_pb2
+        prediction_log_pb2 = importlib.import_module("tensorflow_serving.apis.prediction_log_pb2")
     except ImportError as error:
         raise ImportError(
             "the module tensorflow_serving is missing, whose message types the file of warm-up requests has. Remedy: "

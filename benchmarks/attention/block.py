@@ -30,8 +30,8 @@ def block(rows: int, repeats: int) -> dict[str, float]:
     calls = {}
     for name in ("fused", "outside"):
         keras.utils.set_random_seed(1)
-        sizes = {"num_heads": batch.HEADS, "qk_dim": batch.DIM, "value_dim": batch.DIM}
-        layer = layers.HSTU(**sizes, max_sequence_length=batch.LONGEST, position_bias=False, time_encoding="none")
+        heads, dim, longest = batch.HEADS, batch.DIM, batch.LONGEST
+        layer = layers.HSTU(heads, dim, dim, max_sequence_length=longest, position_bias=False, time_encoding="none")
         layer.build(x.shape)
         if name == "outside":
             layer.kernels = layer.kernels._replace(gated_attention=None)

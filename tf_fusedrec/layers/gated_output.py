@@ -87,12 +87,10 @@ class GatedOutput(keras.layers.Layer):
             return None
         columns = gate.shape[-1] // self.num_heads
         by_head = tf.reshape(GATE_ACTIVATIONS[self.gate_activation](gate), [-1, self.num_heads, columns])
-        weights = () if self.norm == "plain" else (self.norm_weight, self.norm_bias)
+        weight, bias = (None, None) if self.norm == "plain" else (self.norm_weight, self.norm_bias)
         if self.norm == "per_head":
-            weights = tuple(tf.repeat(weight, columns) for weight in weights)
-        return OutputGate(
-            by_head, *weights, per_head=self.norm == "per_head", gate_first=self.gate_before_norm, epsilon=norms.EPSILON
-        )
+            weight, bias = tf.repeat(weight, columns), tf.repeat(bias, columns)
+        return OutputGate(by_head, weight, bias, self.norm == "per_head", self.gate_before_norm, norms.EPSILON)
 
     def _gated(self, gate: tf.Tensor, attended: tf.Tensor) -> tf.Tensor:
         gate = GATE_ACTIVATIONS[self.gate_activation](gate)

@@ -63,8 +63,8 @@ epochs. [Schedules](schedules.md#what-it-costs-in-quality) lists the finished ru
 {overlap[contended_speedup_dual]:.2f}, because its look-ahead wants these cores. Two groups have \
 {overlap[speedup_2d]:.2f}, because the gradients of all rows still go to both.
 - On KuaiRand, GRM is below DLRM. In click, the difference is beyond the bootstrap interval in 2 of 3 seeds.
-- Gate and norm in the attention's op make an HSTU block 1.01 times as fast on a CPU (processor time, loaded machine). A \
-block without gate and norm is at most 1.03 times as fast.
+- Gate and norm in the attention's op make an HSTU block 1.01 times as fast on a CPU (processor time, loaded machine). \
+A block without gate and norm is at most 1.03 times as fast.
 - A row of 64 tokens costs the attention {attention[cost_spread]:.1f} times as much per useful FLOP as one of 8,192.
 - `segment_unique` takes up to {small_ops[segment_unique_worst]} times the time of `tf.unique` per segment on \
 groups of \

@@ -37,9 +37,10 @@ def forward_flops(config: GRMConfig, history: np.ndarray, exposed: np.ndarray) -
     # Context sees context and history. History sees context and its past. A target also sees itself.
     pairs = context * (context + history) + history * context + history * (history + 1) // 2
     pairs = pairs + exposed * (context + history + 1)
-    per_exposure = 2 * config.dim * config.num_experts * config.expert_units  # experts
+    computed = min(config.num_experts, 2 * config.top_k)  # where two tasks keep different experts
+    per_exposure = 2 * config.dim * computed * config.expert_units  # experts
     per_exposure += 2 * 2 * config.dim * config.num_experts  # gates of two tasks
-    per_exposure += 2 * 2 * config.num_experts * config.expert_units  # mixing
+    per_exposure += 2 * 2 * config.top_k * config.expert_units  # mixing
     per_exposure += 2 * 2 * (config.expert_units + 1) * config.head_units  # heads
     return Flops(
         tokens,

@@ -6,6 +6,7 @@ import importlib
 import json
 import os
 import pathlib
+import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -168,6 +169,7 @@ def _tensor_info(info: Any) -> dict[str, Any]:
 
 def reason(message: str) -> str:
     """Returns the message of an error of TensorFlow without its places in the graph."""
+    message = re.sub(r"\{\{(function_)?node [^}]*\}\} ?", "", message)
     places = ("Graph execution error:", "Detected at node", "<stack traces", "\t [[")
     lines = [line for line in message.split("\n") if line and not line.startswith(places)]
     return "\n".join(lines).partition(" [Op:")[0]

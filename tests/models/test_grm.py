@@ -93,7 +93,8 @@ def test_a_target_does_not_see_another():
     changed["exposed_item"] = batch["exposed_item"].with_values(tf.constant(items))
     before, after = model(batch)["ctr"].numpy(), model(changed)["ctr"].numpy()
     assert before[1] != after[1]
-    np.testing.assert_array_equal(before[[0, 2]], after[[0, 2]])
+    # The experts of the others may have another number of tokens, so another order of sums: a few float32 roundings.
+    np.testing.assert_allclose(before[[0, 2]], after[[0, 2]], rtol=1e-6)
 
 
 def test_step_counts_and_metrics():

@@ -281,7 +281,7 @@ def retrieval():
 def test_retrieval_with_states(retrieval, monkeypatch):
     """The signature's function, which an export would trace."""
     given = {}
-    monkeypatch.setattr(fr, "export", lambda *arguments, signatures, base: given.update(signatures))
+    monkeypatch.setattr(fr, "export", lambda *arguments, signatures, **options: given.update(signatures))
     export(retrieval, "nowhere", "ours", StateOptions(10**6, page_tokens=4))
     batch = retrieval_batch([12, 0, 1, 7])
     now = tf.constant([START + 10**8] * 4, tf.int64)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 import tf_fusedrec as fr
-from models.ranking_config import RankingConfig
+from models.experiment.ranking_config import RankingConfig
 from tf_fusedrec.data import Column, ParquetFolder
 from tf_fusedrec.data.rows import Ragged
 

@@ -9,16 +9,16 @@ import numpy as np
 
 import tf_fusedrec as fr
 from models.dcn import DCN
-from models.dense_inputs import Statistics
 from models.din import DIN
 from models.dlrm import DLRM
 from models.experiment import Experiment
+from models.experiment.model_config import GRMConfig, ModelConfig, RetrievalConfig
+from models.experiment.ranking_config import ROLES, RankingConfig
+from models.experiment.schedule_choice import schedule_of
 from models.grm import GRM
-from models.model_config import GRMConfig, ModelConfig, RetrievalConfig
+from models.parts.dense_inputs import Statistics
 from models.ranking import RankingModel
-from models.ranking_config import ROLES, RankingConfig
 from models.retrieval import HSTURetrieval
-from models.schedule_choice import schedule_of
 from tf_fusedrec import keras, tf
 from tf_fusedrec.data import Column
 from tf_fusedrec.schedules.in_flight import InFlight

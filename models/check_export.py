@@ -14,9 +14,9 @@ import numpy as np
 from models import run_signature
 from models.build import columns
 from models.experiment import Experiment
+from models.experiment.ranking_config import ROLES
 from models.export import event_columns
 from models.ranking import RankingModel, ids_of_lists
-from models.ranking_config import ROLES
 from models.retrieval import HSTURetrieval
 from tf_fusedrec import tf
 from tf_fusedrec.data import ParquetFolder, TokenBatches

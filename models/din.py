@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 
 from models.base import Batch
-from models.dense_inputs import DenseInputs, dense_width, log_seconds
+from models.experiment.model_config import DINConfig
 from models.exposure_model import ExposureModel, network, products
-from models.model_config import DINConfig
+from models.parts.dense_inputs import DenseInputs, dense_width, log_seconds
 from tf_fusedrec import keras, tf
 
 

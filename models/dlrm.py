@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from models.base import Batch
-from models.dense_inputs import DenseInputs
+from models.experiment.model_config import DLRMConfig
 from models.exposure_model import ExposureModel, network, products
-from models.model_config import DLRMConfig
+from models.parts.dense_inputs import DenseInputs
 from tf_fusedrec import keras, tf
 
 

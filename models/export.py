@@ -46,11 +46,11 @@ from absl import app, flags
 import tf_fusedrec as fr
 from models.build import columns, make_embedding, make_model, no_rows
 from models.experiment import EmbeddingConfig, Experiment, from_dict
+from models.experiment.ranking_config import ROLES, RankingConfig
 from models.grm import GRM
 from models.item_index import IndexOptions
 from models.kept_states import Answer, KeptStates, StateOptions
 from models.ranking import RankingModel
-from models.ranking_config import ROLES, RankingConfig
 from models.retrieval import HSTURetrieval
 from models.retrieval_server import RetrievalServer
 from models.user_state import GRMStates

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from models.base import Batch
-from models.dense_inputs import DenseInputs
+from models.experiment.ranking_config import RankingConfig
+from models.parts.dense_inputs import DenseInputs
 from models.ranking import RankingModel
-from models.ranking_config import RankingConfig
 from tf_fusedrec import keras, tf
 
 

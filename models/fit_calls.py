@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import tf_fusedrec as fr
 from models.build import columns, extra_tokens, ids_by_table, length_columns
 from models.experiment import Experiment
-from models.schedule_choice import micro_batches_of
+from models.experiment.schedule_choice import micro_batches_of
 from tf_fusedrec import tf
 from tf_fusedrec.data import (
     Cost,

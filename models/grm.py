@@ -9,7 +9,7 @@ history and exposures are added to the tokens.
 
 A token is the sum of its features, and a target reaches its user by attention alone. With config.cross_layers, the
 experts take the crosses of x_0: the target's normalised output of the blocks, beside everything that DCN-V2 crosses
-(dcn.py), and the profiles of the user's history (pooled_history.py) with their products by the target's item.
+(dcn.py), and the profiles of the user's history (parts/pooled_history.py) with their products by the target's item.
 
 One sample is one user. Every exposure is a separate target that sees context, history and itself, but no other
 exposure. The logits therefore equal those of one row per exposure, at the cost of one pass over the history.
@@ -23,14 +23,14 @@ import numpy as np
 
 from models.base import Batch
 from models.dcn import Cross
-from models.dense_inputs import DenseInputs, dense_width
-from models.encoders import attends_by_time, encoder_blocks
+from models.experiment.model_config import GRMConfig
+from models.experiment.ranking_config import ROLES
 from models.exposure_model import products
-from models.group_norm import GroupLayerNorm
-from models.model_config import GRMConfig
-from models.pooled_history import EventProfiles
+from models.parts.dense_inputs import DenseInputs, dense_width
+from models.parts.encoders import attends_by_time, encoder_blocks
+from models.parts.group_norm import GroupLayerNorm
+from models.parts.pooled_history import EventProfiles
 from models.ranking import RankingModel
-from models.ranking_config import ROLES
 from tf_fusedrec import keras, tf
 from tf_fusedrec.layers import MMoE, PositionEmbedding, SequenceTimes, jagged, norms, sequence_times
 

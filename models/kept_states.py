@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
-from models.model_config import GRMConfig, RetrievalConfig
+from models.experiment.model_config import GRMConfig, RetrievalConfig
 from models.user_state import GRMStates, RetrievalStates, UserState
 from tf_fusedrec import ops, tf
 from tf_fusedrec.layers import AttentionState, jagged

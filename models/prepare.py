@@ -12,9 +12,9 @@ import os
 import pathlib
 
 import tf_fusedrec as fr
-from models.data_config import SOURCES, WINDOWED
 from models.experiment import Experiment
-from models.ranking_config import RankingConfig
+from models.experiment.data_config import SOURCES, WINDOWED
+from models.experiment.ranking_config import RankingConfig
 from tf_fusedrec.data import read_info
 from tf_fusedrec.data.converters.events import Window
 from tf_fusedrec.data.converters.kuairand import convert_kuairand

@@ -1,8 +1,8 @@
 """Retrieval model: predicts the next item at every position of a user's history, with a sampled softmax.
 
-Its blocks are the research form of HSTU with relative position and time bias, or others (encoders.py). A position's
-query time is the time of the NEXT interaction, which a server knows; see ops.sequence_times. Histories, positives and
-negatives are jagged, with one entry per token of the batch. Only SASRec's softmax pads.
+Its blocks are the research form of HSTU with relative position and time bias, or others (parts/encoders.py). The query
+time of a position is the time of the NEXT interaction, which a server knows; see ops.sequence_times. Histories,
+positives and negatives are jagged, with one entry per token of the batch. Only SASRec's softmax pads.
 Source: Zhai et al., Actions Speak Louder than Words (ICML 2024), its public experiments.
 """
 
@@ -13,8 +13,8 @@ from typing import NamedTuple
 import numpy as np
 
 from models.base import Batch, SequenceModel
-from models.encoders import attends_by_time, encoder_blocks
-from models.experiment import RetrievalConfig
+from models.experiment.model_config import RetrievalConfig
+from models.parts.encoders import attends_by_time, encoder_blocks
 from tf_fusedrec import keras, losses, tf
 from tf_fusedrec.layers import PositionEmbedding, jagged, sequence_times
 from tf_fusedrec.losses.negatives import Sampler, other_positions, reuse

@@ -36,11 +36,11 @@ from models.build import (
     no_rows,
 )
 from models.check_export import check_export, expected_answer
-from models.dense_inputs import read_statistics
 from models.evaluate import evaluate, table
 from models.experiment import Experiment, load
 from models.export import export
 from models.fit_calls import fit_calls
+from models.parts.dense_inputs import read_statistics
 from models.prepare import prepare_data
 from models.ranking import RankingModel
 from tf_fusedrec import callbacks, keras, tf

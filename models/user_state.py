@@ -13,8 +13,8 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from models.base import Batch
-from models.encoders import attends_by_time
 from models.grm import GRM
+from models.parts.encoders import attends_by_time
 from models.retrieval import HSTURetrieval, normalized
 from tf_fusedrec import tf
 from tf_fusedrec.layers import HSTU, AttentionState, SequenceTimes, jagged, sequence_times

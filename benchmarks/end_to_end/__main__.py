@@ -37,7 +37,7 @@ from benchmarks.harness.rounds import Remote
 from benchmarks.retrieval_ml1m.__main__ import BATCH_USERS, CONFIG
 from models.build import columns
 from models.experiment import Experiment, load
-from models.model_config import RetrievalConfig
+from models.experiment.model_config import RetrievalConfig
 from models.prepare import prepare_data
 from tf_fusedrec.data import ParquetFolder, read_items
 from tf_fusedrec.data.rows import concat

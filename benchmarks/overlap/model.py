@@ -10,8 +10,8 @@ import numpy as np
 
 import tf_fusedrec as fr
 from benchmarks.harness.synthetic import ZipfIds
+from models.experiment.model_config import GRMConfig
 from models.grm import GRM
-from models.model_config import GRMConfig
 from tf_fusedrec import keras, tf
 
 FEATURES = ("history_item", "history_action", "exposed_item")

@@ -40,7 +40,7 @@ from benchmarks.harness.machine import describe
 from benchmarks.ranking import jobs, rates, sizes, summary
 from benchmarks.ranking.data_sets import MODELS, DataSet, data_set_of
 from benchmarks.ranking.job import best
-from models.ranking_config import RankingConfig
+from models.experiment.ranking_config import RankingConfig
 
 GRID = {
     "model.history_dropout": (0.5, 0.0),

@@ -18,10 +18,10 @@ from benchmarks.harness import children
 from models.base import TRAINING_PASSES
 from models.build import columns, make_embedding, make_model, no_rows
 from models.compare import SAMPLES
-from models.dense_inputs import read_statistics
 from models.evaluate import Evaluation, evaluator
 from models.experiment import from_dict
 from models.fit_calls import fit_calls
+from models.parts.dense_inputs import read_statistics
 from tf_fusedrec import keras, tf
 from tf_fusedrec.data import read_items
 

@@ -11,7 +11,7 @@ import numpy as np
 from benchmarks.ranking.job import score
 from models import baselines
 from models.compare import metrics_of
-from models.ranking_config import RankingConfig
+from models.experiment.ranking_config import RankingConfig
 
 # Exposures by which the mean rate weighs, as many settings as a model has.
 PRIORS = (10.0, 3.0, 30.0, 100.0, 1.0, 5.0, 20.0, 50.0)

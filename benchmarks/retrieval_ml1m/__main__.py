@@ -28,10 +28,10 @@ import tf_fusedrec as fr
 from benchmarks.harness import harness
 from benchmarks.harness.machine import describe
 from models.build import columns, make_embedding, make_model
-from models.encoders import attends_by_time
 from models.evaluate import evaluate
 from models.experiment import Experiment, load
-from models.model_config import RetrievalConfig
+from models.experiment.model_config import RetrievalConfig
+from models.parts.encoders import attends_by_time
 from models.prepare import prepare_data
 from tf_fusedrec import callbacks, keras, tf
 from tf_fusedrec.data import ParquetFolder, read_items

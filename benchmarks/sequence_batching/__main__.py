@@ -23,7 +23,7 @@ from benchmarks.harness import harness
 from benchmarks.sequence_batching.flops import forward_flops
 from models.build import columns
 from models.experiment import Experiment, load
-from models.model_config import GRMConfig
+from models.experiment.model_config import GRMConfig
 from models.prepare import prepare_data
 from tf_fusedrec.data import ParquetFolder
 

@@ -6,7 +6,7 @@ import dataclasses
 
 import numpy as np
 
-from models.model_config import GRMConfig
+from models.experiment.model_config import GRMConfig
 
 
 @dataclasses.dataclass(frozen=True)

@@ -44,8 +44,8 @@ from benchmarks.serving.state import Request, state_fields
 from benchmarks.serving.updates import Updates, update_fields
 from models.build import columns, make_embedding, make_model, no_rows
 from models.experiment import Experiment, load
+from models.experiment.ranking_config import RankingConfig
 from models.export import export
-from models.ranking_config import RankingConfig
 from tf_fusedrec import tf
 from tf_fusedrec.saved_model.export import OPS
 

@@ -13,7 +13,7 @@ from benchmarks.harness import harness
 from benchmarks.ranking import __main__ as benchmark
 from benchmarks.ranking import data_sets, job, jobs, rates, summary
 from models.compare import SAMPLES
-from models.ranking_config import RankingConfig
+from models.experiment.ranking_config import RankingConfig
 from tests.data.shards import read_lists
 from tf_fusedrec.data import Column, ParquetFolder
 

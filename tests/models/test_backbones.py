@@ -5,8 +5,8 @@ import pathlib
 import numpy as np
 import pytest
 
-from models.encoders import encoder_blocks
 from models.experiment import load
+from models.parts.encoders import encoder_blocks
 from tf_fusedrec import tf
 
 CONFIGS = pathlib.Path(__file__).resolve().parents[2] / "configs"

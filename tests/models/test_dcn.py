@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from models.dcn import DCN
-from models.model_config import DCNConfig
+from models.experiment.model_config import DCNConfig
 from tests.models import exposure_oracle as oracle
 from tf_fusedrec import tf
 

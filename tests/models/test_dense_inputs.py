@@ -7,10 +7,10 @@ import pytest
 
 import tf_fusedrec as fr
 from models.build import columns, extra_tokens, features, made_features, make_embedding, make_model
-from models.dense_inputs import Normalize, Statistics, read_statistics
 from models.experiment import from_dict, load
+from models.experiment.ranking_config import RankingConfig
 from models.export import _RankingServer, trained_model
-from models.ranking_config import RankingConfig
+from models.parts.dense_inputs import Normalize, Statistics, read_statistics
 from tests.models.batches import START, ragged
 from tf_fusedrec import keras, tf
 from tf_fusedrec.data import check_features

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from models.din import DIN
-from models.model_config import DINConfig
+from models.experiment.model_config import DINConfig
 from tests.models import exposure_oracle as oracle
 from tf_fusedrec import tf
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from models.dlrm import DLRM
-from models.model_config import DLRMConfig
+from models.experiment.model_config import DLRMConfig
 from tests.models import exposure_oracle as oracle
 from tf_fusedrec import keras, tf
 

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import yaml
 
-from models import build, experiment
+from models import build
+from models.experiment import records as experiment
 from tests.models import batches
 from tf_fusedrec import keras, schedules, tf
 from tf_fusedrec.optimizers import rules as optimizers

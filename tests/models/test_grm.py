@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from benchmarks.sequence_batching.flops import forward_flops
+from models.experiment.model_config import GRMConfig
 from models.grm import GRM
-from models.model_config import GRMConfig
 from tests.models.batches import one_row_per_exposure, ragged, ranking_batch
 from tests.models.plain_embedding import PlainEmbedding
 from tf_fusedrec import keras, tf

@@ -6,8 +6,8 @@ import pytest
 from models.dcn import DCN
 from models.din import DIN
 from models.dlrm import DLRM
+from models.experiment.model_config import DCNConfig, DINConfig, DLRMConfig, GRMConfig
 from models.grm import GRM
-from models.model_config import DCNConfig, DINConfig, DLRMConfig, GRMConfig
 from tests.models import exposure_oracle as oracle
 from tests.models.batches import ragged
 

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from models.experiment.model_config import GRMConfig, RetrievalConfig
 from models.grm import GRM
-from models.model_config import GRMConfig, RetrievalConfig
 from models.retrieval import HSTURetrieval
 from tests.models.batches import ranking_batch, retrieval_batch
 from tests.models.plain_embedding import PlainEmbedding

@@ -4,8 +4,8 @@ import dataclasses
 
 import pytest
 
-from models.data_config import DataConfig
 from models.experiment import from_dict
+from models.experiment.data_config import DataConfig
 from models.prepare import prepare_data
 from tf_fusedrec.data import read_info
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from models.model_config import RetrievalConfig
+from models.experiment.model_config import RetrievalConfig
 from models.retrieval import HSTURetrieval
 from tests.models.batches import START, ragged, retrieval_batch
 from tests.models.plain_embedding import PlainEmbedding

@@ -3,7 +3,7 @@
 import numpy as np
 
 from benchmarks.sequence_batching.flops import forward_flops
-from models.model_config import GRMConfig
+from models.experiment.model_config import GRMConfig
 from tests.oracles.visible_pairs import visible_pairs
 
 CONFIG = GRMConfig(

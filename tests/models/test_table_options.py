@@ -8,7 +8,9 @@ import pytest
 import yaml
 
 import tf_fusedrec as fr
-from models import build, experiment, table_options
+from models import build
+from models.experiment import records as experiment
+from models.experiment import table_options
 from tests.models.batches import ranking_batch
 from tests.models.test_experiment import fields
 from tf_fusedrec import initializers, keras, optimizers, tf

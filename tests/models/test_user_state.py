@@ -5,8 +5,8 @@ import dataclasses
 import numpy as np
 import pytest
 
+from models.experiment.model_config import GRMConfig
 from models.grm import GRM
-from models.model_config import GRMConfig
 from models.retrieval import HSTURetrieval, RetrievalConfig
 from models.user_state import GRMStates, RetrievalStates
 from tests.models.batches import ranking_batch, retrieval_batch

@@ -61,27 +61,27 @@ SECTIONS = (
     (
         "Experiments",
         "A YAML file of `configs/`, one record for each of its sections; `--set section.field=value` replaces a field.",
-        "models/experiment.py",
+        "models/experiment/records.py",
         ("Experiment", "EmbeddingConfig", "TrainConfig", "EvaluateConfig"),
     ),
     (
         "Data of experiments",
         "The section `data` of an experiment.",
-        "models/data_config.py",
+        "models/experiment/data_config.py",
         ("DataConfig",),
     ),
     (
         "Models of experiments",
         "The section `model` of an experiment: `task: ranking` with `kind: grm`, `dlrm`, `din` or `dcn`, or `task: "
         "retrieval`.",
-        "models/{ranking_config,model_config}.py",
+        "models/experiment/{ranking_config,model_config}.py",
         ("GRMConfig", "DLRMConfig", "DINConfig", "DCNConfig", "RetrievalConfig"),
     ),
 )
 
 _CONSTANTS = (
-    "models/data_config.py", "models/experiment.py", "models/model_config.py", "models/ranking_config.py",
-    "models/table_options.py",
+    "models/experiment/data_config.py", "models/experiment/records.py", "models/experiment/model_config.py",
+    "models/experiment/ranking_config.py", "models/experiment/table_options.py",
     "tf_fusedrec/data/bad_input.py", "tf_fusedrec/data/converters/events.py", "tf_fusedrec/data/converters/kuairand.py",
     "tf_fusedrec/data/plan.py", "tf_fusedrec/layers/bias_weights.py", "tf_fusedrec/losses/negatives.py",
     "tf_fusedrec/exchange/topology.py",

@@ -15,8 +15,8 @@ import numpy as np
 
 import tf_fusedrec as fr
 from models.base import Batch
-from models.model_config import ModelConfig
-from models.ranking_config import ROLES, RankingConfig
+from models.experiment.model_config import ModelConfig
+from models.experiment.ranking_config import ROLES, RankingConfig
 from tf_fusedrec import keras, tf
 from tf_fusedrec.data import Column, ParquetFolder
 from tf_fusedrec.data.rows import Ragged

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from models.base import Batch
-from models.dense_inputs import DenseInputs
+from models.parts.dense_inputs import DenseInputs
 from tf_fusedrec import tf
 
 

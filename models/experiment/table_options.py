@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import tf_fusedrec as fr
-from models.yaml_records import check_choice, typed
+from models.experiment.yaml_records import check_choice, typed
 from tf_fusedrec import initializers, optimizers
 
 TABLE_OPTIMIZERS = {

@@ -1,4 +1,4 @@
-"""The data section of an experiment: where its samples come from. See experiment.py."""
+"""The data section of an experiment: where its samples come from. See records.py."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from models.yaml_records import check_at_least, check_choice, check_positive
+from models.experiment.yaml_records import check_at_least, check_choice, check_positive
 from tf_fusedrec.data import POLICIES
 from tf_fusedrec.data.converters.events import HELD_OUT
 from tf_fusedrec.data.converters.kuairand import SPLITS

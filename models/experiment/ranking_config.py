@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from models.yaml_records import check_at_least, check_choice, check_dropout
+from models.experiment.yaml_records import check_at_least, check_choice, check_dropout
 
 ROLES = ("history", "exposed")  # kinds of events
 HOUR = "hour"  # name in a cross of an event's hour of the day, which has no column

@@ -1,7 +1,7 @@
 """Converts nested dicts of YAML to frozen dataclasses and back.
 
 Each value is checked against its field's annotation: int, float, str, bool, tuple[T, ...] or Mapping[str, Any]. The
-module knows no field of experiment.py.
+module knows no field of records.py.
 """
 
 import dataclasses

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Union, overload
 
-from models.model_config import GRMConfig, RetrievalConfig
+from models.experiment.model_config import GRMConfig, RetrievalConfig
 from tf_fusedrec.layers import HSTU, FuXi, SASRec
 
 Block = Union[HSTU, FuXi, SASRec]

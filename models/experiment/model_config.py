@@ -1,12 +1,12 @@
-"""The model section of an experiment: one frozen, checked record per model. See experiment.py."""
+"""The model section of an experiment: one frozen, checked record per model. See records.py."""
 
 from __future__ import annotations
 
 import dataclasses
 from typing import Union
 
-from models.ranking_config import RankingConfig
-from models.yaml_records import check_at_least, check_choice, check_dropout, check_positive
+from models.experiment.ranking_config import RankingConfig
+from models.experiment.yaml_records import check_at_least, check_choice, check_dropout, check_positive
 from tf_fusedrec.config import ROW_DTYPES
 from tf_fusedrec.layers.bias_weights import TIME_ENCODINGS
 from tf_fusedrec.losses.negatives import SAMPLINGS, SHARINGS

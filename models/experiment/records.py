@@ -17,12 +17,12 @@ from typing import Any
 
 import yaml
 
-from models.data_config import SOURCES, WINDOWED, DataConfig
-from models.model_config import RANKING_KINDS, ModelConfig, RetrievalConfig
-from models.ranking_config import RankingConfig
-from models.schedule_choice import micro_batches_of
-from models.table_options import TABLE_OPTIMIZERS, Defaults, make_rule, make_tables
-from models.yaml_records import (
+from models.experiment.data_config import SOURCES, WINDOWED, DataConfig
+from models.experiment.model_config import RANKING_KINDS, ModelConfig, RetrievalConfig
+from models.experiment.ranking_config import RankingConfig
+from models.experiment.schedule_choice import micro_batches_of
+from models.experiment.table_options import TABLE_OPTIMIZERS, Defaults, make_rule, make_tables
+from models.experiment.yaml_records import (
     check_at_least,
     check_choice,
     check_fraction,

@@ -50,16 +50,16 @@ void HalvingForgetsTheIdsThatCameOnce() {
 void ALogCoversWhatWasTouchedSinceItBegan() {
   ChangeLog log;
   ChangeLog::Lists lists(2);
-  CHECK(!log.Covers(5), "no log has begun");
-  log.Begin(5, 10, true);
-  CHECK(log.Covers(5) && log.Covers(6) && !log.Covers(4) && !log.Covers(0));
+  CHECK(!log.Covers({10, 5}), "no log has begun");
+  log.Begin({10, 5}, true);
+  CHECK(log.Covers({10, 5}) && log.Covers({11, 6}) && !log.Covers({10, 4}) && !log.Covers({9, 5}) && !log.Covers({}));
   log.Touch(&lists, 1, 70, 9, 100);   // first touched before the log began
   log.Touch(&lists, 1, 71, 11, 100);  // touched since: it is in the list
   CHECK(lists.touched == (IdsBySegment{{}, {70}}));
   log.Update(11);
-  CHECK(log.Covers(5), "the lookup is younger than the log");
+  CHECK(log.Covers({10, 5}), "the lookup is younger than the log");
   log.Update(10);
-  CHECK(!log.Covers(5), "the lookup is older than the log");
+  CHECK(!log.Covers({10, 5}), "the lookup is older than the log");
   lists.Clear();
   CHECK(lists.touched == (IdsBySegment{{}, {}}));
 }
@@ -67,14 +67,14 @@ void ALogCoversWhatWasTouchedSinceItBegan() {
 void ALogThatGrowsTooLongStops() {
   ChangeLog log;
   ChangeLog::Lists lists(1);
-  log.Begin(1, 0, true);
+  log.Begin({0, 1}, true);
   for (int64_t id = 0; id < 256 + 10; ++id) log.Touch(&lists, 0, id, 0, 40);
-  CHECK(log.Covers(1));
+  CHECK(log.Covers({0, 1}));
   log.Touch(&lists, 0, 999, 0, 40);
-  CHECK(!log.Covers(1));
+  CHECK(!log.Covers({0, 1}));
   ChangeLog off;
-  off.Begin(1, 0, false);
-  CHECK(!off.Covers(1));
+  off.Begin({0, 1}, false);
+  CHECK(!off.Covers({0, 1}));
 }
 
 void TrainedIdsAreTakenOnce() {

@@ -48,7 +48,8 @@ def test_equal_losses_pass():
 
 
 def test_losses_that_differ_name_variant_and_step():
-    with pytest.raises(harness.CheckFailed, match=r"losses of ours by step against those of tfra: 0\.61 at \(1,\)"):
+    message = r"losses of ours by step against the losses of tfra: 0\.61 at \(1,\)"
+    with pytest.raises(harness.CheckFailed, match=message):
         train_step.check_losses({"tfra": [0.7, 0.6], "ours": [0.7, 0.61]})
 
 

@@ -86,7 +86,7 @@ def test_each_failure_is_in_the_result(monkeypatch, capsys):
     ("several", "words"),
     [
         ({**ONE, "rows": {"3": [0.5]}}, "one process has 2 rows, several have 1"),
-        ({**ONE, "rows": {"3": [0.5], "4": [0.2502]}}, "differ from those of one process by up to 0.0002"),
+        ({**ONE, "rows": {"3": [0.5], "4": [0.2502]}}, "differ from the rows of one process by up to 0.0002"),
     ],
 )
 def test_other_rows_than_those_of_one_process_are_a_failure(several, words):

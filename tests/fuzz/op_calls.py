@@ -152,6 +152,12 @@ def _attention() -> None:
         arrays = attention.Arrays(dataclasses.replace(case, queries=queries))
         for channels in (False, True):
             arrays.results(arrays.ours, tf.float32, channels)
+    heads = tf.ones([5, 2, 4])
+    with tf.GradientTape() as tape:
+        tape.watch(heads)
+        gate = ops.OutputGate(heads, tf.ones([8]), tf.zeros([8]))
+        gated = ops.gated_attention(heads, heads, heads, tf.constant([0, 3, 3, 5], tf.int64), gate=gate, scale=0.1)
+    tape.gradient(gated, heads)
 
 
 def call_ops(seed: int, calls: int = CALLS) -> collections.Counter:

@@ -24,7 +24,8 @@ def test_matrix_products_by_hand():
     assert flops.tokens == 4 + 1 + 2 + 3 + 2 * 2
     to_uqkv, back = 2 * 8 * (2 * 2 * (4 + 5)), 2 * (2 * 5) * 8
     assert flops.projections == 3 * 14 * (to_uqkv + back)
-    experts, gates, mixing, heads = 2 * 8 * 18, 2 * 2 * 8 * 3, 2 * 2 * 3 * 6, 2 * 2 * (6 * 7 + 7)
+    # Two tasks that keep 2 experts each may need all 3.
+    experts, gates, mixing, heads = 2 * 8 * 18, 2 * 2 * 8 * 3, 2 * 2 * 2 * 6, 2 * 2 * (6 * 7 + 7)
     assert flops.heads == 5 * (experts + gates + mixing + heads)
 
 

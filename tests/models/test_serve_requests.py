@@ -1,4 +1,4 @@
-"""What a server makes of requests: JSON as tensors, and several requests in one call."""
+"""A server turns JSON into tensors, and joins several requests into one call."""
 
 import asyncio
 import concurrent.futures

@@ -122,7 +122,7 @@ class Versions(tf.Module):
     def signatures(self, version: str, layout: str) -> dict[str, Signature]:
         """Signatures for operators, of an export with these digests; see docs/serving.md."""
         self._version, self._layout = version, layout
-        functions = self._apply_delta, self._apply_deltas, lambda _: _description(self._read())
+        functions = self._apply_delta, self._apply_deltas, lambda inputs: _description(self._read())
         return {name: Signature(*of) for name, of in zip(UPDATES, zip(functions, (_PATH, _PATH, {})))}
 
     def _apply_delta(self, inputs: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:

@@ -1,7 +1,7 @@
 // Tells which rows may be in use, so that they neither leave nor move, and which handles are no longer valid.
 //
-// The header of a row has the clock of its last lookup (`last`). So a few clocks pin all rows: of the lookups that
-// run, of the last `window` lookups, and of every lookup since the first one whose gradients wait.
+// The header of a row has the clock of its last lookup (`last`). A row is pinned if this clock belongs to a lookup that
+// runs, to one of the last `window` lookups, or to a lookup since the first one whose gradients wait.
 #ifndef FUSEDREC_HASH_TABLE_CPU_ROWS_PINNED_ROWS_H_
 #define FUSEDREC_HASH_TABLE_CPU_ROWS_PINNED_ROWS_H_
 

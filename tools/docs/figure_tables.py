@@ -15,9 +15,9 @@ NEGATIVES = "python -m benchmarks.negatives --json F"
 ML1M = "python -m benchmarks.retrieval_ml1m --json F"
 KUAIRAND = "python -m benchmarks.ranking --data path/to/kuairand --json F"
 
-CHECKPOINT = "python -m benchmarks.checkpoint --quick --json F"
+CHECKPOINT = "python -m benchmarks.checkpoint --json F"
 SCALE = "python -m benchmarks.scale --json F"
-ATTENTION = "python -m benchmarks.attention --quick --json F"
+ATTENTION = "python -m benchmarks.attention --json F"
 BATCHING = "python -m benchmarks.sequence_batching --json F"
 SERVING = "python -m benchmarks.serving --quick --json F"
 SHARED = "python -m benchmarks.retrieval_ml1m --negatives 64 --expansion 2 --json F"
@@ -202,6 +202,11 @@ TABLES = (
             Row(
                 "useful FLOPs / rate of a matrix product, without / with bias",
                 "{attention[gemm_fraction]:.2f} / {attention[gemm_fraction_bias]:.2f}", ATTENTION,
+            ),
+            Row(
+                "an HSTU block with gate and norm outside the op / inside",
+                "{attention[ms_block_outside]:.0f} / {attention[ms_block_fused]:.0f} ms, "
+                "{attention[block_fused_ratio]:.2f} times", ATTENTION,
             ),
             Row(
                 "negatives, logits in segments / gathered rows: peak memory, time",

@@ -265,18 +265,21 @@ TABLES = (
                 "python -m benchmarks.retrieval_ml1m --model sasrec --json F",
             ),
             Row(
-                "KuaiRand, AUC of click: rates / DLRM / GRM",
+                "KuaiRand, AUC of click: rates / DLRM / DIN / DCN-V2 / GRM",
                 "{ranking_kuairand[auc_rates]:.3f} / {ranking_kuairand[auc_dlrm]:.3f} / "
+                "{ranking_kuairand[auc_din]:.3f} / {ranking_kuairand[auc_dcn]:.3f} / "
                 "{ranking_kuairand[auc_grm]:.3f}", KUAIRAND,
             ),
             Row(
-                "KuaiRand, AUC of long view: rates / DLRM / GRM",
+                "KuaiRand, AUC of long view: rates / DLRM / DIN / DCN-V2 / GRM",
                 "{ranking_kuairand[second_auc_rates]:.3f} / {ranking_kuairand[second_auc_dlrm]:.3f} / "
+                "{ranking_kuairand[second_auc_din]:.3f} / {ranking_kuairand[second_auc_dcn]:.3f} / "
                 "{ranking_kuairand[second_auc_grm]:.3f}", KUAIRAND,
             ),
             Row(
-                "KuaiRand, GAUC of click: rates / DLRM / GRM",
+                "KuaiRand, GAUC of click: rates / DLRM / DIN / DCN-V2 / GRM",
                 "{ranking_kuairand[gauc_rates]:.3f} / {ranking_kuairand[gauc_dlrm]:.3f} / "
+                "{ranking_kuairand[gauc_din]:.3f} / {ranking_kuairand[gauc_dcn]:.3f} / "
                 "{ranking_kuairand[gauc_grm]:.3f}", KUAIRAND,
             ),
             Row(

@@ -109,9 +109,9 @@ def _measure(dim: int, batches: Batches, repeats: int) -> dict[str, Any]:
     return {
         "dim": dim,
         "tables": FEATURES,
-        "all2alls fused": _PER_EXCHANGE,
-        "all2alls apart": _PER_EXCHANGE * FEATURES,
-        "KB per all2all of rows, fused": bytes_sent / 1e3,
+        "all-to-alls fused": _PER_EXCHANGE,
+        "all-to-alls apart": _PER_EXCHANGE * FEATURES,
+        "KB per all-to-all of rows, fused": bytes_sent / 1e3,
         "KB apart": bytes_sent / FEATURES / 1e3,
         "ms fused": ms["fused"],
         "ms apart": ms["apart"],

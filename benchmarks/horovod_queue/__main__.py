@@ -10,7 +10,7 @@ Four ranks run as 2 x 2, as in benchmarks.overlap: two hosts, and a cable of 1 G
     rows          the rows themselves
 
 AT_ONCE all-to-alls of no rows share a negotiation, and each makes two exchanges of a few bytes: its splits, and its
-empty rows. So their time beyond that of one gives the splits, and the rest of one is its negotiation:
+empty rows. So their time beyond one's gives the splits, and the rest of one is its negotiation:
 
     splits_ms      = (empty_8 - empty) / 7 / 2
     negotiation_ms = empty - 2 splits_ms

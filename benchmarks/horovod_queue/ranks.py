@@ -136,7 +136,7 @@ def main(
       latencies_ms: Times that the cable takes, one way.
       delay: File of delayed_cable.py.
       rate: Rate of the cable.
-      sets: Whether there are process sets for GROUPS beside the set of all ranks; if so, the queue is measured.
+      sets: True if there are process sets for GROUPS beside the set of all ranks; if so, the queue is measured.
       rows: Rows of an all-to-all to each rank, as in a step.
       repeats: Number of turns.
       steps: The steps of schedules: their `size` as in overlap.ranks.main, the `ratio` of compute to exchange, the

@@ -4,8 +4,8 @@
 
 Four ranks run as 2 x 2: two network namespaces are hosts with two ranks each. A cable joins them, limited to 1 Gbit/s
 each way. Namespaces need root, and without root the fields are null. THE DENSE PART IS NOT COMPUTED. It is a stream of
-ops that take time and no core (device_stream.py), so the cores are free for tables and exchanges, as they are beside an
-accelerator. It takes the times of a real GRM on one core (compute_times.py), divided by one factor, which makes the
+ops that take time and no core (device_stream.py). The cores are free for tables and exchanges, as they are beside an
+accelerator. It takes the times of a real GRM on one core (compute_times.py). One factor divides them and makes the
 compute RATIO times as long as the exchange of sync. The factor is printed. Tables, exchanges and schedules are real.
 
 Lookups of the variants *_lookup25 and *_lookup45 take that part of the step of sync. They wait for a slow memory, a

@@ -1,7 +1,7 @@
 """The contended case of benchmarks.overlap: two ranks compute on the two cores that also move the bytes.
 
-Both ranks train the GRM of model.py on real ops. Their loop-back is limited. So the case shows what a schedule brings
-on a machine without an accelerator: a lower bound, because exchanges take cores from the compute that hides them.
+Both ranks train the GRM of model.py on real ops. Their loop-back is limited. So the case shows the gain of a schedule
+on a machine without an accelerator. It is a lower bound, because exchanges take cores from the compute that hides them.
 
     exposed ratio = (step - dense only) / (exchange only)
 

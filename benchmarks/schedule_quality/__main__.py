@@ -11,11 +11,11 @@ Retrieval on MovieLens-1M is trained on 4 ranks until validation stops improving
 A user's last item is for test and the one before for validation. Training stops after 5 epochs without a better
 validation NDCG@10; the figures are the best epoch's on the test split. Rows are trained by row-wise Adagrad.
 
-HR@10 and NDCG@10 count all movies that a user has not rated. NE is the normalized entropy: the cross entropy of the
-target under the softmax over all movies (the training loss without its sampling), over that of the popularity. The
-difference from `sync` of the same seed has the 95 % interval of a paired bootstrap over users, which draws a user with
-the samples of all seeds that both variants have finished (NestPipe, figure 6; TurboGR, table 5; 2D-SP, figure 4).
-`growth` has the mean second moment by epoch, beside 2D-SP's Proposition 1 (moments.py).
+HR@10 and NDCG@10 count all movies that a user has not rated. NE is the normalized entropy: the target's cross entropy
+under the softmax over all movies, over its cross entropy under the popularity. The difference from `sync` of the same
+seed has the 95 % interval of a paired bootstrap over users, which draws a user with the samples of all seeds that both
+variants have finished (NestPipe, figure 6; TurboGR, table 5; 2D-SP, figure 4). `growth` has the mean second moment by
+epoch, beside 2D-SP's Proposition 1 (moments.py).
 
 Every variant and seed is a job with a folder below --run, whose name holds a hash of the whole configuration. The same
 command keeps finished jobs, and resumes a stopped one from its last epoch. It may be stopped at any time. The JSON has

@@ -80,7 +80,7 @@ def row(variant: str, done: Mapping[tuple[str, int], pathlib.Path]) -> dict[str,
 
 
 def joined(samples: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    """Returns the samples of several seeds as those of one run, in which a user has one sample per seed."""
+    """Returns the samples of several seeds as one run, in which a user has one sample per seed."""
     return {name: np.concatenate([one[name] for one in samples]) for name in samples[0]}
 
 

@@ -11,8 +11,8 @@
 
 namespace fusedrec {
 
-// Rounds n up to a multiple of 1/4 of the largest power of two <= n, at least kMinBucket: waste < 25 %, and a step
-// whose n moves by a few percent mostly stays in its bucket.
+// Rounds n up to a multiple of 1/4 of the largest power of two <= n, at least kMinBucket. The waste is below 25 %. A
+// step whose n moves by a few percent mostly stays in its bucket.
 inline int64_t BucketedSize(int64_t n) {
   constexpr int64_t kMinBucket = 256;
   int64_t step = kMinBucket;

@@ -5,15 +5,15 @@ Two groups exchange their distinct ids and their sums, and each replica adds bot
     ids        distinct ids of each group ─▶ [all-to-all] ─▶ distinct ids of a range ─▶ [gather] ─▶ ids of all groups
     gradients  sums over each group       ─▶ [all-to-all] ─▶ sums over all groups    ─▶ [gather] ─▶ sums of all ids
 
-A shard's range of hashes is cut into one range for each of its G replicas, which removes duplicates and sums there: a
-reduce-scatter by range of ids and an all-gather (TurboGR, section 4.2.1).
+A shard's range of hashes is cut into one range for each of its G replicas. The replica removes duplicates and sums in
+its range: a reduce-scatter by range of ids and an all-gather (TurboGR, section 4.2.1).
 
 A shard gets u distinct ids from each group and U from all, u <= U <= G u. A rank sends (G - 1) / G (u + U) rows by
 ranges and (G - 1) u rows as copies. With two groups, copies are never more: u <= (u + U) / 2. With more groups, ranges
 are fewer where U < (G - 1) u, and at most 1 / G more.
 
-The ids of other groups are for the update alone: they insert, count and evict in the table, so that its state is that
-of one group. No rank reads or sends their rows. What grows with G are these ids and the handles of their rows.
+The ids of other groups are for the update alone. They insert, count and evict in the table, so its state equals the
+state of one group. No rank reads or sends their rows. Only these ids and the handles of their rows grow with G.
 
 An id of a window (window.py) takes part with the last micro-batch that holds it on each rank of its group. Ranks may
 differ in it, so such an id travels among replicas more than once, at most once per micro-batch.

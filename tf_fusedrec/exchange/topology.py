@@ -33,8 +33,8 @@ class Topology:
         ranks.
       rule: How replicas stay equal:
         "gradient_sync" (HSP, TurboGR 4.2.1): A rank looks up rows for its own group. Ids and sums of gradients of all
-          groups reach all replicas before the update, which is the same everywhere. The result equals that of one group
-          but for the order of sums. Learning rates, admission, eviction and counters are those of one group. A step
+          groups reach all replicas before the update, which is the same everywhere. The result equals one group's,
+          except for the order of sums. Learning rates, admission, eviction and counters work as in one group. A step
           makes two more collectives with two groups, and four more with more groups: gradient_sync.py.
         "weight_sync" (2D-SP, Algorithm 1): Groups train apart. Each divides gradients by its own weight
           (losses.global_mean does so). Rows and moments become the mean over groups every `sync_every` updates. The
@@ -128,12 +128,12 @@ class RankLayout:
 
     @property
     def shares_gradients(self) -> bool:
-        """Whether an update sums the gradients of all groups."""
+        """True if an update sums the gradients of all groups."""
         return self.replicas.size > 1 and self.topology.rule == "gradient_sync"
 
     @property
     def averages(self) -> bool:
-        """Whether groups train apart and their replicas are averaged."""
+        """True if groups train apart and their replicas are averaged."""
         return self.replicas.size > 1 and self.topology.rule == "weight_sync"
 
     @property
@@ -160,7 +160,7 @@ def init(
 
     Args:
       topologies: Topologies of all layers; none for tables over all ranks.
-      timeline: Whether timeline.Timeline will record steps of this job, which slows every step. See collectives.init.
+      timeline: True if timeline.Timeline will record steps of this job, which slows every step. See collectives.init.
       report_after_s, give_up_after_s: see collectives.init.
 
     Raises:

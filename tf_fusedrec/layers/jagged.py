@@ -200,7 +200,7 @@ def interleave(
     Args:
       first, second: RaggedTensors <any>[B,(L),...] with equal row lengths.
       num_targets: <int>[B], number of targets at the end of each row. Only interleave_targets=False needs it.
-      interleave_targets: Whether targets have a second token. Use True in training, where the action is a learned
+      interleave_targets: True if targets have a second token. Use True in training, where the action is a learned
         dummy, and False at inference, where no action exists.
 
     Returns:

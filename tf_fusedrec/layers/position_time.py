@@ -96,7 +96,7 @@ class PositionTimeEmbedding(keras.layers.Layer):
     def _thresholds(self) -> np.ndarray:
         """Returns <int64>[G], the smallest age in seconds of buckets 1 .. G.
 
-        Ages of log buckets above 38 do not fit in an int64. Those thresholds are the largest int64, which no age
+        Ages of log buckets above 38 do not fit in an int64. Such a threshold is the largest int64, which no age
         reaches.
         """
         bucket = np.arange(1, self.time_buckets + 1, dtype=np.float64)

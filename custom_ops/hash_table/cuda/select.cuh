@@ -103,9 +103,9 @@ struct Export {
 template <typename Wanted, typename DoWith>
 __global__ void __launch_bounds__(kSelectThreads)
     SelectKernel(TableView table, int64_t num_rows, Wanted wanted, DoWith do_with, unsigned long long* selected,
-                 unsigned long long* states, unsigned* ticket) {
+                 unsigned long long* states, unsigned* next_tile) {
   FUSEDREC_SHARED(unsigned, begin, kSelectWarps);
-  const unsigned tile = TakeTile(ticket);
+  const unsigned tile = TakeTile(next_tile);
   const int64_t row = static_cast<int64_t>(tile) * kSelectThreads + threadIdx.x;
   RowMeta* const meta = row < num_rows ? table.Meta(static_cast<uint32_t>(row)) : nullptr;
   const bool mine = meta != nullptr && wanted(static_cast<uint32_t>(row), *meta);

@@ -67,7 +67,7 @@ struct Product {
   }
 };
 
-// c[rows, columns] (+)= a b. Columns are a multiple of kLanes; `stride` is that of the rows that a is stored in.
+// c[rows, columns] (+)= a b. Columns are a multiple of kLanes; `stride` belongs to the rows that hold a.
 template <bool kTransposed, bool kAdd>
 static void Multiply(int64_t rows, int64_t columns, int64_t depth, const float* a, int64_t stride, const float* b,
                      int64_t b_row, float* c, int64_t c_row) {

@@ -46,7 +46,7 @@ struct Problem {
     if (query_splits == nullptr) return 0;
     return static_cast<int>(row_splits[row + 1] - row_splits[row] - (query_splits[row + 1] - query_splits[row]));
   }
-  // Place p of a row is number QueryStart + p among the asking tokens.
+  // Place p of a row is number QueryStart + p among the query tokens.
   __device__ int64_t QueryStart(int row) const {
     return query_splits == nullptr ? row_splits[row] : query_splits[row] - FirstQuery(row);
   }

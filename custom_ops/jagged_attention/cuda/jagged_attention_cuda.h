@@ -1,6 +1,6 @@
 // SiLU attention over rows of different length on a GPU, forward and backward, with its relative bias.
 //
-// The contract is that of jagged_attention.h: the same masks, the same bias by position and by time.
+// jagged_attention.h has the contract: the same masks, the same bias by position and by time.
 //
 // # How
 // A list holds tiles of rows of one sequence and head, the costliest first. A block takes one tile after another and goes
@@ -8,15 +8,15 @@
 // the columns keys. For the gradients of keys and values, the rows are keys and the columns queries. Products run on the
 // tensor cores (attention_engine.cuh): bfloat16 and float16 with sums in float32, float32 as three products of tf32 parts.
 // Scores live in registers and pass through shared memory as an operand of the next product. Nothing of size sequence x
-// sequence reaches the device's memory. The backward pass computes the scores twice, once for the gradient of the queries
-// and once for the other gradients, so that one block sums each gradient in one order.
+// sequence reaches the device's memory. The backward pass computes the scores twice, for the gradient of the queries
+// and for the other gradients. So one block sums each gradient in one order.
 //
 // # Bias
 // Both parts come from small tables in shared memory (attention_pairs.cuh): the weights of the distances of a tile, and
-// the thresholds and weights of the buckets. A few steps lead from the bucket of a pair to that of its neighbour, exactly,
-// with integers and without logarithms. For the gradients, a thread owns a distance of the tile, and a lane owns a row and
-// adds while the bucket stays the same. There are no atomic operations. At most kAttentionSlots blocks run, each with its
-// own sums, which are added in order. So gradients are the same on every run. Functions of time
+// the thresholds and weights of the buckets. A few steps lead from the bucket of a pair to its neighbour's, exactly,
+// with integers and without logarithms. For the gradients, a thread owns a distance of the tile, and a lane owns a row
+// and adds while the bucket stays the same. There are no atomic operations. At most kAttentionSlots blocks run, each
+// with its own sums, which are added in order. So gradients are the same on every run. Functions of time
 // (attention_time_function.cuh) have few parameters, whose sums each thread keeps in registers.
 //
 // # Gate and norm
@@ -27,8 +27,8 @@
 // The weights are the bias alone, one map of position and one of time, without queries and keys. So the first product
 // drops out. All heads share a map, so the heads of a value are the columns of one product. A block has a slice of
 // kLargeSlice columns (attention_call.cuh) and a tile of queries. It reads a tile of values once and multiplies both maps
-// with it. Backward, one pass over keys computes everything: one product gives the gradient of a map, another that of the
-// values, and slices add their share to the sums of the bias.
+// with it. Backward, one pass over keys computes everything. One product gives the gradient of a map, another the
+// gradient of the values. Slices add their share to the sums of the bias.
 #ifndef FUSEDREC_JAGGED_ATTENTION_CUDA_JAGGED_ATTENTION_CUDA_H_
 #define FUSEDREC_JAGGED_ATTENTION_CUDA_JAGGED_ATTENTION_CUDA_H_
 

@@ -1,7 +1,8 @@
 """Converter of MovieLens ratings to the ranking layout: is a rating at least 4 stars, and is it 5?
 
-An event is a rating. Labels: click := rating >= 4, five := rating = 5. The split is by time, see events.py. The files
-are those of movielens.py, with movies.dat or movies.csv beside them, and users.dat where the release has it.
+An event is a rating. Labels: click := rating >= 4, five := rating = 5. The split is by time, see events.py. The
+converter reads the files of movielens.py, with movies.dat or movies.csv beside them, and users.dat where the release
+has it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The forecast of one choice of groups, schedule and wire: seconds of a step, bytes and memory of a rank.
 
-A batch of k ranks is taken to hold U k^b distinct ids, where U are those of the sample and b comes from its two halves
-(Heaps' law). Hashing is taken to spread ids evenly over owners. The dense optimizer, the input and the busiest owner's
-surplus are left out.
+A batch of k ranks is taken to hold U k^b distinct ids (Heaps' law). U is the sample's number of distinct ids, and b
+comes from its two halves. Hashing is taken to spread ids evenly over owners. The dense optimizer, the input and the
+busiest owner's surplus are left out.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Workload:
 
     Args:
       measured: The times of the parts of a step.
-      lookups: The lookups of a step by number of micro-batches; 1 and 2 are there.
+      lookups: The lookups of a step by number of micro-batches, 1 and 2 among them.
       table_bytes: Rows, slots and keys of one replica of all tables, over all its ranks.
     """
 

@@ -25,7 +25,7 @@ from tf_fusedrec.exchange import weight_equality
 from tf_fusedrec.exchange.gradient_accumulation import accumulate
 from tf_fusedrec.exchange.gradient_averaging import averaging
 from tf_fusedrec.exchange.horovod_threads import stop_preemption_of_waiting_threads, without_preemption
-from tf_fusedrec.watchdog import start_watchdog
+from tf_fusedrec.exchange.watchdog import start_watchdog
 
 _LOG = logging.getLogger("tf_fusedrec.exchange.collectives")
 _hvd: Any = None  # horovod.tensorflow once init() has found more than one process

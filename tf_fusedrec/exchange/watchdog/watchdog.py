@@ -15,9 +15,9 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from tf_fusedrec.exchange.watchdog.board import Board
+from tf_fusedrec.exchange.watchdog.summary import keeps_waiting, left_behind, summarize, whom_it_waits_for
 from tf_fusedrec.ops import Mark, collective_marks, termination
-from tf_fusedrec.watchdog.board import Board
-from tf_fusedrec.watchdog.summary import keeps_waiting, left_behind, summarize, whom_it_waits_for
 
 _MOMENT_S = 2.0  # A collective that waits longer is published on the board.
 _RANKS_PER_S = 100  # bound on the ranks that rank 0 reads per second, and on the readers of the board

@@ -43,8 +43,8 @@ row_splits: <int64>[B+1] row b is the tokens row_splits[b] .. row_splits[b+1].
 num_targets: <int64>[B] targets at the end of each row; ignored without `targets`.
 scale: <float>[] or [Tq], one per query token.
 position_weights: <float>[2N-1] entry N - 1 + place(j) - place(i); ignored without `position`.
-time_weights: <float>[G+1] weight of each bucket, or the parameters of the function `time`; ignored with time = 'none'.
-thresholds: <int64>[G] not decreasing; the bucket of a pair is the number of thresholds <= |asks[i] - answers[j]|.
+time_weights: <float>[J+1] weight of each bucket, or the parameters of the function `time`; ignored with time = 'none'.
+thresholds: <int64>[J] not decreasing; the bucket of a pair is the number of thresholds <= |asks[i] - answers[j]|.
 asks: <int64>[Tq] seconds; ignored with time = 'none', as answers.
 answers: <int64>[T] seconds.
 contextual_lengths: <int64>[B] context tokens at the start of each row, or [0] where no row has any.

@@ -24,7 +24,7 @@ class PositionTimeEmbedding(keras.layers.Layer):
 
     Args:
       num_positions: Rows of the position table.
-      time_buckets: G. The time table has G+1 rows.
+      time_buckets: J. The time table has J+1 rows.
       time_bucket_function: "sqrt" or "log".
 
     Call:
@@ -94,7 +94,7 @@ class PositionTimeEmbedding(keras.layers.Layer):
         }
 
     def _thresholds(self) -> np.ndarray:
-        """Returns <int64>[G], the smallest age in seconds of buckets 1 .. G.
+        """Returns <int64>[J], the smallest age in seconds of buckets 1 .. J.
 
         Ages of log buckets above 38 do not fit in an int64. Such a threshold is the largest int64, which no age
         reaches.

@@ -21,8 +21,8 @@ TIME_FUNCTIONS = ("power", "exponential", "stretched")
 class BucketTable(NamedTuple):
     """One weight for each range of |ask - answer|."""
 
-    weights: tf.Tensor  # <float>[G+1]
-    thresholds: tf.Tensor  # <int64>[G], not decreasing; a difference's bucket is the number of thresholds <= it
+    weights: tf.Tensor  # <float>[J+1]
+    thresholds: tf.Tensor  # <int64>[J], not decreasing; a difference's bucket is the number of thresholds <= it
 
 
 class TimeFunction(NamedTuple):
@@ -83,8 +83,8 @@ def jagged_attention(
 
     With a window W, history and targets see W tokens back and no further, the context counting as one token. With
     min_full_length F, the last F history tokens and the targets ignore the window. With a global_window K, all tokens
-    also see the context and the first K history tokens (semi-local attention). With a target_group_size G, the targets
-    of a row form groups of G, first targets first. The last group may be smaller. A target also sees the targets of its
+    also see the context and the first K history tokens (semi-local attention). With a target_group_size g, the targets
+    of a row form groups of g, first targets first. The last group may be smaller. A target also sees the targets of its
     group that come before it.
 
     All targets of a row stand at one place for the position bias, the one behind the history: their own order must not
@@ -110,7 +110,7 @@ def jagged_attention(
       attention_window: W, 0 for none.
       min_full_length: F; only with a window.
       global_window: K; only with a window.
-      target_group_size: G >= 1; 2 for targets of an item and an action, for example.
+      target_group_size: g >= 1; 2 for targets of an item and an action, for example.
       bias: position and time bias, shared by the heads. With query_splits, its asks are <int64>[Tq].
       query_splits: None, or <int>[B+1]: row b has query_splits[b+1] - query_splits[b] queries, at least its targets.
 

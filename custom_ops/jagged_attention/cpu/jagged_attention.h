@@ -64,8 +64,8 @@ struct JaggedRows {
 struct RelativeBias {
   absl::Span<const float> position_weights;  // [2N-1], no row longer than N (caller checks), or empty: no position part
   TimeMap time = TimeMap::kNone;
-  absl::Span<const float> time_weights;   // [G+1] for kBuckets, the parameters of a function
-  absl::Span<const int64_t> thresholds;   // [G], not decreasing (caller checks); kBuckets only
+  absl::Span<const float> time_weights;   // [J+1] for kBuckets, the parameters of a function
+  absl::Span<const int64_t> thresholds;   // [J], not decreasing (caller checks); kBuckets only
   absl::Span<const int64_t> asks, answers;  // [Tq], [T], seconds
 };
 

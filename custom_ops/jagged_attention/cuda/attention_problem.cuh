@@ -29,7 +29,7 @@ struct Problem {
   T* out;
   const T* grads;
   T *query_grads, *key_grads, *value_grads;
-  int num_time_weights;                // G+1, or the parameters of a function
+  int num_time_weights;                // J+1, or the parameters of a function
   float *position_slots, *time_slots;  // [slots, 2N-1], [slots, num_time_weights]: sums of each block
   const Item* items;
   int64_t num_items;

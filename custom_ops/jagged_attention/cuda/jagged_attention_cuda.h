@@ -51,7 +51,7 @@ struct FusedrecAttention {
   int64_t target_group_size, attention_window, min_full_length, global_window;
   int64_t scale_stride;    // 0: one scale for all tokens, 1: one per query token
   int64_t max_length;      // N; 0: no position part
-  int64_t num_thresholds;  // G; -1: no buckets
+  int64_t num_thresholds;  // J; -1: no buckets
   int64_t per_head, gate_first;  // of the gate: norm by head; norm(gate * attention)
   int64_t time_function;   // 0: none, 1: power, 2: exponential, 3: stretched; without buckets
   double alpha, epsilon;
@@ -59,13 +59,13 @@ struct FusedrecAttention {
   const int64_t* num_targets;  // [B], host, or null
   const int64_t* contextual_lengths;  // [B], host, or null
   const int64_t* query_splits;        // [B+1], host: the last tokens of a row ask; or null: every token
-  const int64_t* thresholds;   // [G], host, not decreasing
+  const int64_t* thresholds;   // [J], host, not decreasing
   const void* query;           // [Tq, H, qk_dim]; Tq is T without query_splits
   const void* key;             // [T, H, qk_dim]
   const void* value;              // [T, H, value_dim]
   const float* scale;             // [1] or [Tq]
   const float* position_weights;  // [2N-1]
-  const float* time_weights;      // [G+1], or the parameters of time_function
+  const float* time_weights;      // [J+1], or the parameters of time_function
   const int64_t* asks;            // [Tq]
   const int64_t* answers;         // [T]
   const void* gate;              // [Tq, H, value_dim], or null: no gate and no norm

@@ -139,7 +139,7 @@ class _Traffic:
     Args:
       lookups: The lookups of a step, for its number of micro-batches.
       group: n, ranks of a group.
-      replicas: G, replicas of a shard.
+      replicas: C, replicas of a shard.
       growth: See Workload.growth.
       wire_dtype: "bfloat16", "float16" or None.
     """
@@ -208,7 +208,7 @@ class _Traffic:
         """Rows that a rank sends to its replicas in each exchange, over the ids of a batch.
 
         exchange/gradient_sync.py has the rule: u distinct ids in each group and U in all at one shard make u rows with
-        two groups. More groups make (G - 1) / G u rows to the ranges, then (G - 1) / G U rows of their sums.
+        two groups. More groups make (C - 1) / C u rows to the ranges, then (C - 1) / C U rows of their sums.
         """
         of_group = self._group**self._growth / self._group
         if not by_ranges(self._replicas):

@@ -2,8 +2,8 @@
 //
 // The library is compiled for the oldest machine of its architecture (no -march). A function marked FUSEDREC_CLONES is
 // compiled three times, for AVX-512, for AVX2 and for the baseline. The loader picks once, when the library is loaded.
-// Mark free functions whose loops the compiler can vectorize (__restrict__ pointers, no calls that are not inlined),
-// one call per row or more: a call through the loader's table costs some cycles.
+// Mark free functions whose loops the compiler can vectorize (__restrict__ pointers, no calls that are not inlined). A
+// call must cover a row or more, because the loader's table costs some cycles.
 //
 // All three give the same bits. setup.py compiles with -ffp-contract=off, so no product and sum become one fused
 // operation. Sums are written with a fixed number of partial sums.

@@ -13,9 +13,9 @@
 // The result depends on the ids alone, not on the number of threads or parts.
 //
 // # Memory
-// A table has 2^k >= 2 * (ids of the item) int32 slots, so load is at most 1/2 and probe chains stay short; first[]
-// and number[] are N int32 each. Slots are found SlotHash-high-bits first and fetched kAhead ids early. The table of a
-// long segment does not fit a cache, so the pass would otherwise wait for memory at every id.
+// A table has 2^k >= 2 * (ids of the item) int32 slots, so load is at most 1/2 and probe chains stay short. first[] and
+// number[] are N int32 each. Slots are found SlotHash-high-bits first and fetched kAhead ids early. The table of a long
+// segment does not fit a cache, so the pass would otherwise wait for memory at every id.
 #ifndef FUSEDREC_SEGMENT_UNIQUE_SEGMENT_UNIQUE_H_
 #define FUSEDREC_SEGMENT_UNIQUE_SEGMENT_UNIQUE_H_
 

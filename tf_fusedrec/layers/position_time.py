@@ -39,7 +39,7 @@ class PositionTimeEmbedding(keras.layers.Layer):
       InvalidArgumentError: The row lengths of timestamps differ from x's.
 
     Source: add_timestamp_positional_embeddings of the public HSTU operators. One of its two implementations limits the
-    bucket to the number of COLUMNS of the time table; this layer limits it to the rows, like the other.
+    bucket to the number of COLUMNS of the time table. This layer limits it to the rows, like the other.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 // Passes over the metas of all rows, in the order of rows. They choose the rows that leave and the rows of an export.
 //
 // The k rows of a segment that its policy ranks lowest are found exactly, as on the CPU (evictor.h). The k-th smallest
-// (score, hash of the id) is built a byte at a time: each step counts the rows that agree with the bytes found so far.
+// (score, hash of the id) is built a byte at a time. Each step counts the rows that agree with the bytes found so far.
 // Then one pass takes out all rows up to it. Ranks come from ballots and a look-back. So rows become free, and are
 // exported, in the order of rows, whatever the threads do.
 #ifndef FUSEDREC_HASH_TABLE_CUDA_SELECT_CUH_

@@ -48,7 +48,8 @@ struct Received {
   Memory memory;
   MessageView view;
   Counts* counts;              // device
-  // Device, [segments] each, after counts. The last two: ids that admission refuses, and those of them not counted before.
+  // Device, [segments] each, after counts. The last two: ids that admission refuses, and the ones among them not
+  // counted before.
   unsigned long long *new_of, *hits_of, *refused_of, *uncounted_of;
 };
 

@@ -20,7 +20,7 @@ constexpr int64_t kTileKeys = 64;
 
 enum class TimeMap { kNone, kBuckets, kPower, kExponential, kStretched };
 
-// Buckets of time differences of up to 2^31 - 2 seconds. The bits of (float)difference, shifted, name a cell; a cell
+// Buckets of time differences of up to 2^31 - 2 seconds. The bits of (float)difference, shifted, name a cell. A cell
 // knows the bucket of its smallest difference, and `probes` comparisons with the next thresholds lead to the exact one.
 struct BucketCells {
   const int32_t* begin;       // [num_cells]

@@ -31,10 +31,10 @@ def convert_movielens_ranking(
 ) -> DatasetInfo:
     """Writes the ranking layout of MovieLens ratings.
 
-    Columns besides those of write_events: gender, age, occupation and zip of the user, as codes; history_ and
-    exposed_year, the year of the title (0 without one), _genre, the codes of all genres, and _genre_set, a code of
-    their combination. history_action is twice the rating, history_rating the rating as a number. Counts and rates of
-    the past are by user, item, hour, year and genre.
+    Columns besides write_events': gender, age, occupation and zip of the user, as codes; history_ and exposed_year, the
+    year of the title (0 without one), _genre, the codes of all genres, and _genre_set, a code of their combination.
+    history_action is twice the rating, history_rating the rating as a number. Counts and rates of the past are by user,
+    item, hour, year and genre.
 
     Args:
       source: Path of the file of ratings, or of a folder with it.

@@ -29,8 +29,8 @@ class Pages {
 
   // Memory, aligned to 2 MiB when it is that large.
   static absl::StatusOr<Pages> OfMemory(size_t bytes);
-  // `bytes` of an open file from `offset` on, reserved on disk first: a full disk is an error here and not a crash at
-  // the first write.
+  // `bytes` of an open file from `offset` on, reserved on disk first. So a full disk is an error here and not a crash
+  // at the first write.
   static absl::StatusOr<Pages> OfFile(int file, size_t offset, size_t bytes);
 
   char* data() const { return static_cast<char*>(data_); }

@@ -2,7 +2,7 @@
 //
 // The active buffer holds the rows of the current batch. It is a table (hash_table_cuda.h) that knows only the ids of this
 // batch; lookups and updates go there. Meanwhile the rows of the next batch are copied from host memory. The copies of
-// rows that both batches have are stale. So when the next batch begins, its rows go into the other buffer, one kernel
+// rows that both batches have are stale. When the next batch begins, its rows go into the other buffer. One kernel
 // finds the keys that both buffers hold, and another copies their rows from the active buffer. Then the buffers change
 // roles, and the rows of the previous batch go back to host memory.
 //

@@ -50,7 +50,7 @@ GRID = {
 
 
 class Budget(NamedTuple):
-    """What each model may use."""
+    """Limits of each model's search and training."""
 
     settings: int = 8  # the first of GRID
     epochs: int = 5

@@ -22,7 +22,7 @@ class RequestError(Exception):
 
     Args:
       status: HTTP status of the answer.
-      message: What the client reads.
+      message: Text for the client.
     """
 
     def __init__(self, status: int, message: str):

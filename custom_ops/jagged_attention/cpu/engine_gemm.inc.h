@@ -1,6 +1,6 @@
 // Small matrix products. One kernel serves all products of the attention. Its left operand is read number by number
-// with any strides (keys and values as they lie in their tensors, or tiles). Its right operand and its result are read
-// by vectors (panels of queries as columns, or rows of padded length).
+// with any strides (keys and values as they lie in their tensors, or tiles). Its right operand and its result are
+// vectors (panels of queries as columns, or rows of padded length).
 
 // c[kRows, kVectors * kLanes] (+)= a b, the sum over `depth`, in registers. Row m, column k of a is
 // a[m * a_row + k * a_col].

@@ -229,6 +229,6 @@ def _check_memory(table_bytes: float, cluster: Cluster) -> None:
         fitting = -int(-table_bytes // (cluster.memory_bytes + cluster.file_bytes))
         raise ValueError(
             f"cluster has {cluster.memory_bytes / 1e9:.3g} GB of memory and {cluster.file_bytes / 1e9:.3g} GB of files "
-            f"per rank, and one replica of the tables needs {each / 1e9:.3g} GB on each of {cluster.ranks} ranks. "
+            f"per rank. One replica of the tables needs {each / 1e9:.3g} GB on each of {cluster.ranks} ranks. "
             f"Remedy: {fitting} ranks or more, a larger memory_bytes, or file_bytes for a second tier."
         )

@@ -89,7 +89,7 @@ def popularity_entropy(popularity: np.ndarray, item_ids: np.ndarray, target_ids:
 
 
 def normalized(entropy: np.ndarray, baseline: np.ndarray, times: np.ndarray | float = 1.0) -> float:
-    """Returns the normalized entropy: the sum of `entropy` over that of `baseline`, nan entries left out of both.
+    """Returns the normalized entropy: the sum of `entropy` over the sum of `baseline`, without nan entries.
 
     Source: He et al., "Practical Lessons from Predicting Clicks on Ads at Facebook", ADKDD 2014. There, the baseline
     predicts the mean rate of clicks. Here, it predicts items by their popularity.

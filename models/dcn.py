@@ -5,7 +5,7 @@
     history items, actions ─ embeddings, their mean ─┘       └─▶ deep network ─┘
 
 Source: Wang et al., DCN V2: Improved Deep & Cross Network and Practical Lessons for Web-scale Learning to Rank
-Systems (WWW 2021), the parallel structure; its mixture of low-rank experts is left out.
+Systems (WWW 2021), the parallel structure. The paper's mixture of low-rank experts is left out.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ class ExposureModel(RankingModel):
           inputs: The batch.
           rows: Embedding rows of all features, as `rows_of` returns them.
           numbers: Normalised numbers, as `dense_of` returns them.
-          training: Whether dropout is on.
+          training: True if dropout is on.
         """
 
     @abc.abstractmethod

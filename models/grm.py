@@ -4,15 +4,15 @@
     history item+action ├─ embeddings ─▶ [context | history | exposed] ─▶ HSTU x n ─▶ exposed ─▶ MMoE ─▶ CTR
     exposed items       ┘                                                                            └─▶ CTCVR
 
-Columns of numbers enter by a projection for each kind of token: those of the context are one more token, those of
-history and exposures are added to the tokens.
+Columns of numbers enter by a projection for each kind of token. The context's numbers are one more token. The numbers
+of history and exposures are added to the tokens.
 
 A token is the sum of its features, and a target reaches its user by attention alone. With config.cross_layers, the
-experts take the crosses of x_0: the target's normalised output of the blocks, beside everything that DCN-V2 crosses
+experts take the crosses of x_0. It joins the target's normalised output of the blocks, everything that DCN-V2 crosses
 (dcn.py), and the profiles of the user's history (parts/pooled_history.py) with their products by the target's item.
 
 One sample is one user. Every exposure is a separate target that sees context, history and itself, but no other
-exposure. The logits therefore equal those of one row per exposure, at the cost of one pass over the history.
+exposure. The logits therefore equal the logits of one row per exposure, at the cost of one pass over the history.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ class GRM(RankingModel):
             events.append(tf.cast(numbers.history.values, self.compute_dtype))
         scale = self.config.dim**0.5  # as the tokens of the blocks are scaled
         if training:
-            scale *= (1 - self.config.history_dropout) ** -0.5  # the sum of fewer events is as large as that of all
+            scale *= (1 - self.config.history_dropout) ** -0.5  # the sum of fewer events is as large as the sum of all
         scaled = history.with_values(history.values * scale)
         found = self.profiles(scaled, history.with_values(tf.concat(events, axis=1)))
         of_exposures = [tf.gather(profile, user) for profile in found]

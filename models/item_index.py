@@ -19,7 +19,7 @@ _ROUNDS, _SAMPLE, _BLOCK = 12, 256, 8192  # passes of k-means, its vectors per l
 class IndexOptions(NamedTuple):
     """The index of an export."""
 
-    share: float = 0.1  # products of a search over those of a search through all items
+    share: float = 0.1  # products of a search over the products of a search through all items
     lists: int = 0  # clusters; 0: the square root of the number of items
 
 

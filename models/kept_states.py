@@ -2,7 +2,7 @@
 
 A request names a user and the number of the user's events before those that it brings:
 
-- 0: it brings the whole history. The answer comes from these events alone, and their state replaces any that is there.
+- 0: it brings the whole history. The answer comes from these events alone, and their state replaces any present one.
 - n > 0: it goes on from a state. The state must have n events, or some of the request's events too, because another
   request of the user was quicker. Otherwise the request is not answered, and the client sends the whole history.
 """
@@ -34,7 +34,7 @@ class StateOptions(NamedTuple):
 
 
 class Resumed(NamedTuple):
-    """What B requests go on from."""
+    """The states that B requests go on from."""
 
     users: tf.Tensor  # <int64>[B]
     version: tf.Tensor  # <int64>[]
@@ -49,7 +49,7 @@ class KeptStates:
     """Keeps the states of GRMStates or RetrievalStates in a cache.
 
     Args:
-      states: What computes and extends states.
+      states: Object that computes and extends states.
       config: Config of its model.
       options: Sizes of the cache.
 

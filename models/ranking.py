@@ -139,7 +139,7 @@ class RankingModel(SequenceModel):
         return {name: self._projected(name, of_feature, inputs) for name, of_feature in rows.items()}
 
     def own_numbers(self, inputs: Batch, numbers: DenseInputs) -> list[tf.Tensor]:
-        """Returns the numbers of each exposure and of its user, <float32>[E, n] each, without those of the history."""
+        """Returns the numbers of each exposure and of its user, <float32>[E, n] each, without the history's numbers."""
         parts = [] if numbers.exposed is None else [numbers.exposed]
         if numbers.contextual is not None:
             parts.append(tf.gather(numbers.contextual, jagged.token_rows(inputs["exposed_item"].row_splits)))

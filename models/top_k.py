@@ -72,7 +72,7 @@ def best_of_lists(
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Searches the lists whose centroids are nearest to the user, with at most index.products products per user.
 
-    Arguments and results are those of best_of_all. Where the lists hold fewer than k items, positions are -1.
+    It has the arguments and results of best_of_all. Where the lists hold fewer than k items, positions are -1.
     """
     centroids, order, splits = (tf.convert_to_tensor(of) for of in (index.centroids, index.order, index.splits))
     ranked = tf.argsort(tf.matmul(users, centroids, transpose_b=True), axis=1, direction="DESCENDING")

@@ -3,9 +3,9 @@
     state = states.none(users)                      # or the states that the last requests returned
     logits, state = states.update(request, state)   # request: the columns of a batch, with the events since then
 
-The answers equal the model's on whole histories. Two kinds of tokens are computed again, because the next event
-changes them: the last event, which asks at the time of the next one, and the context of a user without events, whose
-time is that of the first event. A history that outgrows max_history starts again from its newest events.
+The answers equal the model's on whole histories. Two kinds of tokens are computed again, because the next event changes
+them. The last event asks at the time of the next one. The context of a user without events has the time of the first
+event. A history that outgrows max_history starts again from its newest events.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class GRMStates:
 
     Args:
       model: A GRM with weights.
-      new_events: Whether states take new events. False keeps whole histories, which take candidates only.
+      new_events: True if states take new events. False keeps whole histories, which take candidates only.
 
     Raises:
       ValueError: With new_events, the model's context tokens see the history; the model has cross_layers, group_norm or

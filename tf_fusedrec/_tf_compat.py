@@ -68,7 +68,7 @@ def converted_as_here(function: Callable) -> Callable:
 
 
 def in_xla_context(graph: tf.Graph) -> bool:
-    """Whether XLA compiles a traced graph, or a graph around it, as a whole (`jit_compile=True`)."""
+    """Returns whether XLA compiles a traced graph, or a graph around it, as a whole (`jit_compile=True`)."""
     return _control_flow.GraphOrParentsInXlaContext(graph)
 
 

@@ -43,7 +43,7 @@ class TableConfig:
     Storage of rows, with backend "native" only:
       storage_dtype: dtype of rows in memory; None: dtype. "mixed" keeps rows looked up by at least hot_after steps in
         float32 and the others in float16 (MTGRBoost, section 5.2). Slots of 16-bit rows are bfloat16.
-      stochastic_rounding: Whether updated 16-bit rows are rounded stochastically, so that small updates survive on
+      stochastic_rounding: True if updated 16-bit rows are rounded stochastically, so that small updates survive on
         average.
       hot_after: Number of training steps, see storage_dtype.
 
@@ -55,13 +55,13 @@ class TableConfig:
       admission_count: Number of training steps that must look up an id before it gets a row. Until then the id has its
         initial row and is not trained. Counts are exact. A step counts an id once, across all its micro-batches.
       max_candidates: Maximum number of ids counted for admission; beyond it all counts are halved. 0 for no limit.
-      record_tombstones: Whether to record removed ids, for delta checkpoints and delta exports.
+      record_tombstones: True to record removed ids, for delta checkpoints and delta exports.
 
     Tiers of memory per rank, with backend "native" only:
       memory_budget: Bytes of rows in memory; further rows go to a file in tier_folder. Tables of one group share the
         sum of their budgets. 0 for no limit.
       tier_folder: Folder on a local disk.
-      host_rows: Whether a table larger than its GPU keeps rows in host memory, with the rows of two batches on the
+      host_rows: True if a table larger than its GPU keeps rows in host memory, with the rows of two batches on the
         device (NestPipe, section IV-B). It allows every option above except admission_count and storage_dtype "mixed",
         and the gradients of one step per update. Applies to device tables only.
 

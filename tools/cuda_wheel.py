@@ -21,7 +21,7 @@ KEPT = ("Metadata-Version", "Name", "Version", "Classifier", "Requires-Python")
 
 
 def metadata_of(plain: email.message.Message) -> email.message.Message:
-    """Returns the metadata of this package, given those of tf_fusedrec."""
+    """Returns the metadata of this package, from the metadata of tf_fusedrec."""
     ours = email.message.Message()
     for field, value in plain.items():
         if field in KEPT:

@@ -2,9 +2,9 @@
 
     python -m tools.first_step --np 1
 
-It clones this repository into an empty folder, with an empty home and empty caches, and runs `make train` there until
-the first step has been made. The second clone finds the caches of the first one. Every line of the set-up is printed
-behind its time in seconds. pip's settings of this machine stay.
+It clones this repository into an empty folder, with an empty home and empty caches. It runs `make train` there until
+the first step is done. The second clone finds the caches of the first one. Every line of the set-up is printed behind
+its time in seconds. pip's settings of this machine stay.
 """
 
 from __future__ import annotations

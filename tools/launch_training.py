@@ -36,7 +36,7 @@ INTERRUPTED = 130  # Exit code of a rank and of this program after Ctrl-C.
 LOG_LEVEL, THREADS = "TF_CPP_MIN_LOG_LEVEL", "TF_NUM_INTRAOP_THREADS"
 PREFIX = re.compile(rb"^\[(\d+)\]<std(?:out|err)>:")
 FAILED_RANK = re.compile(rb"Process name: (\d+)\s+Exit code: (\d+)")
-# Ranks print this line about the first failed rank (tf_fusedrec/watchdog/ending.py).
+# Ranks print this line about the first failed rank (tf_fusedrec/exchange/watchdog/ending.py).
 CAUSE = re.compile(rb"tf_fusedrec: rank (\d+)(?: failed first|: failed): (.+)")
 
 

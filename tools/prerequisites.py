@@ -119,8 +119,8 @@ def missing(root: pathlib.Path, cache: pathlib.Path, *, fresh: bool, horovod: bo
     Args:
       root: Folder of the clone.
       cache: Folder of built wheels and downloads.
-      fresh: Whether .venv is still empty. Only then is room on the disk needed.
-      horovod: Whether Horovod is wanted, whose sources get tools/horovod.patch.
+      fresh: True if .venv is still empty. Only then is room on the disk needed.
+      horovod: True if Horovod is wanted, whose sources get tools/horovod.patch.
     """
     needs = [
         (root, ROOM_FOR_CLONE),

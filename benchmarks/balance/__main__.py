@@ -16,8 +16,8 @@ Fields:
     Equal memory holds so many more rows. _8_rows as above.
   step_time_ratio: time to train all rows in global batches over the time in batches with a fixed number of rows, on 2
     real ranks (steps.py).
-  reader_ratio: tokens per second of the input pipeline, with plan and tf.data, over those of pyarrow alone on the same
-    columns, each on one core (reader.py).
+  reader_ratio: tokens per second of the input pipeline, with plan and tf.data, over pyarrow's on the same columns, each
+    on one core (reader.py).
 """
 
 from __future__ import annotations

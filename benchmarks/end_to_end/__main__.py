@@ -3,7 +3,7 @@
     python -m benchmarks.end_to_end [--data DIR] [--peer PYTHON] [--quick] [--json FILE]
 
 The model is configs/hstu_ml1m.yaml on MovieLens-1M. Both sides train one epoch of the same batches of 128 users, in
-turns of TURN steps, on all cores. A step is forward, loss, backward and Adam. Batches are in memory; ours are copied
+turns of TURN steps, on all cores. A step is forward, loss, backward and Adam. Batches are in memory. Ours are copied
 into tensors in the step, and the peer's are padded in advance. --quick trains on the first batches only.
 
 --peer names an interpreter with torch, and with fbgemm-gpu-cpu for the second form (see peer_torch.py). The loss and

@@ -1,8 +1,8 @@
 """The peer's side of the benchmark, in the peer's interpreter: the same HSTU and loss in PyTorch, in two forms.
 
 "padded" computes on rows padded to the longest of the batch. "jagged" pads queries, keys and values for the attention
-only, by FBGEMM's CPU operators. Both get their batches padded in advance, compute the time buckets once per step, and
-multiply the queries by all items, because that is faster here than gathered negatives.
+only, by FBGEMM's CPU operators. Both get their batches padded in advance and compute the time buckets once per step.
+They multiply the queries by all items, which is faster here than gathered negatives.
 
 It imports neither TensorFlow nor tf_fusedrec. Its first answer names a missing library.
 """
@@ -67,7 +67,7 @@ class Hstu:
     Args:
       weights: Arrays by the names of ours.dense_weights, and items <float32>[I, D].
       sizes: qk_dim, value_dim, num_blocks, max_length (N), dropout, temperature, num_negatives.
-      jagged: Whether the layers but the attention take flat tokens.
+      jagged: True if the layers but the attention take flat tokens.
     """
 
     def __init__(self, weights: dict[str, np.ndarray], sizes: dict[str, Any], jagged: bool):

@@ -2,8 +2,8 @@
 
     python -m benchmarks.gpu_segment_unique [--quick] [--json FILE]
 
-Keys are int64 by zipf(1.05). The bound is the copy bandwidth, for 8 bytes per key read, and 4 bytes of inverse per key
-and 8 bytes per unique key written.
+Keys are int64 by zipf(1.05). The bound is the copy bandwidth. A pass reads 8 bytes per key, and writes 4 bytes of
+inverse per key and 8 bytes per unique key.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def keys_of(n: int) -> np.ndarray:
 
 
 def check(kernels, keys, splits):
-    """Checks that the inverse leads back to the keys and that no key is there twice. Returns the number of keys."""
+    """Checks that the inverse leads back to the keys and that no key occurs twice. Returns the number of keys."""
     ids, bounds, inverse = unique(kernels, keys, splits)
     np.testing.assert_array_equal(ids[inverse], keys)
     for begin, end, first, last in zip(splits[:-1], splits[1:], bounds[:-1], bounds[1:]):

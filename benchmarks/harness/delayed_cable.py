@@ -39,7 +39,7 @@ def set_delay(path: pathlib.Path, seconds: float) -> None:
 
 @contextlib.contextmanager
 def between(names: Sequence[str], path: pathlib.Path) -> Iterator[None]:
-    """Lays a cable between two namespaces. Its devices are there, but have no address and are down.
+    """Lays a cable between two namespaces. Its devices exist, but have no address and are down.
 
     Args:
       names: Names of the two namespaces.

@@ -28,7 +28,7 @@ def measure_case(
       ids: Number of ids in a call.
       bytes_moved: Bytes that any implementation must read and write.
       memory_bytes_per_s: Measured bandwidth of a copy by one thread, bytes read plus written.
-      quick: Whether to run 15 repeats instead of 60.
+      quick: True to run 15 repeats instead of 60.
 
     Returns:
       axes, peer, ms_ and ms_p90_ of both, ratio (peer / ours), ids_per_s and bytes_per_s of ours, ms_floor.

@@ -56,7 +56,7 @@ class MarkedStep:
         for op in tf.compat.v1.get_default_graph().get_operations():
             name = _STAGES.get(op.type)
             if op.type == "HorovodAlltoall":
-                name = f"all2all of {_EXCHANGES[exchanges % len(_EXCHANGES)]}"
+                name = f"all-to-all of {_EXCHANGES[exchanges % len(_EXCHANGES)]}"
                 exchanges += 1
             if name == _STAGES["Fusedrec>RecoverGrad"]:  # the arrival of its gradients ends the dense part
                 names.append(DENSE)

@@ -10,7 +10,7 @@ Four ranks run as 2 x 2, as in benchmarks.overlap: two hosts, and a cable of 1 G
     rows          the rows themselves
 
 AT_ONCE all-to-alls of no rows share a negotiation, and each makes two exchanges of a few bytes: its splits, and its
-empty rows. So their time beyond that of one gives the splits, and the rest of one is its negotiation:
+empty rows. So their time beyond one's gives the splits, and the rest of one is its negotiation:
 
     splits_ms      = (empty_8 - empty) / 7 / 2
     negotiation_ms = empty - 2 splits_ms
@@ -43,7 +43,7 @@ from benchmarks.overlap import device_stream
 
 RANKS, RATE = 4, "1gbit"
 LATENCIES_MS, QUICK_LATENCIES_MS = (0.0, 0.1, 1.0, 5.0), (0.0, 1.0)
-STEPS = {"sync": "sync", "nested": "nested_M8"}  # name in a field, and the arm of benchmarks.overlap
+STEPS = {"sync": "sync", "nested": "nested_M8"}  # name in a field, and the variant of benchmarks.overlap
 ROWS = 1_800  # to each rank: the distinct ids of a batch by owner
 REPEATS, QUICK_REPEATS = 60, 10
 STEP_REPEATS, QUICK_STEP_REPEATS = 9, 2
@@ -52,9 +52,9 @@ TIMEOUT_S = 1500
 
 def measured(quick: bool, *, sets: bool) -> list[dict[str, Any]]:
     """Returns the cases of ranks.main. The steps run in the job without sets."""
-    arms = [] if sets else [STEPS["sync"]] if quick else list(STEPS.values())
+    variants = [] if sets else [STEPS["sync"]] if quick else list(STEPS.values())
     steps = {
-        "size": dataclasses.asdict(overlap.DEVICE_SIZE), "ratio": overlap.RATIO, "arms": arms,
+        "size": dataclasses.asdict(overlap.DEVICE_SIZE), "ratio": overlap.RATIO, "variants": variants,
         "repeats": QUICK_STEP_REPEATS if quick else STEP_REPEATS,
     }  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
@@ -86,10 +86,10 @@ def figures(case: Mapping[str, Any], with_sets: Mapping[str, Any], at_once: Mapp
     found["exchange_alone_ms"] = with_sets["ms_exchange_alone"]
     found["reduce_alone_ms"] = with_sets["ms_reduce_alone"]
     found["blocked_ms"] = with_sets["ms_exchange_queued"] - with_sets["ms_exchange_alone"]
-    for name, arm in STEPS.items():
-        if arm not in case["steps"]:
+    for name, variant in STEPS.items():
+        if variant not in case["steps"]:
             continue
-        step, without_latency = case["steps"][arm], at_once["steps"][arm]["ms"]
+        step, without_latency = case["steps"][variant], at_once["steps"][variant]["ms"]
         latency_part = max(0.0, 1 - without_latency / step["ms"])
         found[f"step_ms_{name}"] = step["ms"]
         found[f"latency_part_{name}"] = latency_part

@@ -136,11 +136,11 @@ def main(
       latencies_ms: Times that the cable takes, one way.
       delay: File of delayed_cable.py.
       rate: Rate of the cable.
-      sets: Whether there are process sets for GROUPS beside the set of all ranks; if so, the queue is measured.
+      sets: True if there are process sets for GROUPS beside the set of all ranks; if so, the queue is measured.
       rows: Rows of an all-to-all to each rank, as in a step.
       repeats: Number of turns.
       steps: The steps of schedules: their `size` as in overlap.ranks.main, the `ratio` of compute to exchange, the
-        `arms`, which may be none, and their `repeats`.
+        `variants`, which may be none, and their `repeats`.
     """
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(2)
@@ -162,10 +162,10 @@ def main(
         measured["exchange_queued"] = functools.partial(span, queued["both"], "queue.rows")
         measured["reduce_alone"] = functools.partial(span, queued["reduce"], "queue.sum")
     pace = Pace()
-    arms: dict[str, Call] = {}
-    if steps["arms"]:
-        arms, models = overlap.make_steps(size, COMPUTE, pace, steps["arms"])
-        overlap.check(arms, models, size.batches + 1)
+    variants: dict[str, Call] = {}
+    if steps["variants"]:
+        variants, models = overlap.make_steps(size, COMPUTE, pace, steps["variants"])
+        overlap.check(variants, models, size.batches + 1)
     cases, device = [], 0.0
     for latency_ms in latencies_ms:
         collectives.barrier()
@@ -173,15 +173,15 @@ def main(
             delayed_cable.set_delay(pathlib.Path(delay), 1e-3 * latency_ms)
         collectives.barrier()
         case: dict[str, Any] = {"latency_ms": latency_ms, **medians(measured, repeats)}
-        if arms:
+        if variants:
             # The first latency sets the pace of the device.
             device = device or overlap.device_factor(
-                arms["sync"], pace, COMPUTE.seconds(size.tokens), steps["ratio"]
+                variants["sync"], pace, COMPUTE.seconds(size.tokens), steps["ratio"]
             )  # fmt: skip
-            turns = overlap.measure(arms, pace, device, steps["arms"], steps["repeats"], 1)
+            turns = overlap.measure(variants, pace, device, steps["variants"], steps["repeats"], 1)
             case["steps"] = {
                 name: {"ms": turns[name]["full"]["step"], "all_to_alls": all_to_alls_of_a_step(step)}
-                for name, step in arms.items()
+                for name, step in variants.items()
             }
         overlap.print_on_rank_0(f"{latency_ms} ms: {case}")
         cases.append(case)

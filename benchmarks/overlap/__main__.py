@@ -4,24 +4,24 @@
 
 Four ranks run as 2 x 2: two network namespaces are hosts with two ranks each. A cable joins them, limited to 1 Gbit/s
 each way. Namespaces need root, and without root the fields are null. THE DENSE PART IS NOT COMPUTED. It is a stream of
-ops that take time and no core (device_stream.py), so the cores are free for tables and exchanges, as they are beside an
-accelerator. It takes the times of a real GRM on one core (compute_times.py), divided by one factor, which makes the
+ops that take time and no core (device_stream.py). The cores are free for tables and exchanges, as they are beside an
+accelerator. It takes the times of a real GRM on one core (compute_times.py). One factor divides them and makes the
 compute RATIO times as long as the exchange of sync. The factor is printed. Tables, exchanges and schedules are real.
 
-Lookups of the arms *_lookup25 and *_lookup45 take that part of the step of sync. They wait for a slow memory, a
+Lookups of the variants *_lookup25 and *_lookup45 take that part of the step of sync. They wait for a slow memory, a
 throttle of so much time per id on a stream of its own. A file would share its disk with the whole machine.
 
     exposed ratio = time in which some exchange runs and the device stream does not / exchange alone
     floor         = the step that the schedule's dependencies allow, from parts measured alone (floors.py)
 
-"exchange alone" is the same arm with a device and a memory that take no time. Ops and collectives record their own
+"exchange alone" is the same variant with a device and a memory that take no time. Ops and collectives record their own
 times. A wait for another rank counts as exchange, from the time when this rank asks. "free" is time in which no
 exchange, device or memory runs: work of the host that nothing hides. The last columns are processor time, as evidence
-that cores are free. floor_ratio_worst is the largest step / floor of all arms.
+that cores are free. floor_ratio_worst is the largest step / floor of all variants.
 
 Two more rates of the cable follow, at the same pace, and weak scaling over 1, 2, 4 and 8 ranks that share the cable.
-Last comes the contended case (contended.py), in which two ranks compute on their own cores. --quick measures QUICK_ARMS
-at the first rate and nothing else; the other fields are null.
+Last comes the contended case (contended.py), in which two ranks compute on their own cores. --quick measures
+QUICK_VARIANTS at the first rate and nothing else; the other fields are null.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ from typing import Any
 from benchmarks.clustering import bytes_sent
 from benchmarks.harness import children, harness, network
 from benchmarks.overlap import contended, device_stream, figures
-from benchmarks.overlap.arms import ARMS
 from benchmarks.overlap.device_model import DeviceSize
 from benchmarks.overlap.model import SIZE
+from benchmarks.overlap.variants import VARIANTS
 
 DEVICE_SIZE = DeviceSize(users=64, tokens_per_user=128, dim=512)
 RANKS, RATE, RATIO = 4, "1gbit", 1.4
 OTHER_RATES = ("500mbit", "2500mbit")
-OTHER_ARMS = ("sync", "frozen_M4", "nested_M8", "semi_async")
-SCALING_RANKS, SCALING_ARMS = (1, 2, 8), ("sync", "nested_M8")
-QUICK_ARMS = ("sync", "frozen_M4", "nested_M8", "dual", "semi_async", "2d", "sync_lookup45", "dual_lookup45")
+OTHER_VARIANTS = ("sync", "frozen_M4", "nested_M8", "semi_async")
+SCALING_RANKS, SCALING_VARIANTS = (1, 2, 8), ("sync", "nested_M8")
+QUICK_VARIANTS = ("sync", "frozen_M4", "nested_M8", "dual", "semi_async", "2d", "sync_lookup45", "dual_lookup45")
 REPEATS, QUICK_REPEATS = 5, 2
 BARE, QUICK_BARE = 3, 1
 TIMEOUT_S = 1500
@@ -54,11 +54,10 @@ def measured_compute(quick: bool) -> dict[str, Any]:
     return children.ask("benchmarks.overlap.compute_times", size=dataclasses.asdict(SIZE), repeats=3 if quick else 9)
 
 
-def phase(rate: str | None, arms: Sequence[str], repeats: int, bare: int, **pace: float | None) -> dict[str, Any]:
+def phase(rate: str | None, variants: Sequence[str], repeats: int, bare: int, **pace: float | None) -> dict[str, Any]:
     """Returns a phase of ranks.main. `pace` sets `ratio` or `device`; none: the pace of the phase before."""
-    return {
-        "rate": rate, "arms": list(arms), "repeats": repeats, "bare": bare, "ratio": None, "device": None, **pace
-    }  # fmt: skip
+    given = {"rate": rate, "variants": list(variants), "repeats": repeats, "bare": bare}
+    return {**given, "ratio": None, "device": None, **pace}
 
 
 def run_ranks(
@@ -80,19 +79,22 @@ def run_ranks(
 
 
 def weak_scaling(size: DeviceSize, compute: Mapping[str, Any], main: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Returns the step of SCALING_ARMS by number of ranks, with the pace of the main case."""
+    """Returns the step of SCALING_VARIANTS by number of ranks, with the pace of the main case."""
     cases = [main]
     for ranks in SCALING_RANKS:
-        one = phase(RATE if ranks > 1 else None, SCALING_ARMS, REPEATS, BARE, device=1 / main["device_cores"])
+        one = phase(RATE if ranks > 1 else None, SCALING_VARIANTS, REPEATS, BARE, device=1 / main["device_cores"])
         cases += run_ranks(ranks, size, compute, [one])
     cases.sort(key=lambda one: one["ranks"])
-    alone = cases[0]["arms"]
+    alone = cases[0]["variants"]
     return [
         {
             "ranks": one["ranks"],
-            **{f"ms_{arm}": one["arms"][arm]["ms"] for arm in SCALING_ARMS},
-            **{f"efficiency_{arm}": alone[arm]["ms"] / one["arms"][arm]["ms"] for arm in SCALING_ARMS},
-            "cores": one["arms"]["nested_M8"]["cores"],
+            **{f"ms_{variant}": one["variants"][variant]["ms"] for variant in SCALING_VARIANTS},
+            **{
+                f"efficiency_{variant}": alone[variant]["ms"] / one["variants"][variant]["ms"]
+                for variant in SCALING_VARIANTS
+            },
+            "cores": one["variants"]["nested_M8"]["cores"],
         }
         for one in cases
     ]
@@ -107,8 +109,8 @@ def main() -> None:
     if reason is None:
         compute = measured_compute(quick)
         repeats, bare = (QUICK_REPEATS, QUICK_BARE) if quick else (REPEATS, BARE)
-        phases = [phase(RATE, QUICK_ARMS if quick else list(ARMS), repeats, bare, ratio=RATIO)]
-        phases += [] if quick else [phase(rate, OTHER_ARMS, repeats, bare) for rate in OTHER_RATES]
+        phases = [phase(RATE, QUICK_VARIANTS if quick else list(VARIANTS), repeats, bare, ratio=RATIO)]
+        phases += [] if quick else [phase(rate, OTHER_VARIANTS, repeats, bare) for rate in OTHER_RATES]
         cases = run_ranks(RANKS, DEVICE_SIZE, compute, phases)
         for one in cases:
             figures.show(one)

@@ -1,7 +1,7 @@
 """The contended case of benchmarks.overlap: two ranks compute on the two cores that also move the bytes.
 
-Both ranks train the GRM of model.py on real ops. Their loop-back is limited. So the case shows what a schedule brings
-on a machine without an accelerator: a lower bound, because exchanges take cores from the compute that hides them.
+Both ranks train the GRM of model.py on real ops. Their loop-back is limited. So the case shows the gain of a schedule
+on a machine without an accelerator. It is a lower bound, because exchanges take cores from the compute that hides them.
 
     exposed ratio = (step - dense only) / (exchange only)
 
@@ -20,7 +20,6 @@ import numpy as np
 
 import tf_fusedrec as fr
 from benchmarks.harness import children, harness, network
-from benchmarks.overlap.arms import EXACT, STALE
 from benchmarks.overlap.model import (
     Size,
     Step,
@@ -31,6 +30,7 @@ from benchmarks.overlap.model import (
     make_model,
     training,
 )
+from benchmarks.overlap.variants import EXACT, STALE
 from tf_fusedrec import keras, tf
 from tf_fusedrec.schedules import DualBuffer, FrozenWindow, Nested, SemiAsync, Sync
 
@@ -84,13 +84,13 @@ def case(ms_of_turns: Mapping[str, Sequence[float]]) -> dict[str, Any]:
 
 def fields(one: Mapping[str, Any] | None) -> dict[str, float | None]:
     """Returns FIELDS, None for each without root."""
-    return {name: None if one is None else one[figure].get(arm) for name, (figure, arm) in FIELDS.items()}
+    return {name: None if one is None else one[figure].get(variant) for name, (figure, variant) in FIELDS.items()}
 
 
 def show(one: Mapping[str, Any]) -> None:
     rows = [
         {
-            "arm": name,
+            "variant": name,
             "ms": ms,
             "exposed ratio": one["exposed_ratio"].get(name, "-"),
             "times sync": one["speedup"].get(name, "-"),

@@ -3,7 +3,7 @@
     hidden = layer(rows, weight, seconds)       on the stream DEVICE, forward; its gradient backward
     ids = wait(ids, seconds, MEMORY)            on a stream of its own
 
-An op on a stream begins when its inputs are there and the op before it on the stream has ended. No core works while it
+An op on a stream begins when its inputs exist and the op before it on the stream has ended. No core works while it
 runs. `stamping` records the begin and the end of every collective that is traced inside. `take_record` returns all
 spans, on the monotonic clock. The ops are compiled at first use, into build/benchmarks.
 """

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from benchmarks.harness import harness
-from benchmarks.overlap.arms import ARMS
 from benchmarks.overlap.floors import Parts, floor_ms
+from benchmarks.overlap.variants import VARIANTS
 
-# Name of a field: the figure and its arm.
+# Name of a field: the figure and its variant.
 FIELDS = {
     "exposed_ratio_frozen_M4": ("exposed_ratio", "frozen_M4"),
     "exposed_ratio_nested_M8": ("exposed_ratio", "nested_M8"),
@@ -26,7 +26,7 @@ FIELDS = {
 
 
 def case(phase: Mapping[str, Any], answer: Mapping[str, Any], layers: int, ranks: int) -> dict[str, Any]:
-    """Returns the figures of one phase, by arm.
+    """Returns the figures of one phase, by variant.
 
     Args:
       phase: The phase as ranks.main took it.
@@ -34,13 +34,13 @@ def case(phase: Mapping[str, Any], answer: Mapping[str, Any], layers: int, ranks
       layers: Layers of the dense part.
       ranks: Number of ranks.
     """
-    arms: dict[str, dict[str, float]] = {}
-    for name, turns in answer["arms"].items():
+    variants: dict[str, dict[str, float]] = {}
+    for name, turns in answer["variants"].items():
         full, parts = turns["full"], Parts(**turns["bare"]["parts"])
         floor = floor_ms(
-            ARMS[name].schedule, parts, compute=full["compute"], lookup=full["lookup"], layers=layers
+            VARIANTS[name].schedule, parts, compute=full["compute"], lookup=full["lookup"], layers=layers
         )  # fmt: skip
-        arms[name] = {
+        variants[name] = {
             "ms": full["step"],
             "floor_ms": floor,
             "floor_ratio": full["step"] / floor,
@@ -53,27 +53,30 @@ def case(phase: Mapping[str, Any], answer: Mapping[str, Any], layers: int, ranks
             "cpu_ms": full["cpu"],
             "cores": ranks * full["cpu"] / full["step"],
         }
-    for name, figures in arms.items():
-        baseline = arms.get(ARMS[name].baseline)
+    for name, figures in variants.items():
+        baseline = variants.get(VARIANTS[name].baseline)
         if baseline is not None:
             figures["speedup"] = baseline["ms"] / figures["ms"]
-    sync = arms["sync"]
+    sync = variants["sync"]
     ratio = sync["compute_ms"] / sync["exchange_alone_ms"] if sync["exchange_alone_ms"] else None
     return {
-        "rate": phase["rate"], "ratio": ratio, "device_cores": 1 / answer["device"], "ranks": ranks, "arms": arms,
-        "parts": {name: turns["bare"]["parts"] for name, turns in answer["arms"].items()},
+        "rate": phase["rate"], "ratio": ratio, "device_cores": 1 / answer["device"], "ranks": ranks,
+        "variants": variants,
+        "parts": {name: turns["bare"]["parts"] for name, turns in answer["variants"].items()},
     }  # fmt: skip
 
 
 def fields(one: Mapping[str, Any] | None) -> dict[str, float | None]:
-    """Returns FIELDS of the case at the main rate. A field is None without root, or where its arm did not run."""
-    arms = {} if one is None else one["arms"]
-    found = {field: arms[arm][figure] if arm in arms else None for field, (figure, arm) in FIELDS.items()}
-    return {**found, "floor_ratio_worst": max((figures["floor_ratio"] for figures in arms.values()), default=None)}
+    """Returns FIELDS of the case at the main rate. A field is None without root, or where its variant did not run."""
+    variants = {} if one is None else one["variants"]
+    found = {
+        field: variants[variant][figure] if variant in variants else None for field, (figure, variant) in FIELDS.items()
+    }
+    return {**found, "floor_ratio_worst": max((figures["floor_ratio"] for figures in variants.values()), default=None)}
 
 
 def show(one: Mapping[str, Any]) -> None:
-    """Prints a case: an arm per line."""
+    """Prints a case: a variant per line."""
     columns = {
         "ms": "ms", "speedup": "times sync", "floor_ms": "floor", "floor_ratio": "ms / floor",
         "exchange_alone_ms": "exchange alone", "exposed_ms": "exposed", "exposed_ratio": "exposed ratio",
@@ -81,12 +84,14 @@ def show(one: Mapping[str, Any]) -> None:
         "cores": "cores of all",
     }  # fmt: skip
     rows = [
-        {"arm": name, **{title: figures.get(column, "-") for column, title in columns.items()}}
-        for name, figures in one["arms"].items()
+        {"variant": name, **{title: figures.get(column, "-") for column, title in columns.items()}}
+        for name, figures in one["variants"].items()
     ]
     cores = f"{one['device_cores']:.3g}"
     print(f"\nCompute is a stream of ops that take time and no core. The device is as fast as {cores} of our cores.")
     ratio = "-" if one["ratio"] is None else f"{one['ratio']:.2f}"
     where = "one host" if one["rate"] is None else f"two hosts, {one['rate']} between them"
     harness.print_table(f"{one['ranks']} ranks, {where}; compute : exchange {ratio}; ms of a step and rank", rows)
-    harness.print_table("exchange alone, ms by kind", [{"arm": name, **parts} for name, parts in one["parts"].items()])
+    harness.print_table(
+        "exchange alone, ms by kind", [{"variant": name, **parts} for name, parts in one["parts"].items()]
+    )

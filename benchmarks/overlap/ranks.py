@@ -1,6 +1,6 @@
-"""One rank of benchmarks.overlap: the arms are checked against sync, then take turns. Rank 0 reports.
+"""One rank of benchmarks.overlap: the variants are checked against sync, then take turns. Rank 0 reports.
 
-A turn of an arm is one step, or `steps` of them. Beside its full turns an arm has bare ones, in which compute and
+A turn of a variant is one step, or `steps` of them. Beside its full turns a variant has bare ones, in which compute and
 lookups take no time: what remains is its exchange alone.
 """
 
@@ -17,10 +17,10 @@ import numpy as np
 import tf_fusedrec as fr
 from benchmarks.harness import children, harness, network
 from benchmarks.overlap import device_stream
-from benchmarks.overlap.arms import ARMS, Arm
 from benchmarks.overlap.device_model import Compute, DeviceModel, DeviceSize, Pace, dataset, make_model
 from benchmarks.overlap.floors import Parts, exposed_ms, free_ms, parts_of
 from benchmarks.overlap.model import Step, training
+from benchmarks.overlap.variants import VARIANTS, Variant
 from tf_fusedrec import keras, tf
 
 CALIBRATION = 3  # steps whose median sets a pace
@@ -70,7 +70,7 @@ class Turn:
 
 
 def take_turn(step: Step, steps: int) -> Turn:
-    """Runs an arm after all ranks are ready. Collective."""
+    """Runs a variant after all ranks are ready. Collective."""
     fr.collectives.barrier()
     device_stream.take_record()
     cpu, begin = time.process_time(), time.monotonic()
@@ -96,10 +96,12 @@ def take_turn(step: Step, steps: int) -> Turn:
 def make_steps(
     size: DeviceSize, compute: Compute, pace: Pace, names: Sequence[str]
 ) -> tuple[dict[str, Step], dict[str, DeviceModel]]:
-    """Returns the step and the model of each arm that has its own."""
-    batches = {clustered: dataset(size, 8 if clustered else 0) for clustered in {ARMS[n].clustered for n in names}}
-    models = {name: make_model(size, compute, pace, name, ARMS[name].schedule, **ARMS[name].layer()) for name in names}
-    return {name: training(model, batches[ARMS[name].clustered]) for name, model in models.items()}, models
+    """Returns the step and the model of each variant that has its own."""
+    batches = {clustered: dataset(size, 8 if clustered else 0) for clustered in {VARIANTS[n].clustered for n in names}}
+    models = {
+        name: make_model(size, compute, pace, name, VARIANTS[name].schedule, **VARIANTS[name].layer()) for name in names
+    }
+    return {name: training(model, batches[VARIANTS[name].clustered]) for name, model in models.items()}, models
 
 
 def check(steps: Mapping[str, Step], models: Mapping[str, DeviceModel], rounds: int) -> None:
@@ -116,7 +118,10 @@ def check(steps: Mapping[str, Step], models: Mapping[str, DeviceModel], rounds: 
     want = means[list(steps).index("sync")]
     for name, got in zip(steps, means):
         for what, value, of_sync in zip(("mean loss", "sum of exchanged rows"), got, want):
-            tolerance, reason = ARMS[name].tolerance, "order of sums, narrow numbers or missing updates; see arms.py"
+            tolerance, reason = (
+                VARIANTS[name].tolerance,
+                "order of sums, narrow numbers or missing updates; see variants.py",
+            )
             harness.check_close(f"{what} of {name} against sync", value, of_sync, relative=tolerance, reason=reason)
 
 
@@ -139,53 +144,53 @@ def memory_pace(step: Step, pace: Pace, device: float) -> float:
 def measure(
     steps: Mapping[str, Step], pace: Pace, device: float, names: Sequence[str], repeats: int, bare: int
 ) -> dict[str, Any]:
-    """Returns the median turns of the arms, full and bare. The arms take turns. Collective."""
-    memory = memory_pace(steps["sync"], pace, device) if any(ARMS[name].lookup for name in names) else 0.0
+    """Returns the median turns of the variants, full and bare. The variants take turns. Collective."""
+    memory = memory_pace(steps["sync"], pace, device) if any(VARIANTS[name].lookup for name in names) else 0.0
 
-    def runs(arm: Arm, name: str) -> Turn:
-        share = arm.lookup
+    def runs(variant: Variant, name: str) -> Turn:
+        share = variant.lookup
         pace.set(device=device, memory=memory * share / (1 - share))
-        return take_turn(steps[arm.model or name], arm.steps)
+        return take_turn(steps[variant.model or name], variant.steps)
 
-    def runs_bare(arm: Arm, name: str) -> Turn:
+    def runs_bare(variant: Variant, name: str) -> Turn:
         pace.set(device=0.0, memory=0.0)
-        return take_turn(steps[name], arm.steps)
+        return take_turn(steps[name], variant.steps)
 
-    own = list(dict.fromkeys(ARMS[name].model or name for name in names))
+    own = list(dict.fromkeys(VARIANTS[name].model or name for name in names))
     kinds: dict[str, dict[str, Turn]] = {}
     for kind, take, chosen, count in (("full", runs, names, repeats), ("bare", runs_bare, own, bare)):
         taken: dict[str, list[list[float]]] = {name: [] for name in chosen}
         for repeat in range(count):
             for turn in range(len(chosen)):
                 name = chosen[(repeat + turn) % len(chosen)]
-                taken[name].append(take(ARMS[name], name).numbers())
+                taken[name].append(take(VARIANTS[name], name).numbers())
             print_on_rank_0(f"{kind} round {repeat + 1} of {count}")
         of_ranks = fr.collectives.all_gather(np.array([list(taken.values())]))
         kinds[kind] = {name: Turn.median(of_ranks[:, n]) for n, name in enumerate(chosen)}
     return {
         name: {
             "full": dataclasses.asdict(kinds["full"][name]),
-            "bare": dataclasses.asdict(kinds["bare"][ARMS[name].model or name]),
+            "bare": dataclasses.asdict(kinds["bare"][VARIANTS[name].model or name]),
         }
         for name in names
     }
 
 
 def main(size: dict[str, Any], compute: dict[str, Any], phases: list[dict[str, Any]]) -> list[dict[str, Any]] | None:
-    """Measures all phases. Returns, on rank 0, `device` and `arms` of each phase.
+    """Measures all phases. Returns, on rank 0, `device` and `variants` of each phase.
 
     Args:
       size: Fields of DeviceSize.
       compute: Fields of Compute.
-      phases: For each phase the `rate` of the cable between the hosts (None: no cable), the names of the `arms`, their
-        `repeats` and `bare` repeats, and the pace of the device: its factor `device`, or the `ratio` of compute to the
-        exchange of sync that it shall have. Both None: the pace of the phase before.
+      phases: For each phase the `rate` of the cable between the hosts (None: no cable), the names of the `variants`,
+        their `repeats` and `bare` repeats, and the pace of the device: its factor `device`, or the `ratio` of compute
+        to the exchange of sync that it shall have. Both None: the pace of the phase before.
     """
     # One core per rank. A second thread lets lookups run beside the start of a compute.
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(2)
-    names = list(dict.fromkeys(ARMS[name].model or name for phase in phases for name in phase["arms"]))
-    fr.init(*dict.fromkeys(ARMS[name].topology for name in names))
+    names = list(dict.fromkeys(VARIANTS[name].model or name for phase in phases for name in phase["variants"]))
+    fr.init(*dict.fromkeys(VARIANTS[name].topology for name in names))
     keras.utils.disable_interactive_logging()
     of_size, times, pace = DeviceSize(**size), Compute(**compute), Pace()
     steps, models = make_steps(of_size, times, pace, names)
@@ -200,9 +205,9 @@ def main(size: dict[str, Any], compute: dict[str, Any], phases: list[dict[str, A
             device = phase["device"]
         elif phase["ratio"] is not None:
             device = device_factor(steps["sync"], pace, times.seconds(of_size.tokens), phase["ratio"])
-        print_on_rank_0(f"at {phase['rate']}: {', '.join(phase['arms'])}; the device is {1 / device:.2f} cores")
-        arms = measure(steps, pace, device, phase["arms"], phase["repeats"], phase["bare"])
-        found.append({"device": device, "arms": arms})
+        print_on_rank_0(f"at {phase['rate']}: {', '.join(phase['variants'])}; the device is {1 / device:.2f} cores")
+        variants = measure(steps, pace, device, phase["variants"], phase["repeats"], phase["bare"])
+        found.append({"device": device, "variants": variants})
     return found if fr.collectives.rank() == 0 else None
 
 

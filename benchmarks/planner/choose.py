@@ -6,8 +6,8 @@ from typing import Any
 
 import tf_fusedrec as fr
 from benchmarks.harness import children
-from benchmarks.overlap.arms import ARMS
 from benchmarks.overlap.device_model import Compute, DeviceSize, Pace, make_batch, make_model
+from benchmarks.overlap.variants import VARIANTS
 from benchmarks.planner.workloads import INSIDE_BYTES_PER_S, MICRO_BATCHES, RANKS, RANKS_PER_HOST, TOLERATED
 from tf_fusedrec import tf
 from tf_fusedrec.schedules import Sync
@@ -22,13 +22,13 @@ def main(
       size: Fields of DeviceSize.
       compute: Fields of Compute.
       paces: `device`, `memory`, `message_s` and `bytes_per_s` of each network.
-      names: Names of overlap.arms.ARMS.
+      names: Names of overlap.variants.VARIANTS.
     """
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(2)
     of_size, pace = DeviceSize(**size), Pace()
     model = make_model(of_size, Compute(**compute), pace, "planned", Sync())
-    arms = {name: ARMS[name] for name in names}
+    variants = {name: VARIANTS[name] for name in names}
     answers = []
     for one in paces:
         pace.set(device=one["device"], memory=one["memory"])
@@ -39,8 +39,8 @@ def main(
         answers.append([
             {"choice": name, "ms": 1e3 * forecast.step_s, "bytes": forecast.embedding_bytes}
             for forecast in found.forecasts
-            for name, arm in arms.items()
-            if (arm.schedule, arm.topology, arm.wire) == (forecast.schedule, forecast.topology, forecast.wire_dtype)
+            for name, one in variants.items()
+            if (one.schedule, one.topology, one.wire) == (forecast.schedule, forecast.topology, forecast.wire_dtype)
         ])  # fmt: skip
     return answers
 

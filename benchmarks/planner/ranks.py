@@ -11,10 +11,10 @@ import numpy as np
 
 import tf_fusedrec as fr
 from benchmarks.harness import children, network
-from benchmarks.overlap.arms import ARMS
 from benchmarks.overlap.device_model import Compute, DeviceModel, DeviceSize, Pace
 from benchmarks.overlap.model import Step
 from benchmarks.overlap.ranks import check, device_factor, make_steps, memory_pace, print_on_rank_0, take_turn
+from benchmarks.overlap.variants import VARIANTS
 from benchmarks.planner.workloads import Network
 from tf_fusedrec import keras, tf
 
@@ -75,7 +75,7 @@ def measure(steps: Mapping[str, Step], names: Sequence[str], repeats: int) -> di
     for repeat in range(repeats):
         for turn in range(len(running)):
             name = running[(repeat + turn) % len(running)]
-            taken[name].append(take_turn(steps[name], ARMS[name].steps).step)
+            taken[name].append(take_turn(steps[name], VARIANTS[name].steps).step)
         if repeat + 1 == TRIALS:
             running = contenders(slowest_medians(taken))
         print_on_rank_0(f"round {repeat + 1} of {repeats}: {len(running)} choices")
@@ -91,12 +91,12 @@ def main(
       size: Fields of DeviceSize.
       compute: Fields of Compute.
       networks: The fields of each Network.
-      names: Names of overlap.arms.ARMS, with "sync".
+      names: Names of overlap.variants.VARIANTS, with "sync".
       repeats: Turns of each choice.
     """
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(2)
-    fr.init(*dict.fromkeys(ARMS[name].topology for name in names))
+    fr.init(*dict.fromkeys(VARIANTS[name].topology for name in names))
     keras.utils.disable_interactive_logging()
     of_size, times, pace = DeviceSize(**size), Compute(**compute), Pace()
     steps, models = make_steps(of_size, times, pace, names)

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from benchmarks.overlap.arms import ARMS
 from benchmarks.overlap.device_model import DeviceSize
+from benchmarks.overlap.variants import VARIANTS
 
 RANKS, RANKS_PER_HOST = 4, 2
 INSIDE_BYTES_PER_S = 2e9  # assumed: the loop-back inside a host
 TOLERATED = ("stale_rows", "bfloat16_wire", "weight_sync")
 MICRO_BATCHES = (4, 8)
-# Arms of benchmarks.overlap between which fr.plan chooses, all with the batches of sync.
+# Variants of benchmarks.overlap between which fr.plan chooses, all with the batches of sync.
 CHOICES = tuple(
     name
-    for name, arm in ARMS.items()
-    if not arm.clustered and not arm.lookup and arm.micro_batches in (1, *MICRO_BATCHES)
+    for name, variant in VARIANTS.items()
+    if not variant.clustered and not variant.lookup and variant.micro_batches in (1, *MICRO_BATCHES)
 )
 QUICK_CHOICES = ("sync", "frozen_M4", "dual", "nested_M8", "semi_async")
 

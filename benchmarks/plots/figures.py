@@ -106,16 +106,16 @@ def retrieval_curve(curves: Mapping[str, Sequence[Mapping[str, float]]]) -> str:
 
 
 def validation_curves(result: Mapping[str, Any]) -> str:
-    """Draws the validation HR@10 by epoch, one curve per arm and seed (benchmarks.schedule_quality)."""
+    """Draws the validation HR@10 by epoch, one curve per variant and seed (benchmarks.schedule_quality)."""
     figure, axes = pyplot.subplots(figsize=(7, 4))
-    arms = list(dict.fromkeys(curve["arm"] for curve in result["curves"]))
+    variants = list(dict.fromkeys(curve["variant"] for curve in result["curves"]))
     styles = ("-", "--", ":")
     seeds = sorted({curve["seed"] for curve in result["curves"]})
     for curve in result["curves"]:
         epochs = [entry["epoch"] for entry in curve["epochs"]]
         hits = [entry["validation"]["hr@10"] for entry in curve["epochs"]]
-        style, label = styles[seeds.index(curve["seed"])], f"{curve['arm']}, seed {curve['seed']}"
-        axes.plot(epochs, hits, style, color=f"C{arms.index(curve['arm'])}", linewidth=1, label=label)
+        style, label = styles[seeds.index(curve["seed"])], f"{curve['variant']}, seed {curve['seed']}"
+        axes.plot(epochs, hits, style, color=f"C{variants.index(curve['variant'])}", linewidth=1, label=label)
     return _curves(figure, axes, "epoch", "validation HR@10", "MovieLens-1M, until validation stops improving")
 
 

@@ -8,14 +8,14 @@ validation).
 
 All models read the same columns. Each one is trained once with every setting of GRID and evaluated on the validation
 split after every epoch, until an epoch is not better. The highest mean of AUC and GAUC of both tasks chooses the
-setting and the number of epochs; the rates choose among as many priors. Then the model is trained anew with each seed
-on all data before the test split, for so many epochs, and evaluated on the test split once. Other settings come from
+setting and the number of epochs; the rates choose among as many priors. Then each seed trains the model anew on all
+data before the test split, for so many epochs. The test split is evaluated once. Other settings come from
 configs/<model>_<data>.yaml.
 
 The fields of the click task are gauc_<model> and auc_<model>, means over seeds. gauc_difference is GRM minus the model
 that is best in the test split, with the 95 % interval of a paired bootstrap over users, gauc_difference_low to _high;
-auc_difference is the same. Those of the second task begin with "second_". `models` has all scores, choices and metrics,
-`differences` the interval of GRM minus each model.
+auc_difference is the same. Fields of the second task begin with "second_". `models` has all scores, choices and
+metrics, `differences` the interval of GRM minus each model.
 
 Every training is a job with a folder below --run, whose name holds a hash of its configuration. The same command keeps
 finished jobs, so it may be stopped at any time. As many jobs train at a time as there are cores, with one thread each.
@@ -50,7 +50,7 @@ GRID = {
 
 
 class Budget(NamedTuple):
-    """What each model may use."""
+    """Limits of each model's search and training."""
 
     settings: int = 8  # the first of GRID
     epochs: int = 5

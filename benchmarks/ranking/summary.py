@@ -62,7 +62,7 @@ def flat(
     between: Mapping[str, Mapping[str, Mapping[str, float]]],
     tasks: Sequence[str],
 ) -> dict[str, Any]:
-    """Returns the headline fields. Those of the click task have no prefix, those of the second begin with "second_".
+    """Returns the headline fields. Fields of the click task have no prefix, fields of the second begin with "second_".
 
     Args:
       test: {model: {metric: {"mean": value}}}.

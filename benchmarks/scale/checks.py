@@ -139,7 +139,7 @@ def _table_6() -> dict[Key, Prediction]:
     """
     table = printed()
     whole, sparse = (
-        value_of(table, TURBOGR, "Table 4", "Baseline", column) for column in ("communication ms", "all2all ms")
+        value_of(table, TURBOGR, "Table 4", "Baseline", column) for column in ("communication ms", "all-to-all ms")
     )
     predicted: dict[Key, Prediction] = {}
     for model, (compute, communication, *_) in TABLE_6.items():

@@ -91,11 +91,11 @@ class TurboGRCluster:
         table = printed()
         step, self.all_to_all, communication = (
             1e-3 * value_of(table, TURBOGR, "Table 4", "Baseline", column)
-            for column in ("step ms", "all2all ms", "communication ms")
+            for column in ("step ms", "all-to-all ms", "communication ms")
         )
         self.compute = step - communication
         self.other = communication - self.all_to_all  # dense all-reduces
-        grouped = 1e-3 * value_of(table, TURBOGR, "Table 4", "HSP", "all2all ms")
+        grouped = 1e-3 * value_of(table, TURBOGR, "Table 4", "HSP", "all-to-all ms")
         self.groups = round(self.all_to_all / grouped)  # stated neither, nor is the number of NPUs
 
     def predictions(self) -> dict[Key, Prediction]:
@@ -105,9 +105,9 @@ class TurboGRCluster:
             # Each other group sends a worker as many gradients as an all-to-all of its own group does.
             synchronize = (groups - 1) * all_to_all / 2
             run = replay(PaperStep(0.0, self.compute, all_to_all / 2, all_to_all / 2, synchronize + self.other), sync)
-            figures = {"step ms": run.step, "all2all ms": all_to_all, "communication ms": run.exposed}
+            figures = {"step ms": run.step, "all-to-all ms": all_to_all, "communication ms": run.exposed}
             for column, seconds in figures.items():
-                fitted = strategy == "Baseline" or column == "all2all ms"
+                fitted = strategy == "Baseline" or column == "all-to-all ms"
                 predicted[(TURBOGR, "Table 4", strategy, column)] = Prediction(1e3 * seconds, fitted)
         return predicted
 

@@ -2,8 +2,8 @@
 
 An all-to-all among N workers takes alpha * (N - 1) + volume * (N - 1) / N. The first part is a message to every other
 worker, the second the bytes over the bandwidth. A lookup in a group of N workers takes a constant and a part that grows
-with N, since all workers ask the owner of the hottest rows. The papers print neither row bytes nor bandwidths, so that
-both parts come from fitted cells.
+with N. All workers ask the owner of the hottest rows. The papers print neither row bytes nor bandwidths, so that both
+parts come from fitted cells.
 """
 
 from __future__ import annotations

@@ -82,7 +82,7 @@ def lookups(dim: int) -> dict[int, list[Lookup]]:
 
 
 def workload(costs: OpCosts, flops_per_s: float, *, imbalance: float, dim: int = DIM, flops: float = FLOPS) -> Workload:
-    """Returns one worker's step, with the busiest owner's lookups. `flops` is that of a user's forward pass."""
+    """Returns one worker's step, with the busiest owner's lookups. `flops` counts a user's forward pass."""
     ids, rows = USERS * TOKENS, float(chances(1.0).sum())
     compute = 3 * USERS * flops / flops_per_s + ids * (costs.recover + costs.recover_grad)
     measured = Measured(
@@ -105,7 +105,7 @@ def step_seconds(work: Workload, hardware: Hardware, workers: int, topology: Top
 
 
 def table(costs: OpCosts, hardware: Hardware) -> list[dict[str, Any]]:
-    """Returns the step of every schedule in ms. The scaling is that of nested(4) from 128 workers on."""
+    """Returns the step of every schedule in ms. The scaling belongs to nested(4), from 128 workers on."""
     rows: list[dict[str, Any]] = []
     for workers in WORKERS:
         topologies = [Topology()]

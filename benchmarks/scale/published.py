@@ -151,7 +151,7 @@ def cells() -> Iterator[Cell]:
     for gpus in (2048, 4096):
         yield Cell(TWO_D, "Table 2", f"{gpus} GPUs", "full memory %", None)
     for strategy, figures in _TABLE_4.items():
-        for column, value in zip(("step ms", "all2all ms", "communication ms"), figures):
+        for column, value in zip(("step ms", "all-to-all ms", "communication ms"), figures):
             yield Cell(TURBOGR, "Table 4", strategy, column, value)
     for method, figures in _STEP_GPU.items():
         for column, value in zip(("step ms", "lookup ms", "exposed ms"), figures):

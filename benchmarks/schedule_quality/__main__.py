@@ -1,8 +1,9 @@
 """Question: how much quality do schedules and topologies lose that are not equal to synchronous training?
 
-    python -m benchmarks.schedule_quality [--quick] [--json FILE] [--run DIR] [--data DIR] [--arms A ...] [--seeds S]
+    python -m benchmarks.schedule_quality [--quick] [--json FILE] [--run DIR] [--data DIR]
+                                         [--variants V ...] [--seeds S ...]
 
-Retrieval on MovieLens-1M is trained on 4 ranks until validation stops improving, once per arm and seed:
+Retrieval on MovieLens-1M is trained on 4 ranks until validation stops improving, once per variant and seed:
   sync                   the baseline
   semi_async             rows lack one update
   nested_M4              equal to accumulation over 4 micro-batches
@@ -10,13 +11,13 @@ Retrieval on MovieLens-1M is trained on 4 ranks until validation stops improving
 A user's last item is for test and the one before for validation. Training stops after 5 epochs without a better
 validation NDCG@10; the figures are the best epoch's on the test split. Rows are trained by row-wise Adagrad.
 
-HR@10 and NDCG@10 count all movies that a user has not rated. NE is the normalized entropy: the cross entropy of the
-target under the softmax over all movies (the training loss without its sampling), over that of the popularity. The
-difference from `sync` of the same seed has the 95 % interval of a paired bootstrap over users, which draws a user with
-the samples of all seeds that both arms have finished (NestPipe, figure 6; TurboGR, table 5; 2D-SP, figure 4).
-`growth` has the mean second moment by epoch, beside 2D-SP's Proposition 1 (moments.py).
+HR@10 and NDCG@10 count all movies that a user has not rated. NE is the normalized entropy: the target's cross entropy
+under the softmax over all movies, over its cross entropy under the popularity. The difference from `sync` of the same
+seed has the 95 % interval of a paired bootstrap over users, which draws a user with the samples of all seeds that both
+variants have finished (NestPipe, figure 6; TurboGR, table 5; 2D-SP, figure 4). `growth` has the mean second moment by
+epoch, beside 2D-SP's Proposition 1 (moments.py).
 
-Every arm and seed is a job with a folder below --run, whose name holds a hash of the whole configuration. The same
+Every variant and seed is a job with a folder below --run, whose name holds a hash of the whole configuration. The same
 command keeps finished jobs, and resumes a stopped one from its last epoch. It may be stopped at any time. The JSON has
 what is finished, and `missing` names the rest. --quick trains 2 epochs of the first users with one seed.
 """
@@ -52,7 +53,7 @@ def weight_sync(groups: int, scale: int) -> tuple[str, ...]:
 
 
 # In the order of training.
-ARMS: dict[str, tuple[str, ...]] = {
+VARIANTS: dict[str, tuple[str, ...]] = {
     "sync": (),
     "semi_async": ("train.schedule=semi_async",),
     "nested_M4": ("train.schedule=nested(4)",),
@@ -61,9 +62,9 @@ ARMS: dict[str, tuple[str, ...]] = {
 
 
 class Job(NamedTuple):
-    """One arm with one seed."""
+    """One variant with one seed."""
 
-    arm: str
+    variant: str
     seed: int
     folder: pathlib.Path
     request: dict[str, Any]  # arguments of job.main, without the folder
@@ -73,15 +74,15 @@ class Job(NamedTuple):
         return (self.folder / "result.json").exists()
 
 
-def job_of(arm: str, seed: int, run: pathlib.Path, epochs: int, splits: dict[str, pathlib.Path]) -> Job:
+def job_of(variant: str, seed: int, run: pathlib.Path, epochs: int, splits: dict[str, pathlib.Path]) -> Job:
     """Returns the job. Jobs of different configurations, data or ranks have different folders."""
-    experiment = load(CONFIG, [*SETTINGS, f"train.epochs={epochs}", f"seed={seed}", *ARMS[arm]]).to_dict()
+    experiment = load(CONFIG, [*SETTINGS, f"train.epochs={epochs}", f"seed={seed}", *VARIANTS[variant]]).to_dict()
     names = {name: split.name for name, split in splits.items()}
     facts = {"experiment": experiment, "splits": names, "patience": PATIENCE, "ranks": RANKS}
     key = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:12]
     paths = {name: str(split) for name, split in splits.items()}
     request = {"experiment": experiment, "splits": paths, "patience": PATIENCE}
-    return Job(arm, seed, run / f"{arm}_seed{seed}_{key}", request)
+    return Job(variant, seed, run / f"{variant}_seed{seed}_{key}", request)
 
 
 def train(job: Job) -> None:
@@ -111,7 +112,9 @@ def show(result: dict[str, Any]) -> None:
     model = result["model"]
     names = [name.replace("@", "_at_") for name in METRICS]
     shown = ["seeds", "epochs", *names, *(f"{name}_{part}" for name in names for part in ("difference", "low", "high"))]
-    rows = [{"arm": arm, **{key: row.get(key, "") for key in shown}} for arm, row in result["arms"].items()]
+    rows = [
+        {"variant": variant, **{key: row.get(key, "") for key in shown}} for variant, row in result["variants"].items()
+    ]
     harness.print_table(
         f"MovieLens-1M, {result['users']} users, {result['ranks']} ranks, dim {model['dim']}, {model['num_blocks']} "
         f"blocks; against sync of the same seeds with a {LEVEL:.0%} interval",
@@ -123,7 +126,9 @@ def show(result: dict[str, Any]) -> None:
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
     parser.add_argument("--quick", action="store_true", help=f"{QUICK_EPOCHS} epochs of the first {QUICK_USERS} users")
-    parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS), help="arms to train (all)")
+    parser.add_argument(
+        "--variants", nargs="+", choices=list(VARIANTS), default=list(VARIANTS), help="variants to train (all)"
+    )
     parser.add_argument("--seeds", nargs="+", type=int, choices=SEEDS, help="seeds to train (all)")
     parser.add_argument("--data", type=pathlib.Path, default=harness.ROOT.parent / "shared/data/ml-1m")
     parser.add_argument("--run", type=pathlib.Path, default="runs/schedule_quality", help="folder of the jobs")
@@ -135,14 +140,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments = parse(argv)
     if not arguments.data.is_dir():
         print(f"not measured: the folder {arguments.data} does not exist")
-        harness.write_json(arguments.json, {"arms": {}, "not_measured": f"no data at {arguments.data.name}"})
+        harness.write_json(arguments.json, {"variants": {}, "not_measured": f"no data at {arguments.data.name}"})
         return
     quick, run = arguments.quick, arguments.run.resolve()
     splits = prepared(arguments.data.resolve(), run, QUICK_USERS if quick else None)
     epochs, seeds = (QUICK_EPOCHS, SEEDS[:1]) if quick else (EPOCHS, SEEDS)
-    jobs = [job_of(arm, seed, run, epochs, splits) for seed in seeds for arm in ARMS]
+    jobs = [job_of(variant, seed, run, epochs, splits) for seed in seeds for variant in VARIANTS]
     for job in jobs:
-        if job.arm in arguments.arms and job.seed in (arguments.seeds or seeds) and not job.finished:
+        if job.variant in arguments.variants and job.seed in (arguments.seeds or seeds) and not job.finished:
             train(job)
             harness.write_json(arguments.json, summary(jobs, RANKS, PATIENCE))
     result = summary(jobs, RANKS, PATIENCE)

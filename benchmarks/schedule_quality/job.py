@@ -3,9 +3,9 @@
 Its folder gets, after every epoch, curve.json and checkpoint/, and after every best epoch samples.npz with the test
 split's users (models.compare). result.json appears when the job has ended.
 
-A resumed job has the random numbers of an uninterrupted one: data and negatives are functions of (seed, epoch, step),
-and dropout starts every epoch from a seed of its own. The weights are bit-equal on at most two ranks. On more ranks
-the order of Horovod's sums depends on which tensors it joins, and so on time. `semi_async` is not bit-equal either: the
+A resumed job has the random numbers of an uninterrupted one. Data and negatives are functions of (seed, epoch, step),
+and dropout starts every epoch from a seed of its own. The weights are bit-equal on at most two ranks. On more ranks the
+order of Horovod's sums depends on which tensors it joins, and so on time. `semi_async` is not bit-equal either: the
 rows of its first resumed batch are read anew and lack no update.
 """
 

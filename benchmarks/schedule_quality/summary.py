@@ -1,4 +1,4 @@
-"""The figures of the finished jobs: metrics by arm, differences from the baseline, curves, growth of moments."""
+"""The figures of the finished jobs: metrics by variant, differences from the baseline, curves, growth of moments."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from models.compare import compare, read_samples
 
 BASELINE = "sync"
 RESAMPLES, LEVEL = 1000, 0.95
-# The arm of each number of groups whose steps are nearest to the baseline's: its moments are scaled by that number.
+# The variant of each number of groups whose steps are nearest to the baseline's: its moments are scaled by that number.
 OF_GROUPS = {1: BASELINE, 2: "weight_sync_g2_c2", 4: "weight_sync_g4_c4"}
 
 
@@ -23,7 +23,7 @@ class Finished(Protocol):
     """A job, see __main__.Job."""
 
     @property
-    def arm(self) -> str: ...
+    def variant(self) -> str: ...
     @property
     def seed(self) -> int: ...
     @property
@@ -36,15 +36,15 @@ class Finished(Protocol):
 
 def summary(jobs: Sequence[Finished], ranks: int, patience: int) -> dict[str, Any]:
     """Returns the fields of the JSON file."""
-    done = {(job.arm, job.seed): job.folder for job in jobs if job.finished}
+    done = {(job.variant, job.seed): job.folder for job in jobs if job.finished}
     curves = {key: json.loads((folder / "curve.json").read_text(encoding="utf-8")) for key, folder in done.items()}
-    arms = {arm: row(arm, done) for arm in dict.fromkeys(job.arm for job in jobs if job.finished)}
+    variants = {variant: row(variant, done) for variant in dict.fromkeys(job.variant for job in jobs if job.finished)}
     experiment = jobs[0].request["experiment"]
     return {
-        "arms": arms,
-        "missing": [f"{job.arm} seed {job.seed}" for job in jobs if not job.finished],
-        "curves": [{"arm": arm, "seed": seed, "epochs": of} for (arm, seed), of in curves.items()],
-        "growth": growth({groups: curves.get((arm, jobs[0].seed)) for groups, arm in OF_GROUPS.items()}),
+        "variants": variants,
+        "missing": [f"{job.variant} seed {job.seed}" for job in jobs if not job.finished],
+        "curves": [{"variant": variant, "seed": seed, "epochs": of} for (variant, seed), of in curves.items()],
+        "growth": growth({groups: curves.get((variant, jobs[0].seed)) for groups, variant in OF_GROUPS.items()}),
         "users": next((len(read_samples(folder)["user"]) for folder in done.values()), 0),
         "ranks": ranks,
         "patience": patience,
@@ -56,14 +56,14 @@ def summary(jobs: Sequence[Finished], ranks: int, patience: int) -> dict[str, An
     }
 
 
-def row(arm: str, done: Mapping[tuple[str, int], pathlib.Path]) -> dict[str, Any]:
+def row(variant: str, done: Mapping[tuple[str, int], pathlib.Path]) -> dict[str, Any]:
     """Returns means over the finished seeds, and differences from BASELINE over the seeds that both have finished."""
-    seeds = [seed for name, seed in done if name == arm]
-    results = [json.loads((done[arm, seed] / "result.json").read_text(encoding="utf-8")) for seed in seeds]
+    seeds = [seed for name, seed in done if name == variant]
+    results = [json.loads((done[variant, seed] / "result.json").read_text(encoding="utf-8")) for seed in seeds]
     pairs = [seed for seed in seeds if (BASELINE, seed) in done]
     table = {}
     if pairs:
-        a, b = ([read_samples(done[name, seed]) for seed in pairs] for name in (BASELINE, arm))
+        a, b = ([read_samples(done[name, seed]) for seed in pairs] for name in (BASELINE, variant))
         table = compare(joined(a), joined(b), RESAMPLES, 0, LEVEL)
     found: dict[str, Any] = {
         "seeds": seeds,
@@ -80,7 +80,7 @@ def row(arm: str, done: Mapping[tuple[str, int], pathlib.Path]) -> dict[str, Any
 
 
 def joined(samples: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    """Returns the samples of several seeds as those of one run, in which a user has one sample per seed."""
+    """Returns the samples of several seeds as one run, in which a user has one sample per seed."""
     return {name: np.concatenate([one[name] for one in samples]) for name in samples[0]}
 
 

@@ -71,7 +71,7 @@ class Servers:
         return _read({task: answer[task] for task in self._tasks})
 
     def check(self) -> float:
-        """Returns the largest difference of the answers. Raises CheckFailed if they are not those of one model."""
+        """Returns the largest difference of the answers. Raises CheckFailed if they do not come from one model."""
         stock, *others = (self.ask(kind, 0) for kind in KINDS)
         for other in others:
             for task, answer in stock.items():

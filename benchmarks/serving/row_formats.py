@@ -30,7 +30,7 @@ class Clicks:
 def row_fields(folder: pathlib.Path, size: Clicks) -> dict[str, float]:
     """Returns int8_bytes_ratio (rows with their scales over float32 rows), and the differences of AUC.
 
-    The AUC is that of the held-out samples, of whose users and items most occur in training.
+    The AUC covers the held-out samples. Most of their users and items occur in training.
     """
     random = np.random.default_rng(0)
     hidden = [random.normal(0, 1, [count, 8]) for count in (size.users, size.items)]

@@ -126,7 +126,7 @@ def _measure(dim: int, repeats: int) -> list[dict[str, Any]]:
                 "dedup": mode,
                 "ids sent per rank": round(sent),
                 "rows updated per rank": round(updated),
-                "MB per all2all of rows": 4 * dim * sent / 1e6,
+                "MB per all-to-all of rows": 4 * dim * sent / 1e6,
                 "ms/step": ms,
                 "ids/s": 1e3 * RANKS * IDS_PER_RANK / ms,
                 "against none": ms,

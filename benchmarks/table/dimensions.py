@@ -4,7 +4,7 @@
 
 The command starts 2 processes (FusedRec, figure 7). It compares tables of a dimension that share an exchange with
 tables that have an exchange each. For every dimension it reports the number of all-to-alls in a training step, and the
-size and rate of those of rows. The sizes are those of real batches without duplicates. The all-to-alls of a dimension
+size and rate of the row exchanges. The sizes belong to real batches without duplicates. The all-to-alls of a dimension
 run in one call, as inside a step.
 """
 
@@ -109,9 +109,9 @@ def _measure(dim: int, batches: Batches, repeats: int) -> dict[str, Any]:
     return {
         "dim": dim,
         "tables": FEATURES,
-        "all2alls fused": _PER_EXCHANGE,
-        "all2alls apart": _PER_EXCHANGE * FEATURES,
-        "KB per all2all of rows, fused": bytes_sent / 1e3,
+        "all-to-alls fused": _PER_EXCHANGE,
+        "all-to-alls apart": _PER_EXCHANGE * FEATURES,
+        "KB per all-to-all of rows, fused": bytes_sent / 1e3,
         "KB apart": bytes_sent / FEATURES / 1e3,
         "ms fused": ms["fused"],
         "ms apart": ms["apart"],

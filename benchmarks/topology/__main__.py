@@ -1,4 +1,4 @@
-"""Question: how do G groups of R ranks change the busiest owner, the memory and the bytes that travel?
+"""Question: how do C groups of R ranks change the busiest owner, the memory and the bytes that travel?
 
     python -m benchmarks.topology [--quick] [--json FILE]
 
@@ -7,7 +7,7 @@ the memory of the fullest rank. First 4 real ranks run as 1, 2 and 4 groups with
 ids that a rank receives, its rows, and the bytes that its table has mapped. A count without ranks (counts.py) must
 agree. The same count then covers as many ranks as a cluster has. Ids are a Zipf stream.
 
-2D-SP counts seconds of lookups instead of ids, and places whole tables instead of hashed ids. Its figures at G = 1 are
+2D-SP counts seconds of lookups instead of ids, and places whole tables instead of hashed ids. Its figures at C = 1 are
 therefore larger.
 """
 

@@ -84,7 +84,7 @@ def counted(sent: list[list[np.ndarray]], groups: int) -> dict[str, Any]:
         "row_imbalance": imbalance(found.rows),
         "peak_mb": float(memory.max() / 1e6),
         "mean_mb": float(memory.mean() / 1e6),
-        "alltoall_peers": ranks // groups - 1,
+        "all_to_all_peers": ranks // groups - 1,
         "ids_kb": float(8e-3 * (to_group + to_replicas)),
         "float32_kb": float(4e-3 * DIM * (2 * to_group + to_replicas)),
         "bfloat16_kb": float(2e-3 * DIM * (2 * to_group + to_replicas)),

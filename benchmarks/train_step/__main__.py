@@ -70,7 +70,7 @@ def check_losses(losses: Mapping[str, Sequence[float]]) -> None:
         raise harness.CheckFailed(f"losses of {names[0]} do not move, so they compare nothing: {losses[names[0]]}.")
 
 
-def summary(times: Mapping[str, StepTimes], alltoalls: Mapping[str, int]) -> dict[str, Any]:
+def summary(times: Mapping[str, StepTimes], all_to_alls: Mapping[str, int]) -> dict[str, Any]:
     """Returns the fields of the JSON file, with times in milliseconds per step."""
     fields: dict[str, Any] = {}
     for name, (wall_s, cpu_s) in times.items():
@@ -85,7 +85,7 @@ def summary(times: Mapping[str, StepTimes], alltoalls: Mapping[str, int]) -> dic
             fields[f"p10_ratio_vs_{name}"] = fields[f"ms_p10_{name}"] / fields["ms_p10_ours"]
             fields[f"cpu_ratio_vs_{name}"] = fields[f"cpu_ms_{name}"] / fields["cpu_ms_ours"]
     fields["ratio_native_vs_tfra"] = fields["ratio_vs_tfra"]
-    fields["alltoalls_per_step"] = dict(alltoalls)
+    fields["all_to_alls_per_step"] = dict(all_to_alls)
     return fields
 
 
@@ -146,7 +146,7 @@ def _stages(variant: Variant, names: Sequence[str], batches: Batches, *, warmup:
     return {stage: float(np.mean([ms.get(stage, 0.0) for ms in by_rank])) for stage in by_rank[0]}
 
 
-def _alltoalls(variant: Variant, names: Sequence[str], batch: Batch) -> int:
+def _all_to_alls(variant: Variant, names: Sequence[str], batch: Batch) -> int:
     graph = variant.step.get_concrete_function(*_tensors(names, batch)).graph
     return count_nodes(graph.as_graph_def(), "HorovodAlltoall")
 
@@ -167,8 +167,8 @@ def main() -> None:
     stages = _stages(variants[-1], names, batches, warmup=10, repeats=repeats // 4)
     if fr.collectives.rank() != 0:
         return
-    alltoalls = {c.name: _alltoalls(c, names, batches.batch(0, 0)) for c in variants}
-    fields = summary(times, alltoalls)
+    all_to_alls = {c.name: _all_to_alls(c, names, batches.batch(0, 0)) for c in variants}
+    fields = summary(times, all_to_alls)
     rows = [
         {
             "variant": name,
@@ -176,7 +176,7 @@ def main() -> None:
             "p10 ms": fields[f"ms_p10_{name}"],
             "p90 ms": fields[f"ms_p90_{name}"],
             "cpu ms/step": fields[f"cpu_ms_{name}"],
-            "all-to-alls": alltoalls["tfra" if name == AS_LAUNCHED else name],
+            "all-to-alls": all_to_alls["tfra" if name == AS_LAUNCHED else name],
             "ours is faster by": fields[f"ms_{name}"] / fields["ms_ours"],
         }
         for name in times

@@ -2,7 +2,7 @@
 //
 // Horovod caches a collective by the shape of its tensor, so a new first dimension makes all ranks negotiate again. The
 // number of deduplicated ids changes every step. Buffers are therefore rounded up to few sizes. The splits tell how much
-// of a buffer is data, and only the data travels. python -m benchmarks.alltoall_padding measures the gain.
+// of a buffer is data, and only the data travels. python -m benchmarks.all_to_all_padding measures the gain.
 #ifndef FUSEDREC_COMMON_BUCKET_H_
 #define FUSEDREC_COMMON_BUCKET_H_
 
@@ -11,8 +11,8 @@
 
 namespace fusedrec {
 
-// Rounds n up to a multiple of 1/4 of the largest power of two <= n, at least kMinBucket: waste < 25 %, and a step
-// whose n moves by a few percent mostly stays in its bucket.
+// Rounds n up to a multiple of 1/4 of the largest power of two <= n, at least kMinBucket. The waste is below 25 %. A
+// step whose n moves by a few percent mostly stays in its bucket.
 inline int64_t BucketedSize(int64_t n) {
   constexpr int64_t kMinBucket = 256;
   int64_t step = kMinBucket;

@@ -5,7 +5,7 @@
 //
 // # Launchers
 // `extern "C"`, raw pointers, sizes, `void* stream` last; the answer is 0, or a cudaError_t. No TensorFlow type and no
-// CUDA type crosses that line: the op library is compiled without CUDA, and a test drives the same library through
+// CUDA type crosses that line. The op library is compiled without CUDA, and a test drives the same library through
 // ctypes. Scratch is the caller's, so that it comes from TensorFlow's allocator; no launcher allocates.
 #ifndef FUSEDREC_COMMON_DEVICE_CUH_
 #define FUSEDREC_COMMON_DEVICE_CUH_

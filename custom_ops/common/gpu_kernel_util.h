@@ -1,7 +1,7 @@
 // Helpers of the GPU kernels, which hold no device code: they check, allocate and call launchers (cuda_api.h).
 //
-// Arguments that are small and decide on sizes (splits, counts) are in host memory, so that they are checked as on a CPU
-// and no size waits for the device; arrays of the size of a batch stay on the device.
+// Arguments that are small and decide on sizes (splits, counts) are in host memory. They are checked as on a CPU, and
+// no size waits for the device. Arrays of the size of a batch stay on the device.
 #ifndef FUSEDREC_COMMON_GPU_KERNEL_UTIL_H_
 #define FUSEDREC_COMMON_GPU_KERNEL_UTIL_H_
 

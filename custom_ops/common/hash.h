@@ -49,8 +49,8 @@ FUSEDREC_HOST_DEVICE inline uint32_t HashRangeOwner(int64_t id, uint32_t ranks) 
   return RangeOf(Mix64(static_cast<uint64_t>(id)), ranks);
 }
 
-// Owner of an id in TFRA's tables: its `default_partition_fn` as a TensorFlow built with CUDA runs it (the published
-// wheels are), which keeps the low 31 bits. TFRA's checkpoint files are laid out by it.
+// Owner of an id in TFRA's tables: its `default_partition_fn`, which keeps the low 31 bits in a TensorFlow built with
+// CUDA, as the published wheels are. TFRA's checkpoint files are laid out by it.
 FUSEDREC_HOST_DEVICE inline uint32_t TfraOwner(int64_t id, uint32_t ranks) {
   return static_cast<uint32_t>((static_cast<uint64_t>(id) & 0x7fffffffULL) % ranks);
 }

@@ -4,7 +4,7 @@
 // own sum, then the total up to its end. A later block adds sums backwards until it meets a total. A state is one
 // 64-bit word, status and value together, so that no fence is needed between them.
 //
-// Blocks take their tile by a ticket and not by their index, so that every block that another waits for has started. That
+// Blocks take their tile by a counter and not by their index, so every block that another waits for has started. That
 // costs one atomic operation per tile of some thousand items.
 #ifndef FUSEDREC_COMMON_LOOK_BACK_CUH_
 #define FUSEDREC_COMMON_LOOK_BACK_CUH_
@@ -13,14 +13,14 @@
 
 namespace fusedrec {
 
-// A state of all ones says nothing yet, so that one fill of scratch with ones prepares states, tickets and slots alike.
+// A state of all ones says nothing yet, so one fill of scratch with ones prepares states, counters and slots alike.
 constexpr unsigned long long kNoState = ~0ull;
 constexpr unsigned long long kSumOfTile = 1ull << 32, kTotal = 2ull << 32;
 
-// Tile of this block; `ticket` begins with all ones. All threads of the block call it.
-__device__ inline unsigned TakeTile(unsigned* ticket) {
+// Tile of this block; `next_tile` begins with all ones. All threads of the block call it.
+__device__ inline unsigned TakeTile(unsigned* next_tile) {
   FUSEDREC_SHARED(unsigned, tile, 1);
-  if (threadIdx.x == 0) tile[0] = atomicAdd(ticket, 1u) + 1u;
+  if (threadIdx.x == 0) tile[0] = atomicAdd(next_tile, 1u) + 1u;
   __syncthreads();
   return tile[0];
 }

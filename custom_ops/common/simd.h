@@ -1,12 +1,12 @@
 // Loops for the vector units of the machine that runs them.
 //
 // The library is compiled for the oldest machine of its architecture (no -march). A function marked FUSEDREC_CLONES is
-// compiled three times, for AVX-512, for AVX2 and for the baseline, and the loader picks once, when the library is
-// loaded. Mark free functions whose loops the compiler can vectorize (__restrict__ pointers, no calls that are not
-// inlined), one call per row or more: a call through the loader's table costs some cycles.
+// compiled three times, for AVX-512, for AVX2 and for the baseline. The loader picks once, when the library is loaded.
+// Mark free functions whose loops the compiler can vectorize (__restrict__ pointers, no calls that are not inlined). A
+// call must cover a row or more, because the loader's table costs some cycles.
 //
-// All three give the same bits: setup.py compiles with -ffp-contract=off, so that no product and sum become one fused
-// operation where the machine has it, and sums are written with a fixed number of partial sums.
+// All three give the same bits. setup.py compiles with -ffp-contract=off, so no product and sum become one fused
+// operation. Sums are written with a fixed number of partial sums.
 #ifndef FUSEDREC_COMMON_SIMD_H_
 #define FUSEDREC_COMMON_SIMD_H_
 

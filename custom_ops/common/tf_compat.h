@@ -1,6 +1,6 @@
 // Interfaces of TensorFlow that differ between the releases that this package is built for: the only place that knows.
 //
-// A template asks whether the newer interface is there. A number of a release would not say so for a nightly build.
+// A template asks whether the newer interface exists. A number of a release would not say so for a nightly build.
 #ifndef FUSEDREC_COMMON_TF_COMPAT_H_
 #define FUSEDREC_COMMON_TF_COMPAT_H_
 

@@ -1,7 +1,7 @@
 // Initial values of embedding rows: a pure function of (table seed, id, column).
 //
-// A row that was never trained has the same value on every rank, at every step and after eviction and return, so a
-// model does not depend on the number of ranks or on the order in which ids arrive, and no two rows repeat.
+// A row that was never trained has the same value on every rank, at every step and after eviction and return. So a
+// model depends neither on the number of ranks nor on the order of ids, and no two rows repeat.
 //
 // # Numbers
 // Philox4x32-10, a counter-based generator (Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3", SC 2011):

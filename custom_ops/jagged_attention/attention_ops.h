@@ -24,7 +24,7 @@ inline absl::Status CheckBias(InferenceContext* c, int first) {
   return absl::OkStatus();
 }
 
-// Checks query_splits, the last input, and returns whether it is there.
+// Checks query_splits, the last input, and returns whether it is given.
 inline absl::Status HasQuerySplits(InferenceContext* c, bool* has) {
   int number;
   ShapeHandle unused;

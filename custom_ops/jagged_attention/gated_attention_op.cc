@@ -50,7 +50,7 @@ mean) / sqrt(variance + epsilon) * norm_weight + norm_bias, over the columns of 
 
 gate: <T>[Tq, H, Dv].
 norm_weight: <float>[H * Dv], or [0]: a norm without weights.
-norm_bias: as norm_weight. The other inputs are those of JaggedAttention.
+norm_bias: as norm_weight. JaggedAttention has the other inputs.
 out: <T>[Tq, H, Dv].
 attended: <T>[Tq, H, Dv] the output of JaggedAttention, which the gradient reads.
 )doc");
@@ -91,10 +91,10 @@ REGISTER_OP("Fusedrec>GatedAttentionGrad")
 Gradient of GatedAttention, deterministic as JaggedAttentionGrad.
 
 grads: <T>[Tq, H, Dv] of out.
-attended: the second output of GatedAttention. The other inputs are those of GatedAttention.
+attended: the second output of GatedAttention. GatedAttention has the other inputs.
 gate_grads: <T>[Tq, H, Dv].
 norm_weight_grads: <float> of the shape of norm_weight.
-norm_bias_grads: <float> of the shape of norm_bias. The other outputs are those of JaggedAttentionGrad.
+norm_bias_grads: <float> of the shape of norm_bias. JaggedAttentionGrad has the other outputs.
 )doc");
 
 #undef FUSEDREC_GATE_INPUTS

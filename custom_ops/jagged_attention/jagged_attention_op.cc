@@ -43,8 +43,8 @@ row_splits: <int64>[B+1] row b is the tokens row_splits[b] .. row_splits[b+1].
 num_targets: <int64>[B] targets at the end of each row; ignored without `targets`.
 scale: <float>[] or [Tq], one per query token.
 position_weights: <float>[2N-1] entry N - 1 + place(j) - place(i); ignored without `position`.
-time_weights: <float>[G+1] weight of each bucket, or the parameters of the function `time`; ignored with time = 'none'.
-thresholds: <int64>[G] not decreasing; the bucket of a pair is the number of thresholds <= |asks[i] - answers[j]|.
+time_weights: <float>[J+1] weight of each bucket, or the parameters of the function `time`; ignored with time = 'none'.
+thresholds: <int64>[J] not decreasing; the bucket of a pair is the number of thresholds <= |asks[i] - answers[j]|.
 asks: <int64>[Tq] seconds; ignored with time = 'none', as answers.
 answers: <int64>[T] seconds.
 contextual_lengths: <int64>[B] context tokens at the start of each row, or [0] where no row has any.
@@ -79,7 +79,7 @@ REGISTER_OP("Fusedrec>JaggedAttentionGrad")
 Gradient of JaggedAttention: scores are computed again, tile by tile. Sums run in an order that the lengths of the rows
 alone determine (deterministic).
 
-grads: <T>[Tq, H, Dv] of out. The other inputs are those of JaggedAttention.
+grads: <T>[Tq, H, Dv] of out. JaggedAttention has the other inputs.
 query_grads: <T>[Tq, H, Dqk].
 key_grads: <T>[T, H, Dqk].
 value_grads: <T>[T, H, Dv].
@@ -115,7 +115,7 @@ REGISTER_OP("Fusedrec>JaggedBiasAttention")
 The channels of FuXi: out_i = [sum over j of position_ij visible_ij v_j | sum over j of time_ij visible_ij v_j] in each
 row and head, without those of the two that `position` and `time` leave out. The maps are the same for all heads.
 
-value: <T>[T, H, Dv]. The other inputs are those of JaggedAttention.
+value: <T>[T, H, Dv]. JaggedAttention has the other inputs.
 out: <T>[Tq, H, channels * Dv]; computed in float32, rounded once.
 )doc");
 
@@ -146,7 +146,7 @@ REGISTER_OP("Fusedrec>JaggedBiasAttentionGrad")
     .Doc(R"doc(
 Gradient of JaggedBiasAttention, deterministic as JaggedAttentionGrad.
 
-grads: <T>[Tq, H, channels * Dv] of out. The other inputs are those of JaggedBiasAttention.
+grads: <T>[Tq, H, channels * Dv] of out. JaggedBiasAttention has the other inputs.
 value_grads: <T>[T, H, Dv].
 position_grads: <float> of the shape of position_weights; 0 without `position`.
 time_grads: <float> of the shape of time_weights; 0 with time = 'none'.

@@ -1,7 +1,7 @@
 // Sorts the unique ids of a fused group by owner rank and packs them into the exchange message; unpacks it at the owner.
 //
-// Source: the rankwise sort of FusedRec (section 3, "Embedding Route"). The categories travel in a header of counts,
-// so the receiver knows the table of every id without a second collective and without bits stolen from the id.
+// Source: the rankwise sort of FusedRec (section 3, "Embedding Route"). The categories travel in a header of counts. So
+// the receiver knows the table of every id without a second collective and without bits stolen from the id.
 //
 // # Message
 // One block per owner, in rank order; a block is [ counts[S] | ids ], ids grouped by segment, inside a segment in the
@@ -11,8 +11,8 @@
 //     restore      2 0 3 | 4 1              (row of unique id u among the rows that come back, headers not counted)
 //
 // # At the owner
-// Blocks arrive by source rank. UnpackMessage sorts the V ids by segment (sources in rank order inside a segment), so
-// that one SegmentUnique deduplicates across sources, and says where each received id went.
+// Blocks arrive by source rank. UnpackMessage sorts the V ids by segment (sources in rank order inside a segment), and
+// says where each received id went. One SegmentUnique then deduplicates across sources.
 #ifndef FUSEDREC_RANK_PARTITION_RANK_PARTITION_H_
 #define FUSEDREC_RANK_PARTITION_RANK_PARTITION_H_
 

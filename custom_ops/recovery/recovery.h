@@ -4,9 +4,9 @@
 // two with a copy between them. The gradient is its transpose: rows that were used several times get the sum.
 //
 // # Determinism
-// RecoverGrad sums the gradients of a row in the order of n, whatever the number of threads: positions are first
-// sorted by row (a stable counting sort), then every row belongs to one thread. 16-bit rows are summed in float32 and
-// rounded once.
+// RecoverGrad sums the gradients of a row in the order of n, whatever the number of threads. Positions are first sorted
+// by row (a stable counting sort), then every row belongs to one thread. 16-bit rows are summed in float32 and rounded
+// once.
 #ifndef FUSEDREC_RECOVERY_RECOVERY_H_
 #define FUSEDREC_RECOVERY_RECOVERY_H_
 

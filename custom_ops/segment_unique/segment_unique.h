@@ -4,8 +4,8 @@
 // table; equal ids of different segments are different rows and both stay.
 //
 // # How
-// The work is cut into items (segment, part). A short segment is one item; a long one is cut into parts by hash, so
-// that every occurrence of an id falls into the same part and parts need no locks. Three passes:
+// The work is cut into items (segment, part). A short segment is one item. A long one is cut into parts by hash. Every
+// occurrence of an id falls into the same part, so parts need no locks. Three passes:
 //   1. items in parallel: an open-addressing table of positions finds, for every n, the first position that holds
 //      the same id: first[n] <= n, and first[n] == n exactly for first occurrences.
 //   2. blocks in parallel: count the first occurrences, a prefix sum over blocks, number them in order of n.
@@ -13,9 +13,9 @@
 // The result depends on the ids alone, not on the number of threads or parts.
 //
 // # Memory
-// A table has 2^k >= 2 * (ids of the item) int32 slots, so load is at most 1/2 and probe chains stay short; first[]
-// and number[] are N int32 each. Slots are found SlotHash-high-bits first and fetched kAhead ids early: the table of
-// a long segment does not fit a cache and the pass would otherwise wait for memory at every id.
+// A table has 2^k >= 2 * (ids of the item) int32 slots, so load is at most 1/2 and probe chains stay short. first[] and
+// number[] are N int32 each. Slots are found SlotHash-high-bits first and fetched kAhead ids early. The table of a long
+// segment does not fit a cache, so the pass would otherwise wait for memory at every id.
 #ifndef FUSEDREC_SEGMENT_UNIQUE_SEGMENT_UNIQUE_H_
 #define FUSEDREC_SEGMENT_UNIQUE_SEGMENT_UNIQUE_H_
 

@@ -10,7 +10,7 @@
 // - A reader holds the pages of a Snapshot. An append writes behind the snapshot's tokens, so the reader never sees it.
 // - Each write gives the state a revision that no state had before. An append names the revision that it extends. It
 //   writes nothing where another request was quicker, or the state has left. One append at a time extends a state.
-// - The state shows an append, or a new state, when all its tokens are there.
+// - The state shows an append, or a new state, when all its tokens have arrived.
 //
 // Memory is bounded by max_bytes, pages of readers included. The state that was used least recently leaves first. States
 // of an old version are never used again, so they leave before all others. Freed pages stay with the cache.
@@ -86,8 +86,8 @@ class UserStates {
   void Read(absl::Span<const Snapshot> snapshots, absl::Span<char* const> of_tokens,
             const ParallelFor& parallel_for) const;
 
-  // Appends to the state of this revision. With revision 0, puts a new state in place of any that is there. Returns
-  // whether the write took effect. ResourceExhausted: the state alone is larger than max_bytes.
+  // Appends to the state of this revision. With revision 0, a new state replaces any present one. Returns whether the
+  // write took effect. ResourceExhausted: the state alone is larger than max_bytes.
   absl::StatusOr<bool> Write(StateKey key, int64_t revision, const Content& content, int64_t now,
                              const ParallelFor& parallel_for);
 

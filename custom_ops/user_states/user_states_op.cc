@@ -129,7 +129,7 @@ states: of UserStates.
 users: <int64>[B].
 version: <int64>[] of the model that made the tokens.
 now: <int64>[] time in seconds.
-revisions: <int64>[B] of UserStatesFind: the state to append to. 0 puts a state in place of any that is there; -1 writes
+revisions: <int64>[B] of UserStatesFind: the state to append to. 0 replaces any present state; -1 writes
   nothing.
 row_splits: <int64>[B+1] tokens to write of each user.
 of_tokens: [P] parts <token_types[p]>[T, token_columns[p]], the tokens user by user.

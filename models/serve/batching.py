@@ -25,8 +25,8 @@ _OUTPUT = "output "  # prefix of an output's size
 class EqualSizes:
     """Which sizes were equal in every answered request.
 
-    A size of a joined request is the sum of the sizes of its parts. So whatever a signature demands of its inputs, such
-    as splits that end at the number of values, is an equality of sizes, and holds for the parts if it is learned.
+    A size of a joined request is the sum of the sizes of its parts. A signature's demands on its inputs, such as splits
+    that end at the number of values, are equalities of sizes. A learned equality holds for the parts, too.
     """
 
     def __init__(self) -> None:

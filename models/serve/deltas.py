@@ -26,8 +26,8 @@ class Deltas:
     """Follows a folder of deltas.
 
     Args:
-      export: What they are applied to.
-      folder: Holds the folders of deltas.
+      export: Export that gets the deltas.
+      folder: Folder that holds the folders of deltas.
       refused: Is called for every refusal.
     """
 

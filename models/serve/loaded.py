@@ -22,7 +22,7 @@ class RequestError(Exception):
 
     Args:
       status: HTTP status of the answer.
-      message: What the client reads.
+      message: Text for the client.
     """
 
     def __init__(self, status: int, message: str):
@@ -92,7 +92,7 @@ class Export:
             raise RequestError(STATUS_OF_CODE.get(error.error_code, 500), reason(error.message)) from error
 
     def described_version(self) -> tuple[str, int, int]:
-        """Returns the digest of the current version, the number of applied deltas, and that of changed rows."""
+        """Returns the digest of the current version, the number of applied deltas, and the number of changed rows."""
         told = self.call("version", {})
         return told["version"].item().decode(), int(told["deltas"]), int(told["changed_rows"])
 

@@ -33,7 +33,7 @@ def parse(body: bytes, signatures: Mapping[str, Signature]) -> Predict:
     """Reads a predict request.
 
     Raises:
-      RequestError: The body is no such request, or its inputs are not those of its signature.
+      RequestError: The body is no such request, or its inputs differ from its signature.
     """
     try:
         request = json.loads(body)

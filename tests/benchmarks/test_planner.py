@@ -8,8 +8,8 @@ import pytest
 
 from benchmarks.harness import children, network
 from benchmarks.overlap import device_stream
-from benchmarks.overlap.arms import ARMS
 from benchmarks.overlap.device_model import DeviceSize
+from benchmarks.overlap.variants import VARIANTS
 from benchmarks.planner import __main__ as planner
 from benchmarks.planner import ranks
 from benchmarks.planner.workloads import CHOICES, NETWORKS, QUICK_CHOICES, SIZES
@@ -23,7 +23,7 @@ def measured(**ms):
 
 def test_twelve_workloads_and_every_choice_is_an_arm_that_trains_alike():
     assert len(SIZES) * len(NETWORKS) == 12
-    assert set(QUICK_CHOICES) < set(CHOICES) < set(ARMS)
+    assert set(QUICK_CHOICES) < set(CHOICES) < set(VARIANTS)
     assert not any("lookup" in name or "clustered" in name for name in CHOICES)
     assert "nested_M16" not in CHOICES
 

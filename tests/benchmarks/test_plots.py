@@ -60,8 +60,8 @@ def test_weak_scaling_shows_every_step():
 
 def test_curves_of_arms_and_moments_of_groups_are_named():
     epochs = [{"epoch": n, "validation": {"hr@10": 0.1 * n}} for n in (1, 2)]
-    curves = [{"arm": arm, "seed": 1, "epochs": epochs} for arm in ("sync", "semi_async")]
-    assert {"sync, seed 1", "semi_async, seed 1"} <= set(texts(figures.plot_of({"arms": {}, "curves": curves})))
+    curves = [{"variant": variant, "seed": 1, "epochs": epochs} for variant in ("sync", "semi_async")]
+    assert {"sync, seed 1", "semi_async, seed 1"} <= set(texts(figures.plot_of({"variants": {}, "curves": curves})))
     growth = [{"epoch": n, "measured_1": 1.0 * n, "measured_2": 1.5 * n, "expected_4": 2.5 * n} for n in (1, 2)]
     shown = texts(figures.second_moments(growth))
     assert "measured, groups: 2" in shown and "expected of 4 groups from 1 and 2" in shown

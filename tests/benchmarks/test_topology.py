@@ -18,7 +18,7 @@ def test_ranks_ask_owners_of_their_group():
     # A group holds all rows, half of them on each of its two ranks.
     assert two.rows[0] == two.rows[2] and two.rows[0] + two.rows[1] == 1_000
     lines = [counted(sent, groups) for groups in REAL_GROUPS]
-    assert [line["alltoall_peers"] for line in lines] == [3, 1, 0]
+    assert [line["all_to_all_peers"] for line in lines] == [3, 1, 0]
     assert [line["of_which_to_replicas"] for line in lines][::2] == [0, 1]
     # A rank receives nothing from its group. Each of four replicas sums a quarter of the rows: it receives three
     # gradients for each, and the sums of the other three quarters.

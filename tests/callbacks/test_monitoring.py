@@ -117,13 +117,13 @@ def test_tensorboard_has_what_tables_and_exchanges_did(ended):
         **{f"epoch_table_{name}": value for name, value in of_table.items()},
         **{f"epoch_{name}/item": value for name, value in of_table.items()}, "epoch_dedup_ratio": asked / sent,
         # An id each way, a header of one count, a row and a gradient of 16 float32.
-        "epoch_all2all_bytes": (8 * away + 8 * 2 * STEPS + 2 * away * 4 * DIM) / (2 * STEPS),
+        "epoch_all_to_all_bytes": (8 * away + 8 * 2 * STEPS + 2 * away * 4 * DIM) / (2 * STEPS),
     }  # fmt: skip
     for tag, value in first.items():
         assert written[tag][0] == pytest.approx(value, rel=1e-6), tag
     for growth, hit_rate in (("growth/item", "hit_rate/item"), ("table_growth", "table_hit_rate")):
         assert written[f"epoch_{growth}"][1] == 0 and written[f"epoch_{hit_rate}"][1] == 1
-    assert written["epoch_all2all_bytes"][1] == written["epoch_all2all_bytes"][0]
+    assert written["epoch_all_to_all_bytes"][1] == written["epoch_all_to_all_bytes"][0]
     for tag in ("epoch_exposed_ms", "epoch_tokens_per_s", "epoch_mfu"):
         assert all(value > 0 for value in written[tag]) and len(written[tag]) == len(written["epoch_loss"]), tag
 

@@ -270,7 +270,7 @@ class DeviceTable:
 
     def size(self):
         """Returns (ids by segment, {clock, version, line_bytes, chunk_bytes})."""
-        sizes, about = np.zeros(self.segments, np.int64), np.zeros(4, np.int64)
-        pointers = [ctypes.c_void_p(x.ctypes.data) for x in (sizes, about)]
+        sizes, totals = np.zeros(self.segments, np.int64), np.zeros(4, np.int64)
+        pointers = [ctypes.c_void_p(x.ctypes.data) for x in (sizes, totals)]
         self.kernels.library.fusedrec_table_size(self.handle, *pointers)
-        return sizes, dict(zip(("clock", "version", "line_bytes", "chunk_bytes"), about.tolist()))
+        return sizes, dict(zip(("clock", "version", "line_bytes", "chunk_bytes"), totals.tolist()))

@@ -64,10 +64,10 @@ def test_the_quality_of_schedules_is_told_for_finished_jobs_only():
             f"{name}_difference": -0.01 for name in names
         }
 
-    arms = {"sync": row([1, 2], [30, 28], 0.25), "weight_sync_g4_c2": row([1], [9], 0.24)}
-    result = {"arms": arms, "missing": ["nested_M4 seed 1", "nested_M4 seed 2", "sync seed 2"], "growth": []}
-    early = {"arm": "weight_sync_c1", "hr_at_10_difference": -0.5, "hr_at_10_low": -0.6, "hr_at_10_high": -0.4}
-    first = {"epochs": 3, "ranks": 2, "arms": [{"arm": "sync", "hr_at_10": 0.2}, early]}
+    variants = {"sync": row([1, 2], [30, 28], 0.25), "weight_sync_g4_c2": row([1], [9], 0.24)}
+    result = {"variants": variants, "missing": ["nested_M4 seed 1", "nested_M4 seed 2", "sync seed 2"], "growth": []}
+    early = {"variant": "weight_sync_c1", "hr_at_10_difference": -0.5, "hr_at_10_low": -0.6, "hr_at_10_high": -0.4}
+    first = {"epochs": 3, "ranks": 2, "variants": [{"variant": "sync", "hr_at_10": 0.2}, early]}
     lines = quality.block({"schedule_quality": result, "schedule_quality_3_epochs": first}).splitlines()
     assert lines[-1].endswith("from 0.200: 2 groups, `weight_sync`, moments scaled by 1: -0.500 [-0.600, -0.400].")
     assert lines[2] == '| `"sync"` | 1, 2 | 30, 28 | 0.250 | 0.250 | 0.250 |'

@@ -105,7 +105,7 @@ def train_all():
     return {case: _train(*case) for case in cases}
 
 
-def alltoalls_of_a_step():
+def all_to_alls_of_a_step():
     """Body: counts Horovod ops in the traced training step of 8 features in 2 groups, and in its evaluation."""
     import tf_fusedrec as fr
     from tests.support.graphs import count_ops
@@ -177,8 +177,8 @@ def test_rows_after_training_do_not_depend_on_the_number_of_ranks(world_size, on
 
 def test_two_groups_make_five_all_to_alls_in_training_and_three_in_evaluation():
     # The ids of both groups travel together; each group sends rows, and in training gradients.
-    assert run_ranks(alltoalls_of_a_step, 2) == [[5, 3]] * 2
-    assert run_ranks(alltoalls_of_a_step, 1) == [[0, 0]]
+    assert run_ranks(all_to_alls_of_a_step, 2) == [[5, 3]] * 2
+    assert run_ranks(all_to_alls_of_a_step, 1) == [[0, 0]]
 
 
 PAGES = ("README.md", "docs/index.md", "docs/quickstart.md", "docs/concepts.md", "examples/multi_task_ranking.ipynb")

@@ -27,7 +27,7 @@ def test_each_rank_is_in_one_group_and_holds_one_shard(together, groups, shards,
         assert layout.group.members[layout.group.index] == layout.replicas.members[layout.replicas.index] == rank
         assert shards[layout.group.index] == layout.replicas.members
         pieces.append(layout.piece)
-        assert layout.piece // 2 == layout.group.index  # R pieces lie in R / G shards
+        assert layout.piece // 2 == layout.group.index  # R pieces lie in R / C shards
     assert sorted(pieces) == list(range(6))
 
 

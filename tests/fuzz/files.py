@@ -25,7 +25,7 @@ class Target(NamedTuple):
     make: Function that writes a correct folder.
     read: Function that reads all of it. Results are compared with ==.
     files: Globs of the files to damage.
-    checked: Whether a checksum covers all these files, so that another result is a violation.
+    checked: True if a checksum covers all these files, so that another result is a violation.
     forgeries: By glob, functions that read a file's JSON and write it with a new checksum.
     """
 

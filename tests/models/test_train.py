@@ -53,7 +53,7 @@ def test_two_ranks_train_evaluate_and_export(tmp_path, capsys, fields, metrics):
         assert list((tmp_path / "run" / "tensorboard" / "progressive").glob("events.*"))
         rows, growth = written["epoch_rows/item"], written["epoch_growth/item"]
         np.testing.assert_array_equal(rows, np.cumsum(growth))  # the first fit, once for each partition
-        assert len(rows) == 3 and 0 < rows[-1] <= fields["data"]["items"] and written["epoch_all2all_bytes"][0] > 0
+        assert len(rows) == 3 and 0 < rows[-1] <= fields["data"]["items"] and written["epoch_all_to_all_bytes"][0] > 0
     else:
         assert len(json.loads((tmp_path / "run" / "timeline" / "steps.json").read_text(encoding="utf-8"))) == 1
         losses = written["epoch_loss"]

@@ -31,7 +31,7 @@ class Case:
     global_window: int = 0
     position: bool = False
     time: str | None = None
-    far: bool = False  # Whether times are more than 2^31 seconds apart.
+    far: bool = False  # True if times are more than 2^31 seconds apart.
     queries: tuple[int, ...] | None = None  # Per row, how many of its last tokens ask. None: all.
     seed: int = 0
 

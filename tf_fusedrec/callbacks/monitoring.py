@@ -32,7 +32,7 @@ class EmbeddingMetrics(keras.callbacks.Callback):
       table_evictions  evicted rows                                                              (backend "native")
       table_left_out   rows left out of updates because their gradients were not finite          (backend "native")
       dedup_ratio      ids requested by features over ids sent (several ranks, or pooled features)
-      all2all_bytes    mean bytes of ids, rows and gradients that a rank sends per training step (several ranks)
+      all_to_all_bytes mean bytes of ids, rows and gradients that a rank sends per training step (several ranks)
       exposed_ms       milliseconds of the median step of `timeline` during which an exchange ran and no op
 
     TensorBoard writes logs as scalars "epoch_<name>". For each table T, `directory` has the scalars "epoch_rows/T",
@@ -79,7 +79,7 @@ class EmbeddingMetrics(keras.callbacks.Callback):
         if sent:
             logs["dedup_ratio"] = float(requested) / float(sent)
         if sent_bytes:
-            logs["all2all_bytes"] = float(sent_bytes) / (collectives.size() * max(self._steps, 1))
+            logs["all_to_all_bytes"] = float(sent_bytes) / (collectives.size() * max(self._steps, 1))
         exposed = self._exposed_ms()
         if exposed is not None:
             logs["exposed_ms"] = exposed

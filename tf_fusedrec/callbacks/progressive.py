@@ -1,8 +1,8 @@
 """Progressive (test-then-train) metrics: every batch is scored by weights that have not been trained on it.
 
-The logits come from the forward pass of the training step, which precedes the update, so no second pass is needed
-(McMahan et al., "Ad Click Prediction: a View from the Trenches", 2013, section 5.1). A model with dropout is scored
-with dropout. States are summed over ranks, so the values equal the values of one process with all data.
+The logits come from the forward pass of the training step, which precedes the update. No second pass is needed (McMahan
+et al., "Ad Click Prediction: a View from the Trenches", 2013, section 5.1). A model with dropout is scored with
+dropout. States are summed over ranks, so the values equal the values of one process with all data.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ class Checkpoint(keras.callbacks.Callback):
       keep: Number of saves to keep, including the last one.
       not_finite: Policy for a save with a NaN or infinite number: "refuse" ends training, "skip" logs an error and goes
         on, "save" writes it (checkpoint.Checkpointer).
-      background: Whether a thread writes during training, from a copy in memory of all rows to save.
+      background: True if a thread writes during training, from a copy in memory of all rows to save.
       input_position: Function from an epoch and its trained steps to the position of the input. The position is
         JSON-serializable and the same on all ranks (TokenBatches.position); it is saved as "input" in `extra`.
       layers: Trained FusedEmbedding layers outside the model.

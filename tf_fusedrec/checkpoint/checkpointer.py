@@ -49,7 +49,7 @@ class Checkpointer:
       keep: Number of saves to keep, >= 1, including the last one. The disk needs room for one more.
       not_finite: Policy for a save with a NaN or infinite number. "refuse": the save fails, as with a full disk.
         "skip": rank 0 logs an error and training goes on. "save": the save is written.
-      background: Whether a thread writes. False writes before `save` returns, with at most two tables copied at once.
+      background: True if a thread writes. False writes before `save` returns, with at most two tables copied at once.
       timeout_s: Seconds that rank 0 waits for the files of the other ranks.
 
     Attributes:
@@ -180,7 +180,7 @@ class Checkpointer:
         self.pause_s = time.perf_counter() - begin
 
     def _no_table_cleared(self) -> bool:
-        """Whether no rank has cleared a table since the last full save. A load clears tables. Collective."""
+        """Returns whether no rank has cleared a table since the last full save. A load clears tables. Collective."""
         mine = self._clears == [table.clears for table in self._tables]
         return all(collectives.all_gather_object(mine))
 

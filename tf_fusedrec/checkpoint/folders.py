@@ -33,7 +33,7 @@ def _folders(directory: pathlib.Path) -> list[pathlib.Path]:
 
 
 def _ours(folder: pathlib.Path) -> bool:
-    """Whether a folder with the name of a save holds the files of a save and nothing else."""
+    """Returns whether a folder with the name of a save holds the files of a save and nothing else."""
     entries = list(folder.iterdir())
     whole = folder.name.endswith(PARTIAL) or (folder / "shard-0.json").exists()
     return whole and all(_FILES.fullmatch(entry.name) and entry.is_file() for entry in entries)

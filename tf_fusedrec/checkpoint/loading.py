@@ -42,7 +42,7 @@ def load(
       directory: Folder of the checkpoint.
       model, optimizer, layers: See save.
       save: Name or number of a kept save (tf_fusedrec.checkpoint.saves); None: the last one.
-      partial: Whether tables missing from the checkpoint begin empty; otherwise they are refused.
+      partial: True if tables missing from the checkpoint begin empty; otherwise they are refused.
 
     Returns:
       The value `extra` of the save.

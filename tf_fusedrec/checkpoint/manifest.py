@@ -42,7 +42,7 @@ def _checksum(manifest: dict[str, Any]) -> str:
 
 
 def exists(directory: str | os.PathLike) -> bool:
-    """Whether a save into `directory` was ever completed."""
+    """Returns whether a save into `directory` was ever completed."""
     return (pathlib.Path(directory) / NAME).exists()
 
 

@@ -206,7 +206,7 @@ def open_tables(
 
 
 def holds_rows(tables: Sequence[Any]) -> bool:
-    """Whether any of the tables holds a row on this rank."""
+    """Returns whether any of the tables holds a row on this rank."""
     return any(table.size(name) > 0 for table in tables for name in table.names)
 
 

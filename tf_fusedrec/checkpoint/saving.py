@@ -54,7 +54,7 @@ def rates(table: Any) -> list[float] | None:
 
 
 def keeps_changes(table: Any) -> bool:
-    """Whether a backend tracks changed rows. Deltas need that."""
+    """Returns whether a backend tracks changed rows. Deltas need that."""
     return "updated" in (table.record_dtype("rows").names or ())
 
 
@@ -197,7 +197,7 @@ def commit(
       extra: JSON-serializable value that load returns.
       timeout_s: Seconds to wait for the other ranks.
       keep: Number of saves to keep, including this one.
-      finite: Whether to refuse a save with a NaN or infinite number.
+      finite: True to refuse a save with a NaN or infinite number.
 
     Raises:
       RuntimeError: a rank gave up, or wrote no report within timeout_s seconds.

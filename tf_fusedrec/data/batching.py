@@ -4,8 +4,8 @@ closest_cuts: token-aware dynamic batches, MTGRBoost Algorithm 1 ("Dynamic Seque
 TurboGR's token-aware batch scaling (section 4.1.3). Rows wait in a queue. A batch is the prefix of the queue whose
 weight is closest to the target, found by a binary search in the cumulative sums.
 
-The paper's listing yields only if k < len(Q). It therefore never yields the last rows, stops if the whole queue is
-closest to the target, and takes k = 0 before a row longer than twice the target. Here:
+The paper's listing yields only if k < len(Q). It therefore never yields the last rows, and stops if the whole queue is
+closest to the target. It takes k = 0 before a row longer than twice the target. Here:
   - The queue is cut while it holds the target. The rest, which is below the target, is the last batch.
   - A batch has at least one row. A row above the target is a batch of its own, or ends a batch if that is closer.
   - If two prefixes are equally close, the shorter one is taken, because it needs less memory.
@@ -103,7 +103,7 @@ def longest_first(weights: np.ndarray, ranks: int) -> np.ndarray:
     the lower rank.
 
     Example: weights 5 9 2 4 3 over 2 ranks give the ranks 1 0 1 1 0, with sums 12 and 11. The row of weight 9 goes to
-    rank 0, those of 5 and 4 to rank 1, then 3 to rank 0 because both sums are 9, and 2 to rank 1.
+    rank 0, the rows of 5 and 4 to rank 1. Then both sums are 9, so 3 goes to rank 0 and 2 to rank 1.
     """
     owner = np.empty(len(weights), np.int64)
     loads = [(0, rank) for rank in range(ranks)]

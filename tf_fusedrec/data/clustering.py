@@ -3,7 +3,7 @@
 dataset = cluster_samples(dataset, 8, ids=lambda batch: {"video": [batch["history_item"], batch["exposed_item"]]})
 
 FrozenWindow sends the row of an id with the first micro-batch that holds it, in any order of samples once. Without
-clustering the first micro-batches bring most rows. The input pipeline may reorder samples freely: loss and gradients of
+clustering the first micro-batches bring most rows. The input pipeline may reorder samples freely. Loss and gradients of
 a batch are sums over its samples, so they change by rounding only. custom_ops/cluster_samples has the algorithm.
 """
 

@@ -19,7 +19,7 @@ class Column:
     Attributes:
       name: Name of the column in the files.
       dtype: "int64", "float32", or "string" for ids that become int64 fingerprints (fingerprint.py).
-      ragged: Whether the column has a list per row.
+      ragged: True if the column has a list per row.
       keep_last: Number of last (newest) values to keep of each row, >= 1; None keeps all. Tokens are counted after
         this cut.
       aligned_with: Name of another list column whose rows must have the same lengths, such as items and their times.

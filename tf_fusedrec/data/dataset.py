@@ -192,8 +192,8 @@ def _meet_long_rows(folder: ParquetFolder, tokens: np.ndarray, length_columns: S
 def _to_tensors(batches: Callable[[], Iterator[Rows]], columns: Sequence[Column]) -> tf.data.Dataset:
     """A dataset of the batches that `batches` yields. Each iterator calls `batches` once.
 
-    The generator yields only a number, and a numpy_function looks up the arrays by that number. from_generator would
-    need as long to convert the arrays as Parquet needs to read them; numpy_function needs nearly no time.
+    The generator yields only a number, and a numpy_function looks up the arrays by it. A from_generator of arrays would
+    convert them as long as Parquet reads them. A numpy_function needs nearly no time.
     """
     numbers = itertools.count()
     waiting: dict[int, list[np.ndarray]] = {}

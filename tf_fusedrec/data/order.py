@@ -19,7 +19,7 @@ class EpochOrder:
     """Positions of one epoch.
 
     Args:
-      group_rows: <int64>[G], rows of each row group, in file order.
+      group_rows: <int64>[row groups], rows of each, in file order.
       seed: Seed of the shuffle; None keeps file order.
       epoch: Number of the epoch.
       block_rows: Rows per block, which a reader holds in memory.

@@ -2,8 +2,8 @@
 
     positions of each batch ─▶ blocks of the order ─▶ row groups ─▶ (threads) Arrow ─▶ Rows ─▶ one gather ─▶ batch
 
-Memory holds two blocks and threads + 1 row groups, for any size of the data set. A row group larger than a block is
-decoded in chunks of READ_ROWS rows by the caller, so only the prefetching of tf.data hides that time.
+Memory holds two blocks and threads + 1 row groups, for any size of the data set. The caller decodes a row group larger
+than a block, in chunks of READ_ROWS rows. Only the prefetching of tf.data hides that time.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class GroupReader:
         Args:
           group: Number of the row group in `groups`.
           first, last: First and end row.
-          at_once: Whether to decode the whole row group first, which takes 0.9 times as long as in chunks.
+          at_once: True to decode the whole row group first, which takes 0.9 times as long as in chunks.
 
         Raises:
           ValueError: bad input, unless `bad` skips it. The error names the file and the row group.

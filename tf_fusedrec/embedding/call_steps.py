@@ -61,9 +61,9 @@ class ReplaceableSteps:
     def loss_scaled_by(self, optimizer: Any) -> contextlib.AbstractContextManager[None]:
         """For training steps whose loss is scaled: divides gradients of rows by the scale that `optimizer` has then.
 
-        If one of them is not finite on any rank, no row of its group is trained, and the layer's anchor gets a gradient
-        that is not finite. The optimizer sees it, skips its step, and lowers the scale. The calls and the gradient must
-        be inside. PipelinedModel enters this context by itself.
+        If one of them is not finite on any rank, no row of its group is trained. The layer's anchor then gets a
+        gradient that is not finite. The optimizer sees it, skips its step, and lowers the scale. The calls and the
+        gradient must be inside. PipelinedModel enters this context by itself.
 
         Args:
           optimizer: A keras.mixed_precision.LossScaleOptimizer.

@@ -89,14 +89,14 @@ def check_deferrable(layer_name: str, config: Mapping[str, Any], groups: Sequenc
         most = table.most_lookups_per_update
         if most is not None and steps > most:
             raise ValueError(
-                f"tables {table.names} of {layer_name!r} have host_rows on a GPU, which holds the rows of one lookup, "
-                f"but the lookups of {steps} steps come before the update of the first. Remedy: a schedule whose rows "
-                "are fresh, such as DualBuffer(); or make the layer under tf.device('/CPU:0')."
+                f"tables {table.names} of {layer_name!r} have host_rows on a GPU, which holds the rows of one lookup. "
+                f"The lookups of {steps} steps come before the update of the first. Remedy: a schedule whose rows "
+                "are fresh, such as DualBuffer(), or make the layer under tf.device('/CPU:0')."
             )
         if table.moves_rows and config["lookups_per_update"] < steps:
             raise ValueError(
                 f"tables {table.names} of {layer_name!r} may evict or move rows (eviction, ttl, hot_after "
-                f"or memory_budget) between the lookups of {steps} steps, which come before the update of the first. "
+                f"or memory_budget). The lookups of {steps} steps come before the update of the first. "
                 f"Remedy: FusedEmbedding(lookups_per_update={steps})."
             )
 

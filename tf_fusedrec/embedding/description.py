@@ -31,7 +31,7 @@ class Described:
         disk (memory_budget) count, too.
 
         Args:
-          all_ranks: Whether to count the rows of all ranks, each replica once. The call is collective then.
+          all_ranks: True to count the rows of all ranks, each replica once. The call is collective then.
         """
         lookups: Sequence[GroupLookup] = self._holder.value
         config, size = self._config.value, collectives.size()

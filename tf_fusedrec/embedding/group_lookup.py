@@ -65,8 +65,8 @@ class GroupLookup:
         self._left_out = self._make_left_out()
         # A gradient whose lookup is older than the last update would overwrite it with old rows.
         self._updates = tf.Variable(0, dtype=tf.int64, trainable=False, name=f"{layer_name}/{group.name}/updates")
-        # <int64>[3] of training lookups that leave their rank: ids that features asked for, ids that were sent, bytes
-        # of ids, rows and gradients to other ranks.
+        # <int64>[3] of training lookups that leave their rank: requested ids, sent ids, bytes of ids, rows and
+        # gradients to other ranks.
         self.traffic = tf.Variable(
             [0, 0, 0], dtype=tf.int64, trainable=False, name=f"{layer_name}/{group.name}/traffic"
         )
@@ -104,7 +104,7 @@ class GroupLookup:
 
     @property
     def shares_rows(self) -> bool:
-        """Whether the micro-batches of a batch share rows. It would save nothing where nothing travels."""
+        """True if the micro-batches of a batch share rows. It would save nothing where nothing travels."""
         return self.layout.group.size > 1 or self.layout.shares_gradients
 
     def _fuse(self, features: Sequence[FlatFeature]) -> ops.FusedIds:
@@ -119,7 +119,7 @@ class GroupLookup:
         )
 
     def _stay_here(self, features: Sequence[FlatFeature]) -> bool:
-        """Whether ids, rows and gradients need not travel, and duplicates may stay."""
+        """Returns whether ids, rows and gradients need not travel, and duplicates may stay."""
         unpooled = all(feature.bag_size == 1 for feature in features)
         return not self.shares_rows and unpooled and self.table.takes_duplicates
 
@@ -206,7 +206,8 @@ class GroupLookup:
 
         Args:
           context: The context of the lookup.
-          arrived: The result of `bring` for it; before it, where it is a piece of a window, those of the pieces before.
+          arrived: The result of `bring` for it, behind the results of the pieces before where it is a piece of a
+            window.
         """
         fused, route = context.routed.fused, context.routed.route
         if route is None:
@@ -230,7 +231,7 @@ class GroupLookup:
             self.table.prefetch(wanted.message, wanted.message_splits)
 
     def sum_gradients(self, context: Context, grads: tf.Tensor) -> tf.Tensor:
-        """Sums gradients of rows [G, D] to those of unique ids: [>= U, D]; [N, D] where ids stay on this rank."""
+        """Sums the gradients of rows [G, D] by unique id: [>= U, D]; [N, D] where ids stay on this rank."""
         fused, route = context.routed.fused, context.routed.route
         grads = tf.cast(grads, self._dtype)
         if route is None:
@@ -245,8 +246,8 @@ class GroupLookup:
 
         Args:
           context: The context of the lookup.
-          sums: The result of `sum_gradients` for it; before it, where it is a piece of a window, those of the pieces
-            before.
+          sums: The result of `sum_gradients` for it, behind the results of the pieces before where it is a piece of a
+            window.
 
         Returns:
           [>= V, D] of the rows that they train, in the order of RoutedIds.trained.

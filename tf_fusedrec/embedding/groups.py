@@ -25,7 +25,7 @@ class Group:
 
     @property
     def external(self) -> bool:
-        """Whether the rows belong to another model. They are never trained and never saved."""
+        """True if the rows belong to another model. They are never trained and never saved."""
         return self.tables[0].external is not None
 
 

@@ -26,7 +26,7 @@ class FlatFeature(NamedTuple):
 
     @property
     def pooled_by_lookup(self) -> bool:
-        """Whether the lookup returns one row per sample. Rows with weights are pooled in outputs.py instead."""
+        """True if the lookup returns one row per sample. Rows with weights are pooled in outputs.py instead."""
         return self.config.combiner is not None and self.weights is None
 
 

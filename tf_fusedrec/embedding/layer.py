@@ -46,18 +46,18 @@ class FusedEmbedding(ReplaceableSteps, Described, keras.layers.Layer):
       gradient_op: "average" over ranks, as hvd.DistributedOptimizer averages dense gradients, or "sum", as TFRA does.
         The topology rule "weight_sync" averages or sums over the ranks of a group.
       backend: Storage of rows: "native", this project's hash table, or "tfra", a de.Variable.
-      accumulate_steps: Number of steps whose gradients make one update, equal to that of one large batch (MTGRBoost,
-        section 5.2). The update takes their mean with gradient_op "average", else their sum. Dense weights of a
-        PipelinedModel wait as long. A checkpoint holds no waiting gradients: save after a multiple. "native" only.
+      accumulate_steps: Number of steps whose gradients make one update, as one large batch would (MTGRBoost, section
+        5.2). The update takes their mean with gradient_op "average", else their sum. Dense weights of a PipelinedModel
+        wait as long. A checkpoint holds no waiting gradients: save after a multiple. "native" only.
       lookups_per_update: Number of steps whose lookups come before the update of the first: 2 under
         schedules.SemiAsync, and under Pipelined from depth 4 on. The rows of these steps are neither evicted nor moved.
         It has no effect on tables without eviction, ttl, hot_after and memory_budget.
       topology: Division of the ranks into groups with a copy of the tables each; None: one copy over all ranks. Groups
         are for "native" only.
       wire_dtype: "bfloat16" or "float16": float32 rows and gradients travel in half the bytes. None: their own dtype.
-        Every number is rounded once each way: by at most 2^-8 of itself in bfloat16; by 2^-11 in float16, or 2^-25
-        below 2^-14, and gradients beyond 65504 become 65504. Sums and tables stay float32. Groups that share gradients
-        round them twice more, as sums of a group and as sums of all groups.
+        Every number is rounded once each way. In bfloat16 the error is at most 2^-8 of the number. In float16 it is at
+        most 2^-11, or 2^-25 below 2^-14, and gradients beyond 65504 become 65504. Sums and tables stay float32. Groups
+        that share gradients round them twice more, as sums of a group and as sums of all groups.
       key_encoding: Way from (table, id) to a key: "bits" (exact; ids must be >= 0 and fit) or "hash". "tfra" only.
       init_capacity: Number of rows per group and rank for which memory is taken at once. "tfra" only.
 
@@ -241,7 +241,7 @@ class FusedEmbedding(ReplaceableSteps, Described, keras.layers.Layer):
 
         Args:
           inputs, weights, mask: Arguments of the call.
-          training: Whether the lookups train.
+          training: True if the lookups train.
 
         Raises:
           ValueError: As the call.

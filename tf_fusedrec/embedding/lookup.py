@@ -2,7 +2,7 @@
 
     route ─▶ fetch ─▶ bring ─▶ (outputs, the model, its loss) ─▶ apply_gradients
 
-Lookups that share a stage share its cost: the ids of all travel in one all-to-all (exchange/messages.py says why), a
+Lookups that share a stage share its cost. The ids of all travel in one all-to-all (exchange/messages.py says why). A
 table is looked up once, and the gradients of all make one update. So no lookup of a step can overtake another.
 
 Lookups come in waves, one for each micro-batch. An id that several waves hold travels once (exchange/window.py).
@@ -130,12 +130,12 @@ def bring(*waves: Sequence[Context]) -> list[Found]:
 
 
 def _with_pieces_before(context: Context, one: tf.Tensor, of_windows: dict[str, list[tf.Tensor]]) -> list[tf.Tensor]:
-    """`one` of a lookup; of a piece of a window those of all pieces up to it.
+    """Returns `one`, behind the results of the pieces before where the lookup is a piece of a window.
 
     Args:
       context: The context of the lookup.
       one: The rows or the gradients of the lookup.
-      of_windows: Those of the lookups before, by window. Gets `one`.
+      of_windows: Rows or gradients of the lookups before, by window. Gets `one`.
 
     Raises:
       ValueError: pieces are missing, or come in another order.
@@ -198,7 +198,7 @@ def _require_all_pieces(contexts: Sequence[Context]) -> None:
         if piece.number + 1 < piece.pieces:
             raise ValueError(
                 f"gradients came for {piece.number + 1} of {piece.pieces} micro-batches of tables "
-                f"{context.routed.lookup.table.names}, and those of the last ones never left. Remedy: a loss that "
+                f"{context.routed.lookup.table.names}; the gradients of the last never left. Remedy: a loss that "
                 "depends on the rows of every micro-batch, or schedule='sync'."
             )
 

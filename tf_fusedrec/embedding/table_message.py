@@ -41,10 +41,10 @@ def split_answer(
       answer: The table's answer to all parts.
       parts: The arguments of `join_sources`.
       segments: S, tables in a message.
-      trained: For each part, the ids of `inverse`; None: those of the part, whose rows are answered.
+      trained: For each part, the ids of `inverse`. None: the ids whose rows are answered.
 
     Returns:
-      An answer for each part: rows [bucketed V_i, D], where rows behind V_i are any numbers; for training also inverse
+      An answer for each part: rows [bucketed V_i, D], where rows behind V_i are any numbers. Training adds inverse
       <int32>[V_i], or of `trained`, and the handles of all parts. Where columns fill whole cache lines, rows share the
       answer's memory.
     """

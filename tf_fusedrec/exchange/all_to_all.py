@@ -28,8 +28,8 @@ class Route(NamedTuple):
     """How the ids of one lookup travelled: all that bring_rows and return_gradients need."""
 
     name: str  # prefix of the collectives' names, the same on all ranks
-    # <int32>[N], row of the n-th id among the rows that come back: restore[inverse], composed. The rows of a window are
-    # those of all pieces up to this one, one piece after another.
+    # <int32>[N], row of the n-th id among the rows that come back: restore[inverse], composed. The rows of a window
+    # belong to all pieces up to this one, one piece after another.
     index: tf.Tensor
     num_unique: tf.Tensor  # <int64>[], U
     id_splits: tf.Tensor  # <int32>[R], ids that this rank sent to each owner

@@ -25,7 +25,7 @@ from tf_fusedrec.exchange import weight_equality
 from tf_fusedrec.exchange.gradient_accumulation import accumulate
 from tf_fusedrec.exchange.gradient_averaging import averaging
 from tf_fusedrec.exchange.horovod_threads import stop_preemption_of_waiting_threads, without_preemption
-from tf_fusedrec.watchdog import start_watchdog
+from tf_fusedrec.exchange.watchdog import start_watchdog
 
 _LOG = logging.getLogger("tf_fusedrec.exchange.collectives")
 _hvd: Any = None  # horovod.tensorflow once init() has found more than one process
@@ -61,7 +61,7 @@ def init(
 
     Args:
       sets: Sets of ranks that will run collectives of their own; the same on all ranks.
-      timeline: Whether a timeline may be recorded later (horovod_timeline.py). It slows every step of the job, because
+      timeline: True if a timeline may be recorded later (horovod_timeline.py). It slows every step of the job, because
         Horovod's writer of rank 0 takes up to a whole core, recording or not. HOROVOD_TIMELINE=DYNAMIC asks likewise.
       report_after_s: Seconds after which a rank that waits in a collective names the ranks that it waits for. None: the
         environment variable FUSEDREC_REPORT_AFTER_SECONDS, or 60.

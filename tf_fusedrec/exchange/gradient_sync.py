@@ -5,15 +5,15 @@ Two groups exchange their distinct ids and their sums, and each replica adds bot
     ids        distinct ids of each group ─▶ [all-to-all] ─▶ distinct ids of a range ─▶ [gather] ─▶ ids of all groups
     gradients  sums over each group       ─▶ [all-to-all] ─▶ sums over all groups    ─▶ [gather] ─▶ sums of all ids
 
-A shard's range of hashes is cut into one range for each of its G replicas, which removes duplicates and sums there: a
-reduce-scatter by range of ids and an all-gather (TurboGR, section 4.2.1).
+A shard's range of hashes is cut into one range for each of its C replicas. The replica removes duplicates and sums in
+its range: a reduce-scatter by range of ids and an all-gather (TurboGR, section 4.2.1).
 
-A shard gets u distinct ids from each group and U from all, u <= U <= G u. A rank sends (G - 1) / G (u + U) rows by
-ranges and (G - 1) u rows as copies. With two groups, copies are never more: u <= (u + U) / 2. With more groups, ranges
-are fewer where U < (G - 1) u, and at most 1 / G more.
+A shard gets u distinct ids from each group and U from all, u <= U <= C u. A rank sends (C - 1) / C (u + U) rows by
+ranges and (C - 1) u rows as copies. With two groups, copies are never more: u <= (u + U) / 2. With more groups, ranges
+are fewer where U < (C - 1) u, and at most 1 / C more.
 
-The ids of other groups are for the update alone: they insert, count and evict in the table, so that its state is that
-of one group. No rank reads or sends their rows. What grows with G are these ids and the handles of their rows.
+The ids of other groups are for the update alone. They insert, count and evict in the table, so its state equals the
+state of one group. No rank reads or sends their rows. Only these ids and the handles of their rows grow with C.
 
 An id of a window (window.py) takes part with the last micro-batch that holds it on each rank of its group. Ranks may
 differ in it, so such an id travels among replicas more than once, at most once per micro-batch.
@@ -50,7 +50,7 @@ class SharedIds(NamedTuple):
 
     index: tf.Tensor  # <int32>[V], number of the v-th id of Route.trained among the u sums that this rank sends
     num_sent: tf.Tensor  # <int64>[], u, distinct ids of the own group
-    sent_splits: tf.Tensor  # <int32>[G], of these, ids that each replica sums
+    sent_splits: tf.Tensor  # <int32>[C], of these, ids that each replica sums
     inverse: tf.Tensor  # <int32>[W], number of the w-th id from the replicas among the ids that this rank sums
     num_summed: tf.Tensor  # <int64>[], distinct ids that this rank sums
     message: tf.Tensor  # <int64>[U + B * S], ids of all groups, each once: B blocks [counts[S] | ids]
@@ -58,7 +58,7 @@ class SharedIds(NamedTuple):
 
 
 def by_ranges(replicas: int) -> bool:
-    """Returns whether each of G replicas sums a range of the ids, and sends the sums to the others."""
+    """Returns whether each of C replicas sums a range of the ids, and sends the sums to the others."""
     return replicas > 2
 
 
@@ -179,7 +179,7 @@ def _distinct(message: tf.Tensor, splits: tf.Tensor, segments: int) -> _Distinct
 def _by_range(unique: ops.UniqueIds, outgoing: OutgoingIds, layout: RankLayout) -> ops.RankedIds:
     """The ids by the replica that sums their gradients.
 
-    A partition among all ranks cuts each shard into G ranges. The blocks of other shards hold headers and no ids.
+    A partition among all ranks cuts each shard into C ranges. The blocks of other shards hold headers and no ids.
     """
     replicas, segments = layout.replicas.size, len(outgoing.segment_names)
     first = layout.group.index * replicas

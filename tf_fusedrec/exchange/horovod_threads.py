@@ -2,7 +2,7 @@
 
 Gloo's loop thread waits with epoll, and skips an event while another thread holds the lock of that connection. The
 event stays, so the loop spins. With fewer cores than threads the loop often wakes up on the core of the very thread
-that holds the lock, takes that core, and spins there until its time slice ends: 4 ms, two or three times a step.
+that holds the lock. It takes that core and spins until its time slice ends: 4 ms, two or three times a step.
 
 Linux lets a thread of the policy SCHED_BATCH wait for a free core instead of taking one when it wakes up. It gets the
 same share of the processor, and needs no privilege. Threads inherit the policy of the thread that starts them. A

@@ -1,11 +1,11 @@
 """Where a batch is cut into micro-batches: the first and the last are half as large as those between.
 
-What a schedule of micro-batches cannot hide is the rows of the first, before which nothing computes, and the gradients
-of the last, behind which nothing does (NestPipe, section V, cuts evenly: 1 / M of the exchange). Halves of those two
-leave 1 / (2 M - 2) of it, for compute that is about as long as the exchange or longer.
+A schedule of micro-batches cannot hide two parts of the exchange. Nothing computes before the rows of the first
+micro-batch, and nothing behind the gradients of the last. NestPipe (section V) cuts evenly: 1 / M of the exchange.
+Halves of those two leave 1 / (2 M - 2) of it, for compute that is about as long as the exchange or longer.
 
-An exchange takes as long as that of the rank with the most rows. A batch is therefore cut by tokens, where its samples
-have numbers of tokens: ranks with equal tokens in a batch have nearly equal tokens in each micro-batch.
+The rank with the most rows sets the time of an exchange. A batch is therefore cut by tokens, where its samples have
+numbers of tokens. Ranks with equal tokens in a batch then have nearly equal tokens in each micro-batch.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def piece_bounds(samples: Any, micro_batches: int) -> list[Any]:
 def token_bounds(tokens: tf.Tensor, micro_batches: int) -> list[tf.Tensor]:
     """Bounds of the pieces of a batch whose samples have different numbers of tokens.
 
-    The tokens before a bound are as close as can be to the share of the pieces before it, so a bound is off by at most
+    The tokens before a bound are as close as possible to the share of the pieces before it. A bound is off by at most
     half of a sample. Every piece has a sample before one has two, as in `piece_bounds`.
 
     Args:

@@ -1,11 +1,11 @@
-"""Two-dimensional sparse parallelism: R ranks as G groups, each with a whole copy (replica) of all tables.
+"""Two-dimensional sparse parallelism: R ranks as C groups, each with a whole copy (replica) of all tables.
 
     groups = 2 of 4 ranks        shard 0   shard 1
-      group 0                    rank 0    rank 1     all-to-all of ids, rows and gradients: along a row, R / G ranks
-      group 1                    rank 2    rank 3     exchange between replicas of a shard: along a column, G ranks
+      group 0                    rank 0    rank 1     all-to-all of ids, rows and gradients: along a row, R / C ranks
+      group 1                    rank 2    rank 3     exchange between replicas of a shard: along a column, C ranks
 
-An all-to-all among R / G ranks sends fewer and longer messages, and its slowest rank waits for fewer others. The price
-is memory, G times as much for tables, and the traffic along the columns. schedules/planning/ weighs them.
+An all-to-all among R / C ranks sends fewer and longer messages, and its slowest rank waits for fewer others. The price
+is memory, C times as much for tables, and the traffic along the columns. schedules/planning/ weighs them.
 
 Sources: Zhang et al., "Two-dimensional sparse parallelism" (2D-SP), sections 3 and 5; TurboGR, section 4.2.1 (HSP).
 """
@@ -29,23 +29,23 @@ class Topology:
     again, `FusedEmbedding(..., topology=topology)`. All ranks hold all dense weights.
 
     Args:
-      groups: G >= 1, number of replicas of every table. It must divide the number of ranks. 1: one table over all
+      groups: C >= 1, number of replicas of every table. It must divide the number of ranks. 1: one table over all
         ranks.
       rule: How replicas stay equal:
         "gradient_sync" (HSP, TurboGR 4.2.1): A rank looks up rows for its own group. Ids and sums of gradients of all
-          groups reach all replicas before the update, which is the same everywhere. The result equals that of one group
-          but for the order of sums. Learning rates, admission, eviction and counters are those of one group. A step
+          groups reach all replicas before the update, which is the same everywhere. The result equals one group's,
+          except for the order of sums. Learning rates, admission, eviction and counters work as in one group. A step
           makes two more collectives with two groups, and four more with more groups: gradient_sync.py.
         "weight_sync" (2D-SP, Algorithm 1): Groups train apart. Each divides gradients by its own weight
           (losses.global_mean does so). Rows and moments become the mean over groups every `sync_every` updates. The
           mean includes rows that a group has not touched, and the initial rows of ids without a row. It costs less
           with a large sync_every, and does not equal one group. Tables with admission_count or hot_after refuse it.
       sync_every: k >= 1, number of updates between two synchronisations of "weight_sync".
-      moment_scale: c in (0, G], for "weight_sync". A G-th of the batch makes second moments about G times too large. So
+      moment_scale: c in (0, C], for "weight_sync". A C-th of the batch makes second moments about C times too large. So
         v / c replaces v in the step of Adagrad, RowWiseAdagrad, Adam and AdamW, unless their record has a moment_scale.
-        None: G, as 2D-SP recommends. 1 switches the scale off.
+        None: C, as 2D-SP recommends. 1 switches the scale off.
       replicas_together: Which ranks make a group. False: consecutive ranks, so that a group fills whole hosts, and the
-        all-to-all inside it is quick. True: replicas of one shard are consecutive ranks. They share a host if G divides
+        all-to-all inside it is quick. True: replicas of one shard are consecutive ranks. They share a host if C divides
         its number of processes, and the traffic between replicas is quick (2D-SP, section 5).
 
     Raises:
@@ -128,12 +128,12 @@ class RankLayout:
 
     @property
     def shares_gradients(self) -> bool:
-        """Whether an update sums the gradients of all groups."""
+        """True if an update sums the gradients of all groups."""
         return self.replicas.size > 1 and self.topology.rule == "gradient_sync"
 
     @property
     def averages(self) -> bool:
-        """Whether groups train apart and their replicas are averaged."""
+        """True if groups train apart and their replicas are averaged."""
         return self.replicas.size > 1 and self.topology.rule == "weight_sync"
 
     @property
@@ -160,7 +160,7 @@ def init(
 
     Args:
       topologies: Topologies of all layers; none for tables over all ranks.
-      timeline: Whether timeline.Timeline will record steps of this job, which slows every step. See collectives.init.
+      timeline: True if timeline.Timeline will record steps of this job, which slows every step. See collectives.init.
       report_after_s, give_up_after_s: see collectives.init.
 
     Raises:

@@ -77,8 +77,8 @@ def difference_at_start(steps: Sequence[int], of_ranks: Sequence[Sequence[Digest
     if differs is not None and (any(steps) or not same_forms):
         raise RuntimeError(
             f"Ranks do not hold the same model after {list(steps)} steps of the optimizer by rank: {differs}. Remedy: "
-            "build the same model on all ranks, load the same checkpoint on all of them, train by "
-            "tf_fusedrec.collectives.distributed_optimizer and the same learning rate; or give all ranks rank 0's "
+            "build the same model on all ranks, load the same checkpoint on all of them, and train by "
+            "tf_fusedrec.collectives.distributed_optimizer at the same learning rate. Or give all ranks rank 0's "
             "values by tf_fusedrec.collectives.broadcast_variables."
         )
     return differs

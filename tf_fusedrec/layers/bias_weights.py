@@ -29,9 +29,9 @@ class BiasWeights(keras.layers.Layer):
 
     Args:
       max_sequence_length: N, at least the longest row.
-      position: Whether to have a position table.
+      position: True to have a position table.
       time_encoding: Form of the time bias, one of TIME_ENCODINGS.
-      time_buckets: G. The table of "buckets" has G+1 rows.
+      time_buckets: J. The table of "buckets" has J+1 rows.
 
     Call:
       row_splits: <int64>[B+1] of the sequences.

@@ -35,7 +35,7 @@ class FuXi(keras.layers.Layer):
       max_sequence_length: N, at least the longest row. It is also the divisor of the SiLU channel.
       time_encoding: "buckets" (alpha as published), "power" or "exponential" (beta as published), or "stretched"
         (FuXi-gamma); see BiasWeights.
-      time_buckets: G of "buckets".
+      time_buckets: J of "buckets".
       dropout: Dropout rate before Lin0 and before the feed-forward network.
 
     Call:

@@ -20,10 +20,10 @@ class GatedOutput(keras.layers.Layer):
       num_heads: Number of heads H, for norm "per_head".
       norm: "plain" (layer norm without weights), "affine", or "per_head". "per_head" normalises the columns of each
         head, with one weight and one bias per head. Epsilon is 1e-6.
-      gate_before_norm: Whether y is norm(gate * attended), eq. 3 of MTGRBoost.
+      gate_before_norm: True if y is norm(gate * attended), eq. 3 of MTGRBoost.
       gate_activation: Activation of the gate, one of GATE_ACTIVATIONS.
       concat: "none" projects y, "normalized" projects [gate, norm(attended), y], "raw" projects [gate, attended, y].
-      use_bias: Whether the projection has a bias.
+      use_bias: True if the projection has a bias.
       dropout: Dropout rate of the projection's input.
 
     Call:

@@ -49,9 +49,9 @@ class HSTU(keras.layers.Layer):
       global_window: Number of oldest history tokens that every token sees, as it sees the context; only with a window.
       target_group_size: Size of the groups of a row's targets. A target sees the earlier targets of its group; with
         size 1 it sees no other target. See ops.jagged_attention.
-      concat: Whether to project three parts instead of the gated one. They are [u, LN(attention), u * LN(attention)]
+      concat: True to project three parts instead of the gated one. They are [u, LN(attention), u * LN(attention)]
         in "research" and [u, attention, u * LN'(attention)] in "production".
-      group_norm: Whether LN' normalises the attention per head, with one weight per head; "production" only.
+      group_norm: True if LN' normalises the attention per head, with one weight per head; "production" only.
       gate_activation: Second activation of u, one of "none", "silu", "sigmoid"; "production" only.
 
     Call:

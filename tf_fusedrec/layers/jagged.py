@@ -200,7 +200,7 @@ def interleave(
     Args:
       first, second: RaggedTensors <any>[B,(L),...] with equal row lengths.
       num_targets: <int>[B], number of targets at the end of each row. Only interleave_targets=False needs it.
-      interleave_targets: Whether targets have a second token. Use True in training, where the action is a learned
+      interleave_targets: True if targets have a second token. Use True in training, where the action is a learned
         dummy, and False at inference, where no action exists.
 
     Returns:
@@ -245,10 +245,10 @@ def interleave(
 def deinterleave(ragged: tf.RaggedTensor) -> tuple[tf.RaggedTensor, tf.RaggedTensor]:
     """Returns the tokens at even and at odd positions of rows of even length. The inverse of `interleave`."""
     check_sequence("ragged", ragged)
-    even = tf.debugging.assert_equal(
+    all_even = tf.debugging.assert_equal(
         ragged.row_splits % 2, tf.zeros([], ragged.row_splits.dtype), message="rows must have even lengths"
     )
-    with tf.control_dependencies([] if even is None else [even]):
+    with tf.control_dependencies([] if all_even is None else [all_even]):
         splits = ragged.row_splits // 2
     return tuple(tf.RaggedTensor.from_row_splits(ragged.values[i::2], splits, validate=False) for i in (0, 1))
 

@@ -24,7 +24,7 @@ class PositionTimeEmbedding(keras.layers.Layer):
 
     Args:
       num_positions: Rows of the position table.
-      time_buckets: G. The time table has G+1 rows.
+      time_buckets: J. The time table has J+1 rows.
       time_bucket_function: "sqrt" or "log".
 
     Call:
@@ -39,7 +39,7 @@ class PositionTimeEmbedding(keras.layers.Layer):
       InvalidArgumentError: The row lengths of timestamps differ from x's.
 
     Source: add_timestamp_positional_embeddings of the public HSTU operators. One of its two implementations limits the
-    bucket to the number of COLUMNS of the time table; this layer limits it to the rows, like the other.
+    bucket to the number of COLUMNS of the time table. This layer limits it to the rows, like the other.
     """
 
     def __init__(
@@ -94,9 +94,9 @@ class PositionTimeEmbedding(keras.layers.Layer):
         }
 
     def _thresholds(self) -> np.ndarray:
-        """Returns <int64>[G], the smallest age in seconds of buckets 1 .. G.
+        """Returns <int64>[J], the smallest age in seconds of buckets 1 .. J.
 
-        Ages of log buckets above 38 do not fit in an int64. Those thresholds are the largest int64, which no age
+        Ages of log buckets above 38 do not fit in an int64. Such a threshold is the largest int64, which no age
         reaches.
         """
         bucket = np.arange(1, self.time_buckets + 1, dtype=np.float64)

@@ -25,10 +25,10 @@ def bucket_thresholds(num_buckets: int) -> np.ndarray:
     float32(difference) >= x  <=>  difference >= threshold.
 
     Args:
-      num_buckets: G, 1 .. 145.
+      num_buckets: J, 1 .. 145.
 
     Returns:
-      <int64>[G]. Entry b-1 is the smallest difference of bucket b. No integer is in bucket 1, so its entry equals
+      <int64>[J]. Entry b-1 is the smallest difference of bucket b. No integer is in bucket 1, so its entry equals
       bucket 2's.
 
     Raises:

@@ -71,7 +71,7 @@ def sampled_softmax(
       temperature: Divisor of the similarities, > 0. The public experiments use 0.05 with normalised vectors.
       chosen: <int>[T, n], the negatives of each position as rows of `negatives`. None means all U rows for every
         position, by one [T, D] x [D, U] product.
-      normalize: Whether to divide every vector by max(its length, 1e-6).
+      normalize: True to divide every vector by max(its length, 1e-6).
       log_q: None, or log sampling probabilities of the positives <float>[T] and of the rows of negatives <float>[U],
         up to one constant. They are subtracted from all logits (logQ correction: Yi et al., RecSys 2019).
       reused_from: None, or <int>[T, m], other positions whose negative logits a position reuses; see

@@ -46,7 +46,7 @@ def segmented_products(left: tf.Tensor, right: tf.Tensor, chosen: tf.Tensor, nor
       right: <float>[U, D], directly from an embedding layer. 16-bit rows are widened a segment at a time. Their
         gradient is NOT narrowed, because a mean over thousands of positions has gradients below float16's range.
       chosen: <int>[P, C], rows of `right`.
-      normalize: Whether to divide r by max(its length, 1e-6).
+      normalize: True to divide r by max(its length, 1e-6).
 
     Returns:
       <float>[P, C] in the dtype of `left`.

@@ -98,10 +98,10 @@ def rank_of_target(
 ) -> np.ndarray:
     """Rank of each user's target among all candidates by dot product, without the items that the user has seen.
 
-    The rank is 1 + the number of candidates ahead. A candidate is ahead if its score is larger, or if it is equal and
-    the candidate comes earlier in `item_ids`, as in a stable sort. A model that scores all items alike therefore gains
-    nothing. The target itself always stays a candidate. A target outside the candidates gets rank I + 1. For a
-    popularity baseline, pass queries = ones [B, 1] and items = counts [I, 1].
+    The rank is 1 + the number of candidates ahead. A candidate is ahead if its score is larger. Among equal scores, the
+    earlier in `item_ids` is ahead, as in a stable sort. A model that scores all items alike therefore gains nothing.
+    The target itself always stays a candidate. A target outside the candidates gets rank I + 1. For a popularity
+    baseline, pass queries = ones [B, 1] and items = counts [I, 1].
 
     Args:
       queries: <float>[B, D], one per user.

@@ -8,7 +8,7 @@ from tf_fusedrec.ops._library import LIBRARY_PATH, built_for
 
 
 def built_with_cuda() -> bool:
-    """Returns whether the ops have GPU kernels: the library of the device code lies beside that of the ops."""
+    """Returns whether the ops have GPU kernels: the library of the device code lies beside the ops' library."""
     return LIBRARY_PATH.with_name("libfusedrec_cuda.so").exists()
 
 

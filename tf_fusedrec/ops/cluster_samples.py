@@ -23,7 +23,7 @@ def cluster_samples(
       tables: [F] numbers. Equal ids of features with equal numbers mean one row.
 
     Returns:
-      order: <int64>[B], numbers of the samples. Those of a micro-batch ascend.
+      order: <int64>[B], numbers of the samples. They ascend within a micro-batch.
 
     Raises:
       InvalidArgumentError: row_splits do not describe their ids; features differ in their number of samples; sizes do

@@ -84,7 +84,7 @@ def _gated_attention_gradient(op, grads, _):
     attributes["time"] = attributes["time"].decode()
     inputs, query_splits = op.inputs[:15], list(op.inputs[15:])
     found = library.fusedrec_gated_attention_grad(grads, op.outputs[1], *inputs, query_splits, **attributes)
-    # Inputs: gate, norm_weight, norm_bias, then those of JaggedAttention.
+    # Inputs: gate, norm_weight, norm_bias, then the inputs of JaggedAttention.
     return [*found[:6], None, None, None, *found[6:], None, None, None, None, *(None for _ in query_splits)]
 
 

@@ -232,7 +232,7 @@ def table_accumulate_gradients(
 
     Args:
       table, found, grads, scale: As in table_apply_gradients.
-      begin: Whether to drop earlier sums, which a training step that failed may have left.
+      begin: True to drop earlier sums, which a training step that failed may have left.
 
     Returns:
       <int32>[k], ascending places in `found.handles` of the rows whose sum is no longer finite, each once in an update.

@@ -19,8 +19,8 @@ def initial_rows(
 ) -> tf.Tensor:
     """Replaces the rows that do not exist by their initial value.
 
-    Numbers come from Philox4x32-10 (Salmon et al., SC 2011), keyed by the table's seed and counted by id and column:
-    the same row on every rank, at every step, after eviction and return.
+    Numbers come from Philox4x32-10 (Salmon et al., SC 2011), keyed by the table's seed and counted by id and column.
+    The row is the same on every rank, at every step, after eviction and return.
 
     Args:
       rows: <float32, float16 or bfloat16>[W, D], anything where exists is false.

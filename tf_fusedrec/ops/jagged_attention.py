@@ -21,8 +21,8 @@ TIME_FUNCTIONS = ("power", "exponential", "stretched")
 class BucketTable(NamedTuple):
     """One weight for each range of |ask - answer|."""
 
-    weights: tf.Tensor  # <float>[G+1]
-    thresholds: tf.Tensor  # <int64>[G], not decreasing; a difference's bucket is the number of thresholds <= it
+    weights: tf.Tensor  # <float>[J+1]
+    thresholds: tf.Tensor  # <int64>[J], not decreasing; a difference's bucket is the number of thresholds <= it
 
 
 class TimeFunction(NamedTuple):
@@ -30,8 +30,8 @@ class TimeFunction(NamedTuple):
 
     kind "power", parameters [a, b]: a (d + 1)^-b, the default of FuXi-beta;
     kind "exponential", [a, b]: a exp(-exp(b) d), its other form;
-    kind "stretched", [a, c, b]: a exp(-softplus(c) (d + 1)^b), as FuXi-gamma's a g^(d^b). The paper leaves the form of
-    g in (0, 1) and what happens at d = 0 open; softplus and the second added to d are choices of this project.
+    kind "stretched", [a, c, b]: a exp(-softplus(c) (d + 1)^b), as FuXi-gamma's a g^(d^b). The paper leaves open the
+    form of g in (0, 1) and the value at d = 0. This project chose softplus and the second added to d.
     """
 
     kind: str
@@ -65,14 +65,13 @@ def jagged_attention(
 ) -> tf.Tensor:
     """out_i = scale_i * sum_j SiLU(alpha query_i . key_j + bias_ij) visible_ij value_j, in each row and head.
 
-    The mask multiplies after SiLU and there is no softmax: weights do not sum to one. alpha multiplies the product and
-    not the bias (Meta's convention; NVIDIA's operators multiply both: give them alpha * weights). `scale` is 1 / N in
-    the HSTU papers' code, N being the static maximum length, so that the result does not depend on which rows share a
-    batch.
+    The mask multiplies after SiLU. Without a softmax, weights do not sum to one. alpha multiplies the product and not
+    the bias (Meta's convention; NVIDIA's operators multiply both: give them alpha * weights). `scale` is 1 / N in the
+    HSTU papers' code. N is the static maximum length, so the result does not depend on which rows share a batch.
 
-    Who sees whom, in a row [context | history | targets] (the rule of the public HSTU operators): context tokens see
-    all context and all history; history is causal and sees the context and itself; a target sees context, history and
-    itself, never another target. Example, 2 context, 3 history, 2 target tokens (rows ask, columns answer):
+    A row is [context | history | targets], as in the public HSTU operators. Context tokens see all context and all
+    history. History is causal and sees the context and itself. A target sees context, history and itself, never another
+    target. Example, 2 context, 3 history, 2 target tokens (rows ask, columns answer):
 
         1 1 1 1 1 0 0
         1 1 1 1 1 0 0
@@ -84,16 +83,16 @@ def jagged_attention(
 
     With a window W, history and targets see W tokens back and no further, the context counting as one token. With
     min_full_length F, the last F history tokens and the targets ignore the window. With a global_window K, all tokens
-    also see the context and the first K history tokens (semi-local attention). With a target_group_size G, the
-    targets of a row form groups of G, first targets first (the last group may be smaller); a target also sees the
-    targets of its group that come before it.
+    also see the context and the first K history tokens (semi-local attention). With a target_group_size g, the targets
+    of a row form groups of g, first targets first. The last group may be smaller. A target also sees the targets of its
+    group that come before it.
 
     All targets of a row stand at one place for the position bias, the one behind the history: their own order must not
     matter.
 
     With query_splits, only the last tokens of each row ask: new events and candidates against the keys and values of a
-    history. Masks and bias take the places of the whole row. A query has the bits that it has when every token asks,
-    except in rows of at most 64 tokens, whose sums run in another order.
+    history. Masks and bias take the places of the whole row. A query has the bits that it has when every token asks.
+    Rows of at most 64 tokens are the exception: their sums run in another order.
 
     Nothing of size L x L is in memory: the backward pass computes the scores again. The same bits for any number of
     threads. Differentiable in query, key, value and the weights of the bias; once.
@@ -111,7 +110,7 @@ def jagged_attention(
       attention_window: W, 0 for none.
       min_full_length: F; only with a window.
       global_window: K; only with a window.
-      target_group_size: G >= 1; 2 for targets of an item and an action, for example.
+      target_group_size: g >= 1; 2 for targets of an item and an action, for example.
       bias: position and time bias, shared by the heads. With query_splits, its asks are <int64>[Tq].
       query_splits: None, or <int>[B+1]: row b has query_splits[b+1] - query_splits[b] queries, at least its targets.
 

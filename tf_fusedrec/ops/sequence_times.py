@@ -21,11 +21,11 @@ def sequence_times(
 
     Args:
       timestamps: RaggedTensor <int64>[B,(L)], seconds; when each token happened.
-      query_times: RaggedTensor <int64>[B,(L)], seconds; when each token asks. The default is the research rule: token
-        i asks at the time of token i+1 (when the answer was wanted), the last token at its own time. When the time
-        of the request is known (training to predict a next item, serving), give it here.
-      num_targets: None or <int>[B]. Affects the default of query_times only: the last history token and the targets
-        ask at their own time, so that a target's time reaches no other token.
+      query_times: RaggedTensor <int64>[B,(L)], seconds; when each token asks. The default is the research rule. Token i
+        asks at the time of token i+1 (when the answer was wanted), the last token at its own time. When the time of the
+        request is known (training to predict a next item, serving), give it here.
+      num_targets: None or <int>[B]. Affects the default of query_times only. The last history token and the targets ask
+        at their own time, so a target's time reaches no other token.
 
     Returns:
       SequenceTimes, for `RelativeBias`.

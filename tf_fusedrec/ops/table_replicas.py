@@ -70,7 +70,7 @@ def table_merge(
       table: <resource>[].
       left: <int64>[m], grouped by segment; rows that a training lookup holds stay.
       left_splits: <int64>[S+1].
-      ids: <int64>[n], distinct, grouped by segment. Rows that are there stay where they are, others are made.
+      ids: <int64>[n], distinct, grouped by segment. Present rows stay where they are, others are made.
       segment_splits: <int64>[S+1].
       numbers: <float32>[>= n, k] as of table_read_numbers.
       headers: <int64>[n], last << 32 | count.

@@ -64,7 +64,7 @@ def user_states(
       page_tokens: Tokens of a page. A state takes whole pages.
       ttl: Seconds without use after which a state leaves; 0 for never.
       shared_name: Name of the resource. It lives until tf.raw_ops.DestroyResourceOp, unless it is anonymous.
-      anonymous: Whether each call makes a new cache, which lives as long as its handle.
+      anonymous: True if each call makes a new cache, which lives as long as its handle.
 
     Returns:
       <resource>[].
@@ -116,8 +116,8 @@ def user_states_write(
       users: <int64>[B].
       version: <int64>[], version of the model that made the tokens.
       now: <int64>[], time in seconds.
-      revisions: <int64>[B] of user_states_find, the state to append to. 0 puts a state in place of any that is there;
-        -1 writes nothing.
+      revisions: <int64>[B] of user_states_find, the state to append to. 0 replaces any present state; -1 writes
+        nothing.
       row_splits: <int64>[B+1], tokens to write of each user.
       of_tokens: <dtype>[T, columns] for each part of a token.
       of_users: <dtype>[B, columns] for each part of a user.

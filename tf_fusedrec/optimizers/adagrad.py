@@ -19,7 +19,7 @@ class Adagrad(Rule):
 
     Args:
       initial_accumulator_value: Initial v of a new row.
-      epsilon_inside: Whether the step is w -= lr g / sqrt(v + epsilon), as in keras.optimizers.Adagrad.
+      epsilon_inside: True if the step is w -= lr g / sqrt(v + epsilon), as in keras.optimizers.Adagrad.
       moment_scale: c > 0. The step of w uses v / c instead of v. See RowWiseAdagrad.
     """
 

@@ -15,7 +15,7 @@ class SGD(Rule):
 
     Args:
       momentum: mu, 0 <= mu <= 1.
-      nesterov: Whether to use Nesterov's form. It has no effect without momentum, as in Keras.
+      nesterov: True to use Nesterov's form. It has no effect without momentum, as in Keras.
     """
 
     momentum: float = 0.0

@@ -47,8 +47,8 @@ def export(
     """Writes the model as a SavedModel for a server. Collective: all ranks call it, and rank 0 writes.
 
     With `base` it writes a delta: changed rows, removed ids, and all dense weights. A running server takes it by the
-    signature "apply_delta" (versions.py), or builds the full export from base and delta (applying.py). The number of
-    ranks may differ from that of the base's export.
+    signature "apply_delta" (versions.py), or builds the full export from base and delta (applying.py). The base may
+    have been exported on another number of ranks.
 
     An id without a row gets the same row as in evaluation: its initial row or zeros, by TableConfig.unknown. Rank 0
     holds all rows in memory while it writes.

@@ -1,7 +1,7 @@
 """Look-ups of a served model: rows that deltas changed, before loaded rows, before initial rows.
 
-The ids of all features whose tables share a group are looked up together, so the number of operations does not grow
-with the number of tables.
+The ids of all features whose tables share a group are looked up together. The number of operations does not grow with
+the number of tables.
 """
 
 from __future__ import annotations

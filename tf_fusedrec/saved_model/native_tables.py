@@ -25,7 +25,7 @@ _RECORD_HEADER_BYTES = 16  # A record of the table begins with counters, which a
 def served_dtype(config: TableConfig) -> str:
     """dtype in which a server keeps the rows of a table.
 
-    It is the dtype of the model's rows, unless training stores another one: the initial row of an id without a row must
+    It is the dtype of the model's rows, unless training stores another one. The initial row of an id without a row must
     be rounded like a stored row.
     """
     if config.storage_dtype in (None, "float32"):

@@ -108,7 +108,7 @@ class Overlay(NamedTuple):
         return Overlay.of(*(tf.concat(parts, 0) for parts in zip(newer, older)))
 
     def find(self, ids: tf.Tensor, tables: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Whether (id, table) has an entry, and its position; see find_entries."""
+        """Returns whether (id, table) has an entry, and its position; see find_entries."""
         return find_entries(self.ids, self.masks, ids, tables)
 
 

@@ -1,8 +1,8 @@
 """Rows of an export in fewer bytes: bfloat16, or int8 with a scale per row.
 
 A row of D numbers is D + 4 bytes in int8: the numbers in units of the scale, then the scale <float32>, little-endian.
-The scale is the largest absolute value of the row over 127, so a number differs from its float32 value by at most half
-the scale, apart from the rounding of float32. Overlays, deltas and digests treat all bytes of a row as one.
+The scale is the largest absolute value of the row over 127. A number differs from its float32 value by at most half the
+scale, apart from the rounding of float32. Overlays, deltas and digests treat all bytes of a row as one.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 The value is a list of lists of tensors, one list per dtype, in the only entry of a TensorFlow hash table. A request
 looks the entry up once. The lists share the memory of their tensors, so neither the look-up nor the replacement copies
-weights or rows, and a version's tensors live until the last request that read them ends. Only this resource of stock
+weights or rows. A version's tensors live until the last request that read them ends. Only this resource of stock
 TensorFlow holds lists and dies with the last function that uses it.
 """
 

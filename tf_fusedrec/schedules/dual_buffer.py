@@ -6,8 +6,8 @@ meanwhile     batch t+lead is read
               look ahead t+1, into a buffer at the owner
 step t+1      refresh t+1: rows that batch t has updated are read again ─▶ rows t+1 ─▶ ...
 
-With lead 1 the three stages of a coming batch run one after another inside one step. With lead 2 ids and look-ahead,
-and with lead 3 all three work on different batches side by side, so a step is as long as the longest stage. NestPipe's
+With lead 1 the three stages of a coming batch run one after another inside one step. With lead 2 ids and look-ahead
+work on different batches side by side, and with lead 3 all three do. A step is as long as the longest stage. NestPipe's
 fifth stage copies a batch to the device: lead 4 reads one batch more.
 
 Rows stay with their owner until they are refreshed, because rows sent earlier would be stale (section V-A). A

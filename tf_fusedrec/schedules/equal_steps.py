@@ -25,7 +25,7 @@ class EqualSteps:
       name: Name of the all-reduce that asks which ranks have data.
       step: The step of one batch, of any number of samples.
       put_together: The function from the steps' results to the result of a call: `last` or `concatenated`.
-      compiled: Whether steps run as functions; else eagerly.
+      compiled: True if steps run as functions; else eagerly.
 
     Raises:
       tf.errors.OutOfRangeError: no rank has data any more.

@@ -3,7 +3,7 @@
     step t     [batch t computes]   [batch t+1: what its schedule does ahead]   [batch t+lead is read; who has data?]
 
 A rank whose data ends first takes part with batches of no samples. Ranks agree on whether any of them has data when a
-batch is read, at least one step before it computes, so no step waits for the result.
+batch is read. That is at least one step before it computes, so no step waits for the result.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Feed:
 
     Args:
       model: A PipelinedModel; later changes of its schedule have no effect here.
-      compiled: Whether steps run as functions; else eagerly.
+      compiled: True if steps run as functions; else eagerly.
 
     Raises:
       tf.errors.OutOfRangeError: no rank has data any more.
@@ -146,7 +146,7 @@ def no_samples(element_spec: Any) -> Any:
         rank = spec.shape.rank
         if not rank:
             raise ValueError(
-                f"a batch must be made of tensors whose first dimension is that of the samples, got {spec}. "
+                f"a batch must consist of tensors whose first dimension counts the samples, got {spec}. "
                 "Remedy: Dataset.batch, or tensors of a known rank >= 1."
             )
         rest = [size or 0 for size in spec.shape[1:]]

@@ -6,7 +6,7 @@ dense compute             0   1   2   3    each when the compute before is done
 gradients                     0   1   2   3    each when its compute is done; a row's with its last micro-batch
 update                                      x  one, dense and sparse
 
-The order of exchanges is that of their need, and three things fix it:
+Exchanges run in the order of need, and three things fix it:
 
 - Rows of a micro-batch leave when the rows before have arrived. Horovod does not keep the order of exchanges that wait
   together: in one cycle it begins with those whose shapes are in its response cache, least recently used first. One new
@@ -40,12 +40,13 @@ class FrozenWindow(Schedule):
 
     The result equals gradient accumulation over the same micro-batches bit for bit, and the whole batch but for the
     rounding of sums in another order. Rows and gradients travel once, however many micro-batches hold their id
-    (exchange/window.py). So on several ranks, a rank sums gradients of a row over its micro-batches in their order, and
+    (exchange/window.py). On several ranks, a rank sums gradients of a row over its micro-batches in their order. It
     sends the sum with the last of them. The owner adds the sums that come with one micro-batch, in the order of ranks,
     and then adds these totals in the order of micro-batches.
 
-    A table looks up the ids of all micro-batches at once, so its clock, admission, frequencies and evictions are those
-    of the whole batch. Layers that look across samples see one micro-batch: batch normalization, in-batch negatives.
+    A table looks up the ids of all micro-batches at once. Its clock, admission, frequencies and evictions therefore
+    follow the whole batch. Layers that look across samples see one micro-batch: batch normalization, in-batch
+    negatives.
 
     A step costs 2 M all-to-alls of rows and gradients per group, and one of ids. Ops that depend on rows wait for the
     micro-batch before them. Dense layers that read no rows may run at any time. The model is traced M times.

@@ -55,12 +55,12 @@ class InFlight(Schedule):
     @property
     @abc.abstractmethod
     def rows_ahead(self) -> bool:
-        """Whether in step t the rows of t+1 travel; else the rows of t, which are as fresh as under Sync."""
+        """True if in step t the rows of t+1 travel; else the rows of t, which are as fresh as under Sync."""
 
     @property
     @abc.abstractmethod
     def updates_late(self) -> bool:
-        """Whether in step t the gradients of t-1 travel and make their update; else the gradients of t."""
+        """True if in step t the gradients of t-1 travel and make their update; else the gradients of t."""
 
     @property
     def staleness(self) -> int:

@@ -176,7 +176,7 @@ class PipelinedModel(MeanOverSamples, keras.Model):
             gradient_accumulation.accumulate(self.optimizer, *steps)
 
     def _runs_alone(self) -> bool:
-        """Whether no other rank takes part in the model's steps."""
+        """Returns whether no other rank takes part in the model's steps."""
         if collectives.size() > 1 and self.autotune_steps_per_execution:
             raise ValueError(
                 "steps_per_execution 'auto' is chosen by every rank for itself, so callbacks of ranks would wait for "
@@ -266,7 +266,7 @@ class PipelinedModel(MeanOverSamples, keras.Model):
 
     @property
     def steps_ahead(self) -> int:
-        """Training steps that will begin up to that of the batch that the model works on; 0 inside that step."""
+        """Training steps that will begin up to the step of the model's current batch; 0 inside that step."""
         return self.__dict__.get("_steps_ahead", 0)
 
     @contextlib.contextmanager

@@ -19,7 +19,7 @@ class Schedule(abc.ABC):
 
     @property
     def looks_ahead(self) -> bool:
-        """Whether the schedule has a `start` and a `step`."""
+        """True if the schedule has a `start` and a `step`."""
         return False
 
     @property

@@ -15,9 +15,9 @@ class SemiAsync(InFlight):
     """All exchanges of rows and gradients run under the dense compute of another batch. The staleness is one step.
 
     While batch t computes, gradients of batch t-1 travel and update the tables; then ids and rows of batch t+1 travel.
-    So rows of every batch but the first lack exactly one update, that of the batch before, whatever the optimizer. The
-    update itself changes the newest rows. Dense weights are trained synchronously. TurboGR's appendix C has the
-    convergence. The difference is small for ids that seldom come in two batches one after another.
+    So rows of every batch but the first lack exactly the update of the batch before, whatever the optimizer. The update
+    itself changes the newest rows. Dense weights are trained synchronously. TurboGR's appendix C has the convergence.
+    The difference is small for ids that seldom come in two batches one after another.
 
     Waiting gradients are applied before evaluation, predictions, saves and checkpoints, and at the end of fit. A user's
     own loop calls `model.drain()`. A run that resumes from a checkpoint looks its first batch up anew, with no update

@@ -9,7 +9,7 @@
     apply_gradients(gradients)                   gradients to the owners, one update
 
 route, look_ahead, fetch, bring and apply_gradients are functions of embedding/lookup.py. A training call flattens its
-inputs again: the plan may be a step old, and the gradient of feature weights needs the weights of the call.
+inputs again. The plan may be a step old, and the gradient of feature weights needs the weights of the call.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ class StepState:
 
     @property
     def full(self) -> bool:
-        """Whether a value is kept. Eager."""
+        """True if a value is kept. Eager."""
         return self._held is not None or int(self._queue.size()) > 0
 
     def clear(self) -> None:

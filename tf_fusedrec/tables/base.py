@@ -46,13 +46,13 @@ class Table(abc.ABC):
       id_bits: Ids must lie in [0, 2^id_bits); 64 admits every int64.
       optimizer: The optimizer that trains the rows; None for tables that are never trained.
       left_out: By table, the number of rows that updates left unchanged, because a gradient was not finite.
-      can_defer: Whether lookups of later steps may come before the update of an earlier one.
-      can_look_ahead: Whether `look_ahead` and `refresh` work.
-      can_accumulate: Whether the gradients of several lookups can make one update.
+      can_defer: True if lookups of later steps may come before the update of an earlier one.
+      can_look_ahead: True if `look_ahead` and `refresh` work.
+      can_accumulate: True if the gradients of several lookups can make one update.
       most_lookups_per_update: Largest number of steps whose lookups may come before the update of the first; None: any.
-      can_prefetch: Whether `prefetch` has an effect, because rows may be on disk.
-      moves_rows: Whether a training lookup may move or evict rows of an earlier one.
-      takes_duplicates: Whether a source may send an id twice.
+      can_prefetch: True if `prefetch` has an effect, because rows may be on disk.
+      moves_rows: True if a training lookup may move or evict rows of an earlier one.
+      takes_duplicates: True if a source may send an id twice.
     """
 
     names: list[str]
@@ -75,7 +75,7 @@ class Table(abc.ABC):
         Args:
           message: <int64>[V + R * S], blocks [counts[S] | ids] of R sources, see ops.rank_partition.
           splits: <int32>[R], entries of each block.
-          training: Whether ids without a row get one. Otherwise TableConfig.unknown names their row.
+          training: True if ids without a row get one. Otherwise TableConfig.unknown names their row.
         """
 
     @abc.abstractmethod
@@ -147,7 +147,7 @@ class StoredTable(Table):
 
     Attributes:
       sections: Kinds of records: "rows", and for some tables "candidates", ids that wait for admission.
-      records_tombstones: Whether the table remembers ids that leave.
+      records_tombstones: True if the table remembers ids that leave.
       clock: Counters of the table in one number that only grows; 0 where a table keeps none.
     """
 
@@ -173,7 +173,7 @@ class StoredTable(Table):
           name: Name of the table.
           section: One of `sections`.
           since: A value of `clock`, for rows that changed after it alone; None for all rows.
-          in_hash_order: Whether to sort by Mix64(id). It takes longer than the copy, so a save sorts in the background.
+          in_hash_order: True to sort by Mix64(id). It takes longer than the copy, so a save sorts in the background.
 
         Returns:
           ids <int64>[n] and records <record_dtype>[n].

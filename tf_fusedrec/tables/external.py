@@ -16,8 +16,8 @@ from tf_fusedrec.config import TableConfig
 from tf_fusedrec.tables.base import InferenceRows, Table
 from tf_fusedrec.tables.native import NativeTable
 
-# Maps the config of an external table, a shard and the number of shards to the shard's ids <int64>[n] and rows
-# <float32>[n, D], a part at a time.
+# Yields a shard's ids <int64>[n] and rows <float32>[n, D], a part at a time. The arguments are the config of an
+# external table, a shard and the number of shards.
 Reader = Callable[[TableConfig, int, int], Iterator[tuple[np.ndarray, np.ndarray]]]
 _reader: Reader | None = None
 

@@ -38,9 +38,9 @@ class NativeTable(StoredTable):
       tables: Tables of equal spec. Table s is segment s.
       seed: Seed of the initial rows.
       accumulate_steps: Number of steps whose gradients make one update (MTGRBoost, section 5.2).
-      average: Whether an update takes the mean over those steps, or their sum.
+      average: True if an update takes the mean over those steps; else their sum.
       lookups_per_update: Number of steps whose lookups may come before the update of the first of them.
-      averaged: Whether replicas of this table train apart and are averaged from time to time.
+      averaged: True if replicas of this table train apart and are averaged from time to time.
       moment_scale: moment_scale of the optimizer, unless its record has one other than 1.
 
     Attributes:

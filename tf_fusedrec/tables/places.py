@@ -1,6 +1,6 @@
 """Where the rows of a native table lie, and what a table cannot do there.
 
-A table reads its record before any of its ops runs, so a layer or a schedule that asks for more is refused when it is
+A table reads its record before any of its ops runs. A layer or a schedule that asks for more is refused when it is
 made. custom_ops/hash_table/cuda/kernels/device_form.h repeats the refusals of options for callers of the op.
 """
 
@@ -23,8 +23,8 @@ class Place:
     Attributes:
       name: "CPU", "device" or "host_rows".
       lacks: Fields of TableConfig that must have their default value.
-      accumulates_steps: Whether the gradients of several steps can make one update, as those of one step can.
-      averages: Whether replicas can train apart and be averaged, under the topology rule "weight_sync".
+      accumulates_steps: True if the gradients of several steps can make one update.
+      averages: True if replicas can train apart and be averaged, under the topology rule "weight_sync".
       lookups_per_update: Largest number of steps whose lookups may come before the update of the first; None: any.
     """
 
@@ -54,7 +54,7 @@ AVERAGED_LACK = ("admission_count", "hot_after")
 
 
 def on_gpu() -> bool:
-    """Whether a table that is made here lies on a GPU. TensorFlow places its handle as that of a variable."""
+    """Returns whether a table that is made here lies on a GPU. TensorFlow places its handle like a variable's."""
     if not built_with_cuda():
         return False
     handle = tf.raw_ops.VarHandleOp(dtype=tf.float32, shape=[])

@@ -42,7 +42,7 @@ def export_checkpoint(
       embedding: Layer whose tables are written.
       ranks: Number of processes that will load the files. None means as many as now.
       names: TFRA layer name by table name, as in import_checkpoint.
-      slots: Whether to write the optimizer's slots.
+      slots: True to write the optimizer's slots.
       short_file_name: `short_file_name` of the TFRA layers. The names of the slots' files depend on it.
 
     Raises:

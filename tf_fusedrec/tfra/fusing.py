@@ -46,7 +46,7 @@ def fuse(model: keras.Model, *, leave: Collection[str] = ()) -> list[FusedGroup]
     layer may be called several times. A lookup whose ids depend on other rows or on random numbers travels alone.
 
     A group's table files carry the group's name. Files of single layers keep upstream's names. `layer.export()` gives
-    the rows of one layer. A group is one variable, so a restrict policy ranks the rows of the whole group, and an
+    the rows of one layer. A group is one variable. A restrict policy ranks the rows of the whole group, and an
     optimizer's clipnorm applies to the whole group's gradient.
 
     Args:

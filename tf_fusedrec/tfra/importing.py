@@ -45,7 +45,7 @@ def import_checkpoint(
       embedding: Layer whose tables take the rows.
       names: TFRA layer name by table name. Only the tables listed here are read. None reads every table from the
         layer of its own name.
-      slots: Whether to read slots. Without them, imported rows get the slots of new rows.
+      slots: True to read slots. Without them, imported rows get the slots of new rows.
       value_dtype: dtype of the files' values where it differs from the table's: "float32", "float16", "bfloat16" or
         "float64".
       key_dtype: dtype of the files' keys: "int64" or "int32".

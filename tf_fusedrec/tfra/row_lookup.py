@@ -31,7 +31,7 @@ class LookupIds(NamedTuple):
 
 
 def _owner_of_default(key_dtype: tf.DType, ranks: int) -> bool:
-    """Whether rank_partition's owner "tfra" equals TFRA's default partition function, which varies with the build."""
+    """Returns whether rank_partition's owner "tfra" equals the default partition function of this build of TFRA."""
     if key_dtype != tf.int64:
         return False
     keys = np.array([-(1 << 63), -1, 0, 5, (1 << 31) + 1, (1 << 62) + 7], np.int64)
@@ -46,7 +46,7 @@ class RowLookup(de.shadow_ops.HvdVariable):
       shadow: Shadow variable of the layer or group.
       dim: Row size D.
       layers: Names of the layers whose rows the variable holds. Layer s is segment s.
-      with_unique: Whether to remove duplicates before ids travel. The owner always removes them.
+      with_unique: True to remove duplicates before ids travel. The owner always removes them.
       mpi_size: Number of processes that share the rows, or None for all.
     """
 

@@ -18,7 +18,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 SECTIONS = (
     (
         "Tables and features",
-        "What a program says to `FusedEmbedding`.",
+        "The arguments of `FusedEmbedding`.",
         "tf_fusedrec/config.py",
         ("TableConfig", "FeatureConfig"),
     ),

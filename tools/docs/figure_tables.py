@@ -48,8 +48,8 @@ TABLES = (
             ),
             Row(
                 "all-to-alls per step: TFRA / TFRA's parts, fused / ours",
-                "{train_step[alltoalls_per_step][tfra]} / {train_step[alltoalls_per_step][tfra_fused]} / "
-                "{train_step[alltoalls_per_step][ours]}", STEP,
+                "{train_step[all_to_alls_per_step][tfra]} / {train_step[all_to_alls_per_step][tfra_fused]} / "
+                "{train_step[all_to_alls_per_step][ours]}", STEP,
             ),
             Row(
                 "a TFRA program: as launched / at best / changed import and `fuse`",
@@ -61,7 +61,8 @@ TABLES = (
             ),
             Row(
                 "the same: all-to-alls per step, largest difference of a loss",
-                "{tfra_swap[alltoalls_tfra]} / {tfra_swap[alltoalls_ours]}, {tfra_swap[max_loss_difference]:.0e}", SWAP,
+                "{tfra_swap[all_to_alls_tfra]} / {tfra_swap[all_to_alls_ours]}, {tfra_swap[max_loss_difference]:.0e}",
+                SWAP,
             ),
         ),
     ),
@@ -156,13 +157,14 @@ TABLES = (
                 "{overlap[contended_speedup_dual]:.2f} times", OVERLAP,
             ),
             Row(
-                "HR@10 of MovieLens-1M at convergence: `sync`", "{schedule_quality[arms][sync][hr_at_10]:.3f}", QUALITY,
+                "HR@10 of MovieLens-1M at convergence: `sync`",
+                "{schedule_quality[variants][sync][hr_at_10]:.3f}", QUALITY,
             ),
             Row(
                 "the same after 3 epochs, by an earlier form of the benchmark: `sync` / `Nested(4)` / `SemiAsync()`",
-                "{schedule_quality_3_epochs[arms][0][hr_at_10]:.3f} / "
-                "{schedule_quality_3_epochs[arms][1][hr_at_10]:.3f} / "
-                "{schedule_quality_3_epochs[arms][2][hr_at_10]:.3f}", QUALITY,
+                "{schedule_quality_3_epochs[variants][0][hr_at_10]:.3f} / "
+                "{schedule_quality_3_epochs[variants][1][hr_at_10]:.3f} / "
+                "{schedule_quality_3_epochs[variants][2][hr_at_10]:.3f}", QUALITY,
             ),
             Row(
                 "cost model, {scale[cells_predicted]} published cells: median / 90th percentile of the error",

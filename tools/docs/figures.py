@@ -6,7 +6,7 @@ A page holds marked blocks; `filled` replaces their content. Results come from t
     figures.json    figures of an earlier state whose JSON file was not kept: they get an asterisk
     table.txt       rows of its tables, see `_table_rows`
 
-A file <name>.json replaces the entry <name> of figures.json, as soon as it is there.
+A file <name>.json replaces the entry <name> of figures.json, as soon as it exists.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from tools.docs.figures import Row
 # The README: three reasons, then six figures.
 WHY = """\
 - **One exchange for all features.** A step with {train_step[setting][features]} features makes \
-{train_step[alltoalls_per_step][ours]} all-to-alls, TFRA's layers make {train_step[alltoalls_per_step][tfra]}. \
+{train_step[all_to_alls_per_step][ours]} all-to-alls, TFRA's layers make {train_step[all_to_alls_per_step][tfra]}. \
 The step is {train_step[ratio_vs_tfra_as_launched]:.1f} times as fast as TFRA as its users launch it, and \
 {train_step[ratio_vs_tfra]:.1f} times as fast as TFRA at its best settings.
 - **A hash table that trains in place.** Lookup and update of 81,920 ids take \
@@ -55,8 +55,9 @@ two. Copying as many bytes takes {table[threads][1000000_1][ms_floor]:.1f} and \
 {tfra_swap[ratio]:.2f} times as fast as at its best settings: its rows stay in TFRA's table.
 - A load of a checkpoint has {checkpoint[load_ratio_vs_disk]:.2f} of the rate of a plain read.
 - `SemiAsync` trains on rows that lack one update, and HR@10 fell from \
-{schedule_quality_3_epochs[arms][0][hr_at_10]:.3f} to {schedule_quality_3_epochs[arms][2][hr_at_10]:.3f} after three \
-epochs. [Schedules](schedules.md#what-it-costs-in-quality) lists the finished runs to convergence.
+{schedule_quality_3_epochs[variants][0][hr_at_10]:.3f} to \
+{schedule_quality_3_epochs[variants][2][hr_at_10]:.3f} after three epochs. \
+[Schedules](schedules.md#what-it-costs-in-quality) lists the finished runs to convergence.
 - Where ranks compute on the cores that move the bytes, `DualBuffer` has a speed of \
 {overlap[contended_speedup_dual]:.2f}, because its look-ahead wants these cores. Two groups have \
 {overlap[speedup_2d]:.2f}, because the gradients of all rows still go to both.

@@ -42,14 +42,14 @@ def lookups_per_update(schedule: Schedule) -> int:
 
 
 def option_works(option: str, place: Place, topology: str) -> bool:
-    """Whether tables with this option can be made at a place under a topology."""
+    """Returns whether tables with this option can be made at a place under a topology."""
     fields = {option, *TOGETHER.get(option, ())}
     averaged = topology == "weight_sync"
     return not fields & {*place.lacks, *(AVERAGED_LACK if averaged else ())}
 
 
 def schedule_works(schedule: Schedule, place: Place, topology: str) -> bool:
-    """Whether tables without options can train at a place under a schedule and a topology."""
+    """Returns whether tables without options can train at a place under a schedule and a topology."""
     if topology == "weight_sync" and not place.averages:
         return False
     return place.lookups_per_update is None or lookups_per_update(schedule) <= place.lookups_per_update

@@ -5,36 +5,36 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-_ARMS = {"sync": '`"sync"`', "semi_async": "`SemiAsync()`", "nested_M4": "`Nested(4)`"}
+_VARIANTS = {"sync": '`"sync"`', "semi_async": "`SemiAsync()`", "nested_M4": "`Nested(4)`"}
 _COLUMNS = {"HR@10": "hr_at_10", "NDCG@10": "ndcg_at_10", "NE": "ne"}
 
 
 def block(results: Mapping[str, Any]) -> str:
-    """Returns a table of arms, the missing jobs, the plots that have curves, and the figures after three epochs."""
+    """Returns a table of variants, the missing jobs, the plots that have curves, and the figures after three epochs."""
     return "\n".join([*_lines(results["schedule_quality"]), "", early(results["schedule_quality_3_epochs"])])
 
 
 def early(result: Mapping[str, Any]) -> str:
     """Returns a sentence with the differences of HR@10 after three epochs, of an earlier form of the benchmark."""
-    arms = {"weight_sync_c1": "weight_sync_g2_c1", "weight_sync_c2": "weight_sync_g2_c2"}
+    variants = {"weight_sync_c1": "weight_sync_g2_c1", "weight_sync_c2": "weight_sync_g2_c2"}
     said = [
-        f"{name_of(arms.get(row['arm'], row['arm']))}: {row['hr_at_10_difference']:+.3f} "
+        f"{name_of(variants.get(row['variant'], row['variant']))}: {row['hr_at_10_difference']:+.3f} "
         f"[{row['hr_at_10_low']:+.3f}, {row['hr_at_10_high']:+.3f}]"
-        for row in result["arms"]
-        if not row["arm"].startswith("sync")
+        for row in result["variants"]
+        if not row["variant"].startswith("sync")
     ]
     return (
         f"After {result['epochs']} epochs on {result['ranks']} ranks with Adam, an earlier form of the benchmark found "
-        f"these differences of HR@10 from {result['arms'][0]['hr_at_10']:.3f}: {'; '.join(said)}."
+        f"these differences of HR@10 from {result['variants'][0]['hr_at_10']:.3f}: {'; '.join(said)}."
     )
 
 
 def _lines(result: Mapping[str, Any]) -> Iterator[str]:
-    yield "| arm | seeds | best epochs | " + " | ".join(_COLUMNS) + " |"
+    yield "| variant | seeds | best epochs | " + " | ".join(_COLUMNS) + " |"
     yield "|---|---|---|" + "---|" * len(_COLUMNS)
-    for arm, row in result["arms"].items():
-        cells = [name_of(arm), *(", ".join(map(str, row[key])) for key in ("seeds", "epochs"))]
-        cells += [figure(row, column, arm) for column in _COLUMNS.values()]
+    for variant, row in result["variants"].items():
+        cells = [name_of(variant), *(", ".join(map(str, row[key])) for key in ("seeds", "epochs"))]
+        cells += [figure(row, column, variant) for column in _COLUMNS.values()]
         yield "| " + " | ".join(cells) + " |"
     if result["missing"]:
         yield ""
@@ -47,24 +47,24 @@ def _lines(result: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _jobs(missing: Sequence[str]) -> Iterator[str]:
-    """Yields the missing seeds of every arm, from names such as "sync seed 1"."""
+    """Yields the missing seeds of every variant, from names such as "sync seed 1"."""
     parts = [name.split(" seed ") for name in missing]
-    for arm in dict.fromkeys(arm for arm, _ in parts):
-        yield f"{name_of(arm)} (seed {', '.join(seed for one, seed in parts if one == arm)})"
+    for variant in dict.fromkeys(variant for variant, _ in parts):
+        yield f"{name_of(variant)} (seed {', '.join(seed for one, seed in parts if one == variant)})"
 
 
-def name_of(arm: str) -> str:
-    """Returns the arm in words: "weight_sync_g2_c1" is "2 groups, `weight_sync`, moments scaled by 1"."""
-    if arm in _ARMS:
-        return _ARMS[arm]
-    groups, scale = (part[1:] for part in arm.removeprefix("weight_sync_").split("_"))
+def name_of(variant: str) -> str:
+    """Returns the variant in words: "weight_sync_g2_c1" is "2 groups, `weight_sync`, moments scaled by 1"."""
+    if variant in _VARIANTS:
+        return _VARIANTS[variant]
+    groups, scale = (part[1:] for part in variant.removeprefix("weight_sync_").split("_"))
     return f"{groups} groups, `weight_sync`, moments scaled by {scale}"
 
 
-def figure(row: Mapping[str, Any], column: str, arm: str) -> str:
+def figure(row: Mapping[str, Any], column: str, variant: str) -> str:
     """Returns the mean over the seeds and, except for `sync`, the difference from `sync` with its interval."""
     shown = f"{row[column]:.3f}"
-    if arm != "sync" and f"{column}_difference" in row:
+    if variant != "sync" and f"{column}_difference" in row:
         low, high = (f"{row[f'{column}_{end}']:+.3f}" for end in ("low", "high"))
         shown += f"; {row[f'{column}_difference']:+.3f} [{low}, {high}]"
     return shown

@@ -1,1 +1,1 @@
-"""The package with other releases of TensorFlow and Python than those of .venv: `make test-on`."""
+"""The package with other releases of TensorFlow and Python than .venv has: `make test-on`."""

@@ -3,8 +3,8 @@
     python -m tools.versions --tensorflow 2.21.0 --python 3.12
 
 It makes the environment (environment.py), then runs the tests of TESTS, and trains configs/grm_tiny.yaml on a part of
-its data. The checkpoint and the export of that run must give equal answers in every environment made here, and those
-of the others in this one (answers.py). The last line is the row of docs/install.md.
+its data. The checkpoint and the export of that run must give equal answers in every environment made here. The others'
+must give equal answers in this one (answers.py). The last line is the row of docs/install.md.
 """
 
 from __future__ import annotations

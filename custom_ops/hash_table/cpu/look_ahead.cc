@@ -3,10 +3,10 @@
 //
 // # Look-ahead
 // While batch t computes, a look-ahead finds the rows of batch t+1, asks the disk for those in the file, and copies them.
-// It changes nothing in the table: a look-ahead without a lookup leaves no trace, and a checkpoint in between is that of a
-// table without look-ahead. The lookup that follows counts, inserts and evicts at its own clock, exactly as without
-// look-ahead. It does not search for the rows already found, and it writes only the rows that were updated meanwhile (the
-// intersection of NestPipe, section IV-B). The header of a row has the version that changed it last.
+// It changes nothing in the table. A look-ahead without a lookup leaves no trace, and a checkpoint in between equals
+// one without look-ahead. The lookup that follows counts, inserts and evicts at its own clock, exactly as without
+// look-ahead. It does not search for the rows already found, and it writes only the rows that were updated meanwhile
+// (the intersection of NestPipe, section IV-B). The header of a row has the version that changed it last.
 //
 // # Rows in flight
 // The handles of a look-ahead are valid until any row leaves or moves, which ShardedRows::moves counts. In a training step

@@ -30,13 +30,13 @@ Memory FusedrecDeviceTable::SelectMemory(int64_t num_rows) const {
   return Memory(allocator_, SelectScratch(nullptr, num_rows, segments()).carver.bytes());
 }
 
-int FusedrecDeviceTable::AllocateLeaving(int64_t most, int64_t num_rows, Leaving* leaving) const {
-  leaving->worst = Memory(allocator_, WorstScratch(nullptr).carver.bytes());
-  leaving->select = SelectMemory(num_rows);
-  if (leaving->worst.data() == nullptr || leaving->select.data() == nullptr) return kDeviceOutOfMemory;
+int FusedrecDeviceTable::AllocateRemovedRows(int64_t most, int64_t num_rows, RemovedRows* removed) const {
+  removed->worst = Memory(allocator_, WorstScratch(nullptr).carver.bytes());
+  removed->select = SelectMemory(num_rows);
+  if (removed->worst.data() == nullptr || removed->select.data() == nullptr) return kDeviceOutOfMemory;
   if (!options_.record_tombstones && !options_.averaged) return kCudaSuccess;
-  leaving->left = Memory(allocator_, most * sizeof(LeftRow));
-  return leaving->left.data() == nullptr ? kDeviceOutOfMemory : kCudaSuccess;
+  removed->left = Memory(allocator_, most * sizeof(LeftRow));
+  return removed->left.data() == nullptr ? kDeviceOutOfMemory : kCudaSuccess;
 }
 
 int FusedrecDeviceTable::CountThatMayLeave(int64_t segment, const Pins& pins, const Memory& select, int64_t* count,
@@ -47,10 +47,10 @@ int FusedrecDeviceTable::CountThatMayLeave(int64_t segment, const Pins& pins, co
   return Count(may_leave, select, count, stream);
 }
 
-int FusedrecDeviceTable::EvictWorst(int64_t segment, int64_t count, const Pins& pins, const Leaving& leaving,
+int FusedrecDeviceTable::EvictWorst(int64_t segment, int64_t count, const Pins& pins, const RemovedRows& removed,
                                     void* stream) {
   if (count <= 0) return kCudaSuccess;
-  const Memory& worst = leaving.worst;
+  const Memory& worst = removed.worst;
   const WorstScratch at(worst.data());
   Search* const search = at.search;
   unsigned* const bins = at.bins;
@@ -67,16 +67,16 @@ int FusedrecDeviceTable::EvictWorst(int64_t segment, int64_t count, const Pins& 
   FUSEDREC_RETURN_IF_CUDA_ERROR(LastError());
   may_leave.most = &search->found;
   int64_t gone;
-  return TakeRowsOut(may_leave, pins.clock, true, leaving, &gone, stream);
+  return TakeRowsOut(may_leave, pins.clock, true, removed, &gone, stream);
 }
 
 int FusedrecDeviceTable::TakeExpiredOut(uint32_t clock, void* stream) {
   const HasExpired has_expired{PinsAt(clock, kNoAttempt), std::max(options_.ttl, options_.window)};
   int64_t gone = 0;
-  Leaving leaving;
+  RemovedRows removed;
   if (options_.record_tombstones) FUSEDREC_RETURN_IF_CUDA_ERROR(Count(has_expired, SelectMemory(next_row_), &gone, stream));
-  FUSEDREC_RETURN_IF_CUDA_ERROR(AllocateLeaving(gone, next_row_, &leaving));
-  return TakeRowsOut(has_expired, clock, true, leaving, &gone, stream);
+  FUSEDREC_RETURN_IF_CUDA_ERROR(AllocateRemovedRows(gone, next_row_, &removed));
+  return TakeRowsOut(has_expired, clock, true, removed, &gone, stream);
 }
 
 int FusedrecDeviceTable::Evict(int64_t segment, int64_t count, int64_t* gone, void* stream) {
@@ -85,9 +85,9 @@ int FusedrecDeviceTable::Evict(int64_t segment, int64_t count, int64_t* gone, vo
   const Pins pins = PinsAt(clock_, kNoAttempt);
   FUSEDREC_RETURN_IF_CUDA_ERROR(CountThatMayLeave(segment, pins, SelectMemory(next_row_), gone, stream));
   *gone = std::max<int64_t>(std::min(*gone, count), 0);
-  Leaving leaving;
-  FUSEDREC_RETURN_IF_CUDA_ERROR(AllocateLeaving(*gone, next_row_, &leaving));
-  FUSEDREC_RETURN_IF_CUDA_ERROR(EvictWorst(segment, *gone, pins, leaving, stream));
+  RemovedRows removed;
+  FUSEDREC_RETURN_IF_CUDA_ERROR(AllocateRemovedRows(*gone, next_row_, &removed));
+  FUSEDREC_RETURN_IF_CUDA_ERROR(EvictWorst(segment, *gone, pins, removed, stream));
   ++version_;
   return kCudaSuccess;
 }
@@ -97,14 +97,14 @@ int FusedrecDeviceTable::Remove(int64_t segment, const int64_t* ids, int64_t num
   if (segment < 0 || segment >= segments() || num_ids < 0 || num_ids > kDeviceTableMaxIds) return kCudaInvalidValue;
   if (waiting_.since != 0) return kDeviceWaiting;
   // Before rows are marked, because the next call would take the marks of a failed one for its own.
-  Leaving leaving;
-  FUSEDREC_RETURN_IF_CUDA_ERROR(AllocateLeaving(std::min(num_ids, segments_[segment].size), next_row_, &leaving));
+  RemovedRows removed;
+  FUSEDREC_RETURN_IF_CUDA_ERROR(AllocateRemovedRows(std::min(num_ids, segments_[segment].size), next_row_, &removed));
   ++version_;
   if (num_ids > 0) {
     FUSEDREC_LAUNCH(MarkKernel, BlocksFor(num_ids, kSelectThreads), kSelectThreads, 0, stream, View(),
                     static_cast<uint32_t>(segment), ids, num_ids, PinsAt(clock_, kNoAttempt), false);
   }
-  return TakeRowsOut(IsMarked{}, int64_t{clock_} + options_.window, false, leaving, gone, stream);
+  return TakeRowsOut(IsMarked{}, int64_t{clock_} + options_.window, false, removed, gone, stream);
 }
 
 int FusedrecDeviceTable::Tombstones(int64_t segment, const FusedrecIdSink& sink, void* stream) const {

@@ -112,6 +112,8 @@ void fusedrec_table_set_clock(FusedrecDeviceTable* table, int64_t clock, int64_t
 
 int fusedrec_table_clear(FusedrecDeviceTable* table, void* stream) { return table->Clear(stream); }
 
-void fusedrec_table_size(FusedrecDeviceTable* table, int64_t* sizes, int64_t* about) { table->Size(sizes, about); }
+void fusedrec_table_size(FusedrecDeviceTable* table, int64_t* sizes, FusedrecTableTotals* totals) {
+  *totals = table->Size(sizes);
+}
 
 void fusedrec_table_statistics(FusedrecDeviceTable* table, int64_t* statistics) { table->Statistics(statistics); }

@@ -98,10 +98,10 @@ __global__ void __launch_bounds__(kThreads)
                  const uint8_t* __restrict__ verdict, uint32_t* __restrict__ where,
                  uint32_t* __restrict__ first, uint32_t* __restrict__ number, Counts* counts,
                  unsigned long long* __restrict__ new_of, unsigned long long* __restrict__ hits_of,
-                 unsigned long long* states, unsigned* ticket) {
+                 unsigned long long* states, unsigned* next_tile) {
   if (counts->bad != 0) return;
   FUSEDREC_SHARED(unsigned, begin, 2 * kWarps);  // of each warp: firsts, then new ones
-  const unsigned tile = TakeTile(ticket);
+  const unsigned tile = TakeTile(next_tile);
   const int64_t base = static_cast<int64_t>(tile) * kNumberTile + Warp() * 32 * kNumberIds + Lane();
   uint32_t own[kNumberIds];
   unsigned firsts[kNumberIds], fresh[kNumberIds], num_firsts = 0, num_fresh = 0;

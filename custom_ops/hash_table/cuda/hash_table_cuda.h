@@ -194,9 +194,13 @@ FUSEDREC_CUDA_API void fusedrec_table_set_clock(FusedrecDeviceTable* table, int6
 // Takes all rows out, and gives their memory back.
 FUSEDREC_CUDA_API int fusedrec_table_clear(FusedrecDeviceTable* table, void* stream);
 
-// sizes [segments], host, out: ids that have a row. about [4], host, out: lookups so far (the clock), version, bytes of
-// lines, bytes of chunks.
-FUSEDREC_CUDA_API void fusedrec_table_size(FusedrecDeviceTable* table, int64_t* sizes, int64_t* about);
+struct FusedrecTableTotals {
+  int64_t clock;    // lookups so far
+  int64_t version;  // updates so far
+  int64_t line_bytes, chunk_bytes;
+};
+// sizes [segments], host, out: ids that have a row. totals, host, out.
+FUSEDREC_CUDA_API void fusedrec_table_size(FusedrecDeviceTable* table, int64_t* sizes, FusedrecTableTotals* totals);
 // statistics [segments, 5], host, out, since the table was made or cleared: distinct rows that training lookups found,
 // rows that they made, rows that were evicted, ids that admission refused; then the ids that it counts.
 FUSEDREC_CUDA_API void fusedrec_table_statistics(FusedrecDeviceTable* table, int64_t* statistics);

@@ -19,7 +19,7 @@ struct LookupScratch {
     // The next three begin with all ones, which one fill writes.
     slots = carver.Take<uint32_t>(2 * num_ids);
     states = carver.Take<unsigned long long>(2 * tiles);
-    ticket = carver.Take<unsigned>(1);
+    next_tile = carver.Take<unsigned>(1);
     filled_bytes = carver.bytes();
     where = carver.Take<uint32_t>(num_ids);
     first = carver.Take<uint32_t>(num_ids);
@@ -31,7 +31,7 @@ struct LookupScratch {
   uint32_t *slots, *where, *first, *number;
   uint8_t* verdict;  // null: every id is admitted
   unsigned long long* states;
-  unsigned* ticket;
+  unsigned* next_tile;
 };
 
 }  // namespace
@@ -89,7 +89,7 @@ int FusedrecDeviceTable::Admit(const Received& received, uint32_t clock, uint32_
     if (judges) Judge(received, at.slots, at.where, at.verdict, stream);
     FUSEDREC_LAUNCH(NumberKernel, static_cast<unsigned>(at.tiles), kThreads, 0, stream, View(), view, at.slots,
                     at.verdict, at.where, at.first, at.number, received.counts, received.new_of, received.hits_of, at.states,
-                    at.ticket);
+                    at.next_tile);
     FUSEDREC_RETURN_IF_CUDA_ERROR(LastError());
   }
   // The counts, then, aligned to 256 bytes, by segment: new ids, known ids, refused ids, and refused ids without a count.

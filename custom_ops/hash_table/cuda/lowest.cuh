@@ -29,7 +29,7 @@ static __global__ void __launch_bounds__(kSelectThreads)
   if (own[threadIdx.x] != 0) atomicAdd(&bins[threadIdx.x], own[threadIdx.x]);
 }
 
-// The next byte: that of the bin in which the count is reached. Clears the bins.
+// The next byte belongs to the bin in which the count is reached. Clears the bins.
 static __global__ void __launch_bounds__(256) ChooseByteKernel(int byte, unsigned* bins, Search* search) {
   FUSEDREC_SHARED(unsigned, warp_sums, 8);
   const unsigned mine = bins[threadIdx.x];

@@ -158,8 +158,8 @@ int FusedrecDeviceTable::Merge(const FusedrecMerge& in, void* stream) {
   const int64_t made = std::accumulate(more.begin(), more.end(), int64_t{0});
   FUSEDREC_RETURN_IF_CUDA_ERROR(MakeRoom(more, none.data(), clock_, false, stream));
   const Memory scratch = AdmitMemory(count, false);
-  Leaving leaving;
-  FUSEDREC_RETURN_IF_CUDA_ERROR(AllocateLeaving(std::max(num_left, made), next_row_ + made, &leaving));
+  RemovedRows removed;
+  FUSEDREC_RETURN_IF_CUDA_ERROR(AllocateRemovedRows(std::max(num_left, made), next_row_ + made, &removed));
   if (scratch.data() == nullptr) return kDeviceOutOfMemory;
 
   ++version_;
@@ -171,9 +171,9 @@ int FusedrecDeviceTable::Merge(const FusedrecMerge& in, void* stream) {
                     static_cast<uint32_t>(s), in.left + begin, leave, pins, true);
   }
   int64_t gone;
-  leaving.replicas_know = true;
-  if (num_left > 0) FUSEDREC_RETURN_IF_CUDA_ERROR(TakeRowsOut(IsMarked{}, clock_, false, leaving, &gone, stream));
-  leaving.replicas_know = false;
+  removed.replicas_know = true;
+  if (num_left > 0) FUSEDREC_RETURN_IF_CUDA_ERROR(TakeRowsOut(IsMarked{}, clock_, false, removed, &gone, stream));
+  removed.replicas_know = false;
   if (count > 0) {
     std::vector<int64_t> before;
     for (const Segment& segment : segments_) before.push_back(segment.size);
@@ -191,8 +191,8 @@ int FusedrecDeviceTable::Merge(const FusedrecMerge& in, void* stream) {
     const int64_t excess = options_.max_rows > 0 ? segments_[s].size - options_.max_rows : 0;
     if (excess <= 0) continue;
     int64_t may_leave;
-    FUSEDREC_RETURN_IF_CUDA_ERROR(CountThatMayLeave(s, pins, leaving.select, &may_leave, stream));
-    FUSEDREC_RETURN_IF_CUDA_ERROR(EvictWorst(s, std::min(may_leave, excess), pins, leaving, stream));
+    FUSEDREC_RETURN_IF_CUDA_ERROR(CountThatMayLeave(s, pins, removed.select, &may_leave, stream));
+    FUSEDREC_RETURN_IF_CUDA_ERROR(EvictWorst(s, std::min(may_leave, excess), pins, removed, stream));
     if (may_leave < excess) return kDeviceTableFull;
   }
   return kCudaSuccess;

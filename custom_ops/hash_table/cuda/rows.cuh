@@ -4,8 +4,8 @@
 // Metas lie apart from rows, so that eviction and export read nothing else, in one stream. A meta is one sector of memory
 // and names the key of its row, so that the lines can drop the keys of evicted rows.
 //
-// Row r lies in chunk r >> chunk_bits and keeps its number for life. The layout of a row is that of row_format.h:
-// embedding, element-wise slots, row-wise slots.
+// Row r lies in chunk r >> chunk_bits and keeps its number for life. A row has the layout of row_format.h: embedding,
+// element-wise slots, row-wise slots.
 #ifndef FUSEDREC_HASH_TABLE_CUDA_ROWS_CUH_
 #define FUSEDREC_HASH_TABLE_CUDA_ROWS_CUH_
 

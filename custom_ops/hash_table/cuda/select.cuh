@@ -1,7 +1,7 @@
 // Passes over the metas of all rows, in the order of rows. They choose the rows that leave and the rows of an export.
 //
 // The k rows of a segment that its policy ranks lowest are found exactly, as on the CPU (evictor.h). The k-th smallest
-// (score, hash of the id) is built a byte at a time: each step counts the rows that agree with the bytes found so far.
+// (score, hash of the id) is built a byte at a time. Each step counts the rows that agree with the bytes found so far.
 // Then one pass takes out all rows up to it. Ranks come from ballots and a look-back. So rows become free, and are
 // exported, in the order of rows, whatever the threads do.
 #ifndef FUSEDREC_HASH_TABLE_CUDA_SELECT_CUH_
@@ -103,9 +103,9 @@ struct Export {
 template <typename Wanted, typename DoWith>
 __global__ void __launch_bounds__(kSelectThreads)
     SelectKernel(TableView table, int64_t num_rows, Wanted wanted, DoWith do_with, unsigned long long* selected,
-                 unsigned long long* states, unsigned* ticket) {
+                 unsigned long long* states, unsigned* next_tile) {
   FUSEDREC_SHARED(unsigned, begin, kSelectWarps);
-  const unsigned tile = TakeTile(ticket);
+  const unsigned tile = TakeTile(next_tile);
   const int64_t row = static_cast<int64_t>(tile) * kSelectThreads + threadIdx.x;
   RowMeta* const meta = row < num_rows ? table.Meta(static_cast<uint32_t>(row)) : nullptr;
   const bool mine = meta != nullptr && wanted(static_cast<uint32_t>(row), *meta);

@@ -14,14 +14,14 @@ struct SelectScratch {
   SelectScratch(void* memory, int64_t num_rows, int64_t segments) : carver(memory) {
     tiles = std::max<int64_t>((num_rows + kSelectThreads - 1) / kSelectThreads, 1);
     states = carver.Take<unsigned long long>(tiles);  // these two begin with all ones
-    ticket = carver.Take<unsigned>(1);
+    next_tile = carver.Take<unsigned>(1);
     filled_bytes = carver.bytes();
     selected = carver.Take<unsigned long long>(1 + segments);
   }
   Carver carver;
   int64_t tiles, filled_bytes;
   unsigned long long *states, *selected;
-  unsigned* ticket;
+  unsigned* next_tile;
 };
 
 }  // namespace device_table
@@ -40,7 +40,7 @@ int FusedrecDeviceTable::Select(const Wanted& wanted, const MakeDoWith& make_do_
   using DoWith = std::decay_t<decltype(do_with)>;
   const auto kernel = &fusedrec::device_table::SelectKernel<Wanted, DoWith>;
   FUSEDREC_LAUNCH(kernel, static_cast<unsigned>(at.tiles), fusedrec::device_table::kSelectThreads, 0, stream, View(), next_row_, wanted,
-                  do_with, at.selected, at.states, at.ticket);
+                  do_with, at.selected, at.states, at.next_tile);
   FUSEDREC_RETURN_IF_CUDA_ERROR(fusedrec::LastError());
   counts->resize(1 + segments);
   return fusedrec::CopyToHost(counts->data(), reinterpret_cast<int64_t*>(at.selected), 1 + segments, stream);
@@ -56,12 +56,12 @@ int FusedrecDeviceTable::Count(const Wanted& wanted, const Memory& memory, int64
 }
 
 template <typename Wanted>
-int FusedrecDeviceTable::TakeRowsOut(const Wanted& wanted, int64_t moved_at, bool evicted, const Leaving& leaving,
+int FusedrecDeviceTable::TakeRowsOut(const Wanted& wanted, int64_t moved_at, bool evicted, const RemovedRows& removed,
                                      int64_t* gone, void* stream) {
-  auto* const left = reinterpret_cast<fusedrec::device_table::LeftRow*>(leaving.left.data());
+  auto* const left = reinterpret_cast<fusedrec::device_table::LeftRow*>(removed.left.data());
   const auto take_out = [&](unsigned long long* gone_of) { return fusedrec::device_table::TakeOut{View(), free_rows_, gone_of, left}; };
   std::vector<int64_t> counts;
-  FUSEDREC_RETURN_IF_CUDA_ERROR(Select(wanted, take_out, leaving.select, &counts, stream));
+  FUSEDREC_RETURN_IF_CUDA_ERROR(Select(wanted, take_out, removed.select, &counts, stream));
   *gone = counts[0];
   if (*gone > 0) moved_at_ = std::max(moved_at_, moved_at);
   free_rows_ += *gone;
@@ -75,7 +75,7 @@ int FusedrecDeviceTable::TakeRowsOut(const Wanted& wanted, int64_t moved_at, boo
   FUSEDREC_RETURN_IF_CUDA_ERROR(fusedrec::CopyToHost(rows.data(), left, *gone, stream));
   for (const fusedrec::device_table::LeftRow& row : rows) {
     if (options_.record_tombstones) segments_[row.segment].left.push_back(row.id);
-    if (options_.averaged && !leaving.replicas_know) segments_[row.segment].unsynced.push_back(row);
+    if (options_.averaged && !removed.replicas_know) segments_[row.segment].unsynced.push_back(row);
   }
   return fusedrec::kCudaSuccess;
 }

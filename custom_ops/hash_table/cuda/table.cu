@@ -140,17 +140,17 @@ int FusedrecDeviceTable::Grow(Growth growth, Memory directory, void* stream) {
 int FusedrecDeviceTable::MakeRoom(const std::vector<int64_t>& more, const int64_t* uncounted, uint32_t clock,
                                   bool is_lookup, void* stream) {
   const Pins pins = PinsAt(clock, attempt_);
-  std::vector<int64_t> leaving(more.size(), 0), net = more;
+  std::vector<int64_t> removed(more.size(), 0), net = more;
   int64_t rows = -free_rows_;
   for (size_t s = 0; s < more.size(); ++s) {
     const int64_t excess = segments_[s].size + more[s] - options_.max_rows;
     if (is_lookup && options_.max_rows > 0 && excess > 0) {
-      FUSEDREC_RETURN_IF_CUDA_ERROR(CountThatMayLeave(s, pins, SelectMemory(next_row_), &leaving[s], stream));
-      if (leaving[s] < excess) return kDeviceTableFull;
+      FUSEDREC_RETURN_IF_CUDA_ERROR(CountThatMayLeave(s, pins, SelectMemory(next_row_), &removed[s], stream));
+      if (removed[s] < excess) return kDeviceTableFull;
       // Some more than needed, so that scans are rare.
-      leaving[s] = std::min(leaving[s], excess + options_.max_rows / 16);
+      removed[s] = std::min(removed[s], excess + options_.max_rows / 16);
     }
-    net[s] -= leaving[s];
+    net[s] -= removed[s];
     rows += net[s];
   }
   Growth growth;
@@ -166,12 +166,12 @@ int FusedrecDeviceTable::MakeRoom(const std::vector<int64_t>& more, const int64_
     if (directory.data() == nullptr) return kDeviceOutOfMemory;
   }
   // Allocates for all evictions before the first one, so that a failure changes nothing.
-  if (std::any_of(leaving.begin(), leaving.end(), [](int64_t count) { return count > 0; })) {
-    Leaving scratch;
-    const int64_t most = *std::max_element(leaving.begin(), leaving.end());
-    FUSEDREC_RETURN_IF_CUDA_ERROR(AllocateLeaving(most, next_row_, &scratch));
+  if (std::any_of(removed.begin(), removed.end(), [](int64_t count) { return count > 0; })) {
+    RemovedRows scratch;
+    const int64_t most = *std::max_element(removed.begin(), removed.end());
+    FUSEDREC_RETURN_IF_CUDA_ERROR(AllocateRemovedRows(most, next_row_, &scratch));
     for (size_t s = 0; s < more.size(); ++s) {
-      FUSEDREC_RETURN_IF_CUDA_ERROR(EvictWorst(s, leaving[s], pins, scratch, stream));
+      FUSEDREC_RETURN_IF_CUDA_ERROR(EvictWorst(s, removed[s], pins, scratch, stream));
     }
   }
   return Grow(std::move(growth), std::move(directory), stream);
@@ -209,14 +209,13 @@ void FusedrecDeviceTable::Statistics(int64_t* statistics) const {
   }
 }
 
-void FusedrecDeviceTable::Size(int64_t* sizes, int64_t* about) const {
+FusedrecTableTotals FusedrecDeviceTable::Size(int64_t* sizes) const {
   std::lock_guard<std::mutex> lock(mutex_);
-  about[0] = clock_;
-  about[1] = version_;
-  about[2] = about[3] = 0;
+  FusedrecTableTotals totals{clock_, version_, 0, 0};
   for (size_t s = 0; s < segments_.size(); ++s) {
     sizes[s] = segments_[s].size;
-    about[2] += segments_[s].lines.bytes() + segments_[s].candidates.lines.bytes();
+    totals.line_bytes += segments_[s].lines.bytes() + segments_[s].candidates.lines.bytes();
   }
-  for (const Memory& chunk : chunks_) about[3] += chunk.bytes();
+  for (const Memory& chunk : chunks_) totals.chunk_bytes += chunk.bytes();
+  return totals;
 }

@@ -48,7 +48,8 @@ struct Received {
   Memory memory;
   MessageView view;
   Counts* counts;              // device
-  // Device, [segments] each, after counts. The last two: ids that admission refuses, and those of them not counted before.
+  // Device, [segments] each, after counts. The last two: ids that admission refuses, and the ones among them not
+  // counted before.
   unsigned long long *new_of, *hits_of, *refused_of, *uncounted_of;
 };
 
@@ -101,7 +102,7 @@ struct FusedrecDeviceTable {
   int RefreshFrom(const FusedrecDeviceTable& newer, unsigned long long* shared, void* stream);
   int ReadAllRecords(char* records, void* stream) const;
   int64_t num_rows() const { return next_row_; }  // that were ever there: all of them, without removals
-  void Size(int64_t* sizes, int64_t* about) const;
+  FusedrecTableTotals Size(int64_t* sizes) const;
   void Statistics(int64_t* statistics) const;
 
  private:
@@ -124,7 +125,7 @@ struct FusedrecDeviceTable {
     uint32_t since = 0;  // clock of the first lookup whose gradients wait; 0: none do
   };
   // Memory of passes that take rows out, one after the other.
-  struct Leaving {
+  struct RemovedRows {
     Memory worst, select;
     Memory left;  // LeftRow of each; none where no one asks for them
     bool replicas_know = false;  // whether the rows leave all replicas
@@ -169,19 +170,19 @@ struct FusedrecDeviceTable {
   // Scratch of Select, for any segment and at most num_rows rows.
   Memory SelectMemory(int64_t num_rows) const;
   // For passes over num_rows rows that take out at most `most` each.
-  int AllocateLeaving(int64_t most, int64_t num_rows, Leaving* leaving) const;
+  int AllocateRemovedRows(int64_t most, int64_t num_rows, RemovedRows* removed) const;
   template <typename Wanted, typename MakeDoWith>
   int Select(const Wanted& wanted, const MakeDoWith& make_do_with, const Memory& memory, std::vector<int64_t>* counts,
              void* stream) const;
   template <typename Wanted>
   int Count(const Wanted& wanted, const Memory& memory, int64_t* count, void* stream) const;
   template <typename Wanted>
-  int TakeRowsOut(const Wanted& wanted, int64_t moved_at, bool evicted, const Leaving& leaving, int64_t* gone,
+  int TakeRowsOut(const Wanted& wanted, int64_t moved_at, bool evicted, const RemovedRows& removed, int64_t* gone,
                   void* stream);
   int CountThatMayLeave(int64_t segment, const fusedrec::device_table::Pins& pins, const Memory& select, int64_t* count,
                         void* stream) const;
   // Takes out the `count` rows that may leave and rank lowest; there are that many.
-  int EvictWorst(int64_t segment, int64_t count, const fusedrec::device_table::Pins& pins, const Leaving& leaving,
+  int EvictWorst(int64_t segment, int64_t count, const fusedrec::device_table::Pins& pins, const RemovedRows& removed,
                  void* stream);
   int TakeExpiredOut(uint32_t clock, void* stream);
   // rows: of each id in these lines (device), kNowhere without one.

@@ -17,7 +17,7 @@ struct DistinctBuckets {
   std::vector<int64_t> bucket;      // [D+1], bucket[d] = number of thresholds <= a difference with d distinct ones
 };
 
-// thresholds: [G], not decreasing (caller checks).
+// thresholds: [J], not decreasing (caller checks).
 DistinctBuckets MakeDistinct(absl::Span<const int64_t> thresholds);
 
 // Memory behind a BucketCells.

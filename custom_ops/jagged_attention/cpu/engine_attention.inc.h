@@ -1,5 +1,5 @@
-// SiLU attention, one unit at a time. Scores stand in tiles [keys, kPanel], queries in the lanes: keys and values are
-// read as they lie in their tensors, and only a panel's queries (and gradients) are transposed.
+// SiLU attention, one unit at a time. Scores stand in tiles [keys, kPanel], queries in the lanes. Keys and values are
+// read as they lie in their tensors. Only a panel's queries (and gradients) are transposed.
 
 // Keys that a forward unit copies and works on at a time.
 constexpr int64_t kForwardKeys = 256;

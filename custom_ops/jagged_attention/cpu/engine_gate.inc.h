@@ -85,7 +85,7 @@ static void GateBackward(const OutputGate& g, int64_t begin, int64_t end, float*
   for (int64_t at = begin * g.columns; at < end * g.columns; at += g.columns / g.groups) {
     const GateGroup group(g, at);
     const int64_t width = group.width, column = at % g.columns;
-    // The gradient behind the norm, and that of the normalised numbers.
+    // The gradient behind the norm, and the gradient of the normalised numbers.
     const auto grad_of = [&](int64_t c) {
       const Vec dy = LoadSome(g.grads + at + c, width - c);
       return g.gate_first ? dy : dy * group.Gate(c);

@@ -1,5 +1,5 @@
-// Small matrix products. One kernel serves all products of the attention: its left operand is read number by number
-// with any strides (keys and values as they lie in their tensors, or tiles), its right operand and its result by
+// Small matrix products. One kernel serves all products of the attention. Its left operand is read number by number
+// with any strides (keys and values as they lie in their tensors, or tiles). Its right operand and its result are
 // vectors (panels of queries as columns, or rows of padded length).
 
 // c[kRows, kVectors * kLanes] (+)= a b, the sum over `depth`, in registers. Row m, column k of a is
@@ -67,7 +67,7 @@ struct Product {
   }
 };
 
-// c[rows, columns] (+)= a b. Columns are a multiple of kLanes; `stride` is that of the rows that a is stored in.
+// c[rows, columns] (+)= a b. Columns are a multiple of kLanes; `stride` belongs to the rows that hold a.
 template <bool kTransposed, bool kAdd>
 static void Multiply(int64_t rows, int64_t columns, int64_t depth, const float* a, int64_t stride, const float* b,
                      int64_t b_row, float* c, int64_t c_row) {

@@ -1,4 +1,4 @@
-// The rule of visibility, that of the public HSTU operators:
+// The rule of visibility, as in the public HSTU operators:
 //
 //   number(p) = min(max(p - (C - 1), 0), top), top = length - targets - (C - 1)     (C - 1 is 0 without context)
 //   visible(i, j) = i == j or number(i) > number(j)                                 causal, and targets are alone
@@ -44,7 +44,7 @@ static inline RowMask MaskOf(const AttentionProblem& problem, int64_t row) {
   return mask;
 }
 
-// Place p of a row is number QueryStart + p among the asking tokens.
+// Place p of a row is number QueryStart + p among the query tokens.
 static inline int64_t QueryStart(const AttentionProblem& problem, int64_t row) {
   return problem.query_splits[row + 1] - (problem.row_splits[row + 1] - problem.row_splits[row]);
 }

@@ -4,7 +4,7 @@ static inline IntVec Bits(Vec x) { return (IntVec)x; }
 static inline Vec FromBits(IntVec x) { return (Vec)x; }
 
 // exp(x) for x in [-87, 88], clamped outside; relative error below 2e-7. x = n ln2 + r, |r| <= ln2 / 2; the polynomial
-// is that of Cephes' expf.
+// is from Cephes' expf.
 static inline Vec Exp(Vec x) {
   x = Max(Min(x, Splat(88.0f)), Splat(-87.0f));
   const Vec shift = Splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to integers, which stand in the low bits
@@ -22,7 +22,7 @@ static inline Vec Exp(Vec x) {
   return FromBits(Bits(p) + (Bits(shifted) << 23));  // the bits of 1.5 * 2^23 fall out at the left
 }
 
-// ln(x) for normal x > 0; relative error below 2e-7 away from 1. The polynomial is that of Cephes' logf.
+// ln(x) for normal x > 0; relative error below 2e-7 away from 1. The polynomial is from Cephes' logf.
 static inline Vec Log(Vec x) {
   // x = m 2^e with m in [sqrt(1/2), sqrt(2))
   const IntVec offset = Bits(x) - SplatInt(0x3f3504f3);

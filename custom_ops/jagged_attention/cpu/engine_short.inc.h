@@ -1,9 +1,9 @@
-// SiLU attention of rows of one panel, whose cost is that of moving numbers more than that of products. All scores of a
-// head stand in one tile; every product therefore sums up over all of its depth in registers, reads tokens as they lie
-// in their tensors, and writes its result where it belongs: no rows are padded, cleared, turned round or copied out.
+// SiLU attention of rows of one panel. Moving their numbers costs more than their products. All scores of a head stand
+// in one tile. Every product sums over all of its depth in registers, reads tokens as they lie in their tensors, and
+// writes its result in place. No rows are padded, cleared, turned round or copied out.
 
-// A bias has sums over all heads, and rows that are no multiple of vectors need padding: these take the long way, as rows
-// with fewer queries than keys.
+// A bias has sums over all heads, and rows that are no multiple of vectors need padding. These take the long way, as do
+// rows with fewer queries than keys.
 static inline bool IsShort(const AttentionProblem& p, const AttentionUnit& unit) {
   const int64_t keys = p.row_splits[unit.row + 1] - p.row_splits[unit.row];
   const int64_t queries = p.query_splits[unit.row + 1] - p.query_splits[unit.row];

@@ -8,9 +8,9 @@
 // Sources: Zhai et al., Actions Speak Louder than Words (HSTU): the attention and its masks; Ye et al., FuXi-alpha and
 // FuXi-beta: the channels. engine_masks.inc.h has the rule of visibility.
 //
-// A row may have fewer queries than keys, as when a server keeps the keys and values of a user's history: its last tokens
-// ask, at the places that they have in the row. A query sums its keys in the order of their places, however the work is
-// cut, so its result has the bits of a call in which every token asks (short rows sum in another order).
+// A row may have fewer queries than keys, as when a server keeps the keys and values of a user's history. The queries
+// are its last tokens, at their places in the row. A query sums its keys in the order of their places, however the work
+// is cut. Its result has the bits of a call in which every token asks (short rows sum in another order).
 //
 // # How
 // A row is cut into panels of queries and tiles of keys. A tile of scores stays in the cache of one core between the
@@ -64,8 +64,8 @@ struct JaggedRows {
 struct RelativeBias {
   absl::Span<const float> position_weights;  // [2N-1], no row longer than N (caller checks), or empty: no position part
   TimeMap time = TimeMap::kNone;
-  absl::Span<const float> time_weights;   // [G+1] for kBuckets, the parameters of a function
-  absl::Span<const int64_t> thresholds;   // [G], not decreasing (caller checks); kBuckets only
+  absl::Span<const float> time_weights;   // [J+1] for kBuckets, the parameters of a function
+  absl::Span<const int64_t> thresholds;   // [J], not decreasing (caller checks); kBuckets only
   absl::Span<const int64_t> asks, answers;  // [Tq], [T], seconds
 };
 

@@ -2,9 +2,9 @@
 // functions for one instruction set.
 //
 // The engine (engine_*.inc.h) is compiled once per instruction set, each time in a namespace of its own, by
-// engine_avx512.cc, engine_avx2.cc and engine_generic.cc. So that the linker cannot merge code of a newer instruction
-// set into what older machines run, the engine uses no templates or inline functions of others: this header has data
-// only.
+// engine_avx512.cc, engine_avx2.cc and engine_generic.cc. The engine uses no templates or inline functions of others,
+// and this header has data only. So the linker cannot merge code of a newer instruction set into the code of older
+// machines.
 #ifndef FUSEDREC_JAGGED_ATTENTION_CPU_TILE_ENGINE_H_
 #define FUSEDREC_JAGGED_ATTENTION_CPU_TILE_ENGINE_H_
 
@@ -20,7 +20,7 @@ constexpr int64_t kTileKeys = 64;
 
 enum class TimeMap { kNone, kBuckets, kPower, kExponential, kStretched };
 
-// Buckets of time differences of up to 2^31 - 2 seconds. The bits of (float)difference, shifted, name a cell; a cell
+// Buckets of time differences of up to 2^31 - 2 seconds. The bits of (float)difference, shifted, name a cell. A cell
 // knows the bucket of its smallest difference, and `probes` comparisons with the next thresholds lead to the exact one.
 struct BucketCells {
   const int32_t* begin;       // [num_cells]
@@ -37,7 +37,7 @@ struct BiasTables {
   int64_t max_length;  // N
 
   TimeMap time;
-  const int64_t* asks;     // [T], of the asking tokens
+  const int64_t* asks;     // [T], of the query tokens
   const int64_t* answers;  // [T]
   const float* weights;    // [num_thresholds + 1], of the distinct buckets
   const int64_t* thresholds;  // [num_thresholds], distinct, ascending
@@ -52,7 +52,7 @@ struct AttentionProblem {
   int64_t qk_dim;
   int64_t value_dim;
   float alpha;
-  const float* query;  // of the asking tokens, as out, grads, query_grads, scale and asks
+  const float* query;  // of the query tokens, as out, grads, query_grads, scale and asks
   const float* key;
   const float* value;
   const float* scale;    // nullptr: 1

@@ -12,8 +12,8 @@ namespace {
 constexpr int64_t kBlockQueries = 512;
 // Forward units of a row with fewer queries than keys, so that several threads share the queries of one user.
 constexpr int64_t kMostQueryBlocks = 8;
-// Keys of a backward unit: large enough that the gradients of queries which other units hold beside it stay few, and
-// at most kMostBlocks per row, so that these are never more than a small multiple of the queries.
+// Keys of a backward unit. It is large enough that other units hold few gradients of queries beside it. A row has at
+// most kMostBlocks units, so these gradients are never more than a small multiple of the queries.
 constexpr int64_t kBlockKeys = 512;
 constexpr int64_t kMostBlocks = 8;
 // Rows of up to so many tokens are done by one unit, all heads together.

@@ -1,9 +1,9 @@
 // Gate and norm behind the attention on a GPU: gate * norm(attended), or norm(gate * attended).
 //
-// A warp owns a group of columns of one token: all of the token's columns, or those of a head. Forward, the last block
-// that finishes a head of a tile of queries gates the tile, so that the attention is still in the cache. Backward, one
+// A warp owns a group of columns of one token: all of the token's columns, or a head's. Forward, the last block that
+// finishes a head of a tile of queries gates the tile, so that the attention is still in the cache. Backward, one
 // kernel makes the gradients of gate and attention before the passes of the attention. The weights of the norm have a
-// kernel of their own: a thread owns a column, a block owns some tokens and a slot for its sums.
+// kernel of their own. A thread owns a column, a block owns some tokens and a slot for its sums.
 #ifndef FUSEDREC_JAGGED_ATTENTION_CUDA_ATTENTION_GATE_CUH_
 #define FUSEDREC_JAGGED_ATTENTION_CUDA_ATTENTION_GATE_CUH_
 

@@ -1,7 +1,7 @@
 // Pairs of a query and a key: who sees whom, and the bias between them.
 //
-// The rule of visibility is that of engine_masks.inc.h, which says it in words. Times and places of a tile, the weights
-// of its distances and the tables of buckets are in shared memory.
+// The rule of visibility stands in engine_masks.inc.h, in words. Times and places of a tile, the weights of its
+// distances and the tables of buckets are in shared memory.
 #ifndef FUSEDREC_JAGGED_ATTENTION_CUDA_ATTENTION_PAIRS_CUH_
 #define FUSEDREC_JAGGED_ATTENTION_CUDA_ATTENTION_PAIRS_CUH_
 

@@ -29,7 +29,7 @@ struct Problem {
   T* out;
   const T* grads;
   T *query_grads, *key_grads, *value_grads;
-  int num_time_weights;                // G+1, or the parameters of a function
+  int num_time_weights;                // J+1, or the parameters of a function
   float *position_slots, *time_slots;  // [slots, 2N-1], [slots, num_time_weights]: sums of each block
   const Item* items;
   int64_t num_items;
@@ -46,7 +46,7 @@ struct Problem {
     if (query_splits == nullptr) return 0;
     return static_cast<int>(row_splits[row + 1] - row_splits[row] - (query_splits[row + 1] - query_splits[row]));
   }
-  // Place p of a row is number QueryStart + p among the asking tokens.
+  // Place p of a row is number QueryStart + p among the query tokens.
   __device__ int64_t QueryStart(int row) const {
     return query_splits == nullptr ? row_splits[row] : query_splits[row] - FirstQuery(row);
   }

@@ -36,7 +36,7 @@ struct BiasTiles {
   uint16_t* buckets;  // the same shape
   int64_t *row_times, *column_times;
   float* distances;
-  float* time_sums;  // [kTimeWarps, G+1], or [kWarps, kTimeParameters]
+  float* time_sums;  // [kTimeWarps, J+1], or [kWarps, kTimeParameters]
   BiasTables bias;   // thresholds and time_weights in shared memory, unless they are too many
 
   FUSEDREC_HOST_DEVICE void CarveBias(Taker* take, bool grads, const BiasTables& tables) {

@@ -1,6 +1,6 @@
 // Functions of time in place of buckets (FuXi-beta, -gamma), and the gradients of their parameters.
 //
-// The functions and their derivatives are those of engine_bias.inc.h, of the seconds between answer and ask, 0 where
+// The functions and their derivatives equal engine_bias.inc.h's. They take the seconds between answer and ask, 0 where
 // the answer is later.
 #ifndef FUSEDREC_JAGGED_ATTENTION_CUDA_ATTENTION_TIME_FUNCTION_CUH_
 #define FUSEDREC_JAGGED_ATTENTION_CUDA_ATTENTION_TIME_FUNCTION_CUH_

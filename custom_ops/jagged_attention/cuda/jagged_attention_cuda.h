@@ -1,6 +1,6 @@
 // SiLU attention over rows of different length on a GPU, forward and backward, with its relative bias.
 //
-// The contract is that of jagged_attention.h: the same masks, the same bias by position and by time.
+// jagged_attention.h has the contract: the same masks, the same bias by position and by time.
 //
 // # How
 // A list holds tiles of rows of one sequence and head, the costliest first. A block takes one tile after another and goes
@@ -8,15 +8,15 @@
 // the columns keys. For the gradients of keys and values, the rows are keys and the columns queries. Products run on the
 // tensor cores (attention_engine.cuh): bfloat16 and float16 with sums in float32, float32 as three products of tf32 parts.
 // Scores live in registers and pass through shared memory as an operand of the next product. Nothing of size sequence x
-// sequence reaches the device's memory. The backward pass computes the scores twice, once for the gradient of the queries
-// and once for the other gradients, so that one block sums each gradient in one order.
+// sequence reaches the device's memory. The backward pass computes the scores twice, for the gradient of the queries
+// and for the other gradients. So one block sums each gradient in one order.
 //
 // # Bias
 // Both parts come from small tables in shared memory (attention_pairs.cuh): the weights of the distances of a tile, and
-// the thresholds and weights of the buckets. A few steps lead from the bucket of a pair to that of its neighbour, exactly,
-// with integers and without logarithms. For the gradients, a thread owns a distance of the tile, and a lane owns a row and
-// adds while the bucket stays the same. There are no atomic operations. At most kAttentionSlots blocks run, each with its
-// own sums, which are added in order. So gradients are the same on every run. Functions of time
+// the thresholds and weights of the buckets. A few steps lead from the bucket of a pair to its neighbour's, exactly,
+// with integers and without logarithms. For the gradients, a thread owns a distance of the tile, and a lane owns a row
+// and adds while the bucket stays the same. There are no atomic operations. At most kAttentionSlots blocks run, each
+// with its own sums, which are added in order. So gradients are the same on every run. Functions of time
 // (attention_time_function.cuh) have few parameters, whose sums each thread keeps in registers.
 //
 // # Gate and norm
@@ -27,8 +27,8 @@
 // The weights are the bias alone, one map of position and one of time, without queries and keys. So the first product
 // drops out. All heads share a map, so the heads of a value are the columns of one product. A block has a slice of
 // kLargeSlice columns (attention_call.cuh) and a tile of queries. It reads a tile of values once and multiplies both maps
-// with it. Backward, one pass over keys computes everything: one product gives the gradient of a map, another that of the
-// values, and slices add their share to the sums of the bias.
+// with it. Backward, one pass over keys computes everything. One product gives the gradient of a map, another the
+// gradient of the values. Slices add their share to the sums of the bias.
 #ifndef FUSEDREC_JAGGED_ATTENTION_CUDA_JAGGED_ATTENTION_CUDA_H_
 #define FUSEDREC_JAGGED_ATTENTION_CUDA_JAGGED_ATTENTION_CUDA_H_
 
@@ -51,7 +51,7 @@ struct FusedrecAttention {
   int64_t target_group_size, attention_window, min_full_length, global_window;
   int64_t scale_stride;    // 0: one scale for all tokens, 1: one per query token
   int64_t max_length;      // N; 0: no position part
-  int64_t num_thresholds;  // G; -1: no buckets
+  int64_t num_thresholds;  // J; -1: no buckets
   int64_t per_head, gate_first;  // of the gate: norm by head; norm(gate * attention)
   int64_t time_function;   // 0: none, 1: power, 2: exponential, 3: stretched; without buckets
   double alpha, epsilon;
@@ -59,13 +59,13 @@ struct FusedrecAttention {
   const int64_t* num_targets;  // [B], host, or null
   const int64_t* contextual_lengths;  // [B], host, or null
   const int64_t* query_splits;        // [B+1], host: the last tokens of a row ask; or null: every token
-  const int64_t* thresholds;   // [G], host, not decreasing
+  const int64_t* thresholds;   // [J], host, not decreasing
   const void* query;           // [Tq, H, qk_dim]; Tq is T without query_splits
   const void* key;             // [T, H, qk_dim]
   const void* value;              // [T, H, value_dim]
   const float* scale;             // [1] or [Tq]
   const float* position_weights;  // [2N-1]
-  const float* time_weights;      // [G+1], or the parameters of time_function
+  const float* time_weights;      // [J+1], or the parameters of time_function
   const int64_t* asks;            // [Tq]
   const int64_t* answers;         // [T]
   const void* gate;              // [Tq, H, value_dim], or null: no gate and no norm

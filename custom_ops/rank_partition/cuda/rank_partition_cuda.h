@@ -1,8 +1,8 @@
 // Rank partition and unpacking of messages on a GPU: ids and messages stay on the device, counts come to the host.
 //
-// Contracts and results are those of rank_partition.h, bit for bit: a stable counting sort (common/stable_split.cuh).
-// The headers of the message follow from the sort. The header of an owner counts its ids before a bound of a segment,
-// less those before the previous bound.
+// Contracts and results equal rank_partition.h's, bit for bit: a stable counting sort (common/stable_split.cuh). The
+// headers of the message follow from the sort. The header of an owner counts its ids before a bound of a segment, less
+// those before the previous bound.
 #ifndef FUSEDREC_RANK_PARTITION_CUDA_RANK_PARTITION_CUDA_H_
 #define FUSEDREC_RANK_PARTITION_CUDA_RANK_PARTITION_CUDA_H_
 

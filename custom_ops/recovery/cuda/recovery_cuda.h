@@ -14,8 +14,8 @@
 // # The gradient
 // A stable sort orders the positions by row, eight bits of the row at a time (common/stable_split.cuh). The sorted positions
 // are cut into chunks of kChunk. A row within one chunk is summed in the order of its positions. A row that goes on in the
-// next chunk leaves a partial sum per chunk; these are added in order afterwards. So the work of a chunk does not depend
-// on how often a row is used: many blocks share an id that half of the batch names.
+// next chunk leaves a partial sum per chunk; these are added in order afterwards. So the work of a chunk does not
+// depend on how often a row is used. Many blocks share an id that half of the batch names.
 #ifndef FUSEDREC_RECOVERY_CUDA_RECOVERY_CUDA_H_
 #define FUSEDREC_RECOVERY_CUDA_RECOVERY_CUDA_H_
 

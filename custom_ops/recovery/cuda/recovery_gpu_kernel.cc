@@ -22,8 +22,8 @@ absl::Status CopyToHost(OpKernelContext* ctx, const Tensor& t, std::vector<T>* h
                     fusedrec_copy_to_host(host->data(), t.data(), host->size() * sizeof(T), StreamOf(ctx)));
 }
 
-// Answer of a launcher of the pooled forms as a Status. Which bag or index it refused is looked for here, by the checks of
-// the kernels for the CPU: only when there is something to find do inputs come to the host.
+// Answer of a launcher of the pooled forms as a Status. The checks of the kernels for the CPU look here for the refused
+// bag or index. Inputs come to the host only for that.
 absl::Status PooledStatus(OpKernelContext* ctx, const char* launcher, int answer, int64_t num_rows) {
   if (answer != kCudaInvalidValue) return CudaStatus(launcher, answer);
   std::vector<int32_t> index;

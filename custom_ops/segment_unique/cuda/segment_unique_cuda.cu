@@ -12,7 +12,7 @@ struct Scratch {
     // The next three begin with all ones, which one fill writes.
     slots = carver.Take<uint32_t>(2 * num_ids);
     states = carver.Take<unsigned long long>(Tiles(num_ids));
-    ticket = carver.Take<unsigned>(1);
+    next_tile = carver.Take<unsigned>(1);
     filled_bytes = carver.bytes();
     splits = carver.Take<int64_t>(num_segments + 1);
     first = carver.Take<uint32_t>(num_ids);
@@ -24,7 +24,7 @@ struct Scratch {
   Carver carver;
   uint32_t *slots, *first, *number;
   unsigned long long* states;
-  unsigned* ticket;
+  unsigned* next_tile;
   int64_t* splits;
   int64_t filled_bytes;
 };
@@ -53,7 +53,7 @@ int fusedrec_segment_unique(const int64_t* ids, const int64_t* segment_splits, i
   FUSEDREC_LAUNCH(SegmentUniqueInsertKernel, BlocksFor(num_ids, kInsertTile), kThreads, 0, stream, ids, at.splits,
                   num_ids, num_segments, at.slots, at.first);
   FUSEDREC_LAUNCH(SegmentUniqueNumberKernel, static_cast<unsigned>(Scratch::Tiles(num_ids)), kThreads, 0, stream, ids,
-                  num_ids, at.slots, at.first, at.number, unique_ids, at.states, at.ticket);
+                  num_ids, at.slots, at.first, at.number, unique_ids, at.states, at.next_tile);
   const int64_t threads = num_ids > num_segments ? num_ids : num_segments + 1;
   FUSEDREC_LAUNCH(SegmentUniqueInverseKernel, BlocksFor(threads, kThreads), kThreads, 0, stream, num_ids, at.first,
                   at.number, at.splits, num_segments, unique_splits, inverse);

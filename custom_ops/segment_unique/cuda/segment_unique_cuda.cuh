@@ -88,9 +88,9 @@ __global__ void __launch_bounds__(kThreads)
 __global__ void __launch_bounds__(kThreads)
     SegmentUniqueNumberKernel(const int64_t* __restrict__ ids, int64_t num_ids, const uint32_t* __restrict__ slots,
                               uint32_t* __restrict__ first, uint32_t* __restrict__ number,
-                              int64_t* __restrict__ unique_ids, unsigned long long* states, unsigned* ticket) {
+                              int64_t* __restrict__ unique_ids, unsigned long long* states, unsigned* next_tile) {
   FUSEDREC_SHARED(unsigned, warp_begin, kWarps);
-  const unsigned tile = TakeTile(ticket);
+  const unsigned tile = TakeTile(next_tile);
   // A warp has positions side by side, 32 at a time, so that ballots count in order.
   const int64_t base = static_cast<int64_t>(tile) * kNumberTile + Warp() * 32 * kNumberIds + Lane();
   uint32_t own[kNumberIds];

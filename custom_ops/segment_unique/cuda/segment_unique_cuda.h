@@ -1,6 +1,6 @@
 // Segment unique on a GPU: all segments in one set of launches, in order of first occurrence.
 //
-// The contract is that of segment_unique.h, with the same result as the CPU's, bit for bit.
+// segment_unique.h has the contract. The result equals the CPU's, bit for bit.
 //
 // # How
 // Three launches and one fill of scratch, whatever the number of segments:

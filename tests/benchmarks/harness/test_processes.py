@@ -101,7 +101,7 @@ def test_output_and_exit_code_of_a_child_are_returned():
     assert (done.stdout, done.returncode) == ("said\n", 3)
 
 
-@pytest.mark.parametrize("benchmark", ["alltoall_padding", "topology"], ids=["on_ranks", "ask_ranks"])
+@pytest.mark.parametrize("benchmark", ["all_to_all_padding", "topology"], ids=["on_ranks", "ask_ranks"])
 def test_sigterm_ends_a_benchmark_and_its_ranks(benchmark):
     command = [sys.executable, "-m", f"benchmarks.{benchmark}", "--quick"]
     program, family = begin(command, lambda one: "HOROVOD_RANK" in one.environ())

@@ -8,11 +8,11 @@ import pytest
 from benchmarks.harness import network
 from benchmarks.overlap import __main__ as overlap
 from benchmarks.overlap import compute_times, contended, figures
-from benchmarks.overlap.arms import ARMS
 from benchmarks.overlap.device_model import Compute, DeviceSize
 from benchmarks.overlap.device_stream import DEVICE, MEMORY
 from benchmarks.overlap.floors import Parts, exposed_ms, floor_ms, free_ms, kind_of, parts_of
 from benchmarks.overlap.model import Size
+from benchmarks.overlap.variants import VARIANTS
 from tf_fusedrec.schedules import DualBuffer, FrozenWindow, Nested, Pipelined, SemiAsync, Sync
 
 WHY_NOT = network.why_not()
@@ -100,7 +100,7 @@ def test_figures_are_made_of_turns():
     bare = turn(110, rows=50, gradients=50)
     answer = {
         "device": 0.5,
-        "arms": {
+        "variants": {
             "sync": {"full": turn(250, exposed=100, free=10, compute=140), "bare": bare},
             "frozen_M4": {"full": turn(200, exposed=20, compute=140), "bare": bare},
             "sync_lookup45": {"full": turn(400, exposed=100, compute=140, lookup=200), "bare": bare},
@@ -113,9 +113,9 @@ def test_figures_are_made_of_turns():
     assert found["exposed_ratio_frozen_M4"] == 0.2 and found["speedup_frozen_M4"] == 1.25
     assert found["speedup_dual_lookup45"] == 400 / 300 and found["speedup_2d"] is None
     floors = {"sync": 240, "frozen_M4": 140 + 100 / 6, "sync_lookup45": 440, "dual_lookup45": 240}
-    assert {name: arm["floor_ms"] for name, arm in one["arms"].items()} == pytest.approx(floors)
+    assert {name: variant["floor_ms"] for name, variant in one["variants"].items()} == pytest.approx(floors)
     assert found["floor_ratio_worst"] == pytest.approx(200 / (140 + 100 / 6))
-    assert one["arms"]["sync"]["cores"] == 4 * 20 / 250 and one["arms"]["sync"]["free_ms"] == 10
+    assert one["variants"]["sync"]["cores"] == 4 * 20 / 250 and one["variants"]["sync"]["free_ms"] == 10
 
 
 def test_contended_figures_are_made_of_medians():
@@ -137,9 +137,9 @@ def test_contended_figures_are_made_of_medians():
 
 
 def test_every_field_has_an_arm():
-    assert all(arm in ARMS for _, arm in figures.FIELDS.values())
-    assert all(arm.model in ARMS for arm in ARMS.values() if arm.model)
-    assert all(arm.baseline in ARMS for arm in ARMS.values())
+    assert all(variant in VARIANTS for _, variant in figures.FIELDS.values())
+    assert all(variant.model in VARIANTS for variant in VARIANTS.values() if variant.model)
+    assert all(variant.baseline in VARIANTS for variant in VARIANTS.values())
 
 
 def test_times_of_compute_are_a_line():
@@ -164,24 +164,28 @@ def test_without_root_fields_are_null_and_the_reason_is_said(tmp_path, monkeypat
 def test_a_tiny_run(capsys):
     size = DeviceSize(users=8, tokens_per_user=64, dim=512, weights=1000, batches=2)
     compute = {"fixed": [0.001, 0.001], "per_token": [1e-4, 1e-4]}
-    arms = ["sync", "dual", "sync_lookup45", "dual_lookup45"]
+    variants = ["sync", "dual", "sync_lookup45", "dual_lookup45"]
     phases = [
-        overlap.phase("200mbit", arms, 3, 2, device=1.0),
+        overlap.phase("200mbit", variants, 3, 2, device=1.0),
         overlap.phase("20mbit", ["sync"], 1, 2),
     ]
     fast, slow = overlap.run_ranks(4, size, compute, phases)
-    # The device takes its time, whatever the arm.
+    # The device takes its time, whatever the variant.
     seconds = Compute(**compute).seconds(size.tokens)
-    assert all(arm["compute_ms"] == pytest.approx(1e3 * seconds) for arm in fast["arms"].values())
+    assert all(variant["compute_ms"] == pytest.approx(1e3 * seconds) for variant in fast["variants"].values())
     # Half of the rows and gradients pass the cable, 1 MB from each host: 40 or 400 ms.
     assert slow["parts"]["sync"]["rows"] > 2 * fast["parts"]["sync"]["rows"]
     assert slow["parts"]["sync"]["gradients"] > 0 and slow["parts"]["sync"]["dense"] > 0
     # Lookups take 45 % of the step that they make longer; that is the ranks' mean, on a machine that others use.
-    sync = fast["arms"]["sync_lookup45"]
+    sync = fast["variants"]["sync_lookup45"]
     assert 0.25 < sync["lookup_ms"] / sync["ms"] < 0.65
-    assert fast["arms"]["sync"]["lookup_ms"] == 0
-    for arm in fast["arms"].values():
-        assert 0 < arm["exposed_ms"] < arm["ms"] and arm["cpu_ms"] > 0 and arm["floor_ms"] > arm["compute_ms"]
+    assert fast["variants"]["sync"]["lookup_ms"] == 0
+    for variant in fast["variants"].values():
+        assert (
+            0 < variant["exposed_ms"] < variant["ms"]
+            and variant["cpu_ms"] > 0
+            and variant["floor_ms"] > variant["compute_ms"]
+        )
     figures.show(fast)
     said = capsys.readouterr().out
     assert "dual: traced" in said and "exposed ratio" in said and "take time and no core" in said
@@ -197,7 +201,7 @@ def test_weak_scaling_is_against_one_rank(monkeypatch):
         return {
             "ranks": ranks,
             "device_cores": 2.0,
-            "arms": dict.fromkeys(overlap.SCALING_ARMS, {"ms": ms, "cores": 0.5}),
+            "variants": dict.fromkeys(overlap.SCALING_VARIANTS, {"ms": ms, "cores": 0.5}),
         }
 
     monkeypatch.setattr(overlap, "run_ranks", run_ranks)

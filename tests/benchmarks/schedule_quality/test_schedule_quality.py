@@ -1,4 +1,4 @@
-"""benchmarks.schedule_quality without training: its arms, its jobs, its figures, the splits and the proposition."""
+"""benchmarks.schedule_quality without training: its variants, its jobs, its figures, the splits and the proposition."""
 
 import gzip
 import json
@@ -52,7 +52,7 @@ class Trainer:
 
 
 def test_arms_are_what_they_are_called():
-    experiments = {name: load(benchmark.CONFIG, settings) for name, settings in benchmark.ARMS.items()}
+    experiments = {name: load(benchmark.CONFIG, settings) for name, settings in benchmark.VARIANTS.items()}
     assert {name: one.train.schedule for name, one in experiments.items() if one.train.schedule != "sync"} == {
         "semi_async": "semi_async",
         "nested_M4": "nested(4)",
@@ -61,7 +61,7 @@ def test_arms_are_what_they_are_called():
         f"weight_sync_g{groups}_c{scale}": Topology(groups, "weight_sync", moment_scale=float(scale))
         for groups, scale in ((2, 1), (2, 2), (4, 1), (4, 2), (4, 4))
     }
-    assert set(summary.OF_GROUPS.values()) <= set(benchmark.ARMS)
+    assert set(summary.OF_GROUPS.values()) <= set(benchmark.VARIANTS)
 
 
 def test_jobs_are_trained_once_and_compared_with_sync_of_the_same_seeds(data, tmp_path, monkeypatch):
@@ -74,15 +74,15 @@ def test_jobs_are_trained_once_and_compared_with_sync_of_the_same_seeds(data, tm
     def result():
         return json.loads((tmp_path / "r.json").read_text(encoding="utf-8"))
 
-    benchmark.main([*given, "--arms", "sync", "semi_async", "--seeds", "1"])
+    benchmark.main([*given, "--variants", "sync", "semi_async", "--seeds", "1"])
     some = result()
-    assert {arm: row["seeds"] for arm, row in some["arms"].items()} == {"sync": [1], "semi_async": [1]}
+    assert {variant: row["seeds"] for variant, row in some["variants"].items()} == {"sync": [1], "semi_async": [1]}
     assert (
         len(some["missing"]) == 14 and "semi_async seed 2" in some["missing"] and "sync seed 1" not in some["missing"]
     )
     assert "expected_4" not in some["growth"][0]
-    benchmark.main([*given, "--arms", "semi_async", "--seeds", "2"])
-    row = result()["arms"]["semi_async"]
+    benchmark.main([*given, "--variants", "semi_async", "--seeds", "2"])
+    row = result()["variants"]["semi_async"]
     assert row["seeds"] == [1, 2] and row["hr_at_10"] == 0.5
     assert row["pairs"] == [1], "sync has no second seed yet"
     benchmark.main(given)
@@ -91,8 +91,8 @@ def test_jobs_are_trained_once_and_compared_with_sync_of_the_same_seeds(data, tm
     benchmark.main(given)
     assert len(trainer.folders) == 16, "a finished job is not trained again"
     every = result()
-    rows = every["arms"]
-    assert list(rows) == list(benchmark.ARMS) and not every["missing"] and every["users"] == USERS
+    rows = every["variants"]
+    assert list(rows) == list(benchmark.VARIANTS) and not every["missing"] and every["users"] == USERS
     assert rows["sync"]["hr_at_10"] == 1 and rows["semi_async"]["hr_at_10_difference"] == -0.5
     # Both seeds lose the same users, so a draw of users loses as many with two seeds as with one. If samples were drawn
     # instead of users, the interval would be shorter by 1 / sqrt(2). 200 draws give its ends to a tenth.
@@ -105,7 +105,7 @@ def test_jobs_are_trained_once_and_compared_with_sync_of_the_same_seeds(data, tm
     }  # fmt: skip
     # Another size has folders of its own, and its figures do not mix with those of the first.
     monkeypatch.setattr(benchmark, "EPOCHS", 7)
-    benchmark.main([*given, "--arms", "sync", "--seeds", "1"])
+    benchmark.main([*given, "--variants", "sync", "--seeds", "1"])
     assert len(trainer.folders) == 17 and len(result()["missing"]) == 15
 
 
@@ -116,13 +116,13 @@ def test_quick_takes_one_seed_and_the_first_users(data, tmp_path, monkeypatch):
     monkeypatch.setattr(summary, "RESAMPLES", 5)
     benchmark.main(["--data", str(data), "--run", str(tmp_path / "run"), "--json", str(tmp_path / "r.json"), "--quick"])
     result = json.loads((tmp_path / "r.json").read_text(encoding="utf-8"))
-    assert [row["seeds"] for row in result["arms"].values()] == [[1]] * 8 and not result["missing"]
+    assert [row["seeds"] for row in result["variants"].values()] == [[1]] * 8 and not result["missing"]
 
 
 def test_without_data_nothing_is_measured(tmp_path, capsys):
     benchmark.main(["--data", str(tmp_path / "none"), "--json", str(tmp_path / "r.json")])
     assert "not measured" in capsys.readouterr().out
-    assert json.loads((tmp_path / "r.json").read_text(encoding="utf-8"))["arms"] == {}
+    assert json.loads((tmp_path / "r.json").read_text(encoding="utf-8"))["variants"] == {}
 
 
 def test_validation_holds_out_the_item_before_the_last(data, tmp_path):

@@ -65,8 +65,8 @@ def test_exchanges_and_ops_of_two_ranks(tmp_path):
             assert step["dur"] == pytest.approx(1e3 * times["step_ms"], rel=1e-3)
             begin, end = step["ts"], step["ts"] + step["dur"]
             mine = [e for e in _events(folder, "exchange") if begin <= e["ts"] and e["ts"] + e["dur"] <= end]
-            alltoalls = [e["name"].split(".", 2)[-1] for e in mine if e["name"].startswith("alltoall ")]
-            kinds = [name.rsplit(".", 1)[-1] for name in alltoalls]
+            all_to_alls = [e["name"].split(".", 2)[-1] for e in mine if e["name"].startswith("alltoall ")]
+            kinds = [name.rsplit(".", 1)[-1] for name in all_to_alls]
             assert sorted(kinds) == ["gradients"] * 2 + ["ids"] * kinds.count("ids") + ["rows"] * 2
             assert "ids" in kinds
             assert any(e["name"].startswith("allreduce ") for e in mine)

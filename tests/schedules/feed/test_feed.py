@@ -143,7 +143,7 @@ def test_lookups_that_no_schedule_can_plan_are_refused():
 
 def test_scalars_in_a_batch_are_refused():
     model = clicks.make_model(clicks.make_embedding(), RouteAhead())
-    with pytest.raises(ValueError, match="first dimension is that of the samples"):
+    with pytest.raises(ValueError, match="first dimension counts the samples"):
         model.fit(tf.data.Dataset.from_tensor_slices(clicks.batch(8, 1)), verbose=0)
 
 

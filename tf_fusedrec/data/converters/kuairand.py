@@ -57,8 +57,8 @@ def convert_kuairand(
     Every binary and continuous label of the log becomes exposed_<label>, without the "is_". user_features.csv(.gz)
     beside the log adds its columns as contextual codes. Code 0 means missing; values are numbered from 1 in sorted
     order. A column of numbers also becomes <name>_number, with NaN for a missing number. duration_ms, if present,
-    becomes history_duration and exposed_duration, with four codes per doubling, and <role>_duration_seconds. Counts
-    and rates of the past are those of past.py.
+    becomes history_duration and exposed_duration, with four codes per doubling, and <role>_duration_seconds. past.py
+    defines counts and rates of the past.
 
     Args:
       source: Path of the log, or of a folder with it.
@@ -175,7 +175,7 @@ def _windows(begin: np.ndarray, late: np.ndarray) -> tuple[np.ndarray, np.ndarra
 def _columns(log: dict[str, np.ndarray], binary: list[str], labels: list[str]) -> dict[str, np.ndarray]:
     """Values of each impression for the columns history_* and exposed_*, by column.
 
-    Counts and rates of the past are those of clicks and long views, by user, item, hour and code of duration.
+    Counts and rates of the past cover clicks and long views, by user, item, hour and code of duration.
     """
     seconds = log["time_ms"] // 1000
     action = np.zeros(len(seconds), np.int64)

@@ -1,7 +1,8 @@
 """Converter of MovieLens ratings to the ranking layout: is a rating at least 4 stars, and is it 5?
 
-An event is a rating. Labels: click := rating >= 4, five := rating = 5. The split is by time, see events.py. The files
-are those of movielens.py, with movies.dat or movies.csv beside them, and users.dat where the release has it.
+An event is a rating. Labels: click := rating >= 4, five := rating = 5. The split is by time, see events.py. The
+converter reads the files of movielens.py, with movies.dat or movies.csv beside them, and users.dat where the release
+has it.
 """
 
 from __future__ import annotations
@@ -30,10 +31,10 @@ def convert_movielens_ranking(
 ) -> DatasetInfo:
     """Writes the ranking layout of MovieLens ratings.
 
-    Columns besides those of write_events: gender, age, occupation and zip of the user, as codes; history_ and
-    exposed_year, the year of the title (0 without one), _genre, the codes of all genres, and _genre_set, a code of
-    their combination. history_action is twice the rating, history_rating the rating as a number. Counts and rates of
-    the past are by user, item, hour, year and genre.
+    Columns besides write_events': gender, age, occupation and zip of the user, as codes; history_ and exposed_year, the
+    year of the title (0 without one), _genre, the codes of all genres, and _genre_set, a code of their combination.
+    history_action is twice the rating, history_rating the rating as a number. Counts and rates of the past are by user,
+    item, hour, year and genre.
 
     Args:
       source: Path of the file of ratings, or of a folder with it.

@@ -5,7 +5,7 @@ model that learns item embeddings and reads the sequence is far better. All data
 
 Ranking: A user likes two clusters and has a current interest, a third cluster that drifts. Impressions come from these
   clusters and from anywhere. A click is likely if the user likes the item's cluster, and likelier if it is the cluster
-  of the latest click; the history reveals both. Conversion after a click depends on whether the item's price class
+  of the latest click. The history reveals both. Conversion after a click depends on whether the item's price class
   (0..3) equals the user's budget, a contextual column.
 Retrieval: Users have sessions of minutes and breaks of hours to days. Inside a session the next item is mostly one of
   the next three in the ring of the item's cluster. After a break it is any item of one of the user's two clusters. The

@@ -100,13 +100,12 @@ def plan(
 ) -> Plan:
     """Chooses groups, schedule, micro-batches, wire and tier for a model on a cluster.
 
-    Runs in one process, on any machine whose dense compute is that of a rank. It times two steps, of the sample and of
-    its first half, and the ops of the sample's lookups. Then it replays a step of every choice (replay.py). A
-    simpler choice wins where it is at most 1 % slower.
+    Runs in one process, on any machine whose dense compute equals a rank's. It times two steps, of the sample and of
+    its first half, and the ops of the sample's lookups. Then it replays a step of every choice (replay.py). A simpler
+    choice wins where it is at most 1 % slower.
 
     The model stays as it was: its weights, tables, optimizer and metrics. The timed steps go forward and backward on
-    rows that are handed in and update nothing, lookups run on scratch tables, and weights that a forward pass changes
-    are put back.
+    given rows and update nothing. Lookups run on scratch tables, and weights that a forward pass changes are put back.
 
     Args:
       model: A compiled PipelinedModel with native tables.
@@ -115,9 +114,9 @@ def plan(
       cluster: The machines.
       rows: Expected rows of each table over all ranks, by name. A table that is not named has TableConfig.max_rows on
         each rank, or else the rows that it has now.
-      micro_batches: Numbers M of micro-batches to choose from, each from 2 to the samples of the batch; None: those of
-        2, 4, 8 and 16 that do not exceed it.
-      tolerate: What may differ from "sync" besides the order of sums: "stale_rows" (SemiAsync, Pipelined(6)),
+      micro_batches: Numbers M of micro-batches to choose from, each from 2 to the samples of the batch; None: 2, 4, 8
+        and 16, as far as they do not exceed it.
+      tolerate: Allowed differences from "sync" besides the order of sums: "stale_rows" (SemiAsync, Pipelined(6)),
         "bfloat16_wire", "weight_sync" (groups that average every 1 or 8 steps).
 
     Returns:
@@ -230,6 +229,6 @@ def _check_memory(table_bytes: float, cluster: Cluster) -> None:
         fitting = -int(-table_bytes // (cluster.memory_bytes + cluster.file_bytes))
         raise ValueError(
             f"cluster has {cluster.memory_bytes / 1e9:.3g} GB of memory and {cluster.file_bytes / 1e9:.3g} GB of files "
-            f"per rank, and one replica of the tables needs {each / 1e9:.3g} GB on each of {cluster.ranks} ranks. "
+            f"per rank. One replica of the tables needs {each / 1e9:.3g} GB on each of {cluster.ranks} ranks. "
             f"Remedy: {fitting} ranks or more, a larger memory_bytes, or file_bytes for a second tier."
         )

@@ -1,8 +1,8 @@
 """The forecast of one choice of groups, schedule and wire: seconds of a step, bytes and memory of a rank.
 
-A batch of k ranks is taken to hold U k^b distinct ids, where U are those of the sample and b comes from its two halves
-(Heaps' law). Hashing is taken to spread ids evenly over owners. The dense optimizer, the input and the busiest owner's
-surplus are left out.
+A batch of k ranks is taken to hold U k^b distinct ids (Heaps' law). U is the sample's number of distinct ids, and b
+comes from its two halves. Hashing is taken to spread ids evenly over owners. The dense optimizer, the input and the
+busiest owner's surplus are left out.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Workload:
 
     Args:
       measured: The times of the parts of a step.
-      lookups: The lookups of a step by number of micro-batches; 1 and 2 are there.
+      lookups: The lookups of a step by number of micro-batches, 1 and 2 among them.
       table_bytes: Rows, slots and keys of one replica of all tables, over all its ranks.
     """
 
@@ -139,7 +139,7 @@ class _Traffic:
     Args:
       lookups: The lookups of a step, for its number of micro-batches.
       group: n, ranks of a group.
-      replicas: G, replicas of a shard.
+      replicas: C, replicas of a shard.
       growth: See Workload.growth.
       wire_dtype: "bfloat16", "float16" or None.
     """
@@ -208,7 +208,7 @@ class _Traffic:
         """Rows that a rank sends to its replicas in each exchange, over the ids of a batch.
 
         exchange/gradient_sync.py has the rule: u distinct ids in each group and U in all at one shard make u rows with
-        two groups. More groups make (G - 1) / G u rows to the ranges, then (G - 1) / G U rows of their sums.
+        two groups. More groups make (C - 1) / C u rows to the ranges, then (C - 1) / C U rows of their sums.
         """
         of_group = self._group**self._growth / self._group
         if not by_ranges(self._replicas):

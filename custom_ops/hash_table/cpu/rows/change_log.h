@@ -8,8 +8,8 @@
 // A row that a lookup touched has changed, too: its `last` and `count` decide which rows leave. Its gradients may never
 // come, so that its version alone would hide it.
 //
-// A log stops where it cannot stay complete: when a list grows too long to be of use, or when gradients arrive of a
-// lookup from before its beginning. A stopped log covers nothing, and the reader reads all headers.
+// A log stops where it cannot stay complete: a list grows too long to be of use, or gradients arrive of a lookup from
+// before its beginning. A stopped log covers nothing, and the reader reads all headers.
 #ifndef FUSEDREC_HASH_TABLE_CPU_ROWS_CHANGE_LOG_H_
 #define FUSEDREC_HASH_TABLE_CPU_ROWS_CHANGE_LOG_H_
 

@@ -2,17 +2,18 @@
 //
 // # Layout
 // Open addressing over lines of one cache line each: five keys, their five payloads, and a word that counts them. A key
-// belongs into the line that the low bits of its hash name; when that is full, the line is marked as overflown and the
-// next one takes it. Keys are kept apart from the rows they lead to (MTGRBoost, section 4.1), so growing moves 17 to
-// 28 bytes per key and no row.
+// belongs into the line that the low bits of its hash name. A full line is marked as overflown, and the next one takes
+// the key. Keys are kept apart from the rows they lead to (MTGRBoost, section 4.1), so growing moves 17 to 28 bytes per
+// key and no row.
 //
 // # Probing
 // From line to line by an odd step that is taken from the hash: MTGRBoost's grouped parallel probing (section 4.1, eq. 5
 // and theorem 1) with the five slots of a line in the place of its group of threads. The number of lines is a power of
-// two, so an odd step visits each of them. Eq. 5 takes the step from the key itself; ours comes from bits of the hash
-// that choose neither line nor shard, so that keys in sequence do not walk in step. Against the next line in memory,
-// measured with 2^21 lines: at load 0.75 1.14 lines and 14.5 ns for a key that is there (next line: 1.20 and 16.4), 1.35
-// lines and 24.5 ns for one that is not (1.83 and 27.2); at load 0.60 within 10 % for the one, 26 % faster for the other.
+// two, so an odd step visits each of them. Eq. 5 takes the step from the key itself. Ours comes from bits of the hash
+// that choose neither line nor shard, so keys in sequence do not walk in step. Against the next line in memory,
+// measured with 2^21 lines: at load 0.75 1.14 lines and 14.5 ns for a key that is there (next line: 1.20 and 16.4),
+// 1.35 lines and 24.5 ns for one that is not (1.83 and 27.2); at load 0.60 within 10 % for the one, 26 % faster for the
+// other.
 //
 // # Threads
 // One writer at a time (the shard's mutex); any number of readers, without locks, at the same time:
@@ -44,8 +45,8 @@ class KeyIndex {
   // Replaced lines, which wait until no reader looks at them.
   using Retired = std::vector<std::unique_ptr<Lines>>;
 
-  // `stagger` in [0, 1) spreads the load at which indices of one table grow over 0.60 to 0.75, so that the shards of a
-  // table, which fill evenly, do not all grow in the same step.
+  // `stagger` in [0, 1) spreads the load at which indices of one table grow over 0.60 to 0.75. The shards of a table
+  // fill evenly, and should not all grow in the same step.
   explicit KeyIndex(double stagger = 0.0) : max_load_(0.75 - 0.15 * stagger) {}
   KeyIndex(KeyIndex&& other) noexcept
       : max_load_(other.max_load_), lines_(other.lines_.exchange(nullptr)), size_(other.size_),
@@ -66,7 +67,7 @@ class KeyIndex {
   void Replace(int64_t key, uint64_t hash, uint32_t payload);  // it is there
   uint32_t Remove(int64_t key, uint64_t hash);                 // its payload, or kAbsent
   void Clear(Retired* retired);
-  // Calls visit(key, payload) for every key; it must not change the index. The order is that of the lines.
+  // Calls visit(key, payload) for every key; it must not change the index. Keys come in the order of the lines.
   template <typename Visit>
   void ForEach(const Visit& visit) const;
 

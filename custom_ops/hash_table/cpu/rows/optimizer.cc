@@ -10,7 +10,7 @@
 namespace fusedrec {
 namespace {
 
-// Sum of squares, as 16 sums of every 16th column, added in pairs: one vector of AVX-512 or four of the baseline do the
+// Sum of squares, as 16 sums of every 16th column, added in pairs. One vector of AVX-512 or four of the baseline do the
 // same additions in the same order. Inlined into each clone of its callers.
 inline __attribute__((always_inline)) float SumOfSquares(const float* __restrict__ x, int n) {
   constexpr int kParts = 16;

@@ -17,10 +17,10 @@
 //   ftrl             initial_accumulator_value, learning_rate_power, l1, l2,    n, z | -
 //                    l2_shrinkage, beta
 //
-// nesterov, epsilon_inside and mean are 0 or 1. Adam takes 1 - beta because a float holds 1 - 0.999 to eight digits and
-// 0.999 only so that five of 1 - 0.999 are left, and the first moments are divided by it. The formulas
-// stand in update_rule.h, with their sources. The records of tf_fusedrec/optimizers (sgd.py, adagrad.py, adam.py,
-// ftrl.py) have them, too.
+// nesterov, epsilon_inside and mean are 0 or 1. Adam takes 1 - beta, because the first moments are divided by it. A
+// float holds 1 - 0.999 to eight digits, but 0.999 leaves only five digits of 1 - 0.999. The formulas stand in
+// update_rule.h, with their sources. The records of tf_fusedrec/optimizers (sgd.py, adagrad.py, adam.py, ftrl.py) have
+// them, too.
 //
 // All arithmetic is float32, whatever the table stores. A row gives the same bits on every instruction set (simd.h).
 #ifndef FUSEDREC_HASH_TABLE_CPU_ROWS_OPTIMIZER_H_

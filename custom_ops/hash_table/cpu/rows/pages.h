@@ -1,8 +1,8 @@
 // Memory for large arrays: whole pages from the system, huge ones where it gives them, or pages of a file on disk.
 //
-// A table is read at random places, so most of its time is spent waiting for memory and a good part of that for address
-// translation: 2 MiB pages make the latter rare. Running out is an error to report, not a reason to be killed: before
-// memory is taken it is compared with what the machine, or the container, still has.
+// A table is read at random places. It mostly waits for memory, and in good part for address translation, which pages
+// of 2 MiB make rare. Running out is an error to report, not a reason to be killed. Memory to take is first compared
+// with the rest of the machine's or container's memory.
 #ifndef FUSEDREC_HASH_TABLE_CPU_ROWS_PAGES_H_
 #define FUSEDREC_HASH_TABLE_CPU_ROWS_PAGES_H_
 
@@ -29,8 +29,8 @@ class Pages {
 
   // Memory, aligned to 2 MiB when it is that large.
   static absl::StatusOr<Pages> OfMemory(size_t bytes);
-  // `bytes` of an open file from `offset` on, reserved on disk first: a full disk is an error here and not a crash at
-  // the first write.
+  // `bytes` of an open file from `offset` on, reserved on disk first. So a full disk is an error here and not a crash
+  // at the first write.
   static absl::StatusOr<Pages> OfFile(int file, size_t offset, size_t bytes);
 
   char* data() const { return static_cast<char*>(data_); }

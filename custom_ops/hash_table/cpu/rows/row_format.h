@@ -7,9 +7,9 @@
 // All arithmetic is float32.
 //
 // # Stochastic rounding
-// Round up with the probability that is the discarded part, so that updates smaller than half a step of the 16-bit grid
-// are not lost on average. The random bits are a hash of (the unrounded number, its column, the table's version): a run
-// that is repeated, resumed, or spread over other ranks rounds alike.
+// A number is rounded up with a probability equal to the discarded part. So updates smaller than half a step of the
+// 16-bit grid are not lost on average. The random bits are a hash of (the unrounded number, its column, the table's
+// version). A run that is repeated, resumed, or spread over other ranks rounds alike.
 #ifndef FUSEDREC_HASH_TABLE_CPU_ROWS_ROW_FORMAT_H_
 #define FUSEDREC_HASH_TABLE_CPU_ROWS_ROW_FORMAT_H_
 
@@ -48,7 +48,7 @@ class RowFormat {
   int dim() const { return dim_; }
   int wide_slots() const { return wide_slots_; }
   int scalar_slots() const { return scalar_slots_; }
-  // Bytes from the header of one row to that of the next.
+  // Bytes from the header of one row to the header of the next.
   int stride() const { return stride_; }
   // Bytes of row and slots, without header and padding.
   int payload_bytes() const { return scalars_offset_ - kRowOffset + 4 * scalar_slots_; }

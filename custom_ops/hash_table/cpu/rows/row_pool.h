@@ -1,8 +1,8 @@
 // The embedding structure: rows of one format in chunks that never move (MTGRBoost, section 4.1).
 //
-// A pool hands out blocks of row numbers; a chunk is mapped when the first row of it is needed, and the one after it at
-// the same time, so that running out of memory shows one chunk early and an insertion never waits for a copy. Rows are
-// memory, or pages of a file on disk for rows beyond the memory budget of a table.
+// A pool hands out blocks of row numbers. A chunk is mapped when its first row is needed, together with the chunk after
+// it. So running out of memory shows one chunk early, and an insertion never waits for a copy. Rows are memory, or
+// pages of a file on disk for rows beyond the memory budget of a table.
 #ifndef FUSEDREC_HASH_TABLE_CPU_ROWS_ROW_POOL_H_
 #define FUSEDREC_HASH_TABLE_CPU_ROWS_ROW_POOL_H_
 

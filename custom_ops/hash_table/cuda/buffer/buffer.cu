@@ -152,10 +152,8 @@ int FusedrecDeviceBuffer::Advance(const int64_t* late_ids, const int64_t* late_s
   }
   // Lookups and updates go on counting, because their clock must be ahead of the clocks in all rows.
   std::vector<int64_t> sizes(segments);
-  int64_t about[4], next[4];
-  active()->Size(sizes.data(), about);
-  other()->Size(sizes.data(), next);
-  other()->SetClock(std::max(about[0], next[0]), about[1]);
+  const FusedrecTableTotals totals = active()->Size(sizes.data()), next = other()->Size(sizes.data());
+  other()->SetClock(std::max(totals.clock, next.clock), totals.version);
   waiting_ = active()->num_rows();
   active_ = 1 - active_;
   if (shared == nullptr) return kCudaSuccess;

@@ -2,7 +2,7 @@
 //
 // The active buffer holds the rows of the current batch. It is a table (hash_table_cuda.h) that knows only the ids of this
 // batch; lookups and updates go there. Meanwhile the rows of the next batch are copied from host memory. The copies of
-// rows that both batches have are stale. So when the next batch begins, its rows go into the other buffer, one kernel
+// rows that both batches have are stale. When the next batch begins, its rows go into the other buffer. One kernel
 // finds the keys that both buffers hold, and another copies their rows from the active buffer. Then the buffers change
 // roles, and the rows of the previous batch go back to host memory.
 //
@@ -12,15 +12,15 @@
 //   advance                  rows of t + 1                   rows of both batches are copied on the device
 //   write_back               rows of t + 1                   gets the rows of t
 //
-// Every batch therefore sees all updates before it: the rows equal those of a table without buffers, bit for bit.
+// Every batch therefore sees all updates before it. The rows equal a table's without buffers, bit for bit.
 //
 // Rows travel as records (row_records.h), in the order of the ids of the call, so the host puts them back without a search.
 // The host decides which rows exist, which are new and which leave. New rows come with their initial record.
 //
 // # Streams
 // Copies between host and device have a stream and memory of their own, so that they run beside the work on the caller's
-// stream. prefetch and write_back wait only for their copies. All other work is on the caller's stream (`stream`, the same
-// in all calls) and moves rows inside the device, so that advance delays a lookup little.
+// stream. prefetch and write_back wait only for their copies. All other work is on the caller's stream (`stream`, the
+// same in all calls). It moves rows inside the device, so advance delays a lookup little.
 #ifndef FUSEDREC_HASH_TABLE_CUDA_BUFFER_BUFFER_CUDA_H_
 #define FUSEDREC_HASH_TABLE_CUDA_BUFFER_BUFFER_CUDA_H_
 
@@ -28,7 +28,7 @@
 
 struct FusedrecDeviceBuffer;
 
-// Both buffers grow with the batches. Of the spec, max_rows, eviction and ttl must be 0.
+// Both buffers grow with the batches. max_rows, eviction and ttl of the spec must be 0.
 FUSEDREC_CUDA_API int fusedrec_buffer_create(const FusedrecTableSpec* spec, const FusedrecAllocator* allocator,
                                              FusedrecDeviceBuffer** buffer, void* stream);
 FUSEDREC_CUDA_API void fusedrec_buffer_destroy(FusedrecDeviceBuffer* buffer);

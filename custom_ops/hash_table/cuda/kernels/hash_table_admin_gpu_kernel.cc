@@ -35,20 +35,21 @@ absl::Status ReadSegment(OpKernelContext* ctx, const DeviceTableResource& resour
   return RequireSegment(*segment, resource.segments());
 }
 
-std::vector<int64_t> SizesOf(const DeviceTableResource& resource, int64_t* about) {
+std::vector<int64_t> SizesOf(const DeviceTableResource& resource, FusedrecTableTotals* totals) {
   std::vector<int64_t> sizes(resource.segments());
-  fusedrec_table_size(resource.table(), sizes.data(), about);
+  fusedrec_table_size(resource.table(), sizes.data(), totals);
   return sizes;
 }
 
 absl::Status Size(OpKernelContext* ctx, const DeviceTableResource& resource) {
-  int64_t about[4];
-  return upkeep::Give(ctx, 0, SizesOf(resource, about));
+  FusedrecTableTotals totals;
+  return upkeep::Give(ctx, 0, SizesOf(resource, &totals));
 }
 
 absl::Status Statistics(OpKernelContext* ctx, const DeviceTableResource& resource) {
-  int64_t about[4], all = 0;
-  const std::vector<int64_t> sizes = SizesOf(resource, about);
+  int64_t all = 0;
+  FusedrecTableTotals totals;
+  const std::vector<int64_t> sizes = SizesOf(resource, &totals);
   std::vector<int64_t> counted(5 * sizes.size());
   fusedrec_table_statistics(resource.table(), counted.data());
   Tensor* out;
@@ -59,13 +60,13 @@ absl::Status Statistics(OpKernelContext* ctx, const DeviceTableResource& resourc
     matrix(s, 0) = sizes[s];
     for (int i = 0; i < 5; ++i) matrix(s, 1 + i) = counted[5 * s + i];
   }
-  return upkeep::Give(ctx, 1, {about[2], about[3], 0, all, 0});
+  return upkeep::Give(ctx, 1, {totals.line_bytes, totals.chunk_bytes, 0, all, 0});
 }
 
 absl::Status Clock(OpKernelContext* ctx, const DeviceTableResource& resource) {
-  int64_t about[4];
-  SizesOf(resource, about);
-  return upkeep::Give(ctx, 0, {about[0], about[1]});
+  FusedrecTableTotals totals;
+  SizesOf(resource, &totals);
+  return upkeep::Give(ctx, 0, {totals.clock, totals.version});
 }
 
 absl::Status SetClock(OpKernelContext* ctx, const DeviceTableResource& resource) {
@@ -80,11 +81,12 @@ absl::Status Clear([[maybe_unused]] OpKernelContext* ctx, const DeviceTableResou
 }
 
 absl::Status Keys(OpKernelContext* ctx, const DeviceTableResource& resource) {
-  int64_t segment, count, about[4];
+  int64_t segment, count;
+  FusedrecTableTotals totals;
   Moment since;
   TF_RETURN_IF_ERROR(ReadSegment(ctx, resource, &segment));
   TF_RETURN_IF_ERROR(ReadMoment("since", ctx->input(2), &since));
-  const int64_t size = SizesOf(resource, about)[segment];
+  const int64_t size = SizesOf(resource, &totals)[segment];
   Tensor ids, handles;
   TF_RETURN_IF_ERROR(ctx->allocate_temp(tensorflow::DT_INT64, TensorShape({size}), &ids));
   TF_RETURN_IF_ERROR(ctx->allocate_temp(tensorflow::DT_INT64, TensorShape({size}), &handles));

@@ -60,9 +60,9 @@ absl::Status AllocateRows(OpKernelContext* ctx, const DeviceTableResource& resou
 }
 
 // Looks up into `rows`, null for none, and gives the last two outputs. Waits, for the number of distinct rows.
-// `ticket`: of a look-ahead of rows in host memory.
+// look_ahead: number of a look-ahead of rows in host memory.
 absl::Status LookUpInto(OpKernelContext* ctx, const DeviceTableResource& resource, const MessageInput& in,
-                        int64_t ticket, Storage storage, Tensor* rows) {
+                        int64_t look_ahead, Storage storage, Tensor* rows) {
   const int of_handles = ctx->num_outputs() - 2;
   int64_t num_rows;
   Tensor* inverse;
@@ -75,7 +75,7 @@ absl::Status LookUpInto(OpKernelContext* ctx, const DeviceTableResource& resourc
   int64_t* const found = Out<int64_t>(&handles).data();
   if (resource.host_rows() != nullptr) {
     const HostRows::Call call{in.message, ctx->input(1).NumElements(), CpuPool(ctx), StreamOf(ctx)};
-    TF_RETURN_IF_ERROR(resource.host_rows()->Lookup(call, ticket, kind, out, out_rows, numbers, found, &num_rows));
+    TF_RETURN_IF_ERROR(resource.host_rows()->Lookup(call, look_ahead, kind, out, out_rows, numbers, found, &num_rows));
   } else {
     TF_RETURN_IF_ERROR(resource.StatusOf(fusedrec_table_lookup(resource.table(), &in.message, kind, out, out_rows,
                                                                numbers, found, &num_rows, StreamOf(ctx)),
@@ -86,12 +86,12 @@ absl::Status LookUpInto(OpKernelContext* ctx, const DeviceTableResource& resourc
 }
 
 template <typename T>
-absl::Status LookUpFrom(OpKernelContext* ctx, const DeviceTableResource& resource, int64_t ticket) {
+absl::Status LookUpFrom(OpKernelContext* ctx, const DeviceTableResource& resource, int64_t look_ahead) {
   MessageInput in;
   Tensor* rows;
   TF_RETURN_IF_ERROR(ReadDeviceMessage(ctx, resource, &in));
   TF_RETURN_IF_ERROR(AllocateRows(ctx, resource, in.num_ids, &rows));
-  return LookUpInto(ctx, resource, in, ticket, StorageFor<T>(), rows);
+  return LookUpInto(ctx, resource, in, look_ahead, StorageFor<T>(), rows);
 }
 
 absl::Status Touch(OpKernelContext* ctx, const DeviceTableResource& resource) {
@@ -116,10 +116,10 @@ absl::Status Refresh(OpKernelContext* ctx, const DeviceTableResource& resource) 
 }
 
 // A table with all rows on the device reads nothing ahead, and its TableRefresh is a whole lookup. A table with rows in host
-// memory keeps the rows in its buffers; the mark holds the ticket that names them.
+// memory keeps the rows in its buffers; the mark holds the number of the look-ahead.
 absl::Status LookAhead(OpKernelContext* ctx, const DeviceTableResource& resource) {
   MessageInput in;
-  int64_t ticket = 0;
+  int64_t look_ahead = 0;
   Tensor *rows, *handles, *mark;
   TF_RETURN_IF_ERROR(ReadDeviceMessage(ctx, resource, &in));
   TF_RETURN_IF_ERROR(ctx->allocate_output(0, TensorShape({0, resource.spec().dim}), &rows));
@@ -127,9 +127,9 @@ absl::Status LookAhead(OpKernelContext* ctx, const DeviceTableResource& resource
   TF_RETURN_IF_ERROR(ctx->allocate_output(2, TensorShape({2}), &mark));
   if (resource.host_rows() != nullptr) {
     const HostRows::Call call{in.message, ctx->input(1).NumElements(), CpuPool(ctx), StreamOf(ctx)};
-    TF_RETURN_IF_ERROR(resource.host_rows()->LookAhead(call, &ticket));
+    TF_RETURN_IF_ERROR(resource.host_rows()->LookAhead(call, &look_ahead));
   }
-  mark->flat<int64_t>()(0) = ticket;
+  mark->flat<int64_t>()(0) = look_ahead;
   mark->flat<int64_t>()(1) = 0;
   return absl::OkStatus();
 }

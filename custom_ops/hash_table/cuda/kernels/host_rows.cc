@@ -78,7 +78,7 @@ absl::Status HostRows::Pack(const ParallelFor& parallel_for, const RowWanted& ro
       if (handle == kNoRow) continue;
       parcel->ids.push_back(seen_.ids[i]);
       parcel->handles.push_back(handle);
-      if (seen_.handles[seen_.order[i]] == kNoRow || seen_.ticket == 0) seen_.told.push_back({s, seen_.ids[i]});
+      if (seen_.handles[seen_.order[i]] == kNoRow || seen_.look_ahead == 0) seen_.told.push_back({s, seen_.ids[i]});
     }
     parcel->splits.push_back(parcel->ids.size());
   }
@@ -113,23 +113,23 @@ absl::Status HostRows::ReadAhead(const Call& call) {
   done = Pack(call.parallel_for, first_of_row, &parcel);
   if (!done.ok()) return done;
   done = StatusOf(fusedrec_buffer_prefetch(buffer_, parcel.ids.data(), parcel.splits.data(), parcel.records, call.stream));
-  if (done.ok()) seen_.ticket = ++tickets_;
+  if (done.ok()) seen_.look_ahead = ++look_aheads_;
   return done;
 }
 
-absl::Status HostRows::LookAhead(const Call& call, int64_t* ticket) {
+absl::Status HostRows::LookAhead(const Call& call, int64_t* look_ahead) {
   std::lock_guard<std::mutex> lock(mutex_);
   absl::Status done = WriteBack(call.parallel_for);
   if (done.ok()) done = ReadAhead(call);
-  *ticket = seen_.ticket;
+  *look_ahead = seen_.look_ahead;
   return done;
 }
 
-absl::Status HostRows::Lookup(const Call& call, int64_t ticket, int64_t storage, void* rows, int64_t out_rows,
+absl::Status HostRows::Lookup(const Call& call, int64_t look_ahead, int64_t storage, void* rows, int64_t out_rows,
                               int32_t* inverse, int64_t* handles, int64_t* num_rows) {
   std::lock_guard<std::mutex> lock(mutex_);
   absl::Status done = WriteBack(call.parallel_for);
-  if (done.ok() && (ticket == 0 || ticket != seen_.ticket)) done = ReadAhead(call);
+  if (done.ok() && (look_ahead == 0 || look_ahead != seen_.look_ahead)) done = ReadAhead(call);
   if (!done.ok()) return done;
   if (static_cast<int64_t>(seen_.entries.size()) != call.num_entries) return absl::InvalidArgumentError(kOtherMessage);
 

@@ -61,11 +61,11 @@ class HostRows {
   HostRows(const HostRows&) = delete;
   HostRows& operator=(const HostRows&) = delete;
 
-  // ticket: names this look-ahead to its lookup; never 0.
-  absl::Status LookAhead(const Call& call, int64_t* ticket);
-  // Arguments as in fusedrec_table_lookup; ticket 0: no look-ahead.
-  absl::Status Lookup(const Call& call, int64_t ticket, int64_t storage, void* rows, int64_t out_rows, int32_t* inverse,
-                      int64_t* handles, int64_t* num_rows);
+  // look_ahead: number that names this look-ahead to its lookup; never 0.
+  absl::Status LookAhead(const Call& call, int64_t* look_ahead);
+  // Arguments as in fusedrec_table_lookup; look_ahead 0: no look-ahead.
+  absl::Status Lookup(const Call& call, int64_t look_ahead, int64_t storage, void* rows, int64_t out_rows,
+                      int32_t* inverse, int64_t* handles, int64_t* num_rows);
   // rows [V, dim] of `storage`, in host memory. `peeks`: those that the next training lookup would answer.
   absl::Status Find(const Call& call, Storage storage, void* rows, bool peeks);
   absl::Status Prefetch(const Call& call);
@@ -82,7 +82,7 @@ class HostRows {
  private:
   // The rows of a look-ahead, which it has sent to the device.
   struct Seen {
-    int64_t ticket = 0;  // 0: nothing
+    int64_t look_ahead = 0;  // 0: nothing
     std::vector<int64_t> entries;
     std::vector<int32_t> splits;
     std::vector<int64_t> handles;  // [V]
@@ -117,7 +117,7 @@ class HostRows {
   FusedrecDeviceBuffer* const buffer_;
   std::mutex mutex_;  // one call at a time
   Seen seen_;
-  int64_t tickets_ = 0;
+  int64_t look_aheads_ = 0;
   std::vector<SegmentId> active_, waiting_;  // rows on the device, and rows that wait to go back, in their order there
   uint32_t clock_ = 0;       // of the lookup whose rows are active
   bool trainable_ = false;   // whether they are, as that lookup left them

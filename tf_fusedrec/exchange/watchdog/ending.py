@@ -17,10 +17,10 @@ import threading
 import time
 import types
 
+from tf_fusedrec.exchange.watchdog.board import Board
+from tf_fusedrec.exchange.watchdog.summary import left_behind
+from tf_fusedrec.exchange.watchdog.watchdog import Watchdog
 from tf_fusedrec.ops import watch_termination
-from tf_fusedrec.watchdog.board import Board
-from tf_fusedrec.watchdog.summary import left_behind
-from tf_fusedrec.watchdog.watchdog import Watchdog
 
 _EXIT_WITHIN_S = 60  # time that a failing rank has for its exit handlers
 _CAUSE_WAIT_S = 3.0  # wait for another rank's cause after Horovod aborted a collective

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from tests.watchdog.test_watchdog import run_program
+from tests.exchange.watchdog.test_watchdog import run_program
 
 PROGRAM = """
 import os
@@ -15,7 +15,7 @@ import signal
 import sys
 import numpy as np
 import tf_fusedrec as fr
-from tests.watchdog.test_watchdog import stop_this_process
+from tests.exchange.watchdog.test_watchdog import stop_this_process
 from tf_fusedrec import keras, optimizers, tf
 
 how, rule = sys.argv[1:]

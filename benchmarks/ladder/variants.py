@@ -1,4 +1,4 @@
-"""Data, experiments and steps of the four arms of benchmarks.ladder."""
+"""Data, experiments and steps of the four variants of benchmarks.ladder."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ IDS = {"item": 100_000, "shop": 20_000, "user_id": 100_000}  # ids of a column; 
 _HOUR = 3600
 
 
-class Arm(NamedTuple):
+class Variant(NamedTuple):
     """One step of the ladder, each with one technique more than the last."""
 
     merged: bool = False  # tables of equal options share exchanges
@@ -34,11 +34,11 @@ class Arm(NamedTuple):
     balanced: bool = False  # batches of all ranks have equal cost
 
 
-ARMS = {
-    "apart": Arm(),
-    "merged": Arm(merged=True),
-    "deduplicated": Arm(merged=True, unique=True),
-    "balanced": Arm(merged=True, unique=True, balanced=True),
+VARIANTS = {
+    "apart": Variant(),
+    "merged": Variant(merged=True),
+    "deduplicated": Variant(merged=True, unique=True),
+    "balanced": Variant(merged=True, unique=True, balanced=True),
 }
 
 
@@ -109,10 +109,10 @@ def tensors(rows: Rows) -> dict[str, Any]:
 
 
 class Step:
-    """A model of an arm, and its training step, traced once."""
+    """A model of a variant, and its training step, traced once."""
 
-    def __init__(self, arm: Arm, longest: int):
-        config = experiment(arm.merged, longest)
+    def __init__(self, variant: Variant, longest: int):
+        config = experiment(variant.merged, longest)
         keras.utils.set_random_seed(0)
         self.embedding = make_embedding(config)
         nothing = np.zeros(0, np.int64)
@@ -124,7 +124,7 @@ class Step:
             else tf.TensorSpec([None], column.dtype)
             for column in columns(config.model, "train")
         }
-        with contextlib.nullcontext() if arm.unique else _duplicates_travel():
+        with contextlib.nullcontext() if variant.unique else _duplicates_travel():
             self.function = tf.function(self.model.train_step, autograph=False).get_concrete_function(signature)
 
     def __call__(self, batch: dict[str, Any]) -> float:

@@ -18,7 +18,7 @@ from horovod.runner.common.util.hosts import get_host_assignments, parse_hosts
 from horovod.runner.http.http_server import RendezvousServer
 
 from tests.support.ranks import environment_of_ranks, run_ranks
-from tf_fusedrec.watchdog import summary
+from tf_fusedrec.exchange.watchdog import summary
 
 
 def stop_this_process(seconds):
@@ -82,7 +82,7 @@ PROGRAM = """
 import sys
 import numpy as np
 import tf_fusedrec as fr
-from tests.watchdog.test_watchdog import stop_this_process
+from tests.exchange.watchdog.test_watchdog import stop_this_process
 from tf_fusedrec import keras, tf
 
 fr.init(report_after_s=1 if sys.argv[1] == "stops" else 30)
@@ -200,8 +200,8 @@ def test_the_limit_that_ends_a_job_is_the_one_that_was_set_and_the_rank_that_sto
 
 HANGS = """
 import atexit, time
-from tf_fusedrec.watchdog.ending import Ending
-from tf_fusedrec.watchdog.watchdog import Watchdog
+from tf_fusedrec.exchange.watchdog.ending import Ending
+from tf_fusedrec.exchange.watchdog.watchdog import Watchdog
 
 class Board:
     def first_failure(self, wait_s=0.0):

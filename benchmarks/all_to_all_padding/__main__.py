@@ -1,6 +1,6 @@
 """Question: how much time does an all-to-all save when its send buffer is padded to a bucket?
 
-    python -m benchmarks.alltoall_padding [--quick] [--json FILE]
+    python -m benchmarks.all_to_all_padding [--quick] [--json FILE]
 
 A padded buffer keeps its first dimension from step to step, so that Horovod's response cache replaces a negotiation
 (custom_ops/common/bucket.h). The peer sends buffers of the exact size, which changes at every step. The padding does
@@ -82,7 +82,7 @@ def _measure(rows: int, at_once: int, repeats: int) -> dict[str, Any]:
 
 def main() -> None:
     arguments = harness.parse_arguments(__doc__)
-    harness.on_ranks("benchmarks.alltoall_padding", RANKS)
+    harness.on_ranks("benchmarks.all_to_all_padding", RANKS)
     fr.init()
     repeats = 200 if arguments.quick else 600
     cases = [_measure(rows, at_once, repeats) for rows, at_once in itertools.product((1_000, 22_000), (1, 3, 10))]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from tf_fusedrec.watchdog.board import Board
-from tf_fusedrec.watchdog.ending import Ending
-from tf_fusedrec.watchdog.watchdog import Watchdog
+from tf_fusedrec.exchange.watchdog.board import Board
+from tf_fusedrec.exchange.watchdog.ending import Ending
+from tf_fusedrec.exchange.watchdog.watchdog import Watchdog
 
 REPORT_AFTER_S = 60.0
 GIVE_UP_AFTER_S = 600  # Horovod's own default of 30 s would end a job with a slow disk.

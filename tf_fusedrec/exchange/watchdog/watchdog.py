@@ -1,8 +1,8 @@
 """A thread that reports which collective waits for which rank, because a blocked collective cannot report itself.
 
 Ops record the begin and end of each collective (ops.collective_marks). The thread of each rank reads these records and
-publishes them on the board from time to time, and immediately when a collective waits for more than a moment. Rank 0
-reads the states of all ranks and publishes a summary, which the waiting ranks read. A rank whose heartbeat does not
+publishes them on the board from time to time. It publishes at once when a collective waits for more than a moment. Rank
+0 reads the states of all ranks and publishes a summary, which the waiting ranks read. A rank whose heartbeat does not
 change is stopped or out of reach. The thread sleeps between polls and uses less than a thousandth of a core.
 """
 
@@ -15,9 +15,9 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from tf_fusedrec.exchange.watchdog.board import Board
+from tf_fusedrec.exchange.watchdog.summary import keeps_waiting, left_behind, summarize, whom_it_waits_for
 from tf_fusedrec.ops import Mark, collective_marks, termination
-from tf_fusedrec.watchdog.board import Board
-from tf_fusedrec.watchdog.summary import keeps_waiting, left_behind, summarize, whom_it_waits_for
 
 _MOMENT_S = 2.0  # A collective that waits longer is published on the board.
 _RANKS_PER_S = 100  # bound on the ranks that rank 0 reads per second, and on the readers of the board

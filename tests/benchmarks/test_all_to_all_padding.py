@@ -1,8 +1,8 @@
-"""The rows that ranks of benchmarks.alltoall_padding send are a pure function of step and rank."""
+"""The rows that ranks of benchmarks.all_to_all_padding send are a pure function of step and rank."""
 
 import numpy as np
 
-from benchmarks.alltoall_padding.__main__ import DIM, rows_of
+from benchmarks.all_to_all_padding.__main__ import DIM, rows_of
 
 
 def test_rows_are_a_pure_function_of_step_and_rank():

@@ -15,7 +15,7 @@ A check comes first: the first three variants train the same batches, so their l
 variants take turns, step by step. A step takes as long as its slowest rank.
 
 Fields: samples_per_s_<variant> (rows of all ranks), ratio_<variant> (over "apart"),
-ids_sent_<variant> (share of a step's ids that travels), all_to_alls_<variant> (of a step).
+ids_sent_<variant> (share of a step's ids that travels), alltoalls_<variant> (of a step).
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def summary(
     fields: dict[str, float] = {f"samples_per_s_{name}": rows / median for name, median in medians.items()}
     fields |= {f"ratio_{name}": medians["apart"] / median for name, median in medians.items()}
     fields |= {f"ids_sent_{name}": share for name, share in ids.items()}
-    return fields | {f"all_to_alls_{name}": count for name, count in all_to_alls.items()}
+    return fields | {f"alltoalls_{name}": count for name, count in all_to_alls.items()}
 
 
 def measure(count: int, rounds: int) -> dict[str, Any]:

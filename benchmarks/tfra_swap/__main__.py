@@ -13,7 +13,7 @@ Fields:
   ratio                           median step of TFRA over ours
   ratio_as_launched               the same for tfra_as_launched
   max_loss_difference             over the checked steps and ranks
-  all_to_alls_tfra, all_to_alls_ours  per step and rank, counted in the traced graphs
+  alltoalls_tfra, alltoalls_ours  per step and rank, counted in the traced graphs
 """
 
 import contextlib
@@ -149,12 +149,12 @@ def main() -> None:
     example = list(map(tf.constant, batches.batch(0, 0)))
     for name, step in steps.items():
         graph = step.get_concrete_function(*example).graph.as_graph_def()
-        fields[f"all_to_alls_{name}"] = count_nodes(graph, "HorovodAlltoall")
+        fields[f"alltoalls_{name}"] = count_nodes(graph, "HorovodAlltoall")
     seconds = measure(steps, batches, warmup=10, repeats=60 if arguments.quick else 300)
     timings = {name: harness.timing(values) for name, values in seconds.items()}
     fields["ratio"] = timings["tfra"].median_s / timings["ours"].median_s
     fields["ratio_as_launched"] = timings[AS_LAUNCHED].median_s / timings["ours"].median_s
-    fields[f"all_to_alls_{AS_LAUNCHED}"] = fields["all_to_alls_tfra"]
+    fields[f"alltoalls_{AS_LAUNCHED}"] = fields["alltoalls_tfra"]
     for name, timing in timings.items():
         fields |= {f"ms_{name}": 1e3 * timing.median_s, f"ms_p90_{name}": 1e3 * timing.p90_s}
     if fr.collectives.rank() > 0:
@@ -165,7 +165,7 @@ def main() -> None:
     rows = [
         {
             "": name, "ms": fields[f"ms_{name}"], "p90": fields[f"ms_p90_{name}"],
-            "all-to-alls": fields[f"all_to_alls_{name}"],
+            "all-to-alls": fields[f"alltoalls_{name}"],
         }
         for name in timings
     ]  # fmt: skip

@@ -85,7 +85,7 @@ def summary(times: Mapping[str, StepTimes], all_to_alls: Mapping[str, int]) -> d
             fields[f"p10_ratio_vs_{name}"] = fields[f"ms_p10_{name}"] / fields["ms_p10_ours"]
             fields[f"cpu_ratio_vs_{name}"] = fields[f"cpu_ms_{name}"] / fields["cpu_ms_ours"]
     fields["ratio_native_vs_tfra"] = fields["ratio_vs_tfra"]
-    fields["all_to_alls_per_step"] = dict(all_to_alls)
+    fields["alltoalls_per_step"] = dict(all_to_alls)
     return fields
 
 

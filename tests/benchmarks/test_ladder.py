@@ -59,5 +59,5 @@ def test_fields_by_hand():
     fields = ladder.summary(seconds, 10, {"apart": 1.0}, {"apart": 36})
     assert fields == {
         "samples_per_s_apart": 2, "samples_per_s_merged": 4, "ratio_apart": 1, "ratio_merged": 2,
-        "ids_sent_apart": 1, "all_to_alls_apart": 36,
+        "ids_sent_apart": 1, "alltoalls_apart": 36,
     }  # fmt: skip

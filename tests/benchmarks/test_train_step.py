@@ -73,4 +73,4 @@ def test_summary_has_the_fields_that_the_readme_names():
     assert fields["ratio_vs_tfra_fused"] == pytest.approx(2)
     assert fields["cpu_ratio_vs_tfra"] == pytest.approx(4)
     assert fields["ms_p90_ours"] == pytest.approx(23.6)
-    assert fields["all_to_alls_per_step"] == {"tfra": 78, "tfra_fused": 4, "ours": 3}
+    assert fields["alltoalls_per_step"] == {"tfra": 78, "tfra_fused": 4, "ours": 3}

@@ -48,8 +48,8 @@ TABLES = (
             ),
             Row(
                 "all-to-alls per step: TFRA / TFRA's parts, fused / ours",
-                "{train_step[all_to_alls_per_step][tfra]} / {train_step[all_to_alls_per_step][tfra_fused]} / "
-                "{train_step[all_to_alls_per_step][ours]}", STEP,
+                "{train_step[alltoalls_per_step][tfra]} / {train_step[alltoalls_per_step][tfra_fused]} / "
+                "{train_step[alltoalls_per_step][ours]}", STEP,
             ),
             Row(
                 "a TFRA program: as launched / at best / changed import and `fuse`",
@@ -61,7 +61,7 @@ TABLES = (
             ),
             Row(
                 "the same: all-to-alls per step, largest difference of a loss",
-                "{tfra_swap[all_to_alls_tfra]} / {tfra_swap[all_to_alls_ours]}, {tfra_swap[max_loss_difference]:.0e}",
+                "{tfra_swap[alltoalls_tfra]} / {tfra_swap[alltoalls_ours]}, {tfra_swap[max_loss_difference]:.0e}",
                 SWAP,
             ),
         ),

@@ -8,7 +8,7 @@ from tools.docs.figures import Row
 # The README: three reasons, then six figures.
 WHY = """\
 - **One exchange for all features.** A step with {train_step[setting][features]} features makes \
-{train_step[all_to_alls_per_step][ours]} all-to-alls, TFRA's layers make {train_step[all_to_alls_per_step][tfra]}. \
+{train_step[alltoalls_per_step][ours]} all-to-alls, TFRA's layers make {train_step[alltoalls_per_step][tfra]}. \
 The step is {train_step[ratio_vs_tfra_as_launched]:.1f} times as fast as TFRA as its users launch it, and \
 {train_step[ratio_vs_tfra]:.1f} times as fast as TFRA at its best settings.
 - **A hash table that trains in place.** Lookup and update of 81,920 ids take \

@@ -72,4 +72,18 @@ def in_xla_context(graph: tf.Graph) -> bool:
     return _control_flow.GraphOrParentsInXlaContext(graph)
 
 
-__all__ = ["XSpace", "converted_as_here", "in_xla_context", "keras", "tf"]
+KERAS_3 = "comes from Keras 3. Remedy: the same of tf_fusedrec.keras; docs/install.md says what works beside Keras 3."
+
+
+def of_keras_3(value: object) -> bool:
+    """Whether a model, layer, optimizer, loss, metric or symbolic tensor is one of Keras 3."""
+    return any(kind.__module__.split(".")[0] == "keras" for kind in type(value).__mro__)
+
+
+def in_keras_3_call() -> bool:
+    """Whether a layer or model of Keras 3 calls. It does not see the weights of a legacy layer, so it trains none."""
+    state = sys.modules.get("keras.src.backend.common.global_state")  # Keras 3 has no public name for its running call
+    return state is not None and state.get_global_attribute("current_call_ctx") is not None
+
+
+__all__ = ["KERAS_3", "XSpace", "converted_as_here", "in_keras_3_call", "in_xla_context", "keras", "of_keras_3", "tf"]

@@ -200,7 +200,7 @@ def test_a_library_for_another_tensorflow_says_so(installed, tmp_path):
     done = run_installed(LOAD, tmp_path, other)
     assert done.returncode != 0
     running = importlib.metadata.version("tensorflow")
-    assert f"were built for TensorFlow 2.15.1, but TensorFlow {running} is running" in done.stderr
+    assert f"were built for TensorFlow 2.15.1, but TensorFlow {running} is installed" in done.stderr
 
 
 def listed(*command: str) -> str:

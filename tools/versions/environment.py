@@ -38,6 +38,10 @@ class Environment:
         # Nothing of this clone's .venv: no GPU kernels, because their headers are TensorFlow's own.
         self.env = {**clean_environment(self.clone / ".venv"), "FUSEDREC_CUDA": "0"}
 
+    def is_made(self) -> bool:
+        """Whether an earlier run has finished the installations."""
+        return (self.folder / "installed.txt").exists()
+
     def make(self) -> None:
         """Makes or updates the environment.
 
@@ -46,7 +50,7 @@ class Environment:
         """
         self.clone.mkdir(parents=True, exist_ok=True)
         self.copy_sources()
-        if not (self.folder / "installed.txt").exists():
+        if not self.is_made():
             shutil.rmtree(self.clone / ".venv", ignore_errors=True)
             self._run("virtual environment", [find_python(self.pair.python), "-m", "venv", ".venv"])
             self._pip("build tools and TensorFlow", "-r", "requirements/build.txt", *self.pair.requirements())

@@ -11,10 +11,12 @@ import importlib.metadata
 import importlib.util
 import os
 import pathlib
+import random
 import re
 import runpy
 import sys
 from collections.abc import Callable
+from typing import Any
 
 if sys.version_info < (3, 10):  # noqa: UP036  Messages for a Python that pip would not have chosen.
     raise ImportError(
@@ -104,6 +106,18 @@ from tensorflow.tsl.profiler.protobuf.xplane_pb2 import XSpace  # noqa: E402  Th
 # public list of modules to skip. Keras still converts a user's layers, and converted_as_here a user's functions.
 _LEFT_ALONE = ("tf_keras", "tensorflow_recommenders_addons", "tf_fusedrec")
 _autograph.CONVERSION_RULES = (*map(_autograph.DoNotConvert, _LEFT_ALONE), *_autograph.CONVERSION_RULES)
+
+
+def _create_seed(self: Any, given: int | None) -> int:
+    """Draws a layer's seed from the generator of keras.utils.set_random_seed, or from Python's own."""
+    if given is not None:
+        return given
+    return (getattr(keras.src.backend._SEED_GENERATOR, "generator", None) or random).randint(1, 10**9)
+
+
+if tuple(map(int, keras.__version__.split(".")[:2])) < (2, 19):
+    # These releases draw an integer up to the float 1e9, which Python 3.12 refuses: no layer after set_random_seed.
+    keras.src.backend.RandomGenerator._create_seed = _create_seed
 
 
 def converted_as_here(function: Callable) -> Callable:

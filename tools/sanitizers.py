@@ -96,7 +96,7 @@ def algorithms() -> list[pathlib.Path]:
 
 def programs(kind: Kind) -> list[pathlib.Path]:
     """Returns the sources of tests/cpp, one program each."""
-    sources = sorted((ROOT / PROGRAMS).glob("*.cc"))
+    sources = sorted((ROOT / PROGRAMS).rglob("*.cc"))
     wanted = [path for path in sources if not kind.only_threads or '"threads.h"' in path.read_text(encoding="utf-8")]
     return [path.relative_to(ROOT) for path in wanted]
 

@@ -5,7 +5,7 @@
 The benchmark counts the multiplications and additions of GRM's matrix products, from the lengths of a data set's
 training rows. It times nothing. Attention counts the visible pairs, which a kernel without padding computes. The count
 omits element-wise work and embedding lookups. Both layouts give the same exposures the same scores
-(tests/models/test_grm.py).
+(tests/models/ranking/test_grm.py).
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "batches.h"
+#include "hash_table/batches.h"
 #include "check.h"
 #include "common/bucket.h"
 #include "common/hash.h"

@@ -27,7 +27,7 @@ CRITEO = "tests/examples/test_criteo_dlrm.py::test_two_ranks_find_the_signal_tha
 PROFILING = "tests/docs/test_profiling.py"
 DEPLOY = "tests/examples/test_deploy.py"
 MOVIELENS = "tests/data/test_movielens.py::test_every_form_gives_the_same"
-SERVE = "tests/models/test_serve.py"
+SERVE = "tests/models/serve/test_serve.py"
 TRIED = f"{SERVE}::test_the_program_where_only_tensorflow_is_installed"
 
 # The request of docs/served_model.md.
@@ -101,7 +101,7 @@ RUN_ELSEWHERE = {
     "python -m pytest -q tests/optimizers/test_optimizers.py tests/embedding/test_native_optimizers.py": (
         "tests/optimizers/test_optimizers.py::test_a_record_gives_rule_hyperparameters_and_slots"
     ),
-    "python -m pytest -q tests/embedding/test_capacity.py tests/ops/test_hash_table.py": (
+    "python -m pytest -q tests/embedding/test_capacity.py tests/ops/hash_table/test_hash_table.py": (
         "tests/embedding/test_capacity.py::test_rows_are_those_of_a_dict_after_every_step"
     ),
     "python -m pytest -q tests/data/test_sequences.py tests/data/test_convert.py": (
@@ -134,12 +134,14 @@ RUN_ELSEWHERE = {
     "python -m benchmarks.segment_unique --quick --json segment_unique.json": (
         "tests/benchmarks/test_op_benchmarks.py::test_quick_run_writes_its_cases"
     ),
-    "python -m benchmarks.overlap --quick --json overlap.json": "tests/benchmarks/test_overlap.py::test_a_tiny_run",
+    "python -m benchmarks.overlap --quick --json overlap.json": (
+        "tests/benchmarks/overlap/test_overlap.py::test_a_tiny_run"
+    ),
     "python -m benchmarks.horovod_queue --json queue.json": (
         "tests/benchmarks/test_horovod_queue.py::test_a_step_is_charged_with_its_splits"
     ),
     "python -m benchmarks.schedule_quality --run runs/schedule_quality --json quality.json": (
-        "tests/benchmarks/test_schedule_quality.py::test_jobs_are_trained_once_and_compared_with_sync_of_the_same_seeds"
+        "tests/benchmarks/schedule_quality/test_schedule_quality.py::test_jobs_are_trained_once_and_compared_with_sync_of_the_same_seeds"
     ),
     "python -m benchmarks.serving --quick --json serving.json": "tests/benchmarks/test_serving.py::test_fields",
     "pip install -r requirements/serve.txt": (

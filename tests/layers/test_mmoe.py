@@ -75,8 +75,21 @@ def test_chosen_experts_equal_the_dense_form_in_both_passes(top_k, rows):
         np.testing.assert_allclose(ours, wanted, atol=2e-5)  # float32 sums of up to 40 tokens in another order
 
 
-def test_an_expert_reads_the_tokens_that_keep_it_only():
-    """Expert 3 is the choice of no token. NaN weights of it would show in all of them."""
+@pytest.mark.parametrize("top_k", [1, 2, 3])
+def test_an_expert_is_computed_for_the_tokens_that_keep_it_only(top_k):
+    layer = built(top_k, num_tasks=3)
+    x = np.random.default_rng(1).normal(size=(40, 3)).astype(np.float32)
+    chosen = np.argsort(-(x @ layer.gate_kernel.numpy()).reshape(40, 3, 4), axis=-1)[..., :top_k]
+    pairs = sorted({(expert, token) for token in range(40) for expert in chosen[token].ravel()})
+    experts = np.maximum(x @ layer.expert_kernel.numpy() + layer.expert_bias.numpy(), 0).reshape(40, 4, 5)
+    rows, _ = layer._chosen_experts(tf.constant(x), tf.constant(chosen, tf.int32))
+    assert len(rows) == len(pairs) < 40 * 4
+    expected = np.stack([experts[token, expert] for expert, token in pairs])
+    np.testing.assert_allclose(rows, expected, atol=1e-6)  # float32 sums of 4 terms
+
+
+def test_weights_of_an_expert_that_no_token_keeps_are_not_read():
+    """NaN weights of expert 3 would show in all outputs if its gates of zero weighed it."""
     layer = built(top_k=2)
     layer.gate_kernel.assign(np.tile([[3.0, 2.0, 1.0, -9.0]], [3, 2]))
     x = tf.constant(np.random.default_rng(0).uniform(size=[7, 3]).astype(np.float32))

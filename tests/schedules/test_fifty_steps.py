@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from tests.schedules import clicks
-from tests.schedules.test_frozen_window_ranks import assert_equals_accumulation
-from tests.schedules.test_sequence_models import COUNTED, KUAIRAND, M, _accumulated, _make
+from tests.schedules.frozen_window.test_ranks import assert_equals_accumulation
+from tests.schedules.frozen_window.test_sequence_models import COUNTED, KUAIRAND, M, _accumulated, _make
 from tests.support.ranks import run_ranks
 from tests.support.shared import shared_path
 from tf_fusedrec.data.converters.kuairand import convert_kuairand
@@ -91,7 +91,7 @@ def _assert_same(state, wanted, what):
 @pytest.mark.parametrize("world_size", [2, 4])
 def test_fifty_steps_on_real_data(world_size, monkeypatch, tmp_path):
     convert_kuairand(shared_path("data/kuairand_explicit"), tmp_path / "out")
-    monkeypatch.setenv("HOROVOD_FUSION_THRESHOLD", "0")  # see test_frozen_window_ranks.py
+    monkeypatch.setenv("HOROVOD_FUSION_THRESHOLD", "0")  # see frozen_window/test_ranks.py
     results = run_ranks(_all, world_size, timeout_s=600, ranks=world_size, folder=str(tmp_path / "out/train"))
     for rank, (found, accumulated, stale) in enumerate(results):
         for name, reference in (("DualBuffer", "Sync"), ("Nested", "FrozenWindow")):

@@ -1,4 +1,4 @@
-"""Every schedule under both topologies of groups, 4 processes. One group: test_fifty_steps.py, test_in_flight_grm.py.
+"""Every schedule under both topologies of groups, 4 processes. One group: test_fifty_steps.py, in_flight/test_grm.py.
 
 Exact schedules equal their reference bit for bit, under the same topology. Micro-batches equal whole batches except for
 rounding. All are near a simulation without ranks and schedules, with each schedule's staleness and with separate groups
@@ -8,7 +8,8 @@ where the topology has them.
 import numpy as np
 import pytest
 
-from tests.schedules import clicks, delayed
+from tests.schedules import clicks
+from tests.schedules.in_flight import delayed
 from tests.support.ranks import run_ranks
 from tf_fusedrec import keras, tf
 from tf_fusedrec.exchange.topology import Topology

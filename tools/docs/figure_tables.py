@@ -15,9 +15,9 @@ NEGATIVES = "python -m benchmarks.negatives --json F"
 ML1M = "python -m benchmarks.retrieval_ml1m --json F"
 KUAIRAND = "python -m benchmarks.ranking --data path/to/kuairand --json F"
 
-CHECKPOINT = "python -m benchmarks.checkpoint --quick --json F"
+CHECKPOINT = "python -m benchmarks.checkpoint --json F"
 SCALE = "python -m benchmarks.scale --json F"
-ATTENTION = "python -m benchmarks.attention --quick --json F"
+ATTENTION = "python -m benchmarks.attention --json F"
 BATCHING = "python -m benchmarks.sequence_batching --json F"
 SERVING = "python -m benchmarks.serving --quick --json F"
 SHARED = "python -m benchmarks.retrieval_ml1m --negatives 64 --expansion 2 --json F"
@@ -204,6 +204,11 @@ TABLES = (
                 "{attention[gemm_fraction]:.2f} / {attention[gemm_fraction_bias]:.2f}", ATTENTION,
             ),
             Row(
+                "an HSTU block with gate and norm outside the op / inside",
+                "{attention[ms_block_outside]:.0f} / {attention[ms_block_fused]:.0f} ms, "
+                "{attention[block_fused_ratio]:.2f} times", ATTENTION,
+            ),
+            Row(
                 "negatives, logits in segments / gathered rows: peak memory, time",
                 "{negatives[peak_memory_ratio]:.2f}, {negatives[step_time_ratio]:.2f}", NEGATIVES,
             ),
@@ -260,18 +265,21 @@ TABLES = (
                 "python -m benchmarks.retrieval_ml1m --model sasrec --json F",
             ),
             Row(
-                "KuaiRand, AUC of click: rates / DLRM / GRM",
+                "KuaiRand, AUC of click: rates / DLRM / DIN / DCN-V2 / GRM",
                 "{ranking_kuairand[auc_rates]:.3f} / {ranking_kuairand[auc_dlrm]:.3f} / "
+                "{ranking_kuairand[auc_din]:.3f} / {ranking_kuairand[auc_dcn]:.3f} / "
                 "{ranking_kuairand[auc_grm]:.3f}", KUAIRAND,
             ),
             Row(
-                "KuaiRand, AUC of long view: rates / DLRM / GRM",
+                "KuaiRand, AUC of long view: rates / DLRM / DIN / DCN-V2 / GRM",
                 "{ranking_kuairand[second_auc_rates]:.3f} / {ranking_kuairand[second_auc_dlrm]:.3f} / "
+                "{ranking_kuairand[second_auc_din]:.3f} / {ranking_kuairand[second_auc_dcn]:.3f} / "
                 "{ranking_kuairand[second_auc_grm]:.3f}", KUAIRAND,
             ),
             Row(
-                "KuaiRand, GAUC of click: rates / DLRM / GRM",
+                "KuaiRand, GAUC of click: rates / DLRM / DIN / DCN-V2 / GRM",
                 "{ranking_kuairand[gauc_rates]:.3f} / {ranking_kuairand[gauc_dlrm]:.3f} / "
+                "{ranking_kuairand[gauc_din]:.3f} / {ranking_kuairand[gauc_dcn]:.3f} / "
                 "{ranking_kuairand[gauc_grm]:.3f}", KUAIRAND,
             ),
             Row(

@@ -18,7 +18,7 @@ from tf_fusedrec.data.layouts import write_dataset
 from tf_fusedrec.data.rows import Ragged, Rows, splits_of
 from tf_fusedrec.layers import jagged
 
-CONFIGS = pathlib.Path(__file__).parents[2] / "configs"
+CONFIGS = pathlib.Path(__file__).parents[3] / "configs"
 INPUTS = {
     "contextual": ["gender"], "contextual_lists": ["likes"], "contextual_dense": ["age"],
     "item_features": ["year"], "item_lists": ["genre"], "history_dense": ["count", "rating"],

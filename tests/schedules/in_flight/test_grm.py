@@ -5,8 +5,8 @@ simulation has no ranks: every step's loss is the mean over the positions of all
 import numpy as np
 import pytest
 
-from tests.schedules import delayed
-from tests.schedules.test_sequence_models import KUAIRAND, _of_any_size
+from tests.schedules.frozen_window.test_sequence_models import KUAIRAND, _of_any_size
+from tests.schedules.in_flight import delayed
 from tests.support.ranks import run_ranks
 from tests.support.shared import shared_path
 from tf_fusedrec import keras, tf

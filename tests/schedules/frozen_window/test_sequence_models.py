@@ -7,8 +7,8 @@ import numpy as np
 from tests.models.batches import ranking_batch, retrieval_batch
 from tests.models.experiments import RANKING, RETRIEVAL
 from tests.schedules import clicks
-from tests.schedules.rank_sums import RankSums
-from tests.schedules.test_frozen_window_ranks import assert_equals_accumulation
+from tests.schedules.frozen_window.rank_sums import RankSums
+from tests.schedules.frozen_window.test_ranks import assert_equals_accumulation
 from tests.support.graphs import reduced_in_between
 from tests.support.ranks import run_ranks
 
@@ -179,7 +179,7 @@ def assert_equals_both(results):
 
 
 def test_grm_equals_accumulation_and_whole_batches(monkeypatch):
-    monkeypatch.setenv("HOROVOD_FUSION_THRESHOLD", "0")  # see test_frozen_window_ranks.py
+    monkeypatch.setenv("HOROVOD_FUSION_THRESHOLD", "0")  # see test_ranks.py
     assert_equals_both(run_ranks(_grm, 2, timeout_s=480, ranks=2))
 
 

@@ -5,7 +5,7 @@ import pytest
 
 from models.din import DIN
 from models.experiment.model_config import DINConfig
-from tests.models import exposure_oracle as oracle
+from tests.models.ranking import exposure_oracle as oracle
 from tf_fusedrec import tf
 
 CONFIG = DINConfig(**oracle.FIELDS, attention_units=(5, 3), top_units=(7, 6))

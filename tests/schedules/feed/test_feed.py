@@ -5,7 +5,7 @@ import pytest
 
 import tf_fusedrec as fr
 from tests.schedules import clicks
-from tests.schedules.ahead import RouteAhead
+from tests.schedules.feed.ahead import RouteAhead
 from tf_fusedrec import keras, tf
 from tf_fusedrec.schedules import FrozenWindow, PipelinedModel
 

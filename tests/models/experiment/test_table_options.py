@@ -12,10 +12,10 @@ from models import build
 from models.experiment import records as experiment
 from models.experiment import table_options
 from tests.models.batches import ranking_batch
-from tests.models.test_experiment import fields
+from tests.models.experiment.test_experiment import fields
 from tf_fusedrec import initializers, keras, optimizers, tf
 
-PAGE = pathlib.Path(__file__).parents[2] / "docs/configuration.md"
+PAGE = pathlib.Path(__file__).parents[3] / "docs/configuration.md"
 # A value other than the default for every field of TableConfig, in the words of a YAML file, and the options it needs.
 VALUES = {
     "dim": (16, {}),

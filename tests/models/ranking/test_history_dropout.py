@@ -8,8 +8,8 @@ from models.din import DIN
 from models.dlrm import DLRM
 from models.experiment.model_config import DCNConfig, DINConfig, DLRMConfig, GRMConfig
 from models.grm import GRM
-from tests.models import exposure_oracle as oracle
 from tests.models.batches import ragged
+from tests.models.ranking import exposure_oracle as oracle
 
 MODELS = [(GRM, GRMConfig), (DLRM, DLRMConfig), (DIN, DINConfig), (DCN, DCNConfig)]
 

@@ -1,8 +1,8 @@
 """The training step on a table: lookups, inference lookups and updates against a dictionary.
 
-Four files beside it test the rest: test_hash_table_properties.py (any sequence of operations),
-test_hash_table_storage.py (16 bits, two pools), test_hash_table_upkeep.py (all ops outside the training step) and
-test_hash_table_errors.py.
+Four files beside it test the rest: test_properties.py (any sequence of operations),
+test_storage.py (16 bits, two pools), test_upkeep.py (all ops outside the training step) and
+test_errors.py.
 """
 
 import numpy as np

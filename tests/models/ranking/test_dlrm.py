@@ -5,7 +5,7 @@ import pytest
 
 from models.dlrm import DLRM
 from models.experiment.model_config import DLRMConfig
-from tests.models import exposure_oracle as oracle
+from tests.models.ranking import exposure_oracle as oracle
 from tf_fusedrec import keras, tf
 
 CONFIG = DLRMConfig(**oracle.FIELDS, bottom_units=(5,), top_units=(7, 6))

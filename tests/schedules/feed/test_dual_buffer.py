@@ -5,7 +5,7 @@ import pytest
 
 import tf_fusedrec as fr
 from tests.schedules import clicks
-from tests.schedules.test_feed import Stop, dataset, unknown
+from tests.schedules.feed.test_feed import Stop, dataset, unknown
 from tf_fusedrec import keras
 from tf_fusedrec.schedules import DualBuffer, FrozenWindow, Nested, PipelinedModel
 

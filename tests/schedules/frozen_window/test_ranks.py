@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tests.schedules import clicks
-from tests.schedules.rank_sums import RankSums
+from tests.schedules.frozen_window.rank_sums import RankSums
 from tests.support.ranks import run_ranks
 
 STEPS = 4

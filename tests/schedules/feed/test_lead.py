@@ -3,8 +3,8 @@
 import pytest
 
 from tests.schedules import clicks
-from tests.schedules.test_dual_buffer import assert_same, fitted, states_with_removals
-from tests.schedules.test_feed import dataset, unknown
+from tests.schedules.feed.test_dual_buffer import assert_same, fitted, states_with_removals
+from tests.schedules.feed.test_feed import dataset, unknown
 from tests.support.graphs import ancestors
 from tf_fusedrec.schedules import DualBuffer, FrozenWindow, Nested, registry
 

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 import tf_fusedrec as fr
-from tests.schedules import clicks, delayed
+from tests.schedules import clicks
+from tests.schedules.in_flight import delayed
 from tf_fusedrec import keras, tf
 from tf_fusedrec.schedules import Pipelined, PipelinedModel, SemiAsync
 

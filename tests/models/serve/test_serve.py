@@ -26,7 +26,7 @@ from tests.support.only_tensorflow import make_environment
 from tests.support.served import Client, served
 from tf_fusedrec import keras, tf
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+ROOT = pathlib.Path(__file__).resolve().parents[3]
 # The same rows and weights, in sums of other lengths.
 TOLERANCE = 1e-6
 

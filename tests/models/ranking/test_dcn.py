@@ -5,7 +5,7 @@ import pytest
 
 from models.dcn import DCN
 from models.experiment.model_config import DCNConfig
-from tests.models import exposure_oracle as oracle
+from tests.models.ranking import exposure_oracle as oracle
 from tf_fusedrec import tf
 
 COLUMNS = 4 + 8 * (4 + 3)

@@ -9,7 +9,7 @@ from models.experiment import load
 from models.parts.encoders import encoder_blocks
 from tf_fusedrec import tf
 
-CONFIGS = pathlib.Path(__file__).resolve().parents[2] / "configs"
+CONFIGS = pathlib.Path(__file__).resolve().parents[3] / "configs"
 # Millions of parameters: TurboGR, table 1 (rows of "long" have longer position tables than those of "large").
 PUBLISHED = {
     "turbogr_hstu_tiny": 0.17, "turbogr_hstu_small": 1.33, "turbogr_hstu_medium": 10.52, "turbogr_hstu_large": 83.97,

@@ -13,7 +13,7 @@ from tests.models import batches
 from tf_fusedrec import keras, schedules, tf
 from tf_fusedrec.optimizers import rules as optimizers
 
-CONFIGS = sorted((pathlib.Path(__file__).parents[2] / "configs").glob("*.yaml"))
+CONFIGS = sorted((pathlib.Path(__file__).parents[3] / "configs").glob("*.yaml"))
 HEADER = ("Reproduces:", "Source:", "Date:", "Machine:", "Command:", "Expected:")
 
 

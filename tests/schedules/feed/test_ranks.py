@@ -41,7 +41,7 @@ class Calls(keras.callbacks.Callback):
 def _cases():
     """Body: returns the result of each case, and of an equal number of batches on all ranks, with empty ones."""
     import tf_fusedrec as fr
-    from tests.schedules.ahead import RouteAhead
+    from tests.schedules.feed.ahead import RouteAhead
     from tf_fusedrec.schedules import FrozenWindow, Nested
 
     rank = fr.collectives.rank()

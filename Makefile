@@ -72,7 +72,7 @@ test: setup ## Checks style and types, runs the C++ tests under sanitizers, then
 # A worker for each of two cores. Each begins with half of the list, so that fixtures of a module are made once.
 	@$(BIN)/python -m pytest -q --durations=10 --numprocesses 2 --dist worksteal
 
-test-on: ## Tests with another TensorFlow and Python, in an environment of their own: TENSORFLOW=2.21.0 PYTHON=3.12.
+test-on: ## Tests with another TensorFlow and Python, and builds their wheel into dist/: TENSORFLOW=2.21.0 PYTHON=3.12.
 	@python=$$(PYTHON= tools/find_python.sh) && "$$python" -m tools.versions --tensorflow "$$TENSORFLOW" --python "$$PYTHON"
 
 quick: setup ## Runs the tests of one process: no ranks, no emulation, no benchmarks, nothing slow; three minutes on 2 cores.

@@ -38,7 +38,7 @@ import dataclasses
 import math
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any, Union
+from typing import Any
 
 import numpy as np
 from absl import app, flags
@@ -57,7 +57,7 @@ from models.user_state import GRMStates
 from tf_fusedrec import tf
 from tf_fusedrec.layers import jagged
 
-Model = Union[RankingModel, HSTURetrieval]
+Model = RankingModel | HSTURetrieval
 # Fields of EmbeddingConfig about replicas of the tables, which serving does not need.
 REPLICAS = ("groups", "rule", "sync_every", "moment_scale", "replicas_together")
 

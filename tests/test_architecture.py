@@ -152,9 +152,9 @@ def test_the_layers_of_a_model_are_found_in_one_place():
 MAKE_VALUES = {
     "collections.Counter", "contextvars.ContextVar", "dict.fromkeys", "len", "logging.getLogger", "map", "np.dtype",
     "pa.float32", "pa.int64", "pa.string", "pathlib.Path", "pathlib.Path(__file__).with_name", "range", "re.compile",
-    "str", "tf.get_logger", "tuple", "_asking_tables_first", "contextlib.contextmanager", "dataclasses.dataclass",
-    "finds_layers", "functools.cache", "tf.autograph.experimental.do_not_convert", "tf.custom_gradient",
-    "tf.function",
+    "str", "tf.get_logger", "tuple", "_asking_tables_first", "_installed", "check_versions",
+    "contextlib.contextmanager", "dataclasses.dataclass", "finds_layers", "functools.cache",
+    "tf.autograph.experimental.do_not_convert", "tf.custom_gradient", "tf.function",
 }  # fmt: skip
 
 

@@ -5,11 +5,20 @@ when it is imported. This module therefore selects legacy Keras before it import
 comes too late, because a layer would fail later for no visible reason.
 """
 
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
 import os
+import pathlib
+import random
+import re
+import runpy
 import sys
 from collections.abc import Callable
+from typing import Any
 
-if sys.version_info < (3, 10):
+if sys.version_info < (3, 10):  # noqa: UP036  Messages for a Python that pip would not have chosen.
     raise ImportError(
         f"tf_fusedrec needs Python 3.10 to 3.13, but this is Python {'.'.join(map(str, sys.version_info[:3]))}. "
         "Remedy: make an environment with a newer Python, and install the wheel for it there."
@@ -36,20 +45,57 @@ def _choose_legacy_keras() -> None:
 
 _choose_legacy_keras()
 
+OPS_REMEDY = (
+    "Remedy: install the wheel for this TensorFlow, or in the clone, with this TensorFlow installed: "
+    "pip install -e . --no-build-isolation."
+)
 _NEEDED = "tf_fusedrec needs legacy Keras (tf_keras) with the number of TensorFlow"
 
+
+def check_versions(tensorflow: str | None, legacy_keras: str | None) -> None:
+    """Checks that the ops here and tf_keras are made for this TensorFlow.
+
+    Args:
+      tensorflow, legacy_keras: Their versions; None where unknown.
+
+    Raises:
+      ImportError: They are for others.
+    """
+    if tensorflow and legacy_keras and tensorflow.split(".")[:2] != legacy_keras.split(".")[:2]:
+        raise ImportError(
+            f"{_NEEDED}, but tf_keras {legacy_keras} is installed beside TensorFlow {tensorflow}. "
+            f"Remedy: pip install 'tf-keras=={tensorflow.rpartition('.')[0]}.*'."
+        )
+    record = pathlib.Path(__file__).with_name("ops") / "_build_info.py"  # setup.py writes it with the ops
+    built = runpy.run_path(str(record)).get("TENSORFLOW_VERSION") if record.exists() else None
+    if tensorflow and built and built != tensorflow:
+        raise ImportError(
+            f"The custom ops were built for TensorFlow {built}, but TensorFlow {tensorflow} is installed; "
+            f"custom ops are bound to the exact version. {OPS_REMEDY}"
+        )
+
+
+def _installed(name: str) -> str | None:
+    """The version of an installed release; None where its name is another one, such as tensorflow-cpu."""
+    try:
+        version = importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    return version if re.fullmatch(r"[\d.]+", version) else None
+
+
+# TensorFlow takes seconds to load, so a mismatch is looked for in the records of pip first.
+check_versions(_installed("tensorflow"), _installed("tf-keras"))
 try:
+    if importlib.util.find_spec("tf_keras") is None:
+        raise ModuleNotFoundError("No module named 'tf_keras'", name="tf_keras")
     import tensorflow as tf
     import tf_keras as keras
 except ModuleNotFoundError as error:
     if not (error.name or "").startswith("tf_keras"):
         raise
     raise ImportError(f"{_NEEDED}, but none is installed. Remedy: pip install 'tf-keras==2.16.*' for 2.16.") from error
-if keras.__version__.split(".")[:2] != tf.version.VERSION.split(".")[:2]:
-    raise ImportError(
-        f"{_NEEDED}, but tf_keras {keras.__version__} is installed beside TensorFlow {tf.version.VERSION}. "
-        f"Remedy: pip install 'tf-keras=={tf.version.VERSION.rpartition('.')[0]}.*'."
-    )
+check_versions(tf.version.VERSION, keras.__version__)
 
 from tensorflow.python.autograph.core import config as _autograph  # noqa: E402
 from tensorflow.python.ops import control_flow_util as _control_flow  # noqa: E402
@@ -62,6 +108,18 @@ _LEFT_ALONE = ("tf_keras", "tensorflow_recommenders_addons", "tf_fusedrec")
 _autograph.CONVERSION_RULES = (*map(_autograph.DoNotConvert, _LEFT_ALONE), *_autograph.CONVERSION_RULES)
 
 
+def _create_seed(self: Any, given: int | None) -> int:
+    """Draws a layer's seed from the generator of keras.utils.set_random_seed, or from Python's own."""
+    if given is not None:
+        return given
+    return (getattr(keras.src.backend._SEED_GENERATOR, "generator", None) or random).randint(1, 10**9)
+
+
+if tuple(map(int, keras.__version__.split(".")[:2])) < (2, 19):
+    # These releases draw an integer up to the float 1e9, which Python 3.12 refuses: no layer after set_random_seed.
+    keras.src.backend.RandomGenerator._create_seed = _create_seed
+
+
 def converted_as_here(function: Callable) -> Callable:
     """Converts a user's function by AutoGraph if the calling code is converted. For calls from skipped modules."""
     return tf.__internal__.autograph.tf_convert(function, tf.__internal__.autograph.control_status_ctx())
@@ -72,4 +130,29 @@ def in_xla_context(graph: tf.Graph) -> bool:
     return _control_flow.GraphOrParentsInXlaContext(graph)
 
 
-__all__ = ["XSpace", "converted_as_here", "in_xla_context", "keras", "tf"]
+KERAS_3 = "comes from Keras 3. Remedy: the same of tf_fusedrec.keras; docs/install.md says what works beside Keras 3."
+
+
+def of_keras_3(value: object) -> bool:
+    """Whether a model, layer, optimizer, loss, metric or symbolic tensor is one of Keras 3."""
+    return any(kind.__module__.split(".")[0] == "keras" for kind in type(value).__mro__)
+
+
+def in_keras_3_call() -> bool:
+    """Whether a layer or model of Keras 3 calls. It does not see the weights of a legacy layer, so it trains none."""
+    state = sys.modules.get("keras.src.backend.common.global_state")  # Keras 3 has no public name for its running call
+    return state is not None and state.get_global_attribute("current_call_ctx") is not None
+
+
+__all__ = [
+    "KERAS_3",
+    "OPS_REMEDY",
+    "XSpace",
+    "check_versions",
+    "converted_as_here",
+    "in_keras_3_call",
+    "in_xla_context",
+    "keras",
+    "of_keras_3",
+    "tf",
+]

@@ -24,6 +24,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 
+from tools import prerequisites
 from tools.steps import StepFailed, clean_environment, run_logged
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -223,6 +224,9 @@ def main() -> int:
             "Remedy: pip install 'tensorflow>=2.16.2,<2.22' first.",
             file=sys.stderr,
         )
+        return 1
+    if lacking := prerequisites.missing_for_horovod():
+        print("\n".join(lacking), file=sys.stderr)
         return 1
     key = cache_key(ROOT, platform.python_version(), tensorflow)
     print(f"Horovod: {key}", flush=True)

@@ -113,6 +113,11 @@ def check_disk(needs: list[tuple[pathlib.Path, float]]) -> list[str]:
     return messages
 
 
+def missing_for_horovod() -> list[str]:
+    """Returns a message for each missing program that builds Horovod; horovod_wheel.check_cmake looks for CMake."""
+    return [*check_compiler(os.environ.get("CXX", "g++")), *check_programs("make", "patch")]
+
+
 def missing(root: pathlib.Path, cache: pathlib.Path, *, fresh: bool, horovod: bool = True) -> list[str]:
     """Returns a message for each missing prerequisite.
 

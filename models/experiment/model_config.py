@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Union
 
 from models.experiment.ranking_config import RankingConfig
 from models.experiment.yaml_records import check_at_least, check_choice, check_dropout, check_positive
@@ -180,7 +179,7 @@ class RetrievalConfig:
         return self.max_history + self.output_slots
 
 
-ModelConfig = Union[GRMConfig, DLRMConfig, DINConfig, DCNConfig, RetrievalConfig]
+ModelConfig = GRMConfig | DLRMConfig | DINConfig | DCNConfig | RetrievalConfig
 RANKING_KINDS = {"grm": GRMConfig, "dlrm": DLRMConfig, "din": DINConfig, "dcn": DCNConfig}
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Union, overload
+from typing import Any, overload
 
 from models.experiment.model_config import GRMConfig, RetrievalConfig
 from tf_fusedrec.layers import HSTU, FuXi, SASRec
 
-Block = Union[HSTU, FuXi, SASRec]
+Block = HSTU | FuXi | SASRec
 
 
 @overload

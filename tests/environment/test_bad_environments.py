@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.server
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import threading
@@ -92,6 +93,36 @@ def test_an_old_python_is_refused_before_tensorflow_is_loaded():
     assert answer(code).startswith(
         "ImportError: tf_fusedrec needs Python 3.10 to 3.13, but this is Python 3.9.18. Remedy: make an environment"
     )
+
+
+@pytest.mark.parametrize(
+    ("installed", "words"),
+    [
+        (
+            ("tensorflow", "2.99.0"),
+            r"were built for TensorFlow 2\.\S+, but TensorFlow 2\.99\.0 is installed; .* Remedy: ",
+        ),
+        (
+            ("tf_keras", "2.9.1"),
+            r"tf_keras 2\.9\.1 is installed beside TensorFlow 2\..* Remedy: pip install 'tf-keras==2",
+        ),
+    ],
+)
+def test_another_tensorflow_is_refused_before_it_is_loaded(installed, words, tmp_path):
+    """pip's records say so: TensorFlow takes seconds to load."""
+    name, version = installed
+    if name == "tensorflow":  # with the tf-keras of the same number
+        write_record(tmp_path, "tf_keras", "2.99.0")
+    write_record(tmp_path, name, version)
+    code = "import sys; sys.modules['tensorflow'] = None; import tf_fusedrec"
+    told = answer(code, TF_USE_LEGACY_KERAS="1", PYTHONPATH=str(tmp_path))
+    assert re.match(f"ImportError: .*{words}", told), told
+
+
+def write_record(site: pathlib.Path, name: str, version: str) -> None:
+    (site / f"{name}-{version}.dist-info").mkdir()
+    record = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+    (site / f"{name}-{version}.dist-info/METADATA").write_text(record, encoding="utf-8")
 
 
 def test_a_build_without_a_compiler_is_refused_before_tensorflow_is_loaded():

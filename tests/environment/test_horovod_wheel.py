@@ -138,6 +138,14 @@ def test_the_command_installs_the_wheel_for_the_tensorflow_here(monkeypatch, cap
     assert installed == [(pathlib.Path(sys.executable), "horovod.whl")]
 
 
+def test_the_command_without_a_compiler_and_patch_names_both(monkeypatch, capsys, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert horovod_wheel.main() == 1
+    told = capsys.readouterr().err
+    assert "missing: a C++ compiler; g++ is not on PATH.\n  Remedy: " in told
+    assert "missing: patch is not on PATH.\n  Remedy: " in told
+
+
 def test_the_command_without_tensorflow_names_the_remedy(monkeypatch, capsys):
     def absent(name):
         raise importlib.metadata.PackageNotFoundError(name)

@@ -43,6 +43,22 @@ def test_the_opposite_switch_is_refused():
     assert "the environment has TF_USE_LEGACY_KERAS=0" in done.stderr
 
 
+def test_layers_after_a_seed_draw_whole_numbers():
+    """Python 3.12 refuses a bound of 1e9 for them, and earlier ones warn of it."""
+    done = python(
+        "import warnings, tf_fusedrec as fr\n"
+        "warnings.filterwarnings('error', 'non-integer arguments to randrange')\n"
+        "def kernel(seed):\n"
+        "    fr.keras.utils.set_random_seed(seed)\n"
+        "    layer = fr.keras.layers.Dense(3)\n"
+        "    layer(fr.tf.ones([1, 2]))\n"
+        "    return layer.kernel.numpy().tolist()\n"
+        "print(kernel(1) == kernel(1), kernel(1) == kernel(2))"
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "True False\n"
+
+
 def test_a_missing_tf_keras_is_named_with_its_number():
     done = run_without(["tf_keras"], "import tf_fusedrec")
     last = done.stderr.strip().splitlines()[-1]

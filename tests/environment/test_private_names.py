@@ -12,6 +12,8 @@ from tf_fusedrec import keras, tf
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PRIVATE = {
     "tf_fusedrec/_tf_compat.py": {
+        "keras.src.backend.RandomGenerator._create_seed",
+        "keras.src.backend._SEED_GENERATOR",
         "tensorflow.python.autograph.core.config",
         "tensorflow.python.ops.control_flow_util",
         "tensorflow.tsl.profiler.protobuf.xplane_pb2.XSpace",

@@ -4,6 +4,7 @@ import os
 import pathlib
 import re
 import subprocess
+import sys
 
 import pytest
 
@@ -42,6 +43,18 @@ def test_make_passes_the_pair_and_a_pair_that_cannot_be_is_named():
     assert "error: PYTHON must be a version from 3.10 to 3.12 for TensorFlow 2.18.1, got '3.13'" in done.stderr
 
 
+def test_a_missing_compiler_is_named_before_anything_is_made(tmp_path):
+    cache = tmp_path / "cache"
+    done = subprocess.run(
+        [sys.executable, "-m", "tools.versions", "--tensorflow", "2.21.0", "--python", "3.12"],
+        cwd=ROOT, env={**os.environ, "PATH": "", "XDG_CACHE_HOME": str(cache)}, capture_output=True, encoding="utf-8",
+        errors="replace",
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert done.stderr.startswith("missing: a C++ compiler; g++ is not on PATH.\n  Remedy: "), done.stderr
+    assert not cache.exists()
+
+
 @pytest.fixture
 def made(tmp_path, monkeypatch):
     """Returns an environment of an empty cache, of a clone with two files."""
@@ -69,6 +82,20 @@ def test_the_copy_follows_the_clone_and_keeps_the_time_of_equal_files(made):
     assert kept.stat().st_mtime == 1
 
 
+def test_the_wheel_of_the_pair_comes_into_the_clone(made, monkeypatch):
+    def build(what, *arguments):
+        assert arguments == ("-m", "tools.wheel")
+        for name, seconds in (("tf_fusedrec-9+tf2.21.0.whl", 1), ("tf_fusedrec-10+tf2.21.0.whl", 2)):
+            (made.clone / "dist" / name).write_text(name, encoding="utf-8")
+            os.utime(made.clone / "dist" / name, (seconds, seconds))
+
+    (made.clone / "dist").mkdir(parents=True)
+    monkeypatch.setattr(made, "run", build)
+    wheel = made.wheel()
+    assert wheel == environment.ROOT / "dist/tf_fusedrec-10+tf2.21.0.whl"  # the one that was built last
+    assert wheel.read_text(encoding="utf-8") == wheel.name and len(list(wheel.parent.iterdir())) == 1
+
+
 def test_a_python_that_is_not_there_is_named(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     shim = tmp_path / "python3.12"
@@ -85,3 +112,5 @@ def test_the_page_lists_pairs_that_can_be_with_their_dates():
     for tensorflow, keras, python in rows:
         assert keras.startswith(pair(tensorflow, python).minor)
     assert f"TensorFlow 2.{min(NEWEST_PYTHON)} to 2.{max(NEWEST_PYTHON)}" in page
+    first = min(minor for minor, newest in NEWEST_PYTHON.items() if newest == 13)
+    assert f"for Python 3.13 from 2.{first} on" in " ".join(page.split())

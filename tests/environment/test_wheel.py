@@ -193,6 +193,13 @@ def test_a_model_trains_where_there_is_only_what_the_wheel_declares(installed, p
     assert done.stdout.split("\n")[-2] == "6 rows"
 
 
+def test_the_installed_wheel_trains_on_two_processes(installed, tmp_path):
+    program = "import sys; from tf_fusedrec.doctor.__main__ import main; sys.argv[1:] = []; sys.exit(main())"
+    done = run_installed(program, tmp_path, installed)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"two processes +10 steps, .* rows are those of one process", done.stdout), done.stdout
+
+
 def test_a_library_for_another_tensorflow_says_so(installed, tmp_path):
     other = tmp_path / "other"
     shutil.copytree(installed / "tf_fusedrec", other / "tf_fusedrec")
@@ -200,7 +207,7 @@ def test_a_library_for_another_tensorflow_says_so(installed, tmp_path):
     done = run_installed(LOAD, tmp_path, other)
     assert done.returncode != 0
     running = importlib.metadata.version("tensorflow")
-    assert f"were built for TensorFlow 2.15.1, but TensorFlow {running} is running" in done.stderr
+    assert f"were built for TensorFlow 2.15.1, but TensorFlow {running} is installed" in done.stderr
 
 
 def listed(*command: str) -> str:

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, cast
 
-from tf_fusedrec._tf_compat import tf
+from tf_fusedrec._tf_compat import KERAS_3, of_keras_3, tf
 from tf_fusedrec.embedding import FusedEmbedding, embeddings_of
 
 Call = TypeVar("Call", bound=Callable[..., Any])
@@ -24,7 +24,10 @@ def saved_embeddings(model: tf.Module, layers: Sequence[FusedEmbedding] = ()) ->
       ValueError: the model has no layer, or two layers have tables of the same name.
     """
     if not isinstance(model, tf.Module):
-        raise TypeError(f"model must be a keras.Model or a FusedEmbedding, got {type(model).__name__}.")
+        raise TypeError(
+            f"model must be a keras.Model or a FusedEmbedding, got {type(model).__name__}"
+            + (f", which {KERAS_3}" if of_keras_3(model) else ".")
+        )
     if isinstance(layers, FusedEmbedding) or not all(isinstance(layer, FusedEmbedding) for layer in layers):
         raise TypeError(f"layers must be a list of FusedEmbedding layers, got {layers!r}.")
     found = {id(layer): layer for layer in (*embeddings_of(model), *layers)}

@@ -10,13 +10,13 @@ a batch are sums over its samples, so they change by rounding only. custom_ops/c
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Union
+from typing import Any
 
 from tf_fusedrec import ops
 from tf_fusedrec._tf_compat import converted_as_here, tf
 from tf_fusedrec.exchange.micro_batches import piece_bounds
 
-IdsOfTables = Mapping[str, Union[Any, Sequence[Any]]]
+IdsOfTables = Mapping[str, Any | Sequence[Any]]
 
 
 def cluster_samples(dataset: tf.data.Dataset, micro_batches: int, ids: Callable[..., IdsOfTables]) -> tf.data.Dataset:

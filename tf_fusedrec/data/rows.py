@@ -9,7 +9,6 @@ from __future__ import annotations
 import collections
 import dataclasses
 from collections.abc import Iterable, Mapping
-from typing import Union
 
 import numpy as np
 import pyarrow as pa
@@ -71,7 +70,7 @@ def _joined(rows: list[np.ndarray], size: int) -> np.ndarray:
     return np.concatenate(rows, out=_aligned(size, rows[0].dtype))
 
 
-Values = Union[np.ndarray, Ragged]
+Values = np.ndarray | Ragged
 
 
 @dataclasses.dataclass(frozen=True)

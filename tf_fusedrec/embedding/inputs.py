@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from tf_fusedrec._tf_compat import tf
+from tf_fusedrec._tf_compat import KERAS_3, in_keras_3_call, of_keras_3, tf
 from tf_fusedrec.config import FeatureConfig
 
 
@@ -45,8 +45,13 @@ def flatten_inputs(
       ids, weights, mask: See FusedEmbedding.call.
 
     Raises:
-      ValueError: no dict, an unknown feature, or a feature that `flatten` refuses.
+      ValueError: no dict, an unknown feature, a feature that `flatten` refuses, or a call inside Keras 3.
     """
+    if in_keras_3_call():
+        raise ValueError(
+            f"{layer_name!r} is called inside a layer or model of Keras 3, which would not train its rows. Remedy: a "
+            "model of tf_fusedrec.keras, or a loop that calls this layer and passes its rows to the Keras 3 model."
+        )
     if not isinstance(ids, Mapping) or not ids:
         raise ValueError(f"inputs of {layer_name!r} must be a dict from feature names to ids, got {ids!r}.")
     for argument, names in (("inputs", ids), ("weights", weights), ("mask", mask)):
@@ -73,7 +78,8 @@ def _as_form(value, what: str) -> tf.Tensor | tf.RaggedTensor | tf.SparseTensor:
         return tf.convert_to_tensor(value)
     except (TypeError, ValueError) as error:
         raise ValueError(
-            f"{what} must be a Tensor, RaggedTensor or SparseTensor, got {type(value).__name__}."
+            f"{what} must be a Tensor, RaggedTensor or SparseTensor, got {type(value).__name__}"
+            + (f", which {KERAS_3}" if of_keras_3(value) else ".")
         ) from error
 
 

@@ -11,16 +11,12 @@ import importlib.util
 import pathlib
 import types
 
-from tf_fusedrec._tf_compat import tf
+from tf_fusedrec._tf_compat import OPS_REMEDY, tf
 
 _NAME = "_fusedrec_ops.so"
 _DEVICE_CODE = "libfusedrec_cuda.so"
 _HERE = pathlib.Path(__file__).parent
 _CUDA_PACKAGE = "tf_fusedrec_cuda"
-_REMEDY = (
-    "Remedy: install the wheel for this TensorFlow, or in the clone, with this TensorFlow installed: "
-    "pip install -e . --no-build-isolation."
-)
 
 
 def _build_info(package: str) -> types.ModuleType | None:
@@ -60,22 +56,16 @@ def load() -> tuple[pathlib.Path, types.ModuleType]:
     """Returns the path of the library, and the generated wrappers of the custom ops.
 
     Raises:
-      ImportError: the library was not built, or was built for another TensorFlow.
+      ImportError: the library was not built, or does not load. _tf_compat.py has compared its TensorFlow.
     """
     path = find_library()
     if not path.exists():
-        raise ImportError(f"The custom ops are not built: {_NAME} is missing in {path.parent}. {_REMEDY}")
-    built, running = built_for(), tf.version.VERSION
-    if built is not None and built != running:
-        raise ImportError(
-            f"The custom ops were built for TensorFlow {built}, but TensorFlow {running} is running; "
-            f"custom ops are bound to the exact version. {_REMEDY}"
-        )
+        raise ImportError(f"The custom ops are not built: {_NAME} is missing in {path.parent}. {OPS_REMEDY}")
     try:
         return path, tf.load_op_library(str(path))
     except tf.errors.NotFoundError as error:
         raise ImportError(
-            f"The custom ops do not load under TensorFlow {running}: {error.message}. {_REMEDY}"
+            f"The custom ops do not load under TensorFlow {tf.version.VERSION}: {error.message}. {OPS_REMEDY}"
         ) from error
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Union
 
 from tf_fusedrec._tf_compat import tf
 from tf_fusedrec.saved_model.native_tables import NativeTables
@@ -17,7 +16,7 @@ from tf_fusedrec.saved_model.row_formats import decoded
 from tf_fusedrec.saved_model.stock_initial_rows import InitialRows, drawn_rows
 from tf_fusedrec.saved_model.stock_tables import StockTables
 
-ServedTables = Union[StockTables, NativeTables]
+ServedTables = StockTables | NativeTables
 
 
 class Lookup:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from tf_fusedrec._tf_compat import keras, tf
+from tf_fusedrec._tf_compat import KERAS_3, keras, of_keras_3, tf
 from tf_fusedrec.data import hash_strings
 
 
@@ -42,8 +42,10 @@ def default_signatures(model: keras.Model) -> dict[str, Signature]:
     """The model's `serving_signatures()`, or the inputs and outputs of a functional model as "serving_default".
 
     Raises:
-      ValueError: a subclassed model has no method serving_signatures.
+      ValueError: a subclassed model has no method serving_signatures, or the model is one of Keras 3.
     """
+    if of_keras_3(model):
+        raise ValueError(f"export got {model.name!r}, which {KERAS_3}")
     if hasattr(model, "serving_signatures"):
         return model.serving_signatures()
     if not getattr(model, "_is_graph_network", False):

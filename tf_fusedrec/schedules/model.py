@@ -16,6 +16,7 @@ from tf_fusedrec.schedules.equal_lengths import with_equal_length
 from tf_fusedrec.schedules.equal_steps import EqualSteps, averaged, concatenated, last
 from tf_fusedrec.schedules.feed import Feed
 from tf_fusedrec.schedules.first_step import make_optimizer_slots, start_equal
+from tf_fusedrec.schedules.keras_3 import check_no_keras_3
 from tf_fusedrec.schedules.micro_batch import WHOLE, MicroBatch
 from tf_fusedrec.schedules.rank_weights import MeanOverSamples, are_sums
 from tf_fusedrec.schedules.schedule import Schedule
@@ -77,8 +78,9 @@ class PipelinedModel(MeanOverSamples, keras.Model):
         Raises:
           ValueError: jit_compile=True, because lookups have no XLA kernels; tables of the model that cannot be trained
             under its schedule; losses of which some are sums over samples and others means; an optimizer that cannot
-            accumulate as many steps as the tables.
+            accumulate as many steps as the tables; objects of Keras 3.
         """
+        check_no_keras_3(self, args, kwargs)
         if kwargs.get("jit_compile"):
             raise ValueError(
                 f"Model {self.name!r} got jit_compile=True, but its lookups have no XLA kernels. Use "

@@ -2,9 +2,9 @@
 
     python -m tools.versions --tensorflow 2.21.0 --python 3.12
 
-It makes the environment (environment.py), then runs the tests of TESTS, and trains configs/grm_tiny.yaml on a part of
-its data. The checkpoint and the export of that run must give equal answers in every environment made here. The others'
-must give equal answers in this one (answers.py). The last line is the row of docs/install.md.
+It makes the environment (environment.py), builds the wheel, runs the tests of TESTS, and trains configs/grm_tiny.yaml
+on a part of its data. The checkpoint and the export of that run must give equal answers in every environment made here.
+The others' must give equal answers in this one (answers.py). The last line is the row of docs/install.md.
 """
 
 from __future__ import annotations
@@ -13,17 +13,22 @@ import argparse
 import datetime
 import sys
 
-from tools.horovod_wheel import locked
+from tools import prerequisites
+from tools.horovod_wheel import cache_folder, locked
 from tools.steps import StepFailed
 from tools.versions.environment import Environment
 from tools.versions.pairs import pair
 
-# Every test of one process, then the rooms where several ranks meet TensorFlow and Horovod.
+# Every test of one process, and the rooms where several ranks meet TensorFlow and Horovod; the longest come last.
 ONE_PROCESS = "not (ranks or processes or emulation or benchmarks)"
 TESTS = {
-    "tests of one process": ["tests", "--ignore=tests/soak", "--ignore=tests/fuzz", "-m", ONE_PROCESS],
+    # On one worker, because its fixtures build.
+    "tests of the wheel": ["tests/environment/test_wheel.py", "--numprocesses", "0"],
+    "tests of started processes": [
+        *(f"tests/environment/test_{what}.py" for what in ("doctor", "legacy_keras", "bad_environments"))
+    ],
     "tests of several ranks": [*(f"tests/{room}" for room in ("exchange", "embedding", "schedules")), "-m", "ranks"],
-    "tests of started processes": ["tests/environment/test_doctor.py", "tests/environment/test_legacy_keras.py"],
+    "tests of one process": ["tests", "--ignore=tests/soak", "--ignore=tests/fuzz", "-m", ONE_PROCESS],
 }
 GRM_TINY = ["--config", "configs/grm_tiny.yaml", "--set", "train.epochs=1", "--set", "data.users=300"]
 
@@ -50,9 +55,13 @@ def main() -> int:
     arguments = parser.parse_args()
     try:
         environment = Environment(pair(arguments.tensorflow, arguments.python))
+        lacking = prerequisites.missing(environment.clone, cache_folder(), fresh=not environment.is_made())
+        if lacking:
+            raise StepFailed("\n".join(lacking))
         environment.folder.mkdir(parents=True, exist_ok=True)
         with locked(environment.folder / "lock", "another run of this pair is under way; waiting ..."):
             environment.make()
+            wheel = environment.wheel()
             run_tests(environment)
             others = exchange_files(environment)
     except (StepFailed, ValueError) as error:
@@ -61,6 +70,7 @@ def main() -> int:
     except KeyboardInterrupt:
         return 130
     print(f"files exchanged with: {', '.join(others) or 'no other environment'}")
+    print(f"wheel: dist/{wheel.name}")
     print(environment.row(datetime.date.today()))
     return 0
 

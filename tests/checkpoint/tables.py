@@ -37,8 +37,7 @@ class DictTable:
         self.removed = {name: set() for name in names}
         self.optimizer = types.SimpleNamespace(iterations=Counter(steps))
 
-    @property
-    def sections(self):
+    def sections_of(self, name):
         return tuple(self._records)
 
     def spec(self, name):

@@ -30,7 +30,7 @@ def filled(table):
     for name in table.names:
         table.train(name, IDS if name == "item" else IDS[:20], random)
     for n, i in enumerate(IDS[:50]):
-        if "candidates" in table.sections:
+        if "candidates" in table.sections_of("item"):
             table.rows["candidates"]["item"][i ^ 1] = np.array((n,), [("count", "<u4")])[()]
 
 

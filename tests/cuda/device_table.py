@@ -51,15 +51,28 @@ class Options(ctypes.Structure):
         ("a", ctypes.c_double),
         ("b", ctypes.c_double),
         ("unknown_zeros", ctypes.c_bool),
-        ("max_rows", ctypes.c_int64),
-        ("eviction", ctypes.c_int),
-        ("ttl", ctypes.c_int64),
         ("window", ctypes.c_int64),
-        ("admission_count", ctypes.c_int64),
-        ("max_candidates", ctypes.c_int64),
         ("record_tombstones", ctypes.c_bool),
         ("averaged", ctypes.c_bool),
     ]
+
+
+# Limits of table_limits.h.
+LIMITS = np.dtype(
+    [("max_rows", "i8"), ("eviction", "i4"), ("ttl", "i8"), ("admission_count", "i8"), ("max_candidates", "i8")],
+    align=True,
+)
+
+
+def limits_of(segments, options):
+    """Takes the limits out of `options`, each one value or a list by segment. Returns <LIMITS>[segments]."""
+    limits = np.zeros(segments, LIMITS)
+    limits["admission_count"] = 1
+    for name in {*LIMITS.names} & {*options}:
+        value = options.pop(name)
+        number = lambda policy: EVICTIONS.get(policy, policy)  # noqa: E731
+        limits[name] = [number(one) for one in value] if isinstance(value, list) else number(value)
+    return limits
 
 
 class Rule(ctypes.Structure):
@@ -91,6 +104,7 @@ class Spec(ctypes.Structure):
         ("chunk_rows", ctypes.c_int64),
         ("segments", ctypes.c_int64),
         ("seeds", ctypes.c_void_p),
+        ("limits", ctypes.c_void_p),
     ]
 
 
@@ -116,20 +130,19 @@ class DeviceTable:
     Args:
       kernels: tests.cuda.memory.Kernels.
       rule: Name, or number where it must be refused.
-      more: Further fields of Spec.
+      more: Further fields of Spec, and limits: each one value for all segments, or a list with one for each.
     """
 
-    def __init__(
-        self, kernels, dim, seeds, storage="float32", distribution="constant", eviction="none", rule="sgd", **more
-    ):
+    def __init__(self, kernels, dim, seeds, storage="float32", distribution="constant", rule="sgd", **more):
         self.kernels, self.memory, self.dim, self.storage = kernels, kernels.memory, dim, storage
         self.allocations_left = None  # None: no limit but memory
         seeds = np.array(seeds, np.uint64)
         self.segments = len(seeds)
-        more = {"chunk_rows": 64, "window": 1, "moment_scale": 1.0, "admission_count": 1, **more}
+        limits = limits_of(len(seeds), more)
+        more = {"chunk_rows": 64, "window": 1, "moment_scale": 1.0, **more}
         spec = Spec(
             segments=len(seeds), dim=dim, storage=STORAGES[storage], distribution=DISTRIBUTIONS[distribution],
-            eviction=EVICTIONS[eviction], rule=RULES.get(rule, rule), seeds=seeds.ctypes.data, **more,
+            rule=RULES.get(rule, rule), seeds=seeds.ctypes.data, limits=limits.ctypes.data, **more,
         )  # fmt: skip
         fields = dict(Allocator._fields_)
         self.allocator = Allocator(None, fields["allocate"](self._allocate), fields["release"](self._release))
@@ -182,6 +195,14 @@ class DeviceTable:
         found = self.memory.empty([num_ids], np.uint32)
         self._call("table_find", message, STORAGES[to], rows, num_ids + padding, found)
         return self.memory.get(rows), self.memory.get(found)
+
+    def peek(self, entries, splits, to="float32"):
+        """Returns the rows [V, D] that the next lookup would answer."""
+        device, splits, message = self.message(entries, splits)
+        num_ids = max(len(entries) - len(splits) * self.segments, 0)
+        rows = self.memory.empty([num_ids, self.dim], np.float32 if to == "float32" else np.uint16)
+        self._call("table_peek", message, STORAGES[to], rows, num_ids)
+        return self.memory.get(rows)
 
     def apply(self, handles, inverse, grads, *, learning_rate=1.0, step=1, scale=1.0, storage="float32"):
         """Trains with grads [>= V, D] of the lookup that gave handles and inverse. Returns the places left out."""
@@ -267,6 +288,12 @@ class DeviceTable:
         counted = np.zeros([self.segments, 5], np.int64)
         self.kernels.library.fusedrec_table_statistics(self.handle, ctypes.c_void_p(counted.ctypes.data))
         return counted.tolist()
+
+    def full_segment(self):
+        """Returns the segment of the last refusal for want of room."""
+        function = self.kernels.library.fusedrec_table_full_segment
+        function.restype = ctypes.c_int64
+        return function(self.handle)
 
     def size(self):
         """Returns (ids by segment, {clock, version, line_bytes, chunk_bytes})."""

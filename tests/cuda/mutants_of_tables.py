@@ -115,6 +115,29 @@ MUTANTS = [
         "line->row[place] /= 2;", "line->row[place] /= FAULT ? 4 : 2;", "admission_counts",
     ),
     Mutant(
+        "all segments admit by the count of the first", "hash_table", ADMISSION,
+        "table.limits[segment].admission_count : 1;", "table.limits[FAULT ? 0 : segment].admission_count : 1;",
+        "limits_of_their_own",
+    ),
+    Mutant(
+        "an id that needs no admission leaves the counts", "hash_table", ADMISSION,
+        "if (table.limits[segment].admission_count <= 1) return;",
+        "if (!FAULT && table.limits[segment].admission_count <= 1) return;", "limits_of_their_own",
+    ),
+    Mutant(
+        "rows of all segments expire by the ttl of the first", "hash_table", "hash_table/cuda/rows.cuh",
+        "limits[meta.segment]", "limits[FAULT ? 0 : meta.segment]", "limits_of_their_own",
+    ),
+    Mutant(
+        "rows of a long ttl expire whenever others do", "hash_table", "hash_table/cuda/rows.cuh",
+        "&& of.ExpireAt(pins.clock)", "&& (FAULT || of.ExpireAt(pins.clock))", "a_long_ttl",
+    ),
+    Mutant(
+        "a peek answers rows that have expired", "hash_table", TABLE,
+        "has_expired(row, *table.Meta(row)) ?", "!FAULT && has_expired(row, *table.Meta(row)) ?",
+        "limits_of_their_own", "a peek",
+    ),
+    Mutant(
         "a row that an id without training gets is noted", "hash_table", TABLE,
         "if (table.layout.noted) *table.Note(row) = 0;", "if (table.layout.noted) *table.Note(row) = FAULT ? 1 : 0;",
         "taken_once", "ids that were trained",

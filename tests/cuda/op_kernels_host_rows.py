@@ -38,7 +38,8 @@ PROGRAMS = [
     {"rule": "adam", "hyperparameters": [0.0, 0.1, 0.001, 1e-7], **PLAIN, "max_rows": 60, "eviction": "lru",
      "record_tombstones": True},
     {"rule": "rowwise_adagrad", "hyperparameters": [0.7, 0.1, 1e-8, 0.0, 1.0, 2.0], **PLAIN, "storage": "bfloat16",
-     "stochastic_rounding": True, "max_rows": 55, "eviction": "lfu", "ttl": 1},
+     "stochastic_rounding": True, "segment_max_rows": [55, 0], "segment_eviction": ["lfu", "none"],
+     "segment_ttl": [0, 1]},
     {"rule": "adagrad", "hyperparameters": [0.3, 0.1, 1e-7, 1.0], "distribution": "truncated_normal", "a": 0.0,
      "b": 0.1, "storage": "float16", "memory_budget": 70 * 40},
 ]  # fmt: skip
@@ -151,6 +152,8 @@ def run_refusals():
     assert {*lacking} == {*places.HOST_ROWS.lacks} & {*NATIVE_FIELDS}
     for option, value in {**lacking, "window": 2, "averaged": True}.items():
         refused(unimplemented, f"must have {option}", lambda: Side("refused", True, {**SGD, option: value}))  # noqa: B023
+    of_one = {**SGD, "segment_admission_count": [1, 2]}
+    refused(unimplemented, "must have admission_count with host_rows = 1, got 2", lambda: Side("one", True, of_one))
     side = Side("host_rows", True, {**SGD, "max_rows": 4})
     message, splits = np.array([2, 1, 5, 6, 7], np.int64), np.array([5], np.int32)
     find_rows = lambda message, splits=splits: side.call(look_up, message, splits, dtype=tf.float32)  # noqa: E731

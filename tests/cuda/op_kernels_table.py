@@ -22,7 +22,8 @@ PROGRAMS = [
     {"rule": "adam", "hyperparameters": [0.0, 0.1, 0.001, 1e-7], **PLAIN, "max_rows": 40, "eviction": "lru",
      "record_tombstones": True, "admission_count": 2, "max_candidates": 30},
     {"rule": "rowwise_adagrad", "hyperparameters": [0.7, 0.1, 1e-8, 0.0, 1.0, 2.0], **PLAIN, "storage": "bfloat16",
-     "stochastic_rounding": True, "max_rows": 50, "eviction": "lfu", "window": 2},
+     "stochastic_rounding": True, "segment_max_rows": [50, 44], "segment_eviction": ["lfu", "lru"], "window": 2,
+     "segment_admission_count": [1, 2]},
     {"rule": "adagrad", "hyperparameters": [0.3, 0.1, 1e-7, 1.0], "distribution": "truncated_normal", "a": 0.0,
      "b": 0.1, "storage": "float16", "ttl": 3, "record_tombstones": True},
     {"rule": "ftrl", "hyperparameters": [0.0, 0.1, -0.5, 0.02, 0.1, 0.1, 0.3], **PLAIN, "eviction": "lru",
@@ -201,7 +202,7 @@ def run_refusals():
     refused(wrong, "counts that do not fit", lambda: lookup(message + np.array([1, 0, 0, 0, 0]), splits))
     refused(
         tf.errors.ResourceExhaustedError,
-        "max_rows is 4",
+        "max_rows of segment 0 is 4",
         lambda: lookup(np.array([5, 0, *range(5)]), np.array([7], np.int32)),
     )
     refused(wrong, "handles must be of one TableLookup", lambda: update(found.handles + 77, found.inverse))

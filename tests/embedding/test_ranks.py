@@ -105,21 +105,10 @@ def train_all():
     return {case: _train(*case) for case in cases}
 
 
-def all_to_alls_of_a_step():
-    """Body: counts Horovod ops in the traced training step of 8 features in 2 groups, and in its evaluation."""
-    import tf_fusedrec as fr
+def _count_all_to_alls(emb, inputs):
+    """Returns the number of Horovod ops in a traced training step, and in an evaluation."""
     from tests.support.graphs import count_ops
-    from tf_fusedrec._tf_compat import keras, tf
-
-    dims = [4, 8] * 4
-    emb = fr.FusedEmbedding(
-        tables=[
-            fr.TableConfig(name=f"t{i}", dim=d, optimizer=keras.optimizers.legacy.Adagrad(0.1))
-            for i, d in enumerate(dims)
-        ],
-        features=[fr.FeatureConfig(name=f"f{i}", table=f"t{i}") for i in range(8)],
-    )
-    inputs = {f"f{i}": tf.range(5 + i) for i in range(8)}
+    from tf_fusedrec._tf_compat import tf
 
     @tf.function
     def evaluate():
@@ -132,6 +121,34 @@ def all_to_alls_of_a_step():
         tape.gradient(loss, emb.trainable_variables)
 
     return [count_ops(f.get_concrete_function())["HorovodAlltoall"] for f in (train, evaluate)]
+
+
+def all_to_alls_of_a_step():
+    """Body: 8 features in 2 groups."""
+    import tf_fusedrec as fr
+    from tf_fusedrec._tf_compat import keras, tf
+
+    dims = [4, 8] * 4
+    emb = fr.FusedEmbedding(
+        tables=[
+            fr.TableConfig(name=f"t{i}", dim=d, optimizer=keras.optimizers.legacy.Adagrad(0.1))
+            for i, d in enumerate(dims)
+        ],
+        features=[fr.FeatureConfig(name=f"f{i}", table=f"t{i}") for i in range(8)],
+    )
+    inputs = {f"f{i}": tf.range(5 + i) for i in range(8)}
+    return _count_all_to_alls(emb, inputs)
+
+
+def all_to_alls_of_26_tables_with_26_limits():
+    import tf_fusedrec as fr
+    from tf_fusedrec._tf_compat import tf
+
+    adagrad = fr.optimizers.Adagrad(0.1)
+    tables = [fr.TableConfig(f"t{n}", 4, adagrad, max_rows=50 + n, eviction="lru", ttl=n) for n in range(26)]
+    emb = fr.FusedEmbedding(tables, [fr.FeatureConfig(table.name, table.name) for table in tables])
+    inputs = {table.name: tf.range(5) for table in tables}
+    return _count_all_to_alls(emb, inputs)
 
 
 def fail_on_rank_1():
@@ -179,6 +196,10 @@ def test_two_groups_make_five_all_to_alls_in_training_and_three_in_evaluation():
     # The ids of both groups travel together; each group sends rows, and in training gradients.
     assert run_ranks(all_to_alls_of_a_step, 2) == [[5, 3]] * 2
     assert run_ranks(all_to_alls_of_a_step, 1) == [[0, 0]]
+
+
+def test_tables_with_limits_of_their_own_make_the_all_to_alls_of_one_group():
+    assert run_ranks(all_to_alls_of_26_tables_with_26_limits, 2) == [[3, 2]] * 2
 
 
 PAGES = ("README.md", "docs/index.md", "docs/quickstart.md", "docs/concepts.md", "examples/multi_task_ranking.ipynb")

@@ -61,7 +61,7 @@ def state(embedding: Any) -> dict[str, Any]:
     tables: dict[str, Any] = {}
     for lookup in embedding.lookups:
         for name in lookup.table.names:
-            for section in lookup.table.sections:
+            for section in lookup.table.sections_of(name):
                 ids, records = lookup.table.snapshot(name, section)
                 named = {
                     str(i): {f: np.asarray(record[f]).tolist() for f in records.dtype.names if f != "pool"}

@@ -38,14 +38,20 @@ class Row:
 
 
 class TableOracle:
-    """One table with new rows initial((segment, id)). custom_ops/hash_table/hash_table_op.cc describes the policies."""
+    """One table with new rows initial((segment, id)). custom_ops/hash_table/hash_table_op.cc describes the policies.
+
+    Each of the five limits is one value for all segments, or a list with one for each.
+    """
 
     def __init__(
         self, segments, initial, *, max_rows=0, eviction="none", ttl=0, admission_count=1, max_candidates=0,
         record_tombstones=False, window=1,
     ):  # fmt: skip
-        self.segments, self.initial, self.max_rows, self.eviction = segments, initial, max_rows, eviction
-        self.ttl, self.admission_count, self.max_candidates = ttl, admission_count, max_candidates
+        def each(limit):
+            return limit if isinstance(limit, list) else [limit] * segments
+
+        self.segments, self.initial, self.max_rows, self.eviction = segments, initial, each(max_rows), each(eviction)
+        self.ttl, self.admission_count, self.max_candidates = each(ttl), each(admission_count), each(max_candidates)
         self.record_tombstones, self.window = record_tombstones, window
         self.clock = 0
         self.clear()
@@ -74,8 +80,9 @@ class TableOracle:
             else:
                 self.counters[s]["refused"] += 1
         for s, ids in enumerate(fresh):
-            excess = len(self.rows[s]) + len(ids) - self.max_rows
-            if self.max_rows and excess > 0 and self.evict(s, excess + self.max_rows // 16) < excess:
+            max_rows = self.max_rows[s]
+            excess = len(self.rows[s]) + len(ids) - max_rows
+            if max_rows and excess > 0 and self.evict(s, excess + max_rows // 16) < excess:
                 raise Exhausted
         for s, ids in enumerate(fresh):
             for i in ids:
@@ -84,7 +91,7 @@ class TableOracle:
                 self.gone[s].discard(i)
             self.counters[s]["inserts"] += len(ids)
         for s, counts in enumerate(self.candidates):
-            while self.max_candidates and len(counts) > self.max_candidates:
+            while self.max_candidates[s] and len(counts) > self.max_candidates[s]:
                 counts = self.candidates[s] = {i: count // 2 for i, count in counts.items() if count > 1}
         return self.find(received)
 
@@ -102,10 +109,11 @@ class TableOracle:
 
     def evict(self, s, count):
         """Evicts the rows used longest ago, or least often and then longest ago, but no rows of the last lookups."""
-        if self.eviction == "none":
+        if self.eviction[s] == "none":
             return 0
+        by_count = self.eviction[s] == "lfu"
         old = [(i, row) for i, row in self.rows[s].items() if row.last + self.window <= self.clock]
-        old.sort(key=lambda item: (item[1].count if self.eviction == "lfu" else 0, item[1].last, table_hash(item[0])))
+        old.sort(key=lambda item: (item[1].count if by_count else 0, item[1].last, table_hash(item[0])))
         evicted = self.remove(s, [i for i, _ in old[:count]])
         self.counters[s]["evictions"] += evicted
         return evicted
@@ -142,20 +150,20 @@ class TableOracle:
         return 1
 
     def _expire(self):
-        if not self.ttl or self.clock % max(1, self.ttl // 16):
-            return
         for s, rows in enumerate(self.rows):
-            age = max(self.ttl, self.window)
+            if not self.ttl[s] or self.clock % max(1, self.ttl[s] // 16):
+                continue
+            age = max(self.ttl[s], self.window)
             old = [i for i, row in rows.items() if row.last + age < self.clock]
             self.counters[s]["evictions"] += self.remove(s, old)
 
     def _admits(self, s, i):
-        if self.admission_count <= 1:
+        if self.admission_count[s] <= 1:
             return True
         counts = self.candidates[s]
         if i in counts:
             counts[i] += 1
-            if counts[i] < self.admission_count:
+            if counts[i] < self.admission_count[s]:
                 return False
             del counts[i]
             return True

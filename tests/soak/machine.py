@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tests.soak.power_loss import Crashed, PowerLoss
-from tests.soak.ranks import KEEP, MOMENTUM, Ranks
+from tests.soak.ranks import KEEP, MOMENTUM, NO_LIMITS, Ranks
 from tests.support.ids import INT64_MAX, INT64_MIN
 from tf_fusedrec import checkpoint
 
@@ -24,17 +24,23 @@ SHARED_MEMORY = pathlib.Path("/dev/shm")
 ids = st.lists(st.sampled_from(IDS), max_size=6)
 batches = st.lists(st.tuples(ids, ids), min_size=1, max_size=2)  # Ids by source and table.
 segments = st.sampled_from([0, 1])
-# Pairs of options that TableConfig accepts together.
-policies = st.builds(
-    lambda rows, admission, **others: {**rows, **admission, **others},
+# Options of one table that TableConfig accepts together.
+limits = st.builds(
+    lambda rows, admission, ttl: {**NO_LIMITS, **rows, **admission, "ttl": ttl},
     rows=st.sampled_from(
         [{}, {"max_rows": 8}, *({"max_rows": n, "eviction": e} for n in (4, 8) for e in ("lru", "lfu"))]
     ),
     admission=st.sampled_from(
         [{}, {}, {"admission_count": 2}, {"admission_count": 3}, {"admission_count": 2, "max_candidates": 64}]
     ),
-    momentum=st.sampled_from([0.0, MOMENTUM]),
     ttl=st.sampled_from([0, 0, 1, 3]),
+)
+# Both tables are one group, each with limits of its own.
+policies = st.builds(
+    lambda first, second, **others: {**{name: [first[name], second[name]] for name in NO_LIMITS}, **others},
+    first=limits,
+    second=limits,
+    momentum=st.sampled_from([0.0, MOMENTUM]),
     record_tombstones=st.sampled_from([True, True, False]),
 )
 # Faults of a save: the number of the file operation, and a random choice of the surviving changes.

@@ -23,6 +23,7 @@ TABLES, DIM, SEED = ("a", "b"), 3, 7
 TIER_BYTES = 480  # of one table: with both, 24 rows with momentum, as many as the largest batch, stay in memory
 KINDS = ("keys", "hits", "inserts", "evictions", "refused", "candidates")  # statistics
 KEEP = 2  # saves
+NO_LIMITS = {"max_rows": 0, "eviction": "none", "ttl": 0, "admission_count": 1, "max_candidates": 0}
 RATE, MOMENTUM = 0.25, 0.5  # powers of two, as the gradients: sums are exact
 
 
@@ -55,11 +56,11 @@ def slot_of(row: Any) -> np.ndarray:
 
 
 def table_config(name: str, momentum: float, tier_folder: str, **policies: Any) -> fr.TableConfig:
-    """Returns the table's configuration. With a folder, few rows stay in memory."""
+    """Returns the table's configuration. With a folder, few rows stay in memory. Limits are lists, by table."""
+    own = {field: value[TABLES.index(name)] if field in NO_LIMITS else value for field, value in policies.items()}
+    own["eviction"] = None if own.get("eviction", "none") == "none" else own["eviction"]
     tier = {"memory_budget": TIER_BYTES, "tier_folder": tier_folder} if tier_folder else {}
-    return fr.TableConfig(
-        name, DIM, fr.optimizers.SGD(RATE, momentum=momentum), fr.Uniform(0.0, 1.0), **policies, **tier
-    )
+    return fr.TableConfig(name, DIM, fr.optimizers.SGD(RATE, momentum=momentum), fr.Uniform(0.0, 1.0), **own, **tier)
 
 
 class Ranks:
@@ -183,7 +184,7 @@ class Ranks:
                 if "momentum" in records.dtype.names:
                     _assert_rows(records["momentum"], [slot_of(row) for _, row in want])
                 assert table.tombstones(name).tolist() == oracle.tombstones(s)
-                if "candidates" in table.sections:
+                if "candidates" in table.sections_of(name):
                     ids, counts = table.snapshot(name, "candidates")
                     assert list(zip(ids.tolist(), counts["count"].tolist())) == oracle.export_candidates(s)
 

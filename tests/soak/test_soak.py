@@ -22,7 +22,7 @@ from tf_fusedrec.checkpoint import disk
 POLICIES = {"momentum": 0.5, "tier_folder": "", "record_tombstones": True}
 
 
-@pytest.mark.parametrize("seed", [1, None], ids=["first", "fresh"])
+@pytest.mark.parametrize("seed", [4, None], ids=["fixed", "fresh"])
 @pytest.mark.parametrize(
     ("machine", "examples", "among"),
     [(Machine, 12, ["save all", "load anew"]), (ExportMachine, 3, ["export stock", "export ours"])],
@@ -34,7 +34,7 @@ def test_any_order_of_operations_agrees_with_dictionaries(machine, examples, amo
     counts = run_machine(machine, seed, examples)
     print(dict(counts))
     # Hypothesis leaves rules out of an example at random, so a fresh seed may not reach one of a few.
-    assert counts["examples"] >= examples and (seed != 1 or any(counts[rule] for rule in among))
+    assert counts["examples"] >= examples and (seed != 4 or any(counts[rule] for rule in among))
 
 
 def unsynced_file(path):

@@ -23,10 +23,12 @@ class _SavedRows:
     """The target table of a TableReader that keeps the records in their saved form."""
 
     owner = external.ExternalTable.owner
-    sections = ("rows",)
 
     def __init__(self, record: np.dtype):
         self._record = record
+
+    def sections_of(self, name: str) -> tuple[str, ...]:
+        return ("rows",)
 
     def record_dtype(self, section: str) -> np.dtype:
         return self._record

@@ -127,7 +127,7 @@ class TableReader:
         elif table is not None:
             self._first, self._last = hash_range(rank, ranks)
         saved = {section for part in described["parts"] for section in part["sections"]} - {TOMBSTONES}
-        wanted = saved if table is None else saved & set(table.sections)
+        wanted = saved if table is None else saved & set(table.sections_of(name))
         self.sections = {section: self._section(section) for section in sorted(wanted)}
 
     @property

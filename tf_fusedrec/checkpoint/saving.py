@@ -117,7 +117,7 @@ def copy_tables(tables: Sequence[Any], plan: Plan, hash_range: int, replicas: in
     for table in tables:
         for name in table.names:
             sections, whole = {}, {}
-            for section in table.sections:
+            for section in table.sections_of(name):
                 whole[section] = plan.full is None or "updated" not in (table.record_dtype(section).names or ())
                 since = None if whole[section] else plan.since[name]
                 sections[section] = own_rows(*table.snapshot(name, section, since, in_hash_order=False))

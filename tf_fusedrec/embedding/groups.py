@@ -1,5 +1,6 @@
 """Tables of equal spec become one group (FusedRec eq. 1): spec = (dim, dtype, optimizer, initializer).
 
+Limits (config.LIMIT_FIELDS) belong to a table, not to the spec: every table of a group keeps its own.
 K groups make 2K + 1 all-to-alls in a training step, however many tables they hold. The ids of all groups travel
 together, then each group sends rows and gradients. A layer chooses its groups once, when it is made.
 """
@@ -10,7 +11,7 @@ import itertools
 import json
 from collections.abc import Container, Sequence
 
-from tf_fusedrec.config import FeatureConfig, TableConfig
+from tf_fusedrec.config import LIMIT_FIELDS, FeatureConfig, TableConfig
 from tf_fusedrec.optimizers import Rule
 
 
@@ -43,7 +44,7 @@ def _spec(table: TableConfig, shared: bool = False) -> tuple:
     """The spec that tables of one group share. With `shared`, the part of it that is equal on all ranks."""
     if table.external is not None:  # external tables share a group, whatever their checkpoints
         return (table.dim, table.dtype, "external")
-    described = ("name", "dim", "dtype", "initializer", "optimizer", "memory_budget")
+    described = ("name", "dim", "dtype", "initializer", "optimizer", "memory_budget", *LIMIT_FIELDS)
     values = {f.name: getattr(table, f.name) for f in dataclasses.fields(table) if f.name not in described}
     values["unknown"] = table.unknown != "initial"
     if shared:

@@ -29,8 +29,9 @@ from tf_fusedrec.tables.state import TableState
 class FusedEmbedding(ReplaceableSteps, Described, keras.layers.Layer):
     """Distributed dynamic embedding tables for many features (FusedRec, Algorithm 1).
 
-    Tables of equal spec (dim, dtype, initializer, optimizer) form a group. K groups make 2K + 1 all-to-alls in a
-    training step: one for all ids, two for rows and gradients of each group. Tables grow as ids come.
+    Tables of equal spec (dim, dtype, initializer, optimizer) form a group, in which each keeps its own limits. K groups
+    make 2K + 1 all-to-alls in a training step: one for all ids, two for rows and gradients of each group. Tables grow
+    as ids come.
 
     The layer has one trainable weight, a scalar anchor. Its gradient sends the gradients of rows to their owners, whose
     optimizer updates the rows. So the layer trains in `model.fit` and in any custom loop, and `layer.trainable = False`

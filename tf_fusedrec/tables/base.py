@@ -146,14 +146,16 @@ class StoredTable(Table):
     """A table whose rows a checkpoint saves and restores. All methods are eager and see this rank's rows alone.
 
     Attributes:
-      sections: Kinds of records: "rows", and for some tables "candidates", ids that wait for admission.
       records_tombstones: True if the table remembers ids that leave.
       clock: Counters of the table in one number that only grows; 0 where a table keeps none.
     """
 
-    sections: tuple[str, ...] = ("rows",)
     records_tombstones = False
     clock = 0
+
+    def sections_of(self, name: str) -> tuple[str, ...]:
+        """Kinds of records of one table: "rows", and for some tables "candidates", ids that wait for admission."""
+        return ("rows",)
 
     @abc.abstractmethod
     def spec(self, name: str) -> dict[str, Any]:
@@ -171,7 +173,7 @@ class StoredTable(Table):
 
         Args:
           name: Name of the table.
-          section: One of `sections`.
+          section: One of `sections_of(name)`.
           since: A value of `clock`, for rows that changed after it alone; None for all rows.
           in_hash_order: True to sort by Mix64(id). It takes longer than the copy, so a save sorts in the background.
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from tf_fusedrec import ops, optimizers
 from tf_fusedrec._tf_compat import tf
-from tf_fusedrec.config import NATIVE_FIELDS, TableConfig
+from tf_fusedrec.config import LIMIT_FIELDS, NATIVE_FIELDS, TableConfig
 from tf_fusedrec.tables import places
 from tf_fusedrec.tables.base import Answer, InferenceRows, LeftOutRows, StoredTable
 from tf_fusedrec.tables.hash_order import mix64
@@ -35,7 +35,7 @@ class NativeTable(StoredTable):
 
     Args:
       name: Name of the resource, for messages.
-      tables: Tables of equal spec. Table s is segment s.
+      tables: Tables of equal spec, each with limits of its own. Table s is segment s.
       seed: Seed of the initial rows.
       accumulate_steps: Number of steps whose gradients make one update (MTGRBoost, section 5.2).
       average: True if an update takes the mean over those steps; else their sum.
@@ -81,7 +81,7 @@ class NativeTable(StoredTable):
         self._dim = spec.dim
         self._dtype = tf.as_dtype(spec.dtype)
         self._storage = spec.storage_dtype or spec.dtype
-        self._admission = spec.admission_count > 1
+        self._with_admission = {table.name for table in tables if table.admission_count > 1}
         self.clears = 0  # a clear leaves no tombstones, so no delta can tell of it
         self.records_tombstones = spec.record_tombstones  # whether it remembers ids that leave
         self._rule = optimizers.resolve(spec.optimizer).with_moment_scale(moment_scale)
@@ -91,9 +91,11 @@ class NativeTable(StoredTable):
         self._average = average
         self._waiting = tf.Variable(0, dtype=tf.int64, trainable=False, name=f"{name}/waiting")
         # The other native fields of a TableConfig have the names and values of the op's attributes.
-        options = {name: getattr(spec, name) for name in NATIVE_FIELDS if name != "storage_dtype"}
+        options = {name: getattr(spec, name) for name in NATIVE_FIELDS if name not in ("storage_dtype", *LIMIT_FIELDS)}
         options["storage"] = "float32" if self._storage == "mixed" else self._storage
-        options["eviction"] = spec.eviction or "none"
+        for name in LIMIT_FIELDS:
+            values = [getattr(table, name) for table in tables]
+            options[f"segment_{name}"] = [value or "none" for value in values] if name == "eviction" else values
         options["memory_budget"] = sum(table.memory_budget for table in tables)
         self._handle = ops.hash_table(
             shared_name=f"fusedrec/{name}/{uuid.uuid4().hex}",
@@ -111,7 +113,8 @@ class NativeTable(StoredTable):
             **options,
         )
         # Rows of a lookup that is several steps old may move only if lookups_per_update covers those steps.
-        self.moves_rows = bool(spec.eviction or spec.ttl or spec.hot_after or spec.memory_budget)
+        leave = any(table.eviction or table.ttl for table in tables)
+        self.moves_rows = bool(leave or spec.hot_after or spec.memory_budget)
         self.can_prefetch = spec.memory_budget > 0
         weakref.finalize(self, ops.table_destroy, self._handle)
 
@@ -233,9 +236,8 @@ class NativeTable(StoredTable):
         self.left_out.clear()
         self._waiting.assign(0)
 
-    @property
-    def sections(self) -> tuple[str, ...]:  # type: ignore[override]
-        return ("rows", "candidates") if self._admission else ("rows",)
+    def sections_of(self, name: str) -> tuple[str, ...]:
+        return ("rows", "candidates") if name in self._with_admission else ("rows",)
 
     def spec(self, name: str) -> dict[str, Any]:
         storage = "float32" if self._storage == "mixed" else self._storage

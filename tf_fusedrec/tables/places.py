@@ -75,24 +75,24 @@ def check(
 
     Args:
       place: The place.
-      tables: Configs of the tables, of equal spec.
+      tables: Configs of the tables, of equal spec, each with limits of its own.
       accumulate_steps, lookups_per_update, averaged: As for NativeTable.
     """
     names = f"tables {[table.name for table in tables]}"
     defaults = {field.name: field.default for field in dataclasses.fields(TableConfig)}
-    given = tables[0].stores_natively
-    lacking = [name for name in given if name in place.lacks]
-    if lacking:
-        raise ValueError(
-            f"{names} on a GPU got TableConfig.{lacking[0]}={getattr(tables[0], lacking[0])!r}, and must have "
-            f"{defaults[lacking[0]]!r}. Remedy: {_TO_HOST}; or leave this option out."
-        )
+    given = {name: getattr(table, name) for table in tables for name in table.stores_natively}
+    for name in given:
+        if name in place.lacks:
+            raise ValueError(
+                f"{names} on a GPU got TableConfig.{name}={given[name]!r}, and must have {defaults[name]!r}. Remedy: "
+                f"{_TO_HOST}; or leave this option out."
+            )
     if averaged and not place.averages:
         raise ValueError(
             f"{names} lie on a GPU with host_rows, so they cannot be averaged; the topology's rule is 'weight_sync'. "
             f"Remedy: Topology(rule='gradient_sync'); or {_TO_HOST}."
         )
-    if averaged and any(name in AVERAGED_LACK for name in given):
+    if averaged and not given.keys().isdisjoint(AVERAGED_LACK):
         raise ValueError(
             f"{names} have admission_count > 1 or hot_after, which count lookups of all ranks, while under the rule "
             "'weight_sync' every group sees its own. Remedy: Topology(rule='gradient_sync')."

@@ -64,7 +64,7 @@ class TableState(tf.train.experimental.PythonState):
         for table in self._tables:
             for name in table.names:
                 sections = {}
-                for section in table.sections:
+                for section in table.sections_of(name):
                     ids, records = table.snapshot(name, section)
                     sections[section] = [len(ids), records.dtype.itemsize]
                     buffers += [ids.tobytes(), records.tobytes()]

@@ -86,7 +86,8 @@ void HashTable::Candidates(int64_t segment, std::vector<int64_t>* ids, std::vect
 }
 
 absl::Status HashTable::SetCandidates(int64_t segment, absl::Span<const int64_t> ids, absl::Span<const int64_t> counts) {
-  for (size_t i = 0; i < ids.size() && spec().admission_count > 1; ++i) {
+  if (rows_.limits(segment).admission_count <= 1) return absl::OkStatus();
+  for (size_t i = 0; i < ids.size(); ++i) {
     Shard* shard = &rows_.ShardWith(TableHash(ids[i]));
     std::lock_guard<std::mutex> lock(shard->mutex);
     const absl::Status set = shard->candidates[segment].Set(ids[i], static_cast<uint32_t>(counts[i]));

@@ -13,6 +13,11 @@ absl::StatusOr<std::unique_ptr<HashTable>> HashTable::Make(TableSpec spec, Optim
     return absl::InvalidArgumentError(absl::StrCat("dim and the number of segments must be > 0, got ", spec.dim, " and ",
                                                    spec.seeds.size(), "."));
   }
+  if (spec.limits.empty()) spec.limits.resize(spec.seeds.size());
+  if (spec.limits.size() != spec.seeds.size()) {
+    return absl::InvalidArgumentError(absl::StrCat("limits must be empty or one for each of the ", spec.seeds.size(),
+                                                   " segments, got ", spec.limits.size(), "."));
+  }
   if (mixed && (tiered || spec.storage != Storage::kFloat32)) {
     return absl::InvalidArgumentError(
         "hot_after moves rows between a 16-bit and a float32 pool: it needs storage 'float32' and no memory budget.");

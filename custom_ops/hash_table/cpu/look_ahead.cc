@@ -50,6 +50,7 @@ void HashTable::Read(const Message& message, const ParallelFor& parallel_for, co
     for (int64_t r = begin; r < end; ++r) {
       const MessageRun& run = runs[r];
       const int64_t* ids = &message.entries[run.entry];
+      const bool expires = reading.coming != nullptr && rows_.limits(run.segment).ExpireAt(reading.coming->now);
       uint32_t handles[2 * kAhead];
       const auto keys_of = [&](uint64_t hash) -> const KeyIndex& { return rows_.ShardWith(hash).keys[run.segment]; };
       for (int64_t i = 0; i < run.count + 2 * kAhead; ++i) {
@@ -70,8 +71,8 @@ void HashTable::Read(const Message& message, const ParallelFor& parallel_for, co
           const uint32_t handle = handles[k % (2 * kAhead)];
           if (!reading.seen.empty()) reading.seen[position] = handle == kAbsent ? kNoRow : int64_t{handle};
           if (rows.data == nullptr) continue;
-          const bool has_row = handle != kAbsent && (reading.coming == nullptr ||
-                                                     !evictor_.HasExpired(*rows_.Header(handle), *reading.coming));
+          const bool has_row =
+              handle != kAbsent && !(expires && evictor_.HasExpired(run.segment, *rows_.Header(handle), *reading.coming));
           if (has_row) {
             const bool is_there = known(position) != kNoRow && rows_.Header(handle)->updated <= reading.ahead->version;
             if (!is_there) rows_.format(RowStore::PoolOf(handle)).CopyRow(rows_.Row(handle), rows.storage, out);
@@ -106,7 +107,7 @@ void HashTable::Peek(const Message& message, const ParallelFor& parallel_for, co
                      const Ahead* ahead) const {
   Pins coming = rows_.pins().Current();
   ++coming.now;
-  Read(message, parallel_for, rows, {{}, false, ahead, evictor_.ExpiresAt(coming.now) ? &coming : nullptr});
+  Read(message, parallel_for, rows, {{}, false, ahead, &coming});
 }
 
 }  // namespace fusedrec

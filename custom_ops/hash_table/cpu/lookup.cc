@@ -39,7 +39,7 @@ class HashTable::TrainingLookup {
     std::vector<int64_t> handles;    // by number inside this shard
     std::vector<ReceivedId> fresh;   // without a row
     std::vector<ReceivedId> moving;  // whose row must move to pool 0 first
-    std::vector<int64_t> num_fresh;  // ids of `fresh` by segment; distinct ones where there is a limit
+    std::vector<int64_t> num_fresh;  // ids of `fresh` by segment; distinct ones where the table has a limit
   };
 
   void VisitKnown(Visit* visit);
@@ -129,7 +129,7 @@ void HashTable::TrainingLookup::VisitKnown(Visit* visit) {
   }
   if (visit->fresh.empty()) return;
   visit->num_fresh.assign(rows_->segments(), 0);
-  if (spec_.max_rows > 0 || tiered || spec_.admission_count > 1) {
+  if (rows_->has_max_rows() || tiered || rows_->has_admission()) {
     Admit(visit);
   } else {
     for (const ReceivedId& item : visit->fresh) ++visit->num_fresh[item.segment];
@@ -149,7 +149,7 @@ void HashTable::TrainingLookup::Admit(Visit* visit) {
   for (size_t begin = 0, end; begin < fresh.size(); begin = end) {
     const ReceivedId item = fresh[begin];
     for (end = begin; end < fresh.size() && fresh[end].id == item.id && fresh[end].segment == item.segment;) ++end;
-    if (spec_.admission_count <= 1 || visit->shard->candidates[item.segment].Admit(item.id)) {
+    if (rows_->limits(item.segment).admission_count <= 1 || visit->shard->candidates[item.segment].Admit(item.id)) {
       ++visit->num_fresh[item.segment];
       for (size_t i = begin; i < end; ++i) fresh[kept++] = fresh[i];
       continue;
@@ -167,7 +167,7 @@ void HashTable::TrainingLookup::Admit(Visit* visit) {
 }
 
 absl::Status HashTable::TrainingLookup::MakeRoom(const std::vector<Visit>& visits) {
-  if (spec_.max_rows == 0 && !table_->tier_.is_on()) return absl::OkStatus();
+  if (!rows_->has_max_rows() && !table_->tier_.is_on()) return absl::OkStatus();
   std::vector<int64_t> fresh(rows_->segments(), 0);
   WaitingIds waiting;
   for (const Visit& visit : visits) {
@@ -271,7 +271,7 @@ absl::Status HashTable::Lookup(const Message& message, const ParallelFor& parall
   const RunningLookups::Lookup running(&rows_.pins().lookups());
   if (clock != nullptr) *clock = running.clock();
   rows_.NextVersion();
-  if (evictor_.ExpiresAt(running.clock())) evictor_.EvictExpired();
+  evictor_.EvictExpired(running.clock());
   return TrainingLookup(this, running, rows, ahead).Run(message, parallel_for, inverse, handles);
 }
 

@@ -21,7 +21,7 @@ void FusedrecDeviceTable::Judge(const Received& received, const uint32_t* slots,
                                 uint8_t* verdict, void* stream) const {
   const MessageView& view = received.view;
   FUSEDREC_LAUNCH(AdmitKernel, BlocksFor(view.num_ids, kThreads), kThreads, 0, stream, View(), view,
-                  options_.admission_count, received.counts, slots, where, verdict, received.refused_of,
+                  received.counts, slots, where, verdict, received.refused_of,
                   received.uncounted_of);
 }
 
@@ -34,9 +34,10 @@ void FusedrecDeviceTable::CountRefused(const MessageView& view, const uint32_t* 
 }
 
 int FusedrecDeviceTable::HalveCandidates(unsigned long long* forgotten, void* stream) {
-  for (Segment& segment : segments_) {
-    KeyLines& counted = segment.candidates;
-    while (options_.max_candidates > 0 && counted.size > options_.max_candidates) {
+  for (int64_t s = 0; s < segments(); ++s) {
+    KeyLines& counted = segments_[s].candidates;
+    const int64_t most = limits_[s].max_candidates;
+    while (most > 0 && counted.size > most) {
       const SegmentLines lines = LinesOf(counted);
       FUSEDREC_RETURN_IF_CUDA_ERROR(Fill(forgotten, 0, sizeof(*forgotten), stream));
       FUSEDREC_LAUNCH(HalveKernel, BlocksFor(PlacesOf(lines), kThreads), kThreads, 0, stream, lines, forgotten);
@@ -93,7 +94,7 @@ int FusedrecDeviceTable::SetCandidates(int64_t segment, const int64_t* ids, cons
                                        void* stream) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (segment < 0 || segment >= segments() || count < 0 || count > kDeviceTableMaxIds) return kCudaInvalidValue;
-  if (options_.admission_count <= 1) return kCudaSuccess;
+  if (limits_[segment].admission_count <= 1) return kCudaSuccess;
   std::map<int64_t, uint32_t> distinct;  // the last count of an id stays
   for (int64_t i = 0; i < count; ++i) distinct[ids[i]] = static_cast<uint32_t>(counts[i]);
   std::vector<int64_t> wanted;

@@ -13,9 +13,10 @@ namespace fusedrec {
 namespace device_table {
 
 // verdict[n] for the first position of each id without a row; where [n], slots: of ProbeKernel. refused_of, uncounted_of
-// [segments] count the ids that get no row, and those among them that come for the first time.
+// [segments] count the ids that get no row, and those among them that come for the first time. A segment without admission
+// admits every id, and counts none.
 static __global__ void __launch_bounds__(kThreads)
-    AdmitKernel(TableView table, MessageView message, int64_t threshold, const Counts* counts,
+    AdmitKernel(TableView table, MessageView message, const Counts* counts,
                 const uint32_t* __restrict__ slots, const uint32_t* __restrict__ where, uint8_t* __restrict__ verdict,
                 unsigned long long* __restrict__ refused_of, unsigned long long* __restrict__ uncounted_of) {
   if (counts->bad != 0) return;
@@ -26,11 +27,13 @@ static __global__ void __launch_bounds__(kThreads)
   const bool asks = (at & kNew) != 0 && slots[at & ~kNew] == n;
   const int64_t run = asks ? message.RunOf(low, high, n) : 0, segment = run % message.segments;
   const int64_t id = asks ? message.Id(n, run) : 0;
-  const uint32_t count = FindRow(asks ? table.candidates + segment : nullptr, id, TableHash(id));
+  const int64_t threshold = asks ? table.limits[segment].admission_count : 1;
+  const uint32_t count = FindRow(threshold > 1 ? table.candidates + segment : nullptr, id, TableHash(id));
   if (!asks) return;
-  const bool counted = count != kNowhere, admitted = counted && count + int64_t{1} >= threshold;
+  const bool counted = count != kNowhere, admitted = threshold <= 1 || (counted && count + int64_t{1} >= threshold);
   verdict[n] = admitted ? kAdmitted : counted ? kCounted : kUncounted;
-  if (!admitted) atomicAdd(&refused_of[segment], 1ull);
+  if (admitted) return;
+  atomicAdd(&refused_of[segment], 1ull);
   if (!counted) atomicAdd(&uncounted_of[segment], 1ull);
 }
 
@@ -41,7 +44,9 @@ static __global__ void __launch_bounds__(kThreads)
   const int64_t n = GlobalThread();
   if (n >= message.num_ids || first[n] != n || (where[n] & kNew) == 0 || verdict[n] == kUncounted) return;
   const int64_t run = message.RunOf(0, message.runs - 1, n), id = message.Id(n, run);
-  const SegmentLines& lines = table.candidates[run % message.segments];
+  const int64_t segment = run % message.segments;
+  if (table.limits[segment].admission_count <= 1) return;
+  const SegmentLines& lines = table.candidates[segment];
   WithKey(lines.lines, lines.mask, id, TableHash(id), [&](Line* line, int place) {
     if (verdict[n] == kAdmitted) {
       atomicAnd(&line->meta, ~(1u << place));

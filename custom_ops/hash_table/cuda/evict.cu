@@ -42,8 +42,9 @@ int FusedrecDeviceTable::AllocateRemovedRows(int64_t most, int64_t num_rows, Rem
 int FusedrecDeviceTable::CountThatMayLeave(int64_t segment, const Pins& pins, const Memory& select, int64_t* count,
                                            void* stream) const {
   *count = 0;
-  if (options_.eviction == Eviction::kNone) return kCudaSuccess;
-  const MayLeave may_leave{static_cast<uint32_t>(segment), options_.eviction == Eviction::kLfu, pins, nullptr};
+  const Eviction policy = limits_[segment].eviction;
+  if (policy == Eviction::kNone) return kCudaSuccess;
+  const MayLeave may_leave{static_cast<uint32_t>(segment), policy == Eviction::kLfu, pins, nullptr};
   return Count(may_leave, select, count, stream);
 }
 
@@ -57,7 +58,7 @@ int FusedrecDeviceTable::EvictWorst(int64_t segment, int64_t count, const Pins& 
   FUSEDREC_RETURN_IF_CUDA_ERROR(Fill(worst.data(), 0, worst.bytes(), stream));
   const unsigned long long wanted = static_cast<unsigned long long>(count);
   FUSEDREC_RETURN_IF_CUDA_ERROR(CopyToDevice(&search->count, &wanted, 1, stream));
-  MayLeave may_leave{static_cast<uint32_t>(segment), options_.eviction == Eviction::kLfu, pins, nullptr};
+  MayLeave may_leave{static_cast<uint32_t>(segment), limits_[segment].eviction == Eviction::kLfu, pins, nullptr};
   const unsigned blocks = std::min(BlocksFor(next_row_, kSelectThreads), kMostBlocks);
   for (int byte = may_leave.by_count ? 0 : 4; byte < kScoreBytes; ++byte) {  // clocks have 32 bits
     FUSEDREC_LAUNCH(CountBytesKernel, blocks, kSelectThreads, 0, stream, View(), next_row_, may_leave, search, byte,
@@ -71,7 +72,7 @@ int FusedrecDeviceTable::EvictWorst(int64_t segment, int64_t count, const Pins& 
 }
 
 int FusedrecDeviceTable::TakeExpiredOut(uint32_t clock, void* stream) {
-  const HasExpired has_expired{PinsAt(clock, kNoAttempt), std::max(options_.ttl, options_.window)};
+  const HasExpired has_expired{PinsAt(clock, kNoAttempt), LimitsView()};
   int64_t gone = 0;
   RemovedRows removed;
   if (options_.record_tombstones) FUSEDREC_RETURN_IF_CUDA_ERROR(Count(has_expired, SelectMemory(next_row_), &gone, stream));

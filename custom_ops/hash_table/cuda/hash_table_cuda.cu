@@ -117,3 +117,5 @@ void fusedrec_table_size(FusedrecDeviceTable* table, int64_t* sizes, FusedrecTab
 }
 
 void fusedrec_table_statistics(FusedrecDeviceTable* table, int64_t* statistics) { table->Statistics(statistics); }
+
+int64_t fusedrec_table_full_segment(FusedrecDeviceTable* table) { return table->full_segment(); }

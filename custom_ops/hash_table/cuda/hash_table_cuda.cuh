@@ -78,16 +78,15 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// The form for inference: kNowhere for ids without a row, or whose last lookup is before `expired_before`.
+// The form for inference: kNowhere for ids without a row, or whose row has expired.
 __global__ void __launch_bounds__(kThreads)
-    FindKernel(TableView table, MessageView message, const Counts* counts, uint32_t expired_before,
+    FindKernel(TableView table, MessageView message, const Counts* counts, HasExpired has_expired,
                uint32_t* __restrict__ where) {
   if (counts->bad != 0) return;
   const int64_t n = GlobalThread();
   const uint32_t row = FindReceived(table, message, n);
   if (n >= message.num_ids) return;
-  const bool expired = row != kNowhere && expired_before > 0 && table.Meta(row)->last < expired_before;
-  where[n] = expired ? kNowhere : row;
+  where[n] = row != kNowhere && has_expired(row, *table.Meta(row)) ? kNowhere : row;
 }
 
 // first[n]: the first position of the same id. number[n]: first positions before n. A first position of a new id: its

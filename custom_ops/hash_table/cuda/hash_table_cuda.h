@@ -26,6 +26,7 @@
 #define FUSEDREC_HASH_TABLE_CUDA_HASH_TABLE_CUDA_H_
 
 #include "common/cuda_api.h"
+#include "hash_table/table_limits.h"
 #include "hash_table/table_options.h"
 #include "hash_table/update_rule.h"
 
@@ -82,7 +83,8 @@ struct FusedrecTableSpec {
   fusedrec::UpdateRule rule;
   int64_t chunk_rows;  // a power of two, at least 32
   int64_t segments;
-  const uint64_t* seeds;  // host, [segments]
+  const uint64_t* seeds;           // host, [segments]
+  const fusedrec::Limits* limits;  // host, [segments]
 };
 
 // A message as the all-to-all delivers it (rank_partition.h).
@@ -204,5 +206,8 @@ FUSEDREC_CUDA_API void fusedrec_table_size(FusedrecDeviceTable* table, int64_t* 
 // statistics [segments, 5], host, out, since the table was made or cleared: distinct rows that training lookups found,
 // rows that they made, rows that were evicted, ids that admission refused; then the ids that it counts.
 FUSEDREC_CUDA_API void fusedrec_table_statistics(FusedrecDeviceTable* table, int64_t* statistics);
+
+// The segment that the last kDeviceTableFull was about.
+FUSEDREC_CUDA_API int64_t fusedrec_table_full_segment(FusedrecDeviceTable* table);
 
 #endif  // FUSEDREC_HASH_TABLE_CUDA_HASH_TABLE_CUDA_H_

@@ -126,7 +126,7 @@ int FusedrecDeviceTable::Admit(const Received& received, uint32_t clock, uint32_
       segments_[s].hits += counted[32 + segments() + s];
       segments_[s].refused += refused[s];
     }
-    if (judges) {
+    if (judges && limits_[s].admission_count > 1) {
       segments_[s].candidates.size += uncounted[s] - more[s];
       segments_[s].candidates.removed += more[s];
     }
@@ -183,13 +183,10 @@ int FusedrecDeviceTable::Find(const FusedrecMessage& message, int64_t storage, v
     if (memory.data() == nullptr) return kDeviceOutOfMemory;
     found = reinterpret_cast<uint32_t*>(memory.data());
   }
-  // Rows of a lookup before this one have expired.
-  const int64_t age = std::max<int64_t>(options_.ttl, options_.window), coming = int64_t{clock_} + 1;
-  uint32_t expired_before = peeks && ExpiresAt(clock_ + 1) && coming > age ? coming - age : 0;
-  if (waiting_.since != 0) expired_before = std::min(expired_before, waiting_.since);
+  const HasExpired has_expired{PinsAt(clock_ + 1, kNoAttempt), peeks && ExpiresAt(clock_ + 1) ? LimitsView() : nullptr};
   if (view.num_ids > 0) {
     FUSEDREC_LAUNCH(FindKernel, BlocksFor(view.num_ids, kThreads), kThreads, 0, stream, View(), view, received.counts,
-                    expired_before, found);
+                    has_expired, found);
   }
   Counts counts;
   FUSEDREC_RETURN_IF_CUDA_ERROR(CopyToHost(&counts, received.counts, 1, stream));

@@ -188,12 +188,15 @@ int FusedrecDeviceTable::Merge(const FusedrecMerge& in, void* stream) {
   }
   // Each replica has kept its limit, but not with the same rows.
   for (int64_t s = 0; s < segments(); ++s) {
-    const int64_t excess = options_.max_rows > 0 ? segments_[s].size - options_.max_rows : 0;
+    const int64_t max_rows = limits_[s].max_rows, excess = max_rows > 0 ? segments_[s].size - max_rows : 0;
     if (excess <= 0) continue;
     int64_t may_leave;
     FUSEDREC_RETURN_IF_CUDA_ERROR(CountThatMayLeave(s, pins, removed.select, &may_leave, stream));
     FUSEDREC_RETURN_IF_CUDA_ERROR(EvictWorst(s, std::min(may_leave, excess), pins, removed, stream));
-    if (may_leave < excess) return kDeviceTableFull;
+    if (may_leave < excess) {
+      full_segment_ = s;
+      return kDeviceTableFull;
+    }
   }
   return kCudaSuccess;
 }

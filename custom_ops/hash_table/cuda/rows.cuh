@@ -11,6 +11,7 @@
 
 #include "hash_table/cuda/lines.cuh"
 #include "hash_table/storage.h"
+#include "hash_table/table_limits.h"
 #include "initial_rows/initial_number.h"
 
 namespace fusedrec {
@@ -50,6 +51,18 @@ struct Pins {
   }
 };
 
+// The condition for rows that expire at the lookup of these pins.
+struct HasExpired {
+  Pins pins;
+  const Limits* limits;  // [segments]; null: no row expires
+
+  __device__ bool operator()(uint32_t, const RowMeta& meta) const {
+    if (limits == nullptr || meta.segment == kNobody) return false;
+    const Limits& of = limits[meta.segment];
+    return of.IsOver(meta.last, pins.clock, pins.window) && of.ExpireAt(pins.clock) && !pins.Hold(meta);
+  }
+};
+
 // A row that left.
 struct LeftRow {
   int64_t id;
@@ -69,6 +82,7 @@ struct TableView {
   char* const* chunks;
   const SegmentLines* segments;
   const SegmentLines* candidates;  // of ids that wait for admission
+  const Limits* limits;            // [segments]
   RowLayout layout;
   int chunk_bits;
 

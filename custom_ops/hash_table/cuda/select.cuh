@@ -47,14 +47,6 @@ struct MayLeave {
            (most == nullptr || !Score::Of(meta, by_count).IsAbove(*most));
   }
 };
-struct HasExpired {
-  Pins pins;
-  int64_t age;
-
-  __device__ bool operator()(uint32_t, const RowMeta& meta) const {
-    return meta.segment != kNobody && meta.last + age < pins.clock && !pins.Hold(meta);
-  }
-};
 struct IsMarked {
   __device__ bool operator()(uint32_t, const RowMeta& meta) const {
     return meta.segment != kNobody && meta.touch == kMarked;

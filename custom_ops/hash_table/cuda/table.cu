@@ -33,6 +33,7 @@ RowLayout LayoutOf(const TableOptions& options, const SlotCounts& slots) {
 FusedrecDeviceTable::FusedrecDeviceTable(const FusedrecTableSpec& spec, const FusedrecAllocator& allocator)
     : allocator_(allocator),
       options_(spec.options),
+      limits_(spec.limits, spec.limits + spec.segments),
       rule_(spec.rule),
       layout_(LayoutOf(options_, SlotsOf(rule_.rule))),
       segments_(spec.segments) {
@@ -46,21 +47,31 @@ int FusedrecDeviceTable::Make(const FusedrecTableSpec& spec, const FusedrecAlloc
     return low <= static_cast<int64_t>(x) && static_cast<int64_t>(x) <= high;
   };
   if (!is_in(spec.segments, 1, kDeviceTableMaxSegments) || !is_in(options.dim, 1, kDeviceTableMaxColumns) ||
-      !is_in(options.storage, 0, 2) || !is_in(options.distribution, 0, 3) || !is_in(options.eviction, 0, 2) ||
+      !is_in(options.storage, 0, 2) || !is_in(options.distribution, 0, 3) ||
       !is_in(spec.rule.rule, 0, static_cast<int64_t>(RuleKind::kFtrl)) ||
       !is_in(spec.chunk_rows, 32, kDeviceTableMaxRows) || (spec.chunk_rows & (spec.chunk_rows - 1)) != 0 ||
-      options.max_rows < 0 || options.ttl < 0 || options.window < 0 || options.admission_count < 1 ||
-      options.max_candidates < 0) {
+      options.window < 0 || spec.limits == nullptr) {
     return kCudaInvalidValue;
+  }
+  for (int64_t s = 0; s < spec.segments; ++s) {
+    const Limits& limits = spec.limits[s];
+    if (!is_in(limits.eviction, 0, 2) || limits.max_rows < 0 || limits.ttl < 0 || limits.admission_count < 1 ||
+        limits.max_candidates < 0) {
+      return kCudaInvalidValue;
+    }
   }
   auto table = new FusedrecDeviceTable(spec, allocator);
   *made = table;
   const int64_t segments = spec.segments;
   table->seeds_ = Memory(allocator, segments * sizeof(uint64_t));
+  table->limits_view_ = Memory(allocator, segments * sizeof(Limits));
   table->views_ = Memory(allocator, 2 * segments * sizeof(SegmentLines));
   int answer = kDeviceOutOfMemory;
-  if (table->seeds_.data() != nullptr && table->views_.data() != nullptr) {
+  if (table->seeds_.data() != nullptr && table->limits_view_.data() != nullptr && table->views_.data() != nullptr) {
     answer = CopyToDevice(reinterpret_cast<uint64_t*>(table->seeds_.data()), spec.seeds, segments, stream);
+    if (answer == kCudaSuccess) {
+      answer = CopyToDevice(reinterpret_cast<Limits*>(table->limits_view_.data()), spec.limits, segments, stream);
+    }
     if (answer == kCudaSuccess) answer = table->UploadSegments(stream);
   }
   if (answer != kCudaSuccess) {
@@ -71,7 +82,8 @@ int FusedrecDeviceTable::Make(const FusedrecTableSpec& spec, const FusedrecAlloc
 }
 
 TableView FusedrecDeviceTable::View() const {
-  return {reinterpret_cast<char* const*>(directory_.data()), Views(), ViewsOfCandidates(), layout_, chunk_bits_};
+  return {reinterpret_cast<char* const*>(directory_.data()), Views(), ViewsOfCandidates(), LimitsView(), layout_,
+          chunk_bits_};
 }
 
 InitialValues FusedrecDeviceTable::Initial() const {
@@ -143,12 +155,15 @@ int FusedrecDeviceTable::MakeRoom(const std::vector<int64_t>& more, const int64_
   std::vector<int64_t> removed(more.size(), 0), net = more;
   int64_t rows = -free_rows_;
   for (size_t s = 0; s < more.size(); ++s) {
-    const int64_t excess = segments_[s].size + more[s] - options_.max_rows;
-    if (is_lookup && options_.max_rows > 0 && excess > 0) {
+    const int64_t max_rows = limits_[s].max_rows, excess = segments_[s].size + more[s] - max_rows;
+    if (is_lookup && max_rows > 0 && excess > 0) {
       FUSEDREC_RETURN_IF_CUDA_ERROR(CountThatMayLeave(s, pins, SelectMemory(next_row_), &removed[s], stream));
-      if (removed[s] < excess) return kDeviceTableFull;
+      if (removed[s] < excess) {
+        full_segment_ = static_cast<int64_t>(s);
+        return kDeviceTableFull;
+      }
       // Some more than needed, so that scans are rare.
-      removed[s] = std::min(removed[s], excess + options_.max_rows / 16);
+      removed[s] = std::min(removed[s], excess + max_rows / 16);
     }
     net[s] -= removed[s];
     rows += net[s];

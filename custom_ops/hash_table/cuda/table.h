@@ -82,6 +82,10 @@ struct FusedrecDeviceTable {
   int Keys(int64_t segment, int64_t lookups, int64_t version, int64_t* ids, int64_t* handles, int64_t* count,
            void* stream) const;
   int64_t segments() const { return segments_.size(); }
+  int64_t full_segment() const {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return full_segment_;
+  }
   int64_t record_bytes() const;
   int ReadRecords(const int64_t* handles, int64_t count, char* records, void* stream) const;
   // Ids grouped by segment, counts [segments] of them; *written: distinct ones.
@@ -189,12 +193,14 @@ struct FusedrecDeviceTable {
   int FindRows(const fusedrec::device_table::SegmentLines* lines, const std::vector<int64_t>& ids,
                std::vector<uint32_t>* rows, void* stream) const;
   // Steps of a lookup with admission: verdicts before anything changes, then the counts; Halve at its end.
-  bool HasAdmission() const { return options_.admission_count > 1; }
+  bool HasAdmission() const {
+    return AnyLimits([](const fusedrec::Limits& limits) { return limits.admission_count > 1; });
+  }
   void Judge(const fusedrec::device_table::Received& received, const uint32_t* slots, const uint32_t* where,
              uint8_t* verdict, void* stream) const;
   void CountRefused(const fusedrec::device_table::MessageView& view, const uint32_t* where, const uint32_t* first,
                     const uint8_t* verdict, void* stream) const;
-  // Halves the counts of a segment until it counts at most max_candidates ids. forgotten: device, for one number.
+  // Halves the counts of a segment until it counts at most its max_candidates ids. forgotten: device, for one number.
   int HalveCandidates(unsigned long long* forgotten, void* stream);
   static fusedrec::device_table::SegmentLines LinesOf(const KeyLines& keys) {
     return {reinterpret_cast<fusedrec::device_table::Line*>(keys.lines.data()),
@@ -230,23 +236,35 @@ struct FusedrecDeviceTable {
 
   fusedrec::device_table::TableView View() const;
   fusedrec::device_table::InitialValues Initial() const;
-  bool ExpiresAt(uint32_t clock) const { return options_.ttl > 0 && clock % std::max<int64_t>(1, options_.ttl / 16) == 0; }
+  template <typename Condition>
+  bool AnyLimits(const Condition& condition) const {
+    return std::any_of(limits_.begin(), limits_.end(), condition);
+  }
+  // Returns whether rows of any segment expire at the lookup of this clock.
+  bool ExpiresAt(uint32_t clock) const {
+    return AnyLimits([=](const fusedrec::Limits& limits) { return limits.ExpireAt(clock); });
+  }
+  const fusedrec::Limits* LimitsView() const {
+    return reinterpret_cast<const fusedrec::Limits*>(limits_view_.data());
+  }
   int64_t chunk_rows() const { return int64_t{1} << chunk_bits_; }
 
   mutable std::mutex mutex_;
   const FusedrecAllocator allocator_;
   const fusedrec::TableOptions options_;
+  const std::vector<fusedrec::Limits> limits_;  // by segment
   const fusedrec::UpdateRule rule_;
   fusedrec::device_table::RowLayout layout_;
   int chunk_bits_ = 0;
   std::vector<Segment> segments_;
   std::vector<Memory> chunks_;
-  Memory seeds_;      // device, [segments]
+  Memory seeds_, limits_view_;  // device, [segments]
   Memory views_;      // device, [segments] of SegmentLines, then the candidates'
   Memory directory_;  // device, pointers to chunks, with room for more
   int64_t free_rows_ = 0;  // height of the stack of rows that nobody has
   int64_t next_row_ = 0;   // the first row that nobody ever had
   uint32_t clock_ = 0, version_ = 0;
+  int64_t full_segment_ = 0;  // the segment that kDeviceTableFull is about
   int64_t moved_at_ = 0;  // clock of the last lookup, or other call, that took rows out
   bool refuses_new_rows_ = false;
   Waiting waiting_;

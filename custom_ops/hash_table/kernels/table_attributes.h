@@ -11,6 +11,7 @@
 #include "common/kernel_util.h"
 #include "common/limits.h"
 #include "hash_table/cpu/hash_table.h"
+#include "hash_table/kernels/limit_attributes.h"
 
 namespace fusedrec {
 
@@ -25,11 +26,14 @@ inline absl::Status ReadAttributes(tensorflow::OpKernelConstruction* ctx, TableA
   TableSpec& spec = read->spec;
   int64_t dim;
   float a, b;
-  std::string storage, distribution, unknown, eviction;
+  std::string storage, distribution, unknown;
   std::vector<int64_t> seeds;
   const std::pair<const char*, std::string*> strings[] = {
-      {"storage", &storage},   {"distribution", &distribution},     {"unknown", &unknown},
-      {"eviction", &eviction}, {"tier_folder", &spec.tier_folder}, {"rule", &read->rule}};
+      {"storage", &storage},
+      {"distribution", &distribution},
+      {"unknown", &unknown},
+      {"tier_folder", &spec.tier_folder},
+      {"rule", &read->rule}};
   const std::pair<const char*, bool*> flags[] = {{"stochastic_rounding", &spec.stochastic_rounding},
                                                  {"record_tombstones", &spec.record_tombstones},
                                                  {"averaged", &spec.averaged},
@@ -39,12 +43,8 @@ inline absl::Status ReadAttributes(tensorflow::OpKernelConstruction* ctx, TableA
     int64_t *value, least, most;
     const char* remedy;
   } numbers[] = {{"dim", &dim, 1, kMostColumns, "the columns of a row."},
-                 {"max_rows", &spec.max_rows, 0, kMostCount, kNoLimit},
-                 {"ttl", &spec.ttl, 0, kMostCount, kNoLimit},
-                 {"max_candidates", &spec.max_candidates, 0, kMostCount, kNoLimit},
                  {"hot_after", &spec.hot_after, 0, kMostCount, kNoLimit},
                  {"memory_budget", &spec.memory_budget, 0, kMostCount, kNoLimit},
-                 {"admission_count", &spec.admission_count, 1, kMostCount, "1 admits every id."},
                  {"window", &spec.window, 1, kMostCount, "1: one lookup before its update."}};
   for (const auto& [name, value] : strings) TF_RETURN_IF_ERROR(ctx->GetAttr(name, value));
   for (const auto& [name, value] : flags) TF_RETURN_IF_ERROR(ctx->GetAttr(name, value));
@@ -71,8 +71,7 @@ inline absl::Status ReadAttributes(tensorflow::OpKernelConstruction* ctx, TableA
   spec.seeds.assign(seeds.begin(), seeds.end());
   spec.distribution = DistributionOf(distribution);
   spec.unknown_zeros = unknown == "zeros";
-  spec.eviction = eviction == "lru" ? Eviction::kLru : eviction == "lfu" ? Eviction::kLfu : Eviction::kNone;
-  return absl::OkStatus();
+  return ReadLimits(ctx, seeds.size(), &spec.limits);
 }
 
 }  // namespace fusedrec

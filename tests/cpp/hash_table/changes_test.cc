@@ -26,8 +26,8 @@ std::unique_ptr<HashTable> Make(bool record, Eviction eviction, int64_t hot_afte
   spec.b = 1.0;
   spec.record_tombstones = record;
   spec.hot_after = hot_after;
-  spec.eviction = eviction;
-  if (eviction != Eviction::kNone) spec.max_rows = 200;
+  const int64_t max_rows = eviction != Eviction::kNone ? 200 : 0;
+  spec.limits.assign(spec.seeds.size(), {max_rows, eviction});
   auto table = HashTable::Make(spec, *Optimizer::Make("sgd", {0}));
   CHECK_OK(table.status());
   return *std::move(table);

@@ -2,6 +2,7 @@
 // every policy, by one thread and by three.
 #include "hash_table/cpu/hash_table.h"
 
+#include <algorithm>
 #include <limits>
 #include <random>
 #include <string>
@@ -30,6 +31,7 @@ TableSpec Spec() {
   spec.a = -1.0;
   spec.b = 1.0;
   spec.seeds = {11, 12, ~uint64_t{0}};
+  spec.limits.resize(spec.seeds.size());
   spec.record_tombstones = true;
   return spec;
 }
@@ -41,12 +43,18 @@ std::vector<Case> Cases() {
     (changes(&spec), ...);
     cases.push_back({name, spec});
   };
-  const auto limit = [](int64_t rows, Eviction eviction) {
-    return [=](TableSpec* spec) { spec->max_rows = rows, spec->eviction = eviction; };
+  const auto all = [](auto change) {
+    return [=](TableSpec* spec) { std::for_each(spec->limits.begin(), spec->limits.end(), change); };
   };
-  const auto ttl = [](int64_t lookups) { return [=](TableSpec* spec) { spec->ttl = lookups; }; };
-  const auto admission = [](int64_t count, int64_t max) {
-    return [=](TableSpec* spec) { spec->admission_count = count, spec->max_candidates = max; };
+  const auto limit = [=](int64_t rows, Eviction eviction) {
+    return all([=](Limits& of) { of.max_rows = rows, of.eviction = eviction; });
+  };
+  const auto ttl = [=](int64_t lookups) { return all([=](Limits& of) { of.ttl = lookups; }); };
+  const auto admission = [=](int64_t count, int64_t max) {
+    return all([=](Limits& of) { of.admission_count = count, of.max_candidates = max; });
+  };
+  const auto by_segment = [](Limits first, Limits second, Limits third) {
+    return [=](TableSpec* spec) { spec->limits = {first, second, third}; };
   };
   const auto window = [](int64_t lookups) { return [=](TableSpec* spec) { spec->window = lookups; }; };
   add("no limit");
@@ -61,6 +69,9 @@ std::vector<Case> Cases() {
   add("admission 3", admission(3, 0));
   add("admission 4, few candidates", admission(4, 64));
   add("everything", limit(60, Eviction::kLfu), ttl(20), admission(2, 300), window(2));
+  add("other policies by segment", by_segment({60, Eviction::kLru}, {45, Eviction::kLfu}, {}));
+  add("other ages by segment", by_segment({0, Eviction::kNone, 3}, {}, {0, Eviction::kNone, 40}));
+  add("other admissions by segment", by_segment({0, Eviction::kNone, 0, 3, 40}, {}, {50, Eviction::kLru, 5, 2, 20}));
   return cases;
 }
 

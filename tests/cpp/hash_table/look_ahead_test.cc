@@ -126,17 +126,21 @@ void Nothing(HashTable*, int64_t) {}
 
 void Policies() {
   Equal(Spec(), 60, Nothing);
-  TableSpec lru = Spec(), lfu = Spec(), ttl = Spec(), admission = Spec(), hot = Spec(), narrow = Spec();
-  lru.max_rows = lfu.max_rows = 90;
-  lru.eviction = Eviction::kLru;
+  const auto limited = [](const Limits& first, const Limits& second) {
+    TableSpec spec = Spec();
+    spec.limits = {first, second};
+    return spec;
+  };
+  const Limits lru_at_90{90, Eviction::kLru}, lfu_at_90{90, Eviction::kLfu}, ttl_of_4{0, Eviction::kNone, 4};
+  const Limits admission_of_3{0, Eviction::kNone, 0, 3};
+  TableSpec lru = limited(lru_at_90, lru_at_90), hot = Spec(), narrow = Spec();
   lru.record_tombstones = true;
   Equal(lru, 150, Nothing);
-  lfu.eviction = Eviction::kLfu;
-  Equal(lfu, 150, Nothing);
-  ttl.ttl = 4;
-  Equal(ttl, 150, Nothing);
-  admission.admission_count = 3;
-  Equal(admission, 60, Nothing);
+  Equal(limited(lfu_at_90, lfu_at_90), 150, Nothing);
+  Equal(limited(ttl_of_4, ttl_of_4), 150, Nothing);
+  Equal(limited(admission_of_3, admission_of_3), 60, Nothing);
+  Equal(limited(lru_at_90, ttl_of_4), 150, Nothing);
+  Equal(limited(admission_of_3, {}), 60, Nothing);
   hot.hot_after = 4;
   Equal(hot, 60, Nothing);
   narrow.storage = Storage::kBfloat16;
@@ -155,8 +159,7 @@ void Tier() {
 // Handles and rows of the look-ahead are worth nothing any more.
 void Disturbed() {
   TableSpec lru = Spec();
-  lru.eviction = Eviction::kLru;
-  lru.max_rows = 1000;
+  lru.limits.assign(lru.seeds.size(), {1000, Eviction::kLru});
   Equal(lru, 60, [](HashTable* table, int64_t step) {
     if (step % 3 == 0) table->Evict(0, 5);
     if (step % 4 == 0) table->Remove(1, {1, 2, 3, 4, 5, 6, 7, 8});

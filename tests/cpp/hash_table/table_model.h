@@ -23,8 +23,10 @@ class TableModel {
   using Segment = std::map<int64_t, Row>;
 
   explicit TableModel(const TableSpec& spec)
-      : spec_(spec), segments_(spec.seeds.size()), candidates_(spec.seeds.size()), gone_(spec.seeds.size()),
-        statistics_(spec.seeds.size()) {}
+      : spec_(spec), limits_(spec.limits), segments_(spec.seeds.size()), candidates_(spec.seeds.size()), gone_(spec.seeds.size()),
+        statistics_(spec.seeds.size()) {
+    limits_.resize(segments_.size());
+  }
 
   const Segment& segment(int64_t s) const { return segments_[s]; }
   uint32_t clock() const { return clock_; }
@@ -58,8 +60,9 @@ class TableModel {
     for (size_t s = 0; s < segments_.size(); ++s) {
       const int64_t wanted = std::count_if(fresh.begin(), fresh.end(),
                                            [s](const Received& key) { return key.segment == static_cast<int64_t>(s); });
-      const int64_t excess = static_cast<int64_t>(segments_[s].size()) + wanted - spec_.max_rows;
-      if (spec_.max_rows > 0 && excess > 0 && Evict(s, excess + spec_.max_rows / 16) < excess) return false;
+      const int64_t max_rows = limits_[s].max_rows;
+      const int64_t excess = static_cast<int64_t>(segments_[s].size()) + wanted - max_rows;
+      if (max_rows > 0 && excess > 0 && Evict(s, excess + max_rows / 16) < excess) return false;
     }
     for (const Received& key : fresh) {
       segments_[key.segment][key.id].numbers = Initial(key);
@@ -98,11 +101,11 @@ class TableModel {
 
   // Lowest first: by last use, or by number of uses and then last use; equal ones by a hash of the id.
   int64_t Evict(int64_t s, int64_t count) {
-    if (spec_.eviction == Eviction::kNone) return 0;
+    if (limits_[s].eviction == Eviction::kNone) return 0;
     std::vector<std::tuple<uint32_t, uint32_t, uint64_t, int64_t>> order;
     for (const auto& [id, row] : segments_[s]) {
       if (row.last + spec_.window > clock_) continue;
-      order.emplace_back(spec_.eviction == Eviction::kLfu ? row.count : 0, row.last, TableHash(id), id);
+      order.emplace_back(limits_[s].eviction == Eviction::kLfu ? row.count : 0, row.last, TableHash(id), id);
     }
     std::sort(order.begin(), order.end());
     order.resize(std::min<size_t>(order.size(), count));
@@ -138,21 +141,23 @@ class TableModel {
   }
 
   void Expire() {
-    if (spec_.ttl == 0 || clock_ % std::max<int64_t>(1, spec_.ttl / 16) != 0) return;
     for (size_t s = 0; s < segments_.size(); ++s) {
+      const int64_t ttl = limits_[s].ttl;
+      if (ttl == 0 || clock_ % std::max<int64_t>(1, ttl / 16) != 0) continue;
       Ids old;
       for (const auto& [id, row] : segments_[s]) {
-        if (row.last + std::max(spec_.ttl, spec_.window) < clock_) old.push_back(id);
+        if (row.last + std::max(ttl, spec_.window) < clock_) old.push_back(id);
       }
       statistics_[s].evictions += Remove(s, old);
     }
   }
 
   bool Admitted(const Received& key) {
-    if (spec_.admission_count <= 1) return true;
+    const int64_t wanted = limits_[key.segment].admission_count;
+    if (wanted <= 1) return true;
     std::map<int64_t, int64_t>& counts = candidates_[key.segment];
     if (counts.count(key.id) != 0) {
-      if (++counts[key.id] < spec_.admission_count) return false;
+      if (++counts[key.id] < wanted) return false;
       counts.erase(key.id);
       return true;
     }
@@ -161,8 +166,10 @@ class TableModel {
   }
 
   void HalveCandidates() {
-    for (std::map<int64_t, int64_t>& counts : candidates_) {
-      while (spec_.max_candidates > 0 && static_cast<int64_t>(counts.size()) > spec_.max_candidates) {
+    for (size_t s = 0; s < segments_.size(); ++s) {
+      std::map<int64_t, int64_t>& counts = candidates_[s];
+      const int64_t most = limits_[s].max_candidates;
+      while (most > 0 && static_cast<int64_t>(counts.size()) > most) {
         for (auto item = counts.begin(); item != counts.end();) {
           item->second /= 2;
           item = item->second == 0 ? counts.erase(item) : std::next(item);
@@ -172,6 +179,7 @@ class TableModel {
   }
 
   TableSpec spec_;
+  std::vector<Limits> limits_;
   uint32_t clock_ = 0;
   std::vector<Segment> segments_;
   std::vector<std::map<int64_t, int64_t>> candidates_;

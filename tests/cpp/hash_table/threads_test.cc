@@ -229,8 +229,7 @@ int main() {
   const Folder folder;
   const auto lru = [](int64_t max_rows) {
     TableSpec spec = Spec();
-    spec.max_rows = max_rows;
-    spec.eviction = Eviction::kLru;
+    spec.limits.assign(spec.seeds.size(), {max_rows, Eviction::kLru});
     return spec;
   };
   const auto tiered = [&](int64_t rows_in_memory) {

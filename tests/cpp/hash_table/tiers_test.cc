@@ -109,8 +109,7 @@ void RowsOfSeveralSourcesAreCountedOnce() {
 // Rows of a batch that lie in the second pool are not the ones that leave to make room for its new rows, although they
 // are the oldest: 20 rows, of which the batch brings the 10 oldest, and 10 new ones.
 void RowsOfTheBatchDoNotLeave(TableSpec spec) {
-  spec.max_rows = 20;
-  spec.eviction = Eviction::kLru;
+  spec.limits.assign(spec.seeds.size(), {20, Eviction::kLru});
   const std::unique_ptr<HashTable> table = MakeTable(spec);
   const auto ids_from = [](int64_t begin) { return Ids{begin, begin + 1, begin + 2, begin + 3, begin + 4}; };
   for (const int64_t begin : {0, 5, 10, 15}) MustLookUp(table.get(), Packed(Batch{{ids_from(begin), Ids{}}}));

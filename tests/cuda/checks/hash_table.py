@@ -20,6 +20,11 @@ from tests.cuda.checks.hash_table_leaving import (  # noqa: F401
     check_rows_are_evicted_and_removed_by_hand,
     check_rows_leave_as_the_policies_say,
 )
+from tests.cuda.checks.hash_table_limits import (  # noqa: F401
+    check_a_long_ttl_beside_a_short_one,
+    check_segments_keep_limits_of_their_own,
+    check_the_full_segment_is_named,
+)
 from tests.cuda.checks.hash_table_replicas import (  # noqa: F401
     check_numbers_of_rows,
     check_the_common_state,
@@ -218,6 +223,7 @@ def check_what_does_not_fit_is_refused(kernels):
     assert table.size()[0].tolist() == [0, 0, 0]
     for changes in (
         {"chunk_rows": 33}, {"chunk_rows": 16}, {"rule": 7}, {"rule": -1}, {"max_rows": -1}, {"dim": 0},
+        {"ttl": [0, 0, -1]}, {"admission_count": [1, 0, 1]}, {"max_candidates": [-1, 0, 0]}, {"eviction": [0, 3, 0]},
         {"dim": 2**20 + 1}, {"seeds": np.zeros(2**20 + 1, np.uint64)}, {"seeds": []},
     ):  # fmt: skip
         try:

@@ -171,6 +171,18 @@ SPECS = {
     "a_budget_without_a_folder": ({"memory_budget": 99}, "memory_budget needs a tier_folder .* got none"),
     "a_folder": ({"memory_budget": 99, "tier_folder": "/no/such"}, "tier_folder '/no/such' must be a folder"),
     "segment_names": ({"segment_names": ["a", "b"]}, "one for each of the 1 seeds, got 2"),
+    "limits_of_two": ({"segment_max_rows": [1, 2]}, "segment_max_rows must be empty or one for each .* 1 seeds, got 2"),
+    "policies_of_two": (
+        {"segment_eviction": ["lru", "lfu"]},
+        "segment_eviction must be empty or one for each .* got 2",
+    ),
+    "a_limit_below_0": ({"segment_ttl": [-1]}, r"segment_ttl\[0\] must lie in \[0, .*, got -1. Remedy: 0, which sets"),
+    "no_admission": ({"segment_admission_count": [0]}, r"segment_admission_count\[0\] must lie in \[1, .*, got 0"),
+    "a_limit_of_all": ({"max_rows": 2**62}, r"max_rows must lie in \[0, .*, got 4611686018427387904"),
+    "a_policy": (
+        {"segment_eviction": ["mru"]},
+        "segment_eviction must hold 'none', 'lru', 'lfu' alone, got 'mru' at 0",
+    ),
 }
 
 

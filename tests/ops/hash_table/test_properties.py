@@ -40,13 +40,19 @@ operations = st.one_of(
     st.tuples(st.just("clear")),
     st.tuples(st.just("move_to_a_new_table")),
 )
+
+
+def by_segment(values):
+    return st.lists(st.sampled_from(values), min_size=2, max_size=2)
+
+
 policies = st.fixed_dictionaries(
     {
-        "max_rows": st.sampled_from([0, 0, 3, 6]),
-        "eviction": st.sampled_from(["none", "lru", "lfu"]),
-        "ttl": st.sampled_from([0, 0, 1, 3]),
-        "admission_count": st.sampled_from([1, 1, 2, 3]),
-        "max_candidates": st.sampled_from([0, 64]),
+        "max_rows": by_segment([0, 0, 3, 6]),
+        "eviction": by_segment(["none", "lru", "lfu"]),
+        "ttl": by_segment([0, 0, 1, 3]),
+        "admission_count": by_segment([1, 1, 2, 3]),
+        "max_candidates": by_segment([0, 64]),
         "record_tombstones": st.booleans(),
         "window": st.sampled_from([1, 1, 2]),
     }
@@ -66,9 +72,10 @@ class Pair:
         self.oracle = TableOracle(2, initial, **self.policies)
 
     def _new_table(self):
+        options = {f"segment_{key}" if isinstance(value, list) else key: value for key, value in self.policies.items()}
         return ops.hash_table(
             shared_name=f"properties/{self.number}/{self.moved}", dim=DIM, seeds=SEEDS, rule="sgd",
-            hyperparameters=[0.0], distribution="uniform", a=0.0, b=1.0, **self.policies,
+            hyperparameters=[0.0], distribution="uniform", a=0.0, b=1.0, **options,
         )  # fmt: skip
 
     def destroy(self):

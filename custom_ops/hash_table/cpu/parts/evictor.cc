@@ -8,22 +8,23 @@
 namespace fusedrec {
 
 absl::Status Evictor::MakeRoom(int64_t segment, int64_t new_ids, const WaitingIds& waiting) {
-  const TableSpec& spec = rows_->spec();
-  if (spec.max_rows == 0) return absl::OkStatus();
-  const int64_t excess = rows_->size(segment) + new_ids - spec.max_rows;
+  const Limits& limits = rows_->limits(segment);
+  if (limits.max_rows == 0) return absl::OkStatus();
+  const int64_t excess = rows_->size(segment) + new_ids - limits.max_rows;
   if (excess <= 0) return absl::OkStatus();
-  const int64_t gone = EvictWorst(segment, excess + spec.max_rows / 16, waiting);
+  const int64_t gone = EvictWorst(segment, excess + limits.max_rows / 16, waiting);
   if (gone >= excess) return absl::OkStatus();
   return absl::ResourceExhaustedError(absl::StrCat(
-      "max_rows of ", rows_->NameOf(segment), " is ", spec.max_rows, ", but a batch needs ", excess - gone,
-      " rows more while the rows of the last ", spec.window, " lookups, and rows whose gradients wait, may not leave",
-      spec.eviction == Eviction::kNone && spec.ttl == 0 ? " and eviction is 'none'" : "",
+      "max_rows of ", rows_->spec().NameOf(segment), " is ", limits.max_rows, ", but a batch needs ", excess - gone,
+      " rows more while the rows of the last ", rows_->spec().window, " lookups, and rows whose gradients wait, may not leave",
+      limits.eviction == Eviction::kNone && limits.ttl == 0 ? " and eviction is 'none'" : "",
       ". What the table holds stays readable. Remedy: a larger max_rows, an eviction policy, or smaller batches."));
 }
 
 int64_t Evictor::EvictWorst(int64_t segment, int64_t count, const WaitingIds& waiting) {
-  if (rows_->spec().eviction == Eviction::kNone) return 0;
-  const bool by_time = rows_->spec().eviction == Eviction::kLru;
+  const Eviction policy = rows_->limits(segment).eviction;
+  if (policy == Eviction::kNone) return 0;
+  const bool by_time = policy == Eviction::kLru;
   const auto may_go = [&](int64_t, int64_t id, uint32_t handle) {
     return RowStore::PoolOf(handle) == 0 ||
            !std::binary_search(waiting.begin(), waiting.end(), std::pair(segment, id));
@@ -39,14 +40,19 @@ int64_t Evictor::EvictWorst(int64_t segment, int64_t count, const WaitingIds& wa
   return *TakeLowest(rows_, segment, segment, count, may_go, score, take);
 }
 
-void Evictor::EvictExpired() {
+void Evictor::EvictExpired(uint32_t clock) {
+  std::vector<int64_t> segments;
+  for (int64_t segment = 0; segment < rows_->segments(); ++segment) {
+    if (rows_->limits(segment).ExpireAt(clock)) segments.push_back(segment);
+  }
+  if (segments.empty()) return;
   const Pins pins = rows_->pins().Current();
   for (Shard& shard : rows_->shards()) {
     std::lock_guard<std::mutex> lock(shard.mutex);
-    for (int64_t segment = 0; segment < rows_->segments(); ++segment) {
+    for (const int64_t segment : segments) {
       std::vector<int64_t> expired;
       rows_->ForEachRow(shard, segment, [&](int64_t id, uint32_t, const RowHeader& header) {
-        if (HasExpired(header, pins)) expired.push_back(id);
+        if (HasExpired(segment, header, pins)) expired.push_back(id);
       });
       if (!expired.empty()) rows_->pins().NoteMove(pins.now);
       for (const int64_t id : expired) rows_->RemoveKey(&shard, segment, id);

@@ -1,10 +1,10 @@
-// Eviction: LRU and LFU at max_rows, and the time to live of rows. Rows in use stay (pinned_rows.h).
+// Eviction: LRU and LFU at max_rows, and the time to live of rows, by the limits of each segment. Rows in use stay
+// (pinned_rows.h).
 //
 // A scan of the segment finds the exact rows. It chooses 1/16 of max_rows more than needed, so that scans are rare.
 #ifndef FUSEDREC_HASH_TABLE_CPU_PARTS_EVICTOR_H_
 #define FUSEDREC_HASH_TABLE_CPU_PARTS_EVICTOR_H_
 
-#include <algorithm>
 #include <cstdint>
 #include <utility>
 #include <vector>
@@ -28,16 +28,11 @@ class Evictor {
   // Evicts the `count` rows that the policy ranks lowest; none without a policy. Returns how many left.
   int64_t EvictWorst(int64_t segment, int64_t count, const WaitingIds& waiting = {});
 
-  // Evicts the rows whose time to live is over.
-  void EvictExpired();
-  // Returns whether rows expire at the lookup of this clock.
-  bool ExpiresAt(uint32_t clock) const {
-    const int64_t ttl = rows_->spec().ttl;
-    return ttl > 0 && clock % std::max<int64_t>(1, ttl / 16) == 0;
-  }
-  // Returns whether a row expires at the lookup of these pins.
-  bool HasExpired(const RowHeader& header, const Pins& pins) const {
-    return header.last + std::max(rows_->spec().ttl, rows_->spec().window) < pins.now && !pins.Hold(header);
+  // Evicts the rows whose time to live is over at the lookup of this clock.
+  void EvictExpired(uint32_t clock);
+  // Returns whether a row of a segment whose rows expire at the lookup of these pins does so.
+  bool HasExpired(int64_t segment, const RowHeader& header, const Pins& pins) const {
+    return rows_->limits(segment).IsOver(header.last, pins.now, pins.window) && !pins.Hold(header);
   }
 
  private:

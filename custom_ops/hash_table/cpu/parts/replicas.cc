@@ -84,7 +84,7 @@ absl::Status Replicas::Merge(absl::Span<const int64_t> left, absl::Span<const in
   std::lock_guard<std::mutex> lock(rows_->room_mutex());
   rows_->NextVersion();
   const Pins pins = rows_->pins().Current();
-  const int64_t width = rows_->format(0).numbers(), max_rows = rows_->spec().max_rows;
+  const int64_t width = rows_->format(0).numbers();
   for (int64_t segment = 0; segment < rows_->segments(); ++segment) {
     for (int64_t i = left_splits[segment]; i < left_splits[segment + 1]; ++i) {
       Shard* shard = &rows_->ShardWith(TableHash(left[i]));
@@ -102,10 +102,11 @@ absl::Status Replicas::Merge(absl::Span<const int64_t> left, absl::Span<const in
       if (!written.ok()) return written;
     }
     // Each replica has kept its limit, but not with the same rows.
+    const int64_t max_rows = rows_->limits(segment).max_rows;
     const int64_t excess = max_rows > 0 ? rows_->size(segment) - max_rows : 0;
     if (excess > 0 && evictor_->EvictWorst(segment, excess) < excess) {
       return absl::ResourceExhaustedError(absl::StrCat(
-          "max_rows is ", max_rows, ", but the replicas of ", rows_->NameOf(segment), " have ", excess,
+          "max_rows is ", max_rows, ", but the replicas of ", rows_->spec().NameOf(segment), " have ", excess,
           " rows more together that may not leave. Remedy: a larger max_rows, an eviction policy, or a smaller ",
           "sync_every."));
     }

@@ -4,28 +4,36 @@
 #include <cstring>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
 #include "common/hash.h"
 
 namespace fusedrec {
+namespace {
+
+template <typename Condition>
+bool AnyOf(const TableSpec& spec, const Condition& condition) {
+  return std::any_of(spec.limits.begin(), spec.limits.end(), condition);
+}
+
+}  // namespace
 
 ShardedRows::ShardedRows(TableSpec spec, Optimizer optimizer)
-    : spec_(std::move(spec)), optimizer_(std::move(optimizer)), shards_(new Shard[kShards]), pins_(spec_.window) {
+    : spec_(std::move(spec)),
+      has_max_rows_(AnyOf(spec_, [](const Limits& limits) { return limits.max_rows > 0; })),
+      has_admission_(AnyOf(spec_, [](const Limits& limits) { return limits.admission_count > 1; })),
+      optimizer_(std::move(optimizer)),
+      shards_(new Shard[kShards]),
+      pins_(spec_.window) {
   for (int s = 0; s < kShards; ++s) {
     Shard& shard = shards_[s];
     const double stagger = static_cast<double>(s) / kShards;
     for (int64_t segment = 0; segment < segments(); ++segment) {
       shard.keys.emplace_back(stagger);
-      if (spec_.admission_count > 1) shard.candidates.emplace_back(spec_.admission_count, stagger);
+      if (has_admission_) shard.candidates.emplace_back(limits(segment).admission_count, stagger);
     }
     shard.statistics.resize(segments());
     shard.changes = ChangeLog::Lists(segments());
     shard.unsynced.resize(segments());
   }
-}
-
-std::string ShardedRows::NameOf(int64_t segment) const {
-  return spec_.names.empty() ? absl::StrCat("segment ", segment) : absl::StrCat("table '", spec_.names[segment], "'");
 }
 
 int64_t ShardedRows::size(int64_t segment) const {
@@ -110,9 +118,10 @@ void ShardedRows::RemoveKey(Shard* shard, int64_t segment, int64_t id) {
 }
 
 void ShardedRows::HalveCandidates() {
-  if (spec_.max_candidates == 0 || spec_.admission_count <= 1) return;
+  if (!has_admission_) return;
   std::lock_guard<std::mutex> lock(room_mutex_);
   for (int64_t segment = 0; segment < segments(); ++segment) {
+    if (limits(segment).max_candidates == 0) continue;
     for (bool halve = false;; halve = true) {
       int64_t counted = 0;
       for (Shard& shard : shards()) {
@@ -120,7 +129,7 @@ void ShardedRows::HalveCandidates() {
         if (halve) shard.candidates[segment].Halve();
         counted += shard.candidates[segment].size();
       }
-      if (counted <= spec_.max_candidates) break;
+      if (counted <= limits(segment).max_candidates) break;
     }
   }
 }

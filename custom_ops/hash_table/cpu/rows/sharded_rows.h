@@ -31,7 +31,7 @@ namespace fusedrec {
 struct alignas(64) Shard {
   mutable std::mutex mutex;                 // guards everything that changes
   std::vector<KeyIndex> keys;               // by segment
-  std::vector<AdmissionFilter> candidates;  // by segment; empty without admission
+  std::vector<AdmissionFilter> candidates;  // by segment; empty where no segment has admission
   std::vector<SegmentStatistics> statistics;
   ChangeLog::Lists changes;
   IdsBySegment unsynced;      // ids that left since Replicas::TakeUnsynced, with repeats
@@ -66,10 +66,12 @@ class ShardedRows {
   absl::Status Open() { return store_.Open(spec_, optimizer_); }
 
   const TableSpec& spec() const { return spec_; }
+  const Limits& limits(int64_t segment) const { return spec_.limits[segment]; }
+  // Whether any segment has it.
+  bool has_max_rows() const { return has_max_rows_; }
+  bool has_admission() const { return has_admission_; }
   const Optimizer& optimizer() const { return optimizer_; }
   int64_t segments() const { return spec_.seeds.size(); }
-  // "table 'NAME'", for messages.
-  std::string NameOf(int64_t segment) const;
 
   absl::Span<Shard> shards() const { return {shards_.get(), kShards}; }
   Shard& ShardWith(uint64_t hash) const { return shards_[ShardOf(hash)]; }
@@ -89,7 +91,7 @@ class ShardedRows {
   absl::Status MoveRow(Shard* shard, int64_t segment, int64_t id, int to_pool, uint32_t* handle);
   // Removes an id and gives its row back; an id without a row is skipped.
   void RemoveKey(Shard* shard, int64_t segment, int64_t id);
-  // Halves the counts of a segment until it counts at most max_candidates ids. A lookup calls it at its end, so its
+  // Halves the counts of a segment until it counts at most its max_candidates ids. A lookup calls it at its end, so its
   // counts do not depend on the order of its ids. The caller holds no mutex of a shard, nor room_mutex.
   void HalveCandidates();
   // Frees rows and lines that no reader can see.
@@ -120,6 +122,7 @@ class ShardedRows {
   void InitialNumbers(int64_t segment, int64_t id, float* numbers) const;
 
   const TableSpec spec_;
+  const bool has_max_rows_, has_admission_;
   const Optimizer optimizer_;
   RowStore store_;
   std::unique_ptr<Shard[]> shards_;

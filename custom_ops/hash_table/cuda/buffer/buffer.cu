@@ -25,7 +25,10 @@ int FusedrecDeviceTable::RefreshFrom(const FusedrecDeviceTable& newer, unsigned 
 int FusedrecDeviceBuffer::Make(const FusedrecTableSpec& spec, const FusedrecAllocator& allocator,
                                FusedrecDeviceBuffer** made, void* stream) {
   *made = nullptr;
-  if (spec.options.max_rows != 0 || spec.options.eviction != Eviction::kNone || spec.options.ttl != 0) return kCudaInvalidValue;
+  for (int64_t s = 0; s < spec.segments; ++s) {
+    const Limits& limits = spec.limits[s];
+    if (limits.max_rows != 0 || limits.eviction != Eviction::kNone || limits.ttl != 0) return kCudaInvalidValue;
+  }
   std::unique_ptr<FusedrecDeviceBuffer> buffer(new FusedrecDeviceBuffer(allocator));
   for (std::unique_ptr<FusedrecDeviceTable>& table : buffer->tables_) {
     FusedrecDeviceTable* half;

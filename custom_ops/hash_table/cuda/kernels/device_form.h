@@ -18,7 +18,9 @@ inline absl::Status RequireDeviceForm(const TableSpec& spec) {
   };
   if (spec.hot_after != 0) return refuse("hot_after", spec.hot_after, 0);
   if (spec.host_rows) {
-    if (spec.admission_count != 1) return refuse("admission_count with host_rows", spec.admission_count, 1);
+    for (const Limits& limits : spec.limits) {
+      if (limits.admission_count != 1) return refuse("admission_count with host_rows", limits.admission_count, 1);
+    }
     if (spec.averaged) return refuse("averaged with host_rows", "True", "False");
     // The rows of one batch belong to one lookup.
     if (spec.window != 1) return refuse("window (lookups of one update) with host_rows", spec.window, 1);
@@ -50,11 +52,12 @@ inline int64_t DeviceChunkRows(int64_t row_bytes) {
 inline FusedrecTableSpec DeviceSpecOf(const TableSpec& spec, const Optimizer& optimizer) {
   const RowFormat format(spec.storage, spec.dim, optimizer.wide_slots(), optimizer.scalar_slots(), false);
   return {spec, optimizer.rule(), DeviceChunkRows(format.stride()), static_cast<int64_t>(spec.seeds.size()),
-          spec.seeds.data()};
+          spec.seeds.data(), spec.limits.data()};
 }
 
-// The answer of a launcher of the table as a Status. needs: the purpose of the memory that the call asked for.
-inline absl::Status DeviceTableStatus(int answer, const TableSpec& spec, const char* needs) {
+// The answer of a launcher of the table as a Status. needs: the purpose of the memory that the call asked for. full_segment:
+// the segment that kDeviceTableFull is about.
+inline absl::Status DeviceTableStatus(int answer, const TableSpec& spec, const char* needs, int64_t full_segment = 0) {
   switch (answer) {
     case 0:
       return absl::OkStatus();
@@ -74,11 +77,14 @@ inline absl::Status DeviceTableStatus(int answer, const TableSpec& spec, const c
           "a table on a GPU found no device memory for ", needs, " (or has its ", kDeviceTableMaxRows,
           " rows). The table is what it was. Remedy: max_rows with an eviction policy, more ranks, host_rows, or the ",
           "table in host memory: tf.device('/CPU:0')."));
-    case kDeviceTableFull:
+    case kDeviceTableFull: {
+      const Limits& limits = spec.limits[full_segment];
       return absl::ResourceExhaustedError(absl::StrCat(
-          "max_rows is ", spec.max_rows, ", but a batch needs more rows while the rows of the last ", spec.window,
-          " lookups may not leave", spec.eviction == Eviction::kNone && spec.ttl == 0 ? " and eviction is 'none'" : "",
+          "max_rows of ", spec.NameOf(full_segment), " is ", limits.max_rows, ", but a batch needs more rows while the ",
+          "rows of the last ", spec.window, " lookups may not leave",
+          limits.eviction == Eviction::kNone && limits.ttl == 0 ? " and eviction is 'none'" : "",
           ". The table is what it was. Remedy: a larger max_rows, an eviction policy, or smaller batches."));
+    }
     case kDeviceStale:
       return absl::FailedPreconditionError(
           "rows of this training lookup have been evicted or removed by a later one before their gradients came. Nothing "

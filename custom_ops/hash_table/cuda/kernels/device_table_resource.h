@@ -46,7 +46,10 @@ class DeviceTableResource : public tensorflow::ResourceBase {
   const TableSpec& spec() const { return spec_; }
   const Optimizer& optimizer() const { return optimizer_; }
   int64_t segments() const { return static_cast<int64_t>(spec_.seeds.size()); }
-  absl::Status StatusOf(int answer, const char* needs) const { return DeviceTableStatus(answer, spec_, needs); }
+  absl::Status StatusOf(int answer, const char* needs) const {
+    return DeviceTableStatus(answer, spec_, needs,
+                             answer == kDeviceTableFull ? fusedrec_table_full_segment(table_) : 0);
+  }
   std::string DebugString() const override {
     return absl::StrCat("fusedrec.HashTable of ", segments(), " segments on a device",
                         host_rows_ == nullptr ? "" : ", rows in host memory");

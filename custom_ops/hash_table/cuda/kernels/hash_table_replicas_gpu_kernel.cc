@@ -65,9 +65,11 @@ absl::Status Merge(OpKernelContext* ctx, const DeviceTableResource& resource) {
   in.headers = In<int64_t>(headers).data();
   const int answer = fusedrec_table_merge(resource.table(), &in, StreamOf(ctx));
   if (answer != kDeviceTableFull) return resource.StatusOf(answer, "the rows of all replicas");
+  const TableSpec& spec = resource.spec();
+  const int64_t full = fusedrec_table_full_segment(resource.table());
   return absl::ResourceExhaustedError(absl::StrCat(
-      "max_rows is ", resource.spec().max_rows, ", but the replicas of a table have more rows together that may not ",
-      "leave. Remedy: a larger max_rows, an eviction policy, or a smaller sync_every."));
+      "max_rows of ", spec.NameOf(full), " is ", spec.limits[full].max_rows, ", but its replicas have more rows ",
+      "together that may not leave. Remedy: a larger max_rows, an eviction policy, or a smaller sync_every."));
 }
 
 }  // namespace

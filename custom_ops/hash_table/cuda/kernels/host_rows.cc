@@ -43,9 +43,9 @@ absl::StatusOr<std::unique_ptr<HostRows>> HostRows::Make(const TableSpec& spec, 
                                                          const FusedrecAllocator& allocator, void* stream) {
   FusedrecTableSpec of = DeviceSpecOf(spec, optimizer);
   // Host memory decides which rows exist, and knows the rows that left.
-  of.options.max_rows = of.options.ttl = 0;
+  const std::vector<Limits> none(of.segments);
+  of.limits = none.data();
   of.options.record_tombstones = false;
-  of.options.eviction = Eviction::kNone;
   auto table = HashTable::Make(spec, std::move(optimizer));
   if (!table.ok()) return table.status();
   FusedrecDeviceBuffer* buffer;

@@ -1,0 +1,34 @@
+// The limits of one table of a group: how many rows it has, and which of them leave. Tables of a group may differ in them.
+// This header compiles for both compilers.
+#ifndef FUSEDREC_HASH_TABLE_TABLE_LIMITS_H_
+#define FUSEDREC_HASH_TABLE_TABLE_LIMITS_H_
+
+#include <cstdint>
+
+#include "common/host_device.h"
+
+namespace fusedrec {
+
+enum class Eviction { kNone, kLru, kLfu };
+
+struct Limits {
+  int64_t max_rows = 0;  // 0: no limit
+  Eviction eviction = Eviction::kNone;
+  int64_t ttl = 0;              // training lookups after which a row that none touched leaves; 0: never
+  int64_t admission_count = 1;  // training lookups that must bring an id before it gets a row
+  int64_t max_candidates = 0;   // ids counted for admission; 0: no limit
+
+  // Returns whether rows expire at the lookup of this clock. Rows of a long ttl expire at every n-th lookup only, because
+  // a pass reads the headers of all rows.
+  FUSEDREC_HOST_DEVICE bool ExpireAt(uint32_t clock) const {
+    return ttl > 0 && (ttl < 32 || clock % (ttl / 16) == 0);
+  }
+  // Returns whether a row that the lookup `last` touched is too old at the lookup of this clock.
+  FUSEDREC_HOST_DEVICE bool IsOver(uint32_t last, uint32_t clock, int64_t window) const {
+    return ttl > 0 && last + (ttl > window ? ttl : window) < clock;
+  }
+};
+
+}  // namespace fusedrec
+
+#endif  // FUSEDREC_HASH_TABLE_TABLE_LIMITS_H_

@@ -211,6 +211,8 @@ def _changed(value: Any, chance: random.Random) -> Any:
     return tensor if tensor.dtype == tf.resource else _changed_array(tensor.numpy(), chance)
 
 
+# Values beyond the range of a dtype are among the wrong arguments, so that NumPy has no reason to warn of their casts.
+@np.errstate(over="ignore", invalid="ignore")
 def _changed_array(array: np.ndarray, chance: random.Random) -> Any:
     """Returns an array with another shape, other values or another dtype."""
     what = chance.randrange(6)

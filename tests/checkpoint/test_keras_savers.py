@@ -104,6 +104,7 @@ def test_backup_and_restore_goes_on_with_the_tables(backend, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:You are saving your model as an HDF5 file:UserWarning")
 @pytest.mark.parametrize("name", ["w.h5", "m.h5"])
 def test_legacy_hdf5_files_are_refused_by_name(name, trained, tmp_path):
     model = trained[0]

@@ -268,6 +268,8 @@ def test_cheap_commands_end_well(command, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     words = shlex.split(command)[2:]
     monkeypatch.setattr(sys, "argv", words)
+    for imported in (words[0], f"{words[0]}.__main__"):  # A command begins without its module.
+        monkeypatch.delitem(sys.modules, imported, raising=False)
     runpy.run_module(words[0], run_name="__main__")
     assert any(path.is_file() for path in tmp_path.rglob("*")), "it wrote nothing"
 

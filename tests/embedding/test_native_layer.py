@@ -166,7 +166,7 @@ def test_config_round_trip_through_json(record, tmp_path):
     np.testing.assert_array_equal(tf.cast(got, tf.float32), tf.cast(want, tf.float32))
 
 
-def test_another_policy_is_another_group_and_a_budget_of_memory_is_shared():
+def test_limits_and_a_budget_of_memory_share_a_group_and_other_fields_do_not():
     tier = {"memory_budget": 4096, "tier_folder": "folder"}
     tables = [
         table("a"), table("b"), table("ttl", ttl=3), table("rows", max_rows=3, eviction="lru"),
@@ -176,8 +176,7 @@ def test_another_policy_is_another_group_and_a_budget_of_memory_is_shared():
     ]  # fmt: skip
     groups = [tuple(t.name for t in group.tables) for group in group_tables(tables, features_of(tables))]
     assert groups == [
-        ("a", "b"), ("admission",), ("half",), ("host",), ("lfu",), ("rows",), ("tier1", "tier2"), ("tombstones",),
-        ("ttl",),
+        ("a", "admission", "b", "lfu", "rows", "ttl"), ("half",), ("host",), ("tier1", "tier2"), ("tombstones",),
     ]  # fmt: skip
 
 

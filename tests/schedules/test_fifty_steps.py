@@ -11,6 +11,7 @@ import pytest
 from tests.schedules import clicks
 from tests.schedules.frozen_window.test_ranks import assert_equals_accumulation
 from tests.schedules.frozen_window.test_sequence_models import COUNTED, KUAIRAND, M, _accumulated, _make
+from tests.support.graphs import without_fusions
 from tests.support.ranks import run_ranks
 from tests.support.shared import shared_path
 from tf_fusedrec.data.converters.kuairand import convert_kuairand
@@ -70,6 +71,7 @@ def _trained(schedule, folder, ranks, steps=STEPS):
 def _all(folder, ranks):
     from tf_fusedrec.schedules import DualBuffer, FrozenWindow, Nested, Sync
 
+    without_fusions()
     found = {
         type(schedule).__name__: _trained(schedule, folder, ranks)
         for schedule in (Sync(), DualBuffer(), FrozenWindow(M), Nested(M))

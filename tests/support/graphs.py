@@ -31,6 +31,17 @@ def reduced_in_between(ops) -> list:
     return [op.name for op in reduces if ancestors(op) & set(products)]
 
 
+def without_fusions() -> None:
+    """Makes bits of two graphs comparable, in a process of its own.
+
+    TensorFlow fuses a product with its bias where the graph around it allows that, and the two forms round differently
+    on some processors.
+    """
+    from tf_fusedrec import tf
+
+    tf.config.optimizer.set_experimental_options({"remapping": False})
+
+
 def saved_operations(folder) -> set:
     """Returns the types of all operations in the graphs of a SavedModel."""
     from tensorflow.core.protobuf import saved_model_pb2  # After tf_fusedrec, which chooses the Keras.

@@ -9,7 +9,7 @@ from tests.models.experiments import RANKING, RETRIEVAL
 from tests.schedules import clicks
 from tests.schedules.frozen_window.rank_sums import RankSums
 from tests.schedules.frozen_window.test_ranks import assert_equals_accumulation
-from tests.support.graphs import reduced_in_between
+from tests.support.graphs import reduced_in_between, without_fusions
 from tests.support.ranks import run_ranks
 
 M, STEPS = 2, 3
@@ -149,6 +149,7 @@ def _grm(ranks):
     import tf_fusedrec as fr
     from tf_fusedrec.schedules import FrozenWindow
 
+    without_fusions()
     batches = [[_ranking_batch(step, rank) for step in range(STEPS)] for rank in range(ranks)]
     mine = batches[fr.collectives.rank()]
     found = [_trained(schedule, RANKING, mine) for schedule in (FrozenWindow(M), "sync")]

@@ -61,7 +61,7 @@ soak: setup ## Looks for what no test has thought of, with fresh seeds [SECONDS=
 coverage: setup ## Branch coverage of checkpoint, saved_model, tables and exchange by the tests of these rooms (long).
 	@mkdir -p build/coverage
 	@rm -f build/coverage/data*
-	@$(BIN)/python -m coverage run -m pytest -q $(COVERING)
+	@$(BIN)/python -m coverage run -m pytest -q --numprocesses 2 --dist worksteal $(COVERING)
 	@$(BIN)/python -m coverage combine --quiet
 	@$(BIN)/python -m coverage report --show-missing
 

@@ -32,6 +32,7 @@ def train(batches, name, schedule="sync", table=None, overrides=(), **layer):
     """Trains by model.fit from the same weights each time. Returns losses, dense weights and this rank's records."""
     import tf_fusedrec as fr
     from models.build import make_embedding, make_model
+    from tests.models.batches import of_any_size
     from tf_fusedrec import keras, tf
 
     run = experiment(*overrides)
@@ -45,7 +46,7 @@ def train(batches, name, schedule="sync", table=None, overrides=(), **layer):
     model.schedule = schedule
     model.compile(fr.collectives.distributed_optimizer(keras.optimizers.legacy.Adam(0.002)))
     model(batches[0], training=False)
-    dataset = tf.data.Dataset.from_generator(lambda: iter(batches), output_signature=_of_any_size(batches[0]))
+    dataset = tf.data.Dataset.from_generator(lambda: iter(batches), output_signature=of_any_size(batches[0]))
     losses = []
     on_end = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: losses.append(logs["loss"]))
     model.fit(dataset, steps_per_epoch=len(batches), verbose=0, callbacks=[on_end])
@@ -71,14 +72,3 @@ def merged(results, ranks):
         order = np.argsort(ids)
         tables[name] = ids[order], rows[order]
     return tables
-
-
-def _of_any_size(batch):
-    from tf_fusedrec import tf
-
-    def of_any_size(tensor):
-        if isinstance(tensor, tf.RaggedTensor):
-            return tf.RaggedTensorSpec([None, None], tensor.dtype, 1, tf.int64)
-        return tf.TensorSpec([None], tensor.dtype)
-
-    return {name: of_any_size(tensor) for name, tensor in batch.items()}

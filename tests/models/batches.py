@@ -55,3 +55,14 @@ def retrieval_batch(lengths, seed=0):
         "item_id": ragged(lengths, rng.integers(1, 60, sum(lengths))),
         "timestamp": ragged(lengths, np.concatenate([*times, []])),
     }
+
+
+def of_any_size(batch):
+    """Returns the signature of batches with any number of users, like a data set's."""
+
+    def spec_of(tensor):
+        if isinstance(tensor, tf.RaggedTensor):
+            return tf.RaggedTensorSpec([None, None], tensor.dtype, 1, tf.int64)
+        return tf.TensorSpec([None], tensor.dtype)
+
+    return {name: spec_of(tensor) for name, tensor in batch.items()}

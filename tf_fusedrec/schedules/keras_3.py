@@ -25,7 +25,7 @@ def check_no_keras_3(model: keras.Model, args: tuple, kwargs: dict[str, Any]) ->
 
 
 def _attributes(model: keras.Model) -> Iterator[tuple[str, Any]]:
-    """What a message says of each attribute and each item of a list, with its value."""
+    """Yields the words for each attribute and each item of a list, and its value."""
     for name, value in vars(model).items():
         if name.startswith("_self_"):  # Keras' and TensorFlow's own lists of the others
             continue

@@ -4,7 +4,7 @@ import copy
 
 import numpy as np
 
-from tests.models.batches import ranking_batch, retrieval_batch
+from tests.models.batches import of_any_size, ranking_batch, retrieval_batch
 from tests.models.experiments import RANKING, RETRIEVAL
 from tests.schedules import clicks
 from tests.schedules.frozen_window.rank_sums import RankSums
@@ -53,18 +53,6 @@ def _make(fields, gradient_op="average"):
     return make_model(experiment, embedding, np.arange(1, 60), np.ones(59, np.int64)), embedding
 
 
-def _of_any_size(batch):
-    """Returns the signature of batches with any number of users, like a data set's."""
-    from tf_fusedrec import tf
-
-    def of_any_size(tensor):
-        if isinstance(tensor, tf.RaggedTensor):
-            return tf.RaggedTensorSpec([None, None], tensor.dtype, 1, tf.int64)
-        return tf.TensorSpec([None], tensor.dtype)
-
-    return {name: of_any_size(tensor) for name, tensor in batch.items()}
-
-
 def _trained(schedule, fields, batches):
     """Returns the states after each of Keras' training steps, and the losses."""
     import tf_fusedrec as fr
@@ -77,7 +65,7 @@ def _trained(schedule, fields, batches):
     model.compile(fr.collectives.distributed_optimizer(keras.optimizers.legacy.Adam(0.01)))
     model(batches[0], training=False)
     make_optimizer_slots(model)
-    step = tf.function(unconverted(model.train_step), input_signature=[_of_any_size(batches[0])])
+    step = tf.function(unconverted(model.train_step), input_signature=[of_any_size(batches[0])])
     # Counts over ranks come from the data.
     assert not reduced_in_between(step.get_concrete_function().graph.get_operations())
     states, losses = [], []
@@ -105,7 +93,7 @@ def _accumulated(fields, batches, ranks):
             loss = model.compute_loss(batch, None, model(batch, training=True), None) * weight
             return tape.gradient(loss, model.trainable_variables)
 
-    signature = [_of_any_size(batches[rank][0]), tf.TensorSpec([])]
+    signature = [of_any_size(batches[rank][0]), tf.TensorSpec([])]
     gradients = tf.function(unconverted(gradients), input_signature=signature)
     states, pieces = [], {}  # cut once, though they come again
     for step, mine in enumerate(batches[rank]):

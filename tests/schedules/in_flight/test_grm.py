@@ -5,7 +5,8 @@ simulation has no ranks: every step's loss is the mean over the positions of all
 import numpy as np
 import pytest
 
-from tests.schedules.frozen_window.test_sequence_models import KUAIRAND, _of_any_size
+from tests.models.batches import of_any_size
+from tests.schedules.frozen_window.test_sequence_models import KUAIRAND
 from tests.schedules.in_flight import delayed
 from tests.support.ranks import run_ranks
 from tests.support.shared import shared_path
@@ -90,7 +91,7 @@ def _simulated(folder, ranks, staleness):
             loss = model.compute_loss(batch, None, model(batch, training=True), None)
         return tape.gradient(loss, (model.trainable_variables, tables.shown))
 
-    gradients = tf.function(unconverted(gradients), input_signature=[_of_any_size(joined[0])])
+    gradients = tf.function(unconverted(gradients), input_signature=[of_any_size(joined[0])])
     rows = delayed.train(model, tables, gradients, [[batch] for batch in joined], staleness, RATE)
     return [weight.numpy() for weight in model.trainable_weights], rows, tables.ids
 

@@ -16,7 +16,8 @@ absl::Status Evictor::MakeRoom(int64_t segment, int64_t new_ids, const WaitingId
   if (gone >= excess) return absl::OkStatus();
   return absl::ResourceExhaustedError(absl::StrCat(
       "max_rows of ", rows_->spec().NameOf(segment), " is ", limits.max_rows, ", but a batch needs ", excess - gone,
-      " rows more while the rows of the last ", rows_->spec().window, " lookups, and rows whose gradients wait, may not leave",
+      " rows more while the rows of the last ", rows_->spec().window,
+      " lookups, and rows whose gradients wait, may not leave",
       limits.eviction == Eviction::kNone && limits.ttl == 0 ? " and eviction is 'none'" : "",
       ". What the table holds stays readable. Remedy: a larger max_rows, an eviction policy, or smaller batches."));
 }

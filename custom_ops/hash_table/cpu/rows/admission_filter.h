@@ -13,7 +13,8 @@ namespace fusedrec {
 
 class AdmissionFilter {
  public:
-  // threshold: lookups that must bring an id; 1 of a segment without admission, whose filter nobody asks. stagger: of the KeyIndex.
+  // threshold: lookups that must bring an id. It is 1 for a segment without admission, whose filter is never called.
+  // stagger: of the KeyIndex.
   AdmissionFilter(int64_t threshold, double stagger) : threshold_(threshold), counts_(stagger) {}
 
   // Counts one lookup of an id without a row. Returns whether the id has come often enough; its count is then dropped.

@@ -160,6 +160,7 @@ def kept_plots() -> dict[str, str]:
         for name, file in (("HSTU", ""), ("SASRec", "_sasrec"))
     }
     overlap = json.loads((RESULTS / "overlap.json").read_text(encoding="utf-8"))
+    sizes = json.loads((RESULTS / "ranking_kuairand_sizes.json").read_text(encoding="utf-8"))
     return {
         "table_versus_tfra": table_versus_tfra(page),
         "table_by_rows": table_by_rows(page),
@@ -168,6 +169,7 @@ def kept_plots() -> dict[str, str]:
         "schedule_quality": validation_curves(quality),
         **({"second_moments": second_moments(growth)} if "measured_2" in (growth or [{}])[0] else {}),
         "overlap_scaling": weak_scaling(overlap["weak_scaling"]),
+        "ranking_sizes": quality_by_flops(sizes),
     }
 
 

@@ -14,6 +14,7 @@ BALANCE = "python -m benchmarks.balance --json F"
 NEGATIVES = "python -m benchmarks.negatives --json F"
 ML1M = "python -m benchmarks.retrieval_ml1m --json F"
 KUAIRAND = "python -m benchmarks.ranking --data path/to/kuairand --json F"
+KUAIRAND_SIZES = "python -m benchmarks.ranking --data path/to/kuairand --sizes --json F"
 
 CHECKPOINT = "python -m benchmarks.checkpoint --json F"
 SCALE = "python -m benchmarks.scale --json F"
@@ -283,6 +284,14 @@ TABLES = (
                 "{ranking_kuairand[gauc_rates]:.3f} / {ranking_kuairand[gauc_dlrm]:.3f} / "
                 "{ranking_kuairand[gauc_din]:.3f} / {ranking_kuairand[gauc_dcn]:.3f} / "
                 "{ranking_kuairand[gauc_grm]:.3f}", KUAIRAND,
+            ),
+            Row(
+                "KuaiRand, GAUC of click, four sizes: GRM / DLRM",
+                "{ranking_kuairand_sizes[sizes][0][gauc]:.3f}, {ranking_kuairand_sizes[sizes][1][gauc]:.3f}, "
+                "{ranking_kuairand_sizes[sizes][2][gauc]:.3f}, {ranking_kuairand_sizes[sizes][3][gauc]:.3f} / "
+                "{ranking_kuairand_sizes[sizes][4][gauc]:.3f}, {ranking_kuairand_sizes[sizes][5][gauc]:.3f}, "
+                "{ranking_kuairand_sizes[sizes][6][gauc]:.3f}, {ranking_kuairand_sizes[sizes][7][gauc]:.3f}",
+                KUAIRAND_SIZES,
             ),
             Row(
                 "MovieLens-1M, one epoch, HR@10: popularity / ours",

@@ -17,7 +17,7 @@ import zipfile
 NAME = "tf_fusedrec_cuda"
 DEVICE_CODE = "libfusedrec_cuda.so"
 FILES = ("_fusedrec_ops.so", DEVICE_CODE, "_build_info.py")
-KEPT = ("Metadata-Version", "Name", "Version", "Classifier", "Requires-Python")
+KEPT = ("Metadata-Version", "Name", "Version", "License", "License-File", "Classifier", "Requires-Python")
 
 
 def metadata_of(plain: email.message.Message) -> email.message.Message:
@@ -42,7 +42,7 @@ def pack(ops: pathlib.Path, plain: pathlib.Path, output: pathlib.Path) -> pathli
     """
     with zipfile.ZipFile(plain) as archive:
         (info,) = {name.partition("/")[0] for name in archive.namelist() if ".dist-info/" in name}
-        metadata, wheel = archive.read(f"{info}/METADATA"), archive.read(f"{info}/WHEEL")
+        metadata, wheel, licence = (archive.read(f"{info}/{name}") for name in ("METADATA", "WHEEL", "LICENSE"))
     ours = metadata_of(email.message_from_bytes(metadata))
     folder = output / NAME
     package, info_folder = folder / NAME, folder / f"{NAME}-{ours['Version']}.dist-info"
@@ -53,6 +53,7 @@ def pack(ops: pathlib.Path, plain: pathlib.Path, output: pathlib.Path) -> pathli
         shutil.copy2(ops / name, package)
     (info_folder / "METADATA").write_bytes(ours.as_bytes())
     (info_folder / "WHEEL").write_bytes(wheel)
+    (info_folder / "LICENSE").write_bytes(licence)
     subprocess.run([sys.executable, "-m", "wheel", "pack", str(folder), "--dest-dir", str(output)], check=True)
     (packed,) = output.glob(f"{NAME}-*.whl")
     return packed

@@ -55,7 +55,7 @@ def archive(tmp_path_factory) -> pathlib.Path:
     folder = tmp_path_factory.mktemp("sources")
     for name in ("custom_ops", "tf_fusedrec", "requirements"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
-    for name in ("setup.py", "pyproject.toml", "MANIFEST.in", "README.md"):
+    for name in ("setup.py", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE"):
         shutil.copy2(ROOT / name, folder)
     subprocess.run([sys.executable, "setup.py", "-q", "sdist"], cwd=folder, check=True)
     (path,) = (folder / "dist").glob("*.tar.gz")
@@ -168,6 +168,14 @@ def test_the_wheel_of_gpu_kernels_requires_the_other_one_of_its_version(cuda_whe
     assert sorted(packed) == [f"tf_fusedrec_cuda/{name}" for name in files]
 
 
+def test_both_wheels_carry_the_licence(cuda_wheel, wheel):
+    for path in (cuda_wheel, wheel):
+        archive = zipfile.ZipFile(path)
+        (metadata,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        assert email.message_from_bytes(archive.read(metadata))["License"] == "Apache-2.0"
+        assert archive.read(metadata.replace("METADATA", "LICENSE")) == (ROOT / "LICENSE").read_bytes()
+
+
 def test_the_ops_with_gpu_kernels_take_the_place_of_the_others(installed, with_cuda, tmp_path):
     done = run_installed(LOAD, tmp_path, with_cuda, installed)
     assert done.returncode == 0, done.stderr
@@ -263,7 +271,7 @@ def test_the_source_distribution_holds_what_a_build_needs(archive):
         for suffix in ("cc", "h", "cu", "cuh")
         for p in (ROOT / "custom_ops").rglob(f"*.{suffix}")
     }
-    assert {*sources, "setup.py", "pyproject.toml", "README.md", "requirements/build.txt"} <= names
+    assert {*sources, "setup.py", "pyproject.toml", "README.md", "LICENSE", "requirements/build.txt"} <= names
     assert not [name for name in names if name.endswith((".so", "_build_info.py"))]
     assert "Requires-Dist: tensorflow<2.22,>=2.16.2" in metadata
 

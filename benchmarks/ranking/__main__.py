@@ -1,16 +1,16 @@
 """Question: how well does GRM rank beside DLRM, DIN, DCN-V2 and rates, each tuned on a validation split?
 
-    python -m benchmarks.ranking --data DIR [--sizes] [--quick] [--json FILE] [--run DIR]
+    python -m benchmarks.ranking --data DIR [--sizes] [--settings N] [--quick] [--json FILE] [--run DIR]
 
 DIR holds MovieLens-1M (click := rating >= 4, second task: rating = 5; three parts by time, for all users alike) or
 KuaiRand (click, long view; the last fifth of every user's impressions is test, the last fifth of the others
 validation).
 
-All models read the same columns. Each one is trained once with every setting of GRID and evaluated on the validation
-split after every epoch, until an epoch is not better. The highest mean of AUC and GAUC of both tasks chooses the
-setting and the number of epochs; the rates choose among as many priors. Then each seed trains the model anew on all
-data before the test split, for so many epochs. The test split is evaluated once. Other settings come from
-configs/<model>_<data>.yaml.
+All models read the same columns. Each one is trained once with the first N settings of GRID (all by default) and
+evaluated on the validation split after every epoch, until an epoch is not better. The highest mean of AUC and GAUC of
+both tasks chooses the setting and the number of epochs; the rates choose among as many priors. Then each seed trains
+the model anew on all data before the test split, for so many epochs. The test split is evaluated once. Other settings
+come from configs/<model>_<data>.yaml.
 
 The fields of the click task are gauc_<model> and auc_<model>, means over seeds. gauc_difference is GRM minus the model
 that is best in the test split, with the 95 % interval of a paired bootstrap over users, gauc_difference_low to _high;
@@ -155,6 +155,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
     parser.add_argument("--data", type=pathlib.Path, required=True, metavar="DIR", help="MovieLens-1M or KuaiRand")
     parser.add_argument("--sizes", action="store_true", help="GAUC by forward FLOPs of GRM and DLRM instead")
+    parser.add_argument("--settings", type=int, metavar="N", choices=range(1, WHOLE.settings + 1), help="of each model")
     parser.add_argument("--quick", action="store_true", help="one setting, two epochs, one seed")
     parser.add_argument("--run", type=pathlib.Path, default="runs/ranking", help="folder of the jobs")
     parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="file for the result")
@@ -165,10 +166,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments = parse(argv)
     data = data_set_of(arguments.data)
     source, run = arguments.data.resolve(), arguments.run.resolve()
+    budget = QUICK if arguments.quick else WHOLE
     if arguments.sizes:
         fields = measure_sizes(data, source, run, arguments.quick)
     else:
-        fields = measure(data, source, run, QUICK if arguments.quick else WHOLE)
+        fields = measure(data, source, run, budget._replace(settings=arguments.settings or budget.settings))
         show(fields)
     if arguments.json:
         name = "ranking_sizes" if arguments.sizes else "ranking"

@@ -14,26 +14,15 @@ from benchmarks.ranking import __main__ as benchmark
 from benchmarks.ranking import data_sets, job, jobs, rates, summary
 from models.compare import SAMPLES
 from models.experiment.ranking_config import RankingConfig
+from tests.benchmarks import kuairand_log
+from tests.benchmarks.kuairand_log import USERS
 from tests.data.shards import read_lists
 from tf_fusedrec.data import Column, ParquetFolder
-
-LABELS = ("is_click", "long_view", "is_profile_enter", "is_comment")
-USERS, IMPRESSIONS = 12, 21
 
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("log")
-    generator = np.random.default_rng(0)
-    lines = [",".join(["user_id", "video_id", "time_ms", "duration_ms", *LABELS])]
-    for user in range(USERS):
-        for time in generator.permutation(IMPRESSIONS):
-            labels = generator.integers(0, 2, len(LABELS))
-            lines.append(",".join(map(str, [user, generator.integers(30), 1000 * time, 5000, *labels])))
-    (folder / "log.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    features = ["user_id,user_active_degree,register_days_range", *(f"{user},full,a" for user in range(USERS))]
-    (folder / "user_features.csv").write_text("\n".join(features) + "\n", encoding="utf-8")
-    return folder
+    return kuairand_log.write(tmp_path_factory.mktemp("log"))
 
 
 @pytest.fixture(scope="module")
@@ -208,6 +197,11 @@ def test_the_validation_split_alone_chooses_and_finished_jobs_stay(source, tmp_p
     benchmark.main(given)
     assert len(trainer.jobs) == 16, "a finished job is not trained again"
     assert json.loads((tmp_path / "r.json").read_text(encoding="utf-8")) == result
+    benchmark.main([*given, "--settings", "1"])
+    assert sorted(trainer.jobs[16:]) == sorted(
+        (model, False, 0.1, 1, seed) for model in data_sets.MODELS for seed in (0, 1)
+    )
+    assert json.loads((tmp_path / "r.json").read_text(encoding="utf-8"))["settings"] == 1
 
 
 def test_sizes_of_grm_and_dlrm(source, tmp_path, monkeypatch):

@@ -1,0 +1,117 @@
+"""Question: does a ranking model converge alike with this project's tables and with TFRA's?
+
+    python -m benchmarks.convergence --data DIR [--quick] [--json FILE] [--run DIR]
+
+DIR holds KuaiRand or MovieLens-1M. GRM trains from the configuration of benchmarks.ranking, once with rows in the
+native hash table and once with rows in TFRA's variable (FusedEmbedding's backend). AUC and GAUC of both tasks are
+measured on the test split four times per epoch, as in MTGRBoost, figure 11. Both trainings see equal initial weights
+and batches, so the first point must agree. Later points differ by rounding, whose scale a third training shows: the
+native table with another seed.
+
+`curves` has the points of each variant by seed. `gauc_difference` is the largest difference of the click task's GAUC
+between the two tables at any point, `gauc_difference_seeds` that of the two seeds, and `second_` precedes the fields of
+the second task. `steps` is the number of steps of each training. --quick trains one epoch, without the second seed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from benchmarks.harness import children, harness
+from benchmarks.harness.machine import describe
+from benchmarks.ranking.data_sets import DataSet, data_set_of
+from models.fit_calls import fit_calls
+
+POINTS_PER_EPOCH = 4
+EQUAL = 1e-5  # relative, of metrics before the first step
+
+
+class Variant(NamedTuple):
+    """One training."""
+
+    backend: str
+    seed: int
+
+
+NATIVE, TFRA, OTHER_SEED = Variant("native", 0), Variant("tfra", 0), Variant("native", 1)
+
+
+def trained(data: DataSet, folder: pathlib.Path, variant: Variant, epochs: int) -> list[dict[str, float]]:
+    """Returns the points of a training in a process of its own."""
+    experiment = data.experiment("grm", [f"train.epochs={epochs}", f"seed={variant.seed}"])
+    steps = next(iter(fit_calls(experiment, folder, None))).steps
+    return children.ask(
+        "benchmarks.convergence.job", experiment=experiment.to_dict(), backend=variant.backend,
+        every=max(1, steps // POINTS_PER_EPOCH), data=str(folder),
+    )  # fmt: skip
+
+
+def largest_difference(one: Sequence[Mapping[str, float]], other: Sequence[Mapping[str, float]], name: str) -> float:
+    """Returns the largest difference of a metric at equal steps, except the point before the first step."""
+    harness.check_equal("steps of the points", [p["step"] for p in one], [p["step"] for p in other])
+    return max(abs(a[name] - b[name]) for a, b in zip(one[1:], other[1:]))
+
+
+def measure(data: DataSet, source: pathlib.Path, run: pathlib.Path, epochs: int, seeds: bool) -> dict[str, Any]:
+    """Returns the fields of the JSON file. `seeds`: whether the second seed trains too."""
+    folder = data.prepared(source, run)["test"]
+    points = {
+        variant: trained(data, folder, variant, epochs) for variant in (NATIVE, TFRA, *([OTHER_SEED] if seeds else []))
+    }
+    names = [f"{task}_{metric}" for task in data.tasks for metric in ("gauc", "auc")]
+    for name in names:
+        first = [points[variant][0][name] for variant in (NATIVE, TFRA)]
+        reason = "rows and weights are equal, and few users of nearly equal scores change places by rounding"
+        harness.check_close(f"{name} before the first step", first[1], first[0], relative=EQUAL, reason=reason)
+    fields: dict[str, Any] = {"data": data.name, "tasks": list(data.tasks), "epochs": epochs}
+    fields["steps"] = points[NATIVE][-1]["step"]
+    for prefix, task in zip(("", "second_"), data.tasks):
+        for metric in ("gauc", "auc"):
+            name, field = f"{task}_{metric}", f"{prefix}{metric}"
+            fields[field] = {variant.backend: points[variant][-1][name] for variant in (NATIVE, TFRA)}
+            fields[f"{field}_difference"] = largest_difference(points[NATIVE], points[TFRA], name)
+            if seeds:
+                fields[f"{field}_difference_seeds"] = largest_difference(points[NATIVE], points[OTHER_SEED], name)
+    fields["curves"] = [
+        {**variant._asdict(), "points": [{"step": p["step"], **{name: p[name] for name in names}} for p in of]}
+        for variant, of in points.items()
+    ]
+    return fields
+
+
+def show(fields: Mapping[str, Any]) -> None:
+    of = {(curve["backend"], curve["seed"]): curve["points"] for curve in fields["curves"]}
+    click = f"{fields['tasks'][0]}_gauc"
+    rows = [
+        {"step": points[0]["step"], **{f"{name}, seed {seed}": p[click] for (name, seed), p in zip(of, points)}}
+        for points in zip(*of.values())
+    ]
+    harness.print_table(f"{click} of the test split", rows)
+    for field in ("gauc", "auc", "second_gauc", "second_auc"):
+        seeds = fields.get(f"{field}_difference_seeds")
+        beside = "" if seeds is None else f", between two seeds {seeds:.5f}"
+        print(f"{field}: largest difference between the tables {fields[f'{field}_difference']:.5f}{beside}")
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
+    parser.add_argument("--data", type=pathlib.Path, required=True, metavar="DIR", help="KuaiRand or MovieLens-1M")
+    parser.add_argument("--quick", action="store_true", help="one epoch, one seed")
+    parser.add_argument("--run", type=pathlib.Path, default="runs/convergence", help="folder of the prepared data")
+    parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="file for the result")
+    arguments = parser.parse_args(argv)
+    data = data_set_of(arguments.data)
+    epochs = 1 if arguments.quick else 3
+    fields = measure(data, arguments.data.resolve(), arguments.run.resolve(), epochs, seeds=not arguments.quick)
+    show(fields)
+    if arguments.json:
+        facts = {"benchmark": "convergence", "machine": describe(), **fields}
+        arguments.json.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    harness.run(main)

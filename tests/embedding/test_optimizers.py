@@ -94,6 +94,7 @@ def test_optimizers_that_cannot_train_rows_are_refused():
     for optimizer, words in (
         (new.Adam(0.1, use_ema=True), "Adam must not use_ema"),
         (Stranger(), "must be a tf_keras or TF1 optimizer, got .*Stranger"),
+        (fr.optimizers.Adam(0.1), "'t' has optimizers.Adam of tf_fusedrec, which needs backend='native'"),
     ):
         with pytest.raises(ValueError, match=words):
             fr.FusedEmbedding(

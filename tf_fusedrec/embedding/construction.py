@@ -11,6 +11,7 @@ from tf_fusedrec.embedding.group_lookup import GroupLookup
 from tf_fusedrec.embedding.groups import Group
 from tf_fusedrec.embedding.replicas import Replica
 from tf_fusedrec.exchange.topology import RankLayout
+from tf_fusedrec.optimizers import Rule
 from tf_fusedrec.tables import ExternalTable, NativeTable, Table
 
 
@@ -63,6 +64,11 @@ def check_backend(backend: str, tables: Sequence[TableConfig], **counts: int) ->
     for table in tables:
         if table.stores_natively:
             raise ValueError(f"table {table.name!r} has {table.stores_natively}, which need backend='native'.")
+        if isinstance(table.optimizer, Rule):
+            raise ValueError(
+                f"table {table.name!r} has optimizers.{type(table.optimizer).__name__} of tf_fusedrec, which needs "
+                "backend='native'. Backend 'tfra' takes a tf_keras or TF1 optimizer, such as keras.optimizers.Adam."
+            )
     _tfra_table()
 
 

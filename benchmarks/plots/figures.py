@@ -150,6 +150,17 @@ def quality_by_flops(result: Mapping[str, Any]) -> str:
     return _curves(figure, axes, "MFLOPs forward, of a row of a user's exposures", "GAUC", f"{result['data']}, clicks")
 
 
+def quality_by_step(result: Mapping[str, Any]) -> str:
+    """Draws the GAUC of the click task by step, one curve per table and seed (benchmarks.convergence)."""
+    figure, axes = pyplot.subplots(figsize=(7, 3))
+    name = f"{result['tasks'][0]}_gauc"
+    for curve in result["curves"]:
+        steps, gauc = zip(*((point["step"], point[name]) for point in curve["points"]))
+        label = f"{'ours' if curve['backend'] == 'native' else 'TFRA'}, seed {curve['seed']}"
+        axes.plot(steps, gauc, "-o" if curve["seed"] == 0 else "--", markersize=3, label=label)
+    return _curves(figure, axes, "step", "GAUC", f"{result['data']}, clicks, by the table that holds the rows")
+
+
 def kept_plots() -> dict[str, str]:
     """Returns the SVG of the results in the repository, by name."""
     quality = json.loads((RESULTS / "schedule_quality.json").read_text(encoding="utf-8"))
@@ -161,6 +172,7 @@ def kept_plots() -> dict[str, str]:
     }
     overlap = json.loads((RESULTS / "overlap.json").read_text(encoding="utf-8"))
     sizes = json.loads((RESULTS / "ranking_kuairand_sizes.json").read_text(encoding="utf-8"))
+    convergence = json.loads((RESULTS / "convergence.json").read_text(encoding="utf-8"))
     return {
         "table_versus_tfra": table_versus_tfra(page),
         "table_by_rows": table_by_rows(page),
@@ -170,6 +182,7 @@ def kept_plots() -> dict[str, str]:
         **({"second_moments": second_moments(growth)} if "measured_2" in (growth or [{}])[0] else {}),
         "overlap_scaling": weak_scaling(overlap["weak_scaling"]),
         "ranking_sizes": quality_by_flops(sizes),
+        "convergence": quality_by_step(convergence),
     }
 
 
@@ -206,6 +219,8 @@ def plot_of(result: Mapping[str, Any]) -> str | None:
         return training_step(result)
     if result.get("weak_scaling"):
         return weak_scaling(result["weak_scaling"])
+    if result.get("benchmark") == "convergence":
+        return quality_by_step(result)
     if result.get("curves"):
         return validation_curves(result)
     if result.get("sizes"):

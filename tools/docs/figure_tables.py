@@ -294,6 +294,11 @@ TABLES = (
                 KUAIRAND_SIZES,
             ),
             Row(
+                "KuaiRand, GAUC of click after {convergence[steps]} steps: rows in our table / in TFRA's",
+                "{convergence[gauc][native]:.3f} / {convergence[gauc][tfra]:.3f}",
+                "python -m benchmarks.convergence --data path/to/kuairand --json F",
+            ),
+            Row(
                 "MovieLens-1M, one epoch, HR@10: popularity / ours",
                 "{main_job[popularity_hr_at_10]:.3f} / {main_job[hr_at_10]:.3f}", "make train DATA=path/to/ml-1m",
             ),

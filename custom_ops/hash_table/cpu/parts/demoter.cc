@@ -39,15 +39,16 @@ absl::Status Demoter::DemoteIn(Shard* shard, int64_t segment, uint32_t clock, co
   for (size_t i = 0; i < wide.size(); ++i) {
     if (i + kAhead < wide.size()) __builtin_prefetch(rows_->Row(wide[i + kAhead].second));
     auto [id, handle] = wide[i];
-    const RowHeader header = *rows_->Header(handle);
+    const RowHeader& header = *rows_->Header(handle);  // not copied: an update may be writing `updated`
     const int64_t count = limits.CountAt(header.count, header.last, clock);
     if (count >= rows_->spec().hot_after || pins.Hold(header)) continue;
+    const uint32_t last = header.last;
     rows_->pins().NoteMove(pins.now);
     const absl::Status moved = rows_->MoveRow(shard, segment, id, 1, &handle);
     if (!moved.ok()) return moved;
     // The rounding has changed the row, which a delta checkpoint must know.
     rows_->Header(handle)->updated = rows_->version();
-    rows_->change_log().Touch(&shard->changes, segment, id, header.last, keys.size());
+    rows_->change_log().Touch(&shard->changes, segment, id, last, keys.size());
   }
   return absl::OkStatus();
 }

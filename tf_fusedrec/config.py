@@ -21,10 +21,10 @@ KERAS_OPTIMIZERS = (keras.optimizers.Optimizer, keras.optimizers.legacy.Optimize
 # The native table passes them to the op HashTable under their names (tables/native.py).
 NATIVE_FIELDS = (
     "storage_dtype", "stochastic_rounding", "hot_after", "max_rows", "eviction", "ttl", "admission_count",
-    "max_candidates", "record_tombstones", "memory_budget", "tier_folder", "host_rows",
+    "max_candidates", "frequency_decay_steps", "record_tombstones", "memory_budget", "tier_folder", "host_rows",
 )  # fmt: skip
 # Limits of one table. Tables of one group may differ in them; the op takes them by segment.
-LIMIT_FIELDS = ("max_rows", "eviction", "ttl", "admission_count", "max_candidates")
+LIMIT_FIELDS = ("max_rows", "eviction", "ttl", "admission_count", "max_candidates", "frequency_decay_steps")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +44,8 @@ class TableConfig:
 
     Storage of rows, with backend "native" only:
       storage_dtype: dtype of rows in memory; None: dtype. "mixed" keeps rows looked up by at least hot_after steps in
-        float32 and the others in float16 (MTGRBoost, section 5.2). Slots of 16-bit rows are bfloat16.
+        float32 and the others in float16 (MTGRBoost, section 5.2). Slots of 16-bit rows are bfloat16. A row that was
+        looked up so often returns to float16 only with frequency_decay_steps.
       stochastic_rounding: True if updated 16-bit rows are rounded stochastically, so that small updates survive on
         average.
       hot_after: Number of training steps, see storage_dtype.
@@ -57,6 +58,10 @@ class TableConfig:
       admission_count: Number of training steps that must look up an id before it gets a row. Until then the id has its
         initial row and is not trained. Counts are exact. A step counts an id once, across all its micro-batches.
       max_candidates: Maximum number of ids counted for admission; beyond it all counts are halved. 0 for no limit.
+      frequency_decay_steps: Number of training steps after which the counts behind "lfu" and hot_after are halved; 0
+        for never. So a row that was popular once does not stay so for ever. A row of a "mixed" table has its turn once
+        in that many steps. If its count is below hot_after by then, it returns to float16, unless one of the last
+        lookups_per_update steps looked it up. Needs storage_dtype "mixed" or eviction "lfu".
       record_tombstones: True to record removed ids, for delta checkpoints and delta exports.
 
     Tiers of memory per rank, with backend "native" only:
@@ -64,8 +69,8 @@ class TableConfig:
         sum of their budgets. 0 for no limit.
       tier_folder: Folder on a local disk.
       host_rows: True if a table larger than its GPU keeps rows in host memory, with the rows of two batches on the
-        device (NestPipe, section IV-B). It allows every option above except admission_count and storage_dtype "mixed",
-        and the gradients of one step per update. Applies to device tables only.
+        device (NestPipe, section IV-B). It allows every option above except admission_count, storage_dtype "mixed" and
+        frequency_decay_steps, and the gradients of one step per update. Applies to device tables only.
 
     Tables of other models, with any backend (FusedRec, section 2):
       external: Folder of a checkpoint of tf_fusedrec.checkpoint with the rows. Every rank reads its own rows when the
@@ -88,6 +93,7 @@ class TableConfig:
     ttl: int = 0
     admission_count: int = 1
     max_candidates: int = 0
+    frequency_decay_steps: int = 0
     record_tombstones: bool = False
     memory_budget: int = 0
     tier_folder: str = ""
@@ -170,7 +176,7 @@ class TableConfig:
             raise ValueError(f"TableConfig.stochastic_rounding needs a 16-bit storage_dtype (table {self.name!r}).")
 
     def _check_capacity(self) -> None:
-        for field in ("max_rows", "ttl", "max_candidates", "memory_budget", "hot_after"):
+        for field in ("max_rows", "ttl", "max_candidates", "frequency_decay_steps", "memory_budget", "hot_after"):
             if not isinstance(getattr(self, field), int) or getattr(self, field) < 0:
                 raise ValueError(
                     f"TableConfig.{field} must be an int >= 0, got {getattr(self, field)!r} for table {self.name!r}."
@@ -182,6 +188,12 @@ class TableConfig:
             )
         if self.eviction and not self.max_rows:
             raise ValueError(f"TableConfig.eviction {self.eviction!r} needs max_rows > 0 (table {self.name!r}).")
+        if self.frequency_decay_steps and self.storage_dtype != "mixed" and self.eviction != "lfu":
+            raise ValueError(
+                "TableConfig.frequency_decay_steps needs storage_dtype='mixed' or eviction='lfu', which compare "
+                f"counts, got {self.frequency_decay_steps} with {self.storage_dtype!r} and {self.eviction!r} for table "
+                f"{self.name!r}. Remedy: set one of them, or leave frequency_decay_steps 0."
+            )
 
     def to_dict(self) -> dict[str, Any]:
         """A JSON-serializable dict of all fields. TF1 optimizers, which have no config, stay as they are."""

@@ -38,11 +38,13 @@ REGISTER_OP("Fusedrec>HashTable")
     .Attr("ttl: int >= 0 = 0")
     .Attr("admission_count: int >= 1 = 1")
     .Attr("max_candidates: int >= 0 = 0")
+    .Attr("frequency_decay_steps: int >= 0 = 0")
     .Attr("segment_max_rows: list(int) = []")
     .Attr("segment_eviction: list(string) = []")
     .Attr("segment_ttl: list(int) = []")
     .Attr("segment_admission_count: list(int) = []")
     .Attr("segment_max_candidates: list(int) = []")
+    .Attr("segment_frequency_decay_steps: list(int) = []")
     .Attr("record_tombstones: bool = false")
     .Attr("hot_after: int >= 0 = 0")
     .Attr("memory_budget: int >= 0 = 0")
@@ -72,10 +74,12 @@ ttl: training lookups (ticks of the clock) after which an untouched row leaves; 
 admission_count: training lookups that must bring an id before it gets a row.
 max_candidates: limit of the ids counted for admission, per segment; a lookup that ends beyond it halves all counts and
   forgets the ids that came once. 0 sets none.
-segment_max_rows, segment_eviction, segment_ttl, segment_admission_count, segment_max_candidates: one value per segment
-  in the place of the attribute without `segment_`; or none.
+frequency_decay_steps: training lookups after which the counts of rows, for 'lfu' and hot_after, are halved; 0 for never.
+segment_max_rows, segment_eviction, segment_ttl, segment_admission_count, segment_max_candidates,
+  segment_frequency_decay_steps: one value per segment in the place of the attribute without `segment_`; or none.
 record_tombstones: whether the table remembers ids that left, for delta checkpoints.
-hot_after: training lookups at which a row moves from float16 to float32; 0 keeps all rows in `storage`.
+hot_after: training lookups at which a row moves from float16 to float32; 0 keeps all rows in `storage`. A row whose count
+  is halved below it moves back within frequency_decay_steps lookups.
 memory_budget: bytes of rows in memory; 0 sets no limit. A file in tier_folder holds the rows beyond.
 window: training lookups whose rows are neither evicted nor moved.
 averaged: whether the table records what TableTakeUnsynced returns.

@@ -1,4 +1,5 @@
-// The limits of one table of a group: how many rows it has, and which of them leave. Tables of a group may differ in them.
+// The limits of one table of a group: how many rows it has, which of them leave, and how long their lookups count. Tables
+// of a group may differ in them.
 // This header compiles for both compilers.
 #ifndef FUSEDREC_HASH_TABLE_TABLE_LIMITS_H_
 #define FUSEDREC_HASH_TABLE_TABLE_LIMITS_H_
@@ -17,7 +18,16 @@ struct Limits {
   int64_t ttl = 0;              // training lookups after which a row that none touched leaves; 0: never
   int64_t admission_count = 1;  // training lookups that must bring an id before it gets a row
   int64_t max_candidates = 0;   // ids counted for admission; 0: no limit
+  int64_t frequency_decay_steps = 0;  // training lookups after which the counts of rows are halved; 0: never
 
+  // Returns the count of a row at the lookup of this clock, from its count at the lookup `last`, its latest. Counts are
+  // halved ahead of every lookup whose number is a multiple of frequency_decay_steps, and rounded down. The header has all
+  // that this takes, so a halving visits no row.
+  FUSEDREC_HOST_DEVICE uint32_t CountAt(uint32_t count, uint32_t last, uint32_t clock) const {
+    if (frequency_decay_steps == 0 || last >= clock) return count;
+    const int64_t halvings = clock / frequency_decay_steps - last / frequency_decay_steps;
+    return halvings < 32 ? count >> halvings : 0;
+  }
   // Returns whether rows expire at the lookup of this clock. Rows of a long ttl expire at every n-th lookup only, because
   // a pass reads the headers of all rows.
   FUSEDREC_HOST_DEVICE bool ExpireAt(uint32_t clock) const {

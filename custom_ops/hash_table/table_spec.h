@@ -19,7 +19,7 @@ struct TableSpec : TableOptions {
   std::vector<uint64_t> seeds;     // one per segment; as many segments as seeds
   std::vector<Limits> limits;      // of the segments; empty: no segment has one
   std::vector<std::string> names;  // of the segments, for messages; may be empty
-  int64_t hot_after = 0;      // > 0: rows begin in 16 bits and move to float32 at that many training lookups
+  int64_t hot_after = 0;      // > 0: rows begin in 16 bits, and have float32 while they count that many training lookups
   int64_t memory_budget = 0;  // > 0: bytes of rows in memory; rows beyond are kept in a file
   std::string tier_folder;    // of that file
   bool host_rows = false;     // device tables only: rows in host memory, the rows of two batches on the device

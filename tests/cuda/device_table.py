@@ -59,7 +59,14 @@ class Options(ctypes.Structure):
 
 # Limits of table_limits.h.
 LIMITS = np.dtype(
-    [("max_rows", "i8"), ("eviction", "i4"), ("ttl", "i8"), ("admission_count", "i8"), ("max_candidates", "i8")],
+    [
+        ("max_rows", "i8"),
+        ("eviction", "i4"),
+        ("ttl", "i8"),
+        ("admission_count", "i8"),
+        ("max_candidates", "i8"),
+        ("frequency_decay_steps", "i8"),
+    ],
     align=True,
 )
 

@@ -148,7 +148,7 @@ def run_program(number, options):
 def run_refusals():
     """Wrong calls give a Status, and no row is lost."""
     wrong, unimplemented = tf.errors.InvalidArgumentError, tf.errors.UnimplementedError
-    lacking = {"admission_count": 2, "hot_after": 3}
+    lacking = {"admission_count": 2, "hot_after": 3, "frequency_decay_steps": 9}
     assert {*lacking} == {*places.HOST_ROWS.lacks} & {*NATIVE_FIELDS}
     for option, value in {**lacking, "window": 2, "averaged": True}.items():
         refused(unimplemented, f"must have {option}", lambda: Side("refused", True, {**SGD, option: value}))  # noqa: B023

@@ -180,7 +180,7 @@ def run_refusals():
     wrong, unimplemented = tf.errors.InvalidArgumentError, tf.errors.UnimplementedError
     sgd = {"rule": "sgd", "hyperparameters": [0.0], "a": 0.25}
     lacking = {
-        "hot_after": 3, "memory_budget": 1 << 20, "tier_folder": "/tmp",
+        "hot_after": 3, "frequency_decay_steps": 9, "memory_budget": 1 << 20, "tier_folder": "/tmp",
     }  # fmt: skip
     assert {*lacking} == {*places.DEVICE.lacks}
     for option, value in lacking.items():

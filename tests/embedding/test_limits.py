@@ -15,6 +15,7 @@ RULES = {
     "adagrad": (fr.optimizers.Adagrad(0.1), {}),
     # The random bits of the rounding come from the version, so a table that counts another one has other rows.
     "adam_16_bit": (fr.optimizers.Adam(0.1), {"storage_dtype": "bfloat16", "stochastic_rounding": True}),
+    "mixed": (fr.optimizers.Adam(0.1), {"storage_dtype": "mixed", "hot_after": 2, "stochastic_rounding": True}),
 }
 
 
@@ -23,6 +24,8 @@ def limits_of(n):
     limits = {"ttl": (0 if n < 12 else 20 + n, 2 + n // 3, 32 + n)[n % 3], "admission_count": 1 + n % 5 % 3}
     if n % 4 < 3:
         limits.update(max_rows=10 + n // 3, eviction=("lru", "lfu", "lru")[n % 4])
+    if n % 8 == 5:
+        limits["frequency_decay_steps"] = 2 + n
     if n % 5 == 2:
         limits["max_candidates"] = 3 + n
     return limits
@@ -136,7 +139,7 @@ def test_what_a_place_lacks_is_refused_whichever_table_has_it(first):
     places.check(places.DEVICE, tables, averaged=False, **options)
     with pytest.raises(ValueError, match=r"got TableConfig.admission_count=2, and must have 1. Remedy: make"):
         places.check(places.HOST_ROWS, tables, averaged=False, **options)
-    with pytest.raises(ValueError, match="have admission_count > 1 or hot_after, which count lookups of all ranks"):
+    with pytest.raises(ValueError, match="have admission_count > 1, hot_after or frequency_decay_steps, which"):
         places.check(places.CPU, tables, averaged=True, **options)
 
 

@@ -71,6 +71,7 @@ STORAGES = [
     pytest.param({"storage_dtype": "bfloat16"}, id="bfloat16"),
     pytest.param({"dtype": "bfloat16"}, id="bfloat16_to_the_model"),
     pytest.param({"storage_dtype": "mixed", "hot_after": 4}, id="mixed"),
+    pytest.param({"storage_dtype": "mixed", "hot_after": 3, "frequency_decay_steps": 9}, id="mixed_with_decay"),
 ]
 
 
@@ -80,7 +81,15 @@ STORAGES = [
 def test_rows_train_as_the_oracle_that_rounds_after_every_update(options, rule):
     """Compares lookups, rows, slots, and the set of hot rows, after each of 40 steps."""
     cold = {"mixed": "float16"}.get(options.get("storage_dtype"), options.get("storage_dtype", "bfloat16"))
-    emb, oracle = layer(rule, **options), StorageOracle(initial, rule, 0.125, cold, options.get("hot_after", 0))
+    emb = layer(rule, **options)
+    oracle = StorageOracle(
+        initial,
+        rule,
+        0.125,
+        cold,
+        options.get("hot_after", 0),
+        options.get("frequency_decay_steps", 0),
+    )
     # SGD is exact in float32 before it is rounded. A quotient may differ in its last float32 bit, which decides a
     # rounding to 16 bits once in some thousand times, and is then carried on.
     exact = rule == "sgd"
@@ -93,7 +102,7 @@ def test_rows_train_as_the_oracle_that_rounds_after_every_update(options, rule):
     assert set(ids.tolist()) == set(oracle.rows)
     if oracle.hot_after:
         assert set(ids[records["pool"] == 0].tolist()) == oracle.hot()
-        assert 3 < len(oracle.hot()) < len(ids) - 3, "the case is too easy"
+        assert 3 < len(oracle.hot()) < len(ids) - 3 or oracle.demotions > 3, "the case is too easy"
     for i, row in zip(*emb.export_table("t")):
         assert_rows_are(row, oracle.rows[i], "float32" if i in oracle.hot() else cold, exact)
     if rule != "sgd":

@@ -19,6 +19,7 @@ TABLES = {
     "ttl": {"ttl": 3},
     "admission": {"admission_count": 2, "ttl": 4},
     "hot": {"storage_dtype": "mixed", "hot_after": 3},
+    "cooling": {"storage_dtype": "mixed", "hot_after": 2, "frequency_decay_steps": 5},
     "evicting": {"max_rows": 60, "eviction": "lfu"},  # over all shards
 }
 # A table evicts when its shard is full, so the times of evictions depend on the number of shards.
@@ -169,6 +170,10 @@ def test_the_tables_are_not_too_easy(one_process):
         for table in ("ttl", "admission", "evicting"):
             assert one_process[mode, table][2]["evictions"] > 5
         assert set(one_process[mode, "hot"][1][1]["pool"]) == {0, 1}
+        cooling = one_process[mode, "cooling"][1][1]
+        has_cooled = (cooling["pool"] == 1) & (cooling["count"] >= TABLES["cooling"]["hot_after"])
+        # Where two lookups hold rows, one may have been held when it got hot, and has never been float32.
+        assert 0 in cooling["pool"] and (has_cooled.sum() > 3 or MODES[mode] > 1)
 
 
 MANY = 6000

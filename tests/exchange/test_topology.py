@@ -80,6 +80,9 @@ def test_a_topology_that_the_processes_did_not_join_with_is_refused(monkeypatch)
 
 def test_averaged_tables_do_not_count_lookups_of_all_ranks(monkeypatch):
     monkeypatch.setattr(collectives, "size", lambda: 2)
-    for table in ({"admission_count": 2}, {"storage_dtype": "mixed", "hot_after": 3}):
-        with pytest.raises(ValueError, match="admission_count > 1 or hot_after, which count lookups of all ranks"):
+    counting = {"max_rows": 9, "eviction": "lfu", "frequency_decay_steps": 5}
+    for table in ({"admission_count": 2}, {"storage_dtype": "mixed", "hot_after": 3}, counting):
+        with pytest.raises(
+            ValueError, match="> 1, hot_after or frequency_decay_steps, which count lookups of all ranks"
+        ):
             _layer(Topology(2, "weight_sync"), **table)

@@ -26,6 +26,10 @@ def pack(batch):
     return np.array(message, np.int64), np.array(splits, np.int32), received
 
 
+def as_float16(numbers):
+    return numbers.astype(np.float16).astype(np.float32)
+
+
 class Exhausted(Exception):
     """max_rows is too small for the batch."""
 
@@ -34,25 +38,30 @@ class Exhausted(Exception):
 class Row:
     numbers: np.ndarray  # <float32>[D]
     last: int  # Clock of the last training lookup.
-    count: int  # Number of training lookups.
+    count: int  # Number of training lookups, as it had decayed at `last`.
+    frequency: int = 0  # The same, as it has decayed by now.
+    hot: bool = True  # False for rows of a mixed table that are kept in float16.
 
 
 class TableOracle:
     """One table with new rows initial((segment, id)). custom_ops/hash_table/hash_table_op.cc describes the policies.
 
-    Each of the five limits is one value for all segments, or a list with one for each.
+    Each of the six limits is one value for all segments, or a list with one for each. Rows are float32; with hot_after,
+    those with fewer lookups are float16.
     """
 
     def __init__(
         self, segments, initial, *, max_rows=0, eviction="none", ttl=0, admission_count=1, max_candidates=0,
-        record_tombstones=False, window=1,
+        frequency_decay_steps=0, record_tombstones=False, window=1, hot_after=0,
     ):  # fmt: skip
         def each(limit):
             return limit if isinstance(limit, list) else [limit] * segments
 
-        self.segments, self.initial, self.max_rows, self.eviction = segments, initial, each(max_rows), each(eviction)
+        self.segments, self.max_rows, self.eviction = segments, each(max_rows), each(eviction)
+        self.initial = (lambda key: as_float16(initial(key))) if hot_after else initial
         self.ttl, self.admission_count, self.max_candidates = each(ttl), each(admission_count), each(max_candidates)
-        self.record_tombstones, self.window = record_tombstones, window
+        self.decay, self.record_tombstones = each(frequency_decay_steps), record_tombstones
+        self.window, self.hot_after = window, hot_after
         self.clock = 0
         self.clear()
 
@@ -69,10 +78,13 @@ class TableOracle:
     def lookup(self, received):
         """Looks up rows for training."""
         self.clock += 1
+        self._decay()
         self._expire()
-        fresh = [[] for _ in range(self.segments)]
+        fresh, rising = [[] for _ in range(self.segments)], []
         for s, i in sorted(set(received)):
-            if i in self.rows[s]:
+            if i in self.rows[s] and self._gets_hot(self.rows[s][i]):
+                rising.append((s, i))  # A batch that does not fit leaves it as it is.
+            elif i in self.rows[s]:
                 self.counters[s]["hits"] += 1
                 self._touch(self.rows[s][i])
             elif self._admits(s, i):
@@ -82,18 +94,24 @@ class TableOracle:
         for s, ids in enumerate(fresh):
             max_rows = self.max_rows[s]
             excess = len(self.rows[s]) + len(ids) - max_rows
-            if max_rows and excess > 0 and self.evict(s, excess + max_rows // 16) < excess:
+            if max_rows and excess > 0 and self.evict(s, excess + max_rows // 16, rising) < excess:
                 raise Exhausted
         for s, ids in enumerate(fresh):
             for i in ids:
-                self.rows[s][i] = Row(self.initial((s, i)), 0, 0)
+                self.rows[s][i] = Row(self.initial((s, i)), 0, 0, hot=not self.hot_after)
                 self._touch(self.rows[s][i])
                 self.gone[s].discard(i)
             self.counters[s]["inserts"] += len(ids)
+        for s, i in rising:
+            self.rows[s][i].hot = True
+            self.counters[s]["hits"] += 1
+            self._touch(self.rows[s][i])
         for s, counts in enumerate(self.candidates):
             while self.max_candidates[s] and len(counts) > self.max_candidates[s]:
                 counts = self.candidates[s] = {i: count // 2 for i, count in counts.items() if count > 1}
-        return self.find(received)
+        found = self.find(received)
+        self._demote()
+        return found
 
     def apply(self, received, grads, scale, learning_rate):
         """Applies grads [V, D] of a looked-up batch. Ids that admission refused have no row."""
@@ -102,18 +120,22 @@ class TableOracle:
             sums[key] = sums[key] + grad if key in sums else grad
         for (s, i), total in sums.items():
             if i in self.rows[s]:
-                self.rows[s][i].numbers = self.rows[s][i].numbers - np.float32(learning_rate) * total
+                row = self.rows[s][i]
+                row.numbers = row.numbers - np.float32(learning_rate) * total
+                if not row.hot:
+                    row.numbers = as_float16(row.numbers)
 
     def remove(self, s, ids):
         return sum(self._drop(s, i) for i in ids)
 
-    def evict(self, s, count):
-        """Evicts the rows used longest ago, or least often and then longest ago, but no rows of the last lookups."""
+    def evict(self, s, count, staying=()):
+        """Evicts the rows used longest ago, or least often and then longest ago, but no rows of the last lookups, nor
+        the keys `staying`."""
         if self.eviction[s] == "none":
             return 0
         by_count = self.eviction[s] == "lfu"
-        old = [(i, row) for i, row in self.rows[s].items() if row.last + self.window <= self.clock]
-        old.sort(key=lambda item: (item[1].count if by_count else 0, item[1].last, table_hash(item[0])))
+        old = [(i, row) for i, row in self.rows[s].items() if self._is_free(row) and (s, i) not in staying]
+        old.sort(key=lambda item: (item[1].frequency if by_count else 0, item[1].last, table_hash(item[0])))
         evicted = self.remove(s, [i for i, _ in old[:count]])
         self.counters[s]["evictions"] += evicted
         return evicted
@@ -140,7 +162,29 @@ class TableOracle:
 
     def _touch(self, row):
         row.last = self.clock
-        row.count += 1
+        row.frequency += 1
+        row.count = row.frequency
+
+    def _is_free(self, row):
+        """Returns whether no lookup may still need the row where it is."""
+        return row.last + self.window <= self.clock
+
+    def _gets_hot(self, row):
+        return not row.hot and row.frequency + 1 >= self.hot_after and self._is_free(row)
+
+    def _decay(self):
+        for rows, steps in zip(self.rows, self.decay):
+            if steps and self.clock % steps == 0:
+                for row in rows.values():
+                    row.frequency //= 2
+
+    def _demote(self):
+        """In `steps` lookups every row has its turn, which the six highest bits of its hash choose."""
+        for rows, steps in zip(self.rows, self.decay):
+            for i, row in rows.items() if steps and self.hot_after else ():
+                turn = (table_hash(i) >> 58) * steps // 64
+                if turn == self.clock % steps and row.hot and row.frequency < self.hot_after and self._is_free(row):
+                    row.hot, row.numbers = False, as_float16(row.numbers)
 
     def _drop(self, s, i):
         if self.rows[s].pop(i, None) is None:

@@ -5,6 +5,8 @@ NumPy only; imports nothing from tf_fusedrec. It rounds to the nearest number, t
 
 import numpy as np
 
+from tests.oracles.hash_table import table_hash
+
 
 def rounded(numbers, storage):
     """Rounds float32 `numbers` to a storage dtype ("float32", "float16", "bfloat16"), as float32."""
@@ -24,24 +26,40 @@ class StorageOracle:
       initial: Function from an id to its new row [D].
       rule: "sgd", "adagrad" or "rowwise".
       storage: Storage dtype of rows. With hot_after, only rows with fewer lookups have it, and others are float32.
+      decay: Number of lookups after which counts are halved and a row may return to `storage`; 0 for never.
     """
 
-    def __init__(self, initial, rule, rate, storage, hot_after=0):
+    def __init__(self, initial, rule, rate, storage, hot_after=0, decay=0):
         self.initial, self.rule, self.rate = initial, rule, np.float32(rate)
         self.storage, self.hot_after = storage, hot_after
-        self.rows, self.slots, self.counts = {}, {}, {}
+        self.decay, self.clock, self.demotions = decay, 0, 0
+        self.rows, self.slots, self.counts, self.wide = {}, {}, {}, set()
 
     def lookup(self, ids):
         """Makes a training lookup and returns {id: row [D]}."""
+        self.clock += 1
+        if self.decay and self.clock % self.decay == 0:
+            self.counts = {i: count // 2 for i, count in self.counts.items()}
         for i in set(ids):
             self.counts[i] = self.counts.get(i, 0) + 1
+            if self.hot_after and self.counts[i] >= self.hot_after:
+                self.wide.add(i)
             if i not in self.rows:
                 self.rows[i] = rounded(self.initial(i), self._storage_of(i))
                 start = np.float32(0 if self.rule == "rowwise" else 0.1)
                 self.slots[i] = (
                     start if self.rule == "rowwise" else rounded([start] * len(self.rows[i]), self._slots_of(i))
                 )
-        return {i: self.rows[i].copy() for i in ids}
+        found = {i: self.rows[i].copy() for i in ids}
+        for i in self.wide - set(ids) if self.decay else ():
+            turn = (table_hash(i) >> 58) * self.decay // 64
+            if turn == self.clock % self.decay and self.counts[i] < self.hot_after:
+                self.demotions += 1
+                self.wide.discard(i)
+                self.rows[i] = rounded(self.rows[i], self.storage)
+                if self.rule != "rowwise":
+                    self.slots[i] = rounded(self.slots[i], "bfloat16")
+        return found
 
     def update(self, gradients):
         """Applies summed gradients {id: [D] float32}."""
@@ -57,7 +75,8 @@ class StorageOracle:
             self.slots[i] = slot if self.rule == "rowwise" else rounded(slot, self._slots_of(i))
 
     def hot(self):
-        return {i for i, count in self.counts.items() if self.hot_after and count >= self.hot_after}
+        """Returns the ids whose rows are float32."""
+        return set(self.wide)
 
     def _storage_of(self, i):
         return "float32" if i in self.hot() else self.storage

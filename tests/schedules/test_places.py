@@ -20,8 +20,9 @@ from tools.docs.places import OPTIONS, SCHEDULES, TOGETHER, TOPOLOGIES, lookups_
 VALUES = {
     "name": "other", "dim": 3, "optimizer": optimizers.Adam(0.1), "initializer": fr.Constant(1.0), "dtype": "bfloat16",
     "unknown": "zeros", "storage_dtype": "bfloat16", "stochastic_rounding": True, "hot_after": 2, "max_rows": 50,
-    "eviction": "lru", "ttl": 9, "admission_count": 2, "max_candidates": 9, "record_tombstones": True,
-    "memory_budget": 1 << 20, "tier_folder": "", "external": "a checkpoint", "external_table": "other",
+    "eviction": "lfu", "ttl": 9, "admission_count": 2, "max_candidates": 9, "frequency_decay_steps": 20,
+    "record_tombstones": True, "memory_budget": 1 << 20, "tier_folder": "", "external": "a checkpoint",
+    "external_table": "other",
 }  # fmt: skip
 
 

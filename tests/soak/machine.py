@@ -28,7 +28,12 @@ segments = st.sampled_from([0, 1])
 limits = st.builds(
     lambda rows, admission, ttl: {**NO_LIMITS, **rows, **admission, "ttl": ttl},
     rows=st.sampled_from(
-        [{}, {"max_rows": 8}, *({"max_rows": n, "eviction": e} for n in (4, 8) for e in ("lru", "lfu"))]
+        [
+            {},
+            {"max_rows": 8},
+            *({"max_rows": n, "eviction": e} for n in (4, 8) for e in ("lru", "lfu")),
+            {"max_rows": 8, "eviction": "lfu", "frequency_decay_steps": 3},
+        ]  # fmt: skip
     ),
     admission=st.sampled_from(
         [{}, {}, {"admission_count": 2}, {"admission_count": 3}, {"admission_count": 2, "max_candidates": 64}]

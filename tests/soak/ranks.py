@@ -23,7 +23,9 @@ TABLES, DIM, SEED = ("a", "b"), 3, 7
 TIER_BYTES = 480  # of one table: with both, 24 rows with momentum, as many as the largest batch, stay in memory
 KINDS = ("keys", "hits", "inserts", "evictions", "refused", "candidates")  # statistics
 KEEP = 2  # saves
-NO_LIMITS = {"max_rows": 0, "eviction": "none", "ttl": 0, "admission_count": 1, "max_candidates": 0}
+NO_LIMITS = {
+    "max_rows": 0, "eviction": "none", "ttl": 0, "admission_count": 1, "max_candidates": 0, "frequency_decay_steps": 0,
+}  # fmt: skip
 RATE, MOMENTUM = 0.25, 0.5  # powers of two, as the gradients: sums are exact
 
 

@@ -39,7 +39,8 @@ class Topology:
         "weight_sync" (2D-SP, Algorithm 1): Groups train apart. Each divides gradients by its own weight
           (losses.global_mean does so). Rows and moments become the mean over groups every `sync_every` updates. The
           mean includes rows that a group has not touched, and the initial rows of ids without a row. It costs less
-          with a large sync_every, and does not equal one group. Tables with admission_count or hot_after refuse it.
+          with a large sync_every, and does not equal one group. Tables with admission_count, hot_after or
+          frequency_decay_steps refuse it.
       sync_every: k >= 1, number of updates between two synchronisations of "weight_sync".
       moment_scale: c in (0, C], for "weight_sync". A C-th of the batch makes second moments about C times too large. So
         v / c replaces v in the step of Adagrad, RowWiseAdagrad, Adam and AdamW, unless their record has a moment_scale.

@@ -38,19 +38,19 @@ class Place:
 CPU = Place("CPU")
 DEVICE = Place(
     "device",
-    lacks=("hot_after", "memory_budget", "tier_folder"),
+    lacks=("hot_after", "frequency_decay_steps", "memory_budget", "tier_folder"),
 )
 # The buffers hold the rows of one lookup, whose update comes before the next one.
 HOST_ROWS = Place(
     "host_rows",
-    lacks=("admission_count", "hot_after", "external", "external_table"),
+    lacks=("admission_count", "hot_after", "frequency_decay_steps", "external", "external_table"),
     accumulates_steps=False,
     averages=False,
     lookups_per_update=1,
 )
 PLACES = (CPU, DEVICE, HOST_ROWS)
 # Fields that averaged tables lack everywhere: they count lookups of all ranks, and each group sees its own alone.
-AVERAGED_LACK = ("admission_count", "hot_after")
+AVERAGED_LACK = ("admission_count", "hot_after", "frequency_decay_steps")
 
 
 def on_gpu() -> bool:
@@ -94,8 +94,8 @@ def check(
         )
     if averaged and not given.keys().isdisjoint(AVERAGED_LACK):
         raise ValueError(
-            f"{names} have admission_count > 1 or hot_after, which count lookups of all ranks, while under the rule "
-            "'weight_sync' every group sees its own. Remedy: Topology(rule='gradient_sync')."
+            f"{names} have admission_count > 1, hot_after or frequency_decay_steps, which count lookups of all ranks, "
+            "while under the rule 'weight_sync' every group sees its own. Remedy: Topology(rule='gradient_sync')."
         )
     if accumulate_steps > 1 and not place.accumulates_steps:
         raise ValueError(

@@ -19,6 +19,7 @@ TOGETHER = {
     "hot_after": ("storage_dtype",),
     "eviction": ("max_rows",),
     "max_candidates": ("admission_count",),
+    "frequency_decay_steps": ("eviction", "max_rows"),
     "memory_budget": ("tier_folder",),
     "tier_folder": ("memory_budget",),
     "external_table": ("external",),

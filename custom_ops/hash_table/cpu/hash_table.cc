@@ -35,6 +35,7 @@ HashTable::HashTable(TableSpec spec, Optimizer optimizer)
     : rows_(std::move(spec), std::move(optimizer)),
       tier_(&rows_),
       evictor_(&rows_),
+      demoter_(&rows_),
       records_(&rows_, &tier_),
       replicas_(&rows_, &tier_, &evictor_),
       accumulator_(rows_.spec().dim) {}

@@ -10,6 +10,7 @@
 //   PinnedRows    the rows that may be in use; RunningLookups, the clock
 //   Evictor       makes room at max_rows
 //   FileTier      makes room at memory_budget: rows in a file
+//   Demoter       moves rows that are no longer hot back to 16 bits
 //   RowRecords    rows as checkpoints hold them
 //   Replicas      replicas that are averaged; TrainedIds, the ids that they exchange
 //   Accumulator   gradients that wait for their update
@@ -22,6 +23,8 @@
 //      deduplicates it, and feeds LRU and LFU.
 //   3. Ids without a row wait until all shards are done, because only then the number of rows to evict is known. Each of
 //      them then gets a row with its initial value, a pure function of (table seed, id).
+//   4. At its end it demotes rows of a mixed table that have cooled, so that whatever reads ahead of the next lookup sees
+//      the rows of that lookup.
 // The result is the handles of the distinct rows, numbered by shard, and the number of each received id's row. An update
 // needs no probe.
 //
@@ -42,6 +45,7 @@
 #include "absl/types/span.h"
 #include "common/parallel.h"
 #include "hash_table/cpu/parts/accumulator.h"
+#include "hash_table/cpu/parts/demoter.h"
 #include "hash_table/cpu/parts/evictor.h"
 #include "hash_table/cpu/parts/file_tier.h"
 #include "hash_table/cpu/parts/replicas.h"
@@ -157,6 +161,7 @@ class HashTable {
   ShardedRows rows_;
   FileTier tier_;
   Evictor evictor_;
+  Demoter demoter_;
   RowRecords records_;
   Replicas replicas_;
   std::mutex accumulator_mutex_;

@@ -72,9 +72,10 @@ bool HashTable::TrainingLookup::Touch(Visit* visit, const ReceivedId& item, int6
     Shard* shard = visit->shard;
     const int64_t num_rows = shard->keys[item.segment].size();
     rows_->change_log().Touch(&shard->changes, item.segment, item.id, header->last, num_rows);
+    const uint32_t count = rows_->limits(item.segment).CountAt(header->count, header->last, clock_);
     header->last = clock_;
     header->number = static_cast<uint32_t>(visit->handles.size());
-    header->count += header->count != 0xffffffff;
+    header->count = count + (count != 0xffffffff);
     visit->handles.push_back(handle);
   }
   scratch_->number[place] = static_cast<int32_t>(header->number);
@@ -117,7 +118,8 @@ void HashTable::TrainingLookup::VisitKnown(Visit* visit) {
     char* row = rows_->Row(handle);
     if (RowStore::PoolOf(handle) == 1) {
       const RowHeader& header = *RowFormat::Header(row);
-      const bool hot = spec_.hot_after > 0 && header.count + int64_t{1} >= spec_.hot_after && !pins_.Hold(header);
+      const int64_t count = rows_->limits(items[k].segment).CountAt(header.count, header.last, clock_);
+      const bool hot = spec_.hot_after > 0 && count + 1 >= spec_.hot_after && !pins_.Hold(header);
       if (hot || tiered) {
         visit->moving.push_back(items[k]);
         continue;
@@ -272,7 +274,9 @@ absl::Status HashTable::Lookup(const Message& message, const ParallelFor& parall
   if (clock != nullptr) *clock = running.clock();
   rows_.NextVersion();
   evictor_.EvictExpired(running.clock());
-  return TrainingLookup(this, running, rows, ahead).Run(message, parallel_for, inverse, handles);
+  const absl::Status done = TrainingLookup(this, running, rows, ahead).Run(message, parallel_for, inverse, handles);
+  if (!done.ok()) return done;
+  return demoter_.DemoteCold(running.clock());
 }
 
 }  // namespace fusedrec

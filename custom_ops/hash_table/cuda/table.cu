@@ -56,7 +56,7 @@ int FusedrecDeviceTable::Make(const FusedrecTableSpec& spec, const FusedrecAlloc
   for (int64_t s = 0; s < spec.segments; ++s) {
     const Limits& limits = spec.limits[s];
     if (!is_in(limits.eviction, 0, 2) || limits.max_rows < 0 || limits.ttl < 0 || limits.admission_count < 1 ||
-        limits.max_candidates < 0) {
+        limits.max_candidates < 0 || limits.frequency_decay_steps != 0) {
       return kCudaInvalidValue;
     }
   }

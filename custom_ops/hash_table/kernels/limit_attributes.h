@@ -48,7 +48,8 @@ inline absl::Status ReadLimits(tensorflow::OpKernelConstruction* ctx, int64_t se
   } numbers[] = {{"max_rows", &Limits::max_rows, 0, kNoLimit},
                  {"ttl", &Limits::ttl, 0, kNoLimit},
                  {"admission_count", &Limits::admission_count, 1, "1 admits every id."},
-                 {"max_candidates", &Limits::max_candidates, 0, kNoLimit}};
+                 {"max_candidates", &Limits::max_candidates, 0, kNoLimit},
+                 {"frequency_decay_steps", &Limits::frequency_decay_steps, 0, "0, which halves no count."}};
   limits->resize(segments);
   bool is_list;
   for (const auto& number : numbers) {

@@ -18,7 +18,7 @@ namespace {
 constexpr int kDim = 3;
 constexpr size_t kVersions = 8;  // that a check compares: the first of a record, and the newest
 
-std::unique_ptr<HashTable> Make(bool record, Eviction eviction, int64_t hot_after) {
+std::unique_ptr<HashTable> Make(bool record, Eviction eviction, int64_t hot_after, int64_t decay) {
   TableSpec spec;
   spec.dim = kDim;
   spec.seeds = {3, 4};
@@ -28,6 +28,7 @@ std::unique_ptr<HashTable> Make(bool record, Eviction eviction, int64_t hot_afte
   spec.hot_after = hot_after;
   const int64_t max_rows = eviction != Eviction::kNone ? 200 : 0;
   spec.limits.assign(spec.seeds.size(), {max_rows, eviction});
+  for (Limits& limits : spec.limits) limits.frequency_decay_steps = decay;
   auto table = HashTable::Make(spec, *Optimizer::Make("sgd", {0}));
   CHECK_OK(table.status());
   return *std::move(table);
@@ -47,8 +48,8 @@ std::set<int64_t> Changed(const HashTable& table, int64_t segment, Moment since,
 // The same is done to both tables.
 class Twins {
  public:
-  Twins(Eviction eviction, int64_t hot_after)
-      : tables_{Make(true, eviction, hot_after), Make(false, eviction, hot_after)} {}
+  Twins(Eviction eviction, int64_t hot_after, int64_t decay = 0)
+      : tables_{Make(true, eviction, hot_after, decay), Make(false, eviction, hot_after, decay)} {}
 
   template <typename Body>
   void Both(const Body& body) {
@@ -77,9 +78,9 @@ class Twins {
   std::vector<Moment> since_ = {{}};
 };
 
-void RandomSteps(Eviction eviction, int64_t hot_after, uint64_t seed) {
+void RandomSteps(Eviction eviction, int64_t hot_after, uint64_t seed, int64_t decay = 0) {
   std::mt19937_64 random(seed);
-  Twins twins(eviction, hot_after);
+  Twins twins(eviction, hot_after, decay);
   struct Late {
     Answer answer[2];
     size_t received;
@@ -165,6 +166,7 @@ int main() {
     RandomSteps(Eviction::kNone, 0, seed);
     RandomSteps(Eviction::kLru, 0, seed);
     RandomSteps(Eviction::kNone, 3, seed);
+    RandomSteps(Eviction::kNone, 3, seed, 7);
   }
   MoreThanIsRecorded();
 }

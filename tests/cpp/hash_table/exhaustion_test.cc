@@ -10,6 +10,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <cstring>
 #include <fstream>
 #include <functional>
 #include <string>
@@ -108,6 +109,38 @@ int AddressSpaceEnds() {
   return 0;
 }
 
+// Rows that should return to 16 bits stay, with their values, and return once there is memory.
+int AddressSpaceEndsAtADemotion() {
+  TableSpec spec = Spec();
+  spec.hot_after = 2;
+  spec.limits.resize(1);
+  spec.limits[0].frequency_decay_steps = 1;  // every row has its turn in every lookup
+  const std::unique_ptr<HashTable> table = MakeTable(spec);
+  Ids ids;
+  for (int64_t id = 0; id < kStep; ++id) ids.push_back(id);
+  const int64_t bytes = table->records().bytes();
+  std::vector<char> records(kStep * bytes);  // counters of 0: float32, never looked up
+  for (int64_t id = 0; id < kStep; ++id) {
+    const std::vector<float> row(kDim, 0.25f * id);  // the same in 16 bits
+    std::memcpy(&records[(id + 1) * bytes - 4 * kDim], row.data(), 4 * kDim);
+  }
+  CHECK_OK(table->records().Write(0, ids, records.data(), SerialFor));
+  const std::vector<float> wanted = FindRows(*table, Step(0));
+  CHECK_EQ(wanted[kDim], 0.25f);
+  const Packed one(Batch{{Ids{0}}});
+  SetLimit(RLIMIT_AS, AddressSpace() + 4 * kMegabyte);
+  const absl::Status status = LookUp(table.get(), one).status;
+  CHECK(absl::IsResourceExhausted(status), "", status.ToString());
+  CHECK(absl::StrContains(status.message(), "gave the embedding table no more memory"), "", status.ToString());
+  CHECK_EQ(table->rows_in_pool(0), kStep);
+  CHECK(FindRows(*table, Step(0)) == wanted);
+  SetLimit(RLIMIT_AS, -1);
+  MustLookUp(table.get(), one);
+  CHECK_EQ(table->rows_in_pool(0), int64_t{1}, "all but the row of this lookup have returned");
+  CHECK(FindRows(*table, Step(0)) == wanted);
+  return 0;
+}
+
 // 8 MB of rows in memory, the rest in a file.
 std::unique_ptr<HashTable> Tiered(const std::string& folder) {
   TableSpec spec = Spec();
@@ -174,6 +207,7 @@ void InAChild(const char* name, int (*body)()) {
 int main() {
   using namespace fusedrec;
   InAChild("address space ends", AddressSpaceEnds);
+  InAChild("address space ends at a demotion", AddressSpaceEndsAtADemotion);
   InAChild("the file's size ends", FileSizeEnds);
   InAChild("the disk ends", DiskEnds);
   InAChild("more than the machine has", MoreThanTheMachineHas);

@@ -1,5 +1,7 @@
 // A row that one lookup is about to move, because it got hot, stays where it is when another lookup, still running, has
-// taken its handle in between: that one's gradients would go to a row that is gone.
+// taken its handle in between: that one's gradients would go to a row that is gone. A row that cools stays, too, while
+// gradients wait for it.
+#include <cstring>
 #include <functional>
 #include <future>
 #include <memory>
@@ -80,7 +82,48 @@ void HeldRowsDoNotMove() {
   CHECK_EQ(table->rows_in_pool(0), int64_t{1}, "nothing holds the row any more");
 }
 
+void RowsWithWaitingGradientsAreNotDemoted() {
+  constexpr int kDim = 4;
+  TableSpec spec;
+  spec.dim = kDim;
+  spec.distribution = Distribution::kConstant;
+  spec.a = 1.0;
+  spec.seeds = {1};
+  spec.hot_after = 2;
+  spec.limits.resize(1);
+  spec.limits[0].frequency_decay_steps = 1;  // every lookup visits every row
+  const std::unique_ptr<HashTable> table = MakeTable(spec);
+  const Packed packed(Batch{{Ids{7}}}), other(Batch{{Ids{8}}});
+  // Halved ahead of each lookup, a count never reaches 2: the row comes hot from a checkpoint.
+  MustLookUp(table.get(), packed);
+  std::vector<int64_t> handles;
+  Ids ids;
+  table->Keys(0, {}, SerialFor, &ids, &handles);
+  std::vector<char> record(table->records().bytes());
+  table->records().Read(handles, SerialFor, record.data());
+  const uint32_t count = 64, pool = 0;
+  std::memcpy(&record[4], &count, 4);
+  std::memcpy(&record[12], &pool, 4);
+  CHECK_OK(table->records().Write(0, ids, record.data(), SerialFor));
+
+  const Answer held = MustLookUp(table.get(), packed);
+  const std::vector<float> grads(kDim, 1.0f);
+  CHECK_OK(table->Accumulate(held.handles, held.inverse, grads.data(), Storage::kFloat32, 1.0f, SerialFor, held.clock));
+  for (int lookup = 0; lookup < 10; ++lookup) MustLookUp(table.get(), other);
+  CHECK_EQ(table->rows_in_pool(0), int64_t{1}, "the row has been demoted");
+  CHECK(!table->IsStale(held.clock));
+  table->ApplyAccumulated({0.25f, 1}, SerialFor);
+  CHECK_EQ(FindRows(*table, packed)[0], 0.75f);
+  MustLookUp(table.get(), other);
+  CHECK_EQ(table->rows_in_pool(0), int64_t{0}, "nothing holds the row any more");
+  CHECK_EQ(FindRows(*table, packed)[0], 0.75f);
+  CHECK(table->IsStale(held.clock), "handles of rows that have moved");
+}
+
 }  // namespace
 }  // namespace fusedrec
 
-int main() { fusedrec::HeldRowsDoNotMove(); }
+int main() {
+  fusedrec::HeldRowsDoNotMove();
+  fusedrec::RowsWithWaitingGradientsAreNotDemoted();
+}

@@ -61,6 +61,7 @@ std::vector<Case> Cases() {
   add("max_rows alone", limit(150, Eviction::kNone));
   add("LRU", limit(60, Eviction::kLru));
   add("LFU", limit(60, Eviction::kLfu));
+  add("LFU, counts decay", limit(60, Eviction::kLfu), all([](Limits& of) { of.frequency_decay_steps = 12; }));
   add("LRU, too small at times", limit(20, Eviction::kLru));
   add("LRU, window 3", limit(90, Eviction::kLru), window(3));
   add("TTL 3", ttl(3));
@@ -71,6 +72,8 @@ std::vector<Case> Cases() {
   add("everything", limit(60, Eviction::kLfu), ttl(20), admission(2, 300), window(2));
   add("other policies by segment", by_segment({60, Eviction::kLru}, {45, Eviction::kLfu}, {}));
   add("other ages by segment", by_segment({0, Eviction::kNone, 3}, {}, {0, Eviction::kNone, 40}));
+  add("other decay by segment",
+      by_segment({40, Eviction::kLfu, 0, 1, 0, 3}, {45, Eviction::kLfu}, {40, Eviction::kLfu, 0, 1, 0, 100}));
   add("other admissions by segment", by_segment({0, Eviction::kNone, 0, 3, 40}, {}, {50, Eviction::kLru, 5, 2, 20}));
   return cases;
 }

@@ -143,6 +143,11 @@ void Policies() {
   Equal(limited(admission_of_3, {}), 60, Nothing);
   hot.hot_after = 4;
   Equal(hot, 60, Nothing);
+  hot.limits.resize(hot.seeds.size());
+  for (Limits& limits : hot.limits) limits.frequency_decay_steps = 5;
+  Equal(hot, 60, Nothing);
+  hot.stochastic_rounding = true;
+  Equal(hot, 60, Nothing);
   narrow.storage = Storage::kBfloat16;
   narrow.stochastic_rounding = true;
   Equal(narrow, 60, Nothing);

@@ -18,7 +18,8 @@ class TableModel {
  public:
   struct Row {
     std::vector<float> numbers;
-    uint32_t last = 0, count = 0;
+    uint32_t last = 0, count = 0;  // count: as it had decayed at `last`
+    uint32_t frequency = 0;        // the same, as it has decayed by now
   };
   using Segment = std::map<int64_t, Row>;
 
@@ -45,6 +46,7 @@ class TableModel {
   // False when max_rows cannot hold the batch. Ids that admission refuses have no row afterwards.
   bool LookUp(const Packed& packed) {
     ++clock_;
+    Decay();
     Expire();
     std::set<Received> fresh;
     for (const Received& key : std::set<Received>(packed.received().begin(), packed.received().end())) {
@@ -105,7 +107,7 @@ class TableModel {
     std::vector<std::tuple<uint32_t, uint32_t, uint64_t, int64_t>> order;
     for (const auto& [id, row] : segments_[s]) {
       if (row.last + spec_.window > clock_) continue;
-      order.emplace_back(limits_[s].eviction == Eviction::kLfu ? row.count : 0, row.last, TableHash(id), id);
+      order.emplace_back(limits_[s].eviction == Eviction::kLfu ? row.frequency : 0, row.last, TableHash(id), id);
     }
     std::sort(order.begin(), order.end());
     order.resize(std::min<size_t>(order.size(), count));
@@ -131,13 +133,21 @@ class TableModel {
   void Touch(const Received& key) {
     Row& row = segments_[key.segment].at(key.id);
     row.last = clock_;
-    ++row.count;
+    row.count = ++row.frequency;
   }
 
   bool Drop(int64_t s, int64_t id) {
     if (segments_[s].erase(id) == 0) return false;
     if (spec_.record_tombstones) gone_[s].insert(id);
     return true;
+  }
+
+  void Decay() {
+    for (size_t s = 0; s < segments_.size(); ++s) {
+      const int64_t steps = limits_[s].frequency_decay_steps;
+      if (steps == 0 || clock_ % steps != 0) continue;
+      for (auto& [id, row] : segments_[s]) row.frequency /= 2;
+    }
   }
 
   void Expire() {

@@ -242,9 +242,13 @@ int main() {
   mixed.hot_after = 5;
   mixed.distribution = Distribution::kConstant;  // the same in 16 bits
   mixed.a = 0.25;
+  TableSpec cooling = mixed;
+  cooling.hot_after = 2;
+  cooling.limits.resize(cooling.seeds.size());
+  for (Limits& limits : cooling.limits) limits.frequency_decay_steps = 16;
   GrowthAndRemoval();
   SnapshotsOfWhatGrows();
   for (const TableSpec& spec : {lru(1000), tiered(1400)}) RowsThatStay(spec);
-  for (const TableSpec& spec : {tiered(900), mixed}) RowsThatMove(spec);
-  for (const TableSpec& spec : {lru(400), tiered(400)}) UpdatesAreNotLost(spec);
+  for (const TableSpec& spec : {tiered(900), mixed, cooling}) RowsThatMove(spec);
+  for (const TableSpec& spec : {lru(400), tiered(400), cooling}) UpdatesAreNotLost(spec);
 }

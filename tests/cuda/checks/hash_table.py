@@ -224,7 +224,8 @@ def check_what_does_not_fit_is_refused(kernels):
     for changes in (
         {"chunk_rows": 33}, {"chunk_rows": 16}, {"rule": 7}, {"rule": -1}, {"max_rows": -1}, {"dim": 0},
         {"ttl": [0, 0, -1]}, {"admission_count": [1, 0, 1]}, {"max_candidates": [-1, 0, 0]}, {"eviction": [0, 3, 0]},
-        {"dim": 2**20 + 1}, {"seeds": np.zeros(2**20 + 1, np.uint64)}, {"seeds": []},
+        {"frequency_decay_steps": [0, 7, 0]}, {"dim": 2**20 + 1}, {"seeds": np.zeros(2**20 + 1, np.uint64)},
+        {"seeds": []},
     ):  # fmt: skip
         try:
             table_of(kernels, **{"dim": 2, **changes})

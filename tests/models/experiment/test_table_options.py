@@ -31,6 +31,7 @@ VALUES = {
     "ttl": (50, {}),
     "admission_count": (2, {}),
     "max_candidates": (300, {"admission_count": 2}),
+    "frequency_decay_steps": (500, {"storage_dtype": "mixed", "hot_after": 3}),
     "record_tombstones": (True, {}),
     "memory_budget": (1 << 20, {"tier_folder": "rows"}),
     "tier_folder": ("rows", {"memory_budget": 1 << 20}),

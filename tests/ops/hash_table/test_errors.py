@@ -171,6 +171,7 @@ SPECS = {
     "a_budget_without_a_folder": ({"memory_budget": 99}, "memory_budget needs a tier_folder .* got none"),
     "a_folder": ({"memory_budget": 99, "tier_folder": "/no/such"}, "tier_folder '/no/such' must be a folder"),
     "segment_names": ({"segment_names": ["a", "b"]}, "one for each of the 1 seeds, got 2"),
+    "decay": ({"segment_frequency_decay_steps": [-2]}, r"segment_frequency_decay_steps\[0\] must .* halves no count"),
     "limits_of_two": ({"segment_max_rows": [1, 2]}, "segment_max_rows must be empty or one for each .* 1 seeds, got 2"),
     "policies_of_two": (
         {"segment_eviction": ["lru", "lfu"]},

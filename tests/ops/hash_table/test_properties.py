@@ -53,6 +53,8 @@ policies = st.fixed_dictionaries(
         "ttl": by_segment([0, 0, 1, 3]),
         "admission_count": by_segment([1, 1, 2, 3]),
         "max_candidates": by_segment([0, 64]),
+        "frequency_decay_steps": by_segment([0, 0, 1, 2, 5]),
+        "hot_after": st.sampled_from([0, 0, 2, 3]),
         "record_tombstones": st.booleans(),
         "window": st.sampled_from([1, 1, 2]),
     }
@@ -154,6 +156,7 @@ class Pair:
             assert keys[order].tolist() == [id_ for id_, _ in want]
             assert records["last"].tolist() == [row.last for _, row in want]
             assert records["count"].tolist() == [row.count for _, row in want]
+            assert records["pool"].tolist() == [int(not row.hot) for _, row in want]
             np.testing.assert_array_equal(records["row"], np.reshape([row.numbers for _, row in want], [-1, DIM]))
             assert ops.table_tombstones(self.table, segment).numpy().tolist() == self.oracle.tombstones(segment)
             candidates = [part.numpy().tolist() for part in ops.table_candidates(self.table, segment)]

@@ -19,6 +19,7 @@ SPECS = {
     "least_often": {"max_rows": 40, "eviction": "lfu", "record_tombstones": True},
     "longest_ago_in_a_window": {"max_rows": 60, "eviction": "lru", "window": 2, "ttl": 4},
     "hot_rows": {"hot_after": 3},
+    "hot_rows_that_cool": {"hot_after": 2, "frequency_decay_steps": 8},
     "rows_in_a_file": {"memory_budget": 60 * 32},
 }
 

@@ -14,6 +14,7 @@ from tf_fusedrec.schedules.micro_batch import num_samples
 from tf_fusedrec.schedules.planning.cluster import Cluster
 from tf_fusedrec.schedules.planning.forecast import KEY_BYTES, Forecast, Workload, micro_batches_of
 from tf_fusedrec.schedules.planning.measure import lookups_of, measure
+from tf_fusedrec.tables.places import AVERAGED_LACK
 
 TOLERATED = ("stale_rows", "bfloat16_wire", "weight_sync")
 MICRO_BATCHES = (2, 4, 8, 16)
@@ -198,7 +199,7 @@ def _takes(model: PipelinedModel, schedule: Schedule) -> bool:
 
 def _topologies(model: PipelinedModel, cluster: Cluster, tolerate: Sequence[str]) -> Iterator[Topology]:
     specs = [table for embedding in required_embeddings(model) for table in embedding.tables]
-    averages = not any(table.admission_count > 1 or table.hot_after for table in specs)
+    averages = all(set(table.stores_natively).isdisjoint(AVERAGED_LACK) for table in specs)
     for topology in cluster.topologies():
         yield topology
         if topology.groups > 1 and averages and "weight_sync" in tolerate:

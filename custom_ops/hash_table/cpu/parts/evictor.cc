@@ -23,15 +23,17 @@ absl::Status Evictor::MakeRoom(int64_t segment, int64_t new_ids, const WaitingId
 }
 
 int64_t Evictor::EvictWorst(int64_t segment, int64_t count, const WaitingIds& waiting) {
-  const Eviction policy = rows_->limits(segment).eviction;
-  if (policy == Eviction::kNone) return 0;
-  const bool by_time = policy == Eviction::kLru;
+  const Limits& limits = rows_->limits(segment);
+  if (limits.eviction == Eviction::kNone) return 0;
+  const bool by_time = limits.eviction == Eviction::kLru;
+  const uint32_t clock = rows_->pins().clock();
   const auto may_go = [&](int64_t, int64_t id, uint32_t handle) {
     return RowStore::PoolOf(handle) == 0 ||
            !std::binary_search(waiting.begin(), waiting.end(), std::pair(segment, id));
   };
   const auto score = [=](const RowHeader& header) {
-    return by_time ? uint64_t{header.last} : uint64_t{header.count} << 32 | header.last;
+    if (by_time) return uint64_t{header.last};
+    return uint64_t{limits.CountAt(header.count, header.last, clock)} << 32 | header.last;
   };
   const auto take = [&](Shard* shard, int64_t, int64_t id, uint32_t) {
     rows_->RemoveKey(shard, segment, id);

@@ -1,5 +1,5 @@
-// Eviction: LRU and LFU at max_rows, and the time to live of rows, by the limits of each segment. Rows in use stay
-// (pinned_rows.h).
+// Eviction: LRU and LFU at max_rows, and the time to live of rows, by the limits of each segment. LFU compares the counts
+// as they have decayed by then. Rows in use stay (pinned_rows.h).
 //
 // A scan of the segment finds the exact rows. It chooses 1/16 of max_rows more than needed, so that scans are rare.
 #ifndef FUSEDREC_HASH_TABLE_CPU_PARTS_EVICTOR_H_

@@ -26,7 +26,7 @@ absl::StatusOr<Storage> StorageOf(const std::string& name);
 struct RowHeader {
   uint32_t last;     // clock of the last training lookup
   uint32_t number;   // scratch of that lookup: the row's place among its distinct rows
-  uint32_t count;    // training lookups, saturating
+  uint32_t count;    // training lookups, saturating, as they had decayed at the lookup `last` (Limits::CountAt)
   uint32_t updated;  // version of the table that last changed the row
 };
 

@@ -17,6 +17,9 @@ inline absl::Status RequireDeviceForm(const TableSpec& spec) {
         ". Remedy: make the table under tf.device('/CPU:0'), whose memory has all options, or leave this one out."));
   };
   if (spec.hot_after != 0) return refuse("hot_after", spec.hot_after, 0);
+  for (const Limits& limits : spec.limits) {
+    if (limits.frequency_decay_steps != 0) return refuse("frequency_decay_steps", limits.frequency_decay_steps, 0);
+  }
   if (spec.host_rows) {
     for (const Limits& limits : spec.limits) {
       if (limits.admission_count != 1) return refuse("admission_count with host_rows", limits.admission_count, 1);

@@ -1,4 +1,7 @@
-"""An export with a cache of user states answers as the model on whole histories, whatever requests came before."""
+"""An export with a cache of user states answers as the model on whole histories, whatever requests came before.
+
+The states lie in memory alone, or in a file, too.
+"""
 
 import concurrent.futures
 import json
@@ -39,15 +42,23 @@ GRM = {**experiments.RANKING, "model": {**experiments.RANKING["model"], "causal_
 
 
 class Ranking:
-    """A client of a served GRM, whose cache holds about three of five users. Three candidates go in a piece."""
+    """A client of a served GRM, whose cache holds about three of five users. Three candidates go in a piece.
 
-    def __init__(self, folder):
+    tier_folder: Folder of a file, which holds about one user more; None: no file.
+    """
+
+    def __init__(self, folder, tier_folder):
         self.model = made(GRM)
         roomy = KeptStates(GRMStates(self.model), self.model.config, StateOptions(10**6, page_tokens=4))
         self.options = StateOptions(3 * roomy.cache.state_bytes(14), page_tokens=4, piece=3)
         export(self.model, folder, "ours", self.options)
         self.folder = folder
         self.loaded = tf.saved_model.load(str(folder))
+        self.in_file = tier_folder is not None
+        if self.in_file:
+            # The least that is accepted.
+            size = roomy.cache.state_bytes(1 + LONGEST)
+            self.ask({"tier_folder": str(tier_folder), "tier_bytes": np.int64(size)}, "spill_states")
         self.random = np.random.default_rng(5)
         self.budgets = self.random.integers(0, 4, USERS)
         self.histories = [np.zeros([0, 3], np.int64)] * USERS  # item, action, time
@@ -107,9 +118,10 @@ class Ranking:
         assert self.ask({}, "next_version")["version"] > 0
 
 
-@pytest.fixture(scope="module")
-def ranking(tmp_path_factory):
-    return Ranking(tmp_path_factory.mktemp("states") / "model")
+@pytest.fixture(scope="module", params=[False, True], ids=["memory", "file"])
+def ranking(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("states")
+    return Ranking(folder / "model", folder if request.param else None)
 
 
 @pytest.mark.slow
@@ -123,7 +135,7 @@ def test_random_requests_answer_as_on_whole_histories(ranking):
                 known[user] = 0
         if step % 15 == 14:
             ranking.change()
-            assert ranking.counts()["states"] == 0
+            assert ranking.counts()["states"] == ranking.counts()["tier_states"] == 0
         # A client may be behind what the server knows, because another request brought the events.
         before = [max(known[user] - int(random.choice([0, 0, 1])), 0) for user in users]
         inputs = ranking.inputs(users, before, random.integers(0, 8, len(users)))
@@ -137,6 +149,7 @@ def test_random_requests_answer_as_on_whole_histories(ranking):
         again += np.sum(got["found"] & (np.array(before) > 0))
     counts = ranking.counts()
     assert refused > 3 and again > 30 and counts["hits"] >= again and counts["evictions"] > 3
+    assert (counts["tier_hits"] > 3 and counts["tier_evictions"] > 3) == ranking.in_file
 
 
 @pytest.mark.slow

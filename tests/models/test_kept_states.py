@@ -14,6 +14,7 @@ from models.build import columns, make_embedding, make_model, no_rows
 from models.experiment import from_dict
 from models.export import export
 from models.kept_states import KeptStates, StateOptions
+from models.serve import __main__ as program
 from models.serve.loaded import Export
 from models.user_state import GRMStates, RetrievalStates
 from tests.models import experiments
@@ -200,9 +201,15 @@ def test_concurrent_requests_of_one_user(ranking):
 
 
 @pytest.mark.slow
-def test_a_server_keeps_states_between_requests_of_many_clients(ranking, monkeypatch):
+def test_a_server_keeps_states_between_requests_of_many_clients(ranking, monkeypatch, tmp_path):
     """Clients ask at once, so that their users share calls. The page for Prometheus shows what the cache did."""
     export = Export(ranking.folder)  # as it was written, without the changes of other tests
+    if ranking.in_file:
+        with pytest.raises(ValueError, match="are refused: .*tier_bytes must hold the longest state: 21 tokens"):
+            program._spill(export, str(tmp_path), 1000)
+        program._spill(export, str(tmp_path), 10**5)
+        with pytest.raises(ValueError, match="are refused: the cache has a file already"):
+            program._spill(export, str(tmp_path), 10**5)
     monkeypatch.setattr(ranking, "ask", lambda inputs, signature: export.call(signature, inputs))
     for user in range(USERS):
         ranking.histories[user] = ranking.histories[user][:0]
@@ -228,6 +235,7 @@ def test_a_server_keeps_states_between_requests_of_many_clients(ranking, monkeyp
         for name in ("hits", "misses", "evictions"):
             assert found[f"fusedrec_state_cache_{name}_total"] == counts[name]
         assert counts["hits"] > 0 and counts["evictions"] > 0  # The cache holds about three users.
+        assert (found["fusedrec_state_cache_tier_hits_total"] > 0) == ranking.in_file
         status, answer = client.send(f"{client.model}:predict", b'{"signature_name": "with_state", "inputs": {}}')
         assert status == 400 and "'events_before'" in answer["error"]
         none = {**later[0], "exposed_row_splits": np.array([0, 0])}

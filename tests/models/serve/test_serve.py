@@ -307,7 +307,7 @@ def test_what_cannot_be_served_is_refused_before_it_begins(stock, tmp_path, monk
 
 
 def test_the_program_where_only_tensorflow_is_installed(stock, tmp_path):
-    """It applies deltas, then replays the warm-up requests. On SIGTERM it answers what is in flight, then exits with 0."""
+    """It applies deltas, then replays the warm-up requests. On SIGTERM it answers all in flight and exits with 0."""
     python = make_environment(tmp_path / "venv", ["tensorflow", "tornado", "prometheus-client"])
     inherited = ("TF_USE_LEGACY_KERAS", "PYTHONPATH")
     environment = {name: value for name, value in os.environ.items() if name not in inherited}

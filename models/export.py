@@ -28,6 +28,8 @@ With states (ops "ours"; the model extends states, see user_state.py), kept_stat
   events_before 0.
 "next_version"
   ->  version <int64>[]. No earlier state is found. "apply_delta" needs no such call; another change in place does.
+"spill_states"
+  tier_folder <string>[], tier_bytes <int64>[].  ->  bytes <int64>[]. From then on, states leave memory to a file.
 "state_statistics"
   ->  the counts of ops.UserStatesStatistics, <int64>[] each.
 """

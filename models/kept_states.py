@@ -136,9 +136,14 @@ class KeptStates:
         def statistics(inputs: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
             return self.cache.statistics()._asdict()
 
+        def spill(inputs: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+            return {"bytes": self.cache.spill(**inputs)}
+
         held = (self.cache,)
+        of_file = {"tier_folder": tf.TensorSpec([], tf.string), "tier_bytes": tf.TensorSpec([], tf.int64)}
         return {
             "next_version": Signature(next_version, {}, held),
+            "spill_states": Signature(spill, of_file, held),
             "state_statistics": Signature(statistics, {}, held),
         }
 

@@ -8,7 +8,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "common/hash.h"
 #include "common/limits.h"
 
 namespace fusedrec {
@@ -37,10 +36,6 @@ int64_t PagesFor(int64_t tokens, int64_t page_tokens) { return (tokens + page_to
 
 }  // namespace
 
-size_t UserStates::HashKey::operator()(const StateKey& key) const {
-  return Mix64(Mix64(static_cast<uint64_t>(key.user)) + static_cast<uint64_t>(key.version));
-}
-
 absl::StatusOr<std::unique_ptr<UserStates>> UserStates::Make(const UserStatesSpec& spec) {
   absl::Status checked = RequireParts("token parts", spec.token_bytes, 1);
   checked.Update(RequireParts("user parts", spec.user_bytes, 0));
@@ -65,21 +60,43 @@ UserStates::UserStates(const UserStatesSpec& spec)
   }
 }
 
+absl::Status UserStates::OpenFile(const std::string& folder, int64_t max_bytes) {
+  Lock lock(mutex_);
+  if (file_ != nullptr) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("the cache has a file already, so it cannot open another one in tier_folder '", folder,
+                     "'. Remedy: open one file for each loaded model."));
+  }
+  auto file = StateFile::Make(folder, max_bytes, pool_->page_bytes(), state_bytes_);
+  if (!file.ok()) return file.status();
+  file_ = *std::move(file);
+  return absl::OkStatus();
+}
+
 UserStates::Snapshot UserStates::Find(StateKey key, int64_t now) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  Lock lock(mutex_);
+  newest_version_ = std::max(newest_version_, key.version);
   Expire(now);
+  moved_.wait(lock, [&] { return arriving_.count(key) == 0; });
+  const State* found = Use(key, now);
+  if (found == nullptr && file_ != nullptr) found = Bring(key, now, &lock);
+  ++(found == nullptr ? statistics_.misses : statistics_.hits);
+  return found == nullptr ? Snapshot{} : static_cast<const Snapshot&>(*found);
+}
+
+const UserStates::State* UserStates::Use(StateKey key, int64_t now) {
   const auto found = index_.find(key);
-  if (found != index_.end() && IsExpired(*found->second, now)) {
+  if (found == index_.end()) return nullptr;
+  if (IsExpired(found->second->used, now)) {
     ++statistics_.expirations;
     Leave(found->second);
-  } else if (found != index_.end() && found->second->of_user != nullptr) {
-    ++statistics_.hits;
-    states_.splice(states_.begin(), states_, found->second);
-    states_.front().used = now;
-    return states_.front();
+    return nullptr;
   }
-  ++statistics_.misses;
-  return {};
+  if (found->second->of_user == nullptr) return nullptr;
+  states_.splice(states_.begin(), states_, found->second);
+  states_.front().used = now;
+  states_.front().leaves = false;
+  return &states_.front();
 }
 
 void UserStates::AddRuns(const std::vector<Page>& pages, int64_t begin, int64_t end, int64_t at,
@@ -139,17 +156,14 @@ absl::StatusOr<bool> UserStates::Write(StateKey key, int64_t revision, const Con
 }
 
 absl::StatusOr<UserStates::Snapshot> UserStates::Begin(StateKey key, int64_t revision, int64_t tokens, int64_t now) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  Lock lock(mutex_);
+  newest_version_ = std::max(newest_version_, key.version);
   Expire(now);
+  if (revision == 0) Forget(key);
   auto found = index_.find(key);
-  if (revision != 0) {
-    if (found == index_.end() || found->second->revision != revision || found->second->grows) {
-      ++statistics_.outrun;
-      return Snapshot{};
-    }
-  } else if (found != index_.end()) {
-    Leave(found->second);
-    found = index_.end();
+  if (revision != 0 && (found == index_.end() || found->second->revision != revision || found->second->grows)) {
+    ++statistics_.outrun;
+    return Snapshot{};
   }
   const int64_t before = revision == 0 ? 0 : found->second->tokens;
   const int64_t pages = PagesFor(before + tokens, spec_.page_tokens), bytes = pages * pool_->page_bytes() + state_bytes_;
@@ -159,7 +173,7 @@ absl::StatusOr<UserStates::Snapshot> UserStates::Begin(StateKey key, int64_t rev
                      " tokens, more than the whole cache: max_bytes = ", spec_.max_bytes,
                      ". Remedy: raise max_bytes, or keep shorter histories."));
   }
-  if (found == index_.end()) {
+  if (revision == 0) {
     states_.emplace_front();
     states_.front().key = key;
     states_.front().revision = ++last_revision_;
@@ -168,21 +182,19 @@ absl::StatusOr<UserStates::Snapshot> UserStates::Begin(StateKey key, int64_t rev
   states_.splice(states_.begin(), states_, found->second);
   State& state = states_.front();
   state.used = now;
+  state.grows = true;
+  state.leaves = false;
   Snapshot next = state;
   next.tokens = before + tokens;
   const int64_t more = pages - static_cast<int64_t>(next.pages.size());
-  bool has_room = MakeRoom(more, state);
-  for (int64_t n = 0; n < more && has_room; ++n) {
-    next.pages.push_back(pool_->Take());
-    has_room = next.pages.back() != nullptr;
+  if (TakePages(more, next.revision, &lock, &next.pages)) return next;
+  ++statistics_.no_room;
+  found = index_.find(key);
+  if (found != index_.end() && found->second->revision == next.revision) {
+    found->second->grows = false;
+    if (revision == 0) Leave(found->second);
   }
-  if (!has_room) {
-    ++statistics_.no_room;
-    if (revision == 0) Leave(states_.begin());
-    return Snapshot{};
-  }
-  state.grows = true;
-  return next;
+  return Snapshot{};
 }
 
 bool UserStates::Finish(StateKey key, Snapshot next) {
@@ -201,30 +213,130 @@ bool UserStates::Finish(StateKey key, Snapshot next) {
   return true;
 }
 
-bool UserStates::MakeRoom(int64_t pages, const State& kept) {
-  const auto fits = [&] {
-    const int64_t bytes = (pool_->held() + pages) * pool_->page_bytes();
-    return bytes + static_cast<int64_t>(states_.size()) * state_bytes_ <= spec_.max_bytes;
-  };
-  while (!fits()) {
-    if (&states_.back() == &kept) return false;
-    ++statistics_.evictions;
-    Leave(std::prev(states_.end()));
+bool UserStates::TakePages(int64_t count, int64_t kept, Lock* lock, std::vector<Page>* pages) {
+  while (Bytes() + count * pool_->page_bytes() > spec_.max_bytes) {
+    const auto stays = [](const State& state) { return !state.leaves; };
+    const auto oldest = std::find_if(states_.rbegin(), states_.rend(), stays);
+    if (oldest != states_.rend() && oldest->revision != kept) {
+      Evict(std::prev(oldest.base()), lock);
+    } else if (leaving_ > 0) {
+      moved_.wait(*lock);
+    } else {
+      return false;
+    }
+  }
+  for (; count > 0; --count) {
+    pages->push_back(pool_->Take());
+    if (pages->back() == nullptr) return false;
   }
   return true;
 }
 
-bool UserStates::IsExpired(const State& state, int64_t now) const {
+void UserStates::Evict(States::iterator state, Lock* lock) {
+  const bool is_worth_it = state->of_user != nullptr && state->key.version == newest_version_;
+  StateFile::Shared stored;
+  if (file_ != nullptr && is_worth_it) stored = file_->Reserve(state->key, *state, state->used);
+  if (stored != nullptr) {
+    const Snapshot copy = *state;
+    state->leaves = true;
+    ++leaving_;
+    lock->unlock();
+    const bool written = WriteToFile(copy, stored.get());
+    lock->lock();
+    --leaving_;
+    moved_.notify_all();
+    const auto found = index_.find(stored->key);
+    if (found == index_.end() || found->second->revision != copy.revision || !found->second->leaves) return;
+    state = found->second;
+    if (written) {
+      file_->Insert(std::move(stored));
+    } else {
+      ++statistics_.tier_failures;
+    }
+  }
+  ++statistics_.evictions;
+  Leave(state);
+}
+
+bool UserStates::WriteToFile(const Snapshot& state, StateFile::Stored* stored) const {
+  std::vector<const char*> pages;
+  for (const Page& page : state.pages) pages.push_back(page.get());
+  // An append may write behind the tokens of the last page.
+  const int64_t in_last = state.tokens % spec_.page_tokens;
+  std::vector<char> last;
+  if (in_last > 0) {
+    last.resize(pool_->page_bytes());
+    std::vector<Run> runs;
+    AddRuns(state.pages, state.tokens - in_last, state.tokens, 0, &runs);
+    ForParts(runs, SerialFor, [&](size_t part, const char* in_page, int64_t, int64_t bytes) {
+      std::memcpy(&last[part_begin_[part]], in_page, bytes);
+    });
+    pages.back() = last.data();
+  }
+  return file_->Write(pages, stored);
+}
+
+const UserStates::State* UserStates::Bring(StateKey key, int64_t now, Lock* lock) {
+  const StateFile::Shared stored = index_.count(key) > 0 ? nullptr : file_->Take(key);
+  if (stored == nullptr) return nullptr;
+  if (IsExpired(stored->used, now)) {
+    ++statistics_.expirations;
+    return nullptr;
+  }
+  arriving_[key] = stored;
+  std::vector<Page> pages;
+  const bool has_room = TakePages(stored->places.size(), 0, lock, &pages);
+  bool is_whole = false;
+  if (has_room) {
+    lock->unlock();
+    is_whole = file_->Read(*stored, pages);
+    lock->lock();
+  }
+  const auto found = arriving_.find(key);
+  if (found == arriving_.end() || found->second != stored) return nullptr;  // Forgotten or dropped meanwhile.
+  arriving_.erase(found);
+  moved_.notify_all();
+  if (!has_room) {
+    ++statistics_.no_room;
+    file_->Insert(stored);
+    return nullptr;
+  }
+  if (!is_whole) {
+    ++statistics_.tier_failures;
+    return nullptr;
+  }
+  ++statistics_.tier_hits;
+  statistics_.tokens += stored->tokens;
+  states_.emplace_front();
+  State& state = states_.front();
+  static_cast<Snapshot&>(state) = {stored->revision, stored->tokens, std::move(pages), stored->of_user};
+  state.key = key;
+  state.used = now;
+  index_.emplace(key, states_.begin());
+  return &state;
+}
+
+bool UserStates::IsExpired(int64_t used, int64_t now) const {
   // Unsigned, because the difference of two times may exceed int64.
-  const uint64_t age = static_cast<uint64_t>(now) - static_cast<uint64_t>(state.used);
-  return spec_.ttl > 0 && now > state.used && age > static_cast<uint64_t>(spec_.ttl);
+  const uint64_t age = static_cast<uint64_t>(now) - static_cast<uint64_t>(used);
+  return spec_.ttl > 0 && now > used && age > static_cast<uint64_t>(spec_.ttl);
 }
 
 void UserStates::Expire(int64_t now) {
-  while (!states_.empty() && IsExpired(states_.back(), now)) {
+  for (; !states_.empty() && IsExpired(states_.back().used, now); Leave(std::prev(states_.end()))) {
     ++statistics_.expirations;
-    Leave(std::prev(states_.end()));
   }
+  if (file_ == nullptr) return;
+  for (; file_->oldest() != nullptr && IsExpired(file_->oldest()->used, now); file_->Take(file_->oldest()->key)) {
+    ++statistics_.expirations;
+  }
+}
+
+void UserStates::Forget(StateKey key) {
+  const auto found = index_.find(key);
+  if (found != index_.end()) Leave(found->second);
+  if (arriving_.erase(key) > 0) moved_.notify_all();
+  if (file_ != nullptr) file_->Take(key);
 }
 
 void UserStates::Leave(States::iterator state) {
@@ -234,21 +346,41 @@ void UserStates::Leave(States::iterator state) {
 }
 
 int64_t UserStates::Drop(int64_t version) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  const size_t before = states_.size();
+  Lock lock(mutex_);
+  newest_version_ = std::max(newest_version_, version);
+  int64_t dropped = file_ == nullptr ? 0 : file_->Drop(version);
+  for (auto state = arriving_.begin(); state != arriving_.end();) {
+    const bool is_old = state->first.version < version;
+    state = is_old ? arriving_.erase(state) : std::next(state);
+    dropped += is_old;
+  }
   for (auto state = states_.begin(); state != states_.end();) {
     const auto next = std::next(state);
-    if (state->key.version < version) Leave(state);
+    if (state->key.version < version) {
+      Leave(state);
+      ++dropped;
+    }
     state = next;
   }
-  return before - states_.size();
+  moved_.notify_all();
+  return dropped;
+}
+
+int64_t UserStates::Bytes() const {
+  const int64_t states = states_.size() + arriving_.size();
+  return pool_->held() * pool_->page_bytes() + states * state_bytes_;
 }
 
 UserStatesStatistics UserStates::Statistics() const {
-  std::lock_guard<std::mutex> lock(mutex_);
+  Lock lock(mutex_);
   UserStatesStatistics statistics = statistics_;
   statistics.states = states_.size();
-  statistics.bytes = pool_->held() * pool_->page_bytes() + statistics.states * state_bytes_;
+  statistics.bytes = Bytes();
+  if (file_ != nullptr) {
+    statistics.tier_states = file_->states();
+    statistics.tier_bytes = file_->bytes();
+    statistics.tier_evictions = file_->evictions();
+  }
   return statistics;
 }
 

@@ -12,15 +12,22 @@
 //   writes nothing where another request was quicker, or the state has left. One append at a time extends a state.
 // - The state shows an append, or a new state, when all its tokens have arrived.
 //
-// Memory is bounded by max_bytes, pages of readers included. The state that was used least recently leaves first. States
-// of an old version are never used again, so they leave before all others. Freed pages stay with the cache.
+// Memory is bounded by max_bytes, pages of readers included. The state that was used least recently leaves first. Freed
+// pages stay with the cache. With a file (OpenFile), a state that leaves goes there, if its version is the newest one. A
+// find brings it back, with the same tokens and revision. A state is in memory or in the file, never in both:
+//
+// - While a state is written to the file it stays in memory, where a request may use it. It then stays there.
+// - While a state is read, other requests of its user wait for it.
 #ifndef FUSEDREC_USER_STATES_USER_STATES_H_
 #define FUSEDREC_USER_STATES_USER_STATES_H_
 
+#include <condition_variable>
 #include <cstdint>
+#include <limits>
 #include <list>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <unordered_map>
 #include <vector>
 
@@ -29,6 +36,8 @@
 #include "absl/types/span.h"
 #include "common/parallel.h"
 #include "user_states/page_pool.h"
+#include "user_states/snapshot.h"
+#include "user_states/state_file.h"
 
 namespace fusedrec {
 
@@ -40,19 +49,19 @@ struct UserStatesSpec {
   int64_t ttl = 0;  // units of `now` after the last use; 0: none
 };
 
-struct StateKey {
-  int64_t user, version;
-  bool operator==(const StateKey& other) const { return user == other.user && version == other.version; }
-};
-
-// Counts since the cache was made, except the first three.
+// Counts since the cache was made, except those of states, tokens and bytes.
 struct UserStatesStatistics {
-  int64_t states, tokens, bytes;  // that the cache holds
-  int64_t hits, misses;           // finds
+  int64_t states, tokens, bytes;  // in memory
+  int64_t hits, misses;           // finds; a hit may come from the file
   int64_t writes;                 // that took effect
   int64_t outrun;                 // appends to a state that has left or changed
-  int64_t no_room;                // writes for which readers held too many pages, or the machine had no memory
-  int64_t evictions, expirations;
+  int64_t no_room;                // writes and reads of the file for which readers held too many pages, or no memory was
+  int64_t evictions;              // states that left memory for others, to the file too
+  int64_t expirations;
+  int64_t tier_states, tier_bytes;  // in the file, at this moment
+  int64_t tier_hits;                // states that came back
+  int64_t tier_evictions;           // states that left the file for others, or found no room in it
+  int64_t tier_failures;            // states that the disk did not take, or lost
 };
 
 class UserStates {
@@ -60,13 +69,7 @@ class UserStates {
   // The bytes that a state takes beside its pages and the parts of its user.
   static constexpr int64_t kStateBytes = 256;
 
-  // A state at one moment. It stays as it is, whatever becomes of the state.
-  struct Snapshot {
-    int64_t revision = 0;  // 0: there is no state
-    int64_t tokens = 0;
-    std::vector<Page> pages;
-    std::shared_ptr<const std::vector<char>> of_user;  // the parts, one behind another
-  };
+  using Snapshot = StateSnapshot;
   // The content of a write: `tokens` tokens of each part, one behind another, and the parts of the user.
   struct Content {
     int64_t tokens;
@@ -78,6 +81,10 @@ class UserStates {
   static absl::StatusOr<std::unique_ptr<UserStates>> Make(const UserStatesSpec& spec);
 
   const UserStatesSpec& spec() const { return spec_; }
+
+  // From now on, states that leave memory go to a file of at most max_bytes in `folder`. InvalidArgument: the folder
+  // cannot be written, or max_bytes does not hold one page. FailedPrecondition: there is a file.
+  absl::Status OpenFile(const std::string& folder, int64_t max_bytes);
 
   // Finds a state and counts as its use.
   Snapshot Find(StateKey key, int64_t now);
@@ -99,13 +106,12 @@ class UserStates {
  private:
   struct State : Snapshot {
     StateKey key;
-    int64_t used;        // when it was used last
-    bool grows = false;  // a write copies its tokens; a new state has no `of_user` until then
-  };
-  struct HashKey {
-    size_t operator()(const StateKey& key) const;
+    int64_t used;         // when it was used last
+    bool grows = false;   // a write copies its tokens; a new state has no `of_user` until then
+    bool leaves = false;  // a request writes it to the file, and nobody has used it since
   };
   using States = std::list<State>;
+  using Lock = std::unique_lock<std::mutex>;
   // Tokens of one page: `first` is their place in the page, `at` their place among all tokens that are copied.
   struct Run {
     const Page* page;
@@ -122,11 +128,23 @@ class UserStates {
   absl::StatusOr<Snapshot> Begin(StateKey key, int64_t revision, int64_t tokens, int64_t now);
   // Shows what was written, unless the state has left since Begin.
   bool Finish(StateKey key, Snapshot next);
-  // Lets states leave until so many more pages fit. False: `kept` is the last one, and they do not.
-  bool MakeRoom(int64_t pages, const State& kept);
-  bool IsExpired(const State& state, int64_t now) const;
+  // Takes pages, for which states leave. The lock is open while one goes to the file. False: readers and the state with
+  // the revision `kept` hold the rest.
+  bool TakePages(int64_t count, int64_t kept, Lock* lock, std::vector<Page>* pages);
+  // Lets a state leave, to the file where it is worth it.
+  void Evict(States::iterator state, Lock* lock);
+  // Writes the pages of a state, without a lock. False: the disk does not take them.
+  bool WriteToFile(const Snapshot& state, StateFile::Stored* stored) const;
+  // Brings a state back from the file. Null: it is not there, or cannot come. The lock is open meanwhile.
+  const State* Bring(StateKey key, int64_t now, Lock* lock);
+  // Counts as the use of a state. Null: no whole state is in memory.
+  const State* Use(StateKey key, int64_t now);
+  // Takes the state of a key out of memory and out of the file.
+  void Forget(StateKey key);
+  bool IsExpired(int64_t used, int64_t now) const;
   void Expire(int64_t now);
   void Leave(States::iterator state);
+  int64_t Bytes() const;
 
   const UserStatesSpec spec_;
   std::vector<int64_t> part_begin_;  // [P] of each part in a page
@@ -135,9 +153,16 @@ class UserStates {
 
   mutable std::mutex mutex_;  // guards the members below
   States states_;             // the one used last in front
-  std::unordered_map<StateKey, States::iterator, HashKey> index_;
+  std::unordered_map<StateKey, States::iterator, HashStateKey> index_;
   int64_t last_revision_ = 0;
+  int64_t newest_version_ = std::numeric_limits<int64_t>::min();  // of all requests
   UserStatesStatistics statistics_{};
+
+  std::unique_ptr<StateFile> file_;  // null: there is none
+  // States that requests read from the file.
+  std::unordered_map<StateKey, StateFile::Shared, HashStateKey> arriving_;
+  int64_t leaving_ = 0;            // requests that write to the file
+  std::condition_variable moved_;  // one has ended its way from or to the file
 };
 
 }  // namespace fusedrec

@@ -274,12 +274,23 @@ absl::Status Drop(OpKernelContext* ctx, StatesResource* resource) {
   return absl::OkStatus();
 }
 
+absl::Status Spill(OpKernelContext* ctx, StatesResource* resource) {
+  TF_RETURN_IF_ERROR(RequireRank("tier_folder", ctx->input(1), 0));
+  TF_RETURN_IF_ERROR(RequireRank("tier_bytes", ctx->input(2), 0));
+  const std::string folder(ctx->input(1).scalar<tensorflow::tstring>()());
+  const int64_t most = ctx->input(2).scalar<int64_t>()();
+  TF_RETURN_IF_ERROR(resource->states()->OpenFile(folder, most));
+  ctx->set_output(0, ctx->input(2));
+  return absl::OkStatus();
+}
+
 absl::Status Statistics(OpKernelContext* ctx, StatesResource* resource) {
   const UserStatesStatistics s = resource->states()->Statistics();
-  const int64_t counts[] = {s.states, s.tokens, s.bytes,   s.hits,      s.misses,
-                            s.writes, s.outrun, s.no_room, s.evictions, s.expirations};
+  const int64_t counts[] = {s.states,  s.tokens,    s.bytes,       s.hits,        s.misses,
+                            s.writes,  s.outrun,    s.no_room,     s.evictions,   s.expirations,
+                            s.tier_states, s.tier_bytes, s.tier_hits, s.tier_evictions, s.tier_failures};
   Tensor* out;
-  TF_RETURN_IF_ERROR(ctx->allocate_output(0, TensorShape({10}), &out));
+  TF_RETURN_IF_ERROR(ctx->allocate_output(0, TensorShape({std::size(counts)}), &out));
   std::copy(std::begin(counts), std::end(counts), Out<int64_t>(out).begin());
   return absl::OkStatus();
 }
@@ -300,6 +311,8 @@ FUSEDREC_REGISTER(Name("Fusedrec>UserStatesWrite"), StatesFunctionOp<Write>,
                   FUSEDREC_REQUEST FUSEDREC_CONTENT.HostMemory("written"));
 FUSEDREC_REGISTER(Name("Fusedrec>UserStatesDrop"), StatesFunctionOp<Drop>,
                   .HostMemory("states").HostMemory("version").HostMemory("dropped"));
+FUSEDREC_REGISTER(Name("Fusedrec>UserStatesSpill"), StatesFunctionOp<Spill>,
+                  .HostMemory("states").HostMemory("tier_folder").HostMemory("tier_bytes").HostMemory("bytes"));
 FUSEDREC_REGISTER(Name("Fusedrec>UserStatesStatistics"), StatesFunctionOp<Statistics>,
                   .HostMemory("states").HostMemory("counts"));
 #undef FUSEDREC_CONTENT

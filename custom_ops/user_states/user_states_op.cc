@@ -157,20 +157,41 @@ version: <int64>[] the oldest version whose states stay.
 dropped: <int64>[] number of states.
 )doc");
 
+REGISTER_OP("Fusedrec>UserStatesSpill")
+    .Input("states: resource")
+    .Input("tier_folder: string")
+    .Input("tier_bytes: int64")
+    .Output("bytes: int64")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      ShapeHandle unused;
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(1), 0, &unused));
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(2), 0, &unused));
+      return tensorflow::shape_inference::ScalarShape(c);
+    })
+    .Doc(R"doc(
+Opens a file for the states that leave memory. A find brings them back.
+
+states: of UserStates, without a file.
+tier_folder: <string>[] folder of the file, which has no name and is gone with the process.
+tier_bytes: <int64>[] limit of the file, and of what stays in memory of its states.
+bytes: <int64>[] tier_bytes.
+)doc");
+
 REGISTER_OP("Fusedrec>UserStatesStatistics")
     .Input("states: resource")
     .Output("counts: int64")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) {
-      c->set_output(0, c->Vector(10));
+      c->set_output(0, c->Vector(15));
       return absl::OkStatus();
     })
     .Doc(R"doc(
-Counts since the cache was made; the first three describe this moment.
+Counts since the cache was made; states, tokens, bytes, tier_states and tier_bytes describe this moment.
 
 states: of UserStates.
-counts: <int64>[10] states, tokens, bytes, hits, misses, writes, writes that another request outran, writes without room,
-  evictions, expirations.
+counts: <int64>[15] states, tokens, bytes, hits, misses, writes, writes that another request outran, writes without room,
+  evictions, expirations; in the file: states, bytes, hits, evictions, failures.
 )doc");
 
 }  // namespace fusedrec

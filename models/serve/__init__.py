@@ -3,7 +3,7 @@
     python -m models.serve --export runs/grm_tiny/saved_model --deltas runs/grm_tiny/deltas
 
 loaded.py loads an export and calls its signatures. tensors.py turns JSON into tensors and back. batching.py joins
-requests that arrive together into one call. rest.py answers HTTP. deltas.py applies the deltas of a folder. metrics.py
-is the page for Prometheus. A stock export needs TensorFlow, tornado and prometheus_client; one with ops "ours" needs
-tf_fusedrec, too.
+requests that arrive together into one call. rest.py answers HTTP. deltas.py applies the deltas of a folder. warmup.py
+replays the warm-up requests. metrics.py is the page for Prometheus. A stock export needs TensorFlow, tornado and
+prometheus_client; one with ops "ours" needs tf_fusedrec, too.
 """

@@ -2,8 +2,9 @@
 
     python -m models.serve --export runs/grm_tiny/saved_model --deltas runs/grm_tiny/deltas
 
-A signal stops it gracefully: it answers the requests in flight, refuses new ones with 503, and exits with 0. It exits
-with 1 and an error if it cannot begin, or if a request still runs after STOP_SECONDS. A second signal kills it.
+It answers when it has applied the deltas and replayed the export's warm-up requests. A signal stops it gracefully: it
+answers the requests in flight, refuses new ones with 503, and exits with 0. It exits with 1 and an error if it cannot
+begin, or if a request still runs after STOP_SECONDS. A second signal kills it.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ import signal
 import sys
 import threading
 
+import numpy as np
+
 try:
     import prometheus_client  # noqa: F401
     from tornado.httpserver import HTTPServer
@@ -27,8 +30,9 @@ except ImportError as missing:
         "requirements/serve.txt (the extra tf_fusedrec[serve])"
     )
 
+from models.serve import warmup
 from models.serve.deltas import Deltas
-from models.serve.loaded import Export
+from models.serve.loaded import Export, RequestError
 from models.serve.rest import Server
 
 STOP_SECONDS = 30.0
@@ -47,12 +51,17 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--batch_wait_ms", type=float, default=1.0, help="how long a request waits for others (default: %(default)s)"
     )
+    parser.add_argument("--tier_folder", help="folder of a file for user states that leave the cache's memory")
+    parser.add_argument("--tier_bytes", type=int, default=0, help="limit of that file")
     arguments = parser.parse_args()
     if arguments.batch_requests < 1 or not arguments.batch_wait_ms >= 0:
         given = f"{arguments.batch_requests} and {arguments.batch_wait_ms}"
         parser.error(f"--batch_requests and --batch_wait_ms are {given}, want at least 1 and 0.")
     if not re.fullmatch("[^/:]+", arguments.model_name):
         parser.error(f"--model_name is {arguments.model_name!r}, want a name without '/' and ':'.")
+    if (arguments.tier_folder is None) != (arguments.tier_bytes == 0):
+        given = f"{arguments.tier_folder!r} and {arguments.tier_bytes}"
+        parser.error(f"--tier_folder and --tier_bytes go together, got {given}. Pass both, or neither.")
     return arguments
 
 
@@ -71,8 +80,11 @@ def main() -> None:
         )
     try:
         export = Export(arguments.export)
+        if arguments.tier_folder is not None:
+            _spill(export, arguments.tier_folder, arguments.tier_bytes)
         server = Server(export, arguments.model_name, arguments.batch_requests, arguments.batch_wait_ms / 1e3)
         deltas = None if arguments.deltas is None else _deltas(server, arguments.deltas)
+        warmup.replay(export)
     except ValueError as error:
         sys.exit(f"error: {error}")
     port = sockets[0].getsockname()[1]
@@ -82,6 +94,19 @@ def main() -> None:
     if left:
         print(f"error: {left} requests still run after {STOP_SECONDS:.0f} s.", file=sys.stderr, flush=True)
         os._exit(1)  # Their threads would hold up a usual exit.
+
+
+def _spill(export: Export, folder: str, most_bytes: int) -> None:
+    if "spill_states" not in export.signatures:
+        raise ValueError(
+            f"--tier_folder is {folder!r}, but export {os.fspath(export.path)!r} keeps no user states. Remedy: export "
+            "with --ops ours and --state_bytes, or serve without --tier_folder."
+        )
+    inputs = {"tier_folder": np.array(folder.encode(), object), "tier_bytes": np.array(most_bytes, np.int64)}
+    try:
+        export.call("spill_states", inputs)
+    except RequestError as error:
+        raise ValueError(f"--tier_folder and --tier_bytes are refused: {error}") from error
 
 
 def _deltas(server: Server, folder: str) -> Deltas:

@@ -20,7 +20,8 @@ _LATENCY_BUCKETS = [10 * 1.8**power for power in range(33)]
 # Counts of the signature "state_statistics", and whether they only grow.
 _STATES = {
     "states": False, "tokens": False, "bytes": False, "hits": True, "misses": True, "writes": True, "outrun": True,
-    "no_room": True, "evictions": True, "expirations": True,
+    "no_room": True, "evictions": True, "expirations": True, "tier_states": False, "tier_bytes": False,
+    "tier_hits": True, "tier_evictions": True, "tier_failures": True,
 }  # fmt: skip
 
 

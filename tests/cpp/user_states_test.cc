@@ -1,6 +1,12 @@
-// A cache of user states. Random sequences of finds, puts, appends and drops agree with a model of lists. Threads that
-// read, extend, replace and drop the same states see whole states only. ThreadSanitizer watches the threads.
+// A cache of user states, with and without a file. Random sequences of finds, puts, appends and drops agree with a model
+// of lists. Threads that read, extend, replace and drop the same states see whole states only. ThreadSanitizer watches
+// the threads. A file that is cut, overwritten or full costs states, and nothing else.
 #include "user_states/user_states.h"
+
+#include <dirent.h>
+#include <signal.h>
+#include <sys/resource.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -14,6 +20,7 @@
 
 #include "check.h"
 #include "common/hash.h"
+#include "hash_table/folder.h"
 #include "threads.h"
 
 namespace fusedrec {
@@ -88,31 +95,72 @@ struct Model {
     int64_t revision;  // as the cache gave it
   };
   UserStatesSpec spec;
-  std::list<State> states;
+  int64_t tier_bytes;  // 0: no file
+  std::list<State> states, in_file{};
   UserStatesStatistics counts{};
+  int64_t newest = -1;      // version
+  int64_t arriving = 0;  // bytes in the file of a state that comes back
 
-  int64_t Pages() const {
-    int64_t pages = 0;
-    for (const State& state : states) pages += (state.tokens + kPageTokens - 1) / kPageTokens;
-    return pages;
+  static int64_t BytesOf(const State& state) {
+    return (state.tokens + kPageTokens - 1) / kPageTokens * kPageBytes + kStateBytes;
   }
-  int64_t Bytes() const { return Pages() * kPageBytes + static_cast<int64_t>(states.size()) * kStateBytes; }
+  static int64_t BytesOf(const std::list<State>& states) {
+    int64_t bytes = 0;
+    for (const State& state : states) bytes += BytesOf(state);
+    return bytes;
+  }
   void Expire(int64_t now) {
-    while (!states.empty() && spec.ttl > 0 && now - states.back().used > spec.ttl) {
-      ++counts.expirations;
-      states.pop_back();
+    for (std::list<State>* part : {&states, &in_file}) {
+      while (!part->empty() && spec.ttl > 0 && now - part->back().used > spec.ttl) {
+        ++counts.expirations;
+        part->pop_back();
+      }
     }
   }
-  State* Find(StateKey key) {
+  State* Find(StateKey key, int64_t now) {
+    newest = std::max(newest, key.version);
+    for (auto state = in_file.begin(); state != in_file.end(); ++state) {
+      if (!(state->key == key)) continue;
+      const State back = *state;
+      in_file.erase(state);
+      ++counts.tier_hits;
+      arriving = BytesOf(back);
+      states.push_front(back);
+      MakeRoom();
+      arriving = 0;
+      break;
+    }
     for (auto state = states.begin(); state != states.end(); ++state) {
       if (!(state->key == key)) continue;
       states.splice(states.begin(), states, state);
+      state->used = now;
       return &states.front();
     }
     return nullptr;
   }
+  void Forget(StateKey key) {
+    const auto same = [&](const State& state) { return state.key == key; };
+    states.remove_if(same);
+    in_file.remove_if(same);
+  }
   void MakeRoom() {
-    for (; Bytes() > spec.max_bytes; states.pop_back()) ++counts.evictions;
+    for (; BytesOf(states) > spec.max_bytes; states.pop_back()) {
+      ++counts.evictions;
+      if (tier_bytes > 0 && states.back().key.version == newest) ToFile(states.back());
+    }
+  }
+  void ToFile(const State& state) {
+    const bool fits = BytesOf(state) + arriving <= tier_bytes;
+    // A state that is larger than the file moves no other one.
+    while (BytesOf(state) <= tier_bytes && !in_file.empty() && BytesOf(in_file) + BytesOf(state) + arriving > tier_bytes) {
+      ++counts.tier_evictions;
+      in_file.pop_back();
+    }
+    if (fits) {
+      in_file.push_front(state);
+    } else {
+      ++counts.tier_evictions;
+    }
   }
 };
 
@@ -121,7 +169,7 @@ void CheckSame(const UserStatesStatistics& got, const Model& model) {
   for (const Model::State& state : model.states) tokens += state.tokens;
   CHECK_EQ(got.states, static_cast<int64_t>(model.states.size()));
   CHECK_EQ(got.tokens, tokens);
-  CHECK_EQ(got.bytes, model.Bytes());
+  CHECK_EQ(got.bytes, Model::BytesOf(model.states));
   CHECK(got.bytes <= model.spec.max_bytes);
   CHECK_EQ(got.hits, model.counts.hits);
   CHECK_EQ(got.misses, model.counts.misses);
@@ -129,13 +177,22 @@ void CheckSame(const UserStatesStatistics& got, const Model& model) {
   CHECK_EQ(got.outrun, model.counts.outrun);
   CHECK_EQ(got.evictions, model.counts.evictions);
   CHECK_EQ(got.expirations, model.counts.expirations);
+  CHECK_EQ(got.tier_states, static_cast<int64_t>(model.in_file.size()));
+  CHECK_EQ(got.tier_bytes, Model::BytesOf(model.in_file));
+  CHECK_EQ(got.tier_hits, model.counts.tier_hits);
+  CHECK_EQ(got.tier_evictions, model.counts.tier_evictions);
+  CHECK_EQ(got.tier_failures, 0);
+  CHECK(got.tier_bytes <= model.tier_bytes);
 }
 
 void RandomSequences(uint64_t seed) {
   std::mt19937_64 random(seed);
   const auto below = [&](int64_t n) { return static_cast<int64_t>(random() % n); };
-  Model model{Spec(3 + below(12), 1 + below(6), below(2) * 9), {}, {}};
+  const int64_t tier_bytes = below(3) * (kPageBytes + kStateBytes + below(3000));
+  Model model{Spec(3 + below(12), 1 + below(6), below(2) * 9), tier_bytes, {}};
   const std::unique_ptr<UserStates> states = MakeStates(model.spec);
+  const Folder folder;
+  if (tier_bytes > 0) CHECK_OK(states->OpenFile(folder.name(), tier_bytes));
   int64_t now = 1000, begun = 0;
   for (int step = 0; step < 300; ++step) {
     now += below(4);
@@ -144,16 +201,16 @@ void RandomSequences(uint64_t seed) {
     if (what < 8) {
       model.Expire(now);
       const UserStates::Snapshot found = states->Find(key, now);
-      Model::State* wanted = model.Find(key);
+      Model::State* wanted = model.Find(key, now);
       ++(wanted == nullptr ? model.counts.misses : model.counts.hits);
       CHECK_EQ(found.revision, wanted == nullptr ? 0 : wanted->revision, "seed ", seed, ", step ", step);
       if (wanted != nullptr) {
-        wanted->used = now;
         CHECK_EQ(found.tokens, wanted->tokens);
         CHECK_EQ(CheckWhole(*states, key.user, key.version, found, Threads(2)), wanted->begun);
       }
     } else if (what < 19) {
       model.Expire(now);
+      model.newest = std::max(model.newest, key.version);
       const bool puts = what < 12;
       const auto same_key = [&](const Model::State& state) { return state.key == key; };
       const auto of_key = std::find_if(model.states.begin(), model.states.end(), same_key);
@@ -170,7 +227,7 @@ void RandomSequences(uint64_t seed) {
         CheckSame(states->Statistics(), model);
         continue;
       }
-      if (puts && is_there) model.states.erase(of_key);
+      if (puts) model.Forget(key);
       const int64_t pages = (before + tokens + kPageTokens - 1) / kPageTokens;
       if (pages * kPageBytes + kStateBytes > model.spec.max_bytes) {
         CHECK(absl::IsResourceExhausted(written.status()));
@@ -180,7 +237,7 @@ void RandomSequences(uint64_t seed) {
       CHECK(*written);
       ++model.counts.writes;
       if (puts) model.states.push_front({key, begun, 0, now, 0});
-      Model::State* state = model.Find(key);
+      Model::State* state = model.Find(key, now);
       *state = {key, content.begun, before + tokens, now, 0};
       model.MakeRoom();
       // A find tells the revision. Both count it.
@@ -189,9 +246,12 @@ void RandomSequences(uint64_t seed) {
       CHECK(state->revision > 0);
     } else {
       const int64_t version = below(4);
-      const size_t before = model.states.size();
-      model.states.remove_if([&](const Model::State& state) { return state.key.version < version; });
-      CHECK_EQ(states->Drop(version), static_cast<int64_t>(before - model.states.size()));
+      const auto is_old = [&](const Model::State& state) { return state.key.version < version; };
+      const size_t before = model.states.size() + model.in_file.size();
+      model.newest = std::max(model.newest, version);
+      model.states.remove_if(is_old);
+      model.in_file.remove_if(is_old);
+      CHECK_EQ(states->Drop(version), static_cast<int64_t>(before - model.states.size() - model.in_file.size()));
     }
     CheckSame(states->Statistics(), model);
   }
@@ -268,9 +328,129 @@ void SnapshotsOutliveTheCache() {
   CHECK_EQ(number, (Written{1, 0, 7}.Part(1, 5, 1)[0]));
 }
 
-// Requests of few users at once: each finds a state and extends it, or puts a new one, while states leave.
-void Requests(UserStatesSpec spec, int64_t users) {
+// A cache that holds one state of eight tokens in memory, and a file in `folder` for two.
+std::unique_ptr<UserStates> WithFile(const std::string& folder) {
+  std::unique_ptr<UserStates> states = MakeStates(Spec(2, 1, 0));
+  CHECK_OK(states->OpenFile(folder, 2 * (2 * kPageBytes + kStateBytes)));
+  return states;
+}
+
+void Put(UserStates* states, int64_t user, int64_t version = 0) {
+  const absl::StatusOr<bool> written = Write(states, {user, version, user + 70}, 0, 0, 7, 0);
+  CHECK_OK(written.status());
+  CHECK(*written);
+}
+
+int64_t Tokens(UserStates* states, int64_t user, int64_t version = 0) {
+  const UserStates::Snapshot found = states->Find({user, version}, 0);
+  if (found.revision > 0) CHECK_EQ(CheckWhole(*states, user, version, found), user + 70);
+  return found.tokens;
+}
+
+void StatesComeBackFromTheFile() {
+  const Folder folder;
+  const std::unique_ptr<UserStates> states = WithFile(folder.name()), other = WithFile(folder.name());
+  for (const int64_t user : {1, 2, 3, 4}) Put(states.get(), user);
+  CHECK_EQ(Tokens(states.get(), 1), 0, "the file has no room for three");
+  CHECK_EQ(Tokens(states.get(), 2), 7);  // and 4 leaves
+  {
+    const UserStates::Snapshot found = states->Find({2, 0}, 0);
+    CHECK(*Write(states.get(), {2, 0, 72}, found.revision, 7, 1, 0));
+    CHECK_EQ(Tokens(states.get(), 4), 0, "a reader holds all pages");
+    CHECK_EQ(states->Statistics().no_room, 1);
+  }
+  CHECK_EQ(Tokens(states.get(), 4), 7);
+  CHECK_EQ(Tokens(states.get(), 2), 8);
+  CHECK_EQ(other->Find({3, 0}, 0).revision, 0);  // Two caches have two files.
+  Put(states.get(), 3);                          // 4 and 2 are in the file.
+  Put(states.get(), 4);                          // in place of the state there
+  CHECK_EQ(Tokens(states.get(), 4), 7);
+  CHECK_EQ(states->Statistics().tier_states, 2);
+  Put(states.get(), 1, 1);  // The states of version 0 in memory are of no use now.
+  CHECK_EQ(states->Statistics().tier_states, 2);
+  CHECK_EQ(Tokens(states.get(), 2, 1), 0);
+  CHECK_EQ(states->Drop(1), 2);
+  CHECK_EQ(states->Statistics().tier_bytes, 0);
+  CHECK_EQ(states->Statistics().tier_failures, 0);
+}
+
+void RefusedFiles() {
+  const Folder folder;
+  const std::unique_ptr<UserStates> states = MakeStates(Spec(2, 1, 0));
+  const auto refused = [&](const std::string& name, int64_t bytes, const std::string& words) {
+    const absl::Status status = states->OpenFile(name, bytes);
+    CHECK(status.ToString().find(words) != std::string::npos, "", status.ToString());
+  };
+  refused("/nowhere/at/all", 10'000, "tier_folder '/nowhere/at/all' must be a folder that can be written");
+  refused(folder.name(), kPageBytes + kStateBytes - 1, "tier_bytes must lie in [");
+  CHECK_OK(states->OpenFile(folder.name(), kPageBytes + kStateBytes));
+  refused(folder.name(), 10'000, "the cache has a file already");
+}
+
+// The open file of this process that lies in a folder.
+int FileIn(const std::string& folder) {
+  DIR* open = opendir("/proc/self/fd");
+  CHECK(open != nullptr);
+  int file = -1;
+  for (dirent* entry = readdir(open); entry != nullptr; entry = readdir(open)) {
+    char path[4096];
+    const ssize_t length = readlink(absl::StrCat("/proc/self/fd/", entry->d_name).c_str(), path, sizeof(path));
+    if (length > 0 && std::string(path, length).rfind(folder, 0) == 0) file = std::stoi(entry->d_name);
+  }
+  closedir(open);
+  CHECK(file >= 0);
+  return file;
+}
+
+void DamagedFiles() {
+  const std::function<void(int)> damages[] = {
+      [](int file) { CHECK_EQ(ftruncate(file, 0), 0); },
+      [](int file) { CHECK_EQ(ftruncate(file, kPageBytes + 3), 0); },
+      [](int file) {
+        char byte;
+        CHECK_EQ(pread(file, &byte, 1, kPageBytes + 3), 1);
+        byte ^= 1;
+        CHECK_EQ(pwrite(file, &byte, 1, kPageBytes + 3), 1);
+      },
+  };
+  for (const std::function<void(int)>& damage : damages) {
+    const Folder folder;
+    const std::unique_ptr<UserStates> states = WithFile(folder.name());
+    Put(states.get(), 1);
+    Put(states.get(), 2);  // 1 is in the file.
+    damage(FileIn(folder.name()));
+    CHECK_EQ(Tokens(states.get(), 1), 0);
+    CHECK_EQ(states->Statistics().tier_failures, 1);
+    Put(states.get(), 1);
+    CHECK_EQ(Tokens(states.get(), 2), 7);
+    CHECK_EQ(Tokens(states.get(), 1), 7);
+    CHECK_EQ(states->Statistics().tier_failures, 1);
+  }
+}
+
+void FullDisk() {
+  signal(SIGXFSZ, SIG_IGN);  // the system call fails instead
+  rlimit limit;
+  CHECK_EQ(getrlimit(RLIMIT_FSIZE, &limit), 0);
+  const rlimit small = {kPageBytes + 10, limit.rlim_max};
+  const Folder folder;
+  const std::unique_ptr<UserStates> states = WithFile(folder.name());
+  CHECK_EQ(setrlimit(RLIMIT_FSIZE, &small), 0);
+  for (const int64_t user : {1, 2, 3}) Put(states.get(), user);
+  CHECK_EQ(setrlimit(RLIMIT_FSIZE, &limit), 0);
+  CHECK_EQ(states->Statistics().tier_failures, 2);
+  CHECK_EQ(states->Statistics().tier_bytes, 0);
+  CHECK_EQ(Tokens(states.get(), 1), 0);
+  CHECK_EQ(Tokens(states.get(), 3), 7);
+  Put(states.get(), 4);
+  CHECK_EQ(Tokens(states.get(), 3), 7);
+}
+
+// Requests of few users at once: each finds a state and extends it, or puts a new one, while states leave, to a file too.
+void Requests(UserStatesSpec spec, int64_t users, int64_t tier_bytes = 0) {
   const std::unique_ptr<UserStates> states = MakeStates(spec);
+  const Folder folder;
+  if (tier_bytes > 0) CHECK_OK(states->OpenFile(folder.name(), tier_bytes));
   std::atomic<int64_t> begun{0}, written{0}, quicker{0}, clock{0};
   const auto serve = [&](uint64_t seed) {
     std::mt19937_64 random(seed);
@@ -287,13 +467,18 @@ void Requests(UserStatesSpec spec, int64_t users) {
       CHECK_OK(done.status());
       ++(*done ? written : quicker);
       if (random() % 200 == 0) states->Drop(1);
-      CHECK(states->Statistics().bytes <= spec.max_bytes);
+      // While a state goes to the file, the entry of the state that comes is there, too.
+      CHECK(states->Statistics().bytes <= spec.max_bytes + (tier_bytes > 0 ? 4 * kStateBytes : 0));
+      CHECK(states->Statistics().tier_bytes <= tier_bytes);
     }
   };
   Threads(4)(4, 1, [&](int64_t begin, int64_t) { serve(begin); });
   const UserStatesStatistics statistics = states->Statistics();
   CHECK_EQ(statistics.writes, written.load());
-  CHECK_EQ(statistics.outrun + statistics.no_room, quicker.load());
+  CHECK(statistics.outrun <= quicker.load() && statistics.outrun + statistics.no_room >= quicker.load());
+  if (tier_bytes == 0) CHECK_EQ(statistics.outrun + statistics.no_room, quicker.load());
+  if (tier_bytes > 0) CHECK(statistics.tier_hits > 100);
+  CHECK_EQ(statistics.tier_failures, 0);
   CHECK_EQ(statistics.hits + statistics.misses, 6000);
   CHECK(statistics.writes > 100 && statistics.hits > 100);
 }
@@ -315,12 +500,18 @@ void RefusedSizes() {
 
 int main() {
   using namespace fusedrec;
-  for (uint64_t seed = 0; seed < 60; ++seed) RandomSequences(seed);
+  for (uint64_t seed = 0; seed < 100; ++seed) RandomSequences(seed);
   SnapshotsStayAndAppendsCopyNothing();
   OtherRequestsWhileAWriteCopies();
   SnapshotsOutliveTheCache();
   Requests(Spec(400, 20, 0), 2);
   Requests(Spec(30, 20, 0), 6);
   Requests(Spec(60, 20, 8), 6);
+  Requests(Spec(30, 20, 0), 6, Model::BytesOf(Model::State{{}, 0, 40, 0, 0}) * 4);
+  Requests(Spec(30, 20, 40), 12, 1 << 20);
+  StatesComeBackFromTheFile();
+  RefusedFiles();
+  DamagedFiles();
+  FullDisk();
   RefusedSizes();
 }

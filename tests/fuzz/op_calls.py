@@ -10,6 +10,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import random
+import tempfile
 from collections.abc import Callable
 from typing import Any, NamedTuple
 from unittest import mock
@@ -100,6 +101,7 @@ def _states() -> None:
             of_users=[tf.ones([2, 3], tf.bfloat16)],
         )  # fmt: skip
     ops.user_states_find(states, users, version, now, parts=parts)
+    ops.user_states_spill(states, tempfile.gettempdir(), 10_000)
     ops.user_states_drop(states, 0)
     ops.user_states_statistics(states)
 

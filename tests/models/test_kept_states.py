@@ -1,4 +1,7 @@
-"""An export with a cache of user states answers as the model on whole histories, whatever requests came before."""
+"""An export with a cache of user states answers as the model on whole histories, whatever requests came before.
+
+The states lie in memory alone, or in a file, too.
+"""
 
 import concurrent.futures
 import json
@@ -11,6 +14,7 @@ from models.build import columns, make_embedding, make_model, no_rows
 from models.experiment import from_dict
 from models.export import export
 from models.kept_states import KeptStates, StateOptions
+from models.serve import __main__ as program
 from models.serve.loaded import Export
 from models.user_state import GRMStates, RetrievalStates
 from tests.models import experiments
@@ -39,15 +43,23 @@ GRM = {**experiments.RANKING, "model": {**experiments.RANKING["model"], "causal_
 
 
 class Ranking:
-    """A client of a served GRM, whose cache holds about three of five users. Three candidates go in a piece."""
+    """A client of a served GRM, whose cache holds about three of five users. Three candidates go in a piece.
 
-    def __init__(self, folder):
+    tier_folder: Folder of a file, which holds about one user more; None: no file.
+    """
+
+    def __init__(self, folder, tier_folder):
         self.model = made(GRM)
         roomy = KeptStates(GRMStates(self.model), self.model.config, StateOptions(10**6, page_tokens=4))
         self.options = StateOptions(3 * roomy.cache.state_bytes(14), page_tokens=4, piece=3)
         export(self.model, folder, "ours", self.options)
         self.folder = folder
         self.loaded = tf.saved_model.load(str(folder))
+        self.in_file = tier_folder is not None
+        if self.in_file:
+            # The least that is accepted.
+            size = roomy.cache.state_bytes(1 + LONGEST)
+            self.ask({"tier_folder": str(tier_folder), "tier_bytes": np.int64(size)}, "spill_states")
         self.random = np.random.default_rng(5)
         self.budgets = self.random.integers(0, 4, USERS)
         self.histories = [np.zeros([0, 3], np.int64)] * USERS  # item, action, time
@@ -107,9 +119,10 @@ class Ranking:
         assert self.ask({}, "next_version")["version"] > 0
 
 
-@pytest.fixture(scope="module")
-def ranking(tmp_path_factory):
-    return Ranking(tmp_path_factory.mktemp("states") / "model")
+@pytest.fixture(scope="module", params=[False, True], ids=["memory", "file"])
+def ranking(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("states")
+    return Ranking(folder / "model", folder if request.param else None)
 
 
 @pytest.mark.slow
@@ -123,7 +136,7 @@ def test_random_requests_answer_as_on_whole_histories(ranking):
                 known[user] = 0
         if step % 15 == 14:
             ranking.change()
-            assert ranking.counts()["states"] == 0
+            assert ranking.counts()["states"] == ranking.counts()["tier_states"] == 0
         # A client may be behind what the server knows, because another request brought the events.
         before = [max(known[user] - int(random.choice([0, 0, 1])), 0) for user in users]
         inputs = ranking.inputs(users, before, random.integers(0, 8, len(users)))
@@ -137,6 +150,7 @@ def test_random_requests_answer_as_on_whole_histories(ranking):
         again += np.sum(got["found"] & (np.array(before) > 0))
     counts = ranking.counts()
     assert refused > 3 and again > 30 and counts["hits"] >= again and counts["evictions"] > 3
+    assert (counts["tier_hits"] > 3 and counts["tier_evictions"] > 3) == ranking.in_file
 
 
 @pytest.mark.slow
@@ -187,9 +201,15 @@ def test_concurrent_requests_of_one_user(ranking):
 
 
 @pytest.mark.slow
-def test_a_server_keeps_states_between_requests_of_many_clients(ranking, monkeypatch):
+def test_a_server_keeps_states_between_requests_of_many_clients(ranking, monkeypatch, tmp_path):
     """Clients ask at once, so that their users share calls. The page for Prometheus shows what the cache did."""
     export = Export(ranking.folder)  # as it was written, without the changes of other tests
+    if ranking.in_file:
+        with pytest.raises(ValueError, match="are refused: .*tier_bytes must hold the longest state: 21 tokens"):
+            program._spill(export, str(tmp_path), 1000)
+        program._spill(export, str(tmp_path), 10**5)
+        with pytest.raises(ValueError, match="are refused: the cache has a file already"):
+            program._spill(export, str(tmp_path), 10**5)
     monkeypatch.setattr(ranking, "ask", lambda inputs, signature: export.call(signature, inputs))
     for user in range(USERS):
         ranking.histories[user] = ranking.histories[user][:0]
@@ -215,6 +235,7 @@ def test_a_server_keeps_states_between_requests_of_many_clients(ranking, monkeyp
         for name in ("hits", "misses", "evictions"):
             assert found[f"fusedrec_state_cache_{name}_total"] == counts[name]
         assert counts["hits"] > 0 and counts["evictions"] > 0  # The cache holds about three users.
+        assert (found["fusedrec_state_cache_tier_hits_total"] > 0) == ranking.in_file
         status, answer = client.send(f"{client.model}:predict", b'{"signature_name": "with_state", "inputs": {}}')
         assert status == 400 and "'events_before'" in answer["error"]
         none = {**later[0], "exposed_row_splits": np.array([0, 0])}

@@ -29,6 +29,7 @@ ON_THE_HOST = {
     "UserStatesFind": "as UserStates",
     "UserStatesWrite": "as UserStates",
     "UserStatesDrop": "as UserStates",
+    "UserStatesSpill": "as UserStates",
     "UserStatesStatistics": "as UserStates",
     "InitialRows": "for tables of other projects, whose rows are in host memory",
 }

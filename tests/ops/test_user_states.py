@@ -1,4 +1,4 @@
-"""The cache of user states against a model of lists, in random orders; its errors; concurrent requests of few users."""
+"""The cache of user states against a model of lists, in random orders, with a file too; its errors; concurrency."""
 
 import concurrent.futures
 
@@ -57,13 +57,17 @@ class Cache:
         return ops.UserStatesStatistics(*ops.user_states_statistics(self.handle).numpy().tolist())
 
 
-@pytest.mark.parametrize("seed", range(12))
-def test_random_orders_agree_with_lists(seed):
+@pytest.mark.parametrize("seed", range(16))
+def test_random_orders_agree_with_lists(seed, tmp_path):
     random = np.random.default_rng(seed)
     pages, states, ttl = random.integers(2, 12), random.integers(1, 5), random.choice([0, 9])
     max_bytes = int(pages * PAGE_BYTES + states * (STATE_BYTES + USER_BYTES))
     cache = Cache(max_bytes, ttl=int(ttl))
-    oracle = StatesOracle(max_bytes, PAGE_TOKENS, TOKEN_BYTES, USER_BYTES, int(ttl))
+    tier_bytes = int(random.integers(1, 4) * (PAGE_BYTES + STATE_BYTES + USER_BYTES + random.integers(0, 300)))
+    tier_bytes = tier_bytes if seed % 4 else 0
+    if tier_bytes:
+        assert ops.user_states_spill(cache.handle, str(tmp_path), tier_bytes) == tier_bytes
+    oracle = StatesOracle(max_bytes, PAGE_TOKENS, TOKEN_BYTES, USER_BYTES, int(ttl), tier_bytes)
     now = 100
     for _ in range(60):
         now += int(random.integers(0, 4))
@@ -98,7 +102,8 @@ def test_random_orders_agree_with_lists(seed):
         got = cache.statistics()
         assert (got.states, got.tokens, got.bytes) == (len(oracle.states), oracle.tokens(), oracle.bytes())
         assert {name: getattr(got, name) for name in oracle.counts} == oracle.counts
-        assert got.bytes <= max_bytes and got.no_room == 0
+        assert (got.tier_states, got.tier_bytes) == (len(oracle.in_file), oracle.bytes_in_file())
+        assert got.bytes <= max_bytes and got.tier_bytes <= tier_bytes and got.no_room == got.tier_failures == 0
 
 
 def test_a_batch_may_name_a_user_twice():
@@ -177,6 +182,22 @@ def test_errors_name_the_argument():
         with pytest.raises(refused, match=words):
             ops.user_states_write(cache.handle, int64([1]), int64(0), int64(0), **{**right, **wrong})
     assert cache.statistics().writes == 0
+
+
+def test_refused_files(tmp_path):
+    cache, refused = Cache(1_000), tf.errors.InvalidArgumentError
+    for folder, size, words in (
+        (tmp_path / "none", 1_000, "tier_folder '.*none' must be a folder that can be written, got: No such file"),
+        (tmp_path, 355, r"tier_bytes must lie in \[356, .*got 355. Remedy: room for one page"),
+    ):
+        with pytest.raises(refused, match=words):
+            ops.user_states_spill(cache.handle, str(folder), size)
+    with pytest.raises(refused, match="tier_folder must have rank 0"):
+        ops.user_states_spill(cache.handle, [str(tmp_path)], 1_000)
+    ops.user_states_spill(cache.handle, str(tmp_path), 1_000)
+    with pytest.raises(tf.errors.FailedPreconditionError, match="the cache has a file already, .*one file for each"):
+        ops.user_states_spill(cache.handle, str(tmp_path), 1_000)
+    assert not list(tmp_path.iterdir())  # The file has no name.
 
 
 def test_static_shapes():

@@ -5,41 +5,16 @@ import types
 
 import numpy as np
 import pytest
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 import tf_fusedrec as fr
+from tests.support.prediction_log import message_class
 from tf_fusedrec import keras, tf
 from tf_fusedrec.saved_model import warmup, write_warmup_requests
-
-TENSOR = ".tensorflow.TensorProto"
 
 
 @pytest.fixture(scope="module")
 def prediction_log():
-    """The messages that a warm-up request has of tensorflow-serving-api, with the numbers of their fields there."""
-    pool = descriptor_pool.Default()
-    text, message = descriptor_pb2.FieldDescriptorProto.TYPE_STRING, descriptor_pb2.FieldDescriptorProto.TYPE_MESSAGE
-    file = descriptor_pb2.FileDescriptorProto(name="warmup_test.proto", package="warmup_test", syntax="proto3")
-    file.dependency.append("tensorflow/core/framework/tensor.proto")
-
-    def add(parent, name, *fields):
-        made = parent.add(name=name)
-        for field, number, of in fields:
-            kind = {"type": text} if of is None else {"type": message, "type_name": of}
-            made.field.add(name=field, number=number, label=1, **kind)
-        return made
-
-    add(file.message_type, "ModelSpec", ("name", 1, None), ("signature_name", 3, None))
-    request = add(file.message_type, "PredictRequest", ("model_spec", 1, ".warmup_test.ModelSpec"))
-    inputs = add(request.nested_type, "InputsEntry", ("key", 1, None), ("value", 2, TENSOR))
-    inputs.options.map_entry = True
-    request.field.add(
-        name="inputs", number=2, label=3, type=message, type_name=".warmup_test.PredictRequest.InputsEntry"
-    )
-    add(file.message_type, "PredictLog", ("request", 1, ".warmup_test.PredictRequest"))
-    add(file.message_type, "PredictionLog", ("predict_log", 6, ".warmup_test.PredictLog"))
-    pool.Add(file)
-    return message_factory.GetMessageClass(pool.FindMessageTypeByName("warmup_test.PredictionLog"))
+    return message_class()
 
 
 @pytest.fixture

@@ -32,6 +32,7 @@ class Case:
     position: bool = False
     time: str | None = None
     far: bool = False  # True if times are more than 2^31 seconds apart.
+    one_time: bool = False  # True if the targets of a row ask at one time.
     queries: tuple[int, ...] | None = None  # Per row, how many of its last tokens ask. None: all.
     seed: int = 0
 
@@ -92,6 +93,9 @@ class Arrays:
             self.num_targets = np.minimum(drawn, most).astype(np.int64)
         self.answers = random.integers(0, 2**61 if case.far else 200_000, tokens)
         self.asks = self.answers + random.integers(-50, 5000, tokens)
+        if case.one_time:
+            for end, targets in zip(case.splits[1:], self.num_targets):
+                self.asks[end - targets : end] = self.asks[end - 1]
 
     def cotangent(self, shape) -> np.ndarray:
         """Returns a gradient of the output."""

@@ -68,6 +68,7 @@ from tf_fusedrec.ops.user_states import (
     user_states,
     user_states_drop,
     user_states_find,
+    user_states_spill,
     user_states_statistics,
     user_states_write,
 )
@@ -158,6 +159,7 @@ __all__ = [
     "user_states",
     "user_states_drop",
     "user_states_find",
+    "user_states_spill",
     "user_states_statistics",
     "user_states_write",
     "window_gradients",

@@ -33,18 +33,23 @@ class FoundStates(NamedTuple):
 
 
 class UserStatesStatistics(NamedTuple):
-    """Counts since the cache was made; the first three describe this moment."""
+    """Counts since the cache was made; states, tokens, bytes, tier_states and tier_bytes describe this moment."""
 
-    states: int
+    states: int  # in memory, as tokens and bytes
     tokens: int
     bytes: int  # pages of running requests included
     hits: int  # users whose state a find returned
     misses: int
     writes: int  # that took effect
     outrun: int  # appends to a state that has left or changed
-    no_room: int  # writes for which running requests held too much memory
-    evictions: int
+    no_room: int  # writes and reads of the file for which running requests held too much memory
+    evictions: int  # states that left memory for others, to the file too
     expirations: int
+    tier_states: int  # in the file
+    tier_bytes: int  # pages in the file, and what stays in memory of their states
+    tier_hits: int  # states that came back from the file
+    tier_evictions: int  # states that left the file for others, or found no room in it
+    tier_failures: int  # states that the disk did not take, or lost
 
 
 def user_states(
@@ -140,8 +145,29 @@ def user_states_drop(states: tf.Tensor, version: tf.Tensor | int) -> tf.Tensor:
     return library.fusedrec_user_states_drop(states=states, version=version)
 
 
+def user_states_spill(states: tf.Tensor, tier_folder: tf.Tensor | str, tier_bytes: tf.Tensor | int) -> tf.Tensor:
+    """Opens a file for the states that leave memory. A find brings them back, with the same bytes.
+
+    The file has no name and is gone with the process, so processes with one folder have separate files. A full disk and
+    a damaged page cost a state, which is computed again, and no error.
+
+    Args:
+      states: <resource>[], without a file.
+      tier_folder: <string>[], a folder that the process can write.
+      tier_bytes: <int64>[], limit of the file, and of what stays in memory of its states.
+
+    Returns:
+      tier_bytes.
+
+    Raises:
+      InvalidArgumentError: The folder cannot be written, or tier_bytes does not hold one page.
+      FailedPreconditionError: The cache has a file.
+    """
+    return library.fusedrec_user_states_spill(states=states, tier_folder=tier_folder, tier_bytes=tier_bytes)
+
+
 def user_states_statistics(states: tf.Tensor) -> tf.Tensor:
-    """Returns the counts of UserStatesStatistics, <int64>[10]."""
+    """Returns the counts of UserStatesStatistics, <int64>[15]."""
     return library.fusedrec_user_states_statistics(states=states)
 
 

@@ -66,7 +66,7 @@ class StateCache(tf.Module):
         super().__init__(name="states")
         if dtype not in ("float32", "bfloat16"):
             raise ValueError(f'dtype must be "float32" or "bfloat16", got {dtype!r}.')
-        self._computed, self._page_tokens = parts, page_tokens
+        self._computed, self._page_tokens, self._longest = parts, page_tokens, longest
         of_token = [(tf.as_dtype(dtype) if kind == tf.float32 else kind, columns) for kind, columns in parts.of_token]
         self._kept = parts._replace(of_token=tuple(of_token))
         if self.state_bytes(longest) > max_bytes:
@@ -137,6 +137,22 @@ class StateCache(tf.Module):
         version = self._since(self._called.assign_add(1, read_value=True))
         with tf.control_dependencies([ops.user_states_drop(self._resource.resource_handle, version)]):
             return tf.identity(version)
+
+    def spill(self, tier_folder: tf.Tensor, tier_bytes: tf.Tensor) -> tf.Tensor:
+        """Opens a file for the states that leave memory. Arguments, result and errors as in ops.user_states_spill.
+
+        A server calls it once for each loaded model. Only states of the newest version go to the file.
+
+        Raises:
+          InvalidArgumentError: tier_bytes does not hold a longest state.
+        """
+        needed = self.state_bytes(self._longest)
+        holds = tf.debugging.assert_greater_equal(
+            tier_bytes, tf.constant(needed, tf.int64),
+            message=f"tier_bytes must hold the longest state: {self._longest} tokens, {needed} bytes. Raise it.",
+        )  # fmt: skip
+        with tf.control_dependencies([] if holds is None else [holds]):
+            return ops.user_states_spill(self._resource.resource_handle, tier_folder, tf.identity(tier_bytes))
 
     def statistics(self) -> ops.UserStatesStatistics:
         """Returns the counts of the cache, <int64>[] each."""

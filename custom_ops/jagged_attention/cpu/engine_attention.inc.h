@@ -119,12 +119,12 @@ struct HeldKeys {
   const float* ValueAt(int64_t h, int64_t n) const { return value + h * value_head + n * value_stride; }
 };
 
-// Keys and values of places [begin, end). They are copied in the order of memory, so that many panels read them without
-// conflicts in the cache. When only one panel reads them, they stay in their tensors.
+// Keys and values of places [begin, end) for so many queries. They are copied in the order of memory, so that many panels
+// read them without conflicts in the cache. When only one panel reads them, they stay in their tensors.
 static inline HeldKeys HoldKeys(const AttentionProblem& p, const AttentionUnit& unit, int64_t begin, int64_t end,
-                                int64_t room, const AttentionScratch& scratch) {
+                                int64_t queries, int64_t room, const AttentionScratch& scratch) {
   const int64_t start = p.row_splits[unit.row];
-  if (p.row_splits[unit.row + 1] - start <= kPanel) {
+  if (queries <= kPanel) {
     const int64_t first = (start + begin) * p.heads + unit.head_begin;
     return {p.key + first * p.qk_dim, p.value + first * p.value_dim, p.heads * p.qk_dim, p.heads * p.value_dim,
             p.qk_dim, p.value_dim};
@@ -163,7 +163,7 @@ static void Forward(const AttentionProblem& p, const AttentionUnit& unit, float*
   for (int64_t first = 0; first < last_key; first += kForwardKeys) {
     const int64_t last = Lesser(first + kForwardKeys, last_key);
     if (Classify(row, unit.begin, unit.end, first, last) == Visible::kNone) continue;
-    const HeldKeys held = HoldKeys(p, unit, first, last, kForwardKeys, scratch);
+    const HeldKeys held = HoldKeys(p, unit, first, last, unit.end - unit.begin, kForwardKeys, scratch);
     for (int64_t panel = 0; panel < panels; ++panel) {
       const int64_t begin = unit.begin + panel * kPanel;
       SetPanel(row, begin, Lesser(begin + kPanel, unit.end), &mask);
@@ -223,7 +223,7 @@ static void Backward(const AttentionProblem& p, const AttentionUnit& unit, float
   PanelMask mask;
   PanelBias bias;
   if (biased) SetBiasRow(p, unit.row, &bias);
-  const HeldKeys held = HoldKeys(p, unit, unit.begin, unit.end, unit_keys, scratch);
+  const HeldKeys held = HoldKeys(p, unit, unit.begin, unit.end, row.length - unit.query_begin, unit_keys, scratch);
   Zero(scratch.key_grads, heads * unit_keys * key_width);
   Zero(scratch.value_grads, heads * unit_keys * value_width);
   Zero(scratch.time_sums, TimeSums(p.bias) * kLanes);

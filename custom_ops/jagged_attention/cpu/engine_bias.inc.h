@@ -11,6 +11,7 @@ struct PanelBias {
   const int64_t* answers;  // of the row
   int64_t targets_from;    // places from here on count as this one
   bool near_times;         // all differences of the row fit BucketCells
+  bool one_ask;            // all queries of the panel ask at one time, as the candidates of a request do
   int64_t origin;          // of the 32-bit times below
   int64_t asks[kPanel];
   int32_t near_asks[kPanel] __attribute__((aligned(64)));
@@ -42,9 +43,11 @@ static inline void SetBiasPanel(const AttentionProblem& problem, int64_t row, co
   bias->mask = &mask;
   if (bias->tables->time == TimeMap::kNone) return;
   const int64_t start = QueryStart(problem, row);
+  bias->one_ask = true;
   for (int64_t lane = 0; lane < kPanel; ++lane) {
     bias->asks[lane] = bias->tables->asks[start + Lesser(mask.begin + lane, mask.end - 1)];
     if (bias->near_times) bias->near_asks[lane] = static_cast<int32_t>(bias->asks[lane] - bias->origin);
+    bias->one_ask &= bias->asks[lane] == bias->asks[0];
   }
 }
 
@@ -58,6 +61,12 @@ static inline int64_t ClampedDistance(const PanelBias& bias, int64_t lane, int64
   return asking - Lesser(key, bias.targets_from);
 }
 
+// row = number, in the lanes of the tile.
+template <typename T>
+static inline void Repeat(const Tile& tile, T number, T* row) {
+  for (int64_t lane = tile.lane_begin; lane < tile.lane_end; ++lane) row[lane] = number;
+}
+
 static inline void FillPosition(const PanelBias& bias, const Tile& tile, float* map) {
   const float* centre = bias.tables->position + bias.tables->max_length - 1;
   for (int64_t key = tile.key_begin; key < tile.key_end; ++key, map += kPanel) {
@@ -66,6 +75,8 @@ static inline void FillPosition(const PanelBias& bias, const Tile& tile, float* 
       for (int64_t lane = tile.lane_begin; lane < tile.lane_end; lane += kLanes) {
         Store(map + lane, Load(weights + lane));
       }
+    } else if (bias.mask->begin + tile.lane_begin >= bias.targets_from) {
+      Repeat(tile, centre[bias.targets_from - Lesser(key, bias.targets_from)], map);  // All targets have one place.
     } else {
       for (int64_t lane = tile.lane_begin; lane < tile.lane_end; ++lane) {
         map[lane] = centre[ClampedDistance(bias, lane, key)];
@@ -111,6 +122,31 @@ static inline int32_t FarBucket(const BiasTables& tables, int64_t ask, int64_t a
     }
   }
   return static_cast<int32_t>(low);
+}
+
+static inline int32_t NearBucket(const BucketCells& cells, int32_t difference) {
+  const float number = static_cast<float>(difference);
+  int32_t bits;
+  __builtin_memcpy(&bits, &number, sizeof(bits));
+  int32_t bucket = cells.begin[Lesser(bits >> cells.shift, cells.num_cells - 1)];
+  for (int32_t probe = 0; probe < cells.probes; ++probe) bucket += difference >= cells.thresholds[bucket];
+  return bucket;
+}
+
+// As FillBuckets and FillBucketWeights, for a panel with one time: its queries have one bucket per key.
+static inline void FillOneAsk(const PanelBias& bias, const Tile& tile, int32_t* buckets, float* map) {
+  const BiasTables& tables = *bias.tables;
+  for (int64_t key = tile.key_begin; key < tile.key_end; ++key, buckets += kPanel, map += kPanel) {
+    int32_t bucket;
+    if (bias.near_times) {
+      const int32_t difference = bias.near_asks[0] - static_cast<int32_t>(bias.answers[key] - bias.origin);
+      bucket = NearBucket(tables.cells, difference < 0 ? -difference : difference);
+    } else {
+      bucket = FarBucket(tables, bias.asks[0], bias.answers[key]);
+    }
+    Repeat(tile, bucket, buckets);
+    Repeat(tile, tables.weights[bucket], map);
+  }
 }
 
 static inline void FillBuckets(const PanelBias& bias, const Tile& tile, int32_t* buckets) {
@@ -235,7 +271,9 @@ static inline int64_t TimeSums(const BiasTables& tables) {
 }
 
 static inline void FillTime(const PanelBias& bias, const Tile& tile, int32_t* buckets, float* map) {
-  if (bias.tables->time == TimeMap::kBuckets) {
+  if (bias.tables->time == TimeMap::kBuckets && bias.one_ask) {
+    FillOneAsk(bias, tile, buckets, map);
+  } else if (bias.tables->time == TimeMap::kBuckets) {
     FillBuckets(bias, tile, buckets);
     FillBucketWeights(bias, tile, buckets, map);
   } else {

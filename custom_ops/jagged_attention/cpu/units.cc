@@ -30,6 +30,15 @@ int64_t QueriesPerUnit(int64_t queries, int64_t length) {
   return std::clamp((block + kPanel - 1) / kPanel * kPanel, kPanel, kBlockQueries);
 }
 
+// Returns where the queries of a forward unit from `begin` on end. With fewer queries than keys, no unit has targets and
+// other queries: all targets of a panel have one place and often one time, so that the bias of a key is computed once.
+int64_t QueriesEnd(const AttentionProblem& problem, int64_t row, int64_t begin, int64_t block) {
+  const int64_t length = RowLength(problem, row), end = std::min(begin + block, length);
+  if (problem.num_targets == nullptr || FirstQuery(problem, row) == 0) return end;
+  const int64_t targets_from = length - problem.num_targets[row];
+  return begin < targets_from ? std::min(end, targets_from) : end;
+}
+
 bool HasContext(const AttentionProblem& problem, int64_t row) {
   return problem.contextual_lengths != nullptr && problem.contextual_lengths[row] > 0;
 }
@@ -63,14 +72,15 @@ std::vector<AttentionUnit> Units(const AttentionProblem& problem, int64_t num_ro
     const int64_t length = RowLength(problem, row), first_query = FirstQuery(problem, row);
     const int64_t block = backward ? KeysPerUnit(length) : QueriesPerUnit(length - first_query, length);
     const int64_t heads = HeadsPerUnit(problem, length);
-    for (int64_t begin = backward ? 0 : first_query; begin < length; begin += block) {
+    for (int64_t begin = backward ? 0 : first_query, end; begin < length; begin = end) {
+      end = backward ? std::min(begin + block, length) : QueriesEnd(problem, row, begin, block);
       for (int64_t head = 0; head < problem.heads; head += heads) {
         AttentionUnit unit{};
         unit.row = row;
         unit.head_begin = head;
         unit.head_end = head + heads;
         unit.begin = begin;
-        unit.end = std::min(begin + block, length);
+        unit.end = end;
         // Only context tokens see tokens after them.
         unit.query_begin = HasContext(problem, row) ? first_query : std::max(begin, first_query);
         units.push_back(unit);

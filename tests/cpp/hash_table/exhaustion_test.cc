@@ -19,6 +19,7 @@
 #include "absl/strings/match.h"
 #include "batches.h"
 #include "check.h"
+#include "common/scratch_file.h"
 #include "folder.h"
 #include "hash_table/cpu/hash_table.h"
 #include "hash_table/cpu/rows/pages.h"
@@ -182,7 +183,7 @@ int MoreThanTheMachineHas() {
   CHECK(absl::IsResourceExhausted(pages.status()));
   CHECK(absl::StrContains(pages.status().message(), "70368744177664 more bytes of memory"), "",
         pages.status().ToString());
-  const auto file = OpenScratchFile("/nowhere/at/all");
+  const auto file = OpenScratchFile("/nowhere/at/all", "rows");
   CHECK(absl::IsInvalidArgument(file.status()));
   CHECK(absl::StrContains(file.status().message(), "tier_folder '/nowhere/at/all' must be a folder"), "",
         file.status().ToString());

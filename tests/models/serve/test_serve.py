@@ -19,10 +19,12 @@ from tornado.netutil import bind_sockets
 
 import tf_fusedrec as fr
 from models.serve import __main__ as program
+from models.serve import warmup
 from models.serve.deltas import Deltas
 from models.serve.loaded import Export, RequestError
 from models.serve.rest import Server
 from tests.support.only_tensorflow import make_environment
+from tests.support.prediction_log import message_class
 from tests.support.served import Client, served
 from tf_fusedrec import keras, tf
 
@@ -285,6 +287,10 @@ def test_what_cannot_be_served_is_refused_before_it_begins(stock, tmp_path, monk
     assert "is a delta" in main(monkeypatch, *here, stock.folder / "ready" / "1-to-2")
     said = main(monkeypatch, *here, stock.folder / "1", "--deltas", tmp_path / "none")
     assert "none' is no folder" in said
+    assert main(monkeypatch, *here, stock.folder / "1", "--tier_folder", tmp_path) == "2"
+    assert "--tier_folder and --tier_bytes go together" in capsys.readouterr().err
+    said = main(monkeypatch, *here, stock.folder / "1", "--tier_folder", tmp_path, "--tier_bytes", 10**6)
+    assert "1' keeps no user states. Remedy: export with --ops ours" in said
     shutil.copytree(stock.folder / "1", tmp_path / "damaged")
     (tmp_path / "damaged/saved_model.pb").write_bytes(b"\xff")
     assert "cannot be loaded" in main(monkeypatch, *here, tmp_path / "damaged")
@@ -301,12 +307,18 @@ def test_what_cannot_be_served_is_refused_before_it_begins(stock, tmp_path, monk
 
 
 def test_the_program_where_only_tensorflow_is_installed(stock, tmp_path):
-    """It catches up with the deltas. On SIGTERM it answers what is in flight, refuses the rest, and exits with 0."""
+    """It applies deltas, then replays the warm-up requests. On SIGTERM it answers all in flight and exits with 0."""
     python = make_environment(tmp_path / "venv", ["tensorflow", "tornado", "prometheus-client"])
     inherited = ("TF_USE_LEGACY_KERAS", "PYTHONPATH")
     environment = {name: value for name, value in os.environ.items() if name not in inherited}
     shutil.copytree(ROOT / "models", tmp_path / "models", ignore=shutil.ignore_patterns("__pycache__"))
-    command = [python, "-m", "models.serve", "--export", stock.folder / "1", "--deltas", stock.folder / "ready"]
+    shutil.copytree(stock.folder / "1", tmp_path / "1")
+    warm = message_class()()
+    for name, value in request(0).items():
+        warm.predict_log.request.inputs[name].CopyFrom(tf.make_tensor_proto(np.array(value, np.int64)))
+    with tf.io.TFRecordWriter(str(tmp_path / "1" / warmup.FILE)) as writer:
+        writer.write(warm.SerializeToString())
+    command = [python, "-m", "models.serve", "--export", tmp_path / "1", "--deltas", stock.folder / "ready"]
     command += ["--port", "0", "--model_name", "clicks", "--batch_wait_ms", "1500"]
     errors = (tmp_path / "stderr").open("w", encoding="utf-8")
     running = subprocess.Popen(
@@ -314,7 +326,9 @@ def test_the_program_where_only_tensorflow_is_installed(stock, tmp_path):
     )
     try:
         line = running.stdout.readline()
-        assert "serving" in line, (tmp_path / "stderr").read_text(encoding="utf-8")[-3000:]
+        said = (tmp_path / "stderr").read_text(encoding="utf-8")
+        assert "serving" in line, said[-3000:]
+        assert 0 < said.index("applied delta") < said.index("answered 1 warm-up requests")
         client = Client(line.split(" at ")[1].split("/v1/")[0], "clicks")
         # The first requests have no others to wait for.
         for seed in range(6):

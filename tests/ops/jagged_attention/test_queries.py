@@ -22,6 +22,8 @@ CASES = {
     "semi_local": {"attention_window": 4, "global_window": 3, "contextual_length": 2},
     "context": {"contextual_length": (3, 0, 2, 0, 5, 1), "targets": 9, "position": True, "time": "power"},
     "far_times": {"time": "buckets", "far": True},
+    "one_time": {"targets": 90, "position": True, "time": "buckets", "one_time": True},
+    "one_far_time": {"targets": 90, "time": "buckets", "far": True, "one_time": True, "seed": 1},
 }
 SPLITS, QUERY_SPLITS = tf.constant([0, 1, 4], tf.int64), tf.constant([0, 0, 2], tf.int64)
 

@@ -2,16 +2,14 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstdint>
-#include <cstdlib>
 #include <cstring>
 #include <fstream>
 #include <limits>
-#include <vector>
+#include <string>
 
 #include "absl/strings/str_cat.h"
 
@@ -103,19 +101,6 @@ absl::StatusOr<Pages> Pages::OfFile(int file, size_t offset, size_t bytes) {
   }
   madvise(mapped, bytes, MADV_RANDOM);  // rows are read one by one; read-ahead would bring their neighbours
   return Pages(mapped, bytes);
-}
-
-absl::StatusOr<int> OpenScratchFile(const std::string& folder) {
-  std::string path = absl::StrCat(folder, "/fusedrec-rows-XXXXXX");
-  std::vector<char> name(path.begin(), path.end());
-  name.push_back('\0');
-  const int file = mkstemp(name.data());
-  if (file < 0) {
-    return absl::InvalidArgumentError(absl::StrCat("tier_folder '", folder, "' must be a folder that can be written, ",
-                                                   "got: ", std::strerror(errno), "."));
-  }
-  unlink(name.data());
-  return file;
 }
 
 }  // namespace fusedrec

@@ -7,7 +7,6 @@
 #define FUSEDREC_HASH_TABLE_CPU_ROWS_PAGES_H_
 
 #include <cstddef>
-#include <string>
 #include <utility>
 
 #include "absl/status/status.h"
@@ -45,9 +44,6 @@ class Pages {
 // Asks for huge pages under a large buffer that nothing has touched yet. Its first writes then take one fault per 2 MiB
 // instead of 512. Only a wish: pages at the ends that the buffer shares with others stay small.
 void WantHugePages(void* data, size_t bytes);
-
-// A file without a name in `folder`: it is gone when the process is, however that ends.
-absl::StatusOr<int> OpenScratchFile(const std::string& folder);
 
 }  // namespace fusedrec
 

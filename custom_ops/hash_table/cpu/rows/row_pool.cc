@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/scratch_file.h"
 
 namespace fusedrec {
 namespace {
@@ -17,7 +18,7 @@ constexpr size_t kChunkBytes = size_t{16} << 20;  // roughly; a power of two of 
 absl::StatusOr<std::unique_ptr<RowPool>> RowPool::Make(const RowFormat& format, const std::string& folder) {
   int file = -1;
   if (!folder.empty()) {
-    auto opened = OpenScratchFile(folder);
+    auto opened = OpenScratchFile(folder, "rows");
     if (!opened.ok()) return opened.status();
     file = *opened;
   }

@@ -69,9 +69,9 @@ test: setup ## Checks style and types, runs the C++ tests under sanitizers, then
 # mypy uses one core, so the C++ tests are compiled beside it.
 	@{ $(LINT); } & lint=$$!; $(BIN)/python -m tools.sanitizers; wait $$lint
 	@echo "test: pytest ..."
-# Three workers for two cores, because ranks wait for one another. Each begins with a third of the list, so that
-# fixtures of a module are made once.
-	@$(BIN)/python -m pytest -q --durations=25 --numprocesses 3 --dist worksteal
+# A worker for each of two cores, which two keep busy. Each begins with half of the list, so that fixtures of a module
+# are made once.
+	@$(BIN)/python -m pytest -q --durations=25 --numprocesses 2 --dist worksteal
 
 test-on: ## Tests with another TensorFlow and Python, and builds their wheel into dist/: TENSORFLOW=2.21.0 PYTHON=3.12.
 	@python=$$(PYTHON= tools/find_python.sh) && "$$python" -m tools.versions --tensorflow "$$TENSORFLOW" --python "$$PYTHON"

@@ -182,7 +182,7 @@ def main() -> None:
             found = run_ablation(module, arguments.quick)
             results[f"table_{module}"] = found["cases"]
             ablation.table(found["benchmark"], found["cases"])
-        _keep(arguments.keep, "table_ablation.txt", ablation)
+        _keep(arguments.keep, "printed/table_ablation.txt", ablation)
     fields = summary(versus, rates, growth, results.get("peers", []))
     harness.print_table("fields", [{"field": name, "value": value} for name, value in fields.items()])
     harness.write_json(arguments.json, {**fields, **results})
@@ -203,10 +203,9 @@ def _peers(page: Page, python: str, repeats: int) -> list[dict[str, Any]]:
 def _keep(folder: pathlib.Path | None, name: str, page: Page) -> None:
     if folder is not None:
         where = harness.environment()
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(
-            f"{page.text}\nload {where['load_average']}, commit {where['commit']}\n", encoding="utf-8"
-        )
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{page.text}\nload {where['load_average']}, commit {where['commit']}\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

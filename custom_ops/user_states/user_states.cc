@@ -1,5 +1,7 @@
 #include "user_states/user_states.h"
 
+#include <pthread.h>
+
 #include <algorithm>
 #include <cstring>
 #include <iterator>
@@ -33,6 +35,11 @@ absl::Status RequireParts(const std::string& name, const std::vector<int64_t>& b
 }
 
 int64_t PagesFor(int64_t tokens, int64_t page_tokens) { return (tokens + page_tokens - 1) / page_tokens; }
+
+// The call behind std::condition_variable::wait, which g++ 12 would take from a libstdc++ that older systems lack.
+void WaitFor(std::condition_variable* event, std::unique_lock<std::mutex>* lock) {
+  pthread_cond_wait(event->native_handle(), lock->mutex()->native_handle());
+}
 
 }  // namespace
 
@@ -77,7 +84,7 @@ UserStates::Snapshot UserStates::Find(StateKey key, int64_t now) {
   Lock lock(mutex_);
   newest_version_ = std::max(newest_version_, key.version);
   Expire(now);
-  moved_.wait(lock, [&] { return arriving_.count(key) == 0; });
+  while (arriving_.count(key) > 0) WaitFor(&moved_, &lock);
   const State* found = Use(key, now);
   if (found == nullptr && file_ != nullptr) found = Bring(key, now, &lock);
   ++(found == nullptr ? statistics_.misses : statistics_.hits);
@@ -220,7 +227,7 @@ bool UserStates::TakePages(int64_t count, int64_t kept, Lock* lock, std::vector<
     if (oldest != states_.rend() && oldest->revision != kept) {
       Evict(std::prev(oldest.base()), lock);
     } else if (leaving_ > 0) {
-      moved_.wait(*lock);
+      WaitFor(&moved_, lock);
     } else {
       return false;
     }

@@ -3,7 +3,7 @@
 import pytest
 
 import tf_fusedrec as fr
-from tf_fusedrec import optimizers
+from tf_fusedrec import keras, optimizers
 from tf_fusedrec.exchange import collectives
 from tf_fusedrec.exchange.topology import RankLayout, Topology
 
@@ -49,7 +49,8 @@ def test_senseless_fields_are_refused(fields, words):
 
 
 def _layer(topology, backend="native", wire_dtype=None, **table):
-    config = fr.TableConfig("item", 4, optimizers.SGD(0.1), **table)
+    optimizer = keras.optimizers.legacy.SGD(0.1) if backend == "tfra" else optimizers.SGD(0.1)
+    config = fr.TableConfig("item", 4, optimizer, **table)
     return fr.FusedEmbedding(
         [config], [fr.FeatureConfig("item", "item")], topology=topology, backend=backend, wire_dtype=wire_dtype
     )  # fmt: skip

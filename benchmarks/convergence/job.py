@@ -9,13 +9,10 @@ from typing import Any
 
 import tf_fusedrec as fr
 from benchmarks.harness import children
-from models.build import columns, features, make_model, no_rows
-from models.evaluate import evaluator
+from benchmarks.ranking.job import fit, made, start
+from models.build import features
 from models.experiment import Experiment, from_dict
-from models.fit_calls import fit_calls
-from models.parts.dense_inputs import read_statistics
-from tf_fusedrec import keras, tf
-from tf_fusedrec.data import read_items
+from tf_fusedrec import keras
 
 
 class Curve(keras.callbacks.Callback):
@@ -65,20 +62,10 @@ def main(experiment: Mapping[str, Any], backend: str, every: int, data: str) -> 
       data: Folder of the data set.
     """
     config, source = from_dict(experiment), pathlib.Path(data)
-    tf.get_logger().setLevel("ERROR")
-    fr.init()
-    keras.utils.set_random_seed(config.seed)
-    model = make_model(config, layer(config, backend), *read_items(source), read_statistics(config.model, source))
-    adam = config.train
-    model.compile(keras.optimizers.legacy.Adam(adam.learning_rate, beta_2=adam.beta_2, epsilon=adam.epsilon))
-    model(no_rows(columns(config.model, "train")))  # creates the weights
-    held_out = evaluator(config, model)
-    curve = Curve(lambda: held_out(source).results, every)
-    for call in fit_calls(config, source, None):
-        model.fit(
-            call.dataset, initial_epoch=call.epoch, epochs=call.end, steps_per_epoch=call.steps, callbacks=[curve],
-            verbose=0,
-        )  # fmt: skip
+    start(config)
+    model, evaluate = made(config, layer(config, backend), source)
+    curve = Curve(lambda: evaluate().results, every)
+    fit(model, config, source, curve)
     return curve.points
 
 

@@ -1,6 +1,6 @@
 """Question: how well does GRM rank beside DLRM, DIN, DCN-V2 and rates, each tuned on a validation split?
 
-    python -m benchmarks.ranking --data DIR [--sizes] [--settings N] [--quick] [--json FILE] [--run DIR]
+    python -m benchmarks.ranking --data DIR [--sizes | --settings N] [--quick] [--json FILE] [--run DIR]
 
 DIR holds MovieLens-1M (click := rating >= 4, second task: rating = 5; three parts by time, for all users alike) or
 KuaiRand (click, long view; the last fifth of every user's impressions is test, the last fifth of the others
@@ -155,11 +155,15 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
     parser.add_argument("--data", type=pathlib.Path, required=True, metavar="DIR", help="MovieLens-1M or KuaiRand")
     parser.add_argument("--sizes", action="store_true", help="GAUC by forward FLOPs of GRM and DLRM instead")
-    parser.add_argument("--settings", type=int, metavar="N", choices=range(1, WHOLE.settings + 1), help="of each model")
+    parser.add_argument("--settings", type=int, metavar="N", choices=range(1, WHOLE.settings + 1),
+                        help="settings of GRID that each model tries")  # fmt: skip
     parser.add_argument("--quick", action="store_true", help="one setting, two epochs, one seed")
     parser.add_argument("--run", type=pathlib.Path, default="runs/ranking", help="folder of the jobs")
     parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="file for the result")
-    return parser.parse_args(argv)
+    arguments = parser.parse_args(argv)
+    if arguments.sizes and arguments.settings:
+        parser.error("--settings is of no use with --sizes, whose models train by the first setting. Leave it out.")
+    return arguments
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -19,7 +19,7 @@ from models.base import TRAINING_PASSES
 from models.build import columns, make_embedding, make_model, no_rows
 from models.compare import SAMPLES
 from models.evaluate import Evaluation, evaluator
-from models.experiment import from_dict
+from models.experiment import Experiment, from_dict
 from models.fit_calls import fit_calls
 from models.parts.dense_inputs import read_statistics
 from tf_fusedrec import keras, tf
@@ -74,6 +74,40 @@ def best(entries: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return max(entries, key=lambda entry: entry["score"])
 
 
+def start(config: Experiment) -> None:
+    """Initializes the process of a job. All that follows draws from the experiment's seed."""
+    tf.get_logger().setLevel("ERROR")
+    fr.init()
+    keras.utils.set_random_seed(config.seed)
+
+
+def made(
+    config: Experiment, embedding: keras.layers.Layer, source: pathlib.Path
+) -> tuple[keras.Model, Callable[[], Evaluation]]:
+    """Returns the compiled model with its weights, and a function that evaluates it on the held-out split.
+
+    Args:
+      config: Experiment.
+      embedding: Layer of the rows.
+      source: Folder of the data set.
+    """
+    model = make_model(config, embedding, *read_items(source), read_statistics(config.model, source))
+    adam = config.train
+    model.compile(keras.optimizers.legacy.Adam(adam.learning_rate, beta_2=adam.beta_2, epsilon=adam.epsilon))
+    model(no_rows(columns(config.model, "train")))  # creates the weights
+    held_out = evaluator(config, model)
+    return model, lambda: held_out(source)
+
+
+def fit(model: keras.Model, config: Experiment, source: pathlib.Path, callback: keras.callbacks.Callback) -> None:
+    """Trains the model on the data set of a folder for all epochs, or until the callback ends the training."""
+    for call in fit_calls(config, source, None):
+        model.fit(
+            call.dataset, initial_epoch=call.epoch, epochs=call.end, steps_per_epoch=call.steps, callbacks=[callback],
+            verbose=0,
+        )  # fmt: skip
+
+
 def main(
     folder: str, experiment: Mapping[str, Any], data: str, tasks: Sequence[str], patience: int
 ) -> list[dict[str, Any]]:
@@ -86,21 +120,10 @@ def main(
       tasks, patience: See Progress.
     """
     config, place, source = from_dict(experiment), pathlib.Path(folder), pathlib.Path(data)
-    tf.get_logger().setLevel("ERROR")
-    fr.init()
-    keras.utils.set_random_seed(config.seed)
-    statistics = read_statistics(config.model, source)
-    model = make_model(config, make_embedding(config), *read_items(source), statistics)
-    adam = config.train
-    model.compile(keras.optimizers.legacy.Adam(adam.learning_rate, beta_2=adam.beta_2, epsilon=adam.epsilon))
-    model(no_rows(columns(config.model, "train")))  # creates the weights
-    held_out = evaluator(config, model)
-    progress = Progress(lambda: held_out(source), tasks, adam.epochs, patience)
-    for call in fit_calls(config, source, None):
-        model.fit(
-            call.dataset, initial_epoch=call.epoch, epochs=call.end, steps_per_epoch=call.steps, callbacks=[progress],
-            verbose=0,
-        )  # fmt: skip
+    start(config)
+    model, evaluate = made(config, make_embedding(config), source)
+    progress = Progress(evaluate, tasks, config.train.epochs, patience)
+    fit(model, config, source, progress)
     if progress.last is not None:
         np.savez(place / SAMPLES, **progress.last.samples)
     partial = place / f"{RESULT}.partial"  # a job that is stopped here has no result

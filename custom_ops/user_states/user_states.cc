@@ -1,7 +1,5 @@
 #include "user_states/user_states.h"
 
-#include <pthread.h>
-
 #include <algorithm>
 #include <cstring>
 #include <iterator>
@@ -36,11 +34,6 @@ absl::Status RequireParts(const std::string& name, const std::vector<int64_t>& b
 
 int64_t PagesFor(int64_t tokens, int64_t page_tokens) { return (tokens + page_tokens - 1) / page_tokens; }
 
-// The call behind std::condition_variable::wait, which g++ 12 would take from a libstdc++ that older systems lack.
-void WaitFor(std::condition_variable* event, std::unique_lock<std::mutex>* lock) {
-  pthread_cond_wait(event->native_handle(), lock->mutex()->native_handle());
-}
-
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<UserStates>> UserStates::Make(const UserStatesSpec& spec) {
@@ -67,24 +60,11 @@ UserStates::UserStates(const UserStatesSpec& spec)
   }
 }
 
-absl::Status UserStates::OpenFile(const std::string& folder, int64_t max_bytes) {
-  Lock lock(mutex_);
-  if (file_ != nullptr) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("the cache has a file already, so it cannot open another one in tier_folder '", folder,
-                     "'. Remedy: open one file for each loaded model."));
-  }
-  auto file = StateFile::Make(folder, max_bytes, pool_->page_bytes(), state_bytes_);
-  if (!file.ok()) return file.status();
-  file_ = *std::move(file);
-  return absl::OkStatus();
-}
-
 UserStates::Snapshot UserStates::Find(StateKey key, int64_t now) {
   Lock lock(mutex_);
   newest_version_ = std::max(newest_version_, key.version);
   Expire(now);
-  while (arriving_.count(key) > 0) WaitFor(&moved_, &lock);
+  while (arriving_.count(key) > 0) WaitForMove(&lock);
   const State* found = Use(key, now);
   if (found == nullptr && file_ != nullptr) found = Bring(key, now, &lock);
   ++(found == nullptr ? statistics_.misses : statistics_.hits);
@@ -220,51 +200,6 @@ bool UserStates::Finish(StateKey key, Snapshot next) {
   return true;
 }
 
-bool UserStates::TakePages(int64_t count, int64_t kept, Lock* lock, std::vector<Page>* pages) {
-  while (Bytes() + count * pool_->page_bytes() > spec_.max_bytes) {
-    const auto stays = [](const State& state) { return !state.leaves; };
-    const auto oldest = std::find_if(states_.rbegin(), states_.rend(), stays);
-    if (oldest != states_.rend() && oldest->revision != kept) {
-      Evict(std::prev(oldest.base()), lock);
-    } else if (leaving_ > 0) {
-      WaitFor(&moved_, lock);
-    } else {
-      return false;
-    }
-  }
-  for (; count > 0; --count) {
-    pages->push_back(pool_->Take());
-    if (pages->back() == nullptr) return false;
-  }
-  return true;
-}
-
-void UserStates::Evict(States::iterator state, Lock* lock) {
-  const bool is_worth_it = state->of_user != nullptr && state->key.version == newest_version_;
-  StateFile::Shared stored;
-  if (file_ != nullptr && is_worth_it) stored = file_->Reserve(state->key, *state, state->used);
-  if (stored != nullptr) {
-    const Snapshot copy = *state;
-    state->leaves = true;
-    ++leaving_;
-    lock->unlock();
-    const bool written = WriteToFile(copy, stored.get());
-    lock->lock();
-    --leaving_;
-    moved_.notify_all();
-    const auto found = index_.find(stored->key);
-    if (found == index_.end() || found->second->revision != copy.revision || !found->second->leaves) return;
-    state = found->second;
-    if (written) {
-      file_->Insert(std::move(stored));
-    } else {
-      ++statistics_.tier_failures;
-    }
-  }
-  ++statistics_.evictions;
-  Leave(state);
-}
-
 bool UserStates::WriteToFile(const Snapshot& state, StateFile::Stored* stored) const {
   std::vector<const char*> pages;
   for (const Page& page : state.pages) pages.push_back(page.get());
@@ -281,46 +216,6 @@ bool UserStates::WriteToFile(const Snapshot& state, StateFile::Stored* stored) c
     pages.back() = last.data();
   }
   return file_->Write(pages, stored);
-}
-
-const UserStates::State* UserStates::Bring(StateKey key, int64_t now, Lock* lock) {
-  const StateFile::Shared stored = index_.count(key) > 0 ? nullptr : file_->Take(key);
-  if (stored == nullptr) return nullptr;
-  if (IsExpired(stored->used, now)) {
-    ++statistics_.expirations;
-    return nullptr;
-  }
-  arriving_[key] = stored;
-  std::vector<Page> pages;
-  const bool has_room = TakePages(stored->places.size(), 0, lock, &pages);
-  bool is_whole = false;
-  if (has_room) {
-    lock->unlock();
-    is_whole = file_->Read(*stored, pages);
-    lock->lock();
-  }
-  const auto found = arriving_.find(key);
-  if (found == arriving_.end() || found->second != stored) return nullptr;  // Forgotten or dropped meanwhile.
-  arriving_.erase(found);
-  moved_.notify_all();
-  if (!has_room) {
-    ++statistics_.no_room;
-    file_->Insert(stored);
-    return nullptr;
-  }
-  if (!is_whole) {
-    ++statistics_.tier_failures;
-    return nullptr;
-  }
-  ++statistics_.tier_hits;
-  statistics_.tokens += stored->tokens;
-  states_.emplace_front();
-  State& state = states_.front();
-  static_cast<Snapshot&>(state) = {stored->revision, stored->tokens, std::move(pages), stored->of_user};
-  state.key = key;
-  state.used = now;
-  index_.emplace(key, states_.begin());
-  return &state;
 }
 
 bool UserStates::IsExpired(int64_t used, int64_t now) const {

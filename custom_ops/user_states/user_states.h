@@ -137,6 +137,8 @@ class UserStates {
   bool WriteToFile(const Snapshot& state, StateFile::Stored* stored) const;
   // Brings a state back from the file. Null: it is not there, or cannot come. The lock is open meanwhile.
   const State* Bring(StateKey key, int64_t now, Lock* lock);
+  // Waits until a state has ended its way from or to the file. The lock is open meanwhile.
+  void WaitForMove(Lock* lock);
   // Counts as the use of a state. Null: no whole state is in memory.
   const State* Use(StateKey key, int64_t now);
   // Takes the state of a key out of memory and out of the file.

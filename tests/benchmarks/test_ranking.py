@@ -204,6 +204,12 @@ def test_the_validation_split_alone_chooses_and_finished_jobs_stay(source, tmp_p
     assert json.loads((tmp_path / "r.json").read_text(encoding="utf-8"))["settings"] == 1
 
 
+def test_settings_are_refused_where_they_would_be_ignored(source, capsys):
+    with pytest.raises(SystemExit):
+        benchmark.main(["--data", str(source), "--sizes", "--settings", "2"])
+    assert "--settings is of no use with --sizes" in capsys.readouterr().err
+
+
 def test_sizes_of_grm_and_dlrm(source, tmp_path, monkeypatch):
     trainer = Trainer()
     monkeypatch.setattr(jobs, "train", trainer)

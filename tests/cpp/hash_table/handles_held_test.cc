@@ -27,14 +27,21 @@ ParallelFor AroundPass(int number, const std::function<void()>& before, const st
   };
 }
 
-void HeldRowsDoNotMove() {
-  constexpr int kDim = 4;
+constexpr int kDim = 4;
+
+// A table whose new rows hold ones, and become float32 at their second lookup.
+TableSpec OnesInMixedStorage() {
   TableSpec spec;
   spec.dim = kDim;
   spec.distribution = Distribution::kConstant;
   spec.a = 1.0;
   spec.seeds = {1};
   spec.hot_after = 2;
+  return spec;
+}
+
+void HeldRowsDoNotMove() {
+  TableSpec spec = OnesInMixedStorage();
   spec.window = 2;  // two lookups may wait for gradients
   const std::unique_ptr<HashTable> table = MakeTable(spec);
   const Packed packed(Batch{{Ids{7}}});
@@ -83,13 +90,7 @@ void HeldRowsDoNotMove() {
 }
 
 void RowsWithWaitingGradientsAreNotDemoted() {
-  constexpr int kDim = 4;
-  TableSpec spec;
-  spec.dim = kDim;
-  spec.distribution = Distribution::kConstant;
-  spec.a = 1.0;
-  spec.seeds = {1};
-  spec.hot_after = 2;
+  TableSpec spec = OnesInMixedStorage();
   spec.limits.resize(1);
   spec.limits[0].frequency_decay_steps = 1;  // every lookup visits every row
   const std::unique_ptr<HashTable> table = MakeTable(spec);

@@ -29,17 +29,18 @@ def make_model():
     ]
     embedding = fr.FusedEmbedding(tables, [fr.FeatureConfig(name, name) for name in NAMES])
     ids = keras.Input([], dtype=tf.int64, name="ids")
-    rows = embedding(dict.fromkeys(NAMES, ids))
-    hidden = tf.concat([tf.cast(of_table, tf.float32) for of_table in rows.values()], axis=1)
-    model = keras.Model(ids, keras.layers.Dense(1, "sigmoid", name="click")(hidden))
+    head = keras.layers.Dense(1, "sigmoid", name="click")
+
+    def click(rows):
+        return head(tf.concat([tf.cast(of_table, tf.float32) for of_table in rows.values()], axis=1))
+
+    def answer(inputs):
+        rows = embedding(dict.fromkeys(NAMES, inputs["ids"]))
+        return {**rows, "click": click(rows)}
+
+    model = keras.Model(ids, click(embedding(dict.fromkeys(NAMES, ids))))
     model.compile("sgd", "mse")
-    signature = fr.Signature(
-        lambda inputs: {
-            **embedding(dict.fromkeys(NAMES, inputs["ids"])),
-            "click": model(inputs["ids"], training=False),
-        },
-        {"ids": tf.TensorSpec([None], tf.int64)},
-    )
+    signature = fr.Signature(answer, {"ids": tf.TensorSpec([None], tf.int64)})
     return model, embedding, {"serving_default": signature}
 
 

@@ -139,6 +139,7 @@ def _rank(job: pathlib.Path, output: pathlib.Path, environment: Mapping[str, str
     os.environ.update(environment)
     os.chdir(ROOT)
     gc.freeze()  # The preloaded modules stay, so that no collection need visit their objects.
+    gc.set_threshold(50_000, 20, 100)  # as in tests/conftest.py
     try:
         do_job(job)
         import horovod.tensorflow as hvd

@@ -75,9 +75,13 @@ def test_k_batches_train_as_the_large_batch(large, size):
         assert_equal([of_rank[kind] for of_rank in results], large)
 
 
-def test_both_kinds_of_keras_optimizers_accumulate():
+def test_both_kinds_of_keras_optimizers_accumulate(monkeypatch):
     wanted = fit(["sync"], 1, large_batches, "new")["sync"]
+    traced = []
+    train_step = schedules.Sync.train_step
+    monkeypatch.setattr(schedules.Sync, "train_step", lambda *args: traced.append(args) or train_step(*args))
     assert_equal([fit(["sync"], K, small_batches, "new")["sync"]], wanted)
+    assert len(traced) == 1, "a variable that the first trace makes demands a second one"
 
 
 def test_weights_move_in_every_kth_step_and_rates_count_updates():

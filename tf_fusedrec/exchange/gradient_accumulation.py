@@ -45,6 +45,14 @@ def accumulate(optimizer: Any, steps: int) -> None:
     optimizer.__dict__["apply_gradients"] = sums.apply_gradients
 
 
+def make_sums(optimizer: Any, weights: Iterable[tf.Variable]) -> None:
+    """Makes the sums for these weights, if the optimizer accumulates any. The first step makes those that lack."""
+    sums = getattr(optimizer, "__dict__", {}).get(_SUMS)
+    if sums is not None:
+        for weight in weights:
+            sums.sum_of(weight)
+
+
 def forget(optimizer: Any) -> None:
     """Drops the waiting gradients of an optimizer, if it accumulates any. Eager."""
     sums = getattr(optimizer, "__dict__", {}).get(_SUMS)
@@ -68,13 +76,13 @@ class _GradientSums:
     ) -> tf.Tensor:
         """Adds gradients. Every k-th call applies their mean. Returns the optimizer's number of updates."""
         pairs = list(grads_and_vars)
-        added = [self._sum_of(weight).assign_add(_dense(grad, weight)) for grad, weight in pairs if grad is not None]
+        added = [self.sum_of(weight).assign_add(_dense(grad, weight)) for grad, weight in pairs if grad is not None]
         with tf.control_dependencies(added):
             waiting = self._waiting.assign_add(1)
 
         def update() -> tf.Tensor:
             means = [
-                (None if grad is None else self._sum_of(weight).read_value() / self.steps, weight)
+                (None if grad is None else self.sum_of(weight).read_value() / self.steps, weight)
                 for grad, weight in pairs
             ]
             self._apply(means, *args, **kwargs)
@@ -88,7 +96,8 @@ class _GradientSums:
             total.assign(tf.zeros_like(total))
         self._waiting.assign(0)
 
-    def _sum_of(self, weight: tf.Variable) -> tf.Variable:
+    def sum_of(self, weight: tf.Variable) -> tf.Variable:
+        """Returns the sum of a weight's gradients, which the first call makes."""
         if weight.ref() not in self._sums:
             with tf.init_scope():
                 zeros = tf.zeros(weight.shape, weight.dtype)

@@ -1,11 +1,11 @@
-"""Prepares the first step: makes the optimizer's slots, and gives all ranks the same weights."""
+"""Prepares the first step: makes the variables of the optimizer, and gives all ranks the same weights."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from tf_fusedrec._tf_compat import keras
-from tf_fusedrec.exchange import collectives, weight_equality
+from tf_fusedrec.exchange import collectives, gradient_accumulation, weight_equality
 
 
 def make_optimizer_slots(model: keras.Model) -> None:
@@ -21,6 +21,7 @@ def make_optimizer_slots(model: keras.Model) -> None:
         optimizer._create_all_weights(model.trainable_variables)
     else:
         optimizer.build(model.trainable_variables)
+    gradient_accumulation.make_sums(optimizer, model.trainable_variables)
 
 
 def start_equal(model: keras.Model) -> None:

@@ -60,7 +60,6 @@ def test_save_weights_has_the_tables(name, trained, tmp_path):
     other.load_weights(tmp_path / name)
     assert state(other, loaded) == state(model, emb)
     fit(model, 2)
-    fit(other, 0)
     assert state(other, loaded) != state(model, emb)
 
 

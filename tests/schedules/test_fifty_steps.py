@@ -77,7 +77,8 @@ def _all(folder, ranks):
         for schedule in (Sync(), DualBuffer(), FrozenWindow(M), Nested(M))
     }
     batches = [list(_data(folder, rank, ranks)) * (STEPS // DISTINCT) for rank in range(ranks)]
-    accumulated = _accumulated(SMALL, batches, ranks)[-1]
+    *_, trained = _accumulated(SMALL, batches, ranks)
+    accumulated = clicks.state(*trained)
     if ranks > 2:
         return found, accumulated, None
     with _without_refresh():

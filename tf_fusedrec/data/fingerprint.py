@@ -76,14 +76,14 @@ def _of_arrow(array: pa.Array | pa.ChunkedArray) -> np.ndarray:
     if not array.null_count and not any(of_kind(values) for of_kind in kinds):
         raise ValueError(f"strings must be an Arrow array of strings, got {array.type}. Hash the flat values of lists.")
     if array.null_count:
-        _refuse("null", np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False))[0])
+        _refuse("null", int(np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False))[0]))
     return fingerprint_arrow(pa.concat_arrays(array.chunks) if isinstance(array, pa.ChunkedArray) else array)
 
 
 def _of_objects(values: np.ndarray) -> np.ndarray:
     for i, value in enumerate(values.flat):
         if not isinstance(value, (str, bytes)):
-            _refuse(repr(value), np.unravel_index(i, values.shape))
+            _refuse(repr(value), tuple(int(index) for index in np.unravel_index(i, values.shape)))
     return _fingerprint(tf.constant(values, tf.string)).numpy() if values.size else np.empty(values.shape, np.int64)
 
 

@@ -20,7 +20,9 @@ from tools.versions.environment import Environment
 from tools.versions.pairs import pair
 
 # Every test of one process, and the rooms where several ranks meet TensorFlow and Horovod; the longest come last.
+# The copy of the clone has no git, and nothing that draws or reads notebooks.
 ONE_PROCESS = "not (ranks or processes or emulation or benchmarks)"
+PLOTS = "python -m benchmarks.plots --output plots"
 TESTS = {
     # On one worker, because its fixtures build.
     "tests of the wheel": ["tests/environment/test_wheel.py", "--numprocesses", "0"],
@@ -28,7 +30,14 @@ TESTS = {
         *(f"tests/environment/test_{what}.py" for what in ("doctor", "legacy_keras", "bad_environments"))
     ],
     "tests of several ranks": [*(f"tests/{room}" for room in ("exchange", "embedding", "schedules")), "-m", "ranks"],
-    "tests of one process": ["tests", "--ignore=tests/soak", "--ignore=tests/fuzz", "-m", ONE_PROCESS],
+    "tests of one process": [
+        "tests",
+        *(f"--ignore=tests/{room}" for room in ("soak", "fuzz", "benchmarks")),
+        *(f"--ignore=tests/{name}.py" for name in ("docs/test_figures", "docs/test_links", "docs/test_site")),
+        "--ignore=tests/examples/test_notebooks.py",
+        *("--deselect", f"tests/docs/test_commands.py::test_cheap_commands_end_well[{PLOTS}]"),
+        *("-m", ONE_PROCESS),
+    ],
 }
 GRM_TINY = ["--config", "configs/grm_tiny.yaml", "--set", "train.epochs=1", "--set", "data.users=300"]
 

@@ -77,7 +77,10 @@ def _trained(schedule, fields, batches):
 
 
 def _accumulated(fields, batches, ranks):
-    """GRM's oracle: a pass per micro-batch, which weighs its part of all ranks' exposures; batches by rank and step."""
+    """GRM's oracle: a pass per micro-batch, which weighs its part of all ranks' exposures; batches by rank and step.
+
+    Yields (model, embedding) after every step.
+    """
     import tf_fusedrec as fr
     from tf_fusedrec import keras, tf
     from tf_fusedrec.schedules.feed import unconverted
@@ -95,7 +98,7 @@ def _accumulated(fields, batches, ranks):
 
     signature = [of_any_size(batches[rank][0]), tf.TensorSpec([])]
     gradients = tf.function(unconverted(gradients), input_signature=signature)
-    states, pieces = [], {}  # cut once, though they come again
+    pieces = {}  # cut once, though they come again
     for step, mine in enumerate(batches[rank]):
         if id(mine) not in pieces:
             pieces[id(mine)] = [_piece(mine, i) for i in range(M)]
@@ -110,8 +113,7 @@ def _accumulated(fields, batches, ranks):
             sums = [hvd.allreduce(g, op=hvd.Average, name=f"dense.{i}") for i, g in enumerate(sums)]
         model.optimizer.apply_gradients(zip(sums, model.trainable_variables))
         sums_of_rows.update()
-        states.append(clicks.state(model, embedding))
-    return states
+        yield model, embedding
 
 
 def _positions(batch):
@@ -141,7 +143,7 @@ def _grm(ranks):
     batches = [[_ranking_batch(step, rank) for step in range(STEPS)] for rank in range(ranks)]
     mine = batches[fr.collectives.rank()]
     found = [_trained(schedule, RANKING, mine) for schedule in (FrozenWindow(M), "sync")]
-    return *found, _accumulated(RANKING, batches, ranks)
+    return *found, [clicks.state(*after) for after in _accumulated(RANKING, batches, ranks)]
 
 
 def assert_near(states, others, rtol):

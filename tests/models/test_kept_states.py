@@ -43,23 +43,19 @@ GRM = {**experiments.RANKING, "model": {**experiments.RANKING["model"], "causal_
 
 
 class Ranking:
-    """A client of a served GRM, whose cache holds about three of five users. Three candidates go in a piece.
+    """A client of a served GRM, whose cache holds about three of five users.
 
+    exported: Result of the fixture of that name.
     tier_folder: Folder of a file, which holds about one user more; None: no file.
     """
 
-    def __init__(self, folder, tier_folder):
-        self.model = made(GRM)
-        roomy = KeptStates(GRMStates(self.model), self.model.config, StateOptions(10**6, page_tokens=4))
-        self.options = StateOptions(3 * roomy.cache.state_bytes(14), page_tokens=4, piece=3)
-        export(self.model, folder, "ours", self.options)
-        self.folder = folder
-        self.loaded = tf.saved_model.load(str(folder))
+    def __init__(self, exported, tier_folder):
+        self.model, self.options, self.folder, longest_bytes = exported
+        self.loaded = tf.saved_model.load(str(self.folder))
         self.in_file = tier_folder is not None
         if self.in_file:
             # The least that is accepted.
-            size = roomy.cache.state_bytes(1 + LONGEST)
-            self.ask({"tier_folder": str(tier_folder), "tier_bytes": np.int64(size)}, "spill_states")
+            self.ask({"tier_folder": str(tier_folder), "tier_bytes": np.int64(longest_bytes)}, "spill_states")
         self.random = np.random.default_rng(5)
         self.budgets = self.random.integers(0, 4, USERS)
         self.histories = [np.zeros([0, 3], np.int64)] * USERS  # item, action, time
@@ -119,10 +115,22 @@ class Ranking:
         assert self.ask({}, "next_version")["version"] > 0
 
 
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory):
+    """Returns a GRM, its options of states, its export, and the bytes of the longest state.
+
+    Three candidates go in a piece. A test may change the weights of the model, but not the export.
+    """
+    model, folder = made(GRM), tmp_path_factory.mktemp("states") / "model"
+    roomy = KeptStates(GRMStates(model), model.config, StateOptions(10**6, page_tokens=4))
+    options = StateOptions(3 * roomy.cache.state_bytes(14), page_tokens=4, piece=3)
+    export(model, folder, "ours", options)
+    return model, options, folder, roomy.cache.state_bytes(1 + LONGEST)
+
+
 @pytest.fixture(scope="module", params=[False, True], ids=["memory", "file"])
-def ranking(request, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("states")
-    return Ranking(folder / "model", folder if request.param else None)
+def ranking(request, exported, tmp_path_factory):
+    return Ranking(exported, tmp_path_factory.mktemp("tier") if request.param else None)
 
 
 @pytest.mark.slow

@@ -196,13 +196,13 @@ class _RankingServer:
         def scores(inputs: dict[str, tf.Tensor], version: tf.Tensor) -> dict[str, tf.Tensor]:
             batch = self._batch(inputs, None)
             resumed = kept.resume(inputs["user"], version, inputs["events_before"], batch["history_time"])
-            for name in [name for name in batch if name.startswith("history_")]:
-                batch[name] = jagged.last(batch[name], resumed.new_events)
+            of_history = [name for name in batch if name.startswith("history_")]
+            batch |= zip(of_history, resumed.only_new([batch[name] for name in of_history]))
             if options.piece:
-                logits, state = states.score_in_pieces(batch, resumed.state, options.piece)
+                logits, change = states.answer_in_pieces(batch, resumed.state, options.piece)
             else:
-                logits, state = states.update(batch, resumed.state)
-            kept.keep(resumed, state)
+                logits, change = states.answer(batch, resumed.state)
+            kept.keep(resumed, change)
             found = tf.gather(resumed.found, jagged.token_rows(batch["exposed_item"].row_splits))
             scored = {task: tf.where(found, tf.sigmoid(logits[task]), math.nan) for task in logits}
             return {**scored, "found": resumed.found}

@@ -299,8 +299,10 @@ def retrieval():
     return made(experiments.RETRIEVAL)
 
 
-def test_retrieval_with_states(retrieval, monkeypatch):
-    """The signature's function, which an export would trace."""
+@pytest.mark.parametrize("encoder", ["hstu", "fuxi_beta"])
+def test_retrieval_with_states(encoder, monkeypatch):
+    """The signature's function, which an export would trace. FuXi-beta has keys without columns."""
+    retrieval = made({**experiments.RETRIEVAL, "model": {**experiments.RETRIEVAL["model"], "encoder": encoder}})
     given = {}
     monkeypatch.setattr(fr, "export", lambda *arguments, signatures, **options: given.update(signatures))
     export(retrieval, "nowhere", "ours", StateOptions(10**6, page_tokens=4))
@@ -330,8 +332,8 @@ def test_bfloat16_states_take_half_the_bytes(retrieval):
     users, version = tf.constant([1, 2], tf.int64), tf.constant(0, tf.int64)
     for kept in (KeptStates(states, model.config, one) for one in options):
         resumed = kept.resume(users, version, tf.zeros([2], tf.int64), batch["timestamp"])
-        _, state = states.embed_users(batch["item_id"], batch["timestamp"], now, resumed.state)
-        assert kept.keep(resumed, state).numpy().all()
+        _, change = states.answer(batch["item_id"], batch["timestamp"], now, resumed.state)
+        assert kept.keep(resumed, change).numpy().all()
         none = tf.RaggedTensor.from_row_splits(tf.zeros([0], tf.int64), tf.zeros([3], tf.int64))
         again = kept.resume(users, version, tf.constant([12, 3], tf.int64), none)
         vectors, _ = states.embed_users(none, none, now, again.state)

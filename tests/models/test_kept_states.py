@@ -270,6 +270,8 @@ def test_bad_requests_are_named_and_the_server_goes_on(ranking):
         (many, "a user has more than max_history = 20 events"),
         ({**whole, "events_before": np.array([-1])}, "events_before must be >= 0"),
         ({**whole, "user": np.array([1, 2])}, "user and events_before must have one entry for each row"),
+        ({**whole, "history_action": np.append(whole["history_action"], 3)}, "must have the same number of values"),
+        ({**whole, "exposed_row_splits": np.array([0, 3])}, "do not form a valid RaggedTensor"),
     ):
         with pytest.raises(tf.errors.InvalidArgumentError, match=words):
             ranking.ask(wrong)
@@ -281,6 +283,18 @@ def test_bad_requests_are_named_and_the_server_goes_on(ranking):
     assert nothing["found"][0] and not nothing["ctr"].size
     assert not ranking.ask(ranking.inputs([], [], []))["ctr"].size
     answers_still()
+
+
+@pytest.mark.slow
+def test_a_request_to_a_state_runs_few_operations_more(ranking):
+    """A state pays for short histories only if its request runs few operations, whatever their number of tokens."""
+
+    def operations(signature):
+        functions = ranking.loaded.signatures[signature].graph.as_graph_def().library.function
+        return max(len(function.node_def) for function in functions)
+
+    assert operations("serving_default") > 500
+    assert operations("with_state") < 2 * operations("serving_default")
 
 
 @pytest.mark.slow

@@ -231,7 +231,7 @@ class _RankingServer:
 
 def _rows_of(columns: dict[str, tf.Tensor], row_splits: tf.Tensor) -> dict[str, tf.RaggedTensor]:
     """Returns columns of equal size by row, after one check of the row splits for all of them."""
-    first, *others = columns.values()
+    first = next(iter(columns.values()))
     checked = tf.RaggedTensor.from_row_splits(first, row_splits)
     same = tf.debugging.assert_equal(
         tf.stack([tf.size(column) for column in columns.values()]), tf.size(first),

@@ -228,9 +228,7 @@ def _attend(
     # All layers have the rows of the first one. With its splits, TensorFlow computes the places of tokens once.
     splits, states = layers[0].values.row_splits, []
     for block, layer in zip(blocks, layers):
-        parts = (
-            None if p is None else tf.RaggedTensor.from_row_splits(p.values, splits, validate=False) for p in layer
-        )
+        parts = (None if part is None else _with_splits(part, splits) for part in layer)
         x, new = block.attend(x, AttentionState(*parts), **given)
         states.append(new)
     return x, tuple(first_tokens(states, keep))

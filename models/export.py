@@ -196,13 +196,13 @@ class _RankingServer:
         def scores(inputs: dict[str, tf.Tensor], version: tf.Tensor) -> dict[str, tf.Tensor]:
             batch = self._batch(inputs, None)
             resumed = kept.resume(inputs["user"], version, inputs["events_before"], batch["history_time"])
-            for name in [name for name in batch if name.startswith("history_")]:
-                batch[name] = jagged.last(batch[name], resumed.new_events)
+            of_history = [name for name in batch if name.startswith("history_")]
+            batch |= zip(of_history, resumed.only_new([batch[name] for name in of_history]))
             if options.piece:
-                logits, state = states.score_in_pieces(batch, resumed.state, options.piece)
+                logits, change = states.answer_in_pieces(batch, resumed.state, options.piece)
             else:
-                logits, state = states.update(batch, resumed.state)
-            kept.keep(resumed, state)
+                logits, change = states.answer(batch, resumed.state)
+            kept.keep(resumed, change)
             found = tf.gather(resumed.found, jagged.token_rows(batch["exposed_item"].row_splits))
             scored = {task: tf.where(found, tf.sigmoid(logits[task]), math.nan) for task in logits}
             return {**scored, "found": resumed.found}
@@ -216,13 +216,32 @@ class _RankingServer:
         for name in config.contextual_lists:
             batch[name] = tf.RaggedTensor.from_row_splits(inputs[name], inputs[f"{name}_row_splits"])
         for role, longest in (("history", max_history), ("exposed", None)):
-            for name in (*event_columns(config, role), *config.dense_columns(role)):
-                ragged = tf.RaggedTensor.from_row_splits(inputs[name], inputs[f"{role}_row_splits"])
-                if name.removesuffix("_count") in config.list_columns(role):
-                    ids, lengths = name.removesuffix("_count"), tf.reduce_sum(ragged, axis=1)
-                    batch[ids] = tf.RaggedTensor.from_row_lengths(inputs[ids], lengths)
-                batch[name] = ragged if longest is None else jagged.last(ragged, longest)
+            names = [*event_columns(config, role), *config.dense_columns(role)]
+            columns = _rows_of({name: inputs[name] for name in names}, inputs[f"{role}_row_splits"])
+            for ids in config.list_columns(role):
+                lengths = tf.reduce_sum(columns[f"{ids}_count"], axis=1)
+                batch[ids] = tf.RaggedTensor.from_row_lengths(inputs[ids], lengths)
+            if longest is not None:
+                lengths = columns[f"{role}_time"].row_lengths()
+                newest = tf.minimum(lengths, longest)
+                columns = dict(zip(columns, jagged.cut(list(columns.values()), lengths - newest, newest)))
+            batch |= columns
         return batch
+
+
+def _rows_of(columns: dict[str, tf.Tensor], row_splits: tf.Tensor) -> dict[str, tf.RaggedTensor]:
+    """Returns columns of equal size by row, after one check of the row splits for all of them."""
+    first = next(iter(columns.values()))
+    checked = tf.RaggedTensor.from_row_splits(first, row_splits)
+    same = tf.debugging.assert_equal(
+        tf.stack([tf.size(column) for column in columns.values()]), tf.size(first),
+        message=f"columns {list(columns)} must have the same number of values, got these numbers:",
+    )  # fmt: skip
+    with tf.control_dependencies([] if same is None else [same]):
+        row_splits = tf.identity(checked.row_splits)
+    return {
+        name: tf.RaggedTensor.from_row_splits(column, row_splits, validate=False) for name, column in columns.items()
+    }
 
 
 def event_columns(config: RankingConfig, role: str) -> list[str]:

@@ -237,10 +237,8 @@ class GRM(RankingModel):
         parts = [inputs["history_time"], inputs["exposed_time"]]
         if self.config.context_tokens:
             # Context has no time of its own. It takes the time of the oldest event in the history, or 0 without one.
-            history = inputs["history_time"]
-            first = tf.where(history.row_lengths() > 0, history.row_splits[:-1], tf.size(history.values, tf.int64))
-            begin = tf.gather(tf.concat([history.values, [0]], axis=0), first)
-            context = tf.repeat(begin[:, tf.newaxis], self.config.context_tokens, axis=1)
+            oldest = jagged.first_tokens(inputs["history_time"])
+            context = tf.repeat(oldest[:, tf.newaxis], self.config.context_tokens, axis=1)
             parts.insert(0, self._context_rows(context))
         return sequence_times(jagged.concat(parts), num_targets=num_targets)
 

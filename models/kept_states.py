@@ -10,7 +10,7 @@ A request names a user and the number of the user's events before those that it 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from models.experiment.model_config import GRMConfig, RetrievalConfig
@@ -43,6 +43,10 @@ class Resumed(NamedTuple):
     events: tf.Tensor  # <int64>[B], events of the user after the request
     revisions: tf.Tensor  # <int64>[B], what the cache writes: append to, 0 put, -1 nothing
     state: UserState
+
+    def only_new(self, columns: Sequence[tf.RaggedTensor]) -> list[tf.RaggedTensor]:
+        """Returns columns of the requests' events, <any>[B,(n),...], without the events that the states have."""
+        return jagged.cut(columns, columns[0].row_lengths() - self.new_events, self.new_events)
 
 
 class KeptStates:
@@ -116,12 +120,11 @@ class KeptStates:
         state = UserState(_packed(self._like, splits, of_tokens), opened, opened_at)
         return Resumed(users, version, found, new_events, before + brought, revisions, state)
 
-    def keep(self, resumed: Resumed, state: UserState) -> tf.Tensor:
-        """Writes what `state` has beyond the resumed state. Returns whether the cache took it, <bool>[B]."""
-        more = state.layers[0].values.row_lengths() - resumed.state.layers[0].values.row_lengths()
-        parts = [jagged.last(part, more) for part in _parts_of(state.layers)]
+    def keep(self, resumed: Resumed, change: UserState) -> tf.Tensor:
+        """Writes a change of the resumed state. Returns whether the cache took it, <bool>[B]."""
+        parts = _parts_of(change.layers)
         of_tokens = [tf.reshape(part.values, [part.row_splits[-1], _columns(part)]) for part in parts]
-        last_time, last_token = (tf.reduce_sum(part, axis=1) for part in (state.open_times, state.open_tokens))
+        last_time, last_token = (jagged.first_tokens(part) for part in (change.open_times, change.open_tokens))
         return self.cache.write(
             resumed.users, resumed.version, resumed.revisions, parts[0].row_splits, of_tokens,
             [resumed.events[:, tf.newaxis], last_time[:, tf.newaxis], tf.cast(last_token, tf.float32)],

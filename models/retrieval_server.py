@@ -56,9 +56,9 @@ class RetrievalServer:
                 tf.RaggedTensor.from_row_splits(inputs[name], inputs["row_splits"]) for name in ("item_id", "timestamp")
             )
             resumed = kept.resume(inputs["user"], version, inputs["events_before"], times)
-            items, times = (jagged.last(part, resumed.new_events) for part in (items, times))
-            vectors, state = states.embed_users(items, times, inputs["query_time"], resumed.state)
-            kept.keep(resumed, state)
+            items, times = resumed.only_new([items, times])
+            vectors, change = states.answer(items, times, inputs["query_time"], resumed.state)
+            kept.keep(resumed, change)
             return {"user_embedding": tf.where(resumed.found[:, tf.newaxis], vectors, math.nan), "found": resumed.found}
 
         return kept, user_embedding

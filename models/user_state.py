@@ -18,6 +18,7 @@ from models.parts.encoders import attends_by_time
 from models.retrieval import HSTURetrieval, normalized
 from tf_fusedrec import tf
 from tf_fusedrec.layers import HSTU, AttentionState, SequenceTimes, jagged, sequence_times
+from tf_fusedrec.layers.attention_state import appended, first_tokens
 
 
 class UserState(NamedTuple):
@@ -83,37 +84,43 @@ class GRMStates:
           InvalidArgumentError: An event is older than the state, a user has more than config.max_history events, a row
             has more than config.max_sequence_length tokens, or new_events=False and a state got events.
         """
+        logits, change = self.answer(inputs, state)
+        return logits, extended(state, change)
+
+    def answer(self, inputs: Batch, state: UserState) -> tuple[dict[str, tf.Tensor], UserState]:
+        """Returns the logits of `update`, and the change of the state: its new tokens, and its new open event."""
         model = self._model
         *context, history, exposed = model.token_parts(model.rows_of(inputs, False), model.dense_of(inputs))
         settled = state.layers[0].values.row_lengths()
         known = tf.cast(settled > 0, tf.int64)
-        events = jagged.concat([state.open_tokens, history])
-        times = _times_since(state, inputs["history_time"], model.config.max_history, model.config.context_tokens)
-        parts, parts_of_times = [events, exposed], [times, inputs["exposed_time"]]
+        events, times = _since(
+            state, history, inputs["history_time"], model.config.max_history, model.config.context_tokens
+        )
+        tokens, times_of_tokens = [events, exposed], [times, inputs["exposed_time"]]
         for rows in context:
             rows = jagged.last(rows, (1 - known) * rows.row_lengths())
             # Context has no time of its own. It takes the time of the oldest event, or 0 without one.
-            oldest = tf.where(times.row_lengths() > 0, times.row_splits[:-1], tf.size(times.values, tf.int64))
-            oldest = tf.gather(tf.concat([times.values, [0]], axis=0), oldest)
-            parts.insert(0, rows)
-            parts_of_times.insert(0, rows.with_values(tf.gather(oldest, jagged.token_rows(rows.row_splits))))
+            oldest = tf.gather(jagged.first_tokens(times), jagged.token_rows(rows.row_splits))
+            tokens.insert(0, rows)
+            times_of_tokens.insert(0, rows.with_values(oldest))
         targets = exposed.row_lengths()
-        x = model.positions(jagged.concat(parts), num_targets=targets, before=settled, training=False)
         given: dict[str, Any] = {"num_targets": targets, "contextual_length": model.seeing_context}
-        if attends_by_time(model.config):
-            given["timestamps"] = sequence_times(jagged.concat(parts_of_times), num_targets=targets)
+        joined = [tokens, times_of_tokens] if attends_by_time(model.config) else [tokens]
+        x, *joined_times = jagged.concat_alike(joined)
+        if joined_times:
+            given["timestamps"] = sequence_times(joined_times[0], num_targets=targets)
+        x = model.positions(x, num_targets=targets, before=settled, training=False)
         keep = x.row_lengths() - targets
         if self._new_events:
             # Without an event, the context is open, too.
             keep = tf.where(events.row_lengths() > 0, keep - 1, 0)
-        y, layers = _extend(model.blocks, x, state.layers, keep, **given)
-        opened = int(self._new_events)
-        return model.logits(jagged.last(y, targets).values), UserState(
-            layers, jagged.last(events, opened), jagged.last(times, opened)
-        )
+        y, layers = _attend(model.blocks, x, state.layers, keep, **given)
+        opened = tf.minimum(events.row_lengths(), int(self._new_events))
+        change = UserState(layers, *jagged.cut([events, times], events.row_lengths() - opened, opened))
+        return model.logits(jagged.last(y, targets).values), change
 
-    def score_in_pieces(self, inputs: Batch, state: UserState, piece: int) -> tuple[dict[str, tf.Tensor], UserState]:
-        """As `update`, with at most `piece` candidates per user at a time: memory does not grow with their number.
+    def answer_in_pieces(self, inputs: Batch, state: UserState, piece: int) -> tuple[dict[str, tf.Tensor], UserState]:
+        """As `answer`, with at most `piece` candidates per user at a time: memory does not grow with their number.
 
         Source: M-FALCON of Zhai et al., Actions Speak Louder than Words (HSTU), section 3.4.
 
@@ -131,13 +138,14 @@ class GRMStates:
             return jagged.split(column, [before, taken, lengths - before - taken])[1]
 
         of_history = {name: jagged.last(column, 0) for name, column in columns.items()}
-        _, state = self.update({**inputs, **of_history}, state)
+        _, change = self.answer({**inputs, **of_history}, state)
+        state = extended(state, change)
         nothing = {name: jagged.last(column, 0) for name, column in inputs.items() if name.startswith("history_")}
         candidates = inputs["exposed_item"].with_values(tf.range(tf.size(inputs["exposed_item"].values, tf.int64)))
 
         def step(number: tf.Tensor, found: dict[str, tf.Tensor]) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
             of_piece = {name: part_of(column, number) for name, column in columns.items()}
-            logits, _ = self.update({**inputs, **nothing, **of_piece}, state)
+            logits, _ = self.answer({**inputs, **nothing, **of_piece}, state)
             at = part_of(candidates, number).values[:, tf.newaxis]
             return number + 1, {task: tf.tensor_scatter_nd_update(found[task], at, logits[task]) for task in found}
 
@@ -146,7 +154,7 @@ class GRMStates:
         _, found = tf.while_loop(
             lambda number, _: number * piece < longest, step, (tf.zeros([], tf.int64), found), parallel_iterations=1
         )
-        return found, state
+        return found, change
 
 
 class RetrievalStates:
@@ -184,10 +192,16 @@ class RetrievalStates:
         Raises:
           InvalidArgumentError: An event is older than the state, or a user has more than config.max_history events.
         """
+        vectors, change = self.answer(items, timestamps, query_time, state)
+        return vectors, extended(state, change)
+
+    def answer(
+        self, items: tf.RaggedTensor, timestamps: tf.RaggedTensor, query_time: tf.Tensor, state: UserState
+    ) -> tuple[tf.Tensor, UserState]:
+        """Returns the vectors of `embed_users`, and the change of the state: its new tokens, and its new open event."""
         model = self._model
         rows = model.embedding({"item_id": items}, training=False)["item_id"]
-        tokens = jagged.concat([state.open_tokens, rows])
-        times = _times_since(state, timestamps, model.config.max_history)
+        tokens, times = _since(state, rows, timestamps, model.config.max_history)
         x = model.positions(tokens, before=state.layers[0].values.row_lengths(), training=False)
         requests = tf.RaggedTensor.from_row_splits(
             query_time, tf.range(tf.size(query_time, tf.int64) + 1), validate=False
@@ -196,20 +210,32 @@ class RetrievalStates:
         given: dict[str, Any] = {}
         if attends_by_time(model.config):
             given["timestamps"] = sequence_times(times, asks)
-        y, layers = _extend(model.blocks, x, state.layers, tf.maximum(x.row_lengths() - 1, 0), **given)
-        vectors = normalized(tf.reduce_sum(jagged.last(y, 1), axis=1))
-        return vectors, UserState(layers, jagged.last(tokens, 1), jagged.last(times, 1))
+        y, layers = _attend(model.blocks, x, state.layers, tf.maximum(x.row_lengths() - 1, 0), **given)
+        opened = tf.minimum(tokens.row_lengths(), 1)
+        last, *open_tokens = jagged.cut([y, tokens, times], tokens.row_lengths() - opened, opened)
+        return normalized(jagged.first_tokens(last)), UserState(layers, *open_tokens)
 
 
-def _extend(
-    blocks: list[Any], x: tf.RaggedTensor, layers: tuple[AttentionState, ...], keep: tf.Tensor | None, **given: Any
+def extended(state: UserState, change: UserState) -> UserState:
+    """Returns the state after a request, from the change that the request makes."""
+    return change._replace(layers=tuple(appended(state.layers, change.layers)))
+
+
+def _attend(
+    blocks: list[Any], x: tf.RaggedTensor, layers: tuple[AttentionState, ...], keep: tf.Tensor, **given: Any
 ) -> tuple[tf.RaggedTensor, tuple[AttentionState, ...]]:
-    """Runs the blocks from kept states on, or from nothing where `layers` is empty."""
-    states = []
-    for block, layer in zip(blocks, layers or [None] * len(blocks)):
-        x, state = block.extend(x, layer, keep=keep, **given)
-        states.append(state)
-    return x, tuple(states)
+    """Runs the blocks from kept states on. Returns the outputs, and of each block the first `keep` tokens of x."""
+    # All layers have the rows of the first one. With its splits, TensorFlow computes the places of tokens once.
+    splits, states = layers[0].values.row_splits, []
+    for block, layer in zip(blocks, layers):
+        parts = (None if part is None else _with_splits(part, splits) for part in layer)
+        x, new = block.attend(x, AttentionState(*parts), **given)
+        states.append(new)
+    return x, tuple(first_tokens(states, keep))
+
+
+def _with_splits(part: tf.RaggedTensor, row_splits: tf.Tensor) -> tf.RaggedTensor:
+    return tf.RaggedTensor.from_row_splits(part.values, row_splits, validate=False)
 
 
 def _none(model: GRM | HSTURetrieval, num_users: tf.Tensor) -> UserState:
@@ -221,13 +247,18 @@ def _none(model: GRM | HSTURetrieval, num_users: tf.Tensor) -> UserState:
         given["timestamps"] = SequenceTimes(times.values, times.values)
     if all(isinstance(block, HSTU) for block in model.blocks):
         given["num_targets"] = tf.zeros_like(splits[1:])
-    _, layers = _extend(model.blocks, tokens, (), None, **given)
+    layers = tuple(block.attend(tokens, **given)[1] for block in model.blocks)
     return UserState(layers, tokens, times)
 
 
-def _times_since(state: UserState, new_times: tf.RaggedTensor, most: int, context: int = 0) -> tf.RaggedTensor:
-    """Returns the times of the events to compute, after the checks of a user's history. context: tokens before it."""
-    times = jagged.concat([state.open_times, new_times])
+def _since(
+    state: UserState, new: tf.RaggedTensor, new_times: tf.RaggedTensor, most: int, context: int = 0
+) -> list[tf.RaggedTensor]:
+    """Returns the tokens and times of the events to compute, after the checks of a user's history.
+
+    context: Tokens before the history.
+    """
+    events, times = jagged.concat_alike([[state.open_tokens, new], [state.open_times, new_times]])
     settled = tf.maximum(state.layers[0].values.row_lengths() - context, 0)
     fits = tf.debugging.assert_less_equal(
         settled + times.row_lengths(),
@@ -235,14 +266,13 @@ def _times_since(state: UserState, new_times: tf.RaggedTensor, most: int, contex
         message=f"a user has more than max_history = {most} events. Start again: pass the newest events with the state "
         "of states.none.",
     )
+    # Where both are there, the open event is the first one of the row, and a new event follows.
     both = (new_times.row_lengths() > 0) & (state.open_times.row_lengths() > 0)
-    rows = tf.boolean_mask(tf.range(tf.size(both)), both)
-    last = tf.gather(state.open_times.values, tf.gather(state.open_times.row_splits, rows))
-    first = tf.gather(new_times.values, tf.gather(new_times.row_splits, rows))
+    first, ends = times.row_splits[:-1], tf.concat([times.values, [0]], axis=0)
     follows = tf.debugging.assert_less_equal(
-        last,
-        first,
+        tf.gather(ends, first),
+        tf.gather(ends, first + tf.cast(both, tf.int64)),
         message="an event is older than the state of its user. Pass the events since the last request only.",
     )
     with tf.control_dependencies([check for check in (fits, follows) if check is not None]):
-        return times.with_values(tf.identity(times.values))
+        return [events, times.with_values(tf.identity(times.values))]

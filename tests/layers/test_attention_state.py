@@ -119,6 +119,23 @@ def test_candidates_in_pieces_equal_all_at_once(make):
     assert_near(jagged.concat(pieces), together)
 
 
+@pytest.mark.parametrize("make", LAYERS.values(), ids=LAYERS)
+def test_the_tokens_of_a_request_are_what_the_state_grows_by(make):
+    """A cache appends the new tokens of `attend`, and `extend` returns the grown state. They are the same numbers."""
+    rows = Rows(make())
+    history = rows.lengths - rows.targets
+    _, state = rows.extend(np.zeros_like(history), history // 2, None)
+    x, times = rows.piece(history // 2, rows.lengths)
+    given = rows.given(times, rows.targets)
+    want, grown = rows.layer.extend(x, state, **given)
+    y, new = rows.layer.attend(x, state, **given)
+    np.testing.assert_array_equal(y.values, want.values)
+    for before, part, whole in zip(state, new, grown):
+        if part is not None:
+            kept = [row[:count] for row, count in zip(part.to_list(), history - history // 2)]
+            assert whole.to_list() == [old + row for old, row in zip(before.to_list(), kept)]
+
+
 def test_events_that_are_not_kept_come_again():
     rows = Rows(LAYERS["research"]())
     history = rows.lengths - rows.targets

@@ -77,6 +77,34 @@ def test_last(count):
     assert ours.to_list() == expected
 
 
+@pytest.mark.parametrize("lengths", ROW_LENGTHS.values(), ids=ROW_LENGTHS)
+def test_sequences_that_are_joined_together_equal_those_joined_alone(lengths):
+    others = lengths[::-1]
+    columns = [(ragged(lengths, *shape), ragged(others, *shape, seed=1)) for shape in INNER_SHAPES]
+    # Equal lengths are asked for, not the same tensor.
+    again = [tf.RaggedTensor.from_row_splits(part.values, tf.identity(part.row_splits)) for part in columns[1]]
+    for ours, parts in zip(jagged.concat_alike([*columns, again]), [*columns, columns[1]]):
+        assert ours.to_list() == [sum(rows, []) for rows in zip(*(part.to_list() for part in parts))]
+
+
+@pytest.mark.parametrize("lengths", ROW_LENGTHS.values(), ids=ROW_LENGTHS)
+def test_cut(lengths):
+    begins = [n // 3 for n in lengths]
+    counts = [(n - begin + 1) // 2 for n, begin in zip(lengths, begins)]
+    parts = [ragged(lengths, *shape) for shape in INNER_SHAPES]
+    found = jagged.cut(parts, *(tf.constant(n, tf.int64, [len(lengths)]) for n in (begins, counts)))
+    for ours, part in zip(found, parts):
+        assert ours.to_list() == [row[b : b + n] for row, b, n in zip(part.to_list(), begins, counts)]
+
+
+@pytest.mark.parametrize("lengths", ROW_LENGTHS.values(), ids=ROW_LENGTHS)
+@pytest.mark.parametrize("shape", INNER_SHAPES)
+def test_first_tokens(lengths, shape):
+    rows = ragged(lengths, *shape)
+    expected = [row[0] if row else np.zeros(shape).tolist() for row in rows.to_list()]
+    np.testing.assert_array_equal(jagged.first_tokens(rows), np.reshape(expected, [len(lengths), *shape]))
+
+
 def test_refusals():
     rows = ragged([2, 1], 3)
     with pytest.raises(ValueError, match=r"parts\[1\] must be a RaggedTensor .*EagerTensor"):
@@ -85,6 +113,8 @@ def test_refusals():
         jagged.concat([])
     with pytest.raises(tf.errors.InvalidArgumentError, match="same number of rows"):
         jagged.concat([rows, ragged([1], 3)])
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        jagged.concat_alike([[rows, rows], [rows, ragged([2, 2], 3)]])
     with pytest.raises(ValueError, match="lengths must hold one"):
         jagged.split(rows, [])
     with pytest.raises(tf.errors.InvalidArgumentError, match="lengths must add up"):

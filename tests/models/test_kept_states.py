@@ -278,6 +278,8 @@ def test_bad_requests_are_named_and_the_server_goes_on(ranking):
         (many, "a user has more than max_history = 20 events"),
         ({**whole, "events_before": np.array([-1])}, "events_before must be >= 0"),
         ({**whole, "user": np.array([1, 2])}, "user and events_before must have one entry for each row"),
+        ({**whole, "history_action": np.append(whole["history_action"], 3)}, "must have the same number of values"),
+        ({**whole, "exposed_row_splits": np.array([0, 3])}, "do not form a valid RaggedTensor"),
     ):
         with pytest.raises(tf.errors.InvalidArgumentError, match=words):
             ranking.ask(wrong)
@@ -289,6 +291,18 @@ def test_bad_requests_are_named_and_the_server_goes_on(ranking):
     assert nothing["found"][0] and not nothing["ctr"].size
     assert not ranking.ask(ranking.inputs([], [], []))["ctr"].size
     answers_still()
+
+
+@pytest.mark.slow
+def test_a_request_to_a_state_runs_few_operations_more(ranking):
+    """A state pays for short histories only if its request runs few operations, whatever their number of tokens."""
+
+    def operations(signature):
+        functions = ranking.loaded.signatures[signature].graph.as_graph_def().library.function
+        return max(len(function.node_def) for function in functions)
+
+    assert operations("serving_default") > 500
+    assert operations("with_state") < 2 * operations("serving_default")
 
 
 @pytest.mark.slow
@@ -307,8 +321,10 @@ def retrieval():
     return made(experiments.RETRIEVAL)
 
 
-def test_retrieval_with_states(retrieval, monkeypatch):
-    """The signature's function, which an export would trace."""
+@pytest.mark.parametrize("encoder", ["hstu", "fuxi_beta"])
+def test_retrieval_with_states(encoder, monkeypatch):
+    """The signature's function, which an export would trace. FuXi-beta has keys without columns."""
+    retrieval = made({**experiments.RETRIEVAL, "model": {**experiments.RETRIEVAL["model"], "encoder": encoder}})
     given = {}
     monkeypatch.setattr(fr, "export", lambda *arguments, signatures, **options: given.update(signatures))
     export(retrieval, "nowhere", "ours", StateOptions(10**6, page_tokens=4))
@@ -338,8 +354,8 @@ def test_bfloat16_states_take_half_the_bytes(retrieval):
     users, version = tf.constant([1, 2], tf.int64), tf.constant(0, tf.int64)
     for kept in (KeptStates(states, model.config, one) for one in options):
         resumed = kept.resume(users, version, tf.zeros([2], tf.int64), batch["timestamp"])
-        _, state = states.embed_users(batch["item_id"], batch["timestamp"], now, resumed.state)
-        assert kept.keep(resumed, state).numpy().all()
+        _, change = states.answer(batch["item_id"], batch["timestamp"], now, resumed.state)
+        assert kept.keep(resumed, change).numpy().all()
         none = tf.RaggedTensor.from_row_splits(tf.zeros([0], tf.int64), tf.zeros([3], tf.int64))
         again = kept.resume(users, version, tf.constant([12, 3], tf.int64), none)
         vectors, _ = states.embed_users(none, none, now, again.state)

@@ -95,7 +95,7 @@ def test_many_candidates_come_in_pieces():
     batch, states = ranking_batch(histories, exposures), GRMStates(grm)
     half = histories // 2
     _, state = states.update(piece(batch, half * 0, half, of_exposures=False), states.none(5))
-    score = tf.function(states.score_in_pieces, autograph=False)
+    score = tf.function(states.answer_in_pieces, autograph=False)
     request = {**piece(batch, half, histories), **{name: x for name, x in batch.items() if name.startswith("exposed_")}}
     got, _ = score(request, state, 9)
     parts, cut = [], [[3, 2, 25, 1, 0], [0, 0, 25, 0, 0]]
@@ -104,7 +104,7 @@ def test_many_candidates_come_in_pieces():
         parts.append({task: few["exposed_item"].with_values(logits) for task, logits in grm(few).items()})
     assert_near(got, {task: jagged.concat([part[task] for part in parts]).values for task in got})
     with pytest.raises(ValueError, match="piece must be >= 1, got 0"):
-        states.score_in_pieces(request, state, 0)
+        states.answer_in_pieces(request, state, 0)
 
 
 @pytest.mark.slow

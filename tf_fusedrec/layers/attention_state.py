@@ -6,6 +6,7 @@ the whole row. Where an output depends on later tokens, `extend` refuses.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from tf_fusedrec._tf_compat import keras, tf
@@ -105,21 +106,42 @@ def joined(state: AttentionState | None, new: AttentionState, longest: int, laye
                 f"state.answers must {'not ' if new.answers is None else ''}be there for layer {layer!r}, got "
                 f"{'none' if state.answers is None else 'times'}. Pass the state that this layer returned."
             )
-        whole = AttentionState(*(None if a is None else jagged.concat([a, b]) for a, b in zip(state, new)))
+        whole = appended([state], [new])[0]
     return whole._replace(values=jagged.checked_lengths(whole.values, longest, layer))
 
 
+def appended(states: Sequence[AttentionState], new: Sequence[AttentionState]) -> list[AttentionState]:
+    """Returns the states with new tokens behind theirs. All states have the same row lengths, and so have all new."""
+    pairs = [pair for both in zip(states, new) for pair in zip(*both) if pair[0] is not None]
+    parts = iter(jagged.concat_alike(pairs))
+    return [AttentionState(*(None if part is None else next(parts) for part in state)) for state in states]
+
+
+def first_tokens(new: Sequence[AttentionState], counts: tf.Tensor) -> list[AttentionState]:
+    """Returns the first `counts` <int64>[B] tokens of each row. All states have the same row lengths."""
+    present = [part for state in new for part in state if part is not None]
+    parts = iter(jagged.cut(present, tf.zeros_like(counts), counts))
+    return [AttentionState(*(None if part is None else next(parts) for part in state)) for state in new]
+
+
 def kept(
-    whole: AttentionState, x: tf.RaggedTensor, num_targets: tf.Tensor | None, keep: tf.Tensor | None
+    state: AttentionState | None, new: AttentionState, num_targets: tf.Tensor | None, keep: tf.Tensor | None
 ) -> AttentionState:
-    """Returns the state after x: the tokens before x and the first `keep` tokens of x, by default all but targets.
+    """Returns the state with the first `keep` of the new tokens, by default all but targets.
 
     Raises:
-      InvalidArgumentError: `keep` is not between 0 and the number of x's tokens that are no targets.
+      InvalidArgumentError: `keep` is not between 0 and the number of new tokens that are no targets.
     """
-    if keep is None and num_targets is None:
-        return whole
-    events = x.row_lengths() if num_targets is None else x.row_lengths() - tf.cast(num_targets, tf.int64)
+    if keep is not None or num_targets is not None:
+        (new,) = first_tokens([new], checked_keep(new, num_targets, keep))
+    return new if state is None else appended([state], [new])[0]
+
+
+def checked_keep(new: AttentionState, num_targets: tf.Tensor | None, keep: tf.Tensor | None) -> tf.Tensor:
+    """Returns `keep` <int64>[B] after a check; None: all tokens but targets. Raises as `kept`."""
+    events = new.values.row_lengths()
+    if num_targets is not None:
+        events -= tf.cast(num_targets, tf.int64)
     keep = events if keep is None else tf.cast(keep, tf.int64)
     message = "keep must lie between 0 and the number of x's tokens that are no targets"
     checks = [
@@ -127,14 +149,4 @@ def kept(
         tf.debugging.assert_non_negative(keep, message=message),
     ]
     with tf.control_dependencies([check for check in checks if check is not None]):
-        lengths = whole.values.row_lengths() - x.row_lengths() + keep
-    splits = tf.concat([[0], tf.cumsum(lengths)], axis=0)
-    rows, positions = jagged.token_positions(splits)
-    tokens = tf.gather(whole.values.row_splits, rows) + positions
-
-    def first(part: tf.RaggedTensor | None) -> tf.RaggedTensor | None:
-        if part is None:
-            return None
-        return tf.RaggedTensor.from_row_splits(tf.gather(part.values, tokens), splits, validate=False)
-
-    return AttentionState(*(first(part) for part in whole))
+        return tf.identity(keep)

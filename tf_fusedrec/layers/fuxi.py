@@ -143,6 +143,13 @@ class FuXi(keras.layers.Layer):
           InvalidArgumentError: A whole row is longer than max_sequence_length, or x and state have different numbers
             of rows.
         """
+        y, new = self.attend(x, state, timestamps)
+        return y, kept(state, new, None, keep)
+
+    def attend(
+        self, x: tf.RaggedTensor, state: AttentionState | None = None, timestamps: SequenceTimes | None = None
+    ) -> tuple[tf.RaggedTensor, AttentionState]:
+        """Returns what `extend` returns, but of the state only the tokens of x."""
         x = checked_input(self, x)
         gate, value, query, key = self._project(x.values)
         keys = x.with_values(value[:, :, :0] if key is None else key)
@@ -151,7 +158,7 @@ class FuXi(keras.layers.Layer):
         row_splits = whole.values.row_splits
         bias = self.bias_weights(row_splits, whole_times(timestamps, whole))
         channels = self._attend(query, whole.keys.values, whole.values.values, row_splits, bias, x.row_splits)
-        return self._finish(x, gate, channels, False), kept(whole, x, None, keep)
+        return self._finish(x, gate, channels, False), new
 
     def check_extendable(self) -> None:
         """Does nothing: no output depends on later tokens."""

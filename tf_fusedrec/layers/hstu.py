@@ -208,6 +208,18 @@ class HSTU(keras.layers.Layer):
           InvalidArgumentError: A whole row is longer than max_sequence_length, x and state have different numbers of
             rows, or a row with context gets new events.
         """
+        y, new = self.attend(x, state, timestamps, num_targets, contextual_length)
+        return y, attention_state.kept(state, new, num_targets, keep)
+
+    def attend(
+        self,
+        x: tf.RaggedTensor,
+        state: AttentionState | None = None,
+        timestamps: SequenceTimes | None = None,
+        num_targets: tf.Tensor | None = None,
+        contextual_length: int | tf.Tensor = 0,
+    ) -> tuple[tf.RaggedTensor, AttentionState]:
+        """Returns what `extend` returns, but of the state only the tokens of x, targets included."""
         self.check_extendable()
         x = attention_state.checked_input(self, x)
         if state is not None:
@@ -229,8 +241,7 @@ class HSTU(keras.layers.Layer):
             query_splits=x.row_splits,
             **masks,
         )
-        y = x.with_values(self.output_stage([x.values, *gated], training=False))
-        return y, attention_state.kept(whole, x, num_targets, keep)
+        return x.with_values(self.output_stage([x.values, *gated], training=False)), new
 
     def check_extendable(self) -> None:
         """Raises ValueError when outputs of earlier tokens change with later tokens, so that no state can be kept."""

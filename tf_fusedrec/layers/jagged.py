@@ -76,11 +76,25 @@ def concat(parts: Sequence[tf.RaggedTensor]) -> tf.RaggedTensor:
     Example:
       [[1, 2], []] and [[3], [4, 5]]  ->  [[1, 2, 3], [4, 5]]
     """
-    if not parts:
-        raise ValueError("parts must hold at least one RaggedTensor, got none. Pass the sequences to join.")
-    for number, part in enumerate(parts):
-        check_sequence(f"parts[{number}]", part)
-    lengths = [part.row_lengths() for part in parts]
+    return concat_alike([parts])[0]
+
+
+def concat_alike(sequences: Sequence[Sequence[tf.RaggedTensor]]) -> list[tf.RaggedTensor]:
+    """Joins the parts of each sequence, as `concat`, and computes once where their tokens go.
+
+    Args:
+      sequences: One or more sequences of P parts. Part p has the same row lengths in all sequences.
+
+    Raises:
+      ValueError: A sequence is empty or holds something other than a RaggedTensor.
+      InvalidArgumentError: The parts have different numbers of rows, or part p has different numbers of tokens.
+    """
+    for parts in sequences:
+        if not parts:
+            raise ValueError("parts must hold at least one RaggedTensor, got none. Pass the sequences to join.")
+        for number, part in enumerate(parts):
+            check_sequence(f"parts[{number}]", part)
+    lengths = [part.row_lengths() for part in sequences[0]]
     same = tf.debugging.assert_equal(
         tf.stack([tf.size(own) for own in lengths]),
         tf.size(lengths[0]),
@@ -88,13 +102,16 @@ def concat(parts: Sequence[tf.RaggedTensor]) -> tf.RaggedTensor:
     )
     with tf.control_dependencies([] if same is None else [same]):
         row_splits = _splits(tf.add_n(lengths))
-    positions_in_result, start = [], row_splits[:-1]
-    for part, own in zip(parts, lengths):
-        rows, positions = token_positions(part.row_splits)
-        positions_in_result.append(tf.cast(tf.gather(start, rows) + positions, tf.int32))
+    places, start = [], row_splits[:-1]
+    for part, own in zip(sequences[0], lengths):
+        places.append(tf.cast(_tokens(part.row_splits, start), tf.int32))
         start = start + own
-    values = tf.dynamic_stitch(positions_in_result, [part.values for part in parts])
-    return tf.RaggedTensor.from_row_splits(values, row_splits, validate=False)
+    return [
+        tf.RaggedTensor.from_row_splits(
+            tf.dynamic_stitch(places, [part.values for part in parts]), row_splits, validate=False
+        )
+        for parts in sequences
+    ]
 
 
 def split(ragged: tf.RaggedTensor, lengths: Sequence[tf.Tensor]) -> list[tf.RaggedTensor]:
@@ -151,9 +168,29 @@ def last(ragged: tf.RaggedTensor, count: int | tf.Tensor) -> tf.RaggedTensor:
         raise ValueError(f"count must be >= 0, got {count}.")
     lengths = ragged.row_lengths()
     keep = tf.minimum(lengths, tf.cast(count, tf.int64))
-    rows, positions = token_positions(ragged.row_splits)
-    values = tf.boolean_mask(ragged.values, positions >= tf.gather(lengths - keep, rows))
-    return tf.RaggedTensor.from_row_splits(values, _splits(keep), validate=False)
+    return cut([ragged], lengths - keep, keep)[0]
+
+
+def cut(parts: Sequence[tf.RaggedTensor], begins: tf.Tensor, lengths: tf.Tensor) -> list[tf.RaggedTensor]:
+    """Keeps tokens [begins[b], begins[b] + lengths[b]) of each row b. All parts have the same row lengths.
+
+    Args:
+      parts: RaggedTensors <any>[B,(L),...].
+      begins, lengths: <int64>[B], within the rows.
+
+    Returns:
+      One RaggedTensor <any>[B,(lengths),...] per part.
+    """
+    splits = _splits(lengths)
+    tokens = _tokens(splits, parts[0].row_splits[:-1] + begins)
+    return [tf.RaggedTensor.from_row_splits(tf.gather(part.values, tokens), splits, validate=False) for part in parts]
+
+
+def first_tokens(ragged: tf.RaggedTensor) -> tf.Tensor:
+    """Returns the first token of each row, <any>[B,...], zeros for an empty row."""
+    zeros = tf.zeros([1, *ragged.values.shape[1:]], ragged.dtype)
+    at = tf.where(ragged.row_lengths() > 0, ragged.row_splits[:-1], ragged.row_splits[-1])
+    return tf.gather(tf.concat([ragged.values, zeros], axis=0), at)
 
 
 def check_sequence(name: str, ragged: tf.RaggedTensor) -> None:
@@ -279,3 +316,8 @@ def _pad(values, row_splits):
 def _splits(lengths: tf.Tensor) -> tf.Tensor:
     """Converts lengths <int64>[B] to row splits <int64>[B+1]."""
     return tf.concat([tf.zeros([1], lengths.dtype), tf.cumsum(lengths)], axis=0)
+
+
+def _tokens(row_splits: tf.Tensor, begins: tf.Tensor) -> tf.Tensor:
+    """Returns begins[b], begins[b] + 1, ... for the tokens of each row b, <int64>[T]."""
+    return tf.range(row_splits[-1]) + tf.gather(begins - row_splits[:-1], token_rows(row_splits))

@@ -105,13 +105,18 @@ class SASRec(keras.layers.Layer):
           InvalidArgumentError: A whole row is longer than max_sequence_length, or x and state have different numbers
             of rows.
         """
+        y, new = self.attend(x, state)
+        return y, kept(state, new, None, keep)
+
+    def attend(self, x: tf.RaggedTensor, state: AttentionState | None = None) -> tuple[tf.RaggedTensor, AttentionState]:
+        """Returns what `extend` returns, but of the state only the tokens of x."""
         x = checked_input(self, x)
         normalized, key, value = self._project(x.values)
         new = AttentionState(x.with_values(key), x.with_values(value), None)
         whole = joined(state, new, self.max_sequence_length, self.name)
         keys, values, splits = whole.keys.values, whole.values.values, whole.values.row_splits
         attended = self._attend(self.query(normalized), keys, values, splits, x.row_splits, False)
-        return self._finish(x, normalized, attended, False), kept(whole, x, None, keep)
+        return self._finish(x, normalized, attended, False), new
 
     def check_extendable(self) -> None:
         """Does nothing: no output depends on later tokens."""

@@ -42,11 +42,10 @@ def sequence_times(
 
 def _next_times(timestamps: tf.RaggedTensor, num_targets: tf.Tensor | None) -> tf.Tensor:
     """Returns the time of the next token. The last history token and the targets keep their own."""
-    rows = timestamps.value_rowids()
-    history_end = timestamps.row_limits()
-    if num_targets is not None:
-        history_end = history_end - tf.cast(num_targets, tf.int64)
-    tokens = tf.range(tf.size(rows, tf.int64))
+    row_ends = timestamps.row_splits[1:]
+    tokens = tf.range(tf.size(timestamps.values, tf.int64))
+    rows = tf.raw_ops.UpperBound(sorted_inputs=row_ends[tf.newaxis], values=tokens[tf.newaxis])[0]
+    history_end = row_ends if num_targets is None else row_ends - tf.cast(num_targets, tf.int64)
     successor = tokens + tf.cast(tokens + 1 < tf.gather(history_end, rows), tf.int64)
     return tf.gather(timestamps.values, successor)
 

@@ -60,7 +60,10 @@ class Lookup:
     def _of_group(self, number: int, asked: Sequence[tuple[str, tf.Tensor]]) -> Sequence[tf.Tensor]:
         group, overlay = self._groups[number], self._overlays[number]
         ids, sizes = tf.concat([ids for _, ids in asked], 0), tf.stack([tf.size(ids) for _, ids in asked])
-        tables = tf.repeat(tf.constant([group.names.index(table) for table, _ in asked], tf.int64), sizes)
+        names = tf.constant([group.names.index(table) for table, _ in asked], tf.int64)
+        # tf.repeat takes four times the operations.
+        part = tf.raw_ops.UpperBound(sorted_inputs=[tf.cumsum(sizes)], values=[tf.range(tf.size(ids))])[0]
+        tables = tf.gather(names, part)
         rows, exists = self._tables.find(number, asked, ids, tables)
         changed, at = overlay.find(ids, tables)
 

@@ -16,6 +16,8 @@ SEGMENT_UNIQUE = "segment_unique/cuda/segment_unique_cuda.cuh"
 SPLIT = "common/stable_split.cuh"
 LOOK_BACK = "common/look_back.cuh"
 RANK_PARTITION = "rank_partition/cuda/rank_partition_cuda.cuh"
+PIECES = "common/pieces.cuh"
+FUSE_IDS = "fuse_ids/cuda/fuse_ids_cuda.cuh"
 RECOVERY = "recovery/cuda/recovery_cuda.cuh"
 ATTENTION = "jagged_attention/cuda/jagged_attention_cuda.cuh"
 BIAS_GRADS = "jagged_attention/cuda/attention_bias_grads.cuh"
@@ -87,6 +89,19 @@ MUTANTS = [
     Mutant(
         "an index shifted: headers of the next bound", "rank_partition", RANK_PARTITION,
         "before[(s + 1) * ranks + r])", "before[(s + 1 - FAULT) * ranks + r])", "edge_cases",
+    ),
+    Mutant(
+        "an entry that begins a piece is taken for the end of the piece before", "fuse_ids", PIECES,
+        "pieces[middle].begin <= i)", "pieces[middle].begin <= i - FAULT)", "edge_cases", "heap-buffer-overflow",
+    ),
+    Mutant(
+        "row_splits that decrease are not looked for", "fuse_ids", FUSE_IDS,
+        "piece.row_splits[row - 1] <= piece.row_splits[row]",
+        "(FAULT || piece.row_splits[row - 1] <= piece.row_splits[row])", "wrong_row_splits", "[0, 3, 1, 4]",
+    ),
+    Mutant(
+        "an index shifted: bags leave out the features before", "fuse_ids", FUSE_IDS,
+        "= piece.first_id + end;", "= (FAULT ? 0 : piece.first_id) + end;", "edge_cases", "Mismatched elements",
     ),
     Mutant(
         "an index shifted: the part of a row is taken for another", "recovery", RECOVERY,

@@ -37,6 +37,45 @@ def run_stages(random, segments, most, dtype):
         both(ops.recover_grad, grads, index, num_rows, pad=pad)
 
 
+def fuse(features, row_splits, bag_sizes):
+    """The ids of F features, of which those with row_splits are ragged, for `run_op` and `both`."""
+    ragged, count = sorted(row_splits), len(features)
+
+    def op(*tensors):
+        return ops.fuse_ids(
+            tensors[:count], dict(zip(ragged, tensors[count:])), segments=[f // 2 for f in range(count)],
+            num_segments=count, feature_names=[f"f{f}" for f in range(count)], bag_sizes=bag_sizes,
+            combiners=[("mean", "sqrtn", "sum")[f % 3] for f in range(count)],
+        )  # fmt: skip
+
+    return op, [*(np.array(ids, np.int64) for ids in features), *(np.array(row_splits[f], np.int64) for f in ragged)]
+
+
+def run_fuse_ids(random):
+    """Scales have the bits of the CPU for bags of 0 to 300 ids."""
+    lengths = np.arange(300)
+    features = [random.integers(-(2**62), 2**62, n) for n in (lengths.sum(), 12, 0, lengths.sum(), 0)]
+    splits = np.concatenate([[0], np.cumsum(lengths)])
+    op, tensors = fuse(features, {0: splits, 2: [0], 3: splits[::2].tolist() + [splits[-1]]}, [0, 3, 0, 1, 2])
+    both(op, *tensors)
+    wrong = tf.errors.InvalidArgumentError
+    for rows, words in (
+        (
+            [0, 2, 1, 3],
+            "row_splits of feature 'f1' must not decrease, got 2 then 1 at entry 2. Build it from the lengths",
+        ),
+        ([1, 2, 3], "row_splits of feature 'f1' must run from 0 to 3, got first 1, last 3"),
+        ([], "row_splits of feature 'f1' must have at least one entry, got none"),
+    ):
+        op, tensors = fuse([[1], [1, 2, 3]], {1: rows}, [1, 0])
+        for on_device in (False, True):
+            refused(wrong, words, lambda: run_op(on_device, op, tensors))  # noqa: B023
+    for size, words in ((2, "'f1' must divide its 3 ids"), (0, "or be 0 with row_splits, got 0"), (-1, "got -1")):
+        op, tensors = fuse([[1], [1, 2, 3]], {}, [1, size])
+        for on_device in (False, True):
+            refused(wrong, words, lambda: run_op(on_device, op, tensors))  # noqa: B023
+
+
 def run_refusals():
     """Refuses too many segments, sizes over 2^31, decreasing offsets, and unsuitable headers."""
     wrong, rows = tf.errors.InvalidArgumentError, np.zeros([3, 4], np.float32)
@@ -89,5 +128,6 @@ def run():
     random = np.random.default_rng(0)
     for number, (segments, most) in enumerate(((1, 1), (1, 2), (3, 20), (5, 300))):
         run_stages(random, segments, most, (tf.float32, tf.float16, tf.bfloat16)[number % 3])
+    run_fuse_ids(random)
     run_refusals()
     run_refusals_of_bags()

@@ -22,6 +22,7 @@ typedef int int32_t; typedef long int64_t; typedef unsigned long uint64_t; typed
 }
 # Instances of templates, one for each kind. Attention has few, because they compile slowly.
 KERNELS = {
+    "fuse_ids/cuda/fuse_ids_cuda.cuh": ["&fusedrec::fuse_ids::FuseIdsBagsKernel", "&fusedrec::CopyPiecesKernel"],
     "segment_unique/cuda/segment_unique_cuda.cuh": ["&fusedrec::segment_unique::SegmentUniqueNumberKernel"],
     "rank_partition/cuda/rank_partition_cuda.cuh": ["&fusedrec::rank_partition::RankPartitionPlaceKernel"],
     "recovery/cuda/recovery_cuda.cuh": [

@@ -18,6 +18,7 @@ LOOK_BACK = "common/look_back.cuh"
 RANK_PARTITION = "rank_partition/cuda/rank_partition_cuda.cuh"
 PIECES = "common/pieces.cuh"
 FUSE_IDS = "fuse_ids/cuda/fuse_ids_cuda.cuh"
+JOIN_MESSAGES = "join_messages/cuda/join_messages_cuda.cuh"
 RECOVERY = "recovery/cuda/recovery_cuda.cuh"
 ATTENTION = "jagged_attention/cuda/jagged_attention_cuda.cuh"
 BIAS_GRADS = "jagged_attention/cuda/attention_bias_grads.cuh"
@@ -102,6 +103,19 @@ MUTANTS = [
     Mutant(
         "an index shifted: bags leave out the features before", "fuse_ids", FUSE_IDS,
         "= piece.first_id + end;", "= (FAULT ? 0 : piece.first_id) + end;", "edge_cases", "Mismatched elements",
+    ),
+    Mutant(
+        "a header is followed beyond its block", "join_messages", JOIN_MESSAGES,
+        "const int64_t free = end - at - segments[i];", "const int64_t free = end - at - segments[i] + FAULT;",
+        "headers_that_lie", "heap-buffer-overflow",
+    ),
+    Mutant(
+        "a lookup begins where the ids of the lookup before it do", "join_messages", JOIN_MESSAGES,
+        "at += segments[i] + ids;", "at += segments[i] + (FAULT ? 0 : ids);", "edge_cases", "answer == 0",
+    ),
+    Mutant(
+        "counts are added before they are bounded", "join_messages", JOIN_MESSAGES,
+        "0 <= count && count <= free;", "FAULT || (0 <= count && count <= free);", "headers_that_lie", "assert",
     ),
     Mutant(
         "an index shifted: the part of a row is taken for another", "recovery", RECOVERY,

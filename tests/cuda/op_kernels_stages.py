@@ -76,6 +76,38 @@ def run_fuse_ids(random):
             refused(wrong, words, lambda: run_op(on_device, op, tensors))  # noqa: B023
 
 
+def run_join_messages(random):
+    """Messages of three lookups to three ranks and back; headers that lie are refused in the words of the CPU."""
+    segments, messages, splits = [1, 3, 40], [], []
+    for count in segments:
+        lengths = random.integers(0, 9, count)
+        bounds = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+        ids = random.integers(-(2**62), 2**62, lengths.sum())
+        ranked = both(ops.rank_partition, ids, bounds, num_ranks=3, owner="hash_range")
+        messages.append(ranked.message)
+        splits.append(ranked.send_splits)
+    joined, joined_splits = both(lambda *tensors: ops.join_messages(tensors[:3], tensors[3:]), *messages, *splits)
+    parts, lengths = both(ops.split_messages, joined[: joined_splits.sum()], joined_splits, segments=segments)
+    for part, length, message, of_message in zip(parts, lengths, messages, splits):
+        same(part, message[: of_message.sum()], "a message joined and split")
+        same(length, of_message, "its blocks")
+    for message, of_ranks, words in (
+        ([1, 5, 0], [4], "splits[0] must lie in [0, 3], got 4"),
+        ([1, 5, 0, 9], [3], "splits must sum to the 4 entries of message, got 3"),
+        ([1, 5, 0, 3, 1, 0], [3, 3], "message of rank 1 counts 3 ids in segment 0 of lookup 0, more than the 2"),
+        ([-1, 0], [2], "message of rank 0 counts -1 ids in segment 0 of lookup 0"),
+        ([1, 5], [2], "message of rank 0 must hold 1 counts of lookup 1, got 0 entries"),
+        ([1, 5, 0, 9], [4], "message of rank 0 must end behind the last lookup, got 1 more entries"),
+    ):
+        given = np.array(message, np.int64), np.array(of_ranks, np.int32)
+        for on_device in (False, True):
+            call = lambda: run_op(on_device, ops.split_messages, given, segments=(1, 1))  # noqa: B023, E731
+            refused(tf.errors.InvalidArgumentError, words, call)
+    wrong = np.array([1, 2, 3]), np.array([2, 2], np.int32)
+    call = lambda: run_op(True, lambda m, s: ops.join_messages([m], [s]), wrong)  # noqa: E731
+    refused(tf.errors.InvalidArgumentError, "splits[0][1] must lie in [0, 1], got 2", call)
+
+
 def run_refusals():
     """Refuses too many segments, sizes over 2^31, decreasing offsets, and unsuitable headers."""
     wrong, rows = tf.errors.InvalidArgumentError, np.zeros([3, 4], np.float32)
@@ -129,5 +161,6 @@ def run():
     for number, (segments, most) in enumerate(((1, 1), (1, 2), (3, 20), (5, 300))):
         run_stages(random, segments, most, (tf.float32, tf.float16, tf.bfloat16)[number % 3])
     run_fuse_ids(random)
+    run_join_messages(random)
     run_refusals()
     run_refusals_of_bags()

@@ -25,6 +25,7 @@ KERNELS = {
     "fuse_ids/cuda/fuse_ids_cuda.cuh": ["&fusedrec::fuse_ids::FuseIdsBagsKernel", "&fusedrec::CopyPiecesKernel"],
     "segment_unique/cuda/segment_unique_cuda.cuh": ["&fusedrec::segment_unique::SegmentUniqueNumberKernel"],
     "rank_partition/cuda/rank_partition_cuda.cuh": ["&fusedrec::rank_partition::RankPartitionPlaceKernel"],
+    "join_messages/cuda/join_messages_cuda.cuh": ["&fusedrec::join_messages::MessageLengthsKernel"],
     "recovery/cuda/recovery_cuda.cuh": [
         f"&fusedrec::recovery::{kernel}<{type_}>"
         for kernel in ("RecoverGradSumKernel", "RecoverGradJoinKernel", "PooledRecoverKernel")

@@ -17,8 +17,6 @@ from tensorflow.python.framework import kernels  # isort: skip  (tf_fusedrec fir
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 # Ops whose GPU kernel has all arguments in host memory and computes there, and the reason.
 ON_THE_HOST = {
-    "JoinMessages": "headers and splits decide on sizes; the ids of a step are small beside its rows",
-    "SplitMessages": "as JoinMessages",
     "WindowUnique": "micro-batches share rows on several ranks only, and their ids are in host memory there",
     "WindowRoute": "as WindowUnique",
     "WindowGradients": "as WindowUnique",
@@ -35,7 +33,7 @@ ON_THE_HOST = {
 HOST_ARGUMENTS = {
     "segment_splits", "unique_splits", "received_splits", "send_splits", "id_splits", "num_rows", "row_splits",
     "num_targets", "thresholds", "table", "segment", "since", "count", "removed", "evicted", "size", "clock",
-    "segments", "bytes", "feature_bags",
+    "segments", "bytes", "feature_bags", "joined_splits", "lengths", "splits",
 }  # fmt: skip
 # Host arguments of other ops that an op takes on the device: it needs their shapes alone to know its sizes.
 ON_THE_DEVICE = {"FuseIds": {"row_splits"}}

@@ -59,6 +59,7 @@ FUSEDREC_CUDA_API void emulation_allocations_left(int64_t count) { allocations_l
 #include "jagged_attention/cuda/kernels/bias_attention_gpu_kernel.cc"  // NOLINT
 #include "jagged_attention/cuda/kernels/gated_attention_gpu_kernel.cc"  // NOLINT
 #include "jagged_attention/cuda/kernels/jagged_attention_gpu_kernel.cc"  // NOLINT
+#include "join_messages/cuda/join_messages_gpu_kernel.cc"  // NOLINT
 #include "rank_partition/cuda/rank_partition_gpu_kernel.cc"  // NOLINT
 #include "recovery/cuda/recovery_gpu_kernel.cc"  // NOLINT
 #include "segment_unique/cuda/segment_unique_gpu_kernel.cc"  // NOLINT

@@ -19,6 +19,7 @@ RANK_PARTITION = "rank_partition/cuda/rank_partition_cuda.cuh"
 PIECES = "common/pieces.cuh"
 FUSE_IDS = "fuse_ids/cuda/fuse_ids_cuda.cuh"
 JOIN_MESSAGES = "join_messages/cuda/join_messages_cuda.cuh"
+INITIAL_ROWS = "initial_rows/cuda/initial_rows_cuda.cuh"
 RECOVERY = "recovery/cuda/recovery_cuda.cuh"
 ATTENTION = "jagged_attention/cuda/jagged_attention_cuda.cuh"
 BIAS_GRADS = "jagged_attention/cuda/attention_bias_grads.cuh"
@@ -116,6 +117,20 @@ MUTANTS = [
     Mutant(
         "counts are added before they are bounded", "join_messages", JOIN_MESSAGES,
         "0 <= count && count <= free;", "FAULT || (0 <= count && count <= free);", "headers_that_lie", "assert",
+    ),
+    Mutant(
+        "a row that exists is not copied where it has another place", "initial_rows", INITIAL_ROWS,
+        "c < columns; ++c) out[begin + c] = rows", "c < columns - FAULT; ++c) out[begin + c] = rows", "edge_cases",
+        "Not equal to tolerance",
+    ),
+    Mutant(
+        "the last columns are drawn as if four were left", "initial_rows", INITIAL_ROWS,
+        "dim - 4 * block < 4 ?", "!FAULT && dim - 4 * block < 4 ?", "edge_cases", "heap-buffer-overflow",
+    ),
+    Mutant(
+        "all tables draw with the seed of the first", "initial_rows", INITIAL_ROWS,
+        "PieceOf(tables, num_tables, w).seed", "PieceOf(tables, FAULT ? 1 : num_tables, w).seed", "edge_cases",
+        "Not equal to tolerance",
     ),
     Mutant(
         "an index shifted: the part of a row is taken for another", "recovery", RECOVERY,

@@ -108,6 +108,27 @@ def run_join_messages(random):
     refused(tf.errors.InvalidArgumentError, "splits[0][1] must lie in [0, 1], got 2", call)
 
 
+def run_initial_rows(random):
+    """Rows of every distribution and type have the bits of the CPU."""
+    for name in ("constant", "uniform", "normal", "truncated_normal"):
+        for dtype in (tf.float32, tf.float16, tf.bfloat16):
+            rows = tf.cast(random.normal(size=[50, 7]), dtype)
+            exists, ids = random.integers(0, 2, 50) == 1, random.integers(-(2**63), 2**63 - 1, 50)
+            splits = np.array([0, 0, 30, 50])
+            more = {"seeds": (1, -(2**63), 7), "distribution": name, "a": -0.7, "b": 1.3}
+            both(ops.initial_rows, rows, exists, ids, splits, **more)
+            both(ops.initial_rows, rows[:0], exists[:0], ids[:0], np.zeros(4, np.int64), **more)
+    arguments = np.zeros([2, 3], np.float32), np.zeros(2, bool), np.arange(2)
+    for splits, seeds, words in (
+        ([0, 2, 1, 2], (1, 2, 3), "segment_splits must not decrease"),
+        ([0, 2], (1, 2), "len(seeds) + 1 = 3 entries, got 2"),
+    ):
+        for on_device in (False, True):
+            more = {"seeds": seeds, "distribution": "uniform", "a": 0.0}
+            call = lambda: run_op(on_device, ops.initial_rows, (*arguments, np.array(splits)), **more)  # noqa: B023, E731
+            refused(tf.errors.InvalidArgumentError, words, call)
+
+
 def run_refusals():
     """Refuses too many segments, sizes over 2^31, decreasing offsets, and unsuitable headers."""
     wrong, rows = tf.errors.InvalidArgumentError, np.zeros([3, 4], np.float32)
@@ -162,5 +183,6 @@ def run():
         run_stages(random, segments, most, (tf.float32, tf.float16, tf.bfloat16)[number % 3])
     run_fuse_ids(random)
     run_join_messages(random)
+    run_initial_rows(random)
     run_refusals()
     run_refusals_of_bags()

@@ -25,6 +25,10 @@ KERNELS = {
     "fuse_ids/cuda/fuse_ids_cuda.cuh": ["&fusedrec::fuse_ids::FuseIdsBagsKernel", "&fusedrec::CopyPiecesKernel"],
     "segment_unique/cuda/segment_unique_cuda.cuh": ["&fusedrec::segment_unique::SegmentUniqueNumberKernel"],
     "rank_partition/cuda/rank_partition_cuda.cuh": ["&fusedrec::rank_partition::RankPartitionPlaceKernel"],
+    "initial_rows/cuda/initial_rows_cuda.cuh": [
+        f"&fusedrec::initial_rows::InitialRowsKernel<{type_}>"
+        for type_ in ("float", "fusedrec::Half", "fusedrec::Bfloat16")
+    ],
     "join_messages/cuda/join_messages_cuda.cuh": ["&fusedrec::join_messages::MessageLengthsKernel"],
     "recovery/cuda/recovery_cuda.cuh": [
         f"&fusedrec::recovery::{kernel}<{type_}>"

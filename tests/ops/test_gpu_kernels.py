@@ -28,7 +28,6 @@ ON_THE_HOST = {
     "UserStatesDrop": "as UserStates",
     "UserStatesSpill": "as UserStates",
     "UserStatesStatistics": "as UserStates",
-    "InitialRows": "for tables of other projects, whose rows are in host memory",
 }
 HOST_ARGUMENTS = {
     "segment_splits", "unique_splits", "received_splits", "send_splits", "id_splits", "num_rows", "row_splits",

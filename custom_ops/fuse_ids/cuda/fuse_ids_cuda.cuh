@@ -2,7 +2,7 @@
 #ifndef FUSEDREC_FUSE_IDS_CUDA_FUSE_IDS_CUDA_CUH_
 #define FUSEDREC_FUSE_IDS_CUDA_FUSE_IDS_CUDA_CUH_
 
-#include "common/pieces.cuh"
+#include "common/copy_pieces.cuh"
 #include "fuse_ids/bag_scale.h"
 
 namespace fusedrec {
@@ -26,7 +26,7 @@ struct BagsPiece {
 constexpr unsigned kNoFeature = 0xffffffffu;
 
 // *wrong, kNoFeature before, becomes the first feature whose row_splits do not run from 0 to num_ids, or decrease.
-static __global__ void __launch_bounds__(kPieceThreads)
+__global__ void __launch_bounds__(kPieceThreads)
     FuseIdsCheckKernel(const RowsPiece* __restrict__ pieces, int64_t count, int64_t num_splits, unsigned* wrong) {
   for (int64_t i = GlobalThread(); i < num_splits; i += static_cast<int64_t>(gridDim.x) * kPieceThreads) {
     const RowsPiece& piece = PieceOf(pieces, count, i);
@@ -38,7 +38,7 @@ static __global__ void __launch_bounds__(kPieceThreads)
 }
 
 // Ends and scales of all bags. It follows row_splits, so it writes nothing where some are wrong.
-static __global__ void __launch_bounds__(kPieceThreads)
+__global__ void __launch_bounds__(kPieceThreads)
     FuseIdsBagsKernel(const BagsPiece* __restrict__ pieces, int64_t count, int64_t num_bags,
                       const unsigned* __restrict__ wrong, int64_t* __restrict__ bag_splits,
                       float* __restrict__ bag_scale) {

@@ -2,14 +2,14 @@
 #ifndef FUSEDREC_JOIN_MESSAGES_CUDA_JOIN_MESSAGES_CUDA_CUH_
 #define FUSEDREC_JOIN_MESSAGES_CUDA_JOIN_MESSAGES_CUDA_CUH_
 
-#include "common/pieces.cuh"
+#include "common/copy_pieces.cuh"
 
 namespace fusedrec {
 namespace join_messages {
 
 // lengths[i, r] out of the headers in the block of rank r. One warp per rank. *wrong, 0 before, becomes 1 where a header
 // does not agree with its block. No entry outside the block is read, whatever the headers say.
-static __global__ void __launch_bounds__(32)
+__global__ void __launch_bounds__(32)
     MessageLengthsKernel(const int64_t* __restrict__ message, const int64_t* __restrict__ block_begin,
                          const int64_t* __restrict__ segments, int64_t num_messages, int64_t num_ranks,
                          int32_t* __restrict__ lengths, int32_t* wrong) {

@@ -1,6 +1,6 @@
 // Joining and splitting of messages on a GPU: entries stay on the device, splits and lengths are in host memory.
 //
-// Contracts and results equal join_messages.h's, bit for bit. One launch copies all blocks (common/pieces.cuh). Only the
+// Contracts and results equal join_messages.h's, bit for bit. One launch copies all blocks (common/copy_pieces.cuh). Only the
 // headers of a received message tell the lengths of its blocks: a warp per source reads them, one lookup after the other,
 // because the header of a lookup begins where the ids of the lookup before it end.
 #ifndef FUSEDREC_JOIN_MESSAGES_CUDA_JOIN_MESSAGES_CUDA_H_

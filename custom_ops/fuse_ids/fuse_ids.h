@@ -9,17 +9,19 @@
 #include <vector>
 
 #include "absl/types/span.h"
+#include "fuse_ids/bag_scale.h"
 
 namespace fusedrec {
 
-//   features        ids of each feature; features of one segment are neighbours
-//   segments        [F] segment of each feature, non-decreasing, in [0, S)
-//   fused           [N] out: ids of all features
-//   segment_splits  [S+1] out: segment s is fused[segment_splits[s]:segment_splits[s+1]]
-void FuseIds(const std::vector<absl::Span<const int64_t>>& features, absl::Span<const int64_t> segments,
-             absl::Span<int64_t> fused, absl::Span<int64_t> segment_splits);
+//   features  ids of each feature; features of one segment are neighbours
+//   fused     [N] out: ids of all features
+void FuseIds(const std::vector<absl::Span<const int64_t>>& features, absl::Span<int64_t> fused);
 
-enum class Combiner { kSum, kMean, kSqrtn };
+//   sizes           [F] ids of each feature
+//   segments        [F] segment of each feature, non-decreasing, in [0, S)
+//   segment_splits  [S+1] out: segment s is fused[segment_splits[s]:segment_splits[s+1]]
+void CountSegments(absl::Span<const int64_t> sizes, absl::Span<const int64_t> segments,
+                   absl::Span<int64_t> segment_splits);
 
 // Writes the bags of one feature. They follow the bags of the features before it.
 //   row_splits  ends of its bags among its ids, from 0 on; empty: bags of bag_size ids

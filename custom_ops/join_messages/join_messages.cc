@@ -31,32 +31,56 @@ absl::Status CheckBlocks(const std::vector<MessageView>& messages) {
   return absl::OkStatus();
 }
 
-void JoinMessages(const std::vector<MessageView>& messages, absl::Span<int64_t> joined, absl::Span<int32_t> splits) {
+int64_t EntriesOf(const std::vector<MessageView>& messages) {
+  int64_t total = 0;
+  for (const MessageView& message : messages) {
+    for (const int32_t count : message.splits) total += count;
+  }
+  return total;
+}
+
+void JoinSplits(const std::vector<MessageView>& messages, absl::Span<int32_t> splits) {
+  std::fill(splits.begin(), splits.end(), 0);
+  for (const MessageView& message : messages) {
+    for (size_t r = 0; r < splits.size(); ++r) splits[r] += message.splits[r];
+  }
+}
+
+void JoinMessages(const std::vector<MessageView>& messages, absl::Span<int64_t> joined) {
   std::vector<const int64_t*> from;
   for (const MessageView& message : messages) from.push_back(message.entries.data());
   auto to = joined.begin();
-  for (size_t r = 0; r < splits.size(); ++r) {
-    const auto begin = to;
+  for (size_t r = 0; r < messages[0].splits.size(); ++r) {
     for (size_t i = 0; i < messages.size(); ++i) {
       const int32_t count = messages[i].splits[r];
       to = std::copy(from[i], from[i] + count, to);
       from[i] += count;
     }
-    splits[r] = static_cast<int32_t>(to - begin);
   }
   std::fill(to, joined.end(), 0);
+}
+
+absl::Status CheckJoinedBlocks(const MessageView& joined) {
+  int64_t left = joined.entries.size();
+  for (size_t r = 0; r < joined.splits.size(); ++r) {
+    const int64_t block = joined.splits[r];
+    if (block < 0 || block > left) {
+      return absl::InvalidArgumentError(absl::StrCat("splits[", r, "] must lie in [0, ", left, "], got ", block, ".",
+                                                     kRemedy));
+    }
+    left -= block;
+  }
+  if (left == 0) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("splits must sum to the ", joined.entries.size(),
+                                                 " entries of message, got ", joined.entries.size() - left, ".",
+                                                 kRemedy));
 }
 
 absl::Status ReadLengths(const MessageView& joined, absl::Span<const int64_t> segments, absl::Span<int32_t> lengths) {
   const size_t ranks = joined.splits.size();
   int64_t at = 0;
   for (size_t r = 0; r < ranks; ++r) {
-    const int64_t block = joined.splits[r];
-    if (block < 0 || block > static_cast<int64_t>(joined.entries.size()) - at) {
-      return absl::InvalidArgumentError(absl::StrCat("splits[", r, "] must lie in [0, ", joined.entries.size() - at,
-                                                     "], got ", block, ".", kRemedy));
-    }
-    const int64_t end = at + block;
+    const int64_t end = at + joined.splits[r];
     for (size_t i = 0; i < segments.size(); ++i) {
       // Each count is bounded before it is added: a damaged header must not overflow the sum.
       int64_t ids = 0, free = end - at - segments[i];
@@ -82,9 +106,7 @@ absl::Status ReadLengths(const MessageView& joined, absl::Span<const int64_t> se
                                                      end - at, " more entries.", kRemedy));
     }
   }
-  if (at == static_cast<int64_t>(joined.entries.size())) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat("splits must sum to the ", joined.entries.size(),
-                                                 " entries of message, got ", at, ".", kRemedy));
+  return absl::OkStatus();
 }
 
 void SplitMessages(const MessageView& joined, absl::Span<const int32_t> lengths,

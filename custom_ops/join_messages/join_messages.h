@@ -30,12 +30,23 @@ struct MessageView {
 // Checks that all messages have blocks for the same ranks, and that all blocks lie inside their message.
 absl::Status CheckBlocks(const std::vector<MessageView>& messages);
 
+// Entries of all blocks of `messages`, which CheckBlocks has checked.
+int64_t EntriesOf(const std::vector<MessageView>& messages);
+
+// Adds up the entries of each joined block. Reads no entries.
+//   messages  [L], checked by CheckBlocks
+//   splits    [R]  out
+void JoinSplits(const std::vector<MessageView>& messages, absl::Span<int32_t> splits);
+
 //   messages  [L], checked by CheckBlocks
 //   joined    [>= sum of all blocks]  out: entries behind the last block become 0
-//   splits    [R]  out: entries of each joined block
-void JoinMessages(const std::vector<MessageView>& messages, absl::Span<int64_t> joined, absl::Span<int32_t> splits);
+void JoinMessages(const std::vector<MessageView>& messages, absl::Span<int64_t> joined);
 
-// Reads the headers of a joined message, and checks that the blocks fill it.
+// Checks that the blocks of a joined message fill it. Reads no entries.
+absl::Status CheckJoinedBlocks(const MessageView& joined);
+
+// Reads the headers of a joined message.
+//   joined    checked by CheckJoinedBlocks
 //   segments  [L]      tables of each lookup, S_i
 //   lengths   [L * R]  out: entries of the block of rank r in lookup i, at i * R + r
 absl::Status ReadLengths(const MessageView& joined, absl::Span<const int64_t> segments, absl::Span<int32_t> lengths);

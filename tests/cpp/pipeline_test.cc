@@ -41,7 +41,8 @@ Rank Send(int size, const ParallelFor& parallel_for, std::mt19937_64* random) {
   Rank rank;
   rank.ids.resize(n);
   rank.splits.resize(kSegments + 1);
-  FuseIds({features.begin(), features.end()}, kSegmentOfFeature, absl::MakeSpan(rank.ids), absl::MakeSpan(rank.splits));
+  FuseIds({features.begin(), features.end()}, absl::MakeSpan(rank.ids));
+  CountSegments(std::vector<int64_t>(features.size(), size), kSegmentOfFeature, absl::MakeSpan(rank.splits));
   rank.unique.resize(n);
   rank.unique_splits.resize(kSegments + 1);
   rank.inverse.resize(n);

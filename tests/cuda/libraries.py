@@ -15,6 +15,7 @@ from tools.sanitizers import algorithms
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 HERE = pathlib.Path(__file__).resolve().parent
+OPS = sorted(path.parents[1].name for path in (ROOT / "custom_ops").glob("*/cuda/*_cuda.cuh"))
 FLAGS = [
     "-std=c++17", "-O1", "-g1", "-fPIC", "-pthread", "-fvisibility=hidden", "-fno-omit-frame-pointer",
     "-ffp-contract=off", "-Wall", "-Wextra", "-Wno-unknown-pragmas", "-Wno-attributes", "-Wno-maybe-uninitialized",

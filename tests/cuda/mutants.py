@@ -16,6 +16,10 @@ SEGMENT_UNIQUE = "segment_unique/cuda/segment_unique_cuda.cuh"
 SPLIT = "common/stable_split.cuh"
 LOOK_BACK = "common/look_back.cuh"
 RANK_PARTITION = "rank_partition/cuda/rank_partition_cuda.cuh"
+PIECES = "common/pieces.cuh"
+FUSE_IDS = "fuse_ids/cuda/fuse_ids_cuda.cuh"
+JOIN_MESSAGES = "join_messages/cuda/join_messages_cuda.cuh"
+INITIAL_ROWS = "initial_rows/cuda/initial_rows_cuda.cuh"
 RECOVERY = "recovery/cuda/recovery_cuda.cuh"
 ATTENTION = "jagged_attention/cuda/jagged_attention_cuda.cuh"
 BIAS_GRADS = "jagged_attention/cuda/attention_bias_grads.cuh"
@@ -87,6 +91,46 @@ MUTANTS = [
     Mutant(
         "an index shifted: headers of the next bound", "rank_partition", RANK_PARTITION,
         "before[(s + 1) * ranks + r])", "before[(s + 1 - FAULT) * ranks + r])", "edge_cases",
+    ),
+    Mutant(
+        "an entry that begins a piece is taken for the end of the piece before", "fuse_ids", PIECES,
+        "pieces[middle].begin <= i)", "pieces[middle].begin <= i - FAULT)", "edge_cases", "heap-buffer-overflow",
+    ),
+    Mutant(
+        "row_splits that decrease are not looked for", "fuse_ids", FUSE_IDS,
+        "piece.row_splits[row - 1] <= piece.row_splits[row]",
+        "(FAULT || piece.row_splits[row - 1] <= piece.row_splits[row])", "wrong_row_splits", "[0, 3, 1, 4]",
+    ),
+    Mutant(
+        "an index shifted: bags leave out the features before", "fuse_ids", FUSE_IDS,
+        "= piece.first_id + end;", "= (FAULT ? 0 : piece.first_id) + end;", "edge_cases", "Mismatched elements",
+    ),
+    Mutant(
+        "a header is followed beyond its block", "join_messages", JOIN_MESSAGES,
+        "const int64_t free = end - at - segments[i];", "const int64_t free = end - at - segments[i] + FAULT;",
+        "headers_that_lie", "heap-buffer-overflow",
+    ),
+    Mutant(
+        "a lookup begins where the ids of the lookup before it do", "join_messages", JOIN_MESSAGES,
+        "at += segments[i] + ids;", "at += segments[i] + (FAULT ? 0 : ids);", "edge_cases", "answer == 0",
+    ),
+    Mutant(
+        "counts are added before they are bounded", "join_messages", JOIN_MESSAGES,
+        "0 <= count && count <= free;", "FAULT || (0 <= count && count <= free);", "headers_that_lie", "assert",
+    ),
+    Mutant(
+        "a row that exists is not copied where it has another place", "initial_rows", INITIAL_ROWS,
+        "c < columns; ++c) out[begin + c] = rows", "c < columns - FAULT; ++c) out[begin + c] = rows", "edge_cases",
+        "Not equal to tolerance",
+    ),
+    Mutant(
+        "the last columns are drawn as if four were left", "initial_rows", INITIAL_ROWS,
+        "dim - 4 * block < 4 ?", "!FAULT && dim - 4 * block < 4 ?", "edge_cases", "heap-buffer-overflow",
+    ),
+    Mutant(
+        "all tables draw with the seed of the first", "initial_rows", INITIAL_ROWS,
+        "PieceOf(tables, num_tables, w).seed", "PieceOf(tables, FAULT ? 1 : num_tables, w).seed", "edge_cases",
+        "Not equal to tolerance",
     ),
     Mutant(
         "an index shifted: the part of a row is taken for another", "recovery", RECOVERY,

@@ -32,15 +32,29 @@ def on_device_where_it_can(function, labels):
         with tf.compat.v1.get_default_graph()._kernel_label_map(labels):
             return function(**arguments)
 
+    functions = {}  # traced once for all eager calls with equal attributes
+
     def call(**arguments):
-        return tf.function(lambda: make(**arguments))() if tf.executing_eagerly() else make(**arguments)
+        if not tf.executing_eagerly():
+            return make(**arguments)
+        inputs = {name: value for name, value in arguments.items() if any(map(tf.is_tensor, tf.nest.flatten(value)))}
+        rest = {name: value for name, value in arguments.items() if name not in inputs}
+
+        def make_with(given):
+            answer = make(**given, **rest)
+            return None if isinstance(answer, tf.Operation) else answer
+
+        return functions.setdefault(str(rest), tf.function(make_with, reduce_retracing=True))(inputs)
 
     return call
 
 
 @contextlib.contextmanager
 def on_device():
-    """Places ops on the emulated device, except those that compute in host memory. Tables know that they lie there."""
+    """Places ops on the emulated device, except those that compute in host memory. Tables know that they lie there.
+
+    Yields the names of the ops on the device.
+    """
     has_label = lambda op: any(k.label == "emulated" for k in kernels.get_registered_kernels_for_op(op).kernel)  # noqa: E731
     labels = {op: label for op, label in LABELS.items() if has_label(op)}
     originals = {
@@ -50,7 +64,7 @@ def on_device():
         setattr(_library.library, name, on_device_where_it_can(function, labels))
     try:
         with mock.patch.object(places, "on_gpu", lambda: True):
-            yield
+            yield set(labels)
     finally:
         for name, function in originals.items():
             setattr(_library.library, name, function)

@@ -37,6 +37,98 @@ def run_stages(random, segments, most, dtype):
         both(ops.recover_grad, grads, index, num_rows, pad=pad)
 
 
+def fuse(features, row_splits, bag_sizes):
+    """The ids of F features, of which those with row_splits are ragged, for `run_op` and `both`."""
+    ragged, count = sorted(row_splits), len(features)
+
+    def op(*tensors):
+        return ops.fuse_ids(
+            tensors[:count], dict(zip(ragged, tensors[count:])), segments=[f // 2 for f in range(count)],
+            num_segments=count, feature_names=[f"f{f}" for f in range(count)], bag_sizes=bag_sizes,
+            combiners=[("mean", "sqrtn", "sum")[f % 3] for f in range(count)],
+        )  # fmt: skip
+
+    return op, [*(np.array(ids, np.int64) for ids in features), *(np.array(row_splits[f], np.int64) for f in ragged)]
+
+
+def run_fuse_ids(random):
+    """Scales have the bits of the CPU for bags of 0 to 300 ids."""
+    lengths = np.arange(300)
+    features = [random.integers(-(2**62), 2**62, n) for n in (lengths.sum(), 12, 0, lengths.sum(), 0)]
+    splits = np.concatenate([[0], np.cumsum(lengths)])
+    op, tensors = fuse(features, {0: splits, 2: [0], 3: splits[::2].tolist() + [splits[-1]]}, [0, 3, 0, 1, 2])
+    both(op, *tensors)
+    wrong = tf.errors.InvalidArgumentError
+    for rows, words in (
+        (
+            [0, 2, 1, 3],
+            "row_splits of feature 'f1' must not decrease, got 2 then 1 at entry 2. Build it from the lengths",
+        ),
+        ([1, 2, 3], "row_splits of feature 'f1' must run from 0 to 3, got first 1, last 3"),
+        ([], "row_splits of feature 'f1' must have at least one entry, got none"),
+    ):
+        op, tensors = fuse([[1], [1, 2, 3]], {1: rows}, [1, 0])
+        for on_device in (False, True):
+            refused(wrong, words, lambda: run_op(on_device, op, tensors))  # noqa: B023
+    for size, words in ((2, "'f1' must divide its 3 ids"), (0, "or be 0 with row_splits, got 0"), (-1, "got -1")):
+        op, tensors = fuse([[1], [1, 2, 3]], {}, [1, size])
+        for on_device in (False, True):
+            refused(wrong, words, lambda: run_op(on_device, op, tensors))  # noqa: B023
+
+
+def run_join_messages(random):
+    """Messages of three lookups to three ranks and back; headers that lie are refused in the words of the CPU."""
+    segments, messages, splits = [1, 3, 40], [], []
+    for count in segments:
+        lengths = random.integers(0, 9, count)
+        bounds = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+        ids = random.integers(-(2**62), 2**62, lengths.sum())
+        ranked = both(ops.rank_partition, ids, bounds, num_ranks=3, owner="hash_range")
+        messages.append(ranked.message)
+        splits.append(ranked.send_splits)
+    joined, joined_splits = both(lambda *tensors: ops.join_messages(tensors[:3], tensors[3:]), *messages, *splits)
+    parts, lengths = both(ops.split_messages, joined[: joined_splits.sum()], joined_splits, segments=segments)
+    for part, length, message, of_message in zip(parts, lengths, messages, splits):
+        same(part, message[: of_message.sum()], "a message joined and split")
+        same(length, of_message, "its blocks")
+    for message, of_ranks, words in (
+        ([1, 5, 0], [4], "splits[0] must lie in [0, 3], got 4"),
+        ([1, 5, 0, 9], [3], "splits must sum to the 4 entries of message, got 3"),
+        ([1, 5, 0, 3, 1, 0], [3, 3], "message of rank 1 counts 3 ids in segment 0 of lookup 0, more than the 2"),
+        ([-1, 0], [2], "message of rank 0 counts -1 ids in segment 0 of lookup 0"),
+        ([1, 5], [2], "message of rank 0 must hold 1 counts of lookup 1, got 0 entries"),
+        ([1, 5, 0, 9], [4], "message of rank 0 must end behind the last lookup, got 1 more entries"),
+    ):
+        given = np.array(message, np.int64), np.array(of_ranks, np.int32)
+        for on_device in (False, True):
+            call = lambda: run_op(on_device, ops.split_messages, given, segments=(1, 1))  # noqa: B023, E731
+            refused(tf.errors.InvalidArgumentError, words, call)
+    wrong = np.array([1, 2, 3]), np.array([2, 2], np.int32)
+    call = lambda: run_op(True, lambda m, s: ops.join_messages([m], [s]), wrong)  # noqa: E731
+    refused(tf.errors.InvalidArgumentError, "splits[0][1] must lie in [0, 1], got 2", call)
+
+
+def run_initial_rows(random):
+    """Rows of every distribution and type have the bits of the CPU."""
+    for name in ("constant", "uniform", "normal", "truncated_normal"):
+        for dtype in (tf.float32, tf.float16, tf.bfloat16):
+            rows = tf.cast(random.normal(size=[50, 7]), dtype)
+            exists, ids = random.integers(0, 2, 50) == 1, random.integers(-(2**63), 2**63 - 1, 50)
+            splits = np.array([0, 0, 30, 50])
+            more = {"seeds": (1, -(2**63), 7), "distribution": name, "a": -0.7, "b": 1.3}
+            both(ops.initial_rows, rows, exists, ids, splits, **more)
+            both(ops.initial_rows, rows[:0], exists[:0], ids[:0], np.zeros(4, np.int64), **more)
+    arguments = np.zeros([2, 3], np.float32), np.zeros(2, bool), np.arange(2)
+    for splits, seeds, words in (
+        ([0, 2, 1, 2], (1, 2, 3), "segment_splits must not decrease"),
+        ([0, 2], (1, 2), "len(seeds) + 1 = 3 entries, got 2"),
+    ):
+        for on_device in (False, True):
+            more = {"seeds": seeds, "distribution": "uniform", "a": 0.0}
+            call = lambda: run_op(on_device, ops.initial_rows, (*arguments, np.array(splits)), **more)  # noqa: B023, E731
+            refused(tf.errors.InvalidArgumentError, words, call)
+
+
 def run_refusals():
     """Refuses too many segments, sizes over 2^31, decreasing offsets, and unsuitable headers."""
     wrong, rows = tf.errors.InvalidArgumentError, np.zeros([3, 4], np.float32)
@@ -89,5 +181,8 @@ def run():
     random = np.random.default_rng(0)
     for number, (segments, most) in enumerate(((1, 1), (1, 2), (3, 20), (5, 300))):
         run_stages(random, segments, most, (tf.float32, tf.float16, tf.bfloat16)[number % 3])
+    run_fuse_ids(random)
+    run_join_messages(random)
+    run_initial_rows(random)
     run_refusals()
     run_refusals_of_bags()

@@ -22,8 +22,14 @@ typedef int int32_t; typedef long int64_t; typedef unsigned long uint64_t; typed
 }
 # Instances of templates, one for each kind. Attention has few, because they compile slowly.
 KERNELS = {
+    "fuse_ids/cuda/fuse_ids_cuda.cuh": ["&fusedrec::fuse_ids::FuseIdsBagsKernel", "&fusedrec::CopyPiecesKernel"],
     "segment_unique/cuda/segment_unique_cuda.cuh": ["&fusedrec::segment_unique::SegmentUniqueNumberKernel"],
     "rank_partition/cuda/rank_partition_cuda.cuh": ["&fusedrec::rank_partition::RankPartitionPlaceKernel"],
+    "initial_rows/cuda/initial_rows_cuda.cuh": [
+        f"&fusedrec::initial_rows::InitialRowsKernel<{type_}>"
+        for type_ in ("float", "fusedrec::Half", "fusedrec::Bfloat16")
+    ],
+    "join_messages/cuda/join_messages_cuda.cuh": ["&fusedrec::join_messages::MessageLengthsKernel"],
     "recovery/cuda/recovery_cuda.cuh": [
         f"&fusedrec::recovery::{kernel}<{type_}>"
         for kernel in ("RecoverGradSumKernel", "RecoverGradJoinKernel", "PooledRecoverKernel")

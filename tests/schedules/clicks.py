@@ -87,11 +87,16 @@ def train_function(model):
 def state(model, embedding):
     """Returns the trained state as arrays: dense weights, their slots, and records by ascending id."""
     dense = [*model.trainable_weights, *model.optimizer.variables()]
-    arrays = {f"dense {i}": weight.numpy() for i, weight in enumerate(dense)}
+    return {**{f"dense {i}": weight.numpy() for i, weight in enumerate(dense)}, **records(embedding)}
+
+
+def records(embedding):
+    """Returns the records of all tables as arrays, by ascending id."""
+    arrays = {}
     for lookup in embedding.lookups:
         for name in lookup.table.names:
-            ids, records = lookup.table.snapshot(name)
+            ids, of_table = lookup.table.snapshot(name)
             order = np.argsort(ids)
             arrays[f"{name} ids"] = ids[order]
-            arrays.update({f"{name} {field}": records[field][order] for field in records.dtype.names})
+            arrays.update({f"{name} {field}": of_table[field][order] for field in of_table.dtype.names})
     return arrays

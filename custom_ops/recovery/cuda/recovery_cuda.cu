@@ -4,6 +4,7 @@
 #include <initializer_list>
 
 #include "common/launcher.cuh"
+#include "common/loop_blocks.cuh"
 #include "recovery/cuda/recovery_cuda.cuh"
 
 namespace fusedrec {
@@ -11,7 +12,6 @@ namespace recovery {
 namespace {
 
 constexpr int64_t kMost = (int64_t{1} << 31) - 1;  // positions, rows, bags and columns are 32-bit
-constexpr unsigned kMostBlocks = 132 * 16;         // of loops over any length: several waves of the largest device
 
 int64_t Chunks(int64_t num_index) { return (num_index + kChunk - 1) / kChunk; }
 
@@ -32,14 +32,13 @@ bool AreSizes(std::initializer_list<int64_t> sizes) {
   return std::all_of(sizes.begin(), sizes.end(), [](int64_t size) { return 0 <= size && size <= kMost; });
 }
 
-unsigned LoopBlocks(int64_t work) { return std::min(BlocksFor(work, kThreads), kMostBlocks); }
-
 template <typename Word>
 int Gather(const void* rows, int64_t num_rows, int64_t row_bytes, const int32_t* index, int64_t num_index, void* out,
            int64_t out_rows, void* stream) {
   const int64_t row_words = row_bytes / static_cast<int64_t>(sizeof(Word)), out_words = out_rows * row_words;
-  FUSEDREC_LAUNCH(RecoverKernel<Word>, LoopBlocks(out_words), kThreads, 0, stream, static_cast<const Word*>(rows),
-                  num_rows, row_words, index, num_index, static_cast<Word*>(out), out_words);
+  FUSEDREC_LAUNCH(RecoverKernel<Word>, LoopBlocks(out_words, kThreads), kThreads, 0, stream,
+                  static_cast<const Word*>(rows), num_rows, row_words, index, num_index, static_cast<Word*>(out),
+                  out_words);
   return LastError();
 }
 
@@ -48,8 +47,8 @@ int Gather(const void* rows, int64_t num_rows, int64_t row_bytes, const int32_t*
 int CheckBags(const int64_t* bag_splits, int64_t num_bags, const int32_t* index, int64_t num_index, int64_t num_rows,
               unsigned* wrong, void* stream) {
   FUSEDREC_RETURN_IF_CUDA_ERROR(Fill(wrong, 0, sizeof(unsigned), stream));
-  FUSEDREC_LAUNCH(CheckBagsKernel, LoopBlocks(std::max(num_bags + 1, num_index)), kThreads, 0, stream, bag_splits,
-                  num_bags, index, num_index, num_rows, wrong);
+  FUSEDREC_LAUNCH(CheckBagsKernel, LoopBlocks(std::max(num_bags + 1, num_index), kThreads), kThreads, 0, stream,
+                  bag_splits, num_bags, index, num_index, num_rows, wrong);
   FUSEDREC_RETURN_IF_CUDA_ERROR(LastError());
   unsigned found = 0;
   FUSEDREC_RETURN_IF_CUDA_ERROR(CopyToHost(&found, wrong, 1, stream));
@@ -59,8 +58,8 @@ int CheckBags(const int64_t* bag_splits, int64_t num_bags, const int32_t* index,
 template <typename T>
 int Pool(const void* rows, int64_t dim, const int32_t* index, const int64_t* bag_splits, const float* bag_scale,
          int64_t num_bags, void* out, void* stream) {
-  FUSEDREC_LAUNCH(PooledRecoverKernel<T>, LoopBlocks(num_bags * dim), kThreads, 0, stream, static_cast<const T*>(rows),
-                  dim, index, bag_splits, bag_scale, num_bags, static_cast<T*>(out));
+  FUSEDREC_LAUNCH(PooledRecoverKernel<T>, LoopBlocks(num_bags * dim, kThreads), kThreads, 0, stream,
+                  static_cast<const T*>(rows), dim, index, bag_splits, bag_scale, num_bags, static_cast<T*>(out));
   return LastError();
 }
 

@@ -55,9 +55,12 @@ FUSEDREC_CUDA_API void emulation_allocations_left(int64_t count) { allocations_l
 #include "hash_table/cuda/kernels/hash_table_gpu_kernel.cc"  // NOLINT
 #include "hash_table/cuda/kernels/hash_table_replicas_gpu_kernel.cc"  // NOLINT
 #include "hash_table/cuda/kernels/hash_table_update_gpu_kernel.cc"  // NOLINT
+#include "fuse_ids/cuda/fuse_ids_gpu_kernel.cc"  // NOLINT
+#include "initial_rows/cuda/initial_rows_gpu_kernel.cc"  // NOLINT
 #include "jagged_attention/cuda/kernels/bias_attention_gpu_kernel.cc"  // NOLINT
 #include "jagged_attention/cuda/kernels/gated_attention_gpu_kernel.cc"  // NOLINT
 #include "jagged_attention/cuda/kernels/jagged_attention_gpu_kernel.cc"  // NOLINT
+#include "join_messages/cuda/join_messages_gpu_kernel.cc"  // NOLINT
 #include "rank_partition/cuda/rank_partition_gpu_kernel.cc"  // NOLINT
 #include "recovery/cuda/recovery_gpu_kernel.cc"  // NOLINT
 #include "segment_unique/cuda/segment_unique_gpu_kernel.cc"  // NOLINT

@@ -1,0 +1,39 @@
+// Joining and splitting of messages on a GPU: entries stay on the device, splits and lengths are in host memory.
+//
+// Contracts and results equal join_messages.h's, bit for bit. One launch copies all blocks (common/copy_pieces.cuh). Only the
+// headers of a received message tell the lengths of its blocks: a warp per source reads them, one lookup after the other,
+// because the header of a lookup begins where the ids of the lookup before it end.
+#ifndef FUSEDREC_JOIN_MESSAGES_CUDA_JOIN_MESSAGES_CUDA_H_
+#define FUSEDREC_JOIN_MESSAGES_CUDA_JOIN_MESSAGES_CUDA_H_
+
+#include "common/cuda_api.h"
+
+FUSEDREC_CUDA_API int64_t fusedrec_join_messages_scratch_bytes(int64_t num_messages, int64_t num_ranks);
+
+//   messages  [L]                     host, of arrays on the device
+//   splits    [L]                     host, of arrays [R] in host memory, checked by the caller
+//   joined    [joined_size >= sum of all blocks]  device, out: entries behind the last block become 0
+FUSEDREC_CUDA_API int fusedrec_join_messages(const int64_t* const* messages, const int32_t* const* splits,
+                                             int64_t num_messages, int64_t num_ranks, void* scratch, int64_t* joined,
+                                             int64_t joined_size, void* stream);
+
+FUSEDREC_CUDA_API int64_t fusedrec_message_lengths_scratch_bytes(int64_t num_messages, int64_t num_ranks);
+
+// Waits once, for the lengths. A header that does not agree with its block: kCudaInvalidValue.
+//
+//   message   [sum of splits]  device
+//   splits    [R]      host, checked by the caller
+//   segments  [L]      host
+//   lengths   [L * R]  host, out: entries of the block of rank r in lookup i, at i * R + r
+FUSEDREC_CUDA_API int fusedrec_message_lengths(const int64_t* message, const int32_t* splits, const int64_t* segments,
+                                               int64_t num_messages, int64_t num_ranks, void* scratch, int32_t* lengths,
+                                               void* stream);
+
+FUSEDREC_CUDA_API int64_t fusedrec_split_messages_scratch_bytes(int64_t num_messages, int64_t num_ranks);
+
+//   lengths  [L * R]  host, the result of fusedrec_message_lengths
+//   parts    [L]      host, of arrays on the device, out
+FUSEDREC_CUDA_API int fusedrec_split_messages(const int64_t* message, const int32_t* lengths, int64_t num_messages,
+                                              int64_t num_ranks, void* scratch, int64_t* const* parts, void* stream);
+
+#endif  // FUSEDREC_JOIN_MESSAGES_CUDA_JOIN_MESSAGES_CUDA_H_

@@ -1,0 +1,118 @@
+"""Two ranks whose ops run their GPU OpKernels have the bits of two ranks on CPU kernels.
+
+TensorFlow places no op on an emulated device. So each rank asks for the emulated kernels by their label, as
+op_kernels_model.py does, and the collectives are Horovod's own for a CPU. Tables form two groups, so that the messages
+of one step are joined and split. The ids of the ranks differ in number.
+
+`run` calls the stages of a step: micro-batches that share rows, with a look-ahead. `run_models` fits a Keras model
+under each schedule. It takes minutes, so no test runs it (run_rank_models.py).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+import tf_fusedrec as fr
+from tests.cuda.op_kernels import same
+from tests.cuda.op_kernels_model import on_device
+from tests.schedules import clicks
+from tests.support.ranks import run_ranks
+from tf_fusedrec import keras, tf
+from tf_fusedrec.embedding import lookup
+from tf_fusedrec.schedules import DualBuffer, FrozenWindow, Nested, Pipelined, SemiAsync
+
+STEPS, M = 2, 2
+OF_STAGES = {
+    f"Fusedrec>{op}"
+    for op in (
+        "FuseIds", "SegmentUnique", "RankPartition", "JoinMessages", "SplitMessages", "TableLookAhead", "TableRefresh",
+        "TableAccumulateGradients", "TableApplyAccumulated", "RecoverGrad",
+    )
+}  # fmt: skip
+SCHEDULES = ("sync", DualBuffer(), FrozenWindow(M), Nested(M), SemiAsync(), Pipelined(6))
+
+
+def make_embedding(name=None):
+    """Makes two groups of tables: their dimensions differ."""
+    tables = [
+        fr.TableConfig(name, dim, fr.optimizers.Adagrad(0.1), fr.Uniform(-1, 1))
+        for name, dim in (("item", 4), ("user", 8))
+    ]
+    features = [
+        fr.FeatureConfig("item", "item"),
+        fr.FeatureConfig("past", "item", combiner="mean"),
+        fr.FeatureConfig("user", "user"),
+    ]
+    embedding = fr.FusedEmbedding(tables, features, name=name)
+    assert len(embedding.lookups) == 2
+    return embedding
+
+
+def run_stages():
+    """Calls the stages of Nested in its order, outside a graph. Returns the rows of all steps, and the tables."""
+    embedding, results, waiting = make_embedding("embedding"), {}, []
+    rank = fr.collectives.rank()
+    for step in range(STEPS):
+        waves = []
+        for piece in range(M):
+            inputs, _, _ = clicks.batch(5 + 3 * rank, seed=100 * step + 10 * piece + rank)
+            waves.append([request for group in embedding.requests(inputs, training=True) for request in group])
+        routed = lookup.route(*waves)
+        rows_ahead = lookup.look_ahead(routed)
+        update(waiting, step)
+        contexts = iter(lookup.fetch(routed, rows_ahead))
+        waiting = lookup.bring(*[[next(contexts) for _ in wave] for wave in waves])
+        results.update({f"rows {i} of step {step}": found.rows.numpy() for i, found in enumerate(waiting)})
+    update(waiting, STEPS)
+    return {**results, **clicks.records(embedding)}
+
+
+def update(waiting, seed):
+    random = np.random.default_rng([seed, fr.collectives.rank()])
+    grads = [tf.constant(random.normal(size=found.rows.shape), tf.float32) for found in waiting]
+    if waiting:
+        lookup.apply_gradients([lookup.RowGradients(found.context, grad) for found, grad in zip(waiting, grads)])
+
+
+def fit_model(schedule):
+    """Returns the trained state of a Keras model."""
+    embedding = make_embedding()
+    optimizer = fr.collectives.distributed_optimizer(keras.optimizers.legacy.SGD(0.05))
+    model = clicks.make_model(embedding, schedule, optimizer)
+    samples = clicks.batch(16, seed=fr.collectives.rank())
+    model.fit(tf.data.Dataset.from_tensor_slices(samples).batch(4), verbose=0)
+    return clicks.state(model, embedding)
+
+
+def compare(what, run, *arguments):
+    """Asserts that a run on the device ends as one on the CPU. Returns what agrees."""
+    wanted = run(*arguments)
+    with on_device() as placed:
+        assert placed >= OF_STAGES, OF_STAGES - placed
+        got = run(*arguments)
+    assert got.keys() == wanted.keys() and len(got) > 4
+    for name, array in wanted.items():
+        same(np.ascontiguousarray(got[name]), np.ascontiguousarray(array), f"{name}, {what}, rank {fr.rank()}")
+    return what
+
+
+def stages(library):
+    """Body of a rank."""
+    tf.load_op_library(library)
+    return [compare("stages", run_stages)]
+
+
+def models(library):
+    """Body of a rank."""
+    tf.load_op_library(library)
+    return [compare(str(schedule), fit_model, schedule) for schedule in SCHEDULES]
+
+
+def run(library):
+    run_ranks(stages, 2, library=library)
+
+
+def run_models(library):
+    (agreed, _) = run_ranks(models, 2, timeout_s=900, library=library)
+    assert len(agreed) == len(SCHEDULES)
+    print(f"models of two ranks agree: {', '.join(agreed)}", flush=True)

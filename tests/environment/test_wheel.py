@@ -292,15 +292,15 @@ def compiled(clone: pathlib.Path) -> list[str]:
 
 def test_only_what_changed_is_compiled_again(clone, wheel):
     assert compiled(clone) == []
-    source = clone / "custom_ops/fuse_ids/fuse_ids.cc"
+    source = clone / "custom_ops/cluster_samples/cluster_samples.cc"
     source.write_text(source.read_text(encoding="utf-8") + "\n// changed\n", encoding="utf-8")
-    assert compiled(clone) == ["custom_ops/fuse_ids/fuse_ids.cc"]
-    header = clone / "custom_ops/fuse_ids/fuse_ids.h"  # No other header includes this one.
+    assert compiled(clone) == ["custom_ops/cluster_samples/cluster_samples.cc"]
+    header = clone / "custom_ops/cluster_samples/cluster_samples.h"  # No other header includes this one.
     header.write_text(header.read_text(encoding="utf-8") + "\n// changed\n", encoding="utf-8")
     users = [
         path
         for path in (clone / "custom_ops").rglob("*.cc")
-        if '"fuse_ids/fuse_ids.h"' in path.read_text(encoding="utf-8")
+        if '"cluster_samples/cluster_samples.h"' in path.read_text(encoding="utf-8")
     ]
     assert sorted(compiled(clone)) == sorted(str(path.relative_to(clone)) for path in users) != []
     assert compiled(clone) == []
